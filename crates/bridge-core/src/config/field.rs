@@ -1,0 +1,373 @@
+//! How one field's value is read from and written to the value tree, for every primitive and
+//! container type that sections use. Sections and file formats may not be named here.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+
+use super::node::{Data, Entry, Node};
+use super::section::{FieldSpec, Reader};
+
+/// The type of a setting, for messages ("expected ...") and for the JSON Schema.
+#[derive(Debug, Clone)]
+pub enum TypeSpec {
+    /// true or false.
+    Bool,
+    /// A whole number; the flag of negative values is in the field's limits.
+    Integer,
+    /// A whole number that is not negative.
+    Count,
+    /// A number; whole numbers are accepted.
+    Float,
+    /// Text.
+    String,
+    /// One of the names.
+    Choice(&'static [&'static str]),
+    /// A list of any length.
+    List(Box<TypeSpec>),
+    /// A list of exactly so many items.
+    Array(Box<TypeSpec>, usize),
+    /// A table with free keys.
+    Map(Box<TypeSpec>),
+    /// Any of the alternatives.
+    OneOf(Vec<TypeSpec>),
+    /// The inner type or null.
+    Nullable(Box<TypeSpec>),
+    /// A table with fixed keys.
+    Section(fn() -> Vec<FieldSpec>),
+    /// Anything.
+    Any,
+}
+
+impl fmt::Display for TypeSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bool => f.write_str("true or false"),
+            Self::Integer => f.write_str("an integer"),
+            Self::Count => f.write_str("an integer that is not negative"),
+            Self::Float => f.write_str("a number"),
+            Self::String => f.write_str("a string"),
+            Self::Choice(names) => write!(f, "one of {}", names.join(", ")),
+            Self::List(item) => write!(f, "a list, each item {item}"),
+            Self::Array(item, length) => write!(f, "a list of {length}, each item {item}"),
+            Self::Map(value) => write!(f, "a table, each value {value}"),
+            Self::OneOf(options) => {
+                let options: Vec<_> = options.iter().map(Self::to_string).collect();
+                f.write_str(&options.join(", or "))
+            }
+            Self::Nullable(inner) => write!(f, "{inner} (or null)"),
+            Self::Section(_) => f.write_str("a table"),
+            Self::Any => f.write_str("any value"),
+        }
+    }
+}
+
+impl TypeSpec {
+    /// Whether a value has this type; used for settings that code registers at run time.
+    pub fn accepts(&self, node: &Node) -> bool {
+        match (self, &node.data) {
+            (Self::Any, _) | (Self::Bool, Data::Bool(_)) | (Self::String, Data::String(_)) => true,
+            (Self::Integer, Data::Int(value)) => i64::try_from(*value).is_ok(),
+            (Self::Count, Data::Int(value)) => u64::try_from(*value).is_ok(),
+            (Self::Float, Data::Int(_)) => true,
+            (Self::Float, Data::Float(value)) => value.is_finite(),
+            (Self::Choice(names), Data::String(text)) => names.contains(&text.as_str()),
+            (Self::List(item), Data::List(items)) => items.iter().all(|node| item.accepts(node)),
+            (Self::Array(item, length), Data::List(items)) => {
+                items.len() == *length && items.iter().all(|node| item.accepts(node))
+            }
+            (Self::Map(value), Data::Table(entries)) => {
+                entries.iter().all(|entry| value.accepts(&entry.node))
+            }
+            (Self::OneOf(options), _) => options.iter().any(|option| option.accepts(node)),
+            (Self::Nullable(inner), _) => is_null_word(node) || inner.accepts(node),
+            (Self::Section(fields), Data::Table(entries)) => {
+                let fields = fields();
+                entries.iter().all(|entry| {
+                    let field = fields.iter().find(|field| field.name == entry.key);
+                    field.is_some_and(|field| (field.spec)().accepts(&entry.node))
+                })
+            }
+            _ => false,
+        }
+    }
+}
+
+/// A type that a setting can have.
+pub trait Field: Sized {
+    /// Reads a value; on failure the problem is in `reader` and the setting keeps its default.
+    fn read(node: &Node, reader: &mut Reader<'_>) -> Option<Self>;
+    /// Writes the value so that [`Field::read`] gives an equal one.
+    fn write(&self) -> Node;
+    /// The type, for messages and the schema.
+    fn spec() -> TypeSpec;
+}
+
+impl Field for bool {
+    fn read(node: &Node, reader: &mut Reader<'_>) -> Option<Self> {
+        match node.data {
+            Data::Bool(value) => Some(value),
+            _ => reader.wrong_type(node, &Self::spec()),
+        }
+    }
+    fn write(&self) -> Node {
+        Data::Bool(*self).into()
+    }
+    fn spec() -> TypeSpec {
+        TypeSpec::Bool
+    }
+}
+
+macro_rules! integer_field {
+    ($($ty:ty => $spec:ident),+) => {$(
+        impl Field for $ty {
+            fn read(node: &Node, reader: &mut Reader<'_>) -> Option<Self> {
+                let Data::Int(value) = node.data else {
+                    return reader.wrong_type(node, &Self::spec());
+                };
+                match <$ty>::try_from(value) {
+                    Ok(value) => Some(value),
+                    Err(_) => reader.out_of_range(node, &Self::spec().to_string()),
+                }
+            }
+            fn write(&self) -> Node {
+                Data::Int(i128::try_from(*self).unwrap_or(i128::MAX)).into()
+            }
+            fn spec() -> TypeSpec {
+                TypeSpec::$spec
+            }
+        }
+    )+};
+}
+integer_field!(usize => Count, u64 => Count, i64 => Integer);
+
+impl Field for f64 {
+    fn read(node: &Node, reader: &mut Reader<'_>) -> Option<Self> {
+        match node.data {
+            Data::Float(value) => Some(value),
+            // Rounding a huge integer is what writing it as a float would have done.
+            Data::Int(value) => Some(value as f64),
+            _ => reader.wrong_type(node, &Self::spec()),
+        }
+    }
+    fn write(&self) -> Node {
+        Data::Float(*self).into()
+    }
+    fn spec() -> TypeSpec {
+        TypeSpec::Float
+    }
+}
+
+impl Field for String {
+    fn read(node: &Node, reader: &mut Reader<'_>) -> Option<Self> {
+        match &node.data {
+            Data::String(text) => Some(text.clone()),
+            _ => reader.wrong_type(node, &Self::spec()),
+        }
+    }
+    fn write(&self) -> Node {
+        Node::string(self)
+    }
+    fn spec() -> TypeSpec {
+        TypeSpec::String
+    }
+}
+
+impl Field for PathBuf {
+    fn read(node: &Node, reader: &mut Reader<'_>) -> Option<Self> {
+        String::read(node, reader).map(Self::from)
+    }
+    fn write(&self) -> Node {
+        Node::string(self.to_string_lossy())
+    }
+    fn spec() -> TypeSpec {
+        TypeSpec::String
+    }
+}
+
+impl<T: Field> Field for Option<T> {
+    fn read(node: &Node, reader: &mut Reader<'_>) -> Option<Self> {
+        if is_null_word(node) {
+            Some(None)
+        } else {
+            T::read(node, reader).map(Some)
+        }
+    }
+    fn write(&self) -> Node {
+        self.as_ref().map_or_else(Node::null, T::write)
+    }
+    fn spec() -> TypeSpec {
+        TypeSpec::Nullable(Box::new(T::spec()))
+    }
+}
+
+/// TOML has no null, so the word `"null"` stands for it where a setting may be null.
+fn is_null_word(node: &Node) -> bool {
+    node.is_null() || matches!(&node.data, Data::String(text) if text == "null")
+}
+
+impl<T: Field> Field for Vec<T> {
+    fn read(node: &Node, reader: &mut Reader<'_>) -> Option<Self> {
+        let Data::List(items) = &node.data else {
+            return reader.wrong_type(node, &Self::spec());
+        };
+        // Every item is read, so that every bad item is reported.
+        let read: Vec<_> = items
+            .iter()
+            .enumerate()
+            .map(|(index, item)| reader.inside(&index.to_string(), |reader| T::read(item, reader)))
+            .collect();
+        read.into_iter().collect()
+    }
+    fn write(&self) -> Node {
+        Data::List(self.iter().map(T::write).collect()).into()
+    }
+    fn spec() -> TypeSpec {
+        TypeSpec::List(Box::new(T::spec()))
+    }
+}
+
+impl<T: Field, const N: usize> Field for [T; N] {
+    fn read(node: &Node, reader: &mut Reader<'_>) -> Option<Self> {
+        match &node.data {
+            Data::List(items) if items.len() == N => Vec::read(node, reader)?.try_into().ok(),
+            _ => reader.wrong_type(node, &Self::spec()),
+        }
+    }
+    fn write(&self) -> Node {
+        Data::List(self.iter().map(T::write).collect()).into()
+    }
+    fn spec() -> TypeSpec {
+        TypeSpec::Array(Box::new(T::spec()), N)
+    }
+}
+
+impl<T: Field> Field for BTreeMap<String, T> {
+    fn read(node: &Node, reader: &mut Reader<'_>) -> Option<Self> {
+        let Data::Table(entries) = &node.data else {
+            return reader.wrong_type(node, &Self::spec());
+        };
+        let read: Vec<_> = entries
+            .iter()
+            .map(|entry| {
+                let value = reader.inside(&entry.key, |reader| T::read(&entry.node, reader))?;
+                Some((entry.key.clone(), value))
+            })
+            .collect();
+        read.into_iter().collect()
+    }
+    fn write(&self) -> Node {
+        let entries = self
+            .iter()
+            .map(|(key, value)| Entry::new(key, value.write()));
+        Data::Table(entries.collect()).into()
+    }
+    fn spec() -> TypeSpec {
+        TypeSpec::Map(Box::new(T::spec()))
+    }
+}
+
+/// A setting that takes one value or a list of them.
+#[derive(Debug, Clone, PartialEq)]
+pub enum OneOrMany<T> {
+    /// A single value.
+    One(T),
+    /// A list.
+    Many(Vec<T>),
+}
+
+impl<T> OneOrMany<T> {
+    /// The values, one or many.
+    pub fn as_slice(&self) -> &[T] {
+        match self {
+            Self::One(value) => std::slice::from_ref(value),
+            Self::Many(values) => values,
+        }
+    }
+}
+
+impl<T: Field> Field for OneOrMany<T> {
+    fn read(node: &Node, reader: &mut Reader<'_>) -> Option<Self> {
+        match &node.data {
+            Data::List(_) => Vec::read(node, reader).map(Self::Many),
+            _ if T::spec().accepts(node) => T::read(node, reader).map(Self::One),
+            // A number out of T's range deserves T's own message; anything else names both forms.
+            Data::Int(_) => T::read(node, reader).map(Self::One),
+            _ => reader.wrong_type(node, &Self::spec()),
+        }
+    }
+    fn write(&self) -> Node {
+        match self {
+            Self::One(value) => value.write(),
+            Self::Many(values) => values.write(),
+        }
+    }
+    fn spec() -> TypeSpec {
+        TypeSpec::OneOf(vec![T::spec(), TypeSpec::List(Box::new(T::spec()))])
+    }
+}
+
+/// A value of any type, for tables that are passed through to someone else.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AnyValue(pub toml::Value);
+
+impl Field for AnyValue {
+    fn read(node: &Node, _: &mut Reader<'_>) -> Option<Self> {
+        Some(Self(node.to_toml_value()))
+    }
+    fn write(&self) -> Node {
+        Node::from_toml_value(&self.0)
+    }
+    fn spec() -> TypeSpec {
+        TypeSpec::Any
+    }
+}
+
+/// An amount of bytes, written as a number or with a unit: `16000000`, `"16MB"`, `"1.5GiB"`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ByteSize(pub u64);
+
+impl ByteSize {
+    /// Reads `number [unit]`; decimal units are powers of 1000, binary ones (`KiB`) of 1024.
+    pub fn parse(text: &str) -> Option<Self> {
+        let text = text.trim();
+        let unit_at = text
+            .find(|c: char| c.is_ascii_alphabetic())
+            .unwrap_or(text.len());
+        let (number, unit) = text.split_at(unit_at);
+        let factor: u64 = match unit.to_ascii_lowercase().as_str() {
+            "" | "b" => 1,
+            "k" | "kb" => 1_000,
+            "m" | "mb" => 1_000_000,
+            "g" | "gb" => 1_000_000_000,
+            "t" | "tb" => 1_000_000_000_000,
+            "kib" => 1 << 10,
+            "mib" => 1 << 20,
+            "gib" => 1 << 30,
+            "tib" => 1 << 40,
+            _ => return None,
+        };
+        let bytes = number.trim().parse::<f64>().ok()? * factor as f64;
+        // Integers beyond 2^53 are no sizes that a text source can have.
+        (bytes.is_finite() && (0.0..9.0e15).contains(&bytes)).then_some(Self(bytes as u64))
+    }
+}
+
+impl Field for ByteSize {
+    fn read(node: &Node, reader: &mut Reader<'_>) -> Option<Self> {
+        match &node.data {
+            Data::Int(_) => u64::read(node, reader).map(Self),
+            Data::String(text) => match Self::parse(text) {
+                Some(size) => Some(size),
+                None => reader.wrong_type(node, &Self::spec()),
+            },
+            _ => reader.wrong_type(node, &Self::spec()),
+        }
+    }
+    fn write(&self) -> Node {
+        Data::Int(i128::from(self.0)).into()
+    }
+    fn spec() -> TypeSpec {
+        TypeSpec::OneOf(vec![TypeSpec::Count, TypeSpec::String])
+    }
+}

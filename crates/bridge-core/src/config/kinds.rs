@@ -1,0 +1,110 @@
+//! Which kinds of model and dataset a configuration may choose, and what extra settings each has.
+//! Code registers its own kinds here; no rule of a particular kind belongs here.
+
+use std::collections::BTreeMap;
+
+use super::field::TypeSpec;
+
+/// An additional setting of a registered kind.
+#[derive(Debug, Clone)]
+pub struct ExtraField {
+    /// The name, legal under the section when the kind is chosen.
+    pub name: String,
+    /// The type.
+    pub spec: TypeSpec,
+    /// The default; `None` leaves the setting out.
+    pub default: Option<toml::Value>,
+    /// One sentence about it.
+    pub doc: String,
+}
+
+/// One kind.
+#[derive(Debug, Clone, Default)]
+pub struct Kind {
+    /// Its additional settings.
+    pub extra: Vec<ExtraField>,
+    /// Why it cannot be used yet, for names that exist upstream only.
+    pub not_implemented: Option<String>,
+}
+
+/// The kinds of one section, by name.
+#[derive(Debug, Clone, Default)]
+pub struct KindRegistry {
+    kinds: BTreeMap<String, Kind>,
+}
+
+impl KindRegistry {
+    /// Adds a kind, or replaces the one of the same name.
+    pub fn register(
+        &mut self,
+        name: impl Into<String>,
+        extra: impl IntoIterator<Item = ExtraField>,
+    ) -> &mut Self {
+        let extra = extra.into_iter().collect();
+        let kind = Kind {
+            extra,
+            not_implemented: None,
+        };
+        self.kinds.insert(name.into(), kind);
+        self
+    }
+
+    /// Adds a name that is understood but cannot be used yet, with the reason.
+    pub fn register_not_implemented(
+        &mut self,
+        name: impl Into<String>,
+        reason: impl Into<String>,
+    ) -> &mut Self {
+        let kind = Kind {
+            extra: Vec::new(),
+            not_implemented: Some(reason.into()),
+        };
+        self.kinds.insert(name.into(), kind);
+        self
+    }
+
+    /// The kind of a name.
+    pub fn get(&self, name: &str) -> Option<&Kind> {
+        self.kinds.get(name)
+    }
+
+    /// Every name.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.kinds.keys().map(String::as_str)
+    }
+}
+
+/// The kinds of `model.kind` and `dataset.kind`.
+#[derive(Debug, Clone)]
+pub struct Kinds {
+    /// Kinds of model.
+    pub model: KindRegistry,
+    /// Kinds of dataset.
+    pub dataset: KindRegistry,
+}
+
+impl Kinds {
+    /// What this release has: models `gpt`; datasets `gpt`, `fim`, `mock`.
+    pub fn builtin() -> Self {
+        let mut model = KindRegistry::default();
+        model.register("gpt", []);
+        for name in ["mamba", "t5", "mimo"] {
+            model.register_not_implemented(name, "only model.kind = \"gpt\" is built in");
+        }
+        let mut dataset = KindRegistry::default();
+        dataset
+            .register("gpt", [])
+            .register("fim", [])
+            .register("mock", []);
+        for name in ["finetuning", "sft"] {
+            dataset.register_not_implemented(name, "fine-tuning datasets are not built in");
+        }
+        Self { model, dataset }
+    }
+}
+
+impl Default for Kinds {
+    fn default() -> Self {
+        Self::builtin()
+    }
+}

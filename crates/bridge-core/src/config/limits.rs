@@ -1,0 +1,132 @@
+//! Ranges that numbers must lie in. Only numbers; rules between settings live in `finalize`.
+
+use std::fmt;
+
+use super::node::{Data, Node};
+
+/// An interval, each end open, closed or absent.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Limits {
+    /// The lower end.
+    pub min: Option<Bound>,
+    /// The upper end.
+    pub max: Option<Bound>,
+}
+
+/// One end of an interval.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Bound {
+    /// The value itself is allowed.
+    Inclusive(f64),
+    /// The value itself is not allowed.
+    Exclusive(f64),
+}
+
+impl Limits {
+    /// No range beyond what the type and TOML can hold.
+    pub const NONE: Self = Self {
+        min: None,
+        max: None,
+    };
+    /// 1 or more.
+    pub const POSITIVE: Self = Self::at_least(1.0);
+    /// 0 or more.
+    pub const NON_NEGATIVE: Self = Self::at_least(0.0);
+    /// More than 0.
+    pub const ABOVE_ZERO: Self = Self {
+        min: Some(Bound::Exclusive(0.0)),
+        max: None,
+    };
+    /// 0 to 1, both included.
+    pub const FRACTION: Self = Self::between(0.0, 1.0);
+    /// 0 to 1, 1 left out: dropout rates and moment decays.
+    pub const BELOW_ONE: Self = Self {
+        min: Some(Bound::Inclusive(0.0)),
+        max: Some(Bound::Exclusive(1.0)),
+    };
+    /// More than 0, at most 1.
+    pub const SHARE: Self = Self {
+        min: Some(Bound::Exclusive(0.0)),
+        max: Some(Bound::Inclusive(1.0)),
+    };
+    /// The size of one tensor dimension: 1 to 2^31 - 1.
+    pub const SIZE: Self = Self::between(1.0, 2_147_483_647.0);
+    /// A size whose default 0 means "not given", which a rule of its own reports.
+    pub const SIZE_OR_ZERO: Self = Self::between(0.0, 2_147_483_647.0);
+    /// What a random generator takes as seed: below 2^32.
+    pub const SEED: Self = Self::between(0.0, 4_294_967_295.0);
+
+    /// `min` or more.
+    pub const fn at_least(min: f64) -> Self {
+        Self {
+            min: Some(Bound::Inclusive(min)),
+            max: None,
+        }
+    }
+
+    /// `min` to `max`, both included.
+    pub const fn between(min: f64, max: f64) -> Self {
+        Self {
+            min: Some(Bound::Inclusive(min)),
+            max: Some(Bound::Inclusive(max)),
+        }
+    }
+
+    /// More than 0 and at most `max`.
+    pub const fn above_zero_to(max: f64) -> Self {
+        Self {
+            min: Some(Bound::Exclusive(0.0)),
+            max: Some(Bound::Inclusive(max)),
+        }
+    }
+
+    /// Whether a number lies inside.
+    pub fn contains(&self, value: f64) -> bool {
+        let above = match self.min {
+            None => true,
+            Some(Bound::Inclusive(min)) => value >= min,
+            Some(Bound::Exclusive(min)) => value > min,
+        };
+        let below = match self.max {
+            None => true,
+            Some(Bound::Inclusive(max)) => value <= max,
+            Some(Bound::Exclusive(max)) => value < max,
+        };
+        above && below
+    }
+
+    /// The first number in `node` (itself, or an item of its lists) outside, with what was expected.
+    ///
+    /// Besides the interval, a float must be finite as a 32-bit float, and an integer must fit the
+    /// 64 bits of TOML.
+    pub fn violation<'n>(&self, node: &'n Node) -> Option<(&'n Node, String)> {
+        match &node.data {
+            Data::Int(value) if i64::try_from(*value).is_err() => {
+                Some((node, "an integer that fits 64 bits".into()))
+            }
+            Data::Int(value) => (!self.contains(*value as f64)).then(|| (node, self.to_string())),
+            Data::Float(value) if !value.is_finite() => Some((node, "a finite number".into())),
+            Data::Float(value) if value.abs() > f64::from(f32::MAX) => {
+                Some((node, "a number that fits a 32-bit float".into()))
+            }
+            Data::Float(value) => (!self.contains(*value)).then(|| (node, self.to_string())),
+            Data::List(items) => items.iter().find_map(|item| self.violation(item)),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Limits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let min = self.min.map(|min| match min {
+            Bound::Inclusive(min) => format!("at least {min}"),
+            Bound::Exclusive(min) => format!("more than {min}"),
+        });
+        let max = self.max.map(|max| match max {
+            Bound::Inclusive(max) => format!("at most {max}"),
+            Bound::Exclusive(max) => format!("less than {max}"),
+        });
+        let ends: Vec<_> = min.into_iter().chain(max).collect();
+        write!(f, "a number of {}", ends.join(" and "))
+    }
+}

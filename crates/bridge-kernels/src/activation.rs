@@ -1,0 +1,68 @@
+//! Point-wise activations of the feed-forward block, plain and gated.
+
+use burn::tensor::{Tensor, activation as burn_activation};
+
+/// Non-linearity of a feed-forward block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// Exact GELU, `x * Phi(x)` with the error function (Hendrycks and Gimpel, arXiv:1606.08415).
+    Gelu,
+    /// GELU by the tanh approximation of the same paper (GPT-2's `gelu_new`).
+    GeluTanh,
+    /// SiLU (swish), `x * sigmoid(x)`.
+    Silu,
+    /// `max(x, 0)`.
+    Relu,
+    /// `max(x, 0)^2` (Primer, arXiv:2109.08668).
+    SquaredRelu,
+    /// `x * sigmoid(1.702 x)`.
+    QuickGelu,
+}
+
+/// `activation(x)`, element by element.
+///
+/// # Shapes
+/// any -> the same.
+pub fn activation<const D: usize>(x: Tensor<D>, kind: Activation) -> Tensor<D> {
+    reference(x, kind)
+}
+
+/// Gated activation: `activation(gate) * up`, where `x` holds `gate` and then `up` along the last dimension.
+///
+/// With [`Activation::Silu`] this is SwiGLU (Shazeer, arXiv:2002.05202, equation 6).
+///
+/// # Shapes
+/// `x_bt2f` `[b, t, 2f]` -> `[b, t, f]`.
+///
+/// # Panics
+/// If the last dimension is odd.
+pub fn glu(x_bt2f: Tensor<3>, kind: Activation) -> Tensor<3> {
+    glu_reference(x_bt2f, kind)
+}
+
+/// [`activation`] in plain Burn operations.
+pub fn reference<const D: usize>(x: Tensor<D>, kind: Activation) -> Tensor<D> {
+    match kind {
+        Activation::Gelu => burn_activation::gelu(x),
+        Activation::GeluTanh => {
+            let inner = (x.clone() + x.clone().powi_scalar(3) * 0.044715) * (2.0 / std::f64::consts::PI).sqrt();
+            x * 0.5 * (inner.tanh() + 1.0)
+        }
+        Activation::Silu => x.clone() * burn_activation::sigmoid(x),
+        Activation::Relu => burn_activation::relu(x),
+        Activation::SquaredRelu => {
+            let x = burn_activation::relu(x);
+            x.clone() * x
+        }
+        Activation::QuickGelu => x.clone() * burn_activation::sigmoid(x * 1.702),
+    }
+}
+
+/// [`glu`] in plain Burn operations.
+pub fn glu_reference(x_bt2f: Tensor<3>, kind: Activation) -> Tensor<3> {
+    let [_, _, width] = x_bt2f.dims();
+    assert!(width % 2 == 0, "a gated activation needs an even last dimension, got {width}");
+    let gate = x_bt2f.clone().narrow(2, 0, width / 2);
+    let up = x_bt2f.narrow(2, width / 2, width / 2);
+    reference(gate, kind) * up
+}

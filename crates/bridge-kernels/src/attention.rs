@@ -1,0 +1,99 @@
+//! Causal scaled-dot-product attention with grouped key/value heads.
+
+use burn::tensor::{Bool, Int, Tensor, activation::softmax};
+
+use crate::dropout::{DropoutKey, dropout};
+use crate::norm::{narrow, widen};
+
+/// What varies between attention layers.
+#[derive(Clone, Debug)]
+pub struct AttentionOptions {
+    /// Factor on the scores; usually `1 / sqrt(d)`.
+    pub scale: f64,
+    /// Sliding window: a query sees at most this many keys to its left (itself not counted). `None` is unlimited.
+    pub window: Option<usize>,
+    /// Soft cap `cap * tanh(score / cap)` on the scores (Gemma 2, arXiv:2408.00118).
+    pub softcap: Option<f64>,
+    /// Dropout on the attention probabilities.
+    pub dropout: Option<(f64, DropoutKey)>,
+    /// Document of each token, `[b, t]`: attention stays inside a document. Needs as many keys as queries.
+    pub document_ids: Option<Tensor<2, Int>>,
+}
+
+impl AttentionOptions {
+    /// Plain causal attention with the usual scale for head size `head_size`.
+    pub fn causal(head_size: usize) -> Self {
+        Self { scale: 1.0 / (head_size as f64).sqrt(), window: None, softcap: None, dropout: None, document_ids: None }
+    }
+}
+
+/// Causal attention. Query `i` has position `s - t + i`, so with a key/value cache the last `t` positions are asked.
+///
+/// Scores and their softmax are in float32 whatever the inputs' dtype.
+///
+/// # Shapes
+/// `q_bthd` `[b, t, h, d]`, `k_bsgd` and `v_bsgd` `[b, s, g, d]` with `h % g == 0` and `s >= t` -> `[b, t, h, d]`.
+///
+/// # Panics
+/// If the shapes do not fit each other.
+pub fn attention(
+    q_bthd: Tensor<4>,
+    k_bsgd: Tensor<4>,
+    v_bsgd: Tensor<4>,
+    options: &AttentionOptions,
+) -> Tensor<4> {
+    reference(q_bthd, k_bsgd, v_bsgd, options)
+}
+
+/// [`attention`] in plain Burn operations; the score matrix is materialised.
+pub fn reference(
+    q_bthd: Tensor<4>,
+    k_bsgd: Tensor<4>,
+    v_bsgd: Tensor<4>,
+    options: &AttentionOptions,
+) -> Tensor<4> {
+    let [b, t, h, d] = q_bthd.dims();
+    let [_, s, g, _] = k_bsgd.dims();
+    assert!(h % g == 0, "{h} query heads do not divide into {g} key/value groups");
+    assert!(s >= t, "{t} queries need at least as many keys, got {s}");
+    let dtype = q_bthd.dtype();
+    let per_group = h / g;
+    // Query heads of one group share its keys: fold them into rows, [b, g, per_group * t, d].
+    let q: Tensor<4> = q_bthd.reshape([b, t, g, per_group, d]).permute([0, 2, 3, 1, 4]).reshape([b, g, per_group * t, d]);
+    let k = k_bsgd.permute([0, 2, 3, 1]);
+    let v = v_bsgd.permute([0, 2, 1, 3]);
+    let mut scores = widen(q.matmul(k)) * options.scale;
+    if let Some(cap) = options.softcap {
+        scores = (scores / cap).tanh() * cap;
+    }
+    let scores = scores.reshape([b, g, per_group, t, s]);
+    let hidden = hidden_keys(b, t, s, options, &scores.device());
+    let hidden = hidden.expand([b, g, per_group, t, s]);
+    let mut probabilities = softmax(scores.mask_fill(hidden, f32::NEG_INFINITY), 4);
+    if let Some((rate, key)) = options.dropout {
+        // The mask is drawn in [b, h, t, s] order, so that it does not depend on how heads are grouped.
+        probabilities = dropout(probabilities, rate, key);
+    }
+    let probabilities = narrow(probabilities, dtype).reshape([b, g, per_group * t, s]);
+    let out: Tensor<5> = probabilities.matmul(v).reshape([b, g, per_group, t, d]);
+    out.permute([0, 3, 1, 2, 4]).reshape([b, t, h, d])
+}
+
+/// True where a key must not be seen, broadcastable to `[b, g, h / g, t, s]`.
+fn hidden_keys(b: usize, t: usize, s: usize, options: &AttentionOptions, device: &burn::tensor::Device) -> Tensor<5, Bool> {
+    let device = device.clone().without_autodiff();
+    let query = Tensor::<1, Int>::arange((s - t) as i64..s as i64, &device).reshape([t, 1]);
+    let key = Tensor::<1, Int>::arange(0..s as i64, &device).reshape([1, s]);
+    let distance: Tensor<2, Int> = query.expand([t, s]) - key.expand([t, s]);
+    let mut hidden = distance.clone().lower_elem(0);
+    if let Some(window) = options.window {
+        hidden = hidden.bool_or(distance.greater_elem(window as i64));
+    }
+    let hidden: Tensor<5, Bool> = hidden.reshape([1, 1, 1, t, s]);
+    let Some(ids_bt) = &options.document_ids else { return hidden };
+    assert!(s == t, "document boundaries need as many keys as queries, got {s} and {t}");
+    let rows: Tensor<5, Int> = ids_bt.clone().reshape([b, 1, 1, t, 1]);
+    let columns: Tensor<5, Int> = ids_bt.clone().reshape([b, 1, 1, 1, t]);
+    let other = rows.expand([b, 1, 1, t, t]).not_equal(columns.expand([b, 1, 1, t, t]));
+    hidden.expand([b, 1, 1, t, t]).bool_or(other)
+}

@@ -1,0 +1,59 @@
+//! Next-token cross-entropy, fused with the output projection.
+
+use burn::tensor::{Int, Tensor, activation::log_softmax};
+
+use crate::linear::linear;
+use crate::norm::widen;
+
+/// What varies between losses.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct CrossEntropyOptions {
+    /// Soft cap `cap * tanh(logit / cap)` on the logits.
+    pub softcap: Option<f64>,
+    /// Weight of the z-loss, `weight * log(sum exp logits)^2` a token (PaLM, arXiv:2204.02311).
+    pub z_loss: Option<f64>,
+}
+
+/// Sum over tokens of `mask * cross_entropy(x w^T, target)`, without a mean: the caller divides.
+///
+/// Log-probabilities are in float32 whatever the inputs' dtype.
+///
+/// # Shapes
+/// `x_nc` `[n, c]`, `weight_vc` `[v, c]`, `targets_n` `[n]` with values in `0..v`, `mask_n` `[n]` float32 -> `[1]` float32.
+pub fn linear_cross_entropy(
+    x_nc: Tensor<2>,
+    weight_vc: Tensor<2>,
+    targets_n: Tensor<1, Int>,
+    mask_n: Tensor<1>,
+    options: &CrossEntropyOptions,
+) -> Tensor<1> {
+    reference(x_nc, weight_vc, targets_n, mask_n, options)
+}
+
+/// [`linear_cross_entropy`] in plain Burn operations; the logits are materialised.
+pub fn reference(
+    x_nc: Tensor<2>,
+    weight_vc: Tensor<2>,
+    targets_n: Tensor<1, Int>,
+    mask_n: Tensor<1>,
+    options: &CrossEntropyOptions,
+) -> Tensor<1> {
+    let [n, _] = x_nc.dims();
+    let logits_nv = cap(widen(linear(x_nc, weight_vc, None)), options.softcap);
+    let log_p_nv = log_softmax(logits_nv.clone(), 1);
+    let mut loss_n = -log_p_nv.clone().gather(1, targets_n.reshape([n, 1])).reshape([n]);
+    if let Some(weight) = options.z_loss {
+        // log Z = logit - log p, the same in every column.
+        let log_z_n: Tensor<1> = (logits_nv.narrow(1, 0, 1) - log_p_nv.narrow(1, 0, 1)).reshape([n]);
+        loss_n = loss_n + log_z_n.clone() * log_z_n * weight;
+    }
+    (loss_n * mask_n).sum()
+}
+
+/// `cap * tanh(x / cap)`, or `x` without a cap.
+pub fn cap<const D: usize>(x: Tensor<D>, softcap: Option<f64>) -> Tensor<D> {
+    match softcap {
+        Some(cap) => (x / cap).tanh() * cap,
+        None => x,
+    }
+}

@@ -1,0 +1,39 @@
+//! Dropout from a counter-based stream.
+
+use burn::tensor::{Bool, Device, Tensor, TensorData};
+
+use crate::random::Philox;
+
+/// Names one dropout mask: seed, step, micro-batch, layer and place are all folded into it.
+///
+/// The same key draws the same mask, on any device and any number of threads; that is what makes resuming and
+/// recomputing exact.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DropoutKey(pub Philox);
+
+/// Zeroes each element with probability `rate` and scales the others by `1 / (1 - rate)`.
+///
+/// Element `i` (row-major) is dropped when word `i` of the key's stream is below `rate * 2^32`.
+///
+/// # Shapes
+/// any -> the same.
+///
+/// # Panics
+/// If `rate` is not in `[0, 1)`.
+pub fn dropout<const D: usize>(x: Tensor<D>, rate: f64, key: DropoutKey) -> Tensor<D> {
+    assert!((0.0..1.0).contains(&rate), "a dropout rate lies in [0, 1), got {rate}");
+    if rate == 0.0 {
+        return x;
+    }
+    let dropped = Tensor::<1, Bool>::from_data(
+        TensorData::new(dropped(x.shape().num_elements(), rate, key), [x.shape().num_elements()]),
+        &Device::without_autodiff(x.device()),
+    );
+    (x.clone() * (1.0 / (1.0 - rate))).mask_fill(dropped.reshape(x.dims()), 0.0)
+}
+
+/// The mask of the first `count` elements: true is dropped.
+pub fn dropped(count: usize, rate: f64, key: DropoutKey) -> Vec<bool> {
+    let threshold = (rate * 4_294_967_296.0) as u32;
+    (0..count.div_ceil(4) as u64).flat_map(|i| key.0.block(i)).take(count).map(|word| word < threshold).collect()
+}

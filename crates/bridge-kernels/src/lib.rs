@@ -1,0 +1,31 @@
+//! Fused operations for language-model training on Burn.
+//!
+//! One folder (or file) an operation. Each has
+//! - a public function on Burn tensors, which picks the implementation by the tensor's device and documents shapes;
+//! - a `reference` made of plain Burn operations: it runs, with gradients, on every back end;
+//! - where it pays, a fast implementation with a hand-written backward, attached to the graph by [`vjp`].
+//!
+//! Nothing in this crate knows a model, a recipe or a rank.
+//!
+//! Shape legend used throughout: `b` batch, `t` sequence, `s` key sequence, `h` query heads, `g` key/value heads,
+//! `d` head size, `c` hidden size, `f` feed-forward size, `v` vocabulary, `n` tokens (`b * t`).
+
+pub mod activation;
+pub mod attention;
+pub mod cross_entropy;
+pub mod dropout;
+pub mod linear;
+pub mod norm;
+pub mod optim;
+pub mod random;
+pub mod rotary;
+pub mod vjp;
+
+pub use activation::{Activation, activation, glu};
+pub use attention::{AttentionOptions, attention};
+pub use cross_entropy::{CrossEntropyOptions, linear_cross_entropy};
+pub use dropout::{DropoutKey, dropout};
+pub use linear::{embedding, linear};
+pub use norm::{layer_norm, rms_norm};
+pub use random::Philox;
+pub use rotary::{RotaryTable, apply_rotary};

@@ -1,0 +1,38 @@
+//! Linear layer and embedding look-up.
+
+use burn::tensor::{Int, Tensor};
+
+/// `x w^T + bias`.
+///
+/// # Shapes
+/// `x` `[.., i]`, `weight_oi` `[o, i]` (rows are outputs, as PyTorch and Megatron store them), `bias_o` `[o]` -> `[.., o]`.
+///
+/// # Panics
+/// If the inner sizes differ.
+pub fn linear<const D: usize>(x: Tensor<D>, weight_oi: Tensor<2>, bias_o: Option<Tensor<1>>) -> Tensor<D> {
+    reference(x, weight_oi, bias_o)
+}
+
+/// [`linear`] in plain Burn operations.
+pub fn reference<const D: usize>(x: Tensor<D>, weight_oi: Tensor<2>, bias_o: Option<Tensor<1>>) -> Tensor<D> {
+    let mut shape = x.dims();
+    let [outputs, inputs] = weight_oi.dims();
+    assert_eq!(shape[D - 1], inputs, "linear: the input's last dimension does not match the weight {:?}", weight_oi.dims());
+    let rows: usize = shape[..D - 1].iter().product();
+    let mut y_no = x.reshape([rows, inputs]).matmul(weight_oi.transpose());
+    if let Some(bias_o) = bias_o {
+        y_no = y_no + bias_o.unsqueeze();
+    }
+    shape[D - 1] = outputs;
+    y_no.reshape(shape)
+}
+
+/// Rows of a table.
+///
+/// # Shapes
+/// `weight_vc` `[v, c]`, `ids_bt` `[b, t]` with values in `0..v` -> `[b, t, c]`.
+pub fn embedding(weight_vc: Tensor<2>, ids_bt: Tensor<2, Int>) -> Tensor<3> {
+    let [b, t] = ids_bt.dims();
+    let [_, c] = weight_vc.dims();
+    weight_vc.select(0, ids_bt.reshape([b * t])).reshape([b, t, c])
+}

@@ -1,0 +1,67 @@
+//! RMSNorm and LayerNorm over the last dimension.
+
+use burn::tensor::{DType, FloatDType, Tensor};
+
+/// Root-mean-square norm (Zhang and Sennrich, arXiv:1910.07467): `x / sqrt(mean(x^2) + epsilon) * weight`.
+///
+/// Statistics are taken in float32 whatever the input's dtype.
+///
+/// # Shapes
+/// `x` `[.., c]`, `weight_c` `[c]` -> `[.., c]`.
+pub fn rms_norm<const D: usize>(x: Tensor<D>, weight_c: Tensor<1>, epsilon: f64) -> Tensor<D> {
+    rms_norm_reference(x, weight_c, epsilon)
+}
+
+/// Layer norm (Ba et al., arXiv:1607.06450): `(x - mean) / sqrt(variance + epsilon) * weight + bias`.
+///
+/// Statistics are taken in float32 whatever the input's dtype; the variance is the biased one.
+///
+/// # Shapes
+/// `x` `[.., c]`, `weight_c` and `bias_c` `[c]` -> `[.., c]`.
+pub fn layer_norm<const D: usize>(
+    x: Tensor<D>,
+    weight_c: Tensor<1>,
+    bias_c: Option<Tensor<1>>,
+    epsilon: f64,
+) -> Tensor<D> {
+    layer_norm_reference(x, weight_c, bias_c, epsilon)
+}
+
+/// [`rms_norm`] in plain Burn operations.
+pub fn rms_norm_reference<const D: usize>(x: Tensor<D>, weight_c: Tensor<1>, epsilon: f64) -> Tensor<D> {
+    let dtype = x.dtype();
+    let x = widen(x);
+    let mean_square = (x.clone() * x.clone()).mean_dim(D - 1);
+    narrow(x * (mean_square + epsilon).sqrt().recip(), dtype) * weight_c.unsqueeze()
+}
+
+/// [`layer_norm`] in plain Burn operations.
+pub fn layer_norm_reference<const D: usize>(
+    x: Tensor<D>,
+    weight_c: Tensor<1>,
+    bias_c: Option<Tensor<1>>,
+    epsilon: f64,
+) -> Tensor<D> {
+    let dtype = x.dtype();
+    let x = widen(x);
+    let centred = x.clone() - x.mean_dim(D - 1);
+    let variance = (centred.clone() * centred.clone()).mean_dim(D - 1);
+    let y = narrow(centred * (variance + epsilon).sqrt().recip(), dtype) * weight_c.unsqueeze();
+    match bias_c {
+        Some(bias_c) => y + bias_c.unsqueeze(),
+        None => y,
+    }
+}
+
+/// To float32, where the dtype is narrower.
+pub(crate) fn widen<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    match x.dtype() {
+        DType::F16 | DType::BF16 => x.cast(FloatDType::F32),
+        _ => x,
+    }
+}
+
+/// Back to `dtype` after [`widen`].
+pub(crate) fn narrow<const D: usize>(x: Tensor<D>, dtype: DType) -> Tensor<D> {
+    if x.dtype() == dtype { x } else { x.cast(FloatDType::from(dtype)) }
+}

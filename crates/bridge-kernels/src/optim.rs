@@ -1,0 +1,99 @@
+//! Optimizer arithmetic on flat tensors: one update, squared norms, in-place accumulation.
+
+use burn::tensor::Tensor;
+
+/// Constants of one AdamW step for one parameter group.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamWStep {
+    /// Learning rate.
+    pub lr: f64,
+    /// Decay of the first moment.
+    pub beta1: f64,
+    /// Decay of the second moment.
+    pub beta2: f64,
+    /// Added to the root of the second moment.
+    pub epsilon: f64,
+    /// Weight decay of this group.
+    pub weight_decay: f64,
+    /// True for AdamW (decay applied to the parameter), false for L2 in the gradient.
+    pub decoupled: bool,
+    /// Number of this step, from 1, for the bias correction.
+    pub step: u64,
+    /// Factor on the gradient: clipping, loss scale and accumulation in one.
+    pub gradient_scale: f64,
+}
+
+/// A parameter with its two moments.
+#[derive(Clone, Debug)]
+pub struct AdamWState {
+    /// The parameter, flat, float32.
+    pub parameter: Tensor<1>,
+    /// Running mean of the gradient.
+    pub exp_avg: Tensor<1>,
+    /// Running mean of the squared gradient.
+    pub exp_avg_sq: Tensor<1>,
+}
+
+/// One AdamW update (Loshchilov and Hutter, arXiv:1711.05101), in the order of operations of `torch.optim.AdamW`.
+pub fn adamw(state: AdamWState, gradient: Tensor<1>, step: &AdamWStep) -> AdamWState {
+    let AdamWState { parameter, exp_avg, exp_avg_sq } = state;
+    let mut gradient = gradient * step.gradient_scale;
+    let mut parameter = parameter;
+    if step.weight_decay != 0.0 {
+        if step.decoupled {
+            parameter = parameter * (1.0 - step.lr * step.weight_decay);
+        } else {
+            gradient = gradient + parameter.clone() * step.weight_decay;
+        }
+    }
+    let exp_avg = exp_avg * step.beta1 + gradient.clone() * (1.0 - step.beta1);
+    let exp_avg_sq = exp_avg_sq * step.beta2 + gradient.clone() * gradient * (1.0 - step.beta2);
+    let n = i32::try_from(step.step).unwrap_or(i32::MAX);
+    let correction1 = 1.0 - step.beta1.powi(n);
+    let correction2 = (1.0 - step.beta2.powi(n)).sqrt();
+    let denominator = exp_avg_sq.clone().sqrt() / correction2 + step.epsilon;
+    let parameter = parameter - exp_avg.clone() / denominator * (step.lr / correction1);
+    AdamWState { parameter, exp_avg, exp_avg_sq }
+}
+
+/// Constants of one SGD step for one parameter group.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SgdStep {
+    /// Learning rate.
+    pub lr: f64,
+    /// Momentum factor.
+    pub momentum: f64,
+    /// L2 weight decay of this group.
+    pub weight_decay: f64,
+    /// Factor on the gradient.
+    pub gradient_scale: f64,
+}
+
+/// One SGD update with momentum, as `torch.optim.SGD` (dampening 0): returns parameter and momentum buffer.
+pub fn sgd(parameter: Tensor<1>, momentum: Tensor<1>, gradient: Tensor<1>, step: &SgdStep) -> (Tensor<1>, Tensor<1>) {
+    let mut gradient = gradient * step.gradient_scale;
+    if step.weight_decay != 0.0 {
+        gradient = gradient + parameter.clone() * step.weight_decay;
+    }
+    let momentum = momentum * step.momentum + gradient;
+    (parameter - momentum.clone() * step.lr, momentum)
+}
+
+/// Sum of squares of all elements, accumulated in float64 on the host side of each tensor.
+pub fn sum_of_squares(x: &Tensor<1>) -> f64 {
+    let data = x.to_data();
+    match data.as_slice::<f32>() {
+        Ok(values) => values.chunks(1024).map(|c| c.iter().map(|v| f64::from(*v) * f64::from(*v)).sum::<f64>()).sum(),
+        Err(_) => data.iter::<f64>().map(|v| v * v).sum(),
+    }
+}
+
+/// Number of elements that are exactly zero.
+pub fn count_zeros(x: &Tensor<1>) -> u64 {
+    x.to_data().iter::<f32>().filter(|v| *v == 0.0).count() as u64
+}
+
+/// `accumulated + gradient`, re-using the accumulator's memory where the back end can.
+pub fn accumulate(accumulated: Tensor<1>, gradient: Tensor<1>) -> Tensor<1> {
+    accumulated + gradient
+}
