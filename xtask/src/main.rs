@@ -1,1 +1,109 @@
-fn main() {}
+//! `cargo xtask`: the commands a newcomer types. They build what they need and run it; nothing of Bridge itself is here.
+
+mod build;
+mod suite;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Args, Parser, Subcommand};
+
+/// Build Bridge and run it.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Build the release binary and train a recipe.
+    Train(Train),
+    /// Run every test: unit, integration, examples, and the suites under mpirun where it is installed.
+    Test(Test),
+    /// Build the release binary and measure training steps.
+    Bench(Passed),
+    /// Build the release binary and run any `bridge` command.
+    Bridge(Passed),
+}
+
+#[derive(Debug, Args)]
+struct Train {
+    /// The recipe: a TOML, YAML or JSON file.
+    recipe: String,
+    /// Compute device: flex (CPU, the default), cuda, wgpu or vulkan. Builds with the matching feature.
+    #[arg(long)]
+    device: Option<String>,
+    /// Also build the terminal dashboard and show it (`tui`).
+    #[arg(long)]
+    ui: Option<String>,
+    /// Overrides (`train.train_iters=100`) and further options, handed on to `bridge train`.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    rest: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+struct Test {
+    /// Handed on to `cargo test` (a test's name, for instance).
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    rest: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+struct Passed {
+    /// Handed on to `bridge`.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    rest: Vec<String>,
+}
+
+fn main() -> Result<ExitCode> {
+    match Cli::parse().command {
+        Command::Train(train) => run_train(train),
+        Command::Test(test) => suite::run(&test.rest),
+        Command::Bench(bench) => build::run_bridge(&[], [vec!["bench".into()], bench.rest].concat()),
+        Command::Bridge(bridge) => build::run_bridge(&[], bridge.rest),
+    }
+}
+
+fn run_train(train: Train) -> Result<ExitCode> {
+    let Train { recipe, device, ui, rest } = train;
+    let mut arguments = vec!["train".to_owned(), recipe];
+    let mut features = Vec::new();
+    // Options may also come after the overrides, where clap hands them on unread.
+    let device = device.or_else(|| option_value(&rest, "--device"));
+    let ui = ui.or_else(|| option_value(&rest, "--ui"));
+    if let Some(device) = device {
+        if device != "flex" && device != "cpu" {
+            features.push(device.clone());
+        }
+        if !rest.iter().any(|argument| argument.starts_with("--device")) {
+            arguments.extend(["--device".to_owned(), device]);
+        }
+    }
+    if let Some(ui) = ui {
+        features.push(ui.clone());
+        if !rest.iter().any(|argument| argument.starts_with("--ui")) {
+            arguments.extend(["--ui".to_owned(), ui]);
+        }
+    }
+    if option_value(&rest, "--launcher").as_deref() == Some("mpi") {
+        features.push("mpi".to_owned());
+    }
+    arguments.extend(rest);
+    build::run_bridge(&features, arguments)
+}
+
+/// Value of `--name value` or `--name=value`.
+fn option_value(arguments: &[String], name: &str) -> Option<String> {
+    let mut rest = arguments.iter();
+    while let Some(argument) = rest.next() {
+        if argument == name {
+            return rest.next().cloned();
+        }
+        if let Some(value) = argument.strip_prefix(name).and_then(|tail| tail.strip_prefix('=')) {
+            return Some(value.to_owned());
+        }
+    }
+    None
+}

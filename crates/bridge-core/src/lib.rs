@@ -1,0 +1,45 @@
+//! The core of Bridge: configuration, data, optimizer, training loop, checkpoints and logs.
+//!
+//! | module | what it is |
+//! | --- | --- |
+//! | [`config`] | the recipe: reading, checking, resolving |
+//! | [`data`], [`tokenizer`] | from text to micro-batches |
+//! | [`model`] | the contract with model families |
+//! | [`optim`], [`schedule`] | the optimizer, and what changes from step to step |
+//! | [`train`] | the loop |
+//! | [`checkpoint`] | state on disk |
+//! | [`logging`] | what a run tells the outside |
+//! | [`resilience`] | rerun state machine, loss checks, signals |
+//!
+//! A run from code takes a recipe, a registry of models and a few options:
+//!
+//! ```no_run
+//! use bridge_core::config::{RawConfig, World};
+//! use bridge_core::model::ModelRegistry;
+//! use bridge_core::train::{RunOptions, pretrain};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let mut raw = RawConfig::default();
+//! raw.train.micro_batch_size = Some(4);
+//! raw.train.global_batch_size = Some(8);
+//! raw.train.train_iters = Some(100);
+//! raw.optimizer.lr = Some(1e-3);
+//! let models = ModelRegistry::default(); // bridge_models::register_builtin(&mut models) adds `gpt`
+//! let report = pretrain(raw.finalize(&World::SINGLE)?, RunOptions::new(models))?;
+//! println!("{} after {} steps", report.reason, report.train_state.step);
+//! # Ok(())
+//! # }
+//! ```
+
+pub mod checkpoint;
+pub mod config;
+pub mod data;
+pub mod logging;
+pub mod model;
+pub mod optim;
+pub mod resilience;
+pub mod schedule;
+#[cfg(test)]
+mod testing;
+pub mod tokenizer;
+pub mod train;

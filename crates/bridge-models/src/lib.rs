@@ -1,0 +1,20 @@
+//! Models for Bridge: the decoder family, Hugging Face import and export, verification and generation.
+//!
+//! | module | what it has |
+//! | --- | --- |
+//! | [`decoder`] | one decoder that covers GPT-2 and the Llama line by configuration |
+//! | [`huggingface`] | Hugging Face folders in and out: `config.json`, safetensors, weight maps |
+//! | [`verify`](mod@verify) | comparison of an imported folder with reference values |
+//! | [`generate`](mod@generate) | sampling with a key/value cache |
+//!
+//! Nothing here opens a socket, reads a recipe or writes a checkpoint directory; that is bridge-core's.
+#![deny(missing_docs)]
+
+pub mod decoder;
+pub mod generate;
+pub mod huggingface;
+pub mod verify;
+
+pub use decoder::{DecoderConfig, GptModelBuilder, GptModelConfig, register_builtin};
+pub use generate::generate;
+pub use verify::verify;

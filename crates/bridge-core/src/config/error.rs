@@ -257,7 +257,10 @@ pub(crate) fn nearest_name<'a>(
     candidates
         .into_iter()
         .map(|candidate| {
-            let similarity = strsim::jaro_winkler(&name, &candidate.to_lowercase());
+            let lowered = candidate.to_lowercase();
+            // The first measure favours common beginnings, the second sees swapped letters.
+            let similarity = strsim::jaro_winkler(&name, &lowered)
+                .max(strsim::normalized_damerau_levenshtein(&name, &lowered) + 0.1);
             (similarity, candidate)
         })
         .filter(|(similarity, _)| *similarity > 0.75)

@@ -1,7 +1,7 @@
 //! Sections: the `section!` macro that declares a struct together with its defaults, reading,
 //! writing and field table, and the reader that collects every problem on the way.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::error::{ConfigError, ConfigErrors, ErrorKind};
 use super::field::TypeSpec;
@@ -16,9 +16,9 @@ pub type Origins = BTreeMap<String, Option<Location>>;
 #[derive(Debug, Clone)]
 pub struct FieldSpec {
     /// The name inside its section.
-    pub name: String,
+    pub name: &'static str,
     /// One or more sentences about it.
-    pub doc: String,
+    pub doc: &'static str,
     /// The range of a number, or of each number of a list.
     pub limits: Limits,
     /// The type.
@@ -33,7 +33,12 @@ pub trait Section: Default + Clone + PartialEq {
     fn fields() -> Vec<FieldSpec>;
 
     /// The names a user may write, aliases included.
-    fn names() -> &'static [&'static str];
+    fn names() -> Vec<&'static str>;
+
+    /// The names a user may write in this particular section, for the nearest one to a wrong name.
+    fn known_names(&self, _kinds: &Kinds) -> Vec<String> {
+        Self::names().into_iter().map(str::to_owned).collect()
+    }
 
     /// The field that `name` means, for alternative spellings.
     fn canonical(name: &str) -> &str {
@@ -57,16 +62,29 @@ pub trait Section: Default + Clone + PartialEq {
             }
             return;
         };
-        for (index, entry) in entries.iter().enumerate() {
-            let name = Self::canonical(&entry.key);
-            let repeated = entries[..index]
-                .iter()
-                .any(|earlier| Self::canonical(&earlier.key) == name);
-            if repeated {
-                reader.repeated(entry);
-            } else if !reader.field(entry, name, |reader| self.assign(name, &entry.node, reader)) {
-                reader.unknown(entry, Self::names().iter().copied());
-            }
+        assign_entries(self, entries, reader);
+    }
+}
+
+/// The loop of [`Section::assign_all`].
+pub(crate) fn assign_entries<S: Section>(
+    section: &mut S,
+    entries: &[Entry],
+    reader: &mut Reader<'_>,
+) {
+    let mut seen = BTreeSet::new();
+    for entry in entries {
+        let name = S::canonical(&entry.key);
+        if !seen.insert(name) {
+            reader.repeated(entry);
+            continue;
+        }
+        let is_known = reader.field(entry, name, |reader| {
+            section.assign(name, &entry.node, reader)
+        });
+        if !is_known {
+            let names = section.known_names(reader.kinds);
+            reader.unknown(entry, names.iter().map(String::as_str));
         }
     }
 }
@@ -149,11 +167,7 @@ impl<'k> Reader<'k> {
     }
 
     /// Reports a name that does not exist.
-    pub(crate) fn unknown<'a>(
-        &mut self,
-        entry: &Entry,
-        names: impl IntoIterator<Item = &'a str>,
-    ) {
+    pub(crate) fn unknown<'a>(&mut self, entry: &Entry, names: impl IntoIterator<Item = &'a str>) {
         let error = self.inside(&entry.key, |reader| {
             let mut error = reader.error(ErrorKind::UnknownKey, "unknown setting", &entry.node);
             error.location = entry.key_location.clone().or(error.location);
@@ -195,6 +209,7 @@ macro_rules! section {
     ) => {
         $(#[doc = $section_doc])+
         #[derive(Debug, Clone, PartialEq)]
+        #[allow(non_snake_case, reason = "a few of upstream's names are not snake case")]
         $vis struct $Name {
             $( $(#[doc = $doc])+ pub $field: $ty, )+
         }
@@ -209,16 +224,16 @@ macro_rules! section {
             fn fields() -> Vec<$crate::config::section::FieldSpec> {
                 let defaults = Self::default();
                 vec![ $( $crate::config::section::FieldSpec {
-                    name: stringify!($field).to_owned(),
-                    doc: concat!($($doc),+).trim().to_owned(),
+                    name: stringify!($field),
+                    doc: concat!($($doc),+).trim(),
                     limits: section!(@limits $($limits)?),
                     spec: <$ty as $crate::config::field::Field>::spec,
                     default: $crate::config::field::Field::write(&defaults.$field),
                 }, )+ ]
             }
 
-            fn names() -> &'static [&'static str] {
-                &[ $( stringify!($field), )+ $( $alias, )* ]
+            fn names() -> Vec<&'static str> {
+                vec![ $( stringify!($field), )+ $( $alias, )* ]
             }
 
             fn canonical(name: &str) -> &str {

@@ -1,0 +1,149 @@
+//! `bridge bench`: training steps of a preset, with the work and the output of the PyTorch peer.
+
+use std::time::Instant;
+
+use bridge_core::model::{Batch, BuildContext, ForwardContext, Mode, ModelConfig, Stage};
+use bridge_core::data::MicroBatch;
+use bridge_core::logging::HostMemory;
+use bridge_core::optim::{
+    AccumulationDType, Algorithm, GradientBuffer, GroupRates, NoOverrides, Optimizer, OptimizerSettings, StepScales,
+};
+use bridge_core::train::{Executor, Recompute, select_device, set_num_threads};
+use bridge_kernels::Philox;
+use bridge_models::GptModelConfig;
+use bridge_models::decoder::presets::{NAMES, preset};
+use burn::tensor::{Device, FloatDType};
+use clap::Args;
+use serde_json::json;
+
+use crate::failure::Failure;
+use crate::output::line;
+
+/// What to measure.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// nano-gpt2, nano-llama, smol-135m or gpt2-124m.
+    #[arg(long, default_value = "nano-llama")]
+    preset: String,
+    /// Measured steps.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
+    steps: u32,
+    /// Steps before those.
+    #[arg(long, default_value_t = 2)]
+    warmup: u32,
+    /// Threads of the CPU back end; all cores by default.
+    #[arg(long)]
+    threads: Option<usize>,
+    /// Sequences a step, if not the preset's.
+    #[arg(long)]
+    micro_batch: Option<usize>,
+    /// Tokens a sequence, if not the preset's.
+    #[arg(long)]
+    seq: Option<usize>,
+    /// Compute device.
+    #[arg(long, default_value = "flex")]
+    device: String,
+    /// Print one JSON line (the keys of the peer) instead of text.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
+    let Some(mut preset) = preset(&arguments.preset) else {
+        let message = format!("--preset: expected one of {}, found `{}`", NAMES.join(", "), arguments.preset);
+        return Err(Failure::input(message));
+    };
+    if let Some(threads) = arguments.threads {
+        set_num_threads(threads).map_err(Failure::input)?;
+    }
+    let device = select_device(&arguments.device).map_err(Failure::input)?;
+    if let Some(seq) = arguments.seq {
+        preset.transformer.seq_length = seq;
+    }
+    let b = arguments.micro_batch.unwrap_or(preset.micro_batch_size);
+    let t = preset.transformer.seq_length;
+    let v = preset.transformer.vocab_size.ok_or_else(|| Failure::run("a preset has a vocabulary size"))?;
+
+    let config = GptModelConfig::new(preset.transformer.clone());
+    let context = BuildContext {
+        device: device.clone().autodiff(),
+        seed: 0,
+        params_dtype: FloatDType::F32,
+        padded_vocab_size: v,
+    };
+    let stage = Stage::whole(preset.transformer.num_layers);
+    let mut chunks =
+        config.builder().build_models(&config, &context, &[stage]).map_err(Failure::input)?;
+    let num_parameters: usize = chunks[0].parameters().iter().map(|p| p.num_elements()).sum();
+    let executor = Executor::new(chunks[0].as_ref(), &Recompute::Off);
+    let algorithm = Algorithm::Adam { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, decoupled_weight_decay: true };
+    let settings = OptimizerSettings { algorithm, clip_grad: 1.0, count_zeros: false };
+    let mut optimizer = Optimizer::new(settings, &chunks, &NoOverrides);
+    let mut gradients = GradientBuffer::new(AccumulationDType::Float32);
+    let rates = [GroupRates { learning_rate: 3e-4, weight_decay: 0.1 }];
+    let batch = random_batch(b, t, v, &device);
+
+    let (mut times, mut losses) = (Vec::new(), Vec::new());
+    for step in 0..arguments.warmup + arguments.steps {
+        let started = Instant::now();
+        let context = ForwardContext { batch: &batch, mode: Mode::Train(Philox::new(u64::from(step))) };
+        let factor = 1.0 / batch.num_tokens;
+        let loss_sum = executor.forward_backward(
+            chunks[0].as_ref(),
+            &context,
+            &mut |sum| sum * factor,
+            &mut |name, gradient| gradients.add(name, gradient),
+        );
+        let scales = StepScales { loss_scale: 1.0, divisor: 1.0 };
+        optimizer.step(&mut chunks, &mut gradients, &rates, scales);
+        device.sync().map_err(|error| Failure::run(format!("{error:?}")))?;
+        if step >= arguments.warmup {
+            times.push(started.elapsed().as_secs_f64());
+        }
+        let loss = loss_sum.into_data().iter::<f64>().next().unwrap_or(f64::NAN) * factor;
+        losses.push((loss * 1e4).round() / 1e4);
+    }
+    times.sort_by(f64::total_cmp);
+    let median = times[times.len() / 2];
+    let tokens = (b * t) as f64;
+    let tenth = |x: f64| (x * 10.0).round() / 10.0;
+    let report = json!({
+        "peer": concat!("bridge ", env!("CARGO_PKG_VERSION")),
+        "preset": preset.name,
+        "device": arguments.device,
+        "dtype": "fp32",
+        "params": num_parameters,
+        "tokens_per_step": b * t,
+        "tokens_per_second": tenth(tokens / median),
+        "step_ms": tenth(median * 1e3),
+        "gflops": tenth(6.0 * num_parameters as f64 * tokens / median / 1e9),
+        "peak_mib": HostMemory::read().map(|memory| memory.peak_resident_bytes / (1 << 20)),
+        "losses": losses,
+    });
+    if arguments.json {
+        line(&report.to_string());
+    } else {
+        for (key, value) in report.as_object().into_iter().flatten() {
+            line(&format!("{key:<18} {value}"));
+        }
+    }
+    Ok(0)
+}
+
+fn random_batch(b: usize, t: usize, v: usize, device: &Device) -> Batch {
+    let ids = |key: u64| -> Vec<i64> {
+        let words = (0..(b * t).div_ceil(4) as u64).flat_map(|i| Philox::new(key).block(i));
+        words.take(b * t).map(|word| i64::from(word) % v as i64).collect()
+    };
+    let micro_batch = MicroBatch {
+        tokens: ids(1),
+        labels: ids(2),
+        loss_mask: vec![1.0; b * t],
+        position_ids: (0..b).flat_map(|_| 0..t as i64).collect(),
+        batch_size: b,
+        seq_length: t,
+        document_ids: None,
+    };
+    Batch::new(&micro_batch, device)
+}

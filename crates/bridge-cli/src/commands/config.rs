@@ -1,0 +1,143 @@
+//! `bridge config`: check, show, diff, schema, schedule.
+
+use std::path::{Path, PathBuf};
+
+use bridge_core::config::{
+    Detail, Format, Kinds, RunConfig, World, diff, diff_from_defaults, json_schema, load,
+};
+use bridge_core::train::schedule_of;
+use clap::{Args, Subcommand};
+use serde_json::json;
+
+use crate::failure::Failure;
+use crate::output::line;
+
+/// What to do with a recipe.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Print every problem of a recipe; exit code 2 if there are any.
+    Check(Recipe),
+    /// Print the resolved configuration.
+    Show {
+        #[command(flatten)]
+        recipe: Recipe,
+        /// Only what differs from the defaults.
+        #[arg(long)]
+        non_default: bool,
+    },
+    /// Compare a recipe with another one, or with the defaults.
+    Diff {
+        #[command(flatten)]
+        recipe: Recipe,
+        /// The recipe to compare with.
+        #[arg(long)]
+        with: Option<PathBuf>,
+    },
+    /// Print a JSON schema of recipes.
+    Schema {
+        /// Ignored: a schema is always JSON.
+        #[arg(long, hide = true)]
+        json: bool,
+        /// A recipe may be given; the schema is the same for all.
+        #[arg(hide = true)]
+        recipe: Option<PathBuf>,
+    },
+    /// Print the learning rate, weight decay and batch size of each iteration.
+    Schedule(Recipe),
+}
+
+/// A recipe with overrides.
+#[derive(Debug, Args)]
+pub struct Recipe {
+    /// The recipe: a TOML, YAML or JSON file.
+    pub recipe: PathBuf,
+    /// Overrides, such as `train.train_iters=100`.
+    pub overrides: Vec<String>,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+    /// Check for a run on so many ranks.
+    #[arg(long, default_value_t = 1)]
+    pub ranks: usize,
+}
+
+impl Recipe {
+    fn load(&self) -> Result<RunConfig, Failure> {
+        let world = World { size: self.ranks };
+        Ok(load(&self.recipe, &self.overrides, &Kinds::builtin(), &world)?)
+    }
+}
+
+/// Runs the command.
+pub fn run(command: &Command) -> Result<u8, Failure> {
+    match command {
+        Command::Check(recipe) => check(recipe),
+        Command::Show { recipe, non_default } => {
+            let detail = if *non_default { Detail::NonDefault } else { Detail::All };
+            let format = if recipe.json { Format::Json } else { Format::Toml };
+            line(recipe.load()?.to_text(format, detail).trim_end());
+            Ok(0)
+        }
+        Command::Diff { recipe, with } => print_diff(recipe, with.as_deref()),
+        Command::Schema { .. } => {
+            line(&format!("{:#}", json_schema(&Kinds::builtin())));
+            Ok(0)
+        }
+        Command::Schedule(recipe) => print_schedule(recipe),
+    }
+}
+
+fn check(recipe: &Recipe) -> Result<u8, Failure> {
+    match recipe.load() {
+        Ok(config) => {
+            if recipe.json {
+                line(&json!({ "ok": true, "errors": [], "warnings": config.warnings() }).to_string());
+            } else {
+                for warning in config.warnings() {
+                    line(&format!("warning: {warning}"));
+                }
+                line(&format!("{}: ok", recipe.recipe.display()));
+            }
+            Ok(0)
+        }
+        Err(Failure::Config(errors)) if recipe.json => {
+            line(&json!({ "ok": false, "errors": errors.to_json() }).to_string());
+            Ok(2)
+        }
+        Err(failure) => Err(failure),
+    }
+}
+
+fn print_diff(recipe: &Recipe, with: Option<&Path>) -> Result<u8, Failure> {
+    let left = recipe.load()?;
+    let differences = match with {
+        Some(path) => {
+            let world = World { size: recipe.ranks };
+            let right = load(path, &[], &Kinds::builtin(), &world)?;
+            diff(left.recipe(), right.recipe())
+        }
+        None => diff_from_defaults(left.recipe()),
+    };
+    for difference in differences {
+        if recipe.json {
+            line(&serde_json::to_string(&difference).map_err(Failure::run)?);
+        } else {
+            line(&difference.to_string());
+        }
+    }
+    Ok(0)
+}
+
+fn print_schedule(recipe: &Recipe) -> Result<u8, Failure> {
+    for row in schedule_of(&recipe.load()?).map_err(Failure::from)? {
+        if recipe.json {
+            line(&serde_json::to_string(&row).map_err(Failure::run)?);
+        } else {
+            line(&format!(
+                "{:>9}  lr {:.9e}  wd {:.6e}  batch {:>6}  samples {:>12}",
+                row.iteration, row.learning_rate, row.weight_decay, row.global_batch_size, row.consumed_samples
+            ));
+        }
+    }
+    Ok(0)
+}

@@ -1,0 +1,264 @@
+//! `bridge data`: build, inspect, samples.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use bridge_core::config::{Kinds, World, load};
+use bridge_core::data::gpt::Split;
+use bridge_core::data::indexed::{BinAccess, IndexedDataset};
+use bridge_core::data::pack::{DocumentEnd, PackParams, pack};
+use bridge_core::data::source::{SourceParams, TextFormat, TextSource};
+use bridge_core::data::{DataParallel, DatasetBuildContext, Silent};
+use bridge_core::tokenizer::{HuggingFaceTokenizer, NullTokenizer, Tokenizer};
+use bridge_core::train::{Bar, DatasetRegistry, RunData, dataset_prefix};
+use clap::{Args, Subcommand, ValueEnum};
+use serde_json::json;
+
+use crate::failure::Failure;
+use crate::output::line;
+use crate::progress;
+
+/// What to do with data.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Tokenize text into a `.bin`/`.idx` pair.
+    Build(Build),
+    /// Describe a `.bin`/`.idx` pair, and check it.
+    Inspect(Inspect),
+    /// Print the samples a recipe's data set gives.
+    Samples(Samples),
+}
+
+/// Tokenize text.
+#[derive(Debug, Args)]
+pub struct Build {
+    /// Text or JSON-lines files, globs, or `-` for standard input.
+    #[arg(required = true)]
+    inputs: Vec<String>,
+    /// Prefix of the files to write.
+    #[arg(long, short)]
+    output: PathBuf,
+    /// tokenizer.json, or a folder with one.
+    #[arg(long, required_unless_present = "null_vocab_size")]
+    tokenizer: Option<PathBuf>,
+    /// Text is token ids below this number, separated by spaces.
+    #[arg(long, conflicts_with = "tokenizer")]
+    null_vocab_size: Option<usize>,
+    /// Globs of files to leave out.
+    #[arg(long)]
+    exclude: Vec<String>,
+    /// Read files as JSON lines and take the text from this key.
+    #[arg(long)]
+    jsonl_key: Option<String>,
+    /// Whole files are read as long as they fit into this many bytes together.
+    #[arg(long)]
+    max_bytes: Option<u64>,
+    /// Shuffle documents with this seed.
+    #[arg(long)]
+    shuffle_seed: Option<u32>,
+    /// Do not end documents with the end-of-document token.
+    #[arg(long)]
+    no_eod: bool,
+    /// Threads; all cores by default.
+    #[arg(long)]
+    threads: Option<usize>,
+    /// Print the report as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Describe a data set.
+#[derive(Debug, Args)]
+pub struct Inspect {
+    /// Prefix, or one of the two files.
+    prefix: PathBuf,
+    /// Print the tokens of the first so many sequences.
+    #[arg(long, default_value_t = 0)]
+    show: usize,
+    /// Decode them with this tokenizer.
+    #[arg(long)]
+    tokenizer: Option<PathBuf>,
+    /// Write an identical pair at this prefix.
+    #[arg(long)]
+    rewrite: Option<PathBuf>,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// A split's name.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum SplitName {
+    /// Training.
+    Train,
+    /// Validation.
+    Valid,
+    /// Test.
+    Test,
+}
+
+/// Print samples.
+#[derive(Debug, Args)]
+pub struct Samples {
+    /// The recipe.
+    recipe: PathBuf,
+    /// Overrides.
+    overrides: Vec<String>,
+    /// Which split.
+    #[arg(long, value_enum, default_value = "train")]
+    split: SplitName,
+    /// Samples asked of each split: TRAIN,VALID,TEST; the recipe's own numbers by default.
+    #[arg(long, value_delimiter = ',', num_args = 1)]
+    num_samples: Vec<usize>,
+    /// How many to print.
+    #[arg(long, default_value_t = 10)]
+    count: usize,
+    /// One JSON line a sample.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub fn run(command: &Command) -> Result<u8, Failure> {
+    match command {
+        Command::Build(build) => run_build(build),
+        Command::Inspect(inspect) => run_inspect(inspect),
+        Command::Samples(samples) => run_samples(samples),
+    }
+}
+
+fn run_build(build: &Build) -> Result<u8, Failure> {
+    let tokenizer: Box<dyn Tokenizer> = match (&build.tokenizer, build.null_vocab_size) {
+        (Some(path), _) => Box::new(HuggingFaceTokenizer::load(path).map_err(Failure::input)?),
+        (None, Some(size)) => Box::new(NullTokenizer::new(size)),
+        (None, None) => return Err(Failure::input("--tokenizer: expected a tokenizer.json, found none")),
+    };
+    let format = match &build.jsonl_key {
+        Some(key) => TextFormat::JsonLines { key: key.clone() },
+        None => TextFormat::Auto,
+    };
+    let params = SourceParams {
+        inputs: build.inputs.clone(),
+        exclude: build.exclude.clone(),
+        format,
+        max_bytes: build.max_bytes,
+        shuffle_seed: build.shuffle_seed,
+    };
+    let source = TextSource::resolve(&params).map_err(Failure::input)?;
+    let sink = progress::visible();
+    let report = pack(&PackParams {
+        source: &source,
+        tokenizer: tokenizer.as_ref(),
+        output_prefix: &dataset_prefix(&build.output),
+        document_end: if build.no_eod { DocumentEnd::Nothing } else { DocumentEnd::EndOfDocument },
+        num_threads: build.threads,
+        progress: &Bar::new("packing text", &sink),
+    })
+    .map_err(Failure::input)?;
+    if build.json {
+        let mut value = serde_json::to_value(&report).map_err(Failure::run)?;
+        value["reused"] = json!(report.reused);
+        line(&value.to_string());
+    } else {
+        line(&report.to_string());
+        if !report.reused && report.seconds > 0.0 {
+            line(&format!("{:.1} MB/s", report.bytes as f64 / 1e6 / report.seconds));
+        }
+    }
+    Ok(0)
+}
+
+fn run_inspect(inspect: &Inspect) -> Result<u8, Failure> {
+    let prefix = dataset_prefix(&inspect.prefix);
+    let dataset = IndexedDataset::open(&prefix, BinAccess::Mmap).map_err(Failure::input)?;
+    let lengths = || dataset.lengths().map(u64::from);
+    let report = json!({
+        "prefix": prefix,
+        "dtype": dataset.dtype().name(),
+        "sequences": dataset.len(),
+        "documents": dataset.num_documents(),
+        "tokens": dataset.num_tokens(),
+        "bytes": dataset.bin_bytes(),
+        "shortest": lengths().min(),
+        "longest": lengths().max(),
+    });
+    if inspect.json {
+        line(&report.to_string());
+    } else {
+        for (key, value) in report.as_object().into_iter().flatten() {
+            line(&format!("{key:<10} {}", value.as_str().map_or_else(|| value.to_string(), str::to_owned)));
+        }
+    }
+    if let Some(output) = &inspect.rewrite {
+        rewrite(&dataset, output)?;
+    }
+    let tokenizer = match &inspect.tokenizer {
+        Some(path) => Some(HuggingFaceTokenizer::load(path).map_err(Failure::input)?),
+        None => None,
+    };
+    for i in 0..inspect.show.min(dataset.len()) {
+        let tokens = dataset.sequence(i).map_err(Failure::input)?;
+        let text = tokenizer.as_ref().and_then(|t| t.decode(&tokens).ok());
+        line(&json!({ "sequence": i, "tokens": tokens, "text": text }).to_string());
+    }
+    Ok(0)
+}
+
+/// Writes the same data set again, through the builder.
+fn rewrite(dataset: &IndexedDataset, output: &Path) -> Result<(), Failure> {
+    use bridge_core::data::indexed::IndexedDatasetBuilder;
+    let mut builder =
+        IndexedDatasetBuilder::create(dataset_prefix(output), dataset.dtype()).map_err(Failure::input)?;
+    for document in 0..dataset.num_documents() {
+        for sequence in dataset.document(document).into_iter().flatten() {
+            builder.add_item(&dataset.sequence(sequence).map_err(Failure::input)?).map_err(Failure::input)?;
+        }
+        builder.end_document();
+    }
+    builder.finalize().map_err(Failure::input)
+}
+
+fn run_samples(samples: &Samples) -> Result<u8, Failure> {
+    let config = load(&samples.recipe, &samples.overrides, &Kinds::builtin(), &World::SINGLE)?;
+    let counts = match samples.num_samples.as_slice() {
+        [] => [config.samples.train as usize, config.samples.valid as usize, config.samples.test as usize],
+        [train, valid, test] => [*train, *valid, *test],
+        other => {
+            let message = format!("--num-samples: expected TRAIN,VALID,TEST, found {} numbers", other.len());
+            return Err(Failure::input(message));
+        }
+    };
+    let registry = DatasetRegistry::builtin();
+    let config = Arc::new(config);
+    let data_parallel = DataParallel { rank: 0, size: config.parallel.data };
+    let datasets = RunData::build_datasets(&config, &registry, &progress::hidden(), &|tokenizer| {
+        DatasetBuildContext {
+            train_samples: counts[0],
+            valid_samples: counts[1],
+            test_samples: counts[2],
+            tokenizer,
+            data_parallel,
+            progress: Arc::new(Silent),
+        }
+    })?;
+    let (dataset, split) = match samples.split {
+        SplitName::Train => (datasets.train, Split::Train),
+        SplitName::Valid => (datasets.valid, Split::Valid),
+        SplitName::Test => (datasets.test, Split::Test),
+    };
+    let Some(dataset) = dataset else {
+        return Err(Failure::input(format!("dataset.split: the {} split has no share", split.name())));
+    };
+    for i in 0..samples.count.min(dataset.len()) {
+        let sample = dataset.get(i).map_err(Failure::input)?;
+        let mut tokens = sample.tokens;
+        tokens.extend(sample.labels.last());
+        if samples.json {
+            line(&json!({ "tokens": tokens }).to_string());
+        } else {
+            let text = tokens.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
+            line(&format!("{i}: {text}"));
+        }
+    }
+    Ok(0)
+}

@@ -1,0 +1,11 @@
+//! One file a command.
+
+pub mod bench;
+pub mod config;
+pub mod convert;
+pub mod data;
+pub mod eval;
+pub mod generate;
+pub mod tokenizer;
+pub mod train;
+pub mod verify;

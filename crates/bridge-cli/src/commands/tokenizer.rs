@@ -1,0 +1,78 @@
+//! `bridge tokenizer`: train a byte-level BPE.
+
+use std::path::PathBuf;
+
+use bridge_core::data::pack::train_tokenizer;
+use bridge_core::data::source::{SourceParams, TextFormat, TextSource};
+use bridge_core::tokenizer::{BpeTrainParams, Tokenizer};
+use bridge_core::train::Bar;
+use clap::{Args, Subcommand};
+
+use crate::failure::Failure;
+use crate::output::line;
+use crate::progress;
+
+/// What to do with tokenizers.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Train a byte-level BPE tokenizer on text.
+    Train(Train),
+}
+
+/// Text and size of a vocabulary.
+#[derive(Debug, Args)]
+pub struct Train {
+    /// Text or JSON-lines files, globs, or `-` for standard input.
+    #[arg(required = true)]
+    inputs: Vec<String>,
+    /// Folder to write tokenizer.json to.
+    #[arg(long, short)]
+    output: PathBuf,
+    /// Tokens wanted, the 256 bytes and special tokens included.
+    #[arg(long, default_value_t = 32_000)]
+    vocab_size: usize,
+    /// Pairs seen less often are not merged.
+    #[arg(long, default_value_t = 2)]
+    min_frequency: u64,
+    /// Further special tokens.
+    #[arg(long)]
+    special_token: Vec<String>,
+    /// Globs of files to leave out.
+    #[arg(long)]
+    exclude: Vec<String>,
+    /// Read files as JSON lines and take the text from this key.
+    #[arg(long)]
+    jsonl_key: Option<String>,
+    /// Whole files are read as long as they fit into this many bytes together.
+    #[arg(long)]
+    max_bytes: Option<u64>,
+}
+
+/// Runs the command.
+pub fn run(command: &Command) -> Result<u8, Failure> {
+    let Command::Train(train) = command;
+    let format = match &train.jsonl_key {
+        Some(key) => TextFormat::JsonLines { key: key.clone() },
+        None => TextFormat::Auto,
+    };
+    let source = TextSource::resolve(&SourceParams {
+        inputs: train.inputs.clone(),
+        exclude: train.exclude.clone(),
+        format,
+        max_bytes: train.max_bytes,
+        shuffle_seed: None,
+    })
+    .map_err(Failure::input)?;
+    let params = BpeTrainParams {
+        vocab_size: train.vocab_size,
+        min_frequency: train.min_frequency,
+        special_tokens: train.special_token.clone(),
+    };
+    let sink = progress::visible();
+    let trained = train_tokenizer(&source, &params, &train.output, &Bar::new("training tokenizer", &sink))
+        .map_err(Failure::input)?;
+    let verb = if trained.reused { "unchanged, reusing" } else { "trained" };
+    let path = train.output.join("tokenizer.json");
+    line(&format!("{}: {verb} {} tokens", path.display(), trained.tokenizer.vocab_size()));
+    Ok(0)
+}

@@ -1,0 +1,61 @@
+//! How a command fails: exit code 2 for bad input or configuration, 1 for everything else.
+
+use std::fmt::Display;
+
+use bridge_core::config::ConfigErrors;
+use bridge_core::train::TrainError;
+
+/// A failed command.
+#[derive(Debug)]
+pub enum Failure {
+    /// The recipe, with all its problems.
+    Config(ConfigErrors),
+    /// Something the user gave.
+    Input(String),
+    /// Anything else.
+    Run(String),
+}
+
+impl Failure {
+    /// Bad input.
+    pub fn input(message: impl Display) -> Self {
+        Self::Input(message.to_string())
+    }
+
+    /// A failure that is not the input's fault.
+    pub fn run(message: impl Display) -> Self {
+        Self::Run(message.to_string())
+    }
+
+    /// The process's exit code.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Config(_) | Self::Input(_) => 2,
+            Self::Run(_) => 1,
+        }
+    }
+
+    /// Prints to stderr.
+    pub fn print(&self) {
+        match self {
+            Self::Config(errors) => eprintln!("{errors}"),
+            Self::Input(message) | Self::Run(message) => eprintln!("error: {message}"),
+        }
+    }
+}
+
+impl From<ConfigErrors> for Failure {
+    fn from(errors: ConfigErrors) -> Self {
+        Self::Config(errors)
+    }
+}
+
+impl From<TrainError> for Failure {
+    fn from(error: TrainError) -> Self {
+        match error {
+            TrainError::Config(errors) => Self::Config(errors),
+            error if error.is_bad_input() => Self::Input(error.to_string()),
+            error => Self::Run(error.to_string()),
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! A model for inference, from a checkpoint of ours or from a Hugging Face folder.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use bridge_core::checkpoint::{Checkpoint, CheckpointStore, LoadRequest, Resolution};
+use bridge_core::config::{Format, Kinds, RawConfig};
+use bridge_core::model::{BuildContext, ModelChunk, Stage};
+use bridge_core::tokenizer::{HuggingFaceTokenizer, NullTokenizer, Tokenizer};
+use bridge_core::train::load_parameters;
+use bridge_models::DecoderConfig;
+use bridge_models::decoder::build_decoder;
+use bridge_models::huggingface::HfModel;
+use burn::tensor::{Device, FloatDType};
+
+use crate::failure::Failure;
+
+/// The parameter whose rows are the vocabulary.
+const EMBEDDING: &str = "embedding.word_embeddings.weight";
+
+/// A model with its tokenizer.
+pub struct LoadedModel {
+    /// The model, without autodiff.
+    pub chunk: Box<dyn ModelChunk>,
+    /// Its architecture.
+    pub config: DecoderConfig,
+    /// Its tokenizer, if it came with one.
+    pub tokenizer: Option<Arc<dyn Tokenizer>>,
+    /// Tokens that end a text.
+    pub stop_tokens: Vec<i64>,
+    /// The checkpoint it came from, if it did.
+    pub checkpoint: Option<Checkpoint>,
+}
+
+/// Opens `path`: a checkpoint folder, one of its `iter_` folders, or a Hugging Face folder.
+pub fn open(path: &Path, device: &Device) -> Result<LoadedModel, Failure> {
+    if path.join("config.json").is_file() && !path.join("metadata.json").is_file() {
+        return open_hugging_face(path, device);
+    }
+    let checkpoint = open_checkpoint(path)?;
+    let config = decoder_config(&checkpoint)?;
+    let context = BuildContext {
+        device: device.clone().autodiff(),
+        seed: 0,
+        params_dtype: FloatDType::F32,
+        padded_vocab_size: config.padded_vocab_size,
+    };
+    let blank = DecoderConfig { perform_initialization: false, ..config.clone() };
+    let mut chunk = build_decoder(&blank, &context, &Stage::whole(config.num_layers)).map_err(Failure::input)?;
+    load_parameters(chunk.as_mut(), &checkpoint).map_err(Failure::input)?;
+    let tokenizer = checkpoint_tokenizer(&checkpoint)?;
+    let stop_tokens = tokenizer.iter().filter_map(|tokenizer| tokenizer.eod()).collect();
+    Ok(LoadedModel { chunk: chunk.inference(), config, tokenizer, stop_tokens, checkpoint: Some(checkpoint) })
+}
+
+fn open_hugging_face(folder: &Path, device: &Device) -> Result<LoadedModel, Failure> {
+    let model = HfModel::open(folder).map_err(Failure::input)?;
+    let chunk = model.build(&device.clone().autodiff()).map_err(Failure::input)?;
+    let has_tokenizer = ["tokenizer.json", "vocab.json"].iter().any(|name| folder.join(name).is_file());
+    let tokenizer: Option<Arc<dyn Tokenizer>> = if has_tokenizer {
+        Some(Arc::new(HuggingFaceTokenizer::load(folder).map_err(Failure::input)?))
+    } else {
+        None
+    };
+    Ok(LoadedModel {
+        chunk: chunk.inference(),
+        config: model.config().clone(),
+        tokenizer,
+        stop_tokens: model.eos_token_ids().to_vec(),
+        checkpoint: None,
+    })
+}
+
+/// Opens the newest checkpoint of a folder, or the one that `path` is.
+pub fn open_checkpoint(path: &Path) -> Result<Checkpoint, Failure> {
+    if !path.exists() {
+        return Err(Failure::input(format!("{}: there is no such file or folder", path.display())));
+    }
+    match CheckpointStore::open(path).and_then(|s| s.resolve(&LoadRequest::default())).map_err(Failure::input)? {
+        Resolution::Found(found) => {
+            if !found.report.is_empty() {
+                eprintln!("{}", found.report);
+            }
+            Ok(found.checkpoint)
+        }
+        Resolution::NothingFound { searched } => Err(Failure::input(format!(
+            "{}: expected a checkpoint or a Hugging Face folder (with config.json), found neither",
+            searched.display()
+        ))),
+    }
+}
+
+/// The architecture of a checkpoint's model.
+pub fn decoder_config(checkpoint: &Checkpoint) -> Result<DecoderConfig, Failure> {
+    let raw = recipe(checkpoint)?;
+    if raw.model.kind != bridge_models::decoder::KIND {
+        return Err(Failure::input(format!(
+            "{}: model.kind: expected `{}`, found `{}`",
+            checkpoint.path().display(),
+            bridge_models::decoder::KIND,
+            raw.model.kind
+        )));
+    }
+    let rows = checkpoint.tensor(EMBEDDING).map_err(Failure::input)?.shape[0];
+    let mut transformer = raw.model.config.clone();
+    // Without a size of its own the vocabulary was the tokenizer's, padded: the embedding says what it came to.
+    transformer.vocab_size.get_or_insert(rows);
+    transformer.should_pad_vocab = false;
+    DecoderConfig::from_transformer(&transformer, rows).map_err(Failure::input)
+}
+
+/// The recipe saved with a checkpoint.
+pub fn recipe(checkpoint: &Checkpoint) -> Result<RawConfig, Failure> {
+    let text = checkpoint.run_config().map_err(Failure::input)?;
+    Ok(RawConfig::from_text(&text, Format::Toml, &[], &Kinds::builtin())?)
+}
+
+/// The tokenizer saved with a checkpoint, or the Null tokenizer its recipe names.
+pub fn checkpoint_tokenizer(checkpoint: &Checkpoint) -> Result<Option<Arc<dyn Tokenizer>>, Failure> {
+    if checkpoint.file_names().any(|name| name == "tokenizer.json") {
+        let folder = unpack_tokenizer(checkpoint)?;
+        let loaded = HuggingFaceTokenizer::load(folder.path()).map_err(Failure::input)?;
+        return Ok(Some(Arc::new(loaded)));
+    }
+    let raw = recipe(checkpoint)?;
+    let is_null = raw.tokenizer.tokenizer_type == Some(bridge_core::config::TokenizerType::Null);
+    Ok(raw
+        .tokenizer
+        .vocab_size
+        .filter(|_| is_null)
+        .map(|size| Arc::new(NullTokenizer::new(size)) as Arc<dyn Tokenizer>))
+}
+
+fn unpack_tokenizer(checkpoint: &Checkpoint) -> Result<tempfile::TempDir, Failure> {
+    let folder = tempfile::tempdir().map_err(Failure::run)?;
+    copy_tokenizer(checkpoint, folder.path())?;
+    Ok(folder)
+}
+
+/// Writes a checkpoint's tokenizer files to `folder`. Returns where they lie.
+pub fn copy_tokenizer(checkpoint: &Checkpoint, folder: &Path) -> Result<Vec<PathBuf>, Failure> {
+    let names: Vec<&str> = checkpoint.file_names().filter(|name| is_tokenizer_file(name)).collect();
+    let mut written = Vec::new();
+    for name in names {
+        let path = folder.join(name);
+        std::fs::write(&path, checkpoint.file(name).map_err(Failure::input)?)
+            .map_err(|error| Failure::run(format!("{}: {error}", path.display())))?;
+        written.push(path);
+    }
+    Ok(written)
+}
+
+/// Whether a file of a folder belongs to the tokenizer.
+pub fn is_tokenizer_file(name: &str) -> bool {
+    matches!(
+        name,
+        "tokenizer.json"
+            | "tokenizer_config.json"
+            | "special_tokens_map.json"
+            | "added_tokens.json"
+            | "vocab.json"
+            | "merges.txt"
+            | "generation_config.json"
+            | "chat_template.jinja"
+    )
+}

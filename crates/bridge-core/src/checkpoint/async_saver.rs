@@ -1,0 +1,166 @@
+//! Saving in the background, one checkpoint at a time. How a checkpoint is written is the writer's affair.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::thread::JoinHandle;
+
+use super::error::CheckpointError;
+use super::snapshot::Snapshot;
+use super::writer::{CheckpointWriter, SaveReport};
+
+type Outcome = Result<SaveReport, CheckpointError>;
+type Task = Box<dyn FnOnce(&CheckpointWriter) -> Outcome + Send>;
+
+/// One long-lived thread that writes checkpoints while training goes on. At most one save is in flight; handing over
+/// another waits for it. Dropping the saver waits as well, so that the process does not end in the middle of a save.
+///
+/// An error of the background surfaces at the next call. Call [`finish`](Self::finish) before the saver goes out of
+/// scope: an error that nobody is left to receive is printed on stderr.
+#[derive(Debug)]
+pub struct AsyncSaver {
+    /// `None` once the thread was told to end.
+    tasks: Option<Sender<Task>>,
+    outcomes: Receiver<Outcome>,
+    in_flight: Option<u64>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl AsyncSaver {
+    /// Starts the thread that saves through `writer`.
+    ///
+    /// # Errors
+    /// When the system gives no thread.
+    pub fn new(writer: CheckpointWriter) -> Result<Self, CheckpointError> {
+        let (tasks, inbox) = channel::<Task>();
+        let (outbox, outcomes) = channel();
+        let root = writer.root().to_owned();
+        let work = move || {
+            for task in inbox {
+                if outbox.send(task(&writer)).is_err() {
+                    break;
+                }
+            }
+        };
+        let thread = std::thread::Builder::new()
+            .name("checkpoint-saver".to_owned())
+            .spawn(work)
+            .map_err(CheckpointError::io("start a thread that saves to", &root))?;
+        Ok(Self {
+            tasks: Some(tasks),
+            outcomes,
+            in_flight: None,
+            thread: Some(thread),
+        })
+    }
+
+    /// Hands over a snapshot, after waiting for the save in flight. Returns the report of that one, if it was not
+    /// collected before.
+    ///
+    /// # Errors
+    /// When the save in flight failed; `snapshot` is not saved then. Call [`finish`](Self::finish) first to deal with the
+    /// two one by one.
+    pub fn submit(
+        &mut self,
+        snapshot: Snapshot<'static>,
+    ) -> Result<Option<SaveReport>, CheckpointError> {
+        let iteration = snapshot.run.train_state.step;
+        self.submit_task(iteration, move |writer| writer.save(&snapshot))
+    }
+
+    /// As [`submit`](Self::submit), for a save that takes more than one call, such as one that several ranks take part
+    /// in.
+    ///
+    /// # Errors
+    /// As [`submit`](Self::submit).
+    pub fn submit_task<F>(
+        &mut self,
+        iteration: u64,
+        task: F,
+    ) -> Result<Option<SaveReport>, CheckpointError>
+    where
+        F: FnOnce(&CheckpointWriter) -> Result<SaveReport, CheckpointError> + Send + 'static,
+    {
+        let earlier = self.finish()?;
+        let guarded = move |writer: &CheckpointWriter| {
+            catch_unwind(AssertUnwindSafe(|| task(writer))).unwrap_or_else(|panic| {
+                Err(CheckpointError::SaverPanicked {
+                    iteration,
+                    message: message_of(&*panic),
+                })
+            })
+        };
+        let accepted = self
+            .tasks
+            .as_ref()
+            .is_some_and(|tasks| tasks.send(Box::new(guarded)).is_ok());
+        if !accepted {
+            return Err(thread_is_gone(iteration));
+        }
+        self.in_flight = Some(iteration);
+        Ok(earlier)
+    }
+
+    /// The iteration being saved, if its outcome was not collected yet.
+    #[must_use]
+    pub fn in_flight(&self) -> Option<u64> {
+        self.in_flight
+    }
+
+    /// Collects the outcome of a save that has ended; `None` while one goes on, or when there is none.
+    ///
+    /// # Errors
+    /// When the save failed.
+    pub fn poll(&mut self) -> Result<Option<SaveReport>, CheckpointError> {
+        let Some(iteration) = self.in_flight else {
+            return Ok(None);
+        };
+        let outcome = match self.outcomes.try_recv() {
+            Ok(outcome) => outcome,
+            Err(TryRecvError::Empty) => return Ok(None),
+            Err(TryRecvError::Disconnected) => Err(thread_is_gone(iteration)),
+        };
+        self.in_flight = None;
+        outcome.map(Some)
+    }
+
+    /// Waits for the save in flight and collects its outcome; `None` when there is none.
+    ///
+    /// # Errors
+    /// When the save failed.
+    pub fn finish(&mut self) -> Result<Option<SaveReport>, CheckpointError> {
+        let Some(iteration) = self.in_flight.take() else {
+            return Ok(None);
+        };
+        self.outcomes
+            .recv()
+            .unwrap_or_else(|_| Err(thread_is_gone(iteration)))
+            .map(Some)
+    }
+}
+
+impl Drop for AsyncSaver {
+    fn drop(&mut self) {
+        if let Err(error) = self.finish() {
+            // The last chance for anybody to learn of it: a destructor has no one to return an error to.
+            eprintln!("a checkpoint was lost in the background: {error}");
+        }
+        self.tasks = None;
+        if let Some(thread) = self.thread.take() {
+            // Its only panics were caught and reported as outcomes.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn thread_is_gone(iteration: u64) -> CheckpointError {
+    CheckpointError::SaverPanicked {
+        iteration,
+        message: "its thread has ended".to_owned(),
+    }
+}
+
+fn message_of(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(ToString::to_string);
+    text.or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "no message".to_owned())
+}

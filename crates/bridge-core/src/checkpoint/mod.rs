@@ -1,0 +1,85 @@
+//! Checkpoints on disk: writing, finding, verifying and reading them. No tensors of a back end, no config types and no
+//! model names live here; callers hand over host memory and plain numbers.
+//!
+//! # What lies where
+//!
+//! ```text
+//! <root>/
+//!   iter_0000100/                        one whole checkpoint, published by a single rename
+//!     metadata.json                      tensor index, sizes and checksums of every other file, and its own checksum
+//!     model-rank00000.safetensors        shards, one or more per group and rank
+//!     optimizer-rank00000.safetensors
+//!     run_config.toml                    the resolved configuration of the run
+//!     train_state.json                   counters and the state of scheduler, RNG, loss scaler ...
+//!     ...                                tokenizer files and other small files, all checksummed
+//!   latest_checkpointed_iteration.txt    decimal step of the checkpoint to resume from
+//!   checkpoint_journal.json              what the last save was doing; tells an interrupted save from a damaged pointer
+//!   .tmp-iter_0000200/                   a save under way, or what a killed one left; never read
+//!   .old-iter_0000100/                   the checkpoint being replaced, on file systems that cannot swap two folders
+//!   .trash-iter_0000050/                 a deletion under way; never read
+//! ```
+//!
+//! # Invariants
+//!
+//! 1. A folder named `iter_*` is whole from the moment it has that name: every byte was synced under another name first.
+//! 2. At every moment of a save the checkpoint that was newest before it can be found, also when the same iteration is
+//!    saved again.
+//! 3. Every byte of every file of a checkpoint, `metadata.json` included, is covered by a checksum.
+//! 4. [`CheckpointStore::resolve`] answers [`Resolution::NothingFound`] only where no save was ever published. Damage is
+//!    an error, or with [`OnDamaged::Fallback`] an entry of the [`LoadReport`].
+//!
+//! # Writing and reading
+//!
+//! ```ignore
+//! let writer = CheckpointWriter::open("runs/tiny/checkpoints", SaveOptions::default())?;
+//! writer.save(&Snapshot { run: RunFiles { train_state, run_config, files }, groups })?;
+//!
+//! match CheckpointStore::open("runs/tiny/checkpoints")?.resolve(&LoadRequest::default())? {
+//!     Resolution::Found(found) => found.checkpoint.load_tensor("model.embedding.weight")?,
+//!     Resolution::NothingFound { .. } => start_from_scratch(),
+//! };
+//! ```
+
+mod async_saver;
+mod checksum;
+mod error;
+mod fsio;
+mod journal;
+mod layout;
+mod metadata;
+mod reader;
+mod region;
+mod resolve;
+mod retention;
+mod shard;
+mod snapshot;
+mod store;
+mod tensor;
+mod train_state;
+mod verify;
+mod writer;
+
+#[cfg(test)]
+mod tests;
+
+pub use async_saver::AsyncSaver;
+pub use checksum::Checksum;
+pub use error::{CheckpointError, Damage, DamagedCheckpoint, RootFault, SkippedCheckpoint};
+pub use layout::{
+    JOURNAL_FILE, LATEST_FILE, METADATA_FILE, RUN_CONFIG_FILE, TRAIN_STATE_FILE,
+    iteration_folder_name,
+};
+pub use metadata::{FORMAT_VERSION, FileRecord, Metadata, SliceRecord, TensorRecord};
+pub use reader::Checkpoint;
+pub use resolve::{LoadReport, LoadRequest, Notice, OnDamaged, Resolution, Resolved};
+pub use retention::RetentionPolicy;
+pub use shard::{WrittenShard, WrittenTensor};
+pub use snapshot::{RunFiles, ShardTensor, Snapshot, TensorGroup};
+pub use store::{CheckpointStore, CheckpointSummary};
+pub use tensor::{DType, Element, HostTensor, TensorSource, TensorView};
+pub use train_state::TrainState;
+pub use verify::Verification;
+pub use writer::{CheckpointWriter, ProgressFn, SaveOptions, SaveProgress, SaveReport, Staging};
+
+#[cfg(target_endian = "big")]
+compile_error!("checkpoint shards hold little-endian numbers and are written without conversion");

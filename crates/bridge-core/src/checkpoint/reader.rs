@@ -1,0 +1,357 @@
+//! Reading an opened checkpoint: small files, whole tensors and any part of them, across shards, in bounded memory.
+//! Chooses no checkpoint and verifies none.
+//!
+//! Shards are read with positioned reads, not mapped: a file cut off under the reader is an error, not a signal, and
+//! pages of the file do not count as memory of the process.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use super::error::{CheckpointError, Damage, DamagedCheckpoint, SkippedCheckpoint};
+use super::layout::{RUN_CONFIG_FILE, TRAIN_STATE_FILE};
+use super::metadata::{Metadata, SliceRecord, TensorRecord};
+use super::region::{Region, Run, common_runs};
+use super::tensor::{DType, HostTensor};
+use super::train_state::TrainState;
+use super::verify::VerifiedFile;
+
+/// Runs shorter than this are read through a window, so that a narrow column of a matrix is not a system call a row.
+const DIRECT_READ_BYTES: usize = 32 << 10;
+/// Bytes of that window: all the memory that reading needs besides the tensor.
+const WINDOW_BYTES: usize = 1 << 20;
+
+/// Where a slice lies in its shard file.
+#[derive(Debug)]
+pub(super) struct StoredSlice {
+    /// First byte, counted from the beginning of the file.
+    pub(super) start: u64,
+}
+
+/// A checkpoint that was verified and can be read. It stays readable when it is deleted or replaced meanwhile.
+#[derive(Debug)]
+pub struct Checkpoint {
+    path: PathBuf,
+    metadata: Metadata,
+    files: BTreeMap<String, VerifiedFile>,
+    /// For every tensor of the metadata, one entry for every slice of it.
+    slices: BTreeMap<String, Vec<StoredSlice>>,
+}
+
+impl Checkpoint {
+    pub(super) fn new(
+        path: PathBuf,
+        metadata: Metadata,
+        files: BTreeMap<String, VerifiedFile>,
+        slices: BTreeMap<String, Vec<StoredSlice>>,
+    ) -> Self {
+        Self {
+            path,
+            metadata,
+            files,
+            slices,
+        }
+    }
+
+    /// Its folder.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The step that was saved.
+    #[must_use]
+    pub fn iteration(&self) -> u64 {
+        self.metadata.iteration
+    }
+
+    /// Files and tensors, with all slices of each.
+    #[must_use]
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    /// Where the run stood.
+    ///
+    /// # Errors
+    /// When the file cannot be read, or is no train state that this version knows.
+    pub fn train_state(&self) -> Result<TrainState, CheckpointError> {
+        let bytes = self.file(TRAIN_STATE_FILE)?;
+        serde_json::from_slice(&bytes).map_err(|e| self.malformed(TRAIN_STATE_FILE, e.to_string()))
+    }
+
+    /// The resolved configuration of the run, as TOML.
+    ///
+    /// # Errors
+    /// When the file cannot be read or is not UTF-8.
+    pub fn run_config(&self) -> Result<String, CheckpointError> {
+        let bytes = self.file(RUN_CONFIG_FILE)?;
+        String::from_utf8(bytes).map_err(|e| self.malformed(RUN_CONFIG_FILE, e.to_string()))
+    }
+
+    /// The names of all files but the metadata: shards, run config, train state, and what else was saved.
+    pub fn file_names(&self) -> impl Iterator<Item = &str> {
+        self.files.keys().map(String::as_str)
+    }
+
+    /// The content of one file.
+    ///
+    /// # Errors
+    /// When the checkpoint has no such file, or it cannot be read.
+    pub fn file(&self, name: &str) -> Result<Vec<u8>, CheckpointError> {
+        let Some(file) = self.files.get(name) else {
+            return Err(self.damaged(Damage::FileMissing {
+                file: name.to_owned(),
+            }));
+        };
+        let size = usize::try_from(file.size()).map_err(|e| self.malformed(name, e.to_string()))?;
+        let mut bytes = vec![0; size];
+        file.read_exact_at(&mut bytes, 0)?;
+        Ok(bytes)
+    }
+
+    /// The names of all tensors, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.metadata.tensors.keys().map(String::as_str)
+    }
+
+    /// The names of the tensors of one group, sorted.
+    pub fn names_in(&self, group: &str) -> impl Iterator<Item = &str> {
+        self.metadata
+            .tensors
+            .iter()
+            .filter(move |(_, record)| record.group == group)
+            .map(|(name, _)| name.as_str())
+    }
+
+    /// What is known of a tensor.
+    ///
+    /// # Errors
+    /// When there is none of that name.
+    pub fn tensor(&self, name: &str) -> Result<&TensorRecord, CheckpointError> {
+        self.metadata
+            .tensors
+            .get(name)
+            .ok_or_else(|| CheckpointError::UnknownTensor {
+                path: self.path.clone(),
+                name: name.to_owned(),
+                nearest: nearest(name, self.names()),
+            })
+    }
+
+    /// Checks that a tensor is what the program expects, before any of it is read.
+    ///
+    /// # Errors
+    /// When there is none of that name, or it has another type or shape.
+    pub fn expect(
+        &self,
+        name: &str,
+        dtype: DType,
+        shape: &[usize],
+    ) -> Result<&TensorRecord, CheckpointError> {
+        let record = self.tensor(name)?;
+        if record.dtype == dtype && record.shape == shape {
+            return Ok(record);
+        }
+        let fitting = self
+            .metadata
+            .tensors
+            .iter()
+            .filter(|(_, r)| r.dtype == dtype && r.shape == shape);
+        Err(CheckpointError::TensorMismatch {
+            path: self.path.clone(),
+            name: name.to_owned(),
+            expected_dtype: dtype,
+            expected_shape: shape.to_vec(),
+            found_dtype: record.dtype,
+            found_shape: record.shape.clone(),
+            nearest: nearest(name, fitting.map(|(other, _)| other.as_str())),
+        })
+    }
+
+    /// Reads all of a tensor.
+    ///
+    /// # Errors
+    /// When there is none of that name, or a file cannot be read.
+    pub fn load_tensor(&self, name: &str) -> Result<HostTensor, CheckpointError> {
+        let whole: Vec<Range<usize>> = self.tensor(name)?.shape.iter().map(|&dim| 0..dim).collect();
+        self.load_slice(name, &whole)
+    }
+
+    /// Reads the part of a tensor that `ranges` name, one for each dimension. The result has their lengths as its shape.
+    ///
+    /// # Errors
+    /// When there is no tensor of that name, `ranges` reach outside it, or a file cannot be read.
+    pub fn load_slice(
+        &self,
+        name: &str,
+        ranges: &[Range<usize>],
+    ) -> Result<HostTensor, CheckpointError> {
+        let record = self.tensor(name)?;
+        let len = checked_byte_len(name, record, ranges)?;
+        let mut bytes = vec![0; len];
+        self.read_slice_into(name, ranges, &mut bytes)?;
+        let shape: Vec<usize> = ranges.iter().map(ExactSizeIterator::len).collect();
+        HostTensor::new(record.dtype, shape, bytes)
+    }
+
+    /// As [`load_slice`](Self::load_slice), into memory of the caller: little-endian, row-major. Besides it, a megabyte
+    /// is needed, whatever the size of tensor and part.
+    ///
+    /// # Errors
+    /// As [`load_slice`](Self::load_slice), and when `target` does not have exactly the length of the part.
+    pub fn read_slice_into(
+        &self,
+        name: &str,
+        ranges: &[Range<usize>],
+        target: &mut [u8],
+    ) -> Result<(), CheckpointError> {
+        let record = self.tensor(name)?;
+        let expected = checked_byte_len(name, record, ranges)?;
+        if target.len() != expected {
+            let reason = format!("it takes {expected} bytes, the buffer has {}", target.len());
+            return Err(invalid_slice(name, record, ranges, reason));
+        }
+        let size = record.dtype.size();
+        for (slice, stored) in record.slices.iter().zip(&self.slices[name]) {
+            let region = Region {
+                offset: &slice.offset,
+                extent: &slice.extent,
+            };
+            let mut source = self.source(slice, stored, record.dtype);
+            for Run {
+                source: from,
+                target: to,
+                len,
+            } in common_runs(region, ranges)
+            {
+                source.read(from * size, &mut target[to * size..][..len * size])?;
+            }
+        }
+        Ok(())
+    }
+
+    fn source(&self, slice: &SliceRecord, stored: &StoredSlice, dtype: DType) -> SliceSource<'_> {
+        // Both were checked when the checkpoint was opened: the file is listed, the slice fits in memory.
+        let len = dtype.byte_len(&slice.extent).unwrap_or(0);
+        SliceSource {
+            file: &self.files[&slice.file],
+            start: stored.start,
+            len,
+            window: Vec::new(),
+            window_start: 0,
+        }
+    }
+
+    fn malformed(&self, file: &str, reason: String) -> CheckpointError {
+        self.damaged(Damage::Malformed {
+            file: file.to_owned(),
+            reason,
+        })
+    }
+
+    fn damaged(&self, damage: Damage) -> CheckpointError {
+        let iteration = Some(self.iteration());
+        let checkpoint = SkippedCheckpoint {
+            path: self.path.clone(),
+            iteration,
+            damage: vec![damage],
+        };
+        CheckpointError::Damaged(Box::new(DamagedCheckpoint {
+            checkpoint,
+            intact: None,
+        }))
+    }
+}
+
+fn invalid_slice(
+    name: &str,
+    record: &TensorRecord,
+    ranges: &[Range<usize>],
+    reason: String,
+) -> CheckpointError {
+    let (name, shape, ranges) = (name.to_owned(), record.shape.clone(), ranges.to_vec());
+    CheckpointError::InvalidSlice {
+        name,
+        shape,
+        ranges,
+        reason,
+    }
+}
+
+/// Bytes of the part that `ranges` name, once it is known to lie inside the tensor.
+fn checked_byte_len(
+    name: &str,
+    record: &TensorRecord,
+    ranges: &[Range<usize>],
+) -> Result<usize, CheckpointError> {
+    let inside =
+        |(range, &dim): (&Range<usize>, &usize)| range.start <= range.end && range.end <= dim;
+    if ranges.len() != record.shape.len() {
+        let reason = format!(
+            "expected {} ranges, found {}",
+            record.shape.len(),
+            ranges.len()
+        );
+        return Err(invalid_slice(name, record, ranges, reason));
+    }
+    if !ranges.iter().zip(&record.shape).all(inside) {
+        return Err(invalid_slice(
+            name,
+            record,
+            ranges,
+            "it reaches outside the tensor".to_owned(),
+        ));
+    }
+    let extent: Vec<usize> = ranges.iter().map(ExactSizeIterator::len).collect();
+    let too_large = || {
+        invalid_slice(
+            name,
+            record,
+            ranges,
+            "it has more bytes than can be addressed".to_owned(),
+        )
+    };
+    record.dtype.byte_len(&extent).ok_or_else(too_large)
+}
+
+/// The most similar of `names`, unless it is `name` itself.
+fn nearest<'n>(name: &str, names: impl Iterator<Item = &'n str>) -> Option<String> {
+    let scored = names
+        .filter(|other| *other != name)
+        .map(|other| (strsim::jaro_winkler(name, other), other));
+    scored
+        .max_by(|(a, _), (b, _)| a.total_cmp(b))
+        .map(|(_, other)| other.to_owned())
+}
+
+/// Reads one stored slice, front to back.
+struct SliceSource<'f> {
+    file: &'f VerifiedFile,
+    /// First byte of the slice in the file.
+    start: u64,
+    /// Bytes of the slice.
+    len: usize,
+    window: Vec<u8>,
+    /// First byte of the window in the slice.
+    window_start: usize,
+}
+
+impl SliceSource<'_> {
+    /// Fills `target` with what begins at byte `at` of the slice.
+    fn read(&mut self, at: usize, target: &mut [u8]) -> Result<(), CheckpointError> {
+        if target.len() >= DIRECT_READ_BYTES || target.len() == self.len {
+            return self.file.read_exact_at(target, self.start + at as u64);
+        }
+        let window_end = self.window_start + self.window.len();
+        if at < self.window_start || at + target.len() > window_end {
+            self.window.resize(WINDOW_BYTES.min(self.len - at), 0);
+            self.window_start = at;
+            self.file
+                .read_exact_at(&mut self.window, self.start + at as u64)?;
+        }
+        let position = at - self.window_start;
+        target.copy_from_slice(&self.window[position..position + target.len()]);
+        Ok(())
+    }
+}

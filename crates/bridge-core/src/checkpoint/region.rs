@@ -1,0 +1,298 @@
+//! Arithmetic of rectangular parts of row-major tensors: cover, intersection, contiguous runs. Touches no bytes.
+
+use std::ops::Range;
+
+/// Part of a tensor: where it begins and how far it reaches, per dimension.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Region<'a> {
+    pub(super) offset: &'a [usize],
+    pub(super) extent: &'a [usize],
+}
+
+impl Region<'_> {
+    /// Elements in it.
+    fn len(&self) -> usize {
+        count(self.extent.iter().copied())
+    }
+
+    fn overlaps(&self, other: &Self) -> bool {
+        let dims = self
+            .offset
+            .iter()
+            .zip(self.extent)
+            .zip(other.offset.iter().zip(other.extent));
+        dims.into_iter()
+            .all(|((a, a_len), (b, b_len))| a.max(b) < &(a + a_len).min(b + b_len))
+    }
+}
+
+/// Elements of a tensor whose number of bytes was checked. The zero of an empty one may come after dimensions whose
+/// product does not fit.
+fn count(dims: impl Iterator<Item = usize> + Clone) -> usize {
+    if dims.clone().any(|dim| dim == 0) {
+        0
+    } else {
+        dims.product()
+    }
+}
+
+/// Why `regions` do not tile a tensor of `shape` exactly, if they do not. `shape` has been checked to fit in memory.
+pub(super) fn tiling_problem(shape: &[usize], regions: &[Region<'_>]) -> Option<String> {
+    for Region { offset, extent } in regions {
+        let ranks_fit = offset.len() == shape.len() && extent.len() == shape.len();
+        let inside = offset
+            .iter()
+            .zip(*extent)
+            .zip(shape)
+            .all(|((o, e), s)| o.checked_add(*e).is_some_and(|end| end <= *s));
+        if !(ranks_fit && inside) {
+            return Some(format!(
+                "slice at {offset:?} of {extent:?} reaches outside {shape:?}"
+            ));
+        }
+    }
+    for (i, a) in regions.iter().enumerate() {
+        if let Some(b) = regions[i + 1..].iter().find(|b| a.overlaps(b)) {
+            return Some(format!(
+                "slices at {:?} of {:?} and at {:?} of {:?} overlap",
+                a.offset, a.extent, b.offset, b.extent
+            ));
+        }
+    }
+    let expected = count(shape.iter().copied());
+    let found: usize = regions.iter().map(Region::len).sum();
+    (expected != found).then(|| format!("its slices hold {found} of {expected} elements"))
+}
+
+/// Elements that lie next to each other both in a stored slice and in the part that is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Run {
+    /// First element, counted from the beginning of the stored slice.
+    pub(super) source: usize,
+    /// First element, counted from the beginning of the part that is read.
+    pub(super) target: usize,
+    /// Number of elements.
+    pub(super) len: usize,
+}
+
+/// The runs that `stored` contributes to `wanted`, in the order in which they are stored.
+pub(super) fn common_runs(
+    stored: Region<'_>,
+    wanted: &[Range<usize>],
+) -> impl Iterator<Item = Run> + use<> {
+    let dims = wanted.len();
+    let common: Vec<Range<usize>> = (0..dims)
+        .map(|d| {
+            let end = (stored.offset[d] + stored.extent[d]).min(wanted[d].end);
+            let start = stored.offset[d].max(wanted[d].start);
+            start..end.max(start)
+        })
+        .collect();
+    let wanted_extent: Vec<usize> = wanted.iter().map(ExactSizeIterator::len).collect();
+    let (source_strides, target_strides) = (strides(stored.extent), strides(&wanted_extent));
+    // A dimension that is common as a whole continues where the one before it ends.
+    let whole =
+        |d: usize| common[d].len() == stored.extent[d] && common[d].len() == wanted_extent[d];
+    let split = (0..dims).rev().find(|&d| !whole(d)).unwrap_or(0);
+    let len = count(common[split..].iter().map(ExactSizeIterator::len));
+    let runs = if len == 0 {
+        0
+    } else {
+        count(common[..split].iter().map(ExactSizeIterator::len))
+    };
+
+    let start = |origin: &dyn Fn(usize) -> usize, strides: &[usize]| -> usize {
+        (0..dims)
+            .filter(|_| runs > 0)
+            .map(|d| (common[d].start - origin(d)) * strides[d])
+            .sum()
+    };
+    let source_start = start(&|d| stored.offset[d], &source_strides);
+    let target_start = start(&|d| wanted[d].start, &target_strides);
+    let outer: Vec<usize> = common[..split].iter().map(ExactSizeIterator::len).collect();
+    (0..runs).map(move |mut index| {
+        let mut run = Run {
+            source: source_start,
+            target: target_start,
+            len,
+        };
+        for d in (0..split).rev() {
+            let position = index % outer[d];
+            index /= outer[d];
+            run.source += position * source_strides[d];
+            run.target += position * target_strides[d];
+        }
+        run
+    })
+}
+
+fn strides(extent: &[usize]) -> Vec<usize> {
+    let mut strides = vec![1usize; extent.len()];
+    for d in (1..extent.len()).rev() {
+        // An empty tensor may have strides that do not fit; none of them is used.
+        strides[d - 1] = strides[d].saturating_mul(extent[d]);
+    }
+    strides
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn runs(offset: &[usize], extent: &[usize], wanted: &[Range<usize>]) -> Vec<Run> {
+        common_runs(Region { offset, extent }, wanted).collect()
+    }
+
+    #[test]
+    #[expect(clippy::single_range_in_vec_init, reason = "one range a dimension")]
+    fn contiguous_parts_are_one_run() {
+        assert_eq!(
+            runs(&[], &[], &[]),
+            [Run {
+                source: 0,
+                target: 0,
+                len: 1
+            }]
+        );
+        assert_eq!(
+            runs(&[0, 0], &[3, 5], &[0..3, 0..5]),
+            [Run {
+                source: 0,
+                target: 0,
+                len: 15
+            }]
+        );
+        assert_eq!(
+            runs(&[0, 0], &[3, 5], &[1..3, 0..5]),
+            [Run {
+                source: 5,
+                target: 0,
+                len: 10
+            }]
+        );
+        assert_eq!(
+            runs(&[4], &[3], &[0..11]),
+            [Run {
+                source: 0,
+                target: 4,
+                len: 3
+            }]
+        );
+        assert_eq!(runs(&[0, 0], &[3, 5], &[3..3, 0..5]), []);
+        assert_eq!(runs(&[4], &[3], &[0..4]), []);
+        assert_eq!(runs(&[4], &[3], &[8..9]), []);
+    }
+
+    #[test]
+    fn columns_are_one_run_a_row() {
+        let expected = [
+            Run {
+                source: 1,
+                target: 0,
+                len: 2,
+            },
+            Run {
+                source: 6,
+                target: 2,
+                len: 2,
+            },
+        ];
+        assert_eq!(runs(&[0, 0], &[2, 5], &[0..2, 1..3]), expected);
+    }
+
+    #[test]
+    fn tilings_are_checked() {
+        let region = |o: &'static [usize], e: &'static [usize]| Region {
+            offset: o,
+            extent: e,
+        };
+        assert_eq!(
+            tiling_problem(
+                &[4, 3],
+                &[region(&[0, 0], &[2, 3]), region(&[2, 0], &[2, 3])]
+            ),
+            None
+        );
+        assert_eq!(tiling_problem(&[], &[region(&[], &[])]), None);
+        assert_eq!(tiling_problem(&[0, 3], &[region(&[0, 0], &[0, 3])]), None);
+        let gap = tiling_problem(&[4, 3], &[region(&[0, 0], &[2, 3])]).unwrap();
+        assert!(gap.contains("6 of 12"), "{gap}");
+        let twice = tiling_problem(&[], &[region(&[], &[]), region(&[], &[])]).unwrap();
+        assert!(twice.contains("overlap"), "{twice}");
+        assert!(
+            tiling_problem(&[4], &[region(&[3], &[2])])
+                .unwrap()
+                .contains("outside")
+        );
+        assert!(
+            tiling_problem(&[4], &[region(&[usize::MAX], &[2])])
+                .unwrap()
+                .contains("outside")
+        );
+        assert!(
+            tiling_problem(&[4], &[region(&[0, 0], &[4, 1])])
+                .unwrap()
+                .contains("outside")
+        );
+        let empty: &'static [usize] = &[usize::MAX, usize::MAX, 0];
+        assert_eq!(tiling_problem(empty, &[region(&[0, 0, 0], empty)]), None);
+        assert_eq!(
+            runs(&[0, 0, 0], empty, &[0..usize::MAX, 0..usize::MAX, 0..0]),
+            []
+        );
+        assert_eq!(runs(&[0, 0], &[0, usize::MAX], &[0..0, 0..usize::MAX]), []);
+        // A gap and an overlap of the same size.
+        let both = tiling_problem(&[4], &[region(&[0], &[2]), region(&[1], &[2])]).unwrap();
+        assert!(both.contains("overlap"), "{both}");
+    }
+
+    fn part(shape: Vec<usize>) -> impl Strategy<Value = Vec<Range<usize>>> {
+        shape
+            .into_iter()
+            .map(|dim| (0..=dim, 0..=dim).prop_map(|(a, b)| a.min(b)..a.max(b)))
+            .collect::<Vec<_>>()
+    }
+
+    fn cases() -> impl Strategy<Value = (Vec<usize>, Vec<Range<usize>>, Vec<Range<usize>>)> {
+        prop::collection::vec(0usize..6, 0..4)
+            .prop_flat_map(|shape| (Just(shape.clone()), part(shape.clone()), part(shape)))
+    }
+
+    /// Position of a global coordinate inside a part, row-major; `None` outside.
+    fn position(at: &[usize], part: &[Range<usize>]) -> Option<usize> {
+        at.iter().zip(part).try_fold(0, |sum, (x, range)| {
+            range
+                .contains(x)
+                .then(|| sum * range.len() + x - range.start)
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn runs_hold_each_common_element_once((shape, stored, wanted) in cases()) {
+            let offset: Vec<usize> = stored.iter().map(|r| r.start).collect();
+            let extent: Vec<usize> = stored.iter().map(|r| r.len()).collect();
+            let mut found: Vec<(usize, usize)> = runs(&offset, &extent, &wanted)
+                .into_iter()
+                .flat_map(|run| (0..run.len).map(move |i| (run.source + i, run.target + i)))
+                .collect();
+            let count: usize = shape.iter().product();
+            let mut expected: Vec<(usize, usize)> = (0..count)
+                .filter_map(|mut index| {
+                    let mut at = vec![0; shape.len()];
+                    for d in (0..shape.len()).rev() {
+                        at[d] = index % shape[d];
+                        index /= shape[d];
+                    }
+                    Some((position(&at, &stored)?, position(&at, &wanted)?))
+                })
+                .collect();
+            prop_assert!(found.is_sorted_by_key(|(source, _)| *source));
+            found.sort_unstable();
+            expected.sort_unstable();
+            prop_assert_eq!(found, expected);
+        }
+    }
+}

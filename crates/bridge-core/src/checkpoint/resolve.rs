@@ -1,0 +1,496 @@
+//! Which checkpoint to continue from: the latest that is intact, with an account of everything that was odd on the way.
+//! Writes nothing and starts nothing afresh.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::checksum::{Checksum, stated_checksum};
+use super::error::{CheckpointError, DamagedCheckpoint, RootFault, SkippedCheckpoint};
+use super::fsio::parent_of;
+use super::journal::{Journal, JournalState, Pointer};
+use super::layout::{LATEST_FILE, METADATA_FILE, iteration_folder_name};
+use super::reader::Checkpoint;
+use super::store::{CheckpointStore, Place, RootEntry, RootState, iteration_of};
+use super::verify::{Verification, verify_folder};
+
+/// What to do when the checkpoint to continue from is damaged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OnDamaged {
+    /// Stop with an error that offers the intact one before it.
+    #[default]
+    Error,
+    /// Take the newest intact one before it and report what was passed over.
+    Fallback,
+}
+
+/// What to load from a [`CheckpointStore`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct LoadRequest {
+    /// Exactly this iteration. Never another one: without it, or when it is damaged, that is an error under either
+    /// setting of `on_damaged`.
+    pub ckpt_step: Option<u64>,
+    /// What to do about damage.
+    pub on_damaged: OnDamaged,
+    /// How thoroughly to look for it.
+    pub verification: Verification,
+}
+
+/// Something worth telling that does not stop a load.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Notice {
+    /// The last save was cut short, before or after its checkpoint was published.
+    InterruptedSave {
+        /// What was being saved.
+        iteration: u64,
+        /// What is loaded; the same if the checkpoint was published already.
+        loaded: u64,
+    },
+    /// There are checkpoints newer than the latest, from a run that went back.
+    NewerIgnored {
+        /// What the pointer names.
+        latest: u64,
+        /// Their iterations.
+        newer: Vec<u64>,
+    },
+    /// The checkpoint saved last is gone, and the pointer names another one that is there.
+    LastSaveRemoved {
+        /// What was saved last.
+        saved: u64,
+        /// What the pointer names.
+        pointer: u64,
+    },
+    /// Something was wrong that [`OnDamaged::Fallback`] allows going on from.
+    Fault(RootFault),
+}
+
+impl fmt::Display for Notice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::InterruptedSave { iteration, loaded } if iteration == loaded => {
+                write!(
+                    f,
+                    "the save of iteration {iteration} was interrupted after its checkpoint was complete"
+                )
+            }
+            Self::InterruptedSave { iteration, loaded } => {
+                write!(
+                    f,
+                    "the save of iteration {iteration} was interrupted; iteration {loaded} is the latest"
+                )
+            }
+            Self::NewerIgnored { latest, newer } => {
+                write!(
+                    f,
+                    "{LATEST_FILE} names iteration {latest}; newer ones are there and not used: {newer:?}"
+                )
+            }
+            Self::LastSaveRemoved { saved, pointer } => {
+                write!(
+                    f,
+                    "iteration {saved}, saved last, is gone; {LATEST_FILE} names iteration {pointer}"
+                )
+            }
+            Self::Fault(fault) => fault.fmt(f),
+        }
+    }
+}
+
+/// What was odd on the way to a checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct LoadReport {
+    /// Damaged checkpoints passed over, newest first.
+    pub skipped: Vec<SkippedCheckpoint>,
+    /// Everything else.
+    pub notices: Vec<Notice>,
+}
+
+impl LoadReport {
+    /// Whether nothing is to be told.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.skipped.is_empty() && self.notices.is_empty()
+    }
+}
+
+impl fmt::Display for LoadReport {
+    /// One paragraph for each entry; nothing for an empty report.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let notices = self.notices.iter().map(Notice::to_string);
+        let skipped = self
+            .skipped
+            .iter()
+            .map(|skipped| format!("{skipped}\n  passed over"));
+        f.write_str(&notices.chain(skipped).collect::<Vec<_>>().join("\n"))
+    }
+}
+
+/// A checkpoint to continue from.
+#[derive(Debug)]
+pub struct Resolved {
+    /// The checkpoint, verified.
+    pub checkpoint: Checkpoint,
+    /// What to tell the user.
+    pub report: LoadReport,
+}
+
+/// The answer of [`CheckpointStore::resolve`].
+#[derive(Debug)]
+pub enum Resolution {
+    /// Continue from this.
+    Found(Box<Resolved>),
+    /// No checkpoint was ever published here.
+    NothingFound {
+        /// Where.
+        searched: PathBuf,
+    },
+}
+
+/// What the files of a root, taken together, say should be loaded.
+#[derive(Debug, PartialEq, Eq)]
+struct Plan {
+    target: Target,
+    fault: Option<RootFault>,
+    notices: Vec<Notice>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Target {
+    /// Nothing was ever published.
+    Nothing,
+    /// This one, which the journal confirms or which is there; failing that, one before it.
+    Iteration(u64),
+    /// The newest intact one; `named` is an iteration that the pointer names and nothing else knows of.
+    Newest { named: Option<u64> },
+}
+
+impl CheckpointStore {
+    /// Finds, verifies and opens the checkpoint to continue from. May be called while a writer is at work.
+    ///
+    /// Of a store that is a single folder, that one is loaded or an error returned, under either setting of
+    /// [`OnDamaged`].
+    ///
+    /// # Errors
+    /// When the checkpoint asked for is missing or damaged, when with [`OnDamaged::Error`] the latest is damaged or
+    /// cannot be told, when there are checkpoints but none that may be used is intact, or when the disk refuses.
+    pub fn resolve(&self, request: &LoadRequest) -> Result<Resolution, CheckpointError> {
+        /// What a writer does to the one checkpoint that is looked at takes less time than so many looks.
+        const ATTEMPTS: usize = 50;
+        const PAUSE: Duration = Duration::from_millis(5);
+        let root = match &self.place {
+            Place::Root(root) => root,
+            Place::Folder(folder) => return self.resolve_folder(folder, request),
+        };
+        let mut state = RootState::read(root)?;
+        for _ in 0..ATTEMPTS {
+            let outcome = self.resolve_root(root, &state, request);
+            if matches!(&outcome, Ok(Resolution::Found(found)) if found.report.is_empty()) {
+                return outcome;
+            }
+            // It may be the work of a writer, seen halfway. What is still the same now is no such thing.
+            let now = RootState::read(root)?;
+            if now == state {
+                return outcome;
+            }
+            state = now;
+            std::thread::sleep(PAUSE);
+        }
+        self.resolve_root(root, &state, request)
+    }
+
+    fn resolve_folder(
+        &self,
+        folder: &Path,
+        request: &LoadRequest,
+    ) -> Result<Resolution, CheckpointError> {
+        let found = verify_folder(folder, request.verification).map_err(|damage| {
+            let iteration = iteration_of(folder);
+            // Others may lie beside it; that they cannot be read is not what the user asked about.
+            let state = iteration.and_then(|_| RootState::read(parent_of(folder)).ok());
+            let entries = state.map(|state| state.entries).unwrap_or_default();
+            let before = iteration
+                .map(|iteration| descending_before(&entries, iteration))
+                .unwrap_or_default();
+            let checkpoint = SkippedCheckpoint {
+                path: folder.to_owned(),
+                iteration,
+                damage,
+            };
+            damaged(checkpoint, first_intact(&before, &entries))
+        })?;
+        match request.ckpt_step {
+            Some(step) if step != found.iteration() => {
+                Err(self.step_not_found(step, vec![found.iteration()]))
+            }
+            _ => Ok(Resolution::found(found, LoadReport::default())),
+        }
+    }
+
+    fn resolve_root(
+        &self,
+        root: &Path,
+        state: &RootState,
+        request: &LoadRequest,
+    ) -> Result<Resolution, CheckpointError> {
+        if let Some(step) = request.ckpt_step {
+            let available = || state.entries.keys().copied().collect();
+            let entry = state
+                .entries
+                .get(&step)
+                .ok_or_else(|| self.step_not_found(step, available()))?;
+            let found = verify_folder(&entry.path, request.verification).map_err(|damage| {
+                let checkpoint = SkippedCheckpoint {
+                    path: entry.path.clone(),
+                    iteration: Some(step),
+                    damage,
+                };
+                damaged(
+                    checkpoint,
+                    first_intact(&descending_before(&state.entries, step), &state.entries),
+                )
+            })?;
+            return Ok(Resolution::found(found, LoadReport::default()));
+        }
+        let Plan {
+            target,
+            fault,
+            notices,
+        } = plan(state);
+        let candidates = match target {
+            Target::Nothing => {
+                return Ok(Resolution::NothingFound {
+                    searched: root.to_owned(),
+                });
+            }
+            Target::Iteration(iteration) => [
+                vec![iteration],
+                descending_before(&state.entries, iteration),
+            ]
+            .concat(),
+            Target::Newest { named } => named
+                .into_iter()
+                .chain(state.entries.keys().rev().copied())
+                .collect(),
+        };
+        let mut report = LoadReport {
+            skipped: Vec::new(),
+            notices,
+        };
+        if let Some(fault) = fault {
+            if request.on_damaged == OnDamaged::Error {
+                let intact = first_intact(&candidates, &state.entries);
+                return Err(CheckpointError::Root {
+                    root: root.to_owned(),
+                    fault,
+                    intact,
+                });
+            }
+            report.notices.push(Notice::Fault(fault));
+        }
+        for (index, &iteration) in candidates.iter().enumerate() {
+            let folder = || root.join(iteration_folder_name(iteration));
+            let path = state
+                .entries
+                .get(&iteration)
+                .map_or_else(folder, |entry| entry.path.clone());
+            match verify_folder(&path, request.verification) {
+                Ok(found) => return Ok(Resolution::found(found, report)),
+                Err(damage) => {
+                    let skipped = SkippedCheckpoint {
+                        path,
+                        iteration: Some(iteration),
+                        damage,
+                    };
+                    if request.on_damaged == OnDamaged::Error {
+                        return Err(damaged(
+                            skipped,
+                            first_intact(&candidates[index + 1..], &state.entries),
+                        ));
+                    }
+                    report.skipped.push(skipped);
+                }
+            }
+        }
+        let newer = candidates
+            .first()
+            .map_or_else(Vec::new, |&first| newer_than(&state.entries, first));
+        Err(CheckpointError::NothingIntact {
+            root: root.to_owned(),
+            skipped: report.skipped,
+            newer,
+        })
+    }
+}
+
+impl Resolution {
+    fn found(checkpoint: Checkpoint, report: LoadReport) -> Self {
+        Self::Found(Box::new(Resolved { checkpoint, report }))
+    }
+}
+
+fn damaged(checkpoint: SkippedCheckpoint, intact: Option<u64>) -> CheckpointError {
+    CheckpointError::Damaged(Box::new(DamagedCheckpoint { checkpoint, intact }))
+}
+
+fn descending_before(entries: &BTreeMap<u64, RootEntry>, iteration: u64) -> Vec<u64> {
+    entries
+        .range(..iteration)
+        .rev()
+        .map(|(&iteration, _)| iteration)
+        .collect()
+}
+
+fn newer_than(entries: &BTreeMap<u64, RootEntry>, iteration: u64) -> Vec<u64> {
+    entries
+        .keys()
+        .copied()
+        .filter(|&other| other > iteration)
+        .collect()
+}
+
+/// The first of `candidates` that can be offered to the user: every byte of it is verified.
+fn first_intact(candidates: &[u64], entries: &BTreeMap<u64, RootEntry>) -> Option<u64> {
+    let intact = |path: &Path| verify_folder(path, Verification::Contents).is_ok();
+    candidates.iter().copied().find(|iteration| {
+        entries
+            .get(iteration)
+            .is_some_and(|entry| intact(&entry.path))
+    })
+}
+
+/// Weighs pointer, journal and folders against each other.
+fn plan(state: &RootState) -> Plan {
+    let mut plan = match &state.journal {
+        JournalState::Valid(journal) => plan_with_journal(state, journal),
+        JournalState::Missing => plan_without_journal(state, None),
+        JournalState::Damaged(reason) => plan_without_journal(
+            state,
+            Some(RootFault::JournalDamaged {
+                reason: reason.clone(),
+            }),
+        ),
+    };
+    if let (Target::Iteration(latest), None) = (&plan.target, &plan.fault) {
+        let newer = newer_than(&state.entries, *latest);
+        if !newer.is_empty() {
+            plan.notices.push(Notice::NewerIgnored {
+                latest: *latest,
+                newer,
+            });
+        }
+    }
+    plan
+}
+
+/// The pointer alone decides, as in a folder that another program wrote.
+fn plan_without_journal(state: &RootState, journal_fault: Option<RootFault>) -> Plan {
+    let newest = Target::Newest { named: None };
+    let (target, fault) = match &state.pointer {
+        Pointer::Iteration(named) if state.entries.contains_key(named) => {
+            (Target::Iteration(*named), None)
+        }
+        Pointer::Iteration(named) => (
+            Target::Newest {
+                named: Some(*named),
+            },
+            None,
+        ),
+        Pointer::Garbage(text) => (
+            newest,
+            Some(RootFault::PointerGarbage { text: text.clone() }),
+        ),
+        Pointer::Missing if state.entries.is_empty() && journal_fault.is_none() => {
+            (Target::Nothing, None)
+        }
+        Pointer::Missing => (newest, Some(RootFault::PointerMissing)),
+    };
+    Plan {
+        target,
+        fault: journal_fault.or(fault),
+        notices: Vec::new(),
+    }
+}
+
+fn plan_with_journal(state: &RootState, journal: &Journal) -> Plan {
+    let named = match &state.pointer {
+        Pointer::Iteration(named) => Some(*named),
+        Pointer::Missing | Pointer::Garbage(_) => None,
+    };
+    // What the pointer may say if nothing happened to it, and what should be loaded then.
+    let (saved, allowed, best) = match journal {
+        Journal::Saved { iteration } => (*iteration, [Some(*iteration); 2], Some(*iteration)),
+        Journal::Saving {
+            iteration,
+            metadata_checksum,
+            previous,
+        } => {
+            // The pointer moves only after the checkpoint was published. Before that, the checksum tells the new
+            // checkpoint from an older one of the same iteration.
+            let published =
+                named == Some(*iteration) || is_published(state, *iteration, *metadata_checksum);
+            let best = if published {
+                Some(*iteration)
+            } else {
+                *previous
+            };
+            (*iteration, [Some(*iteration), *previous], best)
+        }
+    };
+    let to_best = best.map_or(Target::Newest { named: None }, Target::Iteration);
+    let is_there = |iteration: u64| state.entries.contains_key(&iteration);
+    let (target, fault, notices) = match (&state.pointer, named) {
+        (Pointer::Garbage(text), _) => (
+            to_best,
+            Some(RootFault::PointerGarbage { text: text.clone() }),
+            Vec::new(),
+        ),
+        (_, named) if allowed.contains(&named) => match best {
+            None if state.entries.is_empty() => (Target::Nothing, None, Vec::new()),
+            None => (to_best, Some(RootFault::PointerMissing), Vec::new()),
+            Some(loaded) => {
+                let interrupted = matches!(journal, Journal::Saving { .. });
+                let notice = interrupted.then_some(Notice::InterruptedSave {
+                    iteration: saved,
+                    loaded,
+                });
+                (to_best, None, notice.into_iter().collect())
+            }
+        },
+        (_, None) => (to_best, Some(RootFault::PointerMissing), Vec::new()),
+        (_, Some(pointer)) if is_there(pointer) && !best.is_some_and(is_there) => (
+            Target::Iteration(pointer),
+            None,
+            vec![Notice::LastSaveRemoved { saved, pointer }],
+        ),
+        (_, Some(pointer)) => {
+            let saved = best.unwrap_or(saved);
+            (
+                to_best,
+                Some(RootFault::PointerMismatch { pointer, saved }),
+                Vec::new(),
+            )
+        }
+    };
+    Plan {
+        target,
+        fault,
+        notices,
+    }
+}
+
+/// Whether the folder of `iteration` is the very checkpoint whose metadata has this checksum.
+fn is_published(state: &RootState, iteration: u64, checksum: Checksum) -> bool {
+    /// Enough for the opening of the file, with the checksum it states.
+    const OPENING_BYTES: u64 = 256;
+    let Some(entry) = state.entries.get(&iteration) else {
+        return false;
+    };
+    let mut opening = Vec::new();
+    let file = File::open(entry.path.join(METADATA_FILE));
+    let read = file.and_then(|file| file.take(OPENING_BYTES).read_to_end(&mut opening));
+    read.is_ok() && stated_checksum(&opening) == Ok(checksum)
+}

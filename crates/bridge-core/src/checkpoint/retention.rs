@@ -1,0 +1,169 @@
+//! Which checkpoints stay. Deletes only in [`prune`].
+
+use std::num::{NonZeroU64, NonZeroUsize};
+use std::path::Path;
+
+use super::error::CheckpointError;
+use super::journal::Pointer;
+use super::store::RootState;
+use super::verify::{Verification, verify_folder};
+use super::writer::move_to_trash;
+
+/// How many checkpoints are kept. Whatever it says, the checkpoint that the pointer names stays, so does the last one
+/// that is intact, and checkpoints newer than the latest, which a run that went back has abandoned, are neither counted
+/// nor deleted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RetentionPolicy {
+    most_recent_k: Option<NonZeroUsize>,
+    save_retain_interval: Option<NonZeroU64>,
+}
+
+impl RetentionPolicy {
+    /// Keeps the last `most_recent_k` checkpoints by iteration, or all for -1, and besides those every one whose
+    /// iteration is a multiple of `save_retain_interval`.
+    ///
+    /// # Errors
+    /// For a `most_recent_k` of 0 or below -1, and an interval of 0.
+    pub fn new(
+        most_recent_k: i64,
+        save_retain_interval: Option<u64>,
+    ) -> Result<Self, CheckpointError> {
+        let invalid_k = CheckpointError::InvalidRetention {
+            key: "most_recent_k",
+            found: most_recent_k,
+            expected: "-1 (keep all) or the number of checkpoints to keep, 1 or more",
+        };
+        let k = match most_recent_k {
+            -1 => None,
+            k => Some(
+                usize::try_from(k)
+                    .ok()
+                    .and_then(NonZeroUsize::new)
+                    .ok_or(invalid_k)?,
+            ),
+        };
+        let interval = match save_retain_interval {
+            None => None,
+            Some(interval) => Some(NonZeroU64::new(interval).ok_or(
+                CheckpointError::InvalidRetention {
+                    key: "save_retain_interval",
+                    found: 0,
+                    expected: "1 or more",
+                },
+            )?),
+        };
+        Ok(Self {
+            most_recent_k: k,
+            save_retain_interval: interval,
+        })
+    }
+
+    /// Those of `iterations`, ascending, that may go, oldest first.
+    fn disposable(&self, iterations: &[u64], latest: u64) -> Vec<u64> {
+        let Some(k) = self.most_recent_k else {
+            return Vec::new();
+        };
+        let past: Vec<u64> = iterations
+            .iter()
+            .copied()
+            .filter(|&iteration| iteration <= latest)
+            .collect();
+        let retained = |iteration: u64| {
+            self.save_retain_interval
+                .is_some_and(|i| iteration.is_multiple_of(i.get()))
+        };
+        let old = &past[..past.len().saturating_sub(k.get())];
+        old.iter()
+            .copied()
+            .filter(|&iteration| iteration != latest && !retained(iteration))
+            .collect()
+    }
+}
+
+/// Deletes what `policy` does not keep and returns the iterations deleted, oldest first. `known_intact` is a checkpoint
+/// that this process has just written, which spares verifying one.
+pub(super) fn prune(
+    root: &Path,
+    policy: &RetentionPolicy,
+    known_intact: Option<u64>,
+) -> Result<Vec<u64>, CheckpointError> {
+    let state = RootState::read(root)?;
+    // Without a pointer nobody knows which checkpoint must stay.
+    let Pointer::Iteration(latest) = state.pointer else {
+        return Ok(Vec::new());
+    };
+    let iterations: Vec<u64> = state.entries.keys().copied().collect();
+    let mut disposable = policy.disposable(&iterations, latest);
+    if disposable.is_empty() {
+        return Ok(disposable);
+    }
+    let kept: Vec<u64> = iterations
+        .into_iter()
+        .filter(|iteration| !disposable.contains(iteration))
+        .collect();
+    if known_intact.is_none_or(|iteration| !kept.contains(&iteration)) {
+        let intact = |iteration: &u64| {
+            verify_folder(&state.entries[iteration].path, Verification::Contents).is_ok()
+        };
+        if !kept.iter().rev().any(intact)
+            && let Some(last) = disposable.iter().rposition(intact)
+        {
+            disposable.remove(last);
+        }
+    }
+    for iteration in &disposable {
+        move_to_trash(root, &state.entries[iteration].path, *iteration)?;
+    }
+    Ok(disposable)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn disposable(k: i64, interval: Option<u64>, latest: u64) -> Vec<u64> {
+        RetentionPolicy::new(k, interval)
+            .unwrap()
+            .disposable(&[0, 10, 20, 30, 40, 50], latest)
+    }
+
+    #[test]
+    fn the_last_k_stay() {
+        assert_eq!(disposable(-1, None, 50), [0u64; 0]);
+        assert_eq!(disposable(1, None, 50), [0, 10, 20, 30, 40]);
+        assert_eq!(disposable(2, None, 50), [0, 10, 20, 30]);
+        assert_eq!(disposable(6, None, 50), [0u64; 0]);
+        assert_eq!(disposable(i64::MAX, None, 50), [0u64; 0]);
+    }
+
+    #[test]
+    fn multiples_of_the_interval_stay_for_ever() {
+        assert_eq!(disposable(2, Some(20), 50), [10, 30]);
+        assert_eq!(disposable(2, Some(1), 50), [0u64; 0]);
+        assert_eq!(disposable(-1, Some(20), 50), [0u64; 0]);
+    }
+
+    #[test]
+    fn the_latest_stays_and_what_is_newer_is_not_counted() {
+        assert_eq!(disposable(1, None, 20), [0, 10]);
+        assert_eq!(disposable(2, None, 20), [0]);
+        assert_eq!(disposable(1, None, 0), [0u64; 0]);
+    }
+
+    #[test]
+    fn settings_that_mean_nothing_are_errors() {
+        for k in [0, -2, i64::MIN] {
+            let error = RetentionPolicy::new(k, None).unwrap_err().to_string();
+            assert!(
+                error.starts_with(&format!("most_recent_k = {k}: expected -1")),
+                "{error}"
+            );
+        }
+        assert!(
+            RetentionPolicy::new(1, Some(0))
+                .unwrap_err()
+                .to_string()
+                .contains("save_retain_interval = 0")
+        );
+    }
+}

@@ -1,0 +1,317 @@
+//! Shard files: safetensors, written once, front to back, with the checksum taken on the way. Publishes nothing.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use safetensors::tensor::{Metadata as Header, TensorInfo};
+use serde::{Deserialize, Serialize};
+
+use super::checksum::Checksum;
+use super::error::CheckpointError;
+use super::fsio::{CHUNK_BYTES, FileWriter};
+use super::layout::{file_name_problem, shard_file_name};
+use super::snapshot::{ShardTensor, TensorGroup};
+use super::tensor::DType;
+use super::writer::ProgressMeter;
+
+/// The key that safetensors keeps for itself.
+const RESERVED_KEY: &str = "__metadata__";
+
+/// A shard file as one rank wrote it. Ranks send theirs to the one that publishes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WrittenShard {
+    /// Its name in the folder.
+    pub file: String,
+    /// Its bytes.
+    pub size: u64,
+    /// Their checksum.
+    pub checksum: Checksum,
+    /// The group its tensors belong to.
+    pub group: String,
+    /// What it holds.
+    pub tensors: Vec<WrittenTensor>,
+}
+
+/// A tensor, or a slice of one, as one rank wrote it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WrittenTensor {
+    /// The name of the tensor.
+    pub name: String,
+    /// The type of its elements.
+    pub dtype: DType,
+    /// The shape of the whole tensor.
+    pub global_shape: Vec<usize>,
+    /// The name inside the shard file.
+    pub key: String,
+    /// Where the slice begins in the whole tensor, per dimension.
+    pub offset: Vec<usize>,
+    /// How far it reaches, per dimension.
+    pub extent: Vec<usize>,
+}
+
+/// One file to write.
+pub(super) struct ShardPlan<'s, 'a> {
+    file: String,
+    group: &'s str,
+    /// By key, in the order in which they are stored.
+    tensors: Vec<(String, &'s ShardTensor<'a>)>,
+}
+
+/// Divides the tensors of `groups` into files of at most `max_bytes`; a larger tensor gets a file of its own.
+///
+/// # Errors
+/// When a group's name makes no file name, or two tensors have the same key.
+pub(super) fn plan_shards<'s, 'a>(
+    groups: &'s [TensorGroup<'a>],
+    rank: usize,
+    max_bytes: u64,
+) -> Result<Vec<ShardPlan<'s, 'a>>, CheckpointError> {
+    let mut plans: Vec<ShardPlan<'s, 'a>> = Vec::new();
+    for group in groups {
+        let plain = !group.name.contains('/') && file_name_problem(&group.name).is_none();
+        if !plain {
+            return Err(CheckpointError::invalid_snapshot(
+                &group.name,
+                "a group's name has to be a plain file name",
+            ));
+        }
+        let mut keyed: Vec<_> = unique_keys(&group.tensors)?.into_iter().collect();
+        // Wide elements first, so that every tensor is aligned for its type; sorting is stable, names stay in order.
+        keyed.sort_by_key(|(_, tensor)| std::cmp::Reverse(tensor.source.dtype().size()));
+        let mut parts: Vec<ShardPlan<'s, 'a>> = Vec::new();
+        let mut filled = 0u64;
+        for entry in keyed {
+            let bytes = entry.1.source.bytes().len() as u64;
+            match parts.last_mut() {
+                Some(plan) if filled == 0 || filled.saturating_add(bytes) <= max_bytes => {
+                    plan.tensors.push(entry)
+                }
+                _ => {
+                    let file = shard_file_name(&group.name, rank, parts.len());
+                    parts.push(ShardPlan {
+                        file,
+                        group: &group.name,
+                        tensors: vec![entry],
+                    });
+                    filled = 0;
+                }
+            }
+            filled += bytes;
+        }
+        plans.append(&mut parts);
+    }
+    Ok(plans)
+}
+
+/// The tensors of a group by their key in the file: the name, and for a slice also where it begins, because one rank may
+/// hold several slices of a tensor.
+fn unique_keys<'s, 'a>(
+    tensors: &'s [ShardTensor<'a>],
+) -> Result<BTreeMap<String, &'s ShardTensor<'a>>, CheckpointError> {
+    let mut keyed = BTreeMap::new();
+    for tensor in tensors {
+        let key = if tensor.is_whole() {
+            tensor.name.clone()
+        } else {
+            let offset: Vec<String> = tensor.offset.iter().map(usize::to_string).collect();
+            format!("{}@{}", tensor.name, offset.join(","))
+        };
+        if key == RESERVED_KEY || tensor.name.is_empty() {
+            return Err(CheckpointError::invalid_snapshot(
+                key,
+                "safetensors does not allow a tensor of this name",
+            ));
+        }
+        if keyed.insert(key.clone(), tensor).is_some() {
+            return Err(CheckpointError::invalid_snapshot(
+                key,
+                "the group holds it twice",
+            ));
+        }
+    }
+    Ok(keyed)
+}
+
+/// Writes all files of `plans` into `folder`, `num_writers` at a time.
+///
+/// # Errors
+/// The first error of any file; others may be left half-written.
+pub(super) fn write_shards(
+    folder: &Path,
+    plans: &[ShardPlan<'_, '_>],
+    num_writers: usize,
+    meter: &ProgressMeter,
+) -> Result<Vec<WrittenShard>, CheckpointError> {
+    let next = AtomicUsize::new(0);
+    let results = Mutex::new(Vec::with_capacity(plans.len()));
+    let work = || {
+        while let Some((index, plan)) = {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            plans.get(index).map(|plan| (index, plan))
+        } {
+            let result = write_shard(folder, plan, meter);
+            if result.is_err() {
+                // The save has failed; what is left need not be written.
+                next.store(plans.len(), Ordering::Relaxed);
+            }
+            results
+                .lock()
+                .unwrap_or_else(|e| e.into_inner())
+                .push((index, result));
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..num_writers.min(plans.len()) {
+            scope.spawn(work);
+        }
+        work();
+    });
+    let mut results = results.into_inner().unwrap_or_else(|e| e.into_inner());
+    results.sort_by_key(|(index, _)| *index);
+    results.into_iter().map(|(_, result)| result).collect()
+}
+
+fn write_shard(
+    folder: &Path,
+    plan: &ShardPlan<'_, '_>,
+    meter: &ProgressMeter,
+) -> Result<WrittenShard, CheckpointError> {
+    let mut file = FileWriter::create(&folder.join(&plan.file))?;
+    file.write(&header(plan)?)?;
+    for (_, tensor) in &plan.tensors {
+        for chunk in tensor.source.bytes().chunks(CHUNK_BYTES) {
+            file.write(chunk)?;
+            meter.add(chunk.len() as u64);
+        }
+    }
+    let (size, checksum) = file.finish()?;
+    let tensors = plan
+        .tensors
+        .iter()
+        .map(|(key, tensor)| WrittenTensor {
+            name: tensor.name.clone(),
+            dtype: tensor.source.dtype(),
+            global_shape: tensor.global_shape.clone(),
+            key: key.clone(),
+            offset: tensor.offset.clone(),
+            extent: tensor.source.shape().to_vec(),
+        })
+        .collect();
+    Ok(WrittenShard {
+        file: plan.file.clone(),
+        size,
+        checksum,
+        group: plan.group.to_owned(),
+        tensors,
+    })
+}
+
+/// The header of a safetensors file: the length of the JSON that follows, eight bytes little-endian, then the JSON,
+/// padded with spaces so that the data begins at a multiple of eight.
+fn header(plan: &ShardPlan<'_, '_>) -> Result<Vec<u8>, CheckpointError> {
+    let mut end = 0;
+    let infos = plan.tensors.iter().map(|(key, tensor)| {
+        let start = end;
+        end += tensor.source.bytes().len();
+        let shape = tensor.source.shape().to_vec();
+        (
+            key.clone(),
+            TensorInfo {
+                dtype: tensor.source.dtype().into(),
+                shape,
+                data_offsets: (start, end),
+            },
+        )
+    });
+    let invalid = |reason: String| CheckpointError::invalid_snapshot(&plan.file, reason);
+    let header = Header::new(None, infos.collect()).map_err(|e| invalid(e.to_string()))?;
+    let mut json = serde_json::to_vec(&header).map_err(|e| invalid(e.to_string()))?;
+    json.resize(json.len().next_multiple_of(8), b' ');
+    let mut bytes = (json.len() as u64).to_le_bytes().to_vec();
+    bytes.append(&mut json);
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tensor::HostTensor;
+    use super::*;
+
+    fn group(tensors: Vec<ShardTensor<'static>>) -> [TensorGroup<'static>; 1] {
+        [TensorGroup {
+            name: "model".into(),
+            tensors,
+        }]
+    }
+
+    fn bytes(name: &str, len: usize) -> ShardTensor<'static> {
+        ShardTensor::whole(name, HostTensor::from_vec([len], vec![0u8; len]).unwrap())
+    }
+
+    fn files(groups: &[TensorGroup<'_>], max_bytes: u64) -> Vec<(String, usize)> {
+        let plans = plan_shards(groups, 3, max_bytes).unwrap();
+        plans
+            .into_iter()
+            .map(|plan| (plan.file, plan.tensors.len()))
+            .collect()
+    }
+
+    #[test]
+    fn files_are_split_at_the_limit() {
+        let groups = group(vec![
+            bytes("a", 4),
+            bytes("b", 4),
+            bytes("c", 9),
+            bytes("d", 1),
+        ]);
+        let expected = [
+            ("model-rank00003.safetensors", 2),
+            ("model-rank00003-part00001.safetensors", 1),
+            ("model-rank00003-part00002.safetensors", 1),
+        ];
+        assert_eq!(files(&groups, 8), expected.map(|(f, n)| (f.to_owned(), n)));
+        assert_eq!(
+            files(&groups, u64::MAX),
+            [("model-rank00003.safetensors".to_owned(), 4)]
+        );
+        assert_eq!(files(&group(vec![]), 8), []);
+    }
+
+    #[test]
+    fn unusable_names_are_errors() {
+        let plan = |groups: &[TensorGroup<'_>]| {
+            plan_shards(groups, 0, 8)
+                .map(|_| ())
+                .unwrap_err()
+                .to_string()
+        };
+        assert!(
+            plan(&group(vec![bytes("a", 1), bytes("a", 1)]))
+                .contains("`a`: the group holds it twice")
+        );
+        assert!(plan(&group(vec![bytes(RESERVED_KEY, 1)])).contains(RESERVED_KEY));
+        assert!(plan(&group(vec![bytes("", 1)])).contains("safetensors"));
+        let outside = [TensorGroup {
+            name: "../model".into(),
+            tensors: vec![],
+        }];
+        assert!(plan(&outside).contains("../model"));
+    }
+
+    #[test]
+    fn several_slices_of_one_tensor_fit_into_one_file() {
+        let slice = |offset| {
+            ShardTensor::slice(
+                "w",
+                [4, 2],
+                [offset, 0],
+                HostTensor::from_vec([1, 2], vec![0f32; 2]).unwrap(),
+            )
+        };
+        let tensors = [slice(0), slice(3)];
+        let keys: Vec<String> = unique_keys(&tensors).unwrap().into_keys().collect();
+        assert_eq!(keys, ["w@0,0", "w@3,0"]);
+    }
+}

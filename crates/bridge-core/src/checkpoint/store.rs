@@ -1,0 +1,260 @@
+//! A checkpoint root, or one checkpoint folder, as it lies on disk: what is there, without judging which to use.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use super::error::{CheckpointError, Damage, DamagedCheckpoint, SkippedCheckpoint};
+use super::fsio::FileId;
+use super::journal::{JournalState, Pointer, read_journal, read_pointer};
+use super::layout::{
+    METADATA_FILE, RootName, iteration_folder_name, parse_iteration, parse_root_name,
+};
+use super::reader::Checkpoint;
+use super::verify::{Verification, verify_folder};
+
+/// A folder with the name of a checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct RootEntry {
+    pub(super) path: PathBuf,
+    /// Tells it from one that later has the same name; `None` when it vanished while it was looked at.
+    id: Option<FileId>,
+}
+
+/// All that a root says about its checkpoints, at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct RootState {
+    /// By iteration.
+    pub(super) entries: BTreeMap<u64, RootEntry>,
+    pub(super) pointer: Pointer,
+    pub(super) journal: JournalState,
+}
+
+impl RootState {
+    /// Reads it. A writer may be at work meanwhile: when the journal is the same before and after, what was read in
+    /// between belongs together.
+    pub(super) fn read(root: &Path) -> Result<Self, CheckpointError> {
+        /// A writer makes a handful of small steps a save; it does not keep ahead of a reader for so long.
+        const ATTEMPTS: usize = 100;
+        let mut journal = read_journal(root)?;
+        for _ in 0..ATTEMPTS {
+            let pointer = read_pointer(root)?;
+            let entries = read_entries(root)?;
+            let after = read_journal(root)?;
+            if after == journal {
+                return Ok(Self {
+                    entries,
+                    pointer,
+                    journal,
+                });
+            }
+            journal = after;
+        }
+        Ok(Self {
+            entries: read_entries(root)?,
+            pointer: read_pointer(root)?,
+            journal,
+        })
+    }
+}
+
+fn read_entries(root: &Path) -> Result<BTreeMap<u64, RootEntry>, CheckpointError> {
+    let reading = || CheckpointError::io("read folder", root);
+    let listing = match fs::read_dir(root) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound && fs::symlink_metadata(root).is_err() => {
+            return Ok(BTreeMap::new());
+        }
+        listing => listing.map_err(reading())?,
+    };
+    let (mut published, mut displaced) = (BTreeMap::new(), BTreeMap::new());
+    for entry in listing {
+        let path = entry.map_err(reading())?.path();
+        let name = path
+            .file_name()
+            .and_then(|name| name.to_str())
+            .unwrap_or_default();
+        let (entries, iteration) = match parse_root_name(name) {
+            RootName::Checkpoint(iteration) => (&mut published, iteration),
+            RootName::Displaced(iteration) => (&mut displaced, iteration),
+            RootName::Leftover | RootName::Other => continue,
+        };
+        // Of `iter_100` and `iter_0000100`, the one that Bridge writes.
+        if !entries.contains_key(&iteration) || name == iteration_folder_name(iteration) {
+            let id = fs::metadata(&path)
+                .ok()
+                .map(|metadata| FileId::of(&metadata));
+            entries.insert(iteration, RootEntry { path, id });
+        }
+    }
+    // One that was moved aside counts as long as nothing has taken its place.
+    for (iteration, entry) in displaced {
+        published.entry(iteration).or_insert(entry);
+    }
+    Ok(published)
+}
+
+/// What a path turned out to be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Place {
+    /// A folder with checkpoints in it, or a path where nothing is yet.
+    Root(PathBuf),
+    /// One checkpoint.
+    Folder(PathBuf),
+}
+
+/// Where checkpoints are loaded from. Opening writes nothing; any number of processes may read while one writes.
+#[derive(Debug, Clone)]
+pub struct CheckpointStore {
+    pub(super) place: Place,
+}
+
+/// What [`CheckpointStore::list`] says of a checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CheckpointSummary {
+    /// The step; `None` for a damaged folder whose name does not say it.
+    pub iteration: Option<u64>,
+    /// Its folder.
+    pub path: PathBuf,
+    /// Bytes of its files, without the metadata. 0 when damaged.
+    pub bytes: u64,
+    /// When it was saved; when its folder last changed, if it is damaged.
+    pub saved_at: Option<SystemTime>,
+    /// What is wrong with it, as far as can be seen without reading whole files. Empty for a complete checkpoint.
+    pub damage: Vec<Damage>,
+}
+
+impl CheckpointSummary {
+    /// Whether all its files are there, with their sizes. Their contents were not looked at.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        self.damage.is_empty()
+    }
+}
+
+impl CheckpointStore {
+    /// Looks at `path`: a root with `iter_` folders in it, or one such folder, whatever it is called now. A path where
+    /// nothing is counts as an empty root.
+    ///
+    /// # Errors
+    /// When `path` is something else than a folder, or a link that leads nowhere.
+    pub fn open(path: impl Into<PathBuf>) -> Result<Self, CheckpointError> {
+        let path = path.into();
+        let named_like_one = path
+            .file_name()
+            .and_then(|name| name.to_str())
+            .and_then(parse_iteration)
+            .is_some();
+        let place = match fs::metadata(&path) {
+            Ok(metadata) if !metadata.is_dir() => return Err(CheckpointError::NotAFolder { path }),
+            Ok(_) if named_like_one || path.join(METADATA_FILE).exists() => Place::Folder(path),
+            Ok(_) => Place::Root(path),
+            // Somebody who names one checkpoint does not mean an empty root.
+            Err(e) if e.kind() == io::ErrorKind::NotFound && named_like_one => Place::Folder(path),
+            Err(e)
+                if e.kind() == io::ErrorKind::NotFound && fs::symlink_metadata(&path).is_err() =>
+            {
+                Place::Root(path)
+            }
+            Err(e) => return Err(CheckpointError::io("open", &path)(e)),
+        };
+        Ok(Self { place })
+    }
+
+    /// The path given to [`open`](Self::open).
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        match &self.place {
+            Place::Root(path) | Place::Folder(path) => path,
+        }
+    }
+
+    /// All checkpoints, oldest first, the damaged ones included. Reads metadata and sizes, not contents.
+    ///
+    /// # Errors
+    /// When the folder cannot be read.
+    pub fn list(&self) -> Result<Vec<CheckpointSummary>, CheckpointError> {
+        Ok(match &self.place {
+            Place::Folder(path) => vec![summarise(path)],
+            Place::Root(root) => read_entries(root)?
+                .values()
+                .map(|entry| summarise(&entry.path))
+                .collect(),
+        })
+    }
+
+    /// Opens the checkpoint of one iteration, without asking which is the latest and without falling back.
+    ///
+    /// # Errors
+    /// When there is none, or it is damaged.
+    pub fn open_iteration(
+        &self,
+        step: u64,
+        verification: Verification,
+    ) -> Result<Checkpoint, CheckpointError> {
+        let path = match &self.place {
+            Place::Folder(path) => path.clone(),
+            Place::Root(root) => {
+                let entries = read_entries(root)?;
+                let missing = || self.step_not_found(step, entries.keys().copied().collect());
+                entries.get(&step).ok_or_else(missing)?.path.clone()
+            }
+        };
+        let checkpoint = verify_folder(&path, verification).map_err(|damage| {
+            let checkpoint = SkippedCheckpoint {
+                path: path.clone(),
+                iteration: Some(step),
+                damage,
+            };
+            CheckpointError::Damaged(Box::new(DamagedCheckpoint {
+                checkpoint,
+                intact: None,
+            }))
+        })?;
+        match checkpoint.iteration() {
+            found if found == step => Ok(checkpoint),
+            found => Err(self.step_not_found(step, vec![found])),
+        }
+    }
+
+    pub(super) fn step_not_found(&self, step: u64, available: Vec<u64>) -> CheckpointError {
+        CheckpointError::StepNotFound {
+            root: self.path().to_owned(),
+            step,
+            available,
+        }
+    }
+}
+
+pub(super) fn iteration_of(path: &Path) -> Option<u64> {
+    match parse_root_name(path.file_name()?.to_str()?) {
+        RootName::Checkpoint(iteration) | RootName::Displaced(iteration) => Some(iteration),
+        RootName::Leftover | RootName::Other => None,
+    }
+}
+
+fn summarise(path: &Path) -> CheckpointSummary {
+    match verify_folder(path, Verification::Sizes) {
+        Ok(checkpoint) => {
+            let metadata = checkpoint.metadata();
+            CheckpointSummary {
+                iteration: Some(metadata.iteration),
+                path: path.to_owned(),
+                bytes: metadata.files.values().map(|file| file.size).sum(),
+                saved_at: UNIX_EPOCH
+                    .checked_add(Duration::from_secs(metadata.saved_at_unix_seconds)),
+                damage: Vec::new(),
+            }
+        }
+        Err(damage) => CheckpointSummary {
+            iteration: iteration_of(path),
+            path: path.to_owned(),
+            bytes: 0,
+            saved_at: fs::metadata(path)
+                .and_then(|metadata| metadata.modified())
+                .ok(),
+            damage,
+        },
+    }
+}

@@ -1,0 +1,87 @@
+//! What is deleted after a save, and what never is.
+
+use super::*;
+
+fn retaining(root: &Path, most_recent_k: i64, interval: Option<u64>) -> CheckpointWriter {
+    let retention = RetentionPolicy::new(most_recent_k, interval).unwrap();
+    CheckpointWriter::open(
+        root,
+        SaveOptions {
+            retention,
+            ..SaveOptions::default()
+        },
+    )
+    .unwrap()
+}
+
+fn steps(root: &Path) -> Vec<u64> {
+    CheckpointStore::open(root)
+        .unwrap()
+        .list()
+        .unwrap()
+        .iter()
+        .filter_map(|s| s.iteration)
+        .collect()
+}
+
+#[test]
+fn saves_keep_the_last_and_the_multiples() {
+    let dir = tempfile::tempdir().unwrap();
+    let writer = retaining(dir.path(), 2, Some(4));
+    let mut deleted = Vec::new();
+    for step in 1..=9 {
+        let report = writer.save(&snapshot(step)).unwrap();
+        assert!(report.prune_error.is_none());
+        deleted.extend(report.pruned);
+    }
+    assert_eq!(deleted, [1, 2, 3, 5, 6, 7]);
+    assert_eq!(steps(dir.path()), [4, 8, 9]);
+    assert_eq!(
+        names_in(dir.path()).len(),
+        5,
+        "nothing is left in the trash"
+    );
+}
+
+#[test]
+fn a_run_that_went_back_deletes_neither_its_own_nor_the_abandoned_checkpoints() {
+    let dir = root_with(&[1, 2, 3, 7, 8]);
+    let report = retaining(dir.path(), 2, None)
+        .save(&snapshot_of(3, 0.5))
+        .unwrap();
+    assert_eq!(report.pruned, [1]);
+    assert_eq!(steps(dir.path()), [2, 3, 7, 8]);
+}
+
+#[test]
+fn the_only_intact_one_stays() {
+    let dir = root_with(&[1, 2, 3, 4]);
+    for step in [2, 3, 4] {
+        fs::remove_file(folder(dir.path(), step).join(TRAIN_STATE_FILE)).unwrap();
+    }
+    assert_eq!(retaining(dir.path(), 2, None).prune().unwrap(), [2]);
+    assert_eq!(steps(dir.path()), [1, 3, 4]);
+    assert_eq!(
+        found(resolve(dir.path(), OnDamaged::Fallback).unwrap())
+            .checkpoint
+            .iteration(),
+        1
+    );
+    // A new one is intact, and the old one may go.
+    assert_eq!(
+        retaining(dir.path(), 2, None)
+            .save(&snapshot(5))
+            .unwrap()
+            .pruned,
+        [1, 3]
+    );
+}
+
+#[test]
+fn without_a_pointer_nothing_is_deleted() {
+    let dir = root_with(&[1, 2, 3]);
+    fs::remove_file(dir.path().join(LATEST_FILE)).unwrap();
+    assert_eq!(retaining(dir.path(), 1, None).prune().unwrap(), [0u64; 0]);
+    fs::write(dir.path().join(LATEST_FILE), "3").unwrap();
+    assert_eq!(retaining(dir.path(), 1, None).prune().unwrap(), [1, 2]);
+}

@@ -1,0 +1,90 @@
+//! The rules of `[checkpoint]`.
+
+use super::super::error::ErrorKind;
+use super::Draft;
+
+/// Checks that saving and loading settings have a folder to work on and agree with each other.
+pub(super) fn check(draft: &mut Draft<'_>) {
+    saving_needs_a_folder(draft);
+    loading_needs_a_folder(draft);
+    retained_are_saved(draft);
+    let checkpoint = draft.recipe.checkpoint.clone();
+    if checkpoint.most_recent_k == Some(0) {
+        let message = "would keep no checkpoint; -1 keeps all";
+        draft.error(ErrorKind::OutOfRange, "checkpoint.most_recent_k", message);
+    }
+    for (key, path) in [
+        ("checkpoint.save", &checkpoint.save),
+        ("checkpoint.load", &checkpoint.load),
+        (
+            "checkpoint.pretrained_checkpoint",
+            &checkpoint.pretrained_checkpoint,
+        ),
+    ] {
+        let is_empty = path
+            .as_ref()
+            .is_some_and(|path| path.as_os_str().is_empty());
+        draft.require(!is_empty, key, "names no folder");
+    }
+}
+
+fn saving_needs_a_folder(draft: &mut Draft<'_>) {
+    let checkpoint = draft.recipe.checkpoint.clone();
+    let settings = [
+        (
+            "checkpoint.save_interval",
+            checkpoint.save_interval.is_some(),
+        ),
+        (
+            "checkpoint.save_retain_interval",
+            checkpoint.save_retain_interval.is_some(),
+        ),
+        (
+            "checkpoint.most_recent_k",
+            checkpoint.most_recent_k.is_some_and(|k| k != -1),
+        ),
+        ("checkpoint.async_save", checkpoint.async_save),
+    ];
+    for (key, is_set) in settings {
+        draft.require(
+            checkpoint.save.is_some() || !is_set,
+            key,
+            "needs checkpoint.save",
+        );
+    }
+}
+
+fn loading_needs_a_folder(draft: &mut Draft<'_>) {
+    let checkpoint = draft.recipe.checkpoint.clone();
+    draft.require(
+        checkpoint.ckpt_step.is_none() || checkpoint.load.is_some(),
+        "checkpoint.ckpt_step",
+        "needs checkpoint.load",
+    );
+    let has_input = checkpoint.load.is_some() || checkpoint.pretrained_checkpoint.is_some();
+    for (key, is_set) in [
+        (
+            "checkpoint.exit_on_missing_checkpoint",
+            checkpoint.exit_on_missing_checkpoint,
+        ),
+        ("checkpoint.finetune", checkpoint.finetune),
+    ] {
+        let message = "needs checkpoint.load or checkpoint.pretrained_checkpoint";
+        draft.require(!is_set || has_input, key, message);
+    }
+}
+
+fn retained_are_saved(draft: &mut Draft<'_>) {
+    let checkpoint = draft.recipe.checkpoint.clone();
+    let Some(retain) = checkpoint.save_retain_interval else {
+        return;
+    };
+    let is_multiple = checkpoint
+        .save_interval
+        .is_some_and(|interval| interval > 0 && retain.is_multiple_of(interval));
+    draft.require(
+        is_multiple,
+        "checkpoint.save_retain_interval",
+        "must be a multiple of checkpoint.save_interval",
+    );
+}

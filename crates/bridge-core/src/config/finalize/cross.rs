@@ -1,0 +1,119 @@
+//! Stage 4: rules between sections, and the sample counts that follow from several of them.
+
+use super::super::choice::DataloaderType;
+use super::super::run_config::{FinalTraining, FinalValidation, SampleCounts};
+use super::Draft;
+
+/// Rules that belong to no single section.
+pub(super) fn check(draft: &mut Draft<'_>) {
+    let model = draft.recipe.model.config.clone();
+    let ddp = draft.recipe.ddp.clone();
+    draft.require(
+        !(model.calculate_per_token_loss && ddp.average_in_collective),
+        "ddp.average_in_collective",
+        "excludes model.calculate_per_token_loss",
+    );
+    draft.require(
+        ddp.param_name_patterns_for_fp32_local_accumulation
+            .is_empty()
+            || !ddp.grad_reduce_in_fp32,
+        "ddp.param_name_patterns_for_fp32_local_accumulation",
+        "excludes ddp.grad_reduce_in_fp32",
+    );
+    profiling_window(draft);
+    skip_train_evaluates(draft);
+    let context = model.context_parallel_size.max(1);
+    draft.require(
+        context == 1 || model.seq_length.is_multiple_of(context.saturating_mul(2)),
+        "model.seq_length",
+        format!(
+            "must be divisible by 2 x model.context_parallel_size = {}",
+            2 * context
+        ),
+    );
+    draft.require(
+        draft.recipe.peft.is_none() || draft.recipe.checkpoint.pretrained_checkpoint.is_some(),
+        "checkpoint.pretrained_checkpoint",
+        "must be given with [peft]",
+    );
+    let has_rate = draft.recipe.rerun_state_machine.error_injection_rate > 0;
+    let is_type_set = draft.recipe_differs("rerun_state_machine.error_injection_type");
+    draft.require(
+        has_rate || !is_type_set,
+        "rerun_state_machine.error_injection_type",
+        "has no effect without rerun_state_machine.error_injection_rate",
+    );
+    if draft.recipe.dataset.dataloader_type == Some(DataloaderType::Single)
+        && !draft.recipe.dataset.data_sharding
+    {
+        draft.conflict(
+            "dataset.data_sharding",
+            "concerns dataset.dataloader_type = \"cyclic\" only",
+        );
+    }
+}
+
+fn profiling_window(draft: &mut Draft<'_>) {
+    let profiling = draft.recipe.profiling.clone();
+    draft.require(
+        !(profiling.use_nsys_profiler && profiling.use_pytorch_profiler),
+        "profiling.use_pytorch_profiler",
+        "excludes profiling.use_nsys_profiler",
+    );
+    draft.require(
+        profiling.profile_step_end >= profiling.profile_step_start,
+        "profiling.profile_step_end",
+        "is before profiling.profile_step_start",
+    );
+}
+
+fn skip_train_evaluates(draft: &mut Draft<'_>) {
+    let validation = draft.recipe.validation.clone();
+    let evaluates = validation.full_validation || validation.eval_iters.unwrap_or(0) > 0;
+    draft.require(
+        !validation.skip_train || evaluates,
+        "validation.skip_train",
+        "leaves nothing to do, for validation.eval_iters evaluates nothing",
+    );
+    draft.require(
+        validation.start_eval_at_iter.is_none() || validation.eval_interval.is_some(),
+        "validation.start_eval_at_iter",
+        "needs validation.eval_interval",
+    );
+}
+
+/// How many samples each split is asked for.
+pub(super) fn sample_counts(
+    draft: &mut Draft<'_>,
+    train: &FinalTraining,
+    validation: &FinalValidation,
+) -> SampleCounts {
+    let iters = train.train_iters as u64;
+    let batch = train.global_batch_size as u64;
+    let train_samples = train
+        .train_samples
+        .map_or_else(|| iters.checked_mul(batch), |samples| Some(samples as u64));
+    let per_evaluation =
+        (validation.eval_iters as u64).checked_mul(validation.eval_global_batch_size as u64);
+    let evaluations = validation
+        .eval_interval
+        .filter(|interval| *interval > 0)
+        .map_or(0, |interval| iters / interval as u64 + 1);
+    let valid = per_evaluation.and_then(|samples| samples.checked_mul(evaluations));
+    let fits = |samples: &Option<u64>| samples.is_some_and(|n| i64::try_from(n).is_ok());
+    draft.require(
+        fits(&train_samples),
+        "train.train_iters",
+        "times train.global_batch_size is more samples than can be counted",
+    );
+    draft.require(
+        fits(&per_evaluation) && fits(&valid),
+        "validation.eval_iters",
+        "asks for more samples than can be counted",
+    );
+    SampleCounts {
+        train: train_samples.unwrap_or(0),
+        valid: valid.unwrap_or(0),
+        test: per_evaluation.unwrap_or(0),
+    }
+}

@@ -1,0 +1,281 @@
+//! The rules of `[dataset]`: where data comes from, blends, splits.
+
+use super::super::error::ErrorKind;
+use super::super::field::OneOrMany;
+use super::super::run_config::FinalDataset;
+use super::super::sections::{Blend, GptDatasetConfig};
+use super::Draft;
+
+/// Checks the dataset and fills in length, seed and split.
+pub(super) fn resolve(draft: &mut Draft<'_>) -> FinalDataset {
+    let kind = draft.recipe.dataset.kind.clone();
+    draft.check_kind::<GptDatasetConfig>("dataset.kind", &kind);
+    let seq_length = seq_length(draft);
+    let seed = draft.recipe.rng.seed;
+    let random_seed = *draft.recipe.dataset.random_seed.get_or_insert(seed);
+    let blend = blend(draft);
+    match kind.as_str() {
+        "mock" => mock_has_no_data(draft),
+        "gpt" | "fim" => data_is_given_once(draft),
+        _ => {}
+    }
+    source_settings_have_a_source(draft);
+    fim_settings_go_with_fim(draft, &kind);
+    blends_per_split(draft);
+    let split_shares = split(draft, &kind);
+    draft.recipe.dataset.extra = draft.extra_with_defaults(&draft.recipe.dataset);
+    FinalDataset {
+        kind,
+        seq_length,
+        random_seed,
+        blend,
+        split_shares,
+        extra: draft.recipe.dataset.extra.clone(),
+        config: draft.recipe.dataset.config.clone(),
+    }
+}
+
+fn seq_length(draft: &mut Draft<'_>) -> usize {
+    let model_length = draft.recipe.model.seq_length;
+    let length = *draft.recipe.dataset.seq_length.get_or_insert(model_length);
+    draft.require(
+        length == model_length,
+        "dataset.seq_length",
+        format!("must equal model.seq_length = {model_length}"),
+    );
+    length
+}
+
+/// `data_path` as a blend, as upstream reads it: entries that alternate with numbers are weighted.
+fn blend(draft: &mut Draft<'_>) -> Option<Blend> {
+    let key = "dataset.data_path";
+    let Some(data_path) = draft.recipe.dataset.data_path.clone() else {
+        let blend = draft.recipe.dataset.blend.clone();
+        if let Some(blend) = &blend {
+            check_blend(draft, "dataset.blend", blend);
+        }
+        return blend;
+    };
+    let entries: Vec<String> = match data_path {
+        OneOrMany::One(text) => text.split_whitespace().map(str::to_owned).collect(),
+        OneOrMany::Many(entries) => entries,
+    };
+    if !entries.len().is_multiple_of(2) {
+        return checked(draft, key, entries, None);
+    }
+    let numbers: Vec<Option<f64>> = entries.iter().step_by(2).map(|e| e.parse().ok()).collect();
+    if numbers.iter().all(Option::is_none) {
+        return checked(draft, key, entries, None);
+    }
+    let weights: Option<Vec<f64>> = numbers.into_iter().collect();
+    if weights.is_none() {
+        draft.conflict(key, "mixes weighted and unweighted paths");
+        return None;
+    }
+    let paths = entries.into_iter().skip(1).step_by(2).collect();
+    checked(draft, key, paths, weights)
+}
+
+fn checked(
+    draft: &mut Draft<'_>,
+    key: &str,
+    paths: Vec<String>,
+    weights: Option<Vec<f64>>,
+) -> Option<Blend> {
+    let blend = Blend { paths, weights };
+    check_blend(draft, key, &blend);
+    Some(blend)
+}
+
+fn check_blend(draft: &mut Draft<'_>, key: &str, blend: &Blend) {
+    let is_named = !blend.paths.is_empty() && blend.paths.iter().all(|path| !path.is_empty());
+    draft.require(is_named, key, "names no dataset");
+    let Some(weights) = &blend.weights else {
+        return;
+    };
+    draft.require(
+        weights.len() == blend.paths.len(),
+        key,
+        "must have as many weights as paths",
+    );
+    let is_valid = weights.iter().all(|w| w.is_finite() && *w >= 0.0);
+    if !is_valid || weights.iter().sum::<f64>() <= 0.0 {
+        let message = "weights must be finite, not negative, and not all 0";
+        draft.error(ErrorKind::OutOfRange, key, message);
+    }
+}
+
+fn given(draft: &Draft<'_>) -> Vec<&'static str> {
+    let dataset = &draft.recipe.dataset;
+    let per_split = dataset.blend_per_split.as_ref();
+    [
+        ("dataset.source", dataset.source.is_some()),
+        ("dataset.data_path", dataset.data_path.is_some()),
+        ("dataset.blend", dataset.blend.is_some()),
+        (
+            "dataset.blend_per_split",
+            per_split.is_some_and(|splits| splits.iter().any(Option::is_some)),
+        ),
+    ]
+    .into_iter()
+    .filter_map(|(key, is_given)| is_given.then_some(key))
+    .collect()
+}
+
+fn mock_has_no_data(draft: &mut Draft<'_>) {
+    for key in given(draft) {
+        draft.conflict(key, "makes no sense with dataset.kind = \"mock\"");
+    }
+}
+
+fn data_is_given_once(draft: &mut Draft<'_>) {
+    let given = given(draft);
+    if given.is_empty() {
+        draft.missing(
+            "dataset.data_path",
+            "no data: give this, dataset.blend, dataset.blend_per_split or dataset.source, or choose dataset.kind = \"mock\"",
+        );
+    }
+    for key in given.iter().skip(1) {
+        draft.conflict(key, format!("excludes {}", given[0]));
+    }
+    if let Some(source) = &draft.recipe.dataset.source {
+        let patterns = source.as_slice();
+        let is_named = !patterns.is_empty() && patterns.iter().all(|p| !p.trim().is_empty());
+        draft.require(is_named, "dataset.source", "names no file");
+    }
+}
+
+fn source_settings_have_a_source(draft: &mut Draft<'_>) {
+    if draft.recipe.dataset.source.is_some() {
+        return;
+    }
+    for field in [
+        "source_format",
+        "source_jsonl_key",
+        "source_exclude",
+        "source_max_bytes",
+        "source_shuffle_seed",
+        "source_cache_dir",
+        "append_eod",
+    ] {
+        let key = format!("dataset.{field}");
+        let is_changed = draft.recipe_differs(&key);
+        draft.require(!is_changed, &key, "has no effect without dataset.source");
+    }
+}
+
+fn fim_settings_go_with_fim(draft: &mut Draft<'_>, kind: &str) {
+    let fields = [
+        "fim_rate",
+        "fim_spm_rate",
+        "fim_extra_tokens",
+        "fim_split_sample",
+        "fim_fragment_rate",
+        "fim_no_prefix",
+    ];
+    if kind != "fim" {
+        for key in fields.map(|field| format!("dataset.{field}")) {
+            let is_changed = draft.recipe_differs(&key);
+            draft.require(!is_changed, &key, "goes with dataset.kind = \"fim\" only");
+        }
+        return;
+    }
+    let dataset = draft.recipe.dataset.config.clone();
+    for (key, is_given) in [
+        ("dataset.fim_rate", dataset.fim_rate.is_some()),
+        ("dataset.fim_spm_rate", dataset.fim_spm_rate.is_some()),
+        (
+            "dataset.fim_extra_tokens",
+            dataset.fim_extra_tokens.is_some(),
+        ),
+    ] {
+        if !is_given {
+            draft.missing(key, "must be given with dataset.kind = \"fim\"");
+        }
+    }
+    let names = ["prefix", "middle", "suffix", "pad", "eod"];
+    let tokens = dataset.fim_extra_tokens.unwrap_or_default();
+    let has_all = tokens.is_empty() || names.iter().all(|name| tokens.contains_key(*name));
+    let has_no_other = tokens.keys().all(|name| names.contains(&name.as_str()));
+    draft.require(
+        has_all && has_no_other,
+        "dataset.fim_extra_tokens",
+        "must name the tokens prefix, middle, suffix, pad and eod",
+    );
+    draft.require(
+        dataset.fim_split_sample.is_none() || dataset.fim_fragment_rate.is_some(),
+        "dataset.fim_split_sample",
+        "needs dataset.fim_fragment_rate",
+    );
+}
+
+fn blends_per_split(draft: &mut Draft<'_>) {
+    let key = "dataset.blend_per_split";
+    let Some(splits) = draft.recipe.dataset.blend_per_split.clone() else {
+        return;
+    };
+    draft.require(
+        splits.len() == 3,
+        key,
+        "is a list of three: train, valid, test",
+    );
+    draft.require(
+        draft.recipe.dataset.split.is_none(),
+        "dataset.split",
+        "excludes dataset.blend_per_split",
+    );
+    for blend in splits.iter().flatten() {
+        check_blend(draft, key, blend);
+    }
+}
+
+/// The shares of the three splits. Mock data that says nothing is split evenly, as upstream.
+fn split(draft: &mut Draft<'_>, kind: &str) -> Option<[f64; 3]> {
+    if draft.recipe.dataset.blend_per_split.is_some() {
+        return None;
+    }
+    let needs_split = matches!(kind, "gpt" | "fim") && !given(draft).is_empty();
+    if draft.recipe.dataset.split.is_none() && needs_split {
+        let message = "must be given, such as \"969,30,1\" for train, valid, test";
+        draft.missing("dataset.split", message);
+        return None;
+    }
+    if kind == "mock" {
+        draft
+            .recipe
+            .dataset
+            .split
+            .get_or_insert_with(|| "1,1,1".into());
+    }
+    let text = draft.recipe.dataset.split.clone()?;
+    let shares = parse_split(&text);
+    if shares.is_none() {
+        let message =
+            "must be up to three shares that are not negative and not all 0, such as \"969,30,1\"";
+        draft.error(ErrorKind::OutOfRange, "dataset.split", message);
+    }
+    shares
+}
+
+/// Shares from text such as `969,30,1`, padded with 0 to three and divided by their sum.
+fn parse_split(text: &str) -> Option<[f64; 3]> {
+    let mut shares = [0.0; 3];
+    let parts: Vec<&str> = text
+        .split([',', ' ', ':', '/'])
+        .map(str::trim)
+        .filter(|part| !part.is_empty())
+        .collect();
+    if parts.len() > 3 {
+        return None;
+    }
+    for (share, part) in shares.iter_mut().zip(&parts) {
+        *share = part.parse().ok()?;
+    }
+    let sum: f64 = shares.iter().sum();
+    let is_valid = shares
+        .iter()
+        .all(|share| share.is_finite() && *share >= 0.0)
+        && sum > 0.0;
+    (is_valid && sum.is_finite()).then(|| shares.map(|share| share / sum))
+}

@@ -1,0 +1,134 @@
+//! The working copy that the stages of `finalize` fill in, and how they report problems.
+
+use super::super::error::{ConfigError, ConfigErrors, ErrorKind};
+use super::super::kinded::{Kinded, KindedConfig};
+use super::super::node::Node;
+use super::super::raw::RawConfig;
+use super::super::run_config::{Resolved, RunConfig, World};
+use super::super::section::Section;
+use super::super::sections::RecipeConfig;
+
+/// A copy of the recipe on its way to being resolved, with everything collected so far.
+pub(in super::super) struct Draft<'r> {
+    /// What the user gave.
+    pub raw: &'r RawConfig,
+    /// The copy that defaults and presets are filled into.
+    pub recipe: RecipeConfig,
+    /// What the run is spread over.
+    pub world: World,
+    /// Problems so far.
+    pub errors: ConfigErrors,
+    /// Remarks so far.
+    pub warnings: Vec<String>,
+    /// All defaults, to tell what the user changed.
+    pub defaults: Node,
+}
+
+impl<'r> Draft<'r> {
+    pub fn new(raw: &'r RawConfig, world: &World) -> Self {
+        Self {
+            raw,
+            recipe: raw.recipe().clone(),
+            world: *world,
+            errors: ConfigErrors::default(),
+            warnings: Vec::new(),
+            defaults: RecipeConfig::default().to_node(),
+        }
+    }
+
+    /// Reports a problem of `key`, with its current value and where it was given.
+    pub fn error(&mut self, kind: ErrorKind, key: &str, message: impl Into<String>) {
+        let mut error = ConfigError::new(kind, key, message).with_location(self.raw.location(key));
+        let root = self.recipe.to_node();
+        if let Some(node) = root.get_path(key).filter(|node| !node.is_null()) {
+            error = error.with_found(node.to_inline());
+        }
+        self.errors.push(error);
+    }
+
+    /// Reports a setting that contradicts another one.
+    pub fn conflict(&mut self, key: &str, message: impl Into<String>) {
+        self.error(ErrorKind::Conflict, key, message);
+    }
+
+    /// Reports a setting without default that was not given.
+    pub fn missing(&mut self, key: &str, message: impl Into<String>) {
+        self.error(ErrorKind::Missing, key, message);
+    }
+
+    /// Reports a violated condition.
+    pub fn require(&mut self, is_met: bool, key: &str, message: impl Into<String>) {
+        if !is_met {
+            self.conflict(key, message);
+        }
+    }
+
+    /// Reports a condition that holds and must not; comparisons with NaN, which the ranges report,
+    /// do not hold.
+    pub fn forbid(&mut self, is_violated: bool, key: &str, message: impl Into<String>) {
+        self.require(!is_violated, key, message);
+    }
+
+    /// Whether the user chose this setting; see [`RawConfig`].
+    pub fn is_explicit(&self, key: &str) -> bool {
+        self.raw.is_explicit(key)
+    }
+
+    /// Whether a setting now differs from its default, no matter who changed it.
+    pub fn recipe_differs(&self, key: &str) -> bool {
+        let value = match key.split_once('.') {
+            Some((section, field)) => {
+                let section = self.recipe.value(section);
+                section.and_then(|section| section.get_path(field).cloned())
+            }
+            None => self.recipe.value(key),
+        };
+        value.as_ref() != self.defaults.get_path(key)
+    }
+
+    /// The extra settings of a kind, with the registered defaults for those not given.
+    pub fn extra_with_defaults<C: KindedConfig>(&self, config: &Kinded<C>) -> toml::Table {
+        let mut extra = config.extra.clone();
+        let kind = C::registry(self.raw.kinds()).get(&config.kind);
+        for field in kind.into_iter().flat_map(|kind| &kind.extra) {
+            if let Some(default) = &field.default {
+                extra
+                    .entry(field.name.clone())
+                    .or_insert_with(|| default.clone());
+            }
+        }
+        extra
+    }
+
+    /// Reports a kind that is not registered or cannot be used yet.
+    pub fn check_kind<C: KindedConfig>(&mut self, key: &str, kind: &str) {
+        let registry = C::registry(self.raw.kinds());
+        match registry.get(kind) {
+            None => {
+                let names: Vec<_> = registry.names().collect();
+                let error = ConfigError::new(ErrorKind::WrongType, key, "unknown kind")
+                    .with_found(format!("{kind:?}"))
+                    .with_expected(format!("one of {}", names.join(", ")))
+                    .with_nearest(kind, names)
+                    .with_location(self.raw.location(key));
+                self.errors.push(error);
+            }
+            Some(found) => {
+                if let Some(reason) = &found.not_implemented {
+                    let message = format!("not implemented yet: {reason}");
+                    self.error(ErrorKind::NotImplemented, key, message);
+                }
+            }
+        }
+    }
+
+    /// The run configuration, unless there were problems.
+    pub fn finish(
+        self,
+        resolve: impl FnOnce(&RecipeConfig) -> Resolved,
+    ) -> Result<RunConfig, ConfigErrors> {
+        self.errors.into_result(())?;
+        let resolved = resolve(&self.recipe);
+        Ok(RunConfig::new(resolved, self.recipe, self.warnings))
+    }
+}

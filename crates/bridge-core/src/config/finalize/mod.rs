@@ -1,0 +1,99 @@
+//! From what the user set to what is run: the stages, in order. Each rule is a small function in
+//! one of the files beside this one; none of them changes the user's configuration.
+
+mod checkpoint;
+mod cross;
+mod dataset;
+mod draft;
+mod model;
+mod optimizer;
+mod parallel;
+mod presets;
+mod ranges;
+mod scheduler;
+mod tokenizer;
+mod train;
+
+pub(super) use draft::Draft;
+
+use super::error::ConfigErrors;
+use super::kinded::Kinded;
+use super::raw::RawConfig;
+use super::run_config::{FinalModel, FinalTransformer, Resolved, RunConfig, World};
+use super::sections::{RecipeConfig, TransformerConfig};
+use super::unsupported;
+
+/// Checks and resolves a configuration.
+pub(super) fn run(raw: &RawConfig, world: &World) -> Result<RunConfig, ConfigErrors> {
+    let mut draft = Draft::new(raw, world);
+    // 0. Every setting by itself: its range, and whether this release implements it.
+    ranges::check(&mut draft, "");
+    unsupported::check(&mut draft, "");
+    // 1. Presets become ordinary settings.
+    presets::resolve(&mut draft);
+    // 2. Parallel sizes; the data-parallel one is what remains.
+    let parallel = parallel::resolve(&mut draft);
+    // 3. Each section.
+    let name = train::name(&mut draft);
+    train::device(&mut draft);
+    let model = model::resolve(&mut draft);
+    let train = train::resolve(&mut draft, &parallel);
+    let validation = train::resolve_validation(&mut draft, &parallel, &train);
+    let optimizer = optimizer::resolve(&mut draft);
+    let scheduler = scheduler::resolve(&mut draft, &train);
+    let dataset = dataset::resolve(&mut draft);
+    let logger = train::logger(&mut draft, &name);
+    tokenizer::check(&mut draft);
+    checkpoint::check(&mut draft);
+    // 4. Rules between sections.
+    cross::check(&mut draft);
+    let samples = cross::sample_counts(&mut draft, &train, &validation);
+    // 5. Freeze.
+    draft.finish(|recipe| Resolved {
+        name,
+        device: recipe.device.clone(),
+        model: FinalModel {
+            config: model,
+            kind: recipe.model.kind.clone(),
+            extra: recipe.model.extra.clone(),
+        },
+        train,
+        validation,
+        optimizer,
+        scheduler,
+        dataset,
+        tokenizer: recipe.tokenizer.clone(),
+        logger,
+        checkpoint: recipe.checkpoint.clone(),
+        dist: recipe.dist.clone(),
+        ddp: recipe.ddp.clone(),
+        rng: recipe.rng.clone(),
+        profiling: recipe.profiling.clone(),
+        rerun_state_machine: recipe.rerun_state_machine.clone(),
+        generate: recipe.generate.clone(),
+        parallel,
+        samples,
+    })
+}
+
+impl TransformerConfig {
+    /// Checks and resolves a transformer outside a recipe; `self` stays as it is.
+    ///
+    /// # Errors
+    /// Every violated rule of the `[model]` section; keys begin with `model.`.
+    pub fn finalize(&self) -> Result<FinalTransformer, ConfigErrors> {
+        let recipe = RecipeConfig {
+            model: Kinded {
+                config: self.clone(),
+                ..Kinded::default()
+            },
+            ..RecipeConfig::default()
+        };
+        let raw = RawConfig::from(recipe);
+        let mut draft = Draft::new(&raw, &World::SINGLE);
+        ranges::check(&mut draft, "model.");
+        unsupported::check(&mut draft, "model.");
+        let transformer = model::resolve(&mut draft);
+        draft.errors.into_result(transformer)
+    }
+}

@@ -1,0 +1,367 @@
+//! The `[model]` section's own rules and derived sizes.
+
+use super::super::choice::{Activation, PositionEmbeddingType, RecomputeGranularity};
+use super::super::error::ErrorKind;
+use super::super::field::OneOrMany;
+use super::super::run_config::FinalTransformer;
+use super::super::sections::TransformerConfig;
+use super::Draft;
+
+/// Modules that selective recompute knows; the flag says whether this release implements them.
+const RECOMPUTE_MODULES: [(&str, bool); 7] = [
+    ("core_attn", true),
+    ("layernorm", true),
+    ("mlp", true),
+    ("mla_up_proj", false),
+    ("moe", false),
+    ("moe_act", false),
+    ("shared_experts", false),
+];
+
+/// No tensor of a sane model has more elements: 4 TiB in 32 bits.
+const MAX_ELEMENTS: f64 = (1_u64 << 40) as f64;
+
+/// Checks the model and fills in what was left open, in the draft's recipe too.
+pub(super) fn resolve(draft: &mut Draft<'_>) -> FinalTransformer {
+    let kind = draft.recipe.model.kind.clone();
+    draft.check_kind::<TransformerConfig>("model.kind", &kind);
+    sizes_are_given(draft);
+    fill_sizes(draft);
+    heads_fit(draft);
+    let rotary_dim = rotary_dim(draft);
+    rope_scaling_is_used(draft);
+    activation_fits(draft);
+    let windowed_layers = windowed_layers(draft);
+    let no_rope_layers = no_rope_layers(draft);
+    let recompute_modules = recompute(draft);
+    tensors_are_bounded(draft);
+    draft.recipe.model.extra = draft.extra_with_defaults(&draft.recipe.model);
+    let config = draft.recipe.model.config.clone();
+    let kv_channels = config.kv_channels.unwrap_or_default();
+    FinalTransformer {
+        ffn_hidden_size: config.ffn_hidden_size.unwrap_or_default(),
+        kv_channels,
+        num_query_groups: config.num_query_groups.unwrap_or_default(),
+        rotary_dim,
+        softmax_scale: config
+            .softmax_scale
+            .unwrap_or_else(|| 1.0 / (kv_channels.max(1) as f64).sqrt()),
+        embedding_init_method_std: config
+            .embedding_init_method_std
+            .unwrap_or(config.init_method_std),
+        windowed_layers,
+        no_rope_layers,
+        recompute_modules,
+        expert_tensor_parallel_size: config
+            .expert_tensor_parallel_size
+            .unwrap_or(config.tensor_model_parallel_size),
+        config,
+    }
+}
+
+fn sizes_are_given(draft: &mut Draft<'_>) {
+    let model = &draft.recipe.model;
+    let sizes = [
+        ("model.num_layers", model.num_layers),
+        ("model.hidden_size", model.hidden_size),
+        ("model.num_attention_heads", model.num_attention_heads),
+    ];
+    for (key, _) in sizes.into_iter().filter(|(_, size)| *size == 0) {
+        if draft.is_explicit(key) {
+            draft.error(ErrorKind::OutOfRange, key, "must be at least 1");
+        } else {
+            draft.missing(key, "must be given");
+        }
+    }
+}
+
+fn fill_sizes(draft: &mut Draft<'_>) {
+    let model = &mut draft.recipe.model.config;
+    let (hidden, heads) = (model.hidden_size, model.num_attention_heads);
+    let is_divisible = heads == 0 || hidden.is_multiple_of(heads);
+    let is_derived = model.kv_channels.is_none();
+    model
+        .ffn_hidden_size
+        .get_or_insert(hidden.saturating_mul(4));
+    model.kv_channels.get_or_insert(hidden / heads.max(1));
+    model.num_query_groups.get_or_insert(heads);
+    let std = model.init_method_std;
+    model.embedding_init_method_std.get_or_insert(std);
+    draft.require(
+        !is_derived || is_divisible,
+        "model.num_attention_heads",
+        format!("must divide model.hidden_size = {hidden} unless model.kv_channels is given"),
+    );
+}
+
+fn heads_fit(draft: &mut Draft<'_>) {
+    let model = draft.recipe.model.config.clone();
+    let heads = model.num_attention_heads;
+    let tensor = model.tensor_model_parallel_size.max(1);
+    let groups = model.num_query_groups.unwrap_or(heads);
+    draft.require(
+        groups == 0 || heads.is_multiple_of(groups),
+        "model.num_query_groups",
+        format!("must divide model.num_attention_heads = {heads}"),
+    );
+    draft.require(
+        heads.is_multiple_of(tensor),
+        "model.num_attention_heads",
+        format!("must be divisible by model.tensor_model_parallel_size = {tensor}"),
+    );
+    draft.require(
+        groups == 0 || groups.is_multiple_of(tensor) || tensor.is_multiple_of(groups),
+        "model.num_query_groups",
+        format!("and model.tensor_model_parallel_size = {tensor}: one must divide the other"),
+    );
+    draft.require(
+        heads == 0 || model.kv_channels != Some(0),
+        "model.num_attention_heads",
+        "more heads than model.hidden_size has channels",
+    );
+}
+
+fn uses_rope(model: &TransformerConfig) -> bool {
+    matches!(
+        model.position_embedding_type,
+        PositionEmbeddingType::Rope | PositionEmbeddingType::Yarn | PositionEmbeddingType::Mrope
+    )
+}
+
+fn rotary_dim(draft: &mut Draft<'_>) -> usize {
+    let model = draft.recipe.model.config.clone();
+    if !uses_rope(&model) {
+        return 0;
+    }
+    let head = model.kv_channels.unwrap_or_default();
+    let rotary_dim = (head as f64 * model.rotary_percent) as usize;
+    let key = if model.rotary_percent < 1.0 {
+        "model.rotary_percent"
+    } else if draft.raw.model.kv_channels.is_some() {
+        "model.kv_channels"
+    } else {
+        "model.num_attention_heads"
+    };
+    draft.require(
+        head == 0 || (rotary_dim >= 2 && rotary_dim.is_multiple_of(2)),
+        key,
+        format!("rotates {rotary_dim} of {head} dimensions; that must be an even number above 0"),
+    );
+    rotary_dim
+}
+
+fn rope_scaling_is_used(draft: &mut Draft<'_>) {
+    let model = draft.recipe.model.config.clone();
+    let is_rope = uses_rope(&model);
+    let needs_rope = [
+        ("model.rope_scaling", model.rope_scaling),
+        ("model.rotary_interleaved", model.rotary_interleaved),
+        ("model.no_rope_freq", model.no_rope_freq.is_some()),
+        (
+            "model.seq_len_interpolation_factor",
+            model.seq_len_interpolation_factor.is_some(),
+        ),
+    ];
+    for (key, is_set) in needs_rope {
+        draft.require(
+            !is_set || is_rope,
+            key,
+            "needs model.position_embedding_type = \"rope\"",
+        );
+    }
+    draft.require(
+        !model.rope_scaling
+            || model.rope_scaling_high_freq_factor > model.rope_scaling_low_freq_factor,
+        "model.rope_scaling_high_freq_factor",
+        "must be above model.rope_scaling_low_freq_factor",
+    );
+    for key in [
+        "model.rope_scaling_factor",
+        "model.rope_scaling_low_freq_factor",
+        "model.rope_scaling_high_freq_factor",
+        "model.rope_scaling_original_max_position_embeddings",
+    ] {
+        let is_changed = draft.recipe_differs(key);
+        draft.require(
+            model.rope_scaling || !is_changed,
+            key,
+            "has no effect without model.rope_scaling = true",
+        );
+    }
+}
+
+fn activation_fits(draft: &mut Draft<'_>) {
+    let model = draft.recipe.model.config.clone();
+    let is_fusable = matches!(
+        model.activation_func,
+        Activation::Gelu | Activation::GeluTanh | Activation::Silu | Activation::QuickGelu
+    );
+    draft.require(
+        !model.bias_activation_fusion || is_fusable,
+        "model.bias_activation_fusion",
+        "works for gelu, silu and quick_gelu only",
+    );
+}
+
+/// Expands "every N-th layer" or a list of 0 and 1 to one flag per layer; `nth` is what the N-th gets.
+fn per_layer(draft: &mut Draft<'_>, key: &str, freq: &OneOrMany<usize>, nth: bool) -> Vec<bool> {
+    let num_layers = draft.recipe.model.num_layers;
+    match freq {
+        OneOrMany::One(0) => {
+            draft.error(ErrorKind::OutOfRange, key, "must be at least 1");
+            Vec::new()
+        }
+        OneOrMany::One(n) => (1..=num_layers)
+            .map(|layer| layer.is_multiple_of(*n) == nth)
+            .collect(),
+        OneOrMany::Many(flags) => {
+            draft.require(
+                flags.len() == num_layers,
+                key,
+                format!("must have one entry per layer, {num_layers}"),
+            );
+            draft.require(
+                flags.iter().all(|flag| *flag <= 1),
+                key,
+                "is a list of 0 and 1",
+            );
+            flags.iter().map(|flag| *flag == 1).collect()
+        }
+    }
+}
+
+fn windowed_layers(draft: &mut Draft<'_>) -> Vec<bool> {
+    let model = draft.recipe.model.config.clone();
+    let num_layers = model.num_layers.min(65_536);
+    let key = "model.window_attn_skip_freq";
+    match (&model.window_size, &model.window_attn_skip_freq) {
+        (Some(_), None) => vec![true; num_layers],
+        (Some(_), Some(freq)) => per_layer(draft, key, freq, false),
+        (None, Some(_)) => {
+            draft.conflict(key, "needs model.window_size");
+            vec![false; num_layers]
+        }
+        (None, None) => vec![false; num_layers],
+    }
+}
+
+fn no_rope_layers(draft: &mut Draft<'_>) -> Vec<bool> {
+    let key = "model.no_rope_freq";
+    let model = draft.recipe.model.config.clone();
+    match &model.no_rope_freq {
+        None => vec![false; model.num_layers.min(65_536)],
+        Some(freq) => {
+            if let OneOrMany::One(n @ 1..) = freq {
+                draft.require(
+                    model.num_layers.is_multiple_of(*n),
+                    key,
+                    format!("must divide model.num_layers = {}", model.num_layers),
+                );
+            }
+            per_layer(draft, key, freq, true)
+        }
+    }
+}
+
+fn recompute(draft: &mut Draft<'_>) -> Vec<String> {
+    let model = draft.recipe.model.config.clone();
+    let is_full = model.recompute_granularity == Some(RecomputeGranularity::Full);
+    let is_selective = model.recompute_granularity == Some(RecomputeGranularity::Selective);
+    let method = ("model.recompute_method", model.recompute_method.is_some());
+    let layers = (
+        "model.recompute_num_layers",
+        model.recompute_num_layers.is_some(),
+    );
+    for (key, is_given) in [method, layers] {
+        if is_full && !is_given {
+            draft.missing(
+                key,
+                "must be given with model.recompute_granularity = \"full\"",
+            );
+        }
+        draft.require(
+            is_full || !is_given,
+            key,
+            "goes with model.recompute_granularity = \"full\" only",
+        );
+    }
+    if let Some(layers) = model.recompute_num_layers.filter(|_| is_full) {
+        draft.require(
+            layers <= model.num_layers,
+            "model.recompute_num_layers",
+            format!("is above model.num_layers = {}", model.num_layers),
+        );
+    }
+    draft.require(
+        is_selective || model.recompute_modules.is_none(),
+        "model.recompute_modules",
+        "goes with model.recompute_granularity = \"selective\" only",
+    );
+    if !is_selective {
+        return Vec::new();
+    }
+    let modules = model.recompute_modules;
+    let modules = modules.unwrap_or_else(|| vec!["core_attn".into()]);
+    for module in &modules {
+        recompute_module(draft, module);
+    }
+    modules
+}
+
+fn recompute_module(draft: &mut Draft<'_>, module: &str) {
+    let key = "model.recompute_modules";
+    match RECOMPUTE_MODULES.iter().find(|(name, _)| *name == module) {
+        Some((_, true)) => {}
+        Some((_, false)) => {
+            let message = format!("not implemented yet: recompute of {module}");
+            draft.error(ErrorKind::NotImplemented, key, message);
+        }
+        None => {
+            let names: Vec<_> = RECOMPUTE_MODULES.iter().map(|(name, _)| *name).collect();
+            let message = format!("unknown module {module:?}; known are {}", names.join(", "));
+            draft.error(ErrorKind::WrongType, key, message);
+        }
+    }
+}
+
+/// Sizes that are fine each alone can multiply to what no machine holds and no index counts.
+fn tensors_are_bounded(draft: &mut Draft<'_>) {
+    let model = draft.recipe.model.config.clone();
+    let hidden = model.hidden_size as f64;
+    let heads = model.num_attention_heads as f64 * model.kv_channels.unwrap_or(1) as f64;
+    let micro_batch = draft.recipe.train.micro_batch_size.unwrap_or(1) as f64;
+    let products = [
+        (
+            "model.ffn_hidden_size",
+            "hidden_size x ffn_hidden_size",
+            hidden * model.ffn_hidden_size.unwrap_or(1) as f64,
+        ),
+        (
+            "model.vocab_size",
+            "hidden_size x vocab_size",
+            hidden * model.vocab_size.unwrap_or(1) as f64,
+        ),
+        (
+            "model.kv_channels",
+            "hidden_size x num_attention_heads x kv_channels",
+            hidden * heads,
+        ),
+        (
+            "model.hidden_size",
+            "hidden_size x hidden_size",
+            hidden * hidden,
+        ),
+        (
+            "model.seq_length",
+            "micro_batch_size x seq_length x hidden_size",
+            micro_batch * model.seq_length as f64 * hidden,
+        ),
+    ];
+    for (key, what, elements) in products {
+        draft.require(
+            elements <= MAX_ELEMENTS,
+            key,
+            format!("{what} is {elements:.3e} elements, above {MAX_ELEMENTS:.3e}"),
+        );
+    }
+}

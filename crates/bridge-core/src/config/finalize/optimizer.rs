@@ -1,0 +1,66 @@
+//! The rules of `[optimizer]`.
+
+use super::super::choice::OptimizerKind;
+use super::super::run_config::FinalOptimizer;
+use super::Draft;
+
+/// Checks the optimizer and fills in the floor of its learning rate.
+pub(super) fn resolve(draft: &mut Draft<'_>) -> FinalOptimizer {
+    let min_lr = *draft.recipe.optimizer.min_lr.get_or_insert(0.0);
+    let config = draft.recipe.optimizer.clone();
+    if config.lr.is_none() {
+        draft.missing("optimizer.lr", "must be given");
+    }
+    let lr = config.lr.unwrap_or(min_lr);
+    draft.forbid(
+        min_lr > lr,
+        "optimizer.min_lr",
+        format!("is above optimizer.lr = {lr}"),
+    );
+    decoupled_rates_fit(draft);
+    loss_scale_fits(draft);
+    if config.optimizer == OptimizerKind::Sgd {
+        let message = "is a constant of adam, and optimizer.optimizer is sgd";
+        for key in ["adam_beta1", "adam_beta2", "adam_eps"].map(|f| format!("optimizer.{f}")) {
+            let is_changed = draft.recipe_differs(&key);
+            draft.require(!is_changed, &key, message);
+        }
+    } else if config.optimizer == OptimizerKind::Adam {
+        let is_changed = draft.recipe_differs("optimizer.sgd_momentum");
+        let message = "is the momentum of sgd, and optimizer.optimizer is adam";
+        draft.require(!is_changed, "optimizer.sgd_momentum", message);
+    }
+    FinalOptimizer { lr, min_lr, config }
+}
+
+fn decoupled_rates_fit(draft: &mut Draft<'_>) {
+    let config = draft.recipe.optimizer.clone();
+    let Some(min_lr) = config.decoupled_min_lr else {
+        return;
+    };
+    match config.decoupled_lr {
+        None => draft.conflict("optimizer.decoupled_min_lr", "needs optimizer.decoupled_lr"),
+        Some(lr) => draft.forbid(
+            min_lr > lr,
+            "optimizer.decoupled_min_lr",
+            format!("is above optimizer.decoupled_lr = {lr}"),
+        ),
+    }
+}
+
+fn loss_scale_fits(draft: &mut Draft<'_>) {
+    let config = draft.recipe.optimizer.clone();
+    draft.forbid(
+        config.initial_loss_scale < config.min_loss_scale,
+        "optimizer.initial_loss_scale",
+        format!(
+            "is below optimizer.min_loss_scale = {}",
+            config.min_loss_scale
+        ),
+    );
+    draft.require(
+        config.loss_scale.is_none() || draft.recipe.model.fp16,
+        "optimizer.loss_scale",
+        "scales the loss of fp16 training only",
+    );
+}

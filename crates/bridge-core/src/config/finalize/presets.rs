@@ -1,0 +1,324 @@
+//! Stage 1: precision recipes become ordinary settings of model, optimizer and ddp.
+//!
+//! What a recipe states must agree with what the user set: equal is fine, different is an error.
+//! What it merely leaves at its default fills in only what the user left open.
+
+use super::super::choice::DType;
+use super::super::error::{ConfigError, ErrorKind};
+use super::super::field::Field;
+use super::super::sections::{MixedPrecisionConfig, Precision, RecipeConfig};
+use super::Draft;
+
+/// Recipes that this release implements.
+const IMPLEMENTED: [&str; 2] = ["bf16_mixed", "fp16_mixed"];
+
+/// Recipes of 8 and 4 bits, understood but not implemented.
+const NOT_IMPLEMENTED: [&str; 12] = [
+    "bf16_with_fp8_delayed_scaling_mixed",
+    "fp16_with_fp8_delayed_scaling_mixed",
+    "bf16_with_mxfp8_mixed",
+    "fp16_with_mxfp8_mixed",
+    "bf16_with_fp8_current_scaling_mixed",
+    "fp16_with_fp8_current_scaling_mixed",
+    "nemotron_h_bf16_with_fp8_current_scaling_mixed",
+    "nanov2_bf16_with_fp8_current_scaling_mixed",
+    "bf16_with_fp8_subchannel_scaling_mixed",
+    "fp16_with_fp8_subchannel_scaling_mixed",
+    "bf16_with_nvfp4_mixed",
+    "nemotron_3_super_bf16_with_nvfp4_mixed",
+];
+
+/// Copies the precision recipe onto the sections it concerns.
+pub(super) fn resolve(draft: &mut Draft<'_>) {
+    match draft.recipe.mixed_precision.clone() {
+        None => {}
+        Some(Precision::Named(name)) => named(draft, &name),
+        Some(Precision::Custom(config)) => custom(draft, &config),
+    }
+    follow_model(draft);
+}
+
+fn named(draft: &mut Draft<'_>, name: &str) {
+    let key = "mixed_precision";
+    let canonical = name.replace('-', "_");
+    let source = format!("mixed_precision = \"{name}\"");
+    match canonical.as_str() {
+        "bf16_mixed" => {
+            let mut preset = Preset::new(draft, source);
+            preset.mode(Mode::BFloat16);
+            preset.state(
+                |r| &mut r.ddp.grad_reduce_in_fp32,
+                true,
+                "ddp.grad_reduce_in_fp32",
+            );
+        }
+        "fp16_mixed" => {
+            let mut preset = Preset::new(draft, source);
+            preset.mode(Mode::Float16);
+            preset.state(
+                |r| &mut r.ddp.grad_reduce_in_fp32,
+                false,
+                "ddp.grad_reduce_in_fp32",
+            );
+        }
+        other if NOT_IMPLEMENTED.contains(&other) => {
+            let message = "not implemented yet: 8-bit and 4-bit formats";
+            draft.error(ErrorKind::NotImplemented, key, message);
+        }
+        other => {
+            let names = IMPLEMENTED.iter().chain(&NOT_IMPLEMENTED).copied();
+            let error = ConfigError::new(ErrorKind::WrongType, key, "unknown precision recipe")
+                .with_found(format!("{name:?}"))
+                .with_expected(format!(
+                    "one of {}",
+                    names.clone().collect::<Vec<_>>().join(", ")
+                ))
+                .with_nearest(other, names)
+                .with_location(draft.raw.location(key));
+            draft.errors.push(error);
+        }
+    }
+}
+
+fn custom(draft: &mut Draft<'_>, config: &MixedPrecisionConfig) {
+    let modes = [config.fp32, config.fp16, config.bf16];
+    if modes.iter().filter(|mode| **mode).count() > 1 {
+        draft.conflict(
+            "mixed_precision",
+            "only one of fp32, fp16 and bf16 can be true",
+        );
+        return;
+    }
+    let mode = match modes {
+        [_, true, _] => Mode::Float16,
+        [_, _, true] => Mode::BFloat16,
+        _ => Mode::Float32,
+    };
+    if config
+        .params_dtype
+        .is_some_and(|dtype| dtype != mode.dtype())
+    {
+        let message = format!("parameters are {} in this mode", mode.dtype());
+        draft.conflict("mixed_precision.params_dtype", message);
+        return;
+    }
+    let stated = |field: &str| draft.raw.is_explicit(&format!("mixed_precision.{field}"));
+    let is_mode_stated = stated("fp32") || stated("fp16") || stated("bf16");
+    let is_reduce_stated = stated("grad_reduce_in_fp32");
+    let mut preset = Preset::new(draft, "the [mixed_precision] table".into());
+    if is_mode_stated {
+        preset.mode_only(mode);
+    }
+    if let Some(dtype) = config.params_dtype {
+        preset.params_dtype(dtype);
+    }
+    if let Some(dtype) = config.pipeline_dtype {
+        preset.state(
+            |r| &mut r.model.pipeline_dtype,
+            Some(dtype),
+            "model.pipeline_dtype",
+        );
+    }
+    if let Some(dtype) = config.autocast_dtype {
+        preset.state(
+            |r| &mut r.model.autocast_dtype,
+            Some(dtype),
+            "model.autocast_dtype",
+        );
+    }
+    let reduce = config.grad_reduce_in_fp32;
+    if is_reduce_stated {
+        preset.state(
+            |r| &mut r.ddp.grad_reduce_in_fp32,
+            reduce,
+            "ddp.grad_reduce_in_fp32",
+        );
+    } else {
+        preset.suggest(
+            |r| &mut r.ddp.grad_reduce_in_fp32,
+            reduce,
+            "ddp.grad_reduce_in_fp32",
+        );
+    }
+    preset.loss_scaling(config);
+    agree_with_sections(&mut draft.recipe);
+}
+
+/// The resolved table says what the sections ended up with where it had merely suggested something,
+/// so that the resolved recipe states nothing it does not hold to when it is read again.
+fn agree_with_sections(recipe: &mut RecipeConfig) {
+    if let Some(Precision::Custom(config)) = &mut recipe.mixed_precision {
+        config.fp16 = recipe.model.fp16;
+        config.bf16 = recipe.model.bf16;
+        config.grad_reduce_in_fp32 = recipe.ddp.grad_reduce_in_fp32;
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    Float32,
+    Float16,
+    BFloat16,
+}
+
+impl Mode {
+    const fn dtype(self) -> DType {
+        match self {
+            Self::Float32 => DType::Float32,
+            Self::Float16 => DType::Float16,
+            Self::BFloat16 => DType::BFloat16,
+        }
+    }
+}
+
+/// Copies settings of one preset, called `source` in messages.
+struct Preset<'d, 'r> {
+    draft: &'d mut Draft<'r>,
+    source: String,
+}
+
+impl<'d, 'r> Preset<'d, 'r> {
+    fn new(draft: &'d mut Draft<'r>, source: String) -> Self {
+        Self { draft, source }
+    }
+
+    /// Sets `key` unless the user set it differently, which is an error.
+    fn state<T: Field + PartialEq>(
+        &mut self,
+        slot: impl FnOnce(&mut RecipeConfig) -> &mut T,
+        value: T,
+        key: &str,
+    ) {
+        let raw = self.draft.raw;
+        let slot = slot(&mut self.draft.recipe);
+        if *slot == value {
+            return;
+        }
+        if raw.is_explicit(key) {
+            let message = format!(
+                "set to {}, but {} sets it to {}",
+                slot.write().to_inline(),
+                self.source,
+                value.write().to_inline(),
+            );
+            self.draft.conflict(key, message);
+        } else {
+            *slot = value;
+        }
+    }
+
+    /// Sets `key` unless the user set it.
+    fn suggest<T: Field + PartialEq>(
+        &mut self,
+        slot: impl FnOnce(&mut RecipeConfig) -> &mut T,
+        value: T,
+        key: &str,
+    ) {
+        if !self.draft.is_explicit(key) {
+            *slot(&mut self.draft.recipe) = value;
+        }
+    }
+
+    fn mode_only(&mut self, mode: Mode) {
+        let (fp16, bf16) = (mode == Mode::Float16, mode == Mode::BFloat16);
+        self.state(|r| &mut r.model.fp16, fp16, "model.fp16");
+        self.state(|r| &mut r.model.bf16, bf16, "model.bf16");
+        self.state(|r| &mut r.optimizer.fp16, fp16, "optimizer.fp16");
+        self.state(|r| &mut r.optimizer.bf16, bf16, "optimizer.bf16");
+    }
+
+    fn mode(&mut self, mode: Mode) {
+        self.mode_only(mode);
+        let dtype = mode.dtype();
+        self.params_dtype(dtype);
+        self.state(
+            |r| &mut r.model.pipeline_dtype,
+            Some(dtype),
+            "model.pipeline_dtype",
+        );
+        self.state(
+            |r| &mut r.model.enable_autocast,
+            false,
+            "model.enable_autocast",
+        );
+    }
+
+    fn params_dtype(&mut self, dtype: DType) {
+        self.state(|r| &mut r.model.params_dtype, dtype, "model.params_dtype");
+        self.state(
+            |r| &mut r.optimizer.params_dtype,
+            dtype,
+            "optimizer.params_dtype",
+        );
+    }
+
+    fn loss_scaling(&mut self, config: &MixedPrecisionConfig) {
+        let defaults = MixedPrecisionConfig::default();
+        if config.loss_scale.is_some() {
+            self.state(
+                |r| &mut r.optimizer.loss_scale,
+                config.loss_scale,
+                "optimizer.loss_scale",
+            );
+        }
+        if config.initial_loss_scale != defaults.initial_loss_scale {
+            let value = config.initial_loss_scale;
+            self.state(
+                |r| &mut r.optimizer.initial_loss_scale,
+                value,
+                "optimizer.initial_loss_scale",
+            );
+        }
+        if config.min_loss_scale != defaults.min_loss_scale {
+            let value = config.min_loss_scale;
+            self.state(
+                |r| &mut r.optimizer.min_loss_scale,
+                value,
+                "optimizer.min_loss_scale",
+            );
+        }
+        if config.loss_scale_window != defaults.loss_scale_window {
+            let value = config.loss_scale_window;
+            self.state(
+                |r| &mut r.optimizer.loss_scale_window,
+                value,
+                "optimizer.loss_scale_window",
+            );
+        }
+        if config.hysteresis != defaults.hysteresis {
+            self.state(
+                |r| &mut r.optimizer.hysteresis,
+                config.hysteresis,
+                "optimizer.hysteresis",
+            );
+        }
+    }
+}
+
+/// The model's mode decides the dtypes that were left open, and the optimizer mirrors the model.
+fn follow_model(draft: &mut Draft<'_>) {
+    let (fp16, bf16) = (draft.recipe.model.fp16, draft.recipe.model.bf16);
+    if fp16 && bf16 {
+        draft.conflict("model.bf16", "model.fp16 and model.bf16 exclude each other");
+        return;
+    }
+    let dtype = match (fp16, bf16) {
+        (true, _) => DType::Float16,
+        (_, true) => DType::BFloat16,
+        _ => DType::Float32,
+    };
+    let mode = match dtype {
+        DType::Float16 => "model.fp16 = true",
+        DType::BFloat16 => "model.bf16 = true",
+        _ => "a model in 32 bits",
+    };
+    let mut preset = Preset::new(draft, mode.into());
+    preset.state(|r| &mut r.model.params_dtype, dtype, "model.params_dtype");
+    preset.state(
+        |r| &mut r.optimizer.params_dtype,
+        dtype,
+        "optimizer.params_dtype",
+    );
+    preset.state(|r| &mut r.optimizer.fp16, fp16, "optimizer.fp16");
+    preset.state(|r| &mut r.optimizer.bf16, bf16, "optimizer.bf16");
+}

@@ -1,0 +1,189 @@
+//! The rules of `[scheduler]`, and the lengths of its schedules in samples.
+
+use super::super::choice::{LrDecayStyle, WeightDecayIncrStyle};
+use super::super::run_config::{FinalScheduler, FinalTraining, SchedulerSteps};
+use super::Draft;
+
+/// Checks the schedules, fills in the ends of the weight decay and derives the lengths.
+pub(super) fn resolve(draft: &mut Draft<'_>, train: &FinalTraining) -> FinalScheduler {
+    units_do_not_mix(draft);
+    warmup_is_given_once(draft);
+    wsd_has_its_length(draft);
+    rates_are_ordered(draft);
+    draft.require(
+        !(draft.recipe.scheduler.override_opt_param_scheduler
+            && draft.recipe.scheduler.use_checkpoint_opt_param_scheduler),
+        "scheduler.use_checkpoint_opt_param_scheduler",
+        "excludes scheduler.override_opt_param_scheduler",
+    );
+    let (start_weight_decay, end_weight_decay) = weight_decay(draft);
+    let steps = steps(draft, train);
+    FinalScheduler {
+        start_weight_decay,
+        end_weight_decay,
+        steps,
+        config: draft.recipe.scheduler.clone(),
+    }
+}
+
+/// Lengths are given in the unit that the training's length is given in.
+fn units_do_not_mix(draft: &mut Draft<'_>) {
+    let scheduler = draft.recipe.scheduler.clone();
+    let by_iters = [
+        (
+            "scheduler.lr_decay_iters",
+            scheduler.lr_decay_iters.is_some(),
+        ),
+        ("scheduler.lr_warmup_iters", scheduler.lr_warmup_iters != 0),
+        (
+            "scheduler.lr_wsd_decay_iters",
+            scheduler.lr_wsd_decay_iters.is_some(),
+        ),
+    ];
+    let by_samples = [
+        (
+            "scheduler.lr_decay_samples",
+            scheduler.lr_decay_samples.is_some(),
+        ),
+        (
+            "scheduler.lr_warmup_samples",
+            scheduler.lr_warmup_samples != 0,
+        ),
+        (
+            "scheduler.lr_wsd_decay_samples",
+            scheduler.lr_wsd_decay_samples.is_some(),
+        ),
+    ];
+    let is_sample_based = draft.recipe.train.train_samples.is_some();
+    let (wrong, length) = if is_sample_based {
+        (by_iters, "train.train_samples")
+    } else {
+        (by_samples, "train.train_iters")
+    };
+    for (key, is_given) in wrong {
+        let message = format!("counts in another unit than the training, which has {length}");
+        draft.require(!is_given, key, message);
+    }
+}
+
+fn warmup_is_given_once(draft: &mut Draft<'_>) {
+    let scheduler = draft.recipe.scheduler.clone();
+    let has_length = scheduler.lr_warmup_iters != 0 || scheduler.lr_warmup_samples != 0;
+    draft.require(
+        scheduler.lr_warmup_fraction.is_none() || !has_length,
+        "scheduler.lr_warmup_fraction",
+        "excludes scheduler.lr_warmup_iters and scheduler.lr_warmup_samples",
+    );
+}
+
+fn wsd_has_its_length(draft: &mut Draft<'_>) {
+    let scheduler = draft.recipe.scheduler.clone();
+    let is_wsd = scheduler.lr_decay_style == LrDecayStyle::Wsd;
+    let lengths = [
+        ("scheduler.lr_wsd_decay_iters", scheduler.lr_wsd_decay_iters),
+        (
+            "scheduler.lr_wsd_decay_samples",
+            scheduler.lr_wsd_decay_samples,
+        ),
+    ];
+    if is_wsd && lengths.iter().all(|(_, length)| length.is_none()) {
+        let is_sample_based = draft.recipe.train.train_samples.is_some();
+        let (key, _) = lengths[usize::from(is_sample_based)];
+        draft.missing(key, "must be given with scheduler.lr_decay_style = \"WSD\"");
+    }
+    for (key, length) in lengths {
+        draft.require(
+            is_wsd || length.is_none(),
+            key,
+            "goes with scheduler.lr_decay_style = \"WSD\" only",
+        );
+    }
+}
+
+fn rates_are_ordered(draft: &mut Draft<'_>) {
+    let init = draft.recipe.scheduler.lr_warmup_init;
+    let Some(lr) = draft.recipe.optimizer.lr else {
+        return;
+    };
+    draft.forbid(
+        init > lr,
+        "scheduler.lr_warmup_init",
+        format!("is above optimizer.lr = {lr}"),
+    );
+}
+
+fn weight_decay(draft: &mut Draft<'_>) -> (f64, f64) {
+    let base = draft.recipe.optimizer.weight_decay;
+    let scheduler = &mut draft.recipe.scheduler;
+    let start = *scheduler.start_weight_decay.get_or_insert(base);
+    let end = *scheduler.end_weight_decay.get_or_insert(base);
+    let is_constant = scheduler.weight_decay_incr_style == WeightDecayIncrStyle::Constant;
+    // Name the end that the user gave.
+    let key = if draft.raw.scheduler.end_weight_decay.is_some() {
+        "scheduler.end_weight_decay"
+    } else if draft.raw.scheduler.start_weight_decay.is_some() {
+        "scheduler.start_weight_decay"
+    } else {
+        "optimizer.weight_decay"
+    };
+    if is_constant {
+        draft.require(
+            start == end || start.is_nan() || end.is_nan(),
+            key,
+            format!("weight decay goes from {start} to {end}, but scheduler.weight_decay_incr_style is constant"),
+        );
+    } else {
+        draft.forbid(
+            end < start,
+            key,
+            format!("weight decay would fall from {start} to {end}"),
+        );
+    }
+    (start, end)
+}
+
+fn steps(draft: &mut Draft<'_>, train: &FinalTraining) -> SchedulerSteps {
+    let scheduler = draft.recipe.scheduler.clone();
+    let batch = train.global_batch_size as u64;
+    let in_samples = |iters: usize| (iters as u64).saturating_mul(batch);
+    let is_sample_based = train.train_samples.is_some();
+    let (total, decay, wsd, warmup) = match train.train_samples {
+        Some(samples) => (
+            samples as u64,
+            scheduler.lr_decay_samples.map(|samples| samples as u64),
+            scheduler.lr_wsd_decay_samples.map(|samples| samples as u64),
+            scheduler.lr_warmup_samples as u64,
+        ),
+        None => (
+            in_samples(train.train_iters),
+            scheduler.lr_decay_iters.map(in_samples),
+            scheduler.lr_wsd_decay_iters.map(in_samples),
+            in_samples(scheduler.lr_warmup_iters),
+        ),
+    };
+    let lr_decay_steps = decay.unwrap_or(total);
+    if let Some(wsd) = wsd {
+        let unit = if is_sample_based { "samples" } else { "iters" };
+        draft.require(
+            wsd <= lr_decay_steps,
+            &format!("scheduler.lr_wsd_decay_{unit}"),
+            "is longer than the whole schedule",
+        );
+    }
+    let mut lr_warmup_steps = match scheduler.lr_warmup_fraction {
+        Some(fraction) => fraction * lr_decay_steps as f64,
+        None => warmup as f64,
+    };
+    if lr_warmup_steps >= lr_decay_steps as f64 {
+        lr_warmup_steps = lr_decay_steps.saturating_sub(1) as f64;
+        draft.warnings.push(format!(
+            "the warm-up is as long as the whole schedule; it is cut to {lr_warmup_steps} samples"
+        ));
+    }
+    SchedulerSteps {
+        lr_warmup_steps,
+        lr_decay_steps,
+        wd_incr_steps: total,
+        wsd_decay_steps: wsd,
+    }
+}

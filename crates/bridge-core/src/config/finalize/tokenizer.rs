@@ -1,0 +1,106 @@
+//! The rules of `[tokenizer]`.
+
+use super::super::choice::TokenizerType;
+use super::super::error::ErrorKind;
+use super::Draft;
+
+/// Checks that the tokenizer has what its type needs, and nothing that only another type uses.
+pub(super) fn check(draft: &mut Draft<'_>) {
+    let config = draft.recipe.tokenizer.clone();
+    match config.tokenizer_type {
+        None => none(draft),
+        Some(TokenizerType::HuggingFace) => {
+            if config.tokenizer_model.is_none() {
+                let message = "must be given: a tokenizer.json or the folder that holds it";
+                draft.missing("tokenizer.tokenizer_model", message);
+            }
+        }
+        Some(TokenizerType::Null) => {
+            if config.vocab_size.is_none() {
+                draft.missing(
+                    "tokenizer.vocab_size",
+                    "must be given for the NullTokenizer",
+                );
+            }
+        }
+        Some(TokenizerType::ByteLevelBpe) => byte_level_bpe(draft),
+        Some(other) => {
+            let message = format!(
+                "not implemented yet: {other}; use HuggingFaceTokenizer, ByteLevelBPE or NullTokenizer"
+            );
+            draft.error(
+                ErrorKind::NotImplemented,
+                "tokenizer.tokenizer_type",
+                message,
+            );
+            return;
+        }
+    }
+    unused_settings(draft);
+    vocabulary_fits(draft);
+}
+
+fn none(draft: &mut Draft<'_>) {
+    if draft.recipe.dataset.source.is_some() {
+        let message = "must be given: dataset.source is text";
+        draft.missing("tokenizer.tokenizer_type", message);
+    }
+    if draft.recipe.generate.prompt.is_some() {
+        let message = "must be given: generate.prompt is text";
+        draft.missing("tokenizer.tokenizer_type", message);
+    }
+    if draft.recipe.model.vocab_size.is_none() {
+        draft.missing("model.vocab_size", "must be given without a tokenizer");
+    }
+}
+
+fn byte_level_bpe(draft: &mut Draft<'_>) {
+    let key = "tokenizer.bpe_vocab_size";
+    draft.require(
+        draft.recipe.dataset.source.is_some(),
+        "tokenizer.tokenizer_type",
+        "ByteLevelBPE is trained on dataset.source, which is not given",
+    );
+    let model_size = draft.recipe.model.vocab_size;
+    match (draft.recipe.tokenizer.bpe_vocab_size, model_size) {
+        (None, None) => draft.missing(key, "this or model.vocab_size must be given"),
+        (None, Some(size)) => draft.require(
+            size >= 257,
+            "model.vocab_size",
+            "ByteLevelBPE needs at least 257: all bytes and the end of a document",
+        ),
+        (Some(_), _) => {}
+    }
+}
+
+fn unused_settings(draft: &mut Draft<'_>) {
+    let kind = draft.recipe.tokenizer.tokenizer_type;
+    let users = [
+        ("tokenizer.tokenizer_model", TokenizerType::HuggingFace),
+        ("tokenizer.vocab_size", TokenizerType::Null),
+        ("tokenizer.bpe_vocab_size", TokenizerType::ByteLevelBpe),
+        ("tokenizer.bpe_train_max_bytes", TokenizerType::ByteLevelBpe),
+    ];
+    for (key, user) in users {
+        let is_changed = draft.recipe_differs(key);
+        let message = format!("goes with tokenizer.tokenizer_type = \"{user}\" only");
+        draft.require(!is_changed || kind == Some(user), key, message);
+    }
+}
+
+fn vocabulary_fits(draft: &mut Draft<'_>) {
+    let config = draft.recipe.tokenizer.clone();
+    // The null tokenizer adds its end-of-document token.
+    let tokenizer_size = match config.tokenizer_type {
+        Some(TokenizerType::Null) => config.vocab_size.map(|size| size.saturating_add(1)),
+        Some(TokenizerType::ByteLevelBpe) => config.bpe_vocab_size,
+        _ => None,
+    };
+    if let (Some(model_size), Some(size)) = (draft.recipe.model.vocab_size, tokenizer_size) {
+        draft.require(
+            model_size >= size,
+            "model.vocab_size",
+            format!("is below the tokenizer's vocabulary of {size}"),
+        );
+    }
+}

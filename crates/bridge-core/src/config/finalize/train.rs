@@ -1,0 +1,264 @@
+//! The rules of `[train]`, `[validation]`, `[logger]`, and of the top-level settings.
+
+use std::path::PathBuf;
+
+use super::super::error::{ConfigError, ErrorKind};
+use super::super::run_config::{FinalLogger, FinalTraining, FinalValidation, ParallelSizes};
+use super::Draft;
+
+/// Names of Burn's devices that a recipe may ask for; whether one was compiled in is the runner's
+/// to say.
+const DEVICES: [&str; 11] = [
+    "flex", "cuda", "rocm", "wgpu", "vulkan", "metal", "webgpu", "cpu", "ndarray", "candle", "tch",
+];
+
+/// The name of the run, filled in.
+pub(super) fn name(draft: &mut Draft<'_>) -> String {
+    let name = draft
+        .recipe
+        .name
+        .get_or_insert_with(|| "run".into())
+        .clone();
+    let is_file_name = !name.is_empty()
+        && name != "."
+        && name != ".."
+        && !name.contains(['/', '\\', '\0'])
+        && name.len() <= 200;
+    if !is_file_name {
+        let message = "names a folder, so it must be a plain file name";
+        draft.error(ErrorKind::OutOfRange, "name", message);
+    }
+    name
+}
+
+/// Checks the device's name.
+pub(super) fn device(draft: &mut Draft<'_>) {
+    let device = draft.recipe.device.clone();
+    let (name, index) = match device.split_once(':') {
+        Some((name, index)) => (name, Some(index)),
+        None => (device.as_str(), None),
+    };
+    let is_index = index.is_none_or(|index| index.parse::<u16>().is_ok());
+    if DEVICES.contains(&name) && is_index {
+        return;
+    }
+    let error = ConfigError::new(ErrorKind::WrongType, "device", "unknown device")
+        .with_found(format!("{device:?}"))
+        .with_expected(format!(
+            "one of {}, with :N for the N-th",
+            DEVICES.join(", ")
+        ))
+        .with_nearest(name, DEVICES)
+        .with_location(draft.raw.location("device"));
+    draft.errors.push(error);
+}
+
+/// Checks batch sizes and the length of training; old names move to `[validation]`.
+pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &ParallelSizes) -> FinalTraining {
+    deprecated_names(draft);
+    let train = draft.recipe.train.clone();
+    for (key, is_given) in [
+        ("train.micro_batch_size", train.micro_batch_size.is_some()),
+        ("train.global_batch_size", train.global_batch_size.is_some()),
+    ] {
+        if !is_given {
+            draft.missing(key, "must be given");
+        }
+    }
+    let train_iters = train_iters(draft);
+    // Zero is reported by its range already; 1 keeps the divisions below defined.
+    let micro_batch_size = train.micro_batch_size.unwrap_or(1).max(1);
+    let unit = micro_batch_size.saturating_mul(parallel.data);
+    let global_batch_size = train.global_batch_size.unwrap_or(unit).max(1);
+    batch_divides(draft, global_batch_size, unit);
+    let rampup_batch_size = rampup(draft, global_batch_size, unit);
+    FinalTraining {
+        micro_batch_size,
+        global_batch_size,
+        train_iters,
+        num_microbatches: global_batch_size / unit,
+        rampup_batch_size,
+        config: train,
+    }
+}
+
+fn train_iters(draft: &mut Draft<'_>) -> usize {
+    let train = draft.recipe.train.clone();
+    match (train.train_iters, train.train_samples) {
+        (None, None) => {
+            draft.missing(
+                "train.train_iters",
+                "this or train.train_samples must be given",
+            );
+            1
+        }
+        (Some(iters), Some(_)) => {
+            draft.conflict("train.train_samples", "excludes train.train_iters");
+            iters
+        }
+        (Some(iters), None) => iters,
+        (None, Some(samples)) => {
+            draft.require(
+                train.rampup_batch_size.is_none(),
+                "train.rampup_batch_size",
+                "excludes train.train_samples",
+            );
+            let iters = samples / train.global_batch_size.unwrap_or(1).max(1);
+            draft.require(
+                iters > 0,
+                "train.train_samples",
+                "is less than one train.global_batch_size",
+            );
+            iters
+        }
+    }
+}
+
+fn batch_divides(draft: &mut Draft<'_>, global_batch_size: usize, unit: usize) {
+    let train = draft.recipe.train.clone();
+    if train.global_batch_size.is_none() || train.micro_batch_size.is_none() {
+        return;
+    }
+    let can_round = train.decrease_batch_size_if_needed && global_batch_size >= unit;
+    draft.require(
+        global_batch_size.is_multiple_of(unit) || can_round,
+        "train.global_batch_size",
+        format!("must be a multiple of train.micro_batch_size x data-parallel size = {unit}"),
+    );
+}
+
+fn rampup(draft: &mut Draft<'_>, global: usize, unit: usize) -> Option<[usize; 3]> {
+    let key = "train.rampup_batch_size";
+    let [start, increment, samples] = draft.recipe.train.rampup_batch_size?;
+    if start == 0 || increment == 0 {
+        let message = "is [start, increment, samples]; start and increment must be at least 1";
+        draft.error(ErrorKind::OutOfRange, key, message);
+        return None;
+    }
+    if start == global {
+        return None;
+    }
+    if start > global {
+        draft.conflict(
+            key,
+            format!("starts above train.global_batch_size = {global}"),
+        );
+        return None;
+    }
+    draft.require(
+        (global - start).is_multiple_of(increment),
+        key,
+        format!("its increments from {start} do not reach train.global_batch_size = {global}"),
+    );
+    draft.require(samples > 0, key, "must grow over at least 1 sample");
+    let divides = start.is_multiple_of(unit) && increment.is_multiple_of(unit);
+    let can_round = draft.recipe.train.decrease_batch_size_if_needed && start >= unit;
+    draft.require(
+        divides || can_round,
+        key,
+        format!("start and increment must be multiples of train.micro_batch_size x data-parallel size = {unit}"),
+    );
+    Some([start, increment, samples])
+}
+
+/// Fills in and checks evaluation batches.
+pub(super) fn resolve_validation(
+    draft: &mut Draft<'_>,
+    parallel: &ParallelSizes,
+    train: &FinalTraining,
+) -> FinalValidation {
+    let own_batch = draft.recipe.validation.eval_global_batch_size.is_some()
+        || draft.recipe.validation.eval_micro_batch_size.is_some();
+    let can_round = train.decrease_batch_size_if_needed;
+    let validation = &mut draft.recipe.validation;
+    let micro = *validation
+        .eval_micro_batch_size
+        .get_or_insert(train.micro_batch_size);
+    let unit = micro.max(1).saturating_mul(parallel.data);
+    let batch = train.global_batch_size;
+    // The batch that training really uses when it may round down.
+    let batch = if can_round {
+        (batch / unit * unit).max(unit)
+    } else {
+        batch
+    };
+    let global = *validation.eval_global_batch_size.get_or_insert(batch);
+    let config = validation.clone();
+    // A batch taken over from training was checked there.
+    let key = if draft.raw.validation.eval_global_batch_size.is_some() {
+        "validation.eval_global_batch_size"
+    } else {
+        "validation.eval_micro_batch_size"
+    };
+    draft.require(
+        !own_batch || global.is_multiple_of(unit),
+        key,
+        format!("evaluation takes {global} sequences in multiples of eval_micro_batch_size x data-parallel size = {unit}"),
+    );
+    FinalValidation {
+        eval_iters: config.eval_iters.unwrap_or(0),
+        eval_global_batch_size: global,
+        eval_micro_batch_size: micro,
+        num_microbatches: global / unit,
+        config,
+    }
+}
+
+fn deprecated_names(draft: &mut Draft<'_>) {
+    let train = draft.recipe.train.clone();
+    if let Some(value) = train.eval_iters {
+        let same = draft.recipe.validation.eval_iters == Some(value);
+        if same || renamed(draft, "eval_iters") {
+            draft.recipe.validation.eval_iters = Some(value);
+        }
+    }
+    if let Some(value) = train.eval_interval {
+        let same = draft.recipe.validation.eval_interval == Some(value);
+        if same || renamed(draft, "eval_interval") {
+            draft.recipe.validation.eval_interval = Some(value);
+        }
+    }
+    if let Some(value) = train.skip_train
+        && (draft.recipe.validation.skip_train == value || renamed(draft, "skip_train"))
+    {
+        draft.recipe.validation.skip_train = value;
+    }
+    let train = &mut draft.recipe.train;
+    (train.eval_iters, train.eval_interval, train.skip_train) = (None, None, None);
+}
+
+/// Whether the value of the old name may be taken over.
+fn renamed(draft: &mut Draft<'_>, field: &str) -> bool {
+    let (old, new) = (format!("train.{field}"), format!("validation.{field}"));
+    if draft.is_explicit(&new) {
+        draft.conflict(
+            &old,
+            format!("is the old name of {new}, which says something else"),
+        );
+        return false;
+    }
+    draft
+        .warnings
+        .push(format!("{old} is the old name of {new}"));
+    true
+}
+
+/// Checks the logger and fills in its folder.
+pub(super) fn logger(draft: &mut Draft<'_>, name: &str) -> FinalLogger {
+    let default_dir = || PathBuf::from("runs").join(name);
+    let log_dir = draft
+        .recipe
+        .logger
+        .log_dir
+        .get_or_insert_with(default_dir)
+        .clone();
+    draft.require(
+        !log_dir.as_os_str().is_empty(),
+        "logger.log_dir",
+        "names no folder",
+    );
+    FinalLogger {
+        log_dir,
+        config: draft.recipe.logger.clone(),
+    }
+}

@@ -1,0 +1,186 @@
+//! A section with a `kind`: the flat settings all kinds share, and the extra ones a registered
+//! kind declares. Which kinds exist is the business of `kinds`.
+
+use std::ops::{Deref, DerefMut};
+
+use super::error::ErrorKind;
+use super::field::{Field, TypeSpec};
+use super::kinds::{KindRegistry, Kinds};
+use super::limits::Limits;
+use super::node::{Data, Entry, Node};
+use super::section::{FieldSpec, Reader, Section, assign_entries, section_field};
+use super::sections::{GptDatasetConfig, TransformerConfig};
+
+/// The `[model]` section.
+pub type ModelConfig = Kinded<TransformerConfig>;
+/// The `[dataset]` section.
+pub type DatasetConfig = Kinded<GptDatasetConfig>;
+
+/// Settings shared by all kinds of a section.
+pub trait KindedConfig: Section {
+    /// The kind when none is given.
+    const DEFAULT_KIND: &'static str;
+    /// What the kind chooses, for the schema.
+    const KIND_DOC: &'static str;
+    /// The registered kinds of this section.
+    fn registry(kinds: &Kinds) -> &KindRegistry;
+}
+
+impl KindedConfig for TransformerConfig {
+    const DEFAULT_KIND: &'static str = "gpt";
+    const KIND_DOC: &'static str = "The model family: gpt, or a name that code registered. Plays the part of upstream's _target_.";
+    fn registry(kinds: &Kinds) -> &KindRegistry {
+        &kinds.model
+    }
+}
+
+impl KindedConfig for GptDatasetConfig {
+    const DEFAULT_KIND: &'static str = "gpt";
+    const KIND_DOC: &'static str = "The dataset family: gpt, fim, mock, or a name that code registered. Plays the part of upstream's _target_.";
+    fn registry(kinds: &Kinds) -> &KindRegistry {
+        &kinds.dataset
+    }
+}
+
+/// A section whose `kind` chooses what is built. Dereferences to the shared settings, so
+/// `config.model.num_layers` reads and writes as if there were one flat struct.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Kinded<C> {
+    /// What is built.
+    pub kind: String,
+    /// The shared settings.
+    pub config: C,
+    /// The values of the settings that the kind registered.
+    pub extra: toml::Table,
+}
+
+impl<C: KindedConfig> Default for Kinded<C> {
+    fn default() -> Self {
+        Self {
+            kind: C::DEFAULT_KIND.to_owned(),
+            config: C::default(),
+            extra: toml::Table::new(),
+        }
+    }
+}
+
+impl<C> Deref for Kinded<C> {
+    type Target = C;
+
+    fn deref(&self) -> &C {
+        &self.config
+    }
+}
+
+impl<C> DerefMut for Kinded<C> {
+    fn deref_mut(&mut self) -> &mut C {
+        &mut self.config
+    }
+}
+
+impl<C: KindedConfig> Kinded<C> {
+    fn assign_kind(&mut self, node: &Node, reader: &mut Reader<'_>) {
+        let Some(kind) = String::read(node, reader) else {
+            return;
+        };
+        let registry = C::registry(reader.kinds);
+        if registry.get(&kind).is_none() {
+            let names: Vec<_> = registry.names().collect();
+            let error = reader
+                .error(ErrorKind::WrongType, "unknown kind", node)
+                .with_expected(format!("one of {}", names.join(", ")))
+                .with_nearest(&kind, names);
+            reader.push(error);
+        }
+        self.kind = kind;
+    }
+
+    fn assign_extra(&mut self, name: &str, node: &Node, reader: &mut Reader<'_>) -> bool {
+        let kind = C::registry(reader.kinds).get(&self.kind);
+        let Some(field) = kind.and_then(|kind| kind.extra.iter().find(|field| field.name == name))
+        else {
+            return false;
+        };
+        if node.is_null() {
+            self.extra.remove(name);
+        } else if field.spec.accepts(node) {
+            self.extra.insert(name.to_owned(), node.to_toml_value());
+        } else {
+            let spec = field.spec.clone();
+            reader.wrong_type::<()>(node, &spec);
+        }
+        true
+    }
+}
+
+impl<C: KindedConfig> Section for Kinded<C> {
+    fn fields() -> Vec<FieldSpec> {
+        let kind = FieldSpec {
+            name: "kind",
+            doc: C::KIND_DOC,
+            limits: Limits::NONE,
+            spec: || TypeSpec::String,
+            default: Node::string(C::DEFAULT_KIND),
+        };
+        std::iter::once(kind).chain(C::fields()).collect()
+    }
+
+    fn names() -> Vec<&'static str> {
+        std::iter::once("kind").chain(C::names()).collect()
+    }
+
+    fn known_names(&self, kinds: &Kinds) -> Vec<String> {
+        let mut names: Vec<_> = Self::names().into_iter().map(str::to_owned).collect();
+        if let Some(kind) = C::registry(kinds).get(&self.kind) {
+            names.extend(kind.extra.iter().map(|field| field.name.clone()));
+        }
+        names
+    }
+
+    fn canonical(name: &str) -> &str {
+        C::canonical(name)
+    }
+
+    fn assign(&mut self, name: &str, node: &Node, reader: &mut Reader<'_>) -> bool {
+        if name == "kind" {
+            self.assign_kind(node, reader);
+            return true;
+        }
+        self.config.assign(name, node, reader) || self.assign_extra(name, node, reader)
+    }
+
+    fn value(&self, name: &str) -> Option<Node> {
+        if name == "kind" {
+            return Some(Node::string(&self.kind));
+        }
+        self.config
+            .value(name)
+            .or_else(|| self.extra.get(name).map(Node::from_toml_value))
+    }
+
+    fn to_node(&self) -> Node {
+        let mut entries = vec![Entry::new("kind", Node::string(&self.kind))];
+        if let Data::Table(shared) = self.config.to_node().data {
+            entries.extend(shared);
+        }
+        let extra = self.extra.iter();
+        entries.extend(extra.map(|(name, value)| Entry::new(name, Node::from_toml_value(value))));
+        Data::Table(entries).into()
+    }
+
+    fn assign_all(&mut self, node: &Node, reader: &mut Reader<'_>) {
+        let Data::Table(entries) = &node.data else {
+            if !matches!(node.data, Data::Unset) {
+                reader.wrong_type::<()>(node, &TypeSpec::Section(Self::fields));
+            }
+            return;
+        };
+        // The kind decides which other names are legal, wherever in the table it was written.
+        let mut entries = entries.clone();
+        entries.sort_by_key(|entry| entry.key != "kind");
+        assign_entries(self, &entries, reader);
+    }
+}
+
+section_field!(ModelConfig);
+section_field!(DatasetConfig);

@@ -1,0 +1,53 @@
+//! The configuration tree: reading recipes, checking them, and the resolved result.
+//!
+//! The data flow is one way:
+//! text -> located value tree (`source`, `overrides`) -> [`RawConfig`] (`section`, `sections`)
+//! -> [`RawConfig::finalize`] (`finalize`, `unsupported`) -> [`RunConfig`] -> text (`ops`).
+//!
+//! Pure data: no tensors, no files but the recipe itself, nothing global.
+//!
+//! ```
+//! # use bridge_core::config::{RawConfig, World};
+//! let mut raw = RawConfig::default();
+//! raw.train.micro_batch_size = Some(1);
+//! let errors = raw.finalize(&World::SINGLE).unwrap_err();
+//! assert!(errors.names("train.global_batch_size"));
+//! ```
+
+mod choice;
+mod error;
+mod field;
+mod finalize;
+mod kinded;
+mod kinds;
+mod limits;
+mod node;
+mod ops;
+mod overrides;
+mod raw;
+mod run_config;
+mod section;
+mod sections;
+mod source;
+mod unsupported;
+
+#[cfg(test)]
+mod tests;
+
+pub use choice::*;
+pub use error::{ConfigError, ConfigErrors, ErrorKind};
+pub use field::{AnyValue, ByteSize, Field, OneOrMany, TypeSpec};
+pub use kinded::{DatasetConfig, Kinded, KindedConfig, ModelConfig};
+pub use kinds::{ExtraField, Kind, KindRegistry, Kinds};
+pub use limits::{Bound, Limits};
+pub use node::{Data, Entry, Location, Node};
+pub use ops::{Detail, Difference, diff, diff_from_defaults, json_schema};
+pub use raw::{RawConfig, load, load_text};
+pub use run_config::{
+    FinalDataset, FinalLogger, FinalModel, FinalOptimizer, FinalScheduler, FinalTraining,
+    FinalTransformer, FinalValidation, ParallelSizes, Resolved, RunConfig, SampleCounts,
+    SchedulerSteps, World,
+};
+pub use section::{FieldSpec, Origins, Reader, Section};
+pub use sections::*;
+pub use source::Format;

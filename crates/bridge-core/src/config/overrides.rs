@@ -1,0 +1,104 @@
+//! Command-line overrides: `a.b=value`, laid over the value tree of a recipe before it is read.
+
+use super::error::{ConfigError, ErrorKind};
+use super::node::{Data, Entry, Location, Node};
+use super::source::parse_toml_value;
+
+/// Lays `key=value` arguments over `root`, in order; the last one about a key wins.
+///
+/// Values are TOML; text that is no TOML value is a string; `null` unsets.
+pub(super) fn apply(root: &mut Node, arguments: &[String]) -> Vec<ConfigError> {
+    let laid = arguments.iter().map(|argument| apply_one(root, argument));
+    laid.filter_map(Result::err).map(|error| *error).collect()
+}
+
+fn apply_one(root: &mut Node, argument: &str) -> Result<(), Box<ConfigError>> {
+    let location = Location {
+        source: format!("command line: {argument}").into(),
+        line: None,
+        column: None,
+    };
+    let syntax = |key: &str, message: String| {
+        let error = ConfigError::new(ErrorKind::Syntax, key, message)
+            .with_expected("key=value, such as train.global_batch_size=512")
+            .with_location(Some(location.clone()));
+        Box::new(error)
+    };
+    let Some((key, text)) = argument.split_once('=') else {
+        return Err(syntax("", format!("{argument:?} has no \"=\"")));
+    };
+    let key = key.trim();
+    let path: Vec<&str> = key.split('.').map(str::trim).collect();
+    if path.iter().any(|part| part.is_empty()) {
+        return Err(syntax(key, format!("{key:?} is no dotted key")));
+    }
+    let mut value = parse_value(text.trim()).map_err(|message| syntax(key, message))?;
+    locate(&mut value, &location);
+    insert(root, &path, value, &location).map_err(|found| {
+        let error = ConfigError::new(
+            ErrorKind::WrongType,
+            key,
+            "goes below a value that is no table",
+        )
+        .with_found(found)
+        .with_expected("a table")
+        .with_location(Some(location.clone()));
+        Box::new(error)
+    })
+}
+
+fn parse_value(text: &str) -> Result<Node, String> {
+    if text == "null" {
+        return Ok(Data::Unset.into());
+    }
+    parse_toml_value(text).or_else(|message| {
+        // Quotes and brackets promise TOML; anything else is a bare word, like a path.
+        if text.starts_with(['"', '\'', '[', '{']) {
+            Err(format!("the value is no TOML: {message}"))
+        } else {
+            Ok(Node::string(text))
+        }
+    })
+}
+
+fn locate(node: &mut Node, location: &Location) {
+    node.location = Some(location.clone());
+    match &mut node.data {
+        Data::List(items) => items.iter_mut().for_each(|item| locate(item, location)),
+        Data::Table(entries) => {
+            for entry in entries {
+                entry.key_location = Some(location.clone());
+                locate(&mut entry.node, location);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Puts `value` at `path`; gives back what stands in the way when that is no table.
+fn insert(root: &mut Node, path: &[&str], value: Node, location: &Location) -> Result<(), String> {
+    let Some((key, rest)) = path.split_first() else {
+        *root = value;
+        return Ok(());
+    };
+    if root.is_null() {
+        root.data = Data::Table(Vec::new());
+    }
+    let found = root.describe();
+    let Data::Table(entries) = &mut root.data else {
+        return Err(found);
+    };
+    let index = entries.iter().position(|entry| entry.key == *key);
+    let index = index.unwrap_or_else(|| {
+        entries.push(Entry {
+            key: (*key).to_owned(),
+            key_location: Some(location.clone()),
+            node: Node {
+                data: Data::Unset,
+                location: Some(location.clone()),
+            },
+        });
+        entries.len() - 1
+    });
+    insert(&mut entries[index].node, rest, value, location)
+}

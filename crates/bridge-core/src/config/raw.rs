@@ -1,0 +1,264 @@
+//! `RawConfig`: what the user set, and where. Reading only; checking is the business of `finalize`.
+
+use std::ops::{Deref, DerefMut};
+use std::path::Path;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::error::{ConfigError, ConfigErrors, ErrorKind};
+use super::finalize;
+use super::kinds::Kinds;
+use super::node::{Location, Node};
+use super::overrides;
+use super::run_config::{RunConfig, World};
+use super::section::{Origins, Reader, Section};
+use super::sections::RecipeConfig;
+use super::source::{self, Format};
+
+/// A recipe before it is checked: every setting may be changed, in any order.
+///
+/// Dereferences to [`RecipeConfig`], so `raw.train.global_batch_size = Some(8)` is all it takes.
+///
+/// A setting counts as explicit when it was written in a file or on the command line (also with
+/// its default value), when it differs from its default, or after [`RawConfig::mark_explicit`].
+/// Presets never overwrite an explicit setting.
+#[derive(Debug, Clone, Default)]
+pub struct RawConfig {
+    recipe: RecipeConfig,
+    origins: Origins,
+    kinds: Kinds,
+}
+
+/// Two raw configurations are equal when their settings are; where these were written does not matter.
+impl PartialEq for RawConfig {
+    fn eq(&self, other: &Self) -> bool {
+        self.recipe == other.recipe
+    }
+}
+
+impl Deref for RawConfig {
+    type Target = RecipeConfig;
+
+    fn deref(&self) -> &RecipeConfig {
+        &self.recipe
+    }
+}
+
+impl DerefMut for RawConfig {
+    fn deref_mut(&mut self) -> &mut RecipeConfig {
+        &mut self.recipe
+    }
+}
+
+impl From<RecipeConfig> for RawConfig {
+    fn from(recipe: RecipeConfig) -> Self {
+        Self {
+            recipe,
+            ..Self::default()
+        }
+    }
+}
+
+impl RawConfig {
+    /// All defaults, with the given kinds of model and dataset to choose from.
+    pub fn with_kinds(kinds: Kinds) -> Self {
+        Self {
+            kinds,
+            ..Self::default()
+        }
+    }
+
+    /// Reads a recipe file and lays `key=value` overrides over it.
+    ///
+    /// # Errors
+    /// Every problem of syntax, names and types, of the file and of the overrides.
+    pub fn from_file(
+        path: &Path,
+        overrides: &[String],
+        kinds: &Kinds,
+    ) -> Result<Self, ConfigErrors> {
+        let (raw, errors) = Self::read_file(path, overrides, kinds);
+        errors.into_result(raw)
+    }
+
+    /// Reads a recipe from text and lays `key=value` overrides over it.
+    ///
+    /// # Errors
+    /// Every problem of syntax, names and types, of the text and of the overrides.
+    pub fn from_text(
+        text: &str,
+        format: Format,
+        overrides: &[String],
+        kinds: &Kinds,
+    ) -> Result<Self, ConfigErrors> {
+        let (raw, errors) = Self::read(source::parse(text, format, "recipe"), overrides, kinds);
+        errors.into_result(raw)
+    }
+
+    /// Reads as much as can be read; `name` falls back to the file's.
+    pub(super) fn read_file(
+        path: &Path,
+        overrides: &[String],
+        kinds: &Kinds,
+    ) -> (Self, ConfigErrors) {
+        let (mut raw, errors) = Self::read(source::parse_file(path), overrides, kinds);
+        if raw.name.is_none() {
+            raw.name = path
+                .file_stem()
+                .map(|stem| stem.to_string_lossy().into_owned());
+        }
+        (raw, errors)
+    }
+
+    fn read(
+        parsed: Result<Node, ConfigErrors>,
+        overrides: &[String],
+        kinds: &Kinds,
+    ) -> (Self, ConfigErrors) {
+        let (mut root, mut errors) = match parsed {
+            Ok(root) => (root, ConfigErrors::default()),
+            Err(errors) => (Node::null(), errors),
+        };
+        let is_readable = errors.is_empty();
+        errors.extend(overrides::apply(&mut root, overrides));
+        let mut raw = Self::with_kinds(kinds.clone());
+        if !is_readable && root.is_null() {
+            return (raw, errors);
+        }
+        let mut reader = Reader::new(kinds);
+        raw.recipe.assign_all(&root, &mut reader);
+        let (origins, read_errors) = reader.finish();
+        raw.origins = origins;
+        errors.extend(read_errors);
+        (raw, errors)
+    }
+
+    /// Checks everything and derives what follows; `self` stays as it is, and this can be repeated.
+    ///
+    /// # Errors
+    /// Every violated rule.
+    pub fn finalize(&self, world: &World) -> Result<RunConfig, ConfigErrors> {
+        finalize::run(self, world)
+    }
+
+    /// Protects a setting from presets although it has its default value.
+    pub fn mark_explicit(&mut self, key: impl Into<String>) {
+        self.origins.entry(key.into()).or_insert(None);
+    }
+
+    /// Whether the user chose the value of a setting; see [`RawConfig`].
+    pub fn is_explicit(&self, key: &str) -> bool {
+        if self.origins.contains_key(key) {
+            return true;
+        }
+        let absent = RecipeConfig::default().to_node();
+        let present = RecipeConfig::with_every_section().to_node();
+        let default = absent.get_path(key).or_else(|| present.get_path(key));
+        let recipe = self.recipe.to_node();
+        recipe
+            .get_path(key)
+            .is_some_and(|value| Some(value) != default)
+    }
+
+    /// Where a setting, or the closest table around it, was given.
+    pub fn location(&self, key: &str) -> Option<Location> {
+        let mut key = key;
+        loop {
+            if let Some(location) = self.origins.get(key) {
+                return location.clone();
+            }
+            key = key.rsplit_once('.')?.0;
+        }
+    }
+
+    /// The kinds of model and dataset that this configuration may choose.
+    pub fn kinds(&self) -> &Kinds {
+        &self.kinds
+    }
+
+    /// The settings alone.
+    pub fn recipe(&self) -> &RecipeConfig {
+        &self.recipe
+    }
+}
+
+impl Serialize for RawConfig {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.recipe.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for RawConfig {
+    /// With the built-in kinds; all problems are in the one error's text.
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let node = Node::deserialize(deserializer)?;
+        let (raw, errors) = Self::read(Ok(node), &[], &Kinds::builtin());
+        errors.into_result(raw).map_err(serde::de::Error::custom)
+    }
+}
+
+/// Reads and finalizes a recipe file in one go, reporting the problems of both steps together.
+///
+/// # Errors
+/// Every problem of syntax, names and types, and every violated rule that they do not hide.
+pub fn load(
+    path: &Path,
+    overrides: &[String],
+    kinds: &Kinds,
+    world: &World,
+) -> Result<RunConfig, ConfigErrors> {
+    let (raw, errors) = RawConfig::read_file(path, overrides, kinds);
+    finish(&raw, errors, world)
+}
+
+/// As [`load`], from text.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_text(
+    (text, format): (&str, Format),
+    overrides: &[String],
+    kinds: &Kinds,
+    world: &World,
+) -> Result<RunConfig, ConfigErrors> {
+    let (raw, errors) = RawConfig::read(source::parse(text, format, "recipe"), overrides, kinds);
+    finish(&raw, errors, world)
+}
+
+fn finish(
+    raw: &RawConfig,
+    mut errors: ConfigErrors,
+    world: &World,
+) -> Result<RunConfig, ConfigErrors> {
+    let is_unread = |error: &ConfigError| {
+        matches!(error.kind, ErrorKind::Syntax | ErrorKind::Unreadable) && error.key.is_empty()
+    };
+    if errors.iter().any(is_unread) {
+        return Err(errors);
+    }
+    let result = raw.finalize(world);
+    if errors.is_empty() {
+        return result;
+    }
+    // A setting that could not be read has its default now, so rules between settings would
+    // report what is not there. Rules about one setting are still right for the others.
+    let more: Vec<_> = result
+        .err()
+        .into_iter()
+        .flatten()
+        .filter(|error| {
+            let about_one = !matches!(error.kind, ErrorKind::Conflict);
+            let is_hidden = errors.iter().any(|earlier| {
+                error.key.starts_with(&earlier.key)
+                    || earlier.key.starts_with(&error.key)
+                    || earlier
+                        .nearest
+                        .as_ref()
+                        .is_some_and(|nearest| error.key.ends_with(nearest))
+            });
+            about_one && !is_hidden
+        })
+        .collect();
+    errors.extend(more);
+    Err(errors)
+}

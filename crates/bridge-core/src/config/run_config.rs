@@ -1,0 +1,347 @@
+//! `RunConfig`: the checked, resolved, immutable configuration, the only thing that can be trained.
+//! How it is derived lives in `finalize`.
+
+use std::ops::Deref;
+use std::path::PathBuf;
+
+use super::error::{ConfigError, ConfigErrors, ErrorKind};
+use super::sections::{
+    Blend, CheckpointConfig, DistributedDataParallelConfig, DistributedInitConfig, GenerateConfig,
+    GptDatasetConfig, LoggerConfig, OptimizerConfig, ProfilingConfig, RecipeConfig,
+    RerunStateMachineConfig, RngConfig, SchedulerConfig, TokenizerConfig, TrainingConfig,
+    TransformerConfig, ValidationConfig,
+};
+
+/// What a run is spread over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct World {
+    /// Number of ranks, at least 1.
+    pub size: usize,
+}
+
+impl World {
+    /// One rank.
+    pub const SINGLE: Self = Self { size: 1 };
+}
+
+impl Default for World {
+    fn default() -> Self {
+        Self::SINGLE
+    }
+}
+
+/// Declares a resolved section: the settings it dereferences to, and what was derived from them.
+/// A derived field hides the optional setting of the same name.
+macro_rules! resolved {
+    ($(
+        $(#[doc = $doc:literal])+
+        pub struct $Name:ident: $Config:ty {
+            $( $(#[doc = $field_doc:literal])+ $field:ident: $ty:ty, )*
+        }
+    )+) => {$(
+        $(#[doc = $doc])+
+        #[derive(Debug, Clone, PartialEq)]
+        pub struct $Name {
+            pub(super) config: $Config,
+            $( $(#[doc = $field_doc])+ pub $field: $ty, )*
+        }
+
+        impl Deref for $Name {
+            type Target = $Config;
+
+            fn deref(&self) -> &$Config {
+                &self.config
+            }
+        }
+    )+};
+}
+
+resolved! {
+    /// A transformer whose every size is known; made by [`TransformerConfig::finalize`].
+    pub struct FinalTransformer: TransformerConfig {
+        /// Width of the dense MLP.
+        ffn_hidden_size: usize,
+        /// Size of one head.
+        kv_channels: usize,
+        /// Key and value heads.
+        num_query_groups: usize,
+        /// Rotated dimensions of a head; 0 without rotary embedding.
+        rotary_dim: usize,
+        /// Scale of attention scores.
+        softmax_scale: f64,
+        /// Standard deviation of the initial embedding.
+        embedding_init_method_std: f64,
+        /// For each layer, whether attention is windowed.
+        windowed_layers: Vec<bool>,
+        /// For each layer, whether it has no rotary embedding.
+        no_rope_layers: Vec<bool>,
+        /// Modules that selective recompute covers; empty without it.
+        recompute_modules: Vec<String>,
+        /// Tensor-parallel size inside experts.
+        expert_tensor_parallel_size: usize,
+    }
+
+    /// The resolved `[model]`.
+    pub struct FinalModel: FinalTransformer {
+        /// What is built.
+        kind: String,
+        /// The values of the settings that the kind registered, defaults filled in.
+        extra: toml::Table,
+    }
+
+    /// The resolved `[train]`.
+    pub struct FinalTraining: TrainingConfig {
+        /// Sequences per model replica per micro-step.
+        micro_batch_size: usize,
+        /// Sequences per optimizer step over all ranks, after ramp-up.
+        global_batch_size: usize,
+        /// Optimizer steps over all runs.
+        train_iters: usize,
+        /// Micro-steps per optimizer step, after ramp-up.
+        num_microbatches: usize,
+        /// Batch ramp-up; `None` also when it would start at the full batch.
+        rampup_batch_size: Option<[usize; 3]>,
+    }
+
+    /// The resolved `[validation]`.
+    pub struct FinalValidation: ValidationConfig {
+        /// Batches per evaluation.
+        eval_iters: usize,
+        /// Sequences per evaluation step.
+        eval_global_batch_size: usize,
+        /// Sequences per evaluation micro-step.
+        eval_micro_batch_size: usize,
+        /// Micro-steps per evaluation step.
+        num_microbatches: usize,
+    }
+
+    /// The resolved `[optimizer]`.
+    pub struct FinalOptimizer: OptimizerConfig {
+        /// Peak learning rate.
+        lr: f64,
+        /// Floor of the learning rate.
+        min_lr: f64,
+    }
+
+    /// The resolved `[scheduler]`.
+    pub struct FinalScheduler: SchedulerConfig {
+        /// Weight decay at the start.
+        start_weight_decay: f64,
+        /// Weight decay at the end.
+        end_weight_decay: f64,
+        /// The lengths, in samples.
+        steps: SchedulerSteps,
+    }
+
+    /// The resolved `[dataset]`.
+    pub struct FinalDataset: GptDatasetConfig {
+        /// What is built.
+        kind: String,
+        /// Tokens per sample.
+        seq_length: usize,
+        /// Seed of all shuffles.
+        random_seed: u64,
+        /// Prefixes and weights, also when given as `data_path`.
+        blend: Option<Blend>,
+        /// Shares of train, valid and test, summing to 1; `None` with `blend_per_split`.
+        split_shares: Option<[f64; 3]>,
+        /// The values of the settings that the kind registered, defaults filled in.
+        extra: toml::Table,
+    }
+
+    /// The resolved `[logger]`.
+    pub struct FinalLogger: LoggerConfig {
+        /// Folder of logs and plots.
+        log_dir: PathBuf,
+    }
+}
+
+/// Lengths of the schedules, all counted in samples.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct SchedulerSteps {
+    /// Warm-up; not rounded when it was given as a fraction. Always below `lr_decay_steps`.
+    pub lr_warmup_steps: f64,
+    /// Decay horizon.
+    pub lr_decay_steps: u64,
+    /// Weight-decay ramp.
+    pub wd_incr_steps: u64,
+    /// WSD annealing; present with WSD.
+    pub wsd_decay_steps: Option<u64>,
+}
+
+/// The layout of ranks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ParallelSizes {
+    /// Ranks.
+    pub world_size: usize,
+    /// Tensor parallel.
+    pub tensor: usize,
+    /// Pipeline parallel.
+    pub pipeline: usize,
+    /// Model chunks per pipeline rank.
+    pub virtual_pipeline: usize,
+    /// Context parallel.
+    pub context: usize,
+    /// Expert parallel.
+    pub expert: usize,
+    /// Tensor parallel inside experts.
+    pub expert_tensor: usize,
+    /// Data parallel, derived.
+    pub data: usize,
+}
+
+/// How many samples each split is asked for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SampleCounts {
+    /// Training.
+    pub train: u64,
+    /// Validation; 0 without `validation.eval_interval`.
+    pub valid: u64,
+    /// Test.
+    pub test: u64,
+}
+
+/// Everything a run needs to know; reached through [`RunConfig`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct Resolved {
+    /// Name of the run.
+    pub name: String,
+    /// Where tensors live.
+    pub device: String,
+    /// Architecture.
+    pub model: FinalModel,
+    /// Loop length, batch sizes, exit rules.
+    pub train: FinalTraining,
+    /// Evaluation.
+    pub validation: FinalValidation,
+    /// Optimizer.
+    pub optimizer: FinalOptimizer,
+    /// Schedules.
+    pub scheduler: FinalScheduler,
+    /// Data.
+    pub dataset: FinalDataset,
+    /// Tokenizer.
+    pub tokenizer: TokenizerConfig,
+    /// Logs.
+    pub logger: FinalLogger,
+    /// Checkpoints.
+    pub checkpoint: CheckpointConfig,
+    /// Start-up.
+    pub dist: DistributedInitConfig,
+    /// Gradient buffers.
+    pub ddp: DistributedDataParallelConfig,
+    /// Seeds.
+    pub rng: RngConfig,
+    /// Profiler windows.
+    pub profiling: ProfilingConfig,
+    /// Result validation.
+    pub rerun_state_machine: RerunStateMachineConfig,
+    /// Sampling at the end.
+    pub generate: GenerateConfig,
+    /// Layout of ranks.
+    pub parallel: ParallelSizes,
+    /// Samples per split.
+    pub samples: SampleCounts,
+}
+
+/// A checked configuration. Made by [`RawConfig::finalize`](super::RawConfig::finalize) only, and
+/// never changed: all access is by shared reference, through dereferencing to [`Resolved`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct RunConfig {
+    resolved: Resolved,
+    recipe: RecipeConfig,
+    warnings: Vec<String>,
+}
+
+impl Deref for RunConfig {
+    type Target = Resolved;
+
+    fn deref(&self) -> &Resolved {
+        &self.resolved
+    }
+}
+
+impl RunConfig {
+    pub(super) fn new(resolved: Resolved, recipe: RecipeConfig, warnings: Vec<String>) -> Self {
+        Self {
+            resolved,
+            recipe,
+            warnings,
+        }
+    }
+
+    /// The resolved settings as a recipe: reading and finalizing it gives an equal `RunConfig`.
+    pub fn recipe(&self) -> &RecipeConfig {
+        &self.recipe
+    }
+
+    /// What is legal but probably not meant, one sentence each.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    /// Sequences all ranks together take per micro-step.
+    pub fn samples_per_microstep(&self) -> usize {
+        self.train.micro_batch_size * self.parallel.data
+    }
+
+    /// Problems with files that the configuration names and that do not exist. Apart from
+    /// `finalize`, for a checkpoint's own configuration must load when its inputs are long gone.
+    ///
+    /// # Errors
+    /// One entry per missing file.
+    pub fn check_paths(&self) -> Result<(), ConfigErrors> {
+        let paths = [
+            (
+                "checkpoint.pretrained_checkpoint",
+                &self.checkpoint.pretrained_checkpoint,
+            ),
+            ("tokenizer.tokenizer_model", &self.tokenizer.tokenizer_model),
+        ];
+        let missing = paths.into_iter().filter_map(|(key, path)| {
+            let path = path.as_ref().filter(|path| !path.exists())?;
+            let error =
+                ConfigError::new(ErrorKind::Missing, key, "there is no such file or folder");
+            Some(error.with_found(path.display().to_string()))
+        });
+        missing.collect::<ConfigErrors>().into_result(())
+    }
+}
+
+impl FinalTransformer {
+    /// Query heads times the size of one.
+    pub fn attention_hidden_size(&self) -> usize {
+        self.kv_channels * self.num_attention_heads
+    }
+
+    /// Query heads per key and value head.
+    pub fn queries_per_group(&self) -> usize {
+        self.num_attention_heads / self.num_query_groups
+    }
+
+    /// Rows of the embedding, given the tokenizer's size.
+    ///
+    /// Without `vocab_size` it is the tokenizer's, padded to a multiple of
+    /// `make_vocab_size_divisible_by` times the tensor-parallel size. With it, padding happens
+    /// only when `should_pad_vocab` asks for it.
+    ///
+    /// # Errors
+    /// When `vocab_size` is smaller than the tokenizer's.
+    pub fn padded_vocab_size(&self, tokenizer_vocab_size: usize) -> Result<usize, ConfigErrors> {
+        let unit = self.make_vocab_size_divisible_by * self.tensor_model_parallel_size;
+        match self.vocab_size {
+            None => Ok(tokenizer_vocab_size.next_multiple_of(unit)),
+            Some(size) if size < tokenizer_vocab_size => {
+                let message = "smaller than the tokenizer's vocabulary";
+                Err(
+                    ConfigError::new(ErrorKind::Conflict, "model.vocab_size", message)
+                        .with_found(size.to_string())
+                        .with_expected(format!("at least {tokenizer_vocab_size}"))
+                        .into(),
+                )
+            }
+            Some(size) if self.should_pad_vocab => Ok(size.next_multiple_of(unit)),
+            Some(size) => Ok(size),
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! The shared settings of `[dataset]`: names, defaults, ranges.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use super::super::choice::{DataloaderType, SourceFormat};
+use super::super::field::{ByteSize, Field, OneOrMany, TypeSpec};
+use super::super::limits::Limits;
+use super::super::node::{Data, Node};
+use super::super::section::{Reader, section};
+
+/// Dataset prefixes and, unless each is used in proportion to its size, their weights.
+/// Written as `[[path, ...]]` or `[[path, ...], [weight, ...]]`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Blend {
+    /// Prefixes of `.bin`/`.idx` pairs.
+    pub paths: Vec<String>,
+    /// One weight per path.
+    pub weights: Option<Vec<f64>>,
+}
+
+impl Field for Blend {
+    fn read(node: &Node, reader: &mut Reader<'_>) -> Option<Self> {
+        let Data::List(parts) = &node.data else {
+            return reader.wrong_type(node, &Self::spec());
+        };
+        let (paths, weights) = match parts.as_slice() {
+            [paths] => (paths, None),
+            [paths, weights] => (paths, Some(weights)),
+            _ => return reader.wrong_type(node, &Self::spec()),
+        };
+        let paths = reader.inside("0", |reader| Vec::read(paths, reader));
+        let weights = match weights {
+            Some(weights) => reader.inside("1", |reader| Option::read(weights, reader)),
+            None => Some(None),
+        };
+        Some(Self {
+            paths: paths?,
+            weights: weights?,
+        })
+    }
+
+    fn write(&self) -> Node {
+        let mut parts = vec![self.paths.write()];
+        parts.extend(self.weights.as_ref().map(Vec::write));
+        Data::List(parts).into()
+    }
+
+    fn spec() -> TypeSpec {
+        TypeSpec::List(Box::new(TypeSpec::OneOf(vec![
+            Vec::<String>::spec(),
+            Vec::<f64>::spec(),
+        ])))
+    }
+}
+
+section! {
+    /// Data source, sample building and loading of pre-training datasets.
+    pub struct GptDatasetConfig {
+        /// Sampler; null is single.
+        dataloader_type: Option<DataloaderType> = None;
+        /// Loader workers.
+        num_workers: usize = 2, Limits::between(0.0, 65_536.0);
+        /// Contiguous buckets per rank in cyclic sampling.
+        data_sharding: bool = true;
+        /// Page-locked batches.
+        pin_memory: bool = true;
+        /// Drop the last incomplete batch.
+        drop_last: bool = true;
+        /// Keep workers alive.
+        persistent_workers: bool = true;
+        /// Hub dataset scripts.
+        trust_remote_code: Option<bool> = None;
+
+        /// Tokens per sample; null takes `model.seq_length`, anything else must equal it.
+        seq_length: Option<usize> = None, Limits::SIZE;
+        /// Seed of all shuffles; null takes `rng.seed`.
+        random_seed: Option<u64> = None, Limits::SEED;
+        /// Dataset prefixes, optionally with weights: "a b" or "0.3 a 0.7 b", or a list.
+        data_path: Option<OneOrMany<String>> = None;
+        /// Dataset prefixes and weights.
+        blend: Option<Blend> = None;
+        /// Separate prefixes and weights of train, valid and test.
+        blend_per_split: Option<Vec<Option<Blend>>> = None;
+        /// Shares of train, valid and test, such as "969,30,1".
+        split: Option<String> = None;
+        /// Separate losses per validation source.
+        multiple_validation_sets: Option<bool> = None;
+        /// Whole validation set each time.
+        full_validation: Option<bool> = None;
+        /// Parallel builders.
+        num_dataset_builder_threads: usize = 1, Limits::between(1.0, 65_536.0);
+        /// Folder of index caches.
+        path_to_cache: Option<PathBuf> = None;
+        /// Map files instead of reading them.
+        mmap_bin_files: bool = true;
+        /// Share of extra samples per member of a blend.
+        mid_level_dataset_surplus: f64 = 0.005, Limits::FRACTION;
+        /// Allow the padding token inside data.
+        allow_ambiguous_pad_tokens: bool = false;
+        /// Trust existing caches.
+        fast_cache_load: bool = false;
+        /// Map index caches late.
+        defer_npy_index_mmap: bool = false;
+        /// Known sequence counts.
+        sequences_per_dataset: Option<BTreeMap<String, usize>> = None;
+        /// Restart positions after each document. Upstream wants this set; ours defaults to false.
+        reset_position_ids: bool = false;
+        /// Keep attention inside documents. Upstream wants this set; ours defaults to false.
+        reset_attention_mask: bool = false;
+        /// No loss at document ends. Upstream wants this set; ours defaults to false.
+        eod_mask_loss: bool = false;
+        /// Emit a dense mask.
+        create_attention_mask: bool = true;
+        /// Drop the short last validation sample.
+        drop_last_partial_validation_sequence: bool = true;
+        /// Fetch one token more than the sample holds, for the last label.
+        add_extra_token_to_sequence: bool = true;
+        /// Local cache of object stores.
+        object_storage_cache_path: Option<PathBuf> = None;
+        /// Padding hint.
+        data_parallel_size: usize = 1, Limits::POSITIVE;
+        /// Padding hint.
+        sequence_parallel_size: usize = 0;
+        /// Padding hint.
+        hybrid_context_parallel: bool = false;
+        /// Padding hint.
+        context_parallel_size: Option<usize> = None, Limits::POSITIVE;
+        /// Leave the attention mask to the kernel.
+        skip_getting_attention_mask_from_dataset: bool = true;
+
+        /// Probability of permuting a piece (kind fim).
+        fim_rate: Option<f64> = None, Limits::FRACTION;
+        /// Share of suffix-prefix-middle (kind fim).
+        fim_spm_rate: Option<f64> = None, Limits::FRACTION;
+        /// Tokens named prefix, middle, suffix, pad, eod (kind fim).
+        fim_extra_tokens: Option<BTreeMap<String, String>> = None;
+        /// Token at which pieces are split (kind fim).
+        fim_split_sample: Option<String> = None;
+        /// Rate inside split pieces (kind fim).
+        fim_fragment_rate: Option<f64> = None, Limits::FRACTION;
+        /// Pieces that start so are untouched (kind fim).
+        fim_no_prefix: Option<String> = None;
+
+        /// Text files or globs to tokenize (ours); `~`, `$VAR` and `${VAR}` are expanded when read.
+        source: Option<OneOrMany<String>> = None;
+        /// Format of the source (ours); null goes by extension.
+        source_format: Option<SourceFormat> = None;
+        /// Field of a JSON line that holds the text (ours).
+        source_jsonl_key: String = "text".into();
+        /// Globs to leave out (ours).
+        source_exclude: Vec<String> = Vec::new();
+        /// Bytes of text to use at most (ours), such as "64MB".
+        source_max_bytes: Option<ByteSize> = None, Limits::POSITIVE;
+        /// Seed of the order of files (ours); null sorts by name.
+        source_shuffle_seed: Option<u64> = None, Limits::SEED;
+        /// Where the tokenized source is kept (ours); null is beside the run's logs.
+        source_cache_dir: Option<PathBuf> = None;
+        /// End each document of the source with the end-of-document token (ours).
+        append_eod: bool = true;
+
+        alias "sequence_length" = seq_length;
+    }
+}

@@ -1,0 +1,112 @@
+//! `[logger]`: names, defaults, ranges.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use super::super::choice::{Progress, TimeUnit, TimingLogOption};
+use super::super::limits::Limits;
+use super::super::section::section;
+
+section! {
+    /// Console and metric back ends.
+    pub struct LoggerConfig {
+        /// Steps between console lines.
+        log_interval: usize = 100, Limits::POSITIVE;
+        /// Suppress training metrics.
+        skip_train_metrics_log: bool = false;
+        /// Compute the parameter norm.
+        log_params_norm: bool = false;
+        /// TFLOP/s on the console.
+        log_throughput: bool = false;
+        /// Rolling throughput metrics.
+        log_throughput_to_tensorboard: bool = false;
+        /// Window of the above, in steps.
+        throughput_window_size: usize = 100, Limits::between(2.0, 1e9);
+        /// Write progress.txt.
+        log_progress: bool = false;
+        /// Timer detail; -1 disables.
+        timing_log_level: i64 = 0, Limits::between(-1.0, 2.0);
+        /// Aggregation over ranks.
+        timing_log_option: TimingLogOption = TimingLogOption::MinMax;
+        /// Folder of event files.
+        tensorboard_dir: Option<PathBuf> = None;
+        /// Steps between metric writes.
+        tensorboard_log_interval: usize = 1, Limits::POSITIVE;
+        /// Writer queue.
+        tensorboard_queue_size: usize = 1000, Limits::POSITIVE;
+        /// Timers as metrics.
+        log_timers_to_tensorboard: bool = false;
+        /// Loss scale as metric.
+        log_loss_scale_to_tensorboard: bool = true;
+        /// Perplexity as metric.
+        log_validation_ppl_to_tensorboard: bool = false;
+        /// Memory as metrics.
+        log_memory_to_tensorboard: bool = false;
+        /// Allocator keys to report.
+        memory_keys: Option<BTreeMap<String, String>> = None;
+        /// Steps between memory lines.
+        log_memory_interval: Option<usize> = None, Limits::POSITIVE;
+        /// Driver-level memory too.
+        log_device_memory_used: bool = false;
+        /// Gradient norm of each parameter.
+        log_l2_norm_grad_to_tensorboard: bool = false;
+        /// Zero gradient entries.
+        log_num_zeros_in_grad: bool = false;
+        /// Largest attention logit.
+        log_max_attention_logit: bool = false;
+        /// Runtime estimates.
+        log_runtime_to_tensorboard: bool = false;
+        /// Their unit.
+        runtime_time_unit: TimeUnit = TimeUnit::Hours;
+        /// Barrier for level-1 timers.
+        barrier_with_L1_time: bool = true;
+        /// World size as metric.
+        log_world_size_to_tensorboard: bool = false;
+        /// Energy per device.
+        log_energy: bool = false;
+        /// W&B project.
+        wandb_project: Option<String> = None;
+        /// W&B run.
+        wandb_exp_name: Option<String> = None;
+        /// W&B folder.
+        wandb_save_dir: Option<PathBuf> = None;
+        /// W&B entity.
+        wandb_entity: Option<String> = None;
+        /// MLflow experiment.
+        mlflow_experiment: Option<String> = None;
+        /// MLflow run.
+        mlflow_run_name: Option<String> = None;
+        /// MLflow server.
+        mlflow_tracking_uri: Option<String> = None;
+        /// MLflow tags.
+        mlflow_tags: Option<BTreeMap<String, String>> = None;
+        /// Comet project.
+        comet_project: Option<String> = None;
+        /// Comet experiment.
+        comet_experiment_name: Option<String> = None;
+        /// Comet workspace.
+        comet_workspace: Option<String> = None;
+        /// Comet key.
+        comet_api_key: Option<String> = None;
+        /// Comet tags.
+        comet_tags: Option<Vec<String>> = None;
+        /// Log level: 10 debug, 20 info, 30 warning, 40 error, 50 critical.
+        logging_level: usize = 20, Limits::between(0.0, 50.0);
+        /// Drop warning records.
+        filter_warnings: bool = true;
+        /// Muted logger prefixes.
+        modules_to_filter: Option<Vec<String>> = None;
+        /// Apply the level to every logger.
+        set_level_for_all_loggers: bool = false;
+        /// Where to write the resolved configuration.
+        save_config_filepath: Option<PathBuf> = None;
+        /// Folder of logs and plots (ours); null is `runs/<name>`.
+        log_dir: Option<PathBuf> = None;
+        /// Write metrics.jsonl (ours).
+        metrics_jsonl: bool = true;
+        /// Draw plots (ours).
+        plot: bool = true;
+        /// How progress is shown on the terminal (ours).
+        progress: Progress = Progress::Auto;
+    }
+}

@@ -1,0 +1,35 @@
+//! The sections of a recipe as data: names, types, defaults, ranges and documentation.
+//! No rule that needs more than one number belongs here; see `finalize`.
+
+mod checkpoint;
+mod dataset;
+mod debug;
+mod dist;
+mod logger;
+mod model;
+mod optimizer;
+mod peft;
+mod precision;
+mod resiliency;
+mod run;
+mod scheduler;
+mod tokenizer;
+mod train;
+
+pub use checkpoint::CheckpointConfig;
+pub use dataset::{Blend, GptDatasetConfig};
+pub use debug::{ProfilingConfig, TensorInspectConfig};
+pub use dist::{CommOverlapConfig, DistributedDataParallelConfig, DistributedInitConfig};
+pub use logger::LoggerConfig;
+pub use model::TransformerConfig;
+pub use optimizer::{OptimizerConfig, OptimizerConfigOverrideProvider};
+pub use peft::PeftConfig;
+pub use precision::{MixedPrecisionConfig, Precision};
+pub use resiliency::{
+    FaultToleranceConfig, InProcessRestartConfig, NvrxStragglerDetectionConfig,
+    RerunStateMachineConfig, RngConfig, StragglerDetectionConfig,
+};
+pub use run::{GenerateConfig, RecipeConfig};
+pub use scheduler::SchedulerConfig;
+pub use tokenizer::TokenizerConfig;
+pub use train::{TrainingConfig, ValidationConfig};

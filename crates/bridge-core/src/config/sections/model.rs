@@ -1,0 +1,341 @@
+//! The shared settings of `[model]`: names, defaults, ranges. Derived values are in `finalize::model`.
+
+use super::super::choice::{
+    Activation, AmaxAlgo, AttentionBackend, BootstrapBackend, CrossEntropyImpl, CudaGraphImpl,
+    DType, FlexBackend, Fp4Format, Fp4Recipe, Fp8Format, Fp8Recipe, Normalization,
+    PositionEmbeddingType, RecomputeGranularity, RecomputeMethod, RouterDType, RouterScoreFunction,
+    TokenDispatcher, TokenDropPolicy, TransformerImpl,
+};
+use super::super::field::{AnyValue, OneOrMany};
+use super::super::limits::Limits;
+use super::super::section::section;
+
+/// Heads, layers and ranks: more than this is a slip of the pen.
+const COUNT: Limits = Limits::between(1.0, 65_536.0);
+const COUNT_OR_ZERO: Limits = Limits::between(0.0, 65_536.0);
+
+section! {
+    /// Architecture and parallel layout of a transformer. Usable on its own: set fields, then
+    /// [`finalize`](TransformerConfig::finalize).
+    pub struct TransformerConfig {
+        /// Transformer layers. Required.
+        num_layers: usize = 0, COUNT_OR_ZERO;
+        /// Width of the residual stream. Required.
+        hidden_size: usize = 0, Limits::between(0.0, 16_777_216.0);
+        /// Query heads. Required.
+        num_attention_heads: usize = 0, COUNT_OR_ZERO;
+        /// Key and value heads; null takes `num_attention_heads`.
+        num_query_groups: Option<usize> = None, COUNT;
+        /// Width of the dense MLP; null takes 4 x `hidden_size`.
+        ffn_hidden_size: Option<usize> = None, Limits::between(1.0, 67_108_864.0);
+        /// Size of one head; null takes `hidden_size / num_attention_heads`.
+        kv_channels: Option<usize> = None, Limits::between(1.0, 16_777_216.0);
+        /// Training sequence length, in tokens.
+        seq_length: usize = 1024, Limits::SIZE;
+        /// Vocabulary before padding; null takes the tokenizer's, padded.
+        vocab_size: Option<usize> = None, Limits::SIZE;
+        /// Vocabulary padding unit, times the tensor-parallel size.
+        make_vocab_size_divisible_by: usize = 128, Limits::between(1.0, 1_048_576.0);
+        /// Pad the vocabulary.
+        should_pad_vocab: bool = false;
+        /// Tie input and output embeddings.
+        share_embeddings_and_output_weights: bool = true;
+        /// How positions reach attention.
+        position_embedding_type: PositionEmbeddingType = PositionEmbeddingType::LearnedAbsolute;
+        /// Base of the rotary frequencies.
+        rotary_base: f64 = 10_000.0, Limits::between(1.0, 1e12);
+        /// Share of the head that is rotated.
+        rotary_percent: f64 = 1.0, Limits::SHARE;
+        /// Pair even and odd dimensions instead of halves.
+        rotary_interleaved: bool = false;
+        /// Llama 3 frequency scaling.
+        rope_scaling: bool = false;
+        /// Its factor.
+        rope_scaling_factor: f64 = 1.0, Limits::at_least(1.0);
+        /// Its low-frequency factor (ours; upstream fixes it).
+        rope_scaling_low_freq_factor: f64 = 1.0, Limits::ABOVE_ZERO;
+        /// Its high-frequency factor (ours; upstream fixes it).
+        rope_scaling_high_freq_factor: f64 = 4.0, Limits::ABOVE_ZERO;
+        /// Length the unscaled model was trained at (ours; upstream fixes it).
+        rope_scaling_original_max_position_embeddings: usize = 8192, Limits::SIZE;
+        /// Linear interpolation of positions.
+        seq_len_interpolation_factor: Option<f64> = None, Limits::ABOVE_ZERO;
+        /// The norm.
+        normalization: Normalization = Normalization::LayerNorm;
+        /// Epsilon of the norm.
+        layernorm_epsilon: f64 = 1e-5, Limits::above_zero_to(1.0);
+        /// Norm weights are stored minus one.
+        layernorm_zero_centered_gamma: bool = false;
+        /// Normalize query and key.
+        qk_layernorm: bool = false;
+        /// L2-normalize query and key.
+        qk_l2_norm: bool = false;
+        /// Biases in all linear layers.
+        add_bias_linear: bool = true;
+        /// Bias in the query-key-value projection only.
+        add_qkv_bias: bool = false;
+        /// Gated MLP.
+        gated_linear_unit: bool = false;
+        /// The MLP's non-linearity.
+        activation_func: Activation = Activation::Gelu;
+        /// Clamp of the MLP's first output.
+        activation_func_clamp_value: Option<f64> = None, Limits::ABOVE_ZERO;
+        /// Added to the linear half of the gated unit.
+        glu_linear_offset: f64 = 0.0;
+        /// Dropout of the residual stream.
+        hidden_dropout: f64 = 0.1, Limits::BELOW_ONE;
+        /// Dropout of attention probabilities.
+        attention_dropout: f64 = 0.1, Limits::BELOW_ONE;
+        /// Scale of attention scores; null is 1 / sqrt(`kv_channels`).
+        softmax_scale: Option<f64> = None, Limits::ABOVE_ZERO;
+        /// Sliding window: tokens to the left and right; -1 is unlimited.
+        window_size: Option<[i64; 2]> = None, Limits::at_least(-1.0);
+        /// N: every N-th layer attends fully; list: 1 is windowed.
+        window_attn_skip_freq: Option<OneOrMany<usize>> = None;
+        /// N: every N-th layer has no rotary embedding; list: 1 is without.
+        no_rope_freq: Option<OneOrMany<usize>> = None;
+        /// Residual stream in 32 bits.
+        fp32_residual_connection: bool = false;
+        /// Residual taken after the norm.
+        apply_residual_connection_post_layernorm: bool = false;
+        /// Multi-latent attention.
+        multi_latent_attention: bool = false;
+        /// Multi-token-prediction depth.
+        mtp_num_layers: Option<usize> = None, COUNT;
+        /// Weight of the multi-token loss.
+        mtp_loss_scaling_factor: Option<f64> = Some(0.1), Limits::NON_NEGATIVE;
+        /// Divide gradients by all unmasked tokens of the step instead of averaging micro-batches.
+        calculate_per_token_loss: bool = false;
+        /// Attention implementation.
+        attention_backend: AttentionBackend = AttentionBackend::Auto;
+        /// Layer implementation. Upstream's default is transformer_engine, which does not exist here.
+        transformer_impl: TransformerImpl = TransformerImpl::Local;
+        /// Loss in 16 bits.
+        fp16_lm_cross_entropy: bool = false;
+        /// Keep logits split over tensor-parallel ranks.
+        parallel_output: bool = true;
+        /// Associated hub model.
+        hf_model_id: Option<String> = None;
+
+        /// Tensor-parallel size.
+        tensor_model_parallel_size: usize = 1, COUNT;
+        /// Pipeline-parallel size.
+        pipeline_model_parallel_size: usize = 1, COUNT;
+        /// Model chunks per pipeline rank.
+        virtual_pipeline_model_parallel_size: Option<usize> = None, COUNT;
+        /// Context-parallel size.
+        context_parallel_size: usize = 1, COUNT;
+        /// Expert-parallel size.
+        expert_model_parallel_size: usize = 1, COUNT;
+        /// Tensor-parallel size inside experts; null takes `tensor_model_parallel_size`.
+        expert_tensor_parallel_size: Option<usize> = None, COUNT;
+        /// Shard norms and dropout along the sequence.
+        sequence_parallel: bool = false;
+        /// Context-parallel group sizes per level.
+        hierarchical_context_parallel_sizes: Option<Vec<usize>> = None, COUNT;
+        /// Context-parallel communication: p2p, all_gather, a2a, a2a+p2p.
+        cp_comm_type: Option<OneOrMany<String>> = None;
+        /// Layers of the first stage.
+        num_layers_in_first_pipeline_stage: Option<usize> = None, COUNT;
+        /// Layers of the last stage.
+        num_layers_in_last_pipeline_stage: Option<usize> = None, COUNT;
+        /// Count the embedding as one layer.
+        account_for_embedding_in_pipeline_split: bool = false;
+        /// Count the loss as one layer.
+        account_for_loss_in_pipeline_split: bool = false;
+        /// Explicit layer placement.
+        pipeline_model_parallel_layout: Option<OneOrMany<String>> = None;
+        /// Dtype between stages; null takes `params_dtype`.
+        pipeline_dtype: Option<DType> = None;
+        /// Exchange shapes between stages.
+        variable_seq_lengths: bool = false;
+        /// Contiguous micro-batches per chunk; null takes the pipeline size.
+        microbatch_group_size_per_vp_stage: Option<usize> = None, COUNT;
+        /// Overlap stage transfers.
+        overlap_p2p_comm: bool = false;
+        /// Batch sends and receives.
+        batch_p2p_comm: bool = true;
+        /// Overlap also in warm-up and flush.
+        overlap_p2p_comm_warmup_flush: bool = false;
+        /// Free outputs after sending.
+        deallocate_pipeline_outputs: bool = true;
+        /// Embedding weight gradient during the flush.
+        defer_embedding_wgrad_compute: bool = false;
+        /// Micro-batches deferred; 0 is all.
+        wgrad_deferral_limit: i64 = 0;
+        /// Scatter the embedding's output under sequence parallelism.
+        scatter_embedding_sequence_parallel: bool = true;
+        /// Overlap tensor-parallel collectives.
+        tp_comm_overlap: bool = false;
+        /// User-buffer settings.
+        tp_comm_overlap_cfg: Option<AnyValue> = None;
+        /// Start-up backend of the above.
+        tp_comm_bootstrap_backend: BootstrapBackend = BootstrapBackend::Nccl;
+
+        /// 16-bit IEEE compute.
+        fp16: bool = false;
+        /// bfloat16 compute.
+        bf16: bool = false;
+        /// Parameter dtype at creation.
+        params_dtype: DType = DType::Float32;
+        /// Autocast.
+        enable_autocast: bool = false;
+        /// Autocast dtype; null takes `params_dtype`.
+        autocast_dtype: Option<DType> = None;
+        /// Softmax in 32 bits.
+        attention_softmax_in_fp32: bool = false;
+        /// Divide scores by the layer number.
+        apply_query_key_layer_scaling: bool = false;
+        /// 8-bit format.
+        fp8: Option<Fp8Format> = None;
+        /// 8-bit scaling.
+        fp8_recipe: Option<Fp8Recipe> = Some(Fp8Recipe::Delayed);
+        /// Weights in 8 bits.
+        fp8_param: bool = false;
+        /// 8-bit margin.
+        fp8_margin: i64 = 0;
+        /// 8-bit history length.
+        fp8_amax_history_len: usize = 1, Limits::POSITIVE;
+        /// 8-bit history rule.
+        fp8_amax_compute_algo: AmaxAlgo = AmaxAlgo::MostRecent;
+        /// 8-bit weight gradients.
+        fp8_wgrad: bool = true;
+        /// Edge layers in bfloat16.
+        first_last_layers_bf16: bool = false;
+        /// How many at the start.
+        num_layers_at_start_in_bf16: usize = 1;
+        /// How many at the end.
+        num_layers_at_end_in_bf16: usize = 1;
+        /// 4-bit format.
+        fp4: Option<Fp4Format> = None;
+        /// 4-bit scaling.
+        fp4_recipe: Option<Fp4Recipe> = Some(Fp4Recipe::Nvfp4);
+        /// Weights in 4 bits.
+        fp4_param: bool = false;
+        /// Fused masked softmax.
+        masked_softmax_fusion: bool = true;
+        /// Fused loss.
+        cross_entropy_loss_fusion: bool = true;
+        /// Backend of the fused loss.
+        cross_entropy_fusion_impl: CrossEntropyImpl = CrossEntropyImpl::Native;
+        /// Fuse weight-gradient accumulation.
+        gradient_accumulation_fusion: bool = false;
+        /// Fused bias and activation.
+        bias_activation_fusion: bool = false;
+        /// Fused bias and dropout.
+        bias_dropout_fusion: bool = false;
+        /// Fused rotary embedding.
+        apply_rope_fusion: bool = false;
+        /// Activation recompute.
+        recompute_granularity: Option<RecomputeGranularity> = None;
+        /// Layer choice of full recompute.
+        recompute_method: Option<RecomputeMethod> = None;
+        /// Chunk size (uniform) or number of layers (block).
+        recompute_num_layers: Option<usize> = None, COUNT;
+        /// Modules of selective recompute; null is `["core_attn"]`.
+        recompute_modules: Option<Vec<String>> = None;
+        /// Shard saved inputs over tensor-parallel ranks.
+        distribute_saved_activations: bool = false;
+        /// Offload activations to the host.
+        cpu_offloading: bool = false;
+        /// Layers offloaded.
+        cpu_offloading_num_layers: usize = 0;
+        /// Offload by module.
+        fine_grained_activation_offloading: bool = false;
+        /// Modules offloaded.
+        offload_modules: Vec<String> = Vec::new();
+        /// Standard deviation of initial weights.
+        init_method_std: f64 = 0.02, Limits::above_zero_to(1000.0);
+        /// Standard deviation of the initial embedding; null takes `init_method_std`.
+        embedding_init_method_std: Option<f64> = None, Limits::above_zero_to(1000.0);
+        /// Draw initial weights; false saves time when loading.
+        perform_initialization: bool = true;
+        /// Draw on the host, the same at any tensor-parallel size.
+        use_cpu_initialization: bool = false;
+        /// Allocate lazily.
+        init_model_with_meta_device: bool = false;
+        /// Width-transfer parametrization.
+        use_mup: bool = false;
+        /// Its base width.
+        mup_base_hidden_size: Option<usize> = None, Limits::SIZE;
+        /// Its attention exponent.
+        mup_attn_scale_power: f64 = 1.0;
+        /// Deterministic kernels only.
+        deterministic_mode: bool = false;
+        /// Transformer Engine's RNG tracker.
+        use_te_rng_tracker: bool = false;
+        /// Graph capture.
+        cuda_graph_impl: CudaGraphImpl = CudaGraphImpl::None;
+        /// What is captured.
+        cuda_graph_scope: OneOrMany<String> = OneOrMany::One("full".into());
+        /// Eager steps before capture.
+        cuda_graph_warmup_steps: usize = 3;
+        /// Restore quantization state.
+        restore_modelopt_state: bool = false;
+
+        /// Experts per layer; null is a dense model.
+        num_moe_experts: Option<usize> = None, COUNT;
+        /// N: layer i has experts when i mod N is 0; list: 1 has.
+        moe_layer_freq: OneOrMany<usize> = OneOrMany::One(1);
+        /// Expert width; null takes `ffn_hidden_size`.
+        moe_ffn_hidden_size: Option<usize> = None, Limits::SIZE;
+        /// Experts per token.
+        moe_router_topk: usize = 2, COUNT;
+        /// aux_loss, seq_aux_loss, global_aux_loss, sinkhorn, none; or a list.
+        moe_router_load_balancing_type: OneOrMany<String> = OneOrMany::One("aux_loss".into());
+        /// Weight of the balancing loss.
+        moe_aux_loss_coeff: OneOrMany<f64> = OneOrMany::One(0.0);
+        /// Weight of the router z-loss.
+        moe_z_loss_coeff: Option<f64> = None;
+        /// Input noise.
+        moe_input_jitter_eps: Option<f64> = None;
+        /// Gate.
+        moe_router_score_function: RouterScoreFunction = RouterScoreFunction::Softmax;
+        /// Score before choosing experts.
+        moe_router_pre_softmax: bool = false;
+        /// Multiplies selected scores.
+        moe_router_topk_scaling_factor: Option<f64> = None;
+        /// Router arithmetic.
+        moe_router_dtype: Option<RouterDType> = None;
+        /// Expert groups.
+        moe_router_num_groups: Option<usize> = None, COUNT;
+        /// Groups per token.
+        moe_router_group_topk: Option<usize> = None, COUNT;
+        /// Balancing without a loss.
+        moe_router_enable_expert_bias: bool = false;
+        /// Its rate.
+        moe_router_bias_update_rate: f64 = 1e-3;
+        /// Random routing for benchmarks.
+        moe_router_force_load_balancing: bool = false;
+        /// Width of all shared experts.
+        moe_shared_expert_intermediate_size: Option<usize> = None, Limits::SIZE;
+        /// Gate of the shared expert.
+        moe_shared_expert_gate: bool = false;
+        /// Overlap of the shared expert.
+        moe_shared_expert_overlap: bool = false;
+        /// Dispatch method.
+        moe_token_dispatcher_type: TokenDispatcher = TokenDispatcher::AllGather;
+        /// Library of flex dispatch.
+        moe_flex_dispatcher_backend: FlexBackend = FlexBackend::DeepEp;
+        /// Capacity; null drops nothing.
+        moe_expert_capacity_factor: Option<f64> = None;
+        /// Pad to capacity.
+        moe_pad_expert_input_to_capacity: bool = false;
+        /// Which tokens drop.
+        moe_token_drop_policy: TokenDropPolicy = TokenDropPolicy::Probs;
+        /// Grouped expert products.
+        moe_grouped_gemm: bool = false;
+        /// Fused permutation.
+        moe_permute_fusion: bool = false;
+        /// Fused router.
+        moe_router_fusion: bool = false;
+        /// Log each layer's router losses.
+        moe_per_layer_logging: bool = false;
+        /// Latent size of routed experts.
+        moe_latent_size: Option<usize> = None, Limits::SIZE;
+        /// Overlap of the expert exchange.
+        overlap_moe_expert_parallel_comm: bool = false;
+        /// Delay weight gradients.
+        delay_wgrad_compute: bool = false;
+    }
+}

@@ -1,0 +1,99 @@
+//! `[mixed_precision]`: a recipe's name or its settings. The named recipes are in `finalize::presets`.
+
+use super::super::choice::{AmaxAlgo, DType, Fp4Format, Fp4Recipe, Fp8Format, Fp8Recipe};
+use super::super::field::{Field, TypeSpec};
+use super::super::limits::Limits;
+use super::super::node::{Data, Node};
+use super::super::section::{Reader, Section, section};
+
+section! {
+    /// A precision recipe; its settings are copied onto model, optimizer and ddp.
+    pub struct MixedPrecisionConfig {
+        /// Plain 32-bit.
+        fp32: bool = false;
+        /// 16-bit IEEE compute.
+        fp16: bool = false;
+        /// bfloat16 compute.
+        bf16: bool = false;
+        /// Parameter dtype.
+        params_dtype: Option<DType> = None;
+        /// Inter-stage dtype.
+        pipeline_dtype: Option<DType> = None;
+        /// Autocast dtype.
+        autocast_dtype: Option<DType> = None;
+        /// Autocast.
+        autocast_enabled: bool = false;
+        /// Reduce gradients in 32 bits.
+        grad_reduce_in_fp32: bool = true;
+        /// 8-bit format.
+        fp8: Option<Fp8Format> = None;
+        /// 8-bit scaling.
+        fp8_recipe: Option<Fp8Recipe> = Some(Fp8Recipe::Tensorwise);
+        /// Edge layers in bfloat16.
+        first_last_layers_bf16: bool = false;
+        /// How many at the start.
+        num_layers_at_start_in_bf16: usize = 0;
+        /// How many at the end.
+        num_layers_at_end_in_bf16: usize = 0;
+        /// 8-bit margin.
+        fp8_margin: i64 = 0;
+        /// 8-bit history length.
+        fp8_amax_history_len: usize = 1, Limits::POSITIVE;
+        /// 8-bit history rule.
+        fp8_amax_compute_algo: AmaxAlgo = AmaxAlgo::MostRecent;
+        /// 8-bit weight gradients.
+        fp8_wgrad: bool = true;
+        /// 8-bit dot-product attention.
+        fp8_dot_product_attention: bool = false;
+        /// 8-bit multi-head attention.
+        fp8_multi_head_attention: bool = false;
+        /// 8-bit parameters.
+        fp8_param: Option<bool> = None;
+        /// Gather 8-bit parameters.
+        fp8_param_gather: bool = false;
+        /// 4-bit format.
+        fp4: Option<Fp4Format> = None;
+        /// 4-bit scaling.
+        fp4_recipe: Option<Fp4Recipe> = Some(Fp4Recipe::Nvfp4);
+        /// Share gradient buffers with the mxfp8 gather.
+        reuse_grad_buf_for_mxfp8_param_ag: bool = false;
+        /// Constant loss scale.
+        loss_scale: Option<f64> = None, Limits::ABOVE_ZERO;
+        /// First dynamic scale.
+        initial_loss_scale: f64 = 4_294_967_296.0, Limits::ABOVE_ZERO;
+        /// Smallest dynamic scale.
+        min_loss_scale: f64 = 1.0, Limits::ABOVE_ZERO;
+        /// Clean steps before the scale grows.
+        loss_scale_window: f64 = 1000.0, Limits::POSITIVE;
+        /// Bad steps tolerated before the scale shrinks.
+        hysteresis: usize = 2, Limits::POSITIVE;
+    }
+}
+
+/// A precision recipe, by name or by its settings.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Precision {
+    /// The name of a recipe, such as `bf16_mixed`; hyphens count as underscores.
+    Named(String),
+    /// The settings.
+    Custom(MixedPrecisionConfig),
+}
+
+impl Field for Precision {
+    fn read(node: &Node, reader: &mut Reader<'_>) -> Option<Self> {
+        match &node.data {
+            Data::String(name) => Some(Self::Named(name.clone())),
+            Data::Table(_) => MixedPrecisionConfig::read(node, reader).map(Self::Custom),
+            _ => reader.wrong_type(node, &Self::spec()),
+        }
+    }
+    fn write(&self) -> Node {
+        match self {
+            Self::Named(name) => Node::string(name),
+            Self::Custom(config) => config.to_node(),
+        }
+    }
+    fn spec() -> TypeSpec {
+        TypeSpec::OneOf(vec![TypeSpec::String, MixedPrecisionConfig::spec()])
+    }
+}

@@ -1,0 +1,100 @@
+//! The recipe as a whole: its sections and its few top-level settings. Data only.
+
+use super::super::kinded::{DatasetConfig, ModelConfig};
+use super::super::limits::Limits;
+use super::super::section::section;
+use super::*;
+
+section! {
+    /// Text generation at the end of a run (ours): one sample when `prompt` is set.
+    pub struct GenerateConfig {
+        /// What to continue; null samples nothing.
+        prompt: Option<String> = None;
+        /// Tokens to add at most.
+        max_tokens: usize = 64, Limits::SIZE;
+        /// Divides the logits; 0 takes the most likely token.
+        temperature: f64 = 0.8, Limits::between(0.0, 100.0);
+        /// Keep only so many most likely tokens.
+        top_k: Option<usize> = None, Limits::POSITIVE;
+        /// Keep the most likely tokens up to this total probability.
+        top_p: Option<f64> = None, Limits::SHARE;
+        /// Seed of sampling.
+        seed: u64 = 1234, Limits::SEED;
+    }
+}
+
+impl RecipeConfig {
+    /// All defaults, with the sections that may be absent present, to look their defaults up.
+    pub(in super::super) fn with_every_section() -> Self {
+        Self {
+            mixed_precision: Some(Precision::Custom(MixedPrecisionConfig::default())),
+            comm_overlap: Some(CommOverlapConfig::default()),
+            peft: Some(PeftConfig::default()),
+            ft: Some(FaultToleranceConfig::default()),
+            straggler: Some(StragglerDetectionConfig::default()),
+            nvrx_straggler: Some(NvrxStragglerDetectionConfig::default()),
+            inprocess_restart: Some(InProcessRestartConfig::default()),
+            tensor_inspect: Some(TensorInspectConfig::default()),
+            ..Self::default()
+        }
+    }
+}
+
+section! {
+    /// A whole recipe. Everything may be set in any order; nothing is checked before `finalize`.
+    pub struct RecipeConfig {
+        /// Name of the run (ours); null takes the recipe's file name without its extension.
+        name: Option<String> = None;
+        /// Where tensors live (ours): flex, cuda, wgpu, vulkan, ... with `:N` for the N-th device.
+        device: String = "flex".into();
+        /// Architecture and parallel layout.
+        model: ModelConfig = ModelConfig::default();
+        /// Loop length, batch sizes, exit rules.
+        train: TrainingConfig = TrainingConfig::default();
+        /// Evaluation cadence and batch sizes.
+        validation: ValidationConfig = ValidationConfig::default();
+        /// Optimizer hyper-parameters.
+        optimizer: OptimizerConfig = OptimizerConfig::default();
+        /// Per-parameter optimizer overrides.
+        optimizer_config_override_provider: OptimizerConfigOverrideProvider =
+            OptimizerConfigOverrideProvider::default();
+        /// Learning-rate and weight-decay schedules.
+        scheduler: SchedulerConfig = SchedulerConfig::default();
+        /// Data source.
+        dataset: DatasetConfig = DatasetConfig::default();
+        /// Tokenizer choice.
+        tokenizer: TokenizerConfig = TokenizerConfig::default();
+        /// Console and metric back ends.
+        logger: LoggerConfig = LoggerConfig::default();
+        /// Save and load policy.
+        checkpoint: CheckpointConfig = CheckpointConfig::default();
+        /// Process-group start-up.
+        dist: DistributedInitConfig = DistributedInitConfig::default();
+        /// Gradient buffers and reductions.
+        ddp: DistributedDataParallelConfig = DistributedDataParallelConfig::default();
+        /// Random seeds.
+        rng: RngConfig = RngConfig::default();
+        /// Precision recipe, by name or as a table.
+        mixed_precision: Option<Precision> = None;
+        /// Communication overlap presets.
+        comm_overlap: Option<CommOverlapConfig> = None;
+        /// Adapters.
+        peft: Option<PeftConfig> = None;
+        /// Profiler windows.
+        profiling: ProfilingConfig = ProfilingConfig::default();
+        /// Result validation and fault injection.
+        rerun_state_machine: RerunStateMachineConfig = RerunStateMachineConfig::default();
+        /// Section-timeout fault tolerance.
+        ft: Option<FaultToleranceConfig> = None;
+        /// Built-in straggler timer.
+        straggler: Option<StragglerDetectionConfig> = None;
+        /// External straggler detector.
+        nvrx_straggler: Option<NvrxStragglerDetectionConfig> = None;
+        /// In-process restart.
+        inprocess_restart: Option<InProcessRestartConfig> = None;
+        /// Tensor statistics.
+        tensor_inspect: Option<TensorInspectConfig> = None;
+        /// Sampling at the end of a run.
+        generate: GenerateConfig = GenerateConfig::default();
+    }
+}

@@ -1,0 +1,43 @@
+//! `[scheduler]`: names, defaults, ranges. The derived steps are in `finalize`.
+
+use super::super::choice::{LrDecayStyle, NoWeightDecayCond, WeightDecayIncrStyle, WsdDecayStyle};
+use super::super::limits::Limits;
+use super::super::section::section;
+
+section! {
+    /// Learning-rate and weight-decay schedules.
+    pub struct SchedulerConfig {
+        /// Curve after warm-up.
+        lr_decay_style: LrDecayStyle = LrDecayStyle::Linear;
+        /// Annealing curve of WSD.
+        lr_wsd_decay_style: WsdDecayStyle = WsdDecayStyle::Exponential;
+        /// Decay horizon in iterations; null is the whole training.
+        lr_decay_iters: Option<usize> = None, Limits::POSITIVE;
+        /// Decay horizon in samples; null is the whole training.
+        lr_decay_samples: Option<usize> = None, Limits::POSITIVE;
+        /// Length of WSD annealing in iterations.
+        lr_wsd_decay_iters: Option<usize> = None, Limits::POSITIVE;
+        /// Length of WSD annealing in samples.
+        lr_wsd_decay_samples: Option<usize> = None, Limits::POSITIVE;
+        /// Warm-up as share of the decay horizon.
+        lr_warmup_fraction: Option<f64> = None, Limits::FRACTION;
+        /// Warm-up in iterations.
+        lr_warmup_iters: usize = 0;
+        /// Warm-up in samples.
+        lr_warmup_samples: usize = 0;
+        /// Learning rate at step 0.
+        lr_warmup_init: f64 = 0.0, Limits::NON_NEGATIVE;
+        /// Ignore schedule values of the checkpoint.
+        override_opt_param_scheduler: bool = false;
+        /// Take schedule values from the checkpoint.
+        use_checkpoint_opt_param_scheduler: bool = false;
+        /// Weight decay at the start; null takes `optimizer.weight_decay`.
+        start_weight_decay: Option<f64> = None, Limits::NON_NEGATIVE;
+        /// Weight decay at the end; null takes `optimizer.weight_decay`.
+        end_weight_decay: Option<f64> = None, Limits::NON_NEGATIVE;
+        /// Curve between the two.
+        weight_decay_incr_style: WeightDecayIncrStyle = WeightDecayIncrStyle::Constant;
+        /// Rule choosing parameters without decay.
+        no_weight_decay_cond_type: Option<NoWeightDecayCond> = None;
+    }
+}

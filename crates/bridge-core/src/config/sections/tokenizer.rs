@@ -1,0 +1,53 @@
+//! `[tokenizer]`: names, defaults, ranges.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use super::super::choice::{TiktokenPattern, TokenizerType};
+use super::super::field::{AnyValue, ByteSize};
+use super::super::limits::Limits;
+use super::super::section::section;
+
+section! {
+    /// Tokenizer choice.
+    pub struct TokenizerConfig {
+        /// The kind of tokenizer.
+        tokenizer_type: Option<TokenizerType> = None;
+        /// `tokenizer.json`, or the folder that holds it.
+        tokenizer_model: Option<PathBuf> = None;
+        /// Tokenizer metadata.
+        metadata_path: Option<AnyValue> = None;
+        /// Size of the null tokenizer, which reports one more for its end-of-document token.
+        vocab_size: Option<usize> = None, Limits::SIZE;
+        /// BPE or WordPiece vocabulary.
+        vocab_file: Option<PathBuf> = None;
+        /// BPE merges.
+        merge_file: Option<PathBuf> = None;
+        /// Additional ids.
+        vocab_extra_ids: usize = 0, Limits::SIZE_OR_ZERO;
+        /// Extra special tokens.
+        special_tokens: Option<Vec<String>> = None;
+        /// Chat formatting template.
+        chat_template: Option<String> = None;
+        /// TikToken pre-tokenizer.
+        tiktoken_pattern: Option<TiktokenPattern> = None;
+        /// TikToken's reserved ids.
+        tiktoken_num_special_tokens: usize = 1000, Limits::SIZE_OR_ZERO;
+        /// Names of those ids.
+        tiktoken_special_tokens: Option<Vec<String>> = None;
+        /// Multimodal prompt format.
+        tokenizer_prompt_format: Option<String> = None;
+        /// Multimodal image tag.
+        image_tag_type: Option<String> = None;
+        /// Always insert a system message.
+        force_system_message: bool = false;
+        /// Passed to the Hugging Face tokenizer.
+        hf_tokenizer_kwargs: BTreeMap<String, AnyValue> = BTreeMap::new();
+        /// Passed to SentencePiece.
+        sp_tokenizer_kwargs: BTreeMap<String, AnyValue> = BTreeMap::new();
+        /// Vocabulary that `ByteLevelBPE` is trained to (ours); null takes `model.vocab_size`.
+        bpe_vocab_size: Option<usize> = None, Limits::between(257.0, 2_147_483_647.0);
+        /// How much of the dataset's source `ByteLevelBPE` is trained on (ours).
+        bpe_train_max_bytes: ByteSize = ByteSize(16_000_000), Limits::POSITIVE;
+    }
+}

@@ -1,0 +1,85 @@
+//! `[train]` and `[validation]`: names, defaults, ranges.
+
+use super::super::choice::Signal;
+use super::super::limits::Limits;
+use super::super::section::section;
+
+section! {
+    /// Loop length, batch sizes and exit rules.
+    pub struct TrainingConfig {
+        /// Sequences per model replica per micro-step. Required.
+        micro_batch_size: Option<usize> = None, Limits::SIZE;
+        /// Sequences per optimizer step over all ranks. Required.
+        global_batch_size: Option<usize> = None, Limits::SIZE;
+        /// Batch ramp-up: start, increment, samples over which to grow.
+        rampup_batch_size: Option<[usize; 3]> = None;
+        /// Round the batch down to what the data-parallel size divides.
+        decrease_batch_size_if_needed: bool = false;
+        /// When to empty allocator caches: 1 after forward-backward, 2 also after the step.
+        empty_unused_memory_level: usize = 0, Limits::between(0.0, 2.0);
+        /// Steps between comparisons of replica weights.
+        check_weight_hash_across_dp_replicas_interval: Option<usize> = None, Limits::POSITIVE;
+        /// Steps between device synchronizations.
+        train_sync_interval: Option<usize> = None, Limits::POSITIVE;
+        /// Optimizer steps over all runs. This or `train_samples` is required.
+        train_iters: Option<usize> = None, Limits::POSITIVE;
+        /// Samples over all runs; excludes `train_iters`.
+        train_samples: Option<usize> = None, Limits::POSITIVE;
+        /// Exit when the step is a multiple.
+        exit_interval: Option<usize> = None, Limits::POSITIVE;
+        /// Exit after so many minutes.
+        exit_duration_in_mins: Option<f64> = None, Limits::ABOVE_ZERO;
+        /// Save and stop when `exit_signal` arrives.
+        exit_signal_handler: bool = false;
+        /// The signal to watch.
+        exit_signal: Signal = Signal::Sigterm;
+        /// Install the handler inside loader workers.
+        exit_signal_handler_for_dataloader: bool = false;
+        /// Clean shutdown on SIGINT and SIGTERM.
+        exit_signal_handler_for_training: bool = false;
+        /// Replace automatic garbage collection; Rust has none.
+        manual_gc: bool = false;
+        /// Steps between collections; Rust has none.
+        manual_gc_interval: usize = 0;
+        /// Collect around evaluations; Rust has no collection.
+        manual_gc_eval: bool = true;
+        /// 1-based iterations whose data is read and not used.
+        iterations_to_skip: Vec<usize> = Vec::new(), Limits::POSITIVE;
+        /// AND the success flag over model-parallel ranks.
+        check_optimizer_step_success: bool = true;
+        /// Leave the gradient norm of each model-parallel rank as it is.
+        skip_sync_grad_norm_across_mp: bool = false;
+        /// Deprecated alias of `validation.eval_iters`.
+        eval_iters: Option<usize> = None, Limits::SIZE_OR_ZERO;
+        /// Deprecated alias of `validation.eval_interval`.
+        eval_interval: Option<usize> = None, Limits::POSITIVE;
+        /// Deprecated alias of `validation.skip_train`.
+        skip_train: Option<bool> = None;
+        /// Threads of the CPU back end (ours); null takes what the machine has.
+        num_threads: Option<usize> = None, Limits::between(1.0, 65_536.0);
+    }
+}
+
+section! {
+    /// Evaluation cadence and batch sizes.
+    pub struct ValidationConfig {
+        /// Batches per evaluation, also for the test split; 0 or null evaluates nothing.
+        eval_iters: Option<usize> = Some(100), Limits::SIZE_OR_ZERO;
+        /// Training steps between evaluations; null evaluates only at the end.
+        eval_interval: Option<usize> = None, Limits::POSITIVE;
+        /// No evaluation before this step.
+        start_eval_at_iter: Option<usize> = None;
+        /// Sequences per evaluation step; null takes `train.global_batch_size`.
+        eval_global_batch_size: Option<usize> = None, Limits::SIZE;
+        /// Sequences per evaluation micro-step; null takes `train.micro_batch_size`.
+        eval_micro_batch_size: Option<usize> = None, Limits::SIZE;
+        /// Only evaluate, then exit.
+        skip_train: bool = false;
+        /// Run real-time tests alongside.
+        test_mode: bool = false;
+        /// Use the whole validation set each time.
+        full_validation: bool = false;
+        /// A loss for each validation source.
+        multiple_validation_sets: bool = false;
+    }
+}

@@ -1,0 +1,79 @@
+//! JSON to the value tree. `serde_json` judges the syntax; `jsonc-parser`, told to be as strict,
+//! gives the positions.
+
+use jsonc_parser::ast::{ObjectPropName, Value};
+use jsonc_parser::common::Ranged;
+use jsonc_parser::{CollectOptions, ParseOptions, parse_to_ast};
+
+use super::super::error::ConfigErrors;
+use super::super::node::{Data, Entry, Node};
+use super::Lines;
+
+pub(super) fn parse(text: &str, lines: &Lines) -> Result<Node, ConfigErrors> {
+    // Besides the message, this bounds the nesting before the recursive conversion below.
+    if let Err(error) = serde_json::from_str::<serde_json::Value>(text) {
+        let message = error.to_string();
+        let message = message.split(" at line ").next().unwrap_or_default();
+        let location = lines.at(error.line().max(1), error.column().max(1));
+        return Err(lines.syntax_error(message, location).into());
+    }
+    let options = ParseOptions {
+        allow_comments: false,
+        allow_loose_object_property_names: false,
+        allow_trailing_commas: false,
+        allow_missing_commas: false,
+        allow_single_quoted_strings: false,
+        allow_hexadecimal_numbers: false,
+        allow_unary_plus_numbers: false,
+        ..ParseOptions::default()
+    };
+    match parse_to_ast(text, &CollectOptions::default(), &options) {
+        Ok(parsed) => Ok(parsed
+            .value
+            .map_or_else(Node::null, |value| convert(&value, lines))),
+        Err(error) => {
+            let location = lines.at_byte(error.range().start);
+            Err(lines
+                .syntax_error(error.kind().to_string(), location)
+                .into())
+        }
+    }
+}
+
+fn convert(value: &Value<'_>, lines: &Lines) -> Node {
+    let data = match value {
+        Value::StringLit(text) => Data::String(text.value.to_string()),
+        Value::NumberLit(number) => match number.value.parse::<i128>() {
+            Ok(integer) => Data::Int(integer),
+            Err(_) => Data::Float(number.value.parse().unwrap_or(f64::NAN)),
+        },
+        Value::BooleanLit(boolean) => Data::Bool(boolean.value),
+        Value::NullKeyword(_) => Data::Null,
+        Value::Array(array) => {
+            let items = array.elements.iter().map(|item| convert(item, lines));
+            Data::List(items.collect())
+        }
+        Value::Object(object) => Data::Table(
+            object
+                .properties
+                .iter()
+                .map(|property| Entry {
+                    key: property_name(&property.name),
+                    key_location: Some(lines.at_byte(property.range.start)),
+                    node: convert(&property.value, lines),
+                })
+                .collect(),
+        ),
+    };
+    Node {
+        data,
+        location: Some(lines.at_byte(value.range().start)),
+    }
+}
+
+fn property_name(name: &ObjectPropName<'_>) -> String {
+    match name {
+        ObjectPropName::String(text) => text.value.to_string(),
+        ObjectPropName::Word(word) => word.value.to_owned(),
+    }
+}

@@ -1,0 +1,127 @@
+//! Text in: one value tree from TOML, YAML or JSON, with line and column of every value.
+//! What the values mean is not known here.
+
+mod json;
+mod toml;
+mod yaml;
+
+use std::path::Path;
+use std::sync::Arc;
+
+pub(super) use toml::parse_value as parse_toml_value;
+
+use super::error::{ConfigError, ConfigErrors, ErrorKind};
+use super::node::{Data, Location, Node};
+
+/// Deeper nesting than this is no recipe; the limit keeps recursion off the end of the stack.
+const MAX_DEPTH: usize = 64;
+
+/// The notation of a recipe.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    /// TOML 1.0.
+    Toml,
+    /// YAML 1.2, one document.
+    Yaml,
+    /// JSON.
+    Json,
+}
+
+impl Format {
+    /// By extension: `.toml`, `.yaml`, `.yml`, `.json`.
+    pub fn of_path(path: &Path) -> Option<Self> {
+        match path.extension()?.to_str()?.to_ascii_lowercase().as_str() {
+            "toml" => Some(Self::Toml),
+            "yaml" | "yml" => Some(Self::Yaml),
+            "json" => Some(Self::Json),
+            _ => None,
+        }
+    }
+}
+
+/// Reads text into a tree; `name` is what locations call it.
+///
+/// # Errors
+/// The parser's own messages with line and column, or that the text is no table.
+pub(super) fn parse(text: &str, format: Format, name: &str) -> Result<Node, ConfigErrors> {
+    // Editors on Windows like to put a byte-order mark first; no format counts it as content.
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    let lines = Lines::new(text, name);
+    let node = match format {
+        Format::Toml => toml::parse(text, &lines),
+        Format::Yaml => yaml::parse(text, &lines),
+        Format::Json => json::parse(text, &lines),
+    }?;
+    match node.data {
+        Data::Table(_) => Ok(node),
+        _ => Err(
+            ConfigError::new(ErrorKind::Syntax, "", "a recipe is a table of sections")
+                .with_found_node(&node)
+                .with_location(node.location)
+                .into(),
+        ),
+    }
+}
+
+/// Reads a recipe file.
+pub(super) fn parse_file(path: &Path) -> Result<Node, ConfigErrors> {
+    let unreadable = |message: String| {
+        let location = Location {
+            source: path.display().to_string().into(),
+            line: None,
+            column: None,
+        };
+        ConfigErrors::from(
+            ConfigError::new(ErrorKind::Unreadable, "", message).with_location(Some(location)),
+        )
+    };
+    let format = Format::of_path(path)
+        .ok_or_else(|| unreadable("a recipe's name ends in .toml, .yaml, .yml or .json".into()))?;
+    let bytes =
+        std::fs::read(path).map_err(|error| unreadable(format!("cannot be read: {error}")))?;
+    let text = String::from_utf8(bytes).map_err(|error| {
+        let offset = error.utf8_error().valid_up_to();
+        unreadable(format!("is not text: byte {offset} is not UTF-8"))
+    })?;
+    parse(&text, format, &path.display().to_string())
+}
+
+/// Turns offsets of a text into locations.
+struct Lines {
+    source: Arc<str>,
+    text: Box<str>,
+    starts: Vec<usize>,
+}
+
+impl Lines {
+    fn new(text: &str, name: &str) -> Self {
+        let newlines = text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n');
+        let starts = std::iter::once(0).chain(newlines.map(|(index, _)| index + 1));
+        Self {
+            source: name.into(),
+            text: text.into(),
+            starts: starts.collect(),
+        }
+    }
+
+    /// The location of a byte offset.
+    fn at_byte(&self, offset: usize) -> Location {
+        let line = self.starts.partition_point(|start| *start <= offset).max(1);
+        let start = self.starts[line - 1];
+        let before = self.text.get(start..offset).unwrap_or("");
+        self.at(line, before.chars().count() + 1)
+    }
+
+    /// The location of a 1-based line and column.
+    fn at(&self, line: usize, column: usize) -> Location {
+        Location {
+            source: self.source.clone(),
+            line: Some(line),
+            column: Some(column),
+        }
+    }
+
+    fn syntax_error(&self, message: impl Into<String>, location: Location) -> ConfigError {
+        ConfigError::new(ErrorKind::Syntax, "", message).with_location(Some(location))
+    }
+}

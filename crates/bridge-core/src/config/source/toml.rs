@@ -1,0 +1,87 @@
+//! TOML to the value tree.
+
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::super::error::ConfigErrors;
+use super::super::node::{Data, Entry, Location, Node};
+use super::Lines;
+
+/// More messages than this about one broken file help nobody.
+const MAX_SYNTAX_ERRORS: usize = 20;
+
+pub(super) fn parse(text: &str, lines: &Lines) -> Result<Node, ConfigErrors> {
+    let (table, errors) = DeTable::parse_recoverable(text);
+    if errors.is_empty() {
+        let data = convert_table(table.get_ref(), &|offset| Some(lines.at_byte(offset)));
+        return Ok(Node {
+            data,
+            location: Some(lines.at(1, 1)),
+        });
+    }
+    Err(errors
+        .iter()
+        .take(MAX_SYNTAX_ERRORS)
+        .map(|error| {
+            let offset = error.span().map_or(0, |span| span.start);
+            lines.syntax_error(error.message().trim(), lines.at_byte(offset))
+        })
+        .collect())
+}
+
+/// Reads a single TOML value, as on the right of `key = `.
+pub(in super::super) fn parse_value(text: &str) -> Result<Node, String> {
+    match DeValue::parse(text) {
+        Ok(value) => Ok(convert(&value, &|_| None)),
+        Err(error) => Err(error.message().trim().to_owned()),
+    }
+}
+
+type Locate<'l> = &'l dyn Fn(usize) -> Option<Location>;
+
+fn convert(value: &Spanned<DeValue<'_>>, locate: Locate<'_>) -> Node {
+    let data = match value.get_ref() {
+        DeValue::String(text) => Data::String(text.to_string()),
+        DeValue::Integer(integer) => {
+            // Beyond 128 bits the exact digits no longer matter: it is out of every range.
+            i128::from_str_radix(integer.as_str(), integer.radix()).map_or_else(
+                |_| {
+                    Data::Float(if integer.as_str().starts_with('-') {
+                        f64::NEG_INFINITY
+                    } else {
+                        f64::INFINITY
+                    })
+                },
+                Data::Int,
+            )
+        }
+        DeValue::Float(float) => Data::Float(float.as_str().parse().unwrap_or(f64::NAN)),
+        DeValue::Boolean(value) => Data::Bool(*value),
+        // No setting is a date; as text it gets the ordinary message about a wrong type.
+        DeValue::Datetime(date) => Data::String(date.to_string()),
+        DeValue::Array(items) => {
+            Data::List(items.iter().map(|item| convert(item, locate)).collect())
+        }
+        DeValue::Table(table) => convert_table(table, locate),
+    };
+    Node {
+        data,
+        location: locate(value.span().start),
+    }
+}
+
+fn convert_table(table: &DeTable<'_>, locate: Locate<'_>) -> Data {
+    let mut entries: Vec<_> = table.iter().collect();
+    // The parser sorts by name; messages should come in the order of the file.
+    entries.sort_by_key(|(key, _)| key.span().start);
+    Data::Table(
+        entries
+            .into_iter()
+            .map(|(key, value)| Entry {
+                key: key.get_ref().to_string(),
+                key_location: locate(key.span().start),
+                node: convert(value, locate),
+            })
+            .collect(),
+    )
+}

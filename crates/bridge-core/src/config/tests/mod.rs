@@ -1,0 +1,64 @@
+//! Tests of the configuration tree, by what a user does with it.
+
+mod coverage;
+mod fuzz;
+mod ops;
+mod overrides;
+mod presets;
+mod reading;
+mod refused;
+mod round_trip;
+mod rules;
+mod values;
+
+use super::{ConfigErrors, Format, Kinds, RawConfig, RunConfig, World, load_text};
+
+/// A small Llama-style recipe on mock data.
+pub(super) const TINY: &str = include_str!(concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/tests/fixtures/config/tiny.toml"
+));
+
+/// Text files, a trained tokenizer, 16-bit compute.
+pub(super) const TEXT: &str = include_str!(concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/tests/fixtures/config/text.toml"
+));
+
+/// Loads TOML with overrides, on one rank.
+pub(super) fn run_toml(text: &str, overrides: &[&str]) -> Result<RunConfig, ConfigErrors> {
+    let overrides: Vec<String> = overrides.iter().map(|o| (*o).to_owned()).collect();
+    load_text(
+        (text, Format::Toml),
+        &overrides,
+        &Kinds::builtin(),
+        &World::SINGLE,
+    )
+}
+
+/// The tiny recipe with overrides.
+pub(super) fn tiny(overrides: &[&str]) -> Result<RunConfig, ConfigErrors> {
+    run_toml(TINY, overrides)
+}
+
+/// The tiny recipe before it is checked.
+pub(super) fn tiny_raw() -> RawConfig {
+    RawConfig::from_text(TINY, Format::Toml, &[], &Kinds::builtin()).expect("the fixture reads")
+}
+
+/// The problems of the tiny recipe with overrides, of which there must be some.
+pub(super) fn tiny_errors(overrides: &[&str]) -> ConfigErrors {
+    match tiny(overrides) {
+        Ok(_) => panic!("{overrides:?} was accepted"),
+        Err(errors) => errors,
+    }
+}
+
+/// Asserts that the overrides are refused with a problem of exactly `key`.
+pub(super) fn assert_refused(overrides: &[&str], key: &str) {
+    let errors = tiny_errors(overrides);
+    assert!(
+        errors.names(key),
+        "{overrides:?} should name {key}:\n{errors}"
+    );
+}

@@ -1,0 +1,193 @@
+//! The contracts between data and training: samples, datasets, providers and what a provider is told. Concrete datasets live
+//! in the sibling modules, the registry of providers with the configuration.
+
+use std::sync::Arc;
+
+use super::DataError;
+use crate::tokenizer::Tokenizer;
+
+/// One training sample; every vector has the sequence length.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sample {
+    /// Input token ids.
+    pub tokens: Vec<i64>,
+    /// The token each position has to predict.
+    pub labels: Vec<i64>,
+    /// 1 where the position counts in the loss, else 0.
+    pub loss_mask: Vec<f32>,
+    /// Position of each token, counted from 0 (from the document's start when positions are reset).
+    pub position_ids: Vec<i64>,
+    /// With attention reset at document ends: the ordinal of each token's document within the sample. Tokens attend only to
+    /// earlier tokens of the same document.
+    pub document_ids: Option<Vec<i32>>,
+}
+
+/// A source of samples with random access.
+pub trait Dataset: Send + Sync {
+    /// Number of samples.
+    fn len(&self) -> usize;
+
+    /// Whether there is no sample.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Sample `index`.
+    ///
+    /// # Errors
+    /// An index out of range, unreadable data.
+    fn get(&self, index: usize) -> Result<Sample, DataError>;
+
+    /// A sample that fills up a batch and counts nothing: the first one with its loss masked.
+    ///
+    /// # Errors
+    /// As [`Dataset::get`].
+    fn padding(&self) -> Result<Sample, DataError> {
+        let mut sample = self.get(0)?;
+        sample.loss_mask.fill(0.0);
+        Ok(sample)
+    }
+
+    /// Whether samples depend on the order in which they are fetched. A loader then uses one worker.
+    fn fetch_order(&self) -> FetchOrder {
+        FetchOrder::Any
+    }
+}
+
+/// What the order of [`Dataset::get`] calls means to a dataset.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FetchOrder {
+    /// A sample is the same whenever it is fetched.
+    Any,
+    /// The dataset draws from one random stream as samples are fetched.
+    Matters,
+}
+
+/// The three splits; a split without a share is absent.
+#[derive(Clone, Default)]
+pub struct Datasets {
+    /// Training samples.
+    pub train: Option<Arc<dyn Dataset>>,
+    /// Validation samples.
+    pub valid: Option<Arc<dyn Dataset>>,
+    /// Test samples.
+    pub test: Option<Arc<dyn Dataset>>,
+}
+
+/// A rank's place among the data parallel ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DataParallel {
+    /// 0..size.
+    pub rank: usize,
+    /// Number of data parallel ranks.
+    pub size: usize,
+}
+
+impl DataParallel {
+    /// The only rank.
+    pub const SINGLE: Self = Self { rank: 0, size: 1 };
+}
+
+/// What happens while datasets are built; its `Display` is a line for a log.
+#[derive(Debug, Clone, PartialEq)]
+pub enum BuildEvent {
+    /// Index arrays are being computed.
+    Building {
+        /// Dataset.
+        path: String,
+        /// Split name.
+        split: &'static str,
+    },
+    /// Index arrays are ready.
+    Ready {
+        /// Dataset.
+        path: String,
+        /// Split name.
+        split: &'static str,
+        /// Samples.
+        samples: usize,
+        /// Passes over the data.
+        epochs: usize,
+        /// Whether they came from the cache.
+        from_cache: bool,
+        /// Time taken.
+        seconds: f64,
+    },
+    /// Cached index arrays were unusable and are built again.
+    CacheRejected {
+        /// Dataset.
+        path: String,
+        /// Split name.
+        split: &'static str,
+        /// Why.
+        reason: String,
+    },
+    /// The default cache folder cannot be written; the arrays stay in memory.
+    CacheNotWritten {
+        /// Dataset.
+        path: String,
+        /// Why.
+        reason: String,
+    },
+}
+
+impl std::fmt::Display for BuildEvent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Building { path, split } => write!(f, "{path}: building the {split} index"),
+            Self::Ready { path, split, samples, epochs, from_cache, seconds } => {
+                let how = if *from_cache { "loaded" } else { "built" };
+                write!(
+                    f,
+                    "{path}: {how} the {split} index in {seconds:.2} s: {samples} samples, {epochs} epochs"
+                )
+            }
+            Self::CacheRejected { path, split, reason } => {
+                write!(f, "{path}: the cached {split} index is unusable and is built again: {reason}")
+            }
+            Self::CacheNotWritten { path, reason } => {
+                write!(f, "{path}: index not cached, it will be built again next time: {reason}")
+            }
+        }
+    }
+}
+
+/// Someone who wants to know what happens while datasets are built.
+pub trait BuildObserver: Send + Sync {
+    /// Called from builder threads.
+    fn on_event(&self, event: &BuildEvent);
+}
+
+/// An observer that ignores everything.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Silent;
+
+impl BuildObserver for Silent {
+    fn on_event(&self, _event: &BuildEvent) {}
+}
+
+/// What a provider is told.
+#[derive(Clone)]
+pub struct DatasetBuildContext {
+    /// Samples training will use.
+    pub train_samples: usize,
+    /// Samples all validations together will use.
+    pub valid_samples: usize,
+    /// Samples the test will use.
+    pub test_samples: usize,
+    /// The tokenizer, for kinds of data that need one.
+    pub tokenizer: Option<Arc<dyn Tokenizer>>,
+    /// This rank's place.
+    pub data_parallel: DataParallel,
+    /// Who is told about progress.
+    pub progress: Arc<dyn BuildObserver>,
+}
+
+/// Builds the datasets of a run.
+pub trait DatasetProvider: Send + Sync {
+    /// Builds the splits. Deterministic: every rank gets the same samples.
+    ///
+    /// # Errors
+    /// Unusable parameters, missing or damaged data, splits with too little text.
+    fn build(&self, ctx: &DatasetBuildContext) -> Result<Datasets, DataError>;
+}

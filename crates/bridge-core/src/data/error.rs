@@ -1,0 +1,132 @@
+//! The error type of everything under `data`; no other code lives here.
+
+use std::path::{Path, PathBuf};
+
+use crate::tokenizer::TokenizerError;
+
+/// Why data could not be opened, indexed, sampled or packed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DataError {
+    /// The operating system refused a file operation.
+    #[error("{path}: cannot {action}: {source}", path = path.display())]
+    Io {
+        /// What was attempted, as a verb phrase ("open", "write the index").
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// A file exists but its content is not what its format demands.
+    #[error("{path}: {problem}", path = path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// What was expected and what was found, with the place in the file.
+        problem: String,
+    },
+    /// A file is shorter than its header or index promises.
+    #[error(
+        "{path}: truncated {part}: expected at least {expected} bytes, found {found}",
+        path = path.display()
+    )]
+    Truncated {
+        /// The file.
+        path: PathBuf,
+        /// Which part is cut short.
+        part: &'static str,
+        /// Bytes needed.
+        expected: u64,
+        /// Bytes present.
+        found: u64,
+    },
+    /// A value that does not fit the token type of an indexed dataset.
+    #[error("token {value} does not fit the token type {dtype} of {path}", path = path.display())]
+    TokenOutOfRange {
+        /// The dataset being written.
+        path: PathBuf,
+        /// The offending value.
+        value: String,
+        /// Name of the token type.
+        dtype: &'static str,
+    },
+    /// An index beyond the end.
+    #[error("{what}: index {index} is out of range, there are {len}")]
+    OutOfRange {
+        /// What was indexed.
+        what: String,
+        /// The index asked for.
+        index: usize,
+        /// How many there are.
+        len: usize,
+    },
+    /// A split holds too few tokens to make one sample.
+    #[error(
+        "{path}: the {split} split holds {found} tokens in {sequences} sequences, one sample needs \
+         {needed}: give the split a larger share, use more text, or shorten the sequence length"
+    )]
+    SplitTooSmall {
+        /// Dataset prefix (or a name for generated data).
+        path: String,
+        /// `train`, `valid` or `test`.
+        split: &'static str,
+        /// Sequences in the split.
+        sequences: usize,
+        /// Tokens in the split.
+        found: u64,
+        /// Tokens of one sample.
+        needed: u64,
+    },
+    /// A parameter that cannot be used; the text names it, its value and what is allowed.
+    #[error("{0}")]
+    Parameter(String),
+    /// A blend asks a member for more samples than it has.
+    #[error(
+        "the {split} blend asks {path} for {needed} samples, it has {found}: raise \
+         mid_level_dataset_surplus"
+    )]
+    BlendOversamples {
+        /// Dataset prefix.
+        path: String,
+        /// `train`, `valid` or `test`.
+        split: &'static str,
+        /// Samples the blend wants.
+        needed: u64,
+        /// Samples the dataset has.
+        found: u64,
+    },
+    /// Something that needs a tokenizer (or one of its special tokens) had none.
+    #[error("{0}")]
+    NoTokenizer(String),
+    /// The tokenizer failed.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    /// A loader thread panicked; the text is its message.
+    #[error("a data loader thread failed: {0}")]
+    WorkerPanicked(String),
+    /// No input matched, or an input pattern is wrong.
+    #[error("{0}")]
+    Source(String),
+    /// Another process holds the output.
+    #[error("{path}: another process is writing this dataset (its lock file is held)", path = path.display())]
+    Locked {
+        /// The lock file.
+        path: PathBuf,
+    },
+    /// The caller asked to stop.
+    #[error("interrupted before the dataset was complete; nothing was left behind")]
+    Interrupted,
+}
+
+impl DataError {
+    /// An [`DataError::Io`] builder for `map_err`.
+    pub(crate) fn io<'a>(action: &'static str, path: &'a Path) -> impl FnOnce(std::io::Error) -> Self + 'a {
+        move |source| Self::Io { action, path: path.to_owned(), source }
+    }
+
+    /// A [`DataError::Malformed`] with its text.
+    pub(crate) fn malformed(path: &Path, problem: impl Into<String>) -> Self {
+        Self::Malformed { path: path.to_owned(), problem: problem.into() }
+    }
+}

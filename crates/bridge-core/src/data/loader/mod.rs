@@ -1,0 +1,296 @@
+//! Micro-batches in the sampler's order, fetched ahead by worker threads. Which samples come next is the sampler's business.
+//!
+//! Shapes: `b` samples of a micro-batch, `t` sequence length; all vectors are row-major `[b, t]`.
+
+use std::collections::BTreeMap;
+use std::panic::AssertUnwindSafe;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use super::DataError;
+use super::dataset::{Dataset, FetchOrder, Sample};
+use super::sampler::SampleIndices;
+
+/// Samples of one micro-batch on one rank.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct MicroBatch {
+    /// Input token ids, `[b, t]`.
+    pub tokens: Vec<i64>,
+    /// Token to predict at each position, `[b, t]`.
+    pub labels: Vec<i64>,
+    /// Weight of each position in the loss, `[b, t]`.
+    pub loss_mask: Vec<f32>,
+    /// Position of each token, `[b, t]`.
+    pub position_ids: Vec<i64>,
+    /// Ordinal of each token's document within its sample, `[b, t]`, when attention stays within documents.
+    pub document_ids: Option<Vec<i32>>,
+    /// Samples.
+    pub batch_size: usize,
+    /// Tokens of a sample.
+    pub seq_length: usize,
+}
+
+impl MicroBatch {
+    /// Stacks samples.
+    ///
+    /// # Errors
+    /// Samples of different lengths, or only some of them with document numbers.
+    pub fn stack(samples: impl IntoIterator<Item = Sample>) -> Result<Self, DataError> {
+        let mut batch = Self::default();
+        for sample in samples {
+            if batch.batch_size == 0 {
+                batch.seq_length = sample.tokens.len();
+                batch.document_ids = sample.document_ids.is_some().then(Vec::new);
+            }
+            let lengths =
+                [sample.tokens.len(), sample.labels.len(), sample.loss_mask.len(), sample.position_ids.len()];
+            let documents = sample.document_ids.as_ref().map(Vec::len);
+            let expected = batch.document_ids.as_ref().map(|_| batch.seq_length);
+            if lengths != [batch.seq_length; 4] || documents != expected {
+                return Err(DataError::Parameter(format!(
+                    "samples of a micro-batch differ in shape: expected {} tokens and document numbers {expected:?}, found \
+                     {lengths:?} and {documents:?}",
+                    batch.seq_length
+                )));
+            }
+            batch.tokens.extend(sample.tokens);
+            batch.labels.extend(sample.labels);
+            batch.loss_mask.extend(sample.loss_mask);
+            batch.position_ids.extend(sample.position_ids);
+            if let (Some(all), Some(ids)) = (&mut batch.document_ids, sample.document_ids) {
+                all.extend(ids);
+            }
+            batch.batch_size += 1;
+        }
+        Ok(batch)
+    }
+}
+
+/// How a [`DataLoader`] works ahead.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LoaderParams {
+    /// Threads that fetch; 0 fetches when asked.
+    pub num_workers: usize,
+    /// Micro-batches each thread may be ahead.
+    pub prefetch_factor: usize,
+}
+
+impl Default for LoaderParams {
+    fn default() -> Self {
+        Self { num_workers: 2, prefetch_factor: 2 }
+    }
+}
+
+type External = Box<dyn Iterator<Item = Result<MicroBatch, DataError>> + Send>;
+type Order = Box<dyn Iterator<Item = SampleIndices> + Send>;
+
+/// Yields micro-batches in the sampler's order, whatever the number of workers. Ends after an error. Dropping it waits for at most
+/// the sample each worker is at.
+///
+/// ```ignore
+/// let loader = DataLoader::new(dataset, sampler, LoaderParams::default());
+/// for batch in loader {
+///     train_step(batch?);
+/// }
+/// ```
+pub struct DataLoader {
+    mode: Mode,
+}
+
+enum Mode {
+    Ended,
+    External(External),
+    Synchronous { dataset: Arc<dyn Dataset>, order: Order },
+    Threads(Workers),
+}
+
+impl DataLoader {
+    /// A loader over `dataset`. Datasets whose samples depend on the order of fetching get one worker.
+    pub fn new(
+        dataset: Arc<dyn Dataset>,
+        order: impl Iterator<Item = SampleIndices> + Send + 'static,
+        params: LoaderParams,
+    ) -> Self {
+        let order: Order = Box::new(order);
+        let workers = match dataset.fetch_order() {
+            FetchOrder::Any => params.num_workers,
+            FetchOrder::Matters => params.num_workers.min(1),
+        };
+        let mode = if workers == 0 {
+            Mode::Synchronous { dataset, order }
+        } else {
+            Mode::Threads(Workers::start(dataset, order, workers, params.prefetch_factor.max(1)))
+        };
+        Self { mode }
+    }
+
+    /// The dataset is itself the loader (`dataloader_type = "external"`).
+    pub fn external(batches: impl Iterator<Item = Result<MicroBatch, DataError>> + Send + 'static) -> Self {
+        Self { mode: Mode::External(Box::new(batches)) }
+    }
+}
+
+impl Iterator for DataLoader {
+    type Item = Result<MicroBatch, DataError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let item = match &mut self.mode {
+            Mode::Ended => None,
+            Mode::External(batches) => batches.next(),
+            Mode::Synchronous { dataset, order } => {
+                order.next().and_then(|indices| fetch(dataset.as_ref(), &indices, &AtomicBool::new(false)))
+            }
+            Mode::Threads(workers) => workers.next(),
+        };
+        if !matches!(item, Some(Ok(_))) {
+            self.mode = Mode::Ended;
+        }
+        item
+    }
+}
+
+/// Fetches one micro-batch; `None` when told to stop. A panic in the dataset becomes an error.
+fn fetch(dataset: &dyn Dataset, indices: &[Option<usize>], stop: &AtomicBool) -> Option<Result<MicroBatch, DataError>> {
+    let work = || {
+        let mut samples = Vec::with_capacity(indices.len());
+        for index in indices {
+            if stop.load(Ordering::Relaxed) {
+                return Ok(None);
+            }
+            samples.push(match index {
+                Some(index) => dataset.get(*index)?,
+                None => dataset.padding()?,
+            });
+        }
+        MicroBatch::stack(samples).map(Some)
+    };
+    let result = std::panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        let text = panic
+            .downcast_ref::<String>()
+            .map(String::as_str)
+            .or_else(|| panic.downcast_ref::<&str>().copied())
+            .unwrap_or("it panicked without a message");
+        Err(DataError::WorkerPanicked(text.to_owned()))
+    });
+    result.transpose()
+}
+
+/// Work and results that the threads share. Batches are numbered in the sampler's order.
+struct Shared {
+    state: Mutex<State>,
+    /// Signalled when a result arrives.
+    arrived: Condvar,
+    /// Signalled when there is room for another result.
+    room: Condvar,
+    stop: AtomicBool,
+}
+
+struct State {
+    order: Order,
+    /// Number the next batch to fetch will get.
+    next: usize,
+    /// Number of the batch the consumer waits for.
+    wanted: usize,
+    /// How many batches there are, once the sampler has ended.
+    end: Option<usize>,
+    ready: BTreeMap<usize, Result<MicroBatch, DataError>>,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Only the sampler runs under the lock; if it panicked, `end` tells the consumer to stop.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct Workers {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Workers {
+    fn start(dataset: Arc<dyn Dataset>, order: Order, count: usize, prefetch_factor: usize) -> Self {
+        let state = State { order, next: 0, wanted: 0, end: None, ready: BTreeMap::new() };
+        let shared = Arc::new(Shared {
+            state: Mutex::new(state),
+            arrived: Condvar::new(),
+            room: Condvar::new(),
+            stop: AtomicBool::new(false),
+        });
+        let window = count * prefetch_factor;
+        let spawn = |_| {
+            let (shared, dataset) = (Arc::clone(&shared), Arc::clone(&dataset));
+            std::thread::spawn(move || work(&shared, dataset.as_ref(), window))
+        };
+        let threads = (0..count).map(spawn).collect();
+        Self { shared, threads }
+    }
+
+    fn next(&mut self) -> Option<Result<MicroBatch, DataError>> {
+        let mut state = self.shared.lock();
+        loop {
+            let wanted = state.wanted;
+            if let Some(batch) = state.ready.remove(&wanted) {
+                state.wanted += 1;
+                self.shared.room.notify_all();
+                return Some(batch);
+            }
+            if state.end.is_some_and(|end| wanted >= end) {
+                return None;
+            }
+            state = self.shared.arrived.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        // Taking the lock makes sure that no worker is between its check and its wait.
+        drop(self.shared.lock());
+        self.shared.room.notify_all();
+        for thread in self.threads.drain(..) {
+            // Workers catch panics; one that still died has nothing left to say.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn work(shared: &Shared, dataset: &dyn Dataset, window: usize) {
+    loop {
+        let mut state = shared.lock();
+        while !shared.stop.load(Ordering::Relaxed) && state.end.is_none() && state.next >= state.wanted + window {
+            state = shared.room.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        if shared.stop.load(Ordering::Relaxed) || state.end.is_some() {
+            return;
+        }
+        let number = state.next;
+        let order = &mut state.order;
+        let drawn = std::panic::catch_unwind(AssertUnwindSafe(|| order.next()));
+        let Ok(Some(indices)) = drawn else {
+            state.end = Some(number + usize::from(drawn.is_err()));
+            if drawn.is_err() {
+                state.ready.insert(number, Err(DataError::WorkerPanicked("the sampler panicked".into())));
+            }
+            shared.arrived.notify_all();
+            shared.room.notify_all();
+            return;
+        };
+        state.next += 1;
+        drop(state);
+        let Some(batch) = fetch(dataset, &indices, &shared.stop) else { return };
+        let mut state = shared.lock();
+        if batch.is_err() {
+            // Nothing behind an error will be read.
+            state.end = Some(state.end.map_or(number + 1, |end| end.min(number + 1)));
+        }
+        state.ready.insert(number, batch);
+        shared.arrived.notify_all();
+        drop(state);
+    }
+}
+
+#[cfg(test)]
+mod tests;

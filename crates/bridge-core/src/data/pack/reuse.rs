@@ -1,0 +1,88 @@
+//! Whether an earlier result can be used again, and the lock that keeps two writers apart. What is being produced is the callers'
+//! business.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::data::DataError;
+use crate::data::atomic;
+use crate::data::indexed::with_suffix;
+
+/// Held while an output is written. The file stays behind; only the lock on it counts.
+pub(crate) struct OutputLock {
+    _file: File,
+}
+
+impl OutputLock {
+    /// Locks `{output}.lock`.
+    pub(crate) fn acquire(output: &Path) -> Result<Self, DataError> {
+        let path = with_suffix(output, ".lock");
+        if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+            std::fs::create_dir_all(folder).map_err(DataError::io("create the folder", folder))?;
+        }
+        let file = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(&path)
+            .map_err(DataError::io("open the lock file", &path))?;
+        match file.try_lock() {
+            Ok(()) => Ok(Self { _file: file }),
+            Err(TryLockError::WouldBlock) => Err(DataError::Locked { path }),
+            Err(TryLockError::Error(error)) => Err(DataError::io("lock", &path)(error)),
+        }
+    }
+}
+
+/// What is written beside an output: what it was made from, the sizes of its files, and the report of its making.
+#[derive(Serialize, Deserialize)]
+struct Record<R> {
+    made_from: Value,
+    sizes: Vec<u64>,
+    report: R,
+}
+
+fn record_path(output: &Path) -> PathBuf {
+    with_suffix(output, ".fingerprint.json")
+}
+
+fn sizes_of(files: &[&Path]) -> Option<Vec<u64>> {
+    files.iter().map(|file| std::fs::metadata(file).ok().map(|metadata| metadata.len())).collect()
+}
+
+/// The report of an earlier result that was made from the same `key` and whose files are whole.
+pub(crate) fn load<R: DeserializeOwned>(output: &Path, key: &Value, files: &[&Path]) -> Result<Option<R>, DataError> {
+    let path = record_path(output);
+    let text = match std::fs::read(&path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(DataError::io("read", &path)(error)),
+    };
+    // A record that does not parse vouches for nothing.
+    let Ok(record) = serde_json::from_slice::<Record<R>>(&text) else { return Ok(None) };
+    let same = record.made_from == *key && Some(record.sizes) == sizes_of(files);
+    Ok(same.then_some(record.report))
+}
+
+/// Vouches for a finished output.
+pub(crate) fn store<R: Serialize>(output: &Path, key: &Value, files: &[&Path], report: R) -> Result<(), DataError> {
+    let sizes = sizes_of(files).unwrap_or_default();
+    let record = Record { made_from: key.clone(), sizes, report };
+    let path = record_path(output);
+    let text = serde_json::to_vec_pretty(&record)
+        .map_err(|error| DataError::malformed(&path, format!("cannot be written: {error}")))?;
+    atomic::write(&path, &text)
+}
+
+/// Removes the record before its output is replaced.
+pub(crate) fn forget(output: &Path) -> Result<(), DataError> {
+    let path = record_path(output);
+    match std::fs::remove_file(&path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(DataError::io("remove", &path)(error)),
+        _ => Ok(()),
+    }
+}

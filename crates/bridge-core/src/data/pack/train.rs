@@ -1,0 +1,137 @@
+//! Training a tokenizer on a text source, once: a second call with the same text and parameters loads the first one's result. The training
+//! itself is the tokenizer module's business.
+
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+use super::reuse::{self, OutputLock};
+use super::{PIECE_BYTES, WorkCounts, WorkProgress};
+use crate::data::DataError;
+use crate::data::atomic;
+use crate::data::source::{Documents, Text, TextSource};
+use crate::tokenizer::{BpeTrainParams, HuggingFaceTokenizer, Tokenizer, safe_cut, train_byte_level_bpe};
+
+/// A trained tokenizer.
+#[derive(Debug)]
+pub struct TokenizerTraining {
+    /// The tokenizer.
+    pub tokenizer: HuggingFaceTokenizer,
+    /// Whether an earlier result was still valid.
+    pub reused: bool,
+}
+
+/// Trains a byte-level BPE tokenizer on the source and saves it in `folder` (`tokenizer.json` and its companions).
+///
+/// # Errors
+/// Unreadable or malformed text, no text at all, a vocabulary that is too small, another process training into the same folder, cancellation.
+pub fn train_tokenizer(
+    source: &TextSource,
+    params: &BpeTrainParams,
+    folder: &Path,
+    progress: &dyn WorkProgress,
+) -> Result<TokenizerTraining, DataError> {
+    let output = folder.join("tokenizer");
+    let file = folder.join("tokenizer.json");
+    let _lock = OutputLock::acquire(&output)?;
+    let key = source.fingerprint().map(|source| {
+        serde_json::json!({
+            "source": source,
+            "vocab_size": params.vocab_size,
+            "min_frequency": params.min_frequency,
+            "special_tokens": params.special_tokens,
+        })
+    });
+    if let Some(key) = &key
+        && reuse::load::<()>(&output, key, &[&file])?.is_some()
+    {
+        return Ok(TokenizerTraining { tokenizer: HuggingFaceTokenizer::load(folder)?, reused: true });
+    }
+    reuse::forget(&output)?;
+    atomic::remove_stale(&file)?;
+    let feed = Feed::new(source, progress)?;
+    let failure = Mutex::new(None);
+    let pieces = Pieces { feed, pending: Vec::new(), failure: &failure };
+    let tokenizer = train_byte_level_bpe(params, pieces);
+    if let Some(error) = failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        return Err(error);
+    }
+    let tokenizer = tokenizer?;
+    tokenizer.save_assets(folder)?;
+    atomic::write(&file, tokenizer.json().as_bytes())?;
+    if let Some(key) = &key {
+        reuse::store(&output, key, &[&file], ())?;
+    }
+    Ok(TokenizerTraining { tokenizer, reused: false })
+}
+
+/// Decoded documents, counted.
+struct Feed<'a> {
+    documents: Documents,
+    progress: &'a dyn WorkProgress,
+    counts: WorkCounts,
+}
+
+impl<'a> Feed<'a> {
+    fn new(source: &TextSource, progress: &'a dyn WorkProgress) -> Result<Self, DataError> {
+        let counts = WorkCounts { bytes_total: source.total_bytes(), ..WorkCounts::default() };
+        Ok(Self { documents: source.documents()?, progress, counts })
+    }
+
+    fn next(&mut self) -> Result<Option<String>, DataError> {
+        for document in self.documents.by_ref() {
+            if self.progress.cancelled() {
+                return Err(DataError::Interrupted);
+            }
+            let document = document?;
+            self.counts.bytes_done += document.num_bytes() as u64;
+            if let Text::Valid(text) = document.into_text()? {
+                self.counts.documents += 1;
+                self.progress.update(&self.counts);
+                return Ok(Some(text));
+            }
+        }
+        match self.counts.documents {
+            0 => Err(DataError::Source("there is no text to train a tokenizer on".into())),
+            _ => Ok(None),
+        }
+    }
+}
+
+/// Documents joined or cut into pieces of a size that trains in parallel. Ends at the first failure, which it leaves in its slot.
+struct Pieces<'a> {
+    feed: Feed<'a>,
+    /// Pieces of the last document, last first.
+    pending: Vec<String>,
+    failure: &'a Mutex<Option<DataError>>,
+}
+
+impl Iterator for Pieces<'_> {
+    type Item = String;
+
+    fn next(&mut self) -> Option<String> {
+        if self.pending.is_empty() {
+            match self.feed.next() {
+                Ok(Some(text)) => self.pending = pieces_of(&text),
+                Ok(None) => return None,
+                Err(error) => {
+                    *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                    return None;
+                }
+            }
+        }
+        self.pending.pop()
+    }
+}
+
+fn pieces_of(text: &str) -> Vec<String> {
+    let mut pieces = Vec::new();
+    let mut rest = text;
+    while rest.len() > PIECE_BYTES {
+        let Some(at) = safe_cut(rest, PIECE_BYTES) else { break };
+        pieces.push(rest[..at].to_owned());
+        rest = &rest[at..];
+    }
+    pieces.push(rest.to_owned());
+    pieces.reverse();
+    pieces
+}

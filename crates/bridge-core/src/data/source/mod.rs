@@ -1,0 +1,315 @@
+//! Text to tokenize: files by glob pattern, JSON lines, standard input. Tokenizing it is `pack`'s business.
+
+mod documents;
+mod expand;
+
+use std::collections::HashSet;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
+
+pub use documents::{Documents, RawDocument, Text};
+
+use super::DataError;
+use super::random::RandomState;
+use expand::expand;
+
+/// What one file holds.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum TextFormat {
+    /// JSON lines (text under the key `text`) in files ending in `.jsonl` or `.ndjson`, else one document.
+    #[default]
+    Auto,
+    /// One document.
+    Document,
+    /// One JSON object a line; the document is the string under this key.
+    JsonLines {
+        /// The key.
+        key: String,
+    },
+}
+
+/// Which text to read, and in which order.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct SourceParams {
+    /// Paths and glob patterns (`~`, `$VAR` and `${VAR}` are expanded), read in the order given and sorted within a pattern; `-` is standard
+    /// input.
+    pub inputs: Vec<String>,
+    /// Glob patterns of files to leave out.
+    pub exclude: Vec<String>,
+    /// What a file holds.
+    pub format: TextFormat,
+    /// Whole files are read as long as they fit into this many bytes together.
+    pub max_bytes: Option<u64>,
+    /// Shuffles the documents with this seed, 0..=4294967295.
+    pub shuffle_seed: Option<u32>,
+}
+
+/// A file that was found.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct SourceFile {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Bytes.
+    pub size: u64,
+    /// Nanoseconds since 1970 of its last change.
+    pub modified: u128,
+}
+
+/// Where documents come from, once patterns are resolved.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Origin {
+    Files(Vec<SourceFile>),
+    Stdin,
+}
+
+/// The resolved text: a list of files, or standard input.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TextSource {
+    origin: Origin,
+    format: TextFormat,
+    shuffle_seed: Option<u32>,
+    /// Files left out by `max_bytes`.
+    left_out: usize,
+}
+
+impl TextSource {
+    /// Finds the files.
+    ///
+    /// # Errors
+    /// Patterns that are malformed or match nothing, unset variables, folders in place of files, standard input together with files or with
+    /// shuffling, `max_bytes` below the first file.
+    pub fn resolve(params: &SourceParams) -> Result<Self, DataError> {
+        let bad = |text: String| Err(DataError::Source(text));
+        let build = |origin, left_out| Self {
+            origin,
+            format: params.format.clone(),
+            shuffle_seed: params.shuffle_seed,
+            left_out,
+        };
+        if params.inputs.is_empty() {
+            return bad("no input: give files, glob patterns, or - for standard input".into());
+        }
+        if params.inputs.iter().any(|input| input == "-") {
+            if params.inputs.len() > 1 {
+                return bad("standard input (-) cannot be combined with other inputs".into());
+            }
+            if params.shuffle_seed.is_some() || params.max_bytes.is_some() {
+                return bad("standard input (-) is read as it comes: no shuffle_seed, no max_bytes".into());
+            }
+            return Ok(build(Origin::Stdin, 0));
+        }
+        let mut files = find_files(params)?;
+        let found = files.len();
+        if let Some(max_bytes) = params.max_bytes {
+            let mut total = 0u64;
+            let first = files.first().map_or(0, |file| file.size);
+            files.truncate(
+                files
+                    .iter()
+                    .take_while(|file| {
+                        total = total.saturating_add(file.size);
+                        total <= max_bytes
+                    })
+                    .count(),
+            );
+            if files.is_empty() {
+                return bad(format!("max_bytes = {max_bytes}: the first file alone has {first} bytes"));
+            }
+        }
+        let left_out = found - files.len();
+        Ok(build(Origin::Files(files), left_out))
+    }
+
+    /// The files, in reading order; empty for standard input.
+    pub fn files(&self) -> &[SourceFile] {
+        match &self.origin {
+            Origin::Files(files) => files,
+            Origin::Stdin => &[],
+        }
+    }
+
+    /// Files that `max_bytes` left out.
+    pub fn files_left_out(&self) -> usize {
+        self.left_out
+    }
+
+    /// Bytes of all files, or `None` for standard input.
+    pub fn total_bytes(&self) -> Option<u64> {
+        match &self.origin {
+            Origin::Files(files) => Some(files.iter().map(|file| file.size).sum()),
+            Origin::Stdin => None,
+        }
+    }
+
+    /// The first files that fit into `max_bytes` together, at least one. Standard input has no such limit.
+    #[must_use]
+    pub fn limited(&self, max_bytes: u64) -> Self {
+        let mut limited = self.clone();
+        if let Origin::Files(files) = &mut limited.origin {
+            let mut total = 0_u64;
+            let fits = files.iter().take_while(|file| {
+                total = total.saturating_add(file.size);
+                total <= max_bytes
+            });
+            let count = fits.count().max(1);
+            limited.left_out += files.len().saturating_sub(count);
+            files.truncate(count);
+        }
+        limited
+    }
+
+    /// What tells this text apart from other or changed text; `None` when that cannot be known before reading it.
+    pub fn fingerprint(&self) -> Option<serde_json::Value> {
+        let Origin::Files(files) = &self.origin else { return None };
+        let files: Vec<_> = files
+            .iter()
+            .map(|file| (file.path.display().to_string(), file.size, file.modified.to_string()))
+            .collect();
+        let format = match &self.format {
+            TextFormat::Auto => "auto".to_owned(),
+            TextFormat::Document => "document".to_owned(),
+            TextFormat::JsonLines { key } => format!("json lines, {key}"),
+        };
+        Some(serde_json::json!({ "files": files, "format": format, "shuffle_seed": self.shuffle_seed }))
+    }
+
+    /// Reads the documents in order.
+    ///
+    /// # Errors
+    /// Unreadable files, when lines have to be found for shuffling.
+    pub fn documents(&self) -> Result<Documents, DataError> {
+        match (&self.origin, self.shuffle_seed) {
+            (Origin::Stdin, _) => Ok(Documents::stdin(self.key_of(Path::new("-")))),
+            (Origin::Files(files), None) => {
+                let files =
+                    files.iter().map(|file| (file.path.clone(), self.key_of(&file.path))).collect();
+                Ok(Documents::sequential(files))
+            }
+            (Origin::Files(files), Some(seed)) => self.shuffled(files, seed),
+        }
+    }
+
+    /// The key of a JSON lines file; `None` for a file that is one document.
+    fn key_of(&self, path: &Path) -> Option<String> {
+        match &self.format {
+            TextFormat::Document => None,
+            TextFormat::JsonLines { key } => Some(key.clone()),
+            TextFormat::Auto => {
+                let extension = path.extension().and_then(|extension| extension.to_str());
+                matches!(extension, Some("jsonl" | "ndjson")).then(|| "text".to_owned())
+            }
+        }
+    }
+
+    fn shuffled(&self, files: &[SourceFile], seed: u32) -> Result<Documents, DataError> {
+        let mut places = Vec::new();
+        let mut keyed = Vec::with_capacity(files.len());
+        for (number, file) in files.iter().enumerate() {
+            let key = self.key_of(&file.path);
+            if key.is_some() {
+                find_lines(&file.path, |line, start, length| {
+                    places.push(documents::Place { file: number, line, start, length });
+                })?;
+            } else {
+                places.push(documents::Place { file: number, line: 0, start: 0, length: file.size as usize });
+            }
+            keyed.push((file.path.clone(), key));
+        }
+        let mut rng =
+            RandomState::new(i64::from(seed)).map_err(|error| DataError::Parameter(error.to_string()))?;
+        rng.shuffle(&mut places);
+        Ok(Documents::placed(keyed, places))
+    }
+}
+
+/// Calls `on` with number (from 1), start and length of each line.
+fn find_lines(path: &Path, mut on: impl FnMut(usize, u64, usize)) -> Result<(), DataError> {
+    let file = std::fs::File::open(path).map_err(DataError::io("open", path))?;
+    let mut reader = BufReader::with_capacity(1 << 20, file);
+    let (mut start, mut number) = (0u64, 1);
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        let length = reader.read_until(b'\n', &mut line).map_err(DataError::io("read", path))?;
+        if length == 0 {
+            return Ok(());
+        }
+        on(number, start, length);
+        start += length as u64;
+        number += 1;
+    }
+}
+
+fn find_files(params: &SourceParams) -> Result<Vec<SourceFile>, DataError> {
+    let exclude = params
+        .exclude
+        .iter()
+        .map(|pattern| {
+            let expanded = expand(pattern)?;
+            glob::Pattern::new(&expanded)
+                .map_err(|error| DataError::Source(format!("exclude pattern {pattern:?}: {error}")))
+        })
+        .collect::<Result<Vec<_>, _>>()?;
+    let excluded = |path: &Path| exclude.iter().any(|pattern| pattern.matches_path(path));
+    let mut files: Vec<SourceFile> = Vec::new();
+    let mut seen = HashSet::new();
+    for input in &params.inputs {
+        let mut found = matches_of(input)?;
+        found.sort();
+        if found.is_empty() {
+            return Err(DataError::Source(format!("no file matches {input:?}")));
+        }
+        for path in found {
+            // A file may match several patterns; it is read once.
+            if !excluded(&path) && seen.insert(path.clone()) {
+                files.push(describe(path)?);
+            }
+        }
+    }
+    if files.is_empty() {
+        return Err(DataError::Source(format!(
+            "the exclude patterns {:?} leave no file of {:?}",
+            params.exclude, params.inputs
+        )));
+    }
+    Ok(files)
+}
+
+/// The files of one input; a name without wildcards stands for itself even if it has brackets.
+fn matches_of(input: &str) -> Result<Vec<PathBuf>, DataError> {
+    let expanded = expand(input)?;
+    let literal = PathBuf::from(&expanded);
+    if literal.is_file() {
+        return Ok(vec![literal]);
+    }
+    if literal.is_dir() {
+        return Err(DataError::Source(format!(
+            "{expanded} is a folder: name its files with a pattern such as \"{}\"",
+            literal.join("**/*.txt").display()
+        )));
+    }
+    let paths = glob::glob(&expanded)
+        .map_err(|error| DataError::Source(format!("pattern {input:?}: {error}")))?;
+    let mut found = Vec::new();
+    for path in paths {
+        let path = path.map_err(|error| {
+            let path = error.path().to_owned();
+            DataError::io("look into", &path)(error.into())
+        })?;
+        if path.is_file() {
+            found.push(path);
+        }
+    }
+    Ok(found)
+}
+
+fn describe(path: PathBuf) -> Result<SourceFile, DataError> {
+    let metadata = std::fs::metadata(&path).map_err(DataError::io("read the size of", &path))?;
+    let modified = metadata.modified().map_err(DataError::io("read the time of", &path))?;
+    let modified = modified.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
+    Ok(SourceFile { size: metadata.len(), path, modified })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,116 @@
+//! Finding files and reading documents from temporary folders.
+
+use super::*;
+
+fn folder(files: &[(&str, &[u8])]) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    for (name, content) in files {
+        let path = folder.path().join(name);
+        std::fs::create_dir_all(path.parent().expect("has a parent")).expect("folder");
+        std::fs::write(path, content).expect("written");
+    }
+    folder
+}
+
+fn params(folder: &tempfile::TempDir, patterns: &[&str]) -> SourceParams {
+    let inputs = patterns.iter().map(|pattern| format!("{}/{pattern}", folder.path().display())).collect();
+    SourceParams { inputs, ..SourceParams::default() }
+}
+
+fn texts(params: &SourceParams) -> Vec<Text> {
+    let source = TextSource::resolve(params).expect("resolvable");
+    let documents = source.documents().expect("readable");
+    documents.map(|document| document.and_then(RawDocument::into_text).expect("readable")).collect()
+}
+
+fn valid(text: &str) -> Text {
+    Text::Valid(text.to_owned())
+}
+
+#[test]
+fn globs_are_sorted_excluded_and_read_once() {
+    let files = folder(&[("b.txt", b"B"), ("a.txt", b"A"), ("d/c.txt", b"C"), ("d/skip.txt", b"S"), ("e.md", b"E")]);
+    let mut params = params(&files, &["**/*.txt", "a.txt", "e.md"]);
+    params.exclude = vec![format!("{}/**/skip*", files.path().display())];
+    assert_eq!(texts(&params), [valid("A"), valid("B"), valid("C"), valid("E")]);
+}
+
+#[test]
+fn max_bytes_takes_whole_files() {
+    let files = folder(&[("a.txt", b"12345"), ("b.txt", b"123"), ("c.txt", b"1")]);
+    let mut params = params(&files, &["*.txt"]);
+    params.max_bytes = Some(7);
+    let source = TextSource::resolve(&params).expect("resolvable");
+    assert_eq!((source.files().len(), source.files_left_out(), source.total_bytes()), (1, 2, Some(5)));
+    params.max_bytes = Some(4);
+    assert!(TextSource::resolve(&params).expect_err("too small").to_string().contains("5 bytes"));
+}
+
+#[test]
+fn json_lines_and_their_errors() {
+    let lines = b"{\"text\": \"one\\n\"}\n\n{\"text\": \"\"}\n{\"text\": \"two\", \"n\": 1}";
+    let files = folder(&[("a.jsonl", lines), ("bad.jsonl", b"{\"text\": \"ok\"}\n{\"body\": 1}\n")]);
+    assert_eq!(texts(&params(&files, &["a.jsonl"])), [valid("one\n"), Text::Empty, Text::Empty, valid("two")]);
+
+    let source = TextSource::resolve(&params(&files, &["bad.jsonl"])).expect("resolvable");
+    let last = source.documents().expect("readable").last().expect("two lines").expect("read");
+    assert_eq!(last.line, 2);
+    let error = last.into_text().expect_err("no key").to_string();
+    assert!(error.contains("line 2") && error.contains("body"), "{error}");
+
+    let other = SourceParams { format: TextFormat::JsonLines { key: "body".into() }, ..params(&files, &["bad.jsonl"]) };
+    let source = TextSource::resolve(&other).expect("resolvable");
+    let last = source.documents().expect("readable").last().expect("two lines").expect("read");
+    assert!(last.into_text().expect_err("a number").to_string().contains("found 1"));
+}
+
+#[test]
+fn text_that_is_not_utf8_is_told_apart() {
+    let files = folder(&[("a.txt", b"\xff\xfe"), ("b.jsonl", b"{\"text\": \"\xff\"}\n"), ("c.txt", b"")]);
+    assert_eq!(texts(&params(&files, &["*"])), [Text::NotUtf8, Text::NotUtf8, Text::Empty]);
+}
+
+#[test]
+fn shuffling_is_a_repeatable_permutation_of_documents() {
+    let lines: String = (0..50).map(|i| format!("{{\"text\": \"{i}\"}}\n")).collect();
+    let files = folder(&[("a.jsonl", lines.as_bytes()), ("b.txt", b"B"), ("c.txt", b"C")]);
+    let plain = params(&files, &["*"]);
+    let shuffled = SourceParams { shuffle_seed: Some(7), ..plain.clone() };
+    let (mut first, second) = (texts(&shuffled), texts(&shuffled));
+    assert_eq!(first, second);
+    let mut ordered = texts(&plain);
+    assert_ne!(first, ordered);
+    let key = |text: &Text| format!("{text:?}");
+    first.sort_by_key(key);
+    ordered.sort_by_key(key);
+    assert_eq!(first, ordered);
+}
+
+#[test]
+fn unusable_inputs_are_errors() {
+    let files = folder(&[("a.txt", b"A")]);
+    let message = |params: &SourceParams| TextSource::resolve(params).expect_err("refused").to_string();
+    assert!(message(&SourceParams::default()).contains("no input"));
+    assert!(message(&params(&files, &["*.md"])).contains("no file matches"));
+    assert!(message(&params(&files, &["[z"])).contains("pattern"));
+    let as_folder = SourceParams { inputs: vec![files.path().display().to_string()], ..SourceParams::default() };
+    assert!(message(&as_folder).contains("is a folder"));
+    let mut mixed = params(&files, &["a.txt"]);
+    mixed.inputs.push("-".into());
+    assert!(message(&mixed).contains("standard input"));
+    let nothing_left = SourceParams { exclude: vec!["**/a.txt".into()], ..params(&files, &["a.txt"]) };
+    assert!(message(&nothing_left).contains("leave no file"));
+}
+
+#[test]
+fn fingerprints_change_with_the_files() {
+    let files = folder(&[("a.txt", b"A")]);
+    let params = params(&files, &["a.txt"]);
+    let print = |params| TextSource::resolve(params).expect("resolvable").fingerprint();
+    let before = print(&params);
+    assert_eq!(before, print(&params));
+    std::fs::write(files.path().join("a.txt"), b"AB").expect("written");
+    assert_ne!(before, print(&params));
+    let stdin = SourceParams { inputs: vec!["-".into()], ..SourceParams::default() };
+    assert_eq!(print(&stdin), None);
+}

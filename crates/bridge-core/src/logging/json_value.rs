@@ -1,0 +1,102 @@
+//! Numbers as log files write them. JSON has no NaN or infinity, so those become the strings `"NaN"`, `"Infinity"` and
+//! `"-Infinity"`, which most languages' float parsers read back.
+
+use serde::{Serialize, Serializer};
+
+/// One value of a log record.
+#[derive(Clone, Debug, PartialEq)]
+pub enum MetricValue {
+    /// Written as the shortest decimal that reads back as the same float32: losses and norms.
+    F32(f32),
+    /// Written as the shortest decimal that reads back as the same float64.
+    F64(f64),
+    /// A count.
+    Count(u64),
+    /// Text.
+    Text(String),
+}
+
+impl From<f32> for MetricValue {
+    fn from(value: f32) -> Self {
+        Self::F32(value)
+    }
+}
+
+impl From<f64> for MetricValue {
+    fn from(value: f64) -> Self {
+        Self::F64(value)
+    }
+}
+
+impl From<u64> for MetricValue {
+    fn from(value: u64) -> Self {
+        Self::Count(value)
+    }
+}
+
+impl From<&str> for MetricValue {
+    fn from(value: &str) -> Self {
+        Self::Text(value.to_owned())
+    }
+}
+
+/// The string that stands for a number JSON cannot write.
+fn non_finite(value: f64) -> Option<&'static str> {
+    match value {
+        _ if value.is_nan() => Some("NaN"),
+        f64::INFINITY => Some("Infinity"),
+        f64::NEG_INFINITY => Some("-Infinity"),
+        _ => None,
+    }
+}
+
+impl Serialize for MetricValue {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::F32(value) => match non_finite(f64::from(*value)) {
+                Some(text) => serializer.serialize_str(text),
+                None => serializer.serialize_f32(*value),
+            },
+            Self::F64(value) => match non_finite(*value) {
+                Some(text) => serializer.serialize_str(text),
+                None => serializer.serialize_f64(*value),
+            },
+            Self::Count(value) => serializer.serialize_u64(*value),
+            Self::Text(value) => serializer.serialize_str(value),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(value: impl Into<MetricValue>) -> String {
+        serde_json::to_string(&value.into()).unwrap()
+    }
+
+    #[test]
+    fn numbers_are_as_short_as_their_type_allows() {
+        assert_eq!(written(6.240_275_f32), "6.240275");
+        assert_eq!(written(0.1_f32), "0.1");
+        assert_eq!(written(f64::from(0.1_f32)), "0.10000000149011612");
+        assert_eq!(written(7_u64), "7");
+    }
+
+    #[test]
+    fn what_json_cannot_write_becomes_text() {
+        assert_eq!(written(f32::NAN), "\"NaN\"");
+        assert_eq!(written(f64::INFINITY), "\"Infinity\"");
+        assert_eq!(written(f32::NEG_INFINITY), "\"-Infinity\"");
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn float32_round_trips(bits in proptest::num::u32::ANY) {
+            let value = f32::from_bits(bits);
+            if value.is_finite() {
+                proptest::prop_assert_eq!(written(value).parse::<f32>().unwrap().to_bits(), bits);
+            }
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! `metrics.jsonl`: one JSON object a line, each iteration once, also after a crash and a resume.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use super::console::fields_to_json;
+use super::json_value::MetricValue;
+
+/// One line of the file.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MetricsRecord {
+    fields: Vec<(String, MetricValue)>,
+}
+
+impl MetricsRecord {
+    /// A record of `kind` (`"train"`, `"valid"`, ...) about `iteration`, which is counted from 1.
+    pub fn new(kind: &str, iteration: u64) -> Self {
+        Self {
+            fields: vec![
+                ("kind".into(), kind.into()),
+                ("iteration".into(), iteration.into()),
+            ],
+        }
+    }
+
+    /// Adds a field; pass losses and norms as `f32`, so that they are as short as they can be.
+    #[must_use]
+    pub fn with(mut self, name: &str, value: impl Into<MetricValue>) -> Self {
+        self.fields.push((name.to_owned(), value.into()));
+        self
+    }
+
+    /// Adds a field if there is a value.
+    #[must_use]
+    pub fn with_some(self, name: &str, value: Option<impl Into<MetricValue>>) -> Self {
+        match value {
+            Some(value) => self.with(name, value),
+            None => self,
+        }
+    }
+}
+
+/// A metrics file that cannot be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum MetricsFileError {
+    /// The file system refused.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A line, not the last one, that is no record.
+    #[error("{}, line {line}: {reason}; remove the line or move the file away", path.display())]
+    Line {
+        /// The file.
+        path: PathBuf,
+        /// Line number, counted from 1.
+        line: usize,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+fn io_error(path: &Path) -> impl FnOnce(io::Error) -> MetricsFileError {
+    let path = path.to_owned();
+    move |source| MetricsFileError::Io { path, source }
+}
+
+/// Appends records, each flushed, to a metrics file.
+#[derive(Debug)]
+pub struct MetricsWriter {
+    path: PathBuf,
+    file: File,
+}
+
+impl MetricsWriter {
+    /// Opens the file to continue after `completed_iterations`, 0 for a new run.
+    ///
+    /// Lines about later iterations are dropped, because those iterations will run again; so is a last line that an
+    /// interrupted run left torn. The file is replaced in one step, so nothing is lost if this is interrupted too.
+    ///
+    /// # Errors
+    /// File errors, or a damaged line before the last.
+    pub fn open(path: &Path, completed_iterations: u64) -> Result<Self, MetricsFileError> {
+        if let Some(folder) = path.parent() {
+            fs::create_dir_all(folder).map_err(io_error(folder))?;
+        }
+        let old = match fs::read(path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+            Err(error) => return Err(io_error(path)(error)),
+        };
+        let mut kept = Vec::with_capacity(old.len());
+        for (line, record) in records(path, &old)? {
+            if record
+                .get("iteration")
+                .and_then(Value::as_u64)
+                .is_some_and(|i| i <= completed_iterations)
+            {
+                kept.extend_from_slice(line);
+                kept.push(b'\n');
+            }
+        }
+        if kept != old {
+            let temporary = path.with_extension("jsonl.tmp");
+            let mut file = File::create(&temporary).map_err(io_error(&temporary))?;
+            file.write_all(&kept)
+                .and_then(|()| file.sync_all())
+                .map_err(io_error(&temporary))?;
+            fs::rename(&temporary, path).map_err(io_error(path))?;
+        }
+        let file = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(path)
+            .map_err(io_error(path))?;
+        Ok(Self {
+            path: path.to_owned(),
+            file,
+        })
+    }
+
+    /// Appends a record. Whole lines reach the operating system, so another process can follow the file.
+    ///
+    /// # Errors
+    /// File errors.
+    pub fn write(&mut self, record: &MetricsRecord) -> Result<(), MetricsFileError> {
+        let mut line = fields_to_json(&record.fields);
+        line.push('\n');
+        self.file
+            .write_all(line.as_bytes())
+            .and_then(|()| self.file.flush())
+            .map_err(io_error(&self.path))
+    }
+}
+
+/// All records of a metrics file; a torn last line is left out.
+///
+/// # Errors
+/// File errors, or a damaged line before the last.
+pub fn read_metrics(path: &Path) -> Result<Vec<Map<String, Value>>, MetricsFileError> {
+    let bytes = fs::read(path).map_err(io_error(path))?;
+    Ok(records(path, &bytes)?
+        .into_iter()
+        .map(|(_, record)| record)
+        .collect())
+}
+
+type Lines<'a> = Vec<(&'a [u8], Map<String, Value>)>;
+
+fn records<'a>(path: &Path, bytes: &'a [u8]) -> Result<Lines<'a>, MetricsFileError> {
+    let mut records = Vec::new();
+    let mut lines = bytes.split(|byte| *byte == b'\n').enumerate().peekable();
+    while let Some((index, line)) = lines.next() {
+        // What follows the last newline is empty, or torn, or whole but for its newline.
+        let is_last = lines.peek().is_none();
+        if line.is_empty() && is_last {
+            break;
+        }
+        match serde_json::from_slice(line) {
+            Ok(record) => records.push((line, record)),
+            Err(_) if is_last => break,
+            Err(error) => {
+                let (path, reason) = (path.to_owned(), format!("no JSON object: {error}"));
+                return Err(MetricsFileError::Line {
+                    path,
+                    line: index + 1,
+                    reason,
+                });
+            }
+        }
+    }
+    Ok(records)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn train(iteration: u64, loss: f32) -> MetricsRecord {
+        MetricsRecord::new("train", iteration).with("loss", loss)
+    }
+
+    fn run(path: &Path, completed: u64, last: u64) {
+        let mut writer = MetricsWriter::open(path, completed).unwrap();
+        for iteration in completed + 1..=last {
+            writer
+                .write(&train(iteration, 1.0 / iteration as f32))
+                .unwrap();
+        }
+    }
+
+    fn iterations(path: &Path) -> Vec<u64> {
+        read_metrics(path)
+            .unwrap()
+            .iter()
+            .map(|record| record["iteration"].as_u64().unwrap())
+            .collect()
+    }
+
+    #[test]
+    fn lines_read_as_documented() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("runs/tiny/metrics.jsonl");
+        let mut writer = MetricsWriter::open(&path, 0).unwrap();
+        let record = train(1, 6.240_275)
+            .with("learning_rate", 1e-4)
+            .with_some("grad_norm", Some(f32::NAN))
+            .with_some("num_zeros", None::<u64>)
+            .with("consumed_samples", 8_u64);
+        writer.write(&record).unwrap();
+        assert_eq!(
+            fs::read_to_string(&path).unwrap(),
+            "{\"kind\":\"train\",\"iteration\":1,\"loss\":6.240275,\"learning_rate\":0.0001,\"grad_norm\":\"NaN\",\
+             \"consumed_samples\":8}\n"
+        );
+    }
+
+    #[test]
+    fn a_resumed_run_has_each_iteration_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        run(&path, 0, 7);
+        run(&path, 4, 9);
+        assert_eq!(iterations(&path), (1..=9).collect::<Vec<_>>());
+        run(&path, 9, 10);
+        assert_eq!(iterations(&path), (1..=10).collect::<Vec<_>>());
+        run(&path, 0, 2);
+        assert_eq!(iterations(&path), [1, 2], "a new run starts over");
+        assert_eq!(
+            fs::read_dir(folder.path()).unwrap().count(),
+            1,
+            "no temporary file is left"
+        );
+    }
+
+    #[test]
+    fn a_torn_last_line_is_repaired() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        run(&path, 0, 5);
+        let whole = fs::read(&path).unwrap();
+        // Wherever the last line is cut, at most that iteration is lost.
+        let last_line = whole[..whole.len() - 1]
+            .iter()
+            .rposition(|byte| *byte == b'\n')
+            .unwrap()
+            + 1;
+        for length in last_line..whole.len() {
+            fs::write(&path, &whole[..length]).unwrap();
+            let known = iterations(&path).len() as u64;
+            assert_eq!(known, if length == whole.len() - 1 { 5 } else { 4 });
+            run(&path, known, 6);
+            assert_eq!(iterations(&path), [1, 2, 3, 4, 5, 6], "cut at {length}");
+        }
+    }
+
+    #[test]
+    fn damage_elsewhere_is_an_error_with_the_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        fs::write(
+            &path,
+            "{\"kind\":\"train\",\"iteration\":1}\n{\"kin\n{\"kind\":\"train\",\"iteration\":3}\n",
+        )
+        .unwrap();
+        let message = MetricsWriter::open(&path, 3).unwrap_err().to_string();
+        assert!(
+            message.contains("metrics.jsonl, line 2: no JSON object"),
+            "{message}"
+        );
+        assert!(
+            MetricsWriter::open(folder.path(), 0)
+                .unwrap_err()
+                .to_string()
+                .contains(": ")
+        );
+    }
+}

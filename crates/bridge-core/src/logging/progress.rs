@@ -1,0 +1,376 @@
+//! Progress of long work: a bar on a terminal, plain lines elsewhere, or nothing. Log lines pass a bar undisturbed.
+
+use std::io::{self, IsTerminal, Write};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// How progress is shown.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ProgressMode {
+    /// A bar if standard error is a terminal, plain lines otherwise.
+    #[default]
+    Auto,
+    /// A bar.
+    Bar,
+    /// Plain lines.
+    Plain,
+    /// Nothing.
+    None,
+}
+
+impl ProgressMode {
+    /// The sink for this mode, writing to standard error.
+    pub fn sink(self) -> Arc<dyn ProgressSink> {
+        match self {
+            Self::Auto if io::stderr().is_terminal() => Arc::new(TerminalProgress::new()),
+            Self::Bar => Arc::new(TerminalProgress::new()),
+            Self::Auto | Self::Plain => Arc::new(PlainProgress::stderr()),
+            Self::None => Arc::new(NoProgress),
+        }
+    }
+}
+
+/// Work whose progress is shown.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProgressTask {
+    /// What is being done, such as `training` or `packing`.
+    pub title: String,
+    /// How many steps there are; `None` if nobody knows.
+    pub total: Option<u64>,
+    /// What a step is, in the plural: `iterations`, `documents`.
+    pub unit: &'static str,
+    /// Steps already done, as in a resumed run; they do not count into the pace.
+    pub done: u64,
+}
+
+impl ProgressTask {
+    /// A task of `total` steps, none done yet.
+    pub fn new(title: &str, total: u64, unit: &'static str) -> Self {
+        Self {
+            title: title.to_owned(),
+            total: Some(total),
+            unit,
+            done: 0,
+        }
+    }
+}
+
+/// Where progress is shown. Handed to everything that may take long.
+pub trait ProgressSink: Send + Sync {
+    /// Starts showing a task; it ends when the handle is dropped.
+    fn start(&self, task: ProgressTask) -> Box<dyn ProgressHandle>;
+
+    /// Runs `print`, which writes to the terminal, with any bars out of the way. `print` runs exactly once.
+    fn suspend(&self, print: &mut dyn FnMut()) {
+        print();
+    }
+}
+
+/// One task being shown.
+pub trait ProgressHandle: Send {
+    /// Says how many steps are done in all.
+    fn set_position(&mut self, position: u64);
+
+    /// Says that `steps` more are done.
+    fn advance(&mut self, steps: u64);
+
+    /// Says something about the step, such as the loss.
+    fn set_message(&mut self, message: &str);
+}
+
+/// Shows nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoProgress;
+
+impl ProgressSink for NoProgress {
+    fn start(&self, _task: ProgressTask) -> Box<dyn ProgressHandle> {
+        Box::new(Self)
+    }
+}
+
+impl ProgressHandle for NoProgress {
+    fn set_position(&mut self, _position: u64) {}
+
+    fn advance(&mut self, _steps: u64) {}
+
+    fn set_message(&mut self, _message: &str) {}
+}
+
+/// Bars with pace and time left.
+#[derive(Clone, Debug)]
+pub struct TerminalProgress {
+    bars: MultiProgress,
+}
+
+impl Default for TerminalProgress {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl TerminalProgress {
+    /// Bars on standard error.
+    pub fn new() -> Self {
+        Self::with_target(ProgressDrawTarget::stderr())
+    }
+
+    fn with_target(target: ProgressDrawTarget) -> Self {
+        Self {
+            bars: MultiProgress::with_draw_target(target),
+        }
+    }
+}
+
+impl ProgressSink for TerminalProgress {
+    fn start(&self, task: ProgressTask) -> Box<dyn ProgressHandle> {
+        let (bar, template) = match task.total {
+            Some(total) => (
+                ProgressBar::new(total),
+                "{prefix} {bar:30.cyan/blue} {pos}/{len} {unit} [{elapsed} < {eta}, {per_sec}] {wide_msg}",
+            ),
+            None => (
+                ProgressBar::no_length(),
+                "{prefix} {spinner} {pos} {unit} [{elapsed}, {per_sec}] {wide_msg}",
+            ),
+        };
+        // The template is a constant, so it parses; a default bar is still better than none.
+        if let Ok(style) = ProgressStyle::with_template(&template.replace("{unit}", task.unit)) {
+            bar.set_style(style);
+        }
+        let bar = self.bars.add(bar.with_prefix(task.title));
+        bar.set_position(task.done);
+        bar.reset_eta();
+        Box::new(TerminalHandle { bar })
+    }
+
+    fn suspend(&self, print: &mut dyn FnMut()) {
+        self.bars.suspend(print);
+    }
+}
+
+struct TerminalHandle {
+    bar: ProgressBar,
+}
+
+impl ProgressHandle for TerminalHandle {
+    fn set_position(&mut self, position: u64) {
+        self.bar.set_position(position);
+    }
+
+    fn advance(&mut self, steps: u64) {
+        self.bar.inc(steps);
+    }
+
+    fn set_message(&mut self, message: &str) {
+        self.bar.set_message(message.to_owned());
+    }
+}
+
+impl Drop for TerminalHandle {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+/// A line when a task starts, now and then while it runs, and when it ends.
+#[derive(Clone)]
+pub struct PlainProgress {
+    output: Arc<Mutex<dyn Write + Send>>,
+    interval: Duration,
+}
+
+impl PlainProgress {
+    /// Lines on standard error, at most one in ten seconds and task.
+    pub fn stderr() -> Self {
+        Self::new(io::stderr(), Duration::from_secs(10))
+    }
+
+    /// Lines to `output`, at most one per `interval` and task.
+    pub fn new(output: impl Write + Send + 'static, interval: Duration) -> Self {
+        Self {
+            output: Arc::new(Mutex::new(output)),
+            interval,
+        }
+    }
+}
+
+impl ProgressSink for PlainProgress {
+    fn start(&self, task: ProgressTask) -> Box<dyn ProgressHandle> {
+        let now = Instant::now();
+        let handle = PlainHandle {
+            sink: self.clone(),
+            position: task.done,
+            message: String::new(),
+            started: now,
+            last_line: now,
+            task,
+        };
+        handle.print("");
+        Box::new(handle)
+    }
+}
+
+struct PlainHandle {
+    sink: PlainProgress,
+    task: ProgressTask,
+    position: u64,
+    message: String,
+    started: Instant,
+    last_line: Instant,
+}
+
+impl PlainHandle {
+    fn print(&self, suffix: &str) {
+        let ProgressTask {
+            title, total, unit, ..
+        } = &self.task;
+        let of_total = total.map_or(String::new(), |total| format!("/{total}"));
+        let mut line = format!("{title}: {}{of_total} {unit}{suffix}", self.position);
+        if !self.message.is_empty() {
+            line.push_str(", ");
+            line.push_str(&self.message);
+        }
+        line.push('\n');
+        let mut output = self
+            .sink
+            .output
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        // Progress is a courtesy: a closed standard error must not end a training run.
+        let _ = output
+            .write_all(line.as_bytes())
+            .and_then(|()| output.flush());
+    }
+
+    fn maybe_print(&mut self) {
+        if self.last_line.elapsed() < self.sink.interval {
+            return;
+        }
+        self.last_line = Instant::now();
+        let done_here = self.position.saturating_sub(self.task.done);
+        let left = self.task.total.filter(|_| done_here > 0).map(|total| {
+            let pace = self.started.elapsed().as_secs_f64() / done_here as f64;
+            format!(
+                ", {:.0} s left",
+                pace * total.saturating_sub(self.position) as f64
+            )
+        });
+        self.print(&left.unwrap_or_default());
+    }
+}
+
+impl ProgressHandle for PlainHandle {
+    fn set_position(&mut self, position: u64) {
+        self.position = position;
+        self.maybe_print();
+    }
+
+    fn advance(&mut self, steps: u64) {
+        self.set_position(self.position + steps);
+    }
+
+    fn set_message(&mut self, message: &str) {
+        message.clone_into(&mut self.message);
+    }
+}
+
+impl Drop for PlainHandle {
+    fn drop(&mut self) {
+        self.print(&format!(
+            " in {:.1} s",
+            self.started.elapsed().as_secs_f64()
+        ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use indicatif::{InMemoryTerm, TermLike};
+
+    use super::super::console::tests::Captured;
+    use super::*;
+
+    #[test]
+    fn plain_lines() {
+        let output = Captured::default();
+        let sink = PlainProgress::new(output.clone(), Duration::ZERO);
+        let mut handle = sink.start(ProgressTask {
+            done: 2,
+            ..ProgressTask::new("training", 4, "iterations")
+        });
+        handle.set_message("loss 5.5");
+        handle.advance(1);
+        handle.set_position(4);
+        drop(handle);
+        let text = output.text();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(
+            lines[..3],
+            [
+                "training: 2/4 iterations",
+                "training: 3/4 iterations, 0 s left, loss 5.5",
+                "training: 4/4 iterations, 0 s left, loss 5.5"
+            ]
+        );
+        assert!(
+            lines[3].starts_with("training: 4/4 iterations in 0."),
+            "{}",
+            lines[3]
+        );
+    }
+
+    #[test]
+    fn plain_lines_are_rare() {
+        let output = Captured::default();
+        let sink = PlainProgress::new(output.clone(), Duration::from_secs(3600));
+        let mut handle = sink.start(ProgressTask {
+            total: None,
+            ..ProgressTask::new("packing", 0, "documents")
+        });
+        (0..1000).for_each(|_| handle.advance(1));
+        drop(handle);
+        let text = output.text();
+        assert_eq!(text.lines().count(), 2);
+        assert!(
+            text.starts_with("packing: 0 documents\npacking: 1000 documents in 0."),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn bars_make_room_for_log_lines() {
+        let terminal = InMemoryTerm::new(10, 100);
+        let sink = TerminalProgress::with_target(ProgressDrawTarget::term_like(Box::new(
+            terminal.clone(),
+        )));
+        let mut handle = sink.start(ProgressTask::new("training", 4, "iterations"));
+        handle.set_message("loss 5.5");
+        handle.set_position(3);
+        sink.suspend(&mut || terminal.write_line("a log line").unwrap());
+        let screen = terminal.contents();
+        let lines: Vec<&str> = screen.lines().collect();
+        assert_eq!(lines[0], "a log line");
+        assert!(
+            lines[1].starts_with("training ") && lines[1].contains("3/4 iterations"),
+            "{screen}"
+        );
+        drop(handle);
+        assert_eq!(terminal.contents().trim(), "a log line");
+    }
+
+    #[test]
+    fn modes_choose_sinks() {
+        let mut handle = ProgressMode::None
+            .sink()
+            .start(ProgressTask::new("x", 1, "steps"));
+        handle.advance(1);
+        handle.set_position(1);
+        handle.set_message("m");
+        let mut calls = 0;
+        ProgressMode::None.sink().suspend(&mut || calls += 1);
+        ProgressMode::Bar.sink().suspend(&mut || calls += 1);
+        assert_eq!(calls, 2);
+    }
+}

@@ -1,0 +1,383 @@
+//! Derived figures for metrics: throughput, memory, gradient norms, run-time estimates. Each is right for the interval
+//! it names.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::str::FromStr;
+
+/// Rolling throughput over the most recent iterations.
+///
+/// A window of `n` iterations has `n + 1` ends, so that time and work belong to the same `n` iterations.
+#[derive(Clone, Debug)]
+pub struct ThroughputWindow {
+    window_size: usize,
+    /// Seconds and samples consumed at the end of each iteration.
+    ends: VecDeque<(f64, u64)>,
+}
+
+impl ThroughputWindow {
+    /// A window over `window_size` iterations, at least one.
+    pub fn new(window_size: usize) -> Self {
+        let window_size = window_size.max(1);
+        Self {
+            window_size,
+            ends: VecDeque::with_capacity(window_size + 1),
+        }
+    }
+
+    /// Notes an end of an iteration: `seconds` on any steady clock, all samples consumed so far. Also called once
+    /// before the first iteration.
+    pub fn push(&mut self, seconds: f64, consumed_samples: u64) {
+        if self.ends.len() > self.window_size {
+            self.ends.pop_front();
+        }
+        self.ends.push_back((seconds, consumed_samples));
+    }
+
+    /// `throughput/{batches,samples,tokens}_per_sec` and `throughput/device/...`; empty until the window is full, or
+    /// when the clock stood still.
+    pub fn report(&self, seq_length: u64, world_size: u64) -> Vec<(String, f64)> {
+        let (Some(first), Some(last)) = (self.ends.front(), self.ends.back()) else {
+            return Vec::new();
+        };
+        let seconds = last.0 - first.0;
+        if self.ends.len() <= self.window_size || seconds <= 0.0 {
+            return Vec::new();
+        }
+        let samples = last.1.saturating_sub(first.1) as f64;
+        let rates = [
+            ("batches_per_sec", self.window_size as f64 / seconds),
+            ("samples_per_sec", samples / seconds),
+            ("tokens_per_sec", samples * seq_length as f64 / seconds),
+        ];
+        let all = rates
+            .iter()
+            .map(|(name, rate)| (format!("throughput/{name}"), *rate));
+        let per_device = rates.iter().map(|(name, rate)| {
+            (
+                format!("throughput/device/{name}"),
+                rate / world_size.max(1) as f64,
+            )
+        });
+        all.chain(per_device).collect()
+    }
+}
+
+/// Allocator statistics that are reported by default, and the names they get. `bytes` in a name becomes `gigabytes`.
+pub const MEMORY_KEYS: [(&str, &str); 12] = [
+    ("allocated_bytes.all.current", "mem-allocated-bytes"),
+    ("active_bytes.all.current", "mem-active-bytes"),
+    ("inactive_split_bytes.all.current", "mem-inactive-bytes"),
+    ("reserved_bytes.all.current", "mem-reserved-bytes"),
+    ("allocated_bytes.all.peak", "mem-max-allocated-bytes"),
+    ("active_bytes.all.peak", "mem-max-active-bytes"),
+    ("inactive_split_bytes.all.peak", "mem-max-inactive-bytes"),
+    ("reserved_bytes.all.peak", "mem-max-reserved-bytes"),
+    ("num_alloc_retries", "mem-alloc-retires"),
+    ("allocation.all.current", "mem-allocated-count"),
+    ("host_resident_bytes.current", "mem-host-bytes"),
+    ("host_resident_bytes.peak", "mem-max-host-bytes"),
+];
+
+/// Memory metrics from allocator statistics, in gigabytes (10^9) to five significant digits where they are bytes.
+///
+/// `keys` maps statistics to names; `None` takes [`MEMORY_KEYS`]. Statistics that the allocator does not have are left
+/// out. [`super::HostMemory`] gives the `host_resident_bytes` pair.
+pub fn report_memory(
+    statistics: &BTreeMap<String, f64>,
+    keys: Option<&BTreeMap<String, String>>,
+) -> Vec<(String, f64)> {
+    let default_keys = || {
+        MEMORY_KEYS
+            .iter()
+            .map(|(statistic, name)| (*statistic, *name))
+            .collect::<Vec<_>>()
+    };
+    let keys = keys.map_or_else(default_keys, |keys| {
+        keys.iter()
+            .map(|(statistic, name)| (statistic.as_str(), name.as_str()))
+            .collect()
+    });
+    keys.into_iter()
+        .filter_map(|(statistic, name)| {
+            let value = *statistics.get(statistic)?;
+            Some(if name.contains("bytes") {
+                (name.replace("bytes", "gigabytes"), five_digits(value / 1e9))
+            } else {
+                (name.to_owned(), value)
+            })
+        })
+        .collect()
+}
+
+impl super::HostMemory {
+    /// The statistics [`report_memory`] knows by default.
+    pub fn statistics(&self) -> BTreeMap<String, f64> {
+        BTreeMap::from([
+            (
+                "host_resident_bytes.current".to_owned(),
+                self.resident_bytes as f64,
+            ),
+            (
+                "host_resident_bytes.peak".to_owned(),
+                self.peak_resident_bytes as f64,
+            ),
+        ])
+    }
+}
+
+/// A rank's memory metrics on one line, as the console shows them after the first iterations.
+pub fn format_memory_report(rank: usize, iteration: u64, metrics: &[(String, f64)]) -> String {
+    let metrics: Vec<String> = metrics
+        .iter()
+        .map(|(name, value)| format!("{name}: {value}"))
+        .collect();
+    format!(
+        "[Rank {rank}] (after {iteration} iterations) memory (GB) | {}",
+        metrics.join(" | ")
+    )
+}
+
+fn five_digits(value: f64) -> f64 {
+    format!("{value:.4e}").parse().unwrap_or(value)
+}
+
+/// `l2_norm/grad/{name}` for every parameter and `l2_norm/grad/global` over all of them.
+pub fn report_l2_norm_grad(norms: impl IntoIterator<Item = (String, f64)>) -> Vec<(String, f64)> {
+    let mut sum_of_squares = 0.0;
+    let mut metrics: Vec<(String, f64)> = norms
+        .into_iter()
+        .map(|(name, norm)| {
+            sum_of_squares += norm * norm;
+            (format!("l2_norm/grad/{name}"), norm)
+        })
+        .collect();
+    metrics.push(("l2_norm/grad/global".to_owned(), sum_of_squares.sqrt()));
+    metrics
+}
+
+/// Unit of run-time metrics (`runtime_time_unit`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TimeUnit {
+    /// `seconds`.
+    Seconds,
+    /// `minutes`.
+    Minutes,
+    /// `hours`.
+    #[default]
+    Hours,
+    /// `days`.
+    Days,
+}
+
+/// A time unit nobody knows.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("unknown time unit `{found}`, expected one of seconds, minutes, hours, days")]
+pub struct UnknownTimeUnit {
+    /// The name given.
+    pub found: String,
+}
+
+impl FromStr for TimeUnit {
+    type Err = UnknownTimeUnit;
+
+    fn from_str(name: &str) -> Result<Self, UnknownTimeUnit> {
+        match name {
+            "seconds" => Ok(Self::Seconds),
+            "minutes" => Ok(Self::Minutes),
+            "hours" => Ok(Self::Hours),
+            "days" => Ok(Self::Days),
+            found => Err(UnknownTimeUnit {
+                found: found.to_owned(),
+            }),
+        }
+    }
+}
+
+impl TimeUnit {
+    fn seconds(self) -> f64 {
+        match self {
+            Self::Seconds => 1.0,
+            Self::Minutes => 60.0,
+            Self::Hours => 3600.0,
+            Self::Days => 86_400.0,
+        }
+    }
+}
+
+/// What a run-time estimate is made from.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RuntimeReport {
+    /// Iterations completed when this job started; their time is not part of `elapsed_seconds`.
+    pub start_iteration: u64,
+    /// Iterations completed now.
+    pub iteration: u64,
+    /// Iterations of the whole run.
+    pub train_iters: u64,
+    /// Samples trained on, over all jobs.
+    pub consumed_samples: u64,
+    /// Tokens per sample.
+    pub seq_length: u64,
+    /// Time since this job started.
+    pub elapsed_seconds: f64,
+}
+
+impl RuntimeReport {
+    /// `time/remaining_estimate` (from this job's pace, once it has one), `time/tokens`, `time/samples`, `time/batches`,
+    /// `time/total`.
+    pub fn metrics(&self, unit: TimeUnit) -> Vec<(String, f64)> {
+        let done_here = self.iteration.saturating_sub(self.start_iteration);
+        let remaining = self.train_iters.saturating_sub(self.iteration) as f64;
+        let estimate = (done_here > 0)
+            .then(|| self.elapsed_seconds / done_here as f64 * remaining / unit.seconds());
+        let rest = [
+            (
+                "time/tokens",
+                self.consumed_samples as f64 * self.seq_length as f64,
+            ),
+            ("time/samples", self.consumed_samples as f64),
+            ("time/batches", self.iteration as f64),
+            ("time/total", self.elapsed_seconds / unit.seconds()),
+        ];
+        let estimate = estimate.map(|estimate| ("time/remaining_estimate", estimate));
+        estimate
+            .into_iter()
+            .chain(rest)
+            .map(|(name, value)| (name.to_owned(), value))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(metrics: &[(String, f64)], name: &str) -> f64 {
+        metrics
+            .iter()
+            .find(|(known, _)| known == name)
+            .unwrap_or_else(|| panic!("{name} in {metrics:?}"))
+            .1
+    }
+
+    #[test]
+    fn throughput_counts_the_iterations_its_time_spans() {
+        let mut window = ThroughputWindow::new(4);
+        window.push(0.0, 0);
+        for iteration in 1..=10 {
+            // Slow at first; the batch grows from 8 to 16 after six iterations.
+            let seconds = if iteration <= 3 {
+                f64::from(iteration) * 10.0
+            } else {
+                30.0 + f64::from(iteration - 3) * 0.5
+            };
+            let samples = if iteration <= 6 {
+                8 * iteration
+            } else {
+                48 + 16 * (iteration - 6)
+            };
+            window.push(seconds, samples as u64);
+            assert_eq!(
+                window.report(32, 2).is_empty(),
+                iteration < 4,
+                "full after {iteration}"
+            );
+        }
+        let metrics = window.report(32, 2);
+        assert_eq!(named(&metrics, "throughput/batches_per_sec"), 2.0);
+        assert_eq!(named(&metrics, "throughput/samples_per_sec"), 32.0);
+        assert_eq!(named(&metrics, "throughput/tokens_per_sec"), 1024.0);
+        assert_eq!(named(&metrics, "throughput/device/tokens_per_sec"), 512.0);
+        let mut still = ThroughputWindow::new(1);
+        still.push(1.0, 1);
+        still.push(1.0, 2);
+        assert_eq!(still.report(1, 1), []);
+    }
+
+    #[test]
+    fn memory_is_in_gigabytes() {
+        let statistics = BTreeMap::from([
+            ("allocated_bytes.all.current".to_owned(), 1_234_567_890.0),
+            ("num_alloc_retries".to_owned(), 3.0),
+            ("unheard_of".to_owned(), 1.0),
+        ]);
+        assert_eq!(
+            report_memory(&statistics, None),
+            [
+                ("mem-allocated-gigabytes".to_owned(), 1.2346),
+                ("mem-alloc-retires".to_owned(), 3.0)
+            ]
+        );
+        let keys = BTreeMap::from([("unheard_of".to_owned(), "mine".to_owned())]);
+        assert_eq!(
+            report_memory(&statistics, Some(&keys)),
+            [("mine".to_owned(), 1.0)]
+        );
+        assert_eq!(
+            format_memory_report(3, 2, &report_memory(&statistics, None)),
+            "[Rank 3] (after 2 iterations) memory (GB) | mem-allocated-gigabytes: 1.2346 | mem-alloc-retires: 3"
+        );
+        let host = super::super::HostMemory {
+            resident_bytes: 2_000_000_000,
+            peak_resident_bytes: 3_000_000_000,
+        };
+        assert_eq!(
+            named(
+                &report_memory(&host.statistics(), None),
+                "mem-max-host-gigabytes"
+            ),
+            3.0
+        );
+    }
+
+    #[test]
+    fn the_global_norm_covers_each_parameter_once() {
+        let metrics = report_l2_norm_grad([("a".to_owned(), 3.0), ("b".to_owned(), 4.0)]);
+        assert_eq!(named(&metrics, "l2_norm/grad/a"), 3.0);
+        assert_eq!(named(&metrics, "l2_norm/grad/global"), 5.0);
+    }
+
+    #[test]
+    fn estimates_use_this_jobs_pace() {
+        let report = RuntimeReport {
+            start_iteration: 50,
+            iteration: 60,
+            train_iters: 100,
+            consumed_samples: 600,
+            seq_length: 10,
+            elapsed_seconds: 7200.0,
+        };
+        let metrics = report.metrics("hours".parse().unwrap());
+        assert_eq!(named(&metrics, "time/remaining_estimate"), 8.0);
+        assert_eq!(named(&metrics, "time/total"), 2.0);
+        assert_eq!(named(&metrics, "time/tokens"), 6000.0);
+        assert_eq!(
+            (
+                named(&metrics, "time/samples"),
+                named(&metrics, "time/batches")
+            ),
+            (600.0, 60.0)
+        );
+        assert_eq!(
+            named(&report.metrics(TimeUnit::Days), "time/total"),
+            7200.0 / 86_400.0
+        );
+
+        let at_start = RuntimeReport {
+            iteration: 50,
+            ..report
+        }
+        .metrics(TimeUnit::Seconds);
+        assert!(
+            at_start
+                .iter()
+                .all(|(name, value)| name != "time/remaining_estimate" && value.is_finite())
+        );
+        assert!(
+            "years"
+                .parse::<TimeUnit>()
+                .unwrap_err()
+                .to_string()
+                .contains("`years`")
+        );
+    }
+}

@@ -1,0 +1,212 @@
+//! The `Event` message of TensorFlow's `event.proto`, as far as scalars need it.
+//!
+//! Fields: `wall_time` 1 double, `step` 2 int64, `file_version` 3 string, `summary` 5 message with repeated `value` 1:
+//! `tag` 1 string, `simple_value` 2 float.
+
+/// What an event says.
+#[derive(Clone, Debug, PartialEq)]
+pub enum EventKind {
+    /// The first event of a file.
+    FileVersion(String),
+    /// One point of a curve.
+    Scalar {
+        /// Name of the curve.
+        tag: String,
+        /// Its value.
+        value: f32,
+    },
+    /// Anything else, which other programs may have written.
+    Other,
+}
+
+/// One event.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Event {
+    /// Seconds since 1970.
+    pub wall_time: f64,
+    /// Iteration, or samples for curves against samples.
+    pub step: i64,
+    /// What happened.
+    pub kind: EventKind,
+}
+
+const VARINT: u8 = 0;
+const FIXED64: u8 = 1;
+const BYTES: u8 = 2;
+const FIXED32: u8 = 5;
+
+fn put_varint(out: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        out.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push(value as u8);
+}
+
+fn put_key(out: &mut Vec<u8>, field: u8, wire_type: u8) {
+    out.push(field << 3 | wire_type);
+}
+
+fn put_bytes(out: &mut Vec<u8>, field: u8, bytes: &[u8]) {
+    put_key(out, field, BYTES);
+    put_varint(out, bytes.len() as u64);
+    out.extend_from_slice(bytes);
+}
+
+impl Event {
+    /// The message's bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(64);
+        put_key(&mut out, 1, FIXED64);
+        out.extend_from_slice(&self.wall_time.to_le_bytes());
+        if self.step != 0 {
+            put_key(&mut out, 2, VARINT);
+            put_varint(&mut out, self.step as u64);
+        }
+        match &self.kind {
+            EventKind::FileVersion(version) => put_bytes(&mut out, 3, version.as_bytes()),
+            EventKind::Scalar { tag, value } => {
+                let mut inner = Vec::with_capacity(tag.len() + 8);
+                put_bytes(&mut inner, 1, tag.as_bytes());
+                put_key(&mut inner, 2, FIXED32);
+                inner.extend_from_slice(&value.to_le_bytes());
+                let mut summary = Vec::with_capacity(inner.len() + 4);
+                put_bytes(&mut summary, 1, &inner);
+                put_bytes(&mut out, 5, &summary);
+            }
+            EventKind::Other => {}
+        }
+        out
+    }
+
+    /// Reads a message; `None` if the bytes are none.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut event = Self {
+            wall_time: 0.0,
+            step: 0,
+            kind: EventKind::Other,
+        };
+        let mut fields = Fields(bytes);
+        while !fields.0.is_empty() {
+            match fields.next()? {
+                (1, Field::Fixed64(bits)) => event.wall_time = f64::from_bits(bits),
+                (2, Field::Varint(step)) => event.step = step as i64,
+                (3, Field::Bytes(version)) => {
+                    event.kind = EventKind::FileVersion(String::from_utf8(version.to_vec()).ok()?);
+                }
+                (5, Field::Bytes(summary)) => event.kind = decode_summary(summary)?,
+                _ => {}
+            }
+        }
+        Some(event)
+    }
+}
+
+/// A summary of exactly one simple value is a scalar; all others are none of our business.
+fn decode_summary(bytes: &[u8]) -> Option<EventKind> {
+    let mut summary = Fields(bytes);
+    let Some((1, Field::Bytes(value))) = summary.next() else {
+        return Some(EventKind::Other);
+    };
+    let (mut tag, mut simple_value) = (None, None);
+    let mut fields = Fields(value);
+    while !fields.0.is_empty() {
+        match fields.next()? {
+            (1, Field::Bytes(name)) => tag = Some(String::from_utf8(name.to_vec()).ok()?),
+            (2, Field::Fixed32(bits)) => simple_value = Some(f32::from_bits(bits)),
+            _ => {}
+        }
+    }
+    Some(match (tag, simple_value, summary.0.is_empty()) {
+        (Some(tag), Some(value), true) => EventKind::Scalar { tag, value },
+        _ => EventKind::Other,
+    })
+}
+
+enum Field<'a> {
+    Varint(u64),
+    Fixed64(u64),
+    Fixed32(u32),
+    Bytes(&'a [u8]),
+}
+
+/// The fields left to read.
+struct Fields<'a>(&'a [u8]);
+
+impl<'a> Fields<'a> {
+    fn next(&mut self) -> Option<(u64, Field<'a>)> {
+        let key = self.varint()?;
+        let field = match (key & 7) as u8 {
+            VARINT => Field::Varint(self.varint()?),
+            FIXED64 => Field::Fixed64(u64::from_le_bytes(self.take(8)?.try_into().ok()?)),
+            FIXED32 => Field::Fixed32(u32::from_le_bytes(self.take(4)?.try_into().ok()?)),
+            BYTES => {
+                let length = usize::try_from(self.varint()?).ok()?;
+                Field::Bytes(self.take(length)?)
+            }
+            _ => return None,
+        };
+        Some((key >> 3, field))
+    }
+
+    fn take(&mut self, length: usize) -> Option<&'a [u8]> {
+        let (taken, rest) = self.0.split_at_checked(length)?;
+        self.0 = rest;
+        Some(taken)
+    }
+
+    fn varint(&mut self) -> Option<u64> {
+        let mut value = 0;
+        for shift in (0..64).step_by(7) {
+            let byte = self.take(1)?[0];
+            value |= u64::from(byte & 0x7f) << shift;
+            if byte & 0x80 == 0 {
+                return Some(value);
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn known_bytes() {
+        let event = Event {
+            wall_time: 1.0,
+            step: 300,
+            kind: EventKind::Scalar {
+                tag: "a".into(),
+                value: 0.5,
+            },
+        };
+        let mut expected = vec![0x09, 0, 0, 0, 0, 0, 0, 0xf0, 0x3f, 0x10, 0xac, 0x02];
+        expected.extend([
+            0x2a, 0x0a, 0x0a, 0x08, 0x0a, 0x01, b'a', 0x15, 0, 0, 0, 0x3f,
+        ]);
+        assert_eq!(event.encode(), expected);
+        assert_eq!(Event::decode(&expected), Some(event));
+        assert_eq!(Event::decode(&expected[..expected.len() - 1]), None);
+    }
+
+    proptest! {
+        #[test]
+        fn events_round_trip(wall_time in 0.0..4e9f64, step: i64, tag in ".{0,300}", value in -1e30..1e30f32) {
+            for kind in [EventKind::Scalar { tag: tag.clone(), value }, EventKind::FileVersion(tag), EventKind::Other] {
+                let event = Event { wall_time, step, kind };
+                prop_assert_eq!(Event::decode(&event.encode()), Some(event));
+            }
+        }
+
+        #[test]
+        fn garbage_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+            if let Some(event) = Event::decode(&bytes) {
+                prop_assert!(event.encode().len() >= 9);
+            }
+        }
+    }
+}

@@ -1,0 +1,12 @@
+//! TensorBoard event files with scalars: writing them, reading them back, and cutting them where a run resumes.
+//! The protocol buffers are small enough to encode by hand; nothing here knows what the scalars mean.
+//!
+//! Why not a crate: those on the registry are stale or need `protoc` to build.
+
+mod event;
+mod record;
+mod writer;
+
+pub use event::{Event, EventKind};
+pub use record::{EventFileError, read_events};
+pub use writer::{EventWriter, ResumePoint, SAMPLES_SUFFIX};

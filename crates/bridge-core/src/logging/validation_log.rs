@@ -1,0 +1,94 @@
+//! What an evaluation prints. A pure formatter: the losses come averaged.
+
+use std::fmt::Write as _;
+
+use super::console::LogRecord;
+use super::json_value::MetricValue;
+use super::training_log::scientific;
+
+/// Losses above this count as this much in a perplexity, which keeps it printable.
+const MAX_PERPLEXITY_LOSS: f64 = 20.0;
+
+/// `exp(loss)`, with the loss capped at 20. NaN stays NaN.
+pub fn perplexity(loss: f64) -> f64 {
+    // `f64::min` would turn NaN into the cap.
+    if loss > MAX_PERPLEXITY_LOSS {
+        MAX_PERPLEXITY_LOSS.exp()
+    } else {
+        loss.exp()
+    }
+}
+
+/// The result of an evaluation.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ValidationLogLine {
+    /// What was evaluated when, such as `iteration 100` or `iteration 100 on test set`.
+    pub prefix: String,
+    /// Iterations completed.
+    pub iteration: u64,
+    /// Mean losses by name.
+    pub losses: Vec<(String, f64)>,
+}
+
+impl LogRecord for ValidationLogLine {
+    fn human(&self) -> String {
+        let mut line = format!(" validation loss at {} | ", self.prefix);
+        for (name, loss) in &self.losses {
+            let (value, perplexity) = (scientific(*loss), scientific(perplexity(*loss)));
+            // Writing to a string cannot fail.
+            let _ = write!(line, "{name} value: {value} | {name} PPL: {perplexity} | ");
+        }
+        let dashes = "-".repeat(line.chars().count() + 1);
+        format!("{dashes}\n{line}\n{dashes}")
+    }
+
+    fn json_fields(&self) -> Vec<(String, MetricValue)> {
+        let mut fields: Vec<(String, MetricValue)> = vec![
+            ("kind".into(), "validation_log".into()),
+            ("prefix".into(), self.prefix.as_str().into()),
+            ("iteration".into(), self.iteration.into()),
+        ];
+        for (name, loss) in &self.losses {
+            fields.push((name.clone(), (*loss).into()));
+            fields.push((format!("{name} ppl"), perplexity(*loss).into()));
+        }
+        fields
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn line_between_dashes() {
+        let line = ValidationLogLine {
+            prefix: "iteration 10".into(),
+            iteration: 10,
+            losses: vec![("lm loss".into(), 2.0), ("z".into(), f64::NAN)],
+        };
+        let text = line.human();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(
+            lines[1],
+            " validation loss at iteration 10 | lm loss value: 2.000000E+00 | lm loss PPL: 7.389056E+00 | \
+             z value: nan | z PPL: nan | "
+        );
+        assert_eq!(
+            (lines[0], lines[2]),
+            ("-".repeat(lines[1].len() + 1).as_str(), lines[0])
+        );
+        let json: serde_json::Value = serde_json::from_str(&line.json()).unwrap();
+        assert_eq!(
+            (json["lm loss"].as_f64(), json["z ppl"].as_str()),
+            (Some(2.0), Some("NaN"))
+        );
+    }
+
+    #[test]
+    fn perplexities_are_capped() {
+        assert_eq!(perplexity(30.0), 20f64.exp());
+        assert_eq!(perplexity(0.0), 1.0);
+        assert!(perplexity(f64::NAN).is_nan());
+    }
+}

@@ -1,0 +1,81 @@
+//! What a forward pass is given besides the model: a micro-batch on the device, and whether it trains.
+
+use bridge_kernels::rotary::Positions;
+use bridge_kernels::{DropoutKey, Philox};
+use burn::tensor::{Device, Int, Tensor, TensorData};
+
+use crate::data::MicroBatch;
+
+/// One micro-batch on the device.
+#[derive(Clone, Debug)]
+pub struct Batch {
+    /// Input token ids, `[b, t]`.
+    pub tokens: Tensor<2, Int>,
+    /// Next-token targets, `[b, t]`.
+    pub labels: Tensor<2, Int>,
+    /// Weight of each target in the loss, `[b, t]` float32.
+    pub loss_mask: Tensor<2>,
+    /// Positions of the tokens.
+    pub positions: Positions,
+    /// Document of each token, `[b, t]`, when attention must stay inside documents.
+    pub document_ids: Option<Tensor<2, Int>>,
+    /// Sum of the loss mask: the number of tokens that count.
+    pub num_tokens: f64,
+}
+
+impl Batch {
+    /// Moves a loaded micro-batch to `device`.
+    pub fn new(micro_batch: &MicroBatch, device: &Device) -> Self {
+        let shape = [micro_batch.batch_size, micro_batch.seq_length];
+        let device = device.clone().without_autodiff();
+        let ints = |values: &[i64]| Tensor::<2, Int>::from_data(TensorData::new(values.to_vec(), shape), &device);
+        let consecutive = micro_batch
+            .position_ids
+            .chunks(micro_batch.seq_length.max(1))
+            .all(|row| row.iter().enumerate().all(|(i, p)| *p == i as i64));
+        let positions =
+            if consecutive { Positions::From(0) } else { Positions::Explicit(ints(&micro_batch.position_ids)) };
+        Self {
+            tokens: ints(&micro_batch.tokens),
+            labels: ints(&micro_batch.labels),
+            loss_mask: Tensor::from_data(TensorData::new(micro_batch.loss_mask.clone(), shape), &device),
+            positions,
+            document_ids: micro_batch.document_ids.as_ref().map(|ids| {
+                let ids: Vec<i64> = ids.iter().map(|id| i64::from(*id)).collect();
+                ints(&ids)
+            }),
+            num_tokens: micro_batch.loss_mask.iter().map(|m| f64::from(*m)).sum(),
+        }
+    }
+}
+
+/// Whether a forward pass trains (dropout on) or evaluates.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Mode {
+    /// Training: dropout masks come from this stream, which is unique to step and micro-batch.
+    Train(Philox),
+    /// Evaluation: no dropout.
+    Evaluate,
+}
+
+/// Everything a segment may read besides its input.
+#[derive(Clone, Debug)]
+pub struct ForwardContext<'a> {
+    /// The micro-batch.
+    pub batch: &'a Batch,
+    /// Training or evaluation.
+    pub mode: Mode,
+}
+
+impl ForwardContext<'_> {
+    /// The key of one dropout mask, or `None` in evaluation.
+    ///
+    /// `layer` is the global layer number and `place` tells the masks of a layer apart; a recomputed segment asks with the
+    /// same numbers and gets the same mask.
+    pub fn dropout_key(&self, layer: usize, place: u64) -> Option<DropoutKey> {
+        match self.mode {
+            Mode::Train(stream) => Some(DropoutKey(stream.derive(layer as u64).derive(place))),
+            Mode::Evaluate => None,
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! A model chunk: an ordered list of segments with named parameters.
+
+use std::fmt;
+
+use burn::tensor::{Gradients, Int, Tensor};
+
+use super::{ForwardContext, KeyValueCache};
+
+/// What a segment is, for recompute and for placing segments on pipeline stages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SegmentRole {
+    /// Token (and position) embedding.
+    Embedding,
+    /// Norm, attention and residual of a layer.
+    Attention,
+    /// Norm, feed-forward and residual of a layer.
+    Mlp,
+    /// A whole layer, where a model does not split it.
+    Layer,
+    /// Final norm, output projection and loss.
+    Head,
+}
+
+/// One segment of a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// What it is.
+    pub role: SegmentRole,
+    /// Global layer number, for layers and their parts.
+    pub layer: Option<usize>,
+}
+
+/// What a segment returns.
+#[derive(Clone, Debug)]
+pub enum SegmentOutput {
+    /// Activations for the next segment, `[b, t, c]`.
+    Hidden(Tensor<3>),
+    /// Sum over tokens of the masked loss, `[1]` float32: what the last segment of the last stage returns.
+    LossSum(Tensor<1>),
+}
+
+/// What the optimizer and the sharding need to know of a parameter besides its value.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ParameterRole {
+    /// Neither embedding nor output.
+    #[default]
+    Hidden,
+    /// Word or position embedding, or output layer (`optimizer.decoupled_lr` applies).
+    EmbeddingOrOutput,
+}
+
+/// Name and shape of a parameter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParameterInfo {
+    /// Dotted name, unique in the model.
+    pub name: String,
+    /// Global shape.
+    pub shape: Vec<usize>,
+    /// Its role.
+    pub role: ParameterRole,
+    /// False for frozen parameters: no gradient, no optimizer state.
+    pub trainable: bool,
+}
+
+impl ParameterInfo {
+    /// Number of elements.
+    pub fn num_elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+}
+
+/// A model, or a pipeline stage of one: an ordered list of segments.
+///
+/// Parameter values cross this interface flat (`[num_elements]`, row-major), without autodiff.
+pub trait ModelChunk: fmt::Debug + Send {
+    /// The segments in forward order.
+    fn segments(&self) -> Vec<Segment>;
+
+    /// Runs segment `index`. `input` is the output of the segment before; `None` for an embedding.
+    ///
+    /// # Panics
+    /// If `index` is out of range, or `input` is missing where one is needed.
+    fn forward_segment(&self, index: usize, input: Option<Tensor<3>>, context: &ForwardContext) -> SegmentOutput;
+
+    /// Next-token logits for `tokens_bt`, which follow what `cache` has seen. `None` if the model cannot generate.
+    ///
+    /// # Shapes
+    /// `[b, t]` -> `[b, t, v]`.
+    fn logits(&self, tokens_bt: Tensor<2, Int>, cache: &mut KeyValueCache) -> Option<Tensor<3>>;
+
+    /// An empty cache that fits this model.
+    fn new_cache(&self) -> KeyValueCache;
+
+    /// Names, shapes and roles of all parameters, in a fixed order.
+    fn parameters(&self) -> Vec<ParameterInfo>;
+
+    /// Calls `f` with every parameter's name and value.
+    fn visit_parameters(&self, f: &mut dyn FnMut(&str, Tensor<1>));
+
+    /// Replaces every parameter by what `f` makes of its name and value.
+    ///
+    /// The value is handed over, so that a back end can update it in place. The result keeps the parameter's dtype.
+    fn update_parameters(&mut self, f: &mut dyn FnMut(&str, Tensor<1>) -> Tensor<1>);
+
+    /// Moves the gradients of this chunk's parameters out of `gradients`. Parameters without one are not visited.
+    fn take_gradients(&self, gradients: &mut Gradients, f: &mut dyn FnMut(&str, Tensor<1>));
+
+    /// A copy for inference: the same values (memory is shared), no autodiff.
+    fn inference(&self) -> Box<dyn ModelChunk>;
+}

@@ -1,0 +1,21 @@
+//! The contract between the loop and a model: configurations, builders, chunks of segments, parameters.
+//!
+//! bridge-core never names a model. A model family implements [`ModelConfig`] and [`ModelBuilder`], registers itself in a
+//! [`ModelRegistry`], and hands the loop [`ModelChunk`]s. A chunk is most easily made from a Burn module that implements
+//! [`Segments`], wrapped in [`ModuleChunk`].
+//!
+//! Shape legend: `b` batch, `t` sequence, `c` hidden size, `v` vocabulary.
+
+mod batch;
+mod builder;
+mod cache;
+mod chunk;
+mod module_chunk;
+
+pub use batch::{Batch, ForwardContext, Mode};
+pub use builder::{
+    BuildContext, ModelBuildError, ModelBuilder, ModelConfig, ModelHook, ModelRegistry, Stage, compose_hooks,
+};
+pub use cache::{KeyValueCache, LayerCache};
+pub use chunk::{ModelChunk, ParameterInfo, ParameterRole, Segment, SegmentOutput, SegmentRole};
+pub use module_chunk::{ModuleChunk, Segments};

@@ -1,0 +1,156 @@
+//! Parameter groups: which parameters share a learning rate and a weight decay.
+
+use std::fmt;
+
+use crate::model::{ParameterInfo, ParameterRole};
+
+/// What a provider may change for one parameter; `None` keeps the optimizer's value.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ParameterOverride {
+    /// Factor on the weight decay.
+    pub wd_mult: Option<f64>,
+    /// Peak learning rate.
+    pub max_lr: Option<f64>,
+    /// Floor of the learning rate.
+    pub min_lr: Option<f64>,
+    /// True for the group whose rate is reported as the decoupled one.
+    pub is_decoupled_lr: bool,
+}
+
+/// Decides the override of each parameter.
+pub trait OverrideProvider: fmt::Debug + Send + Sync {
+    /// The override for one parameter.
+    fn override_for(&self, parameter: &ParameterInfo) -> ParameterOverride;
+}
+
+/// Treats all parameters alike.
+#[derive(Clone, Copy, Debug)]
+pub struct NoOverrides;
+
+impl OverrideProvider for NoOverrides {
+    fn override_for(&self, _parameter: &ParameterInfo) -> ParameterOverride {
+        ParameterOverride::default()
+    }
+}
+
+/// The usual rules: no decay on biases and one-dimensional parameters, and, where set, a rate of their own for the
+/// embeddings and the output layer.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct StandardOverrides {
+    /// `optimizer.decoupled_lr`.
+    pub decoupled_lr: Option<f64>,
+    /// `optimizer.decoupled_min_lr`.
+    pub decoupled_min_lr: Option<f64>,
+    /// `optimizer.apply_wd_to_qk_layernorm`: the norms of queries and keys keep their decay.
+    pub decay_qk_layernorm: DecayQkLayernorm,
+}
+
+/// Whether the norms of queries and keys are decayed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DecayQkLayernorm {
+    /// Like every one-dimensional parameter: no.
+    #[default]
+    No,
+    /// Yes.
+    Yes,
+}
+
+impl OverrideProvider for StandardOverrides {
+    fn override_for(&self, parameter: &ParameterInfo) -> ParameterOverride {
+        let mut result = ParameterOverride::default();
+        let is_qk_norm = parameter.name.contains("q_layernorm") || parameter.name.contains("k_layernorm");
+        let keeps_decay = is_qk_norm && self.decay_qk_layernorm == DecayQkLayernorm::Yes;
+        if (parameter.shape.len() == 1 || parameter.name.ends_with(".bias")) && !keeps_decay {
+            result.wd_mult = Some(0.0);
+        }
+        if let Some(lr) = self.decoupled_lr
+            && parameter.role == ParameterRole::EmbeddingOrOutput
+        {
+            result.max_lr = Some(lr);
+            result.min_lr = self.decoupled_min_lr;
+            result.is_decoupled_lr = true;
+        }
+        result
+    }
+}
+
+/// What the members of a group share.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GroupSettings {
+    /// Factor on the weight decay.
+    pub wd_mult: f64,
+    /// Peak learning rate, if not the optimizer's.
+    pub max_lr: Option<f64>,
+    /// Floor of the learning rate, if not the optimizer's.
+    pub min_lr: Option<f64>,
+    /// True for the group whose rate is reported as the decoupled one.
+    pub is_decoupled_lr: bool,
+}
+
+/// Parameters that share settings.
+#[derive(Clone, Debug)]
+pub struct ParameterGroup {
+    /// What they share.
+    pub settings: GroupSettings,
+    /// Their names, in model order.
+    pub names: Vec<String>,
+}
+
+/// Sorts trainable parameters into groups, in order of first appearance.
+pub(super) fn group(parameters: &[ParameterInfo], provider: &dyn OverrideProvider) -> Vec<ParameterGroup> {
+    let mut groups: Vec<ParameterGroup> = Vec::new();
+    for parameter in parameters.iter().filter(|p| p.trainable) {
+        let wanted = provider.override_for(parameter);
+        let settings = GroupSettings {
+            wd_mult: wanted.wd_mult.unwrap_or(1.0),
+            max_lr: wanted.max_lr,
+            min_lr: wanted.min_lr,
+            is_decoupled_lr: wanted.is_decoupled_lr,
+        };
+        match groups.iter_mut().find(|group| group.settings == settings) {
+            Some(group) => group.names.push(parameter.name.clone()),
+            None => groups.push(ParameterGroup { settings, names: vec![parameter.name.clone()] }),
+        }
+    }
+    groups
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parameter(name: &str, shape: &[usize], role: ParameterRole) -> ParameterInfo {
+        ParameterInfo { name: name.into(), shape: shape.to_vec(), role, trainable: !name.starts_with("frozen") }
+    }
+
+    #[test]
+    fn decay_and_decoupled_rate_make_groups() {
+        let parameters = [
+            parameter("embedding.weight", &[7, 3], ParameterRole::EmbeddingOrOutput),
+            parameter("norm.weight", &[3], ParameterRole::Hidden),
+            parameter("linear.weight", &[5, 3], ParameterRole::Hidden),
+            parameter("linear.bias", &[5], ParameterRole::Hidden),
+            parameter("q_layernorm.weight", &[3], ParameterRole::Hidden),
+            parameter("frozen.weight", &[5, 3], ParameterRole::Hidden),
+        ];
+        let provider = StandardOverrides {
+            decoupled_lr: Some(0.5),
+            decoupled_min_lr: Some(0.25),
+            decay_qk_layernorm: DecayQkLayernorm::Yes,
+        };
+        let groups = group(&parameters, &provider);
+        let names: Vec<_> = groups.iter().map(|g| g.names.clone()).collect();
+        assert_eq!(
+            names,
+            [
+                vec!["embedding.weight"],
+                vec!["norm.weight", "linear.bias"],
+                vec!["linear.weight", "q_layernorm.weight"],
+            ]
+        );
+        assert_eq!(groups[0].settings.max_lr, Some(0.5));
+        assert_eq!(groups[1].settings.wd_mult, 0.0);
+        assert_eq!(groups[2].settings.wd_mult, 1.0);
+        assert_eq!(group(&parameters, &NoOverrides).len(), 1);
+    }
+}

@@ -1,0 +1,284 @@
+//! One optimizer for all parameters of a rank's chunks.
+
+use std::collections::BTreeMap;
+
+use bridge_kernels::optim::{AdamWState, AdamWStep, SgdStep, adamw, sgd, sum_of_squares};
+use burn::tensor::{DType, FloatDType, Tensor};
+
+use super::groups::{self, OverrideProvider, ParameterGroup};
+use super::{GradientBuffer, GroupSettings};
+use crate::model::ModelChunk;
+
+/// The update rule.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Algorithm {
+    /// Adam, with weight decay decoupled (AdamW) or in the gradient.
+    Adam {
+        /// Decay of the first moment.
+        beta1: f64,
+        /// Decay of the second moment.
+        beta2: f64,
+        /// Added to the root of the second moment.
+        epsilon: f64,
+        /// True for AdamW.
+        decoupled_weight_decay: bool,
+    },
+    /// Stochastic gradient descent with momentum.
+    Sgd {
+        /// Momentum factor.
+        momentum: f64,
+    },
+}
+
+/// What an optimizer is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct OptimizerSettings {
+    /// The update rule.
+    pub algorithm: Algorithm,
+    /// Limit on the global gradient norm; 0 is off.
+    pub clip_grad: f64,
+    /// Whether to count zero gradient entries.
+    pub count_zeros: bool,
+}
+
+/// Learning rate and weight decay of one group at one step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GroupRates {
+    /// Learning rate.
+    pub learning_rate: f64,
+    /// Weight decay, the group's factor included.
+    pub weight_decay: f64,
+}
+
+/// Factors between the accumulated gradients and the true ones.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepScales {
+    /// The accumulated gradients are divided by this (loss scale).
+    pub loss_scale: f64,
+    /// ... and by this (number of tokens, with a per-token loss; else 1).
+    pub divisor: f64,
+}
+
+/// What one optimizer step did.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StepOutcome {
+    /// False when the gradients were not finite and nothing was changed.
+    pub success: bool,
+    /// Global gradient norm before clipping.
+    pub grad_norm: f64,
+    /// Zero gradient entries, if they are counted.
+    pub num_zeros: Option<u64>,
+}
+
+/// Moments and master weight of one parameter.
+#[derive(Clone, Debug, Default)]
+struct Slot {
+    /// float32 copy of a parameter kept in 16 bits.
+    master: Option<Tensor<1>>,
+    /// First moment, or momentum buffer.
+    first: Option<Tensor<1>>,
+    /// Second moment.
+    second: Option<Tensor<1>>,
+}
+
+/// Saved state of an optimizer: named tensors and the number of steps made.
+#[derive(Clone, Debug, Default)]
+pub struct OptimizerState {
+    /// `{master|exp_avg|exp_avg_sq|momentum}.{parameter}` to its value, flat, float32. Cloning shares memory.
+    pub tensors: BTreeMap<String, Tensor<1>>,
+    /// Number of successful steps.
+    pub step: u64,
+}
+
+/// The optimizer of one rank.
+#[derive(Debug)]
+pub struct Optimizer {
+    settings: OptimizerSettings,
+    groups: Vec<ParameterGroup>,
+    group_of: BTreeMap<String, usize>,
+    slots: BTreeMap<String, Slot>,
+    step: u64,
+}
+
+impl Optimizer {
+    /// An optimizer for the trainable parameters of `chunks`, with fresh state.
+    pub fn new(settings: OptimizerSettings, chunks: &[Box<dyn ModelChunk>], provider: &dyn OverrideProvider) -> Self {
+        let parameters: Vec<_> = chunks.iter().flat_map(|chunk| chunk.parameters()).collect();
+        let groups = groups::group(&parameters, provider);
+        let group_of = groups
+            .iter()
+            .enumerate()
+            .flat_map(|(i, group)| group.names.iter().map(move |name| (name.clone(), i)))
+            .collect();
+        Self { settings, groups, group_of, slots: BTreeMap::new(), step: 0 }
+    }
+
+    /// Settings of each group, in order.
+    pub fn groups(&self) -> impl Iterator<Item = &GroupSettings> {
+        self.groups.iter().map(|group| &group.settings)
+    }
+
+    /// Updates all parameters from `gradients`, which are emptied.
+    ///
+    /// `rates` holds one entry a group. Non-finite gradients change nothing and are reported as failure.
+    pub fn step(
+        &mut self,
+        chunks: &mut [Box<dyn ModelChunk>],
+        gradients: &mut GradientBuffer,
+        rates: &[GroupRates],
+        scales: StepScales,
+    ) -> StepOutcome {
+        assert_eq!(rates.len(), self.groups.len(), "one rate for each parameter group");
+        let unscale = 1.0 / (scales.loss_scale * scales.divisor);
+        let grad_norm = gradients.norm() * unscale;
+        let num_zeros = self.settings.count_zeros.then(|| gradients.num_zeros());
+        if !grad_norm.is_finite() {
+            gradients.clear();
+            return StepOutcome { success: false, grad_norm, num_zeros };
+        }
+        let gradient_scale = unscale * clip_coefficient(self.settings.clip_grad, grad_norm);
+        self.step += 1;
+        for chunk in chunks {
+            chunk.update_parameters(&mut |name, value| {
+                let Some(&group) = self.group_of.get(name) else { return value };
+                // A parameter that the step did not touch has a zero gradient: its moments decay.
+                let gradient = gradients.take(name).unwrap_or_else(|| zeros_like(&value));
+                let slot = self.slots.entry(name.to_owned()).or_default();
+                let update = Update {
+                    algorithm: self.settings.algorithm,
+                    rates: rates[group],
+                    step: self.step,
+                    gradient_scale,
+                };
+                update.apply(slot, value, gradient)
+            });
+        }
+        gradients.clear();
+        StepOutcome { success: true, grad_norm, num_zeros }
+    }
+
+    /// Euclidean norm of all parameters (of their float32 masters, where there are any).
+    pub fn parameter_norm(&self, chunks: &[Box<dyn ModelChunk>]) -> f64 {
+        let mut sum = 0.0;
+        for chunk in chunks {
+            chunk.visit_parameters(&mut |name, value| {
+                let master = self.slots.get(name).and_then(|slot| slot.master.as_ref());
+                sum += sum_of_squares(master.unwrap_or(&value));
+            });
+        }
+        sum.sqrt()
+    }
+
+    /// The state to save.
+    pub fn state(&self) -> OptimizerState {
+        let (first, second) = self.moment_names();
+        let mut tensors = BTreeMap::new();
+        for (name, slot) in &self.slots {
+            let entries = [("master", &slot.master), (first, &slot.first), (second, &slot.second)];
+            for (kind, tensor) in entries {
+                if let Some(tensor) = tensor {
+                    tensors.insert(format!("{kind}.{name}"), tensor.clone());
+                }
+            }
+        }
+        OptimizerState { tensors, step: self.step }
+    }
+
+    /// Restores saved state. Returns the names of saved tensors that belong to no parameter of this optimizer.
+    pub fn load_state(&mut self, state: OptimizerState) -> Vec<String> {
+        let (first, second) = self.moment_names();
+        self.step = state.step;
+        self.slots.clear();
+        let mut unknown = Vec::new();
+        for (key, tensor) in state.tensors {
+            let known = key.split_once('.').filter(|(_, name)| self.group_of.contains_key(*name));
+            let Some((kind, name)) = known else {
+                unknown.push(key);
+                continue;
+            };
+            let slot = self.slots.entry(name.to_owned()).or_default();
+            match kind {
+                "master" => slot.master = Some(tensor),
+                kind if kind == first => slot.first = Some(tensor),
+                kind if kind == second => slot.second = Some(tensor),
+                _ => unknown.push(key),
+            }
+        }
+        unknown
+    }
+
+    fn moment_names(&self) -> (&'static str, &'static str) {
+        match self.settings.algorithm {
+            Algorithm::Adam { .. } => ("exp_avg", "exp_avg_sq"),
+            Algorithm::Sgd { .. } => ("momentum", "unused"),
+        }
+    }
+}
+
+/// `clip / (norm + 1e-6)` where that is below 1; 1 when clipping is off.
+fn clip_coefficient(clip_grad: f64, grad_norm: f64) -> f64 {
+    if clip_grad > 0.0 { (clip_grad / (grad_norm + 1e-6)).min(1.0) } else { 1.0 }
+}
+
+fn zeros_like(value: &Tensor<1>) -> Tensor<1> {
+    Tensor::zeros(value.shape(), (&value.device(), DType::F32))
+}
+
+/// One update of one parameter.
+struct Update {
+    algorithm: Algorithm,
+    rates: GroupRates,
+    step: u64,
+    gradient_scale: f64,
+}
+
+impl Update {
+    /// Updates the slot and returns the new value in the parameter's dtype.
+    fn apply(&self, slot: &mut Slot, value: Tensor<1>, gradient: Tensor<1>) -> Tensor<1> {
+        let dtype = value.dtype();
+        let is_float32 = dtype == DType::F32;
+        let parameter = match slot.master.take() {
+            Some(master) => master,
+            None if is_float32 => value,
+            None => value.cast(FloatDType::F32),
+        };
+        let first = slot.first.take().unwrap_or_else(|| zeros_like(&parameter));
+        let updated = match self.algorithm {
+            Algorithm::Adam { beta1, beta2, epsilon, decoupled_weight_decay } => {
+                let second = slot.second.take().unwrap_or_else(|| zeros_like(&parameter));
+                let step = AdamWStep {
+                    lr: self.rates.learning_rate,
+                    beta1,
+                    beta2,
+                    epsilon,
+                    weight_decay: self.rates.weight_decay,
+                    decoupled: decoupled_weight_decay,
+                    step: self.step,
+                    gradient_scale: self.gradient_scale,
+                };
+                let state = AdamWState { parameter, exp_avg: first, exp_avg_sq: second };
+                let state = adamw(state, gradient, &step);
+                slot.first = Some(state.exp_avg);
+                slot.second = Some(state.exp_avg_sq);
+                state.parameter
+            }
+            Algorithm::Sgd { momentum } => {
+                let step = SgdStep {
+                    lr: self.rates.learning_rate,
+                    momentum,
+                    weight_decay: self.rates.weight_decay,
+                    gradient_scale: self.gradient_scale,
+                };
+                let (parameter, buffer) = sgd(parameter, first, gradient, &step);
+                slot.first = Some(buffer);
+                parameter
+            }
+        };
+        if is_float32 {
+            return updated;
+        }
+        let rounded = updated.clone().cast(FloatDType::from(dtype));
+        slot.master = Some(updated);
+        rounded
+    }
+}

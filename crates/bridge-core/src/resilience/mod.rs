@@ -1,0 +1,9 @@
+//! Staying right and alive: results that are checked by running a step again, spiky losses, signals.
+//! Decisions only; who restores random state, saves checkpoints and exits is the training loop.
+
+pub mod rerun;
+mod signal;
+mod spiky_loss;
+
+pub use signal::{Signal, SignalError, SignalFlag, SignalWatcher};
+pub use spiky_loss::{LossChecks, SpikyLossDetector};

@@ -1,0 +1,82 @@
+//! Faults put in on purpose, to see the state machine at work. Nothing here runs unless a rate is set.
+
+use serde::{Deserialize, Serialize};
+
+use super::state::{Call, RerunState};
+
+/// What an injected fault pretends to be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ErrorInjectionType {
+    /// Every rerun agrees with the first run.
+    CorrectResult,
+    /// The rerun in place differs.
+    #[default]
+    TransientError,
+    /// The rerun in place agrees, the one from a checkpoint differs.
+    PersistentError,
+}
+
+/// How often which fault is injected.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ErrorInjection {
+    /// One fault per this many validations, on average; 0 for none.
+    pub rate: u64,
+    /// What the fault pretends to be.
+    pub kind: ErrorInjectionType,
+    /// Seed of the draws. With the same seed on all ranks at most one of any `rate` ranks is hit by a draw.
+    pub seed: u64,
+}
+
+/// Draws faults and remembers the pending one.
+#[derive(Clone, Debug)]
+pub(super) struct Injector {
+    config: ErrorInjection,
+    rank: u64,
+    random_state: u64,
+    /// At most one fault is pending at a time.
+    pub(super) pending: Option<Call>,
+}
+
+impl Injector {
+    pub(super) fn new(config: ErrorInjection, rank: usize) -> Self {
+        Self {
+            config,
+            rank: rank as u64,
+            random_state: config.seed,
+            pending: None,
+        }
+    }
+
+    /// Whether `call` of an initial run is hit.
+    pub(super) fn hits(&mut self, call: &Call) -> bool {
+        if self.config.rate == 0 || self.pending.is_some() {
+            return false;
+        }
+        let draw = self.next_random() % self.config.rate;
+        let hit = (draw + self.rank % self.config.rate).is_multiple_of(self.config.rate);
+        if hit {
+            self.pending = Some(call.clone());
+        }
+        hit
+    }
+
+    /// Whether the pending fault makes a rerun of `call` come out differently.
+    pub(super) fn distorts(&self, call: &Call, state: RerunState) -> bool {
+        self.pending.as_ref() == Some(call)
+            && match self.config.kind {
+                ErrorInjectionType::CorrectResult => false,
+                ErrorInjectionType::TransientError => state == RerunState::RerunningInPlace,
+                ErrorInjectionType::PersistentError => state == RerunState::RerunningFromCheckpoint,
+            }
+    }
+
+    /// SplitMix64 (Steele, Lea & Flood 2014): enough to spread a few faults.
+    fn next_random(&mut self) -> u64 {
+        self.random_state = self.random_state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.random_state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+}

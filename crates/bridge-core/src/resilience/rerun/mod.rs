@@ -1,0 +1,45 @@
+//! The rerun state machine: a rejected result is computed again, in place and then from a checkpoint on another
+//! device, to tell a bad input from a bad device. Pure decisions: no tensors, no I/O, no process exit.
+//!
+//! One step looks like this:
+//! ```text
+//! while let pass = machine.next_pass(votes)?, pass.runs() {   // snapshot or restore as `pass` says
+//!     run forward and backward, calling machine.validate_result(..) on each loss
+//! }
+//! match machine.exit_decision() { .. }                        // go on, or save and exit with 16 or 17
+//! ```
+
+mod finding;
+mod injection;
+mod machine;
+mod state;
+#[cfg(test)]
+mod tests;
+
+pub use finding::{Finding, FindingKind, Placement, UnexpectedResult};
+pub use injection::{ErrorInjection, ErrorInjectionType};
+pub use machine::{RerunConfig, RerunMode, RerunStateMachine, Severity, Validation};
+pub use state::{
+    DeterminismStats, ExitDecision, ForwardBackward, RerunCheckpoint, RerunCheckpointError,
+    RerunState, SingleRank, Votes,
+};
+
+/// Exit code that asks the launcher to resume, elsewhere if possible, to find out what was wrong.
+pub const EXIT_CODE_RESUME_TO_DISAMBIGUATE: i32 = 16;
+
+/// Exit code that says a result failed validation.
+pub const EXIT_CODE_FAILED_ON_RESULT_VALIDATION: i32 = 17;
+
+/// How far two results are apart: 0 when equal or both NaN, infinite when only one is NaN or infinite, otherwise
+/// `2 |a - b| / |a + b|`.
+pub fn relative_difference(a: &f64, b: &f64) -> f64 {
+    let (a, b) = (*a, *b);
+    if a == b || (a.is_nan() && b.is_nan()) {
+        return 0.0;
+    }
+    // Opposite infinities and opposite numbers land here too, where the formula has no value.
+    if !a.is_finite() || !b.is_finite() || a == -b {
+        return f64::INFINITY;
+    }
+    2.0 * (a - b).abs() / (a + b).abs()
+}

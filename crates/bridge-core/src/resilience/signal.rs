@@ -1,0 +1,373 @@
+//! Signals as flags that a loop can look at. What happens then (save, exit) is the loop's part.
+//!
+//! Which action a signal has belongs to the process, so the count of watchers per signal is process-wide as well; it is
+//! the one piece of shared state here, and it holds nothing but that.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use signal_hook::SigId;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
+use signal_hook::flag;
+use signal_hook::low_level::unregister;
+
+/// A signal that can be watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Signal {
+    /// The terminal went away.
+    Hup,
+    /// Ctrl-C.
+    Int,
+    /// A polite request to end; schedulers send it before they kill.
+    Term,
+    /// User-defined; `sbatch --signal` can send it ahead of the time limit.
+    Usr1,
+    /// User-defined.
+    Usr2,
+}
+
+impl Signal {
+    /// All signals that can be watched.
+    pub const ALL: [Self; 5] = [Self::Hup, Self::Int, Self::Term, Self::Usr1, Self::Usr2];
+
+    /// The name, as in `SIGTERM`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Hup => "SIGHUP",
+            Self::Int => "SIGINT",
+            Self::Term => "SIGTERM",
+            Self::Usr1 => "SIGUSR1",
+            Self::Usr2 => "SIGUSR2",
+        }
+    }
+
+    /// The number on this platform.
+    pub fn number(self) -> i32 {
+        match self {
+            Self::Hup => SIGHUP,
+            Self::Int => SIGINT,
+            Self::Term => SIGTERM,
+            Self::Usr1 => SIGUSR1,
+            Self::Usr2 => SIGUSR2,
+        }
+    }
+
+    /// Exit code of a process that ended because of this signal: 128 + number.
+    pub fn exit_code(self) -> i32 {
+        128 + self.number()
+    }
+
+    fn from_number(number: usize) -> Option<Self> {
+        Self::ALL
+            .into_iter()
+            .find(|signal| signal.number() as usize == number)
+    }
+}
+
+impl fmt::Display for Signal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A signal that could not be named or watched.
+#[derive(Debug, thiserror::Error)]
+pub enum SignalError {
+    /// No signal of that name can be watched.
+    #[error("unknown signal `{found}`, expected one of SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2")]
+    Unknown {
+        /// The name given.
+        found: String,
+    },
+    /// The operating system refused.
+    #[error("cannot watch {signal}: {source}")]
+    Install {
+        /// The signal.
+        signal: Signal,
+        /// Why not.
+        source: io::Error,
+    },
+}
+
+impl FromStr for Signal {
+    type Err = SignalError;
+
+    /// Reads `SIGTERM`, `term` and the like.
+    fn from_str(name: &str) -> Result<Self, SignalError> {
+        let upper = name.to_ascii_uppercase();
+        let short = upper.strip_prefix("SIG").unwrap_or(&upper);
+        Self::ALL
+            .into_iter()
+            .find(|signal| &signal.name()[3..] == short)
+            .ok_or_else(|| SignalError::Unknown {
+                found: name.to_owned(),
+            })
+    }
+}
+
+/// Says which watched signal arrived; clones share what they know.
+#[derive(Clone, Debug, Default)]
+pub struct SignalFlag(Arc<AtomicUsize>);
+
+impl SignalFlag {
+    /// The signal that arrived last, if any did.
+    pub fn received(&self) -> Option<Signal> {
+        Signal::from_number(self.0.load(Ordering::SeqCst))
+    }
+
+    /// Forgets what arrived.
+    pub fn clear(&self) {
+        self.0.store(0, Ordering::SeqCst);
+    }
+}
+
+/// Watches signals until it is dropped; then they do what they did before.
+///
+/// A watched signal only sets the flag. The exception is SIGINT: when any watched signal has arrived before, Ctrl-C ends
+/// the process at once, so that nobody has to wait for a checkpoint they do not want.
+#[derive(Debug)]
+pub struct SignalWatcher {
+    flag: SignalFlag,
+    actions: Vec<(Signal, Vec<SigId>)>,
+}
+
+impl SignalWatcher {
+    /// Starts watching.
+    ///
+    /// # Errors
+    /// [`SignalError::Install`] when the operating system refuses; nothing is watched then.
+    pub fn install(signals: &[Signal]) -> Result<Self, SignalError> {
+        let mut watcher = Self {
+            flag: SignalFlag::default(),
+            actions: Vec::new(),
+        };
+        let is_second = Arc::new(AtomicBool::new(false));
+        for signal in signals {
+            // On failure the watcher is dropped, which undoes the signals before this one.
+            watcher
+                .watch(*signal, &is_second)
+                .map_err(|source| SignalError::Install {
+                    signal: *signal,
+                    source,
+                })?;
+        }
+        Ok(watcher)
+    }
+
+    /// A handle that says what arrived.
+    pub fn flag(&self) -> SignalFlag {
+        self.flag.clone()
+    }
+
+    /// The signal that arrived last, if any did.
+    pub fn received(&self) -> Option<Signal> {
+        self.flag.received()
+    }
+
+    fn watch(&mut self, signal: Signal, is_second: &Arc<AtomicBool>) -> io::Result<()> {
+        let number = signal.number();
+        let mut table = Dispositions::lock();
+        let original = original_action(number);
+        let slot = table.entry(number).or_insert(Slot {
+            original,
+            num_watchers: 0,
+            parked: None,
+        });
+        slot.num_watchers += 1;
+        // Pushed first, so that a failure below is undone by drop.
+        self.actions.push((signal, Vec::new()));
+        let Some((_, ids)) = self.actions.last_mut() else {
+            return Ok(());
+        };
+        if signal == Signal::Int {
+            // Runs before the flag is set: the first signal finds it false.
+            ids.push(flag::register_conditional_default(
+                number,
+                is_second.clone(),
+            )?);
+        }
+        ids.push(flag::register(number, is_second.clone())?);
+        ids.push(flag::register_usize(
+            number,
+            self.flag.0.clone(),
+            number as usize,
+        )?);
+        if let Some(parked) = slot.parked.take() {
+            unregister(parked);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for SignalWatcher {
+    fn drop(&mut self) {
+        let mut table = Dispositions::lock();
+        for (signal, ids) in self.actions.drain(..) {
+            let number = signal.number();
+            if let Some(slot) = table.get_mut(&number) {
+                slot.num_watchers -= 1;
+                if slot.num_watchers == 0
+                    && slot.original == Action::Default
+                    && slot.parked.is_none()
+                {
+                    // signal-hook keeps its handler installed, so the default action has to be an action of its own.
+                    slot.parked =
+                        flag::register_conditional_default(number, Arc::new(AtomicBool::new(true)))
+                            .ok();
+                }
+            }
+            for id in ids {
+                unregister(id);
+            }
+        }
+    }
+}
+
+/// What a signal did before anyone watched it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Action {
+    /// Ends the process.
+    Default,
+    /// Nothing, or the host program's own handler, which signal-hook keeps calling.
+    Other,
+}
+
+/// One signal's entry in the process-wide table.
+struct Slot {
+    original: Action,
+    num_watchers: usize,
+    /// Stands in for the default action while nobody watches.
+    parked: Option<SigId>,
+}
+
+struct Dispositions;
+
+impl Dispositions {
+    fn lock() -> MutexGuard<'static, BTreeMap<i32, Slot>> {
+        static TABLE: Mutex<BTreeMap<i32, Slot>> = Mutex::new(BTreeMap::new());
+        TABLE.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Reads from `/proc` whether a signal is ignored or caught. Where there is no `/proc` it is taken to be neither.
+fn original_action(number: i32) -> Action {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let is_set = |field: &str| {
+        status
+            .lines()
+            .find_map(|line| line.strip_prefix(field))
+            .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+            .is_some_and(|mask| mask >> (number - 1) & 1 == 1)
+    };
+    if is_set("SigIgn:") || is_set("SigCgt:") {
+        Action::Other
+    } else {
+        Action::Default
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::{Command, ExitStatus};
+
+    use signal_hook::low_level::raise;
+
+    use super::*;
+
+    /// Signals end processes, so each test acts in a child: this test binary again, told to run the same test.
+    fn in_child(test: &str, act: fn()) -> Option<ExitStatus> {
+        const MARK: &str = "BRIDGE_SIGNAL_TEST_CHILD";
+        if std::env::var_os(MARK).is_some() {
+            act();
+            std::process::exit(0);
+        }
+        let path = module_path!()
+            .split_once("::")
+            .map(|(_, path)| format!("{path}::{test}"))
+            .unwrap();
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        child
+            .args(["--exact", &path, "--test-threads=1"])
+            .env(MARK, "1");
+        Some(child.output().unwrap().status)
+    }
+
+    fn send(signal: Signal) {
+        raise(signal.number()).unwrap();
+    }
+
+    #[test]
+    fn a_signal_sets_the_flag() {
+        let status = in_child("a_signal_sets_the_flag", || {
+            let watcher = SignalWatcher::install(&[Signal::Term, Signal::Usr1]).unwrap();
+            let flag = watcher.flag();
+            assert_eq!(flag.received(), None);
+            send(Signal::Usr1);
+            assert_eq!(flag.received(), Some(Signal::Usr1));
+            send(Signal::Term);
+            send(Signal::Term);
+            assert_eq!(
+                watcher.received(),
+                Some(Signal::Term),
+                "a scheduler may send it twice"
+            );
+            flag.clear();
+            assert_eq!(watcher.received(), None);
+        });
+        assert_eq!(status.and_then(|status| status.code()), Some(0));
+    }
+
+    #[test]
+    fn a_second_ctrl_c_kills() {
+        let status = in_child("a_second_ctrl_c_kills", || {
+            let watcher = SignalWatcher::install(&[Signal::Int]).unwrap();
+            send(Signal::Int);
+            assert_eq!(watcher.received(), Some(Signal::Int));
+            send(Signal::Int);
+        });
+        assert_eq!(status.and_then(|status| status.signal()), Some(SIGINT));
+    }
+
+    #[test]
+    fn dropping_the_watcher_restores_the_default() {
+        let status = in_child("dropping_the_watcher_restores_the_default", || {
+            let outer = SignalWatcher::install(&[Signal::Term]).unwrap();
+            drop(SignalWatcher::install(&[Signal::Term]).unwrap());
+            send(Signal::Term);
+            assert_eq!(
+                outer.received(),
+                Some(Signal::Term),
+                "another watcher is still there"
+            );
+            drop(outer);
+            let again = SignalWatcher::install(&[Signal::Term]).unwrap();
+            send(Signal::Term);
+            assert_eq!(again.received(), Some(Signal::Term));
+            drop(again);
+            send(Signal::Term);
+        });
+        assert_eq!(status.and_then(|status| status.signal()), Some(SIGTERM));
+    }
+
+    #[test]
+    fn names_and_exit_codes() {
+        assert_eq!("SIGTERM".parse::<Signal>().unwrap(), Signal::Term);
+        assert_eq!("usr1".parse::<Signal>().unwrap(), Signal::Usr1);
+        assert!(
+            "SIGKILL"
+                .parse::<Signal>()
+                .unwrap_err()
+                .to_string()
+                .contains("unknown signal `SIGKILL`")
+        );
+        assert_eq!(
+            (Signal::Int.exit_code(), Signal::Term.exit_code()),
+            (130, 143)
+        );
+    }
+}

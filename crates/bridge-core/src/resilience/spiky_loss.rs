@@ -1,0 +1,171 @@
+//! Checks on losses: NaN, infinity, and values far above anything seen so far.
+
+use serde::{Deserialize, Serialize};
+
+use super::rerun::{
+    Finding, RerunStateMachine, Severity, UnexpectedResult, Validation, relative_difference,
+};
+
+/// Values that only teach the detector what is normal.
+const NUM_LEARNED: u32 = 100;
+
+/// Finds values far above the largest of the first hundred.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SpikyLossDetector {
+    factor: f64,
+    num_seen: u32,
+    maximum: f64,
+}
+
+impl SpikyLossDetector {
+    /// A detector that rejects values of `factor` times the recorded maximum or more.
+    pub fn new(factor: f64) -> Self {
+        Self {
+            factor,
+            num_seen: 0,
+            maximum: 0.0,
+        }
+    }
+
+    /// Learns from `value` while learning lasts.
+    pub fn observe(&mut self, value: f64) {
+        if value.is_finite() && self.num_seen < NUM_LEARNED {
+            self.num_seen += 1;
+            self.maximum = self.maximum.max(value.abs());
+        }
+    }
+
+    /// Whether `value` is a spike. Never while learning lasts, and never for NaN or infinity.
+    pub fn is_spike(&self, value: f64) -> bool {
+        self.num_seen >= NUM_LEARNED
+            && value.is_finite()
+            && value.abs() >= self.maximum * self.factor
+    }
+}
+
+/// The loss checks of a training step.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LossChecks {
+    /// Whether NaN and infinite losses are rejected.
+    pub check_for_nan_in_loss: bool,
+    /// Rejects spikes, if set.
+    pub spiky_loss: Option<SpikyLossDetector>,
+}
+
+impl LossChecks {
+    /// Has `machine` validate one loss of the pass in progress; returns what there is to log.
+    ///
+    /// # Errors
+    /// A NaN or infinite loss, when the machine's mode is disabled.
+    pub fn validate(
+        &mut self,
+        machine: &mut RerunStateMachine<f64>,
+        loss: f64,
+    ) -> Result<Vec<Finding>, UnexpectedResult> {
+        let mut findings = Vec::new();
+        let mut check = |rejected, message, severity| {
+            let validation = Validation {
+                result: loss,
+                rejected,
+                message,
+                tolerance: 0.0,
+                severity,
+            };
+            findings.extend(machine.validate_result(validation, relative_difference)?);
+            Ok(())
+        };
+        if self.check_for_nan_in_loss {
+            check(
+                loss.is_nan(),
+                "found NaN in local forward loss calculation",
+                Severity::Fatal,
+            )?;
+            check(
+                loss.is_infinite(),
+                "found Inf in local forward loss calculation",
+                Severity::Fatal,
+            )?;
+        }
+        if let Some(detector) = &mut self.spiky_loss {
+            check(detector.is_spike(loss), "Spiky loss", Severity::NonFatal)?;
+            // A rerun sees the same loss again; it teaches nothing new.
+            if !machine.is_rerunning() {
+                detector.observe(loss);
+            }
+        }
+        Ok(findings)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::rerun::{FindingKind, RerunConfig, RerunMode, SingleRank};
+    use super::*;
+
+    #[test]
+    fn only_values_after_the_first_hundred_are_spikes() {
+        let mut detector = SpikyLossDetector::new(10.0);
+        detector.observe(f64::NAN);
+        for i in 0..100 {
+            assert!(!detector.is_spike(1e9), "still learning after {i}");
+            detector.observe(if i == 50 { -2.0 } else { 1.0 });
+        }
+        assert!(detector.is_spike(20.0) && detector.is_spike(-20.0));
+        assert!(!detector.is_spike(19.99));
+        assert!(!detector.is_spike(f64::NAN) && !detector.is_spike(f64::INFINITY));
+        detector.observe(15.0);
+        assert!(detector.is_spike(20.0), "the maximum is fixed by then");
+    }
+
+    #[test]
+    fn losses_are_checked_for_nan_infinity_and_spikes() {
+        let mut machine = RerunStateMachine::new(RerunConfig::default());
+        let _ = machine.next_pass(&mut SingleRank);
+        let mut checks = LossChecks {
+            check_for_nan_in_loss: true,
+            spiky_loss: Some(SpikyLossDetector::new(2.0)),
+        };
+        for _ in 0..100 {
+            assert_eq!(checks.validate(&mut machine, 3.0).unwrap(), []);
+        }
+        assert_eq!(
+            checks.validate(&mut machine, 7.0).unwrap()[0].kind,
+            FindingKind::Tolerated
+        );
+        let error = checks
+            .validate(&mut machine, f64::NAN)
+            .unwrap_err()
+            .to_string();
+        assert_eq!(
+            error,
+            "Rank 0, node , device 0, iteration 1: Unexpected result NaN \
+             (message='found NaN in local forward loss calculation')"
+        );
+        assert!(
+            checks
+                .validate(&mut machine, f64::NEG_INFINITY)
+                .unwrap_err()
+                .message
+                .contains("found Inf")
+        );
+        checks.check_for_nan_in_loss = false;
+        assert_eq!(checks.validate(&mut machine, f64::NAN).unwrap(), []);
+    }
+
+    #[test]
+    fn a_rerun_teaches_nothing() {
+        let config = RerunConfig {
+            mode: RerunMode::ReportDeterminismStats,
+            ..RerunConfig::default()
+        };
+        let mut machine = RerunStateMachine::new(config);
+        let mut checks = LossChecks {
+            check_for_nan_in_loss: false,
+            spiky_loss: Some(SpikyLossDetector::new(2.0)),
+        };
+        while machine.next_pass(&mut SingleRank).unwrap().runs() {
+            checks.validate(&mut machine, 1.0).unwrap();
+        }
+        assert_eq!(checks.spiky_loss.unwrap().num_seen, 1);
+    }
+}

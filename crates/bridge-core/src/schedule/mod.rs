@@ -1,0 +1,27 @@
+//! What changes from step to step: learning rate, weight decay, batch size, loss scale, and the FLOPs they cost.
+//! Pure arithmetic over plain parameters; nothing here may read a config tree, touch a tensor or do I/O.
+
+mod flops;
+mod loss_scaler;
+mod num_microbatches;
+mod optimizer_param_scheduler;
+mod scheduler_state;
+#[cfg(test)]
+mod tests;
+
+pub use flops::{
+    AttentionFlops, FlopsError, FlopsShape, GateKind, MlaFlops, MoeFlops, SequenceLengths,
+    WindowFlops, WindowSpan, WindowedLayers, padded_vocab_size, tflops_per_device,
+};
+pub use loss_scaler::{
+    DynamicLossScaleConfig, GradientCheck, LossScaleError, LossScaler, LossScalerState,
+};
+pub use num_microbatches::{
+    BatchRampup, BatchSizeChange, BatchSizeConfig, BatchSizeError, Indivisible,
+    NumMicrobatchesCalculator,
+};
+pub use optimizer_param_scheduler::{
+    GroupOverrides, GroupValues, LrDecayStyle, OptimizerParamScheduler,
+    OptimizerParamSchedulerConfig, SchedulerError, WdIncrStyle, WsdDecayStyle,
+};
+pub use scheduler_state::{OnStateMismatch, SchedulerState, SchedulerStateError, StateMismatch};

@@ -1,0 +1,417 @@
+//! Learning-rate and weight-decay curves of Megatron's `OptimizerParamScheduler`, value for value.
+//! Saving and loading lives in `scheduler_state`; nothing here knows an optimizer.
+
+use std::f64::consts::PI;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// Shape of the learning-rate curve after warm-up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum LrDecayStyle {
+    /// Stays at the peak, also beyond the decay horizon.
+    #[serde(rename = "constant")]
+    Constant,
+    /// Straight line from peak to floor.
+    #[serde(rename = "linear")]
+    Linear,
+    /// Half a cosine from peak to floor.
+    #[serde(rename = "cosine")]
+    Cosine,
+    /// `peak * sqrt(warmup / n)`, never under the floor.
+    #[serde(rename = "inverse-square-root")]
+    InverseSquareRoot,
+    /// Warm-up, stable, then annealing over the last `wsd_decay_steps`.
+    #[serde(rename = "WSD")]
+    Wsd,
+}
+
+impl LrDecayStyle {
+    /// The name used in recipes and checkpoints.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Constant => "constant",
+            Self::Linear => "linear",
+            Self::Cosine => "cosine",
+            Self::InverseSquareRoot => "inverse-square-root",
+            Self::Wsd => "WSD",
+        }
+    }
+}
+
+impl fmt::Display for LrDecayStyle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Shape of the annealing part of [`LrDecayStyle::Wsd`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WsdDecayStyle {
+    /// `2 * 0.5^q - 1`, where `q` runs from 0 to 1.
+    #[default]
+    Exponential,
+    /// `1 - q`.
+    Linear,
+    /// Half a cosine.
+    Cosine,
+    /// `1 - sqrt(q)`.
+    MinusSqrt,
+}
+
+/// Shape of the weight-decay ramp.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WdIncrStyle {
+    /// One value throughout; start and end must be equal.
+    #[default]
+    Constant,
+    /// Straight line from start to end.
+    Linear,
+    /// Half a cosine from start to end.
+    Cosine,
+}
+
+impl WdIncrStyle {
+    /// The name used in recipes and checkpoints.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Constant => "constant",
+            Self::Linear => "linear",
+            Self::Cosine => "cosine",
+        }
+    }
+}
+
+impl fmt::Display for WdIncrStyle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What a schedule is made of. All lengths count samples, like the step counter.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct OptimizerParamSchedulerConfig {
+    /// Learning rate at step 0 when there is a warm-up.
+    pub init_lr: f64,
+    /// Peak learning rate of groups without their own.
+    pub max_lr: f64,
+    /// Floor of groups without their own.
+    pub min_lr: f64,
+    /// Warm-up length; a fraction of the horizon need not be whole.
+    pub lr_warmup_steps: f64,
+    /// Decay horizon, warm-up included.
+    pub lr_decay_steps: u64,
+    /// Curve after warm-up.
+    pub lr_decay_style: LrDecayStyle,
+    /// Weight decay at step 0.
+    pub start_wd: f64,
+    /// Weight decay from `wd_incr_steps` on.
+    pub end_wd: f64,
+    /// Length of the weight-decay ramp.
+    pub wd_incr_steps: u64,
+    /// Curve of the weight-decay ramp.
+    pub wd_incr_style: WdIncrStyle,
+    /// Length of the annealing part; required by [`LrDecayStyle::Wsd`], unused otherwise.
+    #[serde(default)]
+    pub wsd_decay_steps: Option<u64>,
+    /// Curve of the annealing part.
+    #[serde(default)]
+    pub lr_wsd_decay_style: WsdDecayStyle,
+}
+
+/// A schedule, or a group's overrides of it, that makes no sense.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum SchedulerError {
+    /// A value lies outside its range.
+    #[error("scheduler: `{field}` is {found}, expected {expected}")]
+    OutOfRange {
+        /// The offending field.
+        field: &'static str,
+        /// Its value.
+        found: f64,
+        /// The rule it breaks, with the other value involved.
+        expected: String,
+    },
+    /// [`LrDecayStyle::Wsd`] without the length of its annealing part.
+    #[error("scheduler: `lr_decay_style` is WSD, which needs `wsd_decay_steps`; it is not set")]
+    MissingWsdDecaySteps,
+    /// A constant weight decay with two different ends.
+    #[error(
+        "scheduler: `weight_decay_incr_style` is constant, so start ({start}) and end ({end}) weight decay \
+         must be equal; use linear or cosine to ramp"
+    )]
+    ConstantWeightDecayRamps {
+        /// Weight decay at the start.
+        start: f64,
+        /// Weight decay at the end.
+        end: f64,
+    },
+}
+
+fn require(
+    holds: bool,
+    field: &'static str,
+    found: f64,
+    expected: String,
+) -> Result<(), SchedulerError> {
+    if holds {
+        Ok(())
+    } else {
+        Err(SchedulerError::OutOfRange {
+            field,
+            found,
+            expected,
+        })
+    }
+}
+
+impl OptimizerParamSchedulerConfig {
+    /// Checks every rule of the schedule.
+    ///
+    /// # Errors
+    /// The first rule that does not hold. NaN never holds.
+    pub fn validate(&self) -> Result<(), SchedulerError> {
+        check_lr_range(self.max_lr, self.min_lr)?;
+        require(
+            self.init_lr >= 0.0 && self.init_lr <= self.max_lr,
+            "init_lr",
+            self.init_lr,
+            format!("0 to max_lr ({})", self.max_lr),
+        )?;
+        require(
+            self.lr_decay_steps > 0,
+            "lr_decay_steps",
+            0.0,
+            "more than 0".into(),
+        )?;
+        require(
+            self.lr_warmup_steps >= 0.0 && self.lr_warmup_steps < self.lr_decay_steps as f64,
+            "lr_warmup_steps",
+            self.lr_warmup_steps,
+            format!(
+                "0 or more and less than lr_decay_steps ({})",
+                self.lr_decay_steps
+            ),
+        )?;
+        self.check_weight_decay(self.start_wd, self.end_wd)?;
+        if self.lr_decay_style == LrDecayStyle::Wsd && self.wsd_decay_steps.is_none() {
+            return Err(SchedulerError::MissingWsdDecaySteps);
+        }
+        Ok(())
+    }
+
+    fn check_weight_decay(&self, start: f64, end: f64) -> Result<(), SchedulerError> {
+        require(
+            start >= 0.0 && start.is_finite(),
+            "start_wd",
+            start,
+            "a finite value of 0 or more".into(),
+        )?;
+        require(
+            end >= start && end.is_finite(),
+            "end_wd",
+            end,
+            format!("a finite value of start_wd ({start}) or more"),
+        )?;
+        if self.wd_incr_style == WdIncrStyle::Constant && start != end {
+            return Err(SchedulerError::ConstantWeightDecayRamps { start, end });
+        }
+        Ok(())
+    }
+}
+
+fn check_lr_range(max_lr: f64, min_lr: f64) -> Result<(), SchedulerError> {
+    require(min_lr >= 0.0, "min_lr", min_lr, "0 or more".into())?;
+    require(
+        max_lr >= min_lr && max_lr.is_finite(),
+        "max_lr",
+        max_lr,
+        format!("a finite value of min_lr ({min_lr}) or more"),
+    )
+}
+
+/// What one parameter group does differently.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct GroupOverrides {
+    /// Peak learning rate instead of the schedule's.
+    pub max_lr: Option<f64>,
+    /// Floor instead of the schedule's.
+    pub min_lr: Option<f64>,
+    /// Weight decay at step 0 instead of the schedule's.
+    pub start_wd: Option<f64>,
+    /// Final weight decay instead of the schedule's.
+    pub end_wd: Option<f64>,
+    /// Factor on the weight decay; 0 for undecayed parameters.
+    pub wd_mult: f64,
+}
+
+impl Default for GroupOverrides {
+    fn default() -> Self {
+        Self {
+            max_lr: None,
+            min_lr: None,
+            start_wd: None,
+            end_wd: None,
+            wd_mult: 1.0,
+        }
+    }
+}
+
+/// What one parameter group uses in the next optimizer step.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GroupValues {
+    /// Learning rate.
+    pub learning_rate: f64,
+    /// Weight decay, the group's multiplier applied.
+    pub weight_decay: f64,
+}
+
+/// Learning rate and weight decay as functions of the samples trained on so far.
+///
+/// The counter starts at 0, so the first optimizer step uses the values of step 0. It advances after
+/// *successful* optimizer steps only.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OptimizerParamScheduler {
+    pub(super) config: OptimizerParamSchedulerConfig,
+    pub(super) num_steps: u64,
+}
+
+impl OptimizerParamScheduler {
+    /// A schedule at step 0.
+    ///
+    /// # Errors
+    /// See [`OptimizerParamSchedulerConfig::validate`].
+    pub fn new(config: OptimizerParamSchedulerConfig) -> Result<Self, SchedulerError> {
+        config.validate()?;
+        Ok(Self {
+            config,
+            num_steps: 0,
+        })
+    }
+
+    /// The parameters in force, after any load.
+    pub fn config(&self) -> &OptimizerParamSchedulerConfig {
+        &self.config
+    }
+
+    /// Samples the schedule has advanced by.
+    pub fn num_steps(&self) -> u64 {
+        self.num_steps
+    }
+
+    /// Advances by the samples of one successful optimizer step
+    /// (`num_microbatches * micro_batch_size * data_parallel_size`).
+    pub fn step(&mut self, samples: u64) {
+        self.num_steps = self.num_steps.saturating_add(samples);
+    }
+
+    /// Checks a group's overrides against this schedule.
+    ///
+    /// # Errors
+    /// A learning-rate range or weight-decay ramp that the schedule itself would refuse.
+    pub fn check_group(&self, group: &GroupOverrides) -> Result<(), SchedulerError> {
+        let config = &self.config;
+        check_lr_range(
+            group.max_lr.unwrap_or(config.max_lr),
+            group.min_lr.unwrap_or(config.min_lr),
+        )?;
+        config.check_weight_decay(
+            group.start_wd.unwrap_or(config.start_wd),
+            group.end_wd.unwrap_or(config.end_wd),
+        )?;
+        let wd_mult = group.wd_mult;
+        require(
+            wd_mult >= 0.0 && wd_mult.is_finite(),
+            "wd_mult",
+            wd_mult,
+            "a finite value of 0 or more".into(),
+        )
+    }
+
+    /// What `group` uses in the next optimizer step.
+    pub fn values(&self, group: &GroupOverrides) -> GroupValues {
+        self.values_at(self.num_steps, group)
+    }
+
+    /// What `group` uses in the optimizer step that starts after `num_steps` samples.
+    pub fn values_at(&self, num_steps: u64, group: &GroupOverrides) -> GroupValues {
+        GroupValues {
+            learning_rate: self.lr_at(num_steps, group),
+            weight_decay: self.wd_at(num_steps, group) * group.wd_mult,
+        }
+    }
+
+    fn lr_at(&self, num_steps: u64, group: &GroupOverrides) -> f64 {
+        let config = &self.config;
+        let max_lr = group.max_lr.unwrap_or(config.max_lr);
+        let min_lr = group.min_lr.unwrap_or(config.min_lr);
+        let (n, warmup, decay) = (
+            num_steps as f64,
+            config.lr_warmup_steps,
+            config.lr_decay_steps as f64,
+        );
+        if warmup > 0.0 && n <= warmup {
+            return config.init_lr + (max_lr - config.init_lr) * n / warmup;
+        }
+        if config.lr_decay_style == LrDecayStyle::Constant {
+            return max_lr;
+        }
+        if n > decay {
+            return min_lr;
+        }
+        if config.lr_decay_style == LrDecayStyle::InverseSquareRoot {
+            return min_lr.max(max_lr * warmup.max(1.0).sqrt() / n.max(1.0).sqrt());
+        }
+        let ratio = (n - warmup) / (decay - warmup);
+        let coefficient = match config.lr_decay_style {
+            LrDecayStyle::Linear => 1.0 - ratio,
+            LrDecayStyle::Cosine => half_cosine(ratio),
+            LrDecayStyle::Wsd => self.wsd_coefficient(n),
+            LrDecayStyle::Constant | LrDecayStyle::InverseSquareRoot => {
+                unreachable!("handled above")
+            }
+        };
+        min_lr + coefficient * (max_lr - min_lr)
+    }
+
+    /// Height of the WSD curve between floor (0) and peak (1).
+    fn wsd_coefficient(&self, n: f64) -> f64 {
+        let annealing = self.config.wsd_decay_steps.unwrap_or(0) as f64;
+        let annealing_start = self.config.lr_decay_steps as f64 - annealing;
+        if n <= annealing_start {
+            return 1.0;
+        }
+        let q = (n - annealing_start) / annealing;
+        match self.config.lr_wsd_decay_style {
+            WsdDecayStyle::Linear => 1.0 - q,
+            WsdDecayStyle::Cosine => half_cosine(q),
+            WsdDecayStyle::Exponential => 2.0 * 0.5f64.powf(q) - 1.0,
+            WsdDecayStyle::MinusSqrt => 1.0 - q.sqrt(),
+        }
+    }
+
+    fn wd_at(&self, num_steps: u64, group: &GroupOverrides) -> f64 {
+        let config = &self.config;
+        let start = group.start_wd.unwrap_or(config.start_wd);
+        let end = group.end_wd.unwrap_or(config.end_wd);
+        // A ramp of no length is over before it starts; upstream divides by zero here.
+        if config.wd_incr_steps == 0 || num_steps > config.wd_incr_steps {
+            return end;
+        }
+        let ratio = num_steps as f64 / config.wd_incr_steps as f64;
+        let coefficient = match config.wd_incr_style {
+            WdIncrStyle::Constant => return end,
+            WdIncrStyle::Linear => ratio,
+            WdIncrStyle::Cosine => half_cosine(1.0 - ratio),
+        };
+        start + coefficient * (end - start)
+    }
+}
+
+/// From 1 at `x` = 0 to 0 at `x` = 1.
+fn half_cosine(x: f64) -> f64 {
+    0.5 * ((PI * x).cos() + 1.0)
+}

@@ -1,0 +1,197 @@
+//! What a checkpoint holds of a schedule, and how it meets the schedule of the run that loads it.
+//! The curves themselves live in `optimizer_param_scheduler`.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    LrDecayStyle, OptimizerParamScheduler, OptimizerParamSchedulerConfig, SchedulerError,
+    WdIncrStyle,
+};
+
+/// The schedule as a checkpoint stores it. Reads the names of old Megatron checkpoints too.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SchedulerState {
+    /// Peak learning rate (`start_lr` in old checkpoints).
+    #[serde(alias = "start_lr")]
+    pub max_lr: f64,
+    /// Warm-up length in samples (`warmup_iter`, `warmup_steps`).
+    #[serde(alias = "warmup_iter", alias = "warmup_steps")]
+    pub lr_warmup_steps: f64,
+    /// Samples the schedule has advanced by (`num_iters`).
+    #[serde(alias = "num_iters")]
+    pub num_steps: u64,
+    /// Curve after warm-up (`decay_style`).
+    #[serde(alias = "decay_style")]
+    pub lr_decay_style: LrDecayStyle,
+    /// Decay horizon in samples (`end_iter`, `decay_steps`).
+    #[serde(alias = "end_iter", alias = "decay_steps")]
+    pub lr_decay_steps: u64,
+    /// Floor of the learning rate.
+    pub min_lr: f64,
+    /// Weight decay at step 0; old checkpoints have no weight-decay ramp.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start_wd: Option<f64>,
+    /// Final weight decay.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub end_wd: Option<f64>,
+    /// Curve of the weight-decay ramp.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wd_incr_style: Option<WdIncrStyle>,
+    /// Length of the weight-decay ramp in samples.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wd_incr_steps: Option<u64>,
+}
+
+/// Who wins when a checkpoint's schedule is not the run's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnStateMismatch {
+    /// Neither: a difference is an error.
+    #[default]
+    Refuse,
+    /// The run (`override_opt_param_scheduler`).
+    KeepRun,
+    /// The checkpoint (`use_checkpoint_opt_param_scheduler`).
+    TakeCheckpoint,
+}
+
+/// One value that differs between run and checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StateMismatch {
+    /// Name of the value.
+    pub field: &'static str,
+    /// The run's value.
+    pub run: String,
+    /// The checkpoint's value.
+    pub checkpoint: String,
+}
+
+impl fmt::Display for StateMismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "`{}` is {} in this run and {} in the checkpoint",
+            self.field, self.run, self.checkpoint
+        )
+    }
+}
+
+/// Why a checkpoint's schedule could not be taken over.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum SchedulerStateError {
+    /// Values differ, and no setting says who wins.
+    #[error(
+        "the checkpoint's schedule is not this run's: {}; set scheduler.override_opt_param_scheduler to keep the \
+         run's values or scheduler.use_checkpoint_opt_param_scheduler to take the checkpoint's",
+        .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+    )]
+    Mismatch(Vec<StateMismatch>),
+    /// The values together make no valid schedule.
+    #[error("the checkpoint's schedule does not fit this run: {0}")]
+    Invalid(#[from] SchedulerError),
+}
+
+/// Merges values one by one and keeps count of those that differ.
+struct Merge {
+    policy: OnStateMismatch,
+    mismatches: Vec<StateMismatch>,
+}
+
+impl Merge {
+    fn value<T: PartialEq + fmt::Display>(
+        &mut self,
+        field: &'static str,
+        run: T,
+        checkpoint: T,
+    ) -> T {
+        match self.policy {
+            OnStateMismatch::KeepRun => run,
+            OnStateMismatch::TakeCheckpoint => checkpoint,
+            OnStateMismatch::Refuse => {
+                if run != checkpoint {
+                    let (run, checkpoint) = (run.to_string(), checkpoint.to_string());
+                    self.mismatches.push(StateMismatch {
+                        field,
+                        run,
+                        checkpoint,
+                    });
+                }
+                run
+            }
+        }
+    }
+
+    /// A value that old checkpoints lack: theirs is then taken to be the run's.
+    fn optional<T: PartialEq + fmt::Display>(
+        &mut self,
+        field: &'static str,
+        run: T,
+        checkpoint: Option<T>,
+    ) -> T {
+        match checkpoint {
+            Some(checkpoint) => self.value(field, run, checkpoint),
+            None => run,
+        }
+    }
+}
+
+impl OptimizerParamScheduler {
+    /// What a checkpoint needs to continue this schedule.
+    pub fn state(&self) -> SchedulerState {
+        let config = &self.config;
+        SchedulerState {
+            max_lr: config.max_lr,
+            lr_warmup_steps: config.lr_warmup_steps,
+            num_steps: self.num_steps,
+            lr_decay_style: config.lr_decay_style,
+            lr_decay_steps: config.lr_decay_steps,
+            min_lr: config.min_lr,
+            start_wd: Some(config.start_wd),
+            end_wd: Some(config.end_wd),
+            wd_incr_style: Some(config.wd_incr_style),
+            wd_incr_steps: Some(config.wd_incr_steps),
+        }
+    }
+
+    /// Continues where `state` stopped; the step counter always comes from the checkpoint.
+    ///
+    /// # Errors
+    /// Every differing value under [`OnStateMismatch::Refuse`], or a mixture that is no valid schedule. The
+    /// scheduler is unchanged then.
+    pub fn load_state(
+        &mut self,
+        state: &SchedulerState,
+        policy: OnStateMismatch,
+    ) -> Result<(), SchedulerStateError> {
+        let run = &self.config;
+        let mut merge = Merge {
+            policy,
+            mismatches: Vec::new(),
+        };
+        let merged = OptimizerParamSchedulerConfig {
+            max_lr: merge.value("max_lr", run.max_lr, state.max_lr),
+            min_lr: merge.value("min_lr", run.min_lr, state.min_lr),
+            lr_warmup_steps: merge.value(
+                "lr_warmup_steps",
+                run.lr_warmup_steps,
+                state.lr_warmup_steps,
+            ),
+            lr_decay_steps: merge.value("lr_decay_steps", run.lr_decay_steps, state.lr_decay_steps),
+            lr_decay_style: merge.value("lr_decay_style", run.lr_decay_style, state.lr_decay_style),
+            start_wd: merge.optional("start_wd", run.start_wd, state.start_wd),
+            end_wd: merge.optional("end_wd", run.end_wd, state.end_wd),
+            wd_incr_steps: merge.optional("wd_incr_steps", run.wd_incr_steps, state.wd_incr_steps),
+            wd_incr_style: merge.optional("wd_incr_style", run.wd_incr_style, state.wd_incr_style),
+            ..run.clone()
+        };
+        if !merge.mismatches.is_empty() {
+            return Err(SchedulerStateError::Mismatch(merge.mismatches));
+        }
+        merged.validate()?;
+        self.config = merged;
+        self.num_steps = state.num_steps;
+        Ok(())
+    }
+}

@@ -1,0 +1,209 @@
+//! GPT-2's byte-level scheme: bytes as printable characters, and the pattern that cuts text into words. Merging words into tokens
+//! happens elsewhere.
+//!
+//! Source: Radford et al., "Language Models are Unsupervised Multitask Learners" (2019), section 2.2.
+
+use std::sync::LazyLock;
+
+/// The printable character of each byte.
+static CHAR_OF_BYTE: LazyLock<[char; 256]> = LazyLock::new(|| {
+    let mut unprintable = 0u32..;
+    std::array::from_fn(|byte| match byte {
+        0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff => byte as u8 as char,
+        // Bytes without a printable character of their own take the ones from 256 on, in order.
+        _ => unprintable.next().and_then(|n| char::from_u32(256 + n)).unwrap_or(' '),
+    })
+});
+
+/// Writes bytes as printable characters.
+pub(crate) fn to_chars(text: &str, out: &mut String) {
+    out.extend(text.bytes().map(|byte| CHAR_OF_BYTE[byte as usize]));
+}
+
+/// The bytes of a token written in printable characters; `None` if it has others.
+pub(crate) fn to_bytes(token: &str) -> Option<Vec<u8>> {
+    token.chars().map(|c| CHAR_OF_BYTE.iter().position(|&of| of == c).map(|byte| byte as u8)).collect()
+}
+
+/// What the pattern tells apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Class {
+    Letter,
+    Number,
+    Space,
+    Other,
+}
+
+/// Classes by code point, from the same Unicode tables as the `regex` crates.
+struct Classes {
+    basic: Vec<Class>,
+    /// Ranges above the basic plane, in order.
+    high: Vec<(char, char, Class)>,
+}
+
+static CLASSES: LazyLock<Classes> = LazyLock::new(|| {
+    let mut classes = Classes { basic: vec![Class::Other; 0x1_0000], high: Vec::new() };
+    for (pattern, class) in
+        [(r"\p{L}", Class::Letter), (r"\p{N}", Class::Number), (r"\s", Class::Space)]
+    {
+        let Ok(hir) = regex_syntax::parse(pattern) else { unreachable!("the pattern is a constant") };
+        let regex_syntax::hir::HirKind::Class(regex_syntax::hir::Class::Unicode(set)) = hir.kind() else {
+            unreachable!("the pattern is one character class")
+        };
+        for range in set.ranges() {
+            for code in range.start() as u32..=(range.end() as u32).min(0xffff) {
+                classes.basic[code as usize] = class;
+            }
+            if range.end() as u32 > 0xffff {
+                classes.high.push((range.start(), range.end(), class));
+            }
+        }
+    }
+    classes.high.sort_by_key(|range| range.0);
+    classes
+});
+
+impl Classes {
+    fn of(&self, c: char) -> Class {
+        if let Some(&class) = self.basic.get(c as usize) {
+            return class;
+        }
+        let after = self.high.partition_point(|&(start, ..)| start <= c);
+        match after.checked_sub(1).map(|i| self.high[i]) {
+            Some((_, end, class)) if c <= end => class,
+            _ => Class::Other,
+        }
+    }
+}
+
+/// The matches, end to end, of GPT-2's pattern
+/// `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`.
+pub(crate) struct Words<'a> {
+    rest: &'a str,
+    classes: &'static Classes,
+}
+
+/// Cuts `text` into words.
+pub(crate) fn words(text: &str) -> Words<'_> {
+    Words { rest: text, classes: &CLASSES }
+}
+
+impl Words<'_> {
+    /// Length of the run of `class` at the start of `text`.
+    fn run(&self, text: &str, class: Class) -> usize {
+        let bytes = text.as_bytes();
+        let mut at = 0;
+        while at < bytes.len() {
+            if bytes[at] < 0x80 {
+                if self.classes.basic[bytes[at] as usize] != class {
+                    return at;
+                }
+                at += 1;
+            } else {
+                match text[at..].chars().next() {
+                    Some(c) if self.classes.of(c) == class => at += c.len_utf8(),
+                    _ => return at,
+                }
+            }
+        }
+        at
+    }
+
+    fn next_length(&self) -> usize {
+        let text = self.rest;
+        if let Some(length) = contraction(text.as_bytes()) {
+            return length;
+        }
+        let lead = usize::from(text.starts_with(' '));
+        if let Some(class) = text[lead..].chars().next().map(|c| self.classes.of(c))
+            && class != Class::Space
+        {
+            return lead + self.run(&text[lead..], class);
+        }
+        let spaces = self.run(text, Class::Space);
+        if spaces == text.len() {
+            return spaces;
+        }
+        // Before a word, the last space is left to it, unless it is the only one.
+        let last = text[..spaces].chars().next_back().map_or(0, char::len_utf8);
+        if last == spaces { spaces } else { spaces - last }
+    }
+}
+
+impl<'a> Iterator for Words<'a> {
+    type Item = &'a str;
+
+    fn next(&mut self) -> Option<&'a str> {
+        if self.rest.is_empty() {
+            return None;
+        }
+        let (word, rest) = self.rest.split_at(self.next_length());
+        self.rest = rest;
+        Some(word)
+    }
+}
+
+fn contraction(text: &[u8]) -> Option<usize> {
+    match text {
+        [b'\'', b's' | b't' | b'm' | b'd', ..] => Some(2),
+        [b'\'', b'r' | b'v', b'e', ..] | [b'\'', b'l', b'l', ..] => Some(3),
+        _ => None,
+    }
+}
+
+/// A position at or after `from` between a character that is no space and a space: no word of the pattern spans it, and none looks
+/// behind.
+pub(crate) fn split_point(text: &str, from: usize) -> Option<usize> {
+    let mut at = (from..text.len()).find(|&at| text.is_char_boundary(at))?;
+    let mut before = text[..at].chars().next_back();
+    for c in text[at..].chars() {
+        let space = |c: char| CLASSES.of(c) == Class::Space;
+        if space(c) && before.is_some_and(|before| !space(before)) {
+            return Some(at);
+        }
+        before = Some(c);
+        at += c.len_utf8();
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_follow_the_pattern() {
+        let cut = |text| words(text).collect::<Vec<_>>();
+        assert_eq!(cut("Hello world's  end\n\n x1 !'s"), [
+            "Hello", " world", "'s", " ", " end", "\n\n", " x", "1", " !'", "s"
+        ]);
+        assert_eq!(cut("a\nb \n"), ["a", "\n", "b", " \n"]);
+        assert_eq!(cut("   "), ["   "]);
+        assert_eq!(cut("\u{3000}\u{3000}x"), ["\u{3000}", "\u{3000}", "x"]);
+        assert_eq!(cut("'ll've're'"), ["'ll", "'ve", "'re", "'"]);
+        assert_eq!(cut(""), [""; 0]);
+    }
+
+    #[test]
+    fn bytes_round_trip() {
+        let mut chars = String::new();
+        to_chars("a b\n\u{e9}", &mut chars);
+        assert_eq!(chars, "a\u{120}b\u{10a}\u{c3}\u{a9}");
+        assert_eq!(to_bytes(&chars).as_deref(), Some("a b\n\u{e9}".as_bytes()));
+        assert_eq!(to_bytes(" "), None);
+        let mut all: Vec<char> = CHAR_OF_BYTE.to_vec();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), 256);
+    }
+
+    #[test]
+    fn split_points_lie_before_spaces() {
+        let text = "one  two\u{e9} three";
+        assert_eq!(split_point(text, 0), Some(3));
+        assert_eq!(split_point(text, 4), Some(10));
+        assert_eq!(split_point(text, 9), Some(10));
+        assert_eq!(split_point(text, 11), None);
+        assert_eq!(split_point(text, 99), None);
+    }
+}

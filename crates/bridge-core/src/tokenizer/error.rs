@@ -1,0 +1,80 @@
+//! The error type of tokenizers; no other code lives here.
+
+use std::path::{Path, PathBuf};
+
+/// Why a tokenizer could not be loaded, trained or used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TokenizerError {
+    /// A file or folder that holds no tokenizer.
+    #[error(
+        "{path}: no tokenizer here: expected a tokenizer.json, a folder with one, or a folder with vocab.json and \
+         merges.txt",
+        path = .0.display()
+    )]
+    NotFound(PathBuf),
+    /// The operating system refused a file operation.
+    #[error("{path}: cannot {action}: {source}", path = path.display())]
+    Io {
+        /// What was attempted, as a verb phrase.
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// A file that does not parse.
+    #[error("{path}: {problem}", path = path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, with the place.
+        problem: String,
+    },
+    /// Documents cannot be separated.
+    #[error(
+        "the tokenizer {tokenizer} has no end-of-document token: name one as eos_token in its tokenizer_config.json, or train a \
+         tokenizer with <|endoftext|>"
+    )]
+    NoEndOfDocument {
+        /// Its identity.
+        tokenizer: String,
+    },
+    /// A token name that is not in the vocabulary.
+    #[error("the tokenizer has no token {token:?}{hint}")]
+    UnknownToken {
+        /// The name.
+        token: String,
+        /// The nearest name, as the end of the sentence.
+        hint: String,
+    },
+    /// An id outside the vocabulary.
+    #[error("token id {id} is outside the vocabulary of {vocab_size}")]
+    UnknownId {
+        /// The id.
+        id: i64,
+        /// Number of ids.
+        vocab_size: usize,
+    },
+    /// Text without ids.
+    #[error("cannot tokenize: {0}")]
+    Encode(String),
+    /// Ids without text.
+    #[error("cannot turn ids into text: {0}")]
+    Decode(String),
+    /// A vocabulary that cannot be trained.
+    #[error("cannot train a tokenizer: {0}")]
+    Train(String),
+}
+
+impl TokenizerError {
+    /// A [`TokenizerError::Io`] builder for `map_err`.
+    pub(crate) fn io<'a>(action: &'static str, path: &'a Path) -> impl FnOnce(std::io::Error) -> Self + 'a {
+        move |source| Self::Io { action, path: path.to_owned(), source }
+    }
+
+    /// A [`TokenizerError::Malformed`] with its text.
+    pub(crate) fn malformed(path: &Path, problem: impl std::fmt::Display) -> Self {
+        Self::Malformed { path: path.to_owned(), problem: problem.to_string() }
+    }
+}

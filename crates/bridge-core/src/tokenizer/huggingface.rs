@@ -1,0 +1,303 @@
+//! Hugging Face tokenizers: `tokenizer.json`, or GPT-2's `vocab.json` and `merges.txt`. Training one is `train`'s business.
+
+use std::path::{Path, PathBuf};
+
+use tokenizers::models::bpe::BPE;
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::{AddedToken, Tokenizer as Inner};
+
+use super::byte_level;
+use super::fast::FastByteLevel;
+use super::special::{self, Named, SpecialNames};
+use super::train::END_OF_TEXT;
+use super::{Tokenizer, TokenizerError};
+
+const TOKENIZER_FILE: &str = "tokenizer.json";
+const VOCAB_FILE: &str = "vocab.json";
+const MERGES_FILE: &str = "merges.txt";
+
+/// How the strings of the vocabulary stand for bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Alphabet {
+    /// GPT-2's printable bytes.
+    ByteLevel,
+    /// SentencePiece's: `▁` is a space, `<0x0A>` a byte.
+    Metaspace,
+    /// The strings are the text.
+    Plain,
+}
+
+/// A tokenizer of the `tokenizers` library.
+pub struct HuggingFaceTokenizer {
+    inner: Inner,
+    fast: Option<FastByteLevel>,
+    alphabet: Alphabet,
+    vocab_size: usize,
+    eod: Option<i64>,
+    bos: Option<i64>,
+    pad: Option<i64>,
+    content: String,
+    content_hash: u64,
+    companions: Vec<(&'static str, String)>,
+}
+
+impl std::fmt::Debug for HuggingFaceTokenizer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HuggingFaceTokenizer")
+            .field("vocab_size", &self.vocab_size)
+            .field("eod", &self.eod)
+            .finish_non_exhaustive()
+    }
+}
+
+impl HuggingFaceTokenizer {
+    /// Loads a `tokenizer.json`, a folder with one, or a folder with `vocab.json` and `merges.txt`. The files beside it name the special
+    /// tokens; without any, `<|endoftext|>` ends documents if it is a special token.
+    ///
+    /// # Errors
+    /// Missing or malformed files, special tokens that the vocabulary does not have.
+    pub fn load(path: impl AsRef<Path>) -> Result<Self, TokenizerError> {
+        let path = path.as_ref();
+        let (file, folder) = if path.is_dir() {
+            (path.join(TOKENIZER_FILE), path.to_owned())
+        } else {
+            (path.to_owned(), path.parent().map_or_else(PathBuf::new, Path::to_owned))
+        };
+        if file.is_file() {
+            let content = std::fs::read_to_string(&file).map_err(TokenizerError::io("read", &file))?;
+            let inner: Inner = content
+                .parse()
+                .map_err(|error| TokenizerError::malformed(&file, format!("not a tokenizer: {error}")))?;
+            return Self::assemble(inner, &folder);
+        }
+        let (vocab, merges) = (path.join(VOCAB_FILE), path.join(MERGES_FILE));
+        if vocab.is_file() && merges.is_file() {
+            return Self::from_vocab_and_merges(&vocab, &merges);
+        }
+        Err(TokenizerError::NotFound(path.to_owned()))
+    }
+
+    /// Loads GPT-2's two vocabulary files. The files beside the vocabulary name the special tokens.
+    ///
+    /// # Errors
+    /// Missing or malformed files.
+    pub fn from_vocab_and_merges(vocab: &Path, merges: &Path) -> Result<Self, TokenizerError> {
+        for path in [vocab, merges] {
+            std::fs::metadata(path).map_err(TokenizerError::io("open", path))?;
+        }
+        let model = BPE::from_file(&vocab.to_string_lossy(), &merges.to_string_lossy())
+            .build()
+            .map_err(|error| {
+                TokenizerError::malformed(vocab, format!("unusable with {}: {error}", merges.display()))
+            })?;
+        let mut inner = byte_level_tokenizer(model);
+        if inner.token_to_id(END_OF_TEXT).is_some() {
+            inner.add_special_tokens(&[AddedToken::from(END_OF_TEXT, true)]);
+        }
+        Self::assemble(inner, vocab.parent().unwrap_or(Path::new("")))
+    }
+
+    fn assemble(inner: Inner, folder: &Path) -> Result<Self, TokenizerError> {
+        let companions = special::read_companions(folder)?;
+        let names = special::names(folder, &companions)?;
+        Self::with_names(inner, companions, &names)
+    }
+
+    /// A tokenizer built in memory, with its companion files.
+    pub(crate) fn from_parts(
+        inner: Inner,
+        companions: Vec<(&'static str, String)>,
+    ) -> Result<Self, TokenizerError> {
+        let names = special::names(Path::new(""), &companions)?;
+        Self::with_names(inner, companions, &names)
+    }
+
+    fn with_names(
+        mut inner: Inner,
+        companions: Vec<(&'static str, String)>,
+        names: &SpecialNames,
+    ) -> Result<Self, TokenizerError> {
+        let largest = inner.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1);
+        let resolve = |name: &Option<Named>| match name {
+            None => Ok(None),
+            Some(Named::Id(id)) => Ok(Some(*id)),
+            Some(Named::Token(token)) => match inner.token_to_id(token) {
+                Some(id) => Ok(Some(i64::from(id))),
+                None => Err(unknown_token(&inner, token)),
+            },
+        };
+        let is_special = |id: &u32| inner.get_added_tokens_decoder().get(id).is_some_and(|token| token.special);
+        let fallback = inner.token_to_id(END_OF_TEXT).filter(is_special).map(i64::from);
+        let (eod, bos, pad) = (resolve(&names.eos)?.or(fallback), resolve(&names.bos)?, resolve(&names.pad)?);
+        let content = inner.to_string(true).map_err(|error| TokenizerError::Encode(error.to_string()))?;
+        // A model's settings for inference must not cut or pad training text.
+        inner.with_padding(None);
+        inner.with_truncation(None).map_err(|error| TokenizerError::Encode(error.to_string()))?;
+        Ok(Self {
+            fast: FastByteLevel::for_tokenizer(&inner),
+            alphabet: alphabet_of(&content),
+            vocab_size: largest,
+            eod,
+            bos,
+            pad,
+            content_hash: xxhash_rust::xxh3::xxh3_64(content.as_bytes()),
+            content,
+            companions,
+            inner,
+        })
+    }
+
+    /// Adds special tokens that the vocabulary lacks, at new ids behind it.
+    ///
+    /// # Errors
+    /// The extended tokenizer cannot be written out.
+    pub fn with_special_tokens(self, tokens: &[String]) -> Result<Self, TokenizerError> {
+        let (eod, bos, pad) = (self.eod, self.bos, self.pad);
+        let mut inner = self.inner;
+        let tokens: Vec<AddedToken> = tokens.iter().map(|token| AddedToken::from(token.as_str(), true)).collect();
+        inner.add_special_tokens(&tokens);
+        let extended = Self::with_names(inner, self.companions, &SpecialNames::default())?;
+        Ok(Self { eod: eod.or(extended.eod), bos, pad, ..extended })
+    }
+
+    /// Ends documents with `token`.
+    ///
+    /// # Errors
+    /// The vocabulary does not have it.
+    pub fn with_eod(mut self, token: &str) -> Result<Self, TokenizerError> {
+        let id = self.inner.token_to_id(token).ok_or_else(|| unknown_token(&self.inner, token))?;
+        self.eod = Some(i64::from(id));
+        Ok(self)
+    }
+
+    /// The tokenizer as the text of a `tokenizer.json`.
+    pub fn json(&self) -> &str {
+        &self.content
+    }
+
+    fn known(&self, id: i64) -> Result<u32, TokenizerError> {
+        u32::try_from(id)
+            .ok()
+            .filter(|&id| (id as usize) < self.vocab_size)
+            .ok_or(TokenizerError::UnknownId { id, vocab_size: self.vocab_size })
+    }
+
+    /// The library's own way, which the fast one must agree with.
+    pub(crate) fn encode_reference(&self, text: &str) -> Result<Vec<i64>, TokenizerError> {
+        let encoding =
+            self.inner.encode_fast(text, false).map_err(|error| TokenizerError::Encode(error.to_string()))?;
+        Ok(encoding.get_ids().iter().map(|&id| i64::from(id)).collect())
+    }
+}
+
+impl Tokenizer for HuggingFaceTokenizer {
+    fn encode(&self, text: &str) -> Result<Vec<i64>, TokenizerError> {
+        match &self.fast {
+            Some(fast) => fast.encode(&self.inner, text),
+            None => self.encode_reference(text),
+        }
+    }
+
+    fn decode(&self, ids: &[i64]) -> Result<String, TokenizerError> {
+        let ids = ids.iter().map(|&id| self.known(id)).collect::<Result<Vec<u32>, _>>()?;
+        self.inner.decode(&ids, false).map_err(|error| TokenizerError::Decode(error.to_string()))
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    fn eod(&self) -> Option<i64> {
+        self.eod
+    }
+
+    fn bos(&self) -> Option<i64> {
+        self.bos
+    }
+
+    fn pad(&self) -> Option<i64> {
+        self.pad
+    }
+
+    fn token_to_id(&self, token: &str) -> Option<i64> {
+        self.inner.token_to_id(token).map(i64::from)
+    }
+
+    fn id_to_bytes(&self, id: i64) -> Option<Vec<u8>> {
+        let id = self.known(id).ok()?;
+        let token = self.inner.id_to_token(id)?;
+        if self.inner.get_added_tokens_decoder().contains_key(&id) {
+            return Some(token.into_bytes());
+        }
+        let byte = || u8::from_str_radix(token.strip_prefix("<0x")?.strip_suffix('>')?, 16).ok();
+        Some(match self.alphabet {
+            Alphabet::ByteLevel => byte_level::to_bytes(&token).unwrap_or_else(|| token.into_bytes()),
+            Alphabet::Metaspace => match byte() {
+                Some(byte) => vec![byte],
+                None => token.replace('\u{2581}', " ").into_bytes(),
+            },
+            Alphabet::Plain => token.into_bytes(),
+        })
+    }
+
+    fn unique_identifier(&self) -> serde_json::Value {
+        serde_json::json!({
+            "class": "HuggingFaceTokenizer",
+            "content": format!("{:016x}", self.content_hash),
+            "eod": self.eod,
+            "pad": self.pad,
+        })
+    }
+
+    fn save_assets(&self, folder: &Path) -> Result<(), TokenizerError> {
+        std::fs::create_dir_all(folder).map_err(TokenizerError::io("create the folder", folder))?;
+        let files = self
+            .companions
+            .iter()
+            // The model's own configuration is not the tokenizer's to write.
+            .filter(|(name, _)| !matches!(*name, "config.json" | "generation_config.json"))
+            .map(|(name, text)| (*name, text.as_str()))
+            .chain([(TOKENIZER_FILE, self.content.as_str())]);
+        for (name, text) in files {
+            let path = folder.join(name);
+            std::fs::write(&path, text).map_err(TokenizerError::io("write", &path))?;
+        }
+        Ok(())
+    }
+
+    fn split_point(&self, text: &str, from: usize) -> Option<usize> {
+        self.fast.as_ref().and_then(|_| byte_level::split_point(text, from))
+    }
+}
+
+/// The parts every byte-level tokenizer shares.
+pub(crate) fn byte_level_tokenizer(model: BPE) -> Inner {
+    let mut inner = Inner::new(model);
+    inner.with_pre_tokenizer(Some(ByteLevel::new(false, true, true)));
+    inner.with_decoder(Some(ByteLevel::default()));
+    inner.with_post_processor(Some(ByteLevel::new(false, false, true)));
+    inner
+}
+
+fn alphabet_of(content: &str) -> Alphabet {
+    let parsed: serde_json::Value = serde_json::from_str(content).unwrap_or_default();
+    let mentions = |part: &str, kind: &str| parsed[part].to_string().contains(kind);
+    if mentions("decoder", "\"ByteLevel\"") || mentions("pre_tokenizer", "\"ByteLevel\"") {
+        Alphabet::ByteLevel
+    } else if mentions("decoder", "\u{2581}") || mentions("pre_tokenizer", "\"Metaspace\"") {
+        Alphabet::Metaspace
+    } else {
+        Alphabet::Plain
+    }
+}
+
+/// An error with the nearest name among the added tokens, which special tokens usually are.
+fn unknown_token(inner: &Inner, token: &str) -> TokenizerError {
+    let names = inner.get_added_tokens_decoder();
+    let common = |other: &str| other.chars().zip(token.chars()).take_while(|(a, b)| a == b).count();
+    let mut names: Vec<&str> = names.values().map(|token| token.content.as_str()).collect();
+    names.sort_unstable();
+    let nearest = names.into_iter().max_by_key(|name| common(name));
+    let hint = nearest.map_or(String::new(), |name| format!("; did you mean {name:?}?"));
+    TokenizerError::UnknownToken { token: token.to_owned(), hint }
+}

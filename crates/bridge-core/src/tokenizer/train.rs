@@ -1,0 +1,88 @@
+//! Training of byte-level BPE vocabularies. Where the text comes from, and whether an earlier result can be reused, is the caller's
+//! business.
+
+use tokenizers::models::bpe::{BPE, BpeTrainer};
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::{AddedToken, Trainer};
+
+use super::byte_level;
+use super::huggingface::{HuggingFaceTokenizer, byte_level_tokenizer};
+use super::TokenizerError;
+
+/// The special token that ends documents.
+pub const END_OF_TEXT: &str = "<|endoftext|>";
+
+/// Every byte is a token, and documents need an end.
+const SMALLEST_VOCAB: usize = 257;
+
+/// How a vocabulary is trained.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BpeTrainParams {
+    /// Tokens wanted, the 256 bytes and special tokens included. Little text may give fewer.
+    pub vocab_size: usize,
+    /// Pairs seen less often than this are not merged.
+    pub min_frequency: u64,
+    /// Special tokens besides `<|endoftext|>`, which gets id 0.
+    pub special_tokens: Vec<String>,
+}
+
+impl Default for BpeTrainParams {
+    fn default() -> Self {
+        Self { vocab_size: 32_000, min_frequency: 2, special_tokens: Vec::new() }
+    }
+}
+
+/// Trains a byte-level BPE tokenizer. The same text and parameters give the same vocabulary. Pieces of text are best a few hundred kilobytes
+/// long, cut between documents or in front of white space.
+///
+/// # Errors
+/// A vocabulary smaller than its bytes and special tokens.
+pub fn train_byte_level_bpe(
+    params: &BpeTrainParams,
+    text: impl Iterator<Item = String> + Send,
+) -> Result<HuggingFaceTokenizer, TokenizerError> {
+    let smallest = SMALLEST_VOCAB + params.special_tokens.len();
+    if params.vocab_size < smallest {
+        return Err(TokenizerError::Train(format!(
+            "vocab_size = {}: the 256 bytes and {} special tokens need at least {smallest}",
+            params.vocab_size,
+            params.special_tokens.len() + 1
+        )));
+    }
+    let failed = |error: tokenizers::Error| TokenizerError::Train(error.to_string());
+    let mut special = vec![AddedToken::from(END_OF_TEXT, true)];
+    special.extend(
+        params
+            .special_tokens
+            .iter()
+            .filter(|token| *token != END_OF_TEXT)
+            .map(|token| AddedToken::from(token.as_str(), true)),
+    );
+    let mut trainer = BpeTrainer::builder()
+        .vocab_size(params.vocab_size)
+        .min_frequency(params.min_frequency)
+        .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
+        .special_tokens(special)
+        .show_progress(false)
+        .build();
+    let words_of = |text: &str| {
+        let word = |word: &str| {
+            let mut chars = String::with_capacity(2 * word.len());
+            byte_level::to_chars(word, &mut chars);
+            chars
+        };
+        Ok(byte_level::words(text).map(word).collect())
+    };
+    trainer.feed(text, words_of).map_err(failed)?;
+    let mut model = BPE::default();
+    let special = trainer.train(&mut model).map_err(failed)?;
+    let mut inner = byte_level_tokenizer(model);
+    inner.add_special_tokens(&special);
+    let config = serde_json::json!({
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": END_OF_TEXT,
+        "eos_token": END_OF_TEXT,
+        "clean_up_tokenization_spaces": false,
+    });
+    HuggingFaceTokenizer::from_parts(inner, vec![("tokenizer_config.json", format!("{config:#}\n"))])
+}

@@ -1,0 +1,43 @@
+//! Watching and steering a run from outside: callbacks and the cancel handle.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::evaluate::EvaluationReport;
+use super::run::GlobalState;
+use super::step::StepReport;
+
+/// Called by the loop at fixed places, on the training thread. Every method does nothing by default.
+pub trait Callback: Send {
+    /// All is set up (and a checkpoint loaded, if there was one); the first step comes next.
+    fn on_train_start(&mut self, _state: &GlobalState) {}
+
+    /// A step is done and counted.
+    fn on_step_end(&mut self, _state: &GlobalState, _step: &StepReport) {}
+
+    /// An evaluation is done.
+    fn on_evaluate_end(&mut self, _state: &GlobalState, _report: &EvaluationReport) {}
+
+    /// A checkpoint was handed to the writer (which may still be writing, with `async_save`).
+    fn on_save(&mut self, _state: &GlobalState, _root: &Path) {}
+
+    /// Training is over, for whatever reason.
+    fn on_train_end(&mut self, _state: &GlobalState) {}
+}
+
+/// Asks a run to stop after the step in progress. Clones ask the same run.
+#[derive(Clone, Debug, Default)]
+pub struct CancelHandle(Arc<AtomicBool>);
+
+impl CancelHandle {
+    /// Asks the run to save a checkpoint (if it saves any) and stop.
+    pub fn cancel(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether that was asked.
+    pub fn is_cancelled(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,233 @@
+//! From the configuration's types to the parameter structs of schedules, optimizer, resilience and logging. One small
+//! function for each; no rule lives here.
+
+use burn::tensor::FloatDType;
+
+use super::TrainError;
+use super::recompute::Recompute;
+use crate::config::{self, RunConfig};
+use crate::logging::{TimeUnit, TimingLogLevel, TimingLogOption};
+use crate::model::SegmentRole;
+use crate::optim::{Algorithm, DecayQkLayernorm, OptimizerSettings, StandardOverrides};
+use crate::resilience::rerun::{ErrorInjection, ErrorInjectionType, Placement, RerunConfig, RerunMode};
+use crate::resilience::{LossChecks, Signal, SpikyLossDetector};
+use crate::schedule::{
+    AttentionFlops, BatchRampup, BatchSizeConfig, DynamicLossScaleConfig, FlopsShape, GateKind, Indivisible,
+    LossScaler, LrDecayStyle, OptimizerParamSchedulerConfig, WdIncrStyle, WindowFlops, WindowSpan, WindowedLayers,
+    WsdDecayStyle,
+};
+
+pub(super) fn params_dtype(config: &RunConfig) -> FloatDType {
+    match config.model.params_dtype {
+        config::DType::Float16 => FloatDType::F16,
+        config::DType::BFloat16 => FloatDType::BF16,
+        _ => FloatDType::F32,
+    }
+}
+
+pub(super) fn grad_reduce_in_fp32(config: &RunConfig) -> bool {
+    config.ddp.grad_reduce_in_fp32
+}
+
+pub(super) fn recompute(config: &RunConfig) -> Recompute {
+    let model = &config.model;
+    let layers = model.recompute_num_layers.unwrap_or(1);
+    match (model.recompute_granularity, model.recompute_method) {
+        (None, _) => Recompute::Off,
+        (Some(config::RecomputeGranularity::Full), Some(config::RecomputeMethod::Block)) => Recompute::Block { layers },
+        (Some(config::RecomputeGranularity::Full), _) => Recompute::Uniform { layers },
+        (Some(config::RecomputeGranularity::Selective), _) => {
+            // Segments are the grain: the norm of a part is recomputed with the part.
+            let mut roles = Vec::new();
+            for module in &model.recompute_modules {
+                match module.as_str() {
+                    "core_attn" => roles.push(SegmentRole::Attention),
+                    "mlp" => roles.push(SegmentRole::Mlp),
+                    _ => roles.extend([SegmentRole::Attention, SegmentRole::Mlp]),
+                }
+            }
+            Recompute::Selective(roles)
+        }
+    }
+}
+
+pub(super) fn optimizer_settings(config: &RunConfig) -> OptimizerSettings {
+    let optimizer = &config.optimizer;
+    let algorithm = match optimizer.optimizer {
+        config::OptimizerKind::Sgd => Algorithm::Sgd { momentum: optimizer.sgd_momentum },
+        _ => Algorithm::Adam {
+            beta1: optimizer.adam_beta1,
+            beta2: optimizer.adam_beta2,
+            epsilon: optimizer.adam_eps,
+            decoupled_weight_decay: optimizer.decoupled_weight_decay,
+        },
+    };
+    OptimizerSettings {
+        algorithm,
+        clip_grad: optimizer.clip_grad,
+        count_zeros: optimizer.log_num_zeros_in_grad || config.logger.log_num_zeros_in_grad,
+    }
+}
+
+pub(super) fn standard_overrides(config: &RunConfig) -> StandardOverrides {
+    StandardOverrides {
+        decoupled_lr: config.optimizer.decoupled_lr,
+        decoupled_min_lr: config.optimizer.decoupled_min_lr,
+        decay_qk_layernorm: if config.optimizer.apply_wd_to_qk_layernorm {
+            DecayQkLayernorm::Yes
+        } else {
+            DecayQkLayernorm::No
+        },
+    }
+}
+
+pub(super) fn scheduler(config: &RunConfig) -> OptimizerParamSchedulerConfig {
+    let (optimizer, scheduler, steps) = (&config.optimizer, &config.scheduler, &config.scheduler.steps);
+    OptimizerParamSchedulerConfig {
+        init_lr: scheduler.lr_warmup_init,
+        max_lr: optimizer.lr,
+        min_lr: optimizer.min_lr,
+        lr_warmup_steps: steps.lr_warmup_steps,
+        lr_decay_steps: steps.lr_decay_steps,
+        lr_decay_style: match scheduler.lr_decay_style {
+            config::LrDecayStyle::Constant => LrDecayStyle::Constant,
+            config::LrDecayStyle::Linear => LrDecayStyle::Linear,
+            config::LrDecayStyle::Cosine => LrDecayStyle::Cosine,
+            config::LrDecayStyle::InverseSquareRoot => LrDecayStyle::InverseSquareRoot,
+            config::LrDecayStyle::Wsd => LrDecayStyle::Wsd,
+        },
+        start_wd: scheduler.start_weight_decay,
+        end_wd: scheduler.end_weight_decay,
+        wd_incr_steps: steps.wd_incr_steps,
+        wd_incr_style: match scheduler.weight_decay_incr_style {
+            config::WeightDecayIncrStyle::Constant => WdIncrStyle::Constant,
+            config::WeightDecayIncrStyle::Linear => WdIncrStyle::Linear,
+            config::WeightDecayIncrStyle::Cosine => WdIncrStyle::Cosine,
+        },
+        wsd_decay_steps: steps.wsd_decay_steps,
+        lr_wsd_decay_style: match scheduler.lr_wsd_decay_style {
+            config::WsdDecayStyle::Exponential => WsdDecayStyle::Exponential,
+            config::WsdDecayStyle::Linear => WsdDecayStyle::Linear,
+            config::WsdDecayStyle::Cosine => WsdDecayStyle::Cosine,
+            config::WsdDecayStyle::MinusSqrt => WsdDecayStyle::MinusSqrt,
+        },
+    }
+}
+
+pub(super) fn batch_size(config: &RunConfig) -> BatchSizeConfig {
+    let rampup = config.train.rampup_batch_size.map(|[start, increment, samples]| BatchRampup {
+        start: start as u64,
+        increment: increment as u64,
+        samples: samples as u64,
+    });
+    BatchSizeConfig {
+        micro_batch_size: config.train.micro_batch_size as u64,
+        global_batch_size: config.train.global_batch_size as u64,
+        data_parallel_size: config.parallel.data as u64,
+        rampup_batch_size: rampup,
+        indivisible: if config.train.decrease_batch_size_if_needed {
+            Indivisible::RoundDown
+        } else {
+            Indivisible::Refuse
+        },
+    }
+}
+
+pub(super) fn loss_scaler(config: &RunConfig) -> Result<LossScaler, TrainError> {
+    let optimizer = &config.optimizer;
+    Ok(match optimizer.loss_scale {
+        Some(scale) => LossScaler::constant(scale)?,
+        None if params_dtype(config) == FloatDType::F16 => LossScaler::dynamic(DynamicLossScaleConfig {
+            initial_loss_scale: optimizer.initial_loss_scale,
+            min_loss_scale: optimizer.min_loss_scale,
+            loss_scale_window: optimizer.loss_scale_window as u64,
+            hysteresis: optimizer.hysteresis as u32,
+        })?,
+        None => LossScaler::constant(1.0)?,
+    })
+}
+
+pub(super) fn rerun(config: &RunConfig) -> RerunConfig {
+    let settings = &config.rerun_state_machine;
+    RerunConfig {
+        mode: match settings.rerun_mode {
+            config::RerunMode::Disabled => RerunMode::Disabled,
+            config::RerunMode::ValidateResults => RerunMode::ValidateResults,
+            config::RerunMode::ReportDeterminismStats => RerunMode::ReportDeterminismStats,
+        },
+        injection: ErrorInjection {
+            rate: settings.error_injection_rate as u64,
+            kind: match settings.error_injection_type {
+                config::ErrorInjectionType::CorrectResult => ErrorInjectionType::CorrectResult,
+                config::ErrorInjectionType::TransientError => ErrorInjectionType::TransientError,
+                config::ErrorInjectionType::PersistentError => ErrorInjectionType::PersistentError,
+            },
+            seed: config.rng.seed,
+        },
+        placement: Placement::default(),
+    }
+}
+
+pub(super) fn loss_checks(config: &RunConfig) -> LossChecks {
+    let settings = &config.rerun_state_machine;
+    LossChecks {
+        check_for_nan_in_loss: settings.check_for_nan_in_loss,
+        spiky_loss: settings.check_for_spiky_loss.then(|| SpikyLossDetector::new(settings.spiky_loss_factor)),
+    }
+}
+
+pub(super) fn flops(config: &RunConfig, padded_vocab_size: usize) -> FlopsShape {
+    let model = &config.model;
+    let side = |n: i64| u64::try_from(n).ok();
+    let window = model.window_size.as_ref().map(|window| WindowFlops {
+        span: WindowSpan::Sides(side(window[0]), side(window[1])),
+        layers: WindowedLayers::Pattern(model.windowed_layers.clone()),
+    });
+    FlopsShape {
+        num_layers: model.num_layers as u64,
+        mtp_num_layers: 0,
+        hidden_size: model.hidden_size as u64,
+        ffn_hidden_size: model.ffn_hidden_size as u64,
+        mlp: if model.gated_linear_unit { GateKind::Gated } else { GateKind::Plain },
+        num_attention_heads: model.num_attention_heads as u64,
+        attention: AttentionFlops::Grouped {
+            num_query_groups: model.num_query_groups as u64,
+            kv_channels: model.kv_channels as u64,
+            output_gate: GateKind::Plain,
+            window,
+        },
+        moe: None,
+        padded_vocab_size: padded_vocab_size as u64,
+    }
+}
+
+pub(super) fn timing_level(config: &RunConfig) -> TimingLogLevel {
+    TimingLogLevel::try_from(config.logger.timing_log_level).unwrap_or(TimingLogLevel::Iteration)
+}
+
+pub(super) fn timing_option(config: &RunConfig) -> TimingLogOption {
+    match config.logger.timing_log_option {
+        config::TimingLogOption::Max => TimingLogOption::Max,
+        config::TimingLogOption::MinMax => TimingLogOption::MinMax,
+        config::TimingLogOption::All => TimingLogOption::All,
+    }
+}
+
+pub(super) fn time_unit(config: &RunConfig) -> TimeUnit {
+    match config.logger.runtime_time_unit {
+        config::TimeUnit::Seconds => TimeUnit::Seconds,
+        config::TimeUnit::Minutes => TimeUnit::Minutes,
+        config::TimeUnit::Hours => TimeUnit::Hours,
+        config::TimeUnit::Days => TimeUnit::Days,
+    }
+}
+
+pub(super) fn signal(signal: config::Signal) -> Signal {
+    match signal {
+        config::Signal::Sigint => Signal::Int,
+        config::Signal::Sigterm => Signal::Term,
+        config::Signal::Sighup => Signal::Hup,
+        config::Signal::Sigusr1 => Signal::Usr1,
+        config::Signal::Sigusr2 => Signal::Usr2,
+    }
+}

@@ -1,0 +1,412 @@
+//! From the `dataset` and `tokenizer` sections to the loaders of a run.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::TrainError;
+use super::evaluate::Split;
+use super::reporter::Reporter;
+use super::text::{PreparedText, prepare_text};
+use crate::config::{self, FinalDataset, RunConfig};
+use crate::data::gpt::{
+    Blend, FimParams, FimRandomness, FimTokens, GptDatasetParams, GptDatasetProvider, GptSource, IndexCache,
+    SampleOptions, SplitBlends, ValidationSize,
+};
+use crate::data::indexed::BinAccess;
+use crate::data::loader::{DataLoader, LoaderParams, MicroBatch};
+use crate::data::sampler::{Incomplete, Passes, Sampler, SamplerKind, SamplerParams, Sharding};
+use crate::data::{
+    BuildEvent, BuildObserver, DataError, DataParallel, Dataset, DatasetBuildContext, DatasetProvider, Datasets,
+    FetchOrder,
+};
+use crate::logging::ProgressSink;
+use crate::tokenizer::Tokenizer;
+
+/// What a dataset factory is given.
+#[derive(Clone)]
+pub struct DatasetFactoryContext<'a> {
+    /// The `dataset` section. `source` has been packed already; `text_prefix` says where.
+    pub section: &'a FinalDataset,
+    /// The tokenizer, if the recipe has one.
+    pub tokenizer: Option<Arc<dyn Tokenizer>>,
+    /// Prefix of the `.bin`/`.idx` pair made from `dataset.source`.
+    pub text_prefix: Option<PathBuf>,
+}
+
+type Factory =
+    Arc<dyn Fn(&DatasetFactoryContext) -> Result<Box<dyn DatasetProvider>, DataError> + Send + Sync>;
+
+/// Dataset kinds by name. A value, not a global.
+#[derive(Clone, Default)]
+pub struct DatasetRegistry {
+    factories: BTreeMap<String, Factory>,
+}
+
+impl DatasetRegistry {
+    /// The kinds `gpt`, `fim` and `mock`.
+    pub fn builtin() -> Self {
+        let mut registry = Self::default();
+        for kind in ["gpt", "fim", "mock"] {
+            registry.register(kind, |context| Ok(Box::new(GptDatasetProvider::new(gpt_params(context)?)?)));
+        }
+        registry
+    }
+
+    /// Adds or replaces a kind.
+    pub fn register(
+        &mut self,
+        kind: &str,
+        factory: impl Fn(&DatasetFactoryContext) -> Result<Box<dyn DatasetProvider>, DataError> + Send + Sync + 'static,
+    ) {
+        self.factories.insert(kind.to_owned(), Arc::new(factory));
+    }
+
+    fn provider(&self, context: &DatasetFactoryContext) -> Result<Box<dyn DatasetProvider>, DataError> {
+        let kind = &context.section.kind;
+        let Some(factory) = self.factories.get(kind) else {
+            let known = self.factories.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+            return Err(DataError::Parameter(format!("dataset.kind: expected one of {known}, found `{kind}`")));
+        };
+        factory(context)
+    }
+}
+
+/// Tokenizer, datasets and loaders of a run.
+pub struct RunData {
+    tokenizer: Option<Arc<dyn Tokenizer>>,
+    datasets: Datasets,
+    train: TrainLoader,
+    /// Kept between evaluations, so that each goes on where the last one stopped.
+    valid: Option<DataLoader>,
+    /// Bytes of text each token id stands for; empty when the tokenizer cannot tell.
+    token_bytes: Vec<u32>,
+}
+
+/// The training loader, made when the first batch is asked for.
+struct TrainLoader {
+    config: Arc<RunConfig>,
+    loader: Option<DataLoader>,
+}
+
+/// Prints what happens while datasets are built.
+struct Narrator {
+    progress: Arc<dyn ProgressSink>,
+}
+
+impl BuildObserver for Narrator {
+    fn on_event(&self, event: &BuildEvent) {
+        if matches!(event, BuildEvent::CacheRejected { .. } | BuildEvent::CacheNotWritten { .. }) {
+            self.progress.suspend(&mut || eprintln!("warning: {event}"));
+        }
+    }
+}
+
+impl RunData {
+    /// Makes or loads the tokenizer, packs text sources, and builds the splits.
+    pub(super) fn build(
+        config: &Arc<RunConfig>,
+        registry: &DatasetRegistry,
+        reporter: &Reporter,
+    ) -> Result<Self, TrainError> {
+        let progress = reporter.progress();
+        Self::with_progress(config, registry, &progress, &|text| reporter.note(text))
+    }
+
+    /// As in a run, for tools that only look at data. `note` gets lines to print.
+    ///
+    /// # Errors
+    /// Missing or damaged files, too little text, a tokenizer that cannot be made.
+    pub fn with_progress(
+        config: &Arc<RunConfig>,
+        registry: &DatasetRegistry,
+        progress: &Arc<dyn ProgressSink>,
+        note: &dyn Fn(&str),
+    ) -> Result<Self, TrainError> {
+        let text = prepare_text(config, progress, note)?;
+        let datasets = build_splits(config, registry, &text, &|tokenizer| DatasetBuildContext {
+            train_samples: config.samples.train as usize,
+            valid_samples: config.samples.valid as usize,
+            test_samples: config.samples.test as usize,
+            tokenizer,
+            data_parallel: DataParallel { rank: 0, size: config.parallel.data },
+            progress: Arc::new(Narrator { progress: Arc::clone(progress) }),
+        })?;
+        let token_bytes = text.tokenizer.as_deref().map(token_bytes).unwrap_or_default();
+        Ok(Self {
+            tokenizer: text.tokenizer,
+            datasets,
+            train: TrainLoader { config: Arc::clone(config), loader: None },
+            valid: None,
+            token_bytes,
+        })
+    }
+
+    /// Only the datasets, for a context of the caller's making (it is given the tokenizer).
+    ///
+    /// # Errors
+    /// As [`RunData::with_progress`].
+    pub fn build_datasets(
+        config: &Arc<RunConfig>,
+        registry: &DatasetRegistry,
+        progress: &Arc<dyn ProgressSink>,
+        context: &dyn Fn(Option<Arc<dyn Tokenizer>>) -> DatasetBuildContext,
+    ) -> Result<Datasets, TrainError> {
+        let text = prepare_text(config, progress, &|_| {})?;
+        build_splits(config, registry, &text, context)
+    }
+
+    /// The tokenizer, if the recipe has one.
+    pub fn tokenizer(&self) -> Option<&Arc<dyn Tokenizer>> {
+        self.tokenizer.as_ref()
+    }
+
+    /// The splits.
+    pub fn datasets(&self) -> &Datasets {
+        &self.datasets
+    }
+
+    /// Size of the tokenizer's vocabulary; 0 without a tokenizer.
+    pub fn vocab_size(&self) -> usize {
+        self.tokenizer.as_ref().map_or(0, |tokenizer| tokenizer.vocab_size())
+    }
+
+    pub(super) fn has_train(&self) -> bool {
+        self.datasets.train.is_some()
+    }
+
+    pub(super) fn has_valid(&self) -> bool {
+        self.datasets.valid.is_some()
+    }
+
+    pub(super) fn has_test(&self) -> bool {
+        self.datasets.test.is_some()
+    }
+
+    pub(super) fn next_train(&mut self, count: u64, consumed: u64) -> Result<Vec<MicroBatch>, TrainError> {
+        let loader = match &mut self.train.loader {
+            Some(loader) => loader,
+            empty => {
+                let dataset = self.datasets.train.clone().ok_or_else(|| {
+                    DataError::Parameter("dataset.split: the train split has no share, so there is nothing to train on".into())
+                })?;
+                empty.insert(train_loader(&self.train.config, dataset, consumed)?)
+            }
+        };
+        let mut batches = Vec::with_capacity(count as usize);
+        for _ in 0..count {
+            let batch = loader.next().transpose()?;
+            batches.push(batch.ok_or_else(|| {
+                DataError::Parameter(format!("the training data ends after {consumed} samples: it has too few for the run"))
+            })?);
+        }
+        Ok(batches)
+    }
+
+    /// The loader of an evaluation that starts after `consumed` samples; `None` without such a split.
+    pub(super) fn evaluation(
+        &mut self,
+        config: &RunConfig,
+        split: Split,
+        consumed: u64,
+    ) -> Result<Option<DataLoader>, TrainError> {
+        let dataset = match split {
+            Split::Valid => self.datasets.valid.clone(),
+            Split::Test => self.datasets.test.clone(),
+        };
+        let Some(dataset) = dataset else { return Ok(None) };
+        if split == Split::Valid
+            && let Some(loader) = self.valid.take()
+        {
+            return Ok(Some(loader));
+        }
+        let once = split == Split::Test || config.validation.full_validation;
+        let kind = if once {
+            SamplerKind::Single { incomplete: Incomplete::Keep }
+        } else {
+            SamplerKind::Cyclic { sharding: sharding(config) }
+        };
+        let params = SamplerParams {
+            kind,
+            total_samples: dataset.len(),
+            consumed_samples: if once { 0 } else { consumed },
+            micro_batch_size: config.validation.eval_micro_batch_size,
+            global_batch_size: config.validation.eval_global_batch_size,
+            data_parallel: DataParallel { rank: 0, size: config.parallel.data },
+        };
+        Ok(Some(loader(config, dataset, params)?))
+    }
+
+    /// Takes back the loader of an evaluation, for the next one.
+    pub(super) fn keep_valid_loader(&mut self, config: &RunConfig, loader: DataLoader) {
+        if !config.validation.full_validation {
+            self.valid = Some(loader);
+        }
+    }
+
+    pub(super) fn count_bytes(&self, micro_batch: &MicroBatch) -> Option<u64> {
+        if self.token_bytes.is_empty() {
+            return None;
+        }
+        let counted = micro_batch.labels.iter().zip(&micro_batch.loss_mask).filter(|(_, mask)| **mask > 0.0);
+        Some(counted.map(|(label, _)| u64::from(self.token_bytes.get(*label as usize).copied().unwrap_or(0))).sum())
+    }
+}
+
+fn build_splits(
+    config: &RunConfig,
+    registry: &DatasetRegistry,
+    text: &PreparedText,
+    context: &dyn Fn(Option<Arc<dyn Tokenizer>>) -> DatasetBuildContext,
+) -> Result<Datasets, TrainError> {
+    let factory_context = DatasetFactoryContext {
+        section: &config.dataset,
+        tokenizer: text.tokenizer.clone(),
+        text_prefix: text.prefix.clone(),
+    };
+    Ok(registry.provider(&factory_context)?.build(&context(text.tokenizer.clone()))?)
+}
+
+/// Bytes of each token, or nothing if some token's are unknown.
+fn token_bytes(tokenizer: &dyn Tokenizer) -> Vec<u32> {
+    let of = |id: usize| tokenizer.id_to_bytes(id as i64).map(|bytes| bytes.len() as u32);
+    (0..tokenizer.vocab_size()).map(of).collect::<Option<Vec<_>>>().unwrap_or_default()
+}
+
+fn sharding(config: &RunConfig) -> Sharding {
+    if config.dataset.data_sharding { Sharding::Buckets } else { Sharding::Interleaved }
+}
+
+fn train_loader(config: &RunConfig, dataset: Arc<dyn Dataset>, consumed: u64) -> Result<DataLoader, TrainError> {
+    let incomplete = if config.dataset.drop_last { Incomplete::Drop } else { Incomplete::Keep };
+    let kind = match config.dataset.dataloader_type {
+        None | Some(config::DataloaderType::Single) => SamplerKind::Single { incomplete },
+        Some(config::DataloaderType::Cyclic) => SamplerKind::Cyclic { sharding: sharding(config) },
+        Some(config::DataloaderType::Batch) => SamplerKind::Batch { incomplete, passes: Passes::Endless },
+        Some(config::DataloaderType::External) => {
+            // The data set is its own order: samples are taken as they come.
+            SamplerKind::Batch { incomplete: Incomplete::Drop, passes: Passes::Endless }
+        }
+    };
+    let params = SamplerParams {
+        kind,
+        total_samples: dataset.len(),
+        consumed_samples: consumed,
+        micro_batch_size: config.train.micro_batch_size,
+        global_batch_size: config.train.global_batch_size,
+        data_parallel: DataParallel { rank: 0, size: config.parallel.data },
+    };
+    loader(config, dataset, params)
+}
+
+fn loader(
+    config: &RunConfig,
+    dataset: Arc<dyn Dataset>,
+    mut params: SamplerParams,
+) -> Result<DataLoader, TrainError> {
+    let workers = LoaderParams { num_workers: config.dataset.num_workers, ..LoaderParams::default() };
+    let mut replayed = 0;
+    if dataset.fetch_order() == FetchOrder::Matters {
+        // Samples depend on those fetched before: go through them again, so that a resumed run sees what it would have.
+        replayed = params.consumed_samples / (params.micro_batch_size * params.data_parallel.size) as u64;
+        params.consumed_samples = 0;
+    }
+    let mut loader = DataLoader::new(dataset, Sampler::new(params)?, workers);
+    for _ in 0..replayed {
+        loader.next().transpose()?;
+    }
+    Ok(loader)
+}
+
+/// Parameters of the built-in datasets.
+fn gpt_params(context: &DatasetFactoryContext) -> Result<GptDatasetParams, DataError> {
+    let section = context.section;
+    let seed = i64::try_from(section.random_seed)
+        .map_err(|_| DataError::Parameter(format!("dataset.random_seed = {}: too large", section.random_seed)))?;
+    let mut params = GptDatasetParams::mock(section.seq_length, seed);
+    params.source = match section.kind.as_str() {
+        "mock" => GptSource::Mock,
+        _ => gpt_source(context),
+    };
+    if let Some(folder) = &section.path_to_cache {
+        params.cache = IndexCache::Folder(folder.clone());
+    }
+    params.bin_access = if section.mmap_bin_files { BinAccess::Mmap } else { BinAccess::Pread };
+    params.num_dataset_builder_threads = section.num_dataset_builder_threads;
+    params.mid_level_dataset_surplus = section.mid_level_dataset_surplus;
+    if section.full_validation == Some(true) {
+        params.validation = ValidationSize::WholeSplit;
+    }
+    params.sample = SampleOptions {
+        reset_position_ids: section.reset_position_ids,
+        reset_attention_mask: section.reset_attention_mask,
+        eod_mask_loss: section.eod_mask_loss,
+        add_extra_token_to_sequence: section.add_extra_token_to_sequence,
+        drop_last_partial_validation_sequence: section.drop_last_partial_validation_sequence,
+        allow_ambiguous_pad_tokens: section.allow_ambiguous_pad_tokens,
+    };
+    if section.kind == "fim" {
+        params.fim = Some(fim_params(context)?);
+    }
+    Ok(params)
+}
+
+fn gpt_source(context: &DatasetFactoryContext) -> GptSource {
+    let section = context.section;
+    let blend_of = |blend: &config::Blend| Blend {
+        paths: blend.paths.iter().map(PathBuf::from).collect(),
+        weights: blend.weights.clone(),
+    };
+    let split = section.split.clone().unwrap_or_else(|| "969,30,1".into());
+    if let Some(prefix) = &context.text_prefix {
+        return GptSource::Blend { blend: Blend { paths: vec![prefix.clone()], weights: None }, split };
+    }
+    if let Some(blend) = &section.blend {
+        return GptSource::Blend { blend: blend_of(blend), split };
+    }
+    match &section.blend_per_split {
+        Some(blends) => {
+            let mut blends = blends.iter().map(|blend| blend.as_ref().map(blend_of));
+            let mut next = || blends.next().flatten();
+            GptSource::PerSplit(SplitBlends { train: next(), valid: next(), test: next() })
+        }
+        None => GptSource::Mock,
+    }
+}
+
+fn fim_params(context: &DatasetFactoryContext) -> Result<FimParams, DataError> {
+    let section = context.section;
+    let Some(tokenizer) = context.tokenizer.as_deref() else {
+        return Err(DataError::Parameter("dataset.kind = \"fim\" needs a tokenizer".into()));
+    };
+    let rate = |name: &str, value: Option<f64>| {
+        value.ok_or_else(|| DataError::Parameter(format!("dataset.{name}: dataset.kind = \"fim\" needs it")))
+    };
+    let names = section.fim_extra_tokens.clone().unwrap_or_default();
+    let split_sample = match &section.fim_split_sample {
+        Some(token) => Some(tokenizer.token_to_id(token).ok_or_else(|| {
+            DataError::Parameter(format!("dataset.fim_split_sample = {token:?}: the tokenizer has no such token"))
+        })?),
+        None => None,
+    };
+    Ok(FimParams {
+        rate: rate("fim_rate", section.fim_rate)?,
+        spm_rate: rate("fim_spm_rate", section.fim_spm_rate)?,
+        tokens: FimTokens::lookup(tokenizer, |key| names.get(key).map(String::as_str))?,
+        split_sample,
+        fragment_rate: match split_sample {
+            Some(_) => rate("fim_fragment_rate", section.fim_fragment_rate)?,
+            None => section.fim_fragment_rate.unwrap_or(0.0),
+        },
+        no_prefix: section.fim_no_prefix.clone(),
+        randomness: FimRandomness::Stream,
+    })
+}
+
+/// Opens what a user calls a data set: with or without its `.bin` or `.idx`.
+pub fn dataset_prefix(path: &Path) -> PathBuf {
+    match path.extension().and_then(|e| e.to_str()) {
+        Some("bin" | "idx") => path.with_extension(""),
+        _ => path.to_owned(),
+    }
+}

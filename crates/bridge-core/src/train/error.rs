@@ -1,0 +1,147 @@
+//! Everything that can end a run early.
+
+use std::path::PathBuf;
+
+use super::device::DeviceError;
+use crate::checkpoint::CheckpointError;
+use crate::config::ConfigErrors;
+use crate::data::DataError;
+use crate::model::ModelBuildError;
+use crate::resilience::SignalError;
+use crate::resilience::rerun::{RerunCheckpointError, UnexpectedResult};
+use crate::schedule::{BatchSizeError, FlopsError, LossScaleError, SchedulerError, SchedulerStateError};
+use crate::tokenizer::TokenizerError;
+
+/// Why a run could not start or go on.
+#[derive(Debug, thiserror::Error)]
+pub enum TrainError {
+    /// The configuration, all its problems.
+    #[error(transparent)]
+    Config(#[from] ConfigErrors),
+    /// The device.
+    #[error(transparent)]
+    SelectDevice(#[from] DeviceError),
+    /// The device failed.
+    #[error("the device failed: {0}")]
+    Device(String),
+    /// Data.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// The tokenizer.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    /// The model.
+    #[error(transparent)]
+    Model(#[from] ModelBuildError),
+    /// A checkpoint.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// A checkpoint was asked for and there is none.
+    #[error("{key}: there is no checkpoint in {}", path.display())]
+    NoCheckpoint {
+        /// The setting that asks.
+        key: &'static str,
+        /// Where was looked.
+        path: PathBuf,
+    },
+    /// A field of `train_state.json` cannot be understood.
+    #[error("{}: train_state.json: `{field}`: {message}", path.display())]
+    BadState {
+        /// The checkpoint.
+        path: PathBuf,
+        /// The field.
+        field: String,
+        /// What is wrong with it.
+        message: String,
+    },
+    /// The optimizer state in a checkpoint is another optimizer's or another model's.
+    #[error(
+        "{}: {count} optimizer tensors do not belong to this run's optimizer, `{name}` among them \
+         (checkpoint.load_optim = false starts with fresh moments)",
+        path.display()
+    )]
+    ForeignOptimizerState {
+        /// The checkpoint.
+        path: PathBuf,
+        /// One of them.
+        name: String,
+        /// How many there are.
+        count: usize,
+    },
+    /// The schedule.
+    #[error(transparent)]
+    Scheduler(#[from] SchedulerError),
+    /// The schedule of a checkpoint.
+    #[error(
+        "{0} (scheduler.override_opt_param_scheduler = true takes the run's values, \
+         scheduler.use_checkpoint_opt_param_scheduler = true the checkpoint's)"
+    )]
+    SchedulerState(#[from] SchedulerStateError),
+    /// Batch sizes.
+    #[error(transparent)]
+    BatchSize(#[from] BatchSizeError),
+    /// The loss scale.
+    #[error(transparent)]
+    LossScale(#[from] LossScaleError),
+    /// The FLOP formula does not know the model.
+    #[error(transparent)]
+    Flops(#[from] FlopsError),
+    /// A loss did not pass validation.
+    #[error("{0} (rerun_state_machine.check_for_nan_in_loss = false goes on instead)")]
+    UnexpectedResult(Box<UnexpectedResult>),
+    /// The rerun state of a checkpoint.
+    #[error(transparent)]
+    RerunState(#[from] RerunCheckpointError),
+    /// `ddp.check_for_nan_in_grad` found something.
+    #[error("iteration {iteration}: the gradient norm is {norm} (ddp.check_for_nan_in_grad = false skips such steps)")]
+    GradientNotFinite {
+        /// The step.
+        iteration: u64,
+        /// The norm.
+        norm: f64,
+    },
+    /// Signals cannot be watched.
+    #[error(transparent)]
+    Signal(#[from] SignalError),
+    /// A log file cannot be written.
+    #[error("{what}: {message}")]
+    Log {
+        /// Which.
+        what: String,
+        /// Why.
+        message: String,
+    },
+    /// A broken invariant of Bridge itself.
+    #[error("internal error: {0}")]
+    Internal(String),
+}
+
+impl From<UnexpectedResult> for TrainError {
+    fn from(result: UnexpectedResult) -> Self {
+        Self::UnexpectedResult(Box::new(result))
+    }
+}
+
+impl TrainError {
+    /// A log file that cannot be written.
+    pub(super) fn log(what: impl Into<String>, error: impl std::fmt::Display) -> Self {
+        Self::Log { what: what.into(), message: error.to_string() }
+    }
+
+    /// Whether the user's input is at fault (exit code 2) rather than the run (exit code 1).
+    pub fn is_bad_input(&self) -> bool {
+        matches!(
+            self,
+            Self::Config(_)
+                | Self::SelectDevice(_)
+                | Self::Data(_)
+                | Self::Tokenizer(_)
+                | Self::Model(_)
+                | Self::NoCheckpoint { .. }
+                | Self::Scheduler(_)
+                | Self::BatchSize(_)
+                | Self::LossScale(_)
+                | Self::Flops(_)
+        )
+    }
+}

@@ -1,0 +1,96 @@
+//! Evaluation on a held-out split.
+
+use super::TrainError;
+use super::forward_step::{LM_LOSS, Losses};
+use super::run::TrainingRun;
+use super::step::scalar;
+use crate::model::{ForwardContext, Mode};
+
+/// Which split is evaluated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Split {
+    /// The validation split.
+    Valid,
+    /// The test split.
+    Test,
+}
+
+impl Split {
+    /// As printed: `validation` or `test`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Valid => "validation",
+            Self::Test => "test",
+        }
+    }
+}
+
+/// What an evaluation found.
+#[derive(Clone, Debug)]
+pub struct EvaluationReport {
+    /// The split.
+    pub split: Split,
+    /// Steps trained so far.
+    pub iteration: u64,
+    /// Losses by name.
+    pub losses: Losses,
+    /// Sequences evaluated.
+    pub num_samples: u64,
+    /// Bits per byte of text, where the tokenizer knows how many bytes its tokens stand for.
+    pub bits_per_byte: Option<f64>,
+}
+
+impl EvaluationReport {
+    /// The language-model loss in nats a token, rounded to float32.
+    pub fn loss(&self) -> Option<f32> {
+        self.losses.get(LM_LOSS).map(|ratio| ratio.value() as f32)
+    }
+
+    /// `exp(loss)`, with the loss capped at 20.
+    pub fn perplexity(&self) -> Option<f64> {
+        self.loss().map(|loss| f64::from(loss).min(20.0).exp())
+    }
+}
+
+/// Evaluates the model on `validation.eval_iters` batches of a split (all of it with `validation.full_validation`),
+/// logs the result and tells the callbacks. `None` when the run has no such data.
+///
+/// The model itself is untouched: an inference copy that shares its memory is evaluated.
+///
+/// # Errors
+/// Data that cannot be read.
+pub fn evaluate(run: &mut TrainingRun, split: Split) -> Result<Option<EvaluationReport>, TrainError> {
+    let Some(mut loader) = run.evaluation_loader(split)? else { return Ok(None) };
+    let iterations = run.evaluation_iterations(split);
+    let num_microbatches = run.config.validation.num_microbatches;
+    let chunk = run.chunks[0].inference();
+    let mut losses = Losses::new();
+    let (mut num_samples, mut num_bytes) = (0_u64, Some(0_u64));
+    'iterations: for iteration in 0..iterations {
+        run.reporter.evaluating(split, iteration as u64, iterations as u64);
+        for _ in 0..num_microbatches {
+            let Some(micro_batch) = loader.next().transpose()? else { break 'iterations };
+            let batch = run.forward_step.prepare(&micro_batch, &run.device);
+            let context = ForwardContext { batch: &batch, mode: Mode::Evaluate };
+            let loss_sum = scalar(run.executor.forward(chunk.as_ref(), &context));
+            for (name, ratio) in run.forward_step.report(loss_sum, &batch) {
+                *losses.entry(name).or_default() += ratio;
+            }
+            num_samples += micro_batch.batch_size as u64;
+            num_bytes = num_bytes.and_then(|sum| Some(sum + run.count_bytes(&micro_batch)?));
+        }
+    }
+    if split == Split::Valid {
+        run.state.train_state.consumed_valid_samples += num_samples;
+        run.data.keep_valid_loader(&run.config, loader);
+    }
+    let bits_per_byte = num_bytes.filter(|bytes| *bytes > 0).and_then(|bytes| {
+        let nats = losses.get(LM_LOSS)?.numerator;
+        Some(nats / std::f64::consts::LN_2 / bytes as f64)
+    });
+    let iteration = run.state.train_state.step;
+    let report = EvaluationReport { split, iteration, losses, num_samples, bits_per_byte };
+    run.log_evaluation(&report)?;
+    run.for_each_callback(|callback, state| callback.on_evaluate_end(state, &report));
+    Ok(Some(report))
+}

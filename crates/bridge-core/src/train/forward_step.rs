@@ -1,0 +1,65 @@
+//! How a micro-batch becomes a loss: the step users may replace.
+
+use std::collections::BTreeMap;
+
+use burn::tensor::{Device, Tensor};
+
+use crate::data::MicroBatch;
+use crate::model::Batch;
+
+/// A reported quantity: the sum of `numerator` over micro-batches divided by that of `denominator`.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Ratio {
+    /// Sum so far.
+    pub numerator: f64,
+    /// Weight so far.
+    pub denominator: f64,
+}
+
+impl Ratio {
+    /// The quotient; NaN when nothing was counted.
+    pub fn value(self) -> f64 {
+        self.numerator / self.denominator
+    }
+}
+
+impl std::ops::AddAssign for Ratio {
+    fn add_assign(&mut self, other: Self) {
+        self.numerator += other.numerator;
+        self.denominator += other.denominator;
+    }
+}
+
+/// Losses by name, in name order.
+pub type Losses = BTreeMap<String, Ratio>;
+
+/// The name under which the language-model loss is reported.
+pub const LM_LOSS: &str = "lm loss";
+
+/// Prepares micro-batches for the model and names its losses.
+pub trait ForwardStep: Send {
+    /// Moves a micro-batch to the device; the place for custom masks or positions.
+    fn prepare(&mut self, micro_batch: &MicroBatch, device: &Device) -> Batch;
+
+    /// The quantity to minimise, as a sum over tokens, from the model's loss sum. The loop divides by tokens and
+    /// micro-batches. By default the model's own.
+    fn objective(&mut self, loss_sum: Tensor<1>, _batch: &Batch) -> Tensor<1> {
+        loss_sum
+    }
+
+    /// What is reported of a micro-batch, given the value of its loss sum.
+    fn report(&mut self, loss_sum: f64, batch: &Batch) -> Losses {
+        let ratio = Ratio { numerator: loss_sum, denominator: batch.num_tokens };
+        Losses::from([(LM_LOSS.to_owned(), ratio)])
+    }
+}
+
+/// Next-token prediction with the data set's own masks.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LanguageModelStep;
+
+impl ForwardStep for LanguageModelStep {
+    fn prepare(&mut self, micro_batch: &MicroBatch, device: &Device) -> Batch {
+        Batch::new(micro_batch, device)
+    }
+}

@@ -1,0 +1,59 @@
+//! The training loop: set-up, steps, evaluation, checkpoints, exits.
+//!
+//! ```text
+//! pretrain(config, options)
+//!   setup            devices, logs, tokenizer and data, model, optimizer, schedules, checkpoint
+//!   train            while step < train_iters:
+//!     train_step       micro-batches -> forward/backward (executor) -> optimizer -> scheduler
+//!     log              console, metrics.jsonl, TensorBoard
+//!     evaluate         every validation.eval_interval steps
+//!     callbacks        post_training_step_callbacks and the user's
+//!     checkpoint_and_decide_exit
+//!   evaluate         validation and test, at the end
+//! ```
+//!
+//! The loop knows models as chunks of segments, data as micro-batches, and checkpoints as snapshots; nothing in it names a
+//! model family or a back end.
+
+mod callbacks;
+mod checkpointing;
+mod convert;
+mod data;
+mod device;
+mod error;
+mod evaluate;
+mod executor;
+#[cfg(test)]
+mod executor_tests;
+mod exit;
+mod forward_step;
+mod preview;
+mod pretrain;
+mod recompute;
+mod reporter;
+mod run;
+mod setup;
+mod step;
+mod text;
+mod threads;
+mod train_loop;
+
+pub use callbacks::{Callback, CancelHandle};
+pub use checkpointing::load_parameters;
+pub use data::{DatasetFactoryContext, DatasetRegistry, RunData, dataset_prefix};
+pub use device::{DeviceError, select_device};
+pub use error::TrainError;
+pub use evaluate::{EvaluationReport, Split, evaluate};
+pub use executor::Executor;
+pub use exit::ExitReason;
+pub use forward_step::{ForwardStep, LM_LOSS, LanguageModelStep, Losses, Ratio};
+pub use preview::{ScheduleRow, schedule_of};
+pub use pretrain::{RunReport, pretrain};
+pub use recompute::{Recompute, Region, plan};
+pub use reporter::Console;
+pub use run::{GlobalState, TrainingRun};
+pub use setup::{RunOptions, WatchSignals, build_model, setup};
+pub use step::StepReport;
+pub use text::Bar;
+pub use threads::set_num_threads;
+pub use train_loop::train;

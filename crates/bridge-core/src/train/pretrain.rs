@@ -1,0 +1,66 @@
+//! A whole run: set up, train, evaluate, finish.
+
+use super::evaluate::{EvaluationReport, Split, evaluate};
+use super::exit::ExitReason;
+use super::run::TrainingRun;
+use super::setup::{RunOptions, setup};
+use super::train_loop::train;
+use super::TrainError;
+use crate::checkpoint::TrainState;
+use crate::config::RunConfig;
+
+/// What became of a run.
+#[derive(Debug)]
+pub struct RunReport {
+    /// Why it ended.
+    pub reason: ExitReason,
+    /// Where it stands.
+    pub train_state: TrainState,
+    /// The last evaluation of the validation split, if there was one at the end.
+    pub validation: Option<EvaluationReport>,
+    /// The evaluation of the test split, if there was one.
+    pub test: Option<EvaluationReport>,
+    /// The run, for what comes after it: sampling, for instance.
+    pub run: TrainingRun,
+}
+
+/// Sets a run up, trains it, and evaluates it on the validation and test splits.
+///
+/// # Errors
+/// Those of [`setup`], [`train`] and [`evaluate`]. What was logged and saved before stays.
+pub fn pretrain(config: RunConfig, options: RunOptions) -> Result<RunReport, TrainError> {
+    let mut run = setup(config, options)?;
+    let outcome = train_and_evaluate(&mut run);
+    // Logs and saves are brought to an end whatever happened; the first error is the one to tell.
+    let finished = run.finish();
+    let (reason, validation, test) = outcome?;
+    finished?;
+    Ok(RunReport { reason, train_state: run.state.train_state.clone(), validation, test, run })
+}
+
+type Outcome = (ExitReason, Option<EvaluationReport>, Option<EvaluationReport>);
+
+fn train_and_evaluate(run: &mut TrainingRun) -> Result<Outcome, TrainError> {
+    let train_iters = run.config.train.train_iters as u64;
+    let state = &run.state.train_state;
+    let reason = if run.config.validation.skip_train {
+        run.note("skipping training (validation.skip_train)");
+        ExitReason::Completed
+    } else if state.step >= train_iters {
+        let step = state.step;
+        run.note(&format!("nothing left to train: {step} of {train_iters} iterations are done"));
+        ExitReason::Completed
+    } else {
+        let reason = train(run)?;
+        run.reporter.training_ends();
+        run.note(&reason.to_string());
+        run.for_each_callback(|callback, state| callback.on_train_end(state));
+        reason
+    };
+    if reason != ExitReason::Completed {
+        return Ok((reason, None, None));
+    }
+    let validation = if run.state.train_state.do_valid { evaluate(run, Split::Valid)? } else { None };
+    let test = if run.state.train_state.do_test { evaluate(run, Split::Test)? } else { None };
+    Ok((reason, validation, test))
+}

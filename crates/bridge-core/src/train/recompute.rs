@@ -1,0 +1,100 @@
+//! Which segments are recomputed in the backward pass: a pure plan, cut into regions.
+
+use std::ops::Range;
+
+use crate::model::{Segment, SegmentRole};
+
+/// Activation recompute as configured (reference section 38).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Recompute {
+    /// Keep all activations.
+    Off,
+    /// Groups of `layers` consecutive layers; only the input of each group is kept.
+    Uniform {
+        /// Layers a group.
+        layers: usize,
+    },
+    /// The first `layers` layers, one by one.
+    Block {
+        /// Number of layers.
+        layers: usize,
+    },
+    /// These parts of every layer.
+    Selective(Vec<SegmentRole>),
+}
+
+/// Consecutive segments between two cuts of the autodiff graph.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Region {
+    /// Indices of its segments.
+    pub segments: Range<usize>,
+    /// Whether the graph is dropped after forward and built again in backward.
+    pub recomputed: bool,
+}
+
+/// Cuts `segments` into regions.
+pub fn plan(segments: &[Segment], recompute: &Recompute) -> Vec<Region> {
+    let first_layer = segments.iter().find_map(|segment| segment.layer).unwrap_or(0);
+    // Segments with equal keys, next to each other, share a region.
+    let key = |segment: &Segment| -> Option<usize> {
+        let layer = segment.layer? - first_layer;
+        match recompute {
+            Recompute::Off => None,
+            Recompute::Uniform { layers } => Some(layer / (*layers).max(1)),
+            Recompute::Block { layers } => (layer < *layers).then_some(layer),
+            Recompute::Selective(roles) => {
+                let is_named = roles.contains(&segment.role) || segment.role == SegmentRole::Layer;
+                is_named.then_some(2 * layer + usize::from(segment.role == SegmentRole::Mlp))
+            }
+        }
+    };
+    let mut regions: Vec<(Option<usize>, Region)> = Vec::new();
+    for (index, segment) in segments.iter().enumerate() {
+        let key = key(segment);
+        match regions.last_mut() {
+            Some((last, region)) if *last == key => region.segments.end = index + 1,
+            _ => regions.push((key, Region { segments: index..index + 1, recomputed: key.is_some() })),
+        }
+    }
+    regions.into_iter().map(|(_, region)| region).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn decoder(layers: Range<usize>) -> Vec<Segment> {
+        let of = |role, layer| Segment { role, layer };
+        let mut segments = vec![of(SegmentRole::Embedding, None)];
+        for layer in layers {
+            segments.push(of(SegmentRole::Attention, Some(layer)));
+            segments.push(of(SegmentRole::Mlp, Some(layer)));
+        }
+        segments.push(of(SegmentRole::Head, None));
+        segments
+    }
+
+    fn cuts(recompute: Recompute) -> Vec<(Range<usize>, bool)> {
+        plan(&decoder(4..7), &recompute).into_iter().map(|r| (r.segments, r.recomputed)).collect()
+    }
+
+    #[test]
+    fn regions_follow_the_setting() {
+        assert_eq!(cuts(Recompute::Off), [(0..8, false)]);
+        assert_eq!(cuts(Recompute::Uniform { layers: 2 }), [(0..1, false), (1..5, true), (5..7, true), (7..8, false)]);
+        assert_eq!(cuts(Recompute::Block { layers: 1 }), [(0..1, false), (1..3, true), (3..8, false)]);
+        assert_eq!(
+            cuts(Recompute::Selective(vec![SegmentRole::Mlp])),
+            [
+                (0..2, false),
+                (2..3, true),
+                (3..4, false),
+                (4..5, true),
+                (5..6, false),
+                (6..7, true),
+                (7..8, false)
+            ]
+        );
+        assert_eq!(cuts(Recompute::Selective(vec![SegmentRole::Attention, SegmentRole::Mlp])).len(), 8);
+    }
+}

@@ -1,0 +1,184 @@
+//! A run that is set up: model, optimizer, schedules, data, logs and checkpoints in one place.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use burn::tensor::Device;
+use bytes::Bytes;
+
+use super::callbacks::{Callback, CancelHandle};
+use super::checkpointing::Saver;
+use super::data::RunData;
+use super::evaluate::{EvaluationReport, Split};
+use super::executor::Executor;
+use super::forward_step::ForwardStep;
+use super::reporter::Reporter;
+use super::step::StepReport;
+use super::TrainError;
+use crate::checkpoint::{SaveReport, TrainState};
+use crate::config::RunConfig;
+use crate::data::{DataLoader, MicroBatch};
+use crate::logging::Timers;
+use crate::model::ModelChunk;
+use crate::optim::{GradientBuffer, Optimizer};
+use crate::resilience::rerun::RerunStateMachine;
+use crate::resilience::{LossChecks, SignalWatcher};
+use crate::schedule::{FlopsShape, LossScaler, NumMicrobatchesCalculator, OptimizerParamScheduler};
+
+/// What callbacks see of a run.
+#[derive(Clone, Debug)]
+pub struct GlobalState {
+    /// The configuration.
+    pub config: Arc<RunConfig>,
+    /// Counters.
+    pub train_state: TrainState,
+}
+
+/// A run, set up and ready to train. Made by [`super::setup`].
+pub struct TrainingRun {
+    /// The configuration.
+    pub config: Arc<RunConfig>,
+    /// What callbacks see.
+    pub state: GlobalState,
+    pub(super) chunks: Vec<Box<dyn ModelChunk>>,
+    pub(super) executor: Executor,
+    pub(super) optimizer: Optimizer,
+    pub(super) gradients: GradientBuffer,
+    pub(super) scheduler: OptimizerParamScheduler,
+    pub(super) num_microbatches: NumMicrobatchesCalculator,
+    pub(super) loss_scaler: LossScaler,
+    pub(super) rerun: RerunStateMachine,
+    pub(super) loss_checks: LossChecks,
+    pub(super) flops: FlopsShape,
+    pub(super) forward_step: Box<dyn ForwardStep>,
+    pub(super) callbacks: Vec<Box<dyn Callback>>,
+    pub(super) device: Device,
+    pub(super) data: RunData,
+    pub(super) timers: Timers,
+    pub(super) reporter: Reporter,
+    pub(super) saver: Option<Saver>,
+    pub(super) tokenizer_files: BTreeMap<String, Bytes>,
+    /// Seed of dropout (and of initial weights, before a checkpoint said otherwise).
+    pub(super) seed: u64,
+    pub(super) signals: Option<SignalWatcher>,
+    pub(super) cancel: CancelHandle,
+    pub(super) started: Instant,
+    pub(super) last_saved_step: Option<u64>,
+}
+
+impl std::fmt::Debug for TrainingRun {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TrainingRun").field("state", &self.state.train_state).finish_non_exhaustive()
+    }
+}
+
+impl TrainingRun {
+    /// The model's chunks on this rank.
+    pub fn chunks(&self) -> &[Box<dyn ModelChunk>] {
+        &self.chunks
+    }
+
+    /// The data of the run, with its tokenizer.
+    pub fn data(&self) -> &RunData {
+        &self.data
+    }
+
+    /// Prints a line above the progress bar.
+    pub fn note(&self, text: &str) {
+        self.reporter.note(text);
+    }
+
+    pub(super) fn saves(&self) -> bool {
+        self.saver.is_some()
+    }
+
+    pub(super) fn for_each_callback(&mut self, mut f: impl FnMut(&mut dyn Callback, &GlobalState)) {
+        for callback in &mut self.callbacks {
+            f(callback.as_mut(), &self.state);
+        }
+    }
+
+    /// The micro-batches of one step, in order.
+    pub(super) fn next_micro_batches(&mut self, count: u64) -> Result<Vec<MicroBatch>, TrainError> {
+        let consumed = self.state.train_state.consumed_train_samples;
+        self.data.next_train(count, consumed)
+    }
+
+    pub(super) fn evaluation_loader(&mut self, split: Split) -> Result<Option<DataLoader>, TrainError> {
+        let consumed = match split {
+            Split::Valid => self.state.train_state.consumed_valid_samples,
+            Split::Test => 0,
+        };
+        self.data.evaluation(&self.config, split, consumed)
+    }
+
+    pub(super) fn evaluation_iterations(&self, split: Split) -> usize {
+        let validation = &self.config.validation;
+        match split {
+            Split::Valid if validation.full_validation => usize::MAX,
+            _ => validation.eval_iters,
+        }
+    }
+
+    /// Bytes of text that a micro-batch's counted labels stand for, if the tokenizer can tell.
+    pub(super) fn count_bytes(&self, micro_batch: &MicroBatch) -> Option<u64> {
+        self.data.count_bytes(micro_batch)
+    }
+
+    pub(super) fn wants_grad_norms(&self) -> bool {
+        let interval = self.config.logger.tensorboard_log_interval as u64;
+        self.config.logger.log_l2_norm_grad_to_tensorboard && (self.state.train_state.step + 1).is_multiple_of(interval)
+    }
+
+    /// Counts a finished step.
+    pub(super) fn advance(&mut self, step: &StepReport) {
+        let state = &mut self.state.train_state;
+        state.step += 1;
+        state.consumed_train_samples += step.batch_size;
+        state.skipped_train_samples += self.num_microbatches.current_global_batch_size()
+            - self.num_microbatches.current_running_global_batch_size();
+        let flops = self.flops.flops_per_batch(step.batch_size, self.config.model.seq_length as u64);
+        state.floating_point_operations_so_far += flops.unwrap_or(0.0);
+    }
+
+    pub(super) fn log_step(&mut self, step: &StepReport) -> Result<(), TrainError> {
+        let params_norm = (self.config.logger.log_params_norm
+            && step.iteration.is_multiple_of(self.config.logger.tensorboard_log_interval as u64))
+        .then(|| self.optimizer.parameter_norm(&self.chunks));
+        self.reporter.step(&self.state, step, params_norm, &self.timers)
+    }
+
+    pub(super) fn log_evaluation(&mut self, report: &EvaluationReport) -> Result<(), TrainError> {
+        self.reporter.evaluation(&self.state, report)
+    }
+
+    pub(super) fn log_save(
+        &mut self,
+        step: u64,
+        is_async: bool,
+        report: Option<&SaveReport>,
+    ) -> Result<(), TrainError> {
+        self.reporter.save(&self.state, step, is_async, report)
+    }
+
+    /// Collects the outcome of a save in the background, if one has ended.
+    pub(super) fn poll_saves(&mut self) -> Result<(), TrainError> {
+        if let Some(saver) = &mut self.saver
+            && let Some(report) = saver.poll()?
+        {
+            self.reporter.saved_in_background(&self.state, &report)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for saves and writes what is left to write.
+    pub(super) fn finish(&mut self) -> Result<(), TrainError> {
+        if let Some(saver) = &mut self.saver
+            && let Some(report) = saver.finish()?
+        {
+            self.reporter.saved_in_background(&self.state, &report)?;
+        }
+        self.reporter.finish(&self.state)
+    }
+}

@@ -1,0 +1,219 @@
+//! From a checked configuration to a run that is ready to train.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use burn::tensor::{Device, FloatDType};
+
+use super::callbacks::{Callback, CancelHandle};
+use super::checkpointing::{Saver, find_start, read_files, restore};
+use super::convert;
+use super::data::{DatasetRegistry, RunData};
+use super::device::select_device;
+use super::executor::Executor;
+use super::forward_step::{ForwardStep, LanguageModelStep};
+use super::reporter::{Console, Reporter};
+use super::run::{GlobalState, TrainingRun};
+use super::{TrainError, set_num_threads};
+use crate::checkpoint::TrainState;
+use crate::config::RunConfig;
+use crate::logging::Timers;
+use crate::model::{BuildContext, ModelBuilder, ModelChunk, ModelRegistry, Stage};
+use crate::optim::{AccumulationDType, GradientBuffer, Optimizer, OverrideProvider};
+use crate::resilience::rerun::RerunStateMachine;
+use crate::resilience::{Signal, SignalWatcher};
+use crate::schedule::{NumMicrobatchesCalculator, OptimizerParamScheduler};
+
+/// Which signals a run watches. A watched signal saves a checkpoint and stops.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WatchSignals {
+    /// SIGINT, SIGTERM and `train.exit_signal`: for programs that are the run.
+    Process,
+    /// Only what `train.exit_signal_handler` and `exit_signal_handler_for_training` ask for: for services that have
+    /// signal handlers of their own.
+    #[default]
+    AsConfigured,
+}
+
+/// What a run needs besides its configuration. All of it is passed in; nothing is global.
+pub struct RunOptions {
+    /// Model kinds.
+    pub models: ModelRegistry,
+    /// Dataset kinds.
+    pub datasets: DatasetRegistry,
+    /// How micro-batches become losses.
+    pub forward_step: Box<dyn ForwardStep>,
+    /// Watchers.
+    pub callbacks: Vec<Box<dyn Callback>>,
+    /// Overrides of weight decay and learning rate by parameter; `None` takes the usual rules.
+    pub overrides: Option<Box<dyn OverrideProvider>>,
+    /// Stops the run from outside.
+    pub cancel: CancelHandle,
+    /// Signals to watch.
+    pub signals: WatchSignals,
+    /// Where console lines go.
+    pub console: Console,
+}
+
+impl RunOptions {
+    /// Options with the given model kinds, the built-in dataset kinds and lines on standard output.
+    pub fn new(models: ModelRegistry) -> Self {
+        Self {
+            models,
+            datasets: DatasetRegistry::builtin(),
+            forward_step: Box::new(LanguageModelStep),
+            callbacks: Vec::new(),
+            overrides: None,
+            cancel: CancelHandle::default(),
+            signals: WatchSignals::default(),
+            console: Console::Human,
+        }
+    }
+}
+
+impl std::fmt::Debug for RunOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RunOptions").field("models", &self.models).finish_non_exhaustive()
+    }
+}
+
+/// Sets a run up: logs, tokenizer and data, model, optimizer, schedules, and the checkpoint to continue from.
+///
+/// # Errors
+/// Anything that keeps the run from starting. Nothing but logs, caches and the checkpoint folder has been written then.
+pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, TrainError> {
+    config.check_paths()?;
+    let config = Arc::new(config);
+    if let Some(threads) = config.train.num_threads {
+        set_num_threads(threads)?;
+    }
+    let device = select_device(&config.device)?.autodiff();
+    let params_dtype = convert::params_dtype(&config);
+    if !device.supports_dtype(burn::tensor::DType::from(params_dtype)) {
+        return Err(TrainError::Device(format!("`{}` does not compute in {params_dtype:?}", config.device)));
+    }
+    // What can be refused is refused before anything is written.
+    let model_config = options.models.config(&config.model)?;
+    let start = find_start(&config)?;
+    let saver = Saver::open(&config)?;
+    let signals = watch_signals(&config, options.signals)?;
+
+    let start_state = start.as_ref().map_or_else(|| Ok(TrainState::default()), |start| start.train_state())?;
+    let reporter = Reporter::new(&config, options.console, &start_state)?;
+    for warning in config.warnings() {
+        reporter.warn(warning);
+    }
+    if let Some(start) = &start {
+        reporter.note(&start.message);
+    } else if let Some(load) = &config.checkpoint.load {
+        reporter.note(&format!("no checkpoint in {}: starting from scratch", load.display()));
+    }
+    let data = RunData::build(&config, &options.datasets, &reporter)?;
+    let padded_vocab_size = config.model.padded_vocab_size(data.vocab_size())?;
+    let seed = config.rng.seed;
+    let context = BuildContext { device: device.clone(), seed, params_dtype, padded_vocab_size };
+    let stage = Stage::whole(config.model.num_layers);
+    let builder: Box<dyn ModelBuilder> = model_config.builder();
+    let chunks = builder.build_models(model_config.as_ref(), &context, &[stage])?;
+
+    let provider = options.overrides.unwrap_or_else(|| Box::new(convert::standard_overrides(&config)));
+    let optimizer = Optimizer::new(convert::optimizer_settings(&config), &chunks, provider.as_ref());
+    let tokenizer_files = tokenizer_files(&data)?;
+    let train_state = TrainState {
+        do_train: !config.validation.skip_train && data.has_train(),
+        do_valid: data.has_valid() && config.validation.eval_iters > 0,
+        do_test: data.has_test() && config.validation.eval_iters > 0,
+        ..TrainState::default()
+    };
+    let mut run = TrainingRun {
+        executor: Executor::new(chunks[0].as_ref(), &convert::recompute(&config)),
+        optimizer,
+        gradients: GradientBuffer::new(accumulation(&config)),
+        scheduler: OptimizerParamScheduler::new(convert::scheduler(&config))?,
+        num_microbatches: NumMicrobatchesCalculator::new(convert::batch_size(&config))?,
+        loss_scaler: convert::loss_scaler(&config)?,
+        rerun: RerunStateMachine::new(convert::rerun(&config)),
+        loss_checks: convert::loss_checks(&config),
+        flops: convert::flops(&config, padded_vocab_size),
+        forward_step: options.forward_step,
+        callbacks: options.callbacks,
+        timers: Timers::new(convert::timing_level(&config)),
+        state: GlobalState { config: Arc::clone(&config), train_state },
+        started: Instant::now(),
+        last_saved_step: None,
+        cancel: options.cancel,
+        chunks,
+        device,
+        data,
+        reporter,
+        saver,
+        tokenizer_files,
+        seed,
+        signals,
+        config,
+    };
+    if let Some(start) = &start {
+        restore(&mut run, start)?;
+        // What the data holds is this run's business, not the checkpoint's.
+        let state = &mut run.state.train_state;
+        state.do_train = !run.config.validation.skip_train && run.data.has_train();
+        state.do_valid = run.data.has_valid() && run.config.validation.eval_iters > 0;
+        state.do_test = run.data.has_test() && run.config.validation.eval_iters > 0;
+    }
+    run.reporter.run_starts(&run.state, &run.chunks)?;
+    Ok(run)
+}
+
+fn accumulation(config: &RunConfig) -> AccumulationDType {
+    let is_float32 = convert::params_dtype(config) == FloatDType::F32;
+    if is_float32 || convert::grad_reduce_in_fp32(config) { AccumulationDType::Float32 } else { AccumulationDType::AsComputed }
+}
+
+fn watch_signals(config: &RunConfig, watch: WatchSignals) -> Result<Option<SignalWatcher>, TrainError> {
+    let configured = convert::signal(config.train.exit_signal);
+    let mut signals = Vec::new();
+    if config.train.exit_signal_handler || watch == WatchSignals::Process {
+        signals.push(configured);
+    }
+    if config.train.exit_signal_handler_for_training || watch == WatchSignals::Process {
+        signals.extend([Signal::Int, Signal::Term]);
+    }
+    let mut unique = Vec::new();
+    for signal in signals {
+        if !unique.contains(&signal) {
+            unique.push(signal);
+        }
+    }
+    Ok(if unique.is_empty() { None } else { Some(SignalWatcher::install(&unique)?) })
+}
+
+/// The tokenizer's files, as they are saved with each checkpoint.
+fn tokenizer_files(data: &RunData) -> Result<std::collections::BTreeMap<String, bytes::Bytes>, TrainError> {
+    let Some(tokenizer) = data.tokenizer() else { return Ok(Default::default()) };
+    let error = |e: &dyn std::fmt::Display| TrainError::log("tokenizer files", e);
+    let folder = tempfile::tempdir().map_err(|e| error(&e))?;
+    tokenizer.save_assets(folder.path())?;
+    read_files(folder.path()).map_err(|e| error(&e))
+}
+
+/// Builds the model of a configuration without anything else of a run.
+///
+/// # Errors
+/// If the kind is unknown or the model cannot be built.
+pub fn build_model(
+    config: &RunConfig,
+    models: &ModelRegistry,
+    device: &Device,
+    tokenizer_vocab_size: usize,
+) -> Result<Box<dyn ModelChunk>, TrainError> {
+    let model_config = models.config(&config.model)?;
+    let context = BuildContext {
+        device: device.clone(),
+        seed: config.rng.seed,
+        params_dtype: convert::params_dtype(config),
+        padded_vocab_size: config.model.padded_vocab_size(tokenizer_vocab_size)?,
+    };
+    let stage = Stage::whole(config.model.num_layers);
+    let mut chunks = model_config.builder().build_models(model_config.as_ref(), &context, &[stage])?;
+    chunks.pop().ok_or_else(|| TrainError::Internal("a builder returned no chunk".into()))
+}

@@ -1,0 +1,112 @@
+//! The training loop.
+
+use std::time::Instant;
+
+use super::TrainError;
+use super::checkpointing::save_checkpoint;
+use super::evaluate::{Split, evaluate};
+use super::exit::{ExitReason, checkpoint_and_decide_exit};
+use super::run::TrainingRun;
+use super::step::{StepEnd, StepReport, train_step};
+use crate::resilience::rerun::ExitDecision;
+
+/// Trains until the configured number of steps, or until something asks to exit.
+///
+/// # Errors
+/// Data that cannot be read, losses that are not finite (where that is checked), checkpoints that cannot be written.
+pub fn train(run: &mut TrainingRun) -> Result<ExitReason, TrainError> {
+    run.started = Instant::now();
+    run.rerun.align_iteration(run.state.train_state.step);
+    run.for_each_callback(|callback, state| callback.on_train_start(state));
+    while run.state.train_state.step < run.config.train.train_iters as u64 {
+        run.poll_saves()?;
+        update_batch_size(run)?;
+        if skip_iteration(run)? {
+            continue;
+        }
+        let step = match train_step(run)? {
+            StepEnd::Done(step) => step,
+            StepEnd::Exit(decision) => return exit_for_rerun(run, decision),
+        };
+        run.advance(&step);
+        run.log_step(&step)?;
+        run.for_each_callback(|callback, state| callback.on_step_end(state, &step));
+        if evaluation_is_due(run) {
+            evaluate(run, Split::Valid)?;
+        }
+        post_training_step_callbacks(run, &step)?;
+        if let Some(reason) = checkpoint_and_decide_exit(run)? {
+            return Ok(reason);
+        }
+    }
+    if run.saves() && run.state.train_state.step > 0 && run.last_saved_step != Some(run.state.train_state.step) {
+        save_checkpoint(run)?;
+    }
+    Ok(ExitReason::Completed)
+}
+
+/// Moves the batch ramp-up on. A change of batch size after the first step is preceded by a checkpoint, so that every
+/// checkpoint is followed by steps of one size for a while.
+fn update_batch_size(run: &mut TrainingRun) -> Result<(), TrainError> {
+    let consumed = run.state.train_state.consumed_train_samples;
+    if let Some(change) = run.num_microbatches.update(consumed) {
+        run.reporter.note(&format!(
+            "batch ramp-up: global batch size {} -> {}",
+            change.previous_global_batch_size, change.global_batch_size
+        ));
+        let grew = change.num_microbatches > change.previous_num_microbatches;
+        let step = run.state.train_state.step;
+        if grew && step != 0 && run.saves() && run.last_saved_step != Some(step) {
+            save_checkpoint(run)?;
+        }
+    }
+    Ok(())
+}
+
+/// Reads and drops the data of an iteration listed in `train.iterations_to_skip` (1-based).
+fn skip_iteration(run: &mut TrainingRun) -> Result<bool, TrainError> {
+    let next = run.state.train_state.step as usize + 1;
+    if !run.config.train.iterations_to_skip.contains(&next) {
+        return Ok(false);
+    }
+    let num_microbatches = run.num_microbatches.num_microbatches();
+    run.next_micro_batches(num_microbatches)?;
+    let batch = num_microbatches * run.config.samples_per_microstep() as u64;
+    let state = &mut run.state.train_state;
+    state.step += 1;
+    state.consumed_train_samples += batch;
+    state.skipped_train_samples += batch;
+    run.rerun.align_iteration(state.step);
+    run.reporter.note(&format!("iteration {next} skipped, as train.iterations_to_skip asks"));
+    Ok(true)
+}
+
+fn exit_for_rerun(run: &mut TrainingRun, decision: ExitDecision) -> Result<ExitReason, TrainError> {
+    match decision {
+        ExitDecision::SaveAndExit(code) => {
+            if run.saves() {
+                save_checkpoint(run)?;
+            }
+            Ok(ExitReason::Rerun(code))
+        }
+        ExitDecision::Exit(code) => Ok(ExitReason::Rerun(code)),
+        ExitDecision::Continue => unreachable!("a step that stops early has a reason to exit"),
+    }
+}
+
+fn evaluation_is_due(run: &TrainingRun) -> bool {
+    let step = run.state.train_state.step as usize;
+    let validation = &run.config.validation;
+    run.state.train_state.do_valid
+        && validation.eval_interval.is_some_and(|interval| step.is_multiple_of(interval))
+        && validation.start_eval_at_iter.is_none_or(|start| step >= start)
+}
+
+/// What happens after every step besides logging and saving.
+fn post_training_step_callbacks(run: &mut TrainingRun, step: &StepReport) -> Result<(), TrainError> {
+    let due = |interval: Option<usize>| interval.is_some_and(|n| step.iteration.is_multiple_of(n as u64));
+    if due(run.config.train.train_sync_interval) {
+        run.device.sync().map_err(|error| TrainError::Device(format!("{error:?}")))?;
+    }
+    Ok(())
+}

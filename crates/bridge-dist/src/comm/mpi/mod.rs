@@ -1,0 +1,407 @@
+//! Ranks as MPI processes, started by `mpirun` or `srun`: how a run leaves one machine. Needs the cargo feature `mpi`.
+//!
+//! # What to know
+//! - Start with `mpirun -np N program`. By default Open MPI gives each rank one core; `--bind-to none` lets a rank use more threads. Where
+//!   ranks outnumber cores, `--oversubscribe --mca mpi_yield_when_idle 1` keeps small collectives from taking milliseconds.
+//! - [`MpiWorld::init`] installs a panic hook that ends the whole job with exit code 101, because ranks that wait for a panicked one would
+//!   wait for their time limit first. It runs for every panic of the process, caught or not.
+//! - After an error the world is failed: communicators then refuse to work, and MPI is not finalised. Let the process end; `mpirun` ends the
+//!   others.
+//! - The process that is killed (not panicking) ends the job too: `mpirun` notices.
+//! - A message is at most 2 GiB long; collectives have no such limit.
+
+use std::panic;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use super::buffer::{Buffer, BufferMut, DType, HostBuffer, ReduceOp};
+use super::error::{CommError, CommErrorKind};
+use super::request::Request;
+use super::signature::{OpKind, Signature, UnevenExchange};
+use super::single::SingleCommunicator;
+use super::worker::Worker;
+use super::{Communicator, Group};
+
+mod agree;
+mod lane;
+mod message;
+mod raw;
+mod seat;
+
+use lane::Lane;
+use message::Message;
+use raw::{Environment, RawComm, RawError, Started};
+use seat::{Comm, Seat, World};
+
+/// Exit code of a job that a panic ended; the one Rust gives a panicking process.
+const PANIC_EXIT_CODE: i32 = 101;
+
+/// How to join the MPI world.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MpiOptions {
+    /// How long an operation waits for other ranks.
+    pub timeout: Duration,
+    /// The number of ranks that was asked for. With a launcher of another MPI library every process believes to be rank 0 of 1, and this is
+    /// how it is noticed. `None` accepts any.
+    pub expected_size: Option<usize>,
+}
+
+/// The MPI world could not be joined.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MpiInitError {
+    /// MPI runs already; a process can join once.
+    #[error("MPI is initialised already; a process joins the world once")]
+    Already,
+    /// The library does not support calls from several threads.
+    #[error(
+        "this MPI library does not support MPI_THREAD_MULTIPLE, which background operations need"
+    )]
+    NoThreads,
+    /// The launcher started another number of ranks than was asked for.
+    #[error(
+        "{expected} ranks were asked for, and MPI has {found}; start the program with `mpirun -np {expected}` (or srun) of the same MPI \
+         library that it was built with"
+    )]
+    WorldSize {
+        /// Ranks asked for.
+        expected: usize,
+        /// Ranks there are.
+        found: usize,
+    },
+    /// The library reported an error.
+    #[error("MPI reported: {0}")]
+    Library(String),
+}
+
+impl From<RawError> for MpiInitError {
+    fn from(error: RawError) -> Self {
+        Self::Library(error.0)
+    }
+}
+
+/// This process's place in the MPI world. MPI ends when this, all communicators and all requests are dropped, which must happen on the
+/// thread that called [`init`](Self::init).
+#[derive(Debug)]
+pub struct MpiWorld {
+    communicator: Group,
+}
+
+impl MpiWorld {
+    /// Starts MPI. All processes of the job call this.
+    ///
+    /// # Errors
+    /// If MPI runs already, cannot be called from several threads, or has another size than expected.
+    pub fn init(options: MpiOptions) -> Result<Self, MpiInitError> {
+        let environment = match Environment::start()? {
+            Started::Yes(environment) => environment,
+            Started::Already => return Err(MpiInitError::Already),
+            Started::NoThreads(environment) => {
+                environment.finish();
+                return Err(MpiInitError::NoThreads);
+            }
+        };
+        let world = Arc::new(World::new(environment, options.timeout));
+        let raw = RawComm::world()?;
+        let (rank, found) = (raw.rank()?, raw.size()?);
+        let communicator = MpiCommunicator::new(raw, Arc::clone(&world), "world")?;
+        if let Some(expected) = options.expected_size.filter(|expected| *expected != found) {
+            return Err(MpiInitError::WorldSize { expected, found });
+        }
+        abort_on_panic(rank);
+        Ok(Self {
+            communicator: Arc::new(communicator),
+        })
+    }
+
+    /// All ranks.
+    pub fn communicator(&self) -> Group {
+        Arc::clone(&self.communicator)
+    }
+}
+
+/// Other ranks would wait for a rank that unwinds.
+fn abort_on_panic(rank: usize) {
+    let previous = panic::take_hook();
+    panic::set_hook(Box::new(move |info| {
+        previous(info);
+        eprintln!("rank {rank} panicked; ending the job with exit code {PANIC_EXIT_CODE}");
+        raw::abort_job(PANIC_EXIT_CODE);
+    }));
+}
+
+/// One rank of a group of MPI processes.
+///
+/// Dropping it waits for its non-blocking collectives.
+pub struct MpiCommunicator {
+    seat: Seat,
+    blocking: Mutex<Lane>,
+    /// The lane of the background thread until that is started.
+    idle_background: Mutex<Option<Lane>>,
+    worker: OnceLock<Worker<Lane>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl MpiCommunicator {
+    /// Collective over the group.
+    fn new(raw: RawComm, world: Arc<World>, name: &str) -> Result<Self, RawError> {
+        let (rank, size) = (raw.rank()?, raw.size()?);
+        let background = raw.duplicate()?;
+        let seat = |raw| Seat {
+            comm: Arc::new(Comm::new(raw, Arc::clone(&world))),
+            rank,
+            size,
+            name: name.into(),
+        };
+        let (seat, background) = (seat(raw), seat(background));
+        Ok(Self {
+            blocking: Mutex::new(Lane { seat: seat.clone() }),
+            idle_background: Mutex::new(Some(Lane { seat: background })),
+            worker: OnceLock::new(),
+            seat,
+        })
+    }
+
+    fn start(
+        &self,
+        signature: Signature,
+        job: impl FnOnce(&mut Lane) -> Result<HostBuffer, CommError> + Send + 'static,
+    ) -> Result<Request, CommError> {
+        self.seat.check_world(&signature)?;
+        let worker = self.worker(&signature)?;
+        worker.submit(job, |kind| self.seat.speaker().error(&signature, kind))
+    }
+
+    fn worker(&self, signature: &Signature) -> Result<&Worker<Lane>, CommError> {
+        let mut idle = lock(&self.idle_background);
+        if let Some(lane) = idle.take() {
+            let name = format!("{}-{}", self.seat.name, self.seat.rank);
+            let worker = Worker::spawn(name, lane).map_err(|error| {
+                let kind = CommErrorKind::Transport {
+                    library: "the operating system, starting a background thread,",
+                    message: error.to_string(),
+                };
+                self.seat.fail(signature, kind)
+            })?;
+            return Ok(self.worker.get_or_init(|| worker));
+        }
+        self.worker.get().ok_or_else(|| {
+            let kind = CommErrorKind::Transport {
+                library: "the background thread",
+                message: "it could not be started".to_owned(),
+            };
+            self.seat.speaker().error(signature, kind)
+        })
+    }
+
+    fn message(
+        &self,
+        kind: OpKind,
+        buffer: (DType, usize),
+        peer: usize,
+        tag: u32,
+    ) -> Result<Signature, CommError> {
+        let signature = self.seat.speaker().message(kind, buffer, peer, tag)?;
+        let bytes = buffer.0.size().saturating_mul(buffer.1);
+        if bytes > i32::MAX as usize {
+            let kind = CommErrorKind::InvalidArgument {
+                what: "size of a message in bytes",
+                expected: format!("at most {}", i32::MAX),
+                found: bytes.to_string(),
+            };
+            return Err(self.seat.speaker().error(&signature, kind));
+        }
+        Ok(signature)
+    }
+
+    fn start_message_out(
+        &self,
+        data: HostBuffer,
+        to: usize,
+        tag: u32,
+    ) -> Result<Message, CommError> {
+        let signature = self.message(OpKind::Send, (data.dtype(), data.len()), to, tag)?;
+        Message::send(self.seat.clone(), signature, data, to, tag)
+    }
+
+    fn start_message_in(
+        &self,
+        what: (DType, usize),
+        from: usize,
+        tag: u32,
+    ) -> Result<Message, CommError> {
+        let signature = self.message(OpKind::Recv, what, from, tag)?;
+        let place = HostBuffer::zeros(what.0, what.1);
+        Message::receive(self.seat.clone(), signature, place, from, tag)
+    }
+}
+
+impl Drop for MpiCommunicator {
+    fn drop(&mut self) {
+        if let Some(worker) = self.worker.take() {
+            worker.finish();
+        }
+    }
+}
+
+impl std::fmt::Debug for MpiCommunicator {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "MpiCommunicator({} {}/{})",
+            self.name(),
+            self.rank(),
+            self.size()
+        )
+    }
+}
+
+/// A colour or key as MPI has it.
+fn as_c_int(seat: &Seat, what: &'static str, value: usize) -> Result<i32, CommError> {
+    i32::try_from(value).map_err(|_| {
+        let kind = CommErrorKind::InvalidArgument {
+            what,
+            expected: format!("at most {}", i32::MAX),
+            found: value.to_string(),
+        };
+        seat.speaker().error(&Signature::bare(OpKind::Split), kind)
+    })
+}
+
+impl Communicator for MpiCommunicator {
+    fn rank(&self) -> usize {
+        self.seat.rank
+    }
+
+    fn size(&self) -> usize {
+        self.seat.size
+    }
+
+    fn name(&self) -> &str {
+        &self.seat.name
+    }
+
+    fn timeout(&self) -> Duration {
+        self.seat.world().timeout
+    }
+
+    fn all_reduce(&self, data: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
+        lock(&self.blocking).all_reduce(data, op)
+    }
+
+    fn reduce_scatter(
+        &self,
+        input: Buffer<'_>,
+        output: BufferMut<'_>,
+        op: ReduceOp,
+    ) -> Result<(), CommError> {
+        lock(&self.blocking).reduce_scatter(input, output, op)
+    }
+
+    fn all_gather(&self, input: Buffer<'_>, output: BufferMut<'_>) -> Result<(), CommError> {
+        lock(&self.blocking).all_gather(input, output)
+    }
+
+    fn broadcast(&self, data: BufferMut<'_>, root: usize) -> Result<(), CommError> {
+        lock(&self.blocking).broadcast(data, root)
+    }
+
+    fn all_to_all(&self, input: Buffer<'_>, output: BufferMut<'_>) -> Result<(), CommError> {
+        lock(&self.blocking).all_to_all(input, output)
+    }
+
+    fn all_to_all_uneven(&self, exchange: UnevenExchange<'_>) -> Result<(), CommError> {
+        lock(&self.blocking).all_to_all_uneven(exchange)
+    }
+
+    fn send(&self, data: Buffer<'_>, to: usize, tag: u32) -> Result<(), CommError> {
+        self.start_message_out(data.into(), to, tag)?
+            .finish()
+            .map(drop)
+    }
+
+    fn recv(&self, mut data: BufferMut<'_>, from: usize, tag: u32) -> Result<(), CommError> {
+        let arrived = self
+            .start_message_in((data.dtype(), data.len()), from, tag)?
+            .finish()?;
+        data.copy_from(arrived.view());
+        Ok(())
+    }
+
+    fn barrier(&self) -> Result<(), CommError> {
+        lock(&self.blocking).barrier()
+    }
+
+    fn split(
+        &self,
+        color: Option<usize>,
+        key: usize,
+        name: &str,
+    ) -> Result<Option<Group>, CommError> {
+        let signature = Signature::bare(OpKind::Split);
+        let color = color
+            .map(|color| as_c_int(&self.seat, "colour", color))
+            .transpose()?;
+        let key = as_c_int(&self.seat, "key", key)?;
+        let mut lane = lock(&self.blocking);
+        lane.agree(&signature)?;
+        let library = |error| self.seat.library(&signature, error);
+        let Some(mut raw) = self.seat.raw().split(color, key).map_err(library)? else {
+            return Ok(None);
+        };
+        if raw.size().map_err(library)? == 1 {
+            raw.free();
+            return Ok(Some(Arc::new(SingleCommunicator::new(name))));
+        }
+        let world = Arc::clone(&self.seat.comm.world);
+        let made = Self::new(raw, world, name).map_err(library)?;
+        Ok(Some(Arc::new(made)))
+    }
+
+    fn start_all_reduce(&self, mut data: HostBuffer, op: ReduceOp) -> Result<Request, CommError> {
+        let signature = Signature::reducing(OpKind::AllReduce, data.dtype(), data.len(), op);
+        self.seat.speaker().check_reduce(&signature)?;
+        self.start(signature, move |lane| {
+            lane.all_reduce(data.view_mut(), op)?;
+            Ok(data)
+        })
+    }
+
+    fn start_reduce_scatter(&self, input: HostBuffer, op: ReduceOp) -> Result<Request, CommError> {
+        let mut output = HostBuffer::zeros(input.dtype(), input.len() / self.size());
+        let speaker = self.seat.speaker();
+        let signature = speaker.reduce_scatter(&input.view(), &output.view_mut(), op)?;
+        self.start(signature, move |lane| {
+            lane.reduce_scatter(input.view(), output.view_mut(), op)?;
+            Ok(output)
+        })
+    }
+
+    fn start_all_gather(&self, input: HostBuffer) -> Result<Request, CommError> {
+        let signature = Signature::data(OpKind::AllGather, input.dtype(), input.len());
+        let size = self.size();
+        self.start(signature, move |lane| {
+            let mut output = HostBuffer::zeros(input.dtype(), input.len() * size);
+            lane.all_gather(input.view(), output.view_mut())?;
+            Ok(output)
+        })
+    }
+
+    fn start_send(&self, data: HostBuffer, to: usize, tag: u32) -> Result<Request, CommError> {
+        self.start_message_out(data, to, tag).map(Request::new)
+    }
+
+    fn start_recv(
+        &self,
+        dtype: DType,
+        len: usize,
+        from: usize,
+        tag: u32,
+    ) -> Result<Request, CommError> {
+        self.start_message_in((dtype, len), from, tag)
+            .map(Request::new)
+    }
+}

@@ -1,0 +1,213 @@
+//! What the lanes and messages of a process share: the environment with its time limit and first failure, communicators with an owner, and
+//! a rank's place in a group. Polling lives here; what is transferred does not.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::raw::{Environment, Kind, RawComm, RawError, Transfer};
+use crate::comm::buffer::HostBuffer;
+use crate::comm::error::{CommError, CommErrorKind};
+use crate::comm::signature::{Signature, Speaker};
+
+/// What all communicators of a process share.
+#[derive(Debug)]
+pub(super) struct World {
+    pub timeout: Duration,
+    environment: Environment,
+    failure: Mutex<Option<Arc<CommError>>>,
+    /// Messages whose requests were dropped before they were complete.
+    orphans: Mutex<Vec<Orphan>>,
+}
+
+struct Orphan(Transfer);
+
+impl std::fmt::Debug for Orphan {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Orphan")
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl World {
+    pub fn new(environment: Environment, timeout: Duration) -> Self {
+        Self {
+            timeout,
+            environment,
+            failure: Mutex::new(None),
+            orphans: Mutex::new(Vec::new()),
+        }
+    }
+
+    pub fn failure(&self) -> Option<Arc<CommError>> {
+        lock(&self.failure).clone()
+    }
+
+    pub fn fail(&self, error: CommError) -> CommError {
+        lock(&self.failure).get_or_insert_with(|| Arc::new(error.clone()));
+        error
+    }
+
+    /// Keeps a transfer until the library is done with it.
+    pub fn adopt(&self, transfer: Transfer) {
+        let mut orphans = lock(&self.orphans);
+        // One that fails has ended too.
+        orphans.retain_mut(|orphan| matches!(orphan.0.poll(), Ok(false)));
+        orphans.push(Orphan(transfer));
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        // After a failure other ranks may never reach the end, which is collective. `mpirun` ends the job when this process exits.
+        if self.failure().is_some() {
+            return;
+        }
+        let deadline = Instant::now() + self.timeout;
+        let mut pace = Pace::default();
+        for orphan in lock(&self.orphans).iter_mut() {
+            while matches!(orphan.0.poll(), Ok(false)) && Instant::now() < deadline {
+                pace.pause();
+            }
+        }
+        self.environment.finish();
+    }
+}
+
+/// Waits between polls: at first it only yields, since most transfers are short, then it sleeps.
+#[derive(Default)]
+pub(super) struct Pace {
+    polls: u32,
+}
+
+impl Pace {
+    pub fn pause(&mut self) {
+        self.polls = self.polls.saturating_add(1);
+        if self.polls < 2000 {
+            thread::yield_now();
+        } else {
+            thread::sleep(Duration::from_micros(50));
+        }
+    }
+}
+
+/// An MPI communicator that is freed with its last user, before the environment ends.
+#[derive(Debug)]
+pub(super) struct Comm {
+    raw: RawComm,
+    pub world: Arc<World>,
+}
+
+impl Comm {
+    pub fn new(raw: RawComm, world: Arc<World>) -> Self {
+        Self { raw, world }
+    }
+}
+
+impl Drop for Comm {
+    fn drop(&mut self) {
+        if self.world.failure().is_none() {
+            self.raw.free();
+        }
+    }
+}
+
+/// A rank of a group: what both lanes and messages need.
+#[derive(Clone, Debug)]
+pub(super) struct Seat {
+    pub comm: Arc<Comm>,
+    pub rank: usize,
+    pub size: usize,
+    pub name: Arc<str>,
+}
+
+impl Seat {
+    pub fn world(&self) -> &World {
+        &self.comm.world
+    }
+
+    pub fn raw(&self) -> &RawComm {
+        &self.comm.raw
+    }
+
+    pub fn speaker(&self) -> Speaker<'_> {
+        Speaker {
+            rank: self.rank,
+            size: self.size,
+            group: &self.name,
+        }
+    }
+
+    pub fn fail(&self, signature: &Signature, kind: CommErrorKind) -> CommError {
+        self.world().fail(self.speaker().error(signature, kind))
+    }
+
+    pub fn library(&self, signature: &Signature, error: RawError) -> CommError {
+        let kind = CommErrorKind::Transport {
+            library: "MPI",
+            message: error.0,
+        };
+        self.fail(signature, kind)
+    }
+
+    pub fn timed_out(
+        &self,
+        signature: &Signature,
+        missing: impl IntoIterator<Item = usize>,
+    ) -> CommError {
+        let kind = CommErrorKind::Timeout {
+            waited: self.world().timeout,
+            missing: missing
+                .into_iter()
+                .map(|rank| (rank, "an unknown operation".to_owned()))
+                .collect(),
+        };
+        self.fail(signature, kind)
+    }
+
+    pub fn check_world(&self, signature: &Signature) -> Result<(), CommError> {
+        match self.world().failure() {
+            Some(cause) => Err(self
+                .speaker()
+                .error(signature, CommErrorKind::Aborted { cause })),
+            None => Ok(()),
+        }
+    }
+
+    pub fn start(
+        &self,
+        signature: &Signature,
+        kind: Kind,
+        input: HostBuffer,
+        output: HostBuffer,
+    ) -> Result<Transfer, CommError> {
+        Transfer::start(self.raw(), kind, input, output)
+            .map_err(|error| self.library(signature, error))
+    }
+
+    pub fn poll(&self, signature: &Signature, transfer: &mut Transfer) -> Result<bool, CommError> {
+        transfer
+            .poll()
+            .map_err(|error| self.library(signature, error))
+    }
+
+    /// Polls a transfer until it is complete; `Ok(false)` at the deadline.
+    pub fn finish(
+        &self,
+        signature: &Signature,
+        transfer: &mut Transfer,
+        deadline: Instant,
+    ) -> Result<bool, CommError> {
+        let mut pace = Pace::default();
+        while !self.poll(signature, transfer)? {
+            if Instant::now() >= deadline {
+                return Ok(false);
+            }
+            pace.pause();
+        }
+        Ok(true)
+    }
+}

@@ -1,0 +1,68 @@
+//! Non-blocking operations under way. No implementation lives here.
+
+use super::buffer::HostBuffer;
+use super::error::CommError;
+
+/// What an implementation gives for an operation that it has started.
+pub(crate) trait Pending: Send {
+    /// Whether [`Pending::wait`] would return at once.
+    fn test(&mut self) -> Result<bool, CommError>;
+    /// Blocks until the operation is complete.
+    fn wait(self: Box<Self>) -> Result<HostBuffer, CommError>;
+}
+
+/// A non-blocking operation. It owns its buffer until [`wait`](Self::wait) gives the result.
+///
+/// A request that is dropped completes in the background as far as other ranks are concerned, and its result is lost.
+#[must_use = "the result of the operation is only in what `wait` returns"]
+pub struct Request {
+    pending: Box<dyn Pending>,
+}
+
+impl Request {
+    pub(crate) fn new(pending: impl Pending + 'static) -> Self {
+        Self {
+            pending: Box::new(pending),
+        }
+    }
+
+    /// A request that is complete already.
+    pub(crate) fn ready(buffer: HostBuffer) -> Self {
+        Self::new(Ready(buffer))
+    }
+
+    /// Whether the operation is complete (or has failed), so that [`wait`](Self::wait) returns at once. Never blocks.
+    ///
+    /// # Errors
+    /// If the operation has failed; `wait` then gives an error too.
+    pub fn test(&mut self) -> Result<bool, CommError> {
+        self.pending.test()
+    }
+
+    /// Blocks until the operation is complete and returns its result: for `start_send` the buffer that was sent, for
+    /// the others what the blocking form leaves in its output.
+    ///
+    /// # Errors
+    /// What the blocking form would have returned.
+    pub fn wait(self) -> Result<HostBuffer, CommError> {
+        self.pending.wait()
+    }
+}
+
+impl std::fmt::Debug for Request {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Request")
+    }
+}
+
+struct Ready(HostBuffer);
+
+impl Pending for Ready {
+    fn test(&mut self) -> Result<bool, CommError> {
+        Ok(true)
+    }
+
+    fn wait(self: Box<Self>) -> Result<HostBuffer, CommError> {
+        Ok(self.0)
+    }
+}

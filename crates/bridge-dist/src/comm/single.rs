@@ -1,0 +1,150 @@
+//! A group of one rank: every collective is a no-op or one copy. Arguments are checked as in larger groups.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::buffer::{Buffer, BufferMut, DType, HostBuffer, ReduceOp};
+use super::error::CommError;
+use super::request::Request;
+use super::signature::{OpKind, Signature, Speaker, UnevenExchange};
+use super::{Communicator, Group};
+
+/// The only rank of its group.
+#[derive(Clone, Debug)]
+pub struct SingleCommunicator {
+    name: String,
+}
+
+impl SingleCommunicator {
+    /// A group of one with a name for people.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self { name: name.into() }
+    }
+
+    fn speaker(&self) -> Speaker<'_> {
+        Speaker {
+            rank: 0,
+            size: 1,
+            group: &self.name,
+        }
+    }
+}
+
+impl Communicator for SingleCommunicator {
+    fn rank(&self) -> usize {
+        0
+    }
+
+    fn size(&self) -> usize {
+        1
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn timeout(&self) -> Duration {
+        Duration::MAX
+    }
+
+    fn all_reduce(&self, data: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
+        let signature = Signature::reducing(OpKind::AllReduce, data.dtype(), data.len(), op);
+        self.speaker().check_reduce(&signature)
+    }
+
+    fn reduce_scatter(
+        &self,
+        input: Buffer<'_>,
+        mut output: BufferMut<'_>,
+        op: ReduceOp,
+    ) -> Result<(), CommError> {
+        self.speaker().reduce_scatter(&input, &output, op)?;
+        output.copy_from(input);
+        Ok(())
+    }
+
+    fn all_gather(&self, input: Buffer<'_>, mut output: BufferMut<'_>) -> Result<(), CommError> {
+        self.speaker().all_gather(&input, &output)?;
+        output.copy_from(input);
+        Ok(())
+    }
+
+    fn broadcast(&self, data: BufferMut<'_>, root: usize) -> Result<(), CommError> {
+        self.speaker().broadcast(&data, root).map(drop)
+    }
+
+    fn all_to_all(&self, input: Buffer<'_>, mut output: BufferMut<'_>) -> Result<(), CommError> {
+        self.speaker().all_to_all(&input, &output)?;
+        output.copy_from(input);
+        Ok(())
+    }
+
+    fn all_to_all_uneven(&self, mut exchange: UnevenExchange<'_>) -> Result<(), CommError> {
+        self.speaker().all_to_all_uneven(&exchange)?;
+        exchange.output.copy_from(exchange.input);
+        Ok(())
+    }
+
+    /// Always an error: there is no other rank.
+    fn send(&self, data: Buffer<'_>, to: usize, tag: u32) -> Result<(), CommError> {
+        let what = (data.dtype(), data.len());
+        self.speaker()
+            .message(OpKind::Send, what, to, tag)
+            .map(drop)
+    }
+
+    /// Always an error: there is no other rank.
+    fn recv(&self, data: BufferMut<'_>, from: usize, tag: u32) -> Result<(), CommError> {
+        let what = (data.dtype(), data.len());
+        self.speaker()
+            .message(OpKind::Recv, what, from, tag)
+            .map(drop)
+    }
+
+    fn barrier(&self) -> Result<(), CommError> {
+        Ok(())
+    }
+
+    fn split(
+        &self,
+        color: Option<usize>,
+        _key: usize,
+        name: &str,
+    ) -> Result<Option<Group>, CommError> {
+        Ok(color.map(|_| Arc::new(Self::new(name)) as Group))
+    }
+
+    fn start_all_reduce(&self, mut data: HostBuffer, op: ReduceOp) -> Result<Request, CommError> {
+        self.all_reduce(data.view_mut(), op)?;
+        Ok(Request::ready(data))
+    }
+
+    fn start_reduce_scatter(&self, input: HostBuffer, op: ReduceOp) -> Result<Request, CommError> {
+        let signature = Signature::reducing(OpKind::ReduceScatter, input.dtype(), input.len(), op);
+        self.speaker().check_reduce(&signature)?;
+        Ok(Request::ready(input))
+    }
+
+    fn start_all_gather(&self, input: HostBuffer) -> Result<Request, CommError> {
+        Ok(Request::ready(input))
+    }
+
+    /// Always an error: there is no other rank.
+    fn start_send(&self, data: HostBuffer, to: usize, tag: u32) -> Result<Request, CommError> {
+        self.send(data.view(), to, tag)?;
+        Ok(Request::ready(data))
+    }
+
+    /// Always an error: there is no other rank.
+    fn start_recv(
+        &self,
+        dtype: DType,
+        len: usize,
+        from: usize,
+        tag: u32,
+    ) -> Result<Request, CommError> {
+        self.speaker()
+            .message(OpKind::Recv, (dtype, len), from, tag)?;
+        Ok(Request::ready(HostBuffer::zeros(dtype, len)))
+    }
+}

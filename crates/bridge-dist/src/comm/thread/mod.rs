@@ -1,0 +1,279 @@
+//! Ranks as threads of one process: for laptops, tests, and one process that drives several devices.
+
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+use super::buffer::{Buffer, BufferMut, DType, HostBuffer, ReduceOp};
+use super::error::{CommError, CommErrorKind};
+use super::request::Request;
+use super::signature::{OpKind, Signature, UnevenExchange};
+use super::single::SingleCommunicator;
+use super::worker::Worker;
+use super::{Communicator, Group};
+
+mod collectives;
+mod group;
+mod launch;
+mod mailbox;
+mod world;
+
+use collectives::Endpoint;
+use group::{LaneKind, Member};
+use mailbox::Receive;
+use world::{Supervision, World, lock};
+
+pub use launch::{BoxError, RankError, RankFailure, run_ranks};
+
+/// One rank of a group of threads.
+///
+/// Dropping it says that the rank has left: others that still need it get [`PeerGone`](CommErrorKind::PeerGone) at once. Dropping it
+/// while the thread panics fails the world.
+pub struct ThreadCommunicator {
+    member: Arc<Member>,
+    blocking: Mutex<Endpoint>,
+    worker: OnceLock<Worker<Endpoint>>,
+    /// Serialises the start of the worker and, with it, the order of the first operations.
+    starting: Mutex<()>,
+}
+
+/// The communicators of a world of `size` ranks, to be moved to one thread each.
+///
+/// Most programs call [`run_ranks`] instead.
+///
+/// # Panics
+/// If `size` is 0.
+pub fn world(size: usize, timeout: Duration) -> Vec<ThreadCommunicator> {
+    supervised_world(size, timeout, Supervision::Communicator)
+}
+
+fn supervised_world(
+    size: usize,
+    timeout: Duration,
+    supervision: Supervision,
+) -> Vec<ThreadCommunicator> {
+    assert!(size > 0, "a world has at least one rank");
+    let world = Arc::new(World::new(size, timeout, supervision));
+    let group = Arc::new(group::Group::new(world, "world", (0..size).collect()));
+    (0..size)
+        .map(|rank| ThreadCommunicator::new(Arc::clone(&group), rank))
+        .collect()
+}
+
+impl ThreadCommunicator {
+    fn new(group: Arc<group::Group>, rank: usize) -> Self {
+        let member = Arc::new(Member { group, rank });
+        Self {
+            blocking: Mutex::new(Endpoint::new(Arc::clone(&member), LaneKind::Blocking)),
+            worker: OnceLock::new(),
+            starting: Mutex::new(()),
+            member,
+        }
+    }
+
+    /// Runs a non-blocking collective in the background lane.
+    fn start(
+        &self,
+        signature: Signature,
+        job: impl FnOnce(&mut Endpoint) -> Result<HostBuffer, CommError> + Send + 'static,
+    ) -> Result<Request, CommError> {
+        self.member.check_world(&signature)?;
+        let worker = self.worker(&signature)?;
+        worker.submit(job, |kind| self.member.speaker().error(&signature, kind))
+    }
+
+    fn worker(&self, signature: &Signature) -> Result<&Worker<Endpoint>, CommError> {
+        let _starting = lock(&self.starting);
+        if let Some(worker) = self.worker.get() {
+            return Ok(worker);
+        }
+        let endpoint = Endpoint::new(Arc::clone(&self.member), LaneKind::Background);
+        let name = format!("{}-{}", self.member.group.name, self.member.rank);
+        let worker = Worker::spawn(name, endpoint).map_err(|error| {
+            let kind = CommErrorKind::Transport {
+                library: "the operating system, starting a background thread,",
+                message: error.to_string(),
+            };
+            self.member.fail(signature, kind)
+        })?;
+        Ok(self.worker.get_or_init(|| worker))
+    }
+
+    fn note(&self, signature: &Signature) {
+        let group = &self.member.group;
+        group
+            .world
+            .note(group.members[self.member.rank], *signature, &group.name);
+    }
+
+    fn post(&self, message: HostBuffer, to: usize, tag: u32) -> Result<(), CommError> {
+        let buffer = (message.dtype(), message.len());
+        let signature = self
+            .member
+            .speaker()
+            .message(OpKind::Send, buffer, to, tag)?;
+        self.note(&signature);
+        self.member.check_world(&signature)?;
+        if self.member.group.has_departed(to) {
+            return Err(self.member.peer_gone(&signature, to));
+        }
+        self.member.group.mailboxes[to].put(self.member.rank, tag, message);
+        Ok(())
+    }
+
+    fn receive(&self, what: (DType, usize), from: usize, tag: u32) -> Result<Receive, CommError> {
+        let signature = self
+            .member
+            .speaker()
+            .message(OpKind::Recv, what, from, tag)?;
+        self.note(&signature);
+        Ok(Receive::start(
+            Arc::clone(&self.member),
+            signature,
+            from,
+            tag,
+        ))
+    }
+}
+
+impl Drop for ThreadCommunicator {
+    fn drop(&mut self) {
+        self.member.report_panic();
+    }
+}
+
+impl std::fmt::Debug for ThreadCommunicator {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "ThreadCommunicator({} {}/{})",
+            self.name(),
+            self.rank(),
+            self.size()
+        )
+    }
+}
+
+impl Communicator for ThreadCommunicator {
+    fn rank(&self) -> usize {
+        self.member.rank
+    }
+
+    fn size(&self) -> usize {
+        self.member.group.members.len()
+    }
+
+    fn name(&self) -> &str {
+        &self.member.group.name
+    }
+
+    fn timeout(&self) -> Duration {
+        self.member.group.world.timeout
+    }
+
+    fn all_reduce(&self, data: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
+        lock(&self.blocking).all_reduce(data, op)
+    }
+
+    fn reduce_scatter(
+        &self,
+        input: Buffer<'_>,
+        output: BufferMut<'_>,
+        op: ReduceOp,
+    ) -> Result<(), CommError> {
+        lock(&self.blocking).reduce_scatter(input, output, op)
+    }
+
+    fn all_gather(&self, input: Buffer<'_>, output: BufferMut<'_>) -> Result<(), CommError> {
+        lock(&self.blocking).all_gather(input, output)
+    }
+
+    fn broadcast(&self, data: BufferMut<'_>, root: usize) -> Result<(), CommError> {
+        lock(&self.blocking).broadcast(data, root)
+    }
+
+    fn all_to_all(&self, input: Buffer<'_>, output: BufferMut<'_>) -> Result<(), CommError> {
+        lock(&self.blocking).all_to_all(input, output)
+    }
+
+    fn all_to_all_uneven(&self, exchange: UnevenExchange<'_>) -> Result<(), CommError> {
+        lock(&self.blocking).all_to_all_uneven(exchange)
+    }
+
+    fn send(&self, data: Buffer<'_>, to: usize, tag: u32) -> Result<(), CommError> {
+        self.post(data.into(), to, tag)
+    }
+
+    fn recv(&self, mut data: BufferMut<'_>, from: usize, tag: u32) -> Result<(), CommError> {
+        let message = self
+            .receive((data.dtype(), data.len()), from, tag)?
+            .finish()?;
+        data.copy_from(message.view());
+        Ok(())
+    }
+
+    fn barrier(&self) -> Result<(), CommError> {
+        lock(&self.blocking).barrier()
+    }
+
+    fn split(
+        &self,
+        color: Option<usize>,
+        key: usize,
+        name: &str,
+    ) -> Result<Option<Group>, CommError> {
+        let parent = &self.member.group;
+        let made = lock(&self.blocking).split(color, key, |ranks| {
+            let members = ranks.iter().map(|&rank| parent.members[rank]).collect();
+            group::Group::new(Arc::clone(&parent.world), name, members)
+        })?;
+        Ok(made.map(|(rank, group)| match group.members.len() {
+            1 => Arc::new(SingleCommunicator::new(name)) as Group,
+            _ => Arc::new(Self::new(group, rank)),
+        }))
+    }
+
+    fn start_all_reduce(&self, mut data: HostBuffer, op: ReduceOp) -> Result<Request, CommError> {
+        let signature = Signature::reducing(OpKind::AllReduce, data.dtype(), data.len(), op);
+        self.member.speaker().check_reduce(&signature)?;
+        self.start(signature, move |endpoint| {
+            endpoint.all_reduce(data.view_mut(), op)?;
+            Ok(data)
+        })
+    }
+
+    fn start_reduce_scatter(&self, input: HostBuffer, op: ReduceOp) -> Result<Request, CommError> {
+        let mut output = HostBuffer::zeros(input.dtype(), input.len() / self.size());
+        let speaker = self.member.speaker();
+        let signature = speaker.reduce_scatter(&input.view(), &output.view_mut(), op)?;
+        self.start(signature, move |endpoint| {
+            endpoint.reduce_scatter(input.view(), output.view_mut(), op)?;
+            Ok(output)
+        })
+    }
+
+    fn start_all_gather(&self, input: HostBuffer) -> Result<Request, CommError> {
+        let signature = Signature::data(OpKind::AllGather, input.dtype(), input.len());
+        let size = self.size();
+        self.start(signature, move |endpoint| {
+            let mut output = HostBuffer::zeros(input.dtype(), input.len() * size);
+            endpoint.all_gather(input.view(), output.view_mut())?;
+            Ok(output)
+        })
+    }
+
+    fn start_send(&self, data: HostBuffer, to: usize, tag: u32) -> Result<Request, CommError> {
+        self.post(data.clone(), to, tag)?;
+        Ok(Request::ready(data))
+    }
+
+    fn start_recv(
+        &self,
+        dtype: DType,
+        len: usize,
+        from: usize,
+        tag: u32,
+    ) -> Result<Request, CommError> {
+        let receive = self.receive((dtype, len), from, tag)?;
+        Ok(Request::new(receive))
+    }
+}

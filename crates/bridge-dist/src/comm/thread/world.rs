@@ -1,0 +1,82 @@
+//! What all groups of one world of threads share: the time limit, the first failure, and what each rank was last doing.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::comm::error::CommError;
+use crate::comm::signature::Signature;
+
+/// How often a waiting rank looks whether the world has failed. Data never waits for this: arrivals wake waiters.
+pub(super) const POLL: Duration = Duration::from_millis(10);
+
+/// Locks even after a panic elsewhere: the guarded states are valid between any two statements that can panic.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Who tells the others that a rank has panicked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Supervision {
+    /// The launcher, which knows the message.
+    Launcher,
+    /// The communicator, when it is dropped by unwinding.
+    Communicator,
+}
+
+#[derive(Debug)]
+pub(super) struct World {
+    pub timeout: Duration,
+    pub supervision: Supervision,
+    failed: AtomicBool,
+    failure: Mutex<Option<Arc<CommError>>>,
+    activities: Vec<Mutex<Option<Activity>>>,
+}
+
+#[derive(Debug, Clone)]
+struct Activity {
+    signature: Signature,
+    group: Arc<str>,
+}
+
+impl World {
+    pub fn new(size: usize, timeout: Duration, supervision: Supervision) -> Self {
+        Self {
+            timeout,
+            supervision,
+            failed: AtomicBool::new(false),
+            failure: Mutex::new(None),
+            activities: (0..size).map(|_| Mutex::new(None)).collect(),
+        }
+    }
+
+    /// Records a failure; the first one counts.
+    pub fn fail(&self, error: &CommError) {
+        lock(&self.failure).get_or_insert_with(|| Arc::new(error.clone()));
+        self.failed.store(true, Ordering::Release);
+    }
+
+    pub fn failure(&self) -> Option<Arc<CommError>> {
+        if self.failed.load(Ordering::Acquire) {
+            lock(&self.failure).clone()
+        } else {
+            None
+        }
+    }
+
+    /// Notes what a rank (of the world) is about to do.
+    pub fn note(&self, rank: usize, signature: Signature, group: &Arc<str>) {
+        *lock(&self.activities[rank]) = Some(Activity {
+            signature,
+            group: Arc::clone(group),
+        });
+    }
+
+    /// What a rank (of the world) was last seen doing.
+    pub fn last_operation(&self, rank: usize) -> String {
+        match &*lock(&self.activities[rank]) {
+            Some(activity) => format!("{} of group `{}`", activity.signature, activity.group),
+            None => "no operation".to_owned(),
+        }
+    }
+}

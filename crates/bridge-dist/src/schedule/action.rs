@@ -1,0 +1,117 @@
+//! One step of a rank in a pipeline schedule, and the messages between ranks.
+
+use std::fmt;
+
+/// What a rank does next. `chunk` is always the chunk of the rank that acts.
+///
+/// Sends are started and need not complete before the next action; receives complete before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Action {
+    /// Run a chunk's layers on a microbatch.
+    Forward {
+        /// Microbatch, `0..M`.
+        microbatch: usize,
+        /// Chunk, `0..C`.
+        chunk: usize,
+    },
+    /// Run a chunk's whole backward on a microbatch: gradients of the input and of the weights.
+    Backward {
+        /// Microbatch.
+        microbatch: usize,
+        /// Chunk.
+        chunk: usize,
+    },
+    /// The part of backward that other stages wait for: the gradient of the input.
+    BackwardInput {
+        /// Microbatch.
+        microbatch: usize,
+        /// Chunk.
+        chunk: usize,
+    },
+    /// The part of backward that nobody waits for: the gradients of the weights.
+    BackwardWeight {
+        /// Microbatch.
+        microbatch: usize,
+        /// Chunk.
+        chunk: usize,
+    },
+    /// Start sending a chunk's output to the rank of the next virtual stage.
+    SendActivation(Message),
+    /// Receive a chunk's input from the rank of the previous virtual stage.
+    RecvActivation(Message),
+    /// Start sending the gradient of a chunk's input to the rank of the previous virtual stage.
+    SendGradient(Message),
+    /// Receive the gradient of a chunk's output from the rank of the next virtual stage.
+    RecvGradient(Message),
+}
+
+/// A transfer as one of its two ends sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Message {
+    /// Microbatch.
+    pub microbatch: usize,
+    /// The chunk of the rank whose action this is.
+    pub chunk: usize,
+    /// The other rank of the pipeline.
+    pub peer: usize,
+    /// The boundary of virtual stages that the data crosses: `s` between stages `s` and `s + 1`. The same at both ends.
+    pub boundary: usize,
+}
+
+/// Which way data moves along the chain of virtual stages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Direction {
+    /// Activations, towards the loss.
+    Activation,
+    /// Gradients, towards the embedding.
+    Gradient,
+}
+
+impl Message {
+    /// A message tag for this transfer, the same at both ends. Transfers with equal tags between two ranks happen in the same order at
+    /// both, so tag and order identify each.
+    pub const fn tag(&self, direction: Direction) -> u32 {
+        (2 * self.boundary + direction as usize) as u32
+    }
+}
+
+impl Action {
+    /// Whether the action is a message, and which way its data moves.
+    pub const fn message(&self) -> Option<(Direction, Message)> {
+        match self {
+            Self::SendActivation(message) | Self::RecvActivation(message) => {
+                Some((Direction::Activation, *message))
+            }
+            Self::SendGradient(message) | Self::RecvGradient(message) => {
+                Some((Direction::Gradient, *message))
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether the action sends.
+    pub const fn is_send(&self) -> bool {
+        matches!(self, Self::SendActivation(_) | Self::SendGradient(_))
+    }
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (name, microbatch, chunk) = match self {
+            Self::Forward { microbatch, chunk } => ("forward", microbatch, chunk),
+            Self::Backward { microbatch, chunk } => ("backward", microbatch, chunk),
+            Self::BackwardInput { microbatch, chunk } => ("backward-input", microbatch, chunk),
+            Self::BackwardWeight { microbatch, chunk } => ("backward-weight", microbatch, chunk),
+            Self::SendActivation(m) => ("send-activation", &m.microbatch, &m.chunk),
+            Self::RecvActivation(m) => ("recv-activation", &m.microbatch, &m.chunk),
+            Self::SendGradient(m) => ("send-gradient", &m.microbatch, &m.chunk),
+            Self::RecvGradient(m) => ("recv-gradient", &m.microbatch, &m.chunk),
+        };
+        write!(f, "{name}(microbatch {microbatch}, chunk {chunk}")?;
+        match self.message() {
+            Some((_, message)) if self.is_send() => write!(f, ", to {})", message.peer),
+            Some((_, message)) => write!(f, ", from {})", message.peer),
+            None => f.write_str(")"),
+        }
+    }
+}

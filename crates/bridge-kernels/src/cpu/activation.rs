@@ -1,0 +1,182 @@
+//! Point-wise activations and their derivatives, plain and gated.
+
+use rayon::prelude::*;
+
+use super::buffer::filled;
+use super::simd::{normal_cdf_pdf, sigmoid, tanh, vectorised};
+use crate::activation::Activation;
+
+/// Elements of one task.
+const CHUNK: usize = 1 << 14;
+
+/// `sqrt(2 / pi)`.
+const ROOT_2_OVER_PI: f32 = 0.797_884_6;
+/// Coefficient of the cubic term in the tanh approximation of GELU.
+const CUBIC: f32 = 0.044_715;
+
+/// A function and its derivative at one point.
+trait Pointwise: Sync {
+    /// `(f(x), f'(x))`; what is not used is optimised away.
+    fn at(x: f32) -> (f32, f32);
+}
+
+struct Gelu;
+struct GeluTanh;
+struct Silu;
+struct Relu;
+struct SquaredRelu;
+struct QuickGelu;
+
+impl Pointwise for Gelu {
+    #[inline(always)]
+    fn at(x: f32) -> (f32, f32) {
+        let (cdf, pdf) = normal_cdf_pdf(x);
+        // 0 * inf: far to the left the product is 0.
+        let y = if cdf == 0.0 { 0.0 } else { x * cdf };
+        (y, if pdf == 0.0 { cdf } else { cdf + x * pdf })
+    }
+}
+
+impl Pointwise for GeluTanh {
+    #[inline(always)]
+    fn at(x: f32) -> (f32, f32) {
+        let square = x * x;
+        // (1 + tanh u) / 2 is sigmoid(2 u), which keeps its relative accuracy on the left.
+        let half = sigmoid(2.0 * ROOT_2_OVER_PI * x * (1.0 + CUBIC * square));
+        let slope = ROOT_2_OVER_PI * (1.0 + 3.0 * CUBIC * square);
+        (x * half, half + 2.0 * x * half * (1.0 - half) * slope)
+    }
+}
+
+impl Pointwise for Silu {
+    #[inline(always)]
+    fn at(x: f32) -> (f32, f32) {
+        let s = sigmoid(x);
+        (x * s, s * (1.0 + x * (1.0 - s)))
+    }
+}
+
+impl Pointwise for QuickGelu {
+    #[inline(always)]
+    fn at(x: f32) -> (f32, f32) {
+        let s = sigmoid(1.702 * x);
+        (x * s, s * (1.0 + 1.702 * x * (1.0 - s)))
+    }
+}
+
+impl Pointwise for Relu {
+    #[inline(always)]
+    fn at(x: f32) -> (f32, f32) {
+        // NaN stays NaN.
+        if x <= 0.0 { (0.0, 0.0) } else { (x, 1.0) }
+    }
+}
+
+impl Pointwise for SquaredRelu {
+    #[inline(always)]
+    fn at(x: f32) -> (f32, f32) {
+        let y = if x <= 0.0 { 0.0 } else { x };
+        (y * y, 2.0 * y)
+    }
+}
+
+/// Calls a function that is generic over the activation.
+macro_rules! by_kind {
+    ($kind:expr, $function:ident($($argument:expr),*)) => {
+        match $kind {
+            Activation::Gelu => $function::<Gelu>($($argument),*),
+            Activation::GeluTanh => $function::<GeluTanh>($($argument),*),
+            Activation::Silu => $function::<Silu>($($argument),*),
+            Activation::Relu => $function::<Relu>($($argument),*),
+            Activation::SquaredRelu => $function::<SquaredRelu>($($argument),*),
+            Activation::QuickGelu => $function::<QuickGelu>($($argument),*),
+        }
+    };
+}
+
+/// `activation(x)`.
+pub fn forward(x: &[f32], kind: Activation) -> Vec<f32> {
+    by_kind!(kind, map(x))
+}
+
+/// Turns `dy` into the gradient of the input, in place.
+pub fn backward(dy: &mut [f32], x: &[f32], kind: Activation) {
+    by_kind!(kind, map_backward(dy, x));
+}
+
+/// `activation(gate) * up` for `x [n, 2 f]` whose rows hold `gate` and `up`: `[n, f]`.
+pub fn glu(x: &[f32], width: usize, kind: Activation) -> Vec<f32> {
+    by_kind!(kind, gated(x, width))
+}
+
+/// Gradient of the input of [`glu`], `[n, 2 f]`, from the gradient `dy [n, f]` of its output.
+pub fn glu_backward(dy: &[f32], x: &[f32], width: usize, kind: Activation) -> Vec<f32> {
+    by_kind!(kind, gated_backward(dy, x, width))
+}
+
+fn map<P: Pointwise>(x: &[f32]) -> Vec<f32> {
+    filled(x.len(), |y| {
+        y.par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK)).for_each(|(y, x)| {
+            vectorised(|| y.iter_mut().zip(x).for_each(|(y, x)| *y = P::at(*x).0));
+        });
+    })
+}
+
+fn map_backward<P: Pointwise>(dy: &mut [f32], x: &[f32]) {
+    dy.par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK)).for_each(|(dy, x)| {
+        vectorised(|| dy.iter_mut().zip(x).for_each(|(dy, x)| *dy *= P::at(*x).1));
+    });
+}
+
+/// Rows of one task.
+fn rows_per_task(width: usize) -> usize {
+    (CHUNK / width.max(1)).max(1)
+}
+
+fn gated<P: Pointwise>(x: &[f32], width: usize) -> Vec<f32> {
+    let rows = rows_per_task(width);
+    filled(x.len() / 2, |y| {
+        if width == 0 {
+            return;
+        }
+        y.par_chunks_mut(rows * width).zip(x.par_chunks(rows * 2 * width)).for_each(|(y, x)| {
+            vectorised(|| {
+                for (y, x) in y.chunks_exact_mut(width).zip(x.chunks_exact(2 * width)) {
+                    let (gate, up) = x.split_at(width);
+                    y.iter_mut().zip(gate).zip(up).for_each(|((y, gate), up)| *y = P::at(*gate).0 * up);
+                }
+            });
+        });
+    })
+}
+
+fn gated_backward<P: Pointwise>(dy: &[f32], x: &[f32], width: usize) -> Vec<f32> {
+    let rows = rows_per_task(width);
+    filled(x.len(), |dx| {
+        if width == 0 {
+            return;
+        }
+        let tasks = dx.par_chunks_mut(rows * 2 * width).zip(x.par_chunks(rows * 2 * width));
+        tasks.zip(dy.par_chunks(rows * width)).for_each(|((dx, x), dy)| {
+            vectorised(|| {
+                let rows = dx.chunks_exact_mut(2 * width).zip(x.chunks_exact(2 * width));
+                for ((dx, x), dy) in rows.zip(dy.chunks_exact(width)) {
+                    let ((dgate, dup), (gate, up)) = (dx.split_at_mut(width), x.split_at(width));
+                    let out = dgate.iter_mut().zip(dup);
+                    for (((dgate, dup), (gate, up)), dy) in out.zip(gate.iter().zip(up)).zip(dy) {
+                        let (value, slope) = P::at(*gate);
+                        *dgate = dy * up * slope;
+                        *dup = dy * value;
+                    }
+                }
+            });
+        });
+    })
+}
+
+/// `cap * tanh(x / cap)` in place; see [`crate::cross_entropy::cap`].
+#[inline(always)]
+pub fn softcap_in_place(x: &mut [f32], cap: f32) {
+    let inverse = 1.0 / cap;
+    x.iter_mut().for_each(|x| *x = cap * tanh(*x * inverse));
+}

@@ -1,0 +1,186 @@
+//! Causal attention by blocks of queries: forward, and what forward and backward share.
+//!
+//! A task takes a block of queries, one head after the other. The scores of one block and head are all that exists of the
+//! score matrix; the backward forms them again from the log-sum-exp of each row (FlashAttention, arXiv:2205.14135, with
+//! the keys in one block: on a CPU the scores of a block stay in the second-level cache).
+
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use super::buffer::{Shared, filled};
+use super::dropout::Mask;
+use super::gemm::{Matrix, MatrixMut, Output, Threads, gemm};
+use super::simd::{exp_in_place, max, tanh, vectorised};
+
+pub use super::attention_backward::{AttentionGradients, Saved, backward};
+
+/// Queries of one block.
+const QUERIES: usize = 64;
+/// Scores of one block, at most: 1 MiB of float32. Very long sequences take fewer queries at a time.
+const SCORES: usize = 1 << 18;
+/// Fewest queries of a block.
+const FEWEST_QUERIES: usize = 8;
+
+/// Elements of a `[b, s, heads, d]` tensor with any strides but the last, which is 1.
+#[derive(Clone, Copy)]
+pub struct Heads<'a> {
+    /// From the tensor's first element on.
+    pub data: &'a [f32],
+    /// Strides of batch, sequence and head, in elements.
+    pub strides: [usize; 3],
+}
+
+impl<'a> Heads<'a> {
+    /// Rows `rows` of one head of one sequence, as a matrix.
+    pub(super) fn matrix(self, batch: usize, head: usize, rows: Range<usize>, d: usize) -> Matrix<'a> {
+        let [batch_stride, row_stride, head_stride] = self.strides;
+        let start = batch * batch_stride + head * head_stride + rows.start * row_stride;
+        let data = if rows.is_empty() { &[] } else { &self.data[start..] };
+        Matrix::strided(data, rows.len(), d, row_stride, 1)
+    }
+}
+
+/// Shapes and options, see [`crate::attention::AttentionOptions`].
+#[derive(Clone, Copy)]
+pub struct Attention<'a> {
+    /// Batch size.
+    pub b: usize,
+    /// Queries of a sequence.
+    pub t: usize,
+    /// Keys of a sequence.
+    pub s: usize,
+    /// Query heads.
+    pub h: usize,
+    /// Key/value heads.
+    pub g: usize,
+    /// Head size.
+    pub d: usize,
+    /// Factor on the scores.
+    pub scale: f32,
+    /// Keys seen to the left.
+    pub window: Option<usize>,
+    /// Soft cap on the scores.
+    pub softcap: Option<f32>,
+    /// Dropout on the probabilities, counted in `[b, h, t, s]` order.
+    pub dropout: Option<Mask>,
+    /// Document of each token, `[b, t]`.
+    pub documents: Option<&'a [i64]>,
+}
+
+/// Output of the forward.
+pub struct Attended {
+    /// `[b, t, h, d]`.
+    pub out: Vec<f32>,
+    /// Log-sum-exp of the scores, `[b, h, t]`.
+    pub log_sum_exp: Vec<f32>,
+}
+
+impl Attention<'_> {
+    /// Queries of one block: by the shapes alone.
+    pub(super) fn block(&self) -> usize {
+        let fitting = (SCORES / self.s.max(1)).max(FEWEST_QUERIES);
+        QUERIES.min(fitting).min(self.t.max(1))
+    }
+
+    /// Keys that any query of a block sees.
+    pub(super) fn keys(&self, queries: &Range<usize>) -> Range<usize> {
+        self.visible(queries.start).start..self.visible(queries.end - 1).end
+    }
+
+    /// Keys that one query sees, documents aside.
+    pub(super) fn visible(&self, query: usize) -> Range<usize> {
+        let position = self.s - self.t + query;
+        let first = self.window.map_or(0, |window| position.saturating_sub(window));
+        first..position + 1
+    }
+
+    /// Number of the first key of a row among the elements of `[b, h, t, s]`.
+    pub(super) fn dropout_start(&self, batch: usize, head: usize, query: usize, key: usize) -> u64 {
+        (((batch * self.h + head) * self.t + query) * self.s + key) as u64
+    }
+
+    /// Puts `-inf` where a key belongs to another document.
+    #[inline(always)]
+    pub(super) fn hide_documents(&self, scores: &mut [f32], batch: usize, query: usize, first_key: usize) {
+        if let Some(documents) = self.documents {
+            let documents = &documents[batch * self.t..][..self.t];
+            let own = documents[query];
+            for (score, document) in scores.iter_mut().zip(&documents[first_key..]) {
+                *score = if *document == own { *score } else { f32::NEG_INFINITY };
+            }
+        }
+    }
+}
+
+/// Attention of `q [b, t, h, d]` over `k` and `v` `[b, s, g, d]`.
+pub fn forward(q: Heads<'_>, k: Heads<'_>, v: Heads<'_>, attention: Attention<'_>) -> Attended {
+    let Attention { b, t, h, d, .. } = attention;
+    let block = attention.block();
+    let blocks = t.div_ceil(block);
+    let mut log_sum_exp = vec![0.0; b * h * t];
+    let out = filled(b * t * h * d, |out| {
+        let (out, log_sum_exp) = (Shared::new(out), Shared::new(&mut log_sum_exp));
+        (0..b * blocks).into_par_iter().for_each_init(Vec::new, |scores, task| {
+            let (batch, start) = (task / blocks, task % blocks * block);
+            let queries = start..(start + block).min(t);
+            let keys = attention.keys(&queries);
+            scores.resize((block * keys.len()).max(scores.len()), 0.0);
+            for head in 0..h {
+                let scores = &mut scores[..queries.len() * keys.len()];
+                let group = head / (h / attention.g);
+                let matrix = MatrixMut::new(scores, queries.len(), keys.len());
+                let (q, k) = (q.matrix(batch, head, queries.clone(), d), k.matrix(batch, group, keys.clone(), d));
+                gemm(matrix, Output::Set, attention.scale, q, k.t(), Threads::One);
+                // SAFETY: the rows of this block and head belong to this task alone.
+                let log_sum_exp = unsafe { log_sum_exp.part((batch * h + head) * t + start, queries.len()) };
+                vectorised(|| softmax_block(scores, log_sum_exp, attention, (batch, head), (&queries, &keys)));
+                let probabilities = Matrix::new(scores, queries.len(), keys.len());
+                let first = ((batch * t + start) * h + head) * d;
+                // SAFETY: as above.
+                let rows = unsafe { MatrixMut::shared(out, first, queries.len(), d, h * d) };
+                let v = v.matrix(batch, group, keys.clone(), d);
+                gemm(rows, Output::Set, 1.0, probabilities, v, Threads::One);
+            }
+        });
+    });
+    Attended { out, log_sum_exp }
+}
+
+/// Soft cap, mask, softmax and dropout of the scores of one block and head.
+#[inline(always)]
+fn softmax_block(
+    scores: &mut [f32],
+    log_sum_exp: &mut [f32],
+    attention: Attention<'_>,
+    (batch, head): (usize, usize),
+    (queries, keys): (&Range<usize>, &Range<usize>),
+) {
+    let mut factors = Vec::new();
+    if attention.dropout.is_some() {
+        factors.resize(keys.len(), 0.0);
+    }
+    for ((query, row), log_sum_exp) in queries.clone().zip(scores.chunks_exact_mut(keys.len())).zip(log_sum_exp) {
+        let visible = attention.visible(query);
+        let (row, hidden_right) = row.split_at_mut(visible.end - keys.start);
+        let (hidden_left, row) = row.split_at_mut(visible.start - keys.start);
+        hidden_left.fill(0.0);
+        hidden_right.fill(0.0);
+        if let Some(cap) = attention.softcap {
+            row.iter_mut().for_each(|s| *s = cap * tanh(*s / cap));
+        }
+        attention.hide_documents(row, batch, query, visible.start);
+        let top = max(row);
+        let sum = exp_in_place(row, top);
+        *log_sum_exp = (f64::from(top) + f64::from(sum).ln()) as f32;
+        let inverse = 1.0 / sum;
+        match attention.dropout {
+            None => row.iter_mut().for_each(|p| *p *= inverse),
+            Some(mask) => {
+                let factors = &mut factors[..row.len()];
+                mask.factors(attention.dropout_start(batch, head, query, visible.start), factors);
+                row.iter_mut().zip(factors).for_each(|(p, factor)| *p *= inverse * *factor);
+            }
+        }
+    }
+}

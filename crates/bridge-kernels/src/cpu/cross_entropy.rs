@@ -1,0 +1,141 @@
+//! Output projection and cross-entropy in chunks of tokens: the logits of one chunk are all that exists.
+
+use rayon::prelude::*;
+
+use super::activation::softcap_in_place;
+use super::buffer::filled;
+use super::gemm::{Matrix, MatrixMut, Output, Threads, gemm};
+use super::simd::{exp_in_place, max, vectorised};
+use crate::cross_entropy::CrossEntropyOptions;
+
+/// Logits of one chunk, at most: 32 MiB of float32. Fewer and the weight gradient is read and written too often.
+const LOGITS: usize = 1 << 23;
+/// Fewest tokens of a chunk, so that products stay efficient at large vocabularies.
+const FEWEST_TOKENS: usize = 128;
+
+/// Inputs of the loss.
+#[derive(Clone, Copy)]
+pub struct Problem<'a> {
+    /// `[n, c]`.
+    pub x: Matrix<'a>,
+    /// `[v, c]`.
+    pub weight: Matrix<'a>,
+    /// `[n]`, each below `v`.
+    pub targets: &'a [usize],
+    /// `[n]`.
+    pub mask: &'a [f32],
+    /// Soft cap and z-loss.
+    pub options: CrossEntropyOptions,
+}
+
+/// Which gradients are wanted with the loss.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// Of the hidden states.
+    pub x: bool,
+    /// Of the projection.
+    pub weight: bool,
+}
+
+/// The loss, and its gradients for an upstream gradient of one.
+pub struct Solution {
+    /// Sum of the masked losses.
+    pub loss: f64,
+    /// `[n, c]`, if wanted.
+    pub x: Option<Vec<f32>>,
+    /// `[v, c]`, if wanted.
+    pub weight: Option<Vec<f32>>,
+}
+
+/// Sum over tokens of the masked loss, with gradients.
+pub fn solve(problem: Problem<'_>, wanted: Wanted) -> Solution {
+    let (n, c, v) = (problem.x.rows(), problem.x.cols(), problem.weight.rows());
+    let rows = (LOGITS / v.max(1)).max(FEWEST_TOKENS).min(n.max(1));
+    let mut logits = vec![0.0; rows * v];
+    let mut losses = vec![0.0_f64; n];
+    let mut grad_x = wanted.x.then(|| vec![0.0; n * c]);
+    let mut grad_weight = wanted.weight.then(|| filled(v * c, |_| {}));
+    if n == 0 {
+        grad_weight = wanted.weight.then(|| vec![0.0; v * c]);
+    }
+    for start in (0..n).step_by(rows) {
+        let count = rows.min(n - start);
+        let logits = &mut logits[..count * v];
+        let x = problem.x.row_range(start, count);
+        gemm(MatrixMut::new(logits, count, v), Output::Set, 1.0, x, problem.weight.t(), Threads::All);
+        logits.par_chunks_mut(v.max(1)).zip(losses[start..].par_iter_mut()).enumerate().for_each(|(i, (row, loss))| {
+            let (target, mask) = (problem.targets[start + i], problem.mask[start + i]);
+            *loss = vectorised(|| row_loss(row, target, mask, problem.options, wanted));
+        });
+        let grad_logits = Matrix::new(logits, count, v);
+        if let Some(grad_x) = &mut grad_x {
+            let out = MatrixMut::new(&mut grad_x[start * c..], count, c);
+            gemm(out, Output::Set, 1.0, grad_logits, problem.weight, Threads::All);
+        }
+        if let Some(grad_weight) = &mut grad_weight {
+            let output = if start == 0 { Output::Set } else { Output::Add };
+            gemm(MatrixMut::new(grad_weight, v, c), output, 1.0, grad_logits.t(), x, Threads::All);
+        }
+    }
+    Solution { loss: losses.iter().sum(), x: grad_x, weight: grad_weight }
+}
+
+/// Loss of one token; its logits become their gradients if any gradient is wanted.
+#[inline(always)]
+fn row_loss(logits: &mut [f32], target: usize, mask: f32, options: CrossEntropyOptions, wanted: Wanted) -> f64 {
+    let gradients = wanted.x || wanted.weight;
+    if mask == 0.0 {
+        // A token that does not count may hold anything, infinities included.
+        if gradients {
+            logits.fill(0.0);
+        }
+        return 0.0;
+    }
+    match options.softcap {
+        None => plain_row(logits, target, mask, options.z_loss),
+        Some(cap) => capped_row(logits, target, mask, (cap as f32, options.z_loss)),
+    }
+}
+
+/// `log sum exp` of a row in float64, leaving exponentials in the row; also returns their sum.
+#[inline(always)]
+fn exponentials(row: &mut [f32]) -> (f64, f32) {
+    let top = max(row);
+    let sum = exp_in_place(row, top);
+    (f64::from(top) + f64::from(sum).ln(), sum)
+}
+
+/// Loss of a token with log-partition `log_z`, and the factor that turns probabilities into gradients.
+#[inline(always)]
+fn token_loss(log_z: f64, target_logit: f32, mask: f32, z_loss: Option<f64>) -> (f64, f32) {
+    let weight = z_loss.unwrap_or(0.0);
+    let loss = log_z - f64::from(target_logit) + weight * log_z * log_z;
+    (loss * f64::from(mask), (f64::from(mask) * (1.0 + 2.0 * weight * log_z)) as f32)
+}
+
+#[inline(always)]
+fn plain_row(logits: &mut [f32], target: usize, mask: f32, z_loss: Option<f64>) -> f64 {
+    let target_logit = logits[target];
+    let (log_z, sum) = exponentials(logits);
+    let (loss, factor) = token_loss(log_z, target_logit, mask, z_loss);
+    let factor = factor / sum;
+    logits.iter_mut().for_each(|p| *p *= factor);
+    logits[target] -= mask;
+    loss
+}
+
+#[inline(always)]
+fn capped_row(logits: &mut [f32], target: usize, mask: f32, (cap, z_loss): (f32, Option<f64>)) -> f64 {
+    softcap_in_place(logits, cap);
+    let target_logit = logits[target];
+    let top = max(logits);
+    // The capped logits are needed again for the slope of the cap, so exponentials are formed twice.
+    let sum = super::simd::sum_map(logits, |l| super::simd::exp(l - top));
+    let (loss, factor) = token_loss(f64::from(top) + f64::from(sum).ln(), target_logit, mask, z_loss);
+    let (factor, inverse) = (factor / sum, 1.0 / cap);
+    let slope = |l: f32| 1.0 - (l * inverse) * (l * inverse);
+    let at_target = (super::simd::exp(target_logit - top) * factor - mask) * slope(target_logit);
+    logits.iter_mut().for_each(|l| *l = super::simd::exp(*l - top) * factor * slope(*l));
+    logits[target] = at_target;
+    loss
+}

@@ -1,0 +1,68 @@
+//! Linear layer: `y = x w^T + bias` and its three gradients.
+
+use rayon::prelude::*;
+
+use super::buffer::filled;
+use super::gemm::{Matrix, MatrixMut, Output, Threads, gemm};
+use super::simd::vectorised;
+
+/// `x [n, i]` times `weight [o, i]` transposed, plus `bias [o]`: `[n, o]`.
+pub fn forward(x: Matrix<'_>, weight: Matrix<'_>, bias: Option<&[f32]>) -> Vec<f32> {
+    let (rows, outputs) = (x.rows(), weight.rows());
+    filled(rows * outputs, |y| {
+        let output = match bias {
+            Some(bias) => {
+                // The product is added to the bias: cheaper than another pass over the result.
+                y.chunks_exact_mut(outputs.max(1)).for_each(|row| row.copy_from_slice(bias));
+                Output::Add
+            }
+            None => Output::Set,
+        };
+        gemm(MatrixMut::new(y, rows, outputs), output, 1.0, x, weight.t(), Threads::All);
+    })
+}
+
+/// Gradient of the input: `dy [n, o]` times `weight [o, i]`.
+pub fn grad_input(dy: Matrix<'_>, weight: Matrix<'_>) -> Vec<f32> {
+    let (rows, inputs) = (dy.rows(), weight.cols());
+    filled(rows * inputs, |dx| {
+        gemm(MatrixMut::new(dx, rows, inputs), Output::Set, 1.0, dy, weight, Threads::All);
+    })
+}
+
+/// Gradient of the weight: `dy [n, o]` transposed times `x [n, i]`.
+pub fn grad_weight(dy: Matrix<'_>, x: Matrix<'_>) -> Vec<f32> {
+    let (outputs, inputs) = (dy.cols(), x.cols());
+    filled(outputs * inputs, |dw| {
+        gemm(MatrixMut::new(dw, outputs, inputs), Output::Set, 1.0, dy.t(), x, Threads::All);
+    })
+}
+
+/// Columns that one task adds up.
+const COLUMNS: usize = 256;
+/// Rows added in float32 before the sum moves to float64.
+const ROWS: usize = 32;
+
+/// Sums of the columns of `x [n, c]`: the gradient of a bias.
+pub fn column_sums(x: &[f32], columns: usize) -> Vec<f32> {
+    let mut sums = vec![0.0; columns];
+    if columns == 0 {
+        return sums;
+    }
+    sums.par_chunks_mut(COLUMNS).enumerate().for_each(|(i, sums)| {
+        let from = i * COLUMNS;
+        let to = from + sums.len();
+        vectorised(|| {
+            let mut total = [0.0_f64; COLUMNS];
+            for rows in x.chunks(ROWS * columns) {
+                let mut partial = [0.0_f32; COLUMNS];
+                for row in rows.chunks_exact(columns) {
+                    partial.iter_mut().zip(&row[from..to]).for_each(|(p, v)| *p += v);
+                }
+                total.iter_mut().zip(&partial).for_each(|(t, p)| *t += f64::from(*p));
+            }
+            sums.iter_mut().zip(&total).for_each(|(s, t)| *s = *t as f32);
+        });
+    });
+    sums
+}

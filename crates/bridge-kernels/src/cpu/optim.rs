@@ -1,0 +1,127 @@
+//! Optimizer updates in one pass over memory, and reductions whose result does not depend on the number of threads.
+
+use rayon::prelude::*;
+
+use super::simd::vectorised;
+use crate::optim::{AdamWStep, SgdStep};
+
+/// Elements of one task. It divides the work, so it is part of the definition of the sums below.
+const CHUNK: usize = 1 << 15;
+
+/// Constants of a step, rounded to float32 once.
+#[derive(Clone, Copy)]
+struct AdamW {
+    gradient_scale: f32,
+    keep: f32,
+    l2: f32,
+    beta1: f32,
+    one_minus_beta1: f32,
+    beta2: f32,
+    one_minus_beta2: f32,
+    root_correction2: f32,
+    epsilon: f32,
+    step_size: f32,
+}
+
+impl AdamW {
+    fn new(step: &AdamWStep) -> Self {
+        let n = i32::try_from(step.step).unwrap_or(i32::MAX);
+        let (keep, l2) = match step.decoupled {
+            true => (1.0 - step.lr * step.weight_decay, 0.0),
+            false => (1.0, step.weight_decay),
+        };
+        Self {
+            gradient_scale: step.gradient_scale as f32,
+            keep: keep as f32,
+            l2: l2 as f32,
+            beta1: step.beta1 as f32,
+            one_minus_beta1: (1.0 - step.beta1) as f32,
+            beta2: step.beta2 as f32,
+            one_minus_beta2: (1.0 - step.beta2) as f32,
+            root_correction2: (1.0 - step.beta2.powi(n)).sqrt() as f32,
+            epsilon: step.epsilon as f32,
+            step_size: (step.lr / (1.0 - step.beta1.powi(n))) as f32,
+        }
+    }
+
+    #[inline(always)]
+    fn run(self, parameter: &mut [f32], exp_avg: &mut [f32], exp_avg_sq: &mut [f32], gradient: &[f32]) {
+        let moments = exp_avg.iter_mut().zip(exp_avg_sq);
+        for ((p, (m, v)), g) in parameter.iter_mut().zip(moments).zip(gradient) {
+            let g = g * self.gradient_scale + *p * self.l2;
+            *m = *m * self.beta1 + g * self.one_minus_beta1;
+            *v = *v * self.beta2 + g * g * self.one_minus_beta2;
+            let denominator = v.sqrt() / self.root_correction2 + self.epsilon;
+            *p = *p * self.keep - *m / denominator * self.step_size;
+        }
+    }
+}
+
+/// One AdamW update in place; see [`crate::optim::adamw`].
+pub fn adamw(parameter: &mut [f32], exp_avg: &mut [f32], exp_avg_sq: &mut [f32], gradient: &[f32], step: &AdamWStep) {
+    let step = AdamW::new(step);
+    parameter
+        .par_chunks_mut(CHUNK)
+        .zip(exp_avg.par_chunks_mut(CHUNK))
+        .zip(exp_avg_sq.par_chunks_mut(CHUNK))
+        .zip(gradient.par_chunks(CHUNK))
+        .for_each(|(((p, m), v), g)| vectorised(|| step.run(p, m, v, g)));
+}
+
+/// One SGD update in place; see [`crate::optim::sgd`].
+pub fn sgd(parameter: &mut [f32], momentum: &mut [f32], gradient: &[f32], step: &SgdStep) {
+    let [lr, factor, decay, scale] =
+        [step.lr, step.momentum, step.weight_decay, step.gradient_scale].map(|constant| constant as f32);
+    parameter.par_chunks_mut(CHUNK).zip(momentum.par_chunks_mut(CHUNK)).zip(gradient.par_chunks(CHUNK)).for_each(
+        |((p, m), g)| {
+            vectorised(|| {
+                for ((p, m), g) in p.iter_mut().zip(m).zip(g) {
+                    *m = *m * factor + (g * scale + *p * decay);
+                    *p -= *m * lr;
+                }
+            });
+        },
+    );
+}
+
+/// `accumulated += gradient`.
+pub fn add_assign(accumulated: &mut [f32], gradient: &[f32]) {
+    accumulated.par_chunks_mut(CHUNK).zip(gradient.par_chunks(CHUNK)).for_each(|(a, g)| {
+        vectorised(|| a.iter_mut().zip(g).for_each(|(a, g)| *a += g));
+    });
+}
+
+/// `values *= factor`.
+pub fn scale(values: &mut [f32], factor: f32) {
+    values.par_chunks_mut(CHUNK).for_each(|v| vectorised(|| v.iter_mut().for_each(|v| *v *= factor)));
+}
+
+/// Sum of squares in float64: lanes, then chunks, always in the same order.
+pub fn sum_of_squares(values: &[f32]) -> f64 {
+    const LANES: usize = 32;
+    let partial: Vec<f64> = values
+        .par_chunks(CHUNK)
+        .map(|chunk| {
+            vectorised(|| {
+                let mut lanes = [0.0_f64; LANES];
+                let (blocks, rest) = chunk.as_chunks::<LANES>();
+                for block in blocks {
+                    for i in 0..LANES {
+                        let v = f64::from(block[i]);
+                        lanes[i] += v * v;
+                    }
+                }
+                for (lane, v) in lanes.iter_mut().zip(rest) {
+                    *lane += f64::from(*v) * f64::from(*v);
+                }
+                lanes.iter().sum()
+            })
+        })
+        .collect();
+    partial.iter().sum()
+}
+
+/// Number of elements that are exactly zero.
+pub fn count_zeros(values: &[f32]) -> u64 {
+    values.par_chunks(CHUNK).map(|c| vectorised(|| c.iter().map(|v| u32::from(*v == 0.0)).sum::<u32>())).map(u64::from).sum()
+}

@@ -1,0 +1,30 @@
+//! Activations on Flex.
+
+use burn::tensor::Tensor;
+
+use super::{Values, attach_one, gradient, tensor};
+use crate::activation::Activation;
+use crate::cpu::activation as kernel;
+
+/// See [`crate::activation()`].
+pub(crate) fn activation<const D: usize>(x: &Tensor<D>, kind: Activation) -> Option<Tensor<D>> {
+    let dims = x.dims();
+    let values = Values::contiguous_of(x)?;
+    let y = tensor(kernel::forward(values.slice(), kind), dims);
+    Some(attach_one(y, x.clone(), move |dy| {
+        let mut dx = dy.into_vec();
+        kernel::backward(&mut dx, values.slice(), kind);
+        gradient(dx, dims)
+    }))
+}
+
+/// See [`crate::glu`].
+pub(crate) fn glu(x_bt2f: &Tensor<3>, kind: Activation) -> Option<Tensor<3>> {
+    let dims = x_bt2f.dims();
+    let [b, t, width] = [dims[0], dims[1], dims[2] / 2];
+    let values = Values::contiguous_of(x_bt2f)?;
+    let y = tensor(kernel::glu(values.slice(), width, kind), [b, t, width]);
+    Some(attach_one(y, x_bt2f.clone(), move |dy| {
+        gradient(kernel::glu_backward(dy.slice(), values.slice(), width, kind), dims)
+    }))
+}

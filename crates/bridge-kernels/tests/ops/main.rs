@@ -1,0 +1,14 @@
+//! Each operation against float64 arithmetic, against its reference in plain Burn operations, and against itself on other
+//! numbers of threads.
+
+mod activation;
+mod attention;
+mod common;
+mod cross_entropy;
+mod dropout;
+mod linear;
+mod norm;
+mod optim;
+mod plain;
+mod rotary;
+mod vjp;

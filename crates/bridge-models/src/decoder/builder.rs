@@ -1,0 +1,118 @@
+//! Kind `gpt` of the model registry: configuration and builder around [`Decoder`].
+
+use std::fmt;
+
+use bridge_core::config::TransformerConfig;
+use bridge_core::model::{
+    BuildContext, ModelBuildError, ModelBuilder, ModelChunk, ModelConfig, ModelHook, ModelRegistry, ModuleChunk, Stage,
+};
+
+use super::config::{DecoderConfig, invalid};
+use super::model::Decoder;
+
+/// The kind under which decoders are registered.
+pub const KIND: &str = "gpt";
+
+/// Configuration of a decoder-only model.
+#[derive(Clone, Default)]
+pub struct GptModelConfig {
+    transformer: TransformerConfig,
+    pre_wrap_hooks: Vec<ModelHook>,
+    post_wrap_hooks: Vec<ModelHook>,
+}
+
+impl GptModelConfig {
+    /// A model of this shape.
+    pub fn new(transformer: TransformerConfig) -> Self {
+        Self { transformer, ..Self::default() }
+    }
+
+    /// Adds a hook that runs on the chunks before they are prepared for training, after those added before.
+    #[must_use]
+    pub fn with_pre_wrap_hook(mut self, hook: ModelHook) -> Self {
+        self.pre_wrap_hooks.push(hook);
+        self
+    }
+
+    /// Adds a hook that runs on the complete chunks, after those added before.
+    #[must_use]
+    pub fn with_post_wrap_hook(mut self, hook: ModelHook) -> Self {
+        self.post_wrap_hooks.push(hook);
+        self
+    }
+}
+
+impl fmt::Debug for GptModelConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GptModelConfig")
+            .field("transformer", &self.transformer)
+            .field("pre_wrap_hooks", &self.pre_wrap_hooks.len())
+            .field("post_wrap_hooks", &self.post_wrap_hooks.len())
+            .finish()
+    }
+}
+
+impl ModelConfig for GptModelConfig {
+    fn kind(&self) -> &str {
+        KIND
+    }
+
+    fn transformer(&self) -> &TransformerConfig {
+        &self.transformer
+    }
+
+    fn builder(&self) -> Box<dyn ModelBuilder> {
+        Box::new(GptModelBuilder { transformer: self.transformer.clone() })
+    }
+
+    fn pre_wrap_hooks(&self) -> Vec<ModelHook> {
+        self.pre_wrap_hooks.clone()
+    }
+
+    fn post_wrap_hooks(&self) -> Vec<ModelHook> {
+        self.post_wrap_hooks.clone()
+    }
+}
+
+/// Builds decoders from a `[model]` section.
+#[derive(Clone, Debug)]
+pub struct GptModelBuilder {
+    transformer: TransformerConfig,
+}
+
+impl ModelBuilder for GptModelBuilder {
+    fn build_model(&self, context: &BuildContext, stage: &Stage) -> Result<Box<dyn ModelChunk>, ModelBuildError> {
+        let config = DecoderConfig::from_transformer(&self.transformer, context.padded_vocab_size)?;
+        build_decoder(&config, context, stage)
+    }
+}
+
+/// Builds one stage of a resolved decoder.
+///
+/// # Errors
+/// If the configuration's fields do not fit each other, the stage's layers are not the model's, or the context's padded
+/// vocabulary is not the configuration's.
+pub fn build_decoder(
+    config: &DecoderConfig,
+    context: &BuildContext,
+    stage: &Stage,
+) -> Result<Box<dyn ModelChunk>, ModelBuildError> {
+    config.validate()?;
+    if stage.layers.end > config.num_layers {
+        let message = format!("expected layers within 0..{}, found stage {:?}", config.num_layers, stage.layers);
+        return Err(invalid("model.num_layers", message));
+    }
+    if context.padded_vocab_size != config.padded_vocab_size {
+        let message = format!(
+            "expected the configuration's padded vocabulary size {}, found {}",
+            config.padded_vocab_size, context.padded_vocab_size
+        );
+        return Err(invalid("model.vocab_size", message));
+    }
+    Ok(Box::new(ModuleChunk::new(Decoder::new(config, context, stage))))
+}
+
+/// Adds the kinds of this crate to `registry`.
+pub fn register_builtin(registry: &mut ModelRegistry) {
+    registry.register(KIND, |section| Ok(Box::new(GptModelConfig::new(TransformerConfig::clone(section)))));
+}

@@ -1,0 +1,366 @@
+//! The resolved architecture of a decoder: plain data without defaults to fill in. No parsing of recipes or of
+//! `config.json` here.
+
+use bridge_core::model::ModelBuildError;
+use bridge_kernels::Activation;
+use serde::{Deserialize, Serialize};
+
+/// Everything that decides a decoder's shapes and arithmetic.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DecoderConfig {
+    /// Number of layers.
+    pub num_layers: usize,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Width of the feed-forward block; with a gated unit, of each half.
+    pub ffn_hidden_size: usize,
+    /// Query heads.
+    pub num_attention_heads: usize,
+    /// Key and value heads.
+    pub num_query_groups: usize,
+    /// Size of one head.
+    pub kv_channels: usize,
+    /// Vocabulary without padding.
+    pub vocab_size: usize,
+    /// Rows of the embedding and output tables, padding included.
+    pub padded_vocab_size: usize,
+    /// Longest sequence the position table covers, in tokens.
+    pub max_position_embeddings: usize,
+    /// How positions reach attention.
+    pub position_embedding: PositionEmbedding,
+    /// Layers without rotary embedding.
+    pub no_rope_layers: LayerPattern,
+    /// The norms before attention, before the feed-forward block and at the end.
+    pub norm: NormConfig,
+    /// Normalize query and key per head.
+    pub qk_layernorm: bool,
+    /// Bias in the query-key-value projection.
+    pub qkv_bias: bool,
+    /// Bias in attention's output projection.
+    pub proj_bias: bool,
+    /// Biases in the feed-forward block.
+    pub mlp_bias: bool,
+    /// Gated feed-forward unit.
+    pub gated_linear_unit: bool,
+    /// Its non-linearity.
+    #[serde(with = "ActivationName")]
+    pub activation: Activation,
+    /// Dropout after the embedding.
+    pub embedding_dropout: f64,
+    /// Dropout before each residual addition.
+    pub hidden_dropout: f64,
+    /// Dropout of attention probabilities.
+    pub attention_dropout: f64,
+    /// Factor on attention scores.
+    pub softmax_scale: f64,
+    /// Keys seen to the left of a query in windowed layers; `None` is unlimited.
+    pub window_size: Option<usize>,
+    /// Layers with the window.
+    pub window_layers: LayerPattern,
+    /// Soft cap on attention scores.
+    pub attention_softcap: Option<f64>,
+    /// Soft cap on the logits.
+    pub logit_softcap: Option<f64>,
+    /// The output projection uses the word embedding.
+    pub share_embeddings_and_output_weights: bool,
+    /// Standard deviation of initial weights.
+    pub init_method_std: f64,
+    /// Standard deviation of initial embeddings.
+    pub embedding_init_method_std: f64,
+    /// Draw initial values; without it weights start at zero, to be loaded.
+    pub perform_initialization: bool,
+}
+
+/// How positions reach attention.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PositionEmbedding {
+    /// A learned vector a position, added to the word embedding.
+    LearnedAbsolute,
+    /// Rotation of query and key.
+    Rope(RopeConfig),
+    /// None at all.
+    None,
+}
+
+/// Rotary position embedding.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RopeConfig {
+    /// Base of the frequencies.
+    pub base: f64,
+    /// Share of the head that is rotated, in `(0, 1]`.
+    pub percent: f64,
+    /// Pair even with odd elements instead of the two halves.
+    pub interleaved: bool,
+    /// Change of the frequencies for longer contexts.
+    pub scaling: Option<RopeScaling>,
+}
+
+/// Change of the rotary frequencies for contexts longer than the model was trained at.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum RopeScaling {
+    /// Positions divided by `factor` (Chen et al., arXiv:2306.15595).
+    Linear {
+        /// The divisor.
+        factor: f64,
+    },
+    /// Llama 3.1's: long wavelengths are divided by `factor`, short ones kept, those between interpolated.
+    Llama3 {
+        /// Divisor of the low frequencies.
+        factor: f64,
+        /// Wavelengths above `original_max_position_embeddings / low_freq_factor` are low frequencies.
+        low_freq_factor: f64,
+        /// Wavelengths below `original_max_position_embeddings / high_freq_factor` are high frequencies.
+        high_freq_factor: f64,
+        /// Context the unscaled model was trained at, in tokens.
+        original_max_position_embeddings: usize,
+    },
+}
+
+/// Kind, epsilon and parametrization of the norms.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NormConfig {
+    /// LayerNorm or RMSNorm.
+    pub kind: NormKind,
+    /// Added to variance or mean square.
+    pub epsilon: f64,
+    /// The stored weight is the factor minus one.
+    pub zero_centered_gamma: bool,
+}
+
+/// The norm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum NormKind {
+    /// Mean and variance, with bias.
+    LayerNorm,
+    /// Root mean square, no bias.
+    #[serde(rename = "RMSNorm")]
+    RmsNorm,
+}
+
+/// Which layers a setting applies to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LayerPattern {
+    /// Every layer.
+    All,
+    /// No layer.
+    None,
+    /// The layers marked true, one entry a layer.
+    Listed(Vec<bool>),
+}
+
+impl LayerPattern {
+    /// Whether the pattern includes layer `index` (global, from 0).
+    pub fn includes(&self, index: usize) -> bool {
+        match self {
+            Self::All => true,
+            Self::None => false,
+            Self::Listed(layers) => layers.get(index).copied().unwrap_or(false),
+        }
+    }
+
+    /// The pattern of a list, in its shortest form.
+    pub fn from_list(layers: Vec<bool>) -> Self {
+        match (layers.iter().all(|on| *on), layers.iter().any(|on| *on)) {
+            (_, false) => Self::None,
+            (true, true) => Self::All,
+            (false, true) => Self::Listed(layers),
+        }
+    }
+}
+
+impl DecoderConfig {
+    /// Number of parameters of the whole model.
+    pub fn num_parameters(&self) -> usize {
+        self.parameter_shapes().iter().map(|(_, shape)| shape.iter().product::<usize>()).sum()
+    }
+
+    /// Names and shapes of the whole model's parameters, in the order of its chunk.
+    pub fn parameter_shapes(&self) -> Vec<(String, Vec<usize>)> {
+        let (c, f, d) = (self.hidden_size, self.ffn_hidden_size, self.kv_channels);
+        let mut shapes = Shapes::default();
+        shapes.push("embedding.word_embeddings.weight", &[self.padded_vocab_size, c]);
+        if self.position_embedding == PositionEmbedding::LearnedAbsolute {
+            shapes.push("embedding.position_embeddings.weight", &[self.max_position_embeddings, c]);
+        }
+        for index in 0..self.num_layers {
+            let layer = format!("decoder.layers.{index}");
+            let attention = format!("{layer}.self_attention");
+            shapes.norm(&format!("{layer}.input_layernorm"), self.norm.kind, c);
+            shapes.linear(&format!("{attention}.linear_qkv"), [self.qkv_size(), c], self.qkv_bias);
+            if self.qk_layernorm {
+                shapes.norm(&format!("{attention}.q_layernorm"), self.norm.kind, d);
+                shapes.norm(&format!("{attention}.k_layernorm"), self.norm.kind, d);
+            }
+            shapes.linear(&format!("{attention}.linear_proj"), [c, self.num_attention_heads * d], self.proj_bias);
+            shapes.norm(&format!("{layer}.pre_mlp_layernorm"), self.norm.kind, c);
+            shapes.linear(&format!("{layer}.mlp.linear_fc1"), [self.fc1_size(), c], self.mlp_bias);
+            shapes.linear(&format!("{layer}.mlp.linear_fc2"), [c, f], self.mlp_bias);
+        }
+        shapes.norm("decoder.final_layernorm", self.norm.kind, c);
+        if !self.share_embeddings_and_output_weights {
+            shapes.push("output_layer.weight", &[self.padded_vocab_size, c]);
+        }
+        shapes.0
+    }
+
+    /// Rows of the query-key-value projection.
+    pub fn qkv_size(&self) -> usize {
+        (self.num_attention_heads + 2 * self.num_query_groups) * self.kv_channels
+    }
+
+    /// Rows of the first feed-forward projection: both halves of a gated unit.
+    pub fn fc1_size(&self) -> usize {
+        if self.gated_linear_unit { 2 * self.ffn_hidden_size } else { self.ffn_hidden_size }
+    }
+
+    /// Checks that the fields fit each other.
+    ///
+    /// # Errors
+    /// With the first key that does not, what it is and what was expected.
+    pub fn validate(&self) -> Result<(), ModelBuildError> {
+        self.validate_sizes()?;
+        if let PositionEmbedding::Rope(rope) = &self.position_embedding {
+            rope.validate(self.kv_channels)?;
+        }
+        let rates = [
+            ("model.hidden_dropout", self.embedding_dropout),
+            ("model.hidden_dropout", self.hidden_dropout),
+            ("model.attention_dropout", self.attention_dropout),
+        ];
+        for (key, rate) in rates {
+            if !(0.0..1.0).contains(&rate) {
+                return Err(invalid(key, format!("expected a number in [0, 1), found {rate}")));
+            }
+        }
+        for (key, value) in
+            [("model.layernorm_epsilon", self.norm.epsilon), ("model.init_method_std", self.init_method_std)]
+        {
+            if !(value > 0.0 && value.is_finite()) {
+                return Err(invalid(key, format!("expected a number above 0, found {value}")));
+            }
+        }
+        for (key, pattern) in
+            [("model.no_rope_freq", &self.no_rope_layers), ("model.window_attn_skip_freq", &self.window_layers)]
+        {
+            if let LayerPattern::Listed(layers) = pattern
+                && layers.len() != self.num_layers
+            {
+                let message = format!("expected one entry a layer ({}), found {}", self.num_layers, layers.len());
+                return Err(invalid(key, message));
+            }
+        }
+        Ok(())
+    }
+
+    fn validate_sizes(&self) -> Result<(), ModelBuildError> {
+        let sizes = [
+            ("model.num_layers", self.num_layers),
+            ("model.hidden_size", self.hidden_size),
+            ("model.ffn_hidden_size", self.ffn_hidden_size),
+            ("model.num_attention_heads", self.num_attention_heads),
+            ("model.num_query_groups", self.num_query_groups),
+            ("model.kv_channels", self.kv_channels),
+            ("model.vocab_size", self.vocab_size),
+            ("model.seq_length", self.max_position_embeddings),
+        ];
+        for (key, value) in sizes {
+            if value == 0 {
+                return Err(invalid(key, "expected at least 1, found 0".into()));
+            }
+        }
+        let (heads, groups) = (self.num_attention_heads, self.num_query_groups);
+        if heads % groups != 0 {
+            let message = format!("expected a divisor of num_attention_heads ({heads}), found {groups}");
+            return Err(invalid("model.num_query_groups", message));
+        }
+        if self.padded_vocab_size < self.vocab_size {
+            let message = format!("expected at least vocab_size ({}), found {}", self.vocab_size, self.padded_vocab_size);
+            return Err(invalid("padded vocabulary size", message));
+        }
+        Ok(())
+    }
+}
+
+impl RopeConfig {
+    /// Elements of a head of `head_size` that are rotated.
+    pub fn rotary_size(&self, head_size: usize) -> usize {
+        (head_size as f64 * self.percent) as usize
+    }
+
+    fn validate(&self, head_size: usize) -> Result<(), ModelBuildError> {
+        let rotated = self.rotary_size(head_size);
+        if !(self.percent > 0.0 && self.percent <= 1.0) || rotated == 0 || rotated % 2 != 0 {
+            let message = format!(
+                "expected a share in (0, 1] that rotates an even number of a head's {head_size} elements, found {} \
+                 ({rotated} elements)",
+                self.percent
+            );
+            return Err(invalid("model.rotary_percent", message));
+        }
+        if !(self.base >= 1.0 && self.base.is_finite()) {
+            return Err(invalid("model.rotary_base", format!("expected at least 1, found {}", self.base)));
+        }
+        match self.scaling {
+            Some(RopeScaling::Linear { factor }) if !(factor > 0.0 && factor.is_finite()) => Err(invalid(
+                "model.seq_len_interpolation_factor",
+                format!("expected a number above 0, found {factor}"),
+            )),
+            Some(RopeScaling::Llama3 { factor, low_freq_factor: low, high_freq_factor: high, .. })
+                if !(factor >= 1.0 && low > 0.0 && high > low) =>
+            {
+                let message = format!(
+                    "expected a factor of at least 1 and 0 < low_freq_factor < high_freq_factor, found factor {factor}, \
+                     low_freq_factor {low}, high_freq_factor {high}"
+                );
+                Err(invalid("model.rope_scaling_factor", message))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A growing list of parameter names and shapes.
+#[derive(Default)]
+struct Shapes(Vec<(String, Vec<usize>)>);
+
+impl Shapes {
+    fn push(&mut self, name: &str, shape: &[usize]) {
+        self.0.push((name.to_owned(), shape.to_vec()));
+    }
+
+    fn linear(&mut self, name: &str, shape: [usize; 2], bias: bool) {
+        self.push(&format!("{name}.weight"), &shape);
+        if bias {
+            self.push(&format!("{name}.bias"), &shape[..1]);
+        }
+    }
+
+    fn norm(&mut self, name: &str, kind: NormKind, size: usize) {
+        self.push(&format!("{name}.weight"), &[size]);
+        if kind == NormKind::LayerNorm {
+            self.push(&format!("{name}.bias"), &[size]);
+        }
+    }
+}
+
+pub(crate) fn invalid(key: &str, message: String) -> ModelBuildError {
+    ModelBuildError::Invalid { key: key.to_owned(), message }
+}
+
+/// Names of the kernels' activations in serialised configurations.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Activation", rename_all = "snake_case")]
+enum ActivationName {
+    Gelu,
+    GeluTanh,
+    Silu,
+    Relu,
+    SquaredRelu,
+    QuickGelu,
+}

@@ -1,0 +1,39 @@
+//! A decoder-only transformer: one set of layers that covers GPT-2 and the Llama line by configuration.
+//!
+//! | file | what it has |
+//! | --- | --- |
+//! | `config` | [`DecoderConfig`]: the resolved architecture, as plain data |
+//! | `transformer` | [`DecoderConfig`] from and to the config tree's `[model]` section |
+//! | `rope` | rotary frequencies and their scaling |
+//! | `init` | initial values, from seed and parameter name alone |
+//! | `embedding`, `attention`, `mlp`, `norm`, `linear`, `layer`, `head` | the maths |
+//! | `model` | [`Decoder`]: the loop over layers, as segments |
+//! | `builder` | kind `gpt` for the model registry |
+//! | `presets` | the benchmark's shapes |
+//!
+//! Nothing here knows Hugging Face's names; those are in [`crate::huggingface`].
+//!
+//! Shape legend: `b` batch, `t` sequence, `n` tokens (`b * t`), `c` hidden size, `h` query heads, `g` key/value groups, `d`
+//! head size, `f` feed-forward size, `v` vocabulary.
+
+mod attention;
+mod builder;
+mod config;
+mod embedding;
+mod head;
+mod init;
+mod layer;
+mod linear;
+mod mlp;
+mod model;
+mod norm;
+pub mod presets;
+mod rope;
+mod transformer;
+
+#[cfg(test)]
+mod tests;
+
+pub use builder::{GptModelBuilder, GptModelConfig, build_decoder, register_builtin};
+pub use config::{DecoderConfig, LayerPattern, NormConfig, NormKind, PositionEmbedding, RopeConfig, RopeScaling};
+pub use model::Decoder;

@@ -1,0 +1,200 @@
+//! The decoder: embedding, layers, head, each optional or partial so that a pipeline stage is the same type as the whole.
+
+use bridge_core::model::{
+    BuildContext, ForwardContext, KeyValueCache, ParameterRole, Segment, SegmentOutput, SegmentRole, Segments, Stage,
+};
+use bridge_kernels::RotaryTable;
+use bridge_kernels::rotary::Positions;
+use burn::module::Module;
+use burn::tensor::{Int, Tensor};
+
+use super::attention::AttentionInput;
+use super::config::DecoderConfig;
+use super::embedding::{Embedding, Table, WORD_EMBEDDINGS};
+use super::head::{Targets, logits, loss_sum};
+use super::init::{Deviations, Initializer};
+use super::layer::Layer;
+use super::norm::Norm;
+use super::rope::rotary_table;
+
+const OUTPUT_LAYER: &str = "output_layer.weight";
+
+/// Which dropout mask of a layer: the second half of a mask's name.
+mod place {
+    pub const EMBEDDING: u64 = 0;
+    pub const ATTENTION_PROBABILITIES: u64 = 1;
+    pub const ATTENTION_OUTPUT: u64 = 2;
+    pub const MLP_OUTPUT: u64 = 3;
+}
+
+/// A decoder, or one pipeline stage of it.
+///
+/// Field paths are Megatron's parameter names, but for the layer numbers: those are local here and made global by
+/// [`Segments::parameter_name`].
+#[derive(Module, Debug)]
+pub struct Decoder {
+    embedding: Option<Embedding>,
+    decoder: Block,
+    /// The output table, unless it is the word embedding held by this very stage.
+    output_layer: Option<Table>,
+    #[module(skip)]
+    rotary: Option<RotaryTable>,
+    #[module(skip)]
+    settings: Settings,
+}
+
+#[derive(Module, Debug)]
+struct Block {
+    layers: Vec<Layer>,
+    final_layernorm: Option<Norm>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Settings {
+    first_layer: usize,
+    tied: bool,
+    logit_softcap: Option<f64>,
+}
+
+impl Decoder {
+    /// Builds `stage` of the model `config` describes.
+    ///
+    /// Where embedding and output are tied and the stage has only the head, it gets its own copy of the word embedding, with
+    /// the same name and the same initial values as the first stage's.
+    pub fn new(config: &DecoderConfig, context: &BuildContext, stage: &Stage) -> Self {
+        let init = Initializer::new(context, config);
+        let std = Deviations::new(config);
+        let tied = config.share_embeddings_and_output_weights;
+        let table = [config.padded_vocab_size, config.hidden_size];
+        let output_layer = match (stage.head, tied, stage.embedding) {
+            (false, _, _) | (true, true, true) => None,
+            (true, true, false) => Some(Table::new(WORD_EMBEDDINGS, table, std.embedding, &init)),
+            (true, false, _) => Some(Table::new(OUTPUT_LAYER, table, std.weight, &init)),
+        };
+        Self {
+            embedding: stage.embedding.then(|| Embedding::new(config, &init)),
+            decoder: Block {
+                layers: stage.layers.clone().map(|index| Layer::new(config, index, &init)).collect(),
+                final_layernorm: stage.head.then(|| Norm::new(config.norm, config.hidden_size, &init)),
+            },
+            output_layer,
+            rotary: rotary_table(config, &context.device),
+            settings: Settings { first_layer: stage.layers.start, tied, logit_softcap: config.logit_softcap },
+        }
+    }
+
+    fn attention(&self, local: usize, x_btc: Tensor<3>, context: &ForwardContext) -> Tensor<3> {
+        let layer = self.settings.first_layer + local;
+        let input = AttentionInput {
+            rotary: self.rotary.as_ref(),
+            positions: &context.batch.positions,
+            document_ids: context.batch.document_ids.clone(),
+            dropout_key: context.dropout_key(layer, place::ATTENTION_PROBABILITIES),
+            cache: None,
+        };
+        let key = context.dropout_key(layer, place::ATTENTION_OUTPUT);
+        self.decoder.layers[local].attention(x_btc, input, key)
+    }
+
+    fn mlp(&self, local: usize, x_btc: Tensor<3>, context: &ForwardContext) -> Tensor<3> {
+        let key = context.dropout_key(self.settings.first_layer + local, place::MLP_OUTPUT);
+        self.decoder.layers[local].mlp(x_btc, key)
+    }
+
+    fn head(&self, x_btc: Tensor<3>, context: &ForwardContext) -> Tensor<1> {
+        let (norm, weight_vc) = self.head_parts().expect("the head segment exists on stages with a head only");
+        let targets =
+            Targets { labels_bt: context.batch.labels.clone(), mask_bt: context.batch.loss_mask.clone() };
+        loss_sum(norm.forward(x_btc), weight_vc, targets, self.settings.logit_softcap)
+    }
+
+    /// Final norm and output table, on stages that have the head.
+    fn head_parts(&self) -> Option<(&Norm, Tensor<2>)> {
+        let norm = self.decoder.final_layernorm.as_ref()?;
+        let weight_vc = match (&self.output_layer, &self.embedding) {
+            (Some(table), _) => table.weight(),
+            (None, Some(embedding)) => embedding.word_embeddings(),
+            (None, None) => return None,
+        };
+        Some((norm, weight_vc))
+    }
+}
+
+impl Segments for Decoder {
+    fn segments(&self) -> Vec<Segment> {
+        let layers = (0..self.decoder.layers.len()).flat_map(|local| {
+            let layer = Some(self.settings.first_layer + local);
+            [Segment { role: SegmentRole::Attention, layer }, Segment { role: SegmentRole::Mlp, layer }]
+        });
+        let embedding = self.embedding.iter().map(|_| Segment { role: SegmentRole::Embedding, layer: None });
+        let head = self.decoder.final_layernorm.iter().map(|_| Segment { role: SegmentRole::Head, layer: None });
+        embedding.chain(layers).chain(head).collect()
+    }
+
+    fn forward_segment(&self, index: usize, input: Option<Tensor<3>>, context: &ForwardContext) -> SegmentOutput {
+        let before_layers = usize::from(self.embedding.is_some());
+        if index < before_layers {
+            let embedding = self.embedding.as_ref().expect("there is a segment before the layers");
+            let key = context.dropout_key(0, place::EMBEDDING);
+            let batch = context.batch;
+            return SegmentOutput::Hidden(embedding.forward(batch.tokens.clone(), &batch.positions, key));
+        }
+        let x_btc = input.expect("every segment but the embedding needs the output of the one before");
+        let in_layers = index - before_layers;
+        match (in_layers / 2, in_layers % 2) {
+            (local, 0) if local < self.decoder.layers.len() => {
+                SegmentOutput::Hidden(self.attention(local, x_btc, context))
+            }
+            (local, 1) if local < self.decoder.layers.len() => SegmentOutput::Hidden(self.mlp(local, x_btc, context)),
+            (local, 0) if local == self.decoder.layers.len() && self.decoder.final_layernorm.is_some() => {
+                SegmentOutput::LossSum(self.head(x_btc, context))
+            }
+            _ => panic!("segment {index} is out of range: the chunk has {}", self.segments().len()),
+        }
+    }
+
+    fn logits(&self, tokens_bt: Tensor<2, Int>, cache: &mut KeyValueCache) -> Option<Tensor<3>> {
+        let embedding = self.embedding.as_ref()?;
+        let (norm, weight_vc) = self.head_parts()?;
+        let [_, t] = tokens_bt.dims();
+        let positions = Positions::From(cache.length);
+        let mut x_btc = embedding.forward(tokens_bt, &positions, None);
+        for (layer, layer_cache) in self.decoder.layers.iter().zip(&mut cache.layers) {
+            let input = AttentionInput {
+                rotary: self.rotary.as_ref(),
+                positions: &positions,
+                document_ids: None,
+                dropout_key: None,
+                cache: Some(layer_cache),
+            };
+            x_btc = layer.mlp(layer.attention(x_btc, input, None), None);
+        }
+        cache.length += t;
+        Some(logits(norm.forward(x_btc), weight_vc, self.settings.logit_softcap))
+    }
+
+    fn new_cache(&self) -> KeyValueCache {
+        KeyValueCache::new(self.decoder.layers.len())
+    }
+
+    fn parameter_role(&self, name: &str) -> ParameterRole {
+        if name.starts_with("embedding.") || name == OUTPUT_LAYER {
+            ParameterRole::EmbeddingOrOutput
+        } else {
+            ParameterRole::Hidden
+        }
+    }
+
+    fn parameter_name(&self, path: &str) -> String {
+        if path == OUTPUT_LAYER && self.settings.tied {
+            return WORD_EMBEDDINGS.to_owned();
+        }
+        match path.strip_prefix("decoder.layers.").and_then(|rest| rest.split_once('.')) {
+            Some((local, rest)) => {
+                let local: usize = local.parse().expect("children of a Vec are numbered");
+                format!("decoder.layers.{}.{rest}", self.settings.first_layer + local)
+            }
+            None => path.to_owned(),
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! Shapes of the benchmark: the same models as the PyTorch peer's, by the same names.
+
+use bridge_core::config::{Activation, Normalization, PositionEmbeddingType, TransformerConfig};
+
+/// A named model with the batch it is measured at.
+#[derive(Clone, Debug)]
+pub struct Preset {
+    /// Its name.
+    pub name: &'static str,
+    /// The `[model]` section; `vocab_size` is used as it is, without padding.
+    pub transformer: TransformerConfig,
+    /// Sequences a step.
+    pub micro_batch_size: usize,
+}
+
+/// The names [`preset`] knows.
+pub const NAMES: [&str; 4] = ["nano-gpt2", "nano-llama", "smol-135m", "gpt2-124m"];
+
+/// The preset called `name`.
+pub fn preset(name: &str) -> Option<Preset> {
+    let shape = match name {
+        "nano-gpt2" => Shape { heads: [6, 6], ..Shape::NANO },
+        "nano-llama" => Shape { heads: [6, 2], ffn_hidden_size: 1024, llama: true, ..Shape::NANO },
+        "smol-135m" => Shape {
+            llama: true,
+            num_layers: 30,
+            hidden_size: 576,
+            ffn_hidden_size: 1536,
+            heads: [9, 3],
+            vocab_size: 49152,
+            seq_length: 512,
+            micro_batch_size: 1,
+            tied: true,
+        },
+        "gpt2-124m" => Shape {
+            llama: false,
+            num_layers: 12,
+            hidden_size: 768,
+            ffn_hidden_size: 3072,
+            heads: [12, 12],
+            vocab_size: 50257,
+            seq_length: 256,
+            micro_batch_size: 2,
+            tied: true,
+        },
+        _ => return None,
+    };
+    let name = NAMES.into_iter().find(|known| *known == name)?;
+    Some(Preset { name, transformer: shape.transformer(), micro_batch_size: shape.micro_batch_size })
+}
+
+/// A row of the peer's table.
+struct Shape {
+    llama: bool,
+    num_layers: usize,
+    hidden_size: usize,
+    ffn_hidden_size: usize,
+    /// Query heads, key/value heads.
+    heads: [usize; 2],
+    vocab_size: usize,
+    seq_length: usize,
+    micro_batch_size: usize,
+    tied: bool,
+}
+
+impl Shape {
+    const NANO: Self = Self {
+        llama: false,
+        num_layers: 6,
+        hidden_size: 384,
+        ffn_hidden_size: 1536,
+        heads: [6, 6],
+        vocab_size: 8192,
+        seq_length: 256,
+        micro_batch_size: 8,
+        tied: false,
+    };
+
+    fn transformer(&self) -> TransformerConfig {
+        let common = TransformerConfig {
+            num_layers: self.num_layers,
+            hidden_size: self.hidden_size,
+            ffn_hidden_size: Some(self.ffn_hidden_size),
+            num_attention_heads: self.heads[0],
+            num_query_groups: Some(self.heads[1]),
+            seq_length: self.seq_length,
+            vocab_size: Some(self.vocab_size),
+            share_embeddings_and_output_weights: self.tied,
+            hidden_dropout: 0.0,
+            attention_dropout: 0.0,
+            layernorm_epsilon: 1e-5,
+            ..TransformerConfig::default()
+        };
+        if self.llama {
+            TransformerConfig {
+                position_embedding_type: PositionEmbeddingType::Rope,
+                normalization: Normalization::RmsNorm,
+                add_bias_linear: false,
+                gated_linear_unit: true,
+                activation_func: Activation::Silu,
+                ..common
+            }
+        } else {
+            TransformerConfig {
+                position_embedding_type: PositionEmbeddingType::LearnedAbsolute,
+                normalization: Normalization::LayerNorm,
+                add_bias_linear: true,
+                activation_func: Activation::GeluTanh,
+                ..common
+            }
+        }
+    }
+}

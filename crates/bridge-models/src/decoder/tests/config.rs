@@ -1,0 +1,182 @@
+//! The `[model]` section in and out, and what is refused.
+
+use bridge_core::config::{OneOrMany, PositionEmbeddingType, TransformerConfig};
+use bridge_core::model::{ModelBuildError, ModelRegistry};
+
+use super::*;
+
+fn section() -> TransformerConfig {
+    TransformerConfig {
+        num_layers: 4,
+        hidden_size: 24,
+        num_attention_heads: 6,
+        position_embedding_type: PositionEmbeddingType::Rope,
+        seq_length: 32,
+        ..TransformerConfig::default()
+    }
+}
+
+#[test]
+fn derived_values_are_filled_in() {
+    let config = DecoderConfig::from_transformer(&section(), 128).unwrap();
+    assert_eq!((config.ffn_hidden_size, config.num_query_groups, config.kv_channels), (96, 6, 4));
+    assert_eq!((config.vocab_size, config.padded_vocab_size), (128, 128));
+    assert_eq!(config.softmax_scale, 0.5);
+    assert_eq!(config.embedding_init_method_std, 0.02);
+    assert!(config.share_embeddings_and_output_weights && config.qkv_bias && config.mlp_bias);
+    assert_eq!((config.embedding_dropout, config.hidden_dropout, config.attention_dropout), (0.1, 0.1, 0.1));
+    assert_eq!(config.window_layers, LayerPattern::All);
+    assert_eq!(config.no_rope_layers, LayerPattern::None);
+}
+
+#[test]
+fn a_section_made_from_a_decoder_gives_it_back() {
+    let everything = DecoderConfig { attention_softcap: None, logit_softcap: None, ..everything() };
+    let llama3 = RopeScaling::Llama3 {
+        factor: 8.0,
+        low_freq_factor: 1.5,
+        high_freq_factor: 4.5,
+        original_max_position_embeddings: 9,
+    };
+    let PositionEmbedding::Rope(rope) = llama().position_embedding else { panic!("llama has rotary positions") };
+    let scaled = DecoderConfig {
+        position_embedding: PositionEmbedding::Rope(RopeConfig { scaling: Some(llama3), ..rope }),
+        softmax_scale: 0.7,
+        ..llama()
+    };
+    let bare = DecoderConfig { position_embedding: PositionEmbedding::None, ..llama() };
+    for config in [llama(), gpt2(), everything, scaled, bare] {
+        let section = config.to_transformer().unwrap();
+        assert_eq!(DecoderConfig::from_transformer(&section, config.padded_vocab_size).unwrap(), config);
+    }
+    for config in [
+        DecoderConfig { mlp_bias: true, ..llama() },
+        DecoderConfig { logit_softcap: Some(30.0), ..llama() },
+        DecoderConfig { embedding_dropout: 0.1, ..llama() },
+    ] {
+        config.to_transformer().unwrap_err();
+    }
+}
+
+#[test]
+fn layer_patterns_follow_the_frequencies() {
+    let section = TransformerConfig {
+        window_size: Some([5, 0]),
+        window_attn_skip_freq: Some(OneOrMany::One(2)),
+        no_rope_freq: Some(OneOrMany::One(4)),
+        ..section()
+    };
+    let config = DecoderConfig::from_transformer(&section, 128).unwrap();
+    assert_eq!(config.window_size, Some(5));
+    assert_eq!(config.window_layers, LayerPattern::Listed(vec![true, false, true, false]));
+    assert_eq!(config.no_rope_layers, LayerPattern::Listed(vec![false, false, false, true]));
+    let section = TransformerConfig {
+        window_size: Some([-1, -1]),
+        window_attn_skip_freq: Some(OneOrMany::Many(vec![1, 0, 0, 1])),
+        ..section
+    };
+    let config = DecoderConfig::from_transformer(&section, 128).unwrap();
+    assert_eq!(config.window_size, None);
+    assert_eq!(config.window_layers, LayerPattern::Listed(vec![true, false, false, true]));
+}
+
+#[test]
+fn errors_name_the_key() {
+    let cases: Vec<(&str, Box<dyn Fn(&mut TransformerConfig)>)> = vec![
+        ("model.num_layers", Box::new(|c| c.num_layers = 0)),
+        ("model.num_attention_heads", Box::new(|c| c.num_attention_heads = 0)),
+        ("model.num_query_groups", Box::new(|c| c.num_query_groups = Some(4))),
+        ("model.rotary_percent", Box::new(|c| c.rotary_percent = 0.3)),
+        ("model.num_moe_experts", Box::new(|c| c.num_moe_experts = Some(4))),
+        ("model.multi_latent_attention", Box::new(|c| c.multi_latent_attention = true)),
+        ("model.mtp_num_layers", Box::new(|c| c.mtp_num_layers = Some(1))),
+        ("model.qk_l2_norm", Box::new(|c| c.qk_l2_norm = true)),
+        ("model.use_mup", Box::new(|c| c.use_mup = true)),
+        ("model.position_embedding_type", Box::new(|c| c.position_embedding_type = PositionEmbeddingType::Yarn)),
+        ("model.window_size", Box::new(|c| c.window_size = Some([4, 2]))),
+        ("model.no_rope_freq", Box::new(|c| c.no_rope_freq = Some(OneOrMany::Many(vec![0, 1])))),
+        ("model.window_attn_skip_freq", Box::new(|c| c.window_attn_skip_freq = Some(OneOrMany::One(0)))),
+        (
+            "model.seq_len_interpolation_factor",
+            Box::new(|c| (c.rope_scaling, c.seq_len_interpolation_factor) = (true, Some(2.0))),
+        ),
+        ("model.hidden_dropout", Box::new(|c| c.hidden_dropout = 1.0)),
+    ];
+    for (expected, change) in cases {
+        let mut section = section();
+        change(&mut section);
+        match DecoderConfig::from_transformer(&section, 128) {
+            Err(ModelBuildError::Invalid { key, message }) => {
+                assert_eq!(key, expected, "{message}");
+                assert!(message.len() > 20, "{key}: {message}");
+            }
+            other => panic!("{expected}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn the_builder_refuses_what_does_not_fit_the_configuration() {
+    let config = llama();
+    let wrong_vocabulary = BuildContext { padded_vocab_size: 64, ..context(&config) };
+    build_decoder(&config, &wrong_vocabulary, &Stage::whole(3)).unwrap_err();
+    build_decoder(&config, &context(&config), &Stage::whole(4)).unwrap_err();
+}
+
+#[test]
+fn the_registry_builds_the_gpt_kind() {
+    let mut registry = ModelRegistry::default();
+    register_builtin(&mut registry);
+    let mut model = bridge_core::config::ModelSection::default();
+    model.config = section();
+    let config = registry.config(&model).unwrap();
+    assert_eq!(config.kind(), "gpt");
+    assert_eq!(config.transformer().hidden_size, 24);
+    let context = BuildContext { padded_vocab_size: 53, ..context(&llama()) };
+    let chunks = config.builder().build_models(config.as_ref(), &context, &[Stage::whole(4)]).unwrap();
+    assert_eq!(chunks[0].segments().len(), 10);
+    model.kind = "gtp".into();
+    assert!(registry.config(&model).unwrap_err().to_string().contains("`gpt`"));
+}
+
+#[test]
+fn hooks_run_in_order_on_the_chunks() {
+    use std::sync::{Arc, Mutex};
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let hook = |name: &'static str| -> bridge_core::model::ModelHook {
+        let seen = Arc::clone(&seen);
+        Arc::new(move |chunks| {
+            seen.lock().unwrap().push((name, chunks.len()));
+            Ok(chunks)
+        })
+    };
+    let config = GptModelConfig::new(section())
+        .with_post_wrap_hook(hook("post"))
+        .with_pre_wrap_hook(hook("first"))
+        .with_pre_wrap_hook(hook("second"));
+    let context = BuildContext { padded_vocab_size: 53, ..context(&llama()) };
+    use bridge_core::model::ModelConfig as _;
+    config.builder().build_models(&config, &context, &[Stage::whole(4)]).unwrap();
+    assert_eq!(*seen.lock().unwrap(), [("first", 1), ("second", 1), ("post", 1)]);
+}
+
+#[test]
+fn presets_have_the_peers_sizes() {
+    // Parameter counts that bench/peer_torch.py prints.
+    let counts = [17_037_312, 15_733_632, 134_515_008, 123_849_984];
+    for (name, expected) in presets::NAMES.into_iter().zip(counts) {
+        let preset = presets::preset(name).unwrap();
+        let vocab_size = preset.transformer.vocab_size.unwrap();
+        let config = DecoderConfig::from_transformer(&preset.transformer, vocab_size).unwrap();
+        assert_eq!(config.num_parameters(), expected, "{name}");
+    }
+    assert!(presets::preset("nano").is_none());
+}
+
+#[test]
+fn configurations_survive_serialisation() {
+    for config in [llama(), gpt2(), everything()] {
+        let text = serde_json::to_string(&config).unwrap();
+        assert_eq!(serde_json::from_str::<DecoderConfig>(&text).unwrap(), config);
+    }
+}

@@ -1,0 +1,218 @@
+//! Tests of the decoder: small models with distinct prime sizes, and what they are compared with.
+
+mod config;
+mod graph;
+mod initial;
+mod reference;
+
+use bridge_core::data::MicroBatch;
+use bridge_core::model::{Batch, BuildContext, ForwardContext, Mode, ModelChunk, SegmentOutput, Stage};
+use bridge_kernels::Activation;
+use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
+use std::collections::BTreeMap;
+
+use super::*;
+
+/// Parameters or gradients by name.
+pub type Values = BTreeMap<String, Vec<f32>>;
+
+pub fn device() -> Device {
+    Device::flex().autodiff()
+}
+
+/// A Llama-style model: rotary positions, RMSNorm, grouped heads, gated unit.
+pub fn llama() -> DecoderConfig {
+    DecoderConfig {
+        num_layers: 3,
+        hidden_size: 23,
+        ffn_hidden_size: 31,
+        num_attention_heads: 6,
+        num_query_groups: 2,
+        kv_channels: 10,
+        vocab_size: 37,
+        padded_vocab_size: 37,
+        max_position_embeddings: 19,
+        position_embedding: PositionEmbedding::Rope(RopeConfig {
+            base: 10_000.0,
+            percent: 1.0,
+            interleaved: false,
+            scaling: None,
+        }),
+        no_rope_layers: LayerPattern::None,
+        norm: NormConfig { kind: NormKind::RmsNorm, epsilon: 1e-5, zero_centered_gamma: false },
+        qk_layernorm: false,
+        qkv_bias: false,
+        proj_bias: false,
+        mlp_bias: false,
+        gated_linear_unit: true,
+        activation: Activation::Silu,
+        embedding_dropout: 0.0,
+        hidden_dropout: 0.0,
+        attention_dropout: 0.0,
+        softmax_scale: 10_f64.powf(-0.5),
+        window_size: None,
+        window_layers: LayerPattern::All,
+        attention_softcap: None,
+        logit_softcap: None,
+        share_embeddings_and_output_weights: false,
+        init_method_std: 0.3,
+        embedding_init_method_std: 0.5,
+        perform_initialization: true,
+    }
+}
+
+/// A GPT-2-style model: learned positions, LayerNorm, biases, plain unit.
+pub fn gpt2() -> DecoderConfig {
+    DecoderConfig {
+        position_embedding: PositionEmbedding::LearnedAbsolute,
+        norm: NormConfig { kind: NormKind::LayerNorm, epsilon: 1e-5, zero_centered_gamma: false },
+        num_query_groups: 6,
+        qkv_bias: true,
+        proj_bias: true,
+        mlp_bias: true,
+        gated_linear_unit: false,
+        activation: Activation::GeluTanh,
+        share_embeddings_and_output_weights: true,
+        ..llama()
+    }
+}
+
+/// A Llama-style model with everything that can be switched on.
+pub fn everything() -> DecoderConfig {
+    DecoderConfig {
+        position_embedding: PositionEmbedding::Rope(RopeConfig {
+            base: 500.0,
+            percent: 0.6,
+            interleaved: true,
+            scaling: Some(RopeScaling::Linear { factor: 1.7 }),
+        }),
+        no_rope_layers: LayerPattern::Listed(vec![false, true, false]),
+        norm: NormConfig { kind: NormKind::RmsNorm, epsilon: 1e-3, zero_centered_gamma: true },
+        qk_layernorm: true,
+        qkv_bias: true,
+        window_size: Some(3),
+        window_layers: LayerPattern::Listed(vec![true, false, true]),
+        attention_softcap: Some(5.0),
+        logit_softcap: Some(7.0),
+        ..llama()
+    }
+}
+
+pub fn context(config: &DecoderConfig) -> BuildContext {
+    BuildContext {
+        device: device(),
+        seed: 11,
+        params_dtype: FloatDType::F32,
+        padded_vocab_size: config.padded_vocab_size,
+    }
+}
+
+pub fn build(config: &DecoderConfig) -> Box<dyn ModelChunk> {
+    build_stage(config, &Stage::whole(config.num_layers))
+}
+
+/// A stage whose one-dimensional parameters are moved off their initial ones and zeros, so that a swapped one shows.
+pub fn build_stage(config: &DecoderConfig, stage: &Stage) -> Box<dyn ModelChunk> {
+    let mut chunk = build_decoder(config, &context(config), stage).unwrap();
+    let shapes: BTreeMap<_, _> = chunk.parameters().into_iter().map(|info| (info.name, info.shape)).collect();
+    chunk.update_parameters(&mut |name, value| {
+        if shapes[name].len() > 1 {
+            return value;
+        }
+        let noise = bridge_kernels::Philox::new(5).derive_name(name).normal(shapes[name][0], 0.2);
+        let device = value.device();
+        value + Tensor::<1>::from_floats(noise.as_slice(), &device)
+    });
+    chunk
+}
+
+pub fn tokens(count: usize, vocab_size: usize) -> Vec<i64> {
+    (0..count).map(|i| ((i * i * 5 + i * 3 + 1) % vocab_size) as i64).collect()
+}
+
+/// Two sequences of seven tokens, one target masked.
+pub fn micro_batch(vocab_size: usize) -> MicroBatch {
+    let (batch_size, seq_length) = (2, 7);
+    let all = tokens(batch_size * seq_length + 1, vocab_size);
+    let mut loss_mask = vec![1.0; batch_size * seq_length];
+    loss_mask[4] = 0.0;
+    MicroBatch {
+        tokens: all[..all.len() - 1].to_vec(),
+        labels: all[1..].to_vec(),
+        loss_mask,
+        position_ids: (0..batch_size).flat_map(|_| 0..seq_length as i64).collect(),
+        batch_size,
+        seq_length,
+        document_ids: None,
+    }
+}
+
+/// Runs all segments of `chunks` one after the other.
+pub fn loss_sum(chunks: &[&dyn ModelChunk], batch: &Batch, mode: Mode) -> Tensor<1> {
+    let context = ForwardContext { batch, mode };
+    let mut hidden = None;
+    for chunk in chunks {
+        for index in 0..chunk.segments().len() {
+            match chunk.forward_segment(index, hidden.take(), &context) {
+                SegmentOutput::Hidden(output) => hidden = Some(output),
+                SegmentOutput::LossSum(loss) => return loss,
+            }
+        }
+    }
+    panic!("the last chunk has no head");
+}
+
+pub fn loss_and_gradients(chunk: &dyn ModelChunk, batch: &Batch, mode: Mode) -> (f32, Values) {
+    let loss = loss_sum(&[chunk], batch, mode);
+    let value = loss.clone().into_scalar::<f32>();
+    let mut gradients = loss.backward();
+    let mut named = Values::new();
+    chunk.take_gradients(&mut gradients, &mut |name, gradient| {
+        named.insert(name.to_owned(), floats(gradient));
+    });
+    (value, named)
+}
+
+pub fn values(chunk: &dyn ModelChunk) -> Values {
+    let mut named = Values::new();
+    chunk.visit_parameters(&mut |name, value| {
+        named.insert(name.to_owned(), floats(value));
+    });
+    named
+}
+
+pub fn set_values(chunk: &mut dyn ModelChunk, values: &Values) {
+    chunk.update_parameters(&mut |name, old| {
+        let device = old.device();
+        Tensor::<1>::from_floats(values[name].as_slice(), &device)
+    });
+}
+
+pub fn floats<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    tensor.into_data().into_vec().unwrap()
+}
+
+/// Logits of one sequence, flat.
+pub fn logits(chunk: &dyn ModelChunk, ids: &[i64]) -> Vec<f32> {
+    let model = chunk.inference();
+    let mut cache = model.new_cache();
+    logits_after(model.as_ref(), &mut cache, ids)
+}
+
+pub fn logits_after(
+    model: &dyn ModelChunk,
+    cache: &mut bridge_core::model::KeyValueCache,
+    ids: &[i64],
+) -> Vec<f32> {
+    let data = TensorData::new(ids.to_vec(), [1, ids.len()]);
+    let tokens_bt = Tensor::<2, Int>::from_data(data, &Device::flex());
+    floats(model.logits(tokens_bt, cache).unwrap())
+}
+
+#[track_caller]
+pub fn assert_close(found: &[f32], expected: &[f32], tolerance: f32) {
+    assert_eq!(found.len(), expected.len());
+    for (i, (a, b)) in found.iter().zip(expected).enumerate() {
+        assert!((a - b).abs() <= tolerance * b.abs().max(1.0), "element {i}: {a}, expected {b}");
+    }
+}

@@ -1,0 +1,217 @@
+//! The decoder against a forward pass written out in float64 loops, which shares no code with it.
+
+use super::*;
+
+type Rows = Vec<Vec<f64>>;
+
+struct Model<'a> {
+    config: &'a DecoderConfig,
+    values: Values,
+}
+
+impl Model<'_> {
+    fn row(&self, name: &str, row: usize, columns: usize) -> Vec<f64> {
+        let values = &self.values[name][row * columns..(row + 1) * columns];
+        values.iter().copied().map(f64::from).collect()
+    }
+
+    fn linear(&self, name: &str, x: &[f64]) -> Vec<f64> {
+        let weight = &self.values[&format!("{name}.weight")];
+        let bias = self.values.get(&format!("{name}.bias"));
+        weight
+            .chunks(x.len())
+            .enumerate()
+            .map(|(o, row)| {
+                let dot: f64 = row.iter().zip(x).map(|(w, x)| f64::from(*w) * x).sum();
+                dot + bias.map_or(0.0, |bias| f64::from(bias[o]))
+            })
+            .collect()
+    }
+
+    fn norm(&self, name: &str, x: &[f64]) -> Vec<f64> {
+        let NormConfig { kind, epsilon, zero_centered_gamma } = self.config.norm;
+        let n = x.len() as f64;
+        let mean = if kind == NormKind::LayerNorm { x.iter().sum::<f64>() / n } else { 0.0 };
+        let variance = x.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / n;
+        let weight = self.row(&format!("{name}.weight"), 0, x.len());
+        let bias = self.values.get(&format!("{name}.bias"));
+        (0..x.len())
+            .map(|i| {
+                let gamma = weight[i] + if zero_centered_gamma { 1.0 } else { 0.0 };
+                (x[i] - mean) / (variance + epsilon).sqrt() * gamma + bias.map_or(0.0, |bias| f64::from(bias[i]))
+            })
+            .collect()
+    }
+
+    fn rotate(&self, head: &mut [f64], position: usize) {
+        let PositionEmbedding::Rope(rope) = self.config.position_embedding else { return };
+        let rotated = rope.rotary_size(head.len());
+        for pair in 0..rotated / 2 {
+            let mut angle = position as f64 / rope.base.powf(2.0 * pair as f64 / rotated as f64);
+            if let Some(RopeScaling::Linear { factor }) = rope.scaling {
+                angle /= factor;
+            }
+            let (i, j) = if rope.interleaved { (2 * pair, 2 * pair + 1) } else { (pair, pair + rotated / 2) };
+            let (a, b) = (head[i], head[j]);
+            head[i] = a * angle.cos() - b * angle.sin();
+            head[j] = b * angle.cos() + a * angle.sin();
+        }
+    }
+
+    fn attention(&self, layer: usize, x: &Rows) -> Rows {
+        let config = self.config;
+        let (g, d) = (config.num_query_groups, config.kv_channels);
+        let r = config.num_attention_heads / g;
+        let name = format!("decoder.layers.{layer}.self_attention");
+        let head = |qkv: &[f64], position: usize, index: usize, norm: Option<&str>| {
+            let mut head = qkv[index * d..(index + 1) * d].to_vec();
+            if let Some(norm) = norm {
+                if config.qk_layernorm {
+                    head = self.norm(&format!("{name}.{norm}"), &head);
+                }
+                if !config.no_rope_layers.includes(layer) {
+                    self.rotate(&mut head, position);
+                }
+            }
+            head
+        };
+        let qkv: Rows = x.iter().map(|x| self.linear(&format!("{name}.linear_qkv"), x)).collect();
+        let window = config.window_size.filter(|_| config.window_layers.includes(layer)).unwrap_or(usize::MAX);
+        (0..x.len())
+            .map(|i| {
+                let mut out = Vec::new();
+                for h in 0..config.num_attention_heads {
+                    let (group, within) = (h / r, h % r);
+                    let q = head(&qkv[i], i, group * (r + 2) + within, Some("q_layernorm"));
+                    let seen: Vec<usize> = (0..=i).filter(|j| i - j <= window).collect();
+                    let scores = seen.iter().map(|j| {
+                        let k = head(&qkv[*j], *j, group * (r + 2) + r, Some("k_layernorm"));
+                        let score = q.iter().zip(&k).map(|(a, b)| a * b).sum::<f64>() * config.softmax_scale;
+                        config.attention_softcap.map_or(score, |cap| cap * (score / cap).tanh())
+                    });
+                    let weights: Vec<f64> = scores.map(f64::exp).collect();
+                    let total: f64 = weights.iter().sum();
+                    let mut y = vec![0.0; d];
+                    for (j, weight) in seen.iter().zip(&weights) {
+                        let v = head(&qkv[*j], *j, group * (r + 2) + r + 1, None);
+                        y.iter_mut().zip(&v).for_each(|(y, v)| *y += weight / total * v);
+                    }
+                    out.extend(y);
+                }
+                self.linear(&format!("{name}.linear_proj"), &out)
+            })
+            .collect()
+    }
+
+    fn mlp(&self, layer: usize, x: &[f64]) -> Vec<f64> {
+        let name = format!("decoder.layers.{layer}.mlp");
+        let h = self.linear(&format!("{name}.linear_fc1"), x);
+        let act = |x: f64| match self.config.activation {
+            Activation::Silu => x / (1.0 + (-x).exp()),
+            Activation::GeluTanh => {
+                0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh())
+            }
+            other => panic!("no reference for {other:?}"),
+        };
+        let f = self.config.ffn_hidden_size;
+        let h: Vec<f64> = if self.config.gated_linear_unit {
+            (0..f).map(|i| act(h[i]) * h[f + i]).collect()
+        } else {
+            h.into_iter().map(act).collect()
+        };
+        self.linear(&format!("{name}.linear_fc2"), &h)
+    }
+
+    fn logits(&self, ids: &[i64]) -> Vec<f32> {
+        let c = self.config.hidden_size;
+        let learned = self.config.position_embedding == PositionEmbedding::LearnedAbsolute;
+        let mut x: Rows = ids
+            .iter()
+            .enumerate()
+            .map(|(i, id)| {
+                let mut x = self.row("embedding.word_embeddings.weight", *id as usize, c);
+                if learned {
+                    let p = self.row("embedding.position_embeddings.weight", i, c);
+                    x.iter_mut().zip(p).for_each(|(x, p)| *x += p);
+                }
+                x
+            })
+            .collect();
+        let add = |x: &mut Rows, y: Rows| {
+            x.iter_mut().flatten().zip(y.iter().flatten()).for_each(|(x, y)| *x += y);
+        };
+        for layer in 0..self.config.num_layers {
+            let norm = |which: &str, x: &Rows| -> Rows {
+                x.iter().map(|x| self.norm(&format!("decoder.layers.{layer}.{which}"), x)).collect()
+            };
+            let y = self.attention(layer, &norm("input_layernorm", &x));
+            add(&mut x, y);
+            let y = norm("pre_mlp_layernorm", &x).iter().map(|x| self.mlp(layer, x)).collect();
+            add(&mut x, y);
+        }
+        let output = if self.config.share_embeddings_and_output_weights {
+            "embedding.word_embeddings"
+        } else {
+            "output_layer"
+        };
+        let logits = x.iter().flat_map(|x| self.linear(output, &self.norm("decoder.final_layernorm", x)));
+        logits.map(|l| self.config.logit_softcap.map_or(l, |cap| cap * (l / cap).tanh()) as f32).collect()
+    }
+}
+
+#[test]
+fn logits_equal_those_of_plain_loops() {
+    for config in [llama(), gpt2(), everything()] {
+        let chunk = build(&config);
+        let ids = tokens(11, config.vocab_size);
+        let expected = Model { config: &config, values: values(chunk.as_ref()) }.logits(&ids);
+        assert_close(&logits(chunk.as_ref(), &ids), &expected, 3e-5);
+    }
+}
+
+#[test]
+fn the_loss_is_the_masked_sum_of_the_logits_cross_entropy() {
+    for config in [llama(), gpt2(), everything()] {
+        let chunk = build(&config);
+        let micro_batch = micro_batch(config.vocab_size);
+        let batch = Batch::new(&micro_batch, &device());
+        let found = loss_sum(&[chunk.as_ref()], &batch, Mode::Evaluate).into_scalar::<f32>();
+        let model = Model { config: &config, values: values(chunk.as_ref()) };
+        let mut expected = 0.0;
+        for row in 0..micro_batch.batch_size {
+            let at = row * micro_batch.seq_length;
+            let logits = model.logits(&micro_batch.tokens[at..at + micro_batch.seq_length]);
+            for (i, logits) in logits.chunks(config.vocab_size).enumerate() {
+                let log_sum = logits.iter().map(|l| f64::from(*l).exp()).sum::<f64>().ln();
+                let target = f64::from(logits[micro_batch.labels[at + i] as usize]);
+                expected += f64::from(micro_batch.loss_mask[at + i]) * (log_sum - target);
+            }
+        }
+        assert_close(&[found], &[expected as f32], 1e-5);
+    }
+}
+
+#[test]
+fn gradients_equal_difference_quotients() {
+    for config in [llama(), gpt2(), everything()] {
+        let mut chunk = build(&config);
+        let batch = Batch::new(&micro_batch(config.vocab_size), &device());
+        let (_, gradients) = loss_and_gradients(chunk.as_ref(), &batch, Mode::Evaluate);
+        let start = values(chunk.as_ref());
+        assert_eq!(gradients.keys().collect::<Vec<_>>(), start.keys().collect::<Vec<_>>());
+        for (name, gradient) in &gradients {
+            // Along the gradient itself the loss rises by the gradient's norm per unit of length.
+            let norm = gradient.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>().sqrt();
+            let mut loss_at = |length: f64| {
+                let mut moved = start.clone();
+                let along = gradient.iter().map(|g| (f64::from(*g) / norm * length) as f32);
+                moved.get_mut(name).unwrap().iter_mut().zip(along).for_each(|(v, g)| *v += g);
+                set_values(chunk.as_mut(), &moved);
+                f64::from(loss_sum(&[chunk.as_ref()], &batch, Mode::Evaluate).into_scalar::<f32>())
+            };
+            let length = 5e-3;
+            let slope = (loss_at(length) - loss_at(-length)) / (2.0 * length);
+            assert!((slope - norm).abs() < 0.02 * norm + 0.01, "{name}: slope {slope}, norm of the gradient {norm}");
+        }
+    }
+}

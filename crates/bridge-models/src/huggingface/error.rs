@@ -1,0 +1,150 @@
+//! What can be wrong with a Hugging Face folder.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use bridge_core::model::ModelBuildError;
+
+/// Why a folder could not be imported or written.
+#[derive(Debug, thiserror::Error)]
+pub enum HfError {
+    /// A file could not be read or written.
+    #[error("{path}: {source}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// A JSON file is not what it should be.
+    #[error("{path}: {source}")]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// Where and why.
+        source: serde_json::Error,
+    },
+    /// A safetensors file is not what it should be.
+    #[error("{path}: {source}")]
+    Safetensors {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: safetensors::SafeTensorError,
+    },
+    /// A setting of `config.json` that cannot be used.
+    #[error("config.json: {key}: expected {expected}, found {found}")]
+    Setting {
+        /// The key.
+        key: String,
+        /// What is there.
+        found: String,
+        /// What would do.
+        expected: String,
+    },
+    /// The tensors are not those of the model.
+    #[error("{path}: {} of the tensors do not fit the model:{}", .problems.len(), list(.problems))]
+    Tensors {
+        /// The folder.
+        path: PathBuf,
+        /// One entry a tensor.
+        problems: Vec<TensorProblem>,
+    },
+    /// A tensor's dtype cannot be converted to float32.
+    #[error("{name}: expected dtype F32, F16, BF16 or F64, found {found}")]
+    Dtype {
+        /// The tensor.
+        name: String,
+        /// Its dtype.
+        found: String,
+    },
+    /// The decoder has something the family has no place for.
+    #[error("cannot be written as {family}: {key}: expected {expected}, found {found}")]
+    NotOfFamily {
+        /// The family's `model_type`.
+        family: &'static str,
+        /// The decoder's field.
+        key: &'static str,
+        /// What is there.
+        found: String,
+        /// What the family has.
+        expected: String,
+    },
+    /// The chunks lack a parameter of the model.
+    #[error("parameter `{name}` is in none of the chunks")]
+    MissingParameter {
+        /// Its name.
+        name: String,
+    },
+    /// A chunk has a parameter the model does not have, or of another shape.
+    #[error("parameter `{name}` has shape {found:?}, expected {expected}")]
+    Parameter {
+        /// Its name.
+        name: String,
+        /// The chunk's shape.
+        found: Vec<usize>,
+        /// What the configuration says.
+        expected: String,
+    },
+    /// The configuration cannot be built.
+    #[error(transparent)]
+    Model(#[from] ModelBuildError),
+}
+
+/// What is wrong with one tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TensorProblem {
+    /// The model needs it and the files lack it.
+    Missing {
+        /// Its name.
+        name: String,
+        /// Its shape.
+        expected: Vec<usize>,
+    },
+    /// The files have it and the model does not.
+    Unexpected {
+        /// Its name.
+        name: String,
+        /// Its shape.
+        found: Vec<usize>,
+    },
+    /// It has another shape.
+    Shape {
+        /// Its name.
+        name: String,
+        /// The model's shape.
+        expected: Vec<usize>,
+        /// The file's shape.
+        found: Vec<usize>,
+    },
+    /// Output and input embedding are tied, but the files have different values for them.
+    NotTied {
+        /// The output's name.
+        name: String,
+        /// The input embedding's name.
+        expected: String,
+    },
+}
+
+impl fmt::Display for TensorProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Missing { name, expected } => write!(f, "`{name}`: expected shape {expected:?}, found no such tensor"),
+            Self::Unexpected { name, found } => write!(f, "`{name}`: expected no such tensor, found shape {found:?}"),
+            Self::Shape { name, expected, found } => write!(f, "`{name}`: expected shape {expected:?}, found {found:?}"),
+            Self::NotTied { name, expected } => {
+                write!(f, "`{name}`: expected the values of `{expected}` (tie_word_embeddings is true), found others")
+            }
+        }
+    }
+}
+
+/// The first problems, one a line.
+fn list(problems: &[TensorProblem]) -> String {
+    const SHOWN: usize = 20;
+    let mut text: String = problems.iter().take(SHOWN).map(|problem| format!("\n  {problem}")).collect();
+    if problems.len() > SHOWN {
+        text += &format!("\n  and {} more", problems.len() - SHOWN);
+    }
+    text
+}

@@ -1,0 +1,214 @@
+//! Chunks to a Hugging Face folder: `config.json` and safetensors, single or sharded.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+
+use bridge_core::model::ModelChunk;
+use safetensors::{Dtype, View};
+use serde_json::{Map, Value, json};
+
+use super::checkpoint::io;
+use super::error::HfError;
+use super::weight_map::WeightMap;
+use super::Family;
+use crate::decoder::DecoderConfig;
+
+/// The dtype that weights are written in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StorageDtype {
+    /// 32-bit IEEE float.
+    #[default]
+    F32,
+    /// 16-bit IEEE float.
+    F16,
+    /// 16-bit brain float.
+    Bf16,
+}
+
+/// What an exported folder says besides the model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExportOptions {
+    /// The dtype of the weights.
+    pub dtype: StorageDtype,
+    /// A file is started anew beyond so many bytes.
+    pub max_shard_bytes: usize,
+    /// The token that begins a text.
+    pub bos_token_id: Option<i64>,
+    /// Tokens that end a text.
+    pub eos_token_ids: Vec<i64>,
+}
+
+impl Default for ExportOptions {
+    fn default() -> Self {
+        Self { dtype: StorageDtype::F32, max_shard_bytes: 5_000_000_000, bos_token_id: None, eos_token_ids: Vec::new() }
+    }
+}
+
+/// Writes the model whose stages are `chunks` to `folder`, which is created if it does not exist.
+///
+/// # Errors
+/// If the family cannot hold the decoder, the chunks lack a parameter, or a file cannot be written.
+pub fn export(
+    folder: &Path,
+    family: Family,
+    config: &DecoderConfig,
+    chunks: &[&dyn ModelChunk],
+    options: &ExportOptions,
+) -> Result<(), HfError> {
+    let settings = config_json(family, config, options)?;
+    let map = WeightMap::new(family, config)?;
+    let tensors = collect(&map, chunks, options.dtype)?;
+    std::fs::create_dir_all(folder).map_err(|source| io(folder, source))?;
+    write_json(&folder.join("config.json"), &Value::Object(settings))?;
+    write_tensors(folder, tensors, options.max_shard_bytes)
+}
+
+fn config_json(
+    family: Family,
+    config: &DecoderConfig,
+    options: &ExportOptions,
+) -> Result<Map<String, Value>, HfError> {
+    let mut settings = family.settings(config)?;
+    let dtype = match options.dtype {
+        StorageDtype::F32 => "float32",
+        StorageDtype::F16 => "float16",
+        StorageDtype::Bf16 => "bfloat16",
+    };
+    let common = json!({
+        "model_type": family.model_type(),
+        "architectures": [family.architecture()],
+        "torch_dtype": dtype,
+        "bos_token_id": options.bos_token_id,
+        "eos_token_id": match options.eos_token_ids.as_slice() {
+            [] => Value::Null,
+            [id] => json!(id),
+            ids => json!(ids),
+        },
+    });
+    settings.extend(object(common));
+    Ok(settings)
+}
+
+/// The object in a value made by `json!({ .. })`.
+pub(super) fn object(value: Value) -> Map<String, Value> {
+    match value {
+        Value::Object(object) => object,
+        _ => Map::new(),
+    }
+}
+
+/// A tensor as it is stored.
+struct Stored {
+    dtype: Dtype,
+    shape: Vec<usize>,
+    bytes: Vec<u8>,
+}
+
+impl View for &Stored {
+    fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        Cow::Borrowed(&self.bytes)
+    }
+
+    fn data_len(&self) -> usize {
+        self.bytes.len()
+    }
+}
+
+/// All tensors of the model by Hugging Face name.
+fn collect(
+    map: &WeightMap,
+    chunks: &[&dyn ModelChunk],
+    dtype: StorageDtype,
+) -> Result<BTreeMap<String, Stored>, HfError> {
+    let mut stored = BTreeMap::new();
+    let mut failure = None;
+    for chunk in chunks {
+        let shapes: HashMap<String, Vec<usize>> =
+            chunk.parameters().into_iter().map(|info| (info.name, info.shape)).collect();
+        chunk.visit_parameters(&mut |name, value| {
+            let found = &shapes[name];
+            let Some(entry) = map.entry(name).filter(|entry| entry.shape == *found) else {
+                let expected = map.entry(name).map_or("no such parameter".into(), |entry| format!("{:?}", entry.shape));
+                failure = Some(HfError::Parameter { name: name.to_owned(), found: found.clone(), expected });
+                return;
+            };
+            let values: Vec<f32> = value.into_data().convert::<f32>().try_into_vec().expect("the data is float32 now");
+            for ((name, _), tensor) in entry.tensors.iter().zip(entry.split(&values)) {
+                stored.insert(name.clone(), encode(tensor.shape, &tensor.values, dtype));
+            }
+        });
+    }
+    if let Some(failure) = failure {
+        return Err(failure);
+    }
+    let is_stored = |name: &String| stored.contains_key(name);
+    match map.entries().iter().find(|entry| !entry.tensors.iter().all(|(name, _)| is_stored(name))) {
+        Some(entry) => Err(HfError::MissingParameter { name: entry.parameter.clone() }),
+        None => Ok(stored),
+    }
+}
+
+fn encode(shape: Vec<usize>, values: &[f32], dtype: StorageDtype) -> Stored {
+    let (dtype, bytes) = match dtype {
+        StorageDtype::F32 => (Dtype::F32, values.iter().flat_map(|v| v.to_le_bytes()).collect()),
+        StorageDtype::F16 => (Dtype::F16, values.iter().flat_map(|v| half::f16::from_f32(*v).to_le_bytes()).collect()),
+        StorageDtype::Bf16 => {
+            (Dtype::BF16, values.iter().flat_map(|v| half::bf16::from_f32(*v).to_le_bytes()).collect())
+        }
+    };
+    Stored { dtype, shape, bytes }
+}
+
+/// Writes one file, or as many as the limit asks for and their index.
+fn write_tensors(folder: &Path, tensors: BTreeMap<String, Stored>, max_shard_bytes: usize) -> Result<(), HfError> {
+    let shards = shards(&tensors, max_shard_bytes);
+    if let [all] = shards.as_slice() {
+        return write_shard(&folder.join("model.safetensors"), all, &tensors);
+    }
+    let mut weight_map = Map::new();
+    for (index, names) in shards.iter().enumerate() {
+        let file = format!("model-{:05}-of-{:05}.safetensors", index + 1, shards.len());
+        write_shard(&folder.join(&file), names, &tensors)?;
+        weight_map.extend(names.iter().map(|name| ((*name).to_owned(), json!(file))));
+    }
+    let total: usize = tensors.values().map(|tensor| tensor.bytes.len()).sum();
+    let index = json!({ "metadata": { "total_size": total }, "weight_map": weight_map });
+    write_json(&folder.join("model.safetensors.index.json"), &index)
+}
+
+/// Names of the tensors of each file, at least one each.
+fn shards(tensors: &BTreeMap<String, Stored>, max_bytes: usize) -> Vec<Vec<&str>> {
+    let mut shards: Vec<Vec<&str>> = vec![Vec::new()];
+    let mut size = 0;
+    for (name, tensor) in tensors {
+        let bytes = tensor.bytes.len();
+        if size > 0 && size + bytes > max_bytes {
+            shards.push(Vec::new());
+            size = 0;
+        }
+        size += bytes;
+        shards.last_mut().expect("there is a shard from the start").push(name);
+    }
+    shards
+}
+
+fn write_shard(path: &Path, names: &[&str], tensors: &BTreeMap<String, Stored>) -> Result<(), HfError> {
+    let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+    let views = names.iter().map(|name| (*name, &tensors[*name]));
+    safetensors::serialize_to_file(views, Some(metadata), path)
+        .map_err(|source| HfError::Safetensors { path: path.to_owned(), source })
+}
+
+fn write_json(path: &Path, value: &Value) -> Result<(), HfError> {
+    let text = serde_json::to_string_pretty(value).map_err(|source| HfError::Json { path: path.to_owned(), source })?;
+    std::fs::write(path, text + "\n").map_err(|source| io(path, source))
+}

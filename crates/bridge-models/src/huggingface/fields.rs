@@ -1,0 +1,130 @@
+//! Typed reading of `config.json`: errors name key, what was found and what was expected. `null` counts as absent.
+
+use serde_json::{Map, Value};
+
+use super::error::HfError;
+
+/// The top level of a `config.json`, or a table in it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fields<'a> {
+    /// Path of the table, with a trailing dot; empty at the top.
+    prefix: &'a str,
+    values: &'a Map<String, Value>,
+}
+
+impl<'a> Fields<'a> {
+    pub fn new(values: &'a Map<String, Value>) -> Self {
+        Self { prefix: "", values }
+    }
+
+    /// The value of a key that is there and not null.
+    pub fn get(&self, key: &str) -> Option<&'a Value> {
+        self.values.get(key).filter(|value| !value.is_null())
+    }
+
+    /// The table under `key`, whose keys are reported with `prefix`.
+    pub fn table(&self, key: &str, prefix: &'a str) -> Result<Option<Fields<'a>>, HfError> {
+        self.typed(key, "a table", Value::as_object)
+            .map(|values| values.map(|values| Fields { prefix, values }))
+    }
+
+    pub fn string(&self, key: &str) -> Result<Option<&'a str>, HfError> {
+        self.typed(key, "a string", Value::as_str)
+    }
+
+    pub fn bool(&self, key: &str) -> Result<Option<bool>, HfError> {
+        self.typed(key, "true or false", Value::as_bool)
+    }
+
+    pub fn number(&self, key: &str) -> Result<Option<f64>, HfError> {
+        self.typed(key, "a number", Value::as_f64)
+    }
+
+    pub fn size(&self, key: &str) -> Result<Option<usize>, HfError> {
+        self.typed(key, "an integer of at least 1", |value| {
+            let size = value.as_u64().and_then(|size| usize::try_from(size).ok());
+            size.filter(|size| *size > 0)
+        })
+    }
+
+    /// A size that must be there.
+    pub fn required_size(&self, key: &str) -> Result<usize, HfError> {
+        self.size(key)?.ok_or_else(|| self.error(key, "no such setting", "an integer of at least 1"))
+    }
+
+    /// A number that must be there.
+    pub fn required_number(&self, key: &str) -> Result<f64, HfError> {
+        self.number(key)?.ok_or_else(|| self.error(key, "no such setting", "a number"))
+    }
+
+    /// Refuses any value of `key` but `expected` (and absence).
+    pub fn only(&self, key: &str, expected: &Value) -> Result<(), HfError> {
+        match self.get(key) {
+            Some(found) if found != expected => {
+                Err(self.error(key, &found.to_string(), &format!("{expected}: anything else is not implemented")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// An error about `key`.
+    pub fn error(&self, key: &str, found: &str, expected: &str) -> HfError {
+        HfError::Setting {
+            key: format!("{}{key}", self.prefix),
+            found: found.to_owned(),
+            expected: expected.to_owned(),
+        }
+    }
+
+    fn typed<T>(
+        &self,
+        key: &str,
+        expected: &str,
+        read: impl FnOnce(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>, HfError> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        match read(value) {
+            Some(value) => Ok(Some(value)),
+            None => Err(self.error(key, &value.to_string(), expected)),
+        }
+    }
+}
+
+/// The activations with their names in `config.json`; the first name of each is the one written.
+const ACTIVATIONS: [(&str, bridge_kernels::Activation); 10] = {
+    use bridge_kernels::Activation::{Gelu, GeluTanh, QuickGelu, Relu, Silu, SquaredRelu};
+    [
+        ("gelu_new", GeluTanh),
+        ("gelu_pytorch_tanh", GeluTanh),
+        ("gelu_fast", GeluTanh),
+        ("gelu", Gelu),
+        ("gelu_python", Gelu),
+        ("silu", Silu),
+        ("swish", Silu),
+        ("relu", Relu),
+        ("relu2", SquaredRelu),
+        ("quick_gelu", QuickGelu),
+    ]
+};
+
+/// The activation under `key`.
+pub(super) fn activation(
+    fields: &Fields,
+    key: &str,
+    default: bridge_kernels::Activation,
+) -> Result<bridge_kernels::Activation, HfError> {
+    let Some(name) = fields.string(key)? else { return Ok(default) };
+    match ACTIVATIONS.iter().find(|(known, _)| *known == name) {
+        Some((_, activation)) => Ok(*activation),
+        None => {
+            let known: Vec<&str> = ACTIVATIONS.iter().map(|(name, _)| *name).collect();
+            Err(fields.error(key, &format!("\"{name}\""), &format!("one of {}", known.join(", "))))
+        }
+    }
+}
+
+/// The name `config.json` has for an activation.
+pub(super) fn activation_name(activation: bridge_kernels::Activation) -> &'static str {
+    let known = ACTIVATIONS.iter().find(|(_, known)| *known == activation);
+    known.map(|(name, _)| *name).expect("the table has every activation")
+}

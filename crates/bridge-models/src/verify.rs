@@ -1,0 +1,377 @@
+//! Comparison of an imported folder with reference values: logits, loss, gradients and ten AdamW steps.
+//!
+//! The reference is a safetensors file with `input_ids` `[b, t]` and any of `logits` `[b, t, v]`, `ce_loss` `[1]`,
+//! `grad.<Hugging Face parameter name>`, and `train_ids` `[s, b, t]` with `train_losses` and `train_grad_norms` `[s]`.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use bridge_core::data::MicroBatch;
+use bridge_core::model::{Batch, ForwardContext, Mode, ModelChunk, SegmentOutput};
+use bridge_kernels::optim::{AdamWState, AdamWStep, adamw, sum_of_squares};
+use burn::tensor::{Device, Gradients, Int, Tensor, TensorData};
+use serde::{Deserialize, Serialize};
+
+use crate::huggingface::{HfCheckpoint, HfError, HfModel};
+
+/// Float32 tolerances: those of the reference values' own rounding, with room.
+mod tolerance {
+    pub const LOGITS: f64 = 2e-5;
+    pub const LOSS: f64 = 2e-6;
+    pub const GRADIENTS: f64 = 1e-4;
+    pub const STEP_LOSSES: f64 = 1e-5;
+    pub const STEP_NORMS: f64 = 5e-5;
+}
+
+/// A gradient of less than this share of the whole gradient's norm is compared with that share instead of with itself: it
+/// may be zero but for rounding.
+const SMALLEST_GRADIENT: f64 = 1e-4;
+
+/// One compared quantity.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Figure {
+    /// The difference; `None` if it is not a finite number.
+    pub difference: Option<f64>,
+    /// The largest difference that passes.
+    pub tolerance: f64,
+    /// Whether it does.
+    pub passed: bool,
+    /// Where the difference is largest, if there is a choice: a parameter's name or a step.
+    pub worst: Option<String>,
+}
+
+impl Figure {
+    fn new(difference: f64, tolerance: f64, worst: Option<String>) -> Self {
+        let difference = Some(difference).filter(|difference| difference.is_finite());
+        Self { difference, tolerance, passed: difference.is_some_and(|difference| difference <= tolerance), worst }
+    }
+}
+
+/// What the comparison gave. Figures that the reference has no values for are `None`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct VerifyReport {
+    /// Whether every compared figure is within its tolerance, and there was one.
+    pub passed: bool,
+    /// Largest absolute difference of the logits; the tolerance grows with the largest logit above 1.
+    pub logits: Option<Figure>,
+    /// Relative difference of the loss.
+    pub loss: Option<Figure>,
+    /// Worst relative difference, in norm, of a parameter's gradient.
+    pub gradients: Option<Figure>,
+    /// Worst relative difference of the training losses.
+    pub step_losses: Option<Figure>,
+    /// Worst relative difference of the gradient norms before clipping.
+    pub step_grad_norms: Option<Figure>,
+    /// Losses of the training steps.
+    pub losses: Vec<f64>,
+    /// Gradient norms of the training steps.
+    pub grad_norms: Vec<f64>,
+}
+
+/// Why nothing could be compared.
+#[derive(Debug, thiserror::Error)]
+pub enum VerifyError {
+    /// Model or reference cannot be read.
+    #[error(transparent)]
+    HuggingFace(#[from] HfError),
+    /// The reference is not one for this model.
+    #[error("reference: {tensor}: expected {expected}, found {found}")]
+    Reference {
+        /// The tensor.
+        tensor: String,
+        /// What it should be.
+        expected: String,
+        /// What it is.
+        found: String,
+    },
+}
+
+/// Runs the model of `folder` on the inputs of `reference` and compares.
+///
+/// # Errors
+/// If the folder cannot be imported or the reference is not one for its model. Differences are no error.
+pub fn verify(folder: &Path, reference: &Path, device: &Device) -> Result<VerifyReport, VerifyError> {
+    let model = HfModel::open(folder)?;
+    let reference = Reference { file: HfCheckpoint::open_file(reference)?, model: &model };
+    let device = device.clone().autodiff();
+    let mut chunk = model.build(&device)?;
+    let mut report = VerifyReport::default();
+
+    let ids = reference.ids("input_ids", 2)?;
+    report.logits = reference.compare_logits(chunk.as_ref(), &ids, &device)?;
+    let (loss, gradients) = step(chunk.as_ref(), &ids, &device);
+    if reference.has("ce_loss") {
+        let expected = reference.doubles("ce_loss", 1)?[0];
+        report.loss = Some(Figure::new(relative(loss, expected), tolerance::LOSS, None));
+    }
+    report.gradients = reference.compare_gradients(&gradients)?;
+    if reference.has("train_ids") {
+        reference.compare_training(chunk.as_mut(), &device, &mut report)?;
+    }
+    let figures =
+        [&report.logits, &report.loss, &report.gradients, &report.step_losses, &report.step_grad_norms];
+    let mut compared = figures.into_iter().flatten().peekable();
+    if compared.peek().is_none() {
+        return Err(VerifyError::Reference {
+            tensor: "logits".into(),
+            expected: "this or another tensor to compare with".into(),
+            found: "none".into(),
+        });
+    }
+    let passed = compared.all(|figure| figure.passed);
+    Ok(VerifyReport { passed, ..report })
+}
+
+/// Token ids of one batch, or of one step.
+struct Ids {
+    shape: [usize; 2],
+    values: Vec<i64>,
+}
+
+impl Ids {
+    /// The batch whose labels are the next tokens; the last position of each sequence has none.
+    fn batch(&self, device: &Device) -> Batch {
+        let [batch_size, seq_length] = self.shape;
+        let rows = || self.values.chunks(seq_length);
+        let labels = rows().flat_map(|row| row[1..].iter().copied().chain([0])).collect();
+        let loss_mask = rows().flat_map(|row| (0..row.len()).map(|i| if i + 1 < row.len() { 1.0 } else { 0.0 }));
+        let micro_batch = MicroBatch {
+            tokens: self.values.clone(),
+            labels,
+            loss_mask: loss_mask.collect(),
+            position_ids: rows().flat_map(|row| 0..row.len() as i64).collect(),
+            batch_size,
+            seq_length,
+            document_ids: None,
+        };
+        Batch::new(&micro_batch, device)
+    }
+}
+
+/// Gradients by parameter name.
+type NamedGradients = HashMap<String, Tensor<1>>;
+
+/// Mean loss and gradients of one batch.
+fn step(chunk: &dyn ModelChunk, ids: &Ids, device: &Device) -> (f64, NamedGradients) {
+    let batch = ids.batch(device);
+    let context = ForwardContext { batch: &batch, mode: Mode::Evaluate };
+    let mut hidden = None;
+    let mut loss = None;
+    for index in 0..chunk.segments().len() {
+        match chunk.forward_segment(index, hidden.take(), &context) {
+            SegmentOutput::Hidden(output) => hidden = Some(output),
+            SegmentOutput::LossSum(sum) => loss = Some(sum / batch.num_tokens),
+        }
+    }
+    let loss = loss.expect("a whole model ends with a loss");
+    let value = f64::from(loss.clone().into_scalar::<f32>());
+    let mut gradients: Gradients = loss.backward();
+    let mut named = HashMap::new();
+    chunk.take_gradients(&mut gradients, &mut |name, gradient| {
+        named.insert(name.to_owned(), gradient);
+    });
+    (value, named)
+}
+
+struct Reference<'a> {
+    file: HfCheckpoint,
+    model: &'a HfModel,
+}
+
+impl Reference<'_> {
+    fn has(&self, name: &str) -> bool {
+        self.file.shape(name).is_some()
+    }
+
+    /// Token ids with `rank` dimensions, each batch no longer than the model's positions.
+    fn ids(&self, name: &str, rank: usize) -> Result<Ids, VerifyError> {
+        let (shape, values) = self.file.read_ints(name)?;
+        let config = self.model.config();
+        let wrong = |expected: String, found: String| {
+            Err(VerifyError::Reference { tensor: name.to_owned(), expected, found })
+        };
+        let [.., batch_size, seq_length] = shape[..] else {
+            return wrong(format!("{rank} dimensions"), format!("{shape:?}"));
+        };
+        let longest = config.max_position_embeddings;
+        if shape.len() != rank || shape.contains(&0) || seq_length < 2 || seq_length > longest {
+            let expected = format!("{rank} dimensions, none empty, the last from 2 to {longest}");
+            return wrong(expected, format!("{shape:?}"));
+        }
+        let out_of_range = values.iter().find(|id| usize::try_from(**id).map_or(true, |id| id >= config.vocab_size));
+        if let Some(id) = out_of_range {
+            return wrong(format!("token ids in 0..{}", config.vocab_size), id.to_string());
+        }
+        Ok(Ids { shape: [batch_size, seq_length], values })
+    }
+
+    /// Values of a vector of `length`.
+    fn doubles(&self, name: &str, length: usize) -> Result<Vec<f64>, VerifyError> {
+        let values = self.file.read_doubles(name)?;
+        if values.len() != length {
+            let (expected, found) = (format!("{length} values"), values.len().to_string());
+            return Err(VerifyError::Reference { tensor: name.to_owned(), expected, found });
+        }
+        Ok(values)
+    }
+
+    fn compare_logits(
+        &self,
+        chunk: &dyn ModelChunk,
+        ids: &Ids,
+        device: &Device,
+    ) -> Result<Option<Figure>, VerifyError> {
+        if !self.has("logits") {
+            return Ok(None);
+        }
+        let expected = self.file.read("logits")?;
+        let model = chunk.inference();
+        let data = TensorData::new(ids.values.clone(), ids.shape);
+        let tokens_bt = Tensor::<2, Int>::from_data(data, &device.clone().without_autodiff());
+        let logits_btv =
+            model.logits(tokens_bt, &mut model.new_cache()).expect("a whole decoder has next-token logits");
+        let shape = logits_btv.dims().to_vec();
+        if shape != expected.shape {
+            let (found, expected) = (format!("{:?}", expected.shape), format!("shape {shape:?}"));
+            return Err(VerifyError::Reference { tensor: "logits".into(), expected, found });
+        }
+        let found: Vec<f32> = logits_btv.into_data().try_into_vec().expect("logits of a float32 model are float32");
+        let pairs = found.iter().zip(&expected.values);
+        let difference = largest(pairs.map(|(a, b)| (f64::from(*a) - f64::from(*b)).abs()));
+        let scale = largest(expected.values.iter().map(|logit| f64::from(logit.abs())));
+        Ok(Some(Figure::new(difference, tolerance::LOGITS * scale.max(1.0), None)))
+    }
+
+    /// Compares gradients under Hugging Face's names.
+    fn compare_gradients(&self, gradients: &NamedGradients) -> Result<Option<Figure>, VerifyError> {
+        const PREFIX: &str = "grad.";
+        let mut expected_names: Vec<&str> =
+            self.file.tensors().filter_map(|(name, _)| name.strip_prefix(PREFIX)).collect();
+        if expected_names.is_empty() {
+            return Ok(None);
+        }
+        let mut pairs = Vec::new();
+        for entry in self.model.weight_map().entries() {
+            let Some(gradient) = gradients.get(&entry.parameter) else { continue };
+            let data = gradient.clone().into_data();
+            let values: Vec<f32> = data.try_into_vec().expect("gradients of a float32 model are float32");
+            for ((name, shape), found) in entry.tensors.iter().zip(entry.split(&values)) {
+                let expected = self.file.read(&format!("{PREFIX}{name}"))?;
+                if expected.shape != *shape {
+                    return Err(VerifyError::Reference {
+                        tensor: format!("{PREFIX}{name}"),
+                        expected: format!("shape {shape:?}"),
+                        found: format!("{:?}", expected.shape),
+                    });
+                }
+                expected_names.retain(|expected| expected != name);
+                pairs.push((name, expected.values, found.values));
+            }
+        }
+        if let Some(name) = expected_names.first() {
+            return Err(VerifyError::Reference {
+                tensor: format!("{PREFIX}{name}"),
+                expected: "the gradient of a parameter that the model has".into(),
+                found: "one of another".into(),
+            });
+        }
+        let whole = norm(pairs.iter().flat_map(|(_, expected, _)| expected.iter().copied().map(f64::from)));
+        let relative = |expected: &[f32], found: &[f32]| {
+            let difference = norm(found.iter().zip(expected).map(|(a, b)| f64::from(*a) - f64::from(*b)));
+            difference / norm(expected.iter().copied().map(f64::from)).max(SMALLEST_GRADIENT * whole)
+        };
+        let differences = pairs.iter().map(|(name, expected, found)| (relative(expected, found), *name));
+        let (worst, name) = worst(differences);
+        Ok(Some(Figure::new(worst, tolerance::GRADIENTS, name.cloned())))
+    }
+
+    /// Takes the reference's AdamW steps: learning rate 1e-3, betas 0.9 and 0.95, epsilon 1e-8, weight decay 0.1 on
+    /// parameters of two or more dimensions, gradients clipped at norm 1.
+    fn compare_training(
+        &self,
+        chunk: &mut dyn ModelChunk,
+        device: &Device,
+        report: &mut VerifyReport,
+    ) -> Result<(), VerifyError> {
+        let all = self.ids("train_ids", 3)?;
+        let per_step = all.shape[0] * all.shape[1];
+        let steps = all.values.len() / per_step;
+        let losses = self.doubles("train_losses", steps)?;
+        let norms = self.doubles("train_grad_norms", steps)?;
+        let mut optimizer = AdamW::default();
+        for values in all.values.chunks(per_step) {
+            let ids = Ids { shape: all.shape, values: values.to_vec() };
+            let (loss, gradients) = step(chunk, &ids, device);
+            report.losses.push(loss);
+            report.grad_norms.push(optimizer.step(chunk, gradients));
+        }
+        let figure = |found: &[f64], expected: &[f64], tolerance| {
+            let pairs = found.iter().zip(expected).enumerate();
+            let (worst, index) = worst(pairs.map(|(index, (a, b))| (relative(*a, *b), index)));
+            Figure::new(worst, tolerance, index.map(|index| format!("step {}", index + 1)))
+        };
+        report.step_losses = Some(figure(&report.losses, &losses, tolerance::STEP_LOSSES));
+        report.step_grad_norms = Some(figure(&report.grad_norms, &norms, tolerance::STEP_NORMS));
+        Ok(())
+    }
+}
+
+/// The reference's optimizer.
+#[derive(Default)]
+struct AdamW {
+    moments: HashMap<String, (Tensor<1>, Tensor<1>)>,
+    steps: u64,
+}
+
+impl AdamW {
+    /// One step; returns the gradient's norm before clipping.
+    fn step(&mut self, chunk: &mut dyn ModelChunk, mut gradients: NamedGradients) -> f64 {
+        const MAX_NORM: f64 = 1.0;
+        self.steps += 1;
+        let norm = gradients.values().map(sum_of_squares).sum::<f64>().sqrt();
+        // The small constant is torch.nn.utils.clip_grad_norm_'s.
+        let clip = (MAX_NORM / (norm + 1e-6)).min(1.0);
+        let dimensions: HashMap<String, usize> =
+            chunk.parameters().into_iter().map(|info| (info.name, info.shape.len())).collect();
+        chunk.update_parameters(&mut |name, parameter| {
+            let Some(gradient) = gradients.remove(name) else { return parameter };
+            let (exp_avg, exp_avg_sq) =
+                self.moments.remove(name).unwrap_or_else(|| (parameter.zeros_like(), parameter.zeros_like()));
+            let constants = AdamWStep {
+                lr: 1e-3,
+                beta1: 0.9,
+                beta2: 0.95,
+                epsilon: 1e-8,
+                weight_decay: if dimensions[name] >= 2 { 0.1 } else { 0.0 },
+                decoupled: true,
+                step: self.steps,
+                gradient_scale: clip,
+            };
+            let state = adamw(AdamWState { parameter, exp_avg, exp_avg_sq }, gradient, &constants);
+            self.moments.insert(name.to_owned(), (state.exp_avg, state.exp_avg_sq));
+            state.parameter
+        });
+        norm
+    }
+}
+
+/// The largest value, or NaN if one is NaN.
+fn largest(values: impl Iterator<Item = f64>) -> f64 {
+    values.fold(0.0, |worst, value| if value.is_nan() || value > worst { value } else { worst })
+}
+
+/// The largest difference and what has it; NaN counts as largest.
+fn worst<T>(differences: impl Iterator<Item = (f64, T)>) -> (f64, Option<T>) {
+    differences.fold((0.0, None), |(worst, at), (difference, here)| {
+        let is_worse = at.is_none() || difference.is_nan() || difference > worst;
+        if is_worse && !worst.is_nan() { (difference, Some(here)) } else { (worst, at) }
+    })
+}
+
+fn norm(values: impl Iterator<Item = f64>) -> f64 {
+    values.map(|value| value * value).sum::<f64>().sqrt()
+}
+
+fn relative(found: f64, expected: f64) -> f64 {
+    (found - expected).abs() / expected.abs().max(f64::MIN_POSITIVE)
+}

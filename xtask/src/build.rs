@@ -1,0 +1,62 @@
+//! Builds the `bridge` binary and runs it.
+
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Command, ExitCode, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+/// Builds `bridge` in the release profile with `features` and returns where it lies.
+fn build_bridge(features: &[String]) -> Result<PathBuf> {
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo
+        .args(["build", "--release", "--package", "bridge-cli", "--message-format", "json-render-diagnostics"])
+        .stdout(Stdio::piped());
+    if !features.is_empty() {
+        cargo.args(["--features", &features.join(",")]);
+    }
+    eprintln!("building bridge (the first build compiles Burn and takes some minutes)");
+    let mut child = cargo.spawn().context("cargo could not be started")?;
+    let stdout = child.stdout.take().context("cargo's output could not be read")?;
+    let mut executable = None;
+    for line in BufReader::new(stdout).lines() {
+        let message: serde_json::Value = serde_json::from_str(&line?).unwrap_or_default();
+        if message["target"]["name"] == "bridge"
+            && let Some(path) = message["executable"].as_str()
+        {
+            executable = Some(PathBuf::from(path));
+        }
+    }
+    let status = child.wait()?;
+    if !status.success() {
+        bail!("the build failed{}", feature_hint(features));
+    }
+    executable.context("cargo built no executable called bridge")
+}
+
+fn feature_hint(features: &[String]) -> String {
+    match features {
+        [] => String::new(),
+        features => format!(" with features {}: is the name right, and what the feature needs installed?", features.join(",")),
+    }
+}
+
+/// Builds `bridge` with `features`, runs it with `arguments`, and passes its exit code on.
+pub fn run_bridge(features: &[String], arguments: Vec<String>) -> Result<ExitCode> {
+    let executable = build_bridge(features)?;
+    run(Command::new(&executable).args(arguments))
+}
+
+/// Becomes `command` where the system can (so that signals reach it directly), else runs it.
+fn run(command: &mut Command) -> Result<ExitCode> {
+    #[cfg(unix)]
+    {
+        use std::os::unix::process::CommandExt;
+        Err(command.exec()).with_context(|| format!("{} could not be started", command.get_program().to_string_lossy()))
+    }
+    #[cfg(not(unix))]
+    {
+        let status = command.status().context("bridge could not be started")?;
+        Ok(ExitCode::from(status.code().unwrap_or(1) as u8))
+    }
+}
