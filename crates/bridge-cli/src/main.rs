@@ -6,15 +6,12 @@ mod failure;
 mod model_source;
 mod output;
 mod progress;
-#[cfg(feature = "tui")]
-mod tui;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
 use commands::{bench, config, convert, data, eval, generate, tokenizer, train, verify};
-use failure::Failure;
 
 /// Train and fine-tune language models.
 #[derive(Debug, Parser)]

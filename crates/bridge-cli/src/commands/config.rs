@@ -122,7 +122,8 @@ fn print_diff(recipe: &Recipe, with: Option<&Path>) -> Result<u8, Failure> {
         if recipe.json {
             line(&serde_json::to_string(&difference).map_err(Failure::run)?);
         } else {
-            line(&difference.to_string());
+            let value = |side: &Option<String>| side.clone().unwrap_or_else(|| "null".into());
+            line(&format!("{}: {} -> {}", difference.key, value(&difference.left), value(&difference.right)));
         }
     }
     Ok(0)

@@ -29,7 +29,7 @@ pub enum Launcher {
 pub enum Ui {
     /// Lines, and a progress bar on a terminal.
     Plain,
-    /// A dashboard on the terminal (cargo feature `tui`).
+    /// A dashboard on the terminal; not implemented yet.
     Tui,
 }
 
@@ -66,6 +66,9 @@ pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
             if arguments.launcher == Launcher::Mpi { "mpi" } else { "threads" },
         )));
     }
+    if arguments.ui == Ui::Tui {
+        return Err(Failure::input("--ui tui: the dashboard is not implemented yet; expected `plain`"));
+    }
     let mut overrides = arguments.overrides.clone();
     if let Some(device) = &arguments.device {
         overrides.push(format!("device=\"{device}\""));
@@ -80,9 +83,6 @@ pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
     options.signals = WatchSignals::Process;
     if arguments.json {
         options.console = Console::Json;
-    }
-    if arguments.ui == Ui::Tui {
-        show_dashboard(&mut options)?;
     }
     let report = pretrain(config, options)?;
     if report.reason == ExitReason::Completed
@@ -136,19 +136,4 @@ fn print_sample(report: &RunReport, device: &burn::tensor::Device, sample: &Samp
         line(&format!("sample:\n{}{text}", sample.prompt));
     }
     Ok(())
-}
-
-#[cfg(feature = "tui")]
-fn show_dashboard(options: &mut RunOptions) -> Result<(), Failure> {
-    options.console = Console::Silent;
-    let dashboard = crate::tui::Dashboard::new(options.cancel.clone());
-    options.callbacks.push(Box::new(dashboard));
-    Ok(())
-}
-
-#[cfg(not(feature = "tui"))]
-fn show_dashboard(_options: &mut RunOptions) -> Result<(), Failure> {
-    Err(Failure::input(
-        "--ui tui: this build has no dashboard; build with the cargo feature `tui` (`cargo xtask train RECIPE --ui tui` does)",
-    ))
 }

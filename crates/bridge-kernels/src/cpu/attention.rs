@@ -13,7 +13,7 @@ use super::dropout::Mask;
 use super::gemm::{Matrix, MatrixMut, Output, Threads, gemm};
 use super::simd::{exp_in_place, max, tanh, vectorised};
 
-pub use super::attention_backward::{AttentionGradients, Saved, backward};
+pub use super::attention_backward::{Saved, backward};
 
 /// Queries of one block.
 const QUERIES: usize = 64;

@@ -54,10 +54,11 @@ pub fn solve(problem: Problem<'_>, wanted: Wanted) -> Solution {
     let mut logits = vec![0.0; rows * v];
     let mut losses = vec![0.0_f64; n];
     let mut grad_x = wanted.x.then(|| vec![0.0; n * c]);
-    let mut grad_weight = wanted.weight.then(|| filled(v * c, |_| {}));
-    if n == 0 {
-        grad_weight = wanted.weight.then(|| vec![0.0; v * c]);
-    }
+    let mut grad_weight = wanted.weight.then(|| match n {
+        0 => vec![0.0; v * c],
+        // The first chunk overwrites all of it.
+        _ => filled(v * c, |_| {}),
+    });
     for start in (0..n).step_by(rows) {
         let count = rows.min(n - start);
         let logits = &mut logits[..count * v];

@@ -1,17 +1,18 @@
 //! A process that saves without pause is killed at random moments; what it leaves is always whole.
 
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::io::{BufRead, BufReader, Lines};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use super::*;
 
 const ROOT_VARIABLE: &str = "BRIDGE_CHECKPOINT_CRASH_ROOT";
 const READY: &str = "checkpoint child is saving";
-const KILLS: usize = 40;
+const SAVED: &str = "checkpoint child has saved";
+const KILLS: usize = 32;
 
-/// Continues from the latest checkpoint of `root`, as a training run would, and saves `rounds` times: each iteration
-/// twice, the second time over the first.
+/// Continues from the latest checkpoint of `root`, as a training run would, and saves `rounds`
+/// times: each iteration twice, the second time over the first.
 fn save_repeatedly(root: &Path, rounds: usize) {
     let retention = RetentionPolicy::new(2, None).unwrap();
     let options = SaveOptions {
@@ -26,8 +27,10 @@ fn save_repeatedly(root: &Path, rounds: usize) {
     };
     println!("\n{READY}");
     for step in (first..).take(rounds) {
-        writer.save(&snapshot_of(step, 0.5)).unwrap();
-        writer.save(&snapshot_of(step, 0.75)).unwrap();
+        for flavour in [0.5, 0.75] {
+            writer.save(&snapshot_of(step, flavour)).unwrap();
+            println!("{SAVED}");
+        }
     }
 }
 
@@ -40,38 +43,49 @@ fn saves_until_killed() {
         None => {
             let dir = tempfile::tempdir().unwrap();
             save_repeatedly(dir.path(), 3);
-            assert_eq!(
-                found(resolve(dir.path(), OnDamaged::Error).unwrap())
-                    .checkpoint
-                    .iteration(),
-                2
-            );
+            let newest = found(resolve(dir.path(), OnDamaged::Error).unwrap()).checkpoint;
+            assert_eq!(newest.iteration(), 2);
         }
     }
 }
 
-fn start(root: &Path) -> Child {
-    let (_, module) = module_path!().split_once("::").unwrap();
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .args([
-            &format!("{module}::saves_until_killed"),
-            "--exact",
-            "--ignored",
-            "--nocapture",
-            "--test-threads=1",
-        ])
-        .env(ROOT_VARIABLE, root)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let ready = lines.map_while(Result::ok).any(|line| line == READY);
-    if !ready {
-        let _ = child.kill();
-        panic!("the child never began to save: {:?}", child.wait());
+/// The process that saves, and what it says.
+struct Saver {
+    process: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Saver {
+    fn start(root: &Path) -> Self {
+        let (_, module) = module_path!().split_once("::").unwrap();
+        let mut process = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", &format!("{module}::saves_until_killed")])
+            .args(["--ignored", "--nocapture", "--test-threads=1"])
+            .env(ROOT_VARIABLE, root)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(process.stdout.take().unwrap()).lines();
+        let mut saver = Self { process, lines };
+        saver.wait_for(READY);
+        saver
     }
-    child
+
+    fn wait_for(&mut self, expected: &str) {
+        let said = self
+            .lines
+            .by_ref()
+            .map_while(Result::ok)
+            .any(|line| line == expected);
+        assert!(said, "the child ended by itself: {:?}", self.process.wait());
+    }
+
+    fn kill(mut self) {
+        self.process.kill().unwrap();
+        let status = self.process.wait().unwrap();
+        assert!(status.code().is_none(), "it was killed, not ended");
+    }
 }
 
 #[test]
@@ -80,14 +94,17 @@ fn a_kill_at_any_moment_leaves_a_whole_checkpoint() {
     let mut random = Random(4);
     let mut last = None;
     let mut cut_short = 0;
+    // Kills fall anywhere into a save, however fast the disk is: the time of a save is measured as we go.
+    let mut one_save = Duration::from_millis(20);
     for kill in 0..KILLS {
-        let mut child = start(dir.path());
-        std::thread::sleep(Duration::from_micros(random.next() % 40_000));
-        child.kill().unwrap();
-        assert!(
-            child.wait().unwrap().code().is_none(),
-            "it was killed, not ended"
-        );
+        let mut saver = Saver::start(dir.path());
+        for _ in 0..random.below(3) {
+            let began = Instant::now();
+            saver.wait_for(SAVED);
+            one_save = began.elapsed();
+        }
+        std::thread::sleep(one_save.mul_f64(random.below(1000) as f64 / 1000.0));
+        saver.kill();
         cut_short += usize::from(
             names_in(dir.path())
                 .iter()
@@ -100,10 +117,8 @@ fn a_kill_at_any_moment_leaves_a_whole_checkpoint() {
                     "kill {kill}: {}",
                     found.report
                 );
-                assert!(
-                    [0.5, 0.75].contains(&assert_whole(&found.checkpoint)),
-                    "kill {kill}"
-                );
+                let flavour = assert_whole(&found.checkpoint);
+                assert!([0.5, 0.75].contains(&flavour), "kill {kill}: {flavour}");
                 let step = Some(found.checkpoint.iteration());
                 assert!(
                     step >= last,
@@ -111,7 +126,9 @@ fn a_kill_at_any_moment_leaves_a_whole_checkpoint() {
                 );
                 last = step;
             }
-            Resolution::NothingFound { .. } => assert_eq!(last, None, "kill {kill}: a fresh start"),
+            Resolution::NothingFound { .. } => {
+                assert_eq!(last, None, "kill {kill}: a fresh start");
+            }
         }
     }
     assert!(last.is_some(), "not one save was completed in {KILLS} runs");

@@ -426,7 +426,7 @@ fn ranks_without_a_common_folder_are_told() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
+    #![proptest_config(ProptestConfig::with_cases(12))]
 
     #[test]
     fn any_part_of_any_tensor_is_that_part(

@@ -127,16 +127,18 @@ fn the_builder_refuses_what_does_not_fit_the_configuration() {
 fn the_registry_builds_the_gpt_kind() {
     let mut registry = ModelRegistry::default();
     register_builtin(&mut registry);
-    let mut model = bridge_core::config::ModelSection::default();
-    model.config = section();
-    let config = registry.config(&model).unwrap();
+    let recipe = include_str!("../../../../../recipes/tiny.toml");
+    let kinds = bridge_core::config::Kinds::builtin();
+    let world = bridge_core::config::World::SINGLE;
+    let run = bridge_core::config::load_text((recipe, bridge_core::config::Format::Toml), &[], &kinds, &world).unwrap();
+    let config = registry.config(&run.model).unwrap();
     assert_eq!(config.kind(), "gpt");
-    assert_eq!(config.transformer().hidden_size, 24);
-    let context = BuildContext { padded_vocab_size: 53, ..context(&llama()) };
-    let chunks = config.builder().build_models(config.as_ref(), &context, &[Stage::whole(4)]).unwrap();
-    assert_eq!(chunks[0].segments().len(), 10);
-    model.kind = "gtp".into();
-    assert!(registry.config(&model).unwrap_err().to_string().contains("`gpt`"));
+    assert_eq!(config.transformer().hidden_size, 64);
+    let context = BuildContext { padded_vocab_size: 512, ..context(&llama()) };
+    let chunks = config.builder().build_models(config.as_ref(), &context, &[Stage::whole(2)]).unwrap();
+    assert_eq!(chunks[0].segments().len(), 6);
+    let unknown = ModelRegistry::default().config(&run.model).unwrap_err();
+    assert!(unknown.to_string().contains("`gpt`"), "{unknown}");
 }
 
 #[test]

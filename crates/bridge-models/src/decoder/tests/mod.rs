@@ -189,7 +189,7 @@ pub fn set_values(chunk: &mut dyn ModelChunk, values: &Values) {
 }
 
 pub fn floats<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
-    tensor.into_data().into_vec().unwrap()
+    tensor.into_data().try_into_vec().unwrap()
 }
 
 /// Logits of one sequence, flat.
