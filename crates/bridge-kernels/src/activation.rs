@@ -24,7 +24,7 @@ pub enum Activation {
 /// # Shapes
 /// any -> the same.
 pub fn activation<const D: usize>(x: Tensor<D>, kind: Activation) -> Tensor<D> {
-    reference(x, kind)
+    crate::fast::activation(&x, kind).unwrap_or_else(|| reference(x, kind))
 }
 
 /// Gated activation: `activation(gate) * up`, where `x` holds `gate` and then `up` along the last dimension.
@@ -37,7 +37,9 @@ pub fn activation<const D: usize>(x: Tensor<D>, kind: Activation) -> Tensor<D> {
 /// # Panics
 /// If the last dimension is odd.
 pub fn glu(x_bt2f: Tensor<3>, kind: Activation) -> Tensor<3> {
-    glu_reference(x_bt2f, kind)
+    let [_, _, width] = x_bt2f.dims();
+    assert!(width % 2 == 0, "a gated activation needs an even last dimension, got {width}");
+    crate::fast::glu(&x_bt2f, kind).unwrap_or_else(|| glu_reference(x_bt2f, kind))
 }
 
 /// [`activation`] in plain Burn operations.

@@ -42,7 +42,30 @@ pub fn attention(
     v_bsgd: Tensor<4>,
     options: &AttentionOptions,
 ) -> Tensor<4> {
-    reference(q_bthd, k_bsgd, v_bsgd, options)
+    check_shapes(&q_bthd, &k_bsgd, &v_bsgd, options);
+    crate::fast::attention(&q_bthd, &k_bsgd, &v_bsgd, options)
+        .unwrap_or_else(|| reference(q_bthd, k_bsgd, v_bsgd, options))
+}
+
+/// Fails early, and by name, on shapes that do not fit each other.
+fn check_shapes(q_bthd: &Tensor<4>, k_bsgd: &Tensor<4>, v_bsgd: &Tensor<4>, options: &AttentionOptions) {
+    let ([b, t, h, d], [kb, s, g, kd]) = (q_bthd.dims(), k_bsgd.dims());
+    assert!(
+        [kb, kd] == [b, d] && v_bsgd.dims() == k_bsgd.dims(),
+        "attention: queries {:?}, keys {:?} and values {:?} do not fit each other",
+        q_bthd.dims(),
+        k_bsgd.dims(),
+        v_bsgd.dims()
+    );
+    assert!(g > 0 && h % g == 0, "attention: {h} query heads do not divide into {g} key/value groups");
+    assert!(s >= t, "attention: {t} queries need at least as many keys, got {s}");
+    if let Some((rate, _)) = options.dropout {
+        assert!((0.0..1.0).contains(&rate), "attention: a dropout rate lies in [0, 1), got {rate}");
+    }
+    if let Some(ids_bt) = &options.document_ids {
+        assert!(s == t, "attention: document boundaries need as many keys as queries, got {s} and {t}");
+        assert_eq!(ids_bt.dims(), [b, t], "attention: one document id a token is needed");
+    }
 }
 
 /// [`attention`] in plain Burn operations; the score matrix is materialised.

@@ -20,6 +20,9 @@ pub struct CrossEntropyOptions {
 ///
 /// # Shapes
 /// `x_nc` `[n, c]`, `weight_vc` `[v, c]`, `targets_n` `[n]` with values in `0..v`, `mask_n` `[n]` float32 -> `[1]` float32.
+///
+/// # Panics
+/// If the shapes do not fit, or a token that counts has a target outside `0..v`.
 pub fn linear_cross_entropy(
     x_nc: Tensor<2>,
     weight_vc: Tensor<2>,
@@ -27,7 +30,16 @@ pub fn linear_cross_entropy(
     mask_n: Tensor<1>,
     options: &CrossEntropyOptions,
 ) -> Tensor<1> {
-    reference(x_nc, weight_vc, targets_n, mask_n, options)
+    let ([n, c], [_, wc]) = (x_nc.dims(), weight_vc.dims());
+    assert_eq!(c, wc, "linear_cross_entropy: hidden states of size {c} do not match the weight {:?}", weight_vc.dims());
+    assert!(
+        targets_n.dims() == [n] && mask_n.dims() == [n],
+        "linear_cross_entropy: {n} tokens need as many targets and mask values, got {:?} and {:?}",
+        targets_n.dims(),
+        mask_n.dims()
+    );
+    crate::fast::linear_cross_entropy(&x_nc, &weight_vc, &targets_n, &mask_n, options)
+        .unwrap_or_else(|| reference(x_nc, weight_vc, targets_n, mask_n, options))
 }
 
 /// [`linear_cross_entropy`] in plain Burn operations; the logits are materialised.

@@ -25,6 +25,11 @@ pub fn dropout<const D: usize>(x: Tensor<D>, rate: f64, key: DropoutKey) -> Tens
     if rate == 0.0 {
         return x;
     }
+    crate::fast::dropout(&x, rate, key).unwrap_or_else(|| reference(x, rate, key))
+}
+
+/// [`dropout`] in plain Burn operations, for a rate above 0; the mask is materialised.
+pub fn reference<const D: usize>(x: Tensor<D>, rate: f64, key: DropoutKey) -> Tensor<D> {
     let dropped = Tensor::<1, Bool>::from_data(
         TensorData::new(dropped(x.shape().num_elements(), rate, key), [x.shape().num_elements()]),
         &Device::without_autodiff(x.device()),

@@ -12,8 +12,10 @@
 
 pub mod activation;
 pub mod attention;
+mod cpu;
 pub mod cross_entropy;
 pub mod dropout;
+mod fast;
 pub mod linear;
 pub mod norm;
 pub mod optim;

@@ -8,8 +8,12 @@ use burn::tensor::{DType, FloatDType, Tensor};
 ///
 /// # Shapes
 /// `x` `[.., c]`, `weight_c` `[c]` -> `[.., c]`.
+///
+/// # Panics
+/// If the sizes differ.
 pub fn rms_norm<const D: usize>(x: Tensor<D>, weight_c: Tensor<1>, epsilon: f64) -> Tensor<D> {
-    rms_norm_reference(x, weight_c, epsilon)
+    check(&x, &weight_c, None);
+    crate::fast::rms_norm(&x, &weight_c, epsilon).unwrap_or_else(|| rms_norm_reference(x, weight_c, epsilon))
 }
 
 /// Layer norm (Ba et al., arXiv:1607.06450): `(x - mean) / sqrt(variance + epsilon) * weight + bias`.
@@ -18,13 +22,27 @@ pub fn rms_norm<const D: usize>(x: Tensor<D>, weight_c: Tensor<1>, epsilon: f64)
 ///
 /// # Shapes
 /// `x` `[.., c]`, `weight_c` and `bias_c` `[c]` -> `[.., c]`.
+///
+/// # Panics
+/// If the sizes differ.
 pub fn layer_norm<const D: usize>(
     x: Tensor<D>,
     weight_c: Tensor<1>,
     bias_c: Option<Tensor<1>>,
     epsilon: f64,
 ) -> Tensor<D> {
-    layer_norm_reference(x, weight_c, bias_c, epsilon)
+    check(&x, &weight_c, bias_c.as_ref());
+    crate::fast::layer_norm(&x, &weight_c, bias_c.as_ref(), epsilon)
+        .unwrap_or_else(|| layer_norm_reference(x, weight_c, bias_c, epsilon))
+}
+
+/// Fails early on shapes that do not fit each other.
+fn check<const D: usize>(x: &Tensor<D>, weight_c: &Tensor<1>, bias_c: Option<&Tensor<1>>) {
+    let [c] = weight_c.dims();
+    assert!(D > 0 && x.dims()[D - 1] == c, "norm: an input of {:?} does not fit a weight of {c}", x.dims());
+    if let Some(bias_c) = bias_c {
+        assert_eq!(bias_c.dims(), [c], "norm: the bias does not fit a weight of {c}");
+    }
 }
 
 /// [`rms_norm`] in plain Burn operations.

@@ -2,6 +2,8 @@
 
 use burn::tensor::Tensor;
 
+use crate::fast;
+
 /// Constants of one AdamW step for one parameter group.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamWStep {
@@ -35,7 +37,19 @@ pub struct AdamWState {
 }
 
 /// One AdamW update (Loshchilov and Hutter, arXiv:1711.05101), in the order of operations of `torch.optim.AdamW`.
+///
+/// The tensors' memory is re-used where nobody else holds it.
+///
+/// # Panics
+/// If the sizes differ.
 pub fn adamw(state: AdamWState, gradient: Tensor<1>, step: &AdamWStep) -> AdamWState {
+    let sizes = [&state.parameter, &state.exp_avg, &state.exp_avg_sq, &gradient].map(|tensor| tensor.dims()[0]);
+    assert!(sizes.iter().all(|size| *size == sizes[0]), "adamw: parameter, moments and gradient have sizes {sizes:?}");
+    fast::adamw(state, gradient, step).unwrap_or_else(|(state, gradient)| adamw_reference(state, gradient, step))
+}
+
+/// [`adamw`] in plain Burn operations.
+pub fn adamw_reference(state: AdamWState, gradient: Tensor<1>, step: &AdamWStep) -> AdamWState {
     let AdamWState { parameter, exp_avg, exp_avg_sq } = state;
     let mut gradient = gradient * step.gradient_scale;
     let mut parameter = parameter;
@@ -70,7 +84,24 @@ pub struct SgdStep {
 }
 
 /// One SGD update with momentum, as `torch.optim.SGD` (dampening 0): returns parameter and momentum buffer.
+///
+/// The tensors' memory is re-used where nobody else holds it.
+///
+/// # Panics
+/// If the sizes differ.
 pub fn sgd(parameter: Tensor<1>, momentum: Tensor<1>, gradient: Tensor<1>, step: &SgdStep) -> (Tensor<1>, Tensor<1>) {
+    let sizes = [&parameter, &momentum, &gradient].map(|tensor| tensor.dims()[0]);
+    assert!(sizes.iter().all(|size| *size == sizes[0]), "sgd: parameter, momentum and gradient have sizes {sizes:?}");
+    fast::sgd(parameter, momentum, gradient, step).unwrap_or_else(|(p, m, g)| sgd_reference(p, m, g, step))
+}
+
+/// [`sgd`] in plain Burn operations.
+pub fn sgd_reference(
+    parameter: Tensor<1>,
+    momentum: Tensor<1>,
+    gradient: Tensor<1>,
+    step: &SgdStep,
+) -> (Tensor<1>, Tensor<1>) {
     let mut gradient = gradient * step.gradient_scale;
     if step.weight_decay != 0.0 {
         gradient = gradient + parameter.clone() * step.weight_decay;
@@ -81,6 +112,11 @@ pub fn sgd(parameter: Tensor<1>, momentum: Tensor<1>, gradient: Tensor<1>, step:
 
 /// Sum of squares of all elements, accumulated in float64 on the host side of each tensor.
 pub fn sum_of_squares(x: &Tensor<1>) -> f64 {
+    fast::sum_of_squares(x).unwrap_or_else(|| sum_of_squares_reference(x))
+}
+
+/// [`sum_of_squares`] in plain code, through a copy on the host.
+pub fn sum_of_squares_reference(x: &Tensor<1>) -> f64 {
     let data = x.to_data();
     match data.as_slice::<f32>() {
         Ok(values) => values.chunks(1024).map(|c| c.iter().map(|v| f64::from(*v) * f64::from(*v)).sum::<f64>()).sum(),
@@ -90,10 +126,11 @@ pub fn sum_of_squares(x: &Tensor<1>) -> f64 {
 
 /// Number of elements that are exactly zero.
 pub fn count_zeros(x: &Tensor<1>) -> u64 {
-    x.to_data().iter::<f32>().filter(|v| *v == 0.0).count() as u64
+    fast::count_zeros(x).unwrap_or_else(|| x.to_data().iter::<f32>().filter(|v| *v == 0.0).count() as u64)
 }
 
 /// `accumulated + gradient`, re-using the accumulator's memory where the back end can.
 pub fn accumulate(accumulated: Tensor<1>, gradient: Tensor<1>) -> Tensor<1> {
-    accumulated + gradient
+    assert_eq!(accumulated.dims(), gradient.dims(), "accumulate: the sizes differ");
+    fast::accumulate(accumulated, gradient).unwrap_or_else(|(accumulated, gradient)| accumulated + gradient)
 }

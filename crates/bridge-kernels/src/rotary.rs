@@ -36,6 +36,16 @@ impl RotaryTable {
         Self { cos: table(cos), sin: table(sin), pairing }
     }
 
+    /// The tables, `[length, r / 2]` each.
+    pub(crate) fn cos_sin(&self) -> (&Tensor<2>, &Tensor<2>) {
+        (&self.cos, &self.sin)
+    }
+
+    /// How dimensions are paired.
+    pub fn pairing(&self) -> RotaryPairing {
+        self.pairing
+    }
+
     /// Number of positions in the table.
     pub fn length(&self) -> usize {
         self.cos.dims()[0]
@@ -57,7 +67,17 @@ impl RotaryTable {
 /// # Panics
 /// If a position lies beyond the table or the head is smaller than the rotated part.
 pub fn apply_rotary(x_bthd: Tensor<4>, table: &RotaryTable, positions: &Positions) -> Tensor<4> {
-    reference(x_bthd, table, positions)
+    let [b, t, _, d] = x_bthd.dims();
+    let rotated = table.rotary_size();
+    assert!(rotated <= d, "rotary: {rotated} rotated dimensions do not fit a head of {d}");
+    match positions {
+        Positions::From(offset) => {
+            let (end, length) = (offset + t, table.length());
+            assert!(end <= length, "rotary: positions up to {end} are beyond the table's {length}");
+        }
+        Positions::Explicit(ids_bt) => assert_eq!(ids_bt.dims(), [b, t], "rotary: one position a token is needed"),
+    }
+    crate::fast::apply_rotary(&x_bthd, table, positions).unwrap_or_else(|| reference(x_bthd, table, positions))
 }
 
 /// Which position each token of a batch has.

@@ -134,6 +134,18 @@ pub fn attach<const D: usize>(
     inputs: Vec<DispatchTensor>,
     pullback: impl FnOnce(Tensor<D>) -> Vec<DispatchTensor> + Send + 'static,
 ) -> Tensor<D> {
+    attach_some(output, inputs, |gradient| pullback(gradient).into_iter().map(Some).collect())
+}
+
+/// [`attach`] with a pullback that leaves out gradients nobody asks for: `None` for an input that is not tracked.
+///
+/// # Panics
+/// If there are no inputs or more than three, or if the back end is not Flex.
+pub fn attach_some<const D: usize>(
+    output: Tensor<D>,
+    inputs: Vec<DispatchTensor>,
+    pullback: impl FnOnce(Tensor<D>) -> Vec<Option<DispatchTensor>> + Send + 'static,
+) -> Tensor<D> {
     let arity = inputs.len();
     assert!((1..=3).contains(&arity), "attach takes 1 to 3 inputs, got {arity}");
     let output = output.into_dispatch();
@@ -145,7 +157,7 @@ pub fn attach<const D: usize>(
     let pullback = Pullback::new(Box::new(move |gradient| {
         let mut gradients = pullback(Tensor::from_dispatch(gradient)).into_iter();
         assert_eq!(gradients.len(), arity, "a pullback returns one gradient for each input");
-        [gradients.next(), gradients.next(), gradients.next()]
+        [(); 3].map(|()| gradients.next().flatten())
     }));
     Tensor::from_dispatch(<Dispatch as VjpOps>::vjp(output, a, b, c, pullback))
 }

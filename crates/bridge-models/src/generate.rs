@@ -247,7 +247,7 @@ mod tests {
     fn top_k_and_top_p_cut_the_tail() {
         assert!(draws(|seed| random(Some(2), None, seed)).iter().all(|token| [1, 4].contains(token)));
         assert!(draws(|seed| random(Some(1), None, seed)).iter().all(|token| *token == 1));
-        assert!(draws(|seed| random(None, Some(0.8), seed)).iter().all(|token| [1, 4].contains(token)));
+        assert!(draws(|seed| random(None, Some(0.79), seed)).iter().all(|token| [1, 4].contains(token)));
         assert!(draws(|seed| random(None, Some(1e-9), seed)).iter().all(|token| *token == 1));
         assert!(draws(|seed| random(None, Some(0.99), seed)).contains(&0));
     }

@@ -7,7 +7,7 @@ use rayon::prelude::*;
 use super::attention::{Attention, Heads};
 use super::buffer::{Shared, filled};
 use super::gemm::{Matrix, MatrixMut, Output, Threads, gemm};
-use super::simd::{dot, exp, tanh, vectorised};
+use super::simd::{dot, exp_or_zero, tanh, vectorised};
 
 /// Gradients of the three inputs.
 pub struct AttentionGradients {
@@ -95,7 +95,7 @@ fn block(
     let d_out = saved.d_out.matrix(batch, head, queries.clone(), d);
     gemm(MatrixMut::new(p, rows, columns), Output::Set, scale, q, k.t(), Threads::One);
     gemm(MatrixMut::new(dp, rows, columns), Output::Set, 1.0, d_out, v.t(), Threads::One);
-    vectorised(|| {
+    vectorised!({
         let place = Place { batch, head, queries: &queries, keys: &keys };
         score_gradients(p, dp, &mut scratch.factors, saved, attention, place);
     });
@@ -155,7 +155,7 @@ fn score_gradients(
             None => {
                 attention.hide_documents(p, batch, query, visible.start);
                 for ((p, dp), factor) in p.iter_mut().zip(dp).zip(factors) {
-                    let probability = exp(*p - log_sum_exp);
+                    let probability = exp_or_zero(*p - log_sum_exp);
                     *dp = probability * (*dp * *factor - mean);
                     *p = probability * *factor;
                 }
@@ -169,7 +169,7 @@ fn score_gradients(
                 }
                 attention.hide_documents(p, batch, query, visible.start);
                 for ((p, dp), factor) in p.iter_mut().zip(dp).zip(factors) {
-                    let probability = exp(*p - log_sum_exp);
+                    let probability = exp_or_zero(*p - log_sum_exp);
                     *dp *= probability;
                     *p = probability * *factor;
                 }

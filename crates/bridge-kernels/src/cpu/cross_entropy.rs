@@ -5,7 +5,7 @@ use rayon::prelude::*;
 use super::activation::softcap_in_place;
 use super::buffer::filled;
 use super::gemm::{Matrix, MatrixMut, Output, Threads, gemm};
-use super::simd::{exp_in_place, max, vectorised};
+use super::simd::{exp_in_place, exp_or_zero, max, sum_map, vectorised};
 use crate::cross_entropy::CrossEntropyOptions;
 
 /// Logits of one chunk, at most: 32 MiB of float32. Fewer and the weight gradient is read and written too often.
@@ -66,7 +66,7 @@ pub fn solve(problem: Problem<'_>, wanted: Wanted) -> Solution {
         gemm(MatrixMut::new(logits, count, v), Output::Set, 1.0, x, problem.weight.t(), Threads::All);
         logits.par_chunks_mut(v.max(1)).zip(losses[start..].par_iter_mut()).enumerate().for_each(|(i, (row, loss))| {
             let (target, mask) = (problem.targets[start + i], problem.mask[start + i]);
-            *loss = vectorised(|| row_loss(row, target, mask, problem.options, wanted));
+            *loss = vectorised!(row_loss(row, target, mask, problem.options, wanted));
         });
         let grad_logits = Matrix::new(logits, count, v);
         if let Some(grad_x) = &mut grad_x {
@@ -131,12 +131,12 @@ fn capped_row(logits: &mut [f32], target: usize, mask: f32, (cap, z_loss): (f32,
     let target_logit = logits[target];
     let top = max(logits);
     // The capped logits are needed again for the slope of the cap, so exponentials are formed twice.
-    let sum = super::simd::sum_map(logits, |l| super::simd::exp(l - top));
+    let sum = sum_map(logits, |l| exp_or_zero(l - top));
     let (loss, factor) = token_loss(f64::from(top) + f64::from(sum).ln(), target_logit, mask, z_loss);
     let (factor, inverse) = (factor / sum, 1.0 / cap);
     let slope = |l: f32| 1.0 - (l * inverse) * (l * inverse);
-    let at_target = (super::simd::exp(target_logit - top) * factor - mask) * slope(target_logit);
-    logits.iter_mut().for_each(|l| *l = super::simd::exp(*l - top) * factor * slope(*l));
+    let at_target = (exp_or_zero(target_logit - top) * factor - mask) * slope(target_logit);
+    logits.iter_mut().for_each(|l| *l = exp_or_zero(*l - top) * factor * slope(*l));
     logits[target] = at_target;
     loss
 }

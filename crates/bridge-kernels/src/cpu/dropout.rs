@@ -50,7 +50,7 @@ impl Mask {
 pub fn apply(x: &[f32], mask: Mask) -> Vec<f32> {
     filled(x.len(), |y| {
         y.par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK)).enumerate().for_each(|(task, (y, x))| {
-            vectorised(|| {
+            vectorised!({
                 let blocks = y.chunks_mut(BLOCK).zip(x.chunks(BLOCK)).enumerate();
                 for (block, (y, x)) in blocks {
                     mask.factors((task * CHUNK + block * BLOCK) as u64, y);

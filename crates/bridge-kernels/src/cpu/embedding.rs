@@ -49,7 +49,7 @@ pub fn backward(dy: &[f32], columns: usize, ids: &[usize], vocabulary: usize) ->
         tokens[id / VOCABULARY_PER_TASK].push(token);
     }
     gradient.par_chunks_mut(VOCABULARY_PER_TASK * columns).zip(&tokens).enumerate().for_each(|(task, (rows, tokens))| {
-        vectorised(|| {
+        vectorised!({
             for token in tokens {
                 let row = ids[*token] - task * VOCABULARY_PER_TASK;
                 let sums = &mut rows[row * columns..][..columns];

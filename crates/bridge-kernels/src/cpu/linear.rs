@@ -52,7 +52,7 @@ pub fn column_sums(x: &[f32], columns: usize) -> Vec<f32> {
     sums.par_chunks_mut(COLUMNS).enumerate().for_each(|(i, sums)| {
         let from = i * COLUMNS;
         let to = from + sums.len();
-        vectorised(|| {
+        vectorised!({
             let mut total = [0.0_f64; COLUMNS];
             for rows in x.chunks(ROWS * columns) {
                 let mut partial = [0.0_f32; COLUMNS];

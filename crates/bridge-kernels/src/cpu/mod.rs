@@ -4,7 +4,7 @@
 //! - work is cut into tasks by the shapes alone, never by the number of threads, and partial sums are added in task
 //!   order: results are the same, bit for bit, from run to run and on any number of threads;
 //! - inner loops are plain Rust that the compiler vectorises, compiled for the widest vector extension the machine has
-//!   by [`simd::vectorised`];
+//!   by `simd::vectorised!`;
 //! - slices are row-major and contiguous unless a stride is given beside them.
 
 pub mod activation;

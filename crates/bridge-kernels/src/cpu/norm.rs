@@ -42,7 +42,7 @@ pub fn rms_norm(x: &[f32], weight: &[f32], epsilon: f64) -> Normed {
     let y = filled(x.len(), |y| {
         y.par_chunks_mut(ROWS * c.max(1)).zip(x.par_chunks(ROWS * c.max(1))).zip(reciprocal.par_chunks_mut(ROWS)).for_each(
             |((y, x), reciprocal)| {
-                vectorised(|| {
+                vectorised!({
                     for ((y, x), reciprocal) in y.chunks_exact_mut(c).zip(x.chunks_exact(c)).zip(reciprocal) {
                         let mean_square = f64::from(dot(x, x)) / c as f64;
                         let r = (1.0 / (mean_square + epsilon).sqrt()) as f32;
@@ -69,7 +69,7 @@ pub fn layer_norm(x: &[f32], weight: &[f32], bias: Option<&[f32]>, epsilon: f64)
         let statistics = mean.par_chunks_mut(ROWS).zip(reciprocal.par_chunks_mut(ROWS));
         let rows = y.par_chunks_mut(ROWS * c.max(1)).zip(x.par_chunks(ROWS * c.max(1)));
         rows.zip(statistics).for_each(|((y, x), (mean, reciprocal))| {
-            vectorised(|| {
+            vectorised!({
                 let statistics = mean.iter_mut().zip(reciprocal);
                 for ((y, x), (mean, reciprocal)) in y.chunks_exact_mut(c).zip(x.chunks_exact(c)).zip(statistics) {
                     let m = (f64::from(sum_map(x, |v| v)) / c as f64) as f32;
@@ -158,7 +158,7 @@ fn backward(
             .enumerate()
             .for_each(|(task, (((dx, dy), x), partial))| {
                 let (dw, db) = partial.split_at_mut(c);
-                vectorised(|| {
+                vectorised!({
                     let rows = dx.chunks_exact_mut(c).zip(dy.chunks_exact(c)).zip(x.chunks_exact(c));
                     for (i, ((dx, dy), x)) in rows.enumerate() {
                         row(dy, x, dx, dw, db, task * ROWS + i);

@@ -65,7 +65,7 @@ pub fn adamw(parameter: &mut [f32], exp_avg: &mut [f32], exp_avg_sq: &mut [f32],
         .zip(exp_avg.par_chunks_mut(CHUNK))
         .zip(exp_avg_sq.par_chunks_mut(CHUNK))
         .zip(gradient.par_chunks(CHUNK))
-        .for_each(|(((p, m), v), g)| vectorised(|| step.run(p, m, v, g)));
+        .for_each(|(((p, m), v), g)| vectorised!(step.run(p, m, v, g)));
 }
 
 /// One SGD update in place; see [`crate::optim::sgd`].
@@ -74,7 +74,7 @@ pub fn sgd(parameter: &mut [f32], momentum: &mut [f32], gradient: &[f32], step: 
         [step.lr, step.momentum, step.weight_decay, step.gradient_scale].map(|constant| constant as f32);
     parameter.par_chunks_mut(CHUNK).zip(momentum.par_chunks_mut(CHUNK)).zip(gradient.par_chunks(CHUNK)).for_each(
         |((p, m), g)| {
-            vectorised(|| {
+            vectorised!({
                 for ((p, m), g) in p.iter_mut().zip(m).zip(g) {
                     *m = *m * factor + (g * scale + *p * decay);
                     *p -= *m * lr;
@@ -87,13 +87,13 @@ pub fn sgd(parameter: &mut [f32], momentum: &mut [f32], gradient: &[f32], step: 
 /// `accumulated += gradient`.
 pub fn add_assign(accumulated: &mut [f32], gradient: &[f32]) {
     accumulated.par_chunks_mut(CHUNK).zip(gradient.par_chunks(CHUNK)).for_each(|(a, g)| {
-        vectorised(|| a.iter_mut().zip(g).for_each(|(a, g)| *a += g));
+        vectorised!(a.iter_mut().zip(g).for_each(|(a, g)| *a += g));
     });
 }
 
 /// `values *= factor`.
 pub fn scale(values: &mut [f32], factor: f32) {
-    values.par_chunks_mut(CHUNK).for_each(|v| vectorised(|| v.iter_mut().for_each(|v| *v *= factor)));
+    values.par_chunks_mut(CHUNK).for_each(|v| vectorised!(v.iter_mut().for_each(|v| *v *= factor)));
 }
 
 /// Sum of squares in float64: lanes, then chunks, always in the same order.
@@ -102,7 +102,7 @@ pub fn sum_of_squares(values: &[f32]) -> f64 {
     let partial: Vec<f64> = values
         .par_chunks(CHUNK)
         .map(|chunk| {
-            vectorised(|| {
+            vectorised!({
                 let mut lanes = [0.0_f64; LANES];
                 let (blocks, rest) = chunk.as_chunks::<LANES>();
                 for block in blocks {
@@ -123,5 +123,5 @@ pub fn sum_of_squares(values: &[f32]) -> f64 {
 
 /// Number of elements that are exactly zero.
 pub fn count_zeros(values: &[f32]) -> u64 {
-    values.par_chunks(CHUNK).map(|c| vectorised(|| c.iter().map(|v| u32::from(*v == 0.0)).sum::<u32>())).map(u64::from).sum()
+    values.par_chunks(CHUNK).map(|c| vectorised!(c.iter().map(|v| u32::from(*v == 0.0)).sum::<u32>())).map(u64::from).sum()
 }

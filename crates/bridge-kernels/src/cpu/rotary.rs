@@ -45,7 +45,7 @@ pub fn rotate(x: &[f32], positions: &[usize], rotation: Rotation<'_>, direction:
         let tokens = (CHUNK / width).max(1);
         let tasks = y.par_chunks_mut(tokens * width).zip(x.par_chunks(tokens * width));
         tasks.zip(positions.par_chunks(tokens)).for_each(|((y, x), positions)| {
-            vectorised(|| {
+            vectorised!({
                 for ((y, x), position) in y.chunks_exact_mut(width).zip(x.chunks_exact(width)).zip(positions) {
                     token(y, x, *position, rotation, direction);
                 }

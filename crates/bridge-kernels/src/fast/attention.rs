@@ -23,11 +23,11 @@ pub(crate) fn attention(
     };
     let dropout = options.dropout.filter(|(rate, _)| *rate != 0.0).map(|(rate, key)| Mask::new(rate, key));
     let (scale, softcap, window) = (options.scale as f32, options.softcap.map(|cap| cap as f32), options.window);
-    let problem = move |documents| Attention { b, t, s, h, g, d, scale, window, softcap, dropout, documents };
+    let problem = Attention { b, t, s, h, g, d, scale, window, softcap, dropout, documents: None };
     if b * t * h * d == 0 {
         return None;
     }
-    let Attended { out, log_sum_exp } = forward(heads(&q), heads(&k), heads(&v), problem(documents.as_deref()));
+    let Attended { out, log_sum_exp } = forward(heads(&q), heads(&k), heads(&v), Attention { documents: documents.as_deref(), ..problem });
     let out = tensor(out, [b, t, h, d]);
     let saved_out = Values::of(&out)?;
     let inputs = vec![q_bthd.clone().into_dispatch(), k_bsgd.clone().into_dispatch(), v_bsgd.clone().into_dispatch()];
@@ -41,7 +41,7 @@ pub(crate) fn attention(
             log_sum_exp: &log_sum_exp,
             d_out: heads(&d_out),
         };
-        let gradients = backward(saved, problem(documents.as_deref()));
+        let gradients = backward(saved, Attention { documents: documents.as_deref(), ..problem });
         vec![
             gradient(gradients.q, [b, t, h, d]),
             gradient(gradients.k, [b, s, g, d]),

@@ -195,7 +195,7 @@ pub fn import_hook(folder: PathBuf) -> ModelHook {
 }
 
 /// Family, decoder and end-of-text tokens of a folder's `config.json`.
-fn read_config(folder: &Path) -> Result<(Family, DecoderConfig, Vec<i64>), HfError> {
+pub(super) fn read_config(folder: &Path) -> Result<(Family, DecoderConfig, Vec<i64>), HfError> {
     let path = folder.join("config.json");
     let text = std::fs::read_to_string(&path).map_err(|source| io(&path, source))?;
     let values: Map<String, Value> = serde_json::from_str(&text).map_err(|source| HfError::Json { path, source })?;

@@ -17,6 +17,7 @@ pub(crate) enum PartialSample {
 }
 
 /// Everything the arrays depend on.
+#[derive(Clone, Copy)]
 pub(crate) struct IndexRequest<'a> {
     /// Dataset name for messages.
     pub(crate) path: &'a str,
@@ -164,7 +165,11 @@ impl IndexRequest<'_> {
                     break;
                 }
                 if position + 1 == document.len() {
-                    offset = length_of(position) - self.extra.min(length_of(position));
+                    // Only a kept partial sample gets here; empty documents at the end hold nothing of it.
+                    while length_of(position) < self.extra {
+                        position -= 1;
+                    }
+                    offset = length_of(position) - self.extra;
                     break;
                 }
                 remaining -= available;

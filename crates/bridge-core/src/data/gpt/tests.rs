@@ -570,6 +570,16 @@ fn whole_validation_reads_everything_once() {
     assert!((valid.len() as u32).abs_diff((tokens - 1) / 16) <= 1);
 }
 
+#[test]
+fn a_partial_sample_ends_before_empty_documents() {
+    let request = IndexRequest { lengths: &[4, 4, 0, 0], ..request(None, PartialSample::Keep) };
+    for seed in 0..20 {
+        let arrays = arrays(&IndexRequest { sequence_length: 3, seed, ..request });
+        let (position, offset) = arrays.sample[arrays.sample.len() - 1];
+        assert_eq!((request.lengths[arrays.document[position] as usize], offset), (4, 3));
+    }
+}
+
 proptest! {
     /// In the order of the sample index, samples cover the token stream without a gap, overlapping by one token.
     #[test]

@@ -98,7 +98,7 @@ fn dropping_a_loader_is_quick() {
     std::thread::sleep(Duration::from_millis(30));
     let started = Instant::now();
     drop(loader);
-    assert!(started.elapsed() < Duration::from_millis(500), "{:?}", started.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
 }
 
 #[test]
@@ -109,12 +109,18 @@ fn workers_stay_within_their_window() {
         counter.fetch_add(1, Ordering::Relaxed);
         vec![Some(0)]
     });
+    let settles_at = |expected: usize| {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while drawn.load(Ordering::Relaxed) < expected && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+        assert_eq!(drawn.load(Ordering::Relaxed), expected);
+    };
     let mut loader = DataLoader::new(Numbers::new(1), endless, workers(2));
-    std::thread::sleep(Duration::from_millis(50));
-    assert_eq!(drawn.load(Ordering::Relaxed), 4);
+    settles_at(4);
     loader.next().expect("endless").expect("fetched");
-    std::thread::sleep(Duration::from_millis(50));
-    assert_eq!(drawn.load(Ordering::Relaxed), 5);
+    settles_at(5);
 }
 
 #[test]

@@ -139,10 +139,7 @@ impl RandomState {
     /// If `probability` is not within 0..=1.
     pub fn bernoulli(&mut self, probability: f64) -> bool {
         assert!((0.0..=1.0).contains(&probability), "binomial: p = {probability} is not in [0, 1]");
-        if probability == 0.0 {
-            // numpy returns before touching the stream.
-            return false;
-        }
+        // Even certain outcomes take a draw.
         if probability <= 0.5 {
             self.invert_one_trial(probability)
         } else {

@@ -1,0 +1,210 @@
+//! Times each operation, forward and backward, against its reference in plain Burn operations.
+//!
+//! The two are run in turn, so that a busy machine slows both; what is printed is the ratio of the medians, and milliseconds
+//! for orientation. Shapes are those of a small GPT: 4 sequences of 512 tokens, hidden size 384, 6 heads, 8192 tokens of
+//! vocabulary. Run one with `cargo bench -p bridge-kernels -- NAME`.
+
+use std::time::{Duration, Instant};
+
+use bridge_kernels::activation::{self, Activation};
+use bridge_kernels::attention::{self, AttentionOptions};
+use bridge_kernels::cross_entropy::{self, CrossEntropyOptions};
+use bridge_kernels::dropout::{self, DropoutKey};
+use bridge_kernels::optim::{self, AdamWState, AdamWStep};
+use bridge_kernels::rotary::{self, Positions, RotaryPairing, RotaryTable};
+use bridge_kernels::{Philox, linear, norm};
+use burn::tensor::{Device, Int, Tensor, TensorData};
+
+const B: usize = 4;
+const T: usize = 512;
+const N: usize = B * T;
+const C: usize = 384;
+const F: usize = 4 * C;
+const H: usize = 6;
+const V: usize = 8192;
+
+type Op<'a> = &'a dyn Fn(&[Tensor<1>]) -> Tensor<1>;
+
+fn input(seed: u64, count: usize) -> Vec<f32> {
+    Philox::new(seed).normal(count, 1.0)
+}
+
+/// Forward and backward of `operation` with every input tracked.
+fn run(operation: Op<'_>, inputs: &[Vec<f32>]) -> Duration {
+    let device = Device::flex().autodiff();
+    let leaf = |x: &Vec<f32>| Tensor::from_data(TensorData::new(x.clone(), [x.len()]), &device).require_grad();
+    let inputs: Vec<Tensor<1>> = inputs.iter().map(leaf).collect();
+    let start = Instant::now();
+    let gradients = operation(&inputs).sum().backward();
+    let elapsed = start.elapsed();
+    assert!(inputs.iter().all(|x| x.grad(&gradients).is_some()));
+    elapsed
+}
+
+fn median(mut times: Vec<Duration>) -> f64 {
+    times.sort();
+    times[times.len() / 2].as_secs_f64() * 1e3
+}
+
+fn report(name: &str, mut fast: impl FnMut() -> Duration, mut reference: impl FnMut() -> Duration) {
+    let wanted: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
+    if !wanted.is_empty() && !wanted.iter().any(|w| name.contains(w.as_str())) {
+        return;
+    }
+    fast();
+    reference();
+    let (fast, reference): (Vec<_>, Vec<_>) = (0..11).map(|_| (fast(), reference())).unzip();
+    let (fast, reference) = (median(fast), median(reference));
+    println!("{name:<32} {:6.2} times as fast   {fast:9.3} ms against {reference:9.3} ms", reference / fast);
+}
+
+fn compare(name: &str, inputs: &[Vec<f32>], fast: Op<'_>, reference: Op<'_>) {
+    report(name, || run(fast, inputs), || run(reference, inputs));
+}
+
+fn flat<const D: usize>(x: Tensor<D>) -> Tensor<1> {
+    let count = x.shape().num_elements();
+    x.reshape([count])
+}
+
+fn ids(count: usize) -> Tensor<1, Int> {
+    let values: Vec<i64> = (0..count).map(|i| (i * 7919 % V) as i64).collect();
+    Tensor::from_data(TensorData::new(values, [count]), &Device::flex())
+}
+
+fn main() {
+    layers();
+    attentions();
+    heads();
+    optimizers();
+}
+
+fn layers() {
+    let x_w_b = [input(1, N * C), input(2, F * C), input(3, F)];
+    let shaped = |t: &[Tensor<1>]| (t[0].clone().reshape([N, C]), t[1].clone().reshape([F, C]), Some(t[2].clone()));
+    compare(
+        "linear",
+        &x_w_b,
+        &|t| {
+            let (x, w, b) = shaped(t);
+            flat(linear::linear(x, w, b))
+        },
+        &|t| {
+            let (x, w, b) = shaped(t);
+            flat(linear::reference(x, w, b))
+        },
+    );
+    let x_w = [input(1, N * C), input(2, C), input(3, C)];
+    compare(
+        "rms_norm",
+        &x_w[..2],
+        &|t| flat(norm::rms_norm(t[0].clone().reshape([N, C]), t[1].clone(), 1e-5)),
+        &|t| flat(norm::rms_norm_reference(t[0].clone().reshape([N, C]), t[1].clone(), 1e-5)),
+    );
+    compare(
+        "layer_norm",
+        &x_w,
+        &|t| flat(norm::layer_norm(t[0].clone().reshape([N, C]), t[1].clone(), Some(t[2].clone()), 1e-5)),
+        &|t| flat(norm::layer_norm_reference(t[0].clone().reshape([N, C]), t[1].clone(), Some(t[2].clone()), 1e-5)),
+    );
+    let wide = [input(1, N * F)];
+    for kind in [Activation::Gelu, Activation::GeluTanh, Activation::Silu] {
+        compare(
+            &format!("activation {kind:?}"),
+            &wide,
+            &|t| activation::activation(t[0].clone(), kind),
+            &|t| activation::reference(t[0].clone(), kind),
+        );
+    }
+    compare(
+        "glu Silu",
+        &wide,
+        &|t| flat(activation::glu(t[0].clone().reshape([B, T, F]), Activation::Silu)),
+        &|t| flat(activation::glu_reference(t[0].clone().reshape([B, T, F]), Activation::Silu)),
+    );
+    let key = DropoutKey(Philox::new(1));
+    compare("dropout", &wide, &|t| dropout::dropout(t[0].clone(), 0.1, key), &|t| dropout::reference(t[0].clone(), 0.1, key));
+}
+
+fn attentions() {
+    let d = C / H;
+    let qkv = [input(1, N * C), input(2, N * C), input(3, N * C)];
+    let heads = |x: &Tensor<1>| x.clone().reshape([B, T, H, d]);
+    let key = DropoutKey(Philox::new(1));
+    for (name, dropout) in [("attention", None), ("attention with dropout", Some((0.1, key)))] {
+        let options = AttentionOptions { dropout, ..AttentionOptions::causal(d) };
+        compare(
+            name,
+            &qkv,
+            &|t| flat(attention::attention(heads(&t[0]), heads(&t[1]), heads(&t[2]), &options)),
+            &|t| flat(attention::reference(heads(&t[0]), heads(&t[1]), heads(&t[2]), &options)),
+        );
+    }
+    let frequencies: Vec<f32> = (0..d / 2).map(|i| 1e4_f32.powf(-2.0 * i as f32 / d as f32)).collect();
+    let table = RotaryTable::new(&frequencies, T, RotaryPairing::Halves, &Device::flex());
+    compare(
+        "rotary",
+        &qkv[..1],
+        &|t| flat(rotary::apply_rotary(heads(&t[0]), &table, &Positions::From(0))),
+        &|t| flat(rotary::reference(heads(&t[0]), &table, &Positions::From(0))),
+    );
+}
+
+fn heads() {
+    let x_w = [input(1, N * C), input(2, V * C)];
+    let arguments = |t: &[Tensor<1>]| {
+        let mask = Tensor::<1>::ones([N], &Device::flex());
+        (t[0].clone().reshape([N, C]), t[1].clone().reshape([V, C]), ids(N), mask)
+    };
+    let options = CrossEntropyOptions::default();
+    compare(
+        "linear_cross_entropy",
+        &x_w,
+        &|t| {
+            let (x, w, targets, mask) = arguments(t);
+            cross_entropy::linear_cross_entropy(x, w, targets, mask, &options)
+        },
+        &|t| {
+            let (x, w, targets, mask) = arguments(t);
+            cross_entropy::reference(x, w, targets, mask, &options)
+        },
+    );
+    compare(
+        "embedding",
+        &x_w[1..],
+        &|t| flat(linear::embedding(t[0].clone().reshape([V, C]), ids(N).reshape([B, T]))),
+        &|t| flat(linear::embedding_reference(t[0].clone().reshape([V, C]), ids(N).reshape([B, T]))),
+    );
+}
+
+fn optimizers() {
+    let count = 1 << 22;
+    let flat = |seed| Tensor::<1>::from_data(TensorData::new(input(seed, count), [count]), &Device::flex());
+    let step = AdamWStep {
+        lr: 1e-3,
+        beta1: 0.9,
+        beta2: 0.95,
+        epsilon: 1e-8,
+        weight_decay: 0.1,
+        decoupled: true,
+        step: 3,
+        gradient_scale: 0.5,
+    };
+    let new = || AdamWState { parameter: flat(1), exp_avg: flat(2), exp_avg_sq: flat(3).powi_scalar(2) };
+    let gradient = flat(4);
+    let time = |state: &mut Option<AdamWState>, update: fn(AdamWState, Tensor<1>, &AdamWStep) -> AdamWState| {
+        let (old, gradient) = (state.take().expect("put back below"), gradient.clone());
+        let start = Instant::now();
+        *state = Some(update(old, gradient, &step));
+        start.elapsed()
+    };
+    let (mut fast, mut reference) = (Some(new()), Some(new()));
+    report("adamw", || time(&mut fast, optim::adamw), || time(&mut reference, optim::adamw_reference));
+    let x = flat(5);
+    let time = |f: fn(&Tensor<1>) -> f64| {
+        let start = Instant::now();
+        std::hint::black_box(f(&x));
+        start.elapsed()
+    };
+    report("sum_of_squares", || time(optim::sum_of_squares), || time(optim::sum_of_squares_reference));
+}

@@ -1,1 +1,0 @@
-//! Tests of import and export.

@@ -1,0 +1,174 @@
+//! Reference values: what `verify` says about models of which it is known.
+
+use super::*;
+use crate::verify::{VerifyError, VerifyReport};
+
+fn verify_with(folder: &Path, reference: &Path) -> VerifyReport {
+    crate::verify(folder, reference, &device()).unwrap()
+}
+
+fn verify_golden(name: &str) {
+    let report = verify_with(&golden(name), &golden(name).join("golden.safetensors"));
+    let figures = [report.logits, report.loss, report.gradients, report.step_losses, report.step_grad_norms];
+    for figure in figures {
+        let figure = figure.expect("the reference has every figure");
+        let difference = figure.difference.expect("all values are finite");
+        assert!(difference <= figure.tolerance, "{name}: {figure:?}");
+    }
+    assert!(report.passed);
+    assert_eq!((report.losses.len(), report.grad_norms.len()), (10, 10));
+}
+
+#[test]
+fn gpt2_agrees_with_transformers() {
+    verify_golden("gpt2");
+}
+
+#[test]
+fn llama_agrees_with_transformers() {
+    verify_golden("llama");
+}
+
+#[test]
+fn tied_llama_with_its_own_head_size_agrees_with_transformers() {
+    verify_golden("llama_tied");
+}
+
+#[test]
+fn llama_with_scaled_frequencies_agrees_with_transformers() {
+    verify_golden("llama3_rope");
+}
+
+/// The reference of `name` with one tensor's float32 values changed.
+fn changed_reference(name: &str, tensor: &str, change: impl Fn(f32) -> f32) -> tempfile::NamedTempFile {
+    let mut tensors = raw_tensors(&golden(name).join("golden.safetensors"));
+    let raw = tensors.iter_mut().find(|raw| raw.name == tensor).unwrap();
+    for value in raw.bytes.as_chunks_mut::<4>().0 {
+        *value = change(f32::from_le_bytes(*value)).to_le_bytes();
+    }
+    let file = tempfile::NamedTempFile::new().unwrap();
+    write_raw(file.path(), &tensors);
+    file
+}
+
+#[test]
+fn a_difference_in_any_figure_fails() {
+    let folder = golden("llama");
+    let failed = |file: &tempfile::NamedTempFile| {
+        let report = verify_with(&folder, file.path());
+        assert!(!report.passed);
+        let figures = [report.logits, report.loss, report.gradients];
+        figures.map(|figure| figure.unwrap().passed)
+    };
+    assert_eq!(failed(&changed_reference("llama", "logits", |v| v + 1e-3)), [false, true, true]);
+    assert_eq!(failed(&changed_reference("llama", "ce_loss", |v| v * 1.0001)), [true, false, true]);
+    let gradient = "grad.model.layers.1.self_attn.k_proj.weight";
+    let file = changed_reference("llama", gradient, |v| v * 1.001);
+    assert_eq!(failed(&file), [true, true, false]);
+    let worst = verify_with(&folder, file.path()).gradients.unwrap().worst;
+    assert_eq!(worst.as_deref(), Some("model.layers.1.self_attn.k_proj.weight"));
+    assert_eq!(failed(&changed_reference("llama", "ce_loss", |_| f32::NAN)), [true, false, true]);
+}
+
+#[test]
+fn damaged_weights_fail_every_figure() {
+    let folder = changed_copy("gpt2", |tensors| {
+        let raw = tensors.iter_mut().find(|raw| raw.name == "transformer.h.1.ln_2.bias").unwrap();
+        raw.bytes.reverse();
+    });
+    let report = verify_with(folder.path(), &golden("gpt2").join("golden.safetensors"));
+    assert!(!report.passed);
+    assert!(!report.logits.unwrap().passed && !report.step_losses.unwrap().passed);
+}
+
+#[test]
+fn figures_without_reference_are_left_out() {
+    let mut tensors = raw_tensors(&golden("llama").join("golden.safetensors"));
+    tensors.retain(|raw| ["input_ids", "logits"].contains(&raw.name.as_str()));
+    let file = tempfile::NamedTempFile::new().unwrap();
+    write_raw(file.path(), &tensors);
+    let report = verify_with(&golden("llama"), file.path());
+    assert!(report.passed && report.logits.is_some());
+    assert_eq!((report.loss, report.gradients, report.step_losses, report.step_grad_norms), (None, None, None, None));
+}
+
+#[test]
+fn a_reference_of_another_model_is_an_error() {
+    let error = |folder: &str, reference: &str| {
+        crate::verify(&golden(folder), &golden(reference).join("golden.safetensors"), &device()).unwrap_err()
+    };
+    match error("llama", "gpt2") {
+        VerifyError::HuggingFace(HfError::Tensors { problems, .. }) => {
+            assert!(matches!(&problems[0], TensorProblem::Missing { name, .. } if name.starts_with("grad.model.")));
+        }
+        other => panic!("{other}"),
+    }
+    match error("llama_tied", "llama") {
+        VerifyError::Reference { tensor, .. } => assert!(tensor.starts_with("grad."), "{tensor}"),
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn a_report_survives_serialisation() {
+    let report = verify_with(&golden("gpt2"), &golden("gpt2").join("golden.safetensors"));
+    let text = serde_json::to_string(&report).unwrap();
+    assert_eq!(serde_json::from_str::<VerifyReport>(&text).unwrap(), report);
+}
+
+#[test]
+fn greedy_text_is_the_same_with_and_without_cache_and_stops_where_it_should() {
+    use crate::generate::{GenerateError, GenerateOptions, Sampling};
+    use std::ops::ControlFlow;
+
+    let model = HfModel::open(&golden("llama")).unwrap();
+    let chunk = model.build(&device()).unwrap();
+    let options = GenerateOptions::greedy(model.config(), 12);
+    let prompt = [5, 99, 17];
+    let go_on = &mut |_| ControlFlow::Continue(());
+    let text = crate::generate(chunk.as_ref(), &device(), &prompt, &options, go_on).unwrap();
+    assert_eq!(text.len(), 12);
+
+    // One forward pass over the whole text predicts every generated token.
+    let all: Vec<i64> = prompt.iter().chain(&text).copied().collect();
+    let data = burn::tensor::TensorData::new(all.clone(), [1, all.len()]);
+    let plain = chunk.inference();
+    let tokens = burn::tensor::Tensor::from_data(data, &Device::flex());
+    let logits = plain.logits(tokens, &mut plain.new_cache()).unwrap();
+    let best: Vec<i64> = logits.argmax(2).into_data().iter::<i64>().collect();
+    assert_eq!(best[prompt.len() - 1..all.len() - 1], text);
+
+    let stopping = GenerateOptions { stop_tokens: vec![text[4]], ..options.clone() };
+    let first = text.iter().position(|token| *token == text[4]).unwrap();
+    let stopped = crate::generate(chunk.as_ref(), &device(), &prompt, &stopping, go_on).unwrap();
+    assert_eq!(stopped, text[..=first]);
+
+    let mut seen = Vec::new();
+    let cancelled = crate::generate(chunk.as_ref(), &device(), &prompt, &options, &mut |token| {
+        seen.push(token);
+        if seen.len() == 3 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    assert_eq!(cancelled.unwrap(), text[..3]);
+    assert_eq!(seen, text[..3]);
+
+    let sampling = |seed| Sampling::Random { temperature: 1.0, top_k: Some(50), top_p: Some(0.95), seed };
+    let mut sample = |seed| {
+        let options = GenerateOptions { sampling: sampling(seed), ..options.clone() };
+        crate::generate(chunk.as_ref(), &device(), &prompt, &options, go_on).unwrap()
+    };
+    assert_eq!(sample(1), sample(1));
+    assert_ne!(sample(1), sample(2));
+
+    let mut error = |prompt: &[i64], options: GenerateOptions| {
+        crate::generate(chunk.as_ref(), &device(), prompt, &options, go_on).unwrap_err()
+    };
+    let too_long = GenerateOptions { max_new_tokens: 127, ..options.clone() };
+    let message = error(&prompt, too_long).to_string();
+    assert!(message.contains("at most 128 positions") && message.contains("125 new tokens"), "{message}");
+    assert_eq!(error(&[], options.clone()), GenerateError::EmptyPrompt);
+    assert!(matches!(error(&[160], options.clone()), GenerateError::TokenOutOfRange { token: 160, .. }));
+    assert!(matches!(error(&[-1], options.clone()), GenerateError::TokenOutOfRange { token: -1, .. }));
+    let cold = Sampling::Random { temperature: 0.0, top_k: None, top_p: None, seed: 0 };
+    let options = GenerateOptions { sampling: cold, ..options };
+    assert!(matches!(error(&prompt, options), GenerateError::Sampling { key: "temperature", .. }));
+}

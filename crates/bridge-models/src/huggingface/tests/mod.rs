@@ -1,0 +1,77 @@
+//! Tests of import, export and verification on the golden models: tiny random ones made by Hugging Face transformers.
+
+mod files;
+mod golden;
+mod settings;
+
+use std::path::{Path, PathBuf};
+
+use burn::tensor::Device;
+use safetensors::SafeTensors;
+use serde_json::{Map, Value};
+
+use super::*;
+
+pub const GOLDEN: [&str; 4] = ["gpt2", "llama", "llama_tied", "llama3_rope"];
+
+pub fn golden(name: &str) -> PathBuf {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/golden")).join(name)
+}
+
+pub fn device() -> Device {
+    Device::flex().autodiff()
+}
+
+/// The settings of a golden model.
+pub fn settings_of(name: &str) -> Map<String, Value> {
+    serde_json::from_str(&std::fs::read_to_string(golden(name).join("config.json")).unwrap()).unwrap()
+}
+
+/// The decoder of these settings.
+pub fn parse(settings: &Map<String, Value>) -> Result<DecoderConfig, HfError> {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("config.json"), serde_json::to_string(settings).unwrap()).unwrap();
+    import::read_config(folder.path()).map(|(_, config, _)| config)
+}
+
+/// A copy of a golden model whose tensors went through `change`, as (name, dtype, shape, bytes).
+pub fn changed_copy(name: &str, change: impl Fn(&mut Vec<Raw>)) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::copy(golden(name).join("config.json"), folder.path().join("config.json")).unwrap();
+    let mut tensors = raw_tensors(&golden(name).join("model.safetensors"));
+    change(&mut tensors);
+    write_raw(&folder.path().join("model.safetensors"), &tensors);
+    folder
+}
+
+/// A tensor as a file has it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Raw {
+    pub name: String,
+    pub dtype: safetensors::Dtype,
+    pub shape: Vec<usize>,
+    pub bytes: Vec<u8>,
+}
+
+pub fn raw_tensors(path: &Path) -> Vec<Raw> {
+    let bytes = std::fs::read(path).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let mut tensors: Vec<Raw> = file
+        .iter()
+        .map(|(name, view)| Raw {
+            name: name.to_owned(),
+            dtype: view.dtype(),
+            shape: view.shape().to_vec(),
+            bytes: view.data().to_vec(),
+        })
+        .collect();
+    tensors.sort_by(|a, b| a.name.cmp(&b.name));
+    tensors
+}
+
+pub fn write_raw(path: &Path, tensors: &[Raw]) {
+    let views = tensors.iter().map(|raw| {
+        (&raw.name, safetensors::tensor::TensorView::new(raw.dtype, raw.shape.clone(), &raw.bytes).unwrap())
+    });
+    safetensors::serialize_to_file(views, None, path).unwrap();
+}
