@@ -35,9 +35,6 @@ struct Train {
     /// Compute device: flex (CPU, the default), cuda, wgpu or vulkan. Builds with the matching feature.
     #[arg(long)]
     device: Option<String>,
-    /// Also build the terminal dashboard and show it (`tui`).
-    #[arg(long)]
-    ui: Option<String>,
     /// Overrides (`train.train_iters=100`) and further options, handed on to `bridge train`.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     rest: Vec<String>,
@@ -61,30 +58,29 @@ fn main() -> Result<ExitCode> {
     match Cli::parse().command {
         Command::Train(train) => run_train(train),
         Command::Test(test) => suite::run(&test.rest),
-        Command::Bench(bench) => build::run_bridge(&[], [vec!["bench".into()], bench.rest].concat()),
+        Command::Bench(bench) => {
+            build::run_bridge(&[], [vec!["bench".into()], bench.rest].concat())
+        }
         Command::Bridge(bridge) => build::run_bridge(&[], bridge.rest),
     }
 }
 
 fn run_train(train: Train) -> Result<ExitCode> {
-    let Train { recipe, device, ui, rest } = train;
+    let Train {
+        recipe,
+        device,
+        rest,
+    } = train;
     let mut arguments = vec!["train".to_owned(), recipe];
     let mut features = Vec::new();
     // Options may also come after the overrides, where clap hands them on unread.
     let device = device.or_else(|| option_value(&rest, "--device"));
-    let ui = ui.or_else(|| option_value(&rest, "--ui"));
     if let Some(device) = device {
         if device != "flex" && device != "cpu" {
             features.push(device.clone());
         }
         if !rest.iter().any(|argument| argument.starts_with("--device")) {
             arguments.extend(["--device".to_owned(), device]);
-        }
-    }
-    if let Some(ui) = ui {
-        features.push(ui.clone());
-        if !rest.iter().any(|argument| argument.starts_with("--ui")) {
-            arguments.extend(["--ui".to_owned(), ui]);
         }
     }
     if option_value(&rest, "--launcher").as_deref() == Some("mpi") {
@@ -101,7 +97,10 @@ fn option_value(arguments: &[String], name: &str) -> Option<String> {
         if argument == name {
             return rest.next().cloned();
         }
-        if let Some(value) = argument.strip_prefix(name).and_then(|tail| tail.strip_prefix('=')) {
+        if let Some(value) = argument
+            .strip_prefix(name)
+            .and_then(|tail| tail.strip_prefix('='))
+        {
             return Some(value.to_owned());
         }
     }

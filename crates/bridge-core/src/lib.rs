@@ -14,17 +14,18 @@
 //! A run from code takes a recipe, a registry of models and a few options:
 //!
 //! ```no_run
-//! use bridge_core::config::{RawConfig, World};
+//! use bridge_core::config::{Kinds, RawConfig, World};
 //! use bridge_core::model::ModelRegistry;
 //! use bridge_core::train::{RunOptions, pretrain};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let mut raw = RawConfig::default();
-//! raw.train.micro_batch_size = Some(4);
-//! raw.train.global_batch_size = Some(8);
+//! let recipe = std::path::Path::new("recipes/tiny.toml");
+//! let mut raw = RawConfig::from_file(recipe, &[], &Kinds::builtin())?;
 //! raw.train.train_iters = Some(100);
-//! raw.optimizer.lr = Some(1e-3);
-//! let models = ModelRegistry::default(); // bridge_models::register_builtin(&mut models) adds `gpt`
+//! let mut models = ModelRegistry::default();
+//! // A registry starts empty; `bridge_models::register_builtin(&mut models)` adds `gpt`.
+//! # fn register_builtin(_: &mut ModelRegistry) {}
+//! register_builtin(&mut models);
 //! let report = pretrain(raw.finalize(&World::SINGLE)?, RunOptions::new(models))?;
 //! println!("{} after {} steps", report.reason, report.train_state.step);
 //! # Ok(())

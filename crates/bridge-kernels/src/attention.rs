@@ -23,7 +23,13 @@ pub struct AttentionOptions {
 impl AttentionOptions {
     /// Plain causal attention with the usual scale for head size `head_size`.
     pub fn causal(head_size: usize) -> Self {
-        Self { scale: 1.0 / (head_size as f64).sqrt(), window: None, softcap: None, dropout: None, document_ids: None }
+        Self {
+            scale: 1.0 / (head_size as f64).sqrt(),
+            window: None,
+            softcap: None,
+            dropout: None,
+            document_ids: None,
+        }
     }
 }
 
@@ -48,7 +54,12 @@ pub fn attention(
 }
 
 /// Fails early, and by name, on shapes that do not fit each other.
-fn check_shapes(q_bthd: &Tensor<4>, k_bsgd: &Tensor<4>, v_bsgd: &Tensor<4>, options: &AttentionOptions) {
+fn check_shapes(
+    q_bthd: &Tensor<4>,
+    k_bsgd: &Tensor<4>,
+    v_bsgd: &Tensor<4>,
+    options: &AttentionOptions,
+) {
     let ([b, t, h, d], [kb, s, g, kd]) = (q_bthd.dims(), k_bsgd.dims());
     assert!(
         [kb, kd] == [b, d] && v_bsgd.dims() == k_bsgd.dims(),
@@ -57,14 +68,30 @@ fn check_shapes(q_bthd: &Tensor<4>, k_bsgd: &Tensor<4>, v_bsgd: &Tensor<4>, opti
         k_bsgd.dims(),
         v_bsgd.dims()
     );
-    assert!(g > 0 && h % g == 0, "attention: {h} query heads do not divide into {g} key/value groups");
-    assert!(s >= t, "attention: {t} queries need at least as many keys, got {s}");
+    assert!(
+        g > 0 && h % g == 0,
+        "attention: {h} query heads do not divide into {g} key/value groups"
+    );
+    assert!(
+        s >= t,
+        "attention: {t} queries need at least as many keys, got {s}"
+    );
     if let Some((rate, _)) = options.dropout {
-        assert!((0.0..1.0).contains(&rate), "attention: a dropout rate lies in [0, 1), got {rate}");
+        assert!(
+            (0.0..1.0).contains(&rate),
+            "attention: a dropout rate lies in [0, 1), got {rate}"
+        );
     }
     if let Some(ids_bt) = &options.document_ids {
-        assert!(s == t, "attention: document boundaries need as many keys as queries, got {s} and {t}");
-        assert_eq!(ids_bt.dims(), [b, t], "attention: one document id a token is needed");
+        assert!(
+            s == t,
+            "attention: document boundaries need as many keys as queries, got {s} and {t}"
+        );
+        assert_eq!(
+            ids_bt.dims(),
+            [b, t],
+            "attention: one document id a token is needed"
+        );
     }
 }
 
@@ -77,12 +104,18 @@ pub fn reference(
 ) -> Tensor<4> {
     let [b, t, h, d] = q_bthd.dims();
     let [_, s, g, _] = k_bsgd.dims();
-    assert!(h % g == 0, "{h} query heads do not divide into {g} key/value groups");
+    assert!(
+        h % g == 0,
+        "{h} query heads do not divide into {g} key/value groups"
+    );
     assert!(s >= t, "{t} queries need at least as many keys, got {s}");
     let dtype = q_bthd.dtype();
     let per_group = h / g;
     // Query heads of one group share its keys: fold them into rows, [b, g, per_group * t, d].
-    let q: Tensor<4> = q_bthd.reshape([b, t, g, per_group, d]).permute([0, 2, 3, 1, 4]).reshape([b, g, per_group * t, d]);
+    let q: Tensor<4> = q_bthd
+        .reshape([b, t, g, per_group, d])
+        .permute([0, 2, 3, 1, 4])
+        .reshape([b, g, per_group * t, d]);
     let k = k_bsgd.permute([0, 2, 3, 1]);
     let v = v_bsgd.permute([0, 2, 1, 3]);
     let mut scores = widen(q.matmul(k)) * options.scale;
@@ -103,7 +136,13 @@ pub fn reference(
 }
 
 /// True where a key must not be seen, broadcastable to `[b, g, h / g, t, s]`.
-fn hidden_keys(b: usize, t: usize, s: usize, options: &AttentionOptions, device: &burn::tensor::Device) -> Tensor<5, Bool> {
+fn hidden_keys(
+    b: usize,
+    t: usize,
+    s: usize,
+    options: &AttentionOptions,
+    device: &burn::tensor::Device,
+) -> Tensor<5, Bool> {
     let device = device.clone().without_autodiff();
     let query = Tensor::<1, Int>::arange((s - t) as i64..s as i64, &device).reshape([t, 1]);
     let key = Tensor::<1, Int>::arange(0..s as i64, &device).reshape([1, s]);
@@ -113,10 +152,17 @@ fn hidden_keys(b: usize, t: usize, s: usize, options: &AttentionOptions, device:
         hidden = hidden.bool_or(distance.greater_elem(window as i64));
     }
     let hidden: Tensor<5, Bool> = hidden.reshape([1, 1, 1, t, s]);
-    let Some(ids_bt) = &options.document_ids else { return hidden };
-    assert!(s == t, "document boundaries need as many keys as queries, got {s} and {t}");
+    let Some(ids_bt) = &options.document_ids else {
+        return hidden;
+    };
+    assert!(
+        s == t,
+        "document boundaries need as many keys as queries, got {s} and {t}"
+    );
     let rows: Tensor<5, Int> = ids_bt.clone().reshape([b, 1, 1, t, 1]);
     let columns: Tensor<5, Int> = ids_bt.clone().reshape([b, 1, 1, 1, t]);
-    let other = rows.expand([b, 1, 1, t, t]).not_equal(columns.expand([b, 1, 1, t, t]));
+    let other = rows
+        .expand([b, 1, 1, t, t])
+        .not_equal(columns.expand([b, 1, 1, t, t]));
     hidden.expand([b, 1, 1, t, t]).bool_or(other)
 }

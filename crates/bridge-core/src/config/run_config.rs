@@ -195,7 +195,7 @@ pub struct ParallelSizes {
 pub struct SampleCounts {
     /// Training.
     pub train: u64,
-    /// Validation; 0 without `validation.eval_interval`.
+    /// All evaluations of the validation split together, the final one included.
     pub valid: u64,
     /// Test.
     pub test: u64,

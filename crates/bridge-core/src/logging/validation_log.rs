@@ -28,6 +28,8 @@ pub struct ValidationLogLine {
     pub iteration: u64,
     /// Mean losses by name.
     pub losses: Vec<(String, f64)>,
+    /// Bits per byte of the evaluated text, where the tokens stand for text.
+    pub bits_per_byte: Option<f64>,
 }
 
 impl LogRecord for ValidationLogLine {
@@ -37,6 +39,9 @@ impl LogRecord for ValidationLogLine {
             let (value, perplexity) = (scientific(*loss), scientific(perplexity(*loss)));
             // Writing to a string cannot fail.
             let _ = write!(line, "{name} value: {value} | {name} PPL: {perplexity} | ");
+        }
+        if let Some(bits) = self.bits_per_byte {
+            let _ = write!(line, "bits per byte: {bits:.4} | ");
         }
         let dashes = "-".repeat(line.chars().count() + 1);
         format!("{dashes}\n{line}\n{dashes}")
@@ -52,6 +57,10 @@ impl LogRecord for ValidationLogLine {
             fields.push((name.clone(), (*loss).into()));
             fields.push((format!("{name} ppl"), perplexity(*loss).into()));
         }
+        fields.extend(
+            self.bits_per_byte
+                .map(|bits| ("bits_per_byte".to_owned(), bits.into())),
+        );
         fields
     }
 }
@@ -66,6 +75,7 @@ mod tests {
             prefix: "iteration 10".into(),
             iteration: 10,
             losses: vec![("lm loss".into(), 2.0), ("z".into(), f64::NAN)],
+            bits_per_byte: None,
         };
         let text = line.human();
         let lines: Vec<&str> = text.lines().collect();
@@ -83,6 +93,26 @@ mod tests {
             (json["lm loss"].as_f64(), json["z ppl"].as_str()),
             (Some(2.0), Some("NaN"))
         );
+    }
+
+    #[test]
+    fn bits_per_byte_follow_the_losses() {
+        let line = ValidationLogLine {
+            prefix: "iteration 3 on test set".into(),
+            iteration: 3,
+            losses: vec![("lm loss".into(), 0.0)],
+            bits_per_byte: Some(1.25),
+        };
+        let text = line.human();
+        assert_eq!(
+            text.lines().nth(1),
+            Some(
+                " validation loss at iteration 3 on test set | lm loss value: 0.000000E+00 | \
+                 lm loss PPL: 1.000000E+00 | bits per byte: 1.2500 | "
+            )
+        );
+        let json: serde_json::Value = serde_json::from_str(&line.json()).unwrap();
+        assert_eq!(json["bits_per_byte"].as_f64(), Some(1.25));
     }
 
     #[test]

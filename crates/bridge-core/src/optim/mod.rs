@@ -10,5 +10,10 @@ mod optimizer;
 mod tests;
 
 pub use gradients::{AccumulationDType, GradientBuffer};
-pub use groups::{DecayQkLayernorm, GroupSettings, NoOverrides, OverrideProvider, ParameterGroup, ParameterOverride, StandardOverrides};
-pub use optimizer::{Algorithm, GroupRates, Optimizer, OptimizerSettings, OptimizerState, StepOutcome, StepScales};
+pub use groups::{
+    DecayQkLayernorm, GroupSettings, NoOverrides, OverrideProvider, ParameterGroup,
+    ParameterOverride, StandardOverrides,
+};
+pub use optimizer::{
+    Algorithm, GroupRates, Optimizer, OptimizerSettings, OptimizerState, StepOutcome, StepScales,
+};

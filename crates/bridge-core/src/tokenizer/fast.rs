@@ -30,11 +30,18 @@ impl AddedTokens {
             .match_kind(MatchKind::LeftmostLongest)
             .build(tokens.iter().map(|(content, _)| content))
             .ok()?;
-        Some(Self { matcher, ids: tokens.into_iter().map(|(_, id)| id).collect() })
+        Some(Self {
+            matcher,
+            ids: tokens.into_iter().map(|(_, id)| id).collect(),
+        })
     }
 
     /// Calls `on` with the text between tokens and with the tokens' ids, in order.
-    fn split<'t, E>(&self, text: &'t str, mut on: impl FnMut(Piece<'t>) -> Result<(), E>) -> Result<(), E> {
+    fn split<'t, E>(
+        &self,
+        text: &'t str,
+        mut on: impl FnMut(Piece<'t>) -> Result<(), E>,
+    ) -> Result<(), E> {
         let mut done = 0;
         if !self.ids.is_empty() {
             for found in self.matcher.find_iter(text) {
@@ -71,7 +78,9 @@ impl FastByteLevel {
     /// `None` for tokenizers that are not plain byte-level BPE: those with a normalizer, another pattern, dropout, truncation or padding, or
     /// added tokens that reach beyond their own text.
     pub(crate) fn for_tokenizer(tokenizer: &Inner) -> Option<Self> {
-        let Some(PreTokenizerWrapper::ByteLevel(byte_level)) = tokenizer.get_pre_tokenizer() else { return None };
+        let Some(PreTokenizerWrapper::ByteLevel(byte_level)) = tokenizer.get_pre_tokenizer() else {
+            return None;
+        };
         let plain = byte_level.use_regex
             && !byte_level.add_prefix_space
             && tokenizer.get_normalizer().is_none()
@@ -91,7 +100,10 @@ impl FastByteLevel {
         }
         let [raw, normalized] = groups;
         let added = [AddedTokens::new(raw)?, AddedTokens::new(normalized)?];
-        Some(Self { added, caches: Mutex::default() })
+        Some(Self {
+            added,
+            caches: Mutex::default(),
+        })
     }
 
     /// The ids of `text`.
@@ -111,9 +123,8 @@ impl FastByteLevel {
                     ids.push(id);
                     Ok(())
                 }
-                Piece::Text(text) => {
-                    byte_level::words(text).try_for_each(|word| encode_word(model, &mut cache, word, &mut ids))
-                }
+                Piece::Text(text) => byte_level::words(text)
+                    .try_for_each(|word| encode_word(model, &mut cache, word, &mut ids)),
             }),
         });
         self.lock_caches().push(cache);
@@ -132,14 +143,21 @@ fn bpe_of(tokenizer: &Inner) -> Option<&BPE> {
     }
 }
 
-fn encode_word(model: &BPE, cache: &mut WordCache, word: &str, out: &mut Vec<i64>) -> Result<(), TokenizerError> {
+fn encode_word(
+    model: &BPE,
+    cache: &mut WordCache,
+    word: &str,
+    out: &mut Vec<i64>,
+) -> Result<(), TokenizerError> {
     if let Some(&(start, end)) = cache.places.get(word) {
         out.extend_from_slice(&cache.ids[start as usize..end as usize]);
         return Ok(());
     }
     let mut chars = String::with_capacity(2 * word.len());
     byte_level::to_chars(word, &mut chars);
-    let tokens = model.tokenize(&chars).map_err(|error| TokenizerError::Encode(error.to_string()))?;
+    let tokens = model
+        .tokenize(&chars)
+        .map_err(|error| TokenizerError::Encode(error.to_string()))?;
     let first = out.len();
     out.extend(tokens.iter().map(|token| i64::from(token.id)));
     if word.len() <= LONGEST_CACHED_WORD {
@@ -148,7 +166,9 @@ fn encode_word(model: &BPE, cache: &mut WordCache, word: &str, out: &mut Vec<i64
         }
         let start = cache.ids.len() as u32;
         cache.ids.extend_from_slice(&out[first..]);
-        cache.places.insert(word.into(), (start, cache.ids.len() as u32));
+        cache
+            .places
+            .insert(word.into(), (start, cache.ids.len() as u32));
     }
     Ok(())
 }

@@ -11,8 +11,8 @@ mod train;
 
 use std::path::Path;
 
-pub use error::TokenizerError;
 pub(crate) use byte_level::split_point as safe_cut;
+pub use error::TokenizerError;
 pub use huggingface::HuggingFaceTokenizer;
 pub use null::NullTokenizer;
 pub use train::{BpeTrainParams, END_OF_TEXT, train_byte_level_bpe};
@@ -46,7 +46,8 @@ pub trait Tokenizer: Send + Sync {
     /// The id of a token by its name.
     fn token_to_id(&self, token: &str) -> Option<i64>;
 
-    /// The bytes an id stands for; summed over a text they give its length, for bits per byte. `None` outside the vocabulary.
+    /// The bytes an id stands for; summed over a text they give its length, for bits per byte. `None` outside the
+    /// vocabulary, and where ids stand for no text.
     fn id_to_bytes(&self, id: i64) -> Option<Vec<u8>>;
 
     /// What tells this tokenizer apart from others; part of cache names.
@@ -69,9 +70,11 @@ pub trait Tokenizer: Send + Sync {
 /// # Errors
 /// The tokenizer has none.
 pub fn require_eod(tokenizer: &dyn Tokenizer) -> Result<i64, TokenizerError> {
-    tokenizer.eod().ok_or_else(|| TokenizerError::NoEndOfDocument {
-        tokenizer: tokenizer.unique_identifier().to_string(),
-    })
+    tokenizer
+        .eod()
+        .ok_or_else(|| TokenizerError::NoEndOfDocument {
+            tokenizer: tokenizer.unique_identifier().to_string(),
+        })
 }
 
 #[cfg(test)]

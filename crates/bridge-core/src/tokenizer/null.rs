@@ -18,7 +18,10 @@ impl NullTokenizer {
 
     fn check(&self, id: i64) -> Result<i64, TokenizerError> {
         let known = usize::try_from(id).is_ok_and(|id| id <= self.vocab_size);
-        known.then_some(id).ok_or(TokenizerError::UnknownId { id, vocab_size: self.vocab_size() })
+        known.then_some(id).ok_or(TokenizerError::UnknownId {
+            id,
+            vocab_size: self.vocab_size(),
+        })
     }
 }
 
@@ -36,7 +39,10 @@ impl Tokenizer for NullTokenizer {
     }
 
     fn decode(&self, ids: &[i64]) -> Result<String, TokenizerError> {
-        let words: Result<Vec<String>, _> = ids.iter().map(|&id| self.check(id).map(|id| id.to_string())).collect();
+        let words: Result<Vec<String>, _> = ids
+            .iter()
+            .map(|&id| self.check(id).map(|id| id.to_string()))
+            .collect();
         Ok(words?.join(" "))
     }
 
@@ -60,8 +66,9 @@ impl Tokenizer for NullTokenizer {
         token.parse().ok().filter(|&id| self.check(id).is_ok())
     }
 
-    fn id_to_bytes(&self, id: i64) -> Option<Vec<u8>> {
-        self.check(id).ok().map(|id| id.to_string().into_bytes())
+    /// Nothing: the ids are numbers that stand for no text.
+    fn id_to_bytes(&self, _id: i64) -> Option<Vec<u8>> {
+        None
     }
 
     fn unique_identifier(&self) -> serde_json::Value {

@@ -5,9 +5,9 @@ use tokenizers::models::bpe::{BPE, BpeTrainer};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{AddedToken, Trainer};
 
+use super::TokenizerError;
 use super::byte_level;
 use super::huggingface::{HuggingFaceTokenizer, byte_level_tokenizer};
-use super::TokenizerError;
 
 /// The special token that ends documents.
 pub const END_OF_TEXT: &str = "<|endoftext|>";
@@ -28,7 +28,11 @@ pub struct BpeTrainParams {
 
 impl Default for BpeTrainParams {
     fn default() -> Self {
-        Self { vocab_size: 32_000, min_frequency: 2, special_tokens: Vec::new() }
+        Self {
+            vocab_size: 32_000,
+            min_frequency: 2,
+            special_tokens: Vec::new(),
+        }
     }
 }
 
@@ -84,5 +88,8 @@ pub fn train_byte_level_bpe(
         "eos_token": END_OF_TEXT,
         "clean_up_tokenization_spaces": false,
     });
-    HuggingFaceTokenizer::from_parts(inner, vec![("tokenizer_config.json", format!("{config:#}\n"))])
+    HuggingFaceTokenizer::from_parts(
+        inner,
+        vec![("tokenizer_config.json", format!("{config:#}\n"))],
+    )
 }

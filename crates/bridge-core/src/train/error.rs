@@ -9,7 +9,9 @@ use crate::data::DataError;
 use crate::model::ModelBuildError;
 use crate::resilience::SignalError;
 use crate::resilience::rerun::{RerunCheckpointError, UnexpectedResult};
-use crate::schedule::{BatchSizeError, FlopsError, LossScaleError, SchedulerError, SchedulerStateError};
+use crate::schedule::{
+    BatchSizeError, FlopsError, LossScaleError, SchedulerError, SchedulerStateError,
+};
 use crate::tokenizer::TokenizerError;
 
 /// Why a run could not start or go on.
@@ -93,7 +95,9 @@ pub enum TrainError {
     #[error(transparent)]
     RerunState(#[from] RerunCheckpointError),
     /// `ddp.check_for_nan_in_grad` found something.
-    #[error("iteration {iteration}: the gradient norm is {norm} (ddp.check_for_nan_in_grad = false skips such steps)")]
+    #[error(
+        "iteration {iteration}: the gradient norm is {norm} (ddp.check_for_nan_in_grad = false skips such steps)"
+    )]
     GradientNotFinite {
         /// The step.
         iteration: u64,
@@ -125,7 +129,10 @@ impl From<UnexpectedResult> for TrainError {
 impl TrainError {
     /// A log file that cannot be written.
     pub(super) fn log(what: impl Into<String>, error: impl std::fmt::Display) -> Self {
-        Self::Log { what: what.into(), message: error.to_string() }
+        Self::Log {
+            what: what.into(),
+            message: error.to_string(),
+        }
     }
 
     /// Whether the user's input is at fault (exit code 2) rather than the run (exit code 1).

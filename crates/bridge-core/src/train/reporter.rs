@@ -12,10 +12,11 @@ use crate::checkpoint::{SaveReport, TrainState};
 use crate::config::{self, RunConfig};
 use crate::logging::tensorboard::{EventWriter, ResumePoint};
 use crate::logging::{
-    CheckpointProgress, HostMemory, IntervalMetrics, IterationMetrics, JobStart, LogFormat, LogLevel, LossPlot,
-    MetricConditions, MetricsLogger, MetricsRecord, MetricsSink, MetricsWriter, NoProgress, ProgressHandle, ProgressLog,
-    ProgressMode, ProgressSink, ProgressTask, RankTimers, RuntimeReport, SaveKind, StepOutcome, ThroughputWindow,
-    Timers, TrainingLog, TrainingLogLine, read_metrics, report_l2_norm_grad, report_memory, timestamp,
+    CheckpointProgress, HostMemory, IntervalMetrics, IterationMetrics, JobStart, LogFormat,
+    LogLevel, LossPlot, MetricConditions, MetricsLogger, MetricsRecord, MetricsSink, MetricsWriter,
+    NoProgress, ProgressHandle, ProgressLog, ProgressMode, ProgressSink, ProgressTask, RankTimers,
+    RuntimeReport, SaveKind, StepOutcome, ThroughputWindow, Timers, TrainingLog, TrainingLogLine,
+    ValidationLogLine, read_metrics, report_l2_norm_grad, report_memory, timestamp,
 };
 use crate::model::ModelChunk;
 use crate::schedule::tflops_per_device;
@@ -61,7 +62,11 @@ struct Interval {
 impl Reporter {
     /// A reporter for a run that starts from `start`. Metrics beyond that, from a run that went further before it was
     /// interrupted, are dropped from the files.
-    pub(super) fn new(config: &Arc<RunConfig>, console: Console, start: &TrainState) -> Result<Self, TrainError> {
+    pub(super) fn new(
+        config: &Arc<RunConfig>,
+        console: Console,
+        start: &TrainState,
+    ) -> Result<Self, TrainError> {
         let (completed, consumed_samples) = (start.step, start.consumed_train_samples);
         let logger = &config.logger;
         let (format, output, silent): (_, Box<dyn std::io::Write + Send>, bool) = match console {
@@ -82,7 +87,10 @@ impl Reporter {
             .with_progress(Arc::clone(&progress));
         let metrics_path = logger.log_dir.join("metrics.jsonl");
         let metrics_file = match logger.metrics_jsonl {
-            true => Some(MetricsWriter::open(&metrics_path, completed).map_err(|e| TrainError::log("metrics.jsonl", e))?),
+            true => Some(
+                MetricsWriter::open(&metrics_path, completed)
+                    .map_err(|e| TrainError::log("metrics.jsonl", e))?,
+            ),
             false => None,
         };
         let pending_losses = (logger.plot && logger.metrics_jsonl).then_some(metrics_path);
@@ -90,13 +98,21 @@ impl Reporter {
         let progress_log = match (logger.log_progress, save) {
             (true, Some(save)) => {
                 let job = std::env::var("SLURM_JOB_ID").unwrap_or_default();
-                std::fs::create_dir_all(save).map_err(|e| TrainError::log(save.display().to_string(), e))?;
-                Some(ProgressLog::new(&save.join("progress.txt"), &job, config.parallel.world_size as u64))
+                std::fs::create_dir_all(save)
+                    .map_err(|e| TrainError::log(save.display().to_string(), e))?;
+                Some(ProgressLog::new(
+                    &save.join("progress.txt"),
+                    &job,
+                    config.parallel.world_size as u64,
+                ))
             }
             _ => None,
         };
         Ok(Self {
-            metrics: MetricsLogger::new(conditions(config), sinks(config, completed, consumed_samples)?),
+            metrics: MetricsLogger::new(
+                conditions(config),
+                sinks(config, completed, consumed_samples)?,
+            ),
             throughput: ThroughputWindow::new(logger.throughput_window_size),
             job_start: JobStart::now(0.0),
             log: TrainingLog::default(),
@@ -130,8 +146,16 @@ impl Reporter {
     }
 
     /// Says what is trained, and starts the bar.
-    pub(super) fn run_starts(&mut self, state: &GlobalState, chunks: &[Box<dyn ModelChunk>]) -> Result<(), TrainError> {
-        let parameters: usize = chunks.iter().flat_map(|c| c.parameters()).map(|p| p.num_elements()).sum();
+    pub(super) fn run_starts(
+        &mut self,
+        state: &GlobalState,
+        chunks: &[Box<dyn ModelChunk>],
+    ) -> Result<(), TrainError> {
+        let parameters: usize = chunks
+            .iter()
+            .flat_map(|c| c.parameters())
+            .map(|p| p.num_elements())
+            .sum();
         let config = Arc::clone(&self.config);
         self.note(&format!(
             "{}: {} with {:.2} M parameters on {}, {} iterations of {} x {} tokens; logs in {}",
@@ -153,7 +177,8 @@ impl Reporter {
                 .job_started(state.train_state.floating_point_operations_so_far)
                 .map_err(|e| TrainError::log("progress.txt", e))?;
         }
-        self.throughput.push(0.0, state.train_state.consumed_train_samples);
+        self.throughput
+            .push(0.0, state.train_state.consumed_train_samples);
         if state.train_state.do_train && state.train_state.step < config.train.train_iters as u64 {
             let mut task = ProgressTask::new("training", config.train.train_iters as u64, "it");
             task.done = state.train_state.step;
@@ -171,29 +196,66 @@ impl Reporter {
         params_norm: Option<f64>,
         timers: &Timers,
     ) -> Result<(), TrainError> {
-        let outcome = if step.skipped { StepOutcome::Skipped } else { StepOutcome::Advanced };
-        let losses: Vec<(String, f64)> = step.losses.iter().map(|(name, r)| (name.clone(), r.value())).collect();
-        self.log.record(outcome, losses.iter().map(|(name, value)| (name.as_str(), *value)));
+        let outcome = if step.skipped {
+            StepOutcome::Skipped
+        } else {
+            StepOutcome::Advanced
+        };
+        let losses: Vec<(String, f64)> = step
+            .losses
+            .iter()
+            .map(|(name, r)| (name.clone(), r.value()))
+            .collect();
+        self.log.record(
+            outcome,
+            losses.iter().map(|(name, value)| (name.as_str(), *value)),
+        );
         self.interval.seconds += step.seconds;
         self.interval.tokens += step.num_tokens;
-        self.throughput.push(self.started.elapsed().as_secs_f64(), state.train_state.consumed_train_samples);
+        self.throughput.push(
+            self.started.elapsed().as_secs_f64(),
+            state.train_state.consumed_train_samples,
+        );
         if let Some(bar) = &mut self.bar {
             bar.set_position(step.iteration);
-            let loss = step.loss().map(|loss| format!("loss {loss:.4}")).unwrap_or_default();
-            bar.set_message(&format!("{loss}, {:.0} tokens/s", step.num_tokens as f64 / step.seconds));
+            let loss = step
+                .loss()
+                .map(|loss| format!("loss {loss:.4}"))
+                .unwrap_or_default();
+            bar.set_message(&format!(
+                "{loss}, {:.0} tokens/s",
+                step.num_tokens as f64 / step.seconds
+            ));
         }
-        if !self.config.logger.skip_train_metrics_log {
-            self.write_step(state, step, params_norm)?;
-            self.log_iteration(state, step, &losses, params_norm)?;
+        let logger = &self.config.logger;
+        if logger.skip_train_metrics_log {
+            return Ok(());
         }
-        if step.iteration.is_multiple_of(self.config.logger.log_interval as u64) {
+        let due = |interval: usize| step.iteration.is_multiple_of(interval as u64);
+        let (line_is_due, memory_is_due) = (
+            due(logger.log_interval),
+            logger.log_memory_interval.is_some_and(due),
+        );
+        self.write_step(state, step, params_norm)?;
+        self.log_iteration(state, step, &losses, params_norm)?;
+        if line_is_due {
             self.log_interval(state, step, params_norm, timers)?;
+        }
+        if memory_is_due {
+            self.note(&memory_line(step.iteration, HostMemory::read()));
         }
         Ok(())
     }
 
-    fn write_step(&mut self, state: &GlobalState, step: &StepReport, params_norm: Option<f64>) -> Result<(), TrainError> {
-        let Some(file) = &mut self.metrics_file else { return Ok(()) };
+    fn write_step(
+        &mut self,
+        state: &GlobalState,
+        step: &StepReport,
+        params_norm: Option<f64>,
+    ) -> Result<(), TrainError> {
+        let Some(file) = &mut self.metrics_file else {
+            return Ok(());
+        };
         let record = MetricsRecord::new("train", step.iteration)
             .with_some("loss", step.loss())
             .with("learning_rate", step.learning_rate)
@@ -209,7 +271,8 @@ impl Reporter {
             .with("tokens_per_second", step.num_tokens as f64 / step.seconds)
             .with("seconds", step.seconds)
             .with("data_seconds", step.data_seconds);
-        file.write(&record).map_err(|e| TrainError::log("metrics.jsonl", e))
+        file.write(&record)
+            .map_err(|e| TrainError::log("metrics.jsonl", e))
     }
 
     fn log_iteration(
@@ -241,7 +304,9 @@ impl Reporter {
             ..IterationMetrics::default()
         };
         if conditions.throughput {
-            metrics.throughput = self.throughput.report(config.model.seq_length as u64, world_size);
+            metrics.throughput = self
+                .throughput
+                .report(config.model.seq_length as u64, world_size);
         }
         if conditions.memory
             && let Some(memory) = HostMemory::read()
@@ -262,7 +327,9 @@ impl Reporter {
         if conditions.l2_norm_grad {
             metrics.l2_norm_grad = report_l2_norm_grad(step.grad_norms.iter().cloned());
         }
-        self.metrics.log_iteration(&metrics).map_err(|e| TrainError::log("TensorBoard events", e))
+        self.metrics
+            .log_iteration(&metrics)
+            .map_err(|e| TrainError::log("TensorBoard events", e))
     }
 
     fn log_interval(
@@ -278,14 +345,18 @@ impl Reporter {
         let flops_now = state.train_state.floating_point_operations_so_far;
         self.interval.flops_at_start = flops_now;
         let world_size = self.config.parallel.world_size as u64;
-        let tflops = tflops_per_device(flops_now - interval.flops_at_start, interval.seconds, world_size);
+        let tflops = tflops_per_device(
+            flops_now - interval.flops_at_start,
+            interval.seconds,
+            world_size,
+        );
         let line = TrainingLogLine {
             timestamp: timestamp(),
             iteration: step.iteration,
             train_iters: self.config.train.train_iters as u64,
             consumed_samples: state.train_state.consumed_train_samples,
             skipped_samples: state.train_state.skipped_train_samples,
-            tflops_per_device: Some(tflops),
+            tflops_per_device: self.config.logger.log_throughput.then_some(tflops),
             learning_rate: Some(step.learning_rate),
             global_batch_size: step.batch_size,
             loss_scale: step.loss_scale,
@@ -312,30 +383,46 @@ impl Reporter {
             energy: None,
             timers: report.metrics(option, iterations),
         };
-        self.metrics.log_interval(&metrics).map_err(|e| TrainError::log("TensorBoard events", e))
+        self.metrics
+            .log_interval(&metrics)
+            .map_err(|e| TrainError::log("TensorBoard events", e))
     }
 
     /// Shows how far an evaluation has come.
     pub(super) fn evaluating(&mut self, split: Split, done: u64, total: u64) {
         if let Some(bar) = &mut self.bar {
-            let of = if total == usize::MAX as u64 { String::new() } else { format!("/{total}") };
+            let of = if total == usize::MAX as u64 {
+                String::new()
+            } else {
+                format!("/{total}")
+            };
             bar.set_message(&format!("{}: {done}{of}", split.name()));
         }
     }
 
     /// Reports an evaluation.
-    pub(super) fn evaluation(&mut self, state: &GlobalState, report: &EvaluationReport) -> Result<(), TrainError> {
-        let split = report.split.name();
-        let mut text = format!(" {split} loss at iteration {} | ", report.iteration);
-        for (name, ratio) in &report.losses {
-            let value = ratio.value();
-            text += &format!("{name} value: {value:.6E} | {name} PPL: {:.6E} | ", value.min(20.0).exp());
-        }
-        if let Some(bits) = report.bits_per_byte {
-            text += &format!("bits per byte: {bits:.4} | ");
-        }
-        let dashes = "-".repeat(text.len() + 1);
-        self.note(&format!("{dashes}\n{text}\n{dashes}"));
+    pub(super) fn evaluation(
+        &mut self,
+        state: &GlobalState,
+        report: &EvaluationReport,
+    ) -> Result<(), TrainError> {
+        let losses: Vec<_> = report
+            .losses
+            .iter()
+            .map(|(name, r)| (name.clone(), r.value()))
+            .collect();
+        let prefix = match report.split {
+            Split::Valid => format!("iteration {}", report.iteration),
+            Split::Test => format!("iteration {} on test set", report.iteration),
+        };
+        let line = ValidationLogLine {
+            prefix,
+            iteration: report.iteration,
+            losses: losses.clone(),
+            bits_per_byte: report.bits_per_byte,
+        };
+        // A console that is gone must not end a run that still saves checkpoints.
+        let _ = self.console.record(&line);
         if let Some(file) = &mut self.metrics_file {
             let kind = match report.split {
                 Split::Valid => "valid",
@@ -347,11 +434,15 @@ impl Reporter {
                 .with_some("bits_per_byte", report.bits_per_byte)
                 .with("num_samples", report.num_samples)
                 .with("consumed_samples", state.train_state.consumed_train_samples);
-            file.write(&record).map_err(|e| TrainError::log("metrics.jsonl", e))?;
+            file.write(&record)
+                .map_err(|e| TrainError::log("metrics.jsonl", e))?;
         }
-        let losses: Vec<_> = report.losses.iter().map(|(name, r)| (name.clone(), r.value())).collect();
         self.metrics
-            .log_validation(report.iteration, state.train_state.consumed_train_samples, &losses)
+            .log_validation(
+                report.iteration,
+                state.train_state.consumed_train_samples,
+                &losses,
+            )
             .map_err(|e| TrainError::log("TensorBoard events", e))
     }
 
@@ -366,21 +457,35 @@ impl Reporter {
         if let (false, Some(report)) = (is_async, report) {
             self.note(&saved_line(report));
         }
-        let Some(log) = &self.progress_log else { return Ok(()) };
-        let kind = if is_async { SaveKind::Async } else { SaveKind::Blocking };
+        let Some(log) = &self.progress_log else {
+            return Ok(());
+        };
+        let kind = if is_async {
+            SaveKind::Async
+        } else {
+            SaveKind::Blocking
+        };
         let tokens = state.train_state.consumed_train_samples * self.config.model.seq_length as u64;
-        let progress =
-            CheckpointProgress { iteration: step, flops: state.train_state.floating_point_operations_so_far, tokens };
-        log.checkpoint_saved(kind, progress, &self.job_start).map_err(|e| TrainError::log("progress.txt", e))
+        let progress = CheckpointProgress {
+            iteration: step,
+            flops: state.train_state.floating_point_operations_so_far,
+            tokens,
+        };
+        log.checkpoint_saved(kind, progress, &self.job_start)
+            .map_err(|e| TrainError::log("progress.txt", e))
     }
 
     /// Reports a save that ended in the background.
-    pub(super) fn saved_in_background(&mut self, _state: &GlobalState, report: &SaveReport) -> Result<(), TrainError> {
+    pub(super) fn saved_in_background(
+        &mut self,
+        _state: &GlobalState,
+        report: &SaveReport,
+    ) -> Result<(), TrainError> {
         self.note(&saved_line(report));
         match &self.progress_log {
-            Some(log) => {
-                log.async_save_finished(report.iteration).map_err(|e| TrainError::log("progress.txt", e))
-            }
+            Some(log) => log
+                .async_save_finished(report.iteration)
+                .map_err(|e| TrainError::log("progress.txt", e)),
             None => Ok(()),
         }
     }
@@ -393,12 +498,16 @@ impl Reporter {
     /// Writes what is left: events and plots.
     pub(super) fn finish(&mut self, _state: &GlobalState) -> Result<(), TrainError> {
         self.bar = None;
-        self.metrics.flush().map_err(|e| TrainError::log("TensorBoard events", e))?;
+        self.metrics
+            .flush()
+            .map_err(|e| TrainError::log("TensorBoard events", e))?;
         if let Some(path) = &self.pending_losses {
             let folder = &self.config.logger.log_dir;
             let records = read_metrics(path).map_err(|e| TrainError::log("metrics.jsonl", e))?;
             let plot = LossPlot::from_metrics(&self.config.name, &records);
-            let drawn = plot.write_svg(&folder.join("loss.svg")).and_then(|()| plot.write_png(&folder.join("loss.png")));
+            let drawn = plot
+                .write_svg(&folder.join("loss.svg"))
+                .and_then(|()| plot.write_png(&folder.join("loss.png")));
             if let Err(error) = drawn {
                 self.warn(&format!("no plot of the loss: {error}"));
             }
@@ -407,12 +516,28 @@ impl Reporter {
     }
 }
 
+fn memory_line(iteration: u64, memory: Option<HostMemory>) -> String {
+    let gib = |bytes: u64| bytes as f64 / (1_u64 << 30) as f64;
+    match memory {
+        Some(memory) => format!(
+            " [iteration {iteration}] memory (GiB): {:.3} (peak {:.3})",
+            gib(memory.resident_bytes),
+            gib(memory.peak_resident_bytes)
+        ),
+        None => format!(" [iteration {iteration}] memory: this system does not say"),
+    }
+}
+
 fn saved_line(report: &SaveReport) -> String {
     let pruned = match report.pruned.as_slice() {
         [] => String::new(),
         pruned => format!("; deleted iterations {pruned:?}"),
     };
-    let trouble = report.prune_error.as_ref().map(|e| format!("; older ones not deleted: {e}")).unwrap_or_default();
+    let trouble = report
+        .prune_error
+        .as_ref()
+        .map(|e| format!("; older ones not deleted: {e}"))
+        .unwrap_or_default();
     format!(
         "saved {} ({:.1} MB in {:.2} s){pruned}{trouble}",
         report.path.display(),
@@ -437,10 +562,20 @@ fn conditions(config: &RunConfig) -> MetricConditions {
     }
 }
 
-fn sinks(config: &RunConfig, completed: u64, consumed_samples: u64) -> Result<Vec<Box<dyn MetricsSink>>, TrainError> {
+fn sinks(
+    config: &RunConfig,
+    completed: u64,
+    consumed_samples: u64,
+) -> Result<Vec<Box<dyn MetricsSink>>, TrainError> {
     let logger = &config.logger;
-    let folder = logger.tensorboard_dir.clone().unwrap_or_else(|| logger.log_dir.join("tensorboard"));
-    let resume = ResumePoint { iteration: completed, consumed_samples };
+    let folder = logger
+        .tensorboard_dir
+        .clone()
+        .unwrap_or_else(|| logger.log_dir.join("tensorboard"));
+    let resume = ResumePoint {
+        iteration: completed,
+        consumed_samples,
+    };
     let writer = EventWriter::open(&folder, resume, logger.tensorboard_queue_size)
         .map_err(|e| TrainError::log("TensorBoard events", e))?;
     Ok(vec![Box::new(writer)])

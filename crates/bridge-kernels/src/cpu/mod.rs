@@ -7,16 +7,16 @@
 //!   by `simd::vectorised!`;
 //! - slices are row-major and contiguous unless a stride is given beside them.
 
-pub mod activation;
-pub mod attention;
+pub(crate) mod activation;
+pub(crate) mod attention;
 mod attention_backward;
-pub mod buffer;
-pub mod cross_entropy;
-pub mod dropout;
-pub mod embedding;
-pub mod gemm;
-pub mod linear;
-pub mod norm;
-pub mod optim;
-pub mod rotary;
-pub mod simd;
+pub(crate) mod buffer;
+pub(crate) mod cross_entropy;
+pub(crate) mod dropout;
+pub(crate) mod embedding;
+pub(crate) mod gemm;
+pub(crate) mod linear;
+pub(crate) mod norm;
+pub(crate) mod optim;
+pub(crate) mod rotary;
+pub(crate) mod simd;

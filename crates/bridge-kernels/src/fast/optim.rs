@@ -8,12 +8,16 @@ use crate::optim::{AdamWState, AdamWStep, SgdStep};
 
 /// The tensor's elements, taken out without a copy where nobody else has them.
 fn take(x: Tensor<1>) -> Vec<f32> {
-    Values::of(&x).map(|values| (values, drop(x)).0.into_vec()).expect("the caller asked whether it is plain")
+    Values::of(&x)
+        .map(|values| (values, drop(x)).0.into_vec())
+        .expect("the caller asked whether it is plain")
 }
 
-/// True for a float32 tensor on Flex outside any graph.
-fn is_plain(x: &Tensor<1>) -> bool {
-    !x.is_autodiff() && Values::of(x).is_some()
+/// True if all are float32 tensors on Flex outside any graph: what the updates below ask for.
+pub(crate) fn all_plain(tensors: &[&Tensor<1>]) -> bool {
+    tensors
+        .iter()
+        .all(|x| !x.is_autodiff() && Values::of(x).is_some())
 }
 
 fn owned(values: Vec<f32>) -> Tensor<1> {
@@ -21,33 +25,41 @@ fn owned(values: Vec<f32>) -> Tensor<1> {
     tensor(values, [len])
 }
 
-/// See [`crate::optim::adamw`]; gives the arguments back where it does not apply.
-pub(crate) fn adamw(state: AdamWState, gradient: Tensor<1>, step: &AdamWStep) -> Result<AdamWState, (AdamWState, Tensor<1>)> {
-    let AdamWState { parameter, exp_avg, exp_avg_sq } = &state;
-    if ![parameter, exp_avg, exp_avg_sq, &gradient].into_iter().all(is_plain) {
-        return Err((state, gradient));
+/// See [`crate::optim::adamw`]. Only for what is [`all_plain`].
+pub(crate) fn adamw(state: AdamWState, gradient: &Tensor<1>, step: &AdamWStep) -> AdamWState {
+    let AdamWState {
+        parameter,
+        exp_avg,
+        exp_avg_sq,
+    } = state;
+    let gradient = Values::contiguous_of(gradient).expect("it is plain");
+    let (mut parameter, mut exp_avg, mut exp_avg_sq) =
+        (take(parameter), take(exp_avg), take(exp_avg_sq));
+    kernel::adamw(
+        &mut parameter,
+        &mut exp_avg,
+        &mut exp_avg_sq,
+        gradient.slice(),
+        step,
+    );
+    AdamWState {
+        parameter: owned(parameter),
+        exp_avg: owned(exp_avg),
+        exp_avg_sq: owned(exp_avg_sq),
     }
-    let AdamWState { parameter, exp_avg, exp_avg_sq } = state;
-    let gradient = Values::contiguous_of(&gradient).expect("it is plain");
-    let (mut parameter, mut exp_avg, mut exp_avg_sq) = (take(parameter), take(exp_avg), take(exp_avg_sq));
-    kernel::adamw(&mut parameter, &mut exp_avg, &mut exp_avg_sq, gradient.slice(), step);
-    Ok(AdamWState { parameter: owned(parameter), exp_avg: owned(exp_avg), exp_avg_sq: owned(exp_avg_sq) })
 }
 
-/// See [`crate::optim::sgd`]; gives the arguments back where it does not apply.
+/// See [`crate::optim::sgd`]. Only for what is [`all_plain`].
 pub(crate) fn sgd(
     parameter: Tensor<1>,
     momentum: Tensor<1>,
-    gradient: Tensor<1>,
+    gradient: &Tensor<1>,
     step: &SgdStep,
-) -> Result<(Tensor<1>, Tensor<1>), (Tensor<1>, Tensor<1>, Tensor<1>)> {
-    if ![&parameter, &momentum, &gradient].into_iter().all(is_plain) {
-        return Err((parameter, momentum, gradient));
-    }
-    let gradient = Values::contiguous_of(&gradient).expect("it is plain");
+) -> (Tensor<1>, Tensor<1>) {
+    let gradient = Values::contiguous_of(gradient).expect("it is plain");
     let (mut parameter, mut momentum) = (take(parameter), take(momentum));
     kernel::sgd(&mut parameter, &mut momentum, gradient.slice(), step);
-    Ok((owned(parameter), owned(momentum)))
+    (owned(parameter), owned(momentum))
 }
 
 /// See [`crate::optim::sum_of_squares`].
@@ -60,13 +72,10 @@ pub(crate) fn count_zeros(x: &Tensor<1>) -> Option<u64> {
     Some(kernel::count_zeros(Values::contiguous_of(x)?.slice()))
 }
 
-/// See [`crate::optim::accumulate`]; gives the arguments back where it does not apply.
-pub(crate) fn accumulate(accumulated: Tensor<1>, gradient: Tensor<1>) -> Result<Tensor<1>, (Tensor<1>, Tensor<1>)> {
-    if ![&accumulated, &gradient].into_iter().all(is_plain) {
-        return Err((accumulated, gradient));
-    }
-    let gradient = Values::contiguous_of(&gradient).expect("it is plain");
+/// See [`crate::optim::accumulate`]. Only for what is [`all_plain`].
+pub(crate) fn accumulate(accumulated: Tensor<1>, gradient: &Tensor<1>) -> Tensor<1> {
+    let gradient = Values::contiguous_of(gradient).expect("it is plain");
     let mut sum = take(accumulated);
     kernel::add_assign(&mut sum, gradient.slice());
-    Ok(owned(sum))
+    owned(sum)
 }

@@ -34,6 +34,8 @@ mod transformer;
 #[cfg(test)]
 mod tests;
 
-pub use builder::{KIND, GptModelBuilder, GptModelConfig, build_decoder, register_builtin};
-pub use config::{DecoderConfig, LayerPattern, NormConfig, NormKind, PositionEmbedding, RopeConfig, RopeScaling};
+pub use builder::{GptModelBuilder, GptModelConfig, KIND, build_decoder, register_builtin};
+pub use config::{
+    DecoderConfig, LayerPattern, NormConfig, NormKind, PositionEmbedding, RopeConfig, RopeScaling,
+};
 pub use model::Decoder;

@@ -49,20 +49,24 @@ impl<'a> Fields<'a> {
 
     /// A size that must be there.
     pub fn required_size(&self, key: &str) -> Result<usize, HfError> {
-        self.size(key)?.ok_or_else(|| self.error(key, "no such setting", "an integer of at least 1"))
+        self.size(key)?
+            .ok_or_else(|| self.error(key, "no such setting", "an integer of at least 1"))
     }
 
     /// A number that must be there.
     pub fn required_number(&self, key: &str) -> Result<f64, HfError> {
-        self.number(key)?.ok_or_else(|| self.error(key, "no such setting", "a number"))
+        self.number(key)?
+            .ok_or_else(|| self.error(key, "no such setting", "a number"))
     }
 
     /// Refuses any value of `key` but `expected` (and absence).
     pub fn only(&self, key: &str, expected: &Value) -> Result<(), HfError> {
         match self.get(key) {
-            Some(found) if found != expected => {
-                Err(self.error(key, &found.to_string(), &format!("{expected}: anything else is not implemented")))
-            }
+            Some(found) if found != expected => Err(self.error(
+                key,
+                &found.to_string(),
+                &format!("{expected}: anything else is not implemented"),
+            )),
             _ => Ok(()),
         }
     }
@@ -82,7 +86,9 @@ impl<'a> Fields<'a> {
         expected: &str,
         read: impl FnOnce(&'a Value) -> Option<T>,
     ) -> Result<Option<T>, HfError> {
-        let Some(value) = self.get(key) else { return Ok(None) };
+        let Some(value) = self.get(key) else {
+            return Ok(None);
+        };
         match read(value) {
             Some(value) => Ok(Some(value)),
             None => Err(self.error(key, &value.to_string(), expected)),
@@ -113,12 +119,18 @@ pub(super) fn activation(
     key: &str,
     default: bridge_kernels::Activation,
 ) -> Result<bridge_kernels::Activation, HfError> {
-    let Some(name) = fields.string(key)? else { return Ok(default) };
+    let Some(name) = fields.string(key)? else {
+        return Ok(default);
+    };
     match ACTIVATIONS.iter().find(|(known, _)| *known == name) {
         Some((_, activation)) => Ok(*activation),
         None => {
             let known: Vec<&str> = ACTIVATIONS.iter().map(|(name, _)| *name).collect();
-            Err(fields.error(key, &format!("\"{name}\""), &format!("one of {}", known.join(", "))))
+            Err(fields.error(
+                key,
+                &format!("\"{name}\""),
+                &format!("one of {}", known.join(", ")),
+            ))
         }
     }
 }
@@ -126,5 +138,7 @@ pub(super) fn activation(
 /// The name `config.json` has for an activation.
 pub(super) fn activation_name(activation: bridge_kernels::Activation) -> &'static str {
     let known = ACTIVATIONS.iter().find(|(_, known)| *known == activation);
-    known.map(|(name, _)| *name).expect("the table has every activation")
+    known
+        .map(|(name, _)| *name)
+        .expect("the table has every activation")
 }

@@ -7,11 +7,11 @@ use bridge_core::model::{BuildContext, ModelBuildError, ModelChunk, ModelHook, S
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use serde_json::{Map, Value};
 
+use super::Family;
 use super::checkpoint::{HfCheckpoint, HostTensor, io};
 use super::error::{HfError, TensorProblem};
 use super::fields::Fields;
 use super::weight_map::{WeightEntry, WeightMap};
-use super::Family;
 use crate::decoder::{DecoderConfig, build_decoder};
 
 /// An opened folder whose configuration is understood and whose tensors are those of the model.
@@ -36,12 +36,24 @@ impl HfModel {
         let (family, config, eos_token_ids) = read_config(folder)?;
         let checkpoint = HfCheckpoint::open(folder)?;
         let map = WeightMap::new(family, &config)?;
-        let has_prefix = checkpoint.tensors().any(|(name, _)| name.starts_with(family.prefix()));
+        let has_prefix = checkpoint
+            .tensors()
+            .any(|(name, _)| name.starts_with(family.prefix()));
         let dropped_prefix = (!has_prefix).then(|| family.prefix());
-        let model = Self { family, config, eos_token_ids, checkpoint, map, dropped_prefix };
+        let model = Self {
+            family,
+            config,
+            eos_token_ids,
+            checkpoint,
+            map,
+            dropped_prefix,
+        };
         let problems = model.problems()?;
         if !problems.is_empty() {
-            return Err(HfError::Tensors { path: folder.to_owned(), problems });
+            return Err(HfError::Tensors {
+                path: folder.to_owned(),
+                problems,
+            });
         }
         Ok(model)
     }
@@ -71,7 +83,10 @@ impl HfModel {
     /// # Errors
     /// Those of [`build_decoder`] and [`HfModel::load_into`].
     pub fn build(&self, device: &Device) -> Result<Box<dyn ModelChunk>, HfError> {
-        let config = DecoderConfig { perform_initialization: false, ..self.config.clone() };
+        let config = DecoderConfig {
+            perform_initialization: false,
+            ..self.config.clone()
+        };
         let context = BuildContext {
             device: device.clone(),
             seed: 0,
@@ -93,12 +108,17 @@ impl HfModel {
         let mut failure = None;
         chunk.update_parameters(&mut |_, old| {
             // Parameters are updated in the order they are listed in.
-            let Some(entry) = entries.next().filter(|_| failure.is_none()) else { return old };
+            let Some(entry) = entries.next().filter(|_| failure.is_none()) else {
+                return old;
+            };
             match self.tensors_of(&entry) {
                 Ok(tensors) => {
                     let values = entry.fuse(tensors);
                     let count = values.len();
-                    Tensor::from_data(TensorData::new(values, [count]), (&old.device(), old.dtype()))
+                    Tensor::from_data(
+                        TensorData::new(values, [count]),
+                        (&old.device(), old.dtype()),
+                    )
                 }
                 Err(error) => {
                     failure = Some(error);
@@ -117,18 +137,28 @@ impl HfModel {
                 found: info.shape.clone(),
                 expected,
             };
-            let Some(entry) = self.map.entry(&info.name) else { return Err(mismatch("no such parameter".into())) };
-            entry.padded_to(&info.shape).ok_or_else(|| mismatch(format!("{:?}", entry.shape)))
+            let Some(entry) = self.map.entry(&info.name) else {
+                return Err(mismatch("no such parameter".into()));
+            };
+            entry
+                .padded_to(&info.shape)
+                .ok_or_else(|| mismatch(format!("{:?}", entry.shape)))
         };
         chunk.parameters().into_iter().map(for_parameter).collect()
     }
 
     fn tensors_of(&self, entry: &WeightEntry) -> Result<Vec<HostTensor>, HfError> {
-        entry.tensors.iter().map(|(name, _)| self.checkpoint.read(self.name_in_file(name))).collect()
+        entry
+            .tensors
+            .iter()
+            .map(|(name, _)| self.checkpoint.read(self.name_in_file(name)))
+            .collect()
     }
 
     fn name_in_file<'a>(&self, name: &'a str) -> &'a str {
-        self.dropped_prefix.and_then(|prefix| name.strip_prefix(prefix)).unwrap_or(name)
+        self.dropped_prefix
+            .and_then(|prefix| name.strip_prefix(prefix))
+            .unwrap_or(name)
     }
 
     /// Everything that is wrong with the tensors.
@@ -139,7 +169,10 @@ impl HfModel {
             let name = self.name_in_file(name);
             expected.insert(name);
             match self.checkpoint.shape(name) {
-                None => problems.push(TensorProblem::Missing { name: name.to_owned(), expected: shape.clone() }),
+                None => problems.push(TensorProblem::Missing {
+                    name: name.to_owned(),
+                    expected: shape.clone(),
+                }),
                 Some(found) if found != shape => problems.push(TensorProblem::Shape {
                     name: name.to_owned(),
                     expected: shape.clone(),
@@ -149,14 +182,21 @@ impl HfModel {
             }
         }
         for (name, shape) in self.checkpoint.tensors() {
-            let is_buffer = self.family.buffers().iter().any(|suffix| name.ends_with(suffix));
+            let is_buffer = self
+                .family
+                .buffers()
+                .iter()
+                .any(|suffix| name.ends_with(suffix));
             if expected.contains(name) || is_buffer {
                 continue;
             }
             if name == OUTPUT && self.config.share_embeddings_and_output_weights {
                 problems.extend(self.tie_problem(&problems)?);
             } else {
-                problems.push(TensorProblem::Unexpected { name: name.to_owned(), found: shape.to_vec() });
+                problems.push(TensorProblem::Unexpected {
+                    name: name.to_owned(),
+                    found: shape.to_vec(),
+                });
             }
         }
         Ok(problems)
@@ -165,7 +205,9 @@ impl HfModel {
     /// Files of tied models may repeat the embedding as the output's weight; it must be the same.
     fn tie_problem(&self, earlier: &[TensorProblem]) -> Result<Option<TensorProblem>, HfError> {
         let entry = self.map.entry("embedding.word_embeddings.weight");
-        let Some((name, _)) = entry.and_then(|entry| entry.tensors.first()) else { return Ok(None) };
+        let Some((name, _)) = entry.and_then(|entry| entry.tensors.first()) else {
+            return Ok(None);
+        };
         let embedding = self.name_in_file(name);
         let is_readable = !earlier.iter().any(|problem| {
             matches!(problem, TensorProblem::Missing { name, .. } | TensorProblem::Shape { name, .. } if name == embedding)
@@ -173,7 +215,10 @@ impl HfModel {
         if !is_readable || self.checkpoint.read(OUTPUT)? == self.checkpoint.read(embedding)? {
             return Ok(None);
         }
-        Ok(Some(TensorProblem::NotTied { name: OUTPUT.to_owned(), expected: embedding.to_owned() }))
+        Ok(Some(TensorProblem::NotTied {
+            name: OUTPUT.to_owned(),
+            expected: embedding.to_owned(),
+        }))
     }
 }
 
@@ -184,7 +229,10 @@ pub fn import_hook(folder: PathBuf) -> ModelHook {
     Arc::new(move |mut chunks| {
         let failed = |error: HfError| match error {
             HfError::Model(error) => error,
-            other => ModelBuildError::Invalid { key: folder.display().to_string(), message: other.to_string() },
+            other => ModelBuildError::Invalid {
+                key: folder.display().to_string(),
+                message: other.to_string(),
+            },
         };
         let model = HfModel::open(&folder).map_err(failed)?;
         for chunk in &mut chunks {
@@ -198,13 +246,19 @@ pub fn import_hook(folder: PathBuf) -> ModelHook {
 pub(super) fn read_config(folder: &Path) -> Result<(Family, DecoderConfig, Vec<i64>), HfError> {
     let path = folder.join("config.json");
     let text = std::fs::read_to_string(&path).map_err(|source| io(&path, source))?;
-    let values: Map<String, Value> = serde_json::from_str(&text).map_err(|source| HfError::Json { path, source })?;
+    let values: Map<String, Value> =
+        serde_json::from_str(&text).map_err(|source| HfError::Json { path, source })?;
     let fields = Fields::new(&values);
     let known = || {
-        let names: Vec<_> = Family::ALL.iter().map(|family| family.model_type()).collect();
+        let names: Vec<_> = Family::ALL
+            .iter()
+            .map(|family| family.model_type())
+            .collect();
         format!("one of {}", names.join(", "))
     };
-    let model_type = fields.string("model_type")?.ok_or_else(|| fields.error("model_type", "no such setting", &known()))?;
+    let model_type = fields
+        .string("model_type")?
+        .ok_or_else(|| fields.error("model_type", "no such setting", &known()))?;
     let family = Family::from_model_type(model_type)
         .ok_or_else(|| fields.error("model_type", &format!("\"{model_type}\""), &known()))?;
     if fields.get("quantization_config").is_some() {

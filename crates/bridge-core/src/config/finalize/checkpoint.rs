@@ -44,6 +44,12 @@ fn saving_needs_a_folder(draft: &mut Draft<'_>) {
             checkpoint.most_recent_k.is_some_and(|k| k != -1),
         ),
         ("checkpoint.async_save", checkpoint.async_save),
+        ("checkpoint.save_optim", !checkpoint.save_optim),
+        ("checkpoint.save_rng", !checkpoint.save_rng),
+        (
+            "checkpoint.save_tokenizer_assets",
+            !checkpoint.save_tokenizer_assets,
+        ),
     ];
     for (key, is_set) in settings {
         draft.require(

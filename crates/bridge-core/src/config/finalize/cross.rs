@@ -22,6 +22,7 @@ pub(super) fn check(draft: &mut Draft<'_>) {
     );
     profiling_window(draft);
     skip_train_evaluates(draft);
+    dependent_settings(draft);
     let context = model.context_parallel_size.max(1);
     draft.require(
         context == 1 || model.seq_length.is_multiple_of(context.saturating_mul(2)),
@@ -43,13 +44,54 @@ pub(super) fn check(draft: &mut Draft<'_>) {
         "rerun_state_machine.error_injection_type",
         "has no effect without rerun_state_machine.error_injection_rate",
     );
-    if draft.recipe.dataset.dataloader_type == Some(DataloaderType::Single)
-        && !draft.recipe.dataset.data_sharding
-    {
-        draft.conflict(
-            "dataset.data_sharding",
-            "concerns dataset.dataloader_type = \"cyclic\" only",
-        );
+    let dataset = draft.recipe.dataset.config.clone();
+    draft.require(
+        dataset.dataloader_type != Some(DataloaderType::Single) || dataset.data_sharding,
+        "dataset.data_sharding",
+        "concerns dataset.dataloader_type = \"cyclic\" only",
+    );
+    draft.require(
+        dataset.dataloader_type != Some(DataloaderType::Cyclic) || dataset.drop_last,
+        "dataset.drop_last",
+        "cannot be false with dataset.dataloader_type = \"cyclic\", which has no incomplete batches",
+    );
+}
+
+/// Settings that say nothing while another one is off, with that other one.
+fn dependent_settings(draft: &mut Draft<'_>) {
+    let recipe = &draft.recipe;
+    let (logger, rerun) = (&recipe.logger, &recipe.rerun_state_machine);
+    let throughput = (
+        logger.log_throughput_to_tensorboard,
+        "logger.log_throughput_to_tensorboard",
+    );
+    let runtime = (
+        logger.log_runtime_to_tensorboard,
+        "logger.log_runtime_to_tensorboard",
+    );
+    let spiky = (
+        rerun.check_for_spiky_loss,
+        "rerun_state_machine.check_for_spiky_loss",
+    );
+    let prompt = (recipe.generate.prompt.is_some(), "generate.prompt");
+    let save = (recipe.checkpoint.save.is_some(), "checkpoint.save");
+    let qk_layernorm = (recipe.model.qk_layernorm, "model.qk_layernorm");
+    let settings = [
+        ("logger.throughput_window_size", throughput),
+        ("logger.runtime_time_unit", runtime),
+        ("logger.log_progress", save),
+        ("rerun_state_machine.spiky_loss_factor", spiky),
+        ("optimizer.apply_wd_to_qk_layernorm", qk_layernorm),
+        ("generate.max_tokens", prompt),
+        ("generate.temperature", prompt),
+        ("generate.top_k", prompt),
+        ("generate.top_p", prompt),
+        ("generate.seed", prompt),
+    ];
+    for (key, (is_on, other)) in settings {
+        let is_changed = draft.recipe_differs(key);
+        let message = format!("has no effect without {other}");
+        draft.require(is_on || !is_changed, key, message);
     }
 }
 
@@ -95,10 +137,11 @@ pub(super) fn sample_counts(
         .map_or_else(|| iters.checked_mul(batch), |samples| Some(samples as u64));
     let per_evaluation =
         (validation.eval_iters as u64).checked_mul(validation.eval_global_batch_size as u64);
+    // One evaluation comes after the last step, whether or not there are others on the way.
     let evaluations = validation
         .eval_interval
         .filter(|interval| *interval > 0)
-        .map_or(0, |interval| iters / interval as u64 + 1);
+        .map_or(1, |interval| iters / interval as u64 + 1);
     let valid = per_evaluation.and_then(|samples| samples.checked_mul(evaluations));
     let fits = |samples: &Option<u64>| samples.is_some_and(|n| i64::try_from(n).is_ok());
     draft.require(

@@ -1,5 +1,6 @@
 //! The rules of `[dataset]`: where data comes from, blends, splits.
 
+use super::super::choice::SourceFormat;
 use super::super::error::ErrorKind;
 use super::super::field::OneOrMany;
 use super::super::run_config::FinalDataset;
@@ -20,8 +21,10 @@ pub(super) fn resolve(draft: &mut Draft<'_>) -> FinalDataset {
         _ => {}
     }
     source_settings_have_a_source(draft);
+    json_key_goes_with_json(draft);
     fim_settings_go_with_fim(draft, &kind);
     blends_per_split(draft);
+    full_validation_has_no_weights(draft, blend.as_ref());
     let split_shares = split(draft, &kind);
     draft.recipe.dataset.extra = draft.extra_with_defaults(&draft.recipe.dataset);
     FinalDataset {
@@ -98,9 +101,9 @@ fn check_blend(draft: &mut Draft<'_>, key: &str, blend: &Blend) {
         key,
         "must have as many weights as paths",
     );
-    let is_valid = weights.iter().all(|w| w.is_finite() && *w >= 0.0);
-    if !is_valid || weights.iter().sum::<f64>() <= 0.0 {
-        let message = "weights must be finite, not negative, and not all 0";
+    let is_valid = weights.iter().all(|w| w.is_finite() && *w > 0.0);
+    if !is_valid || !weights.iter().sum::<f64>().is_finite() {
+        let message = "weights must be finite and above 0; leave out what is not to be read";
         draft.error(ErrorKind::OutOfRange, key, message);
     }
 }
@@ -165,6 +168,17 @@ fn source_settings_have_a_source(draft: &mut Draft<'_>) {
     }
 }
 
+fn json_key_goes_with_json(draft: &mut Draft<'_>) {
+    let key = "dataset.source_jsonl_key";
+    let is_text = draft.recipe.dataset.source_format == Some(SourceFormat::Text);
+    let is_changed = draft.recipe_differs(key);
+    draft.require(
+        !(is_text && is_changed),
+        key,
+        "has no effect with dataset.source_format = \"text\"",
+    );
+}
+
 fn fim_settings_go_with_fim(draft: &mut Draft<'_>, kind: &str) {
     let fields = [
         "fim_rate",
@@ -208,6 +222,11 @@ fn fim_settings_go_with_fim(draft: &mut Draft<'_>, kind: &str) {
         "dataset.fim_split_sample",
         "needs dataset.fim_fragment_rate",
     );
+    draft.require(
+        dataset.fim_fragment_rate.is_none() || dataset.fim_split_sample.is_some(),
+        "dataset.fim_fragment_rate",
+        "has no effect without dataset.fim_split_sample",
+    );
 }
 
 fn blends_per_split(draft: &mut Draft<'_>) {
@@ -230,7 +249,22 @@ fn blends_per_split(draft: &mut Draft<'_>) {
     }
 }
 
-/// The shares of the three splits. Mock data that says nothing is split evenly, as upstream.
+/// A split that is read from end to end leaves no meaning to weights.
+fn full_validation_has_no_weights(draft: &mut Draft<'_>, blend: Option<&Blend>) {
+    let per_split = draft.recipe.dataset.blend_per_split.clone();
+    let valid = per_split.and_then(|splits| splits.get(1).cloned().flatten());
+    // A split's only member is read by itself.
+    let valid = valid.filter(|blend| blend.paths.len() > 1);
+    let is_weighted = |blend: &Blend| blend.weights.is_some();
+    draft.require(
+        !draft.recipe.validation.full_validation
+            || !(blend.is_some_and(is_weighted) || valid.as_ref().is_some_and(is_weighted)),
+        "validation.full_validation",
+        "reads the whole validation split, which leaves no meaning to the weights of its blend",
+    );
+}
+
+/// The shares of the three splits. Mock data is split evenly, as upstream.
 fn split(draft: &mut Draft<'_>, kind: &str) -> Option<[f64; 3]> {
     if draft.recipe.dataset.blend_per_split.is_some() {
         return None;
@@ -254,6 +288,10 @@ fn split(draft: &mut Draft<'_>, kind: &str) -> Option<[f64; 3]> {
         let message =
             "must be up to three shares that are not negative and not all 0, such as \"969,30,1\"";
         draft.error(ErrorKind::OutOfRange, "dataset.split", message);
+    }
+    if kind == "mock" && shares.is_some_and(|shares| shares != [1.0 / 3.0; 3]) {
+        let message = "cannot be chosen with dataset.kind = \"mock\", which is always split 1,1,1";
+        draft.conflict("dataset.split", message);
     }
     shares
 }

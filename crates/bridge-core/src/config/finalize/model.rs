@@ -170,6 +170,11 @@ fn rope_scaling_is_used(draft: &mut Draft<'_>) {
         );
     }
     draft.require(
+        !model.rope_scaling || model.seq_len_interpolation_factor.is_none(),
+        "model.seq_len_interpolation_factor",
+        "excludes model.rope_scaling: both scale the rotary frequencies",
+    );
+    draft.require(
         !model.rope_scaling
             || model.rope_scaling_high_freq_factor > model.rope_scaling_low_freq_factor,
         "model.rope_scaling_high_freq_factor",
@@ -234,6 +239,10 @@ fn windowed_layers(draft: &mut Draft<'_>) -> Vec<bool> {
     let model = draft.recipe.model.config.clone();
     let num_layers = model.num_layers.min(65_536);
     let key = "model.window_attn_skip_freq";
+    if let Some([_, right]) = model.window_size {
+        let message = "attention is causal: the right side is 0 or -1";
+        draft.require((-1..=0).contains(&right), "model.window_size", message);
+    }
     match (&model.window_size, &model.window_attn_skip_freq) {
         (Some(_), None) => vec![true; num_layers],
         (Some(_), Some(freq)) => per_layer(draft, key, freq, false),

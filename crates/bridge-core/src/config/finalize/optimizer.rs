@@ -25,6 +25,11 @@ pub(super) fn resolve(draft: &mut Draft<'_>) -> FinalOptimizer {
             let is_changed = draft.recipe_differs(&key);
             draft.require(!is_changed, &key, message);
         }
+        draft.require(
+            config.decoupled_weight_decay,
+            "optimizer.decoupled_weight_decay",
+            "chooses between adam and adamw, and optimizer.optimizer is sgd",
+        );
     } else if config.optimizer == OptimizerKind::Adam {
         let is_changed = draft.recipe_differs("optimizer.sgd_momentum");
         let message = "is the momentum of sgd, and optimizer.optimizer is adam";
@@ -63,4 +68,16 @@ fn loss_scale_fits(draft: &mut Draft<'_>) {
         "optimizer.loss_scale",
         "scales the loss of fp16 training only",
     );
+    let is_dynamic = draft.recipe.model.fp16 && config.loss_scale.is_none();
+    for field in [
+        "initial_loss_scale",
+        "min_loss_scale",
+        "loss_scale_window",
+        "hysteresis",
+    ] {
+        let key = format!("optimizer.{field}");
+        let is_changed = draft.recipe_differs(&key);
+        let message = "concerns the dynamic loss scale: fp16 training without optimizer.loss_scale";
+        draft.require(is_dynamic || !is_changed, &key, message);
+    }
 }

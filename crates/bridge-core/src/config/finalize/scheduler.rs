@@ -91,9 +91,12 @@ fn wsd_has_its_length(draft: &mut Draft<'_>) {
         let (key, _) = lengths[usize::from(is_sample_based)];
         draft.missing(key, "must be given with scheduler.lr_decay_style = \"WSD\"");
     }
-    for (key, length) in lengths {
+    let style = "scheduler.lr_wsd_decay_style";
+    let is_style_set = draft.recipe_differs(style);
+    let lengths = lengths.map(|(key, length)| (key, length.is_some()));
+    for (key, is_set) in lengths.into_iter().chain([(style, is_style_set)]) {
         draft.require(
-            is_wsd || length.is_none(),
+            is_wsd || !is_set,
             key,
             "goes with scheduler.lr_decay_style = \"WSD\" only",
         );

@@ -41,6 +41,7 @@ pub(super) fn check(draft: &mut Draft<'_>) {
 }
 
 fn none(draft: &mut Draft<'_>) {
+    data_needs_a_tokenizer(draft);
     if draft.recipe.dataset.source.is_some() {
         let message = "must be given: dataset.source is text";
         draft.missing("tokenizer.tokenizer_type", message);
@@ -54,6 +55,27 @@ fn none(draft: &mut Draft<'_>) {
     }
 }
 
+/// Mock data takes its vocabulary from the tokenizer, and the others what ends a document.
+fn data_needs_a_tokenizer(draft: &mut Draft<'_>) {
+    let key = "tokenizer.tokenizer_type";
+    let kind = draft.recipe.dataset.kind.clone();
+    if matches!(kind.as_str(), "mock" | "fim") {
+        draft.missing(key, format!("must be given with dataset.kind = \"{kind}\""));
+    }
+    let dataset = &draft.recipe.dataset;
+    let flags = [
+        ("reset_position_ids", dataset.reset_position_ids),
+        ("reset_attention_mask", dataset.reset_attention_mask),
+        ("eod_mask_loss", dataset.eod_mask_loss),
+    ];
+    for (flag, is_set) in flags {
+        if is_set {
+            let message = format!("must be given: dataset.{flag} looks for the end of documents");
+            draft.missing(key, message);
+        }
+    }
+}
+
 fn byte_level_bpe(draft: &mut Draft<'_>) {
     let key = "tokenizer.bpe_vocab_size";
     draft.require(
@@ -64,11 +86,14 @@ fn byte_level_bpe(draft: &mut Draft<'_>) {
     let model_size = draft.recipe.model.vocab_size;
     match (draft.recipe.tokenizer.bpe_vocab_size, model_size) {
         (None, None) => draft.missing(key, "this or model.vocab_size must be given"),
-        (None, Some(size)) => draft.require(
-            size >= 257,
-            "model.vocab_size",
-            "ByteLevelBPE needs at least 257: all bytes and the end of a document",
-        ),
+        (None, Some(size)) => {
+            draft.require(
+                size >= 257,
+                "model.vocab_size",
+                "ByteLevelBPE needs at least 257: all bytes and the end of a document",
+            );
+            draft.recipe.tokenizer.bpe_vocab_size = Some(size);
+        }
         (Some(_), _) => {}
     }
 }
@@ -86,6 +111,15 @@ fn unused_settings(draft: &mut Draft<'_>) {
         let message = format!("goes with tokenizer.tokenizer_type = \"{user}\" only");
         draft.require(!is_changed || kind == Some(user), key, message);
     }
+    let reads_special_tokens = matches!(
+        kind,
+        Some(TokenizerType::HuggingFace | TokenizerType::ByteLevelBpe)
+    );
+    draft.require(
+        draft.recipe.tokenizer.special_tokens.is_none() || reads_special_tokens,
+        "tokenizer.special_tokens",
+        "goes with HuggingFaceTokenizer and ByteLevelBPE only",
+    );
 }
 
 fn vocabulary_fits(draft: &mut Draft<'_>) {

@@ -65,7 +65,7 @@ section! {
         data_sharding: bool = true;
         /// Page-locked batches.
         pin_memory: bool = true;
-        /// Drop the last incomplete batch.
+        /// Drop the last incomplete batch; cyclic sampling always does.
         drop_last: bool = true;
         /// Keep workers alive.
         persistent_workers: bool = true;
@@ -82,11 +82,11 @@ section! {
         blend: Option<Blend> = None;
         /// Separate prefixes and weights of train, valid and test.
         blend_per_split: Option<Vec<Option<Blend>>> = None;
-        /// Shares of train, valid and test, such as "969,30,1".
+        /// Shares of train, valid and test, such as "969,30,1"; mock data has "1,1,1" only.
         split: Option<String> = None;
         /// Separate losses per validation source.
         multiple_validation_sets: Option<bool> = None;
-        /// Whole validation set each time.
+        /// Old place of `validation.full_validation`.
         full_validation: Option<bool> = None;
         /// Parallel builders.
         num_dataset_builder_threads: usize = 1, Limits::between(1.0, 65_536.0);
@@ -96,7 +96,7 @@ section! {
         mmap_bin_files: bool = true;
         /// Share of extra samples per member of a blend.
         mid_level_dataset_surplus: f64 = 0.005, Limits::FRACTION;
-        /// Allow the padding token inside data.
+        /// Mask the padding token even where it also ends documents.
         allow_ambiguous_pad_tokens: bool = false;
         /// Trust existing caches.
         fast_cache_load: bool = false;
@@ -154,7 +154,7 @@ section! {
         source_max_bytes: Option<ByteSize> = None, Limits::POSITIVE;
         /// Seed of the order of files (ours); null sorts by name.
         source_shuffle_seed: Option<u64> = None, Limits::SEED;
-        /// Where the tokenized source is kept (ours); null is beside the run's logs.
+        /// Where the tokenized source is kept (ours); null is `data/<name>`.
         source_cache_dir: Option<PathBuf> = None;
         /// End each document of the source with the end-of-document token (ours).
         append_eod: bool = true;

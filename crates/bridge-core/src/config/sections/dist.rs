@@ -66,11 +66,12 @@ section! {
 }
 
 section! {
-    /// Gradient buffers and reductions.
+    /// Gradient buffers and reductions. One rank reduces nothing: settings that say only how replicas
+    /// reduce have nothing to do there.
     pub struct DistributedDataParallelConfig {
         /// Gradient buffers and reduction in 32 bits.
         grad_reduce_in_fp32: bool = false;
-        /// Reduce during backward.
+        /// Reduce during backward; nothing to do on one rank.
         overlap_grad_reduce: bool = false;
         /// Gather parameters during forward.
         overlap_param_gather: bool = false;
@@ -84,15 +85,15 @@ section! {
         check_for_nan_in_grad: bool = false;
         /// Fail on unusually large gradients.
         check_for_large_grads: bool = false;
-        /// Elements per bucket.
+        /// Elements per bucket of a reduction; nothing to do on one rank.
         bucket_size: Option<usize> = None, Limits::POSITIVE;
-        /// Bucket sizes that suit the bus.
+        /// Bucket sizes that suit the bus; nothing to do on one rank.
         pad_buckets_for_high_nccl_busbw: bool = false;
-        /// Sum in 32 bits what travels in 16.
+        /// Sum in 32 bits what travels in 16; nothing to do on one rank.
         reduce_scatter_with_fp32_accumulation: bool = false;
         /// Parameters accumulated in 32 bits locally.
         param_name_patterns_for_fp32_local_accumulation: Vec<String> = Vec::new();
-        /// Average in the collective instead of scaling first.
+        /// Average in the collective instead of scaling first; nothing to do on one rank.
         average_in_collective: bool = false;
         /// Gather 8-bit weights.
         fp8_param_gather: bool = false;
@@ -106,7 +107,7 @@ section! {
         data_parallel_sharding_strategy: ShardingStrategy = ShardingStrategy::NoShard;
         /// What is sharded between groups.
         outer_dp_sharding_strategy: ShardingStrategy = ShardingStrategy::NoShard;
-        /// Fold the division into the reduction.
+        /// Fold the division into the reduction; nothing to do on one rank.
         gradient_reduce_div_fusion: bool = true;
         /// Size of a communication unit.
         suggested_communication_unit_size: Option<usize> = None, Limits::POSITIVE;

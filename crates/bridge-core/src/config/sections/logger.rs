@@ -12,23 +12,23 @@ section! {
     pub struct LoggerConfig {
         /// Steps between console lines.
         log_interval: usize = 100, Limits::POSITIVE;
-        /// Suppress training metrics.
+        /// Leave out everything about training steps but the progress bar.
         skip_train_metrics_log: bool = false;
         /// Compute the parameter norm.
         log_params_norm: bool = false;
-        /// TFLOP/s on the console.
+        /// Model TFLOP/s per device on the console.
         log_throughput: bool = false;
         /// Rolling throughput metrics.
         log_throughput_to_tensorboard: bool = false;
         /// Window of the above, in steps.
         throughput_window_size: usize = 100, Limits::between(2.0, 1e9);
-        /// Write progress.txt.
+        /// Write progress.txt into `checkpoint.save`.
         log_progress: bool = false;
         /// Timer detail; -1 disables.
         timing_log_level: i64 = 0, Limits::between(-1.0, 2.0);
         /// Aggregation over ranks.
         timing_log_option: TimingLogOption = TimingLogOption::MinMax;
-        /// Folder of event files.
+        /// Folder of event files; null is `tensorboard` in `log_dir`.
         tensorboard_dir: Option<PathBuf> = None;
         /// Steps between metric writes.
         tensorboard_log_interval: usize = 1, Limits::POSITIVE;
@@ -44,7 +44,7 @@ section! {
         log_memory_to_tensorboard: bool = false;
         /// Allocator keys to report.
         memory_keys: Option<BTreeMap<String, String>> = None;
-        /// Steps between memory lines.
+        /// Steps between console lines about the memory of the process; null prints none.
         log_memory_interval: Option<usize> = None, Limits::POSITIVE;
         /// Driver-level memory too.
         log_device_memory_used: bool = false;
@@ -58,7 +58,7 @@ section! {
         log_runtime_to_tensorboard: bool = false;
         /// Their unit.
         runtime_time_unit: TimeUnit = TimeUnit::Hours;
-        /// Barrier for level-1 timers.
+        /// Barrier for level-1 timers; one rank has nobody to wait for.
         barrier_with_L1_time: bool = true;
         /// World size as metric.
         log_world_size_to_tensorboard: bool = false;
@@ -92,11 +92,11 @@ section! {
         comet_tags: Option<Vec<String>> = None;
         /// Log level: 10 debug, 20 info, 30 warning, 40 error, 50 critical.
         logging_level: usize = 20, Limits::between(0.0, 50.0);
-        /// Drop warning records.
+        /// Drop Python's warnings, of which there are none; Bridge's own go by `logging_level`.
         filter_warnings: bool = true;
-        /// Muted logger prefixes.
+        /// Muted prefixes of Python's loggers.
         modules_to_filter: Option<Vec<String>> = None;
-        /// Apply the level to every logger.
+        /// Apply the level to every one of Python's loggers.
         set_level_for_all_loggers: bool = false;
         /// Where to write the resolved configuration.
         save_config_filepath: Option<PathBuf> = None;
@@ -104,7 +104,7 @@ section! {
         log_dir: Option<PathBuf> = None;
         /// Write metrics.jsonl (ours).
         metrics_jsonl: bool = true;
-        /// Draw plots (ours).
+        /// Draw plots of what `metrics.jsonl` holds, where that is written (ours).
         plot: bool = true;
         /// How progress is shown on the terminal (ours).
         progress: Progress = Progress::Auto;

@@ -88,7 +88,7 @@ section! {
         attention_dropout: f64 = 0.1, Limits::BELOW_ONE;
         /// Scale of attention scores; null is 1 / sqrt(`kv_channels`).
         softmax_scale: Option<f64> = None, Limits::ABOVE_ZERO;
-        /// Sliding window: tokens to the left and right; -1 is unlimited.
+        /// Sliding window: tokens to the left, -1 for all, and to the right, where there are none: 0 or -1.
         window_size: Option<[i64; 2]> = None, Limits::at_least(-1.0);
         /// N: every N-th layer attends fully; list: 1 is windowed.
         window_attn_skip_freq: Option<OneOrMany<usize>> = None;
@@ -114,7 +114,7 @@ section! {
         fp16_lm_cross_entropy: bool = false;
         /// Keep logits split over tensor-parallel ranks.
         parallel_output: bool = true;
-        /// Associated hub model.
+        /// Associated hub model: kept with the configuration for people to read, not loaded.
         hf_model_id: Option<String> = None;
 
         /// Tensor-parallel size.
@@ -145,7 +145,7 @@ section! {
         account_for_loss_in_pipeline_split: bool = false;
         /// Explicit layer placement.
         pipeline_model_parallel_layout: Option<OneOrMany<String>> = None;
-        /// Dtype between stages; null takes `params_dtype`.
+        /// Dtype between pipeline stages; null takes `params_dtype`. One stage sends nothing.
         pipeline_dtype: Option<DType> = None;
         /// Exchange shapes between stages.
         variable_seq_lengths: bool = false;
@@ -250,7 +250,7 @@ section! {
         embedding_init_method_std: Option<f64> = None, Limits::above_zero_to(1000.0);
         /// Draw initial weights; false saves time when loading.
         perform_initialization: bool = true;
-        /// Draw on the host, the same at any tensor-parallel size.
+        /// Draw on the host, the same at any tensor-parallel size. Bridge always does, so both are right.
         use_cpu_initialization: bool = false;
         /// Allocate lazily.
         init_model_with_meta_device: bool = false;

@@ -22,7 +22,7 @@ section! {
         decoupled_min_lr: Option<f64> = None, LEARNING_RATE;
         /// Weight decay.
         weight_decay: f64 = 0.01, Limits::between(0.0, 1000.0);
-        /// Keep decay on query and key norms.
+        /// Keep decay on query and key norms (`model.qk_layernorm`).
         apply_wd_to_qk_layernorm: bool = false;
         /// Mirror of `model.fp16`.
         fp16: bool = false;

@@ -25,7 +25,7 @@ section! {
         merge_file: Option<PathBuf> = None;
         /// Additional ids.
         vocab_extra_ids: usize = 0, Limits::SIZE_OR_ZERO;
-        /// Extra special tokens.
+        /// Special tokens added to those of the vocabulary (HuggingFaceTokenizer and ByteLevelBPE).
         special_tokens: Option<Vec<String>> = None;
         /// Chat formatting template.
         chat_template: Option<String> = None;

@@ -45,9 +45,9 @@ section! {
         manual_gc_eval: bool = true;
         /// 1-based iterations whose data is read and not used.
         iterations_to_skip: Vec<usize> = Vec::new(), Limits::POSITIVE;
-        /// AND the success flag over model-parallel ranks.
+        /// AND the success flag over model-parallel ranks; one rank has nothing to combine.
         check_optimizer_step_success: bool = true;
-        /// Leave the gradient norm of each model-parallel rank as it is.
+        /// Leave the gradient norm of each model-parallel rank as it is; one rank has one norm.
         skip_sync_grad_norm_across_mp: bool = false;
         /// Deprecated alias of `validation.eval_iters`.
         eval_iters: Option<usize> = None, Limits::SIZE_OR_ZERO;
@@ -77,7 +77,7 @@ section! {
         skip_train: bool = false;
         /// Run real-time tests alongside.
         test_mode: bool = false;
-        /// Use the whole validation set each time.
+        /// Use the whole validation split once at each evaluation, whatever `eval_iters` says.
         full_validation: bool = false;
         /// A loss for each validation source.
         multiple_validation_sets: bool = false;

@@ -23,8 +23,12 @@ pub(super) fn parse(text: &str, lines: &Lines) -> Result<Node, ConfigErrors> {
         .iter()
         .take(MAX_SYNTAX_ERRORS)
         .map(|error| {
-            let offset = error.span().map_or(0, |span| span.start);
-            lines.syntax_error(error.message().trim(), lines.at_byte(offset))
+            let span = error.span().unwrap_or_default();
+            let mut message = error.message().trim().to_owned();
+            if message == "duplicate key" {
+                message = format!("{message} `{}`", text.get(span.clone()).unwrap_or_default());
+            }
+            lines.syntax_error(message, lines.at_byte(span.start))
         })
         .collect())
 }

@@ -27,7 +27,7 @@ const IMPLEMENTED: &[(&str, &str)] = &[
     ),
     (
         "optimizer",
-        "lr min_lr decoupled_lr decoupled_min_lr weight_decay fp16 bf16 params_dtype loss_scale initial_loss_scale min_loss_scale loss_scale_window hysteresis adam_beta1 adam_beta2 adam_eps decoupled_weight_decay sgd_momentum clip_grad log_num_zeros_in_grad",
+        "lr min_lr decoupled_lr decoupled_min_lr weight_decay apply_wd_to_qk_layernorm fp16 bf16 params_dtype loss_scale initial_loss_scale min_loss_scale loss_scale_window hysteresis adam_beta1 adam_beta2 adam_eps decoupled_weight_decay sgd_momentum clip_grad log_num_zeros_in_grad",
     ),
     (
         "scheduler",
@@ -35,15 +35,15 @@ const IMPLEMENTED: &[(&str, &str)] = &[
     ),
     (
         "dataset",
-        "kind num_workers data_sharding drop_last seq_length random_seed data_path blend blend_per_split split num_dataset_builder_threads path_to_cache mmap_bin_files mid_level_dataset_surplus reset_position_ids reset_attention_mask eod_mask_loss drop_last_partial_validation_sequence fim_rate fim_spm_rate fim_extra_tokens fim_split_sample fim_fragment_rate fim_no_prefix source source_format source_jsonl_key source_exclude source_max_bytes source_shuffle_seed source_cache_dir append_eod",
+        "kind num_workers data_sharding drop_last seq_length random_seed data_path blend blend_per_split split num_dataset_builder_threads path_to_cache mmap_bin_files mid_level_dataset_surplus allow_ambiguous_pad_tokens add_extra_token_to_sequence reset_position_ids reset_attention_mask eod_mask_loss drop_last_partial_validation_sequence fim_rate fim_spm_rate fim_extra_tokens fim_split_sample fim_fragment_rate fim_no_prefix source source_format source_jsonl_key source_exclude source_max_bytes source_shuffle_seed source_cache_dir append_eod",
     ),
     (
         "tokenizer",
-        "tokenizer_type tokenizer_model vocab_size bpe_vocab_size bpe_train_max_bytes",
+        "tokenizer_type tokenizer_model vocab_size special_tokens bpe_vocab_size bpe_train_max_bytes",
     ),
     (
         "logger",
-        "log_interval skip_train_metrics_log log_params_norm log_throughput log_throughput_to_tensorboard throughput_window_size log_progress timing_log_level timing_log_option tensorboard_dir tensorboard_log_interval tensorboard_queue_size log_timers_to_tensorboard log_loss_scale_to_tensorboard log_validation_ppl_to_tensorboard log_memory_to_tensorboard log_memory_interval log_device_memory_used log_l2_norm_grad_to_tensorboard log_num_zeros_in_grad log_runtime_to_tensorboard runtime_time_unit barrier_with_L1_time log_world_size_to_tensorboard logging_level filter_warnings set_level_for_all_loggers save_config_filepath log_dir metrics_jsonl plot progress",
+        "log_interval skip_train_metrics_log log_params_norm log_throughput log_throughput_to_tensorboard throughput_window_size log_progress timing_log_level timing_log_option tensorboard_dir tensorboard_log_interval tensorboard_queue_size log_timers_to_tensorboard log_loss_scale_to_tensorboard log_validation_ppl_to_tensorboard log_memory_to_tensorboard log_memory_interval log_l2_norm_grad_to_tensorboard log_num_zeros_in_grad log_runtime_to_tensorboard runtime_time_unit barrier_with_L1_time log_world_size_to_tensorboard logging_level save_config_filepath log_dir metrics_jsonl plot progress",
     ),
     (
         "checkpoint",

@@ -2,6 +2,7 @@
 
 mod coverage;
 mod fuzz;
+mod mutated;
 mod ops;
 mod overrides;
 mod presets;

@@ -22,10 +22,7 @@ fn values_are_toml_and_bare_words_are_strings() {
     assert_eq!(run.train.exit_signal.number(), 2);
     let source = run.dataset.source.as_ref().expect("set");
     assert_eq!(source.as_slice(), ["a.txt", "b.txt"]);
-    assert_eq!(
-        run.checkpoint.save.as_deref(),
-        Some("out/my run".as_ref())
-    );
+    assert_eq!(run.checkpoint.save.as_deref(), Some("out/my run".as_ref()));
     assert!(!run.model.add_bias_linear);
 }
 
@@ -81,7 +78,7 @@ fn problems_are_collected_and_say_which_argument() {
 
 #[test]
 fn an_override_needs_no_section_in_the_file() {
-    let run = tiny(&["rng.seed=7", "generate.top_k=3"]).expect("accepted");
+    let run = tiny(&["rng.seed=7", "generate.prompt=x", "generate.top_k=3"]).expect("accepted");
     assert_eq!((run.rng.seed, run.generate.top_k), (7, Some(3)));
     assert_eq!(run.dataset.random_seed, 7);
 }

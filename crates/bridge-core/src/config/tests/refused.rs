@@ -76,6 +76,28 @@ const REFUSED: &[(&[&str], &str)] = &[
         ],
         "validation.start_eval_at_iter",
     ),
+    (
+        &[
+            "dataset.kind=gpt",
+            "dataset.data_path=0.3 a 0.7 b",
+            "dataset.split=1,1",
+            "validation.full_validation=true",
+        ],
+        "validation.full_validation",
+    ),
+    (
+        &[
+            "dataset.kind=gpt",
+            "dataset.blend_per_split=[[['a']], [['b', 'c'], [1.0, 2.0]], 'null']",
+            "validation.full_validation=true",
+        ],
+        "validation.full_validation",
+    ),
+    (&["validation.test_mode=true"], "validation.test_mode"),
+    (
+        &["validation.multiple_validation_sets=true"],
+        "validation.multiple_validation_sets",
+    ),
     (&["optimizer.lr=null"], "optimizer.lr"),
     (&["optimizer.min_lr=1.0"], "optimizer.min_lr"),
     (
@@ -94,6 +116,26 @@ const REFUSED: &[(&[&str], &str)] = &[
         "optimizer.initial_loss_scale",
     ),
     (&["optimizer.loss_scale=2"], "optimizer.loss_scale"),
+    (&["optimizer.hysteresis=3"], "optimizer.hysteresis"),
+    (
+        &[
+            "mixed_precision=fp16_mixed",
+            "optimizer.loss_scale=8",
+            "optimizer.loss_scale_window=50",
+        ],
+        "optimizer.loss_scale_window",
+    ),
+    (
+        &["optimizer.apply_wd_to_qk_layernorm=true"],
+        "optimizer.apply_wd_to_qk_layernorm",
+    ),
+    (
+        &[
+            "optimizer.optimizer=sgd",
+            "optimizer.decoupled_weight_decay=false",
+        ],
+        "optimizer.decoupled_weight_decay",
+    ),
     (&["optimizer.optimizer=muon"], "optimizer.optimizer"),
     (
         &["optimizer.optimizer=sgd", "optimizer.adam_beta1=0.5"],
@@ -118,6 +160,10 @@ const REFUSED: &[(&[&str], &str)] = &[
             "scheduler.lr_wsd_decay_iters=21",
         ],
         "scheduler.lr_wsd_decay_iters",
+    ),
+    (
+        &["scheduler.lr_wsd_decay_style=cosine"],
+        "scheduler.lr_wsd_decay_style",
     ),
     (
         &["scheduler.lr_decay_samples=3"],
@@ -205,6 +251,14 @@ const REFUSED: &[(&[&str], &str)] = &[
         "model.window_attn_skip_freq",
     ),
     (&["model.window_size=[-2, 0]"], "model.window_size"),
+    (&["model.window_size=[8, 4]"], "model.window_size"),
+    (
+        &[
+            "model.rope_scaling=true",
+            "model.seq_len_interpolation_factor=2.0",
+        ],
+        "model.seq_len_interpolation_factor",
+    ),
     (
         &["model.recompute_granularity=full"],
         "model.recompute_method",
@@ -307,6 +361,23 @@ const REFUSED: &[(&[&str], &str)] = &[
         "dataset.split",
     ),
     (&["dataset.data_path=a"], "dataset.data_path"),
+    (
+        &[
+            "dataset.kind=gpt",
+            "dataset.blend=[['a', 'b'], [1.0, 0.0]]",
+            "dataset.split=1,1",
+        ],
+        "dataset.blend",
+    ),
+    (
+        &[
+            "dataset.kind=gpt",
+            "dataset.data_path=0 a 1 b",
+            "dataset.split=1,1",
+        ],
+        "dataset.data_path",
+    ),
+    (&["dataset.split=969,30,1"], "dataset.split"),
     (&["dataset.split=0,0,0"], "dataset.split"),
     (&["dataset.split=1,2,3,4"], "dataset.split"),
     (&["dataset.split=1,-2"], "dataset.split"),
@@ -323,6 +394,32 @@ const REFUSED: &[(&[&str], &str)] = &[
     ),
     (&["dataset.source_format=jsonl"], "dataset.source_format"),
     (
+        &[
+            "dataset.kind=gpt",
+            "dataset.source=a",
+            "dataset.split=1,1",
+            "dataset.source_format=text",
+            "dataset.source_jsonl_key=body",
+        ],
+        "dataset.source_jsonl_key",
+    ),
+    (
+        &["dataset.kind=fim", "dataset.fim_fragment_rate=0.5"],
+        "dataset.fim_fragment_rate",
+    ),
+    (
+        &["dataset.dataloader_type=cyclic", "dataset.drop_last=false"],
+        "dataset.drop_last",
+    ),
+    (
+        &[
+            "dataset.dataloader_type=single",
+            "dataset.data_sharding=false",
+        ],
+        "dataset.data_sharding",
+    ),
+    (&["dataset.full_validation=true"], "dataset.full_validation"),
+    (
         &["dataset.dataloader_type=external"],
         "dataset.dataloader_type",
     ),
@@ -333,6 +430,25 @@ const REFUSED: &[(&[&str], &str)] = &[
             "model.vocab_size=null",
         ],
         "model.vocab_size",
+    ),
+    (
+        &["tokenizer.tokenizer_type=null", "tokenizer.vocab_size=null"],
+        "tokenizer.tokenizer_type",
+    ),
+    (
+        &[
+            "tokenizer.tokenizer_type=null",
+            "tokenizer.vocab_size=null",
+            "dataset.kind=gpt",
+            "dataset.data_path=a",
+            "dataset.split=1,1",
+            "dataset.eod_mask_loss=true",
+        ],
+        "tokenizer.tokenizer_type",
+    ),
+    (
+        &["tokenizer.special_tokens=['<|pad|>']"],
+        "tokenizer.special_tokens",
     ),
     (&["tokenizer.vocab_size=null"], "tokenizer.vocab_size"),
     (
@@ -373,6 +489,12 @@ const REFUSED: &[(&[&str], &str)] = &[
         "checkpoint.save_retain_interval",
     ),
     (&["checkpoint.async_save=true"], "checkpoint.async_save"),
+    (&["checkpoint.save_optim=false"], "checkpoint.save_optim"),
+    (&["checkpoint.save_rng=false"], "checkpoint.save_rng"),
+    (
+        &["checkpoint.save_tokenizer_assets=false"],
+        "checkpoint.save_tokenizer_assets",
+    ),
     (&["checkpoint.ckpt_step=3"], "checkpoint.ckpt_step"),
     (
         &["checkpoint.ckpt_format=torch_dist"],
@@ -404,7 +526,30 @@ const REFUSED: &[(&[&str], &str)] = &[
     ),
     (&["peft={kind = 'lora'}"], "peft"),
     (&["ft.enable_ft_package=true"], "ft.enable_ft_package"),
+    (
+        &["rerun_state_machine.spiky_loss_factor=3.0"],
+        "rerun_state_machine.spiky_loss_factor",
+    ),
     (&["logger.wandb_project=x"], "logger.wandb_project"),
+    (
+        &["logger.log_device_memory_used=true"],
+        "logger.log_device_memory_used",
+    ),
+    (&["logger.filter_warnings=false"], "logger.filter_warnings"),
+    (
+        &["logger.set_level_for_all_loggers=true"],
+        "logger.set_level_for_all_loggers",
+    ),
+    (&["logger.log_progress=true"], "logger.log_progress"),
+    (
+        &["logger.throughput_window_size=5"],
+        "logger.throughput_window_size",
+    ),
+    (
+        &["logger.runtime_time_unit=days"],
+        "logger.runtime_time_unit",
+    ),
+    (&["generate.max_tokens=5"], "generate.max_tokens"),
     (&["name=a/b"], "name"),
     (&["name=''"], "name"),
     (&["device=quantum"], "device"),

@@ -155,7 +155,9 @@ fn evaluation_falls_back_to_training_batches() {
         (80, 24, 8)
     );
     let run = tiny(&["validation.eval_interval=null"]).expect("accepted");
-    assert_eq!(run.samples.valid, 0);
+    assert_eq!(run.samples.valid, 8, "one evaluation, at the end");
+    let run = tiny(&["validation.eval_iters=0"]).expect("accepted");
+    assert_eq!((run.samples.valid, run.samples.test), (0, 0));
     let run = tiny(&["train.eval_interval=5", "validation.eval_interval=null"]).expect("accepted");
     assert_eq!(
         (run.validation.eval_interval, run.train.eval_interval),
@@ -220,13 +222,25 @@ fn blends_are_read_as_upstream_reads_them() {
 
 #[test]
 fn splits_become_shares() {
-    let run = tiny(&["dataset.split=98,2"]).expect("accepted");
+    let text = [
+        "dataset.kind=gpt",
+        "dataset.data_path=a",
+        "dataset.split=98,2",
+    ];
+    let run = tiny(&text).expect("accepted");
     assert_eq!(run.dataset.split_shares, Some([0.98, 0.02, 0.0]));
-    let third = 1.0 / 3.0;
-    assert_eq!(
-        tiny(&[]).expect("accepted").dataset.split_shares,
-        Some([third; 3])
-    );
+    for split in ["null", "1,1,1", "5:5:5"] {
+        let run = tiny(&[&format!("dataset.split={split}")]).expect("accepted");
+        assert_eq!(run.dataset.split_shares, Some([1.0 / 3.0; 3]));
+    }
+}
+
+#[test]
+fn a_trained_tokenizer_is_as_large_as_the_model_allows() {
+    let run = run_toml(TEXT, &[]).expect("accepted");
+    assert_eq!(run.tokenizer.bpe_vocab_size, Some(1024));
+    let run = run_toml(TEXT, &["tokenizer.bpe_vocab_size=500"]).expect("accepted");
+    assert_eq!(run.tokenizer.bpe_vocab_size, Some(500));
 }
 
 #[test]
@@ -262,7 +276,42 @@ fn what_is_implemented_is_accepted() {
         vec![
             "dataset.dataloader_type=cyclic",
             "dataset.num_workers=0",
+            "dataset.data_sharding=false",
+        ],
+        vec![
             "dataset.drop_last=false",
+            "dataset.allow_ambiguous_pad_tokens=true",
+            "dataset.add_extra_token_to_sequence=false",
+            "validation.full_validation=true",
+            "validation.eval_iters=0",
+        ],
+        vec![
+            "model.qk_layernorm=true",
+            "optimizer.apply_wd_to_qk_layernorm=true",
+        ],
+        vec![
+            "tokenizer.tokenizer_type=HuggingFaceTokenizer",
+            "tokenizer.tokenizer_model=x",
+            "tokenizer.vocab_size=null",
+            "tokenizer.special_tokens=['<|prefix|>', '<|suffix|>']",
+        ],
+        vec![
+            "ddp.overlap_grad_reduce=true",
+            "ddp.bucket_size=1000",
+            "train.check_optimizer_step_success=false",
+            "train.skip_sync_grad_norm_across_mp=true",
+            "model.use_cpu_initialization=true",
+        ],
+        vec![
+            "logger.log_throughput=true",
+            "logger.log_memory_interval=5",
+            "logger.log_throughput_to_tensorboard=true",
+            "logger.throughput_window_size=10",
+        ],
+        vec![
+            "mixed_precision=fp16_mixed",
+            "optimizer.initial_loss_scale=65536",
+            "optimizer.hysteresis=1",
         ],
         vec![
             "train.exit_interval=5",

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use memmap2::Mmap;
 use rayon::prelude::*;
@@ -30,6 +31,9 @@ pub enum ModeColumn {
     Present,
 }
 
+/// Entries of the index that one task of the checks at opening goes through.
+const SCAN: usize = 1 << 16;
+
 enum Bin {
     Map(Mmap),
     File(File),
@@ -51,6 +55,7 @@ pub struct IndexedDataset {
     sequences: usize,
     boundaries: usize,
     modes: ModeColumn,
+    checksum: OnceLock<u64>,
 }
 
 impl std::fmt::Debug for IndexedDataset {
@@ -91,9 +96,12 @@ impl IndexedDataset {
         header.check_size(index.len(), modes, &index_path)?;
 
         let data_path = bin_path(&prefix);
-        let data_file = File::open(&data_path).map_err(DataError::io("open the tokens", &data_path))?;
-        let bin_bytes =
-            data_file.metadata().map_err(DataError::io("read the size of", &data_path))?.len();
+        let data_file =
+            File::open(&data_path).map_err(DataError::io("open the tokens", &data_path))?;
+        let bin_bytes = data_file
+            .metadata()
+            .map_err(DataError::io("read the size of", &data_path))?
+            .len();
         let bin = match access {
             BinAccess::Mmap => Bin::Map(map_file(&data_file, &data_path)?),
             BinAccess::Pread => Bin::File(data_file),
@@ -107,6 +115,7 @@ impl IndexedDataset {
             sequences: header.sequences,
             boundaries: header.boundaries,
             modes,
+            checksum: OnceLock::new(),
         };
         dataset.check_boundaries(&index_path)?;
         dataset.check_offsets(&index_path, &data_path)?;
@@ -159,7 +168,9 @@ impl IndexedDataset {
     /// If the range leaves 0..[`IndexedDataset::len`].
     pub fn lengths_in(&self, range: Range<usize>) -> impl Iterator<Item = u32> + '_ {
         let bytes = &self.index[HEADER_BYTES + 4 * range.start..HEADER_BYTES + 4 * range.end];
-        bytes.chunks_exact(4).map(|word| u32::from_le_bytes(array(word)))
+        bytes
+            .chunks_exact(4)
+            .map(|word| u32::from_le_bytes(array(word)))
     }
 
     /// Tokens of sequence `i`.
@@ -203,7 +214,12 @@ impl IndexedDataset {
     ///
     /// # Errors
     /// As [`IndexedDataset::read_into`].
-    pub fn get(&self, i: usize, offset: usize, length: Option<usize>) -> Result<Vec<i64>, DataError> {
+    pub fn get(
+        &self,
+        i: usize,
+        offset: usize,
+        length: Option<usize>,
+    ) -> Result<Vec<i64>, DataError> {
         let mut tokens = Vec::new();
         self.read_into(i, offset, length, &mut tokens)?;
         Ok(tokens)
@@ -229,12 +245,13 @@ impl IndexedDataset {
         out: &mut Vec<i64>,
     ) -> Result<(), DataError> {
         let range = self.byte_range(i, offset, length)?;
-        self.with_bytes(range, |bytes| append_integers(self.dtype, bytes, out))?.map_err(|value| {
-            DataError::malformed(
-                &bin_path(&self.prefix),
-                format!("sequence {i} holds {value}, which is not an integer token id"),
-            )
-        })
+        self.with_bytes(range, |bytes| append_integers(self.dtype, bytes, out))?
+            .map_err(|value| {
+                DataError::malformed(
+                    &bin_path(&self.prefix),
+                    format!("sequence {i} holds {value}, which is not an integer token id"),
+                )
+            })
     }
 
     /// All values of sequence `i` as floats (exact for every type but 64-bit integers beyond 2^53).
@@ -255,9 +272,11 @@ impl IndexedDataset {
         self.with_bytes(range, <[u8]>::to_vec)
     }
 
-    /// The bytes of the index file: what tells two versions of a dataset apart.
-    pub(crate) fn index_bytes(&self) -> &[u8] {
-        &self.index
+    /// A checksum of the index, which tells two versions of a dataset apart.
+    pub(crate) fn index_checksum(&self) -> u64 {
+        *self
+            .checksum
+            .get_or_init(|| xxhash_rust::xxh3::xxh3_64(&self.index))
     }
 
     /// The document boundary array, as stored.
@@ -266,11 +285,15 @@ impl IndexedDataset {
     }
 
     fn boundary(&self, i: usize) -> i64 {
-        i64::from_le_bytes(array(&self.index[HEADER_BYTES + 12 * self.sequences + 8 * i..]))
+        i64::from_le_bytes(array(
+            &self.index[HEADER_BYTES + 12 * self.sequences + 8 * i..],
+        ))
     }
 
     fn offset(&self, i: usize) -> i64 {
-        i64::from_le_bytes(array(&self.index[HEADER_BYTES + 4 * self.sequences + 8 * i..]))
+        i64::from_le_bytes(array(
+            &self.index[HEADER_BYTES + 4 * self.sequences + 8 * i..],
+        ))
     }
 
     fn byte_range(
@@ -293,7 +316,11 @@ impl IndexedDataset {
         }
         let length = length.unwrap_or(available - offset);
         if length > available - offset {
-            return Err(out_of_range("end of tokens", offset.saturating_add(length), available));
+            return Err(out_of_range(
+                "end of tokens",
+                offset.saturating_add(length),
+                available,
+            ));
         }
         // Checked at opening; checked again because the mapped index may have been replaced since.
         let size = self.dtype.size() as u64;
@@ -301,7 +328,9 @@ impl IndexedDataset {
             .ok()
             .and_then(|start| start.checked_add(offset as u64 * size))
             .filter(|start| {
-                start.checked_add(length as u64 * size).is_some_and(|end| end <= self.bin_bytes)
+                start
+                    .checked_add(length as u64 * size)
+                    .is_some_and(|end| end <= self.bin_bytes)
             });
         match start {
             Some(start) => Ok(start..start + length as u64 * size),
@@ -309,7 +338,11 @@ impl IndexedDataset {
         }
     }
 
-    fn with_bytes<R>(&self, range: Range<u64>, use_bytes: impl FnOnce(&[u8]) -> R) -> Result<R, DataError> {
+    fn with_bytes<R>(
+        &self,
+        range: Range<u64>,
+        use_bytes: impl FnOnce(&[u8]) -> R,
+    ) -> Result<R, DataError> {
         match &self.bin {
             Bin::Map(map) => Ok(use_bytes(&map[range.start as usize..range.end as usize])),
             Bin::File(file) => {
@@ -324,7 +357,12 @@ impl IndexedDataset {
     fn check_boundaries(&self, index_path: &Path) -> Result<(), DataError> {
         let expected = format!("0 .. {} (the number of sequences)", self.sequences);
         let (first, last) = match self.boundaries {
-            0 => return Err(DataError::malformed(index_path, "there are no document boundaries")),
+            0 => {
+                return Err(DataError::malformed(
+                    index_path,
+                    "there are no document boundaries",
+                ));
+            }
             count => (self.boundary(0), self.boundary(count - 1)),
         };
         if first != 0 || last != self.sequences as i64 {
@@ -333,9 +371,21 @@ impl IndexedDataset {
                 format!("document boundaries must run over {expected}, found {first} .. {last}"),
             ));
         }
-        let disorder = (1..self.boundaries)
+        let start = HEADER_BYTES + 12 * self.sequences;
+        let table = &self.index[start..start + 8 * self.boundaries];
+        let ordered = |part: &[u8]| words(part).map(i64::from_le_bytes).is_sorted();
+        // Parts overlap by one boundary, so that every pair is compared.
+        let sorted = (0..self.boundaries.div_ceil(SCAN))
             .into_par_iter()
-            .find_first(|&i| self.boundary(i) < self.boundary(i - 1));
+            .all(|part| {
+                let end = ((part + 1) * SCAN + 1).min(self.boundaries);
+                ordered(&table[8 * part * SCAN..8 * end])
+            });
+        let disorder = if sorted {
+            None
+        } else {
+            (1..self.boundaries).find(|&i| self.boundary(i) < self.boundary(i - 1))
+        };
         disorder.map_or(Ok(()), |i| {
             Err(DataError::malformed(
                 index_path,
@@ -351,16 +401,30 @@ impl IndexedDataset {
     /// Every sequence must lie inside `.bin`: one parallel pass over the index.
     fn check_offsets(&self, index_path: &Path, data_path: &Path) -> Result<(), DataError> {
         let size = self.dtype.size() as u64;
-        let end_of = |i: usize| {
-            let length = i32::from_le_bytes(array(&self.index[HEADER_BYTES + 4 * i..]));
-            let offset = u64::try_from(self.offset(i)).ok()?;
-            let length = u64::try_from(length).ok()?;
-            if offset % size != 0 {
-                return None;
-            }
-            offset.checked_add(length * size)
+        let end_of = |length: [u8; 4], offset: [u8; 8]| {
+            let length = u64::try_from(i32::from_le_bytes(length)).ok()?;
+            let offset = u64::try_from(i64::from_le_bytes(offset)).ok()?;
+            offset
+                .is_multiple_of(size)
+                .then(|| offset.checked_add(length * size))
+                .flatten()
         };
-        let wrong = (0..self.sequences).into_par_iter().find_first(|&i| end_of(i).is_none());
+        let (lengths, rest) = self.index[HEADER_BYTES..].split_at(4 * self.sequences);
+        let offsets = &rest[..8 * self.sequences];
+        // The largest end in each part, or the first sequence that has none.
+        let scan = |(part, (lengths, offsets)): (usize, (&[u8], &[u8]))| {
+            let mut largest = 0;
+            for (i, (length, offset)) in words(lengths).zip(words(offsets)).enumerate() {
+                largest = largest.max(end_of(length, offset).ok_or(part * SCAN + i)?);
+            }
+            Ok(largest)
+        };
+        let parts = lengths
+            .par_chunks(4 * SCAN)
+            .zip(offsets.par_chunks(8 * SCAN))
+            .enumerate();
+        let ends: Vec<Result<u64, usize>> = parts.map(scan).collect();
+        let wrong = ends.iter().find_map(|end| end.err());
         if let Some(i) = wrong {
             return Err(DataError::malformed(
                 index_path,
@@ -372,7 +436,7 @@ impl IndexedDataset {
                 ),
             ));
         }
-        let needed = (0..self.sequences).into_par_iter().filter_map(end_of).max().unwrap_or(0);
+        let needed = ends.into_iter().flatten().max().unwrap_or(0);
         if needed > self.bin_bytes {
             return Err(DataError::Truncated {
                 path: data_path.to_owned(),
@@ -394,7 +458,8 @@ struct Header {
 impl Header {
     fn parse(index: &[u8], path: &Path) -> Result<Self, DataError> {
         if !index.starts_with(MAGIC) {
-            let shown = String::from_utf8_lossy(&index[..index.len().min(MAGIC.len())]).into_owned();
+            let shown =
+                String::from_utf8_lossy(&index[..index.len().min(MAGIC.len())]).into_owned();
             return Err(DataError::malformed(
                 path,
                 format!("not a Megatron index: expected magic \"MMIDIDX\\0\\0\", found {shown:?}"),
@@ -422,7 +487,11 @@ impl Header {
                 .collect();
             DataError::malformed(
                 path,
-                format!("unknown token type code {}: expected one of {}", index[17], known.join(", ")),
+                format!(
+                    "unknown token type code {}: expected one of {}",
+                    index[17],
+                    known.join(", ")
+                ),
             )
         })?;
         let count = |at: usize, what: &str| {
@@ -430,9 +499,15 @@ impl Header {
             usize::try_from(value)
                 .ok()
                 .filter(|&count| count < 1 << 48)
-                .ok_or_else(|| DataError::malformed(path, format!("impossible number of {what}: {value}")))
+                .ok_or_else(|| {
+                    DataError::malformed(path, format!("impossible number of {what}: {value}"))
+                })
         };
-        Ok(Self { dtype, sequences: count(18, "sequences")?, boundaries: count(26, "documents")? })
+        Ok(Self {
+            dtype,
+            sequences: count(18, "sequences")?,
+            boundaries: count(26, "documents")?,
+        })
     }
 
     fn check_size(&self, found: usize, modes: ModeColumn, path: &Path) -> Result<(), DataError> {
@@ -468,7 +543,7 @@ fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
     word
 }
 
-fn words<const N: usize>(bytes: &[u8]) -> impl Iterator<Item = [u8; N]> + '_ {
+fn words<const N: usize>(bytes: &[u8]) -> impl ExactSizeIterator<Item = [u8; N]> + '_ {
     bytes.chunks_exact(N).map(array)
 }
 
@@ -495,7 +570,9 @@ fn append_integers(dtype: TokenDtype, bytes: &[u8], out: &mut Vec<i64>) -> Resul
 
 fn floats_of(dtype: TokenDtype, bytes: &[u8]) -> Vec<f64> {
     match dtype {
-        TokenDtype::F32 => words(bytes).map(|word| f64::from(f32::from_le_bytes(word))).collect(),
+        TokenDtype::F32 => words(bytes)
+            .map(|word| f64::from(f32::from_le_bytes(word)))
+            .collect(),
         TokenDtype::F64 => words(bytes).map(f64::from_le_bytes).collect(),
         integer => {
             let mut tokens = Vec::new();

@@ -5,11 +5,13 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use super::reuse::{self, OutputLock};
-use super::{PIECE_BYTES, WorkCounts, WorkProgress};
+use super::{BATCH_BYTES, PIECE_BYTES, WorkCounts, WorkProgress};
 use crate::data::DataError;
 use crate::data::atomic;
 use crate::data::source::{Documents, Text, TextSource};
-use crate::tokenizer::{BpeTrainParams, HuggingFaceTokenizer, Tokenizer, safe_cut, train_byte_level_bpe};
+use crate::tokenizer::{
+    BpeTrainParams, HuggingFaceTokenizer, Tokenizer, safe_cut, train_byte_level_bpe,
+};
 
 /// A trained tokenizer.
 #[derive(Debug)]
@@ -44,13 +46,20 @@ pub fn train_tokenizer(
     if let Some(key) = &key
         && reuse::load::<()>(&output, key, &[&file])?.is_some()
     {
-        return Ok(TokenizerTraining { tokenizer: HuggingFaceTokenizer::load(folder)?, reused: true });
+        return Ok(TokenizerTraining {
+            tokenizer: HuggingFaceTokenizer::load(folder)?,
+            reused: true,
+        });
     }
     reuse::forget(&output)?;
     atomic::remove_stale(&file)?;
     let feed = Feed::new(source, progress)?;
     let failure = Mutex::new(None);
-    let pieces = Pieces { feed, pending: Vec::new(), failure: &failure };
+    let pieces = Pieces {
+        feed,
+        pending: Vec::new(),
+        failure: &failure,
+    };
     let tokenizer = train_byte_level_bpe(params, pieces);
     if let Some(error) = failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
         return Err(error);
@@ -61,7 +70,10 @@ pub fn train_tokenizer(
     if let Some(key) = &key {
         reuse::store(&output, key, &[&file], ())?;
     }
-    Ok(TokenizerTraining { tokenizer, reused: false })
+    Ok(TokenizerTraining {
+        tokenizer,
+        reused: false,
+    })
 }
 
 /// Decoded documents, counted.
@@ -69,16 +81,26 @@ struct Feed<'a> {
     documents: Documents,
     progress: &'a dyn WorkProgress,
     counts: WorkCounts,
+    /// Bytes done when progress was last reported.
+    reported: u64,
 }
 
 impl<'a> Feed<'a> {
     fn new(source: &TextSource, progress: &'a dyn WorkProgress) -> Result<Self, DataError> {
-        let counts = WorkCounts { bytes_total: source.total_bytes(), ..WorkCounts::default() };
-        Ok(Self { documents: source.documents()?, progress, counts })
+        let counts = WorkCounts {
+            bytes_total: source.total_bytes(),
+            ..WorkCounts::default()
+        };
+        Ok(Self {
+            documents: source.documents()?,
+            progress,
+            counts,
+            reported: 0,
+        })
     }
 
     fn next(&mut self) -> Result<Option<String>, DataError> {
-        for document in self.documents.by_ref() {
+        while let Some(document) = self.documents.next() {
             if self.progress.cancelled() {
                 return Err(DataError::Interrupted);
             }
@@ -86,14 +108,24 @@ impl<'a> Feed<'a> {
             self.counts.bytes_done += document.num_bytes() as u64;
             if let Text::Valid(text) = document.into_text()? {
                 self.counts.documents += 1;
-                self.progress.update(&self.counts);
+                if self.counts.bytes_done - self.reported >= BATCH_BYTES as u64 {
+                    self.report();
+                }
                 return Ok(Some(text));
             }
         }
+        self.report();
         match self.counts.documents {
-            0 => Err(DataError::Source("there is no text to train a tokenizer on".into())),
+            0 => Err(DataError::Source(
+                "there is no text to train a tokenizer on".into(),
+            )),
             _ => Ok(None),
         }
+    }
+
+    fn report(&mut self) {
+        self.reported = self.counts.bytes_done;
+        self.progress.update(&self.counts);
     }
 }
 
@@ -127,7 +159,9 @@ fn pieces_of(text: &str) -> Vec<String> {
     let mut pieces = Vec::new();
     let mut rest = text;
     while rest.len() > PIECE_BYTES {
-        let Some(at) = safe_cut(rest, PIECE_BYTES) else { break };
+        let Some(at) = safe_cut(rest, PIECE_BYTES) else {
+            break;
+        };
         pieces.push(rest[..at].to_owned());
         rest = &rest[at..];
     }

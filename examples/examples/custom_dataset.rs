@@ -1,0 +1,188 @@
+//! A data set of your own: sums such as `12+7=19;`, made up as they are asked for, as kind `arithmetic` with a recipe
+//! field `max_operand`, trained on with the built-in `gpt` model. Only the characters of an answer count in the loss.
+//!
+//! ```text
+//! cargo run --release --example custom_dataset
+//! cargo run --release --example custom_dataset -- dataset.max_operand=9 train.train_iters=2000
+//! ```
+//!
+//! A provider builds the splits of a run, the factory makes a provider from the recipe's `[dataset]` section, and two
+//! registries know the kind: [`Kinds`] when recipes are read, [`DatasetRegistry`] when data is built.
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use bridge_core::config::{ExtraField, Format, Kinds, TypeSpec, World, load_text};
+use bridge_core::data::{
+    DataError, Dataset, DatasetBuildContext, DatasetProvider, Datasets, Sample,
+};
+use bridge_core::model::ModelRegistry;
+use bridge_core::train::{
+    Console, DatasetFactoryContext, DatasetRegistry, RunOptions, RunReport, pretrain,
+};
+use bridge_kernels::Philox;
+use bridge_models::register_builtin;
+
+/// The vocabulary; a character's place is its token id. `model.vocab_size` below has room for it.
+const ALPHABET: &str = "0123456789+=;";
+
+const RECIPE: &str = r#"
+name = "arithmetic"
+model = { num_layers = 2, hidden_size = 64, num_attention_heads = 4, seq_length = 32, vocab_size = 16 }
+train = { micro_batch_size = 16, global_batch_size = 16, train_iters = 500 }
+validation = { eval_interval = 100, eval_iters = 4 }
+optimizer = { lr = 3e-3, min_lr = 3e-4 }
+scheduler = { lr_warmup_iters = 10 }
+dataset = { kind = "arithmetic", max_operand = 20 }
+logger = { log_interval = 50 }
+"#;
+
+/// Builds the splits. Each draws from a stream of its own, so that no sample depends on another.
+struct Arithmetic {
+    seed: u64,
+    seq_length: usize,
+    max_operand: u32,
+}
+
+impl DatasetProvider for Arithmetic {
+    fn build(&self, context: &DatasetBuildContext) -> Result<Datasets, DataError> {
+        let split = |name: &str, num_samples: usize| -> Option<Arc<dyn Dataset>> {
+            let stream = Philox::new(self.seed).derive_name(name);
+            let Self {
+                seq_length,
+                max_operand,
+                ..
+            } = *self;
+            (num_samples > 0).then(|| {
+                Arc::new(Sums {
+                    stream,
+                    num_samples,
+                    seq_length,
+                    max_operand,
+                }) as _
+            })
+        };
+        Ok(Datasets {
+            train: split("train", context.train_samples),
+            valid: split("valid", context.valid_samples),
+            test: split("test", context.test_samples),
+        })
+    }
+}
+
+/// One split.
+pub struct Sums {
+    /// Where operands come from.
+    pub stream: Philox,
+    /// Length of the split.
+    pub num_samples: usize,
+    /// Tokens of a sample.
+    pub seq_length: usize,
+    /// Largest number that is added.
+    pub max_operand: u32,
+}
+
+impl Sums {
+    /// As many sums as `seq_length` and one more characters hold, the last one cut off. A function of `index` alone.
+    pub fn text(&self, index: usize) -> String {
+        let stream = self.stream.derive(index as u64);
+        let mut text = String::new();
+        for block in 0.. {
+            let [a, b, ..] = stream
+                .block(block)
+                .map(|word| u64::from(word) % (u64::from(self.max_operand) + 1));
+            let _ = write!(text, "{a}+{b}={};", a + b);
+            if text.len() > self.seq_length {
+                break;
+            }
+        }
+        text.truncate(self.seq_length + 1);
+        text
+    }
+}
+
+impl Dataset for Sums {
+    fn len(&self) -> usize {
+        self.num_samples
+    }
+
+    fn get(&self, index: usize) -> Result<Sample, DataError> {
+        if index >= self.num_samples {
+            return Err(DataError::OutOfRange {
+                what: "arithmetic".into(),
+                index,
+                len: self.num_samples,
+            });
+        }
+        let text = self.text(index);
+        let ids: Vec<i64> = text
+            .chars()
+            .filter_map(|c| ALPHABET.find(c))
+            .map(|id| id as i64)
+            .collect();
+        // What follows `=`, up to and including `;`, can be computed; the rest can only be guessed.
+        let in_answer = text.chars().scan(false, |inside, c| {
+            let counts = *inside;
+            *inside = c == '=' || (*inside && c != ';');
+            Some(if counts { 1.0 } else { 0.0 })
+        });
+        Ok(Sample {
+            loss_mask: in_answer.skip(1).collect(),
+            labels: ids[1..].to_vec(),
+            tokens: ids[..self.seq_length].to_vec(),
+            position_ids: (0..self.seq_length as i64).collect(),
+            document_ids: None,
+        })
+    }
+}
+
+/// The fields that only this kind has.
+#[derive(serde::Deserialize)]
+struct Fields {
+    max_operand: u32,
+}
+
+fn factory(context: &DatasetFactoryContext) -> Result<Box<dyn DatasetProvider>, DataError> {
+    let section = context.section;
+    let fields = section.extra.clone().try_into();
+    let Fields { max_operand } =
+        fields.map_err(|error| DataError::Parameter(format!("dataset: {error}")))?;
+    Ok(Box::new(Arithmetic {
+        seed: section.random_seed,
+        seq_length: section.seq_length,
+        max_operand,
+    }))
+}
+
+/// Trains [`RECIPE`] with `key=value` overrides laid over it.
+pub fn train(overrides: &[String], console: Console) -> anyhow::Result<RunReport> {
+    let doc = "Largest number that is added.".into();
+    let field = ExtraField {
+        name: "max_operand".into(),
+        spec: TypeSpec::Count,
+        default: Some(99_i64.into()),
+        doc,
+    };
+    let mut kinds = Kinds::builtin();
+    kinds.dataset.register("arithmetic", [field]);
+    let mut datasets = DatasetRegistry::builtin();
+    datasets.register("arithmetic", factory);
+    let mut models = ModelRegistry::default();
+    register_builtin(&mut models);
+    let config = load_text((RECIPE, Format::Toml), overrides, &kinds, &World::SINGLE)?;
+    Ok(pretrain(
+        config,
+        RunOptions {
+            datasets,
+            console,
+            ..RunOptions::new(models)
+        },
+    )?)
+}
+
+fn main() -> anyhow::Result<()> {
+    train(
+        &std::env::args().skip(1).collect::<Vec<_>>(),
+        Console::Human,
+    )
+    .map(drop)
+}

@@ -1,0 +1,203 @@
+//! A model family of your own: a causal relative of MLP-Mixer (Tolstikhin et al., arXiv:2105.01601) as kind `mixer`,
+//! with a recipe field `expansion`, trained on mock data.
+//! Run it with `cargo run --release --example custom_model -- model.expansion=8 logger.log_interval=10`.
+//!
+//! The Burn module implements [`Segments`], the configuration implements [`ModelConfig`] and [`ModelBuilder`], and two
+//! registries know the kind: [`Kinds`] when recipes are read, [`ModelRegistry`] when models are built.
+//! Shape legend: `b` batch, `t` sequence, `c` hidden size, `f` feed-forward size, `v` vocabulary.
+use bridge_core::config::{
+    ExtraField, Format, Kinds, TransformerConfig, TypeSpec, World, load_text,
+};
+use bridge_core::model::{
+    BuildContext, ForwardContext, ModelBuildError, ModelBuilder, ModelChunk, ModelConfig,
+    ModelRegistry, ModuleChunk, Segment, SegmentOutput, SegmentRole, Segments, Stage,
+};
+use bridge_core::train::{Console, RunOptions, RunReport, pretrain};
+use bridge_kernels::{
+    Activation, Philox, activation, embedding, linear, linear_cross_entropy, rms_norm,
+};
+use burn::module::{Module, Param};
+use burn::tensor::{Tensor, TensorData};
+
+const RECIPE: &str = r#"
+name = "mixer"
+model = { kind = "mixer", num_layers = 2, hidden_size = 64, num_attention_heads = 1, seq_length = 64, vocab_size = 512 }
+train = { micro_batch_size = 4, global_batch_size = 8, train_iters = 100 }
+validation = { eval_iters = 2 }
+optimizer = { lr = 1e-2, min_lr = 1e-3 }
+dataset = { kind = "mock" }
+tokenizer = { tokenizer_type = "NullTokenizer", vocab_size = 511 }
+"#;
+
+/// Mixes over time with a triangular matrix, then over channels with an MLP.
+#[derive(Module, Debug)]
+struct Layer {
+    norm: Param<Tensor<1>>,
+    time: Param<Tensor<2>>,
+    up: Param<Tensor<2>>,
+    down: Param<Tensor<2>>,
+}
+
+impl Layer {
+    fn forward(&self, x_btc: Tensor<3>, epsilon: f64) -> Tensor<3> {
+        // Row t of the lower triangle weighs the positions 0..=t: none sees a later one.
+        let time_1tt = self.time.val().tril(0).unsqueeze::<3>();
+        let h_btc = time_1tt.matmul(rms_norm(x_btc.clone(), self.norm.val(), epsilon));
+        let h_btf = activation(linear(h_btc, self.up.val(), None), Activation::Gelu);
+        x_btc + linear(h_btf, self.down.val(), None)
+    }
+}
+
+/// The whole model. Field paths are the parameters' names in checkpoints.
+#[derive(Module, Debug)]
+struct Mixer {
+    embedding: Param<Tensor<2>>,
+    layers: Vec<Layer>,
+    norm: Param<Tensor<1>>,
+    output: Param<Tensor<2>>,
+    epsilon: f64,
+}
+
+impl Segments for Mixer {
+    fn segments(&self) -> Vec<Segment> {
+        let layers = (0..self.layers.len()).map(|i| (SegmentRole::Layer, Some(i)));
+        let all = std::iter::once((SegmentRole::Embedding, None))
+            .chain(layers)
+            .chain([(SegmentRole::Head, None)]);
+        all.map(|(role, layer)| Segment { role, layer }).collect()
+    }
+
+    fn forward_segment(
+        &self,
+        index: usize,
+        input: Option<Tensor<3>>,
+        context: &ForwardContext,
+    ) -> SegmentOutput {
+        let Some(x_btc) = input else {
+            return SegmentOutput::Hidden(embedding(
+                self.embedding.val(),
+                context.batch.tokens.clone(),
+            ));
+        };
+        if let Some(layer) = self.layers.get(index - 1) {
+            return SegmentOutput::Hidden(layer.forward(x_btc, self.epsilon));
+        }
+        let x_nc = rms_norm(x_btc, self.norm.val(), self.epsilon).flatten::<2>(0, 1);
+        let labels_n = context.batch.labels.clone().flatten(0, 1);
+        let mask_n = context.batch.loss_mask.clone().flatten(0, 1);
+        SegmentOutput::LossSum(linear_cross_entropy(
+            x_nc,
+            self.output.val(),
+            labels_n,
+            mask_n,
+            &Default::default(),
+        ))
+    }
+}
+
+/// The fields that all models share, and the one that only this kind has.
+#[derive(Clone, Debug, serde::Deserialize)]
+struct MixerConfig {
+    #[serde(skip)]
+    transformer: TransformerConfig,
+    expansion: std::num::NonZeroUsize,
+}
+
+impl ModelConfig for MixerConfig {
+    fn kind(&self) -> &str {
+        "mixer"
+    }
+
+    fn transformer(&self) -> &TransformerConfig {
+        &self.transformer
+    }
+
+    fn builder(&self) -> Box<dyn ModelBuilder> {
+        Box::new(self.clone())
+    }
+}
+
+impl ModelBuilder for MixerConfig {
+    fn build_model(
+        &self,
+        context: &BuildContext,
+        stage: &Stage,
+    ) -> Result<Box<dyn ModelChunk>, ModelBuildError> {
+        let sizes = &self.transformer;
+        if *stage != Stage::whole(sizes.num_layers) {
+            let (key, message) = (
+                "model.pipeline_model_parallel_size".into(),
+                "a mixer is one stage".into(),
+            );
+            return Err(ModelBuildError::Invalid { key, message });
+        }
+        let (t, c, f) = (
+            sizes.seq_length,
+            sizes.hidden_size,
+            sizes.hidden_size * self.expansion.get(),
+        );
+        let options = (&context.device, context.params_dtype.into());
+        // Initial values follow from seed and name, not from the order of creation.
+        let normal = |name: &str, shape: [usize; 2]| {
+            let values = Philox::new(context.seed)
+                .derive_name(name)
+                .normal(shape[0] * shape[1], sizes.init_method_std);
+            Param::from_tensor(Tensor::from_data(TensorData::new(values, shape), options))
+        };
+        let ones = || Param::from_tensor(Tensor::<1>::ones([c], options));
+        let layer = |i: usize| Layer {
+            norm: ones(),
+            time: normal(&format!("layers.{i}.time"), [t, t]),
+            up: normal(&format!("layers.{i}.up"), [f, c]),
+            down: normal(&format!("layers.{i}.down"), [c, f]),
+        };
+        Ok(Box::new(ModuleChunk::new(Mixer {
+            embedding: normal("embedding", [context.padded_vocab_size, c]),
+            layers: stage.layers.clone().map(layer).collect(),
+            norm: ones(),
+            output: normal("output", [context.padded_vocab_size, c]),
+            epsilon: sizes.layernorm_epsilon,
+        })))
+    }
+}
+
+/// Trains [`RECIPE`] with `key=value` overrides laid over it.
+pub fn train(overrides: &[String], console: Console) -> anyhow::Result<RunReport> {
+    let doc = "Width of the channel MLP over `hidden_size`.".into();
+    let field = ExtraField {
+        name: "expansion".into(),
+        spec: TypeSpec::Count,
+        default: Some(4_i64.into()),
+        doc,
+    };
+    let mut kinds = Kinds::builtin();
+    kinds.model.register("mixer", [field]);
+    let mut models = ModelRegistry::default();
+    models.register("mixer", |section| {
+        let config = section.extra.clone().try_into::<MixerConfig>();
+        let config = config.map_err(|e| ModelBuildError::Invalid {
+            key: "model".into(),
+            message: e.to_string(),
+        })?;
+        Ok(Box::new(MixerConfig {
+            transformer: TransformerConfig::clone(section),
+            ..config
+        }))
+    });
+    let config = load_text((RECIPE, Format::Toml), overrides, &kinds, &World::SINGLE)?;
+    Ok(pretrain(
+        config,
+        RunOptions {
+            console,
+            ..RunOptions::new(models)
+        },
+    )?)
+}
+
+fn main() -> anyhow::Result<()> {
+    train(
+        &std::env::args().skip(1).collect::<Vec<_>>(),
+        Console::Human,
+    )
+    .map(drop)
+}
