@@ -12,9 +12,7 @@ fn main() {
     }
     let mpicc = std::env::var("MPICC").unwrap_or_else(|_| "mpicc".to_owned());
     if succeeds(&mpicc, &["-show"])
-        || ["ompi", "mpich", "mpi"]
-            .iter()
-            .any(|name| succeeds("pkg-config", &["--exists", name]))
+        || ["ompi", "mpich", "mpi"].iter().any(|name| succeeds("pkg-config", &["--exists", name]))
     {
         return;
     }
@@ -31,8 +29,5 @@ fn main() {
 }
 
 fn succeeds(program: &str, arguments: &[&str]) -> bool {
-    Command::new(program)
-        .args(arguments)
-        .output()
-        .is_ok_and(|output| output.status.success())
+    Command::new(program).args(arguments).output().is_ok_and(|output| output.status.success())
 }

@@ -12,13 +12,9 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use bridge_core::config::{ExtraField, Format, Kinds, TypeSpec, World, load_text};
-use bridge_core::data::{
-    DataError, Dataset, DatasetBuildContext, DatasetProvider, Datasets, Sample,
-};
+use bridge_core::data::{DataError, Dataset, DatasetBuildContext, DatasetProvider, Datasets, Sample};
 use bridge_core::model::ModelRegistry;
-use bridge_core::train::{
-    Console, DatasetFactoryContext, DatasetRegistry, RunOptions, RunReport, pretrain,
-};
+use bridge_core::train::{Console, DatasetFactoryContext, DatasetRegistry, RunOptions, RunReport, pretrain};
 use bridge_kernels::Philox;
 use bridge_models::register_builtin;
 
@@ -47,19 +43,8 @@ impl DatasetProvider for Arithmetic {
     fn build(&self, context: &DatasetBuildContext) -> Result<Datasets, DataError> {
         let split = |name: &str, num_samples: usize| -> Option<Arc<dyn Dataset>> {
             let stream = Philox::new(self.seed).derive_name(name);
-            let Self {
-                seq_length,
-                max_operand,
-                ..
-            } = *self;
-            (num_samples > 0).then(|| {
-                Arc::new(Sums {
-                    stream,
-                    num_samples,
-                    seq_length,
-                    max_operand,
-                }) as _
-            })
+            let Self { seq_length, max_operand, .. } = *self;
+            (num_samples > 0).then(|| Arc::new(Sums { stream, num_samples, seq_length, max_operand }) as _)
         };
         Ok(Datasets {
             train: split("train", context.train_samples),
@@ -87,9 +72,7 @@ impl Sums {
         let stream = self.stream.derive(index as u64);
         let mut text = String::new();
         for block in 0.. {
-            let [a, b, ..] = stream
-                .block(block)
-                .map(|word| u64::from(word) % (u64::from(self.max_operand) + 1));
+            let [a, b, ..] = stream.block(block).map(|word| u64::from(word) % (u64::from(self.max_operand) + 1));
             let _ = write!(text, "{a}+{b}={};", a + b);
             if text.len() > self.seq_length {
                 break;
@@ -107,18 +90,10 @@ impl Dataset for Sums {
 
     fn get(&self, index: usize) -> Result<Sample, DataError> {
         if index >= self.num_samples {
-            return Err(DataError::OutOfRange {
-                what: "arithmetic".into(),
-                index,
-                len: self.num_samples,
-            });
+            return Err(DataError::OutOfRange { what: "arithmetic".into(), index, len: self.num_samples });
         }
         let text = self.text(index);
-        let ids: Vec<i64> = text
-            .chars()
-            .filter_map(|c| ALPHABET.find(c))
-            .map(|id| id as i64)
-            .collect();
+        let ids: Vec<i64> = text.chars().filter_map(|c| ALPHABET.find(c)).map(|id| id as i64).collect();
         // What follows `=`, up to and including `;`, can be computed; the rest can only be guessed.
         let in_answer = text.chars().scan(false, |inside, c| {
             let counts = *inside;
@@ -144,24 +119,14 @@ struct Fields {
 fn factory(context: &DatasetFactoryContext) -> Result<Box<dyn DatasetProvider>, DataError> {
     let section = context.section;
     let fields = section.extra.clone().try_into();
-    let Fields { max_operand } =
-        fields.map_err(|error| DataError::Parameter(format!("dataset: {error}")))?;
-    Ok(Box::new(Arithmetic {
-        seed: section.random_seed,
-        seq_length: section.seq_length,
-        max_operand,
-    }))
+    let Fields { max_operand } = fields.map_err(|error| DataError::Parameter(format!("dataset: {error}")))?;
+    Ok(Box::new(Arithmetic { seed: section.random_seed, seq_length: section.seq_length, max_operand }))
 }
 
 /// Trains [`RECIPE`] with `key=value` overrides laid over it.
 pub fn train(overrides: &[String], console: Console) -> anyhow::Result<RunReport> {
     let doc = "Largest number that is added.".into();
-    let field = ExtraField {
-        name: "max_operand".into(),
-        spec: TypeSpec::Count,
-        default: Some(99_i64.into()),
-        doc,
-    };
+    let field = ExtraField { name: "max_operand".into(), spec: TypeSpec::Count, default: Some(99_i64.into()), doc };
     let mut kinds = Kinds::builtin();
     kinds.dataset.register("arithmetic", [field]);
     let mut datasets = DatasetRegistry::builtin();
@@ -169,20 +134,9 @@ pub fn train(overrides: &[String], console: Console) -> anyhow::Result<RunReport
     let mut models = ModelRegistry::default();
     register_builtin(&mut models);
     let config = load_text((RECIPE, Format::Toml), overrides, &kinds, &World::SINGLE)?;
-    Ok(pretrain(
-        config,
-        RunOptions {
-            datasets,
-            console,
-            ..RunOptions::new(models)
-        },
-    )?)
+    Ok(pretrain(config, RunOptions { datasets, console, ..RunOptions::new(models) })?)
 }
 
 fn main() -> anyhow::Result<()> {
-    train(
-        &std::env::args().skip(1).collect::<Vec<_>>(),
-        Console::Human,
-    )
-    .map(drop)
+    train(&std::env::args().skip(1).collect::<Vec<_>>(), Console::Human).map(drop)
 }

@@ -5,17 +5,13 @@
 //! The Burn module implements [`Segments`], the configuration implements [`ModelConfig`] and [`ModelBuilder`], and two
 //! registries know the kind: [`Kinds`] when recipes are read, [`ModelRegistry`] when models are built.
 //! Shape legend: `b` batch, `t` sequence, `c` hidden size, `f` feed-forward size, `v` vocabulary.
-use bridge_core::config::{
-    ExtraField, Format, Kinds, TransformerConfig, TypeSpec, World, load_text,
-};
+use bridge_core::config::{ExtraField, Format, Kinds, TransformerConfig, TypeSpec, World, load_text};
 use bridge_core::model::{
-    BuildContext, ForwardContext, ModelBuildError, ModelBuilder, ModelChunk, ModelConfig,
-    ModelRegistry, ModuleChunk, Segment, SegmentOutput, SegmentRole, Segments, Stage,
+    BuildContext, ForwardContext, ModelBuildError, ModelBuilder, ModelChunk, ModelConfig, ModelRegistry, ModuleChunk,
+    Segment, SegmentOutput, SegmentRole, Segments, Stage,
 };
 use bridge_core::train::{Console, RunOptions, RunReport, pretrain};
-use bridge_kernels::{
-    Activation, Philox, activation, embedding, linear, linear_cross_entropy, rms_norm,
-};
+use bridge_kernels::{Activation, Philox, activation, embedding, linear, linear_cross_entropy, rms_norm};
 use burn::module::{Module, Param};
 use burn::tensor::{Tensor, TensorData};
 
@@ -61,23 +57,13 @@ struct Mixer {
 impl Segments for Mixer {
     fn segments(&self) -> Vec<Segment> {
         let layers = (0..self.layers.len()).map(|i| (SegmentRole::Layer, Some(i)));
-        let all = std::iter::once((SegmentRole::Embedding, None))
-            .chain(layers)
-            .chain([(SegmentRole::Head, None)]);
+        let all = std::iter::once((SegmentRole::Embedding, None)).chain(layers).chain([(SegmentRole::Head, None)]);
         all.map(|(role, layer)| Segment { role, layer }).collect()
     }
 
-    fn forward_segment(
-        &self,
-        index: usize,
-        input: Option<Tensor<3>>,
-        context: &ForwardContext,
-    ) -> SegmentOutput {
+    fn forward_segment(&self, index: usize, input: Option<Tensor<3>>, context: &ForwardContext) -> SegmentOutput {
         let Some(x_btc) = input else {
-            return SegmentOutput::Hidden(embedding(
-                self.embedding.val(),
-                context.batch.tokens.clone(),
-            ));
+            return SegmentOutput::Hidden(embedding(self.embedding.val(), context.batch.tokens.clone()));
         };
         if let Some(layer) = self.layers.get(index - 1) {
             return SegmentOutput::Hidden(layer.forward(x_btc, self.epsilon));
@@ -85,13 +71,7 @@ impl Segments for Mixer {
         let x_nc = rms_norm(x_btc, self.norm.val(), self.epsilon).flatten::<2>(0, 1);
         let labels_n = context.batch.labels.clone().flatten(0, 1);
         let mask_n = context.batch.loss_mask.clone().flatten(0, 1);
-        SegmentOutput::LossSum(linear_cross_entropy(
-            x_nc,
-            self.output.val(),
-            labels_n,
-            mask_n,
-            &Default::default(),
-        ))
+        SegmentOutput::LossSum(linear_cross_entropy(x_nc, self.output.val(), labels_n, mask_n, &Default::default()))
     }
 }
 
@@ -118,30 +98,17 @@ impl ModelConfig for MixerConfig {
 }
 
 impl ModelBuilder for MixerConfig {
-    fn build_model(
-        &self,
-        context: &BuildContext,
-        stage: &Stage,
-    ) -> Result<Box<dyn ModelChunk>, ModelBuildError> {
+    fn build_model(&self, context: &BuildContext, stage: &Stage) -> Result<Box<dyn ModelChunk>, ModelBuildError> {
         let sizes = &self.transformer;
         if *stage != Stage::whole(sizes.num_layers) {
-            let (key, message) = (
-                "model.pipeline_model_parallel_size".into(),
-                "a mixer is one stage".into(),
-            );
+            let (key, message) = ("model.pipeline_model_parallel_size".into(), "a mixer is one stage".into());
             return Err(ModelBuildError::Invalid { key, message });
         }
-        let (t, c, f) = (
-            sizes.seq_length,
-            sizes.hidden_size,
-            sizes.hidden_size * self.expansion.get(),
-        );
+        let (t, c, f) = (sizes.seq_length, sizes.hidden_size, sizes.hidden_size * self.expansion.get());
         let options = (&context.device, context.params_dtype.into());
         // Initial values follow from seed and name, not from the order of creation.
         let normal = |name: &str, shape: [usize; 2]| {
-            let values = Philox::new(context.seed)
-                .derive_name(name)
-                .normal(shape[0] * shape[1], sizes.init_method_std);
+            let values = Philox::new(context.seed).derive_name(name).normal(shape[0] * shape[1], sizes.init_method_std);
             Param::from_tensor(Tensor::from_data(TensorData::new(values, shape), options))
         };
         let ones = || Param::from_tensor(Tensor::<1>::ones([c], options));
@@ -164,40 +131,19 @@ impl ModelBuilder for MixerConfig {
 /// Trains [`RECIPE`] with `key=value` overrides laid over it.
 pub fn train(overrides: &[String], console: Console) -> anyhow::Result<RunReport> {
     let doc = "Width of the channel MLP over `hidden_size`.".into();
-    let field = ExtraField {
-        name: "expansion".into(),
-        spec: TypeSpec::Count,
-        default: Some(4_i64.into()),
-        doc,
-    };
+    let field = ExtraField { name: "expansion".into(), spec: TypeSpec::Count, default: Some(4_i64.into()), doc };
     let mut kinds = Kinds::builtin();
     kinds.model.register("mixer", [field]);
     let mut models = ModelRegistry::default();
     models.register("mixer", |section| {
         let config = section.extra.clone().try_into::<MixerConfig>();
-        let config = config.map_err(|e| ModelBuildError::Invalid {
-            key: "model".into(),
-            message: e.to_string(),
-        })?;
-        Ok(Box::new(MixerConfig {
-            transformer: TransformerConfig::clone(section),
-            ..config
-        }))
+        let config = config.map_err(|e| ModelBuildError::Invalid { key: "model".into(), message: e.to_string() })?;
+        Ok(Box::new(MixerConfig { transformer: TransformerConfig::clone(section), ..config }))
     });
     let config = load_text((RECIPE, Format::Toml), overrides, &kinds, &World::SINGLE)?;
-    Ok(pretrain(
-        config,
-        RunOptions {
-            console,
-            ..RunOptions::new(models)
-        },
-    )?)
+    Ok(pretrain(config, RunOptions { console, ..RunOptions::new(models) })?)
 }
 
 fn main() -> anyhow::Result<()> {
-    train(
-        &std::env::args().skip(1).collect::<Vec<_>>(),
-        Console::Human,
-    )
-    .map(drop)
+    train(&std::env::args().skip(1).collect::<Vec<_>>(), Console::Human).map(drop)
 }

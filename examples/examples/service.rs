@@ -20,9 +20,7 @@ use axum::{Json, Router};
 use bridge_core::checkpoint::CheckpointStore;
 use bridge_core::config::{ConfigErrors, Format, Kinds, RawConfig, RunConfig, World};
 use bridge_core::model::ModelRegistry;
-use bridge_core::train::{
-    Callback, CancelHandle, Console, GlobalState, RunOptions, StepReport, pretrain,
-};
+use bridge_core::train::{Callback, CancelHandle, Console, GlobalState, RunOptions, StepReport, pretrain};
 use serde_json::{Value, json};
 use tokio::{net::TcpListener, sync::Mutex, sync::watch};
 
@@ -65,23 +63,13 @@ impl Callback for Recorder {
 async fn train(config: RunConfig, cancel: CancelHandle, events: Arc<watch::Sender<Vec<Value>>>) {
     let mut models = ModelRegistry::default();
     bridge_models::register_builtin(&mut models);
-    let mut options = RunOptions {
-        console: Console::Silent,
-        cancel,
-        ..RunOptions::new(models)
-    };
-    options
-        .callbacks
-        .push(Box::new(Recorder(Arc::clone(&events))));
+    let mut options = RunOptions { console: Console::Silent, cancel, ..RunOptions::new(models) };
+    options.callbacks.push(Box::new(Recorder(Arc::clone(&events))));
     let training = tokio::task::spawn_blocking(move || {
         let report = pretrain(config, options).map_err(|error| error.to_string())?;
-        Ok(
-            json!({ "event": "end", "step": report.train_state.step, "reason": report.reason.to_string() }),
-        )
+        Ok(json!({ "event": "end", "step": report.train_state.step, "reason": report.reason.to_string() }))
     });
-    let outcome: Result<Value, String> = training
-        .await
-        .unwrap_or_else(|panic| Err(panic.to_string()));
+    let outcome: Result<Value, String> = training.await.unwrap_or_else(|panic| Err(panic.to_string()));
     let last = outcome.unwrap_or_else(|error| json!({ "event": "failed", "error": error }));
     events.send_modify(|events| events.push(last));
 }
@@ -95,15 +83,9 @@ struct Order {
 }
 
 async fn start(State(service): State<Service>, Json(order): Json<Order>) -> Answer {
-    let refused = |errors: ConfigErrors| {
-        (
-            StatusCode::UNPROCESSABLE_ENTITY,
-            errors.to_json().to_string(),
-        )
-    };
+    let refused = |errors: ConfigErrors| (StatusCode::UNPROCESSABLE_ENTITY, errors.to_json().to_string());
     let recipe = order.recipe.to_string();
-    let mut raw = RawConfig::from_text(&recipe, Format::Json, &order.overrides, &Kinds::builtin())
-        .map_err(refused)?;
+    let mut raw = RawConfig::from_text(&recipe, Format::Json, &order.overrides, &Kinds::builtin()).map_err(refused)?;
     let mut runs = service.runs.lock().await;
     let id = runs.len();
     // Where a run writes is the service's decision, whatever the recipe says.
@@ -113,60 +95,31 @@ async fn start(State(service): State<Service>, Json(order): Json<Order>) -> Answ
     let config = raw.finalize(&World::SINGLE).map_err(refused)?;
     let ((sender, events), cancel) = (watch::channel(Vec::new()), CancelHandle::default());
     tokio::spawn(train(config, cancel.clone(), Arc::new(sender)));
-    runs.push(Run {
-        cancel,
-        checkpoints,
-        events,
-    });
+    runs.push(Run { cancel, checkpoints, events });
     Ok((StatusCode::CREATED, Json(json!({ "id": id }))).into_response())
 }
 
-async fn progress(
-    State(service): State<Service>,
-    Path(id): Path<usize>,
-    headers: HeaderMap,
-) -> Answer {
+async fn progress(State(service): State<Service>, Path(id): Path<usize>, headers: HeaderMap) -> Answer {
     let mut events = service.run(id).await?.events;
-    let seen = headers
-        .get("last-event-id")
-        .map_or(Some(0), |id| id.to_str().ok()?.parse().ok());
-    let seen: usize = seen.ok_or((
-        StatusCode::BAD_REQUEST,
-        "Last-Event-ID: expected an event's number".to_owned(),
-    ))?;
+    let seen = headers.get("last-event-id").map_or(Some(0), |id| id.to_str().ok()?.parse().ok());
+    let seen: usize = seen.ok_or((StatusCode::BAD_REQUEST, "Last-Event-ID: expected an event's number".to_owned()))?;
     let Ok(events) = events.wait_for(|events| events.len() > seen).await else {
         return Ok(StatusCode::NO_CONTENT.into_response());
     };
-    let body = (seen + 1..)
-        .zip(&events[seen..])
-        .map(|(id, event)| format!("retry: 0\nid: {id}\ndata: {event}\n\n"));
-    Ok((
-        [(header::CONTENT_TYPE, "text/event-stream")],
-        body.collect::<String>(),
-    )
-        .into_response())
+    let body = (seen + 1..).zip(&events[seen..]).map(|(id, event)| format!("retry: 0\nid: {id}\ndata: {event}\n\n"));
+    Ok(([(header::CONTENT_TYPE, "text/event-stream")], body.collect::<String>()).into_response())
 }
 
-async fn cancel(
-    State(service): State<Service>,
-    Path(id): Path<usize>,
-) -> Result<StatusCode, Failure> {
+async fn cancel(State(service): State<Service>, Path(id): Path<usize>) -> Result<StatusCode, Failure> {
     service.run(id).await?.cancel.cancel();
     Ok(StatusCode::ACCEPTED)
 }
 
-async fn checkpoints(
-    State(service): State<Service>,
-    Path(id): Path<usize>,
-) -> Result<Json<Value>, Failure> {
+async fn checkpoints(State(service): State<Service>, Path(id): Path<usize>) -> Result<Json<Value>, Failure> {
     let root = service.run(id).await?.checkpoints;
     let list = CheckpointStore::open(root).and_then(|store| store.list());
     let list = list.map_err(|error| (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?;
-    Ok(Json(
-        list.iter()
-            .map(|c| json!({ "iteration": c.iteration, "complete": c.is_complete() }))
-            .collect(),
-    ))
+    Ok(Json(list.iter().map(|c| json!({ "iteration": c.iteration, "complete": c.is_complete() })).collect()))
 }
 
 /// Serves until `shutdown` ends, then cancels what still trains. Runs write below `folder`.
@@ -180,25 +133,17 @@ where
         .route("/runs/{id}/progress", get(progress))
         .route("/runs/{id}/cancel", post(cancel))
         .route("/runs/{id}/checkpoints", get(checkpoints))
-        .with_state(Service {
-            folder,
-            runs: Arc::clone(&runs),
-        });
+        .with_state(Service { folder, runs: Arc::clone(&runs) });
     let stop = async move {
         shutdown.await;
         runs.lock().await.iter().for_each(|run| run.cancel.cancel());
     };
-    axum::serve(listener, router)
-        .with_graceful_shutdown(stop)
-        .await
+    axum::serve(listener, router).with_graceful_shutdown(stop).await
 }
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let listener = TcpListener::bind("127.0.0.1:3000").await?;
     let folder = format!("runs/service-{}", std::process::id()).into();
-    Ok(serve(listener, folder, async {
-        tokio::signal::ctrl_c().await.unwrap_or_default()
-    })
-    .await?)
+    Ok(serve(listener, folder, async { tokio::signal::ctrl_c().await.unwrap_or_default() }).await?)
 }

@@ -18,31 +18,20 @@ fn folder(name: &str) -> PathBuf {
 
 fn overrides(logs: &Path, more: &[&str]) -> Vec<String> {
     let log_dir = format!("logger.log_dir='{}'", logs.display());
-    std::iter::once(log_dir)
-        .chain(more.iter().map(|text| (*text).to_owned()))
-        .collect()
+    std::iter::once(log_dir).chain(more.iter().map(|text| (*text).to_owned())).collect()
 }
 
 /// Training losses by step.
 fn losses(logs: &Path) -> Vec<f64> {
     let text = std::fs::read_to_string(logs.join("metrics.jsonl")).unwrap();
-    let records = text
-        .lines()
-        .map(|line| serde_json::from_str::<Value>(line).unwrap());
-    records
-        .filter(|record| record["kind"] == "train")
-        .map(|record| record["loss"].as_f64().unwrap())
-        .collect()
+    let records = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    records.filter(|record| record["kind"] == "train").map(|record| record["loss"].as_f64().unwrap()).collect()
 }
 
 #[test]
 fn it_learns() {
     let logs = folder("custom_model");
-    let report = train(
-        &overrides(&logs, &["train.train_iters=40"]),
-        Console::Silent,
-    )
-    .unwrap();
+    let report = train(&overrides(&logs, &["train.train_iters=40"]), Console::Silent).unwrap();
     let losses = losses(&logs);
     assert_eq!(losses.len(), 40);
     // ln 512 = 6.24 before anything is learned.
@@ -50,31 +39,17 @@ fn it_learns() {
     let last = losses[39];
     assert!(last < 0.8 * losses[0], "{last}");
     let validation = report.validation.unwrap().loss().unwrap();
-    assert!(
-        (f64::from(validation) - last).abs() < 1.0,
-        "{validation} and {last}"
-    );
+    assert!((f64::from(validation) - last).abs() < 1.0, "{validation} and {last}");
 }
 
 #[test]
 fn its_field_decides_a_size() {
     let logs = folder("expansion");
-    let report = train(
-        &overrides(&logs, &["train.train_iters=1", "model.expansion=3"]),
-        Console::Silent,
-    )
-    .unwrap();
+    let report = train(&overrides(&logs, &["train.train_iters=1", "model.expansion=3"]), Console::Silent).unwrap();
     let parameters = report.run.chunks()[0].parameters();
-    let up = parameters
-        .iter()
-        .find(|parameter| parameter.name == "layers.1.up")
-        .unwrap();
+    let up = parameters.iter().find(|parameter| parameter.name == "layers.1.up").unwrap();
     assert_eq!(up.shape, [3 * 64, 64]);
-    let refused = |key_value: &str| {
-        train(&overrides(&logs, &[key_value]), Console::Silent)
-            .unwrap_err()
-            .to_string()
-    };
+    let refused = |key_value: &str| train(&overrides(&logs, &[key_value]), Console::Silent).unwrap_err().to_string();
     assert!(refused("model.expansion=0").contains("expansion"));
     assert!(refused("model.expansion=wide").contains("model.expansion"));
     assert!(refused("model.expantion=2").contains("did you mean `expansion`"));
@@ -82,21 +57,12 @@ fn its_field_decides_a_size() {
 
 #[test]
 fn it_resumes_bit_for_bit() {
-    let [whole, parts, checkpoints] =
-        ["whole", "parts", "checkpoints"].map(|name| folder(&format!("mixer_{name}")));
-    train(
-        &overrides(&whole, &["train.train_iters=8"]),
-        Console::Silent,
-    )
-    .unwrap();
+    let [whole, parts, checkpoints] = ["whole", "parts", "checkpoints"].map(|name| folder(&format!("mixer_{name}")));
+    train(&overrides(&whole, &["train.train_iters=8"]), Console::Silent).unwrap();
     let save = format!("checkpoint.save='{}'", checkpoints.display());
     let load = format!("checkpoint.load='{}'", checkpoints.display());
     let more = ["train.train_iters=8", &save, &load];
-    train(
-        &overrides(&parts, &[&more[..], &["train.exit_interval=5"]].concat()),
-        Console::Silent,
-    )
-    .unwrap();
+    train(&overrides(&parts, &[&more[..], &["train.exit_interval=5"]].concat()), Console::Silent).unwrap();
     assert_eq!(losses(&parts).len(), 5);
     let report = train(&overrides(&parts, &more), Console::Silent).unwrap();
     assert_eq!(report.train_state.step, 8);

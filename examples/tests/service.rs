@@ -35,19 +35,14 @@ impl Client {
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
         let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-        (
-            head.split(' ').nth(1).unwrap().parse().unwrap(),
-            body.to_owned(),
-        )
+        (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
     }
 
     fn start(&self, recipe: &Value, overrides: &[&str]) -> u64 {
         let order = json!({ "recipe": recipe, "overrides": overrides });
         let (status, body) = self.ask("POST", "/runs", "", &order.to_string());
         assert_eq!(status, 201, "{body}");
-        serde_json::from_str::<Value>(&body).unwrap()["id"]
-            .as_u64()
-            .unwrap()
+        serde_json::from_str::<Value>(&body).unwrap()["id"].as_u64().unwrap()
     }
 
     /// The events after the first `seen`; none when the run has told them all.
@@ -57,18 +52,10 @@ impl Client {
         match status {
             204 => Vec::new(),
             200 => {
-                let ids = body
-                    .lines()
-                    .filter_map(|line| line.strip_prefix("id: "))
-                    .map(|id| id.parse().unwrap());
+                let ids = body.lines().filter_map(|line| line.strip_prefix("id: ")).map(|id| id.parse().unwrap());
                 let data = body.lines().filter_map(|line| line.strip_prefix("data: "));
-                let events: Vec<Value> = data
-                    .map(|data| serde_json::from_str(data).unwrap())
-                    .collect();
-                assert_eq!(
-                    ids.collect::<Vec<usize>>(),
-                    (seen + 1..=seen + events.len()).collect::<Vec<_>>()
-                );
+                let events: Vec<Value> = data.map(|data| serde_json::from_str(data).unwrap()).collect();
+                assert_eq!(ids.collect::<Vec<usize>>(), (seen + 1..=seen + events.len()).collect::<Vec<_>>());
                 events
             }
             _ => panic!("{status}: {body}"),
@@ -106,16 +93,8 @@ fn tiny() -> Value {
 }
 
 fn iterations(checkpoints: &[Value]) -> Vec<u64> {
-    assert!(
-        checkpoints
-            .iter()
-            .all(|checkpoint| checkpoint["complete"] == true),
-        "{checkpoints:?}"
-    );
-    checkpoints
-        .iter()
-        .map(|checkpoint| checkpoint["iteration"].as_u64().unwrap())
-        .collect()
+    assert!(checkpoints.iter().all(|checkpoint| checkpoint["complete"] == true), "{checkpoints:?}");
+    checkpoints.iter().map(|checkpoint| checkpoint["iteration"].as_u64().unwrap()).collect()
 }
 
 #[test]
@@ -126,44 +105,22 @@ fn runs_are_started_watched_cancelled_and_refused() {
     let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
     let client = Client(listener.local_addr().unwrap());
     let (stop, stopped) = oneshot::channel::<()>();
-    let server = runtime.spawn(service::serve(listener, folder, async {
-        stopped.await.unwrap_or_default()
-    }));
+    let server = runtime.spawn(service::serve(listener, folder, async { stopped.await.unwrap_or_default() }));
 
     // One that ends by itself.
     let id = client.start(&tiny(), &[]);
     let events = client.watch(id);
     let (end, steps) = events.split_last().unwrap();
-    assert_eq!(
-        (&end["event"], &end["step"], &end["reason"]),
-        (&json!("end"), &json!(6), &json!("training is done"))
-    );
-    assert_eq!(
-        steps
-            .iter()
-            .map(|step| step["iteration"].as_u64().unwrap())
-            .collect::<Vec<_>>(),
-        [1, 2, 3, 4, 5, 6]
-    );
+    assert_eq!((&end["event"], &end["step"], &end["reason"]), (&json!("end"), &json!(6), &json!("training is done")));
+    assert_eq!(steps.iter().map(|step| step["iteration"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 2, 3, 4, 5, 6]);
     // About ln 64 = 4.16 before anything is learned.
-    assert!(
-        steps
-            .iter()
-            .all(|step| (3.0..5.0).contains(&step["loss"].as_f64().unwrap())),
-        "{steps:?}"
-    );
+    assert!(steps.iter().all(|step| (3.0..5.0).contains(&step["loss"].as_f64().unwrap())), "{steps:?}");
     assert_eq!(iterations(&client.checkpoints(id)), [3, 6]);
 
     // One that is cancelled, and saves where it stopped.
-    let id = client.start(
-        &tiny(),
-        &["train.train_iters=100000", "checkpoint.save_interval=null"],
-    );
+    let id = client.start(&tiny(), &["train.train_iters=100000", "checkpoint.save_interval=null"]);
     assert_eq!(client.progress(id, 0)[0]["iteration"], 1);
-    assert_eq!(
-        client.ask("POST", &format!("/runs/{id}/cancel"), "", "").0,
-        202
-    );
+    assert_eq!(client.ask("POST", &format!("/runs/{id}/cancel"), "", "").0, 202);
     let end = client.watch(id).pop().unwrap();
     assert_eq!(end["reason"], "exiting because the run was cancelled");
     let last = end["step"].as_u64().unwrap();
@@ -179,19 +136,10 @@ fn runs_are_started_watched_cancelled_and_refused() {
     // A recipe with a typing error, runs that do not exist, an event that is no number.
     let order = json!({ "recipe": tiny(), "overrides": ["train.micro_batch_sise=1"] });
     let (status, body) = client.ask("POST", "/runs", "", &order.to_string());
-    assert_eq!(
-        (status, body.contains("micro_batch_size")),
-        (422, true),
-        "{body}"
-    );
+    assert_eq!((status, body.contains("micro_batch_size")), (422, true), "{body}");
     assert_eq!(client.ask("GET", "/runs/3/progress", "", "").0, 404);
     assert_eq!(client.ask("POST", "/runs/3/cancel", "", "").0, 404);
-    assert_eq!(
-        client
-            .ask("GET", "/runs/0/progress", "Last-Event-ID: x\r\n", "")
-            .0,
-        400
-    );
+    assert_eq!(client.ask("GET", "/runs/0/progress", "Last-Event-ID: x\r\n", "").0, 400);
 
     // The service stops what is still training when it stops itself.
     let id = client.start(&tiny(), &["train.train_iters=100000"]);

@@ -11,28 +11,15 @@ fn build_bridge(features: &[String]) -> Result<PathBuf> {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo
         // The whole workspace, as the tests build it: another selection resolves other features and would compile Burn anew.
-        .args([
-            "build",
-            "--release",
-            "--workspace",
-            "--bins",
-            "--message-format",
-            "json-render-diagnostics",
-        ])
+        .args(["build", "--release", "--workspace", "--bins", "--message-format", "json-render-diagnostics"])
         .stdout(Stdio::piped());
     if !features.is_empty() {
-        let features: Vec<String> = features
-            .iter()
-            .map(|feature| format!("bridge-cli/{feature}"))
-            .collect();
+        let features: Vec<String> = features.iter().map(|feature| format!("bridge-cli/{feature}")).collect();
         cargo.args(["--features", &features.join(",")]);
     }
     eprintln!("building bridge (the first build compiles Burn and takes some minutes)");
     let mut child = cargo.spawn().context("cargo could not be started")?;
-    let stdout = child
-        .stdout
-        .take()
-        .context("cargo's output could not be read")?;
+    let stdout = child.stdout.take().context("cargo's output could not be read")?;
     let mut executable = None;
     for line in BufReader::new(stdout).lines() {
         let message: serde_json::Value = serde_json::from_str(&line?).unwrap_or_default();
@@ -52,10 +39,9 @@ fn build_bridge(features: &[String]) -> Result<PathBuf> {
 fn feature_hint(features: &[String]) -> String {
     match features {
         [] => String::new(),
-        features => format!(
-            " with features {}: is the name right, and what the feature needs installed?",
-            features.join(",")
-        ),
+        features => {
+            format!(" with features {}: is the name right, and what the feature needs installed?", features.join(","))
+        }
     }
 }
 
@@ -70,12 +56,7 @@ fn run(command: &mut Command) -> Result<ExitCode> {
     #[cfg(unix)]
     {
         use std::os::unix::process::CommandExt;
-        Err(command.exec()).with_context(|| {
-            format!(
-                "{} could not be started",
-                command.get_program().to_string_lossy()
-            )
-        })
+        Err(command.exec()).with_context(|| format!("{} could not be started", command.get_program().to_string_lossy()))
     }
     #[cfg(not(unix))]
     {

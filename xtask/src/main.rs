@@ -58,19 +58,13 @@ fn main() -> Result<ExitCode> {
     match Cli::parse().command {
         Command::Train(train) => run_train(train),
         Command::Test(test) => suite::run(&test.rest),
-        Command::Bench(bench) => {
-            build::run_bridge(&[], [vec!["bench".into()], bench.rest].concat())
-        }
+        Command::Bench(bench) => build::run_bridge(&[], [vec!["bench".into()], bench.rest].concat()),
         Command::Bridge(bridge) => build::run_bridge(&[], bridge.rest),
     }
 }
 
 fn run_train(train: Train) -> Result<ExitCode> {
-    let Train {
-        recipe,
-        device,
-        rest,
-    } = train;
+    let Train { recipe, device, rest } = train;
     let mut arguments = vec!["train".to_owned(), recipe];
     let mut features = Vec::new();
     // Options may also come after the overrides, where clap hands them on unread.
@@ -97,10 +91,7 @@ fn option_value(arguments: &[String], name: &str) -> Option<String> {
         if argument == name {
             return rest.next().cloned();
         }
-        if let Some(value) = argument
-            .strip_prefix(name)
-            .and_then(|tail| tail.strip_prefix('='))
-        {
+        if let Some(value) = argument.strip_prefix(name).and_then(|tail| tail.strip_prefix('=')) {
             return Some(value.to_owned());
         }
     }

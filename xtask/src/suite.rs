@@ -16,14 +16,7 @@ pub fn run(rest: &[String]) -> Result<ExitCode> {
     let mut skipped = Vec::new();
     match mpi() {
         Ok(()) => {
-            let arguments = [
-                "test",
-                "--release",
-                "--package",
-                "bridge-dist",
-                "--features",
-                "mpi",
-            ];
+            let arguments = ["test", "--release", "--package", "bridge-dist", "--features", "mpi"];
             let mut arguments: Vec<String> = arguments.map(str::to_owned).to_vec();
             arguments.extend(rest.iter().cloned());
             if !cargo(&arguments)? {
@@ -40,39 +33,21 @@ pub fn run(rest: &[String]) -> Result<ExitCode> {
         println!("FAILED   {suite}");
     }
     if failed.is_empty() {
-        println!(
-            "all suites passed{}",
-            if skipped.is_empty() {
-                ""
-            } else {
-                " but those skipped above"
-            }
-        );
+        println!("all suites passed{}", if skipped.is_empty() { "" } else { " but those skipped above" });
     }
-    Ok(if failed.is_empty() {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    Ok(if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn cargo(arguments: &[String]) -> Result<bool> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     println!("$ cargo {}", arguments.join(" "));
-    Ok(Command::new(cargo)
-        .args(arguments)
-        .status()
-        .context("cargo could not be started")?
-        .success())
+    Ok(Command::new(cargo).args(arguments).status().context("cargo could not be started")?.success())
 }
 
 /// Whether MPI programs can be built and launched here.
 fn mpi() -> Result<(), String> {
     for (program, packages) in [("mpicc", "libopenmpi-dev"), ("mpirun", "openmpi-bin")] {
-        let found = Command::new(program)
-            .arg("--version")
-            .output()
-            .is_ok_and(|output| output.status.success());
+        let found = Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success());
         if !found {
             return Err(format!(
                 "`{program}` was not found (Debian and Ubuntu: apt-get install {packages} libclang1-14 libclang-common-14-dev)"

@@ -45,42 +45,20 @@ pub fn open(path: &Path, device: &Device) -> Result<LoadedModel, Failure> {
         params_dtype: FloatDType::F32,
         padded_vocab_size: config.padded_vocab_size,
     };
-    let blank = DecoderConfig {
-        perform_initialization: false,
-        ..config.clone()
-    };
-    let mut chunk = build_decoder(&blank, &context, &Stage::whole(config.num_layers))
-        .map_err(Failure::input)?;
+    let blank = DecoderConfig { perform_initialization: false, ..config.clone() };
+    let mut chunk = build_decoder(&blank, &context, &Stage::whole(config.num_layers)).map_err(Failure::input)?;
     load_parameters(chunk.as_mut(), &checkpoint).map_err(Failure::input)?;
     let tokenizer = checkpoint_tokenizer(&checkpoint)?;
-    let stop_tokens = tokenizer
-        .iter()
-        .filter_map(|tokenizer| tokenizer.eod())
-        .collect();
-    Ok(LoadedModel {
-        chunk: chunk.inference(),
-        config,
-        tokenizer,
-        stop_tokens,
-        checkpoint: Some(checkpoint),
-    })
+    let stop_tokens = tokenizer.iter().filter_map(|tokenizer| tokenizer.eod()).collect();
+    Ok(LoadedModel { chunk: chunk.inference(), config, tokenizer, stop_tokens, checkpoint: Some(checkpoint) })
 }
 
 fn open_hugging_face(folder: &Path, device: &Device) -> Result<LoadedModel, Failure> {
     let model = HfModel::open(folder).map_err(Failure::input)?;
-    let chunk = model
-        .build(&device.clone().autodiff())
-        .map_err(Failure::input)?;
-    let has_tokenizer = ["tokenizer.json", "vocab.json"]
-        .iter()
-        .any(|name| folder.join(name).is_file());
-    let tokenizer: Option<Arc<dyn Tokenizer>> = if has_tokenizer {
-        Some(Arc::new(
-            HuggingFaceTokenizer::load(folder).map_err(Failure::input)?,
-        ))
-    } else {
-        None
-    };
+    let chunk = model.build(&device.clone().autodiff()).map_err(Failure::input)?;
+    let has_tokenizer = ["tokenizer.json", "vocab.json"].iter().any(|name| folder.join(name).is_file());
+    let tokenizer: Option<Arc<dyn Tokenizer>> =
+        if has_tokenizer { Some(Arc::new(HuggingFaceTokenizer::load(folder).map_err(Failure::input)?)) } else { None };
     Ok(LoadedModel {
         chunk: chunk.inference(),
         config: model.config().clone(),
@@ -93,15 +71,9 @@ fn open_hugging_face(folder: &Path, device: &Device) -> Result<LoadedModel, Fail
 /// Opens the newest checkpoint of a folder, or the one that `path` is.
 pub fn open_checkpoint(path: &Path) -> Result<Checkpoint, Failure> {
     if !path.exists() {
-        return Err(Failure::input(format!(
-            "{}: there is no such file or folder",
-            path.display()
-        )));
+        return Err(Failure::input(format!("{}: there is no such file or folder", path.display())));
     }
-    match CheckpointStore::open(path)
-        .and_then(|s| s.resolve(&LoadRequest::default()))
-        .map_err(Failure::input)?
-    {
+    match CheckpointStore::open(path).and_then(|s| s.resolve(&LoadRequest::default())).map_err(Failure::input)? {
         Resolution::Found(found) => {
             if !found.report.is_empty() {
                 eprintln!("{}", found.report);
@@ -137,18 +109,11 @@ pub fn decoder_config(checkpoint: &Checkpoint) -> Result<DecoderConfig, Failure>
 /// The recipe saved with a checkpoint.
 pub fn recipe(checkpoint: &Checkpoint) -> Result<RawConfig, Failure> {
     let text = checkpoint.run_config().map_err(Failure::input)?;
-    Ok(RawConfig::from_text(
-        &text,
-        Format::Toml,
-        &[],
-        &Kinds::builtin(),
-    )?)
+    Ok(RawConfig::from_text(&text, Format::Toml, &[], &Kinds::builtin())?)
 }
 
 /// The tokenizer saved with a checkpoint, or the Null tokenizer its recipe names.
-pub fn checkpoint_tokenizer(
-    checkpoint: &Checkpoint,
-) -> Result<Option<Arc<dyn Tokenizer>>, Failure> {
+pub fn checkpoint_tokenizer(checkpoint: &Checkpoint) -> Result<Option<Arc<dyn Tokenizer>>, Failure> {
     if checkpoint.file_names().any(|name| name == "tokenizer.json") {
         let folder = unpack_tokenizer(checkpoint)?;
         let loaded = HuggingFaceTokenizer::load(folder.path()).map_err(Failure::input)?;
@@ -171,10 +136,7 @@ fn unpack_tokenizer(checkpoint: &Checkpoint) -> Result<tempfile::TempDir, Failur
 
 /// Writes a checkpoint's tokenizer files to `folder`. Returns where they lie.
 pub fn copy_tokenizer(checkpoint: &Checkpoint, folder: &Path) -> Result<Vec<PathBuf>, Failure> {
-    let names: Vec<&str> = checkpoint
-        .file_names()
-        .filter(|name| is_tokenizer_file(name))
-        .collect();
+    let names: Vec<&str> = checkpoint.file_names().filter(|name| is_tokenizer_file(name)).collect();
     let mut written = Vec::new();
     for name in names {
         let path = folder.join(name);

@@ -85,9 +85,7 @@ fn failures_on_threads() {
 fn a_panic_reaches_everyone_at_once() {
     let start = Instant::now();
     let error = run_ranks(3, LONG, |comm| {
-        let inner = comm
-            .split(Some(0), 0, "inner")?
-            .ok_or("a colour was given")?;
+        let inner = comm.split(Some(0), 0, "inner")?.ok_or("a colour was given")?;
         if comm.rank() == 1 {
             inner.broadcast((&mut [1u8]).into(), 0)?;
             panic!("out of luck");
@@ -97,29 +95,11 @@ fn a_panic_reaches_everyone_at_once() {
         Ok::<_, BoxError>(())
     })
     .unwrap_err();
-    assert!(
-        start.elapsed() < Duration::from_secs(20),
-        "the time limit was waited for"
-    );
+    assert!(start.elapsed() < Duration::from_secs(20), "the time limit was waited for");
     assert_eq!(error.rank, 1);
-    assert!(
-        matches!(&error.failure, RankFailure::Panicked(message) if message == "out of luck"),
-        "{error}"
-    );
-    assert!(
-        error
-            .operation
-            .contains("broadcast(1 x u8, root 0) of group `inner`"),
-        "{error}"
-    );
-    assert_eq!(
-        error
-            .others
-            .iter()
-            .map(|(rank, _)| *rank)
-            .collect::<Vec<_>>(),
-        [0, 2]
-    );
+    assert!(matches!(&error.failure, RankFailure::Panicked(message) if message == "out of luck"), "{error}");
+    assert!(error.operation.contains("broadcast(1 x u8, root 0) of group `inner`"), "{error}");
+    assert_eq!(error.others.iter().map(|(rank, _)| *rank).collect::<Vec<_>>(), [0, 2]);
 }
 
 #[test]
@@ -134,32 +114,17 @@ fn an_error_of_the_program_is_the_one_reported() {
     .unwrap_err();
     assert_eq!(error.rank, 2);
     assert_eq!(error.others.len(), 2);
-    assert!(
-        error.to_string().starts_with("rank 2 failed: no such file"),
-        "{error}"
-    );
+    assert!(error.to_string().starts_with("rank 2 failed: no such file"), "{error}");
 }
 
 #[test]
 fn a_rank_that_returns_early_is_missed_at_once() {
     let start = Instant::now();
-    let error = run_ranks(2, LONG, |comm| {
-        if comm.rank() == 0 {
-            comm.recv((&mut [0u8]).into(), 1, 0)
-        } else {
-            Ok(())
-        }
-    })
-    .unwrap_err();
-    assert!(
-        start.elapsed() < Duration::from_secs(20),
-        "the time limit was waited for"
-    );
+    let error = run_ranks(2, LONG, |comm| if comm.rank() == 0 { comm.recv((&mut [0u8]).into(), 1, 0) } else { Ok(()) })
+        .unwrap_err();
+    assert!(start.elapsed() < Duration::from_secs(20), "the time limit was waited for");
     assert_eq!(error.rank, 0);
-    assert!(
-        error.to_string().contains("rank 1 has left the group"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("rank 1 has left the group"), "{error}");
 }
 
 #[test]
@@ -187,10 +152,7 @@ fn a_panicking_thread_without_the_launcher_fails_its_world() {
     });
     assert!(thread.join().is_err());
     let error = first.barrier().unwrap_err();
-    assert!(
-        matches!(&*error.root_cause().kind, CommErrorKind::Panicked { .. }),
-        "{error}"
-    );
+    assert!(matches!(&*error.root_cause().kind, CommErrorKind::Panicked { .. }), "{error}");
 }
 
 #[test]

@@ -25,17 +25,11 @@ fn main() -> ExitCode {
 
 fn report(rank: usize, what: &str) {
     println!("rank {rank}: {what}");
-    std::io::stdout()
-        .flush()
-        .expect("standard output takes the report");
+    std::io::stdout().flush().expect("standard output takes the report");
 }
 
 fn join(timeout: Duration) -> MpiWorld {
-    MpiWorld::init(MpiOptions {
-        timeout,
-        expected_size: None,
-    })
-    .expect("MPI starts")
+    MpiWorld::init(MpiOptions { timeout, expected_size: None }).expect("MPI starts")
 }
 
 fn rank(role: &str) {
@@ -56,22 +50,13 @@ fn rank(role: &str) {
             let _ = comm.barrier();
         }
         "size" => {
-            let options = MpiOptions {
-                timeout: LONG,
-                expected_size: Some(7),
-            };
+            let options = MpiOptions { timeout: LONG, expected_size: Some(7) };
             let error = MpiWorld::init(options).expect_err("there are fewer ranks");
-            assert!(
-                matches!(error, MpiInitError::WorldSize { expected: 7, .. }),
-                "{error}"
-            );
+            assert!(matches!(error, MpiInitError::WorldSize { expected: 7, .. }), "{error}");
             report(0, "refused");
         }
         failure => {
-            let (_, case) = suite::failures::CASES
-                .iter()
-                .find(|(name, _)| *name == failure)
-                .expect("a case");
+            let (_, case) = suite::failures::CASES.iter().find(|(name, _)| *name == failure).expect("a case");
             let world = join(SHORT);
             let comm = world.communicator();
             case(&comm).unwrap_or_else(|error| panic!("{failure}: {error}"));
@@ -85,15 +70,7 @@ fn rank(role: &str) {
 fn launch(ranks: usize, role: &str) -> Output {
     let program = env::current_exe().expect("the test knows its own path");
     Command::new("mpirun")
-        .args([
-            "--oversubscribe",
-            "--bind-to",
-            "none",
-            "--mca",
-            "mpi_yield_when_idle",
-            "1",
-            "-np",
-        ])
+        .args(["--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1", "-np"])
         .arg(ranks.to_string())
         .arg(program)
         .env(ROLE, role)
@@ -110,10 +87,7 @@ fn expect_reports(output: &Output, ranks: usize, text: &str, what: &str) {
     for rank in 0..ranks {
         let line = format!("rank {rank}: {text}");
         let stderr = String::from_utf8_lossy(&output.stderr);
-        assert!(
-            stdout.contains(&line),
-            "{what}: no `{line}`\n{stdout}\n{stderr}"
-        );
+        assert!(stdout.contains(&line), "{what}: no `{line}`\n{stdout}\n{stderr}");
     }
 }
 

@@ -4,9 +4,7 @@ use std::time::Duration;
 
 use bridge_dist::comm::ReduceOp;
 use bridge_dist::comm::thread::run_ranks;
-use bridge_dist::mesh::{
-    Axis, GroupKind, Mesh, MeshError, MeshSetupError, ParallelSizes, ProcessGroups, RankOrder,
-};
+use bridge_dist::mesh::{Axis, GroupKind, Mesh, MeshError, MeshSetupError, ParallelSizes, ProcessGroups, RankOrder};
 use proptest::prelude::*;
 
 fn sizes(tp: usize, cp: usize, pp: usize) -> ParallelSizes {
@@ -29,10 +27,7 @@ fn dense_groups_of_sixteen_ranks() {
     let cases: [(GroupKind, &[&[usize]]); 9] = [
         (GroupKind::Tensor, &[&[0, 1], &[2, 3]]),
         (GroupKind::Context, &[&[0, 2], &[1, 3], &[4, 6], &[5, 7]]),
-        (
-            GroupKind::Data,
-            &[&[0, 4], &[1, 5], &[2, 6], &[3, 7], &[8, 12]],
-        ),
+        (GroupKind::Data, &[&[0, 4], &[1, 5], &[2, 6], &[3, 7], &[8, 12]]),
         (GroupKind::Pipeline, &[&[0, 8], &[1, 9]]),
         (GroupKind::DataContext, &[&[0, 2, 4, 6], &[1, 3, 5, 7]]),
         (GroupKind::Model, &[&[0, 1, 8, 9], &[2, 3, 10, 11]]),
@@ -47,21 +42,11 @@ fn dense_groups_of_sixteen_ranks() {
 
 #[test]
 fn expert_groups_of_sixteen_ranks() {
-    let sizes = ParallelSizes {
-        expert_model_parallel_size: 4,
-        expert_tensor_parallel_size: Some(1),
-        ..sizes(2, 2, 2)
-    };
+    let sizes = ParallelSizes { expert_model_parallel_size: 4, expert_tensor_parallel_size: Some(1), ..sizes(2, 2, 2) };
     let mesh = Mesh::new(16, sizes, RankOrder::TpCpEpDpPp).unwrap();
-    assert_eq!(
-        first(&mesh, GroupKind::Expert, 2),
-        [[0, 1, 2, 3], [4, 5, 6, 7]]
-    );
+    assert_eq!(first(&mesh, GroupKind::Expert, 2), [[0, 1, 2, 3], [4, 5, 6, 7]]);
     assert_eq!(first(&mesh, GroupKind::ExpertData, 2), [[0, 4], [1, 5]]);
-    assert_eq!(
-        first(&mesh, GroupKind::ExpertModel, 2),
-        [[0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15]]
-    );
+    assert_eq!(first(&mesh, GroupKind::ExpertModel, 2), [[0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15]]);
 }
 
 #[test]
@@ -75,19 +60,10 @@ fn embedding_ranks_are_the_ends_of_a_pipeline() {
 
 #[test]
 fn optimizer_instances_cut_consecutive_parts() {
-    let sizes = ParallelSizes {
-        num_distributed_optimizer_instances: 2,
-        ..sizes(2, 1, 1)
-    };
+    let sizes = ParallelSizes { num_distributed_optimizer_instances: 2, ..sizes(2, 1, 1) };
     let mesh = Mesh::new(8, sizes, RankOrder::TpCpEpDpPp).unwrap();
-    assert_eq!(
-        first(&mesh, GroupKind::DistributedOptimizer, 2),
-        [[0, 2], [4, 6]]
-    );
-    assert_eq!(
-        first(&mesh, GroupKind::DistributedOptimizerReplicas, 2),
-        [[0, 4], [2, 6]]
-    );
+    assert_eq!(first(&mesh, GroupKind::DistributedOptimizer, 2), [[0, 2], [4, 6]]);
+    assert_eq!(first(&mesh, GroupKind::DistributedOptimizerReplicas, 2), [[0, 4], [2, 6]]);
 }
 
 #[test]
@@ -100,77 +76,33 @@ fn the_other_order_puts_replicas_last() {
 #[test]
 fn impossible_meshes_say_why() {
     let error = Mesh::new(6, sizes(2, 1, 2), RankOrder::TpCpEpDpPp).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "a world of 6 ranks is not divisible by 4 (tensor 2 x pipeline 2 x context 1)"
-    );
+    assert_eq!(error.to_string(), "a world of 6 ranks is not divisible by 4 (tensor 2 x pipeline 2 x context 1)");
     let error = Mesh::new(4, sizes(0, 1, 2), RankOrder::TpCpEpDpPp).unwrap_err();
-    assert_eq!(
-        error,
-        MeshError::ZeroSize {
-            name: "tensor_model_parallel_size"
-        }
-    );
-    let uneven_experts = ParallelSizes {
-        expert_model_parallel_size: 3,
-        ..sizes(1, 1, 1)
-    };
+    assert_eq!(error, MeshError::ZeroSize { name: "tensor_model_parallel_size" });
+    let uneven_experts = ParallelSizes { expert_model_parallel_size: 3, ..sizes(1, 1, 1) };
     assert!(matches!(
         Mesh::new(4, uneven_experts, RankOrder::TpCpEpDpPp).unwrap_err(),
         MeshError::NotDivisible { product: 3, .. }
     ));
-    let experts = ParallelSizes {
-        expert_model_parallel_size: 2,
-        ..sizes(1, 1, 2)
-    };
-    assert!(matches!(
-        Mesh::new(8, experts, RankOrder::TpCpEpPpDp).unwrap_err(),
-        MeshError::PipelinesDiffer { .. }
-    ));
-    let no_expert_tensor = ParallelSizes {
-        expert_tensor_parallel_size: Some(1),
-        ..sizes(2, 1, 2)
-    };
+    let experts = ParallelSizes { expert_model_parallel_size: 2, ..sizes(1, 1, 2) };
+    assert!(matches!(Mesh::new(8, experts, RankOrder::TpCpEpPpDp).unwrap_err(), MeshError::PipelinesDiffer { .. }));
+    let no_expert_tensor = ParallelSizes { expert_tensor_parallel_size: Some(1), ..sizes(2, 1, 2) };
     assert!(matches!(
         Mesh::new(8, no_expert_tensor, RankOrder::TpCpEpPpDp).unwrap_err(),
-        MeshError::ReplicasDiffer {
-            dense: 2,
-            expert: 4,
-            ..
-        }
+        MeshError::ReplicasDiffer { dense: 2, expert: 4, .. }
     ));
-    let instances = ParallelSizes {
-        num_distributed_optimizer_instances: 3,
-        ..sizes(1, 1, 1)
-    };
+    let instances = ParallelSizes { num_distributed_optimizer_instances: 3, ..sizes(1, 1, 1) };
     assert!(matches!(
         Mesh::new(4, instances, RankOrder::TpCpEpDpPp).unwrap_err(),
-        MeshError::OptimizerInstances {
-            instances: 3,
-            size: 4,
-            ..
-        }
+        MeshError::OptimizerInstances { instances: 3, size: 4, .. }
     ));
-    assert!(
-        "dp-tp"
-            .parse::<RankOrder>()
-            .unwrap_err()
-            .to_string()
-            .contains("tp-cp-ep-pp-dp")
-    );
-    assert_eq!(
-        "tp-cp-ep-pp-dp".parse::<RankOrder>().unwrap(),
-        RankOrder::TpCpEpPpDp
-    );
+    assert!("dp-tp".parse::<RankOrder>().unwrap_err().to_string().contains("tp-cp-ep-pp-dp"));
+    assert_eq!("tp-cp-ep-pp-dp".parse::<RankOrder>().unwrap(), RankOrder::TpCpEpPpDp);
 }
 
 /// Groups by brute force: two ranks share a group when all their other coordinates are equal, with coordinates found by counting
 /// through nested loops instead of by division.
-fn brute_force(
-    order: RankOrder,
-    size_of: impl Fn(Axis) -> usize,
-    selected: &[Axis],
-) -> Vec<Vec<usize>> {
+fn brute_force(order: RankOrder, size_of: impl Fn(Axis) -> usize, selected: &[Axis]) -> Vec<Vec<usize>> {
     let axes = order.axes();
     let mut coordinates: Vec<[usize; 5]> = Vec::new();
     for e in 0..size_of(axes[4]) {
@@ -186,10 +118,7 @@ fn brute_force(
     }
     let mut groups: Vec<(Vec<usize>, Vec<usize>)> = Vec::new();
     for (rank, coordinate) in coordinates.iter().enumerate() {
-        let key: Vec<usize> = (0..5)
-            .filter(|&i| !selected.contains(&axes[i]))
-            .map(|i| coordinate[i])
-            .collect();
+        let key: Vec<usize> = (0..5).filter(|&i| !selected.contains(&axes[i])).map(|i| coordinate[i]).collect();
         match groups.iter_mut().find(|(other, _)| *other == key) {
             Some((_, ranks)) => ranks.push(rank),
             None => groups.push((key, vec![rank])),
@@ -303,10 +232,7 @@ fn communicators_follow_the_mesh() {
             assert_eq!(group.size(), expected.len());
             let mut members = vec![0i64; group.size()];
             group.all_gather((&[rank as i64]).into(), (&mut members).into())?;
-            assert_eq!(
-                members,
-                expected.iter().map(|&rank| rank as i64).collect::<Vec<_>>()
-            );
+            assert_eq!(members, expected.iter().map(|&rank| rank as i64).collect::<Vec<_>>());
         }
         assert_eq!(groups.pipeline().rank(), groups.coordinates().pp);
         Ok::<_, bridge_dist::comm::thread::BoxError>(())
@@ -320,10 +246,7 @@ fn a_world_of_another_size_is_refused() {
     let world = ProcessGroups::single().world().clone();
     assert!(matches!(
         ProcessGroups::new(world, mesh).unwrap_err(),
-        MeshSetupError::WorldSize {
-            expected: 4,
-            found: 1
-        }
+        MeshSetupError::WorldSize { expected: 4, found: 1 }
     ));
 }
 
@@ -333,9 +256,7 @@ fn a_single_rank_has_every_group() {
     for kind in GroupKind::ALL {
         let group = groups.get(kind).unwrap();
         let mut value = [3.0f32];
-        group
-            .all_reduce((&mut value).into(), ReduceOp::Avg)
-            .unwrap();
+        group.all_reduce((&mut value).into(), ReduceOp::Avg).unwrap();
         assert_eq!((group.size(), value), (1, [3.0]));
     }
 }

@@ -21,11 +21,7 @@ fn even(embedding: Accounting, loss: Accounting) -> Split {
 
 fn layers(placement: &Placement) -> Vec<Vec<(usize, usize)>> {
     let pair = |stage: &StageContent| (stage.layers.start, stage.layers.end);
-    placement
-        .chunks
-        .iter()
-        .map(|rank| rank.iter().map(pair).collect())
-        .collect()
+    placement.chunks.iter().map(|rank| rank.iter().map(pair).collect()).collect()
 }
 
 #[test]
@@ -45,15 +41,9 @@ fn embedding_and_loss_can_take_places() {
 
 #[test]
 fn uneven_split() {
-    let split = Split::Uneven {
-        first: Some(2),
-        last: Some(4),
-    };
+    let split = Split::Uneven { first: Some(2), last: Some(4) };
     let placement = spec(12, 4, None, split).place().unwrap();
-    assert_eq!(
-        layers(&placement),
-        [[(0, 2)], [(2, 5)], [(5, 8)], [(8, 12)]]
-    );
+    assert_eq!(layers(&placement), [[(0, 2)], [(2, 5)], [(5, 8)], [(8, 12)]]);
 }
 
 #[test]
@@ -68,86 +58,32 @@ fn impossible_splits_say_why() {
         "the number of layers on stage 0 (4) must be divisible by virtual_pipeline_model_parallel_size (3)"
     );
     assert_eq!(
-        text(spec(
-            8,
-            2,
-            None,
-            even(Accounting::AsLayer, Accounting::Free)
-        )),
+        text(spec(8, 2, None, even(Accounting::AsLayer, Accounting::Free))),
         "num_layers plus 1 for embedding and loss (9) must be divisible by pipeline_model_parallel_size (2)"
     );
-    let too_many = Split::Uneven {
-        first: Some(5),
-        last: Some(5),
-    };
-    assert!(matches!(
-        spec(8, 4, None, too_many).place().unwrap_err(),
-        PlacementError::Remainder { left: -2, .. }
-    ));
-    let no_middle = Split::Uneven {
-        first: Some(4),
-        last: Some(4),
-    };
+    let too_many = Split::Uneven { first: Some(5), last: Some(5) };
+    assert!(matches!(spec(8, 4, None, too_many).place().unwrap_err(), PlacementError::Remainder { left: -2, .. }));
+    let no_middle = Split::Uneven { first: Some(4), last: Some(4) };
     assert!(matches!(
         spec(8, 4, None, no_middle).place().unwrap_err(),
-        PlacementError::Remainder {
-            left: 0,
-            left_stages: 2,
-            ..
-        }
+        PlacementError::Remainder { left: 0, left_stages: 2, .. }
     ));
-    let empty_first = Split::Uneven {
-        first: Some(0),
-        last: None,
-    };
-    assert!(matches!(
-        spec(8, 2, None, empty_first).place().unwrap_err(),
-        PlacementError::Zero { .. }
-    ));
-    assert!(matches!(
-        spec(8, 0, None, Split::default()).place().unwrap_err(),
-        PlacementError::Zero { .. }
-    ));
+    let empty_first = Split::Uneven { first: Some(0), last: None };
+    assert!(matches!(spec(8, 2, None, empty_first).place().unwrap_err(), PlacementError::Zero { .. }));
+    assert!(matches!(spec(8, 0, None, Split::default()).place().unwrap_err(), PlacementError::Zero { .. }));
 }
 
 #[test]
 fn a_layout_in_megatrons_language() {
     let layout: Layout = "Et*3|(tt|)*29,m|L".parse().unwrap();
     assert_eq!(layout.stages.len(), 32);
-    let spec = PlacementSpec {
-        mtp_num_layers: 1,
-        ..spec(61, 16, Some(2), Split::Layout(layout.clone()))
-    };
+    let spec = PlacementSpec { mtp_num_layers: 1, ..spec(61, 16, Some(2), Split::Layout(layout.clone())) };
     let placement = spec.place().unwrap();
     let stage = |rank: usize, chunk: usize| placement.chunks[rank][chunk].clone();
-    assert_eq!(
-        stage(0, 0),
-        StageContent {
-            embedding: true,
-            layers: 0..3,
-            num_mtp_layers: 0,
-            loss: false
-        }
-    );
+    assert_eq!(stage(0, 0), StageContent { embedding: true, layers: 0..3, num_mtp_layers: 0, loss: false });
     assert_eq!(stage(0, 1).layers, 33..35);
-    assert_eq!(
-        stage(14, 1),
-        StageContent {
-            embedding: false,
-            layers: 61..61,
-            num_mtp_layers: 1,
-            loss: false
-        }
-    );
-    assert_eq!(
-        stage(15, 1),
-        StageContent {
-            embedding: false,
-            layers: 61..61,
-            num_mtp_layers: 0,
-            loss: true
-        }
-    );
+    assert_eq!(stage(14, 1), StageContent { embedding: false, layers: 61..61, num_mtp_layers: 1, loss: false });
+    assert_eq!(stage(15, 1), StageContent { embedding: false, layers: 61..61, num_mtp_layers: 0, loss: true });
     assert_eq!(layout.to_string().parse::<Layout>().unwrap(), layout);
 }
 
@@ -173,34 +109,19 @@ fn layouts_that_do_not_fit() {
     let cases = [
         ("Et|tL", 3, 2, None, "the number of transformer layers"),
         ("Et|t|L", 2, 2, None, "the number of stages"),
-        (
-            "Et|tL",
-            2,
-            2,
-            Some(2),
-            "virtual_pipeline_model_parallel_size",
-        ),
+        ("Et|tL", 2, 2, Some(2), "virtual_pipeline_model_parallel_size"),
         ("tE|tL", 2, 2, None, "the order of the items"),
         ("Et|t", 2, 2, None, "the number of losses"),
         ("|EttL", 2, 2, None, "the ends"),
     ];
     for (text, num_layers, stages, chunks, expected) in cases {
         let layout = text.parse().unwrap();
-        let error = spec(num_layers, stages, chunks, Split::Layout(layout))
-            .place()
-            .unwrap_err()
-            .to_string();
+        let error = spec(num_layers, stages, chunks, Split::Layout(layout)).place().unwrap_err().to_string();
         assert!(error.contains(expected), "{text}: {error}");
     }
-    let stages = vec![
-        vec![LayoutItem::Embedding, LayoutItem::Transformer],
-        vec![LayoutItem::Loss],
-    ];
+    let stages = vec![vec![LayoutItem::Embedding, LayoutItem::Transformer], vec![LayoutItem::Loss]];
     let built = Split::Layout(Layout { stages });
-    assert_eq!(
-        layers(&spec(1, 2, None, built).place().unwrap()),
-        [[(0, 1)], [(1, 1)]]
-    );
+    assert_eq!(layers(&spec(1, 2, None, built).place().unwrap()), [[(0, 1)], [(1, 1)]]);
 }
 
 proptest! {

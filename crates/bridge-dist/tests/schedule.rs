@@ -1,28 +1,19 @@
 //! Pipeline schedules: published warm-up counts and tables, theory's memory and bubbles, freedom from deadlock, and the checker itself.
 
 use bridge_dist::schedule::{
-    Action, Costs, InterleavedWarmup, PipelineSchedule, PipelineShape, ScheduleError, ScheduleKind,
-    Sends, SimulationReport, interleaved_table, simulate, validate, warmup_microbatches,
+    Action, Costs, InterleavedWarmup, PipelineSchedule, PipelineShape, ScheduleError, ScheduleKind, Sends,
+    SimulationReport, interleaved_table, simulate, validate, warmup_microbatches,
 };
 use proptest::prelude::*;
 
-const ENDLESS: Sends = Sends::Buffered {
-    capacity: usize::MAX,
-};
+const ENDLESS: Sends = Sends::Buffered { capacity: usize::MAX };
 
 fn shape(num_stages: usize, num_chunks: usize, num_microbatches: usize) -> PipelineShape {
-    PipelineShape {
-        num_stages,
-        num_chunks,
-        num_microbatches,
-    }
+    PipelineShape { num_stages, num_chunks, num_microbatches }
 }
 
 fn interleaved(group: usize) -> ScheduleKind {
-    ScheduleKind::Interleaved {
-        microbatch_group_size: group,
-        warmup: InterleavedWarmup::Minimal,
-    }
+    ScheduleKind::Interleaved { microbatch_group_size: group, warmup: InterleavedWarmup::Minimal }
 }
 
 fn run(kind: ScheduleKind, shape: PipelineShape, sends: Sends) -> SimulationReport {
@@ -37,69 +28,43 @@ fn warmups(kind: ScheduleKind, shape: PipelineShape) -> Vec<usize> {
         .iter()
         .map(|actions| {
             let computing = actions.iter().filter(|action| action.message().is_none());
-            computing
-                .take_while(|action| matches!(action, Action::Forward { .. }))
-                .count()
+            computing.take_while(|action| matches!(action, Action::Forward { .. })).count()
         })
         .collect();
     // The list of a rank has the warm-up and the first forward of the steady phase before its first backward.
     for (rank, &forwards) in counted.iter().enumerate() {
         let total = shape.num_microbatches * shape.num_chunks;
-        assert_eq!(
-            forwards,
-            (warmup_microbatches(kind, shape, rank) + 1).min(total)
-        );
+        assert_eq!(forwards, (warmup_microbatches(kind, shape, rank) + 1).min(total));
     }
-    (0..shape.num_stages)
-        .map(|rank| warmup_microbatches(kind, shape, rank))
-        .collect()
+    (0..shape.num_stages).map(|rank| warmup_microbatches(kind, shape, rank)).collect()
 }
 
 #[test]
 fn warm_up_counts_are_megatrons() {
-    assert_eq!(
-        warmups(ScheduleKind::OneForwardOneBackward, shape(4, 1, 8)),
-        [3, 2, 1, 0]
-    );
+    assert_eq!(warmups(ScheduleKind::OneForwardOneBackward, shape(4, 1, 8)), [3, 2, 1, 0]);
     assert_eq!(warmups(interleaved(4), shape(4, 2, 8)), [10, 8, 6, 4]);
-    let overlapping = ScheduleKind::Interleaved {
-        microbatch_group_size: 4,
-        warmup: InterleavedWarmup::OverlapExpertCommunication,
-    };
+    let overlapping =
+        ScheduleKind::Interleaved { microbatch_group_size: 4, warmup: InterleavedWarmup::OverlapExpertCommunication };
     assert_eq!(warmups(overlapping, shape(4, 2, 8)), [11, 9, 7, 5]);
 }
 
 #[test]
 fn the_interleaved_table_is_megatrons() {
-    let (microbatches, chunks): (Vec<usize>, Vec<usize>) =
-        interleaved_table(5, 2, 3).into_iter().unzip();
+    let (microbatches, chunks): (Vec<usize>, Vec<usize>) = interleaved_table(5, 2, 3).into_iter().unzip();
     assert_eq!(microbatches, [0, 1, 2, 0, 1, 2, 3, 4, 3, 4]);
     assert_eq!(chunks, [0, 0, 0, 1, 1, 1, 0, 0, 1, 1]);
 }
 
 #[test]
 fn one_rank_alternates_forward_and_backward() {
-    let schedule =
-        PipelineSchedule::new(ScheduleKind::OneForwardOneBackward, shape(1, 1, 2)).unwrap();
-    let step = |microbatch| {
-        [
-            Action::Forward {
-                microbatch,
-                chunk: 0,
-            },
-            Action::Backward {
-                microbatch,
-                chunk: 0,
-            },
-        ]
-    };
+    let schedule = PipelineSchedule::new(ScheduleKind::OneForwardOneBackward, shape(1, 1, 2)).unwrap();
+    let step = |microbatch| [Action::Forward { microbatch, chunk: 0 }, Action::Backward { microbatch, chunk: 0 }];
     assert_eq!(schedule.ranks, [[step(0), step(1)].concat()]);
 }
 
 #[test]
 fn the_last_rank_of_1f1b_in_full() {
-    let schedule =
-        PipelineSchedule::new(ScheduleKind::OneForwardOneBackward, shape(2, 1, 2)).unwrap();
+    let schedule = PipelineSchedule::new(ScheduleKind::OneForwardOneBackward, shape(2, 1, 2)).unwrap();
     let texts: Vec<String> = schedule.ranks[1].iter().map(Action::to_string).collect();
     assert_eq!(
         texts,
@@ -118,22 +83,14 @@ fn the_last_rank_of_1f1b_in_full() {
 
 #[test]
 fn impossible_shapes_say_why() {
-    let chunks =
-        PipelineSchedule::new(ScheduleKind::OneForwardOneBackward, shape(2, 2, 4)).unwrap_err();
-    assert!(matches!(
-        chunks,
-        ScheduleError::NoChunks { num_chunks: 2, .. }
-    ));
+    let chunks = PipelineSchedule::new(ScheduleKind::OneForwardOneBackward, shape(2, 2, 4)).unwrap_err();
+    assert!(matches!(chunks, ScheduleError::NoChunks { num_chunks: 2, .. }));
     let none = PipelineSchedule::new(ScheduleKind::GPipe, shape(2, 1, 0)).unwrap_err();
     assert!(matches!(none, ScheduleError::Zero { .. }));
     // Too small, too large, and a remainder smaller than the pipeline.
     for (group, microbatches) in [(3, 8), (9, 8), (4, 9)] {
-        let error =
-            PipelineSchedule::new(interleaved(group), shape(4, 2, microbatches)).unwrap_err();
-        assert!(
-            matches!(error, ScheduleError::GroupSize { .. }),
-            "{group} {microbatches}"
-        );
+        let error = PipelineSchedule::new(interleaved(group), shape(4, 2, microbatches)).unwrap_err();
+        assert!(matches!(error, ScheduleError::GroupSize { .. }), "{group} {microbatches}");
     }
 }
 
@@ -142,62 +99,34 @@ fn broken_lists_are_found() {
     let good = PipelineSchedule::new(ScheduleKind::OneForwardOneBackward, shape(2, 1, 3)).unwrap();
 
     let mut lacks_backward = good.clone();
-    lacks_backward.ranks[0].retain(|action| {
-        *action
-            != Action::Backward {
-                microbatch: 2,
-                chunk: 0,
-            }
-    });
-    assert!(matches!(
-        validate(&lacks_backward),
-        Err(ScheduleError::Missing { rank: 0, .. })
-    ));
+    lacks_backward.ranks[0].retain(|action| *action != Action::Backward { microbatch: 2, chunk: 0 });
+    assert!(matches!(validate(&lacks_backward), Err(ScheduleError::Missing { rank: 0, .. })));
 
     let mut early = good.clone();
     early.ranks[1].swap(0, 1);
-    assert!(matches!(
-        validate(&early),
-        Err(ScheduleError::Action {
-            rank: 1,
-            index: 0,
-            ..
-        })
-    ));
+    assert!(matches!(validate(&early), Err(ScheduleError::Action { rank: 1, index: 0, .. })));
 
     let mut twice = good.clone();
     let first = twice.ranks[0][0];
     twice.ranks[0].insert(1, first);
-    assert!(matches!(
-        validate(&twice),
-        Err(ScheduleError::Action { index: 1, .. })
-    ));
+    assert!(matches!(validate(&twice), Err(ScheduleError::Action { index: 1, .. })));
 
     let mut short = good.clone();
     short.ranks.pop();
-    assert!(matches!(
-        validate(&short),
-        Err(ScheduleError::RankCount {
-            expected: 2,
-            found: 1
-        })
-    ));
+    assert!(matches!(validate(&short), Err(ScheduleError::RankCount { expected: 2, found: 1 })));
 }
 
 #[test]
 fn deadlock_and_wrong_order_are_found() {
     let costs = Costs::default();
-    let mut crossed =
-        PipelineSchedule::new(ScheduleKind::OneForwardOneBackward, shape(2, 1, 3)).unwrap();
+    let mut crossed = PipelineSchedule::new(ScheduleKind::OneForwardOneBackward, shape(2, 1, 3)).unwrap();
     // Rank 1 sends its gradient before it receives the activation that rank 0 is sending.
     let position = crossed.ranks[1].iter().position(Action::is_send).unwrap();
     crossed.ranks[1].swap(position - 1, position);
     assert_eq!(validate(&crossed), Ok(()));
     assert!(simulate(&crossed, costs, ENDLESS).is_ok());
     let error = simulate(&crossed, costs, Sends::Rendezvous).unwrap_err();
-    let ScheduleError::Deadlock { blocked } = &error else {
-        panic!("{error}")
-    };
+    let ScheduleError::Deadlock { blocked } = &error else { panic!("{error}") };
     assert_eq!(blocked.len(), 2);
     assert!(error.to_string().contains("rank 1 in send-gradient"));
 
@@ -212,20 +141,11 @@ fn deadlock_and_wrong_order_are_found() {
     }
     assert!(matches!(
         simulate(&swapped, costs, ENDLESS),
-        Err(ScheduleError::WrongOrder {
-            rank: 1,
-            expected: 0,
-            found: 1,
-            ..
-        })
+        Err(ScheduleError::WrongOrder { rank: 1, expected: 0, found: 1, .. })
     ));
     let full = Sends::Buffered { capacity: 0 };
     assert!(matches!(
-        simulate(
-            &PipelineSchedule::new(ScheduleKind::GPipe, shape(2, 1, 2)).unwrap(),
-            costs,
-            full
-        ),
+        simulate(&PipelineSchedule::new(ScheduleKind::GPipe, shape(2, 1, 2)).unwrap(), costs, full),
         Err(ScheduleError::Deadlock { .. })
     ));
 }
@@ -239,41 +159,21 @@ fn bubbles_are_those_of_the_papers() {
             // A forward takes 1, a backward 2: P - 1 of each are lost to the ramps.
             for kind in [ScheduleKind::GPipe, ScheduleKind::OneForwardOneBackward] {
                 let report = run(kind, size, ENDLESS);
-                assert_eq!(
-                    report.makespan,
-                    3 * (microbatches + ramp),
-                    "{kind} {size:?}"
-                );
+                assert_eq!(report.makespan, 3 * (microbatches + ramp), "{kind} {size:?}");
                 let expected = ramp as f64 / (microbatches + ramp) as f64;
                 assert!((report.bubble_fraction() - expected).abs() < 1e-12);
             }
         }
         // ZB-H1 loses (P - 1)(F + B - W), a third of that, once the pipeline is long enough to be steady.
         let microbatches = 2 * stages;
-        let report = run(
-            ScheduleKind::ZeroBubbleH1,
-            shape(stages as usize, 1, microbatches as usize),
-            ENDLESS,
-        );
-        assert_eq!(
-            report.makespan,
-            3 * microbatches + stages - 1,
-            "ZB-H1 with {stages} stages"
-        );
+        let report = run(ScheduleKind::ZeroBubbleH1, shape(stages as usize, 1, microbatches as usize), ENDLESS);
+        assert_eq!(report.makespan, 3 * microbatches + stages - 1, "ZB-H1 with {stages} stages");
     }
     // C chunks divide the ramps by C: (P - 1)(F + B) / C, in units of a chunk's time.
     for (stages, chunks, microbatches) in [(2, 2, 4), (4, 2, 8), (4, 3, 16), (3, 4, 9)] {
-        let report = run(
-            interleaved(stages),
-            shape(stages, chunks, microbatches),
-            ENDLESS,
-        );
+        let report = run(interleaved(stages), shape(stages, chunks, microbatches), ENDLESS);
         let work = 3 * microbatches * chunks;
-        assert_eq!(
-            report.makespan as usize,
-            work + 3 * (stages - 1),
-            "{stages} {chunks} {microbatches}"
-        );
+        assert_eq!(report.makespan as usize, work + 3 * (stages - 1), "{stages} {chunks} {microbatches}");
     }
 }
 
@@ -287,14 +187,12 @@ fn forward_only_keeps_nothing() {
 }
 
 fn costs() -> impl Strategy<Value = Costs> {
-    (1u64..20, 1u64..20, 1u64..20, 0u64..20).prop_map(
-        |(forward, backward_input, backward_weight, transfer)| Costs {
-            forward,
-            backward_input,
-            backward_weight,
-            transfer,
-        },
-    )
+    (1u64..20, 1u64..20, 1u64..20, 0u64..20).prop_map(|(forward, backward_input, backward_weight, transfer)| Costs {
+        forward,
+        backward_input,
+        backward_weight,
+        transfer,
+    })
 }
 
 /// Message order: transfers with one tag between two ranks are in the same order at both ends.

@@ -33,17 +33,13 @@ fn input(seed: u64, count: usize) -> Vec<f32> {
 /// A loss whose backward hands `gradient` to `y` and costs nothing itself.
 fn inject(y: Tensor<1>, gradient: Tensor<1>) -> Tensor<1> {
     let loss = Tensor::zeros([1], &Device::flex());
-    attach(loss, vec![y.into_dispatch()], move |_: Tensor<1>| {
-        vec![gradient.into_dispatch()]
-    })
+    attach(loss, vec![y.into_dispatch()], move |_: Tensor<1>| vec![gradient.into_dispatch()])
 }
 
 /// Forward and backward of `operation` with every input tracked.
 fn run(operation: Op<'_>, inputs: &[Vec<f32>]) -> Duration {
     let device = Device::flex().autodiff();
-    let leaf = |x: &Vec<f32>| {
-        Tensor::from_data(TensorData::new(x.clone(), [x.len()]), &device).require_grad()
-    };
+    let leaf = |x: &Vec<f32>| Tensor::from_data(TensorData::new(x.clone(), [x.len()]), &device).require_grad();
     let inputs: Vec<Tensor<1>> = inputs.iter().map(leaf).collect();
     let start = Instant::now();
     let y = operation(&inputs);
@@ -62,10 +58,7 @@ fn median(mut times: Vec<Duration>) -> f64 {
 }
 
 fn report(name: &str, mut fast: impl FnMut() -> Duration, mut reference: impl FnMut() -> Duration) {
-    let wanted: Vec<String> = std::env::args()
-        .skip(1)
-        .filter(|argument| !argument.starts_with('-'))
-        .collect();
+    let wanted: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
     if !wanted.is_empty() && !wanted.iter().any(|w| name.contains(w.as_str())) {
         return;
     }
@@ -73,10 +66,7 @@ fn report(name: &str, mut fast: impl FnMut() -> Duration, mut reference: impl Fn
     reference();
     let (fast, reference): (Vec<_>, Vec<_>) = (0..11).map(|_| (fast(), reference())).unzip();
     let (fast, reference) = (median(fast), median(reference));
-    println!(
-        "{name:<32} {:6.2} times as fast   {fast:9.3} ms against {reference:9.3} ms",
-        reference / fast
-    );
+    println!("{name:<32} {:6.2} times as fast   {fast:9.3} ms against {reference:9.3} ms", reference / fast);
 }
 
 fn compare(name: &str, inputs: &[Vec<f32>], fast: Op<'_>, reference: Op<'_>) {
@@ -102,13 +92,7 @@ fn main() {
 
 fn layers() {
     let x_w_b = [input(1, N * C), input(2, F * C), input(3, F)];
-    let shaped = |t: &[Tensor<1>]| {
-        (
-            t[0].clone().reshape([N, C]),
-            t[1].clone().reshape([F, C]),
-            Some(t[2].clone()),
-        )
-    };
+    let shaped = |t: &[Tensor<1>]| (t[0].clone().reshape([N, C]), t[1].clone().reshape([F, C]), Some(t[2].clone()));
     compare(
         "linear",
         &x_w_b,
@@ -122,76 +106,28 @@ fn layers() {
         },
     );
     let x_w = [input(1, N * C), input(2, C), input(3, C)];
-    compare(
-        "rms_norm",
-        &x_w[..2],
-        &|t| {
-            flat(norm::rms_norm(
-                t[0].clone().reshape([N, C]),
-                t[1].clone(),
-                1e-5,
-            ))
-        },
-        &|t| {
-            flat(norm::rms_norm_reference(
-                t[0].clone().reshape([N, C]),
-                t[1].clone(),
-                1e-5,
-            ))
-        },
-    );
+    compare("rms_norm", &x_w[..2], &|t| flat(norm::rms_norm(t[0].clone().reshape([N, C]), t[1].clone(), 1e-5)), &|t| {
+        flat(norm::rms_norm_reference(t[0].clone().reshape([N, C]), t[1].clone(), 1e-5))
+    });
     compare(
         "layer_norm",
         &x_w,
-        &|t| {
-            flat(norm::layer_norm(
-                t[0].clone().reshape([N, C]),
-                t[1].clone(),
-                Some(t[2].clone()),
-                1e-5,
-            ))
-        },
-        &|t| {
-            flat(norm::layer_norm_reference(
-                t[0].clone().reshape([N, C]),
-                t[1].clone(),
-                Some(t[2].clone()),
-                1e-5,
-            ))
-        },
+        &|t| flat(norm::layer_norm(t[0].clone().reshape([N, C]), t[1].clone(), Some(t[2].clone()), 1e-5)),
+        &|t| flat(norm::layer_norm_reference(t[0].clone().reshape([N, C]), t[1].clone(), Some(t[2].clone()), 1e-5)),
     );
     let wide = [input(1, N * F)];
     for kind in [Activation::Gelu, Activation::GeluTanh, Activation::Silu] {
-        compare(
-            &format!("activation {kind:?}"),
-            &wide,
-            &|t| activation::activation(t[0].clone(), kind),
-            &|t| activation::reference(t[0].clone(), kind),
-        );
+        compare(&format!("activation {kind:?}"), &wide, &|t| activation::activation(t[0].clone(), kind), &|t| {
+            activation::reference(t[0].clone(), kind)
+        });
     }
-    compare(
-        "glu Silu",
-        &wide,
-        &|t| {
-            flat(activation::glu(
-                t[0].clone().reshape([B, T, F]),
-                Activation::Silu,
-            ))
-        },
-        &|t| {
-            flat(activation::glu_reference(
-                t[0].clone().reshape([B, T, F]),
-                Activation::Silu,
-            ))
-        },
-    );
+    compare("glu Silu", &wide, &|t| flat(activation::glu(t[0].clone().reshape([B, T, F]), Activation::Silu)), &|t| {
+        flat(activation::glu_reference(t[0].clone().reshape([B, T, F]), Activation::Silu))
+    });
     let key = DropoutKey(Philox::new(1));
-    compare(
-        "dropout",
-        &wide,
-        &|t| dropout::dropout(t[0].clone(), 0.1, key),
-        &|t| dropout::reference(t[0].clone(), 0.1, key),
-    );
+    compare("dropout", &wide, &|t| dropout::dropout(t[0].clone(), 0.1, key), &|t| {
+        dropout::reference(t[0].clone(), 0.1, key)
+    });
 }
 
 fn attentions() {
@@ -199,70 +135,29 @@ fn attentions() {
     let qkv = [input(1, N * C), input(2, N * C), input(3, N * C)];
     let heads = |x: &Tensor<1>| x.clone().reshape([B, T, H, d]);
     let key = DropoutKey(Philox::new(1));
-    for (name, dropout) in [
-        ("attention", None),
-        ("attention with dropout", Some((0.1, key))),
-    ] {
-        let options = AttentionOptions {
-            dropout,
-            ..AttentionOptions::causal(d)
-        };
+    for (name, dropout) in [("attention", None), ("attention with dropout", Some((0.1, key)))] {
+        let options = AttentionOptions { dropout, ..AttentionOptions::causal(d) };
         compare(
             name,
             &qkv,
-            &|t| {
-                flat(attention::attention(
-                    heads(&t[0]),
-                    heads(&t[1]),
-                    heads(&t[2]),
-                    &options,
-                ))
-            },
-            &|t| {
-                flat(attention::reference(
-                    heads(&t[0]),
-                    heads(&t[1]),
-                    heads(&t[2]),
-                    &options,
-                ))
-            },
+            &|t| flat(attention::attention(heads(&t[0]), heads(&t[1]), heads(&t[2]), &options)),
+            &|t| flat(attention::reference(heads(&t[0]), heads(&t[1]), heads(&t[2]), &options)),
         );
     }
-    let frequencies: Vec<f32> = (0..d / 2)
-        .map(|i| 1e4_f32.powf(-2.0 * i as f32 / d as f32))
-        .collect();
+    let frequencies: Vec<f32> = (0..d / 2).map(|i| 1e4_f32.powf(-2.0 * i as f32 / d as f32)).collect();
     let table = RotaryTable::new(&frequencies, T, RotaryPairing::Halves, &Device::flex());
-    compare(
-        "rotary",
-        &qkv[..1],
-        &|t| {
-            flat(rotary::apply_rotary(
-                heads(&t[0]),
-                &table,
-                &Positions::From(0),
-            ))
-        },
-        &|t| flat(rotary::reference(heads(&t[0]), &table, &Positions::From(0))),
-    );
+    compare("rotary", &qkv[..1], &|t| flat(rotary::apply_rotary(heads(&t[0]), &table, &Positions::From(0))), &|t| {
+        flat(rotary::reference(heads(&t[0]), &table, &Positions::From(0)))
+    });
 }
 
 fn heads() {
     // Logits of order one, as at the start of training.
-    let small = |values: Vec<f32>| {
-        values
-            .iter()
-            .map(|v| v / (C as f32).sqrt())
-            .collect::<Vec<f32>>()
-    };
+    let small = |values: Vec<f32>| values.iter().map(|v| v / (C as f32).sqrt()).collect::<Vec<f32>>();
     let x_w = [input(1, N * C), small(input(2, V * C))];
     let arguments = |t: &[Tensor<1>]| {
         let mask = Tensor::<1>::ones([N], &Device::flex());
-        (
-            t[0].clone().reshape([N, C]),
-            t[1].clone().reshape([V, C]),
-            ids(N),
-            mask,
-        )
+        (t[0].clone().reshape([N, C]), t[1].clone().reshape([V, C]), ids(N), mask)
     };
     let options = CrossEntropyOptions::default();
     compare(
@@ -280,29 +175,14 @@ fn heads() {
     compare(
         "embedding",
         &x_w[1..],
-        &|t| {
-            flat(linear::embedding(
-                t[0].clone().reshape([V, C]),
-                ids(N).reshape([B, T]),
-            ))
-        },
-        &|t| {
-            flat(linear::embedding_reference(
-                t[0].clone().reshape([V, C]),
-                ids(N).reshape([B, T]),
-            ))
-        },
+        &|t| flat(linear::embedding(t[0].clone().reshape([V, C]), ids(N).reshape([B, T]))),
+        &|t| flat(linear::embedding_reference(t[0].clone().reshape([V, C]), ids(N).reshape([B, T]))),
     );
 }
 
 fn optimizers() {
     let count = 1 << 22;
-    let flat = |seed| {
-        Tensor::<1>::from_data(
-            TensorData::new(input(seed, count), [count]),
-            &Device::flex(),
-        )
-    };
+    let flat = |seed| Tensor::<1>::from_data(TensorData::new(input(seed, count), [count]), &Device::flex());
     let step = AdamWStep {
         lr: 1e-3,
         beta1: 0.9,
@@ -313,34 +193,21 @@ fn optimizers() {
         step: 3,
         gradient_scale: 0.5,
     };
-    let new = || AdamWState {
-        parameter: flat(1),
-        exp_avg: flat(2),
-        exp_avg_sq: flat(3).powi_scalar(2),
-    };
+    let new = || AdamWState { parameter: flat(1), exp_avg: flat(2), exp_avg_sq: flat(3).powi_scalar(2) };
     let gradient = flat(4);
-    let time = |state: &mut Option<AdamWState>,
-                update: fn(AdamWState, Tensor<1>, &AdamWStep) -> AdamWState| {
+    let time = |state: &mut Option<AdamWState>, update: fn(AdamWState, Tensor<1>, &AdamWStep) -> AdamWState| {
         let (old, gradient) = (state.take().expect("put back below"), gradient.clone());
         let start = Instant::now();
         *state = Some(update(old, gradient, &step));
         start.elapsed()
     };
     let (mut fast, mut reference) = (Some(new()), Some(new()));
-    report(
-        "adamw",
-        || time(&mut fast, optim::adamw),
-        || time(&mut reference, optim::adamw_reference),
-    );
+    report("adamw", || time(&mut fast, optim::adamw), || time(&mut reference, optim::adamw_reference));
     let x = flat(5);
     let time = |f: fn(&Tensor<1>) -> f64| {
         let start = Instant::now();
         std::hint::black_box(f(&x));
         start.elapsed()
     };
-    report(
-        "sum_of_squares",
-        || time(optim::sum_of_squares),
-        || time(optim::sum_of_squares_reference),
-    );
+    report("sum_of_squares", || time(optim::sum_of_squares), || time(optim::sum_of_squares_reference));
 }

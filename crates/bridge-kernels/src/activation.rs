@@ -38,10 +38,7 @@ pub fn activation<const D: usize>(x: Tensor<D>, kind: Activation) -> Tensor<D> {
 /// If the last dimension is odd.
 pub fn glu(x_bt2f: Tensor<3>, kind: Activation) -> Tensor<3> {
     let [_, _, width] = x_bt2f.dims();
-    assert!(
-        width % 2 == 0,
-        "a gated activation needs an even last dimension, got {width}"
-    );
+    assert!(width % 2 == 0, "a gated activation needs an even last dimension, got {width}");
     crate::fast::glu(&x_bt2f, kind).unwrap_or_else(|| glu_reference(x_bt2f, kind))
 }
 
@@ -50,8 +47,7 @@ pub fn reference<const D: usize>(x: Tensor<D>, kind: Activation) -> Tensor<D> {
     match kind {
         Activation::Gelu => burn_activation::gelu(x),
         Activation::GeluTanh => {
-            let inner = (x.clone() + x.clone().powi_scalar(3) * 0.044715)
-                * (2.0 / std::f64::consts::PI).sqrt();
+            let inner = (x.clone() + x.clone().powi_scalar(3) * 0.044715) * (2.0 / std::f64::consts::PI).sqrt();
             x * 0.5 * (inner.tanh() + 1.0)
         }
         Activation::Silu => x.clone() * burn_activation::sigmoid(x),
@@ -67,10 +63,7 @@ pub fn reference<const D: usize>(x: Tensor<D>, kind: Activation) -> Tensor<D> {
 /// [`glu`] in plain Burn operations.
 pub fn glu_reference(x_bt2f: Tensor<3>, kind: Activation) -> Tensor<3> {
     let [_, _, width] = x_bt2f.dims();
-    assert!(
-        width % 2 == 0,
-        "a gated activation needs an even last dimension, got {width}"
-    );
+    assert!(width % 2 == 0, "a gated activation needs an even last dimension, got {width}");
     let gate = x_bt2f.clone().narrow(2, 0, width / 2);
     let up = x_bt2f.narrow(2, width / 2, width / 2);
     reference(gate, kind) * up

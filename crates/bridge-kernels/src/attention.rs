@@ -23,13 +23,7 @@ pub struct AttentionOptions {
 impl AttentionOptions {
     /// Plain causal attention with the usual scale for head size `head_size`.
     pub fn causal(head_size: usize) -> Self {
-        Self {
-            scale: 1.0 / (head_size as f64).sqrt(),
-            window: None,
-            softcap: None,
-            dropout: None,
-            document_ids: None,
-        }
+        Self { scale: 1.0 / (head_size as f64).sqrt(), window: None, softcap: None, dropout: None, document_ids: None }
     }
 }
 
@@ -42,24 +36,14 @@ impl AttentionOptions {
 ///
 /// # Panics
 /// If the shapes do not fit each other.
-pub fn attention(
-    q_bthd: Tensor<4>,
-    k_bsgd: Tensor<4>,
-    v_bsgd: Tensor<4>,
-    options: &AttentionOptions,
-) -> Tensor<4> {
+pub fn attention(q_bthd: Tensor<4>, k_bsgd: Tensor<4>, v_bsgd: Tensor<4>, options: &AttentionOptions) -> Tensor<4> {
     check_shapes(&q_bthd, &k_bsgd, &v_bsgd, options);
     crate::fast::attention(&q_bthd, &k_bsgd, &v_bsgd, options)
         .unwrap_or_else(|| reference(q_bthd, k_bsgd, v_bsgd, options))
 }
 
 /// Fails early, and by name, on shapes that do not fit each other.
-fn check_shapes(
-    q_bthd: &Tensor<4>,
-    k_bsgd: &Tensor<4>,
-    v_bsgd: &Tensor<4>,
-    options: &AttentionOptions,
-) {
+fn check_shapes(q_bthd: &Tensor<4>, k_bsgd: &Tensor<4>, v_bsgd: &Tensor<4>, options: &AttentionOptions) {
     let ([b, t, h, d], [kb, s, g, kd]) = (q_bthd.dims(), k_bsgd.dims());
     assert!(
         [kb, kd] == [b, d] && v_bsgd.dims() == k_bsgd.dims(),
@@ -68,54 +52,28 @@ fn check_shapes(
         k_bsgd.dims(),
         v_bsgd.dims()
     );
-    assert!(
-        g > 0 && h % g == 0,
-        "attention: {h} query heads do not divide into {g} key/value groups"
-    );
-    assert!(
-        s >= t,
-        "attention: {t} queries need at least as many keys, got {s}"
-    );
+    assert!(g > 0 && h % g == 0, "attention: {h} query heads do not divide into {g} key/value groups");
+    assert!(s >= t, "attention: {t} queries need at least as many keys, got {s}");
     if let Some((rate, _)) = options.dropout {
-        assert!(
-            (0.0..1.0).contains(&rate),
-            "attention: a dropout rate lies in [0, 1), got {rate}"
-        );
+        assert!((0.0..1.0).contains(&rate), "attention: a dropout rate lies in [0, 1), got {rate}");
     }
     if let Some(ids_bt) = &options.document_ids {
-        assert!(
-            s == t,
-            "attention: document boundaries need as many keys as queries, got {s} and {t}"
-        );
-        assert_eq!(
-            ids_bt.dims(),
-            [b, t],
-            "attention: one document id a token is needed"
-        );
+        assert!(s == t, "attention: document boundaries need as many keys as queries, got {s} and {t}");
+        assert_eq!(ids_bt.dims(), [b, t], "attention: one document id a token is needed");
     }
 }
 
 /// [`attention`] in plain Burn operations; the score matrix is materialised.
-pub fn reference(
-    q_bthd: Tensor<4>,
-    k_bsgd: Tensor<4>,
-    v_bsgd: Tensor<4>,
-    options: &AttentionOptions,
-) -> Tensor<4> {
+pub fn reference(q_bthd: Tensor<4>, k_bsgd: Tensor<4>, v_bsgd: Tensor<4>, options: &AttentionOptions) -> Tensor<4> {
     let [b, t, h, d] = q_bthd.dims();
     let [_, s, g, _] = k_bsgd.dims();
-    assert!(
-        h % g == 0,
-        "{h} query heads do not divide into {g} key/value groups"
-    );
+    assert!(h % g == 0, "{h} query heads do not divide into {g} key/value groups");
     assert!(s >= t, "{t} queries need at least as many keys, got {s}");
     let dtype = q_bthd.dtype();
     let per_group = h / g;
     // Query heads of one group share its keys: fold them into rows, [b, g, per_group * t, d].
-    let q: Tensor<4> = q_bthd
-        .reshape([b, t, g, per_group, d])
-        .permute([0, 2, 3, 1, 4])
-        .reshape([b, g, per_group * t, d]);
+    let q: Tensor<4> =
+        q_bthd.reshape([b, t, g, per_group, d]).permute([0, 2, 3, 1, 4]).reshape([b, g, per_group * t, d]);
     let k = k_bsgd.permute([0, 2, 3, 1]);
     let v = v_bsgd.permute([0, 2, 1, 3]);
     let mut scores = widen(q.matmul(k)) * options.scale;
@@ -155,14 +113,9 @@ fn hidden_keys(
     let Some(ids_bt) = &options.document_ids else {
         return hidden;
     };
-    assert!(
-        s == t,
-        "document boundaries need as many keys as queries, got {s} and {t}"
-    );
+    assert!(s == t, "document boundaries need as many keys as queries, got {s} and {t}");
     let rows: Tensor<5, Int> = ids_bt.clone().reshape([b, 1, 1, t, 1]);
     let columns: Tensor<5, Int> = ids_bt.clone().reshape([b, 1, 1, 1, t]);
-    let other = rows
-        .expand([b, 1, 1, t, t])
-        .not_equal(columns.expand([b, 1, 1, t, t]));
+    let other = rows.expand([b, 1, 1, t, t]).not_equal(columns.expand([b, 1, 1, t, t]));
     hidden.expand([b, 1, 1, t, t]).bool_or(other)
 }

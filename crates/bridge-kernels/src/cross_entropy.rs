@@ -31,12 +31,7 @@ pub fn linear_cross_entropy(
     options: &CrossEntropyOptions,
 ) -> Tensor<1> {
     let ([n, c], [_, wc]) = (x_nc.dims(), weight_vc.dims());
-    assert_eq!(
-        c,
-        wc,
-        "linear_cross_entropy: hidden states of size {c} do not match the weight {:?}",
-        weight_vc.dims()
-    );
+    assert_eq!(c, wc, "linear_cross_entropy: hidden states of size {c} do not match the weight {:?}", weight_vc.dims());
     assert!(
         targets_n.dims() == [n] && mask_n.dims() == [n],
         "linear_cross_entropy: {n} tokens need as many targets and mask values, got {:?} and {:?}",
@@ -58,14 +53,10 @@ pub fn reference(
     let [n, _] = x_nc.dims();
     let logits_nv = cap(widen(linear(x_nc, weight_vc, None)), options.softcap);
     let log_p_nv = log_softmax(logits_nv.clone(), 1);
-    let mut loss_n = -log_p_nv
-        .clone()
-        .gather(1, targets_n.reshape([n, 1]))
-        .reshape([n]);
+    let mut loss_n = -log_p_nv.clone().gather(1, targets_n.reshape([n, 1])).reshape([n]);
     if let Some(weight) = options.z_loss {
         // log Z = logit - log p, the same in every column.
-        let log_z_n: Tensor<1> =
-            (logits_nv.narrow(1, 0, 1) - log_p_nv.narrow(1, 0, 1)).reshape([n]);
+        let log_z_n: Tensor<1> = (logits_nv.narrow(1, 0, 1) - log_p_nv.narrow(1, 0, 1)).reshape([n]);
         loss_n = loss_n + log_z_n.clone() * log_z_n * weight;
     }
     (loss_n * mask_n).sum()

@@ -21,10 +21,7 @@ pub struct DropoutKey(pub Philox);
 /// # Panics
 /// If `rate` is not in `[0, 1)`.
 pub fn dropout<const D: usize>(x: Tensor<D>, rate: f64, key: DropoutKey) -> Tensor<D> {
-    assert!(
-        (0.0..1.0).contains(&rate),
-        "a dropout rate lies in [0, 1), got {rate}"
-    );
+    assert!((0.0..1.0).contains(&rate), "a dropout rate lies in [0, 1), got {rate}");
     if rate == 0.0 {
         return x;
     }
@@ -34,10 +31,7 @@ pub fn dropout<const D: usize>(x: Tensor<D>, rate: f64, key: DropoutKey) -> Tens
 /// [`dropout`] in plain Burn operations, for a rate above 0; the mask is materialised.
 pub fn reference<const D: usize>(x: Tensor<D>, rate: f64, key: DropoutKey) -> Tensor<D> {
     let dropped = Tensor::<1, Bool>::from_data(
-        TensorData::new(
-            dropped(x.shape().num_elements(), rate, key),
-            [x.shape().num_elements()],
-        ),
+        TensorData::new(dropped(x.shape().num_elements(), rate, key), [x.shape().num_elements()]),
         &Device::without_autodiff(x.device()),
     );
     (x.clone() * (1.0 / (1.0 - rate))).mask_fill(dropped.reshape(x.dims()), 0.0)
@@ -46,9 +40,5 @@ pub fn reference<const D: usize>(x: Tensor<D>, rate: f64, key: DropoutKey) -> Te
 /// The mask of the first `count` elements: true is dropped.
 pub fn dropped(count: usize, rate: f64, key: DropoutKey) -> Vec<bool> {
     let threshold = (rate * 4_294_967_296.0) as u32;
-    (0..count.div_ceil(4) as u64)
-        .flat_map(|i| key.0.block(i))
-        .take(count)
-        .map(|word| word < threshold)
-        .collect()
+    (0..count.div_ceil(4) as u64).flat_map(|i| key.0.block(i)).take(count).map(|word| word < threshold).collect()
 }

@@ -9,11 +9,7 @@ use burn::tensor::{Int, Tensor};
 ///
 /// # Panics
 /// If the inner sizes differ.
-pub fn linear<const D: usize>(
-    x: Tensor<D>,
-    weight_oi: Tensor<2>,
-    bias_o: Option<Tensor<1>>,
-) -> Tensor<D> {
+pub fn linear<const D: usize>(x: Tensor<D>, weight_oi: Tensor<2>, bias_o: Option<Tensor<1>>) -> Tensor<D> {
     let [outputs, inputs] = weight_oi.dims();
     assert!(
         D > 0 && x.dims()[D - 1] == inputs,
@@ -22,23 +18,13 @@ pub fn linear<const D: usize>(
         [outputs, inputs]
     );
     if let Some(bias_o) = &bias_o {
-        assert_eq!(
-            bias_o.dims(),
-            [outputs],
-            "linear: the bias does not fit a weight of {:?}",
-            [outputs, inputs]
-        );
+        assert_eq!(bias_o.dims(), [outputs], "linear: the bias does not fit a weight of {:?}", [outputs, inputs]);
     }
-    crate::fast::linear(&x, &weight_oi, bias_o.as_ref())
-        .unwrap_or_else(|| reference(x, weight_oi, bias_o))
+    crate::fast::linear(&x, &weight_oi, bias_o.as_ref()).unwrap_or_else(|| reference(x, weight_oi, bias_o))
 }
 
 /// [`linear`] in plain Burn operations.
-pub fn reference<const D: usize>(
-    x: Tensor<D>,
-    weight_oi: Tensor<2>,
-    bias_o: Option<Tensor<1>>,
-) -> Tensor<D> {
+pub fn reference<const D: usize>(x: Tensor<D>, weight_oi: Tensor<2>, bias_o: Option<Tensor<1>>) -> Tensor<D> {
     let mut shape = x.dims();
     let [outputs, inputs] = weight_oi.dims();
     assert_eq!(
@@ -64,15 +50,12 @@ pub fn reference<const D: usize>(
 /// # Panics
 /// If an id is not below `v` (on the CPU; elsewhere the back end decides).
 pub fn embedding(weight_vc: Tensor<2>, ids_bt: Tensor<2, Int>) -> Tensor<3> {
-    crate::fast::embedding(&weight_vc, &ids_bt)
-        .unwrap_or_else(|| embedding_reference(weight_vc, ids_bt))
+    crate::fast::embedding(&weight_vc, &ids_bt).unwrap_or_else(|| embedding_reference(weight_vc, ids_bt))
 }
 
 /// [`embedding`] in plain Burn operations.
 pub fn embedding_reference(weight_vc: Tensor<2>, ids_bt: Tensor<2, Int>) -> Tensor<3> {
     let [b, t] = ids_bt.dims();
     let [_, c] = weight_vc.dims();
-    weight_vc
-        .select(0, ids_bt.reshape([b * t]))
-        .reshape([b, t, c])
+    weight_vc.select(0, ids_bt.reshape([b * t])).reshape([b, t, c])
 }

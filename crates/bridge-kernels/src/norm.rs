@@ -13,8 +13,7 @@ use burn::tensor::{DType, FloatDType, Tensor};
 /// If the sizes differ.
 pub fn rms_norm<const D: usize>(x: Tensor<D>, weight_c: Tensor<1>, epsilon: f64) -> Tensor<D> {
     check(&x, &weight_c, None);
-    crate::fast::rms_norm(&x, &weight_c, epsilon)
-        .unwrap_or_else(|| rms_norm_reference(x, weight_c, epsilon))
+    crate::fast::rms_norm(&x, &weight_c, epsilon).unwrap_or_else(|| rms_norm_reference(x, weight_c, epsilon))
 }
 
 /// Layer norm (Ba et al., arXiv:1607.06450): `(x - mean) / sqrt(variance + epsilon) * weight + bias`.
@@ -40,26 +39,14 @@ pub fn layer_norm<const D: usize>(
 /// Fails early on shapes that do not fit each other.
 fn check<const D: usize>(x: &Tensor<D>, weight_c: &Tensor<1>, bias_c: Option<&Tensor<1>>) {
     let [c] = weight_c.dims();
-    assert!(
-        D > 0 && x.dims()[D - 1] == c,
-        "norm: an input of {:?} does not fit a weight of {c}",
-        x.dims()
-    );
+    assert!(D > 0 && x.dims()[D - 1] == c, "norm: an input of {:?} does not fit a weight of {c}", x.dims());
     if let Some(bias_c) = bias_c {
-        assert_eq!(
-            bias_c.dims(),
-            [c],
-            "norm: the bias does not fit a weight of {c}"
-        );
+        assert_eq!(bias_c.dims(), [c], "norm: the bias does not fit a weight of {c}");
     }
 }
 
 /// [`rms_norm`] in plain Burn operations.
-pub fn rms_norm_reference<const D: usize>(
-    x: Tensor<D>,
-    weight_c: Tensor<1>,
-    epsilon: f64,
-) -> Tensor<D> {
+pub fn rms_norm_reference<const D: usize>(x: Tensor<D>, weight_c: Tensor<1>, epsilon: f64) -> Tensor<D> {
     let dtype = x.dtype();
     let x = widen(x);
     let mean_square = (x.clone() * x.clone()).mean_dim(D - 1);
@@ -94,9 +81,5 @@ pub(crate) fn widen<const D: usize>(x: Tensor<D>) -> Tensor<D> {
 
 /// Back to `dtype` after [`widen`].
 pub(crate) fn narrow<const D: usize>(x: Tensor<D>, dtype: DType) -> Tensor<D> {
-    if x.dtype() == dtype {
-        x
-    } else {
-        x.cast(FloatDType::from(dtype))
-    }
+    if x.dtype() == dtype { x } else { x.cast(FloatDType::from(dtype)) }
 }

@@ -43,23 +43,9 @@ pub struct AdamWState {
 /// # Panics
 /// If the sizes differ.
 pub fn adamw(state: AdamWState, gradient: Tensor<1>, step: &AdamWStep) -> AdamWState {
-    let sizes = [
-        &state.parameter,
-        &state.exp_avg,
-        &state.exp_avg_sq,
-        &gradient,
-    ]
-    .map(|tensor| tensor.dims()[0]);
-    assert!(
-        sizes.iter().all(|size| *size == sizes[0]),
-        "adamw: parameter, moments and gradient have sizes {sizes:?}"
-    );
-    if fast::all_plain(&[
-        &state.parameter,
-        &state.exp_avg,
-        &state.exp_avg_sq,
-        &gradient,
-    ]) {
+    let sizes = [&state.parameter, &state.exp_avg, &state.exp_avg_sq, &gradient].map(|tensor| tensor.dims()[0]);
+    assert!(sizes.iter().all(|size| *size == sizes[0]), "adamw: parameter, moments and gradient have sizes {sizes:?}");
+    if fast::all_plain(&[&state.parameter, &state.exp_avg, &state.exp_avg_sq, &gradient]) {
         return fast::adamw(state, &gradient, step);
     }
     adamw_reference(state, gradient, step)
@@ -67,11 +53,7 @@ pub fn adamw(state: AdamWState, gradient: Tensor<1>, step: &AdamWStep) -> AdamWS
 
 /// [`adamw`] in plain Burn operations.
 pub fn adamw_reference(state: AdamWState, gradient: Tensor<1>, step: &AdamWStep) -> AdamWState {
-    let AdamWState {
-        parameter,
-        exp_avg,
-        exp_avg_sq,
-    } = state;
+    let AdamWState { parameter, exp_avg, exp_avg_sq } = state;
     let mut gradient = gradient * step.gradient_scale;
     let mut parameter = parameter;
     if step.weight_decay != 0.0 {
@@ -88,11 +70,7 @@ pub fn adamw_reference(state: AdamWState, gradient: Tensor<1>, step: &AdamWStep)
     let correction2 = (1.0 - step.beta2.powi(n)).sqrt();
     let denominator = exp_avg_sq.clone().sqrt() / correction2 + step.epsilon;
     let parameter = parameter - exp_avg.clone() / denominator * (step.lr / correction1);
-    AdamWState {
-        parameter,
-        exp_avg,
-        exp_avg_sq,
-    }
+    AdamWState { parameter, exp_avg, exp_avg_sq }
 }
 
 /// Constants of one SGD step for one parameter group.
@@ -114,17 +92,9 @@ pub struct SgdStep {
 ///
 /// # Panics
 /// If the sizes differ.
-pub fn sgd(
-    parameter: Tensor<1>,
-    momentum: Tensor<1>,
-    gradient: Tensor<1>,
-    step: &SgdStep,
-) -> (Tensor<1>, Tensor<1>) {
+pub fn sgd(parameter: Tensor<1>, momentum: Tensor<1>, gradient: Tensor<1>, step: &SgdStep) -> (Tensor<1>, Tensor<1>) {
     let sizes = [&parameter, &momentum, &gradient].map(|tensor| tensor.dims()[0]);
-    assert!(
-        sizes.iter().all(|size| *size == sizes[0]),
-        "sgd: parameter, momentum and gradient have sizes {sizes:?}"
-    );
+    assert!(sizes.iter().all(|size| *size == sizes[0]), "sgd: parameter, momentum and gradient have sizes {sizes:?}");
     if fast::all_plain(&[&parameter, &momentum, &gradient]) {
         return fast::sgd(parameter, momentum, &gradient, step);
     }
@@ -155,27 +125,19 @@ pub fn sum_of_squares(x: &Tensor<1>) -> f64 {
 pub fn sum_of_squares_reference(x: &Tensor<1>) -> f64 {
     let data = x.to_data();
     match data.as_slice::<f32>() {
-        Ok(values) => values
-            .chunks(1024)
-            .map(|c| c.iter().map(|v| f64::from(*v) * f64::from(*v)).sum::<f64>())
-            .sum(),
+        Ok(values) => values.chunks(1024).map(|c| c.iter().map(|v| f64::from(*v) * f64::from(*v)).sum::<f64>()).sum(),
         Err(_) => data.iter::<f64>().map(|v| v * v).sum(),
     }
 }
 
 /// Number of elements that are exactly zero.
 pub fn count_zeros(x: &Tensor<1>) -> u64 {
-    fast::count_zeros(x)
-        .unwrap_or_else(|| x.to_data().iter::<f32>().filter(|v| *v == 0.0).count() as u64)
+    fast::count_zeros(x).unwrap_or_else(|| x.to_data().iter::<f32>().filter(|v| *v == 0.0).count() as u64)
 }
 
 /// `accumulated + gradient`, re-using the accumulator's memory where the back end can.
 pub fn accumulate(accumulated: Tensor<1>, gradient: Tensor<1>) -> Tensor<1> {
-    assert_eq!(
-        accumulated.dims(),
-        gradient.dims(),
-        "accumulate: the sizes differ"
-    );
+    assert_eq!(accumulated.dims(), gradient.dims(), "accumulate: the sizes differ");
     if fast::all_plain(&[&accumulated, &gradient]) {
         return fast::accumulate(accumulated, &gradient);
     }

@@ -26,18 +26,15 @@ impl Philox {
     #[must_use]
     pub fn derive(self, tag: u64) -> Self {
         let block = Self { key: self.key }.block_at(tag, 0x5eed);
-        Self {
-            key: u64::from(block[0]) | u64::from(block[1]) << 32,
-        }
+        Self { key: u64::from(block[0]) | u64::from(block[1]) << 32 }
     }
 
     /// A stream derived from this one and a name.
     #[must_use]
     pub fn derive_name(self, name: &str) -> Self {
         // FNV-1a: short, stable, and good enough to tell names apart; Philox does the mixing.
-        let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |h, byte| {
-            (h ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
-        });
+        let hash =
+            name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |h, byte| (h ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
         self.derive(hash)
     }
 
@@ -55,36 +52,26 @@ impl Philox {
     pub(crate) fn fill(self, index: u64, words: &mut [u32]) {
         const BLOCKS: usize = 16;
         let (groups, rest) = words.as_chunks_mut::<{ 4 * BLOCKS }>();
-        assert!(
-            rest.is_empty(),
-            "words are drawn in multiples of {}",
-            4 * BLOCKS
-        );
+        assert!(rest.is_empty(), "words are drawn in multiples of {}", 4 * BLOCKS);
         for (group, words) in groups.iter_mut().enumerate() {
             let first = index + (group * BLOCKS) as u64;
             // One array for each of the four words of the counters, so that every line below works on all blocks.
-            let (mut c0, mut c1, mut c2, mut c3) =
-                ([0_u32; BLOCKS], [0; BLOCKS], [0; BLOCKS], [0; BLOCKS]);
+            let (mut c0, mut c1, mut c2, mut c3) = ([0_u32; BLOCKS], [0; BLOCKS], [0; BLOCKS], [0; BLOCKS]);
             for (i, (low, high)) in c0.iter_mut().zip(&mut c1).enumerate() {
                 let counter = first + i as u64;
                 (*low, *high) = (counter as u32, (counter >> 32) as u32);
             }
             let mut k = [self.key as u32, (self.key >> 32) as u32];
             for _ in 0..10 {
-                for ((c0, c1), (c2, c3)) in
-                    c0.iter_mut().zip(&mut c1).zip(c2.iter_mut().zip(&mut c3))
-                {
+                for ((c0, c1), (c2, c3)) in c0.iter_mut().zip(&mut c1).zip(c2.iter_mut().zip(&mut c3)) {
                     let (p0, p1) = (M0 * u64::from(*c0), M1 * u64::from(*c2));
                     (*c0, *c1) = ((p1 >> 32) as u32 ^ *c1 ^ k[0], p1 as u32);
                     (*c2, *c3) = ((p0 >> 32) as u32 ^ *c3 ^ k[1], p0 as u32);
                 }
                 k = [k[0].wrapping_add(W0), k[1].wrapping_add(W1)];
             }
-            for (words, ((c0, c1), (c2, c3))) in words
-                .as_chunks_mut::<4>()
-                .0
-                .iter_mut()
-                .zip(c0.iter().zip(&c1).zip(c2.iter().zip(&c3)))
+            for (words, ((c0, c1), (c2, c3))) in
+                words.as_chunks_mut::<4>().0.iter_mut().zip(c0.iter().zip(&c1).zip(c2.iter().zip(&c3)))
             {
                 *words = [*c0, *c1, *c2, *c3];
             }
@@ -93,22 +80,12 @@ impl Philox {
 
     #[inline]
     fn block_at(self, index: u64, high: u64) -> [u32; 4] {
-        let mut c = [
-            index as u32,
-            (index >> 32) as u32,
-            high as u32,
-            (high >> 32) as u32,
-        ];
+        let mut c = [index as u32, (index >> 32) as u32, high as u32, (high >> 32) as u32];
         let mut k = [self.key as u32, (self.key >> 32) as u32];
         for _ in 0..10 {
             let p0 = M0 * u64::from(c[0]);
             let p1 = M1 * u64::from(c[2]);
-            c = [
-                (p1 >> 32) as u32 ^ c[1] ^ k[0],
-                p1 as u32,
-                (p0 >> 32) as u32 ^ c[3] ^ k[1],
-                p0 as u32,
-            ];
+            c = [(p1 >> 32) as u32 ^ c[1] ^ k[0], p1 as u32, (p0 >> 32) as u32 ^ c[3] ^ k[1], p0 as u32];
             k = [k[0].wrapping_add(W0), k[1].wrapping_add(W1)];
         }
         c
@@ -143,10 +120,7 @@ mod tests {
     #[test]
     fn agrees_with_the_published_vectors() {
         // Known-answer tests of the Random123 distribution for philox4x32-10.
-        assert_eq!(
-            Philox::new(0).block(0),
-            [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]
-        );
+        assert_eq!(Philox::new(0).block(0), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
         assert_eq!(
             Philox::new(u64::MAX).block_at(u64::MAX, u64::MAX),
             [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]
@@ -169,11 +143,7 @@ mod tests {
         let mean = x.iter().map(|v| f64::from(*v)).sum::<f64>() / x.len() as f64;
         let variance = x.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>() / x.len() as f64;
         assert!(mean.abs() < 3.0 * 0.02 / 316.0, "mean {mean}");
-        assert!(
-            (variance.sqrt() / 0.02 - 1.0).abs() < 0.01,
-            "standard deviation {}",
-            variance.sqrt()
-        );
+        assert!((variance.sqrt() / 0.02 - 1.0).abs() < 0.01, "standard deviation {}", variance.sqrt());
         assert_eq!(x[..10], Philox::new(7).normal(10, 0.02)[..]);
         assert_ne!(x[..10], Philox::new(7).derive(1).normal(10, 0.02)[..]);
     }

@@ -27,24 +27,13 @@ impl RotaryTable {
     /// Tables for `length` positions from one inverse frequency (radians per position) for each pair of dimensions.
     ///
     /// Angles are formed in float32, position times frequency, as PyTorch's implementations do.
-    pub fn new(
-        inverse_frequencies: &[f32],
-        length: usize,
-        pairing: RotaryPairing,
-        device: &Device,
-    ) -> Self {
+    pub fn new(inverse_frequencies: &[f32], length: usize, pairing: RotaryPairing, device: &Device) -> Self {
         let pairs = inverse_frequencies.len();
-        let angles =
-            (0..length).flat_map(|p| inverse_frequencies.iter().map(move |f| p as f32 * f));
-        let (cos, sin): (Vec<f32>, Vec<f32>) = angles
-            .map(|angle| (f64::from(angle).cos() as f32, f64::from(angle).sin() as f32))
-            .unzip();
+        let angles = (0..length).flat_map(|p| inverse_frequencies.iter().map(move |f| p as f32 * f));
+        let (cos, sin): (Vec<f32>, Vec<f32>) =
+            angles.map(|angle| (f64::from(angle).cos() as f32, f64::from(angle).sin() as f32)).unzip();
         let table = |values| Tensor::from_data(TensorData::new(values, [length, pairs]), device);
-        Self {
-            cos: table(cos),
-            sin: table(sin),
-            pairing,
-        }
+        Self { cos: table(cos), sin: table(sin), pairing }
     }
 
     /// The tables, `[length, r / 2]` each.
@@ -80,26 +69,15 @@ impl RotaryTable {
 pub fn apply_rotary(x_bthd: Tensor<4>, table: &RotaryTable, positions: &Positions) -> Tensor<4> {
     let [b, t, _, d] = x_bthd.dims();
     let rotated = table.rotary_size();
-    assert!(
-        rotated <= d,
-        "rotary: {rotated} rotated dimensions do not fit a head of {d}"
-    );
+    assert!(rotated <= d, "rotary: {rotated} rotated dimensions do not fit a head of {d}");
     match positions {
         Positions::From(offset) => {
             let (end, length) = (offset + t, table.length());
-            assert!(
-                end <= length,
-                "rotary: positions up to {end} are beyond the table's {length}"
-            );
+            assert!(end <= length, "rotary: positions up to {end} are beyond the table's {length}");
         }
-        Positions::Explicit(ids_bt) => assert_eq!(
-            ids_bt.dims(),
-            [b, t],
-            "rotary: one position a token is needed"
-        ),
+        Positions::Explicit(ids_bt) => assert_eq!(ids_bt.dims(), [b, t], "rotary: one position a token is needed"),
     }
-    crate::fast::apply_rotary(&x_bthd, table, positions)
-        .unwrap_or_else(|| reference(x_bthd, table, positions))
+    crate::fast::apply_rotary(&x_bthd, table, positions).unwrap_or_else(|| reference(x_bthd, table, positions))
 }
 
 /// Which position each token of a batch has.
@@ -117,10 +95,7 @@ pub enum Positions {
 pub fn reference(x_bthd: Tensor<4>, table: &RotaryTable, positions: &Positions) -> Tensor<4> {
     let [b, t, h, d] = x_bthd.dims();
     let rotated = table.rotary_size();
-    assert!(
-        rotated <= d,
-        "{rotated} rotated dimensions do not fit a head of {d}"
-    );
+    assert!(rotated <= d, "{rotated} rotated dimensions do not fit a head of {d}");
     let rows = |values: &Tensor<2>| -> Tensor<4> {
         let values = values.clone().to_device(&x_bthd.device());
         match positions {
@@ -136,19 +111,13 @@ pub fn reference(x_bthd: Tensor<4>, table: &RotaryTable, positions: &Positions) 
     let part = x_bthd.clone().narrow(3, 0, rotated);
     let turned = match table.pairing {
         RotaryPairing::Halves => {
-            let (x1, x2) = (
-                part.clone().narrow(3, 0, rotated / 2),
-                part.narrow(3, rotated / 2, rotated / 2),
-            );
+            let (x1, x2) = (part.clone().narrow(3, 0, rotated / 2), part.narrow(3, rotated / 2, rotated / 2));
             let y1 = x1.clone() * cos.clone() - x2.clone() * sin.clone();
             Tensor::cat(vec![y1, x2 * cos + x1 * sin], 3)
         }
         RotaryPairing::Interleaved => {
             let pairs: Tensor<5> = part.reshape([b, t, h, rotated / 2, 2]);
-            let x1 = pairs
-                .clone()
-                .narrow(4, 0, 1)
-                .reshape([b, t, h, rotated / 2]);
+            let x1 = pairs.clone().narrow(4, 0, 1).reshape([b, t, h, rotated / 2]);
             let x2 = pairs.narrow(4, 1, 1).reshape([b, t, h, rotated / 2]);
             let y1 = x1.clone() * cos.clone() - x2.clone() * sin.clone();
             let y2 = x2 * cos + x1 * sin;

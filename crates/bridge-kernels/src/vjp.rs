@@ -12,8 +12,7 @@ use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{
-    Autodiff, Backend, BackendTensor, Dispatch, DispatchKindConversion, DispatchTensor, Flex,
-    backend_extension,
+    Autodiff, Backend, BackendTensor, Dispatch, DispatchKindConversion, DispatchTensor, Flex, backend_extension,
 };
 use burn::tensor::Tensor;
 
@@ -31,11 +30,7 @@ impl Pullback {
     }
 
     fn run(&self, gradient: DispatchTensor) -> [Option<DispatchTensor>; 3] {
-        let function = self
-            .0
-            .lock()
-            .expect("a pullback never panics while it is being taken")
-            .take();
+        let function = self.0.lock().expect("a pullback never panics while it is being taken").take();
         (function.expect("a pullback runs once: backward was called twice on one graph"))(gradient)
     }
 }
@@ -75,9 +70,7 @@ impl Lift for Flex {
     fn lower(tensor: DispatchTensor) -> FloatTensor<Self> {
         match <DispatchTensor as DispatchKindConversion<Flex>>::try_into_backend(tensor) {
             Ok(BackendTensor::Float(tensor)) => tensor,
-            _ => panic!(
-                "a pullback on the Flex back end returned a tensor of another back end or kind"
-            ),
+            _ => panic!("a pullback on the Flex back end returned a tensor of another back end or kind"),
         }
     }
 }
@@ -100,12 +93,7 @@ struct Vjp;
 impl<B: Lift> Backward<B, 3> for Vjp {
     type State = Pullback;
 
-    fn backward(
-        self,
-        ops: Ops<Pullback, 3>,
-        grads: &mut Gradients,
-        _checkpointer: &mut Checkpointer,
-    ) {
+    fn backward(self, ops: Ops<Pullback, 3>, grads: &mut Gradients, _checkpointer: &mut Checkpointer) {
         let gradient = grads.consume::<B>(&ops.node);
         let input_gradients = ops.state.run(B::lift(gradient));
         for (parent, gradient) in ops.parents.into_iter().zip(input_gradients) {
@@ -146,9 +134,7 @@ pub fn attach<const D: usize>(
     inputs: Vec<DispatchTensor>,
     pullback: impl FnOnce(Tensor<D>) -> Vec<DispatchTensor> + Send + 'static,
 ) -> Tensor<D> {
-    attach_some(output, inputs, |gradient| {
-        pullback(gradient).into_iter().map(Some).collect()
-    })
+    attach_some(output, inputs, |gradient| pullback(gradient).into_iter().map(Some).collect())
 }
 
 /// [`attach`] with a pullback that leaves out gradients nobody asks for: `None` for an input that is not tracked.
@@ -161,25 +147,16 @@ pub fn attach_some<const D: usize>(
     pullback: impl FnOnce(Tensor<D>) -> Vec<Option<DispatchTensor>> + Send + 'static,
 ) -> Tensor<D> {
     let arity = inputs.len();
-    assert!(
-        (1..=3).contains(&arity),
-        "attach takes 1 to 3 inputs, got {arity}"
-    );
+    assert!((1..=3).contains(&arity), "attach takes 1 to 3 inputs, got {arity}");
     let output = output.into_dispatch();
     // Unused slots hold the output itself: a constant, so no gradient is ever asked of it.
-    let mut slots = inputs
-        .into_iter()
-        .chain(std::iter::repeat_with(|| output.clone()));
+    let mut slots = inputs.into_iter().chain(std::iter::repeat_with(|| output.clone()));
     let mut next = || slots.next().expect("the iterator is endless");
     let (a, b, c) = (next(), next(), next());
     drop(slots);
     let pullback = Pullback::new(Box::new(move |gradient| {
         let mut gradients = pullback(Tensor::from_dispatch(gradient)).into_iter();
-        assert_eq!(
-            gradients.len(),
-            arity,
-            "a pullback returns one gradient for each input"
-        );
+        assert_eq!(gradients.len(), arity, "a pullback returns one gradient for each input");
         [(); 3].map(|()| gradients.next().flatten())
     }));
     Tensor::from_dispatch(<Dispatch as VjpOps>::vjp(output, a, b, c, pullback))

@@ -96,14 +96,10 @@ pub enum GenerateError {
         found: String,
     },
     /// The model cannot generate, for example because it is one stage of several.
-    #[error(
-        "this model has no next-token logits: expected a whole decoder with embedding and head"
-    )]
+    #[error("this model has no next-token logits: expected a whole decoder with embedding and head")]
     NoLogits,
     /// The logits are not numbers.
-    #[error(
-        "the logits after {position} tokens have no finite maximum: the weights are damaged or training diverged"
-    )]
+    #[error("the logits after {position} tokens have no finite maximum: the weights are damaged or training diverged")]
     NotFinite {
         /// Tokens seen so far.
         position: usize,
@@ -132,15 +128,10 @@ pub fn generate(
     while new_tokens.len() < options.max_new_tokens {
         let shape = [1, input.len()];
         let tokens_bt = Tensor::<2, Int>::from_data(TensorData::new(input, shape), &device);
-        let logits_btv = model
-            .logits(tokens_bt, &mut cache)
-            .ok_or(GenerateError::NoLogits)?;
+        let logits_btv = model.logits(tokens_bt, &mut cache).ok_or(GenerateError::NoLogits)?;
         let logits_v = last_logits(logits_btv, options.vocab_size);
-        let token = choose(&logits_v, options.sampling, new_tokens.len()).ok_or(
-            GenerateError::NotFinite {
-                position: cache.length,
-            },
-        )?;
+        let token = choose(&logits_v, options.sampling, new_tokens.len())
+            .ok_or(GenerateError::NotFinite { position: cache.length })?;
         new_tokens.push(token);
         if on_token(token).is_break() || options.stop_tokens.contains(&token) {
             break;
@@ -156,16 +147,8 @@ fn check(prompt: &[i64], options: &GenerateOptions) -> Result<(), GenerateError>
     }
     let vocab_size = options.vocab_size;
     let in_range = |token: &i64| usize::try_from(*token).is_ok_and(|token| token < vocab_size);
-    if let Some((position, token)) = prompt
-        .iter()
-        .enumerate()
-        .find(|(_, token)| !in_range(token))
-    {
-        return Err(GenerateError::TokenOutOfRange {
-            position,
-            token: *token,
-            vocab_size,
-        });
+    if let Some((position, token)) = prompt.iter().enumerate().find(|(_, token)| !in_range(token)) {
+        return Err(GenerateError::TokenOutOfRange { position, token: *token, vocab_size });
     }
     // The last new token is never fed back, so it needs no position.
     let needed = prompt.len() + options.max_new_tokens.saturating_sub(1);
@@ -176,36 +159,18 @@ fn check(prompt: &[i64], options: &GenerateOptions) -> Result<(), GenerateError>
             max_positions: options.max_positions,
         });
     }
-    let Sampling::Random {
-        temperature,
-        top_k,
-        top_p,
-        ..
-    } = options.sampling
-    else {
+    let Sampling::Random { temperature, top_k, top_p, .. } = options.sampling else {
         return Ok(());
     };
-    let out_of_range = |key, expected, found| {
-        Err(GenerateError::Sampling {
-            key,
-            expected,
-            found,
-        })
-    };
+    let out_of_range = |key, expected, found| Err(GenerateError::Sampling { key, expected, found });
     if !(temperature > 0.0 && temperature.is_finite()) {
-        return out_of_range(
-            "temperature",
-            "a number above 0 (or greedy sampling)",
-            temperature.to_string(),
-        );
+        return out_of_range("temperature", "a number above 0 (or greedy sampling)", temperature.to_string());
     }
     if top_k == Some(0) {
         return out_of_range("top_k", "at least 1", "0".to_owned());
     }
     match top_p {
-        Some(p) if !(p > 0.0 && p <= 1.0) => {
-            out_of_range("top_p", "a number in (0, 1]", p.to_string())
-        }
+        Some(p) if !(p > 0.0 && p <= 1.0) => out_of_range("top_p", "a number in (0, 1]", p.to_string()),
         _ => Ok(()),
     }
 }
@@ -213,38 +178,23 @@ fn check(prompt: &[i64], options: &GenerateOptions) -> Result<(), GenerateError>
 /// The last position's logits without the vocabulary's padding.
 fn last_logits(logits_btv: Tensor<3>, vocab_size: usize) -> Vec<f32> {
     let [_, t, v] = logits_btv.dims();
-    let last = logits_btv
-        .narrow(1, t - 1, 1)
-        .narrow(2, 0, vocab_size.min(v));
-    last.into_data()
-        .convert::<f32>()
-        .try_into_vec()
-        .expect("the data is float32 now")
+    let last = logits_btv.narrow(1, t - 1, 1).narrow(2, 0, vocab_size.min(v));
+    last.into_data().convert::<f32>().try_into_vec().expect("the data is float32 now")
 }
 
 /// The token that `sampling` chooses as number `draw`; `None` if the logits have no finite maximum.
 fn choose(logits_v: &[f32], sampling: Sampling, draw: usize) -> Option<i64> {
-    let mut order: Vec<usize> = (0..logits_v.len())
-        .filter(|id| !logits_v[*id].is_nan())
-        .collect();
+    let mut order: Vec<usize> = (0..logits_v.len()).filter(|id| !logits_v[*id].is_nan()).collect();
     // A stable sort, so that equal logits stay in the order of their ids.
     order.sort_by(|a, b| logits_v[*b].total_cmp(&logits_v[*a]));
     let best = *order.first().filter(|id| logits_v[**id].is_finite())?;
-    let Sampling::Random {
-        temperature,
-        top_k,
-        top_p,
-        seed,
-    } = sampling
-    else {
+    let Sampling::Random { temperature, top_k, top_p, seed } = sampling else {
         return i64::try_from(best).ok();
     };
     order.truncate(top_k.unwrap_or(usize::MAX));
     let maximum = f64::from(logits_v[best]);
-    let mut weights: Vec<f64> = order
-        .iter()
-        .map(|id| ((f64::from(logits_v[*id]) - maximum) / temperature).exp())
-        .collect();
+    let mut weights: Vec<f64> =
+        order.iter().map(|id| ((f64::from(logits_v[*id]) - maximum) / temperature).exp()).collect();
     if let Some(p) = top_p {
         let total: f64 = weights.iter().sum();
         let mut sum = 0.0;
@@ -272,28 +222,18 @@ mod tests {
     const LOGITS: [f32; 5] = [1.0, 3.0, f32::NEG_INFINITY, 2.0, 3.0];
 
     fn random(top_k: Option<usize>, top_p: Option<f64>, seed: u64) -> Sampling {
-        Sampling::Random {
-            temperature: 1.0,
-            top_k,
-            top_p,
-            seed,
-        }
+        Sampling::Random { temperature: 1.0, top_k, top_p, seed }
     }
 
     fn draws(sampling: impl Fn(u64) -> Sampling) -> Vec<i64> {
-        (0..2000)
-            .map(|seed| choose(&LOGITS, sampling(seed), 0).unwrap())
-            .collect()
+        (0..2000).map(|seed| choose(&LOGITS, sampling(seed), 0).unwrap()).collect()
     }
 
     #[test]
     fn greedy_takes_the_first_of_the_largest() {
         assert_eq!(choose(&LOGITS, Sampling::Greedy, 0), Some(1));
         assert_eq!(choose(&[f32::NAN, 1.0], Sampling::Greedy, 0), Some(1));
-        assert_eq!(
-            choose(&[f32::NAN, f32::NEG_INFINITY], Sampling::Greedy, 0),
-            None
-        );
+        assert_eq!(choose(&[f32::NAN, f32::NEG_INFINITY], Sampling::Greedy, 0), None);
     }
 
     #[test]
@@ -301,60 +241,27 @@ mod tests {
         let drawn = draws(|seed| random(None, None, seed));
         let total: f64 = LOGITS.iter().map(|l| f64::from(*l).exp()).sum();
         for (id, logit) in LOGITS.iter().enumerate() {
-            let share = drawn.iter().filter(|token| **token == id as i64).count() as f64
-                / drawn.len() as f64;
+            let share = drawn.iter().filter(|token| **token == id as i64).count() as f64 / drawn.len() as f64;
             let expected = f64::from(*logit).exp() / total;
-            assert!(
-                (share - expected).abs() < 0.04,
-                "token {id}: {share} of the draws, expected {expected}"
-            );
+            assert!((share - expected).abs() < 0.04, "token {id}: {share} of the draws, expected {expected}");
         }
     }
 
     #[test]
     fn top_k_and_top_p_cut_the_tail() {
-        assert!(
-            draws(|seed| random(Some(2), None, seed))
-                .iter()
-                .all(|token| [1, 4].contains(token))
-        );
-        assert!(
-            draws(|seed| random(Some(1), None, seed))
-                .iter()
-                .all(|token| *token == 1)
-        );
-        assert!(
-            draws(|seed| random(None, Some(0.79), seed))
-                .iter()
-                .all(|token| [1, 4].contains(token))
-        );
-        assert!(
-            draws(|seed| random(None, Some(1e-9), seed))
-                .iter()
-                .all(|token| *token == 1)
-        );
+        assert!(draws(|seed| random(Some(2), None, seed)).iter().all(|token| [1, 4].contains(token)));
+        assert!(draws(|seed| random(Some(1), None, seed)).iter().all(|token| *token == 1));
+        assert!(draws(|seed| random(None, Some(0.79), seed)).iter().all(|token| [1, 4].contains(token)));
+        assert!(draws(|seed| random(None, Some(1e-9), seed)).iter().all(|token| *token == 1));
         assert!(draws(|seed| random(None, Some(0.99), seed)).contains(&0));
     }
 
     #[test]
     fn a_seed_repeats_and_temperature_sharpens() {
-        let cold = |seed| Sampling::Random {
-            temperature: 0.05,
-            top_k: None,
-            top_p: None,
-            seed,
-        };
+        let cold = |seed| Sampling::Random { temperature: 0.05, top_k: None, top_p: None, seed };
         assert!(draws(cold).iter().all(|token| [1, 4].contains(token)));
-        assert_eq!(
-            draws(|seed| random(None, None, seed)),
-            draws(|seed| random(None, None, seed))
-        );
-        let steps: Vec<_> = (0..50)
-            .map(|draw| choose(&LOGITS, random(None, None, 7), draw))
-            .collect();
-        assert!(
-            steps.windows(2).any(|pair| pair[0] != pair[1]),
-            "draws of one seed differ from step to step"
-        );
+        assert_eq!(draws(|seed| random(None, None, seed)), draws(|seed| random(None, None, seed)));
+        let steps: Vec<_> = (0..50).map(|draw| choose(&LOGITS, random(None, None, 7), draw)).collect();
+        assert!(steps.windows(2).any(|pair| pair[0] != pair[1]), "draws of one seed differ from step to step");
     }
 }

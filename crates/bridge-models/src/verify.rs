@@ -43,12 +43,7 @@ pub struct Figure {
 impl Figure {
     fn new(difference: f64, tolerance: f64, worst: Option<String>) -> Self {
         let difference = Some(difference).filter(|difference| difference.is_finite());
-        Self {
-            difference,
-            tolerance,
-            passed: difference.is_some_and(|difference| difference <= tolerance),
-            worst,
-        }
+        Self { difference, tolerance, passed: difference.is_some_and(|difference| difference <= tolerance), worst }
     }
 }
 
@@ -95,16 +90,9 @@ pub enum VerifyError {
 ///
 /// # Errors
 /// If the folder cannot be imported or the reference is not one for its model. Differences are no error.
-pub fn verify(
-    folder: &Path,
-    reference: &Path,
-    device: &Device,
-) -> Result<VerifyReport, VerifyError> {
+pub fn verify(folder: &Path, reference: &Path, device: &Device) -> Result<VerifyReport, VerifyError> {
     let model = HfModel::open(folder)?;
-    let reference = Reference {
-        file: HfCheckpoint::open_file(reference)?,
-        model: &model,
-    };
+    let reference = Reference { file: HfCheckpoint::open_file(reference)?, model: &model };
     let device = device.clone().autodiff();
     let mut chunk = model.build(&device)?;
     let mut report = VerifyReport::default();
@@ -120,18 +108,8 @@ pub fn verify(
     if reference.has("train_ids") {
         reference.compare_training(chunk.as_mut(), &device, &mut report)?;
     }
-    let figures = [
-        &report.logits,
-        &report.loss,
-        &report.gradients,
-        &report.step_losses,
-        &report.step_grad_norms,
-    ];
-    let verdicts: Vec<bool> = figures
-        .into_iter()
-        .flatten()
-        .map(|figure| figure.passed)
-        .collect();
+    let figures = [&report.logits, &report.loss, &report.gradients, &report.step_losses, &report.step_grad_norms];
+    let verdicts: Vec<bool> = figures.into_iter().flatten().map(|figure| figure.passed).collect();
     if verdicts.is_empty() {
         return Err(VerifyError::Reference {
             tensor: "logits".into(),
@@ -154,11 +132,8 @@ impl Ids {
     fn batch(&self, device: &Device) -> Batch {
         let [batch_size, seq_length] = self.shape;
         let rows = || self.values.chunks(seq_length);
-        let labels = rows()
-            .flat_map(|row| row[1..].iter().copied().chain([0]))
-            .collect();
-        let loss_mask = rows()
-            .flat_map(|row| (0..row.len()).map(|i| if i + 1 < row.len() { 1.0 } else { 0.0 }));
+        let labels = rows().flat_map(|row| row[1..].iter().copied().chain([0])).collect();
+        let loss_mask = rows().flat_map(|row| (0..row.len()).map(|i| if i + 1 < row.len() { 1.0 } else { 0.0 }));
         let micro_batch = MicroBatch {
             tokens: self.values.clone(),
             labels,
@@ -178,10 +153,7 @@ type NamedGradients = HashMap<String, Tensor<1>>;
 /// Mean loss and gradients of one batch.
 fn step(chunk: &dyn ModelChunk, ids: &Ids, device: &Device) -> (f64, NamedGradients) {
     let batch = ids.batch(device);
-    let context = ForwardContext {
-        batch: &batch,
-        mode: Mode::Evaluate,
-    };
+    let context = ForwardContext { batch: &batch, mode: Mode::Evaluate };
     let mut hidden = None;
     let mut loss = None;
     for index in 0..chunk.segments().len() {
@@ -214,13 +186,8 @@ impl Reference<'_> {
     fn ids(&self, name: &str, rank: usize) -> Result<Ids, VerifyError> {
         let (shape, values) = self.file.read_ints(name)?;
         let config = self.model.config();
-        let wrong = |expected: String, found: String| {
-            Err(VerifyError::Reference {
-                tensor: name.to_owned(),
-                expected,
-                found,
-            })
-        };
+        let wrong =
+            |expected: String, found: String| Err(VerifyError::Reference { tensor: name.to_owned(), expected, found });
         let [.., batch_size, seq_length] = shape[..] else {
             return wrong(format!("{rank} dimensions"), format!("{shape:?}"));
         };
@@ -229,19 +196,11 @@ impl Reference<'_> {
             let expected = format!("{rank} dimensions, none empty, the last from 2 to {longest}");
             return wrong(expected, format!("{shape:?}"));
         }
-        let out_of_range = values
-            .iter()
-            .find(|id| usize::try_from(**id).map_or(true, |id| id >= config.vocab_size));
+        let out_of_range = values.iter().find(|id| usize::try_from(**id).map_or(true, |id| id >= config.vocab_size));
         if let Some(id) = out_of_range {
-            return wrong(
-                format!("token ids in 0..{}", config.vocab_size),
-                id.to_string(),
-            );
+            return wrong(format!("token ids in 0..{}", config.vocab_size), id.to_string());
         }
-        Ok(Ids {
-            shape: [batch_size, seq_length],
-            values,
-        })
+        Ok(Ids { shape: [batch_size, seq_length], values })
     }
 
     /// Values of a vector of `length`.
@@ -249,11 +208,7 @@ impl Reference<'_> {
         let values = self.file.read_doubles(name)?;
         if values.len() != length {
             let (expected, found) = (format!("{length} values"), values.len().to_string());
-            return Err(VerifyError::Reference {
-                tensor: name.to_owned(),
-                expected,
-                found,
-            });
+            return Err(VerifyError::Reference { tensor: name.to_owned(), expected, found });
         }
         Ok(values)
     }
@@ -271,40 +226,25 @@ impl Reference<'_> {
         let model = chunk.inference();
         let data = TensorData::new(ids.values.clone(), ids.shape);
         let tokens_bt = Tensor::<2, Int>::from_data(data, &device.clone().without_autodiff());
-        let logits_btv = model
-            .logits(tokens_bt, &mut model.new_cache())
-            .expect("a whole decoder has next-token logits");
+        let logits_btv =
+            model.logits(tokens_bt, &mut model.new_cache()).expect("a whole decoder has next-token logits");
         let shape = logits_btv.dims().to_vec();
         if shape != expected.shape {
             let (found, expected) = (format!("{:?}", expected.shape), format!("shape {shape:?}"));
-            return Err(VerifyError::Reference {
-                tensor: "logits".into(),
-                expected,
-                found,
-            });
+            return Err(VerifyError::Reference { tensor: "logits".into(), expected, found });
         }
-        let found: Vec<f32> = logits_btv
-            .into_data()
-            .try_into_vec()
-            .expect("logits of a float32 model are float32");
+        let found: Vec<f32> = logits_btv.into_data().try_into_vec().expect("logits of a float32 model are float32");
         let pairs = found.iter().zip(&expected.values);
         let difference = largest(pairs.map(|(a, b)| (f64::from(*a) - f64::from(*b)).abs()));
         let scale = largest(expected.values.iter().map(|logit| f64::from(logit.abs())));
-        Ok(Some(Figure::new(
-            difference,
-            tolerance::LOGITS * scale.max(1.0),
-            None,
-        )))
+        Ok(Some(Figure::new(difference, tolerance::LOGITS * scale.max(1.0), None)))
     }
 
     /// Compares gradients under Hugging Face's names.
     fn compare_gradients(&self, gradients: &NamedGradients) -> Result<Option<Figure>, VerifyError> {
         const PREFIX: &str = "grad.";
-        let mut expected_names: Vec<&str> = self
-            .file
-            .tensors()
-            .filter_map(|(name, _)| name.strip_prefix(PREFIX))
-            .collect();
+        let mut expected_names: Vec<&str> =
+            self.file.tensors().filter_map(|(name, _)| name.strip_prefix(PREFIX)).collect();
         if expected_names.is_empty() {
             return Ok(None);
         }
@@ -314,9 +254,7 @@ impl Reference<'_> {
                 continue;
             };
             let data = gradient.clone().into_data();
-            let values: Vec<f32> = data
-                .try_into_vec()
-                .expect("gradients of a float32 model are float32");
+            let values: Vec<f32> = data.try_into_vec().expect("gradients of a float32 model are float32");
             for ((name, shape), found) in entry.tensors.iter().zip(entry.split(&values)) {
                 let expected = self.file.read(&format!("{PREFIX}{name}"))?;
                 if expected.shape != *shape {
@@ -337,30 +275,14 @@ impl Reference<'_> {
                 found: "one of another".into(),
             });
         }
-        let whole = norm(
-            pairs
-                .iter()
-                .flat_map(|(_, expected, _)| expected.iter().copied().map(f64::from)),
-        );
+        let whole = norm(pairs.iter().flat_map(|(_, expected, _)| expected.iter().copied().map(f64::from)));
         let relative = |expected: &[f32], found: &[f32]| {
-            let difference = norm(
-                found
-                    .iter()
-                    .zip(expected)
-                    .map(|(a, b)| f64::from(*a) - f64::from(*b)),
-            );
-            difference
-                / norm(expected.iter().copied().map(f64::from)).max(SMALLEST_GRADIENT * whole)
+            let difference = norm(found.iter().zip(expected).map(|(a, b)| f64::from(*a) - f64::from(*b)));
+            difference / norm(expected.iter().copied().map(f64::from)).max(SMALLEST_GRADIENT * whole)
         };
-        let differences = pairs
-            .iter()
-            .map(|(name, expected, found)| (relative(expected, found), *name));
+        let differences = pairs.iter().map(|(name, expected, found)| (relative(expected, found), *name));
         let (worst, name) = worst(differences);
-        Ok(Some(Figure::new(
-            worst,
-            tolerance::GRADIENTS,
-            name.cloned(),
-        )))
+        Ok(Some(Figure::new(worst, tolerance::GRADIENTS, name.cloned())))
     }
 
     /// Takes the reference's AdamW steps: learning rate 1e-3, betas 0.9 and 0.95, epsilon 1e-8, weight decay 0.1 on
@@ -378,10 +300,7 @@ impl Reference<'_> {
         let norms = self.doubles("train_grad_norms", steps)?;
         let mut optimizer = AdamW::default();
         for values in all.values.chunks(per_step) {
-            let ids = Ids {
-                shape: all.shape,
-                values: values.to_vec(),
-            };
+            let ids = Ids { shape: all.shape, values: values.to_vec() };
             let (loss, gradients) = step(chunk, &ids, device);
             report.losses.push(loss);
             report.grad_norms.push(optimizer.step(chunk, gradients));
@@ -389,11 +308,7 @@ impl Reference<'_> {
         let figure = |found: &[f64], expected: &[f64], tolerance| {
             let pairs = found.iter().zip(expected).enumerate();
             let (worst, index) = worst(pairs.map(|(index, (a, b))| (relative(*a, *b), index)));
-            Figure::new(
-                worst,
-                tolerance,
-                index.map(|index| format!("step {}", index + 1)),
-            )
+            Figure::new(worst, tolerance, index.map(|index| format!("step {}", index + 1)))
         };
         report.step_losses = Some(figure(&report.losses, &losses, tolerance::STEP_LOSSES));
         report.step_grad_norms = Some(figure(&report.grad_norms, &norms, tolerance::STEP_NORMS));
@@ -416,19 +331,14 @@ impl AdamW {
         let norm = gradients.values().map(sum_of_squares).sum::<f64>().sqrt();
         // The small constant is torch.nn.utils.clip_grad_norm_'s.
         let clip = (MAX_NORM / (norm + 1e-6)).min(1.0);
-        let dimensions: HashMap<String, usize> = chunk
-            .parameters()
-            .into_iter()
-            .map(|info| (info.name, info.shape.len()))
-            .collect();
+        let dimensions: HashMap<String, usize> =
+            chunk.parameters().into_iter().map(|info| (info.name, info.shape.len())).collect();
         chunk.update_parameters(&mut |name, parameter| {
             let Some(gradient) = gradients.remove(name) else {
                 return parameter;
             };
-            let (exp_avg, exp_avg_sq) = self
-                .moments
-                .remove(name)
-                .unwrap_or_else(|| (parameter.zeros_like(), parameter.zeros_like()));
+            let (exp_avg, exp_avg_sq) =
+                self.moments.remove(name).unwrap_or_else(|| (parameter.zeros_like(), parameter.zeros_like()));
             let constants = AdamWStep {
                 lr: 1e-3,
                 beta1: 0.9,
@@ -439,17 +349,8 @@ impl AdamW {
                 step: self.steps,
                 gradient_scale: clip,
             };
-            let state = adamw(
-                AdamWState {
-                    parameter,
-                    exp_avg,
-                    exp_avg_sq,
-                },
-                gradient,
-                &constants,
-            );
-            self.moments
-                .insert(name.to_owned(), (state.exp_avg, state.exp_avg_sq));
+            let state = adamw(AdamWState { parameter, exp_avg, exp_avg_sq }, gradient, &constants);
+            self.moments.insert(name.to_owned(), (state.exp_avg, state.exp_avg_sq));
             state.parameter
         });
         norm
@@ -458,24 +359,14 @@ impl AdamW {
 
 /// The largest value, or NaN if one is NaN.
 fn largest(values: impl Iterator<Item = f64>) -> f64 {
-    values.fold(0.0, |worst, value| {
-        if value.is_nan() || value > worst {
-            value
-        } else {
-            worst
-        }
-    })
+    values.fold(0.0, |worst, value| if value.is_nan() || value > worst { value } else { worst })
 }
 
 /// The largest difference and what has it; NaN counts as largest.
 fn worst<T>(differences: impl Iterator<Item = (f64, T)>) -> (f64, Option<T>) {
     differences.fold((0.0, None), |(worst, at), (difference, here)| {
         let is_worse = at.is_none() || difference.is_nan() || difference > worst;
-        if is_worse && !worst.is_nan() {
-            (difference, Some(here))
-        } else {
-            (worst, at)
-        }
+        if is_worse && !worst.is_nan() { (difference, Some(here)) } else { (worst, at) }
     })
 }
 

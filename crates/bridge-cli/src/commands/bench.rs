@@ -6,8 +6,7 @@ use bridge_core::data::MicroBatch;
 use bridge_core::logging::HostMemory;
 use bridge_core::model::{Batch, BuildContext, ForwardContext, Mode, ModelConfig, Stage};
 use bridge_core::optim::{
-    AccumulationDType, Algorithm, GradientBuffer, GroupRates, NoOverrides, Optimizer,
-    OptimizerSettings, StepScales,
+    AccumulationDType, Algorithm, GradientBuffer, GroupRates, NoOverrides, Optimizer, OptimizerSettings, StepScales,
 };
 use bridge_core::train::{Executor, Recompute, select_device, set_num_threads};
 use bridge_kernels::Philox;
@@ -52,11 +51,7 @@ pub struct Arguments {
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
     let Some(mut preset) = preset(&arguments.preset) else {
-        let message = format!(
-            "--preset: expected one of {}, found `{}`",
-            NAMES.join(", "),
-            arguments.preset
-        );
+        let message = format!("--preset: expected one of {}, found `{}`", NAMES.join(", "), arguments.preset);
         return Err(Failure::input(message));
     };
     if let Some(threads) = arguments.threads {
@@ -68,10 +63,7 @@ pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
     }
     let b = arguments.micro_batch.unwrap_or(preset.micro_batch_size);
     let t = preset.transformer.seq_length;
-    let v = preset
-        .transformer
-        .vocab_size
-        .ok_or_else(|| Failure::run("a preset has a vocabulary size"))?;
+    let v = preset.transformer.vocab_size.ok_or_else(|| Failure::run("a preset has a vocabulary size"))?;
 
     let config = GptModelConfig::new(preset.transformer.clone());
     let context = BuildContext {
@@ -81,66 +73,32 @@ pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
         padded_vocab_size: v,
     };
     let stage = Stage::whole(preset.transformer.num_layers);
-    let mut chunks = config
-        .builder()
-        .build_models(&config, &context, &[stage])
-        .map_err(Failure::input)?;
-    let num_parameters: usize = chunks[0]
-        .parameters()
-        .iter()
-        .map(|p| p.num_elements())
-        .sum();
+    let mut chunks = config.builder().build_models(&config, &context, &[stage]).map_err(Failure::input)?;
+    let num_parameters: usize = chunks[0].parameters().iter().map(|p| p.num_elements()).sum();
     let executor = Executor::new(chunks[0].as_ref(), &Recompute::Off);
-    let algorithm = Algorithm::Adam {
-        beta1: 0.9,
-        beta2: 0.95,
-        epsilon: 1e-8,
-        decoupled_weight_decay: true,
-    };
-    let settings = OptimizerSettings {
-        algorithm,
-        clip_grad: 1.0,
-        count_zeros: false,
-    };
+    let algorithm = Algorithm::Adam { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, decoupled_weight_decay: true };
+    let settings = OptimizerSettings { algorithm, clip_grad: 1.0, count_zeros: false };
     let mut optimizer = Optimizer::new(settings, &chunks, &NoOverrides);
     let mut gradients = GradientBuffer::new(AccumulationDType::Float32);
-    let rates = [GroupRates {
-        learning_rate: 3e-4,
-        weight_decay: 0.1,
-    }];
+    let rates = [GroupRates { learning_rate: 3e-4, weight_decay: 0.1 }];
     let batch = random_batch(b, t, v, &device);
 
     let (mut times, mut losses) = (Vec::new(), Vec::new());
     for step in 0..arguments.warmup + arguments.steps {
         let started = Instant::now();
-        let context = ForwardContext {
-            batch: &batch,
-            mode: Mode::Train(Philox::new(u64::from(step))),
-        };
+        let context = ForwardContext { batch: &batch, mode: Mode::Train(Philox::new(u64::from(step))) };
         let factor = 1.0 / batch.num_tokens;
-        let loss_sum = executor.forward_backward(
-            chunks[0].as_ref(),
-            &context,
-            &mut |sum| sum * factor,
-            &mut |name, gradient| gradients.add(name, gradient),
-        );
-        let scales = StepScales {
-            loss_scale: 1.0,
-            divisor: 1.0,
-        };
+        let loss_sum =
+            executor.forward_backward(chunks[0].as_ref(), &context, &mut |sum| sum * factor, &mut |name, gradient| {
+                gradients.add(name, gradient)
+            });
+        let scales = StepScales { loss_scale: 1.0, divisor: 1.0 };
         optimizer.step(&mut chunks, &mut gradients, &rates, scales);
-        device
-            .sync()
-            .map_err(|error| Failure::run(format!("{error:?}")))?;
+        device.sync().map_err(|error| Failure::run(format!("{error:?}")))?;
         if step >= arguments.warmup {
             times.push(started.elapsed().as_secs_f64());
         }
-        let loss = loss_sum
-            .into_data()
-            .iter::<f64>()
-            .next()
-            .unwrap_or(f64::NAN)
-            * factor;
+        let loss = loss_sum.into_data().iter::<f64>().next().unwrap_or(f64::NAN) * factor;
         losses.push((loss * 1e4).round() / 1e4);
     }
     times.sort_by(f64::total_cmp);
@@ -173,10 +131,7 @@ pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
 fn random_batch(b: usize, t: usize, v: usize, device: &Device) -> Batch {
     let ids = |key: u64| -> Vec<i64> {
         let words = (0..(b * t).div_ceil(4) as u64).flat_map(|i| Philox::new(key).block(i));
-        words
-            .take(b * t)
-            .map(|word| i64::from(word) % v as i64)
-            .collect()
+        words.take(b * t).map(|word| i64::from(word) % v as i64).collect()
     };
     let micro_batch = MicroBatch {
         tokens: ids(1),

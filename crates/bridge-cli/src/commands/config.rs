@@ -2,9 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use bridge_core::config::{
-    Detail, Format, Kinds, RunConfig, World, diff, diff_from_defaults, json_schema, load,
-};
+use bridge_core::config::{Detail, Format, Kinds, RunConfig, World, diff, diff_from_defaults, json_schema, load};
 use bridge_core::train::schedule_of;
 use clap::{Args, Subcommand};
 use serde_json::json;
@@ -64,12 +62,7 @@ pub struct Recipe {
 impl Recipe {
     fn load(&self) -> Result<RunConfig, Failure> {
         let world = World { size: self.ranks };
-        Ok(load(
-            &self.recipe,
-            &self.overrides,
-            &Kinds::builtin(),
-            &world,
-        )?)
+        Ok(load(&self.recipe, &self.overrides, &Kinds::builtin(), &world)?)
     }
 }
 
@@ -77,20 +70,9 @@ impl Recipe {
 pub fn run(command: &Command) -> Result<u8, Failure> {
     match command {
         Command::Check(recipe) => check(recipe),
-        Command::Show {
-            recipe,
-            non_default,
-        } => {
-            let detail = if *non_default {
-                Detail::NonDefault
-            } else {
-                Detail::All
-            };
-            let format = if recipe.json {
-                Format::Json
-            } else {
-                Format::Toml
-            };
+        Command::Show { recipe, non_default } => {
+            let detail = if *non_default { Detail::NonDefault } else { Detail::All };
+            let format = if recipe.json { Format::Json } else { Format::Toml };
             line(recipe.load()?.to_text(format, detail).trim_end());
             Ok(0)
         }
@@ -107,9 +89,7 @@ fn check(recipe: &Recipe) -> Result<u8, Failure> {
     match recipe.load() {
         Ok(config) => {
             if recipe.json {
-                line(
-                    &json!({ "ok": true, "errors": [], "warnings": config.warnings() }).to_string(),
-                );
+                line(&json!({ "ok": true, "errors": [], "warnings": config.warnings() }).to_string());
             } else {
                 for warning in config.warnings() {
                     line(&format!("warning: {warning}"));
@@ -141,12 +121,7 @@ fn print_diff(recipe: &Recipe, with: Option<&Path>) -> Result<u8, Failure> {
             line(&serde_json::to_string(&difference).map_err(Failure::run)?);
         } else {
             let value = |side: &Option<String>| side.clone().unwrap_or_else(|| "null".into());
-            line(&format!(
-                "{}: {} -> {}",
-                difference.key,
-                value(&difference.left),
-                value(&difference.right)
-            ));
+            line(&format!("{}: {} -> {}", difference.key, value(&difference.left), value(&difference.right)));
         }
     }
     Ok(0)
@@ -159,11 +134,7 @@ fn print_schedule(recipe: &Recipe) -> Result<u8, Failure> {
         } else {
             line(&format!(
                 "{:>9}  lr {:.9e}  wd {:.6e}  batch {:>6}  samples {:>12}",
-                row.iteration,
-                row.learning_rate,
-                row.weight_decay,
-                row.global_batch_size,
-                row.consumed_samples
+                row.iteration, row.learning_rate, row.weight_decay, row.global_batch_size, row.consumed_samples
             ));
         }
     }

@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use bridge_core::checkpoint::{
-    CheckpointWriter, HostTensor, RunFiles, SaveOptions, ShardTensor, Snapshot, TensorGroup,
-    TrainState,
+    CheckpointWriter, HostTensor, RunFiles, SaveOptions, ShardTensor, Snapshot, TensorGroup, TrainState,
 };
 use bridge_core::config::RawConfig;
 use bridge_core::train::select_device;
@@ -53,11 +52,7 @@ pub enum Command {
 pub fn run(command: &Command) -> Result<u8, Failure> {
     match command {
         Command::Import { hf_dir, output } => import(hf_dir, output),
-        Command::Export {
-            checkpoint,
-            output,
-            dtype,
-        } => export_folder(checkpoint, output, *dtype),
+        Command::Export { checkpoint, output, dtype } => export_folder(checkpoint, output, *dtype),
     }
 }
 
@@ -65,11 +60,7 @@ fn import(folder: &Path, output: &Path) -> Result<u8, Failure> {
     let model = HfModel::open(folder).map_err(Failure::input)?;
     let device = select_device("flex").map_err(Failure::input)?.autodiff();
     let chunk = model.build(&device).map_err(Failure::input)?;
-    let shapes: BTreeMap<String, Vec<usize>> = chunk
-        .parameters()
-        .into_iter()
-        .map(|p| (p.name, p.shape))
-        .collect();
+    let shapes: BTreeMap<String, Vec<usize>> = chunk.parameters().into_iter().map(|p| (p.name, p.shape)).collect();
     let mut tensors = Vec::new();
     let mut failure = None;
     chunk.visit_parameters(&mut |name, value| {
@@ -80,48 +71,25 @@ fn import(folder: &Path, output: &Path) -> Result<u8, Failure> {
         }
     });
     failure.map_or(Ok(()), |error| Err(Failure::run(error)))?;
-    let num_parameters: usize = shapes
-        .values()
-        .map(|shape| shape.iter().product::<usize>())
-        .sum();
+    let num_parameters: usize = shapes.values().map(|shape| shape.iter().product::<usize>()).sum();
 
     let mut raw = RawConfig::default();
     raw.model.config = model.config().to_transformer().map_err(Failure::input)?;
     let mut files = BTreeMap::new();
-    for entry in std::fs::read_dir(folder)
-        .map_err(|e| Failure::input(format!("{}: {e}", folder.display())))?
-    {
+    for entry in std::fs::read_dir(folder).map_err(|e| Failure::input(format!("{}: {e}", folder.display())))? {
         let entry = entry.map_err(Failure::run)?;
         let name = entry.file_name().to_string_lossy().into_owned();
         if is_tokenizer_file(&name) {
-            files.insert(
-                name,
-                std::fs::read(entry.path()).map_err(Failure::run)?.into(),
-            );
+            files.insert(name, std::fs::read(entry.path()).map_err(Failure::run)?.into());
         }
     }
     let snapshot = Snapshot {
-        run: RunFiles {
-            train_state: TrainState::default(),
-            run_config: raw.to_toml(),
-            files,
-        },
-        groups: vec![TensorGroup {
-            name: "model".into(),
-            tensors,
-        }],
+        run: RunFiles { train_state: TrainState::default(), run_config: raw.to_toml(), files },
+        groups: vec![TensorGroup { name: "model".into(), tensors }],
     };
-    let options = SaveOptions {
-        producer: concat!("bridge ", env!("CARGO_PKG_VERSION")).into(),
-        ..Default::default()
-    };
-    let report = CheckpointWriter::open(output, options)
-        .and_then(|w| w.save(&snapshot))
-        .map_err(Failure::run)?;
-    line(&format!(
-        "wrote {} ({num_parameters} parameters)",
-        report.path.display()
-    ));
+    let options = SaveOptions { producer: concat!("bridge ", env!("CARGO_PKG_VERSION")).into(), ..Default::default() };
+    let report = CheckpointWriter::open(output, options).and_then(|w| w.save(&snapshot)).map_err(Failure::run)?;
+    line(&format!("wrote {} ({num_parameters} parameters)", report.path.display()));
     Ok(0)
 }
 
@@ -129,9 +97,7 @@ fn export_folder(checkpoint: &Path, output: &Path, dtype: Dtype) -> Result<u8, F
     let device = select_device("flex").map_err(Failure::input)?;
     let model = open(checkpoint, &device)?;
     let Some(family) = Family::of(&model.config) else {
-        return Err(Failure::input(
-            "no Hugging Face family that is known here has this architecture",
-        ));
+        return Err(Failure::input("no Hugging Face family that is known here has this architecture"));
     };
     let options = ExportOptions {
         dtype: match dtype {
@@ -143,21 +109,10 @@ fn export_folder(checkpoint: &Path, output: &Path, dtype: Dtype) -> Result<u8, F
         eos_token_ids: model.stop_tokens.clone(),
         ..ExportOptions::default()
     };
-    export(
-        output,
-        family,
-        &model.config,
-        &[model.chunk.as_ref()],
-        &options,
-    )
-    .map_err(Failure::input)?;
+    export(output, family, &model.config, &[model.chunk.as_ref()], &options).map_err(Failure::input)?;
     if let Some(checkpoint) = &model.checkpoint {
         copy_tokenizer(checkpoint, output)?;
     }
-    line(&format!(
-        "wrote {} ({} parameters)",
-        output.display(),
-        model.config.num_parameters()
-    ));
+    line(&format!("wrote {} ({} parameters)", output.display(), model.config.num_parameters()));
     Ok(0)
 }

@@ -132,9 +132,7 @@ fn run_build(build: &Build) -> Result<u8, Failure> {
         (Some(path), _) => Box::new(HuggingFaceTokenizer::load(path).map_err(Failure::input)?),
         (None, Some(size)) => Box::new(NullTokenizer::new(size)),
         (None, None) => {
-            return Err(Failure::input(
-                "--tokenizer: expected a tokenizer.json, found none",
-            ));
+            return Err(Failure::input("--tokenizer: expected a tokenizer.json, found none"));
         }
     };
     let format = match &build.jsonl_key {
@@ -154,11 +152,7 @@ fn run_build(build: &Build) -> Result<u8, Failure> {
         source: &source,
         tokenizer: tokenizer.as_ref(),
         output_prefix: &dataset_prefix(&build.output),
-        document_end: if build.no_eod {
-            DocumentEnd::Nothing
-        } else {
-            DocumentEnd::EndOfDocument
-        },
+        document_end: if build.no_eod { DocumentEnd::Nothing } else { DocumentEnd::EndOfDocument },
         num_threads: build.threads,
         progress: &Bar::new("packing text", &sink),
     })
@@ -170,10 +164,7 @@ fn run_build(build: &Build) -> Result<u8, Failure> {
     } else {
         line(&report.to_string());
         if !report.reused && report.seconds > 0.0 {
-            line(&format!(
-                "{:.1} MB/s",
-                report.bytes as f64 / 1e6 / report.seconds
-            ));
+            line(&format!("{:.1} MB/s", report.bytes as f64 / 1e6 / report.seconds));
         }
     }
     Ok(0)
@@ -197,12 +188,7 @@ fn run_inspect(inspect: &Inspect) -> Result<u8, Failure> {
         line(&report.to_string());
     } else {
         for (key, value) in report.as_object().into_iter().flatten() {
-            line(&format!(
-                "{key:<10} {}",
-                value
-                    .as_str()
-                    .map_or_else(|| value.to_string(), str::to_owned)
-            ));
+            line(&format!("{key:<10} {}", value.as_str().map_or_else(|| value.to_string(), str::to_owned)));
         }
     }
     if let Some(output) = &inspect.rewrite {
@@ -223,13 +209,10 @@ fn run_inspect(inspect: &Inspect) -> Result<u8, Failure> {
 /// Writes the same data set again, through the builder.
 fn rewrite(dataset: &IndexedDataset, output: &Path) -> Result<(), Failure> {
     use bridge_core::data::indexed::IndexedDatasetBuilder;
-    let mut builder = IndexedDatasetBuilder::create(dataset_prefix(output), dataset.dtype())
-        .map_err(Failure::input)?;
+    let mut builder = IndexedDatasetBuilder::create(dataset_prefix(output), dataset.dtype()).map_err(Failure::input)?;
     for document in 0..dataset.num_documents() {
         for sequence in dataset.document(document).into_iter().flatten() {
-            builder
-                .add_item(&dataset.sequence(sequence).map_err(Failure::input)?)
-                .map_err(Failure::input)?;
+            builder.add_item(&dataset.sequence(sequence).map_err(Failure::input)?).map_err(Failure::input)?;
         }
         builder.end_document();
     }
@@ -237,43 +220,26 @@ fn rewrite(dataset: &IndexedDataset, output: &Path) -> Result<(), Failure> {
 }
 
 fn run_samples(samples: &Samples) -> Result<u8, Failure> {
-    let config = load(
-        &samples.recipe,
-        &samples.overrides,
-        &Kinds::builtin(),
-        &World::SINGLE,
-    )?;
+    let config = load(&samples.recipe, &samples.overrides, &Kinds::builtin(), &World::SINGLE)?;
     let counts = match samples.num_samples.as_slice() {
-        [] => [
-            config.samples.train as usize,
-            config.samples.valid as usize,
-            config.samples.test as usize,
-        ],
+        [] => [config.samples.train as usize, config.samples.valid as usize, config.samples.test as usize],
         [train, valid, test] => [*train, *valid, *test],
         other => {
-            let message = format!(
-                "--num-samples: expected TRAIN,VALID,TEST, found {} numbers",
-                other.len()
-            );
+            let message = format!("--num-samples: expected TRAIN,VALID,TEST, found {} numbers", other.len());
             return Err(Failure::input(message));
         }
     };
     let registry = DatasetRegistry::builtin();
     let config = Arc::new(config);
-    let data_parallel = DataParallel {
-        rank: 0,
-        size: config.parallel.data,
-    };
+    let data_parallel = DataParallel { rank: 0, size: config.parallel.data };
     let datasets =
-        RunData::build_datasets(&config, &registry, &progress::hidden(), &|tokenizer| {
-            DatasetBuildContext {
-                train_samples: counts[0],
-                valid_samples: counts[1],
-                test_samples: counts[2],
-                tokenizer,
-                data_parallel,
-                progress: Arc::new(Silent),
-            }
+        RunData::build_datasets(&config, &registry, &progress::hidden(), &|tokenizer| DatasetBuildContext {
+            train_samples: counts[0],
+            valid_samples: counts[1],
+            test_samples: counts[2],
+            tokenizer,
+            data_parallel,
+            progress: Arc::new(Silent),
         })?;
     let (dataset, split) = match samples.split {
         SplitName::Train => (datasets.train, Split::Train),
@@ -281,10 +247,7 @@ fn run_samples(samples: &Samples) -> Result<u8, Failure> {
         SplitName::Test => (datasets.test, Split::Test),
     };
     let Some(dataset) = dataset else {
-        return Err(Failure::input(format!(
-            "dataset.split: the {} split has no share",
-            split.name()
-        )));
+        return Err(Failure::input(format!("dataset.split: the {} split has no share", split.name())));
     };
     for i in 0..samples.count.min(dataset.len()) {
         let sample = dataset.get(i).map_err(Failure::input)?;
@@ -293,11 +256,7 @@ fn run_samples(samples: &Samples) -> Result<u8, Failure> {
         if samples.json {
             line(&json!({ "tokens": tokens }).to_string());
         } else {
-            let text = tokens
-                .iter()
-                .map(ToString::to_string)
-                .collect::<Vec<_>>()
-                .join(" ");
+            let text = tokens.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
             line(&format!("{i}: {text}"));
         }
     }

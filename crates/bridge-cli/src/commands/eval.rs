@@ -74,28 +74,19 @@ struct Totals {
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
     if arguments.micro_batch_size == 0 || arguments.seq_length == Some(0) {
-        return Err(Failure::input(
-            "--micro-batch-size and --seq-length: expected at least 1, found 0",
-        ));
+        return Err(Failure::input("--micro-batch-size and --seq-length: expected at least 1, found 0"));
     }
     let device = select_device(&arguments.device).map_err(Failure::input)?;
     let model = open(&arguments.model, &device)?;
-    let batches = if arguments.text.is_empty() {
-        split_batches(arguments, &model)?
-    } else {
-        text_batches(arguments, &model)?
-    };
+    let batches =
+        if arguments.text.is_empty() { split_batches(arguments, &model)? } else { text_batches(arguments, &model)? };
     if batches.is_empty() {
-        return Err(Failure::input(
-            "there is nothing to evaluate: the text is shorter than one sequence",
-        ));
+        return Err(Failure::input("there is nothing to evaluate: the text is shorter than one sequence"));
     }
     let totals = evaluate(&model, &batches, &device)?;
     let loss = totals.nats / totals.tokens;
-    let bits_per_byte = totals
-        .bytes
-        .filter(|bytes| *bytes > 0)
-        .map(|b| totals.nats / std::f64::consts::LN_2 / b as f64);
+    let bits_per_byte =
+        totals.bytes.filter(|bytes| *bytes > 0).map(|b| totals.nats / std::f64::consts::LN_2 / b as f64);
     if arguments.json {
         let report = json!({
             "loss": loss, "perplexity": loss.exp(), "bits_per_byte": bits_per_byte,
@@ -107,48 +98,27 @@ pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
         line(&format!("perplexity     {:.4}", loss.exp()));
         match bits_per_byte {
             Some(bits) => line(&format!("bits per byte  {bits:.4}")),
-            None => line(
-                "bits per byte  unknown (the tokenizer does not say what its tokens stand for)",
-            ),
+            None => line("bits per byte  unknown (the tokenizer does not say what its tokens stand for)"),
         }
-        line(&format!(
-            "evaluated on   {} tokens in {} sequences",
-            totals.tokens, totals.samples
-        ));
+        line(&format!("evaluated on   {} tokens in {} sequences", totals.tokens, totals.samples));
     }
     Ok(0)
 }
 
-fn evaluate(
-    model: &LoadedModel,
-    batches: &[MicroBatch],
-    device: &Device,
-) -> Result<Totals, Failure> {
+fn evaluate(model: &LoadedModel, batches: &[MicroBatch], device: &Device) -> Result<Totals, Failure> {
     let executor = Executor::new(model.chunk.as_ref(), &Recompute::Off);
-    let mut totals = Totals {
-        bytes: model.tokenizer.as_ref().map(|_| 0),
-        ..Totals::default()
-    };
+    let mut totals = Totals { bytes: model.tokenizer.as_ref().map(|_| 0), ..Totals::default() };
     for micro_batch in batches {
         let batch = Batch::new(micro_batch, device);
-        let context = ForwardContext {
-            batch: &batch,
-            mode: Mode::Evaluate,
-        };
+        let context = ForwardContext { batch: &batch, mode: Mode::Evaluate };
         let sum = executor.forward(model.chunk.as_ref(), &context).into_data();
         totals.nats += sum.iter::<f64>().next().unwrap_or(f64::NAN);
         totals.tokens += batch.num_tokens;
         totals.samples += micro_batch.batch_size;
-        let counted = micro_batch
-            .labels
-            .iter()
-            .zip(&micro_batch.loss_mask)
-            .filter(|(_, mask)| **mask > 0.0);
+        let counted = micro_batch.labels.iter().zip(&micro_batch.loss_mask).filter(|(_, mask)| **mask > 0.0);
         for (label, _) in counted {
             let tokenizer = model.tokenizer.as_deref();
-            let length = tokenizer
-                .and_then(|t| t.id_to_bytes(*label))
-                .map(|bytes| bytes.len() as u64);
+            let length = tokenizer.and_then(|t| t.id_to_bytes(*label)).map(|bytes| bytes.len() as u64);
             totals.bytes = totals.bytes.zip(length).map(|(sum, length)| sum + length);
         }
     }
@@ -162,42 +132,23 @@ fn split_batches(arguments: &Arguments, model: &LoadedModel) -> Result<Vec<Micro
         (Some(recipe), _) => load(recipe, &arguments.overrides, &kinds, &World::SINGLE)?,
         (None, Some(checkpoint)) => {
             let text = checkpoint.run_config().map_err(Failure::input)?;
-            load_text(
-                (&text, Format::Toml),
-                &arguments.overrides,
-                &kinds,
-                &World::SINGLE,
-            )?
+            load_text((&text, Format::Toml), &arguments.overrides, &kinds, &World::SINGLE)?
         }
         (None, None) => {
-            return Err(Failure::input(
-                "a Hugging Face folder has no data of its own: give --text or --recipe",
-            ));
+            return Err(Failure::input("a Hugging Face folder has no data of its own: give --text or --recipe"));
         }
     };
-    let data = RunData::with_progress(
-        &Arc::new(config),
-        &DatasetRegistry::builtin(),
-        &progress::visible(),
-        &|_| {},
-    )?;
+    let data = RunData::with_progress(&Arc::new(config), &DatasetRegistry::builtin(), &progress::visible(), &|_| {})?;
     let datasets = data.datasets();
     let (dataset, name) = match arguments.split {
         EvalSplit::Train => (&datasets.train, "train"),
         EvalSplit::Valid => (&datasets.valid, "validation"),
         EvalSplit::Test => (&datasets.test, "test"),
     };
-    let dataset = dataset
-        .as_ref()
-        .ok_or_else(|| Failure::input(format!("the {name} split has no samples in this recipe")))?;
-    let count = arguments
-        .max_samples
-        .unwrap_or(usize::MAX)
-        .min(dataset.len());
-    let samples = (0..count)
-        .map(|i| dataset.get(i))
-        .collect::<Result<Vec<_>, _>>()
-        .map_err(Failure::input)?;
+    let dataset =
+        dataset.as_ref().ok_or_else(|| Failure::input(format!("the {name} split has no samples in this recipe")))?;
+    let count = arguments.max_samples.unwrap_or(usize::MAX).min(dataset.len());
+    let samples = (0..count).map(|i| dataset.get(i)).collect::<Result<Vec<_>, _>>().map_err(Failure::input)?;
     samples
         .chunks(arguments.micro_batch_size)
         .map(|chunk| MicroBatch::stack(chunk.iter().cloned()).map_err(Failure::input))
@@ -207,16 +158,10 @@ fn split_batches(arguments: &Arguments, model: &LoadedModel) -> Result<Vec<Micro
 /// The text of `--text`, cut into sequences: every token but the first is predicted once.
 fn text_batches(arguments: &Arguments, model: &LoadedModel) -> Result<Vec<MicroBatch>, Failure> {
     let tokenizer = model.tokenizer.as_deref().ok_or_else(|| {
-        Failure::input(format!(
-            "{}: there is no tokenizer (expected tokenizer.json)",
-            arguments.model.display()
-        ))
+        Failure::input(format!("{}: there is no tokenizer (expected tokenizer.json)", arguments.model.display()))
     })?;
     let tokens = tokenize(&arguments.text, tokenizer)?;
-    let t = arguments
-        .seq_length
-        .unwrap_or(model.config.max_position_embeddings)
-        .min(tokens.len().saturating_sub(1));
+    let t = arguments.seq_length.unwrap_or(model.config.max_position_embeddings).min(tokens.len().saturating_sub(1));
     if t == 0 {
         return Ok(Vec::new());
     }
@@ -247,17 +192,11 @@ fn text_batches(arguments: &Arguments, model: &LoadedModel) -> Result<Vec<MicroB
         batch_size: rows.len(),
         seq_length: t,
     };
-    Ok(sequences
-        .chunks(arguments.micro_batch_size)
-        .map(stack)
-        .collect())
+    Ok(sequences.chunks(arguments.micro_batch_size).map(stack).collect())
 }
 
 fn tokenize(patterns: &[String], tokenizer: &dyn Tokenizer) -> Result<Vec<i64>, Failure> {
-    let params = SourceParams {
-        inputs: patterns.to_vec(),
-        ..SourceParams::default()
-    };
+    let params = SourceParams { inputs: patterns.to_vec(), ..SourceParams::default() };
     let source = TextSource::resolve(&params).map_err(Failure::input)?;
     let mut tokens = Vec::new();
     for document in source.documents().map_err(Failure::input)? {

@@ -55,10 +55,7 @@ pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
     let device = select_device(&arguments.device).map_err(Failure::input)?;
     let model = open(&arguments.model, &device)?;
     let tokenizer = model.tokenizer.as_deref().ok_or_else(|| {
-        Failure::input(format!(
-            "{}: there is no tokenizer (expected tokenizer.json)",
-            arguments.model.display()
-        ))
+        Failure::input(format!("{}: there is no tokenizer (expected tokenizer.json)", arguments.model.display()))
     })?;
     let sampling = if arguments.greedy || arguments.temperature == 0.0 {
         Sampling::Greedy
@@ -81,26 +78,14 @@ pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
         },
     };
     if arguments.json {
-        let text = continue_text(
-            model.chunk.as_ref(),
-            tokenizer,
-            &device,
-            &request,
-            &mut |_| {},
-        )?;
+        let text = continue_text(model.chunk.as_ref(), tokenizer, &device, &request, &mut |_| {})?;
         line(&json!({ "prompt": arguments.prompt, "text": text }).to_string());
     } else {
         let mut stdout = std::io::stdout().lock();
         let _ = write!(stdout, "{}", arguments.prompt);
-        continue_text(
-            model.chunk.as_ref(),
-            tokenizer,
-            &device,
-            &request,
-            &mut |piece| {
-                let _ = write!(stdout, "{piece}").and_then(|()| stdout.flush());
-            },
-        )?;
+        continue_text(model.chunk.as_ref(), tokenizer, &device, &request, &mut |piece| {
+            let _ = write!(stdout, "{piece}").and_then(|()| stdout.flush());
+        })?;
         let _ = writeln!(stdout);
     }
     Ok(0)

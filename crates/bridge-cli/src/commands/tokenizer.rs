@@ -69,23 +69,10 @@ pub fn run(command: &Command) -> Result<u8, Failure> {
         special_tokens: train.special_token.clone(),
     };
     let sink = progress::visible();
-    let trained = train_tokenizer(
-        &source,
-        &params,
-        &train.output,
-        &Bar::new("training tokenizer", &sink),
-    )
-    .map_err(Failure::input)?;
-    let verb = if trained.reused {
-        "unchanged, reusing"
-    } else {
-        "trained"
-    };
+    let trained = train_tokenizer(&source, &params, &train.output, &Bar::new("training tokenizer", &sink))
+        .map_err(Failure::input)?;
+    let verb = if trained.reused { "unchanged, reusing" } else { "trained" };
     let path = train.output.join("tokenizer.json");
-    line(&format!(
-        "{}: {verb} {} tokens",
-        path.display(),
-        trained.tokenizer.vocab_size()
-    ));
+    line(&format!("{}: {verb} {} tokens", path.display(), trained.tokenizer.vocab_size()));
     Ok(0)
 }

@@ -5,9 +5,7 @@ use std::path::PathBuf;
 use bridge_core::config::{Kinds, World, load};
 use bridge_core::model::ModelRegistry;
 use bridge_core::tokenizer::Tokenizer;
-use bridge_core::train::{
-    Console, ExitReason, RunOptions, RunReport, WatchSignals, pretrain, select_device,
-};
+use bridge_core::train::{Console, ExitReason, RunOptions, RunReport, WatchSignals, pretrain, select_device};
 use bridge_models::generate::{GenerateOptions, Sampling};
 use bridge_models::register_builtin;
 use clap::{Args, ValueEnum};
@@ -65,28 +63,17 @@ pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
         return Err(Failure::input(format!(
             "--ranks {} --launcher {}: training on many ranks is not implemented yet; this release trains on one rank",
             arguments.ranks,
-            if arguments.launcher == Launcher::Mpi {
-                "mpi"
-            } else {
-                "threads"
-            },
+            if arguments.launcher == Launcher::Mpi { "mpi" } else { "threads" },
         )));
     }
     if arguments.ui == Ui::Tui {
-        return Err(Failure::input(
-            "--ui tui: the dashboard is not implemented yet; expected `plain`",
-        ));
+        return Err(Failure::input("--ui tui: the dashboard is not implemented yet; expected `plain`"));
     }
     let mut overrides = arguments.overrides.clone();
     if let Some(device) = &arguments.device {
         overrides.push(format!("device=\"{device}\""));
     }
-    let config = load(
-        &arguments.recipe,
-        &overrides,
-        &Kinds::builtin(),
-        &World::SINGLE,
-    )?;
+    let config = load(&arguments.recipe, &overrides, &Kinds::builtin(), &World::SINGLE)?;
     let generate = config.generate.clone();
     let device_name = config.device.clone();
 
@@ -112,12 +99,7 @@ pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
                 seed: generate.seed,
             }
         };
-        let sample = Sample {
-            prompt,
-            max_tokens: generate.max_tokens,
-            sampling,
-            json: arguments.json,
-        };
+        let sample = Sample { prompt, max_tokens: generate.max_tokens, sampling, json: arguments.json };
         print_sample(&report, &device, &sample)?;
     }
     Ok(u8::try_from(report.reason.exit_code()).unwrap_or(1))
@@ -131,40 +113,25 @@ struct Sample<'a> {
 }
 
 /// Prints what the model makes of the recipe's prompt.
-fn print_sample(
-    report: &RunReport,
-    device: &burn::tensor::Device,
-    sample: &Sample,
-) -> Result<(), Failure> {
+fn print_sample(report: &RunReport, device: &burn::tensor::Device, sample: &Sample) -> Result<(), Failure> {
     let run = &report.run;
     let Some(tokenizer) = run.data().tokenizer() else {
         return Ok(());
     };
     let tokenizer: &dyn Tokenizer = tokenizer.as_ref();
     let max_positions = run.config.model.seq_length;
-    let prompt_tokens = tokenizer
-        .encode(sample.prompt)
-        .map_err(Failure::input)?
-        .len();
+    let prompt_tokens = tokenizer.encode(sample.prompt).map_err(Failure::input)?.len();
     let request = Request {
         prompt: sample.prompt,
         options: GenerateOptions {
-            max_new_tokens: sample
-                .max_tokens
-                .min(max_positions.saturating_sub(prompt_tokens + 1)),
+            max_new_tokens: sample.max_tokens.min(max_positions.saturating_sub(prompt_tokens + 1)),
             sampling: sample.sampling,
             stop_tokens: tokenizer.eod().into_iter().collect(),
             vocab_size: tokenizer.vocab_size(),
             max_positions,
         },
     };
-    let text = continue_text(
-        run.chunks()[0].as_ref(),
-        tokenizer,
-        device,
-        &request,
-        &mut |_| {},
-    )?;
+    let text = continue_text(run.chunks()[0].as_ref(), tokenizer, device, &request, &mut |_| {})?;
     if sample.json {
         line(&json!({ "kind": "sample", "prompt": sample.prompt, "text": text }).to_string());
     } else {

@@ -28,28 +28,15 @@ pub struct Arguments {
 /// Runs the command: 0 inside the tolerances, 1 outside.
 pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
     let device = select_device(&arguments.device).map_err(Failure::input)?;
-    let report =
-        verify(&arguments.hf_dir, &arguments.reference, &device).map_err(Failure::input)?;
+    let report = verify(&arguments.hf_dir, &arguments.reference, &device).map_err(Failure::input)?;
     if arguments.json {
         line(&serde_json::to_string(&report).map_err(Failure::run)?);
     } else {
-        print(
-            "logits, largest absolute difference",
-            report.logits.as_ref(),
-        );
+        print("logits, largest absolute difference", report.logits.as_ref());
         print("loss, relative", report.loss.as_ref());
-        print(
-            "gradients, worst relative difference in norm",
-            report.gradients.as_ref(),
-        );
-        print(
-            "training losses, worst relative",
-            report.step_losses.as_ref(),
-        );
-        print(
-            "training gradient norms, worst relative",
-            report.step_grad_norms.as_ref(),
-        );
+        print("gradients, worst relative difference in norm", report.gradients.as_ref());
+        print("training losses, worst relative", report.step_losses.as_ref());
+        print("training gradient norms, worst relative", report.step_grad_norms.as_ref());
         line(if report.passed { "passed" } else { "FAILED" });
     }
     Ok(if report.passed { 0 } else { 1 })
@@ -57,17 +44,8 @@ pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
 
 fn print(name: &str, figure: Option<&Figure>) {
     let Some(figure) = figure else { return };
-    let difference = figure
-        .difference
-        .map_or("not a number".into(), |d| format!("{d:.2e}"));
-    let worst = figure
-        .worst
-        .as_ref()
-        .map(|worst| format!("  ({worst})"))
-        .unwrap_or_default();
+    let difference = figure.difference.map_or("not a number".into(), |d| format!("{d:.2e}"));
+    let worst = figure.worst.as_ref().map(|worst| format!("  ({worst})")).unwrap_or_default();
     let verdict = if figure.passed { "ok" } else { "FAILED" };
-    line(&format!(
-        "{name:<46} {difference:>9}  tolerance {:.0e}  {verdict}{worst}",
-        figure.tolerance
-    ));
+    line(&format!("{name:<46} {difference:>9}  tolerance {:.0e}  {verdict}{worst}", figure.tolerance));
 }

@@ -45,12 +45,7 @@ impl AsyncSaver {
             .name("checkpoint-saver".to_owned())
             .spawn(work)
             .map_err(CheckpointError::io("start a thread that saves to", &root))?;
-        Ok(Self {
-            tasks: Some(tasks),
-            outcomes,
-            in_flight: None,
-            thread: Some(thread),
-        })
+        Ok(Self { tasks: Some(tasks), outcomes, in_flight: None, thread: Some(thread) })
     }
 
     /// Hands over a snapshot, after waiting for the save in flight. Returns the report of that one, if it was not
@@ -59,10 +54,7 @@ impl AsyncSaver {
     /// # Errors
     /// When the save in flight failed; `snapshot` is not saved then. Call [`finish`](Self::finish) first to deal with the
     /// two one by one.
-    pub fn submit(
-        &mut self,
-        snapshot: Snapshot<'static>,
-    ) -> Result<Option<SaveReport>, CheckpointError> {
+    pub fn submit(&mut self, snapshot: Snapshot<'static>) -> Result<Option<SaveReport>, CheckpointError> {
         let iteration = snapshot.run.train_state.step;
         self.submit_task(iteration, move |writer| writer.save(&snapshot))
     }
@@ -72,27 +64,16 @@ impl AsyncSaver {
     ///
     /// # Errors
     /// As [`submit`](Self::submit).
-    pub fn submit_task<F>(
-        &mut self,
-        iteration: u64,
-        task: F,
-    ) -> Result<Option<SaveReport>, CheckpointError>
+    pub fn submit_task<F>(&mut self, iteration: u64, task: F) -> Result<Option<SaveReport>, CheckpointError>
     where
         F: FnOnce(&CheckpointWriter) -> Result<SaveReport, CheckpointError> + Send + 'static,
     {
         let earlier = self.finish()?;
         let guarded = move |writer: &CheckpointWriter| {
-            catch_unwind(AssertUnwindSafe(|| task(writer))).unwrap_or_else(|panic| {
-                Err(CheckpointError::SaverPanicked {
-                    iteration,
-                    message: message_of(&*panic),
-                })
-            })
+            catch_unwind(AssertUnwindSafe(|| task(writer)))
+                .unwrap_or_else(|panic| Err(CheckpointError::SaverPanicked { iteration, message: message_of(&*panic) }))
         };
-        let accepted = self
-            .tasks
-            .as_ref()
-            .is_some_and(|tasks| tasks.send(Box::new(guarded)).is_ok());
+        let accepted = self.tasks.as_ref().is_some_and(|tasks| tasks.send(Box::new(guarded)).is_ok());
         if !accepted {
             return Err(thread_is_gone(iteration));
         }
@@ -131,10 +112,7 @@ impl AsyncSaver {
         let Some(iteration) = self.in_flight.take() else {
             return Ok(None);
         };
-        self.outcomes
-            .recv()
-            .unwrap_or_else(|_| Err(thread_is_gone(iteration)))
-            .map(Some)
+        self.outcomes.recv().unwrap_or_else(|_| Err(thread_is_gone(iteration))).map(Some)
     }
 }
 
@@ -153,14 +131,10 @@ impl Drop for AsyncSaver {
 }
 
 fn thread_is_gone(iteration: u64) -> CheckpointError {
-    CheckpointError::SaverPanicked {
-        iteration,
-        message: "its thread has ended".to_owned(),
-    }
+    CheckpointError::SaverPanicked { iteration, message: "its thread has ended".to_owned() }
 }
 
 fn message_of(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(ToString::to_string);
-    text.or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "no message".to_owned())
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
 }

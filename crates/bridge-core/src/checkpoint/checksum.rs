@@ -39,23 +39,13 @@ impl FromStr for Checksum {
     /// Reads exactly what [`Display`](fmt::Display) writes: lower case, 32 digits. Nothing else is accepted, so that
     /// no changed byte of a stored checksum goes unnoticed.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let bad = || {
-            format!("expected `{ALGORITHM}:` and 32 lower-case hexadecimal digits, found `{text}`")
-        };
-        let digits = text
-            .strip_prefix(ALGORITHM)
-            .and_then(|rest| rest.strip_prefix(':'))
-            .ok_or_else(bad)?;
-        let canonical = digits.len() == 32
-            && digits
-                .bytes()
-                .all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+        let bad = || format!("expected `{ALGORITHM}:` and 32 lower-case hexadecimal digits, found `{text}`");
+        let digits = text.strip_prefix(ALGORITHM).and_then(|rest| rest.strip_prefix(':')).ok_or_else(bad)?;
+        let canonical = digits.len() == 32 && digits.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
         if !canonical {
             return Err(bad());
         }
-        u128::from_str_radix(digits, 16)
-            .map(Self)
-            .map_err(|_| bad())
+        u128::from_str_radix(digits, 16).map(Self).map_err(|_| bad())
     }
 }
 
@@ -119,10 +109,7 @@ pub(super) fn seal<T: Serialize>(content: &T) -> Result<(Vec<u8>, Checksum), ser
     let json = serde_json::to_string_pretty(content)?.replace('\n', "\n  ");
     let rest = format!("\",\n  \"content\": {json}\n}}\n");
     let checksum = Checksum::of(rest.as_bytes());
-    Ok((
-        format!("{SEAL_PREFIX}{checksum}{rest}").into_bytes(),
-        checksum,
-    ))
+    Ok((format!("{SEAL_PREFIX}{checksum}{rest}").into_bytes(), checksum))
 }
 
 /// The checksum that a sealed file states, without looking at the rest of it.
@@ -145,8 +132,7 @@ pub(super) fn unseal<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, Checksum),
     if expected != found {
         return Err(SealError::Mismatch { expected, found });
     }
-    let sealed: Sealed<T> =
-        serde_json::from_slice(bytes).map_err(|e| SealError::Malformed(e.to_string()))?;
+    let sealed: Sealed<T> = serde_json::from_slice(bytes).map_err(|e| SealError::Malformed(e.to_string()))?;
     Ok((sealed.content, expected))
 }
 
@@ -159,12 +145,7 @@ mod tests {
         let checksum = Checksum::of(b"bridge");
         let text = checksum.to_string();
         assert_eq!(text.parse::<Checksum>().unwrap(), checksum);
-        for bad in [
-            text.to_uppercase(),
-            text.replace("xxh3", "xxh4"),
-            format!("{text}0"),
-            text[..40].to_owned(),
-        ] {
+        for bad in [text.to_uppercase(), text.replace("xxh3", "xxh4"), format!("{text}0"), text[..40].to_owned()] {
             assert!(bad.parse::<Checksum>().is_err(), "{bad}");
         }
     }
@@ -172,10 +153,7 @@ mod tests {
     #[test]
     fn checksum_is_the_published_xxh3_128() {
         // The value of the empty input, from the XXH3 specification's reference implementation.
-        assert_eq!(
-            Checksum::of(b"").to_string(),
-            "xxh3-128:99aa06d3014798d86001c324468d497f"
-        );
+        assert_eq!(Checksum::of(b"").to_string(), "xxh3-128:99aa06d3014798d86001c324468d497f");
     }
 
     #[test]
@@ -190,20 +168,14 @@ mod tests {
     fn every_single_bit_of_a_sealed_file_counts() {
         let content = serde_json::json!({"iteration": 100, "names": ["a", "b\n"], "x": 0.1});
         let (bytes, checksum) = seal(&content).unwrap();
-        assert_eq!(
-            unseal::<serde_json::Value>(&bytes).unwrap(),
-            (content, checksum)
-        );
+        assert_eq!(unseal::<serde_json::Value>(&bytes).unwrap(), (content, checksum));
         for bit in 0..bytes.len() * 8 {
             let mut flipped = bytes.clone();
             flipped[bit / 8] ^= 1 << (bit % 8);
             assert!(unseal::<serde_json::Value>(&flipped).is_err(), "bit {bit}");
         }
         for len in 0..bytes.len() {
-            assert!(
-                unseal::<serde_json::Value>(&bytes[..len]).is_err(),
-                "cut to {len}"
-            );
+            assert!(unseal::<serde_json::Value>(&bytes[..len]).is_err(), "cut to {len}");
         }
     }
 }

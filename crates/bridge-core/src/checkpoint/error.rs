@@ -84,11 +84,7 @@ pub enum Damage {
 }
 
 fn missing_hint(file: &str) -> &'static str {
-    if file == METADATA_FILE {
-        " (not written by Bridge, or a copy that did not finish)"
-    } else {
-        ""
-    }
+    if file == METADATA_FILE { " (not written by Bridge, or a copy that did not finish)" } else { "" }
 }
 
 /// Something wrong with the files of a root that say which checkpoint is the one to resume from.
@@ -167,10 +163,7 @@ impl fmt::Display for DamagedCheckpoint {
 
 fn offer(f: &mut fmt::Formatter<'_>, intact: Option<u64>) -> fmt::Result {
     match intact {
-        Some(step) => write!(
-            f,
-            "iteration {step} is intact: load it by number, or allow falling back to it"
-        ),
+        Some(step) => write!(f, "iteration {step} is intact: load it by number, or allow falling back to it"),
         None => f.write_str("no intact checkpoint lies before it"),
     }
 }
@@ -186,11 +179,7 @@ impl fmt::Display for Offer {
 fn list(steps: &[u64]) -> String {
     match steps {
         [] => "none".to_owned(),
-        steps => steps
-            .iter()
-            .map(u64::to_string)
-            .collect::<Vec<_>>()
-            .join(", "),
+        steps => steps.iter().map(u64::to_string).collect::<Vec<_>>().join(", "),
     }
 }
 
@@ -199,9 +188,7 @@ fn lines(skipped: &[SkippedCheckpoint]) -> String {
 }
 
 fn nearest_name(nearest: Option<&String>) -> String {
-    nearest.map_or_else(String::new, |name| {
-        format!("; the nearest name is `{name}`")
-    })
+    nearest.map_or_else(String::new, |name| format!("; the nearest name is `{name}`"))
 }
 
 /// What writing, finding or reading a checkpoint can end in.
@@ -358,24 +345,13 @@ impl CheckpointError {
     pub(super) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
         move |source| match source.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::DiskFull {
-                action,
-                path,
-                source,
-            },
-            _ => Self::Io {
-                action,
-                path,
-                source,
-            },
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::DiskFull { action, path, source },
+            _ => Self::Io { action, path, source },
         }
     }
 
     pub(super) fn invalid_snapshot(name: impl Into<String>, reason: impl Into<String>) -> Self {
-        Self::InvalidSnapshot {
-            name: name.into(),
-            reason: reason.into(),
-        }
+        Self::InvalidSnapshot { name: name.into(), reason: reason.into() }
     }
 }
 
@@ -386,43 +362,23 @@ mod tests {
     #[test]
     fn full_disks_and_quotas_are_named() {
         const ENOSPC: i32 = 28;
-        for error in [
-            io::Error::from_raw_os_error(ENOSPC),
-            io::Error::from(io::ErrorKind::QuotaExceeded),
-        ] {
+        for error in [io::Error::from_raw_os_error(ENOSPC), io::Error::from(io::ErrorKind::QuotaExceeded)] {
             let error = CheckpointError::io("write", Path::new("a/b"))(error);
-            assert!(
-                matches!(&error, CheckpointError::DiskFull { path, .. } if path == Path::new("a/b"))
-            );
+            assert!(matches!(&error, CheckpointError::DiskFull { path, .. } if path == Path::new("a/b")));
             assert!(error.to_string().contains("cannot write a/b"), "{error}");
         }
-        let other = CheckpointError::io("write", Path::new("a"))(io::Error::from(
-            io::ErrorKind::PermissionDenied,
-        ));
+        let other = CheckpointError::io("write", Path::new("a"))(io::Error::from(io::ErrorKind::PermissionDenied));
         assert!(matches!(other, CheckpointError::Io { .. }));
     }
 
     #[test]
     fn a_damaged_checkpoint_reads_well() {
         let damage = vec![
-            Damage::FileMissing {
-                file: METADATA_FILE.into(),
-            },
-            Damage::SizeMismatch {
-                file: "a".into(),
-                expected: 2,
-                found: 1,
-            },
+            Damage::FileMissing { file: METADATA_FILE.into() },
+            Damage::SizeMismatch { file: "a".into(), expected: 2, found: 1 },
         ];
-        let checkpoint = SkippedCheckpoint {
-            path: "r/iter_0000002".into(),
-            iteration: Some(2),
-            damage,
-        };
-        let error = CheckpointError::Damaged(Box::new(DamagedCheckpoint {
-            checkpoint,
-            intact: Some(1),
-        }));
+        let checkpoint = SkippedCheckpoint { path: "r/iter_0000002".into(), iteration: Some(2), damage };
+        let error = CheckpointError::Damaged(Box::new(DamagedCheckpoint { checkpoint, intact: Some(1) }));
         assert_eq!(
             error.to_string(),
             "checkpoint r/iter_0000002 is damaged\n  - metadata.json: missing (not written by Bridge, or a copy that \

@@ -25,19 +25,13 @@ pub(super) struct FileId {
 
 impl FileId {
     pub(super) fn of(metadata: &fs::Metadata) -> Self {
-        Self {
-            device: metadata.dev(),
-            inode: metadata.ino(),
-            changed: (metadata.ctime(), metadata.ctime_nsec()),
-        }
+        Self { device: metadata.dev(), inode: metadata.ino(), changed: (metadata.ctime(), metadata.ctime_nsec()) }
     }
 }
 
 /// Makes the names inside `folder` survive a crash.
 pub(super) fn sync_folder(folder: &Path) -> Result<(), CheckpointError> {
-    File::open(folder)
-        .and_then(|f| f.sync_all())
-        .map_err(CheckpointError::io("sync folder", folder))
+    File::open(folder).and_then(|f| f.sync_all()).map_err(CheckpointError::io("sync folder", folder))
 }
 
 /// The folder that holds `path`; the working directory for a bare name.
@@ -86,34 +80,21 @@ pub(super) struct FileWriter {
 
 impl FileWriter {
     pub(super) fn create(path: &Path) -> Result<Self, CheckpointError> {
-        let file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .open(path);
+        let file = OpenOptions::new().write(true).create(true).truncate(true).open(path);
         let file = file.map_err(CheckpointError::io("create", path))?;
-        Ok(Self {
-            path: path.to_owned(),
-            file,
-            checksum: ChecksumBuilder::new(),
-            size: 0,
-        })
+        Ok(Self { path: path.to_owned(), file, checksum: ChecksumBuilder::new(), size: 0 })
     }
 
     pub(super) fn write(&mut self, bytes: &[u8]) -> Result<(), CheckpointError> {
         self.checksum.update(bytes);
-        self.file
-            .write_all(bytes)
-            .map_err(CheckpointError::io("write", &self.path))?;
+        self.file.write_all(bytes).map_err(CheckpointError::io("write", &self.path))?;
         self.size += bytes.len() as u64;
         Ok(())
     }
 
     /// Syncs the file. Its name is safe only once its folder is synced as well.
     pub(super) fn finish(self) -> Result<(u64, Checksum), CheckpointError> {
-        self.file
-            .sync_all()
-            .map_err(CheckpointError::io("sync", &self.path))?;
+        self.file.sync_all().map_err(CheckpointError::io("sync", &self.path))?;
         Ok((self.size, self.checksum.finish()))
     }
 }
@@ -204,10 +185,7 @@ mod tests {
         let file = dir.path().join("file");
         fs::write(&file, b"x").unwrap();
         let error = create_folder_durably(&file.join("below")).unwrap_err();
-        assert!(
-            error.to_string().contains(&file.display().to_string()),
-            "{error}"
-        );
+        assert!(error.to_string().contains(&file.display().to_string()), "{error}");
         assert!(create_folder_durably(&file).is_err());
         create_folder_durably(&dir.path().join("a/b/c")).unwrap();
         create_folder_durably(&dir.path().join("a/b/c")).unwrap();
@@ -220,9 +198,7 @@ mod tests {
         let path = dir.path().join("a");
         let content: Vec<u8> = (0..CHUNK_BYTES * 2 + 17).map(|i| (i % 253) as u8).collect();
         let mut writer = FileWriter::create(&path).unwrap();
-        content
-            .chunks(300_001)
-            .for_each(|part| writer.write(part).unwrap());
+        content.chunks(300_001).for_each(|part| writer.write(part).unwrap());
         let written = writer.finish().unwrap();
         assert_eq!(written, (content.len() as u64, Checksum::of(&content)));
         assert_eq!(checksum_file(&File::open(&path).unwrap()).unwrap(), written);

@@ -96,9 +96,7 @@ fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>, CheckpointError> {
     match fs::read(path) {
         Ok(bytes) => Ok(Some(bytes)),
         // A dangling link is no missing file: somebody wanted something to be there.
-        Err(e) if e.kind() == io::ErrorKind::NotFound && fs::symlink_metadata(path).is_err() => {
-            Ok(None)
-        }
+        Err(e) if e.kind() == io::ErrorKind::NotFound && fs::symlink_metadata(path).is_err() => Ok(None),
         Err(e) => Err(CheckpointError::io("read", path)(e)),
     }
 }
@@ -110,33 +108,12 @@ mod tests {
     #[test]
     fn pointers_are_read_strictly() {
         for (text, expected) in [("100\n", 100), ("100", 100), ("0000100", 100), ("0", 0)] {
-            assert_eq!(
-                parse_pointer(text.as_bytes()),
-                Pointer::Iteration(expected),
-                "{text:?}"
-            );
+            assert_eq!(parse_pointer(text.as_bytes()), Pointer::Iteration(expected), "{text:?}");
         }
-        for text in [
-            "",
-            "\n",
-            "release",
-            "-1",
-            "+1",
-            "1 0",
-            " 100",
-            "100\r\n",
-            "100\n\n",
-            "99999999999999999999999",
-        ] {
-            assert_eq!(
-                parse_pointer(text.as_bytes()),
-                Pointer::Garbage(text.to_owned()),
-                "{text:?}"
-            );
+        for text in ["", "\n", "release", "-1", "+1", "1 0", " 100", "100\r\n", "100\n\n", "99999999999999999999999"] {
+            assert_eq!(parse_pointer(text.as_bytes()), Pointer::Garbage(text.to_owned()), "{text:?}");
         }
-        assert!(
-            matches!(parse_pointer(&[0xff; 1000]), Pointer::Garbage(text) if text.chars().count() == 40)
-        );
+        assert!(matches!(parse_pointer(&[0xff; 1000]), Pointer::Garbage(text) if text.chars().count() == 40));
     }
 
     #[test]
@@ -148,20 +125,13 @@ mod tests {
         write_pointer(root, 100).unwrap();
         assert_eq!(read_pointer(root).unwrap(), Pointer::Iteration(100));
         for previous in [None, Some(50)] {
-            let journal = Journal::Saving {
-                iteration: 100,
-                metadata_checksum: Checksum::of(b"m"),
-                previous,
-            };
+            let journal = Journal::Saving { iteration: 100, metadata_checksum: Checksum::of(b"m"), previous };
             write_journal(root, &journal).unwrap();
             assert_eq!(read_journal(root).unwrap(), JournalState::Valid(journal));
         }
         write_journal(root, &Journal::Saved { iteration: 100 }).unwrap();
         fs::write(root.join(JOURNAL_FILE), b"{}").unwrap();
-        assert!(matches!(
-            read_journal(root).unwrap(),
-            JournalState::Damaged(_)
-        ));
+        assert!(matches!(read_journal(root).unwrap(), JournalState::Damaged(_)));
     }
 
     #[test]

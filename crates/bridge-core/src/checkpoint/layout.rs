@@ -56,23 +56,13 @@ pub(super) fn parse_root_name(name: &str) -> RootName {
     if let Some(iteration) = parse_iteration(name) {
         return RootName::Checkpoint(iteration);
     }
-    if let Some(iteration) = name
-        .strip_prefix(DISPLACED_PREFIX)
-        .and_then(parse_iteration)
-    {
+    if let Some(iteration) = name.strip_prefix(DISPLACED_PREFIX).and_then(parse_iteration) {
         return RootName::Displaced(iteration);
     }
     let in_the_making = name.strip_prefix(STAGING_PREFIX);
     let root_file = in_the_making.is_some_and(|rest| rest == LATEST_FILE || rest == JOURNAL_FILE);
-    let folder = in_the_making
-        .or_else(|| name.strip_prefix(TRASH_PREFIX))
-        .and_then(parse_iteration)
-        .is_some();
-    if root_file || folder {
-        RootName::Leftover
-    } else {
-        RootName::Other
-    }
+    let folder = in_the_making.or_else(|| name.strip_prefix(TRASH_PREFIX)).and_then(parse_iteration).is_some();
+    if root_file || folder { RootName::Leftover } else { RootName::Other }
 }
 
 pub(super) fn parse_iteration(name: &str) -> Option<u64> {
@@ -84,11 +74,7 @@ pub(super) fn parse_iteration(name: &str) -> Option<u64> {
 /// The file of one part of what a rank writes for a group: `model-rank00000.safetensors`, and with more than one part
 /// `model-rank00000-part00001.safetensors` ... after it.
 pub(super) fn shard_file_name(group: &str, rank: usize, part: usize) -> String {
-    let part = if part == 0 {
-        String::new()
-    } else {
-        format!("-part{part:05}")
-    };
+    let part = if part == 0 { String::new() } else { format!("-part{part:05}") };
     format!("{group}-rank{rank:05}{part}{SHARD_EXTENSION}")
 }
 
@@ -99,10 +85,7 @@ pub(super) fn file_name_problem(name: &str) -> Option<&'static str> {
             Some("has an empty part")
         } else if part.starts_with('.') {
             Some("has a part that starts with a dot")
-        } else if part
-            .chars()
-            .any(|c| c.is_control() || matches!(c, '\\' | ':'))
-        {
+        } else if part.chars().any(|c| c.is_control() || matches!(c, '\\' | ':')) {
             Some("has a control character, a backslash or a colon")
         } else {
             None
@@ -118,18 +101,9 @@ mod tests {
     #[test]
     fn names_parse_back() {
         for iteration in [0, 1, 100, 9_999_999, 10_000_000, u64::MAX] {
-            assert_eq!(
-                parse_root_name(&iteration_folder_name(iteration)),
-                RootName::Checkpoint(iteration)
-            );
-            assert_eq!(
-                parse_root_name(&displaced_name(iteration)),
-                RootName::Displaced(iteration)
-            );
-            assert_eq!(
-                parse_root_name(&staging_name(iteration)),
-                RootName::Leftover
-            );
+            assert_eq!(parse_root_name(&iteration_folder_name(iteration)), RootName::Checkpoint(iteration));
+            assert_eq!(parse_root_name(&displaced_name(iteration)), RootName::Displaced(iteration));
+            assert_eq!(parse_root_name(&staging_name(iteration)), RootName::Leftover);
             assert_eq!(parse_root_name(&trash_name(iteration)), RootName::Leftover);
         }
         assert_eq!(parse_root_name("iter_100"), RootName::Checkpoint(100));
@@ -137,23 +111,11 @@ mod tests {
 
     #[test]
     fn foreign_names_are_left_alone() {
-        for name in [
-            "iter_",
-            "iter_12a",
-            "iter_-1",
-            "iter_+1",
-            ".tmp-notes",
-            ".tmp-iter_",
-            ".trash",
-            "latest",
-            ".tmp-",
-        ] {
+        for name in ["iter_", "iter_12a", "iter_-1", "iter_+1", ".tmp-notes", ".tmp-iter_", ".trash", "latest", ".tmp-"]
+        {
             assert_eq!(parse_root_name(name), RootName::Other, "{name}");
         }
-        assert_eq!(
-            parse_root_name("iter_99999999999999999999999"),
-            RootName::Other
-        );
+        assert_eq!(parse_root_name("iter_99999999999999999999999"), RootName::Other);
     }
 
     #[test]
@@ -161,9 +123,7 @@ mod tests {
         for good in ["tokenizer.json", "tokenizer/vocab.txt", "a b"] {
             assert_eq!(file_name_problem(good), None, "{good}");
         }
-        for bad in [
-            "", "/etc/x", "../x", "a/../b", "a//b", "a/", ".hidden", "C:x", "a\\b", "a\nb",
-        ] {
+        for bad in ["", "/etc/x", "../x", "a/../b", "a//b", "a/", ".hidden", "C:x", "a\\b", "a\nb"] {
             assert!(file_name_problem(bad).is_some(), "{bad:?}");
         }
     }

@@ -78,15 +78,9 @@ pub(super) fn merge_shards(
 ) -> Result<BTreeMap<String, TensorRecord>, CheckpointError> {
     let mut tensors: BTreeMap<String, TensorRecord> = BTreeMap::new();
     for shard in shards {
-        let record = FileRecord {
-            size: shard.size,
-            checksum: shard.checksum,
-        };
+        let record = FileRecord { size: shard.size, checksum: shard.checksum };
         if files.insert(shard.file.clone(), record).is_some() {
-            return Err(CheckpointError::invalid_snapshot(
-                &shard.file,
-                "two ranks or groups wrote it",
-            ));
+            return Err(CheckpointError::invalid_snapshot(&shard.file, "two ranks or groups wrote it"));
         }
         for written in &shard.tensors {
             let slice = SliceRecord {
@@ -95,19 +89,10 @@ pub(super) fn merge_shards(
                 offset: written.offset.clone(),
                 extent: written.extent.clone(),
             };
-            let (group, dtype, shape) = (
-                shard.group.clone(),
-                written.dtype,
-                written.global_shape.clone(),
-            );
+            let (group, dtype, shape) = (shard.group.clone(), written.dtype, written.global_shape.clone());
             match tensors.entry(written.name.clone()) {
                 Entry::Vacant(entry) => {
-                    entry.insert(TensorRecord {
-                        group,
-                        dtype,
-                        shape,
-                        slices: vec![slice],
-                    });
+                    entry.insert(TensorRecord { group, dtype, shape, slices: vec![slice] });
                 }
                 Entry::Occupied(mut entry) => {
                     let known = entry.get_mut();
@@ -123,10 +108,7 @@ pub(super) fn merge_shards(
             }
         }
     }
-    match tensors
-        .iter()
-        .find_map(|(name, record)| Some((name, record.problem()?)))
-    {
+    match tensors.iter().find_map(|(name, record)| Some((name, record.problem()?))) {
         Some((name, reason)) => Err(CheckpointError::invalid_snapshot(name, reason)),
         None => Ok(tensors),
     }
@@ -136,19 +118,9 @@ impl TensorRecord {
     /// Why this record describes no tensor, if it does not.
     fn problem(&self) -> Option<String> {
         if self.dtype.byte_len(&self.shape).is_none() {
-            return Some(format!(
-                "{:?} has more bytes than can be addressed",
-                self.shape
-            ));
+            return Some(format!("{:?} has more bytes than can be addressed", self.shape));
         }
-        let regions: Vec<_> = self
-            .slices
-            .iter()
-            .map(|s| Region {
-                offset: &s.offset,
-                extent: &s.extent,
-            })
-            .collect();
+        let regions: Vec<_> = self.slices.iter().map(|s| Region { offset: &s.offset, extent: &s.extent }).collect();
         tiling_problem(&self.shape, &regions)
     }
 }
@@ -160,32 +132,16 @@ impl Metadata {
             if name == METADATA_FILE {
                 Some(format!("lists `{name}` itself"))
             } else {
-                file_name_problem(name)
-                    .map(|problem| format!("lists a file `{name}` whose name {problem}"))
+                file_name_problem(name).map(|problem| format!("lists a file `{name}` whose name {problem}"))
             }
         };
         let bad_tensor = |(name, record): (&String, &TensorRecord)| {
-            let unlisted = record
-                .slices
-                .iter()
-                .find(|slice| !self.files.contains_key(&slice.file));
+            let unlisted = record.slices.iter().find(|slice| !self.files.contains_key(&slice.file));
             unlisted
-                .map(|slice| {
-                    format!(
-                        "tensor `{name}` lies in `{}`, which is not listed",
-                        slice.file
-                    )
-                })
-                .or_else(|| {
-                    record
-                        .problem()
-                        .map(|problem| format!("tensor `{name}`: {problem}"))
-                })
+                .map(|slice| format!("tensor `{name}` lies in `{}`, which is not listed", slice.file))
+                .or_else(|| record.problem().map(|problem| format!("tensor `{name}`: {problem}")))
         };
-        self.files
-            .keys()
-            .find_map(bad_name)
-            .or_else(|| self.tensors.iter().find_map(bad_tensor))
+        self.files.keys().find_map(bad_name).or_else(|| self.tensors.iter().find_map(bad_tensor))
     }
 }
 
@@ -204,13 +160,7 @@ mod tests {
             extent: vec![rows, 3],
         };
         let file = format!("model-rank0000{rank}.safetensors");
-        WrittenShard {
-            file,
-            size: 1,
-            checksum: Checksum::of(b"x"),
-            group: "model".into(),
-            tensors: vec![tensor],
-        }
+        WrittenShard { file, size: 1, checksum: Checksum::of(b"x"), group: "model".into(), tensors: vec![tensor] }
     }
 
     fn merge(shards: &[WrittenShard]) -> Result<BTreeMap<String, TensorRecord>, CheckpointError> {
@@ -250,13 +200,7 @@ mod tests {
         assert_eq!(good.problem(), None);
         for name in ["../x", "/etc/passwd", METADATA_FILE] {
             let mut bad = good.clone();
-            bad.files.insert(
-                name.into(),
-                FileRecord {
-                    size: 0,
-                    checksum: Checksum::of(b""),
-                },
-            );
+            bad.files.insert(name.into(), FileRecord { size: 0, checksum: Checksum::of(b"") });
             assert!(bad.problem().is_some(), "{name}");
         }
         let mut bad = good.clone();

@@ -65,10 +65,7 @@ mod tests;
 pub use async_saver::AsyncSaver;
 pub use checksum::Checksum;
 pub use error::{CheckpointError, Damage, DamagedCheckpoint, RootFault, SkippedCheckpoint};
-pub use layout::{
-    JOURNAL_FILE, LATEST_FILE, METADATA_FILE, RUN_CONFIG_FILE, TRAIN_STATE_FILE,
-    iteration_folder_name,
-};
+pub use layout::{JOURNAL_FILE, LATEST_FILE, METADATA_FILE, RUN_CONFIG_FILE, TRAIN_STATE_FILE, iteration_folder_name};
 pub use metadata::{FORMAT_VERSION, FileRecord, Metadata, SliceRecord, TensorRecord};
 pub use reader::Checkpoint;
 pub use resolve::{LoadReport, LoadRequest, Notice, OnDamaged, Resolution, Resolved};

@@ -45,12 +45,7 @@ impl Checkpoint {
         files: BTreeMap<String, VerifiedFile>,
         slices: BTreeMap<String, Vec<StoredSlice>>,
     ) -> Self {
-        Self {
-            path,
-            metadata,
-            files,
-            slices,
-        }
+        Self { path, metadata, files, slices }
     }
 
     /// Its folder.
@@ -100,9 +95,7 @@ impl Checkpoint {
     /// When the checkpoint has no such file, or it cannot be read.
     pub fn file(&self, name: &str) -> Result<Vec<u8>, CheckpointError> {
         let Some(file) = self.files.get(name) else {
-            return Err(self.damaged(Damage::FileMissing {
-                file: name.to_owned(),
-            }));
+            return Err(self.damaged(Damage::FileMissing { file: name.to_owned() }));
         };
         let size = usize::try_from(file.size()).map_err(|e| self.malformed(name, e.to_string()))?;
         let mut bytes = vec![0; size];
@@ -117,11 +110,7 @@ impl Checkpoint {
 
     /// The names of the tensors of one group, sorted.
     pub fn names_in(&self, group: &str) -> impl Iterator<Item = &str> {
-        self.metadata
-            .tensors
-            .iter()
-            .filter(move |(_, record)| record.group == group)
-            .map(|(name, _)| name.as_str())
+        self.metadata.tensors.iter().filter(move |(_, record)| record.group == group).map(|(name, _)| name.as_str())
     }
 
     /// What is known of a tensor.
@@ -129,35 +118,23 @@ impl Checkpoint {
     /// # Errors
     /// When there is none of that name.
     pub fn tensor(&self, name: &str) -> Result<&TensorRecord, CheckpointError> {
-        self.metadata
-            .tensors
-            .get(name)
-            .ok_or_else(|| CheckpointError::UnknownTensor {
-                path: self.path.clone(),
-                name: name.to_owned(),
-                nearest: nearest(name, self.names()),
-            })
+        self.metadata.tensors.get(name).ok_or_else(|| CheckpointError::UnknownTensor {
+            path: self.path.clone(),
+            name: name.to_owned(),
+            nearest: nearest(name, self.names()),
+        })
     }
 
     /// Checks that a tensor is what the program expects, before any of it is read.
     ///
     /// # Errors
     /// When there is none of that name, or it has another type or shape.
-    pub fn expect(
-        &self,
-        name: &str,
-        dtype: DType,
-        shape: &[usize],
-    ) -> Result<&TensorRecord, CheckpointError> {
+    pub fn expect(&self, name: &str, dtype: DType, shape: &[usize]) -> Result<&TensorRecord, CheckpointError> {
         let record = self.tensor(name)?;
         if record.dtype == dtype && record.shape == shape {
             return Ok(record);
         }
-        let fitting = self
-            .metadata
-            .tensors
-            .iter()
-            .filter(|(_, r)| r.dtype == dtype && r.shape == shape);
+        let fitting = self.metadata.tensors.iter().filter(|(_, r)| r.dtype == dtype && r.shape == shape);
         Err(CheckpointError::TensorMismatch {
             path: self.path.clone(),
             name: name.to_owned(),
@@ -182,11 +159,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// When there is no tensor of that name, `ranges` reach outside it, or a file cannot be read.
-    pub fn load_slice(
-        &self,
-        name: &str,
-        ranges: &[Range<usize>],
-    ) -> Result<HostTensor, CheckpointError> {
+    pub fn load_slice(&self, name: &str, ranges: &[Range<usize>]) -> Result<HostTensor, CheckpointError> {
         let record = self.tensor(name)?;
         let len = checked_byte_len(name, record, ranges)?;
         let mut bytes = vec![0; len];
@@ -214,17 +187,9 @@ impl Checkpoint {
         }
         let size = record.dtype.size();
         for (slice, stored) in record.slices.iter().zip(&self.slices[name]) {
-            let region = Region {
-                offset: &slice.offset,
-                extent: &slice.extent,
-            };
+            let region = Region { offset: &slice.offset, extent: &slice.extent };
             let mut source = self.source(slice, stored, record.dtype);
-            for Run {
-                source: from,
-                target: to,
-                len,
-            } in common_runs(region, ranges)
-            {
+            for Run { source: from, target: to, len } in common_runs(region, ranges) {
                 source.read(from * size, &mut target[to * size..][..len * size])?;
             }
         }
@@ -234,95 +199,44 @@ impl Checkpoint {
     fn source(&self, slice: &SliceRecord, stored: &StoredSlice, dtype: DType) -> SliceSource<'_> {
         // Both were checked when the checkpoint was opened: the file is listed, the slice fits in memory.
         let len = dtype.byte_len(&slice.extent).unwrap_or(0);
-        SliceSource {
-            file: &self.files[&slice.file],
-            start: stored.start,
-            len,
-            window: Vec::new(),
-            window_start: 0,
-        }
+        SliceSource { file: &self.files[&slice.file], start: stored.start, len, window: Vec::new(), window_start: 0 }
     }
 
     fn malformed(&self, file: &str, reason: String) -> CheckpointError {
-        self.damaged(Damage::Malformed {
-            file: file.to_owned(),
-            reason,
-        })
+        self.damaged(Damage::Malformed { file: file.to_owned(), reason })
     }
 
     fn damaged(&self, damage: Damage) -> CheckpointError {
         let iteration = Some(self.iteration());
-        let checkpoint = SkippedCheckpoint {
-            path: self.path.clone(),
-            iteration,
-            damage: vec![damage],
-        };
-        CheckpointError::Damaged(Box::new(DamagedCheckpoint {
-            checkpoint,
-            intact: None,
-        }))
+        let checkpoint = SkippedCheckpoint { path: self.path.clone(), iteration, damage: vec![damage] };
+        CheckpointError::Damaged(Box::new(DamagedCheckpoint { checkpoint, intact: None }))
     }
 }
 
-fn invalid_slice(
-    name: &str,
-    record: &TensorRecord,
-    ranges: &[Range<usize>],
-    reason: String,
-) -> CheckpointError {
+fn invalid_slice(name: &str, record: &TensorRecord, ranges: &[Range<usize>], reason: String) -> CheckpointError {
     let (name, shape, ranges) = (name.to_owned(), record.shape.clone(), ranges.to_vec());
-    CheckpointError::InvalidSlice {
-        name,
-        shape,
-        ranges,
-        reason,
-    }
+    CheckpointError::InvalidSlice { name, shape, ranges, reason }
 }
 
 /// Bytes of the part that `ranges` name, once it is known to lie inside the tensor.
-fn checked_byte_len(
-    name: &str,
-    record: &TensorRecord,
-    ranges: &[Range<usize>],
-) -> Result<usize, CheckpointError> {
-    let inside =
-        |(range, &dim): (&Range<usize>, &usize)| range.start <= range.end && range.end <= dim;
+fn checked_byte_len(name: &str, record: &TensorRecord, ranges: &[Range<usize>]) -> Result<usize, CheckpointError> {
+    let inside = |(range, &dim): (&Range<usize>, &usize)| range.start <= range.end && range.end <= dim;
     if ranges.len() != record.shape.len() {
-        let reason = format!(
-            "expected {} ranges, found {}",
-            record.shape.len(),
-            ranges.len()
-        );
+        let reason = format!("expected {} ranges, found {}", record.shape.len(), ranges.len());
         return Err(invalid_slice(name, record, ranges, reason));
     }
     if !ranges.iter().zip(&record.shape).all(inside) {
-        return Err(invalid_slice(
-            name,
-            record,
-            ranges,
-            "it reaches outside the tensor".to_owned(),
-        ));
+        return Err(invalid_slice(name, record, ranges, "it reaches outside the tensor".to_owned()));
     }
     let extent: Vec<usize> = ranges.iter().map(ExactSizeIterator::len).collect();
-    let too_large = || {
-        invalid_slice(
-            name,
-            record,
-            ranges,
-            "it has more bytes than can be addressed".to_owned(),
-        )
-    };
+    let too_large = || invalid_slice(name, record, ranges, "it has more bytes than can be addressed".to_owned());
     record.dtype.byte_len(&extent).ok_or_else(too_large)
 }
 
 /// The most similar of `names`, unless it is `name` itself.
 fn nearest<'n>(name: &str, names: impl Iterator<Item = &'n str>) -> Option<String> {
-    let scored = names
-        .filter(|other| *other != name)
-        .map(|other| (strsim::jaro_winkler(name, other), other));
-    scored
-        .max_by(|(a, _), (b, _)| a.total_cmp(b))
-        .map(|(_, other)| other.to_owned())
+    let scored = names.filter(|other| *other != name).map(|other| (strsim::jaro_winkler(name, other), other));
+    scored.max_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, other)| other.to_owned())
 }
 
 /// Reads one stored slice, front to back.
@@ -347,8 +261,7 @@ impl SliceSource<'_> {
         if at < self.window_start || at + target.len() > window_end {
             self.window.resize(WINDOW_BYTES.min(self.len - at), 0);
             self.window_start = at;
-            self.file
-                .read_exact_at(&mut self.window, self.start + at as u64)?;
+            self.file.read_exact_at(&mut self.window, self.start + at as u64)?;
         }
         let position = at - self.window_start;
         target.copy_from_slice(&self.window[position..position + target.len()]);

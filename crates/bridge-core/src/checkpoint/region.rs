@@ -16,39 +16,25 @@ impl Region<'_> {
     }
 
     fn overlaps(&self, other: &Self) -> bool {
-        let dims = self
-            .offset
-            .iter()
-            .zip(self.extent)
-            .zip(other.offset.iter().zip(other.extent));
-        dims.into_iter()
-            .all(|((a, a_len), (b, b_len))| a.max(b) < &(a + a_len).min(b + b_len))
+        let dims = self.offset.iter().zip(self.extent).zip(other.offset.iter().zip(other.extent));
+        dims.into_iter().all(|((a, a_len), (b, b_len))| a.max(b) < &(a + a_len).min(b + b_len))
     }
 }
 
 /// Elements of a tensor whose number of bytes was checked. The zero of an empty one may come after dimensions whose
 /// product does not fit.
 fn count(dims: impl Iterator<Item = usize> + Clone) -> usize {
-    if dims.clone().any(|dim| dim == 0) {
-        0
-    } else {
-        dims.product()
-    }
+    if dims.clone().any(|dim| dim == 0) { 0 } else { dims.product() }
 }
 
 /// Why `regions` do not tile a tensor of `shape` exactly, if they do not. `shape` has been checked to fit in memory.
 pub(super) fn tiling_problem(shape: &[usize], regions: &[Region<'_>]) -> Option<String> {
     for Region { offset, extent } in regions {
         let ranks_fit = offset.len() == shape.len() && extent.len() == shape.len();
-        let inside = offset
-            .iter()
-            .zip(*extent)
-            .zip(shape)
-            .all(|((o, e), s)| o.checked_add(*e).is_some_and(|end| end <= *s));
+        let inside =
+            offset.iter().zip(*extent).zip(shape).all(|((o, e), s)| o.checked_add(*e).is_some_and(|end| end <= *s));
         if !(ranks_fit && inside) {
-            return Some(format!(
-                "slice at {offset:?} of {extent:?} reaches outside {shape:?}"
-            ));
+            return Some(format!("slice at {offset:?} of {extent:?} reaches outside {shape:?}"));
         }
     }
     for (i, a) in regions.iter().enumerate() {
@@ -76,10 +62,7 @@ pub(super) struct Run {
 }
 
 /// The runs that `stored` contributes to `wanted`, in the order in which they are stored.
-pub(super) fn common_runs(
-    stored: Region<'_>,
-    wanted: &[Range<usize>],
-) -> impl Iterator<Item = Run> + use<> {
+pub(super) fn common_runs(stored: Region<'_>, wanted: &[Range<usize>]) -> impl Iterator<Item = Run> + use<> {
     let dims = wanted.len();
     let common: Vec<Range<usize>> = (0..dims)
         .map(|d| {
@@ -91,31 +74,19 @@ pub(super) fn common_runs(
     let wanted_extent: Vec<usize> = wanted.iter().map(ExactSizeIterator::len).collect();
     let (source_strides, target_strides) = (strides(stored.extent), strides(&wanted_extent));
     // A dimension that is common as a whole continues where the one before it ends.
-    let whole =
-        |d: usize| common[d].len() == stored.extent[d] && common[d].len() == wanted_extent[d];
+    let whole = |d: usize| common[d].len() == stored.extent[d] && common[d].len() == wanted_extent[d];
     let split = (0..dims).rev().find(|&d| !whole(d)).unwrap_or(0);
     let len = count(common[split..].iter().map(ExactSizeIterator::len));
-    let runs = if len == 0 {
-        0
-    } else {
-        count(common[..split].iter().map(ExactSizeIterator::len))
-    };
+    let runs = if len == 0 { 0 } else { count(common[..split].iter().map(ExactSizeIterator::len)) };
 
     let start = |origin: &dyn Fn(usize) -> usize, strides: &[usize]| -> usize {
-        (0..dims)
-            .filter(|_| runs > 0)
-            .map(|d| (common[d].start - origin(d)) * strides[d])
-            .sum()
+        (0..dims).filter(|_| runs > 0).map(|d| (common[d].start - origin(d)) * strides[d]).sum()
     };
     let source_start = start(&|d| stored.offset[d], &source_strides);
     let target_start = start(&|d| wanted[d].start, &target_strides);
     let outer: Vec<usize> = common[..split].iter().map(ExactSizeIterator::len).collect();
     (0..runs).map(move |mut index| {
-        let mut run = Run {
-            source: source_start,
-            target: target_start,
-            len,
-        };
+        let mut run = Run { source: source_start, target: target_start, len };
         for d in (0..split).rev() {
             let position = index % outer[d];
             index /= outer[d];
@@ -148,38 +119,10 @@ mod tests {
     #[test]
     #[expect(clippy::single_range_in_vec_init, reason = "one range a dimension")]
     fn contiguous_parts_are_one_run() {
-        assert_eq!(
-            runs(&[], &[], &[]),
-            [Run {
-                source: 0,
-                target: 0,
-                len: 1
-            }]
-        );
-        assert_eq!(
-            runs(&[0, 0], &[3, 5], &[0..3, 0..5]),
-            [Run {
-                source: 0,
-                target: 0,
-                len: 15
-            }]
-        );
-        assert_eq!(
-            runs(&[0, 0], &[3, 5], &[1..3, 0..5]),
-            [Run {
-                source: 5,
-                target: 0,
-                len: 10
-            }]
-        );
-        assert_eq!(
-            runs(&[4], &[3], &[0..11]),
-            [Run {
-                source: 0,
-                target: 4,
-                len: 3
-            }]
-        );
+        assert_eq!(runs(&[], &[], &[]), [Run { source: 0, target: 0, len: 1 }]);
+        assert_eq!(runs(&[0, 0], &[3, 5], &[0..3, 0..5]), [Run { source: 0, target: 0, len: 15 }]);
+        assert_eq!(runs(&[0, 0], &[3, 5], &[1..3, 0..5]), [Run { source: 5, target: 0, len: 10 }]);
+        assert_eq!(runs(&[4], &[3], &[0..11]), [Run { source: 0, target: 4, len: 3 }]);
         assert_eq!(runs(&[0, 0], &[3, 5], &[3..3, 0..5]), []);
         assert_eq!(runs(&[4], &[3], &[0..4]), []);
         assert_eq!(runs(&[4], &[3], &[8..9]), []);
@@ -187,61 +130,26 @@ mod tests {
 
     #[test]
     fn columns_are_one_run_a_row() {
-        let expected = [
-            Run {
-                source: 1,
-                target: 0,
-                len: 2,
-            },
-            Run {
-                source: 6,
-                target: 2,
-                len: 2,
-            },
-        ];
+        let expected = [Run { source: 1, target: 0, len: 2 }, Run { source: 6, target: 2, len: 2 }];
         assert_eq!(runs(&[0, 0], &[2, 5], &[0..2, 1..3]), expected);
     }
 
     #[test]
     fn tilings_are_checked() {
-        let region = |o: &'static [usize], e: &'static [usize]| Region {
-            offset: o,
-            extent: e,
-        };
-        assert_eq!(
-            tiling_problem(
-                &[4, 3],
-                &[region(&[0, 0], &[2, 3]), region(&[2, 0], &[2, 3])]
-            ),
-            None
-        );
+        let region = |o: &'static [usize], e: &'static [usize]| Region { offset: o, extent: e };
+        assert_eq!(tiling_problem(&[4, 3], &[region(&[0, 0], &[2, 3]), region(&[2, 0], &[2, 3])]), None);
         assert_eq!(tiling_problem(&[], &[region(&[], &[])]), None);
         assert_eq!(tiling_problem(&[0, 3], &[region(&[0, 0], &[0, 3])]), None);
         let gap = tiling_problem(&[4, 3], &[region(&[0, 0], &[2, 3])]).unwrap();
         assert!(gap.contains("6 of 12"), "{gap}");
         let twice = tiling_problem(&[], &[region(&[], &[]), region(&[], &[])]).unwrap();
         assert!(twice.contains("overlap"), "{twice}");
-        assert!(
-            tiling_problem(&[4], &[region(&[3], &[2])])
-                .unwrap()
-                .contains("outside")
-        );
-        assert!(
-            tiling_problem(&[4], &[region(&[usize::MAX], &[2])])
-                .unwrap()
-                .contains("outside")
-        );
-        assert!(
-            tiling_problem(&[4], &[region(&[0, 0], &[4, 1])])
-                .unwrap()
-                .contains("outside")
-        );
+        assert!(tiling_problem(&[4], &[region(&[3], &[2])]).unwrap().contains("outside"));
+        assert!(tiling_problem(&[4], &[region(&[usize::MAX], &[2])]).unwrap().contains("outside"));
+        assert!(tiling_problem(&[4], &[region(&[0, 0], &[4, 1])]).unwrap().contains("outside"));
         let empty: &'static [usize] = &[usize::MAX, usize::MAX, 0];
         assert_eq!(tiling_problem(empty, &[region(&[0, 0, 0], empty)]), None);
-        assert_eq!(
-            runs(&[0, 0, 0], empty, &[0..usize::MAX, 0..usize::MAX, 0..0]),
-            []
-        );
+        assert_eq!(runs(&[0, 0, 0], empty, &[0..usize::MAX, 0..usize::MAX, 0..0]), []);
         assert_eq!(runs(&[0, 0], &[0, usize::MAX], &[0..0, 0..usize::MAX]), []);
         // A gap and an overlap of the same size.
         let both = tiling_problem(&[4], &[region(&[0], &[2]), region(&[1], &[2])]).unwrap();
@@ -249,10 +157,7 @@ mod tests {
     }
 
     fn part(shape: Vec<usize>) -> impl Strategy<Value = Vec<Range<usize>>> {
-        shape
-            .into_iter()
-            .map(|dim| (0..=dim, 0..=dim).prop_map(|(a, b)| a.min(b)..a.max(b)))
-            .collect::<Vec<_>>()
+        shape.into_iter().map(|dim| (0..=dim, 0..=dim).prop_map(|(a, b)| a.min(b)..a.max(b))).collect::<Vec<_>>()
     }
 
     fn cases() -> impl Strategy<Value = (Vec<usize>, Vec<Range<usize>>, Vec<Range<usize>>)> {
@@ -262,11 +167,9 @@ mod tests {
 
     /// Position of a global coordinate inside a part, row-major; `None` outside.
     fn position(at: &[usize], part: &[Range<usize>]) -> Option<usize> {
-        at.iter().zip(part).try_fold(0, |sum, (x, range)| {
-            range
-                .contains(x)
-                .then(|| sum * range.len() + x - range.start)
-        })
+        at.iter()
+            .zip(part)
+            .try_fold(0, |sum, (x, range)| range.contains(x).then(|| sum * range.len() + x - range.start))
     }
 
     proptest! {

@@ -72,28 +72,16 @@ impl fmt::Display for Notice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::InterruptedSave { iteration, loaded } if iteration == loaded => {
-                write!(
-                    f,
-                    "the save of iteration {iteration} was interrupted after its checkpoint was complete"
-                )
+                write!(f, "the save of iteration {iteration} was interrupted after its checkpoint was complete")
             }
             Self::InterruptedSave { iteration, loaded } => {
-                write!(
-                    f,
-                    "the save of iteration {iteration} was interrupted; iteration {loaded} is the latest"
-                )
+                write!(f, "the save of iteration {iteration} was interrupted; iteration {loaded} is the latest")
             }
             Self::NewerIgnored { latest, newer } => {
-                write!(
-                    f,
-                    "{LATEST_FILE} names iteration {latest}; newer ones are there and not used: {newer:?}"
-                )
+                write!(f, "{LATEST_FILE} names iteration {latest}; newer ones are there and not used: {newer:?}")
             }
             Self::LastSaveRemoved { saved, pointer } => {
-                write!(
-                    f,
-                    "iteration {saved}, saved last, is gone; {LATEST_FILE} names iteration {pointer}"
-                )
+                write!(f, "iteration {saved}, saved last, is gone; {LATEST_FILE} names iteration {pointer}")
             }
             Self::Fault(fault) => fault.fmt(f),
         }
@@ -121,10 +109,7 @@ impl fmt::Display for LoadReport {
     /// One paragraph for each entry; nothing for an empty report.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let notices = self.notices.iter().map(Notice::to_string);
-        let skipped = self
-            .skipped
-            .iter()
-            .map(|skipped| format!("{skipped}\n  passed over"));
+        let skipped = self.skipped.iter().map(|skipped| format!("{skipped}\n  passed over"));
         f.write_str(&notices.chain(skipped).collect::<Vec<_>>().join("\n"))
     }
 }
@@ -202,30 +187,18 @@ impl CheckpointStore {
         self.resolve_root(root, &state, request)
     }
 
-    fn resolve_folder(
-        &self,
-        folder: &Path,
-        request: &LoadRequest,
-    ) -> Result<Resolution, CheckpointError> {
+    fn resolve_folder(&self, folder: &Path, request: &LoadRequest) -> Result<Resolution, CheckpointError> {
         let found = verify_folder(folder, request.verification).map_err(|damage| {
             let iteration = iteration_of(folder);
             // Others may lie beside it; that they cannot be read is not what the user asked about.
             let state = iteration.and_then(|_| RootState::read(parent_of(folder)).ok());
             let entries = state.map(|state| state.entries).unwrap_or_default();
-            let before = iteration
-                .map(|iteration| descending_before(&entries, iteration))
-                .unwrap_or_default();
-            let checkpoint = SkippedCheckpoint {
-                path: folder.to_owned(),
-                iteration,
-                damage,
-            };
+            let before = iteration.map(|iteration| descending_before(&entries, iteration)).unwrap_or_default();
+            let checkpoint = SkippedCheckpoint { path: folder.to_owned(), iteration, damage };
             damaged(checkpoint, first_intact(&before, &entries))
         })?;
         match request.ckpt_step {
-            Some(step) if step != found.iteration() => {
-                Err(self.step_not_found(step, vec![found.iteration()]))
-            }
+            Some(step) if step != found.iteration() => Err(self.step_not_found(step, vec![found.iteration()])),
             _ => Ok(Resolution::found(found, LoadReport::default())),
         }
     }
@@ -238,91 +211,45 @@ impl CheckpointStore {
     ) -> Result<Resolution, CheckpointError> {
         if let Some(step) = request.ckpt_step {
             let available = || state.entries.keys().copied().collect();
-            let entry = state
-                .entries
-                .get(&step)
-                .ok_or_else(|| self.step_not_found(step, available()))?;
+            let entry = state.entries.get(&step).ok_or_else(|| self.step_not_found(step, available()))?;
             let found = verify_folder(&entry.path, request.verification).map_err(|damage| {
-                let checkpoint = SkippedCheckpoint {
-                    path: entry.path.clone(),
-                    iteration: Some(step),
-                    damage,
-                };
-                damaged(
-                    checkpoint,
-                    first_intact(&descending_before(&state.entries, step), &state.entries),
-                )
+                let checkpoint = SkippedCheckpoint { path: entry.path.clone(), iteration: Some(step), damage };
+                damaged(checkpoint, first_intact(&descending_before(&state.entries, step), &state.entries))
             })?;
             return Ok(Resolution::found(found, LoadReport::default()));
         }
-        let Plan {
-            target,
-            fault,
-            notices,
-        } = plan(state);
+        let Plan { target, fault, notices } = plan(state);
         let candidates = match target {
             Target::Nothing => {
-                return Ok(Resolution::NothingFound {
-                    searched: root.to_owned(),
-                });
+                return Ok(Resolution::NothingFound { searched: root.to_owned() });
             }
-            Target::Iteration(iteration) => [
-                vec![iteration],
-                descending_before(&state.entries, iteration),
-            ]
-            .concat(),
-            Target::Newest { named } => named
-                .into_iter()
-                .chain(state.entries.keys().rev().copied())
-                .collect(),
+            Target::Iteration(iteration) => [vec![iteration], descending_before(&state.entries, iteration)].concat(),
+            Target::Newest { named } => named.into_iter().chain(state.entries.keys().rev().copied()).collect(),
         };
-        let mut report = LoadReport {
-            skipped: Vec::new(),
-            notices,
-        };
+        let mut report = LoadReport { skipped: Vec::new(), notices };
         if let Some(fault) = fault {
             if request.on_damaged == OnDamaged::Error {
                 let intact = first_intact(&candidates, &state.entries);
-                return Err(CheckpointError::Root {
-                    root: root.to_owned(),
-                    fault,
-                    intact,
-                });
+                return Err(CheckpointError::Root { root: root.to_owned(), fault, intact });
             }
             report.notices.push(Notice::Fault(fault));
         }
         for (index, &iteration) in candidates.iter().enumerate() {
             let folder = || root.join(iteration_folder_name(iteration));
-            let path = state
-                .entries
-                .get(&iteration)
-                .map_or_else(folder, |entry| entry.path.clone());
+            let path = state.entries.get(&iteration).map_or_else(folder, |entry| entry.path.clone());
             match verify_folder(&path, request.verification) {
                 Ok(found) => return Ok(Resolution::found(found, report)),
                 Err(damage) => {
-                    let skipped = SkippedCheckpoint {
-                        path,
-                        iteration: Some(iteration),
-                        damage,
-                    };
+                    let skipped = SkippedCheckpoint { path, iteration: Some(iteration), damage };
                     if request.on_damaged == OnDamaged::Error {
-                        return Err(damaged(
-                            skipped,
-                            first_intact(&candidates[index + 1..], &state.entries),
-                        ));
+                        return Err(damaged(skipped, first_intact(&candidates[index + 1..], &state.entries)));
                     }
                     report.skipped.push(skipped);
                 }
             }
         }
-        let newer = candidates
-            .first()
-            .map_or_else(Vec::new, |&first| newer_than(&state.entries, first));
-        Err(CheckpointError::NothingIntact {
-            root: root.to_owned(),
-            skipped: report.skipped,
-            newer,
-        })
+        let newer = candidates.first().map_or_else(Vec::new, |&first| newer_than(&state.entries, first));
+        Err(CheckpointError::NothingIntact { root: root.to_owned(), skipped: report.skipped, newer })
     }
 }
 
@@ -337,29 +264,17 @@ fn damaged(checkpoint: SkippedCheckpoint, intact: Option<u64>) -> CheckpointErro
 }
 
 fn descending_before(entries: &BTreeMap<u64, RootEntry>, iteration: u64) -> Vec<u64> {
-    entries
-        .range(..iteration)
-        .rev()
-        .map(|(&iteration, _)| iteration)
-        .collect()
+    entries.range(..iteration).rev().map(|(&iteration, _)| iteration).collect()
 }
 
 fn newer_than(entries: &BTreeMap<u64, RootEntry>, iteration: u64) -> Vec<u64> {
-    entries
-        .keys()
-        .copied()
-        .filter(|&other| other > iteration)
-        .collect()
+    entries.keys().copied().filter(|&other| other > iteration).collect()
 }
 
 /// The first of `candidates` that can be offered to the user: every byte of it is verified.
 fn first_intact(candidates: &[u64], entries: &BTreeMap<u64, RootEntry>) -> Option<u64> {
     let intact = |path: &Path| verify_folder(path, Verification::Contents).is_ok();
-    candidates.iter().copied().find(|iteration| {
-        entries
-            .get(iteration)
-            .is_some_and(|entry| intact(&entry.path))
-    })
+    candidates.iter().copied().find(|iteration| entries.get(iteration).is_some_and(|entry| intact(&entry.path)))
 }
 
 /// Weighs pointer, journal and folders against each other.
@@ -367,20 +282,14 @@ fn plan(state: &RootState) -> Plan {
     let mut plan = match &state.journal {
         JournalState::Valid(journal) => plan_with_journal(state, journal),
         JournalState::Missing => plan_without_journal(state, None),
-        JournalState::Damaged(reason) => plan_without_journal(
-            state,
-            Some(RootFault::JournalDamaged {
-                reason: reason.clone(),
-            }),
-        ),
+        JournalState::Damaged(reason) => {
+            plan_without_journal(state, Some(RootFault::JournalDamaged { reason: reason.clone() }))
+        }
     };
     if let (Target::Iteration(latest), None) = (&plan.target, &plan.fault) {
         let newer = newer_than(&state.entries, *latest);
         if !newer.is_empty() {
-            plan.notices.push(Notice::NewerIgnored {
-                latest: *latest,
-                newer,
-            });
+            plan.notices.push(Notice::NewerIgnored { latest: *latest, newer });
         }
     }
     plan
@@ -390,29 +299,13 @@ fn plan(state: &RootState) -> Plan {
 fn plan_without_journal(state: &RootState, journal_fault: Option<RootFault>) -> Plan {
     let newest = Target::Newest { named: None };
     let (target, fault) = match &state.pointer {
-        Pointer::Iteration(named) if state.entries.contains_key(named) => {
-            (Target::Iteration(*named), None)
-        }
-        Pointer::Iteration(named) => (
-            Target::Newest {
-                named: Some(*named),
-            },
-            None,
-        ),
-        Pointer::Garbage(text) => (
-            newest,
-            Some(RootFault::PointerGarbage { text: text.clone() }),
-        ),
-        Pointer::Missing if state.entries.is_empty() && journal_fault.is_none() => {
-            (Target::Nothing, None)
-        }
+        Pointer::Iteration(named) if state.entries.contains_key(named) => (Target::Iteration(*named), None),
+        Pointer::Iteration(named) => (Target::Newest { named: Some(*named) }, None),
+        Pointer::Garbage(text) => (newest, Some(RootFault::PointerGarbage { text: text.clone() })),
+        Pointer::Missing if state.entries.is_empty() && journal_fault.is_none() => (Target::Nothing, None),
         Pointer::Missing => (newest, Some(RootFault::PointerMissing)),
     };
-    Plan {
-        target,
-        fault: journal_fault.or(fault),
-        notices: Vec::new(),
-    }
+    Plan { target, fault: journal_fault.or(fault), notices: Vec::new() }
 }
 
 fn plan_with_journal(state: &RootState, journal: &Journal) -> Plan {
@@ -423,63 +316,37 @@ fn plan_with_journal(state: &RootState, journal: &Journal) -> Plan {
     // What the pointer may say if nothing happened to it, and what should be loaded then.
     let (saved, allowed, best) = match journal {
         Journal::Saved { iteration } => (*iteration, [Some(*iteration); 2], Some(*iteration)),
-        Journal::Saving {
-            iteration,
-            metadata_checksum,
-            previous,
-        } => {
+        Journal::Saving { iteration, metadata_checksum, previous } => {
             // The pointer moves only after the checkpoint was published. Before that, the checksum tells the new
             // checkpoint from an older one of the same iteration.
-            let published =
-                named == Some(*iteration) || is_published(state, *iteration, *metadata_checksum);
-            let best = if published {
-                Some(*iteration)
-            } else {
-                *previous
-            };
+            let published = named == Some(*iteration) || is_published(state, *iteration, *metadata_checksum);
+            let best = if published { Some(*iteration) } else { *previous };
             (*iteration, [Some(*iteration), *previous], best)
         }
     };
     let to_best = best.map_or(Target::Newest { named: None }, Target::Iteration);
     let is_there = |iteration: u64| state.entries.contains_key(&iteration);
     let (target, fault, notices) = match (&state.pointer, named) {
-        (Pointer::Garbage(text), _) => (
-            to_best,
-            Some(RootFault::PointerGarbage { text: text.clone() }),
-            Vec::new(),
-        ),
+        (Pointer::Garbage(text), _) => (to_best, Some(RootFault::PointerGarbage { text: text.clone() }), Vec::new()),
         (_, named) if allowed.contains(&named) => match best {
             None if state.entries.is_empty() => (Target::Nothing, None, Vec::new()),
             None => (to_best, Some(RootFault::PointerMissing), Vec::new()),
             Some(loaded) => {
                 let interrupted = matches!(journal, Journal::Saving { .. });
-                let notice = interrupted.then_some(Notice::InterruptedSave {
-                    iteration: saved,
-                    loaded,
-                });
+                let notice = interrupted.then_some(Notice::InterruptedSave { iteration: saved, loaded });
                 (to_best, None, notice.into_iter().collect())
             }
         },
         (_, None) => (to_best, Some(RootFault::PointerMissing), Vec::new()),
-        (_, Some(pointer)) if is_there(pointer) && !best.is_some_and(is_there) => (
-            Target::Iteration(pointer),
-            None,
-            vec![Notice::LastSaveRemoved { saved, pointer }],
-        ),
+        (_, Some(pointer)) if is_there(pointer) && !best.is_some_and(is_there) => {
+            (Target::Iteration(pointer), None, vec![Notice::LastSaveRemoved { saved, pointer }])
+        }
         (_, Some(pointer)) => {
             let saved = best.unwrap_or(saved);
-            (
-                to_best,
-                Some(RootFault::PointerMismatch { pointer, saved }),
-                Vec::new(),
-            )
+            (to_best, Some(RootFault::PointerMismatch { pointer, saved }), Vec::new())
         }
     };
-    Plan {
-        target,
-        fault,
-        notices,
-    }
+    Plan { target, fault, notices }
 }
 
 /// Whether the folder of `iteration` is the very checkpoint whose metadata has this checksum.

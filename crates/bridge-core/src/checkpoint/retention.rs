@@ -24,10 +24,7 @@ impl RetentionPolicy {
     ///
     /// # Errors
     /// For a `most_recent_k` of 0 or below -1, and an interval of 0.
-    pub fn new(
-        most_recent_k: i64,
-        save_retain_interval: Option<u64>,
-    ) -> Result<Self, CheckpointError> {
+    pub fn new(most_recent_k: i64, save_retain_interval: Option<u64>) -> Result<Self, CheckpointError> {
         let invalid_k = CheckpointError::InvalidRetention {
             key: "most_recent_k",
             found: most_recent_k,
@@ -35,27 +32,17 @@ impl RetentionPolicy {
         };
         let k = match most_recent_k {
             -1 => None,
-            k => Some(
-                usize::try_from(k)
-                    .ok()
-                    .and_then(NonZeroUsize::new)
-                    .ok_or(invalid_k)?,
-            ),
+            k => Some(usize::try_from(k).ok().and_then(NonZeroUsize::new).ok_or(invalid_k)?),
         };
         let interval = match save_retain_interval {
             None => None,
-            Some(interval) => Some(NonZeroU64::new(interval).ok_or(
-                CheckpointError::InvalidRetention {
-                    key: "save_retain_interval",
-                    found: 0,
-                    expected: "1 or more",
-                },
-            )?),
+            Some(interval) => Some(NonZeroU64::new(interval).ok_or(CheckpointError::InvalidRetention {
+                key: "save_retain_interval",
+                found: 0,
+                expected: "1 or more",
+            })?),
         };
-        Ok(Self {
-            most_recent_k: k,
-            save_retain_interval: interval,
-        })
+        Ok(Self { most_recent_k: k, save_retain_interval: interval })
     }
 
     /// Those of `iterations`, ascending, that may go, oldest first.
@@ -63,20 +50,10 @@ impl RetentionPolicy {
         let Some(k) = self.most_recent_k else {
             return Vec::new();
         };
-        let past: Vec<u64> = iterations
-            .iter()
-            .copied()
-            .filter(|&iteration| iteration <= latest)
-            .collect();
-        let retained = |iteration: u64| {
-            self.save_retain_interval
-                .is_some_and(|i| iteration.is_multiple_of(i.get()))
-        };
+        let past: Vec<u64> = iterations.iter().copied().filter(|&iteration| iteration <= latest).collect();
+        let retained = |iteration: u64| self.save_retain_interval.is_some_and(|i| iteration.is_multiple_of(i.get()));
         let old = &past[..past.len().saturating_sub(k.get())];
-        old.iter()
-            .copied()
-            .filter(|&iteration| iteration != latest && !retained(iteration))
-            .collect()
+        old.iter().copied().filter(|&iteration| iteration != latest && !retained(iteration)).collect()
     }
 }
 
@@ -97,14 +74,9 @@ pub(super) fn prune(
     if disposable.is_empty() {
         return Ok(disposable);
     }
-    let kept: Vec<u64> = iterations
-        .into_iter()
-        .filter(|iteration| !disposable.contains(iteration))
-        .collect();
+    let kept: Vec<u64> = iterations.into_iter().filter(|iteration| !disposable.contains(iteration)).collect();
     if known_intact.is_none_or(|iteration| !kept.contains(&iteration)) {
-        let intact = |iteration: &u64| {
-            verify_folder(&state.entries[iteration].path, Verification::Contents).is_ok()
-        };
+        let intact = |iteration: &u64| verify_folder(&state.entries[iteration].path, Verification::Contents).is_ok();
         if !kept.iter().rev().any(intact)
             && let Some(last) = disposable.iter().rposition(intact)
         {
@@ -122,9 +94,7 @@ mod tests {
     use super::*;
 
     fn disposable(k: i64, interval: Option<u64>, latest: u64) -> Vec<u64> {
-        RetentionPolicy::new(k, interval)
-            .unwrap()
-            .disposable(&[0, 10, 20, 30, 40, 50], latest)
+        RetentionPolicy::new(k, interval).unwrap().disposable(&[0, 10, 20, 30, 40, 50], latest)
     }
 
     #[test]
@@ -154,16 +124,8 @@ mod tests {
     fn settings_that_mean_nothing_are_errors() {
         for k in [0, -2, i64::MIN] {
             let error = RetentionPolicy::new(k, None).unwrap_err().to_string();
-            assert!(
-                error.starts_with(&format!("most_recent_k = {k}: expected -1")),
-                "{error}"
-            );
+            assert!(error.starts_with(&format!("most_recent_k = {k}: expected -1")), "{error}");
         }
-        assert!(
-            RetentionPolicy::new(1, Some(0))
-                .unwrap_err()
-                .to_string()
-                .contains("save_retain_interval = 0")
-        );
+        assert!(RetentionPolicy::new(1, Some(0)).unwrap_err().to_string().contains("save_retain_interval = 0"));
     }
 }

@@ -72,10 +72,7 @@ pub(super) fn plan_shards<'s, 'a>(
     for group in groups {
         let plain = !group.name.contains('/') && file_name_problem(&group.name).is_none();
         if !plain {
-            return Err(CheckpointError::invalid_snapshot(
-                &group.name,
-                "a group's name has to be a plain file name",
-            ));
+            return Err(CheckpointError::invalid_snapshot(&group.name, "a group's name has to be a plain file name"));
         }
         let mut keyed: Vec<_> = unique_keys(&group.tensors)?.into_iter().collect();
         // Wide elements first, so that every tensor is aligned for its type; sorting is stable, names stay in order.
@@ -85,16 +82,10 @@ pub(super) fn plan_shards<'s, 'a>(
         for entry in keyed {
             let bytes = entry.1.source.bytes().len() as u64;
             match parts.last_mut() {
-                Some(plan) if filled == 0 || filled.saturating_add(bytes) <= max_bytes => {
-                    plan.tensors.push(entry)
-                }
+                Some(plan) if filled == 0 || filled.saturating_add(bytes) <= max_bytes => plan.tensors.push(entry),
                 _ => {
                     let file = shard_file_name(&group.name, rank, parts.len());
-                    parts.push(ShardPlan {
-                        file,
-                        group: &group.name,
-                        tensors: vec![entry],
-                    });
+                    parts.push(ShardPlan { file, group: &group.name, tensors: vec![entry] });
                     filled = 0;
                 }
             }
@@ -119,16 +110,10 @@ fn unique_keys<'s, 'a>(
             format!("{}@{}", tensor.name, offset.join(","))
         };
         if key == RESERVED_KEY || tensor.name.is_empty() {
-            return Err(CheckpointError::invalid_snapshot(
-                key,
-                "safetensors does not allow a tensor of this name",
-            ));
+            return Err(CheckpointError::invalid_snapshot(key, "safetensors does not allow a tensor of this name"));
         }
         if keyed.insert(key.clone(), tensor).is_some() {
-            return Err(CheckpointError::invalid_snapshot(
-                key,
-                "the group holds it twice",
-            ));
+            return Err(CheckpointError::invalid_snapshot(key, "the group holds it twice"));
         }
     }
     Ok(keyed)
@@ -156,10 +141,7 @@ pub(super) fn write_shards(
                 // The save has failed; what is left need not be written.
                 next.store(plans.len(), Ordering::Relaxed);
             }
-            results
-                .lock()
-                .unwrap_or_else(|e| e.into_inner())
-                .push((index, result));
+            results.lock().unwrap_or_else(|e| e.into_inner()).push((index, result));
         }
     };
     std::thread::scope(|scope| {
@@ -199,13 +181,7 @@ fn write_shard(
             extent: tensor.source.shape().to_vec(),
         })
         .collect();
-    Ok(WrittenShard {
-        file: plan.file.clone(),
-        size,
-        checksum,
-        group: plan.group.to_owned(),
-        tensors,
-    })
+    Ok(WrittenShard { file: plan.file.clone(), size, checksum, group: plan.group.to_owned(), tensors })
 }
 
 /// The header of a safetensors file: the length of the JSON that follows, eight bytes little-endian, then the JSON,
@@ -216,14 +192,7 @@ fn header(plan: &ShardPlan<'_, '_>) -> Result<Vec<u8>, CheckpointError> {
         let start = end;
         end += tensor.source.bytes().len();
         let shape = tensor.source.shape().to_vec();
-        (
-            key.clone(),
-            TensorInfo {
-                dtype: tensor.source.dtype().into(),
-                shape,
-                data_offsets: (start, end),
-            },
-        )
+        (key.clone(), TensorInfo { dtype: tensor.source.dtype().into(), shape, data_offsets: (start, end) })
     });
     let invalid = |reason: String| CheckpointError::invalid_snapshot(&plan.file, reason);
     let header = Header::new(None, infos.collect()).map_err(|e| invalid(e.to_string()))?;
@@ -240,10 +209,7 @@ mod tests {
     use super::*;
 
     fn group(tensors: Vec<ShardTensor<'static>>) -> [TensorGroup<'static>; 1] {
-        [TensorGroup {
-            name: "model".into(),
-            tensors,
-        }]
+        [TensorGroup { name: "model".into(), tensors }]
     }
 
     fn bytes(name: &str, len: usize) -> ShardTensor<'static> {
@@ -252,64 +218,36 @@ mod tests {
 
     fn files(groups: &[TensorGroup<'_>], max_bytes: u64) -> Vec<(String, usize)> {
         let plans = plan_shards(groups, 3, max_bytes).unwrap();
-        plans
-            .into_iter()
-            .map(|plan| (plan.file, plan.tensors.len()))
-            .collect()
+        plans.into_iter().map(|plan| (plan.file, plan.tensors.len())).collect()
     }
 
     #[test]
     fn files_are_split_at_the_limit() {
-        let groups = group(vec![
-            bytes("a", 4),
-            bytes("b", 4),
-            bytes("c", 9),
-            bytes("d", 1),
-        ]);
+        let groups = group(vec![bytes("a", 4), bytes("b", 4), bytes("c", 9), bytes("d", 1)]);
         let expected = [
             ("model-rank00003.safetensors", 2),
             ("model-rank00003-part00001.safetensors", 1),
             ("model-rank00003-part00002.safetensors", 1),
         ];
         assert_eq!(files(&groups, 8), expected.map(|(f, n)| (f.to_owned(), n)));
-        assert_eq!(
-            files(&groups, u64::MAX),
-            [("model-rank00003.safetensors".to_owned(), 4)]
-        );
+        assert_eq!(files(&groups, u64::MAX), [("model-rank00003.safetensors".to_owned(), 4)]);
         assert_eq!(files(&group(vec![]), 8), []);
     }
 
     #[test]
     fn unusable_names_are_errors() {
-        let plan = |groups: &[TensorGroup<'_>]| {
-            plan_shards(groups, 0, 8)
-                .map(|_| ())
-                .unwrap_err()
-                .to_string()
-        };
-        assert!(
-            plan(&group(vec![bytes("a", 1), bytes("a", 1)]))
-                .contains("`a`: the group holds it twice")
-        );
+        let plan = |groups: &[TensorGroup<'_>]| plan_shards(groups, 0, 8).map(|_| ()).unwrap_err().to_string();
+        assert!(plan(&group(vec![bytes("a", 1), bytes("a", 1)])).contains("`a`: the group holds it twice"));
         assert!(plan(&group(vec![bytes(RESERVED_KEY, 1)])).contains(RESERVED_KEY));
         assert!(plan(&group(vec![bytes("", 1)])).contains("safetensors"));
-        let outside = [TensorGroup {
-            name: "../model".into(),
-            tensors: vec![],
-        }];
+        let outside = [TensorGroup { name: "../model".into(), tensors: vec![] }];
         assert!(plan(&outside).contains("../model"));
     }
 
     #[test]
     fn several_slices_of_one_tensor_fit_into_one_file() {
-        let slice = |offset| {
-            ShardTensor::slice(
-                "w",
-                [4, 2],
-                [offset, 0],
-                HostTensor::from_vec([1, 2], vec![0f32; 2]).unwrap(),
-            )
-        };
+        let slice =
+            |offset| ShardTensor::slice("w", [4, 2], [offset, 0], HostTensor::from_vec([1, 2], vec![0f32; 2]).unwrap());
         let tensors = [slice(0), slice(3)];
         let keys: Vec<String> = unique_keys(&tensors).unwrap().into_keys().collect();
         assert_eq!(keys, ["w@0,0", "w@3,0"]);

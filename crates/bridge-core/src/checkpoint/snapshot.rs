@@ -54,12 +54,7 @@ impl<'a> ShardTensor<'a> {
     pub fn whole(name: impl Into<String>, source: impl Into<TensorSource<'a>>) -> Self {
         let source = source.into();
         let global_shape = source.shape().to_vec();
-        Self {
-            name: name.into(),
-            offset: vec![0; global_shape.len()],
-            global_shape,
-            source,
-        }
+        Self { name: name.into(), offset: vec![0; global_shape.len()], global_shape, source }
     }
 
     /// The part of a tensor of `global_shape` that begins at `offset`. Whether it lies inside, and whether the parts of
@@ -70,12 +65,7 @@ impl<'a> ShardTensor<'a> {
         offset: impl Into<Vec<usize>>,
         source: impl Into<TensorSource<'a>>,
     ) -> Self {
-        Self {
-            name: name.into(),
-            global_shape: global_shape.into(),
-            offset: offset.into(),
-            source: source.into(),
-        }
+        Self { name: name.into(), global_shape: global_shape.into(), offset: offset.into(), source: source.into() }
     }
 
     pub(super) fn is_whole(&self) -> bool {

@@ -9,9 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use super::error::{CheckpointError, Damage, DamagedCheckpoint, SkippedCheckpoint};
 use super::fsio::FileId;
 use super::journal::{JournalState, Pointer, read_journal, read_pointer};
-use super::layout::{
-    METADATA_FILE, RootName, iteration_folder_name, parse_iteration, parse_root_name,
-};
+use super::layout::{METADATA_FILE, RootName, iteration_folder_name, parse_iteration, parse_root_name};
 use super::reader::Checkpoint;
 use super::verify::{Verification, verify_folder};
 
@@ -44,19 +42,11 @@ impl RootState {
             let entries = read_entries(root)?;
             let after = read_journal(root)?;
             if after == journal {
-                return Ok(Self {
-                    entries,
-                    pointer,
-                    journal,
-                });
+                return Ok(Self { entries, pointer, journal });
             }
             journal = after;
         }
-        Ok(Self {
-            entries: read_entries(root)?,
-            pointer: read_pointer(root)?,
-            journal,
-        })
+        Ok(Self { entries: read_entries(root)?, pointer: read_pointer(root)?, journal })
     }
 }
 
@@ -71,10 +61,7 @@ fn read_entries(root: &Path) -> Result<BTreeMap<u64, RootEntry>, CheckpointError
     let (mut published, mut displaced) = (BTreeMap::new(), BTreeMap::new());
     for entry in listing {
         let path = entry.map_err(reading())?.path();
-        let name = path
-            .file_name()
-            .and_then(|name| name.to_str())
-            .unwrap_or_default();
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let (entries, iteration) = match parse_root_name(name) {
             RootName::Checkpoint(iteration) => (&mut published, iteration),
             RootName::Displaced(iteration) => (&mut displaced, iteration),
@@ -82,9 +69,7 @@ fn read_entries(root: &Path) -> Result<BTreeMap<u64, RootEntry>, CheckpointError
         };
         // Of `iter_100` and `iter_0000100`, the one that Bridge writes.
         if !entries.contains_key(&iteration) || name == iteration_folder_name(iteration) {
-            let id = fs::metadata(&path)
-                .ok()
-                .map(|metadata| FileId::of(&metadata));
+            let id = fs::metadata(&path).ok().map(|metadata| FileId::of(&metadata));
             entries.insert(iteration, RootEntry { path, id });
         }
     }
@@ -141,22 +126,14 @@ impl CheckpointStore {
     /// When `path` is something else than a folder, or a link that leads nowhere.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self, CheckpointError> {
         let path = path.into();
-        let named_like_one = path
-            .file_name()
-            .and_then(|name| name.to_str())
-            .and_then(parse_iteration)
-            .is_some();
+        let named_like_one = path.file_name().and_then(|name| name.to_str()).and_then(parse_iteration).is_some();
         let place = match fs::metadata(&path) {
             Ok(metadata) if !metadata.is_dir() => return Err(CheckpointError::NotAFolder { path }),
             Ok(_) if named_like_one || path.join(METADATA_FILE).exists() => Place::Folder(path),
             Ok(_) => Place::Root(path),
             // Somebody who names one checkpoint does not mean an empty root.
             Err(e) if e.kind() == io::ErrorKind::NotFound && named_like_one => Place::Folder(path),
-            Err(e)
-                if e.kind() == io::ErrorKind::NotFound && fs::symlink_metadata(&path).is_err() =>
-            {
-                Place::Root(path)
-            }
+            Err(e) if e.kind() == io::ErrorKind::NotFound && fs::symlink_metadata(&path).is_err() => Place::Root(path),
             Err(e) => return Err(CheckpointError::io("open", &path)(e)),
         };
         Ok(Self { place })
@@ -177,10 +154,7 @@ impl CheckpointStore {
     pub fn list(&self) -> Result<Vec<CheckpointSummary>, CheckpointError> {
         Ok(match &self.place {
             Place::Folder(path) => vec![summarise(path)],
-            Place::Root(root) => read_entries(root)?
-                .values()
-                .map(|entry| summarise(&entry.path))
-                .collect(),
+            Place::Root(root) => read_entries(root)?.values().map(|entry| summarise(&entry.path)).collect(),
         })
     }
 
@@ -188,11 +162,7 @@ impl CheckpointStore {
     ///
     /// # Errors
     /// When there is none, or it is damaged.
-    pub fn open_iteration(
-        &self,
-        step: u64,
-        verification: Verification,
-    ) -> Result<Checkpoint, CheckpointError> {
+    pub fn open_iteration(&self, step: u64, verification: Verification) -> Result<Checkpoint, CheckpointError> {
         let path = match &self.place {
             Place::Folder(path) => path.clone(),
             Place::Root(root) => {
@@ -202,15 +172,8 @@ impl CheckpointStore {
             }
         };
         let checkpoint = verify_folder(&path, verification).map_err(|damage| {
-            let checkpoint = SkippedCheckpoint {
-                path: path.clone(),
-                iteration: Some(step),
-                damage,
-            };
-            CheckpointError::Damaged(Box::new(DamagedCheckpoint {
-                checkpoint,
-                intact: None,
-            }))
+            let checkpoint = SkippedCheckpoint { path: path.clone(), iteration: Some(step), damage };
+            CheckpointError::Damaged(Box::new(DamagedCheckpoint { checkpoint, intact: None }))
         })?;
         match checkpoint.iteration() {
             found if found == step => Ok(checkpoint),
@@ -219,11 +182,7 @@ impl CheckpointStore {
     }
 
     pub(super) fn step_not_found(&self, step: u64, available: Vec<u64>) -> CheckpointError {
-        CheckpointError::StepNotFound {
-            root: self.path().to_owned(),
-            step,
-            available,
-        }
+        CheckpointError::StepNotFound { root: self.path().to_owned(), step, available }
     }
 }
 
@@ -242,8 +201,7 @@ fn summarise(path: &Path) -> CheckpointSummary {
                 iteration: Some(metadata.iteration),
                 path: path.to_owned(),
                 bytes: metadata.files.values().map(|file| file.size).sum(),
-                saved_at: UNIX_EPOCH
-                    .checked_add(Duration::from_secs(metadata.saved_at_unix_seconds)),
+                saved_at: UNIX_EPOCH.checked_add(Duration::from_secs(metadata.saved_at_unix_seconds)),
                 damage: Vec::new(),
             }
         }
@@ -251,9 +209,7 @@ fn summarise(path: &Path) -> CheckpointSummary {
             iteration: iteration_of(path),
             path: path.to_owned(),
             bytes: 0,
-            saved_at: fs::metadata(path)
-                .and_then(|metadata| metadata.modified())
-                .ok(),
+            saved_at: fs::metadata(path).and_then(|metadata| metadata.modified()).ok(),
             damage,
         },
     }

@@ -35,17 +35,8 @@ pub enum DType {
 
 impl DType {
     /// All of them, widest first.
-    pub const ALL: [Self; 9] = [
-        Self::F64,
-        Self::I64,
-        Self::F32,
-        Self::I32,
-        Self::U32,
-        Self::BF16,
-        Self::F16,
-        Self::U8,
-        Self::Bool,
-    ];
+    pub const ALL: [Self; 9] =
+        [Self::F64, Self::I64, Self::F32, Self::I32, Self::U32, Self::BF16, Self::F16, Self::U8, Self::Bool];
 
     /// Bytes of one element.
     #[must_use]
@@ -65,9 +56,7 @@ impl DType {
         if shape.contains(&0) {
             return Some(0);
         }
-        shape
-            .iter()
-            .try_fold(self.size(), |product, &dim| product.checked_mul(dim))
+        shape.iter().try_fold(self.size(), |product, &dim| product.checked_mul(dim))
     }
 }
 
@@ -132,9 +121,7 @@ impl Element for bool {
     }
 
     fn from_bytes(bytes: &[u8]) -> Option<Vec<Self>> {
-        bytemuck::checked::try_cast_slice(bytes)
-            .ok()
-            .map(<[bool]>::to_vec)
+        bytemuck::checked::try_cast_slice(bytes).ok().map(<[bool]>::to_vec)
     }
 }
 
@@ -151,29 +138,17 @@ impl HostTensor {
     ///
     /// # Errors
     /// When the number of bytes is not the one that `dtype` and `shape` ask for.
-    pub fn new(
-        dtype: DType,
-        shape: impl Into<Vec<usize>>,
-        bytes: impl Into<Bytes>,
-    ) -> Result<Self, CheckpointError> {
+    pub fn new(dtype: DType, shape: impl Into<Vec<usize>>, bytes: impl Into<Bytes>) -> Result<Self, CheckpointError> {
         let (shape, bytes) = (shape.into(), bytes.into());
         check_len(dtype, &shape, bytes.len())?;
-        Ok(Self {
-            dtype,
-            shape,
-            bytes,
-        })
+        Ok(Self { dtype, shape, bytes })
     }
 
     /// As [`new`](Self::new), around any owner of memory, without copying: the buffer of another tensor library.
     ///
     /// # Errors
     /// As [`new`](Self::new).
-    pub fn from_owner<O>(
-        dtype: DType,
-        shape: impl Into<Vec<usize>>,
-        owner: O,
-    ) -> Result<Self, CheckpointError>
+    pub fn from_owner<O>(dtype: DType, shape: impl Into<Vec<usize>>, owner: O) -> Result<Self, CheckpointError>
     where
         O: AsRef<[u8]> + Send + 'static,
     {
@@ -184,10 +159,7 @@ impl HostTensor {
     ///
     /// # Errors
     /// When `shape` has another number of elements.
-    pub fn from_vec<T: Element>(
-        shape: impl Into<Vec<usize>>,
-        elements: Vec<T>,
-    ) -> Result<Self, CheckpointError> {
+    pub fn from_vec<T: Element>(shape: impl Into<Vec<usize>>, elements: Vec<T>) -> Result<Self, CheckpointError> {
         struct Owner<T>(Vec<T>);
         impl<T: Element> AsRef<[u8]> for Owner<T> {
             fn as_ref(&self) -> &[u8] {
@@ -200,11 +172,7 @@ impl HostTensor {
     /// A tensor of no dimensions.
     #[must_use]
     pub fn scalar<T: Element>(value: T) -> Self {
-        Self {
-            dtype: T::DTYPE,
-            shape: Vec::new(),
-            bytes: Bytes::copy_from_slice(T::as_bytes(&[value])),
-        }
+        Self { dtype: T::DTYPE, shape: Vec::new(), bytes: Bytes::copy_from_slice(T::as_bytes(&[value])) }
     }
 
     /// The type of its elements.
@@ -260,28 +228,17 @@ impl<'a> TensorView<'a> {
     ///
     /// # Errors
     /// When the number of bytes is not the one that `dtype` and `shape` ask for.
-    pub fn new(
-        dtype: DType,
-        shape: impl Into<Vec<usize>>,
-        bytes: &'a [u8],
-    ) -> Result<Self, CheckpointError> {
+    pub fn new(dtype: DType, shape: impl Into<Vec<usize>>, bytes: &'a [u8]) -> Result<Self, CheckpointError> {
         let shape = shape.into();
         check_len(dtype, &shape, bytes.len())?;
-        Ok(Self {
-            dtype,
-            shape,
-            bytes,
-        })
+        Ok(Self { dtype, shape, bytes })
     }
 
     /// A view of `elements`.
     ///
     /// # Errors
     /// When `shape` has another number of elements.
-    pub fn from_slice<T: Element>(
-        shape: impl Into<Vec<usize>>,
-        elements: &'a [T],
-    ) -> Result<Self, CheckpointError> {
+    pub fn from_slice<T: Element>(shape: impl Into<Vec<usize>>, elements: &'a [T]) -> Result<Self, CheckpointError> {
         Self::new(T::DTYPE, shape, T::as_bytes(elements))
     }
 }
@@ -359,12 +316,7 @@ mod tests {
             assert_eq!(tensor.dtype(), T::DTYPE);
             assert_eq!(tensor.bytes().len(), elements.len() * T::DTYPE.size());
             assert_eq!(tensor.to_vec::<T>().unwrap(), elements);
-            assert_eq!(
-                TensorView::from_slice([elements.len()], elements)
-                    .unwrap()
-                    .bytes,
-                &tensor.bytes()[..]
-            );
+            assert_eq!(TensorView::from_slice([elements.len()], elements).unwrap().bytes, &tensor.bytes()[..]);
         }
         check(&[1.5f64, f64::MIN]);
         check(&[1.5f32, -0.0, f32::INFINITY]);
@@ -380,25 +332,10 @@ mod tests {
 
     #[test]
     fn lengths_and_types_are_checked() {
-        assert!(
-            HostTensor::from_vec([2, 3], vec![0f32; 5])
-                .unwrap_err()
-                .to_string()
-                .contains("24 bytes, found 20")
-        );
+        assert!(HostTensor::from_vec([2, 3], vec![0f32; 5]).unwrap_err().to_string().contains("24 bytes, found 20"));
         assert!(HostTensor::new(DType::F32, [usize::MAX, 2], Vec::new()).is_err());
-        assert!(
-            HostTensor::from_vec([1], vec![0f32])
-                .unwrap()
-                .to_vec::<i32>()
-                .is_err()
-        );
-        assert!(
-            HostTensor::new(DType::Bool, [1], vec![2u8])
-                .unwrap()
-                .to_vec::<bool>()
-                .is_err()
-        );
+        assert!(HostTensor::from_vec([1], vec![0f32]).unwrap().to_vec::<i32>().is_err());
+        assert!(HostTensor::new(DType::Bool, [1], vec![2u8]).unwrap().to_vec::<bool>().is_err());
         assert_eq!(DType::F32.byte_len(&[usize::MAX, usize::MAX, 0]), Some(0));
         assert_eq!(DType::F64.byte_len(&[]), Some(8));
     }
@@ -407,10 +344,7 @@ mod tests {
     fn names_are_those_of_safetensors() {
         for dtype in DType::ALL {
             let ours = serde_json::to_string(&dtype).unwrap();
-            assert_eq!(
-                ours,
-                serde_json::to_string(&safetensors::Dtype::from(dtype)).unwrap()
-            );
+            assert_eq!(ours, serde_json::to_string(&safetensors::Dtype::from(dtype)).unwrap());
             assert_eq!(ours, format!("\"{dtype}\""));
             assert_eq!(dtype.size() * 8, safetensors::Dtype::from(dtype).bitsize());
         }

@@ -77,9 +77,9 @@ mod any_float {
                 "nan" => Ok(f64::NAN),
                 "inf" => Ok(f64::INFINITY),
                 "-inf" => Ok(f64::NEG_INFINITY),
-                other => Err(D::Error::custom(format!(
-                    "expected a number, \"nan\", \"inf\" or \"-inf\", found {other:?}"
-                ))),
+                other => {
+                    Err(D::Error::custom(format!("expected a number, \"nan\", \"inf\" or \"-inf\", found {other:?}")))
+                }
             },
         }
     }
@@ -118,24 +118,9 @@ mod tests {
 
     #[test]
     fn numbers_that_json_lacks_survive() {
-        for value in [
-            f64::INFINITY,
-            f64::NEG_INFINITY,
-            -0.0,
-            f64::MIN_POSITIVE,
-            f64::MAX,
-            5e-324,
-        ] {
-            let state = TrainState {
-                floating_point_operations_so_far: value,
-                ..TrainState::default()
-            };
-            assert_eq!(
-                round_trip(&state)
-                    .floating_point_operations_so_far
-                    .to_bits(),
-                value.to_bits()
-            );
+        for value in [f64::INFINITY, f64::NEG_INFINITY, -0.0, f64::MIN_POSITIVE, f64::MAX, 5e-324] {
+            let state = TrainState { floating_point_operations_so_far: value, ..TrainState::default() };
+            assert_eq!(round_trip(&state).floating_point_operations_so_far.to_bits(), value.to_bits());
         }
     }
 
@@ -146,11 +131,6 @@ mod tests {
         assert!(serde_json::from_value::<TrainState>(json.clone()).is_err());
         json["floating_point_operations_so_far"] = 1.into();
         json["steps"] = 3.into();
-        assert!(
-            serde_json::from_value::<TrainState>(json)
-                .unwrap_err()
-                .to_string()
-                .contains("steps")
-        );
+        assert!(serde_json::from_value::<TrainState>(json).unwrap_err().to_string().contains("steps"));
     }
 }

@@ -49,20 +49,13 @@ pub(super) struct VerifiedFile {
 
 impl VerifiedFile {
     /// Fills `buffer` with what begins at `offset`.
-    pub(super) fn read_exact_at(
-        &self,
-        buffer: &mut [u8],
-        offset: u64,
-    ) -> Result<(), CheckpointError> {
-        let mut read = |file: &File| {
-            file.read_exact_at(buffer, offset)
-                .map_err(CheckpointError::io("read", &self.path))
-        };
+    pub(super) fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<(), CheckpointError> {
+        let mut read =
+            |file: &File| file.read_exact_at(buffer, offset).map_err(CheckpointError::io("read", &self.path));
         if let Some(file) = &self.open {
             return read(file);
         }
-        let opened =
-            File::open(&self.path).and_then(|file| Ok((FileId::of(&file.metadata()?), file)));
+        let opened = File::open(&self.path).and_then(|file| Ok((FileId::of(&file.metadata()?), file)));
         match opened.map_err(CheckpointError::io("open", &self.path))? {
             (id, file) if id == self.id => read(&file),
             _ => {
@@ -81,24 +74,14 @@ impl VerifiedFile {
 ///
 /// # Errors
 /// All damage that was found, at least one.
-pub(super) fn verify_folder(
-    folder: &Path,
-    verification: Verification,
-) -> Result<Checkpoint, Vec<Damage>> {
+pub(super) fn verify_folder(folder: &Path, verification: Verification) -> Result<Checkpoint, Vec<Damage>> {
     let metadata = read_metadata(folder).map_err(|damage| vec![damage])?;
-    let named = match folder
-        .file_name()
-        .and_then(|name| name.to_str())
-        .map(parse_root_name)
-    {
+    let named = match folder.file_name().and_then(|name| name.to_str()).map(parse_root_name) {
         Some(RootName::Checkpoint(iteration) | RootName::Displaced(iteration)) => Some(iteration),
         Some(RootName::Leftover | RootName::Other) | None => None,
     };
     if let Some(iteration) = named.filter(|&iteration| iteration != metadata.iteration) {
-        return Err(vec![Damage::WrongIteration {
-            folder: iteration,
-            metadata: metadata.iteration,
-        }]);
+        return Err(vec![Damage::WrongIteration { folder: iteration, metadata: metadata.iteration }]);
     }
     let files = verify_files(folder, &metadata.files, verification)?;
     let headers = read_headers(&files)?;
@@ -118,9 +101,7 @@ fn read_metadata(folder: &Path) -> Result<Metadata, Damage> {
     let bytes = open_regular(&path)
         .and_then(|(mut open, size)| {
             if size > MAX_HEADER_BYTES {
-                return Err(io::Error::other(format!(
-                    "{size} bytes are too many for it"
-                )));
+                return Err(io::Error::other(format!("{size} bytes are too many for it")));
             }
             let mut bytes = Vec::new();
             open.read_to_end(&mut bytes).map(|_| bytes)
@@ -133,30 +114,16 @@ fn read_metadata(folder: &Path) -> Result<Metadata, Damage> {
         format_version: u32,
     }
     let damage = |error| match error {
-        SealError::Malformed(reason) => Damage::Malformed {
-            file: file(),
-            reason,
-        },
-        SealError::Mismatch { expected, found } => Damage::ChecksumMismatch {
-            file: file(),
-            expected,
-            found,
-        },
+        SealError::Malformed(reason) => Damage::Malformed { file: file(), reason },
+        SealError::Mismatch { expected, found } => Damage::ChecksumMismatch { file: file(), expected, found },
     };
     let (Version { format_version }, _) = unseal(&bytes).map_err(damage)?;
     if format_version > FORMAT_VERSION {
-        return Err(Damage::UnsupportedVersion {
-            file: file(),
-            found: format_version,
-            supported: FORMAT_VERSION,
-        });
+        return Err(Damage::UnsupportedVersion { file: file(), found: format_version, supported: FORMAT_VERSION });
     }
     let (metadata, _) = unseal::<Metadata>(&bytes).map_err(damage)?;
     match metadata.problem() {
-        Some(reason) => Err(Damage::Malformed {
-            file: file(),
-            reason,
-        }),
+        Some(reason) => Err(Damage::Malformed { file: file(), reason }),
         None => Ok(metadata),
     }
 }
@@ -165,10 +132,7 @@ fn unreadable(file: &str, error: &io::Error) -> Damage {
     let file = file.to_owned();
     match error.kind() {
         io::ErrorKind::NotFound => Damage::FileMissing { file },
-        _ => Damage::Unreadable {
-            file,
-            reason: error.to_string(),
-        },
+        _ => Damage::Unreadable { file, reason: error.to_string() },
     }
 }
 
@@ -202,16 +166,10 @@ fn verify_files(
                 file.open = file.open.take_if(|_| index < MAX_OPEN_FILES);
                 file
             });
-            outcomes
-                .lock()
-                .unwrap_or_else(|e| e.into_inner())
-                .push(((*name).clone(), outcome));
+            outcomes.lock().unwrap_or_else(|e| e.into_inner()).push(((*name).clone(), outcome));
         }
     };
-    let threads = std::thread::available_parallelism()
-        .map_or(1, usize::from)
-        .min(MAX_THREADS)
-        .min(queue.len());
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS).min(queue.len());
     std::thread::scope(|scope| {
         for _ in 1..threads {
             scope.spawn(work);
@@ -225,11 +183,7 @@ fn verify_files(
             Err(damage) => drop(damages.insert(name, damage)),
         }
     }
-    if damages.is_empty() {
-        Ok(files)
-    } else {
-        Err(damages.into_values().collect())
-    }
+    if damages.is_empty() { Ok(files) } else { Err(damages.into_values().collect()) }
 }
 
 fn verify_file(
@@ -241,11 +195,7 @@ fn verify_file(
     let path = folder.join(name);
     let failed = |e: io::Error| unreadable(name, &e);
     let (file, size) = open_regular(&path).map_err(failed)?;
-    let size_mismatch = |found| Damage::SizeMismatch {
-        file: name.to_owned(),
-        expected: record.size,
-        found,
-    };
+    let size_mismatch = |found| Damage::SizeMismatch { file: name.to_owned(), expected: record.size, found };
     if size != record.size {
         return Err(size_mismatch(size));
     }
@@ -257,19 +207,10 @@ fn verify_file(
         }
         if checksum != record.checksum {
             let (expected, found) = (record.checksum, checksum);
-            return Err(Damage::ChecksumMismatch {
-                file: name.to_owned(),
-                expected,
-                found,
-            });
+            return Err(Damage::ChecksumMismatch { file: name.to_owned(), expected, found });
         }
     }
-    Ok(VerifiedFile {
-        path,
-        id,
-        size,
-        open: Some(file),
-    })
+    Ok(VerifiedFile { path, id, size, open: Some(file) })
 }
 
 /// The header of a shard and where the data after it begins.
@@ -278,19 +219,12 @@ struct ShardHeader {
     data_start: u64,
 }
 
-fn read_headers(
-    files: &BTreeMap<String, VerifiedFile>,
-) -> Result<BTreeMap<&str, ShardHeader>, Vec<Damage>> {
-    let shards = files
-        .iter()
-        .filter(|(name, _)| name.ends_with(SHARD_EXTENSION));
+fn read_headers(files: &BTreeMap<String, VerifiedFile>) -> Result<BTreeMap<&str, ShardHeader>, Vec<Damage>> {
+    let shards = files.iter().filter(|(name, _)| name.ends_with(SHARD_EXTENSION));
     shards
         .map(|(name, file)| match read_header(file) {
             Ok(header) => Ok((name.as_str(), header)),
-            Err(reason) => Err(vec![Damage::Malformed {
-                file: name.clone(),
-                reason,
-            }]),
+            Err(reason) => Err(vec![Damage::Malformed { file: name.clone(), reason }]),
         })
         .collect()
 }
@@ -298,24 +232,16 @@ fn read_headers(
 fn read_header(file: &VerifiedFile) -> Result<ShardHeader, String> {
     let mut length = [0; 8];
     let too_short = || "it is no safetensors file: too short for its header".to_owned();
-    file.read_exact_at(&mut length, 0)
-        .map_err(|_| too_short())?;
+    file.read_exact_at(&mut length, 0).map_err(|_| too_short())?;
     let length = u64::from_le_bytes(length);
-    let data_start = length
-        .checked_add(8)
-        .filter(|&end| end <= file.size() && length <= MAX_HEADER_BYTES);
+    let data_start = length.checked_add(8).filter(|&end| end <= file.size() && length <= MAX_HEADER_BYTES);
     let data_start = data_start.ok_or_else(too_short)?;
     let mut json = vec![0; usize::try_from(length).map_err(|e| e.to_string())?];
-    file.read_exact_at(&mut json, 8)
-        .map_err(|e| e.to_string())?;
-    let header: Header =
-        serde_json::from_slice(&json).map_err(|e| format!("its safetensors header: {e}"))?;
+    file.read_exact_at(&mut json, 8).map_err(|e| e.to_string())?;
+    let header: Header = serde_json::from_slice(&json).map_err(|e| format!("its safetensors header: {e}"))?;
     let expected = data_start + header.data_len() as u64;
     if expected != file.size() {
-        return Err(format!(
-            "its safetensors header describes {expected} bytes, it has {}",
-            file.size()
-        ));
+        return Err(format!("its safetensors header describes {expected} bytes, it has {}", file.size()));
     }
     Ok(ShardHeader { header, data_start })
 }
@@ -329,30 +255,21 @@ fn locate_slices(
     for (name, record) in &metadata.tensors {
         let mut slices = Vec::with_capacity(record.slices.len());
         for slice in &record.slices {
-            let malformed = |reason| Damage::Malformed {
-                file: slice.file.clone(),
-                reason,
-            };
+            let malformed = |reason| Damage::Malformed { file: slice.file.clone(), reason };
             let shard = headers.get(slice.file.as_str()).ok_or_else(|| {
-                malformed(format!(
-                    "{METADATA_FILE} has tensor `{name}` in it, but it is no safetensors file"
-                ))
+                malformed(format!("{METADATA_FILE} has tensor `{name}` in it, but it is no safetensors file"))
             })?;
-            let info = shard.header.info(&slice.key).ok_or_else(|| {
-                malformed(format!(
-                    "it lacks `{}`, which {METADATA_FILE} has in it",
-                    slice.key
-                ))
-            })?;
+            let info = shard
+                .header
+                .info(&slice.key)
+                .ok_or_else(|| malformed(format!("it lacks `{}`, which {METADATA_FILE} has in it", slice.key)))?;
             if info.dtype != record.dtype.into() || info.shape != slice.extent {
                 return Err(malformed(format!(
                     "`{}` is {} {:?}, {METADATA_FILE} has it as {} {:?}",
                     slice.key, info.dtype, info.shape, record.dtype, slice.extent
                 )));
             }
-            slices.push(StoredSlice {
-                start: shard.data_start + info.data_offsets.0 as u64,
-            });
+            slices.push(StoredSlice { start: shard.data_start + info.data_offsets.0 as u64 });
         }
         located.insert(name.clone(), slices);
     }

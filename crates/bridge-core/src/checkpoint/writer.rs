@@ -13,8 +13,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use super::checksum::{Checksum, seal};
 use super::error::CheckpointError;
 use super::fsio::{
-    FileWriter, create_folder_durably, exists, parent_of, remove_all, rename_durably, swap,
-    sync_folder,
+    FileWriter, create_folder_durably, exists, parent_of, remove_all, rename_durably, swap, sync_folder,
 };
 use super::journal::{Journal, Pointer, read_pointer, write_journal, write_pointer};
 use super::layout::{
@@ -91,11 +90,7 @@ impl ProgressMeter {
     pub(super) fn add(&self, bytes: u64) {
         let bytes_done = self.done.fetch_add(bytes, Ordering::Relaxed) + bytes;
         if let Some(progress) = &self.progress {
-            progress(SaveProgress {
-                iteration: self.iteration,
-                bytes_done,
-                bytes_total: self.total,
-            });
+            progress(SaveProgress { iteration: self.iteration, bytes_done, bytes_total: self.total });
         }
     }
 }
@@ -201,21 +196,13 @@ impl CheckpointWriter {
         let seconds = staging.started.elapsed().as_secs_f64();
         let iteration = staging.iteration;
         // Clearing up takes the old checkpoint of this iteration, whichever way it was replaced.
-        let pruned = clear_up(&self.root)
-            .and_then(|()| prune(&self.root, &self.options.retention, Some(iteration)));
+        let pruned = clear_up(&self.root).and_then(|()| prune(&self.root, &self.options.retention, Some(iteration)));
         let (pruned, prune_error) = match pruned {
             Ok(pruned) => (pruned, None),
             Err(error) => (Vec::new(), Some(error)),
         };
         let path = self.root.join(iteration_folder_name(iteration));
-        Ok(SaveReport {
-            iteration,
-            path,
-            bytes,
-            seconds,
-            pruned,
-            prune_error,
-        })
+        Ok(SaveReport { iteration, path, bytes, seconds, pruned, prune_error })
     }
 
     /// Deletes what the retention policy does not keep, and returns the iterations deleted. Every save does it as well;
@@ -229,31 +216,18 @@ impl CheckpointWriter {
 
     /// Gives a complete folder its name and lets the pointer name it. Killed at any line, this leaves a state from which
     /// `resolve` finds the new checkpoint or the one before it without calling it damage.
-    fn make_latest(
-        &self,
-        staging: &Staging,
-        metadata_checksum: Checksum,
-    ) -> Result<(), CheckpointError> {
+    fn make_latest(&self, staging: &Staging, metadata_checksum: Checksum) -> Result<(), CheckpointError> {
         let iteration = staging.iteration;
         let previous = match read_pointer(&self.root)? {
             Pointer::Iteration(previous) => Some(previous),
             Pointer::Missing | Pointer::Garbage(_) => None,
         };
-        write_journal(
-            &self.root,
-            &Journal::Saving {
-                iteration,
-                metadata_checksum,
-                previous,
-            },
-        )?;
+        write_journal(&self.root, &Journal::Saving { iteration, metadata_checksum, previous })?;
         let target = self.root.join(iteration_folder_name(iteration));
         if exists(&target)? {
             match swap(&staging.folder, &target) {
                 Ok(()) => sync_folder(&self.root)?,
-                Err(e) if e.kind() == io::ErrorKind::Unsupported => {
-                    move_aside_and_publish(&self.root, staging)?
-                }
+                Err(e) if e.kind() == io::ErrorKind::Unsupported => move_aside_and_publish(&self.root, staging)?,
                 Err(e) => return Err(CheckpointError::io("replace", &target)(e)),
             }
         } else {
@@ -266,10 +240,7 @@ impl CheckpointWriter {
 
 /// Replaces a checkpoint where two names cannot be swapped in one step. Between the two renames readers find the old one
 /// under the name it was moved to.
-pub(super) fn move_aside_and_publish(
-    root: &Path,
-    staging: &Staging,
-) -> Result<(), CheckpointError> {
+pub(super) fn move_aside_and_publish(root: &Path, staging: &Staging) -> Result<(), CheckpointError> {
     let target = root.join(iteration_folder_name(staging.iteration));
     let displaced = root.join(displaced_name(staging.iteration));
     remove_all(&displaced)?;
@@ -282,11 +253,7 @@ fn clear_up(root: &Path) -> Result<(), CheckpointError> {
     let reading = || CheckpointError::io("read folder", root);
     for entry in fs::read_dir(root).map_err(reading())? {
         let path = entry.map_err(reading())?.path();
-        match path
-            .file_name()
-            .and_then(|name| name.to_str())
-            .map(parse_root_name)
-        {
+        match path.file_name().and_then(|name| name.to_str()).map(parse_root_name) {
             Some(RootName::Leftover) => remove_all(&path)?,
             Some(RootName::Displaced(iteration)) => {
                 let published = root.join(iteration_folder_name(iteration));
@@ -303,11 +270,7 @@ fn clear_up(root: &Path) -> Result<(), CheckpointError> {
 }
 
 /// Deletes a checkpoint. It loses its name first, so that a deletion cut short is not taken for a damaged checkpoint.
-pub(super) fn move_to_trash(
-    root: &Path,
-    folder: &Path,
-    iteration: u64,
-) -> Result<(), CheckpointError> {
+pub(super) fn move_to_trash(root: &Path, folder: &Path, iteration: u64) -> Result<(), CheckpointError> {
     let trash = root.join(trash_name(iteration));
     remove_all(&trash)?;
     rename_durably(folder, &trash)?;
@@ -325,26 +288,16 @@ pub struct Staging {
 
 impl Staging {
     fn new(folder: PathBuf, iteration: u64, options: SaveOptions) -> Self {
-        Self {
-            folder,
-            iteration,
-            options,
-            started: Instant::now(),
-        }
+        Self { folder, iteration, options, started: Instant::now() }
     }
 
     /// Takes part in a save that another rank has [begun](CheckpointWriter::begin) in the same root.
     ///
     /// # Errors
     /// When the temporary folder is not there: not begun, or the ranks do not share a file system.
-    pub fn join(
-        root: &Path,
-        iteration: u64,
-        options: SaveOptions,
-    ) -> Result<Self, CheckpointError> {
+    pub fn join(root: &Path, iteration: u64, options: SaveOptions) -> Result<Self, CheckpointError> {
         let folder = root.join(staging_name(iteration));
-        let metadata =
-            fs::metadata(&folder).map_err(CheckpointError::io("join the save in", &folder))?;
+        let metadata = fs::metadata(&folder).map_err(CheckpointError::io("join the save in", &folder))?;
         if !metadata.is_dir() {
             return Err(CheckpointError::NotAFolder { path: folder });
         }
@@ -355,27 +308,16 @@ impl Staging {
     ///
     /// # Errors
     /// When names cannot be stored, or the disk is full or refuses.
-    pub fn write_shards(
-        &self,
-        rank: usize,
-        groups: &[TensorGroup<'_>],
-    ) -> Result<Vec<WrittenShard>, CheckpointError> {
+    pub fn write_shards(&self, rank: usize, groups: &[TensorGroup<'_>]) -> Result<Vec<WrittenShard>, CheckpointError> {
         let tensors = groups.iter().flat_map(|group| &group.tensors);
         let meter = ProgressMeter {
             progress: self.options.progress.clone(),
             iteration: self.iteration,
             done: AtomicU64::new(0),
-            total: tensors
-                .map(|tensor| tensor.source.bytes().len() as u64)
-                .sum(),
+            total: tensors.map(|tensor| tensor.source.bytes().len() as u64).sum(),
         };
         let plans = plan_shards(groups, rank, self.options.max_shard_bytes)?;
-        write_shards(
-            &self.folder,
-            &plans,
-            self.options.storage_writers.get(),
-            &meter,
-        )
+        write_shards(&self.folder, &plans, self.options.storage_writers.get(), &meter)
     }
 
     /// Removes the folder after an error, which matters more than one of the removal: what is left goes at the next
@@ -385,33 +327,22 @@ impl Staging {
     }
 
     /// Writes all that is no shard and syncs the folder. Returns the checksum of the metadata and the bytes of all files.
-    fn complete(
-        &self,
-        run: &RunFiles,
-        shards: &[WrittenShard],
-    ) -> Result<(Checksum, u64), CheckpointError> {
+    fn complete(&self, run: &RunFiles, shards: &[WrittenShard]) -> Result<(Checksum, u64), CheckpointError> {
         if run.train_state.step != self.iteration {
-            let reason = format!(
-                "its step is {}, the save is of iteration {}",
-                run.train_state.step, self.iteration
-            );
+            let reason = format!("its step is {}, the save is of iteration {}", run.train_state.step, self.iteration);
             return Err(CheckpointError::invalid_snapshot(TRAIN_STATE_FILE, reason));
         }
         let mut files = self.write_run_files(run)?;
         let tensors = merge_shards(shards, &mut files)?;
         for shard in shards {
             let path = self.folder.join(&shard.file);
-            let found = fs::metadata(&path)
-                .map_err(CheckpointError::io("find the shard", &path))?
-                .len();
+            let found = fs::metadata(&path).map_err(CheckpointError::io("find the shard", &path))?.len();
             if found != shard.size {
                 let reason = format!("its rank wrote {} bytes, here it has {found}", shard.size);
                 return Err(CheckpointError::invalid_snapshot(&shard.file, reason));
             }
         }
-        let saved_at_unix_seconds = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .map_or(0, |time| time.as_secs());
+        let saved_at_unix_seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
         let metadata = Metadata {
             format_version: FORMAT_VERSION,
             producer: self.options.producer.clone(),
@@ -421,45 +352,26 @@ impl Staging {
             tensors,
         };
         let path = self.folder.join(METADATA_FILE);
-        let (bytes, checksum) =
-            seal(&metadata).map_err(|e| CheckpointError::io("write", &path)(e.into()))?;
+        let (bytes, checksum) = seal(&metadata).map_err(|e| CheckpointError::io("write", &path)(e.into()))?;
         let mut file = FileWriter::create(&path)?;
         file.write(&bytes)?;
         let (metadata_size, _) = file.finish()?;
         sync_folder(&self.folder)?;
-        Ok((
-            checksum,
-            metadata_size + metadata.files.values().map(|file| file.size).sum::<u64>(),
-        ))
+        Ok((checksum, metadata_size + metadata.files.values().map(|file| file.size).sum::<u64>()))
     }
 
-    fn write_run_files(
-        &self,
-        run: &RunFiles,
-    ) -> Result<BTreeMap<String, FileRecord>, CheckpointError> {
+    fn write_run_files(&self, run: &RunFiles) -> Result<BTreeMap<String, FileRecord>, CheckpointError> {
         let train_state = serde_json::to_vec_pretty(&run.train_state)
             .map_err(|e| CheckpointError::invalid_snapshot(TRAIN_STATE_FILE, e.to_string()))?;
-        let own = [
-            (RUN_CONFIG_FILE, run.run_config.as_bytes()),
-            (TRAIN_STATE_FILE, &train_state[..]),
-        ];
-        let given = run
-            .files
-            .iter()
-            .map(|(name, content)| (name.as_str(), &content[..]));
+        let own = [(RUN_CONFIG_FILE, run.run_config.as_bytes()), (TRAIN_STATE_FILE, &train_state[..])];
+        let given = run.files.iter().map(|(name, content)| (name.as_str(), &content[..]));
         let (mut files, mut folders) = (BTreeMap::new(), BTreeSet::new());
         for (name, content) in own.into_iter().chain(given) {
             if let Some(problem) = file_name_problem(name) {
-                return Err(CheckpointError::invalid_snapshot(
-                    name,
-                    format!("the file's name {problem}"),
-                ));
+                return Err(CheckpointError::invalid_snapshot(name, format!("the file's name {problem}")));
             }
             if name == METADATA_FILE || files.contains_key(name) {
-                return Err(CheckpointError::invalid_snapshot(
-                    name,
-                    "a file of this name belongs to every checkpoint",
-                ));
+                return Err(CheckpointError::invalid_snapshot(name, "a file of this name belongs to every checkpoint"));
             }
             let path = self.folder.join(name);
             create_folder_durably(parent_of(&path))?;

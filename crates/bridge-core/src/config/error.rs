@@ -103,11 +103,7 @@ impl ConfigError {
 
     /// Names the candidate closest to `name`, if one is close enough to be a likely typing error.
     #[must_use]
-    pub fn with_nearest<'a>(
-        mut self,
-        name: &str,
-        candidates: impl IntoIterator<Item = &'a str>,
-    ) -> Self {
+    pub fn with_nearest<'a>(mut self, name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Self {
         self.nearest = nearest_name(name, candidates).map(str::to_owned);
         self
     }
@@ -159,11 +155,7 @@ impl ConfigErrors {
     /// # Errors
     /// The collected problems themselves.
     pub fn into_result<T>(self, value: T) -> Result<T, Self> {
-        if self.errors.is_empty() {
-            Ok(value)
-        } else {
-            Err(self)
-        }
+        if self.errors.is_empty() { Ok(value) } else { Err(self) }
     }
 
     /// The problems, in the order of discovery.
@@ -194,9 +186,7 @@ impl ConfigErrors {
 
 impl From<ConfigError> for ConfigErrors {
     fn from(error: ConfigError) -> Self {
-        Self {
-            errors: vec![error],
-        }
+        Self { errors: vec![error] }
     }
 }
 
@@ -208,9 +198,7 @@ impl Extend<ConfigError> for ConfigErrors {
 
 impl FromIterator<ConfigError> for ConfigErrors {
     fn from_iter<I: IntoIterator<Item = ConfigError>>(errors: I) -> Self {
-        Self {
-            errors: errors.into_iter().collect(),
-        }
+        Self { errors: errors.into_iter().collect() }
     }
 }
 
@@ -245,10 +233,7 @@ impl fmt::Display for ConfigErrors {
 impl std::error::Error for ConfigErrors {}
 
 /// The candidate most like `name`, unless none is similar enough to be what was meant.
-pub(crate) fn nearest_name<'a>(
-    name: &str,
-    candidates: impl IntoIterator<Item = &'a str>,
-) -> Option<&'a str> {
+pub(crate) fn nearest_name<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     // A name of several kilobytes is no typing error, and comparing it would be quadratic work.
     if name.len() > 100 {
         return None;

@@ -76,9 +76,7 @@ impl TypeSpec {
             (Self::Array(item, length), Data::List(items)) => {
                 items.len() == *length && items.iter().all(|node| item.accepts(node))
             }
-            (Self::Map(value), Data::Table(entries)) => {
-                entries.iter().all(|entry| value.accepts(&entry.node))
-            }
+            (Self::Map(value), Data::Table(entries)) => entries.iter().all(|entry| value.accepts(&entry.node)),
             (Self::OneOf(options), _) => options.iter().any(|option| option.accepts(node)),
             (Self::Nullable(inner), _) => is_null_word(node) || inner.accepts(node),
             (Self::Section(fields), Data::Table(entries)) => {
@@ -187,11 +185,7 @@ impl Field for PathBuf {
 
 impl<T: Field> Field for Option<T> {
     fn read(node: &Node, reader: &mut Reader<'_>) -> Option<Self> {
-        if is_null_word(node) {
-            Some(None)
-        } else {
-            T::read(node, reader).map(Some)
-        }
+        if is_null_word(node) { Some(None) } else { T::read(node, reader).map(Some) }
     }
     fn write(&self) -> Node {
         self.as_ref().map_or_else(Node::null, T::write)
@@ -257,9 +251,7 @@ impl<T: Field> Field for BTreeMap<String, T> {
         read.into_iter().collect()
     }
     fn write(&self) -> Node {
-        let entries = self
-            .iter()
-            .map(|(key, value)| Entry::new(key, value.write()));
+        let entries = self.iter().map(|(key, value)| Entry::new(key, value.write()));
         Data::Table(entries.collect()).into()
     }
     fn spec() -> TypeSpec {
@@ -331,9 +323,7 @@ impl ByteSize {
     /// Reads `number [unit]`; decimal units are powers of 1000, binary ones (`KiB`) of 1024.
     pub fn parse(text: &str) -> Option<Self> {
         let text = text.trim();
-        let unit_at = text
-            .find(|c: char| c.is_ascii_alphabetic())
-            .unwrap_or(text.len());
+        let unit_at = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
         let (number, unit) = text.split_at(unit_at);
         let factor: u64 = match unit.to_ascii_lowercase().as_str() {
             "" | "b" => 1,

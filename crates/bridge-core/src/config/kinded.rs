@@ -28,7 +28,8 @@ pub trait KindedConfig: Section {
 
 impl KindedConfig for TransformerConfig {
     const DEFAULT_KIND: &'static str = "gpt";
-    const KIND_DOC: &'static str = "The model family: gpt, or a name that code registered. Plays the part of upstream's _target_.";
+    const KIND_DOC: &'static str =
+        "The model family: gpt, or a name that code registered. Plays the part of upstream's _target_.";
     fn registry(kinds: &Kinds) -> &KindRegistry {
         &kinds.model
     }
@@ -36,7 +37,8 @@ impl KindedConfig for TransformerConfig {
 
 impl KindedConfig for GptDatasetConfig {
     const DEFAULT_KIND: &'static str = "gpt";
-    const KIND_DOC: &'static str = "The dataset family: gpt, fim, mock, or a name that code registered. Plays the part of upstream's _target_.";
+    const KIND_DOC: &'static str =
+        "The dataset family: gpt, fim, mock, or a name that code registered. Plays the part of upstream's _target_.";
     fn registry(kinds: &Kinds) -> &KindRegistry {
         &kinds.dataset
     }
@@ -56,11 +58,7 @@ pub struct Kinded<C> {
 
 impl<C: KindedConfig> Default for Kinded<C> {
     fn default() -> Self {
-        Self {
-            kind: C::DEFAULT_KIND.to_owned(),
-            config: C::default(),
-            extra: toml::Table::new(),
-        }
+        Self { kind: C::DEFAULT_KIND.to_owned(), config: C::default(), extra: toml::Table::new() }
     }
 }
 
@@ -97,8 +95,7 @@ impl<C: KindedConfig> Kinded<C> {
 
     fn assign_extra(&mut self, name: &str, node: &Node, reader: &mut Reader<'_>) -> bool {
         let kind = C::registry(reader.kinds).get(&self.kind);
-        let Some(field) = kind.and_then(|kind| kind.extra.iter().find(|field| field.name == name))
-        else {
+        let Some(field) = kind.and_then(|kind| kind.extra.iter().find(|field| field.name == name)) else {
             return false;
         };
         if node.is_null() {
@@ -153,9 +150,7 @@ impl<C: KindedConfig> Section for Kinded<C> {
         if name == "kind" {
             return Some(Node::string(&self.kind));
         }
-        self.config
-            .value(name)
-            .or_else(|| self.extra.get(name).map(Node::from_toml_value))
+        self.config.value(name).or_else(|| self.extra.get(name).map(Node::from_toml_value))
     }
 
     fn to_node(&self) -> Node {

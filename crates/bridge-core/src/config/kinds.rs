@@ -35,30 +35,16 @@ pub struct KindRegistry {
 
 impl KindRegistry {
     /// Adds a kind, or replaces the one of the same name.
-    pub fn register(
-        &mut self,
-        name: impl Into<String>,
-        extra: impl IntoIterator<Item = ExtraField>,
-    ) -> &mut Self {
+    pub fn register(&mut self, name: impl Into<String>, extra: impl IntoIterator<Item = ExtraField>) -> &mut Self {
         let extra = extra.into_iter().collect();
-        let kind = Kind {
-            extra,
-            not_implemented: None,
-        };
+        let kind = Kind { extra, not_implemented: None };
         self.kinds.insert(name.into(), kind);
         self
     }
 
     /// Adds a name that is understood but cannot be used yet, with the reason.
-    pub fn register_not_implemented(
-        &mut self,
-        name: impl Into<String>,
-        reason: impl Into<String>,
-    ) -> &mut Self {
-        let kind = Kind {
-            extra: Vec::new(),
-            not_implemented: Some(reason.into()),
-        };
+    pub fn register_not_implemented(&mut self, name: impl Into<String>, reason: impl Into<String>) -> &mut Self {
+        let kind = Kind { extra: Vec::new(), not_implemented: Some(reason.into()) };
         self.kinds.insert(name.into(), kind);
         self
     }
@@ -92,10 +78,7 @@ impl Kinds {
             model.register_not_implemented(name, "only model.kind = \"gpt\" is built in");
         }
         let mut dataset = KindRegistry::default();
-        dataset
-            .register("gpt", [])
-            .register("fim", [])
-            .register("mock", []);
+        dataset.register("gpt", []).register("fim", []).register("mock", []);
         for name in ["finetuning", "sft"] {
             dataset.register_not_implemented(name, "fine-tuning datasets are not built in");
         }

@@ -24,31 +24,19 @@ pub enum Bound {
 
 impl Limits {
     /// No range beyond what the type and TOML can hold.
-    pub const NONE: Self = Self {
-        min: None,
-        max: None,
-    };
+    pub const NONE: Self = Self { min: None, max: None };
     /// 1 or more.
     pub const POSITIVE: Self = Self::at_least(1.0);
     /// 0 or more.
     pub const NON_NEGATIVE: Self = Self::at_least(0.0);
     /// More than 0.
-    pub const ABOVE_ZERO: Self = Self {
-        min: Some(Bound::Exclusive(0.0)),
-        max: None,
-    };
+    pub const ABOVE_ZERO: Self = Self { min: Some(Bound::Exclusive(0.0)), max: None };
     /// 0 to 1, both included.
     pub const FRACTION: Self = Self::between(0.0, 1.0);
     /// 0 to 1, 1 left out: dropout rates and moment decays.
-    pub const BELOW_ONE: Self = Self {
-        min: Some(Bound::Inclusive(0.0)),
-        max: Some(Bound::Exclusive(1.0)),
-    };
+    pub const BELOW_ONE: Self = Self { min: Some(Bound::Inclusive(0.0)), max: Some(Bound::Exclusive(1.0)) };
     /// More than 0, at most 1.
-    pub const SHARE: Self = Self {
-        min: Some(Bound::Exclusive(0.0)),
-        max: Some(Bound::Inclusive(1.0)),
-    };
+    pub const SHARE: Self = Self { min: Some(Bound::Exclusive(0.0)), max: Some(Bound::Inclusive(1.0)) };
     /// The size of one tensor dimension: 1 to 2^31 - 1.
     pub const SIZE: Self = Self::between(1.0, 2_147_483_647.0);
     /// A size whose default 0 means "not given", which a rule of its own reports.
@@ -58,26 +46,17 @@ impl Limits {
 
     /// `min` or more.
     pub const fn at_least(min: f64) -> Self {
-        Self {
-            min: Some(Bound::Inclusive(min)),
-            max: None,
-        }
+        Self { min: Some(Bound::Inclusive(min)), max: None }
     }
 
     /// `min` to `max`, both included.
     pub const fn between(min: f64, max: f64) -> Self {
-        Self {
-            min: Some(Bound::Inclusive(min)),
-            max: Some(Bound::Inclusive(max)),
-        }
+        Self { min: Some(Bound::Inclusive(min)), max: Some(Bound::Inclusive(max)) }
     }
 
     /// More than 0 and at most `max`.
     pub const fn above_zero_to(max: f64) -> Self {
-        Self {
-            min: Some(Bound::Exclusive(0.0)),
-            max: Some(Bound::Inclusive(max)),
-        }
+        Self { min: Some(Bound::Exclusive(0.0)), max: Some(Bound::Inclusive(max)) }
     }
 
     /// Whether a number lies inside.
@@ -101,9 +80,7 @@ impl Limits {
     /// 64 bits of TOML.
     pub fn violation<'n>(&self, node: &'n Node) -> Option<(&'n Node, String)> {
         match &node.data {
-            Data::Int(value) if i64::try_from(*value).is_err() => {
-                Some((node, "an integer that fits 64 bits".into()))
-            }
+            Data::Int(value) if i64::try_from(*value).is_err() => Some((node, "an integer that fits 64 bits".into())),
             Data::Int(value) => (!self.contains(*value as f64)).then(|| (node, self.to_string())),
             Data::Float(value) if !value.is_finite() => Some((node, "a finite number".into())),
             Data::Float(value) if value.abs() > f64::from(f32::MAX) => {

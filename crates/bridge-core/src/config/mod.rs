@@ -44,9 +44,8 @@ pub use node::{Data, Entry, Location, Node};
 pub use ops::{Detail, Difference, diff, diff_from_defaults, json_schema};
 pub use raw::{RawConfig, load, load_text};
 pub use run_config::{
-    FinalDataset, FinalLogger, FinalModel, FinalOptimizer, FinalScheduler, FinalTraining,
-    FinalTransformer, FinalValidation, ParallelSizes, Resolved, RunConfig, SampleCounts,
-    SchedulerSteps, World,
+    FinalDataset, FinalLogger, FinalModel, FinalOptimizer, FinalScheduler, FinalTraining, FinalTransformer,
+    FinalValidation, ParallelSizes, Resolved, RunConfig, SampleCounts, SchedulerSteps, World,
 };
 pub use section::{FieldSpec, Origins, Reader, Section};
 pub use sections::*;

@@ -93,21 +93,14 @@ impl PartialEq for Node {
 
 impl From<Data> for Node {
     fn from(data: Data) -> Self {
-        Self {
-            data,
-            location: None,
-        }
+        Self { data, location: None }
     }
 }
 
 impl Entry {
     /// An entry made by code.
     pub fn new(key: impl Into<String>, node: Node) -> Self {
-        Self {
-            key: key.into(),
-            key_location: None,
-            node,
-        }
+        Self { key: key.into(), key_location: None, node }
     }
 }
 
@@ -196,14 +189,9 @@ impl Node {
             },
             Data::Float(value) => toml::Value::Float(*value),
             Data::String(text) => toml::Value::String(text.clone()),
-            Data::List(items) => {
-                toml::Value::Array(items.iter().map(Node::to_toml_value).collect())
-            }
+            Data::List(items) => toml::Value::Array(items.iter().map(Node::to_toml_value).collect()),
             Data::Table(entries) => toml::Value::Table(
-                entries
-                    .iter()
-                    .map(|entry| (entry.key.clone(), entry.node.to_toml_value()))
-                    .collect(),
+                entries.iter().map(|entry| (entry.key.clone(), entry.node.to_toml_value())).collect(),
             ),
         }
     }
@@ -216,15 +204,10 @@ impl Node {
             toml::Value::Float(value) => Data::Float(*value),
             toml::Value::String(text) => Data::String(text.clone()),
             toml::Value::Datetime(date) => Data::String(date.to_string()),
-            toml::Value::Array(items) => {
-                Data::List(items.iter().map(Self::from_toml_value).collect())
+            toml::Value::Array(items) => Data::List(items.iter().map(Self::from_toml_value).collect()),
+            toml::Value::Table(table) => {
+                Data::Table(table.iter().map(|(key, value)| Entry::new(key, Self::from_toml_value(value))).collect())
             }
-            toml::Value::Table(table) => Data::Table(
-                table
-                    .iter()
-                    .map(|(key, value)| Entry::new(key, Self::from_toml_value(value)))
-                    .collect(),
-            ),
         }
         .into()
     }
@@ -243,15 +226,8 @@ pub(crate) fn float_text(value: f64) -> String {
 
 /// A key as TOML writes it, quoted only when it must be.
 pub(crate) fn key_text(key: &str) -> String {
-    let bare = !key.is_empty()
-        && key
-            .chars()
-            .all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-');
-    if bare {
-        key.to_owned()
-    } else {
-        toml::Value::String(key.to_owned()).to_string()
-    }
+    let bare = !key.is_empty() && key.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-');
+    if bare { key.to_owned() } else { toml::Value::String(key.to_owned()).to_string() }
 }
 
 impl Serialize for Node {

@@ -13,11 +13,7 @@ pub(super) fn apply(root: &mut Node, arguments: &[String]) -> Vec<ConfigError> {
 }
 
 fn apply_one(root: &mut Node, argument: &str) -> Result<(), Box<ConfigError>> {
-    let location = Location {
-        source: format!("command line: {argument}").into(),
-        line: None,
-        column: None,
-    };
+    let location = Location { source: format!("command line: {argument}").into(), line: None, column: None };
     let syntax = |key: &str, message: String| {
         let error = ConfigError::new(ErrorKind::Syntax, key, message)
             .with_expected("key=value, such as train.global_batch_size=512")
@@ -35,14 +31,10 @@ fn apply_one(root: &mut Node, argument: &str) -> Result<(), Box<ConfigError>> {
     let mut value = parse_value(text.trim()).map_err(|message| syntax(key, message))?;
     locate(&mut value, &location);
     insert(root, &path, value, &location).map_err(|found| {
-        let error = ConfigError::new(
-            ErrorKind::WrongType,
-            key,
-            "goes below a value that is no table",
-        )
-        .with_found(found)
-        .with_expected("a table")
-        .with_location(Some(location.clone()));
+        let error = ConfigError::new(ErrorKind::WrongType, key, "goes below a value that is no table")
+            .with_found(found)
+            .with_expected("a table")
+            .with_location(Some(location.clone()));
         Box::new(error)
     })
 }
@@ -93,10 +85,7 @@ fn insert(root: &mut Node, path: &[&str], value: Node, location: &Location) -> R
         entries.push(Entry {
             key: (*key).to_owned(),
             key_location: Some(location.clone()),
-            node: Node {
-                data: Data::Unset,
-                location: Some(location.clone()),
-            },
+            node: Node { data: Data::Unset, location: Some(location.clone()) },
         });
         entries.len() - 1
     });

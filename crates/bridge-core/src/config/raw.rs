@@ -52,31 +52,21 @@ impl DerefMut for RawConfig {
 
 impl From<RecipeConfig> for RawConfig {
     fn from(recipe: RecipeConfig) -> Self {
-        Self {
-            recipe,
-            ..Self::default()
-        }
+        Self { recipe, ..Self::default() }
     }
 }
 
 impl RawConfig {
     /// All defaults, with the given kinds of model and dataset to choose from.
     pub fn with_kinds(kinds: Kinds) -> Self {
-        Self {
-            kinds,
-            ..Self::default()
-        }
+        Self { kinds, ..Self::default() }
     }
 
     /// Reads a recipe file and lays `key=value` overrides over it.
     ///
     /// # Errors
     /// Every problem of syntax, names and types, of the file and of the overrides.
-    pub fn from_file(
-        path: &Path,
-        overrides: &[String],
-        kinds: &Kinds,
-    ) -> Result<Self, ConfigErrors> {
+    pub fn from_file(path: &Path, overrides: &[String], kinds: &Kinds) -> Result<Self, ConfigErrors> {
         let (raw, errors) = Self::read_file(path, overrides, kinds);
         errors.into_result(raw)
     }
@@ -85,36 +75,21 @@ impl RawConfig {
     ///
     /// # Errors
     /// Every problem of syntax, names and types, of the text and of the overrides.
-    pub fn from_text(
-        text: &str,
-        format: Format,
-        overrides: &[String],
-        kinds: &Kinds,
-    ) -> Result<Self, ConfigErrors> {
+    pub fn from_text(text: &str, format: Format, overrides: &[String], kinds: &Kinds) -> Result<Self, ConfigErrors> {
         let (raw, errors) = Self::read(source::parse(text, format, "recipe"), overrides, kinds);
         errors.into_result(raw)
     }
 
     /// Reads as much as can be read; `name` falls back to the file's.
-    pub(super) fn read_file(
-        path: &Path,
-        overrides: &[String],
-        kinds: &Kinds,
-    ) -> (Self, ConfigErrors) {
+    pub(super) fn read_file(path: &Path, overrides: &[String], kinds: &Kinds) -> (Self, ConfigErrors) {
         let (mut raw, errors) = Self::read(source::parse_file(path), overrides, kinds);
         if raw.name.is_none() {
-            raw.name = path
-                .file_stem()
-                .map(|stem| stem.to_string_lossy().into_owned());
+            raw.name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
         }
         (raw, errors)
     }
 
-    fn read(
-        parsed: Result<Node, ConfigErrors>,
-        overrides: &[String],
-        kinds: &Kinds,
-    ) -> (Self, ConfigErrors) {
+    fn read(parsed: Result<Node, ConfigErrors>, overrides: &[String], kinds: &Kinds) -> (Self, ConfigErrors) {
         let (mut root, mut errors) = match parsed {
             Ok(root) => (root, ConfigErrors::default()),
             Err(errors) => (Node::null(), errors),
@@ -155,9 +130,7 @@ impl RawConfig {
         let present = RecipeConfig::with_every_section().to_node();
         let default = absent.get_path(key).or_else(|| present.get_path(key));
         let recipe = self.recipe.to_node();
-        recipe
-            .get_path(key)
-            .is_some_and(|value| Some(value) != default)
+        recipe.get_path(key).is_some_and(|value| Some(value) != default)
     }
 
     /// Where a setting, or the closest table around it, was given.
@@ -201,12 +174,7 @@ impl<'de> Deserialize<'de> for RawConfig {
 ///
 /// # Errors
 /// Every problem of syntax, names and types, and every violated rule that they do not hide.
-pub fn load(
-    path: &Path,
-    overrides: &[String],
-    kinds: &Kinds,
-    world: &World,
-) -> Result<RunConfig, ConfigErrors> {
+pub fn load(path: &Path, overrides: &[String], kinds: &Kinds, world: &World) -> Result<RunConfig, ConfigErrors> {
     let (raw, errors) = RawConfig::read_file(path, overrides, kinds);
     finish(&raw, errors, world)
 }
@@ -225,14 +193,9 @@ pub fn load_text(
     finish(&raw, errors, world)
 }
 
-fn finish(
-    raw: &RawConfig,
-    mut errors: ConfigErrors,
-    world: &World,
-) -> Result<RunConfig, ConfigErrors> {
-    let is_unread = |error: &ConfigError| {
-        matches!(error.kind, ErrorKind::Syntax | ErrorKind::Unreadable) && error.key.is_empty()
-    };
+fn finish(raw: &RawConfig, mut errors: ConfigErrors, world: &World) -> Result<RunConfig, ConfigErrors> {
+    let is_unread =
+        |error: &ConfigError| matches!(error.kind, ErrorKind::Syntax | ErrorKind::Unreadable) && error.key.is_empty();
     if errors.iter().any(is_unread) {
         return Err(errors);
     }
@@ -251,10 +214,7 @@ fn finish(
             let is_hidden = errors.iter().any(|earlier| {
                 error.key.starts_with(&earlier.key)
                     || earlier.key.starts_with(&error.key)
-                    || earlier
-                        .nearest
-                        .as_ref()
-                        .is_some_and(|nearest| error.key.ends_with(nearest))
+                    || earlier.nearest.as_ref().is_some_and(|nearest| error.key.ends_with(nearest))
             });
             about_one && !is_hidden
         })

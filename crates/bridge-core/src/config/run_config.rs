@@ -6,10 +6,9 @@ use std::path::PathBuf;
 
 use super::error::{ConfigError, ConfigErrors, ErrorKind};
 use super::sections::{
-    Blend, CheckpointConfig, DistributedDataParallelConfig, DistributedInitConfig, GenerateConfig,
-    GptDatasetConfig, LoggerConfig, OptimizerConfig, ProfilingConfig, RecipeConfig,
-    RerunStateMachineConfig, RngConfig, SchedulerConfig, TokenizerConfig, TrainingConfig,
-    TransformerConfig, ValidationConfig,
+    Blend, CheckpointConfig, DistributedDataParallelConfig, DistributedInitConfig, GenerateConfig, GptDatasetConfig,
+    LoggerConfig, OptimizerConfig, ProfilingConfig, RecipeConfig, RerunStateMachineConfig, RngConfig, SchedulerConfig,
+    TokenizerConfig, TrainingConfig, TransformerConfig, ValidationConfig,
 };
 
 /// What a run is spread over.
@@ -263,11 +262,7 @@ impl Deref for RunConfig {
 
 impl RunConfig {
     pub(super) fn new(resolved: Resolved, recipe: RecipeConfig, warnings: Vec<String>) -> Self {
-        Self {
-            resolved,
-            recipe,
-            warnings,
-        }
+        Self { resolved, recipe, warnings }
     }
 
     /// The resolved settings as a recipe: reading and finalizing it gives an equal `RunConfig`.
@@ -292,16 +287,12 @@ impl RunConfig {
     /// One entry per missing file.
     pub fn check_paths(&self) -> Result<(), ConfigErrors> {
         let paths = [
-            (
-                "checkpoint.pretrained_checkpoint",
-                &self.checkpoint.pretrained_checkpoint,
-            ),
+            ("checkpoint.pretrained_checkpoint", &self.checkpoint.pretrained_checkpoint),
             ("tokenizer.tokenizer_model", &self.tokenizer.tokenizer_model),
         ];
         let missing = paths.into_iter().filter_map(|(key, path)| {
             let path = path.as_ref().filter(|path| !path.exists())?;
-            let error =
-                ConfigError::new(ErrorKind::Missing, key, "there is no such file or folder");
+            let error = ConfigError::new(ErrorKind::Missing, key, "there is no such file or folder");
             Some(error.with_found(path.display().to_string()))
         });
         missing.collect::<ConfigErrors>().into_result(())
@@ -333,12 +324,10 @@ impl FinalTransformer {
             None => Ok(tokenizer_vocab_size.next_multiple_of(unit)),
             Some(size) if size < tokenizer_vocab_size => {
                 let message = "smaller than the tokenizer's vocabulary";
-                Err(
-                    ConfigError::new(ErrorKind::Conflict, "model.vocab_size", message)
-                        .with_found(size.to_string())
-                        .with_expected(format!("at least {tokenizer_vocab_size}"))
-                        .into(),
-                )
+                Err(ConfigError::new(ErrorKind::Conflict, "model.vocab_size", message)
+                    .with_found(size.to_string())
+                    .with_expected(format!("at least {tokenizer_vocab_size}"))
+                    .into())
             }
             Some(size) if self.should_pad_vocab => Ok(size.next_multiple_of(unit)),
             Some(size) => Ok(size),

@@ -67,11 +67,7 @@ pub trait Section: Default + Clone + PartialEq {
 }
 
 /// The loop of [`Section::assign_all`].
-pub(crate) fn assign_entries<S: Section>(
-    section: &mut S,
-    entries: &[Entry],
-    reader: &mut Reader<'_>,
-) {
+pub(crate) fn assign_entries<S: Section>(section: &mut S, entries: &[Entry], reader: &mut Reader<'_>) {
     let mut seen = BTreeSet::new();
     for entry in entries {
         let name = S::canonical(&entry.key);
@@ -79,9 +75,7 @@ pub(crate) fn assign_entries<S: Section>(
             reader.repeated(entry);
             continue;
         }
-        let is_known = reader.field(entry, name, |reader| {
-            section.assign(name, &entry.node, reader)
-        });
+        let is_known = reader.field(entry, name, |reader| section.assign(name, &entry.node, reader));
         if !is_known {
             let names = section.known_names(reader.kinds);
             reader.unknown(entry, names.iter().map(String::as_str));
@@ -102,12 +96,7 @@ pub struct Reader<'k> {
 impl<'k> Reader<'k> {
     /// A reader at the root.
     pub fn new(kinds: &'k Kinds) -> Self {
-        Self {
-            kinds,
-            path: Vec::new(),
-            errors: ConfigErrors::default(),
-            origins: Origins::new(),
-        }
+        Self { kinds, path: Vec::new(), errors: ConfigErrors::default(), origins: Origins::new() }
     }
 
     /// What was collected.
@@ -124,12 +113,7 @@ impl<'k> Reader<'k> {
     }
 
     /// Runs `read` for one entry of a section and notes where the setting was given.
-    pub(crate) fn field(
-        &mut self,
-        entry: &Entry,
-        name: &str,
-        read: impl FnOnce(&mut Self) -> bool,
-    ) -> bool {
+    pub(crate) fn field(&mut self, entry: &Entry, name: &str, read: impl FnOnce(&mut Self) -> bool) -> bool {
         self.inside(name, |reader| {
             let known = read(reader);
             let is_given = !matches!(entry.node.data, Data::Unset);
@@ -146,9 +130,7 @@ impl<'k> Reader<'k> {
         if matches!(node.data, Data::Unset) {
             return None;
         }
-        let mut error = self
-            .error(ErrorKind::WrongType, "wrong type", node)
-            .with_expected(expected.to_string());
+        let mut error = self.error(ErrorKind::WrongType, "wrong type", node).with_expected(expected.to_string());
         if let (Data::String(text), TypeSpec::Choice(names)) = (&node.data, expected) {
             error.message = "unknown name".into();
             error = error.with_nearest(text, names.iter().copied());
@@ -159,9 +141,7 @@ impl<'k> Reader<'k> {
 
     /// Reports a number that the type cannot hold.
     pub(crate) fn out_of_range<T>(&mut self, node: &Node, expected: &str) -> Option<T> {
-        let error = self
-            .error(ErrorKind::OutOfRange, "out of range", node)
-            .with_expected(expected);
+        let error = self.error(ErrorKind::OutOfRange, "out of range", node).with_expected(expected);
         self.errors.push(error);
         None
     }
@@ -178,9 +158,8 @@ impl<'k> Reader<'k> {
     }
 
     fn repeated(&mut self, entry: &Entry) {
-        let error = self.inside(&entry.key, |reader| {
-            reader.error(ErrorKind::Conflict, "given more than once", &entry.node)
-        });
+        let error =
+            self.inside(&entry.key, |reader| reader.error(ErrorKind::Conflict, "given more than once", &entry.node));
         self.errors.push(error);
     }
 
@@ -191,9 +170,7 @@ impl<'k> Reader<'k> {
 
     /// A problem of the current path, not yet added.
     pub(crate) fn error(&self, kind: ErrorKind, message: &str, node: &Node) -> ConfigError {
-        ConfigError::new(kind, self.path.join("."), message)
-            .with_found_node(node)
-            .with_location(node.location.clone())
+        ConfigError::new(kind, self.path.join("."), message).with_found_node(node).with_location(node.location.clone())
     }
 }
 
@@ -299,9 +276,7 @@ macro_rules! section_field {
                 $crate::config::section::Section::to_node(self)
             }
             fn spec() -> $crate::config::field::TypeSpec {
-                $crate::config::field::TypeSpec::Section(
-                    <Self as $crate::config::section::Section>::fields,
-                )
+                $crate::config::field::TypeSpec::Section(<Self as $crate::config::section::Section>::fields)
             }
         }
 

@@ -209,11 +209,7 @@ const TRAINING: &[Group] = &[
         fields: &["test_mode", "multiple_validation_sets"],
         reason: "this way of evaluating",
     },
-    Group {
-        section: "scheduler",
-        fields: &["no_weight_decay_cond_type"],
-        reason: "conditional weight decay",
-    },
+    Group { section: "scheduler", fields: &["no_weight_decay_cond_type"], reason: "conditional weight decay" },
     Group {
         section: "optimizer",
         fields: &[
@@ -338,11 +334,7 @@ const RUNTIME: &[Group] = &[
     },
     Group {
         section: "logger",
-        fields: &[
-            "filter_warnings",
-            "modules_to_filter",
-            "set_level_for_all_loggers",
-        ],
+        fields: &["filter_warnings", "modules_to_filter", "set_level_for_all_loggers"],
         reason: "Python's loggers and warnings have no counterpart here",
     },
     Group {
@@ -390,18 +382,10 @@ const RUNTIME: &[Group] = &[
     },
     Group {
         section: "rng",
-        fields: &[
-            "te_rng_tracker",
-            "inference_rng_tracker",
-            "data_parallel_random_init",
-        ],
+        fields: &["te_rng_tracker", "inference_rng_tracker", "data_parallel_random_init"],
         reason: "random streams of several ranks or kernels",
     },
-    Group {
-        section: "rerun_state_machine",
-        fields: &["rerun_mode"],
-        reason: "statistics of determinism",
-    },
+    Group { section: "rerun_state_machine", fields: &["rerun_mode"], reason: "statistics of determinism" },
     Group {
         section: "ddp",
         fields: &[
@@ -457,51 +441,19 @@ const RUNTIME: &[Group] = &[
         ],
         reason: "8-bit and 4-bit formats, and autocast",
     },
-    Group {
-        section: "",
-        fields: &["peft"],
-        reason: "adapters",
-    },
-    Group {
-        section: "dist",
-        fields: &["*"],
-        reason: "several ranks; this release trains on one",
-    },
+    Group { section: "", fields: &["peft"], reason: "adapters" },
+    Group { section: "dist", fields: &["*"], reason: "several ranks; this release trains on one" },
     Group {
         section: "comm_overlap",
         fields: &["*"],
         reason: "overlap of communication; this release trains on one rank",
     },
-    Group {
-        section: "profiling",
-        fields: &["*"],
-        reason: "profiling",
-    },
-    Group {
-        section: "ft",
-        fields: &["*"],
-        reason: "section timeouts",
-    },
-    Group {
-        section: "straggler",
-        fields: &["*"],
-        reason: "straggler detection",
-    },
-    Group {
-        section: "nvrx_straggler",
-        fields: &["*"],
-        reason: "straggler detection",
-    },
-    Group {
-        section: "inprocess_restart",
-        fields: &["*"],
-        reason: "in-process restart",
-    },
-    Group {
-        section: "tensor_inspect",
-        fields: &["*"],
-        reason: "tensor statistics",
-    },
+    Group { section: "profiling", fields: &["*"], reason: "profiling" },
+    Group { section: "ft", fields: &["*"], reason: "section timeouts" },
+    Group { section: "straggler", fields: &["*"], reason: "straggler detection" },
+    Group { section: "nvrx_straggler", fields: &["*"], reason: "straggler detection" },
+    Group { section: "inprocess_restart", fields: &["*"], reason: "in-process restart" },
+    Group { section: "tensor_inspect", fields: &["*"], reason: "tensor statistics" },
 ];
 
 /// Every setting that is not implemented, with the reason, wildcards expanded.
@@ -529,11 +481,7 @@ pub(super) fn table() -> Vec<(String, &'static str)> {
 /// All defaults. Absent sections are there to be compared, except adapters, which are not
 /// implemented in any form.
 fn defaults() -> Node {
-    RecipeConfig {
-        peft: None,
-        ..RecipeConfig::with_every_section()
-    }
-    .to_node()
+    RecipeConfig { peft: None, ..RecipeConfig::with_every_section() }.to_node()
 }
 
 /// Reports every setting under `prefix` that asks for something this release does not implement.
@@ -556,7 +504,5 @@ pub(super) fn check(draft: &mut Draft<'_>, prefix: &str) {
 
 fn is_inactive(key: &str, value: &Node) -> bool {
     let text = value.to_inline();
-    ALSO_INACTIVE
-        .iter()
-        .any(|(name, values)| *name == key && values.contains(&text.as_str()))
+    ALSO_INACTIVE.iter().any(|(name, values)| *name == key && values.contains(&text.as_str()))
 }

@@ -22,10 +22,7 @@ impl TempFile {
     /// Creates the temporary file in the target's folder, making the folder if need be.
     pub(crate) fn beside(target: &Path) -> Result<Self, DataError> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        if let Some(folder) = target
-            .parent()
-            .filter(|folder| !folder.as_os_str().is_empty())
-        {
+        if let Some(folder) = target.parent().filter(|folder| !folder.as_os_str().is_empty()) {
             std::fs::create_dir_all(folder).map_err(DataError::io("create the folder", folder))?;
         }
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -36,18 +33,13 @@ impl TempFile {
             .truncate(true)
             .open(&temporary)
             .map_err(DataError::io("create", &temporary))?;
-        Ok(Self {
-            file: Some(file),
-            temporary,
-            target: target.to_owned(),
-        })
+        Ok(Self { file: Some(file), temporary, target: target.to_owned() })
     }
 
     /// Syncs the content and gives the file its name, replacing what had it.
     pub(crate) fn publish(mut self) -> Result<(), DataError> {
         if let Some(file) = self.file.take() {
-            file.sync_all()
-                .map_err(DataError::io("sync", &self.temporary))?;
+            file.sync_all().map_err(DataError::io("sync", &self.temporary))?;
         }
         std::fs::rename(&self.temporary, &self.target)
             .map_err(DataError::io("rename a finished file to", &self.target))?;
@@ -56,9 +48,7 @@ impl TempFile {
     }
 
     fn handle(&mut self) -> std::io::Result<&mut File> {
-        self.file
-            .as_mut()
-            .ok_or_else(|| std::io::Error::other("the file is already published"))
+        self.file.as_mut().ok_or_else(|| std::io::Error::other("the file is already published"))
     }
 }
 
@@ -85,16 +75,13 @@ impl Drop for TempFile {
 /// Writes a whole small file at once.
 pub(crate) fn write(target: &Path, content: &[u8]) -> Result<(), DataError> {
     let mut file = TempFile::beside(target)?;
-    file.write_all(content)
-        .map_err(DataError::io("write", target))?;
+    file.write_all(content).map_err(DataError::io("write", target))?;
     file.publish()
 }
 
 /// Removes temporary files that interrupted writers of `target` left behind. The caller holds the target's lock.
 pub(crate) fn remove_stale(target: &Path) -> Result<(), DataError> {
-    let folder = target
-        .parent()
-        .filter(|folder| !folder.as_os_str().is_empty());
+    let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty());
     let folder = folder.unwrap_or(Path::new("."));
     let Some(name) = target.file_name().and_then(|name| name.to_str()) else {
         return Ok(());
@@ -108,8 +95,7 @@ pub(crate) fn remove_stale(target: &Path) -> Result<(), DataError> {
     for entry in entries {
         let entry = entry.map_err(DataError::io("list the folder", folder))?;
         if entry.file_name().to_string_lossy().starts_with(&start) {
-            std::fs::remove_file(entry.path())
-                .map_err(DataError::io("remove the stale", &entry.path()))?;
+            std::fs::remove_file(entry.path()).map_err(DataError::io("remove the stale", &entry.path()))?;
         }
     }
     Ok(())

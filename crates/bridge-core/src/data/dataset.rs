@@ -135,35 +135,15 @@ impl std::fmt::Display for BuildEvent {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Building { path, split } => write!(f, "{path}: building the {split} index"),
-            Self::Ready {
-                path,
-                split,
-                samples,
-                epochs,
-                from_cache,
-                seconds,
-            } => {
+            Self::Ready { path, split, samples, epochs, from_cache, seconds } => {
                 let how = if *from_cache { "loaded" } else { "built" };
-                write!(
-                    f,
-                    "{path}: {how} the {split} index in {seconds:.2} s: {samples} samples, {epochs} epochs"
-                )
+                write!(f, "{path}: {how} the {split} index in {seconds:.2} s: {samples} samples, {epochs} epochs")
             }
-            Self::CacheRejected {
-                path,
-                split,
-                reason,
-            } => {
-                write!(
-                    f,
-                    "{path}: the cached {split} index is unusable and is built again: {reason}"
-                )
+            Self::CacheRejected { path, split, reason } => {
+                write!(f, "{path}: the cached {split} index is unusable and is built again: {reason}")
             }
             Self::CacheNotWritten { path, reason } => {
-                write!(
-                    f,
-                    "{path}: index not cached, it will be built again next time: {reason}"
-                )
+                write!(f, "{path}: index not cached, it will be built again next time: {reason}")
             }
         }
     }

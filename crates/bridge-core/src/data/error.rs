@@ -121,22 +121,12 @@ pub enum DataError {
 
 impl DataError {
     /// An [`DataError::Io`] builder for `map_err`.
-    pub(crate) fn io<'a>(
-        action: &'static str,
-        path: &'a Path,
-    ) -> impl FnOnce(std::io::Error) -> Self + 'a {
-        move |source| Self::Io {
-            action,
-            path: path.to_owned(),
-            source,
-        }
+    pub(crate) fn io<'a>(action: &'static str, path: &'a Path) -> impl FnOnce(std::io::Error) -> Self + 'a {
+        move |source| Self::Io { action, path: path.to_owned(), source }
     }
 
     /// A [`DataError::Malformed`] with its text.
     pub(crate) fn malformed(path: &Path, problem: impl Into<String>) -> Self {
-        Self::Malformed {
-            path: path.to_owned(),
-            problem: problem.into(),
-        }
+        Self::Malformed { path: path.to_owned(), problem: problem.into() }
     }
 }

@@ -40,21 +40,13 @@ impl Json {
             Self::Bool(value) => out.push_str(if *value { "true" } else { "false" }),
             Self::Text(text) => write_text(out, text),
             Self::List(items) => {
-                write_block(out, depth, ['[', ']'], items, |out, item, depth| {
-                    item.write(out, depth)
-                });
+                write_block(out, depth, ['[', ']'], items, |out, item, depth| item.write(out, depth));
             }
-            Self::Object(fields) => write_block(
-                out,
-                depth,
-                ['{', '}'],
-                fields,
-                |out, (key, value), depth| {
-                    write_text(out, key);
-                    out.push_str(": ");
-                    value.write(out, depth);
-                },
-            ),
+            Self::Object(fields) => write_block(out, depth, ['{', '}'], fields, |out, (key, value), depth| {
+                write_text(out, key);
+                out.push_str(": ");
+                value.write(out, depth);
+            }),
             Self::Foreign(value) => write_foreign(out, value, depth),
         }
     }
@@ -72,23 +64,15 @@ fn write_foreign(out: &mut String, value: &serde_json::Value, depth: usize) {
             (.., value) => Json::Float(value.unwrap_or(0.0)).write(out, depth),
         },
         Value::Array(items) => {
-            write_block(out, depth, ['[', ']'], items, |out, item, depth| {
-                write_foreign(out, item, depth)
-            });
+            write_block(out, depth, ['[', ']'], items, write_foreign);
         }
         Value::Object(fields) => {
             let fields: Vec<_> = fields.iter().collect();
-            write_block(
-                out,
-                depth,
-                ['{', '}'],
-                &fields,
-                |out, (key, value), depth| {
-                    write_text(out, key);
-                    out.push_str(": ");
-                    write_foreign(out, value, depth);
-                },
-            );
+            write_block(out, depth, ['{', '}'], &fields, |out, (key, value), depth| {
+                write_text(out, key);
+                out.push_str(": ");
+                write_foreign(out, value, depth);
+            });
         }
     }
 }
@@ -140,11 +124,7 @@ fn write_text(out: &mut String, text: &str) {
 fn python_float(value: f64) -> String {
     if !value.is_finite() {
         let name = if value.is_nan() { "NaN" } else { "Infinity" };
-        return if value < 0.0 {
-            format!("-{name}")
-        } else {
-            name.to_owned()
-        };
+        return if value < 0.0 { format!("-{name}") } else { name.to_owned() };
     }
     let scientific = format!("{value:e}");
     let (digits, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));

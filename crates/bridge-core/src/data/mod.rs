@@ -23,8 +23,8 @@ pub mod sampler;
 pub mod source;
 
 pub use dataset::{
-    BuildEvent, BuildObserver, DataParallel, Dataset, DatasetBuildContext, DatasetProvider,
-    Datasets, FetchOrder, Sample, Silent,
+    BuildEvent, BuildObserver, DataParallel, Dataset, DatasetBuildContext, DatasetProvider, Datasets, FetchOrder,
+    Sample, Silent,
 };
 pub use error::DataError;
 pub use loader::{DataLoader, MicroBatch};

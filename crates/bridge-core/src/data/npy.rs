@@ -11,10 +11,7 @@ use super::DataError;
 use super::atomic::TempFile;
 use super::indexed::map_file;
 
-const _: () = assert!(
-    cfg!(target_endian = "little"),
-    "index files are little endian and are used in place"
-);
+const _: () = assert!(cfg!(target_endian = "little"), "index files are little endian and are used in place");
 
 const MAGIC: &[u8] = b"\x93NUMPY\x01\x00";
 const ALIGNMENT: usize = 64;
@@ -79,12 +76,8 @@ impl Npy {
             .get(10..start)
             .and_then(|bytes| std::str::from_utf8(bytes).ok())
             .ok_or_else(|| bad("the .npy header is cut short"))?;
-        let (descr, shape) =
-            parse_header(header).ok_or_else(|| bad("the .npy header is damaged"))?;
-        let item: usize = descr
-            .get(2..)
-            .and_then(|size| size.parse().ok())
-            .unwrap_or(0);
+        let (descr, shape) = parse_header(header).ok_or_else(|| bad("the .npy header is damaged"))?;
+        let item: usize = descr.get(2..).and_then(|size| size.parse().ok()).unwrap_or(0);
         let expected = shape
             .iter()
             .try_fold(item, |bytes, &dim| bytes.checked_mul(dim))
@@ -92,18 +85,10 @@ impl Npy {
         if item == 0 || expected != Some(map.len()) || start % 8 != 0 {
             return Err(DataError::malformed(
                 path,
-                format!(
-                    "array of type {descr} and shape {shape:?} does not match {} bytes",
-                    map.len()
-                ),
+                format!("array of type {descr} and shape {shape:?} does not match {} bytes", map.len()),
             ));
         }
-        Ok(Self {
-            descr,
-            shape,
-            map,
-            start,
-        })
+        Ok(Self { descr, shape, map, start })
     }
 
     /// The bytes of the whole file, for checksums.
@@ -116,27 +101,15 @@ impl Npy {
         if self.descr != T::DESCR {
             return Err(DataError::malformed(
                 path,
-                format!(
-                    "expected an array of type {}, found {}",
-                    T::DESCR,
-                    self.descr
-                ),
+                format!("expected an array of type {}, found {}", T::DESCR, self.descr),
             ));
         }
-        Ok(IndexArray::Mapped {
-            map: self.map,
-            start: self.start,
-        })
+        Ok(IndexArray::Mapped { map: self.map, start: self.start })
     }
 }
 
 fn parse_header(header: &str) -> Option<(String, Vec<usize>)> {
-    let descr = header
-        .split_once("'descr': '")?
-        .1
-        .split_once('\'')?
-        .0
-        .to_owned();
+    let descr = header.split_once("'descr': '")?.1.split_once('\'')?.0.to_owned();
     if !header.contains("'fortran_order': False") {
         return None;
     }
@@ -151,21 +124,10 @@ fn parse_header(header: &str) -> Option<(String, Vec<usize>)> {
 }
 
 /// Writes an array under `path` (atomically) and returns the checksum of the file.
-pub(crate) fn write<T: Element>(
-    path: &Path,
-    values: &[T],
-    shape: &[usize],
-) -> Result<u64, DataError> {
+pub(crate) fn write<T: Element>(path: &Path, values: &[T], shape: &[usize]) -> Result<u64, DataError> {
     let dims: Vec<String> = shape.iter().map(usize::to_string).collect();
-    let tuple = if dims.len() == 1 {
-        format!("{},", dims[0])
-    } else {
-        dims.join(", ")
-    };
-    let mut header = format!(
-        "{{'descr': '{}', 'fortran_order': False, 'shape': ({tuple}), }}",
-        T::DESCR
-    );
+    let tuple = if dims.len() == 1 { format!("{},", dims[0]) } else { dims.join(", ") };
+    let mut header = format!("{{'descr': '{}', 'fortran_order': False, 'shape': ({tuple}), }}", T::DESCR);
     let growth = GROWTH_DIGITS.saturating_sub(dims.first().map_or(GROWTH_DIGITS, String::len));
     let used = MAGIC.len() + 2 + header.len() + growth + 1;
     header.push_str(&" ".repeat(growth + (ALIGNMENT - used % ALIGNMENT) % ALIGNMENT));
@@ -180,12 +142,8 @@ pub(crate) fn write<T: Element>(
     checksum.update(body);
 
     let mut out = BufWriter::new(TempFile::beside(path)?);
-    out.write_all(&start)
-        .and_then(|()| out.write_all(body))
-        .map_err(DataError::io("write", path))?;
-    out.into_inner()
-        .map_err(|error| DataError::io("write", path)(error.into_error()))?
-        .publish()?;
+    out.write_all(&start).and_then(|()| out.write_all(body)).map_err(DataError::io("write", path))?;
+    out.into_inner().map_err(|error| DataError::io("write", path)(error.into_error()))?.publish()?;
     Ok(checksum.digest())
 }
 
@@ -206,21 +164,12 @@ mod tests {
         let bytes = std::fs::read(&path).expect("read");
         assert_eq!(bytes.len(), 128 + 24);
         assert_eq!(&bytes[..10], b"\x93NUMPY\x01\x00\x76\x00");
-        assert!(
-            bytes[10..]
-                .starts_with(b"{'descr': '<i4', 'fortran_order': False, 'shape': (3, 2), } ")
-        );
+        assert!(bytes[10..].starts_with(b"{'descr': '<i4', 'fortran_order': False, 'shape': (3, 2), } "));
         assert_eq!(bytes[127], b'\n');
 
         let npy = Npy::open(&path).expect("opened");
-        assert_eq!(
-            (npy.descr.as_str(), npy.shape.as_slice()),
-            ("<i4", [3, 2].as_slice())
-        );
-        assert_eq!(
-            npy.into_array::<i32>(&path).expect("typed").as_slice(),
-            [1, 2, 3, 4, 5, 6]
-        );
+        assert_eq!((npy.descr.as_str(), npy.shape.as_slice()), ("<i4", [3, 2].as_slice()));
+        assert_eq!(npy.into_array::<i32>(&path).expect("typed").as_slice(), [1, 2, 3, 4, 5, 6]);
     }
 
     #[test]
@@ -234,11 +183,6 @@ mod tests {
             assert!(Npy::open(&path).is_err(), "cut to {cut} bytes");
         }
         std::fs::write(&path, &whole).expect("restored");
-        assert!(
-            Npy::open(&path)
-                .expect("opened")
-                .into_array::<i32>(&path)
-                .is_err()
-        );
+        assert!(Npy::open(&path).expect("opened").into_array::<i32>(&path).is_err());
     }
 }

@@ -123,10 +123,7 @@ pub struct Console {
 
 impl fmt::Debug for Console {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Console")
-            .field("format", &self.format)
-            .field("least", &self.least)
-            .finish_non_exhaustive()
+        f.debug_struct("Console").field("format", &self.format).field("least", &self.least).finish_non_exhaustive()
     }
 }
 
@@ -138,12 +135,7 @@ impl Console {
 
     /// A console that writes to `output`.
     pub fn new(format: LogFormat, output: Box<dyn Write + Send>) -> Self {
-        Self {
-            format,
-            least: LogLevel::Info.number(),
-            progress: Arc::new(NoProgress),
-            output: Mutex::new(output),
-        }
+        Self { format, least: LogLevel::Info.number(), progress: Arc::new(NoProgress), output: Mutex::new(output) }
     }
 
     /// Steps around the bars of `progress` while printing.
@@ -178,9 +170,7 @@ impl Console {
         let mut result = Ok(());
         self.progress.suspend(&mut || {
             let mut output = self.output.lock().unwrap_or_else(PoisonError::into_inner);
-            result = output
-                .write_all(line.as_bytes())
-                .and_then(|()| output.flush());
+            result = output.write_all(line.as_bytes()).and_then(|()| output.flush());
         });
         result
     }
@@ -237,18 +227,12 @@ pub(super) mod tests {
         let text = output.text();
         assert_eq!(text.lines().count(), 1, "one record, one line");
         let json: serde_json::Value = serde_json::from_str(&text).unwrap();
-        assert_eq!(
-            (json["level"].as_str(), json["text"].as_str()),
-            (Some("error"), Some("line\nbreak"))
-        );
+        assert_eq!((json["level"].as_str(), json["text"].as_str()), (Some("error"), Some("line\nbreak")));
     }
 
     #[test]
     fn timestamps_have_a_fixed_shape() {
-        let shape: String = timestamp()
-            .chars()
-            .map(|c| if c.is_ascii_digit() { '0' } else { c })
-            .collect();
+        let shape: String = timestamp().chars().map(|c| if c.is_ascii_digit() { '0' } else { c }).collect();
         assert_eq!(shape, "0000-00-00 00:00:00");
     }
 }

@@ -22,10 +22,7 @@ impl HostMemory {
             let rest = status.lines().find_map(|line| line.strip_prefix(field))?;
             rest.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
         };
-        Some(Self {
-            resident_bytes: kib("VmRSS:")? * 1024,
-            peak_resident_bytes: kib("VmHWM:")? * 1024,
-        })
+        Some(Self { resident_bytes: kib("VmRSS:")? * 1024, peak_resident_bytes: kib("VmHWM:")? * 1024 })
     }
 }
 
@@ -36,13 +33,7 @@ mod tests {
     #[test]
     fn fields_are_read_in_bytes() {
         let memory = HostMemory::parse("Name:\tx\nVmHWM:\t    2048 kB\nVmRSS:\t    1024 kB\n");
-        assert_eq!(
-            memory,
-            Some(HostMemory {
-                resident_bytes: 1 << 20,
-                peak_resident_bytes: 2 << 20
-            })
-        );
+        assert_eq!(memory, Some(HostMemory { resident_bytes: 1 << 20, peak_resident_bytes: 2 << 20 }));
         assert_eq!(HostMemory::parse("VmRSS:\t1 kB\n"), None);
     }
 

@@ -190,19 +190,10 @@ impl MetricsLogger {
         }
         fan.some("batch-size", Some(metrics.batch_size as f64))?;
         fan.all("", &metrics.losses)?;
-        fan.some(
-            "loss-scale",
-            when(conditions.loss_scale, metrics.loss_scale),
-        )?;
-        fan.some(
-            "world-size",
-            when(conditions.world_size, metrics.world_size as f64),
-        )?;
+        fan.some("loss-scale", when(conditions.loss_scale, metrics.loss_scale))?;
+        fan.some("world-size", when(conditions.world_size, metrics.world_size as f64))?;
         fan.some("grad-norm", metrics.grad_norm)?;
-        fan.some(
-            "num-zeros",
-            metrics.num_zeros.map(|num_zeros| num_zeros as f64),
-        )?;
+        fan.some("num-zeros", metrics.num_zeros.map(|num_zeros| num_zeros as f64))?;
         fan.some("params-norm", metrics.params_norm)?;
         fan.some("max-attention-logit", metrics.max_attention_logit)?;
         for (condition, prefix, report) in [
@@ -231,10 +222,7 @@ impl MetricsLogger {
         }
         if conditions.throughput {
             fan.some("throughput/tflops", Some(metrics.tflops))?;
-            fan.some(
-                "throughput/tflops/device",
-                Some(metrics.tflops / metrics.world_size.max(1) as f64),
-            )?;
+            fan.some("throughput/tflops/device", Some(metrics.tflops / metrics.world_size.max(1) as f64))?;
         }
         if let (true, Some(energy)) = (conditions.energy, metrics.energy) {
             fan.some("iter-energy/gpu", Some(energy.joules_per_iteration))?;
@@ -247,21 +235,13 @@ impl MetricsLogger {
     ///
     /// # Errors
     /// The first error of a sink.
-    pub fn log_validation(
-        &mut self,
-        iteration: u64,
-        consumed_samples: u64,
-        losses: &[(String, f64)],
-    ) -> SinkResult {
+    pub fn log_validation(&mut self, iteration: u64, consumed_samples: u64, losses: &[(String, f64)]) -> SinkResult {
         let perplexity = self.conditions.validation_ppl;
         let mut fan = Fan::new(self, iteration, consumed_samples);
         for (name, loss) in losses {
             fan.some(&format!("{name} validation"), Some(*loss))?;
             if perplexity {
-                fan.some(
-                    &format!("{name} validation ppl"),
-                    Some(super::perplexity(*loss)),
-                )?;
+                fan.some(&format!("{name} validation ppl"), Some(super::perplexity(*loss)))?;
             }
         }
         Ok(())
@@ -272,9 +252,7 @@ impl MetricsLogger {
     /// # Errors
     /// The first error of a sink.
     pub fn scalar(&mut self, name: &str, value: f64, step: u64, twin: Twin) -> SinkResult {
-        self.sinks
-            .iter_mut()
-            .try_for_each(|sink| sink.scalar(name, value, step, twin))
+        self.sinks.iter_mut().try_for_each(|sink| sink.scalar(name, value, step, twin))
     }
 
     /// Flushes every sink.
@@ -295,18 +273,12 @@ struct Fan<'a> {
 
 impl<'a> Fan<'a> {
     fn new(logger: &'a mut MetricsLogger, step: u64, samples: u64) -> Self {
-        Self {
-            logger,
-            step,
-            samples,
-        }
+        Self { logger, step, samples }
     }
 
     fn some(&mut self, name: &str, value: Option<f64>) -> SinkResult {
         match value {
-            Some(value) => self
-                .logger
-                .scalar(name, value, self.step, Twin::Samples(self.samples)),
+            Some(value) => self.logger.scalar(name, value, self.step, Twin::Samples(self.samples)),
             None => Ok(()),
         }
     }
@@ -316,9 +288,7 @@ impl<'a> Fan<'a> {
     }
 
     fn all(&mut self, prefix: &str, metrics: &[(String, f64)]) -> SinkResult {
-        metrics
-            .iter()
-            .try_for_each(|(name, value)| self.some(&format!("{prefix}{name}"), Some(*value)))
+        metrics.iter().try_for_each(|(name, value)| self.some(&format!("{prefix}{name}"), Some(*value)))
     }
 }
 
@@ -336,10 +306,7 @@ mod tests {
 
     impl MetricsSink for Remember {
         fn scalar(&mut self, name: &str, value: f64, step: u64, twin: Twin) -> SinkResult {
-            self.0
-                .lock()
-                .unwrap()
-                .push((name.to_owned(), value, step, twin));
+            self.0.lock().unwrap().push((name.to_owned(), value, step, twin));
             Ok(())
         }
 
@@ -350,19 +317,11 @@ mod tests {
 
     fn logger(conditions: MetricConditions) -> (MetricsLogger, Points) {
         let points = Points::default();
-        (
-            MetricsLogger::new(conditions, vec![Box::new(Remember(points.clone()))]),
-            points,
-        )
+        (MetricsLogger::new(conditions, vec![Box::new(Remember(points.clone()))]), points)
     }
 
     fn names(points: &Points) -> Vec<String> {
-        points
-            .lock()
-            .unwrap()
-            .drain(..)
-            .map(|point| point.0)
-            .collect()
+        points.lock().unwrap().drain(..).map(|point| point.0).collect()
     }
 
     fn metrics(iteration: u64) -> IterationMetrics {
@@ -384,21 +343,12 @@ mod tests {
 
     #[test]
     fn defaults_report_little() {
-        let (mut logger, points) = logger(MetricConditions {
-            interval: 2,
-            ..MetricConditions::default()
-        });
+        let (mut logger, points) = logger(MetricConditions { interval: 2, ..MetricConditions::default() });
         logger.log_iteration(&metrics(3)).unwrap();
         assert_eq!(names(&points), Vec::<String>::new());
         logger.log_iteration(&metrics(4)).unwrap();
-        assert_eq!(
-            points.lock().unwrap()[0],
-            ("learning-rate".into(), 1e-3, 4, Twin::Samples(32))
-        );
-        assert_eq!(
-            names(&points),
-            ["learning-rate", "batch-size", "lm loss", "loss-scale"]
-        );
+        assert_eq!(points.lock().unwrap()[0], ("learning-rate".into(), 1e-3, 4, Twin::Samples(32)));
+        assert_eq!(names(&points), ["learning-rate", "batch-size", "lm loss", "loss-scale"]);
     }
 
     #[test]
@@ -442,10 +392,7 @@ mod tests {
         let interval = IntervalMetrics {
             tflops: 8.0,
             world_size: 4,
-            energy: Some(Energy {
-                joules_per_iteration: 1.0,
-                watts: 2.0,
-            }),
+            energy: Some(Energy { joules_per_iteration: 1.0, watts: 2.0 }),
             timers: vec![("optimizer-time".into(), 0.1)],
             ..IntervalMetrics::default()
         };
@@ -455,18 +402,9 @@ mod tests {
             names(&points).join("|"),
             "iteration-time|optimizer-time|throughput/tflops|throughput/tflops/device|iter-energy/gpu|power/gpu"
         );
-        logger
-            .log_validation(1, 8, &[("lm loss".into(), 30.0)])
-            .unwrap();
-        assert_eq!(
-            points.lock().unwrap()[1].1,
-            20f64.exp(),
-            "perplexities are capped"
-        );
-        assert_eq!(
-            names(&points),
-            ["lm loss validation", "lm loss validation ppl"]
-        );
+        logger.log_validation(1, 8, &[("lm loss".into(), 30.0)]).unwrap();
+        assert_eq!(points.lock().unwrap()[1].1, 20f64.exp(), "perplexities are capped");
+        assert_eq!(names(&points), ["lm loss validation", "lm loss validation ppl"]);
         assert!(logger.flush().is_err(), "a sink's error is passed on");
     }
 
@@ -492,13 +430,6 @@ mod tests {
                 _ => None,
             })
             .collect();
-        assert_eq!(
-            points,
-            [
-                ("a".into(), 2),
-                ("a vs samples".into(), 16),
-                ("b".into(), 2)
-            ]
-        );
+        assert_eq!(points, [("a".into(), 2), ("a vs samples".into(), 16), ("b".into(), 2)]);
     }
 }

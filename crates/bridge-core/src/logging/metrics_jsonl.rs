@@ -18,12 +18,7 @@ pub struct MetricsRecord {
 impl MetricsRecord {
     /// A record of `kind` (`"train"`, `"valid"`, ...) about `iteration`, which is counted from 1.
     pub fn new(kind: &str, iteration: u64) -> Self {
-        Self {
-            fields: vec![
-                ("kind".into(), kind.into()),
-                ("iteration".into(), iteration.into()),
-            ],
-        }
+        Self { fields: vec![("kind".into(), kind.into()), ("iteration".into(), iteration.into())] }
     }
 
     /// Adds a field; pass losses and norms as `f32`, so that they are as short as they can be.
@@ -97,11 +92,7 @@ impl MetricsWriter {
         };
         let mut kept = Vec::with_capacity(old.len());
         for (line, record) in records(path, &old)? {
-            if record
-                .get("iteration")
-                .and_then(Value::as_u64)
-                .is_some_and(|i| i <= completed_iterations)
-            {
+            if record.get("iteration").and_then(Value::as_u64).is_some_and(|i| i <= completed_iterations) {
                 kept.extend_from_slice(line);
                 kept.push(b'\n');
             }
@@ -109,20 +100,11 @@ impl MetricsWriter {
         if kept != old {
             let temporary = path.with_extension("jsonl.tmp");
             let mut file = File::create(&temporary).map_err(io_error(&temporary))?;
-            file.write_all(&kept)
-                .and_then(|()| file.sync_all())
-                .map_err(io_error(&temporary))?;
+            file.write_all(&kept).and_then(|()| file.sync_all()).map_err(io_error(&temporary))?;
             fs::rename(&temporary, path).map_err(io_error(path))?;
         }
-        let file = OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(path)
-            .map_err(io_error(path))?;
-        Ok(Self {
-            path: path.to_owned(),
-            file,
-        })
+        let file = OpenOptions::new().create(true).append(true).open(path).map_err(io_error(path))?;
+        Ok(Self { path: path.to_owned(), file })
     }
 
     /// Appends a record. Whole lines reach the operating system, so another process can follow the file.
@@ -132,10 +114,7 @@ impl MetricsWriter {
     pub fn write(&mut self, record: &MetricsRecord) -> Result<(), MetricsFileError> {
         let mut line = fields_to_json(&record.fields);
         line.push('\n');
-        self.file
-            .write_all(line.as_bytes())
-            .and_then(|()| self.file.flush())
-            .map_err(io_error(&self.path))
+        self.file.write_all(line.as_bytes()).and_then(|()| self.file.flush()).map_err(io_error(&self.path))
     }
 }
 
@@ -145,10 +124,7 @@ impl MetricsWriter {
 /// File errors, or a damaged line before the last.
 pub fn read_metrics(path: &Path) -> Result<Vec<Map<String, Value>>, MetricsFileError> {
     let bytes = fs::read(path).map_err(io_error(path))?;
-    Ok(records(path, &bytes)?
-        .into_iter()
-        .map(|(_, record)| record)
-        .collect())
+    Ok(records(path, &bytes)?.into_iter().map(|(_, record)| record).collect())
 }
 
 type Lines<'a> = Vec<(&'a [u8], Map<String, Value>)>;
@@ -167,11 +143,7 @@ fn records<'a>(path: &Path, bytes: &'a [u8]) -> Result<Lines<'a>, MetricsFileErr
             Err(_) if is_last => break,
             Err(error) => {
                 let (path, reason) = (path.to_owned(), format!("no JSON object: {error}"));
-                return Err(MetricsFileError::Line {
-                    path,
-                    line: index + 1,
-                    reason,
-                });
+                return Err(MetricsFileError::Line { path, line: index + 1, reason });
             }
         }
     }
@@ -189,18 +161,12 @@ mod tests {
     fn run(path: &Path, completed: u64, last: u64) {
         let mut writer = MetricsWriter::open(path, completed).unwrap();
         for iteration in completed + 1..=last {
-            writer
-                .write(&train(iteration, 1.0 / iteration as f32))
-                .unwrap();
+            writer.write(&train(iteration, 1.0 / iteration as f32)).unwrap();
         }
     }
 
     fn iterations(path: &Path) -> Vec<u64> {
-        read_metrics(path)
-            .unwrap()
-            .iter()
-            .map(|record| record["iteration"].as_u64().unwrap())
-            .collect()
+        read_metrics(path).unwrap().iter().map(|record| record["iteration"].as_u64().unwrap()).collect()
     }
 
     #[test]
@@ -232,11 +198,7 @@ mod tests {
         assert_eq!(iterations(&path), (1..=10).collect::<Vec<_>>());
         run(&path, 0, 2);
         assert_eq!(iterations(&path), [1, 2], "a new run starts over");
-        assert_eq!(
-            fs::read_dir(folder.path()).unwrap().count(),
-            1,
-            "no temporary file is left"
-        );
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "no temporary file is left");
     }
 
     #[test]
@@ -246,11 +208,7 @@ mod tests {
         run(&path, 0, 5);
         let whole = fs::read(&path).unwrap();
         // Wherever the last line is cut, at most that iteration is lost.
-        let last_line = whole[..whole.len() - 1]
-            .iter()
-            .rposition(|byte| *byte == b'\n')
-            .unwrap()
-            + 1;
+        let last_line = whole[..whole.len() - 1].iter().rposition(|byte| *byte == b'\n').unwrap() + 1;
         for length in last_line..whole.len() {
             fs::write(&path, &whole[..length]).unwrap();
             let known = iterations(&path).len() as u64;
@@ -264,21 +222,10 @@ mod tests {
     fn damage_elsewhere_is_an_error_with_the_line() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
-        fs::write(
-            &path,
-            "{\"kind\":\"train\",\"iteration\":1}\n{\"kin\n{\"kind\":\"train\",\"iteration\":3}\n",
-        )
-        .unwrap();
+        fs::write(&path, "{\"kind\":\"train\",\"iteration\":1}\n{\"kin\n{\"kind\":\"train\",\"iteration\":3}\n")
+            .unwrap();
         let message = MetricsWriter::open(&path, 3).unwrap_err().to_string();
-        assert!(
-            message.contains("metrics.jsonl, line 2: no JSON object"),
-            "{message}"
-        );
-        assert!(
-            MetricsWriter::open(folder.path(), 0)
-                .unwrap_err()
-                .to_string()
-                .contains(": ")
-        );
+        assert!(message.contains("metrics.jsonl, line 2: no JSON object"), "{message}");
+        assert!(MetricsWriter::open(folder.path(), 0).unwrap_err().to_string().contains(": "));
     }
 }

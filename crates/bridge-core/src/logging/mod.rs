@@ -18,25 +18,20 @@ mod validation_log;
 pub use console::{Console, LogFormat, LogLevel, LogRecord, timestamp};
 pub use json_value::MetricValue;
 pub use memory::HostMemory;
-pub use metrics::{
-    IntervalMetrics, IterationMetrics, MetricConditions, MetricsLogger, MetricsSink, Twin,
-};
+pub use metrics::{IntervalMetrics, IterationMetrics, MetricConditions, MetricsLogger, MetricsSink, Twin};
 pub use metrics_jsonl::{MetricsFileError, MetricsRecord, MetricsWriter, read_metrics};
 pub use plot::{LossPlot, PlotError};
 pub use progress::{
-    NoProgress, PlainProgress, ProgressHandle, ProgressMode, ProgressSink, ProgressTask,
-    TerminalProgress,
+    NoProgress, PlainProgress, ProgressHandle, ProgressMode, ProgressSink, ProgressTask, TerminalProgress,
 };
-pub use progress_log::{
-    CheckpointProgress, JobStart, ProgressLog, ProgressLogError, SaveKind, read_job_start,
-};
+pub use progress_log::{CheckpointProgress, JobStart, ProgressLog, ProgressLogError, SaveKind, read_job_start};
 pub use report::{
-    MEMORY_KEYS, RuntimeReport, ThroughputWindow, TimeUnit, UnknownTimeUnit, format_memory_report,
-    report_l2_norm_grad, report_memory,
+    MEMORY_KEYS, RuntimeReport, ThroughputWindow, TimeUnit, UnknownTimeUnit, format_memory_report, report_l2_norm_grad,
+    report_memory,
 };
 pub use timers::{
-    RankTimers, Stopwatch, TimerGuard, TimerLevel, TimerReport, Timers, TimingLogLevel,
-    TimingLogOption, UnknownTimingLogLevel,
+    RankTimers, Stopwatch, TimerGuard, TimerLevel, TimerReport, Timers, TimingLogLevel, TimingLogOption,
+    UnknownTimingLogLevel,
 };
 pub use training_log::{Energy, IntervalLosses, StepOutcome, TrainingLog, TrainingLogLine};
 pub use validation_log::{ValidationLogLine, perplexity};

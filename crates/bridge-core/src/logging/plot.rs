@@ -26,9 +26,7 @@ pub struct LossPlot {
 #[derive(Debug, thiserror::Error)]
 pub enum PlotError {
     /// No finite loss.
-    #[error(
-        "nothing to plot: no finite loss among {train} training and {validation} validation points"
-    )]
+    #[error("nothing to plot: no finite loss among {train} training and {validation} validation points")]
     NoPoints {
         /// Training points given.
         train: usize,
@@ -70,23 +68,12 @@ impl LossPlot {
     /// Reads the curves from records of `metrics.jsonl`: `loss` of the kinds `train` and `valid`.
     pub fn from_metrics(title: &str, records: &[Map<String, Value>]) -> Self {
         let curve = |kind: &str| {
-            let of_kind = records
-                .iter()
-                .filter(|record| record.get("kind").and_then(Value::as_str) == Some(kind));
+            let of_kind = records.iter().filter(|record| record.get("kind").and_then(Value::as_str) == Some(kind));
             of_kind
-                .filter_map(|record| {
-                    Some((
-                        record.get("iteration")?.as_u64()?,
-                        record.get("loss")?.as_f64()?,
-                    ))
-                })
+                .filter_map(|record| Some((record.get("iteration")?.as_u64()?, record.get("loss")?.as_f64()?)))
                 .collect()
         };
-        Self {
-            title: title.to_owned(),
-            train: curve("train"),
-            validation: curve("valid"),
-        }
+        Self { title: title.to_owned(), train: curve("train"), validation: curve("valid") }
     }
 
     /// Writes an SVG file.
@@ -115,8 +102,7 @@ impl LossPlot {
             let root = BitMapBackend::with_buffer(&mut pixels, (width, height)).into_drawing_area();
             draw(&root, &self.title, &curves, SUPERSAMPLING).map_err(draw_error(path))?;
         }
-        let png = encode_png(&average_down(&pixels))
-            .map_err(|error| draw_error(path)(error.to_string()))?;
+        let png = encode_png(&average_down(&pixels)).map_err(|error| draw_error(path)(error.to_string()))?;
         replace(path, &png)
     }
 }
@@ -136,10 +122,7 @@ fn replace(path: &Path, bytes: &[u8]) -> Result<(), PlotError> {
         fs::write(&temporary, bytes)?;
         fs::rename(&temporary, path)
     };
-    write().map_err(|source| PlotError::Io {
-        path: path.to_owned(),
-        source,
-    })
+    write().map_err(|source| PlotError::Io { path: path.to_owned(), source })
 }
 
 /// The means of `SUPERSAMPLING` x `SUPERSAMPLING` blocks, three bytes a pixel.
@@ -152,12 +135,7 @@ fn average_down(pixels: &[u8]) -> Vec<u8> {
             for channel in 0..3 {
                 let sum: usize = block_row
                     .chunks_exact(stride)
-                    .flat_map(|row| {
-                        row[x * factor * 3..][..factor * 3]
-                            .iter()
-                            .skip(channel)
-                            .step_by(3)
-                    })
+                    .flat_map(|row| row[x * factor * 3..][..factor * 3].iter().skip(channel).step_by(3))
                     .map(|value| usize::from(*value))
                     .sum();
                 averaged.push((sum / (factor * factor)) as u8);
@@ -193,40 +171,23 @@ impl Curves {
     fn new(plot: &LossPlot) -> Result<Self, PlotError> {
         let finite = |points: &[(u64, f64)]| -> Curve {
             let points = points.iter().filter(|(_, loss)| loss.is_finite());
-            points
-                .map(|(iteration, loss)| (*iteration as f64, *loss))
-                .collect()
+            points.map(|(iteration, loss)| (*iteration as f64, *loss)).collect()
         };
         let (train, validation) = (finite(&plot.train), finite(&plot.validation));
         let all = || train.iter().chain(&validation);
         if all().next().is_none() {
-            return Err(PlotError::NoPoints {
-                train: plot.train.len(),
-                validation: plot.validation.len(),
-            });
+            return Err(PlotError::NoPoints { train: plot.train.len(), validation: plot.validation.len() });
         }
         let range = |values: &mut dyn Iterator<Item = f64>, margin: f64| {
-            let (low, high) = values.fold((f64::MAX, f64::MIN), |(low, high), value| {
-                (low.min(value), high.max(value))
-            });
+            let (low, high) = values.fold((f64::MAX, f64::MIN), |(low, high), value| (low.min(value), high.max(value)));
             // A single point, or a constant loss, still needs some room around it.
-            let size = if high > low {
-                (high - low) * margin
-            } else {
-                (high.abs() * 0.1).max(0.5)
-            };
+            let size = if high > low { (high - low) * margin } else { (high.abs() * 0.1).max(0.5) };
             low - size..high + size
         };
         let x = range(&mut all().map(|point| point.0), 0.015);
         let y = range(&mut all().map(|point| point.1), 0.06);
         let smoothed = smooth(&train);
-        Ok(Self {
-            train,
-            smoothed,
-            validation,
-            x,
-            y,
-        })
+        Ok(Self { train, smoothed, validation, x, y })
     }
 }
 
@@ -243,10 +204,7 @@ fn smooth(curve: &[(f64, f64)]) -> Curve {
         let average = |(i, (x, _)): (usize, &(f64, f64))| {
             let reach = half_width.min(i).min(curve.len() - 1 - i);
             let window = i - reach..i + reach + 1;
-            (
-                *x,
-                (sums[window.end] - sums[window.start]) / window.len() as f64,
-            )
+            (*x, (sums[window.end] - sums[window.start]) / window.len() as f64)
         };
         curve.iter().enumerate().map(average).collect()
     };
@@ -264,8 +222,7 @@ fn draw<DB: DrawingBackend>(
     scale: u32,
 ) -> Result<(), String> {
     for style in [FontStyle::Normal, FontStyle::Bold] {
-        register_font(FONT, style, epaint_default_fonts::UBUNTU_LIGHT)
-            .map_err(|_| "the font is damaged".to_owned())?;
+        register_font(FONT, style, epaint_default_fonts::UBUNTU_LIGHT).map_err(|_| "the font is damaged".to_owned())?;
     }
     let draw = || -> Result<(), DrawingAreaErrorKind<DB::ErrorType>> {
         root.fill(&WHITE)?;
@@ -277,19 +234,12 @@ fn draw<DB: DrawingBackend>(
             .y_label_area_size(66 * scale)
             .build_cartesian_2d(curves.x.clone(), curves.y.clone())?;
         let digits = decimals(&curves.y);
-        let (whole, fixed) = (
-            |x: &f64| format!("{x:.0}"),
-            |y: &f64| format!("{y:.digits$}"),
-        );
+        let (whole, fixed) = (|x: &f64| format!("{x:.0}"), |y: &f64| format!("{y:.digits$}"));
         chart
             .configure_mesh()
             .x_desc("iteration")
             .y_desc("loss")
-            .x_labels(if curves.x.end - curves.x.start < 8.0 {
-                4
-            } else {
-                10
-            })
+            .x_labels(if curves.x.end - curves.x.start < 8.0 { 4 } else { 10 })
             .y_labels(8)
             .x_label_formatter(&whole)
             .y_label_formatter(&fixed)
@@ -328,10 +278,7 @@ fn draw_curves<DB: DrawingBackend>(
     let is_smoothed = curves.train.len() >= MIN_SMOOTHED;
     if is_smoothed {
         let raw = TRAIN_RAW.stroke_width(scale);
-        chart
-            .draw_series(LineSeries::new(curves.train.iter().copied(), raw))?
-            .label("training")
-            .legend(key(raw));
+        chart.draw_series(LineSeries::new(curves.train.iter().copied(), raw))?.label("training").legend(key(raw));
         let bold = TRAIN.stroke_width(2 * scale);
         chart
             .draw_series(LineSeries::new(curves.smoothed.iter().copied(), bold))?
@@ -339,14 +286,8 @@ fn draw_curves<DB: DrawingBackend>(
             .legend(key(bold));
     } else if !curves.train.is_empty() {
         let bold = TRAIN.stroke_width(2 * scale);
-        chart
-            .draw_series(LineSeries::new(curves.train.iter().copied(), bold))?
-            .label("training")
-            .legend(key(bold));
-        let dots = curves
-            .train
-            .iter()
-            .map(|point| Circle::new(*point, 3 * scale, TRAIN.filled()));
+        chart.draw_series(LineSeries::new(curves.train.iter().copied(), bold))?.label("training").legend(key(bold));
+        let dots = curves.train.iter().map(|point| Circle::new(*point, 3 * scale, TRAIN.filled()));
         chart.draw_series(dots)?;
     }
     if !curves.validation.is_empty() {
@@ -355,10 +296,7 @@ fn draw_curves<DB: DrawingBackend>(
             .draw_series(LineSeries::new(curves.validation.iter().copied(), line))?
             .label("validation")
             .legend(key(line));
-        let dots = curves
-            .validation
-            .iter()
-            .map(|point| Circle::new(*point, 4 * scale, VALIDATION.filled()));
+        let dots = curves.validation.iter().map(|point| Circle::new(*point, 4 * scale, VALIDATION.filled()));
         chart.draw_series(dots)?;
     }
     Ok(())
@@ -379,12 +317,8 @@ mod tests {
         let loss = |i: u64| 1.8 + 7.0 / (1.0 + i as f64 / 40.0) + 0.35 * (i as f64 * 12.9898).sin();
         LossPlot {
             title: "tiny: loss".into(),
-            train: (1..=600)
-                .map(|i| (i, if i == 77 { f64::NAN } else { loss(i) }))
-                .collect(),
-            validation: (1..=6)
-                .map(|i| (i * 100, 2.0 + 7.0 / (1.0 + i as f64 * 2.5)))
-                .collect(),
+            train: (1..=600).map(|i| (i, if i == 77 { f64::NAN } else { loss(i) })).collect(),
+            validation: (1..=6).map(|i| (i * 100, 2.0 + 7.0 / (1.0 + i as f64 * 2.5))).collect(),
         }
     }
 
@@ -394,25 +328,12 @@ mod tests {
         let path = folder.path().join("plots/loss.svg");
         plot().write_svg(&path).unwrap();
         let svg = fs::read_to_string(&path).unwrap();
-        for text in [
-            "tiny: loss",
-            "iteration",
-            "training, smoothed",
-            "validation",
-        ] {
+        for text in ["tiny: loss", "iteration", "training, smoothed", "validation"] {
             assert!(svg.contains(text), "{text}");
         }
-        assert_eq!(
-            svg.matches("<circle").count(),
-            6,
-            "one dot for each validation point"
-        );
+        assert_eq!(svg.matches("<circle").count(), 6, "one dot for each validation point");
         assert!(svg.matches("<polyline").count() >= 3);
-        assert_eq!(
-            fs::read_dir(path.parent().unwrap()).unwrap().count(),
-            1,
-            "no temporary file is left"
-        );
+        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "no temporary file is left");
     }
 
     #[test]
@@ -426,10 +347,7 @@ mod tests {
         let info = reader.next_frame(&mut pixels).unwrap();
         assert_eq!((info.width, info.height), (WIDTH, HEIGHT));
         for RGBColor(r, g, b) in [TRAIN, VALIDATION] {
-            let num_pixels = pixels
-                .chunks_exact(3)
-                .filter(|pixel| *pixel == [r, g, b])
-                .count();
+            let num_pixels = pixels.chunks_exact(3).filter(|pixel| *pixel == [r, g, b]).count();
             assert!(num_pixels > 20, "{num_pixels} pixels of {r} {g} {b}");
         }
     }
@@ -437,36 +355,15 @@ mod tests {
     #[test]
     fn short_and_constant_curves_are_drawn_too() {
         let folder = tempfile::tempdir().unwrap();
-        for (name, train) in [
-            ("one", vec![(1, 5.0)]),
-            ("constant", vec![(1, 2.0), (2, 2.0)]),
-        ] {
+        for (name, train) in [("one", vec![(1, 5.0)]), ("constant", vec![(1, 2.0), (2, 2.0)])] {
             let path = folder.path().join(name).with_extension("svg");
-            let few = LossPlot {
-                train: train.clone(),
-                ..LossPlot::default()
-            };
+            let few = LossPlot { train: train.clone(), ..LossPlot::default() };
             few.write_svg(&path).unwrap();
-            assert_eq!(
-                fs::read_to_string(&path)
-                    .unwrap()
-                    .matches("<circle")
-                    .count(),
-                train.len()
-            );
+            assert_eq!(fs::read_to_string(&path).unwrap().matches("<circle").count(), train.len());
         }
-        let nothing = LossPlot {
-            train: vec![(1, f64::NAN)],
-            ..LossPlot::default()
-        };
+        let nothing = LossPlot { train: vec![(1, f64::NAN)], ..LossPlot::default() };
         let path = folder.path().join("nothing.png");
-        assert!(matches!(
-            nothing.write_png(&path),
-            Err(PlotError::NoPoints {
-                train: 1,
-                validation: 0
-            })
-        ));
+        assert!(matches!(nothing.write_png(&path), Err(PlotError::NoPoints { train: 1, validation: 0 })));
         assert!(!path.exists());
     }
 
@@ -475,40 +372,20 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
         let mut writer = MetricsWriter::open(&path, 0).unwrap();
-        writer
-            .write(&MetricsRecord::new("train", 1).with("loss", 5.5_f32))
-            .unwrap();
-        writer
-            .write(&MetricsRecord::new("train", 2).with("loss", f32::NAN))
-            .unwrap();
-        writer
-            .write(&MetricsRecord::new("valid", 2).with("loss", 5.25_f32))
-            .unwrap();
+        writer.write(&MetricsRecord::new("train", 1).with("loss", 5.5_f32)).unwrap();
+        writer.write(&MetricsRecord::new("train", 2).with("loss", f32::NAN)).unwrap();
+        writer.write(&MetricsRecord::new("valid", 2).with("loss", 5.25_f32)).unwrap();
         let plot = LossPlot::from_metrics("t", &read_metrics(&path).unwrap());
-        assert_eq!(
-            (plot.train, plot.validation),
-            (vec![(1, 5.5)], vec![(2, 5.25)])
-        );
+        assert_eq!((plot.train, plot.validation), (vec![(1, 5.5)], vec![(2, 5.25)]));
     }
 
     #[test]
     fn smoothing_averages_without_lag() {
-        let line: Curve = (0..300)
-            .map(|i| (f64::from(i), 9.0 - 0.01 * f64::from(i)))
-            .collect();
-        let noisy: Curve = line
-            .iter()
-            .enumerate()
-            .map(|(i, (x, y))| (*x, y + [0.1, -0.1][i % 2]))
-            .collect();
+        let line: Curve = (0..300).map(|i| (f64::from(i), 9.0 - 0.01 * f64::from(i))).collect();
+        let noisy: Curve = line.iter().enumerate().map(|(i, (x, y))| (*x, y + [0.1, -0.1][i % 2])).collect();
         for (i, (smoothed, exact)) in smooth(&noisy).iter().zip(&line).enumerate() {
             let tolerance = if (10..290).contains(&i) { 0.01 } else { 0.11 };
-            assert!(
-                (smoothed.1 - exact.1).abs() < tolerance,
-                "{i}: {} {}",
-                smoothed.1,
-                exact.1
-            );
+            assert!((smoothed.1 - exact.1).abs() < tolerance, "{i}: {} {}", smoothed.1, exact.1);
         }
         assert_eq!(smooth(&[]), []);
     }

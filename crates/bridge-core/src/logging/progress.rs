@@ -48,12 +48,7 @@ pub struct ProgressTask {
 impl ProgressTask {
     /// A task of `total` steps, none done yet.
     pub fn new(title: &str, total: u64, unit: &'static str) -> Self {
-        Self {
-            title: title.to_owned(),
-            total: Some(total),
-            unit,
-            done: 0,
-        }
+        Self { title: title.to_owned(), total: Some(total), unit, done: 0 }
     }
 }
 
@@ -117,9 +112,7 @@ impl TerminalProgress {
     }
 
     fn with_target(target: ProgressDrawTarget) -> Self {
-        Self {
-            bars: MultiProgress::with_draw_target(target),
-        }
+        Self { bars: MultiProgress::with_draw_target(target) }
     }
 }
 
@@ -130,10 +123,7 @@ impl ProgressSink for TerminalProgress {
                 ProgressBar::new(total),
                 "{prefix} {bar:30.cyan/blue} {pos}/{len} {unit} [{elapsed} < {eta}, {per_sec}] {wide_msg}",
             ),
-            None => (
-                ProgressBar::no_length(),
-                "{prefix} {spinner} {pos} {unit} [{elapsed}, {per_sec}] {wide_msg}",
-            ),
+            None => (ProgressBar::no_length(), "{prefix} {spinner} {pos} {unit} [{elapsed}, {per_sec}] {wide_msg}"),
         };
         // The template is a constant, so it parses; a default bar is still better than none.
         if let Ok(style) = ProgressStyle::with_template(&template.replace("{unit}", task.unit)) {
@@ -189,10 +179,7 @@ impl PlainProgress {
 
     /// Lines to `output`, at most one per `interval` and task.
     pub fn new(output: impl Write + Send + 'static, interval: Duration) -> Self {
-        Self {
-            output: Arc::new(Mutex::new(output)),
-            interval,
-        }
+        Self { output: Arc::new(Mutex::new(output)), interval }
     }
 }
 
@@ -223,9 +210,7 @@ struct PlainHandle {
 
 impl PlainHandle {
     fn print(&self, suffix: &str) {
-        let ProgressTask {
-            title, total, unit, ..
-        } = &self.task;
+        let ProgressTask { title, total, unit, .. } = &self.task;
         let of_total = total.map_or(String::new(), |total| format!("/{total}"));
         let mut line = format!("{title}: {}{of_total} {unit}{suffix}", self.position);
         if !self.message.is_empty() {
@@ -233,15 +218,9 @@ impl PlainHandle {
             line.push_str(&self.message);
         }
         line.push('\n');
-        let mut output = self
-            .sink
-            .output
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut output = self.sink.output.lock().unwrap_or_else(PoisonError::into_inner);
         // Progress is a courtesy: a closed standard error must not end a training run.
-        let _ = output
-            .write_all(line.as_bytes())
-            .and_then(|()| output.flush());
+        let _ = output.write_all(line.as_bytes()).and_then(|()| output.flush());
     }
 
     fn maybe_print(&mut self) {
@@ -252,10 +231,7 @@ impl PlainHandle {
         let done_here = self.position.saturating_sub(self.task.done);
         let left = self.task.total.filter(|_| done_here > 0).map(|total| {
             let pace = self.started.elapsed().as_secs_f64() / done_here as f64;
-            format!(
-                ", {:.0} s left",
-                pace * total.saturating_sub(self.position) as f64
-            )
+            format!(", {:.0} s left", pace * total.saturating_sub(self.position) as f64)
         });
         self.print(&left.unwrap_or_default());
     }
@@ -278,10 +254,7 @@ impl ProgressHandle for PlainHandle {
 
 impl Drop for PlainHandle {
     fn drop(&mut self) {
-        self.print(&format!(
-            " in {:.1} s",
-            self.started.elapsed().as_secs_f64()
-        ));
+        self.print(&format!(" in {:.1} s", self.started.elapsed().as_secs_f64()));
     }
 }
 
@@ -296,10 +269,7 @@ mod tests {
     fn plain_lines() {
         let output = Captured::default();
         let sink = PlainProgress::new(output.clone(), Duration::ZERO);
-        let mut handle = sink.start(ProgressTask {
-            done: 2,
-            ..ProgressTask::new("training", 4, "iterations")
-        });
+        let mut handle = sink.start(ProgressTask { done: 2, ..ProgressTask::new("training", 4, "iterations") });
         handle.set_message("loss 5.5");
         handle.advance(1);
         handle.set_position(4);
@@ -314,37 +284,25 @@ mod tests {
                 "training: 4/4 iterations, 0 s left, loss 5.5"
             ]
         );
-        assert!(
-            lines[3].starts_with("training: 4/4 iterations in 0."),
-            "{}",
-            lines[3]
-        );
+        assert!(lines[3].starts_with("training: 4/4 iterations in 0."), "{}", lines[3]);
     }
 
     #[test]
     fn plain_lines_are_rare() {
         let output = Captured::default();
         let sink = PlainProgress::new(output.clone(), Duration::from_secs(3600));
-        let mut handle = sink.start(ProgressTask {
-            total: None,
-            ..ProgressTask::new("packing", 0, "documents")
-        });
+        let mut handle = sink.start(ProgressTask { total: None, ..ProgressTask::new("packing", 0, "documents") });
         (0..1000).for_each(|_| handle.advance(1));
         drop(handle);
         let text = output.text();
         assert_eq!(text.lines().count(), 2);
-        assert!(
-            text.starts_with("packing: 0 documents\npacking: 1000 documents in 0."),
-            "{text}"
-        );
+        assert!(text.starts_with("packing: 0 documents\npacking: 1000 documents in 0."), "{text}");
     }
 
     #[test]
     fn bars_make_room_for_log_lines() {
         let terminal = InMemoryTerm::new(10, 100);
-        let sink = TerminalProgress::with_target(ProgressDrawTarget::term_like(Box::new(
-            terminal.clone(),
-        )));
+        let sink = TerminalProgress::with_target(ProgressDrawTarget::term_like(Box::new(terminal.clone())));
         let mut handle = sink.start(ProgressTask::new("training", 4, "iterations"));
         handle.set_message("loss 5.5");
         handle.set_position(3);
@@ -352,19 +310,14 @@ mod tests {
         let screen = terminal.contents();
         let lines: Vec<&str> = screen.lines().collect();
         assert_eq!(lines[0], "a log line");
-        assert!(
-            lines[1].starts_with("training ") && lines[1].contains("3/4 iterations"),
-            "{screen}"
-        );
+        assert!(lines[1].starts_with("training ") && lines[1].contains("3/4 iterations"), "{screen}");
         drop(handle);
         assert_eq!(terminal.contents().trim(), "a log line");
     }
 
     #[test]
     fn modes_choose_sinks() {
-        let mut handle = ProgressMode::None
-            .sink()
-            .start(ProgressTask::new("x", 1, "steps"));
+        let mut handle = ProgressMode::None.sink().start(ProgressTask::new("x", 1, "steps"));
         handle.advance(1);
         handle.set_position(1);
         handle.set_message("m");

@@ -67,10 +67,7 @@ pub struct JobStart {
 impl JobStart {
     /// Now, with `flops` done before.
     pub fn now(flops: f64) -> Self {
-        Self {
-            time: chrono::Local::now().naive_local(),
-            flops,
-        }
+        Self { time: chrono::Local::now().naive_local(), flops }
     }
 
     /// Model TFLOP/s per device from this start until `flops` were done at `now`.
@@ -104,11 +101,7 @@ impl ProgressLog {
     pub fn new(path: &Path, job_id: &str, world_size: u64) -> Self {
         // Tabs and line breaks separate fields and lines.
         let job_id = job_id.split_whitespace().collect::<Vec<_>>().join(" ");
-        Self {
-            path: path.to_owned(),
-            job_id,
-            world_size,
-        }
+        Self { path: path.to_owned(), job_id, world_size }
     }
 
     /// Notes that this job starts, with `flops` done by earlier ones, and returns the start its throughput is counted
@@ -134,11 +127,7 @@ impl ProgressLog {
     ) -> Result<(), ProgressLogError> {
         let now = chrono::Local::now().naive_local();
         let first = read_job_start(&self.path, self.world_size)?;
-        let CheckpointProgress {
-            iteration,
-            flops,
-            tokens,
-        } = progress;
+        let CheckpointProgress { iteration, flops, tokens } = progress;
         let text = format!(
             "{}\tIteration: {iteration}\tJob throughput: {:.1} MODEL_TFLOP/s/GPU\tCumulative throughput: {:.1} \
              MODEL_TFLOP/s/GPU\tFloating-point operations: {}\tTokens (in billions): {:.2}",
@@ -159,33 +148,19 @@ impl ProgressLog {
     /// # Errors
     /// File errors.
     pub fn async_save_finished(&self, iteration: u64) -> Result<(), ProgressLogError> {
-        self.append(
-            chrono::Local::now().naive_local(),
-            &format!("{SAVED_ASYNC}\tIteration: {iteration}"),
-        )
+        self.append(chrono::Local::now().naive_local(), &format!("{SAVED_ASYNC}\tIteration: {iteration}"))
     }
 
     fn append(&self, time: NaiveDateTime, text: &str) -> Result<(), ProgressLogError> {
-        let line = format!(
-            "{}\tJob ID: {}\t# GPUs: {}\t{text}\n",
-            time.format(TIME_FORMAT),
-            self.job_id,
-            self.world_size
-        );
+        let line =
+            format!("{}\tJob ID: {}\t# GPUs: {}\t{text}\n", time.format(TIME_FORMAT), self.job_id, self.world_size);
         let write = || {
             if let Some(folder) = self.path.parent() {
                 fs::create_dir_all(folder)?;
             }
-            OpenOptions::new()
-                .create(true)
-                .append(true)
-                .open(&self.path)?
-                .write_all(line.as_bytes())
+            OpenOptions::new().create(true).append(true).open(&self.path)?.write_all(line.as_bytes())
         };
-        write().map_err(|source| ProgressLogError::Io {
-            path: self.path.clone(),
-            source,
-        })
+        write().map_err(|source| ProgressLogError::Io { path: self.path.clone(), source })
     }
 }
 
@@ -193,9 +168,7 @@ impl ProgressLog {
 fn short_scientific(value: f64) -> String {
     let text = format!("{value:.2e}");
     let (mantissa, exponent) = text.split_once('e').unwrap_or((&text, "0"));
-    let (sign, digits) = exponent
-        .strip_prefix('-')
-        .map_or(('+', exponent), |digits| ('-', digits));
+    let (sign, digits) = exponent.strip_prefix('-').map_or(('+', exponent), |digits| ('-', digits));
     format!("{mantissa}e{sign}{digits:0>2}")
 }
 
@@ -204,48 +177,29 @@ fn short_scientific(value: f64) -> String {
 /// # Errors
 /// File errors, a line that is not this log's, no such start.
 pub fn read_job_start(path: &Path, world_size: u64) -> Result<JobStart, ProgressLogError> {
-    let text = fs::read_to_string(path).map_err(|source| ProgressLogError::Io {
-        path: path.to_owned(),
-        source,
-    })?;
+    let text = fs::read_to_string(path).map_err(|source| ProgressLogError::Io { path: path.to_owned(), source })?;
     let mut start = None;
     let mut saved_flops = 0.0;
     let mut on_their_way = BTreeMap::new();
     for (index, line) in text.lines().enumerate() {
-        let damaged = |reason: String| ProgressLogError::Line {
-            path: path.to_owned(),
-            line: index + 1,
-            reason,
-        };
+        let damaged = |reason: String| ProgressLogError::Line { path: path.to_owned(), line: index + 1, reason };
         let fields: Vec<&str> = line.split('\t').collect();
         let [time, _, ranks, event, rest @ ..] = &fields[..] else {
-            return Err(damaged(format!(
-                "{} tab-separated fields, expected 4 or more",
-                fields.len()
-            )));
+            return Err(damaged(format!("{} tab-separated fields, expected 4 or more", fields.len())));
         };
         let time = NaiveDateTime::parse_from_str(time, TIME_FORMAT)
             .map_err(|_| damaged(format!("`{time}` is no time, expected YYYY-MM-DD HH:MM:SS")))?;
         if number::<u64>(ranks).map_err(damaged)? != world_size {
             start = None;
         } else if *event == STARTING {
-            start.get_or_insert(JobStart {
-                time,
-                flops: saved_flops,
-            });
+            start.get_or_insert(JobStart { time, flops: saved_flops });
         }
-        let field = |index: usize| {
-            rest.get(index)
-                .copied()
-                .ok_or_else(|| damaged(format!("field {} is missing", index + 4)))
-        };
+        let field =
+            |index: usize| rest.get(index).copied().ok_or_else(|| damaged(format!("field {} is missing", index + 4)));
         match *event {
             SAVED => saved_flops = number(field(3)?).map_err(damaged)?,
             SAVING_ASYNC => {
-                on_their_way.insert(
-                    number::<u64>(field(0)?).map_err(damaged)?,
-                    number(field(3)?).map_err(damaged)?,
-                );
+                on_their_way.insert(number::<u64>(field(0)?).map_err(damaged)?, number(field(3)?).map_err(damaged)?);
             }
             SAVED_ASYNC => {
                 if let Some(flops) = on_their_way.remove(&number(field(0)?).map_err(damaged)?) {
@@ -255,10 +209,7 @@ pub fn read_job_start(path: &Path, world_size: u64) -> Result<JobStart, Progress
             _ => {}
         }
     }
-    start.ok_or_else(|| ProgressLogError::NoStart {
-        path: path.to_owned(),
-        world_size,
-    })
+    start.ok_or_else(|| ProgressLogError::NoStart { path: path.to_owned(), world_size })
 }
 
 /// The number after `name: `.
@@ -295,41 +246,24 @@ mod tests {
              2026-01-02 00:00:00\tJob ID: 2\t# GPUs: 4\tStarting job\n\
              2026-01-03 00:00:00\tJob ID: 3\t# GPUs: 4\tStarting job\n"
         );
-        assert_eq!(
-            read(&lines, 4).unwrap(),
-            JobStart {
-                time: at("2026-01-02 00:00:00"),
-                flops: 2.5e15
-            }
-        );
-        assert!(matches!(
-            read(&lines, 8),
-            Err(ProgressLogError::NoStart { world_size: 8, .. })
-        ));
+        assert_eq!(read(&lines, 4).unwrap(), JobStart { time: at("2026-01-02 00:00:00"), flops: 2.5e15 });
+        assert!(matches!(read(&lines, 8), Err(ProgressLogError::NoStart { world_size: 8, .. })));
         let back = format!("{lines}2026-01-04 00:00:00\tJob ID: 4\t# GPUs: 8\tStarting job\n");
         assert_eq!(read(&back, 8).unwrap().time, at("2026-01-04 00:00:00"));
     }
 
     #[test]
     fn asynchronous_saves_count_once_they_are_on_disk() {
-        let saving =
-            format!("2026-01-01 01:00:00\tJob ID: \t# GPUs: 8\tSaving async checkpoint\t{SAVE}\n");
-        let saved =
-            "2026-01-01 01:01:00\tJob ID: \t# GPUs: 8\tSaved async checkpoint\tIteration: 5\n";
+        let saving = format!("2026-01-01 01:00:00\tJob ID: \t# GPUs: 8\tSaving async checkpoint\t{SAVE}\n");
+        let saved = "2026-01-01 01:01:00\tJob ID: \t# GPUs: 8\tSaved async checkpoint\tIteration: 5\n";
         let start = "2026-01-02 00:00:00\tJob ID: \t# GPUs: 4\tStarting job\n";
-        assert_eq!(
-            read(&format!("{saving}{saved}{start}"), 4).unwrap().flops,
-            2.5e15
-        );
+        assert_eq!(read(&format!("{saving}{saved}{start}"), 4).unwrap().flops, 2.5e15);
         assert_eq!(read(&format!("{saving}{start}"), 4).unwrap().flops, 0.0);
     }
 
     #[test]
     fn throughput_is_that_of_the_interval_it_names() {
-        let start = JobStart {
-            time: at("2026-01-01 00:00:00"),
-            flops: 1e15,
-        };
+        let start = JobStart { time: at("2026-01-01 00:00:00"), flops: 1e15 };
         // 8e15 operations in 1000 seconds on 4 devices.
         assert_eq!(start.throughput(at("2026-01-01 00:16:40"), 9e15, 4), 2.0);
         assert_eq!(start.throughput(start.time, 9e15, 4), 0.0);
@@ -341,42 +275,17 @@ mod tests {
         let path = folder.path().join("save/progress.txt");
         let log = ProgressLog::new(&path, "12\t3", 2);
         let job = log.job_started(0.0).unwrap();
-        let earlier = JobStart {
-            time: job.time - chrono::TimeDelta::seconds(100),
-            ..job
-        };
-        let progress = CheckpointProgress {
-            iteration: 7,
-            flops: 4e14,
-            tokens: 25_000_000,
-        };
-        log.checkpoint_saved(SaveKind::Blocking, progress, &earlier)
-            .unwrap();
-        log.checkpoint_saved(SaveKind::Async, progress, &earlier)
-            .unwrap();
+        let earlier = JobStart { time: job.time - chrono::TimeDelta::seconds(100), ..job };
+        let progress = CheckpointProgress { iteration: 7, flops: 4e14, tokens: 25_000_000 };
+        log.checkpoint_saved(SaveKind::Blocking, progress, &earlier).unwrap();
+        log.checkpoint_saved(SaveKind::Async, progress, &earlier).unwrap();
         log.async_save_finished(7).unwrap();
         let text = fs::read_to_string(&path).unwrap();
-        let lines: Vec<Vec<&str>> = text
-            .lines()
-            .map(|line| line.split('\t').collect())
-            .collect();
+        let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split('\t').collect()).collect();
         assert_eq!(lines[0][1..], ["Job ID: 12 3", "# GPUs: 2", "Starting job"]);
-        assert_eq!(
-            lines[1][3..6],
-            [
-                "Saved checkpoint",
-                "Iteration: 7",
-                "Job throughput: 2.0 MODEL_TFLOP/s/GPU"
-            ]
-        );
+        assert_eq!(lines[1][3..6], ["Saved checkpoint", "Iteration: 7", "Job throughput: 2.0 MODEL_TFLOP/s/GPU"]);
         assert!(lines[1][6].starts_with("Cumulative throughput: "));
-        assert_eq!(
-            lines[1][7..],
-            [
-                "Floating-point operations: 4.00e+14",
-                "Tokens (in billions): 0.03"
-            ]
-        );
+        assert_eq!(lines[1][7..], ["Floating-point operations: 4.00e+14", "Tokens (in billions): 0.03"]);
         assert_eq!(lines[2][3], "Saving async checkpoint");
         assert_eq!(lines[3][3..], ["Saved async checkpoint", "Iteration: 7"]);
         let read_back = read_job_start(&path, 2).unwrap();
@@ -385,19 +294,10 @@ mod tests {
 
     #[test]
     fn damage_is_an_error_with_the_line() {
-        let message = read(
-            "2026-01-01 00:00:00\tJob ID: 1\t# GPUs: 8\tStarting job\nhello\n",
-            8,
-        )
-        .unwrap_err()
-        .to_string();
-        assert!(
-            message.contains("progress.txt, line 2: 1 tab-separated fields"),
-            "{message}"
-        );
-        let message = read("soon\tJob ID: 1\t# GPUs: 8\tStarting job\n", 8)
-            .unwrap_err()
-            .to_string();
+        let message =
+            read("2026-01-01 00:00:00\tJob ID: 1\t# GPUs: 8\tStarting job\nhello\n", 8).unwrap_err().to_string();
+        assert!(message.contains("progress.txt, line 2: 1 tab-separated fields"), "{message}");
+        let message = read("soon\tJob ID: 1\t# GPUs: 8\tStarting job\n", 8).unwrap_err().to_string();
         assert!(message.contains("line 1: `soon` is no time"), "{message}");
     }
 }

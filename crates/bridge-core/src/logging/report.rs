@@ -18,10 +18,7 @@ impl ThroughputWindow {
     /// A window over `window_size` iterations, at least one.
     pub fn new(window_size: usize) -> Self {
         let window_size = window_size.max(1);
-        Self {
-            window_size,
-            ends: VecDeque::with_capacity(window_size + 1),
-        }
+        Self { window_size, ends: VecDeque::with_capacity(window_size + 1) }
     }
 
     /// Notes an end of an iteration: `seconds` on any steady clock, all samples consumed so far. Also called once
@@ -49,15 +46,9 @@ impl ThroughputWindow {
             ("samples_per_sec", samples / seconds),
             ("tokens_per_sec", samples * seq_length as f64 / seconds),
         ];
-        let all = rates
-            .iter()
-            .map(|(name, rate)| (format!("throughput/{name}"), *rate));
-        let per_device = rates.iter().map(|(name, rate)| {
-            (
-                format!("throughput/device/{name}"),
-                rate / world_size.max(1) as f64,
-            )
-        });
+        let all = rates.iter().map(|(name, rate)| (format!("throughput/{name}"), *rate));
+        let per_device =
+            rates.iter().map(|(name, rate)| (format!("throughput/device/{name}"), rate / world_size.max(1) as f64));
         all.chain(per_device).collect()
     }
 }
@@ -86,16 +77,9 @@ pub fn report_memory(
     statistics: &BTreeMap<String, f64>,
     keys: Option<&BTreeMap<String, String>>,
 ) -> Vec<(String, f64)> {
-    let default_keys = || {
-        MEMORY_KEYS
-            .iter()
-            .map(|(statistic, name)| (*statistic, *name))
-            .collect::<Vec<_>>()
-    };
+    let default_keys = || MEMORY_KEYS.iter().map(|(statistic, name)| (*statistic, *name)).collect::<Vec<_>>();
     let keys = keys.map_or_else(default_keys, |keys| {
-        keys.iter()
-            .map(|(statistic, name)| (statistic.as_str(), name.as_str()))
-            .collect()
+        keys.iter().map(|(statistic, name)| (statistic.as_str(), name.as_str())).collect()
     });
     keys.into_iter()
         .filter_map(|(statistic, name)| {
@@ -113,28 +97,16 @@ impl super::HostMemory {
     /// The statistics [`report_memory`] knows by default.
     pub fn statistics(&self) -> BTreeMap<String, f64> {
         BTreeMap::from([
-            (
-                "host_resident_bytes.current".to_owned(),
-                self.resident_bytes as f64,
-            ),
-            (
-                "host_resident_bytes.peak".to_owned(),
-                self.peak_resident_bytes as f64,
-            ),
+            ("host_resident_bytes.current".to_owned(), self.resident_bytes as f64),
+            ("host_resident_bytes.peak".to_owned(), self.peak_resident_bytes as f64),
         ])
     }
 }
 
 /// A rank's memory metrics on one line, as the console shows them after the first iterations.
 pub fn format_memory_report(rank: usize, iteration: u64, metrics: &[(String, f64)]) -> String {
-    let metrics: Vec<String> = metrics
-        .iter()
-        .map(|(name, value)| format!("{name}: {value}"))
-        .collect();
-    format!(
-        "[Rank {rank}] (after {iteration} iterations) memory (GB) | {}",
-        metrics.join(" | ")
-    )
+    let metrics: Vec<String> = metrics.iter().map(|(name, value)| format!("{name}: {value}")).collect();
+    format!("[Rank {rank}] (after {iteration} iterations) memory (GB) | {}", metrics.join(" | "))
 }
 
 fn five_digits(value: f64) -> f64 {
@@ -186,9 +158,7 @@ impl FromStr for TimeUnit {
             "minutes" => Ok(Self::Minutes),
             "hours" => Ok(Self::Hours),
             "days" => Ok(Self::Days),
-            found => Err(UnknownTimeUnit {
-                found: found.to_owned(),
-            }),
+            found => Err(UnknownTimeUnit { found: found.to_owned() }),
         }
     }
 }
@@ -227,23 +197,15 @@ impl RuntimeReport {
     pub fn metrics(&self, unit: TimeUnit) -> Vec<(String, f64)> {
         let done_here = self.iteration.saturating_sub(self.start_iteration);
         let remaining = self.train_iters.saturating_sub(self.iteration) as f64;
-        let estimate = (done_here > 0)
-            .then(|| self.elapsed_seconds / done_here as f64 * remaining / unit.seconds());
+        let estimate = (done_here > 0).then(|| self.elapsed_seconds / done_here as f64 * remaining / unit.seconds());
         let rest = [
-            (
-                "time/tokens",
-                self.consumed_samples as f64 * self.seq_length as f64,
-            ),
+            ("time/tokens", self.consumed_samples as f64 * self.seq_length as f64),
             ("time/samples", self.consumed_samples as f64),
             ("time/batches", self.iteration as f64),
             ("time/total", self.elapsed_seconds / unit.seconds()),
         ];
         let estimate = estimate.map(|estimate| ("time/remaining_estimate", estimate));
-        estimate
-            .into_iter()
-            .chain(rest)
-            .map(|(name, value)| (name.to_owned(), value))
-            .collect()
+        estimate.into_iter().chain(rest).map(|(name, value)| (name.to_owned(), value)).collect()
     }
 }
 
@@ -252,11 +214,7 @@ mod tests {
     use super::*;
 
     fn named(metrics: &[(String, f64)], name: &str) -> f64 {
-        metrics
-            .iter()
-            .find(|(known, _)| known == name)
-            .unwrap_or_else(|| panic!("{name} in {metrics:?}"))
-            .1
+        metrics.iter().find(|(known, _)| known == name).unwrap_or_else(|| panic!("{name} in {metrics:?}")).1
     }
 
     #[test]
@@ -265,22 +223,11 @@ mod tests {
         window.push(0.0, 0);
         for iteration in 1..=10 {
             // Slow at first; the batch grows from 8 to 16 after six iterations.
-            let seconds = if iteration <= 3 {
-                f64::from(iteration) * 10.0
-            } else {
-                30.0 + f64::from(iteration - 3) * 0.5
-            };
-            let samples = if iteration <= 6 {
-                8 * iteration
-            } else {
-                48 + 16 * (iteration - 6)
-            };
+            let seconds =
+                if iteration <= 3 { f64::from(iteration) * 10.0 } else { 30.0 + f64::from(iteration - 3) * 0.5 };
+            let samples = if iteration <= 6 { 8 * iteration } else { 48 + 16 * (iteration - 6) };
             window.push(seconds, samples as u64);
-            assert_eq!(
-                window.report(32, 2).is_empty(),
-                iteration < 4,
-                "full after {iteration}"
-            );
+            assert_eq!(window.report(32, 2).is_empty(), iteration < 4, "full after {iteration}");
         }
         let metrics = window.report(32, 2);
         assert_eq!(named(&metrics, "throughput/batches_per_sec"), 2.0);
@@ -302,31 +249,16 @@ mod tests {
         ]);
         assert_eq!(
             report_memory(&statistics, None),
-            [
-                ("mem-allocated-gigabytes".to_owned(), 1.2346),
-                ("mem-alloc-retires".to_owned(), 3.0)
-            ]
+            [("mem-allocated-gigabytes".to_owned(), 1.2346), ("mem-alloc-retires".to_owned(), 3.0)]
         );
         let keys = BTreeMap::from([("unheard_of".to_owned(), "mine".to_owned())]);
-        assert_eq!(
-            report_memory(&statistics, Some(&keys)),
-            [("mine".to_owned(), 1.0)]
-        );
+        assert_eq!(report_memory(&statistics, Some(&keys)), [("mine".to_owned(), 1.0)]);
         assert_eq!(
             format_memory_report(3, 2, &report_memory(&statistics, None)),
             "[Rank 3] (after 2 iterations) memory (GB) | mem-allocated-gigabytes: 1.2346 | mem-alloc-retires: 3"
         );
-        let host = super::super::HostMemory {
-            resident_bytes: 2_000_000_000,
-            peak_resident_bytes: 3_000_000_000,
-        };
-        assert_eq!(
-            named(
-                &report_memory(&host.statistics(), None),
-                "mem-max-host-gigabytes"
-            ),
-            3.0
-        );
+        let host = super::super::HostMemory { resident_bytes: 2_000_000_000, peak_resident_bytes: 3_000_000_000 };
+        assert_eq!(named(&report_memory(&host.statistics(), None), "mem-max-host-gigabytes"), 3.0);
     }
 
     #[test]
@@ -350,34 +282,11 @@ mod tests {
         assert_eq!(named(&metrics, "time/remaining_estimate"), 8.0);
         assert_eq!(named(&metrics, "time/total"), 2.0);
         assert_eq!(named(&metrics, "time/tokens"), 6000.0);
-        assert_eq!(
-            (
-                named(&metrics, "time/samples"),
-                named(&metrics, "time/batches")
-            ),
-            (600.0, 60.0)
-        );
-        assert_eq!(
-            named(&report.metrics(TimeUnit::Days), "time/total"),
-            7200.0 / 86_400.0
-        );
+        assert_eq!((named(&metrics, "time/samples"), named(&metrics, "time/batches")), (600.0, 60.0));
+        assert_eq!(named(&report.metrics(TimeUnit::Days), "time/total"), 7200.0 / 86_400.0);
 
-        let at_start = RuntimeReport {
-            iteration: 50,
-            ..report
-        }
-        .metrics(TimeUnit::Seconds);
-        assert!(
-            at_start
-                .iter()
-                .all(|(name, value)| name != "time/remaining_estimate" && value.is_finite())
-        );
-        assert!(
-            "years"
-                .parse::<TimeUnit>()
-                .unwrap_err()
-                .to_string()
-                .contains("`years`")
-        );
+        let at_start = RuntimeReport { iteration: 50, ..report }.metrics(TimeUnit::Seconds);
+        assert!(at_start.iter().all(|(name, value)| name != "time/remaining_estimate" && value.is_finite()));
+        assert!("years".parse::<TimeUnit>().unwrap_err().to_string().contains("`years`"));
     }
 }

@@ -88,18 +88,12 @@ pub struct Timers {
 impl Timers {
     /// Timers that run up to `level` of detail.
     pub fn new(level: TimingLogLevel) -> Self {
-        Self {
-            level,
-            totals: Mutex::new(Vec::new()),
-        }
+        Self { level, totals: Mutex::new(Vec::new()) }
     }
 
     /// Times from now until the guard is dropped. Costs nothing when `level` is too detailed.
     pub fn start<'a>(&'a self, name: &'a str, level: TimerLevel) -> TimerGuard<'a> {
-        let running = self
-            .level
-            .includes(level)
-            .then(|| (self, name, Instant::now()));
+        let running = self.level.includes(level).then(|| (self, name, Instant::now()));
         TimerGuard { running }
     }
 
@@ -119,12 +113,7 @@ impl Timers {
     /// Takes what has accumulated and starts again at zero.
     pub fn drain(&self) -> TimerReport {
         let totals = std::mem::take(&mut *self.lock());
-        TimerReport {
-            seconds: totals
-                .into_iter()
-                .map(|(name, total)| (name, total.as_secs_f64()))
-                .collect(),
-        }
+        TimerReport { seconds: totals.into_iter().map(|(name, total)| (name, total.as_secs_f64())).collect() }
     }
 
     fn add(&self, name: &str, elapsed: Duration) {
@@ -175,13 +164,10 @@ impl RankTimers {
         let mut times: Vec<(String, Vec<Option<f64>>)> = Vec::new();
         for (rank, report) in reports.iter().enumerate() {
             for (name, seconds) in &report.seconds {
-                let index = times
-                    .iter()
-                    .position(|(known, _)| known == name)
-                    .unwrap_or_else(|| {
-                        times.push((name.clone(), vec![None; reports.len()]));
-                        times.len() - 1
-                    });
+                let index = times.iter().position(|(known, _)| known == name).unwrap_or_else(|| {
+                    times.push((name.clone(), vec![None; reports.len()]));
+                    times.len() - 1
+                });
                 times[index].1[rank] = Some(*seconds);
             }
         }
@@ -230,16 +216,10 @@ impl RankTimers {
             metrics.push((format!("{name}-time"), per_iteration(max)));
             match option {
                 TimingLogOption::Max => {}
-                TimingLogOption::MinMax => {
-                    metrics.push((format!("{name}-time/min"), per_iteration(min)))
-                }
-                TimingLogOption::All => {
-                    metrics.extend(by_rank.iter().enumerate().filter_map(|(rank, seconds)| {
-                        seconds.map(|seconds| {
-                            (format!("{name}-time/rank{rank}"), per_iteration(seconds))
-                        })
-                    }))
-                }
+                TimingLogOption::MinMax => metrics.push((format!("{name}-time/min"), per_iteration(min))),
+                TimingLogOption::All => metrics.extend(by_rank.iter().enumerate().filter_map(|(rank, seconds)| {
+                    seconds.map(|seconds| (format!("{name}-time/rank{rank}"), per_iteration(seconds)))
+                })),
             }
         }
         metrics
@@ -250,9 +230,7 @@ fn min_max(by_rank: &[Option<f64>]) -> (f64, f64) {
     by_rank
         .iter()
         .flatten()
-        .fold((f64::INFINITY, f64::NEG_INFINITY), |(min, max), seconds| {
-            (min.min(*seconds), max.max(*seconds))
-        })
+        .fold((f64::INFINITY, f64::NEG_INFINITY), |(min, max), seconds| (min.min(*seconds), max.max(*seconds)))
 }
 
 impl fmt::Display for TimerLevel {
@@ -271,10 +249,7 @@ pub struct Stopwatch {
 impl Stopwatch {
     /// A running stopwatch at zero.
     pub fn started() -> Self {
-        Self {
-            accumulated: Duration::ZERO,
-            running_since: Some(Instant::now()),
-        }
+        Self { accumulated: Duration::ZERO, running_since: Some(Instant::now()) }
     }
 
     /// Runs on; nothing changes if it runs already.
@@ -291,10 +266,7 @@ impl Stopwatch {
 
     /// Time counted so far.
     pub fn elapsed(&self) -> Duration {
-        self.accumulated
-            + self
-                .running_since
-                .map_or(Duration::ZERO, |since| since.elapsed())
+        self.accumulated + self.running_since.map_or(Duration::ZERO, |since| since.elapsed())
     }
 
     /// Takes the time counted so far and goes back to zero, running or stopped as before.
@@ -318,20 +290,14 @@ mod tests {
     fn levels_select_timers() {
         for (number, expected) in [(-1, 0), (0, 1), (1, 2), (2, 3)] {
             let timers = Timers::new(number.try_into().unwrap());
-            for (name, level) in [
-                ("a", TimerLevel::Iteration),
-                ("b", TimerLevel::Phase),
-                ("c", TimerLevel::MicroBatch),
-            ] {
+            for (name, level) in [("a", TimerLevel::Iteration), ("b", TimerLevel::Phase), ("c", TimerLevel::MicroBatch)]
+            {
                 timers.record(name, level, MS);
                 drop(timers.start(name, level));
             }
             assert_eq!(timers.drain().seconds.len(), expected, "level {number}");
         }
-        assert_eq!(
-            TimingLogLevel::try_from(3),
-            Err(UnknownTimingLogLevel { found: 3 })
-        );
+        assert_eq!(TimingLogLevel::try_from(3), Err(UnknownTimingLogLevel { found: 3 }));
         assert_eq!(TimerLevel::MicroBatch.to_string(), "2");
     }
 
@@ -349,10 +315,7 @@ mod tests {
 
     fn two_ranks() -> RankTimers {
         let report = |times: &[(&str, f64)]| TimerReport {
-            seconds: times
-                .iter()
-                .map(|(name, seconds)| ((*name).to_owned(), *seconds))
-                .collect(),
+            seconds: times.iter().map(|(name, seconds)| ((*name).to_owned(), *seconds)).collect(),
         };
         RankTimers::new(&[
             report(&[("forward-backward", 1.0), ("optimizer", 0.25)]),
@@ -370,12 +333,7 @@ mod tests {
              optimizer ......................................: (25.00, 25.00)"
         );
         assert_eq!(
-            timers
-                .format(TimingLogOption::Max, 10)
-                .unwrap()
-                .lines()
-                .nth(1)
-                .unwrap(),
+            timers.format(TimingLogOption::Max, 10).unwrap().lines().nth(1).unwrap(),
             "    forward-backward ...............................: 200.00"
         );
         assert_eq!(

@@ -46,19 +46,11 @@ impl IntervalLosses {
 
 impl TrainingLog {
     /// Adds an iteration.
-    pub fn record<'a>(
-        &mut self,
-        outcome: StepOutcome,
-        losses: impl IntoIterator<Item = (&'a str, f64)>,
-    ) {
+    pub fn record<'a>(&mut self, outcome: StepOutcome, losses: impl IntoIterator<Item = (&'a str, f64)>) {
         let mut is_finite = true;
         for (name, value) in losses {
             is_finite &= value.is_finite();
-            let summand = if outcome == StepOutcome::Advanced {
-                value
-            } else {
-                0.0
-            };
+            let summand = if outcome == StepOutcome::Advanced { value } else { 0.0 };
             match self.losses.iter_mut().find(|(known, ..)| known == name) {
                 Some((_, sum, last)) => {
                     *sum += summand;
@@ -82,11 +74,7 @@ impl TrainingLog {
             advanced => sum / advanced as f64,
         };
         IntervalLosses {
-            averages: log
-                .losses
-                .into_iter()
-                .map(|(name, sum, last)| (name, average(sum, last)))
-                .collect(),
+            averages: log.losses.into_iter().map(|(name, sum, last)| (name, average(sum, last))).collect(),
             advanced_iterations: log.advanced_iterations,
             skipped_iterations: log.skipped_iterations,
             nan_iterations: log.nan_iterations,
@@ -167,9 +155,8 @@ impl TrainingLogLine {
     /// The short line that precedes the long one when the throughput is known.
     pub fn step_time_line(&self) -> Option<String> {
         let seconds = self.elapsed_ms_per_iteration / 1000.0;
-        self.tflops_per_device.map(|tflops| {
-            format!("Step Time : {seconds:.2}s GPU utilization: {tflops:.1}MODEL_TFLOP/s/GPU")
-        })
+        self.tflops_per_device
+            .map(|tflops| format!("Step Time : {seconds:.2}s GPU utilization: {tflops:.1}MODEL_TFLOP/s/GPU"))
     }
 }
 
@@ -188,26 +175,15 @@ pub(super) fn scientific(value: f64) -> String {
     }
     let text = format!("{value:.6E}");
     let (mantissa, exponent) = text.split_once('E').unwrap_or((&text, "0"));
-    let (sign, digits) = exponent
-        .strip_prefix('-')
-        .map_or(('+', exponent), |digits| ('-', digits));
+    let (sign, digits) = exponent.strip_prefix('-').map_or(('+', exponent), |digits| ('-', digits));
     format!("{mantissa}E{sign}{digits:0>2}")
 }
 
 /// `1d 02:03:04`, without days when there are none.
 fn clock(seconds: f64) -> String {
     let total = seconds.round() as u64;
-    let (days, hours, minutes, seconds) = (
-        total / 86_400,
-        total / 3600 % 24,
-        total / 60 % 60,
-        total % 60,
-    );
-    let days = if days > 0 {
-        format!("{days}d ")
-    } else {
-        String::new()
-    };
+    let (days, hours, minutes, seconds) = (total / 86_400, total / 3600 % 24, total / 60 % 60, total % 60);
+    let days = if days > 0 { format!("{days}d ") } else { String::new() };
     format!("{days}{hours:02}:{minutes:02}:{seconds:02}")
 }
 
@@ -224,18 +200,12 @@ impl LogRecord for TrainingLogLine {
         if self.skipped_samples > 0 {
             part!(" skipped samples: {:12} |", self.skipped_samples);
         }
-        part!(
-            " elapsed time per iteration (ms): {:.1} |",
-            self.elapsed_ms_per_iteration
-        );
+        part!(" elapsed time per iteration (ms): {:.1} |", self.elapsed_ms_per_iteration);
         if let Some(tflops) = self.tflops_per_device {
             part!(" throughput per GPU (TFLOP/s/GPU): {tflops:.1} |");
         }
         if let Some(energy) = self.energy {
-            part!(
-                " energy per GPU (J/iter/GPU): {:.1} |",
-                energy.joules_per_iteration
-            );
+            part!(" energy per GPU (J/iter/GPU): {:.1} |", energy.joules_per_iteration);
             part!(" power per GPU (W/GPU): {:.1} |", energy.watts);
         }
         if let Some(learning_rate) = self.learning_rate {
@@ -258,22 +228,13 @@ impl LogRecord for TrainingLogLine {
         if let Some(logit) = self.max_attention_logit {
             part!(" max attention logit: {logit:.3} |");
         }
-        part!(
-            " number of skipped iterations: {:3} |",
-            self.losses.skipped_iterations
-        );
-        part!(
-            " number of nan iterations: {:3} |",
-            self.losses.nan_iterations
-        );
+        part!(" number of skipped iterations: {:3} |", self.losses.skipped_iterations);
+        part!(" number of nan iterations: {:3} |", self.losses.nan_iterations);
         if let Some(tokens) = self.tokens_per_second {
             part!(" tokens per second: {tokens:.0} |");
         }
         if let Some(memory) = self.memory {
-            let (now, peak) = (
-                memory.resident_bytes as f64 / GIB,
-                memory.peak_resident_bytes as f64 / GIB,
-            );
+            let (now, peak) = (memory.resident_bytes as f64 / GIB, memory.peak_resident_bytes as f64 / GIB);
             part!(" memory (GiB): {now:.2} (peak {peak:.2}) |");
         }
         if let Some(seconds) = self.seconds_left {
@@ -290,30 +251,16 @@ impl LogRecord for TrainingLogLine {
             ("train_iters".into(), self.train_iters.into()),
             ("consumed_samples".into(), self.consumed_samples.into()),
             ("skipped_samples".into(), self.skipped_samples.into()),
-            (
-                "elapsed_ms_per_iteration".into(),
-                self.elapsed_ms_per_iteration.into(),
-            ),
+            ("elapsed_ms_per_iteration".into(), self.elapsed_ms_per_iteration.into()),
             ("global_batch_size".into(), self.global_batch_size.into()),
             ("loss_scale".into(), self.loss_scale.into()),
-            (
-                "skipped_iterations".into(),
-                self.losses.skipped_iterations.into(),
-            ),
+            ("skipped_iterations".into(), self.losses.skipped_iterations.into()),
             ("nan_iterations".into(), self.losses.nan_iterations.into()),
         ];
-        fields.extend(
-            self.losses
-                .averages
-                .iter()
-                .map(|(name, value)| (name.clone(), (*value).into())),
-        );
+        fields.extend(self.losses.averages.iter().map(|(name, value)| (name.clone(), (*value).into())));
         for (name, value) in [
             ("tflops_per_device", self.tflops_per_device),
-            (
-                "joules_per_iteration_per_device",
-                self.energy.map(|energy| energy.joules_per_iteration),
-            ),
+            ("joules_per_iteration_per_device", self.energy.map(|energy| energy.joules_per_iteration)),
             ("watts_per_device", self.energy.map(|energy| energy.watts)),
             ("learning_rate", self.learning_rate),
             ("grad_norm", self.grad_norm),
@@ -324,16 +271,10 @@ impl LogRecord for TrainingLogLine {
         ] {
             fields.extend(value.map(|value| (name.to_owned(), value.into())));
         }
-        fields.extend(
-            self.num_zeros
-                .map(|num_zeros| ("num_zeros".to_owned(), num_zeros.into())),
-        );
+        fields.extend(self.num_zeros.map(|num_zeros| ("num_zeros".to_owned(), num_zeros.into())));
         if let Some(memory) = self.memory {
             fields.push(("memory_bytes".into(), memory.resident_bytes.into()));
-            fields.push((
-                "peak_memory_bytes".into(),
-                memory.peak_resident_bytes.into(),
-            ));
+            fields.push(("peak_memory_bytes".into(), memory.peak_resident_bytes.into()));
         }
         fields
     }
@@ -379,17 +320,11 @@ mod tests {
         let full = TrainingLogLine {
             skipped_samples: 3,
             tflops_per_device: Some(12.34),
-            energy: Some(Energy {
-                joules_per_iteration: 99.96,
-                watts: 400.0,
-            }),
+            energy: Some(Energy { joules_per_iteration: 99.96, watts: 400.0 }),
             num_zeros: Some(17),
             params_norm: Some(100.0),
             max_attention_logit: Some(2.5),
-            memory: Some(HostMemory {
-                resident_bytes: 1 << 30,
-                peak_resident_bytes: 3 << 29,
-            }),
+            memory: Some(HostMemory { resident_bytes: 1 << 30, peak_resident_bytes: 3 << 29 }),
             seconds_left: Some(93_784.4),
             ..line()
         };
@@ -407,36 +342,17 @@ mod tests {
     #[test]
     fn step_time_needs_a_throughput() {
         assert_eq!(line().step_time_line(), None);
-        let line = TrainingLogLine {
-            tflops_per_device: Some(12.34),
-            ..line()
-        };
-        assert_eq!(
-            line.step_time_line().unwrap(),
-            "Step Time : 0.25s GPU utilization: 12.3MODEL_TFLOP/s/GPU"
-        );
+        let line = TrainingLogLine { tflops_per_device: Some(12.34), ..line() };
+        assert_eq!(line.step_time_line().unwrap(), "Step Time : 0.25s GPU utilization: 12.3MODEL_TFLOP/s/GPU");
     }
 
     #[test]
     fn nan_and_infinity_are_shown() {
         let mut log = TrainingLog::default();
-        log.record(
-            StepOutcome::Advanced,
-            [("lm loss", f64::NAN), ("z_loss", 1.0)],
-        );
-        log.record(
-            StepOutcome::Advanced,
-            [("lm loss", 5.0), ("z_loss", f64::NEG_INFINITY)],
-        );
-        let line = TrainingLogLine {
-            losses: log.drain(),
-            ..TrainingLogLine::default()
-        };
-        assert!(
-            line.human().contains(" lm loss: nan | z_loss: -inf |"),
-            "{}",
-            line.human()
-        );
+        log.record(StepOutcome::Advanced, [("lm loss", f64::NAN), ("z_loss", 1.0)]);
+        log.record(StepOutcome::Advanced, [("lm loss", 5.0), ("z_loss", f64::NEG_INFINITY)]);
+        let line = TrainingLogLine { losses: log.drain(), ..TrainingLogLine::default() };
+        assert!(line.human().contains(" lm loss: nan | z_loss: -inf |"), "{}", line.human());
         assert!(line.human().contains("number of nan iterations:   2 |"));
     }
 
@@ -447,20 +363,10 @@ mod tests {
         log.record(StepOutcome::Advanced, [("lm loss", 4.0)]);
         let interval = log.drain();
         assert_eq!(interval.averages, [("lm loss".to_owned(), 4.0)]);
-        assert_eq!(
-            (
-                interval.total_iterations(),
-                interval.skipped_iterations,
-                interval.nan_iterations
-            ),
-            (2, 1, 1)
-        );
+        assert_eq!((interval.total_iterations(), interval.skipped_iterations, interval.nan_iterations), (2, 1, 1));
         // Unless nothing else is known.
         log.record(StepOutcome::Skipped, [("lm loss", f64::INFINITY)]);
-        assert_eq!(
-            log.drain().averages,
-            [("lm loss".to_owned(), f64::INFINITY)]
-        );
+        assert_eq!(log.drain().averages, [("lm loss".to_owned(), f64::INFINITY)]);
         assert_eq!(log.drain(), IntervalLosses::default());
     }
 

@@ -12,11 +12,7 @@ const MAX_PERPLEXITY_LOSS: f64 = 20.0;
 /// `exp(loss)`, with the loss capped at 20. NaN stays NaN.
 pub fn perplexity(loss: f64) -> f64 {
     // `f64::min` would turn NaN into the cap.
-    if loss > MAX_PERPLEXITY_LOSS {
-        MAX_PERPLEXITY_LOSS.exp()
-    } else {
-        loss.exp()
-    }
+    if loss > MAX_PERPLEXITY_LOSS { MAX_PERPLEXITY_LOSS.exp() } else { loss.exp() }
 }
 
 /// The result of an evaluation.
@@ -57,10 +53,7 @@ impl LogRecord for ValidationLogLine {
             fields.push((name.clone(), (*loss).into()));
             fields.push((format!("{name} ppl"), perplexity(*loss).into()));
         }
-        fields.extend(
-            self.bits_per_byte
-                .map(|bits| ("bits_per_byte".to_owned(), bits.into())),
-        );
+        fields.extend(self.bits_per_byte.map(|bits| ("bits_per_byte".to_owned(), bits.into())));
         fields
     }
 }
@@ -84,15 +77,9 @@ mod tests {
             " validation loss at iteration 10 | lm loss value: 2.000000E+00 | lm loss PPL: 7.389056E+00 | \
              z value: nan | z PPL: nan | "
         );
-        assert_eq!(
-            (lines[0], lines[2]),
-            ("-".repeat(lines[1].len() + 1).as_str(), lines[0])
-        );
+        assert_eq!((lines[0], lines[2]), ("-".repeat(lines[1].len() + 1).as_str(), lines[0]));
         let json: serde_json::Value = serde_json::from_str(&line.json()).unwrap();
-        assert_eq!(
-            (json["lm loss"].as_f64(), json["z ppl"].as_str()),
-            (Some(2.0), Some("NaN"))
-        );
+        assert_eq!((json["lm loss"].as_f64(), json["z ppl"].as_str()), (Some(2.0), Some("NaN")));
     }
 
     #[test]

@@ -28,25 +28,17 @@ impl Batch {
     pub fn new(micro_batch: &MicroBatch, device: &Device) -> Self {
         let shape = [micro_batch.batch_size, micro_batch.seq_length];
         let device = device.clone().without_autodiff();
-        let ints = |values: &[i64]| {
-            Tensor::<2, Int>::from_data(TensorData::new(values.to_vec(), shape), &device)
-        };
+        let ints = |values: &[i64]| Tensor::<2, Int>::from_data(TensorData::new(values.to_vec(), shape), &device);
         let consecutive = micro_batch
             .position_ids
             .chunks(micro_batch.seq_length.max(1))
             .all(|row| row.iter().enumerate().all(|(i, p)| *p == i as i64));
-        let positions = if consecutive {
-            Positions::From(0)
-        } else {
-            Positions::Explicit(ints(&micro_batch.position_ids))
-        };
+        let positions =
+            if consecutive { Positions::From(0) } else { Positions::Explicit(ints(&micro_batch.position_ids)) };
         Self {
             tokens: ints(&micro_batch.tokens),
             labels: ints(&micro_batch.labels),
-            loss_mask: Tensor::from_data(
-                TensorData::new(micro_batch.loss_mask.clone(), shape),
-                &device,
-            ),
+            loss_mask: Tensor::from_data(TensorData::new(micro_batch.loss_mask.clone(), shape), &device),
             positions,
             document_ids: micro_batch.document_ids.as_ref().map(|ids| {
                 let ids: Vec<i64> = ids.iter().map(|id| i64::from(*id)).collect();

@@ -23,11 +23,7 @@ pub struct Stage {
 impl Stage {
     /// The whole model.
     pub fn whole(num_layers: usize) -> Self {
-        Self {
-            layers: 0..num_layers,
-            embedding: true,
-            head: true,
-        }
+        Self { layers: 0..num_layers, embedding: true, head: true }
     }
 }
 
@@ -93,11 +89,7 @@ pub trait ModelBuilder {
     ///
     /// # Errors
     /// If the configuration asks for what the model cannot do.
-    fn build_model(
-        &self,
-        context: &BuildContext,
-        stage: &Stage,
-    ) -> Result<Box<dyn ModelChunk>, ModelBuildError>;
+    fn build_model(&self, context: &BuildContext, stage: &Stage) -> Result<Box<dyn ModelChunk>, ModelBuildError>;
 
     /// Builds the stages of this rank and runs the hooks around them.
     ///
@@ -109,32 +101,22 @@ pub trait ModelBuilder {
         context: &BuildContext,
         stages: &[Stage],
     ) -> Result<Vec<Box<dyn ModelChunk>>, ModelBuildError> {
-        let chunks = stages
-            .iter()
-            .map(|stage| self.build_model(context, stage))
-            .collect::<Result<Vec<_>, _>>()?;
+        let chunks = stages.iter().map(|stage| self.build_model(context, stage)).collect::<Result<Vec<_>, _>>()?;
         let chunks = compose_hooks(config.pre_wrap_hooks())(chunks)?;
         compose_hooks(config.post_wrap_hooks())(chunks)
     }
 }
 
 /// A function from chunks to chunks.
-pub type ModelHook = Arc<
-    dyn Fn(Vec<Box<dyn ModelChunk>>) -> Result<Vec<Box<dyn ModelChunk>>, ModelBuildError>
-        + Send
-        + Sync,
->;
+pub type ModelHook =
+    Arc<dyn Fn(Vec<Box<dyn ModelChunk>>) -> Result<Vec<Box<dyn ModelChunk>>, ModelBuildError> + Send + Sync>;
 
 /// One hook that runs `hooks` from left to right; the identity for none.
 pub fn compose_hooks(hooks: Vec<ModelHook>) -> ModelHook {
     Arc::new(move |chunks| hooks.iter().try_fold(chunks, |chunks, hook| hook(chunks)))
 }
 
-type Factory = Arc<
-    dyn Fn(&crate::config::FinalModel) -> Result<Box<dyn ModelConfig>, ModelBuildError>
-        + Send
-        + Sync,
->;
+type Factory = Arc<dyn Fn(&crate::config::FinalModel) -> Result<Box<dyn ModelConfig>, ModelBuildError> + Send + Sync>;
 
 /// Model kinds by name. A value, not a global: the caller passes it to [`crate::train::pretrain`].
 #[derive(Clone, Default)]
@@ -159,20 +141,10 @@ impl ModelRegistry {
     ///
     /// # Errors
     /// If the kind is unknown or its factory refuses the section.
-    pub fn config(
-        &self,
-        section: &crate::config::FinalModel,
-    ) -> Result<Box<dyn ModelConfig>, ModelBuildError> {
+    pub fn config(&self, section: &crate::config::FinalModel) -> Result<Box<dyn ModelConfig>, ModelBuildError> {
         let Some(factory) = self.factories.get(&section.kind) else {
-            let known: Vec<String> = self
-                .factories
-                .keys()
-                .map(|kind| format!("`{kind}`"))
-                .collect();
-            return Err(ModelBuildError::UnknownKind {
-                found: section.kind.clone(),
-                known: known.join(", "),
-            });
+            let known: Vec<String> = self.factories.keys().map(|kind| format!("`{kind}`")).collect();
+            return Err(ModelBuildError::UnknownKind { found: section.kind.clone(), known: known.join(", ") });
         };
         factory(section)
     }

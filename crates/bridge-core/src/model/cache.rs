@@ -13,10 +13,7 @@ impl LayerCache {
     /// `k` and `v` `[b, t, g, d]` -> `[b, s, g, d]` each, where `s` counts all tokens seen.
     pub fn append(&mut self, k: Tensor<4>, v: Tensor<4>) -> (Tensor<4>, Tensor<4>) {
         let (k, v) = match self.0.take() {
-            Some((old_k, old_v)) => (
-                Tensor::cat(vec![old_k, k], 1),
-                Tensor::cat(vec![old_v, v], 1),
-            ),
+            Some((old_k, old_v)) => (Tensor::cat(vec![old_k, k], 1), Tensor::cat(vec![old_v, v], 1)),
             None => (k, v),
         };
         self.0 = Some((k.clone(), v.clone()));
@@ -36,9 +33,6 @@ pub struct KeyValueCache {
 impl KeyValueCache {
     /// An empty cache for `num_layers` layers.
     pub fn new(num_layers: usize) -> Self {
-        Self {
-            layers: vec![LayerCache::default(); num_layers],
-            length: 0,
-        }
+        Self { layers: vec![LayerCache::default(); num_layers], length: 0 }
     }
 }

@@ -80,12 +80,7 @@ pub trait ModelChunk: fmt::Debug + Send {
     ///
     /// # Panics
     /// If `index` is out of range, or `input` is missing where one is needed.
-    fn forward_segment(
-        &self,
-        index: usize,
-        input: Option<Tensor<3>>,
-        context: &ForwardContext,
-    ) -> SegmentOutput;
+    fn forward_segment(&self, index: usize, input: Option<Tensor<3>>, context: &ForwardContext) -> SegmentOutput;
 
     /// Next-token logits for `tokens_bt`, which follow what `cache` has seen. `None` if the model cannot generate.
     ///

@@ -14,8 +14,7 @@ mod module_chunk;
 
 pub use batch::{Batch, ForwardContext, Mode};
 pub use builder::{
-    BuildContext, ModelBuildError, ModelBuilder, ModelConfig, ModelHook, ModelRegistry, Stage,
-    compose_hooks,
+    BuildContext, ModelBuildError, ModelBuilder, ModelConfig, ModelHook, ModelRegistry, Stage, compose_hooks,
 };
 pub use cache::{KeyValueCache, LayerCache};
 pub use chunk::{ModelChunk, ParameterInfo, ParameterRole, Segment, SegmentOutput, SegmentRole};

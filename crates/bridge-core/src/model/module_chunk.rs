@@ -3,9 +3,7 @@
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Gradients, Int, Tensor};
 
-use super::{
-    ForwardContext, KeyValueCache, ModelChunk, ParameterInfo, ParameterRole, Segment, SegmentOutput,
-};
+use super::{ForwardContext, KeyValueCache, ModelChunk, ParameterInfo, ParameterRole, Segment, SegmentOutput};
 
 /// What a Burn module adds to become a [`ModelChunk`].
 pub trait Segments: Module + 'static {
@@ -13,12 +11,7 @@ pub trait Segments: Module + 'static {
     fn segments(&self) -> Vec<Segment>;
 
     /// See [`ModelChunk::forward_segment`].
-    fn forward_segment(
-        &self,
-        index: usize,
-        input: Option<Tensor<3>>,
-        context: &ForwardContext,
-    ) -> SegmentOutput;
+    fn forward_segment(&self, index: usize, input: Option<Tensor<3>>, context: &ForwardContext) -> SegmentOutput;
 
     /// See [`ModelChunk::logits`]. By default a model cannot generate.
     fn logits(&self, _tokens_bt: Tensor<2, Int>, _cache: &mut KeyValueCache) -> Option<Tensor<3>> {
@@ -51,16 +44,12 @@ pub struct ModuleChunk<M> {
 impl<M: Segments> ModuleChunk<M> {
     /// Wraps `module`.
     pub fn new(module: M) -> Self {
-        Self {
-            module: Some(module),
-        }
+        Self { module: Some(module) }
     }
 
     /// The module.
     pub fn module(&self) -> &M {
-        self.module
-            .as_ref()
-            .expect("the module is only absent inside update_parameters")
+        self.module.as_ref().expect("the module is only absent inside update_parameters")
     }
 }
 
@@ -69,12 +58,7 @@ impl<M: Segments> ModelChunk for ModuleChunk<M> {
         self.module().segments()
     }
 
-    fn forward_segment(
-        &self,
-        index: usize,
-        input: Option<Tensor<3>>,
-        context: &ForwardContext,
-    ) -> SegmentOutput {
+    fn forward_segment(&self, index: usize, input: Option<Tensor<3>>, context: &ForwardContext) -> SegmentOutput {
         self.module().forward_segment(index, input, context)
     }
 
@@ -110,23 +94,16 @@ impl<M: Segments> ModelChunk for ModuleChunk<M> {
     fn update_parameters(&mut self, f: &mut dyn FnMut(&str, Tensor<1>) -> Tensor<1>) {
         let module = self.module.take().expect("update_parameters does not nest");
         let names = names(&module);
-        let mut updater = Updater {
-            names: names.into_iter(),
-            f,
-        };
+        let mut updater = Updater { names: names.into_iter(), f };
         self.module = Some(module.map(&mut updater));
     }
 
     fn take_gradients(&self, gradients: &mut Gradients, f: &mut dyn FnMut(&str, Tensor<1>)) {
-        visit(
-            self.module(),
-            Want::Gradient(gradients),
-            &mut |name, parameter| {
-                if let Some(gradient) = parameter.value {
-                    f(name, gradient);
-                }
-            },
-        );
+        visit(self.module(), Want::Gradient(gradients), &mut |name, parameter| {
+            if let Some(gradient) = parameter.value {
+                f(name, gradient);
+            }
+        });
     }
 
     fn inference(&self) -> Box<dyn ModelChunk> {
@@ -156,19 +133,12 @@ struct Visitor<'a, M> {
 }
 
 fn visit<M: Segments>(module: &M, want: Want, f: &mut dyn FnMut(&str, Visited)) {
-    module.visit(&mut Visitor {
-        module,
-        path: Vec::new(),
-        want,
-        f,
-    });
+    module.visit(&mut Visitor { module, path: Vec::new(), want, f });
 }
 
 fn names<M: Segments>(module: &M) -> Vec<String> {
     let mut names = Vec::new();
-    visit(module, Want::Shape, &mut |name, _| {
-        names.push(name.to_owned())
-    });
+    visit(module, Want::Shape, &mut |name, _| names.push(name.to_owned()));
     names
 }
 
@@ -189,11 +159,7 @@ impl<M: Segments> ModuleVisitor for Visitor<'_, M> {
             Want::Value => Some(flatten(tensor.clone().without_autodiff())),
             Want::Gradient(gradients) => tensor.grad_remove(gradients).map(flatten),
         };
-        let visited = Visited {
-            shape: tensor.dims().to_vec(),
-            trainable: tensor.is_require_grad(),
-            value,
-        };
+        let visited = Visited { shape: tensor.dims().to_vec(), trainable: tensor.is_require_grad(), value };
         (self.f)(&name, visited);
     }
 }
@@ -206,30 +172,15 @@ struct Updater<'a> {
 
 impl ModuleMapper for Updater<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let name = self
-            .names
-            .next()
-            .expect("visitor and mapper walk the same parameters");
+        let name = self.names.next().expect("visitor and mapper walk the same parameters");
         let f = &mut self.f;
         param.map(|tensor| {
-            let (autodiff, trainable, dims) = (
-                tensor.is_autodiff(),
-                tensor.is_require_grad(),
-                tensor.dims(),
-            );
+            let (autodiff, trainable, dims) = (tensor.is_autodiff(), tensor.is_require_grad(), tensor.dims());
             let dtype = tensor.dtype();
             let updated = f(&name, flatten(tensor.without_autodiff()));
             let updated: Tensor<D> = updated.reshape(dims);
-            debug_assert_eq!(
-                updated.dtype(),
-                dtype,
-                "an update of {name} changed its dtype"
-            );
-            if autodiff {
-                updated.autodiff().set_require_grad(trainable)
-            } else {
-                updated
-            }
+            debug_assert_eq!(updated.dtype(), dtype, "an update of {name} changed its dtype");
+            if autodiff { updated.autodiff().set_require_grad(trainable) } else { updated }
         })
     }
 }

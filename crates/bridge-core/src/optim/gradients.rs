@@ -24,10 +24,7 @@ pub struct GradientBuffer {
 impl GradientBuffer {
     /// An empty buffer.
     pub fn new(accumulation: AccumulationDType) -> Self {
-        Self {
-            accumulation,
-            gradients: BTreeMap::new(),
-        }
+        Self { accumulation, gradients: BTreeMap::new() }
     }
 
     /// Forgets all gradients.
@@ -57,19 +54,12 @@ impl GradientBuffer {
     ///
     /// A sum of squares is exact enough in float64 that the total does not depend on the order.
     pub fn norms(&self) -> Vec<(String, f64)> {
-        self.gradients
-            .iter()
-            .map(|(name, g)| (name.clone(), sum_of_squares(g).sqrt()))
-            .collect()
+        self.gradients.iter().map(|(name, g)| (name.clone(), sum_of_squares(g).sqrt())).collect()
     }
 
     /// Euclidean norm of all gradients together.
     pub fn norm(&self) -> f64 {
-        self.gradients
-            .values()
-            .map(sum_of_squares)
-            .sum::<f64>()
-            .sqrt()
+        self.gradients.values().map(sum_of_squares).sum::<f64>().sqrt()
     }
 
     /// Number of gradient entries that are exactly zero.
@@ -79,9 +69,5 @@ impl GradientBuffer {
 }
 
 fn to_float32(x: Tensor<1>) -> Tensor<1> {
-    if x.dtype() == burn::tensor::DType::F32 {
-        x
-    } else {
-        x.cast(FloatDType::F32)
-    }
+    if x.dtype() == burn::tensor::DType::F32 { x } else { x.cast(FloatDType::F32) }
 }

@@ -58,8 +58,7 @@ pub enum DecayQkLayernorm {
 impl OverrideProvider for StandardOverrides {
     fn override_for(&self, parameter: &ParameterInfo) -> ParameterOverride {
         let mut result = ParameterOverride::default();
-        let is_qk_norm =
-            parameter.name.contains("q_layernorm") || parameter.name.contains("k_layernorm");
+        let is_qk_norm = parameter.name.contains("q_layernorm") || parameter.name.contains("k_layernorm");
         let keeps_decay = is_qk_norm && self.decay_qk_layernorm == DecayQkLayernorm::Yes;
         if (parameter.shape.len() == 1 || parameter.name.ends_with(".bias")) && !keeps_decay {
             result.wd_mult = Some(0.0);
@@ -98,10 +97,7 @@ pub struct ParameterGroup {
 }
 
 /// Sorts trainable parameters into groups, in order of first appearance.
-pub(super) fn group(
-    parameters: &[ParameterInfo],
-    provider: &dyn OverrideProvider,
-) -> Vec<ParameterGroup> {
+pub(super) fn group(parameters: &[ParameterInfo], provider: &dyn OverrideProvider) -> Vec<ParameterGroup> {
     let mut groups: Vec<ParameterGroup> = Vec::new();
     for parameter in parameters.iter().filter(|p| p.trainable) {
         let wanted = provider.override_for(parameter);
@@ -113,10 +109,7 @@ pub(super) fn group(
         };
         match groups.iter_mut().find(|group| group.settings == settings) {
             Some(group) => group.names.push(parameter.name.clone()),
-            None => groups.push(ParameterGroup {
-                settings,
-                names: vec![parameter.name.clone()],
-            }),
+            None => groups.push(ParameterGroup { settings, names: vec![parameter.name.clone()] }),
         }
     }
     groups
@@ -127,22 +120,13 @@ mod tests {
     use super::*;
 
     fn parameter(name: &str, shape: &[usize], role: ParameterRole) -> ParameterInfo {
-        ParameterInfo {
-            name: name.into(),
-            shape: shape.to_vec(),
-            role,
-            trainable: !name.starts_with("frozen"),
-        }
+        ParameterInfo { name: name.into(), shape: shape.to_vec(), role, trainable: !name.starts_with("frozen") }
     }
 
     #[test]
     fn decay_and_decoupled_rate_make_groups() {
         let parameters = [
-            parameter(
-                "embedding.weight",
-                &[7, 3],
-                ParameterRole::EmbeddingOrOutput,
-            ),
+            parameter("embedding.weight", &[7, 3], ParameterRole::EmbeddingOrOutput),
             parameter("norm.weight", &[3], ParameterRole::Hidden),
             parameter("linear.weight", &[5, 3], ParameterRole::Hidden),
             parameter("linear.bias", &[5], ParameterRole::Hidden),
@@ -158,11 +142,7 @@ mod tests {
         let names: Vec<_> = groups.iter().map(|g| g.names.clone()).collect();
         assert_eq!(
             names,
-            [
-                vec!["embedding.weight"],
-                vec!["norm.weight", "linear.bias"],
-                vec!["linear.weight", "q_layernorm.weight"],
-            ]
+            [vec!["embedding.weight"], vec!["norm.weight", "linear.bias"], vec!["linear.weight", "q_layernorm.weight"],]
         );
         assert_eq!(groups[0].settings.max_lr, Some(0.5));
         assert_eq!(groups[1].settings.wd_mult, 0.0);

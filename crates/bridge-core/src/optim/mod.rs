@@ -11,9 +11,7 @@ mod tests;
 
 pub use gradients::{AccumulationDType, GradientBuffer};
 pub use groups::{
-    DecayQkLayernorm, GroupSettings, NoOverrides, OverrideProvider, ParameterGroup,
-    ParameterOverride, StandardOverrides,
+    DecayQkLayernorm, GroupSettings, NoOverrides, OverrideProvider, ParameterGroup, ParameterOverride,
+    StandardOverrides,
 };
-pub use optimizer::{
-    Algorithm, GroupRates, Optimizer, OptimizerSettings, OptimizerState, StepOutcome, StepScales,
-};
+pub use optimizer::{Algorithm, GroupRates, Optimizer, OptimizerSettings, OptimizerState, StepOutcome, StepScales};

@@ -102,11 +102,7 @@ pub struct Optimizer {
 
 impl Optimizer {
     /// An optimizer for the trainable parameters of `chunks`, with fresh state.
-    pub fn new(
-        settings: OptimizerSettings,
-        chunks: &[Box<dyn ModelChunk>],
-        provider: &dyn OverrideProvider,
-    ) -> Self {
+    pub fn new(settings: OptimizerSettings, chunks: &[Box<dyn ModelChunk>], provider: &dyn OverrideProvider) -> Self {
         let parameters: Vec<_> = chunks.iter().flat_map(|chunk| chunk.parameters()).collect();
         let groups = groups::group(&parameters, provider);
         let group_of = groups
@@ -114,13 +110,7 @@ impl Optimizer {
             .enumerate()
             .flat_map(|(i, group)| group.names.iter().map(move |name| (name.clone(), i)))
             .collect();
-        Self {
-            settings,
-            groups,
-            group_of,
-            slots: BTreeMap::new(),
-            step: 0,
-        }
+        Self { settings, groups, group_of, slots: BTreeMap::new(), step: 0 }
     }
 
     /// Settings of each group, in order.
@@ -138,21 +128,13 @@ impl Optimizer {
         rates: &[GroupRates],
         scales: StepScales,
     ) -> StepOutcome {
-        assert_eq!(
-            rates.len(),
-            self.groups.len(),
-            "one rate for each parameter group"
-        );
+        assert_eq!(rates.len(), self.groups.len(), "one rate for each parameter group");
         let unscale = 1.0 / (scales.loss_scale * scales.divisor);
         let grad_norm = gradients.norm() * unscale;
         let num_zeros = self.settings.count_zeros.then(|| gradients.num_zeros());
         if !grad_norm.is_finite() {
             gradients.clear();
-            return StepOutcome {
-                success: false,
-                grad_norm,
-                num_zeros,
-            };
+            return StepOutcome { success: false, grad_norm, num_zeros };
         }
         let gradient_scale = unscale * clip_coefficient(self.settings.clip_grad, grad_norm);
         self.step += 1;
@@ -164,21 +146,13 @@ impl Optimizer {
                 // A parameter that the step did not touch has a zero gradient: its moments decay.
                 let gradient = gradients.take(name).unwrap_or_else(|| zeros_like(&value));
                 let slot = self.slots.entry(name.to_owned()).or_default();
-                let update = Update {
-                    algorithm: self.settings.algorithm,
-                    rates: rates[group],
-                    step: self.step,
-                    gradient_scale,
-                };
+                let update =
+                    Update { algorithm: self.settings.algorithm, rates: rates[group], step: self.step, gradient_scale };
                 update.apply(slot, value, gradient)
             });
         }
         gradients.clear();
-        StepOutcome {
-            success: true,
-            grad_norm,
-            num_zeros,
-        }
+        StepOutcome { success: true, grad_norm, num_zeros }
     }
 
     /// Euclidean norm of all parameters (of their float32 masters, where there are any).
@@ -198,21 +172,14 @@ impl Optimizer {
         let (first, second) = self.moment_names();
         let mut tensors = BTreeMap::new();
         for (name, slot) in &self.slots {
-            let entries = [
-                ("master", &slot.master),
-                (first, &slot.first),
-                (second, &slot.second),
-            ];
+            let entries = [("master", &slot.master), (first, &slot.first), (second, &slot.second)];
             for (kind, tensor) in entries {
                 if let Some(tensor) = tensor {
                     tensors.insert(format!("{kind}.{name}"), tensor.clone());
                 }
             }
         }
-        OptimizerState {
-            tensors,
-            step: self.step,
-        }
+        OptimizerState { tensors, step: self.step }
     }
 
     /// Restores saved state. Returns the names of saved tensors that belong to no parameter of this optimizer.
@@ -222,9 +189,7 @@ impl Optimizer {
         self.slots.clear();
         let mut unknown = Vec::new();
         for (key, tensor) in state.tensors {
-            let known = key
-                .split_once('.')
-                .filter(|(_, name)| self.group_of.contains_key(*name));
+            let known = key.split_once('.').filter(|(_, name)| self.group_of.contains_key(*name));
             let Some((kind, name)) = known else {
                 unknown.push(key);
                 continue;
@@ -250,11 +215,7 @@ impl Optimizer {
 
 /// `clip / (norm + 1e-6)` where that is below 1; 1 when clipping is off.
 fn clip_coefficient(clip_grad: f64, grad_norm: f64) -> f64 {
-    if clip_grad > 0.0 {
-        (clip_grad / (grad_norm + 1e-6)).min(1.0)
-    } else {
-        1.0
-    }
+    if clip_grad > 0.0 { (clip_grad / (grad_norm + 1e-6)).min(1.0) } else { 1.0 }
 }
 
 fn zeros_like(value: &Tensor<1>) -> Tensor<1> {
@@ -281,12 +242,7 @@ impl Update {
         };
         let first = slot.first.take().unwrap_or_else(|| zeros_like(&parameter));
         let updated = match self.algorithm {
-            Algorithm::Adam {
-                beta1,
-                beta2,
-                epsilon,
-                decoupled_weight_decay,
-            } => {
+            Algorithm::Adam { beta1, beta2, epsilon, decoupled_weight_decay } => {
                 let second = slot.second.take().unwrap_or_else(|| zeros_like(&parameter));
                 let step = AdamWStep {
                     lr: self.rates.learning_rate,
@@ -298,11 +254,7 @@ impl Update {
                     step: self.step,
                     gradient_scale: self.gradient_scale,
                 };
-                let state = AdamWState {
-                    parameter,
-                    exp_avg: first,
-                    exp_avg_sq: second,
-                };
+                let state = AdamWState { parameter, exp_avg: first, exp_avg_sq: second };
                 let state = adamw(state, gradient, &step);
                 slot.first = Some(state.exp_avg);
                 slot.second = Some(state.exp_avg_sq);

@@ -62,9 +62,7 @@ impl Signal {
     }
 
     fn from_number(number: usize) -> Option<Self> {
-        Self::ALL
-            .into_iter()
-            .find(|signal| signal.number() as usize == number)
+        Self::ALL.into_iter().find(|signal| signal.number() as usize == number)
     }
 }
 
@@ -103,9 +101,7 @@ impl FromStr for Signal {
         Self::ALL
             .into_iter()
             .find(|signal| &signal.name()[3..] == short)
-            .ok_or_else(|| SignalError::Unknown {
-                found: name.to_owned(),
-            })
+            .ok_or_else(|| SignalError::Unknown { found: name.to_owned() })
     }
 }
 
@@ -141,19 +137,11 @@ impl SignalWatcher {
     /// # Errors
     /// [`SignalError::Install`] when the operating system refuses; nothing is watched then.
     pub fn install(signals: &[Signal]) -> Result<Self, SignalError> {
-        let mut watcher = Self {
-            flag: SignalFlag::default(),
-            actions: Vec::new(),
-        };
+        let mut watcher = Self { flag: SignalFlag::default(), actions: Vec::new() };
         let is_second = Arc::new(AtomicBool::new(false));
         for signal in signals {
             // On failure the watcher is dropped, which undoes the signals before this one.
-            watcher
-                .watch(*signal, &is_second)
-                .map_err(|source| SignalError::Install {
-                    signal: *signal,
-                    source,
-                })?;
+            watcher.watch(*signal, &is_second).map_err(|source| SignalError::Install { signal: *signal, source })?;
         }
         Ok(watcher)
     }
@@ -172,11 +160,7 @@ impl SignalWatcher {
         let number = signal.number();
         let mut table = Dispositions::lock();
         let original = original_action(number);
-        let slot = table.entry(number).or_insert(Slot {
-            original,
-            num_watchers: 0,
-            parked: None,
-        });
+        let slot = table.entry(number).or_insert(Slot { original, num_watchers: 0, parked: None });
         slot.num_watchers += 1;
         // Pushed first, so that a failure below is undone by drop.
         self.actions.push((signal, Vec::new()));
@@ -185,17 +169,10 @@ impl SignalWatcher {
         };
         if signal == Signal::Int {
             // Runs before the flag is set: the first signal finds it false.
-            ids.push(flag::register_conditional_default(
-                number,
-                is_second.clone(),
-            )?);
+            ids.push(flag::register_conditional_default(number, is_second.clone())?);
         }
         ids.push(flag::register(number, is_second.clone())?);
-        ids.push(flag::register_usize(
-            number,
-            self.flag.0.clone(),
-            number as usize,
-        )?);
+        ids.push(flag::register_usize(number, self.flag.0.clone(), number as usize)?);
         if let Some(parked) = slot.parked.take() {
             unregister(parked);
         }
@@ -210,14 +187,9 @@ impl Drop for SignalWatcher {
             let number = signal.number();
             if let Some(slot) = table.get_mut(&number) {
                 slot.num_watchers -= 1;
-                if slot.num_watchers == 0
-                    && slot.original == Action::Default
-                    && slot.parked.is_none()
-                {
+                if slot.num_watchers == 0 && slot.original == Action::Default && slot.parked.is_none() {
                     // signal-hook keeps its handler installed, so the default action has to be an action of its own.
-                    slot.parked =
-                        flag::register_conditional_default(number, Arc::new(AtomicBool::new(true)))
-                            .ok();
+                    slot.parked = flag::register_conditional_default(number, Arc::new(AtomicBool::new(true))).ok();
                 }
             }
             for id in ids {
@@ -263,11 +235,7 @@ fn original_action(number: i32) -> Action {
             .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
             .is_some_and(|mask| mask >> (number - 1) & 1 == 1)
     };
-    if is_set("SigIgn:") || is_set("SigCgt:") {
-        Action::Other
-    } else {
-        Action::Default
-    }
+    if is_set("SigIgn:") || is_set("SigCgt:") { Action::Other } else { Action::Default }
 }
 
 #[cfg(test)]
@@ -286,14 +254,9 @@ mod tests {
             act();
             std::process::exit(0);
         }
-        let path = module_path!()
-            .split_once("::")
-            .map(|(_, path)| format!("{path}::{test}"))
-            .unwrap();
+        let path = module_path!().split_once("::").map(|(_, path)| format!("{path}::{test}")).unwrap();
         let mut child = Command::new(std::env::current_exe().unwrap());
-        child
-            .args(["--exact", &path, "--test-threads=1"])
-            .env(MARK, "1");
+        child.args(["--exact", &path, "--test-threads=1"]).env(MARK, "1");
         Some(child.output().unwrap().status)
     }
 
@@ -311,11 +274,7 @@ mod tests {
             assert_eq!(flag.received(), Some(Signal::Usr1));
             send(Signal::Term);
             send(Signal::Term);
-            assert_eq!(
-                watcher.received(),
-                Some(Signal::Term),
-                "a scheduler may send it twice"
-            );
+            assert_eq!(watcher.received(), Some(Signal::Term), "a scheduler may send it twice");
             flag.clear();
             assert_eq!(watcher.received(), None);
         });
@@ -339,11 +298,7 @@ mod tests {
             let outer = SignalWatcher::install(&[Signal::Term]).unwrap();
             drop(SignalWatcher::install(&[Signal::Term]).unwrap());
             send(Signal::Term);
-            assert_eq!(
-                outer.received(),
-                Some(Signal::Term),
-                "another watcher is still there"
-            );
+            assert_eq!(outer.received(), Some(Signal::Term), "another watcher is still there");
             drop(outer);
             let again = SignalWatcher::install(&[Signal::Term]).unwrap();
             send(Signal::Term);
@@ -358,16 +313,7 @@ mod tests {
     fn names_and_exit_codes() {
         assert_eq!("SIGTERM".parse::<Signal>().unwrap(), Signal::Term);
         assert_eq!("usr1".parse::<Signal>().unwrap(), Signal::Usr1);
-        assert!(
-            "SIGKILL"
-                .parse::<Signal>()
-                .unwrap_err()
-                .to_string()
-                .contains("unknown signal `SIGKILL`")
-        );
-        assert_eq!(
-            (Signal::Int.exit_code(), Signal::Term.exit_code()),
-            (130, 143)
-        );
+        assert!("SIGKILL".parse::<Signal>().unwrap_err().to_string().contains("unknown signal `SIGKILL`"));
+        assert_eq!((Signal::Int.exit_code(), Signal::Term.exit_code()), (130, 143));
     }
 }

@@ -2,9 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::rerun::{
-    Finding, RerunStateMachine, Severity, UnexpectedResult, Validation, relative_difference,
-};
+use super::rerun::{Finding, RerunStateMachine, Severity, UnexpectedResult, Validation, relative_difference};
 
 /// Values that only teach the detector what is normal.
 const NUM_LEARNED: u32 = 100;
@@ -20,11 +18,7 @@ pub struct SpikyLossDetector {
 impl SpikyLossDetector {
     /// A detector that rejects values of `factor` times the recorded maximum or more.
     pub fn new(factor: f64) -> Self {
-        Self {
-            factor,
-            num_seen: 0,
-            maximum: 0.0,
-        }
+        Self { factor, num_seen: 0, maximum: 0.0 }
     }
 
     /// Learns from `value` while learning lasts.
@@ -37,9 +31,7 @@ impl SpikyLossDetector {
 
     /// Whether `value` is a spike. Never while learning lasts, and never for NaN or infinity.
     pub fn is_spike(&self, value: f64) -> bool {
-        self.num_seen >= NUM_LEARNED
-            && value.is_finite()
-            && value.abs() >= self.maximum * self.factor
+        self.num_seen >= NUM_LEARNED && value.is_finite() && value.abs() >= self.maximum * self.factor
     }
 }
 
@@ -64,27 +56,13 @@ impl LossChecks {
     ) -> Result<Vec<Finding>, UnexpectedResult> {
         let mut findings = Vec::new();
         let mut check = |rejected, message, severity| {
-            let validation = Validation {
-                result: loss,
-                rejected,
-                message,
-                tolerance: 0.0,
-                severity,
-            };
+            let validation = Validation { result: loss, rejected, message, tolerance: 0.0, severity };
             findings.extend(machine.validate_result(validation, relative_difference)?);
             Ok(())
         };
         if self.check_for_nan_in_loss {
-            check(
-                loss.is_nan(),
-                "found NaN in local forward loss calculation",
-                Severity::Fatal,
-            )?;
-            check(
-                loss.is_infinite(),
-                "found Inf in local forward loss calculation",
-                Severity::Fatal,
-            )?;
+            check(loss.is_nan(), "found NaN in local forward loss calculation", Severity::Fatal)?;
+            check(loss.is_infinite(), "found Inf in local forward loss calculation", Severity::Fatal)?;
         }
         if let Some(detector) = &mut self.spiky_loss {
             check(detector.is_spike(loss), "Spiky loss", Severity::NonFatal)?;
@@ -121,48 +99,27 @@ mod tests {
     fn losses_are_checked_for_nan_infinity_and_spikes() {
         let mut machine = RerunStateMachine::new(RerunConfig::default());
         let _ = machine.next_pass(&mut SingleRank);
-        let mut checks = LossChecks {
-            check_for_nan_in_loss: true,
-            spiky_loss: Some(SpikyLossDetector::new(2.0)),
-        };
+        let mut checks = LossChecks { check_for_nan_in_loss: true, spiky_loss: Some(SpikyLossDetector::new(2.0)) };
         for _ in 0..100 {
             assert_eq!(checks.validate(&mut machine, 3.0).unwrap(), []);
         }
-        assert_eq!(
-            checks.validate(&mut machine, 7.0).unwrap()[0].kind,
-            FindingKind::Tolerated
-        );
-        let error = checks
-            .validate(&mut machine, f64::NAN)
-            .unwrap_err()
-            .to_string();
+        assert_eq!(checks.validate(&mut machine, 7.0).unwrap()[0].kind, FindingKind::Tolerated);
+        let error = checks.validate(&mut machine, f64::NAN).unwrap_err().to_string();
         assert_eq!(
             error,
             "Rank 0, node , device 0, iteration 1: Unexpected result NaN \
              (message='found NaN in local forward loss calculation')"
         );
-        assert!(
-            checks
-                .validate(&mut machine, f64::NEG_INFINITY)
-                .unwrap_err()
-                .message
-                .contains("found Inf")
-        );
+        assert!(checks.validate(&mut machine, f64::NEG_INFINITY).unwrap_err().message.contains("found Inf"));
         checks.check_for_nan_in_loss = false;
         assert_eq!(checks.validate(&mut machine, f64::NAN).unwrap(), []);
     }
 
     #[test]
     fn a_rerun_teaches_nothing() {
-        let config = RerunConfig {
-            mode: RerunMode::ReportDeterminismStats,
-            ..RerunConfig::default()
-        };
+        let config = RerunConfig { mode: RerunMode::ReportDeterminismStats, ..RerunConfig::default() };
         let mut machine = RerunStateMachine::new(config);
-        let mut checks = LossChecks {
-            check_for_nan_in_loss: false,
-            spiky_loss: Some(SpikyLossDetector::new(2.0)),
-        };
+        let mut checks = LossChecks { check_for_nan_in_loss: false, spiky_loss: Some(SpikyLossDetector::new(2.0)) };
         while machine.next_pass(&mut SingleRank).unwrap().runs() {
             checks.validate(&mut machine, 1.0).unwrap();
         }

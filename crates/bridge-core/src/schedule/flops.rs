@@ -159,46 +159,26 @@ impl SequenceLengths {
     /// `batch_size` sequences of `seq_length` tokens.
     pub fn uniform(batch_size: u64, seq_length: u64) -> Self {
         let (b, s) = (batch_size as f64, seq_length as f64);
-        Self {
-            sum: b * s,
-            sum_of_squares: b * s * s,
-        }
+        Self { sum: b * s, sum_of_squares: b * s * s }
     }
 
     /// Packed or ragged sequences.
     pub fn ragged(lengths: impl IntoIterator<Item = u64>) -> Self {
-        lengths.into_iter().fold(
-            Self {
-                sum: 0.0,
-                sum_of_squares: 0.0,
-            },
-            |total, length| {
-                let s = length as f64;
-                Self {
-                    sum: total.sum + s,
-                    sum_of_squares: total.sum_of_squares + s * s,
-                }
-            },
-        )
+        lengths.into_iter().fold(Self { sum: 0.0, sum_of_squares: 0.0 }, |total, length| {
+            let s = length as f64;
+            Self { sum: total.sum + s, sum_of_squares: total.sum_of_squares + s * s }
+        })
     }
 }
 
 /// Vocabulary rounded up so that every tensor-parallel rank gets a multiple of `divisible_by`.
-pub fn padded_vocab_size(
-    vocab_size: u64,
-    divisible_by: u64,
-    tensor_model_parallel_size: u64,
-) -> u64 {
+pub fn padded_vocab_size(vocab_size: u64, divisible_by: u64, tensor_model_parallel_size: u64) -> u64 {
     vocab_size.next_multiple_of((divisible_by * tensor_model_parallel_size).max(1))
 }
 
 /// Model TFLOP/s per device: `flops` done by `num_devices` in `seconds`. 0 for no time at all.
 pub fn tflops_per_device(flops: f64, seconds: f64, num_devices: u64) -> f64 {
-    if seconds > 0.0 {
-        flops / seconds / num_devices.max(1) as f64 / 1e12
-    } else {
-        0.0
-    }
+    if seconds > 0.0 { flops / seconds / num_devices.max(1) as f64 / 1e12 } else { 0.0 }
 }
 
 impl FlopsShape {
@@ -219,10 +199,7 @@ impl FlopsShape {
         let mtp = self.mtp_num_layers as f64;
         let mtp_mixing = 6.0 * mtp * (3.0 * h + 2.0 * h * h);
         let head = 6.0 * h * self.padded_vocab_size as f64 * (mtp + 1.0);
-        Ok(
-            lengths.sum * (6.0 * h * self.mlp_width()? + mtp_mixing + head)
-                + self.attention_flops(lengths)?,
-        )
+        Ok(lengths.sum * (6.0 * h * self.mlp_width()? + mtp_mixing + head) + self.attention_flops(lengths)?)
     }
 
     fn all_layers(&self) -> u64 {
@@ -237,10 +214,7 @@ impl FlopsShape {
             return Ok(dense_width * self.all_layers() as f64);
         };
         if moe.moe_layers.len() as u64 != self.num_layers {
-            return Err(FlopsError::MoePattern {
-                found: moe.moe_layers.len(),
-                expected: self.num_layers,
-            });
+            return Err(FlopsError::MoePattern { found: moe.moe_layers.len(), expected: self.num_layers });
         }
         let mtp_is_moe = moe.moe_layers.last().copied().unwrap_or(false);
         let num_moe = moe.moe_layers.iter().filter(|is_moe| **is_moe).count() as u64
@@ -260,30 +234,18 @@ impl FlopsShape {
         let h = self.hidden_size as f64;
         let heads = self.num_attention_heads as f64;
         match &self.attention {
-            AttentionFlops::Grouped {
-                num_query_groups,
-                kv_channels,
-                output_gate,
-                window,
-            } => {
+            AttentionFlops::Grouped { num_query_groups, kv_channels, output_gate, window } => {
                 let q = *kv_channels as f64 * heads;
                 let kv = (kv_channels * num_query_groups) as f64;
-                let gate = if *output_gate == GateKind::Gated {
-                    q
-                } else {
-                    0.0
-                };
+                let gate = if *output_gate == GateKind::Gated { q } else { 0.0 };
                 let projections = h * (q + 2.0 * kv + gate) + q * h;
                 let num_layers = self.all_layers();
                 let (num_windowed, context) = match window {
-                    Some(window) => (
-                        window.num_windowed(num_layers)?,
-                        window.span.context_sum(lengths),
-                    ),
+                    Some(window) => (window.num_windowed(num_layers)?, window.span.context_sum(lengths)),
                     None => (0, 0.0),
                 };
-                let contexts = num_windowed as f64 * context
-                    + (num_layers - num_windowed) as f64 * lengths.sum_of_squares;
+                let contexts =
+                    num_windowed as f64 * context + (num_layers - num_windowed) as f64 * lengths.sum_of_squares;
                 Ok(6.0 * (num_layers as f64 * projections * lengths.sum + q * contexts))
             }
             AttentionFlops::MultiLatent(mla) => {
@@ -293,8 +255,7 @@ impl FlopsShape {
                     Some(rank) => rank as f64 * (h + heads * qk + 1.0),
                     None => h * heads * qk,
                 };
-                let key_value =
-                    mla.kv_lora_rank as f64 * (h + heads * (mla.qk_head_dim as f64 + v) + 1.0);
+                let key_value = mla.kv_lora_rank as f64 * (h + heads * (mla.qk_head_dim as f64 + v) + 1.0);
                 let projections = query + key_value + h * rope + heads * v * h;
                 let products = heads * (qk + v) / 2.0;
                 let per_layer = projections * lengths.sum + products * lengths.sum_of_squares;
@@ -322,21 +283,16 @@ impl WindowFlops {
     fn num_windowed(&self, num_layers: u64) -> Result<u64, FlopsError> {
         match &self.layers {
             WindowedLayers::All => Ok(num_layers),
-            WindowedLayers::FullEvery(0) => Err(FlopsError::WindowPattern {
-                found: "full every 0 layers",
-                expected: "1 or more",
-            }),
+            WindowedLayers::FullEvery(0) => {
+                Err(FlopsError::WindowPattern { found: "full every 0 layers", expected: "1 or more" })
+            }
             WindowedLayers::FullEvery(every) => Ok(num_layers - num_layers / every),
             WindowedLayers::Pattern(pattern) => {
-                let last = *pattern.last().ok_or(FlopsError::WindowPattern {
-                    found: "an empty list",
-                    expected: "an entry for each layer",
-                })?;
-                let layer_is_windowed =
-                    |layer: u64| pattern.get(layer as usize).copied().unwrap_or(last);
-                Ok((0..num_layers)
-                    .filter(|layer| layer_is_windowed(*layer))
-                    .count() as u64)
+                let last = *pattern
+                    .last()
+                    .ok_or(FlopsError::WindowPattern { found: "an empty list", expected: "an entry for each layer" })?;
+                let layer_is_windowed = |layer: u64| pattern.get(layer as usize).copied().unwrap_or(last);
+                Ok((0..num_layers).filter(|layer| layer_is_windowed(*layer)).count() as u64)
             }
         }
     }

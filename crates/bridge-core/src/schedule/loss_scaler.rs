@@ -31,12 +31,7 @@ pub struct DynamicLossScaleConfig {
 
 impl Default for DynamicLossScaleConfig {
     fn default() -> Self {
-        Self {
-            initial_loss_scale: 4_294_967_296.0,
-            min_loss_scale: 1.0,
-            loss_scale_window: 1000,
-            hysteresis: 2,
-        }
+        Self { initial_loss_scale: 4_294_967_296.0, min_loss_scale: 1.0, loss_scale_window: 1000, hysteresis: 2 }
     }
 }
 
@@ -77,11 +72,7 @@ fn checked(field: &'static str, found: f64) -> Result<f64, LossScaleError> {
     if found > 0.0 && found <= MAX_SCALE {
         Ok(found)
     } else {
-        Err(LossScaleError {
-            field,
-            found,
-            expected: "more than 0 and at most 2^127",
-        })
+        Err(LossScaleError { field, found, expected: "more than 0 and at most 2^127" })
     }
 }
 
@@ -92,15 +83,8 @@ impl LossScaler {
     /// A scale that is not positive and finite in float32.
     pub fn constant(loss_scale: f64) -> Result<Self, LossScaleError> {
         let scale = checked("loss_scale", loss_scale)?;
-        let state = LossScalerState {
-            scale,
-            growth_tracker: 0,
-            hysteresis_tracker: 0,
-        };
-        Ok(Self {
-            dynamic: None,
-            state,
-        })
+        let state = LossScalerState { scale, growth_tracker: 0, hysteresis_tracker: 0 };
+        Ok(Self { dynamic: None, state })
     }
 
     /// A scale that halves after overflows and doubles after clean steps.
@@ -111,37 +95,16 @@ impl LossScaler {
         let scale = checked("initial_loss_scale", config.initial_loss_scale)?;
         checked("min_loss_scale", config.min_loss_scale)?;
         for (holds, field, found, expected) in [
-            (
-                config.min_loss_scale <= scale,
-                "min_loss_scale",
-                config.min_loss_scale,
-                "at most initial_loss_scale",
-            ),
-            (
-                config.loss_scale_window > 0,
-                "loss_scale_window",
-                0.0,
-                "1 or more",
-            ),
+            (config.min_loss_scale <= scale, "min_loss_scale", config.min_loss_scale, "at most initial_loss_scale"),
+            (config.loss_scale_window > 0, "loss_scale_window", 0.0, "1 or more"),
             (config.hysteresis > 0, "hysteresis", 0.0, "1 or more"),
         ] {
             if !holds {
-                return Err(LossScaleError {
-                    field,
-                    found,
-                    expected,
-                });
+                return Err(LossScaleError { field, found, expected });
             }
         }
         let hysteresis_tracker = i64::from(config.hysteresis);
-        Ok(Self {
-            dynamic: Some(config),
-            state: LossScalerState {
-                scale,
-                growth_tracker: 0,
-                hysteresis_tracker,
-            },
-        })
+        Ok(Self { dynamic: Some(config), state: LossScalerState { scale, growth_tracker: 0, hysteresis_tracker } })
     }
 
     /// What the loss is multiplied with.

@@ -10,18 +10,15 @@ mod scheduler_state;
 mod tests;
 
 pub use flops::{
-    AttentionFlops, FlopsError, FlopsShape, GateKind, MlaFlops, MoeFlops, SequenceLengths,
-    WindowFlops, WindowSpan, WindowedLayers, padded_vocab_size, tflops_per_device,
+    AttentionFlops, FlopsError, FlopsShape, GateKind, MlaFlops, MoeFlops, SequenceLengths, WindowFlops, WindowSpan,
+    WindowedLayers, padded_vocab_size, tflops_per_device,
 };
-pub use loss_scaler::{
-    DynamicLossScaleConfig, GradientCheck, LossScaleError, LossScaler, LossScalerState,
-};
+pub use loss_scaler::{DynamicLossScaleConfig, GradientCheck, LossScaleError, LossScaler, LossScalerState};
 pub use num_microbatches::{
-    BatchRampup, BatchSizeChange, BatchSizeConfig, BatchSizeError, Indivisible,
-    NumMicrobatchesCalculator,
+    BatchRampup, BatchSizeChange, BatchSizeConfig, BatchSizeError, Indivisible, NumMicrobatchesCalculator,
 };
 pub use optimizer_param_scheduler::{
-    GroupOverrides, GroupValues, LrDecayStyle, OptimizerParamScheduler,
-    OptimizerParamSchedulerConfig, SchedulerError, WdIncrStyle, WsdDecayStyle,
+    GroupOverrides, GroupValues, LrDecayStyle, OptimizerParamScheduler, OptimizerParamSchedulerConfig, SchedulerError,
+    WdIncrStyle, WsdDecayStyle,
 };
 pub use scheduler_state::{OnStateMismatch, SchedulerState, SchedulerStateError, StateMismatch};

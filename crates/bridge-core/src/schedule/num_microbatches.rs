@@ -66,9 +66,7 @@ pub enum BatchSizeError {
         data_parallel_size: u64,
     },
     /// A batch smaller than one micro-batch for every replica.
-    #[error(
-        "{what} is {batch_size}, expected {unit} or more: one micro-batch for every model replica"
-    )]
+    #[error("{what} is {batch_size}, expected {unit} or more: one micro-batch for every model replica")]
     TooSmall {
         /// Which batch size, in words.
         what: &'static str,
@@ -78,9 +76,7 @@ pub enum BatchSizeError {
         unit: u64,
     },
     /// A ramp-up that starts above its goal.
-    #[error(
-        "rampup_batch_size starts at {start}, expected at most global_batch_size ({global_batch_size})"
-    )]
+    #[error("rampup_batch_size starts at {start}, expected at most global_batch_size ({global_batch_size})")]
     RampupStartsAboveGlobal {
         /// Where the ramp-up starts.
         start: u64,
@@ -148,11 +144,7 @@ impl NumMicrobatchesCalculator {
         }
         config.check_batch("global_batch_size", config.global_batch_size)?;
         let rampup = config.checked_rampup()?;
-        let mut calculator = Self {
-            config,
-            rampup,
-            current_global_batch_size: 0,
-        };
+        let mut calculator = Self { config, rampup, current_global_batch_size: 0 };
         calculator.current_global_batch_size = calculator.global_batch_size_at(0);
         Ok(calculator)
     }
@@ -220,11 +212,7 @@ impl BatchSizeConfig {
     fn check_batch(&self, what: &'static str, batch_size: u64) -> Result<(), BatchSizeError> {
         let unit = self.unit();
         if batch_size < unit {
-            return Err(BatchSizeError::TooSmall {
-                what,
-                batch_size,
-                unit,
-            });
+            return Err(BatchSizeError::TooSmall { what, batch_size, unit });
         }
         if self.indivisible == Indivisible::Refuse && !batch_size.is_multiple_of(unit) {
             return Err(BatchSizeError::Indivisible {
@@ -242,34 +230,17 @@ impl BatchSizeConfig {
         let Some(rampup) = self.rampup_batch_size else {
             return Ok(None);
         };
-        let (
-            BatchRampup {
-                start,
-                increment,
-                samples,
-            },
-            global_batch_size,
-        ) = (rampup, self.global_batch_size);
-        for (field, size) in [
-            ("rampup_batch_size start", start),
-            ("rampup_batch_size increment", increment),
-        ] {
+        let (BatchRampup { start, increment, samples }, global_batch_size) = (rampup, self.global_batch_size);
+        for (field, size) in [("rampup_batch_size start", start), ("rampup_batch_size increment", increment)] {
             if size == 0 {
                 return Err(BatchSizeError::Zero { field });
             }
         }
         if start > global_batch_size {
-            return Err(BatchSizeError::RampupStartsAboveGlobal {
-                start,
-                global_batch_size,
-            });
+            return Err(BatchSizeError::RampupStartsAboveGlobal { start, global_batch_size });
         }
         if !(global_batch_size - start).is_multiple_of(increment) {
-            return Err(BatchSizeError::RampupIncrement {
-                start,
-                increment,
-                global_batch_size,
-            });
+            return Err(BatchSizeError::RampupIncrement { start, increment, global_batch_size });
         }
         if start == global_batch_size || samples == 0 {
             return Ok(None);

@@ -150,21 +150,8 @@ pub enum SchedulerError {
     },
 }
 
-fn require(
-    holds: bool,
-    field: &'static str,
-    found: f64,
-    expected: String,
-) -> Result<(), SchedulerError> {
-    if holds {
-        Ok(())
-    } else {
-        Err(SchedulerError::OutOfRange {
-            field,
-            found,
-            expected,
-        })
-    }
+fn require(holds: bool, field: &'static str, found: f64, expected: String) -> Result<(), SchedulerError> {
+    if holds { Ok(()) } else { Err(SchedulerError::OutOfRange { field, found, expected }) }
 }
 
 impl OptimizerParamSchedulerConfig {
@@ -180,20 +167,12 @@ impl OptimizerParamSchedulerConfig {
             self.init_lr,
             format!("0 to max_lr ({})", self.max_lr),
         )?;
-        require(
-            self.lr_decay_steps > 0,
-            "lr_decay_steps",
-            0.0,
-            "more than 0".into(),
-        )?;
+        require(self.lr_decay_steps > 0, "lr_decay_steps", 0.0, "more than 0".into())?;
         require(
             self.lr_warmup_steps >= 0.0 && self.lr_warmup_steps < self.lr_decay_steps as f64,
             "lr_warmup_steps",
             self.lr_warmup_steps,
-            format!(
-                "0 or more and less than lr_decay_steps ({})",
-                self.lr_decay_steps
-            ),
+            format!("0 or more and less than lr_decay_steps ({})", self.lr_decay_steps),
         )?;
         self.check_weight_decay(self.start_wd, self.end_wd)?;
         if self.lr_decay_style == LrDecayStyle::Wsd && self.wsd_decay_steps.is_none() {
@@ -203,12 +182,7 @@ impl OptimizerParamSchedulerConfig {
     }
 
     fn check_weight_decay(&self, start: f64, end: f64) -> Result<(), SchedulerError> {
-        require(
-            start >= 0.0 && start.is_finite(),
-            "start_wd",
-            start,
-            "a finite value of 0 or more".into(),
-        )?;
+        require(start >= 0.0 && start.is_finite(), "start_wd", start, "a finite value of 0 or more".into())?;
         require(
             end >= start && end.is_finite(),
             "end_wd",
@@ -250,13 +224,7 @@ pub struct GroupOverrides {
 
 impl Default for GroupOverrides {
     fn default() -> Self {
-        Self {
-            max_lr: None,
-            min_lr: None,
-            start_wd: None,
-            end_wd: None,
-            wd_mult: 1.0,
-        }
+        Self { max_lr: None, min_lr: None, start_wd: None, end_wd: None, wd_mult: 1.0 }
     }
 }
 
@@ -286,10 +254,7 @@ impl OptimizerParamScheduler {
     /// See [`OptimizerParamSchedulerConfig::validate`].
     pub fn new(config: OptimizerParamSchedulerConfig) -> Result<Self, SchedulerError> {
         config.validate()?;
-        Ok(Self {
-            config,
-            num_steps: 0,
-        })
+        Ok(Self { config, num_steps: 0 })
     }
 
     /// The parameters in force, after any load.
@@ -314,21 +279,10 @@ impl OptimizerParamScheduler {
     /// A learning-rate range or weight-decay ramp that the schedule itself would refuse.
     pub fn check_group(&self, group: &GroupOverrides) -> Result<(), SchedulerError> {
         let config = &self.config;
-        check_lr_range(
-            group.max_lr.unwrap_or(config.max_lr),
-            group.min_lr.unwrap_or(config.min_lr),
-        )?;
-        config.check_weight_decay(
-            group.start_wd.unwrap_or(config.start_wd),
-            group.end_wd.unwrap_or(config.end_wd),
-        )?;
+        check_lr_range(group.max_lr.unwrap_or(config.max_lr), group.min_lr.unwrap_or(config.min_lr))?;
+        config.check_weight_decay(group.start_wd.unwrap_or(config.start_wd), group.end_wd.unwrap_or(config.end_wd))?;
         let wd_mult = group.wd_mult;
-        require(
-            wd_mult >= 0.0 && wd_mult.is_finite(),
-            "wd_mult",
-            wd_mult,
-            "a finite value of 0 or more".into(),
-        )
+        require(wd_mult >= 0.0 && wd_mult.is_finite(), "wd_mult", wd_mult, "a finite value of 0 or more".into())
     }
 
     /// What `group` uses in the next optimizer step.
@@ -348,11 +302,7 @@ impl OptimizerParamScheduler {
         let config = &self.config;
         let max_lr = group.max_lr.unwrap_or(config.max_lr);
         let min_lr = group.min_lr.unwrap_or(config.min_lr);
-        let (n, warmup, decay) = (
-            num_steps as f64,
-            config.lr_warmup_steps,
-            config.lr_decay_steps as f64,
-        );
+        let (n, warmup, decay) = (num_steps as f64, config.lr_warmup_steps, config.lr_decay_steps as f64);
         if warmup > 0.0 && n <= warmup {
             return config.init_lr + (max_lr - config.init_lr) * n / warmup;
         }

@@ -5,10 +5,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::{
-    LrDecayStyle, OptimizerParamScheduler, OptimizerParamSchedulerConfig, SchedulerError,
-    WdIncrStyle,
-};
+use super::{LrDecayStyle, OptimizerParamScheduler, OptimizerParamSchedulerConfig, SchedulerError, WdIncrStyle};
 
 /// The schedule as a checkpoint stores it. Reads the names of old Megatron checkpoints too.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -70,11 +67,7 @@ pub struct StateMismatch {
 
 impl fmt::Display for StateMismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "`{}` is {} in this run and {} in the checkpoint",
-            self.field, self.run, self.checkpoint
-        )
+        write!(f, "`{}` is {} in this run and {} in the checkpoint", self.field, self.run, self.checkpoint)
     }
 }
 
@@ -100,23 +93,14 @@ struct Merge {
 }
 
 impl Merge {
-    fn value<T: PartialEq + fmt::Display>(
-        &mut self,
-        field: &'static str,
-        run: T,
-        checkpoint: T,
-    ) -> T {
+    fn value<T: PartialEq + fmt::Display>(&mut self, field: &'static str, run: T, checkpoint: T) -> T {
         match self.policy {
             OnStateMismatch::KeepRun => run,
             OnStateMismatch::TakeCheckpoint => checkpoint,
             OnStateMismatch::Refuse => {
                 if run != checkpoint {
                     let (run, checkpoint) = (run.to_string(), checkpoint.to_string());
-                    self.mismatches.push(StateMismatch {
-                        field,
-                        run,
-                        checkpoint,
-                    });
+                    self.mismatches.push(StateMismatch { field, run, checkpoint });
                 }
                 run
             }
@@ -124,12 +108,7 @@ impl Merge {
     }
 
     /// A value that old checkpoints lack: theirs is then taken to be the run's.
-    fn optional<T: PartialEq + fmt::Display>(
-        &mut self,
-        field: &'static str,
-        run: T,
-        checkpoint: Option<T>,
-    ) -> T {
+    fn optional<T: PartialEq + fmt::Display>(&mut self, field: &'static str, run: T, checkpoint: Option<T>) -> T {
         match checkpoint {
             Some(checkpoint) => self.value(field, run, checkpoint),
             None => run,
@@ -160,24 +139,13 @@ impl OptimizerParamScheduler {
     /// # Errors
     /// Every differing value under [`OnStateMismatch::Refuse`], or a mixture that is no valid schedule. The
     /// scheduler is unchanged then.
-    pub fn load_state(
-        &mut self,
-        state: &SchedulerState,
-        policy: OnStateMismatch,
-    ) -> Result<(), SchedulerStateError> {
+    pub fn load_state(&mut self, state: &SchedulerState, policy: OnStateMismatch) -> Result<(), SchedulerStateError> {
         let run = &self.config;
-        let mut merge = Merge {
-            policy,
-            mismatches: Vec::new(),
-        };
+        let mut merge = Merge { policy, mismatches: Vec::new() };
         let merged = OptimizerParamSchedulerConfig {
             max_lr: merge.value("max_lr", run.max_lr, state.max_lr),
             min_lr: merge.value("min_lr", run.min_lr, state.min_lr),
-            lr_warmup_steps: merge.value(
-                "lr_warmup_steps",
-                run.lr_warmup_steps,
-                state.lr_warmup_steps,
-            ),
+            lr_warmup_steps: merge.value("lr_warmup_steps", run.lr_warmup_steps, state.lr_warmup_steps),
             lr_decay_steps: merge.value("lr_decay_steps", run.lr_decay_steps, state.lr_decay_steps),
             lr_decay_style: merge.value("lr_decay_style", run.lr_decay_style, state.lr_decay_style),
             start_wd: merge.optional("start_wd", run.start_wd, state.start_wd),

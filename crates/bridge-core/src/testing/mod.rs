@@ -1,16 +1,14 @@
 //! A language model small enough for unit tests of the loop: embedding, residual feed-forward layers, head.
 
 use bridge_kernels::{
-    Activation, CrossEntropyOptions, Philox, activation, dropout, embedding, linear,
-    linear_cross_entropy, rms_norm,
+    Activation, CrossEntropyOptions, Philox, activation, dropout, embedding, linear, linear_cross_entropy, rms_norm,
 };
 use burn::module::{Module, Param};
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 
 use crate::data::MicroBatch;
 use crate::model::{
-    Batch, ForwardContext, ModelChunk, ModuleChunk, ParameterRole, Segment, SegmentOutput,
-    SegmentRole, Segments,
+    Batch, ForwardContext, ModelChunk, ModuleChunk, ParameterRole, Segment, SegmentOutput, SegmentRole, Segments,
 };
 
 /// Vocabulary of the toy model.
@@ -33,12 +31,7 @@ pub struct Toy {
     layers: Vec<ToyLayer>,
 }
 
-fn parameter<const D: usize>(
-    name: &str,
-    shape: [usize; D],
-    device: &Device,
-    dtype: FloatDType,
-) -> Param<Tensor<D>> {
+fn parameter<const D: usize>(name: &str, shape: [usize; D], device: &Device, dtype: FloatDType) -> Param<Tensor<D>> {
     let count = shape.iter().product();
     let values = Philox::new(1).derive_name(name).normal(count, 0.3);
     let plain = device.clone().without_autodiff();
@@ -64,44 +57,22 @@ pub fn toy(layers: usize, dtype: FloatDType) -> Box<dyn ModelChunk> {
 
 impl Segments for Toy {
     fn segments(&self) -> Vec<Segment> {
-        let layers = (0..self.layers.len()).map(|i| Segment {
-            role: SegmentRole::Layer,
-            layer: Some(i),
-        });
-        std::iter::once(Segment {
-            role: SegmentRole::Embedding,
-            layer: None,
-        })
-        .chain(layers)
-        .chain(std::iter::once(Segment {
-            role: SegmentRole::Head,
-            layer: None,
-        }))
-        .collect()
+        let layers = (0..self.layers.len()).map(|i| Segment { role: SegmentRole::Layer, layer: Some(i) });
+        std::iter::once(Segment { role: SegmentRole::Embedding, layer: None })
+            .chain(layers)
+            .chain(std::iter::once(Segment { role: SegmentRole::Head, layer: None }))
+            .collect()
     }
 
-    fn forward_segment(
-        &self,
-        index: usize,
-        input: Option<Tensor<3>>,
-        context: &ForwardContext,
-    ) -> SegmentOutput {
-        let Batch {
-            tokens,
-            labels,
-            loss_mask,
-            ..
-        } = context.batch;
+    fn forward_segment(&self, index: usize, input: Option<Tensor<3>>, context: &ForwardContext) -> SegmentOutput {
+        let Batch { tokens, labels, loss_mask, .. } = context.batch;
         let Some(x) = input else {
             return SegmentOutput::Hidden(embedding(self.embedding.val(), tokens.clone()));
         };
         if index <= self.layers.len() {
             let layer = &self.layers[index - 1];
             let normed = rms_norm(x.clone(), layer.norm.val(), 1e-5);
-            let up = activation(
-                linear(normed, layer.up.val(), Some(layer.bias.val())),
-                Activation::GeluTanh,
-            );
+            let up = activation(linear(normed, layer.up.val(), Some(layer.bias.val())), Activation::GeluTanh);
             let up = match context.dropout_key(index - 1, 0) {
                 Some(key) => dropout(up, 0.25, key),
                 None => up,
@@ -120,11 +91,7 @@ impl Segments for Toy {
     }
 
     fn parameter_role(&self, name: &str) -> ParameterRole {
-        if name == "embedding" {
-            ParameterRole::EmbeddingOrOutput
-        } else {
-            ParameterRole::Hidden
-        }
+        if name == "embedding" { ParameterRole::EmbeddingOrOutput } else { ParameterRole::Hidden }
     }
 }
 
@@ -135,16 +102,11 @@ pub fn micro_batch(b: usize, t: usize, seed: u64) -> MicroBatch {
         .map(|w| i64::from(w) % VOCAB as i64)
         .collect();
     let tokens = words[..b * t].to_vec();
-    let labels = tokens
-        .iter()
-        .map(|token| (token * 3 + 1) % VOCAB as i64)
-        .collect();
+    let labels = tokens.iter().map(|token| (token * 3 + 1) % VOCAB as i64).collect();
     MicroBatch {
         tokens,
         labels,
-        loss_mask: (0..b * t)
-            .map(|i| if i % 5 == 4 { 0.0 } else { 1.0 })
-            .collect(),
+        loss_mask: (0..b * t).map(|i| if i % 5 == 4 { 0.0 } else { 1.0 }).collect(),
         position_ids: (0..b).flat_map(|_| 0..t as i64).collect(),
         batch_size: b,
         seq_length: t,

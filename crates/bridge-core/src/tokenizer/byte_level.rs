@@ -11,10 +11,7 @@ static CHAR_OF_BYTE: LazyLock<[char; 256]> = LazyLock::new(|| {
     std::array::from_fn(|byte| match byte {
         0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff => byte as u8 as char,
         // Bytes without a printable character of their own take the ones from 256 on, in order.
-        _ => unprintable
-            .next()
-            .and_then(|n| char::from_u32(256 + n))
-            .unwrap_or(' '),
+        _ => unprintable.next().and_then(|n| char::from_u32(256 + n)).unwrap_or(' '),
     })
 });
 
@@ -25,15 +22,7 @@ pub(crate) fn to_chars(text: &str, out: &mut String) {
 
 /// The bytes of a token written in printable characters; `None` if it has others.
 pub(crate) fn to_bytes(token: &str) -> Option<Vec<u8>> {
-    token
-        .chars()
-        .map(|c| {
-            CHAR_OF_BYTE
-                .iter()
-                .position(|&of| of == c)
-                .map(|byte| byte as u8)
-        })
-        .collect()
+    token.chars().map(|c| CHAR_OF_BYTE.iter().position(|&of| of == c).map(|byte| byte as u8)).collect()
 }
 
 /// What the pattern tells apart.
@@ -53,20 +42,10 @@ struct Classes {
 }
 
 static CLASSES: LazyLock<Classes> = LazyLock::new(|| {
-    let mut classes = Classes {
-        basic: vec![Class::Other; 0x1_0000],
-        high: Vec::new(),
-    };
-    for (pattern, class) in [
-        (r"\p{L}", Class::Letter),
-        (r"\p{N}", Class::Number),
-        (r"\s", Class::Space),
-    ] {
-        let Ok(hir) = regex_syntax::parse(pattern) else {
-            unreachable!("the pattern is a constant")
-        };
-        let regex_syntax::hir::HirKind::Class(regex_syntax::hir::Class::Unicode(set)) = hir.kind()
-        else {
+    let mut classes = Classes { basic: vec![Class::Other; 0x1_0000], high: Vec::new() };
+    for (pattern, class) in [(r"\p{L}", Class::Letter), (r"\p{N}", Class::Number), (r"\s", Class::Space)] {
+        let Ok(hir) = regex_syntax::parse(pattern) else { unreachable!("the pattern is a constant") };
+        let regex_syntax::hir::HirKind::Class(regex_syntax::hir::Class::Unicode(set)) = hir.kind() else {
             unreachable!("the pattern is one character class")
         };
         for range in set.ranges() {
@@ -104,10 +83,7 @@ pub(crate) struct Words<'a> {
 
 /// Cuts `text` into words.
 pub(crate) fn words(text: &str) -> Words<'_> {
-    Words {
-        rest: text,
-        classes: &CLASSES,
-    }
+    Words { rest: text, classes: &CLASSES }
 }
 
 impl Words<'_> {
@@ -148,11 +124,7 @@ impl Words<'_> {
         }
         // Before a word, the last space is left to it, unless it is the only one.
         let last = text[..spaces].chars().next_back().map_or(0, char::len_utf8);
-        if last == spaces {
-            spaces
-        } else {
-            spaces - last
-        }
+        if last == spaces { spaces } else { spaces - last }
     }
 }
 
@@ -202,9 +174,7 @@ mod tests {
         let cut = |text| words(text).collect::<Vec<_>>();
         assert_eq!(
             cut("Hello world's  end\n\n x1 !'s"),
-            [
-                "Hello", " world", "'s", " ", " end", "\n\n", " x", "1", " !'", "s"
-            ]
+            ["Hello", " world", "'s", " ", " end", "\n\n", " x", "1", " !'", "s"]
         );
         assert_eq!(cut("a\nb \n"), ["a", "\n", "b", " \n"]);
         assert_eq!(cut("   "), ["   "]);

@@ -69,22 +69,12 @@ pub enum TokenizerError {
 
 impl TokenizerError {
     /// A [`TokenizerError::Io`] builder for `map_err`.
-    pub(crate) fn io<'a>(
-        action: &'static str,
-        path: &'a Path,
-    ) -> impl FnOnce(std::io::Error) -> Self + 'a {
-        move |source| Self::Io {
-            action,
-            path: path.to_owned(),
-            source,
-        }
+    pub(crate) fn io<'a>(action: &'static str, path: &'a Path) -> impl FnOnce(std::io::Error) -> Self + 'a {
+        move |source| Self::Io { action, path: path.to_owned(), source }
     }
 
     /// A [`TokenizerError::Malformed`] with its text.
     pub(crate) fn malformed(path: &Path, problem: impl std::fmt::Display) -> Self {
-        Self::Malformed {
-            path: path.to_owned(),
-            problem: problem.to_string(),
-        }
+        Self::Malformed { path: path.to_owned(), problem: problem.to_string() }
     }
 }

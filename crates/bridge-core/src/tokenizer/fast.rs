@@ -30,18 +30,11 @@ impl AddedTokens {
             .match_kind(MatchKind::LeftmostLongest)
             .build(tokens.iter().map(|(content, _)| content))
             .ok()?;
-        Some(Self {
-            matcher,
-            ids: tokens.into_iter().map(|(_, id)| id).collect(),
-        })
+        Some(Self { matcher, ids: tokens.into_iter().map(|(_, id)| id).collect() })
     }
 
     /// Calls `on` with the text between tokens and with the tokens' ids, in order.
-    fn split<'t, E>(
-        &self,
-        text: &'t str,
-        mut on: impl FnMut(Piece<'t>) -> Result<(), E>,
-    ) -> Result<(), E> {
+    fn split<'t, E>(&self, text: &'t str, mut on: impl FnMut(Piece<'t>) -> Result<(), E>) -> Result<(), E> {
         let mut done = 0;
         if !self.ids.is_empty() {
             for found in self.matcher.find_iter(text) {
@@ -100,16 +93,13 @@ impl FastByteLevel {
         }
         let [raw, normalized] = groups;
         let added = [AddedTokens::new(raw)?, AddedTokens::new(normalized)?];
-        Some(Self {
-            added,
-            caches: Mutex::default(),
-        })
+        Some(Self { added, caches: Mutex::default() })
     }
 
     /// The ids of `text`.
     pub(crate) fn encode(&self, tokenizer: &Inner, text: &str) -> Result<Vec<i64>, TokenizerError> {
-        let model = bpe_of(tokenizer)
-            .ok_or_else(|| TokenizerError::Encode("the tokenizer's model is not BPE".to_owned()))?;
+        let model =
+            bpe_of(tokenizer).ok_or_else(|| TokenizerError::Encode("the tokenizer's model is not BPE".to_owned()))?;
         let mut cache = self.lock_caches().pop().unwrap_or_default();
         let mut ids = Vec::with_capacity(text.len() / 4);
         let [raw, normalized] = &self.added;
@@ -123,8 +113,9 @@ impl FastByteLevel {
                     ids.push(id);
                     Ok(())
                 }
-                Piece::Text(text) => byte_level::words(text)
-                    .try_for_each(|word| encode_word(model, &mut cache, word, &mut ids)),
+                Piece::Text(text) => {
+                    byte_level::words(text).try_for_each(|word| encode_word(model, &mut cache, word, &mut ids))
+                }
             }),
         });
         self.lock_caches().push(cache);
@@ -143,21 +134,14 @@ fn bpe_of(tokenizer: &Inner) -> Option<&BPE> {
     }
 }
 
-fn encode_word(
-    model: &BPE,
-    cache: &mut WordCache,
-    word: &str,
-    out: &mut Vec<i64>,
-) -> Result<(), TokenizerError> {
+fn encode_word(model: &BPE, cache: &mut WordCache, word: &str, out: &mut Vec<i64>) -> Result<(), TokenizerError> {
     if let Some(&(start, end)) = cache.places.get(word) {
         out.extend_from_slice(&cache.ids[start as usize..end as usize]);
         return Ok(());
     }
     let mut chars = String::with_capacity(2 * word.len());
     byte_level::to_chars(word, &mut chars);
-    let tokens = model
-        .tokenize(&chars)
-        .map_err(|error| TokenizerError::Encode(error.to_string()))?;
+    let tokens = model.tokenize(&chars).map_err(|error| TokenizerError::Encode(error.to_string()))?;
     let first = out.len();
     out.extend(tokens.iter().map(|token| i64::from(token.id)));
     if word.len() <= LONGEST_CACHED_WORD {
@@ -166,9 +150,7 @@ fn encode_word(
         }
         let start = cache.ids.len() as u32;
         cache.ids.extend_from_slice(&out[first..]);
-        cache
-            .places
-            .insert(word.into(), (start, cache.ids.len() as u32));
+        cache.places.insert(word.into(), (start, cache.ids.len() as u32));
     }
     Ok(())
 }

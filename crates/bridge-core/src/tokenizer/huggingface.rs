@@ -61,17 +61,13 @@ impl HuggingFaceTokenizer {
         let (file, folder) = if path.is_dir() {
             (path.join(TOKENIZER_FILE), path.to_owned())
         } else {
-            (
-                path.to_owned(),
-                path.parent().map_or_else(PathBuf::new, Path::to_owned),
-            )
+            (path.to_owned(), path.parent().map_or_else(PathBuf::new, Path::to_owned))
         };
         if file.is_file() {
-            let content =
-                std::fs::read_to_string(&file).map_err(TokenizerError::io("read", &file))?;
-            let inner: Inner = content.parse().map_err(|error| {
-                TokenizerError::malformed(&file, format!("not a tokenizer: {error}"))
-            })?;
+            let content = std::fs::read_to_string(&file).map_err(TokenizerError::io("read", &file))?;
+            let inner: Inner = content
+                .parse()
+                .map_err(|error| TokenizerError::malformed(&file, format!("not a tokenizer: {error}")))?;
             return Self::assemble(inner, &folder);
         }
         let (vocab, merges) = (path.join(VOCAB_FILE), path.join(MERGES_FILE));
@@ -89,14 +85,9 @@ impl HuggingFaceTokenizer {
         for path in [vocab, merges] {
             std::fs::metadata(path).map_err(TokenizerError::io("open", path))?;
         }
-        let model = BPE::from_file(&vocab.to_string_lossy(), &merges.to_string_lossy())
-            .build()
-            .map_err(|error| {
-                TokenizerError::malformed(
-                    vocab,
-                    format!("unusable with {}: {error}", merges.display()),
-                )
-            })?;
+        let model = BPE::from_file(&vocab.to_string_lossy(), &merges.to_string_lossy()).build().map_err(|error| {
+            TokenizerError::malformed(vocab, format!("unusable with {}: {error}", merges.display()))
+        })?;
         let mut inner = byte_level_tokenizer(model);
         if inner.token_to_id(END_OF_TEXT).is_some() {
             inner.add_special_tokens(&[AddedToken::from(END_OF_TEXT, true)]);
@@ -111,10 +102,7 @@ impl HuggingFaceTokenizer {
     }
 
     /// A tokenizer built in memory, with its companion files.
-    pub(crate) fn from_parts(
-        inner: Inner,
-        companions: Vec<(&'static str, String)>,
-    ) -> Result<Self, TokenizerError> {
+    pub(crate) fn from_parts(inner: Inner, companions: Vec<(&'static str, String)>) -> Result<Self, TokenizerError> {
         let names = special::names(Path::new(""), &companions)?;
         Self::with_names(inner, companions, &names)
     }
@@ -124,11 +112,7 @@ impl HuggingFaceTokenizer {
         companions: Vec<(&'static str, String)>,
         names: &SpecialNames,
     ) -> Result<Self, TokenizerError> {
-        let largest = inner
-            .get_vocab(true)
-            .into_values()
-            .max()
-            .map_or(0, |id| id as usize + 1);
+        let largest = inner.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1);
         let resolve = |name: &Option<Named>| match name {
             None => Ok(None),
             Some(Named::Id(id)) => Ok(Some(*id)),
@@ -137,29 +121,13 @@ impl HuggingFaceTokenizer {
                 None => Err(unknown_token(&inner, token)),
             },
         };
-        let is_special = |id: &u32| {
-            inner
-                .get_added_tokens_decoder()
-                .get(id)
-                .is_some_and(|token| token.special)
-        };
-        let fallback = inner
-            .token_to_id(END_OF_TEXT)
-            .filter(is_special)
-            .map(i64::from);
-        let (eod, bos, pad) = (
-            resolve(&names.eos)?.or(fallback),
-            resolve(&names.bos)?,
-            resolve(&names.pad)?,
-        );
-        let content = inner
-            .to_string(true)
-            .map_err(|error| TokenizerError::Encode(error.to_string()))?;
+        let is_special = |id: &u32| inner.get_added_tokens_decoder().get(id).is_some_and(|token| token.special);
+        let fallback = inner.token_to_id(END_OF_TEXT).filter(is_special).map(i64::from);
+        let (eod, bos, pad) = (resolve(&names.eos)?.or(fallback), resolve(&names.bos)?, resolve(&names.pad)?);
+        let content = inner.to_string(true).map_err(|error| TokenizerError::Encode(error.to_string()))?;
         // A model's settings for inference must not cut or pad training text.
         inner.with_padding(None);
-        inner
-            .with_truncation(None)
-            .map_err(|error| TokenizerError::Encode(error.to_string()))?;
+        inner.with_truncation(None).map_err(|error| TokenizerError::Encode(error.to_string()))?;
         Ok(Self {
             fast: FastByteLevel::for_tokenizer(&inner),
             alphabet: alphabet_of(&content),
@@ -181,18 +149,10 @@ impl HuggingFaceTokenizer {
     pub fn with_special_tokens(self, tokens: &[String]) -> Result<Self, TokenizerError> {
         let (eod, bos, pad) = (self.eod, self.bos, self.pad);
         let mut inner = self.inner;
-        let tokens: Vec<AddedToken> = tokens
-            .iter()
-            .map(|token| AddedToken::from(token.as_str(), true))
-            .collect();
+        let tokens: Vec<AddedToken> = tokens.iter().map(|token| AddedToken::from(token.as_str(), true)).collect();
         inner.add_special_tokens(&tokens);
         let extended = Self::with_names(inner, self.companions, &SpecialNames::default())?;
-        Ok(Self {
-            eod: eod.or(extended.eod),
-            bos,
-            pad,
-            ..extended
-        })
+        Ok(Self { eod: eod.or(extended.eod), bos, pad, ..extended })
     }
 
     /// Ends documents with `token`.
@@ -200,10 +160,7 @@ impl HuggingFaceTokenizer {
     /// # Errors
     /// The vocabulary does not have it.
     pub fn with_eod(mut self, token: &str) -> Result<Self, TokenizerError> {
-        let id = self
-            .inner
-            .token_to_id(token)
-            .ok_or_else(|| unknown_token(&self.inner, token))?;
+        let id = self.inner.token_to_id(token).ok_or_else(|| unknown_token(&self.inner, token))?;
         self.eod = Some(i64::from(id));
         Ok(self)
     }
@@ -217,18 +174,13 @@ impl HuggingFaceTokenizer {
         u32::try_from(id)
             .ok()
             .filter(|&id| (id as usize) < self.vocab_size)
-            .ok_or(TokenizerError::UnknownId {
-                id,
-                vocab_size: self.vocab_size,
-            })
+            .ok_or(TokenizerError::UnknownId { id, vocab_size: self.vocab_size })
     }
 
     /// The library's own way, which the fast one must agree with.
     pub(crate) fn encode_reference(&self, text: &str) -> Result<Vec<i64>, TokenizerError> {
-        let encoding = self
-            .inner
-            .encode_fast(text, false)
-            .map_err(|error| TokenizerError::Encode(error.to_string()))?;
+        let encoding =
+            self.inner.encode_fast(text, false).map_err(|error| TokenizerError::Encode(error.to_string()))?;
         Ok(encoding.get_ids().iter().map(|&id| i64::from(id)).collect())
     }
 }
@@ -242,13 +194,8 @@ impl Tokenizer for HuggingFaceTokenizer {
     }
 
     fn decode(&self, ids: &[i64]) -> Result<String, TokenizerError> {
-        let ids = ids
-            .iter()
-            .map(|&id| self.known(id))
-            .collect::<Result<Vec<u32>, _>>()?;
-        self.inner
-            .decode(&ids, false)
-            .map_err(|error| TokenizerError::Decode(error.to_string()))
+        let ids = ids.iter().map(|&id| self.known(id)).collect::<Result<Vec<u32>, _>>()?;
+        self.inner.decode(&ids, false).map_err(|error| TokenizerError::Decode(error.to_string()))
     }
 
     fn vocab_size(&self) -> usize {
@@ -279,9 +226,7 @@ impl Tokenizer for HuggingFaceTokenizer {
         }
         let byte = || u8::from_str_radix(token.strip_prefix("<0x")?.strip_suffix('>')?, 16).ok();
         Some(match self.alphabet {
-            Alphabet::ByteLevel => {
-                byte_level::to_bytes(&token).unwrap_or_else(|| token.into_bytes())
-            }
+            Alphabet::ByteLevel => byte_level::to_bytes(&token).unwrap_or_else(|| token.into_bytes()),
             Alphabet::Metaspace => match byte() {
                 Some(byte) => vec![byte],
                 None => token.replace('\u{2581}', " ").into_bytes(),
@@ -316,9 +261,7 @@ impl Tokenizer for HuggingFaceTokenizer {
     }
 
     fn split_point(&self, text: &str, from: usize) -> Option<usize> {
-        self.fast
-            .as_ref()
-            .and_then(|_| byte_level::split_point(text, from))
+        self.fast.as_ref().and_then(|_| byte_level::split_point(text, from))
     }
 }
 
@@ -346,19 +289,10 @@ fn alphabet_of(content: &str) -> Alphabet {
 /// An error with the nearest name among the added tokens, which special tokens usually are.
 fn unknown_token(inner: &Inner, token: &str) -> TokenizerError {
     let names = inner.get_added_tokens_decoder();
-    let common = |other: &str| {
-        other
-            .chars()
-            .zip(token.chars())
-            .take_while(|(a, b)| a == b)
-            .count()
-    };
+    let common = |other: &str| other.chars().zip(token.chars()).take_while(|(a, b)| a == b).count();
     let mut names: Vec<&str> = names.values().map(|token| token.content.as_str()).collect();
     names.sort_unstable();
     let nearest = names.into_iter().max_by_key(|name| common(name));
     let hint = nearest.map_or(String::new(), |name| format!("; did you mean {name:?}?"));
-    TokenizerError::UnknownToken {
-        token: token.to_owned(),
-        hint,
-    }
+    TokenizerError::UnknownToken { token: token.to_owned(), hint }
 }

@@ -72,9 +72,7 @@ pub trait Tokenizer: Send + Sync {
 pub fn require_eod(tokenizer: &dyn Tokenizer) -> Result<i64, TokenizerError> {
     tokenizer
         .eod()
-        .ok_or_else(|| TokenizerError::NoEndOfDocument {
-            tokenizer: tokenizer.unique_identifier().to_string(),
-        })
+        .ok_or_else(|| TokenizerError::NoEndOfDocument { tokenizer: tokenizer.unique_identifier().to_string() })
 }
 
 #[cfg(test)]

@@ -18,10 +18,7 @@ impl NullTokenizer {
 
     fn check(&self, id: i64) -> Result<i64, TokenizerError> {
         let known = usize::try_from(id).is_ok_and(|id| id <= self.vocab_size);
-        known.then_some(id).ok_or(TokenizerError::UnknownId {
-            id,
-            vocab_size: self.vocab_size(),
-        })
+        known.then_some(id).ok_or(TokenizerError::UnknownId { id, vocab_size: self.vocab_size() })
     }
 }
 
@@ -29,9 +26,7 @@ impl Tokenizer for NullTokenizer {
     fn encode(&self, text: &str) -> Result<Vec<i64>, TokenizerError> {
         let id = |word: &str| {
             let id = word.parse().map_err(|_| {
-                TokenizerError::Encode(format!(
-                    "the Null tokenizer reads integers separated by spaces, found {word:?}"
-                ))
+                TokenizerError::Encode(format!("the Null tokenizer reads integers separated by spaces, found {word:?}"))
             })?;
             self.check(id)
         };
@@ -39,10 +34,7 @@ impl Tokenizer for NullTokenizer {
     }
 
     fn decode(&self, ids: &[i64]) -> Result<String, TokenizerError> {
-        let words: Result<Vec<String>, _> = ids
-            .iter()
-            .map(|&id| self.check(id).map(|id| id.to_string()))
-            .collect();
+        let words: Result<Vec<String>, _> = ids.iter().map(|&id| self.check(id).map(|id| id.to_string())).collect();
         Ok(words?.join(" "))
     }
 

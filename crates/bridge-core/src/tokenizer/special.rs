@@ -8,12 +8,8 @@ use serde_json::Value;
 use super::TokenizerError;
 
 /// Files kept with a tokenizer, in the order they are asked.
-pub(crate) const COMPANIONS: [&str; 4] = [
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "generation_config.json",
-    "config.json",
-];
+pub(crate) const COMPANIONS: [&str; 4] =
+    ["tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "config.json"];
 
 /// How a special token is named.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,9 +27,7 @@ pub(crate) struct SpecialNames {
 }
 
 /// The companion files of a folder that exist, with their text.
-pub(crate) fn read_companions(
-    folder: &Path,
-) -> Result<Vec<(&'static str, String)>, TokenizerError> {
+pub(crate) fn read_companions(folder: &Path) -> Result<Vec<(&'static str, String)>, TokenizerError> {
     let mut found = Vec::new();
     for name in COMPANIONS {
         let path = folder.join(name);
@@ -47,20 +41,12 @@ pub(crate) fn read_companions(
 }
 
 /// Reads the names from companion files; the first file that names a token decides.
-pub(crate) fn names(
-    folder: &Path,
-    companions: &[(&'static str, String)],
-) -> Result<SpecialNames, TokenizerError> {
+pub(crate) fn names(folder: &Path, companions: &[(&'static str, String)]) -> Result<SpecialNames, TokenizerError> {
     let mut names = SpecialNames::default();
     for (file, text) in companions {
-        let value: Value = serde_json::from_str(text).map_err(|error| {
-            TokenizerError::malformed(&folder.join(file), format!("not JSON: {error}"))
-        })?;
-        for (slot, kind) in [
-            (&mut names.eos, "eos"),
-            (&mut names.bos, "bos"),
-            (&mut names.pad, "pad"),
-        ] {
+        let value: Value = serde_json::from_str(text)
+            .map_err(|error| TokenizerError::malformed(&folder.join(file), format!("not JSON: {error}")))?;
+        for (slot, kind) in [(&mut names.eos, "eos"), (&mut names.bos, "bos"), (&mut names.pad, "pad")] {
             if slot.is_none() {
                 *slot = name_in(&value, kind);
             }
@@ -86,18 +72,9 @@ mod tests {
     #[test]
     fn the_first_file_that_names_a_token_decides() {
         let companions = [
-            (
-                "tokenizer_config.json",
-                r#"{"eos_token": {"content": "<e>"}, "pad_token": null}"#.to_owned(),
-            ),
-            (
-                "special_tokens_map.json",
-                r#"{"eos_token": "<x>", "bos_token": "<b>"}"#.to_owned(),
-            ),
-            (
-                "config.json",
-                r#"{"eos_token_id": [7, 8], "pad_token_id": 3}"#.to_owned(),
-            ),
+            ("tokenizer_config.json", r#"{"eos_token": {"content": "<e>"}, "pad_token": null}"#.to_owned()),
+            ("special_tokens_map.json", r#"{"eos_token": "<x>", "bos_token": "<b>"}"#.to_owned()),
+            ("config.json", r#"{"eos_token_id": [7, 8], "pad_token_id": 3}"#.to_owned()),
         ];
         let found = names(Path::new("folder"), &companions).expect("valid JSON");
         assert_eq!(
@@ -114,8 +91,7 @@ mod tests {
 
     #[test]
     fn broken_json_names_the_file() {
-        let error =
-            names(Path::new("folder"), &[("config.json", "{".to_owned())]).expect_err("broken");
+        let error = names(Path::new("folder"), &[("config.json", "{".to_owned())]).expect_err("broken");
         assert!(error.to_string().contains("config.json"), "{error}");
     }
 }

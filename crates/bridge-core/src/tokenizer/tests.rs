@@ -10,11 +10,7 @@ const CORPUS: &str = "The model's loss isn't low; we'll see \u{2013} they've sai
     \u{661}\u{662}\u{663} \u{bd} x\u{b2} \u{a0}\u{2003}end<|endoftext|>Next   doc'S 'tis 'RE I'd";
 
 fn trained() -> HuggingFaceTokenizer {
-    let params = BpeTrainParams {
-        vocab_size: 420,
-        min_frequency: 1,
-        special_tokens: vec!["<pad>".into()],
-    };
+    let params = BpeTrainParams { vocab_size: 420, min_frequency: 1, special_tokens: vec!["<pad>".into()] };
     train_byte_level_bpe(&params, (0..4).map(|_| CORPUS.to_owned())).expect("trainable")
 }
 
@@ -25,16 +21,10 @@ fn text_round_trips() {
     assert_eq!(tokenizer.decode(&ids).expect("decodable"), CORPUS);
     assert!(ids.contains(&0), "the special token is recognized");
     assert!(ids.len() < CORPUS.len() / 2, "{} ids", ids.len());
-    let bytes: usize = ids
-        .iter()
-        .map(|&id| tokenizer.id_to_bytes(id).expect("known").len())
-        .sum();
+    let bytes: usize = ids.iter().map(|&id| tokenizer.id_to_bytes(id).expect("known").len()).sum();
     assert_eq!(bytes, CORPUS.len());
     assert_eq!(tokenizer.id_to_bytes(420), None);
-    assert!(matches!(
-        tokenizer.decode(&[420]),
-        Err(TokenizerError::UnknownId { id: 420, .. })
-    ));
+    assert!(matches!(tokenizer.decode(&[420]), Err(TokenizerError::UnknownId { id: 420, .. })));
     assert!(tokenizer.decode(&[-1]).is_err());
 }
 
@@ -43,10 +33,7 @@ fn training_is_repeatable() {
     let [first, second] = [trained(), trained()];
     assert_eq!(first.json(), second.json());
     assert_eq!(first.unique_identifier(), second.unique_identifier());
-    assert_eq!(
-        (first.eod(), first.bos(), first.pad()),
-        (Some(0), Some(0), None)
-    );
+    assert_eq!((first.eod(), first.bos(), first.pad()), (Some(0), Some(0), None));
     assert_eq!(require_eod(&first).expect("has one"), 0);
 }
 
@@ -55,16 +42,10 @@ fn saved_tokenizers_load_from_folder_and_file() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let tokenizer = trained();
     tokenizer.save_assets(folder.path()).expect("saved");
-    for path in [
-        folder.path().to_owned(),
-        folder.path().join("tokenizer.json"),
-    ] {
+    for path in [folder.path().to_owned(), folder.path().join("tokenizer.json")] {
         let loaded = HuggingFaceTokenizer::load(path).expect("loadable");
         assert_eq!(loaded.unique_identifier(), tokenizer.unique_identifier());
-        assert_eq!(
-            loaded.encode(CORPUS).expect("encodable"),
-            tokenizer.encode(CORPUS).expect("encodable")
-        );
+        assert_eq!(loaded.encode(CORPUS).expect("encodable"), tokenizer.encode(CORPUS).expect("encodable"));
     }
 }
 
@@ -73,25 +54,13 @@ fn gpt2s_two_files_load() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let vocab = r#"{"a": 0, "b": 1, "ab": 2, "Ġ": 3, "Ġab": 4, "<|endoftext|>": 5}"#;
     std::fs::write(folder.path().join("vocab.json"), vocab).expect("written");
-    std::fs::write(
-        folder.path().join("merges.txt"),
-        "#version: 0.2\na b\nĠ ab\n",
-    )
-    .expect("written");
+    std::fs::write(folder.path().join("merges.txt"), "#version: 0.2\na b\nĠ ab\n").expect("written");
     let tokenizer = HuggingFaceTokenizer::load(folder.path()).expect("loadable");
-    assert_eq!(
-        tokenizer.encode("ab ab<|endoftext|>ba").expect("encodable"),
-        [2, 4, 5, 1, 0]
-    );
+    assert_eq!(tokenizer.encode("ab ab<|endoftext|>ba").expect("encodable"), [2, 4, 5, 1, 0]);
     assert_eq!((tokenizer.eod(), tokenizer.vocab_size()), (Some(5), 6));
     std::fs::write(folder.path().join("merges.txt"), "a z\n").expect("written");
-    let error = HuggingFaceTokenizer::load(folder.path())
-        .expect_err("unknown token")
-        .to_string();
-    assert!(
-        error.contains("vocab.json") && error.contains("merges.txt"),
-        "{error}"
-    );
+    let error = HuggingFaceTokenizer::load(folder.path()).expect_err("unknown token").to_string();
+    assert!(error.contains("vocab.json") && error.contains("merges.txt"), "{error}");
 }
 
 /// A word-level tokenizer without any special token.
@@ -102,26 +71,19 @@ const PLAIN: &str = r#"{"version": "1.0", "truncation": null, "padding": null, "
 #[test]
 fn companion_files_name_the_special_tokens() {
     let folder = tempfile::tempdir().expect("temporary folder");
-    let write =
-        |name: &str, text: &str| std::fs::write(folder.path().join(name), text).expect("written");
+    let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).expect("written");
     write("tokenizer.json", PLAIN);
     let load = || HuggingFaceTokenizer::load(folder.path());
     let plain = load().expect("loadable");
     assert_eq!(plain.eod(), None);
     let error = require_eod(&plain).expect_err("none").to_string();
     assert!(error.contains("eos_token"), "{error}");
-    assert_eq!(
-        plain.encode("hello there world").expect("encodable"),
-        [0, 3, 1]
-    );
+    assert_eq!(plain.encode("hello there world").expect("encodable"), [0, 3, 1]);
     assert_eq!(plain.split_point("hello world", 0), None);
 
     write("config.json", r#"{"eos_token_id": 1}"#);
     assert_eq!(load().expect("loadable").eod(), Some(1));
-    write(
-        "tokenizer_config.json",
-        r#"{"eos_token": "<end>", "pad_token": "[UNK]"}"#,
-    );
+    write("tokenizer_config.json", r#"{"eos_token": "<end>", "pad_token": "[UNK]"}"#);
     let named = load().expect("loadable");
     assert_eq!((named.eod(), named.pad()), (Some(2), Some(3)));
     write("tokenizer_config.json", r#"{"eos_token": "<none>"}"#);
@@ -134,17 +96,12 @@ fn unusable_files_are_errors() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let missing = folder.path().join("nothing");
     for path in [folder.path(), &missing] {
-        assert!(matches!(
-            HuggingFaceTokenizer::load(path),
-            Err(TokenizerError::NotFound(_))
-        ));
+        assert!(matches!(HuggingFaceTokenizer::load(path), Err(TokenizerError::NotFound(_))));
     }
     let path = folder.path().join("tokenizer.json");
     for text in ["{", "{}", "[1]"] {
         std::fs::write(&path, text).expect("written");
-        let error = HuggingFaceTokenizer::load(&path)
-            .expect_err(text)
-            .to_string();
+        let error = HuggingFaceTokenizer::load(&path).expect_err(text).to_string();
         assert!(error.contains("tokenizer.json"), "{error}");
     }
 }
@@ -153,14 +110,9 @@ fn unusable_files_are_errors() {
 fn special_tokens_are_added_behind_the_vocabulary() {
     let tokenizer = trained();
     let size = tokenizer.vocab_size() as i64;
-    let extended = tokenizer
-        .with_special_tokens(&["<fim>".into(), "<pad>".into()])
-        .expect("extendable");
+    let extended = tokenizer.with_special_tokens(&["<fim>".into(), "<pad>".into()]).expect("extendable");
     assert_eq!(extended.token_to_id("<fim>"), Some(size));
-    assert_eq!(
-        (extended.vocab_size() as i64, extended.eod()),
-        (size + 1, Some(0))
-    );
+    assert_eq!((extended.vocab_size() as i64, extended.eod()), (size + 1, Some(0)));
     assert_eq!(extended.encode("<fim><pad>").expect("encodable"), [size, 1]);
     let error = extended.with_eod("<fin>").expect_err("unknown").to_string();
     assert!(error.contains("<fim>"), "{error}");
@@ -168,13 +120,8 @@ fn special_tokens_are_added_behind_the_vocabulary() {
 
 #[test]
 fn vocabularies_that_cannot_be_are_refused() {
-    let params = BpeTrainParams {
-        vocab_size: 256,
-        ..BpeTrainParams::default()
-    };
-    let error = train_byte_level_bpe(&params, std::iter::empty())
-        .expect_err("too small")
-        .to_string();
+    let params = BpeTrainParams { vocab_size: 256, ..BpeTrainParams::default() };
+    let error = train_byte_level_bpe(&params, std::iter::empty()).expect_err("too small").to_string();
     assert!(error.contains("256") && error.contains("257"), "{error}");
 }
 
@@ -184,56 +131,25 @@ fn null_tokenizer() {
     assert_eq!(tokenizer.encode("3 1 10").expect("integers"), [3, 1, 10]);
     assert_eq!(tokenizer.decode(&[3, 1, 10]).expect("known"), "3 1 10");
     assert_eq!((tokenizer.vocab_size(), tokenizer.eod()), (11, Some(10)));
-    assert_eq!(
-        tokenizer.id_to_bytes(3),
-        None,
-        "numbers are no text to count bytes of"
-    );
-    assert!(
-        tokenizer
-            .encode("3 x")
-            .expect_err("no integer")
-            .to_string()
-            .contains("\"x\"")
-    );
+    assert_eq!(tokenizer.id_to_bytes(3), None, "numbers are no text to count bytes of");
+    assert!(tokenizer.encode("3 x").expect_err("no integer").to_string().contains("\"x\""));
     for text in ["11", "-1"] {
-        assert!(matches!(
-            tokenizer.encode(text),
-            Err(TokenizerError::UnknownId { .. })
-        ));
+        assert!(matches!(tokenizer.encode(text), Err(TokenizerError::UnknownId { .. })));
     }
 }
 
 #[test]
 fn the_fast_path_gives_the_librarys_ids() {
     let tokenizer = trained();
-    let spellings = [
-        "a",
-        "'s",
-        " ",
-        "  ",
-        "\n",
-        "\t",
-        "1",
-        "\u{3000}",
-        "\u{e9}",
-        "!",
-        "<|endoftext|>",
-        "<|end",
-        "'",
-        "\u{bd}",
-    ];
+    let spellings =
+        ["a", "'s", " ", "  ", "\n", "\t", "1", "\u{3000}", "\u{e9}", "!", "<|endoftext|>", "<|end", "'", "\u{bd}"];
     // Every sequence of up to three of these.
     for first in spellings {
         for second in spellings {
             for third in spellings {
                 let text = format!("{first}{second}{third}");
                 let expected = tokenizer.encode_reference(&text).expect("encodable");
-                assert_eq!(
-                    tokenizer.encode(&text).expect("encodable"),
-                    expected,
-                    "{text:?}"
-                );
+                assert_eq!(tokenizer.encode(&text).expect("encodable"), expected, "{text:?}");
             }
         }
     }
@@ -249,10 +165,7 @@ fn every_character_is_classified_as_the_library_does() {
         .collect();
     for chunk in text.as_bytes().chunks(1 << 16) {
         let chunk = String::from_utf8_lossy(chunk);
-        assert!(
-            tokenizer.encode(&chunk).expect("encodable")
-                == tokenizer.encode_reference(&chunk).expect("encodable")
-        );
+        assert!(tokenizer.encode(&chunk).expect("encodable") == tokenizer.encode_reference(&chunk).expect("encodable"));
     }
 }
 

@@ -28,11 +28,7 @@ pub struct BpeTrainParams {
 
 impl Default for BpeTrainParams {
     fn default() -> Self {
-        Self {
-            vocab_size: 32_000,
-            min_frequency: 2,
-            special_tokens: Vec::new(),
-        }
+        Self { vocab_size: 32_000, min_frequency: 2, special_tokens: Vec::new() }
     }
 }
 
@@ -88,8 +84,5 @@ pub fn train_byte_level_bpe(
         "eos_token": END_OF_TEXT,
         "clean_up_tokenization_spaces": false,
     });
-    HuggingFaceTokenizer::from_parts(
-        inner,
-        vec![("tokenizer_config.json", format!("{config:#}\n"))],
-    )
+    HuggingFaceTokenizer::from_parts(inner, vec![("tokenizer_config.json", format!("{config:#}\n"))])
 }

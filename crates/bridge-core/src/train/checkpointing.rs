@@ -11,9 +11,9 @@ use serde_json::Value;
 use super::TrainError;
 use super::run::TrainingRun;
 use crate::checkpoint::{
-    AsyncSaver, Checkpoint, CheckpointError, CheckpointStore, CheckpointWriter, DType, HostTensor,
-    LoadRequest, OnDamaged, Resolution, RetentionPolicy, RunFiles, SaveOptions, SaveReport,
-    ShardTensor, Snapshot, TensorGroup, TrainState,
+    AsyncSaver, Checkpoint, CheckpointError, CheckpointStore, CheckpointWriter, DType, HostTensor, LoadRequest,
+    OnDamaged, Resolution, RetentionPolicy, RunFiles, SaveOptions, SaveReport, ShardTensor, Snapshot, TensorGroup,
+    TrainState,
 };
 use crate::config::{self, RunConfig};
 use crate::logging::TimerLevel;
@@ -47,11 +47,7 @@ impl Saver {
             ..SaveOptions::default()
         };
         let writer = CheckpointWriter::open(root, options)?;
-        Ok(Some(if settings.async_save {
-            Self::Async(AsyncSaver::new(writer)?)
-        } else {
-            Self::Sync(writer)
-        }))
+        Ok(Some(if settings.async_save { Self::Async(AsyncSaver::new(writer)?) } else { Self::Sync(writer) }))
     }
 
     fn save(&mut self, snapshot: Snapshot<'static>) -> Result<Option<SaveReport>, CheckpointError> {
@@ -109,61 +105,34 @@ fn snapshot(run: &TrainingRun) -> Result<Snapshot<'static>, TrainError> {
         });
         failure.map_or(Ok(()), Err)?;
     }
-    let mut groups = vec![TensorGroup {
-        name: "model".into(),
-        tensors: model,
-    }];
+    let mut groups = vec![TensorGroup { name: "model".into(), tensors: model }];
     let mut train_state = run.state.train_state.clone();
     if settings.save_optim {
         let state = run.optimizer.state();
         let mut tensors = Vec::new();
         for (name, tensor) in state.tensors {
             let parameter = name.split_once('.').map_or("", |(_, parameter)| parameter);
-            tensors.push(ShardTensor::whole(
-                format!("{OPTIMIZER_PREFIX}{name}"),
-                host(tensor, &shapes[parameter])?,
-            ));
+            tensors.push(ShardTensor::whole(format!("{OPTIMIZER_PREFIX}{name}"), host(tensor, &shapes[parameter])?));
         }
-        groups.push(TensorGroup {
-            name: "optimizer".into(),
-            tensors,
-        });
+        groups.push(TensorGroup { name: "optimizer".into(), tensors });
         let extra = &mut train_state.extra;
         extra.insert("optimizer_step".into(), state.step.into());
         extra.insert("opt_param_scheduler".into(), json(&run.scheduler.state())?);
         extra.insert("loss_scaler".into(), json(&run.loss_scaler.state())?);
     }
     if settings.save_rng {
-        train_state
-            .extra
-            .insert("rng".into(), serde_json::json!({ "seed": run.seed }));
+        train_state.extra.insert("rng".into(), serde_json::json!({ "seed": run.seed }));
     }
-    train_state
-        .extra
-        .insert("loss_checks".into(), json(&run.loss_checks)?);
+    train_state.extra.insert("loss_checks".into(), json(&run.loss_checks)?);
     if let Some(rerun) = run.rerun.checkpoint() {
-        train_state
-            .extra
-            .insert("rerun_state_machine".into(), json(&rerun)?);
+        train_state.extra.insert("rerun_state_machine".into(), json(&rerun)?);
     }
-    let files = if settings.save_tokenizer_assets {
-        run.tokenizer_files.clone()
-    } else {
-        BTreeMap::new()
-    };
-    Ok(Snapshot {
-        run: RunFiles {
-            train_state,
-            run_config: run.config.to_toml(),
-            files,
-        },
-        groups,
-    })
+    let files = if settings.save_tokenizer_assets { run.tokenizer_files.clone() } else { BTreeMap::new() };
+    Ok(Snapshot { run: RunFiles { train_state, run_config: run.config.to_toml(), files }, groups })
 }
 
 fn json<T: serde::Serialize>(value: &T) -> Result<Value, TrainError> {
-    serde_json::to_value(value)
-        .map_err(|error| TrainError::Internal(format!("state that cannot be saved: {error}")))
+    serde_json::to_value(value).map_err(|error| TrainError::Internal(format!("state that cannot be saved: {error}")))
 }
 
 /// A tensor's memory with the shape it is saved under.
@@ -197,11 +166,7 @@ pub(super) struct Start {
 impl Start {
     /// The counters the run starts from.
     pub(super) fn train_state(&self) -> Result<TrainState, CheckpointError> {
-        if self.weights_only {
-            Ok(TrainState::default())
-        } else {
-            self.checkpoint.train_state()
-        }
+        if self.weights_only { Ok(TrainState::default()) } else { self.checkpoint.train_state() }
     }
 }
 
@@ -212,11 +177,8 @@ pub(super) fn find_start(config: &RunConfig) -> Result<Option<Start>, TrainError
         config::OnDamaged::Error => OnDamaged::Error,
         config::OnDamaged::Fallback => OnDamaged::Fallback,
     };
-    let request = LoadRequest {
-        ckpt_step: settings.ckpt_step.map(|step| step as u64),
-        on_damaged,
-        ..LoadRequest::default()
-    };
+    let request =
+        LoadRequest { ckpt_step: settings.ckpt_step.map(|step| step as u64), on_damaged, ..LoadRequest::default() };
     let load = settings.load.as_ref().or(settings.save.as_ref());
     if let Some(load) = load
         && let Resolution::Found(found) = CheckpointStore::open(load)?.resolve(&request)?
@@ -227,52 +189,31 @@ pub(super) fn find_start(config: &RunConfig) -> Result<Option<Start>, TrainError
         }
         message += &format!(
             "{} from {} (iteration {})",
-            if settings.finetune {
-                "fine-tuning"
-            } else {
-                "resuming"
-            },
+            if settings.finetune { "fine-tuning" } else { "resuming" },
             found.checkpoint.path().display(),
             found.checkpoint.iteration()
         );
-        return Ok(Some(Start {
-            checkpoint: found.checkpoint,
-            weights_only: settings.finetune,
-            message,
-        }));
+        return Ok(Some(Start { checkpoint: found.checkpoint, weights_only: settings.finetune, message }));
     }
     if let Some(pretrained) = &settings.pretrained_checkpoint {
-        let request = LoadRequest {
-            on_damaged,
-            ..LoadRequest::default()
-        };
+        let request = LoadRequest { on_damaged, ..LoadRequest::default() };
         return match CheckpointStore::open(pretrained)?.resolve(&request)? {
             Resolution::Found(found) => {
-                let message = format!(
-                    "starting from the weights in {}",
-                    found.checkpoint.path().display()
-                );
-                Ok(Some(Start {
-                    checkpoint: found.checkpoint,
-                    weights_only: true,
-                    message,
-                }))
+                let message = format!("starting from the weights in {}", found.checkpoint.path().display());
+                Ok(Some(Start { checkpoint: found.checkpoint, weights_only: true, message }))
             }
-            Resolution::NothingFound { searched } => Err(TrainError::NoCheckpoint {
-                key: "checkpoint.pretrained_checkpoint",
-                path: searched,
-            }),
+            Resolution::NothingFound { searched } => {
+                Err(TrainError::NoCheckpoint { key: "checkpoint.pretrained_checkpoint", path: searched })
+            }
         };
     }
     match (&settings.load, load) {
-        (_, Some(path)) if settings.exit_on_missing_checkpoint => Err(TrainError::NoCheckpoint {
-            key: "checkpoint.load",
-            path: path.clone(),
-        }),
-        (Some(path), _) if settings.ckpt_step.is_some() => Err(TrainError::NoCheckpoint {
-            key: "checkpoint.load",
-            path: path.clone(),
-        }),
+        (_, Some(path)) if settings.exit_on_missing_checkpoint => {
+            Err(TrainError::NoCheckpoint { key: "checkpoint.load", path: path.clone() })
+        }
+        (Some(path), _) if settings.ckpt_step.is_some() => {
+            Err(TrainError::NoCheckpoint { key: "checkpoint.load", path: path.clone() })
+        }
         _ => Ok(None),
     }
 }
@@ -313,8 +254,7 @@ pub(super) fn restore(run: &mut TrainingRun, start: &Start) -> Result<(), TrainE
             run.loss_scaler.load_state(state)?;
         }
     } else if settings.load_optim {
-        run.reporter
-            .note("the checkpoint has no optimizer state: moments start at zero");
+        run.reporter.note("the checkpoint has no optimizer state: moments start at zero");
     }
     if settings.load_rng
         && let Some(rng) = field::<BTreeMap<String, u64>>(&extra, "rng", checkpoint)?
@@ -322,8 +262,7 @@ pub(super) fn restore(run: &mut TrainingRun, start: &Start) -> Result<(), TrainE
     {
         run.seed = *seed;
     }
-    if let Some(state) = field::<crate::resilience::LossChecks>(&extra, "loss_checks", checkpoint)?
-    {
+    if let Some(state) = field::<crate::resilience::LossChecks>(&extra, "loss_checks", checkpoint)? {
         // What was seen is state; whether to look is configuration.
         if let (Some(mine), Some(saved)) = (&mut run.loss_checks.spiky_loss, state.spiky_loss) {
             *mine = saved;
@@ -332,8 +271,7 @@ pub(super) fn restore(run: &mut TrainingRun, start: &Start) -> Result<(), TrainE
     if let Some(state) = field(&extra, "rerun_state_machine", checkpoint)? {
         run.rerun.load_checkpoint(state)?;
     }
-    run.last_saved_step =
-        (settings.save.as_deref() == checkpoint.path().parent()).then_some(train_state.step);
+    run.last_saved_step = (settings.save.as_deref() == checkpoint.path().parent()).then_some(train_state.step);
     run.state.train_state = train_state;
     Ok(())
 }
@@ -356,46 +294,35 @@ fn field<T: DeserializeOwned>(
     let Some(value) = extra.get(name) else {
         return Ok(None);
     };
-    serde_json::from_value(value.clone())
-        .map(Some)
-        .map_err(|error| TrainError::BadState {
-            path: checkpoint.path().to_owned(),
-            field: name.to_owned(),
-            message: error.to_string(),
-        })
+    serde_json::from_value(value.clone()).map(Some).map_err(|error| TrainError::BadState {
+        path: checkpoint.path().to_owned(),
+        field: name.to_owned(),
+        message: error.to_string(),
+    })
 }
 
 /// Replaces all parameters of `chunk` by those of a checkpoint, cast to the chunk's dtype.
 ///
 /// # Errors
 /// If a parameter is missing, or has another shape; the chunk may then be half loaded and must not be used.
-pub fn load_parameters(
-    chunk: &mut dyn ModelChunk,
-    checkpoint: &Checkpoint,
-) -> Result<(), CheckpointError> {
+pub fn load_parameters(chunk: &mut dyn ModelChunk, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
     for parameter in chunk.parameters() {
         let found = checkpoint.tensor(&parameter.name)?;
         checkpoint.expect(&parameter.name, found.dtype, &parameter.shape)?;
     }
     let mut failure = None;
-    chunk.update_parameters(
-        &mut |name, old| match device_tensor(checkpoint, name, &old.device()) {
-            Ok(value) if value.dtype() == old.dtype() => value,
-            Ok(value) => value.cast(FloatDType::from(old.dtype())),
-            Err(error) => {
-                failure = Some(error);
-                old
-            }
-        },
-    );
+    chunk.update_parameters(&mut |name, old| match device_tensor(checkpoint, name, &old.device()) {
+        Ok(value) if value.dtype() == old.dtype() => value,
+        Ok(value) => value.cast(FloatDType::from(old.dtype())),
+        Err(error) => {
+            failure = Some(error);
+            old
+        }
+    });
     failure.map_or(Ok(()), Err)
 }
 
-fn device_tensor(
-    checkpoint: &Checkpoint,
-    name: &str,
-    device: &Device,
-) -> Result<Tensor<1>, CheckpointError> {
+fn device_tensor(checkpoint: &Checkpoint, name: &str, device: &Device) -> Result<Tensor<1>, CheckpointError> {
     let tensor = checkpoint.load_tensor(name)?;
     let dtype = match tensor.dtype() {
         DType::F32 => BurnDType::F32,
@@ -419,10 +346,7 @@ pub(super) fn read_files(folder: &Path) -> std::io::Result<BTreeMap<String, Byte
     for entry in std::fs::read_dir(folder)? {
         let entry = entry?;
         if entry.file_type()?.is_file() {
-            files.insert(
-                entry.file_name().to_string_lossy().into_owned(),
-                Bytes::from(std::fs::read(entry.path())?),
-            );
+            files.insert(entry.file_name().to_string_lossy().into_owned(), Bytes::from(std::fs::read(entry.path())?));
         }
     }
     Ok(files)

@@ -9,14 +9,12 @@ use crate::config::{self, RunConfig};
 use crate::logging::{TimeUnit, TimingLogLevel, TimingLogOption};
 use crate::model::SegmentRole;
 use crate::optim::{Algorithm, DecayQkLayernorm, OptimizerSettings, StandardOverrides};
-use crate::resilience::rerun::{
-    ErrorInjection, ErrorInjectionType, Placement, RerunConfig, RerunMode,
-};
+use crate::resilience::rerun::{ErrorInjection, ErrorInjectionType, Placement, RerunConfig, RerunMode};
 use crate::resilience::{LossChecks, Signal, SpikyLossDetector};
 use crate::schedule::{
-    AttentionFlops, BatchRampup, BatchSizeConfig, DynamicLossScaleConfig, FlopsShape, GateKind,
-    Indivisible, LossScaler, LrDecayStyle, OptimizerParamSchedulerConfig, WdIncrStyle, WindowFlops,
-    WindowSpan, WindowedLayers, WsdDecayStyle,
+    AttentionFlops, BatchRampup, BatchSizeConfig, DynamicLossScaleConfig, FlopsShape, GateKind, Indivisible,
+    LossScaler, LrDecayStyle, OptimizerParamSchedulerConfig, WdIncrStyle, WindowFlops, WindowSpan, WindowedLayers,
+    WsdDecayStyle,
 };
 
 pub(super) fn params_dtype(config: &RunConfig) -> FloatDType {
@@ -36,9 +34,7 @@ pub(super) fn recompute(config: &RunConfig) -> Recompute {
     let layers = model.recompute_num_layers.unwrap_or(1);
     match (model.recompute_granularity, model.recompute_method) {
         (None, _) => Recompute::Off,
-        (Some(config::RecomputeGranularity::Full), Some(config::RecomputeMethod::Block)) => {
-            Recompute::Block { layers }
-        }
+        (Some(config::RecomputeGranularity::Full), Some(config::RecomputeMethod::Block)) => Recompute::Block { layers },
         (Some(config::RecomputeGranularity::Full), _) => Recompute::Uniform { layers },
         (Some(config::RecomputeGranularity::Selective), _) => {
             // Segments are the grain: the norm of a part is recomputed with the part.
@@ -58,9 +54,7 @@ pub(super) fn recompute(config: &RunConfig) -> Recompute {
 pub(super) fn optimizer_settings(config: &RunConfig) -> OptimizerSettings {
     let optimizer = &config.optimizer;
     let algorithm = match optimizer.optimizer {
-        config::OptimizerKind::Sgd => Algorithm::Sgd {
-            momentum: optimizer.sgd_momentum,
-        },
+        config::OptimizerKind::Sgd => Algorithm::Sgd { momentum: optimizer.sgd_momentum },
         _ => Algorithm::Adam {
             beta1: optimizer.adam_beta1,
             beta2: optimizer.adam_beta2,
@@ -88,11 +82,7 @@ pub(super) fn standard_overrides(config: &RunConfig) -> StandardOverrides {
 }
 
 pub(super) fn scheduler(config: &RunConfig) -> OptimizerParamSchedulerConfig {
-    let (optimizer, scheduler, steps) = (
-        &config.optimizer,
-        &config.scheduler,
-        &config.scheduler.steps,
-    );
+    let (optimizer, scheduler, steps) = (&config.optimizer, &config.scheduler, &config.scheduler.steps);
     OptimizerParamSchedulerConfig {
         init_lr: scheduler.lr_warmup_init,
         max_lr: optimizer.lr,
@@ -125,14 +115,11 @@ pub(super) fn scheduler(config: &RunConfig) -> OptimizerParamSchedulerConfig {
 }
 
 pub(super) fn batch_size(config: &RunConfig) -> BatchSizeConfig {
-    let rampup = config
-        .train
-        .rampup_batch_size
-        .map(|[start, increment, samples]| BatchRampup {
-            start: start as u64,
-            increment: increment as u64,
-            samples: samples as u64,
-        });
+    let rampup = config.train.rampup_batch_size.map(|[start, increment, samples]| BatchRampup {
+        start: start as u64,
+        increment: increment as u64,
+        samples: samples as u64,
+    });
     BatchSizeConfig {
         micro_batch_size: config.train.micro_batch_size as u64,
         global_batch_size: config.train.global_batch_size as u64,
@@ -150,14 +137,12 @@ pub(super) fn loss_scaler(config: &RunConfig) -> Result<LossScaler, TrainError> 
     let optimizer = &config.optimizer;
     Ok(match optimizer.loss_scale {
         Some(scale) => LossScaler::constant(scale)?,
-        None if params_dtype(config) == FloatDType::F16 => {
-            LossScaler::dynamic(DynamicLossScaleConfig {
-                initial_loss_scale: optimizer.initial_loss_scale,
-                min_loss_scale: optimizer.min_loss_scale,
-                loss_scale_window: optimizer.loss_scale_window as u64,
-                hysteresis: optimizer.hysteresis as u32,
-            })?
-        }
+        None if params_dtype(config) == FloatDType::F16 => LossScaler::dynamic(DynamicLossScaleConfig {
+            initial_loss_scale: optimizer.initial_loss_scale,
+            min_loss_scale: optimizer.min_loss_scale,
+            loss_scale_window: optimizer.loss_scale_window as u64,
+            hysteresis: optimizer.hysteresis as u32,
+        })?,
         None => LossScaler::constant(1.0)?,
     })
 }
@@ -187,9 +172,7 @@ pub(super) fn loss_checks(config: &RunConfig) -> LossChecks {
     let settings = &config.rerun_state_machine;
     LossChecks {
         check_for_nan_in_loss: settings.check_for_nan_in_loss,
-        spiky_loss: settings
-            .check_for_spiky_loss
-            .then(|| SpikyLossDetector::new(settings.spiky_loss_factor)),
+        spiky_loss: settings.check_for_spiky_loss.then(|| SpikyLossDetector::new(settings.spiky_loss_factor)),
     }
 }
 
@@ -205,11 +188,7 @@ pub(super) fn flops(config: &RunConfig, padded_vocab_size: usize) -> FlopsShape 
         mtp_num_layers: 0,
         hidden_size: model.hidden_size as u64,
         ffn_hidden_size: model.ffn_hidden_size as u64,
-        mlp: if model.gated_linear_unit {
-            GateKind::Gated
-        } else {
-            GateKind::Plain
-        },
+        mlp: if model.gated_linear_unit { GateKind::Gated } else { GateKind::Plain },
         num_attention_heads: model.num_attention_heads as u64,
         attention: AttentionFlops::Grouped {
             num_query_groups: model.num_query_groups as u64,

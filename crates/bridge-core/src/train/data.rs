@@ -10,15 +10,15 @@ use super::reporter::Reporter;
 use super::text::{PreparedText, prepare_text};
 use crate::config::{self, FinalDataset, FinalValidation, RunConfig};
 use crate::data::gpt::{
-    Blend, FimParams, FimRandomness, FimTokens, GptDatasetParams, GptDatasetProvider, GptSource,
-    IndexCache, SampleOptions, SplitBlends, ValidationSize,
+    Blend, FimParams, FimRandomness, FimTokens, GptDatasetParams, GptDatasetProvider, GptSource, IndexCache,
+    SampleOptions, SplitBlends, ValidationSize,
 };
 use crate::data::indexed::BinAccess;
 use crate::data::loader::{DataLoader, LoaderParams, MicroBatch};
 use crate::data::sampler::{Incomplete, Passes, Sampler, SamplerKind, SamplerParams, Sharding};
 use crate::data::{
-    BuildEvent, BuildObserver, DataError, DataParallel, Dataset, DatasetBuildContext,
-    DatasetProvider, Datasets, FetchOrder,
+    BuildEvent, BuildObserver, DataError, DataParallel, Dataset, DatasetBuildContext, DatasetProvider, Datasets,
+    FetchOrder,
 };
 use crate::logging::ProgressSink;
 use crate::tokenizer::Tokenizer;
@@ -36,9 +36,7 @@ pub struct DatasetFactoryContext<'a> {
     pub validation: &'a FinalValidation,
 }
 
-type Factory = Arc<
-    dyn Fn(&DatasetFactoryContext) -> Result<Box<dyn DatasetProvider>, DataError> + Send + Sync,
->;
+type Factory = Arc<dyn Fn(&DatasetFactoryContext) -> Result<Box<dyn DatasetProvider>, DataError> + Send + Sync>;
 
 /// Dataset kinds by name. A value, not a global.
 #[derive(Clone, Default)]
@@ -51,9 +49,7 @@ impl DatasetRegistry {
     pub fn builtin() -> Self {
         let mut registry = Self::default();
         for kind in ["gpt", "fim", "mock"] {
-            registry.register(kind, |context| {
-                Ok(Box::new(GptDatasetProvider::new(gpt_params(context)?)?))
-            });
+            registry.register(kind, |context| Ok(Box::new(GptDatasetProvider::new(gpt_params(context)?)?)));
         }
         registry
     }
@@ -62,29 +58,16 @@ impl DatasetRegistry {
     pub fn register(
         &mut self,
         kind: &str,
-        factory: impl Fn(&DatasetFactoryContext) -> Result<Box<dyn DatasetProvider>, DataError>
-        + Send
-        + Sync
-        + 'static,
+        factory: impl Fn(&DatasetFactoryContext) -> Result<Box<dyn DatasetProvider>, DataError> + Send + Sync + 'static,
     ) {
         self.factories.insert(kind.to_owned(), Arc::new(factory));
     }
 
-    fn provider(
-        &self,
-        context: &DatasetFactoryContext,
-    ) -> Result<Box<dyn DatasetProvider>, DataError> {
+    fn provider(&self, context: &DatasetFactoryContext) -> Result<Box<dyn DatasetProvider>, DataError> {
         let kind = &context.section.kind;
         let Some(factory) = self.factories.get(kind) else {
-            let known = self
-                .factories
-                .keys()
-                .map(String::as_str)
-                .collect::<Vec<_>>()
-                .join(", ");
-            return Err(DataError::Parameter(format!(
-                "dataset.kind: expected one of {known}, found `{kind}`"
-            )));
+            let known = self.factories.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+            return Err(DataError::Parameter(format!("dataset.kind: expected one of {known}, found `{kind}`")));
         };
         factory(context)
     }
@@ -114,10 +97,7 @@ struct Narrator {
 
 impl BuildObserver for Narrator {
     fn on_event(&self, event: &BuildEvent) {
-        if matches!(
-            event,
-            BuildEvent::CacheRejected { .. } | BuildEvent::CacheNotWritten { .. }
-        ) {
+        if matches!(event, BuildEvent::CacheRejected { .. } | BuildEvent::CacheNotWritten { .. }) {
             self.progress.suspend(&mut || eprintln!("warning: {event}"));
         }
     }
@@ -150,26 +130,14 @@ impl RunData {
             valid_samples: config.samples.valid as usize,
             test_samples: config.samples.test as usize,
             tokenizer,
-            data_parallel: DataParallel {
-                rank: 0,
-                size: config.parallel.data,
-            },
-            progress: Arc::new(Narrator {
-                progress: Arc::clone(progress),
-            }),
+            data_parallel: DataParallel { rank: 0, size: config.parallel.data },
+            progress: Arc::new(Narrator { progress: Arc::clone(progress) }),
         })?;
-        let token_bytes = text
-            .tokenizer
-            .as_deref()
-            .map(token_bytes)
-            .unwrap_or_default();
+        let token_bytes = text.tokenizer.as_deref().map(token_bytes).unwrap_or_default();
         Ok(Self {
             tokenizer: text.tokenizer,
             datasets,
-            train: TrainLoader {
-                config: Arc::clone(config),
-                loader: None,
-            },
+            train: TrainLoader { config: Arc::clone(config), loader: None },
             valid: None,
             token_bytes,
         })
@@ -201,9 +169,7 @@ impl RunData {
 
     /// Size of the tokenizer's vocabulary; 0 without a tokenizer.
     pub fn vocab_size(&self) -> usize {
-        self.tokenizer
-            .as_ref()
-            .map_or(0, |tokenizer| tokenizer.vocab_size())
+        self.tokenizer.as_ref().map_or(0, |tokenizer| tokenizer.vocab_size())
     }
 
     pub(super) fn has_train(&self) -> bool {
@@ -218,16 +184,14 @@ impl RunData {
         self.datasets.test.is_some()
     }
 
-    pub(super) fn next_train(
-        &mut self,
-        count: u64,
-        consumed: u64,
-    ) -> Result<Vec<MicroBatch>, TrainError> {
+    pub(super) fn next_train(&mut self, count: u64, consumed: u64) -> Result<Vec<MicroBatch>, TrainError> {
         let loader = match &mut self.train.loader {
             Some(loader) => loader,
             empty => {
                 let dataset = self.datasets.train.clone().ok_or_else(|| {
-                    DataError::Parameter("dataset.split: the train split has no share, so there is nothing to train on".into())
+                    DataError::Parameter(
+                        "dataset.split: the train split has no share, so there is nothing to train on".into(),
+                    )
                 })?;
                 empty.insert(train_loader(&self.train.config, dataset, consumed)?)
             }
@@ -265,13 +229,9 @@ impl RunData {
         }
         let once = split == Split::Test || config.validation.full_validation;
         let kind = if once {
-            SamplerKind::Single {
-                incomplete: Incomplete::Keep,
-            }
+            SamplerKind::Single { incomplete: Incomplete::Keep }
         } else {
-            SamplerKind::Cyclic {
-                sharding: sharding(config),
-            }
+            SamplerKind::Cyclic { sharding: sharding(config) }
         };
         let params = SamplerParams {
             kind,
@@ -279,10 +239,7 @@ impl RunData {
             consumed_samples: if once { 0 } else { consumed },
             micro_batch_size: config.validation.eval_micro_batch_size,
             global_batch_size: config.validation.eval_global_batch_size,
-            data_parallel: DataParallel {
-                rank: 0,
-                size: config.parallel.data,
-            },
+            data_parallel: DataParallel { rank: 0, size: config.parallel.data },
         };
         Ok(Some(loader(config, dataset, params)?))
     }
@@ -298,18 +255,8 @@ impl RunData {
         if self.token_bytes.is_empty() {
             return None;
         }
-        let counted = micro_batch
-            .labels
-            .iter()
-            .zip(&micro_batch.loss_mask)
-            .filter(|(_, mask)| **mask > 0.0);
-        Some(
-            counted
-                .map(|(label, _)| {
-                    u64::from(self.token_bytes.get(*label as usize).copied().unwrap_or(0))
-                })
-                .sum(),
-        )
+        let counted = micro_batch.labels.iter().zip(&micro_batch.loss_mask).filter(|(_, mask)| **mask > 0.0);
+        Some(counted.map(|(label, _)| u64::from(self.token_bytes.get(*label as usize).copied().unwrap_or(0))).sum())
     }
 }
 
@@ -325,57 +272,28 @@ fn build_splits(
         text_prefix: text.prefix.clone(),
         validation: &config.validation,
     };
-    Ok(registry
-        .provider(&factory_context)?
-        .build(&context(text.tokenizer.clone()))?)
+    Ok(registry.provider(&factory_context)?.build(&context(text.tokenizer.clone()))?)
 }
 
 /// Bytes of each token, or nothing if some token's are unknown.
 fn token_bytes(tokenizer: &dyn Tokenizer) -> Vec<u32> {
-    let of = |id: usize| {
-        tokenizer
-            .id_to_bytes(id as i64)
-            .map(|bytes| bytes.len() as u32)
-    };
-    (0..tokenizer.vocab_size())
-        .map(of)
-        .collect::<Option<Vec<_>>>()
-        .unwrap_or_default()
+    let of = |id: usize| tokenizer.id_to_bytes(id as i64).map(|bytes| bytes.len() as u32);
+    (0..tokenizer.vocab_size()).map(of).collect::<Option<Vec<_>>>().unwrap_or_default()
 }
 
 fn sharding(config: &RunConfig) -> Sharding {
-    if config.dataset.data_sharding {
-        Sharding::Buckets
-    } else {
-        Sharding::Interleaved
-    }
+    if config.dataset.data_sharding { Sharding::Buckets } else { Sharding::Interleaved }
 }
 
-fn train_loader(
-    config: &RunConfig,
-    dataset: Arc<dyn Dataset>,
-    consumed: u64,
-) -> Result<DataLoader, TrainError> {
-    let incomplete = if config.dataset.drop_last {
-        Incomplete::Drop
-    } else {
-        Incomplete::Keep
-    };
+fn train_loader(config: &RunConfig, dataset: Arc<dyn Dataset>, consumed: u64) -> Result<DataLoader, TrainError> {
+    let incomplete = if config.dataset.drop_last { Incomplete::Drop } else { Incomplete::Keep };
     let kind = match config.dataset.dataloader_type {
         None | Some(config::DataloaderType::Single) => SamplerKind::Single { incomplete },
-        Some(config::DataloaderType::Cyclic) => SamplerKind::Cyclic {
-            sharding: sharding(config),
-        },
-        Some(config::DataloaderType::Batch) => SamplerKind::Batch {
-            incomplete,
-            passes: Passes::Endless,
-        },
+        Some(config::DataloaderType::Cyclic) => SamplerKind::Cyclic { sharding: sharding(config) },
+        Some(config::DataloaderType::Batch) => SamplerKind::Batch { incomplete, passes: Passes::Endless },
         Some(config::DataloaderType::External) => {
             // The data set is its own order: samples are taken as they come.
-            SamplerKind::Batch {
-                incomplete: Incomplete::Drop,
-                passes: Passes::Endless,
-            }
+            SamplerKind::Batch { incomplete: Incomplete::Drop, passes: Passes::Endless }
         }
     };
     let params = SamplerParams {
@@ -384,29 +302,18 @@ fn train_loader(
         consumed_samples: consumed,
         micro_batch_size: config.train.micro_batch_size,
         global_batch_size: config.train.global_batch_size,
-        data_parallel: DataParallel {
-            rank: 0,
-            size: config.parallel.data,
-        },
+        data_parallel: DataParallel { rank: 0, size: config.parallel.data },
     };
     loader(config, dataset, params)
 }
 
-fn loader(
-    config: &RunConfig,
-    dataset: Arc<dyn Dataset>,
-    mut params: SamplerParams,
-) -> Result<DataLoader, TrainError> {
-    let workers = LoaderParams {
-        num_workers: config.dataset.num_workers,
-        ..LoaderParams::default()
-    };
+fn loader(config: &RunConfig, dataset: Arc<dyn Dataset>, mut params: SamplerParams) -> Result<DataLoader, TrainError> {
+    let workers = LoaderParams { num_workers: config.dataset.num_workers, ..LoaderParams::default() };
     let mut replayed = 0;
     if dataset.fetch_order() == FetchOrder::Matters {
         // Samples depend on those fetched before: go through them again, so that a resumed run draws what an
         // uninterrupted one would have drawn.
-        replayed =
-            params.consumed_samples / (params.micro_batch_size * params.data_parallel.size) as u64;
+        replayed = params.consumed_samples / (params.micro_batch_size * params.data_parallel.size) as u64;
         params.consumed_samples = 0;
     }
     let mut loader = DataLoader::new(dataset, Sampler::new(params)?, workers);
@@ -419,12 +326,8 @@ fn loader(
 /// Parameters of the built-in datasets.
 fn gpt_params(context: &DatasetFactoryContext) -> Result<GptDatasetParams, DataError> {
     let section = context.section;
-    let seed = i64::try_from(section.random_seed).map_err(|_| {
-        DataError::Parameter(format!(
-            "dataset.random_seed = {}: too large",
-            section.random_seed
-        ))
-    })?;
+    let seed = i64::try_from(section.random_seed)
+        .map_err(|_| DataError::Parameter(format!("dataset.random_seed = {}: too large", section.random_seed)))?;
     let mut params = GptDatasetParams::mock(section.seq_length, seed);
     params.source = match section.kind.as_str() {
         "mock" => GptSource::Mock,
@@ -433,11 +336,7 @@ fn gpt_params(context: &DatasetFactoryContext) -> Result<GptDatasetParams, DataE
     if let Some(folder) = &section.path_to_cache {
         params.cache = IndexCache::Folder(folder.clone());
     }
-    params.bin_access = if section.mmap_bin_files {
-        BinAccess::Mmap
-    } else {
-        BinAccess::Pread
-    };
+    params.bin_access = if section.mmap_bin_files { BinAccess::Mmap } else { BinAccess::Pread };
     params.num_dataset_builder_threads = section.num_dataset_builder_threads;
     params.mid_level_dataset_surplus = section.mid_level_dataset_surplus;
     if context.validation.full_validation {
@@ -465,29 +364,16 @@ fn gpt_source(context: &DatasetFactoryContext) -> GptSource {
     };
     let split = section.split.clone().unwrap_or_else(|| "969,30,1".into());
     if let Some(prefix) = &context.text_prefix {
-        return GptSource::Blend {
-            blend: Blend {
-                paths: vec![prefix.clone()],
-                weights: None,
-            },
-            split,
-        };
+        return GptSource::Blend { blend: Blend { paths: vec![prefix.clone()], weights: None }, split };
     }
     if let Some(blend) = &section.blend {
-        return GptSource::Blend {
-            blend: blend_of(blend),
-            split,
-        };
+        return GptSource::Blend { blend: blend_of(blend), split };
     }
     match &section.blend_per_split {
         Some(blends) => {
             let mut blends = blends.iter().map(|blend| blend.as_ref().map(blend_of));
             let mut next = || blends.next().flatten();
-            GptSource::PerSplit(SplitBlends {
-                train: next(),
-                valid: next(),
-                test: next(),
-            })
+            GptSource::PerSplit(SplitBlends { train: next(), valid: next(), test: next() })
         }
         None => GptSource::Mock,
     }
@@ -496,21 +382,15 @@ fn gpt_source(context: &DatasetFactoryContext) -> GptSource {
 fn fim_params(context: &DatasetFactoryContext) -> Result<FimParams, DataError> {
     let section = context.section;
     let Some(tokenizer) = context.tokenizer.as_deref() else {
-        return Err(DataError::Parameter(
-            "dataset.kind = \"fim\" needs a tokenizer".into(),
-        ));
+        return Err(DataError::Parameter("dataset.kind = \"fim\" needs a tokenizer".into()));
     };
     let rate = |name: &str, value: Option<f64>| {
-        value.ok_or_else(|| {
-            DataError::Parameter(format!("dataset.{name}: dataset.kind = \"fim\" needs it"))
-        })
+        value.ok_or_else(|| DataError::Parameter(format!("dataset.{name}: dataset.kind = \"fim\" needs it")))
     };
     let names = section.fim_extra_tokens.clone().unwrap_or_default();
     let split_sample = match &section.fim_split_sample {
         Some(token) => Some(tokenizer.token_to_id(token).ok_or_else(|| {
-            DataError::Parameter(format!(
-                "dataset.fim_split_sample = {token:?}: the tokenizer has no such token"
-            ))
+            DataError::Parameter(format!("dataset.fim_split_sample = {token:?}: the tokenizer has no such token"))
         })?),
         None => None,
     };

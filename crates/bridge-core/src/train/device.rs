@@ -6,9 +6,7 @@ use burn::tensor::Device;
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
     /// The name is not one of ours.
-    #[error(
-        "device: expected one of flex, cuda, wgpu, vulkan (`:N` chooses the N-th), found `{found}`{hint}"
-    )]
+    #[error("device: expected one of flex, cuda, wgpu, vulkan (`:N` chooses the N-th), found `{found}`{hint}")]
     Unknown {
         /// What the recipe says.
         found: String,
@@ -33,10 +31,7 @@ pub enum DeviceError {
 /// # Errors
 /// If the name is unknown or its back end is not part of this build.
 pub fn select_device(name: &str) -> Result<Device, DeviceError> {
-    let unknown = |hint: String| DeviceError::Unknown {
-        found: name.to_owned(),
-        hint,
-    };
+    let unknown = |hint: String| DeviceError::Unknown { found: name.to_owned(), hint };
     let (kind, index) = match name.split_once(':') {
         Some((kind, index)) => (kind, index.parse().map_err(|_| unknown(String::new()))?),
         None => (name, 0_usize),
@@ -48,30 +43,20 @@ pub fn select_device(name: &str) -> Result<Device, DeviceError> {
             }
             Ok(Device::flex())
         }
-        "cuda" | "wgpu" | "vulkan" => {
-            compiled_in(kind, index).ok_or_else(|| DeviceError::NotCompiledIn {
-                found: name.to_owned(),
-                feature: kind.to_owned(),
-            })
-        }
+        "cuda" | "wgpu" | "vulkan" => compiled_in(kind, index)
+            .ok_or_else(|| DeviceError::NotCompiledIn { found: name.to_owned(), feature: kind.to_owned() }),
         _ => {
             let names = ["flex", "cpu", "cuda", "wgpu", "vulkan"];
-            let nearest = names.into_iter().max_by(|a, b| {
-                strsim::jaro_winkler(a, kind).total_cmp(&strsim::jaro_winkler(b, kind))
-            });
+            let nearest = names
+                .into_iter()
+                .max_by(|a, b| strsim::jaro_winkler(a, kind).total_cmp(&strsim::jaro_winkler(b, kind)));
             let near = nearest.filter(|n| strsim::jaro_winkler(n, kind) > 0.7);
-            Err(unknown(
-                near.map(|n| format!("; did you mean `{n}`?"))
-                    .unwrap_or_default(),
-            ))
+            Err(unknown(near.map(|n| format!("; did you mean `{n}`?")).unwrap_or_default()))
         }
     }
 }
 
-#[allow(
-    unused_variables,
-    reason = "without GPU features there is nothing to select"
-)]
+#[allow(unused_variables, reason = "without GPU features there is nothing to select")]
 fn compiled_in(kind: &str, index: usize) -> Option<Device> {
     match kind {
         #[cfg(feature = "cuda")]
@@ -104,11 +89,6 @@ mod tests {
         let error = select_device("flx").unwrap_err().to_string();
         assert!(error.contains("did you mean `flex`"), "{error}");
         #[cfg(not(feature = "cuda"))]
-        assert!(
-            select_device("cuda:3")
-                .unwrap_err()
-                .to_string()
-                .contains("--features cuda")
-        );
+        assert!(select_device("cuda:3").unwrap_err().to_string().contains("--features cuda"));
     }
 }

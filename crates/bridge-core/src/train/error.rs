@@ -9,9 +9,7 @@ use crate::data::DataError;
 use crate::model::ModelBuildError;
 use crate::resilience::SignalError;
 use crate::resilience::rerun::{RerunCheckpointError, UnexpectedResult};
-use crate::schedule::{
-    BatchSizeError, FlopsError, LossScaleError, SchedulerError, SchedulerStateError,
-};
+use crate::schedule::{BatchSizeError, FlopsError, LossScaleError, SchedulerError, SchedulerStateError};
 use crate::tokenizer::TokenizerError;
 
 /// Why a run could not start or go on.
@@ -37,7 +35,7 @@ pub enum TrainError {
     Model(#[from] ModelBuildError),
     /// A checkpoint.
     #[error(transparent)]
-    Checkpoint(#[from] CheckpointError),
+    Checkpoint(Box<CheckpointError>),
     /// A checkpoint was asked for and there is none.
     #[error("{key}: there is no checkpoint in {}", path.display())]
     NoCheckpoint {
@@ -95,9 +93,7 @@ pub enum TrainError {
     #[error(transparent)]
     RerunState(#[from] RerunCheckpointError),
     /// `ddp.check_for_nan_in_grad` found something.
-    #[error(
-        "iteration {iteration}: the gradient norm is {norm} (ddp.check_for_nan_in_grad = false skips such steps)"
-    )]
+    #[error("iteration {iteration}: the gradient norm is {norm} (ddp.check_for_nan_in_grad = false skips such steps)")]
     GradientNotFinite {
         /// The step.
         iteration: u64,
@@ -120,6 +116,12 @@ pub enum TrainError {
     Internal(String),
 }
 
+impl From<CheckpointError> for TrainError {
+    fn from(error: CheckpointError) -> Self {
+        Self::Checkpoint(Box::new(error))
+    }
+}
+
 impl From<UnexpectedResult> for TrainError {
     fn from(result: UnexpectedResult) -> Self {
         Self::UnexpectedResult(Box::new(result))
@@ -129,10 +131,7 @@ impl From<UnexpectedResult> for TrainError {
 impl TrainError {
     /// A log file that cannot be written.
     pub(super) fn log(what: impl Into<String>, error: impl std::fmt::Display) -> Self {
-        Self::Log {
-            what: what.into(),
-            message: error.to_string(),
-        }
+        Self::Log { what: what.into(), message: error.to_string() }
     }
 
     /// Whether the user's input is at fault (exit code 2) rather than the run (exit code 1).

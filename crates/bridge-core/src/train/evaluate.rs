@@ -59,10 +59,7 @@ impl EvaluationReport {
 ///
 /// # Errors
 /// Data that cannot be read.
-pub fn evaluate(
-    run: &mut TrainingRun,
-    split: Split,
-) -> Result<Option<EvaluationReport>, TrainError> {
+pub fn evaluate(run: &mut TrainingRun, split: Split) -> Result<Option<EvaluationReport>, TrainError> {
     let Some(mut loader) = run.evaluation_loader(split)? else {
         return Ok(None);
     };
@@ -72,17 +69,13 @@ pub fn evaluate(
     let mut losses = Losses::new();
     let (mut num_samples, mut num_bytes) = (0_u64, Some(0_u64));
     'iterations: for iteration in 0..iterations {
-        run.reporter
-            .evaluating(split, iteration as u64, iterations as u64);
+        run.reporter.evaluating(split, iteration as u64, iterations as u64);
         for _ in 0..num_microbatches {
             let Some(micro_batch) = loader.next().transpose()? else {
                 break 'iterations;
             };
             let batch = run.forward_step.prepare(&micro_batch, &run.device);
-            let context = ForwardContext {
-                batch: &batch,
-                mode: Mode::Evaluate,
-            };
+            let context = ForwardContext { batch: &batch, mode: Mode::Evaluate };
             let loss_sum = scalar(run.executor.forward(chunk.as_ref(), &context));
             for (name, ratio) in run.forward_step.report(loss_sum, &batch) {
                 *losses.entry(name).or_default() += ratio;
@@ -100,13 +93,7 @@ pub fn evaluate(
         Some(nats / std::f64::consts::LN_2 / bytes as f64)
     });
     let iteration = run.state.train_state.step;
-    let report = EvaluationReport {
-        split,
-        iteration,
-        losses,
-        num_samples,
-        bits_per_byte,
-    };
+    let report = EvaluationReport { split, iteration, losses, num_samples, bits_per_byte };
     run.log_evaluation(&report)?;
     run.for_each_callback(|callback, state| callback.on_evaluate_end(state, &report));
     Ok(Some(report))

@@ -24,9 +24,7 @@ struct Pending {
 impl Executor {
     /// An executor for `chunk`.
     pub fn new(chunk: &dyn ModelChunk, recompute: &Recompute) -> Self {
-        Self {
-            regions: plan(&chunk.segments(), recompute),
-        }
+        Self { regions: plan(&chunk.segments(), recompute) }
     }
 
     /// Sum of the masked loss, without gradients. `chunk` is an inference copy.
@@ -49,14 +47,8 @@ impl Executor {
         let mut pending = self.forward_regions(chunk, context);
         let mut total = None;
         let mut gradient: Option<Tensor<3>> = None;
-        while let Some(Pending {
-            region,
-            input,
-            output,
-        }) = pending.pop()
-        {
-            let output =
-                output.unwrap_or_else(|| run(chunk, region.segments, input.clone(), context));
+        while let Some(Pending { region, input, output }) = pending.pop() {
+            let output = output.unwrap_or_else(|| run(chunk, region.segments, input.clone(), context));
             let mut gradients = match (output, gradient.take()) {
                 (SegmentOutput::LossSum(sum), None) => {
                     total = Some(sum.clone().without_autodiff());
@@ -66,20 +58,13 @@ impl Executor {
                 _ => panic!("the last segment, and only it, returns the loss"),
             };
             chunk.take_gradients(&mut gradients, on_gradient);
-            gradient = input.map(|leaf| {
-                leaf.grad_remove(&mut gradients)
-                    .expect("the region used its input")
-            });
+            gradient = input.map(|leaf| leaf.grad_remove(&mut gradients).expect("the region used its input"));
         }
         total.expect("a chunk has at least one segment")
     }
 
     fn forward_regions(&self, chunk: &dyn ModelChunk, context: &ForwardContext) -> Vec<Pending> {
-        let without_graph = self
-            .regions
-            .iter()
-            .any(|region| region.recomputed)
-            .then(|| chunk.inference());
+        let without_graph = self.regions.iter().any(|region| region.recomputed).then(|| chunk.inference());
         let mut pending = Vec::with_capacity(self.regions.len());
         let mut input: Option<Tensor<3>> = None;
         for (i, region) in self.regions.iter().enumerate() {
@@ -87,14 +72,9 @@ impl Executor {
             // The last region's backward comes first: dropping its graph would save nothing.
             let drops_graph = region.recomputed && !is_last;
             let (output, boundary) = if drops_graph {
-                let chunk = without_graph
-                    .as_deref()
-                    .expect("made when any region is recomputed");
+                let chunk = without_graph.as_deref().expect("made when any region is recomputed");
                 let plain = input.clone().map(Tensor::without_autodiff);
-                (
-                    None,
-                    Some(hidden(run(chunk, region.segments.clone(), plain, context))),
-                )
+                (None, Some(hidden(run(chunk, region.segments.clone(), plain, context))))
             } else {
                 let output = run(chunk, region.segments.clone(), input.clone(), context);
                 let boundary = match &output {
@@ -104,11 +84,7 @@ impl Executor {
                 (Some(output), boundary)
             };
             let next = boundary.map(|boundary| boundary.autodiff().require_grad());
-            pending.push(Pending {
-                region: region.clone(),
-                input: std::mem::replace(&mut input, next),
-                output,
-            });
+            pending.push(Pending { region: region.clone(), input: std::mem::replace(&mut input, next), output });
         }
         pending
     }

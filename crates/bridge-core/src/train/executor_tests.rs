@@ -13,10 +13,7 @@ use crate::testing::{micro_batch, toy};
 fn gradients(recompute: &Recompute, dtype: FloatDType) -> (f32, BTreeMap<String, Vec<f32>>) {
     let chunk = toy(5, dtype);
     let batch = Batch::new(&micro_batch(3, 7, 11), &Device::flex());
-    let context = ForwardContext {
-        batch: &batch,
-        mode: Mode::Train(Philox::new(5)),
-    };
+    let context = ForwardContext { batch: &batch, mode: Mode::Train(Philox::new(5)) };
     let mut sums: BTreeMap<String, Tensor<1>> = BTreeMap::new();
     let loss = Executor::new(chunk.as_ref(), recompute).forward_backward(
         chunk.as_ref(),
@@ -32,15 +29,7 @@ fn gradients(recompute: &Recompute, dtype: FloatDType) -> (f32, BTreeMap<String,
     );
     let values = sums
         .into_iter()
-        .map(|(name, g)| {
-            (
-                name,
-                g.cast(FloatDType::F32)
-                    .into_data()
-                    .try_to_vec::<f32>()
-                    .unwrap(),
-            )
-        })
+        .map(|(name, g)| (name, g.cast(FloatDType::F32).into_data().try_to_vec::<f32>().unwrap()))
         .collect();
     (loss.into_data().try_to_vec::<f32>().unwrap()[0], values)
 }
@@ -65,11 +54,7 @@ fn recomputing_changes_nothing() {
                 // The shared embedding's gradient is summed in another order when the graph is cut.
                 let exact = name != "embedding";
                 let same = gradient.iter().zip(&found[name]).all(|(a, b)| {
-                    if exact {
-                        a.to_bits() == b.to_bits()
-                    } else {
-                        (a - b).abs() <= 0.02 * a.abs().max(1e-3)
-                    }
+                    if exact { a.to_bits() == b.to_bits() } else { (a - b).abs() <= 0.02 * a.abs().max(1e-3) }
                 });
                 assert!(same, "{recompute:?}: gradient of {name}");
             }
@@ -83,25 +68,11 @@ fn evaluation_needs_no_graph_and_no_dropout() {
     let batch = Batch::new(&micro_batch(2, 5, 3), &Device::flex());
     let executor = Executor::new(chunk.as_ref(), &Recompute::Off);
     let run = || {
-        let context = ForwardContext {
-            batch: &batch,
-            mode: Mode::Evaluate,
-        };
-        executor
-            .forward(chunk.as_ref(), &context)
-            .into_data()
-            .try_to_vec::<f32>()
-            .unwrap()[0]
+        let context = ForwardContext { batch: &batch, mode: Mode::Evaluate };
+        executor.forward(chunk.as_ref(), &context).into_data().try_to_vec::<f32>().unwrap()[0]
     };
     assert_eq!(run().to_bits(), run().to_bits());
-    let trained = ForwardContext {
-        batch: &batch,
-        mode: Mode::Train(Philox::new(1)),
-    };
-    let with_dropout = executor
-        .forward(chunk.as_ref(), &trained)
-        .into_data()
-        .try_to_vec::<f32>()
-        .unwrap()[0];
+    let trained = ForwardContext { batch: &batch, mode: Mode::Train(Philox::new(1)) };
+    let with_dropout = executor.forward(chunk.as_ref(), &trained).into_data().try_to_vec::<f32>().unwrap()[0];
     assert_ne!(run(), with_dropout);
 }

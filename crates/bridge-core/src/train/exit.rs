@@ -41,36 +41,25 @@ impl std::fmt::Display for ExitReason {
             Self::Cancelled => f.write_str("exiting because the run was cancelled"),
             Self::Duration(minutes) => write!(f, "exiting program after {minutes:.1} minutes"),
             Self::Interval(step) => write!(f, "exiting program at iteration {step}"),
-            Self::Rerun(16) => f.write_str(
-                "exiting with code 16: resume the run to tell a hardware fault from a real result",
-            ),
-            Self::Rerun(code) => write!(
-                f,
-                "exiting with code {code}: a result did not pass validation"
-            ),
+            Self::Rerun(16) => {
+                f.write_str("exiting with code 16: resume the run to tell a hardware fault from a real result")
+            }
+            Self::Rerun(code) => write!(f, "exiting with code {code}: a result did not pass validation"),
         }
     }
 }
 
 /// Saves a checkpoint where one is due, and says whether to stop. Saves at most once.
-pub(super) fn checkpoint_and_decide_exit(
-    run: &mut TrainingRun,
-) -> Result<Option<ExitReason>, TrainError> {
+pub(super) fn checkpoint_and_decide_exit(run: &mut TrainingRun) -> Result<Option<ExitReason>, TrainError> {
     let step = run.state.train_state.step;
     let due = |interval: Option<usize>| interval.is_some_and(|n| step.is_multiple_of(n as u64));
     let reason = requested(run).or_else(|| {
         let minutes = run.started.elapsed().as_secs_f64() / 60.0;
-        let over = run
-            .config
-            .train
-            .exit_duration_in_mins
-            .is_some_and(|limit| minutes > limit);
+        let over = run.config.train.exit_duration_in_mins.is_some_and(|limit| minutes > limit);
         over.then_some(ExitReason::Duration(minutes))
     });
-    let reason = reason
-        .or_else(|| due(run.config.train.exit_interval).then_some(ExitReason::Interval(step)));
-    let interval_save =
-        due(run.config.checkpoint.save_interval) || due(run.config.checkpoint.save_retain_interval);
+    let reason = reason.or_else(|| due(run.config.train.exit_interval).then_some(ExitReason::Interval(step)));
+    let interval_save = due(run.config.checkpoint.save_interval) || due(run.config.checkpoint.save_retain_interval);
     if run.saves() && (interval_save || reason.is_some()) && run.last_saved_step != Some(step) {
         save_checkpoint(run)?;
     }

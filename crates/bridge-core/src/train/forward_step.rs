@@ -49,10 +49,7 @@ pub trait ForwardStep: Send {
 
     /// What is reported of a micro-batch, given the value of its loss sum.
     fn report(&mut self, loss_sum: f64, batch: &Batch) -> Losses {
-        let ratio = Ratio {
-            numerator: loss_sum,
-            denominator: batch.num_tokens,
-        };
+        let ratio = Ratio { numerator: loss_sum, denominator: batch.num_tokens };
         Losses::from([(LM_LOSS.to_owned(), ratio)])
     }
 }

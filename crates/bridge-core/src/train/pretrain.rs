@@ -35,20 +35,10 @@ pub fn pretrain(config: RunConfig, options: RunOptions) -> Result<RunReport, Tra
     let finished = run.finish();
     let (reason, validation, test) = outcome?;
     finished?;
-    Ok(RunReport {
-        reason,
-        train_state: run.state.train_state.clone(),
-        validation,
-        test,
-        run,
-    })
+    Ok(RunReport { reason, train_state: run.state.train_state.clone(), validation, test, run })
 }
 
-type Outcome = (
-    ExitReason,
-    Option<EvaluationReport>,
-    Option<EvaluationReport>,
-);
+type Outcome = (ExitReason, Option<EvaluationReport>, Option<EvaluationReport>);
 
 fn train_and_evaluate(run: &mut TrainingRun) -> Result<Outcome, TrainError> {
     let train_iters = run.config.train.train_iters as u64;
@@ -58,9 +48,7 @@ fn train_and_evaluate(run: &mut TrainingRun) -> Result<Outcome, TrainError> {
         ExitReason::Completed
     } else if state.step >= train_iters {
         let step = state.step;
-        run.note(&format!(
-            "nothing left to train: {step} of {train_iters} iterations are done"
-        ));
+        run.note(&format!("nothing left to train: {step} of {train_iters} iterations are done"));
         ExitReason::Completed
     } else {
         let reason = train(run)?;
@@ -72,15 +60,7 @@ fn train_and_evaluate(run: &mut TrainingRun) -> Result<Outcome, TrainError> {
     if reason != ExitReason::Completed {
         return Ok((reason, None, None));
     }
-    let validation = if run.state.train_state.do_valid {
-        evaluate(run, Split::Valid)?
-    } else {
-        None
-    };
-    let test = if run.state.train_state.do_test {
-        evaluate(run, Split::Test)?
-    } else {
-        None
-    };
+    let validation = if run.state.train_state.do_valid { evaluate(run, Split::Valid)? } else { None };
+    let test = if run.state.train_state.do_test { evaluate(run, Split::Test)? } else { None };
     Ok((reason, validation, test))
 }

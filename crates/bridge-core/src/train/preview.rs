@@ -33,10 +33,7 @@ pub fn schedule_of(config: &RunConfig) -> Result<Vec<ScheduleRow>, TrainError> {
     for iteration in 1..=config.train.train_iters as u64 {
         batches.update(consumed_samples);
         let batch = batches.current_running_global_batch_size();
-        let skipped = config
-            .train
-            .iterations_to_skip
-            .contains(&(iteration as usize));
+        let skipped = config.train.iterations_to_skip.contains(&(iteration as usize));
         let values = scheduler.values(&GroupOverrides::default());
         rows.push(ScheduleRow {
             iteration,

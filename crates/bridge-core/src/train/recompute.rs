@@ -34,10 +34,7 @@ pub struct Region {
 
 /// Cuts `segments` into regions.
 pub fn plan(segments: &[Segment], recompute: &Recompute) -> Vec<Region> {
-    let first_layer = segments
-        .iter()
-        .find_map(|segment| segment.layer)
-        .unwrap_or(0);
+    let first_layer = segments.iter().find_map(|segment| segment.layer).unwrap_or(0);
     // Segments with equal keys, next to each other, share a region.
     let key = |segment: &Segment| -> Option<usize> {
         let layer = segment.layer? - first_layer;
@@ -56,13 +53,7 @@ pub fn plan(segments: &[Segment], recompute: &Recompute) -> Vec<Region> {
         let key = key(segment);
         match regions.last_mut() {
             Some((last, region)) if *last == key => region.segments.end = index + 1,
-            _ => regions.push((
-                key,
-                Region {
-                    segments: index..index + 1,
-                    recomputed: key.is_some(),
-                },
-            )),
+            _ => regions.push((key, Region { segments: index..index + 1, recomputed: key.is_some() })),
         }
     }
     regions.into_iter().map(|(_, region)| region).collect()
@@ -84,42 +75,18 @@ mod tests {
     }
 
     fn cuts(recompute: Recompute) -> Vec<(Range<usize>, bool)> {
-        plan(&decoder(4..7), &recompute)
-            .into_iter()
-            .map(|r| (r.segments, r.recomputed))
-            .collect()
+        plan(&decoder(4..7), &recompute).into_iter().map(|r| (r.segments, r.recomputed)).collect()
     }
 
     #[test]
     fn regions_follow_the_setting() {
         assert_eq!(cuts(Recompute::Off), [(0..8, false)]);
-        assert_eq!(
-            cuts(Recompute::Uniform { layers: 2 }),
-            [(0..1, false), (1..5, true), (5..7, true), (7..8, false)]
-        );
-        assert_eq!(
-            cuts(Recompute::Block { layers: 1 }),
-            [(0..1, false), (1..3, true), (3..8, false)]
-        );
+        assert_eq!(cuts(Recompute::Uniform { layers: 2 }), [(0..1, false), (1..5, true), (5..7, true), (7..8, false)]);
+        assert_eq!(cuts(Recompute::Block { layers: 1 }), [(0..1, false), (1..3, true), (3..8, false)]);
         assert_eq!(
             cuts(Recompute::Selective(vec![SegmentRole::Mlp])),
-            [
-                (0..2, false),
-                (2..3, true),
-                (3..4, false),
-                (4..5, true),
-                (5..6, false),
-                (6..7, true),
-                (7..8, false)
-            ]
+            [(0..2, false), (2..3, true), (3..4, false), (4..5, true), (5..6, false), (6..7, true), (7..8, false)]
         );
-        assert_eq!(
-            cuts(Recompute::Selective(vec![
-                SegmentRole::Attention,
-                SegmentRole::Mlp
-            ]))
-            .len(),
-            8
-        );
+        assert_eq!(cuts(Recompute::Selective(vec![SegmentRole::Attention, SegmentRole::Mlp])).len(), 8);
     }
 }

@@ -12,11 +12,11 @@ use crate::checkpoint::{SaveReport, TrainState};
 use crate::config::{self, RunConfig};
 use crate::logging::tensorboard::{EventWriter, ResumePoint};
 use crate::logging::{
-    CheckpointProgress, HostMemory, IntervalMetrics, IterationMetrics, JobStart, LogFormat,
-    LogLevel, LossPlot, MetricConditions, MetricsLogger, MetricsRecord, MetricsSink, MetricsWriter,
-    NoProgress, ProgressHandle, ProgressLog, ProgressMode, ProgressSink, ProgressTask, RankTimers,
-    RuntimeReport, SaveKind, StepOutcome, ThroughputWindow, Timers, TrainingLog, TrainingLogLine,
-    ValidationLogLine, read_metrics, report_l2_norm_grad, report_memory, timestamp,
+    CheckpointProgress, HostMemory, IntervalMetrics, IterationMetrics, JobStart, LogFormat, LogLevel, LossPlot,
+    MetricConditions, MetricsLogger, MetricsRecord, MetricsSink, MetricsWriter, NoProgress, ProgressHandle,
+    ProgressLog, ProgressMode, ProgressSink, ProgressTask, RankTimers, RuntimeReport, SaveKind, StepOutcome,
+    ThroughputWindow, Timers, TrainingLog, TrainingLogLine, ValidationLogLine, read_metrics, report_l2_norm_grad,
+    report_memory, timestamp,
 };
 use crate::model::ModelChunk;
 use crate::schedule::tflops_per_device;
@@ -62,11 +62,7 @@ struct Interval {
 impl Reporter {
     /// A reporter for a run that starts from `start`. Metrics beyond that, from a run that went further before it was
     /// interrupted, are dropped from the files.
-    pub(super) fn new(
-        config: &Arc<RunConfig>,
-        console: Console,
-        start: &TrainState,
-    ) -> Result<Self, TrainError> {
+    pub(super) fn new(config: &Arc<RunConfig>, console: Console, start: &TrainState) -> Result<Self, TrainError> {
         let (completed, consumed_samples) = (start.step, start.consumed_train_samples);
         let logger = &config.logger;
         let (format, output, silent): (_, Box<dyn std::io::Write + Send>, bool) = match console {
@@ -87,10 +83,9 @@ impl Reporter {
             .with_progress(Arc::clone(&progress));
         let metrics_path = logger.log_dir.join("metrics.jsonl");
         let metrics_file = match logger.metrics_jsonl {
-            true => Some(
-                MetricsWriter::open(&metrics_path, completed)
-                    .map_err(|e| TrainError::log("metrics.jsonl", e))?,
-            ),
+            true => {
+                Some(MetricsWriter::open(&metrics_path, completed).map_err(|e| TrainError::log("metrics.jsonl", e))?)
+            }
             false => None,
         };
         let pending_losses = (logger.plot && logger.metrics_jsonl).then_some(metrics_path);
@@ -98,21 +93,13 @@ impl Reporter {
         let progress_log = match (logger.log_progress, save) {
             (true, Some(save)) => {
                 let job = std::env::var("SLURM_JOB_ID").unwrap_or_default();
-                std::fs::create_dir_all(save)
-                    .map_err(|e| TrainError::log(save.display().to_string(), e))?;
-                Some(ProgressLog::new(
-                    &save.join("progress.txt"),
-                    &job,
-                    config.parallel.world_size as u64,
-                ))
+                std::fs::create_dir_all(save).map_err(|e| TrainError::log(save.display().to_string(), e))?;
+                Some(ProgressLog::new(&save.join("progress.txt"), &job, config.parallel.world_size as u64))
             }
             _ => None,
         };
         Ok(Self {
-            metrics: MetricsLogger::new(
-                conditions(config),
-                sinks(config, completed, consumed_samples)?,
-            ),
+            metrics: MetricsLogger::new(conditions(config), sinks(config, completed, consumed_samples)?),
             throughput: ThroughputWindow::new(logger.throughput_window_size),
             job_start: JobStart::now(0.0),
             log: TrainingLog::default(),
@@ -146,16 +133,8 @@ impl Reporter {
     }
 
     /// Says what is trained, and starts the bar.
-    pub(super) fn run_starts(
-        &mut self,
-        state: &GlobalState,
-        chunks: &[Box<dyn ModelChunk>],
-    ) -> Result<(), TrainError> {
-        let parameters: usize = chunks
-            .iter()
-            .flat_map(|c| c.parameters())
-            .map(|p| p.num_elements())
-            .sum();
+    pub(super) fn run_starts(&mut self, state: &GlobalState, chunks: &[Box<dyn ModelChunk>]) -> Result<(), TrainError> {
+        let parameters: usize = chunks.iter().flat_map(|c| c.parameters()).map(|p| p.num_elements()).sum();
         let config = Arc::clone(&self.config);
         self.note(&format!(
             "{}: {} with {:.2} M parameters on {}, {} iterations of {} x {} tokens; logs in {}",
@@ -177,8 +156,7 @@ impl Reporter {
                 .job_started(state.train_state.floating_point_operations_so_far)
                 .map_err(|e| TrainError::log("progress.txt", e))?;
         }
-        self.throughput
-            .push(0.0, state.train_state.consumed_train_samples);
+        self.throughput.push(0.0, state.train_state.consumed_train_samples);
         if state.train_state.do_train && state.train_state.step < config.train.train_iters as u64 {
             let mut task = ProgressTask::new("training", config.train.train_iters as u64, "it");
             task.done = state.train_state.step;
@@ -196,46 +174,23 @@ impl Reporter {
         params_norm: Option<f64>,
         timers: &Timers,
     ) -> Result<(), TrainError> {
-        let outcome = if step.skipped {
-            StepOutcome::Skipped
-        } else {
-            StepOutcome::Advanced
-        };
-        let losses: Vec<(String, f64)> = step
-            .losses
-            .iter()
-            .map(|(name, r)| (name.clone(), r.value()))
-            .collect();
-        self.log.record(
-            outcome,
-            losses.iter().map(|(name, value)| (name.as_str(), *value)),
-        );
+        let outcome = if step.skipped { StepOutcome::Skipped } else { StepOutcome::Advanced };
+        let losses: Vec<(String, f64)> = step.losses.iter().map(|(name, r)| (name.clone(), r.value())).collect();
+        self.log.record(outcome, losses.iter().map(|(name, value)| (name.as_str(), *value)));
         self.interval.seconds += step.seconds;
         self.interval.tokens += step.num_tokens;
-        self.throughput.push(
-            self.started.elapsed().as_secs_f64(),
-            state.train_state.consumed_train_samples,
-        );
+        self.throughput.push(self.started.elapsed().as_secs_f64(), state.train_state.consumed_train_samples);
         if let Some(bar) = &mut self.bar {
             bar.set_position(step.iteration);
-            let loss = step
-                .loss()
-                .map(|loss| format!("loss {loss:.4}"))
-                .unwrap_or_default();
-            bar.set_message(&format!(
-                "{loss}, {:.0} tokens/s",
-                step.num_tokens as f64 / step.seconds
-            ));
+            let loss = step.loss().map(|loss| format!("loss {loss:.4}")).unwrap_or_default();
+            bar.set_message(&format!("{loss}, {:.0} tokens/s", step.num_tokens as f64 / step.seconds));
         }
         let logger = &self.config.logger;
         if logger.skip_train_metrics_log {
             return Ok(());
         }
         let due = |interval: usize| step.iteration.is_multiple_of(interval as u64);
-        let (line_is_due, memory_is_due) = (
-            due(logger.log_interval),
-            logger.log_memory_interval.is_some_and(due),
-        );
+        let (line_is_due, memory_is_due) = (due(logger.log_interval), logger.log_memory_interval.is_some_and(due));
         self.write_step(state, step, params_norm)?;
         self.log_iteration(state, step, &losses, params_norm)?;
         if line_is_due {
@@ -271,8 +226,7 @@ impl Reporter {
             .with("tokens_per_second", step.num_tokens as f64 / step.seconds)
             .with("seconds", step.seconds)
             .with("data_seconds", step.data_seconds);
-        file.write(&record)
-            .map_err(|e| TrainError::log("metrics.jsonl", e))
+        file.write(&record).map_err(|e| TrainError::log("metrics.jsonl", e))
     }
 
     fn log_iteration(
@@ -304,9 +258,7 @@ impl Reporter {
             ..IterationMetrics::default()
         };
         if conditions.throughput {
-            metrics.throughput = self
-                .throughput
-                .report(config.model.seq_length as u64, world_size);
+            metrics.throughput = self.throughput.report(config.model.seq_length as u64, world_size);
         }
         if conditions.memory
             && let Some(memory) = HostMemory::read()
@@ -327,9 +279,7 @@ impl Reporter {
         if conditions.l2_norm_grad {
             metrics.l2_norm_grad = report_l2_norm_grad(step.grad_norms.iter().cloned());
         }
-        self.metrics
-            .log_iteration(&metrics)
-            .map_err(|e| TrainError::log("TensorBoard events", e))
+        self.metrics.log_iteration(&metrics).map_err(|e| TrainError::log("TensorBoard events", e))
     }
 
     fn log_interval(
@@ -345,11 +295,7 @@ impl Reporter {
         let flops_now = state.train_state.floating_point_operations_so_far;
         self.interval.flops_at_start = flops_now;
         let world_size = self.config.parallel.world_size as u64;
-        let tflops = tflops_per_device(
-            flops_now - interval.flops_at_start,
-            interval.seconds,
-            world_size,
-        );
+        let tflops = tflops_per_device(flops_now - interval.flops_at_start, interval.seconds, world_size);
         let line = TrainingLogLine {
             timestamp: timestamp(),
             iteration: step.iteration,
@@ -383,34 +329,20 @@ impl Reporter {
             energy: None,
             timers: report.metrics(option, iterations),
         };
-        self.metrics
-            .log_interval(&metrics)
-            .map_err(|e| TrainError::log("TensorBoard events", e))
+        self.metrics.log_interval(&metrics).map_err(|e| TrainError::log("TensorBoard events", e))
     }
 
     /// Shows how far an evaluation has come.
     pub(super) fn evaluating(&mut self, split: Split, done: u64, total: u64) {
         if let Some(bar) = &mut self.bar {
-            let of = if total == usize::MAX as u64 {
-                String::new()
-            } else {
-                format!("/{total}")
-            };
+            let of = if total == usize::MAX as u64 { String::new() } else { format!("/{total}") };
             bar.set_message(&format!("{}: {done}{of}", split.name()));
         }
     }
 
     /// Reports an evaluation.
-    pub(super) fn evaluation(
-        &mut self,
-        state: &GlobalState,
-        report: &EvaluationReport,
-    ) -> Result<(), TrainError> {
-        let losses: Vec<_> = report
-            .losses
-            .iter()
-            .map(|(name, r)| (name.clone(), r.value()))
-            .collect();
+    pub(super) fn evaluation(&mut self, state: &GlobalState, report: &EvaluationReport) -> Result<(), TrainError> {
+        let losses: Vec<_> = report.losses.iter().map(|(name, r)| (name.clone(), r.value())).collect();
         let prefix = match report.split {
             Split::Valid => format!("iteration {}", report.iteration),
             Split::Test => format!("iteration {} on test set", report.iteration),
@@ -434,15 +366,10 @@ impl Reporter {
                 .with_some("bits_per_byte", report.bits_per_byte)
                 .with("num_samples", report.num_samples)
                 .with("consumed_samples", state.train_state.consumed_train_samples);
-            file.write(&record)
-                .map_err(|e| TrainError::log("metrics.jsonl", e))?;
+            file.write(&record).map_err(|e| TrainError::log("metrics.jsonl", e))?;
         }
         self.metrics
-            .log_validation(
-                report.iteration,
-                state.train_state.consumed_train_samples,
-                &losses,
-            )
+            .log_validation(report.iteration, state.train_state.consumed_train_samples, &losses)
             .map_err(|e| TrainError::log("TensorBoard events", e))
     }
 
@@ -460,32 +387,18 @@ impl Reporter {
         let Some(log) = &self.progress_log else {
             return Ok(());
         };
-        let kind = if is_async {
-            SaveKind::Async
-        } else {
-            SaveKind::Blocking
-        };
+        let kind = if is_async { SaveKind::Async } else { SaveKind::Blocking };
         let tokens = state.train_state.consumed_train_samples * self.config.model.seq_length as u64;
-        let progress = CheckpointProgress {
-            iteration: step,
-            flops: state.train_state.floating_point_operations_so_far,
-            tokens,
-        };
-        log.checkpoint_saved(kind, progress, &self.job_start)
-            .map_err(|e| TrainError::log("progress.txt", e))
+        let progress =
+            CheckpointProgress { iteration: step, flops: state.train_state.floating_point_operations_so_far, tokens };
+        log.checkpoint_saved(kind, progress, &self.job_start).map_err(|e| TrainError::log("progress.txt", e))
     }
 
     /// Reports a save that ended in the background.
-    pub(super) fn saved_in_background(
-        &mut self,
-        _state: &GlobalState,
-        report: &SaveReport,
-    ) -> Result<(), TrainError> {
+    pub(super) fn saved_in_background(&mut self, _state: &GlobalState, report: &SaveReport) -> Result<(), TrainError> {
         self.note(&saved_line(report));
         match &self.progress_log {
-            Some(log) => log
-                .async_save_finished(report.iteration)
-                .map_err(|e| TrainError::log("progress.txt", e)),
+            Some(log) => log.async_save_finished(report.iteration).map_err(|e| TrainError::log("progress.txt", e)),
             None => Ok(()),
         }
     }
@@ -498,16 +411,13 @@ impl Reporter {
     /// Writes what is left: events and plots.
     pub(super) fn finish(&mut self, _state: &GlobalState) -> Result<(), TrainError> {
         self.bar = None;
-        self.metrics
-            .flush()
-            .map_err(|e| TrainError::log("TensorBoard events", e))?;
+        self.metrics.flush().map_err(|e| TrainError::log("TensorBoard events", e))?;
         if let Some(path) = &self.pending_losses {
             let folder = &self.config.logger.log_dir;
             let records = read_metrics(path).map_err(|e| TrainError::log("metrics.jsonl", e))?;
             let plot = LossPlot::from_metrics(&self.config.name, &records);
-            let drawn = plot
-                .write_svg(&folder.join("loss.svg"))
-                .and_then(|()| plot.write_png(&folder.join("loss.png")));
+            let drawn =
+                plot.write_svg(&folder.join("loss.svg")).and_then(|()| plot.write_png(&folder.join("loss.png")));
             if let Err(error) = drawn {
                 self.warn(&format!("no plot of the loss: {error}"));
             }
@@ -533,11 +443,7 @@ fn saved_line(report: &SaveReport) -> String {
         [] => String::new(),
         pruned => format!("; deleted iterations {pruned:?}"),
     };
-    let trouble = report
-        .prune_error
-        .as_ref()
-        .map(|e| format!("; older ones not deleted: {e}"))
-        .unwrap_or_default();
+    let trouble = report.prune_error.as_ref().map(|e| format!("; older ones not deleted: {e}")).unwrap_or_default();
     format!(
         "saved {} ({:.1} MB in {:.2} s){pruned}{trouble}",
         report.path.display(),
@@ -562,20 +468,10 @@ fn conditions(config: &RunConfig) -> MetricConditions {
     }
 }
 
-fn sinks(
-    config: &RunConfig,
-    completed: u64,
-    consumed_samples: u64,
-) -> Result<Vec<Box<dyn MetricsSink>>, TrainError> {
+fn sinks(config: &RunConfig, completed: u64, consumed_samples: u64) -> Result<Vec<Box<dyn MetricsSink>>, TrainError> {
     let logger = &config.logger;
-    let folder = logger
-        .tensorboard_dir
-        .clone()
-        .unwrap_or_else(|| logger.log_dir.join("tensorboard"));
-    let resume = ResumePoint {
-        iteration: completed,
-        consumed_samples,
-    };
+    let folder = logger.tensorboard_dir.clone().unwrap_or_else(|| logger.log_dir.join("tensorboard"));
+    let resume = ResumePoint { iteration: completed, consumed_samples };
     let writer = EventWriter::open(&folder, resume, logger.tensorboard_queue_size)
         .map_err(|e| TrainError::log("TensorBoard events", e))?;
     Ok(vec![Box::new(writer)])

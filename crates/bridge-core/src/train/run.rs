@@ -69,9 +69,7 @@ pub struct TrainingRun {
 
 impl std::fmt::Debug for TrainingRun {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("TrainingRun")
-            .field("state", &self.state.train_state)
-            .finish_non_exhaustive()
+        f.debug_struct("TrainingRun").field("state", &self.state.train_state).finish_non_exhaustive()
     }
 }
 
@@ -107,10 +105,7 @@ impl TrainingRun {
         self.data.next_train(count, consumed)
     }
 
-    pub(super) fn evaluation_loader(
-        &mut self,
-        split: Split,
-    ) -> Result<Option<DataLoader>, TrainError> {
+    pub(super) fn evaluation_loader(&mut self, split: Split) -> Result<Option<DataLoader>, TrainError> {
         let consumed = match split {
             Split::Valid => self.state.train_state.consumed_valid_samples,
             Split::Test => 0,
@@ -133,8 +128,7 @@ impl TrainingRun {
 
     pub(super) fn wants_grad_norms(&self) -> bool {
         let interval = self.config.logger.tensorboard_log_interval as u64;
-        self.config.logger.log_l2_norm_grad_to_tensorboard
-            && (self.state.train_state.step + 1).is_multiple_of(interval)
+        self.config.logger.log_l2_norm_grad_to_tensorboard && (self.state.train_state.step + 1).is_multiple_of(interval)
     }
 
     /// Counts a finished step.
@@ -144,20 +138,15 @@ impl TrainingRun {
         state.consumed_train_samples += step.batch_size;
         state.skipped_train_samples += self.num_microbatches.current_global_batch_size()
             - self.num_microbatches.current_running_global_batch_size();
-        let flops = self
-            .flops
-            .flops_per_batch(step.batch_size, self.config.model.seq_length as u64);
+        let flops = self.flops.flops_per_batch(step.batch_size, self.config.model.seq_length as u64);
         state.floating_point_operations_so_far += flops.unwrap_or(0.0);
     }
 
     pub(super) fn log_step(&mut self, step: &StepReport) -> Result<(), TrainError> {
         let params_norm = (self.config.logger.log_params_norm
-            && step
-                .iteration
-                .is_multiple_of(self.config.logger.tensorboard_log_interval as u64))
+            && step.iteration.is_multiple_of(self.config.logger.tensorboard_log_interval as u64))
         .then(|| self.optimizer.parameter_norm(&self.chunks));
-        self.reporter
-            .step(&self.state, step, params_norm, &self.timers)
+        self.reporter.step(&self.state, step, params_norm, &self.timers)
     }
 
     pub(super) fn log_evaluation(&mut self, report: &EvaluationReport) -> Result<(), TrainError> {

@@ -73,9 +73,7 @@ impl RunOptions {
 
 impl std::fmt::Debug for RunOptions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("RunOptions")
-            .field("models", &self.models)
-            .finish_non_exhaustive()
+        f.debug_struct("RunOptions").field("models", &self.models).finish_non_exhaustive()
     }
 }
 
@@ -92,10 +90,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let device = select_device(&config.device)?.autodiff();
     let params_dtype = convert::params_dtype(&config);
     if !device.supports_dtype(burn::tensor::DType::from(params_dtype)) {
-        return Err(TrainError::Device(format!(
-            "`{}` does not compute in {params_dtype:?}",
-            config.device
-        )));
+        return Err(TrainError::Device(format!("`{}` does not compute in {params_dtype:?}", config.device)));
     }
     // What can be refused is refused before anything is written.
     let model_config = options.models.config(&config.model)?;
@@ -103,9 +98,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let saver = Saver::open(&config)?;
     let signals = watch_signals(&config, options.signals)?;
 
-    let start_state = start
-        .as_ref()
-        .map_or_else(|| Ok(TrainState::default()), |start| start.train_state())?;
+    let start_state = start.as_ref().map_or_else(|| Ok(TrainState::default()), |start| start.train_state())?;
     let reporter = Reporter::new(&config, options.console, &start_state)?;
     for warning in config.warnings() {
         reporter.warn(warning);
@@ -113,32 +106,18 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     if let Some(start) = &start {
         reporter.note(&start.message);
     } else if let Some(load) = &config.checkpoint.load {
-        reporter.note(&format!(
-            "no checkpoint in {}: starting from scratch",
-            load.display()
-        ));
+        reporter.note(&format!("no checkpoint in {}: starting from scratch", load.display()));
     }
     let data = RunData::build(&config, &options.datasets, &reporter)?;
     let padded_vocab_size = config.model.padded_vocab_size(data.vocab_size())?;
     let seed = config.rng.seed;
-    let context = BuildContext {
-        device: device.clone(),
-        seed,
-        params_dtype,
-        padded_vocab_size,
-    };
+    let context = BuildContext { device: device.clone(), seed, params_dtype, padded_vocab_size };
     let stage = Stage::whole(config.model.num_layers);
     let builder: Box<dyn ModelBuilder> = model_config.builder();
     let chunks = builder.build_models(model_config.as_ref(), &context, &[stage])?;
 
-    let provider = options
-        .overrides
-        .unwrap_or_else(|| Box::new(convert::standard_overrides(&config)));
-    let optimizer = Optimizer::new(
-        convert::optimizer_settings(&config),
-        &chunks,
-        provider.as_ref(),
-    );
+    let provider = options.overrides.unwrap_or_else(|| Box::new(convert::standard_overrides(&config)));
+    let optimizer = Optimizer::new(convert::optimizer_settings(&config), &chunks, provider.as_ref());
     let tokenizer_files = tokenizer_files(&data)?;
     let train_state = TrainState {
         do_train: !config.validation.skip_train && data.has_train(),
@@ -159,10 +138,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
         forward_step: options.forward_step,
         callbacks: options.callbacks,
         timers: Timers::new(convert::timing_level(&config)),
-        state: GlobalState {
-            config: Arc::clone(&config),
-            train_state,
-        },
+        state: GlobalState { config: Arc::clone(&config), train_state },
         started: Instant::now(),
         last_saved_step: None,
         cancel: options.cancel,
@@ -202,10 +178,7 @@ fn accumulation(config: &RunConfig) -> AccumulationDType {
     }
 }
 
-fn watch_signals(
-    config: &RunConfig,
-    watch: WatchSignals,
-) -> Result<Option<SignalWatcher>, TrainError> {
+fn watch_signals(config: &RunConfig, watch: WatchSignals) -> Result<Option<SignalWatcher>, TrainError> {
     let configured = convert::signal(config.train.exit_signal);
     let mut signals = Vec::new();
     if config.train.exit_signal_handler || watch == WatchSignals::Process {
@@ -220,17 +193,11 @@ fn watch_signals(
             unique.push(signal);
         }
     }
-    Ok(if unique.is_empty() {
-        None
-    } else {
-        Some(SignalWatcher::install(&unique)?)
-    })
+    Ok(if unique.is_empty() { None } else { Some(SignalWatcher::install(&unique)?) })
 }
 
 /// The tokenizer's files, as they are saved with each checkpoint.
-fn tokenizer_files(
-    data: &RunData,
-) -> Result<std::collections::BTreeMap<String, bytes::Bytes>, TrainError> {
+fn tokenizer_files(data: &RunData) -> Result<std::collections::BTreeMap<String, bytes::Bytes>, TrainError> {
     let Some(tokenizer) = data.tokenizer() else {
         return Ok(Default::default());
     };
@@ -258,11 +225,6 @@ pub fn build_model(
         padded_vocab_size: config.model.padded_vocab_size(tokenizer_vocab_size)?,
     };
     let stage = Stage::whole(config.model.num_layers);
-    let mut chunks =
-        model_config
-            .builder()
-            .build_models(model_config.as_ref(), &context, &[stage])?;
-    chunks
-        .pop()
-        .ok_or_else(|| TrainError::Internal("a builder returned no chunk".into()))
+    let mut chunks = model_config.builder().build_models(model_config.as_ref(), &context, &[stage])?;
+    chunks.pop().ok_or_else(|| TrainError::Internal("a builder returned no chunk".into()))
 }

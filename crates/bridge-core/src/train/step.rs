@@ -81,11 +81,7 @@ pub(super) fn train_step(run: &mut TrainingRun) -> Result<StepEnd, TrainError> {
             _ => return Ok(StepEnd::Exit(run.rerun.exit_decision())),
         }
     }
-    let grad_norms = if run.wants_grad_norms() {
-        run.gradients.norms()
-    } else {
-        Vec::new()
-    };
+    let grad_norms = if run.wants_grad_norms() { run.gradients.norms() } else { Vec::new() };
     let rates = rates(run);
     let loss_scale = run.loss_scaler.scale();
     let outcome = optimizer_step(run, &rates, pass_result.divisor)?;
@@ -120,28 +116,16 @@ struct Pass {
     divisor: f64,
 }
 
-fn forward_backward(
-    run: &mut TrainingRun,
-    micro_batches: &[MicroBatch],
-) -> Result<Pass, TrainError> {
+fn forward_backward(run: &mut TrainingRun, micro_batches: &[MicroBatch]) -> Result<Pass, TrainError> {
     run.gradients.clear();
     let per_token = run.config.model.calculate_per_token_loss;
-    let stream = Philox::new(run.seed)
-        .derive_name("dropout")
-        .derive(run.state.train_state.step + 1);
+    let stream = Philox::new(run.seed).derive_name("dropout").derive(run.state.train_state.step + 1);
     let mut losses = Losses::new();
     let mut total_tokens = 0.0;
     for (index, micro_batch) in micro_batches.iter().enumerate() {
         let batch = run.forward_step.prepare(micro_batch, &run.device);
-        let context = ForwardContext {
-            batch: &batch,
-            mode: Mode::Train(stream.derive(index as u64)),
-        };
-        let divisor = if per_token {
-            1.0
-        } else {
-            batch.num_tokens.max(1.0) * micro_batches.len() as f64
-        };
+        let context = ForwardContext { batch: &batch, mode: Mode::Train(stream.derive(index as u64)) };
+        let divisor = if per_token { 1.0 } else { batch.num_tokens.max(1.0) * micro_batches.len() as f64 };
         let factor = run.loss_scaler.scale() / divisor;
         let (forward_step, gradients) = (&mut run.forward_step, &mut run.gradients);
         let timer = run.timers.start("forward-backward", TimerLevel::Phase);
@@ -154,37 +138,21 @@ fn forward_backward(
         drop(timer);
         let loss_sum = scalar(loss_sum);
         total_tokens += batch.num_tokens;
-        for finding in run
-            .loss_checks
-            .validate(&mut run.rerun, loss_sum / batch.num_tokens.max(1.0))?
-        {
+        for finding in run.loss_checks.validate(&mut run.rerun, loss_sum / batch.num_tokens.max(1.0))? {
             run.reporter.note(&format!("{finding}"));
         }
         for (name, ratio) in run.forward_step.report(loss_sum, &batch) {
             *losses.entry(name).or_default() += ratio;
         }
     }
-    let divisor = if per_token {
-        total_tokens.max(1.0)
-    } else {
-        1.0
-    };
+    let divisor = if per_token { total_tokens.max(1.0) } else { 1.0 };
     Ok(Pass { losses, divisor })
 }
 
-fn optimizer_step(
-    run: &mut TrainingRun,
-    rates: &Rates,
-    divisor: f64,
-) -> Result<StepOutcome, TrainError> {
+fn optimizer_step(run: &mut TrainingRun, rates: &Rates, divisor: f64) -> Result<StepOutcome, TrainError> {
     let timer = run.timers.start("optimizer", TimerLevel::Phase);
-    let scales = StepScales {
-        loss_scale: run.loss_scaler.scale(),
-        divisor,
-    };
-    let outcome = run
-        .optimizer
-        .step(&mut run.chunks, &mut run.gradients, &rates.groups, scales);
+    let scales = StepScales { loss_scale: run.loss_scaler.scale(), divisor };
+    let outcome = run.optimizer.step(&mut run.chunks, &mut run.gradients, &rates.groups, scales);
     drop(timer);
     if !outcome.success && run.config.ddp.check_for_nan_in_grad {
         return Err(TrainError::GradientNotFinite {
@@ -192,11 +160,7 @@ fn optimizer_step(
             norm: outcome.grad_norm,
         });
     }
-    run.loss_scaler.update(if outcome.success {
-        GradientCheck::Finite
-    } else {
-        GradientCheck::Overflow
-    });
+    run.loss_scaler.update(if outcome.success { GradientCheck::Finite } else { GradientCheck::Overflow });
     Ok(outcome)
 }
 
@@ -210,10 +174,7 @@ struct Rates {
 fn rates(run: &TrainingRun) -> Rates {
     let of = |overrides: &GroupOverrides| {
         let values = run.scheduler.values(overrides);
-        GroupRates {
-            learning_rate: values.learning_rate,
-            weight_decay: values.weight_decay,
-        }
+        GroupRates { learning_rate: values.learning_rate, weight_decay: values.weight_decay }
     };
     let mut decoupled = None;
     let groups = run
@@ -232,18 +193,10 @@ fn rates(run: &TrainingRun) -> Rates {
             rates
         })
         .collect();
-    Rates {
-        base: of(&GroupOverrides::default()),
-        decoupled,
-        groups,
-    }
+    Rates { base: of(&GroupOverrides::default()), decoupled, groups }
 }
 
 /// The one value of a `[1]` tensor.
 pub(super) fn scalar(tensor: Tensor<1>) -> f64 {
-    tensor
-        .into_data()
-        .iter::<f64>()
-        .next()
-        .expect("a loss has one element")
+    tensor.into_data().iter::<f64>().next().expect("a loss has one element")
 }

@@ -31,17 +31,10 @@ pub(super) fn prepare_text(
     let folder = cache_folder(config);
     let tokenizer = make_tokenizer(config, source.as_ref(), &folder, progress, note)?;
     let (Some(source), Some(tokenizer)) = (&source, &tokenizer) else {
-        return Ok(PreparedText {
-            tokenizer,
-            prefix: None,
-        });
+        return Ok(PreparedText { tokenizer, prefix: None });
     };
     let output_prefix = folder.join("text");
-    let end = if config.dataset.append_eod {
-        DocumentEnd::EndOfDocument
-    } else {
-        DocumentEnd::Nothing
-    };
+    let end = if config.dataset.append_eod { DocumentEnd::EndOfDocument } else { DocumentEnd::Nothing };
     let report = pack(&PackParams {
         source,
         tokenizer: tokenizer.as_ref(),
@@ -51,10 +44,7 @@ pub(super) fn prepare_text(
         progress: &Bar::new("packing text", progress),
     })?;
     note(&report.to_string());
-    Ok(PreparedText {
-        tokenizer: Some(Arc::clone(tokenizer)),
-        prefix: Some(report.prefix),
-    })
+    Ok(PreparedText { tokenizer: Some(Arc::clone(tokenizer)), prefix: Some(report.prefix) })
 }
 
 fn make_tokenizer(
@@ -65,53 +55,35 @@ fn make_tokenizer(
     note: &dyn Fn(&str),
 ) -> Result<Option<Arc<dyn Tokenizer>>, TrainError> {
     let section = &config.tokenizer;
-    let missing = |key: &str, message: &str| {
-        TrainError::Config(ConfigError::new(ErrorKind::Missing, key, message).into())
-    };
+    let missing =
+        |key: &str, message: &str| TrainError::Config(ConfigError::new(ErrorKind::Missing, key, message).into());
     let tokenizer: Arc<dyn Tokenizer> = match section.tokenizer_type {
         None => return Ok(None),
         Some(TokenizerType::Null) => {
             let size = section.vocab_size;
-            let size = size.ok_or_else(|| {
-                missing("tokenizer.vocab_size", "the Null tokenizer needs its size")
-            })?;
+            let size = size.ok_or_else(|| missing("tokenizer.vocab_size", "the Null tokenizer needs its size"))?;
             Arc::new(NullTokenizer::new(size))
         }
         Some(TokenizerType::ByteLevelBpe) => {
-            let source =
-                source.ok_or_else(|| missing("dataset.source", "ByteLevelBPE is trained on it"))?;
+            let source = source.ok_or_else(|| missing("dataset.source", "ByteLevelBPE is trained on it"))?;
             let size = section.bpe_vocab_size;
-            let vocab_size = size.ok_or_else(|| {
-                missing("tokenizer.bpe_vocab_size", "ByteLevelBPE needs its size")
-            })?;
+            let vocab_size = size.ok_or_else(|| missing("tokenizer.bpe_vocab_size", "ByteLevelBPE needs its size"))?;
             let params = BpeTrainParams {
                 vocab_size,
                 special_tokens: section.special_tokens.clone().unwrap_or_default(),
                 ..BpeTrainParams::default()
             };
             let sample = source.limited(section.bpe_train_max_bytes.0);
-            let trained = train_tokenizer(
-                &sample,
-                &params,
-                folder,
-                &Bar::new("training tokenizer", progress),
-            )?;
+            let trained = train_tokenizer(&sample, &params, folder, &Bar::new("training tokenizer", progress))?;
             let verb = if trained.reused { "reusing" } else { "trained" };
             let size = trained.tokenizer.vocab_size();
-            note(&format!(
-                "{verb} the byte-level BPE tokenizer in {} ({size} tokens)",
-                folder.display()
-            ));
+            note(&format!("{verb} the byte-level BPE tokenizer in {} ({size} tokens)", folder.display()));
             Arc::new(trained.tokenizer)
         }
         Some(_) => {
             let path = section.tokenizer_model.as_ref();
-            let path = path.ok_or_else(|| {
-                missing(
-                    "tokenizer.tokenizer_model",
-                    "a tokenizer.json, or a folder with one",
-                )
-            })?;
+            let path =
+                path.ok_or_else(|| missing("tokenizer.tokenizer_model", "a tokenizer.json, or a folder with one"))?;
             let mut tokenizer = HuggingFaceTokenizer::load(path)?;
             if let Some(tokens) = &section.special_tokens {
                 tokenizer = tokenizer.with_special_tokens(tokens)?;
@@ -124,44 +96,24 @@ fn make_tokenizer(
 
 /// Where tokenizer and token files of a recipe's own text are kept.
 fn cache_folder(config: &RunConfig) -> PathBuf {
-    config
-        .dataset
-        .source_cache_dir
-        .clone()
-        .unwrap_or_else(|| Path::new("data").join(&config.name))
+    config.dataset.source_cache_dir.clone().unwrap_or_else(|| Path::new("data").join(&config.name))
 }
 
 fn source_params(section: &FinalDataset) -> Result<SourceParams, TrainError> {
     let format = match section.source_format {
         None => match section.source_jsonl_key.as_str() {
             "text" => TextFormat::Auto,
-            key => TextFormat::JsonLines {
-                key: key.to_owned(),
-            },
+            key => TextFormat::JsonLines { key: key.to_owned() },
         },
         Some(SourceFormat::Text) => TextFormat::Document,
-        Some(SourceFormat::Jsonl) => TextFormat::JsonLines {
-            key: section.source_jsonl_key.clone(),
-        },
+        Some(SourceFormat::Jsonl) => TextFormat::JsonLines { key: section.source_jsonl_key.clone() },
     };
-    let shuffle_seed = section
-        .source_shuffle_seed
-        .map(u32::try_from)
-        .transpose()
-        .map_err(|_| {
-            let error = ConfigError::new(
-                ErrorKind::OutOfRange,
-                "dataset.source_shuffle_seed",
-                "too large",
-            );
-            TrainError::Config(error.with_expected("at most 4294967295").into())
-        })?;
+    let shuffle_seed = section.source_shuffle_seed.map(u32::try_from).transpose().map_err(|_| {
+        let error = ConfigError::new(ErrorKind::OutOfRange, "dataset.source_shuffle_seed", "too large");
+        TrainError::Config(error.with_expected("at most 4294967295").into())
+    })?;
     Ok(SourceParams {
-        inputs: section
-            .source
-            .as_ref()
-            .map(|source| source.as_slice().to_vec())
-            .unwrap_or_default(),
+        inputs: section.source.as_ref().map(|source| source.as_slice().to_vec()).unwrap_or_default(),
         exclude: section.source_exclude.clone(),
         format,
         max_bytes: section.source_max_bytes.map(|size| size.0),
@@ -180,11 +132,7 @@ impl Bar {
     /// A bar called `title`. It appears with its first position.
     pub fn new(title: &'static str, progress: &Arc<dyn ProgressSink>) -> Self {
         let hidden = crate::logging::NoProgress.start(ProgressTask::new(title, 0, ""));
-        Self {
-            handle: Mutex::new((hidden, false)),
-            progress: Arc::clone(progress),
-            title,
-        }
+        Self { handle: Mutex::new((hidden, false)), progress: Arc::clone(progress), title }
     }
 }
 
@@ -198,8 +146,6 @@ impl WorkProgress for Bar {
             *state = (self.progress.start(task), true);
         }
         state.0.set_position(megabytes(counts.bytes_done));
-        state
-            .0
-            .set_message(&format!("{} documents", counts.documents));
+        state.0.set_message(&format!("{} documents", counts.documents));
     }
 }

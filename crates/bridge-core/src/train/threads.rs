@@ -8,15 +8,10 @@ use super::TrainError;
 /// # Errors
 /// If the pool exists already with another size.
 pub fn set_num_threads(count: usize) -> Result<(), TrainError> {
-    let built = rayon::ThreadPoolBuilder::new()
-        .num_threads(count)
-        .build_global()
-        .is_ok();
+    let built = rayon::ThreadPoolBuilder::new().num_threads(count).build_global().is_ok();
     let found = rayon::current_num_threads();
     if built || found == count {
         return Ok(());
     }
-    Err(TrainError::Device(format!(
-        "train.num_threads = {count}: this process already computes with {found} threads"
-    )))
+    Err(TrainError::Device(format!("train.num_threads = {count}: this process already computes with {found} threads")))
 }

@@ -39,10 +39,7 @@ pub fn train(run: &mut TrainingRun) -> Result<ExitReason, TrainError> {
             return Ok(reason);
         }
     }
-    if run.saves()
-        && run.state.train_state.step > 0
-        && run.last_saved_step != Some(run.state.train_state.step)
-    {
+    if run.saves() && run.state.train_state.step > 0 && run.last_saved_step != Some(run.state.train_state.step) {
         save_checkpoint(run)?;
     }
     Ok(ExitReason::Completed)
@@ -80,9 +77,7 @@ fn skip_iteration(run: &mut TrainingRun) -> Result<bool, TrainError> {
     state.consumed_train_samples += batch;
     state.skipped_train_samples += batch;
     run.rerun.align_iteration(state.step);
-    run.reporter.note(&format!(
-        "iteration {next} skipped, as train.iterations_to_skip asks"
-    ));
+    run.reporter.note(&format!("iteration {next} skipped, as train.iterations_to_skip asks"));
     Ok(true)
 }
 
@@ -103,25 +98,15 @@ fn evaluation_is_due(run: &TrainingRun) -> bool {
     let step = run.state.train_state.step as usize;
     let validation = &run.config.validation;
     run.state.train_state.do_valid
-        && validation
-            .eval_interval
-            .is_some_and(|interval| step.is_multiple_of(interval))
-        && validation
-            .start_eval_at_iter
-            .is_none_or(|start| step >= start)
+        && validation.eval_interval.is_some_and(|interval| step.is_multiple_of(interval))
+        && validation.start_eval_at_iter.is_none_or(|start| step >= start)
 }
 
 /// What happens after every step besides logging and saving.
-fn post_training_step_callbacks(
-    run: &mut TrainingRun,
-    step: &StepReport,
-) -> Result<(), TrainError> {
-    let due =
-        |interval: Option<usize>| interval.is_some_and(|n| step.iteration.is_multiple_of(n as u64));
+fn post_training_step_callbacks(run: &mut TrainingRun, step: &StepReport) -> Result<(), TrainError> {
+    let due = |interval: Option<usize>| interval.is_some_and(|n| step.iteration.is_multiple_of(n as u64));
     if due(run.config.train.train_sync_interval) {
-        run.device
-            .sync()
-            .map_err(|error| TrainError::Device(format!("{error:?}")))?;
+        run.device.sync().map_err(|error| TrainError::Device(format!("{error:?}")))?;
     }
     Ok(())
 }

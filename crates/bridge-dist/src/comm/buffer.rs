@@ -25,14 +25,7 @@ pub enum DType {
 
 impl DType {
     /// Every element type.
-    pub const ALL: [Self; 6] = [
-        Self::F32,
-        Self::Bf16,
-        Self::F64,
-        Self::I64,
-        Self::I32,
-        Self::U8,
-    ];
+    pub const ALL: [Self; 6] = [Self::F32, Self::Bf16, Self::F64, Self::I64, Self::I32, Self::U8];
 
     /// Size of one element in bytes; also its alignment on the platforms Rust trains models on.
     pub const fn size(self) -> usize {
@@ -290,10 +283,7 @@ impl<'a> Buffer<'a> {
     /// If the range is not inside the buffer.
     pub fn slice(&self, range: std::ops::Range<usize>) -> Buffer<'a> {
         let size = self.dtype.size();
-        Buffer {
-            dtype: self.dtype,
-            bytes: &self.bytes[range.start * size..range.end * size],
-        }
+        Buffer { dtype: self.dtype, bytes: &self.bytes[range.start * size..range.end * size] }
     }
 }
 
@@ -324,18 +314,12 @@ impl<'a> BufferMut<'a> {
 
     /// A read-only view.
     pub fn view(&self) -> Buffer<'_> {
-        Buffer {
-            dtype: self.dtype,
-            bytes: self.bytes,
-        }
+        Buffer { dtype: self.dtype, bytes: self.bytes }
     }
 
     /// A shorter borrow of the same elements, so that the buffer can be passed on and used again.
     pub fn reborrow(&mut self) -> BufferMut<'_> {
-        BufferMut {
-            dtype: self.dtype,
-            bytes: self.bytes,
-        }
+        BufferMut { dtype: self.dtype, bytes: self.bytes }
     }
 
     /// The memory.
@@ -354,10 +338,7 @@ impl<'a> BufferMut<'a> {
     /// If the range is not inside the buffer.
     pub fn slice(&mut self, range: std::ops::Range<usize>) -> BufferMut<'_> {
         let size = self.dtype.size();
-        BufferMut {
-            dtype: self.dtype,
-            bytes: &mut self.bytes[range.start * size..range.end * size],
-        }
+        BufferMut { dtype: self.dtype, bytes: &mut self.bytes[range.start * size..range.end * size] }
     }
 
     /// Copies all elements of `source`, which has the same type and length.
@@ -372,10 +353,7 @@ impl<'a> BufferMut<'a> {
 
 fn check_bytes(dtype: DType, bytes: &[u8]) -> Result<(), BufferError> {
     if !bytes.len().is_multiple_of(dtype.size()) {
-        return Err(BufferError::Length {
-            dtype,
-            found: bytes.len(),
-        });
+        return Err(BufferError::Length { dtype, found: bytes.len() });
     }
     if !bytes.as_ptr().addr().is_multiple_of(dtype.alignment()) {
         return Err(BufferError::Alignment { dtype });
@@ -385,19 +363,13 @@ fn check_bytes(dtype: DType, bytes: &[u8]) -> Result<(), BufferError> {
 
 impl<'a, T: Element> From<&'a [T]> for Buffer<'a> {
     fn from(values: &'a [T]) -> Self {
-        Self {
-            dtype: T::DTYPE,
-            bytes: bytemuck::cast_slice(values),
-        }
+        Self { dtype: T::DTYPE, bytes: bytemuck::cast_slice(values) }
     }
 }
 
 impl<'a, T: Element> From<&'a mut [T]> for BufferMut<'a> {
     fn from(values: &'a mut [T]) -> Self {
-        Self {
-            dtype: T::DTYPE,
-            bytes: bytemuck::cast_slice_mut(values),
-        }
+        Self { dtype: T::DTYPE, bytes: bytemuck::cast_slice_mut(values) }
     }
 }
 
@@ -448,10 +420,7 @@ mod tests {
         assert_eq!(Buffer::from_bytes(DType::F32, bytes).unwrap().len(), 4);
         assert_eq!(
             Buffer::from_bytes(DType::F64, &bytes[..12]).unwrap_err(),
-            BufferError::Length {
-                dtype: DType::F64,
-                found: 12
-            }
+            BufferError::Length { dtype: DType::F64, found: 12 }
         );
         assert_eq!(
             Buffer::from_bytes(DType::F32, &bytes[1..5]).unwrap_err(),

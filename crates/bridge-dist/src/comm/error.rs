@@ -103,9 +103,6 @@ impl CommError {
 }
 
 fn describe_missing(missing: &[(usize, String)]) -> String {
-    let ranks: Vec<String> = missing
-        .iter()
-        .map(|(rank, last)| format!("rank {rank} (last seen in {last})"))
-        .collect();
+    let ranks: Vec<String> = missing.iter().map(|(rank, last)| format!("rank {rank} (last seen in {last})")).collect();
     ranks.join(", ")
 }

@@ -64,12 +64,7 @@ pub trait Communicator: Debug + Send + Sync {
     ///
     /// # Errors
     /// See [`CommErrorKind`]; `input` must be `size` times as long as `output`.
-    fn reduce_scatter(
-        &self,
-        input: Buffer<'_>,
-        output: BufferMut<'_>,
-        op: ReduceOp,
-    ) -> Result<(), CommError>;
+    fn reduce_scatter(&self, input: Buffer<'_>, output: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError>;
 
     /// Concatenates the inputs of all ranks in rank order.
     ///
@@ -118,12 +113,7 @@ pub trait Communicator: Debug + Send + Sync {
     ///
     /// # Errors
     /// See [`CommErrorKind`].
-    fn split(
-        &self,
-        color: Option<usize>,
-        key: usize,
-        name: &str,
-    ) -> Result<Option<Group>, CommError>;
+    fn split(&self, color: Option<usize>, key: usize, name: &str) -> Result<Option<Group>, CommError>;
 
     /// Starts an [`all_reduce`](Self::all_reduce) of `data`; the request returns the result.
     ///
@@ -153,11 +143,5 @@ pub trait Communicator: Debug + Send + Sync {
     ///
     /// # Errors
     /// Those found before anything is received; others come from the request.
-    fn start_recv(
-        &self,
-        dtype: DType,
-        len: usize,
-        from: usize,
-        tag: u32,
-    ) -> Result<Request, CommError>;
+    fn start_recv(&self, dtype: DType, len: usize, from: usize, tag: u32) -> Result<Request, CommError>;
 }

@@ -32,9 +32,7 @@ pub(crate) fn slice_of(len: usize, parts: usize, index: usize) -> std::ops::Rang
     start..start + base + usize::from(index < longer)
 }
 
-trait Float:
-    Element + PartialOrd + std::ops::Add<Output = Self> + std::ops::Div<Output = Self>
-{
+trait Float: Element + PartialOrd + std::ops::Add<Output = Self> + std::ops::Div<Output = Self> {
     fn from_count(count: usize) -> Self;
 }
 
@@ -103,10 +101,7 @@ fn fold<T: Element>(
     finish: impl Fn(T) -> T,
 ) {
     let output: &mut [T] = bytemuck::cast_slice_mut(output.bytes_mut());
-    let inputs: Vec<&[T]> = inputs
-        .iter()
-        .map(|x| bytemuck::cast_slice(x.bytes()))
-        .collect();
+    let inputs: Vec<&[T]> = inputs.iter().map(|x| bytemuck::cast_slice(x.bytes())).collect();
     for (index, block) in output.chunks_mut(BLOCK).enumerate() {
         let range = index * BLOCK..index * BLOCK + block.len();
         block.copy_from_slice(&inputs[0][range.clone()]);
@@ -130,17 +125,9 @@ fn reduce_bf16(op: ReduceOp, inputs: &[Buffer<'_>], output: BufferMut<'_>) {
     }
 }
 
-fn fold_bf16(
-    inputs: &[Buffer<'_>],
-    mut output: BufferMut<'_>,
-    combine: impl Fn(f32, f32) -> f32,
-    divisor: f32,
-) {
+fn fold_bf16(inputs: &[Buffer<'_>], mut output: BufferMut<'_>, combine: impl Fn(f32, f32) -> f32, divisor: f32) {
     let output: &mut [bf16] = bytemuck::cast_slice_mut(output.bytes_mut());
-    let inputs: Vec<&[bf16]> = inputs
-        .iter()
-        .map(|x| bytemuck::cast_slice(x.bytes()))
-        .collect();
+    let inputs: Vec<&[bf16]> = inputs.iter().map(|x| bytemuck::cast_slice(x.bytes())).collect();
     let mut sums = [0f32; BLOCK];
     for (index, block) in output.chunks_mut(BLOCK).enumerate() {
         let range = index * BLOCK..index * BLOCK + block.len();

@@ -21,9 +21,7 @@ pub struct Request {
 
 impl Request {
     pub(crate) fn new(pending: impl Pending + 'static) -> Self {
-        Self {
-            pending: Box::new(pending),
-        }
+        Self { pending: Box::new(pending) }
     }
 
     /// A request that is complete already.

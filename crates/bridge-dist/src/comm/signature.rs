@@ -72,37 +72,19 @@ pub(crate) struct Signature {
 
 impl Signature {
     pub const fn bare(kind: OpKind) -> Self {
-        Self {
-            kind,
-            reduce: None,
-            dtype: None,
-            len: None,
-            peer: None,
-            tag: None,
-        }
+        Self { kind, reduce: None, dtype: None, len: None, peer: None, tag: None }
     }
 
     pub const fn data(kind: OpKind, dtype: DType, len: usize) -> Self {
-        Self {
-            dtype: Some(dtype),
-            len: Some(len as u64),
-            ..Self::bare(kind)
-        }
+        Self { dtype: Some(dtype), len: Some(len as u64), ..Self::bare(kind) }
     }
 
     pub const fn reducing(kind: OpKind, dtype: DType, len: usize, op: ReduceOp) -> Self {
-        Self {
-            reduce: Some(op),
-            ..Self::data(kind, dtype, len)
-        }
+        Self { reduce: Some(op), ..Self::data(kind, dtype, len) }
     }
 
     pub const fn message(kind: OpKind, buffer: (DType, usize), peer: usize, tag: u32) -> Self {
-        Self {
-            peer: Some(peer as u32),
-            tag: Some(tag),
-            ..Self::data(kind, buffer.0, buffer.1)
-        }
+        Self { peer: Some(peer as u32), tag: Some(tag), ..Self::data(kind, buffer.0, buffer.1) }
     }
 
     /// Bytes of [`Self::encode`].
@@ -124,24 +106,14 @@ impl Signature {
     /// The inverse of [`Self::encode`]; `None` for bytes it never makes.
     #[cfg_attr(not(feature = "mpi"), allow(dead_code))]
     pub fn decode(bytes: &[u8; Self::ENCODED]) -> Option<Self> {
-        let word = |start: usize| {
-            u32::from_le_bytes([
-                bytes[start],
-                bytes[start + 1],
-                bytes[start + 2],
-                bytes[start + 3],
-            ])
-        };
+        let word =
+            |start: usize| u32::from_le_bytes([bytes[start], bytes[start + 1], bytes[start + 2], bytes[start + 3]]);
         let len = u64::from(word(8)) | u64::from(word(12)) << 32;
         let ops = [ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min, ReduceOp::Avg];
         Some(Self {
-            kind: OpKind::ALL
-                .into_iter()
-                .find(|kind| *kind as u8 == bytes[0])?,
+            kind: OpKind::ALL.into_iter().find(|kind| *kind as u8 == bytes[0])?,
             reduce: ops.into_iter().find(|op| *op as u8 == bytes[1]),
-            dtype: DType::ALL
-                .into_iter()
-                .find(|dtype| *dtype as u8 == bytes[2]),
+            dtype: DType::ALL.into_iter().find(|dtype| *dtype as u8 == bytes[2]),
             len: len.checked_sub(1),
             peer: word(16).checked_sub(1),
             tag: word(4).checked_sub(1),
@@ -201,11 +173,7 @@ impl Speaker<'_> {
         expected: impl fmt::Display,
         found: impl fmt::Display,
     ) -> CommError {
-        let kind = CommErrorKind::InvalidArgument {
-            what,
-            expected: expected.to_string(),
-            found: found.to_string(),
-        };
+        let kind = CommErrorKind::InvalidArgument { what, expected: expected.to_string(), found: found.to_string() };
         self.error(signature, kind)
     }
 
@@ -214,22 +182,15 @@ impl Speaker<'_> {
         let Some((peer, expected)) = odd_one_out(all) else {
             return Ok(());
         };
-        let kind = CommErrorKind::Mismatch {
-            peer,
-            expected: expected.to_string(),
-            found: all[peer].to_string(),
-        };
+        let kind = CommErrorKind::Mismatch { peer, expected: expected.to_string(), found: all[peer].to_string() };
         Err(self.error(mine, kind))
     }
 
     pub fn check_reduce(&self, signature: &Signature) -> Result<(), CommError> {
         match (signature.reduce, signature.dtype) {
-            (Some(ReduceOp::Avg), Some(dtype)) if !dtype.is_float() => Err(self.invalid(
-                signature,
-                "element type of an average",
-                "f32, bf16 or f64",
-                dtype,
-            )),
+            (Some(ReduceOp::Avg), Some(dtype)) if !dtype.is_float() => {
+                Err(self.invalid(signature, "element type of an average", "f32, bf16 or f64", dtype))
+            }
             _ => Ok(()),
         }
     }
@@ -243,20 +204,10 @@ impl Speaker<'_> {
         expected_len: usize,
     ) -> Result<(), CommError> {
         if input.dtype() != output.dtype() {
-            return Err(self.invalid(
-                signature,
-                "element type of the output",
-                input.dtype(),
-                output.dtype(),
-            ));
+            return Err(self.invalid(signature, "element type of the output", input.dtype(), output.dtype()));
         }
         if output.len() != expected_len {
-            return Err(self.invalid(
-                signature,
-                "length of the output",
-                expected_len,
-                output.len(),
-            ));
+            return Err(self.invalid(signature, "length of the output", expected_len, output.len()));
         }
         Ok(())
     }
@@ -277,21 +228,13 @@ impl Speaker<'_> {
         Ok(signature)
     }
 
-    pub fn all_gather(
-        &self,
-        input: &Buffer<'_>,
-        output: &BufferMut<'_>,
-    ) -> Result<Signature, CommError> {
+    pub fn all_gather(&self, input: &Buffer<'_>, output: &BufferMut<'_>) -> Result<Signature, CommError> {
         let signature = Signature::data(OpKind::AllGather, input.dtype(), input.len());
         self.check_pair(&signature, input, output, input.len() * self.size)?;
         Ok(signature)
     }
 
-    pub fn all_to_all(
-        &self,
-        input: &Buffer<'_>,
-        output: &BufferMut<'_>,
-    ) -> Result<Signature, CommError> {
+    pub fn all_to_all(&self, input: &Buffer<'_>, output: &BufferMut<'_>) -> Result<Signature, CommError> {
         let signature = Signature::data(OpKind::AllToAll, input.dtype(), input.len() / self.size);
         if !input.len().is_multiple_of(self.size) {
             let expected = format!("a multiple of the {} ranks", self.size);
@@ -302,23 +245,10 @@ impl Speaker<'_> {
     }
 
     pub fn all_to_all_uneven(&self, exchange: &UnevenExchange<'_>) -> Result<Signature, CommError> {
-        let signature = Signature {
-            dtype: Some(exchange.input.dtype()),
-            ..Signature::bare(OpKind::AllToAllUneven)
-        };
+        let signature = Signature { dtype: Some(exchange.input.dtype()), ..Signature::bare(OpKind::AllToAllUneven) };
         let counts = [
-            (
-                "number of send counts",
-                "sum of the send counts",
-                exchange.send_counts,
-                exchange.input.len(),
-            ),
-            (
-                "number of receive counts",
-                "sum of the receive counts",
-                exchange.recv_counts,
-                exchange.output.len(),
-            ),
+            ("number of send counts", "sum of the send counts", exchange.send_counts, exchange.input.len()),
+            ("number of receive counts", "sum of the receive counts", exchange.recv_counts, exchange.output.len()),
         ];
         for (number, sum, counts, len) in counts {
             if counts.len() != self.size {
@@ -326,56 +256,28 @@ impl Speaker<'_> {
             }
             if counts.iter().sum::<usize>() != len {
                 let found = counts.iter().sum::<usize>();
-                return Err(self.invalid(
-                    &signature,
-                    sum,
-                    format!("the buffer's length {len}"),
-                    found,
-                ));
+                return Err(self.invalid(&signature, sum, format!("the buffer's length {len}"), found));
             }
         }
         let own = exchange.send_counts[self.rank];
         if own != exchange.recv_counts[self.rank] {
             let found = exchange.recv_counts[self.rank];
-            return Err(self.invalid(
-                &signature,
-                "receive count from this rank itself",
-                own,
-                found,
-            ));
+            return Err(self.invalid(&signature, "receive count from this rank itself", own, found));
         }
-        self.check_pair(
-            &signature,
-            &exchange.input,
-            &exchange.output,
-            exchange.output.len(),
-        )?;
+        self.check_pair(&signature, &exchange.input, &exchange.output, exchange.output.len())?;
         Ok(signature)
     }
 
     pub fn broadcast(&self, data: &BufferMut<'_>, root: usize) -> Result<Signature, CommError> {
-        let signature = Signature {
-            peer: Some(root as u32),
-            ..Signature::data(OpKind::Broadcast, data.dtype(), data.len())
-        };
+        let signature =
+            Signature { peer: Some(root as u32), ..Signature::data(OpKind::Broadcast, data.dtype(), data.len()) };
         if root >= self.size {
-            return Err(self.invalid(
-                &signature,
-                "root",
-                format!("a rank below {}", self.size),
-                root,
-            ));
+            return Err(self.invalid(&signature, "root", format!("a rank below {}", self.size), root));
         }
         Ok(signature)
     }
 
-    pub fn message(
-        &self,
-        kind: OpKind,
-        buffer: (DType, usize),
-        peer: usize,
-        tag: u32,
-    ) -> Result<Signature, CommError> {
+    pub fn message(&self, kind: OpKind, buffer: (DType, usize), peer: usize, tag: u32) -> Result<Signature, CommError> {
         let signature = Signature::message(kind, buffer, peer, tag);
         if peer >= self.size || peer == self.rank {
             let expected = format!("a rank below {} other than {}", self.size, self.rank);
@@ -458,11 +360,7 @@ mod tests {
 
     #[test]
     fn the_minority_is_named() {
-        let speaker = Speaker {
-            rank: 0,
-            size: 3,
-            group: "dp",
-        };
+        let speaker = Speaker { rank: 0, size: 3, group: "dp" };
         let sum = Signature::reducing(OpKind::AllReduce, DType::F32, 4, ReduceOp::Sum);
         let odd = Signature::bare(OpKind::Barrier);
         let error = speaker.agree(&odd, &[odd, sum, sum]).unwrap_err();

@@ -22,11 +22,7 @@ impl SingleCommunicator {
     }
 
     fn speaker(&self) -> Speaker<'_> {
-        Speaker {
-            rank: 0,
-            size: 1,
-            group: &self.name,
-        }
+        Speaker { rank: 0, size: 1, group: &self.name }
     }
 }
 
@@ -52,12 +48,7 @@ impl Communicator for SingleCommunicator {
         self.speaker().check_reduce(&signature)
     }
 
-    fn reduce_scatter(
-        &self,
-        input: Buffer<'_>,
-        mut output: BufferMut<'_>,
-        op: ReduceOp,
-    ) -> Result<(), CommError> {
+    fn reduce_scatter(&self, input: Buffer<'_>, mut output: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
         self.speaker().reduce_scatter(&input, &output, op)?;
         output.copy_from(input);
         Ok(())
@@ -88,29 +79,20 @@ impl Communicator for SingleCommunicator {
     /// Always an error: there is no other rank.
     fn send(&self, data: Buffer<'_>, to: usize, tag: u32) -> Result<(), CommError> {
         let what = (data.dtype(), data.len());
-        self.speaker()
-            .message(OpKind::Send, what, to, tag)
-            .map(drop)
+        self.speaker().message(OpKind::Send, what, to, tag).map(drop)
     }
 
     /// Always an error: there is no other rank.
     fn recv(&self, data: BufferMut<'_>, from: usize, tag: u32) -> Result<(), CommError> {
         let what = (data.dtype(), data.len());
-        self.speaker()
-            .message(OpKind::Recv, what, from, tag)
-            .map(drop)
+        self.speaker().message(OpKind::Recv, what, from, tag).map(drop)
     }
 
     fn barrier(&self) -> Result<(), CommError> {
         Ok(())
     }
 
-    fn split(
-        &self,
-        color: Option<usize>,
-        _key: usize,
-        name: &str,
-    ) -> Result<Option<Group>, CommError> {
+    fn split(&self, color: Option<usize>, _key: usize, name: &str) -> Result<Option<Group>, CommError> {
         Ok(color.map(|_| Arc::new(Self::new(name)) as Group))
     }
 
@@ -136,15 +118,8 @@ impl Communicator for SingleCommunicator {
     }
 
     /// Always an error: there is no other rank.
-    fn start_recv(
-        &self,
-        dtype: DType,
-        len: usize,
-        from: usize,
-        tag: u32,
-    ) -> Result<Request, CommError> {
-        self.speaker()
-            .message(OpKind::Recv, (dtype, len), from, tag)?;
+    fn start_recv(&self, dtype: DType, len: usize, from: usize, tag: u32) -> Result<Request, CommError> {
+        self.speaker().message(OpKind::Recv, (dtype, len), from, tag)?;
         Ok(Request::ready(HostBuffer::zeros(dtype, len)))
     }
 }

@@ -46,11 +46,7 @@ impl<S: Send + 'static> Worker<S> {
         });
         let (reply, outcome) = mpsc::channel();
         match self.queue.send((Box::new(job), reply)) {
-            Ok(()) => Ok(Request::new(InBackground {
-                outcome,
-                arrived: None,
-                lost,
-            })),
+            Ok(()) => Ok(Request::new(InBackground { outcome, arrived: None, lost })),
             Err(_) => Err(lost),
         }
     }

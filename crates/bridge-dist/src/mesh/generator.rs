@@ -75,9 +75,7 @@ impl FromStr for RankOrder {
         Self::ALL
             .into_iter()
             .find(|order| order.to_string() == text)
-            .ok_or_else(|| MeshError::UnknownOrder {
-                found: text.to_owned(),
-            })
+            .ok_or_else(|| MeshError::UnknownOrder { found: text.to_owned() })
     }
 }
 
@@ -145,11 +143,7 @@ impl RankGenerator {
 
     /// Number of ranks in the grid.
     pub fn world_size(&self) -> usize {
-        self.order
-            .axes()
-            .into_iter()
-            .map(|axis| self.sizes.get(axis))
-            .product()
+        self.order.axes().into_iter().map(|axis| self.sizes.get(axis)).product()
     }
 
     fn extents(&self) -> [Extent; 5] {
@@ -165,24 +159,16 @@ impl RankGenerator {
     /// Where a rank sits on an axis.
     pub fn coordinate(&self, rank: usize, axis: Axis) -> usize {
         let extents = self.extents();
-        extents
-            .into_iter()
-            .find(|extent| extent.axis == axis)
-            .map_or(0, |extent| rank / extent.stride % extent.size)
+        extents.into_iter().find(|extent| extent.axis == axis).map_or(0, |extent| rank / extent.stride % extent.size)
     }
 
     /// All groups of ranks that differ only in the selected axes. Groups are ordered by the coordinates on the other axes, and ranks in
     /// a group by those on the selected axes, the first axis of the order varying fastest in both.
     pub fn groups(&self, selected: &[Axis]) -> Vec<Vec<usize>> {
-        let (inside, outside): (Vec<Extent>, Vec<Extent>) = self
-            .extents()
-            .into_iter()
-            .partition(|extent| selected.contains(&extent.axis));
+        let (inside, outside): (Vec<Extent>, Vec<Extent>) =
+            self.extents().into_iter().partition(|extent| selected.contains(&extent.axis));
         let offsets = ranks_of(&inside);
-        ranks_of(&outside)
-            .into_iter()
-            .map(|start| offsets.iter().map(|offset| start + offset).collect())
-            .collect()
+        ranks_of(&outside).into_iter().map(|start| offsets.iter().map(|offset| start + offset).collect()).collect()
     }
 }
 
@@ -192,10 +178,7 @@ fn ranks_of(extents: &[Extent]) -> Vec<usize> {
         (0..extent.size)
             .flat_map(|coordinate| {
                 let shift = coordinate * extent.stride;
-                ranks
-                    .iter()
-                    .map(move |rank| rank + shift)
-                    .collect::<Vec<_>>()
+                ranks.iter().map(move |rank| rank + shift).collect::<Vec<_>>()
             })
             .collect()
     })

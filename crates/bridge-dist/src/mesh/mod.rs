@@ -91,9 +91,7 @@ pub enum MeshError {
         expert: usize,
     },
     /// The distributed optimizer's instances do not divide the replicas.
-    #[error(
-        "num_distributed_optimizer_instances is {instances}, which does not divide the {group} size {size}"
-    )]
+    #[error("num_distributed_optimizer_instances is {instances}, which does not divide the {group} size {size}")]
     OptimizerInstances {
         /// Instances asked for.
         instances: usize,
@@ -242,11 +240,7 @@ impl Mesh {
     ///
     /// # Errors
     /// If a size is 0, does not divide the world, or the grids of dense and expert layers contradict each other.
-    pub fn new(
-        world_size: usize,
-        sizes: ParallelSizes,
-        order: RankOrder,
-    ) -> Result<Self, MeshError> {
+    pub fn new(world_size: usize, sizes: ParallelSizes, order: RankOrder) -> Result<Self, MeshError> {
         let tp = sizes.tensor_model_parallel_size;
         let pp = sizes.pipeline_model_parallel_size;
         let cp = sizes.context_parallel_size;
@@ -262,35 +256,12 @@ impl Mesh {
             ("expert_tensor_parallel_size", etp),
             ("num_distributed_optimizer_instances", optimizer_instances),
         ])?;
-        let dp = replicas(
-            world_size,
-            &[("tensor", tp), ("pipeline", pp), ("context", cp)],
-        )?;
+        let dp = replicas(world_size, &[("tensor", tp), ("pipeline", pp), ("context", cp)])?;
         let factors = [("expert tensor", etp), ("expert", ep), ("pipeline", pp)];
         let expert_dp = replicas(world_size, &factors)?;
-        let dense = RankGenerator::new(
-            order,
-            AxisSizes {
-                tp,
-                cp,
-                ep: 1,
-                dp,
-                pp,
-            },
-        )?;
-        let expert_sizes = AxisSizes {
-            tp: etp,
-            cp: 1,
-            ep,
-            dp: expert_dp,
-            pp,
-        };
-        let mesh = Self {
-            order,
-            dense,
-            expert: RankGenerator::new(order, expert_sizes)?,
-            optimizer_instances,
-        };
+        let dense = RankGenerator::new(order, AxisSizes { tp, cp, ep: 1, dp, pp })?;
+        let expert_sizes = AxisSizes { tp: etp, cp: 1, ep, dp: expert_dp, pp };
+        let mesh = Self { order, dense, expert: RankGenerator::new(order, expert_sizes)?, optimizer_instances };
         mesh.check_grids()?;
         mesh.check_optimizer_instances()?;
         Ok(mesh)
@@ -325,17 +296,10 @@ impl Mesh {
     fn check_optimizer_instances(&self) -> Result<(), MeshError> {
         let (dense, expert) = (self.dense.sizes(), self.expert.sizes());
         let instances = self.optimizer_instances;
-        let groups = [
-            ("data x context parallel", dense.dp * dense.cp),
-            ("expert data parallel", expert.dp),
-        ];
+        let groups = [("data x context parallel", dense.dp * dense.cp), ("expert data parallel", expert.dp)];
         for (group, size) in groups {
             if !size.is_multiple_of(instances) {
-                return Err(MeshError::OptimizerInstances {
-                    instances,
-                    group,
-                    size,
-                });
+                return Err(MeshError::OptimizerInstances { instances, group, size });
             }
         }
         Ok(())
@@ -371,11 +335,7 @@ impl Mesh {
     /// # Panics
     /// If the rank is not below the world size.
     pub fn coordinates(&self, rank: usize) -> Coordinates {
-        assert!(
-            rank < self.world_size(),
-            "rank {rank} of a world of {}",
-            self.world_size()
-        );
+        assert!(rank < self.world_size(), "rank {rank} of a world of {}", self.world_size());
         Coordinates {
             tp: self.dense.coordinate(rank, Axis::Tp),
             cp: self.dense.coordinate(rank, Axis::Cp),
@@ -407,26 +367,16 @@ impl Mesh {
             GroupKind::ExpertTensorExpert => self.expert.groups(&[Tp, Ep]),
             GroupKind::ExpertModel => self.expert.groups(&[Tp, Ep, Pp]),
             GroupKind::ExpertData => self.expert.groups(&[Dp]),
-            GroupKind::DistributedOptimizer => {
-                parts(self.groups(GroupKind::DataContext), instances)
-            }
-            GroupKind::DistributedOptimizerReplicas => {
-                across(self.groups(GroupKind::DataContext), instances)
-            }
-            GroupKind::ExpertDistributedOptimizer => {
-                parts(self.groups(GroupKind::ExpertData), instances)
-            }
-            GroupKind::ExpertDistributedOptimizerReplicas => {
-                across(self.groups(GroupKind::ExpertData), instances)
-            }
+            GroupKind::DistributedOptimizer => parts(self.groups(GroupKind::DataContext), instances),
+            GroupKind::DistributedOptimizerReplicas => across(self.groups(GroupKind::DataContext), instances),
+            GroupKind::ExpertDistributedOptimizer => parts(self.groups(GroupKind::ExpertData), instances),
+            GroupKind::ExpertDistributedOptimizerReplicas => across(self.groups(GroupKind::ExpertData), instances),
         }
     }
 
     /// The group of a kind that a rank is in; `None` for the embedding groups of a rank that holds no embedding.
     pub fn group_of(&self, kind: GroupKind, rank: usize) -> Option<Vec<usize>> {
-        self.groups(kind)
-            .into_iter()
-            .find(|group| group.contains(&rank))
+        self.groups(kind).into_iter().find(|group| group.contains(&rank))
     }
 }
 
@@ -439,28 +389,16 @@ fn check_positive(sizes: &[(&'static str, usize)]) -> Result<(), MeshError> {
 
 /// How many blocks of the given factors a world holds.
 fn replicas(world_size: usize, factors: &[(&str, usize)]) -> Result<usize, MeshError> {
-    let product = factors
-        .iter()
-        .fold(1usize, |product, (_, size)| product.saturating_mul(*size));
+    let product = factors.iter().fold(1usize, |product, (_, size)| product.saturating_mul(*size));
     if world_size.is_multiple_of(product) {
         return Ok(world_size / product);
     }
-    let factors: Vec<String> = factors
-        .iter()
-        .map(|(name, size)| format!("{name} {size}"))
-        .collect();
-    Err(MeshError::NotDivisible {
-        world_size,
-        product,
-        factors: factors.join(" x "),
-    })
+    let factors: Vec<String> = factors.iter().map(|(name, size)| format!("{name} {size}")).collect();
+    Err(MeshError::NotDivisible { world_size, product, factors: factors.join(" x ") })
 }
 
 /// From each pipeline the ranks of some stages, each once.
-fn pick_stages(
-    pipelines: Vec<Vec<usize>>,
-    stages: impl Fn(usize) -> Vec<usize>,
-) -> Vec<Vec<usize>> {
+fn pick_stages(pipelines: Vec<Vec<usize>>, stages: impl Fn(usize) -> Vec<usize>) -> Vec<Vec<usize>> {
     pipelines
         .into_iter()
         .map(|pipeline| {
@@ -473,12 +411,8 @@ fn pick_stages(
 
 /// Cuts each group into `count` equal consecutive parts.
 fn parts(groups: Vec<Vec<usize>>, count: usize) -> Vec<Vec<usize>> {
-    let cut = |group: &Vec<usize>| -> Vec<Vec<usize>> {
-        group
-            .chunks(group.len() / count)
-            .map(<[usize]>::to_vec)
-            .collect()
-    };
+    let cut =
+        |group: &Vec<usize>| -> Vec<Vec<usize>> { group.chunks(group.len() / count).map(<[usize]>::to_vec).collect() };
     groups.iter().flat_map(cut).collect()
 }
 
@@ -486,13 +420,7 @@ fn parts(groups: Vec<Vec<usize>>, count: usize) -> Vec<Vec<usize>> {
 fn across(groups: Vec<Vec<usize>>, count: usize) -> Vec<Vec<usize>> {
     let gather = |group: &Vec<usize>| -> Vec<Vec<usize>> {
         let part = group.len() / count;
-        (0..part)
-            .map(|place| {
-                (0..count)
-                    .map(|index| group[index * part + place])
-                    .collect()
-            })
-            .collect()
+        (0..part).map(|place| (0..count).map(|index| group[index * part + place]).collect()).collect()
     };
     groups.iter().flat_map(gather).collect()
 }

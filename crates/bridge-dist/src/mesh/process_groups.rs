@@ -51,10 +51,7 @@ impl ProcessGroups {
     /// If the world's size is not the mesh's, or if ranks fail or disagree.
     pub fn new(world: Group, mesh: Mesh) -> Result<Self, MeshSetupError> {
         if world.size() != mesh.world_size() {
-            return Err(MeshSetupError::WorldSize {
-                expected: mesh.world_size(),
-                found: world.size(),
-            });
+            return Err(MeshSetupError::WorldSize { expected: mesh.world_size(), found: world.size() });
         }
         let rank = world.rank();
         let mut groups = Vec::with_capacity(GroupKind::ALL.len());
@@ -66,17 +63,11 @@ impl ProcessGroups {
                 Some((color, key))
             });
             let (color, key) = place.map_or((None, 0), |(color, key)| (Some(color), key));
-            let group = world
-                .split(color, key, kind.name())
-                .map_err(|source| MeshSetupError::Split { kind, source })?;
+            let group =
+                world.split(color, key, kind.name()).map_err(|source| MeshSetupError::Split { kind, source })?;
             groups.push(group);
         }
-        Ok(Self {
-            mesh,
-            coordinates: mesh.coordinates(rank),
-            world,
-            groups,
-        })
+        Ok(Self { mesh, coordinates: mesh.coordinates(rank), world, groups })
     }
 
     /// The groups of the only rank of a world of one. Nothing communicates.
@@ -88,10 +79,7 @@ impl ProcessGroups {
             mesh,
             coordinates: mesh.coordinates(0),
             world: single("world"),
-            groups: GroupKind::ALL
-                .iter()
-                .map(|kind| Some(single(kind.name())))
-                .collect(),
+            groups: GroupKind::ALL.iter().map(|kind| Some(single(kind.name()))).collect(),
         }
     }
 
@@ -116,8 +104,7 @@ impl ProcessGroups {
     }
 
     fn always(&self, kind: GroupKind) -> &Group {
-        self.get(kind)
-            .expect("every rank is in one group of this kind")
+        self.get(kind).expect("every rank is in one group of this kind")
     }
 
     /// Tensor parallel group.

@@ -79,12 +79,8 @@ impl Action {
     /// Whether the action is a message, and which way its data moves.
     pub const fn message(&self) -> Option<(Direction, Message)> {
         match self {
-            Self::SendActivation(message) | Self::RecvActivation(message) => {
-                Some((Direction::Activation, *message))
-            }
-            Self::SendGradient(message) | Self::RecvGradient(message) => {
-                Some((Direction::Gradient, *message))
-            }
+            Self::SendActivation(message) | Self::RecvActivation(message) => Some((Direction::Activation, *message)),
+            Self::SendGradient(message) | Self::RecvGradient(message) => Some((Direction::Gradient, *message)),
             _ => None,
         }
     }

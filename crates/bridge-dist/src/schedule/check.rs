@@ -14,26 +14,17 @@ use super::{PipelineSchedule, PipelineShape, ScheduleError, ScheduleKind};
 /// The first problem found.
 pub fn validate(schedule: &PipelineSchedule) -> Result<(), ScheduleError> {
     if schedule.ranks.len() != schedule.shape.num_stages {
-        return Err(ScheduleError::RankCount {
-            expected: schedule.shape.num_stages,
-            found: schedule.ranks.len(),
-        });
+        return Err(ScheduleError::RankCount { expected: schedule.shape.num_stages, found: schedule.ranks.len() });
     }
     for (rank, actions) in schedule.ranks.iter().enumerate() {
-        let mut progress = Progress {
-            shape: schedule.shape,
-            rank,
-            done: HashSet::new(),
-        };
+        let mut progress = Progress { shape: schedule.shape, rank, done: HashSet::new() };
         for (index, action) in actions.iter().enumerate() {
-            progress
-                .step(*action)
-                .map_err(|problem| ScheduleError::Action {
-                    rank,
-                    index,
-                    action: *action,
-                    problem,
-                })?;
+            progress.step(*action).map_err(|problem| ScheduleError::Action {
+                rank,
+                index,
+                action: *action,
+                problem,
+            })?;
         }
         progress.finish(schedule.kind)?;
     }
@@ -135,15 +126,9 @@ impl Progress {
     }
 
     fn in_range(&self, microbatch: usize, chunk: usize) -> Result<(), String> {
-        let PipelineShape {
-            num_chunks,
-            num_microbatches,
-            ..
-        } = self.shape;
+        let PipelineShape { num_chunks, num_microbatches, .. } = self.shape;
         if microbatch >= num_microbatches || chunk >= num_chunks {
-            return Err(format!(
-                "there are {num_microbatches} microbatches and {num_chunks} chunks"
-            ));
+            return Err(format!("there are {num_microbatches} microbatches and {num_chunks} chunks"));
         }
         Ok(())
     }
@@ -169,9 +154,7 @@ impl Progress {
     fn neighbour(&self, message: Message, other: usize, boundary: usize) -> Result<(), String> {
         let peer = other % self.shape.num_stages;
         if message.peer != peer || message.boundary != boundary {
-            return Err(format!(
-                "the peer must be rank {peer}, over boundary {boundary}"
-            ));
+            return Err(format!("the peer must be rank {peer}, over boundary {boundary}"));
         }
         Ok(())
     }
@@ -181,9 +164,7 @@ impl Progress {
             return Ok(());
         }
         let what = part.describe();
-        Err(format!(
-            "{what} of microbatch {microbatch}, chunk {chunk} has to come first"
-        ))
+        Err(format!("{what} of microbatch {microbatch}, chunk {chunk} has to come first"))
     }
 
     fn mark(&mut self, part: Part, microbatch: usize, chunk: usize) -> Result<(), String> {
@@ -205,14 +186,10 @@ impl Progress {
                     (Part::GradientSent, trains && self.has_lower(chunk)),
                 ];
                 for (part, _) in needed.into_iter().filter(|(_, needed)| *needed) {
-                    self.need(part, microbatch, chunk)
-                        .map_err(|_| ScheduleError::Missing {
-                            rank: self.rank,
-                            missing: format!(
-                                "{} of microbatch {microbatch}, chunk {chunk}",
-                                part.describe()
-                            ),
-                        })?;
+                    self.need(part, microbatch, chunk).map_err(|_| ScheduleError::Missing {
+                        rank: self.rank,
+                        missing: format!("{} of microbatch {microbatch}, chunk {chunk}", part.describe()),
+                    })?;
                 }
             }
         }

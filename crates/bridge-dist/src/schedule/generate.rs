@@ -17,11 +17,7 @@ impl PipelineSchedule {
         check_shape(kind, shape)?;
         let ranks = (0..shape.num_stages)
             .map(|rank| {
-                let mut list = List {
-                    shape,
-                    rank,
-                    actions: Vec::new(),
-                };
+                let mut list = List { shape, rank, actions: Vec::new() };
                 list.fill(kind);
                 list.actions
             })
@@ -41,14 +37,8 @@ fn check_shape(kind: ScheduleKind, shape: PipelineShape) -> Result<(), ScheduleE
     }
     match kind {
         ScheduleKind::ForwardOnly => Ok(()),
-        ScheduleKind::Interleaved {
-            microbatch_group_size,
-            ..
-        } => check_group_size(microbatch_group_size, shape),
-        _ if shape.num_chunks > 1 => Err(ScheduleError::NoChunks {
-            kind,
-            num_chunks: shape.num_chunks,
-        }),
+        ScheduleKind::Interleaved { microbatch_group_size, .. } => check_group_size(microbatch_group_size, shape),
+        _ if shape.num_chunks > 1 => Err(ScheduleError::NoChunks { kind, num_chunks: shape.num_chunks }),
         _ => Ok(()),
     }
 }
@@ -64,12 +54,7 @@ fn check_group_size(group: usize, shape: PipelineShape) -> Result<(), ScheduleEr
     } else {
         return Ok(());
     };
-    Err(ScheduleError::GroupSize {
-        group,
-        num_stages: stages,
-        num_microbatches: microbatches,
-        rule,
-    })
+    Err(ScheduleError::GroupSize { group, num_stages: stages, num_microbatches: microbatches, rule })
 }
 
 /// How many forwards a rank runs before its first backward.
@@ -78,10 +63,7 @@ pub fn warmup_microbatches(kind: ScheduleKind, shape: PipelineShape, rank: usize
     let total = shape.num_microbatches * shape.num_chunks;
     match kind {
         ScheduleKind::OneForwardOneBackward | ScheduleKind::ZeroBubbleH1 => after.min(total),
-        ScheduleKind::Interleaved {
-            microbatch_group_size,
-            warmup,
-        } => {
+        ScheduleKind::Interleaved { microbatch_group_size, warmup } => {
             let extra = usize::from(warmup == InterleavedWarmup::OverlapExpertCommunication);
             (2 * after + (shape.num_chunks - 1) * microbatch_group_size + extra).min(total)
         }
@@ -92,17 +74,12 @@ pub fn warmup_microbatches(kind: ScheduleKind, shape: PipelineShape, rank: usize
 /// The order in which an interleaved schedule runs its forwards: `(microbatch, chunk)` for each step. Groups of `group` microbatches (the
 /// last one shorter) pass through all chunks before the next group starts. Step `k` of the backwards is entry `k` with chunk
 /// `C - 1 - chunk`.
-pub fn interleaved_table(
-    num_microbatches: usize,
-    num_chunks: usize,
-    group: usize,
-) -> Vec<(usize, usize)> {
+pub fn interleaved_table(num_microbatches: usize, num_chunks: usize, group: usize) -> Vec<(usize, usize)> {
     (0..num_microbatches)
         .step_by(group.max(1))
         .flat_map(|start| {
             let end = (start + group.max(1)).min(num_microbatches);
-            (0..num_chunks)
-                .flat_map(move |chunk| (start..end).map(move |microbatch| (microbatch, chunk)))
+            (0..num_chunks).flat_map(move |chunk| (start..end).map(move |microbatch| (microbatch, chunk)))
         })
         .collect()
 }
@@ -124,25 +101,18 @@ impl List {
             }
             ScheduleKind::ForwardOnly => {
                 // Grouped as an interleaved schedule would be, so that chunks hand over early and little waits in queues.
-                let table =
-                    interleaved_table(microbatches, self.shape.num_chunks, self.shape.num_stages);
-                table
-                    .into_iter()
-                    .for_each(|(m, chunk)| self.forward(m, chunk));
+                let table = interleaved_table(microbatches, self.shape.num_chunks, self.shape.num_stages);
+                table.into_iter().for_each(|(m, chunk)| self.forward(m, chunk));
             }
             ScheduleKind::OneForwardOneBackward => self.one_forward_one_backward(),
             ScheduleKind::ZeroBubbleH1 => self.zero_bubble(),
-            ScheduleKind::Interleaved {
-                microbatch_group_size,
-                ..
-            } => self.interleaved(kind, microbatch_group_size),
+            ScheduleKind::Interleaved { microbatch_group_size, .. } => self.interleaved(kind, microbatch_group_size),
         }
     }
 
     fn one_forward_one_backward(&mut self) {
         let microbatches = self.shape.num_microbatches;
-        let warmup =
-            warmup_microbatches(ScheduleKind::OneForwardOneBackward, self.shape, self.rank);
+        let warmup = warmup_microbatches(ScheduleKind::OneForwardOneBackward, self.shape, self.rank);
         (0..warmup).for_each(|m| self.forward(m, 0));
         let steady = microbatches - warmup;
         if steady > 0 {
@@ -172,10 +142,7 @@ impl List {
                 self.forward(warmup + m, 0);
             }
             self.recv_gradient(m, 0);
-            self.actions.push(Action::BackwardInput {
-                microbatch: m,
-                chunk: 0,
-            });
+            self.actions.push(Action::BackwardInput { microbatch: m, chunk: 0 });
             self.send_gradient(m, 0);
             if m >= self.rank {
                 self.backward_weight(m - self.rank);
@@ -223,38 +190,23 @@ impl List {
     }
 
     fn backward_weight(&mut self, microbatch: usize) {
-        self.actions.push(Action::BackwardWeight {
-            microbatch,
-            chunk: 0,
-        });
+        self.actions.push(Action::BackwardWeight { microbatch, chunk: 0 });
     }
 
     fn recv_activation(&mut self, microbatch: usize, chunk: usize) {
-        self.actions.extend(
-            self.towards_embedding(microbatch, chunk)
-                .map(Action::RecvActivation),
-        );
+        self.actions.extend(self.towards_embedding(microbatch, chunk).map(Action::RecvActivation));
     }
 
     fn send_gradient(&mut self, microbatch: usize, chunk: usize) {
-        self.actions.extend(
-            self.towards_embedding(microbatch, chunk)
-                .map(Action::SendGradient),
-        );
+        self.actions.extend(self.towards_embedding(microbatch, chunk).map(Action::SendGradient));
     }
 
     fn send_activation(&mut self, microbatch: usize, chunk: usize) {
-        self.actions.extend(
-            self.towards_loss(microbatch, chunk)
-                .map(Action::SendActivation),
-        );
+        self.actions.extend(self.towards_loss(microbatch, chunk).map(Action::SendActivation));
     }
 
     fn recv_gradient(&mut self, microbatch: usize, chunk: usize) {
-        self.actions.extend(
-            self.towards_loss(microbatch, chunk)
-                .map(Action::RecvGradient),
-        );
+        self.actions.extend(self.towards_loss(microbatch, chunk).map(Action::RecvGradient));
     }
 
     /// The transfer over the lower boundary of a chunk; none at the embedding, and none between chunks of one rank.
@@ -271,13 +223,11 @@ impl List {
     /// The transfer over the upper boundary of a chunk; none at the loss, and none between chunks of one rank.
     fn towards_loss(&self, microbatch: usize, chunk: usize) -> Option<Message> {
         let stage = self.shape.virtual_stage(self.rank, chunk);
-        (stage + 1 < self.shape.num_virtual_stages() && self.shape.num_stages > 1).then(|| {
-            Message {
-                microbatch,
-                chunk,
-                peer: (stage + 1) % self.shape.num_stages,
-                boundary: stage,
-            }
+        (stage + 1 < self.shape.num_virtual_stages() && self.shape.num_stages > 1).then(|| Message {
+            microbatch,
+            chunk,
+            peer: (stage + 1) % self.shape.num_stages,
+            boundary: stage,
         })
     }
 }

@@ -57,10 +57,7 @@ impl fmt::Display for ScheduleKind {
         match self {
             Self::GPipe => f.write_str("GPipe"),
             Self::OneForwardOneBackward => f.write_str("1F1B"),
-            Self::Interleaved {
-                microbatch_group_size,
-                ..
-            } => {
+            Self::Interleaved { microbatch_group_size, .. } => {
                 write!(f, "interleaved 1F1B (groups of {microbatch_group_size})")
             }
             Self::ZeroBubbleH1 => f.write_str("ZB-H1"),
@@ -114,9 +111,7 @@ pub enum ScheduleError {
         what: &'static str,
     },
     /// The schedule has no chunks.
-    #[error(
-        "the {kind} schedule runs one model chunk per rank, not {num_chunks}; use the interleaved one"
-    )]
+    #[error("the {kind} schedule runs one model chunk per rank, not {num_chunks}; use the interleaved one")]
     NoChunks {
         /// The schedule.
         kind: ScheduleKind,
@@ -166,9 +161,7 @@ pub enum ScheduleError {
         found: usize,
     },
     /// A receive would get another microbatch than it expects.
-    #[error(
-        "rank {rank} expects microbatch {expected} in {action}, and microbatch {found} arrives"
-    )]
+    #[error("rank {rank} expects microbatch {expected} in {action}, and microbatch {found} arrives")]
     WrongOrder {
         /// The receiving rank.
         rank: usize,
@@ -198,9 +191,6 @@ pub enum ScheduleError {
 }
 
 fn describe_blocked(blocked: &[(usize, Action)]) -> String {
-    let ranks: Vec<String> = blocked
-        .iter()
-        .map(|(rank, action)| format!("rank {rank} in {action}"))
-        .collect();
+    let ranks: Vec<String> = blocked.iter().map(|(rank, action)| format!("rank {rank} in {action}")).collect();
     ranks.join(", ")
 }

@@ -22,12 +22,7 @@ pub struct Costs {
 impl Default for Costs {
     /// Backward takes twice as long as forward, transfers no time.
     fn default() -> Self {
-        Self {
-            forward: 1,
-            backward_input: 1,
-            backward_weight: 1,
-            transfer: 0,
-        }
+        Self { forward: 1, backward_input: 1, backward_weight: 1, transfer: 0 }
     }
 }
 
@@ -72,11 +67,7 @@ impl SimulationReport {
 ///
 /// # Errors
 /// If a list is wrong by itself, messages arrive in another order than they are expected, or ranks deadlock.
-pub fn simulate(
-    schedule: &PipelineSchedule,
-    costs: Costs,
-    sends: Sends,
-) -> Result<SimulationReport, ScheduleError> {
+pub fn simulate(schedule: &PipelineSchedule, costs: Costs, sends: Sends) -> Result<SimulationReport, ScheduleError> {
     validate(schedule)?;
     let mut machine = Machine {
         schedule,
@@ -140,9 +131,7 @@ struct Machine<'a> {
 
 impl Machine<'_> {
     fn current(&self, rank: usize) -> Option<Action> {
-        self.schedule.ranks[rank]
-            .get(self.ranks[rank].next)
-            .copied()
+        self.schedule.ranks[rank].get(self.ranks[rank].next).copied()
     }
 
     /// Executes a rank's next action if it can; says whether it did.
@@ -193,12 +182,9 @@ impl Machine<'_> {
             Sends::Rendezvous => {
                 let peer_clock = self.ranks[message.peer].clock;
                 let waiting = self.current(message.peer).filter(|other| !other.is_send());
-                let meets = waiting.and_then(|other| other.message()).is_some_and(
-                    |(other_direction, other)| {
-                        (other_direction, other.boundary, other.peer)
-                            == (direction, message.boundary, rank)
-                    },
-                );
+                let meets = waiting.and_then(|other| other.message()).is_some_and(|(other_direction, other)| {
+                    (other_direction, other.boundary, other.peer) == (direction, message.boundary, rank)
+                });
                 // The peer may be at its receive and already have its message.
                 let link = self.links.entry((rank, message.peer)).or_default();
                 if !meets || link.sent.len() > link.received.len() {
@@ -220,10 +206,7 @@ impl Machine<'_> {
         };
         let link = self.links.entry((rank, message.peer)).or_default();
         let arrival = started + self.costs.transfer;
-        let queue = link
-            .queues
-            .entry((message.boundary, direction))
-            .or_default();
+        let queue = link.queues.entry((message.boundary, direction)).or_default();
         queue.push_back((message.microbatch, arrival));
         link.sent.push(started);
         self.ranks[rank].clock = match self.sends {
@@ -239,20 +222,12 @@ impl Machine<'_> {
             return Ok(false);
         };
         let link = self.links.entry((message.peer, rank)).or_default();
-        let queue = link
-            .queues
-            .entry((message.boundary, direction))
-            .or_default();
+        let queue = link.queues.entry((message.boundary, direction)).or_default();
         let Some((found, arrival)) = queue.pop_front() else {
             return Ok(false);
         };
         if found != message.microbatch {
-            return Err(ScheduleError::WrongOrder {
-                rank,
-                action,
-                expected: message.microbatch,
-                found,
-            });
+            return Err(ScheduleError::WrongOrder { rank, action, expected: message.microbatch, found });
         }
         let state = &mut self.ranks[rank];
         state.clock = state.clock.max(arrival);
@@ -262,9 +237,8 @@ impl Machine<'_> {
     }
 
     fn finish(self) -> Result<SimulationReport, ScheduleError> {
-        let blocked: Vec<(usize, Action)> = (0..self.ranks.len())
-            .filter_map(|rank| Some((rank, self.current(rank)?)))
-            .collect();
+        let blocked: Vec<(usize, Action)> =
+            (0..self.ranks.len()).filter_map(|rank| Some((rank, self.current(rank)?))).collect();
         if !blocked.is_empty() {
             return Err(ScheduleError::Deadlock { blocked });
         }
@@ -278,12 +252,7 @@ impl Machine<'_> {
             makespan: self.ranks.iter().map(|rank| rank.clock).max().unwrap_or(0),
             busy: self.ranks.iter().map(|rank| rank.busy).collect(),
             max_in_flight: self.ranks.iter().map(|rank| rank.max_in_flight).collect(),
-            max_buffered: self
-                .links
-                .values()
-                .map(Link::max_buffered)
-                .max()
-                .unwrap_or(0),
+            max_buffered: self.links.values().map(Link::max_buffered).max().unwrap_or(0),
         })
     }
 }

@@ -36,17 +36,9 @@ fn last(comm: &Group) -> usize {
 /// With two ranks there is no majority, and rank 0 is taken to be right; so the last rank is always the odd one.
 fn names_the_last_rank(comm: &Group, result: Result<(), CommError>) -> Outcome {
     let error = result.err().ok_or("the mismatch went unnoticed")?;
-    assert_eq!(
-        (error.rank, error.size),
-        (comm.rank(), comm.size()),
-        "{error}"
-    );
+    assert_eq!((error.rank, error.size), (comm.rank(), comm.size()), "{error}");
     match &*error.root_cause().kind {
-        CommErrorKind::Mismatch {
-            peer,
-            expected,
-            found,
-        } => {
+        CommErrorKind::Mismatch { peer, expected, found } => {
             assert_eq!(*peer, last(comm), "{error}");
             assert_ne!(expected, found);
         }
@@ -67,23 +59,12 @@ fn other_type(comm: &Group) -> Outcome {
 }
 
 fn other_length(comm: &Group) -> Outcome {
-    let len = if comm.rank() == last(comm) {
-        200_000
-    } else {
-        100_000
-    };
-    names_the_last_rank(
-        comm,
-        comm.all_reduce((&mut vec![1f32; len]).into(), ReduceOp::Sum),
-    )
+    let len = if comm.rank() == last(comm) { 200_000 } else { 100_000 };
+    names_the_last_rank(comm, comm.all_reduce((&mut vec![1f32; len]).into(), ReduceOp::Sum))
 }
 
 fn other_reduction(comm: &Group) -> Outcome {
-    let op = if comm.rank() == last(comm) {
-        ReduceOp::Max
-    } else {
-        ReduceOp::Sum
-    };
+    let op = if comm.rank() == last(comm) { ReduceOp::Max } else { ReduceOp::Sum };
     names_the_last_rank(comm, comm.all_reduce((&mut [1f32; 4]).into(), op))
 }
 
@@ -122,10 +103,7 @@ fn other_message(comm: &Group) -> Outcome {
         // The sender may or may not notice by itself.
         let _ = comm.send((&[1f32; 3]).into(), 0, 1);
     } else if comm.rank() == 0 {
-        let error = comm
-            .recv((&mut [0f32; 4]).into(), last(comm), 1)
-            .err()
-            .ok_or("unnoticed")?;
+        let error = comm.recv((&mut [0f32; 4]).into(), last(comm), 1).err().ok_or("unnoticed")?;
         let CommErrorKind::Mismatch { peer, found, .. } = &*error.kind else {
             panic!("{error}");
         };
@@ -137,14 +115,9 @@ fn other_message(comm: &Group) -> Outcome {
 }
 
 fn mismatch_in_a_subgroup(comm: &Group) -> Outcome {
-    let group = comm
-        .split(Some(0), comm.rank(), "inner")?
-        .ok_or("a colour was given")?;
+    let group = comm.split(Some(0), comm.rank(), "inner")?.ok_or("a colour was given")?;
     let len = if comm.rank() == last(comm) { 1 } else { 2 };
-    let error = group
-        .all_reduce((&mut vec![1f32; len]).into(), ReduceOp::Sum)
-        .err()
-        .ok_or("unnoticed")?;
+    let error = group.all_reduce((&mut vec![1f32; len]).into(), ReduceOp::Sum).err().ok_or("unnoticed")?;
     assert!(error.to_string().contains("group `inner`"), "{error}");
     assert!(comm.barrier().is_err(), "a failed group fails its world");
     Ok(())
@@ -152,9 +125,7 @@ fn mismatch_in_a_subgroup(comm: &Group) -> Outcome {
 
 fn mismatch_in_the_background(comm: &Group) -> Outcome {
     let len = if comm.rank() == last(comm) { 1 } else { 2 };
-    let result = comm
-        .start_all_reduce(vec![1f32; len].into(), ReduceOp::Sum)?
-        .wait();
+    let result = comm.start_all_reduce(vec![1f32; len].into(), ReduceOp::Sum)?.wait();
     names_the_last_rank(comm, result.map(drop))
 }
 
@@ -163,10 +134,7 @@ fn late_rank(comm: &Group) -> Outcome {
     comm.barrier()?;
     if comm.rank() == last(comm) {
         sleep(SHORT * 3);
-        assert!(
-            comm.barrier().is_err(),
-            "the world failed while this rank was away"
-        );
+        assert!(comm.barrier().is_err(), "the world failed while this rank was away");
         return Ok(());
     }
     let start = Instant::now();
@@ -202,20 +170,11 @@ fn late_first_rank(comm: &Group) -> Outcome {
 
 fn no_message(comm: &Group) -> Outcome {
     if comm.rank() == 0 {
-        let error = comm
-            .recv((&mut [0f32]).into(), last(comm), 2)
-            .err()
-            .ok_or("nobody noticed")?;
-        assert!(
-            matches!(&*error.kind, CommErrorKind::Timeout { .. }),
-            "{error}"
-        );
+        let error = comm.recv((&mut [0f32]).into(), last(comm), 2).err().ok_or("nobody noticed")?;
+        assert!(matches!(&*error.kind, CommErrorKind::Timeout { .. }), "{error}");
     } else {
         sleep(SHORT + Duration::from_millis(400));
-        assert!(
-            comm.barrier().is_err(),
-            "the world failed while this rank was away"
-        );
+        assert!(comm.barrier().is_err(), "the world failed while this rank was away");
     }
     Ok(())
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use bridge_dist::comm::thread::BoxError;
 use bridge_dist::comm::{
-    Buffer, CommError, CommErrorKind, Communicator, DType, Element, Group, HostBuffer, ReduceOp,
-    Request, UnevenExchange,
+    Buffer, CommError, CommErrorKind, Communicator, DType, Element, Group, HostBuffer, ReduceOp, Request,
+    UnevenExchange,
 };
 use half::bf16;
 
@@ -88,9 +88,7 @@ fn reduced<T: Number>(op: ReduceOp, size: usize, index: usize) -> T {
 }
 
 fn ops<T: Number>(len: usize) -> impl Iterator<Item = ReduceOp> {
-    let of_type = OPS
-        .into_iter()
-        .filter(|op| *op != ReduceOp::Avg || T::DTYPE.is_float());
+    let of_type = OPS.into_iter().filter(|op| *op != ReduceOp::Avg || T::DTYPE.is_float());
     // One operation is enough to see that long buffers are put together rightly.
     of_type.filter(move |op| len < LARGE || *op == ReduceOp::Sum)
 }
@@ -109,9 +107,7 @@ macro_rules! each_type {
 
 /// Long buffers for one type only, to keep the suite fast.
 fn lengths<T: Number>() -> impl Iterator<Item = usize> {
-    LENGTHS
-        .into_iter()
-        .filter(|len| *len < LARGE || T::DTYPE == DType::F32)
+    LENGTHS.into_iter().filter(|len| *len < LARGE || T::DTYPE == DType::F32)
 }
 
 fn all_reduce(comm: &Group) -> Outcome {
@@ -120,10 +116,7 @@ fn all_reduce(comm: &Group) -> Outcome {
             for op in ops::<T>(len) {
                 let mut data = mine::<T>(comm.rank(), len);
                 comm.all_reduce((&mut data).into(), op)?;
-                let right = data
-                    .iter()
-                    .enumerate()
-                    .all(|(i, x)| *x == reduced(op, comm.size(), i));
+                let right = data.iter().enumerate().all(|(i, x)| *x == reduced(op, comm.size(), i));
                 assert!(right, "all_reduce({op}) of {len} x {}", T::DTYPE);
             }
         }
@@ -140,10 +133,7 @@ fn reduce_scatter(comm: &Group) -> Outcome {
                 let input = mine::<T>(comm.rank(), len * comm.size());
                 comm.reduce_scatter((&input).into(), (&mut output).into(), op)?;
                 let start = comm.rank() * len;
-                let right = output
-                    .iter()
-                    .enumerate()
-                    .all(|(i, x)| *x == reduced(op, comm.size(), start + i));
+                let right = output.iter().enumerate().all(|(i, x)| *x == reduced(op, comm.size(), start + i));
                 assert!(right, "reduce_scatter({op}) of {len} x {}", T::DTYPE);
             }
         }
@@ -157,9 +147,7 @@ fn all_gather(comm: &Group) -> Outcome {
         for len in lengths::<T>() {
             let mut output = vec![T::of(1); len * comm.size()];
             comm.all_gather((&mine::<T>(comm.rank(), len)).into(), (&mut output).into())?;
-            let expected: Vec<T> = (0..comm.size())
-                .flat_map(|rank| mine::<T>(rank, len))
-                .collect();
+            let expected: Vec<T> = (0..comm.size()).flat_map(|rank| mine::<T>(rank, len)).collect();
             assert!(output == expected, "all_gather of {len} x {}", T::DTYPE);
         }
         Ok(())
@@ -173,11 +161,7 @@ fn broadcast(comm: &Group) -> Outcome {
             for len in lengths::<T>() {
                 let mut data = mine::<T>(comm.rank(), len);
                 comm.broadcast((&mut data).into(), root)?;
-                assert!(
-                    data == mine::<T>(root, len),
-                    "broadcast of {len} x {} from {root}",
-                    T::DTYPE
-                );
+                assert!(data == mine::<T>(root, len), "broadcast of {len} x {} from {root}", T::DTYPE);
             }
         }
         Ok(())
@@ -190,14 +174,10 @@ fn all_to_all(comm: &Group) -> Outcome {
         for len in lengths::<T>() {
             let size = comm.size();
             let mut output = vec![T::of(1); len * size];
-            comm.all_to_all(
-                (&mine::<T>(comm.rank(), len * size)).into(),
-                (&mut output).into(),
-            )?;
+            comm.all_to_all((&mine::<T>(comm.rank(), len * size)).into(), (&mut output).into())?;
             let own = comm.rank() * len..(comm.rank() + 1) * len;
-            let expected: Vec<T> = (0..size)
-                .flat_map(|from| mine::<T>(from, len * size)[own.clone()].to_vec())
-                .collect();
+            let expected: Vec<T> =
+                (0..size).flat_map(|from| mine::<T>(from, len * size)[own.clone()].to_vec()).collect();
             assert!(output == expected, "all_to_all of {len} x {}", T::DTYPE);
         }
         Ok(())
@@ -236,14 +216,10 @@ fn all_to_all_uneven(comm: &Group) -> Outcome {
 
 /// Sums whose value depends on the order, for short and long buffers and repeated runs: always the rank-ordered one.
 fn rank_order(comm: &Group) -> Outcome {
-    let value = |rank: usize, index: usize| {
-        ((rank * 1_000_003 + index * 7919) % 100_003) as f32 * 1e-3 - 37.7
-    };
+    let value = |rank: usize, index: usize| ((rank * 1_000_003 + index * 7919) % 100_003) as f32 * 1e-3 - 37.7;
     for len in [5, 100_000, LARGE] {
         let expected: Vec<f32> = (0..len)
-            .map(|index| {
-                (1..comm.size()).fold(value(0, index), |sum, rank| sum + value(rank, index))
-            })
+            .map(|index| (1..comm.size()).fold(value(0, index), |sum, rank| sum + value(rank, index)))
             .collect();
         for _ in 0..2 {
             let input: Vec<f32> = (0..len).map(|index| value(comm.rank(), index)).collect();
@@ -251,10 +227,7 @@ fn rank_order(comm: &Group) -> Outcome {
             comm.all_reduce((&mut data).into(), ReduceOp::Sum)?;
             assert!(data == expected, "blocking, {len}");
             let data = comm.start_all_reduce(input.into(), ReduceOp::Sum)?.wait()?;
-            assert!(
-                data == HostBuffer::from(expected.clone()),
-                "non-blocking, {len}"
-            );
+            assert!(data == HostBuffer::from(expected.clone()), "non-blocking, {len}");
         }
     }
     // bf16 accumulates in float32: 256 + 1 + 1 + ... is lost in bf16 arithmetic.
@@ -263,11 +236,7 @@ fn rank_order(comm: &Group) -> Outcome {
     comm.all_reduce((&mut data).into(), ReduceOp::Sum)?;
     assert_eq!(data[0], bf16::from_f32(255.0 + comm.size() as f32));
     // A NaN anywhere shows everywhere.
-    let mut data = [if comm.rank() + 1 == comm.size() {
-        f32::NAN
-    } else {
-        1.0
-    }];
+    let mut data = [if comm.rank() + 1 == comm.size() { f32::NAN } else { 1.0 }];
     comm.all_reduce((&mut data).into(), ReduceOp::Max)?;
     assert!(data[0].is_nan());
     Ok(())
@@ -295,11 +264,7 @@ fn messages(comm: &Group) -> Outcome {
             if comm.rank() != 0 {
                 comm.send((&data).into(), next, 3)?;
             }
-            assert!(
-                received == mine::<T>(previous, len),
-                "message of {len} x {}",
-                T::DTYPE
-            );
+            assert!(received == mine::<T>(previous, len), "message of {len} x {}", T::DTYPE);
         }
         Ok(())
     }
@@ -336,26 +301,16 @@ fn barrier(comm: &Group) -> Outcome {
 fn split(comm: &Group) -> Outcome {
     let (rank, size) = (comm.rank(), comm.size());
     // Even and odd ranks, in reverse order.
-    let halves = comm
-        .split(Some(rank % 2), size - rank, "halves")?
-        .ok_or("a colour was given")?;
-    let members: Vec<usize> = (0..size)
-        .rev()
-        .filter(|other| other % 2 == rank % 2)
-        .collect();
+    let halves = comm.split(Some(rank % 2), size - rank, "halves")?.ok_or("a colour was given")?;
+    let members: Vec<usize> = (0..size).rev().filter(|other| other % 2 == rank % 2).collect();
     assert_eq!(halves.size(), members.len());
     assert_eq!(members[halves.rank()], rank);
     assert_eq!(halves.name(), "halves");
     let mut ranks = vec![0i64; halves.size()];
     halves.all_gather((&[rank as i64]).into(), (&mut ranks).into())?;
-    assert_eq!(
-        ranks,
-        members.iter().map(|&rank| rank as i64).collect::<Vec<_>>()
-    );
+    assert_eq!(ranks, members.iter().map(|&rank| rank as i64).collect::<Vec<_>>());
     // A group of a group, and equal keys.
-    let whole = halves
-        .split(Some(0), 0, "again")?
-        .ok_or("a colour was given")?;
+    let whole = halves.split(Some(0), 0, "again")?.ok_or("a colour was given")?;
     assert_eq!((whole.rank(), whole.size()), (halves.rank(), halves.size()));
     // Nobody has to join.
     let first = comm.split((rank == 0).then_some(9), 0, "first")?;
@@ -366,9 +321,7 @@ fn split(comm: &Group) -> Outcome {
 /// Different groups work at the same time, at different speeds, and the world still works.
 fn concurrent_groups(comm: &Group) -> Outcome {
     let color = comm.rank() % 2;
-    let group = comm
-        .split(Some(color), comm.rank(), "pair")?
-        .ok_or("a colour was given")?;
+    let group = comm.split(Some(color), comm.rank(), "pair")?.ok_or("a colour was given")?;
     let rounds = if color == 0 { 50 } else { 5 };
     for round in 0..rounds {
         let mut data = [group.rank() as f32 + round as f32];
@@ -378,9 +331,7 @@ fn concurrent_groups(comm: &Group) -> Outcome {
     }
     let mut total = [rounds];
     comm.all_reduce((&mut total).into(), ReduceOp::Sum)?;
-    let expected: i32 = (0..comm.size())
-        .map(|rank| if rank.is_multiple_of(2) { 50 } else { 5 })
-        .sum();
+    let expected: i32 = (0..comm.size()).map(|rank| if rank.is_multiple_of(2) { 50 } else { 5 }).sum();
     assert_eq!(total, [expected]);
     Ok(())
 }
@@ -389,8 +340,7 @@ fn non_blocking_collectives(comm: &Group) -> Outcome {
     let (rank, size) = (comm.rank(), comm.size());
     for len in [0, 3, 200_003] {
         let reduce = comm.start_all_reduce(mine::<f32>(rank, len).into(), ReduceOp::Sum)?;
-        let scatter =
-            comm.start_reduce_scatter(mine::<f64>(rank, len * size).into(), ReduceOp::Max)?;
+        let scatter = comm.start_reduce_scatter(mine::<f64>(rank, len * size).into(), ReduceOp::Max)?;
         let mut gather = comm.start_all_gather(mine::<bf16>(rank, len).into())?;
         // Waited for in another order than started.
         while !gather.test()? {
@@ -398,9 +348,7 @@ fn non_blocking_collectives(comm: &Group) -> Outcome {
         }
         let expected: Vec<bf16> = (0..size).flat_map(|rank| mine::<bf16>(rank, len)).collect();
         assert!(gather.wait()? == HostBuffer::from(expected));
-        let expected: Vec<f64> = (0..len)
-            .map(|i| reduced(ReduceOp::Max, size, rank * len + i))
-            .collect();
+        let expected: Vec<f64> = (0..len).map(|i| reduced(ReduceOp::Max, size, rank * len + i)).collect();
         assert!(scatter.wait()? == HostBuffer::from(expected));
         let expected: Vec<f32> = (0..len).map(|i| reduced(ReduceOp::Sum, size, i)).collect();
         assert!(reduce.wait()? == HostBuffer::from(expected));
@@ -436,8 +384,7 @@ fn non_blocking_messages(comm: &Group) -> Outcome {
         // Receives match in the order in which they start, even if the last is waited for first.
         let first = comm.start_recv(DType::F32, len, previous, 8)?;
         let second = comm.start_recv(DType::F32, len, previous, 8)?;
-        let sends = [0, 100]
-            .map(|shift| comm.start_send(mine::<f32>(comm.rank() + shift, len).into(), next, 8));
+        let sends = [0, 100].map(|shift| comm.start_send(mine::<f32>(comm.rank() + shift, len).into(), next, 8));
         assert!(second.wait()? == HostBuffer::from(mine::<f32>(previous + 100, len)));
         let mut first = first;
         while !first.test()? {
@@ -476,10 +423,7 @@ fn dropped_requests(comm: &Group) -> Outcome {
 
 fn invalid<T>(result: Result<T, CommError>, expected: &str) {
     let error = result.err().expect("the arguments are wrong");
-    assert!(
-        matches!(&*error.kind, CommErrorKind::InvalidArgument { .. }),
-        "{error}"
-    );
+    assert!(matches!(&*error.kind, CommErrorKind::InvalidArgument { .. }), "{error}");
     assert!(error.to_string().contains(expected), "{error}");
 }
 
@@ -488,43 +432,19 @@ fn invalid_arguments(comm: &Group) -> Outcome {
     let size = comm.size();
     let (mut short, mut ints) = ([0f32; 1], [0i32; 8]);
     let long = vec![0f32; 3 * size];
-    invalid(
-        comm.all_reduce((&mut ints).into(), ReduceOp::Avg),
-        "average",
-    );
-    invalid(
-        comm.start_all_reduce(vec![1u8].into(), ReduceOp::Avg),
-        "average",
-    );
-    invalid(
-        comm.reduce_scatter((&long).into(), (&mut short).into(), ReduceOp::Sum),
-        "length of the output",
-    );
-    invalid(
-        comm.all_gather((&long).into(), (&mut short).into()),
-        "length of the output",
-    );
-    invalid(
-        comm.all_gather((&[0f32; 8]).into(), (&mut ints).into()),
-        "element type of the output",
-    );
+    invalid(comm.all_reduce((&mut ints).into(), ReduceOp::Avg), "average");
+    invalid(comm.start_all_reduce(vec![1u8].into(), ReduceOp::Avg), "average");
+    invalid(comm.reduce_scatter((&long).into(), (&mut short).into(), ReduceOp::Sum), "length of the output");
+    invalid(comm.all_gather((&long).into(), (&mut short).into()), "length of the output");
+    invalid(comm.all_gather((&[0f32; 8]).into(), (&mut ints).into()), "element type of the output");
     invalid(comm.broadcast((&mut short).into(), size), "root");
-    invalid(
-        comm.all_to_all((&long).into(), (&mut short).into()),
-        "length of the output",
-    );
+    invalid(comm.all_to_all((&long).into(), (&mut short).into()), "length of the output");
     invalid(comm.send((&short).into(), comm.rank(), 0), "peer");
     invalid(comm.recv((&mut short).into(), size, 0), "peer");
     invalid(comm.start_recv(DType::F32, 1, size, 0), "peer");
     if let Some((next, _)) = ring(comm) {
-        invalid(
-            comm.send((&short).into(), next, bridge_dist::comm::MAX_TAG + 1),
-            "tag",
-        );
-        invalid(
-            comm.start_reduce_scatter(vec![0f32; size + 1].into(), ReduceOp::Sum),
-            "length of the input",
-        );
+        invalid(comm.send((&short).into(), next, bridge_dist::comm::MAX_TAG + 1), "tag");
+        invalid(comm.start_reduce_scatter(vec![0f32; size + 1].into(), ReduceOp::Sum), "length of the input");
     }
     invalid(
         comm.all_to_all_uneven(UnevenExchange {

@@ -116,20 +116,16 @@ pub fn glu_backward(dy: &[f32], x: &[f32], width: usize, kind: Activation) -> Ve
 
 fn map<P: Pointwise>(x: &[f32]) -> Vec<f32> {
     filled(x.len(), |y| {
-        y.par_chunks_mut(CHUNK)
-            .zip(x.par_chunks(CHUNK))
-            .for_each(|(y, x)| {
-                vectorised!(y.iter_mut().zip(x).for_each(|(y, x)| *y = P::at(*x).0));
-            });
+        y.par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK)).for_each(|(y, x)| {
+            vectorised!(y.iter_mut().zip(x).for_each(|(y, x)| *y = P::at(*x).0));
+        });
     })
 }
 
 fn map_backward<P: Pointwise>(dy: &mut [f32], x: &[f32]) {
-    dy.par_chunks_mut(CHUNK)
-        .zip(x.par_chunks(CHUNK))
-        .for_each(|(dy, x)| {
-            vectorised!(dy.iter_mut().zip(x).for_each(|(dy, x)| *dy *= P::at(*x).1));
-        });
+    dy.par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK)).for_each(|(dy, x)| {
+        vectorised!(dy.iter_mut().zip(x).for_each(|(dy, x)| *dy *= P::at(*x).1));
+    });
 }
 
 /// Rows of one task.
@@ -143,19 +139,14 @@ fn gated<P: Pointwise>(x: &[f32], width: usize) -> Vec<f32> {
         if width == 0 {
             return;
         }
-        y.par_chunks_mut(rows * width)
-            .zip(x.par_chunks(rows * 2 * width))
-            .for_each(|(y, x)| {
-                vectorised!({
-                    for (y, x) in y.chunks_exact_mut(width).zip(x.chunks_exact(2 * width)) {
-                        let (gate, up) = x.split_at(width);
-                        y.iter_mut()
-                            .zip(gate)
-                            .zip(up)
-                            .for_each(|((y, gate), up)| *y = P::at(*gate).0 * up);
-                    }
-                });
+        y.par_chunks_mut(rows * width).zip(x.par_chunks(rows * 2 * width)).for_each(|(y, x)| {
+            vectorised!({
+                for (y, x) in y.chunks_exact_mut(width).zip(x.chunks_exact(2 * width)) {
+                    let (gate, up) = x.split_at(width);
+                    y.iter_mut().zip(gate).zip(up).for_each(|((y, gate), up)| *y = P::at(*gate).0 * up);
+                }
             });
+        });
     })
 }
 
@@ -165,29 +156,21 @@ fn gated_backward<P: Pointwise>(dy: &[f32], x: &[f32], width: usize) -> Vec<f32>
         if width == 0 {
             return;
         }
-        let tasks = dx
-            .par_chunks_mut(rows * 2 * width)
-            .zip(x.par_chunks(rows * 2 * width));
-        tasks
-            .zip(dy.par_chunks(rows * width))
-            .for_each(|((dx, x), dy)| {
-                vectorised!({
-                    let rows = dx
-                        .chunks_exact_mut(2 * width)
-                        .zip(x.chunks_exact(2 * width));
-                    for ((dx, x), dy) in rows.zip(dy.chunks_exact(width)) {
-                        let ((dgate, dup), (gate, up)) =
-                            (dx.split_at_mut(width), x.split_at(width));
-                        let out = dgate.iter_mut().zip(dup);
-                        for (((dgate, dup), (gate, up)), dy) in out.zip(gate.iter().zip(up)).zip(dy)
-                        {
-                            let (value, slope) = P::at(*gate);
-                            *dgate = dy * up * slope;
-                            *dup = dy * value;
-                        }
+        let tasks = dx.par_chunks_mut(rows * 2 * width).zip(x.par_chunks(rows * 2 * width));
+        tasks.zip(dy.par_chunks(rows * width)).for_each(|((dx, x), dy)| {
+            vectorised!({
+                let rows = dx.chunks_exact_mut(2 * width).zip(x.chunks_exact(2 * width));
+                for ((dx, x), dy) in rows.zip(dy.chunks_exact(width)) {
+                    let ((dgate, dup), (gate, up)) = (dx.split_at_mut(width), x.split_at(width));
+                    let out = dgate.iter_mut().zip(dup);
+                    for (((dgate, dup), (gate, up)), dy) in out.zip(gate.iter().zip(up)).zip(dy) {
+                        let (value, slope) = P::at(*gate);
+                        *dgate = dy * up * slope;
+                        *dup = dy * value;
                     }
-                });
+                }
             });
+        });
     })
 }
 

@@ -33,20 +33,10 @@ pub struct Heads<'a> {
 
 impl<'a> Heads<'a> {
     /// Rows `rows` of one head of one sequence, as a matrix.
-    pub(super) fn matrix(
-        self,
-        batch: usize,
-        head: usize,
-        rows: Range<usize>,
-        d: usize,
-    ) -> Matrix<'a> {
+    pub(super) fn matrix(self, batch: usize, head: usize, rows: Range<usize>, d: usize) -> Matrix<'a> {
         let [batch_stride, row_stride, head_stride] = self.strides;
         let start = batch * batch_stride + head * head_stride + rows.start * row_stride;
-        let data = if rows.is_empty() {
-            &[]
-        } else {
-            &self.data[start..]
-        };
+        let data = if rows.is_empty() { &[] } else { &self.data[start..] };
         Matrix::strided(data, rows.len(), d, row_stride, 1)
     }
 }
@@ -101,9 +91,7 @@ impl Attention<'_> {
     /// Keys that one query sees, documents aside.
     pub(super) fn visible(&self, query: usize) -> Range<usize> {
         let position = self.s - self.t + query;
-        let first = self
-            .window
-            .map_or(0, |window| position.saturating_sub(window));
+        let first = self.window.map_or(0, |window| position.saturating_sub(window));
         first..position + 1
     }
 
@@ -114,22 +102,12 @@ impl Attention<'_> {
 
     /// Puts `-inf` where a key belongs to another document.
     #[inline(always)]
-    pub(super) fn hide_documents(
-        &self,
-        scores: &mut [f32],
-        batch: usize,
-        query: usize,
-        first_key: usize,
-    ) {
+    pub(super) fn hide_documents(&self, scores: &mut [f32], batch: usize, query: usize, first_key: usize) {
         if let Some(documents) = self.documents {
             let documents = &documents[batch * self.t..][..self.t];
             let own = documents[query];
             for (score, document) in scores.iter_mut().zip(&documents[first_key..]) {
-                *score = if *document == own {
-                    *score
-                } else {
-                    f32::NEG_INFINITY
-                };
+                *score = if *document == own { *score } else { f32::NEG_INFINITY };
             }
         }
     }
@@ -143,40 +121,28 @@ pub fn forward(q: Heads<'_>, k: Heads<'_>, v: Heads<'_>, attention: Attention<'_
     let mut log_sum_exp = vec![0.0; b * h * t];
     let out = filled(b * t * h * d, |out| {
         let (out, log_sum_exp) = (Shared::new(out), Shared::new(&mut log_sum_exp));
-        (0..b * blocks)
-            .into_par_iter()
-            .for_each_init(Vec::new, |scores, task| {
-                let (batch, start) = (task / blocks, task % blocks * block);
-                let queries = start..(start + block).min(t);
-                let keys = attention.keys(&queries);
-                scores.resize((block * keys.len()).max(scores.len()), 0.0);
-                for head in 0..h {
-                    let scores = &mut scores[..queries.len() * keys.len()];
-                    let group = head / (h / attention.g);
-                    let matrix = MatrixMut::new(scores, queries.len(), keys.len());
-                    let (q, k) = (
-                        q.matrix(batch, head, queries.clone(), d),
-                        k.matrix(batch, group, keys.clone(), d),
-                    );
-                    gemm(matrix, Output::Set, attention.scale, q, k.t(), Threads::One);
-                    // SAFETY: the rows of this block and head belong to this task alone.
-                    let log_sum_exp =
-                        unsafe { log_sum_exp.part((batch * h + head) * t + start, queries.len()) };
-                    vectorised!(softmax_block(
-                        scores,
-                        log_sum_exp,
-                        attention,
-                        (batch, head),
-                        (&queries, &keys)
-                    ));
-                    let probabilities = Matrix::new(scores, queries.len(), keys.len());
-                    let first = ((batch * t + start) * h + head) * d;
-                    // SAFETY: as above.
-                    let rows = unsafe { MatrixMut::shared(out, first, queries.len(), d, h * d) };
-                    let v = v.matrix(batch, group, keys.clone(), d);
-                    gemm(rows, Output::Set, 1.0, probabilities, v, Threads::One);
-                }
-            });
+        (0..b * blocks).into_par_iter().for_each_init(Vec::new, |scores, task| {
+            let (batch, start) = (task / blocks, task % blocks * block);
+            let queries = start..(start + block).min(t);
+            let keys = attention.keys(&queries);
+            scores.resize((block * keys.len()).max(scores.len()), 0.0);
+            for head in 0..h {
+                let scores = &mut scores[..queries.len() * keys.len()];
+                let group = head / (h / attention.g);
+                let matrix = MatrixMut::new(scores, queries.len(), keys.len());
+                let (q, k) = (q.matrix(batch, head, queries.clone(), d), k.matrix(batch, group, keys.clone(), d));
+                gemm(matrix, Output::Set, attention.scale, q, k.t(), Threads::One);
+                // SAFETY: the rows of this block and head belong to this task alone.
+                let log_sum_exp = unsafe { log_sum_exp.part((batch * h + head) * t + start, queries.len()) };
+                vectorised!(softmax_block(scores, log_sum_exp, attention, (batch, head), (&queries, &keys)));
+                let probabilities = Matrix::new(scores, queries.len(), keys.len());
+                let first = ((batch * t + start) * h + head) * d;
+                // SAFETY: as above.
+                let rows = unsafe { MatrixMut::shared(out, first, queries.len(), d, h * d) };
+                let v = v.matrix(batch, group, keys.clone(), d);
+                gemm(rows, Output::Set, 1.0, probabilities, v, Threads::One);
+            }
+        });
     });
     Attended { out, log_sum_exp }
 }
@@ -194,11 +160,7 @@ fn softmax_block(
     if attention.dropout.is_some() {
         factors.resize(keys.len(), 0.0);
     }
-    for ((query, row), log_sum_exp) in queries
-        .clone()
-        .zip(scores.chunks_exact_mut(keys.len()))
-        .zip(log_sum_exp)
-    {
+    for ((query, row), log_sum_exp) in queries.clone().zip(scores.chunks_exact_mut(keys.len())).zip(log_sum_exp) {
         let visible = attention.visible(query);
         let (row, hidden_right) = row.split_at_mut(visible.end - keys.start);
         let (hidden_left, row) = row.split_at_mut(visible.start - keys.start);
@@ -216,13 +178,8 @@ fn softmax_block(
             None => row.iter_mut().for_each(|p| *p *= inverse),
             Some(mask) => {
                 let factors = &mut factors[..row.len()];
-                mask.factors(
-                    attention.dropout_start(batch, head, query, visible.start),
-                    factors,
-                );
-                row.iter_mut()
-                    .zip(factors)
-                    .for_each(|(p, factor)| *p *= inverse * *factor);
+                mask.factors(attention.dropout_start(batch, head, query, visible.start), factors);
+                row.iter_mut().zip(factors).for_each(|(p, factor)| *p *= inverse * *factor);
             }
         }
     }

@@ -54,35 +54,20 @@ struct Scratch {
 
 /// Gradients from those of the output. A task takes one key/value head of one sequence with all its queries.
 pub fn backward(saved: Saved<'_>, attention: Attention<'_>) -> AttentionGradients {
-    let Attention {
-        b, t, s, h, g, d, ..
-    } = attention;
+    let Attention { b, t, s, h, g, d, .. } = attention;
     let mut k = vec![0.0; b * s * g * d];
     let mut v = vec![0.0; b * s * g * d];
     let q = filled(b * t * h * d, |q| {
-        let targets = Targets {
-            q: Shared::new(q),
-            k: Shared::new(&mut k),
-            v: Shared::new(&mut v),
-        };
-        (0..b * g)
-            .into_par_iter()
-            .for_each_init(Scratch::default, |scratch, task| {
-                let (batch, group) = (task / g, task % g);
-                for head in group * (h / g)..(group + 1) * (h / g) {
-                    for start in (0..t).step_by(attention.block()) {
-                        let queries = start..(start + attention.block()).min(t);
-                        block(
-                            saved,
-                            attention,
-                            targets,
-                            scratch,
-                            (batch, head, group),
-                            queries,
-                        );
-                    }
+        let targets = Targets { q: Shared::new(q), k: Shared::new(&mut k), v: Shared::new(&mut v) };
+        (0..b * g).into_par_iter().for_each_init(Scratch::default, |scratch, task| {
+            let (batch, group) = (task / g, task % g);
+            for head in group * (h / g)..(group + 1) * (h / g) {
+                for start in (0..t).step_by(attention.block()) {
+                    let queries = start..(start + attention.block()).min(t);
+                    block(saved, attention, targets, scratch, (batch, head, group), queries);
                 }
-            });
+            }
+        });
     });
     AttentionGradients { q, k, v }
 }
@@ -96,64 +81,25 @@ fn block(
     (batch, head, group): (usize, usize, usize),
     queries: Range<usize>,
 ) {
-    let Attention {
-        t,
-        s,
-        h,
-        g,
-        d,
-        scale,
-        ..
-    } = attention;
+    let Attention { t, s, h, g, d, scale, .. } = attention;
     let keys = attention.keys(&queries);
     let (rows, columns) = (queries.len(), keys.len());
     let size = rows * columns;
-    scratch
-        .probabilities
-        .resize(size.max(scratch.probabilities.len()), 0.0);
-    scratch
-        .gradients
-        .resize(size.max(scratch.gradients.len()), 0.0);
-    scratch
-        .factors
-        .resize(columns.max(scratch.factors.len()), 1.0);
-    let (p, dp) = (
-        &mut scratch.probabilities[..size],
-        &mut scratch.gradients[..size],
-    );
+    scratch.probabilities.resize(size.max(scratch.probabilities.len()), 0.0);
+    scratch.gradients.resize(size.max(scratch.gradients.len()), 0.0);
+    scratch.factors.resize(columns.max(scratch.factors.len()), 1.0);
+    let (p, dp) = (&mut scratch.probabilities[..size], &mut scratch.gradients[..size]);
     let q = saved.q.matrix(batch, head, queries.clone(), d);
     let k = saved.k.matrix(batch, group, keys.clone(), d);
     let v = saved.v.matrix(batch, group, keys.clone(), d);
     let d_out = saved.d_out.matrix(batch, head, queries.clone(), d);
-    gemm(
-        MatrixMut::new(p, rows, columns),
-        Output::Set,
-        scale,
-        q,
-        k.t(),
-        Threads::One,
-    );
-    gemm(
-        MatrixMut::new(dp, rows, columns),
-        Output::Set,
-        1.0,
-        d_out,
-        v.t(),
-        Threads::One,
-    );
+    gemm(MatrixMut::new(p, rows, columns), Output::Set, scale, q, k.t(), Threads::One);
+    gemm(MatrixMut::new(dp, rows, columns), Output::Set, 1.0, d_out, v.t(), Threads::One);
     vectorised!({
-        let place = Place {
-            batch,
-            head,
-            queries: &queries,
-            keys: &keys,
-        };
+        let place = Place { batch, head, queries: &queries, keys: &keys };
         score_gradients(p, dp, &mut scratch.factors, saved, attention, place);
     });
-    let (p, dp) = (
-        Matrix::new(p, rows, columns),
-        Matrix::new(dp, rows, columns),
-    );
+    let (p, dp) = (Matrix::new(p, rows, columns), Matrix::new(dp, rows, columns));
     let first_query = ((batch * t + queries.start) * h + head) * d;
     let first_key = ((batch * s + keys.start) * g + group) * d;
     // SAFETY: this key/value head of this sequence and its query heads belong to this task alone.
@@ -188,15 +134,8 @@ fn score_gradients(
     attention: Attention<'_>,
     place: Place<'_>,
 ) {
-    let Place {
-        batch,
-        head,
-        queries,
-        keys,
-    } = place;
-    let rows = p
-        .chunks_exact_mut(keys.len())
-        .zip(dp.chunks_exact_mut(keys.len()));
+    let Place { batch, head, queries, keys } = place;
+    let rows = p.chunks_exact_mut(keys.len()).zip(dp.chunks_exact_mut(keys.len()));
     for (query, (p, dp)) in queries.clone().zip(rows) {
         let visible = attention.visible(query);
         let (from, to) = (visible.start - keys.start, visible.end - keys.start);
@@ -207,17 +146,12 @@ fn score_gradients(
         let (p, dp) = (&mut p[from..to], &mut dp[from..to]);
         let factors = &mut factors[..p.len()];
         if let Some(mask) = attention.dropout {
-            mask.factors(
-                attention.dropout_start(batch, head, query, visible.start),
-                factors,
-            );
+            mask.factors(attention.dropout_start(batch, head, query, visible.start), factors);
         }
         let log_sum_exp = saved.log_sum_exp[(batch * attention.h + head) * attention.t + query];
         // The sum over keys of probability times gradient is the same as that over the head's elements.
-        let mean = dot(
-            saved.d_out.row(batch, head, query, attention.d),
-            saved.out.row(batch, head, query, attention.d),
-        );
+        let mean =
+            dot(saved.d_out.row(batch, head, query, attention.d), saved.out.row(batch, head, query, attention.d));
         match attention.softcap {
             None => {
                 attention.hide_documents(p, batch, query, visible.start);

@@ -35,11 +35,7 @@ unsafe impl Sync for Shared<'_> {}
 impl<'a> Shared<'a> {
     /// Takes the whole slice for as long as the parts live.
     pub fn new(slice: &'a mut [f32]) -> Self {
-        Self {
-            start: slice.as_mut_ptr(),
-            len: slice.len(),
-            slice: PhantomData,
-        }
+        Self { start: slice.as_mut_ptr(), len: slice.len(), slice: PhantomData }
     }
 
     /// The elements `start .. start + len`.
@@ -47,22 +43,14 @@ impl<'a> Shared<'a> {
     /// # Safety
     /// No other part that is alive at the same time may overlap this one.
     pub unsafe fn part(self, start: usize, len: usize) -> &'a mut [f32] {
-        assert!(
-            start + len <= self.len,
-            "part {start}+{len} of a slice of {}",
-            self.len
-        );
+        assert!(start + len <= self.len, "part {start}+{len} of a slice of {}", self.len);
         // SAFETY: in bounds by the assertion, exclusive by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(start), len) }
     }
 
     /// Pointer to element `start`, of which the caller uses a strided block ending before `end`.
     pub fn block(self, start: usize, end: usize) -> *mut f32 {
-        assert!(
-            start <= end && end <= self.len,
-            "block {start}..{end} of a slice of {}",
-            self.len
-        );
+        assert!(start <= end && end <= self.len, "block {start}..{end} of a slice of {}", self.len);
         self.start.wrapping_add(start)
     }
 }

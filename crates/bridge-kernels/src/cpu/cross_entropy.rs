@@ -63,62 +63,27 @@ pub fn solve(problem: Problem<'_>, wanted: Wanted) -> Solution {
         let count = rows.min(n - start);
         let logits = &mut logits[..count * v];
         let x = problem.x.row_range(start, count);
-        gemm(
-            MatrixMut::new(logits, count, v),
-            Output::Set,
-            1.0,
-            x,
-            problem.weight.t(),
-            Threads::All,
-        );
-        logits
-            .par_chunks_mut(v.max(1))
-            .zip(losses[start..].par_iter_mut())
-            .enumerate()
-            .for_each(|(i, (row, loss))| {
-                let (target, mask) = (problem.targets[start + i], problem.mask[start + i]);
-                *loss = vectorised!(row_loss(row, target, mask, problem.options, wanted));
-            });
+        gemm(MatrixMut::new(logits, count, v), Output::Set, 1.0, x, problem.weight.t(), Threads::All);
+        logits.par_chunks_mut(v.max(1)).zip(losses[start..].par_iter_mut()).enumerate().for_each(|(i, (row, loss))| {
+            let (target, mask) = (problem.targets[start + i], problem.mask[start + i]);
+            *loss = vectorised!(row_loss(row, target, mask, problem.options, wanted));
+        });
         let grad_logits = Matrix::new(logits, count, v);
         if let Some(grad_x) = &mut grad_x {
             let out = MatrixMut::new(&mut grad_x[start * c..], count, c);
-            gemm(
-                out,
-                Output::Set,
-                1.0,
-                grad_logits,
-                problem.weight,
-                Threads::All,
-            );
+            gemm(out, Output::Set, 1.0, grad_logits, problem.weight, Threads::All);
         }
         if let Some(grad_weight) = &mut grad_weight {
             let output = if start == 0 { Output::Set } else { Output::Add };
-            gemm(
-                MatrixMut::new(grad_weight, v, c),
-                output,
-                1.0,
-                grad_logits.t(),
-                x,
-                Threads::All,
-            );
+            gemm(MatrixMut::new(grad_weight, v, c), output, 1.0, grad_logits.t(), x, Threads::All);
         }
     }
-    Solution {
-        loss: losses.iter().sum(),
-        x: grad_x,
-        weight: grad_weight,
-    }
+    Solution { loss: losses.iter().sum(), x: grad_x, weight: grad_weight }
 }
 
 /// Loss of one token; its logits become their gradients if any gradient is wanted.
 #[inline(always)]
-fn row_loss(
-    logits: &mut [f32],
-    target: usize,
-    mask: f32,
-    options: CrossEntropyOptions,
-    wanted: Wanted,
-) -> f64 {
+fn row_loss(logits: &mut [f32], target: usize, mask: f32, options: CrossEntropyOptions, wanted: Wanted) -> f64 {
     let gradients = wanted.x || wanted.weight;
     if mask == 0.0 {
         // A token that does not count may hold anything, infinities included.
@@ -146,10 +111,7 @@ fn exponentials(row: &mut [f32]) -> (f64, f32) {
 fn token_loss(log_z: f64, target_logit: f32, mask: f32, z_loss: Option<f64>) -> (f64, f32) {
     let weight = z_loss.unwrap_or(0.0);
     let loss = log_z - f64::from(target_logit) + weight * log_z * log_z;
-    (
-        loss * f64::from(mask),
-        (f64::from(mask) * (1.0 + 2.0 * weight * log_z)) as f32,
-    )
+    (loss * f64::from(mask), (f64::from(mask) * (1.0 + 2.0 * weight * log_z)) as f32)
 }
 
 #[inline(always)]
@@ -164,29 +126,17 @@ fn plain_row(logits: &mut [f32], target: usize, mask: f32, z_loss: Option<f64>) 
 }
 
 #[inline(always)]
-fn capped_row(
-    logits: &mut [f32],
-    target: usize,
-    mask: f32,
-    (cap, z_loss): (f32, Option<f64>),
-) -> f64 {
+fn capped_row(logits: &mut [f32], target: usize, mask: f32, (cap, z_loss): (f32, Option<f64>)) -> f64 {
     softcap_in_place(logits, cap);
     let target_logit = logits[target];
     let top = max(logits);
     // The capped logits are needed again for the slope of the cap, so exponentials are formed twice.
     let sum = sum_map(logits, |l| exp_or_zero(l - top));
-    let (loss, factor) = token_loss(
-        f64::from(top) + f64::from(sum).ln(),
-        target_logit,
-        mask,
-        z_loss,
-    );
+    let (loss, factor) = token_loss(f64::from(top) + f64::from(sum).ln(), target_logit, mask, z_loss);
     let (factor, inverse) = (factor / sum, 1.0 / cap);
     let slope = |l: f32| 1.0 - (l * inverse) * (l * inverse);
     let at_target = (exp_or_zero(target_logit - top) * factor - mask) * slope(target_logit);
-    logits
-        .iter_mut()
-        .for_each(|l| *l = exp_or_zero(*l - top) * factor * slope(*l));
+    logits.iter_mut().for_each(|l| *l = exp_or_zero(*l - top) * factor * slope(*l));
     logits[target] = at_target;
     loss
 }

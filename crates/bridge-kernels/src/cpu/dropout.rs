@@ -22,11 +22,7 @@ pub struct Mask {
 impl Mask {
     /// The mask of `key` at `rate`.
     pub fn new(rate: f64, key: DropoutKey) -> Self {
-        Self {
-            key,
-            threshold: (rate * 4_294_967_296.0) as u32,
-            scale: (1.0 / (1.0 - rate)) as f32,
-        }
+        Self { key, threshold: (rate * 4_294_967_296.0) as u32, scale: (1.0 / (1.0 - rate)) as f32 }
     }
 
     /// Factors of the elements `start .. start + factors.len()`: 0 or the scale.
@@ -42,11 +38,7 @@ impl Mask {
             let from = start.saturating_sub(position) as usize;
             let to = (end - position).min(BLOCK as u64) as usize;
             for (factor, word) in factors[written..].iter_mut().zip(&words[from..to]) {
-                *factor = if *word < self.threshold {
-                    0.0
-                } else {
-                    self.scale
-                };
+                *factor = if *word < self.threshold { 0.0 } else { self.scale };
             }
             written += to - from;
             position += BLOCK as u64;
@@ -57,17 +49,14 @@ impl Mask {
 /// `x` times the mask.
 pub fn apply(x: &[f32], mask: Mask) -> Vec<f32> {
     filled(x.len(), |y| {
-        y.par_chunks_mut(CHUNK)
-            .zip(x.par_chunks(CHUNK))
-            .enumerate()
-            .for_each(|(task, (y, x))| {
-                vectorised!({
-                    let blocks = y.chunks_mut(BLOCK).zip(x.chunks(BLOCK)).enumerate();
-                    for (block, (y, x)) in blocks {
-                        mask.factors((task * CHUNK + block * BLOCK) as u64, y);
-                        y.iter_mut().zip(x).for_each(|(y, x)| *y *= x);
-                    }
-                });
+        y.par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK)).enumerate().for_each(|(task, (y, x))| {
+            vectorised!({
+                let blocks = y.chunks_mut(BLOCK).zip(x.chunks(BLOCK)).enumerate();
+                for (block, (y, x)) in blocks {
+                    mask.factors((task * CHUNK + block * BLOCK) as u64, y);
+                    y.iter_mut().zip(x).for_each(|(y, x)| *y *= x);
+                }
             });
+        });
     })
 }

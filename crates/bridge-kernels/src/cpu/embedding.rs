@@ -21,22 +21,18 @@ pub fn forward(table: &[f32], columns: usize, ids: &[usize]) -> Vec<f32> {
         if columns == 0 {
             return;
         }
-        y.par_chunks_mut(TOKENS_PER_TASK * columns)
-            .zip(ids.par_chunks(TOKENS_PER_TASK))
-            .for_each(|(y, ids)| {
-                for (y, id) in y.chunks_exact_mut(columns).zip(ids) {
-                    y.copy_from_slice(&table[id * columns..][..columns]);
-                }
-            });
+        y.par_chunks_mut(TOKENS_PER_TASK * columns).zip(ids.par_chunks(TOKENS_PER_TASK)).for_each(|(y, ids)| {
+            for (y, id) in y.chunks_exact_mut(columns).zip(ids) {
+                y.copy_from_slice(&table[id * columns..][..columns]);
+            }
+        });
     })
 }
 
 /// Fails with the offending id rather than an index deep in a kernel.
 pub fn check(ids: &[usize], vocabulary: usize) {
     if let Some((position, id)) = ids.iter().enumerate().find(|(_, id)| **id >= vocabulary) {
-        panic!(
-            "token id {id} at position {position} is not below the vocabulary size {vocabulary}"
-        );
+        panic!("token id {id} at position {position} is not below the vocabulary size {vocabulary}");
     }
 }
 
@@ -52,20 +48,16 @@ pub fn backward(dy: &[f32], columns: usize, ids: &[usize], vocabulary: usize) ->
     for (token, id) in ids.iter().enumerate() {
         tokens[id / VOCABULARY_PER_TASK].push(token);
     }
-    gradient
-        .par_chunks_mut(VOCABULARY_PER_TASK * columns)
-        .zip(&tokens)
-        .enumerate()
-        .for_each(|(task, (rows, tokens))| {
+    gradient.par_chunks_mut(VOCABULARY_PER_TASK * columns).zip(&tokens).enumerate().for_each(
+        |(task, (rows, tokens))| {
             vectorised!({
                 for token in tokens {
                     let row = ids[*token] - task * VOCABULARY_PER_TASK;
                     let sums = &mut rows[row * columns..][..columns];
-                    sums.iter_mut()
-                        .zip(&dy[token * columns..][..columns])
-                        .for_each(|(s, d)| *s += d);
+                    sums.iter_mut().zip(&dy[token * columns..][..columns]).for_each(|(s, d)| *s += d);
                 }
             });
-        });
+        },
+    );
     gradient
 }

@@ -18,11 +18,7 @@ pub struct Matrix<'a> {
 
 /// Number of elements from the first to the last, both included.
 fn span(rows: usize, cols: usize, row_stride: usize, col_stride: usize) -> usize {
-    if rows == 0 || cols == 0 {
-        0
-    } else {
-        (rows - 1) * row_stride + (cols - 1) * col_stride + 1
-    }
+    if rows == 0 || cols == 0 { 0 } else { (rows - 1) * row_stride + (cols - 1) * col_stride + 1 }
 }
 
 impl<'a> Matrix<'a> {
@@ -35,26 +31,10 @@ impl<'a> Matrix<'a> {
     ///
     /// # Panics
     /// If it does not fit the slice.
-    pub fn strided(
-        data: &'a [f32],
-        rows: usize,
-        cols: usize,
-        row_stride: usize,
-        col_stride: usize,
-    ) -> Self {
+    pub fn strided(data: &'a [f32], rows: usize, cols: usize, row_stride: usize, col_stride: usize) -> Self {
         let needed = span(rows, cols, row_stride, col_stride);
-        assert!(
-            needed <= data.len(),
-            "a {rows} x {cols} matrix spans {needed} elements, the slice has {}",
-            data.len()
-        );
-        Self {
-            data,
-            rows,
-            cols,
-            row_stride,
-            col_stride,
-        }
+        assert!(needed <= data.len(), "a {rows} x {cols} matrix spans {needed} elements, the slice has {}", data.len());
+        Self { data, rows, cols, row_stride, col_stride }
     }
 
     /// The transposed view.
@@ -80,18 +60,8 @@ impl<'a> Matrix<'a> {
 
     /// Rows `start .. start + count`.
     pub fn row_range(self, start: usize, count: usize) -> Self {
-        let offset = if count == 0 {
-            0
-        } else {
-            start * self.row_stride
-        };
-        Self::strided(
-            &self.data[offset..],
-            count,
-            self.cols,
-            self.row_stride,
-            self.col_stride,
-        )
+        let offset = if count == 0 { 0 } else { start * self.row_stride };
+        Self::strided(&self.data[offset..], count, self.cols, self.row_stride, self.col_stride)
     }
 }
 
@@ -108,43 +78,18 @@ pub struct MatrixMut<'a> {
 impl<'a> MatrixMut<'a> {
     /// A contiguous row-major matrix.
     pub fn new(data: &'a mut [f32], rows: usize, cols: usize) -> Self {
-        assert!(
-            rows * cols <= data.len(),
-            "a {rows} x {cols} matrix does not fit {} elements",
-            data.len()
-        );
-        Self {
-            start: data.as_mut_ptr(),
-            rows,
-            cols,
-            row_stride: cols,
-            data: PhantomData,
-        }
+        assert!(rows * cols <= data.len(), "a {rows} x {cols} matrix does not fit {} elements", data.len());
+        Self { start: data.as_mut_ptr(), rows, cols, row_stride: cols, data: PhantomData }
     }
 
     /// A strided block that starts at element `start` of a shared slice.
     ///
     /// # Safety
     /// No other task may touch the block's elements at the same time.
-    pub unsafe fn shared(
-        data: Shared<'a>,
-        start: usize,
-        rows: usize,
-        cols: usize,
-        row_stride: usize,
-    ) -> Self {
-        assert!(
-            cols <= row_stride || rows <= 1,
-            "rows of {cols} overlap at a stride of {row_stride}"
-        );
+    pub unsafe fn shared(data: Shared<'a>, start: usize, rows: usize, cols: usize, row_stride: usize) -> Self {
+        assert!(cols <= row_stride || rows <= 1, "rows of {cols} overlap at a stride of {row_stride}");
         let start = data.block(start, start + span(rows, cols, row_stride, 1));
-        Self {
-            start,
-            rows,
-            cols,
-            row_stride,
-            data: PhantomData,
-        }
+        Self { start, rows, cols, row_stride, data: PhantomData }
     }
 }
 
@@ -175,14 +120,7 @@ const PARALLEL_WORK: usize = 96 * 96 * 96;
 ///
 /// # Panics
 /// If the shapes do not fit.
-pub fn gemm(
-    out: MatrixMut<'_>,
-    output: Output,
-    scale: f32,
-    a: Matrix<'_>,
-    b: Matrix<'_>,
-    threads: Threads,
-) {
+pub fn gemm(out: MatrixMut<'_>, output: Output, scale: f32, a: Matrix<'_>, b: Matrix<'_>, threads: Threads) {
     let (m, n, k) = (a.rows, b.cols, a.cols);
     assert!(
         out.rows == m && out.cols == n && b.rows == k,

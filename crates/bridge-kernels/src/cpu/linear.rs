@@ -13,20 +13,12 @@ pub fn forward(x: Matrix<'_>, weight: Matrix<'_>, bias: Option<&[f32]>) -> Vec<f
         let output = match bias {
             Some(bias) => {
                 // The product is added to the bias: cheaper than another pass over the result.
-                y.chunks_exact_mut(outputs.max(1))
-                    .for_each(|row| row.copy_from_slice(bias));
+                y.chunks_exact_mut(outputs.max(1)).for_each(|row| row.copy_from_slice(bias));
                 Output::Add
             }
             None => Output::Set,
         };
-        gemm(
-            MatrixMut::new(y, rows, outputs),
-            output,
-            1.0,
-            x,
-            weight.t(),
-            Threads::All,
-        );
+        gemm(MatrixMut::new(y, rows, outputs), output, 1.0, x, weight.t(), Threads::All);
     })
 }
 
@@ -34,14 +26,7 @@ pub fn forward(x: Matrix<'_>, weight: Matrix<'_>, bias: Option<&[f32]>) -> Vec<f
 pub fn grad_input(dy: Matrix<'_>, weight: Matrix<'_>) -> Vec<f32> {
     let (rows, inputs) = (dy.rows(), weight.cols());
     filled(rows * inputs, |dx| {
-        gemm(
-            MatrixMut::new(dx, rows, inputs),
-            Output::Set,
-            1.0,
-            dy,
-            weight,
-            Threads::All,
-        );
+        gemm(MatrixMut::new(dx, rows, inputs), Output::Set, 1.0, dy, weight, Threads::All);
     })
 }
 
@@ -49,14 +34,7 @@ pub fn grad_input(dy: Matrix<'_>, weight: Matrix<'_>) -> Vec<f32> {
 pub fn grad_weight(dy: Matrix<'_>, x: Matrix<'_>) -> Vec<f32> {
     let (outputs, inputs) = (dy.cols(), x.cols());
     filled(outputs * inputs, |dw| {
-        gemm(
-            MatrixMut::new(dw, outputs, inputs),
-            Output::Set,
-            1.0,
-            dy.t(),
-            x,
-            Threads::All,
-        );
+        gemm(MatrixMut::new(dw, outputs, inputs), Output::Set, 1.0, dy.t(), x, Threads::All);
     })
 }
 
@@ -71,30 +49,20 @@ pub fn column_sums(x: &[f32], columns: usize) -> Vec<f32> {
     if columns == 0 {
         return sums;
     }
-    sums.par_chunks_mut(COLUMNS)
-        .enumerate()
-        .for_each(|(i, sums)| {
-            let from = i * COLUMNS;
-            let to = from + sums.len();
-            vectorised!({
-                let mut total = [0.0_f64; COLUMNS];
-                for rows in x.chunks(ROWS * columns) {
-                    let mut partial = [0.0_f32; COLUMNS];
-                    for row in rows.chunks_exact(columns) {
-                        partial
-                            .iter_mut()
-                            .zip(&row[from..to])
-                            .for_each(|(p, v)| *p += v);
-                    }
-                    total
-                        .iter_mut()
-                        .zip(&partial)
-                        .for_each(|(t, p)| *t += f64::from(*p));
+    sums.par_chunks_mut(COLUMNS).enumerate().for_each(|(i, sums)| {
+        let from = i * COLUMNS;
+        let to = from + sums.len();
+        vectorised!({
+            let mut total = [0.0_f64; COLUMNS];
+            for rows in x.chunks(ROWS * columns) {
+                let mut partial = [0.0_f32; COLUMNS];
+                for row in rows.chunks_exact(columns) {
+                    partial.iter_mut().zip(&row[from..to]).for_each(|(p, v)| *p += v);
                 }
-                sums.iter_mut()
-                    .zip(&total)
-                    .for_each(|(s, t)| *s = *t as f32);
-            });
+                total.iter_mut().zip(&partial).for_each(|(t, p)| *t += f64::from(*p));
+            }
+            sums.iter_mut().zip(&total).for_each(|(s, t)| *s = *t as f32);
         });
+    });
     sums
 }

@@ -45,9 +45,7 @@ pub fn rms_norm(x: &[f32], weight: &[f32], epsilon: f64) -> Normed {
             .zip(reciprocal.par_chunks_mut(ROWS))
             .for_each(|((y, x), reciprocal)| {
                 vectorised!({
-                    for ((y, x), reciprocal) in
-                        y.chunks_exact_mut(c).zip(x.chunks_exact(c)).zip(reciprocal)
-                    {
+                    for ((y, x), reciprocal) in y.chunks_exact_mut(c).zip(x.chunks_exact(c)).zip(reciprocal) {
                         let mean_square = f64::from(dot(x, x)) / c as f64;
                         let r = (1.0 / (mean_square + epsilon).sqrt()) as f32;
                         *reciprocal = r;
@@ -58,13 +56,7 @@ pub fn rms_norm(x: &[f32], weight: &[f32], epsilon: f64) -> Normed {
                 });
             });
     });
-    Normed {
-        y,
-        statistics: Statistics {
-            mean: Vec::new(),
-            reciprocal,
-        },
-    }
+    Normed { y, statistics: Statistics { mean: Vec::new(), reciprocal } }
 }
 
 /// Layer norm of the rows of `x [n, c]`.
@@ -72,50 +64,31 @@ pub fn layer_norm(x: &[f32], weight: &[f32], bias: Option<&[f32]>, epsilon: f64)
     let c = weight.len();
     let n = x.len() / c.max(1);
     let (mut mean, mut reciprocal) = (vec![0.0; n], vec![0.0; n]);
-    let zeros = if bias.is_none() {
-        vec![0.0; c]
-    } else {
-        Vec::new()
-    };
+    let zeros = if bias.is_none() { vec![0.0; c] } else { Vec::new() };
     let bias = bias.unwrap_or(&zeros);
     let y = filled(x.len(), |y| {
-        let statistics = mean
-            .par_chunks_mut(ROWS)
-            .zip(reciprocal.par_chunks_mut(ROWS));
-        let rows = y
-            .par_chunks_mut(ROWS * c.max(1))
-            .zip(x.par_chunks(ROWS * c.max(1)));
-        rows.zip(statistics)
-            .for_each(|((y, x), (mean, reciprocal))| {
-                vectorised!({
-                    let statistics = mean.iter_mut().zip(reciprocal);
-                    for ((y, x), (mean, reciprocal)) in
-                        y.chunks_exact_mut(c).zip(x.chunks_exact(c)).zip(statistics)
-                    {
-                        let m = (f64::from(sum_map(x, |v| v)) / c as f64) as f32;
-                        let variance = f64::from(sum_map(x, |v| (v - m) * (v - m))) / c as f64;
-                        let r = (1.0 / (variance + epsilon).sqrt()) as f32;
-                        (*mean, *reciprocal) = (m, r);
-                        for (((y, x), w), b) in y.iter_mut().zip(x).zip(weight).zip(bias) {
-                            *y = (x - m) * r * w + b;
-                        }
+        let statistics = mean.par_chunks_mut(ROWS).zip(reciprocal.par_chunks_mut(ROWS));
+        let rows = y.par_chunks_mut(ROWS * c.max(1)).zip(x.par_chunks(ROWS * c.max(1)));
+        rows.zip(statistics).for_each(|((y, x), (mean, reciprocal))| {
+            vectorised!({
+                let statistics = mean.iter_mut().zip(reciprocal);
+                for ((y, x), (mean, reciprocal)) in y.chunks_exact_mut(c).zip(x.chunks_exact(c)).zip(statistics) {
+                    let m = (f64::from(sum_map(x, |v| v)) / c as f64) as f32;
+                    let variance = f64::from(sum_map(x, |v| (v - m) * (v - m))) / c as f64;
+                    let r = (1.0 / (variance + epsilon).sqrt()) as f32;
+                    (*mean, *reciprocal) = (m, r);
+                    for (((y, x), w), b) in y.iter_mut().zip(x).zip(weight).zip(bias) {
+                        *y = (x - m) * r * w + b;
                     }
-                });
+                }
             });
+        });
     });
-    Normed {
-        y,
-        statistics: Statistics { mean, reciprocal },
-    }
+    Normed { y, statistics: Statistics { mean, reciprocal } }
 }
 
 /// Gradients of [`rms_norm`] from the gradient `dy` of its output.
-pub fn rms_norm_backward(
-    dy: &[f32],
-    x: &[f32],
-    weight: &[f32],
-    statistics: &Statistics,
-) -> NormGradients {
+pub fn rms_norm_backward(dy: &[f32], x: &[f32], weight: &[f32], statistics: &Statistics) -> NormGradients {
     backward(dy, x, weight, statistics, |dy, x, dx, dw, _db, row| {
         let r = statistics.reciprocal[row];
         let weighted = sum_map3(dy, x, weight);
@@ -128,21 +101,14 @@ pub fn rms_norm_backward(
 }
 
 /// Gradients of [`layer_norm`] from the gradient `dy` of its output.
-pub fn layer_norm_backward(
-    dy: &[f32],
-    x: &[f32],
-    weight: &[f32],
-    statistics: &Statistics,
-) -> NormGradients {
+pub fn layer_norm_backward(dy: &[f32], x: &[f32], weight: &[f32], statistics: &Statistics) -> NormGradients {
     backward(dy, x, weight, statistics, |dy, x, dx, dw, db, row| {
         let (m, r) = (statistics.mean[row], statistics.reciprocal[row]);
         let c = weight.len() as f32;
         let offset = dot(dy, weight) / c;
         let weighted = sum_map3_centred(dy, x, weight, m);
         let slope = r * r * weighted / c;
-        for (((((dx, dw), db), dy), x), w) in
-            dx.iter_mut().zip(dw).zip(db).zip(dy).zip(x).zip(weight)
-        {
+        for (((((dx, dw), db), dy), x), w) in dx.iter_mut().zip(dw).zip(db).zip(dy).zip(x).zip(weight) {
             let centred = x - m;
             *dx = r * (dy * w - offset - centred * slope);
             *dw += dy * centred * r;
@@ -164,11 +130,7 @@ fn sum_map3_centred(dy: &[f32], x: &[f32], w: &[f32], mean: f32) -> f32 {
     let mut total = 0.0;
     for ((dy, x), w) in dy.chunks(BLOCK).zip(x.chunks(BLOCK)).zip(w.chunks(BLOCK)) {
         let mut product = [0.0; BLOCK];
-        product
-            .iter_mut()
-            .zip(dy)
-            .zip(w)
-            .for_each(|((p, dy), w)| *p = dy * w);
+        product.iter_mut().zip(dy).zip(w).for_each(|((p, dy), w)| *p = dy * w);
         total += sum_map2(&product[..x.len()], x, |p, x| p * (x - mean));
     }
     total
@@ -198,10 +160,7 @@ fn backward(
             .for_each(|(task, (((dx, dy), x), partial))| {
                 let (dw, db) = partial.split_at_mut(c);
                 vectorised!({
-                    let rows = dx
-                        .chunks_exact_mut(c)
-                        .zip(dy.chunks_exact(c))
-                        .zip(x.chunks_exact(c));
+                    let rows = dx.chunks_exact_mut(c).zip(dy.chunks_exact(c)).zip(x.chunks_exact(c));
                     for (i, ((dx, dy), x)) in rows.enumerate() {
                         row(dy, x, dx, dw, db, task * ROWS + i);
                     }
@@ -210,9 +169,5 @@ fn backward(
     });
     let mut sums = super::linear::column_sums(&partial, 2 * c);
     let bias = sums.split_off(c);
-    NormGradients {
-        x: dx,
-        weight: sums,
-        bias,
-    }
+    NormGradients { x: dx, weight: sums, bias }
 }

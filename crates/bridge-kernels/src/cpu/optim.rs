@@ -45,13 +45,7 @@ impl AdamW {
     }
 
     #[inline(always)]
-    fn run(
-        self,
-        parameter: &mut [f32],
-        exp_avg: &mut [f32],
-        exp_avg_sq: &mut [f32],
-        gradient: &[f32],
-    ) {
+    fn run(self, parameter: &mut [f32], exp_avg: &mut [f32], exp_avg_sq: &mut [f32], gradient: &[f32]) {
         let moments = exp_avg.iter_mut().zip(exp_avg_sq);
         for ((p, (m, v)), g) in parameter.iter_mut().zip(moments).zip(gradient) {
             let g = g * self.gradient_scale + *p * self.l2;
@@ -64,13 +58,7 @@ impl AdamW {
 }
 
 /// One AdamW update in place; see [`crate::optim::adamw`].
-pub fn adamw(
-    parameter: &mut [f32],
-    exp_avg: &mut [f32],
-    exp_avg_sq: &mut [f32],
-    gradient: &[f32],
-    step: &AdamWStep,
-) {
+pub fn adamw(parameter: &mut [f32], exp_avg: &mut [f32], exp_avg_sq: &mut [f32], gradient: &[f32], step: &AdamWStep) {
     let step = AdamW::new(step);
     parameter
         .par_chunks_mut(CHUNK)
@@ -82,42 +70,30 @@ pub fn adamw(
 
 /// One SGD update in place; see [`crate::optim::sgd`].
 pub fn sgd(parameter: &mut [f32], momentum: &mut [f32], gradient: &[f32], step: &SgdStep) {
-    let [lr, factor, decay, scale] = [
-        step.lr,
-        step.momentum,
-        step.weight_decay,
-        step.gradient_scale,
-    ]
-    .map(|constant| constant as f32);
-    parameter
-        .par_chunks_mut(CHUNK)
-        .zip(momentum.par_chunks_mut(CHUNK))
-        .zip(gradient.par_chunks(CHUNK))
-        .for_each(|((p, m), g)| {
+    let [lr, factor, decay, scale] =
+        [step.lr, step.momentum, step.weight_decay, step.gradient_scale].map(|constant| constant as f32);
+    parameter.par_chunks_mut(CHUNK).zip(momentum.par_chunks_mut(CHUNK)).zip(gradient.par_chunks(CHUNK)).for_each(
+        |((p, m), g)| {
             vectorised!({
                 for ((p, m), g) in p.iter_mut().zip(m).zip(g) {
                     *m = *m * factor + (g * scale + *p * decay);
                     *p -= *m * lr;
                 }
             });
-        });
+        },
+    );
 }
 
 /// `accumulated += gradient`.
 pub fn add_assign(accumulated: &mut [f32], gradient: &[f32]) {
-    accumulated
-        .par_chunks_mut(CHUNK)
-        .zip(gradient.par_chunks(CHUNK))
-        .for_each(|(a, g)| {
-            vectorised!(a.iter_mut().zip(g).for_each(|(a, g)| *a += g));
-        });
+    accumulated.par_chunks_mut(CHUNK).zip(gradient.par_chunks(CHUNK)).for_each(|(a, g)| {
+        vectorised!(a.iter_mut().zip(g).for_each(|(a, g)| *a += g));
+    });
 }
 
 /// `values *= factor`.
 pub fn scale(values: &mut [f32], factor: f32) {
-    values
-        .par_chunks_mut(CHUNK)
-        .for_each(|v| vectorised!(v.iter_mut().for_each(|v| *v *= factor)));
+    values.par_chunks_mut(CHUNK).for_each(|v| vectorised!(v.iter_mut().for_each(|v| *v *= factor)));
 }
 
 /// Sum of squares in float64: lanes, then chunks, always in the same order.

@@ -36,58 +36,37 @@ pub struct Rotation<'a> {
 }
 
 /// Rotates `x`, whose tokens (`[h, d]` each) have the given positions.
-pub fn rotate(
-    x: &[f32],
-    positions: &[usize],
-    rotation: Rotation<'_>,
-    direction: Direction,
-) -> Vec<f32> {
+pub fn rotate(x: &[f32], positions: &[usize], rotation: Rotation<'_>, direction: Direction) -> Vec<f32> {
     let width = rotation.heads * rotation.head_size;
     filled(x.len(), |y| {
         if width == 0 {
             return;
         }
         let tokens = (CHUNK / width).max(1);
-        let tasks = y
-            .par_chunks_mut(tokens * width)
-            .zip(x.par_chunks(tokens * width));
-        tasks
-            .zip(positions.par_chunks(tokens))
-            .for_each(|((y, x), positions)| {
-                vectorised!({
-                    for ((y, x), position) in y
-                        .chunks_exact_mut(width)
-                        .zip(x.chunks_exact(width))
-                        .zip(positions)
-                    {
-                        token(y, x, *position, rotation, direction);
-                    }
-                });
+        let tasks = y.par_chunks_mut(tokens * width).zip(x.par_chunks(tokens * width));
+        tasks.zip(positions.par_chunks(tokens)).for_each(|((y, x), positions)| {
+            vectorised!({
+                for ((y, x), position) in y.chunks_exact_mut(width).zip(x.chunks_exact(width)).zip(positions) {
+                    token(y, x, *position, rotation, direction);
+                }
             });
+        });
     })
 }
 
 #[inline(always)]
 fn token(y: &mut [f32], x: &[f32], position: usize, rotation: Rotation<'_>, direction: Direction) {
-    let Rotation {
-        pairs, head_size, ..
-    } = rotation;
+    let Rotation { pairs, head_size, .. } = rotation;
     let cos = &rotation.cos[position * pairs..][..pairs];
     let sin = &rotation.sin[position * pairs..][..pairs];
-    let sign = if direction == Direction::Forward {
-        1.0
-    } else {
-        -1.0
-    };
+    let sign = if direction == Direction::Forward { 1.0 } else { -1.0 };
     for (y, x) in y.chunks_exact_mut(head_size).zip(x.chunks_exact(head_size)) {
         let ((y, y_rest), (x, x_rest)) = (y.split_at_mut(2 * pairs), x.split_at(2 * pairs));
         match rotation.pairing {
             RotaryPairing::Halves => {
                 let ((y1, y2), (x1, x2)) = (y.split_at_mut(pairs), x.split_at(pairs));
                 let angles = cos.iter().zip(sin);
-                for (((y1, y2), (x1, x2)), (c, s)) in
-                    y1.iter_mut().zip(y2).zip(x1.iter().zip(x2)).zip(angles)
-                {
+                for (((y1, y2), (x1, x2)), (c, s)) in y1.iter_mut().zip(y2).zip(x1.iter().zip(x2)).zip(angles) {
                     let s = s * sign;
                     *y1 = x1 * c - x2 * s;
                     *y2 = x2 * c + x1 * s;

@@ -100,9 +100,7 @@ pub fn max(a: &[f32]) -> f32 {
             lanes[i] = if x[i] > lanes[i] { x[i] } else { lanes[i] };
         }
     }
-    let top = lanes
-        .iter()
-        .fold(f32::NEG_INFINITY, |m, v| if *v > m { *v } else { m });
+    let top = lanes.iter().fold(f32::NEG_INFINITY, |m, v| if *v > m { *v } else { m });
     rest.iter().fold(top, |m, v| if *v > m { *v } else { m })
 }
 
@@ -143,13 +141,7 @@ pub fn exp(x: f32) -> f32 {
     const ROUND: f32 = 12_582_912.0;
     const LN_2_HIGH: f32 = 0.693_359_4;
     const LN_2_LOW: f32 = -2.121_944_4e-4;
-    const POLYNOMIAL: [f32; 5] = [
-        0.001_381_432,
-        0.008_368_852,
-        0.041_668_4,
-        0.166_665_2,
-        0.499_999_94,
-    ];
+    const POLYNOMIAL: [f32; 5] = [0.001_381_432, 0.008_368_852, 0.041_668_4, 0.166_665_2, 0.499_999_94];
     // Written so that NaN passes through. Beyond these limits the result is 0 or infinite.
     let x = if x < -105.0 { -105.0 } else { x };
     let x = if x > 90.0 { 90.0 } else { x };
@@ -176,13 +168,7 @@ pub fn sigmoid(x: f32) -> f32 {
 /// Hyperbolic tangent: a polynomial near zero (Cephes' `tanhf`), exponentials elsewhere.
 #[inline(always)]
 pub fn tanh(x: f32) -> f32 {
-    const POLYNOMIAL: [f32; 5] = [
-        -5.704_988_7e-3,
-        2.063_909e-2,
-        -5.373_971_6e-2,
-        1.333_144_2e-1,
-        -3.333_328e-1,
-    ];
+    const POLYNOMIAL: [f32; 5] = [-5.704_988_7e-3, 2.063_909e-2, -5.373_971_6e-2, 1.333_144_2e-1, -3.333_328e-1];
     let magnitude = x.abs();
     let z = x * x;
     let mut p = POLYNOMIAL[0];
@@ -227,11 +213,7 @@ pub fn normal_cdf_pdf(x: f32) -> (f32, f32) {
     let tail = 0.5 * p * t * gaussian;
     // At |x| beyond about 14 the density is 0 and its correction NaN-free; infinities give 0 * inf otherwise.
     let tail = if magnitude < 20.0 { tail } else { 0.0 };
-    let density = if magnitude < 20.0 {
-        INVERSE_ROOT_2_PI * gaussian
-    } else {
-        0.0
-    };
+    let density = if magnitude < 20.0 { INVERSE_ROOT_2_PI * gaussian } else { 0.0 };
     let cdf = if x > 0.0 { 1.0 - tail } else { tail };
     if x.is_nan() { (x, x) } else { (cdf, density) }
 }
@@ -241,13 +223,7 @@ mod tests {
     use super::*;
 
     /// Largest error of `f` against `truth`, relative with a floor of `floor` on the magnitude.
-    fn worst(
-        f: impl Fn(f32) -> f32,
-        truth: impl Fn(f64) -> f64,
-        from: f32,
-        to: f32,
-        floor: f64,
-    ) -> f64 {
+    fn worst(f: impl Fn(f32) -> f32, truth: impl Fn(f64) -> f64, from: f32, to: f32, floor: f64) -> f64 {
         (0..=200_000)
             .map(|i| from + (to - from) * i as f32 / 200_000.0)
             .map(|x| {
@@ -307,18 +283,8 @@ mod tests {
         for n in [0, 1, 63, 64, 65, 131, 1000] {
             let a: Vec<f32> = (0..n).map(|i| i as f32).collect();
             let expected: f64 = (0..n).map(|i| f64::from(i * i)).sum();
-            assert!(
-                (f64::from(dot(&a, &a)) - expected).abs() <= 1e-6 * expected,
-                "n = {n}"
-            );
-            assert_eq!(
-                max(&a),
-                if n == 0 {
-                    f32::NEG_INFINITY
-                } else {
-                    (n - 1) as f32
-                }
-            );
+            assert!((f64::from(dot(&a, &a)) - expected).abs() <= 1e-6 * expected, "n = {n}");
+            assert_eq!(max(&a), if n == 0 { f32::NEG_INFINITY } else { (n - 1) as f32 });
         }
     }
 }

@@ -25,9 +25,6 @@ pub(crate) fn glu(x_bt2f: &Tensor<3>, kind: Activation) -> Option<Tensor<3>> {
     let values = Values::contiguous_of(x_bt2f)?;
     let y = tensor(kernel::glu(values.slice(), width, kind), [b, t, width]);
     Some(attach_one(y, x_bt2f.clone(), move |dy| {
-        gradient(
-            kernel::glu_backward(dy.slice(), values.slice(), width, kind),
-            dims,
-        )
+        gradient(kernel::glu_backward(dy.slice(), values.slice(), width, kind), dims)
     }))
 }

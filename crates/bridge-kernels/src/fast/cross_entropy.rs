@@ -24,43 +24,21 @@ pub(crate) fn linear_cross_entropy(
     let weight = Values::of(weight_vc)?.without_flips();
     let mask = Values::contiguous_of(mask_n)?;
     let targets = checked_targets(&integers(targets_n)?, mask.slice(), v);
-    let wanted = Wanted {
-        x: x_nc.is_tracked(),
-        weight: weight_vc.is_tracked(),
-    };
-    let problem = Problem {
-        x: x.matrix(),
-        weight: weight.matrix(),
-        targets: &targets,
-        mask: mask.slice(),
-        options: *options,
-    };
-    let Solution {
-        loss,
-        x: dx,
-        weight: dw,
-    } = solve(problem, wanted);
-    let inputs = vec![
-        x_nc.clone().into_dispatch(),
-        weight_vc.clone().into_dispatch(),
-    ];
-    Some(vjp::attach_some(
-        tensor(vec![loss as f32], [1]),
-        inputs,
-        move |dy: Tensor<1>| {
-            let upstream = Values::of_gradient(dy).slice()[0];
-            let scaled = |mut values: Vec<f32>, shape| {
-                if upstream != 1.0 {
-                    scale(&mut values, upstream);
-                }
-                gradient(values, shape)
-            };
-            vec![
-                dx.and_then(|dx| scaled(dx, [n, c])),
-                dw.and_then(|dw| scaled(dw, [v, c])),
-            ]
-        },
-    ))
+    let wanted = Wanted { x: x_nc.is_tracked(), weight: weight_vc.is_tracked() };
+    let problem =
+        Problem { x: x.matrix(), weight: weight.matrix(), targets: &targets, mask: mask.slice(), options: *options };
+    let Solution { loss, x: dx, weight: dw } = solve(problem, wanted);
+    let inputs = vec![x_nc.clone().into_dispatch(), weight_vc.clone().into_dispatch()];
+    Some(vjp::attach_some(tensor(vec![loss as f32], [1]), inputs, move |dy: Tensor<1>| {
+        let upstream = Values::of_gradient(dy).slice()[0];
+        let scaled = |mut values: Vec<f32>, shape| {
+            if upstream != 1.0 {
+                scale(&mut values, upstream);
+            }
+            gradient(values, shape)
+        };
+        vec![dx.and_then(|dx| scaled(dx, [n, c])), dw.and_then(|dw| scaled(dw, [v, c]))]
+    }))
 }
 
 /// Targets as indices. A token that the mask leaves out may hold any number.

@@ -7,15 +7,9 @@ use crate::cpu::dropout::{Mask, apply};
 use crate::dropout::DropoutKey;
 
 /// See [`crate::dropout()`].
-pub(crate) fn dropout<const D: usize>(
-    x: &Tensor<D>,
-    rate: f64,
-    key: DropoutKey,
-) -> Option<Tensor<D>> {
+pub(crate) fn dropout<const D: usize>(x: &Tensor<D>, rate: f64, key: DropoutKey) -> Option<Tensor<D>> {
     let dims = x.dims();
     let mask = Mask::new(rate, key);
     let y = apply(Values::contiguous_of(x)?.slice(), mask);
-    Some(attach_one(tensor(y, dims), x.clone(), move |dy| {
-        gradient(apply(dy.slice(), mask), dims)
-    }))
+    Some(attach_one(tensor(y, dims), x.clone(), move |dy| gradient(apply(dy.slice(), mask), dims)))
 }

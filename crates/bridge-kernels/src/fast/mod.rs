@@ -35,11 +35,7 @@ impl Values {
     /// The tensor behind `x`, without its place in a graph; `None` unless it is float32 on Flex.
     fn of<const D: usize>(x: &Tensor<D>) -> Option<Self> {
         (x.dtype() == DType::F32).then_some(())?;
-        x.clone()
-            .without_autodiff()
-            .try_into_primitive::<Flex>()
-            .ok()
-            .map(Self)
+        x.clone().without_autodiff().try_into_primitive::<Flex>().ok().map(Self)
     }
 
     /// As [`Self::of`], with the elements side by side.
@@ -54,36 +50,23 @@ impl Values {
     }
 
     fn contiguous(self) -> Self {
-        if self.0.is_contiguous() {
-            self
-        } else {
-            Self(self.0.to_contiguous())
-        }
+        if self.0.is_contiguous() { self } else { Self(self.0.to_contiguous()) }
     }
 
     /// The elements of a contiguous tensor.
     fn slice(&self) -> &[f32] {
-        self.0
-            .as_slice()
-            .expect("the tensor was made contiguous and is float32")
+        self.0.as_slice().expect("the tensor was made contiguous and is float32")
     }
 
     /// The elements as a vector: without a copy where nobody else has them.
     fn into_vec(self) -> Vec<f32> {
-        self.0
-            .into_data()
-            .try_into_vec()
-            .expect("the tensor is float32")
+        self.0.into_data().try_into_vec().expect("the tensor is float32")
     }
 
     /// Everything from the first element on, and the strides; `None` if a stride is negative.
     fn strided(&self) -> Option<(&[f32], Vec<usize>)> {
         let layout = self.0.layout();
-        let strides: Option<Vec<usize>> = layout
-            .strides()
-            .iter()
-            .map(|s| usize::try_from(*s).ok())
-            .collect();
+        let strides: Option<Vec<usize>> = layout.strides().iter().map(|s| usize::try_from(*s).ok()).collect();
         Some((&self.0.storage()[layout.start_offset()..], strides?))
     }
 
@@ -99,26 +82,18 @@ impl Values {
 
     /// The same tensor, copied if a dimension runs backwards.
     fn without_flips(self) -> Self {
-        if self.strided().is_some() {
-            self
-        } else {
-            Self(self.0.to_contiguous())
-        }
+        if self.strided().is_some() { self } else { Self(self.0.to_contiguous()) }
     }
 }
 
 /// A tensor that owns `values`.
 fn tensor<const D: usize>(values: Vec<f32>, shape: [usize; D]) -> Tensor<D> {
-    Tensor::from_primitive::<Flex>(FloatTensor::<Flex>::from_data(TensorData::new(
-        values, shape,
-    )))
+    Tensor::from_primitive::<Flex>(FloatTensor::<Flex>::from_data(TensorData::new(values, shape)))
 }
 
 /// A gradient for a pullback to return.
 fn gradient<const D: usize>(values: Vec<f32>, shape: [usize; D]) -> Option<DispatchTensor> {
-    Some(Flex::lift(FloatTensor::<Flex>::from_data(TensorData::new(
-        values, shape,
-    ))))
+    Some(Flex::lift(FloatTensor::<Flex>::from_data(TensorData::new(values, shape))))
 }
 
 /// Non-negative integers; `None` for a tensor that is not on Flex.
@@ -128,19 +103,14 @@ fn gradient<const D: usize>(values: Vec<f32>, shape: [usize; D]) -> Option<Dispa
 fn indices<const D: usize>(ids: &Tensor<D, Int>) -> Option<Vec<usize>> {
     let integers = integers(ids)?;
     let index = |(position, id): (usize, &i64)| {
-        usize::try_from(*id)
-            .unwrap_or_else(|_| panic!("index {id} at position {position} is negative"))
+        usize::try_from(*id).unwrap_or_else(|_| panic!("index {id} at position {position} is negative"))
     };
     Some(integers.iter().enumerate().map(index).collect())
 }
 
 /// Integers of any width; `None` for a tensor that is not on Flex.
 fn integers<const D: usize>(ids: &Tensor<D, Int>) -> Option<Vec<i64>> {
-    let primitive = ids
-        .clone()
-        .without_autodiff()
-        .try_into_primitive::<Flex>()
-        .ok()?;
+    let primitive = ids.clone().without_autodiff().try_into_primitive::<Flex>().ok()?;
     Some(primitive.into_data().iter::<i64>().collect())
 }
 
@@ -150,7 +120,5 @@ fn attach_one<const D: usize, const E: usize>(
     input: Tensor<E>,
     pullback: impl FnOnce(Values) -> Option<DispatchTensor> + Send + 'static,
 ) -> Tensor<D> {
-    vjp::attach_some(output, vec![input.into_dispatch()], move |dy| {
-        vec![pullback(Values::of_gradient(dy))]
-    })
+    vjp::attach_some(output, vec![input.into_dispatch()], move |dy| vec![pullback(Values::of_gradient(dy))])
 }

@@ -8,16 +8,12 @@ use crate::optim::{AdamWState, AdamWStep, SgdStep};
 
 /// The tensor's elements, taken out without a copy where nobody else has them.
 fn take(x: Tensor<1>) -> Vec<f32> {
-    Values::of(&x)
-        .map(|values| (values, drop(x)).0.into_vec())
-        .expect("the caller asked whether it is plain")
+    Values::of(&x).map(|values| (values, drop(x)).0.into_vec()).expect("the caller asked whether it is plain")
 }
 
 /// True if all are float32 tensors on Flex outside any graph: what the updates below ask for.
 pub(crate) fn all_plain(tensors: &[&Tensor<1>]) -> bool {
-    tensors
-        .iter()
-        .all(|x| !x.is_autodiff() && Values::of(x).is_some())
+    tensors.iter().all(|x| !x.is_autodiff() && Values::of(x).is_some())
 }
 
 fn owned(values: Vec<f32>) -> Tensor<1> {
@@ -27,26 +23,11 @@ fn owned(values: Vec<f32>) -> Tensor<1> {
 
 /// See [`crate::optim::adamw`]. Only for what is [`all_plain`].
 pub(crate) fn adamw(state: AdamWState, gradient: &Tensor<1>, step: &AdamWStep) -> AdamWState {
-    let AdamWState {
-        parameter,
-        exp_avg,
-        exp_avg_sq,
-    } = state;
+    let AdamWState { parameter, exp_avg, exp_avg_sq } = state;
     let gradient = Values::contiguous_of(gradient).expect("it is plain");
-    let (mut parameter, mut exp_avg, mut exp_avg_sq) =
-        (take(parameter), take(exp_avg), take(exp_avg_sq));
-    kernel::adamw(
-        &mut parameter,
-        &mut exp_avg,
-        &mut exp_avg_sq,
-        gradient.slice(),
-        step,
-    );
-    AdamWState {
-        parameter: owned(parameter),
-        exp_avg: owned(exp_avg),
-        exp_avg_sq: owned(exp_avg_sq),
-    }
+    let (mut parameter, mut exp_avg, mut exp_avg_sq) = (take(parameter), take(exp_avg), take(exp_avg_sq));
+    kernel::adamw(&mut parameter, &mut exp_avg, &mut exp_avg_sq, gradient.slice(), step);
+    AdamWState { parameter: owned(parameter), exp_avg: owned(exp_avg), exp_avg_sq: owned(exp_avg_sq) }
 }
 
 /// See [`crate::optim::sgd`]. Only for what is [`all_plain`].

@@ -7,11 +7,7 @@ use crate::cpu::rotary::{Direction, Rotation, rotate};
 use crate::rotary::{Positions, RotaryTable};
 
 /// See [`crate::apply_rotary`].
-pub(crate) fn apply_rotary(
-    x_bthd: &Tensor<4>,
-    table: &RotaryTable,
-    positions: &Positions,
-) -> Option<Tensor<4>> {
+pub(crate) fn apply_rotary(x_bthd: &Tensor<4>, table: &RotaryTable, positions: &Positions) -> Option<Tensor<4>> {
     let dims = x_bthd.dims();
     let [b, t, heads, head_size] = dims;
     let values = Values::contiguous_of(x_bthd)?;
@@ -27,18 +23,9 @@ pub(crate) fn apply_rotary(
     }
     let (pairs, pairing) = (table.rotary_size() / 2, table.pairing());
     let turn = move |x: &[f32], direction| {
-        let rotation = Rotation {
-            cos: cos.slice(),
-            sin: sin.slice(),
-            pairs,
-            pairing,
-            heads,
-            head_size,
-        };
+        let rotation = Rotation { cos: cos.slice(), sin: sin.slice(), pairs, pairing, heads, head_size };
         rotate(x, &positions, rotation, direction)
     };
     let y = tensor(turn(values.slice(), Direction::Forward), dims);
-    Some(attach_one(y, x_bthd.clone(), move |dy| {
-        gradient(turn(dy.slice(), Direction::Backward), dims)
-    }))
+    Some(attach_one(y, x_bthd.clone(), move |dy| gradient(turn(dy.slice(), Direction::Backward), dims)))
 }

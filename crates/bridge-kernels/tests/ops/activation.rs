@@ -3,9 +3,7 @@
 use bridge_kernels::activation::{Activation, activation, glu, glu_reference, reference};
 use burn::tensor::Device;
 
-use crate::common::{
-    Case, assert_close, assert_same_on_any_threads, read, run_all, tensor, values, wide,
-};
+use crate::common::{Case, assert_close, assert_same_on_any_threads, read, run_all, tensor, values, wide};
 use crate::plain;
 
 const KINDS: [Activation; 6] = [
@@ -49,15 +47,9 @@ fn outputs_and_gradients() {
             name: &format!("gated {kind:?}"),
             inputs: vec![values(2, b * t * 2 * f)],
             fast: &|x| glu(x[0].clone().reshape([b, t, 2 * f]), kind).reshape([b * t * f]),
-            reference: &|x| {
-                glu_reference(x[0].clone().reshape([b, t, 2 * f]), kind).reshape([b * t * f])
-            },
+            reference: &|x| glu_reference(x[0].clone().reshape([b, t, 2 * f]), kind).reshape([b * t * f]),
             plain: &|v| {
-                let row = |x: &[f64]| {
-                    (0..f)
-                        .map(|i| scalar(kind, x[i]) * x[f + i])
-                        .collect::<Vec<_>>()
-                };
+                let row = |x: &[f64]| (0..f).map(|i| scalar(kind, x[i]) * x[f + i]).collect::<Vec<_>>();
                 v[0].chunks(2 * f).flat_map(row).collect()
             },
         }
@@ -86,11 +78,7 @@ fn special_values_stay_special() {
         let x = [f32::NAN, f32::INFINITY, 0.0, -1e30];
         let y = read(activation(tensor(&x, [4], &Device::flex()), kind));
         assert!(y[0].is_nan(), "{kind:?}(NaN) = {}", y[0]);
-        assert_eq!(
-            (y[1], y[2].abs(), y[3].abs()),
-            (f32::INFINITY, 0.0, 0.0),
-            "{kind:?}"
-        );
+        assert_eq!((y[1], y[2].abs(), y[3].abs()), (f32::INFINITY, 0.0, 0.0), "{kind:?}");
     }
 }
 
@@ -98,40 +86,22 @@ fn special_values_stay_special() {
 fn views_and_empty_tensors() {
     let device = Device::flex();
     let x = tensor(&values(1, 3 * 5), [3, 5], &device).transpose();
-    let expected: Vec<f64> = wide(&read(x.clone()))
-        .iter()
-        .map(|x| scalar(Activation::Silu, *x))
-        .collect();
-    assert_close(
-        "transposed",
-        &read(activation(x, Activation::Silu)),
-        &expected,
-        2e-6,
-    );
-    assert_eq!(
-        glu(tensor(&[], [0, 3, 4], &device), Activation::Silu).dims(),
-        [0, 3, 2]
-    );
+    let expected: Vec<f64> = wide(&read(x.clone())).iter().map(|x| scalar(Activation::Silu, *x)).collect();
+    assert_close("transposed", &read(activation(x, Activation::Silu)), &expected, 2e-6);
+    assert_eq!(glu(tensor(&[], [0, 3, 4], &device), Activation::Silu).dims(), [0, 3, 2]);
 }
 
 #[test]
 fn the_same_on_any_number_of_threads() {
     let x = [values(1, 50_002)];
-    assert_same_on_any_threads("gelu", || {
-        run_all(&x, |t| activation(t[0].clone(), Activation::Gelu))
-    });
+    assert_same_on_any_threads("gelu", || run_all(&x, |t| activation(t[0].clone(), Activation::Gelu)));
     assert_same_on_any_threads("swiglu", || {
-        run_all(&x, |t| {
-            glu(t[0].clone().reshape([1, 23, 2174]), Activation::Silu).reshape([25_001])
-        })
+        run_all(&x, |t| glu(t[0].clone().reshape([1, 23, 2174]), Activation::Silu).reshape([25_001]))
     });
 }
 
 #[test]
 #[should_panic(expected = "even last dimension, got 3")]
 fn an_odd_gate_is_named() {
-    glu(
-        tensor(&[0.0; 3], [1, 1, 3], &Device::flex()),
-        Activation::Silu,
-    );
+    glu(tensor(&[0.0; 3], [1, 1, 3], &Device::flex()), Activation::Silu);
 }

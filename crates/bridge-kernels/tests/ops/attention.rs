@@ -5,9 +5,7 @@ use bridge_kernels::attention::{AttentionOptions, attention, reference};
 use bridge_kernels::dropout::{DropoutKey, dropped};
 use burn::tensor::{Device, Tensor};
 
-use crate::common::{
-    Case, assert_close, assert_same_on_any_threads, ints, read, run_all, tensor, values, wide,
-};
+use crate::common::{Case, assert_close, assert_same_on_any_threads, ints, read, run_all, tensor, values, wide};
 use crate::plain;
 
 /// Shapes `[b, t, s, h, g, d]`.
@@ -37,42 +35,17 @@ fn plain_options(shapes: Shapes, with: &str) -> plain::Attention {
     let (o, documents) = options(shapes, with);
     let [b, t, s, h, g, d] = shapes;
     let factor = |dropped: bool| if dropped { 0.0 } else { 1.0 / (1.0 - RATE) };
-    let factors = o.dropout.map(|(rate, key)| {
-        dropped(b * h * t * s, rate, key)
-            .into_iter()
-            .map(factor)
-            .collect()
-    });
+    let factors = o.dropout.map(|(rate, key)| dropped(b * h * t * s, rate, key).into_iter().map(factor).collect());
     let documents = o.document_ids.is_some().then_some(documents);
-    plain::Attention {
-        b,
-        t,
-        s,
-        h,
-        g,
-        d,
-        scale: o.scale,
-        window: o.window,
-        softcap: o.softcap,
-        factors,
-        documents,
-    }
+    plain::Attention { b, t, s, h, g, d, scale: o.scale, window: o.window, softcap: o.softcap, factors, documents }
 }
 
 fn shaped([b, t, s, h, g, d]: Shapes, x: &[Tensor<1>]) -> [Tensor<4>; 3] {
-    [
-        x[0].clone().reshape([b, t, h, d]),
-        x[1].clone().reshape([b, s, g, d]),
-        x[2].clone().reshape([b, s, g, d]),
-    ]
+    [x[0].clone().reshape([b, t, h, d]), x[1].clone().reshape([b, s, g, d]), x[2].clone().reshape([b, s, g, d])]
 }
 
 fn inputs([b, t, s, h, g, d]: Shapes) -> Vec<Vec<f32>> {
-    vec![
-        values(1, b * t * h * d),
-        values(2, b * s * g * d),
-        values(3, b * s * g * d),
-    ]
+    vec![values(1, b * t * h * d), values(2, b * s * g * d), values(3, b * s * g * d)]
 }
 
 fn check(shapes: Shapes, with: &str) {
@@ -115,26 +88,20 @@ fn sequences_of_several_blocks_match_the_reference() {
         ([1, 67, 67, 1, 1, 256], "softcap"),
     ] {
         let (options, _) = options(shapes, with);
-        let run =
-            |operation: fn(Tensor<4>, Tensor<4>, Tensor<4>, &AttentionOptions) -> Tensor<4>| {
-                run_all(&inputs(shapes), |x| {
-                    let [q, k, v] = shaped(shapes, x);
-                    let out = operation(q, k, v, &options);
-                    let count = out.shape().num_elements();
-                    out.reshape([count])
-                })
-            };
+        let run = |operation: fn(Tensor<4>, Tensor<4>, Tensor<4>, &AttentionOptions) -> Tensor<4>| {
+            run_all(&inputs(shapes), |x| {
+                let [q, k, v] = shaped(shapes, x);
+                let out = operation(q, k, v, &options);
+                let count = out.shape().num_elements();
+                out.reshape([count])
+            })
+        };
         let (fast, slow) = (run(attention), run(reference));
         let x: Vec<Vec<f64>> = inputs(shapes).iter().map(|x| wide(x)).collect();
         let expected = plain::attention(&x[0], &x[1], &x[2], &plain_options(shapes, with));
         assert_close(&format!("{with}: output"), &fast[0], &expected, 2e-6);
         for (i, name) in ["q", "k", "v"].into_iter().enumerate() {
-            assert_close(
-                &format!("{with}: gradient of {name}"),
-                &fast[i + 1],
-                &wide(&slow[i + 1]),
-                2e-5,
-            );
+            assert_close(&format!("{with}: gradient of {name}"), &fast[i + 1], &wide(&slow[i + 1]), 2e-5);
         }
     }
 }
@@ -143,39 +110,24 @@ fn sequences_of_several_blocks_match_the_reference() {
 fn slices_of_one_projection_are_read_where_they_are() {
     let device = Device::flex();
     let (b, t, h, g, d) = (2, 7, 4, 2, 3);
-    let fused = tensor(
-        &values(1, b * t * (h + 2 * g) * d),
-        [b, t, h + 2 * g, d],
-        &device,
-    );
-    let parts =
-        [(0, h), (h, g), (h + g, g)].map(|(start, heads)| fused.clone().narrow(2, start, heads));
-    let copies = parts
-        .clone()
-        .map(|x| tensor(&read(x.clone()), x.dims(), &device));
+    let fused = tensor(&values(1, b * t * (h + 2 * g) * d), [b, t, h + 2 * g, d], &device);
+    let parts = [(0, h), (h, g), (h + g, g)].map(|(start, heads)| fused.clone().narrow(2, start, heads));
+    let copies = parts.clone().map(|x| tensor(&read(x.clone()), x.dims(), &device));
     let options = AttentionOptions::causal(d);
     let [q, k, v] = parts;
     let [q2, k2, v2] = copies;
-    assert_eq!(
-        read(attention(q, k, v, &options)),
-        read(attention(q2.clone(), k2.clone(), v2.clone(), &options))
-    );
+    assert_eq!(read(attention(q, k, v, &options)), read(attention(q2.clone(), k2.clone(), v2.clone(), &options)));
     // Heads before the sequence, as some models keep them.
     let q3 = tensor(&read(q2.clone().swap_dims(1, 2)), [b, h, t, d], &device).swap_dims(1, 2);
-    let transposed_last =
-        tensor(&read(k2.clone().swap_dims(1, 3)), [b, d, g, t], &device).swap_dims(1, 3);
-    assert_eq!(
-        read(attention(q3, transposed_last, v2.clone(), &options)),
-        read(attention(q2, k2, v2, &options))
-    );
+    let transposed_last = tensor(&read(k2.clone().swap_dims(1, 3)), [b, d, g, t], &device).swap_dims(1, 3);
+    assert_eq!(read(attention(q3, transposed_last, v2.clone(), &options)), read(attention(q2, k2, v2, &options)));
 }
 
 #[test]
 fn a_cache_gives_what_the_whole_sequence_gave() {
     let device = Device::flex();
     let (b, s, h, d) = (1, 19, 2, 8);
-    let [q, k, v] =
-        [1, 2, 3].map(|seed| tensor(&values(seed, b * s * h * d), [b, s, h, d], &device));
+    let [q, k, v] = [1, 2, 3].map(|seed| tensor(&values(seed, b * s * h * d), [b, s, h, d], &device));
     let options = AttentionOptions::causal(d);
     let whole = attention(q.clone(), k.clone(), v.clone(), &options).narrow(1, s - 1, 1);
     let last = attention(q.narrow(1, s - 1, 1), k, v, &options);

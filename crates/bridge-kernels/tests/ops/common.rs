@@ -31,23 +31,12 @@ pub fn read<const D: usize>(x: Tensor<D>) -> Vec<f32> {
 pub fn assert_close(name: &str, got: &[f32], want: &[f64], tolerance: f64) {
     assert_eq!(got.len(), want.len(), "{name}: lengths");
     let rms = (want.iter().map(|w| w * w).sum::<f64>() / want.len().max(1) as f64).sqrt();
-    let difference: f64 = got
-        .iter()
-        .zip(want)
-        .map(|(g, w)| (f64::from(*g) - w).powi(2))
-        .sum::<f64>();
+    let difference: f64 = got.iter().zip(want).map(|(g, w)| (f64::from(*g) - w).powi(2)).sum::<f64>();
     let norm = (difference / want.len().max(1) as f64).sqrt();
-    assert!(
-        norm <= tolerance * rms + 1e-30,
-        "{name}: relative error {:.2e}",
-        norm / rms
-    );
+    assert!(norm <= tolerance * rms + 1e-30, "{name}: relative error {:.2e}", norm / rms);
     for (i, (g, w)) in got.iter().zip(want).enumerate() {
         let allowed = 10.0 * tolerance * w.abs().max(rms) + 1e-30;
-        assert!(
-            (f64::from(*g) - w).abs() <= allowed,
-            "{name}: element {i} is {g}, expected {w}"
-        );
+        assert!((f64::from(*g) - w).abs() <= allowed, "{name}: element {i} is {g}, expected {w}");
     }
 }
 
@@ -70,18 +59,8 @@ impl Case<'_> {
         let expected = (self.plain)(&self.wide_inputs());
         let outside = self.tensors(&Device::flex());
         let output = read((self.fast)(&outside));
-        assert_close(
-            &format!("{}: output", self.name),
-            &output,
-            &expected,
-            OUTPUT,
-        );
-        assert_close(
-            &format!("{}: reference", self.name),
-            &read((self.reference)(&outside)),
-            &expected,
-            GRADIENT,
-        );
+        assert_close(&format!("{}: output", self.name), &output, &expected, OUTPUT);
+        assert_close(&format!("{}: reference", self.name), &read((self.reference)(&outside)), &expected, GRADIENT);
         let cotangent = values(999, expected.len());
         let everything = vec![true; self.inputs.len()];
         let gradients = self.gradients(self.fast, &everything, &cotangent);
@@ -89,19 +68,9 @@ impl Case<'_> {
         for (i, gradient) in gradients.iter().enumerate() {
             let gradient = gradient.as_ref().expect("every input is tracked");
             let name = format!("{}: gradient of input {i}", self.name);
-            assert_close(
-                &name,
-                gradient,
-                &self.numeric_gradient(i, &cotangent),
-                GRADIENT,
-            );
+            assert_close(&name, gradient, &self.numeric_gradient(i, &cotangent), GRADIENT);
             let reference = wide(reference[i].as_ref().expect("every input is tracked"));
-            assert_close(
-                &format!("{name} against the reference"),
-                gradient,
-                &reference,
-                2.0 * GRADIENT,
-            );
+            assert_close(&format!("{name} against the reference"), gradient, &reference, 2.0 * GRADIENT);
             let only: Vec<bool> = (0..self.inputs.len()).map(|j| j == i).collect();
             let alone = self.gradients(self.fast, &only, &cotangent);
             assert_eq!(alone[i].as_ref(), Some(gradient), "{name}, tracked alone");
@@ -113,10 +82,7 @@ impl Case<'_> {
     }
 
     fn tensors(&self, device: &Device) -> Vec<Tensor<1>> {
-        self.inputs
-            .iter()
-            .map(|x| tensor(x, [x.len()], device))
-            .collect()
+        self.inputs.iter().map(|x| tensor(x, [x.len()], device)).collect()
     }
 
     /// Gradients of `sum(output * cotangent)` with respect to the tracked inputs.
@@ -128,18 +94,10 @@ impl Case<'_> {
     ) -> Vec<Option<Vec<f32>>> {
         let device = Device::flex().autodiff();
         let track = |(x, tracked): (Tensor<1>, &bool)| if *tracked { x.require_grad() } else { x };
-        let inputs: Vec<Tensor<1>> = self
-            .tensors(&device)
-            .into_iter()
-            .zip(tracked)
-            .map(track)
-            .collect();
+        let inputs: Vec<Tensor<1>> = self.tensors(&device).into_iter().zip(tracked).map(track).collect();
         let loss = (operation(&inputs) * tensor(cotangent, [cotangent.len()], &device)).sum();
         let gradients = loss.backward();
-        inputs
-            .iter()
-            .map(|x| x.grad(&gradients).map(read))
-            .collect()
+        inputs.iter().map(|x| x.grad(&gradients).map(read)).collect()
     }
 
     fn numeric_gradient(&self, input: usize, cotangent: &[f32]) -> Vec<f64> {
@@ -156,17 +114,11 @@ impl Case<'_> {
 /// Fails unless `run` gives the same bits on one, two and four threads, and twice in a row.
 pub fn assert_same_on_any_threads(name: &str, run: impl Fn() -> Vec<Vec<f32>> + Sync) {
     let on = |threads: usize| {
-        let pool = rayon::ThreadPoolBuilder::new()
-            .num_threads(threads)
-            .build()
-            .expect("threads can be started");
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads can be started");
         pool.install(&run)
     };
     let bits = |values: Vec<Vec<f32>>| -> Vec<Vec<u32>> {
-        values
-            .into_iter()
-            .map(|v| v.into_iter().map(f32::to_bits).collect())
-            .collect()
+        values.into_iter().map(|v| v.into_iter().map(f32::to_bits).collect()).collect()
     };
     let one = bits(on(1));
     assert!(one == bits(on(1)), "{name}: two runs differ");
@@ -175,23 +127,13 @@ pub fn assert_same_on_any_threads(name: &str, run: impl Fn() -> Vec<Vec<f32>> + 
 }
 
 /// Output and gradients of all inputs, for [`assert_same_on_any_threads`].
-pub fn run_all(
-    inputs: &[Vec<f32>],
-    operation: impl Fn(&[Tensor<1>]) -> Tensor<1>,
-) -> Vec<Vec<f32>> {
+pub fn run_all(inputs: &[Vec<f32>], operation: impl Fn(&[Tensor<1>]) -> Tensor<1>) -> Vec<Vec<f32>> {
     let device = Device::flex().autodiff();
-    let inputs: Vec<Tensor<1>> = inputs
-        .iter()
-        .map(|x| tensor(x, [x.len()], &device).require_grad())
-        .collect();
+    let inputs: Vec<Tensor<1>> = inputs.iter().map(|x| tensor(x, [x.len()], &device).require_grad()).collect();
     let output = operation(&inputs);
     let cotangent = tensor(&values(998, output.dims()[0]), output.dims(), &device);
     let gradients = (output.clone() * cotangent).sum().backward();
     let mut all = vec![read(output)];
-    all.extend(
-        inputs
-            .iter()
-            .map(|x| read(x.grad(&gradients).expect("every input is tracked"))),
-    );
+    all.extend(inputs.iter().map(|x| read(x.grad(&gradients).expect("every input is tracked"))));
     all
 }

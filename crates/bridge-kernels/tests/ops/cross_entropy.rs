@@ -3,9 +3,7 @@
 use bridge_kernels::cross_entropy::{CrossEntropyOptions, linear_cross_entropy, reference};
 use burn::tensor::{Device, Tensor};
 
-use crate::common::{
-    Case, assert_close, assert_same_on_any_threads, ints, run_all, tensor, values, wide,
-};
+use crate::common::{Case, assert_close, assert_same_on_any_threads, ints, run_all, tensor, values, wide};
 use crate::plain;
 
 fn targets(n: usize, v: usize) -> Vec<i64> {
@@ -20,12 +18,7 @@ fn check(n: usize, c: usize, v: usize, options: CrossEntropyOptions) {
     let (target, mask) = (targets(n, v), masks(n));
     let arguments = |t: &[Tensor<1>]| {
         let mask = tensor(&mask, [n], &Device::flex());
-        (
-            t[0].clone().reshape([n, c]),
-            t[1].clone().reshape([v, c]),
-            ints(&target, [n]),
-            mask,
-        )
+        (t[0].clone().reshape([n, c]), t[1].clone().reshape([v, c]), ints(&target, [n]), mask)
     };
     Case {
         name: &format!("loss of {n} x {c} x {v}, {options:?}"),
@@ -39,13 +32,7 @@ fn check(n: usize, c: usize, v: usize, options: CrossEntropyOptions) {
             reference(x, w, targets, mask, &options)
         },
         plain: &|x| {
-            vec![plain::cross_entropy(
-                &x[0],
-                &x[1],
-                (&target, &wide(&mask)),
-                c,
-                (options.softcap, options.z_loss),
-            )]
+            vec![plain::cross_entropy(&x[0], &x[1], (&target, &wide(&mask)), c, (options.softcap, options.z_loss))]
         },
     }
     .check();
@@ -70,29 +57,16 @@ fn chunks_of_tokens_make_one_loss() {
     let (x, w) = (values(1, n * c), values(2, v * c));
     let (target, mask) = (targets(n, v), masks(n));
     let run = |operation: &dyn Fn(Tensor<2>, Tensor<2>) -> Tensor<1>| {
-        run_all(&[x.clone(), w.clone()], |t| {
-            operation(t[0].clone().reshape([n, c]), t[1].clone().reshape([v, c]))
-        })
+        run_all(&[x.clone(), w.clone()], |t| operation(t[0].clone().reshape([n, c]), t[1].clone().reshape([v, c])))
     };
     let arguments = || (ints(&target, [n]), tensor(&mask, [n], &Device::flex()));
     let options = CrossEntropyOptions::default();
     let fast = run(&|x, w| linear_cross_entropy(x, w, arguments().0, arguments().1, &options));
-    let expected = plain::cross_entropy(
-        &wide(&x),
-        &wide(&w),
-        (&target, &wide(&mask)),
-        c,
-        (None, None),
-    );
+    let expected = plain::cross_entropy(&wide(&x), &wide(&w), (&target, &wide(&mask)), c, (None, None));
     assert_close("loss", &fast[0], &[expected], 2e-6);
     let reference = run(&|x, w| reference(x, w, arguments().0, arguments().1, &options));
     assert_close("gradient of x", &fast[1], &wide(&reference[1]), 2e-5);
-    assert_close(
-        "gradient of the weight",
-        &fast[2],
-        &wide(&reference[2]),
-        2e-5,
-    );
+    assert_close("gradient of the weight", &fast[2], &wide(&reference[2]), 2e-5);
 }
 
 #[test]
@@ -121,13 +95,8 @@ fn large_logits_do_not_overflow() {
     let device = Device::flex();
     let x = tensor(&[1.0e4], [1, 1], &device);
     let w = tensor(&[1.0, 0.0, -1.0], [3, 1], &device);
-    let loss = linear_cross_entropy(
-        x,
-        w,
-        ints(&[1], [1]),
-        tensor(&[1.0], [1], &device),
-        &CrossEntropyOptions::default(),
-    );
+    let loss =
+        linear_cross_entropy(x, w, ints(&[1], [1]), tensor(&[1.0], [1], &device), &CrossEntropyOptions::default());
     assert_eq!(loss.into_scalar::<f32>(), 1.0e4);
 }
 
@@ -139,13 +108,7 @@ fn the_same_on_any_number_of_threads() {
         run_all(&inputs, |t| {
             let (x, w) = (t[0].clone().reshape([n, c]), t[1].clone().reshape([v, c]));
             let mask = tensor(&masks(n), [n], &Device::flex());
-            linear_cross_entropy(
-                x,
-                w,
-                ints(&targets(n, v), [n]),
-                mask,
-                &CrossEntropyOptions::default(),
-            )
+            linear_cross_entropy(x, w, ints(&targets(n, v), [n]), mask, &CrossEntropyOptions::default())
         })
     });
 }
@@ -155,15 +118,6 @@ fn the_same_on_any_number_of_threads() {
 fn a_target_outside_the_vocabulary_is_named() {
     let device = Device::flex();
     let mask = tensor(&[1.0, 1.0], [2], &device);
-    let (x, w) = (
-        tensor(&[0.0; 2], [2, 1], &device),
-        tensor(&[0.0; 5], [5, 1], &device),
-    );
-    linear_cross_entropy(
-        x,
-        w,
-        ints(&[0, 5], [2]),
-        mask,
-        &CrossEntropyOptions::default(),
-    );
+    let (x, w) = (tensor(&[0.0; 2], [2, 1], &device), tensor(&[0.0; 5], [5, 1], &device));
+    linear_cross_entropy(x, w, ints(&[0, 5], [2]), mask, &CrossEntropyOptions::default());
 }

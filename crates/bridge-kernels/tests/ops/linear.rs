@@ -3,30 +3,17 @@
 use bridge_kernels::linear::{embedding, embedding_reference, linear, reference};
 use burn::tensor::{Device, Tensor};
 
-use crate::common::{
-    Case, assert_close, assert_same_on_any_threads, ints, read, run_all, tensor, values, wide,
-};
+use crate::common::{Case, assert_close, assert_same_on_any_threads, ints, read, run_all, tensor, values, wide};
 use crate::plain;
 
 fn check(n: usize, inputs: usize, outputs: usize) {
-    let x_w_b = vec![
-        values(1, n * inputs),
-        values(2, outputs * inputs),
-        values(3, outputs),
-    ];
-    let shaped = |t: &[Tensor<1>]| {
-        (
-            t[0].clone().reshape([n, inputs]),
-            t[1].clone().reshape([outputs, inputs]),
-        )
-    };
+    let x_w_b = vec![values(1, n * inputs), values(2, outputs * inputs), values(3, outputs)];
+    let shaped = |t: &[Tensor<1>]| (t[0].clone().reshape([n, inputs]), t[1].clone().reshape([outputs, inputs]));
     Case {
         name: &format!("linear {n} x {inputs} -> {outputs}"),
         inputs: x_w_b.clone(),
         fast: &|t| linear(shaped(t).0, shaped(t).1, Some(t[2].clone())).reshape([n * outputs]),
-        reference: &|t| {
-            reference(shaped(t).0, shaped(t).1, Some(t[2].clone())).reshape([n * outputs])
-        },
+        reference: &|t| reference(shaped(t).0, shaped(t).1, Some(t[2].clone())).reshape([n * outputs]),
         plain: &|v| plain::linear(&v[0], &v[1], Some(&v[2]), inputs),
     }
     .check();
@@ -52,58 +39,28 @@ fn outputs_and_gradients() {
 #[test]
 fn leading_dimensions_and_empty_batches() {
     let device = Device::flex();
-    let (x, w) = (
-        tensor(&values(1, 2 * 3 * 5 * 7), [2, 3, 5, 7], &device),
-        tensor(&values(2, 11 * 7), [11, 7], &device),
-    );
+    let (x, w) =
+        (tensor(&values(1, 2 * 3 * 5 * 7), [2, 3, 5, 7], &device), tensor(&values(2, 11 * 7), [11, 7], &device));
     let y = linear(x.clone(), w.clone(), None);
     assert_eq!(y.dims(), [2, 3, 5, 11]);
-    assert_close(
-        "rank 4",
-        &read(y),
-        &plain::linear(&wide(&read(x)), &wide(&read(w.clone())), None, 7),
-        2e-6,
-    );
-    assert_eq!(
-        linear(tensor(&[], [0, 7], &device), w, None).dims(),
-        [0, 11]
-    );
+    assert_close("rank 4", &read(y), &plain::linear(&wide(&read(x)), &wide(&read(w.clone())), None, 7), 2e-6);
+    assert_eq!(linear(tensor(&[], [0, 7], &device), w, None).dims(), [0, 11]);
 }
 
 #[test]
 fn views_are_read_where_they_are() {
     let device = Device::flex();
     let (x, w) = (values(1, 7 * 13), values(2, 40 * 7));
-    let expected = plain::linear(
-        &wide(&read(tensor(&x, [7, 13], &device).transpose())),
-        &wide(&w[3 * 7..14 * 7]),
-        None,
-        7,
-    );
+    let expected =
+        plain::linear(&wide(&read(tensor(&x, [7, 13], &device).transpose())), &wide(&w[3 * 7..14 * 7]), None, 7);
     let rows = tensor(&w, [40, 7], &device).narrow(0, 3, 11);
     let transposed = tensor(&x, [7, 13], &device).transpose();
-    assert_close(
-        "slice of rows",
-        &read(linear(transposed.clone(), rows.clone(), None)),
-        &expected,
-        2e-6,
-    );
-    let stored_transposed: Tensor<2> =
-        tensor(&read(rows.transpose()), [7, 11], &device).transpose();
-    assert_close(
-        "transposed",
-        &read(linear(transposed, stored_transposed, None)),
-        &expected,
-        2e-6,
-    );
+    assert_close("slice of rows", &read(linear(transposed.clone(), rows.clone(), None)), &expected, 2e-6);
+    let stored_transposed: Tensor<2> = tensor(&read(rows.transpose()), [7, 11], &device).transpose();
+    assert_close("transposed", &read(linear(transposed, stored_transposed, None)), &expected, 2e-6);
     let flipped = tensor(&w, [40, 7], &device).flip([0]);
     let expected = plain::linear(&wide(&x[..7]), &wide(&read(flipped.clone())), None, 7);
-    assert_close(
-        "flipped",
-        &read(linear(tensor(&x[..7], [1, 7], &device), flipped, None)),
-        &expected,
-        2e-6,
-    );
+    assert_close("flipped", &read(linear(tensor(&x[..7], [1, 7], &device), flipped, None)), &expected, 2e-6);
 }
 
 #[test]
@@ -112,12 +69,7 @@ fn the_same_on_any_number_of_threads() {
     let inputs = [values(1, n * i), values(2, o * i), values(3, o)];
     assert_same_on_any_threads("linear", || {
         run_all(&inputs, |t| {
-            linear(
-                t[0].clone().reshape([n, i]),
-                t[1].clone().reshape([o, i]),
-                Some(t[2].clone()),
-            )
-            .reshape([n * o])
+            linear(t[0].clone().reshape([n, i]), t[1].clone().reshape([o, i]), Some(t[2].clone())).reshape([n * o])
         })
     });
 }
@@ -126,11 +78,7 @@ fn the_same_on_any_number_of_threads() {
 #[should_panic(expected = "linear: an input of [2, 3] does not fit a weight of [5, 4]")]
 fn a_wrong_inner_size_is_named() {
     let device = Device::flex();
-    linear(
-        tensor(&[0.0; 6], [2, 3], &device),
-        tensor(&[0.0; 20], [5, 4], &device),
-        None,
-    );
+    linear(tensor(&[0.0; 6], [2, 3], &device), tensor(&[0.0; 20], [5, 4], &device), None);
 }
 
 #[test]
@@ -144,26 +92,18 @@ fn embedding_looks_up_and_adds_up() {
         let leaf = tensor(&table, [v * c], &device).require_grad();
         let (weight, ids) = case(std::slice::from_ref(&leaf));
         let y = operation(weight, ids);
-        let gradients = (y.clone() * tensor(&values(2, 8 * c), [2, 4, c], &device))
-            .sum()
-            .backward();
+        let gradients = (y.clone() * tensor(&values(2, 8 * c), [2, 4, c], &device)).sum().backward();
         (read(y), read(leaf.grad(&gradients).unwrap()))
     };
     let (fast, reference) = (run(embedding), run(embedding_reference));
     assert_eq!(fast.0, reference.0);
     assert_close("gradient", &fast.1, &wide(&reference.1), 1e-6);
     let used: f64 = plain::dot(&wide(&values(2, 8 * c)), &vec![1.0; 8 * c]);
-    assert!(
-        (wide(&fast.1).iter().sum::<f64>() - used).abs() < 1e-5,
-        "every token's gradient arrives once"
-    );
+    assert!((wide(&fast.1).iter().sum::<f64>() - used).abs() < 1e-5, "every token's gradient arrives once");
 }
 
 #[test]
 #[should_panic(expected = "token id 7 at position 1 is not below the vocabulary size 7")]
 fn an_id_outside_the_vocabulary_is_named() {
-    embedding(
-        tensor(&[0.0; 7], [7, 1], &Device::flex()),
-        ints(&[0, 7], [1, 2]),
-    );
+    embedding(tensor(&[0.0; 7], [7, 1], &Device::flex()), ints(&[0, 7], [1, 2]));
 }

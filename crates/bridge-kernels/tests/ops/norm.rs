@@ -3,9 +3,7 @@
 use bridge_kernels::norm::{layer_norm, layer_norm_reference, rms_norm, rms_norm_reference};
 use burn::tensor::{Device, Tensor};
 
-use crate::common::{
-    Case, assert_close, assert_same_on_any_threads, read, run_all, tensor, values, wide,
-};
+use crate::common::{Case, assert_close, assert_same_on_any_threads, read, run_all, tensor, values, wide};
 use crate::plain;
 
 const EPSILON: f64 = 1e-5;
@@ -16,9 +14,7 @@ fn check(n: usize, c: usize) {
         name: &format!("rms_norm {n} x {c}"),
         inputs: inputs[..2].to_vec(),
         fast: &|t| rms_norm(t[0].clone().reshape([n, c]), t[1].clone(), EPSILON).reshape([n * c]),
-        reference: &|t| {
-            rms_norm_reference(t[0].clone().reshape([n, c]), t[1].clone(), EPSILON).reshape([n * c])
-        },
+        reference: &|t| rms_norm_reference(t[0].clone().reshape([n, c]), t[1].clone(), EPSILON).reshape([n * c]),
         plain: &|v| plain::rms_norm(&v[0], &v[1], EPSILON),
     }
     .check();
@@ -27,13 +23,9 @@ fn check(n: usize, c: usize) {
         Case {
             name: &format!("layer_norm {n} x {c} of {arity} inputs"),
             inputs: inputs[..arity].to_vec(),
-            fast: &|t| {
-                layer_norm(t[0].clone().reshape([n, c]), t[1].clone(), bias(t), EPSILON)
-                    .reshape([n * c])
-            },
+            fast: &|t| layer_norm(t[0].clone().reshape([n, c]), t[1].clone(), bias(t), EPSILON).reshape([n * c]),
             reference: &|t| {
-                layer_norm_reference(t[0].clone().reshape([n, c]), t[1].clone(), bias(t), EPSILON)
-                    .reshape([n * c])
+                layer_norm_reference(t[0].clone().reshape([n, c]), t[1].clone(), bias(t), EPSILON).reshape([n * c])
             },
             plain: &|v| plain::layer_norm(&v[0], &v[1], v.get(2).map(Vec::as_slice), EPSILON),
         }
@@ -56,33 +48,10 @@ fn views_single_elements_and_empty_batches() {
     let permuted = tensor(&x, [5, 7, 3], &device).swap_dims(1, 2);
     let w = values(2, 7);
     let expected = plain::rms_norm(&wide(&read(permuted.clone())), &wide(&w), EPSILON);
-    assert_close(
-        "permuted",
-        &read(rms_norm(permuted, tensor(&w, [7], &device), EPSILON)),
-        &expected,
-        2e-6,
-    );
-    let one = rms_norm(
-        tensor(&[3.0], [1, 1], &device),
-        tensor(&[2.0], [1], &device),
-        EPSILON,
-    );
-    assert_close(
-        "one element",
-        &read(one),
-        &[6.0 / (9.0_f64 + EPSILON).sqrt()],
-        2e-6,
-    );
-    assert_eq!(
-        layer_norm(
-            tensor(&[], [0, 7], &device),
-            tensor(&w, [7], &device),
-            None,
-            EPSILON
-        )
-        .dims(),
-        [0, 7]
-    );
+    assert_close("permuted", &read(rms_norm(permuted, tensor(&w, [7], &device), EPSILON)), &expected, 2e-6);
+    let one = rms_norm(tensor(&[3.0], [1, 1], &device), tensor(&[2.0], [1], &device), EPSILON);
+    assert_close("one element", &read(one), &[6.0 / (9.0_f64 + EPSILON).sqrt()], 2e-6);
+    assert_eq!(layer_norm(tensor(&[], [0, 7], &device), tensor(&w, [7], &device), None, EPSILON).dims(), [0, 7]);
 }
 
 #[test]
@@ -91,13 +60,7 @@ fn the_same_on_any_number_of_threads() {
     let inputs = [values(1, n * c), values(2, c), values(3, c)];
     assert_same_on_any_threads("layer_norm", || {
         run_all(&inputs, |t| {
-            layer_norm(
-                t[0].clone().reshape([n, c]),
-                t[1].clone(),
-                Some(t[2].clone()),
-                EPSILON,
-            )
-            .reshape([n * c])
+            layer_norm(t[0].clone().reshape([n, c]), t[1].clone(), Some(t[2].clone()), EPSILON).reshape([n * c])
         })
     });
 }
@@ -106,9 +69,5 @@ fn the_same_on_any_number_of_threads() {
 #[should_panic(expected = "norm: an input of [2, 3] does not fit a weight of 4")]
 fn a_wrong_size_is_named() {
     let device = Device::flex();
-    rms_norm(
-        tensor(&[0.0; 6], [2, 3], &device),
-        tensor(&[0.0; 4], [4], &device),
-        EPSILON,
-    );
+    rms_norm(tensor(&[0.0; 6], [2, 3], &device), tensor(&[0.0; 4], [4], &device), EPSILON);
 }

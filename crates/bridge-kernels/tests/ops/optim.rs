@@ -1,8 +1,7 @@
 //! Optimizer arithmetic.
 
 use bridge_kernels::optim::{
-    AdamWState, AdamWStep, SgdStep, accumulate, adamw, adamw_reference, count_zeros, sgd,
-    sgd_reference, sum_of_squares,
+    AdamWState, AdamWStep, SgdStep, accumulate, adamw, adamw_reference, count_zeros, sgd, sgd_reference, sum_of_squares,
 };
 use burn::tensor::{Device, Tensor};
 
@@ -36,10 +35,7 @@ fn plain_adamw(state: &mut [f64; 3], gradient: f64, s: &AdamWStep) {
     }
     *m = s.beta1 * *m + (1.0 - s.beta1) * g;
     *v = s.beta2 * *v + (1.0 - s.beta2) * g * g;
-    let (m, v) = (
-        *m / (1.0 - s.beta1.powf(s.step as f64)),
-        *v / (1.0 - s.beta2.powf(s.step as f64)),
-    );
+    let (m, v) = (*m / (1.0 - s.beta1.powf(s.step as f64)), *v / (1.0 - s.beta2.powf(s.step as f64)));
     *p -= s.lr * m / (v.sqrt() + s.epsilon);
 }
 
@@ -49,22 +45,14 @@ fn adamw_follows_float64_and_its_reference_over_steps() {
         for n in [0, 1, 67, 40_009] {
             let start = values(1, n);
             let zeros = vec![0.0; n];
-            let state = |p: &[f32]| AdamWState {
-                parameter: flat(p),
-                exp_avg: flat(&zeros),
-                exp_avg_sq: flat(&zeros),
-            };
+            let state = |p: &[f32]| AdamWState { parameter: flat(p), exp_avg: flat(&zeros), exp_avg_sq: flat(&zeros) };
             let (mut fast, mut reference) = (state(&start), state(&start));
-            let mut plain: Vec<[f64; 3]> =
-                start.iter().map(|p| [f64::from(*p), 0.0, 0.0]).collect();
+            let mut plain: Vec<[f64; 3]> = start.iter().map(|p| [f64::from(*p), 0.0, 0.0]).collect();
             for i in 1..=3 {
                 let (gradient, step) = (values(10 + i, n), step(i, decoupled));
                 fast = adamw(fast, flat(&gradient), &step);
                 reference = adamw_reference(reference, flat(&gradient), &step);
-                plain
-                    .iter_mut()
-                    .zip(&gradient)
-                    .for_each(|(state, g)| plain_adamw(state, f64::from(*g), &step));
+                plain.iter_mut().zip(&gradient).for_each(|(state, g)| plain_adamw(state, f64::from(*g), &step));
             }
             let column = |i: usize| plain.iter().map(|state| state[i]).collect::<Vec<_>>();
             for (i, (fast, reference)) in [
@@ -88,43 +76,27 @@ fn shared_and_sliced_parameters_are_left_alone() {
     let whole = flat(&values(1, 30));
     let before = read(whole.clone());
     let slice = whole.clone().narrow(0, 5, 20);
-    let state = AdamWState {
-        parameter: slice,
-        exp_avg: flat(&[0.0; 20]),
-        exp_avg_sq: flat(&[0.0; 20]),
-    };
+    let state = AdamWState { parameter: slice, exp_avg: flat(&[0.0; 20]), exp_avg_sq: flat(&[0.0; 20]) };
     let gradient = flat(&values(2, 20));
     let next = adamw(state, gradient.clone(), &step(1, true));
     assert_eq!(read(whole), before, "the buffer that the slice came from");
     assert_eq!(read(gradient), values(2, 20));
-    let direct = AdamWState {
-        parameter: flat(&before[5..25]),
-        exp_avg: flat(&[0.0; 20]),
-        exp_avg_sq: flat(&[0.0; 20]),
-    };
+    let direct =
+        AdamWState { parameter: flat(&before[5..25]), exp_avg: flat(&[0.0; 20]), exp_avg_sq: flat(&[0.0; 20]) };
     let direct = adamw(direct, flat(&values(2, 20)), &step(1, true));
     assert_eq!(read(next.parameter), read(direct.parameter));
 }
 
 #[test]
 fn sgd_and_accumulation_follow_their_references() {
-    let step = SgdStep {
-        lr: 0.1,
-        momentum: 0.9,
-        weight_decay: 0.01,
-        gradient_scale: 0.5,
-    };
+    let step = SgdStep { lr: 0.1, momentum: 0.9, weight_decay: 0.01, gradient_scale: 0.5 };
     for n in [1, 33_000] {
         let [p, m, g] = [1, 2, 3].map(|seed| flat(&values(seed, n)));
         let fast = sgd(p.clone(), m.clone(), g.clone(), &step);
         let reference = sgd_reference(p.clone(), m.clone(), g.clone(), &step);
         assert_close("parameter", &read(fast.0), &wide(&read(reference.0)), 1e-6);
         assert_close("momentum", &read(fast.1), &wide(&read(reference.1)), 1e-6);
-        let expected: Vec<f32> = values(1, n)
-            .iter()
-            .zip(values(3, n))
-            .map(|(a, b)| a + b)
-            .collect();
+        let expected: Vec<f32> = values(1, n).iter().zip(values(3, n)).map(|(a, b)| a + b).collect();
         assert_eq!(read(accumulate(p.clone(), g)), expected);
         assert_eq!(read(p), values(1, n), "a shared accumulator is copied");
     }
@@ -136,10 +108,7 @@ fn sums_and_counts() {
         let mut x = values(1, n);
         x.iter_mut().step_by(7).for_each(|v| *v = 0.0);
         let expected: f64 = wide(&x).iter().map(|v| v * v).sum();
-        assert!(
-            (sum_of_squares(&flat(&x)) - expected).abs() <= 1e-12 * expected,
-            "n = {n}"
-        );
+        assert!((sum_of_squares(&flat(&x)) - expected).abs() <= 1e-12 * expected, "n = {n}");
         assert_eq!(count_zeros(&flat(&x)), n.div_ceil(7) as u64, "n = {n}");
     }
     let view = flat(&values(1, 50)).narrow(0, 3, 11);
@@ -160,26 +129,14 @@ fn the_same_on_any_number_of_threads() {
         };
         let state = adamw(state, flat(&values(4, n)), &step(3, true));
         let squares = sum_of_squares(&state.parameter).to_bits();
-        let halves = vec![
-            f32::from_bits(squares as u32),
-            f32::from_bits((squares >> 32) as u32),
-        ];
-        vec![
-            read(state.parameter),
-            read(state.exp_avg),
-            read(state.exp_avg_sq),
-            halves,
-        ]
+        let halves = vec![f32::from_bits(squares as u32), f32::from_bits((squares >> 32) as u32)];
+        vec![read(state.parameter), read(state.exp_avg), read(state.exp_avg_sq), halves]
     });
 }
 
 #[test]
 #[should_panic(expected = "adamw: parameter, moments and gradient have sizes [3, 3, 3, 2]")]
 fn different_sizes_are_named() {
-    let state = AdamWState {
-        parameter: flat(&[0.0; 3]),
-        exp_avg: flat(&[0.0; 3]),
-        exp_avg_sq: flat(&[0.0; 3]),
-    };
+    let state = AdamWState { parameter: flat(&[0.0; 3]), exp_avg: flat(&[0.0; 3]), exp_avg_sq: flat(&[0.0; 3]) };
     adamw(state, flat(&[0.0; 2]), &step(1, true));
 }

@@ -26,9 +26,7 @@ pub fn dot(a: &[f64], b: &[f64]) -> f64 {
 pub fn linear(x: &[f64], w: &[f64], bias: Option<&[f64]>, inputs: usize) -> Vec<f64> {
     let outputs = w.len() / inputs;
     let row = |x: &[f64]| {
-        (0..outputs)
-            .map(|o| dot(x, &w[o * inputs..][..inputs]) + bias.map_or(0.0, |b| b[o]))
-            .collect::<Vec<_>>()
+        (0..outputs).map(|o| dot(x, &w[o * inputs..][..inputs]) + bias.map_or(0.0, |b| b[o])).collect::<Vec<_>>()
     };
     x.chunks(inputs).flat_map(row).collect()
 }
@@ -62,9 +60,7 @@ pub fn attention(q: &[f64], k: &[f64], v: &[f64], a: &Attention) -> Vec<f64> {
                 let seen = |j: &usize| {
                     *j <= position
                         && a.window.is_none_or(|w| position - j <= w)
-                        && a.documents
-                            .as_ref()
-                            .is_none_or(|d| d[batch * a.t + j] == d[batch * a.t + i])
+                        && a.documents.as_ref().is_none_or(|d| d[batch * a.t + j] == d[batch * a.t + i])
                 };
                 let keys: Vec<usize> = (0..a.s).filter(seen).collect();
                 let score = |j: &usize| {
@@ -75,10 +71,7 @@ pub fn attention(q: &[f64], k: &[f64], v: &[f64], a: &Attention) -> Vec<f64> {
                 let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                 let sum: f64 = scores.iter().map(|s| (s - top).exp()).sum();
                 for (j, score) in keys.iter().zip(&scores) {
-                    let factor = a
-                        .factors
-                        .as_ref()
-                        .map_or(1.0, |f| f[((batch * a.h + head) * a.t + i) * a.s + j]);
+                    let factor = a.factors.as_ref().map_or(1.0, |f| f[((batch * a.h + head) * a.t + i) * a.s + j]);
                     let p = (score - top).exp() / sum * factor;
                     for e in 0..a.d {
                         out[query + e] += p * v[key(*j) + e];
@@ -102,10 +95,7 @@ pub fn cross_entropy(
     let vocabulary = w.len() / columns;
     let mut total = 0.0;
     for ((row, target), mask) in logits.chunks(vocabulary).zip(targets).zip(mask) {
-        let row: Vec<f64> = row
-            .iter()
-            .map(|l| softcap.map_or(*l, |cap| cap * (l / cap).tanh()))
-            .collect();
+        let row: Vec<f64> = row.iter().map(|l| softcap.map_or(*l, |cap| cap * (l / cap).tanh())).collect();
         let top = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let log_z = top + row.iter().map(|l| (l - top).exp()).sum::<f64>().ln();
         if *mask != 0.0 {

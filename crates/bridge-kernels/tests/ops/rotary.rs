@@ -3,9 +3,7 @@
 use bridge_kernels::rotary::{Positions, RotaryPairing, RotaryTable, apply_rotary, reference};
 use burn::tensor::Device;
 
-use crate::common::{
-    Case, assert_close, assert_same_on_any_threads, ints, read, run_all, tensor, values, wide,
-};
+use crate::common::{Case, assert_close, assert_same_on_any_threads, ints, read, run_all, tensor, values, wide};
 
 /// Rotation of `x [b, t, h, d]` by the given positions, in float64 but with the table's float32 angles.
 fn plain(
@@ -45,26 +43,18 @@ fn outputs_and_gradients() {
             let table = RotaryTable::new(&frequencies, 17, pairing, &Device::flex());
             let explicit: Vec<i64> = vec![16, 0, 3, 3, 7, 1, 2, 15, 4, 0];
             let cases = [
-                (
-                    Positions::From(4),
-                    (0..b).flat_map(|_| 4..4 + t).collect::<Vec<usize>>(),
-                ),
-                (
-                    Positions::Explicit(ints(&explicit, [b, t])),
-                    explicit.iter().map(|p| *p as usize).collect(),
-                ),
+                (Positions::From(4), (0..b).flat_map(|_| 4..4 + t).collect::<Vec<usize>>()),
+                (Positions::Explicit(ints(&explicit, [b, t])), explicit.iter().map(|p| *p as usize).collect()),
             ];
             for (positions, expected) in cases {
                 Case {
                     name: &format!("{pairing:?}, d = {d}"),
                     inputs: vec![values(1, b * t * h * d)],
                     fast: &|x| {
-                        apply_rotary(x[0].clone().reshape([b, t, h, d]), &table, &positions)
-                            .reshape([b * t * h * d])
+                        apply_rotary(x[0].clone().reshape([b, t, h, d]), &table, &positions).reshape([b * t * h * d])
                     },
                     reference: &|x| {
-                        reference(x[0].clone().reshape([b, t, h, d]), &table, &positions)
-                            .reshape([b * t * h * d])
+                        reference(x[0].clone().reshape([b, t, h, d]), &table, &positions).reshape([b * t * h * d])
                     },
                     plain: &|v| plain(&v[0], &expected, h, d, &frequencies, pairing),
                 }
@@ -78,23 +68,9 @@ fn outputs_and_gradients() {
 fn views_of_a_wider_projection() {
     let device = Device::flex();
     let table = RotaryTable::new(&[1.0, 0.5], 9, RotaryPairing::Halves, &device);
-    let view = tensor(&values(1, 2 * 3 * 24), [2, 3, 24], &device)
-        .narrow(2, 8, 8)
-        .reshape([2, 3, 2, 4]);
-    let expected = plain(
-        &wide(&read(view.clone())),
-        &[0, 1, 2, 0, 1, 2],
-        2,
-        4,
-        &[1.0, 0.5],
-        RotaryPairing::Halves,
-    );
-    assert_close(
-        "view",
-        &read(apply_rotary(view, &table, &Positions::From(0))),
-        &expected,
-        2e-6,
-    );
+    let view = tensor(&values(1, 2 * 3 * 24), [2, 3, 24], &device).narrow(2, 8, 8).reshape([2, 3, 2, 4]);
+    let expected = plain(&wide(&read(view.clone())), &[0, 1, 2, 0, 1, 2], 2, 4, &[1.0, 0.5], RotaryPairing::Halves);
+    assert_close("view", &read(apply_rotary(view, &table, &Positions::From(0))), &expected, 2e-6);
 }
 
 #[test]
@@ -103,12 +79,7 @@ fn the_same_on_any_number_of_threads() {
     let x = [values(1, 3 * 97 * 11 * 7)];
     assert_same_on_any_threads("rotary", || {
         run_all(&x, |t| {
-            apply_rotary(
-                t[0].clone().reshape([3, 97, 11, 7]),
-                &table,
-                &Positions::From(0),
-            )
-            .reshape([3 * 97 * 11 * 7])
+            apply_rotary(t[0].clone().reshape([3, 97, 11, 7]), &table, &Positions::From(0)).reshape([3 * 97 * 11 * 7])
         })
     });
 }
@@ -117,9 +88,5 @@ fn the_same_on_any_number_of_threads() {
 #[should_panic(expected = "rotary: positions up to 6 are beyond the table's 5")]
 fn a_position_beyond_the_table_is_named() {
     let table = RotaryTable::new(&[1.0], 5, RotaryPairing::Halves, &Device::flex());
-    apply_rotary(
-        tensor(&[0.0; 8], [1, 4, 1, 2], &Device::flex()),
-        &table,
-        &Positions::From(2),
-    );
+    apply_rotary(tensor(&[0.0; 8], [1, 4, 1, 2], &Device::flex()), &table, &Positions::From(2));
 }

@@ -9,16 +9,9 @@ use crate::common::{read, tensor};
 fn product(a: Tensor<1>, b: Tensor<1>) -> Tensor<1> {
     let (inner_a, inner_b) = (a.clone().without_autodiff(), b.clone().without_autodiff());
     let output = inner_a.clone() * inner_b.clone();
-    attach(
-        output,
-        vec![a.into_dispatch(), b.into_dispatch()],
-        move |dy: Tensor<1>| {
-            vec![
-                (dy.clone() * inner_b).into_dispatch(),
-                (dy * inner_a).into_dispatch(),
-            ]
-        },
-    )
+    attach(output, vec![a.into_dispatch(), b.into_dispatch()], move |dy: Tensor<1>| {
+        vec![(dy.clone() * inner_b).into_dispatch(), (dy * inner_a).into_dispatch()]
+    })
 }
 
 fn leaf(values: &[f32]) -> Tensor<1> {
@@ -74,9 +67,7 @@ fn a_missing_gradient_is_left_out() {
     let (a, b) = (leaf(&[2.0]), leaf(&[3.0]));
     let inputs = vec![a.clone().into_dispatch(), b.clone().into_dispatch()];
     let output = a.clone().without_autodiff();
-    let y = attach_some(output, inputs, |dy: Tensor<1>| {
-        vec![Some(dy.into_dispatch()), None]
-    });
+    let y = attach_some(output, inputs, |dy: Tensor<1>| vec![Some(dy.into_dispatch()), None]);
     let gradients = y.sum().backward();
     assert_eq!(read(a.grad(&gradients).unwrap()), [1.0]);
     assert!(b.grad(&gradients).is_none());

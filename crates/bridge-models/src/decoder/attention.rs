@@ -78,9 +78,7 @@ impl SelfAttention {
                 queries_per_group: config.num_attention_heads / config.num_query_groups,
                 head_size: d,
                 scale: config.softmax_scale,
-                window: config
-                    .window_size
-                    .filter(|_| config.window_layers.includes(index)),
+                window: config.window_size.filter(|_| config.window_layers.includes(index)),
                 softcap: config.attention_softcap,
                 dropout: config.attention_dropout,
                 use_rope: !config.no_rope_layers.includes(index),
@@ -91,12 +89,7 @@ impl SelfAttention {
     /// `[b, t, c]` -> `[b, t, c]`.
     pub fn forward(&self, x_btc: Tensor<3>, input: AttentionInput) -> Tensor<3> {
         let [b, t, _] = x_btc.dims();
-        let Settings {
-            groups,
-            queries_per_group,
-            head_size,
-            ..
-        } = self.settings;
+        let Settings { groups, queries_per_group, head_size, .. } = self.settings;
         let (q_bthd, k_btgd, v_btgd) = self.project(x_btc, &input);
         let (k_bsgd, v_bsgd) = match input.cache {
             Some(cache) => cache.append(k_btgd, v_btgd),
@@ -106,30 +99,17 @@ impl SelfAttention {
             scale: self.settings.scale,
             window: self.settings.window,
             softcap: self.settings.softcap,
-            dropout: input
-                .dropout_key
-                .filter(|_| self.settings.dropout > 0.0)
-                .map(|key| (self.settings.dropout, key)),
+            dropout: input.dropout_key.filter(|_| self.settings.dropout > 0.0).map(|key| (self.settings.dropout, key)),
             document_ids: input.document_ids,
         };
         let y_bthd = attention(q_bthd, k_bsgd, v_bsgd, &options);
-        self.linear_proj
-            .forward(y_bthd.reshape([b, t, groups * queries_per_group * head_size]))
+        self.linear_proj.forward(y_bthd.reshape([b, t, groups * queries_per_group * head_size]))
     }
 
     /// Query `[b, t, h, d]`, key and value `[b, t, g, d]`, normalized and rotated.
-    fn project(
-        &self,
-        x_btc: Tensor<3>,
-        input: &AttentionInput,
-    ) -> (Tensor<4>, Tensor<4>, Tensor<4>) {
+    fn project(&self, x_btc: Tensor<3>, input: &AttentionInput) -> (Tensor<4>, Tensor<4>, Tensor<4>) {
         let [b, t, _] = x_btc.dims();
-        let Settings {
-            groups: g,
-            queries_per_group: r,
-            head_size: d,
-            ..
-        } = self.settings;
+        let Settings { groups: g, queries_per_group: r, head_size: d, .. } = self.settings;
         // Rows of the projection: for each group its queries, then its key, then its value.
         let qkv_btgrd: Tensor<5> = self.linear_qkv.forward(x_btc).reshape([b, t, g, r + 2, d]);
         let mut q_bthd = qkv_btgrd.clone().narrow(3, 0, r).reshape([b, t, g * r, d]);

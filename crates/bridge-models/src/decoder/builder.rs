@@ -4,8 +4,7 @@ use std::fmt;
 
 use bridge_core::config::TransformerConfig;
 use bridge_core::model::{
-    BuildContext, ModelBuildError, ModelBuilder, ModelChunk, ModelConfig, ModelHook, ModelRegistry,
-    ModuleChunk, Stage,
+    BuildContext, ModelBuildError, ModelBuilder, ModelChunk, ModelConfig, ModelHook, ModelRegistry, ModuleChunk, Stage,
 };
 
 use super::config::{DecoderConfig, invalid};
@@ -25,10 +24,7 @@ pub struct GptModelConfig {
 impl GptModelConfig {
     /// A model of this shape.
     pub fn new(transformer: TransformerConfig) -> Self {
-        Self {
-            transformer,
-            ..Self::default()
-        }
+        Self { transformer, ..Self::default() }
     }
 
     /// Adds a hook that runs on the chunks before they are prepared for training, after those added before.
@@ -66,9 +62,7 @@ impl ModelConfig for GptModelConfig {
     }
 
     fn builder(&self) -> Box<dyn ModelBuilder> {
-        Box::new(GptModelBuilder {
-            transformer: self.transformer.clone(),
-        })
+        Box::new(GptModelBuilder { transformer: self.transformer.clone() })
     }
 
     fn pre_wrap_hooks(&self) -> Vec<ModelHook> {
@@ -87,11 +81,7 @@ pub struct GptModelBuilder {
 }
 
 impl ModelBuilder for GptModelBuilder {
-    fn build_model(
-        &self,
-        context: &BuildContext,
-        stage: &Stage,
-    ) -> Result<Box<dyn ModelChunk>, ModelBuildError> {
+    fn build_model(&self, context: &BuildContext, stage: &Stage) -> Result<Box<dyn ModelChunk>, ModelBuildError> {
         let config = DecoderConfig::from_transformer(&self.transformer, context.padded_vocab_size)?;
         build_decoder(&config, context, stage)
     }
@@ -109,10 +99,7 @@ pub fn build_decoder(
 ) -> Result<Box<dyn ModelChunk>, ModelBuildError> {
     config.validate()?;
     if stage.layers.end > config.num_layers {
-        let message = format!(
-            "expected layers within 0..{}, found stage {:?}",
-            config.num_layers, stage.layers
-        );
+        let message = format!("expected layers within 0..{}, found stage {:?}", config.num_layers, stage.layers);
         return Err(invalid("model.num_layers", message));
     }
     if context.padded_vocab_size != config.padded_vocab_size {
@@ -122,16 +109,10 @@ pub fn build_decoder(
         );
         return Err(invalid("model.vocab_size", message));
     }
-    Ok(Box::new(ModuleChunk::new(Decoder::new(
-        config, context, stage,
-    ))))
+    Ok(Box::new(ModuleChunk::new(Decoder::new(config, context, stage))))
 }
 
 /// Adds the kinds of this crate to `registry`.
 pub fn register_builtin(registry: &mut ModelRegistry) {
-    registry.register(KIND, |section| {
-        Ok(Box::new(GptModelConfig::new(TransformerConfig::clone(
-            section,
-        ))))
-    });
+    registry.register(KIND, |section| Ok(Box::new(GptModelConfig::new(TransformerConfig::clone(section)))));
 }

@@ -177,50 +177,29 @@ impl LayerPattern {
 impl DecoderConfig {
     /// Number of parameters of the whole model.
     pub fn num_parameters(&self) -> usize {
-        self.parameter_shapes()
-            .iter()
-            .map(|(_, shape)| shape.iter().product::<usize>())
-            .sum()
+        self.parameter_shapes().iter().map(|(_, shape)| shape.iter().product::<usize>()).sum()
     }
 
     /// Names and shapes of the whole model's parameters, in the order of its chunk.
     pub fn parameter_shapes(&self) -> Vec<(String, Vec<usize>)> {
         let (c, f, d) = (self.hidden_size, self.ffn_hidden_size, self.kv_channels);
         let mut shapes = Shapes::default();
-        shapes.push(
-            "embedding.word_embeddings.weight",
-            &[self.padded_vocab_size, c],
-        );
+        shapes.push("embedding.word_embeddings.weight", &[self.padded_vocab_size, c]);
         if self.position_embedding == PositionEmbedding::LearnedAbsolute {
-            shapes.push(
-                "embedding.position_embeddings.weight",
-                &[self.max_position_embeddings, c],
-            );
+            shapes.push("embedding.position_embeddings.weight", &[self.max_position_embeddings, c]);
         }
         for index in 0..self.num_layers {
             let layer = format!("decoder.layers.{index}");
             let attention = format!("{layer}.self_attention");
             shapes.norm(&format!("{layer}.input_layernorm"), self.norm.kind, c);
-            shapes.linear(
-                &format!("{attention}.linear_qkv"),
-                [self.qkv_size(), c],
-                self.qkv_bias,
-            );
+            shapes.linear(&format!("{attention}.linear_qkv"), [self.qkv_size(), c], self.qkv_bias);
             if self.qk_layernorm {
                 shapes.norm(&format!("{attention}.q_layernorm"), self.norm.kind, d);
                 shapes.norm(&format!("{attention}.k_layernorm"), self.norm.kind, d);
             }
-            shapes.linear(
-                &format!("{attention}.linear_proj"),
-                [c, self.num_attention_heads * d],
-                self.proj_bias,
-            );
+            shapes.linear(&format!("{attention}.linear_proj"), [c, self.num_attention_heads * d], self.proj_bias);
             shapes.norm(&format!("{layer}.pre_mlp_layernorm"), self.norm.kind, c);
-            shapes.linear(
-                &format!("{layer}.mlp.linear_fc1"),
-                [self.fc1_size(), c],
-                self.mlp_bias,
-            );
+            shapes.linear(&format!("{layer}.mlp.linear_fc1"), [self.fc1_size(), c], self.mlp_bias);
             shapes.linear(&format!("{layer}.mlp.linear_fc2"), [c, f], self.mlp_bias);
         }
         shapes.norm("decoder.final_layernorm", self.norm.kind, c);
@@ -237,11 +216,7 @@ impl DecoderConfig {
 
     /// Rows of the first feed-forward projection: both halves of a gated unit.
     pub fn fc1_size(&self) -> usize {
-        if self.gated_linear_unit {
-            2 * self.ffn_hidden_size
-        } else {
-            self.ffn_hidden_size
-        }
+        if self.gated_linear_unit { 2 * self.ffn_hidden_size } else { self.ffn_hidden_size }
     }
 
     /// Checks that the fields fit each other.
@@ -260,35 +235,23 @@ impl DecoderConfig {
         ];
         for (key, rate) in rates {
             if !(0.0..1.0).contains(&rate) {
-                return Err(invalid(
-                    key,
-                    format!("expected a number in [0, 1), found {rate}"),
-                ));
+                return Err(invalid(key, format!("expected a number in [0, 1), found {rate}")));
             }
         }
-        for (key, value) in [
-            ("model.layernorm_epsilon", self.norm.epsilon),
-            ("model.init_method_std", self.init_method_std),
-        ] {
+        for (key, value) in
+            [("model.layernorm_epsilon", self.norm.epsilon), ("model.init_method_std", self.init_method_std)]
+        {
             if !(value > 0.0 && value.is_finite()) {
-                return Err(invalid(
-                    key,
-                    format!("expected a number above 0, found {value}"),
-                ));
+                return Err(invalid(key, format!("expected a number above 0, found {value}")));
             }
         }
-        for (key, pattern) in [
-            ("model.no_rope_freq", &self.no_rope_layers),
-            ("model.window_attn_skip_freq", &self.window_layers),
-        ] {
+        for (key, pattern) in
+            [("model.no_rope_freq", &self.no_rope_layers), ("model.window_attn_skip_freq", &self.window_layers)]
+        {
             if let LayerPattern::Listed(layers) = pattern
                 && layers.len() != self.num_layers
             {
-                let message = format!(
-                    "expected one entry a layer ({}), found {}",
-                    self.num_layers,
-                    layers.len()
-                );
+                let message = format!("expected one entry a layer ({}), found {}", self.num_layers, layers.len());
                 return Err(invalid(key, message));
             }
         }
@@ -313,15 +276,12 @@ impl DecoderConfig {
         }
         let (heads, groups) = (self.num_attention_heads, self.num_query_groups);
         if heads % groups != 0 {
-            let message =
-                format!("expected a divisor of num_attention_heads ({heads}), found {groups}");
+            let message = format!("expected a divisor of num_attention_heads ({heads}), found {groups}");
             return Err(invalid("model.num_query_groups", message));
         }
         if self.padded_vocab_size < self.vocab_size {
-            let message = format!(
-                "expected at least vocab_size ({}), found {}",
-                self.vocab_size, self.padded_vocab_size
-            );
+            let message =
+                format!("expected at least vocab_size ({}), found {}", self.vocab_size, self.padded_vocab_size);
             return Err(invalid("padded vocabulary size", message));
         }
         Ok(())
@@ -336,7 +296,7 @@ impl RopeConfig {
 
     fn validate(&self, head_size: usize) -> Result<(), ModelBuildError> {
         let rotated = self.rotary_size(head_size);
-        if !(self.percent > 0.0 && self.percent <= 1.0) || rotated == 0 || rotated % 2 != 0 {
+        if !(self.percent > 0.0 && self.percent <= 1.0) || rotated == 0 || !rotated.is_multiple_of(2) {
             let message = format!(
                 "expected a share in (0, 1] that rotates an even number of a head's {head_size} elements, found {} \
                  ({rotated} elements)",
@@ -345,24 +305,15 @@ impl RopeConfig {
             return Err(invalid("model.rotary_percent", message));
         }
         if !(self.base >= 1.0 && self.base.is_finite()) {
-            return Err(invalid(
-                "model.rotary_base",
-                format!("expected at least 1, found {}", self.base),
-            ));
+            return Err(invalid("model.rotary_base", format!("expected at least 1, found {}", self.base)));
         }
         match self.scaling {
             Some(RopeScaling::Linear { factor }) if !(factor > 0.0 && factor.is_finite()) => {
-                Err(invalid(
-                    "model.seq_len_interpolation_factor",
-                    format!("expected a number above 0, found {factor}"),
-                ))
+                Err(invalid("model.seq_len_interpolation_factor", format!("expected a number above 0, found {factor}")))
             }
-            Some(RopeScaling::Llama3 {
-                factor,
-                low_freq_factor: low,
-                high_freq_factor: high,
-                ..
-            }) if !(factor >= 1.0 && low > 0.0 && high > low) => {
+            Some(RopeScaling::Llama3 { factor, low_freq_factor: low, high_freq_factor: high, .. })
+                if !(factor >= 1.0 && low > 0.0 && high > low) =>
+            {
                 let message = format!(
                     "expected a factor of at least 1 and 0 < low_freq_factor < high_freq_factor, found factor {factor}, \
                      low_freq_factor {low}, high_freq_factor {high}"
@@ -399,10 +350,7 @@ impl Shapes {
 }
 
 pub(crate) fn invalid(key: &str, message: String) -> ModelBuildError {
-    ModelBuildError::Invalid {
-        key: key.to_owned(),
-        message,
-    }
+    ModelBuildError::Invalid { key: key.to_owned(), message }
 }
 
 /// Names of the kernels' activations in serialised configurations.

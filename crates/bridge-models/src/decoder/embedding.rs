@@ -20,9 +20,7 @@ pub(super) struct Table {
 
 impl Table {
     pub fn new(name: &str, shape: [usize; 2], std: f64, init: &Initializer) -> Self {
-        Self {
-            weight: init.normal(name, shape, std),
-        }
+        Self { weight: init.normal(name, shape, std) }
     }
 
     /// The table, `[rows, columns]`.
@@ -46,14 +44,8 @@ impl Embedding {
         let learned = config.position_embedding == PositionEmbedding::LearnedAbsolute;
         Self {
             word_embeddings: Table::new(WORD_EMBEDDINGS, [config.padded_vocab_size, c], std, init),
-            position_embeddings: learned.then(|| {
-                Table::new(
-                    POSITION_EMBEDDINGS,
-                    [config.max_position_embeddings, c],
-                    std,
-                    init,
-                )
-            }),
+            position_embeddings: learned
+                .then(|| Table::new(POSITION_EMBEDDINGS, [config.max_position_embeddings, c], std, init)),
             dropout: config.embedding_dropout,
         }
     }
@@ -67,12 +59,7 @@ impl Embedding {
     ///
     /// # Panics
     /// If a position lies beyond the table of learned positions.
-    pub fn forward(
-        &self,
-        ids_bt: Tensor<2, Int>,
-        positions: &Positions,
-        key: Option<DropoutKey>,
-    ) -> Tensor<3> {
+    pub fn forward(&self, ids_bt: Tensor<2, Int>, positions: &Positions, key: Option<DropoutKey>) -> Tensor<3> {
         let [_, t] = ids_bt.dims();
         let mut x_btc = embedding(self.word_embeddings.weight(), ids_bt);
         if let Some(table) = &self.position_embeddings {
@@ -81,11 +68,7 @@ impl Embedding {
                 + match positions {
                     Positions::From(offset) => {
                         let length = table_pc.dims()[0];
-                        assert!(
-                            offset + t <= length,
-                            "position {} lies beyond the table of {length}",
-                            offset + t - 1
-                        );
+                        assert!(offset + t <= length, "position {} lies beyond the table of {length}", offset + t - 1);
                         table_pc.narrow(0, *offset, t).unsqueeze()
                     }
                     Positions::Explicit(positions_bt) => embedding(table_pc, positions_bt.clone()),

@@ -15,25 +15,11 @@ pub(super) struct Targets {
 /// Sum over tokens of the masked cross-entropy of `x weight^T`.
 ///
 /// `x_btc` `[b, t, c]`, `weight_vc` `[v, c]` -> `[1]` float32.
-pub(super) fn loss_sum(
-    x_btc: Tensor<3>,
-    weight_vc: Tensor<2>,
-    targets: Targets,
-    softcap: Option<f64>,
-) -> Tensor<1> {
+pub(super) fn loss_sum(x_btc: Tensor<3>, weight_vc: Tensor<2>, targets: Targets, softcap: Option<f64>) -> Tensor<1> {
     let [b, t, c] = x_btc.dims();
-    let options = CrossEntropyOptions {
-        softcap,
-        z_loss: None,
-    };
+    let options = CrossEntropyOptions { softcap, z_loss: None };
     let labels_n = targets.labels_bt.reshape([b * t]);
-    linear_cross_entropy(
-        x_btc.reshape([b * t, c]),
-        weight_vc,
-        labels_n,
-        targets.mask_bt.reshape([b * t]),
-        &options,
-    )
+    linear_cross_entropy(x_btc.reshape([b * t, c]), weight_vc, labels_n, targets.mask_bt.reshape([b * t]), &options)
 }
 
 /// `[b, t, c]` -> `[b, t, v]`.

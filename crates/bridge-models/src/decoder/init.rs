@@ -54,14 +54,8 @@ impl Initializer {
         if !self.draw {
             return Param::from_tensor(Tensor::zeros(shape, (&self.device, self.dtype.into())));
         }
-        let values = self
-            .stream
-            .derive_name(name)
-            .normal(shape[0] * shape[1], std);
-        Param::from_tensor(Tensor::from_data(
-            TensorData::new(values, shape),
-            (&self.device, self.dtype.into()),
-        ))
+        let values = self.stream.derive_name(name).normal(shape[0] * shape[1], std);
+        Param::from_tensor(Tensor::from_data(TensorData::new(values, shape), (&self.device, self.dtype.into())))
     }
 
     /// A vector of zeros.

@@ -27,12 +27,7 @@ impl Layer {
         let norm = || Norm::new(config.norm, config.hidden_size, init);
         Self {
             input_layernorm: norm(),
-            self_attention: SelfAttention::new(
-                config,
-                index,
-                &format!("{name}.self_attention"),
-                init,
-            ),
+            self_attention: SelfAttention::new(config, index, &format!("{name}.self_attention"), init),
             pre_mlp_layernorm: norm(),
             mlp: Mlp::new(config, &format!("{name}.mlp"), init),
             dropout: config.hidden_dropout,
@@ -40,23 +35,14 @@ impl Layer {
     }
 
     /// The attention block, `[b, t, c]` -> the same.
-    pub fn attention(
-        &self,
-        x_btc: Tensor<3>,
-        input: AttentionInput,
-        key: Option<DropoutKey>,
-    ) -> Tensor<3> {
-        let y_btc = self
-            .self_attention
-            .forward(self.input_layernorm.forward(x_btc.clone()), input);
+    pub fn attention(&self, x_btc: Tensor<3>, input: AttentionInput, key: Option<DropoutKey>) -> Tensor<3> {
+        let y_btc = self.self_attention.forward(self.input_layernorm.forward(x_btc.clone()), input);
         x_btc + self.drop(y_btc, key)
     }
 
     /// The feed-forward block, `[b, t, c]` -> the same.
     pub fn mlp(&self, x_btc: Tensor<3>, key: Option<DropoutKey>) -> Tensor<3> {
-        let y_btc = self
-            .mlp
-            .forward(self.pre_mlp_layernorm.forward(x_btc.clone()));
+        let y_btc = self.mlp.forward(self.pre_mlp_layernorm.forward(x_btc.clone()));
         x_btc + self.drop(y_btc, key)
     }
 

@@ -39,10 +39,6 @@ impl Linear {
 
     /// `[.., inputs]` -> `[.., outputs]`.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        linear(
-            x,
-            self.weight.val(),
-            self.bias.as_ref().map(|bias| bias.val()),
-        )
+        linear(x, self.weight.val(), self.bias.as_ref().map(|bias| bias.val()))
     }
 }

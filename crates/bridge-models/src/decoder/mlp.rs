@@ -48,11 +48,7 @@ impl Mlp {
     /// `[b, t, c]` -> `[b, t, c]`.
     pub fn forward(&self, x_btc: Tensor<3>) -> Tensor<3> {
         let h = self.linear_fc1.forward(x_btc);
-        let h_btf = if self.gated {
-            glu(h, self.activation)
-        } else {
-            activation(h, self.activation)
-        };
+        let h_btf = if self.gated { glu(h, self.activation) } else { activation(h, self.activation) };
         self.linear_fc2.forward(h_btf)
     }
 }

@@ -35,7 +35,5 @@ mod transformer;
 mod tests;
 
 pub use builder::{GptModelBuilder, GptModelConfig, KIND, build_decoder, register_builtin};
-pub use config::{
-    DecoderConfig, LayerPattern, NormConfig, NormKind, PositionEmbedding, RopeConfig, RopeScaling,
-};
+pub use config::{DecoderConfig, LayerPattern, NormConfig, NormKind, PositionEmbedding, RopeConfig, RopeScaling};
 pub use model::Decoder;

@@ -1,8 +1,7 @@
 //! The decoder: embedding, layers, head, each optional or partial so that a pipeline stage is the same type as the whole.
 
 use bridge_core::model::{
-    BuildContext, ForwardContext, KeyValueCache, ParameterRole, Segment, SegmentOutput,
-    SegmentRole, Segments, Stage,
+    BuildContext, ForwardContext, KeyValueCache, ParameterRole, Segment, SegmentOutput, SegmentRole, Segments, Stage,
 };
 use bridge_kernels::RotaryTable;
 use bridge_kernels::rotary::Positions;
@@ -75,22 +74,12 @@ impl Decoder {
         Self {
             embedding: stage.embedding.then(|| Embedding::new(config, &init)),
             decoder: Block {
-                layers: stage
-                    .layers
-                    .clone()
-                    .map(|index| Layer::new(config, index, &init))
-                    .collect(),
-                final_layernorm: stage
-                    .head
-                    .then(|| Norm::new(config.norm, config.hidden_size, &init)),
+                layers: stage.layers.clone().map(|index| Layer::new(config, index, &init)).collect(),
+                final_layernorm: stage.head.then(|| Norm::new(config.norm, config.hidden_size, &init)),
             },
             output_layer,
             rotary: rotary_table(config, &context.device),
-            settings: Settings {
-                first_layer: stage.layers.start,
-                tied,
-                logit_softcap: config.logit_softcap,
-            },
+            settings: Settings { first_layer: stage.layers.start, tied, logit_softcap: config.logit_softcap },
         }
     }
 
@@ -113,19 +102,9 @@ impl Decoder {
     }
 
     fn head(&self, x_btc: Tensor<3>, context: &ForwardContext) -> Tensor<1> {
-        let (norm, weight_vc) = self
-            .head_parts()
-            .expect("the head segment exists on stages with a head only");
-        let targets = Targets {
-            labels_bt: context.batch.labels.clone(),
-            mask_bt: context.batch.loss_mask.clone(),
-        };
-        loss_sum(
-            norm.forward(x_btc),
-            weight_vc,
-            targets,
-            self.settings.logit_softcap,
-        )
+        let (norm, weight_vc) = self.head_parts().expect("the head segment exists on stages with a head only");
+        let targets = Targets { labels_bt: context.batch.labels.clone(), mask_bt: context.batch.loss_mask.clone() };
+        loss_sum(norm.forward(x_btc), weight_vc, targets, self.settings.logit_softcap)
     }
 
     /// Final norm and output table, on stages that have the head.
@@ -144,67 +123,32 @@ impl Segments for Decoder {
     fn segments(&self) -> Vec<Segment> {
         let layers = (0..self.decoder.layers.len()).flat_map(|local| {
             let layer = Some(self.settings.first_layer + local);
-            [
-                Segment {
-                    role: SegmentRole::Attention,
-                    layer,
-                },
-                Segment {
-                    role: SegmentRole::Mlp,
-                    layer,
-                },
-            ]
+            [Segment { role: SegmentRole::Attention, layer }, Segment { role: SegmentRole::Mlp, layer }]
         });
-        let embedding = self.embedding.iter().map(|_| Segment {
-            role: SegmentRole::Embedding,
-            layer: None,
-        });
-        let head = self.decoder.final_layernorm.iter().map(|_| Segment {
-            role: SegmentRole::Head,
-            layer: None,
-        });
+        let embedding = self.embedding.iter().map(|_| Segment { role: SegmentRole::Embedding, layer: None });
+        let head = self.decoder.final_layernorm.iter().map(|_| Segment { role: SegmentRole::Head, layer: None });
         embedding.chain(layers).chain(head).collect()
     }
 
-    fn forward_segment(
-        &self,
-        index: usize,
-        input: Option<Tensor<3>>,
-        context: &ForwardContext,
-    ) -> SegmentOutput {
+    fn forward_segment(&self, index: usize, input: Option<Tensor<3>>, context: &ForwardContext) -> SegmentOutput {
         let before_layers = usize::from(self.embedding.is_some());
         if index < before_layers {
-            let embedding = self
-                .embedding
-                .as_ref()
-                .expect("there is a segment before the layers");
+            let embedding = self.embedding.as_ref().expect("there is a segment before the layers");
             let key = context.dropout_key(0, place::EMBEDDING);
             let batch = context.batch;
-            return SegmentOutput::Hidden(embedding.forward(
-                batch.tokens.clone(),
-                &batch.positions,
-                key,
-            ));
+            return SegmentOutput::Hidden(embedding.forward(batch.tokens.clone(), &batch.positions, key));
         }
-        let x_btc =
-            input.expect("every segment but the embedding needs the output of the one before");
+        let x_btc = input.expect("every segment but the embedding needs the output of the one before");
         let in_layers = index - before_layers;
         match (in_layers / 2, in_layers % 2) {
             (local, 0) if local < self.decoder.layers.len() => {
                 SegmentOutput::Hidden(self.attention(local, x_btc, context))
             }
-            (local, 1) if local < self.decoder.layers.len() => {
-                SegmentOutput::Hidden(self.mlp(local, x_btc, context))
-            }
-            (local, 0)
-                if local == self.decoder.layers.len() && self.decoder.final_layernorm.is_some() =>
-            {
+            (local, 1) if local < self.decoder.layers.len() => SegmentOutput::Hidden(self.mlp(local, x_btc, context)),
+            (local, 0) if local == self.decoder.layers.len() && self.decoder.final_layernorm.is_some() => {
                 SegmentOutput::LossSum(self.head(x_btc, context))
             }
-            _ => panic!(
-                "segment {index} is out of range: the chunk has {}",
-                self.segments().len()
-            ),
+            _ => panic!("segment {index} is out of range: the chunk has {}", self.segments().len()),
         }
     }
 
@@ -225,11 +169,7 @@ impl Segments for Decoder {
             x_btc = layer.mlp(layer.attention(x_btc, input, None), None);
         }
         cache.length += t;
-        Some(logits(
-            norm.forward(x_btc),
-            weight_vc,
-            self.settings.logit_softcap,
-        ))
+        Some(logits(norm.forward(x_btc), weight_vc, self.settings.logit_softcap))
     }
 
     fn new_cache(&self) -> KeyValueCache {
@@ -248,16 +188,10 @@ impl Segments for Decoder {
         if path == OUTPUT_LAYER && self.settings.tied {
             return WORD_EMBEDDINGS.to_owned();
         }
-        match path
-            .strip_prefix("decoder.layers.")
-            .and_then(|rest| rest.split_once('.'))
-        {
+        match path.strip_prefix("decoder.layers.").and_then(|rest| rest.split_once('.')) {
             Some((local, rest)) => {
                 let local: usize = local.parse().expect("children of a Vec are numbered");
-                format!(
-                    "decoder.layers.{}.{rest}",
-                    self.settings.first_layer + local
-                )
+                format!("decoder.layers.{}.{rest}", self.settings.first_layer + local)
             }
             None => path.to_owned(),
         }

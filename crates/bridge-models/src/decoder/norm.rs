@@ -20,11 +20,7 @@ impl Norm {
     /// The identity's parameters: weight one, bias zero.
     pub fn new(config: NormConfig, size: usize, init: &Initializer) -> Self {
         Self {
-            weight: if config.zero_centered_gamma {
-                init.zeros(size)
-            } else {
-                init.ones(size)
-            },
+            weight: if config.zero_centered_gamma { init.zeros(size) } else { init.ones(size) },
             bias: (config.kind == NormKind::LayerNorm).then(|| init.zeros(size)),
             config,
         }
@@ -33,18 +29,11 @@ impl Norm {
     /// `[.., size]` -> the same.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         let weight = self.weight.val();
-        let weight = if self.config.zero_centered_gamma {
-            weight + 1.0
-        } else {
-            weight
-        };
+        let weight = if self.config.zero_centered_gamma { weight + 1.0 } else { weight };
         match self.config.kind {
-            NormKind::LayerNorm => layer_norm(
-                x,
-                weight,
-                self.bias.as_ref().map(|bias| bias.val()),
-                self.config.epsilon,
-            ),
+            NormKind::LayerNorm => {
+                layer_norm(x, weight, self.bias.as_ref().map(|bias| bias.val()), self.config.epsilon)
+            }
             NormKind::RmsNorm => rms_norm(x, weight, self.config.epsilon),
         }
     }

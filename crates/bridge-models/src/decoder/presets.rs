@@ -19,16 +19,8 @@ pub const NAMES: [&str; 4] = ["nano-gpt2", "nano-llama", "smol-135m", "gpt2-124m
 /// The preset called `name`.
 pub fn preset(name: &str) -> Option<Preset> {
     let shape = match name {
-        "nano-gpt2" => Shape {
-            heads: [6, 6],
-            ..Shape::NANO
-        },
-        "nano-llama" => Shape {
-            heads: [6, 2],
-            ffn_hidden_size: 1024,
-            llama: true,
-            ..Shape::NANO
-        },
+        "nano-gpt2" => Shape { heads: [6, 6], ..Shape::NANO },
+        "nano-llama" => Shape { heads: [6, 2], ffn_hidden_size: 1024, llama: true, ..Shape::NANO },
         "smol-135m" => Shape {
             llama: true,
             num_layers: 30,
@@ -54,11 +46,7 @@ pub fn preset(name: &str) -> Option<Preset> {
         _ => return None,
     };
     let name = NAMES.into_iter().find(|known| *known == name)?;
-    Some(Preset {
-        name,
-        transformer: shape.transformer(),
-        micro_batch_size: shape.micro_batch_size,
-    })
+    Some(Preset { name, transformer: shape.transformer(), micro_batch_size: shape.micro_batch_size })
 }
 
 /// A row of the peer's table.

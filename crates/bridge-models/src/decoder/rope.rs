@@ -10,19 +10,10 @@ pub(super) fn rotary_table(config: &DecoderConfig, device: &Device) -> Option<Ro
     let PositionEmbedding::Rope(rope) = &config.position_embedding else {
         return None;
     };
-    let pairing = if rope.interleaved {
-        RotaryPairing::Interleaved
-    } else {
-        RotaryPairing::Halves
-    };
+    let pairing = if rope.interleaved { RotaryPairing::Interleaved } else { RotaryPairing::Halves };
     let frequencies = inverse_frequencies(rope, config.kv_channels);
     let device = device.clone().without_autodiff();
-    Some(RotaryTable::new(
-        &frequencies,
-        config.max_position_embeddings,
-        pairing,
-        &device,
-    ))
+    Some(RotaryTable::new(&frequencies, config.max_position_embeddings, pairing, &device))
 }
 
 /// `1 / base^(2i / r)` for each of the `r / 2` pairs, scaled (Su et al., arXiv:2104.09864, section 3.2.2), in radians a
@@ -45,11 +36,7 @@ pub(super) fn inverse_frequencies(rope: &RopeConfig, head_size: usize) -> Vec<f3
                     high_freq_factor,
                     original_max_position_embeddings: length,
                 }) => {
-                    let band = Band {
-                        low: low_freq_factor,
-                        high: high_freq_factor,
-                        length: length as f64,
-                    };
+                    let band = Band { low: low_freq_factor, high: high_freq_factor, length: length as f64 };
                     band.scale(frequency, factor as f32)
                 }
             }
@@ -73,8 +60,7 @@ impl Band {
         if wavelength < (self.length / self.high) as f32 {
             return frequency;
         }
-        let share =
-            (self.length as f32 / wavelength - self.low as f32) / (self.high - self.low) as f32;
+        let share = (self.length as f32 / wavelength - self.low as f32) / (self.high - self.low) as f32;
         (1.0 - share) * frequency / factor + share * frequency
     }
 }
@@ -84,12 +70,7 @@ mod tests {
     use super::*;
 
     fn plain() -> RopeConfig {
-        RopeConfig {
-            base: 10_000.0,
-            percent: 1.0,
-            interleaved: false,
-            scaling: None,
-        }
+        RopeConfig { base: 10_000.0, percent: 1.0, interleaved: false, scaling: None }
     }
 
     #[test]
@@ -104,29 +85,13 @@ mod tests {
 
     #[test]
     fn percent_rotates_a_part() {
-        assert_eq!(
-            inverse_frequencies(
-                &RopeConfig {
-                    percent: 0.25,
-                    ..plain()
-                },
-                40
-            )
-            .len(),
-            5
-        );
+        assert_eq!(inverse_frequencies(&RopeConfig { percent: 0.25, ..plain() }, 40).len(), 5);
     }
 
     #[test]
     fn linear_scaling_divides() {
-        let scaled = RopeConfig {
-            scaling: Some(RopeScaling::Linear { factor: 4.0 }),
-            ..plain()
-        };
-        for (a, b) in inverse_frequencies(&scaled, 22)
-            .iter()
-            .zip(inverse_frequencies(&plain(), 22))
-        {
+        let scaled = RopeConfig { scaling: Some(RopeScaling::Linear { factor: 4.0 }), ..plain() };
+        for (a, b) in inverse_frequencies(&scaled, 22).iter().zip(inverse_frequencies(&plain(), 22)) {
             assert_eq!(*a, b / 4.0);
         }
     }
@@ -139,18 +104,9 @@ mod tests {
             high_freq_factor: 4.0,
             original_max_position_embeddings: 8192,
         };
-        let base = RopeConfig {
-            base: 500_000.0,
-            ..plain()
-        };
+        let base = RopeConfig { base: 500_000.0, ..plain() };
         let (plain, scaled) = (inverse_frequencies(&base, 128), {
-            inverse_frequencies(
-                &RopeConfig {
-                    scaling: Some(scaling),
-                    ..base
-                },
-                128,
-            )
+            inverse_frequencies(&RopeConfig { scaling: Some(scaling), ..base }, 128)
         });
         let mut between = 0;
         for (f, s) in plain.iter().zip(&scaled) {

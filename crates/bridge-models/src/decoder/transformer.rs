@@ -2,15 +2,13 @@
 //! refused here, by key.
 
 use bridge_core::config::{
-    Activation as ActivationChoice, Normalization, OneOrMany, PositionEmbeddingType,
-    TransformerConfig,
+    Activation as ActivationChoice, Normalization, OneOrMany, PositionEmbeddingType, TransformerConfig,
 };
 use bridge_core::model::ModelBuildError;
 use bridge_kernels::Activation;
 
 use super::config::{
-    DecoderConfig, LayerPattern, NormConfig, NormKind, PositionEmbedding, RopeConfig, RopeScaling,
-    invalid,
+    DecoderConfig, LayerPattern, NormConfig, NormKind, PositionEmbedding, RopeConfig, RopeScaling, invalid,
 };
 
 impl DecoderConfig {
@@ -18,19 +16,13 @@ impl DecoderConfig {
     ///
     /// # Errors
     /// With the first key that cannot be built, what it is and what was expected.
-    pub fn from_transformer(
-        config: &TransformerConfig,
-        padded_vocab_size: usize,
-    ) -> Result<Self, ModelBuildError> {
+    pub fn from_transformer(config: &TransformerConfig, padded_vocab_size: usize) -> Result<Self, ModelBuildError> {
         refuse_unsupported(config)?;
         let heads = config.num_attention_heads;
         let kv_channels = match config.kv_channels {
             Some(size) => size,
             None if heads == 0 => {
-                return Err(invalid(
-                    "model.num_attention_heads",
-                    "expected at least 1, found 0".into(),
-                ));
+                return Err(invalid("model.num_attention_heads", "expected at least 1, found 0".into()));
             }
             None => config.hidden_size / heads,
         };
@@ -63,18 +55,14 @@ impl DecoderConfig {
             embedding_dropout: config.hidden_dropout,
             hidden_dropout: config.hidden_dropout,
             attention_dropout: config.attention_dropout,
-            softmax_scale: config
-                .softmax_scale
-                .unwrap_or(1.0 / (kv_channels as f64).sqrt()),
+            softmax_scale: config.softmax_scale.unwrap_or(1.0 / (kv_channels as f64).sqrt()),
             window_size: window_size(config)?,
             window_layers: window_layers(config)?,
             attention_softcap: None,
             logit_softcap: None,
             share_embeddings_and_output_weights: config.share_embeddings_and_output_weights,
             init_method_std: config.init_method_std,
-            embedding_init_method_std: config
-                .embedding_init_method_std
-                .unwrap_or(config.init_method_std),
+            embedding_init_method_std: config.embedding_init_method_std.unwrap_or(config.init_method_std),
             perform_initialization: config.perform_initialization,
         };
         decoder.validate()?;
@@ -108,26 +96,19 @@ impl DecoderConfig {
             activation_func: choice_from_activation(self.activation),
             hidden_dropout: self.hidden_dropout,
             attention_dropout: self.attention_dropout,
-            softmax_scale: Some(self.softmax_scale)
-                .filter(|scale| *scale != 1.0 / (self.kv_channels as f64).sqrt()),
-            window_size: self
-                .window_size
-                .map(|left| [i64::try_from(left).unwrap_or(i64::MAX), 0]),
+            softmax_scale: Some(self.softmax_scale).filter(|scale| *scale != 1.0 / (self.kv_channels as f64).sqrt()),
+            window_size: self.window_size.map(|left| [i64::try_from(left).unwrap_or(i64::MAX), 0]),
             window_attn_skip_freq: marks(&self.window_layers, self.num_layers, LayerPattern::All),
             no_rope_freq: marks(&self.no_rope_layers, self.num_layers, LayerPattern::None),
             init_method_std: self.init_method_std,
-            embedding_init_method_std: Some(self.embedding_init_method_std)
-                .filter(|std| *std != self.init_method_std),
+            embedding_init_method_std: Some(self.embedding_init_method_std).filter(|std| *std != self.init_method_std),
             perform_initialization: self.perform_initialization,
             ..TransformerConfig::default()
         };
         self.write_biases(&mut config)?;
         self.write_positions(&mut config);
         if self.attention_softcap.is_some() || self.logit_softcap.is_some() {
-            return Err(invalid(
-                "model",
-                "soft caps have no setting in the [model] section".into(),
-            ));
+            return Err(invalid("model", "soft caps have no setting in the [model] section".into()));
         }
         if self.embedding_dropout != self.hidden_dropout {
             let message = format!(
@@ -140,11 +121,7 @@ impl DecoderConfig {
     }
 
     fn write_biases(&self, config: &mut TransformerConfig) -> Result<(), ModelBuildError> {
-        (config.add_bias_linear, config.add_qkv_bias) = match (
-            self.qkv_bias,
-            self.proj_bias,
-            self.mlp_bias,
-        ) {
+        (config.add_bias_linear, config.add_qkv_bias) = match (self.qkv_bias, self.proj_bias, self.mlp_bias) {
             (true, true, true) => (true, false),
             (true, false, false) => (false, true),
             (false, false, false) => (false, false),
@@ -177,9 +154,7 @@ impl DecoderConfig {
         config.rotary_interleaved = rope.interleaved;
         match rope.scaling {
             None => {}
-            Some(RopeScaling::Linear { factor }) => {
-                config.seq_len_interpolation_factor = Some(factor)
-            }
+            Some(RopeScaling::Linear { factor }) => config.seq_len_interpolation_factor = Some(factor),
             Some(RopeScaling::Llama3 {
                 factor,
                 low_freq_factor,
@@ -190,8 +165,7 @@ impl DecoderConfig {
                 config.rope_scaling_factor = factor;
                 config.rope_scaling_low_freq_factor = low_freq_factor;
                 config.rope_scaling_high_freq_factor = high_freq_factor;
-                config.rope_scaling_original_max_position_embeddings =
-                    original_max_position_embeddings;
+                config.rope_scaling_original_max_position_embeddings = original_max_position_embeddings;
             }
         }
     }
@@ -200,41 +174,13 @@ impl DecoderConfig {
 /// Refuses settings that would change the arithmetic and that this decoder does not have.
 fn refuse_unsupported(config: &TransformerConfig) -> Result<(), ModelBuildError> {
     let refused = [
-        (
-            config.qk_l2_norm,
-            "model.qk_l2_norm",
-            "L2 normalization of query and key",
-        ),
-        (
-            config.multi_latent_attention,
-            "model.multi_latent_attention",
-            "multi-latent attention",
-        ),
-        (
-            config.mtp_num_layers.is_some(),
-            "model.mtp_num_layers",
-            "multi-token prediction",
-        ),
-        (
-            config.num_moe_experts.is_some(),
-            "model.num_moe_experts",
-            "mixture of experts",
-        ),
-        (
-            config.activation_func_clamp_value.is_some(),
-            "model.activation_func_clamp_value",
-            "a clamp in the MLP",
-        ),
-        (
-            config.glu_linear_offset != 0.0,
-            "model.glu_linear_offset",
-            "an offset in the gated unit",
-        ),
-        (
-            config.fp32_residual_connection,
-            "model.fp32_residual_connection",
-            "a residual stream of its own dtype",
-        ),
+        (config.qk_l2_norm, "model.qk_l2_norm", "L2 normalization of query and key"),
+        (config.multi_latent_attention, "model.multi_latent_attention", "multi-latent attention"),
+        (config.mtp_num_layers.is_some(), "model.mtp_num_layers", "multi-token prediction"),
+        (config.num_moe_experts.is_some(), "model.num_moe_experts", "mixture of experts"),
+        (config.activation_func_clamp_value.is_some(), "model.activation_func_clamp_value", "a clamp in the MLP"),
+        (config.glu_linear_offset != 0.0, "model.glu_linear_offset", "an offset in the gated unit"),
+        (config.fp32_residual_connection, "model.fp32_residual_connection", "a residual stream of its own dtype"),
         (
             config.apply_residual_connection_post_layernorm,
             "model.apply_residual_connection_post_layernorm",
@@ -245,22 +191,11 @@ fn refuse_unsupported(config: &TransformerConfig) -> Result<(), ModelBuildError>
             "model.apply_query_key_layer_scaling",
             "scaling of scores by the layer number",
         ),
-        (
-            config.use_mup,
-            "model.use_mup",
-            "width-transfer parametrization",
-        ),
-        (
-            config.fp16_lm_cross_entropy,
-            "model.fp16_lm_cross_entropy",
-            "a loss in 16 bits",
-        ),
+        (config.use_mup, "model.use_mup", "width-transfer parametrization"),
+        (config.fp16_lm_cross_entropy, "model.fp16_lm_cross_entropy", "a loss in 16 bits"),
     ];
     match refused.iter().find(|(set, ..)| *set) {
-        Some((_, key, what)) => Err(invalid(
-            key,
-            format!("{what} is not implemented in the gpt model"),
-        )),
+        Some((_, key, what)) => Err(invalid(key, format!("{what} is not implemented in the gpt model"))),
         None => Ok(()),
     }
 }
@@ -276,9 +211,7 @@ fn position_embedding(config: &TransformerConfig) -> Result<PositionEmbedding, M
             scaling: rope_scaling(config)?,
         })),
         other => {
-            let message = format!(
-                "expected learned_absolute, rope or none, found {other}, which is not implemented"
-            );
+            let message = format!("expected learned_absolute, rope or none, found {other}, which is not implemented");
             Err(invalid("model.position_embedding_type", message))
         }
     }
@@ -306,19 +239,14 @@ fn window_size(config: &TransformerConfig) -> Result<Option<usize>, ModelBuildEr
         return Ok(None);
     };
     if !(-1..=0).contains(&right) {
-        let message = format!(
-            "expected 0 or -1 to the right, because attention is causal, found [{left}, {right}]"
-        );
+        let message = format!("expected 0 or -1 to the right, because attention is causal, found [{left}, {right}]");
         return Err(invalid("model.window_size", message));
     }
     match left {
         -1 => Ok(None),
         _ => match usize::try_from(left) {
             Ok(left) => Ok(Some(left)),
-            Err(_) => Err(invalid(
-                "model.window_size",
-                format!("expected -1 or more to the left, found {left}"),
-            )),
+            Err(_) => Err(invalid("model.window_size", format!("expected -1 or more to the left, found {left}"))),
         },
     }
 }
@@ -348,45 +276,26 @@ fn no_rope_layers(config: &TransformerConfig) -> Result<LayerPattern, ModelBuild
 }
 
 /// Marks every N-th layer, or those a list marks.
-fn every_nth(
-    frequency: &OneOrMany<usize>,
-    key: &str,
-    num_layers: usize,
-) -> Result<Vec<bool>, ModelBuildError> {
+fn every_nth(frequency: &OneOrMany<usize>, key: &str, num_layers: usize) -> Result<Vec<bool>, ModelBuildError> {
     match frequency {
         OneOrMany::One(0) => Err(invalid(key, "expected at least 1, found 0".into())),
         OneOrMany::One(n) => Ok((1..=num_layers).map(|number| number % n == 0).collect()),
-        OneOrMany::Many(marks) if marks.len() != num_layers => Err(invalid(
-            key,
-            format!(
-                "expected one entry a layer ({num_layers}), found {}",
-                marks.len()
-            ),
-        )),
+        OneOrMany::Many(marks) if marks.len() != num_layers => {
+            Err(invalid(key, format!("expected one entry a layer ({num_layers}), found {}", marks.len())))
+        }
         OneOrMany::Many(marks) => match marks.iter().find(|mark| **mark > 1) {
-            Some(mark) => Err(invalid(
-                key,
-                format!("expected entries 0 or 1, found {mark}"),
-            )),
+            Some(mark) => Err(invalid(key, format!("expected entries 0 or 1, found {mark}"))),
             None => Ok(marks.iter().map(|mark| *mark == 1).collect()),
         },
     }
 }
 
 /// A pattern as the setting's list; nothing for the pattern that the setting's absence means.
-fn marks(
-    pattern: &LayerPattern,
-    num_layers: usize,
-    absent: LayerPattern,
-) -> Option<OneOrMany<usize>> {
+fn marks(pattern: &LayerPattern, num_layers: usize, absent: LayerPattern) -> Option<OneOrMany<usize>> {
     if *pattern == absent {
         return None;
     }
-    Some(OneOrMany::Many(
-        (0..num_layers)
-            .map(|index| usize::from(pattern.includes(index)))
-            .collect(),
-    ))
+    Some(OneOrMany::Many((0..num_layers).map(|index| usize::from(pattern.includes(index))).collect()))
 }
 
 fn activation_from_choice(choice: ActivationChoice) -> Activation {

@@ -53,35 +53,18 @@ impl HfCheckpoint {
         if !index_path.exists() {
             return Self::open_files(folder, &[folder.join(SINGLE)]);
         }
-        let text =
-            std::fs::read_to_string(&index_path).map_err(|source| io(&index_path, source))?;
-        let index: Index = serde_json::from_str(&text).map_err(|source| HfError::Json {
-            path: index_path.clone(),
-            source,
-        })?;
+        let text = std::fs::read_to_string(&index_path).map_err(|source| io(&index_path, source))?;
+        let index: Index =
+            serde_json::from_str(&text).map_err(|source| HfError::Json { path: index_path.clone(), source })?;
         let mut names: Vec<&String> = index.weight_map.values().collect();
         names.sort();
         names.dedup();
         let paths: Vec<PathBuf> = names.iter().map(|name| folder.join(name)).collect();
         let checkpoint = Self::open_files(folder, &paths)?;
-        let missing = index
-            .weight_map
-            .keys()
-            .filter(|name| !checkpoint.tensors.contains_key(*name));
-        let problems: Vec<_> = missing
-            .map(|name| super::TensorProblem::Missing {
-                name: name.clone(),
-                expected: Vec::new(),
-            })
-            .collect();
-        if problems.is_empty() {
-            Ok(checkpoint)
-        } else {
-            Err(HfError::Tensors {
-                path: index_path,
-                problems,
-            })
-        }
+        let missing = index.weight_map.keys().filter(|name| !checkpoint.tensors.contains_key(*name));
+        let problems: Vec<_> =
+            missing.map(|name| super::TensorProblem::Missing { name: name.clone(), expected: Vec::new() }).collect();
+        if problems.is_empty() { Ok(checkpoint) } else { Err(HfError::Tensors { path: index_path, problems }) }
     }
 
     /// Maps one file.
@@ -93,20 +76,13 @@ impl HfCheckpoint {
     }
 
     fn open_files(folder: &Path, paths: &[PathBuf]) -> Result<Self, HfError> {
-        let mut checkpoint = Self {
-            folder: folder.to_owned(),
-            files: Vec::new(),
-            tensors: BTreeMap::new(),
-        };
+        let mut checkpoint = Self { folder: folder.to_owned(), files: Vec::new(), tensors: BTreeMap::new() };
         for path in paths {
             let file = File::open(path).map_err(|source| io(path, source))?;
             // SAFETY: the mapping is read-only and private to this value; as with every memory map, nobody may truncate
             // or rewrite the file while it is open, which is also what loading from it means.
             let map = unsafe { Mmap::map(&file) }.map_err(|source| io(path, source))?;
-            let damaged = |source| HfError::Safetensors {
-                path: path.clone(),
-                source,
-            };
+            let damaged = |source| HfError::Safetensors { path: path.clone(), source };
             let (header, metadata) = SafeTensors::read_metadata(&map).map_err(damaged)?;
             let start = size_of::<u64>() + header;
             for (name, info) in metadata.tensors() {
@@ -131,9 +107,7 @@ impl HfCheckpoint {
 
     /// Names and shapes of all tensors, sorted by name.
     pub fn tensors(&self) -> impl Iterator<Item = (&str, &[usize])> {
-        self.tensors
-            .iter()
-            .map(|(name, entry)| (name.as_str(), entry.shape.as_slice()))
+        self.tensors.iter().map(|(name, entry)| (name.as_str(), entry.shape.as_slice()))
     }
 
     /// The shape of a tensor, if there is one of this name.
@@ -153,16 +127,10 @@ impl HfCheckpoint {
             Dtype::BF16 => elements(bytes, |b| half::bf16::from_le_bytes(b).to_f32()),
             Dtype::F64 => elements(bytes, |b| f64::from_le_bytes(b) as f32),
             other => {
-                return Err(HfError::Dtype {
-                    name: name.to_owned(),
-                    found: other.to_string(),
-                });
+                return Err(HfError::Dtype { name: name.to_owned(), found: other.to_string() });
             }
         };
-        Ok(HostTensor {
-            shape: entry.shape.clone(),
-            values,
-        })
+        Ok(HostTensor { shape: entry.shape.clone(), values })
     }
 
     /// A tensor's shape and integer values.
@@ -175,10 +143,7 @@ impl HfCheckpoint {
             Dtype::I64 => elements(bytes, i64::from_le_bytes),
             Dtype::I32 => elements(bytes, |b| i64::from(i32::from_le_bytes(b))),
             other => {
-                return Err(HfError::Dtype {
-                    name: name.to_owned(),
-                    found: other.to_string(),
-                });
+                return Err(HfError::Dtype { name: name.to_owned(), found: other.to_string() });
             }
         };
         Ok((entry.shape.clone(), values))
@@ -198,31 +163,17 @@ impl HfCheckpoint {
 
     fn entry(&self, name: &str) -> Result<(&Entry, &[u8]), HfError> {
         let Some(entry) = self.tensors.get(name) else {
-            let problem = super::TensorProblem::Missing {
-                name: name.to_owned(),
-                expected: Vec::new(),
-            };
-            return Err(HfError::Tensors {
-                path: self.folder.clone(),
-                problems: vec![problem],
-            });
+            let problem = super::TensorProblem::Missing { name: name.to_owned(), expected: Vec::new() };
+            return Err(HfError::Tensors { path: self.folder.clone(), problems: vec![problem] });
         };
         Ok((entry, &self.files[entry.file][entry.bytes.clone()]))
     }
 }
 
 fn elements<const N: usize, T>(bytes: &[u8], convert: impl Fn([u8; N]) -> T) -> Vec<T> {
-    bytes
-        .as_chunks::<N>()
-        .0
-        .iter()
-        .map(|chunk| convert(*chunk))
-        .collect()
+    bytes.as_chunks::<N>().0.iter().map(|chunk| convert(*chunk)).collect()
 }
 
 pub(super) fn io(path: &Path, source: std::io::Error) -> HfError {
-    HfError::Io {
-        path: path.to_owned(),
-        source,
-    }
+    HfError::Io { path: path.to_owned(), source }
 }

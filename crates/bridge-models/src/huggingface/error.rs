@@ -130,27 +130,14 @@ impl fmt::Display for TensorProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Missing { name, expected } => {
-                write!(
-                    f,
-                    "`{name}`: expected shape {expected:?}, found no such tensor"
-                )
+                write!(f, "`{name}`: expected shape {expected:?}, found no such tensor")
             }
-            Self::Unexpected { name, found } => write!(
-                f,
-                "`{name}`: expected no such tensor, found shape {found:?}"
-            ),
-            Self::Shape {
-                name,
-                expected,
-                found,
-            } => {
+            Self::Unexpected { name, found } => write!(f, "`{name}`: expected no such tensor, found shape {found:?}"),
+            Self::Shape { name, expected, found } => {
                 write!(f, "`{name}`: expected shape {expected:?}, found {found:?}")
             }
             Self::NotTied { name, expected } => {
-                write!(
-                    f,
-                    "`{name}`: expected the values of `{expected}` (tie_word_embeddings is true), found others"
-                )
+                write!(f, "`{name}`: expected the values of `{expected}` (tie_word_embeddings is true), found others")
             }
         }
     }
@@ -159,11 +146,7 @@ impl fmt::Display for TensorProblem {
 /// The first problems, one a line.
 fn list(problems: &[TensorProblem]) -> String {
     const SHOWN: usize = 20;
-    let mut text: String = problems
-        .iter()
-        .take(SHOWN)
-        .map(|problem| format!("\n  {problem}"))
-        .collect();
+    let mut text: String = problems.iter().take(SHOWN).map(|problem| format!("\n  {problem}")).collect();
     if problems.len() > SHOWN {
         text += &format!("\n  and {} more", problems.len() - SHOWN);
     }

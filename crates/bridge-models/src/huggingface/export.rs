@@ -41,12 +41,7 @@ pub struct ExportOptions {
 
 impl Default for ExportOptions {
     fn default() -> Self {
-        Self {
-            dtype: StorageDtype::F32,
-            max_shard_bytes: 5_000_000_000,
-            bos_token_id: None,
-            eos_token_ids: Vec::new(),
-        }
+        Self { dtype: StorageDtype::F32, max_shard_bytes: 5_000_000_000, bos_token_id: None, eos_token_ids: Vec::new() }
     }
 }
 
@@ -69,11 +64,7 @@ pub fn export(
     write_tensors(folder, tensors, options.max_shard_bytes)
 }
 
-fn config_json(
-    family: Family,
-    config: &DecoderConfig,
-    options: &ExportOptions,
-) -> Result<Map<String, Value>, HfError> {
+fn config_json(family: Family, config: &DecoderConfig, options: &ExportOptions) -> Result<Map<String, Value>, HfError> {
     let mut settings = family.settings(config)?;
     let dtype = match options.dtype {
         StorageDtype::F32 => "float32",
@@ -137,29 +128,16 @@ fn collect(
     let mut stored = BTreeMap::new();
     let mut failure = None;
     for chunk in chunks {
-        let shapes: HashMap<String, Vec<usize>> = chunk
-            .parameters()
-            .into_iter()
-            .map(|info| (info.name, info.shape))
-            .collect();
+        let shapes: HashMap<String, Vec<usize>> =
+            chunk.parameters().into_iter().map(|info| (info.name, info.shape)).collect();
         chunk.visit_parameters(&mut |name, value| {
             let found = &shapes[name];
             let Some(entry) = map.entry(name).filter(|entry| entry.shape == *found) else {
-                let expected = map.entry(name).map_or("no such parameter".into(), |entry| {
-                    format!("{:?}", entry.shape)
-                });
-                failure = Some(HfError::Parameter {
-                    name: name.to_owned(),
-                    found: found.clone(),
-                    expected,
-                });
+                let expected = map.entry(name).map_or("no such parameter".into(), |entry| format!("{:?}", entry.shape));
+                failure = Some(HfError::Parameter { name: name.to_owned(), found: found.clone(), expected });
                 return;
             };
-            let values: Vec<f32> = value
-                .into_data()
-                .convert::<f32>()
-                .try_into_vec()
-                .expect("the data is float32 now");
+            let values: Vec<f32> = value.into_data().convert::<f32>().try_into_vec().expect("the data is float32 now");
             for ((name, _), tensor) in entry.tensors.iter().zip(entry.split(&values)) {
                 stored.insert(name.clone(), encode(tensor.shape, &tensor.values, dtype));
             }
@@ -169,52 +147,25 @@ fn collect(
         return Err(failure);
     }
     let is_stored = |name: &String| stored.contains_key(name);
-    match map
-        .entries()
-        .iter()
-        .find(|entry| !entry.tensors.iter().all(|(name, _)| is_stored(name)))
-    {
-        Some(entry) => Err(HfError::MissingParameter {
-            name: entry.parameter.clone(),
-        }),
+    match map.entries().iter().find(|entry| !entry.tensors.iter().all(|(name, _)| is_stored(name))) {
+        Some(entry) => Err(HfError::MissingParameter { name: entry.parameter.clone() }),
         None => Ok(stored),
     }
 }
 
 fn encode(shape: Vec<usize>, values: &[f32], dtype: StorageDtype) -> Stored {
     let (dtype, bytes) = match dtype {
-        StorageDtype::F32 => (
-            Dtype::F32,
-            values.iter().flat_map(|v| v.to_le_bytes()).collect(),
-        ),
-        StorageDtype::F16 => (
-            Dtype::F16,
-            values
-                .iter()
-                .flat_map(|v| half::f16::from_f32(*v).to_le_bytes())
-                .collect(),
-        ),
-        StorageDtype::Bf16 => (
-            Dtype::BF16,
-            values
-                .iter()
-                .flat_map(|v| half::bf16::from_f32(*v).to_le_bytes())
-                .collect(),
-        ),
+        StorageDtype::F32 => (Dtype::F32, values.iter().flat_map(|v| v.to_le_bytes()).collect()),
+        StorageDtype::F16 => (Dtype::F16, values.iter().flat_map(|v| half::f16::from_f32(*v).to_le_bytes()).collect()),
+        StorageDtype::Bf16 => {
+            (Dtype::BF16, values.iter().flat_map(|v| half::bf16::from_f32(*v).to_le_bytes()).collect())
+        }
     };
-    Stored {
-        dtype,
-        shape,
-        bytes,
-    }
+    Stored { dtype, shape, bytes }
 }
 
 /// Writes one file, or as many as the limit asks for and their index.
-fn write_tensors(
-    folder: &Path,
-    tensors: BTreeMap<String, Stored>,
-    max_shard_bytes: usize,
-) -> Result<(), HfError> {
+fn write_tensors(folder: &Path, tensors: BTreeMap<String, Stored>, max_shard_bytes: usize) -> Result<(), HfError> {
     let shards = shards(&tensors, max_shard_bytes);
     if let [all] = shards.as_slice() {
         return write_shard(&folder.join("model.safetensors"), all, &tensors);
@@ -241,33 +192,19 @@ fn shards(tensors: &BTreeMap<String, Stored>, max_bytes: usize) -> Vec<Vec<&str>
             size = 0;
         }
         size += bytes;
-        shards
-            .last_mut()
-            .expect("there is a shard from the start")
-            .push(name);
+        shards.last_mut().expect("there is a shard from the start").push(name);
     }
     shards
 }
 
-fn write_shard(
-    path: &Path,
-    names: &[&str],
-    tensors: &BTreeMap<String, Stored>,
-) -> Result<(), HfError> {
+fn write_shard(path: &Path, names: &[&str], tensors: &BTreeMap<String, Stored>) -> Result<(), HfError> {
     let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
     let views = names.iter().map(|name| (*name, &tensors[*name]));
-    safetensors::serialize_to_file(views, Some(metadata), path).map_err(|source| {
-        HfError::Safetensors {
-            path: path.to_owned(),
-            source,
-        }
-    })
+    safetensors::serialize_to_file(views, Some(metadata), path)
+        .map_err(|source| HfError::Safetensors { path: path.to_owned(), source })
 }
 
 fn write_json(path: &Path, value: &Value) -> Result<(), HfError> {
-    let text = serde_json::to_string_pretty(value).map_err(|source| HfError::Json {
-        path: path.to_owned(),
-        source,
-    })?;
+    let text = serde_json::to_string_pretty(value).map_err(|source| HfError::Json { path: path.to_owned(), source })?;
     std::fs::write(path, text + "\n").map_err(|source| io(path, source))
 }

@@ -24,8 +24,7 @@ impl<'a> Fields<'a> {
 
     /// The table under `key`, whose keys are reported with `prefix`.
     pub fn table(&self, key: &str, prefix: &'a str) -> Result<Option<Fields<'a>>, HfError> {
-        self.typed(key, "a table", Value::as_object)
-            .map(|values| values.map(|values| Fields { prefix, values }))
+        self.typed(key, "a table", Value::as_object).map(|values| values.map(|values| Fields { prefix, values }))
     }
 
     pub fn string(&self, key: &str) -> Result<Option<&'a str>, HfError> {
@@ -49,24 +48,20 @@ impl<'a> Fields<'a> {
 
     /// A size that must be there.
     pub fn required_size(&self, key: &str) -> Result<usize, HfError> {
-        self.size(key)?
-            .ok_or_else(|| self.error(key, "no such setting", "an integer of at least 1"))
+        self.size(key)?.ok_or_else(|| self.error(key, "no such setting", "an integer of at least 1"))
     }
 
     /// A number that must be there.
     pub fn required_number(&self, key: &str) -> Result<f64, HfError> {
-        self.number(key)?
-            .ok_or_else(|| self.error(key, "no such setting", "a number"))
+        self.number(key)?.ok_or_else(|| self.error(key, "no such setting", "a number"))
     }
 
     /// Refuses any value of `key` but `expected` (and absence).
     pub fn only(&self, key: &str, expected: &Value) -> Result<(), HfError> {
         match self.get(key) {
-            Some(found) if found != expected => Err(self.error(
-                key,
-                &found.to_string(),
-                &format!("{expected}: anything else is not implemented"),
-            )),
+            Some(found) if found != expected => {
+                Err(self.error(key, &found.to_string(), &format!("{expected}: anything else is not implemented")))
+            }
             _ => Ok(()),
         }
     }
@@ -126,11 +121,7 @@ pub(super) fn activation(
         Some((_, activation)) => Ok(*activation),
         None => {
             let known: Vec<&str> = ACTIVATIONS.iter().map(|(name, _)| *name).collect();
-            Err(fields.error(
-                key,
-                &format!("\"{name}\""),
-                &format!("one of {}", known.join(", ")),
-            ))
+            Err(fields.error(key, &format!("\"{name}\""), &format!("one of {}", known.join(", "))))
         }
     }
 }
@@ -138,7 +129,5 @@ pub(super) fn activation(
 /// The name `config.json` has for an activation.
 pub(super) fn activation_name(activation: bridge_kernels::Activation) -> &'static str {
     let known = ACTIVATIONS.iter().find(|(_, known)| *known == activation);
-    known
-        .map(|(name, _)| *name)
-        .expect("the table has every activation")
+    known.map(|(name, _)| *name).expect("the table has every activation")
 }

@@ -8,97 +8,38 @@ use super::weight_map::{Fusion, Storage, WeightRule};
 use crate::decoder::{DecoderConfig, LayerPattern, NormConfig, NormKind, PositionEmbedding};
 
 const fn rule(megatron: &'static str, hugging_face: &'static [&'static str]) -> WeightRule {
-    WeightRule {
-        megatron,
-        hugging_face,
-        fusion: Fusion::Single,
-        storage: Storage::RowsAreOutputs,
-    }
+    WeightRule { megatron, hugging_face, fusion: Fusion::Single, storage: Storage::RowsAreOutputs }
 }
 
 const fn conv(megatron: &'static str, hugging_face: &'static [&'static str]) -> WeightRule {
-    WeightRule {
-        storage: Storage::RowsAreInputs,
-        ..rule(megatron, hugging_face)
-    }
+    WeightRule { storage: Storage::RowsAreInputs, ..rule(megatron, hugging_face) }
 }
 
 const fn table(megatron: &'static str, hugging_face: &'static [&'static str]) -> WeightRule {
-    WeightRule {
-        fusion: Fusion::Vocabulary,
-        ..rule(megatron, hugging_face)
-    }
+    WeightRule { fusion: Fusion::Vocabulary, ..rule(megatron, hugging_face) }
 }
 
 const fn packed(rule: WeightRule) -> WeightRule {
-    WeightRule {
-        fusion: Fusion::PackedQkv,
-        ..rule
-    }
+    WeightRule { fusion: Fusion::PackedQkv, ..rule }
 }
 
 /// Where each parameter is.
 pub(super) const RULES: &[WeightRule] = &[
-    table(
-        "embedding.word_embeddings.weight",
-        &["transformer.wte.weight"],
-    ),
-    rule(
-        "embedding.position_embeddings.weight",
-        &["transformer.wpe.weight"],
-    ),
-    rule(
-        "decoder.layers.{}.input_layernorm.weight",
-        &["transformer.h.{}.ln_1.weight"],
-    ),
-    rule(
-        "decoder.layers.{}.input_layernorm.bias",
-        &["transformer.h.{}.ln_1.bias"],
-    ),
-    packed(conv(
-        "decoder.layers.{}.self_attention.linear_qkv.weight",
-        &["transformer.h.{}.attn.c_attn.weight"],
-    )),
-    packed(rule(
-        "decoder.layers.{}.self_attention.linear_qkv.bias",
-        &["transformer.h.{}.attn.c_attn.bias"],
-    )),
-    conv(
-        "decoder.layers.{}.self_attention.linear_proj.weight",
-        &["transformer.h.{}.attn.c_proj.weight"],
-    ),
-    rule(
-        "decoder.layers.{}.self_attention.linear_proj.bias",
-        &["transformer.h.{}.attn.c_proj.bias"],
-    ),
-    rule(
-        "decoder.layers.{}.pre_mlp_layernorm.weight",
-        &["transformer.h.{}.ln_2.weight"],
-    ),
-    rule(
-        "decoder.layers.{}.pre_mlp_layernorm.bias",
-        &["transformer.h.{}.ln_2.bias"],
-    ),
-    conv(
-        "decoder.layers.{}.mlp.linear_fc1.weight",
-        &["transformer.h.{}.mlp.c_fc.weight"],
-    ),
-    rule(
-        "decoder.layers.{}.mlp.linear_fc1.bias",
-        &["transformer.h.{}.mlp.c_fc.bias"],
-    ),
-    conv(
-        "decoder.layers.{}.mlp.linear_fc2.weight",
-        &["transformer.h.{}.mlp.c_proj.weight"],
-    ),
-    rule(
-        "decoder.layers.{}.mlp.linear_fc2.bias",
-        &["transformer.h.{}.mlp.c_proj.bias"],
-    ),
-    rule(
-        "decoder.final_layernorm.weight",
-        &["transformer.ln_f.weight"],
-    ),
+    table("embedding.word_embeddings.weight", &["transformer.wte.weight"]),
+    rule("embedding.position_embeddings.weight", &["transformer.wpe.weight"]),
+    rule("decoder.layers.{}.input_layernorm.weight", &["transformer.h.{}.ln_1.weight"]),
+    rule("decoder.layers.{}.input_layernorm.bias", &["transformer.h.{}.ln_1.bias"]),
+    packed(conv("decoder.layers.{}.self_attention.linear_qkv.weight", &["transformer.h.{}.attn.c_attn.weight"])),
+    packed(rule("decoder.layers.{}.self_attention.linear_qkv.bias", &["transformer.h.{}.attn.c_attn.bias"])),
+    conv("decoder.layers.{}.self_attention.linear_proj.weight", &["transformer.h.{}.attn.c_proj.weight"]),
+    rule("decoder.layers.{}.self_attention.linear_proj.bias", &["transformer.h.{}.attn.c_proj.bias"]),
+    rule("decoder.layers.{}.pre_mlp_layernorm.weight", &["transformer.h.{}.ln_2.weight"]),
+    rule("decoder.layers.{}.pre_mlp_layernorm.bias", &["transformer.h.{}.ln_2.bias"]),
+    conv("decoder.layers.{}.mlp.linear_fc1.weight", &["transformer.h.{}.mlp.c_fc.weight"]),
+    rule("decoder.layers.{}.mlp.linear_fc1.bias", &["transformer.h.{}.mlp.c_fc.bias"]),
+    conv("decoder.layers.{}.mlp.linear_fc2.weight", &["transformer.h.{}.mlp.c_proj.weight"]),
+    rule("decoder.layers.{}.mlp.linear_fc2.bias", &["transformer.h.{}.mlp.c_proj.bias"]),
+    rule("decoder.final_layernorm.weight", &["transformer.ln_f.weight"]),
     rule("decoder.final_layernorm.bias", &["transformer.ln_f.bias"]),
     table("output_layer.weight", &["lm_head.weight"]),
 ];
@@ -142,19 +83,11 @@ pub(super) fn decoder_config(fields: &Fields) -> Result<DecoderConfig, HfError> 
         proj_bias: true,
         mlp_bias: true,
         gated_linear_unit: false,
-        activation: activation(
-            fields,
-            "activation_function",
-            bridge_kernels::Activation::GeluTanh,
-        )?,
+        activation: activation(fields, "activation_function", bridge_kernels::Activation::GeluTanh)?,
         embedding_dropout: fields.number("embd_pdrop")?.unwrap_or(0.1),
         hidden_dropout: fields.number("resid_pdrop")?.unwrap_or(0.1),
         attention_dropout: fields.number("attn_pdrop")?.unwrap_or(0.1),
-        softmax_scale: if scaled {
-            1.0 / (head_size as f64).sqrt()
-        } else {
-            1.0
-        },
+        softmax_scale: if scaled { 1.0 / (head_size as f64).sqrt() } else { 1.0 },
         window_size: None,
         window_layers: LayerPattern::All,
         attention_softcap: None,
@@ -180,37 +113,12 @@ pub(super) fn settings(config: &DecoderConfig) -> Result<Map<String, Value>, HfE
             format!("{positions:?}"),
             "learned_absolute",
         ),
-        (
-            config.norm.kind != NormKind::LayerNorm,
-            "norm.kind",
-            format!("{:?}", config.norm.kind),
-            "LayerNorm",
-        ),
-        (
-            config.norm.zero_centered_gamma,
-            "norm.zero_centered_gamma",
-            "true".into(),
-            "false",
-        ),
+        (config.norm.kind != NormKind::LayerNorm, "norm.kind", format!("{:?}", config.norm.kind), "LayerNorm"),
+        (config.norm.zero_centered_gamma, "norm.zero_centered_gamma", "true".into(), "false"),
         (config.qk_layernorm, "qk_layernorm", "true".into(), "false"),
-        (
-            biases != [true; 3],
-            "biases",
-            format!("{biases:?}"),
-            "biases in all linear layers",
-        ),
-        (
-            config.gated_linear_unit,
-            "gated_linear_unit",
-            "true".into(),
-            "false",
-        ),
-        (
-            groups != heads,
-            "num_query_groups",
-            groups.to_string(),
-            "num_attention_heads",
-        ),
+        (biases != [true; 3], "biases", format!("{biases:?}"), "biases in all linear layers"),
+        (config.gated_linear_unit, "gated_linear_unit", "true".into(), "false"),
+        (groups != heads, "num_query_groups", groups.to_string(), "num_attention_heads"),
         (
             config.kv_channels * heads != config.hidden_size,
             "kv_channels",
@@ -223,28 +131,11 @@ pub(super) fn settings(config: &DecoderConfig) -> Result<Map<String, Value>, HfE
             config.softmax_scale.to_string(),
             "1 / sqrt(kv_channels) or 1",
         ),
-        (
-            config.window_size.is_some(),
-            "window_size",
-            format!("{:?}", config.window_size),
-            "none",
-        ),
-        (
-            softcap.is_some(),
-            "soft caps",
-            format!("{softcap:?}"),
-            "none",
-        ),
+        (config.window_size.is_some(), "window_size", format!("{:?}", config.window_size), "none"),
+        (softcap.is_some(), "soft caps", format!("{softcap:?}"), "none"),
     ];
-    if let Some((_, key, found, expected)) =
-        refused.into_iter().find(|(is_refused, ..)| *is_refused)
-    {
-        return Err(HfError::NotOfFamily {
-            family: "gpt2",
-            key,
-            found,
-            expected: expected.into(),
-        });
+    if let Some((_, key, found, expected)) = refused.into_iter().find(|(is_refused, ..)| *is_refused) {
+        return Err(HfError::NotOfFamily { family: "gpt2", key, found, expected: expected.into() });
     }
     let settings = json!({
         "vocab_size": config.vocab_size,

@@ -36,24 +36,12 @@ impl HfModel {
         let (family, config, eos_token_ids) = read_config(folder)?;
         let checkpoint = HfCheckpoint::open(folder)?;
         let map = WeightMap::new(family, &config)?;
-        let has_prefix = checkpoint
-            .tensors()
-            .any(|(name, _)| name.starts_with(family.prefix()));
+        let has_prefix = checkpoint.tensors().any(|(name, _)| name.starts_with(family.prefix()));
         let dropped_prefix = (!has_prefix).then(|| family.prefix());
-        let model = Self {
-            family,
-            config,
-            eos_token_ids,
-            checkpoint,
-            map,
-            dropped_prefix,
-        };
+        let model = Self { family, config, eos_token_ids, checkpoint, map, dropped_prefix };
         let problems = model.problems()?;
         if !problems.is_empty() {
-            return Err(HfError::Tensors {
-                path: folder.to_owned(),
-                problems,
-            });
+            return Err(HfError::Tensors { path: folder.to_owned(), problems });
         }
         Ok(model)
     }
@@ -83,10 +71,7 @@ impl HfModel {
     /// # Errors
     /// Those of [`build_decoder`] and [`HfModel::load_into`].
     pub fn build(&self, device: &Device) -> Result<Box<dyn ModelChunk>, HfError> {
-        let config = DecoderConfig {
-            perform_initialization: false,
-            ..self.config.clone()
-        };
+        let config = DecoderConfig { perform_initialization: false, ..self.config.clone() };
         let context = BuildContext {
             device: device.clone(),
             seed: 0,
@@ -115,10 +100,7 @@ impl HfModel {
                 Ok(tensors) => {
                     let values = entry.fuse(tensors);
                     let count = values.len();
-                    Tensor::from_data(
-                        TensorData::new(values, [count]),
-                        (&old.device(), old.dtype()),
-                    )
+                    Tensor::from_data(TensorData::new(values, [count]), (&old.device(), old.dtype()))
                 }
                 Err(error) => {
                     failure = Some(error);
@@ -132,33 +114,22 @@ impl HfModel {
     /// An entry for each of the chunk's parameters, with the chunk's padded vocabulary.
     fn entries_for(&self, chunk: &dyn ModelChunk) -> Result<Vec<WeightEntry>, HfError> {
         let for_parameter = |info: bridge_core::model::ParameterInfo| {
-            let mismatch = |expected: String| HfError::Parameter {
-                name: info.name.clone(),
-                found: info.shape.clone(),
-                expected,
-            };
+            let mismatch =
+                |expected: String| HfError::Parameter { name: info.name.clone(), found: info.shape.clone(), expected };
             let Some(entry) = self.map.entry(&info.name) else {
                 return Err(mismatch("no such parameter".into()));
             };
-            entry
-                .padded_to(&info.shape)
-                .ok_or_else(|| mismatch(format!("{:?}", entry.shape)))
+            entry.padded_to(&info.shape).ok_or_else(|| mismatch(format!("{:?}", entry.shape)))
         };
         chunk.parameters().into_iter().map(for_parameter).collect()
     }
 
     fn tensors_of(&self, entry: &WeightEntry) -> Result<Vec<HostTensor>, HfError> {
-        entry
-            .tensors
-            .iter()
-            .map(|(name, _)| self.checkpoint.read(self.name_in_file(name)))
-            .collect()
+        entry.tensors.iter().map(|(name, _)| self.checkpoint.read(self.name_in_file(name))).collect()
     }
 
     fn name_in_file<'a>(&self, name: &'a str) -> &'a str {
-        self.dropped_prefix
-            .and_then(|prefix| name.strip_prefix(prefix))
-            .unwrap_or(name)
+        self.dropped_prefix.and_then(|prefix| name.strip_prefix(prefix)).unwrap_or(name)
     }
 
     /// Everything that is wrong with the tensors.
@@ -169,10 +140,7 @@ impl HfModel {
             let name = self.name_in_file(name);
             expected.insert(name);
             match self.checkpoint.shape(name) {
-                None => problems.push(TensorProblem::Missing {
-                    name: name.to_owned(),
-                    expected: shape.clone(),
-                }),
+                None => problems.push(TensorProblem::Missing { name: name.to_owned(), expected: shape.clone() }),
                 Some(found) if found != shape => problems.push(TensorProblem::Shape {
                     name: name.to_owned(),
                     expected: shape.clone(),
@@ -182,21 +150,14 @@ impl HfModel {
             }
         }
         for (name, shape) in self.checkpoint.tensors() {
-            let is_buffer = self
-                .family
-                .buffers()
-                .iter()
-                .any(|suffix| name.ends_with(suffix));
+            let is_buffer = self.family.buffers().iter().any(|suffix| name.ends_with(suffix));
             if expected.contains(name) || is_buffer {
                 continue;
             }
             if name == OUTPUT && self.config.share_embeddings_and_output_weights {
                 problems.extend(self.tie_problem(&problems)?);
             } else {
-                problems.push(TensorProblem::Unexpected {
-                    name: name.to_owned(),
-                    found: shape.to_vec(),
-                });
+                problems.push(TensorProblem::Unexpected { name: name.to_owned(), found: shape.to_vec() });
             }
         }
         Ok(problems)
@@ -215,10 +176,7 @@ impl HfModel {
         if !is_readable || self.checkpoint.read(OUTPUT)? == self.checkpoint.read(embedding)? {
             return Ok(None);
         }
-        Ok(Some(TensorProblem::NotTied {
-            name: OUTPUT.to_owned(),
-            expected: embedding.to_owned(),
-        }))
+        Ok(Some(TensorProblem::NotTied { name: OUTPUT.to_owned(), expected: embedding.to_owned() }))
     }
 }
 
@@ -229,10 +187,7 @@ pub fn import_hook(folder: PathBuf) -> ModelHook {
     Arc::new(move |mut chunks| {
         let failed = |error: HfError| match error {
             HfError::Model(error) => error,
-            other => ModelBuildError::Invalid {
-                key: folder.display().to_string(),
-                message: other.to_string(),
-            },
+            other => ModelBuildError::Invalid { key: folder.display().to_string(), message: other.to_string() },
         };
         let model = HfModel::open(&folder).map_err(failed)?;
         for chunk in &mut chunks {
@@ -246,19 +201,14 @@ pub fn import_hook(folder: PathBuf) -> ModelHook {
 pub(super) fn read_config(folder: &Path) -> Result<(Family, DecoderConfig, Vec<i64>), HfError> {
     let path = folder.join("config.json");
     let text = std::fs::read_to_string(&path).map_err(|source| io(&path, source))?;
-    let values: Map<String, Value> =
-        serde_json::from_str(&text).map_err(|source| HfError::Json { path, source })?;
+    let values: Map<String, Value> = serde_json::from_str(&text).map_err(|source| HfError::Json { path, source })?;
     let fields = Fields::new(&values);
     let known = || {
-        let names: Vec<_> = Family::ALL
-            .iter()
-            .map(|family| family.model_type())
-            .collect();
+        let names: Vec<_> = Family::ALL.iter().map(|family| family.model_type()).collect();
         format!("one of {}", names.join(", "))
     };
-    let model_type = fields
-        .string("model_type")?
-        .ok_or_else(|| fields.error("model_type", "no such setting", &known()))?;
+    let model_type =
+        fields.string("model_type")?.ok_or_else(|| fields.error("model_type", "no such setting", &known()))?;
     let family = Family::from_model_type(model_type)
         .ok_or_else(|| fields.error("model_type", &format!("\"{model_type}\""), &known()))?;
     if fields.get("quantization_config").is_some() {

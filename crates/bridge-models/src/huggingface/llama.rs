@@ -5,17 +5,10 @@ use serde_json::{Map, Value, json};
 use super::error::HfError;
 use super::fields::{Fields, activation, activation_name};
 use super::weight_map::{Fusion, Storage, WeightRule};
-use crate::decoder::{
-    DecoderConfig, LayerPattern, NormConfig, NormKind, PositionEmbedding, RopeConfig, RopeScaling,
-};
+use crate::decoder::{DecoderConfig, LayerPattern, NormConfig, NormKind, PositionEmbedding, RopeConfig, RopeScaling};
 
 const fn rule(megatron: &'static str, hugging_face: &'static [&'static str]) -> WeightRule {
-    WeightRule {
-        megatron,
-        hugging_face,
-        fusion: Fusion::Single,
-        storage: Storage::RowsAreOutputs,
-    }
+    WeightRule { megatron, hugging_face, fusion: Fusion::Single, storage: Storage::RowsAreOutputs }
 }
 
 const fn fused(fusion: Fusion, rule: WeightRule) -> WeightRule {
@@ -24,17 +17,8 @@ const fn fused(fusion: Fusion, rule: WeightRule) -> WeightRule {
 
 /// Where each parameter is.
 pub(super) const RULES: &[WeightRule] = &[
-    fused(
-        Fusion::Vocabulary,
-        rule(
-            "embedding.word_embeddings.weight",
-            &["model.embed_tokens.weight"],
-        ),
-    ),
-    rule(
-        "decoder.layers.{}.input_layernorm.weight",
-        &["model.layers.{}.input_layernorm.weight"],
-    ),
+    fused(Fusion::Vocabulary, rule("embedding.word_embeddings.weight", &["model.embed_tokens.weight"])),
+    rule("decoder.layers.{}.input_layernorm.weight", &["model.layers.{}.input_layernorm.weight"]),
     fused(
         Fusion::Qkv,
         rule(
@@ -57,51 +41,27 @@ pub(super) const RULES: &[WeightRule] = &[
             ],
         ),
     ),
-    rule(
-        "decoder.layers.{}.self_attention.linear_proj.weight",
-        &["model.layers.{}.self_attn.o_proj.weight"],
-    ),
-    rule(
-        "decoder.layers.{}.self_attention.linear_proj.bias",
-        &["model.layers.{}.self_attn.o_proj.bias"],
-    ),
-    rule(
-        "decoder.layers.{}.pre_mlp_layernorm.weight",
-        &["model.layers.{}.post_attention_layernorm.weight"],
-    ),
+    rule("decoder.layers.{}.self_attention.linear_proj.weight", &["model.layers.{}.self_attn.o_proj.weight"]),
+    rule("decoder.layers.{}.self_attention.linear_proj.bias", &["model.layers.{}.self_attn.o_proj.bias"]),
+    rule("decoder.layers.{}.pre_mlp_layernorm.weight", &["model.layers.{}.post_attention_layernorm.weight"]),
     fused(
         Fusion::GateUp,
         rule(
             "decoder.layers.{}.mlp.linear_fc1.weight",
-            &[
-                "model.layers.{}.mlp.gate_proj.weight",
-                "model.layers.{}.mlp.up_proj.weight",
-            ],
+            &["model.layers.{}.mlp.gate_proj.weight", "model.layers.{}.mlp.up_proj.weight"],
         ),
     ),
     fused(
         Fusion::GateUp,
         rule(
             "decoder.layers.{}.mlp.linear_fc1.bias",
-            &[
-                "model.layers.{}.mlp.gate_proj.bias",
-                "model.layers.{}.mlp.up_proj.bias",
-            ],
+            &["model.layers.{}.mlp.gate_proj.bias", "model.layers.{}.mlp.up_proj.bias"],
         ),
     ),
-    rule(
-        "decoder.layers.{}.mlp.linear_fc2.weight",
-        &["model.layers.{}.mlp.down_proj.weight"],
-    ),
-    rule(
-        "decoder.layers.{}.mlp.linear_fc2.bias",
-        &["model.layers.{}.mlp.down_proj.bias"],
-    ),
+    rule("decoder.layers.{}.mlp.linear_fc2.weight", &["model.layers.{}.mlp.down_proj.weight"]),
+    rule("decoder.layers.{}.mlp.linear_fc2.bias", &["model.layers.{}.mlp.down_proj.bias"]),
     rule("decoder.final_layernorm.weight", &["model.norm.weight"]),
-    fused(
-        Fusion::Vocabulary,
-        rule("output_layer.weight", &["lm_head.weight"]),
-    ),
+    fused(Fusion::Vocabulary, rule("output_layer.weight", &["lm_head.weight"])),
 ];
 
 /// The decoder of a Llama `config.json`; absent settings have the values of `LlamaConfig`.
@@ -122,11 +82,7 @@ pub(super) fn decoder_config(fields: &Fields) -> Result<DecoderConfig, HfError> 
         }
     };
     if head_size % 2 != 0 {
-        return Err(fields.error(
-            "head_dim",
-            &head_size.to_string(),
-            "an even number, because it is rotated in pairs",
-        ));
+        return Err(fields.error("head_dim", &head_size.to_string(), "an even number, because it is rotated in pairs"));
     }
     let attention_bias = fields.bool("attention_bias")?.unwrap_or(false);
     let max_positions = fields.size("max_position_embeddings")?.unwrap_or(2048);
@@ -192,38 +148,23 @@ fn rope(fields: &Fields, max_positions: usize) -> Result<RopeConfig, HfError> {
         Some(table) => rope_scaling(table, max_positions)?,
         None => None,
     };
-    Ok(RopeConfig {
-        base,
-        percent: 1.0,
-        interleaved: false,
-        scaling,
-    })
+    Ok(RopeConfig { base, percent: 1.0, interleaved: false, scaling })
 }
 
 fn rope_scaling(table: &Fields, max_positions: usize) -> Result<Option<RopeScaling>, HfError> {
-    let key = if table.get("rope_type").is_some() {
-        "rope_type"
-    } else {
-        "type"
-    };
+    let key = if table.get("rope_type").is_some() { "rope_type" } else { "type" };
     match table.string(key)? {
         None | Some("default") => Ok(None),
-        Some("linear") => Ok(Some(RopeScaling::Linear {
-            factor: table.required_number("factor")?,
-        })),
+        Some("linear") => Ok(Some(RopeScaling::Linear { factor: table.required_number("factor")? })),
         Some("llama3") => Ok(Some(RopeScaling::Llama3 {
             factor: table.required_number("factor")?,
             low_freq_factor: table.required_number("low_freq_factor")?,
             high_freq_factor: table.required_number("high_freq_factor")?,
-            original_max_position_embeddings: table
-                .size("original_max_position_embeddings")?
-                .unwrap_or(max_positions),
+            original_max_position_embeddings: table.size("original_max_position_embeddings")?.unwrap_or(max_positions),
         })),
-        Some(other) => Err(table.error(
-            key,
-            &format!("\"{other}\""),
-            "one of default, linear, llama3: others are not implemented",
-        )),
+        Some(other) => {
+            Err(table.error(key, &format!("\"{other}\""), "one of default, linear, llama3: others are not implemented"))
+        }
     }
 }
 
@@ -236,82 +177,26 @@ pub(super) fn settings(config: &DecoderConfig) -> Result<Map<String, Value>, HfE
         expected: expected.into(),
     };
     let PositionEmbedding::Rope(rope) = &config.position_embedding else {
-        return Err(not_of_family(
-            "position_embedding",
-            format!("{:?}", config.position_embedding),
-            "rope",
-        ));
+        return Err(not_of_family("position_embedding", format!("{:?}", config.position_embedding), "rope"));
     };
     let scale = 1.0 / (config.kv_channels as f64).sqrt();
     let dropout = config.embedding_dropout.max(config.hidden_dropout);
     let softcap = config.attention_softcap.or(config.logit_softcap);
     let refused = [
-        (
-            rope.percent != 1.0,
-            "rotary_percent",
-            rope.percent.to_string(),
-            "1",
-        ),
-        (
-            rope.interleaved,
-            "rotary_interleaved",
-            rope.interleaved.to_string(),
-            "false",
-        ),
-        (
-            config.no_rope_layers != LayerPattern::None,
-            "no_rope_layers",
-            format!("{:?}", config.no_rope_layers),
-            "none",
-        ),
-        (
-            config.norm.kind != NormKind::RmsNorm,
-            "norm.kind",
-            format!("{:?}", config.norm.kind),
-            "RMSNorm",
-        ),
-        (
-            config.norm.zero_centered_gamma,
-            "norm.zero_centered_gamma",
-            "true".into(),
-            "false",
-        ),
+        (rope.percent != 1.0, "rotary_percent", rope.percent.to_string(), "1"),
+        (rope.interleaved, "rotary_interleaved", rope.interleaved.to_string(), "false"),
+        (config.no_rope_layers != LayerPattern::None, "no_rope_layers", format!("{:?}", config.no_rope_layers), "none"),
+        (config.norm.kind != NormKind::RmsNorm, "norm.kind", format!("{:?}", config.norm.kind), "RMSNorm"),
+        (config.norm.zero_centered_gamma, "norm.zero_centered_gamma", "true".into(), "false"),
         (config.qk_layernorm, "qk_layernorm", "true".into(), "false"),
-        (
-            config.qkv_bias != config.proj_bias,
-            "proj_bias",
-            config.proj_bias.to_string(),
-            "the same as qkv_bias",
-        ),
-        (
-            !config.gated_linear_unit,
-            "gated_linear_unit",
-            "false".into(),
-            "true",
-        ),
+        (config.qkv_bias != config.proj_bias, "proj_bias", config.proj_bias.to_string(), "the same as qkv_bias"),
+        (!config.gated_linear_unit, "gated_linear_unit", "false".into(), "true"),
         (dropout != 0.0, "hidden_dropout", dropout.to_string(), "0"),
-        (
-            config.softmax_scale != scale,
-            "softmax_scale",
-            config.softmax_scale.to_string(),
-            "1 / sqrt(kv_channels)",
-        ),
-        (
-            config.window_size.is_some(),
-            "window_size",
-            format!("{:?}", config.window_size),
-            "none",
-        ),
-        (
-            softcap.is_some(),
-            "soft caps",
-            format!("{softcap:?}"),
-            "none",
-        ),
+        (config.softmax_scale != scale, "softmax_scale", config.softmax_scale.to_string(), "1 / sqrt(kv_channels)"),
+        (config.window_size.is_some(), "window_size", format!("{:?}", config.window_size), "none"),
+        (softcap.is_some(), "soft caps", format!("{softcap:?}"), "none"),
     ];
-    if let Some((_, key, found, expected)) =
-        refused.into_iter().find(|(is_refused, ..)| *is_refused)
-    {
+    if let Some((_, key, found, expected)) = refused.into_iter().find(|(is_refused, ..)| *is_refused) {
         return Err(not_of_family(key, found, expected));
     }
     let settings = json!({
@@ -344,12 +229,7 @@ fn rope_parameters(rope: &RopeConfig) -> Value {
         Some(RopeScaling::Linear { factor }) => {
             json!({ "rope_type": "linear", "rope_theta": rope.base, "factor": factor })
         }
-        Some(RopeScaling::Llama3 {
-            factor,
-            low_freq_factor,
-            high_freq_factor,
-            original_max_position_embeddings,
-        }) => {
+        Some(RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings }) => {
             json!({
                 "rope_type": "llama3",
                 "rope_theta": rope.base,

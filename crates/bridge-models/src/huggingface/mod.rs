@@ -54,16 +54,12 @@ impl Family {
 
     /// The family with this `model_type`.
     pub fn from_model_type(model_type: &str) -> Option<Self> {
-        Self::ALL
-            .into_iter()
-            .find(|family| family.model_type() == model_type)
+        Self::ALL.into_iter().find(|family| family.model_type() == model_type)
     }
 
     /// The family that can hold a decoder of this configuration, if there is one.
     pub fn of(config: &DecoderConfig) -> Option<Self> {
-        Self::ALL
-            .into_iter()
-            .find(|family| family.settings(config).is_ok())
+        Self::ALL.into_iter().find(|family| family.settings(config).is_ok())
     }
 
     /// The class name in `config.json`'s `architectures`.
@@ -105,10 +101,7 @@ impl Family {
     }
 
     /// The family's settings in `config.json` for this decoder.
-    fn settings(
-        self,
-        config: &DecoderConfig,
-    ) -> Result<serde_json::Map<String, serde_json::Value>, HfError> {
+    fn settings(self, config: &DecoderConfig) -> Result<serde_json::Map<String, serde_json::Value>, HfError> {
         match self {
             Self::Gpt2 => gpt2::settings(config),
             Self::Llama => llama::settings(config),

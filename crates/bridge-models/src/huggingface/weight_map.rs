@@ -93,26 +93,12 @@ impl WeightMap {
                     expected: "no such parameter".into(),
                 });
             };
-            let names = rule
-                .hugging_face
-                .iter()
-                .map(|name| name.replace("{}", &layer));
+            let names = rule.hugging_face.iter().map(|name| name.replace("{}", &layer));
             let shapes = rule.tensor_shapes(&shape, heads, config.vocab_size);
             let (fusion, storage) = (rule.fusion, rule.storage);
-            Ok(WeightEntry {
-                parameter,
-                shape,
-                tensors: names.zip(shapes).collect(),
-                fusion,
-                storage,
-                heads,
-            })
+            Ok(WeightEntry { parameter, shape, tensors: names.zip(shapes).collect(), fusion, storage, heads })
         };
-        let entries = config
-            .parameter_shapes()
-            .into_iter()
-            .map(entry)
-            .collect::<Result<_, _>>()?;
+        let entries = config.parameter_shapes().into_iter().map(entry).collect::<Result<_, _>>()?;
         Ok(Self { entries })
     }
 
@@ -123,9 +109,7 @@ impl WeightMap {
 
     /// The entry of a parameter.
     pub fn entry(&self, parameter: &str) -> Option<&WeightEntry> {
-        self.entries
-            .iter()
-            .find(|entry| entry.parameter == parameter)
+        self.entries.iter().find(|entry| entry.parameter == parameter)
     }
 }
 
@@ -136,11 +120,7 @@ impl WeightRule {
         let rows = match self.fusion {
             Fusion::Single | Fusion::PackedQkv => vec![shape[0]],
             Fusion::Vocabulary => vec![vocab_size],
-            Fusion::Qkv => vec![
-                heads.groups * heads.queries_per_group * d,
-                heads.groups * d,
-                heads.groups * d,
-            ],
+            Fusion::Qkv => vec![heads.groups * heads.queries_per_group * d, heads.groups * d, heads.groups * d],
             Fusion::GateUp => vec![shape[0] / 2; 2],
         };
         rows.into_iter()
@@ -160,10 +140,7 @@ impl WeightEntry {
             && shape.len() == self.shape.len()
             && shape[1..] == self.shape[1..]
             && shape[0] >= self.tensors[0].1[0];
-        (more_rows || shape == self.shape).then(|| Self {
-            shape: shape.to_vec(),
-            ..self.clone()
-        })
+        (more_rows || shape == self.shape).then(|| Self { shape: shape.to_vec(), ..self.clone() })
     }
 
     /// The parameter's values, row-major, from those of its tensors, which have the shapes of [`WeightEntry::tensors`].
@@ -174,10 +151,7 @@ impl WeightEntry {
         for (tensor, (name, shape)) in tensors.iter().zip(&self.tensors) {
             assert_eq!(&tensor.shape, shape, "shape of `{name}`");
         }
-        let mut parts: Vec<Vec<f32>> = tensors
-            .into_iter()
-            .map(|tensor| self.turned(tensor))
-            .collect();
+        let mut parts: Vec<Vec<f32>> = tensors.into_iter().map(|tensor| self.turned(tensor)).collect();
         let row = self.row_length();
         match self.fusion {
             Fusion::Single => parts.swap_remove(0),
@@ -190,8 +164,7 @@ impl WeightEntry {
             Fusion::Qkv | Fusion::PackedQkv => {
                 let stored = parts.concat();
                 let rows = self.heads.stored_rows();
-                rows.flat_map(|from| stored[from.start * row..from.end * row].iter().copied())
-                    .collect()
+                rows.flat_map(|from| stored[from.start * row..from.end * row].iter().copied()).collect()
             }
         }
     }
@@ -201,12 +174,7 @@ impl WeightEntry {
     /// # Panics
     /// If there are not as many values as the parameter has.
     pub fn split(&self, values: &[f32]) -> Vec<HostTensor> {
-        assert_eq!(
-            values.len(),
-            self.shape.iter().product::<usize>(),
-            "number of values of `{}`",
-            self.parameter
-        );
+        assert_eq!(values.len(), self.shape.iter().product::<usize>(), "number of values of `{}`", self.parameter);
         let row = self.row_length();
         let mut stored = values.to_vec();
         if matches!(self.fusion, Fusion::Qkv | Fusion::PackedQkv) {
@@ -227,10 +195,7 @@ impl WeightEntry {
                     ([columns, rows], Storage::RowsAreInputs) => transpose(part, *rows, *columns),
                     _ => part.to_vec(),
                 };
-                HostTensor {
-                    shape: shape.clone(),
-                    values,
-                }
+                HostTensor { shape: shape.clone(), values }
             })
             .collect()
     }
@@ -253,11 +218,7 @@ impl Heads {
     /// Row ranges of `[queries, keys, values]` in the order of the fused projection: for each group its queries, its key and
     /// its value.
     fn stored_rows(self) -> impl Iterator<Item = std::ops::Range<usize>> {
-        let Self {
-            groups,
-            queries_per_group,
-            head_size,
-        } = self;
+        let Self { groups, queries_per_group, head_size } = self;
         let keys = groups * queries_per_group * head_size;
         let values = keys + groups * head_size;
         let queries = queries_per_group * head_size;
@@ -282,10 +243,7 @@ fn transpose(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
 
 /// A parameter's name with `{}` for its layer number, and that number.
 fn template(parameter: &str) -> (String, String) {
-    match parameter
-        .strip_prefix("decoder.layers.")
-        .and_then(|rest| rest.split_once('.'))
-    {
+    match parameter.strip_prefix("decoder.layers.").and_then(|rest| rest.split_once('.')) {
         Some((layer, rest)) => (format!("decoder.layers.{{}}.{rest}"), layer.to_owned()),
         None => (parameter.to_owned(), String::new()),
     }

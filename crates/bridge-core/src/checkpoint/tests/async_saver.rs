@@ -18,9 +18,7 @@ fn gated(saver: &mut AsyncSaver, step: u64) -> Sender<()> {
 }
 
 fn latest(root: &Path) -> u64 {
-    found(resolve(root, OnDamaged::Error).unwrap())
-        .checkpoint
-        .iteration()
+    found(resolve(root, OnDamaged::Error).unwrap()).checkpoint.iteration()
 }
 
 #[test]
@@ -44,11 +42,7 @@ fn a_second_save_waits_for_the_first_and_reports_it() {
     let mut saver = AsyncSaver::new(writer(dir.path())).unwrap();
     assert!(saver.submit(snapshot(1)).unwrap().is_none());
     assert_eq!(saver.submit(snapshot(2)).unwrap().unwrap().iteration, 1);
-    while saver
-        .poll()
-        .unwrap()
-        .is_none_or(|report| report.iteration != 2)
-    {
+    while saver.poll().unwrap().is_none_or(|report| report.iteration != 2) {
         std::thread::sleep(Duration::from_millis(1));
     }
     assert_eq!(latest(dir.path()), 2);
@@ -75,26 +69,12 @@ fn errors_of_the_background_surface_at_the_next_call() {
     let mut bad = snapshot(2);
     bad.run.files.insert("../escape".into(), Vec::new().into());
     saver.submit(bad.clone()).unwrap();
-    assert!(
-        saver
-            .finish()
-            .unwrap_err()
-            .to_string()
-            .contains("../escape")
-    );
+    assert!(saver.finish().unwrap_err().to_string().contains("../escape"));
     saver.submit(bad).unwrap();
-    assert!(
-        saver
-            .submit(snapshot(3))
-            .unwrap_err()
-            .to_string()
-            .contains("../escape")
-    );
+    assert!(saver.submit(snapshot(3)).unwrap_err().to_string().contains("../escape"));
     assert_eq!(latest(dir.path()), 1);
     // The saver goes on after errors and panics.
-    saver
-        .submit_task(4, |_| panic!("broken in {}", "many ways"))
-        .unwrap();
+    saver.submit_task(4, |_| panic!("broken in {}", "many ways")).unwrap();
     let error = saver.finish().unwrap_err();
     assert!(
         matches!(&error, CheckpointError::SaverPanicked { iteration: 4, message } if message == "broken in many ways")

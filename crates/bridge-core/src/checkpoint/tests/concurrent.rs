@@ -12,14 +12,7 @@ fn readers_beside_a_writer_see_whole_checkpoints_only() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let retention = RetentionPolicy::new(1, None).unwrap();
-            let writer = CheckpointWriter::open(
-                root,
-                SaveOptions {
-                    retention,
-                    ..SaveOptions::default()
-                },
-            )
-            .unwrap();
+            let writer = CheckpointWriter::open(root, SaveOptions { retention, ..SaveOptions::default() }).unwrap();
             for step in 2..14 {
                 writer.save(&snapshot(step)).unwrap();
                 writer.save(&snapshot_of(step, 0.5)).unwrap();
@@ -36,10 +29,5 @@ fn readers_beside_a_writer_see_whole_checkpoints_only() {
         }
         assert!(seen.is_sorted(), "{seen:?}");
     });
-    assert_eq!(
-        found(resolve(root, OnDamaged::Error).unwrap())
-            .checkpoint
-            .iteration(),
-        13
-    );
+    assert_eq!(found(resolve(root, OnDamaged::Error).unwrap()).checkpoint.iteration(), 13);
 }

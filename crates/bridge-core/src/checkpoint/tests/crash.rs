@@ -15,11 +15,7 @@ const KILLS: usize = 32;
 /// times: each iteration twice, the second time over the first.
 fn save_repeatedly(root: &Path, rounds: usize) {
     let retention = RetentionPolicy::new(2, None).unwrap();
-    let options = SaveOptions {
-        retention,
-        max_shard_bytes: 4096,
-        ..SaveOptions::default()
-    };
+    let options = SaveOptions { retention, max_shard_bytes: 4096, ..SaveOptions::default() };
     let writer = CheckpointWriter::open(root, options).unwrap();
     let first = match resolve(root, OnDamaged::Error).unwrap() {
         Resolution::Found(found) => found.checkpoint.iteration() + 1,
@@ -73,11 +69,7 @@ impl Saver {
     }
 
     fn wait_for(&mut self, expected: &str) {
-        let said = self
-            .lines
-            .by_ref()
-            .map_while(Result::ok)
-            .any(|line| line == expected);
+        let said = self.lines.by_ref().map_while(Result::ok).any(|line| line == expected);
         assert!(said, "the child ended by itself: {:?}", self.process.wait());
     }
 
@@ -105,25 +97,14 @@ fn a_kill_at_any_moment_leaves_a_whole_checkpoint() {
         }
         std::thread::sleep(one_save.mul_f64(random.below(1000) as f64 / 1000.0));
         saver.kill();
-        cut_short += usize::from(
-            names_in(dir.path())
-                .iter()
-                .any(|name| name.starts_with('.')),
-        );
+        cut_short += usize::from(names_in(dir.path()).iter().any(|name| name.starts_with('.')));
         match resolve(dir.path(), OnDamaged::Error).unwrap() {
             Resolution::Found(found) => {
-                assert!(
-                    found.report.skipped.is_empty(),
-                    "kill {kill}: {}",
-                    found.report
-                );
+                assert!(found.report.skipped.is_empty(), "kill {kill}: {}", found.report);
                 let flavour = assert_whole(&found.checkpoint);
                 assert!([0.5, 0.75].contains(&flavour), "kill {kill}: {flavour}");
                 let step = Some(found.checkpoint.iteration());
-                assert!(
-                    step >= last,
-                    "kill {kill}: went back from {last:?} to {step:?}"
-                );
+                assert!(step >= last, "kill {kill}: went back from {last:?} to {step:?}");
                 last = step;
             }
             Resolution::NothingFound { .. } => {

@@ -52,14 +52,7 @@ fn any_harm_to_any_file_of_a_checkpoint_is_found() {
     let files = files_below(&newest);
     assert_eq!(files.len(), 8);
     let mut random = Random(1);
-    let harms = [
-        Harm::FlipBit,
-        Harm::Truncate,
-        Harm::Append,
-        Harm::Empty,
-        Harm::Delete,
-        Harm::BecomeFolder,
-    ];
+    let harms = [Harm::FlipBit, Harm::Truncate, Harm::Append, Harm::Empty, Harm::Delete, Harm::BecomeFolder];
     let flips = std::iter::repeat_n(Harm::FlipBit, 60);
     for path in &files {
         let original = fs::read(path).unwrap();
@@ -68,8 +61,7 @@ fn any_harm_to_any_file_of_a_checkpoint_is_found() {
                 continue;
             }
             let name = path.strip_prefix(&newest).unwrap().display().to_string();
-            let Err(CheckpointError::Damaged(damaged)) = resolve(dir.path(), OnDamaged::Error)
-            else {
+            let Err(CheckpointError::Damaged(damaged)) = resolve(dir.path(), OnDamaged::Error) else {
                 panic!("{kind:?} of {name} went unnoticed");
             };
             assert_eq!(damaged.intact, Some(1), "{kind:?} of {name}");
@@ -78,11 +70,7 @@ fn any_harm_to_any_file_of_a_checkpoint_is_found() {
             restore(path, &original);
         }
     }
-    assert!(
-        found(resolve(dir.path(), OnDamaged::Error).unwrap())
-            .report
-            .is_empty()
-    );
+    assert!(found(resolve(dir.path(), OnDamaged::Error).unwrap()).report.is_empty());
 }
 
 #[test]
@@ -96,16 +84,7 @@ fn any_flip_in_the_files_of_the_root_is_found() {
             bytes[bit / 8] ^= 1 << (bit % 8);
             fs::write(&path, bytes).unwrap();
             let error = resolve(dir.path(), OnDamaged::Error).unwrap_err();
-            assert!(
-                matches!(
-                    error,
-                    CheckpointError::Root {
-                        intact: Some(300),
-                        ..
-                    }
-                ),
-                "{name} bit {bit}: {error}"
-            );
+            assert!(matches!(error, CheckpointError::Root { intact: Some(300), .. }), "{name} bit {bit}: {error}");
             assert!(error.to_string().contains(name), "{error}");
             let fallen_back = found(resolve(dir.path(), OnDamaged::Fallback).unwrap());
             assert_eq!(fallen_back.checkpoint.iteration(), 300, "{name} bit {bit}");
@@ -124,20 +103,14 @@ fn falling_back_reports_what_was_passed_over() {
     let Resolved { checkpoint, report } = found(resolve(dir.path(), OnDamaged::Fallback).unwrap());
     assert_eq!(checkpoint.iteration(), 1);
     assert_whole(&checkpoint);
-    let skipped: Vec<_> = report
-        .skipped
-        .iter()
-        .map(|s| (s.iteration, s.damage.len()))
-        .collect();
+    let skipped: Vec<_> = report.skipped.iter().map(|s| (s.iteration, s.damage.len())).collect();
     assert_eq!(skipped, [(Some(3), 1), (Some(2), 1)]);
     assert!(
         matches!(&report.skipped[0].damage[0], Damage::ChecksumMismatch { expected, found, .. } if expected != found)
     );
     let text = report.to_string();
     assert!(
-        text.contains(
-            "iter_0000003 is damaged\n  - model-rank00000.safetensors: expected checksum xxh3"
-        ),
+        text.contains("iter_0000003 is damaged\n  - model-rank00000.safetensors: expected checksum xxh3"),
         "{text}"
     );
 }
@@ -149,14 +122,8 @@ fn nothing_but_damage_is_never_a_fresh_start() {
         fs::remove_file(folder(dir.path(), step).join(TRAIN_STATE_FILE)).unwrap();
     }
     let error = resolve(dir.path(), OnDamaged::Fallback).unwrap_err();
-    assert!(
-        matches!(&error, CheckpointError::NothingIntact { skipped, .. } if skipped.len() == 2),
-        "{error}"
-    );
-    assert!(
-        error.to_string().contains("train_state.json: missing"),
-        "{error}"
-    );
+    assert!(matches!(&error, CheckpointError::NothingIntact { skipped, .. } if skipped.len() == 2), "{error}");
+    assert!(error.to_string().contains("train_state.json: missing"), "{error}");
     let Err(CheckpointError::Damaged(damaged)) = resolve(dir.path(), OnDamaged::Error) else {
         panic!("a damaged checkpoint was loaded");
     };
@@ -165,14 +132,8 @@ fn nothing_but_damage_is_never_a_fresh_start() {
     for step in [1, 2] {
         fs::remove_dir_all(folder(dir.path(), step)).unwrap();
     }
-    assert!(matches!(
-        resolve(dir.path(), OnDamaged::Fallback),
-        Err(CheckpointError::NothingIntact { .. })
-    ));
-    assert!(matches!(
-        resolve(dir.path(), OnDamaged::Error),
-        Err(CheckpointError::Damaged(_))
-    ));
+    assert!(matches!(resolve(dir.path(), OnDamaged::Fallback), Err(CheckpointError::NothingIntact { .. })));
+    assert!(matches!(resolve(dir.path(), OnDamaged::Error), Err(CheckpointError::Damaged(_))));
 }
 
 #[test]
@@ -181,38 +142,17 @@ fn a_step_that_was_asked_for_is_never_replaced_by_another() {
     fs::remove_file(folder(dir.path(), 2).join(TRAIN_STATE_FILE)).unwrap();
     let store = CheckpointStore::open(dir.path()).unwrap();
     let at = |step| {
-        let request = LoadRequest {
-            ckpt_step: Some(step),
-            on_damaged: OnDamaged::Fallback,
-            ..LoadRequest::default()
-        };
+        let request = LoadRequest { ckpt_step: Some(step), on_damaged: OnDamaged::Fallback, ..LoadRequest::default() };
         store.resolve(&request)
     };
     assert!(matches!(at(2), Err(CheckpointError::Damaged(damaged)) if damaged.intact == Some(1)));
     let error = at(5).unwrap_err().to_string();
-    assert!(
-        error.ends_with("no checkpoint of iteration 5; there are: 1, 2"),
-        "{error}"
-    );
+    assert!(error.ends_with("no checkpoint of iteration 5; there are: 1, 2"), "{error}");
     let one = CheckpointStore::open(folder(dir.path(), 2)).unwrap();
-    let request = LoadRequest {
-        on_damaged: OnDamaged::Fallback,
-        ..LoadRequest::default()
-    };
-    assert!(
-        matches!(one.resolve(&request), Err(CheckpointError::Damaged(damaged)) if damaged.intact == Some(1))
-    );
-    assert!(matches!(
-        store.open_iteration(2, Verification::Sizes),
-        Err(CheckpointError::Damaged(_))
-    ));
-    assert_eq!(
-        store
-            .open_iteration(1, Verification::Sizes)
-            .unwrap()
-            .iteration(),
-        1
-    );
+    let request = LoadRequest { on_damaged: OnDamaged::Fallback, ..LoadRequest::default() };
+    assert!(matches!(one.resolve(&request), Err(CheckpointError::Damaged(damaged)) if damaged.intact == Some(1)));
+    assert!(matches!(store.open_iteration(2, Verification::Sizes), Err(CheckpointError::Damaged(_))));
+    assert_eq!(store.open_iteration(1, Verification::Sizes).unwrap().iteration(), 1);
 }
 
 /// Damage whose checksums are right: written by another program, or by a later Bridge.
@@ -223,46 +163,20 @@ fn metadata_that_lies_is_found_too() {
     let path = folder(dir.path(), 2).join(METADATA_FILE);
     let (original, _) = unseal::<serde_json::Value>(&fs::read(&path).unwrap()).unwrap();
     let forgeries: [(Forge, &str); 8] = [
-        (
-            |m| m["format_version"] = 99.into(),
-            "format version 99, but this program reads versions up to 1",
-        ),
-        (
-            |m| m["iteration"] = 7.into(),
-            "says iteration 2, its metadata.json says 7",
-        ),
-        (
-            |m| m["tensors"]["model.big"]["slices"][0]["key"] = "model.other".into(),
-            "lacks `model.other`",
-        ),
-        (
-            |m| m["tensors"]["model.big"]["slices"][0]["file"] = "nowhere".into(),
-            "`nowhere`, which is not listed",
-        ),
-        (
-            |m| m["tensors"]["model.big"]["slices"][0]["file"] = "tokenizer.json".into(),
-            "no safetensors file",
-        ),
-        (
-            |m| m["tensors"]["model.big"]["dtype"] = "I32".into(),
-            "is F32 [100, 30], metadata.json has it as I32",
-        ),
-        (
-            |m| m["tensors"]["model.big"]["shape"] = serde_json::json!([u64::MAX, u64::MAX]),
-            "more bytes than can",
-        ),
-        (
-            |m| drop(m.as_object_mut().unwrap().remove("tensors")),
-            "missing field `tensors`",
-        ),
+        (|m| m["format_version"] = 99.into(), "format version 99, but this program reads versions up to 1"),
+        (|m| m["iteration"] = 7.into(), "says iteration 2, its metadata.json says 7"),
+        (|m| m["tensors"]["model.big"]["slices"][0]["key"] = "model.other".into(), "lacks `model.other`"),
+        (|m| m["tensors"]["model.big"]["slices"][0]["file"] = "nowhere".into(), "`nowhere`, which is not listed"),
+        (|m| m["tensors"]["model.big"]["slices"][0]["file"] = "tokenizer.json".into(), "no safetensors file"),
+        (|m| m["tensors"]["model.big"]["dtype"] = "I32".into(), "is F32 [100, 30], metadata.json has it as I32"),
+        (|m| m["tensors"]["model.big"]["shape"] = serde_json::json!([u64::MAX, u64::MAX]), "more bytes than can"),
+        (|m| drop(m.as_object_mut().unwrap().remove("tensors")), "missing field `tensors`"),
     ];
     for (forge, expected) in forgeries {
         let mut metadata = original.clone();
         forge(&mut metadata);
         fs::write(&path, seal(&metadata).unwrap().0).unwrap();
-        let text = resolve(dir.path(), OnDamaged::Error)
-            .unwrap_err()
-            .to_string();
+        let text = resolve(dir.path(), OnDamaged::Error).unwrap_err().to_string();
         assert!(text.contains(expected), "expected {expected:?} in {text}");
     }
 }
@@ -284,22 +198,14 @@ fn shards_of_garbage_under_right_checksums_do_no_harm() {
             2 => bytes[random.below(8)] = random.next() as u8,
             _ => bytes[8 + random.below(400)] = random.next() as u8,
         }
-        let record = FileRecord {
-            size: bytes.len() as u64,
-            checksum: Checksum::of(&bytes),
-        };
+        let record = FileRecord { size: bytes.len() as u64, checksum: Checksum::of(&bytes) };
         metadata.files.insert(name.to_owned(), record);
         fs::write(&shard_path, &bytes).unwrap();
         fs::write(&metadata_path, seal(&metadata).unwrap().0).unwrap();
         match resolve(dir.path(), OnDamaged::Error) {
             Err(error) => assert!(error.to_string().contains(name), "{error}"),
             // A byte that meant nothing: the padding of the header, or one that stayed what it was.
-            Ok(resolution) => drop(
-                found(resolution)
-                    .checkpoint
-                    .load_tensor("model.big")
-                    .unwrap(),
-            ),
+            Ok(resolution) => drop(found(resolution).checkpoint.load_tensor("model.big").unwrap()),
         }
     }
 }

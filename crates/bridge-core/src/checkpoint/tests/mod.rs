@@ -41,80 +41,32 @@ const BIG: usize = 3_000;
 fn snapshot_of(step: u64, flavour: f32) -> Snapshot<'static> {
     let whole = |name: &str, tensor: HostTensor| ShardTensor::whole(name, tensor);
     let model = vec![
-        whole(
-            "model.big",
-            HostTensor::from_vec([BIG / 30, 30], vec![flavour; BIG]).unwrap(),
-        ),
-        whole(
-            "model.bf16",
-            HostTensor::from_vec([3, 1], vec![bf16::from_f32(0.5); 3]).unwrap(),
-        ),
-        whole(
-            "model.f16",
-            HostTensor::from_vec([1, 3], vec![f16::from_f32(0.5); 3]).unwrap(),
-        ),
-        whole(
-            "model.empty",
-            HostTensor::from_vec([0, 7], Vec::<f32>::new()).unwrap(),
-        ),
+        whole("model.big", HostTensor::from_vec([BIG / 30, 30], vec![flavour; BIG]).unwrap()),
+        whole("model.bf16", HostTensor::from_vec([3, 1], vec![bf16::from_f32(0.5); 3]).unwrap()),
+        whole("model.f16", HostTensor::from_vec([1, 3], vec![f16::from_f32(0.5); 3]).unwrap()),
+        whole("model.empty", HostTensor::from_vec([0, 7], Vec::<f32>::new()).unwrap()),
     ];
     let optimizer = vec![
-        whole(
-            "optimizer.step",
-            HostTensor::scalar(i64::try_from(step).unwrap()),
-        ),
-        whole(
-            "optimizer.f64",
-            HostTensor::from_vec([2], vec![f64::MIN_POSITIVE, -0.0]).unwrap(),
-        ),
-        whole(
-            "optimizer.i32",
-            HostTensor::from_vec([2], vec![i32::MIN, 7]).unwrap(),
-        ),
-        whole(
-            "optimizer.u32",
-            HostTensor::from_vec([2], vec![u32::MAX, 7]).unwrap(),
-        ),
-        whole(
-            "optimizer.mask",
-            HostTensor::from_vec([3], vec![true, false, true]).unwrap(),
-        ),
-        whole(
-            "rng.bytes",
-            HostTensor::from_vec([5], b"state".to_vec()).unwrap(),
-        ),
+        whole("optimizer.step", HostTensor::scalar(i64::try_from(step).unwrap())),
+        whole("optimizer.f64", HostTensor::from_vec([2], vec![f64::MIN_POSITIVE, -0.0]).unwrap()),
+        whole("optimizer.i32", HostTensor::from_vec([2], vec![i32::MIN, 7]).unwrap()),
+        whole("optimizer.u32", HostTensor::from_vec([2], vec![u32::MAX, 7]).unwrap()),
+        whole("optimizer.mask", HostTensor::from_vec([3], vec![true, false, true]).unwrap()),
+        whole("rng.bytes", HostTensor::from_vec([5], b"state".to_vec()).unwrap()),
     ];
-    let mut train_state = TrainState {
-        step,
-        consumed_train_samples: step * 8,
-        ..TrainState::default()
-    };
-    train_state.extra.insert(
-        "scheduler".into(),
-        serde_json::json!({"num_steps": step, "lr": 0.1 + 0.2}),
-    );
+    let mut train_state = TrainState { step, consumed_train_samples: step * 8, ..TrainState::default() };
+    train_state.extra.insert("scheduler".into(), serde_json::json!({"num_steps": step, "lr": 0.1 + 0.2}));
     let run = RunFiles {
         train_state,
         run_config: format!("[train]\ntrain_iters = {step}\n"),
         files: BTreeMap::from([
-            (
-                "tokenizer.json".to_owned(),
-                b"{\"version\": \"1.0\"}".to_vec().into(),
-            ),
+            ("tokenizer.json".to_owned(), b"{\"version\": \"1.0\"}".to_vec().into()),
             ("tokenizer/merges.txt".to_owned(), b"a b\n".to_vec().into()),
             ("empty.txt".to_owned(), Vec::new().into()),
         ]),
     };
     let groups = [("model", model), ("optimizer", optimizer)];
-    Snapshot {
-        run,
-        groups: groups
-            .map(|(name, tensors)| TensorGroup {
-                name: name.into(),
-                tensors,
-            })
-            .into(),
-    }
+    Snapshot { run, groups: groups.map(|(name, tensors)| TensorGroup { name: name.into(), tensors }).into() }
 }
 
 fn snapshot(step: u64) -> Snapshot<'static> {
@@ -123,17 +75,9 @@ fn snapshot(step: u64) -> Snapshot<'static> {
 
 /// Panics unless `checkpoint` is, byte for byte, [`snapshot_of`] its step and some flavour; returns the flavour.
 fn assert_whole(checkpoint: &Checkpoint) -> f32 {
-    let big = checkpoint
-        .load_tensor("model.big")
-        .unwrap()
-        .to_vec::<f32>()
-        .unwrap();
+    let big = checkpoint.load_tensor("model.big").unwrap().to_vec::<f32>().unwrap();
     let expected = snapshot_of(checkpoint.iteration(), big[0]);
-    let tensors: Vec<&ShardTensor<'_>> = expected
-        .groups
-        .iter()
-        .flat_map(|group| &group.tensors)
-        .collect();
+    let tensors: Vec<&ShardTensor<'_>> = expected.groups.iter().flat_map(|group| &group.tensors).collect();
     assert_eq!(checkpoint.names().count(), tensors.len());
     for tensor in tensors {
         let found = checkpoint.load_tensor(&tensor.name).unwrap();
@@ -164,10 +108,7 @@ fn root_with(steps: &[u64]) -> tempfile::TempDir {
 }
 
 fn resolve(root: &Path, on_damaged: OnDamaged) -> Result<Resolution, CheckpointError> {
-    CheckpointStore::open(root)?.resolve(&LoadRequest {
-        on_damaged,
-        ..LoadRequest::default()
-    })
+    CheckpointStore::open(root)?.resolve(&LoadRequest { on_damaged, ..LoadRequest::default() })
 }
 
 fn found(resolution: Resolution) -> Resolved {
@@ -186,11 +127,7 @@ fn files_below(folder: &Path) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
-        if path.is_dir() {
-            files.append(&mut files_below(&path))
-        } else {
-            files.push(path)
-        }
+        if path.is_dir() { files.append(&mut files_below(&path)) } else { files.push(path) }
     }
     files.sort();
     files
@@ -198,10 +135,8 @@ fn files_below(folder: &Path) -> Vec<PathBuf> {
 
 /// The names in a root, sorted.
 fn names_in(root: &Path) -> Vec<String> {
-    let mut names: Vec<String> = fs::read_dir(root)
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .collect();
+    let mut names: Vec<String> =
+        fs::read_dir(root).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
     names
 }

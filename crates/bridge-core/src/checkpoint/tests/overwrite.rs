@@ -11,14 +11,9 @@ fn flavour(root: &Path) -> f32 {
 fn the_same_iteration_can_be_saved_again() {
     let dir = root_with(&[5]);
     for flavour_saved in [0.5, 0.25] {
-        writer(dir.path())
-            .save(&snapshot_of(5, flavour_saved))
-            .unwrap();
+        writer(dir.path()).save(&snapshot_of(5, flavour_saved)).unwrap();
         assert_eq!(flavour(dir.path()), flavour_saved);
-        assert_eq!(
-            names_in(dir.path()),
-            [JOURNAL_FILE, "iter_0000005", LATEST_FILE]
-        );
+        assert_eq!(names_in(dir.path()), [JOURNAL_FILE, "iter_0000005", LATEST_FILE]);
     }
 }
 
@@ -40,21 +35,14 @@ fn moving_aside_leaves_no_moment_without_a_checkpoint() {
     let aside = root.join(".old-iter_0000006");
     fs::rename(folder(root, 6), &aside).unwrap();
     assert_eq!(flavour(root), 6.0);
-    assert!(
-        found(resolve(root, OnDamaged::Error).unwrap())
-            .report
-            .is_empty()
-    );
+    assert!(found(resolve(root, OnDamaged::Error).unwrap()).report.is_empty());
     // A writer that starts now gives it its name back.
     let writer = writer(root);
     assert!(folder(root, 6).is_dir() && !aside.exists());
 
     // A real one, made elsewhere and moved over.
     let other = root_with(&[]);
-    CheckpointWriter::open(other.path(), SaveOptions::default())
-        .unwrap()
-        .save(&snapshot_of(6, 0.5))
-        .unwrap();
+    CheckpointWriter::open(other.path(), SaveOptions::default()).unwrap().save(&snapshot_of(6, 0.5)).unwrap();
     let staging = writer.begin(6).unwrap();
     fs::remove_dir(root.join(".tmp-iter_0000006")).unwrap();
     fs::rename(folder(other.path(), 6), root.join(".tmp-iter_0000006")).unwrap();
@@ -77,9 +65,7 @@ fn only_our_leftovers_are_cleared() {
     fs::write(dir.path().join(format!(".tmp-{LATEST_FILE}")), "1").unwrap();
     assert_eq!(flavour(dir.path()), 5.0);
     writer(dir.path());
-    let mut expected = [JOURNAL_FILE, "iter_0000005", LATEST_FILE]
-        .map(str::to_owned)
-        .to_vec();
+    let mut expected = [JOURNAL_FILE, "iter_0000005", LATEST_FILE].map(str::to_owned).to_vec();
     expected.extend(foreign.map(str::to_owned));
     expected.sort();
     assert_eq!(names_in(dir.path()), expected);
@@ -94,16 +80,8 @@ fn errors_of_the_disk_name_the_path_and_leave_the_rest_alone() {
     fs::remove_file(&pointer).unwrap();
     fs::create_dir_all(pointer.join("inside")).unwrap();
     let error = writer.save(&snapshot(6)).unwrap_err();
-    assert!(
-        matches!(&error, CheckpointError::Io { path, .. } if path == &pointer),
-        "{error}"
-    );
-    assert!(
-        resolve(dir.path(), OnDamaged::Fallback)
-            .unwrap_err()
-            .to_string()
-            .contains(LATEST_FILE)
-    );
+    assert!(matches!(&error, CheckpointError::Io { path, .. } if path == &pointer), "{error}");
+    assert!(resolve(dir.path(), OnDamaged::Fallback).unwrap_err().to_string().contains(LATEST_FILE));
     fs::remove_dir_all(&pointer).unwrap();
     fs::write(&pointer, "5\n").unwrap();
     assert_eq!(flavour(dir.path()), 5.0);
@@ -113,10 +91,7 @@ fn errors_of_the_disk_name_the_path_and_leave_the_rest_alone() {
     let writer = CheckpointWriter::open(&gone, SaveOptions::default()).unwrap();
     fs::remove_dir(&gone).unwrap();
     let error = writer.save(&snapshot(6)).unwrap_err();
-    assert!(
-        matches!(&error, CheckpointError::Io { path, .. } if path.starts_with(&gone)),
-        "{error}"
-    );
+    assert!(matches!(&error, CheckpointError::Io { path, .. } if path.starts_with(&gone)), "{error}");
     assert!(matches!(
         CheckpointWriter::open(pointer.join("below"), SaveOptions::default()),
         Err(CheckpointError::Io { .. })

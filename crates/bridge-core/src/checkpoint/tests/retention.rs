@@ -4,24 +4,11 @@ use super::*;
 
 fn retaining(root: &Path, most_recent_k: i64, interval: Option<u64>) -> CheckpointWriter {
     let retention = RetentionPolicy::new(most_recent_k, interval).unwrap();
-    CheckpointWriter::open(
-        root,
-        SaveOptions {
-            retention,
-            ..SaveOptions::default()
-        },
-    )
-    .unwrap()
+    CheckpointWriter::open(root, SaveOptions { retention, ..SaveOptions::default() }).unwrap()
 }
 
 fn steps(root: &Path) -> Vec<u64> {
-    CheckpointStore::open(root)
-        .unwrap()
-        .list()
-        .unwrap()
-        .iter()
-        .filter_map(|s| s.iteration)
-        .collect()
+    CheckpointStore::open(root).unwrap().list().unwrap().iter().filter_map(|s| s.iteration).collect()
 }
 
 #[test]
@@ -36,19 +23,13 @@ fn saves_keep_the_last_and_the_multiples() {
     }
     assert_eq!(deleted, [1, 2, 3, 5, 6, 7]);
     assert_eq!(steps(dir.path()), [4, 8, 9]);
-    assert_eq!(
-        names_in(dir.path()).len(),
-        5,
-        "nothing is left in the trash"
-    );
+    assert_eq!(names_in(dir.path()).len(), 5, "nothing is left in the trash");
 }
 
 #[test]
 fn a_run_that_went_back_deletes_neither_its_own_nor_the_abandoned_checkpoints() {
     let dir = root_with(&[1, 2, 3, 7, 8]);
-    let report = retaining(dir.path(), 2, None)
-        .save(&snapshot_of(3, 0.5))
-        .unwrap();
+    let report = retaining(dir.path(), 2, None).save(&snapshot_of(3, 0.5)).unwrap();
     assert_eq!(report.pruned, [1]);
     assert_eq!(steps(dir.path()), [2, 3, 7, 8]);
 }
@@ -61,20 +42,9 @@ fn the_only_intact_one_stays() {
     }
     assert_eq!(retaining(dir.path(), 2, None).prune().unwrap(), [2]);
     assert_eq!(steps(dir.path()), [1, 3, 4]);
-    assert_eq!(
-        found(resolve(dir.path(), OnDamaged::Fallback).unwrap())
-            .checkpoint
-            .iteration(),
-        1
-    );
+    assert_eq!(found(resolve(dir.path(), OnDamaged::Fallback).unwrap()).checkpoint.iteration(), 1);
     // A new one is intact, and the old one may go.
-    assert_eq!(
-        retaining(dir.path(), 2, None)
-            .save(&snapshot(5))
-            .unwrap()
-            .pruned,
-        [1, 3]
-    );
+    assert_eq!(retaining(dir.path(), 2, None).save(&snapshot(5)).unwrap().pruned, [1, 3]);
 }
 
 #[test]

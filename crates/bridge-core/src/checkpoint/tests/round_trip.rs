@@ -16,16 +16,8 @@ fn everything_comes_back() {
     assert_eq!(resolved.checkpoint.path(), dir.path().join("iter_0000100"));
     assert_whole(&resolved.checkpoint);
     assert_eq!(resolved.checkpoint.names_in("model").count(), 4);
-    assert_eq!(
-        fs::read_to_string(dir.path().join(LATEST_FILE))
-            .unwrap()
-            .trim(),
-        "100"
-    );
-    assert_eq!(
-        names_in(dir.path()),
-        [JOURNAL_FILE, "iter_0000000", "iter_0000100", LATEST_FILE]
-    );
+    assert_eq!(fs::read_to_string(dir.path().join(LATEST_FILE)).unwrap().trim(), "100");
+    assert_eq!(names_in(dir.path()), [JOURNAL_FILE, "iter_0000000", "iter_0000100", LATEST_FILE]);
 }
 
 #[test]
@@ -34,10 +26,7 @@ fn shards_are_plain_safetensors() {
     let bytes = fs::read(folder(dir.path(), 1).join("model-rank00000.safetensors")).unwrap();
     let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     let big = tensors.tensor("model.big").unwrap();
-    assert_eq!(
-        (big.dtype(), big.shape()),
-        (safetensors::Dtype::F32, &[BIG / 30, 30][..])
-    );
+    assert_eq!((big.dtype(), big.shape()), (safetensors::Dtype::F32, &[BIG / 30, 30][..]));
     assert_eq!(big.data(), bytemuck::cast_slice::<f32, u8>(&vec![1.0; BIG]));
     assert_eq!(tensors.tensor("model.empty").unwrap().shape(), [0, 7]);
 }
@@ -48,29 +37,13 @@ fn borrowed_memory_is_saved_like_shared_memory() {
     let weights = [1.0f32, 2.0, 3.0];
     let view = TensorView::from_slice([3], &weights).unwrap();
     let tensors = vec![ShardTensor::whole("w", view)];
-    let snapshot = Snapshot {
-        groups: vec![TensorGroup {
-            name: "model".into(),
-            tensors,
-        }],
-        ..Snapshot::default()
-    };
+    let snapshot = Snapshot { groups: vec![TensorGroup { name: "model".into(), tensors }], ..Snapshot::default() };
     let report = writer(dir.path()).save(&snapshot).unwrap();
     assert_eq!(report.path, folder(dir.path(), 0));
-    let on_disk: u64 = files_below(&report.path)
-        .iter()
-        .map(|path| path.metadata().unwrap().len())
-        .sum();
+    let on_disk: u64 = files_below(&report.path).iter().map(|path| path.metadata().unwrap().len()).sum();
     assert_eq!(report.bytes, on_disk);
     let checkpoint = found(resolve(dir.path(), OnDamaged::Error).unwrap()).checkpoint;
-    assert_eq!(
-        checkpoint
-            .load_tensor("w")
-            .unwrap()
-            .to_vec::<f32>()
-            .unwrap(),
-        weights
-    );
+    assert_eq!(checkpoint.load_tensor("w").unwrap().to_vec::<f32>().unwrap(), weights);
 }
 
 #[test]
@@ -81,35 +54,16 @@ fn shards_split_and_are_written_side_by_side() {
     let options = SaveOptions {
         max_shard_bytes: 8,
         storage_writers: NonZeroUsize::new(3).unwrap(),
-        progress: Some(Arc::new(move |progress| {
-            sink.lock().unwrap().push(progress)
-        })),
+        progress: Some(Arc::new(move |progress| sink.lock().unwrap().push(progress))),
         ..SaveOptions::default()
     };
-    CheckpointWriter::open(dir.path(), options)
-        .unwrap()
-        .save(&snapshot(5))
-        .unwrap();
+    CheckpointWriter::open(dir.path(), options).unwrap().save(&snapshot(5)).unwrap();
     let checkpoint = found(resolve(dir.path(), OnDamaged::Error).unwrap()).checkpoint;
-    assert!(
-        checkpoint
-            .file_names()
-            .filter(|name| name.starts_with("optimizer-rank00000"))
-            .count()
-            >= 4
-    );
+    assert!(checkpoint.file_names().filter(|name| name.starts_with("optimizer-rank00000")).count() >= 4);
     assert_whole(&checkpoint);
     let seen = seen.lock().unwrap();
-    let total: usize = snapshot(5)
-        .groups
-        .iter()
-        .flat_map(|g| &g.tensors)
-        .map(|t| t.source.bytes().len())
-        .sum();
-    assert!(
-        seen.iter()
-            .all(|p| p.iteration == 5 && p.bytes_total == total as u64)
-    );
+    let total: usize = snapshot(5).groups.iter().flat_map(|g| &g.tensors).map(|t| t.source.bytes().len()).sum();
+    assert!(seen.iter().all(|p| p.iteration == 5 && p.bytes_total == total as u64));
     assert_eq!(seen.iter().map(|p| p.bytes_done).max(), Some(total as u64));
 }
 
@@ -117,48 +71,19 @@ fn shards_split_and_are_written_side_by_side() {
 fn both_kinds_of_path_open() {
     let dir = root_with(&[3, 4]);
     let at = |path: &Path, ckpt_step| {
-        CheckpointStore::open(path).unwrap().resolve(&LoadRequest {
-            ckpt_step,
-            ..LoadRequest::default()
-        })
+        CheckpointStore::open(path).unwrap().resolve(&LoadRequest { ckpt_step, ..LoadRequest::default() })
     };
-    assert_eq!(
-        found(at(dir.path(), None).unwrap()).checkpoint.iteration(),
-        4
-    );
-    assert_eq!(
-        found(at(dir.path(), Some(3)).unwrap())
-            .checkpoint
-            .iteration(),
-        3
-    );
-    assert_eq!(
-        found(at(&folder(dir.path(), 3), None).unwrap())
-            .checkpoint
-            .iteration(),
-        3
-    );
-    assert_eq!(
-        found(at(&folder(dir.path(), 3), Some(3)).unwrap())
-            .checkpoint
-            .iteration(),
-        3
-    );
-    assert!(matches!(
-        at(&folder(dir.path(), 3), Some(4)),
-        Err(CheckpointError::StepNotFound { step: 4, .. })
-    ));
+    assert_eq!(found(at(dir.path(), None).unwrap()).checkpoint.iteration(), 4);
+    assert_eq!(found(at(dir.path(), Some(3)).unwrap()).checkpoint.iteration(), 3);
+    assert_eq!(found(at(&folder(dir.path(), 3), None).unwrap()).checkpoint.iteration(), 3);
+    assert_eq!(found(at(&folder(dir.path(), 3), Some(3)).unwrap()).checkpoint.iteration(), 3);
+    assert!(matches!(at(&folder(dir.path(), 3), Some(4)), Err(CheckpointError::StepNotFound { step: 4, .. })));
     // A copy under another name is still that checkpoint, and so is one reached through links.
     let base = dir.path().join("base");
     fs::rename(folder(dir.path(), 3), &base).unwrap();
     assert_eq!(found(at(&base, None).unwrap()).checkpoint.iteration(), 3);
     std::os::unix::fs::symlink(&base, folder(dir.path(), 3)).unwrap();
-    assert_eq!(
-        found(at(dir.path(), Some(3)).unwrap())
-            .checkpoint
-            .iteration(),
-        3
-    );
+    assert_eq!(found(at(dir.path(), Some(3)).unwrap()).checkpoint.iteration(), 3);
     let link = dir.path().join("link");
     std::os::unix::fs::symlink(dir.path(), &link).unwrap();
     assert_eq!(found(at(&link, None).unwrap()).checkpoint.iteration(), 4);
@@ -169,17 +94,9 @@ fn the_list_tells_what_is_there() {
     let dir = root_with(&[1, 2]);
     fs::remove_file(folder(dir.path(), 1).join(TRAIN_STATE_FILE)).unwrap();
     let list = CheckpointStore::open(dir.path()).unwrap().list().unwrap();
-    let brief: Vec<_> = list
-        .iter()
-        .map(|s| (s.iteration, s.is_complete(), s.bytes > 0))
-        .collect();
+    let brief: Vec<_> = list.iter().map(|s| (s.iteration, s.is_complete(), s.bytes > 0)).collect();
     assert_eq!(brief, [(Some(1), false, false), (Some(2), true, true)]);
-    assert_eq!(
-        list[0].damage,
-        [Damage::FileMissing {
-            file: TRAIN_STATE_FILE.into()
-        }]
-    );
+    assert_eq!(list[0].damage, [Damage::FileMissing { file: TRAIN_STATE_FILE.into() }]);
     assert!(list[1].saved_at.unwrap().elapsed().unwrap().as_secs() < 600);
 }
 
@@ -188,49 +105,19 @@ fn wrong_expectations_name_both_sides_and_a_neighbour() {
     let dir = root_with(&[1]);
     let checkpoint = found(resolve(dir.path(), OnDamaged::Error).unwrap()).checkpoint;
     let text = checkpoint.load_tensor("model.bg").unwrap_err().to_string();
-    assert!(
-        text.contains("no tensor `model.bg`; the nearest name is `model.big`"),
-        "{text}"
-    );
-    checkpoint
-        .expect("model.bf16", DType::BF16, &[3, 1])
-        .unwrap();
-    let text = checkpoint
-        .expect("model.bf16", DType::F16, &[1, 3])
-        .unwrap_err()
-        .to_string();
-    assert!(
-        text.contains("expected F16 [1, 3], found BF16 [3, 1]; the nearest name is `model.f16`"),
-        "{text}"
-    );
-    #[expect(
-        clippy::reversed_empty_ranges,
-        clippy::single_range_in_vec_init,
-        reason = "what a caller may get wrong"
-    )]
-    let bad = [
-        vec![0..4, 0..1],
-        vec![0..1],
-        vec![2..1, 0..1],
-        vec![0..1, 0..1, 0..1],
-        vec![usize::MAX..usize::MAX, 0..1],
-    ];
+    assert!(text.contains("no tensor `model.bg`; the nearest name is `model.big`"), "{text}");
+    checkpoint.expect("model.bf16", DType::BF16, &[3, 1]).unwrap();
+    let text = checkpoint.expect("model.bf16", DType::F16, &[1, 3]).unwrap_err().to_string();
+    assert!(text.contains("expected F16 [1, 3], found BF16 [3, 1]; the nearest name is `model.f16`"), "{text}");
+    #[expect(clippy::reversed_empty_ranges, clippy::single_range_in_vec_init, reason = "what a caller may get wrong")]
+    let bad =
+        [vec![0..4, 0..1], vec![0..1], vec![2..1, 0..1], vec![0..1, 0..1, 0..1], vec![usize::MAX..usize::MAX, 0..1]];
     for ranges in bad {
         let error = checkpoint.load_slice("model.bf16", &ranges).unwrap_err();
-        assert!(
-            matches!(error, CheckpointError::InvalidSlice { .. }),
-            "{ranges:?}"
-        );
+        assert!(matches!(error, CheckpointError::InvalidSlice { .. }), "{ranges:?}");
     }
-    let error = checkpoint
-        .read_slice_into("model.bf16", &[0..3, 0..1], &mut [0; 5])
-        .unwrap_err();
-    assert!(
-        error
-            .to_string()
-            .contains("takes 6 bytes, the buffer has 5"),
-        "{error}"
-    );
+    let error = checkpoint.read_slice_into("model.bf16", &[0..3, 0..1], &mut [0; 5]).unwrap_err();
+    assert!(error.to_string().contains("takes 6 bytes, the buffer has 5"), "{error}");
     assert!(checkpoint.file("tokeniser.json").is_err());
 }
 
@@ -244,73 +131,28 @@ fn slices_of_several_ranks_are_one_tensor() {
     let writer = writer(dir.path());
     let staging = writer.begin(7).unwrap();
     let mut shards = Vec::new();
-    let tiles = [
-        (0..2, 0..500),
-        (0..2, 500..COLUMNS),
-        (2..6, 0..12_000),
-        (2..6, 12_000..COLUMNS),
-    ];
+    let tiles = [(0..2, 0..500), (0..2, 500..COLUMNS), (2..6, 0..12_000), (2..6, 12_000..COLUMNS)];
     for (rank, (rows, columns)) in tiles.into_iter().enumerate() {
-        let elements = rows
-            .clone()
-            .flat_map(|r| columns.clone().map(move |c| value(r, c)))
-            .collect();
+        let elements = rows.clone().flat_map(|r| columns.clone().map(move |c| value(r, c))).collect();
         let tile = HostTensor::from_vec([rows.len(), columns.len()], elements).unwrap();
-        let tensors = vec![ShardTensor::slice(
-            "w",
-            [ROWS, COLUMNS],
-            [rows.start, columns.start],
-            tile,
-        )];
+        let tensors = vec![ShardTensor::slice("w", [ROWS, COLUMNS], [rows.start, columns.start], tile)];
         let joined = Staging::join(dir.path(), 7, SaveOptions::default()).unwrap();
-        let written = joined
-            .write_shards(
-                rank,
-                &[TensorGroup {
-                    name: "model".into(),
-                    tensors,
-                }],
-            )
-            .unwrap();
+        let written = joined.write_shards(rank, &[TensorGroup { name: "model".into(), tensors }]).unwrap();
         // What ranks send each other.
-        shards.extend(
-            serde_json::from_str::<Vec<WrittenShard>>(&serde_json::to_string(&written).unwrap())
-                .unwrap(),
-        );
+        shards.extend(serde_json::from_str::<Vec<WrittenShard>>(&serde_json::to_string(&written).unwrap()).unwrap());
     }
-    let run = RunFiles {
-        train_state: TrainState {
-            step: 7,
-            ..TrainState::default()
-        },
-        ..RunFiles::default()
-    };
+    let run = RunFiles { train_state: TrainState { step: 7, ..TrainState::default() }, ..RunFiles::default() };
     writer.publish(staging, &run, &shards).unwrap();
 
     let checkpoint = found(resolve(dir.path(), OnDamaged::Error).unwrap()).checkpoint;
     assert_eq!(checkpoint.tensor("w").unwrap().slices.len(), 4);
-    let parts = [
-        (0..6, 0..COLUMNS),
-        (1..5, 499..501),
-        (0..6, 11_999..12_002),
-        (3..4, 0..COLUMNS),
-        (2..2, 0..3),
-        (5..6, 7..8),
-    ];
+    let parts =
+        [(0..6, 0..COLUMNS), (1..5, 499..501), (0..6, 11_999..12_002), (3..4, 0..COLUMNS), (2..2, 0..3), (5..6, 7..8)];
     for (rows, columns) in parts {
-        let expected: Vec<f32> = rows
-            .clone()
-            .flat_map(|r| columns.clone().map(move |c| value(r, c)))
-            .collect();
-        let part = checkpoint
-            .load_slice("w", &[rows.clone(), columns.clone()])
-            .unwrap();
+        let expected: Vec<f32> = rows.clone().flat_map(|r| columns.clone().map(move |c| value(r, c))).collect();
+        let part = checkpoint.load_slice("w", &[rows.clone(), columns.clone()]).unwrap();
         assert_eq!(part.shape(), [rows.len(), columns.len()]);
-        assert_eq!(
-            part.to_vec::<f32>().unwrap(),
-            expected,
-            "{rows:?} {columns:?}"
-        );
+        assert_eq!(part.to_vec::<f32>().unwrap(), expected, "{rows:?} {columns:?}");
     }
 }
 
@@ -320,29 +162,12 @@ fn a_narrow_column_of_a_long_matrix_moves_the_window() {
     let dir = tempfile::tempdir().unwrap();
     let elements: Vec<i32> = (0..rows * columns).collect();
     let shape = [rows as usize, columns as usize];
-    let tensors = vec![ShardTensor::whole(
-        "w",
-        TensorView::from_slice(shape, &elements).unwrap(),
-    )];
-    let groups = vec![TensorGroup {
-        name: "model".into(),
-        tensors,
-    }];
-    writer(dir.path())
-        .save(&Snapshot {
-            groups,
-            ..Snapshot::default()
-        })
-        .unwrap();
+    let tensors = vec![ShardTensor::whole("w", TensorView::from_slice(shape, &elements).unwrap())];
+    let groups = vec![TensorGroup { name: "model".into(), tensors }];
+    writer(dir.path()).save(&Snapshot { groups, ..Snapshot::default() }).unwrap();
     let checkpoint = found(resolve(dir.path(), OnDamaged::Error).unwrap()).checkpoint;
-    let part = checkpoint
-        .load_slice("w", &[0..shape[0], 4..6])
-        .unwrap()
-        .to_vec::<i32>()
-        .unwrap();
-    let expected: Vec<i32> = (0..rows)
-        .flat_map(|row| [row * columns + 4, row * columns + 5])
-        .collect();
+    let part = checkpoint.load_slice("w", &[0..shape[0], 4..6]).unwrap().to_vec::<i32>().unwrap();
+    let expected: Vec<i32> = (0..rows).flat_map(|row| [row * columns + 4, row * columns + 5]).collect();
     assert!(part == expected);
 }
 
@@ -353,10 +178,7 @@ fn snapshots_that_are_no_checkpoint_are_refused_without_a_trace() {
     let tensor = |name: &str| ShardTensor::whole(name, HostTensor::scalar(1f32));
     let with_tensors = |tensors: Vec<ShardTensor<'static>>| {
         let mut snapshot = snapshot(2);
-        snapshot.groups.push(TensorGroup {
-            name: "extra".into(),
-            tensors,
-        });
+        snapshot.groups.push(TensorGroup { name: "extra".into(), tensors });
         snapshot
     };
     let with_file = |name: &str| {
@@ -364,12 +186,7 @@ fn snapshots_that_are_no_checkpoint_are_refused_without_a_trace() {
         snapshot.run.files.insert(name.into(), Vec::new().into());
         snapshot
     };
-    let half = ShardTensor::slice(
-        "x",
-        [2, 2],
-        [0, 0],
-        HostTensor::from_vec([1, 2], vec![0f32; 2]).unwrap(),
-    );
+    let half = ShardTensor::slice("x", [2, 2], [0, 0], HostTensor::from_vec([1, 2], vec![0f32; 2]).unwrap());
     let bad = [
         (with_tensors(vec![tensor("x"), tensor("x")]), "twice"),
         (with_tensors(vec![tensor("model.big")]), "in group model"),
@@ -384,45 +201,23 @@ fn snapshots_that_are_no_checkpoint_are_refused_without_a_trace() {
     for (snapshot, part) in bad {
         let text = writer.save(&snapshot).unwrap_err().to_string();
         assert!(text.contains(part), "{text}");
-        assert_eq!(
-            names_in(dir.path()),
-            [JOURNAL_FILE, "iter_0000001", LATEST_FILE]
-        );
+        assert_eq!(names_in(dir.path()), [JOURNAL_FILE, "iter_0000001", LATEST_FILE]);
     }
-    assert_eq!(
-        found(resolve(dir.path(), OnDamaged::Error).unwrap())
-            .checkpoint
-            .iteration(),
-        1
-    );
+    assert_eq!(found(resolve(dir.path(), OnDamaged::Error).unwrap()).checkpoint.iteration(), 1);
 }
 
 #[test]
 fn ranks_without_a_common_folder_are_told() {
     let dir = root_with(&[]);
-    assert!(
-        Staging::join(dir.path(), 7, SaveOptions::default())
-            .unwrap_err()
-            .to_string()
-            .contains("join")
-    );
+    assert!(Staging::join(dir.path(), 7, SaveOptions::default()).unwrap_err().to_string().contains("join"));
     let writer = writer(dir.path());
     let staging = writer.begin(7).unwrap();
     let shards = staging.write_shards(0, &snapshot(7).groups).unwrap();
     fs::remove_file(dir.path().join(".tmp-iter_0000007").join(&shards[0].file)).unwrap();
-    let error = writer
-        .publish(staging, &snapshot(7).run, &shards)
-        .unwrap_err()
-        .to_string();
+    let error = writer.publish(staging, &snapshot(7).run, &shards).unwrap_err().to_string();
     assert!(error.contains(&shards[0].file), "{error}");
     let staging = writer.begin(7).unwrap();
-    assert!(
-        writer
-            .publish(staging, &snapshot(8).run, &[])
-            .unwrap_err()
-            .to_string()
-            .contains("step is 8")
-    );
+    assert!(writer.publish(staging, &snapshot(8).run, &[]).unwrap_err().to_string().contains("step is 8"));
 }
 
 proptest! {

@@ -16,14 +16,9 @@ pub(super) fn check(draft: &mut Draft<'_>) {
     for (key, path) in [
         ("checkpoint.save", &checkpoint.save),
         ("checkpoint.load", &checkpoint.load),
-        (
-            "checkpoint.pretrained_checkpoint",
-            &checkpoint.pretrained_checkpoint,
-        ),
+        ("checkpoint.pretrained_checkpoint", &checkpoint.pretrained_checkpoint),
     ] {
-        let is_empty = path
-            .as_ref()
-            .is_some_and(|path| path.as_os_str().is_empty());
+        let is_empty = path.as_ref().is_some_and(|path| path.as_os_str().is_empty());
         draft.require(!is_empty, key, "names no folder");
     }
 }
@@ -31,32 +26,16 @@ pub(super) fn check(draft: &mut Draft<'_>) {
 fn saving_needs_a_folder(draft: &mut Draft<'_>) {
     let checkpoint = draft.recipe.checkpoint.clone();
     let settings = [
-        (
-            "checkpoint.save_interval",
-            checkpoint.save_interval.is_some(),
-        ),
-        (
-            "checkpoint.save_retain_interval",
-            checkpoint.save_retain_interval.is_some(),
-        ),
-        (
-            "checkpoint.most_recent_k",
-            checkpoint.most_recent_k.is_some_and(|k| k != -1),
-        ),
+        ("checkpoint.save_interval", checkpoint.save_interval.is_some()),
+        ("checkpoint.save_retain_interval", checkpoint.save_retain_interval.is_some()),
+        ("checkpoint.most_recent_k", checkpoint.most_recent_k.is_some_and(|k| k != -1)),
         ("checkpoint.async_save", checkpoint.async_save),
         ("checkpoint.save_optim", !checkpoint.save_optim),
         ("checkpoint.save_rng", !checkpoint.save_rng),
-        (
-            "checkpoint.save_tokenizer_assets",
-            !checkpoint.save_tokenizer_assets,
-        ),
+        ("checkpoint.save_tokenizer_assets", !checkpoint.save_tokenizer_assets),
     ];
     for (key, is_set) in settings {
-        draft.require(
-            checkpoint.save.is_some() || !is_set,
-            key,
-            "needs checkpoint.save",
-        );
+        draft.require(checkpoint.save.is_some() || !is_set, key, "needs checkpoint.save");
     }
 }
 
@@ -69,10 +48,7 @@ fn loading_needs_a_folder(draft: &mut Draft<'_>) {
     );
     let has_input = checkpoint.load.is_some() || checkpoint.pretrained_checkpoint.is_some();
     for (key, is_set) in [
-        (
-            "checkpoint.exit_on_missing_checkpoint",
-            checkpoint.exit_on_missing_checkpoint,
-        ),
+        ("checkpoint.exit_on_missing_checkpoint", checkpoint.exit_on_missing_checkpoint),
         ("checkpoint.finetune", checkpoint.finetune),
     ] {
         let message = "needs checkpoint.load or checkpoint.pretrained_checkpoint";
@@ -85,12 +61,6 @@ fn retained_are_saved(draft: &mut Draft<'_>) {
     let Some(retain) = checkpoint.save_retain_interval else {
         return;
     };
-    let is_multiple = checkpoint
-        .save_interval
-        .is_some_and(|interval| interval > 0 && retain.is_multiple_of(interval));
-    draft.require(
-        is_multiple,
-        "checkpoint.save_retain_interval",
-        "must be a multiple of checkpoint.save_interval",
-    );
+    let is_multiple = checkpoint.save_interval.is_some_and(|interval| interval > 0 && retain.is_multiple_of(interval));
+    draft.require(is_multiple, "checkpoint.save_retain_interval", "must be a multiple of checkpoint.save_interval");
 }

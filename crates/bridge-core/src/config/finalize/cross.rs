@@ -14,9 +14,7 @@ pub(super) fn check(draft: &mut Draft<'_>) {
         "excludes model.calculate_per_token_loss",
     );
     draft.require(
-        ddp.param_name_patterns_for_fp32_local_accumulation
-            .is_empty()
-            || !ddp.grad_reduce_in_fp32,
+        ddp.param_name_patterns_for_fp32_local_accumulation.is_empty() || !ddp.grad_reduce_in_fp32,
         "ddp.param_name_patterns_for_fp32_local_accumulation",
         "excludes ddp.grad_reduce_in_fp32",
     );
@@ -27,10 +25,7 @@ pub(super) fn check(draft: &mut Draft<'_>) {
     draft.require(
         context == 1 || model.seq_length.is_multiple_of(context.saturating_mul(2)),
         "model.seq_length",
-        format!(
-            "must be divisible by 2 x model.context_parallel_size = {}",
-            2 * context
-        ),
+        format!("must be divisible by 2 x model.context_parallel_size = {}", 2 * context),
     );
     draft.require(
         draft.recipe.peft.is_none() || draft.recipe.checkpoint.pretrained_checkpoint.is_some(),
@@ -61,18 +56,9 @@ pub(super) fn check(draft: &mut Draft<'_>) {
 fn dependent_settings(draft: &mut Draft<'_>) {
     let recipe = &draft.recipe;
     let (logger, rerun) = (&recipe.logger, &recipe.rerun_state_machine);
-    let throughput = (
-        logger.log_throughput_to_tensorboard,
-        "logger.log_throughput_to_tensorboard",
-    );
-    let runtime = (
-        logger.log_runtime_to_tensorboard,
-        "logger.log_runtime_to_tensorboard",
-    );
-    let spiky = (
-        rerun.check_for_spiky_loss,
-        "rerun_state_machine.check_for_spiky_loss",
-    );
+    let throughput = (logger.log_throughput_to_tensorboard, "logger.log_throughput_to_tensorboard");
+    let runtime = (logger.log_runtime_to_tensorboard, "logger.log_runtime_to_tensorboard");
+    let spiky = (rerun.check_for_spiky_loss, "rerun_state_machine.check_for_spiky_loss");
     let prompt = (recipe.generate.prompt.is_some(), "generate.prompt");
     let save = (recipe.checkpoint.save.is_some(), "checkpoint.save");
     let qk_layernorm = (recipe.model.qk_layernorm, "model.qk_layernorm");
@@ -132,16 +118,11 @@ pub(super) fn sample_counts(
 ) -> SampleCounts {
     let iters = train.train_iters as u64;
     let batch = train.global_batch_size as u64;
-    let train_samples = train
-        .train_samples
-        .map_or_else(|| iters.checked_mul(batch), |samples| Some(samples as u64));
-    let per_evaluation =
-        (validation.eval_iters as u64).checked_mul(validation.eval_global_batch_size as u64);
+    let train_samples = train.train_samples.map_or_else(|| iters.checked_mul(batch), |samples| Some(samples as u64));
+    let per_evaluation = (validation.eval_iters as u64).checked_mul(validation.eval_global_batch_size as u64);
     // One evaluation comes after the last step, whether or not there are others on the way.
-    let evaluations = validation
-        .eval_interval
-        .filter(|interval| *interval > 0)
-        .map_or(1, |interval| iters / interval as u64 + 1);
+    let evaluations =
+        validation.eval_interval.filter(|interval| *interval > 0).map_or(1, |interval| iters / interval as u64 + 1);
     let valid = per_evaluation.and_then(|samples| samples.checked_mul(evaluations));
     let fits = |samples: &Option<u64>| samples.is_some_and(|n| i64::try_from(n).is_ok());
     draft.require(
@@ -154,9 +135,5 @@ pub(super) fn sample_counts(
         "validation.eval_iters",
         "asks for more samples than can be counted",
     );
-    SampleCounts {
-        train: train_samples.unwrap_or(0),
-        valid: valid.unwrap_or(0),
-        test: per_evaluation.unwrap_or(0),
-    }
+    SampleCounts { train: train_samples.unwrap_or(0), valid: valid.unwrap_or(0), test: per_evaluation.unwrap_or(0) }
 }

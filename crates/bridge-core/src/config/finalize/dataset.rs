@@ -79,12 +79,7 @@ fn blend(draft: &mut Draft<'_>) -> Option<Blend> {
     checked(draft, key, paths, weights)
 }
 
-fn checked(
-    draft: &mut Draft<'_>,
-    key: &str,
-    paths: Vec<String>,
-    weights: Option<Vec<f64>>,
-) -> Option<Blend> {
+fn checked(draft: &mut Draft<'_>, key: &str, paths: Vec<String>, weights: Option<Vec<f64>>) -> Option<Blend> {
     let blend = Blend { paths, weights };
     check_blend(draft, key, &blend);
     Some(blend)
@@ -96,11 +91,7 @@ fn check_blend(draft: &mut Draft<'_>, key: &str, blend: &Blend) {
     let Some(weights) = &blend.weights else {
         return;
     };
-    draft.require(
-        weights.len() == blend.paths.len(),
-        key,
-        "must have as many weights as paths",
-    );
+    draft.require(weights.len() == blend.paths.len(), key, "must have as many weights as paths");
     let is_valid = weights.iter().all(|w| w.is_finite() && *w > 0.0);
     if !is_valid || !weights.iter().sum::<f64>().is_finite() {
         let message = "weights must be finite and above 0; leave out what is not to be read";
@@ -115,10 +106,7 @@ fn given(draft: &Draft<'_>) -> Vec<&'static str> {
         ("dataset.source", dataset.source.is_some()),
         ("dataset.data_path", dataset.data_path.is_some()),
         ("dataset.blend", dataset.blend.is_some()),
-        (
-            "dataset.blend_per_split",
-            per_split.is_some_and(|splits| splits.iter().any(Option::is_some)),
-        ),
+        ("dataset.blend_per_split", per_split.is_some_and(|splits| splits.iter().any(Option::is_some))),
     ]
     .into_iter()
     .filter_map(|(key, is_given)| is_given.then_some(key))
@@ -172,22 +160,12 @@ fn json_key_goes_with_json(draft: &mut Draft<'_>) {
     let key = "dataset.source_jsonl_key";
     let is_text = draft.recipe.dataset.source_format == Some(SourceFormat::Text);
     let is_changed = draft.recipe_differs(key);
-    draft.require(
-        !(is_text && is_changed),
-        key,
-        "has no effect with dataset.source_format = \"text\"",
-    );
+    draft.require(!(is_text && is_changed), key, "has no effect with dataset.source_format = \"text\"");
 }
 
 fn fim_settings_go_with_fim(draft: &mut Draft<'_>, kind: &str) {
-    let fields = [
-        "fim_rate",
-        "fim_spm_rate",
-        "fim_extra_tokens",
-        "fim_split_sample",
-        "fim_fragment_rate",
-        "fim_no_prefix",
-    ];
+    let fields =
+        ["fim_rate", "fim_spm_rate", "fim_extra_tokens", "fim_split_sample", "fim_fragment_rate", "fim_no_prefix"];
     if kind != "fim" {
         for key in fields.map(|field| format!("dataset.{field}")) {
             let is_changed = draft.recipe_differs(&key);
@@ -199,10 +177,7 @@ fn fim_settings_go_with_fim(draft: &mut Draft<'_>, kind: &str) {
     for (key, is_given) in [
         ("dataset.fim_rate", dataset.fim_rate.is_some()),
         ("dataset.fim_spm_rate", dataset.fim_spm_rate.is_some()),
-        (
-            "dataset.fim_extra_tokens",
-            dataset.fim_extra_tokens.is_some(),
-        ),
+        ("dataset.fim_extra_tokens", dataset.fim_extra_tokens.is_some()),
     ] {
         if !is_given {
             draft.missing(key, "must be given with dataset.kind = \"fim\"");
@@ -234,16 +209,8 @@ fn blends_per_split(draft: &mut Draft<'_>) {
     let Some(splits) = draft.recipe.dataset.blend_per_split.clone() else {
         return;
     };
-    draft.require(
-        splits.len() == 3,
-        key,
-        "is a list of three: train, valid, test",
-    );
-    draft.require(
-        draft.recipe.dataset.split.is_none(),
-        "dataset.split",
-        "excludes dataset.blend_per_split",
-    );
+    draft.require(splits.len() == 3, key, "is a list of three: train, valid, test");
+    draft.require(draft.recipe.dataset.split.is_none(), "dataset.split", "excludes dataset.blend_per_split");
     for blend in splits.iter().flatten() {
         check_blend(draft, key, blend);
     }
@@ -276,17 +243,12 @@ fn split(draft: &mut Draft<'_>, kind: &str) -> Option<[f64; 3]> {
         return None;
     }
     if kind == "mock" {
-        draft
-            .recipe
-            .dataset
-            .split
-            .get_or_insert_with(|| "1,1,1".into());
+        draft.recipe.dataset.split.get_or_insert_with(|| "1,1,1".into());
     }
     let text = draft.recipe.dataset.split.clone()?;
     let shares = parse_split(&text);
     if shares.is_none() {
-        let message =
-            "must be up to three shares that are not negative and not all 0, such as \"969,30,1\"";
+        let message = "must be up to three shares that are not negative and not all 0, such as \"969,30,1\"";
         draft.error(ErrorKind::OutOfRange, "dataset.split", message);
     }
     if kind == "mock" && shares.is_some_and(|shares| shares != [1.0 / 3.0; 3]) {
@@ -299,11 +261,7 @@ fn split(draft: &mut Draft<'_>, kind: &str) -> Option<[f64; 3]> {
 /// Shares from text such as `969,30,1`, padded with 0 to three and divided by their sum.
 fn parse_split(text: &str) -> Option<[f64; 3]> {
     let mut shares = [0.0; 3];
-    let parts: Vec<&str> = text
-        .split([',', ' ', ':', '/'])
-        .map(str::trim)
-        .filter(|part| !part.is_empty())
-        .collect();
+    let parts: Vec<&str> = text.split([',', ' ', ':', '/']).map(str::trim).filter(|part| !part.is_empty()).collect();
     if parts.len() > 3 {
         return None;
     }
@@ -311,9 +269,6 @@ fn parse_split(text: &str) -> Option<[f64; 3]> {
         *share = part.parse().ok()?;
     }
     let sum: f64 = shares.iter().sum();
-    let is_valid = shares
-        .iter()
-        .all(|share| share.is_finite() && *share >= 0.0)
-        && sum > 0.0;
+    let is_valid = shares.iter().all(|share| share.is_finite() && *share >= 0.0) && sum > 0.0;
     (is_valid && sum.is_finite()).then(|| shares.map(|share| share / sum))
 }

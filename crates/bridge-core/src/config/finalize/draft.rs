@@ -92,9 +92,7 @@ impl<'r> Draft<'r> {
         let kind = C::registry(self.raw.kinds()).get(&config.kind);
         for field in kind.into_iter().flat_map(|kind| &kind.extra) {
             if let Some(default) = &field.default {
-                extra
-                    .entry(field.name.clone())
-                    .or_insert_with(|| default.clone());
+                extra.entry(field.name.clone()).or_insert_with(|| default.clone());
             }
         }
         extra
@@ -123,10 +121,7 @@ impl<'r> Draft<'r> {
     }
 
     /// The run configuration, unless there were problems.
-    pub fn finish(
-        self,
-        resolve: impl FnOnce(&RecipeConfig) -> Resolved,
-    ) -> Result<RunConfig, ConfigErrors> {
+    pub fn finish(self, resolve: impl FnOnce(&RecipeConfig) -> Resolved) -> Result<RunConfig, ConfigErrors> {
         self.errors.into_result(())?;
         let resolved = resolve(&self.recipe);
         Ok(RunConfig::new(resolved, self.recipe, self.warnings))

@@ -52,11 +52,7 @@ pub(super) fn run(raw: &RawConfig, world: &World) -> Result<RunConfig, ConfigErr
     draft.finish(|recipe| Resolved {
         name,
         device: recipe.device.clone(),
-        model: FinalModel {
-            config: model,
-            kind: recipe.model.kind.clone(),
-            extra: recipe.model.extra.clone(),
-        },
+        model: FinalModel { config: model, kind: recipe.model.kind.clone(), extra: recipe.model.extra.clone() },
         train,
         validation,
         optimizer,
@@ -82,13 +78,8 @@ impl TransformerConfig {
     /// # Errors
     /// Every violated rule of the `[model]` section; keys begin with `model.`.
     pub fn finalize(&self) -> Result<FinalTransformer, ConfigErrors> {
-        let recipe = RecipeConfig {
-            model: Kinded {
-                config: self.clone(),
-                ..Kinded::default()
-            },
-            ..RecipeConfig::default()
-        };
+        let recipe =
+            RecipeConfig { model: Kinded { config: self.clone(), ..Kinded::default() }, ..RecipeConfig::default() };
         let raw = RawConfig::from(recipe);
         let mut draft = Draft::new(&raw, &World::SINGLE);
         ranges::check(&mut draft, "model.");

@@ -43,18 +43,12 @@ pub(super) fn resolve(draft: &mut Draft<'_>) -> FinalTransformer {
         kv_channels,
         num_query_groups: config.num_query_groups.unwrap_or_default(),
         rotary_dim,
-        softmax_scale: config
-            .softmax_scale
-            .unwrap_or_else(|| 1.0 / (kv_channels.max(1) as f64).sqrt()),
-        embedding_init_method_std: config
-            .embedding_init_method_std
-            .unwrap_or(config.init_method_std),
+        softmax_scale: config.softmax_scale.unwrap_or_else(|| 1.0 / (kv_channels.max(1) as f64).sqrt()),
+        embedding_init_method_std: config.embedding_init_method_std.unwrap_or(config.init_method_std),
         windowed_layers,
         no_rope_layers,
         recompute_modules,
-        expert_tensor_parallel_size: config
-            .expert_tensor_parallel_size
-            .unwrap_or(config.tensor_model_parallel_size),
+        expert_tensor_parallel_size: config.expert_tensor_parallel_size.unwrap_or(config.tensor_model_parallel_size),
         config,
     }
 }
@@ -80,9 +74,7 @@ fn fill_sizes(draft: &mut Draft<'_>) {
     let (hidden, heads) = (model.hidden_size, model.num_attention_heads);
     let is_divisible = heads == 0 || hidden.is_multiple_of(heads);
     let is_derived = model.kv_channels.is_none();
-    model
-        .ffn_hidden_size
-        .get_or_insert(hidden.saturating_mul(4));
+    model.ffn_hidden_size.get_or_insert(hidden.saturating_mul(4));
     model.kv_channels.get_or_insert(hidden / heads.max(1));
     model.num_query_groups.get_or_insert(heads);
     let std = model.init_method_std;
@@ -157,17 +149,10 @@ fn rope_scaling_is_used(draft: &mut Draft<'_>) {
         ("model.rope_scaling", model.rope_scaling),
         ("model.rotary_interleaved", model.rotary_interleaved),
         ("model.no_rope_freq", model.no_rope_freq.is_some()),
-        (
-            "model.seq_len_interpolation_factor",
-            model.seq_len_interpolation_factor.is_some(),
-        ),
+        ("model.seq_len_interpolation_factor", model.seq_len_interpolation_factor.is_some()),
     ];
     for (key, is_set) in needs_rope {
-        draft.require(
-            !is_set || is_rope,
-            key,
-            "needs model.position_embedding_type = \"rope\"",
-        );
+        draft.require(!is_set || is_rope, key, "needs model.position_embedding_type = \"rope\"");
     }
     draft.require(
         !model.rope_scaling || model.seq_len_interpolation_factor.is_none(),
@@ -175,8 +160,7 @@ fn rope_scaling_is_used(draft: &mut Draft<'_>) {
         "excludes model.rope_scaling: both scale the rotary frequencies",
     );
     draft.require(
-        !model.rope_scaling
-            || model.rope_scaling_high_freq_factor > model.rope_scaling_low_freq_factor,
+        !model.rope_scaling || model.rope_scaling_high_freq_factor > model.rope_scaling_low_freq_factor,
         "model.rope_scaling_high_freq_factor",
         "must be above model.rope_scaling_low_freq_factor",
     );
@@ -187,11 +171,7 @@ fn rope_scaling_is_used(draft: &mut Draft<'_>) {
         "model.rope_scaling_original_max_position_embeddings",
     ] {
         let is_changed = draft.recipe_differs(key);
-        draft.require(
-            model.rope_scaling || !is_changed,
-            key,
-            "has no effect without model.rope_scaling = true",
-        );
+        draft.require(model.rope_scaling || !is_changed, key, "has no effect without model.rope_scaling = true");
     }
 }
 
@@ -216,20 +196,10 @@ fn per_layer(draft: &mut Draft<'_>, key: &str, freq: &OneOrMany<usize>, nth: boo
             draft.error(ErrorKind::OutOfRange, key, "must be at least 1");
             Vec::new()
         }
-        OneOrMany::One(n) => (1..=num_layers)
-            .map(|layer| layer.is_multiple_of(*n) == nth)
-            .collect(),
+        OneOrMany::One(n) => (1..=num_layers).map(|layer| layer.is_multiple_of(*n) == nth).collect(),
         OneOrMany::Many(flags) => {
-            draft.require(
-                flags.len() == num_layers,
-                key,
-                format!("must have one entry per layer, {num_layers}"),
-            );
-            draft.require(
-                flags.iter().all(|flag| *flag <= 1),
-                key,
-                "is a list of 0 and 1",
-            );
+            draft.require(flags.len() == num_layers, key, format!("must have one entry per layer, {num_layers}"));
+            draft.require(flags.iter().all(|flag| *flag <= 1), key, "is a list of 0 and 1");
             flags.iter().map(|flag| *flag == 1).collect()
         }
     }
@@ -277,22 +247,12 @@ fn recompute(draft: &mut Draft<'_>) -> Vec<String> {
     let is_full = model.recompute_granularity == Some(RecomputeGranularity::Full);
     let is_selective = model.recompute_granularity == Some(RecomputeGranularity::Selective);
     let method = ("model.recompute_method", model.recompute_method.is_some());
-    let layers = (
-        "model.recompute_num_layers",
-        model.recompute_num_layers.is_some(),
-    );
+    let layers = ("model.recompute_num_layers", model.recompute_num_layers.is_some());
     for (key, is_given) in [method, layers] {
         if is_full && !is_given {
-            draft.missing(
-                key,
-                "must be given with model.recompute_granularity = \"full\"",
-            );
+            draft.missing(key, "must be given with model.recompute_granularity = \"full\"");
         }
-        draft.require(
-            is_full || !is_given,
-            key,
-            "goes with model.recompute_granularity = \"full\" only",
-        );
+        draft.require(is_full || !is_given, key, "goes with model.recompute_granularity = \"full\" only");
     }
     if let Some(layers) = model.recompute_num_layers.filter(|_| is_full) {
         draft.require(
@@ -340,26 +300,10 @@ fn tensors_are_bounded(draft: &mut Draft<'_>) {
     let heads = model.num_attention_heads as f64 * model.kv_channels.unwrap_or(1) as f64;
     let micro_batch = draft.recipe.train.micro_batch_size.unwrap_or(1) as f64;
     let products = [
-        (
-            "model.ffn_hidden_size",
-            "hidden_size x ffn_hidden_size",
-            hidden * model.ffn_hidden_size.unwrap_or(1) as f64,
-        ),
-        (
-            "model.vocab_size",
-            "hidden_size x vocab_size",
-            hidden * model.vocab_size.unwrap_or(1) as f64,
-        ),
-        (
-            "model.kv_channels",
-            "hidden_size x num_attention_heads x kv_channels",
-            hidden * heads,
-        ),
-        (
-            "model.hidden_size",
-            "hidden_size x hidden_size",
-            hidden * hidden,
-        ),
+        ("model.ffn_hidden_size", "hidden_size x ffn_hidden_size", hidden * model.ffn_hidden_size.unwrap_or(1) as f64),
+        ("model.vocab_size", "hidden_size x vocab_size", hidden * model.vocab_size.unwrap_or(1) as f64),
+        ("model.kv_channels", "hidden_size x num_attention_heads x kv_channels", hidden * heads),
+        ("model.hidden_size", "hidden_size x hidden_size", hidden * hidden),
         (
             "model.seq_length",
             "micro_batch_size x seq_length x hidden_size",

@@ -12,11 +12,7 @@ pub(super) fn resolve(draft: &mut Draft<'_>) -> FinalOptimizer {
         draft.missing("optimizer.lr", "must be given");
     }
     let lr = config.lr.unwrap_or(min_lr);
-    draft.forbid(
-        min_lr > lr,
-        "optimizer.min_lr",
-        format!("is above optimizer.lr = {lr}"),
-    );
+    draft.forbid(min_lr > lr, "optimizer.min_lr", format!("is above optimizer.lr = {lr}"));
     decoupled_rates_fit(draft);
     loss_scale_fits(draft);
     if config.optimizer == OptimizerKind::Sgd {
@@ -45,11 +41,9 @@ fn decoupled_rates_fit(draft: &mut Draft<'_>) {
     };
     match config.decoupled_lr {
         None => draft.conflict("optimizer.decoupled_min_lr", "needs optimizer.decoupled_lr"),
-        Some(lr) => draft.forbid(
-            min_lr > lr,
-            "optimizer.decoupled_min_lr",
-            format!("is above optimizer.decoupled_lr = {lr}"),
-        ),
+        Some(lr) => {
+            draft.forbid(min_lr > lr, "optimizer.decoupled_min_lr", format!("is above optimizer.decoupled_lr = {lr}"))
+        }
     }
 }
 
@@ -58,10 +52,7 @@ fn loss_scale_fits(draft: &mut Draft<'_>) {
     draft.forbid(
         config.initial_loss_scale < config.min_loss_scale,
         "optimizer.initial_loss_scale",
-        format!(
-            "is below optimizer.min_loss_scale = {}",
-            config.min_loss_scale
-        ),
+        format!("is below optimizer.min_loss_scale = {}", config.min_loss_scale),
     );
     draft.require(
         config.loss_scale.is_none() || draft.recipe.model.fp16,
@@ -69,12 +60,7 @@ fn loss_scale_fits(draft: &mut Draft<'_>) {
         "scales the loss of fp16 training only",
     );
     let is_dynamic = draft.recipe.model.fp16 && config.loss_scale.is_none();
-    for field in [
-        "initial_loss_scale",
-        "min_loss_scale",
-        "loss_scale_window",
-        "hysteresis",
-    ] {
+    for field in ["initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis"] {
         let key = format!("optimizer.{field}");
         let is_changed = draft.recipe_differs(&key);
         let message = "concerns the dynamic loss scale: fp16 training without optimizer.loss_scale";

@@ -11,10 +11,7 @@ pub(super) fn resolve(draft: &mut Draft<'_>) -> ParallelSizes {
         world_size: draft.world.size.max(1),
         tensor,
         pipeline: model.pipeline_model_parallel_size.max(1),
-        virtual_pipeline: model
-            .virtual_pipeline_model_parallel_size
-            .unwrap_or(1)
-            .max(1),
+        virtual_pipeline: model.virtual_pipeline_model_parallel_size.unwrap_or(1).max(1),
         context: model.context_parallel_size.max(1),
         expert: model.expert_model_parallel_size.max(1),
         expert_tensor: model.expert_tensor_parallel_size.unwrap_or(tensor).max(1),
@@ -66,16 +63,11 @@ fn expert_sizes_divide_world(draft: &mut Draft<'_>, sizes: &ParallelSizes) {
 }
 
 fn product(given: &[(&str, usize)]) -> Option<usize> {
-    given
-        .iter()
-        .try_fold(1_usize, |product, (_, size)| product.checked_mul(*size))
+    given.iter().try_fold(1_usize, |product, (_, size)| product.checked_mul(*size))
 }
 
 fn report(draft: &mut Draft<'_>, given: &[(&str, usize)], world_size: usize) {
-    let factors: Vec<_> = given
-        .iter()
-        .map(|(key, size)| format!("{key} = {size}"))
-        .collect();
+    let factors: Vec<_> = given.iter().map(|(key, size)| format!("{key} = {size}")).collect();
     let factors = factors.join(", ");
     // Each size above 1 takes part in the problem, and any of them may be the wrong one.
     for (key, _) in given.iter().filter(|(_, size)| *size > 1) {

@@ -46,20 +46,12 @@ fn named(draft: &mut Draft<'_>, name: &str) {
         "bf16_mixed" => {
             let mut preset = Preset::new(draft, source);
             preset.mode(Mode::BFloat16);
-            preset.state(
-                |r| &mut r.ddp.grad_reduce_in_fp32,
-                true,
-                "ddp.grad_reduce_in_fp32",
-            );
+            preset.state(|r| &mut r.ddp.grad_reduce_in_fp32, true, "ddp.grad_reduce_in_fp32");
         }
         "fp16_mixed" => {
             let mut preset = Preset::new(draft, source);
             preset.mode(Mode::Float16);
-            preset.state(
-                |r| &mut r.ddp.grad_reduce_in_fp32,
-                false,
-                "ddp.grad_reduce_in_fp32",
-            );
+            preset.state(|r| &mut r.ddp.grad_reduce_in_fp32, false, "ddp.grad_reduce_in_fp32");
         }
         other if NOT_IMPLEMENTED.contains(&other) => {
             let message = "not implemented yet: 8-bit and 4-bit formats";
@@ -69,10 +61,7 @@ fn named(draft: &mut Draft<'_>, name: &str) {
             let names = IMPLEMENTED.iter().chain(&NOT_IMPLEMENTED).copied();
             let error = ConfigError::new(ErrorKind::WrongType, key, "unknown precision recipe")
                 .with_found(format!("{name:?}"))
-                .with_expected(format!(
-                    "one of {}",
-                    names.clone().collect::<Vec<_>>().join(", ")
-                ))
+                .with_expected(format!("one of {}", names.clone().collect::<Vec<_>>().join(", ")))
                 .with_nearest(other, names)
                 .with_location(draft.raw.location(key));
             draft.errors.push(error);
@@ -83,10 +72,7 @@ fn named(draft: &mut Draft<'_>, name: &str) {
 fn custom(draft: &mut Draft<'_>, config: &MixedPrecisionConfig) {
     let modes = [config.fp32, config.fp16, config.bf16];
     if modes.iter().filter(|mode| **mode).count() > 1 {
-        draft.conflict(
-            "mixed_precision",
-            "only one of fp32, fp16 and bf16 can be true",
-        );
+        draft.conflict("mixed_precision", "only one of fp32, fp16 and bf16 can be true");
         return;
     }
     let mode = match modes {
@@ -94,10 +80,7 @@ fn custom(draft: &mut Draft<'_>, config: &MixedPrecisionConfig) {
         [_, _, true] => Mode::BFloat16,
         _ => Mode::Float32,
     };
-    if config
-        .params_dtype
-        .is_some_and(|dtype| dtype != mode.dtype())
-    {
+    if config.params_dtype.is_some_and(|dtype| dtype != mode.dtype()) {
         let message = format!("parameters are {} in this mode", mode.dtype());
         draft.conflict("mixed_precision.params_dtype", message);
         return;
@@ -113,32 +96,16 @@ fn custom(draft: &mut Draft<'_>, config: &MixedPrecisionConfig) {
         preset.params_dtype(dtype);
     }
     if let Some(dtype) = config.pipeline_dtype {
-        preset.state(
-            |r| &mut r.model.pipeline_dtype,
-            Some(dtype),
-            "model.pipeline_dtype",
-        );
+        preset.state(|r| &mut r.model.pipeline_dtype, Some(dtype), "model.pipeline_dtype");
     }
     if let Some(dtype) = config.autocast_dtype {
-        preset.state(
-            |r| &mut r.model.autocast_dtype,
-            Some(dtype),
-            "model.autocast_dtype",
-        );
+        preset.state(|r| &mut r.model.autocast_dtype, Some(dtype), "model.autocast_dtype");
     }
     let reduce = config.grad_reduce_in_fp32;
     if is_reduce_stated {
-        preset.state(
-            |r| &mut r.ddp.grad_reduce_in_fp32,
-            reduce,
-            "ddp.grad_reduce_in_fp32",
-        );
+        preset.state(|r| &mut r.ddp.grad_reduce_in_fp32, reduce, "ddp.grad_reduce_in_fp32");
     } else {
-        preset.suggest(
-            |r| &mut r.ddp.grad_reduce_in_fp32,
-            reduce,
-            "ddp.grad_reduce_in_fp32",
-        );
+        preset.suggest(|r| &mut r.ddp.grad_reduce_in_fp32, reduce, "ddp.grad_reduce_in_fp32");
     }
     preset.loss_scaling(config);
     agree_with_sections(&mut draft.recipe);
@@ -183,12 +150,7 @@ impl<'d, 'r> Preset<'d, 'r> {
     }
 
     /// Sets `key` unless the user set it differently, which is an error.
-    fn state<T: Field + PartialEq>(
-        &mut self,
-        slot: impl FnOnce(&mut RecipeConfig) -> &mut T,
-        value: T,
-        key: &str,
-    ) {
+    fn state<T: Field + PartialEq>(&mut self, slot: impl FnOnce(&mut RecipeConfig) -> &mut T, value: T, key: &str) {
         let raw = self.draft.raw;
         let slot = slot(&mut self.draft.recipe);
         if *slot == value {
@@ -208,12 +170,7 @@ impl<'d, 'r> Preset<'d, 'r> {
     }
 
     /// Sets `key` unless the user set it.
-    fn suggest<T: Field + PartialEq>(
-        &mut self,
-        slot: impl FnOnce(&mut RecipeConfig) -> &mut T,
-        value: T,
-        key: &str,
-    ) {
+    fn suggest<T: Field + PartialEq>(&mut self, slot: impl FnOnce(&mut RecipeConfig) -> &mut T, value: T, key: &str) {
         if !self.draft.is_explicit(key) {
             *slot(&mut self.draft.recipe) = value;
         }
@@ -231,66 +188,34 @@ impl<'d, 'r> Preset<'d, 'r> {
         self.mode_only(mode);
         let dtype = mode.dtype();
         self.params_dtype(dtype);
-        self.state(
-            |r| &mut r.model.pipeline_dtype,
-            Some(dtype),
-            "model.pipeline_dtype",
-        );
-        self.state(
-            |r| &mut r.model.enable_autocast,
-            false,
-            "model.enable_autocast",
-        );
+        self.state(|r| &mut r.model.pipeline_dtype, Some(dtype), "model.pipeline_dtype");
+        self.state(|r| &mut r.model.enable_autocast, false, "model.enable_autocast");
     }
 
     fn params_dtype(&mut self, dtype: DType) {
         self.state(|r| &mut r.model.params_dtype, dtype, "model.params_dtype");
-        self.state(
-            |r| &mut r.optimizer.params_dtype,
-            dtype,
-            "optimizer.params_dtype",
-        );
+        self.state(|r| &mut r.optimizer.params_dtype, dtype, "optimizer.params_dtype");
     }
 
     fn loss_scaling(&mut self, config: &MixedPrecisionConfig) {
         let defaults = MixedPrecisionConfig::default();
         if config.loss_scale.is_some() {
-            self.state(
-                |r| &mut r.optimizer.loss_scale,
-                config.loss_scale,
-                "optimizer.loss_scale",
-            );
+            self.state(|r| &mut r.optimizer.loss_scale, config.loss_scale, "optimizer.loss_scale");
         }
         if config.initial_loss_scale != defaults.initial_loss_scale {
             let value = config.initial_loss_scale;
-            self.state(
-                |r| &mut r.optimizer.initial_loss_scale,
-                value,
-                "optimizer.initial_loss_scale",
-            );
+            self.state(|r| &mut r.optimizer.initial_loss_scale, value, "optimizer.initial_loss_scale");
         }
         if config.min_loss_scale != defaults.min_loss_scale {
             let value = config.min_loss_scale;
-            self.state(
-                |r| &mut r.optimizer.min_loss_scale,
-                value,
-                "optimizer.min_loss_scale",
-            );
+            self.state(|r| &mut r.optimizer.min_loss_scale, value, "optimizer.min_loss_scale");
         }
         if config.loss_scale_window != defaults.loss_scale_window {
             let value = config.loss_scale_window;
-            self.state(
-                |r| &mut r.optimizer.loss_scale_window,
-                value,
-                "optimizer.loss_scale_window",
-            );
+            self.state(|r| &mut r.optimizer.loss_scale_window, value, "optimizer.loss_scale_window");
         }
         if config.hysteresis != defaults.hysteresis {
-            self.state(
-                |r| &mut r.optimizer.hysteresis,
-                config.hysteresis,
-                "optimizer.hysteresis",
-            );
+            self.state(|r| &mut r.optimizer.hysteresis, config.hysteresis, "optimizer.hysteresis");
         }
     }
 }
@@ -314,11 +239,7 @@ fn follow_model(draft: &mut Draft<'_>) {
     };
     let mut preset = Preset::new(draft, mode.into());
     preset.state(|r| &mut r.model.params_dtype, dtype, "model.params_dtype");
-    preset.state(
-        |r| &mut r.optimizer.params_dtype,
-        dtype,
-        "optimizer.params_dtype",
-    );
+    preset.state(|r| &mut r.optimizer.params_dtype, dtype, "optimizer.params_dtype");
     preset.state(|r| &mut r.optimizer.fp16, fp16, "optimizer.fp16");
     preset.state(|r| &mut r.optimizer.bf16, bf16, "optimizer.bf16");
 }

@@ -22,11 +22,7 @@ pub(super) fn check(draft: &mut Draft<'_>, prefix: &str) {
 
 fn walk(fields: &[FieldSpec], node: &Node, path: &str, found: &mut Vec<ConfigError>) {
     for entry in node.entries().unwrap_or_default() {
-        let key = if path.is_empty() {
-            entry.key.clone()
-        } else {
-            format!("{path}.{}", entry.key)
-        };
+        let key = if path.is_empty() { entry.key.clone() } else { format!("{path}.{}", entry.key) };
         // Settings that code registered have no range of their own.
         let Some(field) = fields.iter().find(|field| field.name == entry.key) else {
             continue;

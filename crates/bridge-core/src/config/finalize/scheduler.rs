@@ -18,48 +18,25 @@ pub(super) fn resolve(draft: &mut Draft<'_>, train: &FinalTraining) -> FinalSche
     );
     let (start_weight_decay, end_weight_decay) = weight_decay(draft);
     let steps = steps(draft, train);
-    FinalScheduler {
-        start_weight_decay,
-        end_weight_decay,
-        steps,
-        config: draft.recipe.scheduler.clone(),
-    }
+    FinalScheduler { start_weight_decay, end_weight_decay, steps, config: draft.recipe.scheduler.clone() }
 }
 
 /// Lengths are given in the unit that the training's length is given in.
 fn units_do_not_mix(draft: &mut Draft<'_>) {
     let scheduler = draft.recipe.scheduler.clone();
     let by_iters = [
-        (
-            "scheduler.lr_decay_iters",
-            scheduler.lr_decay_iters.is_some(),
-        ),
+        ("scheduler.lr_decay_iters", scheduler.lr_decay_iters.is_some()),
         ("scheduler.lr_warmup_iters", scheduler.lr_warmup_iters != 0),
-        (
-            "scheduler.lr_wsd_decay_iters",
-            scheduler.lr_wsd_decay_iters.is_some(),
-        ),
+        ("scheduler.lr_wsd_decay_iters", scheduler.lr_wsd_decay_iters.is_some()),
     ];
     let by_samples = [
-        (
-            "scheduler.lr_decay_samples",
-            scheduler.lr_decay_samples.is_some(),
-        ),
-        (
-            "scheduler.lr_warmup_samples",
-            scheduler.lr_warmup_samples != 0,
-        ),
-        (
-            "scheduler.lr_wsd_decay_samples",
-            scheduler.lr_wsd_decay_samples.is_some(),
-        ),
+        ("scheduler.lr_decay_samples", scheduler.lr_decay_samples.is_some()),
+        ("scheduler.lr_warmup_samples", scheduler.lr_warmup_samples != 0),
+        ("scheduler.lr_wsd_decay_samples", scheduler.lr_wsd_decay_samples.is_some()),
     ];
     let is_sample_based = draft.recipe.train.train_samples.is_some();
-    let (wrong, length) = if is_sample_based {
-        (by_iters, "train.train_samples")
-    } else {
-        (by_samples, "train.train_iters")
-    };
+    let (wrong, length) =
+        if is_sample_based { (by_iters, "train.train_samples") } else { (by_samples, "train.train_iters") };
     for (key, is_given) in wrong {
         let message = format!("counts in another unit than the training, which has {length}");
         draft.require(!is_given, key, message);
@@ -81,10 +58,7 @@ fn wsd_has_its_length(draft: &mut Draft<'_>) {
     let is_wsd = scheduler.lr_decay_style == LrDecayStyle::Wsd;
     let lengths = [
         ("scheduler.lr_wsd_decay_iters", scheduler.lr_wsd_decay_iters),
-        (
-            "scheduler.lr_wsd_decay_samples",
-            scheduler.lr_wsd_decay_samples,
-        ),
+        ("scheduler.lr_wsd_decay_samples", scheduler.lr_wsd_decay_samples),
     ];
     if is_wsd && lengths.iter().all(|(_, length)| length.is_none()) {
         let is_sample_based = draft.recipe.train.train_samples.is_some();
@@ -95,11 +69,7 @@ fn wsd_has_its_length(draft: &mut Draft<'_>) {
     let is_style_set = draft.recipe_differs(style);
     let lengths = lengths.map(|(key, length)| (key, length.is_some()));
     for (key, is_set) in lengths.into_iter().chain([(style, is_style_set)]) {
-        draft.require(
-            is_wsd || !is_set,
-            key,
-            "goes with scheduler.lr_decay_style = \"WSD\" only",
-        );
+        draft.require(is_wsd || !is_set, key, "goes with scheduler.lr_decay_style = \"WSD\" only");
     }
 }
 
@@ -108,11 +78,7 @@ fn rates_are_ordered(draft: &mut Draft<'_>) {
     let Some(lr) = draft.recipe.optimizer.lr else {
         return;
     };
-    draft.forbid(
-        init > lr,
-        "scheduler.lr_warmup_init",
-        format!("is above optimizer.lr = {lr}"),
-    );
+    draft.forbid(init > lr, "scheduler.lr_warmup_init", format!("is above optimizer.lr = {lr}"));
 }
 
 fn weight_decay(draft: &mut Draft<'_>) -> (f64, f64) {
@@ -136,11 +102,7 @@ fn weight_decay(draft: &mut Draft<'_>) -> (f64, f64) {
             format!("weight decay goes from {start} to {end}, but scheduler.weight_decay_incr_style is constant"),
         );
     } else {
-        draft.forbid(
-            end < start,
-            key,
-            format!("weight decay would fall from {start} to {end}"),
-        );
+        draft.forbid(end < start, key, format!("weight decay would fall from {start} to {end}"));
     }
     (start, end)
 }
@@ -179,14 +141,9 @@ fn steps(draft: &mut Draft<'_>, train: &FinalTraining) -> SchedulerSteps {
     };
     if lr_warmup_steps >= lr_decay_steps as f64 {
         lr_warmup_steps = lr_decay_steps.saturating_sub(1) as f64;
-        draft.warnings.push(format!(
-            "the warm-up is as long as the whole schedule; it is cut to {lr_warmup_steps} samples"
-        ));
+        draft
+            .warnings
+            .push(format!("the warm-up is as long as the whole schedule; it is cut to {lr_warmup_steps} samples"));
     }
-    SchedulerSteps {
-        lr_warmup_steps,
-        lr_decay_steps,
-        wd_incr_steps: total,
-        wsd_decay_steps: wsd,
-    }
+    SchedulerSteps { lr_warmup_steps, lr_decay_steps, wd_incr_steps: total, wsd_decay_steps: wsd }
 }

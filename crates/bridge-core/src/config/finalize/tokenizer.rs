@@ -17,22 +17,14 @@ pub(super) fn check(draft: &mut Draft<'_>) {
         }
         Some(TokenizerType::Null) => {
             if config.vocab_size.is_none() {
-                draft.missing(
-                    "tokenizer.vocab_size",
-                    "must be given for the NullTokenizer",
-                );
+                draft.missing("tokenizer.vocab_size", "must be given for the NullTokenizer");
             }
         }
         Some(TokenizerType::ByteLevelBpe) => byte_level_bpe(draft),
         Some(other) => {
-            let message = format!(
-                "not implemented yet: {other}; use HuggingFaceTokenizer, ByteLevelBPE or NullTokenizer"
-            );
-            draft.error(
-                ErrorKind::NotImplemented,
-                "tokenizer.tokenizer_type",
-                message,
-            );
+            let message =
+                format!("not implemented yet: {other}; use HuggingFaceTokenizer, ByteLevelBPE or NullTokenizer");
+            draft.error(ErrorKind::NotImplemented, "tokenizer.tokenizer_type", message);
             return;
         }
     }
@@ -111,10 +103,7 @@ fn unused_settings(draft: &mut Draft<'_>) {
         let message = format!("goes with tokenizer.tokenizer_type = \"{user}\" only");
         draft.require(!is_changed || kind == Some(user), key, message);
     }
-    let reads_special_tokens = matches!(
-        kind,
-        Some(TokenizerType::HuggingFace | TokenizerType::ByteLevelBpe)
-    );
+    let reads_special_tokens = matches!(kind, Some(TokenizerType::HuggingFace | TokenizerType::ByteLevelBpe));
     draft.require(
         draft.recipe.tokenizer.special_tokens.is_none() || reads_special_tokens,
         "tokenizer.special_tokens",
@@ -131,10 +120,6 @@ fn vocabulary_fits(draft: &mut Draft<'_>) {
         _ => None,
     };
     if let (Some(model_size), Some(size)) = (draft.recipe.model.vocab_size, tokenizer_size) {
-        draft.require(
-            model_size >= size,
-            "model.vocab_size",
-            format!("is below the tokenizer's vocabulary of {size}"),
-        );
+        draft.require(model_size >= size, "model.vocab_size", format!("is below the tokenizer's vocabulary of {size}"));
     }
 }

@@ -8,22 +8,14 @@ use super::Draft;
 
 /// Names of Burn's devices that a recipe may ask for; whether one was compiled in is the runner's
 /// to say.
-const DEVICES: [&str; 11] = [
-    "flex", "cuda", "rocm", "wgpu", "vulkan", "metal", "webgpu", "cpu", "ndarray", "candle", "tch",
-];
+const DEVICES: [&str; 11] =
+    ["flex", "cuda", "rocm", "wgpu", "vulkan", "metal", "webgpu", "cpu", "ndarray", "candle", "tch"];
 
 /// The name of the run, filled in.
 pub(super) fn name(draft: &mut Draft<'_>) -> String {
-    let name = draft
-        .recipe
-        .name
-        .get_or_insert_with(|| "run".into())
-        .clone();
-    let is_file_name = !name.is_empty()
-        && name != "."
-        && name != ".."
-        && !name.contains(['/', '\\', '\0'])
-        && name.len() <= 200;
+    let name = draft.recipe.name.get_or_insert_with(|| "run".into()).clone();
+    let is_file_name =
+        !name.is_empty() && name != "." && name != ".." && !name.contains(['/', '\\', '\0']) && name.len() <= 200;
     if !is_file_name {
         let message = "names a folder, so it must be a plain file name";
         draft.error(ErrorKind::OutOfRange, "name", message);
@@ -44,10 +36,7 @@ pub(super) fn device(draft: &mut Draft<'_>) {
     }
     let error = ConfigError::new(ErrorKind::WrongType, "device", "unknown device")
         .with_found(format!("{device:?}"))
-        .with_expected(format!(
-            "one of {}, with :N for the N-th",
-            DEVICES.join(", ")
-        ))
+        .with_expected(format!("one of {}, with :N for the N-th", DEVICES.join(", ")))
         .with_nearest(name, DEVICES)
         .with_location(draft.raw.location("device"));
     draft.errors.push(error);
@@ -86,10 +75,7 @@ fn train_iters(draft: &mut Draft<'_>) -> usize {
     let train = draft.recipe.train.clone();
     match (train.train_iters, train.train_samples) {
         (None, None) => {
-            draft.missing(
-                "train.train_iters",
-                "this or train.train_samples must be given",
-            );
+            draft.missing("train.train_iters", "this or train.train_samples must be given");
             1
         }
         (Some(iters), Some(_)) => {
@@ -98,17 +84,9 @@ fn train_iters(draft: &mut Draft<'_>) -> usize {
         }
         (Some(iters), None) => iters,
         (None, Some(samples)) => {
-            draft.require(
-                train.rampup_batch_size.is_none(),
-                "train.rampup_batch_size",
-                "excludes train.train_samples",
-            );
+            draft.require(train.rampup_batch_size.is_none(), "train.rampup_batch_size", "excludes train.train_samples");
             let iters = samples / train.global_batch_size.unwrap_or(1).max(1);
-            draft.require(
-                iters > 0,
-                "train.train_samples",
-                "is less than one train.global_batch_size",
-            );
+            draft.require(iters > 0, "train.train_samples", "is less than one train.global_batch_size");
             iters
         }
     }
@@ -139,10 +117,7 @@ fn rampup(draft: &mut Draft<'_>, global: usize, unit: usize) -> Option<[usize; 3
         return None;
     }
     if start > global {
-        draft.conflict(
-            key,
-            format!("starts above train.global_batch_size = {global}"),
-        );
+        draft.conflict(key, format!("starts above train.global_batch_size = {global}"));
         return None;
     }
     draft.require(
@@ -171,17 +146,11 @@ pub(super) fn resolve_validation(
         || draft.recipe.validation.eval_micro_batch_size.is_some();
     let can_round = train.decrease_batch_size_if_needed;
     let validation = &mut draft.recipe.validation;
-    let micro = *validation
-        .eval_micro_batch_size
-        .get_or_insert(train.micro_batch_size);
+    let micro = *validation.eval_micro_batch_size.get_or_insert(train.micro_batch_size);
     let unit = micro.max(1).saturating_mul(parallel.data);
     let batch = train.global_batch_size;
     // The batch that training really uses when it may round down.
-    let batch = if can_round {
-        (batch / unit * unit).max(unit)
-    } else {
-        batch
-    };
+    let batch = if can_round { (batch / unit * unit).max(unit) } else { batch };
     let global = *validation.eval_global_batch_size.get_or_insert(batch);
     let config = validation.clone();
     // A batch taken over from training was checked there.
@@ -193,7 +162,9 @@ pub(super) fn resolve_validation(
     draft.require(
         !own_batch || global.is_multiple_of(unit),
         key,
-        format!("evaluation takes {global} sequences in multiples of eval_micro_batch_size x data-parallel size = {unit}"),
+        format!(
+            "evaluation takes {global} sequences in multiples of eval_micro_batch_size x data-parallel size = {unit}"
+        ),
     );
     FinalValidation {
         eval_iters: config.eval_iters.unwrap_or(0),
@@ -231,34 +202,17 @@ fn deprecated_names(draft: &mut Draft<'_>) {
 fn renamed(draft: &mut Draft<'_>, field: &str) -> bool {
     let (old, new) = (format!("train.{field}"), format!("validation.{field}"));
     if draft.is_explicit(&new) {
-        draft.conflict(
-            &old,
-            format!("is the old name of {new}, which says something else"),
-        );
+        draft.conflict(&old, format!("is the old name of {new}, which says something else"));
         return false;
     }
-    draft
-        .warnings
-        .push(format!("{old} is the old name of {new}"));
+    draft.warnings.push(format!("{old} is the old name of {new}"));
     true
 }
 
 /// Checks the logger and fills in its folder.
 pub(super) fn logger(draft: &mut Draft<'_>, name: &str) -> FinalLogger {
     let default_dir = || PathBuf::from("runs").join(name);
-    let log_dir = draft
-        .recipe
-        .logger
-        .log_dir
-        .get_or_insert_with(default_dir)
-        .clone();
-    draft.require(
-        !log_dir.as_os_str().is_empty(),
-        "logger.log_dir",
-        "names no folder",
-    );
-    FinalLogger {
-        log_dir,
-        config: draft.recipe.logger.clone(),
-    }
+    let log_dir = draft.recipe.logger.log_dir.get_or_insert_with(default_dir).clone();
+    draft.require(!log_dir.as_os_str().is_empty(), "logger.log_dir", "names no folder");
+    FinalLogger { log_dir, config: draft.recipe.logger.clone() }
 }

@@ -22,12 +22,7 @@ pub struct Difference {
 /// The settings in which two recipes differ, in the order of the sections.
 pub fn diff(left: &RecipeConfig, right: &RecipeConfig) -> Vec<Difference> {
     let mut differences = Vec::new();
-    compare(
-        Some(&left.to_node()),
-        Some(&right.to_node()),
-        "",
-        &mut differences,
-    );
+    compare(Some(&left.to_node()), Some(&right.to_node()), "", &mut differences);
     differences
 }
 
@@ -57,11 +52,7 @@ fn compare(left: Option<&Node>, right: Option<&Node>, path: &str, found: &mut Ve
     let mut seen = BTreeSet::new();
     for entry in tables.into_iter().flatten().flatten() {
         if seen.insert(&entry.key) {
-            let key = if path.is_empty() {
-                entry.key.clone()
-            } else {
-                format!("{path}.{}", entry.key)
-            };
+            let key = if path.is_empty() { entry.key.clone() } else { format!("{path}.{}", entry.key) };
             let side = |node: Option<&'_ Node>| node.and_then(|node| node.get(&entry.key)).cloned();
             compare(side(left).as_ref(), side(right).as_ref(), &key, found);
         }

@@ -24,11 +24,7 @@ fn add_kinds<C: KindedConfig>(schema: &mut Value, kinds: &Kinds) {
     let names: Vec<_> = registry.names().collect();
     schema["properties"]["kind"]["enum"] = json!(names);
     let own: Vec<_> = Kinded::<C>::names();
-    for field in names
-        .iter()
-        .filter_map(|name| registry.get(name))
-        .flat_map(|kind| &kind.extra)
-    {
+    for field in names.iter().filter_map(|name| registry.get(name)).flat_map(|kind| &kind.extra) {
         if own.contains(&field.name.as_str()) {
             continue;
         }

@@ -9,16 +9,7 @@ use super::super::sections::RecipeConfig;
 const COMPARED: [&str; 3] = ["optimizer", "ddp", "model"];
 
 /// Sections that are shown as they are.
-const SHOWN: [&str; 8] = [
-    "train",
-    "validation",
-    "scheduler",
-    "dataset",
-    "checkpoint",
-    "logger",
-    "tokenizer",
-    "rng",
-];
+const SHOWN: [&str; 8] = ["train", "validation", "scheduler", "dataset", "checkpoint", "logger", "tokenizer", "rng"];
 
 /// Width of the rules between parts.
 const WIDTH: usize = 70;

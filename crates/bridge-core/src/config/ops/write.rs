@@ -85,21 +85,14 @@ fn toml_text(root: &Node) -> String {
 
 fn toml_table(entries: &[Entry], path: &str, text: &mut String) {
     // Plain values come first: after a table's header they would belong to that table.
-    for entry in entries
-        .iter()
-        .filter(|entry| entry.node.entries().is_none())
-    {
+    for entry in entries.iter().filter(|entry| entry.node.entries().is_none()) {
         let value = toml_value(&entry.node);
         text.push_str(&format!("{} = {value}\n", key_text(&entry.key)));
     }
     for entry in entries {
         if let Data::Table(inner) = &entry.node.data {
             let key = key_text(&entry.key);
-            let path = if path.is_empty() {
-                key
-            } else {
-                format!("{path}.{key}")
-            };
+            let path = if path.is_empty() { key } else { format!("{path}.{key}") };
             if !text.is_empty() {
                 text.push('\n');
             }
@@ -133,11 +126,7 @@ fn yaml_text(root: &Node) -> String {
 fn yaml_table(entries: &[Entry], indent: usize, text: &mut String) {
     for entry in entries {
         let key = json_string(&entry.key);
-        let key = if key_text(&entry.key) == entry.key {
-            &entry.key
-        } else {
-            &key
-        };
+        let key = if key_text(&entry.key) == entry.key { &entry.key } else { &key };
         text.push_str(&format!("{:indent$}{key}:", ""));
         match &entry.node.data {
             Data::Table(inner) if !inner.is_empty() => {
@@ -152,9 +141,7 @@ fn yaml_table(entries: &[Entry], indent: usize, text: &mut String) {
 /// Values in flow style, which is JSON but for infinite and undefined numbers.
 fn yaml_value(node: &Node) -> String {
     match &node.data {
-        Data::Float(value) if !value.is_finite() => float_text(*value)
-            .replace("inf", ".inf")
-            .replace("nan", ".nan"),
+        Data::Float(value) if !value.is_finite() => float_text(*value).replace("inf", ".inf").replace("nan", ".nan"),
         Data::Float(value) => float_text(*value),
         Data::String(text) => json_string(text),
         Data::List(items) => {

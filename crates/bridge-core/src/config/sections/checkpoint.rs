@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use super::super::choice::{
-    AsyncMpMode, AsyncStrategy, CkptFormat, CkptGroup, DistCkptStrictness, ExchangeAlgo,
-    LocalCkptAlgo, NonPersistentType, OnDamaged,
+    AsyncMpMode, AsyncStrategy, CkptFormat, CkptGroup, DistCkptStrictness, ExchangeAlgo, LocalCkptAlgo,
+    NonPersistentType, OnDamaged,
 };
 use super::super::limits::Limits;
 use super::super::section::section;

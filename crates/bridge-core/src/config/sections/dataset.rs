@@ -34,10 +34,7 @@ impl Field for Blend {
             Some(weights) => reader.inside("1", |reader| Option::read(weights, reader)),
             None => Some(None),
         };
-        Some(Self {
-            paths: paths?,
-            weights: weights?,
-        })
+        Some(Self { paths: paths?, weights: weights? })
     }
 
     fn write(&self) -> Node {
@@ -47,10 +44,7 @@ impl Field for Blend {
     }
 
     fn spec() -> TypeSpec {
-        TypeSpec::List(Box::new(TypeSpec::OneOf(vec![
-            Vec::<String>::spec(),
-            Vec::<f64>::spec(),
-        ])))
+        TypeSpec::List(Box::new(TypeSpec::OneOf(vec![Vec::<String>::spec(), Vec::<f64>::spec()])))
     }
 }
 

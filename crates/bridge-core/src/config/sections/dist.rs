@@ -2,9 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::super::choice::{
-    BootstrapBackend, DType, DistributedBackend, ShardingStrategy, SharpGroup,
-};
+use super::super::choice::{BootstrapBackend, DType, DistributedBackend, ShardingStrategy, SharpGroup};
 use super::super::field::AnyValue;
 use super::super::limits::Limits;
 use super::super::section::section;

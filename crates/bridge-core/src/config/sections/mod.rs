@@ -26,8 +26,8 @@ pub use optimizer::{OptimizerConfig, OptimizerConfigOverrideProvider};
 pub use peft::PeftConfig;
 pub use precision::{MixedPrecisionConfig, Precision};
 pub use resiliency::{
-    FaultToleranceConfig, InProcessRestartConfig, NvrxStragglerDetectionConfig,
-    RerunStateMachineConfig, RngConfig, StragglerDetectionConfig,
+    FaultToleranceConfig, InProcessRestartConfig, NvrxStragglerDetectionConfig, RerunStateMachineConfig, RngConfig,
+    StragglerDetectionConfig,
 };
 pub use run::{GenerateConfig, RecipeConfig};
 pub use scheduler::SchedulerConfig;

@@ -1,10 +1,9 @@
 //! The shared settings of `[model]`: names, defaults, ranges. Derived values are in `finalize::model`.
 
 use super::super::choice::{
-    Activation, AmaxAlgo, AttentionBackend, BootstrapBackend, CrossEntropyImpl, CudaGraphImpl,
-    DType, FlexBackend, Fp4Format, Fp4Recipe, Fp8Format, Fp8Recipe, Normalization,
-    PositionEmbeddingType, RecomputeGranularity, RecomputeMethod, RouterDType, RouterScoreFunction,
-    TokenDispatcher, TokenDropPolicy, TransformerImpl,
+    Activation, AmaxAlgo, AttentionBackend, BootstrapBackend, CrossEntropyImpl, CudaGraphImpl, DType, FlexBackend,
+    Fp4Format, Fp4Recipe, Fp8Format, Fp8Recipe, Normalization, PositionEmbeddingType, RecomputeGranularity,
+    RecomputeMethod, RouterDType, RouterScoreFunction, TokenDispatcher, TokenDropPolicy, TransformerImpl,
 };
 use super::super::field::{AnyValue, OneOrMany};
 use super::super::limits::Limits;

@@ -28,14 +28,10 @@ pub(super) fn parse(text: &str, lines: &Lines) -> Result<Node, ConfigErrors> {
         ..ParseOptions::default()
     };
     match parse_to_ast(text, &CollectOptions::default(), &options) {
-        Ok(parsed) => Ok(parsed
-            .value
-            .map_or_else(Node::null, |value| convert(&value, lines))),
+        Ok(parsed) => Ok(parsed.value.map_or_else(Node::null, |value| convert(&value, lines))),
         Err(error) => {
             let location = lines.at_byte(error.range().start);
-            Err(lines
-                .syntax_error(error.kind().to_string(), location)
-                .into())
+            Err(lines.syntax_error(error.kind().to_string(), location).into())
         }
     }
 }
@@ -65,10 +61,7 @@ fn convert(value: &Value<'_>, lines: &Lines) -> Node {
                 .collect(),
         ),
     };
-    Node {
-        data,
-        location: Some(lines.at_byte(value.range().start)),
-    }
+    Node { data, location: Some(lines.at_byte(value.range().start)) }
 }
 
 fn property_name(name: &ObjectPropName<'_>) -> String {

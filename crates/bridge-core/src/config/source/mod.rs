@@ -54,31 +54,22 @@ pub(super) fn parse(text: &str, format: Format, name: &str) -> Result<Node, Conf
     }?;
     match node.data {
         Data::Table(_) => Ok(node),
-        _ => Err(
-            ConfigError::new(ErrorKind::Syntax, "", "a recipe is a table of sections")
-                .with_found_node(&node)
-                .with_location(node.location)
-                .into(),
-        ),
+        _ => Err(ConfigError::new(ErrorKind::Syntax, "", "a recipe is a table of sections")
+            .with_found_node(&node)
+            .with_location(node.location)
+            .into()),
     }
 }
 
 /// Reads a recipe file.
 pub(super) fn parse_file(path: &Path) -> Result<Node, ConfigErrors> {
     let unreadable = |message: String| {
-        let location = Location {
-            source: path.display().to_string().into(),
-            line: None,
-            column: None,
-        };
-        ConfigErrors::from(
-            ConfigError::new(ErrorKind::Unreadable, "", message).with_location(Some(location)),
-        )
+        let location = Location { source: path.display().to_string().into(), line: None, column: None };
+        ConfigErrors::from(ConfigError::new(ErrorKind::Unreadable, "", message).with_location(Some(location)))
     };
     let format = Format::of_path(path)
         .ok_or_else(|| unreadable("a recipe's name ends in .toml, .yaml, .yml or .json".into()))?;
-    let bytes =
-        std::fs::read(path).map_err(|error| unreadable(format!("cannot be read: {error}")))?;
+    let bytes = std::fs::read(path).map_err(|error| unreadable(format!("cannot be read: {error}")))?;
     let text = String::from_utf8(bytes).map_err(|error| {
         let offset = error.utf8_error().valid_up_to();
         unreadable(format!("is not text: byte {offset} is not UTF-8"))
@@ -97,11 +88,7 @@ impl Lines {
     fn new(text: &str, name: &str) -> Self {
         let newlines = text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n');
         let starts = std::iter::once(0).chain(newlines.map(|(index, _)| index + 1));
-        Self {
-            source: name.into(),
-            text: text.into(),
-            starts: starts.collect(),
-        }
+        Self { source: name.into(), text: text.into(), starts: starts.collect() }
     }
 
     /// The location of a byte offset.
@@ -114,11 +101,7 @@ impl Lines {
 
     /// The location of a 1-based line and column.
     fn at(&self, line: usize, column: usize) -> Location {
-        Location {
-            source: self.source.clone(),
-            line: Some(line),
-            column: Some(column),
-        }
+        Location { source: self.source.clone(), line: Some(line), column: Some(column) }
     }
 
     fn syntax_error(&self, message: impl Into<String>, location: Location) -> ConfigError {

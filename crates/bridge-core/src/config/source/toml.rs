@@ -14,10 +14,7 @@ pub(super) fn parse(text: &str, lines: &Lines) -> Result<Node, ConfigErrors> {
     let (table, errors) = DeTable::parse_recoverable(text);
     if errors.is_empty() {
         let data = convert_table(table.get_ref(), &|offset| Some(lines.at_byte(offset)));
-        return Ok(Node {
-            data,
-            location: Some(lines.at(1, 1)),
-        });
+        return Ok(Node { data, location: Some(lines.at(1, 1)) });
     }
     Err(errors
         .iter()
@@ -49,13 +46,7 @@ fn convert(value: &Spanned<DeValue<'_>>, locate: Locate<'_>) -> Node {
         DeValue::Integer(integer) => {
             // Beyond 128 bits the exact digits no longer matter: it is out of every range.
             i128::from_str_radix(integer.as_str(), integer.radix()).map_or_else(
-                |_| {
-                    Data::Float(if integer.as_str().starts_with('-') {
-                        f64::NEG_INFINITY
-                    } else {
-                        f64::INFINITY
-                    })
-                },
+                |_| Data::Float(if integer.as_str().starts_with('-') { f64::NEG_INFINITY } else { f64::INFINITY }),
                 Data::Int,
             )
         }
@@ -63,15 +54,10 @@ fn convert(value: &Spanned<DeValue<'_>>, locate: Locate<'_>) -> Node {
         DeValue::Boolean(value) => Data::Bool(*value),
         // No setting is a date; as text it gets the ordinary message about a wrong type.
         DeValue::Datetime(date) => Data::String(date.to_string()),
-        DeValue::Array(items) => {
-            Data::List(items.iter().map(|item| convert(item, locate)).collect())
-        }
+        DeValue::Array(items) => Data::List(items.iter().map(|item| convert(item, locate)).collect()),
         DeValue::Table(table) => convert_table(table, locate),
     };
-    Node {
-        data,
-        location: locate(value.span().start),
-    }
+    Node { data, location: locate(value.span().start) }
 }
 
 fn convert_table(table: &DeTable<'_>, locate: Locate<'_>) -> Data {

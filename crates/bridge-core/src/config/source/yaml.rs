@@ -30,10 +30,7 @@ pub(super) fn parse(text: &str, lines: &Lines) -> Result<Node, ConfigErrors> {
         }
     }
     // A file of comments only is an empty recipe.
-    let empty = || Node {
-        data: Data::Table(Vec::new()),
-        location: Some(lines.at(1, 1)),
-    };
+    let empty = || Node { data: Data::Table(Vec::new()), location: Some(lines.at(1, 1)) };
     Ok(match builder.root {
         Some(root) if !root.is_null() => root,
         _ => empty(),
@@ -58,10 +55,7 @@ struct Builder {
 
 impl Builder {
     fn event(&mut self, event: Event<'_>, span: Span, lines: &Lines) -> Result<(), String> {
-        let at = |data| Node {
-            data,
-            location: Some(lines.at(span.start.line().max(1), span.start.col() + 1)),
-        };
+        let at = |data| Node { data, location: Some(lines.at(span.start.line().max(1), span.start.col() + 1)) };
         match event {
             Event::DocumentStart(_) => {
                 self.documents += 1;
@@ -93,11 +87,7 @@ impl Builder {
         if self.open.len() >= MAX_DEPTH {
             return Err(format!("nested more than {MAX_DEPTH} deep"));
         }
-        self.open.push(Open {
-            anchor,
-            node,
-            key: None,
-        });
+        self.open.push(Open { anchor, node, key: None });
         Ok(())
     }
 
@@ -116,11 +106,9 @@ impl Builder {
         };
         match (&mut open.node.data, open.key.take()) {
             (Data::List(items), _) => items.push(node),
-            (Data::Table(entries), Some((key, key_node))) => entries.push(Entry {
-                key,
-                key_location: key_node.location,
-                node,
-            }),
+            (Data::Table(entries), Some((key, key_node))) => {
+                entries.push(Entry { key, key_location: key_node.location, node })
+            }
             _ => open.key = Some((key_name(&node)?, node)),
         }
         Ok(())
@@ -161,11 +149,7 @@ fn scalar(text: &str, style: ScalarStyle, tag: Option<&Cow<'_, Tag>>) -> Data {
 fn number(text: &str) -> Option<Data> {
     let unsigned = text.strip_prefix(['-', '+']).unwrap_or(text);
     if matches!(unsigned, ".inf" | ".Inf" | ".INF") {
-        let infinity = if text.starts_with('-') {
-            f64::NEG_INFINITY
-        } else {
-            f64::INFINITY
-        };
+        let infinity = if text.starts_with('-') { f64::NEG_INFINITY } else { f64::INFINITY };
         return Some(Data::Float(infinity));
     }
     for (prefix, radix) in [("0x", 16), ("0o", 8)] {

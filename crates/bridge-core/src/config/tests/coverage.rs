@@ -9,10 +9,7 @@ use super::super::unsupported;
 /// What this release implements, apart from the settings whose only inactive value is the default
 /// and that are therefore in the table. A new field fails the test below until it is put somewhere.
 const IMPLEMENTED: &[(&str, &str)] = &[
-    (
-        "",
-        "name device mixed_precision comm_overlap ft straggler nvrx_straggler inprocess_restart tensor_inspect",
-    ),
+    ("", "name device mixed_precision comm_overlap ft straggler nvrx_straggler inprocess_restart tensor_inspect"),
     (
         "model",
         "kind num_layers hidden_size num_attention_heads num_query_groups ffn_hidden_size kv_channels seq_length vocab_size make_vocab_size_divisible_by should_pad_vocab share_embeddings_and_output_weights rotary_base rotary_percent rotary_interleaved rope_scaling rope_scaling_factor rope_scaling_low_freq_factor rope_scaling_high_freq_factor rope_scaling_original_max_position_embeddings seq_len_interpolation_factor normalization layernorm_epsilon layernorm_zero_centered_gamma qk_layernorm add_bias_linear add_qkv_bias gated_linear_unit activation_func hidden_dropout attention_dropout softmax_scale window_size window_attn_skip_freq no_rope_freq calculate_per_token_loss hf_model_id pipeline_dtype fp16 bf16 params_dtype recompute_granularity recompute_method recompute_num_layers recompute_modules init_method_std embedding_init_method_std perform_initialization use_cpu_initialization",
@@ -37,10 +34,7 @@ const IMPLEMENTED: &[(&str, &str)] = &[
         "dataset",
         "kind num_workers data_sharding drop_last seq_length random_seed data_path blend blend_per_split split num_dataset_builder_threads path_to_cache mmap_bin_files mid_level_dataset_surplus allow_ambiguous_pad_tokens add_extra_token_to_sequence reset_position_ids reset_attention_mask eod_mask_loss drop_last_partial_validation_sequence fim_rate fim_spm_rate fim_extra_tokens fim_split_sample fim_fragment_rate fim_no_prefix source source_format source_jsonl_key source_exclude source_max_bytes source_shuffle_seed source_cache_dir append_eod",
     ),
-    (
-        "tokenizer",
-        "tokenizer_type tokenizer_model vocab_size special_tokens bpe_vocab_size bpe_train_max_bytes",
-    ),
+    ("tokenizer", "tokenizer_type tokenizer_model vocab_size special_tokens bpe_vocab_size bpe_train_max_bytes"),
     (
         "logger",
         "log_interval skip_train_metrics_log log_params_norm log_throughput log_throughput_to_tensorboard throughput_window_size log_progress timing_log_level timing_log_option tensorboard_dir tensorboard_log_interval tensorboard_queue_size log_timers_to_tensorboard log_loss_scale_to_tensorboard log_validation_ppl_to_tensorboard log_memory_to_tensorboard log_memory_interval log_l2_norm_grad_to_tensorboard log_num_zeros_in_grad log_runtime_to_tensorboard runtime_time_unit barrier_with_L1_time log_world_size_to_tensorboard logging_level save_config_filepath log_dir metrics_jsonl plot progress",
@@ -72,10 +66,7 @@ fn every_setting_is_implemented_or_in_the_table() {
             })
         })
         .collect();
-    let not: BTreeSet<String> = unsupported::table()
-        .into_iter()
-        .map(|(key, _)| key)
-        .collect();
+    let not: BTreeSet<String> = unsupported::table().into_iter().map(|(key, _)| key).collect();
     let both: Vec<_> = implemented.intersection(&not).collect();
     assert!(both.is_empty(), "in both lists: {both:?}");
     let root = RecipeConfig::default().to_node();
@@ -83,16 +74,10 @@ fn every_setting_is_implemented_or_in_the_table() {
         let fields = section.node.entries().unwrap_or_default();
         let keys: Vec<_> = match section.node.entries() {
             None => vec![section.key.clone()],
-            Some(_) => fields
-                .iter()
-                .map(|f| format!("{}.{}", section.key, f.key))
-                .collect(),
+            Some(_) => fields.iter().map(|f| format!("{}.{}", section.key, f.key)).collect(),
         };
         for key in keys {
-            assert!(
-                implemented.contains(&key) || not.contains(&key),
-                "{key} is in no list"
-            );
+            assert!(implemented.contains(&key) || not.contains(&key), "{key} is in no list");
         }
     }
     for key in &implemented {
@@ -102,10 +87,7 @@ fn every_setting_is_implemented_or_in_the_table() {
 
 #[test]
 fn every_row_of_the_table_exists_and_is_inactive_by_default() {
-    let keys: Vec<_> = unsupported::table()
-        .into_iter()
-        .map(|(key, _)| key)
-        .collect();
+    let keys: Vec<_> = unsupported::table().into_iter().map(|(key, _)| key).collect();
     let unique: BTreeSet<_> = keys.iter().collect();
     assert_eq!(unique.len(), keys.len(), "a setting is listed twice");
     super::tiny(&[
@@ -123,9 +105,6 @@ fn every_row_of_the_table_exists_and_is_inactive_by_default() {
         let (section, _) = key.split_once('.').unwrap_or((&key, ""));
         assert!(root.get(section).is_some(), "{key}");
         let is_optional = root.get(section).is_some_and(super::super::Node::is_null);
-        assert!(
-            is_optional || root.get_path(&key).is_some(),
-            "{key} does not exist"
-        );
+        assert!(is_optional || root.get_path(&key).is_some(), "{key} does not exist");
     }
 }

@@ -15,26 +15,15 @@ mod values;
 use super::{ConfigErrors, Format, Kinds, RawConfig, RunConfig, World, load_text};
 
 /// A small Llama-style recipe on mock data.
-pub(super) const TINY: &str = include_str!(concat!(
-    env!("CARGO_MANIFEST_DIR"),
-    "/tests/fixtures/config/tiny.toml"
-));
+pub(super) const TINY: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/config/tiny.toml"));
 
 /// Text files, a trained tokenizer, 16-bit compute.
-pub(super) const TEXT: &str = include_str!(concat!(
-    env!("CARGO_MANIFEST_DIR"),
-    "/tests/fixtures/config/text.toml"
-));
+pub(super) const TEXT: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/config/text.toml"));
 
 /// Loads TOML with overrides, on one rank.
 pub(super) fn run_toml(text: &str, overrides: &[&str]) -> Result<RunConfig, ConfigErrors> {
     let overrides: Vec<String> = overrides.iter().map(|o| (*o).to_owned()).collect();
-    load_text(
-        (text, Format::Toml),
-        &overrides,
-        &Kinds::builtin(),
-        &World::SINGLE,
-    )
+    load_text((text, Format::Toml), &overrides, &Kinds::builtin(), &World::SINGLE)
 }
 
 /// The tiny recipe with overrides.
@@ -58,8 +47,5 @@ pub(super) fn tiny_errors(overrides: &[&str]) -> ConfigErrors {
 /// Asserts that the overrides are refused with a problem of exactly `key`.
 pub(super) fn assert_refused(overrides: &[&str], key: &str) {
     let errors = tiny_errors(overrides);
-    assert!(
-        errors.names(key),
-        "{overrides:?} should name {key}:\n{errors}"
-    );
+    assert!(errors.names(key), "{overrides:?} should name {key}:\n{errors}");
 }

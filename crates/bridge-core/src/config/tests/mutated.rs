@@ -31,11 +31,7 @@ fn with_setting(section: &str, field: &str, value: &str) -> (String, usize) {
     if !lines.contains(&header) {
         lines.push(header.clone());
     }
-    let at = lines
-        .iter()
-        .position(|line| *line == header)
-        .expect("is there")
-        + 1;
+    let at = lines.iter().position(|line| *line == header).expect("is there") + 1;
     lines.insert(at, format!("{field} = {value}"));
     (lines.join("\n"), at + 1)
 }
@@ -83,11 +79,7 @@ fn wrong_types_are_named() {
         // Inside a list the item is named: `dataset.blend.0`.
         let error = errors.iter().find(|error| error.key.starts_with(&key));
         let error = error.unwrap_or_else(|| panic!("{key} is not named:\n{errors}"));
-        assert_eq!(
-            error.location.as_ref().and_then(|at| at.line),
-            Some(line),
-            "{error:?}"
-        );
+        assert_eq!(error.location.as_ref().and_then(|at| at.line), Some(line), "{error:?}");
         count += 1;
     }
     assert!(count > 300, "{count} copies");
@@ -102,22 +94,13 @@ fn numbers_out_of_range_are_named() {
             spec => spec,
         };
         let values: &[(i64, &str)] = match spec {
-            TypeSpec::Count | TypeSpec::Integer => {
-                &[(-7, "-7"), (0, "0"), (i64::MAX, "9223372036854775807")]
-            }
-            TypeSpec::Float => &[
-                (-7, "-7.0"),
-                (0, "0.0"),
-                (i64::MAX, "9223372036854775807.0"),
-            ],
+            TypeSpec::Count | TypeSpec::Integer => &[(-7, "-7"), (0, "0"), (i64::MAX, "9223372036854775807")],
+            TypeSpec::Float => &[(-7, "-7.0"), (0, "0.0"), (i64::MAX, "9223372036854775807.0")],
             _ => continue,
         };
         for (number, text) in values {
             let is_negative_count = matches!(spec, TypeSpec::Count) && *number < 0;
-            let violates = field
-                .limits
-                .violation(&Node::from(Data::Int((*number).into())))
-                .is_some();
+            let violates = field.limits.violation(&Node::from(Data::Int((*number).into()))).is_some();
             if !violates && !is_negative_count {
                 continue;
             }
@@ -158,18 +141,13 @@ fn broken_toml_points_at_the_line() {
 fn a_key_given_twice_is_named() {
     let text = TINY.replace("train_iters = 20", "train_iters = 20\ntrain_iters = 30");
     let errors = run_toml(&text, &[]).expect_err("twice");
-    assert!(
-        errors.to_string().contains("duplicate key `train_iters`"),
-        "{errors}"
-    );
+    assert!(errors.to_string().contains("duplicate key `train_iters`"), "{errors}");
 }
 
 #[test]
 fn several_mistakes_are_reported_together() {
     let (text, _) = with_setting("model", "hidden_size", "'wide'");
-    let text = text
-        .replace("train_iters = 20", "train_iters = -1")
-        .replace("[scheduler]", "[schedular]");
+    let text = text.replace("train_iters = 20", "train_iters = -1").replace("[scheduler]", "[schedular]");
     let errors = run_toml(&text, &[]).expect_err("three mistakes");
     for key in ["model.hidden_size", "train.train_iters", "schedular"] {
         assert!(errors.names(key), "{key} is not named:\n{errors}");

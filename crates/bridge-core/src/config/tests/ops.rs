@@ -7,16 +7,10 @@ use super::{tiny, tiny_raw};
 fn show_writes_only_what_differs() {
     let raw = tiny_raw();
     let text = raw.recipe().to_text(Format::Toml, Detail::NonDefault);
-    assert!(
-        text.contains("num_layers = 2\n") && !text.contains("adam_eps"),
-        "{text}"
-    );
+    assert!(text.contains("num_layers = 2\n") && !text.contains("adam_eps"), "{text}");
     assert!(!text.contains("[ddp]"), "{text}");
     let all = raw.recipe().to_text(Format::Toml, Detail::All);
-    assert!(
-        all.contains("adam_eps = 1e-8\n") && all.contains("[ddp]"),
-        "{all}"
-    );
+    assert!(all.contains("adam_eps = 1e-8\n") && all.contains("[ddp]"), "{all}");
     let empty = RecipeConfig::default();
     assert_eq!(empty.to_text(Format::Toml, Detail::NonDefault), "");
     assert_eq!(empty.to_text(Format::Yaml, Detail::NonDefault), "{}\n");
@@ -25,8 +19,7 @@ fn show_writes_only_what_differs() {
 #[test]
 fn diff_lists_keys_with_both_values() {
     let left = tiny(&[]).expect("accepted");
-    let right =
-        tiny(&["optimizer.lr=0.5", "mixed_precision=bf16_mixed", "ft={}"]).expect("accepted");
+    let right = tiny(&["optimizer.lr=0.5", "mixed_precision=bf16_mixed", "ft={}"]).expect("accepted");
     let differences = diff(left.recipe(), right.recipe());
     let find = |key: &str| differences.iter().find(|d| d.key == key).expect("listed");
     assert_eq!(find("optimizer.lr").left.as_deref(), Some("0.001"));
@@ -35,11 +28,7 @@ fn diff_lists_keys_with_both_values() {
     assert_eq!(find("ft.simulated_fault_type").left, None);
     assert!(diff(left.recipe(), left.recipe()).is_empty());
     let from_defaults = diff_from_defaults(tiny_raw().recipe());
-    assert!(
-        from_defaults
-            .iter()
-            .any(|d| d.key == "dataset.kind" && d.left.as_deref() == Some("\"gpt\""))
-    );
+    assert!(from_defaults.iter().any(|d| d.key == "dataset.kind" && d.left.as_deref() == Some("\"gpt\"")));
 }
 
 #[test]
@@ -49,20 +38,10 @@ fn the_schema_describes_every_field() {
     assert_eq!(model["additionalProperties"], false);
     assert_eq!(model["properties"]["kind"]["enum"][0], "gpt");
     let heads = &model["properties"]["num_attention_heads"];
-    assert_eq!(
-        (&heads["type"], &heads["default"]),
-        (&"integer".into(), &0.into())
-    );
-    assert!(
-        heads["description"]
-            .as_str()
-            .is_some_and(|d| d.contains("Query heads"))
-    );
+    assert_eq!((&heads["type"], &heads["default"]), (&"integer".into(), &0.into()));
+    assert!(heads["description"].as_str().is_some_and(|d| d.contains("Query heads")));
     let beta = &schema["properties"]["optimizer"]["properties"]["adam_beta1"];
-    assert_eq!(
-        (&beta["minimum"], &beta["exclusiveMaximum"]),
-        (&0.0.into(), &1.0.into())
-    );
+    assert_eq!((&beta["minimum"], &beta["exclusiveMaximum"]), (&0.0.into(), &1.0.into()));
     let style = &schema["properties"]["scheduler"]["properties"]["lr_decay_style"];
     assert_eq!(style["enum"][4], "WSD");
     let undescribed: Vec<_> = schema["properties"]
@@ -77,19 +56,11 @@ fn the_schema_describes_every_field() {
 
 #[test]
 fn the_summary_has_upstreams_form() {
-    let text = tiny(&["model.bf16=true"])
-        .expect("accepted")
-        .log_non_default_values();
+    let text = tiny(&["model.bf16=true"]).expect("accepted").log_non_default_values();
     let rule = "=".repeat(70);
     assert!(text.starts_with(&format!("\n{rule}\nConfiguration Summary (Non-Default Values vs Defaults)\n{rule}\n\n[optimizer] Non-default values (vs defaults):\n  bf16: true  (default: false)\n")), "{text}");
-    assert!(
-        text.contains("\n  hidden_size: 64  (default: 0)\n"),
-        "{text}"
-    );
-    let other = format!(
-        "{0}\nOther Configuration Values:\n{0}\n[train]:\n",
-        "-".repeat(70)
-    );
+    assert!(text.contains("\n  hidden_size: 64  (default: 0)\n"), "{text}");
+    let other = format!("{0}\nOther Configuration Values:\n{0}\n[train]:\n", "-".repeat(70));
     assert!(text.contains(&other), "{text}");
     assert!(text.ends_with(&format!("[rng]:\n  data_parallel_random_init: false\n  inference_rng_tracker: false\n  seed: 1234\n  te_rng_tracker: false\n{rule}")), "{text}");
 }

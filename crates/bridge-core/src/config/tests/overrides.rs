@@ -28,8 +28,7 @@ fn values_are_toml_and_bare_words_are_strings() {
 
 #[test]
 fn null_unsets() {
-    let run =
-        tiny(&["validation.eval_iters=null", "model.ffn_hidden_size=null"]).expect("accepted");
+    let run = tiny(&["validation.eval_iters=null", "model.ffn_hidden_size=null"]).expect("accepted");
     assert_eq!(run.validation.eval_iters, 0);
     assert_eq!(run.model.ffn_hidden_size, 256);
     // A setting that cannot be null returns to its default, and so does a whole section.
@@ -55,10 +54,7 @@ fn problems_are_collected_and_say_which_argument() {
         "dataset.data_path=[\"a\"",
         "optimizer.lr=0.1",
     ]);
-    let sources: Vec<_> = errors
-        .iter()
-        .map(|e| e.location.as_ref().map_or("", |l| &*l.source))
-        .collect();
+    let sources: Vec<_> = errors.iter().map(|e| e.location.as_ref().map_or("", |l| &*l.source)).collect();
     for argument in [
         "train.micro_batch_size=lots",
         "trian.global_batch_size=8",
@@ -68,10 +64,7 @@ fn problems_are_collected_and_say_which_argument() {
         "dataset.data_path=[\"a\"",
     ] {
         let source = format!("command line: {argument}");
-        assert!(
-            sources.contains(&source.as_str()),
-            "{argument} not in\n{errors}"
-        );
+        assert!(sources.contains(&source.as_str()), "{argument} not in\n{errors}");
     }
     assert!(!errors.names("optimizer.lr"));
 }
@@ -86,8 +79,5 @@ fn an_override_needs_no_section_in_the_file() {
 #[test]
 fn unknown_names_below_null_are_still_unknown() {
     let errors = tiny_errors(&["trian.x=null"]);
-    assert_eq!(
-        errors.iter().next().map(|e| e.kind),
-        Some(ErrorKind::UnknownKey)
-    );
+    assert_eq!(errors.iter().next().map(|e| e.kind), Some(ErrorKind::UnknownKey));
 }

@@ -21,29 +21,11 @@ fn an_explicit_value_is_never_overwritten() {
     tiny(&["mixed_precision=bf16_mixed", "model.bf16=true"]).expect("equal is fine");
     // Explicit although it is the default.
     let errors = tiny_errors(&["mixed_precision=bf16_mixed", "model.bf16=false"]);
-    let error = errors
-        .iter()
-        .find(|e| e.key == "model.bf16")
-        .expect("named");
-    assert!(
-        error.message.contains("mixed_precision = \"bf16_mixed\""),
-        "{error}"
-    );
-    assert!(
-        error.message.contains("false") && error.message.contains("true"),
-        "{error}"
-    );
-    assert_refused(
-        &[
-            "mixed_precision=bf16_mixed",
-            "ddp.grad_reduce_in_fp32=false",
-        ],
-        "ddp.grad_reduce_in_fp32",
-    );
-    assert_refused(
-        &["mixed_precision=bf16_mixed", "model.params_dtype=float32"],
-        "model.params_dtype",
-    );
+    let error = errors.iter().find(|e| e.key == "model.bf16").expect("named");
+    assert!(error.message.contains("mixed_precision = \"bf16_mixed\""), "{error}");
+    assert!(error.message.contains("false") && error.message.contains("true"), "{error}");
+    assert_refused(&["mixed_precision=bf16_mixed", "ddp.grad_reduce_in_fp32=false"], "ddp.grad_reduce_in_fp32");
+    assert_refused(&["mixed_precision=bf16_mixed", "model.params_dtype=float32"], "model.params_dtype");
 }
 
 #[test]
@@ -58,26 +40,13 @@ fn code_can_pin_a_default() {
 
 #[test]
 fn a_table_states_only_what_it_says() {
-    let run = tiny(&[
-        "mixed_precision={bf16 = true}",
-        "ddp.grad_reduce_in_fp32=false",
-    ])
-    .expect("accepted");
+    let run = tiny(&["mixed_precision={bf16 = true}", "ddp.grad_reduce_in_fp32=false"]).expect("accepted");
     assert!(run.model.bf16 && !run.ddp.grad_reduce_in_fp32);
     let run = tiny(&["mixed_precision={fp16 = true, hysteresis = 4}"]).expect("accepted");
-    assert_eq!(
-        (run.optimizer.hysteresis, run.ddp.grad_reduce_in_fp32),
-        (4, true)
-    );
+    assert_eq!((run.optimizer.hysteresis, run.ddp.grad_reduce_in_fp32), (4, true));
+    assert_refused(&["mixed_precision={fp16 = true, bf16 = true}"], "mixed_precision");
     assert_refused(
-        &["mixed_precision={fp16 = true, bf16 = true}"],
-        "mixed_precision",
-    );
-    assert_refused(
-        &[
-            "mixed_precision={fp16 = true, hysteresis = 4}",
-            "optimizer.hysteresis=3",
-        ],
+        &["mixed_precision={fp16 = true, hysteresis = 4}", "optimizer.hysteresis=3"],
         "optimizer.hysteresis",
     );
     let mut raw = tiny_raw();
@@ -95,10 +64,7 @@ fn unknown_and_unimplemented_recipes_are_errors() {
     let errors = tiny_errors(&["mixed_precision=bf16_mix"]);
     let error = errors.iter().next().expect("one");
     assert_eq!(error.nearest.as_deref(), Some("bf16_mixed"));
-    assert_refused(
-        &["mixed_precision=bf16_with_mxfp8_mixed"],
-        "mixed_precision",
-    );
+    assert_refused(&["mixed_precision=bf16_with_mxfp8_mixed"], "mixed_precision");
 }
 
 #[test]

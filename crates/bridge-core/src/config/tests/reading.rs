@@ -6,9 +6,7 @@ use super::super::{ErrorKind, Format, Kinds, RawConfig, World, load};
 use super::{TINY, run_toml, tiny, tiny_raw};
 
 fn fixture(name: &str) -> std::path::PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/fixtures/config")
-        .join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/config").join(name)
 }
 
 #[test]
@@ -25,13 +23,7 @@ fn toml_yaml_and_json_give_the_same_configuration() {
 
 #[test]
 fn a_recipe_is_named_after_its_file() {
-    let run = load(
-        &fixture("tiny.yaml"),
-        &[],
-        &Kinds::builtin(),
-        &World::SINGLE,
-    )
-    .expect("loads");
+    let run = load(&fixture("tiny.yaml"), &[], &Kinds::builtin(), &World::SINGLE).expect("loads");
     assert_eq!(run.name, "tiny");
     assert_eq!(run.logger.log_dir, Path::new("runs/tiny"));
 }
@@ -72,10 +64,7 @@ activation_func = 'silo'
     ] {
         assert!(found.contains(&expected), "{expected:?} not in {found:#?}");
     }
-    assert!(
-        !errors.names("train.global_batch_size"),
-        "the misspelt one is there"
-    );
+    assert!(!errors.names("train.global_batch_size"), "the misspelt one is there");
 }
 
 #[test]
@@ -85,10 +74,7 @@ fn the_nearest_name_is_offered() {
         let error = errors.iter().find(|e| e.key == key).expect("reported");
         error.nearest.clone()
     };
-    assert_eq!(
-        nearest("train.micro_batch_sizes").as_deref(),
-        Some("micro_batch_size")
-    );
+    assert_eq!(nearest("train.micro_batch_sizes").as_deref(), Some("micro_batch_size"));
     assert_eq!(nearest("modle").as_deref(), Some("model"));
     let errors = tiny(&["model.kind=gtp", "model.activation_func=sillu"]).expect_err("broken");
     let nearest: Vec<_> = errors.iter().filter_map(|e| e.nearest.as_deref()).collect();
@@ -100,17 +86,11 @@ fn yaml_and_json_problems_have_lines_too() {
     let kinds = Kinds::builtin();
     let yaml = "train:\n  micro_batch_size: 2\n  global_batch_size: many\n  typo: 1\n";
     let errors = RawConfig::from_text(yaml, Format::Yaml, &[], &kinds).expect_err("broken");
-    let lines: Vec<_> = errors
-        .iter()
-        .map(|e| e.location.as_ref().and_then(|l| l.line))
-        .collect();
+    let lines: Vec<_> = errors.iter().map(|e| e.location.as_ref().and_then(|l| l.line)).collect();
     assert_eq!(lines, [Some(3), Some(4)]);
     let json = "{\n \"train\": {\n  \"micro_batch_size\": true,\n  \"typo\": 1\n }\n}";
     let errors = RawConfig::from_text(json, Format::Json, &[], &kinds).expect_err("broken");
-    let lines: Vec<_> = errors
-        .iter()
-        .map(|e| e.location.as_ref().and_then(|l| l.line))
-        .collect();
+    let lines: Vec<_> = errors.iter().map(|e| e.location.as_ref().and_then(|l| l.line)).collect();
     assert_eq!(lines, [Some(3), Some(4)]);
 }
 
@@ -136,20 +116,11 @@ fn repeated_keys_are_an_error_in_every_format() {
     let kinds = Kinds::builtin();
     for (text, format) in [
         ("train:\n  train_iters: 1\n  train_iters: 2\n", Format::Yaml),
-        (
-            "{\"train\": {\"train_iters\": 1, \"train_iters\": 2}}",
-            Format::Json,
-        ),
-        (
-            "[dataset]\nseq_length = 1\nsequence_length = 1\n",
-            Format::Toml,
-        ),
+        ("{\"train\": {\"train_iters\": 1, \"train_iters\": 2}}", Format::Json),
+        ("[dataset]\nseq_length = 1\nsequence_length = 1\n", Format::Toml),
     ] {
         let errors = RawConfig::from_text(text, format, &[], &kinds).expect_err("broken");
-        assert_eq!(
-            errors.iter().next().map(|e| e.kind),
-            Some(ErrorKind::Conflict)
-        );
+        assert_eq!(errors.iter().next().map(|e| e.kind), Some(ErrorKind::Conflict));
     }
 }
 
@@ -158,10 +129,7 @@ fn unreadable_files_are_errors() {
     let kinds = Kinds::builtin();
     for name in ["no-such.toml", "no-extension", "recipe.txt"] {
         let errors = RawConfig::from_file(Path::new(name), &[], &kinds).expect_err("unreadable");
-        assert_eq!(
-            errors.iter().next().map(|e| e.kind),
-            Some(ErrorKind::Unreadable)
-        );
+        assert_eq!(errors.iter().next().map(|e| e.kind), Some(ErrorKind::Unreadable));
     }
 }
 
@@ -202,21 +170,13 @@ fn code_sets_fields_in_any_order_and_finalizes_repeatedly() {
     raw.train.train_iters = None;
     raw.train.train_samples = Some(80);
     for _ in 0..2 {
-        let run = raw
-            .finalize(&World::SINGLE)
-            .expect_err("iterations of warm-up, samples of training");
+        let run = raw.finalize(&World::SINGLE).expect_err("iterations of warm-up, samples of training");
         assert!(run.names("scheduler.lr_warmup_iters"));
     }
     raw.scheduler.lr_warmup_iters = 0;
     raw.train.global_batch_size = Some(8);
     for _ in 0..2 {
-        assert_eq!(
-            raw.finalize(&World::SINGLE)
-                .expect("finalizes")
-                .train
-                .train_iters,
-            10
-        );
+        assert_eq!(raw.finalize(&World::SINGLE).expect("finalizes").train.train_iters, 10);
     }
 }
 
@@ -227,9 +187,6 @@ fn serde_reads_and_writes_raw_configurations_and_sections() {
     let back: RawConfig = serde_json::from_str(&json).expect("deserialises");
     assert_eq!(raw, back);
     let error = serde_json::from_str::<RawConfig>("{\"trian\": {}}").expect_err("unknown");
-    assert!(
-        error.to_string().contains("did you mean `train`?"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("did you mean `train`?"), "{error}");
     assert!(TINY.contains("[train]"));
 }

@@ -24,67 +24,25 @@ fn run_configurations_round_trip() {
         vec![],
         vec!["mixed_precision=bf16_mixed"],
         vec!["mixed_precision={fp16 = true, loss_scale = 128}"],
-        vec![
-            "mixed_precision={bf16 = true}",
-            "ddp.grad_reduce_in_fp32=false",
-        ],
+        vec!["mixed_precision={bf16 = true}", "ddp.grad_reduce_in_fp32=false"],
         vec!["mixed_precision={}", "model.bf16=true"],
-        vec![
-            "train.train_iters=null",
-            "train.train_samples=400",
-            "scheduler.lr_warmup_iters=0",
-        ],
+        vec!["train.train_iters=null", "train.train_samples=400", "scheduler.lr_warmup_iters=0"],
         vec!["train.eval_iters=2", "train.skip_train=true"],
-        vec![
-            "validation.eval_iters=null",
-            "checkpoint.most_recent_k=null",
-            "model.mtp_loss_scaling_factor=0.1",
-        ],
-        vec![
-            "model.recompute_granularity=selective",
-            "model.recompute_modules=[\"mlp\"]",
-        ],
-        vec![
-            "model.recompute_granularity=full",
-            "model.recompute_method=block",
-            "model.recompute_num_layers=1",
-        ],
-        vec![
-            "model.window_size=[16, 0]",
-            "model.window_attn_skip_freq=2",
-            "model.no_rope_freq=[0, 1]",
-        ],
-        vec![
-            "dataset.kind=gpt",
-            "dataset.data_path=0.3 a 0.7 b",
-            "dataset.split=98,2,0",
-        ],
-        vec![
-            "dataset.kind=gpt",
-            "dataset.blend=[['a', 'b']]",
-            "dataset.split=98,2,0",
-        ],
-        vec![
-            "dataset.kind=gpt",
-            "dataset.blend_per_split=[[['a']], [['b', 'c'], [0.5, 0.5]], 'null']",
-        ],
-        vec![
-            "train.decrease_batch_size_if_needed=true",
-            "train.global_batch_size=5",
-        ],
-        vec![
-            "train.rampup_batch_size=[2, 2, 8]",
-            "train.iterations_to_skip=[3, 4]",
-        ],
+        vec!["validation.eval_iters=null", "checkpoint.most_recent_k=null", "model.mtp_loss_scaling_factor=0.1"],
+        vec!["model.recompute_granularity=selective", "model.recompute_modules=[\"mlp\"]"],
+        vec!["model.recompute_granularity=full", "model.recompute_method=block", "model.recompute_num_layers=1"],
+        vec!["model.window_size=[16, 0]", "model.window_attn_skip_freq=2", "model.no_rope_freq=[0, 1]"],
+        vec!["dataset.kind=gpt", "dataset.data_path=0.3 a 0.7 b", "dataset.split=98,2,0"],
+        vec!["dataset.kind=gpt", "dataset.blend=[['a', 'b']]", "dataset.split=98,2,0"],
+        vec!["dataset.kind=gpt", "dataset.blend_per_split=[[['a']], [['b', 'c'], [0.5, 0.5]], 'null']"],
+        vec!["train.decrease_batch_size_if_needed=true", "train.global_batch_size=5"],
+        vec!["train.rampup_batch_size=[2, 2, 8]", "train.iterations_to_skip=[3, 4]"],
         vec![
             "scheduler.weight_decay_incr_style=linear",
             "scheduler.start_weight_decay=0.0",
             "scheduler.end_weight_decay=0.2",
         ],
-        vec![
-            "name='odd \"name\" with ünïcode'",
-            "generate.prompt='''a\nb\tc'''",
-        ],
+        vec!["name='odd \"name\" with ünïcode'", "generate.prompt='''a\nb\tc'''"],
         vec!["ft={}", "comm_overlap={}"],
     ] {
         let run = tiny(&overrides).unwrap_or_else(|errors| panic!("{overrides:?}\n{errors}"));
@@ -113,12 +71,7 @@ fn registered_kinds_round_trip_with_their_settings() {
                 default: Some(toml::Value::Float(0.5)),
                 doc: "Decay of the state.".into(),
             },
-            ExtraField {
-                name: "chunk".into(),
-                spec: TypeSpec::Count,
-                default: None,
-                doc: "Chunk length.".into(),
-            },
+            ExtraField { name: "chunk".into(), spec: TypeSpec::Count, default: None, doc: "Chunk length.".into() },
         ],
     );
     let load = |overrides: &[&str]| {
@@ -135,10 +88,7 @@ fn registered_kinds_round_trip_with_their_settings() {
     let errors = load(&["model.kind=retnet", "model.chunk=-1"]).expect_err("negative");
     assert!(errors.names("model.chunk"));
     let errors = load(&["model.kind=retnet", "model.chunks=1"]).expect_err("misspelt");
-    assert_eq!(
-        errors.iter().next().and_then(|e| e.nearest.as_deref()),
-        Some("chunk")
-    );
+    assert_eq!(errors.iter().next().and_then(|e| e.nearest.as_deref()), Some("chunk"));
     let errors = load(&["model.chunk=1"]).expect_err("a setting of another kind");
     assert!(errors.names("model.chunk"));
 }

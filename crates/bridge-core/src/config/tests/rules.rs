@@ -1,19 +1,13 @@
 //! Each rule of `finalize`: what is derived, and what is refused under which key.
 
 use super::super::{
-    Activation, ConfigErrors, ErrorKind, Format, Kinds, RunConfig, TransformerConfig, World,
-    load_text,
+    Activation, ConfigErrors, ErrorKind, Format, Kinds, RunConfig, TransformerConfig, World, load_text,
 };
 use super::{TEXT, TINY, run_toml, tiny, tiny_errors};
 
 fn on_ranks(size: usize, overrides: &[&str]) -> Result<RunConfig, ConfigErrors> {
     let overrides: Vec<String> = overrides.iter().map(|o| (*o).to_owned()).collect();
-    load_text(
-        (TINY, Format::Toml),
-        &overrides,
-        &Kinds::builtin(),
-        &World { size },
-    )
+    load_text((TINY, Format::Toml), &overrides, &Kinds::builtin(), &World { size })
 }
 
 #[test]
@@ -36,9 +30,7 @@ fn model_sizes_are_derived() {
     assert_eq!(model.padded_vocab_size(900).expect("fits"), 1024);
     assert!(model.padded_vocab_size(1001).is_err());
     assert_eq!(transformer.ffn_hidden_size, None, "nothing is written back");
-    let errors = TransformerConfig::default()
-        .finalize()
-        .expect_err("no sizes");
+    let errors = TransformerConfig::default().finalize().expect_err("no sizes");
     assert_eq!(errors.len(), 3, "{errors}");
 }
 
@@ -85,84 +77,38 @@ fn activation_names_of_hugging_face_are_known() {
 #[test]
 fn scheduler_lengths_are_in_samples() {
     let steps = tiny(&[]).expect("accepted").scheduler.steps;
-    assert_eq!(
-        (
-            steps.lr_warmup_steps,
-            steps.lr_decay_steps,
-            steps.wd_incr_steps
-        ),
-        (8.0, 80, 80)
-    );
+    assert_eq!((steps.lr_warmup_steps, steps.lr_decay_steps, steps.wd_incr_steps), (8.0, 80, 80));
     let run = run_toml(TEXT, &[]).expect("accepted");
     let steps = run.scheduler.steps;
     assert_eq!((steps.lr_warmup_steps, steps.lr_decay_steps), (16.0, 1600));
-    assert_eq!(
-        (steps.wsd_decay_steps, run.train.train_iters),
-        (Some(400), 100)
-    );
-    let run = tiny(&[
-        "scheduler.lr_warmup_iters=50",
-        "scheduler.lr_decay_iters=10",
-    ])
-    .expect("accepted");
+    assert_eq!((steps.wsd_decay_steps, run.train.train_iters), (Some(400), 100));
+    let run = tiny(&["scheduler.lr_warmup_iters=50", "scheduler.lr_decay_iters=10"]).expect("accepted");
     assert_eq!(run.scheduler.steps.lr_warmup_steps, 39.0);
     assert_eq!(run.warnings().len(), 1);
-    let run = tiny(&[
-        "scheduler.lr_warmup_iters=0",
-        "scheduler.lr_warmup_fraction=0.01",
-    ])
-    .expect("accepted");
+    let run = tiny(&["scheduler.lr_warmup_iters=0", "scheduler.lr_warmup_fraction=0.01"]).expect("accepted");
     assert_eq!(run.scheduler.steps.lr_warmup_steps, 0.8);
 }
 
 #[test]
 fn weight_decay_ends_default_to_the_optimizers() {
     let run = tiny(&[]).expect("accepted");
-    assert_eq!(
-        (
-            run.scheduler.start_weight_decay,
-            run.scheduler.end_weight_decay
-        ),
-        (0.1, 0.1)
-    );
-    let run = tiny(&[
-        "scheduler.start_weight_decay=0",
-        "scheduler.weight_decay_incr_style=linear",
-    ])
-    .expect("accepted");
-    assert_eq!(
-        (
-            run.scheduler.start_weight_decay,
-            run.scheduler.end_weight_decay
-        ),
-        (0.0, 0.1)
-    );
+    assert_eq!((run.scheduler.start_weight_decay, run.scheduler.end_weight_decay), (0.1, 0.1));
+    let run = tiny(&["scheduler.start_weight_decay=0", "scheduler.weight_decay_incr_style=linear"]).expect("accepted");
+    assert_eq!((run.scheduler.start_weight_decay, run.scheduler.end_weight_decay), (0.0, 0.1));
 }
 
 #[test]
 fn evaluation_falls_back_to_training_batches() {
     let run = tiny(&[]).expect("accepted");
-    assert_eq!(
-        (
-            run.validation.eval_global_batch_size,
-            run.validation.eval_micro_batch_size
-        ),
-        (4, 2)
-    );
+    assert_eq!((run.validation.eval_global_batch_size, run.validation.eval_micro_batch_size), (4, 2));
     // (20 / 10 + 1) evaluations of 2 batches of 4.
-    assert_eq!(
-        (run.samples.train, run.samples.valid, run.samples.test),
-        (80, 24, 8)
-    );
+    assert_eq!((run.samples.train, run.samples.valid, run.samples.test), (80, 24, 8));
     let run = tiny(&["validation.eval_interval=null"]).expect("accepted");
     assert_eq!(run.samples.valid, 8, "one evaluation, at the end");
     let run = tiny(&["validation.eval_iters=0"]).expect("accepted");
     assert_eq!((run.samples.valid, run.samples.test), (0, 0));
     let run = tiny(&["train.eval_interval=5", "validation.eval_interval=null"]).expect("accepted");
-    assert_eq!(
-        (run.validation.eval_interval, run.train.eval_interval),
-        (Some(5), None)
-    );
+    assert_eq!((run.validation.eval_interval, run.train.eval_interval), (Some(5), None));
 }
 
 #[test]
@@ -181,11 +127,7 @@ fn data_parallel_size_is_what_remains() {
     let errors = on_ranks(4, &[]).expect_err("batch of 4, unit of 8");
     assert!(errors.names("train.global_batch_size"), "{errors}");
     let errors = on_ranks(4, &["model.tensor_model_parallel_size=3"]).expect_err("3 of 4");
-    assert!(
-        errors
-            .iter()
-            .any(|e| e.kind == ErrorKind::Conflict && e.key == "model.tensor_model_parallel_size")
-    );
+    assert!(errors.iter().any(|e| e.kind == ErrorKind::Conflict && e.key == "model.tensor_model_parallel_size"));
 }
 
 #[test]
@@ -196,37 +138,16 @@ fn blends_are_read_as_upstream_reads_them() {
         Ok::<_, ConfigErrors>(run.dataset.blend.clone().expect("set"))
     };
     let weighted = blend("0.3 a 0.7 b").expect("accepted");
-    assert_eq!(
-        (weighted.paths, weighted.weights),
-        (vec!["a".into(), "b".into()], Some(vec![0.3, 0.7]))
-    );
+    assert_eq!((weighted.paths, weighted.weights), (vec!["a".into(), "b".into()], Some(vec![0.3, 0.7])));
     assert_eq!(blend("a b").expect("accepted").weights, None);
-    assert_eq!(
-        blend("[\"a\", \"b\", \"c\"]")
-            .expect("accepted")
-            .paths
-            .len(),
-        3
-    );
-    assert!(
-        blend("0.3 a b c")
-            .expect_err("half weighted")
-            .names("dataset.data_path")
-    );
-    assert!(
-        blend("-1 a 2 b")
-            .expect_err("negative")
-            .names("dataset.data_path")
-    );
+    assert_eq!(blend("[\"a\", \"b\", \"c\"]").expect("accepted").paths.len(), 3);
+    assert!(blend("0.3 a b c").expect_err("half weighted").names("dataset.data_path"));
+    assert!(blend("-1 a 2 b").expect_err("negative").names("dataset.data_path"));
 }
 
 #[test]
 fn splits_become_shares() {
-    let text = [
-        "dataset.kind=gpt",
-        "dataset.data_path=a",
-        "dataset.split=98,2",
-    ];
+    let text = ["dataset.kind=gpt", "dataset.data_path=a", "dataset.split=98,2"];
     let run = tiny(&text).expect("accepted");
     assert_eq!(run.dataset.split_shares, Some([0.98, 0.02, 0.0]));
     for split in ["null", "1,1,1", "5:5:5"] {
@@ -246,38 +167,20 @@ fn a_trained_tokenizer_is_as_large_as_the_model_allows() {
 #[test]
 fn what_is_implemented_is_accepted() {
     for overrides in [
-        vec![
-            "model.attention_backend=local",
-            "model.qk_layernorm=true",
-            "model.add_qkv_bias=true",
-        ],
+        vec!["model.attention_backend=local", "model.qk_layernorm=true", "model.add_qkv_bias=true"],
         vec!["model.position_embedding_type=none"],
         vec!["model.position_embedding_type=learned_absolute"],
         vec!["model.rope_scaling=true", "model.rope_scaling_factor=8.0"],
-        vec![
-            "optimizer.optimizer=sgd",
-            "optimizer.sgd_momentum=0.5",
-            "optimizer.decoupled_lr=0.1",
-        ],
-        vec![
-            "model.calculate_per_token_loss=true",
-            "ddp.check_for_nan_in_grad=true",
-        ],
-        vec![
-            "rerun_state_machine.rerun_mode=validate_results",
-            "rerun_state_machine.error_injection_rate=10",
-        ],
+        vec!["optimizer.optimizer=sgd", "optimizer.sgd_momentum=0.5", "optimizer.decoupled_lr=0.1"],
+        vec!["model.calculate_per_token_loss=true", "ddp.check_for_nan_in_grad=true"],
+        vec!["rerun_state_machine.rerun_mode=validate_results", "rerun_state_machine.error_injection_rate=10"],
         vec![
             "checkpoint.save=x",
             "checkpoint.save_interval=5",
             "checkpoint.async_save=true",
             "checkpoint.most_recent_k=2",
         ],
-        vec![
-            "dataset.dataloader_type=cyclic",
-            "dataset.num_workers=0",
-            "dataset.data_sharding=false",
-        ],
+        vec!["dataset.dataloader_type=cyclic", "dataset.num_workers=0", "dataset.data_sharding=false"],
         vec![
             "dataset.drop_last=false",
             "dataset.allow_ambiguous_pad_tokens=true",
@@ -285,10 +188,7 @@ fn what_is_implemented_is_accepted() {
             "validation.full_validation=true",
             "validation.eval_iters=0",
         ],
-        vec![
-            "model.qk_layernorm=true",
-            "optimizer.apply_wd_to_qk_layernorm=true",
-        ],
+        vec!["model.qk_layernorm=true", "optimizer.apply_wd_to_qk_layernorm=true"],
         vec![
             "tokenizer.tokenizer_type=HuggingFaceTokenizer",
             "tokenizer.tokenizer_model=x",
@@ -308,21 +208,9 @@ fn what_is_implemented_is_accepted() {
             "logger.log_throughput_to_tensorboard=true",
             "logger.throughput_window_size=10",
         ],
-        vec![
-            "mixed_precision=fp16_mixed",
-            "optimizer.initial_loss_scale=65536",
-            "optimizer.hysteresis=1",
-        ],
-        vec![
-            "train.exit_interval=5",
-            "train.exit_duration_in_mins=1.5",
-            "train.num_threads=2",
-        ],
-        vec![
-            "device=cuda:1",
-            "logger.progress=plain",
-            "generate.prompt=1 2 3",
-        ],
+        vec!["mixed_precision=fp16_mixed", "optimizer.initial_loss_scale=65536", "optimizer.hysteresis=1"],
+        vec!["train.exit_interval=5", "train.exit_duration_in_mins=1.5", "train.num_threads=2"],
+        vec!["device=cuda:1", "logger.progress=plain", "generate.prompt=1 2 3"],
         vec!["peft=null", "profiling={}", "straggler={}"],
     ] {
         tiny(&overrides).unwrap_or_else(|errors| panic!("{overrides:?}\n{errors}"));
@@ -352,8 +240,5 @@ fn errors_say_what_where_and_instead() {
     let json = errors.to_json();
     assert_eq!(json[0]["key"], "optimizer.adam_beta2");
     assert_eq!(json[0]["kind"], "out_of_range");
-    assert_eq!(
-        json[0]["location"]["source"],
-        "command line: optimizer.adam_beta2=1.0"
-    );
+    assert_eq!(json[0]["location"]["source"], "command line: optimizer.adam_beta2=1.0");
 }

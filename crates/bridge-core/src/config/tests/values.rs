@@ -6,18 +6,12 @@ use super::{TINY, run_toml};
 /// Every field of every section that is always there, with its dotted path.
 fn leaves() -> Vec<(String, FieldSpec)> {
     let sections = RecipeConfig::fields();
-    let inner = sections
-        .iter()
-        .filter_map(|section| match (section.spec)() {
-            TypeSpec::Section(fields) => Some((section.name, fields())),
-            _ => None,
-        });
+    let inner = sections.iter().filter_map(|section| match (section.spec)() {
+        TypeSpec::Section(fields) => Some((section.name, fields())),
+        _ => None,
+    });
     inner
-        .flat_map(|(section, fields)| {
-            fields
-                .into_iter()
-                .map(move |field| (format!("{section}.{}", field.name), field))
-        })
+        .flat_map(|(section, fields)| fields.into_iter().map(move |field| (format!("{section}.{}", field.name), field)))
         .collect()
 }
 
@@ -42,9 +36,7 @@ fn nonsense(field: &FieldSpec) -> Vec<String> {
     // A table is the value of maps and sections only.
     let mut values = vec![];
     if !matches!(&spec, TypeSpec::Map(_) | TypeSpec::Any)
-        && !spec.accepts(&super::super::Node::from_toml_value(&toml::Value::Table(
-            toml::Table::new(),
-        )))
+        && !spec.accepts(&super::super::Node::from_toml_value(&toml::Value::Table(toml::Table::new())))
     {
         values.push("{a = 1}".to_owned());
     }
@@ -82,9 +74,7 @@ fn nonsense_in_any_field_is_refused_under_its_key() {
                 Ok(_) => panic!("{argument} was accepted"),
                 Err(errors) => errors,
             };
-            let names = errors
-                .iter()
-                .any(|e| e.key == key || e.key.starts_with(&format!("{key}.")));
+            let names = errors.iter().any(|e| e.key == key || e.key.starts_with(&format!("{key}.")));
             assert!(names, "{argument} should name {key}:\n{errors}");
             tried += 1;
         }

@@ -2,9 +2,7 @@
 
 use std::sync::Arc;
 
-use super::blending::{
-    BlendingIndices, MAX_DATASETS, blending_indices, exhaustive_blending_indices, normalize,
-};
+use super::blending::{BlendingIndices, MAX_DATASETS, blending_indices, exhaustive_blending_indices, normalize};
 use super::cache::{CacheKey, Fingerprint, typed_array};
 use super::fim::FimDataset;
 use super::{GptDataset, IndexCache};
@@ -14,6 +12,7 @@ use crate::data::json_text::Json;
 use crate::data::npy::{self, IndexArray};
 
 /// A dataset that can be a member of a blend.
+#[allow(clippy::large_enum_variant, reason = "a blend has a handful of members, and they are not moved")]
 pub(crate) enum Member {
     Gpt(GptDataset),
     Fim(FimDataset),
@@ -78,17 +77,12 @@ impl BlendedDataset {
         let sizes: Vec<usize> = members.iter().map(|member| member.gpt().len()).collect();
         let plan = BlendPlan::new(&members, mix, &sizes);
         let key = match cache {
-            IndexCache::Folder(folder) => Some(CacheKey::new(
-                folder.clone(),
-                CLASS,
-                plan.split,
-                plan.description.dump(),
-            )),
+            IndexCache::Folder(folder) => {
+                Some(CacheKey::new(folder.clone(), CLASS, plan.split, plan.description.dump()))
+            }
             IndexCache::Default | IndexCache::Off => None,
         };
-        let cached = key
-            .as_ref()
-            .map_or(Ok(None), |key| load(key, members.len(), plan.size));
+        let cached = key.as_ref().map_or(Ok(None), |key| load(key, members.len(), plan.size));
         let cached = cached.unwrap_or_else(|error| {
             observer.on_event(&BuildEvent::CacheRejected {
                 path: "blend".to_owned(),
@@ -105,18 +99,11 @@ impl BlendedDataset {
                     Mix::Exhaustive => exhaustive_blending_indices(&sizes),
                 };
                 key.as_ref().map_or(Ok(()), |key| store(key, &built))?;
-                (
-                    IndexArray::Owned(built.dataset),
-                    IndexArray::Owned(built.sample),
-                )
+                (IndexArray::Owned(built.dataset), IndexArray::Owned(built.sample))
             }
         };
         check_demand(&members, &sizes, dataset_index.as_slice())?;
-        Ok(Self {
-            members,
-            dataset_index,
-            sample_index,
-        })
+        Ok(Self { members, dataset_index, sample_index })
     }
 }
 
@@ -131,30 +118,18 @@ struct BlendPlan {
 
 impl BlendPlan {
     fn new(members: &[Member], mix: &Mix, sizes: &[usize]) -> Self {
-        let split = members
-            .first()
-            .map_or("train", |member| member.gpt().split().name());
+        let split = members.first().map_or("train", |member| member.gpt().split().name());
         let (weights, size) = match mix {
             Mix::Weighted { weights, size } => (normalize(weights), *size),
             Mix::Exhaustive => (Vec::new(), sizes.iter().sum()),
         };
         let (shown_weights, shown_size) = match mix {
-            Mix::Weighted { .. } => (
-                weights.iter().map(|&weight| Json::Float(weight)).collect(),
-                Json::Integer(size as i128),
-            ),
-            Mix::Exhaustive => (
-                sizes
-                    .iter()
-                    .map(|&size| Json::Integer(size as i128))
-                    .collect(),
-                Json::Null,
-            ),
+            Mix::Weighted { .. } => {
+                (weights.iter().map(|&weight| Json::Float(weight)).collect(), Json::Integer(size as i128))
+            }
+            Mix::Exhaustive => (sizes.iter().map(|&size| Json::Integer(size as i128)).collect(), Json::Null),
         };
-        let datasets = members
-            .iter()
-            .map(|member| member.gpt().identity().clone())
-            .collect();
+        let datasets = members.iter().map(|member| member.gpt().identity().clone()).collect();
         let description = Json::Object(vec![
             ("class", Json::text(CLASS)),
             ("datasets", Json::List(datasets)),
@@ -162,21 +137,12 @@ impl BlendPlan {
             ("weights", Json::List(shown_weights)),
             ("size", shown_size),
         ]);
-        Self {
-            weights,
-            size,
-            split,
-            description,
-        }
+        Self { weights, size, split, description }
     }
 }
 
 /// No member may be asked for more than it has.
-fn check_demand(
-    members: &[Member],
-    sizes: &[usize],
-    dataset_index: &[i16],
-) -> Result<(), DataError> {
+fn check_demand(members: &[Member], sizes: &[usize], dataset_index: &[i16]) -> Result<(), DataError> {
     let mut demand = vec![0u64; members.len()];
     for &member in dataset_index {
         demand[member as usize] += 1;
@@ -198,10 +164,9 @@ type Arrays = (IndexArray<i16>, IndexArray<i64>);
 
 /// The cached arrays, once shown to be a blend: members in range, and each member's samples counted up from 0.
 fn load(key: &CacheKey, members: usize, size: usize) -> Result<Option<Arrays>, DataError> {
-    let (Some((dataset, dataset_sum)), Some((sample, sample_sum))) = (
-        typed_array::<i16>(key.open(DATASET_INDEX)?)?,
-        typed_array::<i64>(key.open(SAMPLE_INDEX)?)?,
-    ) else {
+    let (Some((dataset, dataset_sum)), Some((sample, sample_sum))) =
+        (typed_array::<i16>(key.open(DATASET_INDEX)?)?, typed_array::<i64>(key.open(SAMPLE_INDEX)?)?)
+    else {
         return Ok(None);
     };
     let bad = |problem: &str| Err(DataError::malformed(&key.file(DATASET_INDEX), problem));
@@ -215,10 +180,7 @@ fn load(key: &CacheKey, members: usize, size: usize) -> Result<Option<Arrays>, D
     }
     let mut counts = vec![0i64; members];
     for (&member, &number) in dataset.as_slice().iter().zip(sample.as_slice()) {
-        match usize::try_from(member)
-            .ok()
-            .and_then(|member| counts.get_mut(member))
-        {
+        match usize::try_from(member).ok().and_then(|member| counts.get_mut(member)) {
             Some(count) if *count == number => *count += 1,
             _ => return bad("the arrays are no blend of these datasets"),
         }
@@ -233,11 +195,7 @@ fn store(key: &CacheKey, built: &BlendingIndices) -> Result<(), DataError> {
         npy::write(&key.file(SAMPLE_INDEX), &built.sample, &shape)?,
     ];
     key.write_description()?;
-    key.write_fingerprint(&Fingerprint {
-        options: "blend".to_owned(),
-        data: 0,
-        arrays,
-    })
+    key.write_fingerprint(&Fingerprint { options: "blend".to_owned(), data: 0, arrays })
 }
 
 impl Dataset for BlendedDataset {
@@ -249,20 +207,12 @@ impl Dataset for BlendedDataset {
         let (datasets, samples) = (self.dataset_index.as_slice(), self.sample_index.as_slice());
         if index >= datasets.len() {
             let what = "blended sample".to_owned();
-            return Err(DataError::OutOfRange {
-                what,
-                index,
-                len: datasets.len(),
-            });
+            return Err(DataError::OutOfRange { what, index, len: datasets.len() });
         }
-        self.members[datasets[index] as usize]
-            .dataset()
-            .get(samples[index] as usize)
+        self.members[datasets[index] as usize].dataset().get(samples[index] as usize)
     }
 
     fn fetch_order(&self) -> FetchOrder {
-        self.members
-            .first()
-            .map_or(FetchOrder::Any, |member| member.dataset().fetch_order())
+        self.members.first().map_or(FetchOrder::Any, |member| member.dataset().fetch_order())
     }
 }

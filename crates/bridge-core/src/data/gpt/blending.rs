@@ -21,15 +21,8 @@ struct Dealer {
 
 impl Dealer {
     fn new(weights: Vec<f64>, size: usize) -> Self {
-        let indices = BlendingIndices {
-            dataset: Vec::with_capacity(size),
-            sample: Vec::with_capacity(size),
-        };
-        Self {
-            counts: vec![0; weights.len()],
-            weights,
-            indices,
-        }
+        let indices = BlendingIndices { dataset: Vec::with_capacity(size), sample: Vec::with_capacity(size) };
+        Self { counts: vec![0; weights.len()], weights, indices }
     }
 
     /// Deals the next sample to one of `members` and returns which, or `None` without members.
@@ -55,11 +48,7 @@ impl Dealer {
 /// # Panics
 /// With 32767 members or more.
 pub fn blending_indices(weights: &[f64], size: usize) -> BlendingIndices {
-    assert!(
-        weights.len() < MAX_DATASETS,
-        "a blend of {} datasets",
-        weights.len()
-    );
+    assert!(weights.len() < MAX_DATASETS, "a blend of {} datasets", weights.len());
     let mut dealer = Dealer::new(weights.to_vec(), size);
     for _ in 0..size {
         dealer.deal(0..weights.len());
@@ -72,20 +61,11 @@ pub fn blending_indices(weights: &[f64], size: usize) -> BlendingIndices {
 /// # Panics
 /// With 32767 members or more.
 pub fn exhaustive_blending_indices(sizes: &[usize]) -> BlendingIndices {
-    assert!(
-        sizes.len() < MAX_DATASETS,
-        "a blend of {} datasets",
-        sizes.len()
-    );
+    assert!(sizes.len() < MAX_DATASETS, "a blend of {} datasets", sizes.len());
     let total: usize = sizes.iter().sum();
-    let weights = sizes
-        .iter()
-        .map(|&size| size as f64 / total as f64)
-        .collect();
+    let weights = sizes.iter().map(|&size| size as f64 / total as f64).collect();
     let mut dealer = Dealer::new(weights, total);
-    let mut unspent: Vec<usize> = (0..sizes.len())
-        .filter(|&member| sizes[member] > 0)
-        .collect();
+    let mut unspent: Vec<usize> = (0..sizes.len()).filter(|&member| sizes[member] > 0).collect();
     while let Some(member) = dealer.deal(unspent.iter().copied()) {
         if dealer.counts[member] as usize == sizes[member] {
             unspent.retain(|&other| other != member);
@@ -119,8 +99,7 @@ fn numpy_sum(values: &[f64]) -> f64 {
             *sum += value;
         }
     }
-    let joined =
-        ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+    let joined = ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
     rest.iter().fold(joined, |sum, value| sum + value)
 }
 

@@ -5,9 +5,7 @@ use std::path::{Path, PathBuf};
 use md5::{Digest, Md5};
 use serde::{Deserialize, Serialize};
 
-use super::index::{
-    EpochPlan, IndexRequest, PartialSample, SampleIndex, SampleIndices, ShuffleIndex,
-};
+use super::index::{EpochPlan, IndexRequest, PartialSample, SampleIndex, SampleIndices, ShuffleIndex};
 use crate::data::DataError;
 use crate::data::atomic;
 use crate::data::npy::{self, IndexArray, Npy};
@@ -24,11 +22,7 @@ impl CacheKey {
     pub(crate) fn new(folder: PathBuf, class: &str, split: &str, description: String) -> Self {
         let digest = Md5::digest(description.as_bytes());
         let hash: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
-        Self {
-            folder,
-            stem: format!("{hash}-{class}-{split}"),
-            description,
-        }
+        Self { folder, stem: format!("{hash}-{class}-{split}"), description }
     }
 
     /// The file of one array.
@@ -45,9 +39,9 @@ impl CacheKey {
     pub(crate) fn read_fingerprint(&self) -> Result<Option<Fingerprint>, DataError> {
         let path = self.file(FINGERPRINT);
         match std::fs::read(&path) {
-            Ok(text) => serde_json::from_slice(&text).map(Some).map_err(|error| {
-                DataError::malformed(&path, format!("damaged fingerprint: {error}"))
-            }),
+            Ok(text) => serde_json::from_slice(&text)
+                .map(Some)
+                .map_err(|error| DataError::malformed(&path, format!("damaged fingerprint: {error}"))),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(DataError::io("read", &path)(error)),
         }
@@ -103,42 +97,25 @@ pub(crate) fn load(
     plan: EpochPlan,
     data: u64,
 ) -> Result<Option<SampleIndices>, DataError> {
-    let (Some(document), Some(sample), Some(shuffle)) =
-        (key.open(DOCUMENT)?, key.open(SAMPLE)?, key.open(SHUFFLE)?)
+    let (Some(document), Some(sample), Some(shuffle)) = (key.open(DOCUMENT)?, key.open(SAMPLE)?, key.open(SHUFFLE)?)
     else {
         return Ok(None);
     };
     let folder = key.file(DESCRIPTION);
     let vouched = match key.read_fingerprint()? {
         Some(fingerprint) => {
-            let checksums =
-                [&document, &sample, &shuffle].map(|(_, npy)| npy::checksum(npy.file_bytes()));
-            let found = Fingerprint {
-                options: options_of(request),
-                data,
-                arrays: checksums.to_vec(),
-            };
+            let checksums = [&document, &sample, &shuffle].map(|(_, npy)| npy::checksum(npy.file_bytes()));
+            let found = Fingerprint { options: options_of(request), data, arrays: checksums.to_vec() };
             if fingerprint != found {
-                return Err(DataError::malformed(
-                    &folder,
-                    differing(&fingerprint, &found),
-                ));
+                return Err(DataError::malformed(&folder, differing(&fingerprint, &found)));
             }
             true
         }
         None => false,
     };
     let indices = typed(document, sample, shuffle)?;
-    let counts = (
-        indices.document.as_slice().len(),
-        indices.sample.len(),
-        indices.shuffle.len(),
-    );
-    let expected = (
-        plan.epochs * request.lengths.len(),
-        plan.samples + 1,
-        plan.samples,
-    );
+    let counts = (indices.document.as_slice().len(), indices.sample.len(), indices.shuffle.len());
+    let expected = (plan.epochs * request.lengths.len(), plan.samples + 1, plan.samples);
     if counts != expected {
         return Err(DataError::malformed(
             &folder,
@@ -153,10 +130,7 @@ pub(crate) fn load(
 
 fn differing(cached: &Fingerprint, found: &Fingerprint) -> String {
     if cached.options != found.options {
-        format!(
-            "cached for {:?}, expected {:?}",
-            cached.options, found.options
-        )
+        format!("cached for {:?}, expected {:?}", cached.options, found.options)
     } else if cached.data != found.data {
         "the dataset has changed since".to_owned()
     } else {
@@ -170,10 +144,7 @@ fn typed(
     (shuffle_path, shuffle): (PathBuf, Npy),
 ) -> Result<SampleIndices, DataError> {
     if sample.shape.len() != 2 || sample.shape[1] != 2 {
-        return Err(DataError::malformed(
-            &sample_path,
-            format!("expected pairs, found shape {:?}", sample.shape),
-        ));
+        return Err(DataError::malformed(&sample_path, format!("expected pairs, found shape {:?}", sample.shape)));
     }
     Ok(SampleIndices {
         document: document.into_array(&document_path)?,
@@ -197,26 +168,14 @@ fn check_arrays(
 ) -> Result<(), DataError> {
     let sequences = request.first_sequence..request.first_sequence + request.lengths.len();
     let document = indices.document.as_slice();
-    if !document
-        .iter()
-        .all(|&id| usize::try_from(id).is_ok_and(|id| sequences.contains(&id)))
-    {
-        return Err(DataError::malformed(
-            folder,
-            "the document index leaves the split",
-        ));
+    if !document.iter().all(|&id| usize::try_from(id).is_ok_and(|id| sequences.contains(&id))) {
+        return Err(DataError::malformed(folder, "the document index leaves the split"));
     }
     if !indices.sample.same(&request.sample_index(plan, document)) {
-        return Err(DataError::malformed(
-            folder,
-            "the sample index does not fit the dataset's lengths",
-        ));
+        return Err(DataError::malformed(folder, "the sample index does not fit the dataset's lengths"));
     }
     if !indices.shuffle.in_range() {
-        return Err(DataError::malformed(
-            folder,
-            "the shuffle index names samples that do not exist",
-        ));
+        return Err(DataError::malformed(folder, "the shuffle index names samples that do not exist"));
     }
     Ok(())
 }
@@ -238,20 +197,12 @@ pub(crate) fn store(
             SampleIndex::Wide(array) => npy::write(&key.file(SAMPLE), array.as_slice(), &pairs)?,
         },
         match &indices.shuffle {
-            ShuffleIndex::Narrow(array) => {
-                npy::write(&key.file(SHUFFLE), array.as_slice(), &samples)?
-            }
-            ShuffleIndex::Wide(array) => {
-                npy::write(&key.file(SHUFFLE), array.as_slice(), &samples)?
-            }
+            ShuffleIndex::Narrow(array) => npy::write(&key.file(SHUFFLE), array.as_slice(), &samples)?,
+            ShuffleIndex::Wide(array) => npy::write(&key.file(SHUFFLE), array.as_slice(), &samples)?,
         },
     ];
     key.write_description()?;
-    key.write_fingerprint(&Fingerprint {
-        options: options_of(request),
-        data,
-        arrays,
-    })
+    key.write_fingerprint(&Fingerprint { options: options_of(request), data, arrays })
 }
 
 /// A single number array for the blend's cache.

@@ -36,13 +36,10 @@ impl FimTokens {
         name_of: impl Fn(&'static str) -> Option<&'a str>,
     ) -> Result<Self, DataError> {
         let id = |key: &'static str| {
-            let token = name_of(key).ok_or_else(|| {
-                DataError::Parameter(format!("fim_extra_tokens.{key} is missing"))
-            })?;
+            let token =
+                name_of(key).ok_or_else(|| DataError::Parameter(format!("fim_extra_tokens.{key} is missing")))?;
             tokenizer.token_to_id(token).ok_or_else(|| {
-                DataError::Parameter(format!(
-                    "fim_extra_tokens.{key} = {token:?}: the tokenizer has no such token"
-                ))
+                DataError::Parameter(format!("fim_extra_tokens.{key} = {token:?}: the tokenizer has no such token"))
             })
         };
         Ok(Self {
@@ -88,16 +85,11 @@ pub struct FimParams {
 impl FimParams {
     /// Checks the probabilities.
     pub(crate) fn check(&self) -> Result<(), DataError> {
-        let rates = [
-            ("fim_rate", self.rate),
-            ("fim_spm_rate", self.spm_rate),
-            ("fim_fragment_rate", self.fragment_rate),
-        ];
+        let rates =
+            [("fim_rate", self.rate), ("fim_spm_rate", self.spm_rate), ("fim_fragment_rate", self.fragment_rate)];
         for (name, rate) in rates {
             if !(0.0..=1.0).contains(&rate) {
-                return Err(DataError::Parameter(format!(
-                    "{name} = {rate}: expected a value from 0 to 1"
-                )));
+                return Err(DataError::Parameter(format!("{name} = {rate}: expected a value from 0 to 1")));
             }
         }
         Ok(())
@@ -121,15 +113,8 @@ impl FimDataset {
         seed: i64,
     ) -> Result<Self, DataError> {
         params.check()?;
-        let stream =
-            RandomState::new(seed).map_err(|error| DataError::Parameter(error.to_string()))?;
-        Ok(Self {
-            inner,
-            params,
-            tokenizer,
-            seed,
-            stream: Mutex::new(stream),
-        })
+        let stream = RandomState::new(seed).map_err(|error| DataError::Parameter(error.to_string()))?;
+        Ok(Self { inner, params, tokenizer, seed, stream: Mutex::new(stream) })
     }
 
     pub(crate) fn inner(&self) -> &GptDataset {
@@ -144,10 +129,7 @@ impl Dataset for FimDataset {
 
     fn get(&self, index: usize) -> Result<Sample, DataError> {
         let tokens = self.inner.raw_tokens(index)?;
-        let permuter = Permuter {
-            params: &self.params,
-            tokenizer: self.tokenizer.as_ref(),
-        };
+        let permuter = Permuter { params: &self.params, tokenizer: self.tokenizer.as_ref() };
         let permuted = match self.params.randomness {
             FimRandomness::Stream => {
                 // A panic elsewhere leaves the generator itself in a valid state.
@@ -156,8 +138,7 @@ impl Dataset for FimDataset {
             }
             FimRandomness::PerSample => {
                 let seed = sample_seed(self.seed, index);
-                let mut rng = RandomState::new(seed)
-                    .map_err(|error| DataError::Parameter(error.to_string()))?;
+                let mut rng = RandomState::new(seed).map_err(|error| DataError::Parameter(error.to_string()))?;
                 permuter.sample(&tokens, &mut rng)?
             }
         };
@@ -201,9 +182,7 @@ impl Permuter<'_> {
                 if !rng.bernoulli(self.params.rate) {
                     return Ok(document.to_vec());
                 }
-                self.pieces(document, mark, |piece| {
-                    self.permute(piece, self.params.fragment_rate, rng)
-                })
+                self.pieces(document, mark, |piece| self.permute(piece, self.params.fragment_rate, rng))
             }
             _ => self.permute(document, self.params.rate, rng),
         }
@@ -230,29 +209,15 @@ impl Permuter<'_> {
     }
 
     /// Cuts the text of `piece` at two random characters and reorders the three parts.
-    fn permute(
-        &self,
-        piece: &[i64],
-        rate: f64,
-        rng: &mut RandomState,
-    ) -> Result<Vec<i64>, DataError> {
+    fn permute(&self, piece: &[i64], rate: f64, rng: &mut RandomState) -> Result<Vec<i64>, DataError> {
         if !rng.bernoulli(rate) {
             return Ok(piece.to_vec());
         }
         let text = self.tokenizer.decode(piece)?;
-        if self
-            .params
-            .no_prefix
-            .as_ref()
-            .is_some_and(|prefix| text.starts_with(prefix.as_str()))
-        {
+        if self.params.no_prefix.as_ref().is_some_and(|prefix| text.starts_with(prefix.as_str())) {
             return Ok(piece.to_vec());
         }
-        let starts: Vec<usize> = text
-            .char_indices()
-            .map(|(at, _)| at)
-            .chain(std::iter::once(text.len()))
-            .collect();
+        let starts: Vec<usize> = text.char_indices().map(|(at, _)| at).chain(std::iter::once(text.len())).collect();
         let mut cuts = [(); 2].map(|()| starts[rng.randint(0, starts.len() as i64) as usize]);
         cuts.sort_unstable();
         let prefix = self.tokenizer.encode(&text[..cuts[0]])?;

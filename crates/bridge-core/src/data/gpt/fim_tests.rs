@@ -12,13 +12,7 @@ use crate::data::gpt::{Blend, GptDatasetParams, GptDatasetProvider, GptSource};
 use crate::data::indexed::{BinAccess, IndexedDataset, IndexedDatasetBuilder, TokenDtype};
 
 const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/megatron-data");
-const TOKENS: FimTokens = FimTokens {
-    prefix: 5001,
-    middle: 5002,
-    suffix: 5003,
-    pad: 5004,
-    eod: 4999,
-};
+const TOKENS: FimTokens = FimTokens { prefix: 5001, middle: 5002, suffix: 5003, pad: 5004, eod: 4999 };
 
 #[derive(Deserialize)]
 struct Case {
@@ -34,19 +28,12 @@ struct Case {
 
 fn dataset(folder: &Path, case: &Case, randomness: FimRandomness) -> Arc<dyn Dataset> {
     let prefix = folder.join("a");
-    let source =
-        IndexedDataset::open(Path::new(FIXTURES).join("a"), BinAccess::Mmap).expect("fixture");
+    let source = IndexedDataset::open(Path::new(FIXTURES).join("a"), BinAccess::Mmap).expect("fixture");
     let mut builder = IndexedDatasetBuilder::create(&prefix, TokenDtype::U16).expect("created");
     for i in 0..source.len() {
-        let tokens: Vec<i64> = source
-            .sequence(i)
-            .expect("readable")
-            .into_iter()
-            .map(|id| if id == 4999 { id } else { id % 50 })
-            .collect();
-        builder
-            .add_document(&tokens, &[tokens.len()])
-            .expect("added");
+        let tokens: Vec<i64> =
+            source.sequence(i).expect("readable").into_iter().map(|id| if id == 4999 { id } else { id % 50 }).collect();
+        builder.add_document(&tokens, &[tokens.len()]).expect("added");
     }
     builder.finalize().expect("written");
     let fim = FimParams {
@@ -61,22 +48,12 @@ fn dataset(folder: &Path, case: &Case, randomness: FimRandomness) -> Arc<dyn Dat
     let params = GptDatasetParams {
         sequence_length: case.sequence_length,
         random_seed: case.seed,
-        source: GptSource::Blend {
-            blend: Blend {
-                paths: vec![prefix],
-                weights: None,
-            },
-            split: "100,0,0".into(),
-        },
+        source: GptSource::Blend { blend: Blend { paths: vec![prefix], weights: None }, split: "100,0,0".into() },
         fim: Some(fim),
         ..params(&["a"], None, "1")
     };
     let provider = GptDatasetProvider::new(params).expect("valid parameters");
-    provider
-        .build(&context([20, 0, 0]))
-        .expect("buildable")
-        .train
-        .expect("has a share")
+    provider.build(&context([20, 0, 0])).expect("buildable").train.expect("has a share")
 }
 
 fn cases() -> Vec<Case> {
@@ -105,25 +82,15 @@ fn samples_with_their_own_stream_do_not_depend_on_order() {
     let case = &cases()[0];
     let dataset = dataset(folder.path(), case, FimRandomness::PerSample);
     let forward: Vec<_> = (0..10).map(|i| dataset.get(i).expect("in range")).collect();
-    let mut backward: Vec<_> = (0..10)
-        .rev()
-        .map(|i| dataset.get(i).expect("in range"))
-        .collect();
+    let mut backward: Vec<_> = (0..10).rev().map(|i| dataset.get(i).expect("in range")).collect();
     backward.reverse();
     assert_eq!(forward, backward);
-    assert!(
-        forward
-            .iter()
-            .any(|sample| sample.tokens.contains(&TOKENS.middle))
-    );
+    assert!(forward.iter().any(|sample| sample.tokens.contains(&TOKENS.middle)));
 }
 
 #[test]
 fn rates_must_be_probabilities() {
-    let case = Case {
-        rate: 1.5,
-        ..cases().remove(0)
-    };
+    let case = Case { rate: 1.5, ..cases().remove(0) };
     let fim = FimParams {
         rate: case.rate,
         spm_rate: 0.5,
@@ -133,42 +100,18 @@ fn rates_must_be_probabilities() {
         no_prefix: None,
         randomness: FimRandomness::Stream,
     };
-    assert!(
-        fim.check()
-            .expect_err("too large")
-            .to_string()
-            .contains("fim_rate = 1.5")
-    );
+    assert!(fim.check().expect_err("too large").to_string().contains("fim_rate = 1.5"));
 }
 
 #[test]
 fn token_names_are_looked_up() {
     let tokenizer = crate::data::gpt::tests::FixtureTokenizer;
-    let all = |key: &str| {
-        ["prefix", "middle", "suffix", "pad", "eod"]
-            .iter()
-            .position(|&k| k == key)
-    };
+    let all = |key: &str| ["prefix", "middle", "suffix", "pad", "eod"].iter().position(|&k| k == key);
     let names = ["1", "2", "3", "4", "5"];
-    let tokens =
-        FimTokens::lookup(&tokenizer, |key| all(key).map(|i| names[i])).expect("all there");
-    assert_eq!(
-        tokens,
-        FimTokens {
-            prefix: 1,
-            middle: 2,
-            suffix: 3,
-            pad: 4,
-            eod: 5
-        }
-    );
+    let tokens = FimTokens::lookup(&tokenizer, |key| all(key).map(|i| names[i])).expect("all there");
+    assert_eq!(tokens, FimTokens { prefix: 1, middle: 2, suffix: 3, pad: 4, eod: 5 });
     let missing = FimTokens::lookup(&tokenizer, |key| (key != "pad").then_some("1"));
-    assert!(
-        missing
-            .expect_err("no pad")
-            .to_string()
-            .contains("fim_extra_tokens.pad")
-    );
+    assert!(missing.expect_err("no pad").to_string().contains("fim_extra_tokens.pad"));
     let unknown = FimTokens::lookup(&tokenizer, |_| Some("<none>"));
     assert!(unknown.expect_err("unknown").to_string().contains("<none>"));
 }

@@ -73,18 +73,12 @@ impl IndexRequest<'_> {
             ))
         };
         let wanted = match self.num_samples {
-            Some(samples) => samples
-                .checked_mul(sequence)
-                .and_then(|n| n.checked_add(extra))
-                .ok_or_else(too_large)?,
+            Some(samples) => samples.checked_mul(sequence).and_then(|n| n.checked_add(extra)).ok_or_else(too_large)?,
             None => 0,
         };
         let epochs = wanted.div_ceil(tokens).max(1);
         let total = epochs.checked_mul(tokens).ok_or_else(too_large)? - extra;
-        if epochs
-            .checked_mul(self.lengths.len() as u64)
-            .is_none_or(|n| n > 1 << 40)
-        {
+        if epochs.checked_mul(self.lengths.len() as u64).is_none_or(|n| n > 1 << 40) {
             return Err(too_large());
         }
         let samples = match self.partial {
@@ -98,32 +92,19 @@ impl IndexRequest<'_> {
             let threshold = (SEPARATE_EPOCH_THRESHOLD * per_epoch as f64) as u64;
             (from_last < threshold).then_some(before_last as usize)
         });
-        Ok(EpochPlan {
-            epochs: epochs as usize,
-            samples: samples as usize,
-            separate_at: separate_at.flatten(),
-        })
+        Ok(EpochPlan { epochs: epochs as usize, samples: samples as usize, separate_at: separate_at.flatten() })
     }
 
     /// Builds all three arrays from one random stream.
     pub(crate) fn build(&self, plan: EpochPlan) -> Result<SampleIndices, DataError> {
-        let mut rng =
-            RandomState::new(self.seed).map_err(|error| DataError::Parameter(error.to_string()))?;
+        let mut rng = RandomState::new(self.seed).map_err(|error| DataError::Parameter(error.to_string()))?;
         let document = self.document_index(plan, &mut rng)?;
         let sample = self.sample_index(plan, &document);
         let shuffle = shuffle_index(plan, &mut rng);
-        Ok(SampleIndices {
-            document: IndexArray::Owned(document),
-            sample,
-            shuffle,
-        })
+        Ok(SampleIndices { document: IndexArray::Owned(document), sample, shuffle })
     }
 
-    fn document_index(
-        &self,
-        plan: EpochPlan,
-        rng: &mut RandomState,
-    ) -> Result<Vec<i32>, DataError> {
+    fn document_index(&self, plan: EpochPlan, rng: &mut RandomState) -> Result<Vec<i32>, DataError> {
         let end = self.first_sequence + self.lengths.len();
         if i32::try_from(end).is_err() {
             return Err(DataError::Parameter(format!(
@@ -152,15 +133,11 @@ impl IndexRequest<'_> {
         let longest = self.lengths.iter().copied().max().unwrap_or(0) as usize;
         if document.len().max(longest) < i32::MAX as usize {
             let mut pairs = Vec::with_capacity(2 * (plan.samples + 1));
-            self.walk(plan, document, |position, offset| {
-                pairs.extend([position as i32, offset as i32])
-            });
+            self.walk(plan, document, |position, offset| pairs.extend([position as i32, offset as i32]));
             SampleIndex::Narrow(IndexArray::Owned(pairs))
         } else {
             let mut pairs = Vec::with_capacity(2 * (plan.samples + 1));
-            self.walk(plan, document, |position, offset| {
-                pairs.extend([position as i64, offset as i64])
-            });
+            self.walk(plan, document, |position, offset| pairs.extend([position as i64, offset as i64]));
             SampleIndex::Wide(IndexArray::Owned(pairs))
         }
     }
@@ -282,10 +259,7 @@ impl ShuffleIndex {
         let len = self.len();
         match self {
             Self::Narrow(order) => order.as_slice().iter().all(|&i| (i as usize) < len),
-            Self::Wide(order) => order
-                .as_slice()
-                .iter()
-                .all(|&i| usize::try_from(i).is_ok_and(|i| i < len)),
+            Self::Wide(order) => order.as_slice().iter().all(|&i| usize::try_from(i).is_ok_and(|i| i < len)),
         }
     }
 }

@@ -60,10 +60,7 @@ impl SpecialTokens {
     /// The pad id is the tokenizer's if it is told apart from end-of-document, else one that no data contains.
     pub(crate) fn new(eod: Option<i64>, pad: Option<i64>, options: &SampleOptions) -> Self {
         let usable = pad.filter(|pad| options.allow_ambiguous_pad_tokens || Some(*pad) != eod);
-        Self {
-            eod,
-            pad: usable.unwrap_or(Self::NO_PAD),
-        }
+        Self { eod, pad: usable.unwrap_or(Self::NO_PAD) }
     }
 }
 
@@ -94,11 +91,7 @@ pub(crate) fn make_sample(
     let is_eod = |token: i64| Some(token) == special.eod;
     let mut loss_mask = vec![1.0f32; sequence_length];
     if options.eod_mask_loss {
-        for (mask, _) in loss_mask
-            .iter_mut()
-            .zip(&tokens)
-            .filter(|&(_, &token)| is_eod(token))
-        {
+        for (mask, _) in loss_mask.iter_mut().zip(&tokens).filter(|&(_, &token)| is_eod(token)) {
             *mask = 0.0;
         }
     }
@@ -112,28 +105,14 @@ pub(crate) fn make_sample(
         };
         tokens.iter().map(number).collect()
     });
-    for (mask, _) in loss_mask
-        .iter_mut()
-        .zip(&labels)
-        .filter(|&(_, &label)| label == special.pad)
-    {
+    for (mask, _) in loss_mask.iter_mut().zip(&labels).filter(|&(_, &label)| label == special.pad) {
         *mask = 0.0;
     }
     // Padding must be an id the embedding has.
-    for id in tokens
-        .iter_mut()
-        .chain(&mut labels)
-        .filter(|id| **id == special.pad)
-    {
+    for id in tokens.iter_mut().chain(&mut labels).filter(|id| **id == special.pad) {
         *id = 0;
     }
-    Ok(Sample {
-        tokens,
-        labels,
-        loss_mask,
-        position_ids,
-        document_ids,
-    })
+    Ok(Sample { tokens, labels, loss_mask, position_ids, document_ids })
 }
 
 fn positions(tokens: &[i64], ends: impl Fn(i64) -> bool) -> Vec<i64> {
@@ -150,15 +129,11 @@ fn positions(tokens: &[i64], ends: impl Fn(i64) -> bool) -> Vec<i64> {
 mod tests {
     use super::*;
 
-    const SPECIAL: SpecialTokens = SpecialTokens {
-        eod: Some(9),
-        pad: 7,
-    };
+    const SPECIAL: SpecialTokens = SpecialTokens { eod: Some(9), pad: 7 };
 
     #[test]
     fn plain_sample() {
-        let sample =
-            make_sample(vec![1, 9, 3, 4, 5], 4, &SampleOptions::default(), &SPECIAL).expect("fits");
+        let sample = make_sample(vec![1, 9, 3, 4, 5], 4, &SampleOptions::default(), &SPECIAL).expect("fits");
         let expected = Sample {
             tokens: vec![1, 9, 3, 4],
             labels: vec![9, 3, 4, 5],
@@ -185,8 +160,7 @@ mod tests {
 
     #[test]
     fn short_text_is_padded_and_masked() {
-        let sample =
-            make_sample(vec![1, 2, 3], 4, &SampleOptions::default(), &SPECIAL).expect("fits");
+        let sample = make_sample(vec![1, 2, 3], 4, &SampleOptions::default(), &SPECIAL).expect("fits");
         assert_eq!(sample.tokens, [1, 2, 3, 0]);
         assert_eq!(sample.labels, [2, 3, 0, 0]);
         assert_eq!(sample.loss_mask, [1.0, 1.0, 0.0, 0.0]);
@@ -194,10 +168,7 @@ mod tests {
 
     #[test]
     fn without_an_extra_token_the_last_label_is_padding() {
-        let options = SampleOptions {
-            add_extra_token_to_sequence: false,
-            ..SampleOptions::default()
-        };
+        let options = SampleOptions { add_extra_token_to_sequence: false, ..SampleOptions::default() };
         let sample = make_sample(vec![1, 2, 3, 4], 4, &options, &SPECIAL).expect("fits");
         assert_eq!(sample.tokens, [1, 2, 3, 4]);
         assert_eq!(sample.labels, [2, 3, 4, 0]);
@@ -210,10 +181,7 @@ mod tests {
         assert_eq!(SpecialTokens::new(Some(9), Some(9), &options).pad, -1);
         assert_eq!(SpecialTokens::new(Some(9), None, &options).pad, -1);
         assert_eq!(SpecialTokens::new(Some(9), Some(3), &options).pad, 3);
-        let ambiguous = SampleOptions {
-            allow_ambiguous_pad_tokens: true,
-            ..options
-        };
+        let ambiguous = SampleOptions { allow_ambiguous_pad_tokens: true, ..options };
         assert_eq!(SpecialTokens::new(Some(9), Some(9), &ambiguous).pad, 9);
     }
 

@@ -19,9 +19,7 @@ pub use blended::BlendedDataset;
 pub use blending::{BlendingIndices, blending_indices, exhaustive_blending_indices};
 pub use fim::{FimDataset, FimParams, FimRandomness, FimTokens};
 pub use masks::SampleOptions;
-pub use provider::{
-    Blend, GptDatasetParams, GptDatasetProvider, GptSource, SplitBlends, ValidationSize,
-};
+pub use provider::{Blend, GptDatasetParams, GptDatasetProvider, GptSource, SplitBlends, ValidationSize};
 pub use split::{Split, SplitMatrix};
 pub use store::{MockStore, SequenceStore};
 
@@ -80,8 +78,7 @@ impl GptDataset {
         let started = Instant::now();
         let name = spec.store.name();
         let lengths = spec.store.lengths(range.clone());
-        let keep =
-            spec.split == Split::Valid && !spec.options.drop_last_partial_validation_sequence;
+        let keep = spec.split == Split::Valid && !spec.options.drop_last_partial_validation_sequence;
         let request = IndexRequest {
             path: &name,
             split: spec.split,
@@ -90,11 +87,7 @@ impl GptDataset {
             sequence_length: spec.sequence_length,
             extra: spec.options.extra(),
             num_samples: spec.num_samples.map(|samples| samples as u64),
-            partial: if keep {
-                PartialSample::Keep
-            } else {
-                PartialSample::Drop
-            },
+            partial: if keep { PartialSample::Keep } else { PartialSample::Drop },
             seed: spec.random_seed,
         };
         let plan = match request.plan() {
@@ -103,8 +96,8 @@ impl GptDataset {
             plan => plan?,
         };
         let identity = identity_of(&spec);
-        let key = cache_folder(&spec)
-            .map(|folder| CacheKey::new(folder, spec.class, spec.split.name(), identity.dump()));
+        let key =
+            cache_folder(&spec).map(|folder| CacheKey::new(folder, spec.class, spec.split.name(), identity.dump()));
         let (indices, from_cache) = load_or_build(&spec, key.as_ref(), &request, plan)?;
         spec.observer.on_event(&BuildEvent::Ready {
             path: name.clone(),
@@ -157,11 +150,11 @@ impl GptDataset {
         let (last, end) = self.indices.sample.pair(sample + 1);
         let document = self.indices.document.as_slice();
         let mut tokens = Vec::with_capacity(self.sequence_length + extra);
+        #[allow(clippy::needless_range_loop, reason = "the position is compared with both ends, too")]
         for position in first..=last {
             let offset = if position == first { start } else { 0 };
             let length = (position == last).then(|| (end + extra).saturating_sub(offset));
-            self.store
-                .read_into(document[position] as usize, offset, length, &mut tokens)?;
+            self.store.read_into(document[position] as usize, offset, length, &mut tokens)?;
         }
         Ok(tokens)
     }
@@ -190,35 +183,23 @@ fn load_or_build(
 ) -> Result<(SampleIndices, bool), DataError> {
     let path = || request.path.to_owned();
     let split = request.split.name();
-    let checksum = if key.is_some() {
-        spec.store.checksum()
-    } else {
-        0
-    };
+    let checksum = if key.is_some() { spec.store.checksum() } else { 0 };
     if let Some(key) = key {
         match cache::load(key, request, plan, checksum) {
             Ok(Some(indices)) => return Ok((indices, true)),
             Ok(None) => {}
-            Err(error) => spec.observer.on_event(&BuildEvent::CacheRejected {
-                path: path(),
-                split,
-                reason: error.to_string(),
-            }),
+            Err(error) => {
+                spec.observer.on_event(&BuildEvent::CacheRejected { path: path(), split, reason: error.to_string() })
+            }
         }
     }
-    spec.observer.on_event(&BuildEvent::Building {
-        path: path(),
-        split,
-    });
+    spec.observer.on_event(&BuildEvent::Building { path: path(), split });
     let indices = request.build(plan)?;
     if let Some(key) = key {
         match cache::store(key, request, &indices, checksum) {
             // A folder that the user named must work; the default one may be read-only.
             Err(error) if *spec.cache == IndexCache::Default => {
-                spec.observer.on_event(&BuildEvent::CacheNotWritten {
-                    path: path(),
-                    reason: error.to_string(),
-                });
+                spec.observer.on_event(&BuildEvent::CacheNotWritten { path: path(), reason: error.to_string() });
             }
             stored => stored?,
         }
@@ -230,10 +211,7 @@ fn cache_folder(spec: &GptDatasetSpec<'_>) -> Option<PathBuf> {
     match spec.cache {
         IndexCache::Off => None,
         IndexCache::Folder(folder) => Some(folder.clone()),
-        IndexCache::Default => spec
-            .store
-            .path()
-            .map(|prefix| store::default_cache_folder(prefix, spec.class)),
+        IndexCache::Default => spec.store.path().map(|prefix| store::default_cache_folder(prefix, spec.class)),
     }
 }
 
@@ -242,41 +220,25 @@ fn identity_of(spec: &GptDatasetSpec<'_>) -> Json {
     let fraction = |split: Split| {
         Json::optional(spec.matrix.fraction(split), |(begin, end)| {
             // The first bookend is an integer there.
-            let begin = if split == Split::Train {
-                Json::Integer(0)
-            } else {
-                Json::Float(begin)
-            };
+            let begin = if split == Split::Train { Json::Integer(0) } else { Json::Float(begin) };
             Json::List(vec![begin, Json::Float(end)])
         })
     };
     let path_text = |path: &Path| Json::text(path.display().to_string());
     let (text, matrix) = match spec.matrix.text() {
-        Some(text) => (
-            Json::text(text),
-            Json::List(Split::ALL.map(fraction).to_vec()),
-        ),
+        Some(text) => (Json::text(text), Json::List(Split::ALL.map(fraction).to_vec())),
         None => (Json::Null, Json::Null),
     };
     Json::Object(vec![
         ("class", Json::text(spec.class)),
         ("dataset_path", Json::optional(spec.store.path(), path_text)),
-        (
-            "num_samples",
-            Json::optional(spec.num_samples, |samples| Json::Integer(samples as i128)),
-        ),
+        ("num_samples", Json::optional(spec.num_samples, |samples| Json::Integer(samples as i128))),
         ("index_split", Json::text(spec.split.name())),
         ("random_seed", Json::Integer(spec.random_seed.into())),
-        (
-            "sequence_length",
-            Json::Integer(spec.sequence_length as i128),
-        ),
+        ("sequence_length", Json::Integer(spec.sequence_length as i128)),
         ("split", text),
         ("split_matrix", matrix),
-        (
-            "tokenizer",
-            Json::optional(spec.tokenizer_identity.clone(), Json::Foreign),
-        ),
+        ("tokenizer", Json::optional(spec.tokenizer_identity.clone(), Json::Foreign)),
     ])
 }
 

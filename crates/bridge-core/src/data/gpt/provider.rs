@@ -15,9 +15,7 @@ use super::split::{Split, SplitMatrix};
 use super::store::{MockStore, SequenceStore};
 use super::{GptDataset, GptDatasetSpec, IndexCache};
 use crate::data::DataError;
-use crate::data::dataset::{
-    BuildObserver, Dataset, DatasetBuildContext, DatasetProvider, Datasets,
-};
+use crate::data::dataset::{BuildObserver, Dataset, DatasetBuildContext, DatasetProvider, Datasets};
 use crate::data::indexed::{BinAccess, IndexedDataset};
 use crate::tokenizer::Tokenizer;
 
@@ -133,10 +131,7 @@ impl GptDatasetParams {
         let blends = match &self.source {
             GptSource::Mock => Vec::new(),
             GptSource::Blend { blend, .. } => vec![blend],
-            GptSource::PerSplit(blends) => Split::ALL
-                .iter()
-                .filter_map(|&split| blends.get(split))
-                .collect(),
+            GptSource::PerSplit(blends) => Split::ALL.iter().filter_map(|&split| blends.get(split)).collect(),
         };
         if matches!(self.source, GptSource::PerSplit(_)) && blends.is_empty() {
             return bad("blend_per_split: every split is null".into());
@@ -154,11 +149,7 @@ fn check_blend(blend: &Blend) -> Result<(), DataError> {
         return Ok(());
     };
     if weights.len() != blend.paths.len() {
-        return bad(format!(
-            "the blend has {} paths but {} weights",
-            blend.paths.len(),
-            weights.len()
-        ));
+        return bad(format!("the blend has {} paths but {} weights", blend.paths.len(), weights.len()));
     }
     for (path, weight) in blend.paths.iter().zip(weights) {
         if !weight.is_finite() || *weight <= 0.0 {
@@ -202,10 +193,7 @@ impl DatasetProvider for GptDatasetProvider {
             ValidationSize::AsRequested => Some(ctx.valid_samples),
             ValidationSize::WholeSplit => None,
         };
-        self.build_sized(
-            ctx,
-            [Some(ctx.train_samples), valid, Some(ctx.test_samples)],
-        )
+        self.build_sized(ctx, [Some(ctx.train_samples), valid, Some(ctx.test_samples)])
     }
 }
 
@@ -217,12 +205,7 @@ impl GptDatasetProvider {
         sizes: [Option<usize>; 3],
     ) -> Result<Datasets, DataError> {
         let special = self.special_tokens(ctx)?;
-        let builder = Builder {
-            params: &self.params,
-            ctx,
-            special,
-            opened: Mutex::default(),
-        };
+        let builder = Builder { params: &self.params, ctx, special, opened: Mutex::default() };
         let [train, valid, test] = sizes;
         Ok(Datasets {
             train: builder.split(Split::Train, train)?,
@@ -237,18 +220,10 @@ impl GptDatasetProvider {
         let eod = tokenizer.and_then(Tokenizer::eod);
         let flags = "reset_position_ids, reset_attention_mask and eod_mask_loss";
         if options.needs_eod() && eod.is_none() {
-            let missing = if tokenizer.is_some() {
-                "one with an end-of-document token"
-            } else {
-                "a tokenizer"
-            };
+            let missing = if tokenizer.is_some() { "one with an end-of-document token" } else { "a tokenizer" };
             return Err(DataError::NoTokenizer(format!("{flags} need {missing}")));
         }
-        Ok(SpecialTokens::new(
-            eod,
-            tokenizer.and_then(Tokenizer::pad),
-            options,
-        ))
+        Ok(SpecialTokens::new(eod, tokenizer.and_then(Tokenizer::pad), options))
     }
 }
 
@@ -261,21 +236,14 @@ struct Builder<'a> {
 
 impl Builder<'_> {
     /// One split with `target` samples (`None`: the whole split once).
-    fn split(
-        &self,
-        split: Split,
-        target: Option<usize>,
-    ) -> Result<Option<Arc<dyn Dataset>>, DataError> {
+    fn split(&self, split: Split, target: Option<usize>) -> Result<Option<Arc<dyn Dataset>>, DataError> {
         match &self.params.source {
             GptSource::Mock => {
                 let matrix = SplitMatrix::parse("1,1,1")?;
                 let member = self.member(self.mock_store()?, split, &matrix, target)?;
                 Ok(member.map(Member::into_shared))
             }
-            GptSource::Blend {
-                blend,
-                split: shares,
-            } => {
+            GptSource::Blend { blend, split: shares } => {
                 let matrix = SplitMatrix::parse(shares)?;
                 if matrix.fraction(split).is_none() {
                     return Ok(None);
@@ -288,10 +256,7 @@ impl Builder<'_> {
                 let Some(blend) = blends.get(split) else {
                     return Ok(None);
                 };
-                let request = Request {
-                    target,
-                    alone: blend.paths.len() == 1,
-                };
+                let request = Request { target, alone: blend.paths.len() == 1 };
                 self.blend(blend, split, &SplitMatrix::whole(split), request)
             }
         }
@@ -309,8 +274,7 @@ impl Builder<'_> {
             return Ok(member.map(Member::into_shared));
         }
         let weights = blend.weights.as_deref().map(normalize);
-        let wanted =
-            self.member_targets(weights.as_deref(), blend.paths.len(), split, request.target)?;
+        let wanted = self.member_targets(weights.as_deref(), blend.paths.len(), split, request.target)?;
         let members = match self.members(blend, split, matrix, &wanted) {
             // A split nobody will read may be too small.
             Err(DataError::SplitTooSmall { .. }) if request.target == Some(0) => return Ok(None),
@@ -353,8 +317,7 @@ impl Builder<'_> {
             (None, _) => Ok(vec![None; members]),
             (Some(weights), Some(target)) => {
                 let surplus = 1.0 + self.params.mid_level_dataset_surplus;
-                let wanted =
-                    |weight: &f64| Some((share(target, *weight) as f64 * surplus).ceil() as usize);
+                let wanted = |weight: &f64| Some((share(target, *weight) as f64 * surplus).ceil() as usize);
                 Ok(weights.iter().map(wanted).collect())
             }
             (Some(_), None) => Err(DataError::Parameter(format!(
@@ -373,25 +336,16 @@ impl Builder<'_> {
         matrix: &SplitMatrix,
         wanted: &[Option<usize>],
     ) -> Result<Option<Vec<Member>>, DataError> {
-        let build = |(path, &wanted): (&PathBuf, &Option<usize>)| {
-            self.member(self.open(path)?, split, matrix, wanted)
-        };
+        let build = |(path, &wanted): (&PathBuf, &Option<usize>)| self.member(self.open(path)?, split, matrix, wanted);
         let pairs: Vec<_> = blend.paths.iter().zip(wanted).collect();
-        let threads = self
-            .params
-            .num_dataset_builder_threads
-            .clamp(1, pairs.len().max(1));
+        let threads = self.params.num_dataset_builder_threads.clamp(1, pairs.len().max(1));
         let built: Result<Vec<_>, DataError> = if threads == 1 {
             pairs.into_iter().map(build).collect()
         } else {
             let pool = rayon::ThreadPoolBuilder::new()
                 .num_threads(threads)
                 .build()
-                .map_err(|error| {
-                    DataError::Parameter(format!(
-                        "num_dataset_builder_threads = {threads}: {error}"
-                    ))
-                })?;
+                .map_err(|error| DataError::Parameter(format!("num_dataset_builder_threads = {threads}: {error}")))?;
             pool.install(|| pairs.into_par_iter().map(build).collect())
         };
         Ok(built?.into_iter().collect())
@@ -430,9 +384,9 @@ impl Builder<'_> {
         let Some(fim) = &self.params.fim else {
             return Ok(Some(Member::Gpt(dataset)));
         };
-        let tokenizer = tokenizer.cloned().ok_or_else(|| {
-            DataError::NoTokenizer("fill-in-the-middle cuts text and needs a tokenizer".into())
-        })?;
+        let tokenizer = tokenizer
+            .cloned()
+            .ok_or_else(|| DataError::NoTokenizer("fill-in-the-middle cuts text and needs a tokenizer".into()))?;
         FimDataset::new(dataset, fim.clone(), tokenizer, self.params.random_seed)
             .map(|dataset| Some(Member::Fim(dataset)))
     }
@@ -443,8 +397,7 @@ impl Builder<'_> {
         if let Some(store) = lock().get(prefix) {
             return Ok(Arc::clone(store));
         }
-        let store: Arc<dyn SequenceStore> =
-            Arc::new(IndexedDataset::open(prefix, self.params.bin_access)?);
+        let store: Arc<dyn SequenceStore> = Arc::new(IndexedDataset::open(prefix, self.params.bin_access)?);
         lock().insert(prefix.to_owned(), Arc::clone(&store));
         Ok(store)
     }
@@ -452,14 +405,11 @@ impl Builder<'_> {
     fn mock_store(&self) -> Result<Arc<dyn SequenceStore>, DataError> {
         let tokenizer = self.ctx.tokenizer.as_ref().ok_or_else(|| {
             DataError::NoTokenizer(
-                "mock data needs a tokenizer for its vocabulary size and end-of-document token"
-                    .into(),
+                "mock data needs a tokenizer for its vocabulary size and end-of-document token".into(),
             )
         })?;
         let eod = tokenizer.eod().ok_or_else(|| {
-            DataError::NoTokenizer(
-                "mock data needs a tokenizer with an end-of-document token".into(),
-            )
+            DataError::NoTokenizer("mock data needs a tokenizer with an end-of-document token".into())
         })?;
         Ok(Arc::new(MockStore::new(tokenizer.vocab_size(), eod)))
     }

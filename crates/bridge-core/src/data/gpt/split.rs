@@ -53,11 +53,7 @@ impl SplitMatrix {
         let numbers = text
             .split(|c: char| !(c.is_ascii_digit() || c == '.'))
             .filter(|number| !number.is_empty())
-            .map(|number| {
-                number
-                    .parse::<f64>()
-                    .map_err(|_| bad(format!("{number:?} is not a number")))
-            })
+            .map(|number| number.parse::<f64>().map_err(|_| bad(format!("{number:?} is not a number"))))
             .collect::<Result<Vec<f64>, _>>()?;
         if numbers.is_empty() || numbers.len() > 3 {
             return Err(bad(format!("found {} numbers", numbers.len())));
@@ -74,20 +70,14 @@ impl SplitMatrix {
             end += share / sum;
             (share > 0.0).then_some((begin, end))
         });
-        Ok(Self {
-            text: text.to_owned(),
-            fractions,
-        })
+        Ok(Self { text: text.to_owned(), fractions })
     }
 
     /// Everything goes to one split.
     pub fn whole(split: Split) -> Self {
         let mut fractions = [None; 3];
         fractions[split as usize] = Some((0.0, 1.0));
-        Self {
-            text: String::new(),
-            fractions,
-        }
+        Self { text: String::new(), fractions }
     }
 
     /// The string it was parsed from; `None` for [`SplitMatrix::whole`].
@@ -102,11 +92,8 @@ impl SplitMatrix {
 
     /// The sequences of `split` out of `sequences`, or `None` without a share.
     pub fn range(&self, split: Split, sequences: usize) -> Option<Range<usize>> {
-        let cut = |fraction: f64| {
-            ((fraction * sequences as f64).round_ties_even() as usize).min(sequences)
-        };
-        self.fraction(split)
-            .map(|(begin, end)| cut(begin)..cut(end))
+        let cut = |fraction: f64| ((fraction * sequences as f64).round_ties_even() as usize).min(sequences);
+        self.fraction(split).map(|(begin, end)| cut(begin)..cut(end))
     }
 }
 
@@ -121,10 +108,7 @@ mod tests {
 
     #[test]
     fn shares_become_ranges() {
-        assert_eq!(
-            ranges("1,1,1", 100_000),
-            [Some(0..33333), Some(33333..66667), Some(66667..100_000)]
-        );
+        assert_eq!(ranges("1,1,1", 100_000), [Some(0..33333), Some(33333..66667), Some(66667..100_000)]);
         assert_eq!(ranges("99 , 1", 100), [Some(0..99), Some(99..100), None]);
         assert_eq!(ranges("0.5/0/.5", 5), [Some(0..2), None, Some(2..5)]);
         assert_eq!(ranges("1", 0), [Some(0..0), None, None]);
@@ -133,14 +117,8 @@ mod tests {
     #[test]
     fn fractions_accumulate_like_upstream() {
         let matrix = SplitMatrix::parse("70,20,10").expect("valid split");
-        assert_eq!(
-            matrix.fraction(Split::Valid),
-            Some((0.7, 0.899_999_999_999_999_9))
-        );
-        assert_eq!(
-            matrix.fraction(Split::Test),
-            Some((0.899_999_999_999_999_9, 0.999_999_999_999_999_9))
-        );
+        assert_eq!(matrix.fraction(Split::Valid), Some((0.7, 0.899_999_999_999_999_9)));
+        assert_eq!(matrix.fraction(Split::Test), Some((0.899_999_999_999_999_9, 0.999_999_999_999_999_9)));
     }
 
     #[test]

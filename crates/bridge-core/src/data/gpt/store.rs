@@ -88,14 +88,8 @@ impl MockStore {
     /// Token ids stay below `vocab_size`.
     pub fn new(vocab_size: usize, eod: i64) -> Self {
         let mut rng = Pcg64::new(Self::SEED);
-        let lengths = (0..Self::SEQUENCES)
-            .map(|_| rng.integer(1, Self::MAX_LENGTH))
-            .collect();
-        Self {
-            lengths,
-            vocab_size: vocab_size.max(1) as i64,
-            eod,
-        }
+        let lengths = (0..Self::SEQUENCES).map(|_| rng.integer(1, Self::MAX_LENGTH)).collect();
+        Self { lengths, vocab_size: vocab_size.max(1) as i64, eod }
     }
 }
 
@@ -127,26 +121,12 @@ impl SequenceStore for MockStore {
         length: Option<usize>,
         out: &mut Vec<i64>,
     ) -> Result<(), DataError> {
-        let out_of_range = |index, len| DataError::OutOfRange {
-            what: "mock sequence".to_owned(),
-            index,
-            len,
-        };
-        let available = *self
-            .lengths
-            .get(sequence)
-            .ok_or_else(|| out_of_range(sequence, self.lengths.len()))?
-            as usize;
+        let out_of_range = |index, len| DataError::OutOfRange { what: "mock sequence".to_owned(), index, len };
+        let available = *self.lengths.get(sequence).ok_or_else(|| out_of_range(sequence, self.lengths.len()))? as usize;
         let end = length.map_or(Some(available), |length| offset.checked_add(length));
         let end = end.filter(|&end| end <= available && offset <= end);
         let end = end.ok_or_else(|| out_of_range(offset, available))?;
-        out.extend((offset..end).map(|i| {
-            if i + 1 == available {
-                self.eod
-            } else {
-                (i as i64 + 1) % self.vocab_size
-            }
-        }));
+        out.extend((offset..end).map(|i| if i + 1 == available { self.eod } else { (i as i64 + 1) % self.vocab_size }));
         Ok(())
     }
 }
@@ -164,17 +144,9 @@ mod tests {
     fn mock_lengths_are_numpys() {
         let store = MockStore::new(512, 0);
         let lengths = store.lengths(0..MockStore::SEQUENCES);
-        assert_eq!(
-            lengths[..12],
-            [
-                3484, 2609, 2094, 1105, 1261, 168, 309, 68, 718, 3331, 2660, 3738
-            ]
-        );
+        assert_eq!(lengths[..12], [3484, 2609, 2094, 1105, 1261, 168, 309, 68, 718, 3331, 2660, 3738]);
         assert_eq!(lengths[99_997..], [61, 100, 769]);
-        assert_eq!(
-            lengths.iter().map(|&length| u64::from(length)).sum::<u64>(),
-            204_637_097
-        );
+        assert_eq!(lengths.iter().map(|&length| u64::from(length)).sum::<u64>(), 204_637_097);
     }
 
     #[test]
@@ -187,9 +159,7 @@ mod tests {
         assert_eq!(tokens[48..52], [49, 0, 1, 2]);
         assert_eq!(tokens[67], 49);
         tokens.clear();
-        store
-            .read_into(7, 66, Some(2), &mut tokens)
-            .expect("in range");
+        store.read_into(7, 66, Some(2), &mut tokens).expect("in range");
         assert_eq!(tokens, [17, 49]);
         assert!(store.read_into(7, 66, Some(3), &mut tokens).is_err());
         assert!(store.read_into(100_000, 0, None, &mut tokens).is_err());

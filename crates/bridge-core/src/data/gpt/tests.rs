@@ -32,10 +32,7 @@ impl Tokenizer for FixtureTokenizer {
     }
 
     fn decode(&self, ids: &[i64]) -> Result<String, TokenizerError> {
-        let unknown = |id| TokenizerError::UnknownId {
-            id,
-            vocab_size: 5000,
-        };
+        let unknown = |id| TokenizerError::UnknownId { id, vocab_size: 5000 };
         let c = |&id: &i64| char::from_u32(0x4e00 + id as u32).ok_or(unknown(id));
         ids.iter().map(c).collect()
     }
@@ -115,29 +112,20 @@ pub(super) fn context(sizes: [usize; 3]) -> DatasetBuildContext {
 }
 
 pub(super) fn params(names: &[&str], weights: Option<Vec<f64>>, split: &str) -> GptDatasetParams {
-    let blend = Blend {
-        paths: names.iter().map(|name| fixture(name)).collect(),
-        weights,
-    };
+    let blend = Blend { paths: names.iter().map(|name| fixture(name)).collect(), weights };
     GptDatasetParams {
-        source: GptSource::Blend {
-            blend,
-            split: split.to_owned(),
-        },
+        source: GptSource::Blend { blend, split: split.to_owned() },
         cache: IndexCache::Off,
         ..GptDatasetParams::mock(16, 1234)
     }
 }
 
 fn build(params: GptDatasetParams, sizes: [usize; 3]) -> Datasets {
-    GptDatasetProvider::new(params)
-        .and_then(|provider| provider.build(&context(sizes)))
-        .expect("buildable")
+    GptDatasetProvider::new(params).and_then(|provider| provider.build(&context(sizes))).expect("buildable")
 }
 
 fn build_error(params: GptDatasetParams, sizes: [usize; 3]) -> String {
-    let built =
-        GptDatasetProvider::new(params).and_then(|provider| provider.build(&context(sizes)));
+    let built = GptDatasetProvider::new(params).and_then(|provider| provider.build(&context(sizes)));
     built.err().expect("an error").to_string()
 }
 
@@ -167,11 +155,7 @@ fn samples_are_megatrons() {
     let text = std::fs::read_to_string(fixture("samples.json")).expect("fixture");
     let golden: Golden = serde_json::from_str(&text).expect("fixture format");
     assert_eq!(golden.cases.len(), 6);
-    for (case, access) in golden
-        .cases
-        .iter()
-        .zip([BinAccess::Mmap, BinAccess::Pread].into_iter().cycle())
-    {
+    for (case, access) in golden.cases.iter().zip([BinAccess::Mmap, BinAccess::Pread].into_iter().cycle()) {
         let names: Vec<&str> = case.blend.0.iter().map(String::as_str).collect();
         let params = GptDatasetParams {
             sequence_length: case.seq_length,
@@ -181,11 +165,7 @@ fn samples_are_megatrons() {
             ..params(&names, case.blend.1.clone(), &case.split)
         };
         let built = build(params, case.sizes);
-        for (name, dataset) in [
-            ("train", built.train),
-            ("valid", built.valid),
-            ("test", built.test),
-        ] {
+        for (name, dataset) in [("train", built.train), ("valid", built.valid), ("test", built.test)] {
             match (&case.datasets[name], dataset) {
                 (None, None) => {}
                 (Some(expected), Some(dataset)) => {
@@ -198,11 +178,7 @@ fn samples_are_megatrons() {
                     }
                 }
                 (expected, found) => {
-                    panic!(
-                        "{names:?} {name}: expected {}, found {}",
-                        expected.is_some(),
-                        found.is_some()
-                    )
+                    panic!("{names:?} {name}: expected {}, found {}", expected.is_some(), found.is_some())
                 }
             }
         }
@@ -233,10 +209,7 @@ struct OptionSample {
 
 /// The parameters that the generator used for each case, as far as they differ from the default.
 fn option_params(name: &str) -> GptDatasetParams {
-    let blend = |names: &[&str], weights| Blend {
-        paths: names.iter().map(|name| fixture(name)).collect(),
-        weights,
-    };
+    let blend = |names: &[&str], weights| Blend { paths: names.iter().map(|name| fixture(name)).collect(), weights };
     let base = |names| params(names, None, "80,15,5");
     let sample = SampleOptions::default();
     match name {
@@ -251,19 +224,12 @@ fn option_params(name: &str) -> GptDatasetParams {
             ..base(&["a"])
         },
         "keep partial" => GptDatasetParams {
-            sample: SampleOptions {
-                drop_last_partial_validation_sequence: false,
-                ..sample
-            },
+            sample: SampleOptions { drop_last_partial_validation_sequence: false, ..sample },
             ..base(&["a"])
         },
-        "no extra token" => GptDatasetParams {
-            sample: SampleOptions {
-                add_extra_token_to_sequence: false,
-                ..sample
-            },
-            ..base(&["c"])
-        },
+        "no extra token" => {
+            GptDatasetParams { sample: SampleOptions { add_extra_token_to_sequence: false, ..sample }, ..base(&["c"]) }
+        }
         "resets" => GptDatasetParams {
             sample: SampleOptions {
                 reset_position_ids: true,
@@ -281,15 +247,10 @@ fn option_params(name: &str) -> GptDatasetParams {
 /// The exhaustive case has no sizes; it is built by the internal entry that takes none.
 fn build_option_case(case: &OptionCase) -> Datasets {
     match case.sizes {
-        [Some(train), Some(valid), Some(test)] => {
-            build(option_params(&case.name), [train, valid, test])
-        }
+        [Some(train), Some(valid), Some(test)] => build(option_params(&case.name), [train, valid, test]),
         _ => {
-            let provider =
-                GptDatasetProvider::new(option_params(&case.name)).expect("valid parameters");
-            provider
-                .build_sized(&context([0; 3]), [None; 3])
-                .expect("buildable")
+            let provider = GptDatasetProvider::new(option_params(&case.name)).expect("valid parameters");
+            provider.build_sized(&context([0; 3]), [None; 3]).expect("buildable")
         }
     }
 }
@@ -301,14 +262,8 @@ fn options_blends_and_mock_data_are_megatrons() {
     assert_eq!(cases.len(), 8);
     for case in &cases {
         let built = build_option_case(case);
-        for (name, dataset) in [
-            ("train", built.train),
-            ("valid", built.valid),
-            ("test", built.test),
-        ] {
-            let expected = case.datasets[name]
-                .as_ref()
-                .expect("every split has a share");
+        for (name, dataset) in [("train", built.train), ("valid", built.valid), ("test", built.test)] {
+            let expected = case.datasets[name].as_ref().expect("every split has a share");
             let dataset = dataset.expect("every split has a share");
             assert_eq!(dataset.len(), expected.len, "{} {name}", case.name);
             for (&i, wanted) in expected.index.iter().zip(&expected.samples) {
@@ -318,11 +273,7 @@ fn options_blends_and_mock_data_are_megatrons() {
                 assert_eq!(sample.labels, wanted.labels, "{place}");
                 assert_eq!(sample.loss_mask, wanted.loss_mask, "{place}");
                 assert_eq!(sample.position_ids, wanted.position_ids, "{place}");
-                assert_eq!(
-                    sample.document_ids.is_some(),
-                    case.name == "resets",
-                    "{place}"
-                );
+                assert_eq!(sample.document_ids.is_some(), case.name == "resets", "{place}");
             }
         }
     }
@@ -351,27 +302,18 @@ struct Arrays {
 }
 
 fn arrays(request: &IndexRequest<'_>) -> Arrays {
-    let indices = request
-        .build(request.plan().expect("enough tokens"))
-        .expect("buildable");
+    let indices = request.build(request.plan().expect("enough tokens")).expect("buildable");
     Arrays {
         document: indices.document.as_slice().to_vec(),
-        sample: (0..indices.sample.len())
-            .map(|i| indices.sample.pair(i))
-            .collect(),
-        shuffle: (0..indices.shuffle.len())
-            .map(|i| indices.shuffle.at(i))
-            .collect(),
+        sample: (0..indices.sample.len()).map(|i| indices.sample.pair(i)).collect(),
+        shuffle: (0..indices.shuffle.len()).map(|i| indices.shuffle.at(i)).collect(),
     }
 }
 
 #[test]
 fn vector_with_a_separate_last_epoch() {
     let arrays = arrays(&request(Some(16), PartialSample::Drop));
-    assert_eq!(
-        arrays.document[..20],
-        [3, 3, 2, 6, 4, 5, 4, 0, 8, 8, 7, 1, 0, 9, 7, 1, 9, 2, 6, 5]
-    );
+    assert_eq!(arrays.document[..20], [3, 3, 2, 6, 4, 5, 4, 0, 8, 8, 7, 1, 0, 9, 7, 1, 9, 2, 6, 5]);
     assert_eq!(arrays.document[20..], [8, 1, 7, 6, 9, 5, 4, 3, 0, 2]);
     let sample = [
         (0, 0),
@@ -399,22 +341,16 @@ fn vector_with_a_separate_last_epoch() {
         (28, 4),
     ];
     assert_eq!(arrays.sample, sample);
-    let shuffle = [
-        10, 5, 13, 6, 1, 4, 8, 2, 3, 12, 9, 0, 11, 7, 15, 14, 19, 21, 16, 18, 17, 20,
-    ];
+    let shuffle = [10, 5, 13, 6, 1, 4, 8, 2, 3, 12, 9, 0, 11, 7, 15, 14, 19, 21, 16, 18, 17, 20];
     assert_eq!(arrays.shuffle, shuffle);
 }
 
 #[test]
 fn vector_with_epochs_shuffled_together() {
     let arrays = arrays(&request(Some(21), PartialSample::Drop));
-    let document = [
-        7, 0, 4, 1, 8, 8, 3, 3, 4, 3, 2, 4, 0, 2, 7, 6, 8, 5, 6, 5, 1, 9, 7, 9, 0, 2, 1, 6, 9, 5,
-    ];
+    let document = [7, 0, 4, 1, 8, 8, 3, 3, 4, 3, 2, 4, 0, 2, 7, 6, 8, 5, 6, 5, 1, 9, 7, 9, 0, 2, 1, 6, 9, 5];
     assert_eq!(arrays.document, document);
-    let shuffle = [
-        9, 21, 6, 13, 16, 5, 8, 0, 4, 20, 14, 15, 7, 3, 18, 10, 17, 11, 1, 12, 19, 2,
-    ];
+    let shuffle = [9, 21, 6, 13, 16, 5, 8, 0, 4, 20, 14, 15, 7, 3, 18, 10, 17, 11, 1, 12, 19, 2];
     assert_eq!(arrays.shuffle, shuffle);
     assert_eq!(arrays.sample[20..], [(27, 0), (28, 0), (29, 2)]);
 }
@@ -423,19 +359,7 @@ fn vector_with_epochs_shuffled_together() {
 fn vectors_of_one_epoch() {
     let dropped = arrays(&request(None, PartialSample::Drop));
     assert_eq!(dropped.document, [7, 2, 9, 1, 0, 8, 4, 5, 6, 3]);
-    assert_eq!(
-        dropped.sample,
-        [
-            (0, 0),
-            (2, 3),
-            (3, 5),
-            (5, 1),
-            (5, 9),
-            (7, 3),
-            (8, 5),
-            (9, 5)
-        ]
-    );
+    assert_eq!(dropped.sample, [(0, 0), (2, 3), (3, 5), (5, 1), (5, 9), (7, 3), (8, 5), (9, 5)]);
     assert_eq!(dropped.shuffle, [6, 4, 0, 5, 3, 2, 1]);
     let kept = arrays(&request(None, PartialSample::Keep));
     assert_eq!(kept.sample[7..], [(9, 5), (9, 8)]);
@@ -446,15 +370,8 @@ fn vectors_of_one_epoch() {
 fn mock_index_vector() {
     let params = GptDatasetParams::mock(1024, 1234);
     let provider = GptDatasetProvider::new(params).expect("valid parameters");
-    let ctx = DatasetBuildContext {
-        tokenizer: Some(Arc::new(NullTokenizer::new(511))),
-        ..context([100, 1, 1])
-    };
-    let train = provider
-        .build(&ctx)
-        .expect("buildable")
-        .train
-        .expect("has a share");
+    let ctx = DatasetBuildContext { tokenizer: Some(Arc::new(NullTokenizer::new(511))), ..context([100, 1, 1]) };
+    let train = provider.build(&ctx).expect("buildable").train.expect("has a share");
     assert_eq!(train.len(), 66592);
     let sample = train.get(0).expect("in range");
     assert!(sample.tokens.iter().all(|token| (0..512).contains(token)));
@@ -507,25 +424,17 @@ fn all_samples(datasets: &Datasets) -> Vec<Sample> {
 
 /// The files of a cache folder with their content.
 fn cache_files(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
-    let mut paths: Vec<_> = std::fs::read_dir(folder)
-        .expect("folder")
-        .map(|entry| entry.expect("entry").path())
-        .collect();
+    let mut paths: Vec<_> =
+        std::fs::read_dir(folder).expect("folder").map(|entry| entry.expect("entry").path()).collect();
     paths.sort();
-    paths
-        .into_iter()
-        .map(|path| (path.clone(), std::fs::read(&path).expect("file")))
-        .collect()
+    paths.into_iter().map(|path| (path.clone(), std::fs::read(&path).expect("file"))).collect()
 }
 
 #[test]
 fn caches_are_used_checked_and_repaired() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let recorder = Arc::new(Recorder::default());
-    let ctx = DatasetBuildContext {
-        progress: recorder.clone(),
-        ..context([60, 8, 4])
-    };
+    let ctx = DatasetBuildContext { progress: recorder.clone(), ..context([60, 8, 4]) };
     let provider = GptDatasetProvider::new(cached_params(folder.path())).expect("valid parameters");
     let build = || all_samples(&provider.build(&ctx).expect("buildable"));
     let fresh = build();
@@ -536,10 +445,7 @@ fn caches_are_used_checked_and_repaired() {
     assert_eq!(build(), fresh);
     assert_eq!(recorder.take(), (vec![true; 6], vec![]));
 
-    for (path, content) in files
-        .iter()
-        .filter(|(path, _)| path.extension().is_some_and(|e| e == "npy"))
-    {
+    for (path, content) in files.iter().filter(|(path, _)| path.extension().is_some_and(|e| e == "npy")) {
         for damage in ["cut", "flip"] {
             let mut damaged = content.clone();
             match damage {
@@ -558,10 +464,7 @@ fn caches_are_used_checked_and_repaired() {
 fn caches_without_a_fingerprint_are_checked_in_full() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let recorder = Arc::new(Recorder::default());
-    let ctx = DatasetBuildContext {
-        progress: recorder.clone(),
-        ..context([60, 8, 4])
-    };
+    let ctx = DatasetBuildContext { progress: recorder.clone(), ..context([60, 8, 4]) };
     let provider = GptDatasetProvider::new(cached_params(folder.path())).expect("valid parameters");
     let fresh = all_samples(&provider.build(&ctx).expect("buildable"));
     let strip = || {
@@ -573,29 +476,17 @@ fn caches_without_a_fingerprint_are_checked_in_full() {
     };
     strip();
     recorder.take();
-    assert_eq!(
-        all_samples(&provider.build(&ctx).expect("buildable")),
-        fresh
-    );
+    assert_eq!(all_samples(&provider.build(&ctx).expect("buildable")), fresh);
     assert_eq!(recorder.take(), (vec![true; 6], vec![]));
-    for name in [
-        "document_index.npy",
-        "-sample_index.npy",
-        "shuffle_index.npy",
-    ] {
+    for name in ["document_index.npy", "-sample_index.npy", "shuffle_index.npy"] {
         let files = cache_files(folder.path());
-        let found = files
-            .iter()
-            .find(|(path, _)| path.to_string_lossy().ends_with(name));
+        let found = files.iter().find(|(path, _)| path.to_string_lossy().ends_with(name));
         let (path, content) = found.expect("cached");
         let mut damaged = content.clone();
         let last = damaged.len() - 2;
         damaged[last] ^= 0x40;
         std::fs::write(path, damaged).expect("damaged");
-        assert_eq!(
-            all_samples(&provider.build(&ctx).expect("buildable")),
-            fresh
-        );
+        assert_eq!(all_samples(&provider.build(&ctx).expect("buildable")), fresh);
         assert_eq!(recorder.take().1.len(), 1, "{name}");
         strip();
     }
@@ -608,30 +499,19 @@ fn changed_data_is_not_served_from_the_cache() {
     let write = |documents: &[&[i64]]| {
         let mut builder = IndexedDatasetBuilder::create(&prefix, TokenDtype::U16).expect("created");
         for tokens in documents {
-            builder
-                .add_document(tokens, &[tokens.len()])
-                .expect("added");
+            builder.add_document(tokens, &[tokens.len()]).expect("added");
         }
         builder.finalize().expect("written");
     };
     let params = GptDatasetParams {
         sequence_length: 4,
         cache: IndexCache::Default,
-        source: GptSource::Blend {
-            blend: Blend {
-                paths: vec![prefix.clone()],
-                weights: None,
-            },
-            split: "1".into(),
-        },
+        source: GptSource::Blend { blend: Blend { paths: vec![prefix.clone()], weights: None }, split: "1".into() },
         ..params(&["a"], None, "1")
     };
     let sorted_tokens = || {
         let samples = all_samples(&build(params.clone(), [3, 0, 0]));
-        samples
-            .iter()
-            .flat_map(|sample| sample.tokens.clone())
-            .collect::<BTreeSet<i64>>()
+        samples.iter().flat_map(|sample| sample.tokens.clone()).collect::<BTreeSet<i64>>()
     };
     write(&[&[1, 2, 3, 4, 5, 6, 7], &[8, 9, 10, 11, 12, 13]]);
     sorted_tokens();
@@ -644,23 +524,11 @@ fn changed_data_is_not_served_from_the_cache() {
 #[test]
 fn splits_that_are_too_small_are_named() {
     let error = build_error(params(&["a"], None, "998,1,1"), [10, 5, 5]);
-    assert!(
-        error.contains("valid split") && error.contains("0 tokens") && error.contains("17"),
-        "{error}"
-    );
-    let long = GptDatasetParams {
-        sequence_length: 5000,
-        ..params(&["a"], None, "100")
-    };
+    assert!(error.contains("valid split") && error.contains("0 tokens") && error.contains("17"), "{error}");
+    let long = GptDatasetParams { sequence_length: 5000, ..params(&["a"], None, "100") };
     let error = build_error(long, [10, 0, 0]);
-    assert!(
-        error.contains("train split") && error.contains("5001"),
-        "{error}"
-    );
-    let error = build_error(
-        params(&["a", "c"], Some(vec![1.0, 1.0]), "998,1,1"),
-        [10, 5, 5],
-    );
+    assert!(error.contains("train split") && error.contains("5001"), "{error}");
+    let error = build_error(params(&["a", "c"], Some(vec![1.0, 1.0]), "998,1,1"), [10, 5, 5]);
     assert!(error.contains("/a: the valid split"), "{error}");
 }
 
@@ -677,120 +545,57 @@ fn unusable_parameters_are_errors() {
     let base = || params(&["a", "b"], Some(vec![1.0, 1.0]), "1,1,1");
     let blend = |weights: Vec<f64>| params(&["a", "b"], Some(weights), "1,1,1");
     let cases = [
-        (
-            GptDatasetParams {
-                sequence_length: 0,
-                ..base()
-            },
-            "sequence_length",
-        ),
-        (
-            GptDatasetParams {
-                random_seed: -1,
-                ..base()
-            },
-            "random_seed",
-        ),
-        (
-            GptDatasetParams {
-                mid_level_dataset_surplus: -0.1,
-                ..base()
-            },
-            "surplus",
-        ),
-        (
-            GptDatasetParams {
-                validation: ValidationSize::WholeSplit,
-                ..base()
-            },
-            "full_validation",
-        ),
+        (GptDatasetParams { sequence_length: 0, ..base() }, "sequence_length"),
+        (GptDatasetParams { random_seed: -1, ..base() }, "random_seed"),
+        (GptDatasetParams { mid_level_dataset_surplus: -0.1, ..base() }, "surplus"),
+        (GptDatasetParams { validation: ValidationSize::WholeSplit, ..base() }, "full_validation"),
         (blend(vec![1.0]), "2 paths but 1 weights"),
         (blend(vec![1.0, 0.0]), "/b in the blend is 0"),
         (params(&["a", "missing"], None, "1,1,1"), "missing.idx"),
         (params(&["a"], None, "x"), "split = \"x\""),
-        (
-            GptDatasetParams {
-                source: GptSource::PerSplit(SplitBlends::default()),
-                ..base()
-            },
-            "blend_per_split",
-        ),
+        (GptDatasetParams { source: GptSource::PerSplit(SplitBlends::default()), ..base() }, "blend_per_split"),
     ];
     for (params, text) in cases {
         let error = build_error(params, [10, 10, 10]);
         assert!(error.contains(text), "{text}: {error}");
     }
-    let no_tokenizer = DatasetBuildContext {
-        tokenizer: None,
-        ..context([1, 1, 1])
-    };
+    let no_tokenizer = DatasetBuildContext { tokenizer: None, ..context([1, 1, 1]) };
     let mock = GptDatasetProvider::new(GptDatasetParams::mock(8, 1)).expect("valid parameters");
-    assert!(matches!(
-        mock.build(&no_tokenizer),
-        Err(DataError::NoTokenizer(_))
-    ));
+    assert!(matches!(mock.build(&no_tokenizer), Err(DataError::NoTokenizer(_))));
 }
 
 #[test]
 fn a_blend_that_asks_for_too_much_says_so() {
     // Four documents of 5 tokens make 4 samples an epoch; the weights ask the second for nearly all.
-    let params = GptDatasetParams {
-        mid_level_dataset_surplus: 0.0,
-        ..params(&["a", "b"], Some(vec![0.5, 0.5]), "1")
-    };
+    let params = GptDatasetParams { mid_level_dataset_surplus: 0.0, ..params(&["a", "b"], Some(vec![0.5, 0.5]), "1") };
     let built = build(params, [64, 0, 0]);
     assert_eq!(built.train.expect("has a share").len(), 64);
 }
 
 #[test]
 fn samples_out_of_range_are_errors() {
-    let dataset = build(params(&["a"], None, "1"), [10, 0, 0])
-        .train
-        .expect("has a share");
-    let error = dataset
-        .get(dataset.len())
-        .expect_err("beyond the end")
-        .to_string();
-    assert!(
-        error.contains("train sample") && error.contains("out of range"),
-        "{error}"
-    );
+    let dataset = build(params(&["a"], None, "1"), [10, 0, 0]).train.expect("has a share");
+    let error = dataset.get(dataset.len()).expect_err("beyond the end").to_string();
+    assert!(error.contains("train sample") && error.contains("out of range"), "{error}");
     let padding = dataset.padding().expect("one sample");
     assert!(padding.loss_mask.iter().all(|&mask| mask == 0.0));
 }
 
 #[test]
 fn whole_validation_reads_everything_once() {
-    let params = GptDatasetParams {
-        validation: ValidationSize::WholeSplit,
-        ..params(&["a"], None, "50,50")
-    };
+    let params = GptDatasetParams { validation: ValidationSize::WholeSplit, ..params(&["a"], None, "50,50") };
     let valid = build(params, [1, 1, 1]).valid.expect("has a share");
-    let tokens: u32 = IndexedDataset::open(fixture("a"), BinAccess::Mmap)
-        .expect("fixture")
-        .lengths_in(28..57)
-        .sum();
+    let tokens: u32 = IndexedDataset::open(fixture("a"), BinAccess::Mmap).expect("fixture").lengths_in(28..57).sum();
     assert!((valid.len() as u32).abs_diff((tokens - 1) / 16) <= 1);
 }
 
 #[test]
 fn a_partial_sample_ends_before_empty_documents() {
-    let request = IndexRequest {
-        lengths: &[4, 4, 0, 0],
-        ..request(None, PartialSample::Keep)
-    };
+    let request = IndexRequest { lengths: &[4, 4, 0, 0], ..request(None, PartialSample::Keep) };
     for seed in 0..20 {
-        let arrays = arrays(&IndexRequest {
-            sequence_length: 3,
-            seed,
-            ..request
-        });
+        let arrays = arrays(&IndexRequest { sequence_length: 3, seed, ..request });
         let (position, offset) = arrays.sample[arrays.sample.len() - 1];
-        assert_eq!(
-            (request.lengths[arrays.document[position] as usize], offset),
-            (4, 3)
-        );
+        assert_eq!((request.lengths[arrays.document[position] as usize], offset), (4, 3));
     }
 }
 

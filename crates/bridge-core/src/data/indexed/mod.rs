@@ -51,16 +51,7 @@ pub enum TokenDtype {
 
 impl TokenDtype {
     /// Every type, in the order of the codes.
-    pub const ALL: [Self; 8] = [
-        Self::U8,
-        Self::I8,
-        Self::I16,
-        Self::I32,
-        Self::I64,
-        Self::F64,
-        Self::F32,
-        Self::U16,
-    ];
+    pub const ALL: [Self; 8] = [Self::U8, Self::I8, Self::I16, Self::I32, Self::I64, Self::F64, Self::F32, Self::U16];
 
     /// The code stored in `.idx`.
     pub fn code(self) -> u8 {
@@ -107,11 +98,7 @@ impl TokenDtype {
 
     /// The narrower of the two types Megatron writes token ids with: uint16 below 65500 ids, else int32.
     pub fn for_vocab_size(vocab_size: usize) -> Self {
-        if vocab_size < 65_500 {
-            Self::U16
-        } else {
-            Self::I32
-        }
+        if vocab_size < 65_500 { Self::U16 } else { Self::I32 }
     }
 }
 

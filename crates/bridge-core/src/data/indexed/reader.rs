@@ -82,26 +82,17 @@ impl IndexedDataset {
     ///
     /// # Errors
     /// As [`IndexedDataset::open`].
-    pub fn open_with_modes(
-        prefix: impl AsRef<Path>,
-        access: BinAccess,
-        modes: ModeColumn,
-    ) -> Result<Self, DataError> {
+    pub fn open_with_modes(prefix: impl AsRef<Path>, access: BinAccess, modes: ModeColumn) -> Result<Self, DataError> {
         let prefix = prefix.as_ref().to_owned();
         let index_path = idx_path(&prefix);
-        let index_file =
-            File::open(&index_path).map_err(DataError::io("open the index", &index_path))?;
+        let index_file = File::open(&index_path).map_err(DataError::io("open the index", &index_path))?;
         let index = map_file(&index_file, &index_path)?;
         let header = Header::parse(&index, &index_path)?;
         header.check_size(index.len(), modes, &index_path)?;
 
         let data_path = bin_path(&prefix);
-        let data_file =
-            File::open(&data_path).map_err(DataError::io("open the tokens", &data_path))?;
-        let bin_bytes = data_file
-            .metadata()
-            .map_err(DataError::io("read the size of", &data_path))?
-            .len();
+        let data_file = File::open(&data_path).map_err(DataError::io("open the tokens", &data_path))?;
+        let bin_bytes = data_file.metadata().map_err(DataError::io("read the size of", &data_path))?.len();
         let bin = match access {
             BinAccess::Mmap => Bin::Map(map_file(&data_file, &data_path)?),
             BinAccess::Pread => Bin::File(data_file),
@@ -168,9 +159,7 @@ impl IndexedDataset {
     /// If the range leaves 0..[`IndexedDataset::len`].
     pub fn lengths_in(&self, range: Range<usize>) -> impl Iterator<Item = u32> + '_ {
         let bytes = &self.index[HEADER_BYTES + 4 * range.start..HEADER_BYTES + 4 * range.end];
-        bytes
-            .chunks_exact(4)
-            .map(|word| u32::from_le_bytes(array(word)))
+        bytes.chunks_exact(4).map(|word| u32::from_le_bytes(array(word)))
     }
 
     /// Tokens of sequence `i`.
@@ -196,9 +185,7 @@ impl IndexedDataset {
         assert!(i < self.sequences, "sequence {i} of {}", self.sequences);
         match self.modes {
             ModeColumn::Absent => 0,
-            ModeColumn::Present => {
-                self.index[HEADER_BYTES + 12 * self.sequences + 8 * self.boundaries + i] as i8
-            }
+            ModeColumn::Present => self.index[HEADER_BYTES + 12 * self.sequences + 8 * self.boundaries + i] as i8,
         }
     }
 
@@ -214,12 +201,7 @@ impl IndexedDataset {
     ///
     /// # Errors
     /// As [`IndexedDataset::read_into`].
-    pub fn get(
-        &self,
-        i: usize,
-        offset: usize,
-        length: Option<usize>,
-    ) -> Result<Vec<i64>, DataError> {
+    pub fn get(&self, i: usize, offset: usize, length: Option<usize>) -> Result<Vec<i64>, DataError> {
         let mut tokens = Vec::new();
         self.read_into(i, offset, length, &mut tokens)?;
         Ok(tokens)
@@ -245,13 +227,12 @@ impl IndexedDataset {
         out: &mut Vec<i64>,
     ) -> Result<(), DataError> {
         let range = self.byte_range(i, offset, length)?;
-        self.with_bytes(range, |bytes| append_integers(self.dtype, bytes, out))?
-            .map_err(|value| {
-                DataError::malformed(
-                    &bin_path(&self.prefix),
-                    format!("sequence {i} holds {value}, which is not an integer token id"),
-                )
-            })
+        self.with_bytes(range, |bytes| append_integers(self.dtype, bytes, out))?.map_err(|value| {
+            DataError::malformed(
+                &bin_path(&self.prefix),
+                format!("sequence {i} holds {value}, which is not an integer token id"),
+            )
+        })
     }
 
     /// All values of sequence `i` as floats (exact for every type but 64-bit integers beyond 2^53).
@@ -274,9 +255,7 @@ impl IndexedDataset {
 
     /// A checksum of the index, which tells two versions of a dataset apart.
     pub(crate) fn index_checksum(&self) -> u64 {
-        *self
-            .checksum
-            .get_or_init(|| xxhash_rust::xxh3::xxh3_64(&self.index))
+        *self.checksum.get_or_init(|| xxhash_rust::xxh3::xxh3_64(&self.index))
     }
 
     /// The document boundary array, as stored.
@@ -285,23 +264,14 @@ impl IndexedDataset {
     }
 
     fn boundary(&self, i: usize) -> i64 {
-        i64::from_le_bytes(array(
-            &self.index[HEADER_BYTES + 12 * self.sequences + 8 * i..],
-        ))
+        i64::from_le_bytes(array(&self.index[HEADER_BYTES + 12 * self.sequences + 8 * i..]))
     }
 
     fn offset(&self, i: usize) -> i64 {
-        i64::from_le_bytes(array(
-            &self.index[HEADER_BYTES + 4 * self.sequences + 8 * i..],
-        ))
+        i64::from_le_bytes(array(&self.index[HEADER_BYTES + 4 * self.sequences + 8 * i..]))
     }
 
-    fn byte_range(
-        &self,
-        i: usize,
-        offset: usize,
-        length: Option<usize>,
-    ) -> Result<Range<u64>, DataError> {
+    fn byte_range(&self, i: usize, offset: usize, length: Option<usize>) -> Result<Range<u64>, DataError> {
         let out_of_range = |what: &str, index, len| DataError::OutOfRange {
             what: format!("{}: {what}", self.prefix.display()),
             index,
@@ -316,33 +286,21 @@ impl IndexedDataset {
         }
         let length = length.unwrap_or(available - offset);
         if length > available - offset {
-            return Err(out_of_range(
-                "end of tokens",
-                offset.saturating_add(length),
-                available,
-            ));
+            return Err(out_of_range("end of tokens", offset.saturating_add(length), available));
         }
         // Checked at opening; checked again because the mapped index may have been replaced since.
         let size = self.dtype.size() as u64;
         let start = u64::try_from(self.offset(i))
             .ok()
             .and_then(|start| start.checked_add(offset as u64 * size))
-            .filter(|start| {
-                start
-                    .checked_add(length as u64 * size)
-                    .is_some_and(|end| end <= self.bin_bytes)
-            });
+            .filter(|start| start.checked_add(length as u64 * size).is_some_and(|end| end <= self.bin_bytes));
         match start {
             Some(start) => Ok(start..start + length as u64 * size),
             None => Err(out_of_range("byte offset of a sequence", i, self.sequences)),
         }
     }
 
-    fn with_bytes<R>(
-        &self,
-        range: Range<u64>,
-        use_bytes: impl FnOnce(&[u8]) -> R,
-    ) -> Result<R, DataError> {
+    fn with_bytes<R>(&self, range: Range<u64>, use_bytes: impl FnOnce(&[u8]) -> R) -> Result<R, DataError> {
         match &self.bin {
             Bin::Map(map) => Ok(use_bytes(&map[range.start as usize..range.end as usize])),
             Bin::File(file) => {
@@ -358,10 +316,7 @@ impl IndexedDataset {
         let expected = format!("0 .. {} (the number of sequences)", self.sequences);
         let (first, last) = match self.boundaries {
             0 => {
-                return Err(DataError::malformed(
-                    index_path,
-                    "there are no document boundaries",
-                ));
+                return Err(DataError::malformed(index_path, "there are no document boundaries"));
             }
             count => (self.boundary(0), self.boundary(count - 1)),
         };
@@ -375,17 +330,12 @@ impl IndexedDataset {
         let table = &self.index[start..start + 8 * self.boundaries];
         let ordered = |part: &[u8]| words(part).map(i64::from_le_bytes).is_sorted();
         // Parts overlap by one boundary, so that every pair is compared.
-        let sorted = (0..self.boundaries.div_ceil(SCAN))
-            .into_par_iter()
-            .all(|part| {
-                let end = ((part + 1) * SCAN + 1).min(self.boundaries);
-                ordered(&table[8 * part * SCAN..8 * end])
-            });
-        let disorder = if sorted {
-            None
-        } else {
-            (1..self.boundaries).find(|&i| self.boundary(i) < self.boundary(i - 1))
-        };
+        let sorted = (0..self.boundaries.div_ceil(SCAN)).into_par_iter().all(|part| {
+            let end = ((part + 1) * SCAN + 1).min(self.boundaries);
+            ordered(&table[8 * part * SCAN..8 * end])
+        });
+        let disorder =
+            if sorted { None } else { (1..self.boundaries).find(|&i| self.boundary(i) < self.boundary(i - 1)) };
         disorder.map_or(Ok(()), |i| {
             Err(DataError::malformed(
                 index_path,
@@ -404,10 +354,7 @@ impl IndexedDataset {
         let end_of = |length: [u8; 4], offset: [u8; 8]| {
             let length = u64::try_from(i32::from_le_bytes(length)).ok()?;
             let offset = u64::try_from(i64::from_le_bytes(offset)).ok()?;
-            offset
-                .is_multiple_of(size)
-                .then(|| offset.checked_add(length * size))
-                .flatten()
+            offset.is_multiple_of(size).then(|| offset.checked_add(length * size)).flatten()
         };
         let (lengths, rest) = self.index[HEADER_BYTES..].split_at(4 * self.sequences);
         let offsets = &rest[..8 * self.sequences];
@@ -419,10 +366,7 @@ impl IndexedDataset {
             }
             Ok(largest)
         };
-        let parts = lengths
-            .par_chunks(4 * SCAN)
-            .zip(offsets.par_chunks(8 * SCAN))
-            .enumerate();
+        let parts = lengths.par_chunks(4 * SCAN).zip(offsets.par_chunks(8 * SCAN)).enumerate();
         let ends: Vec<Result<u64, usize>> = parts.map(scan).collect();
         let wrong = ends.iter().find_map(|end| end.err());
         if let Some(i) = wrong {
@@ -458,8 +402,7 @@ struct Header {
 impl Header {
     fn parse(index: &[u8], path: &Path) -> Result<Self, DataError> {
         if !index.starts_with(MAGIC) {
-            let shown =
-                String::from_utf8_lossy(&index[..index.len().min(MAGIC.len())]).into_owned();
+            let shown = String::from_utf8_lossy(&index[..index.len().min(MAGIC.len())]).into_owned();
             return Err(DataError::malformed(
                 path,
                 format!("not a Megatron index: expected magic \"MMIDIDX\\0\\0\", found {shown:?}"),
@@ -481,17 +424,11 @@ impl Header {
             ));
         }
         let dtype = TokenDtype::from_code(index[17]).ok_or_else(|| {
-            let known: Vec<String> = TokenDtype::ALL
-                .iter()
-                .map(|dtype| format!("{} {}", dtype.code(), dtype.name()))
-                .collect();
+            let known: Vec<String> =
+                TokenDtype::ALL.iter().map(|dtype| format!("{} {}", dtype.code(), dtype.name())).collect();
             DataError::malformed(
                 path,
-                format!(
-                    "unknown token type code {}: expected one of {}",
-                    index[17],
-                    known.join(", ")
-                ),
+                format!("unknown token type code {}: expected one of {}", index[17], known.join(", ")),
             )
         })?;
         let count = |at: usize, what: &str| {
@@ -499,15 +436,9 @@ impl Header {
             usize::try_from(value)
                 .ok()
                 .filter(|&count| count < 1 << 48)
-                .ok_or_else(|| {
-                    DataError::malformed(path, format!("impossible number of {what}: {value}"))
-                })
+                .ok_or_else(|| DataError::malformed(path, format!("impossible number of {what}: {value}")))
         };
-        Ok(Self {
-            dtype,
-            sequences: count(18, "sequences")?,
-            boundaries: count(26, "documents")?,
-        })
+        Ok(Self { dtype, sequences: count(18, "sequences")?, boundaries: count(26, "documents")? })
     }
 
     fn check_size(&self, found: usize, modes: ModeColumn, path: &Path) -> Result<(), DataError> {
@@ -570,9 +501,7 @@ fn append_integers(dtype: TokenDtype, bytes: &[u8], out: &mut Vec<i64>) -> Resul
 
 fn floats_of(dtype: TokenDtype, bytes: &[u8]) -> Vec<f64> {
     match dtype {
-        TokenDtype::F32 => words(bytes)
-            .map(|word| f64::from(f32::from_le_bytes(word)))
-            .collect(),
+        TokenDtype::F32 => words(bytes).map(|word| f64::from(f32::from_le_bytes(word))).collect(),
         TokenDtype::F64 => words(bytes).map(f64::from_le_bytes).collect(),
         integer => {
             let mut tokens = Vec::new();

@@ -112,9 +112,7 @@ impl IndexedDatasetBuilder {
             }
             None => {}
         }
-        self.bin
-            .write_all(&self.buffer)
-            .map_err(DataError::io("write tokens to", &bin_path(&self.prefix)))?;
+        self.bin.write_all(&self.buffer).map_err(DataError::io("write tokens to", &bin_path(&self.prefix)))?;
         self.lengths.push(length);
         Ok(())
     }
@@ -124,9 +122,7 @@ impl IndexedDatasetBuilder {
     /// # Errors
     /// Lengths that do not add up to the tokens given; else as [`IndexedDatasetBuilder::add_item`].
     pub fn add_document(&mut self, tokens: &[i64], lengths: &[usize]) -> Result<(), DataError> {
-        let total = lengths
-            .iter()
-            .try_fold(0usize, |total, &length| total.checked_add(length));
+        let total = lengths.iter().try_fold(0usize, |total, &length| total.checked_add(length));
         if total != Some(tokens.len()) {
             return Err(DataError::Parameter(format!(
                 "{}: the sequence lengths of a document must add up to its {} tokens, found {lengths:?}",
@@ -154,34 +150,22 @@ impl IndexedDatasetBuilder {
     /// # Errors
     /// The other dataset cannot be opened or has another token type; a failing write.
     pub fn add_index(&mut self, prefix: impl AsRef<Path>) -> Result<(), DataError> {
-        let column = if self.modes.is_some() {
-            ModeColumn::Present
-        } else {
-            ModeColumn::Absent
-        };
+        let column = if self.modes.is_some() { ModeColumn::Present } else { ModeColumn::Absent };
         let other = IndexedDataset::open_with_modes(&prefix, BinAccess::Pread, column)?;
         if other.dtype() != self.dtype {
             return Err(DataError::malformed(
                 &idx_path(other.prefix()),
-                format!(
-                    "cannot append {} tokens to a dataset of {} tokens",
-                    other.dtype().name(),
-                    self.dtype.name()
-                ),
+                format!("cannot append {} tokens to a dataset of {} tokens", other.dtype().name(), self.dtype.name()),
             ));
         }
         let shift = self.lengths.len() as i64;
         for i in 0..other.len() {
             let raw = other.raw(i)?;
-            self.bin
-                .write_all(&raw)
-                .map_err(DataError::io("write tokens to", &bin_path(&self.prefix)))?;
+            self.bin.write_all(&raw).map_err(DataError::io("write tokens to", &bin_path(&self.prefix)))?;
         }
         // Lengths were checked to be non-negative i32 when the other dataset was opened.
-        self.lengths
-            .extend(other.lengths().map(|length| length as i32));
-        self.boundaries
-            .extend(other.boundaries().skip(1).map(|boundary| boundary + shift));
+        self.lengths.extend(other.lengths().map(|length| length as i32));
+        self.boundaries.extend(other.boundaries().skip(1).map(|boundary| boundary + shift));
         if let Some(modes) = &mut self.modes {
             modes.extend((0..other.len()).map(|i| other.mode(i)));
         }
@@ -202,15 +186,11 @@ impl IndexedDatasetBuilder {
         let index_path = idx_path(&self.prefix);
         let data_path = bin_path(&self.prefix);
         let mut index = BufWriter::with_capacity(1 << 20, TempFile::beside(&index_path)?);
-        self.write_index(&mut index)
-            .map_err(DataError::io("write the index", &index_path))?;
-        let index = index
-            .into_inner()
-            .map_err(|error| DataError::io("write the index", &index_path)(error.into_error()))?;
-        let bin = self
-            .bin
-            .into_inner()
-            .map_err(|error| DataError::io("write tokens to", &data_path)(error.into_error()))?;
+        self.write_index(&mut index).map_err(DataError::io("write the index", &index_path))?;
+        let index =
+            index.into_inner().map_err(|error| DataError::io("write the index", &index_path)(error.into_error()))?;
+        let bin =
+            self.bin.into_inner().map_err(|error| DataError::io("write tokens to", &data_path)(error.into_error()))?;
         // An old index must not be seen beside new tokens, not even for a moment.
         match std::fs::remove_file(&index_path) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -274,15 +254,11 @@ fn push_integer(dtype: TokenDtype, value: i64, out: &mut Vec<u8>) -> Option<()> 
         TokenDtype::I64 => out.extend(value.to_le_bytes()),
         TokenDtype::F32 => {
             let float = value as f32;
-            out.extend(
-                (float as i64 == value && float.abs() < 9.0e18).then(|| float.to_le_bytes())?,
-            );
+            out.extend((float as i64 == value && float.abs() < 9.0e18).then(|| float.to_le_bytes())?);
         }
         TokenDtype::F64 => {
             let float = value as f64;
-            out.extend(
-                (float as i64 == value && float.abs() < 9.0e18).then(|| float.to_le_bytes())?,
-            );
+            out.extend((float as i64 == value && float.abs() < 9.0e18).then(|| float.to_le_bytes())?);
         }
     }
     Some(())

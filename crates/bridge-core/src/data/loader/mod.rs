@@ -43,12 +43,7 @@ impl MicroBatch {
                 batch.seq_length = sample.tokens.len();
                 batch.document_ids = sample.document_ids.is_some().then(Vec::new);
             }
-            let lengths = [
-                sample.tokens.len(),
-                sample.labels.len(),
-                sample.loss_mask.len(),
-                sample.position_ids.len(),
-            ];
+            let lengths = [sample.tokens.len(), sample.labels.len(), sample.loss_mask.len(), sample.position_ids.len()];
             let documents = sample.document_ids.as_ref().map(Vec::len);
             let expected = batch.document_ids.as_ref().map(|_| batch.seq_length);
             if lengths != [batch.seq_length; 4] || documents != expected {
@@ -82,10 +77,7 @@ pub struct LoaderParams {
 
 impl Default for LoaderParams {
     fn default() -> Self {
-        Self {
-            num_workers: 2,
-            prefetch_factor: 2,
-        }
+        Self { num_workers: 2, prefetch_factor: 2 }
     }
 }
 
@@ -108,10 +100,7 @@ pub struct DataLoader {
 enum Mode {
     Ended,
     External(External),
-    Synchronous {
-        dataset: Arc<dyn Dataset>,
-        order: Order,
-    },
+    Synchronous { dataset: Arc<dyn Dataset>, order: Order },
     Threads(Workers),
 }
 
@@ -130,23 +119,14 @@ impl DataLoader {
         let mode = if workers == 0 {
             Mode::Synchronous { dataset, order }
         } else {
-            Mode::Threads(Workers::start(
-                dataset,
-                order,
-                workers,
-                params.prefetch_factor.max(1),
-            ))
+            Mode::Threads(Workers::start(dataset, order, workers, params.prefetch_factor.max(1)))
         };
         Self { mode }
     }
 
     /// The dataset is itself the loader (`dataloader_type = "external"`).
-    pub fn external(
-        batches: impl Iterator<Item = Result<MicroBatch, DataError>> + Send + 'static,
-    ) -> Self {
-        Self {
-            mode: Mode::External(Box::new(batches)),
-        }
+    pub fn external(batches: impl Iterator<Item = Result<MicroBatch, DataError>> + Send + 'static) -> Self {
+        Self { mode: Mode::External(Box::new(batches)) }
     }
 }
 
@@ -157,9 +137,9 @@ impl Iterator for DataLoader {
         let item = match &mut self.mode {
             Mode::Ended => None,
             Mode::External(batches) => batches.next(),
-            Mode::Synchronous { dataset, order } => order
-                .next()
-                .and_then(|indices| fetch(dataset.as_ref(), &indices, &AtomicBool::new(false))),
+            Mode::Synchronous { dataset, order } => {
+                order.next().and_then(|indices| fetch(dataset.as_ref(), &indices, &AtomicBool::new(false)))
+            }
             Mode::Threads(workers) => workers.next(),
         };
         if !matches!(item, Some(Ok(_))) {
@@ -170,11 +150,7 @@ impl Iterator for DataLoader {
 }
 
 /// Fetches one micro-batch; `None` when told to stop. A panic in the dataset becomes an error.
-fn fetch(
-    dataset: &dyn Dataset,
-    indices: &[Option<usize>],
-    stop: &AtomicBool,
-) -> Option<Result<MicroBatch, DataError>> {
+fn fetch(dataset: &dyn Dataset, indices: &[Option<usize>], stop: &AtomicBool) -> Option<Result<MicroBatch, DataError>> {
     let work = || {
         let mut samples = Vec::with_capacity(indices.len());
         for index in indices {
@@ -233,19 +209,8 @@ struct Workers {
 }
 
 impl Workers {
-    fn start(
-        dataset: Arc<dyn Dataset>,
-        order: Order,
-        count: usize,
-        prefetch_factor: usize,
-    ) -> Self {
-        let state = State {
-            order,
-            next: 0,
-            wanted: 0,
-            end: None,
-            ready: BTreeMap::new(),
-        };
+    fn start(dataset: Arc<dyn Dataset>, order: Order, count: usize, prefetch_factor: usize) -> Self {
+        let state = State { order, next: 0, wanted: 0, end: None, ready: BTreeMap::new() };
         let shared = Arc::new(Shared {
             state: Mutex::new(state),
             arrived: Condvar::new(),
@@ -273,11 +238,7 @@ impl Workers {
             if state.end.is_some_and(|end| wanted >= end) {
                 return None;
             }
-            state = self
-                .shared
-                .arrived
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+            state = self.shared.arrived.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
@@ -298,14 +259,8 @@ impl Drop for Workers {
 fn work(shared: &Shared, dataset: &dyn Dataset, window: usize) {
     loop {
         let mut state = shared.lock();
-        while !shared.stop.load(Ordering::Relaxed)
-            && state.end.is_none()
-            && state.next >= state.wanted + window
-        {
-            state = shared
-                .room
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+        while !shared.stop.load(Ordering::Relaxed) && state.end.is_none() && state.next >= state.wanted + window {
+            state = shared.room.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         if shared.stop.load(Ordering::Relaxed) || state.end.is_some() {
             return;
@@ -316,10 +271,7 @@ fn work(shared: &Shared, dataset: &dyn Dataset, window: usize) {
         let Ok(Some(indices)) = drawn else {
             state.end = Some(number + usize::from(drawn.is_err()));
             if drawn.is_err() {
-                state.ready.insert(
-                    number,
-                    Err(DataError::WorkerPanicked("the sampler panicked".into())),
-                );
+                state.ready.insert(number, Err(DataError::WorkerPanicked("the sampler panicked".into())));
             }
             shared.arrived.notify_all();
             shared.room.notify_all();

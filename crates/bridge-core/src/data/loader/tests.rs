@@ -13,12 +13,9 @@ struct Numbers {
 }
 
 impl Numbers {
+    #[allow(clippy::new_ret_no_self, reason = "a loader takes the trait object")]
     fn new(len: usize) -> Arc<dyn Dataset> {
-        Arc::new(Self {
-            len,
-            broken: None,
-            delay: Duration::ZERO,
-        })
+        Arc::new(Self { len, broken: None, delay: Duration::ZERO })
     }
 }
 
@@ -30,12 +27,8 @@ impl Dataset for Numbers {
     fn get(&self, index: usize) -> Result<Sample, DataError> {
         std::thread::sleep(self.delay + Duration::from_micros((index * 7919 % 13) as u64 * 20));
         match self.broken {
-            Some(broken) if broken == index && index % 2 == 0 => panic!("sample {index} is cursed"),
-            Some(broken) if broken == index => Err(DataError::OutOfRange {
-                what: "sample".into(),
-                index,
-                len: 0,
-            }),
+            Some(broken) if broken == index && index.is_multiple_of(2) => panic!("sample {index} is cursed"),
+            Some(broken) if broken == index => Err(DataError::OutOfRange { what: "sample".into(), index, len: 0 }),
             _ => Ok(Sample {
                 tokens: vec![index as i64; 3],
                 labels: vec![index as i64 + 1; 3],
@@ -52,25 +45,20 @@ fn order(len: usize) -> impl Iterator<Item = SampleIndices> + Send + 'static {
 }
 
 fn workers(num_workers: usize) -> LoaderParams {
-    LoaderParams {
-        num_workers,
-        prefetch_factor: 2,
-    }
+    LoaderParams { num_workers, prefetch_factor: 2 }
 }
 
 #[test]
 fn any_number_of_workers_gives_the_same_batches() {
-    let expected: Vec<MicroBatch> = DataLoader::new(Numbers::new(200), order(200), workers(0))
-        .collect::<Result<_, _>>()
-        .expect("no errors");
+    let expected: Vec<MicroBatch> =
+        DataLoader::new(Numbers::new(200), order(200), workers(0)).collect::<Result<_, _>>().expect("no errors");
     assert_eq!(expected.len(), 100);
     assert_eq!(expected[3].tokens, [6, 6, 6, 7, 7, 7]);
     assert_eq!((expected[3].batch_size, expected[3].seq_length), (2, 3));
     for count in [1, 2, 5] {
-        let batches: Vec<MicroBatch> =
-            DataLoader::new(Numbers::new(200), order(200), workers(count))
-                .collect::<Result<_, _>>()
-                .expect("no errors");
+        let batches: Vec<MicroBatch> = DataLoader::new(Numbers::new(200), order(200), workers(count))
+            .collect::<Result<_, _>>()
+            .expect("no errors");
         assert_eq!(batches, expected, "{count} workers");
     }
 }
@@ -78,10 +66,7 @@ fn any_number_of_workers_gives_the_same_batches() {
 #[test]
 fn padding_counts_nothing() {
     let indices = std::iter::once(vec![Some(4), None]);
-    let batch = DataLoader::new(Numbers::new(9), indices, workers(1))
-        .next()
-        .expect("one")
-        .expect("fetched");
+    let batch = DataLoader::new(Numbers::new(9), indices, workers(1)).next().expect("one").expect("fetched");
     assert_eq!(batch.tokens, [4, 4, 4, 0, 0, 0]);
     assert_eq!(batch.loss_mask, [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]);
 }
@@ -90,24 +75,13 @@ fn padding_counts_nothing() {
 fn errors_and_panics_arrive_in_place_and_end_the_loader() {
     for (broken, text) in [(31, "sample"), (30, "cursed")] {
         for count in [0, 1, 3] {
-            let dataset = Arc::new(Numbers {
-                len: 100,
-                broken: Some(broken),
-                delay: Duration::ZERO,
-            });
+            let dataset = Arc::new(Numbers { len: 100, broken: Some(broken), delay: Duration::ZERO });
             let mut loader = DataLoader::new(dataset, order(100), workers(count));
             for i in 0..15 {
-                let batch = loader
-                    .next()
-                    .expect("a batch")
-                    .expect("before the broken one");
+                let batch = loader.next().expect("a batch").expect("before the broken one");
                 assert_eq!(batch.tokens[0], 2 * i);
             }
-            let error = loader
-                .next()
-                .expect("an item")
-                .expect_err("broken")
-                .to_string();
+            let error = loader.next().expect("an item").expect_err("broken").to_string();
             assert!(error.contains(text), "{error}");
             assert!(loader.next().is_none());
         }
@@ -116,21 +90,13 @@ fn errors_and_panics_arrive_in_place_and_end_the_loader() {
 
 #[test]
 fn dropping_a_loader_is_quick() {
-    let dataset = Arc::new(Numbers {
-        len: 1000,
-        broken: None,
-        delay: Duration::from_millis(20),
-    });
+    let dataset = Arc::new(Numbers { len: 1000, broken: None, delay: Duration::from_millis(20) });
     let big = std::iter::repeat_with(|| (0..500).map(Some).collect::<Vec<_>>());
     let loader = DataLoader::new(dataset, big, workers(3));
     std::thread::sleep(Duration::from_millis(30));
     let started = Instant::now();
     drop(loader);
-    assert!(
-        started.elapsed() < Duration::from_secs(3),
-        "{:?}",
-        started.elapsed()
-    );
+    assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
 }
 
 #[test]
@@ -157,13 +123,7 @@ fn workers_stay_within_their_window() {
 
 #[test]
 fn external_batches_pass_through() {
-    let batches = [
-        Ok(MicroBatch {
-            batch_size: 7,
-            ..MicroBatch::default()
-        }),
-        Err(DataError::Interrupted),
-    ];
+    let batches = [Ok(MicroBatch { batch_size: 7, ..MicroBatch::default() }), Err(DataError::Interrupted)];
     let mut loader = DataLoader::external(batches.into_iter());
     assert_eq!(loader.next().expect("first").expect("fine").batch_size, 7);
     assert!(loader.next().expect("second").is_err());
@@ -180,9 +140,6 @@ fn samples_of_different_shapes_are_refused() {
         document_ids: None,
     };
     assert!(MicroBatch::stack([sample(3), sample(4)]).is_err());
-    let numbered = Sample {
-        document_ids: Some(vec![0; 3]),
-        ..sample(3)
-    };
+    let numbered = Sample { document_ids: Some(vec![0; 3]), ..sample(3) };
     assert!(MicroBatch::stack([numbered, sample(3)]).is_err());
 }

@@ -108,11 +108,7 @@ pub struct PackReport {
 
 impl std::fmt::Display for PackReport {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let verb = if self.reused {
-            "unchanged, reusing"
-        } else {
-            "packed"
-        };
+        let verb = if self.reused { "unchanged, reusing" } else { "packed" };
         write!(
             f,
             "{}: {verb} {} documents, {} tokens from {} bytes",
@@ -151,10 +147,7 @@ pub fn pack(params: &PackParams<'_>) -> Result<PackReport, DataError> {
         DocumentEnd::Nothing => None,
     };
     let dtype = TokenDtype::for_vocab_size(params.tokenizer.vocab_size());
-    let (data_path, index_path) = (
-        bin_path(params.output_prefix),
-        idx_path(params.output_prefix),
-    );
+    let (data_path, index_path) = (bin_path(params.output_prefix), idx_path(params.output_prefix));
     let _lock = OutputLock::acquire(params.output_prefix)?;
     let key = params.source.fingerprint().map(|source| {
         serde_json::json!({
@@ -165,14 +158,9 @@ pub fn pack(params: &PackParams<'_>) -> Result<PackReport, DataError> {
         })
     });
     if let Some(key) = &key
-        && let Some(report) =
-            reuse::load::<PackReport>(params.output_prefix, key, &[&data_path, &index_path])?
+        && let Some(report) = reuse::load::<PackReport>(params.output_prefix, key, &[&data_path, &index_path])?
     {
-        return Ok(PackReport {
-            prefix: params.output_prefix.to_owned(),
-            reused: true,
-            ..report
-        });
+        return Ok(PackReport { prefix: params.output_prefix.to_owned(), reused: true, ..report });
     }
     reuse::forget(params.output_prefix)?;
     atomic::remove_stale(&data_path)?;
@@ -183,12 +171,7 @@ pub fn pack(params: &PackParams<'_>) -> Result<PackReport, DataError> {
     let mut report = packer.finish()?;
     report.seconds = started.elapsed().as_secs_f64();
     if let Some(key) = &key {
-        reuse::store(
-            params.output_prefix,
-            key,
-            &[&data_path, &index_path],
-            &report,
-        )?;
+        reuse::store(params.output_prefix, key, &[&data_path, &index_path], &report)?;
     }
     Ok(report)
 }
@@ -204,10 +187,7 @@ struct Packer<'a> {
 
 impl<'a> Packer<'a> {
     fn new(params: &'a PackParams<'a>, builder: IndexedDatasetBuilder, eod: Option<i64>) -> Self {
-        let counts = WorkCounts {
-            bytes_total: params.source.total_bytes(),
-            ..WorkCounts::default()
-        };
+        let counts = WorkCounts { bytes_total: params.source.total_bytes(), ..WorkCounts::default() };
         let report = PackReport {
             prefix: params.output_prefix.to_owned(),
             documents: 0,
@@ -219,14 +199,7 @@ impl<'a> Packer<'a> {
             seconds: 0.0,
             reused: false,
         };
-        Self {
-            params,
-            builder,
-            eod,
-            counts,
-            report,
-            document: Vec::new(),
-        }
+        Self { params, builder, eod, counts, report, document: Vec::new() }
     }
 
     /// A thread reads batches ahead while the pool tokenizes the current one.
@@ -236,16 +209,11 @@ impl<'a> Packer<'a> {
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(threads)
             .build()
-            .map_err(|error| {
-                DataError::Parameter(format!("cannot start {threads} threads: {error}"))
-            })?;
+            .map_err(|error| DataError::Parameter(format!("cannot start {threads} threads: {error}")))?;
         let (sender, receiver) = sync_channel(1);
         std::thread::scope(|scope| {
             scope.spawn(move || {
-                for batch in (Batches {
-                    documents,
-                    failed: false,
-                }) {
+                for batch in (Batches { documents, failed: false }) {
                     // A receiver that is gone has failed; there is no one to read for.
                     if sender.send(batch).is_err() {
                         return;
@@ -272,19 +240,11 @@ impl<'a> Packer<'a> {
         Ok(())
     }
 
-    fn write_batch(
-        &mut self,
-        batch: Vec<RawDocument>,
-        pool: &rayon::ThreadPool,
-    ) -> Result<(), DataError> {
+    fn write_batch(&mut self, batch: Vec<RawDocument>, pool: &rayon::ThreadPool) -> Result<(), DataError> {
         let tokenizer = self.params.tokenizer;
         let sizes: Vec<usize> = batch.iter().map(RawDocument::num_bytes).collect();
-        let decoded: Vec<(String, Result<Text, DataError>)> = pool.install(|| {
-            batch
-                .into_par_iter()
-                .map(|document| (document.name(), document.into_text()))
-                .collect()
-        });
+        let decoded: Vec<(String, Result<Text, DataError>)> =
+            pool.install(|| batch.into_par_iter().map(|document| (document.name(), document.into_text())).collect());
         let mut texts = Vec::with_capacity(decoded.len());
         for (name, text) in decoded {
             match text? {
@@ -301,18 +261,10 @@ impl<'a> Packer<'a> {
         let pieces: Vec<(usize, &str)> = texts
             .iter()
             .enumerate()
-            .flat_map(|(number, text)| {
-                cut(tokenizer, text)
-                    .into_iter()
-                    .map(move |piece| (number, piece))
-            })
+            .flat_map(|(number, text)| cut(tokenizer, text).into_iter().map(move |piece| (number, piece)))
             .collect();
-        let encoded: Result<Vec<Vec<i64>>, TokenizerError> = pool.install(|| {
-            pieces
-                .par_iter()
-                .map(|(_, piece)| tokenizer.encode(piece))
-                .collect()
-        });
+        let encoded: Result<Vec<Vec<i64>>, TokenizerError> =
+            pool.install(|| pieces.par_iter().map(|(_, piece)| tokenizer.encode(piece)).collect());
         let encoded = encoded?;
         for (i, ids) in encoded.iter().enumerate() {
             self.document.extend_from_slice(ids);
@@ -387,10 +339,7 @@ fn cut<'t>(tokenizer: &dyn Tokenizer, text: &'t str) -> Vec<&'t str> {
     let mut pieces = Vec::with_capacity(text.len() / PIECE_BYTES + 1);
     let mut rest = text;
     while rest.len() > PIECE_BYTES {
-        let Some(at) = tokenizer
-            .split_point(rest, PIECE_BYTES)
-            .filter(|&at| at > 0)
-        else {
+        let Some(at) = tokenizer.split_point(rest, PIECE_BYTES).filter(|&at| at > 0) else {
             break;
         };
         let (piece, tail) = rest.split_at(at);

@@ -21,10 +21,7 @@ impl OutputLock {
     /// Locks `{output}.lock`.
     pub(crate) fn acquire(output: &Path) -> Result<Self, DataError> {
         let path = with_suffix(output, ".lock");
-        if let Some(folder) = path
-            .parent()
-            .filter(|folder| !folder.as_os_str().is_empty())
-        {
+        if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
             std::fs::create_dir_all(folder).map_err(DataError::io("create the folder", folder))?;
         }
         let file = OpenOptions::new()
@@ -54,18 +51,11 @@ fn record_path(output: &Path) -> PathBuf {
 }
 
 fn sizes_of(files: &[&Path]) -> Option<Vec<u64>> {
-    files
-        .iter()
-        .map(|file| std::fs::metadata(file).ok().map(|metadata| metadata.len()))
-        .collect()
+    files.iter().map(|file| std::fs::metadata(file).ok().map(|metadata| metadata.len())).collect()
 }
 
 /// The report of an earlier result that was made from the same `key` and whose files are whole.
-pub(crate) fn load<R: DeserializeOwned>(
-    output: &Path,
-    key: &Value,
-    files: &[&Path],
-) -> Result<Option<R>, DataError> {
+pub(crate) fn load<R: DeserializeOwned>(output: &Path, key: &Value, files: &[&Path]) -> Result<Option<R>, DataError> {
     let path = record_path(output);
     let text = match std::fs::read(&path) {
         Ok(text) => text,
@@ -81,18 +71,9 @@ pub(crate) fn load<R: DeserializeOwned>(
 }
 
 /// Vouches for a finished output.
-pub(crate) fn store<R: Serialize>(
-    output: &Path,
-    key: &Value,
-    files: &[&Path],
-    report: R,
-) -> Result<(), DataError> {
+pub(crate) fn store<R: Serialize>(output: &Path, key: &Value, files: &[&Path], report: R) -> Result<(), DataError> {
     let sizes = sizes_of(files).unwrap_or_default();
-    let record = Record {
-        made_from: key.clone(),
-        sizes,
-        report,
-    };
+    let record = Record { made_from: key.clone(), sizes, report };
     let path = record_path(output);
     let text = serde_json::to_vec_pretty(&record)
         .map_err(|error| DataError::malformed(&path, format!("cannot be written: {error}")))?;
@@ -103,9 +84,7 @@ pub(crate) fn store<R: Serialize>(
 pub(crate) fn forget(output: &Path) -> Result<(), DataError> {
     let path = record_path(output);
     match std::fs::remove_file(&path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(DataError::io("remove", &path)(error))
-        }
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(DataError::io("remove", &path)(error)),
         _ => Ok(()),
     }
 }

@@ -10,18 +10,10 @@ use crate::tokenizer::{BpeTrainParams, HuggingFaceTokenizer, NullTokenizer};
 
 fn source(folder: &Path, pattern: &str) -> TextSource {
     let inputs = vec![format!("{}/{pattern}", folder.display())];
-    TextSource::resolve(&SourceParams {
-        inputs,
-        ..SourceParams::default()
-    })
-    .expect("resolvable")
+    TextSource::resolve(&SourceParams { inputs, ..SourceParams::default() }).expect("resolvable")
 }
 
-fn pack_params<'a>(
-    source: &'a TextSource,
-    tokenizer: &'a dyn Tokenizer,
-    output: &'a Path,
-) -> PackParams<'a> {
+fn pack_params<'a>(source: &'a TextSource, tokenizer: &'a dyn Tokenizer, output: &'a Path) -> PackParams<'a> {
     PackParams {
         source,
         tokenizer,
@@ -39,50 +31,21 @@ fn documents(prefix: &Path) -> Vec<Vec<i64>> {
 
 /// English-like text that is the same on every run.
 fn prose(words: usize, seed: usize) -> String {
-    let vocabulary = [
-        "the ",
-        "model ",
-        "learns",
-        " to ",
-        "pack\n",
-        "d\u{e9}j\u{e0} vu ",
-        "it's ",
-        "42 ",
-        "?! ",
-        "  ",
-    ];
-    (0..words)
-        .map(|i| vocabulary[(i * 7 + i * i * 3 + seed * 11) % 10])
-        .collect()
+    let vocabulary = ["the ", "model ", "learns", " to ", "pack\n", "d\u{e9}j\u{e0} vu ", "it's ", "42 ", "?! ", "  "];
+    (0..words).map(|i| vocabulary[(i * 7 + i * i * 3 + seed * 11) % 10]).collect()
 }
 
 fn trained(folder: &Path) -> HuggingFaceTokenizer {
     std::fs::write(folder.join("corpus.train"), prose(3000, 1)).expect("written");
-    let params = BpeTrainParams {
-        vocab_size: 300,
-        ..BpeTrainParams::default()
-    };
-    train_tokenizer(
-        &source(folder, "*.train"),
-        &params,
-        &folder.join("tokenizer"),
-        &Silent,
-    )
-    .expect("trained")
-    .tokenizer
+    let params = BpeTrainParams { vocab_size: 300, ..BpeTrainParams::default() };
+    train_tokenizer(&source(folder, "*.train"), &params, &folder.join("tokenizer"), &Silent).expect("trained").tokenizer
 }
 
 #[test]
 fn documents_keep_their_order_and_end() {
     let folder = tempfile::tempdir().expect("temporary folder");
-    let lines: String = (0..500)
-        .map(|i| format!("{{\"text\": \"{i} {} 3\"}}\n", i + 1))
-        .collect();
-    std::fs::write(
-        folder.path().join("a.jsonl"),
-        lines + "\n{\"text\": \"\"}\n",
-    )
-    .expect("written");
+    let lines: String = (0..500).map(|i| format!("{{\"text\": \"{i} {} 3\"}}\n", i + 1)).collect();
+    std::fs::write(folder.path().join("a.jsonl"), lines + "\n{\"text\": \"\"}\n").expect("written");
     std::fs::write(folder.path().join("b.txt"), "7 8").expect("written");
     std::fs::write(folder.path().join("c.txt"), b"\xff").expect("written");
     let source = source(folder.path(), "*.*");
@@ -92,20 +55,13 @@ fn documents_keep_their_order_and_end() {
     assert_eq!((report.documents, report.tokens), (501, 500 * 4 + 3));
     assert_eq!((report.empty_documents, report.invalid_documents), (2, 1));
     assert!(report.invalid_names[0].ends_with("c.txt"));
-    assert!(
-        report
-            .to_string()
-            .contains("1 documents that are not UTF-8 skipped")
-    );
+    assert!(report.to_string().contains("1 documents that are not UTF-8 skipped"));
     let packed = documents(&output);
     for (i, document) in packed[..500].iter().enumerate() {
         assert_eq!(*document, [i as i64, i as i64 + 1, 3, 1000]);
     }
     assert_eq!(packed[500], [7, 8, 1000]);
-    let bare = PackParams {
-        document_end: DocumentEnd::Nothing,
-        ..pack_params(&source, &tokenizer, &output)
-    };
+    let bare = PackParams { document_end: DocumentEnd::Nothing, ..pack_params(&source, &tokenizer, &output) };
     pack(&bare).expect("packed");
     assert_eq!(documents(&output)[500], [7, 8]);
 }
@@ -123,12 +79,7 @@ fn long_documents_are_cut_without_changing_tokens() {
     let mut expected = tokenizer.encode_reference(&text).expect("encodable");
     expected.extend(tokenizer.eod());
     assert!(documents(&output)[0] == expected);
-    assert_eq!(
-        IndexedDataset::open(&output, BinAccess::Mmap)
-            .expect("packed")
-            .dtype(),
-        TokenDtype::U16
-    );
+    assert_eq!(IndexedDataset::open(&output, BinAccess::Mmap).expect("packed").dtype(), TokenDtype::U16);
 }
 
 #[test]
@@ -165,11 +116,7 @@ struct StopAfter {
 
 impl WorkProgress for StopAfter {
     fn update(&self, counts: &WorkCounts) {
-        assert!(
-            counts
-                .bytes_total
-                .is_some_and(|total| counts.bytes_done <= total)
-        );
+        assert!(counts.bytes_total.is_some_and(|total| counts.bytes_done <= total));
         self.updates.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -182,43 +129,23 @@ impl WorkProgress for StopAfter {
 fn an_interrupted_run_leaves_nothing_and_can_be_repeated() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let tokenizer = NullTokenizer::new(100);
-    let lines: String = (0..400)
-        .map(|_| format!("{{\"text\": \"{}\"}}\n", "1 2 ".repeat(10_000)))
-        .collect();
+    let lines: String = (0..400).map(|_| format!("{{\"text\": \"{}\"}}\n", "1 2 ".repeat(10_000))).collect();
     std::fs::write(folder.path().join("a.jsonl"), lines).expect("written");
     let source = source(folder.path(), "a.jsonl");
     let output = folder.path().join("out/packed");
     let stale = folder.path().join("out/packed.bin.partial-1-1");
     std::fs::create_dir_all(folder.path().join("out")).expect("folder");
     std::fs::write(&stale, "left behind").expect("written");
-    let progress = StopAfter {
-        updates: AtomicUsize::new(0),
-        limit: 1,
-    };
-    let stopped = PackParams {
-        progress: &progress,
-        ..pack_params(&source, &tokenizer, &output)
-    };
+    let progress = StopAfter { updates: AtomicUsize::new(0), limit: 1 };
+    let stopped = PackParams { progress: &progress, ..pack_params(&source, &tokenizer, &output) };
     assert!(matches!(pack(&stopped), Err(DataError::Interrupted)));
     let names: Vec<_> = std::fs::read_dir(folder.path().join("out"))
         .expect("folder")
-        .map(|entry| {
-            entry
-                .expect("entry")
-                .file_name()
-                .to_string_lossy()
-                .into_owned()
-        })
+        .map(|entry| entry.expect("entry").file_name().to_string_lossy().into_owned())
         .collect();
     assert_eq!(names, ["packed.lock"]);
-    let progress = StopAfter {
-        updates: AtomicUsize::new(0),
-        limit: usize::MAX,
-    };
-    let whole = PackParams {
-        progress: &progress,
-        ..pack_params(&source, &tokenizer, &output)
-    };
+    let progress = StopAfter { updates: AtomicUsize::new(0), limit: usize::MAX };
+    let whole = PackParams { progress: &progress, ..pack_params(&source, &tokenizer, &output) };
     assert_eq!(pack(&whole).expect("packed").documents, 400);
     assert!(progress.updates.load(Ordering::Relaxed) >= 2);
 }
@@ -231,10 +158,7 @@ fn two_writers_are_kept_apart() {
     let output = folder.path().join("packed");
     let tokenizer = NullTokenizer::new(10);
     let lock = OutputLock::acquire(&output).expect("free");
-    assert!(matches!(
-        pack(&pack_params(&source, &tokenizer, &output)),
-        Err(DataError::Locked { .. })
-    ));
+    assert!(matches!(pack(&pack_params(&source, &tokenizer, &output)), Err(DataError::Locked { .. })));
     drop(lock);
     pack(&pack_params(&source, &tokenizer, &output)).expect("free again");
 }
@@ -242,19 +166,13 @@ fn two_writers_are_kept_apart() {
 #[test]
 fn bad_lines_and_missing_text_stop_the_work() {
     let folder = tempfile::tempdir().expect("temporary folder");
-    std::fs::write(
-        folder.path().join("a.jsonl"),
-        "{\"text\": \"1\"}\n{\"text\"}\n",
-    )
-    .expect("written");
+    std::fs::write(folder.path().join("a.jsonl"), "{\"text\": \"1\"}\n{\"text\"}\n").expect("written");
     std::fs::write(folder.path().join("empty.txt"), "").expect("written");
     let output = folder.path().join("packed");
     let tokenizer = NullTokenizer::new(10);
     let error = |pattern| {
         let source = source(folder.path(), pattern);
-        pack(&pack_params(&source, &tokenizer, &output))
-            .expect_err("no output")
-            .to_string()
+        pack(&pack_params(&source, &tokenizer, &output)).expect_err("no output").to_string()
     };
     assert!(error("a.jsonl").contains("line 2"));
     assert!(error("empty.txt").contains("no text"));
@@ -265,61 +183,25 @@ fn bad_lines_and_missing_text_stop_the_work() {
 fn tokenizers_are_trained_once_and_load_again() {
     let folder = tempfile::tempdir().expect("temporary folder");
     std::fs::write(folder.path().join("a.txt"), prose(20_000, 3)).expect("written");
-    let params = BpeTrainParams {
-        vocab_size: 262,
-        min_frequency: 2,
-        special_tokens: vec!["<pad>".into()],
-    };
+    let params = BpeTrainParams { vocab_size: 262, min_frequency: 2, special_tokens: vec!["<pad>".into()] };
     let output = folder.path().join("tokenizer");
-    let train = |params| {
-        train_tokenizer(&source(folder.path(), "a.txt"), params, &output, &Silent).expect("trained")
-    };
+    let train = |params| train_tokenizer(&source(folder.path(), "a.txt"), params, &output, &Silent).expect("trained");
     let first = train(&params);
     assert!(!first.reused);
     let second = train(&params);
     assert!(second.reused);
-    assert_eq!(
-        first.tokenizer.unique_identifier(),
-        second.tokenizer.unique_identifier()
-    );
-    assert_eq!(
-        (second.tokenizer.vocab_size(), second.tokenizer.eod()),
-        (262, Some(0))
-    );
+    assert_eq!(first.tokenizer.unique_identifier(), second.tokenizer.unique_identifier());
+    assert_eq!((second.tokenizer.vocab_size(), second.tokenizer.eod()), (262, Some(0)));
     assert_eq!(second.tokenizer.token_to_id("<pad>"), Some(1));
-    assert!(
-        !train(&BpeTrainParams {
-            vocab_size: 260,
-            ..params.clone()
-        })
-        .reused
-    );
+    assert!(!train(&BpeTrainParams { vocab_size: 260, ..params.clone() }).reused);
     let error = train_tokenizer(
         &source(folder.path(), "a.txt"),
-        &BpeTrainParams {
-            vocab_size: 100,
-            ..params
-        },
+        &BpeTrainParams { vocab_size: 100, ..params },
         &folder.path().join("other"),
         &Silent,
     );
-    assert!(
-        error
-            .expect_err("too small")
-            .to_string()
-            .contains("vocab_size = 100")
-    );
+    assert!(error.expect_err("too small").to_string().contains("vocab_size = 100"));
     std::fs::write(folder.path().join("empty.txt"), "").expect("written");
-    let nothing = train_tokenizer(
-        &source(folder.path(), "empty.txt"),
-        &BpeTrainParams::default(),
-        &output,
-        &Silent,
-    );
-    assert!(
-        nothing
-            .expect_err("no text")
-            .to_string()
-            .contains("no text")
-    );
+    let nothing = train_tokenizer(&source(folder.path(), "empty.txt"), &BpeTrainParams::default(), &output, &Silent);
+    assert!(nothing.expect_err("no text").to_string().contains("no text"));
 }

@@ -9,9 +9,7 @@ use super::{BATCH_BYTES, PIECE_BYTES, WorkCounts, WorkProgress};
 use crate::data::DataError;
 use crate::data::atomic;
 use crate::data::source::{Documents, Text, TextSource};
-use crate::tokenizer::{
-    BpeTrainParams, HuggingFaceTokenizer, Tokenizer, safe_cut, train_byte_level_bpe,
-};
+use crate::tokenizer::{BpeTrainParams, HuggingFaceTokenizer, Tokenizer, safe_cut, train_byte_level_bpe};
 
 /// A trained tokenizer.
 #[derive(Debug)]
@@ -46,20 +44,13 @@ pub fn train_tokenizer(
     if let Some(key) = &key
         && reuse::load::<()>(&output, key, &[&file])?.is_some()
     {
-        return Ok(TokenizerTraining {
-            tokenizer: HuggingFaceTokenizer::load(folder)?,
-            reused: true,
-        });
+        return Ok(TokenizerTraining { tokenizer: HuggingFaceTokenizer::load(folder)?, reused: true });
     }
     reuse::forget(&output)?;
     atomic::remove_stale(&file)?;
     let feed = Feed::new(source, progress)?;
     let failure = Mutex::new(None);
-    let pieces = Pieces {
-        feed,
-        pending: Vec::new(),
-        failure: &failure,
-    };
+    let pieces = Pieces { feed, pending: Vec::new(), failure: &failure };
     let tokenizer = train_byte_level_bpe(params, pieces);
     if let Some(error) = failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
         return Err(error);
@@ -70,10 +61,7 @@ pub fn train_tokenizer(
     if let Some(key) = &key {
         reuse::store(&output, key, &[&file], ())?;
     }
-    Ok(TokenizerTraining {
-        tokenizer,
-        reused: false,
-    })
+    Ok(TokenizerTraining { tokenizer, reused: false })
 }
 
 /// Decoded documents, counted.
@@ -87,16 +75,8 @@ struct Feed<'a> {
 
 impl<'a> Feed<'a> {
     fn new(source: &TextSource, progress: &'a dyn WorkProgress) -> Result<Self, DataError> {
-        let counts = WorkCounts {
-            bytes_total: source.total_bytes(),
-            ..WorkCounts::default()
-        };
-        Ok(Self {
-            documents: source.documents()?,
-            progress,
-            counts,
-            reported: 0,
-        })
+        let counts = WorkCounts { bytes_total: source.total_bytes(), ..WorkCounts::default() };
+        Ok(Self { documents: source.documents()?, progress, counts, reported: 0 })
     }
 
     fn next(&mut self) -> Result<Option<String>, DataError> {
@@ -116,9 +96,7 @@ impl<'a> Feed<'a> {
         }
         self.report();
         match self.counts.documents {
-            0 => Err(DataError::Source(
-                "there is no text to train a tokenizer on".into(),
-            )),
+            0 => Err(DataError::Source("there is no text to train a tokenizer on".into())),
             _ => Ok(None),
         }
     }

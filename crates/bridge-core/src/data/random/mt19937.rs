@@ -25,20 +25,14 @@ impl Mt19937 {
         let mut word = seed;
         for (i, slot) in state.iter_mut().enumerate() {
             *slot = word;
-            word = 1_812_433_253u32
-                .wrapping_mul(word ^ (word >> 30))
-                .wrapping_add(i as u32 + 1);
+            word = 1_812_433_253u32.wrapping_mul(word ^ (word >> 30)).wrapping_add(i as u32 + 1);
         }
-        Self {
-            state,
-            next: STATE_WORDS,
-        }
+        Self { state, next: STATE_WORDS }
     }
 
     fn twist(&mut self) {
         for i in 0..STATE_WORDS {
-            let joined =
-                (self.state[i] & 0x8000_0000) | (self.state[(i + 1) % STATE_WORDS] & 0x7fff_ffff);
+            let joined = (self.state[i] & 0x8000_0000) | (self.state[(i + 1) % STATE_WORDS] & 0x7fff_ffff);
             let feedback = if joined & 1 == 1 { 0x9908_b0df } else { 0 };
             self.state[i] = self.state[(i + SHIFT) % STATE_WORDS] ^ (joined >> 1) ^ feedback;
         }
@@ -85,9 +79,7 @@ impl RandomState {
     /// Seeds outside 0..=4294967295, which numpy refuses too.
     pub fn new(seed: i64) -> Result<Self, SeedError> {
         let seed = u32::try_from(seed).map_err(|_| SeedError(seed))?;
-        Ok(Self {
-            generator: Mt19937::new(seed),
-        })
+        Ok(Self { generator: Mt19937::new(seed) })
     }
 
     /// The next raw 32-bit word.
@@ -145,16 +137,9 @@ impl RandomState {
     /// # Panics
     /// If `probability` is not within 0..=1.
     pub fn bernoulli(&mut self, probability: f64) -> bool {
-        assert!(
-            (0.0..=1.0).contains(&probability),
-            "binomial: p = {probability} is not in [0, 1]"
-        );
+        assert!((0.0..=1.0).contains(&probability), "binomial: p = {probability} is not in [0, 1]");
         // Even certain outcomes take a draw.
-        if probability <= 0.5 {
-            self.invert_one_trial(probability)
-        } else {
-            !self.invert_one_trial(1.0 - probability)
-        }
+        if probability <= 0.5 { self.invert_one_trial(probability) } else { !self.invert_one_trial(1.0 - probability) }
     }
 
     /// Inversion for one trial: walks the probability mass of 0, then 1, and starts over when rounding leaves a rest.

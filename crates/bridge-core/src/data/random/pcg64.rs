@@ -66,11 +66,7 @@ impl Pcg64 {
         let [state_high, state_low, stream_high, stream_low] = SeedSequence::new(seed).generate();
         let start = u128::from(state_high) << 64 | u128::from(state_low);
         let stream = u128::from(stream_high) << 64 | u128::from(stream_low);
-        let mut rng = Self {
-            state: 0,
-            increment: stream << 1 | 1,
-            spare: None,
-        };
+        let mut rng = Self { state: 0, increment: stream << 1 | 1, spare: None };
         rng.step();
         rng.state = rng.state.wrapping_add(start);
         rng.step();
@@ -78,10 +74,7 @@ impl Pcg64 {
     }
 
     fn step(&mut self) {
-        self.state = self
-            .state
-            .wrapping_mul(MULTIPLIER)
-            .wrapping_add(self.increment);
+        self.state = self.state.wrapping_mul(MULTIPLIER).wrapping_add(self.increment);
     }
 
     fn next_u64(&mut self) -> u64 {

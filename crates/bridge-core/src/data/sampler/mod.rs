@@ -103,12 +103,7 @@ impl Sampler {
             SamplerKind::Cyclic { .. } => check_cyclic(&params)?,
             SamplerKind::Batch { incomplete, .. } => check_batch(&params, incomplete)?,
         }
-        Ok(Self {
-            consumed: params.consumed_samples,
-            params,
-            pending: Vec::new(),
-            finished: false,
-        })
+        Ok(Self { consumed: params.consumed_samples, params, pending: Vec::new(), finished: false })
     }
 
     /// Samples of one micro-batch across all ranks.
@@ -149,28 +144,17 @@ impl Sampler {
             Sharding::Buckets => {
                 let bucket = total / unit * size;
                 let order = torch_randperm(bucket, epoch);
-                order[offset / ranks..]
-                    .iter()
-                    .map(|&i| rank * bucket + i as usize)
-                    .collect()
+                order[offset / ranks..].iter().map(|&i| rank * bucket + i as usize).collect()
             }
             Sharding::Interleaved => {
                 let order = torch_randperm(total / size * size, epoch);
-                order[offset..]
-                    .iter()
-                    .skip(rank)
-                    .step_by(ranks)
-                    .map(|&i| i as usize)
-                    .collect()
+                order[offset..].iter().skip(rank).step_by(ranks).map(|&i| i as usize).collect()
             }
         };
         // Dealt out, some ranks may have a micro-batch more than others; all must agree where the epoch ends.
         let batches = (active as usize - offset) / unit;
-        self.pending = order
-            .chunks_exact(size)
-            .take(batches)
-            .map(|batch| batch.iter().copied().map(Some).collect())
-            .collect();
+        self.pending =
+            order.chunks_exact(size).take(batches).map(|batch| batch.iter().copied().map(Some).collect()).collect();
         self.pending.reverse();
         self.consumed += (batches * unit) as u64;
     }
@@ -191,10 +175,7 @@ impl Sampler {
             Incomplete::Pad => numbers.map(|i| (i < end).then_some(i)).collect(),
             _ => numbers.filter(|&i| i < end).map(Some).collect(),
         };
-        self.pending = share
-            .chunks(self.params.micro_batch_size)
-            .map(<[_]>::to_vec)
-            .collect();
+        self.pending = share.chunks(self.params.micro_batch_size).map(<[_]>::to_vec).collect();
         self.pending.reverse();
         self.consumed += match incomplete {
             Incomplete::Pad => global as u64,
@@ -243,9 +224,7 @@ fn check_sizes(params: &SamplerParams) -> Result<(), DataError> {
         return parameter("micro_batch_size = 0: expected at least 1".into());
     }
     if rank >= size {
-        return parameter(format!(
-            "data parallel rank {rank} is not below the group's size {size}"
-        ));
+        return parameter(format!("data parallel rank {rank} is not below the group's size {size}"));
     }
     Ok(())
 }

@@ -11,80 +11,40 @@ fn params(kind: SamplerKind, total: usize, micro: usize, ranks: usize) -> Sample
         consumed_samples: 0,
         micro_batch_size: micro,
         global_batch_size: 2 * micro * ranks,
-        data_parallel: DataParallel {
-            rank: 0,
-            size: ranks,
-        },
+        data_parallel: DataParallel { rank: 0, size: ranks },
     }
 }
 
 fn rank(params: SamplerParams, rank: usize) -> Sampler {
-    let data_parallel = DataParallel {
-        rank,
-        size: params.data_parallel.size,
-    };
-    Sampler::new(SamplerParams {
-        data_parallel,
-        ..params
-    })
-    .expect("valid parameters")
+    let data_parallel = DataParallel { rank, size: params.data_parallel.size };
+    Sampler::new(SamplerParams { data_parallel, ..params }).expect("valid parameters")
 }
 
 fn plain(batches: impl IntoIterator<Item = SampleIndices>) -> Vec<Vec<usize>> {
-    batches
-        .into_iter()
-        .map(|batch| batch.into_iter().map(|i| i.expect("no padding")).collect())
-        .collect()
+    batches.into_iter().map(|batch| batch.into_iter().map(|i| i.expect("no padding")).collect()).collect()
 }
 
-const SINGLE: SamplerKind = SamplerKind::Single {
-    incomplete: Incomplete::Drop,
-};
-const CYCLIC: SamplerKind = SamplerKind::Cyclic {
-    sharding: Sharding::Buckets,
-};
-const BATCH: SamplerKind = SamplerKind::Batch {
-    incomplete: Incomplete::Drop,
-    passes: Passes::Endless,
-};
+const SINGLE: SamplerKind = SamplerKind::Single { incomplete: Incomplete::Drop };
+const CYCLIC: SamplerKind = SamplerKind::Cyclic { sharding: Sharding::Buckets };
+const BATCH: SamplerKind = SamplerKind::Batch { incomplete: Incomplete::Drop, passes: Passes::Endless };
 
 #[test]
 fn single_reads_in_sequence() {
     let params = params(SINGLE, 10, 2, 2);
     assert_eq!(plain(rank(params, 0)), [[0, 1], [4, 5]]);
     assert_eq!(plain(rank(params, 1)), [[2, 3], [6, 7]]);
-    let resumed = SamplerParams {
-        consumed_samples: 4,
-        ..params
-    };
+    let resumed = SamplerParams { consumed_samples: 4, ..params };
     assert_eq!(plain(rank(resumed, 1)), [[6, 7]]);
 }
 
 #[test]
 fn single_keeps_or_pads_the_rest() {
-    let keep = params(
-        SamplerKind::Single {
-            incomplete: Incomplete::Keep,
-        },
-        11,
-        2,
-        2,
-    );
+    let keep = params(SamplerKind::Single { incomplete: Incomplete::Keep }, 11, 2, 2);
     assert_eq!(plain(rank(keep, 0)), [vec![0, 1], vec![4, 5], vec![8, 9]]);
     assert_eq!(plain(rank(keep, 1)), [vec![2, 3], vec![6, 7], vec![10]]);
-    let keep = SamplerParams {
-        total_samples: 9,
-        ..keep
-    };
+    let keep = SamplerParams { total_samples: 9, ..keep };
     assert_eq!(plain(rank(keep, 1)), [[2, 3], [6, 7]]);
-    let pad = params(
-        SamplerKind::Single {
-            incomplete: Incomplete::Pad,
-        },
-        9,
-        2,
-        2,
-    );
+    let pad = params(SamplerKind::Single { incomplete: Incomplete::Pad }, 9, 2, 2);
     assert_eq!(rank(pad, 0).last(), Some(vec![Some(8), None]));
     assert_eq!(rank(pad, 1).last(), Some(vec![None, None]));
 }
@@ -93,29 +53,15 @@ fn single_keeps_or_pads_the_rest() {
 #[test]
 fn cyclic_shuffles_each_ranks_bucket() {
     let params = params(CYCLIC, 23, 2, 2);
-    let expected = [
-        [14, 11],
-        [17, 15],
-        [13, 19],
-        [10, 18],
-        [16, 12],
-        [15, 16],
-        [11, 12],
-        [10, 18],
-    ];
+    let expected = [[14, 11], [17, 15], [13, 19], [10, 18], [16, 12], [15, 16], [11, 12], [10, 18]];
     assert_eq!(plain(rank(params, 1).take(8)), expected);
-    let resumed = SamplerParams {
-        consumed_samples: 20 + 4,
-        ..params
-    };
+    let resumed = SamplerParams { consumed_samples: 20 + 4, ..params };
     assert_eq!(plain(rank(resumed, 1).take(2)), expected[6..]);
 }
 
 #[test]
 fn interleaved_cyclic_deals_one_permutation() {
-    let kind = SamplerKind::Cyclic {
-        sharding: Sharding::Interleaved,
-    };
+    let kind = SamplerKind::Cyclic { sharding: Sharding::Interleaved };
     let params = params(kind, 10, 1, 2);
     assert_eq!(plain(rank(params, 0).take(5)).concat(), [4, 7, 3, 0, 6]);
     assert_eq!(plain(rank(params, 1).take(5)).concat(), [1, 5, 9, 8, 2]);
@@ -123,15 +69,11 @@ fn interleaved_cyclic_deals_one_permutation() {
 
 #[test]
 fn interleaved_ranks_agree_on_the_epochs_end() {
-    let kind = SamplerKind::Cyclic {
-        sharding: Sharding::Interleaved,
-    };
+    let kind = SamplerKind::Cyclic { sharding: Sharding::Interleaved };
     // One unit of four fits into seven samples; dealt out naively, three of four ranks would get a second sample.
     let params = params(kind, 7, 1, 4);
     let second: Vec<u64> = torch_randperm(7, 1)[..4].to_vec();
-    let dealt: Vec<u64> = (0..4)
-        .map(|r| plain(rank(params, r).take(2))[1][0] as u64)
-        .collect();
+    let dealt: Vec<u64> = (0..4).map(|r| plain(rank(params, r).take(2))[1][0] as u64).collect();
     assert_eq!(dealt, second);
 }
 
@@ -144,35 +86,17 @@ fn batch_deals_global_batches() {
 
 #[test]
 fn batch_keeps_or_pads_the_rest() {
-    let keep = SamplerKind::Batch {
-        incomplete: Incomplete::Keep,
-        passes: Passes::Once,
-    };
-    assert_eq!(
-        plain(rank(params(keep, 11, 1, 2), 0)).concat(),
-        [0, 2, 4, 6, 8, 10]
-    );
-    assert_eq!(
-        plain(rank(params(keep, 11, 1, 2), 1)).concat(),
-        [1, 3, 5, 7, 9]
-    );
-    let pad = SamplerKind::Batch {
-        incomplete: Incomplete::Pad,
-        passes: Passes::Once,
-    };
+    let keep = SamplerKind::Batch { incomplete: Incomplete::Keep, passes: Passes::Once };
+    assert_eq!(plain(rank(params(keep, 11, 1, 2), 0)).concat(), [0, 2, 4, 6, 8, 10]);
+    assert_eq!(plain(rank(params(keep, 11, 1, 2), 1)).concat(), [1, 3, 5, 7, 9]);
+    let pad = SamplerKind::Batch { incomplete: Incomplete::Pad, passes: Passes::Once };
     let padded: Vec<_> = rank(params(pad, 11, 1, 2), 1).collect();
-    assert_eq!(
-        padded.concat(),
-        [Some(1), Some(3), Some(5), Some(7), Some(9), None]
-    );
+    assert_eq!(padded.concat(), [Some(1), Some(3), Some(5), Some(7), Some(9), None]);
 }
 
 #[test]
 fn batches_are_cut_into_micro_batches() {
-    let params = SamplerParams {
-        global_batch_size: 8,
-        ..params(BATCH, 16, 2, 2)
-    };
+    let params = SamplerParams { global_batch_size: 8, ..params(BATCH, 16, 2, 2) };
     assert_eq!(plain(rank(params, 1).take(3)), [[1, 3], [5, 7], [9, 11]]);
 }
 
@@ -181,27 +105,15 @@ fn unusable_parameters_are_errors() {
     let message = |params| Sampler::new(params).expect_err("refused").to_string();
     assert!(message(params(SINGLE, 0, 1, 1)).contains("no samples"));
     assert!(message(params(SINGLE, 5, 0, 1)).contains("micro_batch_size"));
-    let consumed = SamplerParams {
-        consumed_samples: 5,
-        ..params(SINGLE, 5, 1, 1)
-    };
+    let consumed = SamplerParams { consumed_samples: 5, ..params(SINGLE, 5, 1, 1) };
     assert!(message(consumed).contains("5 of 5"));
     assert!(message(params(CYCLIC, 3, 2, 2)).contains("needs 4"));
-    let off_grid = SamplerParams {
-        consumed_samples: 3,
-        ..params(CYCLIC, 8, 2, 1)
-    };
+    let off_grid = SamplerParams { consumed_samples: 3, ..params(CYCLIC, 8, 2, 1) };
     assert!(message(off_grid).contains("multiple"));
-    let odd = SamplerParams {
-        global_batch_size: 3,
-        ..params(BATCH, 8, 2, 1)
-    };
+    let odd = SamplerParams { global_batch_size: 3, ..params(BATCH, 8, 2, 1) };
     assert!(message(odd).contains("global_batch_size = 3"));
     assert!(message(params(BATCH, 3, 1, 2)).contains("drop_last"));
-    let outside = SamplerParams {
-        data_parallel: DataParallel { rank: 2, size: 2 },
-        ..params(SINGLE, 8, 1, 1)
-    };
+    let outside = SamplerParams { data_parallel: DataParallel { rank: 2, size: 2 }, ..params(SINGLE, 8, 1, 1) };
     assert!(message(outside).contains("rank 2"));
 }
 
@@ -209,14 +121,9 @@ fn kinds() -> impl Strategy<Value = SamplerKind> {
     prop_oneof![
         Just(SINGLE),
         Just(CYCLIC),
-        Just(SamplerKind::Cyclic {
-            sharding: Sharding::Interleaved
-        }),
+        Just(SamplerKind::Cyclic { sharding: Sharding::Interleaved }),
         Just(BATCH),
-        Just(SamplerKind::Batch {
-            incomplete: Incomplete::Pad,
-            passes: Passes::Endless
-        }),
+        Just(SamplerKind::Batch { incomplete: Incomplete::Pad, passes: Passes::Endless }),
     ]
 }
 

@@ -62,26 +62,16 @@ impl RawDocument {
         if line.trim().is_empty() {
             return Ok(Text::Empty);
         }
-        let bad = |problem: String| {
-            DataError::malformed(&self.path, format!("line {}: {problem}", self.line))
-        };
+        let bad = |problem: String| DataError::malformed(&self.path, format!("line {}: {problem}", self.line));
         let mut object: serde_json::Value =
             serde_json::from_str(line).map_err(|error| bad(format!("not JSON: {error}")))?;
         match object.get_mut(&**key).map(serde_json::Value::take) {
             Some(serde_json::Value::String(text)) if text.is_empty() => Ok(Text::Empty),
             Some(serde_json::Value::String(text)) => Ok(Text::Valid(text)),
-            Some(other) => Err(bad(format!(
-                "expected a string under the key {key:?}, found {other}"
-            ))),
+            Some(other) => Err(bad(format!("expected a string under the key {key:?}, found {other}"))),
             None => {
-                let keys: Vec<&String> = object
-                    .as_object()
-                    .into_iter()
-                    .flat_map(|fields| fields.keys())
-                    .collect();
-                Err(bad(format!(
-                    "there is no key {key:?}; the keys are {keys:?}"
-                )))
+                let keys: Vec<&String> = object.as_object().into_iter().flat_map(|fields| fields.keys()).collect();
+                Err(bad(format!("there is no key {key:?}; the keys are {keys:?}")))
             }
         }
     }
@@ -102,10 +92,7 @@ enum Plan {
     /// File after file, line after line.
     Sequential { next: usize, lines: Option<Lines> },
     /// In the order of the places. The last file stays open.
-    Placed {
-        places: std::vec::IntoIter<Place>,
-        open: Option<(usize, File)>,
-    },
+    Placed { places: std::vec::IntoIter<Place>, open: Option<(usize, File)> },
     /// Standard input.
     Stdin,
 }
@@ -125,49 +112,25 @@ pub struct Documents {
 
 impl Documents {
     fn new(files: Vec<(PathBuf, Option<String>)>, plan: Plan) -> Self {
-        let files = files
-            .into_iter()
-            .map(|(path, key)| (Arc::from(path), key.map(Arc::from)))
-            .collect();
-        Self {
-            files,
-            plan,
-            failed: false,
-        }
+        let files = files.into_iter().map(|(path, key)| (Arc::from(path), key.map(Arc::from))).collect();
+        Self { files, plan, failed: false }
     }
 
     pub(super) fn sequential(files: Vec<(PathBuf, Option<String>)>) -> Self {
-        Self::new(
-            files,
-            Plan::Sequential {
-                next: 0,
-                lines: None,
-            },
-        )
+        Self::new(files, Plan::Sequential { next: 0, lines: None })
     }
 
     pub(super) fn placed(files: Vec<(PathBuf, Option<String>)>, places: Vec<Place>) -> Self {
-        Self::new(
-            files,
-            Plan::Placed {
-                places: places.into_iter(),
-                open: None,
-            },
-        )
+        Self::new(files, Plan::Placed { places: places.into_iter(), open: None })
     }
 
     pub(super) fn stdin(key: Option<String>) -> Self {
         match key {
             None => Self::new(vec![(PathBuf::from("standard input"), None)], Plan::Stdin),
             Some(_) => {
-                let mut documents =
-                    Self::new(vec![(PathBuf::from("standard input"), key)], Plan::Stdin);
+                let mut documents = Self::new(vec![(PathBuf::from("standard input"), key)], Plan::Stdin);
                 let reader = Box::new(BufReader::new(std::io::stdin()));
-                let lines = Some(Lines {
-                    reader,
-                    file: documents.files[0].clone(),
-                    line: 0,
-                });
+                let lines = Some(Lines { reader, file: documents.files[0].clone(), line: 0 });
                 documents.plan = Plan::Sequential { next: 1, lines };
                 documents
             }
@@ -190,41 +153,21 @@ impl Documents {
                 if key.is_some() {
                     let file = File::open(path).map_err(DataError::io("open", path))?;
                     let reader = Box::new(BufReader::with_capacity(1 << 20, file));
-                    *lines = Some(Lines {
-                        reader,
-                        file: (Arc::clone(path), key.clone()),
-                        line: 0,
-                    });
+                    *lines = Some(Lines { reader, file: (Arc::clone(path), key.clone()), line: 0 });
                 } else {
                     let bytes = std::fs::read(path).map_err(DataError::io("read", path))?;
-                    return Ok(Some(RawDocument {
-                        path: Arc::clone(path),
-                        line: 0,
-                        key: None,
-                        bytes,
-                    }));
+                    return Ok(Some(RawDocument { path: Arc::clone(path), line: 0, key: None, bytes }));
                 }
             },
-            Plan::Placed { places, open } => places
-                .next()
-                .map(|place| read_place(&self.files[place.file], place, open))
-                .transpose(),
+            Plan::Placed { places, open } => {
+                places.next().map(|place| read_place(&self.files[place.file], place, open)).transpose()
+            }
             Plan::Stdin => {
                 let path = Arc::clone(&self.files[0].0);
                 let mut bytes = Vec::new();
-                std::io::stdin()
-                    .read_to_end(&mut bytes)
-                    .map_err(DataError::io("read", &path))?;
-                self.plan = Plan::Sequential {
-                    next: 1,
-                    lines: None,
-                };
-                Ok(Some(RawDocument {
-                    path,
-                    line: 0,
-                    key: None,
-                    bytes,
-                }))
+                std::io::stdin().read_to_end(&mut bytes).map_err(DataError::io("read", &path))?;
+                self.plan = Plan::Sequential { next: 1, lines: None };
+                Ok(Some(RawDocument { path, line: 0, key: None, bytes }))
             }
         }
     }
@@ -247,26 +190,14 @@ impl Lines {
     fn next(&mut self) -> Result<Option<RawDocument>, DataError> {
         let (path, key) = &self.file;
         let mut bytes = Vec::new();
-        let read = self
-            .reader
-            .read_until(b'\n', &mut bytes)
-            .map_err(DataError::io("read", path))?;
+        let read = self.reader.read_until(b'\n', &mut bytes).map_err(DataError::io("read", path))?;
         self.line += 1;
-        let document = RawDocument {
-            path: Arc::clone(path),
-            line: self.line,
-            key: key.clone(),
-            bytes,
-        };
+        let document = RawDocument { path: Arc::clone(path), line: self.line, key: key.clone(), bytes };
         Ok((read > 0).then_some(document))
     }
 }
 
-fn read_place(
-    (path, key): &Keyed,
-    place: Place,
-    open: &mut Option<(usize, File)>,
-) -> Result<RawDocument, DataError> {
+fn read_place((path, key): &Keyed, place: Place, open: &mut Option<(usize, File)>) -> Result<RawDocument, DataError> {
     let mut file = match open.take() {
         Some((number, file)) if number == place.file => file,
         _ => File::open(path).map_err(DataError::io("open", path))?,
@@ -276,10 +207,5 @@ fn read_place(
         .and_then(|_| file.read_exact(&mut bytes))
         .map_err(DataError::io("read", path))?;
     *open = Some((place.file, file));
-    Ok(RawDocument {
-        path: Arc::clone(path),
-        line: place.line,
-        key: key.clone(),
-        bytes,
-    })
+    Ok(RawDocument { path: Arc::clone(path), line: place.line, key: key.clone(), bytes })
 }

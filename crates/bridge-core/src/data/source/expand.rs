@@ -16,8 +16,7 @@ fn expand_with(text: &str, variable: &dyn Fn(&str) -> Option<String>) -> Result<
                 None => expand_with(default, variable),
             };
         }
-        variable(name)
-            .ok_or_else(|| DataError::Source(format!("{text:?}: the variable {name} is not set")))
+        variable(name).ok_or_else(|| DataError::Source(format!("{text:?}: the variable {name} is not set")))
     };
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -29,13 +28,11 @@ fn expand_with(text: &str, variable: &dyn Fn(&str) -> Option<String>) -> Result<
         out.push_str(&rest[..dollar]);
         let after = &rest[dollar + 1..];
         let (name, tail) = match after.strip_prefix('{') {
-            Some(braced) => braced.split_once('}').ok_or_else(|| {
-                DataError::Source(format!("{text:?}: ${{ without a closing brace"))
-            })?,
+            Some(braced) => braced
+                .split_once('}')
+                .ok_or_else(|| DataError::Source(format!("{text:?}: ${{ without a closing brace")))?,
             None => {
-                let end = after
-                    .find(|c: char| !(c.is_ascii_alphanumeric() || c == '_'))
-                    .unwrap_or(after.len());
+                let end = after.find(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).unwrap_or(after.len());
                 after.split_at(end)
             }
         };
@@ -69,13 +66,7 @@ mod tests {
         assert_eq!(expanded("${NOPE:-~/.cargo}/x"), "/home/me/.cargo/x");
         assert_eq!(expanded("${DATA:-~/.cargo}/x"), "/data/x");
         for text in ["$NOPE/x", "${DATA"] {
-            assert!(
-                expand_with(text, &variable)
-                    .expect_err(text)
-                    .to_string()
-                    .contains(text),
-                "{text}"
-            );
+            assert!(expand_with(text, &variable).expect_err(text).to_string().contains(text), "{text}");
         }
     }
 }

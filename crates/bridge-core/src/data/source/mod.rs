@@ -95,9 +95,7 @@ impl TextSource {
                 return bad("standard input (-) cannot be combined with other inputs".into());
             }
             if params.shuffle_seed.is_some() || params.max_bytes.is_some() {
-                return bad(
-                    "standard input (-) is read as it comes: no shuffle_seed, no max_bytes".into(),
-                );
+                return bad("standard input (-) is read as it comes: no shuffle_seed, no max_bytes".into());
             }
             return Ok(build(Origin::Stdin, 0));
         }
@@ -116,9 +114,7 @@ impl TextSource {
                     .count(),
             );
             if files.is_empty() {
-                return bad(format!(
-                    "max_bytes = {max_bytes}: the first file alone has {first} bytes"
-                ));
+                return bad(format!("max_bytes = {max_bytes}: the first file alone has {first} bytes"));
             }
         }
         let left_out = found - files.len();
@@ -168,24 +164,14 @@ impl TextSource {
         let Origin::Files(files) = &self.origin else {
             return None;
         };
-        let files: Vec<_> = files
-            .iter()
-            .map(|file| {
-                (
-                    file.path.display().to_string(),
-                    file.size,
-                    file.modified.to_string(),
-                )
-            })
-            .collect();
+        let files: Vec<_> =
+            files.iter().map(|file| (file.path.display().to_string(), file.size, file.modified.to_string())).collect();
         let format = match &self.format {
             TextFormat::Auto => "auto".to_owned(),
             TextFormat::Document => "document".to_owned(),
             TextFormat::JsonLines { key } => format!("json lines, {key}"),
         };
-        Some(
-            serde_json::json!({ "files": files, "format": format, "shuffle_seed": self.shuffle_seed }),
-        )
+        Some(serde_json::json!({ "files": files, "format": format, "shuffle_seed": self.shuffle_seed }))
     }
 
     /// Reads the documents in order.
@@ -196,10 +182,7 @@ impl TextSource {
         match (&self.origin, self.shuffle_seed) {
             (Origin::Stdin, _) => Ok(Documents::stdin(self.key_of(Path::new("-")))),
             (Origin::Files(files), None) => {
-                let files = files
-                    .iter()
-                    .map(|file| (file.path.clone(), self.key_of(&file.path)))
-                    .collect();
+                let files = files.iter().map(|file| (file.path.clone(), self.key_of(&file.path))).collect();
                 Ok(Documents::sequential(files))
             }
             (Origin::Files(files), Some(seed)) => self.shuffled(files, seed),
@@ -225,25 +208,14 @@ impl TextSource {
             let key = self.key_of(&file.path);
             if key.is_some() {
                 find_lines(&file.path, |line, start, length| {
-                    places.push(documents::Place {
-                        file: number,
-                        line,
-                        start,
-                        length,
-                    });
+                    places.push(documents::Place { file: number, line, start, length });
                 })?;
             } else {
-                places.push(documents::Place {
-                    file: number,
-                    line: 0,
-                    start: 0,
-                    length: file.size as usize,
-                });
+                places.push(documents::Place { file: number, line: 0, start: 0, length: file.size as usize });
             }
             keyed.push((file.path.clone(), key));
         }
-        let mut rng = RandomState::new(i64::from(seed))
-            .map_err(|error| DataError::Parameter(error.to_string()))?;
+        let mut rng = RandomState::new(i64::from(seed)).map_err(|error| DataError::Parameter(error.to_string()))?;
         rng.shuffle(&mut places);
         Ok(Documents::placed(keyed, places))
     }
@@ -257,9 +229,7 @@ fn find_lines(path: &Path, mut on: impl FnMut(usize, u64, usize)) -> Result<(), 
     let mut line = Vec::new();
     loop {
         line.clear();
-        let length = reader
-            .read_until(b'\n', &mut line)
-            .map_err(DataError::io("read", path))?;
+        let length = reader.read_until(b'\n', &mut line).map_err(DataError::io("read", path))?;
         if length == 0 {
             return Ok(());
         }
@@ -317,8 +287,7 @@ fn matches_of(input: &str) -> Result<Vec<PathBuf>, DataError> {
             literal.join("**/*.txt").display()
         )));
     }
-    let paths = glob::glob(&expanded)
-        .map_err(|error| DataError::Source(format!("pattern {input:?}: {error}")))?;
+    let paths = glob::glob(&expanded).map_err(|error| DataError::Source(format!("pattern {input:?}: {error}")))?;
     let mut found = Vec::new();
     for path in paths {
         let path = path.map_err(|error| {
@@ -334,17 +303,9 @@ fn matches_of(input: &str) -> Result<Vec<PathBuf>, DataError> {
 
 fn describe(path: PathBuf) -> Result<SourceFile, DataError> {
     let metadata = std::fs::metadata(&path).map_err(DataError::io("read the size of", &path))?;
-    let modified = metadata
-        .modified()
-        .map_err(DataError::io("read the time of", &path))?;
-    let modified = modified
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_nanos());
-    Ok(SourceFile {
-        size: metadata.len(),
-        path,
-        modified,
-    })
+    let modified = metadata.modified().map_err(DataError::io("read the time of", &path))?;
+    let modified = modified.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
+    Ok(SourceFile { size: metadata.len(), path, modified })
 }
 
 #[cfg(test)]

@@ -13,22 +13,14 @@ fn folder(files: &[(&str, &[u8])]) -> tempfile::TempDir {
 }
 
 fn params(folder: &tempfile::TempDir, patterns: &[&str]) -> SourceParams {
-    let inputs = patterns
-        .iter()
-        .map(|pattern| format!("{}/{pattern}", folder.path().display()))
-        .collect();
-    SourceParams {
-        inputs,
-        ..SourceParams::default()
-    }
+    let inputs = patterns.iter().map(|pattern| format!("{}/{pattern}", folder.path().display())).collect();
+    SourceParams { inputs, ..SourceParams::default() }
 }
 
 fn texts(params: &SourceParams) -> Vec<Text> {
     let source = TextSource::resolve(params).expect("resolvable");
     let documents = source.documents().expect("readable");
-    documents
-        .map(|document| document.and_then(RawDocument::into_text).expect("readable"))
-        .collect()
+    documents.map(|document| document.and_then(RawDocument::into_text).expect("readable")).collect()
 }
 
 fn valid(text: &str) -> Text {
@@ -37,19 +29,10 @@ fn valid(text: &str) -> Text {
 
 #[test]
 fn globs_are_sorted_excluded_and_read_once() {
-    let files = folder(&[
-        ("b.txt", b"B"),
-        ("a.txt", b"A"),
-        ("d/c.txt", b"C"),
-        ("d/skip.txt", b"S"),
-        ("e.md", b"E"),
-    ]);
+    let files = folder(&[("b.txt", b"B"), ("a.txt", b"A"), ("d/c.txt", b"C"), ("d/skip.txt", b"S"), ("e.md", b"E")]);
     let mut params = params(&files, &["**/*.txt", "a.txt", "e.md"]);
     params.exclude = vec![format!("{}/**/skip*", files.path().display())];
-    assert_eq!(
-        texts(&params),
-        [valid("A"), valid("B"), valid("C"), valid("E")]
-    );
+    assert_eq!(texts(&params), [valid("A"), valid("B"), valid("C"), valid("E")]);
 }
 
 #[test]
@@ -58,96 +41,41 @@ fn max_bytes_takes_whole_files() {
     let mut params = params(&files, &["*.txt"]);
     params.max_bytes = Some(7);
     let source = TextSource::resolve(&params).expect("resolvable");
-    assert_eq!(
-        (
-            source.files().len(),
-            source.files_left_out(),
-            source.total_bytes()
-        ),
-        (1, 2, Some(5))
-    );
+    assert_eq!((source.files().len(), source.files_left_out(), source.total_bytes()), (1, 2, Some(5)));
     params.max_bytes = Some(4);
-    assert!(
-        TextSource::resolve(&params)
-            .expect_err("too small")
-            .to_string()
-            .contains("5 bytes")
-    );
+    assert!(TextSource::resolve(&params).expect_err("too small").to_string().contains("5 bytes"));
 }
 
 #[test]
 fn json_lines_and_their_errors() {
     let lines = b"{\"text\": \"one\\n\"}\n\n{\"text\": \"\"}\n{\"text\": \"two\", \"n\": 1}";
-    let files = folder(&[
-        ("a.jsonl", lines),
-        ("bad.jsonl", b"{\"text\": \"ok\"}\n{\"body\": 1}\n"),
-    ]);
-    assert_eq!(
-        texts(&params(&files, &["a.jsonl"])),
-        [valid("one\n"), Text::Empty, Text::Empty, valid("two")]
-    );
+    let files = folder(&[("a.jsonl", lines), ("bad.jsonl", b"{\"text\": \"ok\"}\n{\"body\": 1}\n")]);
+    assert_eq!(texts(&params(&files, &["a.jsonl"])), [valid("one\n"), Text::Empty, Text::Empty, valid("two")]);
 
     let source = TextSource::resolve(&params(&files, &["bad.jsonl"])).expect("resolvable");
-    let last = source
-        .documents()
-        .expect("readable")
-        .last()
-        .expect("two lines")
-        .expect("read");
+    let last = source.documents().expect("readable").last().expect("two lines").expect("read");
     assert_eq!(last.line, 2);
     let error = last.into_text().expect_err("no key").to_string();
-    assert!(
-        error.contains("line 2") && error.contains("body"),
-        "{error}"
-    );
+    assert!(error.contains("line 2") && error.contains("body"), "{error}");
 
-    let other = SourceParams {
-        format: TextFormat::JsonLines { key: "body".into() },
-        ..params(&files, &["bad.jsonl"])
-    };
+    let other = SourceParams { format: TextFormat::JsonLines { key: "body".into() }, ..params(&files, &["bad.jsonl"]) };
     let source = TextSource::resolve(&other).expect("resolvable");
-    let last = source
-        .documents()
-        .expect("readable")
-        .last()
-        .expect("two lines")
-        .expect("read");
-    assert!(
-        last.into_text()
-            .expect_err("a number")
-            .to_string()
-            .contains("found 1")
-    );
+    let last = source.documents().expect("readable").last().expect("two lines").expect("read");
+    assert!(last.into_text().expect_err("a number").to_string().contains("found 1"));
 }
 
 #[test]
 fn text_that_is_not_utf8_is_told_apart() {
-    let files = folder(&[
-        ("a.txt", b"\xff\xfe"),
-        ("b.jsonl", b"{\"text\": \"\xff\"}\n"),
-        ("c.txt", b""),
-    ]);
-    assert_eq!(
-        texts(&params(&files, &["*"])),
-        [Text::NotUtf8, Text::NotUtf8, Text::Empty]
-    );
+    let files = folder(&[("a.txt", b"\xff\xfe"), ("b.jsonl", b"{\"text\": \"\xff\"}\n"), ("c.txt", b"")]);
+    assert_eq!(texts(&params(&files, &["*"])), [Text::NotUtf8, Text::NotUtf8, Text::Empty]);
 }
 
 #[test]
 fn shuffling_is_a_repeatable_permutation_of_documents() {
-    let lines: String = (0..50)
-        .map(|i| format!("{{\"text\": \"{i}\"}}\n"))
-        .collect();
-    let files = folder(&[
-        ("a.jsonl", lines.as_bytes()),
-        ("b.txt", b"B"),
-        ("c.txt", b"C"),
-    ]);
+    let lines: String = (0..50).map(|i| format!("{{\"text\": \"{i}\"}}\n")).collect();
+    let files = folder(&[("a.jsonl", lines.as_bytes()), ("b.txt", b"B"), ("c.txt", b"C")]);
     let plain = params(&files, &["*"]);
-    let shuffled = SourceParams {
-        shuffle_seed: Some(7),
-        ..plain.clone()
-    };
+    let shuffled = SourceParams { shuffle_seed: Some(7), ..plain.clone() };
     let (mut first, second) = (texts(&shuffled), texts(&shuffled));
     assert_eq!(first, second);
     let mut ordered = texts(&plain);
@@ -161,26 +89,16 @@ fn shuffling_is_a_repeatable_permutation_of_documents() {
 #[test]
 fn unusable_inputs_are_errors() {
     let files = folder(&[("a.txt", b"A")]);
-    let message = |params: &SourceParams| {
-        TextSource::resolve(params)
-            .expect_err("refused")
-            .to_string()
-    };
+    let message = |params: &SourceParams| TextSource::resolve(params).expect_err("refused").to_string();
     assert!(message(&SourceParams::default()).contains("no input"));
     assert!(message(&params(&files, &["*.md"])).contains("no file matches"));
     assert!(message(&params(&files, &["[z"])).contains("pattern"));
-    let as_folder = SourceParams {
-        inputs: vec![files.path().display().to_string()],
-        ..SourceParams::default()
-    };
+    let as_folder = SourceParams { inputs: vec![files.path().display().to_string()], ..SourceParams::default() };
     assert!(message(&as_folder).contains("is a folder"));
     let mut mixed = params(&files, &["a.txt"]);
     mixed.inputs.push("-".into());
     assert!(message(&mixed).contains("standard input"));
-    let nothing_left = SourceParams {
-        exclude: vec!["**/a.txt".into()],
-        ..params(&files, &["a.txt"])
-    };
+    let nothing_left = SourceParams { exclude: vec!["**/a.txt".into()], ..params(&files, &["a.txt"]) };
     assert!(message(&nothing_left).contains("leave no file"));
 }
 
@@ -188,18 +106,11 @@ fn unusable_inputs_are_errors() {
 fn fingerprints_change_with_the_files() {
     let files = folder(&[("a.txt", b"A")]);
     let params = params(&files, &["a.txt"]);
-    let print = |params| {
-        TextSource::resolve(params)
-            .expect("resolvable")
-            .fingerprint()
-    };
+    let print = |params| TextSource::resolve(params).expect("resolvable").fingerprint();
     let before = print(&params);
     assert_eq!(before, print(&params));
     std::fs::write(files.path().join("a.txt"), b"AB").expect("written");
     assert_ne!(before, print(&params));
-    let stdin = SourceParams {
-        inputs: vec!["-".into()],
-        ..SourceParams::default()
-    };
+    let stdin = SourceParams { inputs: vec!["-".into()], ..SourceParams::default() };
     assert_eq!(print(&stdin), None);
 }

@@ -81,11 +81,7 @@ impl Event {
 
     /// Reads a message; `None` if the bytes are none.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut event = Self {
-            wall_time: 0.0,
-            step: 0,
-            kind: EventKind::Other,
-        };
+        let mut event = Self { wall_time: 0.0, step: 0, kind: EventKind::Other };
         let mut fields = Fields(bytes);
         while !fields.0.is_empty() {
             match fields.next()? {
@@ -176,18 +172,9 @@ mod tests {
 
     #[test]
     fn known_bytes() {
-        let event = Event {
-            wall_time: 1.0,
-            step: 300,
-            kind: EventKind::Scalar {
-                tag: "a".into(),
-                value: 0.5,
-            },
-        };
+        let event = Event { wall_time: 1.0, step: 300, kind: EventKind::Scalar { tag: "a".into(), value: 0.5 } };
         let mut expected = vec![0x09, 0, 0, 0, 0, 0, 0, 0xf0, 0x3f, 0x10, 0xac, 0x02];
-        expected.extend([
-            0x2a, 0x0a, 0x0a, 0x08, 0x0a, 0x01, b'a', 0x15, 0, 0, 0, 0x3f,
-        ]);
+        expected.extend([0x2a, 0x0a, 0x0a, 0x08, 0x0a, 0x01, b'a', 0x15, 0, 0, 0, 0x3f]);
         assert_eq!(event.encode(), expected);
         assert_eq!(Event::decode(&expected), Some(event));
         assert_eq!(Event::decode(&expected[..expected.len() - 1]), None);

@@ -31,9 +31,7 @@ pub enum EventFileError {
 
 /// The checksum as event files store it: rotated and offset, so that checksums of checksums stay strong.
 pub(super) fn masked_crc32c(bytes: &[u8]) -> u32 {
-    crc32c::crc32c(bytes)
-        .rotate_right(15)
-        .wrapping_add(0xa282_ead8)
+    crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
 }
 
 /// Frames a payload.
@@ -48,27 +46,18 @@ pub(super) fn frame(payload: &[u8]) -> Vec<u8> {
 }
 
 /// Events of a file with the bytes of their records; an incomplete record at the end is left out.
-pub(super) fn split<'a>(
-    path: &Path,
-    bytes: &'a [u8],
-) -> Result<Vec<(Event, &'a [u8])>, EventFileError> {
+pub(super) fn split<'a>(path: &Path, bytes: &'a [u8]) -> Result<Vec<(Event, &'a [u8])>, EventFileError> {
     let mut events = Vec::new();
     let mut offset = 0;
     while let Some(header) = bytes.get(offset..offset + 12) {
-        let damaged = |reason| EventFileError::Damaged {
-            path: path.to_owned(),
-            offset,
-            reason,
-        };
+        let damaged = |reason| EventFileError::Damaged { path: path.to_owned(), offset, reason };
         let (length, crc) = header.split_at(8);
         if masked_crc32c(length).to_le_bytes() != crc {
             return Err(damaged("the length's checksum does not match"));
         }
         // A length that passed its checksum but exceeds the file belongs to a torn record.
         let length = u64::from_le_bytes(length.try_into().expect("split at 8"));
-        let end = usize::try_from(length)
-            .ok()
-            .and_then(|length| offset.checked_add(16)?.checked_add(length));
+        let end = usize::try_from(length).ok().and_then(|length| offset.checked_add(16)?.checked_add(length));
         let Some(record) = end.and_then(|end| bytes.get(offset..end)) else {
             break;
         };
@@ -76,10 +65,7 @@ pub(super) fn split<'a>(
         if masked_crc32c(payload).to_le_bytes() != crc {
             return Err(damaged("the record's checksum does not match"));
         }
-        events.push((
-            Event::decode(payload).ok_or_else(|| damaged("no event"))?,
-            record,
-        ));
+        events.push((Event::decode(payload).ok_or_else(|| damaged("no event"))?, record));
         offset += record.len();
     }
     Ok(events)
@@ -90,14 +76,8 @@ pub(super) fn split<'a>(
 /// # Errors
 /// File errors and damage.
 pub fn read_events(path: &Path) -> Result<Vec<Event>, EventFileError> {
-    let bytes = fs::read(path).map_err(|source| EventFileError::Io {
-        path: path.to_owned(),
-        source,
-    })?;
-    Ok(split(path, &bytes)?
-        .into_iter()
-        .map(|(event, _)| event)
-        .collect())
+    let bytes = fs::read(path).map_err(|source| EventFileError::Io { path: path.to_owned(), source })?;
+    Ok(split(path, &bytes)?.into_iter().map(|(event, _)| event).collect())
 }
 
 #[cfg(test)]
@@ -108,34 +88,19 @@ mod tests {
     fn checksums_are_crc32c_masked() {
         // RFC 3720, B.4: 32 zero bytes.
         assert_eq!(crc32c::crc32c(&[0; 32]), 0x8a91_36aa);
-        assert_eq!(
-            masked_crc32c(&[0; 32]),
-            0x8a91_36aa_u32.rotate_right(15).wrapping_add(0xa282_ead8)
-        );
+        assert_eq!(masked_crc32c(&[0; 32]), 0x8a91_36aa_u32.rotate_right(15).wrapping_add(0xa282_ead8));
         // The header of the version event that every TensorFlow event file starts with, 24 bytes long.
-        assert_eq!(
-            frame(&[0; 24])[..12],
-            [0x18, 0, 0, 0, 0, 0, 0, 0, 0xa3, 0x7f, 0x4b, 0x22]
-        );
+        assert_eq!(frame(&[0; 24])[..12], [0x18, 0, 0, 0, 0, 0, 0, 0, 0xa3, 0x7f, 0x4b, 0x22]);
     }
 
     #[test]
     fn damage_is_found_and_a_torn_end_is_not_damage() {
-        let event = |step| Event {
-            wall_time: 1.0,
-            step,
-            kind: super::super::EventKind::Other,
-        };
-        let bytes: Vec<u8> = (1..4)
-            .flat_map(|step| frame(&event(step).encode()))
-            .collect();
+        let event = |step| Event { wall_time: 1.0, step, kind: super::super::EventKind::Other };
+        let bytes: Vec<u8> = (1..4).flat_map(|step| frame(&event(step).encode())).collect();
         let path = Path::new("events");
         let record_length = bytes.len() / 3;
         for length in 0..=bytes.len() {
-            assert_eq!(
-                split(path, &bytes[..length]).unwrap().len(),
-                length / record_length
-            );
+            assert_eq!(split(path, &bytes[..length]).unwrap().len(), length / record_length);
         }
         for index in 0..bytes.len() {
             let mut flipped = bytes.clone();

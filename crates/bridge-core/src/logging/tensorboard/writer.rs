@@ -60,11 +60,7 @@ impl EventWriter {
     ///
     /// # Errors
     /// File errors, or a damaged event file in `folder`.
-    pub fn open(
-        folder: &Path,
-        resume: ResumePoint,
-        queue_size: usize,
-    ) -> Result<Self, EventFileError> {
+    pub fn open(folder: &Path, resume: ResumePoint, queue_size: usize) -> Result<Self, EventFileError> {
         fs::create_dir_all(folder).map_err(io_error(folder))?;
         for entry in fs::read_dir(folder).map_err(io_error(folder))? {
             let entry = entry.map_err(io_error(folder))?;
@@ -73,12 +69,7 @@ impl EventWriter {
             }
         }
         let (path, file) = create_file(folder)?;
-        let mut writer = Self {
-            path,
-            file: BufWriter::new(file),
-            queue_size: queue_size.max(1),
-            num_queued: 0,
-        };
+        let mut writer = Self { path, file: BufWriter::new(file), queue_size: queue_size.max(1), num_queued: 0 };
         writer.write(0, EventKind::FileVersion("brain.Event:2".into()))?;
         writer.flush()?;
         Ok(writer)
@@ -94,13 +85,7 @@ impl EventWriter {
     /// # Errors
     /// File errors.
     pub fn scalar(&mut self, tag: &str, value: f64, step: u64) -> Result<(), EventFileError> {
-        self.write(
-            to_step(step),
-            EventKind::Scalar {
-                tag: tag.to_owned(),
-                value: value as f32,
-            },
-        )
+        self.write(to_step(step), EventKind::Scalar { tag: tag.to_owned(), value: value as f32 })
     }
 
     /// Hands everything to the operating system.
@@ -113,44 +98,24 @@ impl EventWriter {
     }
 
     fn write(&mut self, step: i64, kind: EventKind) -> Result<(), EventFileError> {
-        let event = Event {
-            wall_time: seconds_since_1970(),
-            step,
-            kind,
-        };
-        self.file
-            .write_all(&frame(&event.encode()))
-            .map_err(io_error(&self.path))?;
+        let event = Event { wall_time: seconds_since_1970(), step, kind };
+        self.file.write_all(&frame(&event.encode())).map_err(io_error(&self.path))?;
         self.num_queued += 1;
-        if self.num_queued >= self.queue_size {
-            self.flush()
-        } else {
-            Ok(())
-        }
+        if self.num_queued >= self.queue_size { self.flush() } else { Ok(()) }
     }
 }
 
 fn seconds_since_1970() -> f64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0.0, |elapsed| elapsed.as_secs_f64())
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |elapsed| elapsed.as_secs_f64())
 }
 
 /// Creates a file under the first free name; runs that start within a second of each other must not share one.
 fn create_file(folder: &Path) -> Result<(PathBuf, File), EventFileError> {
     let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let host = if host.trim().is_empty() {
-        "localhost"
-    } else {
-        host.trim()
-    };
+    let host = if host.trim().is_empty() { "localhost" } else { host.trim() };
     let mut counter = 0;
     loop {
-        let name = format!(
-            "{FILE_PREFIX}{:010.0}.{host}.{}.{counter}",
-            seconds_since_1970().floor(),
-            process::id()
-        );
+        let name = format!("{FILE_PREFIX}{:010.0}.{host}.{}.{counter}", seconds_since_1970().floor(), process::id());
         let path = folder.join(name);
         match OpenOptions::new().write(true).create_new(true).open(&path) {
             Ok(file) => return Ok((path, file)),
@@ -164,21 +129,15 @@ fn create_file(folder: &Path) -> Result<(PathBuf, File), EventFileError> {
 fn cut(path: &Path, resume: ResumePoint) -> Result<(), EventFileError> {
     let bytes = fs::read(path).map_err(io_error(path))?;
     let events = split(path, &bytes)?;
-    let kept: Vec<u8> = events
-        .iter()
-        .filter(|(event, _)| resume.keeps(event))
-        .flat_map(|(_, record)| *record)
-        .copied()
-        .collect();
+    let kept: Vec<u8> =
+        events.iter().filter(|(event, _)| resume.keeps(event)).flat_map(|(_, record)| *record).copied().collect();
     if kept == bytes {
         return Ok(());
     }
     // Not the event files' prefix, or TensorBoard would show it.
     let temporary = path.with_file_name(format!("cut.{}.tmp", process::id()));
     let mut file = File::create(&temporary).map_err(io_error(&temporary))?;
-    file.write_all(&kept)
-        .and_then(|()| file.sync_all())
-        .map_err(io_error(&temporary))?;
+    file.write_all(&kept).and_then(|()| file.sync_all()).map_err(io_error(&temporary))?;
     fs::rename(&temporary, path).map_err(io_error(path))
 }
 
@@ -192,10 +151,7 @@ mod tests {
         let mut points = Vec::new();
         for entry in fs::read_dir(folder).unwrap() {
             let events = read_events(&entry.unwrap().path()).unwrap();
-            assert_eq!(
-                events[0].kind,
-                EventKind::FileVersion("brain.Event:2".into())
-            );
+            assert_eq!(events[0].kind, EventKind::FileVersion("brain.Event:2".into()));
             points.extend(events.into_iter().filter_map(|event| match event.kind {
                 EventKind::Scalar { tag, value } => Some((tag, event.step, value)),
                 _ => None,
@@ -208,12 +164,8 @@ mod tests {
     fn run(folder: &Path, resume: ResumePoint, last: u64) {
         let mut writer = EventWriter::open(folder, resume, 1000).unwrap();
         for iteration in resume.iteration + 1..=last {
-            writer
-                .scalar("lm loss", 1.0 / iteration as f64, iteration)
-                .unwrap();
-            writer
-                .scalar("lm loss vs samples", 1.0 / iteration as f64, iteration * 8)
-                .unwrap();
+            writer.scalar("lm loss", 1.0 / iteration as f64, iteration).unwrap();
+            writer.scalar("lm loss vs samples", 1.0 / iteration as f64, iteration * 8).unwrap();
         }
         writer.flush().unwrap();
     }
@@ -235,21 +187,9 @@ mod tests {
     fn a_resumed_run_has_each_point_once() {
         let folder = tempfile::tempdir().unwrap();
         run(folder.path(), ResumePoint::default(), 5);
-        run(
-            folder.path(),
-            ResumePoint {
-                iteration: 3,
-                consumed_samples: 24,
-            },
-            6,
-        );
+        run(folder.path(), ResumePoint { iteration: 3, consumed_samples: 24 }, 6);
         let all = points(folder.path());
-        let steps = |tag| {
-            all.iter()
-                .filter(|point| point.0 == tag)
-                .map(|point| point.1)
-                .collect::<Vec<_>>()
-        };
+        let steps = |tag| all.iter().filter(|point| point.0 == tag).map(|point| point.1).collect::<Vec<_>>();
         assert_eq!(steps("lm loss"), [1, 2, 3, 4, 5, 6]);
         assert_eq!(steps("lm loss vs samples"), [8, 16, 24, 32, 40, 48]);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);

@@ -62,17 +62,13 @@ impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let conclusion = match self.kind {
             FindingKind::Tolerated => "going on, the check is not fatal",
-            FindingKind::RerunRequested => {
-                "running the step again to see whether it is reproducible"
-            }
+            FindingKind::RerunRequested => "running the step again to see whether it is reproducible",
             FindingKind::Transient => "transient error: the rerun on the same device differs",
             FindingKind::Reproducible => {
                 "the rerun on the same device agrees; a rerun on another device would tell why"
             }
             FindingKind::Persistent => "persistent error: the rerun on another device differs",
-            FindingKind::Correct => {
-                "the rerun on another device agrees: the result is correct, if unexpected"
-            }
+            FindingKind::Correct => "the rerun on another device agrees: the result is correct, if unexpected",
             FindingKind::SameDevice => "the rerun was given the same device; it needs another one",
         };
         write!(f, "{}: {conclusion}", self.result)

@@ -40,12 +40,7 @@ pub(super) struct Injector {
 
 impl Injector {
     pub(super) fn new(config: ErrorInjection, rank: usize) -> Self {
-        Self {
-            config,
-            rank: rank as u64,
-            random_state: config.seed,
-            pending: None,
-        }
+        Self { config, rank: rank as u64, random_state: config.seed, pending: None }
     }
 
     /// Whether `call` of an initial run is hit.

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use super::finding::{Finding, FindingKind, Placement, UnexpectedResult};
 use super::injection::{ErrorInjection, Injector};
 use super::state::{
-    Call, DeterminismStats, ExitDecision, Failure, ForwardBackward, RerunCheckpoint,
-    RerunCheckpointError, RerunState, Votes,
+    Call, DeterminismStats, ExitDecision, Failure, ForwardBackward, RerunCheckpoint, RerunCheckpointError, RerunState,
+    Votes,
 };
 
 /// What rejected results lead to.
@@ -134,10 +134,7 @@ impl<T: Clone + Display> RerunStateMachine<T> {
 
     /// Whether the pass in progress repeats an earlier one.
     pub fn is_rerunning(&self) -> bool {
-        matches!(
-            self.state,
-            RerunState::RerunningInPlace | RerunState::RerunningFromCheckpoint
-        )
+        matches!(self.state, RerunState::RerunningInPlace | RerunState::RerunningFromCheckpoint)
     }
 
     /// Differences counted so far, by what was checked.
@@ -164,9 +161,7 @@ impl<T: Clone + Display> RerunStateMachine<T> {
                 })
             }
             RerunState::InitialRun => {
-                if self.config.mode == RerunMode::Disabled
-                    || !votes.all_reduce_any(self.requests.rerun)?
-                {
+                if self.config.mode == RerunMode::Disabled || !votes.all_reduce_any(self.requests.rerun)? {
                     return Ok(self.finish_step());
                 }
                 self.start_pass(RerunState::RerunningInPlace);
@@ -189,10 +184,7 @@ impl<T: Clone + Display> RerunStateMachine<T> {
         }
     }
 
-    fn after_rerun_in_place<V: Votes>(
-        &mut self,
-        votes: &mut V,
-    ) -> Result<ForwardBackward, V::Error> {
+    fn after_rerun_in_place<V: Votes>(&mut self, votes: &mut V) -> Result<ForwardBackward, V::Error> {
         if self.config.mode == RerunMode::ReportDeterminismStats {
             return Ok(self.finish_step());
         }
@@ -207,11 +199,7 @@ impl<T: Clone + Display> RerunStateMachine<T> {
     fn go_on_or_stop<V: Votes>(&mut self, votes: &mut V) -> Result<ForwardBackward, V::Error> {
         let exit = votes.all_reduce_any(self.requests.exit)?;
         let carry_on = votes.all_reduce_any(self.requests.carry_on)?;
-        Ok(if carry_on && !exit {
-            self.finish_step()
-        } else {
-            ForwardBackward::RestoreAndStop
-        })
+        Ok(if carry_on && !exit { self.finish_step() } else { ForwardBackward::RestoreAndStop })
     }
 
     fn start_pass(&mut self, state: RerunState) {
@@ -250,25 +238,19 @@ impl<T: Clone + Display> RerunStateMachine<T> {
             RerunMode::Disabled => match (validation.rejected, validation.severity) {
                 (false, _) => Ok(None),
                 (true, Severity::Fatal) => Err(self.unexpected(&validation)),
-                (true, Severity::NonFatal) => {
-                    Ok(Some(self.finding(FindingKind::Tolerated, &validation)))
-                }
+                (true, Severity::NonFatal) => Ok(Some(self.finding(FindingKind::Tolerated, &validation))),
             },
             RerunMode::ReportDeterminismStats => {
                 self.count_difference(&validation, compare);
                 Ok(None)
             }
-            RerunMode::ValidateResults => Ok(self
-                .judge(&validation, compare)
-                .map(|kind| self.finding(kind, &validation))),
+            RerunMode::ValidateResults => {
+                Ok(self.judge(&validation, compare).map(|kind| self.finding(kind, &validation)))
+            }
         }
     }
 
-    fn judge(
-        &mut self,
-        validation: &Validation<'_, T>,
-        compare: impl Fn(&T, &T) -> f64,
-    ) -> Option<FindingKind> {
+    fn judge(&mut self, validation: &Validation<'_, T>, compare: impl Fn(&T, &T) -> f64) -> Option<FindingKind> {
         let call = self.next_call(validation.message);
         if self.state == RerunState::InitialRun {
             return self.judge_initial_run(validation, call);
@@ -276,10 +258,7 @@ impl<T: Clone + Display> RerunStateMachine<T> {
         if !self.is_rerunning() {
             return None;
         }
-        let failure = self
-            .failure
-            .as_ref()
-            .filter(|failure| failure.call == call)?;
+        let failure = self.failure.as_ref().filter(|failure| failure.call == call)?;
         let differs = self.injector.distorts(&call, self.state)
             // Written so that a comparison that yields NaN counts as a difference.
             || !matches!(compare(&failure.result, &validation.result).partial_cmp(&validation.tolerance),
@@ -288,9 +267,7 @@ impl<T: Clone + Display> RerunStateMachine<T> {
         let same_device = failure.node == placement.node && failure.device == placement.device;
         let (kind, fatal_request): (_, fn(&mut Requests)) = match (self.state, differs) {
             (RerunState::RerunningInPlace, true) => (FindingKind::Transient, |r| r.exit = true),
-            (RerunState::RerunningInPlace, false) => {
-                (FindingKind::Reproducible, |r| r.checkpoint = true)
-            }
+            (RerunState::RerunningInPlace, false) => (FindingKind::Reproducible, |r| r.checkpoint = true),
             _ if same_device => {
                 self.requests.restart = true;
                 return Some(FindingKind::SameDevice);
@@ -305,11 +282,7 @@ impl<T: Clone + Display> RerunStateMachine<T> {
         Some(kind)
     }
 
-    fn judge_initial_run(
-        &mut self,
-        validation: &Validation<'_, T>,
-        call: Call,
-    ) -> Option<FindingKind> {
+    fn judge_initial_run(&mut self, validation: &Validation<'_, T>, call: Call) -> Option<FindingKind> {
         // The first iteration of a process is not judged: its results vary with warm-up.
         if !self.first_iteration_is_over || self.failure.is_some() {
             return None;
@@ -318,21 +291,12 @@ impl<T: Clone + Display> RerunStateMachine<T> {
             return None;
         }
         let Placement { node, device, .. } = self.config.placement.clone();
-        self.failure = Some(Failure {
-            call,
-            result: validation.result.clone(),
-            node,
-            device,
-        });
+        self.failure = Some(Failure { call, result: validation.result.clone(), node, device });
         self.requests.rerun = true;
         Some(FindingKind::RerunRequested)
     }
 
-    fn count_difference(
-        &mut self,
-        validation: &Validation<'_, T>,
-        compare: impl Fn(&T, &T) -> f64,
-    ) {
+    fn count_difference(&mut self, validation: &Validation<'_, T>, compare: impl Fn(&T, &T) -> f64) {
         let call = self.next_call(validation.message);
         match self.state {
             RerunState::InitialRun => {
@@ -342,10 +306,7 @@ impl<T: Clone + Display> RerunStateMachine<T> {
             RerunState::RerunningInPlace => {
                 if let Some(initial) = self.initial_results.get(&call) {
                     let difference = compare(initial, &validation.result);
-                    self.stats
-                        .entry(call.message)
-                        .or_default()
-                        .record(difference);
+                    self.stats.entry(call.message).or_default().record(difference);
                 }
             }
             _ => {}
@@ -355,10 +316,7 @@ impl<T: Clone + Display> RerunStateMachine<T> {
     fn next_call(&mut self, message: &str) -> Call {
         let num_calls = self.num_calls.entry(message.to_owned()).or_default();
         *num_calls += 1;
-        Call {
-            message: message.to_owned(),
-            sequence: *num_calls,
-        }
+        Call { message: message.to_owned(), sequence: *num_calls }
     }
 
     fn unexpected(&self, validation: &Validation<'_, T>) -> UnexpectedResult {
@@ -371,10 +329,7 @@ impl<T: Clone + Display> RerunStateMachine<T> {
     }
 
     fn finding(&self, kind: FindingKind, validation: &Validation<'_, T>) -> Finding {
-        Finding {
-            kind,
-            result: self.unexpected(validation),
-        }
+        Finding { kind, result: self.unexpected(validation) }
     }
 
     /// What a checkpoint must hold, which is nothing unless a rerun from it is due. Differs from rank to rank.
@@ -391,14 +346,9 @@ impl<T: Clone + Display> RerunStateMachine<T> {
     ///
     /// # Errors
     /// A state that no checkpoint should hold.
-    pub fn load_checkpoint(
-        &mut self,
-        checkpoint: RerunCheckpoint<T>,
-    ) -> Result<(), RerunCheckpointError> {
+    pub fn load_checkpoint(&mut self, checkpoint: RerunCheckpoint<T>) -> Result<(), RerunCheckpointError> {
         if checkpoint.state != RerunState::WillRerunFromCheckpoint {
-            return Err(RerunCheckpointError {
-                found: checkpoint.state,
-            });
+            return Err(RerunCheckpointError { found: checkpoint.state });
         }
         self.iteration = checkpoint.completed_iterations;
         if self.config.mode == RerunMode::ValidateResults {

@@ -20,8 +20,8 @@ pub use finding::{Finding, FindingKind, Placement, UnexpectedResult};
 pub use injection::{ErrorInjection, ErrorInjectionType};
 pub use machine::{RerunConfig, RerunMode, RerunStateMachine, Severity, Validation};
 pub use state::{
-    DeterminismStats, ExitDecision, ForwardBackward, RerunCheckpoint, RerunCheckpointError,
-    RerunState, SingleRank, Votes,
+    DeterminismStats, ExitDecision, ForwardBackward, RerunCheckpoint, RerunCheckpointError, RerunState, SingleRank,
+    Votes,
 };
 
 /// Exit code that asks the launcher to resume, elsewhere if possible, to find out what was wrong.

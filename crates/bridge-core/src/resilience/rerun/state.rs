@@ -90,12 +90,8 @@ impl ExitDecision {
             RerunState::RerunningInPlace | RerunState::RerunningFromCheckpoint => {
                 Self::Exit(EXIT_CODE_FAILED_ON_RESULT_VALIDATION)
             }
-            RerunState::WillRerunFromCheckpoint => {
-                Self::SaveAndExit(EXIT_CODE_RESUME_TO_DISAMBIGUATE)
-            }
-            RerunState::RerunningAgainFromCheckpoint => {
-                Self::Exit(EXIT_CODE_RESUME_TO_DISAMBIGUATE)
-            }
+            RerunState::WillRerunFromCheckpoint => Self::SaveAndExit(EXIT_CODE_RESUME_TO_DISAMBIGUATE),
+            RerunState::RerunningAgainFromCheckpoint => Self::Exit(EXIT_CODE_RESUME_TO_DISAMBIGUATE),
             RerunState::NotRunningYet | RerunState::InitialRun => Self::Continue,
         }
     }
@@ -173,11 +169,7 @@ impl DeterminismStats {
     /// Mean of the finite differences; 0 when there are none.
     pub fn mean_difference(&self) -> f64 {
         let num_finite = self.num_compared - self.num_non_finite;
-        if num_finite == 0 {
-            0.0
-        } else {
-            self.sum_difference / num_finite as f64
-        }
+        if num_finite == 0 { 0.0 } else { self.sum_difference / num_finite as f64 }
     }
 }
 
@@ -189,10 +181,7 @@ mod as_text {
     use serde::de::Error;
     use serde::{Deserialize, Deserializer, Serializer};
 
-    pub(super) fn serialize<T: Display, S: Serializer>(
-        value: &T,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
+    pub(super) fn serialize<T: Display, S: Serializer>(value: &T, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(value)
     }
 
@@ -201,8 +190,6 @@ mod as_text {
         T: FromStr<Err: Display>,
         D: Deserializer<'de>,
     {
-        String::deserialize(deserializer)?
-            .parse()
-            .map_err(Error::custom)
+        String::deserialize(deserializer)?.parse().map_err(Error::custom)
     }
 }

@@ -7,16 +7,8 @@ use super::*;
 const SITE: &str = "found NaN in local forward loss calculation";
 
 fn config(injection: ErrorInjection, device: usize) -> RerunConfig {
-    let placement = Placement {
-        rank: 0,
-        node: "n0".into(),
-        device,
-    };
-    RerunConfig {
-        mode: RerunMode::ValidateResults,
-        injection,
-        placement,
-    }
+    let placement = Placement { rank: 0, node: "n0".into(), device };
+    RerunConfig { mode: RerunMode::ValidateResults, injection, placement }
 }
 
 fn validating(device: usize) -> RerunStateMachine {
@@ -29,19 +21,8 @@ fn step(machine: &mut RerunStateMachine, severity: Severity, results: &[f64]) ->
     let mut results = results.iter();
     while machine.next_pass(&mut SingleRank).unwrap().runs() {
         let result = *results.next().expect("no more passes than results");
-        let validation = Validation {
-            result,
-            rejected: result.is_nan(),
-            message: SITE,
-            tolerance: 0.0,
-            severity,
-        };
-        findings.extend(
-            machine
-                .validate_result(validation, relative_difference)
-                .unwrap()
-                .map(|found| found.kind),
-        );
+        let validation = Validation { result, rejected: result.is_nan(), message: SITE, tolerance: 0.0, severity };
+        findings.extend(machine.validate_result(validation, relative_difference).unwrap().map(|found| found.kind));
     }
     assert_eq!(results.next(), None, "as many passes as results");
     findings
@@ -59,9 +40,7 @@ fn warm(device: usize) -> RerunStateMachine {
 fn resume(machine: &RerunStateMachine, config: RerunConfig) -> RerunStateMachine {
     let json = serde_json::to_string(&machine.checkpoint().unwrap()).unwrap();
     let mut resumed = RerunStateMachine::new(config);
-    resumed
-        .load_checkpoint(serde_json::from_str(&json).unwrap())
-        .unwrap();
+    resumed.load_checkpoint(serde_json::from_str(&json).unwrap()).unwrap();
     resumed
 }
 
@@ -69,50 +48,27 @@ fn resume(machine: &RerunStateMachine, config: RerunConfig) -> RerunStateMachine
 fn accepted_results_run_once() {
     let mut machine = warm(0);
     assert_eq!(step(&mut machine, Severity::Fatal, &[1.0]), []);
-    assert_eq!(
-        (machine.state(), machine.iteration()),
-        (RerunState::NotRunningYet, 2)
-    );
+    assert_eq!((machine.state(), machine.iteration()), (RerunState::NotRunningYet, 2));
     assert_eq!(machine.checkpoint(), None);
 }
 
 #[test]
 fn passes_of_a_step_by_name() {
     let mut machine = warm(0);
-    let nan = || Validation {
-        result: f64::NAN,
-        rejected: true,
-        message: SITE,
-        tolerance: 0.0,
-        severity: Severity::Fatal,
-    };
-    assert_eq!(
-        machine.next_pass(&mut SingleRank),
-        Ok(ForwardBackward::SnapshotAndRun)
-    );
+    let nan =
+        || Validation { result: f64::NAN, rejected: true, message: SITE, tolerance: 0.0, severity: Severity::Fatal };
+    assert_eq!(machine.next_pass(&mut SingleRank), Ok(ForwardBackward::SnapshotAndRun));
     assert_eq!(machine.state(), RerunState::InitialRun);
     machine.validate_result(nan(), relative_difference).unwrap();
-    assert_eq!(
-        machine.next_pass(&mut SingleRank),
-        Ok(ForwardBackward::RestoreAndRun)
-    );
+    assert_eq!(machine.next_pass(&mut SingleRank), Ok(ForwardBackward::RestoreAndRun));
     assert_eq!(machine.state(), RerunState::RerunningInPlace);
     machine.validate_result(nan(), relative_difference).unwrap();
-    assert_eq!(
-        machine.next_pass(&mut SingleRank),
-        Ok(ForwardBackward::RestoreAndStop)
-    );
+    assert_eq!(machine.next_pass(&mut SingleRank), Ok(ForwardBackward::RestoreAndStop));
     assert_eq!(machine.state(), RerunState::WillRerunFromCheckpoint);
 }
 
 /// Severity, results of the passes, conclusions, state afterwards, decision.
-type Row = (
-    Severity,
-    &'static [f64],
-    &'static [FindingKind],
-    RerunState,
-    ExitDecision,
-);
+type Row = (Severity, &'static [f64], &'static [FindingKind], RerunState, ExitDecision);
 
 #[test]
 fn reruns_in_place() {
@@ -120,20 +76,8 @@ fn reruns_in_place() {
     use Severity::{Fatal, NonFatal};
     const NAN: f64 = f64::NAN;
     let rows: [Row; 4] = [
-        (
-            Fatal,
-            &[NAN, 1.0],
-            &[RerunRequested, Transient],
-            RerunState::RerunningInPlace,
-            ExitDecision::Exit(17),
-        ),
-        (
-            NonFatal,
-            &[NAN, 1.0],
-            &[RerunRequested, Transient],
-            RerunState::NotRunningYet,
-            ExitDecision::Continue,
-        ),
+        (Fatal, &[NAN, 1.0], &[RerunRequested, Transient], RerunState::RerunningInPlace, ExitDecision::Exit(17)),
+        (NonFatal, &[NAN, 1.0], &[RerunRequested, Transient], RerunState::NotRunningYet, ExitDecision::Continue),
         (
             Fatal,
             &[NAN, NAN],
@@ -141,22 +85,12 @@ fn reruns_in_place() {
             RerunState::WillRerunFromCheckpoint,
             ExitDecision::SaveAndExit(16),
         ),
-        (
-            NonFatal,
-            &[NAN, NAN],
-            &[RerunRequested, Reproducible],
-            RerunState::NotRunningYet,
-            ExitDecision::Continue,
-        ),
+        (NonFatal, &[NAN, NAN], &[RerunRequested, Reproducible], RerunState::NotRunningYet, ExitDecision::Continue),
     ];
     for (severity, results, findings, state, decision) in rows {
         let mut machine = warm(0);
         assert_eq!(step(&mut machine, severity, results), findings);
-        assert_eq!(
-            (machine.state(), machine.exit_decision()),
-            (state, decision),
-            "{severity:?} {results:?}"
-        );
+        assert_eq!((machine.state(), machine.exit_decision()), (state, decision), "{severity:?} {results:?}");
     }
 }
 
@@ -167,56 +101,11 @@ fn reruns_from_a_checkpoint() {
     const NAN: f64 = f64::NAN;
     // Device of the rerun, then as above.
     let rows: [(usize, Row); 5] = [
-        (
-            0,
-            (
-                Fatal,
-                &[NAN],
-                &[SameDevice],
-                RerunState::RerunningAgainFromCheckpoint,
-                ExitDecision::Exit(16),
-            ),
-        ),
-        (
-            1,
-            (
-                Fatal,
-                &[2.0],
-                &[Persistent],
-                RerunState::RerunningFromCheckpoint,
-                ExitDecision::Exit(17),
-            ),
-        ),
-        (
-            1,
-            (
-                Fatal,
-                &[NAN],
-                &[Correct],
-                RerunState::RerunningFromCheckpoint,
-                ExitDecision::Exit(17),
-            ),
-        ),
-        (
-            1,
-            (
-                NonFatal,
-                &[2.0],
-                &[Persistent],
-                RerunState::NotRunningYet,
-                ExitDecision::Continue,
-            ),
-        ),
-        (
-            1,
-            (
-                NonFatal,
-                &[NAN],
-                &[Correct],
-                RerunState::NotRunningYet,
-                ExitDecision::Continue,
-            ),
-        ),
+        (0, (Fatal, &[NAN], &[SameDevice], RerunState::RerunningAgainFromCheckpoint, ExitDecision::Exit(16))),
+        (1, (Fatal, &[2.0], &[Persistent], RerunState::RerunningFromCheckpoint, ExitDecision::Exit(17))),
+        (1, (Fatal, &[NAN], &[Correct], RerunState::RerunningFromCheckpoint, ExitDecision::Exit(17))),
+        (1, (NonFatal, &[2.0], &[Persistent], RerunState::NotRunningYet, ExitDecision::Continue)),
+        (1, (NonFatal, &[NAN], &[Correct], RerunState::NotRunningYet, ExitDecision::Continue)),
     ];
     for (device, (severity, results, findings, state, decision)) in rows {
         let mut failed = warm(0);
@@ -224,16 +113,8 @@ fn reruns_from_a_checkpoint() {
         let mut machine = resume(&failed, config(ErrorInjection::default(), device));
         assert_eq!(machine.state(), RerunState::WillRerunFromCheckpoint);
         assert_eq!(step(&mut machine, severity, results), findings);
-        assert_eq!(
-            (machine.state(), machine.exit_decision()),
-            (state, decision),
-            "{device} {severity:?} {results:?}"
-        );
-        assert_eq!(
-            machine.iteration(),
-            2,
-            "the iteration in doubt keeps its number"
-        );
+        assert_eq!((machine.state(), machine.exit_decision()), (state, decision), "{device} {severity:?} {results:?}");
+        assert_eq!(machine.iteration(), 2, "the iteration in doubt keeps its number");
     }
 }
 
@@ -241,52 +122,25 @@ fn reruns_from_a_checkpoint() {
 fn a_rerun_that_never_reaches_the_call_ends_the_run() {
     let mut machine = warm(0);
     machine.next_pass(&mut SingleRank).unwrap();
-    let nan = Validation {
-        result: f64::NAN,
-        rejected: true,
-        message: SITE,
-        tolerance: 0.0,
-        severity: Severity::NonFatal,
-    };
+    let nan =
+        Validation { result: f64::NAN, rejected: true, message: SITE, tolerance: 0.0, severity: Severity::NonFatal };
     machine.validate_result(nan, relative_difference).unwrap();
     machine.next_pass(&mut SingleRank).unwrap();
-    assert_eq!(
-        machine.next_pass(&mut SingleRank),
-        Ok(ForwardBackward::RestoreAndStop)
-    );
+    assert_eq!(machine.next_pass(&mut SingleRank), Ok(ForwardBackward::RestoreAndStop));
     assert_eq!(machine.exit_decision(), ExitDecision::Exit(17));
 }
 
 #[test]
 fn injected_faults_take_the_path_they_are_named_for() {
     for (kind, in_place, elsewhere) in [
-        (
-            ErrorInjectionType::TransientError,
-            ExitDecision::Exit(17),
-            None,
-        ),
-        (
-            ErrorInjectionType::PersistentError,
-            ExitDecision::SaveAndExit(16),
-            Some(FindingKind::Persistent),
-        ),
-        (
-            ErrorInjectionType::CorrectResult,
-            ExitDecision::SaveAndExit(16),
-            Some(FindingKind::Correct),
-        ),
+        (ErrorInjectionType::TransientError, ExitDecision::Exit(17), None),
+        (ErrorInjectionType::PersistentError, ExitDecision::SaveAndExit(16), Some(FindingKind::Persistent)),
+        (ErrorInjectionType::CorrectResult, ExitDecision::SaveAndExit(16), Some(FindingKind::Correct)),
     ] {
-        let injection = ErrorInjection {
-            rate: 1,
-            kind,
-            seed: 7,
-        };
+        let injection = ErrorInjection { rate: 1, kind, seed: 7 };
         let mut machine = RerunStateMachine::new(config(injection, 0));
         step(&mut machine, Severity::Fatal, &[1.0]);
-        assert_eq!(
-            step(&mut machine, Severity::Fatal, &[1.0, 1.0])[0],
-            FindingKind::RerunRequested
-        );
+        assert_eq!(step(&mut machine, Severity::Fatal, &[1.0, 1.0])[0], FindingKind::RerunRequested);
         assert_eq!(machine.exit_decision(), in_place, "{kind:?}");
         if let Some(expected) = elsewhere {
             let mut machine = resume(&machine, config(injection, 1));
@@ -298,11 +152,7 @@ fn injected_faults_take_the_path_they_are_named_for() {
 
 #[test]
 fn injection_keeps_its_rate() {
-    let injection = ErrorInjection {
-        rate: 8,
-        kind: ErrorInjectionType::TransientError,
-        seed: 1,
-    };
+    let injection = ErrorInjection { rate: 8, kind: ErrorInjectionType::TransientError, seed: 1 };
     let mut machine = RerunStateMachine::new(config(injection, 0));
     let mut num_reruns = 0;
     for iteration in 0..4000 {
@@ -310,57 +160,30 @@ fn injection_keeps_its_rate() {
         while machine.next_pass(&mut SingleRank).unwrap().runs() {
             num_passes += 1;
             let (message, severity) = (SITE, Severity::NonFatal);
-            let validation = Validation {
-                result: 1.0,
-                rejected: false,
-                message,
-                tolerance: 0.0,
-                severity,
-            };
-            machine
-                .validate_result(validation, relative_difference)
-                .unwrap();
+            let validation = Validation { result: 1.0, rejected: false, message, tolerance: 0.0, severity };
+            machine.validate_result(validation, relative_difference).unwrap();
         }
         assert!(iteration > 0 || num_passes == 1);
         num_reruns += num_passes - 1;
     }
-    assert!(
-        (400..600).contains(&num_reruns),
-        "{num_reruns} of 4000, expected about 500"
-    );
+    assert!((400..600).contains(&num_reruns), "{num_reruns} of 4000, expected about 500");
 }
 
 #[test]
 fn disabled_mode_reports_at_once_from_the_first_iteration() {
-    let disabled = RerunConfig {
-        mode: RerunMode::Disabled,
-        ..config(ErrorInjection::default(), 3)
-    };
+    let disabled = RerunConfig { mode: RerunMode::Disabled, ..config(ErrorInjection::default(), 3) };
     let mut machine = RerunStateMachine::new(disabled);
     assert_eq!(machine.next_pass(&mut SingleRank), Ok(ForwardBackward::Run));
-    let validation = |severity| Validation {
-        result: f64::NAN,
-        rejected: true,
-        message: SITE,
-        tolerance: 0.0,
-        severity,
-    };
-    let finding = machine
-        .validate_result(validation(Severity::NonFatal), relative_difference)
-        .unwrap()
-        .unwrap();
+    let validation =
+        |severity| Validation { result: f64::NAN, rejected: true, message: SITE, tolerance: 0.0, severity };
+    let finding = machine.validate_result(validation(Severity::NonFatal), relative_difference).unwrap().unwrap();
     assert_eq!(finding.kind, FindingKind::Tolerated);
-    let error = machine
-        .validate_result(validation(Severity::Fatal), relative_difference)
-        .unwrap_err();
+    let error = machine.validate_result(validation(Severity::Fatal), relative_difference).unwrap_err();
     assert_eq!(
         error.to_string(),
         format!("Rank 0, node n0, device 3, iteration 1: Unexpected result NaN (message='{SITE}')")
     );
-    assert_eq!(
-        machine.next_pass(&mut SingleRank),
-        Ok(ForwardBackward::Done)
-    );
+    assert_eq!(machine.next_pass(&mut SingleRank), Ok(ForwardBackward::Done));
     assert_eq!(machine.exit_decision(), ExitDecision::Continue);
 }
 
@@ -368,51 +191,27 @@ fn disabled_mode_reports_at_once_from_the_first_iteration() {
 fn disabling_reruns_drops_a_pending_one() {
     let mut failed = warm(0);
     step(&mut failed, Severity::Fatal, &[f64::NAN, f64::NAN]);
-    let disabled = RerunConfig {
-        mode: RerunMode::Disabled,
-        ..config(ErrorInjection::default(), 0)
-    };
+    let disabled = RerunConfig { mode: RerunMode::Disabled, ..config(ErrorInjection::default(), 0) };
     let mut machine = resume(&failed, disabled);
-    assert_eq!(
-        (machine.state(), machine.iteration()),
-        (RerunState::NotRunningYet, 1)
-    );
-    assert_eq!(
-        machine.set_mode(RerunMode::ValidateResults),
-        RerunMode::Disabled
-    );
+    assert_eq!((machine.state(), machine.iteration()), (RerunState::NotRunningYet, 1));
+    assert_eq!(machine.set_mode(RerunMode::ValidateResults), RerunMode::Disabled);
     assert_eq!(machine.mode(), RerunMode::ValidateResults);
 
     let mut other = failed.checkpoint().unwrap();
     other.state = RerunState::InitialRun;
-    assert_eq!(
-        machine.load_checkpoint(other),
-        Err(RerunCheckpointError {
-            found: RerunState::InitialRun
-        })
-    );
+    assert_eq!(machine.load_checkpoint(other), Err(RerunCheckpointError { found: RerunState::InitialRun }));
 }
 
 #[test]
 fn determinism_is_counted_by_running_every_step_twice() {
-    let counting = RerunConfig {
-        mode: RerunMode::ReportDeterminismStats,
-        ..config(ErrorInjection::default(), 0)
-    };
+    let counting = RerunConfig { mode: RerunMode::ReportDeterminismStats, ..config(ErrorInjection::default(), 0) };
     let mut machine = RerunStateMachine::new(counting);
     for results in [[1.0, 1.0], [1.0, 3.0], [1.0, f64::NAN]] {
         assert_eq!(step(&mut machine, Severity::Fatal, &results), []);
         assert_eq!(machine.exit_decision(), ExitDecision::Continue);
     }
     let stats = machine.determinism_stats()[SITE];
-    assert_eq!(
-        (
-            stats.num_compared,
-            stats.num_different,
-            stats.num_non_finite
-        ),
-        (3, 2, 1)
-    );
+    assert_eq!((stats.num_compared, stats.num_different, stats.num_non_finite), (3, 2, 1));
     assert_eq!((stats.max_difference, stats.mean_difference()), (1.0, 0.5));
 }
 
@@ -435,33 +234,21 @@ fn ranks_follow_each_other_and_the_graver_request_wins() {
     // Another rank asks for the rerun; then it asks for a checkpoint.
     let mut machine = warm(0);
     machine.next_pass(&mut SingleRank).unwrap();
-    assert_eq!(
-        machine.next_pass(&mut WithOthers(vec![true])),
-        Ok(ForwardBackward::RestoreAndRun)
-    );
-    assert_eq!(
-        machine.next_pass(&mut WithOthers(vec![true])),
-        Ok(ForwardBackward::RestoreAndStop)
-    );
+    assert_eq!(machine.next_pass(&mut WithOthers(vec![true])), Ok(ForwardBackward::RestoreAndRun));
+    assert_eq!(machine.next_pass(&mut WithOthers(vec![true])), Ok(ForwardBackward::RestoreAndStop));
     assert_eq!(machine.exit_decision(), ExitDecision::SaveAndExit(16));
 
     // Checkpoint no, exit yes, go on yes: exit.
     let mut machine = warm(0);
     machine.next_pass(&mut SingleRank).unwrap();
     machine.next_pass(&mut WithOthers(vec![true])).unwrap();
-    assert_eq!(
-        machine.next_pass(&mut WithOthers(vec![false, true, true])),
-        Ok(ForwardBackward::RestoreAndStop)
-    );
+    assert_eq!(machine.next_pass(&mut WithOthers(vec![false, true, true])), Ok(ForwardBackward::RestoreAndStop));
     assert_eq!(machine.exit_decision(), ExitDecision::Exit(17));
 
     // A failing collective is passed on.
     let mut machine = warm(0);
     machine.next_pass(&mut SingleRank).unwrap();
-    assert_eq!(
-        machine.next_pass(&mut WithOthers(vec![])),
-        Err("no more votes")
-    );
+    assert_eq!(machine.next_pass(&mut WithOthers(vec![])), Err("no more votes"));
 }
 
 #[test]
@@ -473,26 +260,12 @@ fn calls_are_told_apart_by_their_place_in_the_pass() {
         assert!(machine.next_pass(&mut SingleRank).unwrap().runs());
         for result in results.iter().copied() {
             let (message, severity) = (SITE, Severity::Fatal);
-            let validation = Validation {
-                result,
-                rejected: result.is_nan(),
-                message,
-                tolerance: 0.0,
-                severity,
-            };
-            findings.extend(
-                machine
-                    .validate_result(validation, relative_difference)
-                    .unwrap()
-                    .map(|found| found.kind),
-            );
+            let validation = Validation { result, rejected: result.is_nan(), message, tolerance: 0.0, severity };
+            findings.extend(machine.validate_result(validation, relative_difference).unwrap().map(|found| found.kind));
         }
     }
     // The first call differs between the passes, but it is not the one in question.
-    assert_eq!(
-        findings,
-        [FindingKind::RerunRequested, FindingKind::Reproducible]
-    );
+    assert_eq!(findings, [FindingKind::RerunRequested, FindingKind::Reproducible]);
 }
 
 #[test]

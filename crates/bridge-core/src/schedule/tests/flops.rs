@@ -17,12 +17,7 @@ fn tiny() -> FlopsShape {
 }
 
 fn grouped(output_gate: GateKind, window: Option<WindowFlops>) -> AttentionFlops {
-    AttentionFlops::Grouped {
-        num_query_groups: 4,
-        kv_channels: 16,
-        output_gate,
-        window,
-    }
+    AttentionFlops::Grouped { num_query_groups: 4, kv_channels: 16, output_gate, window }
 }
 
 fn flops(shape: &FlopsShape) -> f64 {
@@ -37,22 +32,10 @@ fn worked_example() {
 
 #[test]
 fn every_gate_costs_a_third_matrix() {
-    let gated = FlopsShape {
-        mlp: GateKind::Gated,
-        ..tiny()
-    };
-    assert_eq!(
-        flops(&gated) - flops(&tiny()),
-        128.0 * 6.0 * 64.0 * 256.0 * 2.0
-    );
-    let gated_attention = FlopsShape {
-        attention: grouped(GateKind::Gated, None),
-        ..tiny()
-    };
-    assert_eq!(
-        flops(&gated_attention) - flops(&tiny()),
-        128.0 * 6.0 * 2.0 * 64.0 * 64.0
-    );
+    let gated = FlopsShape { mlp: GateKind::Gated, ..tiny() };
+    assert_eq!(flops(&gated) - flops(&tiny()), 128.0 * 6.0 * 64.0 * 256.0 * 2.0);
+    let gated_attention = FlopsShape { attention: grouped(GateKind::Gated, None), ..tiny() };
+    assert_eq!(flops(&gated_attention) - flops(&tiny()), 128.0 * 6.0 * 2.0 * 64.0 * 64.0);
 }
 
 #[test]
@@ -66,58 +49,16 @@ fn windows_shorten_the_context_of_their_layers() {
         (WindowedLayers::Pattern(vec![false, true]), 1.0),
         (WindowedLayers::Pattern(vec![true]), 2.0),
     ] {
-        let attention = grouped(
-            GateKind::Plain,
-            Some(WindowFlops {
-                span,
-                layers: layers.clone(),
-            }),
-        );
-        let windowed = FlopsShape {
-            attention,
-            ..tiny()
-        };
-        assert_eq!(
-            flops(&tiny()) - flops(&windowed),
-            num_windowed * saved_per_layer,
-            "{layers:?}"
-        );
+        let attention = grouped(GateKind::Plain, Some(WindowFlops { span, layers: layers.clone() }));
+        let windowed = FlopsShape { attention, ..tiny() };
+        assert_eq!(flops(&tiny()) - flops(&windowed), num_windowed * saved_per_layer, "{layers:?}");
     }
-    for span in [
-        WindowSpan::Positions(4096),
-        WindowSpan::Sides(None, Some(0)),
-    ] {
-        let attention = grouped(
-            GateKind::Plain,
-            Some(WindowFlops {
-                span,
-                layers: WindowedLayers::All,
-            }),
-        );
-        assert_eq!(
-            flops(&FlopsShape {
-                attention,
-                ..tiny()
-            }),
-            flops(&tiny()),
-            "{span:?}"
-        );
+    for span in [WindowSpan::Positions(4096), WindowSpan::Sides(None, Some(0))] {
+        let attention = grouped(GateKind::Plain, Some(WindowFlops { span, layers: WindowedLayers::All }));
+        assert_eq!(flops(&FlopsShape { attention, ..tiny() }), flops(&tiny()), "{span:?}");
     }
-    let none = grouped(
-        GateKind::Plain,
-        Some(WindowFlops {
-            span,
-            layers: WindowedLayers::Pattern(vec![]),
-        }),
-    );
-    assert!(
-        FlopsShape {
-            attention: none,
-            ..tiny()
-        }
-        .flops_per_batch(1, 128)
-        .is_err()
-    );
+    let none = grouped(GateKind::Plain, Some(WindowFlops { span, layers: WindowedLayers::Pattern(vec![]) }));
+    assert!(FlopsShape { attention: none, ..tiny() }.flops_per_batch(1, 128).is_err());
 }
 
 #[test]
@@ -129,82 +70,35 @@ fn experts_count_as_often_as_they_are_visited() {
         moe_shared_expert_intermediate_size: 48,
         moe_latent_size: None,
     };
-    let shape = FlopsShape {
-        mlp: GateKind::Gated,
-        moe: Some(moe.clone()),
-        ..tiny()
-    };
-    let dense = FlopsShape {
-        mlp: GateKind::Gated,
-        ..tiny()
-    };
+    let shape = FlopsShape { mlp: GateKind::Gated, moe: Some(moe.clone()), ..tiny() };
+    let dense = FlopsShape { mlp: GateKind::Gated, ..tiny() };
     let per_width = 128.0 * 6.0 * 64.0 * 3.0;
-    assert_eq!(
-        flops(&shape) - flops(&dense),
-        per_width * (32.0 * 3.0 + 48.0 - 256.0)
-    );
+    assert_eq!(flops(&shape) - flops(&dense), per_width * (32.0 * 3.0 + 48.0 - 256.0));
 
-    let latent = MoeFlops {
-        moe_latent_size: Some(16),
-        ..moe.clone()
-    };
-    let latent = FlopsShape {
-        mlp: GateKind::Gated,
-        moe: Some(latent),
-        ..tiny()
-    };
+    let latent = MoeFlops { moe_latent_size: Some(16), ..moe.clone() };
+    let latent = FlopsShape { mlp: GateKind::Gated, moe: Some(latent), ..tiny() };
     let routed = 32.0 * 3.0 * 3.0 * 16.0 / 64.0 + 2.0 * 16.0;
-    assert_eq!(
-        flops(&latent) - flops(&shape),
-        128.0 * 6.0 * 64.0 * (routed - 32.0 * 3.0 * 3.0)
-    );
+    assert_eq!(flops(&latent) - flops(&shape), 128.0 * 6.0 * 64.0 * (routed - 32.0 * 3.0 * 3.0));
 
-    let wrong = MoeFlops {
-        moe_layers: vec![true],
-        ..moe
-    };
-    let wrong = FlopsShape {
-        moe: Some(wrong),
-        ..tiny()
-    };
-    assert_eq!(
-        wrong.flops_per_batch(1, 128),
-        Err(FlopsError::MoePattern {
-            found: 1,
-            expected: 2
-        })
-    );
+    let wrong = MoeFlops { moe_layers: vec![true], ..moe };
+    let wrong = FlopsShape { moe: Some(wrong), ..tiny() };
+    assert_eq!(wrong.flops_per_batch(1, 128), Err(FlopsError::MoePattern { found: 1, expected: 2 }));
 }
 
 #[test]
 fn multi_token_prediction_adds_a_layer_a_mixer_and_a_head() {
-    let shape = FlopsShape {
-        mtp_num_layers: 1,
-        ..tiny()
-    };
+    let shape = FlopsShape { mtp_num_layers: 1, ..tiny() };
     let per_layer = 6.0 * 64.0 * 512.0 + 6.0 * (4.0 * 64.0 * 64.0 + 64.0 * 128.0);
     let mixer = 6.0 * (3.0 * 64.0 + 2.0 * 64.0 * 64.0);
-    assert_eq!(
-        flops(&shape) - flops(&tiny()),
-        128.0 * (per_layer + mixer + 6.0 * 64.0 * 1024.0)
-    );
+    assert_eq!(flops(&shape) - flops(&tiny()), 128.0 * (per_layer + mixer + 6.0 * 64.0 * 1024.0));
 }
 
 #[test]
 fn multi_latent_attention() {
     let without_attention = flops(&tiny()) - 128.0 * 294_912.0;
     let mla = |q_lora_rank| {
-        let mla = MlaFlops {
-            q_lora_rank,
-            kv_lora_rank: 24,
-            qk_head_dim: 16,
-            qk_pos_emb_head_dim: 8,
-            v_head_dim: 12,
-        };
-        flops(&FlopsShape {
-            attention: AttentionFlops::MultiLatent(mla),
-            ..tiny()
-        }) - without_attention
+        let mla = MlaFlops { q_lora_rank, kv_lora_rank: 24, qk_head_dim: 16, qk_pos_emb_head_dim: 8, v_head_dim: 12 };
+        flops(&FlopsShape { attention: AttentionFlops::MultiLatent(mla), ..tiny() }) - without_attention
     };
     let rest = 24.0 * (64.0 + 4.0 * 28.0 + 1.0)
         + 64.0 * 8.0
@@ -212,17 +106,12 @@ fn multi_latent_attention() {
         + 128.0 * 4.0 * 24.0 / 2.0
         + 128.0 * 4.0 * 12.0 / 2.0;
     assert_eq!(mla(None), 128.0 * 6.0 * 2.0 * (64.0 * 4.0 * 24.0 + rest));
-    assert_eq!(
-        mla(Some(20)),
-        128.0 * 6.0 * 2.0 * (20.0 * (64.0 + 4.0 * 24.0 + 1.0) + rest)
-    );
+    assert_eq!(mla(Some(20)), 128.0 * 6.0 * 2.0 * (20.0 * (64.0 + 4.0 * 24.0 + 1.0) + rest));
 }
 
 #[test]
 fn ragged_batches_sum_their_sequences() {
-    let ragged = tiny()
-        .flops_for(SequenceLengths::ragged([100, 28]))
-        .unwrap();
+    let ragged = tiny().flops_for(SequenceLengths::ragged([100, 28])).unwrap();
     let parts = tiny().flops_per_batch(1, 100).unwrap() + tiny().flops_per_batch(1, 28).unwrap();
     assert_eq!(ragged, parts);
     assert!(ragged < flops(&tiny()));

@@ -9,11 +9,7 @@ fn config(global_batch_size: u64, rampup: Option<[u64; 3]>) -> BatchSizeConfig {
         micro_batch_size: 2,
         global_batch_size,
         data_parallel_size: 4,
-        rampup_batch_size: rampup.map(|[start, increment, samples]| BatchRampup {
-            start,
-            increment,
-            samples,
-        }),
+        rampup_batch_size: rampup.map(|[start, increment, samples]| BatchRampup { start, increment, samples }),
         indivisible: Indivisible::Refuse,
     }
 }
@@ -29,35 +25,20 @@ fn constant() {
 
 #[test]
 fn remainders_are_refused_or_rounded_down() {
-    let message = NumMicrobatchesCalculator::new(config(30, None))
-        .unwrap_err()
-        .to_string();
+    let message = NumMicrobatchesCalculator::new(config(30, None)).unwrap_err().to_string();
     assert!(message.contains("global_batch_size is 30"), "{message}");
-    assert!(
-        message.contains("nearest sizes that do are 24 and 32"),
-        "{message}"
-    );
+    assert!(message.contains("nearest sizes that do are 24 and 32"), "{message}");
 
-    let rounding = BatchSizeConfig {
-        indivisible: Indivisible::RoundDown,
-        ..config(30, None)
-    };
+    let rounding = BatchSizeConfig { indivisible: Indivisible::RoundDown, ..config(30, None) };
     let calculator = NumMicrobatchesCalculator::new(rounding).unwrap();
     assert_eq!(calculator.num_microbatches(), 3);
     assert_eq!(calculator.current_global_batch_size(), 30);
     assert_eq!(calculator.current_running_global_batch_size(), 24);
 
-    let too_small = BatchSizeConfig {
-        indivisible: Indivisible::RoundDown,
-        ..config(7, None)
-    };
+    let too_small = BatchSizeConfig { indivisible: Indivisible::RoundDown, ..config(7, None) };
     assert_eq!(
         NumMicrobatchesCalculator::new(too_small),
-        Err(BatchSizeError::TooSmall {
-            what: "global_batch_size",
-            batch_size: 7,
-            unit: 8
-        })
+        Err(BatchSizeError::TooSmall { what: "global_batch_size", batch_size: 7, unit: 8 })
     );
 }
 
@@ -66,22 +47,9 @@ fn ramp_up_changes_at_the_documented_samples() {
     // Three increments over 300 samples: one per 100.
     let mut calculator = NumMicrobatchesCalculator::new(config(32, Some([8, 8, 300]))).unwrap();
     assert_eq!(calculator.num_microbatches(), 1);
-    for (consumed, expected) in [
-        (0, 8),
-        (99, 8),
-        (100, 16),
-        (199, 16),
-        (200, 24),
-        (300, 32),
-        (301, 32),
-        (5000, 32),
-    ] {
+    for (consumed, expected) in [(0, 8), (99, 8), (100, 16), (199, 16), (200, 24), (300, 32), (301, 32), (5000, 32)] {
         calculator.update(consumed);
-        assert_eq!(
-            calculator.current_global_batch_size(),
-            expected,
-            "after {consumed} samples"
-        );
+        assert_eq!(calculator.current_global_batch_size(), expected, "after {consumed} samples");
     }
     let mut fresh = NumMicrobatchesCalculator::new(config(32, Some([8, 8, 300]))).unwrap();
     assert_eq!(
@@ -98,27 +66,12 @@ fn ramp_up_changes_at_the_documented_samples() {
 
 #[test]
 fn ramp_up_rounds_down_when_asked() {
-    let rounding = BatchSizeConfig {
-        indivisible: Indivisible::RoundDown,
-        ..config(32, Some([12, 4, 500]))
-    };
+    let rounding = BatchSizeConfig { indivisible: Indivisible::RoundDown, ..config(32, Some([12, 4, 500])) };
     let mut calculator = NumMicrobatchesCalculator::new(rounding).unwrap();
-    assert_eq!(
-        (
-            calculator.current_global_batch_size(),
-            calculator.current_running_global_batch_size()
-        ),
-        (12, 8)
-    );
+    assert_eq!((calculator.current_global_batch_size(), calculator.current_running_global_batch_size()), (12, 8));
     // 12 -> 16 changes nothing but the remainder at first, then a micro-batch.
     calculator.update(100);
-    assert_eq!(
-        (
-            calculator.current_global_batch_size(),
-            calculator.num_microbatches()
-        ),
-        (16, 2)
-    );
+    assert_eq!((calculator.current_global_batch_size(), calculator.num_microbatches()), (16, 2));
 }
 
 #[test]
@@ -140,21 +93,11 @@ fn senseless_ramp_ups_are_refused() {
         ([12, 4, 100], "start is 12"),
         ([8, 4, 100], "second stage is 12"),
     ] {
-        let message = NumMicrobatchesCalculator::new(config(32, Some(rampup)))
-            .unwrap_err()
-            .to_string();
+        let message = NumMicrobatchesCalculator::new(config(32, Some(rampup))).unwrap_err().to_string();
         assert!(message.contains(expected), "{message}");
     }
-    let no_ranks = BatchSizeConfig {
-        data_parallel_size: 0,
-        ..config(32, None)
-    };
-    assert_eq!(
-        NumMicrobatchesCalculator::new(no_ranks),
-        Err(BatchSizeError::Zero {
-            field: "data_parallel_size"
-        })
-    );
+    let no_ranks = BatchSizeConfig { data_parallel_size: 0, ..config(32, None) };
+    assert_eq!(NumMicrobatchesCalculator::new(no_ranks), Err(BatchSizeError::Zero { field: "data_parallel_size" }));
 }
 
 proptest! {

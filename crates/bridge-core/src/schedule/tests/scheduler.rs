@@ -47,9 +47,7 @@ fn scheduler(style: LrDecayStyle) -> OptimizerParamScheduler {
 }
 
 fn lr_at(scheduler: &OptimizerParamScheduler, n: u64) -> f64 {
-    scheduler
-        .values_at(n, &GroupOverrides::default())
-        .learning_rate
+    scheduler.values_at(n, &GroupOverrides::default()).learning_rate
 }
 
 #[test]
@@ -57,18 +55,12 @@ fn recorded_curves() {
     let golden: Golden = serde_json::from_reader(File::open(FIXTURE).unwrap()).unwrap();
     assert_eq!(golden.cases.len(), 12);
     for case in &golden.cases {
-        let config: OptimizerParamSchedulerConfig =
-            serde_json::from_value(case.config.clone()).unwrap();
+        let config: OptimizerParamSchedulerConfig = serde_json::from_value(case.config.clone()).unwrap();
         let mut scheduler = OptimizerParamScheduler::new(config).unwrap();
         assert!(case.lr.len() > 60);
         for (i, (lr, weight_decay)) in case.lr.iter().zip(&case.weight_decay).enumerate() {
             let values = scheduler.values(&GroupOverrides::default());
-            assert!(
-                close(values.learning_rate, *lr, 1e-14),
-                "{i} {}: {} {lr}",
-                case.config,
-                values.learning_rate
-            );
+            assert!(close(values.learning_rate, *lr, 1e-14), "{i} {}: {} {lr}", case.config, values.learning_rate);
             assert!(
                 close(values.weight_decay, *weight_decay, 1e-14),
                 "{i} {}: {} {weight_decay}",
@@ -86,20 +78,13 @@ fn reference_table() {
     let rows = [
         (LrDecayStyle::Linear, [0.0, 5e-4, 1e-3, 5.05e-4, 1e-5, 1e-5]),
         (LrDecayStyle::Cosine, [0.0, 5e-4, 1e-3, 5.05e-4, 1e-5, 1e-5]),
-        (
-            LrDecayStyle::InverseSquareRoot,
-            [0.0, 5e-4, 1e-3, 4.26401433e-4, 3.16227766e-4, 1e-5],
-        ),
+        (LrDecayStyle::InverseSquareRoot, [0.0, 5e-4, 1e-3, 4.26401433e-4, 3.16227766e-4, 1e-5]),
         (LrDecayStyle::Constant, [0.0, 5e-4, 1e-3, 1e-3, 1e-3, 1e-3]),
     ];
     for (style, expected) in rows {
         let scheduler = scheduler(style);
         for (n, expected) in steps.into_iter().zip(expected) {
-            assert!(
-                close(lr_at(&scheduler, n), expected, 1e-8),
-                "{style} at {n}: {}",
-                lr_at(&scheduler, n)
-            );
+            assert!(close(lr_at(&scheduler, n), expected, 1e-8), "{style} at {n}: {}", lr_at(&scheduler, n));
         }
     }
 }
@@ -108,32 +93,16 @@ fn reference_table() {
 fn reference_table_of_wsd() {
     let steps = [800, 850, 900, 1000, 1001];
     let rows = [
-        (
-            WsdDecayStyle::Exponential,
-            [1e-3, 6.84974902e-4, 4.20071427e-4, 1e-5, 1e-5],
-        ),
+        (WsdDecayStyle::Exponential, [1e-3, 6.84974902e-4, 4.20071427e-4, 1e-5, 1e-5]),
         (WsdDecayStyle::Linear, [1e-3, 7.525e-4, 5.05e-4, 1e-5, 1e-5]),
-        (
-            WsdDecayStyle::Cosine,
-            [1e-3, 8.55017857e-4, 5.05e-4, 1e-5, 1e-5],
-        ),
-        (
-            WsdDecayStyle::MinusSqrt,
-            [1e-3, 5.05e-4, 2.99964287e-4, 1e-5, 1e-5],
-        ),
+        (WsdDecayStyle::Cosine, [1e-3, 8.55017857e-4, 5.05e-4, 1e-5, 1e-5]),
+        (WsdDecayStyle::MinusSqrt, [1e-3, 5.05e-4, 2.99964287e-4, 1e-5, 1e-5]),
     ];
     for (style, expected) in rows {
-        let config = OptimizerParamSchedulerConfig {
-            lr_wsd_decay_style: style,
-            ..config(LrDecayStyle::Wsd)
-        };
+        let config = OptimizerParamSchedulerConfig { lr_wsd_decay_style: style, ..config(LrDecayStyle::Wsd) };
         let scheduler = OptimizerParamScheduler::new(config).unwrap();
         for (n, expected) in steps.into_iter().zip(expected) {
-            assert!(
-                close(lr_at(&scheduler, n), expected, 1e-8),
-                "{style:?} at {n}: {}",
-                lr_at(&scheduler, n)
-            );
+            assert!(close(lr_at(&scheduler, n), expected, 1e-8), "{style:?} at {n}: {}", lr_at(&scheduler, n));
         }
     }
 }
@@ -141,43 +110,20 @@ fn reference_table_of_wsd() {
 #[test]
 fn groups_override_peak_floor_and_decay() {
     let mut scheduler = scheduler(LrDecayStyle::Linear);
-    let group = GroupOverrides {
-        max_lr: Some(2e-3),
-        min_lr: Some(4e-4),
-        start_wd: Some(0.2),
-        end_wd: Some(0.2),
-        wd_mult: 0.5,
-    };
+    let group =
+        GroupOverrides { max_lr: Some(2e-3), min_lr: Some(4e-4), start_wd: Some(0.2), end_wd: Some(0.2), wd_mult: 0.5 };
     scheduler.check_group(&group).unwrap();
     scheduler.step(550);
     let values = scheduler.values(&group);
     assert!(close(values.learning_rate, 1.2e-3, 1e-12));
     assert!(close(values.weight_decay, 0.1, 1e-12));
-    let undecayed = GroupOverrides {
-        wd_mult: 0.0,
-        ..GroupOverrides::default()
-    };
+    let undecayed = GroupOverrides { wd_mult: 0.0, ..GroupOverrides::default() };
     assert_eq!(scheduler.values(&undecayed).weight_decay, 0.0);
 
-    let upside_down = GroupOverrides {
-        max_lr: Some(1e-6),
-        ..GroupOverrides::default()
-    };
-    assert!(
-        scheduler
-            .check_group(&upside_down)
-            .unwrap_err()
-            .to_string()
-            .contains("`max_lr` is 0.000001")
-    );
-    let ramped = GroupOverrides {
-        end_wd: Some(0.3),
-        ..GroupOverrides::default()
-    };
-    assert!(matches!(
-        scheduler.check_group(&ramped),
-        Err(SchedulerError::ConstantWeightDecayRamps { .. })
-    ));
+    let upside_down = GroupOverrides { max_lr: Some(1e-6), ..GroupOverrides::default() };
+    assert!(scheduler.check_group(&upside_down).unwrap_err().to_string().contains("`max_lr` is 0.000001"));
+    let ramped = GroupOverrides { end_wd: Some(0.3), ..GroupOverrides::default() };
+    assert!(matches!(scheduler.check_group(&ramped), Err(SchedulerError::ConstantWeightDecayRamps { .. })));
 }
 
 #[test]
@@ -190,10 +136,7 @@ fn a_weight_decay_ramp_of_no_length_is_over() {
         ..config(LrDecayStyle::Linear)
     };
     let scheduler = OptimizerParamScheduler::new(config).unwrap();
-    assert_eq!(
-        scheduler.values(&GroupOverrides::default()).weight_decay,
-        0.3
-    );
+    assert_eq!(scheduler.values(&GroupOverrides::default()).weight_decay, 0.3);
 }
 
 #[test]
@@ -217,9 +160,7 @@ fn senseless_schedules_are_refused_by_name() {
     for (name, change) in cases {
         let mut config = config(LrDecayStyle::Linear);
         change(&mut config);
-        let message = OptimizerParamScheduler::new(config)
-            .unwrap_err()
-            .to_string();
+        let message = OptimizerParamScheduler::new(config).unwrap_err().to_string();
         assert!(message.contains(name), "{message}");
     }
 }
@@ -230,84 +171,36 @@ fn state_continues_the_curve() {
     first.step(321);
     let json = serde_json::to_string(&first.state()).unwrap();
     let mut second = scheduler(LrDecayStyle::Cosine);
-    second
-        .load_state(
-            &serde_json::from_str(&json).unwrap(),
-            OnStateMismatch::Refuse,
-        )
-        .unwrap();
+    second.load_state(&serde_json::from_str(&json).unwrap(), OnStateMismatch::Refuse).unwrap();
     assert_eq!(first, second);
     // Loading twice does not add up.
-    second
-        .load_state(&first.state(), OnStateMismatch::Refuse)
-        .unwrap();
+    second.load_state(&first.state(), OnStateMismatch::Refuse).unwrap();
     assert_eq!(second.num_steps(), 321);
 }
 
 #[test]
 fn differing_states_follow_the_policy() {
-    let state = SchedulerState {
-        max_lr: 5e-4,
-        lr_decay_steps: 500,
-        num_steps: 7,
-        ..scheduler(LrDecayStyle::Linear).state()
-    };
+    let state =
+        SchedulerState { max_lr: 5e-4, lr_decay_steps: 500, num_steps: 7, ..scheduler(LrDecayStyle::Linear).state() };
 
     let mut refusing = scheduler(LrDecayStyle::Linear);
-    let error = refusing
-        .load_state(&state, OnStateMismatch::Refuse)
-        .unwrap_err()
-        .to_string();
-    assert!(
-        error.contains("`max_lr` is 0.001 in this run and 0.0005 in the checkpoint"),
-        "{error}"
-    );
-    assert!(
-        error.contains("`lr_decay_steps` is 1000 in this run and 500"),
-        "{error}"
-    );
-    assert_eq!(
-        refusing,
-        scheduler(LrDecayStyle::Linear),
-        "a refused load changes nothing"
-    );
+    let error = refusing.load_state(&state, OnStateMismatch::Refuse).unwrap_err().to_string();
+    assert!(error.contains("`max_lr` is 0.001 in this run and 0.0005 in the checkpoint"), "{error}");
+    assert!(error.contains("`lr_decay_steps` is 1000 in this run and 500"), "{error}");
+    assert_eq!(refusing, scheduler(LrDecayStyle::Linear), "a refused load changes nothing");
 
     let mut keeping = scheduler(LrDecayStyle::Linear);
-    keeping
-        .load_state(&state, OnStateMismatch::KeepRun)
-        .unwrap();
-    assert_eq!(
-        (
-            keeping.config().max_lr,
-            keeping.config().lr_decay_steps,
-            keeping.num_steps()
-        ),
-        (1e-3, 1000, 7)
-    );
+    keeping.load_state(&state, OnStateMismatch::KeepRun).unwrap();
+    assert_eq!((keeping.config().max_lr, keeping.config().lr_decay_steps, keeping.num_steps()), (1e-3, 1000, 7));
 
     let mut taking = scheduler(LrDecayStyle::Linear);
-    taking
-        .load_state(&state, OnStateMismatch::TakeCheckpoint)
-        .unwrap();
-    assert_eq!(
-        (
-            taking.config().max_lr,
-            taking.config().lr_decay_steps,
-            taking.num_steps()
-        ),
-        (5e-4, 500, 7)
-    );
+    taking.load_state(&state, OnStateMismatch::TakeCheckpoint).unwrap();
+    assert_eq!((taking.config().max_lr, taking.config().lr_decay_steps, taking.num_steps()), (5e-4, 500, 7));
 
-    let broken = SchedulerState {
-        lr_decay_steps: 50,
-        ..state
-    };
+    let broken = SchedulerState { lr_decay_steps: 50, ..state };
     assert!(matches!(
         taking.load_state(&broken, OnStateMismatch::TakeCheckpoint),
-        Err(SchedulerStateError::Invalid(SchedulerError::OutOfRange {
-            field: "lr_warmup_steps",
-            ..
-        }))
+        Err(SchedulerStateError::Invalid(SchedulerError::OutOfRange { field: "lr_warmup_steps", .. }))
     ));
 }
 
@@ -318,14 +211,10 @@ fn old_names_are_read() {
         r#"{"start_lr":1e-3,"warmup_steps":100,"decay_steps":1000,"decay_style":"linear","num_steps":12,"min_lr":1e-5}"#,
     ] {
         let mut scheduler = scheduler(LrDecayStyle::Linear);
-        scheduler
-            .load_state(&serde_json::from_str(old).unwrap(), OnStateMismatch::Refuse)
-            .unwrap();
+        scheduler.load_state(&serde_json::from_str(old).unwrap(), OnStateMismatch::Refuse).unwrap();
         assert_eq!(scheduler.num_steps(), 12);
     }
-    let error = serde_json::from_str::<SchedulerState>(r#"{"min_lr": 0.0}"#)
-        .unwrap_err()
-        .to_string();
+    let error = serde_json::from_str::<SchedulerState>(r#"{"min_lr": 0.0}"#).unwrap_err().to_string();
     assert!(error.contains("missing field"), "{error}");
 }
 

@@ -18,11 +18,7 @@ const FROM_ROOT: u32 = 2 * MAX_TAG + 3;
 /// What rank 0 tells the others about their signatures.
 enum Verdict {
     Agreed,
-    Mismatch {
-        peer: usize,
-        expected: Signature,
-        found: Signature,
-    },
+    Mismatch { peer: usize, expected: Signature, found: Signature },
     Missing(Vec<usize>),
 }
 
@@ -40,11 +36,7 @@ impl Verdict {
         let mut bytes = vec![0; Self::encoded_len(size)];
         match self {
             Self::Agreed => bytes[0] = AGREED,
-            Self::Mismatch {
-                peer,
-                expected,
-                found,
-            } => {
+            Self::Mismatch { peer, expected, found } => {
                 bytes[0] = MISMATCH;
                 bytes[4..8].copy_from_slice(&(*peer as u32).to_le_bytes());
                 bytes[8..8 + Signature::ENCODED].copy_from_slice(&expected.encode());
@@ -59,9 +51,7 @@ impl Verdict {
     }
 
     fn decode(bytes: &[u8]) -> Option<Self> {
-        let signature = |start: usize| {
-            Signature::decode(bytes[start..start + Signature::ENCODED].try_into().ok()?)
-        };
+        let signature = |start: usize| Signature::decode(bytes[start..start + Signature::ENCODED].try_into().ok()?);
         match bytes[0] {
             AGREED => Some(Self::Agreed),
             MISMATCH => Some(Self::Mismatch {
@@ -71,12 +61,7 @@ impl Verdict {
             }),
             MISSING => {
                 let flags = bytes[VERDICT_HEAD..].iter().enumerate();
-                Some(Self::Missing(
-                    flags
-                        .filter(|(_, flag)| **flag == 1)
-                        .map(|(rank, _)| rank)
-                        .collect(),
-                ))
+                Some(Self::Missing(flags.filter(|(_, flag)| **flag == 1).map(|(rank, _)| rank).collect()))
             }
             _ => None,
         }
@@ -87,23 +72,11 @@ impl Lane {
     /// Returns when all ranks do the same thing; otherwise the error is the same on all of them.
     pub fn agree(&mut self, signature: &Signature) -> Result<(), CommError> {
         self.seat.check_world(signature)?;
-        let verdict = if self.seat.rank == 0 {
-            self.judge(signature)?
-        } else {
-            self.ask(signature)?
-        };
+        let verdict = if self.seat.rank == 0 { self.judge(signature)? } else { self.ask(signature)? };
         match verdict {
             Verdict::Agreed => Ok(()),
-            Verdict::Mismatch {
-                peer,
-                expected,
-                found,
-            } => {
-                let kind = CommErrorKind::Mismatch {
-                    peer,
-                    expected: expected.to_string(),
-                    found: found.to_string(),
-                };
+            Verdict::Mismatch { peer, expected, found } => {
+                let kind = CommErrorKind::Mismatch { peer, expected: expected.to_string(), found: found.to_string() };
                 Err(self.seat.fail(signature, kind))
             }
             Verdict::Missing(ranks) => Err(self.seat.timed_out(signature, ranks)),
@@ -118,10 +91,7 @@ impl Lane {
         let mut incoming = Vec::with_capacity(size - 1);
         for from in 1..size {
             let kind = Kind::Recv { from, tag: TO_ROOT };
-            incoming.push((
-                from,
-                seat.start(signature, kind, HostBuffer::zeros(DType::U8, 0), place())?,
-            ));
+            incoming.push((from, seat.start(signature, kind, HostBuffer::zeros(DType::U8, 0), place())?));
         }
         let mut all = vec![*signature; size];
         let mut missing = Vec::new();
@@ -131,19 +101,10 @@ impl Lane {
                 continue;
             }
             let (_, received) = transfer.into_buffers();
-            let decoded = bytes_of(&received)
-                .try_into()
-                .ok()
-                .and_then(Signature::decode);
-            all[from] = decoded.ok_or_else(|| {
-                seat.library(signature, RawError("a garbled signature".to_owned()))
-            })?;
+            let decoded = bytes_of(&received).try_into().ok().and_then(Signature::decode);
+            all[from] = decoded.ok_or_else(|| seat.library(signature, RawError("a garbled signature".to_owned())))?;
         }
-        let verdict = if missing.is_empty() {
-            compare(&all)
-        } else {
-            Verdict::Missing(missing)
-        };
+        let verdict = if missing.is_empty() { compare(&all) } else { Verdict::Missing(missing) };
         let mut outgoing = Vec::with_capacity(size - 1);
         for to in 1..size {
             let kind = Kind::Send { to, tag: FROM_ROOT };
@@ -166,20 +127,9 @@ impl Lane {
         let deadline = Instant::now() + timeout + timeout / 4;
         let none = || HostBuffer::zeros(DType::U8, 0);
         let header = HostBuffer::U8(signature.encode().to_vec());
-        let mut question = seat.start(
-            signature,
-            Kind::Send {
-                to: 0,
-                tag: TO_ROOT,
-            },
-            header,
-            none(),
-        )?;
+        let mut question = seat.start(signature, Kind::Send { to: 0, tag: TO_ROOT }, header, none())?;
         let place = HostBuffer::zeros(DType::U8, Verdict::encoded_len(seat.size));
-        let kind = Kind::Recv {
-            from: 0,
-            tag: FROM_ROOT,
-        };
+        let kind = Kind::Recv { from: 0, tag: FROM_ROOT };
         let mut answer = seat.start(signature, kind, none(), place)?;
         let answered = seat.finish(signature, &mut answer, deadline)?;
         if !(answered && seat.finish(signature, &mut question, deadline)?) {
@@ -193,11 +143,7 @@ impl Lane {
 
 fn compare(all: &[Signature]) -> Verdict {
     match odd_one_out(all) {
-        Some((peer, expected)) => Verdict::Mismatch {
-            peer,
-            expected,
-            found: all[peer],
-        },
+        Some((peer, expected)) => Verdict::Mismatch { peer, expected, found: all[peer] },
         None => Verdict::Agreed,
     }
 }

@@ -48,21 +48,13 @@ impl Lane {
     }
 
     /// Every rank's `input`, concatenated.
-    fn gather(
-        &mut self,
-        signature: &Signature,
-        input: HostBuffer,
-    ) -> Result<HostBuffer, CommError> {
+    fn gather(&mut self, signature: &Signature, input: HostBuffer) -> Result<HostBuffer, CommError> {
         let output = HostBuffer::zeros(input.dtype(), input.len() * self.seat.size);
         self.transfer(signature, Kind::AllGather, input, output)
     }
 
     /// Sends the `j`-th equal part of `input` to rank `j`.
-    fn transpose(
-        &mut self,
-        signature: &Signature,
-        input: HostBuffer,
-    ) -> Result<HostBuffer, CommError> {
+    fn transpose(&mut self, signature: &Signature, input: HostBuffer) -> Result<HostBuffer, CommError> {
         let output = HostBuffer::zeros(input.dtype(), input.len());
         self.transfer(signature, Kind::AllToAll, input, output)
     }
@@ -88,10 +80,7 @@ impl Lane {
             // Padded, so that all ranks reduce equally much.
             let width = range.len().div_ceil(size);
             let mut padded = HostBuffer::zeros(dtype, width * size);
-            padded
-                .view_mut()
-                .slice(0..range.len())
-                .copy_from(data.view().slice(range.clone()));
+            padded.view_mut().slice(0..range.len()).copy_from(data.view().slice(range.clone()));
             let parts = self.transpose(&signature, padded)?;
             let mut reduced = HostBuffer::zeros(dtype, width);
             reduce_parts(op, &parts, reduced.view_mut());
@@ -111,20 +100,13 @@ impl Lane {
         let signature = self.seat.speaker().reduce_scatter(&input, &output, op)?;
         self.agree(&signature)?;
         for range in chunks(output.len(), self.chunk(input.dtype())) {
-            let parts = self.transpose(
-                &signature,
-                columns(&input, output.len(), self.seat.size, &range),
-            )?;
+            let parts = self.transpose(&signature, columns(&input, output.len(), self.seat.size, &range))?;
             reduce_parts(op, &parts, output.slice(range));
         }
         Ok(())
     }
 
-    pub fn all_gather(
-        &mut self,
-        input: Buffer<'_>,
-        mut output: BufferMut<'_>,
-    ) -> Result<(), CommError> {
+    pub fn all_gather(&mut self, input: Buffer<'_>, mut output: BufferMut<'_>) -> Result<(), CommError> {
         let signature = self.seat.speaker().all_gather(&input, &output)?;
         self.agree(&signature)?;
         for range in chunks(input.len(), self.chunk(input.dtype())) {
@@ -147,11 +129,7 @@ impl Lane {
         Ok(())
     }
 
-    pub fn all_to_all(
-        &mut self,
-        input: Buffer<'_>,
-        mut output: BufferMut<'_>,
-    ) -> Result<(), CommError> {
+    pub fn all_to_all(&mut self, input: Buffer<'_>, mut output: BufferMut<'_>) -> Result<(), CommError> {
         let signature = self.seat.speaker().all_to_all(&input, &output)?;
         self.agree(&signature)?;
         let (size, part) = (self.seat.size, input.len() / self.seat.size);
@@ -163,18 +141,8 @@ impl Lane {
     }
 
     pub fn all_to_all_uneven(&mut self, exchange: UnevenExchange<'_>) -> Result<(), CommError> {
-        let UnevenExchange {
-            input,
-            send_counts,
-            mut output,
-            recv_counts,
-        } = exchange;
-        let checked = UnevenExchange {
-            input,
-            send_counts,
-            output: output.reborrow(),
-            recv_counts,
-        };
+        let UnevenExchange { input, send_counts, mut output, recv_counts } = exchange;
+        let checked = UnevenExchange { input, send_counts, output: output.reborrow(), recv_counts };
         let signature = self.seat.speaker().all_to_all_uneven(&checked)?;
         self.agree(&signature)?;
         let longest = self.agree_counts(&signature, send_counts, recv_counts)?;
@@ -183,20 +151,13 @@ impl Lane {
             let (outgoing, sent) = window(&input, send_counts, &range);
             let received = overlaps(recv_counts, &range);
             let total = received.iter().sum();
-            let in_bytes =
-                |counts: &[usize]| counts.iter().map(|n| (n * dtype.size()) as i32).collect();
-            let kind = Kind::AllToAllUneven {
-                send: in_bytes(&sent),
-                recv: in_bytes(&received),
-            };
-            let arrived =
-                self.transfer(&signature, kind, outgoing, HostBuffer::zeros(dtype, total))?;
+            let in_bytes = |counts: &[usize]| counts.iter().map(|n| (n * dtype.size()) as i32).collect();
+            let kind = Kind::AllToAllUneven { send: in_bytes(&sent), recv: in_bytes(&received) };
+            let arrived = self.transfer(&signature, kind, outgoing, HostBuffer::zeros(dtype, total))?;
             let (mut source, mut start) = (0, 0);
             for (count, here) in recv_counts.iter().zip(received) {
                 let to = start + range.start.min(*count);
-                output
-                    .slice(to..to + here)
-                    .copy_from(arrived.view().slice(source..source + here));
+                output.slice(to..to + here).copy_from(arrived.view().slice(source..source + here));
                 source += here;
                 start += count;
             }
@@ -212,20 +173,12 @@ impl Lane {
         recv_counts: &[usize],
     ) -> Result<usize, CommError> {
         let size = self.seat.size;
-        let mine: Vec<i64> = send_counts
-            .iter()
-            .chain(recv_counts)
-            .map(|&count| count as i64)
-            .collect();
+        let mine: Vec<i64> = send_counts.iter().chain(recv_counts).map(|&count| count as i64).collect();
         let gathered = self.gather(signature, mine.into())?;
         let all: Vec<u64> = bytemuck::cast_slice(bytes_of(&gathered)).to_vec();
         let rows: Vec<&[u64]> = all.chunks(size).collect();
-        let (sent, expected): (Vec<&[u64]>, Vec<&[u64]>) =
-            rows.chunks(2).map(|pair| (pair[0], pair[1])).unzip();
-        let agreed = self
-            .seat
-            .speaker()
-            .agree_counts(signature, &sent, &expected);
+        let (sent, expected): (Vec<&[u64]>, Vec<&[u64]>) = rows.chunks(2).map(|pair| (pair[0], pair[1])).unzip();
+        let agreed = self.seat.speaker().agree_counts(signature, &sent, &expected);
         agreed.map_err(|error| self.seat.world().fail(error))?;
         Ok(all.into_iter().max().unwrap_or(0) as usize)
     }
@@ -239,9 +192,7 @@ impl Lane {
 fn reduce_parts(op: ReduceOp, parts: &HostBuffer, output: BufferMut<'_>) {
     let (width, view) = (output.len(), parts.view());
     let ranks = view.len().checked_div(width).unwrap_or(0);
-    let inputs: Vec<Buffer<'_>> = (0..ranks)
-        .map(|rank| view.slice(rank * width..(rank + 1) * width))
-        .collect();
+    let inputs: Vec<Buffer<'_>> = (0..ranks).map(|rank| view.slice(rank * width..(rank + 1) * width)).collect();
     if !inputs.is_empty() {
         reduce_ordered(op, &inputs, output);
     }
@@ -253,37 +204,23 @@ fn columns(input: &Buffer<'_>, part: usize, size: usize, range: &Range<usize>) -
     let mut packed = HostBuffer::zeros(input.dtype(), width * size);
     for index in 0..size {
         let source = input.slice(index * part + range.start..index * part + range.end);
-        packed
-            .view_mut()
-            .slice(index * width..(index + 1) * width)
-            .copy_from(source);
+        packed.view_mut().slice(index * width..(index + 1) * width).copy_from(source);
     }
     packed
 }
 
 /// The inverse of [`columns`].
-fn spread(
-    packed: &HostBuffer,
-    output: &mut BufferMut<'_>,
-    part: usize,
-    size: usize,
-    range: &Range<usize>,
-) {
+fn spread(packed: &HostBuffer, output: &mut BufferMut<'_>, part: usize, size: usize, range: &Range<usize>) {
     let width = range.len();
     for index in 0..size {
         let source = packed.view().slice(index * width..(index + 1) * width);
-        output
-            .slice(index * part + range.start..index * part + range.end)
-            .copy_from(source);
+        output.slice(index * part + range.start..index * part + range.end).copy_from(source);
     }
 }
 
 /// How many elements of each part fall into `range`.
 fn overlaps(counts: &[usize], range: &Range<usize>) -> Vec<usize> {
-    counts
-        .iter()
-        .map(|count| range.end.min(*count).saturating_sub(range.start))
-        .collect()
+    counts.iter().map(|count| range.end.min(*count).saturating_sub(range.start)).collect()
 }
 
 /// The elements of each part that fall into `range`, packed, and how many they are.
@@ -293,10 +230,7 @@ fn window(input: &Buffer<'_>, counts: &[usize], range: &Range<usize>) -> (HostBu
     let (mut start, mut next) = (0, 0);
     for (count, here) in counts.iter().zip(&inside) {
         let from = start + range.start.min(*count);
-        packed
-            .view_mut()
-            .slice(next..next + here)
-            .copy_from(input.slice(from..from + here));
+        packed.view_mut().slice(next..next + here).copy_from(input.slice(from..from + here));
         next += here;
         start += count;
     }

@@ -28,34 +28,13 @@ enum Direction {
 }
 
 impl Message {
-    pub fn send(
-        seat: Seat,
-        signature: Signature,
-        data: HostBuffer,
-        to: usize,
-        tag: u32,
-    ) -> Result<Self, CommError> {
+    pub fn send(seat: Seat, signature: Signature, data: HostBuffer, to: usize, tag: u32) -> Result<Self, CommError> {
         seat.check_world(&signature)?;
         let none = || HostBuffer::zeros(DType::U8, 0);
         let header = HostBuffer::U8(signature.encode().to_vec());
         let header = seat.start(&signature, Kind::Send { to, tag: 2 * tag }, header, none())?;
-        let data = seat.start(
-            &signature,
-            Kind::Send {
-                to,
-                tag: 2 * tag + 1,
-            },
-            data,
-            none(),
-        )?;
-        Ok(Self {
-            seat,
-            signature,
-            peer: to,
-            direction: Direction::Out,
-            header: Some(header),
-            data: Some(data),
-        })
+        let data = seat.start(&signature, Kind::Send { to, tag: 2 * tag + 1 }, data, none())?;
+        Ok(Self { seat, signature, peer: to, direction: Direction::Out, header: Some(header), data: Some(data) })
     }
 
     pub fn receive(
@@ -68,29 +47,9 @@ impl Message {
         seat.check_world(&signature)?;
         let none = || HostBuffer::zeros(DType::U8, 0);
         let header = HostBuffer::zeros(DType::U8, Signature::ENCODED);
-        let header = seat.start(
-            &signature,
-            Kind::Recv { from, tag: 2 * tag },
-            none(),
-            header,
-        )?;
-        let data = seat.start(
-            &signature,
-            Kind::Recv {
-                from,
-                tag: 2 * tag + 1,
-            },
-            none(),
-            place,
-        )?;
-        Ok(Self {
-            seat,
-            signature,
-            peer: from,
-            direction: Direction::In,
-            header: Some(header),
-            data: Some(data),
-        })
+        let header = seat.start(&signature, Kind::Recv { from, tag: 2 * tag }, none(), header)?;
+        let data = seat.start(&signature, Kind::Recv { from, tag: 2 * tag + 1 }, none(), place)?;
+        Ok(Self { seat, signature, peer: from, direction: Direction::In, header: Some(header), data: Some(data) })
     }
 
     fn poll(&mut self) -> Result<bool, CommError> {
@@ -112,30 +71,15 @@ impl Message {
 
     /// Before the data is looked at: data of another length is an error of the library that says much less.
     fn check_header(&self, bytes: &HostBuffer) -> Result<(), CommError> {
-        let sent = bytes
-            .view()
-            .bytes()
-            .try_into()
-            .ok()
-            .and_then(Signature::decode);
-        if sent.is_some_and(|sent| {
-            (sent.dtype, sent.len) == (self.signature.dtype, self.signature.len)
-        }) {
+        let sent = bytes.view().bytes().try_into().ok().and_then(Signature::decode);
+        if sent.is_some_and(|sent| (sent.dtype, sent.len) == (self.signature.dtype, self.signature.len)) {
             return Ok(());
         }
         let found = match sent {
-            Some(Signature {
-                dtype: Some(dtype),
-                len: Some(len),
-                ..
-            }) => format!("a message of {len} x {dtype}"),
+            Some(Signature { dtype: Some(dtype), len: Some(len), .. }) => format!("a message of {len} x {dtype}"),
             _ => "a garbled header".to_owned(),
         };
-        let kind = CommErrorKind::Mismatch {
-            peer: self.peer,
-            expected: self.signature.to_string(),
-            found,
-        };
+        let kind = CommErrorKind::Mismatch { peer: self.peer, expected: self.signature.to_string(), found };
         Err(self.seat.fail(&self.signature, kind))
     }
 
@@ -152,11 +96,7 @@ impl Message {
             Some(data) => data.into_buffers(),
             None => unreachable!("the data is taken once, here"),
         };
-        Ok(if self.direction == Direction::Out {
-            input
-        } else {
-            output
-        })
+        Ok(if self.direction == Direction::Out { input } else { output })
     }
 }
 

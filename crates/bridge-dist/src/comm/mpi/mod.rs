@@ -54,9 +54,7 @@ pub enum MpiInitError {
     #[error("MPI is initialised already; a process joins the world once")]
     Already,
     /// The library does not support calls from several threads.
-    #[error(
-        "this MPI library does not support MPI_THREAD_MULTIPLE, which background operations need"
-    )]
+    #[error("this MPI library does not support MPI_THREAD_MULTIPLE, which background operations need")]
     NoThreads,
     /// The launcher started another number of ranks than was asked for.
     #[error(
@@ -109,9 +107,7 @@ impl MpiWorld {
             return Err(MpiInitError::WorldSize { expected, found });
         }
         abort_on_panic(rank);
-        Ok(Self {
-            communicator: Arc::new(communicator),
-        })
+        Ok(Self { communicator: Arc::new(communicator) })
     }
 
     /// All ranks.
@@ -150,12 +146,7 @@ impl MpiCommunicator {
     fn new(raw: RawComm, world: Arc<World>, name: &str) -> Result<Self, RawError> {
         let (rank, size) = (raw.rank()?, raw.size()?);
         let background = raw.duplicate()?;
-        let seat = |raw| Seat {
-            comm: Arc::new(Comm::new(raw, Arc::clone(&world))),
-            rank,
-            size,
-            name: name.into(),
-        };
+        let seat = |raw| Seat { comm: Arc::new(Comm::new(raw, Arc::clone(&world))), rank, size, name: name.into() };
         let (seat, background) = (seat(raw), seat(background));
         Ok(Self {
             blocking: Mutex::new(Lane { seat: seat.clone() }),
@@ -197,13 +188,7 @@ impl MpiCommunicator {
         })
     }
 
-    fn message(
-        &self,
-        kind: OpKind,
-        buffer: (DType, usize),
-        peer: usize,
-        tag: u32,
-    ) -> Result<Signature, CommError> {
+    fn message(&self, kind: OpKind, buffer: (DType, usize), peer: usize, tag: u32) -> Result<Signature, CommError> {
         let signature = self.seat.speaker().message(kind, buffer, peer, tag)?;
         let bytes = buffer.0.size().saturating_mul(buffer.1);
         if bytes > i32::MAX as usize {
@@ -217,22 +202,12 @@ impl MpiCommunicator {
         Ok(signature)
     }
 
-    fn start_message_out(
-        &self,
-        data: HostBuffer,
-        to: usize,
-        tag: u32,
-    ) -> Result<Message, CommError> {
+    fn start_message_out(&self, data: HostBuffer, to: usize, tag: u32) -> Result<Message, CommError> {
         let signature = self.message(OpKind::Send, (data.dtype(), data.len()), to, tag)?;
         Message::send(self.seat.clone(), signature, data, to, tag)
     }
 
-    fn start_message_in(
-        &self,
-        what: (DType, usize),
-        from: usize,
-        tag: u32,
-    ) -> Result<Message, CommError> {
+    fn start_message_in(&self, what: (DType, usize), from: usize, tag: u32) -> Result<Message, CommError> {
         let signature = self.message(OpKind::Recv, what, from, tag)?;
         let place = HostBuffer::zeros(what.0, what.1);
         Message::receive(self.seat.clone(), signature, place, from, tag)
@@ -249,13 +224,7 @@ impl Drop for MpiCommunicator {
 
 impl std::fmt::Debug for MpiCommunicator {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(
-            f,
-            "MpiCommunicator({} {}/{})",
-            self.name(),
-            self.rank(),
-            self.size()
-        )
+        write!(f, "MpiCommunicator({} {}/{})", self.name(), self.rank(), self.size())
     }
 }
 
@@ -292,12 +261,7 @@ impl Communicator for MpiCommunicator {
         lock(&self.blocking).all_reduce(data, op)
     }
 
-    fn reduce_scatter(
-        &self,
-        input: Buffer<'_>,
-        output: BufferMut<'_>,
-        op: ReduceOp,
-    ) -> Result<(), CommError> {
+    fn reduce_scatter(&self, input: Buffer<'_>, output: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
         lock(&self.blocking).reduce_scatter(input, output, op)
     }
 
@@ -318,15 +282,11 @@ impl Communicator for MpiCommunicator {
     }
 
     fn send(&self, data: Buffer<'_>, to: usize, tag: u32) -> Result<(), CommError> {
-        self.start_message_out(data.into(), to, tag)?
-            .finish()
-            .map(drop)
+        self.start_message_out(data.into(), to, tag)?.finish().map(drop)
     }
 
     fn recv(&self, mut data: BufferMut<'_>, from: usize, tag: u32) -> Result<(), CommError> {
-        let arrived = self
-            .start_message_in((data.dtype(), data.len()), from, tag)?
-            .finish()?;
+        let arrived = self.start_message_in((data.dtype(), data.len()), from, tag)?.finish()?;
         data.copy_from(arrived.view());
         Ok(())
     }
@@ -335,16 +295,9 @@ impl Communicator for MpiCommunicator {
         lock(&self.blocking).barrier()
     }
 
-    fn split(
-        &self,
-        color: Option<usize>,
-        key: usize,
-        name: &str,
-    ) -> Result<Option<Group>, CommError> {
+    fn split(&self, color: Option<usize>, key: usize, name: &str) -> Result<Option<Group>, CommError> {
         let signature = Signature::bare(OpKind::Split);
-        let color = color
-            .map(|color| as_c_int(&self.seat, "colour", color))
-            .transpose()?;
+        let color = color.map(|color| as_c_int(&self.seat, "colour", color)).transpose()?;
         let key = as_c_int(&self.seat, "key", key)?;
         let mut lane = lock(&self.blocking);
         lane.agree(&signature)?;
@@ -394,14 +347,7 @@ impl Communicator for MpiCommunicator {
         self.start_message_out(data, to, tag).map(Request::new)
     }
 
-    fn start_recv(
-        &self,
-        dtype: DType,
-        len: usize,
-        from: usize,
-        tag: u32,
-    ) -> Result<Request, CommError> {
-        self.start_message_in((dtype, len), from, tag)
-            .map(Request::new)
+    fn start_recv(&self, dtype: DType, len: usize, from: usize, tag: u32) -> Result<Request, CommError> {
+        self.start_message_in((dtype, len), from, tag).map(Request::new)
     }
 }

@@ -58,24 +58,13 @@ impl Environment {
         }
         // SAFETY: MPI is not initialised yet; null arguments are allowed since MPI 2.
         let code = unsafe {
-            ffi::MPI_Init_thread(
-                ptr::null_mut(),
-                ptr::null_mut(),
-                ffi::RSMPI_THREAD_MULTIPLE,
-                &mut provided,
-            )
+            ffi::MPI_Init_thread(ptr::null_mut(), ptr::null_mut(), ffi::RSMPI_THREAD_MULTIPLE, &mut provided)
         };
         check(code)?;
-        let environment = Self {
-            thread: thread::current().id(),
-        };
+        let environment = Self { thread: thread::current().id() };
         // SAFETY: constants of the bindings' C part, never written.
         let multiple = unsafe { ffi::RSMPI_THREAD_MULTIPLE };
-        Ok(if provided < multiple {
-            Started::NoThreads(environment)
-        } else {
-            Started::Yes(environment)
-        })
+        Ok(if provided < multiple { Started::NoThreads(environment) } else { Started::Yes(environment) })
     }
 
     /// Ends MPI. Only the thread that started it may; from another one, or after a failure, the process is left to `mpirun`, which ends
@@ -131,9 +120,7 @@ impl RawComm {
         // SAFETY: constants of the bindings' C part.
         let (undefined, null) = unsafe { (ffi::RSMPI_UNDEFINED, ffi::RSMPI_COMM_NULL) };
         // SAFETY: the handle is a valid communicator, the pointer is to a live handle.
-        check(unsafe {
-            ffi::MPI_Comm_split(self.handle, color.unwrap_or(undefined), key, &mut handle)
-        })?;
+        check(unsafe { ffi::MPI_Comm_split(self.handle, color.unwrap_or(undefined), key, &mut handle) })?;
         if handle == null {
             return Ok(None);
         }
@@ -215,16 +202,9 @@ fn offsets(counts: &[c_int]) -> Vec<c_int> {
 impl Transfer {
     /// Starts a transfer. `input` is what is sent, `output` the place for what arrives; a broadcast uses only `output`. Neither is longer
     /// than `c_int` counts.
-    pub fn start(
-        comm: &RawComm,
-        kind: Kind,
-        input: HostBuffer,
-        output: HostBuffer,
-    ) -> Result<Self> {
+    pub fn start(comm: &RawComm, kind: Kind, input: HostBuffer, output: HostBuffer) -> Result<Self> {
         let tables = match &kind {
-            Kind::AllToAllUneven { send, recv } => {
-                [send.clone(), offsets(send), recv.clone(), offsets(recv)]
-            }
+            Kind::AllToAllUneven { send, recv } => [send.clone(), offsets(send), recv.clone(), offsets(recv)],
             _ => [const { Vec::new() }; 4],
         };
         let mut transfer = Self {
@@ -245,18 +225,10 @@ impl Transfer {
         let mut view = self.output.view_mut();
         let output = view.bytes_mut();
         // The address of an empty Rust buffer can be 1, which is MPI_IN_PLACE in Open MPI.
-        let out = if output.is_empty() {
-            ptr::null_mut()
-        } else {
-            output.as_mut_ptr().cast::<c_void>()
-        };
+        let out = if output.is_empty() { ptr::null_mut() } else { output.as_mut_ptr().cast::<c_void>() };
         let out_len = output.len() as c_int;
         let input = self.input.view().bytes();
-        let inp = if input.is_empty() {
-            ptr::null()
-        } else {
-            input.as_ptr().cast::<c_void>()
-        };
+        let inp = if input.is_empty() { ptr::null() } else { input.as_ptr().cast::<c_void>() };
         let in_len = input.len() as c_int;
         let request = &mut self.request;
         let [send, send_at, recv, recv_at] = &*self.tables;
@@ -266,30 +238,12 @@ impl Transfer {
         unsafe {
             let byte = ffi::RSMPI_UINT8_T;
             match *kind {
-                Kind::Send { to, tag } => ffi::MPI_Isend(
-                    inp,
-                    in_len,
-                    byte,
-                    to as c_int,
-                    tag as c_int,
-                    handle,
-                    request,
-                ),
-                Kind::Recv { from, tag } => ffi::MPI_Irecv(
-                    out,
-                    out_len,
-                    byte,
-                    from as c_int,
-                    tag as c_int,
-                    handle,
-                    request,
-                ),
-                Kind::Broadcast { root } => {
-                    ffi::MPI_Ibcast(out, out_len, byte, root as c_int, handle, request)
+                Kind::Send { to, tag } => ffi::MPI_Isend(inp, in_len, byte, to as c_int, tag as c_int, handle, request),
+                Kind::Recv { from, tag } => {
+                    ffi::MPI_Irecv(out, out_len, byte, from as c_int, tag as c_int, handle, request)
                 }
-                Kind::AllGather => {
-                    ffi::MPI_Iallgather(inp, in_len, byte, out, in_len, byte, handle, request)
-                }
+                Kind::Broadcast { root } => ffi::MPI_Ibcast(out, out_len, byte, root as c_int, handle, request),
+                Kind::AllGather => ffi::MPI_Iallgather(inp, in_len, byte, out, in_len, byte, handle, request),
                 Kind::AllToAll => {
                     let part = comm.size().map_or(0, |size| in_len / size as c_int);
                     ffi::MPI_Ialltoall(inp, part, byte, out, part, byte, handle, request)
@@ -332,12 +286,7 @@ impl Transfer {
     pub fn into_buffers(mut self) -> (HostBuffer, HostBuffer) {
         assert!(self.complete, "the library still uses the buffers");
         // SAFETY: taken once: `self` is forgotten, so that `Drop` does not see them again.
-        let buffers = unsafe {
-            (
-                ManuallyDrop::take(&mut self.input),
-                ManuallyDrop::take(&mut self.output),
-            )
-        };
+        let buffers = unsafe { (ManuallyDrop::take(&mut self.input), ManuallyDrop::take(&mut self.output)) };
         // SAFETY: as above.
         drop(unsafe { ManuallyDrop::take(&mut self.tables) });
         std::mem::forget(self);

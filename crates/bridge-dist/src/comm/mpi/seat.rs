@@ -34,12 +34,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl World {
     pub fn new(environment: Environment, timeout: Duration) -> Self {
-        Self {
-            timeout,
-            environment,
-            failure: Mutex::new(None),
-            orphans: Mutex::new(Vec::new()),
-        }
+        Self { timeout, environment, failure: Mutex::new(None), orphans: Mutex::new(Vec::new()) }
     }
 
     pub fn failure(&self) -> Option<Arc<CommError>> {
@@ -134,11 +129,7 @@ impl Seat {
     }
 
     pub fn speaker(&self) -> Speaker<'_> {
-        Speaker {
-            rank: self.rank,
-            size: self.size,
-            group: &self.name,
-        }
+        Speaker { rank: self.rank, size: self.size, group: &self.name }
     }
 
     pub fn fail(&self, signature: &Signature, kind: CommErrorKind) -> CommError {
@@ -146,33 +137,21 @@ impl Seat {
     }
 
     pub fn library(&self, signature: &Signature, error: RawError) -> CommError {
-        let kind = CommErrorKind::Transport {
-            library: "MPI",
-            message: error.0,
-        };
+        let kind = CommErrorKind::Transport { library: "MPI", message: error.0 };
         self.fail(signature, kind)
     }
 
-    pub fn timed_out(
-        &self,
-        signature: &Signature,
-        missing: impl IntoIterator<Item = usize>,
-    ) -> CommError {
+    pub fn timed_out(&self, signature: &Signature, missing: impl IntoIterator<Item = usize>) -> CommError {
         let kind = CommErrorKind::Timeout {
             waited: self.world().timeout,
-            missing: missing
-                .into_iter()
-                .map(|rank| (rank, "an unknown operation".to_owned()))
-                .collect(),
+            missing: missing.into_iter().map(|rank| (rank, "an unknown operation".to_owned())).collect(),
         };
         self.fail(signature, kind)
     }
 
     pub fn check_world(&self, signature: &Signature) -> Result<(), CommError> {
         match self.world().failure() {
-            Some(cause) => Err(self
-                .speaker()
-                .error(signature, CommErrorKind::Aborted { cause })),
+            Some(cause) => Err(self.speaker().error(signature, CommErrorKind::Aborted { cause })),
             None => Ok(()),
         }
     }
@@ -184,23 +163,15 @@ impl Seat {
         input: HostBuffer,
         output: HostBuffer,
     ) -> Result<Transfer, CommError> {
-        Transfer::start(self.raw(), kind, input, output)
-            .map_err(|error| self.library(signature, error))
+        Transfer::start(self.raw(), kind, input, output).map_err(|error| self.library(signature, error))
     }
 
     pub fn poll(&self, signature: &Signature, transfer: &mut Transfer) -> Result<bool, CommError> {
-        transfer
-            .poll()
-            .map_err(|error| self.library(signature, error))
+        transfer.poll().map_err(|error| self.library(signature, error))
     }
 
     /// Polls a transfer until it is complete; `Ok(false)` at the deadline.
-    pub fn finish(
-        &self,
-        signature: &Signature,
-        transfer: &mut Transfer,
-        deadline: Instant,
-    ) -> Result<bool, CommError> {
+    pub fn finish(&self, signature: &Signature, transfer: &mut Transfer, deadline: Instant) -> Result<bool, CommError> {
         let mut pace = Pace::default();
         while !self.poll(signature, transfer)? {
             if Instant::now() >= deadline {

@@ -26,22 +26,14 @@ pub(super) struct Endpoint {
 
 impl Endpoint {
     pub fn new(member: Arc<Member>, kind: LaneKind) -> Self {
-        Self {
-            member,
-            kind,
-            round: 0,
-        }
+        Self { member, kind, round: 0 }
     }
 
     fn size(&self) -> usize {
         self.member.group.members.len()
     }
 
-    pub fn exchange(
-        &mut self,
-        signature: Signature,
-        body: Body,
-    ) -> Result<Vec<Arc<Payload>>, CommError> {
+    pub fn exchange(&mut self, signature: Signature, body: Body) -> Result<Vec<Arc<Payload>>, CommError> {
         let round = self.round;
         self.round += 1;
         self.member.exchange(self.kind, round, signature, body)
@@ -49,17 +41,11 @@ impl Endpoint {
 
     fn note(&self, signature: &Signature) {
         let group = &self.member.group;
-        group
-            .world
-            .note(group.members[self.member.rank], *signature, &group.name);
+        group.world.note(group.members[self.member.rank], *signature, &group.name);
     }
 
     /// Publishes a copy of `data`.
-    fn publish(
-        &mut self,
-        signature: Signature,
-        data: Buffer<'_>,
-    ) -> Result<Vec<Arc<Payload>>, CommError> {
+    fn publish(&mut self, signature: Signature, data: Buffer<'_>) -> Result<Vec<Arc<Payload>>, CommError> {
         self.exchange(signature, Body::Data(data.into()))
     }
 
@@ -89,10 +75,7 @@ impl Endpoint {
         let all = self.publish(signature, chunk.view())?;
         let own = slice_of(len, size, self.member.rank);
         let mut reduced = HostBuffer::zeros(chunk.dtype(), own.len());
-        let inputs: Vec<Buffer<'_>> = views(&all)
-            .iter()
-            .map(|view| view.slice(own.clone()))
-            .collect();
+        let inputs: Vec<Buffer<'_>> = views(&all).iter().map(|view| view.slice(own.clone())).collect();
         reduce_ordered(op, &inputs, reduced.view_mut());
         let slices = self.exchange(signature, Body::Data(reduced))?;
         for (rank, slice) in views(&slices).into_iter().enumerate() {
@@ -116,26 +99,17 @@ impl Endpoint {
             let mut piece = HostBuffer::zeros(input.dtype(), width * size);
             for to in 0..size {
                 let source = input.slice(to * part + range.start..to * part + range.end);
-                piece
-                    .view_mut()
-                    .slice(to * width..(to + 1) * width)
-                    .copy_from(source);
+                piece.view_mut().slice(to * width..(to + 1) * width).copy_from(source);
             }
             let all = self.exchange(signature, Body::Data(piece))?;
-            let own: Vec<Buffer<'_>> = views(&all)
-                .iter()
-                .map(|view| view.slice(rank * width..(rank + 1) * width))
-                .collect();
+            let own: Vec<Buffer<'_>> =
+                views(&all).iter().map(|view| view.slice(rank * width..(rank + 1) * width)).collect();
             reduce_ordered(op, &own, output.slice(range));
         }
         Ok(())
     }
 
-    pub fn all_gather(
-        &mut self,
-        input: Buffer<'_>,
-        mut output: BufferMut<'_>,
-    ) -> Result<(), CommError> {
+    pub fn all_gather(&mut self, input: Buffer<'_>, mut output: BufferMut<'_>) -> Result<(), CommError> {
         let signature = self.member.speaker().all_gather(&input, &output)?;
         self.note(&signature);
         let part = input.len();
@@ -164,11 +138,7 @@ impl Endpoint {
         Ok(())
     }
 
-    pub fn all_to_all(
-        &mut self,
-        input: Buffer<'_>,
-        mut output: BufferMut<'_>,
-    ) -> Result<(), CommError> {
+    pub fn all_to_all(&mut self, input: Buffer<'_>, mut output: BufferMut<'_>) -> Result<(), CommError> {
         let signature = self.member.speaker().all_to_all(&input, &output)?;
         self.note(&signature);
         let part = input.len() / self.size();
@@ -176,9 +146,7 @@ impl Endpoint {
         let all = self.publish(signature, input)?;
         for (from, view) in views(&all).into_iter().enumerate() {
             let source = view.slice(rank * part..(rank + 1) * part);
-            output
-                .slice(from * part..(from + 1) * part)
-                .copy_from(source);
+            output.slice(from * part..(from + 1) * part).copy_from(source);
         }
         Ok(())
     }
@@ -193,8 +161,7 @@ impl Endpoint {
             recv_counts: wide(exchange.recv_counts),
         };
         let all = self.exchange(signature, body)?;
-        let (sent, expected): (Vec<&[u64]>, Vec<&[u64]>) =
-            all.iter().map(|payload| counts_of(payload)).unzip();
+        let (sent, expected): (Vec<&[u64]>, Vec<&[u64]>) = all.iter().map(|payload| counts_of(payload)).unzip();
         self.member
             .speaker()
             .agree_counts(&signature, &sent, &expected)
@@ -203,9 +170,7 @@ impl Endpoint {
         for (payload, counts) in all.iter().zip(sent) {
             let start = counts[..rank].iter().sum::<u64>() as usize;
             let count = counts[rank] as usize;
-            output
-                .slice(end..end + count)
-                .copy_from(data_of(payload).slice(start..start + count));
+            output.slice(end..end + count).copy_from(data_of(payload).slice(start..start + count));
             end += count;
         }
         Ok(())
@@ -270,11 +235,7 @@ fn views(all: &[Arc<Payload>]) -> Vec<Buffer<'_>> {
 
 fn counts_of(payload: &Payload) -> (&[u64], &[u64]) {
     match &payload.body {
-        Body::Uneven {
-            send_counts,
-            recv_counts,
-            ..
-        } => (send_counts, recv_counts),
+        Body::Uneven { send_counts, recv_counts, .. } => (send_counts, recv_counts),
         other => unreachable!("ranks agreed on an uneven exchange, found {other:?}"),
     }
 }

@@ -123,11 +123,7 @@ impl Drop for Member {
 
 impl Member {
     pub fn speaker(&self) -> Speaker<'_> {
-        Speaker {
-            rank: self.rank,
-            size: self.group.members.len(),
-            group: &self.group.name,
-        }
+        Speaker { rank: self.rank, size: self.group.members.len(), group: &self.group.name }
     }
 
     /// Fails the world with this error, and returns it.
@@ -143,35 +139,20 @@ impl Member {
     /// An error if the world has failed.
     pub fn check_world(&self, signature: &Signature) -> Result<(), CommError> {
         match self.group.world.failure() {
-            Some(cause) => Err(self
-                .speaker()
-                .error(signature, CommErrorKind::Aborted { cause })),
+            Some(cause) => Err(self.speaker().error(signature, CommErrorKind::Aborted { cause })),
             None => Ok(()),
         }
     }
 
     pub fn peer_gone(&self, signature: &Signature, peer: usize) -> CommError {
         let last_operation = self.group.last_operation(peer);
-        self.fail(
-            signature,
-            CommErrorKind::PeerGone {
-                peer,
-                last_operation,
-            },
-        )
+        self.fail(signature, CommErrorKind::PeerGone { peer, last_operation })
     }
 
-    pub fn timed_out(
-        &self,
-        signature: &Signature,
-        missing: impl IntoIterator<Item = usize>,
-    ) -> CommError {
+    pub fn timed_out(&self, signature: &Signature, missing: impl IntoIterator<Item = usize>) -> CommError {
         let kind = CommErrorKind::Timeout {
             waited: self.group.world.timeout,
-            missing: missing
-                .into_iter()
-                .map(|rank| (rank, self.group.last_operation(rank)))
-                .collect(),
+            missing: missing.into_iter().map(|rank| (rank, self.group.last_operation(rank))).collect(),
         };
         self.fail(signature, kind)
     }
@@ -183,9 +164,7 @@ impl Member {
                 operation: self.group.last_operation(self.rank),
                 ..self.speaker().error(
                     &Signature::bare(OpKind::Barrier),
-                    CommErrorKind::Panicked {
-                        message: "see the rank's standard error".to_owned(),
-                    },
+                    CommErrorKind::Panicked { message: "see the rank's standard error".to_owned() },
                 )
             };
             self.group.world.fail(&error);
@@ -207,11 +186,7 @@ impl Member {
         let mut rounds = lock(&lane.rounds);
         let index = (round - rounds.first) as usize;
         if index == rounds.open.len() {
-            rounds.open.push_back(Round {
-                payloads: vec![None; size],
-                published: 0,
-                taken: 0,
-            });
+            rounds.open.push_back(Round { payloads: vec![None; size], published: 0, taken: 0 });
         }
         let open = &mut rounds.open[index];
         open.payloads[self.rank] = Some(payload);
@@ -224,8 +199,7 @@ impl Member {
             let index = (round - rounds.first) as usize;
             let open = &mut rounds.open[index];
             if open.published == size {
-                let all: Vec<Arc<Payload>> =
-                    open.payloads.iter().flatten().map(Arc::clone).collect();
+                let all: Vec<Arc<Payload>> = open.payloads.iter().flatten().map(Arc::clone).collect();
                 open.taken += 1;
                 if open.taken == size {
                     rounds.open.pop_front();
@@ -235,25 +209,17 @@ impl Member {
                 self.agree(&signature, &all)?;
                 return Ok(all);
             }
-            let missing: Vec<usize> = (0..size)
-                .filter(|&rank| open.payloads[rank].is_none())
-                .collect();
+            let missing: Vec<usize> = (0..size).filter(|&rank| open.payloads[rank].is_none()).collect();
             self.check_world(&signature)?;
             if let Some(&peer) = missing.iter().find(|&&rank| self.group.has_departed(rank)) {
                 return Err(self.peer_gone(&signature, peer));
             }
             let timeout = self.group.world.timeout;
-            let Some(left) = timeout
-                .checked_sub(start.elapsed())
-                .filter(|left| !left.is_zero())
-            else {
+            let Some(left) = timeout.checked_sub(start.elapsed()).filter(|left| !left.is_zero()) else {
                 return Err(self.timed_out(&signature, missing));
             };
-            rounds = lane
-                .arrived
-                .wait_timeout(rounds, left.min(POLL))
-                .unwrap_or_else(std::sync::PoisonError::into_inner)
-                .0;
+            rounds =
+                lane.arrived.wait_timeout(rounds, left.min(POLL)).unwrap_or_else(std::sync::PoisonError::into_inner).0;
         }
     }
 
@@ -262,8 +228,6 @@ impl Member {
             return Ok(());
         }
         let signatures: Vec<Signature> = all.iter().map(|payload| payload.signature).collect();
-        self.speaker()
-            .agree(signature, &signatures)
-            .map_err(|error| self.fail_with(error))
+        self.speaker().agree(signature, &signatures).map_err(|error| self.fail_with(error))
     }
 }

@@ -55,12 +55,7 @@ impl fmt::Display for RankFailure {
 
 impl fmt::Display for RankError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            rank,
-            operation,
-            failure,
-            others,
-        } = self;
+        let Self { rank, operation, failure, others } = self;
         write!(f, "rank {rank} {failure} (last operation: {operation})")?;
         if !others.is_empty() {
             let ranks: Vec<String> = others.iter().map(|(rank, _)| rank.to_string()).collect();
@@ -112,10 +107,7 @@ where
         };
     }
     let comms: Vec<Arc<ThreadCommunicator>> =
-        super::supervised_world(size, timeout, Supervision::Launcher)
-            .into_iter()
-            .map(Arc::new)
-            .collect();
+        super::supervised_world(size, timeout, Supervision::Launcher).into_iter().map(Arc::new).collect();
     let members: Vec<Arc<Member>> = comms.iter().map(|comm| Arc::clone(&comm.member)).collect();
     let watch = Arc::clone(&members[0].group);
     let program = &program;
@@ -125,17 +117,14 @@ where
             .zip(members)
             .map(|(comm, member)| {
                 let keep = Arc::clone(&member);
-                let started = thread::Builder::new()
-                    .name(format!("rank-{}", member.rank))
-                    .spawn_scoped(scope, move || {
+                let started =
+                    thread::Builder::new().name(format!("rank-{}", member.rank)).spawn_scoped(scope, move || {
                         let outcome = run_one(|| program(comm));
                         announce(&member, &outcome);
                         outcome
                     });
                 if let Err(error) = &started {
-                    let kind = CommErrorKind::ProgramFailed {
-                        message: error.to_string(),
-                    };
+                    let kind = CommErrorKind::ProgramFailed { message: error.to_string() };
                     keep.fail(&Signature::bare(OpKind::Barrier), kind);
                 }
                 started
@@ -144,9 +133,7 @@ where
         handles
             .into_iter()
             .map(|handle| match handle {
-                Ok(handle) => handle
-                    .join()
-                    .unwrap_or_else(|panic| Err(RankFailure::Panicked(message_of(&*panic)))),
+                Ok(handle) => handle.join().unwrap_or_else(|panic| Err(RankFailure::Panicked(message_of(&*panic)))),
                 Err(error) => Err(RankFailure::NotStarted(error)),
             })
             .collect()
@@ -164,40 +151,25 @@ fn run_one<T, E: Into<BoxError>>(program: impl FnOnce() -> Result<T, E>) -> Resu
 
 fn message_of(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "a panic without a message".to_owned())
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a panic without a message".to_owned())
 }
 
 /// Tells ranks that are still running that this one has failed.
 fn announce<T>(member: &Member, outcome: &Result<T, RankFailure>) {
     let kind = match outcome {
         Ok(_) => return,
-        Err(RankFailure::Panicked(message)) => CommErrorKind::Panicked {
-            message: message.clone(),
-        },
-        Err(RankFailure::Failed(error)) => CommErrorKind::ProgramFailed {
-            message: error.to_string(),
-        },
-        Err(RankFailure::NotStarted(error)) => CommErrorKind::ProgramFailed {
-            message: error.to_string(),
-        },
+        Err(RankFailure::Panicked(message)) => CommErrorKind::Panicked { message: message.clone() },
+        Err(RankFailure::Failed(error)) => CommErrorKind::ProgramFailed { message: error.to_string() },
+        Err(RankFailure::NotStarted(error)) => CommErrorKind::ProgramFailed { message: error.to_string() },
     };
     let error = CommError {
-        operation: format!(
-            "its program, after {}",
-            member.group.last_operation(member.rank)
-        ),
-        ..member
-            .speaker()
-            .error(&Signature::bare(OpKind::Barrier), kind)
+        operation: format!("its program, after {}", member.group.last_operation(member.rank)),
+        ..member.speaker().error(&Signature::bare(OpKind::Barrier), kind)
     };
     member.group.world.fail(&error);
 }
 
-fn collect<T>(
-    outcomes: Vec<Result<T, RankFailure>>,
-    watch: &super::group::Group,
-) -> Result<Vec<T>, RankError> {
+fn collect<T>(outcomes: Vec<Result<T, RankFailure>>, watch: &super::group::Group) -> Result<Vec<T>, RankError> {
     if outcomes.iter().all(Result::is_ok) {
         return Ok(outcomes.into_iter().flatten().collect());
     }
@@ -216,10 +188,7 @@ fn collect<T>(
         rank,
         operation: watch.last_operation(rank),
         failure,
-        others: failures
-            .into_iter()
-            .map(|(rank, failure)| (rank, failure.to_string()))
-            .collect(),
+        others: failures.into_iter().map(|(rank, failure)| (rank, failure.to_string())).collect(),
     })
 }
 

@@ -66,13 +66,7 @@ impl Receive {
     pub fn start(member: Arc<Member>, signature: Signature, from: usize, tag: u32) -> Self {
         let address = (from, tag);
         let ticket = member.group.mailboxes[member.rank].ticket(address);
-        Self {
-            member,
-            signature,
-            address,
-            ticket,
-            taken: false,
-        }
+        Self { member, signature, address, ticket, taken: false }
     }
 
     fn mailbox(&self) -> &Mailbox {
@@ -81,10 +75,7 @@ impl Receive {
 
     /// The message if it has arrived.
     fn take(&mut self, queues: &mut HashMap<Address, Queue>) -> Option<HostBuffer> {
-        let message = queues
-            .get_mut(&self.address)?
-            .messages
-            .remove(&self.ticket)?;
+        let message = queues.get_mut(&self.address)?.messages.remove(&self.ticket)?;
         self.taken = true;
         Some(message)
     }
@@ -114,18 +105,11 @@ impl Receive {
                 return Err(error);
             }
             let timeout = member.group.world.timeout;
-            let Some(left) = timeout
-                .checked_sub(start.elapsed())
-                .filter(|left| !left.is_zero())
-            else {
+            let Some(left) = timeout.checked_sub(start.elapsed()).filter(|left| !left.is_zero()) else {
                 drop(queues);
                 return Err(member.timed_out(&self.signature, [self.address.0]));
             };
-            queues = mailbox
-                .arrived
-                .wait_timeout(queues, left.min(POLL))
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            queues = mailbox.arrived.wait_timeout(queues, left.min(POLL)).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
@@ -160,10 +144,7 @@ impl Drop for Receive {
 impl Pending for Receive {
     fn test(&mut self) -> Result<bool, CommError> {
         let queues = lock(&self.mailbox().queues);
-        if queues
-            .get(&self.address)
-            .is_some_and(|queue| queue.messages.contains_key(&self.ticket))
-        {
+        if queues.get(&self.address).is_some_and(|queue| queue.messages.contains_key(&self.ticket)) {
             return Ok(true);
         }
         self.check_sender().map(|()| false)

@@ -46,17 +46,11 @@ pub fn world(size: usize, timeout: Duration) -> Vec<ThreadCommunicator> {
     supervised_world(size, timeout, Supervision::Communicator)
 }
 
-fn supervised_world(
-    size: usize,
-    timeout: Duration,
-    supervision: Supervision,
-) -> Vec<ThreadCommunicator> {
+fn supervised_world(size: usize, timeout: Duration, supervision: Supervision) -> Vec<ThreadCommunicator> {
     assert!(size > 0, "a world has at least one rank");
     let world = Arc::new(World::new(size, timeout, supervision));
     let group = Arc::new(group::Group::new(world, "world", (0..size).collect()));
-    (0..size)
-        .map(|rank| ThreadCommunicator::new(Arc::clone(&group), rank))
-        .collect()
+    (0..size).map(|rank| ThreadCommunicator::new(Arc::clone(&group), rank)).collect()
 }
 
 impl ThreadCommunicator {
@@ -100,17 +94,12 @@ impl ThreadCommunicator {
 
     fn note(&self, signature: &Signature) {
         let group = &self.member.group;
-        group
-            .world
-            .note(group.members[self.member.rank], *signature, &group.name);
+        group.world.note(group.members[self.member.rank], *signature, &group.name);
     }
 
     fn post(&self, message: HostBuffer, to: usize, tag: u32) -> Result<(), CommError> {
         let buffer = (message.dtype(), message.len());
-        let signature = self
-            .member
-            .speaker()
-            .message(OpKind::Send, buffer, to, tag)?;
+        let signature = self.member.speaker().message(OpKind::Send, buffer, to, tag)?;
         self.note(&signature);
         self.member.check_world(&signature)?;
         if self.member.group.has_departed(to) {
@@ -121,17 +110,9 @@ impl ThreadCommunicator {
     }
 
     fn receive(&self, what: (DType, usize), from: usize, tag: u32) -> Result<Receive, CommError> {
-        let signature = self
-            .member
-            .speaker()
-            .message(OpKind::Recv, what, from, tag)?;
+        let signature = self.member.speaker().message(OpKind::Recv, what, from, tag)?;
         self.note(&signature);
-        Ok(Receive::start(
-            Arc::clone(&self.member),
-            signature,
-            from,
-            tag,
-        ))
+        Ok(Receive::start(Arc::clone(&self.member), signature, from, tag))
     }
 }
 
@@ -143,13 +124,7 @@ impl Drop for ThreadCommunicator {
 
 impl std::fmt::Debug for ThreadCommunicator {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(
-            f,
-            "ThreadCommunicator({} {}/{})",
-            self.name(),
-            self.rank(),
-            self.size()
-        )
+        write!(f, "ThreadCommunicator({} {}/{})", self.name(), self.rank(), self.size())
     }
 }
 
@@ -174,12 +149,7 @@ impl Communicator for ThreadCommunicator {
         lock(&self.blocking).all_reduce(data, op)
     }
 
-    fn reduce_scatter(
-        &self,
-        input: Buffer<'_>,
-        output: BufferMut<'_>,
-        op: ReduceOp,
-    ) -> Result<(), CommError> {
+    fn reduce_scatter(&self, input: Buffer<'_>, output: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
         lock(&self.blocking).reduce_scatter(input, output, op)
     }
 
@@ -204,9 +174,7 @@ impl Communicator for ThreadCommunicator {
     }
 
     fn recv(&self, mut data: BufferMut<'_>, from: usize, tag: u32) -> Result<(), CommError> {
-        let message = self
-            .receive((data.dtype(), data.len()), from, tag)?
-            .finish()?;
+        let message = self.receive((data.dtype(), data.len()), from, tag)?.finish()?;
         data.copy_from(message.view());
         Ok(())
     }
@@ -215,12 +183,7 @@ impl Communicator for ThreadCommunicator {
         lock(&self.blocking).barrier()
     }
 
-    fn split(
-        &self,
-        color: Option<usize>,
-        key: usize,
-        name: &str,
-    ) -> Result<Option<Group>, CommError> {
+    fn split(&self, color: Option<usize>, key: usize, name: &str) -> Result<Option<Group>, CommError> {
         let parent = &self.member.group;
         let made = lock(&self.blocking).split(color, key, |ranks| {
             let members = ranks.iter().map(|&rank| parent.members[rank]).collect();
@@ -266,13 +229,7 @@ impl Communicator for ThreadCommunicator {
         Ok(Request::ready(data))
     }
 
-    fn start_recv(
-        &self,
-        dtype: DType,
-        len: usize,
-        from: usize,
-        tag: u32,
-    ) -> Result<Request, CommError> {
+    fn start_recv(&self, dtype: DType, len: usize, from: usize, tag: u32) -> Result<Request, CommError> {
         let receive = self.receive((dtype, len), from, tag)?;
         Ok(Request::new(receive))
     }

@@ -57,19 +57,12 @@ impl World {
     }
 
     pub fn failure(&self) -> Option<Arc<CommError>> {
-        if self.failed.load(Ordering::Acquire) {
-            lock(&self.failure).clone()
-        } else {
-            None
-        }
+        if self.failed.load(Ordering::Acquire) { lock(&self.failure).clone() } else { None }
     }
 
     /// Notes what a rank (of the world) is about to do.
     pub fn note(&self, rank: usize, signature: Signature, group: &Arc<str>) {
-        *lock(&self.activities[rank]) = Some(Activity {
-            signature,
-            group: Arc::clone(group),
-        });
+        *lock(&self.activities[rank]) = Some(Activity { signature, group: Arc::clone(group) });
     }
 
     /// What a rank (of the world) was last seen doing.

@@ -43,11 +43,7 @@ impl FromStr for Layout {
     type Err = PlacementError;
 
     fn from_str(text: &str) -> Result<Self, PlacementError> {
-        let mut parser = Parser {
-            text,
-            chars: text.chars().collect(),
-            position: 0,
-        };
+        let mut parser = Parser { text, chars: text.chars().collect(), position: 0 };
         let tokens = parser.sequence(Nesting::Top)?;
         let mut stages = vec![Vec::new()];
         for token in tokens {
@@ -98,11 +94,7 @@ struct Parser<'a> {
 
 impl Parser<'_> {
     fn error(&self, position: usize, problem: impl Into<String>) -> PlacementError {
-        PlacementError::Syntax {
-            text: self.text.to_owned(),
-            position: position + 1,
-            problem: problem.into(),
-        }
+        PlacementError::Syntax { text: self.text.to_owned(), position: position + 1, problem: problem.into() }
     }
 
     fn sequence(&mut self, nesting: Nesting) -> Result<Vec<Token>, PlacementError> {
@@ -121,9 +113,7 @@ impl Parser<'_> {
                 '(' => return Err(self.error(self.position - 1, "groups cannot be nested")),
                 ')' if nesting == Nesting::Parentheses => return Ok(tokens),
                 other => {
-                    let problem = format!(
-                        "unexpected `{other}`; expected one of E t m L | ( ) * and a count"
-                    );
+                    let problem = format!("unexpected `{other}`; expected one of E t m L | ( ) * and a count");
                     return Err(self.error(self.position - 1, problem));
                 }
             };
@@ -146,20 +136,13 @@ impl Parser<'_> {
         }
         self.position += 1;
         let start = self.position;
-        while self
-            .chars
-            .get(self.position)
-            .is_some_and(char::is_ascii_digit)
-        {
+        while self.chars.get(self.position).is_some_and(char::is_ascii_digit) {
             self.position += 1;
         }
         let digits: String = self.chars[start..self.position].iter().collect();
         match digits.parse::<usize>() {
             Ok(count) if (1..=MAX_ITEMS).contains(&count) => Ok(count),
-            _ => Err(self.error(
-                start,
-                format!("expected a count between 1 and {MAX_ITEMS} after `*`"),
-            )),
+            _ => Err(self.error(start, format!("expected a count between 1 and {MAX_ITEMS} after `*`"))),
         }
     }
 }
@@ -197,24 +180,12 @@ impl Layout {
             && expected != chunks
         {
             let found = format!("{stages} stages over {ranks} ranks, so {chunks}");
-            return Err(mismatch(
-                "virtual_pipeline_model_parallel_size",
-                expected,
-                found,
-            ));
+            return Err(mismatch("virtual_pipeline_model_parallel_size", expected, found));
         }
         let all: Vec<LayoutItem> = self.stages.concat();
         let totals = [
-            (
-                "transformer layers (t)",
-                LayoutItem::Transformer,
-                spec.num_layers,
-            ),
-            (
-                "multi-token-prediction layers (m)",
-                LayoutItem::Mtp,
-                spec.mtp_num_layers,
-            ),
+            ("transformer layers (t)", LayoutItem::Transformer, spec.num_layers),
+            ("multi-token-prediction layers (m)", LayoutItem::Mtp, spec.mtp_num_layers),
             ("embeddings (E)", LayoutItem::Embedding, 1),
             ("losses (L)", LayoutItem::Loss, 1),
         ];
@@ -235,51 +206,21 @@ impl Layout {
             LayoutItem::Loss => 3,
         };
         if !all.is_sorted_by_key(place) {
-            return Err(mismatch(
-                "the order of the items",
-                "E, then t, then m, then L",
-                self,
-            ));
+            return Err(mismatch("the order of the items", "E, then t, then m, then L", self));
         }
-        let with_mtp = self
-            .stages
-            .iter()
-            .filter(|stage| stage.contains(&LayoutItem::Mtp))
-            .count();
+        let with_mtp = self.stages.iter().filter(|stage| stage.contains(&LayoutItem::Mtp)).count();
         if with_mtp > 1 {
-            return Err(mismatch(
-                "the number of stages with m",
-                "at most 1",
-                with_mtp,
-            ));
+            return Err(mismatch("the number of stages with m", "at most 1", with_mtp));
         }
-        let first = self
-            .stages
-            .first()
-            .is_some_and(|stage| stage.contains(&LayoutItem::Embedding));
-        let last = self
-            .stages
-            .last()
-            .is_some_and(|stage| stage.contains(&LayoutItem::Loss));
+        let first = self.stages.first().is_some_and(|stage| stage.contains(&LayoutItem::Embedding));
+        let last = self.stages.last().is_some_and(|stage| stage.contains(&LayoutItem::Loss));
         if !(first && last) {
-            return Err(mismatch(
-                "the ends",
-                "E in the first stage and L in the last",
-                self,
-            ));
+            return Err(mismatch("the ends", "E in the first stage and L in the last", self));
         }
         Ok(())
     }
 }
 
-fn mismatch(
-    problem: &str,
-    expected: impl fmt::Display,
-    found: impl fmt::Display,
-) -> PlacementError {
-    PlacementError::Layout {
-        problem: problem.to_owned(),
-        expected: expected.to_string(),
-        found: found.to_string(),
-    }
+fn mismatch(problem: &str, expected: impl fmt::Display, found: impl fmt::Display) -> PlacementError {
+    PlacementError::Layout { problem: problem.to_owned(), expected: expected.to_string(), found: found.to_string() }
 }

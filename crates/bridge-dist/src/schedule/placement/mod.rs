@@ -45,10 +45,7 @@ pub enum Split {
 impl Default for Split {
     /// Even, only transformer layers count.
     fn default() -> Self {
-        Self::Even {
-            embedding: Accounting::Free,
-            loss: Accounting::Free,
-        }
+        Self::Even { embedding: Accounting::Free, loss: Accounting::Free }
     }
 }
 
@@ -114,9 +111,7 @@ pub enum PlacementError {
         divisor: usize,
     },
     /// More layers on the first and last stage than the model has, or ranks without layers.
-    #[error(
-        "{given} layers on {given_stages} of {stages} stages leave {left} for the other {left_stages} stages"
-    )]
+    #[error("{given} layers on {given_stages} of {stages} stages leave {left} for the other {left_stages} stages")]
     Remainder {
         /// Layers on the first and last stage.
         given: usize,
@@ -161,14 +156,8 @@ impl PlacementSpec {
     pub fn place(&self) -> Result<Placement, PlacementError> {
         let numbers = [
             ("num_layers", self.num_layers),
-            (
-                "pipeline_model_parallel_size",
-                self.pipeline_model_parallel_size,
-            ),
-            (
-                "virtual_pipeline_model_parallel_size",
-                self.virtual_pipeline_model_parallel_size.unwrap_or(1),
-            ),
+            ("pipeline_model_parallel_size", self.pipeline_model_parallel_size),
+            ("virtual_pipeline_model_parallel_size", self.virtual_pipeline_model_parallel_size.unwrap_or(1)),
         ];
         if let Some((what, _)) = numbers.into_iter().find(|(_, number)| *number == 0) {
             return Err(PlacementError::Zero { what });
@@ -192,16 +181,9 @@ impl PlacementSpec {
         }
     }
 
-    fn uneven_counts(
-        &self,
-        first: Option<usize>,
-        last: Option<usize>,
-    ) -> Result<Vec<usize>, PlacementError> {
+    fn uneven_counts(&self, first: Option<usize>, last: Option<usize>) -> Result<Vec<usize>, PlacementError> {
         let stages = self.pipeline_model_parallel_size;
-        let named = [
-            ("num_layers_in_first_pipeline_stage", first),
-            ("num_layers_in_last_pipeline_stage", last),
-        ];
+        let named = [("num_layers_in_first_pipeline_stage", first), ("num_layers_in_last_pipeline_stage", last)];
         if let Some((what, _)) = named.into_iter().find(|(_, count)| *count == Some(0)) {
             return Err(PlacementError::Zero { what });
         }
@@ -210,13 +192,7 @@ impl PlacementSpec {
         let left = self.num_layers as i64 - given as i64;
         let left_stages = stages as i64 - given_stages as i64;
         if left < 0 || left_stages < 0 || (left == 0) != (left_stages == 0) {
-            return Err(PlacementError::Remainder {
-                given,
-                given_stages,
-                stages,
-                left,
-                left_stages,
-            });
+            return Err(PlacementError::Remainder { given, given_stages, stages, left, left_stages });
         }
         let middle = match left_stages as usize {
             0 => 0,
@@ -247,11 +223,7 @@ impl PlacementSpec {
         let mut per_chunk = Vec::with_capacity(slots_per_rank.len());
         for (rank, &slots) in slots_per_rank.iter().enumerate() {
             let what = format!("the number of layers on stage {rank}");
-            per_chunk.push(divide(
-                what,
-                slots,
-                ("virtual_pipeline_model_parallel_size", chunks),
-            )?);
+            per_chunk.push(divide(what, slots, ("virtual_pipeline_model_parallel_size", chunks))?);
         }
         let stages = slots_per_rank.len();
         let mut placed: Vec<Vec<StageContent>> = vec![Vec::with_capacity(chunks); stages];
@@ -260,15 +232,12 @@ impl PlacementSpec {
             for (rank, &slots) in per_chunk.iter().enumerate() {
                 let is_first = chunk == 0 && rank == 0;
                 let is_last = chunk + 1 == chunks && rank + 1 == stages;
-                let taken = usize::from(is_first) * embedding.layers()
-                    + usize::from(is_last) * loss.layers();
-                let layers = slots
-                    .checked_sub(taken)
-                    .ok_or_else(|| PlacementError::Layout {
-                        problem: format!("rank {rank}, chunk {chunk} holds embedding and loss"),
-                        expected: format!("at least {taken} places"),
-                        found: slots.to_string(),
-                    })?;
+                let taken = usize::from(is_first) * embedding.layers() + usize::from(is_last) * loss.layers();
+                let layers = slots.checked_sub(taken).ok_or_else(|| PlacementError::Layout {
+                    problem: format!("rank {rank}, chunk {chunk} holds embedding and loss"),
+                    expected: format!("at least {taken} places"),
+                    found: slots.to_string(),
+                })?;
                 placed[rank].push(StageContent {
                     embedding: is_first,
                     layers: next..next + layers,
@@ -282,18 +251,9 @@ impl PlacementSpec {
     }
 }
 
-fn divide(
-    what: String,
-    value: usize,
-    (by, divisor): (&'static str, usize),
-) -> Result<usize, PlacementError> {
+fn divide(what: String, value: usize, (by, divisor): (&'static str, usize)) -> Result<usize, PlacementError> {
     if value.is_multiple_of(divisor) {
         return Ok(value / divisor);
     }
-    Err(PlacementError::NotDivisible {
-        what,
-        value,
-        by,
-        divisor,
-    })
+    Err(PlacementError::NotDivisible { what, value, by, divisor })
 }

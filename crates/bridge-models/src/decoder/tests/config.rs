@@ -19,78 +19,40 @@ fn section() -> TransformerConfig {
 #[test]
 fn derived_values_are_filled_in() {
     let config = DecoderConfig::from_transformer(&section(), 128).unwrap();
-    assert_eq!(
-        (
-            config.ffn_hidden_size,
-            config.num_query_groups,
-            config.kv_channels
-        ),
-        (96, 6, 4)
-    );
+    assert_eq!((config.ffn_hidden_size, config.num_query_groups, config.kv_channels), (96, 6, 4));
     assert_eq!((config.vocab_size, config.padded_vocab_size), (128, 128));
     assert_eq!(config.softmax_scale, 0.5);
     assert_eq!(config.embedding_init_method_std, 0.02);
     assert!(config.share_embeddings_and_output_weights && config.qkv_bias && config.mlp_bias);
-    assert_eq!(
-        (
-            config.embedding_dropout,
-            config.hidden_dropout,
-            config.attention_dropout
-        ),
-        (0.1, 0.1, 0.1)
-    );
+    assert_eq!((config.embedding_dropout, config.hidden_dropout, config.attention_dropout), (0.1, 0.1, 0.1));
     assert_eq!(config.window_layers, LayerPattern::All);
     assert_eq!(config.no_rope_layers, LayerPattern::None);
 }
 
 #[test]
 fn a_section_made_from_a_decoder_gives_it_back() {
-    let everything = DecoderConfig {
-        attention_softcap: None,
-        logit_softcap: None,
-        ..everything()
-    };
+    let everything = DecoderConfig { attention_softcap: None, logit_softcap: None, ..everything() };
     let llama3 = RopeScaling::Llama3 {
         factor: 8.0,
         low_freq_factor: 1.5,
         high_freq_factor: 4.5,
         original_max_position_embeddings: 9,
     };
-    let PositionEmbedding::Rope(rope) = llama().position_embedding else {
-        panic!("llama has rotary positions")
-    };
+    let PositionEmbedding::Rope(rope) = llama().position_embedding else { panic!("llama has rotary positions") };
     let scaled = DecoderConfig {
-        position_embedding: PositionEmbedding::Rope(RopeConfig {
-            scaling: Some(llama3),
-            ..rope
-        }),
+        position_embedding: PositionEmbedding::Rope(RopeConfig { scaling: Some(llama3), ..rope }),
         softmax_scale: 0.7,
         ..llama()
     };
-    let bare = DecoderConfig {
-        position_embedding: PositionEmbedding::None,
-        ..llama()
-    };
+    let bare = DecoderConfig { position_embedding: PositionEmbedding::None, ..llama() };
     for config in [llama(), gpt2(), everything, scaled, bare] {
         let section = config.to_transformer().unwrap();
-        assert_eq!(
-            DecoderConfig::from_transformer(&section, config.padded_vocab_size).unwrap(),
-            config
-        );
+        assert_eq!(DecoderConfig::from_transformer(&section, config.padded_vocab_size).unwrap(), config);
     }
     for config in [
-        DecoderConfig {
-            mlp_bias: true,
-            ..llama()
-        },
-        DecoderConfig {
-            logit_softcap: Some(30.0),
-            ..llama()
-        },
-        DecoderConfig {
-            embedding_dropout: 0.1,
-            ..llama()
-        },
+        DecoderConfig { mlp_bias: true, ..llama() },
+        DecoderConfig { logit_softcap: Some(30.0), ..llama() },
+        DecoderConfig { embedding_dropout: 0.1, ..llama() },
     ] {
         config.to_transformer().unwrap_err();
     }
@@ -106,14 +68,8 @@ fn layer_patterns_follow_the_frequencies() {
     };
     let config = DecoderConfig::from_transformer(&section, 128).unwrap();
     assert_eq!(config.window_size, Some(5));
-    assert_eq!(
-        config.window_layers,
-        LayerPattern::Listed(vec![true, false, true, false])
-    );
-    assert_eq!(
-        config.no_rope_layers,
-        LayerPattern::Listed(vec![false, false, false, true])
-    );
+    assert_eq!(config.window_layers, LayerPattern::Listed(vec![true, false, true, false]));
+    assert_eq!(config.no_rope_layers, LayerPattern::Listed(vec![false, false, false, true]));
     let section = TransformerConfig {
         window_size: Some([-1, -1]),
         window_attn_skip_freq: Some(OneOrMany::Many(vec![1, 0, 0, 1])),
@@ -121,55 +77,26 @@ fn layer_patterns_follow_the_frequencies() {
     };
     let config = DecoderConfig::from_transformer(&section, 128).unwrap();
     assert_eq!(config.window_size, None);
-    assert_eq!(
-        config.window_layers,
-        LayerPattern::Listed(vec![true, false, false, true])
-    );
+    assert_eq!(config.window_layers, LayerPattern::Listed(vec![true, false, false, true]));
 }
 
 #[test]
 fn errors_name_the_key() {
-    let cases: Vec<(&str, Box<dyn Fn(&mut TransformerConfig)>)> = vec![
+    type Case = (&'static str, Box<dyn Fn(&mut TransformerConfig)>);
+    let cases: Vec<Case> = vec![
         ("model.num_layers", Box::new(|c| c.num_layers = 0)),
-        (
-            "model.num_attention_heads",
-            Box::new(|c| c.num_attention_heads = 0),
-        ),
-        (
-            "model.num_query_groups",
-            Box::new(|c| c.num_query_groups = Some(4)),
-        ),
+        ("model.num_attention_heads", Box::new(|c| c.num_attention_heads = 0)),
+        ("model.num_query_groups", Box::new(|c| c.num_query_groups = Some(4))),
         ("model.rotary_percent", Box::new(|c| c.rotary_percent = 0.3)),
-        (
-            "model.num_moe_experts",
-            Box::new(|c| c.num_moe_experts = Some(4)),
-        ),
-        (
-            "model.multi_latent_attention",
-            Box::new(|c| c.multi_latent_attention = true),
-        ),
-        (
-            "model.mtp_num_layers",
-            Box::new(|c| c.mtp_num_layers = Some(1)),
-        ),
+        ("model.num_moe_experts", Box::new(|c| c.num_moe_experts = Some(4))),
+        ("model.multi_latent_attention", Box::new(|c| c.multi_latent_attention = true)),
+        ("model.mtp_num_layers", Box::new(|c| c.mtp_num_layers = Some(1))),
         ("model.qk_l2_norm", Box::new(|c| c.qk_l2_norm = true)),
         ("model.use_mup", Box::new(|c| c.use_mup = true)),
-        (
-            "model.position_embedding_type",
-            Box::new(|c| c.position_embedding_type = PositionEmbeddingType::Yarn),
-        ),
-        (
-            "model.window_size",
-            Box::new(|c| c.window_size = Some([4, 2])),
-        ),
-        (
-            "model.no_rope_freq",
-            Box::new(|c| c.no_rope_freq = Some(OneOrMany::Many(vec![0, 1]))),
-        ),
-        (
-            "model.window_attn_skip_freq",
-            Box::new(|c| c.window_attn_skip_freq = Some(OneOrMany::One(0))),
-        ),
+        ("model.position_embedding_type", Box::new(|c| c.position_embedding_type = PositionEmbeddingType::Yarn)),
+        ("model.window_size", Box::new(|c| c.window_size = Some([4, 2]))),
+        ("model.no_rope_freq", Box::new(|c| c.no_rope_freq = Some(OneOrMany::Many(vec![0, 1])))),
+        ("model.window_attn_skip_freq", Box::new(|c| c.window_attn_skip_freq = Some(OneOrMany::One(0)))),
         (
             "model.seq_len_interpolation_factor",
             Box::new(|c| (c.rope_scaling, c.seq_len_interpolation_factor) = (true, Some(2.0))),
@@ -192,10 +119,7 @@ fn errors_name_the_key() {
 #[test]
 fn the_builder_refuses_what_does_not_fit_the_configuration() {
     let config = llama();
-    let wrong_vocabulary = BuildContext {
-        padded_vocab_size: 64,
-        ..context(&config)
-    };
+    let wrong_vocabulary = BuildContext { padded_vocab_size: 64, ..context(&config) };
     build_decoder(&config, &wrong_vocabulary, &Stage::whole(3)).unwrap_err();
     build_decoder(&config, &context(&config), &Stage::whole(4)).unwrap_err();
 }
@@ -207,24 +131,12 @@ fn the_registry_builds_the_gpt_kind() {
     let recipe = include_str!("../../../../../recipes/tiny.toml");
     let kinds = bridge_core::config::Kinds::builtin();
     let world = bridge_core::config::World::SINGLE;
-    let run = bridge_core::config::load_text(
-        (recipe, bridge_core::config::Format::Toml),
-        &[],
-        &kinds,
-        &world,
-    )
-    .unwrap();
+    let run = bridge_core::config::load_text((recipe, bridge_core::config::Format::Toml), &[], &kinds, &world).unwrap();
     let config = registry.config(&run.model).unwrap();
     assert_eq!(config.kind(), "gpt");
     assert_eq!(config.transformer().hidden_size, 64);
-    let context = BuildContext {
-        padded_vocab_size: 512,
-        ..context(&llama())
-    };
-    let chunks = config
-        .builder()
-        .build_models(config.as_ref(), &context, &[Stage::whole(2)])
-        .unwrap();
+    let context = BuildContext { padded_vocab_size: 512, ..context(&llama()) };
+    let chunks = config.builder().build_models(config.as_ref(), &context, &[Stage::whole(2)]).unwrap();
     assert_eq!(chunks[0].segments().len(), 6);
     let unknown = ModelRegistry::default().config(&run.model).unwrap_err();
     assert!(unknown.to_string().contains("`gpt`"), "{unknown}");
@@ -245,19 +157,10 @@ fn hooks_run_in_order_on_the_chunks() {
         .with_post_wrap_hook(hook("post"))
         .with_pre_wrap_hook(hook("first"))
         .with_pre_wrap_hook(hook("second"));
-    let context = BuildContext {
-        padded_vocab_size: 53,
-        ..context(&llama())
-    };
+    let context = BuildContext { padded_vocab_size: 53, ..context(&llama()) };
     use bridge_core::model::ModelConfig as _;
-    config
-        .builder()
-        .build_models(&config, &context, &[Stage::whole(4)])
-        .unwrap();
-    assert_eq!(
-        *seen.lock().unwrap(),
-        [("first", 1), ("second", 1), ("post", 1)]
-    );
+    config.builder().build_models(&config, &context, &[Stage::whole(4)]).unwrap();
+    assert_eq!(*seen.lock().unwrap(), [("first", 1), ("second", 1), ("post", 1)]);
 }
 
 #[test]
@@ -277,9 +180,6 @@ fn presets_have_the_peers_sizes() {
 fn configurations_survive_serialisation() {
     for config in [llama(), gpt2(), everything()] {
         let text = serde_json::to_string(&config).unwrap();
-        assert_eq!(
-            serde_json::from_str::<DecoderConfig>(&text).unwrap(),
-            config
-        );
+        assert_eq!(serde_json::from_str::<DecoderConfig>(&text).unwrap(), config);
     }
 }

@@ -5,12 +5,7 @@ use bridge_kernels::Philox;
 use super::*;
 
 fn with_dropout(config: DecoderConfig) -> DecoderConfig {
-    DecoderConfig {
-        embedding_dropout: 0.2,
-        hidden_dropout: 0.3,
-        attention_dropout: 0.1,
-        ..config
-    }
+    DecoderConfig { embedding_dropout: 0.2, hidden_dropout: 0.3, attention_dropout: 0.1, ..config }
 }
 
 #[test]
@@ -21,16 +16,11 @@ fn cutting_the_graph_at_every_segment_changes_no_bit_of_the_gradients() {
         let mode = Mode::Train(Philox::new(3));
         let (_, whole) = loss_and_gradients(chunk.as_ref(), &batch, mode);
 
-        let context = ForwardContext {
-            batch: &batch,
-            mode,
-        };
+        let context = ForwardContext { batch: &batch, mode };
         let mut inputs: Vec<Option<Tensor<3>>> = vec![None];
         let count = chunk.segments().len();
         for index in 0..count - 1 {
-            let SegmentOutput::Hidden(y) =
-                chunk.forward_segment(index, inputs[index].clone(), &context)
-            else {
+            let SegmentOutput::Hidden(y) = chunk.forward_segment(index, inputs[index].clone(), &context) else {
                 panic!("segment {index} is not the last");
             };
             inputs.push(Some(y.detach().require_grad()));
@@ -61,30 +51,9 @@ fn cutting_the_graph_at_every_segment_changes_no_bit_of_the_gradients() {
 fn stages_in_a_row_are_the_whole_model() {
     for config in [with_dropout(llama()), with_dropout(gpt2())] {
         let whole = build(&config);
-        let first = build_stage(
-            &config,
-            &Stage {
-                layers: 0..1,
-                embedding: true,
-                head: false,
-            },
-        );
-        let middle = build_stage(
-            &config,
-            &Stage {
-                layers: 1..3,
-                embedding: false,
-                head: false,
-            },
-        );
-        let last = build_stage(
-            &config,
-            &Stage {
-                layers: 3..3,
-                embedding: false,
-                head: true,
-            },
-        );
+        let first = build_stage(&config, &Stage { layers: 0..1, embedding: true, head: false });
+        let middle = build_stage(&config, &Stage { layers: 1..3, embedding: false, head: false });
+        let last = build_stage(&config, &Stage { layers: 3..3, embedding: false, head: true });
         let batch = Batch::new(&micro_batch(config.vocab_size), &device());
         let mode = Mode::Train(Philox::new(8));
         let stages = [first.as_ref(), middle.as_ref(), last.as_ref()];
@@ -95,15 +64,7 @@ fn stages_in_a_row_are_the_whole_model() {
         let segments: Vec<_> = stages.iter().flat_map(|stage| stage.segments()).collect();
         assert_eq!(segments, whole.segments());
         assert_eq!(middle.segments()[2].layer, Some(2));
-        assert!(
-            first
-                .inference()
-                .logits(
-                    Tensor::zeros([1, 1], &Device::flex()),
-                    &mut first.new_cache()
-                )
-                .is_none()
-        );
+        assert!(first.inference().logits(Tensor::zeros([1, 1], &Device::flex()), &mut first.new_cache()).is_none());
     }
 }
 
@@ -116,12 +77,8 @@ fn dropout_depends_on_the_stream_alone() {
         let one = run(Mode::Train(Philox::new(1)));
         assert_eq!(one, run(Mode::Train(Philox::new(1))));
         assert_ne!(one.0, run(Mode::Train(Philox::new(2))).0);
-        let dry = build(&DecoderConfig {
-            embedding_dropout: 0.0,
-            hidden_dropout: 0.0,
-            attention_dropout: 0.0,
-            ..config
-        });
+        let dry =
+            build(&DecoderConfig { embedding_dropout: 0.0, hidden_dropout: 0.0, attention_dropout: 0.0, ..config });
         let expected = loss_and_gradients(dry.as_ref(), &batch, Mode::Train(Philox::new(1)));
         assert_eq!(run(Mode::Evaluate), expected);
         assert_ne!(one.0, expected.0);
@@ -133,92 +90,45 @@ fn every_kind_of_dropout_is_applied() {
     let dry = llama();
     let batch = Batch::new(&micro_batch(dry.vocab_size), &device());
     let loss = |config: &DecoderConfig| {
-        loss_sum(
-            &[build(config).as_ref()],
-            &batch,
-            Mode::Train(Philox::new(1)),
-        )
-        .into_scalar::<f32>()
+        loss_sum(&[build(config).as_ref()], &batch, Mode::Train(Philox::new(1))).into_scalar::<f32>()
     };
     let plain = loss(&dry);
-    assert_ne!(
-        plain,
-        loss(&DecoderConfig {
-            embedding_dropout: 0.2,
-            ..dry.clone()
-        })
-    );
-    assert_ne!(
-        plain,
-        loss(&DecoderConfig {
-            hidden_dropout: 0.2,
-            ..dry.clone()
-        })
-    );
-    assert_ne!(
-        plain,
-        loss(&DecoderConfig {
-            attention_dropout: 0.2,
-            ..dry.clone()
-        })
-    );
+    assert_ne!(plain, loss(&DecoderConfig { embedding_dropout: 0.2, ..dry.clone() }));
+    assert_ne!(plain, loss(&DecoderConfig { hidden_dropout: 0.2, ..dry.clone() }));
+    assert_ne!(plain, loss(&DecoderConfig { attention_dropout: 0.2, ..dry.clone() }));
 }
 
 #[test]
 fn grouped_heads_equal_repeated_ones() {
     let grouped = llama();
-    let full = DecoderConfig {
-        num_query_groups: 6,
-        ..grouped.clone()
-    };
+    let full = DecoderConfig { num_query_groups: 6, ..grouped.clone() };
     let (one, mut other) = (build(&grouped), build(&full));
     let mut weights = values(one.as_ref());
     let (r, block) = (3, grouped.kv_channels * grouped.hidden_size);
-    for (_, qkv) in weights
-        .iter_mut()
-        .filter(|(name, _)| name.ends_with("linear_qkv.weight"))
-    {
+    for (_, qkv) in weights.iter_mut().filter(|(name, _)| name.ends_with("linear_qkv.weight")) {
         let repeated = qkv.chunks((r + 2) * block).flat_map(|group| {
-            (0..r).flat_map(move |q| {
-                [&group[q * block..(q + 1) * block], &group[r * block..]].concat()
-            })
+            (0..r).flat_map(move |q| [&group[q * block..(q + 1) * block], &group[r * block..]].concat())
         });
         *qkv = repeated.collect();
     }
     set_values(other.as_mut(), &weights);
     let ids = tokens(9, 37);
-    assert_close(
-        &logits(other.as_ref(), &ids),
-        &logits(one.as_ref(), &ids),
-        1e-6,
-    );
+    assert_close(&logits(other.as_ref(), &ids), &logits(one.as_ref(), &ids), 1e-6);
 }
 
 #[test]
 fn a_tied_gradient_is_the_sum_of_both_uses() {
     for config in [llama(), gpt2()] {
-        let tied = DecoderConfig {
-            share_embeddings_and_output_weights: true,
-            ..config.clone()
-        };
-        let untied = DecoderConfig {
-            share_embeddings_and_output_weights: false,
-            ..config
-        };
+        let tied = DecoderConfig { share_embeddings_and_output_weights: true, ..config.clone() };
+        let untied = DecoderConfig { share_embeddings_and_output_weights: false, ..config };
         let (one, mut other) = (build(&tied), build(&untied));
         let mut weights = values(one.as_ref());
-        weights.insert(
-            "output_layer.weight".into(),
-            weights["embedding.word_embeddings.weight"].clone(),
-        );
+        weights.insert("output_layer.weight".into(), weights["embedding.word_embeddings.weight"].clone());
         set_values(other.as_mut(), &weights);
         let batch = Batch::new(&micro_batch(tied.vocab_size), &device());
         let (_, found) = loss_and_gradients(one.as_ref(), &batch, Mode::Evaluate);
         let (_, expected) = loss_and_gradients(other.as_ref(), &batch, Mode::Evaluate);
-        let parts = [
-            &expected["embedding.word_embeddings.weight"],
-            &expected["output_layer.weight"],
-        ];
+        let parts = [&expected["embedding.word_embeddings.weight"], &expected["output_layer.weight"]];
         let sum: Vec<f32> = parts[0].iter().zip(parts[1]).map(|(a, b)| a + b).collect();
         assert_close(&found["embedding.word_embeddings.weight"], &sum, 1e-6);
         assert!(!found.contains_key("output_layer.weight"));
@@ -249,12 +159,7 @@ fn packed_documents_do_not_see_each_other() {
         let mut packed = micro_batch(config.vocab_size);
         packed.document_ids = Some([0, 0, 0, 1, 1, 1, 1].repeat(2));
         packed.position_ids = [0, 1, 2, 0, 1, 2, 3].repeat(2);
-        let found = loss_sum(
-            &[chunk.as_ref()],
-            &Batch::new(&packed, &device()),
-            Mode::Evaluate,
-        )
-        .into_scalar::<f32>();
+        let found = loss_sum(&[chunk.as_ref()], &Batch::new(&packed, &device()), Mode::Evaluate).into_scalar::<f32>();
         let mut expected = 0.0;
         for (from, to) in [(0, 3), (3, 7), (7, 10), (10, 14)] {
             let alone = MicroBatch {
@@ -266,11 +171,7 @@ fn packed_documents_do_not_see_each_other() {
                 seq_length: to - from,
                 document_ids: None,
             };
-            let loss = loss_sum(
-                &[chunk.as_ref()],
-                &Batch::new(&alone, &device()),
-                Mode::Evaluate,
-            );
+            let loss = loss_sum(&[chunk.as_ref()], &Batch::new(&alone, &device()), Mode::Evaluate);
             expected += loss.into_scalar::<f32>();
         }
         assert_close(&[found], &[expected], 1e-5);
@@ -279,37 +180,22 @@ fn packed_documents_do_not_see_each_other() {
 
 #[test]
 fn a_window_hides_what_lies_further_back() {
-    let windowed = DecoderConfig {
-        num_layers: 1,
-        window_size: Some(3),
-        ..llama()
-    };
-    let open = DecoderConfig {
-        window_size: None,
-        ..windowed.clone()
-    };
+    let windowed = DecoderConfig { num_layers: 1, window_size: Some(3), ..llama() };
+    let open = DecoderConfig { window_size: None, ..windowed.clone() };
     let ids = tokens(9, 37);
     let mut changed = ids.clone();
     changed[4] = (changed[4] + 1) % 37;
-    let last =
-        |config: &DecoderConfig, ids: &[i64]| logits(build(config).as_ref(), ids).split_off(8 * 37);
+    let last = |config: &DecoderConfig, ids: &[i64]| logits(build(config).as_ref(), ids).split_off(8 * 37);
     assert_eq!(last(&windowed, &ids), last(&windowed, &changed));
     assert_ne!(last(&open, &ids), last(&open, &changed));
     changed[5] = (changed[5] + 1) % 37;
-    assert_ne!(
-        last(&windowed, &ids),
-        last(&windowed, &changed),
-        "three keys back is within the window"
-    );
+    assert_ne!(last(&windowed, &ids), last(&windowed, &changed), "three keys back is within the window");
 }
 
 #[test]
 fn padding_the_vocabulary_keeps_the_logits_of_real_tokens() {
     let config = llama();
-    let padded = DecoderConfig {
-        padded_vocab_size: 41,
-        ..config.clone()
-    };
+    let padded = DecoderConfig { padded_vocab_size: 41, ..config.clone() };
     let (one, mut other) = (build(&config), build(&padded));
     let mut weights = values(one.as_ref());
     for name in ["embedding.word_embeddings.weight", "output_layer.weight"] {
@@ -318,20 +204,14 @@ fn padding_the_vocabulary_keeps_the_logits_of_real_tokens() {
     set_values(other.as_mut(), &weights);
     let ids = tokens(8, 37);
     let expected = logits(one.as_ref(), &ids);
-    let found: Vec<f32> = logits(other.as_ref(), &ids)
-        .chunks(41)
-        .flat_map(|row| row[..37].to_vec())
-        .collect();
+    let found: Vec<f32> = logits(other.as_ref(), &ids).chunks(41).flat_map(|row| row[..37].to_vec()).collect();
     assert_close(&found, &expected, 1e-6);
 
     // The padded rows win every comparison with real ones, and are still never generated.
     let prompt = [3, 4];
     let options = crate::generate::GenerateOptions::greedy(&padded, 6);
     let generate = |chunk: &dyn ModelChunk| {
-        crate::generate(chunk, &device(), &prompt, &options, &mut |_| {
-            std::ops::ControlFlow::Continue(())
-        })
-        .unwrap()
+        crate::generate(chunk, &device(), &prompt, &options, &mut |_| std::ops::ControlFlow::Continue(())).unwrap()
     };
     assert_eq!(generate(other.as_ref()), generate(one.as_ref()));
 }
@@ -339,10 +219,7 @@ fn padding_the_vocabulary_keeps_the_logits_of_real_tokens() {
 #[test]
 fn a_bfloat16_model_trains() {
     let config = llama();
-    let context = BuildContext {
-        params_dtype: FloatDType::BF16,
-        ..context(&config)
-    };
+    let context = BuildContext { params_dtype: FloatDType::BF16, ..context(&config) };
     let chunk = build_decoder(&config, &context, &Stage::whole(3)).unwrap();
     let batch = Batch::new(&micro_batch(37), &device());
     let loss = loss_sum(&[chunk.as_ref()], &batch, Mode::Evaluate);
@@ -350,17 +227,10 @@ fn a_bfloat16_model_trains() {
     let mut expected = build_decoder(&config, &self::context(&config), &Stage::whole(3)).unwrap();
     set_values(
         expected.as_mut(),
-        &values(
-            build_decoder(&config, &self::context(&config), &Stage::whole(3))
-                .unwrap()
-                .as_ref(),
-        ),
+        &values(build_decoder(&config, &self::context(&config), &Stage::whole(3)).unwrap().as_ref()),
     );
     let reference = loss_sum(&[expected.as_ref()], &batch, Mode::Evaluate).into_scalar::<f32>();
-    assert!(
-        (value / reference - 1.0).abs() < 0.02,
-        "{value} in bfloat16, {reference} in float32"
-    );
+    assert!((value / reference - 1.0).abs() < 0.02, "{value} in bfloat16, {reference} in float32");
     let mut gradients = loss.backward();
     let mut count = 0;
     chunk.take_gradients(&mut gradients, &mut |_, gradient| {

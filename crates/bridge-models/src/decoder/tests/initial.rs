@@ -5,32 +5,20 @@ use bridge_core::model::ParameterRole;
 use super::*;
 
 fn initial(config: &DecoderConfig, stage: &Stage) -> Values {
-    values(
-        build_decoder(config, &context(config), stage)
-            .unwrap()
-            .as_ref(),
-    )
+    values(build_decoder(config, &context(config), stage).unwrap().as_ref())
 }
 
 #[test]
 fn names_and_shapes_are_those_of_the_configuration() {
     for config in [llama(), gpt2(), everything()] {
         let chunk = build(&config);
-        let found: Vec<_> = chunk
-            .parameters()
-            .into_iter()
-            .map(|info| (info.name, info.shape))
-            .collect();
+        let found: Vec<_> = chunk.parameters().into_iter().map(|info| (info.name, info.shape)).collect();
         let mut expected = config.parameter_shapes();
         expected.sort();
         let mut sorted = found.clone();
         sorted.sort();
         assert_eq!(sorted, expected);
-        let count: usize = chunk
-            .parameters()
-            .iter()
-            .map(|info| info.num_elements())
-            .sum();
+        let count: usize = chunk.parameters().iter().map(|info| info.num_elements()).sum();
         assert_eq!(config.num_parameters(), count);
         assert!(chunk.parameters().iter().all(|info| info.trainable));
     }
@@ -39,11 +27,7 @@ fn names_and_shapes_are_those_of_the_configuration() {
 #[test]
 fn names_are_megatrons() {
     let chunk = build(&gpt2());
-    let found: Vec<String> = chunk
-        .parameters()
-        .into_iter()
-        .map(|info| info.name)
-        .collect();
+    let found: Vec<String> = chunk.parameters().into_iter().map(|info| info.name).collect();
     for name in [
         "embedding.word_embeddings.weight",
         "embedding.position_embeddings.weight",
@@ -55,56 +39,22 @@ fn names_are_megatrons() {
         "decoder.layers.2.mlp.linear_fc2.weight",
         "decoder.final_layernorm.weight",
     ] {
-        assert!(
-            found.iter().any(|found| found == name),
-            "{name} is not among {found:?}"
-        );
+        assert!(found.iter().any(|found| found == name), "{name} is not among {found:?}");
     }
-    let roles: BTreeMap<_, _> = build(&llama())
-        .parameters()
-        .into_iter()
-        .map(|info| (info.name, info.role))
-        .collect();
-    assert_eq!(
-        roles["embedding.word_embeddings.weight"],
-        ParameterRole::EmbeddingOrOutput
-    );
-    assert_eq!(
-        roles["output_layer.weight"],
-        ParameterRole::EmbeddingOrOutput
-    );
-    assert_eq!(
-        roles["decoder.layers.0.mlp.linear_fc1.weight"],
-        ParameterRole::Hidden
-    );
+    let roles: BTreeMap<_, _> = build(&llama()).parameters().into_iter().map(|info| (info.name, info.role)).collect();
+    assert_eq!(roles["embedding.word_embeddings.weight"], ParameterRole::EmbeddingOrOutput);
+    assert_eq!(roles["output_layer.weight"], ParameterRole::EmbeddingOrOutput);
+    assert_eq!(roles["decoder.layers.0.mlp.linear_fc1.weight"], ParameterRole::Hidden);
 }
 
 #[test]
 fn initial_values_do_not_depend_on_the_stage() {
     for config in [llama(), gpt2()] {
         let whole = initial(&config, &Stage::whole(3));
-        let mut staged = initial(
-            &config,
-            &Stage {
-                layers: 0..2,
-                embedding: true,
-                head: false,
-            },
-        );
-        let last = initial(
-            &config,
-            &Stage {
-                layers: 2..3,
-                embedding: false,
-                head: true,
-            },
-        );
+        let mut staged = initial(&config, &Stage { layers: 0..2, embedding: true, head: false });
+        let last = initial(&config, &Stage { layers: 2..3, embedding: false, head: true });
         let tied = config.share_embeddings_and_output_weights;
-        assert_eq!(
-            last.contains_key("embedding.word_embeddings.weight"),
-            tied,
-            "a tied head has its own copy"
-        );
+        assert_eq!(last.contains_key("embedding.word_embeddings.weight"), tied, "a tied head has its own copy");
         for (name, value) in last {
             if let Some(first) = staged.insert(name, value.clone()) {
                 assert_eq!(first, value, "both copies of the tied table start equal");
@@ -146,10 +96,7 @@ fn standard_deviations_are_megatrons() {
             "{name}: {deviation}, expected {expected}"
         );
     }
-    let (a, b) = (
-        "decoder.layers.0.mlp.linear_fc1.weight",
-        "decoder.layers.1.mlp.linear_fc1.weight",
-    );
+    let (a, b) = ("decoder.layers.0.mlp.linear_fc1.weight", "decoder.layers.1.mlp.linear_fc1.weight");
     assert_ne!(values[a], values[b]);
 }
 
@@ -157,34 +104,16 @@ fn standard_deviations_are_megatrons() {
 fn seeds_differ_and_drawing_can_be_skipped() {
     let config = llama();
     let seeded = |seed| {
-        let context = BuildContext {
-            seed,
-            ..context(&config)
-        };
-        values(
-            build_decoder(&config, &context, &Stage::whole(3))
-                .unwrap()
-                .as_ref(),
-        )
+        let context = BuildContext { seed, ..context(&config) };
+        values(build_decoder(&config, &context, &Stage::whole(3)).unwrap().as_ref())
     };
     assert_eq!(seeded(1), seeded(1));
     assert_ne!(seeded(1), seeded(2));
-    let skipped = DecoderConfig {
-        perform_initialization: false,
-        ..gpt2()
-    };
+    let skipped = DecoderConfig { perform_initialization: false, ..gpt2() };
     for (name, value) in initial(&skipped, &Stage::whole(3)) {
-        let expected = if name.ends_with("layernorm.weight") {
-            1.0
-        } else {
-            0.0
-        };
+        let expected = if name.ends_with("layernorm.weight") { 1.0 } else { 0.0 };
         assert!(value.iter().all(|v| *v == expected), "{name}");
     }
     let centred = initial(&everything(), &Stage::whole(3));
-    assert!(
-        centred["decoder.final_layernorm.weight"]
-            .iter()
-            .all(|v| *v == 0.0)
-    );
+    assert!(centred["decoder.final_layernorm.weight"].iter().all(|v| *v == 0.0));
 }

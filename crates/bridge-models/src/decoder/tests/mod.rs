@@ -6,9 +6,7 @@ mod initial;
 mod reference;
 
 use bridge_core::data::MicroBatch;
-use bridge_core::model::{
-    Batch, BuildContext, ForwardContext, Mode, ModelChunk, SegmentOutput, Stage,
-};
+use bridge_core::model::{Batch, BuildContext, ForwardContext, Mode, ModelChunk, SegmentOutput, Stage};
 use bridge_kernels::Activation;
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 use std::collections::BTreeMap;
@@ -41,11 +39,7 @@ pub fn llama() -> DecoderConfig {
             scaling: None,
         }),
         no_rope_layers: LayerPattern::None,
-        norm: NormConfig {
-            kind: NormKind::RmsNorm,
-            epsilon: 1e-5,
-            zero_centered_gamma: false,
-        },
+        norm: NormConfig { kind: NormKind::RmsNorm, epsilon: 1e-5, zero_centered_gamma: false },
         qk_layernorm: false,
         qkv_bias: false,
         proj_bias: false,
@@ -71,11 +65,7 @@ pub fn llama() -> DecoderConfig {
 pub fn gpt2() -> DecoderConfig {
     DecoderConfig {
         position_embedding: PositionEmbedding::LearnedAbsolute,
-        norm: NormConfig {
-            kind: NormKind::LayerNorm,
-            epsilon: 1e-5,
-            zero_centered_gamma: false,
-        },
+        norm: NormConfig { kind: NormKind::LayerNorm, epsilon: 1e-5, zero_centered_gamma: false },
         num_query_groups: 6,
         qkv_bias: true,
         proj_bias: true,
@@ -97,11 +87,7 @@ pub fn everything() -> DecoderConfig {
             scaling: Some(RopeScaling::Linear { factor: 1.7 }),
         }),
         no_rope_layers: LayerPattern::Listed(vec![false, true, false]),
-        norm: NormConfig {
-            kind: NormKind::RmsNorm,
-            epsilon: 1e-3,
-            zero_centered_gamma: true,
-        },
+        norm: NormConfig { kind: NormKind::RmsNorm, epsilon: 1e-3, zero_centered_gamma: true },
         qk_layernorm: true,
         qkv_bias: true,
         window_size: Some(3),
@@ -128,18 +114,12 @@ pub fn build(config: &DecoderConfig) -> Box<dyn ModelChunk> {
 /// A stage whose one-dimensional parameters are moved off their initial ones and zeros, so that a swapped one shows.
 pub fn build_stage(config: &DecoderConfig, stage: &Stage) -> Box<dyn ModelChunk> {
     let mut chunk = build_decoder(config, &context(config), stage).unwrap();
-    let shapes: BTreeMap<_, _> = chunk
-        .parameters()
-        .into_iter()
-        .map(|info| (info.name, info.shape))
-        .collect();
+    let shapes: BTreeMap<_, _> = chunk.parameters().into_iter().map(|info| (info.name, info.shape)).collect();
     chunk.update_parameters(&mut |name, value| {
         if shapes[name].len() > 1 {
             return value;
         }
-        let noise = bridge_kernels::Philox::new(5)
-            .derive_name(name)
-            .normal(shapes[name][0], 0.2);
+        let noise = bridge_kernels::Philox::new(5).derive_name(name).normal(shapes[name][0], 0.2);
         let device = value.device();
         value + Tensor::<1>::from_floats(noise.as_slice(), &device)
     });
@@ -147,9 +127,7 @@ pub fn build_stage(config: &DecoderConfig, stage: &Stage) -> Box<dyn ModelChunk>
 }
 
 pub fn tokens(count: usize, vocab_size: usize) -> Vec<i64> {
-    (0..count)
-        .map(|i| ((i * i * 5 + i * 3 + 1) % vocab_size) as i64)
-        .collect()
+    (0..count).map(|i| ((i * i * 5 + i * 3 + 1) % vocab_size) as i64).collect()
 }
 
 /// Two sequences of seven tokens, one target masked.
@@ -221,11 +199,7 @@ pub fn logits(chunk: &dyn ModelChunk, ids: &[i64]) -> Vec<f32> {
     logits_after(model.as_ref(), &mut cache, ids)
 }
 
-pub fn logits_after(
-    model: &dyn ModelChunk,
-    cache: &mut bridge_core::model::KeyValueCache,
-    ids: &[i64],
-) -> Vec<f32> {
+pub fn logits_after(model: &dyn ModelChunk, cache: &mut bridge_core::model::KeyValueCache, ids: &[i64]) -> Vec<f32> {
     let data = TensorData::new(ids.to_vec(), [1, ids.len()]);
     let tokens_bt = Tensor::<2, Int>::from_data(data, &Device::flex());
     floats(model.logits(tokens_bt, cache).unwrap())
@@ -235,9 +209,6 @@ pub fn logits_after(
 pub fn assert_close(found: &[f32], expected: &[f32], tolerance: f32) {
     assert_eq!(found.len(), expected.len());
     for (i, (a, b)) in found.iter().zip(expected).enumerate() {
-        assert!(
-            (a - b).abs() <= tolerance * b.abs().max(1.0),
-            "element {i}: {a}, expected {b}"
-        );
+        assert!((a - b).abs() <= tolerance * b.abs().max(1.0), "element {i}: {a}, expected {b}");
     }
 }

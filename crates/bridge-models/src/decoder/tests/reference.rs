@@ -29,25 +29,16 @@ impl Model<'_> {
     }
 
     fn norm(&self, name: &str, x: &[f64]) -> Vec<f64> {
-        let NormConfig {
-            kind,
-            epsilon,
-            zero_centered_gamma,
-        } = self.config.norm;
+        let NormConfig { kind, epsilon, zero_centered_gamma } = self.config.norm;
         let n = x.len() as f64;
-        let mean = if kind == NormKind::LayerNorm {
-            x.iter().sum::<f64>() / n
-        } else {
-            0.0
-        };
+        let mean = if kind == NormKind::LayerNorm { x.iter().sum::<f64>() / n } else { 0.0 };
         let variance = x.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / n;
         let weight = self.row(&format!("{name}.weight"), 0, x.len());
         let bias = self.values.get(&format!("{name}.bias"));
         (0..x.len())
             .map(|i| {
                 let gamma = weight[i] + if zero_centered_gamma { 1.0 } else { 0.0 };
-                (x[i] - mean) / (variance + epsilon).sqrt() * gamma
-                    + bias.map_or(0.0, |bias| f64::from(bias[i]))
+                (x[i] - mean) / (variance + epsilon).sqrt() * gamma + bias.map_or(0.0, |bias| f64::from(bias[i]))
             })
             .collect()
     }
@@ -62,11 +53,7 @@ impl Model<'_> {
             if let Some(RopeScaling::Linear { factor }) = rope.scaling {
                 angle /= factor;
             }
-            let (i, j) = if rope.interleaved {
-                (2 * pair, 2 * pair + 1)
-            } else {
-                (pair, pair + rotated / 2)
-            };
+            let (i, j) = if rope.interleaved { (2 * pair, 2 * pair + 1) } else { (pair, pair + rotated / 2) };
             let (a, b) = (head[i], head[j]);
             head[i] = a * angle.cos() - b * angle.sin();
             head[j] = b * angle.cos() + a * angle.sin();
@@ -90,14 +77,8 @@ impl Model<'_> {
             }
             head
         };
-        let qkv: Rows = x
-            .iter()
-            .map(|x| self.linear(&format!("{name}.linear_qkv"), x))
-            .collect();
-        let window = config
-            .window_size
-            .filter(|_| config.window_layers.includes(layer))
-            .unwrap_or(usize::MAX);
+        let qkv: Rows = x.iter().map(|x| self.linear(&format!("{name}.linear_qkv"), x)).collect();
+        let window = config.window_size.filter(|_| config.window_layers.includes(layer)).unwrap_or(usize::MAX);
         (0..x.len())
             .map(|i| {
                 let mut out = Vec::new();
@@ -107,20 +88,15 @@ impl Model<'_> {
                     let seen: Vec<usize> = (0..=i).filter(|j| i - j <= window).collect();
                     let scores = seen.iter().map(|j| {
                         let k = head(&qkv[*j], *j, group * (r + 2) + r, Some("k_layernorm"));
-                        let score = q.iter().zip(&k).map(|(a, b)| a * b).sum::<f64>()
-                            * config.softmax_scale;
-                        config
-                            .attention_softcap
-                            .map_or(score, |cap| cap * (score / cap).tanh())
+                        let score = q.iter().zip(&k).map(|(a, b)| a * b).sum::<f64>() * config.softmax_scale;
+                        config.attention_softcap.map_or(score, |cap| cap * (score / cap).tanh())
                     });
                     let weights: Vec<f64> = scores.map(f64::exp).collect();
                     let total: f64 = weights.iter().sum();
                     let mut y = vec![0.0; d];
                     for (j, weight) in seen.iter().zip(&weights) {
                         let v = head(&qkv[*j], *j, group * (r + 2) + r + 1, None);
-                        y.iter_mut()
-                            .zip(&v)
-                            .for_each(|(y, v)| *y += weight / total * v);
+                        y.iter_mut().zip(&v).for_each(|(y, v)| *y += weight / total * v);
                     }
                     out.extend(y);
                 }
@@ -135,9 +111,7 @@ impl Model<'_> {
         let act = |x: f64| match self.config.activation {
             Activation::Silu => x / (1.0 + (-x).exp()),
             Activation::GeluTanh => {
-                0.5 * x
-                    * (1.0
-                        + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh())
+                0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh())
             }
             other => panic!("no reference for {other:?}"),
         };
@@ -166,40 +140,21 @@ impl Model<'_> {
             })
             .collect();
         let add = |x: &mut Rows, y: Rows| {
-            x.iter_mut()
-                .flatten()
-                .zip(y.iter().flatten())
-                .for_each(|(x, y)| *x += y);
+            x.iter_mut().flatten().zip(y.iter().flatten()).for_each(|(x, y)| *x += y);
         };
         for layer in 0..self.config.num_layers {
             let norm = |which: &str, x: &Rows| -> Rows {
-                x.iter()
-                    .map(|x| self.norm(&format!("decoder.layers.{layer}.{which}"), x))
-                    .collect()
+                x.iter().map(|x| self.norm(&format!("decoder.layers.{layer}.{which}"), x)).collect()
             };
             let y = self.attention(layer, &norm("input_layernorm", &x));
             add(&mut x, y);
-            let y = norm("pre_mlp_layernorm", &x)
-                .iter()
-                .map(|x| self.mlp(layer, x))
-                .collect();
+            let y = norm("pre_mlp_layernorm", &x).iter().map(|x| self.mlp(layer, x)).collect();
             add(&mut x, y);
         }
-        let output = if self.config.share_embeddings_and_output_weights {
-            "embedding.word_embeddings"
-        } else {
-            "output_layer"
-        };
-        let logits = x
-            .iter()
-            .flat_map(|x| self.linear(output, &self.norm("decoder.final_layernorm", x)));
-        logits
-            .map(|l| {
-                self.config
-                    .logit_softcap
-                    .map_or(l, |cap| cap * (l / cap).tanh()) as f32
-            })
-            .collect()
+        let output =
+            if self.config.share_embeddings_and_output_weights { "embedding.word_embeddings" } else { "output_layer" };
+        let logits = x.iter().flat_map(|x| self.linear(output, &self.norm("decoder.final_layernorm", x)));
+        logits.map(|l| self.config.logit_softcap.map_or(l, |cap| cap * (l / cap).tanh()) as f32).collect()
     }
 }
 
@@ -208,11 +163,7 @@ fn logits_equal_those_of_plain_loops() {
     for config in [llama(), gpt2(), everything()] {
         let chunk = build(&config);
         let ids = tokens(11, config.vocab_size);
-        let expected = Model {
-            config: &config,
-            values: values(chunk.as_ref()),
-        }
-        .logits(&ids);
+        let expected = Model { config: &config, values: values(chunk.as_ref()) }.logits(&ids);
         assert_close(&logits(chunk.as_ref(), &ids), &expected, 3e-5);
     }
 }
@@ -224,10 +175,7 @@ fn the_loss_is_the_masked_sum_of_the_logits_cross_entropy() {
         let micro_batch = micro_batch(config.vocab_size);
         let batch = Batch::new(&micro_batch, &device());
         let found = loss_sum(&[chunk.as_ref()], &batch, Mode::Evaluate).into_scalar::<f32>();
-        let model = Model {
-            config: &config,
-            values: values(chunk.as_ref()),
-        };
+        let model = Model { config: &config, values: values(chunk.as_ref()) };
         let mut expected = 0.0;
         for row in 0..micro_batch.batch_size {
             let at = row * micro_batch.seq_length;
@@ -249,37 +197,20 @@ fn gradients_equal_difference_quotients() {
         let batch = Batch::new(&micro_batch(config.vocab_size), &device());
         let (_, gradients) = loss_and_gradients(chunk.as_ref(), &batch, Mode::Evaluate);
         let start = values(chunk.as_ref());
-        assert_eq!(
-            gradients.keys().collect::<Vec<_>>(),
-            start.keys().collect::<Vec<_>>()
-        );
+        assert_eq!(gradients.keys().collect::<Vec<_>>(), start.keys().collect::<Vec<_>>());
         for (name, gradient) in &gradients {
             // Along the gradient itself the loss rises by the gradient's norm per unit of length.
-            let norm = gradient
-                .iter()
-                .map(|g| f64::from(*g).powi(2))
-                .sum::<f64>()
-                .sqrt();
+            let norm = gradient.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>().sqrt();
             let mut loss_at = |length: f64| {
                 let mut moved = start.clone();
-                let along = gradient
-                    .iter()
-                    .map(|g| (f64::from(*g) / norm * length) as f32);
-                moved
-                    .get_mut(name)
-                    .unwrap()
-                    .iter_mut()
-                    .zip(along)
-                    .for_each(|(v, g)| *v += g);
+                let along = gradient.iter().map(|g| (f64::from(*g) / norm * length) as f32);
+                moved.get_mut(name).unwrap().iter_mut().zip(along).for_each(|(v, g)| *v += g);
                 set_values(chunk.as_mut(), &moved);
                 f64::from(loss_sum(&[chunk.as_ref()], &batch, Mode::Evaluate).into_scalar::<f32>())
             };
             let length = 5e-3;
             let slope = (loss_at(length) - loss_at(-length)) / (2.0 * length);
-            assert!(
-                (slope - norm).abs() < 0.02 * norm + 0.01,
-                "{name}: slope {slope}, norm of the gradient {norm}"
-            );
+            assert!((slope - norm).abs() < 0.02 * norm + 0.01, "{name}: slope {slope}, norm of the gradient {norm}");
         }
     }
 }

@@ -19,14 +19,7 @@ fn stage(config: &DecoderConfig, stage: &Stage) -> Box<dyn ModelChunk> {
 fn export_to_temporary(model: &HfModel, options: &ExportOptions) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let chunk = model.build(&device()).unwrap();
-    export(
-        folder.path(),
-        model.family(),
-        model.config(),
-        &[chunk.as_ref()],
-        options,
-    )
-    .unwrap();
+    export(folder.path(), model.family(), model.config(), &[chunk.as_ref()], options).unwrap();
     folder
 }
 
@@ -50,11 +43,7 @@ fn an_export_has_the_bytes_of_the_import() {
 fn exported_settings_are_those_of_transformers() {
     for name in GOLDEN {
         let model = HfModel::open(&golden(name)).unwrap();
-        let options = ExportOptions {
-            bos_token_id: Some(0),
-            eos_token_ids: vec![1],
-            ..ExportOptions::default()
-        };
+        let options = ExportOptions { bos_token_id: Some(0), eos_token_ids: vec![1], ..ExportOptions::default() };
         let folder = export_to_temporary(&model, &options);
         let text = std::fs::read_to_string(folder.path().join("config.json")).unwrap();
         let written: Map<String, Value> = serde_json::from_str(&text).unwrap();
@@ -77,64 +66,33 @@ fn exported_settings_are_those_of_transformers() {
 
 #[test]
 fn shards_of_sixteen_bits_are_read_and_written() {
-    for (name, dtype) in [
-        ("gpt2", StorageDtype::Bf16),
-        ("llama", StorageDtype::F16),
-        ("llama_tied", StorageDtype::Bf16),
-    ] {
+    for (name, dtype) in
+        [("gpt2", StorageDtype::Bf16), ("llama", StorageDtype::F16), ("llama_tied", StorageDtype::Bf16)]
+    {
         let original = HfModel::open(&golden(name)).unwrap();
-        let options = ExportOptions {
-            dtype,
-            max_shard_bytes: 50_000,
-            ..ExportOptions::default()
-        };
+        let options = ExportOptions { dtype, max_shard_bytes: 50_000, ..ExportOptions::default() };
         let folder = export_to_temporary(&original, &options);
         let files = std::fs::read_dir(folder.path()).unwrap();
         let mut shards: Vec<_> = files
             .map(|file| file.unwrap().path())
-            .filter(|path| {
-                path.extension()
-                    .is_some_and(|extension| extension == "safetensors")
-            })
+            .filter(|path| path.extension().is_some_and(|extension| extension == "safetensors"))
             .collect();
         shards.sort();
         assert!(shards.len() > 2, "{name}: {shards:?}");
         assert!(!folder.path().join("model.safetensors").exists());
         let tensors: Vec<Raw> = shards.iter().flat_map(|path| raw_tensors(path)).collect();
-        assert!(
-            tensors
-                .iter()
-                .all(|raw| raw.dtype != safetensors::Dtype::F32)
-        );
+        assert!(tensors.iter().all(|raw| raw.dtype != safetensors::Dtype::F32));
 
         // What was rounded once is not changed by going through float32 again.
         let model = HfModel::open(folder.path()).unwrap();
-        let again = export_to_temporary(
-            &model,
-            &ExportOptions {
-                dtype,
-                ..ExportOptions::default()
-            },
-        );
+        let again = export_to_temporary(&model, &ExportOptions { dtype, ..ExportOptions::default() });
         let mut sorted = tensors;
         sorted.sort_by(|a, b| a.name.cmp(&b.name));
-        assert_eq!(
-            raw_tensors(&again.path().join("model.safetensors")),
-            sorted,
-            "{name}"
-        );
+        assert_eq!(raw_tensors(&again.path().join("model.safetensors")), sorted, "{name}");
 
-        let report = crate::verify(
-            folder.path(),
-            &golden(name).join("golden.safetensors"),
-            &device(),
-        )
-        .unwrap();
+        let report = crate::verify(folder.path(), &golden(name).join("golden.safetensors"), &device()).unwrap();
         let difference = report.logits.unwrap().difference.unwrap();
-        assert!(
-            difference > 1e-5 && difference < 0.1,
-            "{name}: rounding to 16 bits shows, a little: {difference}"
-        );
+        assert!(difference > 1e-5 && difference < 0.1, "{name}: rounding to 16 bits shows, a little: {difference}");
     }
 }
 
@@ -157,15 +115,8 @@ fn the_prefix_may_be_missing() {
 #[test]
 fn buffers_and_repeated_tied_weights_are_not_unexpected() {
     let folder = changed_copy("gpt2", |tensors| {
-        let extra = |name: &str, from: &Raw| Raw {
-            name: name.into(),
-            ..from.clone()
-        };
-        let embedding = tensors
-            .iter()
-            .find(|raw| raw.name == "transformer.wte.weight")
-            .unwrap()
-            .clone();
+        let extra = |name: &str, from: &Raw| Raw { name: name.into(), ..from.clone() };
+        let embedding = tensors.iter().find(|raw| raw.name == "transformer.wte.weight").unwrap().clone();
         tensors.push(extra("lm_head.weight", &embedding));
         tensors.push(extra("transformer.h.0.attn.bias", &embedding));
         tensors.push(extra("transformer.h.1.attn.masked_bias", &embedding));
@@ -187,35 +138,20 @@ fn every_wrong_tensor_is_named() {
     });
     let error = HfModel::open(folder.path()).unwrap_err();
     let text = error.to_string();
-    let HfError::Tensors { mut problems, .. } = error else {
-        panic!("{text}")
-    };
+    let HfError::Tensors { mut problems, .. } = error else { panic!("{text}") };
     problems.sort_by_key(|problem| format!("{problem:?}"));
     let expected = [
-        TensorProblem::Missing {
-            name: "model.layers.1.mlp.up_proj.weight".into(),
-            expected: vec![112, 64],
-        },
-        TensorProblem::Missing {
-            name: "model.norm.weight".into(),
-            expected: vec![64],
-        },
+        TensorProblem::Missing { name: "model.layers.1.mlp.up_proj.weight".into(), expected: vec![112, 64] },
+        TensorProblem::Missing { name: "model.norm.weight".into(), expected: vec![64] },
         TensorProblem::Shape {
             name: "model.layers.0.self_attn.k_proj.weight".into(),
             expected: vec![32, 64],
             found: vec![64, 32],
         },
-        TensorProblem::Unexpected {
-            name: "model.final_norm.weight".into(),
-            found: vec![64],
-        },
+        TensorProblem::Unexpected { name: "model.final_norm.weight".into(), found: vec![64] },
     ];
     assert_eq!(problems, expected);
-    for part in [
-        "up_proj",
-        "expected shape [32, 64], found [64, 32]",
-        "final_norm",
-    ] {
+    for part in ["up_proj", "expected shape [32, 64], found [64, 32]", "final_norm"] {
         assert!(text.contains(part), "{text}");
     }
 }
@@ -223,14 +159,8 @@ fn every_wrong_tensor_is_named() {
 #[test]
 fn a_tied_model_with_another_output_is_refused() {
     let folder = changed_copy("llama_tied", |tensors| {
-        let embedding = tensors
-            .iter()
-            .find(|raw| raw.name == "model.embed_tokens.weight")
-            .unwrap();
-        let mut output = Raw {
-            name: "lm_head.weight".into(),
-            ..embedding.clone()
-        };
+        let embedding = tensors.iter().find(|raw| raw.name == "model.embed_tokens.weight").unwrap();
+        let mut output = Raw { name: "lm_head.weight".into(), ..embedding.clone() };
         output.bytes.reverse();
         tensors.push(output);
     });
@@ -245,19 +175,11 @@ fn a_tied_model_with_another_output_is_refused() {
 #[test]
 fn integers_are_no_weights() {
     let folder = changed_copy("gpt2", |tensors| {
-        let raw = tensors
-            .iter_mut()
-            .find(|raw| raw.name == "transformer.ln_f.weight")
-            .unwrap();
+        let raw = tensors.iter_mut().find(|raw| raw.name == "transformer.ln_f.weight").unwrap();
         raw.dtype = safetensors::Dtype::I32;
     });
-    let error = HfModel::open(folder.path())
-        .unwrap()
-        .build(&device())
-        .unwrap_err();
-    assert!(
-        matches!(&error, HfError::Dtype { name, found } if name == "transformer.ln_f.weight" && found == "I32")
-    );
+    let error = HfModel::open(folder.path()).unwrap().build(&device()).unwrap_err();
+    assert!(matches!(&error, HfError::Dtype { name, found } if name == "transformer.ln_f.weight" && found == "I32"));
 }
 
 #[test]
@@ -265,27 +187,13 @@ fn missing_and_damaged_files_are_named() {
     let folder = tempfile::tempdir().unwrap();
     let error = HfModel::open(folder.path()).unwrap_err();
     assert!(error.to_string().contains("config.json"), "{error}");
-    std::fs::copy(
-        golden("gpt2").join("config.json"),
-        folder.path().join("config.json"),
-    )
-    .unwrap();
+    std::fs::copy(golden("gpt2").join("config.json"), folder.path().join("config.json")).unwrap();
     let error = HfModel::open(folder.path()).unwrap_err();
     assert!(error.to_string().contains("model.safetensors"), "{error}");
-    std::fs::write(
-        folder.path().join("model.safetensors"),
-        "not safetensors at all",
-    )
-    .unwrap();
-    assert!(matches!(
-        HfModel::open(folder.path()).unwrap_err(),
-        HfError::Safetensors { .. }
-    ));
+    std::fs::write(folder.path().join("model.safetensors"), "not safetensors at all").unwrap();
+    assert!(matches!(HfModel::open(folder.path()).unwrap_err(), HfError::Safetensors { .. }));
     std::fs::write(folder.path().join("config.json"), "{").unwrap();
-    assert!(matches!(
-        HfModel::open(folder.path()).unwrap_err(),
-        HfError::Json { .. }
-    ));
+    assert!(matches!(HfModel::open(folder.path()).unwrap_err(), HfError::Json { .. }));
 }
 
 #[test]
@@ -293,43 +201,16 @@ fn stages_load_and_write_their_part() {
     for name in ["gpt2", "llama", "llama_tied"] {
         let model = HfModel::open(&golden(name)).unwrap();
         let config = model.config();
-        let mut first = stage(
-            config,
-            &Stage {
-                layers: 0..1,
-                embedding: true,
-                head: false,
-            },
-        );
-        let mut last = stage(
-            config,
-            &Stage {
-                layers: 1..2,
-                embedding: false,
-                head: true,
-            },
-        );
+        let mut first = stage(config, &Stage { layers: 0..1, embedding: true, head: false });
+        let mut last = stage(config, &Stage { layers: 1..2, embedding: false, head: true });
         model.load_into(first.as_mut()).unwrap();
         model.load_into(last.as_mut()).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let chunks = [first.as_ref(), last.as_ref()];
-        export(
-            folder.path(),
-            model.family(),
-            config,
-            &chunks,
-            &ExportOptions::default(),
-        )
-        .unwrap();
+        export(folder.path(), model.family(), config, &chunks, &ExportOptions::default()).unwrap();
         let bytes = |path: &Path| raw_tensors(&path.join("model.safetensors"));
         assert_eq!(bytes(folder.path()), bytes(&golden(name)), "{name}");
-        let error = export(
-            folder.path(),
-            model.family(),
-            config,
-            &chunks[..1],
-            &ExportOptions::default(),
-        );
+        let error = export(folder.path(), model.family(), config, &chunks[..1], &ExportOptions::default());
         assert!(matches!(error, Err(HfError::MissingParameter { .. })));
     }
 }
@@ -338,30 +219,17 @@ fn stages_load_and_write_their_part() {
 fn a_padded_vocabulary_is_filled_with_zeros_and_cut_off_again() {
     for name in ["gpt2", "llama"] {
         let model = HfModel::open(&golden(name)).unwrap();
-        let padded = DecoderConfig {
-            padded_vocab_size: 192,
-            ..model.config().clone()
-        };
+        let padded = DecoderConfig { padded_vocab_size: 192, ..model.config().clone() };
         let mut chunk = stage(&padded, &Stage::whole(2));
         model.load_into(chunk.as_mut()).unwrap();
         chunk.visit_parameters(&mut |name, value| {
             if name == "embedding.word_embeddings.weight" || name == "output_layer.weight" {
                 let values: Vec<f32> = value.into_data().try_into_vec().unwrap();
-                assert!(
-                    values[160 * 64..].iter().all(|v| *v == 0.0)
-                        && values[..160 * 64].iter().all(|v| *v != 0.0)
-                );
+                assert!(values[160 * 64..].iter().all(|v| *v == 0.0) && values[..160 * 64].iter().all(|v| *v != 0.0));
             }
         });
         let folder = tempfile::tempdir().unwrap();
-        export(
-            folder.path(),
-            model.family(),
-            &padded,
-            &[chunk.as_ref()],
-            &ExportOptions::default(),
-        )
-        .unwrap();
+        export(folder.path(), model.family(), &padded, &[chunk.as_ref()], &ExportOptions::default()).unwrap();
         let bytes = |path: &Path| raw_tensors(&path.join("model.safetensors"));
         assert_eq!(bytes(folder.path()), bytes(&golden(name)), "{name}");
     }
@@ -372,34 +240,13 @@ fn the_hook_loads_every_chunk() {
     let model = HfModel::open(&golden("llama")).unwrap();
     let config = model.config();
     let chunks = vec![
-        stage(
-            config,
-            &Stage {
-                layers: 0..2,
-                embedding: true,
-                head: false,
-            },
-        ),
-        stage(
-            config,
-            &Stage {
-                layers: 2..2,
-                embedding: false,
-                head: true,
-            },
-        ),
+        stage(config, &Stage { layers: 0..2, embedding: true, head: false }),
+        stage(config, &Stage { layers: 2..2, embedding: false, head: true }),
     ];
     let chunks = import_hook(golden("llama"))(chunks).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let chunks: Vec<&dyn ModelChunk> = chunks.iter().map(AsRef::as_ref).collect();
-    export(
-        folder.path(),
-        Family::Llama,
-        config,
-        &chunks,
-        &ExportOptions::default(),
-    )
-    .unwrap();
+    export(folder.path(), Family::Llama, config, &chunks, &ExportOptions::default()).unwrap();
     let bytes = |path: &Path| raw_tensors(&path.join("model.safetensors"));
     assert_eq!(bytes(folder.path()), bytes(&golden("llama")));
     let error = import_hook(folder.path().join("nowhere"))(Vec::new()).unwrap_err();
@@ -409,26 +256,10 @@ fn the_hook_loads_every_chunk() {
 #[test]
 fn a_chunk_of_another_model_is_refused() {
     let model = HfModel::open(&golden("llama")).unwrap();
-    let other = DecoderConfig {
-        hidden_size: 32,
-        ..model.config().clone()
-    };
-    let error = model
-        .load_into(stage(&other, &Stage::whole(2)).as_mut())
-        .unwrap_err();
-    assert!(
-        matches!(&error, HfError::Parameter { name, .. } if name == "embedding.word_embeddings.weight"),
-        "{error}"
-    );
-    let other = DecoderConfig {
-        num_layers: 3,
-        ..model.config().clone()
-    };
-    let error = model
-        .load_into(stage(&other, &Stage::whole(3)).as_mut())
-        .unwrap_err();
-    assert!(
-        matches!(&error, HfError::Parameter { name, .. } if name.starts_with("decoder.layers.2.")),
-        "{error}"
-    );
+    let other = DecoderConfig { hidden_size: 32, ..model.config().clone() };
+    let error = model.load_into(stage(&other, &Stage::whole(2)).as_mut()).unwrap_err();
+    assert!(matches!(&error, HfError::Parameter { name, .. } if name == "embedding.word_embeddings.weight"), "{error}");
+    let other = DecoderConfig { num_layers: 3, ..model.config().clone() };
+    let error = model.load_into(stage(&other, &Stage::whole(3)).as_mut()).unwrap_err();
+    assert!(matches!(&error, HfError::Parameter { name, .. } if name.starts_with("decoder.layers.2.")), "{error}");
 }

@@ -9,13 +9,7 @@ fn verify_with(folder: &Path, reference: &Path) -> VerifyReport {
 
 fn verify_golden(name: &str) {
     let report = verify_with(&golden(name), &golden(name).join("golden.safetensors"));
-    let figures = [
-        report.logits,
-        report.loss,
-        report.gradients,
-        report.step_losses,
-        report.step_grad_norms,
-    ];
+    let figures = [report.logits, report.loss, report.gradients, report.step_losses, report.step_grad_norms];
     for figure in figures {
         let figure = figure.expect("the reference has every figure");
         let difference = figure.difference.expect("all values are finite");
@@ -46,11 +40,7 @@ fn llama_with_scaled_frequencies_agrees_with_transformers() {
 }
 
 /// The reference of `name` with one tensor's float32 values changed.
-fn changed_reference(
-    name: &str,
-    tensor: &str,
-    change: impl Fn(f32) -> f32,
-) -> tempfile::NamedTempFile {
+fn changed_reference(name: &str, tensor: &str, change: impl Fn(f32) -> f32) -> tempfile::NamedTempFile {
     let mut tensors = raw_tensors(&golden(name).join("golden.safetensors"));
     let raw = tensors.iter_mut().find(|raw| raw.name == tensor).unwrap();
     for value in raw.bytes.as_chunks_mut::<4>().0 {
@@ -70,35 +60,20 @@ fn a_difference_in_any_figure_fails() {
         let figures = [report.logits, report.loss, report.gradients];
         figures.map(|figure| figure.unwrap().passed)
     };
-    assert_eq!(
-        failed(&changed_reference("llama", "logits", |v| v + 1e-3)),
-        [false, true, true]
-    );
-    assert_eq!(
-        failed(&changed_reference("llama", "ce_loss", |v| v * 1.0001)),
-        [true, false, true]
-    );
+    assert_eq!(failed(&changed_reference("llama", "logits", |v| v + 1e-3)), [false, true, true]);
+    assert_eq!(failed(&changed_reference("llama", "ce_loss", |v| v * 1.0001)), [true, false, true]);
     let gradient = "grad.model.layers.1.self_attn.k_proj.weight";
     let file = changed_reference("llama", gradient, |v| v * 1.001);
     assert_eq!(failed(&file), [true, true, false]);
     let worst = verify_with(&folder, file.path()).gradients.unwrap().worst;
-    assert_eq!(
-        worst.as_deref(),
-        Some("model.layers.1.self_attn.k_proj.weight")
-    );
-    assert_eq!(
-        failed(&changed_reference("llama", "ce_loss", |_| f32::NAN)),
-        [true, false, true]
-    );
+    assert_eq!(worst.as_deref(), Some("model.layers.1.self_attn.k_proj.weight"));
+    assert_eq!(failed(&changed_reference("llama", "ce_loss", |_| f32::NAN)), [true, false, true]);
 }
 
 #[test]
 fn damaged_weights_fail_every_figure() {
     let folder = changed_copy("gpt2", |tensors| {
-        let raw = tensors
-            .iter_mut()
-            .find(|raw| raw.name == "transformer.h.1.ln_2.bias")
-            .unwrap();
+        let raw = tensors.iter_mut().find(|raw| raw.name == "transformer.h.1.ln_2.bias").unwrap();
         raw.bytes.reverse();
     });
     let report = verify_with(folder.path(), &golden("gpt2").join("golden.safetensors"));
@@ -114,32 +89,17 @@ fn figures_without_reference_are_left_out() {
     write_raw(file.path(), &tensors);
     let report = verify_with(&golden("llama"), file.path());
     assert!(report.passed && report.logits.is_some());
-    assert_eq!(
-        (
-            report.loss,
-            report.gradients,
-            report.step_losses,
-            report.step_grad_norms
-        ),
-        (None, None, None, None)
-    );
+    assert_eq!((report.loss, report.gradients, report.step_losses, report.step_grad_norms), (None, None, None, None));
 }
 
 #[test]
 fn a_reference_of_another_model_is_an_error() {
     let error = |folder: &str, reference: &str| {
-        crate::verify(
-            &golden(folder),
-            &golden(reference).join("golden.safetensors"),
-            &device(),
-        )
-        .unwrap_err()
+        crate::verify(&golden(folder), &golden(reference).join("golden.safetensors"), &device()).unwrap_err()
     };
     match error("llama", "gpt2") {
         VerifyError::HuggingFace(HfError::Tensors { problems, .. }) => {
-            assert!(
-                matches!(&problems[0], TensorProblem::Missing { name, .. } if name.starts_with("grad.model."))
-            );
+            assert!(matches!(&problems[0], TensorProblem::Missing { name, .. } if name.starts_with("grad.model.")));
         }
         other => panic!("{other}"),
     }
@@ -178,10 +138,7 @@ fn greedy_text_is_the_same_with_and_without_cache_and_stops_where_it_should() {
     let best: Vec<i64> = logits.argmax(2).into_data().iter::<i64>().collect();
     assert_eq!(best[prompt.len() - 1..all.len() - 1], text);
 
-    let stopping = GenerateOptions {
-        stop_tokens: vec![text[4]],
-        ..options.clone()
-    };
+    let stopping = GenerateOptions { stop_tokens: vec![text[4]], ..options.clone() };
     let first = text.iter().position(|token| *token == text[4]).unwrap();
     let stopped = crate::generate(chunk.as_ref(), &device(), &prompt, &stopping, go_on).unwrap();
     assert_eq!(stopped, text[..=first]);
@@ -189,26 +146,14 @@ fn greedy_text_is_the_same_with_and_without_cache_and_stops_where_it_should() {
     let mut seen = Vec::new();
     let cancelled = crate::generate(chunk.as_ref(), &device(), &prompt, &options, &mut |token| {
         seen.push(token);
-        if seen.len() == 3 {
-            ControlFlow::Break(())
-        } else {
-            ControlFlow::Continue(())
-        }
+        if seen.len() == 3 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
     assert_eq!(cancelled.unwrap(), text[..3]);
     assert_eq!(seen, text[..3]);
 
-    let sampling = |seed| Sampling::Random {
-        temperature: 1.0,
-        top_k: Some(50),
-        top_p: Some(0.95),
-        seed,
-    };
+    let sampling = |seed| Sampling::Random { temperature: 1.0, top_k: Some(50), top_p: Some(0.95), seed };
     let mut sample = |seed| {
-        let options = GenerateOptions {
-            sampling: sampling(seed),
-            ..options.clone()
-        };
+        let options = GenerateOptions { sampling: sampling(seed), ..options.clone() };
         crate::generate(chunk.as_ref(), &device(), &prompt, &options, go_on).unwrap()
     };
     assert_eq!(sample(1), sample(1));
@@ -217,39 +162,13 @@ fn greedy_text_is_the_same_with_and_without_cache_and_stops_where_it_should() {
     let mut error = |prompt: &[i64], options: GenerateOptions| {
         crate::generate(chunk.as_ref(), &device(), prompt, &options, go_on).unwrap_err()
     };
-    let too_long = GenerateOptions {
-        max_new_tokens: 127,
-        ..options.clone()
-    };
+    let too_long = GenerateOptions { max_new_tokens: 127, ..options.clone() };
     let message = error(&prompt, too_long).to_string();
-    assert!(
-        message.contains("at most 128 positions") && message.contains("125 new tokens"),
-        "{message}"
-    );
+    assert!(message.contains("at most 128 positions") && message.contains("125 new tokens"), "{message}");
     assert_eq!(error(&[], options.clone()), GenerateError::EmptyPrompt);
-    assert!(matches!(
-        error(&[160], options.clone()),
-        GenerateError::TokenOutOfRange { token: 160, .. }
-    ));
-    assert!(matches!(
-        error(&[-1], options.clone()),
-        GenerateError::TokenOutOfRange { token: -1, .. }
-    ));
-    let cold = Sampling::Random {
-        temperature: 0.0,
-        top_k: None,
-        top_p: None,
-        seed: 0,
-    };
-    let options = GenerateOptions {
-        sampling: cold,
-        ..options
-    };
-    assert!(matches!(
-        error(&prompt, options),
-        GenerateError::Sampling {
-            key: "temperature",
-            ..
-        }
-    ));
+    assert!(matches!(error(&[160], options.clone()), GenerateError::TokenOutOfRange { token: 160, .. }));
+    assert!(matches!(error(&[-1], options.clone()), GenerateError::TokenOutOfRange { token: -1, .. }));
+    let cold = Sampling::Random { temperature: 0.0, top_k: None, top_p: None, seed: 0 };
+    let options = GenerateOptions { sampling: cold, ..options };
+    assert!(matches!(error(&prompt, options), GenerateError::Sampling { key: "temperature", .. }));
 }

@@ -15,11 +15,7 @@ use super::*;
 pub const GOLDEN: [&str; 4] = ["gpt2", "llama", "llama_tied", "llama3_rope"];
 
 pub fn golden(name: &str) -> PathBuf {
-    Path::new(concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/tests/fixtures/golden"
-    ))
-    .join(name)
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/golden")).join(name)
 }
 
 pub fn device() -> Device {
@@ -28,29 +24,20 @@ pub fn device() -> Device {
 
 /// The settings of a golden model.
 pub fn settings_of(name: &str) -> Map<String, Value> {
-    serde_json::from_str(&std::fs::read_to_string(golden(name).join("config.json")).unwrap())
-        .unwrap()
+    serde_json::from_str(&std::fs::read_to_string(golden(name).join("config.json")).unwrap()).unwrap()
 }
 
 /// The decoder of these settings.
 pub fn parse(settings: &Map<String, Value>) -> Result<DecoderConfig, HfError> {
     let folder = tempfile::tempdir().unwrap();
-    std::fs::write(
-        folder.path().join("config.json"),
-        serde_json::to_string(settings).unwrap(),
-    )
-    .unwrap();
+    std::fs::write(folder.path().join("config.json"), serde_json::to_string(settings).unwrap()).unwrap();
     import::read_config(folder.path()).map(|(_, config, _)| config)
 }
 
 /// A copy of a golden model whose tensors went through `change`, as (name, dtype, shape, bytes).
 pub fn changed_copy(name: &str, change: impl Fn(&mut Vec<Raw>)) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
-    std::fs::copy(
-        golden(name).join("config.json"),
-        folder.path().join("config.json"),
-    )
-    .unwrap();
+    std::fs::copy(golden(name).join("config.json"), folder.path().join("config.json")).unwrap();
     let mut tensors = raw_tensors(&golden(name).join("model.safetensors"));
     change(&mut tensors);
     write_raw(&folder.path().join("model.safetensors"), &tensors);
@@ -84,10 +71,7 @@ pub fn raw_tensors(path: &Path) -> Vec<Raw> {
 
 pub fn write_raw(path: &Path, tensors: &[Raw]) {
     let views = tensors.iter().map(|raw| {
-        (
-            &raw.name,
-            safetensors::tensor::TensorView::new(raw.dtype, raw.shape.clone(), &raw.bytes).unwrap(),
-        )
+        (&raw.name, safetensors::tensor::TensorView::new(raw.dtype, raw.shape.clone(), &raw.bytes).unwrap())
     });
     safetensors::serialize_to_file(views, None, path).unwrap();
 }

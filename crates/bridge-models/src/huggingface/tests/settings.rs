@@ -28,12 +28,8 @@ fn both_forms_of_rotary_settings_are_read() {
     assert_eq!(scaling(&old(json!(50000.0), Value::Null)), (50_000.0, None));
     assert_eq!(scaling(&old(Value::Null, Value::Null)), (10_000.0, None));
     let linear = Some(RopeScaling::Linear { factor: 2.5 });
-    assert_eq!(
-        scaling(&old(json!(3.0), json!({ "type": "linear", "factor": 2.5 }))),
-        (3.0, linear)
-    );
-    let new =
-        json!({ "rope_parameters": { "rope_type": "linear", "rope_theta": 3.0, "factor": 2.5 } });
+    assert_eq!(scaling(&old(json!(3.0), json!({ "type": "linear", "factor": 2.5 }))), (3.0, linear));
+    let new = json!({ "rope_parameters": { "rope_type": "linear", "rope_theta": 3.0, "factor": 2.5 } });
     assert_eq!(scaling(&llama_with(new)), (3.0, linear));
     let llama3 = json!({
         "rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -67,64 +63,29 @@ fn absent_settings_have_the_families_defaults() {
         settings.remove(key);
     }
     let config = parse(&settings).unwrap();
-    assert_eq!(
-        (
-            config.num_query_groups,
-            config.kv_channels,
-            config.max_position_embeddings
-        ),
-        (4, 16, 2048)
-    );
+    assert_eq!((config.num_query_groups, config.kv_channels, config.max_position_embeddings), (4, 16, 2048));
     assert_eq!(config.norm.epsilon, 1e-6);
     assert!(!config.share_embeddings_and_output_weights && !config.qkv_bias && !config.mlp_bias);
 
     let mut settings = settings_of("gpt2");
-    for key in [
-        "n_inner",
-        "activation_function",
-        "layer_norm_epsilon",
-        "tie_word_embeddings",
-        "embd_pdrop",
-    ] {
+    for key in ["n_inner", "activation_function", "layer_norm_epsilon", "tie_word_embeddings", "embd_pdrop"] {
         settings.remove(key);
     }
     let config = parse(&settings).unwrap();
-    assert_eq!(
-        (config.ffn_hidden_size, config.activation),
-        (256, bridge_kernels::Activation::GeluTanh)
-    );
-    assert_eq!(
-        (config.embedding_dropout, config.hidden_dropout),
-        (0.1, 0.0)
-    );
+    assert_eq!((config.ffn_hidden_size, config.activation), (256, bridge_kernels::Activation::GeluTanh));
+    assert_eq!((config.embedding_dropout, config.hidden_dropout), (0.1, 0.0));
     assert!(config.share_embeddings_and_output_weights);
 }
 
 #[test]
 fn biases_are_told_apart() {
     for (attention, mlp) in [(true, false), (false, true), (true, true)] {
-        let config = parse(&llama_with(
-            json!({ "attention_bias": attention, "mlp_bias": mlp }),
-        ))
-        .unwrap();
-        assert_eq!(
-            (config.qkv_bias, config.proj_bias, config.mlp_bias),
-            (attention, attention, mlp)
-        );
-        let names: Vec<String> = WeightMap::new(Family::Llama, &config)
-            .unwrap()
-            .entries()
-            .iter()
-            .map(|e| e.parameter.clone())
-            .collect();
-        assert_eq!(
-            names.contains(&"decoder.layers.0.self_attention.linear_proj.bias".to_owned()),
-            attention
-        );
-        assert_eq!(
-            names.contains(&"decoder.layers.1.mlp.linear_fc1.bias".to_owned()),
-            mlp
-        );
+        let config = parse(&llama_with(json!({ "attention_bias": attention, "mlp_bias": mlp }))).unwrap();
+        assert_eq!((config.qkv_bias, config.proj_bias, config.mlp_bias), (attention, attention, mlp));
+        let names: Vec<String> =
+            WeightMap::new(Family::Llama, &config).unwrap().entries().iter().map(|e| e.parameter.clone()).collect();
+        assert_eq!(names.contains(&"decoder.layers.0.self_attention.linear_proj.bias".to_owned()), attention);
+        assert_eq!(names.contains(&"decoder.layers.1.mlp.linear_fc1.bias".to_owned()), mlp);
     }
 }
 
@@ -133,49 +94,21 @@ fn what_is_not_supported_is_named() {
     let cases = [
         (json!({ "hidden_act": "gelu_10" }), "hidden_act", "gelu_10"),
         (json!({ "model_type": "qwen2" }), "model_type", "qwen2"),
-        (
-            json!({ "model_type": null }),
-            "model_type",
-            "no such setting",
-        ),
-        (
-            json!({ "rope_parameters": { "rope_type": "yarn", "factor": 2 } }),
-            "rope_parameters.rope_type",
-            "yarn",
-        ),
-        (
-            json!({ "rope_parameters": { "rope_type": "linear" } }),
-            "rope_parameters.factor",
-            "no such setting",
-        ),
+        (json!({ "model_type": null }), "model_type", "no such setting"),
+        (json!({ "rope_parameters": { "rope_type": "yarn", "factor": 2 } }), "rope_parameters.rope_type", "yarn"),
+        (json!({ "rope_parameters": { "rope_type": "linear" } }), "rope_parameters.factor", "no such setting"),
         (
             json!({ "rope_parameters": { "partial_rotary_factor": 0.5 } }),
             "rope_parameters.partial_rotary_factor",
             "0.5",
         ),
-        (
-            json!({ "num_key_value_heads": 3 }),
-            "num_key_value_heads",
-            "3",
-        ),
+        (json!({ "num_key_value_heads": 3 }), "num_key_value_heads", "3"),
         (json!({ "hidden_size": -64 }), "hidden_size", "-64"),
-        (
-            json!({ "hidden_size": null }),
-            "hidden_size",
-            "no such setting",
-        ),
-        (
-            json!({ "num_hidden_layers": "two" }),
-            "num_hidden_layers",
-            "two",
-        ),
+        (json!({ "hidden_size": null }), "hidden_size", "no such setting"),
+        (json!({ "num_hidden_layers": "two" }), "num_hidden_layers", "two"),
         (json!({ "head_dim": 15 }), "head_dim", "15"),
         (json!({ "attention_bias": 1 }), "attention_bias", "1"),
-        (
-            json!({ "quantization_config": {} }),
-            "quantization_config",
-            "table",
-        ),
+        (json!({ "quantization_config": {} }), "quantization_config", "table"),
     ];
     for (change, expected, part) in cases {
         match parse(&llama_with(change)) {
@@ -188,12 +121,7 @@ fn what_is_not_supported_is_named() {
     }
     let mut settings = settings_of("gpt2");
     settings.insert("scale_attn_by_inverse_layer_idx".into(), json!(true));
-    assert!(
-        parse(&settings)
-            .unwrap_err()
-            .to_string()
-            .contains("scale_attn_by_inverse_layer_idx")
-    );
+    assert!(parse(&settings).unwrap_err().to_string().contains("scale_attn_by_inverse_layer_idx"));
 }
 
 #[test]
@@ -201,11 +129,7 @@ fn the_model_section_of_an_import_gives_the_same_decoder() {
     for name in GOLDEN {
         let config = parse(&settings_of(name)).unwrap();
         let section = config.to_transformer().unwrap();
-        assert_eq!(
-            DecoderConfig::from_transformer(&section, 160).unwrap(),
-            config,
-            "{name}"
-        );
+        assert_eq!(DecoderConfig::from_transformer(&section, 160).unwrap(), config, "{name}");
     }
 }
 
@@ -225,34 +149,13 @@ fn settings_that_are_written_are_read_back() {
 fn a_decoder_of_neither_family_cannot_be_written() {
     let llama = parse(&settings_of("llama")).unwrap();
     for config in [
-        DecoderConfig {
-            qk_layernorm: true,
-            ..llama.clone()
-        },
-        DecoderConfig {
-            window_size: Some(4),
-            ..llama.clone()
-        },
-        DecoderConfig {
-            logit_softcap: Some(30.0),
-            ..llama.clone()
-        },
-        DecoderConfig {
-            proj_bias: true,
-            ..llama.clone()
-        },
-        DecoderConfig {
-            gated_linear_unit: false,
-            ..llama
-        },
+        DecoderConfig { qk_layernorm: true, ..llama.clone() },
+        DecoderConfig { window_size: Some(4), ..llama.clone() },
+        DecoderConfig { logit_softcap: Some(30.0), ..llama.clone() },
+        DecoderConfig { proj_bias: true, ..llama.clone() },
+        DecoderConfig { gated_linear_unit: false, ..llama },
     ] {
         assert_eq!(Family::of(&config), None);
-        assert!(matches!(
-            Family::Llama.settings(&config),
-            Err(HfError::NotOfFamily {
-                family: "llama",
-                ..
-            })
-        ));
+        assert!(matches!(Family::Llama.settings(&config), Err(HfError::NotOfFamily { family: "llama", .. })));
     }
 }
