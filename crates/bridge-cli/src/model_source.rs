@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bridge_core::checkpoint::{Checkpoint, CheckpointStore, LoadRequest, Resolution};
 use bridge_core::config::{Format, Kinds, RawConfig};
-use bridge_core::model::{BuildContext, ModelChunk, Stage};
+use bridge_core::model::{BuildContext, ModelChunk, Parallel, Stage};
 use bridge_core::tokenizer::{HuggingFaceTokenizer, NullTokenizer, Tokenizer};
 use bridge_core::train::load_parameters;
 use bridge_models::DecoderConfig;
@@ -44,6 +44,7 @@ pub fn open(path: &Path, device: &Device) -> Result<LoadedModel, Failure> {
         seed: 0,
         params_dtype: FloatDType::F32,
         padded_vocab_size: config.padded_vocab_size,
+        parallel: Parallel::single(),
     };
     let blank = DecoderConfig { perform_initialization: false, ..config.clone() };
     let mut chunk = build_decoder(&blank, &context, &Stage::whole(config.num_layers)).map_err(Failure::input)?;

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use bridge_core::data::MicroBatch;
 use bridge_core::logging::HostMemory;
-use bridge_core::model::{Batch, BuildContext, ForwardContext, Mode, ModelConfig, Stage};
+use bridge_core::model::{Batch, BuildContext, ForwardContext, Mode, ModelConfig, Parallel, Stage};
 use bridge_core::optim::{
     AccumulationDType, Algorithm, GradientBuffer, GroupRates, NoOverrides, Optimizer, OptimizerSettings, StepScales,
 };
@@ -71,6 +71,7 @@ pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
         seed: 0,
         params_dtype: FloatDType::F32,
         padded_vocab_size: v,
+        parallel: Parallel::single(),
     };
     let stage = Stage::whole(preset.transformer.num_layers);
     let mut chunks = config.builder().build_models(&config, &context, &[stage]).map_err(Failure::input)?;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use burn::tensor::{Device, FloatDType};
 
-use super::ModelChunk;
+use super::{ModelChunk, Parallel};
 use crate::config::TransformerConfig;
 
 /// Which part of the layers a chunk holds, and whether it has embedding and head.
@@ -38,6 +38,8 @@ pub struct BuildContext {
     pub params_dtype: FloatDType,
     /// Size of the vocabulary including padding.
     pub padded_vocab_size: usize,
+    /// The ranks the model is spread over.
+    pub parallel: Parallel,
 }
 
 /// Why a model could not be built.

@@ -4,7 +4,7 @@ use std::fmt;
 
 use burn::tensor::{Gradients, Int, Tensor};
 
-use super::{ForwardContext, KeyValueCache};
+use super::{ForwardContext, KeyValueCache, Placement};
 
 /// What a segment is, for recompute and for placing segments on pipeline stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,13 +49,15 @@ pub enum ParameterRole {
     EmbeddingOrOutput,
 }
 
-/// Name and shape of a parameter.
+/// Name, shape and place of a parameter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParameterInfo {
     /// Dotted name, unique in the model.
     pub name: String,
-    /// Global shape.
+    /// Shape of what this rank holds.
     pub shape: Vec<usize>,
+    /// How that lies in the whole parameter.
+    pub placement: Placement,
     /// Its role.
     pub role: ParameterRole,
     /// False for frozen parameters: no gradient, no optimizer state.
@@ -63,9 +65,23 @@ pub struct ParameterInfo {
 }
 
 impl ParameterInfo {
-    /// Number of elements.
+    /// Number of elements on this rank.
     pub fn num_elements(&self) -> usize {
         self.shape.iter().product()
+    }
+
+    /// Shape of the whole parameter.
+    pub fn global_shape(&self) -> Vec<usize> {
+        let mut shape = self.shape.clone();
+        if let Some(shard) = &self.placement.shard {
+            shape[shard.dim] = shard.size;
+        }
+        shape
+    }
+
+    /// Whether tensor-parallel ranks hold copies, so that only one of them counts in norms.
+    pub fn is_replicated(&self) -> bool {
+        self.placement.shard.is_none()
     }
 }
 

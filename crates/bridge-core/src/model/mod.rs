@@ -11,6 +11,8 @@ mod builder;
 mod cache;
 mod chunk;
 mod module_chunk;
+mod parallel;
+mod placement;
 
 pub use batch::{Batch, ForwardContext, Mode};
 pub use builder::{
@@ -19,3 +21,5 @@ pub use builder::{
 pub use cache::{KeyValueCache, LayerCache};
 pub use chunk::{ModelChunk, ParameterInfo, ParameterRole, Segment, SegmentOutput, SegmentRole};
 pub use module_chunk::{ModuleChunk, Segments};
+pub use parallel::Parallel;
+pub use placement::{Placement, ReplicaGroup, Shard};

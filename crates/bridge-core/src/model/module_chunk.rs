@@ -3,6 +3,7 @@
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Gradients, Int, Tensor};
 
+use super::Placement;
 use super::{ForwardContext, KeyValueCache, ModelChunk, ParameterInfo, ParameterRole, Segment, SegmentOutput};
 
 /// What a Burn module adds to become a [`ModelChunk`].
@@ -26,6 +27,11 @@ pub trait Segments: Module + 'static {
     /// Role of the parameter called `name` (the module's field path).
     fn parameter_role(&self, _name: &str) -> ParameterRole {
         ParameterRole::Hidden
+    }
+
+    /// How what this rank holds of the parameter called `name` lies in the whole. The whole parameter by default.
+    fn parameter_placement(&self, _name: &str) -> Placement {
+        Placement::default()
     }
 
     /// Name under which the parameter at the module's field path `path` is known outside. The path itself by default.
@@ -77,6 +83,7 @@ impl<M: Segments> ModelChunk for ModuleChunk<M> {
             list.push(ParameterInfo {
                 name: name.to_owned(),
                 shape: parameter.shape,
+                placement: module.parameter_placement(name),
                 role: module.parameter_role(name),
                 trainable: parameter.trainable,
             });

@@ -120,7 +120,13 @@ mod tests {
     use super::*;
 
     fn parameter(name: &str, shape: &[usize], role: ParameterRole) -> ParameterInfo {
-        ParameterInfo { name: name.into(), shape: shape.to_vec(), role, trainable: !name.starts_with("frozen") }
+        ParameterInfo {
+            name: name.into(),
+            shape: shape.to_vec(),
+            placement: Default::default(),
+            role,
+            trainable: !name.starts_with("frozen"),
+        }
     }
 
     #[test]

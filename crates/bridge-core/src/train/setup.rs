@@ -18,7 +18,7 @@ use super::{TrainError, set_num_threads};
 use crate::checkpoint::TrainState;
 use crate::config::RunConfig;
 use crate::logging::Timers;
-use crate::model::{BuildContext, ModelBuilder, ModelChunk, ModelRegistry, Stage};
+use crate::model::{BuildContext, ModelBuilder, ModelChunk, ModelRegistry, Parallel, Stage};
 use crate::optim::{AccumulationDType, GradientBuffer, Optimizer, OverrideProvider};
 use crate::resilience::rerun::RerunStateMachine;
 use crate::resilience::{Signal, SignalWatcher};
@@ -111,7 +111,8 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let data = RunData::build(&config, &options.datasets, &reporter)?;
     let padded_vocab_size = config.model.padded_vocab_size(data.vocab_size())?;
     let seed = config.rng.seed;
-    let context = BuildContext { device: device.clone(), seed, params_dtype, padded_vocab_size };
+    let context =
+        BuildContext { device: device.clone(), seed, params_dtype, padded_vocab_size, parallel: Parallel::single() };
     let stage = Stage::whole(config.model.num_layers);
     let builder: Box<dyn ModelBuilder> = model_config.builder();
     let chunks = builder.build_models(model_config.as_ref(), &context, &[stage])?;
@@ -223,6 +224,7 @@ pub fn build_model(
         seed: config.rng.seed,
         params_dtype: convert::params_dtype(config),
         padded_vocab_size: config.model.padded_vocab_size(tokenizer_vocab_size)?,
+        parallel: Parallel::single(),
     };
     let stage = Stage::whole(config.model.num_layers);
     let mut chunks = model_config.builder().build_models(model_config.as_ref(), &context, &[stage])?;

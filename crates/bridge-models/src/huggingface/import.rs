@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use bridge_core::model::{BuildContext, ModelBuildError, ModelChunk, ModelHook, Stage};
+use bridge_core::model::{BuildContext, ModelBuildError, ModelChunk, ModelHook, Parallel, Stage};
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use serde_json::{Map, Value};
 
@@ -77,6 +77,7 @@ impl HfModel {
             seed: 0,
             params_dtype: FloatDType::F32,
             padded_vocab_size: config.padded_vocab_size,
+            parallel: Parallel::single(),
         };
         let mut chunk = build_decoder(&config, &context, &Stage::whole(config.num_layers))?;
         self.load_into(chunk.as_mut())?;

@@ -6,7 +6,7 @@ mod initial;
 mod reference;
 
 use bridge_core::data::MicroBatch;
-use bridge_core::model::{Batch, BuildContext, ForwardContext, Mode, ModelChunk, SegmentOutput, Stage};
+use bridge_core::model::{Batch, BuildContext, ForwardContext, Mode, ModelChunk, Parallel, SegmentOutput, Stage};
 use bridge_kernels::Activation;
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 use std::collections::BTreeMap;
@@ -104,6 +104,7 @@ pub fn context(config: &DecoderConfig) -> BuildContext {
         seed: 11,
         params_dtype: FloatDType::F32,
         padded_vocab_size: config.padded_vocab_size,
+        parallel: Parallel::single(),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Weights in and out: the same bytes, in every form a folder can have.
 
-use bridge_core::model::{BuildContext, ModelChunk, Stage};
+use bridge_core::model::{BuildContext, ModelChunk, Parallel, Stage};
 use burn::tensor::FloatDType;
 
 use super::*;
@@ -12,6 +12,7 @@ fn stage(config: &DecoderConfig, stage: &Stage) -> Box<dyn ModelChunk> {
         seed: 1,
         params_dtype: FloatDType::F32,
         padded_vocab_size: config.padded_vocab_size,
+        parallel: Parallel::single(),
     };
     build_decoder(config, &context, stage).unwrap()
 }

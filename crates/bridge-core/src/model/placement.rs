@@ -1,0 +1,59 @@
+//! How the part of a parameter that one rank holds lies in the whole, and over which ranks its gradient is summed.
+
+use std::ops::Range;
+
+/// The slice of a parameter that a tensor-parallel (or expert-parallel) rank holds.
+///
+/// The local tensor is the concatenation, along `dim`, of the index ranges `parts` of the whole. Most slices have one part; a gated
+/// unit's first matrix has two (gate rows and up rows), so that each rank holds matching halves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shard {
+    /// The dimension that is cut.
+    pub dim: usize,
+    /// Size of the whole along `dim`.
+    pub size: usize,
+    /// Index ranges along `dim` of the whole, in local order. Disjoint.
+    pub parts: Vec<Range<usize>>,
+}
+
+impl Shard {
+    /// The `rank`-th of `ranks` equal slices of a dimension made of `blocks` equal blocks, each block cut alike.
+    ///
+    /// `blocks` is 1 for most matrices and 2 for a gated unit's first one.
+    ///
+    /// # Panics
+    /// If `size` is not divisible by `blocks * ranks`.
+    pub fn even(dim: usize, size: usize, blocks: usize, rank: usize, ranks: usize) -> Self {
+        assert_eq!(size % (blocks * ranks), 0, "{size} is not divisible into {blocks} blocks over {ranks} ranks");
+        let (block, part) = (size / blocks, size / blocks / ranks);
+        let parts = (0..blocks).map(|i| i * block + rank * part..i * block + (rank + 1) * part).collect();
+        Self { dim, size, parts }
+    }
+
+    /// Size of the local tensor along `dim`.
+    pub fn local_size(&self) -> usize {
+        self.parts.iter().map(Range::len).sum()
+    }
+}
+
+/// Which data-parallel ranks hold copies of a parameter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ReplicaGroup {
+    /// All ranks of the data and context parallel group (`ProcessGroups::data_context`).
+    #[default]
+    Dense,
+    /// Those that hold the same experts (`ProcessGroups::expert_data`).
+    Expert,
+}
+
+/// Where a parameter lies among the ranks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Placement {
+    /// The slice this rank holds; `None` for the whole parameter.
+    pub shard: Option<Shard>,
+    /// The ranks with the same slice: gradients are summed over them.
+    pub replicas: ReplicaGroup,
+    /// Whether each tensor-parallel rank has only its share of the gradient of a replicated parameter (a norm's weight under sequence
+    /// parallelism), so that the gradient is also summed over the tensor-parallel group.
+    pub partial_gradient: bool,
+}
