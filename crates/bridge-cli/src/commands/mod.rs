@@ -6,6 +6,8 @@ pub mod convert;
 pub mod data;
 pub mod eval;
 pub mod generate;
+mod split_name;
+mod text_input;
 pub mod tokenizer;
 pub mod train;
 pub mod verify;

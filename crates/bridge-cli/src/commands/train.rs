@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use bridge_core::config::{Kinds, World, load};
+use bridge_core::config::{Kinds, RunConfig, World, load};
 use bridge_core::model::ModelRegistry;
 use bridge_core::tokenizer::Tokenizer;
 use bridge_core::train::{Console, ExitReason, RunOptions, RunReport, WatchSignals, pretrain, select_device};
@@ -29,7 +29,7 @@ pub enum Launcher {
 pub enum Ui {
     /// Lines, and a progress bar on a terminal.
     Plain,
-    /// A dashboard on the terminal; not implemented yet.
+    /// A dashboard on the terminal, from builds with the `tui` feature.
     Tui,
 }
 
@@ -66,8 +66,8 @@ pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
             if arguments.launcher == Launcher::Mpi { "mpi" } else { "threads" },
         )));
     }
-    if arguments.ui == Ui::Tui {
-        return Err(Failure::input("--ui tui: the dashboard is not implemented yet; expected `plain`"));
+    if arguments.ui == Ui::Tui && arguments.json {
+        return Err(Failure::input("--ui tui: expected no --json beside it, because the dashboard fills the terminal"));
     }
     let mut overrides = arguments.overrides.clone();
     if let Some(device) = &arguments.device {
@@ -84,7 +84,10 @@ pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
     if arguments.json {
         options.console = Console::Json;
     }
-    let report = pretrain(config, options)?;
+    let report = match arguments.ui {
+        Ui::Plain => pretrain(config, options)?,
+        Ui::Tui => train_with_dashboard(config, options)?,
+    };
     if report.reason == ExitReason::Completed
         && let Some(prompt) = &generate.prompt
     {
@@ -103,6 +106,33 @@ pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
         print_sample(&report, &device, &sample)?;
     }
     Ok(u8::try_from(report.reason.exit_code()).unwrap_or(1))
+}
+
+#[cfg(not(feature = "tui"))]
+fn train_with_dashboard(_config: RunConfig, _options: RunOptions) -> Result<RunReport, Failure> {
+    Err(Failure::input(
+        "--ui tui: this program was built without the `tui` feature; build with `--features bridge-cli/tui`, or run \
+         `cargo xtask train RECIPE --ui tui`, which does",
+    ))
+}
+
+#[cfg(feature = "tui")]
+fn train_with_dashboard(config: RunConfig, mut options: RunOptions) -> Result<RunReport, Failure> {
+    use crate::dashboard::{Dashboard, KeptLines, has_terminal};
+
+    if !has_terminal() {
+        return Err(Failure::input("--ui tui: expected a terminal on standard output, found a file or a pipe"));
+    }
+    let kept = KeptLines::default();
+    options.console = Console::Writer(Box::new(kept.clone()));
+    options.callbacks.push(Box::new(Dashboard::new(options.cancel.clone())));
+    // "Stop immediately" in the dashboard's menu arrives as a panic on this thread, after the terminal is itself again.
+    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| pretrain(config, options)));
+    kept.print();
+    match outcome {
+        Ok(report) => Ok(report?),
+        Err(_) => Err(Failure::run("the run was killed from the dashboard, or failed as described above")),
+    }
 }
 
 struct Sample<'a> {
