@@ -3,11 +3,17 @@
 //! The dashboard owns the terminal while it is open. What the run would print meanwhile is kept and printed when it closes.
 
 use std::collections::VecDeque;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use bridge_core::train::{Callback, CancelHandle, EvaluationReport, GlobalState, StepReport};
+use bridge_core::config::RunConfig;
+use bridge_core::train::{
+    Callback, CancelHandle, Console, EvaluationReport, GlobalState, RunOptions, RunReport, StepReport, TrainError,
+    pretrain,
+};
+use bridge_dist::comm::CommError;
 use burn_train::Interrupter;
 use burn_train::logger::TrainingProgressLogger;
 use burn_train::metric::{
@@ -56,16 +62,28 @@ impl Curve {
     }
 }
 
-/// Whether standard output is a terminal, which the dashboard needs.
-pub fn has_terminal() -> bool {
-    io::stdout().is_terminal()
+/// [`pretrain`] under a dashboard. What the run printed is printed when the dashboard has closed.
+///
+/// # Errors
+/// Those of [`pretrain`], and an internal one when the run is killed from the dashboard's menu.
+pub fn pretrain_with_dashboard(config: RunConfig, mut options: RunOptions) -> Result<RunReport, TrainError> {
+    let kept = KeptLines::default();
+    options.console = Console::Writer(Box::new(kept.clone()));
+    options.callbacks.push(Box::new(Dashboard::new(options.cancel.clone())));
+    // The menu's "stop immediately" arrives as a panic on this thread, after the terminal is itself again.
+    let outcome = catch_unwind(AssertUnwindSafe(|| pretrain(config, options)));
+    kept.print();
+    outcome.unwrap_or_else(|payload| match payload.downcast::<CommError>() {
+        Ok(error) => Err(TrainError::Communication(*error)),
+        Err(_) => Err(TrainError::Internal("killed from the dashboard, or failed as said above".into())),
+    })
 }
 
 /// The dashboard as a callback of the training loop.
 ///
 /// It opens when training starts and closes when it is dropped. Its menu (`q`) stops the run through `cancel`, which saves a
 /// checkpoint as any cancelled run does.
-pub struct Dashboard {
+struct Dashboard {
     renderer: Option<TuiMetricsRendererWrapper>,
     interrupter: Interrupter,
     cancel: CancelHandle,
@@ -73,7 +91,7 @@ pub struct Dashboard {
 
 impl Dashboard {
     /// A dashboard that is not open yet.
-    pub fn new(cancel: CancelHandle) -> Self {
+    fn new(cancel: CancelHandle) -> Self {
         Self { renderer: None, interrupter: Interrupter::new(), cancel }
     }
 
@@ -135,13 +153,13 @@ impl Callback for Dashboard {
 
 /// Keeps the last lines written to it, for when the terminal is free again. Clones share the lines.
 #[derive(Clone, Default)]
-pub struct KeptLines(Arc<Mutex<VecDeque<String>>>);
+struct KeptLines(Arc<Mutex<VecDeque<String>>>);
 
 impl KeptLines {
     const LIMIT: usize = 400;
 
     /// Prints what was kept, and forgets it.
-    pub fn print(&self) {
+    fn print(&self) {
         let lines = std::mem::take(&mut *self.0.lock().expect("nobody panics with the lines in hand"));
         for line in lines {
             crate::output::line(&line);

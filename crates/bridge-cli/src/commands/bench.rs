@@ -1,12 +1,14 @@
 //! `bridge bench`: training steps of a preset, with the work and the output of the PyTorch peer.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use bridge_core::data::MicroBatch;
 use bridge_core::logging::HostMemory;
 use bridge_core::model::{Batch, BuildContext, ForwardContext, Mode, ModelConfig, Parallel, Stage};
 use bridge_core::optim::{
-    AccumulationDType, Algorithm, GradientBuffer, GroupRates, NoOverrides, Optimizer, OptimizerSettings, StepScales,
+    AccumulationDType, Algorithm, Distribution, GradientBuffer, GroupRates, NoOverrides, Optimizer, OptimizerSettings,
+    StepScales,
 };
 use bridge_core::train::{Executor, Recompute, select_device, set_num_threads};
 use bridge_kernels::Philox;
@@ -79,7 +81,8 @@ pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
     let executor = Executor::new(chunks[0].as_ref(), &Recompute::Off);
     let algorithm = Algorithm::Adam { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, decoupled_weight_decay: true };
     let settings = OptimizerSettings { algorithm, clip_grad: 1.0, count_zeros: false };
-    let mut optimizer = Optimizer::new(settings, &chunks, &NoOverrides);
+    let distribution = Arc::new(Distribution::single(&chunks));
+    let mut optimizer = Optimizer::new(settings, &chunks, &NoOverrides, distribution);
     let mut gradients = GradientBuffer::new(AccumulationDType::Float32);
     let rates = [GroupRates { learning_rate: 3e-4, weight_decay: 0.1 }];
     let batch = random_batch(b, t, v, &device);
@@ -94,7 +97,7 @@ pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
                 gradients.add(name, gradient)
             });
         let scales = StepScales { loss_scale: 1.0, divisor: 1.0 };
-        optimizer.step(&mut chunks, &mut gradients, &rates, scales);
+        optimizer.step(&mut chunks, &mut gradients, &rates, scales).map_err(Failure::run)?;
         device.sync().map_err(|error| Failure::run(format!("{error:?}")))?;
         if step >= arguments.warmup {
             times.push(started.elapsed().as_secs_f64());

@@ -6,6 +6,7 @@ pub mod convert;
 pub mod data;
 pub mod eval;
 pub mod generate;
+pub mod mpi;
 mod split_name;
 mod text_input;
 pub mod tokenizer;

@@ -1,17 +1,24 @@
-//! `bridge train`: run a recipe.
+//! `bridge train`: run a recipe, on one rank or many.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
-use bridge_core::config::{Kinds, RunConfig, World, load};
+use bridge_core::config::{Kinds, RawConfig, RunConfig, World};
 use bridge_core::model::ModelRegistry;
 use bridge_core::tokenizer::Tokenizer;
-use bridge_core::train::{Console, ExitReason, RunOptions, RunReport, WatchSignals, pretrain, select_device};
+use bridge_core::train::{
+    Console, ExitReason, RunOptions, RunReport, TrainError, WatchSignals, pretrain, process_groups, rank_timeout,
+    run_on_threads, select_device,
+};
+use bridge_dist::comm::{Communicator, Group};
+use bridge_dist::mesh::ProcessGroups;
 use bridge_models::generate::{GenerateOptions, Sampling};
 use bridge_models::register_builtin;
 use clap::{Args, ValueEnum};
 use serde_json::json;
 
 use super::generate::{Request, continue_text};
+use super::mpi;
 use crate::failure::Failure;
 use crate::output::line;
 
@@ -40,12 +47,12 @@ pub struct Arguments {
     recipe: PathBuf,
     /// Overrides, such as `train.train_iters=100`.
     overrides: Vec<String>,
-    /// Number of ranks.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
-    ranks: u32,
-    /// How ranks are started.
-    #[arg(long, value_enum, default_value = "threads")]
-    launcher: Launcher,
+    /// Number of ranks; by default 1, or those that mpirun or srun started.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    ranks: Option<u32>,
+    /// How ranks are started: by default as threads, or as mpirun or srun started this program.
+    #[arg(long, value_enum)]
+    launcher: Option<Launcher>,
     /// Compute device, instead of the recipe's: flex, cuda, wgpu or vulkan.
     #[arg(long)]
     device: Option<String>,
@@ -59,79 +66,130 @@ pub struct Arguments {
 
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
-    if arguments.ranks != 1 || arguments.launcher != Launcher::Threads {
-        return Err(Failure::input(format!(
-            "--ranks {} --launcher {}: training on many ranks is not implemented yet; this release trains on one rank",
-            arguments.ranks,
-            if arguments.launcher == Launcher::Mpi { "mpi" } else { "threads" },
-        )));
+    if arguments.ui == Ui::Tui {
+        check_dashboard(arguments.json)?;
     }
-    if arguments.ui == Ui::Tui && arguments.json {
+    let ranks = arguments.ranks.map(|ranks| ranks as usize);
+    let started_by_mpi = mpi::started_ranks();
+    let is_mpi = match arguments.launcher {
+        Some(launcher) => launcher == Launcher::Mpi,
+        None => started_by_mpi.is_some_and(|found| found > 1),
+    };
+    if is_mpi && started_by_mpi.is_none() && ranks != Some(1) {
+        let ranks = ranks.ok_or_else(|| Failure::input("--launcher mpi: say how many ranks with --ranks N"))?;
+        return mpi::start_this_program(ranks);
+    }
+    if is_mpi {
+        let timeout = |raw: &RawConfig| raw.dist.distributed_timeout_minutes as u64;
+        let minutes = arguments.read().as_ref().map_or(DEFAULT_TIMEOUT_MINUTES, timeout);
+        return mpi::as_rank(ranks, Duration::from_secs(60 * minutes), |world| arguments.run_rank(world));
+    }
+    let config = arguments.load(ranks.unwrap_or(1))?;
+    let mut reports = run_on_threads(&config, rank_timeout(&config), |groups| arguments.train(config.clone(), groups))?;
+    arguments.after(&reports.swap_remove(0))
+}
+
+/// For ranks whose recipe cannot even be read, so that they can tell the others.
+const DEFAULT_TIMEOUT_MINUTES: u64 = 10;
+
+impl Arguments {
+    fn read(&self) -> Result<RawConfig, Failure> {
+        let mut overrides = self.overrides.clone();
+        if let Some(device) = &self.device {
+            overrides.push(format!("device=\"{device}\""));
+        }
+        Ok(RawConfig::from_file(&self.recipe, &overrides, &Kinds::builtin())?)
+    }
+
+    /// The configuration for a world of `ranks` ranks.
+    fn load(&self, ranks: usize) -> Result<RunConfig, Failure> {
+        Ok(self.read()?.finalize(&World { size: ranks })?)
+    }
+
+    /// What the process of one rank does; returns its exit code.
+    fn run_rank(&self, world: Group) -> Result<u8, Failure> {
+        let config = self.load(world.size());
+        all_have_recipes(world.as_ref(), config.is_ok())?;
+        let config = config?;
+        let groups = process_groups(&config, world)?;
+        let is_first = groups.world().rank() == 0;
+        let report = self.train(config, groups)?;
+        if is_first { self.after(&report) } else { Ok(exit_code(&report)) }
+    }
+
+    /// Trains on one rank.
+    fn train(&self, config: RunConfig, groups: ProcessGroups) -> Result<RunReport, TrainError> {
+        let mut models = ModelRegistry::default();
+        register_builtin(&mut models);
+        let mut options = RunOptions::new(models);
+        options.groups = groups;
+        options.signals = WatchSignals::Process;
+        if self.json {
+            options.console = Console::Json;
+        }
+        #[cfg(feature = "tui")]
+        if self.ui == Ui::Tui && options.groups.world().rank() == 0 {
+            return crate::dashboard::pretrain_with_dashboard(config, options);
+        }
+        pretrain(config, options)
+    }
+
+    /// What comes after training, on rank 0: a sample, if the recipe asks for one. Returns the exit code.
+    fn after(&self, report: &RunReport) -> Result<u8, Failure> {
+        let generate = &report.run.config.generate;
+        if report.reason == ExitReason::Completed
+            && let Some(prompt) = &generate.prompt
+        {
+            let device = select_device(&report.run.config.device).map_err(Failure::input)?;
+            let sampling = if generate.temperature == 0.0 {
+                Sampling::Greedy
+            } else {
+                Sampling::Random {
+                    temperature: generate.temperature,
+                    top_k: generate.top_k,
+                    top_p: generate.top_p,
+                    seed: generate.seed,
+                }
+            };
+            let sample = Sample { prompt, max_tokens: generate.max_tokens, sampling, json: self.json };
+            print_sample(report, &device, &sample)?;
+        }
+        Ok(exit_code(report))
+    }
+}
+
+fn exit_code(report: &RunReport) -> u8 {
+    u8::try_from(report.reason.exit_code()).unwrap_or(1)
+}
+
+/// Refuses a dashboard that cannot be shown.
+fn check_dashboard(json: bool) -> Result<(), Failure> {
+    use std::io::IsTerminal;
+
+    if cfg!(not(feature = "tui")) {
+        return Err(Failure::input(
+            "--ui tui: this program was built without the `tui` feature; build with `--features bridge-cli/tui`, or run \
+             `cargo xtask train RECIPE --ui tui`, which does",
+        ));
+    }
+    if json {
         return Err(Failure::input("--ui tui: expected no --json beside it, because the dashboard fills the terminal"));
     }
-    let mut overrides = arguments.overrides.clone();
-    if let Some(device) = &arguments.device {
-        overrides.push(format!("device=\"{device}\""));
-    }
-    let config = load(&arguments.recipe, &overrides, &Kinds::builtin(), &World::SINGLE)?;
-    let generate = config.generate.clone();
-    let device_name = config.device.clone();
-
-    let mut models = ModelRegistry::default();
-    register_builtin(&mut models);
-    let mut options = RunOptions::new(models);
-    options.signals = WatchSignals::Process;
-    if arguments.json {
-        options.console = Console::Json;
-    }
-    let report = match arguments.ui {
-        Ui::Plain => pretrain(config, options)?,
-        Ui::Tui => train_with_dashboard(config, options)?,
-    };
-    if report.reason == ExitReason::Completed
-        && let Some(prompt) = &generate.prompt
-    {
-        let device = select_device(&device_name).map_err(Failure::input)?;
-        let sampling = if generate.temperature == 0.0 {
-            Sampling::Greedy
-        } else {
-            Sampling::Random {
-                temperature: generate.temperature,
-                top_k: generate.top_k,
-                top_p: generate.top_p,
-                seed: generate.seed,
-            }
-        };
-        let sample = Sample { prompt, max_tokens: generate.max_tokens, sampling, json: arguments.json };
-        print_sample(&report, &device, &sample)?;
-    }
-    Ok(u8::try_from(report.reason.exit_code()).unwrap_or(1))
-}
-
-#[cfg(not(feature = "tui"))]
-fn train_with_dashboard(_config: RunConfig, _options: RunOptions) -> Result<RunReport, Failure> {
-    Err(Failure::input(
-        "--ui tui: this program was built without the `tui` feature; build with `--features bridge-cli/tui`, or run \
-         `cargo xtask train RECIPE --ui tui`, which does",
-    ))
-}
-
-#[cfg(feature = "tui")]
-fn train_with_dashboard(config: RunConfig, mut options: RunOptions) -> Result<RunReport, Failure> {
-    use crate::dashboard::{Dashboard, KeptLines, has_terminal};
-
-    if !has_terminal() {
+    if !std::io::stdout().is_terminal() {
         return Err(Failure::input("--ui tui: expected a terminal on standard output, found a file or a pipe"));
     }
-    let kept = KeptLines::default();
-    options.console = Console::Writer(Box::new(kept.clone()));
-    options.callbacks.push(Box::new(Dashboard::new(options.cancel.clone())));
-    // "Stop immediately" in the dashboard's menu arrives as a panic on this thread, after the terminal is itself again.
-    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| pretrain(config, options)));
-    kept.print();
-    match outcome {
-        Ok(report) => Ok(report?),
-        Err(_) => Err(Failure::run("the run was killed from the dashboard, or failed as described above")),
+    Ok(())
+}
+
+/// Fails on all ranks when one cannot read its recipe. That rank tells why.
+fn all_have_recipes(world: &dyn Communicator, has_recipe: bool) -> Result<(), Failure> {
+    let mut all = vec![0_u8; world.size()];
+    world.all_gather((&[u8::from(has_recipe)]).into(), (&mut all).into()).map_err(Failure::run)?;
+    match all.iter().position(|has_recipe| *has_recipe == 0) {
+        Some(rank) if has_recipe => {
+            Err(Failure::input(format!("rank {rank} could not read its recipe; its own message says why")))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -110,6 +110,13 @@ pub trait ModelChunk: fmt::Debug + Send {
     /// Names, shapes and roles of all parameters, in a fixed order.
     fn parameters(&self) -> Vec<ParameterInfo>;
 
+    /// Names of the parameters that segment `index` uses. A tied parameter is used by several segments.
+    ///
+    /// By default all of them: nothing is assumed, but then gradients are complete only when backward has ended.
+    fn segment_parameters(&self, _index: usize) -> Vec<String> {
+        self.parameters().into_iter().map(|parameter| parameter.name).collect()
+    }
+
     /// Calls `f` with every parameter's name and value.
     fn visit_parameters(&self, f: &mut dyn FnMut(&str, Tensor<1>));
 

@@ -24,6 +24,12 @@ pub trait Segments: Module + 'static {
         KeyValueCache::default()
     }
 
+    /// Whether segment `index` uses the parameter called `name`. By default every segment may use every parameter, which is always right, but
+    /// keeps gradients from being reduced before backward has ended, and all parameters in memory where they could be sharded.
+    fn uses_parameter(&self, _index: usize, _name: &str) -> bool {
+        true
+    }
+
     /// Role of the parameter called `name` (the module's field path).
     fn parameter_role(&self, _name: &str) -> ParameterRole {
         ParameterRole::Hidden
@@ -90,6 +96,11 @@ impl<M: Segments> ModelChunk for ModuleChunk<M> {
         };
         visit(module, Want::Shape, &mut on_parameter);
         list
+    }
+
+    fn segment_parameters(&self, index: usize) -> Vec<String> {
+        let module = self.module();
+        names(module).into_iter().filter(|name| module.uses_parameter(index, name)).collect()
     }
 
     fn visit_parameters(&self, f: &mut dyn FnMut(&str, Tensor<1>)) {

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use bridge_kernels::optim::{accumulate, count_zeros, sum_of_squares};
-use burn::tensor::{FloatDType, Tensor};
+use bridge_dist::comm::{CommError, Group, ReduceOp};
+use bridge_kernels::optim::{accumulate, sum_of_squares};
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 
 /// dtype in which gradients are summed over micro-batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,21 +51,57 @@ impl GradientBuffer {
         self.gradients.remove(name).map(to_float32)
     }
 
-    /// Euclidean norm of each parameter's gradient, in name order.
+    /// Takes the gradient of one parameter, in the dtype it has.
+    pub(super) fn take_unchanged(&mut self, name: &str) -> Option<Tensor<1>> {
+        self.gradients.remove(name)
+    }
+
+    /// Replaces the gradient of one parameter.
+    pub(super) fn set(&mut self, name: &str, gradient: Tensor<1>) {
+        self.gradients.insert(name.to_owned(), gradient);
+    }
+
+    /// All gradients in name order.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &Tensor<1>)> {
+        self.gradients.iter().map(|(name, gradient)| (name.as_str(), gradient))
+    }
+
+    /// Adds the gradients of some parameters up over a group, in one operation. All ranks name the same parameters, with the number of
+    /// elements of each; one without gradient counts as zero.
+    pub(super) fn all_reduce(
+        &mut self,
+        parameters: &[(&str, usize)],
+        group: &Group,
+        device: &Device,
+    ) -> Result<(), CommError> {
+        if group.size() == 1 || parameters.is_empty() {
+            return Ok(());
+        }
+        let mut values: Vec<f32> = Vec::new();
+        for (name, count) in parameters {
+            let end = values.len() + count;
+            if let Some(gradient) = self.gradients.get(*name).cloned() {
+                values.extend(to_float32(gradient).into_data().iter::<f32>());
+            }
+            values.resize(end, 0.0);
+        }
+        group.all_reduce((&mut values).into(), ReduceOp::Sum)?;
+        let mut rest = values.as_slice();
+        for (name, count) in parameters {
+            let (own, others) = rest.split_at(*count);
+            rest = others;
+            let sum = Tensor::from_data(TensorData::new(own.to_vec(), [*count]), (device, DType::F32));
+            let dtype = self.gradients.get(*name).map_or(DType::F32, Tensor::dtype);
+            self.set(name, if dtype == DType::F32 { sum } else { sum.cast(FloatDType::from(dtype)) });
+        }
+        Ok(())
+    }
+
+    /// Euclidean norm of each parameter's gradient on this rank, in name order.
     ///
     /// A sum of squares is exact enough in float64 that the total does not depend on the order.
     pub fn norms(&self) -> Vec<(String, f64)> {
         self.gradients.iter().map(|(name, g)| (name.clone(), sum_of_squares(g).sqrt())).collect()
-    }
-
-    /// Euclidean norm of all gradients together.
-    pub fn norm(&self) -> f64 {
-        self.gradients.values().map(sum_of_squares).sum::<f64>().sqrt()
-    }
-
-    /// Number of gradient entries that are exactly zero.
-    pub fn num_zeros(&self) -> u64 {
-        self.gradients.values().map(count_zeros).sum()
     }
 }
 

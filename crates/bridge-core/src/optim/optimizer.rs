@@ -1,12 +1,14 @@
 //! One optimizer for all parameters of a rank's chunks.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use bridge_kernels::optim::{AdamWState, AdamWStep, SgdStep, adamw, sgd, sum_of_squares};
+use bridge_dist::comm::CommError;
+use bridge_kernels::optim::{AdamWState, AdamWStep, SgdStep, adamw, sgd};
 use burn::tensor::{DType, FloatDType, Tensor};
 
 use super::groups::{self, OverrideProvider, ParameterGroup};
-use super::{GradientBuffer, GroupSettings};
+use super::{Distribution, GradientBuffer, GroupSettings};
 use crate::model::ModelChunk;
 
 /// The update rule.
@@ -97,12 +99,18 @@ pub struct Optimizer {
     groups: Vec<ParameterGroup>,
     group_of: BTreeMap<String, usize>,
     slots: BTreeMap<String, Slot>,
+    distribution: Arc<Distribution>,
     step: u64,
 }
 
 impl Optimizer {
     /// An optimizer for the trainable parameters of `chunks`, with fresh state.
-    pub fn new(settings: OptimizerSettings, chunks: &[Box<dyn ModelChunk>], provider: &dyn OverrideProvider) -> Self {
+    pub fn new(
+        settings: OptimizerSettings,
+        chunks: &[Box<dyn ModelChunk>],
+        provider: &dyn OverrideProvider,
+        distribution: Arc<Distribution>,
+    ) -> Self {
         let parameters: Vec<_> = chunks.iter().flat_map(|chunk| chunk.parameters()).collect();
         let groups = groups::group(&parameters, provider);
         let group_of = groups
@@ -110,7 +118,12 @@ impl Optimizer {
             .enumerate()
             .flat_map(|(i, group)| group.names.iter().map(move |name| (name.clone(), i)))
             .collect();
-        Self { settings, groups, group_of, slots: BTreeMap::new(), step: 0 }
+        Self { settings, groups, group_of, slots: BTreeMap::new(), distribution, step: 0 }
+    }
+
+    /// How parameters are spread over ranks.
+    pub fn distribution(&self) -> &Distribution {
+        &self.distribution
     }
 
     /// Settings of each group, in order.
@@ -120,21 +133,28 @@ impl Optimizer {
 
     /// Updates all parameters from `gradients`, which are emptied.
     ///
-    /// `rates` holds one entry a group. Non-finite gradients change nothing and are reported as failure.
+    /// `rates` holds one entry a group. Non-finite gradients change nothing and are reported as failure. Norm and zeros are those of the whole
+    /// model; every rank finds the same.
+    ///
+    /// # Errors
+    /// If ranks cannot add up the norm.
+    ///
+    /// # Panics
+    /// If `rates` has not one entry for each group.
     pub fn step(
         &mut self,
         chunks: &mut [Box<dyn ModelChunk>],
         gradients: &mut GradientBuffer,
         rates: &[GroupRates],
         scales: StepScales,
-    ) -> StepOutcome {
+    ) -> Result<StepOutcome, CommError> {
         assert_eq!(rates.len(), self.groups.len(), "one rate for each parameter group");
         let unscale = 1.0 / (scales.loss_scale * scales.divisor);
-        let grad_norm = gradients.norm() * unscale;
-        let num_zeros = self.settings.count_zeros.then(|| gradients.num_zeros());
+        let grad_norm = self.distribution.sum_of_squares(gradients)?.sqrt() * unscale;
+        let num_zeros = self.settings.count_zeros.then(|| self.distribution.num_zeros(gradients)).transpose()?;
         if !grad_norm.is_finite() {
             gradients.clear();
-            return StepOutcome { success: false, grad_norm, num_zeros };
+            return Ok(StepOutcome { success: false, grad_norm, num_zeros });
         }
         let gradient_scale = unscale * clip_coefficient(self.settings.clip_grad, grad_norm);
         self.step += 1;
@@ -152,19 +172,22 @@ impl Optimizer {
             });
         }
         gradients.clear();
-        StepOutcome { success: true, grad_norm, num_zeros }
+        Ok(StepOutcome { success: true, grad_norm, num_zeros })
     }
 
-    /// Euclidean norm of all parameters (of their float32 masters, where there are any).
-    pub fn parameter_norm(&self, chunks: &[Box<dyn ModelChunk>]) -> f64 {
+    /// Euclidean norm of all parameters of the model (of their float32 masters, where there are any).
+    ///
+    /// # Errors
+    /// If ranks cannot add up.
+    pub fn parameter_norm(&self, chunks: &[Box<dyn ModelChunk>]) -> Result<f64, CommError> {
         let mut sum = 0.0;
         for chunk in chunks {
             chunk.visit_parameters(&mut |name, value| {
                 let master = self.slots.get(name).and_then(|slot| slot.master.as_ref());
-                sum += sum_of_squares(master.unwrap_or(&value));
+                sum += self.distribution.counted_square(name, master.unwrap_or(&value));
             });
         }
-        sum.sqrt()
+        Ok(self.distribution.over_world(sum)?.sqrt())
     }
 
     /// The state to save.

@@ -1,6 +1,7 @@
 //! The optimizer against the update written out in float64, and its saved state.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use burn::tensor::{Device, FloatDType, Tensor};
 
@@ -28,7 +29,7 @@ const ADAM: Algorithm = Algorithm::Adam { beta1: 0.9, beta2: 0.95, epsilon: 1e-8
 
 fn optimizer(algorithm: Algorithm, chunks: &[Box<dyn ModelChunk>]) -> Optimizer {
     let settings = OptimizerSettings { algorithm, clip_grad: 1.0, count_zeros: true };
-    Optimizer::new(settings, chunks, &StandardOverrides::default())
+    Optimizer::new(settings, chunks, &StandardOverrides::default(), Arc::new(Distribution::single(chunks)))
 }
 
 fn rates(optimizer: &Optimizer) -> Vec<GroupRates> {
@@ -54,7 +55,7 @@ fn adamw_agrees_with_float64() {
         };
         let norm = expected.values().flat_map(|v| (0..v.len()).map(|i| gradient(i).powi(2))).sum::<f64>().sqrt();
         let rates = rates(&optimizer);
-        let outcome = optimizer.step(&mut chunks, &mut buffer, &rates, scales);
+        let outcome = optimizer.step(&mut chunks, &mut buffer, &rates, scales).unwrap();
         assert!(outcome.success && outcome.num_zeros.is_some());
         assert!((outcome.grad_norm / norm - 1.0).abs() < 1e-6, "{} {norm}", outcome.grad_norm);
         let clip = (1.0 / (norm + 1e-6)).min(1.0);
@@ -89,14 +90,15 @@ fn restoring_state_continues_to_the_bit() {
                 let mut buffer = GradientBuffer::new(AccumulationDType::Float32);
                 fill(&mut buffer, chunks[0].as_ref(), step);
                 let rates = rates(&current);
-                current.step(&mut chunks, &mut buffer, &rates, StepScales { loss_scale: 1.0, divisor: 1.0 });
+                let scales = StepScales { loss_scale: 1.0, divisor: 1.0 };
+                current.step(&mut chunks, &mut buffer, &rates, scales).unwrap();
                 if interrupt && step == 2 {
                     let state = current.state();
                     current = optimizer(algorithm, &chunks);
                     assert!(current.load_state(state).is_empty());
                 }
             }
-            (values(chunks[0].as_ref()), current.parameter_norm(&chunks))
+            (values(chunks[0].as_ref()), current.parameter_norm(&chunks).unwrap())
         };
         assert_eq!(run(false), run(true), "{algorithm:?} {dtype:?}");
     }
@@ -113,7 +115,8 @@ fn gradients_that_are_not_finite_change_nothing() {
     let name = chunks[0].parameters()[0].name.clone();
     buffer.add(&name, Tensor::from_floats(vec![f32::INFINITY; count].as_slice(), &Device::flex()));
     let rates = rates(&optimizer);
-    let outcome = optimizer.step(&mut chunks, &mut buffer, &rates, StepScales { loss_scale: 1.0, divisor: 1.0 });
+    let outcome =
+        optimizer.step(&mut chunks, &mut buffer, &rates, StepScales { loss_scale: 1.0, divisor: 1.0 }).unwrap();
     assert!(!outcome.success);
     assert_eq!(before, values(chunks[0].as_ref()));
     assert_eq!(optimizer.state().step, 0);

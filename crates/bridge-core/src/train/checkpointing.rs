@@ -8,8 +8,8 @@ use bytes::Bytes;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::TrainError;
 use super::run::TrainingRun;
+use super::{TrainError, ranks};
 use crate::checkpoint::{
     AsyncSaver, Checkpoint, CheckpointError, CheckpointStore, CheckpointWriter, DType, HostTensor, LoadRequest,
     OnDamaged, Resolution, RetentionPolicy, RunFiles, SaveOptions, SaveReport, ShardTensor, Snapshot, TensorGroup,
@@ -74,8 +74,15 @@ impl Saver {
     }
 }
 
-/// Saves a checkpoint of the run as it is now. With `async_save` this returns once the state is copied.
+/// Saves a checkpoint of the run as it is now. With `async_save` this returns once the state is copied. Rank 0 saves; the others learn
+/// whether it could.
 pub(super) fn save_checkpoint(run: &mut TrainingRun) -> Result<(), TrainError> {
+    run.last_saved_step = Some(run.state.train_state.step);
+    let saved = if ranks::is_first(&run.groups) { save_on_this_rank(run) } else { Ok(()) };
+    ranks::agree(&run.groups, "saving a checkpoint", saved)
+}
+
+fn save_on_this_rank(run: &mut TrainingRun) -> Result<(), TrainError> {
     let timer = run.timers.start("save-checkpoint", TimerLevel::Iteration);
     let snapshot = snapshot(run)?;
     let step = run.state.train_state.step;
@@ -85,7 +92,6 @@ pub(super) fn save_checkpoint(run: &mut TrainingRun) -> Result<(), TrainError> {
     let is_async = matches!(saver, Saver::Async(_));
     let report = saver.save(snapshot)?;
     drop(timer);
-    run.last_saved_step = Some(step);
     run.log_save(step, is_async, report.as_ref())?;
     let root = run.config.checkpoint.save.clone().unwrap_or_default();
     run.for_each_callback(|callback, state| callback.on_save(state, &root));

@@ -8,7 +8,9 @@ use super::recompute::Recompute;
 use crate::config::{self, RunConfig};
 use crate::logging::{TimeUnit, TimingLogLevel, TimingLogOption};
 use crate::model::SegmentRole;
-use crate::optim::{Algorithm, DecayQkLayernorm, OptimizerSettings, StandardOverrides};
+use crate::optim::{
+    Algorithm, Averaging, DecayQkLayernorm, DistributionSettings, OptimizerSettings, Sharding, StandardOverrides, Wire,
+};
 use crate::resilience::rerun::{ErrorInjection, ErrorInjectionType, Placement, RerunConfig, RerunMode};
 use crate::resilience::{LossChecks, Signal, SpikyLossDetector};
 use crate::schedule::{
@@ -27,6 +29,29 @@ pub(super) fn params_dtype(config: &RunConfig) -> FloatDType {
 
 pub(super) fn grad_reduce_in_fp32(config: &RunConfig) -> bool {
     config.ddp.grad_reduce_in_fp32
+}
+
+/// Bucket size of data-parallel reductions where the recipe gives none, in elements (reference section 8).
+fn default_bucket_size(data_parallel_size: usize) -> usize {
+    (1_000_000 * data_parallel_size).max(40_000_000)
+}
+
+pub(super) fn distribution(config: &RunConfig) -> DistributionSettings {
+    let (ddp, parallel) = (&config.ddp, &config.parallel);
+    // Small buckets only help to start early; without overlap there is one.
+    let bucket_size = ddp
+        .overlap_grad_reduce
+        .then(|| ddp.bucket_size.unwrap_or_else(|| default_bucket_size(parallel.data * parallel.context)));
+    DistributionSettings {
+        sharding: Sharding::None,
+        bucket_size,
+        average: if ddp.average_in_collective { Averaging::InCollective } else { Averaging::InLoss },
+    }
+}
+
+pub(super) fn wire(config: &RunConfig) -> Wire {
+    let is_bfloat16 = params_dtype(config) == FloatDType::BF16;
+    if is_bfloat16 && !grad_reduce_in_fp32(config) { Wire::BFloat16 } else { Wire::Float32 }
 }
 
 pub(super) fn recompute(config: &RunConfig) -> Recompute {
@@ -147,7 +172,7 @@ pub(super) fn loss_scaler(config: &RunConfig) -> Result<LossScaler, TrainError> 
     })
 }
 
-pub(super) fn rerun(config: &RunConfig) -> RerunConfig {
+pub(super) fn rerun(config: &RunConfig, rank: usize) -> RerunConfig {
     let settings = &config.rerun_state_machine;
     RerunConfig {
         mode: match settings.rerun_mode {
@@ -164,7 +189,7 @@ pub(super) fn rerun(config: &RunConfig) -> RerunConfig {
             },
             seed: config.rng.seed,
         },
-        placement: Placement::default(),
+        placement: Placement { rank, ..Placement::default() },
     }
 }
 

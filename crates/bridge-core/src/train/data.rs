@@ -82,6 +82,8 @@ pub struct RunData {
     valid: Option<DataLoader>,
     /// Bytes of text each token id stands for; empty when the tokenizer cannot tell.
     token_bytes: Vec<u32>,
+    /// This rank's place among those that read different samples.
+    place: DataParallel,
 }
 
 /// The training loader, made when the first batch is asked for.
@@ -109,9 +111,9 @@ impl RunData {
         config: &Arc<RunConfig>,
         registry: &DatasetRegistry,
         reporter: &Reporter,
+        place: DataParallel,
     ) -> Result<Self, TrainError> {
-        let progress = reporter.progress();
-        Self::with_progress(config, registry, &progress, &|text| reporter.note(text))
+        Self::at(place, config, registry, &reporter.progress(), &|text| reporter.note(text))
     }
 
     /// As in a run, for tools that only look at data. `note` gets lines to print.
@@ -124,13 +126,24 @@ impl RunData {
         progress: &Arc<dyn ProgressSink>,
         note: &dyn Fn(&str),
     ) -> Result<Self, TrainError> {
+        Self::at(DataParallel { rank: 0, size: config.parallel.data }, config, registry, progress, note)
+    }
+
+    /// The data that one data-parallel rank reads.
+    fn at(
+        place: DataParallel,
+        config: &Arc<RunConfig>,
+        registry: &DatasetRegistry,
+        progress: &Arc<dyn ProgressSink>,
+        note: &dyn Fn(&str),
+    ) -> Result<Self, TrainError> {
         let text = prepare_text(config, progress, note)?;
         let datasets = build_splits(config, registry, &text, &|tokenizer| DatasetBuildContext {
             train_samples: config.samples.train as usize,
             valid_samples: config.samples.valid as usize,
             test_samples: config.samples.test as usize,
             tokenizer,
-            data_parallel: DataParallel { rank: 0, size: config.parallel.data },
+            data_parallel: place,
             progress: Arc::new(Narrator { progress: Arc::clone(progress) }),
         })?;
         let token_bytes = text.tokenizer.as_deref().map(token_bytes).unwrap_or_default();
@@ -140,6 +153,7 @@ impl RunData {
             train: TrainLoader { config: Arc::clone(config), loader: None },
             valid: None,
             token_bytes,
+            place,
         })
     }
 
@@ -193,7 +207,7 @@ impl RunData {
                         "dataset.split: the train split has no share, so there is nothing to train on".into(),
                     )
                 })?;
-                empty.insert(train_loader(&self.train.config, dataset, consumed)?)
+                empty.insert(train_loader(&self.train.config, dataset, consumed, self.place)?)
             }
         };
         let mut batches = Vec::with_capacity(count as usize);
@@ -227,9 +241,9 @@ impl RunData {
         {
             return Ok(Some(loader));
         }
-        let once = split == Split::Test || config.validation.full_validation;
+        let once = is_read_once(config, split);
         let kind = if once {
-            SamplerKind::Single { incomplete: Incomplete::Keep }
+            SamplerKind::Single { incomplete: last_batch(self.place) }
         } else {
             SamplerKind::Cyclic { sharding: sharding(config) }
         };
@@ -239,9 +253,23 @@ impl RunData {
             consumed_samples: if once { 0 } else { consumed },
             micro_batch_size: config.validation.eval_micro_batch_size,
             global_batch_size: config.validation.eval_global_batch_size,
-            data_parallel: DataParallel { rank: 0, size: config.parallel.data },
+            data_parallel: self.place,
         };
         Ok(Some(loader(config, dataset, params)?))
+    }
+
+    /// How many samples all ranks together have read after `passes` micro-batches of an evaluation on each.
+    pub(super) fn samples_in_passes(&self, config: &RunConfig, split: Split, passes: u64) -> u64 {
+        let read = passes * (config.validation.eval_micro_batch_size * self.place.size) as u64;
+        let dataset = match split {
+            Split::Valid => &self.datasets.valid,
+            Split::Test => &self.datasets.test,
+        };
+        // The last batch of a single pass may be short, or filled up with padding.
+        match dataset {
+            Some(dataset) if is_read_once(config, split) => read.min(dataset.len() as u64),
+            _ => read,
+        }
     }
 
     /// Takes back the loader of an evaluation, for the next one.
@@ -285,8 +313,23 @@ fn sharding(config: &RunConfig) -> Sharding {
     if config.dataset.data_sharding { Sharding::Buckets } else { Sharding::Interleaved }
 }
 
-fn train_loader(config: &RunConfig, dataset: Arc<dyn Dataset>, consumed: u64) -> Result<DataLoader, TrainError> {
-    let incomplete = if config.dataset.drop_last { Incomplete::Drop } else { Incomplete::Keep };
+/// Whether a split is read from start to end.
+fn is_read_once(config: &RunConfig, split: Split) -> bool {
+    split == Split::Test || config.validation.full_validation
+}
+
+/// What becomes of a last batch that is not full. Several ranks all get one of the same size, for they do the same work together.
+fn last_batch(place: DataParallel) -> Incomplete {
+    if place.size > 1 { Incomplete::Pad } else { Incomplete::Keep }
+}
+
+fn train_loader(
+    config: &RunConfig,
+    dataset: Arc<dyn Dataset>,
+    consumed: u64,
+    place: DataParallel,
+) -> Result<DataLoader, TrainError> {
+    let incomplete = if config.dataset.drop_last { Incomplete::Drop } else { last_batch(place) };
     let kind = match config.dataset.dataloader_type {
         None | Some(config::DataloaderType::Single) => SamplerKind::Single { incomplete },
         Some(config::DataloaderType::Cyclic) => SamplerKind::Cyclic { sharding: sharding(config) },
@@ -302,7 +345,7 @@ fn train_loader(config: &RunConfig, dataset: Arc<dyn Dataset>, consumed: u64) ->
         consumed_samples: consumed,
         micro_batch_size: config.train.micro_batch_size,
         global_batch_size: config.train.global_batch_size,
-        data_parallel: DataParallel { rank: 0, size: config.parallel.data },
+        data_parallel: place,
     };
     loader(config, dataset, params)
 }

@@ -2,6 +2,9 @@
 
 use std::path::PathBuf;
 
+use bridge_dist::comm::CommError;
+use bridge_dist::mesh::MeshSetupError;
+
 use super::device::DeviceError;
 use crate::checkpoint::CheckpointError;
 use crate::config::ConfigErrors;
@@ -111,9 +114,71 @@ pub enum TrainError {
         /// Why.
         message: String,
     },
+    /// The ranks cannot be laid out, or could not make their groups.
+    #[error(transparent)]
+    Mesh(#[from] MeshSetupError),
+    /// An operation between ranks.
+    #[error("{0}")]
+    Communication(#[source] CommError),
+    /// Ranks were started with different recipes.
+    #[error(
+        "the ranks were given different recipes: {} of {size} {} than the others (this is rank {rank}); start all ranks with the same \
+         recipe and overrides",
+        ranks(others),
+        if others.len() == 1 { "has another" } else { "have others" }
+    )]
+    RecipesDiffer {
+        /// The rank that reports it.
+        rank: usize,
+        /// The ranks whose recipe is not that of most ranks.
+        others: Vec<usize>,
+        /// Number of ranks.
+        size: usize,
+    },
+    /// Another rank could not go on, and said why.
+    #[error("stopped because rank {rank} failed while {doing}; its own message says why")]
+    OtherRank {
+        /// The first rank that failed.
+        rank: usize,
+        /// What all ranks were doing.
+        doing: String,
+        /// Whether the input is at fault.
+        is_bad_input: bool,
+        /// The same as a communication error.
+        source: CommError,
+    },
+    /// A rank panicked.
+    #[error("rank {rank} panicked: {message} (last operation: {operation})")]
+    RankPanicked {
+        /// The rank.
+        rank: usize,
+        /// What it said.
+        message: String,
+        /// What it was last seen doing with other ranks.
+        operation: String,
+    },
+    /// A rank could not be started.
+    #[error("rank {rank} could not be started: {message}")]
+    RankNotStarted {
+        /// The rank.
+        rank: usize,
+        /// Why.
+        message: String,
+    },
     /// A broken invariant of Bridge itself.
     #[error("internal error: {0}")]
     Internal(String),
+}
+
+fn ranks(ranks: &[usize]) -> String {
+    let list: Vec<String> = ranks.iter().map(usize::to_string).collect();
+    format!("{} {}", if list.len() == 1 { "rank" } else { "ranks" }, list.join(", "))
+}
+
+impl From<CommError> for TrainError {
+    fn from(error: CommError) -> Self {
+        Self::Communication(error)
+    }
 }
 
 impl From<CheckpointError> for TrainError {
@@ -148,6 +213,9 @@ impl TrainError {
                 | Self::BatchSize(_)
                 | Self::LossScale(_)
                 | Self::Flops(_)
+                | Self::RecipesDiffer { .. }
+                | Self::Mesh(MeshSetupError::Mesh(_) | MeshSetupError::WorldSize { .. })
+                | Self::OtherRank { is_bad_input: true, .. }
         )
     }
 }

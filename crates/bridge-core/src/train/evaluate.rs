@@ -1,9 +1,9 @@
 //! Evaluation on a held-out split.
 
-use super::TrainError;
 use super::forward_step::{LM_LOSS, Losses};
 use super::run::TrainingRun;
 use super::step::scalar;
+use super::{TrainError, ranks};
 use crate::model::{ForwardContext, Mode};
 
 /// Which split is evaluated.
@@ -67,22 +67,30 @@ pub fn evaluate(run: &mut TrainingRun, split: Split) -> Result<Option<Evaluation
     let num_microbatches = run.config.validation.num_microbatches;
     let chunk = run.chunks[0].inference();
     let mut losses = Losses::new();
-    let (mut num_samples, mut num_bytes) = (0_u64, Some(0_u64));
+    let (mut num_passes, mut num_bytes) = (0_u64, Some(0_u64));
     'iterations: for iteration in 0..iterations {
         run.reporter.evaluating(split, iteration as u64, iterations as u64);
         for _ in 0..num_microbatches {
             let Some(micro_batch) = loader.next().transpose()? else {
                 break 'iterations;
             };
-            let batch = run.forward_step.prepare(&micro_batch, &run.device);
+            let batch = run.prepare(&micro_batch);
             let context = ForwardContext { batch: &batch, mode: Mode::Evaluate };
             let loss_sum = scalar(run.executor.forward(chunk.as_ref(), &context));
             for (name, ratio) in run.forward_step.report(loss_sum, &batch) {
                 *losses.entry(name).or_default() += ratio;
             }
-            num_samples += micro_batch.batch_size as u64;
+            num_passes += 1;
             num_bytes = num_bytes.and_then(|sum| Some(sum + run.count_bytes(&micro_batch)?));
         }
+    }
+    let num_samples = run.data.samples_in_passes(&run.config, split, num_passes);
+    ranks::share_losses(&run.groups, &mut losses)?;
+    if let Some(bytes) = &mut num_bytes {
+        // Context-parallel ranks count the same samples.
+        let mut figures = [*bytes as f64];
+        ranks::sum(run.groups.data(), &mut figures)?;
+        *bytes = figures[0] as u64;
     }
     if split == Split::Valid {
         run.state.train_state.consumed_valid_samples += num_samples;

@@ -1,8 +1,8 @@
 //! When to save, and when to stop.
 
-use super::TrainError;
 use super::checkpointing::save_checkpoint;
 use super::run::TrainingRun;
+use super::{TrainError, ranks};
 use crate::resilience::Signal;
 
 /// Why training ended.
@@ -53,10 +53,10 @@ impl std::fmt::Display for ExitReason {
 pub(super) fn checkpoint_and_decide_exit(run: &mut TrainingRun) -> Result<Option<ExitReason>, TrainError> {
     let step = run.state.train_state.step;
     let due = |interval: Option<usize>| interval.is_some_and(|n| step.is_multiple_of(n as u64));
-    let reason = requested(run).or_else(|| {
-        let minutes = run.started.elapsed().as_secs_f64() / 60.0;
-        let over = run.config.train.exit_duration_in_mins.is_some_and(|limit| minutes > limit);
-        over.then_some(ExitReason::Duration(minutes))
+    let asked = Asked::on_all_ranks(run)?;
+    let reason = asked.reason().or_else(|| {
+        let over = run.config.train.exit_duration_in_mins.is_some_and(|limit| asked.minutes > limit);
+        over.then_some(ExitReason::Duration(asked.minutes))
     });
     let reason = reason.or_else(|| due(run.config.train.exit_interval).then_some(ExitReason::Interval(step)));
     let interval_save = due(run.config.checkpoint.save_interval) || due(run.config.checkpoint.save_retain_interval);
@@ -66,9 +66,29 @@ pub(super) fn checkpoint_and_decide_exit(run: &mut TrainingRun) -> Result<Option
     Ok(reason)
 }
 
-fn requested(run: &TrainingRun) -> Option<ExitReason> {
-    if let Some(signal) = run.signals.as_ref().and_then(|signals| signals.received()) {
-        return Some(ExitReason::Signal(signal));
+/// What asks for an exit from outside, on any rank, so that all ranks decide alike.
+struct Asked {
+    /// The watched signal that arrived; of several the one with the largest number.
+    signal: Option<Signal>,
+    is_cancelled: bool,
+    /// Minutes since training started, on the slowest clock.
+    minutes: f64,
+}
+
+impl Asked {
+    fn on_all_ranks(run: &TrainingRun) -> Result<Self, TrainError> {
+        let signal = run.signals.as_ref().and_then(|signals| signals.received());
+        let mut figures = [
+            f64::from(signal.map_or(0, Signal::number)),
+            f64::from(u8::from(run.cancel.is_cancelled())),
+            run.started.elapsed().as_secs_f64() / 60.0,
+        ];
+        ranks::max(run.groups.world(), &mut figures)?;
+        let signal = Signal::ALL.into_iter().find(|signal| f64::from(signal.number()) == figures[0]);
+        Ok(Self { signal, is_cancelled: figures[1] > 0.0, minutes: figures[2] })
     }
-    run.cancel.is_cancelled().then_some(ExitReason::Cancelled)
+
+    fn reason(&self) -> Option<ExitReason> {
+        self.signal.map(ExitReason::Signal).or_else(|| self.is_cancelled.then_some(ExitReason::Cancelled))
+    }
 }

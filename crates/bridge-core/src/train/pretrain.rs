@@ -3,6 +3,7 @@
 use super::TrainError;
 use super::evaluate::{EvaluationReport, Split, evaluate};
 use super::exit::ExitReason;
+use super::launch::catch_comm_error;
 use super::run::TrainingRun;
 use super::setup::{RunOptions, setup};
 use super::train_loop::train;
@@ -24,13 +25,16 @@ pub struct RunReport {
     pub run: TrainingRun,
 }
 
-/// Sets a run up, trains it, and evaluates it on the validation and test splits.
+/// Sets a run up, trains it, and evaluates it on the validation and test splits. All ranks of `options.groups` call this together.
 ///
 /// # Errors
-/// Those of [`setup`], [`train`] and [`evaluate`]. What was logged and saved before stays.
+/// Those of [`setup`], [`train`] and [`evaluate`]; a communication error of any of them. What was logged and saved before stays.
 pub fn pretrain(config: RunConfig, options: RunOptions) -> Result<RunReport, TrainError> {
     let mut run = setup(config, options)?;
-    let outcome = train_and_evaluate(&mut run);
+    let outcome = catch_comm_error(|| train_and_evaluate(&mut run));
+    if let Err(error) = &outcome {
+        run.reporter.fail(error);
+    }
     // Logs and saves are brought to an end whatever happened; the first error is the one to tell.
     let finished = run.finish();
     let (reason, validation, test) = outcome?;

@@ -49,6 +49,8 @@ pub(super) struct Reporter {
     start_iteration: u64,
     config: Arc<RunConfig>,
     pending_losses: Option<PathBuf>,
+    /// False on ranks that only keep warnings and errors.
+    is_first: bool,
 }
 
 /// Sums since the last console line.
@@ -61,8 +63,16 @@ struct Interval {
 
 impl Reporter {
     /// A reporter for a run that starts from `start`. Metrics beyond that, from a run that went further before it was
-    /// interrupted, are dropped from the files.
-    pub(super) fn new(config: &Arc<RunConfig>, console: Console, start: &TrainState) -> Result<Self, TrainError> {
+    /// interrupted, are dropped from the files. Ranks other than 0 only keep warnings and errors, in a file of their own.
+    pub(super) fn new(
+        config: &Arc<RunConfig>,
+        console: Console,
+        start: &TrainState,
+        rank: usize,
+    ) -> Result<Self, TrainError> {
+        if rank > 0 {
+            return Ok(Self::of_other_rank(config, rank));
+        }
         let (completed, consumed_samples) = (start.step, start.consumed_train_samples);
         let logger = &config.logger;
         let (format, output, silent): (_, Box<dyn std::io::Write + Send>, bool) = match console {
@@ -113,7 +123,38 @@ impl Reporter {
             metrics_file,
             progress_log,
             pending_losses,
+            is_first: true,
         })
+    }
+
+    fn of_other_rank(config: &Arc<RunConfig>, rank: usize) -> Self {
+        let path = config.logger.log_dir.join("ranks").join(format!("rank_{rank:05}.log"));
+        let console = crate::logging::Console::new(LogFormat::Human, Box::new(RankLog { path, file: None }))
+            .with_level((config.logger.logging_level as u32).max(LogLevel::Warning.number()));
+        Self {
+            metrics: MetricsLogger::new(conditions(config), Vec::new()),
+            throughput: ThroughputWindow::new(config.logger.throughput_window_size),
+            job_start: JobStart::now(0.0),
+            log: TrainingLog::default(),
+            interval: Interval::default(),
+            started: Instant::now(),
+            start_iteration: 0,
+            config: Arc::clone(config),
+            bar: None,
+            console,
+            progress: Arc::new(NoProgress),
+            metrics_file: None,
+            progress_log: None,
+            pending_losses: None,
+            is_first: false,
+        }
+    }
+
+    /// Keeps the error that ends the run, in this rank's own file: the caller of the run tells that of rank 0.
+    pub(super) fn fail(&self, error: &TrainError) {
+        if !self.is_first {
+            let _ = self.console.message(LogLevel::Error, &format!("{} {error}", timestamp()));
+        }
     }
 
     /// Where long work shows how far it has come.
@@ -134,6 +175,9 @@ impl Reporter {
 
     /// Says what is trained, and starts the bar.
     pub(super) fn run_starts(&mut self, state: &GlobalState, chunks: &[Box<dyn ModelChunk>]) -> Result<(), TrainError> {
+        if !self.is_first {
+            return Ok(());
+        }
         let parameters: usize = chunks.iter().flat_map(|c| c.parameters()).map(|p| p.num_elements()).sum();
         let config = Arc::clone(&self.config);
         self.note(&format!(
@@ -174,6 +218,9 @@ impl Reporter {
         params_norm: Option<f64>,
         timers: &Timers,
     ) -> Result<(), TrainError> {
+        if !self.is_first {
+            return Ok(());
+        }
         let outcome = if step.skipped { StepOutcome::Skipped } else { StepOutcome::Advanced };
         let losses: Vec<(String, f64)> = step.losses.iter().map(|(name, r)| (name.clone(), r.value())).collect();
         self.log.record(outcome, losses.iter().map(|(name, value)| (name.as_str(), *value)));
@@ -342,6 +389,9 @@ impl Reporter {
 
     /// Reports an evaluation.
     pub(super) fn evaluation(&mut self, state: &GlobalState, report: &EvaluationReport) -> Result<(), TrainError> {
+        if !self.is_first {
+            return Ok(());
+        }
         let losses: Vec<_> = report.losses.iter().map(|(name, r)| (name.clone(), r.value())).collect();
         let prefix = match report.split {
             Split::Valid => format!("iteration {}", report.iteration),
@@ -423,6 +473,31 @@ impl Reporter {
             }
         }
         Ok(())
+    }
+}
+
+/// The log file of one rank; it appears with the first line.
+struct RankLog {
+    path: PathBuf,
+    file: Option<std::fs::File>,
+}
+
+impl std::io::Write for RankLog {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let file = match &mut self.file {
+            Some(file) => file,
+            empty => {
+                if let Some(folder) = self.path.parent() {
+                    std::fs::create_dir_all(folder)?;
+                }
+                empty.insert(std::fs::OpenOptions::new().create(true).append(true).open(&self.path)?)
+            }
+        };
+        file.write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.file.as_mut().map_or(Ok(()), std::io::Write::flush)
     }
 }
 

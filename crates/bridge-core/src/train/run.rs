@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
+use bridge_dist::mesh::ProcessGroups;
+use bridge_kernels::Philox;
 use burn::tensor::Device;
 use bytes::Bytes;
 
-use super::TrainError;
 use super::callbacks::{Callback, CancelHandle};
 use super::checkpointing::Saver;
 use super::data::RunData;
@@ -16,12 +17,13 @@ use super::executor::Executor;
 use super::forward_step::ForwardStep;
 use super::reporter::Reporter;
 use super::step::StepReport;
+use super::{TrainError, ranks};
 use crate::checkpoint::{SaveReport, TrainState};
 use crate::config::RunConfig;
 use crate::data::{DataLoader, MicroBatch};
 use crate::logging::Timers;
-use crate::model::ModelChunk;
-use crate::optim::{GradientBuffer, Optimizer};
+use crate::model::{Batch, ModelChunk};
+use crate::optim::{GradientBuffer, GradientReducer, Optimizer};
 use crate::resilience::rerun::RerunStateMachine;
 use crate::resilience::{LossChecks, SignalWatcher};
 use crate::schedule::{FlopsShape, LossScaler, NumMicrobatchesCalculator, OptimizerParamScheduler};
@@ -45,6 +47,9 @@ pub struct TrainingRun {
     pub(super) executor: Executor,
     pub(super) optimizer: Optimizer,
     pub(super) gradients: GradientBuffer,
+    pub(super) reducer: GradientReducer,
+    /// The ranks of the run, as this one sees them.
+    pub(super) groups: ProcessGroups,
     pub(super) scheduler: OptimizerParamScheduler,
     pub(super) num_microbatches: NumMicrobatchesCalculator,
     pub(super) loss_scaler: LossScaler,
@@ -89,8 +94,13 @@ impl TrainingRun {
         self.reporter.note(text);
     }
 
+    /// The process groups of this rank.
+    pub fn groups(&self) -> &ProcessGroups {
+        &self.groups
+    }
+
     pub(super) fn saves(&self) -> bool {
-        self.saver.is_some()
+        self.config.checkpoint.save.is_some()
     }
 
     pub(super) fn for_each_callback(&mut self, mut f: impl FnMut(&mut dyn Callback, &GlobalState)) {
@@ -102,7 +112,27 @@ impl TrainingRun {
     /// The micro-batches of one step, in order.
     pub(super) fn next_micro_batches(&mut self, count: u64) -> Result<Vec<MicroBatch>, TrainError> {
         let consumed = self.state.train_state.consumed_train_samples;
-        self.data.next_train(count, consumed)
+        let batches = self.data.next_train(count, consumed);
+        ranks::agree(&self.groups, "reading training data", batches)
+    }
+
+    /// Moves the part of a micro-batch that this rank works on to the device.
+    pub(super) fn prepare(&mut self, micro_batch: &MicroBatch) -> Batch {
+        let context = self.groups.context();
+        if context.size() == 1 {
+            return self.forward_step.prepare(micro_batch, &self.device);
+        }
+        let part = micro_batch.context_part(context.rank(), context.size());
+        self.forward_step.prepare(&part, &self.device)
+    }
+
+    /// Where the dropout masks of a micro-batch come from: data-parallel and context-parallel ranks drop different places.
+    pub(super) fn dropout_stream(&self, step: &Philox, micro_batch: usize) -> Philox {
+        let stream = step.derive(micro_batch as u64);
+        match self.groups.data_context().rank() {
+            0 => stream,
+            rank => stream.derive_name("data-parallel rank").derive(rank as u64),
+        }
     }
 
     pub(super) fn evaluation_loader(&mut self, split: Split) -> Result<Option<DataLoader>, TrainError> {
@@ -145,7 +175,8 @@ impl TrainingRun {
     pub(super) fn log_step(&mut self, step: &StepReport) -> Result<(), TrainError> {
         let params_norm = (self.config.logger.log_params_norm
             && step.iteration.is_multiple_of(self.config.logger.tensorboard_log_interval as u64))
-        .then(|| self.optimizer.parameter_norm(&self.chunks));
+        .then(|| self.optimizer.parameter_norm(&self.chunks))
+        .transpose()?;
         self.reporter.step(&self.state, step, params_norm, &self.timers)
     }
 

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use bridge_dist::mesh::ProcessGroups;
 use burn::tensor::{Device, FloatDType};
 
 use super::callbacks::{Callback, CancelHandle};
-use super::checkpointing::{Saver, find_start, read_files, restore};
+use super::checkpointing::{Saver, Start, find_start, read_files, restore};
 use super::convert;
 use super::data::{DatasetRegistry, RunData};
 use super::device::select_device;
@@ -14,12 +15,13 @@ use super::executor::Executor;
 use super::forward_step::{ForwardStep, LanguageModelStep};
 use super::reporter::{Console, Reporter};
 use super::run::{GlobalState, TrainingRun};
-use super::{TrainError, set_num_threads};
+use super::{TrainError, ranks, set_num_threads};
 use crate::checkpoint::TrainState;
 use crate::config::RunConfig;
+use crate::data::DataParallel;
 use crate::logging::Timers;
-use crate::model::{BuildContext, ModelBuilder, ModelChunk, ModelRegistry, Parallel, Stage};
-use crate::optim::{AccumulationDType, GradientBuffer, Optimizer, OverrideProvider};
+use crate::model::{BuildContext, ModelBuilder, ModelChunk, ModelConfig, ModelRegistry, Parallel, Stage};
+use crate::optim::{AccumulationDType, Distribution, GradientBuffer, GradientReducer, Optimizer, OverrideProvider};
 use crate::resilience::rerun::RerunStateMachine;
 use crate::resilience::{Signal, SignalWatcher};
 use crate::schedule::{NumMicrobatchesCalculator, OptimizerParamScheduler};
@@ -51,8 +53,10 @@ pub struct RunOptions {
     pub cancel: CancelHandle,
     /// Signals to watch.
     pub signals: WatchSignals,
-    /// Where console lines go.
+    /// Where console lines go. Only rank 0 has any.
     pub console: Console,
+    /// The ranks of the run, as this one sees them.
+    pub groups: ProcessGroups,
 }
 
 impl RunOptions {
@@ -67,6 +71,7 @@ impl RunOptions {
             cancel: CancelHandle::default(),
             signals: WatchSignals::default(),
             console: Console::Human,
+            groups: ProcessGroups::single(),
         }
     }
 }
@@ -79,90 +84,134 @@ impl std::fmt::Debug for RunOptions {
 
 /// Sets a run up: logs, tokenizer and data, model, optimizer, schedules, and the checkpoint to continue from.
 ///
+/// All ranks call this together, each with options of its own.
+///
 /// # Errors
-/// Anything that keeps the run from starting. Nothing but logs, caches and the checkpoint folder has been written then.
+/// Anything that keeps the run from starting, on any rank. Nothing but logs, caches and the checkpoint folder has been written then.
 pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, TrainError> {
-    config.check_paths()?;
     let config = Arc::new(config);
-    if let Some(threads) = config.train.num_threads {
-        set_num_threads(threads)?;
-    }
-    let device = select_device(&config.device)?.autodiff();
-    let params_dtype = convert::params_dtype(&config);
-    if !device.supports_dtype(burn::tensor::DType::from(params_dtype)) {
-        return Err(TrainError::Device(format!("`{}` does not compute in {params_dtype:?}", config.device)));
-    }
+    let groups = options.groups.clone();
     // What can be refused is refused before anything is written.
-    let model_config = options.models.config(&config.model)?;
-    let start = find_start(&config)?;
-    let saver = Saver::open(&config)?;
+    let Checked { device, model_config, start } = ranks::agree(&groups, "checking the run", check(&config, &options))?;
+    let opened = open(&config, options.console, &groups, start.as_ref());
+    let Opened { reporter, saver } = ranks::agree(&groups, "opening logs and checkpoints", opened)?;
     let signals = watch_signals(&config, options.signals)?;
-
-    let start_state = start.as_ref().map_or_else(|| Ok(TrainState::default()), |start| start.train_state())?;
-    let reporter = Reporter::new(&config, options.console, &start_state)?;
-    for warning in config.warnings() {
-        reporter.warn(warning);
-    }
-    if let Some(start) = &start {
-        reporter.note(&start.message);
-    } else if let Some(load) = &config.checkpoint.load {
-        reporter.note(&format!("no checkpoint in {}: starting from scratch", load.display()));
-    }
-    let data = RunData::build(&config, &options.datasets, &reporter)?;
+    let data = ranks::first_alone(&groups, "preparing data", || {
+        RunData::build(&config, &options.datasets, &reporter, data_parallel(&groups))
+    })?;
     let padded_vocab_size = config.model.padded_vocab_size(data.vocab_size())?;
     let seed = config.rng.seed;
-    let context =
-        BuildContext { device: device.clone(), seed, params_dtype, padded_vocab_size, parallel: Parallel::single() };
+    let context = BuildContext {
+        device: device.clone(),
+        seed,
+        params_dtype: convert::params_dtype(&config),
+        padded_vocab_size,
+        parallel: Parallel { groups: groups.clone(), sequence_parallel: config.model.sequence_parallel },
+    };
     let stage = Stage::whole(config.model.num_layers);
     let builder: Box<dyn ModelBuilder> = model_config.builder();
-    let chunks = builder.build_models(model_config.as_ref(), &context, &[stage])?;
+    let built = builder.build_models(model_config.as_ref(), &context, &[stage]).map_err(TrainError::from);
+    let chunks = ranks::agree(&groups, "building the model", built)?;
 
+    let distribution = Arc::new(Distribution::new(&chunks, groups.clone(), convert::distribution(&config))?);
     let provider = options.overrides.unwrap_or_else(|| Box::new(convert::standard_overrides(&config)));
-    let optimizer = Optimizer::new(convert::optimizer_settings(&config), &chunks, provider.as_ref());
-    let tokenizer_files = tokenizer_files(&data)?;
-    let train_state = TrainState {
-        do_train: !config.validation.skip_train && data.has_train(),
-        do_valid: data.has_valid() && evaluates(&config),
-        do_test: data.has_test() && config.validation.eval_iters > 0,
-        ..TrainState::default()
-    };
+    let settings = convert::optimizer_settings(&config);
+    let optimizer = Optimizer::new(settings, &chunks, provider.as_ref(), Arc::clone(&distribution));
+    let plain = device.clone().without_autodiff();
     let mut run = TrainingRun {
         executor: Executor::new(chunks[0].as_ref(), &convert::recompute(&config)),
         optimizer,
         gradients: GradientBuffer::new(accumulation(&config)),
+        reducer: GradientReducer::new(distribution, convert::wire(&config), plain),
         scheduler: OptimizerParamScheduler::new(convert::scheduler(&config))?,
         num_microbatches: NumMicrobatchesCalculator::new(convert::batch_size(&config))?,
         loss_scaler: convert::loss_scaler(&config)?,
-        rerun: RerunStateMachine::new(convert::rerun(&config)),
+        rerun: RerunStateMachine::new(convert::rerun(&config, groups.world().rank())),
         loss_checks: convert::loss_checks(&config),
         flops: convert::flops(&config, padded_vocab_size),
         forward_step: options.forward_step,
         callbacks: options.callbacks,
         timers: Timers::new(convert::timing_level(&config)),
-        state: GlobalState { config: Arc::clone(&config), train_state },
+        state: GlobalState { config: Arc::clone(&config), train_state: TrainState::default() },
+        tokenizer_files: tokenizer_files(&data)?,
         started: Instant::now(),
         last_saved_step: None,
         cancel: options.cancel,
+        groups: groups.clone(),
         chunks,
         device,
         data,
         reporter,
         saver,
-        tokenizer_files,
         seed,
         signals,
         config,
     };
     if let Some(start) = &start {
-        restore(&mut run, start)?;
-        // What the data holds is this run's business, not the checkpoint's.
-        let state = &mut run.state.train_state;
-        state.do_train = !run.config.validation.skip_train && run.data.has_train();
-        state.do_valid = run.data.has_valid() && evaluates(&run.config);
-        state.do_test = run.data.has_test() && run.config.validation.eval_iters > 0;
+        ranks::agree(&groups, "loading a checkpoint", restore(&mut run, start))?;
     }
+    // What the data holds is this run's business, not the checkpoint's.
+    let state = &mut run.state.train_state;
+    state.do_train = !run.config.validation.skip_train && run.data.has_train();
+    state.do_valid = run.data.has_valid() && evaluates(&run.config);
+    state.do_test = run.data.has_test() && run.config.validation.eval_iters > 0;
     run.reporter.run_starts(&run.state, &run.chunks)?;
     Ok(run)
+}
+
+/// What a run is known to be able to start with.
+struct Checked {
+    /// With autodiff.
+    device: Device,
+    model_config: Box<dyn ModelConfig>,
+    start: Option<Start>,
+}
+
+fn check(config: &RunConfig, options: &RunOptions) -> Result<Checked, TrainError> {
+    config.check_paths()?;
+    if let Some(threads) = config.train.num_threads {
+        set_num_threads(threads)?;
+    }
+    let device = select_device(&config.device)?.autodiff();
+    let params_dtype = convert::params_dtype(config);
+    if !device.supports_dtype(burn::tensor::DType::from(params_dtype)) {
+        return Err(TrainError::Device(format!("`{}` does not compute in {params_dtype:?}", config.device)));
+    }
+    Ok(Checked { device, model_config: options.models.config(&config.model)?, start: find_start(config)? })
+}
+
+/// Where a run writes.
+struct Opened {
+    reporter: Reporter,
+    /// On rank 0, where checkpoints are saved.
+    saver: Option<Saver>,
+}
+
+fn open(
+    config: &Arc<RunConfig>,
+    console: Console,
+    groups: &ProcessGroups,
+    start: Option<&Start>,
+) -> Result<Opened, TrainError> {
+    let saver = if ranks::is_first(groups) { Saver::open(config)? } else { None };
+    let start_state = start.map_or_else(|| Ok(TrainState::default()), |start| start.train_state())?;
+    let reporter = Reporter::new(config, console, &start_state, groups.world().rank())?;
+    if ranks::is_first(groups) {
+        for warning in config.warnings() {
+            reporter.warn(warning);
+        }
+    }
+    if let Some(start) = start {
+        reporter.note(&start.message);
+    } else if let Some(load) = &config.checkpoint.load {
+        reporter.note(&format!("no checkpoint in {}: starting from scratch", load.display()));
+    }
+    Ok(Opened { reporter, saver })
+}
+
+/// This rank's place among those that read different samples.
+fn data_parallel(groups: &ProcessGroups) -> DataParallel {
+    DataParallel { rank: groups.data().rank(), size: groups.data().size() }
 }
 
 /// Whether the validation split is evaluated: some batches of it, or all of it.

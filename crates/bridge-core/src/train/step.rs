@@ -7,12 +7,12 @@ use burn::tensor::Tensor;
 
 use super::forward_step::Losses;
 use super::run::TrainingRun;
-use super::{LM_LOSS, TrainError};
+use super::{LM_LOSS, TrainError, ranks};
 use crate::data::MicroBatch;
 use crate::logging::TimerLevel;
-use crate::model::{ForwardContext, Mode};
+use crate::model::{Batch, ForwardContext, Mode};
 use crate::optim::{GroupRates, StepOutcome, StepScales};
-use crate::resilience::rerun::{ExitDecision, ForwardBackward, SingleRank};
+use crate::resilience::rerun::{ExitDecision, ForwardBackward};
 use crate::schedule::{GradientCheck, GroupOverrides};
 
 /// What one training step did.
@@ -73,7 +73,7 @@ pub(super) fn train_step(run: &mut TrainingRun) -> Result<StepEnd, TrainError> {
     let data_seconds = started.elapsed().as_secs_f64();
     let mut pass_result = Pass::default();
     loop {
-        let Ok(pass) = run.rerun.next_pass(&mut SingleRank);
+        let pass = run.rerun.next_pass(&mut ranks::WorldVotes(run.groups.world()))?;
         match pass {
             // Steps draw from counter-based streams and keep their micro-batches: there is nothing to rewind.
             pass if pass.runs() => pass_result = forward_backward(run, &micro_batches)?,
@@ -102,7 +102,7 @@ pub(super) fn train_step(run: &mut TrainingRun) -> Result<StepEnd, TrainError> {
         skipped: !outcome.success,
         batch_size,
         num_microbatches,
-        num_tokens: micro_batches.iter().map(|m| m.tokens.len() as u64).sum(),
+        num_tokens: micro_batches.iter().map(|m| m.tokens.len() as u64).sum::<u64>() * run.config.parallel.data as u64,
         seconds: started.elapsed().as_secs_f64(),
         data_seconds,
     })))
@@ -118,41 +118,53 @@ struct Pass {
 
 fn forward_backward(run: &mut TrainingRun, micro_batches: &[MicroBatch]) -> Result<Pass, TrainError> {
     run.gradients.clear();
+    run.reducer.clear();
     let per_token = run.config.model.calculate_per_token_loss;
     let stream = Philox::new(run.seed).derive_name("dropout").derive(run.state.train_state.step + 1);
+    let batches: Vec<Batch> = micro_batches.iter().map(|m| run.prepare(m)).collect();
+    // Tokens of each micro-batch over all ranks that share it: what its loss is divided by, so that gradients add up.
+    let mut num_tokens: Vec<f64> = batches.iter().map(|batch| batch.num_tokens).collect();
+    ranks::sum(run.groups.data_context(), &mut num_tokens)?;
     let mut losses = Losses::new();
-    let mut total_tokens = 0.0;
-    for (index, micro_batch) in micro_batches.iter().enumerate() {
-        let batch = run.forward_step.prepare(micro_batch, &run.device);
-        let context = ForwardContext { batch: &batch, mode: Mode::Train(stream.derive(index as u64)) };
-        let divisor = if per_token { 1.0 } else { batch.num_tokens.max(1.0) * micro_batches.len() as f64 };
-        let factor = run.loss_scaler.scale() / divisor;
+    let mut loss_sums = Vec::with_capacity(batches.len());
+    for (index, batch) in batches.iter().enumerate() {
+        let context = ForwardContext { batch, mode: Mode::Train(run.dropout_stream(&stream, index)) };
+        let divisor = if per_token { 1.0 } else { num_tokens[index].max(1.0) * batches.len() as f64 };
+        let factor = run.loss_scaler.scale() * run.optimizer.distribution().loss_factor() / divisor;
         let (forward_step, gradients) = (&mut run.forward_step, &mut run.gradients);
         let timer = run.timers.start("forward-backward", TimerLevel::Phase);
         let loss_sum = run.executor.forward_backward(
             run.chunks[0].as_ref(),
             &context,
-            &mut |sum| forward_step.objective(sum, &batch) * factor,
+            &mut |sum| forward_step.objective(sum, batch) * factor,
             &mut |name, gradient| gradients.add(name, gradient),
         );
         drop(timer);
         let loss_sum = scalar(loss_sum);
-        total_tokens += batch.num_tokens;
-        for finding in run.loss_checks.validate(&mut run.rerun, loss_sum / batch.num_tokens.max(1.0))? {
-            run.reporter.note(&format!("{finding}"));
-        }
-        for (name, ratio) in run.forward_step.report(loss_sum, &batch) {
+        loss_sums.push(loss_sum);
+        for (name, ratio) in run.forward_step.report(loss_sum, batch) {
             *losses.entry(name).or_default() += ratio;
         }
     }
-    let divisor = if per_token { total_tokens.max(1.0) } else { 1.0 };
+    let timer = run.timers.start("all-grads-sync", TimerLevel::Phase);
+    run.reducer.finish(&mut run.gradients)?;
+    drop(timer);
+    ranks::share_losses(&run.groups, &mut losses)?;
+    ranks::share_from_last_stage(&run.groups, &mut loss_sums)?;
+    // All ranks look at the same figures, so they decide alike.
+    for (loss_sum, tokens) in loss_sums.iter().zip(&num_tokens) {
+        for finding in run.loss_checks.validate(&mut run.rerun, loss_sum / tokens.max(1.0))? {
+            run.reporter.note(&format!("{finding}"));
+        }
+    }
+    let divisor = if per_token { num_tokens.iter().sum::<f64>().max(1.0) } else { 1.0 };
     Ok(Pass { losses, divisor })
 }
 
 fn optimizer_step(run: &mut TrainingRun, rates: &Rates, divisor: f64) -> Result<StepOutcome, TrainError> {
     let timer = run.timers.start("optimizer", TimerLevel::Phase);
     let scales = StepScales { loss_scale: run.loss_scaler.scale(), divisor };
-    let outcome = run.optimizer.step(&mut run.chunks, &mut run.gradients, &rates.groups, scales);
+    let outcome = run.optimizer.step(&mut run.chunks, &mut run.gradients, &rates.groups, scales)?;
     drop(timer);
     if !outcome.success && run.config.ddp.check_for_nan_in_grad {
         return Err(TrainError::GradientNotFinite {

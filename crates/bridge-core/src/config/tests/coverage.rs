@@ -47,6 +47,7 @@ const IMPLEMENTED: &[(&str, &str)] = &[
         "ddp",
         "grad_reduce_in_fp32 overlap_grad_reduce check_for_nan_in_grad bucket_size pad_buckets_for_high_nccl_busbw reduce_scatter_with_fp32_accumulation average_in_collective gradient_reduce_div_fusion",
     ),
+    ("dist", "distributed_timeout_minutes use_tp_pp_dp_mapping"),
     ("rng", "seed"),
     (
         "rerun_state_machine",

@@ -66,6 +66,40 @@ impl MicroBatch {
     }
 }
 
+impl MicroBatch {
+    /// The part of each sample that context-parallel rank `rank` of `ranks` works on: chunks `rank` and `2 * ranks - 1 - rank` of
+    /// `2 * ranks` equal ones, so that causal attention costs every rank the same. Positions and document numbers stay those of the whole
+    /// sample.
+    ///
+    /// # Shapes
+    /// `[b, t]` -> `[b, t / ranks]`.
+    ///
+    /// # Panics
+    /// If the sequence is not divisible by `2 * ranks`.
+    #[must_use]
+    pub fn context_part(&self, rank: usize, ranks: usize) -> Self {
+        let length = self.seq_length;
+        assert_eq!(length % (2 * ranks), 0, "{length} tokens are not divisible into {} chunks", 2 * ranks);
+        let chunk = length / (2 * ranks);
+        let (first, second) = (rank * chunk, (2 * ranks - 1 - rank) * chunk);
+        Self {
+            tokens: chunks_of(&self.tokens, length, chunk, [first, second]),
+            labels: chunks_of(&self.labels, length, chunk, [first, second]),
+            loss_mask: chunks_of(&self.loss_mask, length, chunk, [first, second]),
+            position_ids: chunks_of(&self.position_ids, length, chunk, [first, second]),
+            document_ids: self.document_ids.as_ref().map(|ids| chunks_of(ids, length, chunk, [first, second])),
+            batch_size: self.batch_size,
+            seq_length: 2 * chunk,
+        }
+    }
+}
+
+/// Of each row of `length` values the `chunk` values that begin at each of `starts`.
+fn chunks_of<T: Copy>(values: &[T], length: usize, chunk: usize, starts: [usize; 2]) -> Vec<T> {
+    let rows = values.chunks(length.max(1));
+    rows.flat_map(|row| starts.into_iter().flat_map(move |start| row[start..start + chunk].iter().copied())).collect()
+}
+
 /// How a [`DataLoader`] works ahead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LoaderParams {

@@ -143,3 +143,26 @@ fn samples_of_different_shapes_are_refused() {
     let numbered = Sample { document_ids: Some(vec![0; 3]), ..sample(3) };
     assert!(MicroBatch::stack([numbered, sample(3)]).is_err());
 }
+
+#[test]
+fn context_parts_tile_the_samples() {
+    let row = |b: i64| (0..12).map(move |t| 100 * b + t);
+    let whole = MicroBatch {
+        tokens: (0..2).flat_map(row).collect(),
+        labels: (0..2).flat_map(row).map(|t| t + 1).collect(),
+        loss_mask: (0..24).map(|i| i as f32).collect(),
+        position_ids: (0..2).flat_map(|_| 0..12).collect(),
+        document_ids: Some((0..24).collect()),
+        batch_size: 2,
+        seq_length: 12,
+    };
+    let parts: Vec<_> = (0..3).map(|rank| whole.context_part(rank, 3)).collect();
+    assert_eq!(parts[0].tokens, [0, 1, 10, 11, 100, 101, 110, 111]);
+    assert_eq!(parts[1].position_ids, [2, 3, 8, 9, 2, 3, 8, 9]);
+    assert_eq!(parts[2].labels, [5, 6, 7, 8, 105, 106, 107, 108]);
+    assert!(parts.iter().all(|part| part.seq_length == 4 && part.batch_size == 2));
+    let mut masks: Vec<f32> = parts.iter().flat_map(|part| part.loss_mask.clone()).collect();
+    masks.sort_by(f32::total_cmp);
+    assert_eq!(masks, whole.loss_mask);
+    assert_eq!(whole.context_part(0, 1).document_ids, whole.document_ids);
+}

@@ -1,0 +1,226 @@
+//! How parameters are put into buckets for data-parallel reductions, and which range of each parameter belongs to which rank. Pure layout;
+//! nothing is sent here.
+//!
+//! A bucket's elements lie rank by rank: first, of every parameter in it, the range of rank 0, then those of rank 1, and so on, each rank's
+//! part padded to the same length. So a reduce-scatter of the bucket leaves each rank exactly with its ranges, and an all-gather of the
+//! ranges gives the bucket back.
+
+use std::ops::Range;
+
+use crate::model::ReplicaGroup;
+
+/// The elements of a parameter that `rank` of `ranks` owns: cuts into consecutive ranges whose lengths differ by one at most.
+pub fn owned_range(num_elements: usize, rank: usize, ranks: usize) -> Range<usize> {
+    let cut = |rank: usize| (num_elements as u128 * rank as u128 / ranks as u128) as usize;
+    cut(rank)..cut(rank + 1)
+}
+
+/// A parameter to be put into a bucket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BucketParameter {
+    /// Its name.
+    pub name: String,
+    /// Elements on this rank.
+    pub num_elements: usize,
+    /// Over which ranks its gradient is summed.
+    pub replicas: ReplicaGroup,
+    /// The first segment that uses it: its gradient is complete when backward has left that segment.
+    pub first_segment: usize,
+}
+
+/// Where one parameter lies in a bucket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BucketEntry {
+    /// Its name.
+    pub name: String,
+    /// Its elements.
+    pub num_elements: usize,
+    /// For each rank: where its range of the parameter starts in the bucket.
+    starts: Vec<usize>,
+}
+
+/// Parameters whose gradients travel together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bucket {
+    /// Over which ranks it is reduced.
+    pub replicas: ReplicaGroup,
+    /// Its gradients are complete when backward has left this segment.
+    pub first_segment: usize,
+    /// Its parameters.
+    pub entries: Vec<BucketEntry>,
+    ranks: usize,
+    part: usize,
+}
+
+impl Bucket {
+    fn new(parameters: &[&BucketParameter], ranks: usize) -> Self {
+        let load = |rank: usize| -> usize {
+            parameters.iter().map(|parameter| owned_range(parameter.num_elements, rank, ranks).len()).sum()
+        };
+        let part = (0..ranks).map(load).max().unwrap_or(0);
+        let mut next: Vec<usize> = (0..ranks).map(|rank| rank * part).collect();
+        let entries = parameters.iter().map(|parameter| {
+            let starts = next.clone();
+            for (rank, next) in next.iter_mut().enumerate() {
+                *next += owned_range(parameter.num_elements, rank, ranks).len();
+            }
+            BucketEntry { name: parameter.name.clone(), num_elements: parameter.num_elements, starts }
+        });
+        Self {
+            entries: entries.collect(),
+            replicas: parameters.first().map_or(ReplicaGroup::Dense, |parameter| parameter.replicas),
+            first_segment: parameters.iter().map(|parameter| parameter.first_segment).min().unwrap_or(0),
+            ranks,
+            part,
+        }
+    }
+
+    /// Elements of the bucket, padding included.
+    pub fn len(&self) -> usize {
+        self.part * self.ranks
+    }
+
+    /// Whether the bucket has no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Elements of one rank's part, padding included.
+    pub fn part_len(&self) -> usize {
+        self.part
+    }
+
+    /// Copies a parameter's elements to their places in the bucket.
+    ///
+    /// # Panics
+    /// If lengths are not those of the layout.
+    pub fn scatter<T: Copy>(&self, entry: &BucketEntry, values: &[T], bucket: &mut [T]) {
+        for rank in 0..self.ranks {
+            let range = owned_range(entry.num_elements, rank, self.ranks);
+            let start = entry.starts[rank];
+            bucket[start..start + range.len()].copy_from_slice(&values[range]);
+        }
+    }
+
+    /// Copies a parameter's elements out of the bucket.
+    ///
+    /// # Panics
+    /// As [`Bucket::scatter`].
+    pub fn gather<T: Copy>(&self, entry: &BucketEntry, bucket: &[T]) -> Vec<T> {
+        let mut values = Vec::with_capacity(entry.num_elements);
+        for rank in 0..self.ranks {
+            let start = entry.starts[rank];
+            values.extend_from_slice(&bucket[start..start + owned_range(entry.num_elements, rank, self.ranks).len()]);
+        }
+        values
+    }
+
+    /// Where `rank`'s range of a parameter lies within that rank's part.
+    pub fn within_part(&self, entry: &BucketEntry, rank: usize) -> Range<usize> {
+        let start = entry.starts[rank] - rank * self.part;
+        start..start + owned_range(entry.num_elements, rank, self.ranks).len()
+    }
+}
+
+/// Number of ranks over which each kind of parameter is replicated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReplicaCounts {
+    /// For dense parameters.
+    pub dense: usize,
+    /// For experts.
+    pub expert: usize,
+}
+
+impl ReplicaCounts {
+    /// The number for one kind.
+    pub fn of(self, replicas: ReplicaGroup) -> usize {
+        match replicas {
+            ReplicaGroup::Dense => self.dense,
+            ReplicaGroup::Expert => self.expert,
+        }
+    }
+}
+
+/// Puts the parameters of one chunk into buckets of about `bucket_size` elements, in the order in which backward completes them.
+///
+/// A bucket is closed when it has reached `bucket_size`; `None` puts all parameters of a kind into one. Kinds do not mix.
+pub fn buckets(parameters: &[BucketParameter], bucket_size: Option<usize>, counts: ReplicaCounts) -> Vec<Bucket> {
+    let mut order: Vec<&BucketParameter> = parameters.iter().rev().collect();
+    order.sort_by_key(|parameter| std::cmp::Reverse(parameter.first_segment));
+    let mut buckets = Vec::new();
+    let mut open: [Vec<&BucketParameter>; 2] = [Vec::new(), Vec::new()];
+    for parameter in order {
+        let place = &mut open[parameter.replicas as usize];
+        place.push(parameter);
+        let elements: usize = place.iter().map(|parameter| parameter.num_elements).sum();
+        if bucket_size.is_some_and(|limit| elements >= limit) {
+            buckets.push(Bucket::new(&std::mem::take(place), counts.of(parameter.replicas)));
+        }
+    }
+    for rest in open.iter().filter(|rest| !rest.is_empty()) {
+        buckets.push(Bucket::new(rest, counts.of(rest[0].replicas)));
+    }
+    // All ranks start reductions in this order.
+    buckets.sort_by_key(|bucket: &Bucket| std::cmp::Reverse(bucket.first_segment));
+    buckets
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parameter(name: &str, num_elements: usize, first_segment: usize) -> BucketParameter {
+        let replicas = if name.starts_with("expert") { ReplicaGroup::Expert } else { ReplicaGroup::Dense };
+        BucketParameter { name: name.into(), num_elements, replicas, first_segment }
+    }
+
+    #[test]
+    fn ranges_tile_a_parameter() {
+        for (elements, ranks) in [(0, 3), (1, 3), (7, 3), (12, 4), (13, 5)] {
+            let ranges: Vec<_> = (0..ranks).map(|rank| owned_range(elements, rank, ranks)).collect();
+            assert_eq!(ranges[0].start, 0);
+            assert_eq!(ranges[ranks - 1].end, elements);
+            assert!(ranges.windows(2).all(|pair| pair[0].end == pair[1].start));
+            let lengths = ranges.iter().map(Range::len);
+            assert!(lengths.clone().max().unwrap() - lengths.min().unwrap() <= 1);
+        }
+    }
+
+    #[test]
+    fn buckets_follow_backward_and_do_not_mix_kinds() {
+        let parameters =
+            [parameter("a", 5, 0), parameter("b", 7, 1), parameter("expert.c", 3, 1), parameter("d", 11, 2)];
+        let found = buckets(&parameters, Some(10), ReplicaCounts { dense: 3, expert: 2 });
+        let names: Vec<Vec<&str>> =
+            found.iter().map(|b| b.entries.iter().map(|entry| entry.name.as_str()).collect()).collect();
+        assert_eq!(names, [vec!["d"], vec!["expert.c"], vec!["b", "a"]]);
+        assert_eq!(found.iter().map(|b| b.first_segment).collect::<Vec<_>>(), [2, 1, 0]);
+        assert_eq!(buckets(&parameters, None, ReplicaCounts { dense: 3, expert: 2 }).len(), 2);
+    }
+
+    #[test]
+    fn each_rank_finds_its_ranges_in_its_part() {
+        let parameters = [parameter("a", 5, 0), parameter("b", 7, 0), parameter("c", 1, 0)];
+        let ranks = 3;
+        let bucket = &buckets(&parameters, None, ReplicaCounts { dense: ranks, expert: 1 })[0];
+        let mut values = vec![-1; bucket.len()];
+        let of = |entry: &BucketEntry| -> Vec<i32> {
+            let first = i32::from(entry.name.as_bytes()[0]) * 100;
+            (0..entry.num_elements as i32).map(|i| first + i).collect()
+        };
+        for entry in &bucket.entries {
+            bucket.scatter(entry, &of(entry), &mut values);
+        }
+        assert!(bucket.len() - values.iter().filter(|v| **v >= 0).count() < 3 * ranks);
+        for entry in &bucket.entries {
+            assert_eq!(bucket.gather(entry, &values), of(entry));
+            for rank in 0..ranks {
+                let part = &values[rank * bucket.part_len()..][..bucket.part_len()];
+                assert_eq!(
+                    part[bucket.within_part(entry, rank)],
+                    of(entry)[owned_range(entry.num_elements, rank, ranks)]
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,300 @@
+//! How the parameters of a rank are spread over the ranks of a run: who reduces their gradients, who owns which range, who counts them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use bridge_dist::comm::{CommError, Group, ReduceOp};
+use bridge_dist::mesh::ProcessGroups;
+use bridge_kernels::optim::{count_zeros, sum_of_squares};
+use burn::tensor::{Device, Tensor};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::GradientBuffer;
+use super::bucket::{Bucket, BucketParameter, ReplicaCounts, buckets, owned_range};
+use crate::model::{ModelChunk, ParameterInfo, ReplicaGroup};
+
+/// What the ranks of a data-parallel group divide among themselves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Sharding {
+    /// Nothing: each has all gradients and optimizer state.
+    #[default]
+    None,
+    /// Reduced gradients, master weights and moments (the distributed optimizer).
+    Optimizer,
+}
+
+/// How gradients are reduced.
+#[derive(Clone, Copy, Debug)]
+pub struct DistributionSettings {
+    /// What is divided.
+    pub sharding: Sharding,
+    /// Elements at which a bucket is closed; `None` for one bucket.
+    pub bucket_size: Option<usize>,
+    /// Whether the collective divides by the number of ranks (`ddp.average_in_collective`), so that losses must not be divided by it.
+    pub average: Averaging,
+}
+
+/// Who divides gradients by the number of data-parallel ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Averaging {
+    /// The loss was divided; gradients are summed.
+    #[default]
+    InLoss,
+    /// The collective averages.
+    InCollective,
+}
+
+/// One parameter's place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    /// Over which ranks its gradient is summed.
+    pub replicas: ReplicaGroup,
+    /// The elements of it that this rank owns among those ranks.
+    pub owned: Range<usize>,
+    /// Elements on this rank.
+    pub num_elements: usize,
+    /// False for frozen parameters.
+    pub is_trained: bool,
+    /// False on ranks that hold a copy which another rank of the model counts.
+    is_counted: bool,
+    /// The gradient is also summed over the tensor-parallel group.
+    is_partial: bool,
+    /// The gradient is also summed over first and last pipeline stage.
+    is_tied: bool,
+}
+
+/// How the parameters of this rank's chunks are spread.
+#[derive(Debug)]
+pub struct Distribution {
+    groups: ProcessGroups,
+    settings: DistributionSettings,
+    places: BTreeMap<String, Place>,
+    /// Buckets of each chunk; none where nothing is reduced.
+    buckets: Vec<Vec<Bucket>>,
+}
+
+impl Distribution {
+    /// Lays out the parameters of `chunks`. All ranks call this together.
+    ///
+    /// # Errors
+    /// If first and last stage cannot exchange the names of what they share.
+    pub fn new(
+        chunks: &[Box<dyn ModelChunk>],
+        groups: ProcessGroups,
+        settings: DistributionSettings,
+    ) -> Result<Self, CommError> {
+        let counts = ReplicaCounts { dense: groups.data_context().size(), expert: groups.expert_data().size() };
+        let parameters: Vec<Vec<ParameterInfo>> = chunks.iter().map(|chunk| chunk.parameters()).collect();
+        let tied = tied_names(&groups, parameters.iter().flatten())?;
+        let is_last_copy = groups.embedding().is_some_and(|group| group.size() > 1 && group.rank() > 0);
+        let mut places = BTreeMap::new();
+        for parameter in parameters.iter().flatten() {
+            let replicas = parameter.placement.replicas;
+            let is_tied = tied.contains(&parameter.name);
+            let (of_replicas, of_copies) = match replicas {
+                ReplicaGroup::Dense => (groups.data_context(), groups.tensor()),
+                ReplicaGroup::Expert => (groups.expert_data(), groups.expert_tensor()),
+            };
+            let place = Place {
+                replicas,
+                owned: owned_range(parameter.num_elements(), of_replicas.rank(), of_replicas.size()),
+                num_elements: parameter.num_elements(),
+                is_trained: parameter.trainable,
+                is_counted: !(parameter.is_replicated() && of_copies.rank() > 0) && !(is_tied && is_last_copy),
+                is_partial: parameter.placement.partial_gradient && groups.tensor().size() > 1,
+                is_tied,
+            };
+            places.insert(parameter.name.clone(), place);
+        }
+        let buckets = parameters
+            .iter()
+            .zip(chunks)
+            .map(|(parameters, chunk)| {
+                let first_segments = first_segments(chunk.as_ref());
+                let parameters: Vec<BucketParameter> = parameters
+                    .iter()
+                    .filter(|parameter| parameter.trainable && counts.of(parameter.placement.replicas) > 1)
+                    .map(|parameter| BucketParameter {
+                        name: parameter.name.clone(),
+                        num_elements: parameter.num_elements(),
+                        replicas: parameter.placement.replicas,
+                        first_segment: first_segments.get(&parameter.name).copied().unwrap_or(0),
+                    })
+                    .collect();
+                buckets(&parameters, settings.bucket_size, counts)
+            })
+            .collect();
+        Ok(Self { groups, settings, places, buckets })
+    }
+
+    /// For a run of one rank.
+    pub fn single(chunks: &[Box<dyn ModelChunk>]) -> Self {
+        let settings = DistributionSettings { sharding: Sharding::None, bucket_size: None, average: Averaging::InLoss };
+        Self::new(chunks, ProcessGroups::single(), settings).expect("one rank exchanges nothing")
+    }
+
+    /// The groups of this rank.
+    pub fn groups(&self) -> &ProcessGroups {
+        &self.groups
+    }
+
+    /// What is divided among data-parallel ranks.
+    pub fn sharding(&self) -> Sharding {
+        self.settings.sharding
+    }
+
+    /// Buckets of a chunk, in the order in which they are reduced.
+    pub fn buckets(&self, chunk: usize) -> &[Bucket] {
+        &self.buckets[chunk]
+    }
+
+    /// Number of chunks.
+    pub fn num_chunks(&self) -> usize {
+        self.buckets.len()
+    }
+
+    /// The ranks over which a kind of parameter is reduced.
+    pub fn replicas(&self, replicas: ReplicaGroup) -> &Group {
+        match replicas {
+            ReplicaGroup::Dense => self.groups.data_context(),
+            ReplicaGroup::Expert => self.groups.expert_data(),
+        }
+    }
+
+    /// How gradients are combined.
+    pub(super) fn reduce_op(&self) -> ReduceOp {
+        match self.settings.average {
+            Averaging::InLoss => ReduceOp::Sum,
+            Averaging::InCollective => ReduceOp::Avg,
+        }
+    }
+
+    /// Factor on gradients of a kind before they are reduced: an average over fewer ranks than all replicas of the data divides by too
+    /// little.
+    pub(super) fn scale_before(&self, replicas: ReplicaGroup) -> f64 {
+        match self.settings.average {
+            Averaging::InLoss => 1.0,
+            Averaging::InCollective => self.replicas(replicas).size() as f64 / self.groups.data_context().size() as f64,
+        }
+    }
+
+    /// Factor on the loss of a rank: what an average over the ranks will divide by.
+    pub fn loss_factor(&self) -> f64 {
+        match self.settings.average {
+            Averaging::InLoss => 1.0,
+            Averaging::InCollective => self.groups.data_context().size() as f64,
+        }
+    }
+
+    /// The elements of a parameter whose optimizer state is on this rank; `None` for parameters that are not trained.
+    pub fn state_range(&self, name: &str) -> Option<Range<usize>> {
+        self.places.get(name).filter(|place| place.is_trained).map(|place| self.range_of(place))
+    }
+
+    /// The part of a parameter's reduced gradient that this rank counts in sums over all ranks; `None` if another rank counts it.
+    ///
+    /// Each element of the model is counted by exactly one rank of the world, and in the same order whatever is sharded.
+    fn counted(&self, name: &str, gradient: &Tensor<1>) -> Option<Tensor<1>> {
+        let Some(place) = self.places.get(name) else {
+            return Some(gradient.clone());
+        };
+        if !place.is_counted {
+            return None;
+        }
+        let is_own_part = gradient.dims()[0] == place.owned.len();
+        Some(if is_own_part { gradient.clone() } else { gradient.clone().slice(place.owned.clone()) })
+    }
+
+    /// Squared norm of all gradients of the model, over all ranks.
+    ///
+    /// # Errors
+    /// If ranks cannot add up.
+    pub fn sum_of_squares(&self, gradients: &GradientBuffer) -> Result<f64, CommError> {
+        self.total(gradients, sum_of_squares)
+    }
+
+    /// Zero entries among all gradients of the model, over all ranks.
+    ///
+    /// # Errors
+    /// If ranks cannot add up.
+    pub fn num_zeros(&self, gradients: &GradientBuffer) -> Result<u64, CommError> {
+        Ok(self.total(gradients, |gradient| count_zeros(gradient) as f64)? as u64)
+    }
+
+    /// Sum of `of` over the counted values of all ranks.
+    fn total(&self, gradients: &GradientBuffer, of: impl Fn(&Tensor<1>) -> f64) -> Result<f64, CommError> {
+        let counted = gradients.iter().filter_map(|(name, gradient)| self.counted(name, gradient));
+        self.over_world(counted.filter(|part| part.dims()[0] > 0).map(|part| of(&part)).sum())
+    }
+
+    /// Squared norm of values that visit every parameter, over all ranks.
+    pub(super) fn counted_square(&self, name: &str, value: &Tensor<1>) -> f64 {
+        self.counted(name, value).filter(|part| part.dims()[0] > 0).map_or(0.0, |part| sum_of_squares(&part))
+    }
+
+    /// A figure added up over all ranks.
+    pub(super) fn over_world(&self, figure: f64) -> Result<f64, CommError> {
+        let mut figures = [figure];
+        if self.groups.world().size() > 1 {
+            self.groups.world().all_reduce((&mut figures).into(), ReduceOp::Sum)?;
+        }
+        Ok(figures[0])
+    }
+
+    /// Completes reduced gradients across the ranks that share a model: norms under sequence parallelism, tied embeddings.
+    pub(super) fn complete(&self, gradients: &mut GradientBuffer, device: &Device) -> Result<(), CommError> {
+        let parameters = |wanted: fn(&Place) -> bool| -> Vec<(&str, usize)> {
+            let wanted = self.places.iter().filter(|(_, place)| place.is_trained && wanted(place));
+            wanted.map(|(name, place)| (name.as_str(), self.range_of(place).len())).collect()
+        };
+        gradients.all_reduce(&parameters(|place| place.is_partial), self.groups.tensor(), device)?;
+        if let Some(group) = self.groups.embedding() {
+            gradients.all_reduce(&parameters(|place| place.is_tied), group, device)?;
+        }
+        Ok(())
+    }
+
+    fn range_of(&self, place: &Place) -> Range<usize> {
+        match self.settings.sharding {
+            Sharding::None => 0..place.num_elements,
+            Sharding::Optimizer => place.owned.clone(),
+        }
+    }
+}
+
+/// For each parameter the first segment that uses it.
+fn first_segments(chunk: &dyn ModelChunk) -> BTreeMap<String, usize> {
+    let mut first = BTreeMap::new();
+    for segment in 0..chunk.segments().len() {
+        for name in chunk.segment_parameters(segment) {
+            first.entry(name).or_insert(segment);
+        }
+    }
+    first
+}
+
+/// The parameters that both the first and the last pipeline stage hold.
+fn tied_names<'a>(
+    groups: &ProcessGroups,
+    parameters: impl Iterator<Item = &'a ParameterInfo>,
+) -> Result<BTreeSet<String>, CommError> {
+    let Some(group) = groups.embedding().filter(|group| group.size() > 1) else {
+        return Ok(BTreeSet::new());
+    };
+    let names: BTreeMap<i64, &str> =
+        parameters.map(|parameter| (xxh3_64(parameter.name.as_bytes()) as i64, parameter.name.as_str())).collect();
+    let mut count = [names.len() as i64];
+    group.all_reduce((&mut count).into(), ReduceOp::Max)?;
+    // Stages have different numbers of parameters; a rank fills up with one of its own.
+    let filler = names.keys().next().copied().unwrap_or(0);
+    let mut mine: Vec<i64> = names.keys().copied().collect();
+    mine.resize(count[0] as usize, filler);
+    let mut all = vec![0_i64; mine.len() * group.size()];
+    group.all_gather((&mine).into(), (&mut all).into())?;
+    let parts: Vec<&[i64]> = all.chunks(mine.len().max(1)).collect();
+    Ok(names
+        .into_iter()
+        .filter(|(hash, _)| parts.iter().all(|part| part.contains(hash)))
+        .map(|(_, name)| name.to_owned())
+        .collect())
+}

@@ -1,0 +1,88 @@
+//! Starting the ranks of a run as threads of this process, and what becomes of a rank that fails.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::time::Duration;
+
+use bridge_dist::comm::CommError;
+use bridge_dist::comm::thread::{RankError, RankFailure, run_ranks};
+use bridge_dist::mesh::ProcessGroups;
+
+use super::TrainError;
+use super::ranks::process_groups;
+use crate::config::RunConfig;
+
+/// How long ranks wait for each other, as `dist.distributed_timeout_minutes` says.
+pub fn rank_timeout(config: &RunConfig) -> Duration {
+    Duration::from_secs(60 * config.dist.distributed_timeout_minutes as u64)
+}
+
+/// Runs `program` on `config.parallel.world_size` ranks, each a thread with a thread pool of its own, and returns their results in rank order.
+///
+/// A rank's pool has `train.num_threads` threads, by default its share of the processor's. `program` usually makes options and calls
+/// [`pretrain`](super::pretrain); options are made once for each rank.
+///
+/// ```ignore
+/// let reports = run_on_threads(&config, rank_timeout(&config), |groups| {
+///     pretrain(config.clone(), RunOptions { groups, ..RunOptions::new(models()) })
+/// })?;
+/// ```
+///
+/// # Errors
+/// The failure that came first. All ranks have ended then.
+pub fn run_on_threads<T: Send>(
+    config: &RunConfig,
+    timeout: Duration,
+    program: impl Fn(ProcessGroups) -> Result<T, TrainError> + Sync,
+) -> Result<Vec<T>, TrainError> {
+    let ranks = config.parallel.world_size;
+    if ranks == 1 {
+        return program(ProcessGroups::single()).map(|value| vec![value]);
+    }
+    let threads = config.train.num_threads.unwrap_or_else(|| share_of_processor(ranks));
+    let outcome = run_ranks(ranks, timeout, |world| {
+        let rank = world.rank();
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .thread_name(move |thread| format!("rank-{rank}-{thread}"))
+            .build()
+            .map_err(|error| TrainError::RankNotStarted { rank, message: error.to_string() })?;
+        let program = &program;
+        // The group is handed in by value: when the rank ends, its last communicator goes, and the others notice.
+        catch_comm_error(|| pool.install(move || program(process_groups(config, world)?)))
+    });
+    outcome.map_err(first_failure)
+}
+
+/// Threads of one of `ranks` ranks that share this machine; at least one.
+fn share_of_processor(ranks: usize) -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    (cores / ranks).max(1)
+}
+
+/// Runs `work`; a communication error that had to leave a forward or backward pass as a panic becomes an ordinary error.
+///
+/// Burn's operations cannot return errors, so regions that communicate inside a model panic with the [`CommError`] as payload. Other panics
+/// go on.
+pub(super) fn catch_comm_error<T>(work: impl FnOnce() -> Result<T, TrainError>) -> Result<T, TrainError> {
+    // What `work` holds is dropped or only read for its report afterwards.
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(result) => result,
+        Err(payload) => match payload.downcast::<CommError>() {
+            Ok(error) => Err(TrainError::Communication(*error)),
+            Err(other) => resume_unwind(other),
+        },
+    }
+}
+
+fn first_failure(error: RankError) -> TrainError {
+    let RankError { rank, operation, failure, .. } = error;
+    match failure {
+        RankFailure::Failed(error) => match error.downcast::<TrainError>() {
+            Ok(error) => *error,
+            Err(other) => TrainError::Internal(other.to_string()),
+        },
+        RankFailure::Panicked(message) => TrainError::RankPanicked { rank, message, operation },
+        RankFailure::NotStarted(error) => TrainError::RankNotStarted { rank, message: error.to_string() },
+        other => TrainError::Internal(other.to_string()),
+    }
+}

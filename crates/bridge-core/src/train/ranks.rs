@@ -1,0 +1,166 @@
+//! What the ranks of a run do together besides moving tensors: making their groups, agreeing on success, adding up figures.
+
+use bridge_dist::comm::{BufferMut, CommError, CommErrorKind, Communicator, Group, ReduceOp};
+use bridge_dist::mesh::{Mesh, ParallelSizes, ProcessGroups, RankOrder};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::TrainError;
+use super::forward_step::{Losses, Ratio};
+use crate::config::RunConfig;
+use crate::resilience::rerun::Votes;
+
+/// Makes the groups of a run from a communicator of all its ranks.
+///
+/// All ranks call this at the same time, each with its own configuration; they must be equal.
+///
+/// # Errors
+/// If the world has another size than the configuration was finalized for, if ranks have different configurations, or if a rank is gone.
+pub fn process_groups(config: &RunConfig, world: Group) -> Result<ProcessGroups, TrainError> {
+    if world.size() == 1 && config.parallel.world_size == 1 {
+        return Ok(ProcessGroups::single());
+    }
+    same_recipe(config, world.as_ref())?;
+    let parallel = &config.parallel;
+    let sizes = ParallelSizes {
+        tensor_model_parallel_size: parallel.tensor,
+        pipeline_model_parallel_size: parallel.pipeline,
+        context_parallel_size: parallel.context,
+        expert_model_parallel_size: parallel.expert,
+        expert_tensor_parallel_size: Some(parallel.expert_tensor),
+        num_distributed_optimizer_instances: config.ddp.num_distributed_optimizer_instances,
+    };
+    let order = if config.dist.use_tp_pp_dp_mapping { RankOrder::TpCpEpPpDp } else { RankOrder::TpCpEpDpPp };
+    let mesh = Mesh::new(parallel.world_size, sizes, order).map_err(|error| TrainError::Mesh(error.into()))?;
+    Ok(ProcessGroups::new(world, mesh)?)
+}
+
+/// Refuses a world whose ranks were given different recipes.
+fn same_recipe(config: &RunConfig, world: &dyn Communicator) -> Result<(), TrainError> {
+    // Bits, not a number: a hash has no sign.
+    let mine = xxh3_64(config.to_toml().as_bytes()) as i64;
+    let mut all = vec![0_i64; world.size()];
+    world.all_gather((&[mine]).into(), (&mut all).into())?;
+    let votes = |hash: &i64| all.iter().filter(|other| *other == hash).count();
+    // The recipe of most ranks, of several such the one of the lowest rank, is taken to be the right one.
+    let usual = all.iter().rev().max_by_key(|hash| votes(hash)).copied().unwrap_or(mine);
+    let others: Vec<usize> = (0..all.len()).filter(|rank| all[*rank] != usual).collect();
+    if others.is_empty() {
+        return Ok(());
+    }
+    Err(TrainError::RecipesDiffer { rank: world.rank(), others, size: all.len() })
+}
+
+/// Tells all ranks how a piece of work went that each did by itself, so that they fail together.
+///
+/// # Errors
+/// This rank's error; [`TrainError::OtherRank`] if only others failed; a communication error.
+pub(super) fn agree<T>(groups: &ProcessGroups, doing: &str, result: Result<T, TrainError>) -> Result<T, TrainError> {
+    let world = groups.world();
+    if world.size() == 1 {
+        return result;
+    }
+    let mine = match &result {
+        Ok(_) => 0_u8,
+        Err(error) if error.is_bad_input() => BAD_INPUT,
+        Err(_) => FAILED,
+    };
+    let mut all = vec![0_u8; world.size()];
+    let shared = world.all_gather((&[mine]).into(), (&mut all).into());
+    let value = result?;
+    shared?;
+    match all.iter().position(|status| *status != 0) {
+        None => Ok(value),
+        Some(rank) => Err(TrainError::OtherRank {
+            rank,
+            doing: doing.to_owned(),
+            is_bad_input: all[rank] == BAD_INPUT,
+            source: program_failed(world.as_ref(), rank, doing),
+        }),
+    }
+}
+
+const FAILED: u8 = 1;
+const BAD_INPUT: u8 = 2;
+
+/// As a communication error, so that a launcher sees that the cause is elsewhere.
+fn program_failed(world: &dyn Communicator, rank: usize, doing: &str) -> CommError {
+    CommError {
+        rank: world.rank(),
+        size: world.size(),
+        group: world.name().to_owned(),
+        operation: doing.to_owned(),
+        kind: Box::new(CommErrorKind::ProgramFailed { message: format!("rank {rank} reported an error") }),
+    }
+}
+
+/// Runs `work` on rank 0 first, then on the others, which find what it left on disk.
+///
+/// # Errors
+/// As [`agree`].
+pub(super) fn first_alone<T>(
+    groups: &ProcessGroups,
+    doing: &str,
+    mut work: impl FnMut() -> Result<T, TrainError>,
+) -> Result<T, TrainError> {
+    let mut done = None;
+    let first = if is_first(groups) { work().map(|value| done = Some(value)) } else { Ok(()) };
+    agree(groups, doing, first)?;
+    let value = done.map_or_else(work, Ok);
+    agree(groups, doing, value)
+}
+
+/// Whether this is rank 0, the one that talks and writes logs.
+pub(super) fn is_first(groups: &ProcessGroups) -> bool {
+    groups.world().rank() == 0
+}
+
+/// Adds up figures over a group.
+pub(super) fn sum(group: &Group, figures: &mut [f64]) -> Result<(), CommError> {
+    reduce(group, figures, ReduceOp::Sum)
+}
+
+/// The largest of each figure over a group.
+pub(super) fn max(group: &Group, figures: &mut [f64]) -> Result<(), CommError> {
+    reduce(group, figures, ReduceOp::Max)
+}
+
+fn reduce(group: &Group, figures: &mut [f64], op: ReduceOp) -> Result<(), CommError> {
+    if group.size() == 1 || figures.is_empty() {
+        return Ok(());
+    }
+    group.all_reduce(BufferMut::from(figures), op)
+}
+
+/// Adds up losses over the data and context parallel ranks and hands those of the last pipeline stage to all stages. All ranks have the
+/// same names.
+pub(super) fn share_losses(groups: &ProcessGroups, losses: &mut Losses) -> Result<(), CommError> {
+    let mut figures: Vec<f64> = losses.values().flat_map(|ratio| [ratio.numerator, ratio.denominator]).collect();
+    share_from_last_stage(groups, &mut figures)?;
+    for (ratio, figures) in losses.values_mut().zip(figures.chunks_exact(2)) {
+        *ratio = Ratio { numerator: figures[0], denominator: figures[1] };
+    }
+    Ok(())
+}
+
+/// Adds up figures over the data and context parallel ranks and hands those of the last pipeline stage to all stages.
+pub(super) fn share_from_last_stage(groups: &ProcessGroups, figures: &mut [f64]) -> Result<(), CommError> {
+    sum(groups.data_context(), figures)?;
+    let pipeline = groups.pipeline();
+    if pipeline.size() > 1 && !figures.is_empty() {
+        pipeline.broadcast(BufferMut::from(figures), pipeline.size() - 1)?;
+    }
+    Ok(())
+}
+
+/// Votes of the rerun state machine over all ranks.
+pub(super) struct WorldVotes<'a>(pub(super) &'a Group);
+
+impl Votes for WorldVotes<'_> {
+    type Error = CommError;
+
+    fn all_reduce_any(&mut self, vote: bool) -> Result<bool, CommError> {
+        let mut figures = [f64::from(u8::from(vote))];
+        max(self.0, &mut figures)?;
+        Ok(figures[0] > 0.0)
+    }
+}
