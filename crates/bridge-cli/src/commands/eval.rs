@@ -169,9 +169,13 @@ fn text_sequences(arguments: &Arguments, model: &LoadedModel) -> Result<Sequence
     let tokenizer = model.tokenizer.as_deref().ok_or_else(|| {
         Failure::input(format!("{}: there is no tokenizer (expected tokenizer.json)", arguments.model.display()))
     })?;
+    let positions = model.config.max_position_embeddings;
+    if let Some(length) = arguments.seq_length.filter(|length| *length > positions) {
+        return Err(Failure::input(format!("--seq-length: expected at most the model's {positions}, found {length}")));
+    }
     let tokens = tokenize(&arguments.text, tokenizer)?;
     let predicted = tokens.len().saturating_sub(1);
-    let t = arguments.seq_length.unwrap_or(model.config.max_position_embeddings).min(predicted);
+    let t = arguments.seq_length.unwrap_or(positions).min(predicted);
     let vocab_size = model.config.vocab_size as i64;
     if let Some(token) = tokens.iter().find(|token| **token >= vocab_size) {
         return Err(Failure::input(format!(

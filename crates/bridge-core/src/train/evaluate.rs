@@ -4,6 +4,7 @@ use super::forward_step::{LM_LOSS, Losses};
 use super::run::TrainingRun;
 use super::step::scalar;
 use super::{TrainError, ranks};
+use crate::logging::perplexity;
 use crate::model::{ForwardContext, Mode};
 
 /// Which split is evaluated.
@@ -48,7 +49,7 @@ impl EvaluationReport {
 
     /// `exp(loss)`, with the loss capped at 20.
     pub fn perplexity(&self) -> Option<f64> {
-        self.loss().map(|loss| f64::from(loss).min(20.0).exp())
+        self.loss().map(|loss| perplexity(f64::from(loss)))
     }
 }
 

@@ -15,6 +15,7 @@ use super::executor::Executor;
 use super::forward_step::{ForwardStep, LanguageModelStep};
 use super::reporter::{Console, Reporter};
 use super::run::{GlobalState, TrainingRun};
+use super::step::schedule_overrides;
 use super::{TrainError, ranks, set_num_threads};
 use crate::checkpoint::TrainState;
 use crate::config::RunConfig;
@@ -118,12 +119,16 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let settings = convert::optimizer_settings(&config);
     let optimizer = Optimizer::new(settings, &chunks, provider.as_ref(), Arc::clone(&distribution));
     let plain = device.clone().without_autodiff();
+    let scheduler = OptimizerParamScheduler::new(convert::scheduler(&config))?;
+    for group in optimizer.groups() {
+        scheduler.check_group(&schedule_overrides(group))?;
+    }
     let mut run = TrainingRun {
         executor: Executor::new(chunks[0].as_ref(), &convert::recompute(&config)),
         optimizer,
         gradients: GradientBuffer::new(accumulation(&config)),
         reducer: GradientReducer::new(distribution, convert::wire(&config), plain),
-        scheduler: OptimizerParamScheduler::new(convert::scheduler(&config))?,
+        scheduler,
         num_microbatches: NumMicrobatchesCalculator::new(convert::batch_size(&config))?,
         loss_scaler: convert::loss_scaler(&config)?,
         rerun: RerunStateMachine::new(convert::rerun(&config, groups.world().rank())),
