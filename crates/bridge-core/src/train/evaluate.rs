@@ -1,5 +1,6 @@
 //! Evaluation on a held-out split.
 
+use super::exit::exit_is_requested;
 use super::forward_step::{LM_LOSS, Losses};
 use super::run::TrainingRun;
 use super::step::scalar;
@@ -58,6 +59,8 @@ impl EvaluationReport {
 ///
 /// The model itself is untouched: an inference copy that shares its memory is evaluated.
 ///
+/// A signal or the cancel handle stops it: `None` too, and the loop exits at its next look.
+///
 /// # Errors
 /// Data that cannot be read.
 pub fn evaluate(run: &mut TrainingRun, split: Split) -> Result<Option<EvaluationReport>, TrainError> {
@@ -71,6 +74,11 @@ pub fn evaluate(run: &mut TrainingRun, split: Split) -> Result<Option<Evaluation
     let (mut num_passes, mut num_bytes) = (0_u64, Some(0_u64));
     'iterations: for iteration in 0..iterations {
         run.reporter.evaluating(split, iteration as u64, iterations as u64);
+        if exit_is_requested(run)?.is_some() {
+            // The figures of a part would pass for those of the whole.
+            run.note(&format!("the evaluation on the {} split was stopped", split.name()));
+            return Ok(None);
+        }
         for _ in 0..num_microbatches {
             let Some(micro_batch) = loader.next().transpose()? else {
                 break 'iterations;

@@ -28,6 +28,7 @@ mod executor_tests;
 mod exit;
 mod forward_step;
 mod launch;
+mod lock;
 mod pretrain;
 mod preview;
 mod ranks;
