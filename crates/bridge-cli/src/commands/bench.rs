@@ -7,7 +7,8 @@ use bridge_core::data::MicroBatch;
 use bridge_core::logging::HostMemory;
 use bridge_core::model::{Batch, BuildContext, ForwardContext, Mode, ModelConfig, Parallel, Stage};
 use bridge_core::optim::{
-    AccumulationDType, Algorithm, Distribution, GradientBuffer, GroupRates, NoOverrides, Optimizer, OptimizerSettings, StepScales,
+    AccumulationDType, Algorithm, Distribution, GradientBuffer, GroupRates, NoOverrides, Optimizer, OptimizerSettings,
+    StepScales,
 };
 use bridge_core::train::{Executor, Recompute, select_device, set_num_threads};
 use bridge_kernels::Philox;

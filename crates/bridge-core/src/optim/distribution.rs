@@ -129,8 +129,7 @@ impl Distribution {
 
     /// For a run of one rank.
     pub fn single(chunks: &[Box<dyn ModelChunk>]) -> Self {
-        let settings =
-            DistributionSettings { sharding: Sharding::None, bucket_size: None, average: Averaging::InLoss };
+        let settings = DistributionSettings { sharding: Sharding::None, bucket_size: None, average: Averaging::InLoss };
         Self::new(chunks, ProcessGroups::single(), settings).expect("one rank exchanges nothing")
     }
 
@@ -175,9 +174,7 @@ impl Distribution {
     pub(super) fn scale_before(&self, replicas: ReplicaGroup) -> f64 {
         match self.settings.average {
             Averaging::InLoss => 1.0,
-            Averaging::InCollective => {
-                self.replicas(replicas).size() as f64 / self.groups.data_context().size() as f64
-            }
+            Averaging::InCollective => self.replicas(replicas).size() as f64 / self.groups.data_context().size() as f64,
         }
     }
 

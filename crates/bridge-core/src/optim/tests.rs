@@ -115,7 +115,8 @@ fn gradients_that_are_not_finite_change_nothing() {
     let name = chunks[0].parameters()[0].name.clone();
     buffer.add(&name, Tensor::from_floats(vec![f32::INFINITY; count].as_slice(), &Device::flex()));
     let rates = rates(&optimizer);
-    let outcome = optimizer.step(&mut chunks, &mut buffer, &rates, StepScales { loss_scale: 1.0, divisor: 1.0 }).unwrap();
+    let outcome =
+        optimizer.step(&mut chunks, &mut buffer, &rates, StepScales { loss_scale: 1.0, divisor: 1.0 }).unwrap();
     assert!(!outcome.success);
     assert_eq!(before, values(chunks[0].as_ref()));
     assert_eq!(optimizer.state().step, 0);

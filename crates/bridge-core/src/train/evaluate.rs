@@ -1,9 +1,9 @@
 //! Evaluation on a held-out split.
 
-use super::{TrainError, ranks};
 use super::forward_step::{LM_LOSS, Losses};
 use super::run::TrainingRun;
 use super::step::scalar;
+use super::{TrainError, ranks};
 use crate::model::{ForwardContext, Mode};
 
 /// Which split is evaluated.

@@ -1,8 +1,8 @@
 //! When to save, and when to stop.
 
 use super::checkpointing::save_checkpoint;
-use super::{TrainError, ranks};
 use super::run::TrainingRun;
+use super::{TrainError, ranks};
 use crate::resilience::Signal;
 
 /// Why training ended.

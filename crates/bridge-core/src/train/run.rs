@@ -9,7 +9,6 @@ use bridge_kernels::Philox;
 use burn::tensor::Device;
 use bytes::Bytes;
 
-use super::{TrainError, ranks};
 use super::callbacks::{Callback, CancelHandle};
 use super::checkpointing::Saver;
 use super::data::RunData;
@@ -18,6 +17,7 @@ use super::executor::Executor;
 use super::forward_step::ForwardStep;
 use super::reporter::Reporter;
 use super::step::StepReport;
+use super::{TrainError, ranks};
 use crate::checkpoint::{SaveReport, TrainState};
 use crate::config::RunConfig;
 use crate::data::{DataLoader, MicroBatch};
