@@ -110,7 +110,7 @@ fn evaluate(model: &LoadedModel, batches: &[MicroBatch], device: &Device) -> Res
     let mut totals = Totals { bytes: model.tokenizer.as_ref().map(|_| 0), ..Totals::default() };
     for micro_batch in batches {
         let batch = Batch::new(micro_batch, device);
-        let context = ForwardContext { batch: &batch, mode: Mode::Evaluate };
+        let context = ForwardContext::new(&batch, Mode::Evaluate);
         let sum = executor.forward(model.chunk.as_ref(), &context).into_data();
         totals.nats += sum.iter::<f64>().next().unwrap_or(f64::NAN);
         totals.tokens += batch.num_tokens;

@@ -75,7 +75,7 @@ pub fn evaluate(run: &mut TrainingRun, split: Split) -> Result<Option<Evaluation
                 break 'iterations;
             };
             let batch = run.prepare(&micro_batch);
-            let context = ForwardContext { batch: &batch, mode: Mode::Evaluate };
+            let context = ForwardContext::new(&batch, Mode::Evaluate);
             let loss_sum = scalar(run.executor.forward(chunk.as_ref(), &context));
             for (name, ratio) in run.forward_step.report(loss_sum, &batch) {
                 *losses.entry(name).or_default() += ratio;

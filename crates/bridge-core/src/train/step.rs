@@ -128,7 +128,7 @@ fn forward_backward(run: &mut TrainingRun, micro_batches: &[MicroBatch]) -> Resu
     let mut losses = Losses::new();
     let mut loss_sums = Vec::with_capacity(batches.len());
     for (index, batch) in batches.iter().enumerate() {
-        let context = ForwardContext { batch, mode: Mode::Train(run.dropout_stream(&stream, index)) };
+        let context = ForwardContext::new(batch, Mode::Train(run.dropout_stream(&stream, index)));
         let divisor = if per_token { 1.0 } else { num_tokens[index].max(1.0) * batches.len() as f64 };
         let factor = run.loss_scaler.scale() * run.optimizer.distribution().loss_factor() / divisor;
         let (forward_step, gradients) = (&mut run.forward_step, &mut run.gradients);

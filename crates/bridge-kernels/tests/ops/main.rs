@@ -7,6 +7,7 @@ mod common;
 mod cross_entropy;
 mod dropout;
 mod linear;
+mod linear_deferred;
 mod norm;
 mod optim;
 mod plain;
