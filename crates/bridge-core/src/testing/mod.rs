@@ -9,8 +9,7 @@ use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 
 use crate::data::MicroBatch;
 use crate::model::{
-    Batch, ForwardContext, ModelChunk, ModuleChunk, ParameterRole, Segment, SegmentOutput, SegmentRole, Segments,
-    Stage,
+    Batch, ForwardContext, ModelChunk, ModuleChunk, ParameterRole, Segment, SegmentOutput, SegmentRole, Segments, Stage,
 };
 
 /// Vocabulary of the toy model.

@@ -187,10 +187,7 @@ fn place(message: Message) -> Place {
     (message.microbatch, message.chunk)
 }
 
-fn context<'a>(
-    input: &'a MicroBatchInput,
-    weight_gradients: Option<&'a WeightGradientStore>,
-) -> ForwardContext<'a> {
+fn context<'a>(input: &'a MicroBatchInput, weight_gradients: Option<&'a WeightGradientStore>) -> ForwardContext<'a> {
     ForwardContext { batch: &input.batch, mode: input.mode, weight_gradients }
 }
 

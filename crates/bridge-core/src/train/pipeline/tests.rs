@@ -5,9 +5,7 @@ use std::time::Duration;
 
 use bridge_dist::comm::Group;
 use bridge_dist::comm::thread::run_ranks;
-use bridge_dist::schedule::{
-    Costs, InterleavedWarmup, PipelineSchedule, PipelineShape, ScheduleKind, Sends, simulate,
-};
+use bridge_dist::schedule::{Costs, InterleavedWarmup, PipelineSchedule, PipelineShape, ScheduleKind, Sends, simulate};
 use bridge_kernels::Philox;
 use burn::tensor::{Device, FloatDType, Tensor};
 
@@ -111,12 +109,8 @@ fn chunks(rank: usize, stages: usize, per_rank: usize) -> Vec<Box<dyn ModelChunk
 }
 
 fn pipeline(group: Group, chunks: &[Box<dyn ModelChunk>], schedule: ScheduleKind, recompute: Recompute) -> Pipeline {
-    let settings = PipelineSettings {
-        schedule,
-        recompute,
-        activation_dtype: FloatDType::F32,
-        wire_dtype: FloatDType::F32,
-    };
+    let settings =
+        PipelineSettings { schedule, recompute, activation_dtype: FloatDType::F32, wire_dtype: FloatDType::F32 };
     Pipeline::new(group, chunks, &Device::flex().autodiff(), &settings)
 }
 

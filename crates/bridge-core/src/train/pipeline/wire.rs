@@ -104,7 +104,8 @@ impl<'a> Wire<'a> {
         expected: (Direction, Message),
         micro_batches: &dyn MicroBatches,
     ) -> Result<Tensor<3>, CommError> {
-        let (direction, message, request) = self.posted.pop_front().expect("receives are posted before they are waited for");
+        let (direction, message, request) =
+            self.posted.pop_front().expect("receives are posted before they are waited for");
         assert_eq!((direction, message), expected, "receives are waited for in the order of the actions");
         let buffer = request.wait()?;
         self.post(micro_batches)?;
