@@ -11,8 +11,8 @@ use super::checkpointing::{Saver, Start, find_start, read_files, restore};
 use super::convert;
 use super::data::{DatasetRegistry, RunData};
 use super::device::select_device;
-use super::executor::Executor;
 use super::forward_step::{ForwardStep, LanguageModelStep};
+use super::pipeline;
 use super::reporter::{Console, Reporter};
 use super::run::{GlobalState, TrainingRun};
 use super::{TrainError, ranks, set_num_threads};
@@ -108,9 +108,9 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
         padded_vocab_size,
         parallel: Parallel { groups: groups.clone(), sequence_parallel: config.model.sequence_parallel },
     };
-    let stage = Stage::whole(config.model.num_layers);
     let builder: Box<dyn ModelBuilder> = model_config.builder();
-    let built = builder.build_models(model_config.as_ref(), &context, &[stage]).map_err(TrainError::from);
+    let built = pipeline::stages(&config, groups.pipeline().rank())
+        .and_then(|stages| Ok(builder.build_models(model_config.as_ref(), &context, &stages)?));
     let chunks = ranks::agree(&groups, "building the model", built)?;
 
     let distribution = Arc::new(Distribution::new(&chunks, groups.clone(), convert::distribution(&config))?);
@@ -119,7 +119,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let optimizer = Optimizer::new(settings, &chunks, provider.as_ref(), Arc::clone(&distribution));
     let plain = device.clone().without_autodiff();
     let mut run = TrainingRun {
-        executor: Executor::new(chunks[0].as_ref(), &convert::recompute(&config)),
+        pipeline: pipeline::pipeline(&config, &context.parallel, &chunks, &device),
         optimizer,
         gradients: GradientBuffer::new(accumulation(&config)),
         reducer: GradientReducer::new(distribution, convert::wire(&config), plain),

@@ -11,9 +11,11 @@
 //! ```
 
 mod pass;
+mod settings;
 #[cfg(test)]
 mod tests;
 mod wire;
+mod work;
 
 use bridge_dist::comm::{CommError, Group};
 use bridge_dist::schedule::{PipelineShape, ScheduleError, ScheduleKind, rank_actions};
@@ -24,6 +26,9 @@ use super::recompute::Recompute;
 use crate::model::{Batch, Mode, ModelChunk};
 use pass::Pass;
 use wire::WireFormat;
+
+pub(super) use settings::{pipeline, stages};
+pub(super) use work::{EvaluationBatches, StepWork};
 
 /// What the executor asks about the micro-batches of a pass. Every rank of the pipeline answers for the same micro-batches.
 pub trait MicroBatches {
@@ -72,7 +77,7 @@ pub struct PipelineSettings {
 /// What a pass did.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PassReport {
-    /// Sum of the masked loss of each micro-batch, the same on every rank of the pipeline.
+    /// Sum of the masked loss of each micro-batch on the last stage; zeros on the others.
     pub loss_sums: Vec<f64>,
     /// Largest number of micro-batches, counted for each chunk, that were in flight on this rank at once: forward done, backward
     /// (weight part included) not.
@@ -85,7 +90,7 @@ pub enum PipelineError {
     /// The schedule does not fit the number of micro-batches.
     #[error("pipeline schedule: {0}")]
     Schedule(#[from] ScheduleError),
-    /// Stages could not exchange activations, gradients or losses.
+    /// Stages could not exchange activations or gradients.
     #[error(transparent)]
     Comm(#[from] CommError),
 }
@@ -129,8 +134,8 @@ impl Pipeline {
         self.run(self.schedule, chunks, num_microbatches, work)
     }
 
-    /// Forward of `num_microbatches` micro-batches through inference copies of the chunks. Returns the sum of the masked loss of each,
-    /// on every rank.
+    /// Forward of `num_microbatches` micro-batches through inference copies of the chunks. Returns the sum of the masked loss of each
+    /// on the last stage, and zeros on the others.
     ///
     /// # Errors
     /// If ranks fail or disagree.
@@ -159,10 +164,7 @@ impl Pipeline {
         let actions = rank_actions(kind, shape, self.group.rank())?;
         let mut pass = Pass::new(self, kind, shape, chunks, work);
         pass.run(&actions)?;
-        let max_in_flight = pass.max_in_flight();
-        let mut loss_sums = pass.into_loss_sums();
-        self.group.broadcast((&mut loss_sums).into(), self.group.size() - 1)?;
-        Ok(PassReport { loss_sums, max_in_flight })
+        Ok(PassReport { max_in_flight: pass.max_in_flight(), loss_sums: pass.into_loss_sums() })
     }
 }
 

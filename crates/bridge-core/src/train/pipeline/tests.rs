@@ -147,7 +147,9 @@ fn check(shape: PipelineShape, schedule: ScheduleKind, recompute: &Recompute) {
     );
     let mut found = Gradients::new();
     for (rank, (report, gradients)) in ranks.into_iter().enumerate() {
-        assert_eq!(report.loss_sums, losses, "{name}: losses on rank {rank}");
+        let is_last = rank + 1 == shape.num_stages;
+        let of_rank = if is_last { losses.clone() } else { vec![0.0; losses.len()] };
+        assert_eq!(report.loss_sums, of_rank, "{name}: losses on rank {rank}");
         assert_eq!(report.max_in_flight, promised.as_ref().unwrap().max_in_flight[rank], "{name}: rank {rank}");
         for (parameter, gradient) in gradients {
             // The embedding is on the first and on the last stage, each with its part of the gradient.
@@ -209,9 +211,7 @@ fn evaluation_passes_forward_only() {
             let inference: Vec<_> = chunks.iter().map(|chunk| chunk.inference()).collect();
             pipeline.evaluate(&inference, 5, &mut Evaluation)
         });
-        for losses in ranks.unwrap() {
-            assert_eq!(losses, expected, "{stages} stages of {per_rank} chunks");
-        }
+        assert_eq!(ranks.unwrap().pop().unwrap(), expected, "{stages} stages of {per_rank} chunks");
     }
 }
 
@@ -224,8 +224,7 @@ fn a_stage_without_layers_passes_on() {
         let pipeline = pipeline(group, &chunks, ScheduleKind::OneForwardOneBackward, Recompute::Off);
         pipeline.train(&chunks, 3, &mut Work::default())
     });
-    let expected = whole(3).0;
-    assert!(ranks.unwrap().iter().all(|report| report.loss_sums == expected));
+    assert_eq!(ranks.unwrap().pop().unwrap().loss_sums, whole(3).0);
 }
 
 #[test]
@@ -243,7 +242,7 @@ fn sixteen_bits_on_the_wire_are_close() {
             let pipeline = Pipeline::new(group, &chunks, &Device::flex().autodiff(), &settings(wire));
             pipeline.train(&chunks, 4, &mut Work::default())
         });
-        let losses = ranks.unwrap().swap_remove(0).loss_sums;
+        let losses = ranks.unwrap().pop().unwrap().loss_sums;
         let tolerance = if wire == FloatDType::F64 { 0.0 } else { 1e-2 };
         for (loss, exact) in losses.iter().zip(&exact) {
             assert!((loss - exact).abs() <= tolerance * exact, "{wire:?}: {loss} and {exact}");
