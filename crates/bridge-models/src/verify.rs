@@ -153,7 +153,7 @@ type NamedGradients = HashMap<String, Tensor<1>>;
 /// Mean loss and gradients of one batch.
 fn step(chunk: &dyn ModelChunk, ids: &Ids, device: &Device) -> (f64, NamedGradients) {
     let batch = ids.batch(device);
-    let context = ForwardContext { batch: &batch, mode: Mode::Evaluate };
+    let context = ForwardContext::new(&batch, Mode::Evaluate);
     let mut hidden = None;
     let mut loss = None;
     for index in 0..chunk.segments().len() {

@@ -90,7 +90,7 @@ pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
     let (mut times, mut losses) = (Vec::new(), Vec::new());
     for step in 0..arguments.warmup + arguments.steps {
         let started = Instant::now();
-        let context = ForwardContext { batch: &batch, mode: Mode::Train(Philox::new(u64::from(step))) };
+        let context = ForwardContext::new(&batch, Mode::Train(Philox::new(u64::from(step))));
         let factor = 1.0 / batch.num_tokens;
         let loss_sum =
             executor.forward_backward(chunks[0].as_ref(), &context, &mut |sum| sum * factor, &mut |name, gradient| {

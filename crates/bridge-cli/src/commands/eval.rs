@@ -121,7 +121,7 @@ fn evaluate(
         let samples = (start..end).map(&sequences.read).collect::<Result<Vec<_>, _>>()?;
         let micro_batch = MicroBatch::stack(samples).map_err(Failure::input)?;
         let batch = Batch::new(&micro_batch, device);
-        let context = ForwardContext { batch: &batch, mode: Mode::Evaluate };
+        let context = ForwardContext::new(&batch, Mode::Evaluate);
         let sum = executor.forward(model.chunk.as_ref(), &context).into_data();
         totals.nats += sum.iter::<f64>().next().unwrap_or(f64::NAN);
         totals.tokens += batch.num_tokens;

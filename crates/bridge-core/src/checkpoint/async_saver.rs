@@ -1,6 +1,8 @@
 //! Saving in the background, one checkpoint at a time. How a checkpoint is written is the writer's affair.
 
+use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
 
@@ -9,7 +11,29 @@ use super::snapshot::Snapshot;
 use super::writer::{CheckpointWriter, SaveReport};
 
 type Outcome = Result<SaveReport, CheckpointError>;
-type Task = Box<dyn FnOnce(&CheckpointWriter) -> Outcome + Send>;
+type Task<W> = Box<dyn FnOnce(&W) -> Outcome + Send>;
+
+/// What saves snapshots: alone, or together with other ranks.
+pub trait SaveSnapshots: Debug + Send + 'static {
+    /// The folder that checkpoints are written into.
+    fn root(&self) -> &Path;
+
+    /// Saves one.
+    ///
+    /// # Errors
+    /// When it could not be saved; what was there before is untouched.
+    fn save(&self, snapshot: &Snapshot<'_>) -> Result<SaveReport, CheckpointError>;
+}
+
+impl SaveSnapshots for CheckpointWriter {
+    fn root(&self) -> &Path {
+        self.root()
+    }
+
+    fn save(&self, snapshot: &Snapshot<'_>) -> Result<SaveReport, CheckpointError> {
+        self.save(snapshot)
+    }
+}
 
 /// One long-lived thread that writes checkpoints while training goes on. At most one save is in flight; handing over
 /// another waits for it. Dropping the saver waits as well, so that the process does not end in the middle of a save.
@@ -17,21 +41,21 @@ type Task = Box<dyn FnOnce(&CheckpointWriter) -> Outcome + Send>;
 /// An error of the background surfaces at the next call. Call [`finish`](Self::finish) before the saver goes out of
 /// scope: an error that nobody is left to receive is printed on stderr.
 #[derive(Debug)]
-pub struct AsyncSaver {
+pub struct AsyncSaver<W = CheckpointWriter> {
     /// `None` once the thread was told to end.
-    tasks: Option<Sender<Task>>,
+    tasks: Option<Sender<Task<W>>>,
     outcomes: Receiver<Outcome>,
     in_flight: Option<u64>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl AsyncSaver {
+impl<W: SaveSnapshots> AsyncSaver<W> {
     /// Starts the thread that saves through `writer`.
     ///
     /// # Errors
     /// When the system gives no thread.
-    pub fn new(writer: CheckpointWriter) -> Result<Self, CheckpointError> {
-        let (tasks, inbox) = channel::<Task>();
+    pub fn new(writer: W) -> Result<Self, CheckpointError> {
+        let (tasks, inbox) = channel::<Task<W>>();
         let (outbox, outcomes) = channel();
         let root = writer.root().to_owned();
         let work = move || {
@@ -66,10 +90,10 @@ impl AsyncSaver {
     /// As [`submit`](Self::submit).
     pub fn submit_task<F>(&mut self, iteration: u64, task: F) -> Result<Option<SaveReport>, CheckpointError>
     where
-        F: FnOnce(&CheckpointWriter) -> Result<SaveReport, CheckpointError> + Send + 'static,
+        F: FnOnce(&W) -> Result<SaveReport, CheckpointError> + Send + 'static,
     {
         let earlier = self.finish()?;
-        let guarded = move |writer: &CheckpointWriter| {
+        let guarded = move |writer: &W| {
             catch_unwind(AssertUnwindSafe(|| task(writer)))
                 .unwrap_or_else(|panic| Err(CheckpointError::SaverPanicked { iteration, message: message_of(&*panic) }))
         };
@@ -80,7 +104,9 @@ impl AsyncSaver {
         self.in_flight = Some(iteration);
         Ok(earlier)
     }
+}
 
+impl<W> AsyncSaver<W> {
     /// The iteration being saved, if its outcome was not collected yet.
     #[must_use]
     pub fn in_flight(&self) -> Option<u64> {
@@ -116,7 +142,7 @@ impl AsyncSaver {
     }
 }
 
-impl Drop for AsyncSaver {
+impl<W> Drop for AsyncSaver<W> {
     fn drop(&mut self) {
         if let Err(error) = self.finish() {
             // The last chance for anybody to learn of it: a destructor has no one to return an error to.

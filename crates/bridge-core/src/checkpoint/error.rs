@@ -5,6 +5,7 @@ use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use bridge_dist::comm::CommError;
 use thiserror::Error;
 
 use super::checksum::Checksum;
@@ -338,6 +339,17 @@ pub enum CheckpointError {
         /// The panic's message.
         message: String,
     },
+    /// Another rank could not do its part.
+    #[error("rank {rank} failed in {doing}; its own message says why. Earlier checkpoints are untouched")]
+    OtherRank {
+        /// The first rank that failed.
+        rank: usize,
+        /// What all ranks were doing.
+        doing: &'static str,
+    },
+    /// Ranks that save together could not communicate.
+    #[error(transparent)]
+    Comm(#[from] CommError),
 }
 
 impl CheckpointError {

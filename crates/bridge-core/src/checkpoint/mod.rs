@@ -28,6 +28,11 @@
 //! 4. [`CheckpointStore::resolve`] answers [`Resolution::NothingFound`] only where no save was ever published. Damage is
 //!    an error, or with [`OnDamaged::Fallback`] an entry of the [`LoadReport`].
 //!
+//! # Many ranks
+//!
+//! Every rank writes what it holds of each tensor as rectangular slices ([`LocalLayout`]), through a [`ShardedWriter`] that fails on all
+//! ranks or on none. [`Checkpoint::load_local`] reads a rank's part at any other layout, and only its bytes.
+//!
 //! # Writing and reading
 //!
 //! ```ignore
@@ -46,12 +51,14 @@ mod error;
 mod fsio;
 mod journal;
 mod layout;
+mod local;
 mod metadata;
 mod reader;
 mod region;
 mod resolve;
 mod retention;
 mod shard;
+mod sharded;
 mod snapshot;
 mod store;
 mod tensor;
@@ -62,15 +69,17 @@ mod writer;
 #[cfg(test)]
 mod tests;
 
-pub use async_saver::AsyncSaver;
+pub use async_saver::{AsyncSaver, SaveSnapshots};
 pub use checksum::Checksum;
 pub use error::{CheckpointError, Damage, DamagedCheckpoint, RootFault, SkippedCheckpoint};
 pub use layout::{JOURNAL_FILE, LATEST_FILE, METADATA_FILE, RUN_CONFIG_FILE, TRAIN_STATE_FILE, iteration_folder_name};
+pub use local::{Cut, LocalLayout};
 pub use metadata::{FORMAT_VERSION, FileRecord, Metadata, SliceRecord, TensorRecord};
 pub use reader::Checkpoint;
 pub use resolve::{LoadReport, LoadRequest, Notice, OnDamaged, Resolution, Resolved};
 pub use retention::RetentionPolicy;
 pub use shard::{WrittenShard, WrittenTensor};
+pub use sharded::ShardedWriter;
 pub use snapshot::{RunFiles, ShardTensor, Snapshot, TensorGroup};
 pub use store::{CheckpointStore, CheckpointSummary};
 pub use tensor::{DType, Element, HostTensor, TensorSource, TensorView};

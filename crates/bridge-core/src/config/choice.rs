@@ -207,6 +207,16 @@ choices! {
         Selective = "selective",
     }
 
+    /// The order of work of a pipeline rank in training (ours; upstream has no such setting).
+    pub enum PipelineSchedule {
+        /// All forwards, then all backwards.
+        GPipe = "gpipe",
+        /// One forward, one backward; interleaved where a rank has several chunks.
+        OneForwardOneBackward = "1f1b",
+        /// 1F1B with the gradients of weights moved into the bubble.
+        ZeroBubbleH1 = "zb_h1" | "zb-h1",
+    }
+
     /// How full recompute chooses layers.
     pub enum RecomputeMethod {
         /// Chunks of `recompute_num_layers` layers.

@@ -24,6 +24,7 @@ mod limits;
 mod node;
 mod ops;
 mod overrides;
+mod pipeline;
 mod raw;
 mod run_config;
 mod section;
@@ -42,6 +43,7 @@ pub use kinds::{ExtraField, Kind, KindRegistry, Kinds};
 pub use limits::{Bound, Limits};
 pub use node::{Data, Entry, Location, Node};
 pub use ops::{Detail, Difference, diff, diff_from_defaults, json_schema};
+pub use pipeline::{pipeline_placement, pipeline_schedule};
 pub use raw::{RawConfig, load, load_text};
 pub use run_config::{
     FinalDataset, FinalLogger, FinalModel, FinalOptimizer, FinalScheduler, FinalTraining, FinalTransformer,

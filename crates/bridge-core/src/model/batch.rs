@@ -4,6 +4,7 @@ use bridge_kernels::rotary::Positions;
 use bridge_kernels::{DropoutKey, Philox};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
+use super::WeightGradientStore;
 use crate::data::MicroBatch;
 
 /// One micro-batch on the device.
@@ -65,9 +66,17 @@ pub struct ForwardContext<'a> {
     pub batch: &'a Batch,
     /// Training or evaluation.
     pub mode: Mode,
+    /// Where linear layers put off the gradients of their weights, if they should: schedules that split the backward pass compute
+    /// them later. A layer that cannot put its gradient off computes it in the backward pass as usual.
+    pub weight_gradients: Option<&'a WeightGradientStore>,
 }
 
-impl ForwardContext<'_> {
+impl<'a> ForwardContext<'a> {
+    /// A context whose gradients all come in the backward pass.
+    pub fn new(batch: &'a Batch, mode: Mode) -> Self {
+        Self { batch, mode, weight_gradients: None }
+    }
+
     /// The key of one dropout mask, or `None` in evaluation.
     ///
     /// `layer` is the global layer number and `place` tells the masks of a layer apart; a recomputed segment asks with the

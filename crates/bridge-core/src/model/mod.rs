@@ -13,6 +13,7 @@ mod chunk;
 mod module_chunk;
 mod parallel;
 mod placement;
+mod weight_gradients;
 
 pub use batch::{Batch, ForwardContext, Mode};
 pub use builder::{
@@ -23,3 +24,4 @@ pub use chunk::{ModelChunk, ParameterInfo, ParameterRole, Segment, SegmentOutput
 pub use module_chunk::{ModuleChunk, Segments};
 pub use parallel::Parallel;
 pub use placement::{Placement, ReplicaGroup, Shard};
+pub use weight_gradients::WeightGradientStore;

@@ -1,19 +1,21 @@
 //! A language model small enough for unit tests of the loop: embedding, residual feed-forward layers, head.
 
 use bridge_kernels::{
-    Activation, CrossEntropyOptions, Philox, activation, dropout, embedding, linear, linear_cross_entropy, rms_norm,
+    Activation, CrossEntropyOptions, Philox, activation, dropout, embedding, linear, linear_cross_entropy,
+    linear_deferred, rms_norm,
 };
 use burn::module::{Module, Param};
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 
 use crate::data::MicroBatch;
 use crate::model::{
-    Batch, ForwardContext, ModelChunk, ModuleChunk, ParameterRole, Segment, SegmentOutput, SegmentRole, Segments,
+    Batch, ForwardContext, ModelChunk, ModuleChunk, ParameterRole, Segment, SegmentOutput, SegmentRole, Segments, Stage,
 };
 
 /// Vocabulary of the toy model.
 pub const VOCAB: usize = 23;
-const HIDDEN: usize = 7;
+/// Hidden size of the toy model.
+pub const HIDDEN: usize = 7;
 
 /// One residual layer.
 #[derive(Module, Debug)]
@@ -24,11 +26,20 @@ pub struct ToyLayer {
     down: Param<Tensor<2>>,
 }
 
-/// The model. Its head shares the embedding.
+/// The model, or a stage of it. Its head shares the embedding; a stage with only the head has a copy.
 #[derive(Module, Debug)]
 pub struct Toy {
-    embedding: Param<Tensor<2>>,
+    embedding: Option<Param<Tensor<2>>>,
     layers: Vec<ToyLayer>,
+    output: Option<Param<Tensor<2>>>,
+    #[module(skip)]
+    stage: ToyStage,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct ToyStage {
+    first_layer: usize,
+    head: bool,
 }
 
 fn parameter<const D: usize>(name: &str, shape: [usize; D], device: &Device, dtype: FloatDType) -> Param<Tensor<D>> {
@@ -41,6 +52,11 @@ fn parameter<const D: usize>(name: &str, shape: [usize; D], device: &Device, dty
 
 /// A toy model with `layers` layers, parameters of `dtype`.
 pub fn toy(layers: usize, dtype: FloatDType) -> Box<dyn ModelChunk> {
+    toy_stage(&Stage::whole(layers), dtype)
+}
+
+/// A stage of the toy model, parameters of `dtype`.
+pub fn toy_stage(stage: &Stage, dtype: FloatDType) -> Box<dyn ModelChunk> {
     let device = &Device::flex().autodiff();
     let layer = |i: usize| ToyLayer {
         norm: parameter(&format!("{i}.norm"), [HIDDEN], device, dtype),
@@ -48,42 +64,69 @@ pub fn toy(layers: usize, dtype: FloatDType) -> Box<dyn ModelChunk> {
         bias: parameter(&format!("{i}.bias"), [11], device, dtype),
         down: parameter(&format!("{i}.down"), [HIDDEN, 11], device, dtype),
     };
+    let table = || parameter("embedding", [VOCAB, HIDDEN], device, dtype);
     let model = Toy {
-        embedding: parameter("embedding", [VOCAB, HIDDEN], device, dtype),
-        layers: (0..layers).map(layer).collect(),
+        embedding: stage.embedding.then(table),
+        layers: stage.layers.clone().map(layer).collect(),
+        output: (stage.head && !stage.embedding).then(table),
+        stage: ToyStage { first_layer: stage.layers.start, head: stage.head },
     };
     Box::new(ModuleChunk::new(model))
 }
 
+impl Toy {
+    fn layer(&self, local: usize, x: Tensor<3>, context: &ForwardContext) -> Tensor<3> {
+        let layer = &self.layers[local];
+        let index = self.stage.first_layer + local;
+        // A linear layer as models write it: the weight's gradient comes later where the schedule asks for it.
+        let linear = |x: Tensor<3>, weight: &Param<Tensor<2>>, bias: Option<Tensor<1>>, name: &str| {
+            let Some(store) = context.weight_gradients.cloned() else {
+                return linear(x, weight.val(), bias);
+            };
+            let name = format!("layers.{index}.{name}");
+            linear_deferred(x, weight.val(), bias, move |gradient| {
+                store.defer(&name, move || {
+                    let gradient = gradient();
+                    let count = gradient.shape().num_elements();
+                    gradient.reshape([count])
+                });
+            })
+        };
+        let normed = rms_norm(x.clone(), layer.norm.val(), 1e-5);
+        let up = activation(linear(normed, &layer.up, Some(layer.bias.val()), "up"), Activation::GeluTanh);
+        let up = match context.dropout_key(index, 0) {
+            Some(key) => dropout(up, 0.25, key),
+            None => up,
+        };
+        x + linear(up, &layer.down, None, "down")
+    }
+}
+
 impl Segments for Toy {
     fn segments(&self) -> Vec<Segment> {
-        let layers = (0..self.layers.len()).map(|i| Segment { role: SegmentRole::Layer, layer: Some(i) });
-        std::iter::once(Segment { role: SegmentRole::Embedding, layer: None })
-            .chain(layers)
-            .chain(std::iter::once(Segment { role: SegmentRole::Head, layer: None }))
-            .collect()
+        let first = self.stage.first_layer;
+        let layers = (0..self.layers.len()).map(|i| Segment { role: SegmentRole::Layer, layer: Some(first + i) });
+        let embedding = self.embedding.iter().map(|_| Segment { role: SegmentRole::Embedding, layer: None });
+        let head = self.stage.head.then_some(Segment { role: SegmentRole::Head, layer: None });
+        embedding.chain(layers).chain(head).collect()
     }
 
     fn forward_segment(&self, index: usize, input: Option<Tensor<3>>, context: &ForwardContext) -> SegmentOutput {
         let Batch { tokens, labels, loss_mask, .. } = context.batch;
         let Some(x) = input else {
-            return SegmentOutput::Hidden(embedding(self.embedding.val(), tokens.clone()));
+            let table = self.embedding.as_ref().expect("only a stage with the embedding has no input");
+            return SegmentOutput::Hidden(embedding(table.val(), tokens.clone()));
         };
-        if index <= self.layers.len() {
-            let layer = &self.layers[index - 1];
-            let normed = rms_norm(x.clone(), layer.norm.val(), 1e-5);
-            let up = activation(linear(normed, layer.up.val(), Some(layer.bias.val())), Activation::GeluTanh);
-            let up = match context.dropout_key(index - 1, 0) {
-                Some(key) => dropout(up, 0.25, key),
-                None => up,
-            };
-            return SegmentOutput::Hidden(x + linear(up, layer.down.val(), None));
+        let local = index - usize::from(self.embedding.is_some());
+        if local < self.layers.len() {
+            return SegmentOutput::Hidden(self.layer(local, x, context));
         }
+        let table = self.output.as_ref().or(self.embedding.as_ref()).expect("a stage with the head has the table");
         let [b, t, c] = x.dims();
         let targets: Tensor<1, Int> = labels.clone().reshape([b * t]);
         SegmentOutput::LossSum(linear_cross_entropy(
             x.reshape([b * t, c]),
-            self.embedding.val(),
+            table.val(),
             targets,
             loss_mask.clone().reshape([b * t]),
             &CrossEntropyOptions::default(),
@@ -92,6 +135,19 @@ impl Segments for Toy {
 
     fn parameter_role(&self, name: &str) -> ParameterRole {
         if name == "embedding" { ParameterRole::EmbeddingOrOutput } else { ParameterRole::Hidden }
+    }
+
+    fn parameter_name(&self, path: &str) -> String {
+        if path == "output" {
+            return "embedding".to_owned();
+        }
+        match path.strip_prefix("layers.").and_then(|rest| rest.split_once('.')) {
+            Some((local, rest)) => {
+                let local: usize = local.parse().expect("children of a Vec are numbered");
+                format!("layers.{}.{rest}", self.stage.first_layer + local)
+            }
+            None => path.to_owned(),
+        }
     }
 }
 

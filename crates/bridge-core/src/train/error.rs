@@ -4,8 +4,10 @@ use std::path::PathBuf;
 
 use bridge_dist::comm::CommError;
 use bridge_dist::mesh::MeshSetupError;
+use bridge_dist::schedule::ScheduleError;
 
 use super::device::DeviceError;
+use super::pipeline::PipelineError;
 use crate::checkpoint::CheckpointError;
 use crate::config::ConfigErrors;
 use crate::data::DataError;
@@ -150,6 +152,9 @@ pub enum TrainError {
     /// An operation between ranks.
     #[error("{0}")]
     Communication(#[source] CommError),
+    /// The pipeline's schedule cannot run the micro-batches of a step.
+    #[error("pipeline schedule: {0}")]
+    Schedule(#[from] ScheduleError),
     /// Ranks were started with different recipes.
     #[error(
         "the ranks were given different recipes: {} of {size} {} than the others (this is rank {rank}); start all ranks with the same \
@@ -211,6 +216,15 @@ impl From<CommError> for TrainError {
     }
 }
 
+impl From<PipelineError> for TrainError {
+    fn from(error: PipelineError) -> Self {
+        match error {
+            PipelineError::Schedule(error) => Self::Schedule(error),
+            PipelineError::Comm(error) => Self::Communication(error),
+        }
+    }
+}
+
 impl From<CheckpointError> for TrainError {
     fn from(error: CheckpointError) -> Self {
         Self::Checkpoint(Box::new(error))
@@ -251,6 +265,7 @@ impl TrainError {
                 | Self::BatchSize(_)
                 | Self::LossScale(_)
                 | Self::Flops(_)
+                | Self::Schedule(_)
                 | Self::RecipesDiffer { .. }
                 | Self::Mesh(MeshSetupError::Mesh(_) | MeshSetupError::WorldSize { .. })
                 | Self::OtherRank { is_bad_input: true, .. }

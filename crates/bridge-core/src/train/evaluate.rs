@@ -2,11 +2,11 @@
 
 use super::exit::exit_is_requested;
 use super::forward_step::{LM_LOSS, Losses};
+use super::pipeline::EvaluationBatches;
 use super::run::TrainingRun;
-use super::step::scalar;
 use super::{TrainError, ranks};
 use crate::logging::perplexity;
-use crate::model::{ForwardContext, Mode};
+use crate::model::Batch;
 
 /// Which split is evaluated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,28 +69,35 @@ pub fn evaluate(run: &mut TrainingRun, split: Split) -> Result<Option<Evaluation
     };
     let iterations = run.evaluation_iterations(split);
     let num_microbatches = run.config.validation.num_microbatches;
-    let chunk = run.chunks[0].inference();
+    let chunks: Vec<_> = run.chunks.iter().map(|chunk| chunk.inference()).collect();
     let mut losses = Losses::new();
     let (mut num_passes, mut num_bytes) = (0_u64, Some(0_u64));
-    'iterations: for iteration in 0..iterations {
+    for iteration in 0..iterations {
         run.reporter.evaluating(split, iteration as u64, iterations as u64);
         if exit_is_requested(run)?.is_some() {
             // The figures of a part would pass for those of the whole.
             run.note(&format!("the evaluation on the {} split was stopped", split.name()));
             return Ok(None);
         }
-        for _ in 0..num_microbatches {
-            let Some(micro_batch) = loader.next().transpose()? else {
-                break 'iterations;
-            };
-            let batch = run.prepare(&micro_batch);
-            let context = ForwardContext { batch: &batch, mode: Mode::Evaluate };
-            let loss_sum = scalar(run.executor.forward(chunk.as_ref(), &context));
-            for (name, ratio) in run.forward_step.report(loss_sum, &batch) {
+        let micro_batches = loader.by_ref().take(num_microbatches).collect::<Result<Vec<_>, _>>()?;
+        if micro_batches.is_empty() {
+            break;
+        }
+        micro_batches.iter().try_for_each(|micro_batch| run.check_ids(micro_batch))?;
+        let batches: Vec<Batch> = micro_batches.iter().map(|micro_batch| run.prepare(micro_batch)).collect();
+        let mut work = EvaluationBatches { config: &run.config, batches: &batches };
+        let loss_sums = run.pipeline.evaluate(&chunks, batches.len(), &mut work)?;
+        for (loss_sum, batch) in loss_sums.into_iter().zip(&batches) {
+            for (name, ratio) in run.forward_step.report(loss_sum, batch) {
                 *losses.entry(name).or_default() += ratio;
             }
-            num_passes += 1;
-            num_bytes = num_bytes.and_then(|sum| Some(sum + run.count_bytes(&micro_batch)?));
+        }
+        num_passes += batches.len() as u64;
+        for micro_batch in &micro_batches {
+            num_bytes = num_bytes.and_then(|sum| Some(sum + run.count_bytes(micro_batch)?));
+        }
+        if batches.len() < num_microbatches {
+            break;
         }
     }
     let num_samples = run.data.samples_in_passes(&run.config, split, num_passes);

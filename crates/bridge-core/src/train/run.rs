@@ -13,9 +13,9 @@ use super::callbacks::{Callback, CancelHandle};
 use super::checkpointing::Saver;
 use super::data::RunData;
 use super::evaluate::{EvaluationReport, Split};
-use super::executor::Executor;
 use super::forward_step::ForwardStep;
 use super::lock::RunLock;
+use super::pipeline::Pipeline;
 use super::reporter::Reporter;
 use super::step::StepReport;
 use super::{TrainError, ranks};
@@ -45,7 +45,7 @@ pub struct TrainingRun {
     /// What callbacks see.
     pub state: GlobalState,
     pub(super) chunks: Vec<Box<dyn ModelChunk>>,
-    pub(super) executor: Executor,
+    pub(super) pipeline: Pipeline,
     pub(super) optimizer: Optimizer,
     pub(super) gradients: GradientBuffer,
     pub(super) reducer: GradientReducer,

@@ -11,9 +11,9 @@ use super::checkpointing::{Saver, Start, find_start, read_files, restore};
 use super::convert;
 use super::data::{DatasetRegistry, RunData};
 use super::device::select_device;
-use super::executor::Executor;
 use super::forward_step::{ForwardStep, LanguageModelStep};
 use super::lock::RunLock;
+use super::pipeline;
 use super::reporter::{Console, Reporter};
 use super::run::{GlobalState, TrainingRun};
 use super::step::schedule_overrides;
@@ -115,9 +115,9 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
         padded_vocab_size,
         parallel: Parallel { groups: groups.clone(), sequence_parallel: config.model.sequence_parallel },
     };
-    let stage = Stage::whole(config.model.num_layers);
     let builder: Box<dyn ModelBuilder> = model_config.builder();
-    let built = builder.build_models(model_config.as_ref(), &context, &[stage]).map_err(TrainError::from);
+    let built = pipeline::stages(&config, groups.pipeline().rank())
+        .and_then(|stages| Ok(builder.build_models(model_config.as_ref(), &context, &stages)?));
     let chunks = ranks::agree(&groups, "building the model", built)?;
 
     let distribution = Arc::new(Distribution::new(&chunks, groups.clone(), convert::distribution(&config))?);
@@ -130,7 +130,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
         scheduler.check_group(&schedule_overrides(group))?;
     }
     let mut run = TrainingRun {
-        executor: Executor::new(chunks[0].as_ref(), &convert::recompute(&config)),
+        pipeline: pipeline::pipeline(&config, &context.parallel, &chunks, &device),
         optimizer,
         gradients: GradientBuffer::new(accumulation(&config)),
         reducer: GradientReducer::new(distribution, convert::wire(&config), plain),

@@ -3,14 +3,14 @@
 use std::time::Instant;
 
 use bridge_kernels::Philox;
-use burn::tensor::Tensor;
 
 use super::forward_step::Losses;
+use super::pipeline::StepWork;
 use super::run::TrainingRun;
 use super::{LM_LOSS, TrainError, ranks};
 use crate::data::MicroBatch;
 use crate::logging::TimerLevel;
-use crate::model::{Batch, ForwardContext, Mode};
+use crate::model::Batch;
 use crate::optim::{GroupRates, GroupSettings, StepOutcome, StepScales};
 use crate::resilience::rerun::{ExitDecision, ForwardBackward};
 use crate::schedule::{GradientCheck, GroupOverrides};
@@ -132,23 +132,23 @@ fn forward_backward(run: &mut TrainingRun, micro_batches: &[MicroBatch]) -> Resu
     let mut num_tokens: Vec<f64> = batches.iter().map(|batch| batch.num_tokens).collect();
     ranks::sum(run.groups.data_context(), &mut num_tokens)?;
     let mut losses = Losses::new();
-    let mut loss_sums = Vec::with_capacity(batches.len());
-    for (index, batch) in batches.iter().enumerate() {
-        let context = ForwardContext { batch, mode: Mode::Train(run.dropout_stream(&stream, index)) };
-        let divisor = if per_token { 1.0 } else { num_tokens[index].max(1.0) * batches.len() as f64 };
-        let factor = run.loss_scaler.scale() * run.optimizer.distribution().loss_factor() / divisor;
-        let (forward_step, gradients) = (&mut run.forward_step, &mut run.gradients);
-        let timer = run.timers.start("forward-backward", TimerLevel::Phase);
-        let loss_sum = run.executor.forward_backward(
-            run.chunks[0].as_ref(),
-            &context,
-            &mut |sum| forward_step.objective(sum, batch) * factor,
-            &mut |name, gradient| gradients.add(name, gradient),
-        );
-        drop(timer);
-        let loss_sum = scalar(loss_sum);
-        loss_sums.push(loss_sum);
-        for (name, ratio) in run.forward_step.report(loss_sum, batch) {
+    let scale = run.loss_scaler.scale() * run.optimizer.distribution().loss_factor();
+    let factor = |tokens: &f64| if per_token { scale } else { scale / (tokens.max(1.0) * batches.len() as f64) };
+    let factors: Vec<f64> = num_tokens.iter().map(factor).collect();
+    let streams: Vec<Philox> = (0..batches.len()).map(|index| run.dropout_stream(&stream, index)).collect();
+    let timer = run.timers.start("forward-backward", TimerLevel::Phase);
+    let mut work = StepWork {
+        config: &run.config,
+        batches: &batches,
+        streams: &streams,
+        factors: &factors,
+        forward_step: run.forward_step.as_mut(),
+        gradients: &mut run.gradients,
+    };
+    let mut loss_sums = run.pipeline.train(&run.chunks, batches.len(), &mut work)?.loss_sums;
+    drop(timer);
+    for (loss_sum, batch) in loss_sums.iter().zip(&batches) {
+        for (name, ratio) in run.forward_step.report(*loss_sum, batch) {
             *losses.entry(name).or_default() += ratio;
         }
     }
@@ -217,9 +217,4 @@ pub(super) fn schedule_overrides(settings: &GroupSettings) -> GroupOverrides {
         wd_mult: settings.wd_mult,
         ..GroupOverrides::default()
     }
-}
-
-/// The one value of a `[1]` tensor.
-pub(super) fn scalar(tensor: Tensor<1>) -> f64 {
-    tensor.into_data().iter::<f64>().next().expect("a loss has one element")
 }

@@ -15,15 +15,22 @@ impl PipelineSchedule {
     /// If a size is 0 or the schedule cannot run this shape.
     pub fn new(kind: ScheduleKind, shape: PipelineShape) -> Result<Self, ScheduleError> {
         check_shape(kind, shape)?;
-        let ranks = (0..shape.num_stages)
-            .map(|rank| {
-                let mut list = List { shape, rank, actions: Vec::new() };
-                list.fill(kind);
-                list.actions
-            })
-            .collect();
+        let ranks = (0..shape.num_stages).map(|rank| List::filled(kind, shape, rank)).collect();
         Ok(Self { kind, shape, ranks })
     }
+}
+
+/// The actions of one rank: entry `rank` of [`PipelineSchedule::ranks`], without making the others.
+///
+/// # Errors
+/// If a size is 0 or the schedule cannot run this shape.
+///
+/// # Panics
+/// If `rank` is not below the number of stages.
+pub fn rank_actions(kind: ScheduleKind, shape: PipelineShape, rank: usize) -> Result<Vec<Action>, ScheduleError> {
+    check_shape(kind, shape)?;
+    assert!(rank < shape.num_stages, "rank {rank} of a pipeline of {}", shape.num_stages);
+    Ok(List::filled(kind, shape, rank))
 }
 
 fn check_shape(kind: ScheduleKind, shape: PipelineShape) -> Result<(), ScheduleError> {
@@ -92,6 +99,12 @@ struct List {
 }
 
 impl List {
+    fn filled(kind: ScheduleKind, shape: PipelineShape, rank: usize) -> Vec<Action> {
+        let mut list = Self { shape, rank, actions: Vec::new() };
+        list.fill(kind);
+        list.actions
+    }
+
     fn fill(&mut self, kind: ScheduleKind) {
         let microbatches = self.shape.num_microbatches;
         match kind {

@@ -8,6 +8,7 @@ mod cross_entropy;
 mod dropout;
 mod half;
 mod linear;
+mod linear_deferred;
 mod norm;
 mod optim;
 mod plain;

@@ -8,6 +8,7 @@ mod overwrite;
 mod resolve;
 mod retention;
 mod round_trip;
+mod sharded;
 
 use std::collections::BTreeMap;
 use std::fs;

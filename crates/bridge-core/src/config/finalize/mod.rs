@@ -8,6 +8,7 @@ mod draft;
 mod model;
 mod optimizer;
 mod parallel;
+mod pipeline;
 mod presets;
 mod ranges;
 mod scheduler;
@@ -32,7 +33,8 @@ pub(super) fn run(raw: &RawConfig, world: &World) -> Result<RunConfig, ConfigErr
     // 1. Presets become ordinary settings.
     presets::resolve(&mut draft);
     // 2. Parallel sizes; the data-parallel one is what remains.
-    let parallel = parallel::resolve(&mut draft);
+    let mut parallel = parallel::resolve(&mut draft);
+    pipeline::resolve(&mut draft, &mut parallel);
     // 3. Each section.
     let name = train::name(&mut draft);
     train::device(&mut draft);
@@ -47,6 +49,7 @@ pub(super) fn run(raw: &RawConfig, world: &World) -> Result<RunConfig, ConfigErr
     checkpoint::check(&mut draft);
     // 4. Rules between sections.
     cross::check(&mut draft);
+    pipeline::check_schedule(&mut draft, &parallel, &train);
     let samples = cross::sample_counts(&mut draft, &train, &validation);
     // 5. Freeze.
     draft.finish(|recipe| Resolved {

@@ -2,8 +2,9 @@
 
 use super::super::choice::{
     Activation, AmaxAlgo, AttentionBackend, BootstrapBackend, CrossEntropyImpl, CudaGraphImpl, DType, FlexBackend,
-    Fp4Format, Fp4Recipe, Fp8Format, Fp8Recipe, Normalization, PositionEmbeddingType, RecomputeGranularity,
-    RecomputeMethod, RouterDType, RouterScoreFunction, TokenDispatcher, TokenDropPolicy, TransformerImpl,
+    Fp4Format, Fp4Recipe, Fp8Format, Fp8Recipe, Normalization, PipelineSchedule, PositionEmbeddingType,
+    RecomputeGranularity, RecomputeMethod, RouterDType, RouterScoreFunction, TokenDispatcher, TokenDropPolicy,
+    TransformerImpl,
 };
 use super::super::field::{AnyValue, OneOrMany};
 use super::super::limits::Limits;
@@ -144,6 +145,8 @@ section! {
         account_for_loss_in_pipeline_split: bool = false;
         /// Explicit layer placement.
         pipeline_model_parallel_layout: Option<OneOrMany<String>> = None;
+        /// Order of work of a pipeline rank; null takes 1f1b (ours).
+        pipeline_schedule: Option<PipelineSchedule> = None;
         /// Dtype between pipeline stages; null takes `params_dtype`. One stage sends nothing.
         pipeline_dtype: Option<DType> = None;
         /// Exchange shapes between stages.

@@ -150,7 +150,7 @@ pub fn micro_batch(vocab_size: usize) -> MicroBatch {
 
 /// Runs all segments of `chunks` one after the other.
 pub fn loss_sum(chunks: &[&dyn ModelChunk], batch: &Batch, mode: Mode) -> Tensor<1> {
-    let context = ForwardContext { batch, mode };
+    let context = ForwardContext::new(batch, mode);
     let mut hidden = None;
     for chunk in chunks {
         for index in 0..chunk.segments().len() {

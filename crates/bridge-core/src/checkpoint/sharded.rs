@@ -1,0 +1,150 @@
+//! One checkpoint written by all ranks of a run together: every rank its shards, the first rank all that exists once. What a rank holds
+//! is the caller's affair.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use bridge_dist::comm::{CommError, Group};
+
+use super::async_saver::SaveSnapshots;
+use super::error::CheckpointError;
+use super::layout::iteration_folder_name;
+use super::shard::WrittenShard;
+use super::snapshot::Snapshot;
+use super::writer::{CheckpointWriter, SaveOptions, SaveReport, Staging};
+
+const BEGINNING: &str = "beginning a checkpoint";
+
+/// Tag of the messages that report shards to the first rank.
+const REPORT_TAG: u32 = 0;
+
+/// Writes checkpoints together with the same writer on the other ranks. Alone it is a [`CheckpointWriter`].
+#[derive(Debug)]
+pub struct ShardedWriter {
+    root: PathBuf,
+    options: SaveOptions,
+    /// On the first rank, which publishes.
+    writer: Option<CheckpointWriter>,
+    /// Ranks that save together. Used by this writer alone, because a save in the background communicates while training does.
+    group: Group,
+}
+
+impl ShardedWriter {
+    /// Opens `root` on the ranks of `group`, as [`CheckpointWriter::open`] does on the first of them. All ranks call this together, and
+    /// use `group` for nothing else.
+    ///
+    /// # Errors
+    /// On every rank, when the first one cannot open `root`; those of the group.
+    pub fn open(root: impl Into<PathBuf>, options: SaveOptions, group: Group) -> Result<Self, CheckpointError> {
+        let root = root.into();
+        let opened = match group.rank() {
+            0 => CheckpointWriter::open(&root, options.clone()).map(Some),
+            _ => Ok(None),
+        };
+        let writer = agree(&group, "opening the folder of checkpoints", opened)?;
+        Ok(Self { root, options, writer, group })
+    }
+
+    /// Saves the snapshots of all ranks as one checkpoint. All ranks call this together, with the same step; what besides tensors is in
+    /// the first rank's snapshot counts.
+    ///
+    /// The report is complete on the first rank; the others know only the bytes that they wrote themselves.
+    ///
+    /// # Errors
+    /// On every rank, when any rank cannot write or the slices of all ranks do not make up whole tensors. Nothing half-written is left,
+    /// and what was there before is untouched.
+    pub fn save(&self, snapshot: &Snapshot<'_>) -> Result<SaveReport, CheckpointError> {
+        let Some(writer) = &self.writer else {
+            return self.take_part(snapshot);
+        };
+        if self.group.size() == 1 {
+            return writer.save(snapshot);
+        }
+        let staging = match writer.begin(snapshot.run.train_state.step) {
+            Ok(staging) => staging,
+            Err(error) => return self.agree(BEGINNING, Err(error)),
+        };
+        self.agree(BEGINNING, Ok(())).inspect_err(|_| staging.discard())?;
+        let written = staging.write_shards(0, &snapshot.groups);
+        let shards = self
+            .agree("writing its shards", written)
+            .and_then(|own| self.collect(own))
+            .inspect_err(|_| staging.discard())?;
+        let report = writer.publish(staging, &snapshot.run, &shards);
+        self.agree("publishing a checkpoint", report)
+    }
+
+    /// The part of every rank but the first.
+    fn take_part(&self, snapshot: &Snapshot<'_>) -> Result<SaveReport, CheckpointError> {
+        let started = Instant::now();
+        let iteration = snapshot.run.train_state.step;
+        self.agree(BEGINNING, Ok(()))?;
+        let written = Staging::join(&self.root, iteration, self.options.clone())
+            .and_then(|staging| staging.write_shards(self.group.rank(), &snapshot.groups));
+        let shards = self.agree("writing its shards", written)?;
+        self.report(&shards)?;
+        self.agree("publishing a checkpoint", Ok(()))?;
+        Ok(SaveReport {
+            iteration,
+            path: self.root.join(iteration_folder_name(iteration)),
+            bytes: shards.iter().map(|shard| shard.size).sum(),
+            seconds: started.elapsed().as_secs_f64(),
+            pruned: Vec::new(),
+            prune_error: None,
+        })
+    }
+
+    fn agree<T>(&self, doing: &'static str, result: Result<T, CheckpointError>) -> Result<T, CheckpointError> {
+        agree(&self.group, doing, result)
+    }
+
+    /// Tells the first rank what this one wrote.
+    fn report(&self, shards: &[WrittenShard]) -> Result<(), CheckpointError> {
+        let bytes = serde_json::to_vec(shards)
+            .map_err(|error| CheckpointError::invalid_snapshot("the list of shards", error.to_string()))?;
+        let length = [bytes.len() as i64];
+        self.group.send((&length).into(), 0, REPORT_TAG)?;
+        Ok(self.group.send((&bytes).into(), 0, REPORT_TAG)?)
+    }
+
+    /// What all ranks wrote, in rank order.
+    fn collect(&self, own: Vec<WrittenShard>) -> Result<Vec<WrittenShard>, CheckpointError> {
+        let mut all = own;
+        for rank in 1..self.group.size() {
+            let mut length = [0_i64];
+            self.group.recv((&mut length).into(), rank, REPORT_TAG)?;
+            let mut bytes = vec![0_u8; usize::try_from(length[0]).unwrap_or(0)];
+            self.group.recv((&mut bytes).into(), rank, REPORT_TAG)?;
+            let shards: Vec<WrittenShard> = serde_json::from_slice(&bytes).map_err(|error| {
+                CheckpointError::invalid_snapshot(format!("the list of shards of rank {rank}"), error.to_string())
+            })?;
+            all.extend(shards);
+        }
+        Ok(all)
+    }
+}
+
+impl SaveSnapshots for ShardedWriter {
+    fn root(&self) -> &Path {
+        &self.root
+    }
+
+    fn save(&self, snapshot: &Snapshot<'_>) -> Result<SaveReport, CheckpointError> {
+        self.save(snapshot)
+    }
+}
+
+/// Tells all ranks how a piece of work went on each, so that they fail together.
+fn agree<T>(group: &Group, doing: &'static str, result: Result<T, CheckpointError>) -> Result<T, CheckpointError> {
+    if group.size() == 1 {
+        return result;
+    }
+    let mut failed = vec![0_u8; group.size()];
+    let shared: Result<(), CommError> = group.all_gather((&[u8::from(result.is_err())]).into(), (&mut failed).into());
+    let value = result?;
+    shared?;
+    match failed.iter().position(|failed| *failed != 0) {
+        None => Ok(value),
+        Some(rank) => Err(CheckpointError::OtherRank { rank, doing }),
+    }
+}

@@ -1,0 +1,69 @@
+//! Stages of the pipeline, and batches that its schedule can run.
+
+use bridge_dist::schedule::{PipelineShape, rank_actions};
+
+use super::super::pipeline::{pipeline_placement, pipeline_schedule};
+use super::super::run_config::{FinalTraining, ParallelSizes};
+use super::Draft;
+
+/// Checks how layers are spread over stages, and counts the chunks of a rank: a layout may be what says it.
+pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &mut ParallelSizes) {
+    let model = draft.recipe.model.clone();
+    let layout = "model.pipeline_model_parallel_layout";
+    let others = [
+        ("model.num_layers_in_first_pipeline_stage", model.num_layers_in_first_pipeline_stage.is_some()),
+        ("model.num_layers_in_last_pipeline_stage", model.num_layers_in_last_pipeline_stage.is_some()),
+        ("model.account_for_embedding_in_pipeline_split", model.account_for_embedding_in_pipeline_split),
+        ("model.account_for_loss_in_pipeline_split", model.account_for_loss_in_pipeline_split),
+    ];
+    for (index, (key, is_set)) in others.into_iter().enumerate() {
+        draft.forbid(is_set && model.pipeline_model_parallel_layout.is_some(), key, format!("excludes {layout}"));
+        let uneven = others[..2].iter().any(|(_, is_set)| *is_set);
+        draft.forbid(is_set && index >= 2 && uneven, key, "excludes numbers of layers for the first or last stage");
+        draft.forbid(is_set && parallel.pipeline == 1, key, "needs model.pipeline_model_parallel_size above 1");
+    }
+    if model.num_layers == 0 {
+        // Reported as missing.
+        return;
+    }
+    match pipeline_placement(&model) {
+        Ok(placement) => parallel.virtual_pipeline = placement.chunks.first().map_or(1, Vec::len),
+        Err(error) => {
+            let key = if model.pipeline_model_parallel_layout.is_some() {
+                layout
+            } else if let Some((key, _)) = others.iter().find(|(_, is_set)| *is_set) {
+                key
+            } else if parallel.virtual_pipeline > 1 {
+                "model.virtual_pipeline_model_parallel_size"
+            } else {
+                "model.pipeline_model_parallel_size"
+            };
+            draft.conflict(key, error.to_string());
+        }
+    }
+}
+
+/// Checks that the schedule can run the micro-batches of every step.
+pub(super) fn check_schedule(draft: &mut Draft<'_>, parallel: &ParallelSizes, train: &FinalTraining) {
+    let model = draft.recipe.model.clone();
+    let kind = pipeline_schedule(&model, parallel.virtual_pipeline);
+    let unit = train.micro_batch_size.saturating_mul(parallel.data).max(1);
+    let mut sizes = vec![train.global_batch_size];
+    if let Some([start, increment, _]) = train.rampup_batch_size {
+        sizes.extend((start..train.global_batch_size).step_by(increment.max(1)));
+    }
+    for size in sizes {
+        let num_microbatches = (size / unit).max(1);
+        let shape =
+            PipelineShape { num_stages: parallel.pipeline, num_chunks: parallel.virtual_pipeline, num_microbatches };
+        if let Err(error) = rank_actions(kind, shape, 0) {
+            let key = match (model.pipeline_schedule, model.microbatch_group_size_per_vp_stage) {
+                (_, Some(_)) => "model.microbatch_group_size_per_vp_stage",
+                (Some(_), None) => "model.pipeline_schedule",
+                (None, None) => "train.global_batch_size",
+            };
+            draft.conflict(key, format!("{num_microbatches} micro-batches a step: {error}"));
+            return;
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! Which layers each pipeline stage holds and in which order it works, as the settings of `[model]` say.
+
+use bridge_dist::schedule::placement::{Accounting, Layout, Placement, PlacementError, PlacementSpec, Split};
+use bridge_dist::schedule::{InterleavedWarmup, ScheduleKind};
+
+use super::choice::PipelineSchedule;
+use super::sections::TransformerConfig;
+
+/// What each chunk of each pipeline rank holds.
+///
+/// # Errors
+/// If the layout cannot be read, or the layers cannot be spread as the settings ask.
+pub fn pipeline_placement(model: &TransformerConfig) -> Result<Placement, PlacementError> {
+    let accounting = |counts| if counts { Accounting::AsLayer } else { Accounting::Free };
+    let (first, last) = (model.num_layers_in_first_pipeline_stage, model.num_layers_in_last_pipeline_stage);
+    let split = if let Some(layout) = &model.pipeline_model_parallel_layout {
+        Split::Layout(layout.as_slice().join("|").parse::<Layout>()?)
+    } else if first.is_some() || last.is_some() {
+        Split::Uneven { first, last }
+    } else {
+        Split::Even {
+            embedding: accounting(model.account_for_embedding_in_pipeline_split),
+            loss: accounting(model.account_for_loss_in_pipeline_split),
+        }
+    };
+    let spec = PlacementSpec {
+        num_layers: model.num_layers,
+        pipeline_model_parallel_size: model.pipeline_model_parallel_size,
+        virtual_pipeline_model_parallel_size: model.virtual_pipeline_model_parallel_size,
+        mtp_num_layers: model.mtp_num_layers.unwrap_or(0),
+        split,
+    };
+    spec.place()
+}
+
+/// The order of work in training, for a pipeline of `num_chunks` chunks on each rank.
+pub fn pipeline_schedule(model: &TransformerConfig, num_chunks: usize) -> ScheduleKind {
+    match model.pipeline_schedule {
+        Some(PipelineSchedule::GPipe) => ScheduleKind::GPipe,
+        Some(PipelineSchedule::ZeroBubbleH1) => ScheduleKind::ZeroBubbleH1,
+        None | Some(PipelineSchedule::OneForwardOneBackward) if num_chunks == 1 => ScheduleKind::OneForwardOneBackward,
+        None | Some(PipelineSchedule::OneForwardOneBackward) => ScheduleKind::Interleaved {
+            microbatch_group_size: model
+                .microbatch_group_size_per_vp_stage
+                .unwrap_or(model.pipeline_model_parallel_size),
+            warmup: InterleavedWarmup::Minimal,
+        },
+    }
+}

@@ -1,0 +1,191 @@
+//! Runs one rank's share of a pipeline: the actions of a [`bridge_dist::schedule`] on this rank's chunks, by segments. One executor for
+//! every schedule, and for one rank without a pipeline; which schedule, and which layers a stage has, is decided in `stages`.
+//!
+//! ```text
+//! actions of this rank          what happens here
+//! RecvActivation(m, chunk)      a request posted ahead is waited for, the next one is posted        [wire]
+//! Forward(m, chunk)             Executor::begin: output without a graph, regions kept in flight     [pass]
+//! SendActivation(m, chunk)      the output leaves while this rank goes on                           [wire]
+//! RecvGradient, Backward        InFlight::backward: parameter gradients out, input gradient kept
+//! SendGradient(m, chunk)        the input gradient leaves; nothing of (m, chunk) is left
+//! ```
+
+mod pass;
+mod settings;
+#[cfg(test)]
+mod tests;
+mod wire;
+mod work;
+
+use bridge_dist::comm::{CommError, Group};
+use bridge_dist::schedule::{PipelineShape, ScheduleError, ScheduleKind, rank_actions};
+use burn::tensor::{Device, FloatDType, Tensor};
+
+use super::executor::Executor;
+use super::recompute::Recompute;
+use crate::model::{Batch, Mode, ModelChunk};
+use pass::Pass;
+use wire::WireFormat;
+
+pub(super) use settings::{pipeline, stages};
+pub(super) use work::{EvaluationBatches, StepWork};
+
+/// What the executor asks about the micro-batches of a pass. Every rank of the pipeline answers for the same micro-batches.
+pub trait MicroBatches {
+    /// Shape of the activations between stages, `[b, t, c]`, as this rank holds them: `t` is its part of the sequence under sequence
+    /// and context parallelism.
+    fn boundary(&self, microbatch: usize) -> [usize; 3];
+
+    /// A micro-batch on the device, and how it passes through the model. Called once for each chunk of the rank.
+    fn prepare(&mut self, microbatch: usize) -> MicroBatchInput;
+}
+
+/// What the executor asks and tells besides, in a pass that trains.
+pub trait TrainWork: MicroBatches {
+    /// The scalar to differentiate, from the loss sum of a micro-batch. Asked where the model ends only.
+    fn objective(&mut self, microbatch: usize, batch: &Batch, loss_sum: Tensor<1>) -> Tensor<1>;
+
+    /// A gradient of the parameter `name`, flat: one of several parts that add up, over micro-batches and within one.
+    fn gradient(&mut self, name: &str, gradient: Tensor<1>);
+
+    /// The backward pass of a micro-batch through a chunk is done: no more parts of its gradients will come.
+    fn backward_done(&mut self, _microbatch: usize, _chunk: usize) {}
+}
+
+/// A micro-batch as chunks see it.
+#[derive(Clone, Debug)]
+pub struct MicroBatchInput {
+    /// Tokens and masks.
+    pub batch: Batch,
+    /// Training, with the micro-batch's stream of random numbers, or evaluation.
+    pub mode: Mode,
+}
+
+/// How a pipeline is run.
+#[derive(Clone, Debug)]
+pub struct PipelineSettings {
+    /// The order of work in training.
+    pub schedule: ScheduleKind,
+    /// What is recomputed, within each chunk.
+    pub recompute: Recompute,
+    /// dtype of the activations inside the model.
+    pub activation_dtype: FloatDType,
+    /// dtype of activations and gradients between stages (`pipeline_dtype`).
+    pub wire_dtype: FloatDType,
+}
+
+/// What a pass did.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PassReport {
+    /// Sum of the masked loss of each micro-batch on the last stage; zeros on the others.
+    pub loss_sums: Vec<f64>,
+    /// Largest number of micro-batches, counted for each chunk, that were in flight on this rank at once: forward done, backward
+    /// (weight part included) not.
+    pub max_in_flight: usize,
+}
+
+/// A pass that could not be completed.
+#[derive(Debug, thiserror::Error)]
+pub enum PipelineError {
+    /// The schedule does not fit the number of micro-batches.
+    #[error("pipeline schedule: {0}")]
+    Schedule(#[from] ScheduleError),
+    /// Stages could not exchange activations or gradients.
+    #[error(transparent)]
+    Comm(#[from] CommError),
+}
+
+/// Runs passes of one rank's chunks. Every rank of the pipeline calls the same methods with the same number of micro-batches.
+#[derive(Clone, Debug)]
+pub struct Pipeline {
+    /// The ranks of the pipeline; `rank()` is the stage.
+    group: Group,
+    /// One for each chunk.
+    executors: Vec<Executor>,
+    schedule: ScheduleKind,
+    wire: WireFormat,
+}
+
+impl Pipeline {
+    /// An executor for `chunks`, which this rank of `group` holds, on `device`.
+    pub fn new(group: Group, chunks: &[Box<dyn ModelChunk>], device: &Device, settings: &PipelineSettings) -> Self {
+        Self {
+            group,
+            executors: chunks.iter().map(|chunk| Executor::new(chunk.as_ref(), &settings.recompute)).collect(),
+            schedule: settings.schedule,
+            wire: WireFormat {
+                device: device.clone().without_autodiff(),
+                wire: settings.wire_dtype,
+                local: settings.activation_dtype,
+            },
+        }
+    }
+
+    /// Forward and backward of `num_microbatches` micro-batches.
+    ///
+    /// # Errors
+    /// If the schedule cannot run this number of micro-batches, or ranks fail or disagree.
+    pub fn train(
+        &self,
+        chunks: &[Box<dyn ModelChunk>],
+        num_microbatches: usize,
+        work: &mut dyn TrainWork,
+    ) -> Result<PassReport, PipelineError> {
+        self.run(self.schedule, chunks, num_microbatches, work)
+    }
+
+    /// Forward of `num_microbatches` micro-batches through inference copies of the chunks. Returns the sum of the masked loss of each
+    /// on the last stage, and zeros on the others.
+    ///
+    /// # Errors
+    /// If ranks fail or disagree.
+    pub fn evaluate(
+        &self,
+        chunks: &[Box<dyn ModelChunk>],
+        num_microbatches: usize,
+        micro_batches: &mut dyn MicroBatches,
+    ) -> Result<Vec<f64>, PipelineError> {
+        let mut work = ForwardOnly(micro_batches);
+        Ok(self.run(ScheduleKind::ForwardOnly, chunks, num_microbatches, &mut work)?.loss_sums)
+    }
+
+    fn run(
+        &self,
+        kind: ScheduleKind,
+        chunks: &[Box<dyn ModelChunk>],
+        num_microbatches: usize,
+        work: &mut dyn TrainWork,
+    ) -> Result<PassReport, PipelineError> {
+        assert_eq!(chunks.len(), self.executors.len(), "the chunks the executor was made for");
+        if num_microbatches == 0 {
+            return Ok(PassReport { loss_sums: Vec::new(), max_in_flight: 0 });
+        }
+        let shape = PipelineShape { num_stages: self.group.size(), num_chunks: chunks.len(), num_microbatches };
+        let actions = rank_actions(kind, shape, self.group.rank())?;
+        let mut pass = Pass::new(self, kind, shape, chunks, work);
+        pass.run(&actions)?;
+        Ok(PassReport { max_in_flight: pass.max_in_flight(), loss_sums: pass.into_loss_sums() })
+    }
+}
+
+/// Micro-batches of a pass without backward.
+struct ForwardOnly<'a>(&'a mut dyn MicroBatches);
+
+impl MicroBatches for ForwardOnly<'_> {
+    fn boundary(&self, microbatch: usize) -> [usize; 3] {
+        self.0.boundary(microbatch)
+    }
+
+    fn prepare(&mut self, microbatch: usize) -> MicroBatchInput {
+        self.0.prepare(microbatch)
+    }
+}
+
+// A forward-only schedule has no backward action, so neither is called.
+impl TrainWork for ForwardOnly<'_> {
+    fn objective(&mut self, _microbatch: usize, _batch: &Batch, loss_sum: Tensor<1>) -> Tensor<1> {
+        loss_sum
+    }
+
+    fn gradient(&mut self, _name: &str, _gradient: Tensor<1>) {}
+}

@@ -1,0 +1,209 @@
+//! One pass of a rank through its actions: what is in flight, what waits to be used or sent, and what each action does.
+
+use std::collections::BTreeMap;
+
+use bridge_dist::comm::CommError;
+use bridge_dist::schedule::{Action, Direction, Message, PipelineShape, ScheduleKind};
+use burn::tensor::Tensor;
+
+use super::wire::Wire;
+use super::{MicroBatchInput, Pipeline, TrainWork};
+use crate::model::{Batch, ForwardContext, ModelChunk, SegmentOutput, WeightGradientStore};
+use crate::train::executor::{BackwardWork, InFlight};
+
+/// A micro-batch and a chunk of this rank.
+type Place = (usize, usize);
+
+/// A micro-batch between forward and the end of backward of a chunk.
+struct Flight {
+    input: MicroBatchInput,
+    /// `None` once the gradient of the input is known.
+    graphs: Option<InFlight>,
+    /// What the weight part of backward will compute, in schedules that split backward.
+    weight_gradients: Option<WeightGradientStore>,
+}
+
+impl Flight {
+    fn context(&self) -> ForwardContext<'_> {
+        context(&self.input, self.weight_gradients.as_ref())
+    }
+}
+
+/// The state of one pass.
+pub(super) struct Pass<'a> {
+    pipeline: &'a Pipeline,
+    kind: ScheduleKind,
+    shape: PipelineShape,
+    chunks: &'a [Box<dyn ModelChunk>],
+    work: &'a mut dyn TrainWork,
+    /// Inputs of chunks, between arrival and forward.
+    inputs: BTreeMap<Place, Tensor<3>>,
+    /// Outputs of chunks, between forward and departure.
+    outputs: BTreeMap<Place, Tensor<3>>,
+    /// Gradients of outputs, between arrival and backward.
+    output_gradients: BTreeMap<Place, Tensor<3>>,
+    /// Gradients of inputs, between backward and departure.
+    input_gradients: BTreeMap<Place, Tensor<3>>,
+    in_flight: BTreeMap<Place, Flight>,
+    max_in_flight: usize,
+    /// Loss sums by micro-batch, where the model ends.
+    losses: BTreeMap<usize, Tensor<1>>,
+}
+
+impl<'a> Pass<'a> {
+    pub fn new(
+        pipeline: &'a Pipeline,
+        kind: ScheduleKind,
+        shape: PipelineShape,
+        chunks: &'a [Box<dyn ModelChunk>],
+        work: &'a mut dyn TrainWork,
+    ) -> Self {
+        Self {
+            pipeline,
+            kind,
+            shape,
+            chunks,
+            work,
+            inputs: BTreeMap::new(),
+            outputs: BTreeMap::new(),
+            output_gradients: BTreeMap::new(),
+            input_gradients: BTreeMap::new(),
+            in_flight: BTreeMap::new(),
+            max_in_flight: 0,
+            losses: BTreeMap::new(),
+        }
+    }
+
+    /// Runs this rank's actions.
+    pub fn run(&mut self, actions: &[Action]) -> Result<(), CommError> {
+        let pipeline = self.pipeline;
+        let mut wire = Wire::new(&pipeline.group, &pipeline.wire, actions);
+        wire.post(self.work)?;
+        for action in actions {
+            self.step(*action, &mut wire)?;
+        }
+        wire.finish()
+    }
+
+    fn step(&mut self, action: Action, wire: &mut Wire) -> Result<(), CommError> {
+        match action {
+            Action::Forward { microbatch, chunk } => self.forward((microbatch, chunk)),
+            Action::Backward { microbatch, chunk } => {
+                self.backward_input((microbatch, chunk));
+                self.backward_weight((microbatch, chunk));
+            }
+            Action::BackwardInput { microbatch, chunk } => self.backward_input((microbatch, chunk)),
+            Action::BackwardWeight { microbatch, chunk } => self.backward_weight((microbatch, chunk)),
+            Action::RecvActivation(message) => {
+                let hidden = wire.receive((Direction::Activation, message), self.work)?;
+                self.inputs.insert(place(message), hidden);
+            }
+            Action::SendActivation(message) => {
+                let hidden = self.outputs.remove(&place(message)).expect("an output is made before it is sent");
+                wire.send((Direction::Activation, message), hidden)?;
+            }
+            Action::RecvGradient(message) => {
+                let gradient = wire.receive((Direction::Gradient, message), self.work)?;
+                self.output_gradients.insert(place(message), gradient);
+            }
+            Action::SendGradient(message) => {
+                let gradient = self.input_gradients.remove(&place(message));
+                wire.send((Direction::Gradient, message), gradient.expect("a gradient is made before it is sent"))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn forward(&mut self, place: Place) {
+        let (microbatch, chunk) = place;
+        let input = self.work.prepare(microbatch);
+        let hidden = self.inputs.remove(&place);
+        let (executor, model) = (&self.pipeline.executors[chunk], self.chunks[chunk].as_ref());
+        let output = if self.kind == ScheduleKind::ForwardOnly {
+            executor.forward_chunk(model, hidden, &context(&input, None))
+        } else {
+            let weight_gradients = (self.kind == ScheduleKind::ZeroBubbleH1).then(WeightGradientStore::default);
+            let mut flight = Flight { input, graphs: None, weight_gradients };
+            let (graphs, output) = executor.begin(model, hidden, &flight.context());
+            flight.graphs = Some(graphs);
+            self.in_flight.insert(place, flight);
+            self.max_in_flight = self.max_in_flight.max(self.in_flight.len());
+            output
+        };
+        match output {
+            SegmentOutput::LossSum(sum) => {
+                self.losses.insert(microbatch, sum);
+            }
+            // Chunks of a pipeline of one rank hand over without a message.
+            SegmentOutput::Hidden(hidden) if self.shape.num_stages == 1 => {
+                self.inputs.insert((microbatch, chunk + 1), hidden);
+            }
+            SegmentOutput::Hidden(hidden) => {
+                self.outputs.insert(place, hidden);
+            }
+        }
+    }
+
+    /// The gradient of the input, and those of the weights that are not put off.
+    fn backward_input(&mut self, place: Place) {
+        let (microbatch, chunk) = place;
+        let flight = self.in_flight.get_mut(&place).expect("forward comes before backward");
+        let graphs = flight.graphs.take().expect("backward happens once");
+        let output_gradient = self.output_gradients.remove(&place);
+        let mut work = ChunkWork { work: self.work, microbatch, batch: &flight.input.batch };
+        let model = self.chunks[chunk].as_ref();
+        let Some(gradient) = graphs.backward(model, &flight.context(), output_gradient, &mut work) else {
+            return;
+        };
+        if self.shape.num_stages == 1 {
+            self.output_gradients.insert((microbatch, chunk - 1), gradient);
+        } else {
+            self.input_gradients.insert(place, gradient);
+        }
+    }
+
+    /// The gradients of the weights that were put off; after it nothing of the micro-batch is left.
+    fn backward_weight(&mut self, place: Place) {
+        let flight = self.in_flight.remove(&place).expect("forward comes before backward");
+        if let Some(store) = flight.weight_gradients {
+            store.compute(&mut |name, gradient| self.work.gradient(name, gradient));
+        }
+        self.work.backward_done(place.0, place.1);
+    }
+
+    pub fn max_in_flight(&self) -> usize {
+        self.max_in_flight
+    }
+
+    /// The loss sum of each micro-batch; zeros on ranks where the model does not end.
+    pub fn into_loss_sums(self) -> Vec<f64> {
+        let mut losses = self.losses;
+        let scalar = |tensor: Tensor<1>| tensor.into_data().iter::<f64>().next().expect("a loss has one element");
+        (0..self.shape.num_microbatches).map(|microbatch| losses.remove(&microbatch).map_or(0.0, scalar)).collect()
+    }
+}
+
+fn place(message: Message) -> Place {
+    (message.microbatch, message.chunk)
+}
+
+fn context<'a>(input: &'a MicroBatchInput, weight_gradients: Option<&'a WeightGradientStore>) -> ForwardContext<'a> {
+    ForwardContext { batch: &input.batch, mode: input.mode, weight_gradients }
+}
+
+/// The caller's work, for one micro-batch.
+struct ChunkWork<'a> {
+    work: &'a mut dyn TrainWork,
+    microbatch: usize,
+    batch: &'a Batch,
+}
+
+impl BackwardWork for ChunkWork<'_> {
+    fn objective(&mut self, loss_sum: Tensor<1>) -> Tensor<1> {
+        self.work.objective(self.microbatch, self.batch, loss_sum)
+    }
+
+    fn gradient(&mut self, name: &str, gradient: Tensor<1>) {
+        self.work.gradient(name, gradient);
+    }
+}

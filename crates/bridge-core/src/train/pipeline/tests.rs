@@ -1,0 +1,296 @@
+//! A toy model cut into stages, on ranks that are threads, against the uncut model: losses, gradients, memory.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use bridge_dist::comm::Group;
+use bridge_dist::comm::thread::run_ranks;
+use bridge_dist::schedule::{Costs, InterleavedWarmup, PipelineSchedule, PipelineShape, ScheduleKind, Sends, simulate};
+use bridge_kernels::Philox;
+use burn::tensor::{Device, FloatDType, Tensor};
+
+use super::{MicroBatchInput, MicroBatches, PassReport, Pipeline, PipelineError, PipelineSettings, TrainWork};
+use crate::model::{Batch, ForwardContext, Mode, ModelChunk, Stage};
+use crate::testing::{HIDDEN, micro_batch, toy, toy_stage};
+use crate::train::{Executor, Recompute};
+
+const LAYERS: usize = 8;
+const TIMEOUT: Duration = Duration::from_secs(20);
+
+type Gradients = BTreeMap<String, Vec<f32>>;
+
+/// Micro-batches of different lengths, and gradients summed by name.
+#[derive(Default)]
+struct Work {
+    sums: BTreeMap<String, Tensor<1>>,
+    done: Vec<(usize, usize)>,
+}
+
+fn input(microbatch: usize, trains: bool) -> MicroBatchInput {
+    let batch = Batch::new(&micro_batch(2, 5 + microbatch % 3, 11 + microbatch as u64), &Device::flex());
+    let mode = if trains { Mode::Train(Philox::new(5).derive(microbatch as u64)) } else { Mode::Evaluate };
+    MicroBatchInput { batch, mode }
+}
+
+impl MicroBatches for Work {
+    fn boundary(&self, microbatch: usize) -> [usize; 3] {
+        [2, 5 + microbatch % 3, HIDDEN]
+    }
+
+    fn prepare(&mut self, microbatch: usize) -> MicroBatchInput {
+        input(microbatch, true)
+    }
+}
+
+impl TrainWork for Work {
+    fn objective(&mut self, microbatch: usize, _batch: &Batch, loss_sum: Tensor<1>) -> Tensor<1> {
+        loss_sum / (microbatch + 3) as f32
+    }
+
+    fn gradient(&mut self, name: &str, gradient: Tensor<1>) {
+        let sum = match self.sums.remove(name) {
+            Some(sum) => sum + gradient,
+            None => gradient,
+        };
+        self.sums.insert(name.to_owned(), sum);
+    }
+
+    fn backward_done(&mut self, microbatch: usize, chunk: usize) {
+        self.done.push((microbatch, chunk));
+    }
+}
+
+struct Evaluation;
+
+impl MicroBatches for Evaluation {
+    fn boundary(&self, microbatch: usize) -> [usize; 3] {
+        Work::default().boundary(microbatch)
+    }
+
+    fn prepare(&mut self, microbatch: usize) -> MicroBatchInput {
+        input(microbatch, false)
+    }
+}
+
+fn values(sums: BTreeMap<String, Tensor<1>>) -> Gradients {
+    sums.into_iter().map(|(name, sum)| (name, sum.into_data().try_to_vec::<f32>().unwrap())).collect()
+}
+
+/// Losses and gradients of the uncut model.
+fn whole(num_microbatches: usize) -> (Vec<f64>, Gradients) {
+    let chunk = toy(LAYERS, FloatDType::F32);
+    let executor = Executor::new(chunk.as_ref(), &Recompute::Off);
+    let mut work = Work::default();
+    let losses = (0..num_microbatches).map(|m| {
+        let MicroBatchInput { batch, mode } = input(m, true);
+        let context = ForwardContext::new(&batch, mode);
+        let loss = executor.forward_backward(
+            chunk.as_ref(),
+            &context,
+            &mut |sum| sum / (m + 3) as f32,
+            &mut |name, gradient| work.gradient(name, gradient),
+        );
+        loss.into_data().iter::<f64>().next().unwrap()
+    });
+    let losses = losses.collect();
+    (losses, values(work.sums))
+}
+
+fn chunks(rank: usize, stages: usize, per_rank: usize) -> Vec<Box<dyn ModelChunk>> {
+    let total = stages * per_rank;
+    let each = LAYERS / total;
+    (0..per_rank)
+        .map(|chunk| {
+            let stage = chunk * stages + rank;
+            let layers = stage * each..(stage + 1) * each;
+            toy_stage(&Stage { layers, embedding: stage == 0, head: stage + 1 == total }, FloatDType::F32)
+        })
+        .collect()
+}
+
+fn pipeline(group: Group, chunks: &[Box<dyn ModelChunk>], schedule: ScheduleKind, recompute: Recompute) -> Pipeline {
+    let settings =
+        PipelineSettings { schedule, recompute, activation_dtype: FloatDType::F32, wire_dtype: FloatDType::F32 };
+    Pipeline::new(group, chunks, &Device::flex().autodiff(), &settings)
+}
+
+/// What each rank of the cut model reports, with its gradients.
+fn cut(shape: PipelineShape, schedule: ScheduleKind, recompute: &Recompute) -> Vec<(PassReport, Gradients)> {
+    let ranks = run_ranks(shape.num_stages, TIMEOUT, |group| {
+        let chunks = chunks(group.rank(), shape.num_stages, shape.num_chunks);
+        let pipeline = pipeline(group, &chunks, schedule, recompute.clone());
+        let mut work = Work::default();
+        let report = pipeline.train(&chunks, shape.num_microbatches, &mut work)?;
+        let mut done = work.done.clone();
+        done.sort_unstable();
+        let all = (0..shape.num_microbatches).flat_map(|m| (0..shape.num_chunks).map(move |chunk| (m, chunk)));
+        assert_eq!(done, all.collect::<Vec<_>>());
+        Ok::<_, PipelineError>((report, values(work.sums)))
+    });
+    ranks.unwrap()
+}
+
+fn interleaved(group: usize) -> ScheduleKind {
+    ScheduleKind::Interleaved { microbatch_group_size: group, warmup: InterleavedWarmup::Minimal }
+}
+
+/// Fails unless a schedule gives the losses of the uncut model to the bit, its gradients to `1e-6`, and holds as many micro-batches as
+/// the schedule promises.
+fn check(shape: PipelineShape, schedule: ScheduleKind, recompute: &Recompute) {
+    let name = format!("{schedule}, {shape:?}, {recompute:?}");
+    let (losses, expected) = whole(shape.num_microbatches);
+    let ranks = cut(shape, schedule, recompute);
+    let promised = simulate(
+        &PipelineSchedule::new(schedule, shape).unwrap(),
+        Costs::default(),
+        Sends::Buffered { capacity: usize::MAX },
+    );
+    let mut found = Gradients::new();
+    for (rank, (report, gradients)) in ranks.into_iter().enumerate() {
+        let is_last = rank + 1 == shape.num_stages;
+        let of_rank = if is_last { losses.clone() } else { vec![0.0; losses.len()] };
+        assert_eq!(report.loss_sums, of_rank, "{name}: losses on rank {rank}");
+        assert_eq!(report.max_in_flight, promised.as_ref().unwrap().max_in_flight[rank], "{name}: rank {rank}");
+        for (parameter, gradient) in gradients {
+            // The embedding is on the first and on the last stage, each with its part of the gradient.
+            let sum = found.entry(parameter).or_insert_with(|| vec![0.0; gradient.len()]);
+            sum.iter_mut().zip(gradient).for_each(|(sum, part)| *sum += part);
+        }
+    }
+    assert!(found.keys().eq(expected.keys()), "{name}: parameters");
+    for (parameter, gradient) in &expected {
+        let norm = gradient.iter().map(|v| v * v).sum::<f32>().sqrt();
+        assert!(norm > 0.0, "{name}: {parameter} has no gradient");
+        let difference = gradient.iter().zip(&found[parameter]).map(|(a, b)| (a - b).powi(2)).sum::<f32>().sqrt();
+        assert!(difference <= 1e-6 * norm, "{name}: {parameter} differs by {}", difference / norm);
+    }
+}
+
+#[test]
+fn one_chunk_schedules_give_the_uncut_models_gradients() {
+    let kinds = [ScheduleKind::GPipe, ScheduleKind::OneForwardOneBackward, ScheduleKind::ZeroBubbleH1];
+    for num_stages in [1, 2, 4] {
+        for num_microbatches in [1, 4, 8] {
+            let shape = PipelineShape { num_stages, num_chunks: 1, num_microbatches };
+            for kind in kinds {
+                for recompute in [Recompute::Off, Recompute::Uniform { layers: 1 }] {
+                    check(shape, kind, &recompute);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn interleaved_schedules_give_the_uncut_models_gradients() {
+    for (num_stages, num_chunks, num_microbatches, group) in
+        [(2, 2, 4, 2), (2, 2, 8, 3), (2, 4, 8, 2), (4, 2, 4, 4), (4, 2, 8, 4), (4, 2, 11, 6)]
+    {
+        let shape = PipelineShape { num_stages, num_chunks, num_microbatches };
+        for recompute in [Recompute::Off, Recompute::Block { layers: 1 }] {
+            check(shape, interleaved(group), &recompute);
+        }
+    }
+}
+
+#[test]
+fn evaluation_passes_forward_only() {
+    let whole = toy(LAYERS, FloatDType::F32).inference();
+    let executor = Executor::new(whole.as_ref(), &Recompute::Off);
+    let expected: Vec<f64> = (0..5)
+        .map(|m| {
+            let MicroBatchInput { batch, mode } = input(m, false);
+            let loss = executor.forward(whole.as_ref(), &ForwardContext::new(&batch, mode));
+            loss.into_data().iter::<f64>().next().unwrap()
+        })
+        .collect();
+    for (stages, per_rank) in [(1, 1), (1, 4), (2, 1), (2, 2), (4, 2)] {
+        let ranks = run_ranks(stages, TIMEOUT, |group| {
+            let chunks = chunks(group.rank(), stages, per_rank);
+            let pipeline = pipeline(group, &chunks, ScheduleKind::GPipe, Recompute::Off);
+            let inference: Vec<_> = chunks.iter().map(|chunk| chunk.inference()).collect();
+            pipeline.evaluate(&inference, 5, &mut Evaluation)
+        });
+        assert_eq!(ranks.unwrap().pop().unwrap(), expected, "{stages} stages of {per_rank} chunks");
+    }
+}
+
+#[test]
+fn a_stage_without_layers_passes_on() {
+    let stages = [(0..3, true, false), (3..3, false, false), (3..8, false, true)];
+    let ranks = run_ranks(3, TIMEOUT, |group| {
+        let (layers, embedding, head) = stages[group.rank()].clone();
+        let chunks = [toy_stage(&Stage { layers, embedding, head }, FloatDType::F32)];
+        let pipeline = pipeline(group, &chunks, ScheduleKind::OneForwardOneBackward, Recompute::Off);
+        pipeline.train(&chunks, 3, &mut Work::default())
+    });
+    assert_eq!(ranks.unwrap().pop().unwrap().loss_sums, whole(3).0);
+}
+
+#[test]
+fn sixteen_bits_on_the_wire_are_close() {
+    let settings = |wire_dtype| PipelineSettings {
+        schedule: ScheduleKind::OneForwardOneBackward,
+        recompute: Recompute::Off,
+        activation_dtype: FloatDType::F32,
+        wire_dtype,
+    };
+    let exact = whole(4).0;
+    for wire in [FloatDType::BF16, FloatDType::F16, FloatDType::F64] {
+        let ranks = run_ranks(2, TIMEOUT, |group| {
+            let chunks = chunks(group.rank(), 2, 1);
+            let pipeline = Pipeline::new(group, &chunks, &Device::flex().autodiff(), &settings(wire));
+            pipeline.train(&chunks, 4, &mut Work::default())
+        });
+        let losses = ranks.unwrap().pop().unwrap().loss_sums;
+        let tolerance = if wire == FloatDType::F64 { 0.0 } else { 1e-2 };
+        for (loss, exact) in losses.iter().zip(&exact) {
+            assert!((loss - exact).abs() <= tolerance * exact, "{wire:?}: {loss} and {exact}");
+        }
+    }
+}
+
+#[test]
+fn a_schedule_that_does_not_fit_is_an_error_on_every_rank() {
+    let failed = run_ranks(2, TIMEOUT, |group| {
+        let chunks = chunks(group.rank(), 2, 2);
+        let pipeline = pipeline(group, &chunks, interleaved(2), Recompute::Off);
+        let error = pipeline.train(&chunks, 1, &mut Work::default()).unwrap_err();
+        Ok::<_, PipelineError>(error.to_string())
+    });
+    for message in failed.unwrap() {
+        assert!(message.contains("at most the number of microbatches"), "{message}");
+    }
+}
+
+#[test]
+fn ranks_with_other_micro_batches_find_out() {
+    struct Longer(Work);
+    impl MicroBatches for Longer {
+        fn boundary(&self, _microbatch: usize) -> [usize; 3] {
+            [2, 9, HIDDEN]
+        }
+        fn prepare(&mut self, microbatch: usize) -> MicroBatchInput {
+            self.0.prepare(microbatch)
+        }
+    }
+    impl TrainWork for Longer {
+        fn objective(&mut self, microbatch: usize, batch: &Batch, loss_sum: Tensor<1>) -> Tensor<1> {
+            self.0.objective(microbatch, batch, loss_sum)
+        }
+        fn gradient(&mut self, name: &str, gradient: Tensor<1>) {
+            self.0.gradient(name, gradient);
+        }
+    }
+    let failed = run_ranks(2, TIMEOUT, |group| {
+        let rank = group.rank();
+        let chunks = chunks(rank, 2, 1);
+        let pipeline = pipeline(group, &chunks, ScheduleKind::OneForwardOneBackward, Recompute::Off);
+        match rank {
+            0 => pipeline.train(&chunks, 2, &mut Work::default()),
+            _ => pipeline.train(&chunks, 2, &mut Longer(Work::default())),
+        }
+    });
+    let error = failed.unwrap_err().to_string();
+    assert!(error.contains("rank 1") && error.contains("70 x f32"), "{error}");
+}
