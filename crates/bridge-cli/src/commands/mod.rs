@@ -6,6 +6,7 @@ pub mod convert;
 pub mod data;
 pub mod eval;
 pub mod generate;
+pub mod plan;
 pub mod tokenizer;
 pub mod train;
 pub mod verify;

@@ -1,0 +1,2 @@
+//! The plan against hand-computed cases.
+
