@@ -5,7 +5,7 @@ use bridge_dist::mesh::GroupKind;
 use serde::Serialize;
 
 use super::setup::Setup;
-use super::{Flops, Pipeline, StagePlan, Traffic, TrafficKind};
+use super::{Flops, Pipeline, StagePlan, TrafficGroup, TrafficKind};
 
 /// Rates of devices and links.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -89,7 +89,7 @@ fn of_stage(setup: &Setup<'_>, (rates, links): (&Rates, &Links), stage: &StagePl
     let (forward, backward) = (compute / microbatches / 3.0, compute / microbatches * 2.0 / 3.0);
     let (mut reduction, mut gather) = (0.0, 0.0);
     for traffic in &stage.traffic {
-        let time = traffic.wire_bytes / links.bytes_per_second(traffic);
+        let time = traffic.wire_bytes / links.bytes_per_second(traffic.group);
         match traffic.kind {
             TrafficKind::Gradients => reduction += time,
             TrafficKind::Parameters => gather += time,
@@ -113,23 +113,28 @@ fn of_stage(setup: &Setup<'_>, (rates, links): (&Rates, &Links), stage: &StagePl
     seconds
 }
 
-/// Which groups stay inside a node.
+/// What each group's links carry: the rate inside a node for groups that never leave theirs.
 struct Links {
+    world: f64,
     /// By [`GroupKind::ALL`].
-    rates: Vec<f64>,
+    mesh: Vec<f64>,
 }
 
 impl Links {
     fn new(setup: &Setup<'_>, rates: &Rates) -> Self {
         let node = |rank: usize| rank / rates.ranks_per_node.max(1);
-        let of = |kind: GroupKind| {
-            let is_inside = setup.mesh.groups(kind).iter().all(|group| group.iter().all(|rank| node(*rank) == node(group[0])));
-            rates.bytes_per_second(is_inside)
-        };
-        Self { rates: GroupKind::ALL.into_iter().map(of).collect() }
+        let is_inside = |group: &Vec<usize>| group.iter().all(|rank| node(*rank) == node(group[0]));
+        let of = |kind| rates.bytes_per_second(setup.mesh.groups(kind).iter().all(is_inside));
+        Self {
+            world: rates.bytes_per_second(setup.layout.world_size <= rates.ranks_per_node),
+            mesh: GroupKind::ALL.into_iter().map(of).collect(),
+        }
     }
 
-    fn bytes_per_second(&self, traffic: &Traffic) -> f64 {
-        self.rates[traffic.group as usize]
+    fn bytes_per_second(&self, group: TrafficGroup) -> f64 {
+        match group {
+            TrafficGroup::World => self.world,
+            TrafficGroup::Mesh(kind) => self.mesh[kind as usize],
+        }
     }
 }

@@ -34,7 +34,7 @@ pub use memory::Memory;
 pub use parameters::{ParameterCounts, ParameterKind};
 pub use pipeline::{BubbleSource, Pipeline};
 pub use setup::{Layout, PlanError};
-pub use traffic::{Traffic, TrafficKind};
+pub use traffic::{Traffic, TrafficGroup, TrafficKind};
 
 use setup::Setup;
 

@@ -82,10 +82,14 @@ pub(super) struct ElementBytes {
     pub parameter: u64,
     /// Activations between and inside layers.
     pub activation: u64,
+    /// Activations in collectives, which add up no float16: that travels as float32.
+    pub collective: u64,
     /// Messages between pipeline stages.
     pub pipeline: u64,
-    /// Gradients summed over micro-batches and reduced over replicas.
+    /// Gradients summed over micro-batches.
     pub gradient: u64,
+    /// Gradients on their way between replicas.
+    pub reduction: u64,
     /// Optimizer state of one parameter: moments, and a float32 copy of a narrower one.
     pub optimizer: u64,
 }
@@ -370,11 +374,15 @@ fn element_bytes(config: &RunConfig) -> Result<ElementBytes, PlanError> {
             return Err(PlanError::Setting { key: "optimizer.optimizer", message });
         }
     };
+    let collective = if config.model.params_dtype == DType::Float16 { 4 } else { parameter };
+    let in_float32 = config.ddp.grad_reduce_in_fp32;
     Ok(ElementBytes {
         parameter,
         activation: parameter,
+        collective,
         pipeline: config.model.pipeline_dtype.map_or(parameter, size),
-        gradient: if config.ddp.grad_reduce_in_fp32 { 4 } else { parameter },
+        gradient: if in_float32 { 4 } else { parameter },
+        reduction: if in_float32 { 4 } else { collective },
         optimizer: 4 * (moments + u64::from(parameter < 4)),
     })
 }

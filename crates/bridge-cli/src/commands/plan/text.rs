@@ -81,7 +81,7 @@ fn traffic(stage: &StagePlan) {
     line(&format!("communication of a rank of stage {} in a step (payload; sent over wires by ring algorithms):", stage.stage));
     let mut table = Table::new(&["for", "group", "operation", "times", "payload", "wire"]);
     for Traffic { kind, group, group_size, operation, operations, bytes: payload, wire_bytes } in &stage.traffic {
-        let group = format!("{group} ({group_size})");
+        let group = format!("{} ({group_size})", group.name());
         let row = [kind.name().into(), group, operation.to_string(), operations.to_string(), bytes(*payload)];
         table.rows.push(row.into_iter().chain([bytes(*wire_bytes as u64)]).collect());
     }
