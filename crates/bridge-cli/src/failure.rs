@@ -27,6 +27,15 @@ impl Failure {
         Self::Run(message.to_string())
     }
 
+    /// The failure with the layout that it concerns, where several are compared.
+    pub fn in_layout(self, layout: impl Display) -> Self {
+        match self {
+            Self::Config(errors) => Self::Input(format!("layout {layout}:\n{errors}")),
+            Self::Input(message) => Self::Input(format!("layout {layout}: {message}")),
+            Self::Run(message) => Self::Run(format!("layout {layout}: {message}")),
+        }
+    }
+
     /// The process's exit code.
     pub fn exit_code(&self) -> u8 {
         match self {

@@ -13,7 +13,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use commands::{bench, config, convert, data, eval, generate, tokenizer, train, verify};
+use commands::{bench, config, convert, data, eval, generate, plan, tokenizer, train, verify};
 
 /// Train and fine-tune language models.
 #[derive(Debug, Parser)]
@@ -34,6 +34,8 @@ enum Command {
     /// Check, show and compare recipes.
     #[command(subcommand)]
     Config(config::Command),
+    /// Count what a recipe would cost on any number of ranks, without running it.
+    Plan(Box<plan::Arguments>),
     /// Build and look at data sets.
     #[command(subcommand)]
     Data(data::Command),
@@ -55,6 +57,7 @@ fn main() -> ExitCode {
         Command::Eval(arguments) => eval::run(&arguments),
         Command::Generate(arguments) => generate::run(&arguments),
         Command::Config(command) => config::run(&command),
+        Command::Plan(arguments) => plan::run(&arguments),
         Command::Data(command) => data::run(&command),
         Command::Tokenizer(command) => tokenizer::run(&command),
         Command::Convert(command) => convert::run(&command),

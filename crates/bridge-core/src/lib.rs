@@ -7,6 +7,7 @@
 //! | [`model`] | the contract with model families |
 //! | [`optim`], [`schedule`] | the optimizer, and what changes from step to step |
 //! | [`train`] | the loop |
+//! | [`plan`] | what a run on any number of ranks would cost, without running it |
 //! | [`checkpoint`] | state on disk |
 //! | [`logging`] | what a run tells the outside |
 //! | [`resilience`] | rerun state machine, loss checks, signals |
@@ -38,6 +39,7 @@ pub mod data;
 pub mod logging;
 pub mod model;
 pub mod optim;
+pub mod plan;
 pub mod resilience;
 pub mod schedule;
 #[cfg(test)]

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bridge_dist::comm::counting::{CountingCommunicator, Ledger};
 use bridge_dist::comm::single::SingleCommunicator;
 use bridge_dist::comm::thread::{BoxError, RankFailure, run_ranks, world};
 use bridge_dist::comm::{CommErrorKind, Communicator, Group, ReduceOp};
@@ -23,6 +24,19 @@ fn single() {
 /// All cases in one world, so that one case's leftovers would disturb the next.
 fn threads(size: usize) {
     run_ranks(size, LONG, |comm| {
+        for (name, case) in suite::CASES {
+            case(&comm).map_err(|error| format!("{name}: {error}"))?;
+        }
+        Ok::<_, BoxError>(())
+    })
+    .unwrap_or_else(|error| panic!("{error}"));
+}
+
+/// Counting changes nothing.
+#[test]
+fn counted_threads() {
+    run_ranks(3, LONG, |comm| {
+        let comm: Group = Arc::new(CountingCommunicator::new(comm, Ledger::default()));
         for (name, case) in suite::CASES {
             case(&comm).map_err(|error| format!("{name}: {error}"))?;
         }

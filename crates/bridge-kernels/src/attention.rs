@@ -42,6 +42,12 @@ pub fn attention(q_bthd: Tensor<4>, k_bsgd: Tensor<4>, v_bsgd: Tensor<4>, option
         .unwrap_or_else(|| reference(q_bthd, k_bsgd, v_bsgd, options))
 }
 
+/// Bytes of scores that one thread of the fused kernel has at once, for `t` queries and `s` keys: probabilities and their gradients, in
+/// the backward. Dropout adds one row.
+pub fn workspace_bytes(t: usize, s: usize) -> usize {
+    2 * crate::cpu::attention::block(t, s) * s * size_of::<f32>()
+}
+
 /// Fails early, and by name, on shapes that do not fit each other.
 fn check_shapes(q_bthd: &Tensor<4>, k_bsgd: &Tensor<4>, v_bsgd: &Tensor<4>, options: &AttentionOptions) {
     let ([b, t, h, d], [kb, s, g, kd]) = (q_bthd.dims(), k_bsgd.dims());

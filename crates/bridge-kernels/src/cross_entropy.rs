@@ -42,6 +42,16 @@ pub fn linear_cross_entropy(
         .unwrap_or_else(|| reference(x_nc, weight_vc, targets_n, mask_n, options))
 }
 
+/// Tokens whose logits the fused kernel has at once, of `n` tokens with `v` vocabulary rows.
+pub fn chunk_rows(n: usize, v: usize) -> usize {
+    crate::cpu::cross_entropy::chunk_rows(n, v)
+}
+
+/// Bytes of logits that the fused kernel has at once for `n` tokens and `v` vocabulary rows; the rest is inputs, outputs and gradients.
+pub fn workspace_bytes(n: usize, v: usize) -> usize {
+    chunk_rows(n, v) * v * size_of::<f32>()
+}
+
 /// [`linear_cross_entropy`] in plain Burn operations; the logits are materialised.
 pub fn reference(
     x_nc: Tensor<2>,

@@ -9,6 +9,7 @@ pub mod generate;
 pub mod mpi;
 mod split_name;
 mod text_input;
+pub mod plan;
 pub mod tokenizer;
 pub mod train;
 pub mod verify;

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::error::{ConfigError, ConfigErrors, ErrorKind};
-use super::finalize;
+use super::finalize::{self, Purpose};
 use super::kinds::Kinds;
 use super::node::{Location, Node};
 use super::overrides;
@@ -113,7 +113,16 @@ impl RawConfig {
     /// # Errors
     /// Every violated rule.
     pub fn finalize(&self, world: &World) -> Result<RunConfig, ConfigErrors> {
-        finalize::run(self, world)
+        finalize::run(self, world, Purpose::Train)
+    }
+
+    /// As [`finalize`](Self::finalize), for [`crate::plan`] only: data and tokenizer may be missing, and parallel sizes, experts and
+    /// sharding may be set that no run of this release could have.
+    ///
+    /// # Errors
+    /// Every other violated rule.
+    pub fn finalize_for_plan(&self, world: &World) -> Result<RunConfig, ConfigErrors> {
+        finalize::run(self, world, Purpose::Plan)
     }
 
     /// Protects a setting from presets although it has its default value.

@@ -3,7 +3,7 @@
 //! Implementing a setting means deleting its row.
 
 use super::error::ErrorKind;
-use super::finalize::Draft;
+use super::finalize::{Draft, Purpose};
 use super::node::Node;
 use super::section::Section;
 use super::sections::RecipeConfig;
@@ -28,6 +28,28 @@ const ALSO_INACTIVE: &[(&str, &[&str])] = &[
     ("dataset.multiple_validation_sets", &["false"]),
     ("dataset.full_validation", &["false"]),
     ("rerun_state_machine.rerun_mode", &["\"validate_results\""]),
+];
+
+/// What a plan counts although no run of this release can have it. A key whose row below is gone may stay here.
+const PLANNED: &[(&str, &str)] = &[
+    (
+        "model",
+        "tensor_model_parallel_size pipeline_model_parallel_size virtual_pipeline_model_parallel_size context_parallel_size \
+         expert_model_parallel_size expert_tensor_parallel_size sequence_parallel num_layers_in_first_pipeline_stage \
+         num_layers_in_last_pipeline_stage account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split \
+         pipeline_model_parallel_layout microbatch_group_size_per_vp_stage overlap_p2p_comm batch_p2p_comm num_moe_experts \
+         moe_layer_freq moe_ffn_hidden_size moe_router_topk moe_router_load_balancing_type moe_aux_loss_coeff \
+         moe_z_loss_coeff moe_router_score_function moe_router_pre_softmax moe_router_dtype \
+         moe_shared_expert_intermediate_size moe_shared_expert_gate moe_token_dispatcher_type moe_grouped_gemm \
+         moe_per_layer_logging",
+    ),
+    ("optimizer", "use_distributed_optimizer overlap_param_gather"),
+    (
+        "ddp",
+        "overlap_param_gather use_distributed_optimizer num_distributed_optimizer_instances use_megatron_fsdp \
+         data_parallel_sharding_strategy",
+    ),
+    ("dist", "use_tp_pp_dp_mapping"),
 ];
 
 const MODEL: &[Group] = &[
@@ -521,9 +543,19 @@ pub(super) fn check(draft: &mut Draft<'_>, prefix: &str) {
         if is_reported || defaults.get_path(&key) == Some(value) || is_inactive(&key, value) {
             continue;
         }
+        if draft.purpose == Purpose::Plan && is_planned(&key) {
+            continue;
+        }
         let message = format!("not implemented yet: {reason}");
         draft.error(ErrorKind::NotImplemented, &key, message);
     }
+}
+
+fn is_planned(key: &str) -> bool {
+    let Some((section, field)) = key.split_once('.') else {
+        return false;
+    };
+    PLANNED.iter().any(|(name, fields)| *name == section && fields.split_whitespace().any(|planned| planned == field))
 }
 
 fn is_inactive(key: &str, value: &Node) -> bool {

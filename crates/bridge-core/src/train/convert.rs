@@ -54,7 +54,7 @@ pub(super) fn wire(config: &RunConfig) -> Wire {
     if is_bfloat16 && !grad_reduce_in_fp32(config) { Wire::BFloat16 } else { Wire::Float32 }
 }
 
-pub(super) fn recompute(config: &RunConfig) -> Recompute {
+pub(crate) fn recompute(config: &RunConfig) -> Recompute {
     let model = &config.model;
     let layers = model.recompute_num_layers.unwrap_or(1);
     match (model.recompute_granularity, model.recompute_method) {
@@ -212,7 +212,7 @@ pub(super) fn loss_checks(config: &RunConfig) -> LossChecks {
     }
 }
 
-pub(super) fn flops(config: &RunConfig, padded_vocab_size: usize) -> FlopsShape {
+pub(crate) fn flops(config: &RunConfig, padded_vocab_size: usize) -> FlopsShape {
     let model = &config.model;
     let side = |n: i64| u64::try_from(n).ok();
     let window = model.window_size.as_ref().map(|window| WindowFlops {

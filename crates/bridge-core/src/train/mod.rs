@@ -42,6 +42,8 @@ mod text;
 mod threads;
 mod train_loop;
 
+pub(crate) use convert::{flops as flops_shape, recompute as configured_recompute};
+
 pub use callbacks::{Callback, CancelHandle};
 pub use checkpointing::load_parameters;
 pub use data::{DatasetFactoryContext, DatasetRegistry, RunData, dataset_prefix};

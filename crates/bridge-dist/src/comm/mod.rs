@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 mod buffer;
+pub mod counting;
 mod error;
 #[cfg(feature = "mpi")]
 pub mod mpi;

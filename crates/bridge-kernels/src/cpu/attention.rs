@@ -76,11 +76,16 @@ pub struct Attended {
     pub log_sum_exp: Vec<f32>,
 }
 
+/// Queries of one block of `t` queries over `s` keys: by the shapes alone.
+pub fn block(t: usize, s: usize) -> usize {
+    let fitting = (SCORES / s.max(1)).max(FEWEST_QUERIES);
+    QUERIES.min(fitting).min(t.max(1))
+}
+
 impl Attention<'_> {
-    /// Queries of one block: by the shapes alone.
+    /// Queries of one block.
     pub(super) fn block(&self) -> usize {
-        let fitting = (SCORES / self.s.max(1)).max(FEWEST_QUERIES);
-        QUERIES.min(fitting).min(self.t.max(1))
+        block(self.t, self.s)
     }
 
     /// Keys that any query of a block sees.

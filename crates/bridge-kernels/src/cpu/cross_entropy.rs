@@ -13,6 +13,11 @@ const LOGITS: usize = 1 << 23;
 /// Fewest tokens of a chunk, so that products stay efficient at large vocabularies.
 const FEWEST_TOKENS: usize = 128;
 
+/// Tokens of one chunk.
+pub fn chunk_rows(n: usize, v: usize) -> usize {
+    (LOGITS / v.max(1)).max(FEWEST_TOKENS).min(n.max(1))
+}
+
 /// Inputs of the loss.
 #[derive(Clone, Copy)]
 pub struct Problem<'a> {
@@ -50,7 +55,7 @@ pub struct Solution {
 /// Sum over tokens of the masked loss, with gradients.
 pub fn solve(problem: Problem<'_>, wanted: Wanted) -> Solution {
     let (n, c, v) = (problem.x.rows(), problem.x.cols(), problem.weight.rows());
-    let rows = (LOGITS / v.max(1)).max(FEWEST_TOKENS).min(n.max(1));
+    let rows = chunk_rows(n, v);
     let mut logits = vec![0.0; rows * v];
     let mut losses = vec![0.0_f64; n];
     let mut grad_x = wanted.x.then(|| vec![0.0; n * c]);

@@ -7,6 +7,7 @@ use super::super::raw::RawConfig;
 use super::super::run_config::{Resolved, RunConfig, World};
 use super::super::section::Section;
 use super::super::sections::RecipeConfig;
+use super::Purpose;
 
 /// A copy of the recipe on its way to being resolved, with everything collected so far.
 pub(in super::super) struct Draft<'r> {
@@ -16,6 +17,8 @@ pub(in super::super) struct Draft<'r> {
     pub recipe: RecipeConfig,
     /// What the run is spread over.
     pub world: World,
+    /// What it is resolved for.
+    pub purpose: Purpose,
     /// Problems so far.
     pub errors: ConfigErrors,
     /// Remarks so far.
@@ -25,11 +28,12 @@ pub(in super::super) struct Draft<'r> {
 }
 
 impl<'r> Draft<'r> {
-    pub fn new(raw: &'r RawConfig, world: &World) -> Self {
+    pub fn new(raw: &'r RawConfig, world: &World, purpose: Purpose) -> Self {
         Self {
             raw,
             recipe: raw.recipe().clone(),
             world: *world,
+            purpose,
             errors: ConfigErrors::default(),
             warnings: Vec::new(),
             defaults: RecipeConfig::default().to_node(),
@@ -122,7 +126,12 @@ impl<'r> Draft<'r> {
 
     /// The run configuration, unless there were problems.
     pub fn finish(self, resolve: impl FnOnce(&RecipeConfig) -> Resolved) -> Result<RunConfig, ConfigErrors> {
-        self.errors.into_result(())?;
+        let may_lack = |key: &str| key.starts_with("dataset.") || key.starts_with("tokenizer.");
+        let errors = self.errors.into_iter().filter(|error| {
+            let is_missing = error.kind == ErrorKind::Missing && may_lack(&error.key);
+            !(self.purpose == Purpose::Plan && is_missing)
+        });
+        errors.collect::<ConfigErrors>().into_result(())?;
         let resolved = resolve(&self.recipe);
         Ok(RunConfig::new(resolved, self.recipe, self.warnings))
     }

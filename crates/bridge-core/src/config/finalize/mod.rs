@@ -24,9 +24,18 @@ use super::run_config::{FinalModel, FinalTransformer, Resolved, RunConfig, World
 use super::sections::{RecipeConfig, TransformerConfig};
 use super::unsupported;
 
+/// What a configuration is resolved for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// To be trained.
+    Train,
+    /// To be counted by [`crate::plan`]: data and tokenizer may be missing, and settings that only the plan knows are fine.
+    Plan,
+}
+
 /// Checks and resolves a configuration.
-pub(super) fn run(raw: &RawConfig, world: &World) -> Result<RunConfig, ConfigErrors> {
-    let mut draft = Draft::new(raw, world);
+pub(super) fn run(raw: &RawConfig, world: &World, purpose: Purpose) -> Result<RunConfig, ConfigErrors> {
+    let mut draft = Draft::new(raw, world, purpose);
     // 0. Every setting by itself: its range, and whether this release implements it.
     ranges::check(&mut draft, "");
     unsupported::check(&mut draft, "");
@@ -84,7 +93,7 @@ impl TransformerConfig {
         let recipe =
             RecipeConfig { model: Kinded { config: self.clone(), ..Kinded::default() }, ..RecipeConfig::default() };
         let raw = RawConfig::from(recipe);
-        let mut draft = Draft::new(&raw, &World::SINGLE);
+        let mut draft = Draft::new(&raw, &World::SINGLE, Purpose::Train);
         ranges::check(&mut draft, "model.");
         unsupported::check(&mut draft, "model.");
         let transformer = model::resolve(&mut draft);

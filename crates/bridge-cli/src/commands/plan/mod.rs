@@ -1,0 +1,166 @@
+//! `bridge plan`: what a recipe would cost on any number of ranks. Parsing here, printing in `text`, counting in the library.
+
+mod layout;
+mod text;
+
+use std::path::PathBuf;
+
+use bridge_core::config::{Kinds, RawConfig, World};
+use bridge_core::plan::{Plan, PlanOptions, Rates, plan};
+use bridge_dist::schedule::ScheduleKind;
+use clap::{Args, ValueEnum};
+use serde_json::{Value, json};
+
+use crate::failure::Failure;
+use crate::output::line;
+use layout::Layout;
+
+/// What to count.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// The recipe: a TOML, YAML or JSON file.
+    recipe: PathBuf,
+    /// Overrides, such as `model.tensor_model_parallel_size=8`.
+    overrides: Vec<String>,
+    /// Ranks; without it, as few as the parallel sizes make: data parallel size 1.
+    #[arg(long, value_parser = positive)]
+    world_size: Option<usize>,
+    /// Compare layouts: `tp=8,pp=16,vp=2,cp=1,ep=1,etp=1,sp=true,mbs=1,gbs=2048,world=1024`, any of them; may be repeated.
+    #[arg(long, value_name = "SIZES")]
+    layout: Vec<Layout>,
+    /// Schedule of a pipeline without virtual stages.
+    #[arg(long, value_enum, default_value_t)]
+    schedule: Schedule,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    rates: RateArguments,
+}
+
+/// Rates for an estimate of the time.
+#[derive(Debug, Args)]
+struct RateArguments {
+    /// Peak of a device in TFLOP/s, for an estimate of the time.
+    #[arg(long, value_parser = rate, requires = "link_gbps")]
+    device_tflops: Option<f64>,
+    /// Share of the peak that matrix products reach, above 0 and at most 1.
+    #[arg(long, value_parser = share, default_value_t = 1.0, requires = "device_tflops")]
+    device_efficiency: f64,
+    /// Gigabits per second that a rank can send to another node.
+    #[arg(long, value_parser = rate, requires = "device_tflops")]
+    link_gbps: Option<f64>,
+    /// Gigabits per second that a rank can send inside its node; without it, as between nodes.
+    #[arg(long, value_parser = rate, requires = "intra_node")]
+    intra_link_gbps: Option<f64>,
+    /// Ranks of a node.
+    #[arg(long, value_parser = positive, default_value_t = 1, requires = "link_gbps")]
+    intra_node: usize,
+}
+
+/// Pipeline schedules to choose from. Virtual stages are always interleaved.
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+enum Schedule {
+    /// 1F1B, interleaved where there are virtual stages.
+    #[default]
+    #[value(name = "1f1b")]
+    OneForwardOneBackward,
+    /// All forwards, then all backwards.
+    #[value(name = "gpipe")]
+    GPipe,
+    /// ZB-H1.
+    #[value(name = "zb-h1")]
+    ZeroBubbleH1,
+}
+
+fn positive(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|number| *number > 0).ok_or_else(|| "expected a whole number above 0".into())
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    let number = text.parse::<f64>().ok().filter(|number| *number > 0.0 && number.is_finite());
+    number.ok_or_else(|| "expected a number above 0".into())
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    rate(text).ok().filter(|share| *share <= 1.0).ok_or_else(|| "expected a number above 0 and at most 1".into())
+}
+
+impl Arguments {
+    fn options(&self) -> PlanOptions {
+        let schedule = match self.schedule {
+            Schedule::OneForwardOneBackward => None,
+            Schedule::GPipe => Some(ScheduleKind::GPipe),
+            Schedule::ZeroBubbleH1 => Some(ScheduleKind::ZeroBubbleH1),
+        };
+        let RateArguments { device_tflops, device_efficiency, link_gbps, intra_link_gbps, intra_node } = self.rates;
+        let rates = device_tflops.zip(link_gbps).map(|(device_tflops, link_gbps)| Rates {
+            device_tflops,
+            device_efficiency,
+            link_gbps,
+            intra_link_gbps: intra_link_gbps.unwrap_or(link_gbps),
+            ranks_per_node: intra_node,
+        });
+        PlanOptions { schedule, rates }
+    }
+
+    /// The plan of the recipe with a layout's sizes over it.
+    fn plan(&self, layout: &Layout) -> Result<(String, Plan), Failure> {
+        let overrides: Vec<String> = self.overrides.iter().cloned().chain(layout.overrides()).collect();
+        let raw = RawConfig::from_file(&self.recipe, &overrides, &Kinds::builtin())?;
+        let size = layout.world_size().or(self.world_size).unwrap_or_else(|| fewest_ranks(&raw));
+        let config = raw.finalize_for_plan(&World { size })?;
+        Ok((config.name.clone(), plan(&config, &self.options()).map_err(Failure::input)?))
+    }
+}
+
+/// The smallest world that the parallel sizes of dense layers and experts both divide.
+fn fewest_ranks(raw: &RawConfig) -> usize {
+    let model = &raw.model;
+    let (tensor, pipeline) = (model.tensor_model_parallel_size, model.pipeline_model_parallel_size);
+    let expert_tensor = model.expert_tensor_parallel_size.unwrap_or(tensor);
+    let dense = tensor.saturating_mul(model.context_parallel_size);
+    let expert = expert_tensor.saturating_mul(model.expert_model_parallel_size);
+    (dense / greatest_common_divisor(dense, expert).max(1)).saturating_mul(expert).saturating_mul(pipeline).max(1)
+}
+
+fn greatest_common_divisor(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
+}
+
+/// Runs the command.
+pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
+    if arguments.layout.is_empty() {
+        let (name, plan) = arguments.plan(&Layout::default())?;
+        if arguments.json {
+            line(&to_json(&name, &plan)?.to_string());
+        } else {
+            text::print(&name, &plan);
+        }
+        return Ok(0);
+    }
+    let mut plans = Vec::with_capacity(arguments.layout.len());
+    for layout in &arguments.layout {
+        let (name, plan) = arguments.plan(layout).map_err(|failure| failure.in_layout(layout))?;
+        plans.push((layout.to_string(), name, plan));
+    }
+    if arguments.json {
+        for (layout, name, plan) in &plans {
+            let mut value = to_json(name, plan)?;
+            value["name"] = json!(format!("{name} ({layout})"));
+            line(&value.to_string());
+        }
+    } else {
+        text::compare(&plans.iter().map(|(layout, _, plan)| (layout.as_str(), plan)).collect::<Vec<_>>());
+    }
+    Ok(0)
+}
+
+fn to_json(name: &str, plan: &Plan) -> Result<Value, Failure> {
+    let mut value = json!({ "name": name });
+    let fields = serde_json::to_value(plan).map_err(Failure::run)?;
+    for (key, field) in fields.as_object().into_iter().flatten() {
+        value[key] = field.clone();
+    }
+    Ok(value)
+}

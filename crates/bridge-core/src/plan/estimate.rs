@@ -1,0 +1,140 @@
+//! How long a step takes at given rates of devices and links. A bound to compare layouts with: kernels reach their rate at any size, and
+//! links their bandwidth at any message length.
+
+use bridge_dist::mesh::GroupKind;
+use serde::Serialize;
+
+use super::setup::Setup;
+use super::{Flops, Pipeline, StagePlan, TrafficGroup, TrafficKind};
+
+/// Rates of devices and links.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rates {
+    /// Peak of one device, in TFLOP/s: what MFU is a share of.
+    pub device_tflops: f64,
+    /// Share of the peak that matrix products reach, `0..=1`.
+    pub device_efficiency: f64,
+    /// What a rank can send to another node, in gigabits per second.
+    pub link_gbps: f64,
+    /// What a rank can send inside its node, in gigabits per second.
+    pub intra_link_gbps: f64,
+    /// Ranks of a node; consecutive ones share it.
+    pub ranks_per_node: usize,
+}
+
+impl Rates {
+    fn bytes_per_second(&self, is_inside: bool) -> f64 {
+        let gigabits = if is_inside { self.intra_link_gbps } else { self.link_gbps };
+        gigabits * 1e9 / 8.0
+    }
+}
+
+/// The time of a step, in seconds, on the slowest stage.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Estimate {
+    /// All of it.
+    pub step_seconds: f64,
+    /// Computing.
+    pub compute_seconds: f64,
+    /// Waiting for tensor-, context- and expert-parallel communication, and for pipeline messages unless they are overlapped.
+    pub exposed_seconds: f64,
+    /// Waiting in the pipeline's bubble.
+    pub bubble_seconds: f64,
+    /// Waiting for gradients and parameters of replicas, less what `overlap_grad_reduce` and `overlap_param_gather` hide.
+    pub replica_seconds: f64,
+    /// Tokens of all ranks in a second.
+    pub tokens_per_second: f64,
+    /// The model's FLOPs as a share of the devices' peak.
+    pub model_flops_utilization: f64,
+}
+
+/// Seconds of one rank of one stage.
+#[derive(Clone, Copy, Default)]
+struct StageSeconds {
+    compute: f64,
+    exposed: f64,
+    replicas: f64,
+}
+
+/// Estimates a step.
+pub(super) fn estimate(
+    setup: &Setup<'_>,
+    rates: &Rates,
+    (stages, pipeline, flops): (&[StagePlan], &Pipeline, &Flops),
+) -> Estimate {
+    let links = Links::new(setup, rates);
+    let seconds: Vec<StageSeconds> = stages.iter().map(|stage| of_stage(setup, (rates, &links), stage)).collect();
+    let busy = |stage: &StageSeconds| stage.compute + stage.exposed;
+    let slowest = seconds.iter().copied().max_by(|a, b| busy(a).total_cmp(&busy(b))).unwrap_or_default();
+    let replica_seconds = seconds.iter().map(|stage| stage.replicas).fold(0.0, f64::max);
+    let bubble_seconds = busy(&slowest) * pipeline.bubble_fraction / (1.0 - pipeline.bubble_fraction);
+    let step_seconds = busy(&slowest) + bubble_seconds + replica_seconds;
+    let peak = rates.device_tflops * 1e12 * setup.layout.world_size as f64;
+    Estimate {
+        step_seconds,
+        compute_seconds: slowest.compute,
+        exposed_seconds: slowest.exposed,
+        bubble_seconds,
+        replica_seconds,
+        tokens_per_second: setup.batch().tokens as f64 / step_seconds,
+        model_flops_utilization: flops.per_step / step_seconds / peak,
+    }
+}
+
+fn of_stage(setup: &Setup<'_>, (rates, links): (&Rates, &Links), stage: &StagePlan) -> StageSeconds {
+    let compute = stage.flops / (rates.device_tflops * rates.device_efficiency * 1e12);
+    let mut seconds = StageSeconds { compute, ..StageSeconds::default() };
+    let microbatches = setup.shape.num_microbatches as f64;
+    // Forward is a third of a micro-batch's time, backward the rest.
+    let (forward, backward) = (compute / microbatches / 3.0, compute / microbatches * 2.0 / 3.0);
+    let (mut reduction, mut gather) = (0.0, 0.0);
+    for traffic in &stage.traffic {
+        let time = traffic.wire_bytes / links.bytes_per_second(traffic.group);
+        match traffic.kind {
+            TrafficKind::Gradients => reduction += time,
+            TrafficKind::Parameters => gather += time,
+            TrafficKind::Pipeline if setup.model.overlap_p2p_comm => {}
+            _ => seconds.exposed += time,
+        }
+    }
+    // What is reduced or gathered once hides behind one micro-batch; what moves with each, behind each.
+    let hidden = |time: f64, behind: f64, times: f64| (time - behind * times).max(0.0);
+    let times = |kind: TrafficKind| {
+        let operations = stage.traffic.iter().filter(|t| t.kind == kind).map(|t| t.operations).max().unwrap_or(1);
+        (operations as f64).min(microbatches)
+    };
+    if setup.config.ddp.overlap_grad_reduce {
+        reduction = hidden(reduction, backward, times(TrafficKind::Gradients));
+    }
+    if setup.config.ddp.overlap_param_gather || setup.config.optimizer.overlap_param_gather {
+        gather = hidden(gather, forward, times(TrafficKind::Parameters));
+    }
+    seconds.replicas = reduction + gather;
+    seconds
+}
+
+/// What each group's links carry: the rate inside a node for groups that never leave theirs.
+struct Links {
+    world: f64,
+    /// By [`GroupKind::ALL`].
+    mesh: Vec<f64>,
+}
+
+impl Links {
+    fn new(setup: &Setup<'_>, rates: &Rates) -> Self {
+        let node = |rank: usize| rank / rates.ranks_per_node.max(1);
+        let is_inside = |group: &Vec<usize>| group.iter().all(|rank| node(*rank) == node(group[0]));
+        let of = |kind| rates.bytes_per_second(setup.mesh.groups(kind).iter().all(is_inside));
+        Self {
+            world: rates.bytes_per_second(setup.layout.world_size <= rates.ranks_per_node),
+            mesh: GroupKind::ALL.into_iter().map(of).collect(),
+        }
+    }
+
+    fn bytes_per_second(&self, group: TrafficGroup) -> f64 {
+        match group {
+            TrafficGroup::World => self.world,
+            TrafficGroup::Mesh(kind) => self.mesh[kind as usize],
+        }
+    }
+}

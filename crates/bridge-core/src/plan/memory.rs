@@ -1,0 +1,104 @@
+//! Bytes that a rank of a stage holds, by what they are for.
+
+use bridge_kernels::{attention, cross_entropy};
+use serde::Serialize;
+
+use super::activations::{backward_of_chunk, of_chunk};
+use super::parameters::{Parameter, list_of_stage, of_segment};
+use super::segments::{chunk_regions, stage_segments};
+use super::setup::{Setup, Sharding};
+use crate::model::ReplicaGroup;
+
+/// Memory of a rank, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Memory {
+    /// Parameters in the dtype they are used in.
+    pub parameters: u64,
+    /// Gradients summed over micro-batches.
+    pub gradients: u64,
+    /// Moments, and float32 copies of narrower parameters.
+    pub optimizer: u64,
+    /// Activations kept from forward to backward, of all micro-batches in flight.
+    pub activations: u64,
+    /// Activations that recompute brings back: those of its largest region.
+    pub recompute: u64,
+    /// What one backward has in hand: gradients of activations, and of the parameters of the largest region before they are added to
+    /// the sums.
+    pub backward: u64,
+    /// Whole parameters gathered for one segment where parameters are sharded.
+    pub gathered: u64,
+    /// Logits of the loss that exist at once.
+    pub cross_entropy: u64,
+    /// Scores of attention that exist at once, on `train.num_threads` threads (one if that is not set).
+    pub attention: u64,
+    /// All of the above.
+    pub total: u64,
+}
+
+impl Memory {
+    fn sum(&self) -> u64 {
+        let kept = self.parameters + self.gradients + self.optimizer + self.activations + self.recompute;
+        kept + self.backward + self.gathered + self.cross_entropy + self.attention
+    }
+}
+
+/// The memory of a rank of a stage, whose kept activations reach `activations` bytes.
+pub(super) fn of_stage(setup: &Setup<'_>, stage: usize, activations: u64) -> Memory {
+    let parameters = list_of_stage(setup, stage);
+    let chunks = &setup.stages[stage];
+    let bytes = setup.bytes;
+    let unless = |sharding: Sharding, size: u64| sharded(setup, &parameters, setup.sharding >= sharding) * size;
+    let has_head = chunks.iter().any(|chunk| chunk.loss);
+    let has_layers = chunks.iter().any(|chunk| !chunk.layers.is_empty());
+    let recompute = chunks.iter().map(|chunk| of_chunk(setup, chunk).recomputed).max().unwrap_or(0);
+    let backward = chunks.iter().map(|chunk| backward_of_chunk(setup, chunk)).max().unwrap_or(0);
+    let mut memory = Memory {
+        parameters: unless(Sharding::Parameters, bytes.parameter),
+        gradients: unless(Sharding::Gradients, bytes.gradient),
+        optimizer: unless(Sharding::OptimizerState, bytes.optimizer),
+        activations,
+        recompute,
+        backward: backward + fresh_gradients(setup, stage),
+        gathered: if setup.sharding == Sharding::Parameters { largest_segment(setup, stage) } else { 0 },
+        cross_entropy: if has_head { cross_entropy_bytes(setup) } else { 0 },
+        attention: if has_layers { attention_bytes(setup) } else { 0 },
+        total: 0,
+    };
+    memory.total = memory.sum();
+    memory
+}
+
+/// Elements of `parameters` on a rank: all, or its share among the replicas.
+fn sharded(setup: &Setup<'_>, parameters: &[Parameter], is_sharded: bool) -> u64 {
+    let (dense, expert) = if is_sharded { setup.shards() } else { (1, 1) };
+    let of = |replicas| parameters.iter().filter(move |p| p.replicas == replicas).map(|p| p.local).sum::<u64>();
+    of(ReplicaGroup::Dense).div_ceil(dense) + of(ReplicaGroup::Expert).div_ceil(expert)
+}
+
+/// Gradients that one backward makes before they are added to the sums.
+fn fresh_gradients(setup: &Setup<'_>, stage: usize) -> u64 {
+    let regions = setup.stages[stage].iter().flat_map(|chunk| chunk_regions(setup, chunk));
+    let sizes = regions.map(|(_, segments)| {
+        let elements = segments.into_iter().flat_map(|segment| of_segment(setup, segment)).map(|p| p.local);
+        elements.sum::<u64>() * setup.bytes.parameter
+    });
+    sizes.max().unwrap_or(0)
+}
+
+fn largest_segment(setup: &Setup<'_>, stage: usize) -> u64 {
+    let sizes = stage_segments(setup, stage)
+        .into_iter()
+        .map(|segment| of_segment(setup, segment).iter().map(|p| p.local).sum::<u64>() * setup.bytes.parameter);
+    sizes.max().unwrap_or(0)
+}
+
+fn cross_entropy_bytes(setup: &Setup<'_>) -> u64 {
+    let rows = setup.padded_vocab / setup.layout.tensor as u64;
+    cross_entropy::workspace_bytes(setup.tokens() as usize, rows as usize) as u64
+}
+
+fn attention_bytes(setup: &Setup<'_>) -> u64 {
+    let length = setup.model.seq_length;
+    let threads = setup.config.train.num_threads.unwrap_or(1);
+    (threads * attention::workspace_bytes(length / setup.layout.context, length)) as u64
+}

@@ -1,0 +1,174 @@
+//! What a run would cost on any number of ranks, without running it: parameters, FLOPs, memory, traffic, pipeline bubble, and an estimate
+//! of the time. Pure arithmetic over a [`RunConfig`]: no tensors, no files, no ranks.
+//!
+//! Every number is for one training step. All ranks of a pipeline stage do the same, so numbers "per rank" are given by stage.
+//!
+//! # What is counted
+//! - Parameters, gradients and optimizer state: exactly, by the shapes of the decoder (and of experts, where `num_moe_experts` is set).
+//! - Activations: the tensors that backward keeps, by this workspace's fused kernels, as the recompute setting cuts the segments.
+//! - Traffic: the *payload*, what a rank hands to the communicator, as [`bridge_dist::comm::counting`] counts it; the bytes that ring
+//!   algorithms put on the wire stand beside it. Expert traffic assumes that the router spreads tokens evenly.
+//! - Time: every byte and FLOP at the rates given, the slowest stage setting the pace. A lower bound to compare layouts with, not a
+//!   promise.
+//!
+//! Shape legend: `b` micro-batch, `t` sequence, `c` hidden, `h` heads, `g` key/value heads, `d` head size, `f` feed-forward, `v` vocabulary,
+//! `n` tokens of a micro-batch on a context-parallel rank (`b * t / cp`).
+
+mod activations;
+mod estimate;
+mod memory;
+mod parameters;
+mod pipeline;
+mod segments;
+mod setup;
+#[cfg(test)]
+mod tests;
+mod traffic;
+
+use serde::Serialize;
+
+use crate::config::RunConfig;
+
+pub use estimate::{Estimate, Rates};
+pub use memory::Memory;
+pub use parameters::{ParameterCounts, ParameterKind};
+pub use pipeline::{BubbleSource, Pipeline};
+pub use setup::{Layout, PlanError};
+pub use traffic::{Traffic, TrafficGroup, TrafficKind};
+
+use setup::Setup;
+
+/// What a plan depends on besides the configuration.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct PlanOptions {
+    /// The pipeline's schedule; `None` is 1F1B, interleaved where there are virtual stages.
+    pub schedule: Option<bridge_dist::schedule::ScheduleKind>,
+    /// Rates of links and devices, for an estimate of the time.
+    pub rates: Option<Rates>,
+}
+
+/// What a run costs.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Plan {
+    /// How the ranks are laid out.
+    pub layout: Layout,
+    /// Sequences and tokens of a step.
+    pub batch: Batch,
+    /// Parameters of the whole model, each counted once.
+    pub parameters: ParameterCounts,
+    /// Parameters a token meets: all but the experts it does not visit.
+    pub active_parameters: u64,
+    /// Floating-point operations.
+    pub flops: Flops,
+    /// The pipeline's schedule and bubble.
+    pub pipeline: Pipeline,
+    /// A rank of each pipeline stage, in order.
+    pub stages: Vec<StagePlan>,
+    /// The time a step takes, where rates were given.
+    pub estimate: Option<Estimate>,
+}
+
+/// Sequences and tokens of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Batch {
+    /// Sequences of a step.
+    pub global_batch_size: u64,
+    /// Sequences of a micro-batch on one model replica.
+    pub micro_batch_size: u64,
+    /// Micro-batches of a step on one model replica.
+    pub num_microbatches: u64,
+    /// Tokens of a sequence.
+    pub seq_length: u64,
+    /// Tokens of a step.
+    pub tokens: u64,
+    /// Rows of embedding and output tables, padding included.
+    pub padded_vocab_size: u64,
+}
+
+/// Floating-point operations, forward and backward.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Flops {
+    /// Of a step, by the model alone (what MFU is measured against).
+    pub per_step: f64,
+    /// Of a token.
+    pub per_token: f64,
+    /// Of a step, with the forwards that recompute repeats.
+    pub per_step_with_recompute: f64,
+}
+
+/// One rank of a pipeline stage.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct StagePlan {
+    /// Rank in the pipeline.
+    pub stage: usize,
+    /// Layers on it, over all its chunks.
+    pub num_layers: usize,
+    /// Whether it has the embedding.
+    pub embedding: bool,
+    /// Whether it has the output head.
+    pub head: bool,
+    /// Parameters that the rank holds (its tensor- and expert-parallel slice, before any sharding over replicas).
+    pub parameters: ParameterCounts,
+    /// FLOPs of the rank in a step, repeated forwards included.
+    pub flops: f64,
+    /// Bytes of memory.
+    pub memory: Memory,
+    /// What it communicates.
+    pub traffic: Vec<Traffic>,
+}
+
+impl StagePlan {
+    /// Payload bytes of one kind.
+    pub fn traffic_bytes(&self, kind: TrafficKind) -> u64 {
+        self.traffic.iter().filter(|traffic| traffic.kind == kind).map(|traffic| traffic.bytes).sum()
+    }
+}
+
+/// Counts what `config` costs.
+///
+/// # Errors
+/// If the sizes fit no mesh, pipeline or vocabulary, or the model has parts that the plan cannot count.
+pub fn plan(config: &RunConfig, options: &PlanOptions) -> Result<Plan, PlanError> {
+    let setup = Setup::new(config, options.schedule)?;
+    let pipeline = pipeline::plan(&setup)?;
+    let peaks = pipeline::activation_peaks(&setup)?;
+    let stages = (0..setup.stages.len())
+        .map(|stage| {
+            let contents = &setup.stages[stage];
+            Ok(StagePlan {
+                stage,
+                num_layers: contents.iter().map(|chunk| chunk.layers.len()).sum(),
+                embedding: contents.iter().any(|chunk| chunk.embedding),
+                head: contents.iter().any(|chunk| chunk.loss),
+                parameters: parameters::of_stage(&setup, stage),
+                flops: segments::stage_flops(&setup, stage)?,
+                memory: memory::of_stage(&setup, stage, peaks[stage]),
+                traffic: traffic::of_stage(&setup, stage),
+            })
+        })
+        .collect::<Result<Vec<_>, PlanError>>()?;
+    let flops = flops(&setup, &stages)?;
+    let estimate = options.rates.map(|rates| estimate::estimate(&setup, &rates, (&stages, &pipeline, &flops)));
+    let parameters = parameters::of_model(&setup);
+    Ok(Plan {
+        layout: setup.layout,
+        batch: setup.batch(),
+        active_parameters: setup.active_parameters(&parameters),
+        parameters,
+        flops,
+        pipeline,
+        stages,
+        estimate,
+    })
+}
+
+fn flops(setup: &Setup<'_>, stages: &[StagePlan]) -> Result<Flops, PlanError> {
+    let batch = setup.batch();
+    let per_step = setup.flops_shape().flops_per_batch(batch.global_batch_size, batch.seq_length)?;
+    let ranks_of_a_stage = (setup.layout.world_size / setup.layout.pipeline) as f64;
+    Ok(Flops {
+        per_step,
+        per_token: per_step / batch.tokens as f64,
+        per_step_with_recompute: stages.iter().map(|stage| stage.flops).sum::<f64>() * ranks_of_a_stage,
+    })
+}

@@ -1,0 +1,388 @@
+//! What the rest of the plan reads: sizes, dtypes, placement and schedule, resolved from the configuration. No counting here.
+
+use bridge_dist::mesh::{Mesh, MeshError, ParallelSizes, RankOrder};
+use bridge_dist::schedule::placement::{
+    Accounting, Layout as PipelineLayout, PlacementError, PlacementSpec, Split, StageContent,
+};
+use bridge_dist::schedule::{InterleavedWarmup, PipelineShape, ScheduleError, ScheduleKind};
+use serde::Serialize;
+
+use super::{Batch, ParameterCounts, ParameterKind};
+use crate::config::{
+    ConfigErrors, DType, FinalModel, OneOrMany, OptimizerKind, RunConfig, ShardingStrategy, TokenizerType,
+};
+use crate::schedule::{FlopsError, FlopsShape, MoeFlops};
+use crate::train::{Recompute, configured_recompute, flops_shape};
+
+/// Why there is no plan.
+#[derive(Debug, thiserror::Error)]
+pub enum PlanError {
+    /// A setting cannot be counted.
+    #[error("{key}: {message}")]
+    Setting {
+        /// Key path of the setting.
+        key: &'static str,
+        /// What is wrong, what was found and expected.
+        message: String,
+    },
+    /// The configuration's vocabulary does not fit.
+    #[error(transparent)]
+    Config(#[from] ConfigErrors),
+    /// The sizes make no mesh.
+    #[error("parallel sizes: {0}")]
+    Mesh(#[from] MeshError),
+    /// The layers do not spread over the stages.
+    #[error("pipeline stages: {0}")]
+    Placement(#[from] PlacementError),
+    /// The schedule cannot run this pipeline.
+    #[error("pipeline schedule: {0}")]
+    Schedule(#[from] ScheduleError),
+    /// The FLOP count refuses the shape.
+    #[error(transparent)]
+    Flops(#[from] FlopsError),
+}
+
+/// How the ranks are laid out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Layout {
+    /// Ranks.
+    pub world_size: usize,
+    /// Tensor parallel.
+    pub tensor: usize,
+    /// Whether activations between tensor-parallel blocks are split along the sequence.
+    pub sequence_parallel: bool,
+    /// Context parallel.
+    pub context: usize,
+    /// Data parallel.
+    pub data: usize,
+    /// Pipeline stages.
+    pub pipeline: usize,
+    /// Model chunks on each stage.
+    pub virtual_pipeline: usize,
+    /// Expert parallel.
+    pub expert: usize,
+    /// Tensor parallel inside experts.
+    pub expert_tensor: usize,
+    /// Data parallel of experts.
+    pub expert_data: usize,
+}
+
+/// What is sharded over replicas. Each includes the ones before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Sharding {
+    None,
+    OptimizerState,
+    Gradients,
+    Parameters,
+}
+
+/// Bytes of an element.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ElementBytes {
+    pub parameter: u64,
+    /// Activations between and inside layers.
+    pub activation: u64,
+    /// Activations in collectives, which add up no float16: that travels as float32.
+    pub collective: u64,
+    /// Messages between pipeline stages.
+    pub pipeline: u64,
+    /// Gradients summed over micro-batches.
+    pub gradient: u64,
+    /// Gradients on their way between replicas.
+    pub reduction: u64,
+    /// Optimizer state of one parameter: moments, and a float32 copy of a narrower one.
+    pub optimizer: u64,
+}
+
+/// Everything resolved.
+pub(super) struct Setup<'a> {
+    pub config: &'a RunConfig,
+    pub model: &'a FinalModel,
+    pub layout: Layout,
+    pub mesh: Mesh,
+    pub padded_vocab: u64,
+    /// What each chunk of each stage holds.
+    pub stages: Vec<Vec<StageContent>>,
+    pub schedule: ScheduleKind,
+    pub shape: PipelineShape,
+    pub sharding: Sharding,
+    pub bytes: ElementBytes,
+    pub recompute: Recompute,
+    /// For each layer, whether its MLP is routed.
+    pub moe_layers: Vec<bool>,
+}
+
+impl<'a> Setup<'a> {
+    pub fn new(config: &'a RunConfig, schedule: Option<ScheduleKind>) -> Result<Self, PlanError> {
+        let model = &config.model;
+        let mesh = mesh(config)?;
+        let layout = layout(config, &mesh);
+        let padded_vocab = padded_vocab(config)? as u64;
+        let moe_layers = moe_layers(model)?;
+        check_divisions(config, padded_vocab, &moe_layers)?;
+        let stages = placement(config)?.place()?.chunks;
+        let num_chunks = stages.first().map_or(1, Vec::len);
+        let shape = PipelineShape {
+            num_stages: layout.pipeline,
+            num_chunks,
+            num_microbatches: config.train.num_microbatches.max(1),
+        };
+        Ok(Self {
+            config,
+            model,
+            layout: Layout { virtual_pipeline: num_chunks, ..layout },
+            mesh,
+            padded_vocab,
+            stages,
+            schedule: schedule.unwrap_or_else(|| default_schedule(config, shape)),
+            shape,
+            sharding: sharding(config),
+            bytes: element_bytes(config)?,
+            recompute: configured_recompute(config),
+            moe_layers,
+        })
+    }
+
+    /// Tokens of a micro-batch on a context-parallel rank.
+    pub fn tokens(&self) -> u64 {
+        (self.config.train.micro_batch_size * self.model.seq_length / self.layout.context) as u64
+    }
+
+    /// Of these, the ones a rank holds between tensor-parallel blocks.
+    pub fn tokens_between_blocks(&self) -> u64 {
+        if self.layout.sequence_parallel { self.tokens() / self.layout.tensor as u64 } else { self.tokens() }
+    }
+
+    pub fn batch(&self) -> Batch {
+        let micro_batch_size = self.config.train.micro_batch_size as u64;
+        let num_microbatches = self.shape.num_microbatches as u64;
+        // What a step really takes, where the batch may be rounded down.
+        let global_batch_size = micro_batch_size * num_microbatches * self.layout.data as u64;
+        let seq_length = self.model.seq_length as u64;
+        Batch {
+            global_batch_size,
+            micro_batch_size,
+            num_microbatches,
+            seq_length,
+            tokens: global_batch_size * seq_length,
+            padded_vocab_size: self.padded_vocab,
+        }
+    }
+
+    /// Width of one routed expert.
+    pub fn expert_width(&self) -> u64 {
+        self.model.moe_ffn_hidden_size.unwrap_or(self.model.ffn_hidden_size) as u64
+    }
+
+    pub fn num_experts(&self) -> u64 {
+        self.model.num_moe_experts.unwrap_or(0) as u64
+    }
+
+    pub fn is_moe(&self, layer: usize) -> bool {
+        self.moe_layers.get(layer).copied().unwrap_or(false)
+    }
+
+    /// The shape that the FLOP count needs.
+    pub fn flops_shape(&self) -> FlopsShape {
+        let model = self.model;
+        let moe = model.num_moe_experts.map(|_| MoeFlops {
+            moe_layers: self.moe_layers.clone(),
+            moe_ffn_hidden_size: self.expert_width(),
+            moe_router_topk: model.moe_router_topk as u64,
+            moe_shared_expert_intermediate_size: model.moe_shared_expert_intermediate_size.unwrap_or(0) as u64,
+            moe_latent_size: None,
+        });
+        FlopsShape { moe, ..flops_shape(self.config, self.padded_vocab as usize) }
+    }
+
+    /// Parameters without the experts that a token does not visit.
+    pub fn active_parameters(&self, all: &ParameterCounts) -> u64 {
+        let experts = all.get(ParameterKind::Experts);
+        match self.num_experts() {
+            0 => all.total,
+            count => all.total - experts + experts / count * self.model.moe_router_topk as u64,
+        }
+    }
+
+    /// Ranks over which the optimizer state of dense parameters and of experts is sharded, if it is.
+    pub fn shards(&self) -> (u64, u64) {
+        let instances = self.config.ddp.num_distributed_optimizer_instances as u64;
+        let dense = (self.layout.data * self.layout.context) as u64 / instances;
+        (dense, self.layout.expert_data as u64 / instances)
+    }
+}
+
+fn mesh(config: &RunConfig) -> Result<Mesh, PlanError> {
+    let parallel = config.parallel;
+    let sizes = ParallelSizes {
+        tensor_model_parallel_size: parallel.tensor,
+        pipeline_model_parallel_size: parallel.pipeline,
+        context_parallel_size: parallel.context,
+        expert_model_parallel_size: parallel.expert,
+        expert_tensor_parallel_size: Some(parallel.expert_tensor),
+        num_distributed_optimizer_instances: config.ddp.num_distributed_optimizer_instances,
+    };
+    let order = if config.dist.use_tp_pp_dp_mapping { RankOrder::TpCpEpPpDp } else { RankOrder::TpCpEpDpPp };
+    Ok(Mesh::new(parallel.world_size, sizes, order)?)
+}
+
+fn layout(config: &RunConfig, mesh: &Mesh) -> Layout {
+    let parallel = config.parallel;
+    Layout {
+        world_size: parallel.world_size,
+        tensor: parallel.tensor,
+        sequence_parallel: config.model.sequence_parallel,
+        context: parallel.context,
+        data: mesh.data_parallel_size(),
+        pipeline: parallel.pipeline,
+        virtual_pipeline: parallel.virtual_pipeline,
+        expert: parallel.expert,
+        expert_tensor: parallel.expert_tensor,
+        expert_data: mesh.expert().sizes().dp,
+    }
+}
+
+/// Rows of the embedding, without opening a tokenizer.
+fn padded_vocab(config: &RunConfig) -> Result<usize, PlanError> {
+    let tokenizer = &config.tokenizer;
+    let tokenizer_size = match tokenizer.tokenizer_type {
+        // The null tokenizer adds its end-of-document token.
+        Some(TokenizerType::Null) => tokenizer.vocab_size.map(|size| size + 1),
+        Some(TokenizerType::ByteLevelBpe) => tokenizer.bpe_vocab_size,
+        _ => None,
+    };
+    match tokenizer_size.or(config.model.vocab_size) {
+        Some(size) => Ok(config.model.padded_vocab_size(size)?),
+        None => Err(PlanError::Setting {
+            key: "model.vocab_size",
+            message: "must be given for a plan, which opens no tokenizer".into(),
+        }),
+    }
+}
+
+fn moe_layers(model: &FinalModel) -> Result<Vec<bool>, PlanError> {
+    if model.num_moe_experts.is_none() {
+        return Ok(vec![false; model.num_layers]);
+    }
+    let bad = |message: String| PlanError::Setting { key: "model.moe_layer_freq", message };
+    match &model.moe_layer_freq {
+        OneOrMany::One(0) => Err(bad("expected at least 1, found 0".into())),
+        OneOrMany::One(every) => Ok((0..model.num_layers).map(|layer| layer.is_multiple_of(*every)).collect()),
+        OneOrMany::Many(flags) if flags.len() != model.num_layers => {
+            Err(bad(format!("expected one entry a layer ({}), found {}", model.num_layers, flags.len())))
+        }
+        OneOrMany::Many(flags) => Ok(flags.iter().map(|flag| *flag != 0).collect()),
+    }
+}
+
+/// What tensor and expert parallelism cut must divide.
+fn check_divisions(config: &RunConfig, padded_vocab: u64, moe_layers: &[bool]) -> Result<(), PlanError> {
+    let (model, parallel) = (&config.model, config.parallel);
+    let has_moe = moe_layers.contains(&true);
+    let shared = model.moe_shared_expert_intermediate_size.unwrap_or(0);
+    let expert_width = model.moe_ffn_hidden_size.unwrap_or(model.ffn_hidden_size);
+    let sequence = if model.sequence_parallel { parallel.tensor * parallel.context } else { parallel.context };
+    let (tensor, expert_tensor) = ("model.tensor_model_parallel_size", "model.expert_tensor_parallel_size");
+    let divisions = [
+        ("model.num_query_groups", model.num_query_groups, tensor, parallel.tensor),
+        ("model.ffn_hidden_size", model.ffn_hidden_size, tensor, parallel.tensor),
+        ("model.vocab_size", padded_vocab as usize, tensor, parallel.tensor),
+        ("model.moe_shared_expert_intermediate_size", shared, tensor, parallel.tensor),
+        ("model.moe_ffn_hidden_size", if has_moe { expert_width } else { 0 }, expert_tensor, parallel.expert_tensor),
+        (
+            "model.num_moe_experts",
+            model.num_moe_experts.unwrap_or(0),
+            "model.expert_model_parallel_size",
+            parallel.expert,
+        ),
+        ("model.seq_length", model.seq_length, "the ranks that share a sequence", sequence),
+    ];
+    match divisions.into_iter().find(|(_, size, _, ranks)| !size.is_multiple_of(*ranks)) {
+        None => {}
+        Some((key, size, by, ranks)) => {
+            let message = format!("expected a multiple of {by} ({ranks}), found {size} (padding included)");
+            let message = if key == "model.vocab_size" { message } else { message.replace(" (padding included)", "") };
+            return Err(PlanError::Setting { key, message });
+        }
+    }
+    if parallel.expert > 1 && !has_moe {
+        let message = format!("expected 1 for a model without experts, found {}", parallel.expert);
+        return Err(PlanError::Setting { key: "model.expert_model_parallel_size", message });
+    }
+    let experts = model.num_moe_experts.unwrap_or(usize::MAX);
+    if has_moe && model.moe_router_topk > experts {
+        let message = format!("expected at most num_moe_experts ({experts}), found {}", model.moe_router_topk);
+        return Err(PlanError::Setting { key: "model.moe_router_topk", message });
+    }
+    Ok(())
+}
+
+fn placement(config: &RunConfig) -> Result<PlacementSpec, PlanError> {
+    let model = &config.model;
+    let accounting = |counts: bool| if counts { Accounting::AsLayer } else { Accounting::Free };
+    let (first, last) = (model.num_layers_in_first_pipeline_stage, model.num_layers_in_last_pipeline_stage);
+    let split = match &model.pipeline_model_parallel_layout {
+        Some(OneOrMany::One(text)) => Split::Layout(text.parse::<PipelineLayout>()?),
+        Some(OneOrMany::Many(stages)) => Split::Layout(stages.join("|").parse::<PipelineLayout>()?),
+        None if first.is_some() || last.is_some() => Split::Uneven { first, last },
+        None => Split::Even {
+            embedding: accounting(model.account_for_embedding_in_pipeline_split),
+            loss: accounting(model.account_for_loss_in_pipeline_split),
+        },
+    };
+    Ok(PlacementSpec {
+        num_layers: model.num_layers,
+        pipeline_model_parallel_size: config.parallel.pipeline,
+        virtual_pipeline_model_parallel_size: model.virtual_pipeline_model_parallel_size,
+        mtp_num_layers: 0,
+        split,
+    })
+}
+
+fn default_schedule(config: &RunConfig, shape: PipelineShape) -> ScheduleKind {
+    if shape.num_chunks == 1 {
+        return ScheduleKind::OneForwardOneBackward;
+    }
+    let microbatch_group_size = config.model.microbatch_group_size_per_vp_stage.unwrap_or(shape.num_stages);
+    ScheduleKind::Interleaved { microbatch_group_size, warmup: InterleavedWarmup::Minimal }
+}
+
+fn sharding(config: &RunConfig) -> Sharding {
+    match config.ddp.data_parallel_sharding_strategy {
+        ShardingStrategy::Optim => Sharding::OptimizerState,
+        ShardingStrategy::OptimGrads => Sharding::Gradients,
+        ShardingStrategy::OptimGradsParams => Sharding::Parameters,
+        ShardingStrategy::NoShard => {
+            let is_distributed = config.ddp.use_distributed_optimizer || config.optimizer.use_distributed_optimizer;
+            if is_distributed { Sharding::OptimizerState } else { Sharding::None }
+        }
+    }
+}
+
+fn element_bytes(config: &RunConfig) -> Result<ElementBytes, PlanError> {
+    let size = |dtype: DType| match dtype {
+        DType::Float32 => 4,
+        DType::Float16 | DType::BFloat16 => 2,
+        DType::UInt8 => 1,
+    };
+    let parameter = size(config.model.params_dtype);
+    let moments = match config.optimizer.optimizer {
+        OptimizerKind::Adam => 2,
+        OptimizerKind::Sgd => 1,
+        other => {
+            let message = format!("expected adam or sgd, found {other}, whose state the plan does not know");
+            return Err(PlanError::Setting { key: "optimizer.optimizer", message });
+        }
+    };
+    let collective = if config.model.params_dtype == DType::Float16 { 4 } else { parameter };
+    let in_float32 = config.ddp.grad_reduce_in_fp32;
+    Ok(ElementBytes {
+        parameter,
+        activation: parameter,
+        collective,
+        pipeline: config.model.pipeline_dtype.map_or(parameter, size),
+        gradient: if in_float32 { 4 } else { parameter },
+        reduction: if in_float32 { 4 } else { collective },
+        optimizer: 4 * (moments + u64::from(parameter < 4)),
+    })
+}

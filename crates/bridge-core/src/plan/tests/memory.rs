@@ -1,0 +1,105 @@
+//! Bytes of memory.
+
+use super::{MOE, tiny};
+
+/// Parameters of a rank at tensor parallel 2: norms whole, all else halved.
+const HALF: u64 = 16_384 * 2 + 2 * (128 + (49_280 - 128) / 2) + 64;
+
+#[test]
+fn states_follow_precision_and_sharding() {
+    let states = |size: usize, more: &[&str]| {
+        let plan = tiny(size, &[&["model.tensor_model_parallel_size=2"], more].concat());
+        let memory = plan.stages[0].memory;
+        [memory.parameters, memory.gradients, memory.optimizer]
+    };
+    assert_eq!(states(4, &[]), [4 * HALF, 4 * HALF, 8 * HALF]);
+    assert_eq!(states(4, &["optimizer.optimizer=sgd"]), [4 * HALF, 4 * HALF, 4 * HALF]);
+    assert_eq!(states(4, &["mixed_precision=bf16_mixed"]), [2 * HALF, 4 * HALF, 12 * HALF]);
+    assert_eq!(states(4, &["mixed_precision=fp16_mixed"]), [2 * HALF, 2 * HALF, 12 * HALF]);
+    let distributed = ["mixed_precision=bf16_mixed", "ddp.use_distributed_optimizer=true"];
+    assert_eq!(states(4, &distributed), [2 * HALF, 4 * HALF, 12 * HALF / 2]);
+    let instances = [&distributed[..], &["ddp.num_distributed_optimizer_instances=2"]].concat();
+    assert_eq!(states(4, &instances), [2 * HALF, 4 * HALF, 12 * HALF]);
+    let strategy = |name: &str| {
+        let strategy = format!("ddp.data_parallel_sharding_strategy={name}");
+        states(4, &["mixed_precision=bf16_mixed", "ddp.use_megatron_fsdp=true", &strategy])
+    };
+    assert_eq!(strategy("optim"), [2 * HALF, 4 * HALF, 6 * HALF]);
+    assert_eq!(strategy("optim_grads"), [2 * HALF, 2 * HALF, 6 * HALF]);
+    assert_eq!(strategy("optim_grads_params"), [HALF, 2 * HALF, 6 * HALF]);
+}
+
+/// One micro-batch of 2 x 64 tokens on one rank, in float32: 128 rows.
+#[test]
+fn activations_are_what_backward_keeps() {
+    let stream = 128 * 64 * 4;
+    // Statistics, normed, projection with values, rotated queries and keys, output, log-sum-exp.
+    let attention = 128 * 4 + stream + 128 * 128 * 4 + 128 * 96 * 4 + stream + 128 * 8 * 4;
+    let mlp = 128 * 4 + stream + 128 * (384 + 192) * 4;
+    // Statistics, normed, gradients of hidden states and of the output table.
+    let head = 128 * 4 + stream + stream + 512 * 64 * 4;
+    let layer = 2 * stream + attention + mlp;
+    let ids = 128 * 8;
+    let kept = |overrides: &[&str]| {
+        let memory = tiny(1, overrides).stages[0].memory;
+        (memory.activations, memory.recompute)
+    };
+    assert_eq!(kept(&[]), (ids + 2 * layer + stream + head, 0));
+    let full = |method: &str, layers: &str| {
+        let (method, layers) =
+            (format!("model.recompute_method={method}"), format!("model.recompute_num_layers={layers}"));
+        kept(&["model.recompute_granularity=full", &method, &layers])
+    };
+    assert_eq!(full("uniform", "1"), (ids + 2 * stream + stream + head, layer - stream));
+    assert_eq!(full("uniform", "2"), (ids + stream + stream + head, 2 * layer - stream));
+    assert_eq!(full("block", "1"), (ids + stream + layer + stream + head, layer - stream));
+    let selective = kept(&["model.recompute_granularity=selective", "model.recompute_modules=[\"mlp\"]"]);
+    assert_eq!(selective, (ids + 2 * (layer - mlp) + stream + head, mlp));
+}
+
+#[test]
+fn tensor_parallel_ranks_share_what_is_inside_blocks() {
+    let kept = |more: &[&str]| {
+        let plan = tiny(2, &[&["model.tensor_model_parallel_size=2"], more].concat());
+        plan.stages[0].memory.activations
+    };
+    let stream = 128 * 64 * 4;
+    let (attention, mlp) = (stream + (128 * 128 * 4 + 128 * 96 * 4 + stream + 128 * 8 * 4) / 2, stream + 128 * 576 * 2);
+    let head = 2 * stream + 256 * 64 * 4;
+    let plain = kept(&[]);
+    assert_eq!(plain, 128 * 8 + 5 * (stream + 128 * 4) + 2 * (attention + mlp) + head);
+    // Along the sequence, the stream and its norms' statistics are halved.
+    assert_eq!(plain - kept(&["model.sequence_parallel=true"]), 5 * (stream + 128 * 4) / 2);
+}
+
+#[test]
+fn context_parallel_ranks_hold_all_keys() {
+    let alone = tiny(1, &["train.micro_batch_size=1"]).stages[0].memory.activations;
+    let shared = tiny(2, &["model.context_parallel_size=2"]).stages[0].memory.activations;
+    // Two sequences of half the length are as many tokens as one whole; gathered keys and values of both come on top.
+    assert_eq!(shared - alone, 2 * 2 * 128 * 32 * 4);
+}
+
+#[test]
+fn working_memory_is_that_of_the_kernels() {
+    let memory = tiny(1, &["train.num_threads=3"]).stages[0].memory;
+    assert_eq!(memory.cross_entropy, 128 * 512 * 4);
+    assert_eq!(memory.attention, 3 * 2 * 64 * 64 * 4);
+    assert_eq!(memory.gathered, 0);
+    // The feed-forward block's two gradients, and all parameters': one region.
+    assert_eq!(memory.backward, 128 * 576 * 4 + 4 * (2 * 32_768 + 2 * 49_280 + 64));
+    let parts = [memory.parameters, memory.gradients, memory.optimizer, memory.activations, memory.recompute];
+    let working = memory.backward + memory.gathered + memory.cross_entropy + memory.attention;
+    assert_eq!(memory.total, parts.iter().sum::<u64>() + working);
+    let sharded = ["ddp.data_parallel_sharding_strategy=optim_grads_params"];
+    assert_eq!(tiny(2, &sharded).stages[0].memory.gathered, 4 * (64 + 576 * 64));
+}
+
+#[test]
+fn experts_keep_the_tokens_they_get() {
+    let dense = tiny(1, &[]).stages[0].memory.activations;
+    let moe = tiny(1, &MOE).stages[0].memory.activations;
+    let stream = 128 * 64 * 4;
+    // Two experts of half the width keep what the dense block does; routed rows, weighted rows, logits and probabilities come on top.
+    assert_eq!(moe - dense, 2 * (2 * stream + 2 * stream + 2 * 128 * 4 * 4));
+}

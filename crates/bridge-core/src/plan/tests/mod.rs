@@ -1,0 +1,33 @@
+//! The plan against cases worked out by hand. That its parameters are those of built models is tested in bridge-models.
+
+mod memory;
+mod pipeline;
+mod sizes;
+mod traffic;
+
+use super::{Plan, PlanError, PlanOptions, plan};
+use crate::config::{ConfigErrors, Format, Kinds, RawConfig, RunConfig, World};
+
+/// Two layers: hidden 64, 8 heads of 8, 4 key/value heads, feed-forward 192 gated, vocabulary 512, 64 tokens; 2 sequences of 4.
+const TINY: &str = include_str!("../../../../../recipes/tiny.toml");
+const LLAMA_405B: &str = include_str!("../../../../../recipes/llama3-405b.toml");
+
+/// Experts in every layer, 4 of them, 2 a token.
+const MOE: [&str; 3] = ["model.num_moe_experts=4", "model.moe_router_topk=2", "model.moe_ffn_hidden_size=96"];
+
+fn try_config(text: &str, size: usize, overrides: &[&str]) -> Result<RunConfig, ConfigErrors> {
+    let overrides: Vec<String> = overrides.iter().map(|item| (*item).to_owned()).collect();
+    RawConfig::from_text(text, Format::Toml, &overrides, &Kinds::builtin())?.finalize_for_plan(&World { size })
+}
+
+fn config(text: &str, size: usize, overrides: &[&str]) -> RunConfig {
+    try_config(text, size, overrides).unwrap_or_else(|errors| panic!("{errors}"))
+}
+
+fn tiny(size: usize, overrides: &[&str]) -> Plan {
+    plan(&config(TINY, size, overrides), &PlanOptions::default()).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn refused(size: usize, overrides: &[&str]) -> PlanError {
+    plan(&config(TINY, size, overrides), &PlanOptions::default()).expect_err("the plan is refused")
+}

@@ -1,0 +1,124 @@
+//! Parameters and FLOPs, and what is refused.
+
+use std::time::{Duration, Instant};
+
+use super::super::{ParameterKind, PlanError, PlanOptions, Rates, plan};
+use super::{LLAMA_405B, MOE, TINY, config, refused, tiny, try_config};
+
+/// 32,768 embedding and output each, 49,280 a layer, 64 the last norm.
+const TINY_PARAMETERS: u64 = 2 * 32_768 + 2 * 49_280 + 64;
+
+#[test]
+fn parameters_add_up() {
+    let counts = tiny(1, &[]).parameters;
+    assert_eq!(counts.total, TINY_PARAMETERS);
+    assert_eq!(counts.total, ParameterKind::ALL.into_iter().map(|kind| counts.get(kind)).sum::<u64>());
+    assert_eq!(counts.get(ParameterKind::Attention), 2 * (16 * 8 * 64 + 64 * 64));
+    assert_eq!(counts.get(ParameterKind::Norm), 5 * 64);
+}
+
+#[test]
+fn a_rank_holds_its_slice() {
+    let split = tiny(4, &["model.tensor_model_parallel_size=2", "model.pipeline_model_parallel_size=2"]);
+    assert_eq!(split.parameters.total, TINY_PARAMETERS);
+    // Norms are whole on each rank, all else is halved.
+    let layer = 128 + (49_280 - 128) / 2;
+    let held: Vec<u64> = split.stages.iter().map(|stage| stage.parameters.total).collect();
+    assert_eq!(held, [16_384 + layer, layer + 64 + 16_384]);
+}
+
+#[test]
+fn a_tied_embedding_is_one_parameter_on_two_stages() {
+    let tied = tiny(2, &["model.pipeline_model_parallel_size=2", "model.share_embeddings_and_output_weights=true"]);
+    assert_eq!(tied.parameters.total, TINY_PARAMETERS - 32_768);
+    let tables: Vec<u64> = tied.stages.iter().map(|stage| stage.parameters.get(ParameterKind::Embedding)).collect();
+    assert_eq!(tables, [32_768, 32_768]);
+}
+
+#[test]
+fn experts_count_apart() {
+    let parallel = ["model.expert_model_parallel_size=2"];
+    let moe = tiny(2, &[&MOE[..], &parallel].concat());
+    let experts = 2 * 4 * 3 * 64 * 96;
+    assert_eq!(moe.parameters.get(ParameterKind::Experts), experts);
+    assert_eq!(moe.parameters.get(ParameterKind::Router), 2 * 4 * 64);
+    assert_eq!(moe.parameters.get(ParameterKind::Mlp), 0);
+    assert_eq!(moe.active_parameters, moe.parameters.total - experts / 2);
+    assert_eq!(moe.stages[0].parameters.get(ParameterKind::Experts), experts / 2);
+    // Two of four experts of half the width cost what the dense block does.
+    assert_eq!(moe.flops.per_step, tiny(2, &[]).flops.per_step);
+}
+
+#[test]
+fn stages_share_the_flops() {
+    let layouts: [(usize, &[&str]); 3] = [
+        (1, &[]),
+        (8, &["model.tensor_model_parallel_size=2", "model.pipeline_model_parallel_size=2"]),
+        (4, &["model.context_parallel_size=2", "model.window_size=[16, 0]", "model.window_attn_skip_freq=2"]),
+    ];
+    for (size, overrides) in layouts {
+        let flops = tiny(size, overrides).flops;
+        let difference = (flops.per_step_with_recompute / flops.per_step - 1.0).abs();
+        assert!(difference < 1e-12, "{overrides:?}: {flops:?}");
+    }
+    let recompute = ["model.recompute_granularity=full", "model.recompute_method=uniform", "model.recompute_num_layers=1"];
+    let again = tiny(1, &recompute).flops;
+    // All but the head is done again.
+    let head = 6.0 * 64.0 * 512.0 * 256.0;
+    assert_eq!(again.per_step_with_recompute, again.per_step + (again.per_step - head) / 3.0);
+}
+
+#[test]
+fn llama_405b_is_the_published_one_and_planned_at_once() {
+    let started = Instant::now();
+    let config = config(LLAMA_405B, 16_384, &[]);
+    let rates = Rates {
+        device_tflops: 989.0,
+        device_efficiency: 0.6,
+        link_gbps: 400.0,
+        intra_link_gbps: 3600.0,
+        ranks_per_node: 8,
+    };
+    let plan = plan(&config, &PlanOptions { schedule: None, rates: Some(rates) }).unwrap();
+    let took = started.elapsed();
+    assert!(took < Duration::from_secs(1), "took {took:?}");
+    // 405.85 billion (arXiv:2407.21783, table 3 and its released weights).
+    assert_eq!(plan.parameters.total, 405_853_388_800);
+    // 6 operations a parameter but those of the input embedding, and causal attention: 6 x layers x sequence x hidden.
+    let weights = 6.0 * (405_853_388_800_u64 - 128_256 * 16_384 - 253 * 16_384) as f64;
+    assert_eq!(plan.flops.per_token, weights + 6.0 * 126.0 * 8_192.0 * 16_384.0);
+    // Published: 3.8e25 for 15.6 T tokens, 6 operations a parameter.
+    assert!((6.0 * plan.parameters.total as f64 * 15.6e12 / 3.8e25 - 1.0).abs() < 0.01);
+    let layers: Vec<usize> = plan.stages.iter().map(|stage| stage.num_layers).collect();
+    assert_eq!((layers[0], layers[7], layers[15], layers.iter().sum::<usize>()), (7, 8, 7, 126));
+    let utilization = plan.estimate.unwrap().model_flops_utilization;
+    assert!((0.3..0.6).contains(&utilization), "{utilization}");
+}
+
+#[test]
+fn what_cannot_be_counted_is_refused() {
+    let message = refused(8, &["model.tensor_model_parallel_size=8"]).to_string();
+    let expected = "model.num_query_groups: expected a multiple of model.tensor_model_parallel_size (8), found 4";
+    assert_eq!(message, expected);
+    let message = refused(2, &["model.expert_model_parallel_size=2"]).to_string();
+    assert_eq!(message, "model.expert_model_parallel_size: expected 1 for a model without experts, found 2");
+    let message = refused(4, &["model.pipeline_model_parallel_size=4"]).to_string();
+    assert!(message.contains("num_layers (2) must be divisible by pipeline_model_parallel_size (4)"), "{message}");
+    let odd = refused(2, &["model.tensor_model_parallel_size=2", "model.vocab_size=513"]);
+    assert!(odd.to_string().contains("model.vocab_size: expected a multiple"), "{odd}");
+    let topk = refused(1, &["model.num_moe_experts=4", "model.moe_router_topk=5"]);
+    assert!(matches!(topk, PlanError::Setting { key: "model.moe_router_topk", .. }), "{topk}");
+}
+
+#[test]
+fn a_plan_needs_no_data_and_runs_need_what_they_needed() {
+    let without_tokenizer = TINY.replace("tokenizer_type = \"NullTokenizer\"\nvocab_size = 511", "");
+    let config = config(&without_tokenizer, 1, &["dataset.kind=gpt"]);
+    assert_eq!(plan(&config, &PlanOptions::default()).unwrap().parameters.total, TINY_PARAMETERS);
+    let without_size = try_config(&without_tokenizer.replace("vocab_size = 512", ""), 1, &["tokenizer.tokenizer_type=HuggingFaceTokenizer"]);
+    let error = plan(&without_size.unwrap(), &PlanOptions::default()).unwrap_err();
+    assert_eq!(error.to_string(), "model.vocab_size: must be given for a plan, which opens no tokenizer");
+    // Nothing else is let through.
+    assert!(try_config(TINY, 1, &["model.multi_latent_attention=true"]).unwrap_err().names("model.multi_latent_attention"));
+    assert!(try_config(TINY, 3, &["model.tensor_model_parallel_size=2"]).is_err());
+}

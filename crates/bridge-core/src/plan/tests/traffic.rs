@@ -1,0 +1,163 @@
+//! Bytes between ranks.
+
+use bridge_dist::comm::counting::Operation::{self, AllGather, AllReduce, AllToAll, Broadcast, Recv, ReduceScatter, Send};
+use bridge_dist::schedule::{PipelineSchedule, ScheduleKind};
+
+use super::super::setup::Setup;
+use super::super::{Plan, TrafficKind};
+use super::{MOE, TINY, config, tiny};
+
+/// The residual stream of a micro-batch: 2 x 64 tokens of 64 float32 values.
+const STREAM: u64 = 128 * 64 * 4;
+const PARAMETERS: u64 = 2 * 32_768 + 2 * 49_280 + 64;
+
+type Entry = (&'static str, Operation, u64, u64);
+
+/// Group, operation, calls and payload bytes of one kind of traffic on a stage.
+fn entries(plan: &Plan, stage: usize, kind: TrafficKind) -> Vec<Entry> {
+    let traffic = plan.stages[stage].traffic.iter().filter(|traffic| traffic.kind == kind);
+    traffic.map(|traffic| (traffic.group.name(), traffic.operation, traffic.operations, traffic.bytes)).collect()
+}
+
+#[test]
+fn one_rank_is_silent() {
+    assert_eq!(tiny(1, &[]).stages[0].traffic, []);
+}
+
+#[test]
+fn tensor_parallel_ranks_reduce() {
+    // Two micro-batches. Embedding 1, each layer 2 forward and 2 backward, the head 1.
+    let plan = tiny(2, &["model.tensor_model_parallel_size=2"]);
+    assert_eq!(entries(&plan, 0, TrafficKind::Tensor), [("tp", AllReduce, 2 * 10, 2 * 10 * STREAM)]);
+    assert_eq!(entries(&plan, 0, TrafficKind::Loss), [("tp", AllReduce, 2 * 2, 2 * 3 * 128 * 4)]);
+    assert_eq!(entries(&plan, 0, TrafficKind::Scalars), [("world", AllReduce, 1, 8)]);
+    assert_eq!(entries(&plan, 0, TrafficKind::SharedGradients), []);
+}
+
+#[test]
+fn along_the_sequence_they_gather_and_scatter() {
+    let plan = tiny(2, &["model.tensor_model_parallel_size=2", "model.sequence_parallel=true"]);
+    let mut found = entries(&plan, 0, TrafficKind::Tensor);
+    found.sort_by_key(|entry| entry.1);
+    let expected =
+        [("tp", ReduceScatter, 2 * 10, 2 * 10 * STREAM), ("tp", AllGather, 2 * 10, 2 * 10 * STREAM / 2)];
+    assert_eq!(found, expected);
+    // The same bytes on the wire.
+    let wire = |plan: &Plan| {
+        let tensor = plan.stages[0].traffic.iter().filter(|traffic| traffic.kind == TrafficKind::Tensor);
+        tensor.map(|traffic| traffic.wire_bytes).sum::<f64>()
+    };
+    assert_eq!(wire(&plan), wire(&tiny(2, &["model.tensor_model_parallel_size=2"])));
+    // Five norms.
+    assert_eq!(entries(&plan, 0, TrafficKind::SharedGradients), [("tp", AllReduce, 1, 5 * 64 * 4)]);
+}
+
+#[test]
+fn recompute_repeats_the_forward() {
+    let full = ["model.recompute_granularity=full", "model.recompute_method=block", "model.recompute_num_layers=1"];
+    let plan = tiny(2, &[&["model.tensor_model_parallel_size=2"], &full[..]].concat());
+    assert_eq!(entries(&plan, 0, TrafficKind::Tensor), [("tp", AllReduce, 2 * 12, 2 * 12 * STREAM)]);
+}
+
+#[test]
+fn float16_travels_as_float32_between_tensor_parallel_ranks() {
+    let bytes = |precision: &str| {
+        let precision = format!("mixed_precision={precision}");
+        let plan = tiny(4, &["model.tensor_model_parallel_size=2", "model.pipeline_model_parallel_size=2", &precision]);
+        [TrafficKind::Tensor, TrafficKind::Pipeline].map(|kind| plan.stages[0].traffic_bytes(kind))
+    };
+    let [tensor, pipeline] = bytes("bf16_mixed");
+    assert_eq!(bytes("fp16_mixed"), [2 * tensor, pipeline]);
+}
+
+#[test]
+fn stages_send_what_their_lists_say() {
+    let overrides = ["model.num_layers=8", "model.pipeline_model_parallel_size=2", "train.global_batch_size=16"];
+    let chunks = [&overrides[..], &["model.virtual_pipeline_model_parallel_size=4"]].concat();
+    for overrides in [&overrides[..], &chunks] {
+        let config = config(TINY, 2, overrides);
+        let setup = Setup::new(&config, None).unwrap();
+        let lists = PipelineSchedule::new(setup.schedule, setup.shape).unwrap();
+        let plan = tiny(2, overrides);
+        for (stage, actions) in lists.ranks.iter().enumerate() {
+            let messages = actions.iter().filter(|action| action.message().is_some());
+            let (sends, receives): (Vec<_>, Vec<_>) = messages.partition(|action| action.is_send());
+            let [sends, receives] = [sends, receives].map(|list| list.len() as u64);
+            let expected = [("pp", Send, sends, sends * STREAM), ("pp", Recv, receives, receives * STREAM)];
+            assert_eq!(entries(&plan, stage, TrafficKind::Pipeline), expected, "{overrides:?} stage {stage}");
+        }
+        // The last stage tells the others the loss with its divisor, and each micro-batch's.
+        let scalars = |stage| entries(&plan, stage, TrafficKind::Scalars)[0];
+        assert_eq!(scalars(0), ("pp", Broadcast, 2, 0));
+        assert_eq!(scalars(1), ("pp", Broadcast, 2, (8 + 2) * 8));
+    }
+    assert_eq!(ScheduleKind::OneForwardOneBackward.to_string(), tiny(2, &overrides).pipeline.schedule);
+}
+
+#[test]
+fn replicas_reduce_gradients() {
+    let plan = tiny(2, &[]);
+    assert_eq!(entries(&plan, 0, TrafficKind::Gradients), [("dp-cp", AllReduce, 1, 4 * PARAMETERS)]);
+    assert_eq!(plan.stages[0].traffic_bytes(TrafficKind::Parameters), 0);
+    // Two figures of one micro-batch, and the loss with its divisor.
+    assert_eq!(entries(&plan, 0, TrafficKind::Scalars)[0], ("dp-cp", AllReduce, 3, 4 * 8));
+    let mixed = |more: &[&str]| tiny(2, &[&["mixed_precision=bf16_mixed"], more].concat());
+    assert_eq!(mixed(&[]).stages[0].traffic_bytes(TrafficKind::Gradients), 4 * PARAMETERS);
+    let sharded = mixed(&["optimizer.use_distributed_optimizer=true"]);
+    let shard = PARAMETERS / 2;
+    assert_eq!(entries(&sharded, 0, TrafficKind::Gradients), [("optimizer", ReduceScatter, 1, 4 * PARAMETERS)]);
+    assert_eq!(entries(&sharded, 0, TrafficKind::Parameters), [("optimizer", AllGather, 1, 2 * shard)]);
+    let all = mixed(&["ddp.data_parallel_sharding_strategy=optim_grads_params", "train.global_batch_size=12"]);
+    assert_eq!(entries(&all, 0, TrafficKind::Gradients), [("optimizer", ReduceScatter, 3, 3 * 4 * PARAMETERS)]);
+    assert_eq!(entries(&all, 0, TrafficKind::Parameters), [("optimizer", AllGather, 6, 6 * 2 * shard)]);
+}
+
+#[test]
+fn odd_parameters_are_padded_to_equal_parts() {
+    // A norm's 64 elements are cut into 21, 21 and 22, and so on.
+    let plan = tiny(3, &["train.global_batch_size=6"]);
+    let thirds = |rank: u64, count: u64| count * (rank + 1) / 3 - count * rank / 3;
+    let counts: Vec<u64> =
+        [32_768, 32_768, 64].into_iter().chain([64, 8_192, 4_096, 64, 24_576, 12_288].repeat(2)).collect();
+    let part = (0..3).map(|rank| counts.iter().map(|count| thirds(rank, *count)).sum::<u64>()).max().unwrap();
+    assert!(3 * part > PARAMETERS);
+    assert_eq!(entries(&plan, 0, TrafficKind::Gradients), [("dp-cp", AllReduce, 1, 4 * 3 * part)]);
+}
+
+#[test]
+fn a_tied_embedding_is_reduced_between_its_stages() {
+    let tied = ["model.pipeline_model_parallel_size=2", "model.share_embeddings_and_output_weights=true"];
+    let plan = tiny(2, &tied);
+    for stage in 0..2 {
+        assert_eq!(entries(&plan, stage, TrafficKind::TiedEmbedding), [("embedding", AllReduce, 1, 4 * 32_768)]);
+    }
+    let sharded = tiny(4, &[&tied[..], &["ddp.use_distributed_optimizer=true"]].concat());
+    assert_eq!(sharded.stages[0].traffic_bytes(TrafficKind::TiedEmbedding), 4 * 32_768 / 2);
+    assert_eq!(tiny(1, &tied[1..]).stages[0].traffic_bytes(TrafficKind::TiedEmbedding), 0);
+}
+
+#[test]
+fn context_parallel_ranks_gather_keys_and_values() {
+    let plan = tiny(2, &["model.context_parallel_size=2"]);
+    // Of both sequences, all tokens: half of them are this rank's.
+    let keys = 128 * 32 * 4;
+    // Keys and values, two layers, two micro-batches.
+    let expected = [("cp", AllGather, 8, 8 * keys / 2), ("cp", ReduceScatter, 8, 8 * keys)];
+    assert_eq!(entries(&plan, 0, TrafficKind::Context), expected);
+}
+
+#[test]
+fn experts_exchange_the_tokens_they_are_sent() {
+    let plan = tiny(2, &[&MOE[..], &["model.expert_model_parallel_size=2"]].concat());
+    // One micro-batch, two layers: there and back, forward and backward. Two experts a token.
+    assert_eq!(entries(&plan, 0, TrafficKind::Expert), [("ep", AllToAll, 2 * 4, 2 * 4 * 2 * STREAM)]);
+    let experts = 2 * 4 * 3 * 64 * 96;
+    let dense = plan.parameters.total - experts;
+    // Each expert is on one rank: only the others are reduced.
+    assert_eq!(entries(&plan, 0, TrafficKind::Gradients), [("dp-cp", AllReduce, 1, 4 * dense)]);
+    let split = tiny(2, &[&MOE[..], &["model.tensor_model_parallel_size=2", "model.sequence_parallel=true"]].concat());
+    let found = entries(&split, 0, TrafficKind::Expert);
+    // Two micro-batches of half the sequence on each rank.
+    let expected = [("expert-tp", AllGather, 2 * 4, 2 * 4 * STREAM), ("expert-tp", ReduceScatter, 2 * 4, 2 * 4 * 2 * STREAM)];
+    assert_eq!(found, expected);
+}
