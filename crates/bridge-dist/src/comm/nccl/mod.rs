@@ -31,7 +31,7 @@
 //!   as with MPI, at the price of one small all_gather of that group for each operation.
 //! - Data that stops moving is noticed after the time limit (NCCL is polled, never waited in); the communicator is then aborted, and a roll
 //!   call over the bootstrap group, which may take the time limit again, names the missing ranks.
-//! - The bootstrap group must outlive nothing: groups of its own are split off. Its world is needed as long as the communicator is.
+//! - Groups of its own are split off the bootstrap group, which stays free for other uses. An `MpiWorld` has to outlive the communicator.
 //! - Each group has an NCCL communicator for blocking operations and, from the first `start_*` on, one for the others. Both may be at work
 //!   at the same time; the device needs room for the few blocks of both.
 

@@ -66,8 +66,14 @@ impl RawComm {
         let mut made = Self { comm: ptr::null_mut(), timeout };
         // SAFETY: the places are valid; the library copies the configuration.
         let result = unsafe { sys::ncclCommInitRankConfig(&raw mut made.comm, size, id, rank, &raw mut config) };
-        made.settle(result)?;
-        Ok(made)
+        match made.settle(result) {
+            Ok(()) => Ok(made),
+            Err(error) => {
+                // It never was one that could end in good order.
+                made.abort();
+                Err(error)
+            }
+        }
     }
 
     /// Waits until a call is no longer under way.

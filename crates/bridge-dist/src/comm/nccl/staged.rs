@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use super::agree::Agreement;
-use super::carrier::{CarrierError, Fabric};
+use super::carrier::{Carrier, CarrierError, Fabric};
 use super::lane::Lane;
 use super::seat::{Seat, World, lock};
 use crate::comm::buffer::{Buffer, BufferMut, DType, HostBuffer, ReduceOp};
@@ -114,6 +114,10 @@ impl<F: Fabric> Drop for Staged<F> {
         if let Some(worker) = self.worker.take() {
             worker.finish();
         }
+        if self.seat.world.failure().is_some() {
+            // The others may never come to end it in good order.
+            lock(&self.blocking).carrier.abort();
+        }
     }
 }
 
@@ -156,6 +160,14 @@ impl<F: Fabric> Background<F> {
             }
         };
         Ok(self.lane.insert(lane))
+    }
+}
+
+impl<F: Fabric> Drop for Background<F> {
+    fn drop(&mut self) {
+        if let Some(lane) = self.lane.as_mut().filter(|_| self.seat.world.failure().is_some()) {
+            lane.carrier.abort();
+        }
     }
 }
 

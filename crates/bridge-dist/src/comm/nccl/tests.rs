@@ -8,11 +8,11 @@ use super::handshake::{Message, shake_hands};
 use super::seat::{Seat, World};
 use super::staged::{Controls, Staged};
 use super::{NcclCommunicator, NcclInitError, everyone};
+use crate::comm::Group;
 use crate::comm::buffer::{DType, ReduceOp};
 use crate::comm::error::{CommError, CommErrorKind};
 use crate::comm::signature::{OpKind, UnevenExchange};
 use crate::comm::thread::{BoxError, run_ranks};
-use crate::comm::Group;
 
 #[path = "../../../tests/suite/mod.rs"]
 mod suite;
