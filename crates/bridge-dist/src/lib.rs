@@ -4,9 +4,9 @@
 //! tensor library:
 //!
 //! - [`comm`] has the [`Communicator`](comm::Communicator) trait (all_reduce, reduce_scatter, all_gather, broadcast, all_to_all, messages,
-//!   sub-groups, and non-blocking forms) with three implementations: one rank ([`comm::single`]), threads of one process
-//!   ([`comm::thread`]), and MPI processes (`comm::mpi`, cargo feature `mpi`). Sums are taken in rank order, so results are equal bit by
-//!   bit on all ranks, from run to run, and whatever carries the bytes. Ranks that disagree, vanish or come late are an error on every rank
+//!   sub-groups, and non-blocking forms) with four implementations: one rank ([`comm::single`]), threads of one process
+//!   ([`comm::thread`]), MPI processes (`comm::mpi`, cargo feature `mpi`), and NVIDIA GPUs (`comm::nccl`, cargo feature `nccl`). Sums are
+//!   taken in rank order, so results are equal bit by bit on all ranks, from run to run, and whatever carries the bytes. Ranks that disagree, vanish or come late are an error on every rank
 //!   that says who did what.
 //! - [`mesh`] lays ranks out for tensor, context, data, pipeline and expert parallelism in Megatron's order, and makes the process groups.
 //! - [`schedule`] writes pipeline schedules (GPipe, 1F1B, interleaved, zero-bubble) as lists of actions, places layers on stages, and
@@ -26,6 +26,14 @@
 //! assert_eq!(sums, [[3.0; 4], [3.0; 4]]);
 //! # Ok::<(), bridge_dist::comm::thread::RankError>(())
 //! ```
+//!
+//! # GPUs
+//!
+//! With the cargo feature `nccl`, `NcclCommunicator::connect(&bootstrap, device)` makes a communicator whose data moves by NCCL out of any
+//! other one: MPI processes on a cluster, threads for the GPUs of one machine. It is a `Communicator` for host memory, with the same
+//! results to the bit, and `comm.device()` has the collectives of device memory (`CudaSlice`s, or addresses from a tensor library), whose
+//! float sums are in NCCL's order. It builds without CUDA; where the driver or `libnccl.so` is missing at run time, every rank gets an error
+//! that says what to install.
 //!
 //! # Eight ranks as a mesh
 //!
@@ -56,6 +64,9 @@
 //! ```
 
 #![deny(missing_docs)]
+
+#[cfg(all(test, feature = "nccl"))]
+extern crate self as bridge_dist;
 
 pub mod comm;
 pub mod mesh;

@@ -11,6 +11,8 @@ pub mod counting;
 mod error;
 #[cfg(feature = "mpi")]
 pub mod mpi;
+#[cfg(feature = "nccl")]
+pub mod nccl;
 mod reduce;
 mod request;
 mod signature;
@@ -33,7 +35,8 @@ pub type Group = Arc<dyn Communicator>;
 ///   element type, length, reduction and root. Ranks compare these before data moves, and a difference is a
 ///   [`Mismatch`](CommErrorKind::Mismatch) on every rank.
 /// - Results are the same, bit by bit, on all ranks, from run to run, and with every implementation: elements are combined in
-///   rank order; bf16 accumulates in float32 and is rounded once.
+///   rank order; bf16 accumulates in float32 and is rounded once. (NCCL's collectives of device memory, beside this trait, are weaker:
+///   see `nccl::DeviceCollectives`.)
 /// - An operation that waits for other ranks for [`timeout`](Self::timeout) (on MPI up to a quarter longer) is an error. Moving data counts
 ///   anew for each piece that arrives.
 /// - Messages between two ranks with the same tag arrive in the order of their `send`s and match the `recv`s in the order these were

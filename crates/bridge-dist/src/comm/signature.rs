@@ -91,7 +91,7 @@ impl Signature {
     pub const ENCODED: usize = 24;
 
     /// A fixed-size form for transports that move bytes. Absent values are zero; present ones are shifted by one.
-    #[cfg_attr(not(feature = "mpi"), allow(dead_code))]
+    #[cfg_attr(not(any(feature = "mpi", feature = "nccl")), allow(dead_code))]
     pub fn encode(&self) -> [u8; Self::ENCODED] {
         let mut bytes = [0; Self::ENCODED];
         bytes[0] = self.kind as u8;
@@ -104,7 +104,7 @@ impl Signature {
     }
 
     /// The inverse of [`Self::encode`]; `None` for bytes it never makes.
-    #[cfg_attr(not(feature = "mpi"), allow(dead_code))]
+    #[cfg_attr(not(any(feature = "mpi", feature = "nccl")), allow(dead_code))]
     pub fn decode(bytes: &[u8; Self::ENCODED]) -> Option<Self> {
         let word =
             |start: usize| u32::from_le_bytes([bytes[start], bytes[start + 1], bytes[start + 2], bytes[start + 3]]);
@@ -144,6 +144,25 @@ impl fmt::Display for Signature {
             parts.push(format!("tag {tag}"));
         }
         write!(f, "{}({})", self.kind.name(), parts.join(", "))
+    }
+}
+
+/// Element type and number of elements of a buffer, wherever its memory is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Extent {
+    pub dtype: DType,
+    pub len: usize,
+}
+
+impl From<&Buffer<'_>> for Extent {
+    fn from(buffer: &Buffer<'_>) -> Self {
+        Self { dtype: buffer.dtype(), len: buffer.len() }
+    }
+}
+
+impl From<&BufferMut<'_>> for Extent {
+    fn from(buffer: &BufferMut<'_>) -> Self {
+        Self { dtype: buffer.dtype(), len: buffer.len() }
     }
 }
 
@@ -195,52 +214,55 @@ impl Speaker<'_> {
         }
     }
 
-    /// Type and length of `output` against `input`, whose length is scaled by `times` / `over`.
+    /// Type and length of `output` against what follows from `input`.
     fn check_pair(
         &self,
         signature: &Signature,
-        input: &Buffer<'_>,
-        output: &BufferMut<'_>,
+        input: Extent,
+        output: Extent,
         expected_len: usize,
     ) -> Result<(), CommError> {
-        if input.dtype() != output.dtype() {
-            return Err(self.invalid(signature, "element type of the output", input.dtype(), output.dtype()));
+        if input.dtype != output.dtype {
+            return Err(self.invalid(signature, "element type of the output", input.dtype, output.dtype));
         }
-        if output.len() != expected_len {
-            return Err(self.invalid(signature, "length of the output", expected_len, output.len()));
+        if output.len != expected_len {
+            return Err(self.invalid(signature, "length of the output", expected_len, output.len));
         }
         Ok(())
     }
 
     pub fn reduce_scatter(
         &self,
-        input: &Buffer<'_>,
-        output: &BufferMut<'_>,
+        input: impl Into<Extent>,
+        output: impl Into<Extent>,
         op: ReduceOp,
     ) -> Result<Signature, CommError> {
-        let signature = Signature::reducing(OpKind::ReduceScatter, input.dtype(), output.len(), op);
-        if !input.len().is_multiple_of(self.size) {
+        let (input, output) = (input.into(), output.into());
+        let signature = Signature::reducing(OpKind::ReduceScatter, input.dtype, output.len, op);
+        if !input.len.is_multiple_of(self.size) {
             let expected = format!("a multiple of the {} ranks", self.size);
-            return Err(self.invalid(&signature, "length of the input", expected, input.len()));
+            return Err(self.invalid(&signature, "length of the input", expected, input.len));
         }
-        self.check_pair(&signature, input, output, input.len() / self.size)?;
+        self.check_pair(&signature, input, output, input.len / self.size)?;
         self.check_reduce(&signature)?;
         Ok(signature)
     }
 
-    pub fn all_gather(&self, input: &Buffer<'_>, output: &BufferMut<'_>) -> Result<Signature, CommError> {
-        let signature = Signature::data(OpKind::AllGather, input.dtype(), input.len());
-        self.check_pair(&signature, input, output, input.len() * self.size)?;
+    pub fn all_gather(&self, input: impl Into<Extent>, output: impl Into<Extent>) -> Result<Signature, CommError> {
+        let (input, output) = (input.into(), output.into());
+        let signature = Signature::data(OpKind::AllGather, input.dtype, input.len);
+        self.check_pair(&signature, input, output, input.len * self.size)?;
         Ok(signature)
     }
 
-    pub fn all_to_all(&self, input: &Buffer<'_>, output: &BufferMut<'_>) -> Result<Signature, CommError> {
-        let signature = Signature::data(OpKind::AllToAll, input.dtype(), input.len() / self.size);
-        if !input.len().is_multiple_of(self.size) {
+    pub fn all_to_all(&self, input: impl Into<Extent>, output: impl Into<Extent>) -> Result<Signature, CommError> {
+        let (input, output) = (input.into(), output.into());
+        let signature = Signature::data(OpKind::AllToAll, input.dtype, input.len / self.size);
+        if !input.len.is_multiple_of(self.size) {
             let expected = format!("a multiple of the {} ranks", self.size);
-            return Err(self.invalid(&signature, "length of the input", expected, input.len()));
+            return Err(self.invalid(&signature, "length of the input", expected, input.len));
         }
-        self.check_pair(&signature, input, output, input.len())?;
+        self.check_pair(&signature, input, output, input.len)?;
         Ok(signature)
     }
 
@@ -264,13 +286,14 @@ impl Speaker<'_> {
             let found = exchange.recv_counts[self.rank];
             return Err(self.invalid(&signature, "receive count from this rank itself", own, found));
         }
-        self.check_pair(&signature, &exchange.input, &exchange.output, exchange.output.len())?;
+        self.check_pair(&signature, (&exchange.input).into(), (&exchange.output).into(), exchange.output.len())?;
         Ok(signature)
     }
 
-    pub fn broadcast(&self, data: &BufferMut<'_>, root: usize) -> Result<Signature, CommError> {
+    pub fn broadcast(&self, data: impl Into<Extent>, root: usize) -> Result<Signature, CommError> {
+        let data = data.into();
         let signature =
-            Signature { peer: Some(root as u32), ..Signature::data(OpKind::Broadcast, data.dtype(), data.len()) };
+            Signature { peer: Some(root as u32), ..Signature::data(OpKind::Broadcast, data.dtype, data.len) };
         if root >= self.size {
             return Err(self.invalid(&signature, "root", format!("a rank below {}", self.size), root));
         }

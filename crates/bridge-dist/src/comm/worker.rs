@@ -17,7 +17,7 @@ type Job<S> = Box<dyn FnOnce(&mut S) -> Outcome + Send>;
 pub(crate) struct Worker<S> {
     queue: mpsc::Sender<(Job<S>, mpsc::Sender<Outcome>)>,
     /// Joined by implementations whose resources must not outlive their owner.
-    #[cfg_attr(not(feature = "mpi"), allow(dead_code))]
+    #[cfg_attr(not(any(feature = "mpi", feature = "nccl")), allow(dead_code))]
     thread: thread::JoinHandle<()>,
 }
 
@@ -52,7 +52,7 @@ impl<S: Send + 'static> Worker<S> {
     }
 
     /// Waits until all jobs are done and the thread has ended.
-    #[cfg_attr(not(feature = "mpi"), allow(dead_code))]
+    #[cfg_attr(not(any(feature = "mpi", feature = "nccl")), allow(dead_code))]
     pub fn finish(self) {
         drop(self.queue);
         // A panic of the thread has been reported by the request it was working on.

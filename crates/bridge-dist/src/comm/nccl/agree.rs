@@ -1,0 +1,86 @@
+//! How the ranks of a group agree on an operation before its data moves, and find out who is missing when data stalls.
+//!
+//! NCCL checks nothing: ranks that call different things hang or get wrong numbers. So every rank first gathers the signatures of all over
+//! the bootstrap group. This is also what makes a missing rank known by name within the time limit.
+
+use std::time::Duration;
+
+use super::seat::Seat;
+use crate::comm::Group;
+use crate::comm::error::{CommError, CommErrorKind};
+use crate::comm::signature::Signature;
+
+/// The rank wants to begin the operation.
+const BEGIN: u8 = 0;
+/// The rank has given up on the operation, because its data did not move.
+const GAVE_UP: u8 = 1;
+/// State, signature.
+const MESSAGE: usize = 1 + Signature::ENCODED;
+
+/// One rank's end of the agreements of one lane.
+#[derive(Debug)]
+pub(super) struct Agreement {
+    pub seat: Seat,
+    /// The bootstrap group with the same ranks, for this lane alone.
+    pub control: Group,
+}
+
+impl Agreement {
+    /// Returns when all ranks are about to do `mine`.
+    pub fn agree(&self, mine: &Signature) -> Result<(), CommError> {
+        self.seat.check_world(mine)?;
+        let messages = self.gather(BEGIN, mine)?;
+        let mut all = Vec::with_capacity(self.seat.size);
+        for (peer, message) in messages.chunks_exact(MESSAGE).enumerate() {
+            let signature = self.decode(message, mine)?;
+            if message[0] == GAVE_UP {
+                let message = format!("rank {peer} has given up waiting for the data of {signature}");
+                return Err(self.seat.fail(mine, CommErrorKind::Transport { library: "NCCL", message }));
+            }
+            all.push(signature);
+        }
+        self.seat.speaker().agree(mine, &all).map_err(|error| self.seat.fail(mine, *error.kind))
+    }
+
+    /// The rows that all ranks give, in rank order, all of the same length.
+    pub fn share(&self, signature: &Signature, mine: &[i64]) -> Result<Vec<i64>, CommError> {
+        let mut all = vec![0; mine.len() * self.seat.size];
+        let gathered = self.control.all_gather(mine.into(), (&mut all).into());
+        gathered.map_err(|error| self.seat.adopt(signature, error))?;
+        Ok(all)
+    }
+
+    /// The error of an operation whose data has not moved for `waited`. Ranks that are gone are missed in this call; if all answer, it is
+    /// the network or a device that is stuck.
+    pub fn roll_call(&self, signature: &Signature, waited: Duration) -> CommError {
+        match self.gather(GAVE_UP, signature) {
+            Err(error) => error,
+            Ok(_) => {
+                let message = format!("no data moved for {waited:?}, although all ranks are there");
+                self.seat.fail(signature, CommErrorKind::Transport { library: "NCCL", message })
+            }
+        }
+    }
+
+    fn gather(&self, state: u8, signature: &Signature) -> Result<Vec<u8>, CommError> {
+        let mut mine = [state; MESSAGE];
+        mine[1..].copy_from_slice(&signature.encode());
+        let mut all = vec![0; MESSAGE * self.seat.size];
+        let gathered = self.control.all_gather((&mine).into(), (&mut all).into());
+        gathered.map_err(|error| self.seat.adopt(signature, error))?;
+        Ok(all)
+    }
+
+    fn decode(&self, message: &[u8], mine: &Signature) -> Result<Signature, CommError> {
+        decode(&message[1..]).ok_or_else(|| self.seat.fail(mine, garbled()))
+    }
+}
+
+/// The signature in the bytes of another rank.
+pub(super) fn decode(bytes: &[u8]) -> Option<Signature> {
+    bytes.try_into().ok().and_then(Signature::decode)
+}
+
+pub(super) fn garbled() -> CommErrorKind {
+    CommErrorKind::Transport { library: "the bootstrap group", message: "a garbled signature".to_owned() }
+}

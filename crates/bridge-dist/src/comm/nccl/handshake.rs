@@ -1,0 +1,66 @@
+//! What two ranks say to each other before a message of device memory moves, so that they fail instead of hanging when they differ.
+//! Headers go over the bootstrap group; no data lives here.
+
+use super::agree::{decode, garbled};
+use super::seat::Seat;
+use crate::comm::buffer::{DType, HostBuffer};
+use crate::comm::error::{CommError, CommErrorKind};
+use crate::comm::signature::{OpKind, Signature};
+use crate::comm::{Group, Request};
+
+/// Tags of headers: in the direction of the data, and against it. Each direction between two ranks keeps its own order.
+const FROM_SENDER: u32 = 0;
+const FROM_RECEIVER: u32 = 1;
+
+/// A message as one of its two ranks sees it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Message {
+    pub signature: Signature,
+    pub peer: usize,
+    tags: Tags,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Tags {
+    mine: u32,
+    theirs: u32,
+}
+
+impl Message {
+    /// `kind` is `Send` or `Recv`.
+    pub fn new(seat: &Seat, kind: OpKind, what: (DType, usize), peer: usize) -> Result<Self, CommError> {
+        let signature = Signature { tag: None, ..seat.speaker().message(kind, what, peer, 0)? };
+        let tags = match kind {
+            OpKind::Send => Tags { mine: FROM_SENDER, theirs: FROM_RECEIVER },
+            _ => Tags { mine: FROM_RECEIVER, theirs: FROM_SENDER },
+        };
+        Ok(Self { signature, peer, tags })
+    }
+}
+
+/// Returns when the peers of all messages are about to do their part of them.
+pub(super) fn shake_hands(seat: &Seat, control: &Group, messages: &[Message]) -> Result<(), CommError> {
+    // All headers are on their way before the first is waited for.
+    let mut sent: Vec<Request> = Vec::with_capacity(messages.len());
+    for message in messages {
+        seat.check_world(&message.signature)?;
+        let header = message.signature.encode().to_vec();
+        let started = control.start_send(header.into(), message.peer, message.tags.mine);
+        sent.push(started.map_err(|error| seat.adopt(&message.signature, error))?);
+    }
+    for message in messages {
+        let Message { signature, peer, tags } = message;
+        let mut header = [0; Signature::ENCODED];
+        let received = control.recv((&mut header).into(), *peer, tags.theirs);
+        received.map_err(|error| seat.adopt(signature, error))?;
+        let theirs = decode(&header).ok_or_else(|| seat.fail(signature, garbled()))?;
+        if (theirs.dtype, theirs.len) != (signature.dtype, signature.len) {
+            let (expected, found) = (signature.to_string(), theirs.to_string());
+            return Err(seat.fail(signature, CommErrorKind::Mismatch { peer: *peer, expected, found }));
+        }
+    }
+    for (request, message) in sent.into_iter().zip(messages) {
+        let _: HostBuffer = request.wait().map_err(|error| seat.adopt(&message.signature, error))?;
+    }
+    Ok(())
+}

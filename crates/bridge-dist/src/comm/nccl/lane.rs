@@ -1,0 +1,279 @@
+//! The collectives of host memory on a carrier: what is cut into pieces, who sends what, and the arithmetic.
+//!
+//! Carriers only move bytes. Elements are combined on the host in rank order, with the code that the other communicators use, so results
+//! are theirs bit by bit: a reduction moves as many bytes as a ring would (each rank gets its slice from all others, reduces it, and all
+//! gather the slices), and a sum of bf16 is rounded once.
+
+use std::ops::Range;
+
+use super::agree::Agreement;
+use super::carrier::{Carrier, CarrierError};
+use crate::comm::buffer::{Buffer, BufferMut, DType, HostBuffer, ReduceOp};
+use crate::comm::error::CommError;
+use crate::comm::reduce::reduce_ordered;
+use crate::comm::signature::{OpKind, Signature, UnevenExchange};
+
+/// Up to this many bytes every rank gathers and reduces everything: a second trip to the device would cost more than the arithmetic.
+const SMALL_BYTES: usize = 32 << 10;
+
+/// One rank's end of a sequence of collectives.
+pub(super) struct Lane<C> {
+    pub agreement: Agreement,
+    pub carrier: C,
+    piece_bytes: usize,
+}
+
+impl<C: Carrier> Lane<C> {
+    pub fn new(agreement: Agreement, carrier: C, piece_bytes: usize) -> Self {
+        Self { agreement, carrier, piece_bytes }
+    }
+
+    fn size(&self) -> usize {
+        self.agreement.seat.size
+    }
+
+    /// Elements of a piece that all ranks share.
+    fn piece(&self, dtype: DType) -> usize {
+        (self.piece_bytes / dtype.size()).max(1)
+    }
+
+    /// Elements of a piece of which there is one for each rank.
+    fn piece_of_rank(&self, dtype: DType) -> usize {
+        (self.piece(dtype) / self.size()).max(1)
+    }
+
+    /// What a failure of the carrier means for the operation. Nothing moves on this lane any more.
+    pub fn failed(&mut self, signature: &Signature, error: CarrierError) -> CommError {
+        self.carrier.abort();
+        match error {
+            CarrierError::Stalled(waited) => self.agreement.roll_call(signature, waited),
+            CarrierError::Failed(kind) => self.agreement.seat.fail(signature, kind),
+        }
+    }
+
+    pub fn barrier(&self) -> Result<(), CommError> {
+        // Nobody has agreed before all have come.
+        self.agreement.agree(&Signature::bare(OpKind::Barrier))
+    }
+
+    pub fn all_reduce(&mut self, mut data: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
+        let signature = Signature::reducing(OpKind::AllReduce, data.dtype(), data.len(), op);
+        self.agreement.seat.speaker().check_reduce(&signature)?;
+        self.agreement.agree(&signature)?;
+        let small = data.len() * data.dtype().size() <= SMALL_BYTES;
+        for range in pieces(data.len(), self.piece(data.dtype())) {
+            let piece = data.slice(range);
+            let moved = if small { self.reduce_everything(piece, op) } else { self.reduce_slice_and_gather(piece, op) };
+            moved.map_err(|error| self.failed(&signature, error))?;
+        }
+        Ok(())
+    }
+
+    fn reduce_everything(&mut self, mut data: BufferMut<'_>, op: ReduceOp) -> Result<(), CarrierError> {
+        let (dtype, len, size) = (data.dtype(), data.len(), self.size());
+        let mut all = HostBuffer::zeros(dtype, len * size);
+        self.carrier.all_gather(data.view().bytes(), all.view_mut().bytes_mut())?;
+        let all = all.view();
+        let inputs: Vec<Buffer<'_>> = (0..size).map(|rank| all.slice(rank * len..(rank + 1) * len)).collect();
+        reduce_ordered(op, &inputs, data.reborrow());
+        Ok(())
+    }
+
+    fn reduce_slice_and_gather(&mut self, mut data: BufferMut<'_>, op: ReduceOp) -> Result<(), CarrierError> {
+        let (dtype, len, size) = (data.dtype(), data.len(), self.size());
+        let slices = Slices { len, width: len.div_ceil(size) };
+        let own = slices.of(self.agreement.seat.rank).len();
+        let mut parts = HostBuffer::zeros(dtype, own * size);
+        {
+            let whole = data.view();
+            let sends: Vec<&[u8]> = (0..size).map(|rank| whole.slice(slices.of(rank)).bytes()).collect();
+            let mut view = parts.view_mut();
+            let mut receives = split_evenly(view.bytes_mut(), size);
+            self.carrier.exchange(&sends, &mut receives)?;
+        }
+        let parts = parts.view();
+        let inputs: Vec<Buffer<'_>> = (0..size).map(|rank| parts.slice(rank * own..(rank + 1) * own)).collect();
+        // As wide as the widest slice, so that all ranks give the same number of elements.
+        let mut reduced = HostBuffer::zeros(dtype, slices.width);
+        reduce_ordered(op, &inputs, reduced.view_mut().slice(0..own));
+        let mut all = HostBuffer::zeros(dtype, slices.width * size);
+        self.carrier.all_gather(reduced.view().bytes(), all.view_mut().bytes_mut())?;
+        data.copy_from(all.view().slice(0..len));
+        Ok(())
+    }
+
+    pub fn reduce_scatter(
+        &mut self,
+        input: Buffer<'_>,
+        mut output: BufferMut<'_>,
+        op: ReduceOp,
+    ) -> Result<(), CommError> {
+        let signature = self.agreement.seat.speaker().reduce_scatter(&input, &output, op)?;
+        self.agreement.agree(&signature)?;
+        let (part, size, dtype) = (output.len(), self.size(), input.dtype());
+        for range in pieces(part, self.piece_of_rank(dtype)) {
+            let width = range.len();
+            let mut parts = HostBuffer::zeros(dtype, width * size);
+            let sends = ranges_of_parts(&input, part, &range);
+            let mut view = parts.view_mut();
+            let mut receives = split_evenly(view.bytes_mut(), size);
+            self.carrier.exchange(&sends, &mut receives).map_err(|error| self.failed(&signature, error))?;
+            let parts = parts.view();
+            let inputs: Vec<Buffer<'_>> = (0..size).map(|rank| parts.slice(rank * width..(rank + 1) * width)).collect();
+            reduce_ordered(op, &inputs, output.slice(range));
+        }
+        Ok(())
+    }
+
+    pub fn all_gather(&mut self, input: Buffer<'_>, mut output: BufferMut<'_>) -> Result<(), CommError> {
+        let signature = self.agreement.seat.speaker().all_gather(&input, &output)?;
+        self.agreement.agree(&signature)?;
+        let (part, size, dtype) = (input.len(), self.size(), input.dtype());
+        if part <= self.piece_of_rank(dtype) {
+            if part > 0 {
+                let gathered = self.carrier.all_gather(input.bytes(), output.bytes_mut());
+                gathered.map_err(|error| self.failed(&signature, error))?;
+            }
+            return Ok(());
+        }
+        for range in pieces(part, self.piece_of_rank(dtype)) {
+            let mut all = HostBuffer::zeros(dtype, range.len() * size);
+            let gathered = self.carrier.all_gather(input.slice(range.clone()).bytes(), all.view_mut().bytes_mut());
+            gathered.map_err(|error| self.failed(&signature, error))?;
+            for rank in 0..size {
+                let source = all.view().slice(rank * range.len()..(rank + 1) * range.len());
+                output.slice(rank * part + range.start..rank * part + range.end).copy_from(source);
+            }
+        }
+        Ok(())
+    }
+
+    pub fn broadcast(&mut self, mut data: BufferMut<'_>, root: usize) -> Result<(), CommError> {
+        let signature = self.agreement.seat.speaker().broadcast(&data, root)?;
+        self.agreement.agree(&signature)?;
+        for range in pieces(data.len(), self.piece(data.dtype())) {
+            let sent = self.carrier.broadcast(data.slice(range).bytes_mut(), root);
+            sent.map_err(|error| self.failed(&signature, error))?;
+        }
+        Ok(())
+    }
+
+    pub fn all_to_all(&mut self, input: Buffer<'_>, mut output: BufferMut<'_>) -> Result<(), CommError> {
+        let signature = self.agreement.seat.speaker().all_to_all(&input, &output)?;
+        self.agreement.agree(&signature)?;
+        let part = input.len() / self.size();
+        let (piece, counts) = (self.piece_of_rank(input.dtype()), vec![part; self.size()]);
+        self.exchange_in_pieces(part.div_ceil(piece), (input, &counts), (output.reborrow(), &counts))
+            .map_err(|error| self.failed(&signature, error))
+    }
+
+    pub fn all_to_all_uneven(&mut self, mut exchange: UnevenExchange<'_>) -> Result<(), CommError> {
+        let signature = self.agreement.seat.speaker().all_to_all_uneven(&exchange)?;
+        self.agreement.agree(&signature)?;
+        let size = self.size();
+        let wide = exchange.send_counts.iter().chain(exchange.recv_counts).map(|&count| count as i64);
+        let all = self.agreement.share(&signature, &wide.collect::<Vec<_>>())?;
+        let all: Vec<u64> = all.into_iter().map(i64::cast_unsigned).collect();
+        let (sent, expected): (Vec<&[u64]>, Vec<&[u64]>) =
+            all.chunks_exact(2 * size).map(|row| row.split_at(size)).unzip();
+        let seat = &self.agreement.seat;
+        let agreed = seat.speaker().agree_counts(&signature, &sent, &expected);
+        agreed.map_err(|error| seat.fail(&signature, *error.kind))?;
+        // The longest pair of the group decides, so that all ranks take the same number of rounds.
+        let longest = all.iter().copied().max().map_or(0, |count| count as usize);
+        let rounds = longest.div_ceil(self.piece_of_rank(exchange.input.dtype()));
+        let sends = (exchange.input, exchange.send_counts);
+        let receives = (exchange.output.reborrow(), exchange.recv_counts);
+        self.exchange_in_pieces(rounds, sends, receives).map_err(|error| self.failed(&signature, error))
+    }
+
+    /// Round `r` moves the `r`-th piece between each pair of ranks; pairs with less to say have empty pieces.
+    fn exchange_in_pieces(
+        &mut self,
+        rounds: usize,
+        (input, send_counts): (Buffer<'_>, &[usize]),
+        (mut output, recv_counts): (BufferMut<'_>, &[usize]),
+    ) -> Result<(), CarrierError> {
+        let piece = self.piece_of_rank(input.dtype()) * input.dtype().size();
+        let bytes = |count: usize| count * input.dtype().size();
+        for round in 0..rounds {
+            let cut = |len: usize| (round * piece).min(len)..((round + 1) * piece).min(len);
+            let (mut start, mut sends) = (0, Vec::with_capacity(send_counts.len()));
+            for &count in send_counts {
+                let part = &input.bytes()[start..start + bytes(count)];
+                sends.push(&part[cut(part.len())]);
+                start += part.len();
+            }
+            let (mut rest, mut receives) = (output.bytes_mut(), Vec::with_capacity(recv_counts.len()));
+            for &count in recv_counts {
+                let (part, others) = rest.split_at_mut(bytes(count));
+                let range = cut(part.len());
+                receives.push(&mut part[range]);
+                rest = others;
+            }
+            self.carrier.exchange(&sends, &mut receives)?;
+        }
+        Ok(())
+    }
+}
+
+/// `len` elements as one slice for each rank, all `width` long but the last ones.
+struct Slices {
+    len: usize,
+    width: usize,
+}
+
+impl Slices {
+    fn of(&self, rank: usize) -> Range<usize> {
+        (rank * self.width).min(self.len)..((rank + 1) * self.width).min(self.len)
+    }
+}
+
+/// Consecutive ranges of at most `piece` elements.
+fn pieces(len: usize, piece: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..len.div_ceil(piece)).map(move |index| index * piece..((index + 1) * piece).min(len))
+}
+
+/// The same range of each rank's part of `input`.
+fn ranges_of_parts<'a>(input: &Buffer<'a>, part: usize, range: &Range<usize>) -> Vec<&'a [u8]> {
+    let parts = (0..input.len() / part).map(|rank| rank * part + range.start..rank * part + range.end);
+    parts.map(|range| input.slice(range).bytes()).collect()
+}
+
+/// `parts` slices of equal length.
+fn split_evenly(bytes: &mut [u8], parts: usize) -> Vec<&mut [u8]> {
+    let width = bytes.len() / parts;
+    let mut rest = bytes;
+    (0..parts)
+        .map(|_| {
+            let (part, others) = std::mem::take(&mut rest).split_at_mut(width);
+            rest = others;
+            part
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slices_and_pieces_cover_everything_once() {
+        for len in [0, 1, 7, 12, 1000] {
+            for parts in 1..6 {
+                let slices = Slices { len, width: len.div_ceil(parts) };
+                let covered: Vec<usize> = (0..parts).flat_map(|rank| slices.of(rank)).collect();
+                assert!(covered.iter().copied().eq(0..len), "{len} in {parts}");
+                let covered: Vec<usize> = pieces(len, parts).flatten().collect();
+                assert!(covered.iter().copied().eq(0..len), "{len} by {parts}");
+                assert!(pieces(len, parts).all(|range| (1..=parts).contains(&range.len())));
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_splits_into_empty_parts() {
+        assert_eq!(split_evenly(&mut [], 3), [&[0u8; 0]; 3]);
+        assert_eq!(split_evenly(&mut [1, 2, 3, 4], 2), [[1, 2], [3, 4]]);
+    }
+}

@@ -1,0 +1,235 @@
+//! Ranks with an NVIDIA GPU each, whose data moves by NCCL: over NVLink within a machine, over InfiniBand or sockets between machines.
+//! Needs the cargo feature `nccl`; the CUDA driver and NCCL 2.14 or newer are loaded at run time.
+//!
+//! # What to know
+//! - A world is brought together by another communicator, the *bootstrap* group: [`NcclCommunicator::connect`] joins its ranks, one device
+//!   each. MPI processes make a cluster, threads drive the devices of one machine:
+//!
+//! ```no_run
+//! use std::time::Duration;
+//! use bridge_dist::comm::nccl::{NcclCommunicator, device_count};
+//! use bridge_dist::comm::thread::{BoxError, run_ranks};
+//! use bridge_dist::comm::{Communicator, ReduceOp};
+//!
+//! run_ranks(device_count()?, Duration::from_secs(60), |bootstrap| {
+//!     let comm = NcclCommunicator::connect(&bootstrap, bootstrap.rank())?;
+//!     let mut memory = comm.stream().alloc_zeros::<f32>(1000)?;
+//!     let device = comm.device();
+//!     let mut gradient = device.write(&mut memory)?;
+//!     device.all_reduce(&mut gradient, ReduceOp::Sum)?;
+//!     Ok::<_, BoxError>(())
+//! })?;
+//! # Ok::<(), BoxError>(())
+//! ```
+//!
+//! - [`NcclCommunicator::device`] has the collectives of device memory. They are NCCL's, and so are their sums: equal on all ranks, but in
+//!   an order of NCCL's choice (see [`DeviceCollectives`]).
+//! - The [`Communicator`] methods take host memory and keep that contract to the bit: data goes to the device and moves by NCCL, and is
+//!   reduced on the host in rank order. Device memory for this is kept from call to call, at most 128 MiB for each of a group's two lanes.
+//! - Messages of host memory go over the bootstrap group: NCCL has no tags, and a detour through two devices gains nothing.
+//! - Before data moves, ranks compare what they are about to do over the bootstrap group. So a mismatch or a missing rank is the same error
+//!   as with MPI, at the price of one small all_gather of that group for each operation.
+//! - Data that stops moving is noticed after the time limit (NCCL is polled, never waited in); the communicator is then aborted, and a roll
+//!   call over the bootstrap group, which may take the time limit again, names the missing ranks.
+//! - Groups of its own are split off the bootstrap group, which stays free for other uses. An `MpiWorld` has to outlive the communicator.
+//! - Each group has an NCCL communicator for blocking operations and, from the first `start_*` on, one for the others. Both may be at work
+//!   at the same time; the device needs room for the few blocks of both.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cudarc::driver::{CudaContext, CudaStream};
+
+use super::buffer::{Buffer, BufferMut, DType, HostBuffer, ReduceOp};
+use super::error::CommError;
+use super::request::Request;
+use super::signature::UnevenExchange;
+use super::{Communicator, Group};
+
+mod agree;
+mod carrier;
+mod cuda;
+mod device;
+mod error;
+mod handshake;
+mod lane;
+mod library;
+mod pace;
+mod raw;
+mod seat;
+mod staged;
+mod staging;
+#[cfg(test)]
+mod tests;
+
+use cuda::CudaFabric;
+use seat::{World, lock};
+use staged::{Controls, Staged};
+
+pub use device::{DeviceBuffer, DeviceBufferMut, DeviceCollectives};
+pub use error::NcclInitError;
+pub use library::device_count;
+
+/// One rank of a group whose data moves by NCCL.
+///
+/// Dropping it ends its NCCL communicators, and waits for its non-blocking collectives.
+pub struct NcclCommunicator {
+    staged: Staged<CudaFabric>,
+    stream: Arc<CudaStream>,
+}
+
+impl NcclCommunicator {
+    /// Joins the ranks of `bootstrap`, this one with CUDA device `ordinal`. Collective; the time limit is that of `bootstrap`.
+    ///
+    /// # Errors
+    /// If NCCL cannot be started on this rank, or on another one ([`NcclInitError::Peer`]): then no rank has joined.
+    pub fn connect(bootstrap: &Group, ordinal: usize) -> Result<Self, NcclInitError> {
+        let opened = CudaFabric::open(ordinal);
+        let controls = Controls::split(bootstrap, Some(0), bootstrap.rank(), bootstrap.name())?
+            .expect("ranks that give a colour get a group");
+        let fabric = everyone(&controls.blocking, opened)?;
+        let staged = Staged::connect(Arc::new(World::default()), fabric, controls, bootstrap.name())?;
+        Ok(Self::new(staged))
+    }
+
+    fn new(staged: Staged<CudaFabric>) -> Self {
+        let stream = Arc::clone(&lock(&staged.blocking).carrier.wire.stream);
+        Self { staged, stream }
+    }
+
+    /// The collectives of device memory.
+    pub fn device(&self) -> DeviceCollectives<'_> {
+        DeviceCollectives::new(&self.staged, &self.stream)
+    }
+
+    /// The device's context. Memory for [`device`](Self::device) is allocated in it.
+    pub fn context(&self) -> &Arc<CudaContext> {
+        self.stream.context()
+    }
+
+    /// The stream that blocking operations are on.
+    pub fn stream(&self) -> &Arc<CudaStream> {
+        &self.stream
+    }
+
+    /// Like [`Communicator::split`], for groups that use device memory: a group of one rank is an NCCL communicator too.
+    ///
+    /// # Errors
+    /// See [`CommErrorKind`](super::CommErrorKind).
+    pub fn split_devices(&self, color: Option<usize>, key: usize, name: &str) -> Result<Option<Self>, CommError> {
+        Ok(self.staged.split_staged(color, key, name)?.map(Self::new))
+    }
+}
+
+/// The value if every rank has one, otherwise an error on every rank.
+fn everyone<T>(control: &Group, mine: Result<T, NcclInitError>) -> Result<T, NcclInitError> {
+    /// Room for a message; zero bytes mean success.
+    const ROOM: usize = 512;
+    let mut report = [0u8; ROOM];
+    if let Err(error) = &mine {
+        let text = error.to_string();
+        let end = text.floor_char_boundary(ROOM);
+        report[..end].copy_from_slice(&text.as_bytes()[..end]);
+    }
+    let mut reports = vec![0u8; ROOM * control.size()];
+    control.all_gather((&report).into(), (&mut reports).into())?;
+    let value = mine?;
+    match reports.chunks_exact(ROOM).enumerate().find(|(_, report)| report[0] != 0) {
+        Some((rank, report)) => {
+            let message = String::from_utf8_lossy(report).trim_end_matches('\0').to_owned();
+            Err(NcclInitError::Peer { rank, message })
+        }
+        None => Ok(value),
+    }
+}
+
+impl std::fmt::Debug for NcclCommunicator {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "NcclCommunicator({} {}/{}, device {})",
+            self.name(),
+            self.rank(),
+            self.size(),
+            self.context().ordinal()
+        )
+    }
+}
+
+impl Communicator for NcclCommunicator {
+    fn rank(&self) -> usize {
+        self.staged.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.staged.size()
+    }
+
+    fn name(&self) -> &str {
+        self.staged.name()
+    }
+
+    fn timeout(&self) -> Duration {
+        self.staged.timeout()
+    }
+
+    fn all_reduce(&self, data: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
+        self.staged.all_reduce(data, op)
+    }
+
+    fn reduce_scatter(&self, input: Buffer<'_>, output: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
+        self.staged.reduce_scatter(input, output, op)
+    }
+
+    fn all_gather(&self, input: Buffer<'_>, output: BufferMut<'_>) -> Result<(), CommError> {
+        self.staged.all_gather(input, output)
+    }
+
+    fn broadcast(&self, data: BufferMut<'_>, root: usize) -> Result<(), CommError> {
+        self.staged.broadcast(data, root)
+    }
+
+    fn all_to_all(&self, input: Buffer<'_>, output: BufferMut<'_>) -> Result<(), CommError> {
+        self.staged.all_to_all(input, output)
+    }
+
+    fn all_to_all_uneven(&self, exchange: UnevenExchange<'_>) -> Result<(), CommError> {
+        self.staged.all_to_all_uneven(exchange)
+    }
+
+    fn send(&self, data: Buffer<'_>, to: usize, tag: u32) -> Result<(), CommError> {
+        self.staged.send(data, to, tag)
+    }
+
+    fn recv(&self, data: BufferMut<'_>, from: usize, tag: u32) -> Result<(), CommError> {
+        self.staged.recv(data, from, tag)
+    }
+
+    fn barrier(&self) -> Result<(), CommError> {
+        self.staged.barrier()
+    }
+
+    fn split(&self, color: Option<usize>, key: usize, name: &str) -> Result<Option<Group>, CommError> {
+        self.staged.split(color, key, name)
+    }
+
+    fn start_all_reduce(&self, data: HostBuffer, op: ReduceOp) -> Result<Request, CommError> {
+        self.staged.start_all_reduce(data, op)
+    }
+
+    fn start_reduce_scatter(&self, input: HostBuffer, op: ReduceOp) -> Result<Request, CommError> {
+        self.staged.start_reduce_scatter(input, op)
+    }
+
+    fn start_all_gather(&self, input: HostBuffer) -> Result<Request, CommError> {
+        self.staged.start_all_gather(input)
+    }
+
+    fn start_send(&self, data: HostBuffer, to: usize, tag: u32) -> Result<Request, CommError> {
+        self.staged.start_send(data, to, tag)
+    }
+
+    fn start_recv(&self, dtype: DType, len: usize, from: usize, tag: u32) -> Result<Request, CommError> {
+        self.staged.start_recv(dtype, len, from, tag)
+    }
+}

@@ -1,0 +1,21 @@
+//! Waiting between polls. What is polled does not live here.
+
+use std::thread;
+use std::time::Duration;
+
+/// At first only yields, since most operations are short, then sleeps.
+#[derive(Default)]
+pub(super) struct Pace {
+    polls: u32,
+}
+
+impl Pace {
+    pub fn pause(&mut self) {
+        self.polls = self.polls.saturating_add(1);
+        if self.polls < 2000 {
+            thread::yield_now();
+        } else {
+            thread::sleep(Duration::from_micros(50));
+        }
+    }
+}

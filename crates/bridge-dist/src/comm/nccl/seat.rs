@@ -1,0 +1,60 @@
+//! A rank's place in a group, and the first failure that all groups of a rank share. No data and no library here.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::comm::error::{CommError, CommErrorKind};
+use crate::comm::signature::{Signature, Speaker};
+
+/// What all groups of one rank share.
+#[derive(Debug, Default)]
+pub(super) struct World {
+    failure: Mutex<Option<Arc<CommError>>>,
+}
+
+/// Locks even after a panic elsewhere: what is guarded is valid between any two statements that can panic.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl World {
+    pub fn failure(&self) -> Option<Arc<CommError>> {
+        lock(&self.failure).clone()
+    }
+}
+
+/// A rank of a group.
+#[derive(Clone, Debug)]
+pub(super) struct Seat {
+    pub world: Arc<World>,
+    pub rank: usize,
+    pub size: usize,
+    pub name: Arc<str>,
+}
+
+impl Seat {
+    pub fn speaker(&self) -> Speaker<'_> {
+        Speaker { rank: self.rank, size: self.size, group: &self.name }
+    }
+
+    /// Fails the world of this rank; the first failure counts.
+    pub fn fail(&self, signature: &Signature, kind: CommErrorKind) -> CommError {
+        let error = self.speaker().error(signature, kind);
+        lock(&self.world.failure).get_or_insert_with(|| Arc::new(error.clone()));
+        error
+    }
+
+    /// An error of the bootstrap group as one of the operation that needed it.
+    pub fn adopt(&self, signature: &Signature, error: CommError) -> CommError {
+        match *error.kind {
+            kind @ CommErrorKind::InvalidArgument { .. } => self.speaker().error(signature, kind),
+            kind => self.fail(signature, kind),
+        }
+    }
+
+    pub fn check_world(&self, signature: &Signature) -> Result<(), CommError> {
+        match self.world.failure() {
+            Some(cause) => Err(self.speaker().error(signature, CommErrorKind::Aborted { cause })),
+            None => Ok(()),
+        }
+    }
+}

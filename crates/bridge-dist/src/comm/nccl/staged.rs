@@ -1,0 +1,300 @@
+//! A communicator made of a bootstrap group and a carrier: the former for what ranks say, the latter for their data. Knows nothing of CUDA.
+
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+use super::agree::Agreement;
+use super::carrier::{Carrier, CarrierError, Fabric};
+use super::lane::Lane;
+use super::seat::{Seat, World, lock};
+use crate::comm::buffer::{Buffer, BufferMut, DType, HostBuffer, ReduceOp};
+use crate::comm::error::{CommError, CommErrorKind};
+use crate::comm::request::{Pending, Request};
+use crate::comm::signature::{OpKind, Signature, UnevenExchange};
+use crate::comm::single::SingleCommunicator;
+use crate::comm::worker::Worker;
+use crate::comm::{Communicator, Group};
+
+/// The bootstrap groups of one group: one for each lane, because the lanes work at the same time.
+#[derive(Debug)]
+pub(super) struct Controls {
+    /// For blocking collectives, and for messages of host memory.
+    pub blocking: Group,
+    /// For non-blocking collectives, and for the headers of messages of device memory.
+    pub background: Group,
+}
+
+impl Controls {
+    /// Collective over `parent`. `None` joins no group.
+    pub fn split(parent: &Group, color: Option<usize>, key: usize, name: &str) -> Result<Option<Self>, CommError> {
+        let blocking = parent.split(color, key, name)?;
+        let background = parent.split(color, key, name)?;
+        Ok(blocking.zip(background).map(|(blocking, background)| Self { blocking, background }))
+    }
+}
+
+/// One rank of a group whose data moves on `F`'s carriers.
+pub(super) struct Staged<F: Fabric> {
+    pub seat: Seat,
+    pub controls: Controls,
+    fabric: F,
+    pub blocking: Mutex<Lane<F::Carrier>>,
+    worker: OnceLock<Worker<Background<F>>>,
+    /// Serialises the start of the worker and, with it, the order of the first operations.
+    starting: Mutex<()>,
+}
+
+impl<F: Fabric> Staged<F> {
+    /// Collective over the group.
+    pub fn connect(world: Arc<World>, fabric: F, controls: Controls, name: &str) -> Result<Self, CommError> {
+        let control = &controls.blocking;
+        let seat = Seat { world, rank: control.rank(), size: control.size(), name: name.into() };
+        let lane = connect(&seat, &fabric, control, &Signature::bare(OpKind::Split))?;
+        let (worker, starting) = (OnceLock::new(), Mutex::new(()));
+        Ok(Self { seat, controls, fabric, blocking: Mutex::new(lane), worker, starting })
+    }
+
+    /// Collective over the group; like [`Communicator::split`], but a group of one has a carrier too.
+    pub fn split_staged(&self, color: Option<usize>, key: usize, name: &str) -> Result<Option<Self>, CommError> {
+        match self.split_controls(color, key, name)? {
+            Some(controls) => {
+                Self::connect(Arc::clone(&self.seat.world), self.fabric.clone(), controls, name).map(Some)
+            }
+            None => Ok(None),
+        }
+    }
+
+    fn split_controls(&self, color: Option<usize>, key: usize, name: &str) -> Result<Option<Controls>, CommError> {
+        let signature = Signature::bare(OpKind::Split);
+        let lane = lock(&self.blocking);
+        lane.agreement.agree(&signature)?;
+        // The other ranks are in it by now, so that an invalid colour is no longer this rank's affair alone.
+        Controls::split(&self.controls.blocking, color, key, name)
+            .map_err(|error| self.seat.fail(&signature, *error.kind))
+    }
+
+    /// Runs a non-blocking collective in the background lane.
+    fn start(
+        &self,
+        signature: Signature,
+        job: impl FnOnce(&mut Lane<F::Carrier>) -> Result<HostBuffer, CommError> + Send + 'static,
+    ) -> Result<Request, CommError> {
+        self.seat.check_world(&signature)?;
+        let worker = self.worker(&signature)?;
+        let job = move |background: &mut Background<F>| job(background.lane(&signature)?);
+        worker.submit(job, |kind| self.seat.speaker().error(&signature, kind))
+    }
+
+    fn worker(&self, signature: &Signature) -> Result<&Worker<Background<F>>, CommError> {
+        let _starting = lock(&self.starting);
+        if let Some(worker) = self.worker.get() {
+            return Ok(worker);
+        }
+        let background = Background {
+            seat: self.seat.clone(),
+            control: Arc::clone(&self.controls.background),
+            fabric: self.fabric.clone(),
+            lane: None,
+        };
+        let name = format!("{}-{}", self.seat.name, self.seat.rank);
+        let worker = Worker::spawn(name, background).map_err(|error| {
+            let library = "the operating system, starting a background thread,";
+            self.seat.fail(signature, CommErrorKind::Transport { library, message: error.to_string() })
+        })?;
+        Ok(self.worker.get_or_init(|| worker))
+    }
+
+    fn message(&self, signature: Signature, request: Request) -> Request {
+        Request::new(Message { request, seat: self.seat.clone(), signature })
+    }
+}
+
+impl<F: Fabric> Drop for Staged<F> {
+    fn drop(&mut self) {
+        if let Some(worker) = self.worker.take() {
+            worker.finish();
+        }
+        if self.seat.world.failure().is_some() {
+            // The others may never come to end it in good order.
+            lock(&self.blocking).carrier.abort();
+        }
+    }
+}
+
+impl<F: Fabric> std::fmt::Debug for Staged<F> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "({} {}/{})", self.seat.name, self.seat.rank, self.seat.size)
+    }
+}
+
+fn connect<F: Fabric>(
+    seat: &Seat,
+    fabric: &F,
+    control: &Group,
+    signature: &Signature,
+) -> Result<Lane<F::Carrier>, CommError> {
+    let agreement = Agreement { seat: seat.clone(), control: Arc::clone(control) };
+    match fabric.connect(control) {
+        Ok(carrier) => Ok(Lane::new(agreement, carrier, fabric.piece_bytes())),
+        Err(CarrierError::Stalled(waited)) => Err(agreement.roll_call(signature, waited)),
+        Err(CarrierError::Failed(kind)) => Err(seat.fail(signature, kind)),
+    }
+}
+
+/// What the background thread owns. Its carrier is made with the first operation, which all ranks start together; many groups never have
+/// one.
+struct Background<F: Fabric> {
+    seat: Seat,
+    control: Group,
+    fabric: F,
+    lane: Option<Lane<F::Carrier>>,
+}
+
+impl<F: Fabric> Background<F> {
+    fn lane(&mut self, signature: &Signature) -> Result<&mut Lane<F::Carrier>, CommError> {
+        let lane = match self.lane.take() {
+            Some(lane) => lane,
+            None => {
+                self.seat.check_world(signature)?;
+                connect(&self.seat, &self.fabric, &self.control, signature)?
+            }
+        };
+        Ok(self.lane.insert(lane))
+    }
+}
+
+impl<F: Fabric> Drop for Background<F> {
+    fn drop(&mut self) {
+        if let Some(lane) = self.lane.as_mut().filter(|_| self.seat.world.failure().is_some()) {
+            lane.carrier.abort();
+        }
+    }
+}
+
+/// A message of the bootstrap group whose errors are this group's.
+struct Message {
+    request: Request,
+    seat: Seat,
+    signature: Signature,
+}
+
+impl Pending for Message {
+    fn test(&mut self) -> Result<bool, CommError> {
+        self.request.test().map_err(|error| self.seat.adopt(&self.signature, error))
+    }
+
+    fn wait(self: Box<Self>) -> Result<HostBuffer, CommError> {
+        self.request.wait().map_err(|error| self.seat.adopt(&self.signature, error))
+    }
+}
+
+impl<F: Fabric> Communicator for Staged<F> {
+    fn rank(&self) -> usize {
+        self.seat.rank
+    }
+
+    fn size(&self) -> usize {
+        self.seat.size
+    }
+
+    fn name(&self) -> &str {
+        &self.seat.name
+    }
+
+    fn timeout(&self) -> Duration {
+        self.controls.blocking.timeout()
+    }
+
+    fn all_reduce(&self, data: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
+        lock(&self.blocking).all_reduce(data, op)
+    }
+
+    fn reduce_scatter(&self, input: Buffer<'_>, output: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
+        lock(&self.blocking).reduce_scatter(input, output, op)
+    }
+
+    fn all_gather(&self, input: Buffer<'_>, output: BufferMut<'_>) -> Result<(), CommError> {
+        lock(&self.blocking).all_gather(input, output)
+    }
+
+    fn broadcast(&self, data: BufferMut<'_>, root: usize) -> Result<(), CommError> {
+        lock(&self.blocking).broadcast(data, root)
+    }
+
+    fn all_to_all(&self, input: Buffer<'_>, output: BufferMut<'_>) -> Result<(), CommError> {
+        lock(&self.blocking).all_to_all(input, output)
+    }
+
+    fn all_to_all_uneven(&self, exchange: UnevenExchange<'_>) -> Result<(), CommError> {
+        lock(&self.blocking).all_to_all_uneven(exchange)
+    }
+
+    fn send(&self, data: Buffer<'_>, to: usize, tag: u32) -> Result<(), CommError> {
+        let signature = self.seat.speaker().message(OpKind::Send, (data.dtype(), data.len()), to, tag)?;
+        self.seat.check_world(&signature)?;
+        self.controls.blocking.send(data, to, tag).map_err(|error| self.seat.adopt(&signature, error))
+    }
+
+    fn recv(&self, data: BufferMut<'_>, from: usize, tag: u32) -> Result<(), CommError> {
+        let signature = self.seat.speaker().message(OpKind::Recv, (data.dtype(), data.len()), from, tag)?;
+        self.seat.check_world(&signature)?;
+        self.controls.blocking.recv(data, from, tag).map_err(|error| self.seat.adopt(&signature, error))
+    }
+
+    fn barrier(&self) -> Result<(), CommError> {
+        lock(&self.blocking).barrier()
+    }
+
+    fn split(&self, color: Option<usize>, key: usize, name: &str) -> Result<Option<Group>, CommError> {
+        match self.split_controls(color, key, name)? {
+            Some(controls) if controls.blocking.size() == 1 => Ok(Some(Arc::new(SingleCommunicator::new(name)))),
+            Some(controls) => {
+                let world = Arc::clone(&self.seat.world);
+                Ok(Some(Arc::new(Self::connect(world, self.fabric.clone(), controls, name)?)))
+            }
+            None => Ok(None),
+        }
+    }
+
+    fn start_all_reduce(&self, mut data: HostBuffer, op: ReduceOp) -> Result<Request, CommError> {
+        let signature = Signature::reducing(OpKind::AllReduce, data.dtype(), data.len(), op);
+        self.seat.speaker().check_reduce(&signature)?;
+        self.start(signature, move |lane| {
+            lane.all_reduce(data.view_mut(), op)?;
+            Ok(data)
+        })
+    }
+
+    fn start_reduce_scatter(&self, input: HostBuffer, op: ReduceOp) -> Result<Request, CommError> {
+        let mut output = HostBuffer::zeros(input.dtype(), input.len() / self.size());
+        let signature = self.seat.speaker().reduce_scatter(&input.view(), &output.view_mut(), op)?;
+        self.start(signature, move |lane| {
+            lane.reduce_scatter(input.view(), output.view_mut(), op)?;
+            Ok(output)
+        })
+    }
+
+    fn start_all_gather(&self, input: HostBuffer) -> Result<Request, CommError> {
+        let signature = Signature::data(OpKind::AllGather, input.dtype(), input.len());
+        let size = self.size();
+        self.start(signature, move |lane| {
+            let mut output = HostBuffer::zeros(input.dtype(), input.len() * size);
+            lane.all_gather(input.view(), output.view_mut())?;
+            Ok(output)
+        })
+    }
+
+    fn start_send(&self, data: HostBuffer, to: usize, tag: u32) -> Result<Request, CommError> {
+        let signature = self.seat.speaker().message(OpKind::Send, (data.dtype(), data.len()), to, tag)?;
+        self.seat.check_world(&signature)?;
+        let started = self.controls.blocking.start_send(data, to, tag);
+        started.map(|request| self.message(signature, request)).map_err(|error| self.seat.adopt(&signature, error))
+    }
+
+    fn start_recv(&self, dtype: DType, len: usize, from: usize, tag: u32) -> Result<Request, CommError> {
+        let signature = self.seat.speaker().message(OpKind::Recv, (dtype, len), from, tag)?;
+        self.seat.check_world(&signature)?;
+        let started = self.controls.blocking.start_recv(dtype, len, from, tag);
+        started.map(|request| self.message(signature, request)).map_err(|error| self.seat.adopt(&signature, error))
+    }
+}

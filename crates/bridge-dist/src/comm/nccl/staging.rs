@@ -1,0 +1,71 @@
+//! Where parts lie in staging memory, and how much of it is kept. Plain arithmetic.
+
+use std::ops::Range;
+
+/// Parts start at multiples of this, as NCCL's widest loads like it.
+const ALIGNMENT: usize = 256;
+
+/// The least staging memory in bytes; below it calls differ in length without a reason to allocate anew.
+const SMALLEST: usize = 64 << 10;
+
+/// The bytes to allocate when `needed` are needed: powers of two, so that slowly growing calls allocate seldom.
+pub(super) fn capacity(needed: usize) -> usize {
+    needed.max(SMALLEST).checked_next_power_of_two().unwrap_or(needed)
+}
+
+/// Parts of given lengths, one for each rank, one after another.
+#[derive(Debug)]
+pub(super) struct Layout {
+    parts: Vec<Range<usize>>,
+}
+
+impl Layout {
+    pub fn new(lens: impl Iterator<Item = usize>) -> Self {
+        let mut end = 0usize;
+        let parts = lens.map(|len| {
+            let start = end.next_multiple_of(ALIGNMENT);
+            end = start + len;
+            start..end
+        });
+        Self { parts: parts.collect() }
+    }
+
+    /// The ranks whose parts are not empty, with the places of these.
+    pub fn parts(&self) -> impl Iterator<Item = (usize, Range<usize>)> {
+        self.parts.iter().cloned().enumerate().filter(|(_, range)| !range.is_empty())
+    }
+
+    /// Bytes from the start of the first part to the end of the last.
+    pub fn total(&self) -> usize {
+        self.parts.last().map_or(0, |range| range.end)
+    }
+
+    /// Whether there is nothing to move.
+    pub fn is_empty(&self) -> bool {
+        self.parts.iter().all(Range::is_empty)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_grows_in_powers_of_two() {
+        assert_eq!(capacity(1), 64 << 10);
+        assert_eq!(capacity((64 << 10) + 1), 128 << 10);
+        assert_eq!(capacity(usize::MAX), usize::MAX);
+    }
+
+    #[test]
+    fn parts_are_aligned_and_apart() {
+        let layout = Layout::new([3, 0, 257, 256, 1].into_iter());
+        let parts: Vec<_> = layout.parts().collect();
+        assert_eq!(parts, [(0, 0..3), (2, 256..513), (3, 768..1024), (4, 1024..1025)]);
+        assert_eq!(layout.total(), 1025);
+        assert!(!layout.is_empty());
+        let nothing = Layout::new([0, 0].into_iter());
+        assert!(nothing.is_empty());
+        assert_eq!((nothing.total(), nothing.parts().count()), (0, 0));
+    }
+}
