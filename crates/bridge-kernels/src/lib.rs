@@ -22,6 +22,7 @@ pub mod optim;
 pub mod random;
 pub mod rotary;
 pub mod vjp;
+pub mod vocab_parallel_cross_entropy;
 
 pub use activation::{Activation, activation, glu};
 pub use attention::{AttentionOptions, attention};
@@ -31,3 +32,4 @@ pub use linear::{embedding, linear};
 pub use norm::{layer_norm, rms_norm};
 pub use random::Philox;
 pub use rotary::{RotaryTable, apply_rotary};
+pub use vocab_parallel_cross_entropy::vocab_parallel_cross_entropy;

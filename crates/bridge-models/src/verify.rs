@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use bridge_core::data::MicroBatch;
-use bridge_core::model::{Batch, ForwardContext, Mode, ModelChunk, SegmentOutput};
+use bridge_core::model::{Auxiliary, Batch, ForwardContext, Mode, ModelChunk, SegmentOutput};
 use bridge_kernels::optim::{AdamWState, AdamWStep, adamw, sum_of_squares};
 use burn::tensor::{Device, Gradients, Int, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
@@ -153,7 +153,7 @@ type NamedGradients = HashMap<String, Tensor<1>>;
 /// Mean loss and gradients of one batch.
 fn step(chunk: &dyn ModelChunk, ids: &Ids, device: &Device) -> (f64, NamedGradients) {
     let batch = ids.batch(device);
-    let context = ForwardContext { batch: &batch, mode: Mode::Evaluate };
+    let context = ForwardContext { batch: &batch, mode: Mode::Evaluate, auxiliary: Auxiliary::default() };
     let mut hidden = None;
     let mut loss = None;
     for index in 0..chunk.segments().len() {

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use bridge_core::data::MicroBatch;
 use bridge_core::logging::HostMemory;
-use bridge_core::model::{Batch, BuildContext, ForwardContext, Mode, ModelConfig, Parallel, Stage};
+use bridge_core::model::{Auxiliary, Batch, BuildContext, ForwardContext, Mode, ModelConfig, Parallel, Stage};
 use bridge_core::optim::{
     AccumulationDType, Algorithm, GradientBuffer, GroupRates, NoOverrides, Optimizer, OptimizerSettings, StepScales,
 };
@@ -87,7 +87,11 @@ pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
     let (mut times, mut losses) = (Vec::new(), Vec::new());
     for step in 0..arguments.warmup + arguments.steps {
         let started = Instant::now();
-        let context = ForwardContext { batch: &batch, mode: Mode::Train(Philox::new(u64::from(step))) };
+        let context = ForwardContext {
+            batch: &batch,
+            mode: Mode::Train(Philox::new(u64::from(step))),
+            auxiliary: Auxiliary::default(),
+        };
         let factor = 1.0 / batch.num_tokens;
         let loss_sum =
             executor.forward_backward(chunks[0].as_ref(), &context, &mut |sum| sum * factor, &mut |name, gradient| {

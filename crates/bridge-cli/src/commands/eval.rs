@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bridge_core::config::{Format, Kinds, World, load, load_text};
 use bridge_core::data::loader::MicroBatch;
 use bridge_core::data::source::{SourceParams, Text, TextSource};
-use bridge_core::model::{Batch, ForwardContext, Mode};
+use bridge_core::model::{Auxiliary, Batch, ForwardContext, Mode};
 use bridge_core::tokenizer::Tokenizer;
 use bridge_core::train::{DatasetRegistry, Executor, Recompute, RunData, select_device};
 use burn::tensor::Device;
@@ -110,7 +110,7 @@ fn evaluate(model: &LoadedModel, batches: &[MicroBatch], device: &Device) -> Res
     let mut totals = Totals { bytes: model.tokenizer.as_ref().map(|_| 0), ..Totals::default() };
     for micro_batch in batches {
         let batch = Batch::new(micro_batch, device);
-        let context = ForwardContext { batch: &batch, mode: Mode::Evaluate };
+        let context = ForwardContext { batch: &batch, mode: Mode::Evaluate, auxiliary: Auxiliary::default() };
         let sum = executor.forward(model.chunk.as_ref(), &context).into_data();
         totals.nats += sum.iter::<f64>().next().unwrap_or(f64::NAN);
         totals.tokens += batch.num_tokens;

@@ -4,7 +4,7 @@ use super::TrainError;
 use super::forward_step::{LM_LOSS, Losses};
 use super::run::TrainingRun;
 use super::step::scalar;
-use crate::model::{ForwardContext, Mode};
+use crate::model::{Auxiliary, ForwardContext, Mode};
 
 /// Which split is evaluated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,7 +75,7 @@ pub fn evaluate(run: &mut TrainingRun, split: Split) -> Result<Option<Evaluation
                 break 'iterations;
             };
             let batch = run.forward_step.prepare(&micro_batch, &run.device);
-            let context = ForwardContext { batch: &batch, mode: Mode::Evaluate };
+            let context = ForwardContext { batch: &batch, mode: Mode::Evaluate, auxiliary: Auxiliary::default() };
             let loss_sum = scalar(run.executor.forward(chunk.as_ref(), &context));
             for (name, ratio) in run.forward_step.report(loss_sum, &batch) {
                 *losses.entry(name).or_default() += ratio;

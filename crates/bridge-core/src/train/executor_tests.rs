@@ -7,13 +7,13 @@ use burn::tensor::{Device, FloatDType, Tensor};
 
 use super::executor::Executor;
 use super::recompute::Recompute;
-use crate::model::{Batch, ForwardContext, Mode, SegmentRole};
+use crate::model::{Auxiliary, Batch, ForwardContext, Mode, SegmentRole};
 use crate::testing::{micro_batch, toy};
 
 fn gradients(recompute: &Recompute, dtype: FloatDType) -> (f32, BTreeMap<String, Vec<f32>>) {
     let chunk = toy(5, dtype);
     let batch = Batch::new(&micro_batch(3, 7, 11), &Device::flex());
-    let context = ForwardContext { batch: &batch, mode: Mode::Train(Philox::new(5)) };
+    let context = ForwardContext { batch: &batch, mode: Mode::Train(Philox::new(5)), auxiliary: Auxiliary::default() };
     let mut sums: BTreeMap<String, Tensor<1>> = BTreeMap::new();
     let loss = Executor::new(chunk.as_ref(), recompute).forward_backward(
         chunk.as_ref(),
@@ -68,11 +68,11 @@ fn evaluation_needs_no_graph_and_no_dropout() {
     let batch = Batch::new(&micro_batch(2, 5, 3), &Device::flex());
     let executor = Executor::new(chunk.as_ref(), &Recompute::Off);
     let run = || {
-        let context = ForwardContext { batch: &batch, mode: Mode::Evaluate };
+        let context = ForwardContext { batch: &batch, mode: Mode::Evaluate, auxiliary: Auxiliary::default() };
         executor.forward(chunk.as_ref(), &context).into_data().try_to_vec::<f32>().unwrap()[0]
     };
     assert_eq!(run().to_bits(), run().to_bits());
-    let trained = ForwardContext { batch: &batch, mode: Mode::Train(Philox::new(1)) };
+    let trained = ForwardContext { batch: &batch, mode: Mode::Train(Philox::new(1)), auxiliary: Auxiliary::default() };
     let with_dropout = executor.forward(chunk.as_ref(), &trained).into_data().try_to_vec::<f32>().unwrap()[0];
     assert_ne!(run(), with_dropout);
 }

@@ -10,7 +10,7 @@ use super::run::TrainingRun;
 use super::{LM_LOSS, TrainError};
 use crate::data::MicroBatch;
 use crate::logging::TimerLevel;
-use crate::model::{ForwardContext, Mode};
+use crate::model::{Auxiliary, ForwardContext, Mode};
 use crate::optim::{GroupRates, StepOutcome, StepScales};
 use crate::resilience::rerun::{ExitDecision, ForwardBackward, SingleRank};
 use crate::schedule::{GradientCheck, GroupOverrides};
@@ -124,7 +124,11 @@ fn forward_backward(run: &mut TrainingRun, micro_batches: &[MicroBatch]) -> Resu
     let mut total_tokens = 0.0;
     for (index, micro_batch) in micro_batches.iter().enumerate() {
         let batch = run.forward_step.prepare(micro_batch, &run.device);
-        let context = ForwardContext { batch: &batch, mode: Mode::Train(stream.derive(index as u64)) };
+        let context = ForwardContext {
+            batch: &batch,
+            mode: Mode::Train(stream.derive(index as u64)),
+            auxiliary: Auxiliary::default(),
+        };
         let divisor = if per_token { 1.0 } else { batch.num_tokens.max(1.0) * micro_batches.len() as f64 };
         let factor = run.loss_scaler.scale() / divisor;
         let (forward_step, gradients) = (&mut run.forward_step, &mut run.gradients);

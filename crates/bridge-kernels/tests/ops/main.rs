@@ -12,3 +12,4 @@ mod optim;
 mod plain;
 mod rotary;
 mod vjp;
+mod vocab_parallel_cross_entropy;

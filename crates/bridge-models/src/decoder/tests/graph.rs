@@ -16,7 +16,7 @@ fn cutting_the_graph_at_every_segment_changes_no_bit_of_the_gradients() {
         let mode = Mode::Train(Philox::new(3));
         let (_, whole) = loss_and_gradients(chunk.as_ref(), &batch, mode);
 
-        let context = ForwardContext { batch: &batch, mode };
+        let context = ForwardContext { batch: &batch, mode, auxiliary: Auxiliary::default() };
         let mut inputs: Vec<Option<Tensor<3>>> = vec![None];
         let count = chunk.segments().len();
         for index in 0..count - 1 {
