@@ -49,7 +49,8 @@ fn the_world_is_as_small_as_the_sizes_allow() {
     };
     assert_eq!(ranks(&[]), 1);
     assert_eq!(ranks(&["model.tensor_model_parallel_size=2", "model.pipeline_model_parallel_size=2"]), 4);
-    let experts = ["model.num_moe_experts=4", "model.expert_model_parallel_size=4", "model.tensor_model_parallel_size=2"];
+    let experts =
+        ["model.num_moe_experts=4", "model.expert_model_parallel_size=4", "model.tensor_model_parallel_size=2"];
     let whole = [&experts[..], &["model.expert_tensor_parallel_size=1", "train.global_batch_size=8"]].concat();
     assert_eq!(ranks(&whole), 4);
 }
@@ -57,7 +58,10 @@ fn the_world_is_as_small_as_the_sizes_allow() {
 #[test]
 fn people_get_tables() {
     let found = text(&SPLIT);
-    assert!(found.starts_with("tiny on 8 ranks: tensor 2 x context 1 x data 2 x pipeline 2; sequence parallel"), "{found}");
+    assert!(
+        found.starts_with("tiny on 8 ranks: tensor 2 x context 1 x data 2 x pipeline 2; sequence parallel"),
+        "{found}"
+    );
     for expected in ["parameters  164.16 K", "1F1B, bubble 50.0%", "a rank of each pipeline stage", "reduce_scatter"] {
         assert!(found.contains(expected), "{expected} in {found}");
     }

@@ -1,7 +1,7 @@
 //! Ranks, process groups, collectives and pipeline schedules for distributed training in Rust.
 //!
-//! This crate is the part of Bridge that other projects can use alone. It works on plain host memory and plain data, and depends on no
-//! tensor library:
+//! This crate is the part of Bridge that other projects can use alone. It works on plain host memory and plain data, and without the
+//! feature `burn` depends on no tensor library:
 //!
 //! - [`comm`] has the [`Communicator`](comm::Communicator) trait (all_reduce, reduce_scatter, all_gather, broadcast, all_to_all, messages,
 //!   sub-groups, and non-blocking forms) with four implementations: one rank ([`comm::single`]), threads of one process
@@ -11,6 +11,8 @@
 //! - [`mesh`] lays ranks out for tensor, context, data, pipeline and expert parallelism in Megatron's order, and makes the process groups.
 //! - [`schedule`] writes pipeline schedules (GPipe, 1F1B, interleaved, zero-bubble) as lists of actions, places layers on stages, and
 //!   simulates schedules to find deadlocks, memory and bubbles.
+//! - `region` (cargo feature `burn`) has collectives on Burn tensors with gradients: what tensor, sequence, context and expert parallel
+//!   layers are made of.
 //!
 //! # Two ranks
 //!
@@ -70,4 +72,6 @@ extern crate self as bridge_dist;
 
 pub mod comm;
 pub mod mesh;
+#[cfg(feature = "burn")]
+pub mod region;
 pub mod schedule;

@@ -23,6 +23,7 @@ pub mod optim;
 pub mod random;
 pub mod rotary;
 pub mod vjp;
+pub mod vocab_parallel_cross_entropy;
 
 pub use activation::{Activation, activation, glu};
 pub use attention::{AttentionOptions, attention};
@@ -33,3 +34,4 @@ pub use linear_deferred::{WeightGradient, linear_deferred};
 pub use norm::{layer_norm, rms_norm};
 pub use random::Philox;
 pub use rotary::{RotaryTable, apply_rotary};
+pub use vocab_parallel_cross_entropy::vocab_parallel_cross_entropy;

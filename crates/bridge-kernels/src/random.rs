@@ -93,8 +93,15 @@ impl Philox {
 
     /// `count` independent draws from the normal distribution N(0, `std`^2), by the Box-Muller transform.
     pub fn normal(self, count: usize, std: f64) -> Vec<f32> {
+        self.normal_range(0..count, std)
+    }
+
+    /// Draws `range` of those that [`Self::normal`] makes, without the others.
+    pub fn normal_range(self, range: std::ops::Range<usize>, std: f64) -> Vec<f32> {
+        let skipped = range.start % 4;
+        let count = skipped + range.len();
         let mut values = Vec::with_capacity(count + 3);
-        let mut index = 0;
+        let mut index = range.start as u64 / 4;
         while values.len() < count {
             let words = self.block(index);
             for pair in [[words[0], words[1]], [words[2], words[3]]] {
@@ -109,6 +116,7 @@ impl Philox {
             index += 1;
         }
         values.truncate(count);
+        values.drain(..skipped);
         values
     }
 }
@@ -135,6 +143,14 @@ mod tests {
         stream.fill(first, &mut words);
         let expected: Vec<u32> = (first..first + 32).flat_map(|i| stream.block(i)).collect();
         assert_eq!(words[..], expected[..]);
+    }
+
+    #[test]
+    fn a_range_of_draws_is_that_range_of_all() {
+        let all = Philox::new(7).normal(103, 0.3);
+        for range in [0..0, 0..1, 2..7, 4..8, 5..103, 103..103] {
+            assert_eq!(Philox::new(7).normal_range(range.clone(), 0.3), all[range]);
+        }
     }
 
     #[test]

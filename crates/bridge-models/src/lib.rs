@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | [`decoder`] | one decoder that covers GPT-2 and the Llama line by configuration |
 //! | [`huggingface`] | Hugging Face folders in and out: `config.json`, safetensors, weight maps |
+//! | `sharding` | [`gather_parameters`]: whole parameters from models spread over ranks |
 //! | [`verify`](mod@verify) | comparison of an imported folder with reference values |
 //! | [`generate`](mod@generate) | sampling with a key/value cache |
 //!
@@ -13,8 +14,10 @@
 pub mod decoder;
 pub mod generate;
 pub mod huggingface;
+mod sharding;
 pub mod verify;
 
 pub use decoder::{DecoderConfig, GptModelBuilder, GptModelConfig, register_builtin};
 pub use generate::generate;
+pub use sharding::gather_parameters;
 pub use verify::verify;

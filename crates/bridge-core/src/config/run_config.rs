@@ -74,6 +74,8 @@ resolved! {
         windowed_layers: Vec<bool>,
         /// For each layer, whether it has no rotary embedding.
         no_rope_layers: Vec<bool>,
+        /// For each layer, whether its feed-forward block has experts.
+        moe_layers: Vec<bool>,
         /// Modules that selective recompute covers; empty without it.
         recompute_modules: Vec<String>,
         /// Tensor-parallel size inside experts.

@@ -4,7 +4,7 @@ use bridge_kernels::rotary::Positions;
 use bridge_kernels::{DropoutKey, Philox};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
-use super::WeightGradientStore;
+use super::{LayerMetrics, WeightGradientStore};
 use crate::data::MicroBatch;
 
 /// One micro-batch on the device.
@@ -69,12 +69,32 @@ pub struct ForwardContext<'a> {
     /// Where linear layers put off the gradients of their weights, if they should: schedules that split the backward pass compute
     /// them later. A layer that cannot put its gradient off computes it in the backward pass as usual.
     pub weight_gradients: Option<&'a WeightGradientStore>,
+    /// Losses besides the one the model returns.
+    pub auxiliary: Auxiliary<'a>,
+}
+
+/// Losses besides the one the model returns, such as a router's: how much they count, and where their values go.
+#[derive(Clone, Copy, Debug)]
+pub struct Auxiliary<'a> {
+    /// Factor on the gradients of losses that are means over the micro-batch: what the backward of the whole step gives the mean loss of
+    /// this micro-batch, that is the loss scale divided by the micro-batches of the step on all data-parallel ranks (or, where gradients
+    /// are divided by the step's tokens later, the loss scale times the tokens of the micro-batch).
+    pub gradient_scale: f64,
+    /// Takes values by layer; `None` to drop them.
+    pub metrics: Option<&'a LayerMetrics>,
+}
+
+impl Default for Auxiliary<'_> {
+    /// Gradients as they are, and nobody who wants the values.
+    fn default() -> Self {
+        Self { gradient_scale: 1.0, metrics: None }
+    }
 }
 
 impl<'a> ForwardContext<'a> {
     /// A context whose gradients all come in the backward pass.
     pub fn new(batch: &'a Batch, mode: Mode) -> Self {
-        Self { batch, mode, weight_gradients: None }
+        Self { batch, mode, weight_gradients: None, auxiliary: Auxiliary::default() }
     }
 
     /// The key of one dropout mask, or `None` in evaluation.

@@ -10,17 +10,19 @@ mod batch;
 mod builder;
 mod cache;
 mod chunk;
+mod layer_metrics;
 mod module_chunk;
 mod parallel;
 mod placement;
 mod weight_gradients;
 
-pub use batch::{Batch, ForwardContext, Mode};
+pub use batch::{Auxiliary, Batch, ForwardContext, Mode};
 pub use builder::{
     BuildContext, ModelBuildError, ModelBuilder, ModelConfig, ModelHook, ModelRegistry, Stage, compose_hooks,
 };
 pub use cache::{KeyValueCache, LayerCache};
 pub use chunk::{ModelChunk, ParameterInfo, ParameterRole, Segment, SegmentOutput, SegmentRole};
+pub use layer_metrics::{LayerMetric, LayerMetrics};
 pub use module_chunk::{ModuleChunk, Segments};
 pub use parallel::Parallel;
 pub use placement::{Placement, ReplicaGroup, Shard};

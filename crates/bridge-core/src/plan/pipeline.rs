@@ -1,8 +1,6 @@
 //! The pipeline's schedule: bubble, messages, and the micro-batches in flight. The action lists are those that a run executes.
 
-use bridge_dist::schedule::{
-    Action, Costs, PipelineSchedule, PipelineShape, ScheduleKind, Sends, simulate,
-};
+use bridge_dist::schedule::{Action, Costs, PipelineSchedule, PipelineShape, ScheduleKind, Sends, simulate};
 use serde::Serialize;
 
 use super::activations::of_chunk;

@@ -52,7 +52,8 @@ pub(super) fn stage_flops(setup: &Setup<'_>, stage: usize) -> Result<f64, PlanEr
 fn segment_flops(setup: &Setup<'_>, segment: Segment) -> Result<f64, PlanError> {
     let whole = setup.flops_shape();
     let layer = segment.layer.unwrap_or(0);
-    let nothing = FlopsShape { num_layers: 0, padded_vocab_size: 0, moe: None, attention: without_window(&whole), ..whole };
+    let nothing =
+        FlopsShape { num_layers: 0, padded_vocab_size: 0, moe: None, attention: without_window(&whole), ..whole };
     let one_layer = FlopsShape { num_layers: 1, attention: attention_of_layer(setup, layer), ..nothing.clone() };
     let moe = setup.is_moe(layer).then(|| setup.flops_shape().moe).flatten();
     let shape = match segment.role {
@@ -65,7 +66,9 @@ fn segment_flops(setup: &Setup<'_>, segment: Segment) -> Result<f64, PlanError> 
             moe: moe.map(|moe| MoeFlops { moe_layers: vec![true], ..moe }),
             ..one_layer
         },
-        SegmentRole::Layer => FlopsShape { moe: moe.map(|moe| MoeFlops { moe_layers: vec![true], ..moe }), ..one_layer },
+        SegmentRole::Layer => {
+            FlopsShape { moe: moe.map(|moe| MoeFlops { moe_layers: vec![true], ..moe }), ..one_layer }
+        }
     };
     Ok(shape.flops_per_batch(setup.config.train.micro_batch_size as u64, setup.model.seq_length as u64)?)
 }

@@ -340,7 +340,8 @@ impl Tally<'_, '_> {
     /// Each chunk sends its output on and the gradient of its input back, unless it is at an end of the chain.
     fn pipeline(&mut self, stage: usize, microbatches: u64) {
         let shape = self.setup.shape;
-        let message = self.setup.tokens_between_blocks() * self.setup.model.hidden_size as u64 * self.setup.bytes.pipeline;
+        let message =
+            self.setup.tokens_between_blocks() * self.setup.model.hidden_size as u64 * self.setup.bytes.pipeline;
         for chunk in 0..shape.num_chunks {
             let place = shape.virtual_stage(stage, chunk);
             let neighbours = u64::from(place > 0) + u64::from(place + 1 < shape.num_virtual_stages());

@@ -1,5 +1,7 @@
 //! What the ranks of a run do together besides moving tensors: making their groups, agreeing on success, adding up figures.
 
+use std::sync::Arc;
+
 use bridge_dist::comm::{BufferMut, CommError, CommErrorKind, Communicator, Group, ReduceOp};
 use bridge_dist::mesh::{Mesh, ParallelSizes, ProcessGroups, RankOrder};
 use xxhash_rust::xxh3::xxh3_64;
@@ -7,6 +9,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::TrainError;
 use super::forward_step::{Losses, Ratio};
 use crate::config::RunConfig;
+use crate::model::LayerMetrics;
 use crate::resilience::rerun::Votes;
 
 /// Makes the groups of a run from a communicator of all its ranks.
@@ -150,6 +153,23 @@ pub(super) fn share_from_last_stage(groups: &ProcessGroups, figures: &mut [f64])
         pipeline.broadcast(BufferMut::from(figures), pipeline.size() - 1)?;
     }
     Ok(())
+}
+
+/// The means over layers and micro-batches of what the routers of a mixture of experts report. All ranks call this together, those
+/// without such layers too.
+pub(super) fn router_losses(groups: &ProcessGroups, metrics: &[Arc<LayerMetrics>]) -> Result<Losses, CommError> {
+    const NAMES: [&str; 2] = ["load_balancing_loss", "z_loss"];
+    let mut figures = [0.0; 2 * NAMES.len()];
+    for ((name, _), values) in metrics.iter().flat_map(|metrics| metrics.take()) {
+        if let Some(i) = NAMES.iter().position(|known| *known == name) {
+            figures[2 * i] += values.iter().sum::<f64>();
+            figures[2 * i + 1] += 1.0;
+        }
+    }
+    sum(groups.data_context(), &mut figures)?;
+    sum(groups.pipeline(), &mut figures)?;
+    let ratio = |i: usize| Ratio { numerator: figures[2 * i], denominator: figures[2 * i + 1] };
+    Ok(NAMES.iter().enumerate().map(|(i, name)| ((*name).to_owned(), ratio(i))).collect())
 }
 
 /// Votes of the rerun state machine over all ranks.

@@ -1,5 +1,6 @@
 //! One training step: forward and backward of every micro-batch, then the optimizer.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use bridge_kernels::Philox;
@@ -10,7 +11,7 @@ use super::run::TrainingRun;
 use super::{LM_LOSS, TrainError, ranks};
 use crate::data::MicroBatch;
 use crate::logging::TimerLevel;
-use crate::model::Batch;
+use crate::model::{Batch, LayerMetrics};
 use crate::optim::{GroupRates, GroupSettings, StepOutcome, StepScales};
 use crate::resilience::rerun::{ExitDecision, ForwardBackward};
 use crate::schedule::{GradientCheck, GroupOverrides};
@@ -136,12 +137,14 @@ fn forward_backward(run: &mut TrainingRun, micro_batches: &[MicroBatch]) -> Resu
     let factor = |tokens: &f64| if per_token { scale } else { scale / (tokens.max(1.0) * batches.len() as f64) };
     let factors: Vec<f64> = num_tokens.iter().map(factor).collect();
     let streams: Vec<Philox> = (0..batches.len()).map(|index| run.dropout_stream(&stream, index)).collect();
+    let metrics: Vec<Arc<LayerMetrics>> = batches.iter().map(|_| Arc::default()).collect();
     let timer = run.timers.start("forward-backward", TimerLevel::Phase);
     let mut work = StepWork {
         config: &run.config,
         batches: &batches,
         streams: &streams,
         factors: &factors,
+        metrics: &metrics,
         forward_step: run.forward_step.as_mut(),
         gradients: &mut run.gradients,
     };
@@ -156,6 +159,9 @@ fn forward_backward(run: &mut TrainingRun, micro_batches: &[MicroBatch]) -> Resu
     run.reducer.finish(&mut run.gradients)?;
     drop(timer);
     ranks::share_losses(&run.groups, &mut losses)?;
+    if run.config.model.num_moe_experts.is_some() {
+        losses.extend(ranks::router_losses(&run.groups, &metrics)?);
+    }
     ranks::share_from_last_stage(&run.groups, &mut loss_sums)?;
     // All ranks look at the same figures, so they decide alike.
     for (loss_sum, tokens) in loss_sums.iter().zip(&num_tokens) {

@@ -35,7 +35,10 @@ pub fn figures() -> Vec<(&'static str, String)> {
     ];
     vec![
         ("groups.svg", draw(16, dense, &dense_panels, "16 ranks: tensor 2, context 2, data 2, pipeline 2")),
-        ("groups-experts.svg", draw(8, experts, &expert_panels, "8 ranks: tensor 2, data 4; experts: parallel 4, data 2")),
+        (
+            "groups-experts.svg",
+            draw(8, experts, &expert_panels, "8 ranks: tensor 2, data 4; experts: parallel 4, data 2"),
+        ),
     ]
 }
 

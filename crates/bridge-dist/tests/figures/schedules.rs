@@ -50,7 +50,8 @@ fn draw(kind: ScheduleKind, num_chunks: usize) -> String {
     }
     for Step { rank, start, end, action } in steps {
         let (fill, microbatch) = look(action);
-        let area = Area { x: x(start), y: 24 + rank as u32 * ROW, width: (x(end) - x(start)).max(2) - 1, height: ROW - 3 };
+        let area =
+            Area { x: x(start), y: 24 + rank as u32 * ROW, width: (x(end) - x(start)).max(2) - 1, height: ROW - 3 };
         svg.labelled_box(area, fill, &microbatch.to_string());
     }
     legend(&mut svg, kind, 24 + 4 * ROW + 18);

@@ -33,7 +33,8 @@ impl Svg {
     pub fn labelled_box(&mut self, area: Area, fill: usize, label: &str) {
         let Area { x, y, width, height } = area;
         let fill = fill % NUM_FILLS;
-        writeln!(self.body, r#"<rect class="f{fill}" x="{x}" y="{y}" width="{width}" height="{height}" rx="2"/>"#).unwrap();
+        writeln!(self.body, r#"<rect class="f{fill}" x="{x}" y="{y}" width="{width}" height="{height}" rx="2"/>"#)
+            .unwrap();
         let (middle, line) = (x + width / 2, y + height / 2 + 4);
         writeln!(self.body, r#"<text class="b" x="{middle}" y="{line}">{}</text>"#, escape(label)).unwrap();
     }

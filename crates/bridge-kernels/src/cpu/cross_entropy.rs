@@ -9,9 +9,9 @@ use super::simd::{exp_in_place, exp_or_zero, max, sum_map, vectorised};
 use crate::cross_entropy::CrossEntropyOptions;
 
 /// Logits of one chunk, at most: 32 MiB of float32. Fewer and the weight gradient is read and written too often.
-const LOGITS: usize = 1 << 23;
+pub const LOGITS: usize = 1 << 23;
 /// Fewest tokens of a chunk, so that products stay efficient at large vocabularies.
-const FEWEST_TOKENS: usize = 128;
+pub const FEWEST_TOKENS: usize = 128;
 
 /// Tokens of one chunk.
 pub fn chunk_rows(n: usize, v: usize) -> usize {
@@ -113,7 +113,7 @@ fn exponentials(row: &mut [f32]) -> (f64, f32) {
 
 /// Loss of a token with log-partition `log_z`, and the factor that turns probabilities into gradients.
 #[inline(always)]
-fn token_loss(log_z: f64, target_logit: f32, mask: f32, z_loss: Option<f64>) -> (f64, f32) {
+pub fn token_loss(log_z: f64, target_logit: f32, mask: f32, z_loss: Option<f64>) -> (f64, f32) {
     let weight = z_loss.unwrap_or(0.0);
     let loss = log_z - f64::from(target_logit) + weight * log_z * log_z;
     (loss * f64::from(mask), (f64::from(mask) * (1.0 + 2.0 * weight * log_z)) as f32)

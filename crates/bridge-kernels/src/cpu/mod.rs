@@ -20,3 +20,4 @@ pub(crate) mod norm;
 pub(crate) mod optim;
 pub(crate) mod rotary;
 pub(crate) mod simd;
+pub(crate) mod vocab_parallel_cross_entropy;

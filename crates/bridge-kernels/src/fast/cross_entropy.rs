@@ -42,7 +42,7 @@ pub(crate) fn linear_cross_entropy(
 }
 
 /// Targets as indices. A token that the mask leaves out may hold any number.
-fn checked_targets(targets: &[i64], mask: &[f32], vocabulary: usize) -> Vec<usize> {
+pub(super) fn checked_targets(targets: &[i64], mask: &[f32], vocabulary: usize) -> Vec<usize> {
     let check = |(position, (target, mask)): (usize, (&i64, &f32))| match usize::try_from(*target) {
         Ok(index) if index < vocabulary => index,
         _ if *mask == 0.0 => 0,

@@ -10,6 +10,7 @@ mod linear;
 mod norm;
 mod optim;
 mod rotary;
+mod vocab_parallel_cross_entropy;
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{DispatchTensor, Flex};
@@ -26,6 +27,7 @@ pub(crate) use linear::{embedding, linear};
 pub(crate) use norm::{layer_norm, rms_norm};
 pub(crate) use optim::{accumulate, adamw, all_plain, count_zeros, sgd, sum_of_squares};
 pub(crate) use rotary::apply_rotary;
+pub(crate) use vocab_parallel_cross_entropy::vocab_parallel_cross_entropy;
 
 /// A float32 tensor in the memory of this process.
 #[derive(Clone)]

@@ -14,3 +14,4 @@ mod optim;
 mod plain;
 mod rotary;
 mod vjp;
+mod vocab_parallel_cross_entropy;

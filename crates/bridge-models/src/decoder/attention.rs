@@ -2,14 +2,16 @@
 
 use bridge_core::model::LayerCache;
 use bridge_kernels::rotary::Positions;
-use bridge_kernels::{AttentionOptions, DropoutKey, RotaryTable, apply_rotary, attention};
+use bridge_kernels::{AttentionOptions, DropoutKey, RotaryTable, apply_rotary};
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 
 use super::config::DecoderConfig;
+use super::context_parallel::{Heads, attend};
 use super::init::{Deviations, Initializer};
 use super::linear::{Linear, LinearConfig};
 use super::norm::Norm;
+use super::regions::Regions;
 
 /// Query, key and value projection, attention, output projection.
 #[derive(Module, Debug)]
@@ -24,6 +26,7 @@ pub(super) struct SelfAttention {
 
 #[derive(Clone, Copy, Debug)]
 struct Settings {
+    /// Key/value groups of this rank.
     groups: usize,
     queries_per_group: usize,
     head_size: usize,
@@ -36,6 +39,8 @@ struct Settings {
 
 /// What attention reads besides the residual stream.
 pub(super) struct AttentionInput<'a> {
+    /// The ranks that share this attention.
+    pub regions: &'a Regions,
     /// Rotary tables, for models that have them.
     pub rotary: Option<&'a RotaryTable>,
     /// Positions of the tokens.
@@ -74,7 +79,7 @@ impl SelfAttention {
             k_layernorm: qk_norm(),
             linear_proj: Linear::new(&linear_proj, init),
             settings: Settings {
-                groups: config.num_query_groups,
+                groups: config.num_query_groups / init.tensor_size(),
                 queries_per_group: config.num_attention_heads / config.num_query_groups,
                 head_size: d,
                 scale: config.softmax_scale,
@@ -86,12 +91,14 @@ impl SelfAttention {
         }
     }
 
-    /// `[b, t, c]` -> `[b, t, c]`.
+    /// `[b, t, c]` of the residual stream -> the same.
     pub fn forward(&self, x_btc: Tensor<3>, input: AttentionInput) -> Tensor<3> {
+        let regions = input.regions;
+        let x_btc = regions.enter(x_btc);
         let [b, t, _] = x_btc.dims();
         let Settings { groups, queries_per_group, head_size, .. } = self.settings;
         let (q_bthd, k_btgd, v_btgd) = self.project(x_btc, &input);
-        let (k_bsgd, v_bsgd) = match input.cache {
+        let (k_btgd, v_btgd) = match input.cache {
             Some(cache) => cache.append(k_btgd, v_btgd),
             None => (k_btgd, v_btgd),
         };
@@ -99,11 +106,20 @@ impl SelfAttention {
             scale: self.settings.scale,
             window: self.settings.window,
             softcap: self.settings.softcap,
-            dropout: input.dropout_key.filter(|_| self.settings.dropout > 0.0).map(|key| (self.settings.dropout, key)),
+            dropout: self.dropout(input.dropout_key, regions),
             document_ids: input.document_ids,
         };
-        let y_bthd = attention(q_bthd, k_bsgd, v_bsgd, &options);
-        self.linear_proj.forward(y_bthd.reshape([b, t, groups * queries_per_group * head_size]))
+        let y_bthd = attend(Heads { q_bthd, k_btgd, v_btgd }, options, regions);
+        self.linear_proj.forward_and_leave(y_bthd.reshape([b, t, groups * queries_per_group * head_size]), regions)
+    }
+
+    /// Rate and key of the dropout of probabilities. Ranks with different heads draw different masks, so that heads do: not those that one
+    /// rank would have drawn.
+    fn dropout(&self, key: Option<DropoutKey>, regions: &Regions) -> Option<(f64, DropoutKey)> {
+        let key = key.filter(|_| self.settings.dropout > 0.0)?;
+        let group = regions.tensor();
+        let key = if group.size() == 1 { key } else { DropoutKey(key.0.derive(group.rank() as u64)) };
+        Some((self.settings.dropout, key))
     }
 
     /// Query `[b, t, h, d]`, key and value `[b, t, g, d]`, normalized and rotated.

@@ -9,6 +9,7 @@ use bridge_core::model::{
 
 use super::config::{DecoderConfig, invalid};
 use super::model::Decoder;
+use super::placement::check_divides;
 
 /// The kind under which decoders are registered.
 pub const KIND: &str = "gpt";
@@ -90,7 +91,7 @@ impl ModelBuilder for GptModelBuilder {
 /// Builds one stage of a resolved decoder.
 ///
 /// # Errors
-/// If the configuration's fields do not fit each other, the stage's layers are not the model's, or the context's padded
+/// If the configuration's fields do not fit each other or the ranks, the stage's layers are not the model's, or the context's padded
 /// vocabulary is not the configuration's.
 pub fn build_decoder(
     config: &DecoderConfig,
@@ -98,6 +99,7 @@ pub fn build_decoder(
     stage: &Stage,
 ) -> Result<Box<dyn ModelChunk>, ModelBuildError> {
     config.validate()?;
+    check_divides(config, &context.parallel)?;
     if stage.layers.end > config.num_layers {
         let message = format!("expected layers within 0..{}, found stage {:?}", config.num_layers, stage.layers);
         return Err(invalid("model.num_layers", message));

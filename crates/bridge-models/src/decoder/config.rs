@@ -43,6 +43,9 @@ pub struct DecoderConfig {
     pub mlp_bias: bool,
     /// Gated feed-forward unit.
     pub gated_linear_unit: bool,
+    /// Experts instead of one feed-forward block, in some or all layers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub moe: Option<MoeConfig>,
     /// Its non-linearity.
     #[serde(with = "ActivationName")]
     pub activation: Activation,
@@ -70,6 +73,44 @@ pub struct DecoderConfig {
     pub embedding_init_method_std: f64,
     /// Draw initial values; without it weights start at zero, to be loaded.
     pub perform_initialization: bool,
+}
+
+/// Mixture of experts.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MoeConfig {
+    /// Experts of a layer.
+    pub num_experts: usize,
+    /// The layers that have them.
+    pub layers: LayerPattern,
+    /// Width of one expert; with a gated unit, of each half.
+    pub ffn_hidden_size: usize,
+    /// Width of a block that every token goes through beside its experts.
+    pub shared_expert_intermediate_size: Option<usize>,
+    /// Experts a token goes to.
+    pub topk: usize,
+    /// Weights are the softmax over all experts, not over the chosen ones.
+    pub pre_softmax: bool,
+    /// Factor on the weights.
+    pub topk_scaling_factor: Option<f64>,
+    /// Scores are computed in float32 whatever the parameters' dtype.
+    pub router_in_float32: bool,
+    /// Weight of the load-balancing loss.
+    pub aux_loss_coeff: f64,
+    /// Weight of the router's z-loss.
+    pub z_loss_coeff: f64,
+    /// How tokens reach the ranks of their experts.
+    pub dispatcher: Dispatcher,
+}
+
+/// How tokens reach the ranks of their experts. The result is the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Dispatcher {
+    /// Each token travels to the ranks of its experts, and back.
+    AllToAll,
+    /// All tokens go to all ranks.
+    AllGather,
 }
 
 /// How positions reach attention.
@@ -199,8 +240,19 @@ impl DecoderConfig {
             }
             shapes.linear(&format!("{attention}.linear_proj"), [c, self.num_attention_heads * d], self.proj_bias);
             shapes.norm(&format!("{layer}.pre_mlp_layernorm"), self.norm.kind, c);
-            shapes.linear(&format!("{layer}.mlp.linear_fc1"), [self.fc1_size(), c], self.mlp_bias);
-            shapes.linear(&format!("{layer}.mlp.linear_fc2"), [c, f], self.mlp_bias);
+            match self.moe_layer(index) {
+                None => shapes.mlp(&format!("{layer}.mlp"), self, f),
+                Some(moe) => {
+                    shapes.push(&format!("{layer}.mlp.router.weight"), &[moe.num_experts, c]);
+                    for expert in 0..moe.num_experts {
+                        let name = format!("{layer}.mlp.experts.local_experts.{expert}");
+                        shapes.mlp(&name, self, moe.ffn_hidden_size);
+                    }
+                    if let Some(size) = moe.shared_expert_intermediate_size {
+                        shapes.mlp(&format!("{layer}.mlp.shared_experts"), self, size);
+                    }
+                }
+            }
         }
         shapes.norm("decoder.final_layernorm", self.norm.kind, c);
         if !self.share_embeddings_and_output_weights {
@@ -216,7 +268,17 @@ impl DecoderConfig {
 
     /// Rows of the first feed-forward projection: both halves of a gated unit.
     pub fn fc1_size(&self) -> usize {
-        if self.gated_linear_unit { 2 * self.ffn_hidden_size } else { self.ffn_hidden_size }
+        self.fc1_blocks() * self.ffn_hidden_size
+    }
+
+    /// Equal blocks of rows of a first feed-forward projection: two halves of a gated unit, or just one.
+    pub fn fc1_blocks(&self) -> usize {
+        if self.gated_linear_unit { 2 } else { 1 }
+    }
+
+    /// The experts of layer `index` (global), if it has them.
+    pub fn moe_layer(&self, index: usize) -> Option<&MoeConfig> {
+        self.moe.as_ref().filter(|moe| moe.layers.includes(index))
     }
 
     /// Checks that the fields fit each other.
@@ -245,9 +307,13 @@ impl DecoderConfig {
                 return Err(invalid(key, format!("expected a number above 0, found {value}")));
             }
         }
-        for (key, pattern) in
-            [("model.no_rope_freq", &self.no_rope_layers), ("model.window_attn_skip_freq", &self.window_layers)]
-        {
+        if let Some(moe) = &self.moe {
+            moe.validate()?;
+        }
+        let moe_layers = self.moe.as_ref().map(|moe| ("model.moe_layer_freq", &moe.layers));
+        let patterns =
+            [("model.no_rope_freq", &self.no_rope_layers), ("model.window_attn_skip_freq", &self.window_layers)];
+        for (key, pattern) in patterns.into_iter().chain(moe_layers) {
             if let LayerPattern::Listed(layers) = pattern
                 && layers.len() != self.num_layers
             {
@@ -285,6 +351,38 @@ impl DecoderConfig {
             return Err(invalid("padded vocabulary size", message));
         }
         Ok(())
+    }
+}
+
+impl MoeConfig {
+    fn validate(&self) -> Result<(), ModelBuildError> {
+        let sizes = [
+            ("model.num_moe_experts", self.num_experts),
+            ("model.moe_ffn_hidden_size", self.ffn_hidden_size),
+            ("model.moe_shared_expert_intermediate_size", self.shared_expert_intermediate_size.unwrap_or(1)),
+            ("model.moe_router_topk", self.topk),
+        ];
+        if let Some((key, _)) = sizes.into_iter().find(|(_, size)| *size == 0) {
+            return Err(invalid(key, "expected at least 1, found 0".into()));
+        }
+        if self.topk > self.num_experts {
+            let message = format!("expected at most num_moe_experts ({}), found {}", self.num_experts, self.topk);
+            return Err(invalid("model.moe_router_topk", message));
+        }
+        if self.topk == 1 && !self.pre_softmax {
+            let message =
+                "expected moe_router_pre_softmax = true with one expert a token: the softmax over one score is 1";
+            return Err(invalid("model.moe_router_topk", message.into()));
+        }
+        let factors = [
+            ("model.moe_aux_loss_coeff", self.aux_loss_coeff),
+            ("model.moe_z_loss_coeff", self.z_loss_coeff),
+            ("model.moe_router_topk_scaling_factor", self.topk_scaling_factor.unwrap_or(1.0)),
+        ];
+        match factors.into_iter().find(|(_, factor)| !(*factor >= 0.0 && factor.is_finite())) {
+            Some((key, factor)) => Err(invalid(key, format!("expected a number of at least 0, found {factor}"))),
+            None => Ok(()),
+        }
     }
 }
 
@@ -339,6 +437,12 @@ impl Shapes {
         if bias {
             self.push(&format!("{name}.bias"), &shape[..1]);
         }
+    }
+
+    fn mlp(&mut self, name: &str, config: &DecoderConfig, size: usize) {
+        let c = config.hidden_size;
+        self.linear(&format!("{name}.linear_fc1"), [config.fc1_blocks() * size, c], config.mlp_bias);
+        self.linear(&format!("{name}.linear_fc2"), [c, size], config.mlp_bias);
     }
 
     fn norm(&mut self, name: &str, kind: NormKind, size: usize) {

@@ -1,18 +1,19 @@
 //! Word embedding, learned positions and the dropout after them.
 
 use bridge_kernels::rotary::Positions;
-use bridge_kernels::{DropoutKey, dropout, embedding};
+use bridge_kernels::{DropoutKey, embedding};
 use burn::module::{Module, Param};
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{FloatDType, Int, Tensor, TensorData};
 
 use super::config::{DecoderConfig, PositionEmbedding};
 use super::init::{Deviations, Initializer};
+use super::regions::Regions;
 
 /// Name of the word embedding's parameter, in the first stage and, where output and embedding are tied, in the last.
 pub(super) const WORD_EMBEDDINGS: &str = "embedding.word_embeddings.weight";
 const POSITION_EMBEDDINGS: &str = "embedding.position_embeddings.weight";
 
-/// A table of rows.
+/// A table of rows, or this rank's slice of them.
 #[derive(Module, Debug)]
 pub(super) struct Table {
     weight: Param<Tensor<2>>,
@@ -55,28 +56,58 @@ impl Embedding {
         self.word_embeddings.weight()
     }
 
-    /// `[b, t]` -> `[b, t, c]`.
+    /// `[b, t]` -> the residual stream, `[b, t, c]`.
     ///
     /// # Panics
-    /// If a position lies beyond the table of learned positions.
-    pub fn forward(&self, ids_bt: Tensor<2, Int>, positions: &Positions, key: Option<DropoutKey>) -> Tensor<3> {
+    /// If an id is not in the vocabulary, or a position lies beyond the table of learned positions.
+    pub fn forward(
+        &self,
+        ids_bt: Tensor<2, Int>,
+        positions: &Positions,
+        regions: &Regions,
+        key: Option<DropoutKey>,
+    ) -> Tensor<3> {
         let [_, t] = ids_bt.dims();
-        let mut x_btc = embedding(self.word_embeddings.weight(), ids_bt);
+        let mut x_btc = self.words(ids_bt, regions);
         if let Some(table) = &self.position_embeddings {
-            let table_pc = table.weight();
-            x_btc = x_btc
-                + match positions {
-                    Positions::From(offset) => {
-                        let length = table_pc.dims()[0];
-                        assert!(offset + t <= length, "position {} lies beyond the table of {length}", offset + t - 1);
-                        table_pc.narrow(0, *offset, t).unsqueeze()
-                    }
-                    Positions::Explicit(positions_bt) => embedding(table_pc, positions_bt.clone()),
-                };
+            x_btc = x_btc + rows_of_positions(table.weight(), positions, regions.own_rows(t));
         }
-        match key {
-            Some(key) => dropout(x_btc, self.dropout, key),
-            None => x_btc,
+        regions.dropout(x_btc, self.dropout, key)
+    }
+
+    /// Rows of the word embedding. Each tensor-parallel rank looks up the ids it holds; the others' rows are zero, and the sum is whole.
+    fn words(&self, ids_bt: Tensor<2, Int>, regions: &Regions) -> Tensor<3> {
+        let weight_vc = self.word_embeddings.weight();
+        let group = regions.tensor();
+        if group.size() == 1 {
+            return embedding(weight_vc, ids_bt);
         }
+        let ([b, t], [rows, _]) = (ids_bt.dims(), weight_vc.dims());
+        let (start, size) = (rows * group.rank(), rows * group.size());
+        let local = |(place, id): (usize, i64)| {
+            let id = usize::try_from(id).ok().filter(|id| *id < size);
+            let id = id.unwrap_or_else(|| panic!("the token at place {place} is not in 0..{size}, the vocabulary"));
+            id.checked_sub(start).filter(|row| *row < rows)
+        };
+        let device = ids_bt.device().without_autodiff();
+        let local: Vec<Option<usize>> = ids_bt.into_data().iter::<i64>().enumerate().map(local).collect();
+        let row_ids: Vec<i64> = local.iter().map(|row| row.unwrap_or(0) as i64).collect();
+        let held: Vec<f32> = local.iter().map(|row| if row.is_some() { 1.0 } else { 0.0 }).collect();
+        let dtype = FloatDType::from(weight_vc.dtype());
+        let held_bt1 = Tensor::<3>::from_data(TensorData::new(held, [b, t, 1]), (&device, dtype.into()));
+        let row_ids_bt = Tensor::<2, Int>::from_data(TensorData::new(row_ids, [b, t]), &device);
+        regions.leave(embedding(weight_vc, row_ids_bt) * held_bt1)
+    }
+}
+
+/// Rows of the table `[p, c]` of learned positions for the tokens `own` of the sequence: `[b or 1, own tokens, c]`.
+fn rows_of_positions(table_pc: Tensor<2>, positions: &Positions, own: std::ops::Range<usize>) -> Tensor<3> {
+    match positions {
+        Positions::From(offset) => {
+            let (length, end) = (table_pc.dims()[0], offset + own.end);
+            assert!(end <= length, "position {} lies beyond the table of {length}", end - 1);
+            table_pc.narrow(0, offset + own.start, own.len()).unsqueeze()
+        }
+        Positions::Explicit(positions_bt) => embedding(table_pc, positions_bt.clone().narrow(1, own.start, own.len())),
     }
 }

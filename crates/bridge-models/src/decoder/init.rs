@@ -1,5 +1,5 @@
 //! Initial values of parameters: a function of seed and parameter name alone, so that they depend neither on the order of
-//! creation nor on rank or pipeline stage.
+//! creation nor on rank or pipeline stage: a rank that holds a slice has that slice of the whole parameter's values.
 
 use bridge_core::model::BuildContext;
 use bridge_kernels::Philox;
@@ -7,14 +7,17 @@ use burn::module::Param;
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 
 use super::config::DecoderConfig;
+use super::placement::Layout;
+use crate::sharding::held_runs;
 
-/// Makes parameters on one device.
+/// Makes this rank's parameters on one device.
 #[derive(Clone, Debug)]
 pub(super) struct Initializer {
     device: Device,
     dtype: FloatDType,
     stream: Philox,
     draw: bool,
+    layout: Layout,
 }
 
 /// Standard deviations of the normal distributions that weights start from.
@@ -46,16 +49,40 @@ impl Initializer {
             dtype: context.params_dtype,
             stream: Philox::new(context.seed),
             draw: config.perform_initialization,
+            layout: Layout::new(config, &context.parallel),
         }
     }
 
-    /// A matrix of normal draws from the stream of `name`.
+    /// Ranks that share each matrix.
+    pub fn tensor_size(&self) -> usize {
+        self.layout.ranks()
+    }
+
+    /// Global numbers of the experts of this rank, of `num_experts`.
+    pub fn local_experts(&self, num_experts: usize) -> std::ops::Range<usize> {
+        self.layout.local_experts(num_experts)
+    }
+
+    /// This rank's slice of a matrix of normal draws from the stream of `name`; `shape` is the whole matrix's.
     pub fn normal(&self, name: &str, shape: [usize; 2], std: f64) -> Param<Tensor<2>> {
-        if !self.draw {
-            return Param::from_tensor(Tensor::zeros(shape, (&self.device, self.dtype.into())));
+        let placement = self.layout.placement(name);
+        let mut local = shape;
+        if let Some(shard) = &placement.shard {
+            assert_eq!(shard.size, shape[shard.dim], "the layout of {name} and its shape {shape:?}");
+            local[shard.dim] = shard.local_size();
         }
-        let values = self.stream.derive_name(name).normal(shape[0] * shape[1], std);
-        Param::from_tensor(Tensor::from_data(TensorData::new(values, shape), (&self.device, self.dtype.into())))
+        if !self.draw {
+            return Param::from_tensor(Tensor::zeros(local, (&self.device, self.dtype.into())));
+        }
+        let stream = self.stream.derive_name(name);
+        let values: Vec<f32> =
+            held_runs(&placement, &shape).into_iter().flat_map(|run| stream.normal_range(run, std)).collect();
+        Param::from_tensor(Tensor::from_data(TensorData::new(values, local), (&self.device, self.dtype.into())))
+    }
+
+    /// This rank's slice of the vector of zeros called `name`; `size` is the whole vector's.
+    pub fn sharded_zeros(&self, name: &str, size: usize) -> Param<Tensor<1>> {
+        self.zeros(self.layout.placement(name).shard.map_or(size, |shard| shard.local_size()))
     }
 
     /// A vector of zeros.

@@ -1,6 +1,6 @@
 //! One transformer layer: two pre-norm residual blocks, callable one at a time.
 
-use bridge_kernels::{DropoutKey, dropout};
+use bridge_kernels::DropoutKey;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
@@ -8,6 +8,7 @@ use super::attention::{AttentionInput, SelfAttention};
 use super::config::DecoderConfig;
 use super::init::Initializer;
 use super::mlp::Mlp;
+use super::moe::{Moe, MoeInput};
 use super::norm::Norm;
 
 /// `x + attention(norm(x))`, then `x + mlp(norm(x))`.
@@ -16,7 +17,9 @@ pub(super) struct Layer {
     input_layernorm: Norm,
     self_attention: SelfAttention,
     pre_mlp_layernorm: Norm,
-    mlp: Mlp,
+    /// One of the two.
+    mlp: Option<Mlp>,
+    moe: Option<Moe>,
     dropout: f64,
 }
 
@@ -29,27 +32,31 @@ impl Layer {
             input_layernorm: norm(),
             self_attention: SelfAttention::new(config, index, &format!("{name}.self_attention"), init),
             pre_mlp_layernorm: norm(),
-            mlp: Mlp::new(config, &format!("{name}.mlp"), init),
+            mlp: config
+                .moe_layer(index)
+                .is_none()
+                .then(|| Mlp::new(config, &format!("{name}.mlp"), config.ffn_hidden_size, init)),
+            moe: config.moe_layer(index).map(|moe| Moe::new(config, moe, &format!("{name}.mlp"), init)),
             dropout: config.hidden_dropout,
         }
     }
 
     /// The attention block, `[b, t, c]` -> the same.
     pub fn attention(&self, x_btc: Tensor<3>, input: AttentionInput, key: Option<DropoutKey>) -> Tensor<3> {
+        let regions = input.regions;
         let y_btc = self.self_attention.forward(self.input_layernorm.forward(x_btc.clone()), input);
-        x_btc + self.drop(y_btc, key)
+        x_btc + regions.dropout(y_btc, self.dropout, key)
     }
 
     /// The feed-forward block, `[b, t, c]` -> the same.
-    pub fn mlp(&self, x_btc: Tensor<3>, key: Option<DropoutKey>) -> Tensor<3> {
-        let y_btc = self.mlp.forward(self.pre_mlp_layernorm.forward(x_btc.clone()));
-        x_btc + self.drop(y_btc, key)
-    }
-
-    fn drop(&self, y_btc: Tensor<3>, key: Option<DropoutKey>) -> Tensor<3> {
-        match key {
-            Some(key) => dropout(y_btc, self.dropout, key),
-            None => y_btc,
-        }
+    pub fn mlp(&self, x_btc: Tensor<3>, input: &MoeInput, key: Option<DropoutKey>) -> Tensor<3> {
+        let regions = input.regions;
+        let normed_btc = self.pre_mlp_layernorm.forward(x_btc.clone());
+        let y_btc = match (&self.mlp, &self.moe) {
+            (Some(mlp), _) => mlp.forward(normed_btc, regions),
+            (None, Some(moe)) => moe.forward(normed_btc, input),
+            (None, None) => unreachable!("a layer has a feed-forward block"),
+        };
+        x_btc + regions.dropout(y_btc, self.dropout, key)
     }
 }

@@ -7,6 +7,7 @@ use burn::tensor::Tensor;
 use super::config::DecoderConfig;
 use super::init::{Deviations, Initializer};
 use super::linear::{Linear, LinearConfig};
+use super::regions::Regions;
 
 /// Two linear layers with a non-linearity between them. A gated unit's first layer has the gate's rows, then the others.
 #[derive(Module, Debug)]
@@ -19,14 +20,14 @@ pub(super) struct Mlp {
 }
 
 impl Mlp {
-    /// `name` is the module's dotted name.
-    pub fn new(config: &DecoderConfig, name: &str, init: &Initializer) -> Self {
+    /// `name` is the module's dotted name, `f` its width, of the whole block.
+    pub fn new(config: &DecoderConfig, name: &str, f: usize, init: &Initializer) -> Self {
         let std = Deviations::new(config);
-        let (c, f) = (config.hidden_size, config.ffn_hidden_size);
+        let c = config.hidden_size;
         let linear_fc1 = LinearConfig {
             name: format!("{name}.linear_fc1"),
             inputs: c,
-            outputs: config.fc1_size(),
+            outputs: config.fc1_blocks() * f,
             bias: config.mlp_bias,
             std: std.weight,
         };
@@ -45,10 +46,22 @@ impl Mlp {
         }
     }
 
-    /// `[b, t, c]` -> `[b, t, c]`.
-    pub fn forward(&self, x_btc: Tensor<3>) -> Tensor<3> {
+    /// `[b, t, c]` of the residual stream -> the same.
+    pub fn forward(&self, x_btc: Tensor<3>, regions: &Regions) -> Tensor<3> {
+        self.linear_fc2.forward_and_leave(self.hidden(regions.enter(x_btc)), regions)
+    }
+
+    /// This rank's term of a sum over the tensor-parallel ranks, without communication; with one such rank, the whole.
+    ///
+    /// `[n, c]` -> `[n, c]`. With a bias in the second layer there must be one rank only.
+    pub fn forward_term(&self, x_nc: Tensor<2>) -> Tensor<2> {
+        let [n, c] = x_nc.dims();
+        self.linear_fc2.forward(self.hidden(x_nc.reshape([1, n, c]))).reshape([n, c])
+    }
+
+    /// `[b, t, c]` -> `[b, t, f]`, of this rank's columns.
+    fn hidden(&self, x_btc: Tensor<3>) -> Tensor<3> {
         let h = self.linear_fc1.forward(x_btc);
-        let h_btf = if self.gated { glu(h, self.activation) } else { activation(h, self.activation) };
-        self.linear_fc2.forward(h_btf)
+        if self.gated { glu(h, self.activation) } else { activation(h, self.activation) }
     }
 }

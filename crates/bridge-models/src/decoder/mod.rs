@@ -7,7 +7,11 @@
 //! | `rope` | rotary frequencies and their scaling |
 //! | `init` | initial values, from seed and parameter name alone |
 //! | `embedding`, `attention`, `mlp`, `norm`, `linear`, `layer`, `head` | the maths |
+//! | `moe` | mixture of experts |
 //! | `model` | [`Decoder`]: the loop over layers, as segments |
+//! | `context_parallel` | attention over sequences that ranks share |
+//! | `placement` | which slice of each parameter a rank holds |
+//! | `regions` | where activations are gathered, summed and cut between ranks |
 //! | `builder` | kind `gpt` for the model registry |
 //! | `presets` | the benchmark's shapes |
 //!
@@ -19,6 +23,7 @@
 mod attention;
 mod builder;
 mod config;
+mod context_parallel;
 mod embedding;
 mod head;
 mod init;
@@ -26,8 +31,11 @@ mod layer;
 mod linear;
 mod mlp;
 mod model;
+mod moe;
 mod norm;
+mod placement;
 pub mod presets;
+mod regions;
 mod rope;
 mod transformer;
 
@@ -35,5 +43,8 @@ mod transformer;
 mod tests;
 
 pub use builder::{GptModelBuilder, GptModelConfig, KIND, build_decoder, register_builtin};
-pub use config::{DecoderConfig, LayerPattern, NormConfig, NormKind, PositionEmbedding, RopeConfig, RopeScaling};
+pub use config::{
+    DecoderConfig, Dispatcher, LayerPattern, MoeConfig, NormConfig, NormKind, PositionEmbedding, RopeConfig,
+    RopeScaling,
+};
 pub use model::Decoder;

@@ -1,7 +1,8 @@
 //! The decoder: embedding, layers, head, each optional or partial so that a pipeline stage is the same type as the whole.
 
 use bridge_core::model::{
-    BuildContext, ForwardContext, KeyValueCache, ParameterRole, Segment, SegmentOutput, SegmentRole, Segments, Stage,
+    Auxiliary, BuildContext, ForwardContext, KeyValueCache, ParameterRole, Placement, Segment, SegmentOutput,
+    SegmentRole, Segments, Stage,
 };
 use bridge_kernels::RotaryTable;
 use bridge_kernels::rotary::Positions;
@@ -11,10 +12,13 @@ use burn::tensor::{Int, Tensor};
 use super::attention::AttentionInput;
 use super::config::DecoderConfig;
 use super::embedding::{Embedding, Table, WORD_EMBEDDINGS};
-use super::head::{Targets, logits, loss_sum};
+use super::head::{Projection, Targets, logits, loss_sum};
 use super::init::{Deviations, Initializer};
 use super::layer::Layer;
+use super::moe::MoeInput;
 use super::norm::Norm;
+use super::placement::Layout;
+use super::regions::Regions;
 use super::rope::rotary_table;
 
 const OUTPUT_LAYER: &str = "output_layer.weight";
@@ -27,10 +31,10 @@ mod place {
     pub const MLP_OUTPUT: u64 = 3;
 }
 
-/// A decoder, or one pipeline stage of it.
+/// A decoder, or one pipeline stage of it, and of that the slice that one rank holds.
 ///
 /// Field paths are Megatron's parameter names, but for the layer numbers: those are local here and made global by
-/// [`Segments::parameter_name`].
+/// [`Segments::parameter_name`], and the experts of a layer, which are called `mlp` as a plain block is.
 #[derive(Module, Debug)]
 pub struct Decoder {
     embedding: Option<Embedding>,
@@ -41,6 +45,10 @@ pub struct Decoder {
     rotary: Option<RotaryTable>,
     #[module(skip)]
     settings: Settings,
+    #[module(skip)]
+    regions: Regions,
+    #[module(skip)]
+    layout: Layout,
 }
 
 #[derive(Module, Debug)]
@@ -80,12 +88,19 @@ impl Decoder {
             output_layer,
             rotary: rotary_table(config, &context.device),
             settings: Settings { first_layer: stage.layers.start, tied, logit_softcap: config.logit_softcap },
+            regions: Regions::new(&context.parallel),
+            layout: Layout::new(config, &context.parallel),
         }
     }
 
     fn attention(&self, local: usize, x_btc: Tensor<3>, context: &ForwardContext) -> Tensor<3> {
         let layer = self.settings.first_layer + local;
+        assert!(
+            self.regions.context().size() == 1 || matches!(context.batch.positions, Positions::Explicit(_)),
+            "under context parallelism a batch has the positions of this rank's part of the sequence"
+        );
         let input = AttentionInput {
+            regions: &self.regions,
             rotary: self.rotary.as_ref(),
             positions: &context.batch.positions,
             document_ids: context.batch.document_ids.clone(),
@@ -97,25 +112,26 @@ impl Decoder {
     }
 
     fn mlp(&self, local: usize, x_btc: Tensor<3>, context: &ForwardContext) -> Tensor<3> {
-        let key = context.dropout_key(self.settings.first_layer + local, place::MLP_OUTPUT);
-        self.decoder.layers[local].mlp(x_btc, key)
+        let layer = self.settings.first_layer + local;
+        let input = MoeInput { regions: &self.regions, layer, auxiliary: context.auxiliary };
+        self.decoder.layers[local].mlp(x_btc, &input, context.dropout_key(layer, place::MLP_OUTPUT))
     }
 
     fn head(&self, x_btc: Tensor<3>, context: &ForwardContext) -> Tensor<1> {
-        let (norm, weight_vc) = self.head_parts().expect("the head segment exists on stages with a head only");
+        let (norm, projection) = self.head_parts().expect("the head segment exists on stages with a head only");
         let targets = Targets { labels_bt: context.batch.labels.clone(), mask_bt: context.batch.loss_mask.clone() };
-        loss_sum(norm.forward(x_btc), weight_vc, targets, self.settings.logit_softcap)
+        loss_sum(norm.forward(x_btc), projection, targets, &self.regions)
     }
 
-    /// Final norm and output table, on stages that have the head.
-    fn head_parts(&self) -> Option<(&Norm, Tensor<2>)> {
+    /// Final norm and output projection, on stages that have the head.
+    fn head_parts(&self) -> Option<(&Norm, Projection)> {
         let norm = self.decoder.final_layernorm.as_ref()?;
         let weight_vc = match (&self.output_layer, &self.embedding) {
             (Some(table), _) => table.weight(),
             (None, Some(embedding)) => embedding.word_embeddings(),
             (None, None) => return None,
         };
-        Some((norm, weight_vc))
+        Some((norm, Projection { weight_vc, softcap: self.settings.logit_softcap }))
     }
 }
 
@@ -136,7 +152,12 @@ impl Segments for Decoder {
             let embedding = self.embedding.as_ref().expect("there is a segment before the layers");
             let key = context.dropout_key(0, place::EMBEDDING);
             let batch = context.batch;
-            return SegmentOutput::Hidden(embedding.forward(batch.tokens.clone(), &batch.positions, key));
+            return SegmentOutput::Hidden(embedding.forward(
+                batch.tokens.clone(),
+                &batch.positions,
+                &self.regions,
+                key,
+            ));
         }
         let x_btc = input.expect("every segment but the embedding needs the output of the one before");
         let in_layers = index - before_layers;
@@ -154,22 +175,29 @@ impl Segments for Decoder {
 
     fn logits(&self, tokens_bt: Tensor<2, Int>, cache: &mut KeyValueCache) -> Option<Tensor<3>> {
         let embedding = self.embedding.as_ref()?;
-        let (norm, weight_vc) = self.head_parts()?;
+        let (norm, projection) = self.head_parts()?;
+        let regions = self.regions.with_whole_sequences();
         let [_, t] = tokens_bt.dims();
         let positions = Positions::From(cache.length);
-        let mut x_btc = embedding.forward(tokens_bt, &positions, None);
-        for (layer, layer_cache) in self.decoder.layers.iter().zip(&mut cache.layers) {
+        let mut x_btc = embedding.forward(tokens_bt, &positions, &regions, None);
+        for (local, (layer, layer_cache)) in self.decoder.layers.iter().zip(&mut cache.layers).enumerate() {
             let input = AttentionInput {
+                regions: &regions,
                 rotary: self.rotary.as_ref(),
                 positions: &positions,
                 document_ids: None,
                 dropout_key: None,
                 cache: Some(layer_cache),
             };
-            x_btc = layer.mlp(layer.attention(x_btc, input, None), None);
+            let moe = MoeInput {
+                regions: &regions,
+                layer: self.settings.first_layer + local,
+                auxiliary: Auxiliary::default(),
+            };
+            x_btc = layer.mlp(layer.attention(x_btc, input, None), &moe, None);
         }
         cache.length += t;
-        Some(logits(norm.forward(x_btc), weight_vc, self.settings.logit_softcap))
+        Some(logits(norm.forward(x_btc), projection, &regions))
     }
 
     fn new_cache(&self) -> KeyValueCache {
@@ -184,6 +212,10 @@ impl Segments for Decoder {
         }
     }
 
+    fn parameter_placement(&self, name: &str) -> Placement {
+        self.layout.placement(name)
+    }
+
     fn parameter_name(&self, path: &str) -> String {
         if path == OUTPUT_LAYER && self.settings.tied {
             return WORD_EMBEDDINGS.to_owned();
@@ -191,7 +223,7 @@ impl Segments for Decoder {
         match path.strip_prefix("decoder.layers.").and_then(|rest| rest.split_once('.')) {
             Some((local, rest)) => {
                 let local: usize = local.parse().expect("children of a Vec are numbered");
-                format!("decoder.layers.{}.{rest}", self.settings.first_layer + local)
+                format!("decoder.layers.{}.{}", self.settings.first_layer + local, self.layout.name_in_layer(rest))
             }
             None => path.to_owned(),
         }

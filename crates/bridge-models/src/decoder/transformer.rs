@@ -2,13 +2,15 @@
 //! refused here, by key.
 
 use bridge_core::config::{
-    Activation as ActivationChoice, Normalization, OneOrMany, PositionEmbeddingType, TransformerConfig,
+    Activation as ActivationChoice, Normalization, OneOrMany, PositionEmbeddingType, RouterDType, RouterScoreFunction,
+    TokenDispatcher, TransformerConfig,
 };
 use bridge_core::model::ModelBuildError;
 use bridge_kernels::Activation;
 
 use super::config::{
-    DecoderConfig, LayerPattern, NormConfig, NormKind, PositionEmbedding, RopeConfig, RopeScaling, invalid,
+    DecoderConfig, Dispatcher, LayerPattern, MoeConfig, NormConfig, NormKind, PositionEmbedding, RopeConfig,
+    RopeScaling, invalid,
 };
 
 impl DecoderConfig {
@@ -51,6 +53,7 @@ impl DecoderConfig {
             proj_bias: config.add_bias_linear,
             mlp_bias: config.add_bias_linear,
             gated_linear_unit: config.gated_linear_unit,
+            moe: moe(config)?,
             activation: activation_from_choice(config.activation_func),
             embedding_dropout: config.hidden_dropout,
             hidden_dropout: config.hidden_dropout,
@@ -107,6 +110,7 @@ impl DecoderConfig {
         };
         self.write_biases(&mut config)?;
         self.write_positions(&mut config);
+        self.write_experts(&mut config);
         if self.attention_softcap.is_some() || self.logit_softcap.is_some() {
             return Err(invalid("model", "soft caps have no setting in the [model] section".into()));
         }
@@ -134,6 +138,28 @@ impl DecoderConfig {
             }
         };
         Ok(())
+    }
+
+    fn write_experts(&self, config: &mut TransformerConfig) {
+        let Some(moe) = &self.moe else {
+            return;
+        };
+        config.num_moe_experts = Some(moe.num_experts);
+        if let Some(layers) = marks(&moe.layers, self.num_layers, LayerPattern::All) {
+            config.moe_layer_freq = layers;
+        }
+        config.moe_ffn_hidden_size = Some(moe.ffn_hidden_size);
+        config.moe_shared_expert_intermediate_size = moe.shared_expert_intermediate_size;
+        config.moe_router_topk = moe.topk;
+        config.moe_router_pre_softmax = moe.pre_softmax;
+        config.moe_router_topk_scaling_factor = moe.topk_scaling_factor;
+        config.moe_router_dtype = moe.router_in_float32.then_some(RouterDType::Fp32);
+        config.moe_aux_loss_coeff = OneOrMany::One(moe.aux_loss_coeff);
+        config.moe_z_loss_coeff = Some(moe.z_loss_coeff).filter(|coefficient| *coefficient != 0.0);
+        config.moe_token_dispatcher_type = match moe.dispatcher {
+            Dispatcher::AllToAll => TokenDispatcher::AllToAll,
+            Dispatcher::AllGather => TokenDispatcher::AllGather,
+        };
     }
 
     fn write_positions(&self, config: &mut TransformerConfig) {
@@ -171,13 +197,69 @@ impl DecoderConfig {
     }
 }
 
+/// The experts of a `[model]` section, if it has any.
+fn moe(config: &TransformerConfig) -> Result<Option<MoeConfig>, ModelBuildError> {
+    let Some(num_experts) = config.num_moe_experts else {
+        return Ok(None);
+    };
+    let is_balanced = match &config.moe_router_load_balancing_type {
+        OneOrMany::One(kind) if kind == "aux_loss" => true,
+        OneOrMany::One(kind) if kind == "none" => false,
+        other => {
+            let message = format!("expected aux_loss or none, found {other:?}, which is not implemented");
+            return Err(invalid("model.moe_router_load_balancing_type", message));
+        }
+    };
+    let OneOrMany::One(aux_loss_coeff) = config.moe_aux_loss_coeff else {
+        return Err(invalid("model.moe_aux_loss_coeff", "expected one number, found a list".into()));
+    };
+    if config.moe_router_score_function != RouterScoreFunction::Softmax {
+        return Err(invalid("model.moe_router_score_function", "expected softmax; others are not implemented".into()));
+    }
+    if config.moe_router_dtype == Some(RouterDType::Fp64) {
+        return Err(invalid("model.moe_router_dtype", "expected fp32 or nothing; fp64 is not implemented".into()));
+    }
+    let dispatcher = match config.moe_token_dispatcher_type {
+        TokenDispatcher::AllGather => Dispatcher::AllGather,
+        TokenDispatcher::AllToAll => Dispatcher::AllToAll,
+        TokenDispatcher::Flex => {
+            let message = "expected allgather or alltoall, found flex, which is not implemented";
+            return Err(invalid("model.moe_token_dispatcher_type", message.into()));
+        }
+    };
+    Ok(Some(MoeConfig {
+        num_experts,
+        layers: moe_layers(config)?,
+        ffn_hidden_size: config
+            .moe_ffn_hidden_size
+            .or(config.ffn_hidden_size)
+            .unwrap_or_else(|| config.hidden_size.saturating_mul(4)),
+        shared_expert_intermediate_size: config.moe_shared_expert_intermediate_size,
+        topk: config.moe_router_topk,
+        pre_softmax: config.moe_router_pre_softmax,
+        topk_scaling_factor: config.moe_router_topk_scaling_factor,
+        router_in_float32: config.moe_router_dtype == Some(RouterDType::Fp32),
+        aux_loss_coeff: if is_balanced { aux_loss_coeff } else { 0.0 },
+        z_loss_coeff: config.moe_z_loss_coeff.unwrap_or(0.0),
+        dispatcher,
+    }))
+}
+
+/// N: layers 0, N, 2 N and so on have experts; a list: 1 has.
+fn moe_layers(config: &TransformerConfig) -> Result<LayerPattern, ModelBuildError> {
+    let key = "model.moe_layer_freq";
+    Ok(LayerPattern::from_list(match &config.moe_layer_freq {
+        OneOrMany::One(n @ 1..) => (0..config.num_layers).map(|index| index.is_multiple_of(*n)).collect(),
+        frequency => every_nth(frequency, key, config.num_layers)?,
+    }))
+}
+
 /// Refuses settings that would change the arithmetic and that this decoder does not have.
 fn refuse_unsupported(config: &TransformerConfig) -> Result<(), ModelBuildError> {
     let refused = [
         (config.qk_l2_norm, "model.qk_l2_norm", "L2 normalization of query and key"),
         (config.multi_latent_attention, "model.multi_latent_attention", "multi-latent attention"),
         (config.mtp_num_layers.is_some(), "model.mtp_num_layers", "multi-token prediction"),
-        (config.num_moe_experts.is_some(), "model.num_moe_experts", "mixture of experts"),
         (config.activation_func_clamp_value.is_some(), "model.activation_func_clamp_value", "a clamp in the MLP"),
         (config.glu_linear_offset != 0.0, "model.glu_linear_offset", "an offset in the gated unit"),
         (config.fp32_residual_connection, "model.fp32_residual_connection", "a residual stream of its own dtype"),

@@ -45,7 +45,7 @@ impl Default for ExportOptions {
     }
 }
 
-/// Writes the model whose stages are `chunks` to `folder`, which is created if it does not exist.
+/// Writes the model whose stages are `chunks`, on one rank, to `folder`, which is created if it does not exist.
 ///
 /// # Errors
 /// If the family cannot hold the decoder, the chunks lack a parameter, or a file cannot be written.
@@ -56,12 +56,76 @@ pub fn export(
     chunks: &[&dyn ModelChunk],
     options: &ExportOptions,
 ) -> Result<(), HfError> {
-    let settings = config_json(family, config, options)?;
-    let map = WeightMap::new(family, config)?;
-    let tensors = collect(&map, chunks, options.dtype)?;
-    std::fs::create_dir_all(folder).map_err(|source| io(folder, source))?;
-    write_json(&folder.join("config.json"), &Value::Object(settings))?;
-    write_tensors(folder, tensors, options.max_shard_bytes)
+    let mut exporter = Exporter::new(family, config, options)?;
+    for chunk in chunks {
+        let shapes: HashMap<String, Vec<usize>> =
+            chunk.parameters().into_iter().map(|info| (info.name, info.shape)).collect();
+        chunk.visit_parameters(&mut |name, value| {
+            let values = value.into_data().convert::<f32>().try_into_vec().expect("the data is float32 now");
+            exporter.add(name, &shapes[name], values);
+        });
+    }
+    exporter.write(folder)
+}
+
+/// A Hugging Face folder in the making: takes whole parameters, one after the other.
+///
+/// For a model that is spread over ranks, every rank calls [`crate::gather_parameters`] and one of them hands what it gets to an exporter.
+#[derive(Debug)]
+pub struct Exporter {
+    settings: Map<String, Value>,
+    map: WeightMap,
+    options: ExportOptions,
+    stored: BTreeMap<String, Stored>,
+    failure: Option<HfError>,
+}
+
+impl Exporter {
+    /// A folder for a model of `family` that `config` describes.
+    ///
+    /// # Errors
+    /// If the family cannot hold the decoder.
+    pub fn new(family: Family, config: &DecoderConfig, options: &ExportOptions) -> Result<Self, HfError> {
+        Ok(Self {
+            settings: config_json(family, config, options)?,
+            map: WeightMap::new(family, config)?,
+            options: options.clone(),
+            stored: BTreeMap::new(),
+            failure: None,
+        })
+    }
+
+    /// Adds a whole parameter, row-major. What is wrong with it is an error of [`Self::write`].
+    pub fn add(&mut self, name: &str, shape: &[usize], values: Vec<f32>) {
+        let Some(entry) = self.map.entry(name).filter(|entry| entry.shape == shape) else {
+            let expected =
+                self.map.entry(name).map_or("no such parameter".into(), |entry| format!("{:?}", entry.shape));
+            let failure = HfError::Parameter { name: name.to_owned(), found: shape.to_vec(), expected };
+            self.failure.get_or_insert(failure);
+            return;
+        };
+        for ((name, _), tensor) in entry.tensors.iter().zip(entry.split(&values)) {
+            self.stored.insert(name.clone(), encode(tensor.shape, &tensor.values, self.options.dtype));
+        }
+    }
+
+    /// Writes `config.json` and the tensors to `folder`, which is created if it does not exist.
+    ///
+    /// # Errors
+    /// If a parameter was unknown, of another shape or is missing, or a file cannot be written.
+    pub fn write(self, folder: &Path) -> Result<(), HfError> {
+        if let Some(failure) = self.failure {
+            return Err(failure);
+        }
+        let is_stored = |name: &String| self.stored.contains_key(name);
+        let missing = self.map.entries().iter().find(|entry| !entry.tensors.iter().all(|(name, _)| is_stored(name)));
+        if let Some(entry) = missing {
+            return Err(HfError::MissingParameter { name: entry.parameter.clone() });
+        }
+        std::fs::create_dir_all(folder).map_err(|source| io(folder, source))?;
+        write_json(&folder.join("config.json"), &Value::Object(self.settings))?;
+        write_tensors(folder, self.stored, self.options.max_shard_bytes)
+    }
 }
 
 fn config_json(family: Family, config: &DecoderConfig, options: &ExportOptions) -> Result<Map<String, Value>, HfError> {
@@ -95,6 +159,7 @@ pub(super) fn object(value: Value) -> Map<String, Value> {
 }
 
 /// A tensor as it is stored.
+#[derive(Debug)]
 struct Stored {
     dtype: Dtype,
     shape: Vec<usize>,
@@ -116,40 +181,6 @@ impl View for &Stored {
 
     fn data_len(&self) -> usize {
         self.bytes.len()
-    }
-}
-
-/// All tensors of the model by Hugging Face name.
-fn collect(
-    map: &WeightMap,
-    chunks: &[&dyn ModelChunk],
-    dtype: StorageDtype,
-) -> Result<BTreeMap<String, Stored>, HfError> {
-    let mut stored = BTreeMap::new();
-    let mut failure = None;
-    for chunk in chunks {
-        let shapes: HashMap<String, Vec<usize>> =
-            chunk.parameters().into_iter().map(|info| (info.name, info.shape)).collect();
-        chunk.visit_parameters(&mut |name, value| {
-            let found = &shapes[name];
-            let Some(entry) = map.entry(name).filter(|entry| entry.shape == *found) else {
-                let expected = map.entry(name).map_or("no such parameter".into(), |entry| format!("{:?}", entry.shape));
-                failure = Some(HfError::Parameter { name: name.to_owned(), found: found.clone(), expected });
-                return;
-            };
-            let values: Vec<f32> = value.into_data().convert::<f32>().try_into_vec().expect("the data is float32 now");
-            for ((name, _), tensor) in entry.tensors.iter().zip(entry.split(&values)) {
-                stored.insert(name.clone(), encode(tensor.shape, &tensor.values, dtype));
-            }
-        });
-    }
-    if let Some(failure) = failure {
-        return Err(failure);
-    }
-    let is_stored = |name: &String| stored.contains_key(name);
-    match map.entries().iter().find(|entry| !entry.tensors.iter().all(|(name, _)| is_stored(name))) {
-        Some(entry) => Err(HfError::MissingParameter { name: entry.parameter.clone() }),
-        None => Ok(stored),
     }
 }
 

@@ -84,6 +84,7 @@ pub(super) fn decoder_config(fields: &Fields) -> Result<DecoderConfig, HfError> 
         mlp_bias: true,
         gated_linear_unit: false,
         activation: activation(fields, "activation_function", bridge_kernels::Activation::GeluTanh)?,
+        moe: None,
         embedding_dropout: fields.number("embd_pdrop")?.unwrap_or(0.1),
         hidden_dropout: fields.number("resid_pdrop")?.unwrap_or(0.1),
         attention_dropout: fields.number("attn_pdrop")?.unwrap_or(0.1),

@@ -13,6 +13,7 @@ use super::error::{HfError, TensorProblem};
 use super::fields::Fields;
 use super::weight_map::{WeightEntry, WeightMap};
 use crate::decoder::{DecoderConfig, build_decoder};
+use crate::sharding::local_part;
 
 /// An opened folder whose configuration is understood and whose tensors are those of the model.
 #[derive(Debug)]
@@ -84,22 +85,22 @@ impl HfModel {
         Ok(chunk)
     }
 
-    /// Replaces the parameters of a chunk, which may be a stage of the model and have a padded vocabulary.
+    /// Replaces the parameters of a chunk, which may be a stage of the model, the slice of one of several ranks, and have a padded
+    /// vocabulary. One whole parameter is in memory at a time.
     ///
     /// # Errors
     /// If the chunk has a parameter the folder does not, or one of another shape. The chunk is then partly loaded.
     pub fn load_into(&self, chunk: &mut dyn ModelChunk) -> Result<(), HfError> {
-        let entries = self.entries_for(chunk)?;
-        let mut entries = entries.into_iter();
+        let mut entries = self.entries_for(chunk)?.into_iter().zip(chunk.parameters());
         let mut failure = None;
         chunk.update_parameters(&mut |_, old| {
             // Parameters are updated in the order they are listed in.
-            let Some(entry) = entries.next().filter(|_| failure.is_none()) else {
+            let Some((entry, info)) = entries.next().filter(|_| failure.is_none()) else {
                 return old;
             };
             match self.tensors_of(&entry) {
                 Ok(tensors) => {
-                    let values = entry.fuse(tensors);
+                    let values = local_part(entry.fuse(tensors), &info.placement, &entry.shape);
                     let count = values.len();
                     Tensor::from_data(TensorData::new(values, [count]), (&old.device(), old.dtype()))
                 }
@@ -112,15 +113,15 @@ impl HfModel {
         failure.map_or(Ok(()), Err)
     }
 
-    /// An entry for each of the chunk's parameters, with the chunk's padded vocabulary.
+    /// An entry for each of the chunk's parameters: for the whole of it, with the chunk's padded vocabulary.
     fn entries_for(&self, chunk: &dyn ModelChunk) -> Result<Vec<WeightEntry>, HfError> {
         let for_parameter = |info: bridge_core::model::ParameterInfo| {
             let mismatch =
-                |expected: String| HfError::Parameter { name: info.name.clone(), found: info.shape.clone(), expected };
+                |expected: String| HfError::Parameter { name: info.name.clone(), found: info.global_shape(), expected };
             let Some(entry) = self.map.entry(&info.name) else {
                 return Err(mismatch("no such parameter".into()));
             };
-            entry.padded_to(&info.shape).ok_or_else(|| mismatch(format!("{:?}", entry.shape)))
+            entry.padded_to(&info.global_shape()).ok_or_else(|| mismatch(format!("{:?}", entry.shape)))
         };
         chunk.parameters().into_iter().map(for_parameter).collect()
     }

@@ -111,6 +111,7 @@ pub(super) fn decoder_config(fields: &Fields) -> Result<DecoderConfig, HfError> 
         mlp_bias: fields.bool("mlp_bias")?.unwrap_or(false),
         gated_linear_unit: true,
         activation: activation(fields, "hidden_act", bridge_kernels::Activation::Silu)?,
+        moe: None,
         embedding_dropout: 0.0,
         hidden_dropout: 0.0,
         attention_dropout: fields.number("attention_dropout")?.unwrap_or(0.0),

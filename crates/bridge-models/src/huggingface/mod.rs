@@ -24,7 +24,7 @@ mod tests;
 
 pub use checkpoint::{HfCheckpoint, HostTensor};
 pub use error::{HfError, TensorProblem};
-pub use export::{ExportOptions, StorageDtype, export};
+pub use export::{ExportOptions, Exporter, StorageDtype, export};
 pub use import::{HfModel, import_hook};
 pub use weight_map::{WeightEntry, WeightMap};
 

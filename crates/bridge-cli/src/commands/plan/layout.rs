@@ -74,7 +74,8 @@ mod tests {
     fn short_names_become_overrides() {
         let layout: Layout = "tp=8,sp=true,world=64,gbs=128".parse().unwrap();
         assert_eq!(layout.world_size(), Some(64));
-        let expected = ["model.tensor_model_parallel_size=8", "model.sequence_parallel=true", "train.global_batch_size=128"];
+        let expected =
+            ["model.tensor_model_parallel_size=8", "model.sequence_parallel=true", "train.global_batch_size=128"];
         assert_eq!(layout.overrides().collect::<Vec<_>>(), expected);
         assert_eq!(layout.to_string(), "tp=8,sp=true,gbs=128,world=64");
     }

@@ -52,7 +52,8 @@ fn header(name: &str, plan: &Plan) {
         batch.padded_vocab_size
     ));
     let repeated = plan.flops.per_step_with_recompute / plan.flops.per_step - 1.0;
-    let repeated = if repeated > 1e-6 { format!(", {:.1}% more with recompute", 100.0 * repeated) } else { String::new() };
+    let repeated =
+        if repeated > 1e-6 { format!(", {:.1}% more with recompute", 100.0 * repeated) } else { String::new() };
     line(&format!("FLOPs       {:.4e} a token, {:.4e} a step{repeated}", plan.flops.per_token, plan.flops.per_step));
     if plan.layout.pipeline > 1 {
         line(&format!("pipeline    {}, bubble {:.1}%", plan.pipeline.schedule, 100.0 * plan.pipeline.bubble_fraction));
@@ -61,12 +62,21 @@ fn header(name: &str, plan: &Plan) {
 
 fn stages(plan: &Plan) {
     let mut table = Table::new(&[
-        "stage", "layers", "parameters", "weights", "gradients", "optimizer", "activations", "working", "memory",
+        "stage",
+        "layers",
+        "parameters",
+        "weights",
+        "gradients",
+        "optimizer",
+        "activations",
+        "working",
+        "memory",
     ]);
     for stage in &plan.stages {
         let memory = &stage.memory;
         let working = memory.recompute + memory.backward + memory.gathered + memory.cross_entropy + memory.attention;
-        let mut row = vec![stage.stage.to_string(), stage.num_layers.to_string(), number(stage.parameters.total as f64)];
+        let mut row =
+            vec![stage.stage.to_string(), stage.num_layers.to_string(), number(stage.parameters.total as f64)];
         let parts = [memory.parameters, memory.gradients, memory.optimizer, memory.activations, working, memory.total];
         row.extend(parts.map(bytes));
         table.rows.push(row);
@@ -78,7 +88,10 @@ fn stages(plan: &Plan) {
 
 fn traffic(stage: &StagePlan) {
     line("");
-    line(&format!("communication of a rank of stage {} in a step (payload; sent over wires by ring algorithms):", stage.stage));
+    line(&format!(
+        "communication of a rank of stage {} in a step (payload; sent over wires by ring algorithms):",
+        stage.stage
+    ));
     let mut table = Table::new(&["for", "group", "operation", "times", "payload", "wire"]);
     for Traffic { kind, group, group_size, operation, operations, bytes: payload, wire_bytes } in &stage.traffic {
         let group = format!("{} ({group_size})", group.name());

@@ -6,6 +6,7 @@ mod cross;
 mod dataset;
 mod draft;
 mod model;
+mod moe;
 mod optimizer;
 mod parallel;
 mod pipeline;

@@ -33,6 +33,7 @@ pub(super) fn resolve(draft: &mut Draft<'_>) -> FinalTransformer {
     activation_fits(draft);
     let windowed_layers = windowed_layers(draft);
     let no_rope_layers = no_rope_layers(draft);
+    let moe_layers = super::moe::resolve(draft);
     let recompute_modules = recompute(draft);
     tensors_are_bounded(draft);
     draft.recipe.model.extra = draft.extra_with_defaults(&draft.recipe.model);
@@ -47,6 +48,7 @@ pub(super) fn resolve(draft: &mut Draft<'_>) -> FinalTransformer {
         embedding_init_method_std: config.embedding_init_method_std.unwrap_or(config.init_method_std),
         windowed_layers,
         no_rope_layers,
+        moe_layers,
         recompute_modules,
         expert_tensor_parallel_size: config.expert_tensor_parallel_size.unwrap_or(config.tensor_model_parallel_size),
         config,
@@ -310,7 +312,9 @@ fn tensors_are_bounded(draft: &mut Draft<'_>) {
             micro_batch * model.seq_length as f64 * hidden,
         ),
     ];
-    for (key, what, elements) in products {
+    let experts = model.num_moe_experts.unwrap_or(0) as f64 * hidden * model.moe_ffn_hidden_size.unwrap_or(1) as f64;
+    let experts = ("model.num_moe_experts", "num_moe_experts x hidden_size x moe_ffn_hidden_size", experts);
+    for (key, what, elements) in products.into_iter().chain([experts]) {
         draft.require(
             elements <= MAX_ELEMENTS,
             key,

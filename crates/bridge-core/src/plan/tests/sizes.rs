@@ -61,7 +61,8 @@ fn stages_share_the_flops() {
         let difference = (flops.per_step_with_recompute / flops.per_step - 1.0).abs();
         assert!(difference < 1e-12, "{overrides:?}: {flops:?}");
     }
-    let recompute = ["model.recompute_granularity=full", "model.recompute_method=uniform", "model.recompute_num_layers=1"];
+    let recompute =
+        ["model.recompute_granularity=full", "model.recompute_method=uniform", "model.recompute_num_layers=1"];
     let again = tiny(1, &recompute).flops;
     // All but the head is done again.
     let head = 6.0 * 64.0 * 512.0 * 256.0;
@@ -115,10 +116,16 @@ fn a_plan_needs_no_data_and_runs_need_what_they_needed() {
     let without_tokenizer = TINY.replace("tokenizer_type = \"NullTokenizer\"\nvocab_size = 511", "");
     let config = config(&without_tokenizer, 1, &["dataset.kind=gpt"]);
     assert_eq!(plan(&config, &PlanOptions::default()).unwrap().parameters.total, TINY_PARAMETERS);
-    let without_size = try_config(&without_tokenizer.replace("vocab_size = 512", ""), 1, &["tokenizer.tokenizer_type=HuggingFaceTokenizer"]);
+    let without_size = try_config(
+        &without_tokenizer.replace("vocab_size = 512", ""),
+        1,
+        &["tokenizer.tokenizer_type=HuggingFaceTokenizer"],
+    );
     let error = plan(&without_size.unwrap(), &PlanOptions::default()).unwrap_err();
     assert_eq!(error.to_string(), "model.vocab_size: must be given for a plan, which opens no tokenizer");
     // Nothing else is let through.
-    assert!(try_config(TINY, 1, &["model.multi_latent_attention=true"]).unwrap_err().names("model.multi_latent_attention"));
+    assert!(
+        try_config(TINY, 1, &["model.multi_latent_attention=true"]).unwrap_err().names("model.multi_latent_attention")
+    );
     assert!(try_config(TINY, 3, &["model.tensor_model_parallel_size=2"]).is_err());
 }

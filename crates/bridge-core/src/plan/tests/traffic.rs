@@ -1,6 +1,8 @@
 //! Bytes between ranks.
 
-use bridge_dist::comm::counting::Operation::{self, AllGather, AllReduce, AllToAll, Broadcast, Recv, ReduceScatter, Send};
+use bridge_dist::comm::counting::Operation::{
+    self, AllGather, AllReduce, AllToAll, Broadcast, Recv, ReduceScatter, Send,
+};
 use bridge_dist::schedule::{PipelineSchedule, ScheduleKind};
 
 use super::super::setup::Setup;
@@ -39,8 +41,7 @@ fn along_the_sequence_they_gather_and_scatter() {
     let plan = tiny(2, &["model.tensor_model_parallel_size=2", "model.sequence_parallel=true"]);
     let mut found = entries(&plan, 0, TrafficKind::Tensor);
     found.sort_by_key(|entry| entry.1);
-    let expected =
-        [("tp", ReduceScatter, 2 * 10, 2 * 10 * STREAM), ("tp", AllGather, 2 * 10, 2 * 10 * STREAM / 2)];
+    let expected = [("tp", ReduceScatter, 2 * 10, 2 * 10 * STREAM), ("tp", AllGather, 2 * 10, 2 * 10 * STREAM / 2)];
     assert_eq!(found, expected);
     // The same bytes on the wire.
     let wire = |plan: &Plan| {
@@ -158,6 +159,7 @@ fn experts_exchange_the_tokens_they_are_sent() {
     let split = tiny(2, &[&MOE[..], &["model.tensor_model_parallel_size=2", "model.sequence_parallel=true"]].concat());
     let found = entries(&split, 0, TrafficKind::Expert);
     // Two micro-batches of half the sequence on each rank.
-    let expected = [("expert-tp", AllGather, 2 * 4, 2 * 4 * STREAM), ("expert-tp", ReduceScatter, 2 * 4, 2 * 4 * 2 * STREAM)];
+    let expected =
+        [("expert-tp", AllGather, 2 * 4, 2 * 4 * STREAM), ("expert-tp", ReduceScatter, 2 * 4, 2 * 4 * 2 * STREAM)];
     assert_eq!(found, expected);
 }

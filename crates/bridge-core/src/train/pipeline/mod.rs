@@ -17,13 +17,15 @@ mod tests;
 mod wire;
 mod work;
 
+use std::sync::Arc;
+
 use bridge_dist::comm::{CommError, Group};
 use bridge_dist::schedule::{PipelineShape, ScheduleError, ScheduleKind, rank_actions};
 use burn::tensor::{Device, FloatDType, Tensor};
 
 use super::executor::Executor;
 use super::recompute::Recompute;
-use crate::model::{Batch, Mode, ModelChunk};
+use crate::model::{Batch, LayerMetrics, Mode, ModelChunk};
 use pass::Pass;
 use wire::WireFormat;
 
@@ -59,6 +61,17 @@ pub struct MicroBatchInput {
     pub batch: Batch,
     /// Training, with the micro-batch's stream of random numbers, or evaluation.
     pub mode: Mode,
+    /// See [`crate::model::Auxiliary::gradient_scale`].
+    pub auxiliary_scale: f64,
+    /// Takes what layers report; `None` to drop it.
+    pub metrics: Option<Arc<LayerMetrics>>,
+}
+
+impl MicroBatchInput {
+    /// A micro-batch whose auxiliary losses count as they are, and whose layers report to nobody.
+    pub fn new(batch: Batch, mode: Mode) -> Self {
+        Self { batch, mode, auxiliary_scale: 1.0, metrics: None }
+    }
 }
 
 /// How a pipeline is run.

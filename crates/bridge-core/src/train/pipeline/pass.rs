@@ -8,7 +8,7 @@ use burn::tensor::Tensor;
 
 use super::wire::Wire;
 use super::{MicroBatchInput, Pipeline, TrainWork};
-use crate::model::{Batch, ForwardContext, ModelChunk, SegmentOutput, WeightGradientStore};
+use crate::model::{Auxiliary, Batch, ForwardContext, ModelChunk, SegmentOutput, WeightGradientStore};
 use crate::train::executor::{BackwardWork, InFlight};
 
 /// A micro-batch and a chunk of this rank.
@@ -188,7 +188,8 @@ fn place(message: Message) -> Place {
 }
 
 fn context<'a>(input: &'a MicroBatchInput, weight_gradients: Option<&'a WeightGradientStore>) -> ForwardContext<'a> {
-    ForwardContext { batch: &input.batch, mode: input.mode, weight_gradients }
+    let auxiliary = Auxiliary { gradient_scale: input.auxiliary_scale, metrics: input.metrics.as_deref() };
+    ForwardContext { batch: &input.batch, mode: input.mode, weight_gradients, auxiliary }
 }
 
 /// The caller's work, for one micro-batch.

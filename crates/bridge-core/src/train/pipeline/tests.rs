@@ -29,7 +29,7 @@ struct Work {
 fn input(microbatch: usize, trains: bool) -> MicroBatchInput {
     let batch = Batch::new(&micro_batch(2, 5 + microbatch % 3, 11 + microbatch as u64), &Device::flex());
     let mode = if trains { Mode::Train(Philox::new(5).derive(microbatch as u64)) } else { Mode::Evaluate };
-    MicroBatchInput { batch, mode }
+    MicroBatchInput::new(batch, mode)
 }
 
 impl MicroBatches for Work {
@@ -82,7 +82,7 @@ fn whole(num_microbatches: usize) -> (Vec<f64>, Gradients) {
     let executor = Executor::new(chunk.as_ref(), &Recompute::Off);
     let mut work = Work::default();
     let losses = (0..num_microbatches).map(|m| {
-        let MicroBatchInput { batch, mode } = input(m, true);
+        let MicroBatchInput { batch, mode, .. } = input(m, true);
         let context = ForwardContext::new(&batch, mode);
         let loss = executor.forward_backward(
             chunk.as_ref(),
@@ -199,7 +199,7 @@ fn evaluation_passes_forward_only() {
     let executor = Executor::new(whole.as_ref(), &Recompute::Off);
     let expected: Vec<f64> = (0..5)
         .map(|m| {
-            let MicroBatchInput { batch, mode } = input(m, false);
+            let MicroBatchInput { batch, mode, .. } = input(m, false);
             let loss = executor.forward(whole.as_ref(), &ForwardContext::new(&batch, mode));
             loss.into_data().iter::<f64>().next().unwrap()
         })

@@ -1,12 +1,14 @@
 //! The micro-batches of a training step and of an evaluation, as the executor asks for them.
 
+use std::sync::Arc;
+
 use bridge_kernels::Philox;
 use burn::tensor::Tensor;
 
 use super::settings::boundary;
 use super::{MicroBatchInput, MicroBatches, TrainWork};
 use crate::config::RunConfig;
-use crate::model::{Batch, Mode};
+use crate::model::{Batch, LayerMetrics, Mode};
 use crate::optim::GradientBuffer;
 use crate::train::forward_step::ForwardStep;
 
@@ -18,6 +20,8 @@ pub(in crate::train) struct StepWork<'a> {
     pub streams: &'a [Philox],
     /// What the loss sum of each micro-batch is multiplied by before backward.
     pub factors: &'a [f64],
+    /// What the layers report of each micro-batch.
+    pub metrics: &'a [Arc<LayerMetrics>],
     pub forward_step: &'a mut dyn ForwardStep,
     pub gradients: &'a mut GradientBuffer,
 }
@@ -28,7 +32,13 @@ impl MicroBatches for StepWork<'_> {
     }
 
     fn prepare(&mut self, microbatch: usize) -> MicroBatchInput {
-        MicroBatchInput { batch: self.batches[microbatch].clone(), mode: Mode::Train(self.streams[microbatch]) }
+        let batch = self.batches[microbatch].clone();
+        MicroBatchInput {
+            // A loss that is a mean counts like the mean of the micro-batch's token losses.
+            auxiliary_scale: self.factors[microbatch] * batch.num_tokens,
+            metrics: Some(Arc::clone(&self.metrics[microbatch])),
+            ..MicroBatchInput::new(batch, Mode::Train(self.streams[microbatch]))
+        }
     }
 }
 
@@ -54,6 +64,6 @@ impl MicroBatches for EvaluationBatches<'_> {
     }
 
     fn prepare(&mut self, microbatch: usize) -> MicroBatchInput {
-        MicroBatchInput { batch: self.batches[microbatch].clone(), mode: Mode::Evaluate }
+        MicroBatchInput::new(self.batches[microbatch].clone(), Mode::Evaluate)
     }
 }

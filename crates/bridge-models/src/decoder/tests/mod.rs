@@ -3,10 +3,14 @@
 mod config;
 mod graph;
 mod initial;
+mod moe;
 mod reference;
+mod sharded;
 
 use bridge_core::data::MicroBatch;
-use bridge_core::model::{Batch, BuildContext, ForwardContext, Mode, ModelChunk, Parallel, SegmentOutput, Stage};
+use bridge_core::model::{
+    Auxiliary, Batch, BuildContext, ForwardContext, Mode, ModelChunk, Parallel, SegmentOutput, Stage,
+};
 use bridge_kernels::Activation;
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 use std::collections::BTreeMap;
@@ -46,6 +50,7 @@ pub fn llama() -> DecoderConfig {
         mlp_bias: false,
         gated_linear_unit: true,
         activation: Activation::Silu,
+        moe: None,
         embedding_dropout: 0.0,
         hidden_dropout: 0.0,
         attention_dropout: 0.0,

@@ -3,6 +3,7 @@
 mod files;
 mod golden;
 mod settings;
+mod sharded;
 
 use std::path::{Path, PathBuf};
 

@@ -1,0 +1,100 @@
+//! Rules of the mixture-of-experts settings.
+
+use super::super::error::ErrorKind;
+use super::super::field::OneOrMany;
+use super::super::sections::TransformerConfig;
+use super::Draft;
+
+/// Settings that only mean something with experts.
+const NEEDS_EXPERTS: [&str; 7] = [
+    "model.moe_ffn_hidden_size",
+    "model.moe_aux_loss_coeff",
+    "model.moe_z_loss_coeff",
+    "model.moe_router_pre_softmax",
+    "model.moe_router_topk_scaling_factor",
+    "model.moe_shared_expert_intermediate_size",
+    "model.expert_model_parallel_size",
+];
+
+/// Checks the settings of experts; returns for each layer whether it has them.
+pub(super) fn resolve(draft: &mut Draft<'_>) -> Vec<bool> {
+    let model = draft.recipe.model.config.clone();
+    let Some(experts) = model.num_moe_experts else {
+        for key in NEEDS_EXPERTS {
+            let is_set = draft.recipe_differs(key);
+            draft.require(!is_set, key, "needs model.num_moe_experts");
+        }
+        return vec![false; model.num_layers.min(65_536)];
+    };
+    let ffn = model.ffn_hidden_size;
+    draft.recipe.model.config.moe_ffn_hidden_size = model.moe_ffn_hidden_size.or(ffn);
+    choice_fits(draft, &model, experts);
+    losses_fit(draft, &model);
+    ranks_fit(draft, &model, experts);
+    layers(draft, &model)
+}
+
+fn choice_fits(draft: &mut Draft<'_>, model: &TransformerConfig, experts: usize) {
+    let topk = model.moe_router_topk;
+    draft.require(topk <= experts, "model.moe_router_topk", format!("is above model.num_moe_experts = {experts}"));
+    draft.require(
+        topk != 1 || model.moe_router_pre_softmax,
+        "model.moe_router_topk",
+        "a single expert needs model.moe_router_pre_softmax = true: the softmax over one score is always 1",
+    );
+}
+
+fn losses_fit(draft: &mut Draft<'_>, model: &TransformerConfig) {
+    let key = "model.moe_aux_loss_coeff";
+    match &model.moe_aux_loss_coeff {
+        OneOrMany::One(coefficient) => {
+            let is_balanced = matches!(&model.moe_router_load_balancing_type, OneOrMany::One(kind) if kind != "none");
+            draft.require(
+                *coefficient == 0.0 || is_balanced,
+                key,
+                "has no effect with model.moe_router_load_balancing_type = \"none\"",
+            );
+            draft.require(coefficient.is_finite() && *coefficient >= 0.0, key, "must be a number of at least 0");
+        }
+        OneOrMany::Many(_) => {
+            draft.error(ErrorKind::NotImplemented, key, "not implemented yet: several balancing losses at once");
+        }
+    }
+    if let Some(coefficient) = model.moe_z_loss_coeff {
+        let is_sane = coefficient.is_finite() && coefficient >= 0.0;
+        draft.require(is_sane, "model.moe_z_loss_coeff", "must be a number of at least 0");
+    }
+}
+
+fn ranks_fit(draft: &mut Draft<'_>, model: &TransformerConfig, experts: usize) {
+    let ranks = model.expert_model_parallel_size.max(1);
+    draft.require(
+        experts.is_multiple_of(ranks),
+        "model.num_moe_experts",
+        format!("must be divisible by model.expert_model_parallel_size = {ranks}"),
+    );
+    draft.require(
+        !model.add_bias_linear || model.tensor_model_parallel_size <= 1,
+        "model.add_bias_linear",
+        "experts with biases need model.tensor_model_parallel_size = 1",
+    );
+}
+
+/// N: layers 0, N, 2 N and so on have experts; a list: 1 has.
+fn layers(draft: &mut Draft<'_>, model: &TransformerConfig) -> Vec<bool> {
+    let (key, num_layers) = ("model.moe_layer_freq", model.num_layers.min(65_536));
+    let with_experts: Vec<bool> = match &model.moe_layer_freq {
+        OneOrMany::One(0) => {
+            draft.error(ErrorKind::OutOfRange, key, "must be at least 1");
+            Vec::new()
+        }
+        OneOrMany::One(n) => (0..num_layers).map(|layer| layer.is_multiple_of(*n)).collect(),
+        OneOrMany::Many(flags) => {
+            draft.require(flags.len() == num_layers, key, format!("must have one entry per layer, {num_layers}"));
+            draft.require(flags.iter().all(|flag| *flag <= 1), key, "is a list of 0 and 1");
+            draft.require(flags.contains(&1), key, "gives no layer experts");
+            flags.iter().map(|flag| *flag == 1).collect()
+        }
+    };
+    with_experts
+}

@@ -1,0 +1,340 @@
+//! Region operations: collectives on Burn tensors, with gradients. Cargo feature `burn`.
+//!
+//! A region is the part of a model between two such operations, where a tensor is split over the ranks of a group or held by all of
+//! them. Each operation is a pair: what happens in forward, and the adjoint in backward (Shoeybi et al., arXiv:1909.08053, section 3;
+//! Korthikanti et al., arXiv:2205.05198, section 4.2).
+//!
+//! | operation | forward | backward | gradient of the result on each rank |
+//! | --- | --- | --- | --- |
+//! | [`copy_to_group`] | identity | all-reduce | its share |
+//! | [`reduce_from_group`] | all-reduce | identity | the same everywhere |
+//! | [`gather_sequence`], [`all_gather`] | all-gather | reduce-scatter | its share |
+//! | [`reduce_scatter_sequence`], [`reduce_scatter`] | reduce-scatter | all-gather | of its part |
+//! | [`scatter_sequence`], [`scatter`] | own part | all-gather | of its part |
+//! | [`gather_replicated`] | all-gather | own part | the same everywhere |
+//! | [`all_to_all`], [`all_to_all_uneven`] | all-to-all | all-to-all | of what it received |
+//!
+//! Operations work on float tensors of any rank, in float32, bfloat16 and float64 (float16 travels as float32). A group of one rank
+//! returns its input, untouched and without a node in the graph.
+//!
+//! # Order
+//! Every rank of a group runs the same operations in the same order, in backward too. Burn visits the nodes of a graph in an order that
+//! follows from the graph's shape, so models whose graphs look alike on all ranks satisfy this.
+//!
+//! # Panics
+//! All operations panic with a [`CommError`](crate::comm::CommError) as payload (`std::panic::panic_any`) when the communicator fails,
+//! because neither a forward nor a backward of Burn can return an error. The program that runs a rank catches it
+//! (`std::panic::catch_unwind`) and downcasts.
+
+mod cut;
+mod host;
+
+use bridge_kernels::vjp::attach;
+use burn::tensor::{Int, Tensor, TensorData};
+
+pub use cut::Cut;
+use cut::{Block, part_of_whole, parts_from_whole, whole_from_parts};
+use host::{Like, to_host, unwrap};
+
+use crate::comm::{Group, HostBuffer, ReduceOp, UnevenExchange};
+
+/// An operation on the values of `x` whose adjoint is `backward`.
+fn paired<const D: usize, const E: usize>(
+    x: Tensor<D>,
+    forward: impl FnOnce(Tensor<D>) -> Tensor<E>,
+    backward: impl FnOnce(Tensor<E>) -> Tensor<D> + Send + 'static,
+) -> Tensor<E> {
+    let input = x.clone().into_dispatch();
+    let y = forward(x.without_autodiff());
+    attach(y, vec![input], move |dy| vec![backward(dy).into_dispatch()])
+}
+
+/// The sum over the group of a tensor that is not part of a graph.
+fn sum<const D: usize>(x: Tensor<D>, group: &Group) -> Tensor<D> {
+    let like = Like::new(&x);
+    let mut values = to_host(x);
+    unwrap(group.all_reduce(values.view_mut(), ReduceOp::Sum));
+    like.tensor(values)
+}
+
+/// Enters a region whose ranks compute different things from the same tensor (before a column-parallel product).
+///
+/// Forward: identity. Backward: all-reduce, because each rank has only its share of the gradient.
+///
+/// # Shapes
+/// any -> the same.
+///
+/// # Panics
+/// See the [module documentation](self).
+pub fn copy_to_group<const D: usize>(x: Tensor<D>, group: &Group) -> Tensor<D> {
+    if group.size() == 1 {
+        return x;
+    }
+    let group = group.clone();
+    paired(x, |x| x, move |dy| sum(dy, &group))
+}
+
+/// Leaves a region whose ranks hold terms of a sum (after a row-parallel product).
+///
+/// Forward: all-reduce. Backward: identity, because every rank gets the gradient of the sum.
+///
+/// # Shapes
+/// any -> the same.
+///
+/// # Panics
+/// See the [module documentation](self).
+pub fn reduce_from_group<const D: usize>(x: Tensor<D>, group: &Group) -> Tensor<D> {
+    if group.size() == 1 {
+        return x;
+    }
+    paired(x, |x| sum(x, group), |dy| dy)
+}
+
+/// One dimension of a tensor, cut over the ranks of a group.
+#[derive(Clone, Debug)]
+struct Sharing {
+    dim: usize,
+    cut: Cut,
+    group: Group,
+}
+
+impl Sharing {
+    fn block<const D: usize>(&self, whole: [usize; D]) -> Block {
+        Block {
+            outer: whole[..self.dim].iter().product(),
+            size: whole[self.dim],
+            inner: whole[self.dim + 1..].iter().product(),
+            cut: self.cut,
+            ranks: self.group.size(),
+        }
+    }
+
+    fn whole_shape<const D: usize>(&self, mut part: [usize; D]) -> [usize; D] {
+        part[self.dim] *= self.group.size();
+        part
+    }
+
+    fn part_shape<const D: usize>(&self, mut whole: [usize; D]) -> [usize; D] {
+        let chunks = self.group.size() * if self.cut == Cut::Zigzag { 2 } else { 1 };
+        assert!(
+            whole[self.dim].is_multiple_of(chunks),
+            "dimension {} of {whole:?} does not divide into {chunks} equal parts over the group `{}`",
+            self.dim,
+            self.group.name()
+        );
+        whole[self.dim] /= self.group.size();
+        whole
+    }
+
+    /// The whole from every rank's part.
+    fn gather<const D: usize>(&self, part: Tensor<D>) -> Tensor<D> {
+        let like = Like::new(&part);
+        let shape = self.whole_shape(like.shape);
+        let part = to_host(part);
+        let mut parts = HostBuffer::zeros(part.dtype(), part.len() * self.group.size());
+        unwrap(self.group.all_gather(part.view(), parts.view_mut()));
+        like.with_shape(shape).tensor(whole_from_parts(parts, &self.block(shape)))
+    }
+
+    /// This rank's part of the sum over ranks.
+    fn reduce<const D: usize>(&self, whole: Tensor<D>) -> Tensor<D> {
+        let like = Like::new(&whole);
+        let shape = self.part_shape(like.shape);
+        let parts = parts_from_whole(to_host(whole), &self.block(like.shape));
+        let mut part = HostBuffer::zeros(parts.dtype(), parts.len() / self.group.size());
+        unwrap(self.group.reduce_scatter(parts.view(), part.view_mut(), ReduceOp::Sum));
+        like.with_shape(shape).tensor(part)
+    }
+
+    /// This rank's part of a tensor that all ranks hold.
+    fn own<const D: usize>(&self, whole: Tensor<D>) -> Tensor<D> {
+        let like = Like::new(&whole);
+        let shape = self.part_shape(like.shape);
+        let part = part_of_whole(&to_host(whole), &self.block(like.shape), self.group.rank());
+        like.with_shape(shape).tensor(part)
+    }
+}
+
+/// Puts a tensor together whose dimension `dim` is cut over the group, for ranks that compute different things from the whole.
+///
+/// Forward: all-gather. Backward: reduce-scatter.
+///
+/// # Shapes
+/// `[.., n, ..]` -> `[.., n * size, ..]`, at `dim`. Under [`Cut::Zigzag`] `n` is even.
+///
+/// # Panics
+/// See the [module documentation](self); also if `dim` is not a dimension, or does not divide as the cut needs.
+pub fn all_gather<const D: usize>(x: Tensor<D>, dim: usize, cut: Cut, group: &Group) -> Tensor<D> {
+    if group.size() == 1 {
+        return x;
+    }
+    let sharing = Sharing { dim, cut, group: group.clone() };
+    let forward = sharing.clone();
+    paired(x, move |x| forward.gather(x), move |dy| sharing.reduce(dy))
+}
+
+/// Sums terms held by the ranks and cuts the sum along `dim`.
+///
+/// Forward: reduce-scatter. Backward: all-gather.
+///
+/// # Shapes
+/// `[.., n * size, ..]` -> `[.., n, ..]`, at `dim`.
+///
+/// # Panics
+/// See the [module documentation](self); also if `dim` is not a dimension, or does not divide as the cut needs.
+pub fn reduce_scatter<const D: usize>(x: Tensor<D>, dim: usize, cut: Cut, group: &Group) -> Tensor<D> {
+    if group.size() == 1 {
+        return x;
+    }
+    let sharing = Sharing { dim, cut, group: group.clone() };
+    let forward = sharing.clone();
+    paired(x, move |x| forward.reduce(x), move |dy| sharing.gather(dy))
+}
+
+/// Keeps this rank's part, along `dim`, of a tensor that all ranks hold.
+///
+/// Forward: own part. Backward: all-gather.
+///
+/// # Shapes
+/// `[.., n * size, ..]` -> `[.., n, ..]`, at `dim`.
+///
+/// # Panics
+/// See the [module documentation](self); also if `dim` is not a dimension, or does not divide as the cut needs.
+pub fn scatter<const D: usize>(x: Tensor<D>, dim: usize, cut: Cut, group: &Group) -> Tensor<D> {
+    if group.size() == 1 {
+        return x;
+    }
+    let sharing = Sharing { dim, cut, group: group.clone() };
+    let forward = sharing.clone();
+    paired(x, move |x| forward.own(x), move |dy| sharing.gather(dy))
+}
+
+/// Puts a tensor together whose dimension `dim` is cut over the group, for ranks that all do the same with the whole.
+///
+/// Forward: all-gather. Backward: own part, because every rank has the whole gradient.
+///
+/// # Shapes
+/// `[.., n, ..]` -> `[.., n * size, ..]`, at `dim`.
+///
+/// # Panics
+/// See the [module documentation](self); also if `dim` is not a dimension, or does not divide as the cut needs.
+pub fn gather_replicated<const D: usize>(x: Tensor<D>, dim: usize, cut: Cut, group: &Group) -> Tensor<D> {
+    if group.size() == 1 {
+        return x;
+    }
+    let sharing = Sharing { dim, cut, group: group.clone() };
+    let forward = sharing.clone();
+    paired(x, move |x| forward.gather(x), move |dy| sharing.own(dy))
+}
+
+/// [`all_gather`] of integers, which have no gradient.
+///
+/// # Panics
+/// As [`all_gather`].
+pub fn all_gather_int<const D: usize>(x: Tensor<D, Int>, dim: usize, cut: Cut, group: &Group) -> Tensor<D, Int> {
+    if group.size() == 1 {
+        return x;
+    }
+    let sharing = Sharing { dim, cut, group: group.clone() };
+    let device = x.device().without_autodiff();
+    let shape = sharing.whole_shape(x.dims());
+    let part: Vec<i64> = x.into_data().iter::<i64>().collect();
+    let mut parts = vec![0_i64; part.len() * group.size()];
+    unwrap(group.all_gather((&part).into(), (&mut parts).into()));
+    let whole = whole_from_parts(parts.into(), &sharing.block(shape));
+    let values: Vec<i64> = whole.into_vec().expect("integers stay integers");
+    Tensor::from_data(TensorData::new(values, shape), &device)
+}
+
+/// [`all_gather`] of contiguous parts: enters a tensor-parallel region from a sequence-parallel one.
+///
+/// # Panics
+/// As [`all_gather`].
+pub fn gather_sequence<const D: usize>(x: Tensor<D>, dim: usize, group: &Group) -> Tensor<D> {
+    all_gather(x, dim, Cut::Contiguous, group)
+}
+
+/// [`reduce_scatter`] into contiguous parts: leaves a tensor-parallel region into a sequence-parallel one.
+///
+/// # Panics
+/// As [`reduce_scatter`].
+pub fn reduce_scatter_sequence<const D: usize>(x: Tensor<D>, dim: usize, group: &Group) -> Tensor<D> {
+    reduce_scatter(x, dim, Cut::Contiguous, group)
+}
+
+/// [`scatter`] into contiguous parts: starts a sequence-parallel region from a tensor all ranks hold.
+///
+/// # Panics
+/// As [`scatter`].
+pub fn scatter_sequence<const D: usize>(x: Tensor<D>, dim: usize, group: &Group) -> Tensor<D> {
+    scatter(x, dim, Cut::Contiguous, group)
+}
+
+/// Rows that one rank exchanges with each rank of a group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RowCounts {
+    /// Rows for each rank, in rank order.
+    pub send: Vec<usize>,
+    /// Rows from each rank, in rank order.
+    pub receive: Vec<usize>,
+}
+
+impl RowCounts {
+    /// The way back.
+    #[must_use]
+    pub fn reversed(&self) -> Self {
+        Self { send: self.receive.clone(), receive: self.send.clone() }
+    }
+}
+
+/// Sends the `j`-th of `size` equal parts of the rows to rank `j`; the result has what came from each rank, in rank order.
+///
+/// Forward: all-to-all. Backward: all-to-all.
+///
+/// # Shapes
+/// `[n * size, ..]` -> the same.
+///
+/// # Panics
+/// See the [module documentation](self); also if the rows do not divide by the group's size.
+pub fn all_to_all<const D: usize>(x: Tensor<D>, group: &Group) -> Tensor<D> {
+    let (rows, ranks) = (x.dims()[0], group.size());
+    assert!(rows.is_multiple_of(ranks), "all_to_all: {rows} rows do not divide over {ranks} ranks");
+    let each = vec![rows / ranks; ranks];
+    all_to_all_uneven(x, &RowCounts { send: each.clone(), receive: each }, group)
+}
+
+/// Sends rows to each rank, `counts.send[j]` consecutive ones to rank `j`; the result has what came from each rank, in rank order.
+///
+/// Forward: all-to-all. Backward: all-to-all with the counts reversed.
+///
+/// # Shapes
+/// `[n, ..]` with `n` the sum of `counts.send` -> `[m, ..]` with `m` the sum of `counts.receive`.
+///
+/// # Panics
+/// See the [module documentation](self); also if the counts do not fit the rows or the group.
+pub fn all_to_all_uneven<const D: usize>(x: Tensor<D>, counts: &RowCounts, group: &Group) -> Tensor<D> {
+    assert_eq!(x.dims()[0], counts.send.iter().sum::<usize>(), "all_to_all: rows and the sum of the send counts");
+    if group.size() == 1 {
+        return x;
+    }
+    let (back, way_back) = (counts.reversed(), group.clone());
+    paired(x, |x| exchange(x, counts, group), move |dy| exchange(dy, &back, &way_back))
+}
+
+fn exchange<const D: usize>(x: Tensor<D>, counts: &RowCounts, group: &Group) -> Tensor<D> {
+    let like = Like::new(&x);
+    let width: usize = like.shape[1..].iter().product();
+    let elements = |rows: &[usize]| -> Vec<usize> { rows.iter().map(|rows| rows * width).collect() };
+    let (send, receive) = (elements(&counts.send), elements(&counts.receive));
+    let mut shape = like.shape;
+    shape[0] = counts.receive.iter().sum();
+    let input = to_host(x);
+    let mut output = HostBuffer::zeros(input.dtype(), shape[0] * width);
+    unwrap(group.all_to_all_uneven(UnevenExchange {
+        input: input.view(),
+        send_counts: &send,
+        output: output.view_mut(),
+        recv_counts: &receive,
+    }));
+    like.with_shape(shape).tensor(output)
+}

@@ -1,0 +1,143 @@
+//! Output projection and cross-entropy on one rank's rows of the vocabulary, in chunks of tokens.
+
+use rayon::prelude::*;
+
+use super::activation::softcap_in_place;
+use super::buffer::filled;
+use super::cross_entropy::{FEWEST_TOKENS, LOGITS, Problem, Solution, Wanted, token_loss};
+use super::gemm::{Matrix, MatrixMut, Output, Threads, gemm};
+use super::simd::{exp_in_place, exp_or_zero, max, sum_map, vectorised};
+use crate::vocab_parallel_cross_entropy::VocabularyShard;
+
+/// The tokens of one chunk.
+struct Chunk<'a> {
+    /// This rank's logits, `[count, v]`; at the end their gradients.
+    logits: &'a mut [f32],
+    /// Rows of this rank.
+    v: usize,
+    /// Targets in the whole vocabulary.
+    targets: &'a [usize],
+    mask: &'a [f32],
+}
+
+/// Sum over tokens of the masked loss, with gradients: of the weight, and this rank's term of that of the hidden states.
+///
+/// `problem.targets` count from the start of the whole vocabulary.
+pub fn solve(problem: Problem<'_>, wanted: Wanted, shard: &VocabularyShard<'_>) -> Solution {
+    let (n, c, v) = (problem.x.rows(), problem.x.cols(), problem.weight.rows());
+    let rows = (LOGITS / v.max(1)).max(FEWEST_TOKENS).min(n.max(1));
+    let mut logits = vec![0.0; rows * v];
+    let mut loss = 0.0;
+    let mut grad_x = wanted.x.then(|| vec![0.0; n * c]);
+    let mut grad_weight = wanted.weight.then(|| match n {
+        0 => vec![0.0; v * c],
+        // The first chunk overwrites all of it.
+        _ => filled(v * c, |_| {}),
+    });
+    for start in (0..n).step_by(rows) {
+        let count = rows.min(n - start);
+        let logits = &mut logits[..count * v];
+        let x = problem.x.row_range(start, count);
+        gemm(MatrixMut::new(logits, count, v), Output::Set, 1.0, x, problem.weight.t(), Threads::All);
+        let range = start..start + count;
+        let chunk = Chunk { logits, v, targets: &problem.targets[range.clone()], mask: &problem.mask[range] };
+        loss += chunk.solve(&problem, shard);
+        let grad_logits = Matrix::new(logits, count, v);
+        if let Some(grad_x) = &mut grad_x {
+            let out = MatrixMut::new(&mut grad_x[start * c..], count, c);
+            gemm(out, Output::Set, 1.0, grad_logits, problem.weight, Threads::All);
+        }
+        if let Some(grad_weight) = &mut grad_weight {
+            let output = if start == 0 { Output::Set } else { Output::Add };
+            gemm(MatrixMut::new(grad_weight, v, c), output, 1.0, grad_logits.t(), x, Threads::All);
+        }
+    }
+    Solution { loss, x: grad_x, weight: grad_weight }
+}
+
+impl Chunk<'_> {
+    /// The loss of the chunk; its logits become their gradients.
+    fn solve(self, problem: &Problem<'_>, shard: &VocabularyShard<'_>) -> f64 {
+        let Self { logits, v, targets, mask } = self;
+        let count = targets.len();
+        let options = problem.options;
+        let softcap = options.softcap.map(|cap| cap as f32);
+        let mut largest = vec![0.0_f32; count];
+        rows_of(logits, v).zip(largest.par_iter_mut()).zip(mask).for_each(|((row, largest), mask)| {
+            vectorised!({
+                if *mask == 0.0 {
+                    // A token that does not count may hold anything, infinities included.
+                    row.fill(0.0);
+                }
+                if let Some(cap) = softcap {
+                    softcap_in_place(row, cap);
+                }
+                *largest = max(row);
+            });
+        });
+        shard.exchange.max(&mut largest);
+
+        // Sums of exponentials, then the targets' logits: one message.
+        let mut totals = vec![0.0_f32; 2 * count];
+        let (sums, target_logits) = totals.split_at_mut(count);
+        let places: Vec<Option<usize>> =
+            targets.iter().map(|target| target.checked_sub(shard.start).filter(|place| *place < v)).collect();
+        rows_of(logits, v)
+            .zip(sums.par_iter_mut().zip(target_logits.par_iter_mut()))
+            .zip(largest.par_iter().zip(&places))
+            .for_each(|((row, (sum, target)), (top, place))| {
+                vectorised!({
+                    *target = place.map_or(0.0, |place| row[place]);
+                    *sum = match softcap {
+                        None => exp_in_place(row, *top),
+                        // The capped logits are needed again for the slope of the cap.
+                        Some(_) => sum_map(row, |l| exp_or_zero(l - *top)),
+                    };
+                });
+            });
+        shard.exchange.sum(&mut totals);
+
+        let (sums, target_logits) = totals.split_at(count);
+        let mut losses = vec![0.0_f64; count];
+        rows_of(logits, v).zip(losses.par_iter_mut()).enumerate().for_each(|(i, (row, loss))| {
+            let (top, sum, mask) = (largest[i], sums[i], mask[i]);
+            if mask == 0.0 {
+                row.fill(0.0);
+                return;
+            }
+            let log_z = f64::from(top) + f64::from(sum).ln();
+            let (value, factor) = token_loss(log_z, target_logits[i], mask, options.z_loss);
+            *loss = value;
+            vectorised!(row_gradient(row, places[i], (factor / sum, mask), softcap.map(|cap| (cap, top))));
+        });
+        losses.iter().sum()
+    }
+}
+
+/// One task a row. An empty shard of the vocabulary has no rows to visit, so `v` is at least 1 here.
+fn rows_of(logits: &mut [f32], v: usize) -> impl IndexedParallelIterator<Item = &mut [f32]> {
+    logits.par_chunks_mut(v.max(1))
+}
+
+/// Exponentials (or, under a cap, capped logits with their cap and largest value) to gradients.
+#[inline(always)]
+fn row_gradient(row: &mut [f32], target: Option<usize>, (factor, mask): (f32, f32), capped: Option<(f32, f32)>) {
+    match capped {
+        None => {
+            row.iter_mut().for_each(|p| *p *= factor);
+            if let Some(target) = target {
+                row[target] -= mask;
+            }
+        }
+        Some((cap, top)) => {
+            let inverse = 1.0 / cap;
+            let slope = |l: f32| 1.0 - (l * inverse) * (l * inverse);
+            let at_target =
+                target.map(|target| (target, (exp_or_zero(row[target] - top) * factor - mask) * slope(row[target])));
+            row.iter_mut().for_each(|l| *l = exp_or_zero(*l - top) * factor * slope(*l));
+            if let Some((target, gradient)) = at_target {
+                row[target] = gradient;
+            }
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! Next-token cross-entropy, fused with an output projection whose rows (the vocabulary) are spread over ranks.
+//!
+//! No rank ever has another rank's logits. For each token the ranks agree on three numbers: the largest logit, the sum of
+//! exponentials below it, and the target's logit (Shoeybi et al., arXiv:1909.08053, section 3). How numbers travel is the
+//! caller's business: see [`VocabularyExchange`].
+
+use burn::tensor::{Int, Tensor, TensorData};
+
+use crate::cross_entropy::{CrossEntropyOptions, cap};
+use crate::linear::linear;
+use crate::norm::widen;
+
+/// How ranks that hold parts of one vocabulary combine numbers.
+pub trait VocabularyExchange: Sync {
+    /// Replaces each value by the largest over all ranks.
+    fn max(&self, values: &mut [f32]);
+    /// Replaces each value by the sum over all ranks.
+    fn sum(&self, values: &mut [f32]);
+}
+
+/// The rows of the output projection that this rank holds.
+#[derive(Clone, Copy)]
+pub struct VocabularyShard<'a> {
+    /// First of them in the whole vocabulary.
+    pub start: usize,
+    /// Size of the whole vocabulary.
+    pub size: usize,
+    /// The other ranks.
+    pub exchange: &'a dyn VocabularyExchange,
+}
+
+/// What the loss compares with. The same on all ranks.
+#[derive(Clone, Debug)]
+pub struct Targets {
+    /// Ids in the whole vocabulary, `[n]`.
+    pub ids_n: Tensor<1, Int>,
+    /// Weight of each token, `[n]` float32.
+    pub mask_n: Tensor<1>,
+}
+
+/// Sum over tokens of `mask * cross_entropy(x w^T, target)`, where `w` is the concatenation of all ranks' weights.
+///
+/// Every rank gets the same value. Backward gives each rank the gradient of its own weight, and its own term of the gradient
+/// of `x`: the caller sums those over the ranks. Logits of a chunk of tokens are all that exists at a time, on this rank's rows.
+///
+/// # Shapes
+/// `x_nc` `[n, c]`, `weight_vc` `[v, c]` (this rank's rows) -> `[1]` float32.
+///
+/// # Panics
+/// If the shapes do not fit, a token that counts has a target outside the vocabulary, or the exchange panics.
+pub fn vocab_parallel_cross_entropy(
+    x_nc: Tensor<2>,
+    weight_vc: Tensor<2>,
+    targets: Targets,
+    shard: &VocabularyShard<'_>,
+    options: &CrossEntropyOptions,
+) -> Tensor<1> {
+    let ([n, c], [v, wc]) = (x_nc.dims(), weight_vc.dims());
+    assert_eq!(c, wc, "vocab_parallel_cross_entropy: hidden states of size {c} and a weight of {:?}", weight_vc.dims());
+    assert!(
+        shard.start + v <= shard.size,
+        "vocab_parallel_cross_entropy: rows {}..{} of a vocabulary of {}",
+        shard.start,
+        shard.start + v,
+        shard.size
+    );
+    assert!(
+        targets.ids_n.dims() == [n] && targets.mask_n.dims() == [n],
+        "vocab_parallel_cross_entropy: {n} tokens need as many targets and mask values, got {:?} and {:?}",
+        targets.ids_n.dims(),
+        targets.mask_n.dims()
+    );
+    crate::fast::vocab_parallel_cross_entropy(&x_nc, &weight_vc, &targets, shard, options)
+        .unwrap_or_else(|| reference(x_nc, weight_vc, targets, shard, options))
+}
+
+/// [`vocab_parallel_cross_entropy`] in plain Burn operations; this rank's logits are materialised.
+pub fn reference(
+    x_nc: Tensor<2>,
+    weight_vc: Tensor<2>,
+    targets: Targets,
+    shard: &VocabularyShard<'_>,
+    options: &CrossEntropyOptions,
+) -> Tensor<1> {
+    let ([n, _], [v, _]) = (x_nc.dims(), weight_vc.dims());
+    let logits_nv = cap(widen(linear(x_nc, weight_vc, None)), options.softcap);
+    let values_nv = logits_nv.clone().detach().without_autodiff();
+    let device = values_nv.device();
+    let combined = |column: Tensor<2>, combine: &dyn Fn(&mut [f32])| -> Tensor<2> {
+        let mut values: Vec<f32> = column.into_data().iter::<f32>().collect();
+        combine(&mut values);
+        Tensor::from_data(TensorData::new(values, [n, 1]), &device)
+    };
+    let largest = combined(values_nv.clone().max_dim(1), &|values| shard.exchange.max(values));
+    let exponentials_nv = (values_nv.clone() - largest.clone()).exp();
+    let sum = combined(exponentials_nv.clone().sum_dim(1), &|values| shard.exchange.sum(values));
+    // One where a row's target is this rank's: at most one in a row.
+    let rows: Tensor<2, Int> =
+        Tensor::<1, Int>::arange(shard.start as i64..(shard.start + v) as i64, &device).reshape([1, v]);
+    let ids: Tensor<2, Int> = targets.ids_n.reshape([n, 1]);
+    let is_target_nv = ids.expand([n, v]).equal(rows.expand([n, v])).float();
+    let own = (values_nv * is_target_nv.clone()).sum_dim(1);
+    let target = combined(own, &|values| shard.exchange.sum(values));
+    let mask: Tensor<2> = targets.mask_n.without_autodiff().reshape([n, 1]);
+    let log_z = sum.clone().log() + largest;
+    let weight = options.z_loss.unwrap_or(0.0);
+    let loss = ((log_z.clone() - target + log_z.clone() * log_z.clone() * weight) * mask.clone()).sum();
+    let gradient_nv = (exponentials_nv / sum * (log_z * (2.0 * weight) + 1.0) - is_target_nv) * mask;
+    // The value is known and so is its gradient: a sum with that gradient, moved to that value.
+    if !logits_nv.is_tracked() {
+        return loss;
+    }
+    let slope = (logits_nv * Tensor::<2>::autodiff(gradient_nv)).sum();
+    let shift = loss - slope.clone().detach().without_autodiff();
+    slope + shift.autodiff()
+}

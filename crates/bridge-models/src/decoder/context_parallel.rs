@@ -1,0 +1,56 @@
+//! Attention over a sequence that context-parallel ranks share.
+//!
+//! Each rank has the queries of two chunks of the sequence, an early and a late one ([`Cut::Zigzag`]), so that under the causal mask all
+//! ranks do the same amount of work. Keys and values, which with grouped heads are small, are gathered from all ranks (as in Llama 3's
+//! training, arXiv:2407.21783, section 3.3.2); their gradients are summed over the ranks and cut again.
+
+use bridge_dist::region::{Cut, all_gather, all_gather_int};
+use bridge_kernels::{AttentionOptions, DropoutKey, attention};
+use burn::tensor::Tensor;
+
+use super::regions::Regions;
+
+/// The dimension of the sequence.
+const SEQUENCE: usize = 1;
+
+/// Queries, keys and values of the tokens a rank has: `[b, t, h, d]` and twice `[b, t, g, d]`.
+pub(super) struct Heads {
+    pub q_bthd: Tensor<4>,
+    pub k_btgd: Tensor<4>,
+    pub v_btgd: Tensor<4>,
+}
+
+/// Causal attention of this rank's queries to the keys of the whole sequence, `[b, t, h, d]`.
+///
+/// A mask of attention dropout belongs to a chunk: it is another one than a rank alone would draw. With document boundaries the kernel
+/// wants as many queries as keys, so that queries of tokens before the chunk, of zeros, are computed and dropped.
+pub(super) fn attend(heads: Heads, options: AttentionOptions, regions: &Regions) -> Tensor<4> {
+    let group = regions.context();
+    if group.size() == 1 {
+        return attention(heads.q_bthd, heads.k_btgd, heads.v_btgd, &options);
+    }
+    let k_bsgd = all_gather(heads.k_btgd, SEQUENCE, Cut::Zigzag, group);
+    let v_bsgd = all_gather(heads.v_btgd, SEQUENCE, Cut::Zigzag, group);
+    let documents_bs = options.document_ids.clone().map(|ids_bt| all_gather_int(ids_bt, SEQUENCE, Cut::Zigzag, group));
+    let [b, s, ..] = k_bsgd.dims();
+    let [_, _, h, d] = heads.q_bthd.dims();
+    let mut start = 0;
+    let outputs = Cut::Zigzag.parts(s, group.rank(), group.size()).into_iter().map(|chunk| {
+        let q_bthd = heads.q_bthd.clone().narrow(SEQUENCE, start, chunk.len());
+        start += chunk.len();
+        let seen = chunk.end;
+        let (k, v) = (k_bsgd.clone().narrow(SEQUENCE, 0, seen), v_bsgd.clone().narrow(SEQUENCE, 0, seen));
+        let options = AttentionOptions {
+            dropout: options.dropout.map(|(rate, key)| (rate, DropoutKey(key.0.derive(chunk.start as u64)))),
+            document_ids: documents_bs.clone().map(|ids| ids.narrow(SEQUENCE, 0, seen)),
+            ..options.clone()
+        };
+        if options.document_ids.is_none() || chunk.start == 0 {
+            return attention(q_bthd, k, v, &options);
+        }
+        let before = Tensor::zeros([b, chunk.start, h, d], (&q_bthd.device(), q_bthd.dtype()));
+        let q_bshd = Tensor::cat(vec![before, q_bthd], SEQUENCE);
+        attention(q_bshd, k, v, &options).narrow(SEQUENCE, chunk.start, chunk.len())
+    });
+    Tensor::cat(outputs.collect(), SEQUENCE)
+}

@@ -1,0 +1,126 @@
+//! Tokens to the ranks that hold their experts, and results back. No token is dropped.
+//!
+//! Rank `r` of an expert-parallel group has the `r`-th of equal runs of experts.
+
+use bridge_dist::comm::Group;
+use bridge_dist::region::{
+    Cut, RowCounts, all_gather_int, all_to_all_uneven, gather_sequence, reduce_scatter_sequence,
+};
+use burn::tensor::{FloatDType, IndexingUpdateOp, Int, Tensor, TensorData};
+
+use super::Experts;
+use super::router::Routing;
+use super::rows::{ExpertRows, gather_rows};
+
+/// Numbers `0..keys.len()` in the order of their keys, and how many there are of each of `num_keys` keys. Stable.
+fn sorted_by_key(keys: &[usize], num_keys: usize) -> (Vec<usize>, Vec<usize>) {
+    let mut counts = vec![0; num_keys];
+    keys.iter().for_each(|key| counts[*key] += 1);
+    let mut order: Vec<usize> = (0..keys.len()).collect();
+    order.sort_by_key(|place| keys[*place]);
+    (order, counts)
+}
+
+/// The permutation that undoes `order`.
+fn inverse(order: &[usize]) -> Vec<usize> {
+    let mut inverse = vec![0; order.len()];
+    order.iter().enumerate().for_each(|(place, number)| inverse[*number] = place);
+    inverse
+}
+
+/// Weighted sums of the chosen experts' results, `[n, c]` -> the same: each row travels to the rank of its expert.
+pub(super) fn all_to_all(x_nc: Tensor<2>, routing: Routing, group: &Group, experts: &Experts) -> Tensor<2> {
+    let Routing { weights_nk, experts_nk, num_experts } = routing;
+    let ([n, c], [_, k]) = (x_nc.dims(), weights_nk.dims());
+    let (order, counts) = sorted_by_key(&experts_nk, num_experts);
+    let tokens: Vec<usize> = order.iter().map(|place| place / k).collect();
+    let place_of = inverse(&order);
+    let y_mc = if group.size() == 1 {
+        let rows = ExpertRows::new(&tokens, &counts, n);
+        let results = experts.forward(rows.gather(x_nc), rows.counts());
+        let places: Vec<usize> = place_of.into_iter().map(|index| rows.place(index)).collect();
+        gather_rows(results, &places)
+    } else {
+        gather_rows(exchange(gather_rows(x_nc, &tokens), &counts, group, experts), &place_of)
+    };
+    let y_nkc: Tensor<3> = y_mc.reshape([n, k, c]);
+    let dtype = FloatDType::from(y_nkc.dtype());
+    let weights: Tensor<3> = weights_nk.cast(dtype).reshape([n, k, 1]);
+    (y_nkc * weights).sum_dim(1).reshape([n, c])
+}
+
+/// Rows in the order of all experts to their ranks, through the experts, and back.
+fn exchange(rows: Tensor<2>, counts: &[usize], group: &Group, experts: &Experts) -> Tensor<2> {
+    let each = counts.len() / group.size();
+    // From each rank, in rank order, the number of rows for each expert here.
+    let sending: Vec<i64> = counts.iter().map(|count| *count as i64).collect();
+    let mut receiving = vec![0_i64; sending.len()];
+    if let Err(error) = group.all_to_all((&sending).into(), (&mut receiving).into()) {
+        std::panic::panic_any(error);
+    }
+    let receiving: Vec<usize> = receiving.into_iter().map(|count| count as usize).collect();
+    let by_rank = |counts: &[usize]| counts.chunks(each).map(|chunk| chunk.iter().sum()).collect();
+    let row_counts = RowCounts { send: by_rank(counts), receive: by_rank(&receiving) };
+    let received = all_to_all_uneven(rows, &row_counts, group);
+    // They come by rank and then by expert; experts want theirs together.
+    let keys: Vec<usize> =
+        receiving.iter().enumerate().flat_map(|(place, count)| std::iter::repeat_n(place % each, *count)).collect();
+    let (order, expert_counts) = sorted_by_key(&keys, each);
+    let rows = ExpertRows::new(&order, &expert_counts, keys.len());
+    let results = experts.forward(rows.gather(received), rows.counts());
+    let places: Vec<usize> = inverse(&order).into_iter().map(|index| rows.place(index)).collect();
+    all_to_all_uneven(gather_rows(results, &places), &row_counts.reversed(), group)
+}
+
+/// As [`all_to_all`], with all ranks' tokens on every rank: each adds what its experts have to say, and sums are cut again.
+pub(super) fn all_gather(x_nc: Tensor<2>, routing: Routing, group: &Group, experts: &Experts) -> Tensor<2> {
+    if group.size() == 1 {
+        return all_to_all(x_nc, routing, group, experts);
+    }
+    let Routing { weights_nk, experts_nk, num_experts } = routing;
+    let [n, k] = weights_nk.dims();
+    let device = x_nc.device().without_autodiff();
+    let experts_nk: Vec<i64> = experts_nk.into_iter().map(|expert| expert as i64).collect();
+    let experts_nk = Tensor::<2, Int>::from_data(TensorData::new(experts_nk, [n, k]), &device);
+    let chosen: Vec<usize> = all_gather_int(experts_nk, 0, Cut::Contiguous, group)
+        .into_data()
+        .iter::<i64>()
+        .map(|expert| expert as usize)
+        .collect();
+    let x_nc = gather_sequence(x_nc, 0, group);
+    let weights_nk = gather_sequence(weights_nk, 0, group);
+    let [all, c] = x_nc.dims();
+    let each = num_experts / group.size();
+    let (order, counts) = sorted_by_key(&chosen, num_experts);
+    let own = group.rank() * each..(group.rank() + 1) * each;
+    let start: usize = counts[..own.start].iter().sum();
+    let counts = &counts[own];
+    let choices = &order[start..start + counts.iter().sum::<usize>()];
+    let tokens: Vec<usize> = choices.iter().map(|choice| choice / k).collect();
+    let token_rows = ExpertRows::new(&tokens, counts, all);
+    let weight_rows = ExpertRows::new(choices, counts, all * k);
+    // A row that only keeps an expert busy has weight zero, whatever token it is added to.
+    let mut targets = vec![0_i64; token_rows.counts().iter().sum()];
+    tokens.iter().enumerate().for_each(|(index, token)| targets[token_rows.place(index)] = *token as i64);
+    let results = experts.forward(token_rows.gather(x_nc), token_rows.counts());
+    let dtype = FloatDType::from(results.dtype());
+    let weights_m1 = weight_rows.gather(weights_nk.reshape([all * k, 1])).cast(dtype);
+    let rows = targets.len();
+    let targets = Tensor::<1, Int>::from_data(TensorData::new(targets, [rows]), &device);
+    let sums = Tensor::zeros([all, c], (&results.device(), results.dtype()));
+    let sums = sums.select_assign(0, targets, results * weights_m1, IndexingUpdateOp::Add);
+    reduce_scatter_sequence(sums, 0, group)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sorting_is_stable_and_has_an_inverse() {
+        let (order, counts) = sorted_by_key(&[2, 0, 2, 0, 3], 5);
+        assert_eq!((order.as_slice(), counts.as_slice()), ([1, 3, 0, 2, 4].as_slice(), [2, 0, 2, 1, 0].as_slice()));
+        let inverse = inverse(&order);
+        assert!(order.iter().enumerate().all(|(place, number)| inverse[*number] == place));
+    }
+}

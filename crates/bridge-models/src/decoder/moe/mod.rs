@@ -1,0 +1,101 @@
+//! Mixture of experts: a router sends each token to a few of many feed-forward blocks (Shazeer et al., arXiv:1701.06538). No token is
+//! dropped.
+//!
+//! | file | what it has |
+//! | --- | --- |
+//! | `router` | scores, the choice of experts, auxiliary losses |
+//! | `dispatch` | tokens to the ranks that hold their experts, and back |
+//! | `rows` | rows of a matrix by number, also none at all |
+//!
+//! Further shape letters: `e` experts, `k` experts a token, `m` rows that a rank's experts work on.
+
+mod dispatch;
+mod router;
+mod rows;
+
+use bridge_core::model::Auxiliary;
+use burn::module::Module;
+use burn::tensor::Tensor;
+
+use self::router::Router;
+use self::rows::take_rows;
+use super::config::{DecoderConfig, Dispatcher, MoeConfig};
+use super::init::Initializer;
+use super::mlp::Mlp;
+use super::regions::Regions;
+
+/// A feed-forward block made of a router and experts, of which this rank may hold a part.
+#[derive(Module, Debug)]
+pub(super) struct Moe {
+    router: Router,
+    experts: Experts,
+    shared_experts: Option<Mlp>,
+    #[module(skip)]
+    dispatcher: Dispatcher,
+}
+
+/// The experts of this rank.
+#[derive(Module, Debug)]
+struct Experts {
+    local_experts: Vec<Mlp>,
+}
+
+/// What the block reads besides the residual stream.
+pub(super) struct MoeInput<'a> {
+    /// The ranks that compute it together.
+    pub regions: &'a Regions,
+    /// Global layer number.
+    pub layer: usize,
+    /// Where losses besides the model's go.
+    pub auxiliary: Auxiliary<'a>,
+}
+
+impl Moe {
+    /// `name` is the module's dotted name; expert numbers in names are global.
+    pub fn new(config: &DecoderConfig, moe: &MoeConfig, name: &str, init: &Initializer) -> Self {
+        let expert = |index: usize| {
+            Mlp::new(config, &format!("{name}.experts.local_experts.{index}"), moe.ffn_hidden_size, init)
+        };
+        let shared = |size: usize| Mlp::new(config, &format!("{name}.shared_experts"), size, init);
+        Self {
+            router: Router::new(config, moe, name, init),
+            experts: Experts { local_experts: init.local_experts(moe.num_experts).map(expert).collect() },
+            shared_experts: moe.shared_expert_intermediate_size.map(shared),
+            dispatcher: moe.dispatcher,
+        }
+    }
+
+    /// `[b, t, c]` of the residual stream -> the same.
+    pub fn forward(&self, x_btc: Tensor<3>, input: &MoeInput) -> Tensor<3> {
+        let regions = input.regions;
+        // Each tensor-parallel rank has a part of every expert it shares, so its gradients of scores are terms of a sum.
+        let logits_bte = regions.enter(self.router.logits(x_btc.clone()));
+        let x_btc = regions.enter(x_btc);
+        let [b, t, c] = x_btc.dims();
+        let [_, _, e] = logits_bte.dims();
+        let x_nc = x_btc.reshape([b * t, c]);
+        let routing = self.router.route(logits_bte.reshape([b * t, e]), input);
+        let mut y_nc = match self.dispatcher {
+            Dispatcher::AllToAll => dispatch::all_to_all(x_nc.clone(), routing, regions.expert(), &self.experts),
+            Dispatcher::AllGather => dispatch::all_gather(x_nc.clone(), routing, regions.expert(), &self.experts),
+        };
+        if let Some(shared) = &self.shared_experts {
+            y_nc = y_nc + shared.forward_term(x_nc);
+        }
+        regions.leave(y_nc.reshape([b, t, c]))
+    }
+}
+
+impl Experts {
+    /// `[m, c]`, rows of the first expert first and `counts` of each, at least one, -> the same.
+    fn forward(&self, rows_mc: Tensor<2>, counts: &[usize]) -> Tensor<2> {
+        assert_eq!(counts.len(), self.local_experts.len(), "one count for each expert of the rank");
+        let mut start = 0;
+        let outputs = self.local_experts.iter().zip(counts).map(|(expert, count)| {
+            let range = start..start + count;
+            start = range.end;
+            expert.forward_term(take_rows(rows_mc.clone(), range))
+        });
+        Tensor::cat(outputs.collect(), 0)
+    }
+}

@@ -1,0 +1,307 @@
+//! The router: scores of experts, the choice of the best, and the losses that keep the choice balanced.
+//!
+//! Let `p` be the softmax of a token's scores over all `e` experts. A token goes to the `k` experts with the largest scores, weighted by
+//! the softmax over those alone, or by `p` itself (`moe_router_pre_softmax`).
+//!
+//! - Load balancing (Fedus et al., arXiv:2101.03961, equations 4 to 6, for `k` choices): `e / (k n^2) sum_i tokens_i sum_n p_ni`.
+//! - z-loss (Zoph et al., arXiv:2202.08906, equation 5): the mean over tokens of `log(sum_i exp score_i)^2`.
+//!
+//! Both are means over the tokens of a micro-batch, context-parallel ranks included. They are no part of the loss that the model returns:
+//! their gradients join those of the scores in backward, and their values go to the collector of the forward context.
+
+use bridge_dist::comm::ReduceOp;
+use bridge_kernels::linear;
+use bridge_kernels::vjp::attach;
+use burn::module::{Module, Param};
+use burn::tensor::{DType, FloatDType, Tensor, TensorData};
+
+use super::MoeInput;
+use crate::decoder::config::{DecoderConfig, MoeConfig};
+use crate::decoder::init::{Deviations, Initializer};
+
+/// A score for each expert.
+#[derive(Module, Debug)]
+pub(super) struct Router {
+    weight: Param<Tensor<2>>,
+    #[module(skip)]
+    settings: Settings,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Settings {
+    topk: usize,
+    pre_softmax: bool,
+    scaling_factor: f64,
+    in_float32: bool,
+    aux_loss_coeff: f64,
+    z_loss_coeff: f64,
+}
+
+/// Where each token goes.
+pub(super) struct Routing {
+    /// Weight of each chosen expert, `[n, k]` float32.
+    pub weights_nk: Tensor<2>,
+    /// The chosen experts, `[n, k]`, global numbers, the best first.
+    pub experts_nk: Vec<usize>,
+    /// Number of experts.
+    pub num_experts: usize,
+}
+
+impl Router {
+    /// `name` is the dotted name of the block.
+    pub fn new(config: &DecoderConfig, moe: &MoeConfig, name: &str, init: &Initializer) -> Self {
+        let std = Deviations::new(config).weight;
+        Self {
+            weight: init.normal(&format!("{name}.router.weight"), [moe.num_experts, config.hidden_size], std),
+            settings: Settings {
+                topk: moe.topk,
+                pre_softmax: moe.pre_softmax,
+                scaling_factor: moe.topk_scaling_factor.unwrap_or(1.0),
+                in_float32: moe.router_in_float32,
+                aux_loss_coeff: moe.aux_loss_coeff,
+                z_loss_coeff: moe.z_loss_coeff,
+            },
+        }
+    }
+
+    /// Scores, `[b, t, c]` -> `[b, t, e]` float32.
+    pub fn logits(&self, x_btc: Tensor<3>) -> Tensor<3> {
+        let weight_ec = self.weight.val();
+        if self.settings.in_float32 {
+            return linear(to_float32(x_btc), to_float32(weight_ec), None);
+        }
+        to_float32(linear(x_btc, weight_ec, None))
+    }
+
+    /// Chooses experts by their scores, `[n, e]` float32.
+    pub fn route(&self, logits_ne: Tensor<2>, input: &MoeInput) -> Routing {
+        let [n, e] = logits_ne.dims();
+        let scores: Vec<f32> =
+            logits_ne.clone().without_autodiff().into_data().try_into_vec().expect("scores are float32");
+        let choice = Choice::of(&scores, e, &self.settings);
+        let injected = self.auxiliary_losses(&choice, input);
+        let device = logits_ne.device().without_autodiff();
+        let (k, experts_nk) = (self.settings.topk, choice.experts_nk.clone());
+        let weights_nk = Tensor::from_data(TensorData::new(choice.weights_nk.clone(), [n, k]), &device);
+        let settings = self.settings;
+        let weights_nk = attach(weights_nk, vec![logits_ne.into_dispatch()], move |d_weights: Tensor<2>| {
+            let d_weights: Vec<f32> = d_weights.into_data().try_into_vec().expect("weights are float32");
+            let d_scores = choice.score_gradients(&d_weights, &injected, &settings);
+            vec![Tensor::<2>::from_data(TensorData::new(d_scores, [n, e]), &device).into_dispatch()]
+        });
+        Routing { weights_nk, experts_nk, num_experts: e }
+    }
+
+    /// Values of the auxiliary losses, to the collector, and what their gradients need.
+    fn auxiliary_losses(&self, choice: &Choice, input: &MoeInput) -> Injected {
+        let Settings { topk, aux_loss_coeff, z_loss_coeff, .. } = self.settings;
+        let e = choice.num_experts;
+        let is_balanced = aux_loss_coeff != 0.0;
+        if !is_balanced && z_loss_coeff == 0.0 && input.auxiliary.metrics.is_none() {
+            return Injected { per_expert: vec![0.0; e], log_z: 0.0 };
+        }
+        let context = input.regions.context();
+        // Tokens of each expert, sums of probabilities, sum of squared log-partitions.
+        let mut totals = choice.totals();
+        if let Err(error) = context.all_reduce((&mut totals).into(), ReduceOp::Sum) {
+            std::panic::panic_any(error);
+        }
+        let n = (choice.log_z_n.len() * context.size()) as f64;
+        let (tokens, probabilities) = (&totals[..e], &totals[e..2 * e]);
+        let scale = e as f64 / (topk as f64 * n * n);
+        if let Some(metrics) = input.auxiliary.metrics {
+            let balance = scale * tokens.iter().zip(probabilities).map(|(t, p)| t * p).sum::<f64>();
+            metrics.record("load_balancing_loss", input.layer, vec![balance]);
+            metrics.record("z_loss", input.layer, vec![totals[2 * e] / n]);
+            metrics.record("tokens_per_expert", input.layer, tokens.to_vec());
+        }
+        // Gradients of scores are summed over the tensor-parallel ranks, which all inject the same.
+        let share = input.auxiliary.gradient_scale / input.regions.tensor().size() as f64;
+        Injected {
+            per_expert: tokens.iter().map(|tokens| share * aux_loss_coeff * scale * tokens).collect(),
+            log_z: share * z_loss_coeff * 2.0 / n,
+        }
+    }
+}
+
+/// Gradients of auxiliary losses: with respect to the probability of each expert, and to a token's log-partition a unit of it.
+struct Injected {
+    per_expert: Vec<f64>,
+    log_z: f64,
+}
+
+/// What the router chose, and what backward needs of how.
+struct Choice {
+    num_experts: usize,
+    topk: usize,
+    /// Softmax over all experts, `[n, e]`.
+    probabilities_ne: Vec<f32>,
+    /// `log(sum exp score)` of each token.
+    log_z_n: Vec<f64>,
+    experts_nk: Vec<usize>,
+    /// With the scaling factor.
+    weights_nk: Vec<f32>,
+}
+
+impl Choice {
+    fn of(scores_ne: &[f32], num_experts: usize, settings: &Settings) -> Self {
+        let n = scores_ne.len() / num_experts;
+        let topk = settings.topk;
+        let mut choice = Self {
+            num_experts,
+            topk,
+            probabilities_ne: Vec::with_capacity(scores_ne.len()),
+            log_z_n: Vec::with_capacity(n),
+            experts_nk: Vec::with_capacity(n * topk),
+            weights_nk: Vec::with_capacity(n * topk),
+        };
+        for scores in scores_ne.chunks_exact(num_experts) {
+            let (probabilities, log_z) = softmax(scores.iter().copied());
+            let mut order: Vec<usize> = (0..num_experts).collect();
+            // Stable: of equal scores the expert with the lower number.
+            order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
+            order.truncate(topk);
+            let weights: Vec<f64> = if settings.pre_softmax {
+                order.iter().map(|expert| probabilities[*expert]).collect()
+            } else {
+                softmax(order.iter().map(|expert| scores[*expert])).0
+            };
+            choice.weights_nk.extend(weights.iter().map(|weight| (weight * settings.scaling_factor) as f32));
+            choice.probabilities_ne.extend(probabilities.iter().map(|p| *p as f32));
+            choice.experts_nk.extend(order);
+            choice.log_z_n.push(log_z);
+        }
+        choice
+    }
+
+    /// Tokens of each expert, sums of probabilities by expert, and the sum of squared log-partitions.
+    fn totals(&self) -> Vec<f64> {
+        let e = self.num_experts;
+        let mut totals = vec![0.0; 2 * e + 1];
+        self.experts_nk.iter().for_each(|expert| totals[*expert] += 1.0);
+        for probabilities in self.probabilities_ne.chunks_exact(e) {
+            totals[e..2 * e].iter_mut().zip(probabilities).for_each(|(sum, p)| *sum += f64::from(*p));
+        }
+        totals[2 * e] = self.log_z_n.iter().map(|log_z| log_z * log_z).sum();
+        totals
+    }
+
+    /// Gradients of the scores, `[n, e]`, from those of the weights, `[n, k]`.
+    fn score_gradients(&self, d_weights_nk: &[f32], injected: &Injected, settings: &Settings) -> Vec<f32> {
+        let (e, k) = (self.num_experts, self.topk);
+        let mut gradients = Vec::with_capacity(self.probabilities_ne.len());
+        for (token, probabilities) in self.probabilities_ne.chunks_exact(e).enumerate() {
+            let chosen = token * k..(token + 1) * k;
+            let experts = &self.experts_nk[chosen.clone()];
+            let d_weights: Vec<f64> =
+                d_weights_nk[chosen.clone()].iter().map(|d| f64::from(*d) * settings.scaling_factor).collect();
+            // With respect to the probabilities over all experts.
+            let mut d_probabilities = injected.per_expert.clone();
+            if settings.pre_softmax {
+                experts.iter().zip(&d_weights).for_each(|(expert, d)| d_probabilities[*expert] += d);
+            }
+            let p: Vec<f64> = probabilities.iter().map(|p| f64::from(*p)).collect();
+            let mean: f64 = p.iter().zip(&d_probabilities).map(|(p, d)| p * d).sum();
+            let d_log_z = injected.log_z * self.log_z_n[token];
+            let mut d_scores: Vec<f64> =
+                p.iter().zip(&d_probabilities).map(|(p, d)| p * (d - mean) + p * d_log_z).collect();
+            if !settings.pre_softmax {
+                let weights: Vec<f64> =
+                    self.weights_nk[chosen].iter().map(|w| f64::from(*w) / settings.scaling_factor).collect();
+                let mean: f64 = weights.iter().zip(&d_weights).map(|(w, d)| w * d).sum();
+                for ((expert, weight), d) in experts.iter().zip(&weights).zip(&d_weights) {
+                    d_scores[*expert] += weight * (d - mean);
+                }
+            }
+            gradients.extend(d_scores.into_iter().map(|d| d as f32));
+        }
+        gradients
+    }
+}
+
+/// Softmax, and the logarithm of its denominator.
+fn softmax(scores: impl Iterator<Item = f32> + Clone) -> (Vec<f64>, f64) {
+    let top = f64::from(scores.clone().fold(f32::NEG_INFINITY, f32::max));
+    let exponentials: Vec<f64> = scores.map(|score| (f64::from(score) - top).exp()).collect();
+    let sum: f64 = exponentials.iter().sum();
+    (exponentials.into_iter().map(|value| value / sum).collect(), top + sum.ln())
+}
+
+fn to_float32<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    if x.dtype() == DType::F32 { x } else { x.cast(FloatDType::F32) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bridge_core::model::{Auxiliary, Parallel};
+    use burn::tensor::activation::softmax as burn_softmax;
+    use burn::tensor::{Device, Int};
+
+    use crate::decoder::regions::Regions;
+
+    const N: usize = 7;
+    const E: usize = 5;
+    const K: usize = 3;
+
+    fn settings(pre_softmax: bool) -> Settings {
+        Settings {
+            topk: K,
+            pre_softmax,
+            scaling_factor: 1.7,
+            in_float32: false,
+            aux_loss_coeff: 0.6,
+            z_loss_coeff: 0.4,
+        }
+    }
+
+    fn scores(device: &Device) -> Tensor<2> {
+        let values = bridge_kernels::Philox::new(3).normal(N * E, 1.5);
+        Tensor::from_data(TensorData::new(values, [N, E]), device).require_grad()
+    }
+
+    fn upstream(device: &Device) -> Tensor<2> {
+        Tensor::from_data(TensorData::new(bridge_kernels::Philox::new(4).normal(N * K, 1.0), [N, K]), device)
+    }
+
+    fn gradient(x: &Tensor<2>, loss: Tensor<1>) -> Vec<f32> {
+        x.grad(&loss.backward()).unwrap().into_data().try_into_vec().unwrap()
+    }
+
+    #[test]
+    fn weights_and_gradients_are_those_of_plain_operations() {
+        let device = Device::flex().autodiff();
+        for pre_softmax in [false, true] {
+            let settings = settings(pre_softmax);
+            let router = Router { weight: Param::from_tensor(Tensor::zeros([E, 2], &device)), settings };
+            let regions = Regions::new(&Parallel::single());
+            let auxiliary = Auxiliary { gradient_scale: 2.0, metrics: None };
+            let x = scores(&device);
+            let routing = router.route(x.clone(), &MoeInput { regions: &regions, layer: 0, auxiliary });
+            let found = gradient(&x, (routing.weights_nk.clone() * upstream(&device)).sum());
+
+            let x = scores(&device);
+            let ids: Vec<i64> = routing.experts_nk.iter().map(|expert| *expert as i64).collect();
+            let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [N, K]), &device);
+            let best = x.clone().sort_descending(1).narrow(1, 0, K);
+            assert_eq!(best.into_data(), x.clone().gather(1, ids.clone()).into_data(), "the largest scores, in order");
+            let p = burn_softmax(x.clone(), 1);
+            let weights = match pre_softmax {
+                true => p.clone().gather(1, ids),
+                false => burn_softmax(x.clone().gather(1, ids), 1),
+            } * settings.scaling_factor;
+            let tokens: Vec<f32> =
+                (0..E).map(|e| routing.experts_nk.iter().filter(|expert| **expert == e).count() as f32).collect();
+            let tokens = Tensor::<2>::from_data(TensorData::new(tokens, [1, E]), &device);
+            let balance = (p.sum_dim(0) * tokens).sum() * (E as f64 / (K * N * N) as f64 * settings.aux_loss_coeff);
+            let log_z = x.clone().exp().sum_dim(1).log();
+            let z = (log_z.clone() * log_z).mean() * settings.z_loss_coeff;
+            let found_weights: Vec<f32> = routing.weights_nk.into_data().try_into_vec().unwrap();
+            let expected_weights: Vec<f32> = weights.clone().into_data().try_into_vec().unwrap();
+            let expected = gradient(&x, (weights * upstream(&device)).sum() + (balance + z) * 2.0);
+            for (found, expected) in found_weights.iter().zip(&expected_weights).chain(found.iter().zip(&expected)) {
+                assert!((found - expected).abs() < 2e-6, "{found}, expected {expected}");
+            }
+        }
+    }
+}

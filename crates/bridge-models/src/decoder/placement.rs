@@ -1,0 +1,156 @@
+//! Which slice of each parameter a rank holds: one table, read when initial values are cut and when checkpoints are.
+
+use std::ops::Range;
+
+use bridge_core::model::{ModelBuildError, Parallel, Placement, ReplicaGroup, Shard};
+
+use super::config::{DecoderConfig, invalid};
+
+/// Experts of a layer, and widths of what a layer with experts has.
+#[derive(Clone, Copy, Debug, Default)]
+struct ExpertSizes {
+    num_experts: usize,
+    ffn_hidden_size: usize,
+    shared_size: usize,
+}
+
+/// How the parameters of a decoder lie among the ranks.
+#[derive(Clone, Debug)]
+pub(super) struct Layout {
+    rank: usize,
+    ranks: usize,
+    expert_rank: usize,
+    expert_ranks: usize,
+    sequence_parallel: bool,
+    qkv_size: usize,
+    heads_size: usize,
+    ffn_hidden_size: usize,
+    fc1_blocks: usize,
+    padded_vocab_size: usize,
+    experts: ExpertSizes,
+}
+
+impl Layout {
+    pub fn new(config: &DecoderConfig, parallel: &Parallel) -> Self {
+        let experts = config.moe.as_ref().map(|moe| ExpertSizes {
+            num_experts: moe.num_experts,
+            ffn_hidden_size: moe.ffn_hidden_size,
+            shared_size: moe.shared_expert_intermediate_size.unwrap_or(0),
+        });
+        Self {
+            rank: parallel.tensor_rank(),
+            ranks: parallel.tensor_size(),
+            expert_rank: parallel.groups.expert().rank(),
+            expert_ranks: parallel.groups.expert().size(),
+            sequence_parallel: parallel.sequence_parallel,
+            qkv_size: config.qkv_size(),
+            heads_size: config.num_attention_heads * config.kv_channels,
+            ffn_hidden_size: config.ffn_hidden_size,
+            fc1_blocks: config.fc1_blocks(),
+            padded_vocab_size: config.padded_vocab_size,
+            experts: experts.unwrap_or_default(),
+        }
+    }
+
+    /// Ranks of the tensor-parallel group.
+    pub fn ranks(&self) -> usize {
+        self.ranks
+    }
+
+    /// Global numbers of the experts of this rank, of `num_experts`.
+    pub fn local_experts(&self, num_experts: usize) -> Range<usize> {
+        let each = num_experts / self.expert_ranks;
+        self.expert_rank * each..(self.expert_rank + 1) * each
+    }
+
+    /// The name inside a layer of the parameter at the field path `path`: a block with experts is called as one without, and numbers of
+    /// experts are global.
+    pub fn name_in_layer(&self, path: &str) -> String {
+        const EXPERTS: &str = "experts.local_experts.";
+        let Some(path) = path.strip_prefix("moe.") else {
+            return path.to_owned();
+        };
+        match path.strip_prefix(EXPERTS).and_then(|rest| rest.split_once('.')) {
+            Some((local, rest)) => {
+                let local: usize = local.parse().expect("children of a Vec are numbered");
+                format!("mlp.{EXPERTS}{}.{rest}", self.local_experts(self.experts.num_experts).start + local)
+            }
+            None => format!("mlp.{path}"),
+        }
+    }
+
+    /// Where the parameter called `name` lies.
+    pub fn placement(&self, name: &str) -> Placement {
+        let is_expert = name.contains(".experts.");
+        let replicas = if is_expert { ReplicaGroup::Expert } else { ReplicaGroup::Dense };
+        if self.ranks == 1 {
+            return Placement { replicas, ..Placement::default() };
+        }
+        let ffn = match (is_expert, name.contains(".shared_experts.")) {
+            (true, _) => self.experts.ffn_hidden_size,
+            (_, true) => self.experts.shared_size,
+            (false, false) => self.ffn_hidden_size,
+        };
+        let even = |dim, size, blocks| Some(Shard::even(dim, size, blocks, self.rank, self.ranks));
+        let mut path = name.rsplit('.');
+        let (kind, module) = (path.next().unwrap_or_default(), path.next().unwrap_or_default());
+        let shard = match (module, kind) {
+            ("linear_qkv", _) => even(0, self.qkv_size, 1),
+            ("linear_proj", "weight") => even(1, self.heads_size, 1),
+            ("linear_fc1", _) => even(0, self.fc1_blocks * ffn, self.fc1_blocks),
+            ("linear_fc2", "weight") => even(1, ffn, 1),
+            ("word_embeddings" | "output_layer", _) => even(0, self.padded_vocab_size, 1),
+            _ => None,
+        };
+        // Norms of query and key see only this rank's heads; everything else that is whole sees all tokens, or with
+        // sequence parallelism this rank's.
+        let sees_part = self.sequence_parallel || matches!(module, "q_layernorm" | "k_layernorm");
+        Placement { partial_gradient: shard.is_none() && sees_part, shard, replicas }
+    }
+}
+
+/// Refuses sizes that do not divide over the ranks.
+pub(super) fn check_divides(config: &DecoderConfig, parallel: &Parallel) -> Result<(), ModelBuildError> {
+    let ranks = parallel.tensor_size();
+    let mut sizes = vec![
+        ("model.num_attention_heads", config.num_attention_heads),
+        ("model.num_query_groups", config.num_query_groups),
+        ("model.ffn_hidden_size", config.ffn_hidden_size),
+        ("padded vocabulary size", config.padded_vocab_size),
+    ];
+    if let Some(moe) = &config.moe {
+        sizes.push(("model.moe_ffn_hidden_size", moe.ffn_hidden_size));
+        sizes.extend(
+            moe.shared_expert_intermediate_size.map(|size| ("model.moe_shared_expert_intermediate_size", size)),
+        );
+        check_experts(config, moe.num_experts, parallel)?;
+    }
+    match sizes.into_iter().find(|(_, size)| !size.is_multiple_of(ranks)) {
+        Some((key, size)) => {
+            let message = format!("expected a multiple of model.tensor_model_parallel_size = {ranks}, found {size}");
+            Err(invalid(key, message))
+        }
+        None => Ok(()),
+    }
+}
+
+fn check_experts(config: &DecoderConfig, num_experts: usize, parallel: &Parallel) -> Result<(), ModelBuildError> {
+    let (ranks, tensor) = (parallel.groups.expert().size(), parallel.tensor_size());
+    if !num_experts.is_multiple_of(ranks) {
+        let message = format!("expected a multiple of model.expert_model_parallel_size = {ranks}, found {num_experts}");
+        return Err(invalid("model.num_moe_experts", message));
+    }
+    let expert_tensor = parallel.groups.expert_tensor().size();
+    if expert_tensor != tensor {
+        let message = format!(
+            "expected model.tensor_model_parallel_size = {tensor}, found {expert_tensor}: experts cut over other ranks than the rest are \
+             not implemented"
+        );
+        return Err(invalid("model.expert_tensor_parallel_size", message));
+    }
+    if config.mlp_bias && tensor > 1 {
+        let message = format!("expected false: experts with biases cannot be cut over {tensor} ranks");
+        return Err(invalid("model.add_bias_linear", message));
+    }
+    Ok(())
+}

@@ -1,0 +1,158 @@
+//! The borders of the regions that ranks compute together: where activations are gathered, summed and cut.
+//!
+//! Inside a tensor-parallel region each rank has some heads, feed-forward columns or vocabulary rows. Outside, all ranks hold the same
+//! residual stream, or under sequence parallelism each has a contiguous part of the sequence, `[b, t / tp, c]`.
+
+use std::sync::Arc;
+
+use bridge_core::model::Parallel;
+use bridge_dist::comm::Group;
+use bridge_dist::comm::single::SingleCommunicator;
+use bridge_dist::region::{Cut, copy_to_group, gather_sequence, reduce_from_group, reduce_scatter_sequence};
+use bridge_kernels::{DropoutKey, dropout};
+use burn::tensor::{Tensor, TensorData};
+
+/// The dimension of the sequence in `[b, t, ..]`.
+const SEQUENCE: usize = 1;
+
+/// The groups that share one forward pass, and what lies between their regions.
+#[derive(Clone, Debug)]
+pub(super) struct Regions {
+    tensor: Group,
+    context: Group,
+    expert: Group,
+    sequence_parallel: bool,
+}
+
+impl Regions {
+    pub fn new(parallel: &Parallel) -> Self {
+        let (tensor, context) = (parallel.groups.tensor().clone(), parallel.groups.context().clone());
+        // With one rank there is nothing to cut.
+        let sequence_parallel = parallel.sequence_parallel && tensor.size() > 1;
+        Self { tensor, context, expert: parallel.groups.expert().clone(), sequence_parallel }
+    }
+
+    /// The ranks that share weight matrices.
+    pub fn tensor(&self) -> &Group {
+        &self.tensor
+    }
+
+    /// The ranks that share each sequence.
+    pub fn context(&self) -> &Group {
+        &self.context
+    }
+
+    /// The ranks that share the experts of a layer.
+    pub fn expert(&self) -> &Group {
+        &self.expert
+    }
+
+    /// The same with whole sequences on every rank: for generation, whose sequences need not divide.
+    #[must_use]
+    pub fn with_whole_sequences(&self) -> Self {
+        let context = Arc::new(SingleCommunicator::new(self.context.name()));
+        Self { context, sequence_parallel: false, ..self.clone() }
+    }
+
+    /// Into a tensor-parallel region: `[b, t, c]`, or `[b, t / tp, c]` under sequence parallelism, -> `[b, t, c]`.
+    pub fn enter<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        if self.sequence_parallel { gather_sequence(x, SEQUENCE, &self.tensor) } else { copy_to_group(x, &self.tensor) }
+    }
+
+    /// Out of it, from this rank's term of a sum: the reverse of [`Self::enter`].
+    pub fn leave<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        if self.sequence_parallel {
+            let t = x.dims()[SEQUENCE];
+            assert!(
+                t.is_multiple_of(self.tensor.size()),
+                "sequence parallelism over {} ranks cannot cut a sequence of {t} tokens",
+                self.tensor.size()
+            );
+            reduce_scatter_sequence(x, SEQUENCE, &self.tensor)
+        } else {
+            reduce_from_group(x, &self.tensor)
+        }
+    }
+
+    /// Which of the `rows` tokens that a tensor-parallel region has are in this rank's residual stream.
+    pub fn own_rows(&self, rows: usize) -> std::ops::Range<usize> {
+        if self.sequence_parallel {
+            let [own] =
+                Cut::Contiguous.parts(rows, self.tensor.rank(), self.tensor.size()).try_into().expect("one part");
+            own
+        } else {
+            0..rows
+        }
+    }
+
+    /// Dropout of the residual stream with the mask that one rank alone would have drawn for these tokens.
+    ///
+    /// `x_btc` `[b, this rank's tokens, c]` -> the same.
+    pub fn dropout(&self, x_btc: Tensor<3>, rate: f64, key: Option<DropoutKey>) -> Tensor<3> {
+        let Some(key) = key.filter(|_| rate > 0.0) else {
+            return x_btc;
+        };
+        let [b, t, c] = x_btc.dims();
+        if !self.sequence_parallel && self.context.size() == 1 {
+            return dropout(x_btc, rate, key);
+        }
+        let positions = self.token_places(t);
+        let length = positions.len() * self.whole_sequence(t) / t.max(1);
+        let mut factors = Vec::with_capacity(b * t * c);
+        for row in 0..b {
+            for place in &positions {
+                let start = (row * length + place) * c;
+                mask_factors(rate, key, start..start + c, &mut factors);
+            }
+        }
+        let device = x_btc.device().without_autodiff();
+        let dtype = burn::tensor::FloatDType::from(x_btc.dtype());
+        let mask = Tensor::from_data(TensorData::new(factors, [b, t, c]), (&device, dtype.into()));
+        x_btc * mask
+    }
+
+    /// Tokens of the whole sequence, of which this rank's residual stream has `t`.
+    fn whole_sequence(&self, t: usize) -> usize {
+        let tensor = if self.sequence_parallel { self.tensor.size() } else { 1 };
+        t * tensor * self.context.size()
+    }
+
+    /// Where in the whole sequence this rank's `t` tokens lie.
+    fn token_places(&self, t: usize) -> Vec<usize> {
+        let whole = self.whole_sequence(t);
+        let context = self.context.size();
+        let in_context: Vec<usize> = if context == 1 {
+            (0..whole).collect()
+        } else {
+            Cut::Zigzag.parts(whole, self.context.rank(), context).into_iter().flatten().collect()
+        };
+        in_context[self.own_rows(in_context.len())].to_vec()
+    }
+}
+
+/// Appends the factors, 0 or `1 / (1 - rate)`, of the elements `range` of a dropout mask.
+fn mask_factors(rate: f64, key: DropoutKey, range: std::ops::Range<usize>, factors: &mut Vec<f32>) {
+    // As `bridge_kernels::dropout` documents: element i goes where word i is below rate * 2^32.
+    let threshold = (rate * 4_294_967_296.0) as u32;
+    let kept = (1.0 / (1.0 - rate)) as f32;
+    let blocks = range.start as u64 / 4..(range.end as u64).div_ceil(4);
+    let words = blocks.flat_map(|index| key.0.block(index)).skip(range.start % 4).take(range.len());
+    factors.extend(words.map(|word| if word < threshold { 0.0 } else { kept }));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bridge_kernels::Philox;
+
+    #[test]
+    fn factors_are_the_masks_of_the_kernel() {
+        let key = DropoutKey(Philox::new(9));
+        let expected = bridge_kernels::dropout::dropped(101, 0.3, key);
+        let mut factors = Vec::new();
+        for range in [0..3, 3..17, 17..17, 17..101] {
+            mask_factors(0.3, key, range, &mut factors);
+        }
+        assert_eq!(factors.iter().map(|factor| *factor == 0.0).collect::<Vec<_>>(), expected);
+    }
+}

@@ -1,0 +1,165 @@
+//! Mixture of experts on one rank: against a dense block, and its metrics.
+
+use bridge_core::model::LayerMetrics;
+use bridge_kernels::Philox;
+
+use super::*;
+
+fn mixture(num_experts: usize, topk: usize) -> DecoderConfig {
+    let moe = MoeConfig {
+        num_experts,
+        layers: LayerPattern::Listed(vec![true, false, true]),
+        ffn_hidden_size: llama().ffn_hidden_size,
+        shared_expert_intermediate_size: None,
+        topk,
+        pre_softmax: topk == 1,
+        topk_scaling_factor: None,
+        router_in_float32: false,
+        aux_loss_coeff: 0.1,
+        z_loss_coeff: 0.1,
+        dispatcher: Dispatcher::AllToAll,
+    };
+    DecoderConfig { moe: Some(moe), ..llama() }
+}
+
+/// The dense parameter whose values the parameter `name` of a mixture gets: that of all experts alike.
+fn dense_name(name: &str) -> String {
+    match name.split_once("experts.local_experts.") {
+        Some((before, rest)) => format!("{before}{}", rest.split_once('.').unwrap().1),
+        None => name.to_owned(),
+    }
+}
+
+#[test]
+fn experts_that_are_all_alike_are_one_dense_block() {
+    let dense = build(&llama());
+    let dense_values = values(dense.as_ref());
+    let batch = Batch::new(&micro_batch(37), &device());
+    let (expected, expected_gradients) = loss_and_gradients(dense.as_ref(), &batch, Mode::Evaluate);
+    for (num_experts, topk) in [(1, 1), (5, 2), (3, 3)] {
+        let config = mixture(num_experts, topk);
+        let mut chunk = build(&config);
+        let mut alike = values(chunk.as_ref());
+        for (name, value) in &mut alike {
+            if !name.contains(".router.") {
+                *value = dense_values[&dense_name(name)].clone();
+            }
+        }
+        set_values(chunk.as_mut(), &alike);
+        let (loss, gradients) = loss_and_gradients(chunk.as_ref(), &batch, Mode::Evaluate);
+        assert!((loss / expected - 1.0).abs() < 1e-5, "{num_experts} experts: {loss}, expected {expected}");
+        // Experts share the dense gradient out among them, the weights of a token summing to one.
+        for (name, expected) in &expected_gradients {
+            let is_mlp = name.contains(".0.mlp.linear") || name.contains(".2.mlp.linear");
+            if !is_mlp {
+                continue;
+            }
+            let mut sum = vec![0.0_f32; expected.len()];
+            for (_, gradient) in gradients.iter().filter(|(own, _)| dense_name(own) == *name) {
+                sum.iter_mut().zip(gradient).for_each(|(sum, g)| *sum += g);
+            }
+            assert_close(&sum, expected, 1e-4);
+        }
+    }
+}
+
+#[test]
+fn names_and_shapes_are_those_of_the_configuration() {
+    let config = mixture(5, 2);
+    let shared = MoeConfig { shared_expert_intermediate_size: Some(13), ..config.moe.clone().unwrap() };
+    for config in [config.clone(), DecoderConfig { moe: Some(shared), ..config }] {
+        let chunk = build(&config);
+        let mut found: Vec<_> = chunk.parameters().into_iter().map(|info| (info.name, info.shape)).collect();
+        let mut expected = config.parameter_shapes();
+        found.sort();
+        expected.sort();
+        assert_eq!(found, expected);
+        assert!(found.iter().any(|(name, _)| name == "decoder.layers.2.mlp.experts.local_experts.4.linear_fc2.weight"));
+        assert!(found.iter().any(|(name, _)| name == "decoder.layers.0.mlp.router.weight"));
+        assert!(found.iter().any(|(name, _)| name == "decoder.layers.1.mlp.linear_fc1.weight"));
+    }
+}
+
+#[test]
+fn layers_report_to_the_collector_of_the_caller() {
+    let config = mixture(5, 2);
+    let chunk = build(&config);
+    let batch = Batch::new(&micro_batch(37), &device());
+    let metrics = LayerMetrics::default();
+    let auxiliary = Auxiliary { metrics: Some(&metrics), ..Auxiliary::default() };
+    let context = ForwardContext { batch: &batch, mode: Mode::Evaluate, auxiliary };
+    let mut hidden = None;
+    for index in 0..chunk.segments().len() - 1 {
+        let SegmentOutput::Hidden(output) = chunk.forward_segment(index, hidden.take(), &context) else {
+            panic!("only the head has a loss");
+        };
+        hidden = Some(output);
+    }
+    let reported = metrics.take();
+    for layer in [0, 2] {
+        let tokens = &reported[&("tokens_per_expert", layer)];
+        assert_eq!((tokens.len(), tokens.iter().sum::<f64>()), (5, 28.0), "two choices of fourteen tokens");
+        // The least the balancing loss can be is 1, when all experts have equal shares (and it is at most the number of experts).
+        let balance = reported[&("load_balancing_loss", layer)][0];
+        assert!((0.9..5.0).contains(&balance), "{balance}");
+        assert!(reported[&("z_loss", layer)][0] > 0.0);
+    }
+    assert_eq!(reported.len(), 6, "a dense layer has nothing to report");
+}
+
+#[test]
+fn the_scale_of_auxiliary_losses_scales_their_gradients_alone() {
+    let config = mixture(5, 2);
+    let chunk = build(&config);
+    let batch = Batch::new(&micro_batch(37), &device());
+    let router_gradient = |gradient_scale: f64| {
+        let auxiliary = Auxiliary { gradient_scale, metrics: None };
+        let context = ForwardContext { batch: &batch, mode: Mode::Train(Philox::new(1)), auxiliary };
+        let mut hidden = None;
+        for index in 0..chunk.segments().len() {
+            match chunk.forward_segment(index, hidden.take(), &context) {
+                SegmentOutput::Hidden(output) => hidden = Some(output),
+                SegmentOutput::LossSum(loss) => {
+                    let mut gradients = loss.backward();
+                    let mut found = Vec::new();
+                    chunk.take_gradients(&mut gradients, &mut |name, gradient| {
+                        if name == "decoder.layers.2.mlp.router.weight" {
+                            found = floats(gradient);
+                        }
+                    });
+                    return found;
+                }
+            }
+        }
+        panic!("the last segment has a loss");
+    };
+    let (none, one, two) = (router_gradient(0.0), router_gradient(1.0), router_gradient(2.0));
+    let part = |with: &[f32]| -> Vec<f32> { with.iter().zip(&none).map(|(a, b)| a - b).collect() };
+    let doubled: Vec<f32> = part(&one).iter().map(|g| 2.0 * g).collect();
+    assert!(part(&one).iter().any(|g| g.abs() > 1e-4), "the losses have gradients");
+    assert_close(&part(&two), &doubled, 1e-5);
+}
+
+#[test]
+fn settings_of_experts_are_checked_by_key() {
+    let base = mixture(5, 2).moe.unwrap();
+    let cases = [
+        ("model.moe_router_topk", MoeConfig { topk: 6, ..base.clone() }),
+        ("model.moe_router_topk", MoeConfig { topk: 1, ..base.clone() }),
+        ("model.num_moe_experts", MoeConfig { num_experts: 0, ..base.clone() }),
+        ("model.moe_z_loss_coeff", MoeConfig { z_loss_coeff: f64::NAN, ..base.clone() }),
+        ("model.moe_layer_freq", MoeConfig { layers: LayerPattern::Listed(vec![true]), ..base }),
+    ];
+    for (key, moe) in cases {
+        let message = DecoderConfig { moe: Some(moe), ..llama() }.validate().unwrap_err().to_string();
+        assert!(message.starts_with(key), "{message}");
+    }
+}
+
+#[test]
+fn the_model_section_says_what_the_mixture_is() {
+    for config in [mixture(5, 2), mixture(4, 1)] {
+        let section = config.to_transformer().unwrap();
+        assert_eq!(DecoderConfig::from_transformer(&section, config.padded_vocab_size).unwrap(), config);
+    }
+}

@@ -1,0 +1,422 @@
+//! Decoders spread over thread ranks against the same decoder on one rank: initial values, loss, all gradients, logits.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use bridge_core::model::{ParameterInfo, Placement};
+use bridge_dist::comm::thread::run_ranks;
+use bridge_dist::mesh::{Coordinates, Mesh, ParallelSizes, ProcessGroups, RankOrder};
+use bridge_dist::region::Cut;
+use bridge_kernels::Philox;
+
+use super::*;
+use crate::sharding::held_runs;
+
+/// How a model is spread.
+#[derive(Clone, Copy, Debug)]
+struct Spread {
+    tensor: usize,
+    sequence_parallel: bool,
+    context: usize,
+    expert: usize,
+    data: usize,
+}
+
+const ONE: Spread = Spread { tensor: 1, sequence_parallel: false, context: 1, expert: 1, data: 1 };
+
+impl Spread {
+    fn mesh(self) -> Mesh {
+        let sizes = ParallelSizes {
+            tensor_model_parallel_size: self.tensor,
+            context_parallel_size: self.context,
+            expert_model_parallel_size: self.expert,
+            ..ParallelSizes::default()
+        };
+        Mesh::new(self.tensor * self.context * self.data, sizes, RankOrder::default()).unwrap()
+    }
+}
+
+/// What one rank has after a step.
+struct RankResult {
+    coordinates: Coordinates,
+    loss: f32,
+    parameters: Vec<(ParameterInfo, Vec<f32>, Vec<f32>)>,
+}
+
+/// Values, gradients and loss of a whole model.
+struct Whole {
+    loss: f64,
+    values: Values,
+    gradients: Values,
+}
+
+/// The elements of a whole tensor that a rank holds.
+fn held(placement: &Placement, global_shape: &[usize]) -> Vec<usize> {
+    held_runs(placement, global_shape).into_iter().flatten().collect()
+}
+
+/// Moves vectors off their initial ones and zeros, by the same noise whatever the spread.
+fn disturb(chunk: &mut dyn ModelChunk) {
+    let infos: BTreeMap<_, _> = chunk.parameters().into_iter().map(|info| (info.name.clone(), info)).collect();
+    chunk.update_parameters(&mut |name, value| {
+        let info = &infos[name];
+        if info.shape.len() > 1 {
+            return value;
+        }
+        let global = info.global_shape();
+        let noise = Philox::new(5).derive_name(name).normal(global[0], 0.2);
+        let own: Vec<f32> = held(&info.placement, &global).into_iter().map(|i| noise[i]).collect();
+        let device = value.device();
+        value + Tensor::<1>::from_floats(own.as_slice(), &device)
+    });
+}
+
+/// Sequences of eight tokens, some targets masked, for one data-parallel rank.
+fn sequences(vocab_size: usize, data_rank: usize) -> MicroBatch {
+    let (batch_size, seq_length) = (2, 8);
+    let all: Vec<i64> = tokens(100, vocab_size).split_off(data_rank * 20);
+    let count = batch_size * seq_length;
+    let mut loss_mask = vec![1.0; count];
+    loss_mask[4] = 0.0;
+    loss_mask[13] = 0.5;
+    MicroBatch {
+        tokens: all[..count].to_vec(),
+        labels: all[1..=count].to_vec(),
+        loss_mask,
+        position_ids: (0..batch_size).flat_map(|_| 0..seq_length as i64).collect(),
+        batch_size,
+        seq_length,
+        document_ids: None,
+    }
+}
+
+/// The part of each sequence that a context-parallel rank gets.
+fn cut(batch: &MicroBatch, rank: usize, ranks: usize) -> MicroBatch {
+    if ranks == 1 {
+        return batch.clone();
+    }
+    let places: Vec<usize> = (0..batch.batch_size)
+        .flat_map(|row| {
+            let parts = Cut::Zigzag.parts(batch.seq_length, rank, ranks);
+            parts.into_iter().flatten().map(move |place| row * batch.seq_length + place)
+        })
+        .collect();
+    fn pick<T: Copy>(values: &[T], places: &[usize]) -> Vec<T> {
+        places.iter().map(|place| values[*place]).collect()
+    }
+    MicroBatch {
+        tokens: pick(&batch.tokens, &places),
+        labels: pick(&batch.labels, &places),
+        loss_mask: pick(&batch.loss_mask, &places),
+        position_ids: pick(&batch.position_ids, &places),
+        batch_size: batch.batch_size,
+        seq_length: batch.seq_length / ranks,
+        document_ids: batch.document_ids.as_ref().map(|ids| pick(ids, &places)),
+    }
+}
+
+fn build_spread(config: &DecoderConfig, groups: ProcessGroups, spread: Spread) -> Box<dyn ModelChunk> {
+    let parallel = Parallel { groups, sequence_parallel: spread.sequence_parallel };
+    let context = BuildContext { parallel, ..context(config) };
+    let mut chunk = build_decoder(config, &context, &Stage::whole(config.num_layers)).unwrap();
+    disturb(chunk.as_mut());
+    chunk
+}
+
+type BatchOf<'a> = dyn Fn(usize) -> MicroBatch + Sync + 'a;
+
+/// One step on every rank; `batches` gives each data-parallel rank its sequences.
+fn run(config: &DecoderConfig, spread: Spread, batches: &BatchOf, mode: Mode) -> Whole {
+    let mesh = spread.mesh();
+    let results = run_ranks(mesh.world_size(), Duration::from_secs(60), |world| {
+        let groups = ProcessGroups::new(world, mesh)?;
+        let coordinates = groups.coordinates();
+        let batch = cut(&batches(groups.data().rank()), groups.context().rank(), spread.context);
+        let chunk = build_spread(config, groups, spread);
+        let batch = Batch::new(&batch, &device());
+        let (loss, mut gradients) = loss_and_gradients(chunk.as_ref(), &batch, mode);
+        let mut values = values(chunk.as_ref());
+        let mut take = |info: ParameterInfo| {
+            let gradient = gradients.remove(&info.name).unwrap_or_else(|| panic!("{} has no gradient", info.name));
+            let value = values.remove(&info.name).unwrap();
+            (info, value, gradient)
+        };
+        let parameters = chunk.parameters().into_iter().map(&mut take).collect();
+        Ok::<_, bridge_dist::mesh::MeshSetupError>(RankResult { coordinates, loss, parameters })
+    });
+    assemble(&results.unwrap_or_else(|error| panic!("{spread:?}: {error}")), spread)
+}
+
+/// The whole model from every rank's part, by the rules of the contract (`bridge_core::model::placement`).
+fn assemble(results: &[RankResult], spread: Spread) -> Whole {
+    let by_tensor = |rank: usize| results.iter().filter(move |result| result.coordinates.tp == rank);
+    let loss_of = |rank: usize| by_tensor(rank).map(|result| f64::from(result.loss)).sum::<f64>();
+    for rank in 1..spread.tensor {
+        assert_eq!(loss_of(rank), loss_of(0), "tensor-parallel ranks have the same loss");
+    }
+    let names: BTreeSet<&String> =
+        results.iter().flat_map(|result| result.parameters.iter().map(|(info, ..)| &info.name)).collect();
+    let mut whole = Whole { loss: loss_of(0), values: Values::new(), gradients: Values::new() };
+    for name in names {
+        let of = |result: &'_ RankResult| result.parameters.iter().find(|(info, ..)| info.name == *name).cloned();
+        let (first, ..) = results.iter().find_map(of).unwrap();
+        let size = first.global_shape().iter().product();
+        let (mut value, mut gradient) = (vec![f32::NAN; size], vec![0.0_f64; size]);
+        for rank in 0..spread.tensor {
+            let mut own_gradient: Vec<f64> = Vec::new();
+            let mut places = Vec::new();
+            for (info, own_value, part) in by_tensor(rank).filter_map(of) {
+                places = held(&info.placement, &info.global_shape());
+                for (place, own) in places.iter().zip(&own_value) {
+                    assert!(value[*place].is_nan() || value[*place] == *own, "copies of {name} differ");
+                    value[*place] = *own;
+                }
+                own_gradient.resize(part.len(), 0.0);
+                own_gradient.iter_mut().zip(part).for_each(|(sum, part)| *sum += f64::from(part));
+            }
+            let is_copy = first.placement.shard.is_none() && !first.placement.partial_gradient;
+            for (place, own) in places.into_iter().zip(own_gradient) {
+                match is_copy && rank > 0 {
+                    true => assert!((gradient[place] - own).abs() <= 1e-5 * own.abs().max(1.0), "copies of {name}"),
+                    false => gradient[place] += own,
+                }
+            }
+        }
+        assert!(value.iter().all(|value| !value.is_nan()), "parts of {name} are missing");
+        whole.values.insert(name.clone(), value);
+        whole.gradients.insert(name.clone(), gradient.into_iter().map(|g| g as f32).collect());
+    }
+    whole
+}
+
+#[track_caller]
+fn assert_same(found: &Whole, expected: &Whole, what: &str) {
+    assert!(found.values == expected.values, "{what}: initial values are slices of the unsharded ones");
+    let difference = (found.loss / expected.loss - 1.0).abs();
+    assert!(difference < 1e-5, "{what}: loss {}, expected {}", found.loss, expected.loss);
+    assert_eq!(found.gradients.len(), expected.gradients.len());
+    for (name, expected) in &expected.gradients {
+        let largest = expected.iter().fold(0.0_f32, |largest, g| largest.max(g.abs()));
+        assert!(largest > 0.0, "{what}: the gradient of {name} says nothing");
+        for (i, (a, b)) in found.gradients[name].iter().zip(expected).enumerate() {
+            assert!((a - b).abs() <= 1e-5 * largest, "{what}: gradient {i} of {name}: {a}, expected {b}");
+        }
+    }
+}
+
+/// Sizes that divide by four, where the decoder needs that, and not where it does not.
+fn divisible(config: DecoderConfig) -> DecoderConfig {
+    let groups = if config.num_query_groups == config.num_attention_heads { 8 } else { 4 };
+    DecoderConfig {
+        num_layers: 2,
+        num_attention_heads: 8,
+        num_query_groups: groups,
+        kv_channels: 6,
+        ffn_hidden_size: 28,
+        padded_vocab_size: 40,
+        no_rope_layers: LayerPattern::None,
+        window_layers: LayerPattern::Listed(vec![true, false]),
+        ..config
+    }
+}
+
+fn families() -> Vec<(&'static str, DecoderConfig)> {
+    let tied = DecoderConfig { share_embeddings_and_output_weights: true, ..llama() };
+    let untied = DecoderConfig { share_embeddings_and_output_weights: false, ..gpt2() };
+    let families = [
+        ("llama", llama()),
+        ("llama, tied", tied),
+        ("gpt2", gpt2()),
+        ("gpt2, untied", untied),
+        ("everything", everything()),
+    ];
+    families.into_iter().map(|(name, config)| (name, divisible(config))).collect()
+}
+
+/// A Llama-like model with experts in some layers or all, and every loss and factor the router has.
+fn mixtures() -> Vec<(&'static str, DecoderConfig)> {
+    let moe = MoeConfig {
+        num_experts: 4,
+        layers: LayerPattern::All,
+        ffn_hidden_size: 20,
+        shared_expert_intermediate_size: None,
+        topk: 2,
+        pre_softmax: false,
+        topk_scaling_factor: None,
+        router_in_float32: true,
+        aux_loss_coeff: 3.0,
+        z_loss_coeff: 0.7,
+        dispatcher: Dispatcher::AllToAll,
+    };
+    let other = MoeConfig {
+        layers: LayerPattern::Listed(vec![false, true]),
+        shared_expert_intermediate_size: Some(12),
+        topk: 3,
+        pre_softmax: true,
+        topk_scaling_factor: Some(1.5),
+        router_in_float32: false,
+        dispatcher: Dispatcher::AllGather,
+        ..moe.clone()
+    };
+    let with = |moe| DecoderConfig { moe: Some(moe), ..divisible(llama()) };
+    vec![("mixture", with(moe)), ("other mixture", with(other))]
+}
+
+/// What one rank computes from the sequences of all data-parallel ranks.
+fn on_one_rank(config: &DecoderConfig, data: usize, mode: Mode) -> Whole {
+    let runs = (0..data).map(|rank| run(config, ONE, &|_| sequences(config.vocab_size, rank), mode));
+    let sum = |mut sum: Whole, run: Whole| {
+        sum.loss += run.loss;
+        for (name, gradient) in run.gradients {
+            sum.gradients.get_mut(&name).unwrap().iter_mut().zip(gradient).for_each(|(sum, g)| *sum += g);
+        }
+        sum
+    };
+    runs.reduce(sum).unwrap()
+}
+
+fn check(families: Vec<(&str, DecoderConfig)>, spreads: &[Spread]) {
+    for (family, config) in families {
+        for spread in spreads {
+            let expected = on_one_rank(&config, spread.data, Mode::Evaluate);
+            let batches = |rank: usize| sequences(config.vocab_size, rank);
+            let found = run(&config, *spread, &batches, Mode::Evaluate);
+            assert_same(&found, &expected, &format!("{family} on {spread:?}"));
+        }
+    }
+}
+
+fn check_families(spreads: &[Spread]) {
+    for (family, config) in families() {
+        let batches = |rank: usize| sequences(config.vocab_size, rank);
+        let expected = run(&config, ONE, &batches, Mode::Evaluate);
+        for spread in spreads {
+            let found = run(&config, *spread, &batches, Mode::Evaluate);
+            assert_same(&found, &expected, &format!("{family} on {spread:?}"));
+        }
+    }
+}
+
+#[test]
+fn tensor_parallel_ranks_compute_what_one_does() {
+    check_families(&[Spread { tensor: 2, ..ONE }, Spread { tensor: 4, ..ONE }]);
+}
+
+#[test]
+fn sequence_parallel_ranks_compute_what_one_does() {
+    let sequence_parallel = Spread { sequence_parallel: true, ..ONE };
+    check_families(&[Spread { tensor: 2, ..sequence_parallel }, Spread { tensor: 4, ..sequence_parallel }]);
+}
+
+#[test]
+fn context_parallel_ranks_compute_what_one_does() {
+    let both = Spread { tensor: 2, context: 2, ..ONE };
+    check_families(&[Spread { context: 2, ..ONE }, both, Spread { sequence_parallel: true, ..both }]);
+}
+
+#[test]
+fn mixtures_on_tensor_and_context_parallel_ranks_compute_what_one_does() {
+    let tensor = Spread { tensor: 2, ..ONE };
+    let both = Spread { tensor: 2, context: 2, ..ONE };
+    check(mixtures(), &[tensor, Spread { sequence_parallel: true, ..tensor }, Spread { context: 2, ..ONE }, both]);
+}
+
+#[test]
+fn expert_parallel_ranks_compute_what_one_does() {
+    let expert = Spread { expert: 2, data: 2, ..ONE };
+    let over_context = Spread { expert: 2, context: 2, ..ONE };
+    let with_tensor = Spread { tensor: 2, sequence_parallel: true, ..expert };
+    let replicated = Spread { expert: 2, data: 4, ..ONE };
+    let all = [expert, Spread { expert: 4, data: 4, ..ONE }, over_context, with_tensor, replicated];
+    check(mixtures(), &all);
+}
+
+#[test]
+fn context_parallel_attention_stays_inside_documents() {
+    let config = divisible(llama());
+    let batches = |rank: usize| MicroBatch {
+        document_ids: Some([[0, 0, 0, 1, 1, 2, 2, 2], [0, 1, 1, 1, 1, 1, 1, 2]].concat()),
+        ..sequences(config.vocab_size, rank)
+    };
+    let expected = run(&config, ONE, &batches, Mode::Evaluate);
+    let whole = run(&config, ONE, &|rank| sequences(config.vocab_size, rank), Mode::Evaluate);
+    assert!(expected.loss != whole.loss, "boundaries matter");
+    for context in [2, 4] {
+        let spread = Spread { context, ..ONE };
+        assert_same(&run(&config, spread, &batches, Mode::Evaluate), &expected, &format!("{spread:?}"));
+    }
+}
+
+#[test]
+fn residual_dropout_has_the_masks_of_one_rank() {
+    for (family, config) in families() {
+        let config = DecoderConfig { embedding_dropout: 0.2, hidden_dropout: 0.3, ..config };
+        let batches = |rank: usize| sequences(config.vocab_size, rank);
+        let mode = Mode::Train(Philox::new(3));
+        let expected = run(&config, ONE, &batches, mode);
+        let dry = run(&config, ONE, &batches, Mode::Evaluate);
+        assert!(dry.loss != expected.loss, "dropout drops something");
+        let tensor = Spread { tensor: 2, ..ONE };
+        let both = Spread { tensor: 2, sequence_parallel: true, context: 2, ..ONE };
+        for spread in [tensor, Spread { sequence_parallel: true, ..tensor }, Spread { context: 2, ..ONE }, both] {
+            assert_same(&run(&config, spread, &batches, mode), &expected, &format!("{family} on {spread:?}"));
+        }
+    }
+}
+
+#[test]
+fn attention_dropout_differs_between_heads_of_different_ranks_and_repeats() {
+    let config = DecoderConfig { attention_dropout: 0.4, ..divisible(llama()) };
+    let batches = |rank: usize| sequences(config.vocab_size, rank);
+    let mode = Mode::Train(Philox::new(3));
+    let spread = Spread { tensor: 2, ..ONE };
+    let (one, again) = (run(&config, spread, &batches, mode), run(&config, spread, &batches, mode));
+    assert_eq!(one.gradients, again.gradients);
+    assert!(one.loss != run(&config, spread, &batches, Mode::Evaluate).loss);
+}
+
+#[test]
+fn tensor_parallel_logits_are_whole_on_every_rank() {
+    for (family, config) in families() {
+        let ids = tokens(5, config.vocab_size);
+        let logits_on = |spread: Spread| {
+            let mesh = spread.mesh();
+            run_ranks(mesh.world_size(), Duration::from_secs(60), |world| {
+                let groups = ProcessGroups::new(world, mesh)?;
+                let chunk = build_spread(&config, groups, spread);
+                let model = chunk.inference();
+                let mut cache = model.new_cache();
+                let mut all = logits_after(model.as_ref(), &mut cache, &ids[..3]);
+                all.extend(logits_after(model.as_ref(), &mut cache, &ids[3..]));
+                Ok::<_, bridge_dist::mesh::MeshSetupError>(all)
+            })
+            .unwrap()
+        };
+        let expected = logits_on(ONE).remove(0);
+        for found in logits_on(Spread { tensor: 2, sequence_parallel: true, ..ONE }) {
+            assert_close(&found, &expected, 1e-5);
+        }
+        assert_eq!(expected.len(), 5 * config.padded_vocab_size, "{family}");
+    }
+}
+
+#[test]
+fn sizes_that_do_not_divide_are_refused_by_key() {
+    let cases = [
+        ("model.num_query_groups", DecoderConfig { num_query_groups: 1, ..divisible(llama()) }),
+        ("model.ffn_hidden_size", DecoderConfig { ffn_hidden_size: 29, ..divisible(llama()) }),
+        ("padded vocabulary size", DecoderConfig { padded_vocab_size: 41, ..divisible(llama()) }),
+    ];
+    for (key, config) in cases {
+        let mesh = Spread { tensor: 2, ..ONE }.mesh();
+        let messages = run_ranks(2, Duration::from_secs(30), |world| {
+            let groups = ProcessGroups::new(world, mesh)?;
+            let context = BuildContext { parallel: Parallel { groups, sequence_parallel: false }, ..context(&config) };
+            let outcome = build_decoder(&config, &context, &Stage::whole(config.num_layers));
+            Ok::<_, bridge_dist::mesh::MeshSetupError>(outcome.unwrap_err().to_string())
+        });
+        for message in messages.unwrap() {
+            assert!(message.starts_with(key) && message.contains("a multiple of"), "{message}");
+        }
+    }
+}

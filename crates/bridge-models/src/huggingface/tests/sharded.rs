@@ -1,0 +1,75 @@
+//! Weights in and out of models that are spread over ranks: the same bytes as on one.
+
+use std::time::Duration;
+
+use bridge_core::model::{BuildContext, Parallel, Stage};
+use bridge_dist::comm::thread::run_ranks;
+use bridge_dist::mesh::{Mesh, MeshSetupError, ParallelSizes, ProcessGroups, RankOrder};
+use burn::tensor::FloatDType;
+
+use super::*;
+use crate::decoder::build_decoder;
+use crate::gather_parameters;
+
+/// Imports a golden model on `world_size` ranks and exports it again from there, to `folder`.
+fn through_ranks(name: &str, sizes: ParallelSizes, world_size: usize, folder: &Path) {
+    let mesh = Mesh::new(world_size, sizes, RankOrder::default()).unwrap();
+    let stages = sizes.pipeline_model_parallel_size;
+    let outcome = run_ranks(world_size, Duration::from_secs(60), |world| {
+        let rank = world.rank();
+        let groups = ProcessGroups::new(world, mesh)?;
+        let model = HfModel::open(&golden(name)).unwrap();
+        // Padded so that the vocabulary divides, which Hugging Face's does not have to.
+        let config = DecoderConfig { padded_vocab_size: 168, ..model.config().clone() };
+        let pp = groups.coordinates().pp;
+        let each = config.num_layers / stages;
+        let stage = Stage { layers: pp * each..(pp + 1) * each, embedding: pp == 0, head: pp + 1 == stages };
+        let context = BuildContext {
+            device: device(),
+            seed: 1,
+            params_dtype: FloatDType::F32,
+            padded_vocab_size: config.padded_vocab_size,
+            parallel: Parallel { groups: groups.clone(), sequence_parallel: false },
+        };
+        let mut chunk = build_decoder(&config, &context, &stage).unwrap();
+        model.load_into(chunk.as_mut()).unwrap();
+        let mut exporter = Exporter::new(model.family(), &config, &ExportOptions::default()).unwrap();
+        gather_parameters(&config, &[chunk.as_ref()], &groups, &mut |name, shape, values| {
+            if rank == 0 {
+                exporter.add(name, shape, values);
+            }
+        })
+        .unwrap();
+        if rank == 0 {
+            exporter.write(folder).unwrap();
+        }
+        Ok::<_, MeshSetupError>(())
+    });
+    outcome.unwrap();
+}
+
+#[test]
+fn ranks_import_their_slices_and_export_the_whole() {
+    let tensor = ParallelSizes { tensor_model_parallel_size: 2, ..ParallelSizes::default() };
+    let both = ParallelSizes { pipeline_model_parallel_size: 2, ..tensor };
+    for name in GOLDEN {
+        // The last with two data-parallel replicas.
+        for (sizes, world_size) in [(tensor, 2), (both, 4), (tensor, 4)] {
+            let folder = tempfile::tempdir().unwrap();
+            through_ranks(name, sizes, world_size, folder.path());
+            let bytes = |path: &Path| raw_tensors(&path.join("model.safetensors"));
+            assert!(bytes(folder.path()) == bytes(&golden(name)), "{name} on {world_size} ranks");
+        }
+    }
+}
+
+#[test]
+fn a_parameter_that_nobody_gave_is_missed() {
+    let model = HfModel::open(&golden("llama")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let exporter = || Exporter::new(Family::Llama, model.config(), &ExportOptions::default()).unwrap();
+    assert!(matches!(exporter().write(folder.path()), Err(HfError::MissingParameter { .. })));
+    let mut strange = exporter();
+    strange.add("decoder.final_layernorm.weight", &[3], vec![0.0; 3]);
+    assert!(matches!(strange.write(folder.path()), Err(HfError::Parameter { .. })));
+}
