@@ -82,7 +82,7 @@ fn stages_send_what_their_lists_say() {
         let plan = tiny(2, overrides);
         for (stage, actions) in lists.ranks.iter().enumerate() {
             let messages = actions.iter().filter(|action| action.message().is_some());
-            let (sends, receives): (Vec<_>, Vec<_>) = messages.partition::<Vec<_>, _>(|action| action.is_send());
+            let (sends, receives): (Vec<&_>, Vec<&_>) = messages.partition(|action| action.is_send());
             let [sends, receives] = [sends, receives].map(|list| list.len() as u64);
             let expected = [("pp", Send, sends, sends * STREAM), ("pp", Recv, receives, receives * STREAM)];
             assert_eq!(entries(&plan, stage, TrafficKind::Pipeline), expected, "{overrides:?} stage {stage}");
