@@ -77,6 +77,9 @@ fn run_train(train: Train) -> Result<ExitCode> {
             arguments.extend(["--device".to_owned(), device]);
         }
     }
+    if option_value(&rest, "--ui").as_deref() == Some("tui") {
+        features.push("tui".to_owned());
+    }
     if option_value(&rest, "--launcher").as_deref() == Some("mpi") {
         features.push("mpi".to_owned());
     }

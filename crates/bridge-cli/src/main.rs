@@ -2,6 +2,8 @@
 #![recursion_limit = "256"]
 
 mod commands;
+#[cfg(feature = "tui")]
+mod dashboard;
 mod failure;
 mod model_source;
 mod output;

@@ -2,6 +2,8 @@
 
 use burn::tensor::{Tensor, activation as burn_activation};
 
+use crate::norm::{narrow, widen};
+
 /// Non-linearity of a feed-forward block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
@@ -42,10 +44,16 @@ pub fn glu(x_bt2f: Tensor<3>, kind: Activation) -> Tensor<3> {
     crate::fast::glu(&x_bt2f, kind).unwrap_or_else(|| glu_reference(x_bt2f, kind))
 }
 
-/// [`activation`] in plain Burn operations.
+/// [`activation`] in plain Burn operations; in float32 whatever the input's dtype, and rounded once.
 pub fn reference<const D: usize>(x: Tensor<D>, kind: Activation) -> Tensor<D> {
+    let dtype = x.dtype();
+    narrow(wide_reference(widen(x), kind), dtype)
+}
+
+fn wide_reference<const D: usize>(x: Tensor<D>, kind: Activation) -> Tensor<D> {
     match kind {
-        Activation::Gelu => burn_activation::gelu(x),
+        // From its definition: the backward of Burn's own `gelu` is, on most back ends, that of the tanh form.
+        Activation::Gelu => x.clone() * 0.5 * ((x * std::f64::consts::FRAC_1_SQRT_2).erf() + 1.0),
         Activation::GeluTanh => {
             let inner = (x.clone() + x.clone().powi_scalar(3) * 0.044715) * (2.0 / std::f64::consts::PI).sqrt();
             x * 0.5 * (inner.tanh() + 1.0)
@@ -64,7 +72,9 @@ pub fn reference<const D: usize>(x: Tensor<D>, kind: Activation) -> Tensor<D> {
 pub fn glu_reference(x_bt2f: Tensor<3>, kind: Activation) -> Tensor<3> {
     let [_, _, width] = x_bt2f.dims();
     assert!(width % 2 == 0, "a gated activation needs an even last dimension, got {width}");
-    let gate = x_bt2f.clone().narrow(2, 0, width / 2);
-    let up = x_bt2f.narrow(2, width / 2, width / 2);
-    reference(gate, kind) * up
+    let dtype = x_bt2f.dtype();
+    let x = widen(x_bt2f);
+    let gate = x.clone().narrow(2, 0, width / 2);
+    let up = x.narrow(2, width / 2, width / 2);
+    narrow(wide_reference(gate, kind) * up, dtype)
 }

@@ -1,6 +1,6 @@
 //! Causal scaled-dot-product attention with grouped key/value heads.
 
-use burn::tensor::{Bool, Int, Tensor, activation::softmax};
+use burn::tensor::{Bool, Int, Tensor};
 
 use crate::dropout::{DropoutKey, dropout};
 use crate::norm::{narrow, widen};
@@ -83,7 +83,7 @@ pub fn reference(q_bthd: Tensor<4>, k_bsgd: Tensor<4>, v_bsgd: Tensor<4>, option
     let scores = scores.reshape([b, g, per_group, t, s]);
     let hidden = hidden_keys(b, t, s, options, &scores.device());
     let hidden = hidden.expand([b, g, per_group, t, s]);
-    let mut probabilities = softmax(scores.mask_fill(hidden, f32::NEG_INFINITY), 4);
+    let mut probabilities = softmax(scores.mask_fill(hidden, f32::NEG_INFINITY));
     if let Some((rate, key)) = options.dropout {
         // The mask is drawn in [b, h, t, s] order, so that it does not depend on how heads are grouped.
         probabilities = dropout(probabilities, rate, key);
@@ -91,6 +91,17 @@ pub fn reference(q_bthd: Tensor<4>, k_bsgd: Tensor<4>, v_bsgd: Tensor<4>, option
     let probabilities = narrow(probabilities, dtype).reshape([b, g, per_group * t, s]);
     let out: Tensor<5> = probabilities.matmul(v).reshape([b, g, per_group, t, d]);
     out.permute([0, 3, 1, 2, 4]).reshape([b, t, h, d])
+}
+
+/// Softmax over the last dimension, of rows that hold at least one finite score.
+///
+/// Written out, because back ends fuse Burn's own where there is no graph to record: a recomputed segment would then round
+/// differently in its two passes.
+fn softmax(scores: Tensor<5>) -> Tensor<5> {
+    let largest = scores.clone().detach().max_dim(4);
+    let exponentials = (scores - largest).exp();
+    let sums = exponentials.clone().sum_dim(4);
+    exponentials / sums
 }
 
 /// True where a key must not be seen, broadcastable to `[b, g, h / g, t, s]`.

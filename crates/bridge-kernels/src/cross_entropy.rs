@@ -53,13 +53,16 @@ pub fn reference(
     let [n, _] = x_nc.dims();
     let logits_nv = cap(widen(linear(x_nc, weight_vc, None)), options.softcap);
     let log_p_nv = log_softmax(logits_nv.clone(), 1);
+    // A token that does not count may have any target, and any loss.
+    let ignored_n = mask_n.clone().equal_elem(0.0);
+    let targets_n = targets_n.mask_fill(ignored_n.clone(), 0);
     let mut loss_n = -log_p_nv.clone().gather(1, targets_n.reshape([n, 1])).reshape([n]);
     if let Some(weight) = options.z_loss {
         // log Z = logit - log p, the same in every column.
         let log_z_n: Tensor<1> = (logits_nv.narrow(1, 0, 1) - log_p_nv.narrow(1, 0, 1)).reshape([n]);
         loss_n = loss_n + log_z_n.clone() * log_z_n * weight;
     }
-    (loss_n * mask_n).sum()
+    (loss_n.mask_fill(ignored_n, 0.0) * mask_n).sum()
 }
 
 /// `cap * tanh(x / cap)`, or `x` without a cap.

@@ -2,6 +2,7 @@
 
 use burn::tensor::{Bool, Device, Tensor, TensorData};
 
+use crate::norm::{narrow, widen};
 use crate::random::Philox;
 
 /// Names one dropout mask: seed, step, micro-batch, layer and place are all folded into it.
@@ -34,7 +35,9 @@ pub fn reference<const D: usize>(x: Tensor<D>, rate: f64, key: DropoutKey) -> Te
         TensorData::new(dropped(x.shape().num_elements(), rate, key), [x.shape().num_elements()]),
         &Device::without_autodiff(x.device()),
     );
-    (x.clone() * (1.0 / (1.0 - rate))).mask_fill(dropped.reshape(x.dims()), 0.0)
+    let (dtype, shape) = (x.dtype(), x.dims());
+    // In 16 bits the factor itself would be rounded, which is a bias.
+    narrow(widen(x) * (1.0 / (1.0 - rate)), dtype).mask_fill(dropped.reshape(shape), 0.0)
 }
 
 /// The mask of the first `count` elements: true is dropped.

@@ -2,6 +2,8 @@
 
 use burn::tensor::{Int, Tensor};
 
+use crate::norm::{narrow, widen};
+
 /// `x w^T + bias`.
 ///
 /// # Shapes
@@ -54,8 +56,12 @@ pub fn embedding(weight_vc: Tensor<2>, ids_bt: Tensor<2, Int>) -> Tensor<3> {
 }
 
 /// [`embedding`] in plain Burn operations.
+///
+/// A table in 16 bits is widened first, so that its gradient is summed in float32 and rounded once: a common id's row
+/// would stop growing in 16 bits, where adding 1 to 256 changes nothing.
 pub fn embedding_reference(weight_vc: Tensor<2>, ids_bt: Tensor<2, Int>) -> Tensor<3> {
     let [b, t] = ids_bt.dims();
     let [_, c] = weight_vc.dims();
-    weight_vc.select(0, ids_bt.reshape([b * t])).reshape([b, t, c])
+    let dtype = weight_vc.dtype();
+    narrow(widen(weight_vc).select(0, ids_bt.reshape([b * t])).reshape([b, t, c]), dtype)
 }

@@ -4,7 +4,7 @@ use burn::tensor::{DType, FloatDType, Tensor};
 
 /// Root-mean-square norm (Zhang and Sennrich, arXiv:1910.07467): `x / sqrt(mean(x^2) + epsilon) * weight`.
 ///
-/// Statistics are taken in float32 whatever the input's dtype.
+/// Computed in float32 whatever the input's dtype, and rounded once; the weight may be wider than the input.
 ///
 /// # Shapes
 /// `x` `[.., c]`, `weight_c` `[c]` -> `[.., c]`.
@@ -18,7 +18,7 @@ pub fn rms_norm<const D: usize>(x: Tensor<D>, weight_c: Tensor<1>, epsilon: f64)
 
 /// Layer norm (Ba et al., arXiv:1607.06450): `(x - mean) / sqrt(variance + epsilon) * weight + bias`.
 ///
-/// Statistics are taken in float32 whatever the input's dtype; the variance is the biased one.
+/// Computed in float32 whatever the input's dtype, and rounded once; the variance is the biased one.
 ///
 /// # Shapes
 /// `x` `[.., c]`, `weight_c` and `bias_c` `[c]` -> `[.., c]`.
@@ -50,7 +50,7 @@ pub fn rms_norm_reference<const D: usize>(x: Tensor<D>, weight_c: Tensor<1>, eps
     let dtype = x.dtype();
     let x = widen(x);
     let mean_square = (x.clone() * x.clone()).mean_dim(D - 1);
-    narrow(x * (mean_square + epsilon).sqrt().recip(), dtype) * weight_c.unsqueeze()
+    narrow(x * (mean_square + epsilon).sqrt().recip() * widen(weight_c).unsqueeze(), dtype)
 }
 
 /// [`layer_norm`] in plain Burn operations.
@@ -64,11 +64,12 @@ pub fn layer_norm_reference<const D: usize>(
     let x = widen(x);
     let centred = x.clone() - x.mean_dim(D - 1);
     let variance = (centred.clone() * centred.clone()).mean_dim(D - 1);
-    let y = narrow(centred * (variance + epsilon).sqrt().recip(), dtype) * weight_c.unsqueeze();
-    match bias_c {
-        Some(bias_c) => y + bias_c.unsqueeze(),
+    let y = centred * (variance + epsilon).sqrt().recip() * widen(weight_c).unsqueeze();
+    let y = match bias_c {
+        Some(bias_c) => y + widen(bias_c).unsqueeze(),
         None => y,
-    }
+    };
+    narrow(y, dtype)
 }
 
 /// To float32, where the dtype is narrower.

@@ -7,13 +7,15 @@ use bridge_core::config::{Kinds, World, load};
 use bridge_core::data::gpt::Split;
 use bridge_core::data::indexed::{BinAccess, IndexedDataset};
 use bridge_core::data::pack::{DocumentEnd, PackParams, pack};
-use bridge_core::data::source::{SourceParams, TextFormat, TextSource};
+use bridge_core::data::source::{SourceParams, TextSource};
 use bridge_core::data::{DataParallel, DatasetBuildContext, Silent};
 use bridge_core::tokenizer::{HuggingFaceTokenizer, NullTokenizer, Tokenizer};
 use bridge_core::train::{Bar, DatasetRegistry, RunData, dataset_prefix};
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 use serde_json::json;
 
+use super::split_name::SplitName;
+use super::text_input::TextInput;
 use crate::failure::Failure;
 use crate::output::line;
 use crate::progress;
@@ -32,9 +34,8 @@ pub enum Command {
 /// Tokenize text.
 #[derive(Debug, Args)]
 pub struct Build {
-    /// Text or JSON-lines files, globs, or `-` for standard input.
-    #[arg(required = true)]
-    inputs: Vec<String>,
+    #[command(flatten)]
+    text: TextInput,
     /// Prefix of the files to write.
     #[arg(long, short)]
     output: PathBuf,
@@ -44,15 +45,6 @@ pub struct Build {
     /// Text is token ids below this number, separated by spaces.
     #[arg(long, conflicts_with = "tokenizer")]
     null_vocab_size: Option<usize>,
-    /// Globs of files to leave out.
-    #[arg(long)]
-    exclude: Vec<String>,
-    /// Read files as JSON lines and take the text from this key.
-    #[arg(long)]
-    jsonl_key: Option<String>,
-    /// Whole files are read as long as they fit into this many bytes together.
-    #[arg(long)]
-    max_bytes: Option<u64>,
     /// Shuffle documents with this seed.
     #[arg(long)]
     shuffle_seed: Option<u32>,
@@ -84,17 +76,6 @@ pub struct Inspect {
     /// Print JSON.
     #[arg(long)]
     json: bool,
-}
-
-/// A split's name.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum SplitName {
-    /// Training.
-    Train,
-    /// Validation.
-    Valid,
-    /// Test.
-    Test,
 }
 
 /// Print samples.
@@ -135,17 +116,7 @@ fn run_build(build: &Build) -> Result<u8, Failure> {
             return Err(Failure::input("--tokenizer: expected a tokenizer.json, found none"));
         }
     };
-    let format = match &build.jsonl_key {
-        Some(key) => TextFormat::JsonLines { key: key.clone() },
-        None => TextFormat::Auto,
-    };
-    let params = SourceParams {
-        inputs: build.inputs.clone(),
-        exclude: build.exclude.clone(),
-        format,
-        max_bytes: build.max_bytes,
-        shuffle_seed: build.shuffle_seed,
-    };
+    let params = SourceParams { shuffle_seed: build.shuffle_seed, ..build.text.params() };
     let source = TextSource::resolve(&params).map_err(Failure::input)?;
     let sink = progress::visible();
     let report = pack(&PackParams {
@@ -241,10 +212,11 @@ fn run_samples(samples: &Samples) -> Result<u8, Failure> {
             data_parallel,
             progress: Arc::new(Silent),
         })?;
-    let (dataset, split) = match samples.split {
-        SplitName::Train => (datasets.train, Split::Train),
-        SplitName::Valid => (datasets.valid, Split::Valid),
-        SplitName::Test => (datasets.test, Split::Test),
+    let split = Split::from(samples.split);
+    let dataset = match split {
+        Split::Train => datasets.train,
+        Split::Valid => datasets.valid,
+        Split::Test => datasets.test,
     };
     let Some(dataset) = dataset else {
         return Err(Failure::input(format!("dataset.split: the {} split has no share", split.name())));

@@ -4,30 +4,23 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use bridge_core::config::{Format, Kinds, World, load, load_text};
+use bridge_core::data::Sample;
+use bridge_core::data::gpt::Split;
 use bridge_core::data::loader::MicroBatch;
 use bridge_core::data::source::{SourceParams, Text, TextSource};
+use bridge_core::logging::ProgressTask;
 use bridge_core::model::{Batch, ForwardContext, Mode};
 use bridge_core::tokenizer::Tokenizer;
 use bridge_core::train::{DatasetRegistry, Executor, Recompute, RunData, select_device};
 use burn::tensor::Device;
-use clap::{Args, ValueEnum};
+use clap::Args;
 use serde_json::json;
 
+use super::split_name::SplitName;
 use crate::failure::Failure;
 use crate::model_source::{LoadedModel, open};
 use crate::output::line;
 use crate::progress;
-
-/// A split of the recipe's data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum EvalSplit {
-    /// The training split.
-    Train,
-    /// The validation split.
-    Valid,
-    /// The test split.
-    Test,
-}
 
 /// What to evaluate, and on what.
 #[derive(Debug, Args)]
@@ -42,7 +35,7 @@ pub struct Arguments {
     recipe: Option<PathBuf>,
     /// Split of the recipe's data.
     #[arg(long, value_enum, default_value = "valid")]
-    split: EvalSplit,
+    split: SplitName,
     /// Sequences at most; all of them by default.
     #[arg(long)]
     max_samples: Option<usize>,
@@ -78,12 +71,15 @@ pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
     }
     let device = select_device(&arguments.device).map_err(Failure::input)?;
     let model = open(&arguments.model, &device)?;
-    let batches =
-        if arguments.text.is_empty() { split_batches(arguments, &model)? } else { text_batches(arguments, &model)? };
-    if batches.is_empty() {
+    let sequences = if arguments.text.is_empty() {
+        split_sequences(arguments, &model)?
+    } else {
+        text_sequences(arguments, &model)?
+    };
+    if sequences.count == 0 {
         return Err(Failure::input("there is nothing to evaluate: the text is shorter than one sequence"));
     }
-    let totals = evaluate(&model, &batches, &device)?;
+    let totals = evaluate(&model, &sequences, arguments.micro_batch_size, &device)?;
     let loss = totals.nats / totals.tokens;
     let bits_per_byte =
         totals.bytes.filter(|bytes| *bytes > 0).map(|b| totals.nats / std::f64::consts::LN_2 / b as f64);
@@ -105,11 +101,26 @@ pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
     Ok(0)
 }
 
-fn evaluate(model: &LoadedModel, batches: &[MicroBatch], device: &Device) -> Result<Totals, Failure> {
+/// What is evaluated: sequences that are read when their turn comes.
+struct Sequences {
+    count: usize,
+    read: Box<dyn Fn(usize) -> Result<Sample, Failure>>,
+}
+
+fn evaluate(
+    model: &LoadedModel,
+    sequences: &Sequences,
+    micro_batch_size: usize,
+    device: &Device,
+) -> Result<Totals, Failure> {
     let executor = Executor::new(model.chunk.as_ref(), &Recompute::Off);
     let mut totals = Totals { bytes: model.tokenizer.as_ref().map(|_| 0), ..Totals::default() };
-    for micro_batch in batches {
-        let batch = Batch::new(micro_batch, device);
+    let mut bar = progress::visible().start(ProgressTask::new("evaluating", sequences.count as u64, "sequences"));
+    for start in (0..sequences.count).step_by(micro_batch_size) {
+        let end = (start + micro_batch_size).min(sequences.count);
+        let samples = (start..end).map(&sequences.read).collect::<Result<Vec<_>, _>>()?;
+        let micro_batch = MicroBatch::stack(samples).map_err(Failure::input)?;
+        let batch = Batch::new(&micro_batch, device);
         let context = ForwardContext::new(&batch, Mode::Evaluate);
         let sum = executor.forward(model.chunk.as_ref(), &context).into_data();
         totals.nats += sum.iter::<f64>().next().unwrap_or(f64::NAN);
@@ -121,12 +132,13 @@ fn evaluate(model: &LoadedModel, batches: &[MicroBatch], device: &Device) -> Res
             let length = tokenizer.and_then(|t| t.id_to_bytes(*label)).map(|bytes| bytes.len() as u64);
             totals.bytes = totals.bytes.zip(length).map(|(sum, length)| sum + length);
         }
+        bar.set_position(end as u64);
     }
     Ok(totals)
 }
 
 /// Sequences of a split of the recipe's data.
-fn split_batches(arguments: &Arguments, model: &LoadedModel) -> Result<Vec<MicroBatch>, Failure> {
+fn split_sequences(arguments: &Arguments, model: &LoadedModel) -> Result<Sequences, Failure> {
     let kinds = Kinds::builtin();
     let config = match (&arguments.recipe, &model.checkpoint) {
         (Some(recipe), _) => load(recipe, &arguments.overrides, &kinds, &World::SINGLE)?,
@@ -140,59 +152,54 @@ fn split_batches(arguments: &Arguments, model: &LoadedModel) -> Result<Vec<Micro
     };
     let data = RunData::with_progress(&Arc::new(config), &DatasetRegistry::builtin(), &progress::visible(), &|_| {})?;
     let datasets = data.datasets();
-    let (dataset, name) = match arguments.split {
-        EvalSplit::Train => (&datasets.train, "train"),
-        EvalSplit::Valid => (&datasets.valid, "validation"),
-        EvalSplit::Test => (&datasets.test, "test"),
+    let split = Split::from(arguments.split);
+    let dataset = match split {
+        Split::Train => &datasets.train,
+        Split::Valid => &datasets.valid,
+        Split::Test => &datasets.test,
     };
-    let dataset =
-        dataset.as_ref().ok_or_else(|| Failure::input(format!("the {name} split has no samples in this recipe")))?;
+    let missing = || Failure::input(format!("the {} split has no samples in this recipe", split.name()));
+    let dataset = Arc::clone(dataset.as_ref().ok_or_else(missing)?);
     let count = arguments.max_samples.unwrap_or(usize::MAX).min(dataset.len());
-    let samples = (0..count).map(|i| dataset.get(i)).collect::<Result<Vec<_>, _>>().map_err(Failure::input)?;
-    samples
-        .chunks(arguments.micro_batch_size)
-        .map(|chunk| MicroBatch::stack(chunk.iter().cloned()).map_err(Failure::input))
-        .collect()
+    Ok(Sequences { count, read: Box::new(move |i| dataset.get(i).map_err(Failure::input)) })
 }
 
 /// The text of `--text`, cut into sequences: every token but the first is predicted once.
-fn text_batches(arguments: &Arguments, model: &LoadedModel) -> Result<Vec<MicroBatch>, Failure> {
+fn text_sequences(arguments: &Arguments, model: &LoadedModel) -> Result<Sequences, Failure> {
     let tokenizer = model.tokenizer.as_deref().ok_or_else(|| {
         Failure::input(format!("{}: there is no tokenizer (expected tokenizer.json)", arguments.model.display()))
     })?;
-    let tokens = tokenize(&arguments.text, tokenizer)?;
-    let t = arguments.seq_length.unwrap_or(model.config.max_position_embeddings).min(tokens.len().saturating_sub(1));
-    if t == 0 {
-        return Ok(Vec::new());
+    let positions = model.config.max_position_embeddings;
+    if let Some(length) = arguments.seq_length.filter(|length| *length > positions) {
+        return Err(Failure::input(format!("--seq-length: expected at most the model's {positions}, found {length}")));
     }
+    let tokens = tokenize(&arguments.text, tokenizer)?;
+    let predicted = tokens.len().saturating_sub(1);
+    let t = arguments.seq_length.unwrap_or(positions).min(predicted);
     let vocab_size = model.config.vocab_size as i64;
     if let Some(token) = tokens.iter().find(|token| **token >= vocab_size) {
         return Err(Failure::input(format!(
             "the tokenizer has more tokens than the model: found id {token}, expected ids below {vocab_size}"
         )));
     }
-    let mut sequences = Vec::new();
-    for start in (0..tokens.len() - 1).step_by(t) {
-        let length = t.min(tokens.len() - 1 - start);
-        let mut inputs = tokens[start..start + length].to_vec();
-        let mut labels = tokens[start + 1..=start + length].to_vec();
-        let mut mask = vec![1.0; length];
-        inputs.resize(t, 0);
-        labels.resize(t, 0);
-        mask.resize(t, 0.0);
-        sequences.push((inputs, labels, mask));
-    }
-    sequences.truncate(arguments.max_samples.unwrap_or(usize::MAX));
-    let stack = |rows: &[(Vec<i64>, Vec<i64>, Vec<f32>)]| MicroBatch {
-        tokens: rows.iter().flat_map(|row| row.0.iter().copied()).collect(),
-        labels: rows.iter().flat_map(|row| row.1.iter().copied()).collect(),
-        loss_mask: rows.iter().flat_map(|row| row.2.iter().copied()).collect(),
-        position_ids: rows.iter().flat_map(|_| 0..t as i64).collect(),
-        document_ids: None,
-        batch_size: rows.len(),
-        seq_length: t,
+    let count = if t == 0 { 0 } else { predicted.div_ceil(t) };
+    let read = move |i: usize| {
+        let start = i * t;
+        let length = t.min(predicted - start);
+        let padded = |ids: &[i64]| {
+            let mut ids = ids.to_vec();
+            ids.resize(t, 0);
+            ids
+        };
+        Ok(Sample {
+            tokens: padded(&tokens[start..start + length]),
+            labels: padded(&tokens[start + 1..=start + length]),
+            loss_mask: (0..t).map(|position| if position < length { 1.0 } else { 0.0 }).collect(),
+            position_ids: (0..t as i64).collect(),
+            document_ids: None,
+        })
     };
-    Ok(sequences.chunks(arguments.micro_batch_size).map(stack).collect())
+    Ok(Sequences { count: count.min(arguments.max_samples.unwrap_or(usize::MAX)), read: Box::new(read) })
 }
 
 fn tokenize(patterns: &[String], tokenizer: &dyn Tokenizer) -> Result<Vec<i64>, Failure> {

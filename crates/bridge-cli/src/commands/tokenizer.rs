@@ -3,11 +3,12 @@
 use std::path::PathBuf;
 
 use bridge_core::data::pack::train_tokenizer;
-use bridge_core::data::source::{SourceParams, TextFormat, TextSource};
+use bridge_core::data::source::TextSource;
 use bridge_core::tokenizer::{BpeTrainParams, Tokenizer};
 use bridge_core::train::Bar;
 use clap::{Args, Subcommand};
 
+use super::text_input::TextInput;
 use crate::failure::Failure;
 use crate::output::line;
 use crate::progress;
@@ -22,9 +23,8 @@ pub enum Command {
 /// Text and size of a vocabulary.
 #[derive(Debug, Args)]
 pub struct Train {
-    /// Text or JSON-lines files, globs, or `-` for standard input.
-    #[arg(required = true)]
-    inputs: Vec<String>,
+    #[command(flatten)]
+    text: TextInput,
     /// Folder to write tokenizer.json to.
     #[arg(long, short)]
     output: PathBuf,
@@ -37,32 +37,12 @@ pub struct Train {
     /// Further special tokens.
     #[arg(long)]
     special_token: Vec<String>,
-    /// Globs of files to leave out.
-    #[arg(long)]
-    exclude: Vec<String>,
-    /// Read files as JSON lines and take the text from this key.
-    #[arg(long)]
-    jsonl_key: Option<String>,
-    /// Whole files are read as long as they fit into this many bytes together.
-    #[arg(long)]
-    max_bytes: Option<u64>,
 }
 
 /// Runs the command.
 pub fn run(command: &Command) -> Result<u8, Failure> {
     let Command::Train(train) = command;
-    let format = match &train.jsonl_key {
-        Some(key) => TextFormat::JsonLines { key: key.clone() },
-        None => TextFormat::Auto,
-    };
-    let source = TextSource::resolve(&SourceParams {
-        inputs: train.inputs.clone(),
-        exclude: train.exclude.clone(),
-        format,
-        max_bytes: train.max_bytes,
-        shuffle_seed: None,
-    })
-    .map_err(Failure::input)?;
+    let source = TextSource::resolve(&train.text.params()).map_err(Failure::input)?;
     let params = BpeTrainParams {
         vocab_size: train.vocab_size,
         min_frequency: train.min_frequency,

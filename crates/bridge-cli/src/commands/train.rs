@@ -36,7 +36,7 @@ pub enum Launcher {
 pub enum Ui {
     /// Lines, and a progress bar on a terminal.
     Plain,
-    /// A dashboard on the terminal; not implemented yet.
+    /// A dashboard on the terminal, from builds with the `tui` feature.
     Tui,
 }
 
@@ -67,7 +67,7 @@ pub struct Arguments {
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
     if arguments.ui == Ui::Tui {
-        return Err(Failure::input("--ui tui: the dashboard is not implemented yet; expected `plain`"));
+        check_dashboard(arguments.json)?;
     }
     let ranks = arguments.ranks.map(|ranks| ranks as usize);
     let started_by_mpi = mpi::started_ranks();
@@ -127,6 +127,10 @@ impl Arguments {
         if self.json {
             options.console = Console::Json;
         }
+        #[cfg(feature = "tui")]
+        if self.ui == Ui::Tui && options.groups.world().rank() == 0 {
+            return crate::dashboard::pretrain_with_dashboard(config, options);
+        }
         pretrain(config, options)
     }
 
@@ -156,6 +160,25 @@ impl Arguments {
 
 fn exit_code(report: &RunReport) -> u8 {
     u8::try_from(report.reason.exit_code()).unwrap_or(1)
+}
+
+/// Refuses a dashboard that cannot be shown.
+fn check_dashboard(json: bool) -> Result<(), Failure> {
+    use std::io::IsTerminal;
+
+    if cfg!(not(feature = "tui")) {
+        return Err(Failure::input(
+            "--ui tui: this program was built without the `tui` feature; build with `--features bridge-cli/tui`, or run \
+             `cargo xtask train RECIPE --ui tui`, which does",
+        ));
+    }
+    if json {
+        return Err(Failure::input("--ui tui: expected no --json beside it, because the dashboard fills the terminal"));
+    }
+    if !std::io::stdout().is_terminal() {
+        return Err(Failure::input("--ui tui: expected a terminal on standard output, found a file or a pipe"));
+    }
+    Ok(())
 }
 
 /// Fails on all ranks when one cannot read its recipe. That rank tells why.

@@ -362,6 +362,18 @@ impl CheckpointError {
         }
     }
 
+    /// Whether what the user asked for is at fault (another model, a step or a folder that is not there), not the machine.
+    pub fn is_bad_input(&self) -> bool {
+        matches!(
+            self,
+            Self::NotAFolder { .. }
+                | Self::StepNotFound { .. }
+                | Self::UnknownTensor { .. }
+                | Self::TensorMismatch { .. }
+                | Self::InvalidRetention { .. }
+        )
+    }
+
     pub(super) fn invalid_snapshot(name: impl Into<String>, reason: impl Into<String>) -> Self {
         Self::InvalidSnapshot { name: name.into(), reason: reason.into() }
     }

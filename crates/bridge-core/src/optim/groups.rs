@@ -59,8 +59,9 @@ impl OverrideProvider for StandardOverrides {
     fn override_for(&self, parameter: &ParameterInfo) -> ParameterOverride {
         let mut result = ParameterOverride::default();
         let is_qk_norm = parameter.name.contains("q_layernorm") || parameter.name.contains("k_layernorm");
-        let keeps_decay = is_qk_norm && self.decay_qk_layernorm == DecayQkLayernorm::Yes;
-        if (parameter.shape.len() == 1 || parameter.name.ends_with(".bias")) && !keeps_decay {
+        let is_bias = parameter.name.ends_with(".bias");
+        let keeps_decay = is_qk_norm && !is_bias && self.decay_qk_layernorm == DecayQkLayernorm::Yes;
+        if (parameter.shape.len() == 1 || is_bias) && !keeps_decay {
             result.wd_mult = Some(0.0);
         }
         if let Some(lr) = self.decoupled_lr

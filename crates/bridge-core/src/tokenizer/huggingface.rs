@@ -221,8 +221,9 @@ impl Tokenizer for HuggingFaceTokenizer {
     fn id_to_bytes(&self, id: i64) -> Option<Vec<u8>> {
         let id = self.known(id).ok()?;
         let token = self.inner.id_to_token(id)?;
-        if self.inner.get_added_tokens_decoder().contains_key(&id) {
-            return Some(token.into_bytes());
+        if let Some(added) = self.inner.get_added_tokens_decoder().get(&id) {
+            // A special token stands for no text: it marks where a document ends.
+            return Some(if added.special { Vec::new() } else { token.into_bytes() });
         }
         let byte = || u8::from_str_radix(token.strip_prefix("<0x")?.strip_suffix('>')?, 16).ok();
         Some(match self.alphabet {

@@ -46,8 +46,8 @@ pub trait Tokenizer: Send + Sync {
     /// The id of a token by its name.
     fn token_to_id(&self, token: &str) -> Option<i64>;
 
-    /// The bytes an id stands for; summed over a text they give its length, for bits per byte. `None` outside the
-    /// vocabulary, and where ids stand for no text.
+    /// The bytes an id stands for, none for a special token; summed over a text they give its length, for bits per byte.
+    /// `None` outside the vocabulary, and where ids stand for no text.
     fn id_to_bytes(&self, id: i64) -> Option<Vec<u8>>;
 
     /// What tells this tokenizer apart from others; part of cache names.

@@ -237,7 +237,8 @@ pub(super) fn restore(run: &mut TrainingRun, start: &Start) -> Result<(), TrainE
     let mut train_state = checkpoint.train_state()?;
     let extra = std::mem::take(&mut train_state.extra);
     let plain = run.device.clone().without_autodiff();
-    let has_optimizer = checkpoint.names_in("optimizer").next().is_some();
+    // fp16 runs may not have made a step yet: no moments, but a loss scale that has moved.
+    let has_optimizer = extra.contains_key("optimizer_step") || checkpoint.names_in("optimizer").next().is_some();
     if settings.load_optim && has_optimizer {
         let mut tensors = BTreeMap::new();
         for name in checkpoint.names_in("optimizer") {

@@ -189,8 +189,19 @@ pub(super) fn rerun(config: &RunConfig, rank: usize) -> RerunConfig {
             },
             seed: config.rng.seed,
         },
-        placement: Placement { rank, ..Placement::default() },
+        placement: Placement { rank, node: host_name(), device: device_index(&config.device) },
     }
+}
+
+/// This machine's name; empty where the system does not say.
+fn host_name() -> String {
+    let from_kernel = std::fs::read_to_string("/proc/sys/kernel/hostname").ok();
+    from_kernel.or_else(|| std::env::var("HOSTNAME").ok()).unwrap_or_default().trim().to_owned()
+}
+
+/// N of a device called `kind:N`; 0 without one.
+fn device_index(device: &str) -> usize {
+    device.split_once(':').and_then(|(_, index)| index.parse().ok()).unwrap_or(0)
 }
 
 pub(super) fn loss_checks(config: &RunConfig) -> LossChecks {

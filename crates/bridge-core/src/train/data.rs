@@ -250,7 +250,7 @@ impl RunData {
         let params = SamplerParams {
             kind,
             total_samples: dataset.len(),
-            consumed_samples: if once { 0 } else { consumed },
+            consumed_samples: if once { 0 } else { whole_batches(consumed, dataset.len(), config, self.place) },
             micro_batch_size: config.validation.eval_micro_batch_size,
             global_batch_size: config.validation.eval_global_batch_size,
             data_parallel: self.place,
@@ -286,6 +286,13 @@ impl RunData {
         let counted = micro_batch.labels.iter().zip(&micro_batch.loss_mask).filter(|(_, mask)| **mask > 0.0);
         Some(counted.map(|(label, _)| u64::from(self.token_bytes.get(*label as usize).copied().unwrap_or(0))).sum())
     }
+}
+
+/// `consumed` validation samples, down to a whole number of today's batches: a resumed run may evaluate with another batch size.
+fn whole_batches(consumed: u64, total: usize, config: &RunConfig, place: DataParallel) -> u64 {
+    let unit = config.validation.eval_micro_batch_size * place.size;
+    let epoch = (total - total % unit.max(1)) as u64;
+    if epoch == 0 { 0 } else { consumed - consumed % epoch % unit as u64 }
 }
 
 fn build_splits(

@@ -32,6 +32,16 @@ pub enum TrainError {
     /// Data.
     #[error(transparent)]
     Data(#[from] DataError),
+    /// The data holds a token that the model does not know.
+    #[error(
+        "the data holds token id {id}, and the model knows ids below {vocab_size} (model.vocab_size); was it packed with another tokenizer?"
+    )]
+    UnknownToken {
+        /// The id.
+        id: i64,
+        /// Size of the model's vocabulary, padding included.
+        vocab_size: usize,
+    },
     /// The tokenizer.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
@@ -115,6 +125,26 @@ pub enum TrainError {
         what: String,
         /// Why.
         message: String,
+    },
+    /// A folder cannot be written to.
+    #[error("{key}: cannot use {}: {message}", path.display())]
+    Folder {
+        /// The setting that names it.
+        key: &'static str,
+        /// The folder.
+        path: PathBuf,
+        /// Why not.
+        message: String,
+    },
+    /// Another run writes to a folder of this one.
+    #[error("{key}: another run (process {holder}) is writing to {}; wait for it, or choose another folder", path.display())]
+    InUse {
+        /// The setting that names the folder.
+        key: &'static str,
+        /// The folder.
+        path: PathBuf,
+        /// The other process's number.
+        holder: String,
     },
     /// The ranks cannot be laid out, or could not make their groups.
     #[error(transparent)]
@@ -215,14 +245,22 @@ impl TrainError {
 
     /// Whether the user's input is at fault (exit code 2) rather than the run (exit code 1).
     pub fn is_bad_input(&self) -> bool {
+        if let Self::Checkpoint(error) = self {
+            return error.is_bad_input();
+        }
         matches!(
             self,
             Self::Config(_)
                 | Self::SelectDevice(_)
                 | Self::Data(_)
+                | Self::UnknownToken { .. }
                 | Self::Tokenizer(_)
                 | Self::Model(_)
                 | Self::NoCheckpoint { .. }
+                | Self::Folder { .. }
+                | Self::InUse { .. }
+                | Self::ForeignOptimizerState { .. }
+                | Self::SchedulerState(_)
                 | Self::Scheduler(_)
                 | Self::BatchSize(_)
                 | Self::LossScale(_)

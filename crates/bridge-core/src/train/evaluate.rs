@@ -1,9 +1,11 @@
 //! Evaluation on a held-out split.
 
+use super::exit::exit_is_requested;
 use super::forward_step::{LM_LOSS, Losses};
 use super::pipeline::EvaluationBatches;
 use super::run::TrainingRun;
 use super::{TrainError, ranks};
+use crate::logging::perplexity;
 use crate::model::Batch;
 
 /// Which split is evaluated.
@@ -48,7 +50,7 @@ impl EvaluationReport {
 
     /// `exp(loss)`, with the loss capped at 20.
     pub fn perplexity(&self) -> Option<f64> {
-        self.loss().map(|loss| f64::from(loss).min(20.0).exp())
+        self.loss().map(|loss| perplexity(f64::from(loss)))
     }
 }
 
@@ -56,6 +58,8 @@ impl EvaluationReport {
 /// logs the result and tells the callbacks. `None` when the run has no such data.
 ///
 /// The model itself is untouched: an inference copy that shares its memory is evaluated.
+///
+/// A signal or the cancel handle stops it: `None` too, and the loop exits at its next look.
 ///
 /// # Errors
 /// Data that cannot be read.
@@ -70,7 +74,16 @@ pub fn evaluate(run: &mut TrainingRun, split: Split) -> Result<Option<Evaluation
     let (mut num_passes, mut num_bytes) = (0_u64, Some(0_u64));
     for iteration in 0..iterations {
         run.reporter.evaluating(split, iteration as u64, iterations as u64);
+        if exit_is_requested(run)?.is_some() {
+            // The figures of a part would pass for those of the whole.
+            run.note(&format!("the evaluation on the {} split was stopped", split.name()));
+            return Ok(None);
+        }
         let micro_batches = loader.by_ref().take(num_microbatches).collect::<Result<Vec<_>, _>>()?;
+        if micro_batches.is_empty() {
+            break;
+        }
+        micro_batches.iter().try_for_each(|micro_batch| run.check_ids(micro_batch))?;
         let batches: Vec<Batch> = micro_batches.iter().map(|micro_batch| run.prepare(micro_batch)).collect();
         let mut work = EvaluationBatches { config: &run.config, batches: &batches };
         let loss_sums = run.pipeline.evaluate(&chunks, batches.len(), &mut work)?;

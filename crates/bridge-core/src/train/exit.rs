@@ -66,6 +66,11 @@ pub(super) fn checkpoint_and_decide_exit(run: &mut TrainingRun) -> Result<Option
     Ok(reason)
 }
 
+/// The signal or cancellation that has asked for an exit on any rank. All ranks call this together.
+pub(super) fn exit_is_requested(run: &TrainingRun) -> Result<Option<ExitReason>, TrainError> {
+    Ok(Asked::on_all_ranks(run)?.reason())
+}
+
 /// What asks for an exit from outside, on any rank, so that all ranks decide alike.
 struct Asked {
     /// The watched signal that arrived; of several the one with the largest number.

@@ -28,6 +28,7 @@ mod executor_tests;
 mod exit;
 mod forward_step;
 mod launch;
+mod lock;
 pub mod pipeline;
 mod pretrain;
 mod preview;

@@ -2,7 +2,7 @@
 
 use super::TrainError;
 use super::evaluate::{EvaluationReport, Split, evaluate};
-use super::exit::ExitReason;
+use super::exit::{ExitReason, exit_is_requested};
 use super::launch::catch_comm_error;
 use super::run::TrainingRun;
 use super::setup::{RunOptions, setup};
@@ -66,5 +66,11 @@ fn train_and_evaluate(run: &mut TrainingRun) -> Result<Outcome, TrainError> {
     }
     let validation = if run.state.train_state.do_valid { evaluate(run, Split::Valid)? } else { None };
     let test = if run.state.train_state.do_test { evaluate(run, Split::Test)? } else { None };
-    Ok((reason, validation, test))
+    match exit_is_requested(run)? {
+        Some(asked) => {
+            run.note(&asked.to_string());
+            Ok((asked, validation, test))
+        }
+        None => Ok((reason, validation, test)),
+    }
 }

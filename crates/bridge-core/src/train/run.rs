@@ -14,6 +14,7 @@ use super::checkpointing::Saver;
 use super::data::RunData;
 use super::evaluate::{EvaluationReport, Split};
 use super::forward_step::ForwardStep;
+use super::lock::RunLock;
 use super::pipeline::Pipeline;
 use super::reporter::Reporter;
 use super::step::StepReport;
@@ -64,6 +65,10 @@ pub struct TrainingRun {
     pub(super) reporter: Reporter,
     pub(super) saver: Option<Saver>,
     pub(super) tokenizer_files: BTreeMap<String, Bytes>,
+    /// Rows of the model's embedding.
+    pub(super) padded_vocab_size: usize,
+    /// Locks on the run's folders, on rank 0 until the run ends.
+    pub(super) lock: Option<RunLock>,
     /// Seed of dropout (and of initial weights, before a checkpoint said otherwise).
     pub(super) seed: u64,
     pub(super) signals: Option<SignalWatcher>,
@@ -112,8 +117,22 @@ impl TrainingRun {
     /// The micro-batches of one step, in order.
     pub(super) fn next_micro_batches(&mut self, count: u64) -> Result<Vec<MicroBatch>, TrainError> {
         let consumed = self.state.train_state.consumed_train_samples;
-        let batches = self.data.next_train(count, consumed);
+        let batches = self.data.next_train(count, consumed).and_then(|batches| {
+            batches.iter().try_for_each(|batch| self.check_ids(batch))?;
+            Ok(batches)
+        });
         ranks::agree(&self.groups, "reading training data", batches)
+    }
+
+    /// Refuses token ids that the model has no row for.
+    pub(super) fn check_ids(&self, micro_batch: &MicroBatch) -> Result<(), TrainError> {
+        let known = 0..self.padded_vocab_size as i64;
+        let labels = micro_batch.labels.iter().zip(&micro_batch.loss_mask).filter(|(_, mask)| **mask != 0.0);
+        let mut ids = micro_batch.tokens.iter().chain(labels.map(|(label, _)| label));
+        match ids.find(|id| !known.contains(id)) {
+            None => Ok(()),
+            Some(id) => Err(TrainError::UnknownToken { id: *id, vocab_size: self.padded_vocab_size }),
+        }
     }
 
     /// Moves the part of a micro-batch that this rank works on to the device.
@@ -203,8 +222,14 @@ impl TrainingRun {
         Ok(())
     }
 
-    /// Waits for saves and writes what is left to write.
+    /// Waits for saves and writes what is left to write. The run's folders are free for others then.
     pub(super) fn finish(&mut self) -> Result<(), TrainError> {
+        let finished = self.finish_writing();
+        self.lock = None;
+        finished
+    }
+
+    fn finish_writing(&mut self) -> Result<(), TrainError> {
         if let Some(saver) = &mut self.saver
             && let Some(report) = saver.finish()?
         {

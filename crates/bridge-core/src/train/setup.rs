@@ -12,9 +12,12 @@ use super::convert;
 use super::data::{DatasetRegistry, RunData};
 use super::device::select_device;
 use super::forward_step::{ForwardStep, LanguageModelStep};
+use super::lock::RunLock;
 use super::pipeline;
 use super::reporter::{Console, Reporter};
 use super::run::{GlobalState, TrainingRun};
+use super::step::schedule_overrides;
+use super::text::check_source;
 use super::{TrainError, ranks, set_num_threads};
 use crate::checkpoint::TrainState;
 use crate::config::RunConfig;
@@ -29,7 +32,7 @@ use crate::schedule::{NumMicrobatchesCalculator, OptimizerParamScheduler};
 /// Which signals a run watches. A watched signal saves a checkpoint and stops.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WatchSignals {
-    /// SIGINT, SIGTERM and `train.exit_signal`: for programs that are the run.
+    /// SIGINT, SIGTERM, SIGHUP (unless it is ignored) and `train.exit_signal`: for programs that are the run.
     Process,
     /// Only what `train.exit_signal_handler` and `exit_signal_handler_for_training` ask for: for services that have
     /// signal handlers of their own.
@@ -94,12 +97,16 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     // What can be refused is refused before anything is written.
     let Checked { device, model_config, start } = ranks::agree(&groups, "checking the run", check(&config, &options))?;
     let opened = open(&config, options.console, &groups, start.as_ref());
-    let Opened { reporter, saver } = ranks::agree(&groups, "opening logs and checkpoints", opened)?;
+    let Opened { reporter, saver, lock } = ranks::agree(&groups, "opening logs and checkpoints", opened)?;
     let signals = watch_signals(&config, options.signals)?;
     let data = ranks::first_alone(&groups, "preparing data", || {
         RunData::build(&config, &options.datasets, &reporter, data_parallel(&groups))
     })?;
     let padded_vocab_size = config.model.padded_vocab_size(data.vocab_size())?;
+    if let (Some(prompt), Some(tokenizer)) = (&config.generate.prompt, data.tokenizer()) {
+        // Found out now rather than after hours of training.
+        tokenizer.encode(prompt)?;
+    }
     let seed = config.rng.seed;
     let context = BuildContext {
         device: device.clone(),
@@ -118,12 +125,16 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let settings = convert::optimizer_settings(&config);
     let optimizer = Optimizer::new(settings, &chunks, provider.as_ref(), Arc::clone(&distribution));
     let plain = device.clone().without_autodiff();
+    let scheduler = OptimizerParamScheduler::new(convert::scheduler(&config))?;
+    for group in optimizer.groups() {
+        scheduler.check_group(&schedule_overrides(group))?;
+    }
     let mut run = TrainingRun {
         pipeline: pipeline::pipeline(&config, &context.parallel, &chunks, &device),
         optimizer,
         gradients: GradientBuffer::new(accumulation(&config)),
         reducer: GradientReducer::new(distribution, convert::wire(&config), plain),
-        scheduler: OptimizerParamScheduler::new(convert::scheduler(&config))?,
+        scheduler,
         num_microbatches: NumMicrobatchesCalculator::new(convert::batch_size(&config))?,
         loss_scaler: convert::loss_scaler(&config)?,
         rerun: RerunStateMachine::new(convert::rerun(&config, groups.world().rank())),
@@ -143,6 +154,8 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
         data,
         reporter,
         saver,
+        lock,
+        padded_vocab_size,
         seed,
         signals,
         config,
@@ -177,6 +190,7 @@ fn check(config: &RunConfig, options: &RunOptions) -> Result<Checked, TrainError
     if !device.supports_dtype(burn::tensor::DType::from(params_dtype)) {
         return Err(TrainError::Device(format!("`{}` does not compute in {params_dtype:?}", config.device)));
     }
+    check_source(config)?;
     Ok(Checked { device, model_config: options.models.config(&config.model)?, start: find_start(config)? })
 }
 
@@ -185,6 +199,8 @@ struct Opened {
     reporter: Reporter,
     /// On rank 0, where checkpoints are saved.
     saver: Option<Saver>,
+    /// On rank 0.
+    lock: Option<RunLock>,
 }
 
 fn open(
@@ -193,6 +209,7 @@ fn open(
     groups: &ProcessGroups,
     start: Option<&Start>,
 ) -> Result<Opened, TrainError> {
+    let lock = if ranks::is_first(groups) { Some(RunLock::acquire(config)?) } else { None };
     let saver = if ranks::is_first(groups) { Saver::open(config)? } else { None };
     let start_state = start.map_or_else(|| Ok(TrainState::default()), |start| start.train_state())?;
     let reporter = Reporter::new(config, console, &start_state, groups.world().rank())?;
@@ -206,7 +223,7 @@ fn open(
     } else if let Some(load) = &config.checkpoint.load {
         reporter.note(&format!("no checkpoint in {}: starting from scratch", load.display()));
     }
-    Ok(Opened { reporter, saver })
+    Ok(Opened { reporter, saver, lock })
 }
 
 /// This rank's place among those that read different samples.
@@ -237,6 +254,10 @@ fn watch_signals(config: &RunConfig, watch: WatchSignals) -> Result<Option<Signa
     if config.train.exit_signal_handler_for_training || watch == WatchSignals::Process {
         signals.extend([Signal::Int, Signal::Term]);
     }
+    // A terminal that goes away ends a run in order too, unless `nohup` has said that it should not.
+    if watch == WatchSignals::Process && !is_hang_up_ignored() {
+        signals.push(Signal::Hup);
+    }
     let mut unique = Vec::new();
     for signal in signals {
         if !unique.contains(&signal) {
@@ -244,6 +265,14 @@ fn watch_signals(config: &RunConfig, watch: WatchSignals) -> Result<Option<Signa
         }
     }
     Ok(if unique.is_empty() { None } else { Some(SignalWatcher::install(&unique)?) })
+}
+
+/// Whether the process was started to ignore SIGHUP. Where the system does not say, it was not.
+fn is_hang_up_ignored() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    mask >> (Signal::Hup.number() - 1) & 1 == 1
 }
 
 /// The tokenizer's files, as they are saved with each checkpoint.

@@ -11,7 +11,7 @@ use super::{LM_LOSS, TrainError, ranks};
 use crate::data::MicroBatch;
 use crate::logging::TimerLevel;
 use crate::model::Batch;
-use crate::optim::{GroupRates, StepOutcome, StepScales};
+use crate::optim::{GroupRates, GroupSettings, StepOutcome, StepScales};
 use crate::resilience::rerun::{ExitDecision, ForwardBackward};
 use crate::schedule::{GradientCheck, GroupOverrides};
 
@@ -81,9 +81,15 @@ pub(super) fn train_step(run: &mut TrainingRun) -> Result<StepEnd, TrainError> {
             _ => return Ok(StepEnd::Exit(run.rerun.exit_decision())),
         }
     }
-    let grad_norms = if run.wants_grad_norms() { run.gradients.norms() } else { Vec::new() };
     let rates = rates(run);
     let loss_scale = run.loss_scaler.scale();
+    let grad_norms = match run.wants_grad_norms() {
+        true => {
+            let unscale = 1.0 / (loss_scale * pass_result.divisor);
+            run.gradients.norms().into_iter().map(|(name, norm)| (name, norm * unscale)).collect()
+        }
+        false => Vec::new(),
+    };
     let outcome = optimizer_step(run, &rates, pass_result.divisor)?;
     let batch_size = num_microbatches * run.config.samples_per_microstep() as u64;
     if outcome.success {
@@ -193,12 +199,7 @@ fn rates(run: &TrainingRun) -> Rates {
         .optimizer
         .groups()
         .map(|settings| {
-            let rates = of(&GroupOverrides {
-                max_lr: settings.max_lr,
-                min_lr: settings.min_lr,
-                wd_mult: settings.wd_mult,
-                ..GroupOverrides::default()
-            });
+            let rates = of(&schedule_overrides(settings));
             if settings.is_decoupled_lr {
                 decoupled = Some(rates.learning_rate);
             }
@@ -206,4 +207,14 @@ fn rates(run: &TrainingRun) -> Rates {
         })
         .collect();
     Rates { base: of(&GroupOverrides::default()), decoupled, groups }
+}
+
+/// What a parameter group changes of the schedule.
+pub(super) fn schedule_overrides(settings: &GroupSettings) -> GroupOverrides {
+    GroupOverrides {
+        max_lr: settings.max_lr,
+        min_lr: settings.min_lr,
+        wd_mult: settings.wd_mult,
+        ..GroupOverrides::default()
+    }
 }

@@ -47,6 +47,14 @@ pub(super) fn prepare_text(
     Ok(PreparedText { tokenizer: Some(Arc::clone(tokenizer)), prefix: Some(report.prefix) })
 }
 
+/// Refuses text sources that name nothing, before anything is written.
+pub(super) fn check_source(config: &RunConfig) -> Result<(), TrainError> {
+    if config.dataset.source.is_some() {
+        TextSource::resolve(&source_params(&config.dataset)?)?;
+    }
+    Ok(())
+}
+
 fn make_tokenizer(
     config: &RunConfig,
     source: Option<&TextSource>,

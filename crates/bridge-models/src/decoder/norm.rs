@@ -2,7 +2,7 @@
 
 use bridge_kernels::{layer_norm, rms_norm};
 use burn::module::{Module, Param};
-use burn::tensor::Tensor;
+use burn::tensor::{FloatDType, Tensor};
 
 use super::config::{NormConfig, NormKind};
 use super::init::Initializer;
@@ -29,7 +29,11 @@ impl Norm {
     /// `[.., size]` -> the same.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         let weight = self.weight.val();
-        let weight = if self.config.zero_centered_gamma { weight + 1.0 } else { weight };
+        let weight = match self.config.zero_centered_gamma {
+            // In 16 bits the sum would round away what a weight around 0 is stored for.
+            true => weight.cast(FloatDType::F32) + 1.0,
+            false => weight,
+        };
         match self.config.kind {
             NormKind::LayerNorm => {
                 layer_norm(x, weight, self.bias.as_ref().map(|bias| bias.val()), self.config.epsilon)

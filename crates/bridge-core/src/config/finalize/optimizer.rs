@@ -36,14 +36,24 @@ pub(super) fn resolve(draft: &mut Draft<'_>) -> FinalOptimizer {
 
 fn decoupled_rates_fit(draft: &mut Draft<'_>) {
     let config = draft.recipe.optimizer.clone();
-    let Some(min_lr) = config.decoupled_min_lr else {
-        return;
-    };
-    match config.decoupled_lr {
-        None => draft.conflict("optimizer.decoupled_min_lr", "needs optimizer.decoupled_lr"),
-        Some(lr) => {
-            draft.forbid(min_lr > lr, "optimizer.decoupled_min_lr", format!("is above optimizer.decoupled_lr = {lr}"))
+    match (config.decoupled_lr, config.decoupled_min_lr) {
+        (None, None) => {}
+        (None, Some(_)) => draft.conflict("optimizer.decoupled_min_lr", "needs optimizer.decoupled_lr"),
+        (Some(lr), Some(min_lr)) => {
+            draft.forbid(min_lr > lr, "optimizer.decoupled_min_lr", format!("is above optimizer.decoupled_lr = {lr}"));
         }
+        (Some(lr), None) => {
+            let min_lr = config.min_lr.unwrap_or(0.0);
+            let message = format!(
+                "is below optimizer.min_lr = {min_lr}, which it would rise to; set optimizer.decoupled_min_lr too"
+            );
+            draft.forbid(min_lr > lr, "optimizer.decoupled_lr", message);
+        }
+    }
+    if let Some(lr) = config.decoupled_lr {
+        let start = draft.recipe.scheduler.lr_warmup_init;
+        let message = format!("is below scheduler.lr_warmup_init = {start}, which its warm-up starts from");
+        draft.forbid(start > lr, "optimizer.decoupled_lr", message);
     }
 }
 

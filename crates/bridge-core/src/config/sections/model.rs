@@ -2,8 +2,9 @@
 
 use super::super::choice::{
     Activation, AmaxAlgo, AttentionBackend, BootstrapBackend, CrossEntropyImpl, CudaGraphImpl, DType, FlexBackend,
-    Fp4Format, Fp4Recipe, Fp8Format, Fp8Recipe, Normalization, PipelineSchedule, PositionEmbeddingType, RecomputeGranularity,
-    RecomputeMethod, RouterDType, RouterScoreFunction, TokenDispatcher, TokenDropPolicy, TransformerImpl,
+    Fp4Format, Fp4Recipe, Fp8Format, Fp8Recipe, Normalization, PipelineSchedule, PositionEmbeddingType,
+    RecomputeGranularity, RecomputeMethod, RouterDType, RouterScoreFunction, TokenDispatcher, TokenDropPolicy,
+    TransformerImpl,
 };
 use super::super::field::{AnyValue, OneOrMany};
 use super::super::limits::Limits;

@@ -15,7 +15,9 @@ pub(in crate::train) fn stages(config: &RunConfig, rank: usize) -> Result<Vec<St
     let mut placement =
         pipeline_placement(&config.model).map_err(|error| TrainError::Internal(format!("pipeline stages: {error}")))?;
     let contents = placement.chunks.swap_remove(rank).into_iter();
-    Ok(contents.map(|content| Stage { layers: content.layers, embedding: content.embedding, head: content.loss }).collect())
+    Ok(contents
+        .map(|content| Stage { layers: content.layers, embedding: content.embedding, head: content.loss })
+        .collect())
 }
 
 /// The executor of this rank's `chunks`.

@@ -1,0 +1,208 @@
+//! `--ui tui`: burn-train's terminal dashboard, fed by the loop's callbacks.
+//!
+//! The dashboard owns the terminal while it is open. What the run would print meanwhile is kept and printed when it closes.
+
+use std::collections::VecDeque;
+use std::io::{self, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use bridge_core::config::RunConfig;
+use bridge_core::train::{
+    Callback, CancelHandle, Console, EvaluationReport, GlobalState, RunOptions, RunReport, StepReport, TrainError,
+    pretrain,
+};
+use bridge_dist::comm::CommError;
+use burn_train::Interrupter;
+use burn_train::logger::TrainingProgressLogger;
+use burn_train::metric::{
+    MetricAttributes, MetricDefinition, MetricEntry, MetricId, NumericAttributes, NumericEntry, SerializedEntry,
+};
+use burn_train::renderer::tui::TuiMetricsRendererWrapper;
+use burn_train::renderer::{MetricState, MetricsRenderer, MetricsRendererTraining};
+
+/// A metric with a curve: name, unit, and whether more is better.
+struct Curve {
+    name: &'static str,
+    unit: Option<&'static str>,
+    higher_is_better: bool,
+}
+
+const LOSS: Curve = Curve { name: "Loss", unit: None, higher_is_better: false };
+const BITS_PER_BYTE: Curve = Curve { name: "Bits per byte", unit: None, higher_is_better: false };
+const LEARNING_RATE: Curve = Curve { name: "Learning rate", unit: None, higher_is_better: false };
+const GRAD_NORM: Curve = Curve { name: "Gradient norm", unit: None, higher_is_better: false };
+const THROUGHPUT: Curve = Curve { name: "Throughput", unit: Some("tokens/s"), higher_is_better: true };
+const STEP_TIME: Curve = Curve { name: "Step time", unit: Some("ms"), higher_is_better: false };
+const CURVES: [Curve; 6] = [LOSS, BITS_PER_BYTE, LEARNING_RATE, GRAD_NORM, THROUGHPUT, STEP_TIME];
+
+impl Curve {
+    fn id(&self) -> MetricId {
+        MetricId::new(Arc::new(self.name.to_owned()))
+    }
+
+    fn definition(&self) -> MetricDefinition {
+        let unit = self.unit.map(str::to_owned);
+        let numeric = NumericAttributes { unit, higher_is_better: self.higher_is_better };
+        MetricDefinition {
+            metric_id: self.id(),
+            name: Arc::new(self.name.to_owned()),
+            description: None,
+            attributes: MetricAttributes::Numeric(numeric),
+        }
+    }
+
+    fn point(&self, value: f64) -> MetricState {
+        let number = if value != 0.0 && value.abs() < 1e-2 { format!("{value:.3e}") } else { format!("{value:.4}") };
+        let text = self.unit.map_or_else(|| number.clone(), |unit| format!("{number} {unit}"));
+        let entry = MetricEntry::new(self.id(), SerializedEntry::new(text, number));
+        // A value that cannot be drawn still moves the curve's clock.
+        MetricState::Numeric(entry, value.is_finite().then_some(NumericEntry::Value(value)))
+    }
+}
+
+/// [`pretrain`] under a dashboard. What the run printed is printed when the dashboard has closed.
+///
+/// # Errors
+/// Those of [`pretrain`], and an internal one when the run is killed from the dashboard's menu.
+pub fn pretrain_with_dashboard(config: RunConfig, mut options: RunOptions) -> Result<RunReport, TrainError> {
+    let kept = KeptLines::default();
+    options.console = Console::Writer(Box::new(kept.clone()));
+    options.callbacks.push(Box::new(Dashboard::new(options.cancel.clone())));
+    // The menu's "stop immediately" arrives as a panic on this thread, after the terminal is itself again.
+    let outcome = catch_unwind(AssertUnwindSafe(|| pretrain(config, options)));
+    kept.print();
+    outcome.unwrap_or_else(|payload| match payload.downcast::<CommError>() {
+        Ok(error) => Err(TrainError::Communication(*error)),
+        Err(_) => Err(TrainError::Internal("killed from the dashboard, or failed as said above".into())),
+    })
+}
+
+/// The dashboard as a callback of the training loop.
+///
+/// It opens when training starts and closes when it is dropped. Its menu (`q`) stops the run through `cancel`, which saves a
+/// checkpoint as any cancelled run does.
+struct Dashboard {
+    renderer: Option<TuiMetricsRendererWrapper>,
+    interrupter: Interrupter,
+    cancel: CancelHandle,
+}
+
+impl Dashboard {
+    /// A dashboard that is not open yet.
+    fn new(cancel: CancelHandle) -> Self {
+        Self { renderer: None, interrupter: Interrupter::new(), cancel }
+    }
+
+    fn open(&mut self, state: &GlobalState) {
+        let step = state.train_state.step as usize;
+        let total = state.config.train.train_iters;
+        let mut renderer = TuiMetricsRendererWrapper::new(self.interrupter.clone(), Some(step));
+        for curve in &CURVES {
+            renderer.register_metric(curve.definition());
+        }
+        // Without epochs, the whole run is the one split, and the dashboard's time left is the run's.
+        renderer.start(0, 0, Some(total), Some(&state.config.name));
+        renderer.start_split("train", total);
+        renderer.update_split(step);
+        self.renderer = Some(renderer);
+    }
+}
+
+impl Callback for Dashboard {
+    fn on_train_start(&mut self, state: &GlobalState) {
+        self.open(state);
+    }
+
+    fn on_step_end(&mut self, _state: &GlobalState, step: &StepReport) {
+        let Some(renderer) = &mut self.renderer else { return };
+        if let Some(loss) = step.loss() {
+            renderer.update_train(LOSS.point(f64::from(loss)));
+        }
+        renderer.update_train(LEARNING_RATE.point(step.learning_rate));
+        renderer.update_train(GRAD_NORM.point(step.grad_norm));
+        renderer.update_train(THROUGHPUT.point(step.num_tokens as f64 / step.seconds));
+        renderer.update_train(STEP_TIME.point(step.seconds * 1e3));
+        renderer.update_split(step.iteration as usize);
+        if self.interrupter.should_stop() {
+            self.cancel.cancel();
+        }
+    }
+
+    fn on_evaluate_end(&mut self, _state: &GlobalState, report: &EvaluationReport) {
+        let Some(renderer) = &mut self.renderer else { return };
+        if let Some(loss) = report.loss() {
+            renderer.update_valid(LOSS.point(f64::from(loss)));
+        }
+        if let Some(bits) = report.bits_per_byte {
+            renderer.update_valid(BITS_PER_BYTE.point(bits));
+        }
+    }
+
+    fn on_save(&mut self, _state: &GlobalState, _root: &Path) {
+        if let Some(renderer) = &mut self.renderer {
+            renderer.log_event_training("checkpoints".to_owned());
+        }
+    }
+
+    fn on_train_end(&mut self, _state: &GlobalState) {
+        self.renderer = None;
+    }
+}
+
+/// Keeps the last lines written to it, for when the terminal is free again. Clones share the lines.
+#[derive(Clone, Default)]
+struct KeptLines(Arc<Mutex<VecDeque<String>>>);
+
+impl KeptLines {
+    const LIMIT: usize = 400;
+
+    /// Prints what was kept, and forgets it.
+    fn print(&self) {
+        let lines = std::mem::take(&mut *self.0.lock().expect("nobody panics with the lines in hand"));
+        for line in lines {
+            crate::output::line(&line);
+        }
+    }
+}
+
+impl Write for KeptLines {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut lines = self.0.lock().expect("nobody panics with the lines in hand");
+        lines.extend(String::from_utf8_lossy(bytes).lines().map(str::to_owned));
+        let surplus = lines.len().saturating_sub(Self::LIMIT);
+        lines.drain(..surplus);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kept_lines_are_the_last_ones() {
+        let kept = KeptLines::default();
+        let mut writer = kept.clone();
+        for i in 0..KeptLines::LIMIT + 3 {
+            writeln!(writer, "line {i}").unwrap();
+        }
+        let lines = kept.0.lock().unwrap();
+        assert_eq!((lines.len(), lines[0].as_str()), (KeptLines::LIMIT, "line 3"));
+    }
+
+    #[test]
+    fn a_value_that_is_not_finite_is_shown_but_not_drawn() {
+        let MetricState::Numeric(entry, point) = LOSS.point(f64::NAN) else { panic!("a curve has numbers") };
+        assert_eq!(entry.serialized_entry.formatted, "NaN");
+        assert!(point.is_none());
+        let MetricState::Numeric(entry, point) = THROUGHPUT.point(1234.5) else { panic!("a curve has numbers") };
+        assert_eq!(entry.serialized_entry.formatted, "1234.5000 tokens/s");
+        assert!(matches!(point, Some(NumericEntry::Value(value)) if value == 1234.5));
+    }
+}

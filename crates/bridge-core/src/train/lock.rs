@@ -1,0 +1,82 @@
+//! Keeps two runs out of each other's checkpoints and logs.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{Read, Write};
+use std::path::Path;
+
+use super::TrainError;
+use crate::config::RunConfig;
+
+/// The locked file of a folder. It stays behind; only the lock on it counts, and the system drops that with the process.
+const FILE: &str = ".lock";
+
+/// Locks on the folders a run writes to, held until it ends.
+#[derive(Debug)]
+pub(super) struct RunLock {
+    _files: Vec<File>,
+}
+
+impl RunLock {
+    /// Locks `checkpoint.save` and `logger.log_dir`, which are made if they do not exist.
+    ///
+    /// # Errors
+    /// If another run holds one of them, or a folder cannot be made.
+    pub(super) fn acquire(config: &RunConfig) -> Result<Self, TrainError> {
+        let save = config.checkpoint.save.as_deref().map(|folder| ("checkpoint.save", folder));
+        let log = ("logger.log_dir", config.logger.log_dir.as_path());
+        let same = save.is_some_and(|(_, folder)| folder == log.1);
+        let folders = save.into_iter().chain((!same).then_some(log));
+        let files = folders.map(|(key, folder)| lock(key, folder)).collect::<Result<_, _>>()?;
+        Ok(Self { _files: files })
+    }
+}
+
+fn lock(key: &'static str, folder: &Path) -> Result<File, TrainError> {
+    let cannot =
+        |error: std::io::Error| TrainError::Folder { key, path: folder.to_owned(), message: error.to_string() };
+    std::fs::create_dir_all(folder).map_err(cannot)?;
+    let path = folder.join(FILE);
+    let mut file =
+        OpenOptions::new().create(true).truncate(false).read(true).write(true).open(&path).map_err(cannot)?;
+    match file.try_lock() {
+        Ok(()) => {
+            // For the message of a run that finds the folder locked.
+            file.set_len(0).and_then(|()| write!(file, "{}", std::process::id())).map_err(cannot)?;
+            Ok(file)
+        }
+        Err(TryLockError::WouldBlock) => {
+            let mut holder = String::new();
+            // Without its number the message is only less precise.
+            let _ = file.read_to_string(&mut holder);
+            Err(TrainError::InUse { key, path: folder.to_owned(), holder: holder.trim().to_owned() })
+        }
+        // File systems without locks exist; a run there is no worse off than without this check.
+        Err(TryLockError::Error(error)) if error.kind() == std::io::ErrorKind::Unsupported => Ok(file),
+        Err(TryLockError::Error(error)) => Err(cannot(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_has_one_holder_at_a_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let held = lock("checkpoint.save", folder.path()).unwrap();
+        let error = lock("checkpoint.save", folder.path()).unwrap_err();
+        let text = error.to_string();
+        assert!(error.is_bad_input(), "{text}");
+        assert!(text.contains("checkpoint.save") && text.contains(&std::process::id().to_string()), "{text}");
+        drop(held);
+        lock("checkpoint.save", folder.path()).unwrap();
+    }
+
+    #[test]
+    fn a_file_in_the_place_of_a_folder_is_bad_input() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        std::fs::write(&file, "x").unwrap();
+        assert!(lock("logger.log_dir", &file).unwrap_err().is_bad_input());
+    }
+}
