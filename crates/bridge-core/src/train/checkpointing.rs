@@ -78,13 +78,16 @@ impl Saver {
 /// whether it could.
 pub(super) fn save_checkpoint(run: &mut TrainingRun) -> Result<(), TrainError> {
     run.last_saved_step = Some(run.state.train_state.step);
-    let saved = if ranks::is_first(&run.groups) { save_on_this_rank(run) } else { Ok(()) };
+    run.make_parameters_whole()?;
+    let optimizer = if run.config.checkpoint.save_optim { Some(run.optimizer.whole_state()?) } else { None };
+    let saved = if ranks::is_first(&run.groups) { save_on_this_rank(run, optimizer) } else { Ok(()) };
+    run.release_parameters();
     ranks::agree(&run.groups, "saving a checkpoint", saved)
 }
 
-fn save_on_this_rank(run: &mut TrainingRun) -> Result<(), TrainError> {
+fn save_on_this_rank(run: &mut TrainingRun, optimizer: Option<OptimizerState>) -> Result<(), TrainError> {
     let timer = run.timers.start("save-checkpoint", TimerLevel::Iteration);
-    let snapshot = snapshot(run)?;
+    let snapshot = snapshot(run, optimizer)?;
     let step = run.state.train_state.step;
     let Some(saver) = &mut run.saver else {
         return Ok(());
@@ -98,7 +101,7 @@ fn save_on_this_rank(run: &mut TrainingRun) -> Result<(), TrainError> {
     Ok(())
 }
 
-fn snapshot(run: &TrainingRun) -> Result<Snapshot<'static>, TrainError> {
+fn snapshot(run: &TrainingRun, optimizer: Option<OptimizerState>) -> Result<Snapshot<'static>, TrainError> {
     let settings = &run.config.checkpoint;
     let mut shapes = BTreeMap::new();
     let mut model = Vec::new();
@@ -113,8 +116,7 @@ fn snapshot(run: &TrainingRun) -> Result<Snapshot<'static>, TrainError> {
     }
     let mut groups = vec![TensorGroup { name: "model".into(), tensors: model }];
     let mut train_state = run.state.train_state.clone();
-    if settings.save_optim {
-        let state = run.optimizer.state();
+    if let Some(state) = optimizer {
         let mut tensors = Vec::new();
         for (name, tensor) in state.tensors {
             let parameter = name.split_once('.').map_or("", |(_, parameter)| parameter);
@@ -246,7 +248,7 @@ pub(super) fn restore(run: &mut TrainingRun, start: &Start) -> Result<(), TrainE
             tensors.insert(short.to_owned(), device_tensor(checkpoint, name, &plain)?);
         }
         let step = field::<u64>(&extra, "optimizer_step", checkpoint)?.unwrap_or(train_state.step);
-        let unknown = run.optimizer.load_state(OptimizerState { tensors, step });
+        let unknown = run.optimizer.load_state(OptimizerState { tensors, step, ..OptimizerState::default() });
         if let Some(name) = unknown.first() {
             return Err(TrainError::ForeignOptimizerState {
                 path: checkpoint.path().to_owned(),

@@ -2,6 +2,7 @@
 
 use super::exit::exit_is_requested;
 use super::forward_step::{LM_LOSS, Losses};
+use super::hooks::EvaluationHooks;
 use super::run::TrainingRun;
 use super::step::scalar;
 use super::{TrainError, ranks};
@@ -57,19 +58,18 @@ impl EvaluationReport {
 /// Evaluates the model on `validation.eval_iters` batches of a split (all of it with `validation.full_validation`),
 /// logs the result and tells the callbacks. `None` when the run has no such data.
 ///
-/// The model itself is untouched: an inference copy that shares its memory is evaluated.
+/// The model's values are untouched: inference copies that share its memory are evaluated.
 ///
 /// A signal or the cancel handle stops it: `None` too, and the loop exits at its next look.
 ///
 /// # Errors
-/// Data that cannot be read.
+/// Data that cannot be read; ranks that cannot communicate.
 pub fn evaluate(run: &mut TrainingRun, split: Split) -> Result<Option<EvaluationReport>, TrainError> {
     let Some(mut loader) = run.evaluation_loader(split)? else {
         return Ok(None);
     };
     let iterations = run.evaluation_iterations(split);
     let num_microbatches = run.config.validation.num_microbatches;
-    let chunk = run.chunks[0].inference();
     let mut losses = Losses::new();
     let (mut num_passes, mut num_bytes) = (0_u64, Some(0_u64));
     'iterations: for iteration in 0..iterations {
@@ -85,7 +85,8 @@ pub fn evaluate(run: &mut TrainingRun, split: Split) -> Result<Option<Evaluation
             };
             let batch = run.prepare(&micro_batch);
             let context = ForwardContext { batch: &batch, mode: Mode::Evaluate };
-            let loss_sum = scalar(run.executor.forward(chunk.as_ref(), &context));
+            let mut hooks = EvaluationHooks { parameters: run.optimizer.parameters(), chunk: 0 };
+            let loss_sum = scalar(run.executor.forward_with(run.chunks[0].as_mut(), &context, &mut hooks)?);
             for (name, ratio) in run.forward_step.report(loss_sum, &batch) {
                 *losses.entry(name).or_default() += ratio;
             }

@@ -130,7 +130,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
         scheduler.check_group(&schedule_overrides(group))?;
     }
     let mut run = TrainingRun {
-        executor: Executor::new(chunks[0].as_ref(), &convert::recompute(&config)),
+        executor: Executor::with_cuts(chunks[0].as_ref(), &convert::recompute(&config), convert::cuts(&config)),
         optimizer,
         gradients: GradientBuffer::new(accumulation(&config)),
         reducer: GradientReducer::new(distribution, convert::wire(&config), plain),
@@ -163,6 +163,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     if let Some(start) = &start {
         ranks::agree(&groups, "loading a checkpoint", restore(&mut run, start))?;
     }
+    run.optimizer.parameters().shard(&mut run.chunks);
     // What the data holds is this run's business, not the checkpoint's.
     let state = &mut run.state.train_state;
     state.do_train = !run.config.validation.skip_train && run.data.has_train();

@@ -6,6 +6,7 @@ use bridge_kernels::Philox;
 use burn::tensor::Tensor;
 
 use super::forward_step::Losses;
+use super::hooks::{Reduce, TrainHooks};
 use super::run::TrainingRun;
 use super::{LM_LOSS, TrainError, ranks};
 use crate::data::MicroBatch;
@@ -86,7 +87,8 @@ pub(super) fn train_step(run: &mut TrainingRun) -> Result<StepEnd, TrainError> {
     let grad_norms = match run.wants_grad_norms() {
         true => {
             let unscale = 1.0 / (loss_scale * pass_result.divisor);
-            run.gradients.norms().into_iter().map(|(name, norm)| (name, norm * unscale)).collect()
+            let norms = run.optimizer.distribution().norms(&run.gradients)?;
+            norms.into_iter().map(|(name, norm)| (name, norm * unscale)).collect()
         }
         false => Vec::new(),
     };
@@ -137,14 +139,23 @@ fn forward_backward(run: &mut TrainingRun, micro_batches: &[MicroBatch]) -> Resu
         let context = ForwardContext { batch, mode: Mode::Train(run.dropout_stream(&stream, index)) };
         let divisor = if per_token { 1.0 } else { num_tokens[index].max(1.0) * batches.len() as f64 };
         let factor = run.loss_scaler.scale() * run.optimizer.distribution().loss_factor() / divisor;
-        let (forward_step, gradients) = (&mut run.forward_step, &mut run.gradients);
+        let is_last = index + 1 == batches.len();
+        let is_full = run.optimizer.parameters().is_full();
         let timer = run.timers.start("forward-backward", TimerLevel::Phase);
-        let loss_sum = run.executor.forward_backward(
-            run.chunks[0].as_ref(),
-            &context,
-            &mut |sum| forward_step.objective(sum, batch) * factor,
-            &mut |name, gradient| gradients.add(name, gradient),
-        );
+        let mut hooks = TrainHooks {
+            forward_step: run.forward_step.as_mut(),
+            batch,
+            factor,
+            gradients: &mut run.gradients,
+            reducer: &mut run.reducer,
+            parameters: run.optimizer.parameters(),
+            chunk: 0,
+            reduce: if is_last || is_full { Reduce::Now } else { Reduce::Later },
+        };
+        let loss_sum = run.executor.forward_backward(run.chunks[0].as_mut(), &context, &mut hooks)?;
+        if is_full {
+            run.reducer.end_micro_batch(&mut run.gradients)?;
+        }
         drop(timer);
         let loss_sum = scalar(loss_sum);
         loss_sums.push(loss_sum);
@@ -155,6 +166,10 @@ fn forward_backward(run: &mut TrainingRun, micro_batches: &[MicroBatch]) -> Resu
     let timer = run.timers.start("all-grads-sync", TimerLevel::Phase);
     run.reducer.finish(&mut run.gradients)?;
     drop(timer);
+    let times = run.reducer.take_times();
+    run.timers.record("grads-reduce-total", TimerLevel::MicroBatch, times.total);
+    run.timers.record("grads-reduce-exposed", TimerLevel::MicroBatch, times.exposed);
+    run.timers.record("params-all-gather-exposed", TimerLevel::MicroBatch, run.optimizer.parameters().take_waited());
     ranks::share_losses(&run.groups, &mut losses)?;
     ranks::share_from_last_stage(&run.groups, &mut loss_sums)?;
     // All ranks look at the same figures, so they decide alike.
