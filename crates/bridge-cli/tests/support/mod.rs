@@ -1,4 +1,5 @@
 //! Runs of `recipes/tiny.toml` through the `bridge` binary, for tests that compare layouts of ranks.
+#![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -24,15 +25,17 @@ pub fn bridge(folder: &Path, arguments: &[&str]) -> Output {
         .expect("bridge starts")
 }
 
-/// Losses that a folder's runs logged: those of the training steps, then those of the evaluations.
-pub fn losses(folder: &Path) -> Vec<f64> {
+/// Losses of one kind (`train`, `valid` or `test`) that a folder's runs logged.
+pub fn losses_of(folder: &Path, kind: &str) -> Vec<f64> {
     let path = folder.join("runs/tiny/metrics.jsonl");
     let text = std::fs::read_to_string(&path).expect("a run writes metrics");
-    let records: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let of = |kind: &str| -> Vec<f64> {
-        records.iter().filter(|r| r["kind"] == kind).map(|r| r["loss"].as_f64().expect("a loss")).collect()
-    };
-    [of("train"), of("valid"), of("test")].concat()
+    let records = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    records.filter(|record| record["kind"] == kind).map(|record| record["loss"].as_f64().expect("a loss")).collect()
+}
+
+/// Losses that a folder's runs logged: those of the training steps, then those of the evaluations.
+pub fn losses(folder: &Path) -> Vec<f64> {
+    ["train", "valid", "test"].map(|kind| losses_of(folder, kind)).concat()
 }
 
 /// Runs in `folder` and fails unless that succeeds.

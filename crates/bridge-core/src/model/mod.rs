@@ -20,7 +20,7 @@ pub use builder::{
     BuildContext, ModelBuildError, ModelBuilder, ModelConfig, ModelHook, ModelRegistry, Stage, compose_hooks,
 };
 pub use cache::{KeyValueCache, LayerCache};
-pub use chunk::{ModelChunk, ParameterInfo, ParameterRole, Segment, SegmentOutput, SegmentRole};
+pub use chunk::{ModelChunk, ParameterInfo, ParameterRole, Replacement, Segment, SegmentOutput, SegmentRole};
 pub use module_chunk::{ModuleChunk, Segments};
 pub use parallel::Parallel;
 pub use placement::{Placement, ReplicaGroup, Shard};

@@ -1,5 +1,6 @@
 //! The micro-batches of a training step and of an evaluation, as the executor asks for them.
 
+use bridge_dist::comm::CommError;
 use bridge_kernels::Philox;
 use burn::tensor::Tensor;
 
@@ -7,8 +8,10 @@ use super::settings::boundary;
 use super::{MicroBatchInput, MicroBatches, TrainWork};
 use crate::config::RunConfig;
 use crate::model::{Batch, Mode};
-use crate::optim::GradientBuffer;
+use crate::optim::{GradientBuffer, GradientReducer, ShardedParameters};
+use crate::train::executor::RegionHooks;
 use crate::train::forward_step::ForwardStep;
+use crate::train::hooks::{EvaluationHooks, Reduce, TrainHooks};
 
 /// The micro-batches of one training step on this rank.
 pub(in crate::train) struct StepWork<'a> {
@@ -20,6 +23,10 @@ pub(in crate::train) struct StepWork<'a> {
     pub factors: &'a [f64],
     pub forward_step: &'a mut dyn ForwardStep,
     pub gradients: &'a mut GradientBuffer,
+    pub reducer: &'a mut GradientReducer,
+    pub parameters: &'a mut ShardedParameters,
+    /// Whether gradients of weights may come after the backward pass of their segment.
+    pub puts_weights_off: bool,
 }
 
 impl MicroBatches for StepWork<'_> {
@@ -30,15 +37,31 @@ impl MicroBatches for StepWork<'_> {
     fn prepare(&mut self, microbatch: usize) -> MicroBatchInput {
         MicroBatchInput { batch: self.batches[microbatch].clone(), mode: Mode::Train(self.streams[microbatch]) }
     }
+
+    fn hooks<'h>(&'h mut self, microbatch: usize, chunk: usize, batch: &'h Batch) -> Box<dyn RegionHooks + 'h> {
+        // Every schedule takes the micro-batches of a chunk in order.
+        let is_last = microbatch + 1 == self.batches.len();
+        let completes = is_last || self.parameters.is_full();
+        Box::new(TrainHooks {
+            forward_step: self.forward_step,
+            batch,
+            factor: self.factors[microbatch],
+            gradients: self.gradients,
+            reducer: self.reducer,
+            parameters: self.parameters,
+            chunk,
+            reduce: if completes && !self.puts_weights_off { Reduce::Now } else { Reduce::Later },
+        })
+    }
 }
 
 impl TrainWork for StepWork<'_> {
-    fn objective(&mut self, microbatch: usize, batch: &Batch, loss_sum: Tensor<1>) -> Tensor<1> {
-        self.forward_step.objective(loss_sum, batch) * self.factors[microbatch]
-    }
-
     fn gradient(&mut self, name: &str, gradient: Tensor<1>) {
         self.gradients.add(name, gradient);
+    }
+
+    fn backward_done(&mut self, _microbatch: usize, _chunk: usize) -> Result<(), CommError> {
+        if self.parameters.is_full() { self.reducer.end_micro_batch(self.gradients) } else { Ok(()) }
     }
 }
 
@@ -46,6 +69,7 @@ impl TrainWork for StepWork<'_> {
 pub(in crate::train) struct EvaluationBatches<'a> {
     pub config: &'a RunConfig,
     pub batches: &'a [Batch],
+    pub parameters: &'a mut ShardedParameters,
 }
 
 impl MicroBatches for EvaluationBatches<'_> {
@@ -55,5 +79,9 @@ impl MicroBatches for EvaluationBatches<'_> {
 
     fn prepare(&mut self, microbatch: usize) -> MicroBatchInput {
         MicroBatchInput { batch: self.batches[microbatch].clone(), mode: Mode::Evaluate }
+    }
+
+    fn hooks<'h>(&'h mut self, _microbatch: usize, chunk: usize, _batch: &'h Batch) -> Box<dyn RegionHooks + 'h> {
+        Box::new(EvaluationHooks { parameters: self.parameters, chunk })
     }
 }
