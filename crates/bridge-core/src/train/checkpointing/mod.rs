@@ -83,3 +83,29 @@ pub(super) fn read_files(folder: &Path) -> std::io::Result<BTreeMap<String, Byte
     }
     Ok(files)
 }
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::FloatDType;
+
+    use super::*;
+    use crate::testing::toy;
+
+    #[test]
+    fn tensors_keep_their_bits_on_the_way_to_a_checkpoint() {
+        for dtype in [FloatDType::F32, FloatDType::BF16] {
+            let values = Tensor::<1>::from_data([1.5_f32, -0.0, 3.0e-5], &Device::flex()).cast(dtype);
+            let saved = host(values.clone()).unwrap();
+            assert_eq!(saved.shape(), [3]);
+            assert_eq!(&saved.bytes()[..], values.into_data().as_bytes());
+        }
+    }
+
+    #[test]
+    fn a_parameter_without_a_shard_is_the_whole() {
+        let chunk = toy(2, FloatDType::F32);
+        let layouts = layouts(chunk.as_ref());
+        assert_eq!(layouts.len(), chunk.parameters().len());
+        assert_eq!(layouts["layers.1.up"], LocalLayout::whole([11, 7]));
+    }
+}
