@@ -10,7 +10,7 @@ use bridge_core::optim::{
     AccumulationDType, Algorithm, Distribution, GradientBuffer, GroupRates, NoOverrides, Optimizer, OptimizerSettings,
     StepScales,
 };
-use bridge_core::train::{Executor, Recompute, select_device, set_num_threads};
+use bridge_core::train::{Closures, Executor, Recompute, select_device, set_num_threads};
 use bridge_kernels::Philox;
 use bridge_models::GptModelConfig;
 use bridge_models::decoder::presets::{NAMES, preset};
@@ -92,10 +92,9 @@ pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
         let started = Instant::now();
         let context = ForwardContext::new(&batch, Mode::Train(Philox::new(u64::from(step))));
         let factor = 1.0 / batch.num_tokens;
-        let loss_sum =
-            executor.forward_backward(chunks[0].as_ref(), &context, &mut |sum| sum * factor, &mut |name, gradient| {
-                gradients.add(name, gradient)
-            });
+        let mut on_gradient = |name: &str, gradient| gradients.add(name, gradient);
+        let mut hooks = Closures { objective: &mut |sum| sum * factor, on_gradient: &mut on_gradient };
+        let loss_sum = executor.forward_backward(chunks[0].as_mut(), &context, &mut hooks).map_err(Failure::run)?;
         let scales = StepScales { loss_scale: 1.0, divisor: 1.0 };
         optimizer.step(&mut chunks, &mut gradients, &rates, scales).map_err(Failure::run)?;
         device.sync().map_err(|error| Failure::run(format!("{error:?}")))?;

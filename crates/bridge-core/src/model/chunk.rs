@@ -85,6 +85,15 @@ impl ParameterInfo {
     }
 }
 
+/// What a parameter becomes in [`ModelChunk::replace_parameters`].
+#[derive(Clone, Debug)]
+pub enum Replacement {
+    /// This value, flat, in the parameter's dtype.
+    Value(Tensor<1>),
+    /// Nothing: the shape stays, the memory is given back. The parameter must get a value before it is used.
+    Released,
+}
+
 /// A model, or a pipeline stage of one: an ordered list of segments.
 ///
 /// Parameter values cross this interface flat (`[num_elements]`, row-major), without autodiff.
@@ -124,6 +133,9 @@ pub trait ModelChunk: fmt::Debug + Send {
     ///
     /// The value is handed over, so that a back end can update it in place. The result keeps the parameter's dtype.
     fn update_parameters(&mut self, f: &mut dyn FnMut(&str, Tensor<1>) -> Tensor<1>);
+
+    /// Replaces the parameters for which `f` has something. The others are not touched: graphs they are part of stay valid.
+    fn replace_parameters(&mut self, f: &mut dyn FnMut(&str) -> Option<Replacement>);
 
     /// Moves the gradients of this chunk's parameters out of `gradients`. Parameters without one are not visited.
     fn take_gradients(&self, gradients: &mut Gradients, f: &mut dyn FnMut(&str, Tensor<1>));

@@ -21,7 +21,7 @@ pub use builder::{
     BuildContext, ModelBuildError, ModelBuilder, ModelConfig, ModelHook, ModelRegistry, Stage, compose_hooks,
 };
 pub use cache::{KeyValueCache, LayerCache};
-pub use chunk::{ModelChunk, ParameterInfo, ParameterRole, Segment, SegmentOutput, SegmentRole};
+pub use chunk::{ModelChunk, ParameterInfo, ParameterRole, Replacement, Segment, SegmentOutput, SegmentRole};
 pub use layer_metrics::{LayerMetric, LayerMetrics};
 pub use module_chunk::{ModuleChunk, Segments};
 pub use parallel::Parallel;

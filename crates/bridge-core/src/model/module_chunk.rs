@@ -4,7 +4,9 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Gradients, Int, Tensor};
 
 use super::Placement;
-use super::{ForwardContext, KeyValueCache, ModelChunk, ParameterInfo, ParameterRole, Segment, SegmentOutput};
+use super::{
+    ForwardContext, KeyValueCache, ModelChunk, ParameterInfo, ParameterRole, Replacement, Segment, SegmentOutput,
+};
 
 /// What a Burn module adds to become a [`ModelChunk`].
 pub trait Segments: Module + 'static {
@@ -116,6 +118,12 @@ impl<M: Segments> ModelChunk for ModuleChunk<M> {
         self.module = Some(module.map(&mut updater));
     }
 
+    fn replace_parameters(&mut self, f: &mut dyn FnMut(&str) -> Option<Replacement>) {
+        let module = self.module.take().expect("replace_parameters does not nest");
+        let names = names(&module);
+        self.module = Some(module.map(&mut Replacer { names: names.into_iter(), f }));
+    }
+
     fn take_gradients(&self, gradients: &mut Gradients, f: &mut dyn FnMut(&str, Tensor<1>)) {
         visit(self.module(), Want::Gradient(gradients), &mut |name, parameter| {
             if let Some(gradient) = parameter.value {
@@ -199,6 +207,35 @@ impl ModuleMapper for Updater<'_> {
             let updated: Tensor<D> = updated.reshape(dims);
             debug_assert_eq!(updated.dtype(), dtype, "an update of {name} changed its dtype");
             if autodiff { updated.autodiff().set_require_grad(trainable) } else { updated }
+        })
+    }
+}
+
+struct Replacer<'a> {
+    // As in `Updater`.
+    names: std::vec::IntoIter<String>,
+    f: &'a mut dyn FnMut(&str) -> Option<Replacement>,
+}
+
+impl ModuleMapper for Replacer<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let name = self.names.next().expect("visitor and mapper walk the same parameters");
+        let Some(replacement) = (self.f)(&name) else {
+            return param;
+        };
+        param.map(|tensor| {
+            let (autodiff, trainable, dims) = (tensor.is_autodiff(), tensor.is_require_grad(), tensor.dims());
+            let dtype = tensor.dtype();
+            let replaced: Tensor<D> = match replacement {
+                Replacement::Value(value) => value.reshape(dims),
+                Replacement::Released => {
+                    // One element, seen as many: the shape of the parameter without its memory.
+                    let device = tensor.device().without_autodiff();
+                    Tensor::<D>::zeros([1; D], (&device, dtype)).expand(dims)
+                }
+            };
+            debug_assert_eq!(replaced.dtype(), dtype, "a replacement of {name} has another dtype");
+            if autodiff { replaced.autodiff().set_require_grad(trainable) } else { replaced }
         })
     }
 }

@@ -141,20 +141,34 @@ impl ReplicaCounts {
     }
 }
 
-/// Puts the parameters of one chunk into buckets of about `bucket_size` elements, in the order in which backward completes them.
-///
-/// A bucket is closed when it has reached `bucket_size`; `None` puts all parameters of a kind into one. Kinds do not mix.
-pub fn buckets(parameters: &[BucketParameter], bucket_size: Option<usize>, counts: ReplicaCounts) -> Vec<Bucket> {
+/// When a bucket is closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BucketRule {
+    /// Never: one bucket for all.
+    One,
+    /// When it has this many elements.
+    Elements(usize),
+    /// When all parameters of a segment are in it.
+    Segment,
+}
+
+/// Puts the parameters of one chunk into buckets, in the order in which backward completes them. Kinds do not mix.
+pub fn buckets(parameters: &[BucketParameter], rule: BucketRule, counts: ReplicaCounts) -> Vec<Bucket> {
     let mut order: Vec<&BucketParameter> = parameters.iter().rev().collect();
     order.sort_by_key(|parameter| std::cmp::Reverse(parameter.first_segment));
     let mut buckets = Vec::new();
     let mut open: [Vec<&BucketParameter>; 2] = [Vec::new(), Vec::new()];
     for parameter in order {
         let place = &mut open[parameter.replicas as usize];
+        let count = counts.of(parameter.replicas);
+        if rule == BucketRule::Segment && place.last().is_some_and(|last| last.first_segment != parameter.first_segment)
+        {
+            buckets.push(Bucket::new(&std::mem::take(place), count));
+        }
         place.push(parameter);
         let elements: usize = place.iter().map(|parameter| parameter.num_elements).sum();
-        if bucket_size.is_some_and(|limit| elements >= limit) {
-            buckets.push(Bucket::new(&std::mem::take(place), counts.of(parameter.replicas)));
+        if matches!(rule, BucketRule::Elements(limit) if elements >= limit) {
+            buckets.push(Bucket::new(&std::mem::take(place), count));
         }
     }
     for rest in open.iter().filter(|rest| !rest.is_empty()) {
@@ -190,19 +204,21 @@ mod tests {
     fn buckets_follow_backward_and_do_not_mix_kinds() {
         let parameters =
             [parameter("a", 5, 0), parameter("b", 7, 1), parameter("expert.c", 3, 1), parameter("d", 11, 2)];
-        let found = buckets(&parameters, Some(10), ReplicaCounts { dense: 3, expert: 2 });
+        let found = buckets(&parameters, BucketRule::Elements(10), ReplicaCounts { dense: 3, expert: 2 });
         let names: Vec<Vec<&str>> =
             found.iter().map(|b| b.entries.iter().map(|entry| entry.name.as_str()).collect()).collect();
         assert_eq!(names, [vec!["d"], vec!["expert.c"], vec!["b", "a"]]);
         assert_eq!(found.iter().map(|b| b.first_segment).collect::<Vec<_>>(), [2, 1, 0]);
-        assert_eq!(buckets(&parameters, None, ReplicaCounts { dense: 3, expert: 2 }).len(), 2);
+        assert_eq!(buckets(&parameters, BucketRule::One, ReplicaCounts { dense: 3, expert: 2 }).len(), 2);
+        let by_segment = buckets(&parameters, BucketRule::Segment, ReplicaCounts { dense: 3, expert: 2 });
+        assert_eq!(by_segment.iter().map(|b| b.entries.len()).collect::<Vec<_>>(), [1, 1, 1, 1]);
     }
 
     #[test]
     fn each_rank_finds_its_ranges_in_its_part() {
         let parameters = [parameter("a", 5, 0), parameter("b", 7, 0), parameter("c", 1, 0)];
         let ranks = 3;
-        let bucket = &buckets(&parameters, None, ReplicaCounts { dense: ranks, expert: 1 })[0];
+        let bucket = &buckets(&parameters, BucketRule::One, ReplicaCounts { dense: ranks, expert: 1 })[0];
         let mut values = vec![-1; bucket.len()];
         let of = |entry: &BucketEntry| -> Vec<i32> {
             let first = i32::from(entry.name.as_bytes()[0]) * 100;

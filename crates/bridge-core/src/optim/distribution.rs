@@ -6,11 +6,11 @@ use std::ops::Range;
 use bridge_dist::comm::{CommError, Group, ReduceOp};
 use bridge_dist::mesh::ProcessGroups;
 use bridge_kernels::optim::{count_zeros, sum_of_squares};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::GradientBuffer;
-use super::bucket::{Bucket, BucketParameter, ReplicaCounts, buckets, owned_range};
+use super::bucket::{Bucket, BucketParameter, BucketRule, ReplicaCounts, buckets, owned_range};
 use crate::model::{ModelChunk, ParameterInfo, ReplicaGroup};
 
 /// What the ranks of a data-parallel group divide among themselves.
@@ -21,6 +21,8 @@ pub enum Sharding {
     None,
     /// Reduced gradients, master weights and moments (the distributed optimizer).
     Optimizer,
+    /// Those and the parameters themselves, which are whole only while a segment uses them.
+    Full,
 }
 
 /// How gradients are reduced.
@@ -28,10 +30,34 @@ pub enum Sharding {
 pub struct DistributionSettings {
     /// What is divided.
     pub sharding: Sharding,
-    /// Elements at which a bucket is closed; `None` for one bucket.
-    pub bucket_size: Option<usize>,
-    /// Whether the collective divides by the number of ranks (`ddp.average_in_collective`), so that losses must not be divided by it.
+    /// When a bucket is closed. With [`Sharding::Full`] always after each segment.
+    pub bucket_rule: BucketRule,
+    /// Who divides by the number of ranks.
     pub average: Averaging,
+    /// Whether the next forward pass waits for updated parameters segment by segment.
+    pub gather: Gather,
+}
+
+impl Default for DistributionSettings {
+    /// Nothing is divided, and there is one bucket.
+    fn default() -> Self {
+        Self {
+            sharding: Sharding::None,
+            bucket_rule: BucketRule::One,
+            average: Averaging::InLoss,
+            gather: Gather::AfterStep,
+        }
+    }
+}
+
+/// When parameters that sharded optimizers have updated are gathered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Gather {
+    /// Before the step ends.
+    #[default]
+    AfterStep,
+    /// While the next forward pass runs (`ddp.overlap_param_gather`).
+    DuringForward,
 }
 
 /// Who divides gradients by the number of data-parallel ranks.
@@ -106,6 +132,7 @@ impl Distribution {
             };
             places.insert(parameter.name.clone(), place);
         }
+        let rule = if settings.sharding == Sharding::Full { BucketRule::Segment } else { settings.bucket_rule };
         let buckets = parameters
             .iter()
             .zip(chunks)
@@ -121,7 +148,7 @@ impl Distribution {
                         first_segment: first_segments.get(&parameter.name).copied().unwrap_or(0),
                     })
                     .collect();
-                buckets(&parameters, settings.bucket_size, counts)
+                buckets(&parameters, rule, counts)
             })
             .collect();
         Ok(Self { groups, settings, places, buckets })
@@ -129,8 +156,7 @@ impl Distribution {
 
     /// For a run of one rank.
     pub fn single(chunks: &[Box<dyn ModelChunk>]) -> Self {
-        let settings = DistributionSettings { sharding: Sharding::None, bucket_size: None, average: Averaging::InLoss };
-        Self::new(chunks, ProcessGroups::single(), settings).expect("one rank exchanges nothing")
+        Self::new(chunks, ProcessGroups::single(), DistributionSettings::default()).expect("one rank exchanges nothing")
     }
 
     /// The groups of this rank.
@@ -141,6 +167,11 @@ impl Distribution {
     /// What is divided among data-parallel ranks.
     pub fn sharding(&self) -> Sharding {
         self.settings.sharding
+    }
+
+    /// When updated parameters are gathered.
+    pub fn gather(&self) -> Gather {
+        self.settings.gather
     }
 
     /// Buckets of a chunk, in the order in which they are reduced.
@@ -191,6 +222,19 @@ impl Distribution {
         self.places.get(name).filter(|place| place.is_trained).map(|place| self.range_of(place))
     }
 
+    /// Whether this rank saves its slice of a parameter: of all ranks that hold the same one, one does.
+    pub fn saves_parameter(&self, name: &str) -> bool {
+        self.places.get(name).is_some_and(|place| place.is_counted && self.replicas(place.replicas).rank() == 0)
+    }
+
+    /// Whether this rank saves the optimizer state it has of a parameter ([`Distribution::state_range`]).
+    pub fn saves_state(&self, name: &str) -> bool {
+        match self.settings.sharding {
+            Sharding::None => self.saves_parameter(name),
+            Sharding::Optimizer | Sharding::Full => self.places.get(name).is_some_and(|place| place.is_counted),
+        }
+    }
+
     /// The part of a parameter's reduced gradient that this rank counts in sums over all ranks; `None` if another rank counts it.
     ///
     /// Each element of the model is counted by exactly one rank of the world, and in the same order whatever is sharded.
@@ -213,6 +257,30 @@ impl Distribution {
         self.total(gradients, sum_of_squares)
     }
 
+    /// Euclidean norm of each trained parameter's gradient over all ranks that hold parts of it, in name order. A pipeline stage knows those of
+    /// its own parameters.
+    ///
+    /// # Errors
+    /// If ranks cannot add up.
+    pub fn norms(&self, gradients: &GradientBuffer) -> Result<Vec<(String, f64)>, CommError> {
+        let mut norms = BTreeMap::new();
+        for kind in [ReplicaGroup::Dense, ReplicaGroup::Expert] {
+            let of_kind = self.places.iter().filter(|(_, place)| place.is_trained && place.replicas == kind);
+            let names: Vec<&String> = of_kind.map(|(name, _)| name).collect();
+            let square = |name: &&String| gradients.get(name).map_or(0.0, |g| self.counted_square(name, g));
+            let mut squares: Vec<f64> = names.iter().map(square).collect();
+            let groups = match kind {
+                ReplicaGroup::Dense => [self.groups.data_context(), self.groups.tensor()],
+                ReplicaGroup::Expert => [self.groups.expert_data(), self.groups.expert_tensor()],
+            };
+            for group in groups.into_iter().filter(|group| group.size() > 1) {
+                group.all_reduce((&mut squares).into(), ReduceOp::Sum)?;
+            }
+            norms.extend(names.into_iter().cloned().zip(squares.into_iter().map(f64::sqrt)));
+        }
+        Ok(norms.into_iter().collect())
+    }
+
     /// Zero entries among all gradients of the model, over all ranks.
     ///
     /// # Errors
@@ -230,6 +298,28 @@ impl Distribution {
     /// Squared norm of values that visit every parameter, over all ranks.
     pub(super) fn counted_square(&self, name: &str, value: &Tensor<1>) -> f64 {
         self.counted(name, value).filter(|part| part.dims()[0] > 0).map_or(0.0, |part| sum_of_squares(&part))
+    }
+
+    /// A flat float32 tensor of a parameter's shape, from the ranges that the ranks own.
+    pub(super) fn gather_owned(&self, name: &str, owned: Tensor<1>) -> Result<Tensor<1>, CommError> {
+        let Some(place) = self.places.get(name) else {
+            return Ok(owned);
+        };
+        let group = self.replicas(place.replicas);
+        if group.size() == 1 {
+            return Ok(owned);
+        }
+        let device = owned.device();
+        let ranges: Vec<Range<usize>> =
+            (0..group.size()).map(|rank| owned_range(place.num_elements, rank, group.size())).collect();
+        let part = ranges.iter().map(Range::len).max().unwrap_or(0);
+        let mut mine: Vec<f32> = owned.into_data().iter::<f32>().collect();
+        mine.resize(part, 0.0);
+        let mut all = vec![0_f32; part * group.size()];
+        group.all_gather((&mine).into(), (&mut all).into())?;
+        let values: Vec<f32> =
+            ranges.iter().enumerate().flat_map(|(rank, range)| &all[rank * part..][..range.len()]).copied().collect();
+        Ok(Tensor::from_data(TensorData::new(values, [place.num_elements]), (&device, DType::F32)))
     }
 
     /// A figure added up over all ranks.
@@ -257,7 +347,7 @@ impl Distribution {
     fn range_of(&self, place: &Place) -> Range<usize> {
         match self.settings.sharding {
             Sharding::None => 0..place.num_elements,
-            Sharding::Optimizer => place.owned.clone(),
+            Sharding::Optimizer | Sharding::Full => place.owned.clone(),
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use bridge_dist::comm::{CommError, Group, ReduceOp};
-use bridge_kernels::optim::{accumulate, sum_of_squares};
+use bridge_kernels::optim::accumulate;
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 
 /// dtype in which gradients are summed over micro-batches.
@@ -20,17 +20,20 @@ pub enum AccumulationDType {
 pub struct GradientBuffer {
     accumulation: AccumulationDType,
     gradients: BTreeMap<String, Tensor<1>>,
+    /// Gradients that ranks have added up already, on their way to take the place of `gradients`.
+    reduced: BTreeMap<String, Tensor<1>>,
 }
 
 impl GradientBuffer {
     /// An empty buffer.
     pub fn new(accumulation: AccumulationDType) -> Self {
-        Self { accumulation, gradients: BTreeMap::new() }
+        Self { accumulation, gradients: BTreeMap::new(), reduced: BTreeMap::new() }
     }
 
     /// Forgets all gradients.
     pub fn clear(&mut self) {
         self.gradients.clear();
+        self.reduced.clear();
     }
 
     /// Adds a micro-batch's gradient of the parameter `name`.
@@ -54,6 +57,20 @@ impl GradientBuffer {
     /// Takes the gradient of one parameter, in the dtype it has.
     pub(super) fn take_unchanged(&mut self, name: &str) -> Option<Tensor<1>> {
         self.gradients.remove(name)
+    }
+
+    /// Adds a gradient that ranks have added up.
+    pub(super) fn add_reduced(&mut self, name: &str, gradient: Tensor<1>) {
+        let sum = match self.reduced.remove(name) {
+            Some(sum) => accumulate(sum, gradient),
+            None => gradient,
+        };
+        self.reduced.insert(name.to_owned(), sum);
+    }
+
+    /// Lets reduced gradients take the place of this rank's own.
+    pub(super) fn adopt_reduced(&mut self) {
+        self.gradients.append(&mut self.reduced);
     }
 
     /// Replaces the gradient of one parameter.
@@ -97,11 +114,9 @@ impl GradientBuffer {
         Ok(())
     }
 
-    /// Euclidean norm of each parameter's gradient on this rank, in name order.
-    ///
-    /// A sum of squares is exact enough in float64 that the total does not depend on the order.
-    pub fn norms(&self) -> Vec<(String, f64)> {
-        self.gradients.iter().map(|(name, g)| (name.clone(), sum_of_squares(g).sqrt())).collect()
+    /// The gradient of one parameter.
+    pub(super) fn get(&self, name: &str) -> Option<&Tensor<1>> {
+        self.gradients.get(name)
     }
 }
 

@@ -1,5 +1,8 @@
 //! The optimizer: parameter groups, float32 master weights, moments, clipping, and one update of all parameters.
 //!
+//! With many ranks: `bucket` has the layout of gradients and parameters that travel together, `distribution` says who reduces, owns and counts
+//! which parameter, `reducer` adds gradients up while backward goes on, `sharded` gathers parameters of which each rank updates a part.
+//!
 //! The arithmetic of an update is in bridge-kernels; which learning rate and decay hold at a step is in
 //! [`crate::schedule`].
 
@@ -9,15 +12,17 @@ mod gradients;
 mod groups;
 mod optimizer;
 mod reducer;
+mod sharded;
 #[cfg(test)]
 mod tests;
 
-pub use bucket::{Bucket, BucketEntry, BucketParameter, ReplicaCounts, buckets, owned_range};
-pub use distribution::{Averaging, Distribution, DistributionSettings, Sharding};
+pub use bucket::{Bucket, BucketEntry, BucketParameter, BucketRule, ReplicaCounts, buckets, owned_range};
+pub use distribution::{Averaging, Distribution, DistributionSettings, Gather, Sharding};
 pub use gradients::{AccumulationDType, GradientBuffer};
 pub use groups::{
     DecayQkLayernorm, GroupSettings, NoOverrides, OverrideProvider, ParameterGroup, ParameterOverride,
     StandardOverrides,
 };
 pub use optimizer::{Algorithm, GroupRates, Optimizer, OptimizerSettings, OptimizerState, StepOutcome, StepScales};
-pub use reducer::{GradientReducer, Wire};
+pub use reducer::{GradientReducer, ReductionTimes, Wire};
+pub use sharded::ShardedParameters;

@@ -1,6 +1,7 @@
 //! One optimizer for all parameters of a rank's chunks.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use bridge_dist::comm::CommError;
@@ -8,7 +9,7 @@ use bridge_kernels::optim::{AdamWState, AdamWStep, SgdStep, adamw, sgd};
 use burn::tensor::{DType, FloatDType, Tensor};
 
 use super::groups::{self, OverrideProvider, ParameterGroup};
-use super::{Distribution, GradientBuffer, GroupSettings};
+use super::{Distribution, GradientBuffer, GroupSettings, ShardedParameters, Sharding};
 use crate::model::ModelChunk;
 
 /// The update rule.
@@ -84,10 +85,16 @@ struct Slot {
 }
 
 /// Saved state of an optimizer: named tensors and the number of steps made.
+///
+/// With a sharded optimizer each rank has only a range of each tensor; the ranks of `Distribution::replicas` together have all of it. Ranks
+/// cut all tensors of a parameter alike, in rank order (see [`owned_range`](super::owned_range)).
 #[derive(Clone, Debug, Default)]
 pub struct OptimizerState {
     /// `{master|exp_avg|exp_avg_sq|momentum}.{parameter}` to its value, flat, float32. Cloning shares memory.
     pub tensors: BTreeMap<String, Tensor<1>>,
+    /// For each of these tensors, the elements it covers of what this rank's model holds of the parameter, flat and row-major. A tensor
+    /// without an entry covers all.
+    pub ranges: BTreeMap<String, Range<usize>>,
     /// Number of successful steps.
     pub step: u64,
 }
@@ -100,6 +107,7 @@ pub struct Optimizer {
     group_of: BTreeMap<String, usize>,
     slots: BTreeMap<String, Slot>,
     distribution: Arc<Distribution>,
+    parameters: ShardedParameters,
     step: u64,
 }
 
@@ -118,7 +126,20 @@ impl Optimizer {
             .enumerate()
             .flat_map(|(i, group)| group.names.iter().map(move |name| (name.clone(), i)))
             .collect();
-        Self { settings, groups, group_of, slots: BTreeMap::new(), distribution, step: 0 }
+        Self {
+            settings,
+            groups,
+            group_of,
+            slots: BTreeMap::new(),
+            parameters: ShardedParameters::new(Arc::clone(&distribution), chunks),
+            distribution,
+            step: 0,
+        }
+    }
+
+    /// The parameters, as far as they or their state are sharded.
+    pub fn parameters(&mut self) -> &mut ShardedParameters {
+        &mut self.parameters
     }
 
     /// How parameters are spread over ranks.
@@ -158,21 +179,37 @@ impl Optimizer {
         }
         let gradient_scale = unscale * clip_coefficient(self.settings.clip_grad, grad_norm);
         self.step += 1;
-        for chunk in chunks {
-            chunk.update_parameters(&mut |name, value| {
-                let Some(&group) = self.group_of.get(name) else {
-                    return value;
-                };
-                // A parameter that the step did not touch has a zero gradient: its moments decay.
-                let gradient = gradients.take(name).unwrap_or_else(|| zeros_like(&value));
-                let slot = self.slots.entry(name.to_owned()).or_default();
-                let update =
-                    Update { algorithm: self.settings.algorithm, rates: rates[group], step: self.step, gradient_scale };
-                update.apply(slot, value, gradient)
-            });
+        let step = Step { algorithm: self.settings.algorithm, rates, step: self.step, gradient_scale };
+        match self.distribution.sharding() {
+            Sharding::None => {
+                for chunk in chunks {
+                    chunk.update_parameters(&mut |name, value| self.update(name, value, gradients, &step));
+                }
+            }
+            Sharding::Optimizer | Sharding::Full => {
+                let owned = self.parameters.owned(chunks);
+                let mut updated = BTreeMap::new();
+                for (name, value) in owned {
+                    let value = self.update(&name, value, gradients, &step);
+                    updated.insert(name, value);
+                }
+                self.parameters.publish(chunks, updated)?;
+            }
         }
         gradients.clear();
         Ok(StepOutcome { success: true, grad_norm, num_zeros })
+    }
+
+    /// Updates one parameter, or the range of it that this rank owns.
+    fn update(&mut self, name: &str, value: Tensor<1>, gradients: &mut GradientBuffer, step: &Step<'_>) -> Tensor<1> {
+        let Some(&group) = self.group_of.get(name) else {
+            return value;
+        };
+        // A parameter that the step did not touch has a zero gradient: its moments decay.
+        let gradient = gradients.take(name).unwrap_or_else(|| zeros_like(&value));
+        let slot = self.slots.entry(name.to_owned()).or_default();
+        let Step { algorithm, rates, step, gradient_scale } = *step;
+        Update { algorithm, rates: rates[group], step, gradient_scale }.apply(slot, value, gradient)
     }
 
     /// Euclidean norm of all parameters of the model (of their float32 masters, where there are any).
@@ -190,22 +227,42 @@ impl Optimizer {
         Ok(self.distribution.over_world(sum)?.sqrt())
     }
 
-    /// The state to save.
+    /// The state to save, as far as it is on this rank.
     pub fn state(&self) -> OptimizerState {
         let (first, second) = self.moment_names();
-        let mut tensors = BTreeMap::new();
+        let (mut tensors, mut ranges) = (BTreeMap::new(), BTreeMap::new());
         for (name, slot) in &self.slots {
+            let range = self.distribution.state_range(name);
             let entries = [("master", &slot.master), (first, &slot.first), (second, &slot.second)];
             for (kind, tensor) in entries {
                 if let Some(tensor) = tensor {
-                    tensors.insert(format!("{kind}.{name}"), tensor.clone());
+                    let key = format!("{kind}.{name}");
+                    ranges.extend(range.clone().map(|range| (key.clone(), range)));
+                    tensors.insert(key, tensor.clone());
                 }
             }
         }
-        OptimizerState { tensors, step: self.step }
+        OptimizerState { tensors, ranges, step: self.step }
+    }
+
+    /// The state to save, gathered from the ranks among which it is sharded. All of them call this together.
+    ///
+    /// # Errors
+    /// If it cannot be gathered.
+    pub fn whole_state(&self) -> Result<OptimizerState, CommError> {
+        let OptimizerState { mut tensors, step, .. } = self.state();
+        if self.distribution.sharding() != Sharding::None {
+            for (key, tensor) in &mut tensors {
+                let name = key.split_once('.').map_or(key.as_str(), |(_, name)| name);
+                *tensor = self.distribution.gather_owned(name, tensor.clone())?;
+            }
+        }
+        Ok(OptimizerState { tensors, ranges: BTreeMap::new(), step })
     }
 
     /// Restores saved state. Returns the names of saved tensors that belong to no parameter of this optimizer.
+    ///
+    /// A tensor may cover all that this rank's model holds of a parameter, or just the range whose state is on this rank.
     pub fn load_state(&mut self, state: OptimizerState) -> Vec<String> {
         let (first, second) = self.moment_names();
         self.step = state.step;
@@ -216,6 +273,10 @@ impl Optimizer {
             let Some((kind, name)) = known else {
                 unknown.push(key);
                 continue;
+            };
+            let tensor = match self.distribution.state_range(name) {
+                Some(range) if range.end <= tensor.dims()[0] && range.len() < tensor.dims()[0] => tensor.slice(range),
+                _ => tensor,
             };
             let slot = self.slots.entry(name.to_owned()).or_default();
             match kind {
@@ -243,6 +304,16 @@ fn clip_coefficient(clip_grad: f64, grad_norm: f64) -> f64 {
 
 fn zeros_like(value: &Tensor<1>) -> Tensor<1> {
     Tensor::zeros(value.shape(), (&value.device(), DType::F32))
+}
+
+/// What all updates of one step share.
+#[derive(Clone, Copy)]
+struct Step<'a> {
+    algorithm: Algorithm,
+    /// One entry a group.
+    rates: &'a [GroupRates],
+    step: u64,
+    gradient_scale: f64,
 }
 
 /// One update of one parameter.

@@ -24,6 +24,7 @@ struct InFlight {
     chunk: usize,
     bucket: usize,
     request: Request,
+    started: Instant,
 }
 
 /// Reduces the gradients of one step.
@@ -34,8 +35,16 @@ pub struct GradientReducer {
     in_flight: Vec<InFlight>,
     /// For each chunk, how many of its buckets have been started.
     started: Vec<usize>,
-    /// Time the rank spent waiting for reductions since it was last asked.
-    exposed: Duration,
+    times: ReductionTimes,
+}
+
+/// How long reductions took, and how much of that the rank had to wait.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReductionTimes {
+    /// From the start of each reduction to the moment its result was taken, added up.
+    pub total: Duration,
+    /// Time the rank did nothing but wait for them.
+    pub exposed: Duration,
 }
 
 impl std::fmt::Debug for GradientReducer {
@@ -48,11 +57,11 @@ impl GradientReducer {
     /// A reducer whose results lie on `device`.
     pub fn new(distribution: Arc<Distribution>, wire: Wire, device: Device) -> Self {
         let started = vec![0; distribution.num_chunks()];
-        Self { distribution, wire, device, in_flight: Vec::new(), started, exposed: Duration::ZERO }
+        Self { distribution, wire, device, in_flight: Vec::new(), started, times: ReductionTimes::default() }
     }
 
     /// Starts the reduction of all buckets that are complete once backward of `chunk` has left segment `segment`. Called in the last
-    /// micro-batch only, and on all ranks in the same order.
+    /// micro-batch (in each, where parameters are sharded), and on all ranks in the same order.
     ///
     /// # Errors
     /// If a reduction cannot be started.
@@ -71,30 +80,42 @@ impl GradientReducer {
             let op = distribution.reduce_op();
             let request = match distribution.sharding() {
                 Sharding::None => group.start_all_reduce(values, op)?,
-                Sharding::Optimizer => group.start_reduce_scatter(values, op)?,
+                Sharding::Optimizer | Sharding::Full => group.start_reduce_scatter(values, op)?,
             };
-            self.in_flight.push(InFlight { chunk, bucket: self.started[chunk], request });
+            self.in_flight.push(InFlight { chunk, bucket: self.started[chunk], request, started: Instant::now() });
             self.started[chunk] += 1;
         }
         Ok(())
     }
 
-    /// Starts what has not been started, waits for all, and leaves the reduced gradients in `gradients`: whole ones, or with a distributed
-    /// optimizer the ranges that this rank owns.
+    /// Ends a micro-batch whose gradients are reduced by themselves ([`Sharding::Full`]); they are added to those of the micro-batches
+    /// before.
+    ///
+    /// # Errors
+    /// If a reduction fails.
+    pub fn end_micro_batch(&mut self, gradients: &mut GradientBuffer) -> Result<(), CommError> {
+        for chunk in 0..self.started.len() {
+            self.left_segment(chunk, 0, gradients)?;
+        }
+        for InFlight { chunk, bucket, request, started } in std::mem::take(&mut self.in_flight) {
+            let waiting = Instant::now();
+            let reduced = request.wait()?;
+            self.times.exposed += waiting.elapsed();
+            self.times.total += started.elapsed();
+            self.spread(chunk, bucket, &reduced, gradients);
+        }
+        self.started.fill(0);
+        Ok(())
+    }
+
+    /// Starts what has not been started, waits for all, and leaves the reduced gradients in `gradients`: whole ones, or where the optimizer
+    /// is sharded the ranges that this rank owns.
     ///
     /// # Errors
     /// If a reduction fails.
     pub fn finish(&mut self, gradients: &mut GradientBuffer) -> Result<(), CommError> {
-        for chunk in 0..self.started.len() {
-            self.left_segment(chunk, 0, gradients)?;
-        }
-        let started = Instant::now();
-        for InFlight { chunk, bucket, request } in std::mem::take(&mut self.in_flight) {
-            let reduced = request.wait()?;
-            self.spread(chunk, bucket, &reduced, gradients);
-        }
-        self.exposed += started.elapsed();
-        self.started.fill(0);
+        self.end_micro_batch(gradients)?;
+        gradients.adopt_reduced();
         let distribution = Arc::clone(&self.distribution);
         distribution.complete(gradients, &self.device)
     }
@@ -105,9 +126,9 @@ impl GradientReducer {
         self.started.fill(0);
     }
 
-    /// Time the rank spent waiting for reductions since the last call.
-    pub fn take_exposed(&mut self) -> Duration {
-        std::mem::take(&mut self.exposed)
+    /// Times of the reductions since the last call.
+    pub fn take_times(&mut self) -> ReductionTimes {
+        std::mem::take(&mut self.times)
     }
 
     /// A bucket's gradients, moved out of `gradients`. A parameter without gradient counts as zero.
@@ -153,20 +174,20 @@ impl GradientReducer {
                 HostBuffer::F32(values) => {
                     let own = match sharding {
                         Sharding::None => bucket.gather(entry, values),
-                        Sharding::Optimizer => values[bucket.within_part(entry, rank)].to_vec(),
+                        Sharding::Optimizer | Sharding::Full => values[bucket.within_part(entry, rank)].to_vec(),
                     };
                     self.tensor(own, DType::F32)
                 }
                 HostBuffer::Bf16(values) => {
                     let own = match sharding {
                         Sharding::None => bucket.gather(entry, values),
-                        Sharding::Optimizer => values[bucket.within_part(entry, rank)].to_vec(),
+                        Sharding::Optimizer | Sharding::Full => values[bucket.within_part(entry, rank)].to_vec(),
                     };
                     self.tensor(own, DType::BF16)
                 }
                 other => unreachable!("gradients do not travel as {}", other.dtype()),
             };
-            gradients.set(&entry.name, tensor);
+            gradients.add_reduced(&entry.name, tensor);
         }
     }
 

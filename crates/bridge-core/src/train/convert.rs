@@ -4,12 +4,13 @@
 use burn::tensor::FloatDType;
 
 use super::TrainError;
-use super::recompute::Recompute;
+use super::recompute::{Cuts, Recompute};
 use crate::config::{self, RunConfig};
 use crate::logging::{TimeUnit, TimingLogLevel, TimingLogOption};
 use crate::model::SegmentRole;
 use crate::optim::{
-    Algorithm, Averaging, DecayQkLayernorm, DistributionSettings, OptimizerSettings, Sharding, StandardOverrides, Wire,
+    Algorithm, Averaging, BucketRule, DecayQkLayernorm, DistributionSettings, Gather, OptimizerSettings, Sharding,
+    StandardOverrides, Wire,
 };
 use crate::resilience::rerun::{ErrorInjection, ErrorInjectionType, Placement, RerunConfig, RerunMode};
 use crate::resilience::{LossChecks, Signal, SpikyLossDetector};
@@ -37,15 +38,37 @@ fn default_bucket_size(data_parallel_size: usize) -> usize {
 }
 
 pub(super) fn distribution(config: &RunConfig) -> DistributionSettings {
-    let (ddp, parallel) = (&config.ddp, &config.parallel);
+    let (ddp, replicas) = (&config.ddp, config.parallel.data * config.parallel.context);
     // Small buckets only help to start early; without overlap there is one.
-    let bucket_size = ddp
-        .overlap_grad_reduce
-        .then(|| ddp.bucket_size.unwrap_or_else(|| default_bucket_size(parallel.data * parallel.context)));
+    let bucket_rule = if ddp.overlap_grad_reduce || ddp.overlap_param_gather {
+        BucketRule::Elements(ddp.bucket_size.unwrap_or_else(|| default_bucket_size(replicas)))
+    } else {
+        BucketRule::One
+    };
     DistributionSettings {
-        sharding: Sharding::None,
-        bucket_size,
+        sharding: sharding(config),
+        bucket_rule,
         average: if ddp.average_in_collective { Averaging::InCollective } else { Averaging::InLoss },
+        gather: if ddp.overlap_param_gather { Gather::DuringForward } else { Gather::AfterStep },
+    }
+}
+
+/// Finalized recipes say it under each of its names.
+fn sharding(config: &RunConfig) -> Sharding {
+    let ddp = &config.ddp;
+    match ddp.data_parallel_sharding_strategy {
+        config::ShardingStrategy::OptimGradsParams if ddp.use_megatron_fsdp => Sharding::Full,
+        _ if ddp.use_distributed_optimizer => Sharding::Optimizer,
+        _ => Sharding::None,
+    }
+}
+
+pub(super) fn cuts(config: &RunConfig) -> Cuts {
+    let has_replicas = config.parallel.data * config.parallel.context > 1;
+    match sharding(config) {
+        Sharding::Full => Cuts::EachLayerRecomputed,
+        _ if has_replicas && config.ddp.overlap_grad_reduce => Cuts::EachLayer,
+        _ => Cuts::AsNeeded,
     }
 }
 

@@ -57,19 +57,18 @@ impl EvaluationReport {
 /// Evaluates the model on `validation.eval_iters` batches of a split (all of it with `validation.full_validation`),
 /// logs the result and tells the callbacks. `None` when the run has no such data.
 ///
-/// The model itself is untouched: an inference copy that shares its memory is evaluated.
+/// The model's values are untouched: inference copies that share its memory are evaluated.
 ///
 /// A signal or the cancel handle stops it: `None` too, and the loop exits at its next look.
 ///
 /// # Errors
-/// Data that cannot be read.
+/// Data that cannot be read; ranks that cannot communicate.
 pub fn evaluate(run: &mut TrainingRun, split: Split) -> Result<Option<EvaluationReport>, TrainError> {
     let Some(mut loader) = run.evaluation_loader(split)? else {
         return Ok(None);
     };
     let iterations = run.evaluation_iterations(split);
     let num_microbatches = run.config.validation.num_microbatches;
-    let chunks: Vec<_> = run.chunks.iter().map(|chunk| chunk.inference()).collect();
     let mut losses = Losses::new();
     let (mut num_passes, mut num_bytes) = (0_u64, Some(0_u64));
     for iteration in 0..iterations {
@@ -85,8 +84,9 @@ pub fn evaluate(run: &mut TrainingRun, split: Split) -> Result<Option<Evaluation
         }
         micro_batches.iter().try_for_each(|micro_batch| run.check_ids(micro_batch))?;
         let batches: Vec<Batch> = micro_batches.iter().map(|micro_batch| run.prepare(micro_batch)).collect();
-        let mut work = EvaluationBatches { config: &run.config, batches: &batches };
-        let loss_sums = run.pipeline.evaluate(&chunks, batches.len(), &mut work)?;
+        let mut work =
+            EvaluationBatches { config: &run.config, batches: &batches, parameters: run.optimizer.parameters() };
+        let loss_sums = run.pipeline.evaluate(&mut run.chunks, batches.len(), &mut work)?;
         for (loss_sum, batch) in loss_sums.into_iter().zip(&batches) {
             for (name, ratio) in run.forward_step.report(loss_sum, batch) {
                 *losses.entry(name).or_default() += ratio;

@@ -5,28 +5,26 @@ use std::collections::BTreeMap;
 use bridge_kernels::Philox;
 use burn::tensor::{Device, FloatDType, Tensor};
 
-use super::executor::Executor;
-use super::recompute::Recompute;
-use crate::model::{Batch, ForwardContext, Mode, SegmentRole};
+use super::executor::{Closures, Executor};
+use super::recompute::{Cuts, Recompute};
+use crate::model::{Batch, ForwardContext, Mode, SegmentOutput, SegmentRole};
 use crate::testing::{micro_batch, toy};
 
-fn gradients(recompute: &Recompute, dtype: FloatDType) -> (f32, BTreeMap<String, Vec<f32>>) {
-    let chunk = toy(5, dtype);
+fn gradients(recompute: &Recompute, cuts: Cuts, dtype: FloatDType) -> (f32, BTreeMap<String, Vec<f32>>) {
+    let mut chunk = toy(5, dtype);
     let batch = Batch::new(&micro_batch(3, 7, 11), &Device::flex());
     let context = ForwardContext::new(&batch, Mode::Train(Philox::new(5)));
     let mut sums: BTreeMap<String, Tensor<1>> = BTreeMap::new();
-    let loss = Executor::new(chunk.as_ref(), recompute).forward_backward(
-        chunk.as_ref(),
-        &context,
-        &mut |sum| sum * 0.5,
-        &mut |name, gradient| {
-            let sum = match sums.remove(name) {
-                Some(sum) => sum + gradient,
-                None => gradient,
-            };
-            sums.insert(name.to_owned(), sum);
-        },
-    );
+    let mut on_gradient = |name: &str, gradient: Tensor<1>| {
+        let sum = match sums.remove(name) {
+            Some(sum) => sum + gradient,
+            None => gradient,
+        };
+        sums.insert(name.to_owned(), sum);
+    };
+    let mut hooks = Closures { objective: &mut |sum| sum * 0.5, on_gradient: &mut on_gradient };
+    let executor = Executor::with_cuts(chunk.as_ref(), recompute, cuts);
+    let loss = executor.forward_backward(chunk.as_mut(), &context, &mut hooks).unwrap();
     let values = sums
         .into_iter()
         .map(|(name, g)| (name, g.cast(FloatDType::F32).into_data().try_to_vec::<f32>().unwrap()))
@@ -37,18 +35,21 @@ fn gradients(recompute: &Recompute, dtype: FloatDType) -> (f32, BTreeMap<String,
 #[test]
 fn recomputing_changes_nothing() {
     for dtype in [FloatDType::F32, FloatDType::BF16] {
-        let (loss, expected) = gradients(&Recompute::Off, dtype);
+        let (loss, expected) = gradients(&Recompute::Off, Cuts::AsNeeded, dtype);
         assert!(loss.is_finite() && loss > 0.0);
         assert_eq!(expected.len(), 21);
         assert!(expected.values().all(|g| g.iter().any(|v| *v != 0.0)));
-        for recompute in [
-            Recompute::Uniform { layers: 1 },
-            Recompute::Uniform { layers: 2 },
-            Recompute::Uniform { layers: 9 },
-            Recompute::Block { layers: 3 },
-            Recompute::Selective(vec![SegmentRole::Mlp]),
+        for (recompute, cuts) in [
+            (Recompute::Uniform { layers: 1 }, Cuts::AsNeeded),
+            (Recompute::Uniform { layers: 2 }, Cuts::AsNeeded),
+            (Recompute::Uniform { layers: 9 }, Cuts::AsNeeded),
+            (Recompute::Block { layers: 3 }, Cuts::AsNeeded),
+            (Recompute::Block { layers: 3 }, Cuts::EachLayer),
+            (Recompute::Selective(vec![SegmentRole::Mlp]), Cuts::AsNeeded),
+            (Recompute::Off, Cuts::EachLayer),
+            (Recompute::Off, Cuts::EachLayerRecomputed),
         ] {
-            let (again, found) = gradients(&recompute, dtype);
+            let (again, found) = gradients(&recompute, cuts, dtype);
             assert_eq!(loss.to_bits(), again.to_bits(), "{recompute:?}");
             for (name, gradient) in &expected {
                 // The shared embedding's gradient is summed in another order when the graph is cut.
@@ -64,15 +65,17 @@ fn recomputing_changes_nothing() {
 
 #[test]
 fn evaluation_needs_no_graph_and_no_dropout() {
-    let chunk = toy(2, FloatDType::F32).inference();
+    let mut chunk = toy(2, FloatDType::F32);
     let batch = Batch::new(&micro_batch(2, 5, 3), &Device::flex());
     let executor = Executor::new(chunk.as_ref(), &Recompute::Off);
-    let run = || {
-        let context = ForwardContext::new(&batch, Mode::Evaluate);
-        executor.forward(chunk.as_ref(), &context).into_data().try_to_vec::<f32>().unwrap()[0]
+    let mut run = |mode| {
+        let context = ForwardContext::new(&batch, mode);
+        let mut hooks = Closures { objective: &mut |sum| sum, on_gradient: &mut |_, _| {} };
+        let output = executor.forward_chunk(chunk.as_mut(), None, &context, &mut hooks).unwrap();
+        let SegmentOutput::LossSum(loss) = output else { panic!("a whole model ends with the loss") };
+        loss.into_data().try_to_vec::<f32>().unwrap()[0]
     };
-    assert_eq!(run().to_bits(), run().to_bits());
-    let trained = ForwardContext::new(&batch, Mode::Train(Philox::new(1)));
-    let with_dropout = executor.forward(chunk.as_ref(), &trained).into_data().try_to_vec::<f32>().unwrap()[0];
-    assert_ne!(run(), with_dropout);
+    let loss = run(Mode::Evaluate);
+    assert_eq!(loss.to_bits(), run(Mode::Evaluate).to_bits());
+    assert_ne!(loss, run(Mode::Train(Philox::new(1))));
 }

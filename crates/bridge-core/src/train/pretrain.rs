@@ -31,7 +31,11 @@ pub struct RunReport {
 /// Those of [`setup`], [`train`] and [`evaluate`]; a communication error of any of them. What was logged and saved before stays.
 pub fn pretrain(config: RunConfig, options: RunOptions) -> Result<RunReport, TrainError> {
     let mut run = setup(config, options)?;
-    let outcome = catch_comm_error(|| train_and_evaluate(&mut run));
+    let outcome = catch_comm_error(|| {
+        let outcome = train_and_evaluate(&mut run)?;
+        run.make_parameters_whole()?;
+        Ok(outcome)
+    });
     if let Err(error) = &outcome {
         run.reporter.fail(error);
     }

@@ -32,11 +32,23 @@ pub struct Region {
     pub recomputed: bool,
 }
 
+/// Where the graph is cut besides the places where recompute cuts it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Cuts {
+    /// Nowhere.
+    #[default]
+    AsNeeded,
+    /// Between all layers, so that the gradients of one are complete while others still run backward.
+    EachLayer,
+    /// Between all layers, and each (and the embedding) is recomputed, so that its parameters need not stay.
+    EachLayerRecomputed,
+}
+
 /// Cuts `segments` into regions.
-pub fn plan(segments: &[Segment], recompute: &Recompute) -> Vec<Region> {
+pub fn plan(segments: &[Segment], recompute: &Recompute, cuts: Cuts) -> Vec<Region> {
     let first_layer = segments.iter().find_map(|segment| segment.layer).unwrap_or(0);
     // Segments with equal keys, next to each other, share a region.
-    let key = |segment: &Segment| -> Option<usize> {
+    let recomputed = |segment: &Segment| -> Option<usize> {
         let layer = segment.layer? - first_layer;
         match recompute {
             Recompute::Off => None,
@@ -48,15 +60,37 @@ pub fn plan(segments: &[Segment], recompute: &Recompute) -> Vec<Region> {
             }
         }
     };
-    let mut regions: Vec<(Option<usize>, Region)> = Vec::new();
+    let key = |segment: &Segment| -> Key {
+        match (recomputed(segment), cuts) {
+            (Some(group), _) => Key::Recomputed(group),
+            (None, Cuts::AsNeeded) => Key::Kept(None),
+            (None, Cuts::EachLayer) => Key::Kept(segment.layer),
+            (None, Cuts::EachLayerRecomputed) => Key::RecomputedLayer(segment.layer),
+        }
+    };
+    let mut regions: Vec<(Key, Region)> = Vec::new();
     for (index, segment) in segments.iter().enumerate() {
         let key = key(segment);
         match regions.last_mut() {
             Some((last, region)) if *last == key => region.segments.end = index + 1,
-            _ => regions.push((key, Region { segments: index..index + 1, recomputed: key.is_some() })),
+            _ => {
+                let recomputed = !matches!(key, Key::Kept(_));
+                regions.push((key, Region { segments: index..index + 1, recomputed }));
+            }
         }
     }
     regions.into_iter().map(|(_, region)| region).collect()
+}
+
+/// What segments of one region have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Key {
+    /// Their graph is kept; the layer, where layers are cut.
+    Kept(Option<usize>),
+    /// They are recomputed together.
+    Recomputed(usize),
+    /// They are recomputed because their parameters do not stay.
+    RecomputedLayer(Option<usize>),
 }
 
 #[cfg(test)]
@@ -75,7 +109,7 @@ mod tests {
     }
 
     fn cuts(recompute: Recompute) -> Vec<(Range<usize>, bool)> {
-        plan(&decoder(4..7), &recompute).into_iter().map(|r| (r.segments, r.recomputed)).collect()
+        plan(&decoder(4..7), &recompute, Cuts::AsNeeded).into_iter().map(|r| (r.segments, r.recomputed)).collect()
     }
 
     #[test]
@@ -88,5 +122,17 @@ mod tests {
             [(0..2, false), (2..3, true), (3..4, false), (4..5, true), (5..6, false), (6..7, true), (7..8, false)]
         );
         assert_eq!(cuts(Recompute::Selective(vec![SegmentRole::Attention, SegmentRole::Mlp])).len(), 8);
+    }
+
+    #[test]
+    fn layers_are_cut_for_ranks() {
+        let segments = |cuts| -> Vec<(Range<usize>, bool)> {
+            let regions = plan(&decoder(4..6), &Recompute::Off, cuts);
+            regions.into_iter().map(|region| (region.segments, region.recomputed)).collect()
+        };
+        assert_eq!(segments(Cuts::EachLayer), [(0..1, false), (1..3, false), (3..5, false), (5..6, false)]);
+        assert_eq!(segments(Cuts::EachLayerRecomputed), [(0..1, true), (1..3, true), (3..5, true), (5..6, true)]);
+        let mixed = plan(&decoder(4..6), &Recompute::Selective(vec![SegmentRole::Mlp]), Cuts::EachLayer);
+        assert_eq!(mixed.len(), 6);
     }
 }

@@ -192,11 +192,31 @@ impl TrainingRun {
     }
 
     pub(super) fn log_step(&mut self, step: &StepReport) -> Result<(), TrainError> {
-        let params_norm = (self.config.logger.log_params_norm
-            && step.iteration.is_multiple_of(self.config.logger.tensorboard_log_interval as u64))
-        .then(|| self.optimizer.parameter_norm(&self.chunks))
-        .transpose()?;
+        let logger = &self.config.logger;
+        let is_due = logger.log_params_norm && step.iteration.is_multiple_of(logger.tensorboard_log_interval as u64);
+        let params_norm = is_due.then(|| self.parameter_norm()).transpose()?;
         self.reporter.step(&self.state, step, params_norm, &self.timers)
+    }
+
+    fn parameter_norm(&mut self) -> Result<f64, TrainError> {
+        self.make_parameters_whole()?;
+        let norm = self.optimizer.parameter_norm(&self.chunks);
+        self.release_parameters();
+        Ok(norm?)
+    }
+
+    /// Gives every parameter of [`TrainingRun::chunks`] its value, where ranks keep only parts of them or updates are still on their way. All
+    /// ranks call this together.
+    ///
+    /// # Errors
+    /// If ranks cannot communicate.
+    pub fn make_parameters_whole(&mut self) -> Result<(), TrainError> {
+        Ok(self.optimizer.parameters().make_whole(&mut self.chunks)?)
+    }
+
+    /// Undoes [`make_parameters_whole`](Self::make_parameters_whole) where ranks keep parts only. Values must not have changed.
+    pub(super) fn release_parameters(&mut self) {
+        self.optimizer.parameters().release_all(&mut self.chunks);
     }
 
     pub(super) fn log_evaluation(&mut self, report: &EvaluationReport) -> Result<(), TrainError> {
@@ -216,6 +236,7 @@ impl TrainingRun {
     pub(super) fn poll_saves(&mut self) -> Result<(), TrainError> {
         if let Some(saver) = &mut self.saver
             && let Some(report) = saver.poll()?
+            && ranks::is_first(&self.groups)
         {
             self.reporter.saved_in_background(&self.state, &report)?;
         }
@@ -232,6 +253,7 @@ impl TrainingRun {
     fn finish_writing(&mut self) -> Result<(), TrainError> {
         if let Some(saver) = &mut self.saver
             && let Some(report) = saver.finish()?
+            && ranks::is_first(&self.groups)
         {
             self.reporter.saved_in_background(&self.state, &report)?;
         }

@@ -95,9 +95,11 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let config = Arc::new(config);
     let groups = options.groups.clone();
     // What can be refused is refused before anything is written.
-    let Checked { device, model_config, start } = ranks::agree(&groups, "checking the run", check(&config, &options))?;
+    let Checked { device, model_config } = ranks::agree(&groups, "checking the run", check(&config, &options))?;
+    let start = find_start(&config, &groups)?;
     let opened = open(&config, options.console, &groups, start.as_ref());
-    let Opened { reporter, saver, lock } = ranks::agree(&groups, "opening logs and checkpoints", opened)?;
+    let Opened { reporter, lock } = ranks::agree(&groups, "opening logs", opened)?;
+    let saver = Saver::open(&config, &groups)?;
     let signals = watch_signals(&config, options.signals)?;
     let data = ranks::first_alone(&groups, "preparing data", || {
         RunData::build(&config, &options.datasets, &reporter, data_parallel(&groups))
@@ -161,8 +163,9 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
         config,
     };
     if let Some(start) = &start {
-        ranks::agree(&groups, "loading a checkpoint", restore(&mut run, start))?;
+        restore(&mut run, start)?;
     }
+    run.optimizer.parameters().shard(&mut run.chunks);
     // What the data holds is this run's business, not the checkpoint's.
     let state = &mut run.state.train_state;
     state.do_train = !run.config.validation.skip_train && run.data.has_train();
@@ -177,7 +180,6 @@ struct Checked {
     /// With autodiff.
     device: Device,
     model_config: Box<dyn ModelConfig>,
-    start: Option<Start>,
 }
 
 fn check(config: &RunConfig, options: &RunOptions) -> Result<Checked, TrainError> {
@@ -191,14 +193,12 @@ fn check(config: &RunConfig, options: &RunOptions) -> Result<Checked, TrainError
         return Err(TrainError::Device(format!("`{}` does not compute in {params_dtype:?}", config.device)));
     }
     check_source(config)?;
-    Ok(Checked { device, model_config: options.models.config(&config.model)?, start: find_start(config)? })
+    Ok(Checked { device, model_config: options.models.config(&config.model)? })
 }
 
 /// Where a run writes.
 struct Opened {
     reporter: Reporter,
-    /// On rank 0, where checkpoints are saved.
-    saver: Option<Saver>,
     /// On rank 0.
     lock: Option<RunLock>,
 }
@@ -210,7 +210,6 @@ fn open(
     start: Option<&Start>,
 ) -> Result<Opened, TrainError> {
     let lock = if ranks::is_first(groups) { Some(RunLock::acquire(config)?) } else { None };
-    let saver = if ranks::is_first(groups) { Saver::open(config)? } else { None };
     let start_state = start.map_or_else(|| Ok(TrainState::default()), |start| start.train_state())?;
     let reporter = Reporter::new(config, console, &start_state, groups.world().rank())?;
     if ranks::is_first(groups) {
@@ -223,7 +222,7 @@ fn open(
     } else if let Some(load) = &config.checkpoint.load {
         reporter.note(&format!("no checkpoint in {}: starting from scratch", load.display()));
     }
-    Ok(Opened { reporter, saver, lock })
+    Ok(Opened { reporter, lock })
 }
 
 /// This rank's place among those that read different samples.

@@ -87,7 +87,8 @@ pub(super) fn train_step(run: &mut TrainingRun) -> Result<StepEnd, TrainError> {
     let grad_norms = match run.wants_grad_norms() {
         true => {
             let unscale = 1.0 / (loss_scale * pass_result.divisor);
-            run.gradients.norms().into_iter().map(|(name, norm)| (name, norm * unscale)).collect()
+            let norms = run.optimizer.distribution().norms(&run.gradients)?;
+            norms.into_iter().map(|(name, norm)| (name, norm * unscale)).collect()
         }
         false => Vec::new(),
     };
@@ -147,8 +148,11 @@ fn forward_backward(run: &mut TrainingRun, micro_batches: &[MicroBatch]) -> Resu
         metrics: &metrics,
         forward_step: run.forward_step.as_mut(),
         gradients: &mut run.gradients,
+        reducer: &mut run.reducer,
+        parameters: run.optimizer.parameters(),
+        puts_weights_off: run.pipeline.puts_weights_off(),
     };
-    let mut loss_sums = run.pipeline.train(&run.chunks, batches.len(), &mut work)?.loss_sums;
+    let mut loss_sums = run.pipeline.train(&mut run.chunks, batches.len(), &mut work)?.loss_sums;
     drop(timer);
     for (loss_sum, batch) in loss_sums.iter().zip(&batches) {
         for (name, ratio) in run.forward_step.report(*loss_sum, batch) {
@@ -158,6 +162,10 @@ fn forward_backward(run: &mut TrainingRun, micro_batches: &[MicroBatch]) -> Resu
     let timer = run.timers.start("all-grads-sync", TimerLevel::Phase);
     run.reducer.finish(&mut run.gradients)?;
     drop(timer);
+    let times = run.reducer.take_times();
+    run.timers.record("grads-reduce-total", TimerLevel::MicroBatch, times.total);
+    run.timers.record("grads-reduce-exposed", TimerLevel::MicroBatch, times.exposed);
+    run.timers.record("params-all-gather-exposed", TimerLevel::MicroBatch, run.optimizer.parameters().take_waited());
     ranks::share_losses(&run.groups, &mut losses)?;
     if run.config.model.num_moe_experts.is_some() {
         losses.extend(ranks::router_losses(&run.groups, &metrics)?);

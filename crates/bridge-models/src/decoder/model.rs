@@ -204,6 +204,22 @@ impl Segments for Decoder {
         KeyValueCache::new(self.decoder.layers.len())
     }
 
+    fn uses_parameter(&self, index: usize, name: &str) -> bool {
+        let before_layers = usize::from(self.embedding.is_some());
+        if index < before_layers {
+            return name.starts_with("embedding.");
+        }
+        let in_layers = index - before_layers;
+        let local = in_layers / 2;
+        if local < self.decoder.layers.len() {
+            let layer = format!("decoder.layers.{}.", self.settings.first_layer + local);
+            let is_mlp = |rest: &str| !rest.starts_with("self_attention.") && !rest.starts_with("input_layernorm.");
+            return name.strip_prefix(&layer).is_some_and(|rest| is_mlp(rest) == (in_layers % 2 == 1));
+        }
+        let is_output_table = name == OUTPUT_LAYER || (self.settings.tied && name == WORD_EMBEDDINGS);
+        is_output_table || name.starts_with("decoder.final_layernorm.")
+    }
+
     fn parameter_role(&self, name: &str) -> ParameterRole {
         if name.starts_with("embedding.") || name == OUTPUT_LAYER {
             ParameterRole::EmbeddingOrOutput

@@ -3,6 +3,7 @@
 
 mod checkpoint;
 mod cross;
+mod data_parallel;
 mod dataset;
 mod draft;
 mod model;
@@ -45,6 +46,7 @@ pub(super) fn run(raw: &RawConfig, world: &World, purpose: Purpose) -> Result<Ru
     // 2. Parallel sizes; the data-parallel one is what remains.
     let mut parallel = parallel::resolve(&mut draft);
     pipeline::resolve(&mut draft, &mut parallel);
+    data_parallel::resolve(&mut draft, &parallel);
     // 3. Each section.
     let name = train::name(&mut draft);
     train::device(&mut draft);

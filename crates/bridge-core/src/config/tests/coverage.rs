@@ -24,7 +24,7 @@ const IMPLEMENTED: &[(&str, &str)] = &[
     ),
     (
         "optimizer",
-        "lr min_lr decoupled_lr decoupled_min_lr weight_decay apply_wd_to_qk_layernorm fp16 bf16 params_dtype loss_scale initial_loss_scale min_loss_scale loss_scale_window hysteresis adam_beta1 adam_beta2 adam_eps decoupled_weight_decay sgd_momentum clip_grad log_num_zeros_in_grad",
+        "lr min_lr decoupled_lr decoupled_min_lr weight_decay apply_wd_to_qk_layernorm fp16 bf16 params_dtype loss_scale initial_loss_scale min_loss_scale loss_scale_window hysteresis adam_beta1 adam_beta2 adam_eps decoupled_weight_decay sgd_momentum clip_grad log_num_zeros_in_grad use_distributed_optimizer overlap_param_gather",
     ),
     (
         "scheduler",
@@ -45,9 +45,9 @@ const IMPLEMENTED: &[(&str, &str)] = &[
     ),
     (
         "ddp",
-        "grad_reduce_in_fp32 overlap_grad_reduce check_for_nan_in_grad bucket_size pad_buckets_for_high_nccl_busbw reduce_scatter_with_fp32_accumulation average_in_collective gradient_reduce_div_fusion",
+        "grad_reduce_in_fp32 overlap_grad_reduce overlap_param_gather use_distributed_optimizer use_megatron_fsdp use_custom_fsdp data_parallel_sharding_strategy check_for_nan_in_grad bucket_size pad_buckets_for_high_nccl_busbw reduce_scatter_with_fp32_accumulation average_in_collective gradient_reduce_div_fusion",
     ),
-    ("dist", "distributed_timeout_minutes use_tp_pp_dp_mapping"),
+    ("dist", "distributed_timeout_minutes use_megatron_fsdp use_tp_pp_dp_mapping"),
     ("rng", "seed"),
     (
         "rerun_state_machine",

@@ -131,6 +131,41 @@ fn data_parallel_size_is_what_remains() {
 }
 
 #[test]
+fn stages_are_checked_and_chunks_counted() {
+    let pipeline = |overrides: &[&str]| {
+        let two = ["model.pipeline_model_parallel_size=2", "model.num_layers=4", "train.global_batch_size=8"];
+        on_ranks(2, &[&two[..], overrides].concat())
+    };
+    let run = pipeline(&[]).expect("accepted");
+    assert_eq!((run.parallel.pipeline, run.parallel.virtual_pipeline, run.parallel.data), (2, 1, 1));
+    let run = pipeline(&["model.pipeline_model_parallel_layout=Et|t|t|tL"]).expect("a layout says how many chunks");
+    assert_eq!(run.parallel.virtual_pipeline, 2);
+    let list = "model.pipeline_model_parallel_layout=['Et', 't*3', '', 'L']";
+    assert_eq!(pipeline(&[list]).expect("a list of stages").parallel.virtual_pipeline, 2);
+    assert!(pipeline(&["model.num_layers_in_last_pipeline_stage=1"]).is_ok());
+    for (overrides, key) in [
+        (&["model.num_layers=3"][..], "model.pipeline_model_parallel_size"),
+        (&["model.virtual_pipeline_model_parallel_size=3"], "model.virtual_pipeline_model_parallel_size"),
+        (&["model.num_layers_in_first_pipeline_stage=5"], "model.num_layers_in_first_pipeline_stage"),
+        (&["model.account_for_loss_in_pipeline_split=true"], "model.account_for_loss_in_pipeline_split"),
+        (&["model.pipeline_model_parallel_layout=Et|tx"], "model.pipeline_model_parallel_layout"),
+        (
+            &["model.pipeline_model_parallel_layout=Ett|ttL", "model.num_layers_in_first_pipeline_stage=2"],
+            "model.num_layers_in_first_pipeline_stage",
+        ),
+        (
+            &["model.virtual_pipeline_model_parallel_size=2", "model.microbatch_group_size_per_vp_stage=1"],
+            "model.microbatch_group_size_per_vp_stage",
+        ),
+        (&["model.virtual_pipeline_model_parallel_size=2", "model.pipeline_schedule=gpipe"], "model.pipeline_schedule"),
+        (&["model.virtual_pipeline_model_parallel_size=2", "train.global_batch_size=2"], "train.global_batch_size"),
+    ] {
+        let errors = pipeline(overrides).expect_err(key);
+        assert!(errors.names(key), "{overrides:?} should name {key}:\n{errors}");
+    }
+}
+
+#[test]
 fn blends_are_read_as_upstream_reads_them() {
     let blend = |path: &str| {
         let path = format!("dataset.data_path={path}");

@@ -23,8 +23,8 @@ use bridge_dist::comm::{CommError, Group};
 use bridge_dist::schedule::{PipelineShape, ScheduleError, ScheduleKind, rank_actions};
 use burn::tensor::{Device, FloatDType, Tensor};
 
-use super::executor::Executor;
-use super::recompute::Recompute;
+use super::executor::{Executor, RegionHooks};
+use super::recompute::{Cuts, Recompute};
 use crate::model::{Batch, LayerMetrics, Mode, ModelChunk};
 use pass::Pass;
 use wire::WireFormat;
@@ -40,18 +40,23 @@ pub trait MicroBatches {
 
     /// A micro-batch on the device, and how it passes through the model. Called once for each chunk of the rank.
     fn prepare(&mut self, microbatch: usize) -> MicroBatchInput;
+
+    /// What happens around the regions of a chunk while a micro-batch passes through it, forward or backward.
+    fn hooks<'h>(&'h mut self, microbatch: usize, chunk: usize, batch: &'h Batch) -> Box<dyn RegionHooks + 'h>;
 }
 
-/// What the executor asks and tells besides, in a pass that trains.
+/// What the executor tells besides, in a pass that trains.
 pub trait TrainWork: MicroBatches {
-    /// The scalar to differentiate, from the loss sum of a micro-batch. Asked where the model ends only.
-    fn objective(&mut self, microbatch: usize, batch: &Batch, loss_sum: Tensor<1>) -> Tensor<1>;
-
-    /// A gradient of the parameter `name`, flat: one of several parts that add up, over micro-batches and within one.
+    /// A gradient of the parameter `name`, flat, that was put off: one of several parts that add up, as those the hooks get.
     fn gradient(&mut self, name: &str, gradient: Tensor<1>);
 
     /// The backward pass of a micro-batch through a chunk is done: no more parts of its gradients will come.
-    fn backward_done(&mut self, _microbatch: usize, _chunk: usize) {}
+    ///
+    /// # Errors
+    /// If the gradients cannot be sent on.
+    fn backward_done(&mut self, _microbatch: usize, _chunk: usize) -> Result<(), CommError> {
+        Ok(())
+    }
 }
 
 /// A micro-batch as chunks see it.
@@ -81,6 +86,8 @@ pub struct PipelineSettings {
     pub schedule: ScheduleKind,
     /// What is recomputed, within each chunk.
     pub recompute: Recompute,
+    /// Where graphs are cut besides.
+    pub cuts: Cuts,
     /// dtype of the activations inside the model.
     pub activation_dtype: FloatDType,
     /// dtype of activations and gradients between stages (`pipeline_dtype`).
@@ -124,7 +131,10 @@ impl Pipeline {
     pub fn new(group: Group, chunks: &[Box<dyn ModelChunk>], device: &Device, settings: &PipelineSettings) -> Self {
         Self {
             group,
-            executors: chunks.iter().map(|chunk| Executor::new(chunk.as_ref(), &settings.recompute)).collect(),
+            executors: chunks
+                .iter()
+                .map(|chunk| Executor::with_cuts(chunk.as_ref(), &settings.recompute, settings.cuts))
+                .collect(),
             schedule: settings.schedule,
             wire: WireFormat {
                 device: device.clone().without_autodiff(),
@@ -134,27 +144,32 @@ impl Pipeline {
         }
     }
 
+    /// Whether the schedule computes gradients of weights after the backward pass of their segment.
+    pub fn puts_weights_off(&self) -> bool {
+        self.schedule == ScheduleKind::ZeroBubbleH1
+    }
+
     /// Forward and backward of `num_microbatches` micro-batches.
     ///
     /// # Errors
     /// If the schedule cannot run this number of micro-batches, or ranks fail or disagree.
     pub fn train(
         &self,
-        chunks: &[Box<dyn ModelChunk>],
+        chunks: &mut [Box<dyn ModelChunk>],
         num_microbatches: usize,
         work: &mut dyn TrainWork,
     ) -> Result<PassReport, PipelineError> {
         self.run(self.schedule, chunks, num_microbatches, work)
     }
 
-    /// Forward of `num_microbatches` micro-batches through inference copies of the chunks. Returns the sum of the masked loss of each
+    /// Forward of `num_microbatches` micro-batches, without gradients or dropout. Returns the sum of the masked loss of each
     /// on the last stage, and zeros on the others.
     ///
     /// # Errors
     /// If ranks fail or disagree.
     pub fn evaluate(
         &self,
-        chunks: &[Box<dyn ModelChunk>],
+        chunks: &mut [Box<dyn ModelChunk>],
         num_microbatches: usize,
         micro_batches: &mut dyn MicroBatches,
     ) -> Result<Vec<f64>, PipelineError> {
@@ -165,7 +180,7 @@ impl Pipeline {
     fn run(
         &self,
         kind: ScheduleKind,
-        chunks: &[Box<dyn ModelChunk>],
+        chunks: &mut [Box<dyn ModelChunk>],
         num_microbatches: usize,
         work: &mut dyn TrainWork,
     ) -> Result<PassReport, PipelineError> {
@@ -192,13 +207,13 @@ impl MicroBatches for ForwardOnly<'_> {
     fn prepare(&mut self, microbatch: usize) -> MicroBatchInput {
         self.0.prepare(microbatch)
     }
+
+    fn hooks<'h>(&'h mut self, microbatch: usize, chunk: usize, batch: &'h Batch) -> Box<dyn RegionHooks + 'h> {
+        self.0.hooks(microbatch, chunk, batch)
+    }
 }
 
-// A forward-only schedule has no backward action, so neither is called.
+// A forward-only schedule has no backward action, so this is never called.
 impl TrainWork for ForwardOnly<'_> {
-    fn objective(&mut self, _microbatch: usize, _batch: &Batch, loss_sum: Tensor<1>) -> Tensor<1> {
-        loss_sum
-    }
-
     fn gradient(&mut self, _name: &str, _gradient: Tensor<1>) {}
 }

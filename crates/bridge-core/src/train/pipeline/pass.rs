@@ -8,8 +8,8 @@ use burn::tensor::Tensor;
 
 use super::wire::Wire;
 use super::{MicroBatchInput, Pipeline, TrainWork};
-use crate::model::{Auxiliary, Batch, ForwardContext, ModelChunk, SegmentOutput, WeightGradientStore};
-use crate::train::executor::{BackwardWork, InFlight};
+use crate::model::{Auxiliary, ForwardContext, ModelChunk, SegmentOutput, WeightGradientStore};
+use crate::train::executor::InFlight;
 
 /// A micro-batch and a chunk of this rank.
 type Place = (usize, usize);
@@ -34,7 +34,7 @@ pub(super) struct Pass<'a> {
     pipeline: &'a Pipeline,
     kind: ScheduleKind,
     shape: PipelineShape,
-    chunks: &'a [Box<dyn ModelChunk>],
+    chunks: &'a mut [Box<dyn ModelChunk>],
     work: &'a mut dyn TrainWork,
     /// Inputs of chunks, between arrival and forward.
     inputs: BTreeMap<Place, Tensor<3>>,
@@ -55,7 +55,7 @@ impl<'a> Pass<'a> {
         pipeline: &'a Pipeline,
         kind: ScheduleKind,
         shape: PipelineShape,
-        chunks: &'a [Box<dyn ModelChunk>],
+        chunks: &'a mut [Box<dyn ModelChunk>],
         work: &'a mut dyn TrainWork,
     ) -> Self {
         Self {
@@ -87,13 +87,13 @@ impl<'a> Pass<'a> {
 
     fn step(&mut self, action: Action, wire: &mut Wire) -> Result<(), CommError> {
         match action {
-            Action::Forward { microbatch, chunk } => self.forward((microbatch, chunk)),
+            Action::Forward { microbatch, chunk } => self.forward((microbatch, chunk))?,
             Action::Backward { microbatch, chunk } => {
-                self.backward_input((microbatch, chunk));
-                self.backward_weight((microbatch, chunk));
+                self.backward_input((microbatch, chunk))?;
+                self.backward_weight((microbatch, chunk))?;
             }
-            Action::BackwardInput { microbatch, chunk } => self.backward_input((microbatch, chunk)),
-            Action::BackwardWeight { microbatch, chunk } => self.backward_weight((microbatch, chunk)),
+            Action::BackwardInput { microbatch, chunk } => self.backward_input((microbatch, chunk))?,
+            Action::BackwardWeight { microbatch, chunk } => self.backward_weight((microbatch, chunk))?,
             Action::RecvActivation(message) => {
                 let hidden = wire.receive((Direction::Activation, message), self.work)?;
                 self.inputs.insert(place(message), hidden);
@@ -114,17 +114,20 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    fn forward(&mut self, place: Place) {
+    fn forward(&mut self, place: Place) -> Result<(), CommError> {
         let (microbatch, chunk) = place;
         let input = self.work.prepare(microbatch);
         let hidden = self.inputs.remove(&place);
-        let (executor, model) = (&self.pipeline.executors[chunk], self.chunks[chunk].as_ref());
+        let (executor, model) = (&self.pipeline.executors[chunk], self.chunks[chunk].as_mut());
         let output = if self.kind == ScheduleKind::ForwardOnly {
-            executor.forward_chunk(model, hidden, &context(&input, None))
+            let mut hooks = self.work.hooks(microbatch, chunk, &input.batch);
+            executor.forward_chunk(model, hidden, &context(&input, None), hooks.as_mut())?
         } else {
             let weight_gradients = (self.kind == ScheduleKind::ZeroBubbleH1).then(WeightGradientStore::default);
             let mut flight = Flight { input, graphs: None, weight_gradients };
-            let (graphs, output) = executor.begin(model, hidden, &flight.context());
+            let mut hooks = self.work.hooks(microbatch, chunk, &flight.input.batch);
+            let (graphs, output) = executor.begin(model, hidden, &flight.context(), hooks.as_mut())?;
+            drop(hooks);
             flight.graphs = Some(graphs);
             self.in_flight.insert(place, flight);
             self.max_in_flight = self.max_in_flight.max(self.in_flight.len());
@@ -142,33 +145,36 @@ impl<'a> Pass<'a> {
                 self.outputs.insert(place, hidden);
             }
         }
+        Ok(())
     }
 
     /// The gradient of the input, and those of the weights that are not put off.
-    fn backward_input(&mut self, place: Place) {
+    fn backward_input(&mut self, place: Place) -> Result<(), CommError> {
         let (microbatch, chunk) = place;
         let flight = self.in_flight.get_mut(&place).expect("forward comes before backward");
         let graphs = flight.graphs.take().expect("backward happens once");
         let output_gradient = self.output_gradients.remove(&place);
-        let mut work = ChunkWork { work: self.work, microbatch, batch: &flight.input.batch };
-        let model = self.chunks[chunk].as_ref();
-        let Some(gradient) = graphs.backward(model, &flight.context(), output_gradient, &mut work) else {
-            return;
+        let (executor, model) = (&self.pipeline.executors[chunk], self.chunks[chunk].as_mut());
+        let mut hooks = self.work.hooks(microbatch, chunk, &flight.input.batch);
+        let gradient = executor.backward((graphs, output_gradient), model, &flight.context(), hooks.as_mut())?;
+        let Some(gradient) = gradient else {
+            return Ok(());
         };
         if self.shape.num_stages == 1 {
             self.output_gradients.insert((microbatch, chunk - 1), gradient);
         } else {
             self.input_gradients.insert(place, gradient);
         }
+        Ok(())
     }
 
     /// The gradients of the weights that were put off; after it nothing of the micro-batch is left.
-    fn backward_weight(&mut self, place: Place) {
+    fn backward_weight(&mut self, place: Place) -> Result<(), CommError> {
         let flight = self.in_flight.remove(&place).expect("forward comes before backward");
         if let Some(store) = flight.weight_gradients {
             store.compute(&mut |name, gradient| self.work.gradient(name, gradient));
         }
-        self.work.backward_done(place.0, place.1);
+        self.work.backward_done(place.0, place.1)
     }
 
     pub fn max_in_flight(&self) -> usize {
@@ -190,21 +196,4 @@ fn place(message: Message) -> Place {
 fn context<'a>(input: &'a MicroBatchInput, weight_gradients: Option<&'a WeightGradientStore>) -> ForwardContext<'a> {
     let auxiliary = Auxiliary { gradient_scale: input.auxiliary_scale, metrics: input.metrics.as_deref() };
     ForwardContext { batch: &input.batch, mode: input.mode, weight_gradients, auxiliary }
-}
-
-/// The caller's work, for one micro-batch.
-struct ChunkWork<'a> {
-    work: &'a mut dyn TrainWork,
-    microbatch: usize,
-    batch: &'a Batch,
-}
-
-impl BackwardWork for ChunkWork<'_> {
-    fn objective(&mut self, loss_sum: Tensor<1>) -> Tensor<1> {
-        self.work.objective(self.microbatch, self.batch, loss_sum)
-    }
-
-    fn gradient(&mut self, name: &str, gradient: Tensor<1>) {
-        self.work.gradient(name, gradient);
-    }
 }

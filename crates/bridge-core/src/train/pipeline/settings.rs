@@ -31,6 +31,7 @@ pub(in crate::train) fn pipeline(
     let settings = PipelineSettings {
         schedule: pipeline_schedule(&config.model, chunks.len()),
         recompute: convert::recompute(config),
+        cuts: convert::cuts(config),
         activation_dtype,
         wire_dtype: match config.model.pipeline_dtype {
             None => activation_dtype,

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use bridge_dist::comm::Group;
 use bridge_dist::comm::thread::run_ranks;
+use bridge_dist::comm::{CommError, Group};
 use bridge_dist::schedule::{Costs, InterleavedWarmup, PipelineSchedule, PipelineShape, ScheduleKind, Sends, simulate};
 use bridge_kernels::Philox;
 use burn::tensor::{Device, FloatDType, Tensor};
@@ -12,7 +12,8 @@ use burn::tensor::{Device, FloatDType, Tensor};
 use super::{MicroBatchInput, MicroBatches, PassReport, Pipeline, PipelineError, PipelineSettings, TrainWork};
 use crate::model::{Batch, ForwardContext, Mode, ModelChunk, Stage};
 use crate::testing::{HIDDEN, micro_batch, toy, toy_stage};
-use crate::train::{Executor, Recompute};
+use crate::train::executor::{Closures, RegionHooks};
+use crate::train::{Cuts, Executor, Recompute};
 
 const LAYERS: usize = 8;
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -32,6 +33,34 @@ fn input(microbatch: usize, trains: bool) -> MicroBatchInput {
     MicroBatchInput::new(batch, mode)
 }
 
+fn add(sums: &mut BTreeMap<String, Tensor<1>>, name: &str, gradient: Tensor<1>) {
+    let sum = match sums.remove(name) {
+        Some(sum) => sum + gradient,
+        None => gradient,
+    };
+    sums.insert(name.to_owned(), sum);
+}
+
+/// Hooks of a rank that does nothing but train.
+struct Hooks<'a> {
+    sums: &'a mut BTreeMap<String, Tensor<1>>,
+    factor: f32,
+}
+
+impl RegionHooks for Hooks<'_> {
+    fn objective(&mut self, loss_sum: Tensor<1>) -> Tensor<1> {
+        loss_sum * self.factor
+    }
+
+    fn gradient(&mut self, name: &str, gradient: Tensor<1>) {
+        add(self.sums, name, gradient);
+    }
+}
+
+fn factor(microbatch: usize) -> f32 {
+    1.0 / (microbatch + 3) as f32
+}
+
 impl MicroBatches for Work {
     fn boundary(&self, microbatch: usize) -> [usize; 3] {
         [2, 5 + microbatch % 3, HIDDEN]
@@ -40,35 +69,36 @@ impl MicroBatches for Work {
     fn prepare(&mut self, microbatch: usize) -> MicroBatchInput {
         input(microbatch, true)
     }
+
+    fn hooks<'h>(&'h mut self, microbatch: usize, _chunk: usize, _batch: &'h Batch) -> Box<dyn RegionHooks + 'h> {
+        Box::new(Hooks { sums: &mut self.sums, factor: factor(microbatch) })
+    }
 }
 
 impl TrainWork for Work {
-    fn objective(&mut self, microbatch: usize, _batch: &Batch, loss_sum: Tensor<1>) -> Tensor<1> {
-        loss_sum / (microbatch + 3) as f32
-    }
-
     fn gradient(&mut self, name: &str, gradient: Tensor<1>) {
-        let sum = match self.sums.remove(name) {
-            Some(sum) => sum + gradient,
-            None => gradient,
-        };
-        self.sums.insert(name.to_owned(), sum);
+        add(&mut self.sums, name, gradient);
     }
 
-    fn backward_done(&mut self, microbatch: usize, chunk: usize) {
+    fn backward_done(&mut self, microbatch: usize, chunk: usize) -> Result<(), CommError> {
         self.done.push((microbatch, chunk));
+        Ok(())
     }
 }
 
-struct Evaluation;
+struct Evaluation(Work);
 
 impl MicroBatches for Evaluation {
     fn boundary(&self, microbatch: usize) -> [usize; 3] {
-        Work::default().boundary(microbatch)
+        self.0.boundary(microbatch)
     }
 
     fn prepare(&mut self, microbatch: usize) -> MicroBatchInput {
         input(microbatch, false)
+    }
+
+    fn hooks<'h>(&'h mut self, microbatch: usize, chunk: usize, batch: &'h Batch) -> Box<dyn RegionHooks + 'h> {
+        self.0.hooks(microbatch, chunk, batch)
     }
 }
 
@@ -78,22 +108,21 @@ fn values(sums: BTreeMap<String, Tensor<1>>) -> Gradients {
 
 /// Losses and gradients of the uncut model.
 fn whole(num_microbatches: usize) -> (Vec<f64>, Gradients) {
-    let chunk = toy(LAYERS, FloatDType::F32);
+    let mut chunk = toy(LAYERS, FloatDType::F32);
     let executor = Executor::new(chunk.as_ref(), &Recompute::Off);
-    let mut work = Work::default();
-    let losses = (0..num_microbatches).map(|m| {
+    let mut sums = BTreeMap::new();
+    let mut losses = Vec::new();
+    for m in 0..num_microbatches {
         let MicroBatchInput { batch, mode, .. } = input(m, true);
+        let mut hooks = Closures {
+            objective: &mut |sum| sum * factor(m),
+            on_gradient: &mut |name, gradient| add(&mut sums, name, gradient),
+        };
         let context = ForwardContext::new(&batch, mode);
-        let loss = executor.forward_backward(
-            chunk.as_ref(),
-            &context,
-            &mut |sum| sum / (m + 3) as f32,
-            &mut |name, gradient| work.gradient(name, gradient),
-        );
-        loss.into_data().iter::<f64>().next().unwrap()
-    });
-    let losses = losses.collect();
-    (losses, values(work.sums))
+        let loss = executor.forward_backward(chunk.as_mut(), &context, &mut hooks).unwrap();
+        losses.push(loss.into_data().iter::<f64>().next().unwrap());
+    }
+    (losses, values(sums))
 }
 
 fn chunks(rank: usize, stages: usize, per_rank: usize) -> Vec<Box<dyn ModelChunk>> {
@@ -109,18 +138,23 @@ fn chunks(rank: usize, stages: usize, per_rank: usize) -> Vec<Box<dyn ModelChunk
 }
 
 fn pipeline(group: Group, chunks: &[Box<dyn ModelChunk>], schedule: ScheduleKind, recompute: Recompute) -> Pipeline {
-    let settings =
-        PipelineSettings { schedule, recompute, activation_dtype: FloatDType::F32, wire_dtype: FloatDType::F32 };
+    let settings = PipelineSettings {
+        schedule,
+        recompute,
+        cuts: Cuts::AsNeeded,
+        activation_dtype: FloatDType::F32,
+        wire_dtype: FloatDType::F32,
+    };
     Pipeline::new(group, chunks, &Device::flex().autodiff(), &settings)
 }
 
 /// What each rank of the cut model reports, with its gradients.
 fn cut(shape: PipelineShape, schedule: ScheduleKind, recompute: &Recompute) -> Vec<(PassReport, Gradients)> {
     let ranks = run_ranks(shape.num_stages, TIMEOUT, |group| {
-        let chunks = chunks(group.rank(), shape.num_stages, shape.num_chunks);
+        let mut chunks = chunks(group.rank(), shape.num_stages, shape.num_chunks);
         let pipeline = pipeline(group, &chunks, schedule, recompute.clone());
         let mut work = Work::default();
-        let report = pipeline.train(&chunks, shape.num_microbatches, &mut work)?;
+        let report = pipeline.train(&mut chunks, shape.num_microbatches, &mut work)?;
         let mut done = work.done.clone();
         done.sort_unstable();
         let all = (0..shape.num_microbatches).flat_map(|m| (0..shape.num_chunks).map(move |chunk| (m, chunk)));
@@ -206,10 +240,9 @@ fn evaluation_passes_forward_only() {
         .collect();
     for (stages, per_rank) in [(1, 1), (1, 4), (2, 1), (2, 2), (4, 2)] {
         let ranks = run_ranks(stages, TIMEOUT, |group| {
-            let chunks = chunks(group.rank(), stages, per_rank);
+            let mut chunks = chunks(group.rank(), stages, per_rank);
             let pipeline = pipeline(group, &chunks, ScheduleKind::GPipe, Recompute::Off);
-            let inference: Vec<_> = chunks.iter().map(|chunk| chunk.inference()).collect();
-            pipeline.evaluate(&inference, 5, &mut Evaluation)
+            pipeline.evaluate(&mut chunks, 5, &mut Evaluation(Work::default()))
         });
         assert_eq!(ranks.unwrap().pop().unwrap(), expected, "{stages} stages of {per_rank} chunks");
     }
@@ -220,9 +253,9 @@ fn a_stage_without_layers_passes_on() {
     let stages = [(0..3, true, false), (3..3, false, false), (3..8, false, true)];
     let ranks = run_ranks(3, TIMEOUT, |group| {
         let (layers, embedding, head) = stages[group.rank()].clone();
-        let chunks = [toy_stage(&Stage { layers, embedding, head }, FloatDType::F32)];
+        let mut chunks = [toy_stage(&Stage { layers, embedding, head }, FloatDType::F32)];
         let pipeline = pipeline(group, &chunks, ScheduleKind::OneForwardOneBackward, Recompute::Off);
-        pipeline.train(&chunks, 3, &mut Work::default())
+        pipeline.train(&mut chunks, 3, &mut Work::default())
     });
     assert_eq!(ranks.unwrap().pop().unwrap().loss_sums, whole(3).0);
 }
@@ -232,15 +265,16 @@ fn sixteen_bits_on_the_wire_are_close() {
     let settings = |wire_dtype| PipelineSettings {
         schedule: ScheduleKind::OneForwardOneBackward,
         recompute: Recompute::Off,
+        cuts: Cuts::AsNeeded,
         activation_dtype: FloatDType::F32,
         wire_dtype,
     };
     let exact = whole(4).0;
     for wire in [FloatDType::BF16, FloatDType::F16, FloatDType::F64] {
         let ranks = run_ranks(2, TIMEOUT, |group| {
-            let chunks = chunks(group.rank(), 2, 1);
+            let mut chunks = chunks(group.rank(), 2, 1);
             let pipeline = Pipeline::new(group, &chunks, &Device::flex().autodiff(), &settings(wire));
-            pipeline.train(&chunks, 4, &mut Work::default())
+            pipeline.train(&mut chunks, 4, &mut Work::default())
         });
         let losses = ranks.unwrap().pop().unwrap().loss_sums;
         let tolerance = if wire == FloatDType::F64 { 0.0 } else { 1e-2 };
@@ -253,9 +287,9 @@ fn sixteen_bits_on_the_wire_are_close() {
 #[test]
 fn a_schedule_that_does_not_fit_is_an_error_on_every_rank() {
     let failed = run_ranks(2, TIMEOUT, |group| {
-        let chunks = chunks(group.rank(), 2, 2);
+        let mut chunks = chunks(group.rank(), 2, 2);
         let pipeline = pipeline(group, &chunks, interleaved(2), Recompute::Off);
-        let error = pipeline.train(&chunks, 1, &mut Work::default()).unwrap_err();
+        let error = pipeline.train(&mut chunks, 1, &mut Work::default()).unwrap_err();
         Ok::<_, PipelineError>(error.to_string())
     });
     for message in failed.unwrap() {
@@ -273,22 +307,22 @@ fn ranks_with_other_micro_batches_find_out() {
         fn prepare(&mut self, microbatch: usize) -> MicroBatchInput {
             self.0.prepare(microbatch)
         }
+        fn hooks<'h>(&'h mut self, microbatch: usize, chunk: usize, batch: &'h Batch) -> Box<dyn RegionHooks + 'h> {
+            self.0.hooks(microbatch, chunk, batch)
+        }
     }
     impl TrainWork for Longer {
-        fn objective(&mut self, microbatch: usize, batch: &Batch, loss_sum: Tensor<1>) -> Tensor<1> {
-            self.0.objective(microbatch, batch, loss_sum)
-        }
         fn gradient(&mut self, name: &str, gradient: Tensor<1>) {
             self.0.gradient(name, gradient);
         }
     }
     let failed = run_ranks(2, TIMEOUT, |group| {
         let rank = group.rank();
-        let chunks = chunks(rank, 2, 1);
+        let mut chunks = chunks(rank, 2, 1);
         let pipeline = pipeline(group, &chunks, ScheduleKind::OneForwardOneBackward, Recompute::Off);
         match rank {
-            0 => pipeline.train(&chunks, 2, &mut Work::default()),
-            _ => pipeline.train(&chunks, 2, &mut Longer(Work::default())),
+            0 => pipeline.train(&mut chunks, 2, &mut Work::default()),
+            _ => pipeline.train(&mut chunks, 2, &mut Longer(Work::default())),
         }
     });
     let error = failed.unwrap_err().to_string();

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use bridge_dist::comm::CommError;
 use bridge_kernels::Philox;
 use burn::tensor::Tensor;
 
@@ -9,8 +10,10 @@ use super::settings::boundary;
 use super::{MicroBatchInput, MicroBatches, TrainWork};
 use crate::config::RunConfig;
 use crate::model::{Batch, LayerMetrics, Mode};
-use crate::optim::GradientBuffer;
+use crate::optim::{GradientBuffer, GradientReducer, ShardedParameters};
+use crate::train::executor::RegionHooks;
 use crate::train::forward_step::ForwardStep;
+use crate::train::hooks::{EvaluationHooks, Reduce, TrainHooks};
 
 /// The micro-batches of one training step on this rank.
 pub(in crate::train) struct StepWork<'a> {
@@ -24,6 +27,10 @@ pub(in crate::train) struct StepWork<'a> {
     pub metrics: &'a [Arc<LayerMetrics>],
     pub forward_step: &'a mut dyn ForwardStep,
     pub gradients: &'a mut GradientBuffer,
+    pub reducer: &'a mut GradientReducer,
+    pub parameters: &'a mut ShardedParameters,
+    /// Whether gradients of weights may come after the backward pass of their segment.
+    pub puts_weights_off: bool,
 }
 
 impl MicroBatches for StepWork<'_> {
@@ -40,15 +47,31 @@ impl MicroBatches for StepWork<'_> {
             ..MicroBatchInput::new(batch, Mode::Train(self.streams[microbatch]))
         }
     }
+
+    fn hooks<'h>(&'h mut self, microbatch: usize, chunk: usize, batch: &'h Batch) -> Box<dyn RegionHooks + 'h> {
+        // Every schedule takes the micro-batches of a chunk in order.
+        let is_last = microbatch + 1 == self.batches.len();
+        let completes = is_last || self.parameters.is_full();
+        Box::new(TrainHooks {
+            forward_step: self.forward_step,
+            batch,
+            factor: self.factors[microbatch],
+            gradients: self.gradients,
+            reducer: self.reducer,
+            parameters: self.parameters,
+            chunk,
+            reduce: if completes && !self.puts_weights_off { Reduce::Now } else { Reduce::Later },
+        })
+    }
 }
 
 impl TrainWork for StepWork<'_> {
-    fn objective(&mut self, microbatch: usize, batch: &Batch, loss_sum: Tensor<1>) -> Tensor<1> {
-        self.forward_step.objective(loss_sum, batch) * self.factors[microbatch]
-    }
-
     fn gradient(&mut self, name: &str, gradient: Tensor<1>) {
         self.gradients.add(name, gradient);
+    }
+
+    fn backward_done(&mut self, _microbatch: usize, _chunk: usize) -> Result<(), CommError> {
+        if self.parameters.is_full() { self.reducer.end_micro_batch(self.gradients) } else { Ok(()) }
     }
 }
 
@@ -56,6 +79,7 @@ impl TrainWork for StepWork<'_> {
 pub(in crate::train) struct EvaluationBatches<'a> {
     pub config: &'a RunConfig,
     pub batches: &'a [Batch],
+    pub parameters: &'a mut ShardedParameters,
 }
 
 impl MicroBatches for EvaluationBatches<'_> {
@@ -65,5 +89,9 @@ impl MicroBatches for EvaluationBatches<'_> {
 
     fn prepare(&mut self, microbatch: usize) -> MicroBatchInput {
         MicroBatchInput::new(self.batches[microbatch].clone(), Mode::Evaluate)
+    }
+
+    fn hooks<'h>(&'h mut self, _microbatch: usize, chunk: usize, _batch: &'h Batch) -> Box<dyn RegionHooks + 'h> {
+        Box::new(EvaluationHooks { parameters: self.parameters, chunk })
     }
 }

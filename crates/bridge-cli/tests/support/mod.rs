@@ -1,0 +1,59 @@
+//! Runs of `recipes/tiny.toml` through the `bridge` binary, for tests that compare layouts of ranks.
+#![allow(dead_code, reason = "each test binary uses a part of it")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// Relative difference of losses that ranks may make in float32.
+const TOLERANCE: f64 = 1e-5;
+
+fn recipe() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes/tiny.toml")
+}
+
+/// Runs `bridge train` on the tiny recipe in `folder`.
+pub fn bridge(folder: &Path, arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_bridge"))
+        .arg("train")
+        .arg(recipe())
+        .args(["train.global_batch_size=8", "train.micro_batch_size=1", "train.num_threads=1", "logger.progress=none"])
+        // Shuffled together, so that validation reads the same samples whatever the number of ranks.
+        .args(["dataset.data_sharding=false"])
+        .args(arguments)
+        .current_dir(folder)
+        .output()
+        .expect("bridge starts")
+}
+
+/// Losses of one kind (`train`, `valid` or `test`) that a folder's runs logged.
+pub fn losses_of(folder: &Path, kind: &str) -> Vec<f64> {
+    let path = folder.join("runs/tiny/metrics.jsonl");
+    let text = std::fs::read_to_string(&path).expect("a run writes metrics");
+    let records = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    records.filter(|record| record["kind"] == kind).map(|record| record["loss"].as_f64().expect("a loss")).collect()
+}
+
+/// Losses that a folder's runs logged: those of the training steps, then those of the evaluations.
+pub fn losses(folder: &Path) -> Vec<f64> {
+    ["train", "valid", "test"].map(|kind| losses_of(folder, kind)).concat()
+}
+
+/// Runs in `folder` and fails unless that succeeds.
+pub fn run_in(folder: &Path, arguments: &[&str]) {
+    let output = bridge(folder, arguments);
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// The losses of a run in a folder of its own.
+pub fn run(arguments: &[&str]) -> Vec<f64> {
+    let folder = tempfile::tempdir().unwrap();
+    run_in(folder.path(), arguments);
+    losses(folder.path())
+}
+
+pub fn assert_close(found: &[f64], expected: &[f64], what: &str) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    for (step, (a, b)) in found.iter().zip(expected).enumerate() {
+        assert!((a - b).abs() <= TOLERANCE * b.abs(), "{what}, loss {step}: {a}, expected {b}");
+    }
+}

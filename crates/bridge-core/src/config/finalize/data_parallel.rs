@@ -1,0 +1,56 @@
+//! Stage 2, second part: what data-parallel ranks divide among themselves. The same wish has a name in several sections; all of them say
+//! it afterwards.
+
+use super::super::choice::ShardingStrategy;
+use super::super::error::ErrorKind;
+use super::super::run_config::ParallelSizes;
+use super::Draft;
+
+/// Makes the names of one wish agree, and checks the combinations.
+pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &ParallelSizes) {
+    let recipe = &mut draft.recipe;
+    let (optimizer, ddp, dist) = (&mut recipe.optimizer, &mut recipe.ddp, &mut recipe.dist);
+    let is_sharded = optimizer.use_distributed_optimizer || ddp.use_distributed_optimizer;
+    let overlaps = optimizer.overlap_param_gather || ddp.overlap_param_gather;
+    let is_fsdp = ddp.use_megatron_fsdp || ddp.use_custom_fsdp || dist.use_megatron_fsdp;
+    (optimizer.use_distributed_optimizer, ddp.use_distributed_optimizer) = (is_sharded, is_sharded);
+    (optimizer.overlap_param_gather, ddp.overlap_param_gather) = (overlaps, overlaps);
+    if ddp.use_custom_fsdp {
+        draft.warnings.push("ddp.use_custom_fsdp is the old name of ddp.use_megatron_fsdp".into());
+    }
+    (ddp.use_megatron_fsdp, ddp.use_custom_fsdp, dist.use_megatron_fsdp) = (is_fsdp, false, is_fsdp);
+    strategy(draft, is_fsdp, parallel);
+    let strategy = draft.recipe.ddp.data_parallel_sharding_strategy;
+    draft.require(
+        !overlaps || is_sharded || strategy != ShardingStrategy::NoShard,
+        "ddp.overlap_param_gather",
+        "needs ddp.use_distributed_optimizer: otherwise there is nothing to gather",
+    );
+}
+
+/// Which strategies there are, and what they go with.
+fn strategy(draft: &mut Draft<'_>, is_fsdp: bool, parallel: &ParallelSizes) {
+    let key = "ddp.data_parallel_sharding_strategy";
+    let strategy = draft.recipe.ddp.data_parallel_sharding_strategy;
+    draft.require(is_fsdp || strategy == ShardingStrategy::NoShard, key, "needs ddp.use_megatron_fsdp");
+    if strategy == ShardingStrategy::OptimGrads {
+        let message =
+            "not implemented yet: sharded gradients with whole parameters; there are optim and optim_grads_params";
+        draft.error(ErrorKind::NotImplemented, key, message);
+    }
+    let is_full = strategy == ShardingStrategy::OptimGradsParams;
+    if is_full && parallel.pipeline > 1 {
+        let message =
+            "not implemented yet: sharded parameters in a pipeline (model.pipeline_model_parallel_size above 1)";
+        draft.error(ErrorKind::NotImplemented, key, message);
+    }
+    draft.require(
+        !is_fsdp || !draft.recipe.dist.use_tp_pp_dp_mapping,
+        "dist.use_tp_pp_dp_mapping",
+        "excludes ddp.use_megatron_fsdp",
+    );
+    // The optimizer of replicas that share its state; with sharded parameters it follows from them.
+    if is_fsdp && strategy == ShardingStrategy::Optim {
+        (draft.recipe.optimizer.use_distributed_optimizer, draft.recipe.ddp.use_distributed_optimizer) = (true, true);
+    }
+}

@@ -1,0 +1,304 @@
+//! Parameters of which each data-parallel rank keeps or updates only the ranges it owns: gathering them, before a segment needs them, and
+//! giving them back.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bridge_dist::comm::{CommError, HostBuffer, Request};
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use half::{bf16, f16};
+
+use super::bucket::{Bucket, BucketEntry};
+use super::distribution::{Distribution, Gather, Sharding};
+use crate::model::{ModelChunk, Replacement};
+
+/// Where the parameters of a bucket are.
+enum BucketState {
+    /// In the chunk.
+    Whole,
+    /// On their way.
+    Gathering(Request),
+    /// Each rank has the ranges it owns.
+    Released,
+}
+
+/// The parameters of a rank's chunks, as far as their optimizer state is sharded.
+pub struct ShardedParameters {
+    distribution: Arc<Distribution>,
+    device: Device,
+    /// Of all parameters: a model has one.
+    dtype: DType,
+    /// What this rank owns, where parameters themselves are sharded.
+    shards: BTreeMap<String, Tensor<1>>,
+    /// For each chunk and bucket.
+    states: Vec<Vec<BucketState>>,
+    /// For each chunk and segment the buckets with parameters it uses.
+    uses: Vec<Vec<Vec<usize>>>,
+    waited: Duration,
+}
+
+impl std::fmt::Debug for ShardedParameters {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ShardedParameters").field("sharding", &self.distribution.sharding()).finish_non_exhaustive()
+    }
+}
+
+impl ShardedParameters {
+    /// The parameters of `chunks`, which are whole.
+    pub(super) fn new(distribution: Arc<Distribution>, chunks: &[Box<dyn ModelChunk>]) -> Self {
+        let (mut device, mut dtype) = (Device::default(), DType::F32);
+        for chunk in chunks {
+            chunk.visit_parameters(&mut |_, value| (device, dtype) = (value.device(), value.dtype()));
+        }
+        let states = (0..distribution.num_chunks())
+            .map(|chunk| distribution.buckets(chunk).iter().map(|_| BucketState::Whole).collect())
+            .collect();
+        let uses =
+            chunks.iter().enumerate().map(|(i, chunk)| buckets_of_segments(chunk.as_ref(), distribution.buckets(i)));
+        let uses = uses.collect();
+        Self { distribution, device, dtype, shards: BTreeMap::new(), states, uses, waited: Duration::ZERO }
+    }
+
+    /// Whether parameters are dropped between uses, so that every segment is recomputed from its input.
+    pub fn is_full(&self) -> bool {
+        self.distribution.sharding() == Sharding::Full
+    }
+
+    /// Makes sure that the parameters which some segments of a chunk use have their values.
+    ///
+    /// # Errors
+    /// If they cannot be gathered.
+    pub fn need(&mut self, index: usize, chunk: &mut dyn ModelChunk, segments: &Range<usize>) -> Result<(), CommError> {
+        self.need_buckets(index, chunk, &self.buckets_of(index, segments))
+    }
+
+    /// Starts to gather the parameters of some segments, which will be needed soon.
+    ///
+    /// # Errors
+    /// If that cannot be started.
+    pub fn prefetch(&mut self, index: usize, segments: &Range<usize>) -> Result<(), CommError> {
+        for bucket in self.buckets_of(index, segments) {
+            self.start_released(index, bucket)?;
+        }
+        Ok(())
+    }
+
+    /// Gives the memory of some segments' parameters back, where parameters are sharded.
+    pub fn release(&mut self, index: usize, chunk: &mut dyn ModelChunk, segments: &Range<usize>) {
+        if !self.is_full() {
+            return;
+        }
+        let distribution = Arc::clone(&self.distribution);
+        let mut released = BTreeSet::new();
+        for bucket in self.buckets_of(index, segments) {
+            if matches!(self.states[index][bucket], BucketState::Whole) {
+                self.states[index][bucket] = BucketState::Released;
+                released.extend(distribution.buckets(index)[bucket].entries.iter().map(|entry| entry.name.as_str()));
+            }
+        }
+        if !released.is_empty() {
+            chunk.replace_parameters(&mut |name| released.contains(name).then_some(Replacement::Released));
+        }
+    }
+
+    /// Makes all parameters whole: for evaluation, checkpoints, and what comes after training.
+    ///
+    /// # Errors
+    /// If they cannot be gathered.
+    pub fn make_whole(&mut self, chunks: &mut [Box<dyn ModelChunk>]) -> Result<(), CommError> {
+        for (index, chunk) in chunks.iter_mut().enumerate() {
+            // As forward uses them: all ranks gather in one order.
+            let all: Vec<usize> = (0..self.states[index].len()).rev().collect();
+            self.need_buckets(index, chunk.as_mut(), &all)?;
+        }
+        Ok(())
+    }
+
+    /// Keeps what this rank owns of whole parameters and gives the rest back, where parameters are sharded: after they were built or loaded.
+    pub fn shard(&mut self, chunks: &mut [Box<dyn ModelChunk>]) {
+        if !self.is_full() {
+            return;
+        }
+        self.shards = self.owned_in_chunks(chunks);
+        self.release_all(chunks);
+    }
+
+    /// Gives the memory of all parameters back, where parameters are sharded and their values have not changed.
+    pub fn release_all(&mut self, chunks: &mut [Box<dyn ModelChunk>]) {
+        for (index, chunk) in chunks.iter_mut().enumerate() {
+            let all = 0..self.uses[index].len();
+            self.release(index, chunk.as_mut(), &all);
+        }
+    }
+
+    /// Time spent waiting for parameters since the last call.
+    pub fn take_waited(&mut self) -> Duration {
+        std::mem::take(&mut self.waited)
+    }
+
+    /// The ranges of the trained parameters that this rank updates.
+    pub(super) fn owned(&self, chunks: &[Box<dyn ModelChunk>]) -> BTreeMap<String, Tensor<1>> {
+        if self.is_full() { self.shards.clone() } else { self.owned_in_chunks(chunks) }
+    }
+
+    fn owned_in_chunks(&self, chunks: &[Box<dyn ModelChunk>]) -> BTreeMap<String, Tensor<1>> {
+        let mut owned = BTreeMap::new();
+        for chunk in chunks {
+            chunk.visit_parameters(&mut |name, value| {
+                if let Some(range) = self.distribution.state_range(name) {
+                    owned.insert(name.to_owned(), part(value, &range));
+                }
+            });
+        }
+        owned
+    }
+
+    /// Takes updated ranges: keeps them where parameters are sharded, else sends them to the other ranks.
+    ///
+    /// # Errors
+    /// If they cannot be gathered.
+    pub(super) fn publish(
+        &mut self,
+        chunks: &mut [Box<dyn ModelChunk>],
+        mut updated: BTreeMap<String, Tensor<1>>,
+    ) -> Result<(), CommError> {
+        let distribution = Arc::clone(&self.distribution);
+        for (index, chunk) in chunks.iter_mut().enumerate() {
+            let in_buckets: BTreeSet<&str> = distribution
+                .buckets(index)
+                .iter()
+                .flat_map(|bucket| bucket.entries.iter().map(|entry| entry.name.as_str()))
+                .collect();
+            // Parameters that have no replicas are whole.
+            chunk.replace_parameters(&mut |name| match in_buckets.contains(name) {
+                true => None,
+                false => updated.get(name).cloned().map(Replacement::Value),
+            });
+            if self.is_full() {
+                continue;
+            }
+            // The first segments' parameters come last in the order of backward.
+            for (number, bucket) in distribution.buckets(index).iter().enumerate().rev() {
+                let request = self.start(bucket, |name| updated.remove(name))?;
+                self.states[index][number] = BucketState::Gathering(request);
+            }
+        }
+        if self.is_full() {
+            self.shards = updated;
+        } else if distribution.gather() == Gather::AfterStep {
+            self.make_whole(chunks)?;
+        }
+        Ok(())
+    }
+
+    fn buckets_of(&self, index: usize, segments: &Range<usize>) -> Vec<usize> {
+        let used: BTreeSet<usize> = self.uses[index][segments.clone()].iter().flatten().copied().collect();
+        used.into_iter().rev().collect()
+    }
+
+    fn need_buckets(&mut self, index: usize, chunk: &mut dyn ModelChunk, buckets: &[usize]) -> Result<(), CommError> {
+        let distribution = Arc::clone(&self.distribution);
+        for &number in buckets {
+            self.start_released(index, number)?;
+        }
+        let mut values = BTreeMap::new();
+        for &number in buckets {
+            let state = &mut self.states[index][number];
+            if let BucketState::Gathering(request) = std::mem::replace(state, BucketState::Whole) {
+                let waiting = Instant::now();
+                let gathered = request.wait()?;
+                self.waited += waiting.elapsed();
+                let bucket = &distribution.buckets(index)[number];
+                for entry in &bucket.entries {
+                    values.insert(entry.name.as_str(), self.gathered(bucket, entry, &gathered));
+                }
+            }
+        }
+        if !values.is_empty() {
+            chunk.replace_parameters(&mut |name| values.remove(name).map(Replacement::Value));
+        }
+        Ok(())
+    }
+
+    fn start_released(&mut self, index: usize, number: usize) -> Result<(), CommError> {
+        if matches!(self.states[index][number], BucketState::Released) {
+            let distribution = Arc::clone(&self.distribution);
+            let request = self.start(&distribution.buckets(index)[number], |name| self.shards.get(name).cloned())?;
+            self.states[index][number] = BucketState::Gathering(request);
+        }
+        Ok(())
+    }
+
+    /// Starts to gather one bucket from the ranges that `owned` gives.
+    fn start(&self, bucket: &Bucket, mut owned: impl FnMut(&str) -> Option<Tensor<1>>) -> Result<Request, CommError> {
+        let group = self.distribution.replicas(bucket.replicas);
+        let rank = group.rank();
+        let parts = bucket.entries.iter().map(|entry| {
+            let owned = owned(&entry.name).expect("every parameter of a bucket has an owned range");
+            (bucket.within_part(entry, rank), owned.into_data())
+        });
+        let parts: Vec<(Range<usize>, TensorData)> = parts.collect();
+        group.start_all_gather(concatenate(&parts, bucket.part_len()))
+    }
+
+    /// One parameter out of a gathered bucket.
+    fn gathered(&self, bucket: &Bucket, entry: &BucketEntry, values: &HostBuffer) -> Tensor<1> {
+        let shape = [entry.num_elements];
+        let data = match values {
+            HostBuffer::F32(values) => TensorData::new(bucket.gather(entry, values), shape),
+            HostBuffer::Bf16(values) if self.dtype == DType::F16 => {
+                let bits = bucket.gather(entry, values).into_iter().map(|value| f16::from_bits(value.to_bits()));
+                TensorData::new(bits.collect::<Vec<_>>(), shape)
+            }
+            HostBuffer::Bf16(values) => TensorData::new(bucket.gather(entry, values), shape),
+            other => unreachable!("parameters do not travel as {}", other.dtype()),
+        };
+        Tensor::from_data(data, (&self.device, self.dtype))
+    }
+}
+
+/// One rank's part of a bucket: each piece at its place, padded to `length`.
+fn concatenate(pieces: &[(Range<usize>, TensorData)], length: usize) -> HostBuffer {
+    fn fill<T: Copy + Default, E: burn::tensor::Element>(
+        pieces: &[(Range<usize>, TensorData)],
+        length: usize,
+        convert: impl Fn(&E) -> T,
+    ) -> Vec<T> {
+        let mut values = vec![T::default(); length];
+        for (range, data) in pieces {
+            let piece = data.as_slice::<E>().expect("all parameters of a model have one dtype");
+            for (to, from) in values[range.clone()].iter_mut().zip(piece) {
+                *to = convert(from);
+            }
+        }
+        values
+    }
+    match pieces.first().map_or(DType::F32, |(_, data)| data.dtype()) {
+        DType::BF16 => fill(pieces, length, |value: &bf16| *value).into(),
+        // Nothing is computed on the way: 16 bits travel as they are.
+        DType::F16 => fill(pieces, length, |value: &f16| bf16::from_bits(value.to_bits())).into(),
+        _ => fill(pieces, length, |value: &f32| *value).into(),
+    }
+}
+
+/// For each segment of a chunk the buckets with parameters it uses.
+fn buckets_of_segments(chunk: &dyn ModelChunk, buckets: &[Bucket]) -> Vec<Vec<usize>> {
+    let bucket_of: BTreeMap<&str, usize> = buckets
+        .iter()
+        .enumerate()
+        .flat_map(|(number, bucket)| bucket.entries.iter().map(move |entry| (entry.name.as_str(), number)))
+        .collect();
+    let of = |segment: usize| -> Vec<usize> {
+        let names = chunk.segment_parameters(segment);
+        let used: BTreeSet<usize> = names.iter().filter_map(|name| bucket_of.get(name.as_str()).copied()).collect();
+        used.into_iter().collect()
+    };
+    (0..chunk.segments().len()).map(of).collect()
+}
+
+/// A range of a flat tensor.
+pub(super) fn part(value: Tensor<1>, range: &Range<usize>) -> Tensor<1> {
+    if range.len() == value.dims()[0] { value } else { value.slice(range.clone()) }
+}

@@ -1,0 +1,111 @@
+//! Between the run and the checkpoint store: what each rank saves, and how a run continues from a checkpoint at its own layout.
+
+mod restore;
+mod save;
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::Path;
+
+use burn::tensor::{DType as BurnDType, Device, Tensor, TensorData};
+use bytes::Bytes;
+
+use crate::checkpoint::{Checkpoint, CheckpointError, Cut, DType, HostTensor, LocalLayout};
+use crate::model::{ModelChunk, ParameterInfo};
+
+pub use restore::load_parameters;
+pub(super) use restore::{Start, find_start, restore};
+pub(super) use save::{Saver, save_checkpoint};
+
+/// Prefix of the optimizer's tensors in a checkpoint.
+const OPTIMIZER_PREFIX: &str = "optimizer.";
+
+/// How what this rank holds of a chunk's parameters lies in the whole parameters, by name.
+fn layouts(chunk: &dyn ModelChunk) -> BTreeMap<String, LocalLayout> {
+    let layout = |parameter: ParameterInfo| {
+        let cut = parameter.placement.shard.map(|shard| Cut { dim: shard.dim, size: shard.size, parts: shard.parts });
+        (parameter.name, LocalLayout { shape: parameter.shape, cut })
+    };
+    chunk.parameters().into_iter().map(layout).collect()
+}
+
+/// A tensor's memory, flat.
+fn host(tensor: Tensor<1>) -> Result<HostTensor, CheckpointError> {
+    struct Owner(TensorData);
+    impl AsRef<[u8]> for Owner {
+        fn as_ref(&self) -> &[u8] {
+            self.0.as_bytes()
+        }
+    }
+    let dtype = match tensor.dtype() {
+        BurnDType::F32 => DType::F32,
+        BurnDType::BF16 => DType::BF16,
+        BurnDType::F16 => DType::F16,
+        BurnDType::F64 => DType::F64,
+        other => panic!("parameters are floating-point numbers, not {other:?}"),
+    };
+    let shape = tensor.dims();
+    HostTensor::from_owner(dtype, shape, Owner(tensor.into_data()))
+}
+
+/// Elements `flat` of what a rank holds of a saved tensor.
+fn device_tensor(
+    checkpoint: &Checkpoint,
+    name: &str,
+    (layout, flat): (&LocalLayout, Range<usize>),
+    device: &Device,
+) -> Result<Tensor<1>, CheckpointError> {
+    let tensor = checkpoint.load_local(name, layout, flat)?;
+    let dtype = match tensor.dtype() {
+        DType::F32 => BurnDType::F32,
+        DType::BF16 => BurnDType::BF16,
+        DType::F16 => BurnDType::F16,
+        DType::F64 => BurnDType::F64,
+        other => {
+            return Err(CheckpointError::InvalidTensor {
+                reason: format!("`{name}`: expected a floating-point dtype, found {other}"),
+            });
+        }
+    };
+    let shape = [tensor.shape()[0]];
+    let data = TensorData::from_bytes_vec(tensor.into_bytes().into(), shape, dtype);
+    Ok(Tensor::from_data(data, (device, dtype)))
+}
+
+/// The files of a tokenizer folder, to be saved with a checkpoint.
+pub(super) fn read_files(folder: &Path) -> std::io::Result<BTreeMap<String, Bytes>> {
+    let mut files = BTreeMap::new();
+    for entry in std::fs::read_dir(folder)? {
+        let entry = entry?;
+        if entry.file_type()?.is_file() {
+            files.insert(entry.file_name().to_string_lossy().into_owned(), Bytes::from(std::fs::read(entry.path())?));
+        }
+    }
+    Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::FloatDType;
+
+    use super::*;
+    use crate::testing::toy;
+
+    #[test]
+    fn tensors_keep_their_bits_on_the_way_to_a_checkpoint() {
+        for dtype in [FloatDType::F32, FloatDType::BF16] {
+            let values = Tensor::<1>::from_data([1.5_f32, -0.0, 3.0e-5], &Device::flex()).cast(dtype);
+            let saved = host(values.clone()).unwrap();
+            assert_eq!(saved.shape(), [3]);
+            assert_eq!(&saved.bytes()[..], values.into_data().as_bytes());
+        }
+    }
+
+    #[test]
+    fn a_parameter_without_a_shard_is_the_whole() {
+        let chunk = toy(2, FloatDType::F32);
+        let layouts = layouts(chunk.as_ref());
+        assert_eq!(layouts.len(), chunk.parameters().len());
+        assert_eq!(layouts["layers.1.up"], LocalLayout::whole([11, 7]));
+    }
+}

@@ -1,0 +1,278 @@
+//! Loading: which checkpoint a run starts from, and what each rank reads of it, whatever the layout it was saved at.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use bridge_dist::comm::ReduceOp;
+use bridge_dist::mesh::ProcessGroups;
+use burn::tensor::FloatDType;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::{OPTIMIZER_PREFIX, device_tensor, layouts};
+use crate::checkpoint::{
+    Checkpoint, CheckpointError, CheckpointStore, LoadRequest, OnDamaged, Resolution, TrainState, Verification,
+};
+use crate::config::{self, RunConfig};
+use crate::model::ModelChunk;
+use crate::optim::OptimizerState;
+use crate::schedule::OnStateMismatch;
+use crate::train::run::TrainingRun;
+use crate::train::{TrainError, ranks};
+
+/// Which checkpoint a run starts from.
+pub(in crate::train) struct Start {
+    /// The checkpoint, verified.
+    pub(in crate::train) checkpoint: Checkpoint,
+    /// Whether only the weights are taken and the run starts at step 0.
+    pub(in crate::train) weights_only: bool,
+    /// Whether it is `checkpoint.pretrained_checkpoint`.
+    is_pretrained: bool,
+    /// What to tell the user; empty on all ranks but the first.
+    pub(in crate::train) message: String,
+}
+
+impl Start {
+    /// The counters the run starts from.
+    pub(in crate::train) fn train_state(&self) -> Result<TrainState, CheckpointError> {
+        if self.weights_only { Ok(TrainState::default()) } else { self.checkpoint.train_state() }
+    }
+}
+
+/// Finds what `checkpoint.load` (by default `checkpoint.save`), `ckpt_step` and `pretrained_checkpoint` ask for. All ranks call this
+/// together: the first one looks and verifies, the others open what it has found.
+pub(in crate::train) fn find_start(config: &RunConfig, groups: &ProcessGroups) -> Result<Option<Start>, TrainError> {
+    if groups.world().size() == 1 {
+        return look(config);
+    }
+    let looked = if ranks::is_first(groups) { look(config) } else { Ok(None) };
+    let found = ranks::agree(groups, "looking for a checkpoint", looked)?;
+    let mut shared = [NONE, 0];
+    if let Some(start) = &found {
+        let place = if start.is_pretrained { PRETRAINED } else { LOADED };
+        shared = [place, start.checkpoint.iteration() as i64];
+    }
+    groups.world().broadcast((&mut shared).into(), 0)?;
+    let opened = if ranks::is_first(groups) { Ok(found) } else { open_found(config, shared) };
+    ranks::agree(groups, "opening a checkpoint", opened)
+}
+
+/// Where the first rank found a checkpoint.
+const NONE: i64 = 0;
+const LOADED: i64 = 1;
+const PRETRAINED: i64 = 2;
+
+/// Opens what the first rank has verified.
+fn open_found(config: &RunConfig, [place, iteration]: [i64; 2]) -> Result<Option<Start>, TrainError> {
+    let settings = &config.checkpoint;
+    let is_pretrained = place == PRETRAINED;
+    let root = match place {
+        NONE => return Ok(None),
+        PRETRAINED => settings.pretrained_checkpoint.as_deref(),
+        _ => load_root(config),
+    };
+    let root = root.ok_or_else(|| TrainError::Internal("the ranks load from different places".into()))?;
+    let checkpoint = CheckpointStore::open(root)?.open_iteration(iteration as u64, Verification::Sizes)?;
+    let weights_only = is_pretrained || settings.finetune;
+    Ok(Some(Start { checkpoint, weights_only, is_pretrained, message: String::new() }))
+}
+
+fn load_root(config: &RunConfig) -> Option<&Path> {
+    config.checkpoint.load.as_deref().or(config.checkpoint.save.as_deref())
+}
+
+fn look(config: &RunConfig) -> Result<Option<Start>, TrainError> {
+    let settings = &config.checkpoint;
+    let on_damaged = match settings.on_damaged {
+        config::OnDamaged::Error => OnDamaged::Error,
+        config::OnDamaged::Fallback => OnDamaged::Fallback,
+    };
+    let request =
+        LoadRequest { ckpt_step: settings.ckpt_step.map(|step| step as u64), on_damaged, ..LoadRequest::default() };
+    let load = load_root(config);
+    if let Some(load) = load
+        && let Resolution::Found(found) = CheckpointStore::open(load)?.resolve(&request)?
+    {
+        let mut message = String::new();
+        if !found.report.is_empty() {
+            message = format!("{}\n", found.report);
+        }
+        message += &format!(
+            "{} from {} (iteration {})",
+            if settings.finetune { "fine-tuning" } else { "resuming" },
+            found.checkpoint.path().display(),
+            found.checkpoint.iteration()
+        );
+        let weights_only = settings.finetune;
+        return Ok(Some(Start { checkpoint: found.checkpoint, weights_only, is_pretrained: false, message }));
+    }
+    if let Some(pretrained) = &settings.pretrained_checkpoint {
+        let request = LoadRequest { on_damaged, ..LoadRequest::default() };
+        return match CheckpointStore::open(pretrained)?.resolve(&request)? {
+            Resolution::Found(found) => {
+                let message = format!("starting from the weights in {}", found.checkpoint.path().display());
+                Ok(Some(Start { checkpoint: found.checkpoint, weights_only: true, is_pretrained: true, message }))
+            }
+            Resolution::NothingFound { searched } => {
+                Err(TrainError::NoCheckpoint { key: "checkpoint.pretrained_checkpoint", path: searched })
+            }
+        };
+    }
+    match (&settings.load, load) {
+        (_, Some(path)) if settings.exit_on_missing_checkpoint => {
+            Err(TrainError::NoCheckpoint { key: "checkpoint.load", path: path.to_owned() })
+        }
+        (Some(path), _) if settings.ckpt_step.is_some() => {
+            Err(TrainError::NoCheckpoint { key: "checkpoint.load", path: path.clone() })
+        }
+        _ => Ok(None),
+    }
+}
+
+/// Restores a run from `start`. All ranks call this together; each reads only what it holds.
+pub(in crate::train) fn restore(run: &mut TrainingRun, start: &Start) -> Result<(), TrainError> {
+    let groups = run.groups.clone();
+    let restored = restore_rank(run, start);
+    let known = ranks::agree(&groups, "loading a checkpoint", restored)?;
+    all_is_known(&groups, &start.checkpoint, known)
+}
+
+/// Restores what this rank holds. Returns for each optimizer tensor of the checkpoint whether it belongs to a parameter of this rank;
+/// nothing when no optimizer was loaded.
+fn restore_rank(run: &mut TrainingRun, start: &Start) -> Result<Vec<u8>, TrainError> {
+    let checkpoint = &start.checkpoint;
+    let settings = run.config.checkpoint.clone();
+    for chunk in &mut run.chunks {
+        load_parameters(chunk.as_mut(), checkpoint)?;
+    }
+    if start.weights_only {
+        return Ok(Vec::new());
+    }
+    let mut train_state = checkpoint.train_state()?;
+    let extra = std::mem::take(&mut train_state.extra);
+    let mut known = Vec::new();
+    // fp16 runs may not have made a step yet: no moments, but a loss scale that has moved.
+    let has_optimizer = extra.contains_key("optimizer_step") || checkpoint.names_in("optimizer").next().is_some();
+    if settings.load_optim && has_optimizer {
+        let step = field::<u64>(&extra, "optimizer_step", checkpoint)?.unwrap_or(train_state.step);
+        known = load_optimizer(run, checkpoint, step)?;
+        if let Some(state) = field(&extra, "opt_param_scheduler", checkpoint)? {
+            run.scheduler.load_state(&state, on_mismatch(&run.config))?;
+        }
+        if let Some(state) = field(&extra, "loss_scaler", checkpoint)? {
+            run.loss_scaler.load_state(state)?;
+        }
+    } else if settings.load_optim {
+        run.reporter.note("the checkpoint has no optimizer state: moments start at zero");
+    }
+    if settings.load_rng
+        && let Some(rng) = field::<BTreeMap<String, u64>>(&extra, "rng", checkpoint)?
+        && let Some(seed) = rng.get("seed")
+    {
+        run.seed = *seed;
+    }
+    if let Some(state) = field::<crate::resilience::LossChecks>(&extra, "loss_checks", checkpoint)? {
+        // What was seen is state; whether to look is configuration.
+        if let (Some(mine), Some(saved)) = (&mut run.loss_checks.spiky_loss, state.spiky_loss) {
+            *mine = saved;
+        }
+    }
+    if let Some(state) = field(&extra, "rerun_state_machine", checkpoint)? {
+        run.rerun.load_checkpoint(state)?;
+    }
+    run.last_saved_step = (settings.save.as_deref() == checkpoint.path().parent()).then_some(train_state.step);
+    run.state.train_state = train_state;
+    Ok(known)
+}
+
+/// Reads the optimizer state that this rank owns. Returns for each optimizer tensor of the checkpoint whether it is of a parameter of
+/// this rank, and of a kind that its optimizer has.
+fn load_optimizer(run: &mut TrainingRun, checkpoint: &Checkpoint, step: u64) -> Result<Vec<u8>, TrainError> {
+    let plain = run.device.clone().without_autodiff();
+    let layouts: BTreeMap<_, _> = run.chunks.iter().flat_map(|chunk| layouts(chunk.as_ref())).collect();
+    let distribution = run.optimizer.distribution();
+    let mut state = OptimizerState { step, ..OptimizerState::default() };
+    let names: Vec<&str> = checkpoint.names_in("optimizer").collect();
+    for name in &names {
+        let key = name.strip_prefix(OPTIMIZER_PREFIX).unwrap_or(name);
+        let parameter = key.split_once('.').map_or("", |(_, parameter)| parameter);
+        if let (Some(layout), Some(range)) = (layouts.get(parameter), distribution.state_range(parameter)) {
+            let tensor = device_tensor(checkpoint, name, (layout, range.clone()), &plain)?;
+            state.tensors.insert(key.to_owned(), tensor);
+            state.ranges.insert(key.to_owned(), range);
+        }
+    }
+    let mut loaded: BTreeSet<String> = state.tensors.keys().cloned().collect();
+    for unknown in run.optimizer.load_state(state) {
+        loaded.remove(&unknown);
+    }
+    let is_known = |name: &str| name.strip_prefix(OPTIMIZER_PREFIX).is_some_and(|key| loaded.contains(key));
+    Ok(names.iter().map(|name| u8::from(is_known(name))).collect())
+}
+
+/// Refuses a checkpoint with optimizer tensors that no rank has a use for: they are another optimizer's or another model's.
+fn all_is_known(groups: &ProcessGroups, checkpoint: &Checkpoint, mut known: Vec<u8>) -> Result<(), TrainError> {
+    if groups.world().size() > 1 && !known.is_empty() {
+        groups.world().all_reduce((&mut known).into(), ReduceOp::Max)?;
+    }
+    let names = checkpoint.names_in("optimizer").zip(&known);
+    let mut foreign = names.filter(|(_, known)| **known == 0).map(|(name, _)| name);
+    match foreign.next() {
+        None => Ok(()),
+        Some(name) => Err(TrainError::ForeignOptimizerState {
+            path: checkpoint.path().to_owned(),
+            name: name.strip_prefix(OPTIMIZER_PREFIX).unwrap_or(name).to_owned(),
+            count: 1 + foreign.count(),
+        }),
+    }
+}
+
+fn on_mismatch(config: &RunConfig) -> OnStateMismatch {
+    if config.scheduler.override_opt_param_scheduler {
+        OnStateMismatch::KeepRun
+    } else if config.scheduler.use_checkpoint_opt_param_scheduler {
+        OnStateMismatch::TakeCheckpoint
+    } else {
+        OnStateMismatch::Refuse
+    }
+}
+
+fn field<T: DeserializeOwned>(
+    extra: &serde_json::Map<String, Value>,
+    name: &str,
+    checkpoint: &Checkpoint,
+) -> Result<Option<T>, TrainError> {
+    let Some(value) = extra.get(name) else {
+        return Ok(None);
+    };
+    serde_json::from_value(value.clone()).map(Some).map_err(|error| TrainError::BadState {
+        path: checkpoint.path().to_owned(),
+        field: name.to_owned(),
+        message: error.to_string(),
+    })
+}
+
+/// Replaces all parameters of `chunk`, as far as this rank holds them, by those of a checkpoint, cast to the chunk's dtype.
+///
+/// # Errors
+/// If a parameter is missing, or has another shape; the chunk may then be half loaded and must not be used.
+pub fn load_parameters(chunk: &mut dyn ModelChunk, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
+    let layouts = layouts(chunk);
+    for (name, layout) in &layouts {
+        let found = checkpoint.tensor(name)?;
+        checkpoint.expect(name, found.dtype, &layout.global_shape())?;
+    }
+    let mut failure = None;
+    chunk.update_parameters(&mut |name, old| {
+        let layout = &layouts[name];
+        match device_tensor(checkpoint, name, (layout, 0..layout.num_elements()), &old.device()) {
+            Ok(value) if value.dtype() == old.dtype() => value,
+            Ok(value) => value.cast(FloatDType::from(old.dtype())),
+            Err(error) => {
+                failure = Some(error);
+                old
+            }
+        }
+    });
+    failure.map_or(Ok(()), Err)
+}

@@ -1,0 +1,163 @@
+//! Saving: every rank what it alone has, the first one what exists once.
+
+use std::collections::BTreeMap;
+
+use bridge_dist::mesh::ProcessGroups;
+use serde_json::Value;
+
+use super::{OPTIMIZER_PREFIX, host, layouts};
+use crate::checkpoint::{
+    AsyncSaver, CheckpointError, RetentionPolicy, RunFiles, SaveOptions, SaveReport, ShardTensor, ShardedWriter,
+    Snapshot, TensorGroup, TrainState,
+};
+use crate::config::RunConfig;
+use crate::logging::TimerLevel;
+use crate::train::run::TrainingRun;
+use crate::train::{TrainError, ranks};
+
+/// Writes checkpoints with all ranks, on the training thread or behind its back.
+#[derive(Debug)]
+pub(in crate::train) enum Saver {
+    /// `checkpoint.async_save = false`.
+    Sync(ShardedWriter),
+    /// `checkpoint.async_save = true`.
+    Async(AsyncSaver<ShardedWriter>),
+}
+
+impl Saver {
+    /// The saver a configuration asks for; `None` without `checkpoint.save`. All ranks call this together.
+    pub(in crate::train) fn open(config: &RunConfig, groups: &ProcessGroups) -> Result<Option<Self>, TrainError> {
+        let settings = &config.checkpoint;
+        let Some(root) = &settings.save else {
+            return Ok(None);
+        };
+        let retain = settings.save_retain_interval.map(|n| n as u64);
+        let options = SaveOptions {
+            retention: RetentionPolicy::new(settings.most_recent_k.unwrap_or(-1), retain)?,
+            producer: concat!("bridge ", env!("CARGO_PKG_VERSION")).to_owned(),
+            ..SaveOptions::default()
+        };
+        // A group of its own: a save in the background communicates while training does.
+        let world = groups.world();
+        let group = world.split(Some(0), world.rank(), "checkpoint")?.unwrap_or_else(|| world.clone());
+        let writer = ShardedWriter::open(root, options, group)?;
+        Ok(Some(if settings.async_save { Self::Async(AsyncSaver::new(writer)?) } else { Self::Sync(writer) }))
+    }
+
+    fn save(&mut self, snapshot: Snapshot<'static>) -> Result<Option<SaveReport>, CheckpointError> {
+        match self {
+            Self::Sync(writer) => writer.save(&snapshot).map(Some),
+            Self::Async(saver) => saver.submit(snapshot),
+        }
+    }
+
+    /// The report of a save that ended in the background since the last call.
+    pub(in crate::train) fn poll(&mut self) -> Result<Option<SaveReport>, CheckpointError> {
+        match self {
+            Self::Sync(_) => Ok(None),
+            Self::Async(saver) => saver.poll(),
+        }
+    }
+
+    /// Waits for the save in the background.
+    pub(in crate::train) fn finish(&mut self) -> Result<Option<SaveReport>, CheckpointError> {
+        match self {
+            Self::Sync(_) => Ok(None),
+            Self::Async(saver) => saver.finish(),
+        }
+    }
+}
+
+/// Saves a checkpoint of the run as it is now; all ranks call this together. With `async_save` this returns once the state is copied.
+pub(in crate::train) fn save_checkpoint(run: &mut TrainingRun) -> Result<(), TrainError> {
+    let step = run.state.train_state.step;
+    run.make_parameters_whole()?;
+    let snapshot = snapshot(run);
+    run.release_parameters();
+    let snapshot = ranks::agree(&run.groups, "preparing a checkpoint", snapshot)?;
+    let Some(saver) = &mut run.saver else {
+        return Ok(());
+    };
+    let timer = run.timers.start("save-checkpoint", TimerLevel::Iteration);
+    let is_async = matches!(saver, Saver::Async(_));
+    let report = saver.save(snapshot)?;
+    drop(timer);
+    run.last_saved_step = Some(step);
+    if ranks::is_first(&run.groups) {
+        run.log_save(step, is_async, report.as_ref())?;
+        let root = run.config.checkpoint.save.clone().unwrap_or_default();
+        run.for_each_callback(|callback, state| callback.on_save(state, &root));
+    }
+    Ok(())
+}
+
+/// What this rank saves. Of the ranks that hold the same slice of a parameter one saves it; of a sharded optimizer each its ranges.
+fn snapshot(run: &TrainingRun) -> Result<Snapshot<'static>, TrainError> {
+    let distribution = run.optimizer.distribution();
+    let mut model = Vec::new();
+    let mut all_layouts = BTreeMap::new();
+    for chunk in &run.chunks {
+        let layouts = layouts(chunk.as_ref());
+        let mut failure = None;
+        chunk.visit_parameters(&mut |name, value| {
+            if distribution.saves_parameter(name) {
+                let layout = &layouts[name];
+                let slices =
+                    host(value).and_then(|host| ShardTensor::of_local(name, layout, 0..layout.num_elements(), &host));
+                match slices {
+                    Ok(slices) => model.extend(slices),
+                    Err(error) => failure = Some(error),
+                }
+            }
+        });
+        failure.map_or(Ok(()), Err)?;
+        all_layouts.extend(layouts);
+    }
+    let mut groups = vec![TensorGroup { name: "model".into(), tensors: model }];
+    if run.config.checkpoint.save_optim {
+        let state = run.optimizer.state();
+        let mut tensors = Vec::new();
+        for (key, tensor) in state.tensors {
+            let parameter = key.split_once('.').map_or("", |(_, parameter)| parameter);
+            if distribution.saves_state(parameter) {
+                let layout = &all_layouts[parameter];
+                let range = state.ranges.get(&key).cloned().unwrap_or(0..layout.num_elements());
+                let name = format!("{OPTIMIZER_PREFIX}{key}");
+                tensors.extend(ShardTensor::of_local(&name, layout, range, &host(tensor)?)?);
+            }
+        }
+        groups.push(TensorGroup { name: "optimizer".into(), tensors });
+    }
+    let run = if ranks::is_first(&run.groups) { run_files(run)? } else { step_only(run.state.train_state.step) };
+    Ok(Snapshot { run, groups })
+}
+
+/// What every rank but the first saves besides tensors: nothing. The step says which checkpoint it is.
+fn step_only(step: u64) -> RunFiles {
+    RunFiles { train_state: TrainState { step, ..TrainState::default() }, ..RunFiles::default() }
+}
+
+/// What exists once in a run.
+fn run_files(run: &TrainingRun) -> Result<RunFiles, TrainError> {
+    let settings = &run.config.checkpoint;
+    let mut train_state = run.state.train_state.clone();
+    let extra = &mut train_state.extra;
+    if settings.save_optim {
+        extra.insert("optimizer_step".into(), run.optimizer.state().step.into());
+        extra.insert("opt_param_scheduler".into(), json(&run.scheduler.state())?);
+        extra.insert("loss_scaler".into(), json(&run.loss_scaler.state())?);
+    }
+    if settings.save_rng {
+        extra.insert("rng".into(), serde_json::json!({ "seed": run.seed }));
+    }
+    extra.insert("loss_checks".into(), json(&run.loss_checks)?);
+    if let Some(rerun) = run.rerun.checkpoint() {
+        extra.insert("rerun_state_machine".into(), json(&rerun)?);
+    }
+    let files = if settings.save_tokenizer_assets { run.tokenizer_files.clone() } else { BTreeMap::new() };
+    Ok(RunFiles { train_state, run_config: run.config.to_toml(), files })
+}
+
+fn json<T: serde::Serialize>(value: &T) -> Result<Value, TrainError> {
+    serde_json::to_value(value).map_err(|error| TrainError::Internal(format!("state that cannot be saved: {error}")))
+}

@@ -1,0 +1,96 @@
+//! What the loop does around the regions of a pass: parameters before, gradients after, reductions under way.
+
+use std::ops::Range;
+
+use bridge_dist::comm::CommError;
+use burn::tensor::Tensor;
+
+use super::executor::{Around, RegionHooks};
+use super::forward_step::ForwardStep;
+use crate::model::{Batch, ModelChunk};
+use crate::optim::{GradientBuffer, GradientReducer, ShardedParameters};
+
+/// Which micro-batch of a step a pass is over, as far as reductions care.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reduce {
+    /// Gradients are only accumulated.
+    Later,
+    /// Gradients are complete as backward goes: their reduction starts at once.
+    Now,
+}
+
+/// Training: one micro-batch through one chunk.
+pub(super) struct TrainHooks<'a> {
+    pub(super) forward_step: &'a mut dyn ForwardStep,
+    pub(super) batch: &'a Batch,
+    /// Factor on the loss sum.
+    pub(super) factor: f64,
+    pub(super) gradients: &'a mut GradientBuffer,
+    pub(super) reducer: &'a mut GradientReducer,
+    pub(super) parameters: &'a mut ShardedParameters,
+    /// Index of the chunk.
+    pub(super) chunk: usize,
+    pub(super) reduce: Reduce,
+}
+
+impl RegionHooks for TrainHooks<'_> {
+    fn before(&mut self, chunk: &mut dyn ModelChunk, region: Around<'_>) -> Result<(), CommError> {
+        gather(self.parameters, self.chunk, chunk, region)
+    }
+
+    fn after(&mut self, chunk: &mut dyn ModelChunk, segments: &Range<usize>) {
+        self.parameters.release(self.chunk, chunk, segments);
+    }
+
+    fn objective(&mut self, loss_sum: Tensor<1>) -> Tensor<1> {
+        self.forward_step.objective(loss_sum, self.batch) * self.factor
+    }
+
+    fn gradient(&mut self, name: &str, gradient: Tensor<1>) {
+        self.gradients.add(name, gradient);
+    }
+
+    fn left(&mut self, segments: &Range<usize>) -> Result<(), CommError> {
+        match self.reduce {
+            Reduce::Later => Ok(()),
+            Reduce::Now => self.reducer.left_segment(self.chunk, segments.start, self.gradients),
+        }
+    }
+}
+
+/// Evaluation: parameters are gathered where they are sharded; there are no gradients.
+pub(super) struct EvaluationHooks<'a> {
+    pub(super) parameters: &'a mut ShardedParameters,
+    /// Index of the chunk.
+    pub(super) chunk: usize,
+}
+
+impl RegionHooks for EvaluationHooks<'_> {
+    fn before(&mut self, chunk: &mut dyn ModelChunk, region: Around<'_>) -> Result<(), CommError> {
+        gather(self.parameters, self.chunk, chunk, region)
+    }
+
+    fn after(&mut self, chunk: &mut dyn ModelChunk, segments: &Range<usize>) {
+        self.parameters.release(self.chunk, chunk, segments);
+    }
+
+    fn objective(&mut self, loss_sum: Tensor<1>) -> Tensor<1> {
+        loss_sum
+    }
+
+    fn gradient(&mut self, _name: &str, _gradient: Tensor<1>) {}
+}
+
+/// Gives a region its parameters, and starts to gather those of the next one while it runs.
+fn gather(
+    parameters: &mut ShardedParameters,
+    index: usize,
+    chunk: &mut dyn ModelChunk,
+    region: Around<'_>,
+) -> Result<(), CommError> {
+    parameters.need(index, chunk, region.segments)?;
+    match region.next {
+        Some(next) => parameters.prefetch(index, next),
+        None => Ok(()),
+    }
+}
