@@ -94,8 +94,7 @@ pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
         let factor = 1.0 / batch.num_tokens;
         let mut on_gradient = |name: &str, gradient| gradients.add(name, gradient);
         let mut hooks = Closures { objective: &mut |sum| sum * factor, on_gradient: &mut on_gradient };
-        let loss_sum =
-            executor.forward_backward(chunks[0].as_mut(), &context, &mut hooks).map_err(Failure::run)?;
+        let loss_sum = executor.forward_backward(chunks[0].as_mut(), &context, &mut hooks).map_err(Failure::run)?;
         let scales = StepScales { loss_scale: 1.0, divisor: 1.0 };
         optimizer.step(&mut chunks, &mut gradients, &rates, scales).map_err(Failure::run)?;
         device.sync().map_err(|error| Failure::run(format!("{error:?}")))?;

@@ -161,7 +161,8 @@ pub fn buckets(parameters: &[BucketParameter], rule: BucketRule, counts: Replica
     for parameter in order {
         let place = &mut open[parameter.replicas as usize];
         let count = counts.of(parameter.replicas);
-        if rule == BucketRule::Segment && place.last().is_some_and(|last| last.first_segment != parameter.first_segment) {
+        if rule == BucketRule::Segment && place.last().is_some_and(|last| last.first_segment != parameter.first_segment)
+        {
             buckets.push(Bucket::new(&std::mem::take(place), count));
         }
         place.push(parameter);

@@ -260,7 +260,7 @@ impl Distribution {
                 ReplicaGroup::Dense => [self.groups.data_context(), self.groups.tensor()],
                 ReplicaGroup::Expert => [self.groups.expert_data(), self.groups.expert_tensor()],
             };
-            for group in groups.into_iter().filter(|group| group.size() > 1 && !squares.is_empty()) {
+            for group in groups.into_iter().filter(|group| group.size() > 1) {
                 group.all_reduce((&mut squares).into(), ReduceOp::Sum)?;
             }
             norms.extend(names.into_iter().cloned().zip(squares.into_iter().map(f64::sqrt)));

@@ -126,7 +126,15 @@ impl Optimizer {
             .enumerate()
             .flat_map(|(i, group)| group.names.iter().map(move |name| (name.clone(), i)))
             .collect();
-        Self { settings, groups, group_of, slots: BTreeMap::new(), parameters: ShardedParameters::new(Arc::clone(&distribution), chunks), distribution, step: 0 }
+        Self {
+            settings,
+            groups,
+            group_of,
+            slots: BTreeMap::new(),
+            parameters: ShardedParameters::new(Arc::clone(&distribution), chunks),
+            distribution,
+            step: 0,
+        }
     }
 
     /// The parameters, as far as they or their state are sharded.
@@ -179,7 +187,7 @@ impl Optimizer {
                 }
             }
             Sharding::Optimizer | Sharding::Full => {
-                let owned = self.parameters.owned(chunks);
+                let owned = self.parameters.owned(chunks)?;
                 let mut updated = BTreeMap::new();
                 for (name, value) in owned {
                     let value = self.update(&name, value, gradients, &step);

@@ -55,7 +55,8 @@ impl ShardedParameters {
         let states = (0..distribution.num_chunks())
             .map(|chunk| distribution.buckets(chunk).iter().map(|_| BucketState::Whole).collect())
             .collect();
-        let uses = chunks.iter().enumerate().map(|(i, chunk)| buckets_of_segments(chunk.as_ref(), distribution.buckets(i)));
+        let uses =
+            chunks.iter().enumerate().map(|(i, chunk)| buckets_of_segments(chunk.as_ref(), distribution.buckets(i)));
         let uses = uses.collect();
         Self { distribution, device, dtype, shards: BTreeMap::new(), states, uses, waited: Duration::ZERO }
     }
@@ -69,12 +70,7 @@ impl ShardedParameters {
     ///
     /// # Errors
     /// If they cannot be gathered.
-    pub fn need(
-        &mut self,
-        index: usize,
-        chunk: &mut dyn ModelChunk,
-        segments: &Range<usize>,
-    ) -> Result<(), CommError> {
+    pub fn need(&mut self, index: usize, chunk: &mut dyn ModelChunk, segments: &Range<usize>) -> Result<(), CommError> {
         self.need_buckets(index, chunk, &self.buckets_of(index, segments))
     }
 
@@ -143,8 +139,19 @@ impl ShardedParameters {
     }
 
     /// The ranges of the trained parameters that this rank updates.
-    pub(super) fn owned(&self, chunks: &[Box<dyn ModelChunk>]) -> BTreeMap<String, Tensor<1>> {
-        if self.is_full() { self.shards.clone() } else { self.owned_in_chunks(chunks) }
+    ///
+    /// # Errors
+    /// If values of the last step are still on their way and cannot be gathered.
+    pub(super) fn owned(
+        &mut self,
+        chunks: &mut [Box<dyn ModelChunk>],
+    ) -> Result<BTreeMap<String, Tensor<1>>, CommError> {
+        if self.is_full() {
+            // Handed over, so that they can be updated in place.
+            return Ok(std::mem::take(&mut self.shards));
+        }
+        self.make_whole(chunks)?;
+        Ok(self.owned_in_chunks(chunks))
     }
 
     fn owned_in_chunks(&self, chunks: &[Box<dyn ModelChunk>]) -> BTreeMap<String, Tensor<1>> {
@@ -202,12 +209,7 @@ impl ShardedParameters {
         used.into_iter().rev().collect()
     }
 
-    fn need_buckets(
-        &mut self,
-        index: usize,
-        chunk: &mut dyn ModelChunk,
-        buckets: &[usize],
-    ) -> Result<(), CommError> {
+    fn need_buckets(&mut self, index: usize, chunk: &mut dyn ModelChunk, buckets: &[usize]) -> Result<(), CommError> {
         let distribution = Arc::clone(&self.distribution);
         for &number in buckets {
             self.start_released(index, number)?;

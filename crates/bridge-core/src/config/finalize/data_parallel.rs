@@ -34,12 +34,14 @@ fn strategy(draft: &mut Draft<'_>, is_fsdp: bool, parallel: &ParallelSizes) {
     let strategy = draft.recipe.ddp.data_parallel_sharding_strategy;
     draft.require(is_fsdp || strategy == ShardingStrategy::NoShard, key, "needs ddp.use_megatron_fsdp");
     if strategy == ShardingStrategy::OptimGrads {
-        let message = "not implemented yet: sharded gradients with whole parameters; there are optim and optim_grads_params";
+        let message =
+            "not implemented yet: sharded gradients with whole parameters; there are optim and optim_grads_params";
         draft.error(ErrorKind::NotImplemented, key, message);
     }
     let is_full = strategy == ShardingStrategy::OptimGradsParams;
     if is_full && parallel.pipeline > 1 {
-        let message = "not implemented yet: sharded parameters in a pipeline (model.pipeline_model_parallel_size above 1)";
+        let message =
+            "not implemented yet: sharded parameters in a pipeline (model.pipeline_model_parallel_size above 1)";
         draft.error(ErrorKind::NotImplemented, key, message);
     }
     draft.require(
