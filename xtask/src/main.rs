@@ -1,11 +1,12 @@
 //! `cargo xtask`: the commands a newcomer types. They build what they need and run it; nothing of Bridge itself is here.
 
 mod build;
+mod mpi;
 mod suite;
 
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 use clap::{Args, Parser, Subcommand};
 
 /// Build Bridge and run it.
@@ -81,6 +82,7 @@ fn run_train(train: Train) -> Result<ExitCode> {
         features.push("tui".to_owned());
     }
     if option_value(&rest, "--launcher").as_deref() == Some("mpi") {
+        mpi::installed().map_err(|why| anyhow!("--launcher mpi: {why}; --launcher threads needs nothing"))?;
         features.push("mpi".to_owned());
     }
     arguments.extend(rest);

@@ -4,6 +4,8 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result};
 
+use crate::mpi;
+
 /// Runs all tests. `rest` is handed on to `cargo test`.
 pub fn run(rest: &[String]) -> Result<ExitCode> {
     let mut failed = Vec::new();
@@ -14,16 +16,27 @@ pub fn run(rest: &[String]) -> Result<ExitCode> {
         failed.push("cargo test --workspace");
     }
     let mut skipped = Vec::new();
-    match mpi() {
+    match mpi::installed() {
         Ok(()) => {
-            let arguments = ["test", "--release", "--package", "bridge-dist", "--features", "mpi"];
+            // Again the whole workspace, so that Burn is not built anew; only the suites that start ranks run.
+            let arguments = [
+                "test",
+                "--release",
+                "--workspace",
+                "--features",
+                "bridge-cli/mpi,bridge-dist/mpi",
+                "--test",
+                "conformance_mpi",
+                "--test",
+                "ranks",
+            ];
             let mut arguments: Vec<String> = arguments.map(str::to_owned).to_vec();
             arguments.extend(rest.iter().cloned());
             if !cargo(&arguments)? {
-                failed.push("bridge-dist under mpirun");
+                failed.push("ranks under mpirun");
             }
         }
-        Err(why) => skipped.push(format!("bridge-dist under mpirun: {why}")),
+        Err(why) => skipped.push(format!("ranks under mpirun: {why}")),
     }
     println!();
     for suite in &skipped {
@@ -42,17 +55,4 @@ fn cargo(arguments: &[String]) -> Result<bool> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     println!("$ cargo {}", arguments.join(" "));
     Ok(Command::new(cargo).args(arguments).status().context("cargo could not be started")?.success())
-}
-
-/// Whether MPI programs can be built and launched here.
-fn mpi() -> Result<(), String> {
-    for (program, packages) in [("mpicc", "libopenmpi-dev"), ("mpirun", "openmpi-bin")] {
-        let found = Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success());
-        if !found {
-            return Err(format!(
-                "`{program}` was not found (Debian and Ubuntu: apt-get install {packages} libclang1-14 libclang-common-14-dev)"
-            ));
-        }
-    }
-    Ok(())
 }

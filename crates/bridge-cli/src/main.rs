@@ -11,6 +11,7 @@ mod progress;
 
 use std::process::ExitCode;
 
+use bridge_dist::comm::CommError;
 use clap::{Parser, Subcommand};
 
 use commands::{bench, config, convert, data, eval, generate, plan, tokenizer, train, verify};
@@ -51,7 +52,18 @@ enum Command {
     Bench(bench::Arguments),
 }
 
+/// A communication error that leaves a model as a panic is caught and reported; the panic itself is not worth a line.
+fn silence_communication_panics() {
+    let previous = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        if !info.payload().is::<CommError>() {
+            previous(info);
+        }
+    }));
+}
+
 fn main() -> ExitCode {
+    silence_communication_panics();
     let result = match Cli::parse().command {
         Command::Train(arguments) => train::run(&arguments),
         Command::Eval(arguments) => eval::run(&arguments),

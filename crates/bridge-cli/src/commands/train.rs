@@ -1,7 +1,7 @@
 //! `bridge train`: run a recipe, on one rank or many.
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bridge_core::config::{Kinds, RawConfig, RunConfig, World};
 use bridge_core::model::ModelRegistry;
@@ -115,6 +115,39 @@ impl Arguments {
         let is_first = groups.world().rank() == 0;
         let report = self.train(config, groups)?;
         if is_first { self.after(&report) } else { Ok(exit_code(&report)) }
+    }
+
+    /// Trains on ranks that are threads; returns what rank 0 reports.
+    fn train_on_threads(&self, config: &RunConfig) -> Result<RunReport, TrainError> {
+        if config.parallel.world_size == 1 {
+            return self.train(config.clone(), ProcessGroups::single());
+        }
+        let (failures, failed) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            let ranks = scope.spawn(|| {
+                let failures = failures;
+                run_on_threads(config, rank_timeout(config), |groups| {
+                    let rank = groups.world().rank();
+                    self.train(config.clone(), groups).inspect_err(|error| {
+                        // Nobody listens any more when all is over.
+                        let _ = failures.send(format!("rank {rank}: {error}"));
+                    })
+                })
+            });
+            // Ends without a message when all ranks have ended.
+            if let Ok(first) = failed.recv() {
+                let started = Instant::now();
+                while !ranks.is_finished() && started.elapsed() < GRACE {
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+                if !ranks.is_finished() {
+                    Failure::run(first).print();
+                    std::process::exit(1);
+                }
+            }
+            let mut reports = ranks.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+            Ok(reports.swap_remove(0))
+        })
     }
 
     /// Trains on one rank.

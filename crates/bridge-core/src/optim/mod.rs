@@ -14,6 +14,8 @@ mod optimizer;
 mod reducer;
 mod sharded;
 #[cfg(test)]
+mod sharded_tests;
+#[cfg(test)]
 mod tests;
 
 pub use bucket::{Bucket, BucketEntry, BucketParameter, BucketRule, ReplicaCounts, buckets, owned_range};

@@ -187,7 +187,7 @@ impl Optimizer {
                 }
             }
             Sharding::Optimizer | Sharding::Full => {
-                let owned = self.parameters.owned(chunks);
+                let owned = self.parameters.owned(chunks)?;
                 let mut updated = BTreeMap::new();
                 for (name, value) in owned {
                     let value = self.update(&name, value, gradients, &step);

@@ -41,8 +41,8 @@ pub struct GradientReducer {
 /// How long reductions took, and how much of that the rank had to wait.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReductionTimes {
-    /// From the start of each reduction to the moment its result was taken, added up.
-    pub total: Duration,
+    /// From the start of the first reduction to the moment the last result was taken.
+    pub in_flight: Duration,
     /// Time the rank did nothing but wait for them.
     pub exposed: Duration,
 }
@@ -97,13 +97,14 @@ impl GradientReducer {
         for chunk in 0..self.started.len() {
             self.left_segment(chunk, 0, gradients)?;
         }
-        for InFlight { chunk, bucket, request, started } in std::mem::take(&mut self.in_flight) {
+        let first = self.in_flight.first().map(|reduction| reduction.started);
+        for InFlight { chunk, bucket, request, .. } in std::mem::take(&mut self.in_flight) {
             let waiting = Instant::now();
             let reduced = request.wait()?;
             self.times.exposed += waiting.elapsed();
-            self.times.total += started.elapsed();
             self.spread(chunk, bucket, &reduced, gradients);
         }
+        self.times.in_flight += first.map_or(Duration::ZERO, |first| first.elapsed());
         self.started.fill(0);
         Ok(())
     }

@@ -139,8 +139,19 @@ impl ShardedParameters {
     }
 
     /// The ranges of the trained parameters that this rank updates.
-    pub(super) fn owned(&self, chunks: &[Box<dyn ModelChunk>]) -> BTreeMap<String, Tensor<1>> {
-        if self.is_full() { self.shards.clone() } else { self.owned_in_chunks(chunks) }
+    ///
+    /// # Errors
+    /// If values of the last step are still on their way and cannot be gathered.
+    pub(super) fn owned(
+        &mut self,
+        chunks: &mut [Box<dyn ModelChunk>],
+    ) -> Result<BTreeMap<String, Tensor<1>>, CommError> {
+        if self.is_full() {
+            // Handed over, so that they can be updated in place.
+            return Ok(std::mem::take(&mut self.shards));
+        }
+        self.make_whole(chunks)?;
+        Ok(self.owned_in_chunks(chunks))
     }
 
     fn owned_in_chunks(&self, chunks: &[Box<dyn ModelChunk>]) -> BTreeMap<String, Tensor<1>> {

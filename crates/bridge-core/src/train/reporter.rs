@@ -273,6 +273,12 @@ impl Reporter {
             .with("tokens_per_second", step.num_tokens as f64 / step.seconds)
             .with("seconds", step.seconds)
             .with("data_seconds", step.data_seconds);
+        let record = match self.config.parallel.data * self.config.parallel.context {
+            1 => record,
+            _ => record
+                .with("grads_reduce_seconds", step.grads_reduction.in_flight.as_secs_f64())
+                .with("grads_reduce_exposed_seconds", step.grads_reduction.exposed.as_secs_f64()),
+        };
         file.write(&record).map_err(|e| TrainError::log("metrics.jsonl", e))
     }
 

@@ -12,7 +12,7 @@ use super::{LM_LOSS, TrainError, ranks};
 use crate::data::MicroBatch;
 use crate::logging::TimerLevel;
 use crate::model::{Batch, LayerMetrics};
-use crate::optim::{GroupRates, GroupSettings, StepOutcome, StepScales};
+use crate::optim::{GroupRates, GroupSettings, ReductionTimes, StepOutcome, StepScales};
 use crate::resilience::rerun::{ExitDecision, ForwardBackward};
 use crate::schedule::{GradientCheck, GroupOverrides};
 
@@ -49,6 +49,8 @@ pub struct StepReport {
     pub seconds: f64,
     /// Seconds of it spent waiting for data.
     pub data_seconds: f64,
+    /// How long gradients were on their way between data-parallel ranks, and how much of that was waited for.
+    pub grads_reduction: ReductionTimes,
 }
 
 impl StepReport {
@@ -113,6 +115,7 @@ pub(super) fn train_step(run: &mut TrainingRun) -> Result<StepEnd, TrainError> {
         num_tokens: micro_batches.iter().map(|m| m.tokens.len() as u64).sum::<u64>() * run.config.parallel.data as u64,
         seconds: started.elapsed().as_secs_f64(),
         data_seconds,
+        grads_reduction: pass_result.reduction,
     })))
 }
 
@@ -122,6 +125,8 @@ struct Pass {
     losses: Losses,
     /// What the accumulated gradients still have to be divided by.
     divisor: f64,
+    /// Times of the reduction of gradients.
+    reduction: ReductionTimes,
 }
 
 fn forward_backward(run: &mut TrainingRun, micro_batches: &[MicroBatch]) -> Result<Pass, TrainError> {
@@ -162,9 +167,9 @@ fn forward_backward(run: &mut TrainingRun, micro_batches: &[MicroBatch]) -> Resu
     let timer = run.timers.start("all-grads-sync", TimerLevel::Phase);
     run.reducer.finish(&mut run.gradients)?;
     drop(timer);
-    let times = run.reducer.take_times();
-    run.timers.record("grads-reduce-total", TimerLevel::MicroBatch, times.total);
-    run.timers.record("grads-reduce-exposed", TimerLevel::MicroBatch, times.exposed);
+    let reduction = run.reducer.take_times();
+    run.timers.record("grads-reduce-in-flight", TimerLevel::MicroBatch, reduction.in_flight);
+    run.timers.record("grads-reduce-exposed", TimerLevel::MicroBatch, reduction.exposed);
     run.timers.record("params-all-gather-exposed", TimerLevel::MicroBatch, run.optimizer.parameters().take_waited());
     ranks::share_losses(&run.groups, &mut losses)?;
     if run.config.model.num_moe_experts.is_some() {
@@ -178,7 +183,7 @@ fn forward_backward(run: &mut TrainingRun, micro_batches: &[MicroBatch]) -> Resu
         }
     }
     let divisor = if per_token { num_tokens.iter().sum::<f64>().max(1.0) } else { 1.0 };
-    Ok(Pass { losses, divisor })
+    Ok(Pass { losses, divisor, reduction })
 }
 
 fn optimizer_step(run: &mut TrainingRun, rates: &Rates, divisor: f64) -> Result<StepOutcome, TrainError> {

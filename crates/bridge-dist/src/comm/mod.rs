@@ -18,6 +18,7 @@ mod request;
 mod signature;
 pub mod single;
 pub mod thread;
+pub mod throttled;
 mod worker;
 
 pub use buffer::{Buffer, BufferError, BufferMut, DType, Element, HostBuffer, ReduceOp};

@@ -4,7 +4,8 @@
 //! - Start with `mpirun -np N program`. By default Open MPI gives each rank one core; `--bind-to none` lets a rank use more threads. Where
 //!   ranks outnumber cores, `--oversubscribe --mca mpi_yield_when_idle 1` keeps small collectives from taking milliseconds.
 //! - [`MpiWorld::init`] installs a panic hook that ends the whole job with exit code 101, because ranks that wait for a panicked one would
-//!   wait for their time limit first. It runs for every panic of the process, caught or not.
+//!   wait for their time limit first. It runs for every panic of the process, caught or not, except those
+//!   whose payload is a [`CommError`].
 //! - After an error the world is failed: communicators then refuse to work, and MPI is not finalised. Let the process end; `mpirun` ends the
 //!   others.
 //! - The process that is killed (not panicking) ends the job too: `mpirun` notices.
@@ -120,6 +121,10 @@ impl MpiWorld {
 fn abort_on_panic(rank: usize) {
     let previous = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
+        // A communication error on its way out of code that cannot return errors: the rank will report it and end by itself.
+        if info.payload().is::<CommError>() {
+            return;
+        }
         previous(info);
         eprintln!("rank {rank} panicked; ending the job with exit code {PANIC_EXIT_CODE}");
         raw::abort_job(PANIC_EXIT_CODE);

@@ -1,7 +1,16 @@
-//! Runs of `recipes/tiny.toml` on many ranks against the run on one: the same losses, whatever carries the gradients.
+//! Runs of `recipes/tiny.toml` on many ranks: losses, failures, overlap. What the files have in common is here.
+
+mod failures;
+mod losses;
+mod overlap;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+
+use bridge_core::config::{Kinds, RunConfig, World, load};
+use bridge_core::model::ModelRegistry;
+use bridge_core::train::{Console, RunOptions};
+use bridge_dist::mesh::ProcessGroups;
 
 /// Relative difference of losses that ranks may make in float32.
 const TOLERANCE: f64 = 1e-5;
@@ -26,7 +35,12 @@ fn bridge(folder: &Path, arguments: &[&str]) -> Output {
 
 /// Losses of a finished run: those of the training steps, then those of the evaluations.
 fn losses(folder: &Path) -> Vec<f64> {
-    let path = folder.join("runs/tiny/metrics.jsonl");
+    losses_in(&folder.join("runs/tiny"))
+}
+
+/// The same from the folder of its logs.
+fn losses_in(log_dir: &Path) -> Vec<f64> {
+    let path = log_dir.join("metrics.jsonl");
     let text = std::fs::read_to_string(&path).expect("a run writes metrics");
     let records: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let of = |kind: &str| -> Vec<f64> {
@@ -35,26 +49,17 @@ fn losses(folder: &Path) -> Vec<f64> {
     [of("train"), of("valid"), of("test")].concat()
 }
 
-fn run(arguments: &[&str]) -> Vec<f64> {
-    let folder = tempfile::tempdir().unwrap();
-    let output = bridge(folder.path(), arguments);
-    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-    losses(folder.path())
+/// The tiny recipe for `ranks` ranks, with logs and checkpoints in `folder`.
+fn config(folder: &Path, ranks: usize, overrides: &[&str]) -> RunConfig {
+    let log_dir = format!("logger.log_dir={:?}", folder.join("logs"));
+    let common = [log_dir.as_str(), "train.num_threads=1", "train.global_batch_size=8", "train.micro_batch_size=1"];
+    let overrides: Vec<String> = common.iter().chain(overrides).map(|o| (*o).to_owned()).collect();
+    load(&recipe(), &overrides, &Kinds::builtin(), &World { size: ranks }).expect("the recipe is right")
 }
 
-fn assert_close(found: &[f64], expected: &[f64], what: &str) {
-    assert_eq!(found.len(), expected.len(), "{what}");
-    for (step, (a, b)) in found.iter().zip(expected).enumerate() {
-        assert!((a - b).abs() <= TOLERANCE * b.abs(), "{what}, loss {step}: {a} and on one rank {b}");
-    }
-}
-
-#[test]
-fn data_parallel_ranks_train_like_one() {
-    let single = run(&[]);
-    assert_eq!(single.len(), 20 + 3 + 1);
-    assert_close(&run(&["--ranks", "2"]), &single, "2 ranks");
-    assert_close(&run(&["--ranks", "4"]), &single, "4 ranks");
-    let averaged = run(&["--ranks", "2", "ddp.average_in_collective=true"]);
-    assert_close(&averaged, &single, "averaged in the collective");
+/// Options of one rank.
+fn options(groups: ProcessGroups) -> RunOptions {
+    let mut models = ModelRegistry::default();
+    bridge_models::register_builtin(&mut models);
+    RunOptions { groups, console: Console::Silent, ..RunOptions::new(models) }
 }

@@ -1,0 +1,75 @@
+//! Losses of many ranks against those of one: the same, whatever carries and divides gradients, state and parameters.
+
+use super::{TOLERANCE, bridge, losses};
+
+fn run(arguments: &[&str]) -> Vec<f64> {
+    let folder = tempfile::tempdir().unwrap();
+    let output = bridge(folder.path(), arguments);
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    losses(folder.path())
+}
+
+fn assert_close(found: &[f64], expected: &[f64], what: &str) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    for (step, (a, b)) in found.iter().zip(expected).enumerate() {
+        assert!((a - b).abs() <= TOLERANCE * b.abs(), "{what}, loss {step}: {a} and on one rank {b}");
+    }
+}
+
+#[test]
+fn data_parallel_ranks_train_like_one() {
+    let single = run(&[]);
+    assert_eq!(single.len(), 20 + 3 + 1);
+    assert_close(&run(&["--ranks", "2"]), &single, "2 ranks");
+    assert_close(&run(&["--ranks", "4"]), &single, "4 ranks");
+    let averaged = run(&["--ranks", "2", "ddp.average_in_collective=true"]);
+    assert_close(&averaged, &single, "averaged in the collective");
+}
+
+#[test]
+fn sharded_optimizers_change_no_bit() {
+    let plain = run(&["--ranks", "2"]);
+    let sharded = "optimizer.use_distributed_optimizer=true";
+    assert_eq!(run(&["--ranks", "2", sharded]), plain);
+    let overlapped = ["ddp.overlap_grad_reduce=true", "ddp.overlap_param_gather=true", "ddp.bucket_size=20000"];
+    assert_eq!(run(&[&["--ranks", "2", sharded], &overlapped[..]].concat()), plain);
+}
+
+#[test]
+fn fully_sharded_ranks_train_like_one() {
+    let sharded = ["ddp.use_megatron_fsdp=true", "ddp.data_parallel_sharding_strategy=optim_grads_params"];
+    let found = run(&[&["--ranks", "2"], &sharded[..]].concat());
+    assert_close(&found, &run(&[]), "2 ranks, fully sharded");
+    let tied = "model.share_embeddings_and_output_weights=true";
+    let found = run(&[&["--ranks", "2", tied], &sharded[..]].concat());
+    assert_close(&found, &run(&[tied]), "2 ranks, fully sharded, tied");
+}
+
+#[test]
+fn checkpoints_go_on_at_another_number_of_ranks() {
+    let sharded = "optimizer.use_distributed_optimizer=true";
+    let fully = ["ddp.use_megatron_fsdp=true", "ddp.data_parallel_sharding_strategy=optim_grads_params"];
+    let folder = tempfile::tempdir().unwrap();
+    let go_on = |arguments: &[&str]| {
+        let output = bridge(folder.path(), &[&["checkpoint.save=saved"], arguments].concat());
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    };
+    go_on(&["--ranks", "2", sharded, "train.exit_interval=7"]);
+    go_on(&[&["--ranks", "4", "train.exit_interval=11"], &fully[..]].concat());
+    go_on(&[]);
+    let steps = |losses: Vec<f64>| losses[..20].to_vec();
+    assert_close(&steps(losses(folder.path())), &steps(run(&[])), "resumed");
+}
+
+/// Under mpirun, with the binary that this suite was built with.
+#[cfg(feature = "mpi")]
+#[test]
+fn processes_train_like_threads() {
+    let sharded = "optimizer.use_distributed_optimizer=true";
+    let fully = ["ddp.use_megatron_fsdp=true", "ddp.data_parallel_sharding_strategy=optim_grads_params"];
+    for setting in [&[][..], &[sharded], &fully] {
+        let threads = run(&[&["--ranks", "2"], setting].concat());
+        let processes = run(&[&["--ranks", "2", "--launcher", "mpi"], setting].concat());
+        assert_eq!(processes, threads, "{setting:?}");
+    }
+}

@@ -1,0 +1,131 @@
+//! Data-parallel ranks that divide optimizer state or parameters among themselves, against ranks that each have all: the same bits.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bridge_dist::mesh::{Mesh, ParallelSizes, ProcessGroups, RankOrder};
+use burn::tensor::{Device, FloatDType, Tensor};
+
+use super::*;
+use crate::model::ModelChunk;
+use crate::testing::toy;
+use crate::train::TrainError;
+
+/// What one rank has after some steps.
+struct Trained {
+    /// Bits of all parameters.
+    values: BTreeMap<String, Vec<u64>>,
+    norms: Vec<f64>,
+    /// Elements of moments and master weights on this rank, and on all.
+    state: (usize, usize),
+    whole_state: OptimizerState,
+}
+
+/// A gradient that is different on each rank, in each step.
+fn fill(buffer: &mut GradientBuffer, chunk: &dyn ModelChunk, seed: usize) {
+    for info in chunk.parameters() {
+        let value = |i: usize| ((i * 7 + seed * 5 + info.name.len()) % 13) as f32 * 0.07 - 0.3;
+        let values: Vec<f32> = (0..info.num_elements()).map(value).collect();
+        buffer.add(&info.name, Tensor::from_floats(values.as_slice(), &Device::flex()));
+    }
+}
+
+fn train(ranks: usize, dtype: FloatDType, settings: DistributionSettings) -> Vec<Trained> {
+    let program = |world| -> Result<Trained, TrainError> {
+        let mesh = Mesh::new(ranks, ParallelSizes::default(), RankOrder::default()).expect("a mesh");
+        let groups = ProcessGroups::new(world, mesh)?;
+        let rank = groups.world().rank();
+        let mut chunks = vec![toy(3, dtype)];
+        let distribution = Arc::new(Distribution::new(&chunks, groups, settings)?);
+        let algorithm = Algorithm::Adam { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, decoupled_weight_decay: true };
+        let optimizer_settings = OptimizerSettings { algorithm, clip_grad: 1.0, count_zeros: true };
+        let provider = StandardOverrides::default();
+        let mut optimizer = Optimizer::new(optimizer_settings, &chunks, &provider, Arc::clone(&distribution));
+        let mut reducer = GradientReducer::new(distribution, Wire::Float32, Device::flex());
+        optimizer.parameters().shard(&mut chunks);
+        let mut norms = Vec::new();
+        for step in 0..3 {
+            let mut gradients = GradientBuffer::new(AccumulationDType::Float32);
+            fill(&mut gradients, chunks[0].as_ref(), 17 * step + rank);
+            for segment in (0..chunks[0].segments().len()).rev() {
+                reducer.left_segment(0, segment, &mut gradients)?;
+            }
+            reducer.finish(&mut gradients)?;
+            let rates: Vec<_> = optimizer
+                .groups()
+                .map(|group| GroupRates { learning_rate: 0.01, weight_decay: 0.1 * group.wd_mult })
+                .collect();
+            let scales = StepScales { loss_scale: 1.0, divisor: ranks as f64 };
+            let outcome = optimizer.step(&mut chunks, &mut gradients, &rates, scales)?;
+            assert!(outcome.success);
+            norms.push(outcome.grad_norm);
+            if step == 1 {
+                // A run that is interrupted goes on with what it saved.
+                let whole = optimizer.whole_state()?;
+                assert!(optimizer.load_state(whole).is_empty());
+            }
+        }
+        let state = optimizer.state();
+        for (name, range) in &state.ranges {
+            assert_eq!(state.tensors[name].dims()[0], range.len(), "{name}");
+        }
+        let elements = |state: &OptimizerState| state.tensors.values().map(|tensor| tensor.dims()[0]).sum::<usize>();
+        let whole_state = optimizer.whole_state()?;
+        optimizer.parameters().make_whole(&mut chunks)?;
+        let mut values = BTreeMap::new();
+        chunks[0].visit_parameters(&mut |name, value| {
+            values.insert(name.to_owned(), value.into_data().iter::<f64>().map(f64::to_bits).collect());
+        });
+        Ok(Trained { values, norms, state: (elements(&state), elements(&whole_state)), whole_state })
+    };
+    bridge_dist::comm::thread::run_ranks(ranks, Duration::from_secs(20), program).expect("all ranks succeed")
+}
+
+#[test]
+fn sharding_changes_no_bit() {
+    for (ranks, dtype) in [(2, FloatDType::F32), (3, FloatDType::F32), (3, FloatDType::BF16)] {
+        let plain = train(ranks, dtype, DistributionSettings::default());
+        for (sharding, bucket_rule, gather) in [
+            (Sharding::None, BucketRule::Elements(150), Gather::AfterStep),
+            (Sharding::Optimizer, BucketRule::One, Gather::AfterStep),
+            (Sharding::Optimizer, BucketRule::Elements(150), Gather::DuringForward),
+            (Sharding::Full, BucketRule::One, Gather::AfterStep),
+        ] {
+            let settings = DistributionSettings { sharding, bucket_rule, gather, ..DistributionSettings::default() };
+            let found = train(ranks, dtype, settings);
+            for (rank, trained) in found.iter().enumerate() {
+                let what = format!("{sharding:?}, {bucket_rule:?}, {dtype:?}, rank {rank} of {ranks}");
+                assert_eq!(trained.norms, plain[0].norms, "{what}");
+                assert!(trained.values == plain[0].values, "{what}: parameters differ");
+                for (name, tensor) in &trained.whole_state.tensors {
+                    let expected = plain[0].whole_state.tensors[name].to_data();
+                    assert_eq!(tensor.to_data(), expected, "{what}: {name}");
+                }
+                if sharding != Sharding::None {
+                    let (own, all) = trained.state;
+                    let share = own as f64 * ranks as f64 / all as f64;
+                    assert!((share - 1.0).abs() < 0.02, "{what}: {own} of {all} elements of state");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn released_parameters_keep_their_shapes() {
+    use crate::model::Replacement;
+    let mut chunk = toy(2, FloatDType::F32);
+    let before = chunk.parameters();
+    chunk.replace_parameters(&mut |name| (name != "embedding").then_some(Replacement::Released));
+    assert_eq!(chunk.parameters(), before);
+    let mut embedding = Vec::new();
+    chunk.visit_parameters(&mut |name, value| {
+        let values: Vec<f32> = value.into_data().iter().collect();
+        match name {
+            "embedding" => embedding = values,
+            _ => assert!(values.iter().all(|v| *v == 0.0)),
+        }
+    });
+    assert!(embedding.iter().any(|v| *v != 0.0));
+}
