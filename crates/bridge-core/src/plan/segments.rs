@@ -5,7 +5,7 @@ use bridge_dist::schedule::placement::StageContent;
 use super::setup::{PlanError, Setup};
 use crate::model::{Segment, SegmentRole};
 use crate::schedule::{AttentionFlops, FlopsShape, MoeFlops, WindowFlops, WindowedLayers};
-use crate::train::{Region, plan as regions};
+use crate::train::{Region, configured_cuts, plan as regions};
 
 /// A chunk's segments, as the decoder lists them.
 pub(super) fn chunk_segments(chunk: &StageContent) -> Vec<Segment> {
@@ -28,7 +28,7 @@ pub(super) fn stage_segments(setup: &Setup<'_>, stage: usize) -> Vec<Segment> {
 /// A chunk's segments by region.
 pub(super) fn chunk_regions(setup: &Setup<'_>, chunk: &StageContent) -> Vec<(Region, Vec<Segment>)> {
     let segments = chunk_segments(chunk);
-    let cut = regions(&segments, &setup.recompute);
+    let cut = regions(&segments, &setup.recompute, configured_cuts(setup.config));
     cut.into_iter().map(|region| (region.clone(), segments[region.segments].to_vec())).collect()
 }
 

@@ -63,7 +63,7 @@ fn sharding(config: &RunConfig) -> Sharding {
     }
 }
 
-pub(super) fn cuts(config: &RunConfig) -> Cuts {
+pub(crate) fn cuts(config: &RunConfig) -> Cuts {
     let has_replicas = config.parallel.data * config.parallel.context > 1;
     match sharding(config) {
         Sharding::Full => Cuts::EachLayerRecomputed,
