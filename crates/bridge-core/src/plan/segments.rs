@@ -5,7 +5,7 @@ use bridge_dist::schedule::placement::StageContent;
 use super::setup::{PlanError, Setup};
 use crate::model::{Segment, SegmentRole};
 use crate::schedule::{AttentionFlops, FlopsShape, MoeFlops, WindowFlops, WindowedLayers};
-use crate::train::{Region, plan as regions};
+use crate::train::{Cuts, Region, plan as regions};
 
 /// A chunk's segments, as the decoder lists them.
 pub(super) fn chunk_segments(chunk: &StageContent) -> Vec<Segment> {
@@ -28,7 +28,8 @@ pub(super) fn stage_segments(setup: &Setup<'_>, stage: usize) -> Vec<Segment> {
 /// A chunk's segments by region.
 pub(super) fn chunk_regions(setup: &Setup<'_>, chunk: &StageContent) -> Vec<(Region, Vec<Segment>)> {
     let segments = chunk_segments(chunk);
-    let cut = regions(&segments, &setup.recompute);
+    // Cuts between layers that overlap asks for change no work.
+    let cut = regions(&segments, &setup.recompute, Cuts::AsNeeded);
     cut.into_iter().map(|region| (region.clone(), segments[region.segments].to_vec())).collect()
 }
 
