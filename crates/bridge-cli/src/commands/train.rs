@@ -92,6 +92,9 @@ pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
 /// For ranks whose recipe cannot even be read, so that they can tell the others.
 const DEFAULT_TIMEOUT_MINUTES: u64 = 10;
 
+/// How long the other ranks may take to end after one has failed. A rank that hangs outside of an operation never notices.
+const GRACE: Duration = Duration::from_secs(10);
+
 impl Arguments {
     fn read(&self) -> Result<RawConfig, Failure> {
         let mut overrides = self.overrides.clone();

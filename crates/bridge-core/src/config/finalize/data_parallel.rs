@@ -4,10 +4,34 @@
 use super::super::choice::ShardingStrategy;
 use super::super::error::ErrorKind;
 use super::super::run_config::ParallelSizes;
+use super::super::section::Section;
 use super::Draft;
+
+/// Settings that say the same.
+const SAME: [&[&str]; 3] = [
+    &["optimizer.use_distributed_optimizer", "ddp.use_distributed_optimizer"],
+    &["optimizer.overlap_param_gather", "ddp.overlap_param_gather"],
+    &["ddp.use_megatron_fsdp", "dist.use_megatron_fsdp"],
+];
+
+/// Reports names of one wish of which one was set to true and another to false.
+fn contradictions(draft: &mut Draft<'_>, names: &[&str]) {
+    let values = draft.recipe.to_node();
+    let is_on = |name: &&&str| values.get_path(name).is_some_and(|value| value.to_inline() == "true");
+    let Some(on) = names.iter().find(is_on) else {
+        return;
+    };
+    for off in names.iter().filter(|name| !is_on(name)) {
+        let is_explicit = draft.is_explicit(off);
+        draft.require(!is_explicit, off, format!("says the same as {on}, which is true"));
+    }
+}
 
 /// Makes the names of one wish agree, and checks the combinations.
 pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &ParallelSizes) {
+    for names in SAME {
+        contradictions(draft, names);
+    }
     let recipe = &mut draft.recipe;
     let (optimizer, ddp, dist) = (&mut recipe.optimizer, &mut recipe.ddp, &mut recipe.dist);
     let is_sharded = optimizer.use_distributed_optimizer || ddp.use_distributed_optimizer;

@@ -62,6 +62,10 @@ const REFUSED: &[(&[&str], &str)] = &[
     (&["optimizer.sgd_momentum=0.5"], "optimizer.sgd_momentum"),
     (&["optimizer.use_layer_wise_distributed_optimizer=true"], "optimizer.use_layer_wise_distributed_optimizer"),
     (&["ddp.overlap_param_gather=true"], "ddp.overlap_param_gather"),
+    (
+        &["optimizer.use_distributed_optimizer=true", "ddp.use_distributed_optimizer=false"],
+        "ddp.use_distributed_optimizer",
+    ),
     (&["ddp.num_distributed_optimizer_instances=2"], "ddp.num_distributed_optimizer_instances"),
     (&["ddp.data_parallel_sharding_strategy=optim_grads_params"], "ddp.data_parallel_sharding_strategy"),
     (
