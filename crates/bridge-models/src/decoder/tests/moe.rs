@@ -87,7 +87,7 @@ fn layers_report_to_the_collector_of_the_caller() {
     let batch = Batch::new(&micro_batch(37), &device());
     let metrics = LayerMetrics::default();
     let auxiliary = Auxiliary { metrics: Some(&metrics), ..Auxiliary::default() };
-    let context = ForwardContext { batch: &batch, mode: Mode::Evaluate, auxiliary };
+    let context = ForwardContext { auxiliary, ..ForwardContext::new(&batch, Mode::Evaluate) };
     let mut hidden = None;
     for index in 0..chunk.segments().len() - 1 {
         let SegmentOutput::Hidden(output) = chunk.forward_segment(index, hidden.take(), &context) else {
@@ -114,7 +114,7 @@ fn the_scale_of_auxiliary_losses_scales_their_gradients_alone() {
     let batch = Batch::new(&micro_batch(37), &device());
     let router_gradient = |gradient_scale: f64| {
         let auxiliary = Auxiliary { gradient_scale, metrics: None };
-        let context = ForwardContext { batch: &batch, mode: Mode::Train(Philox::new(1)), auxiliary };
+        let context = ForwardContext { auxiliary, ..ForwardContext::new(&batch, Mode::Train(Philox::new(1))) };
         let mut hidden = None;
         for index in 0..chunk.segments().len() {
             match chunk.forward_segment(index, hidden.take(), &context) {
