@@ -124,13 +124,14 @@ fn forward_backward(run: &mut TrainingRun, micro_batches: &[MicroBatch]) -> Resu
     let mut total_tokens = 0.0;
     for (index, micro_batch) in micro_batches.iter().enumerate() {
         let batch = run.forward_step.prepare(micro_batch, &run.device);
+        let divisor = if per_token { 1.0 } else { batch.num_tokens.max(1.0) * micro_batches.len() as f64 };
+        let factor = run.loss_scaler.scale() / divisor;
+        // An auxiliary loss is a mean over the micro-batch, where the model's loss is a sum over its tokens.
         let context = ForwardContext {
             batch: &batch,
             mode: Mode::Train(stream.derive(index as u64)),
-            auxiliary: Auxiliary::default(),
+            auxiliary: Auxiliary { gradient_scale: factor * batch.num_tokens, metrics: None },
         };
-        let divisor = if per_token { 1.0 } else { batch.num_tokens.max(1.0) * micro_batches.len() as f64 };
-        let factor = run.loss_scaler.scale() / divisor;
         let (forward_step, gradients) = (&mut run.forward_step, &mut run.gradients);
         let timer = run.timers.start("forward-backward", TimerLevel::Phase);
         let loss_sum = run.executor.forward_backward(
