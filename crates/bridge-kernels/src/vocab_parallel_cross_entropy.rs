@@ -106,11 +106,10 @@ pub fn reference(
     let weight = options.z_loss.unwrap_or(0.0);
     let loss = ((log_z.clone() - target + log_z.clone() * log_z.clone() * weight) * mask.clone()).sum();
     let gradient_nv = (exponentials_nv / sum * (log_z * (2.0 * weight) + 1.0) - is_target_nv) * mask;
-    // The value is known and so is its gradient: a sum with that gradient, moved to that value.
     if !logits_nv.is_tracked() {
         return loss;
     }
+    // The value is known and so is its gradient: a sum with that gradient, less itself, so that the value is exact.
     let slope = (logits_nv * Tensor::<2>::autodiff(gradient_nv)).sum();
-    let shift = loss - slope.clone().detach().without_autodiff();
-    slope + shift.autodiff()
+    slope.clone() - slope.detach() + loss.autodiff()
 }

@@ -266,11 +266,6 @@ impl DecoderConfig {
         (self.num_attention_heads + 2 * self.num_query_groups) * self.kv_channels
     }
 
-    /// Rows of the first feed-forward projection: both halves of a gated unit.
-    pub fn fc1_size(&self) -> usize {
-        self.fc1_blocks() * self.ffn_hidden_size
-    }
-
     /// Equal blocks of rows of a first feed-forward projection: two halves of a gated unit, or just one.
     pub fn fc1_blocks(&self) -> usize {
         if self.gated_linear_unit { 2 } else { 1 }

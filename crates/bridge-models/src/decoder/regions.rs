@@ -97,7 +97,7 @@ impl Regions {
             return dropout(x_btc, rate, key);
         }
         let positions = self.token_places(t);
-        let length = positions.len() * self.whole_sequence(t) / t.max(1);
+        let length = self.whole_sequence(t);
         let mut factors = Vec::with_capacity(b * t * c);
         for row in 0..b {
             for place in &positions {

@@ -88,7 +88,21 @@ fn errors_name_the_key() {
         ("model.num_attention_heads", Box::new(|c| c.num_attention_heads = 0)),
         ("model.num_query_groups", Box::new(|c| c.num_query_groups = Some(4))),
         ("model.rotary_percent", Box::new(|c| c.rotary_percent = 0.3)),
-        ("model.num_moe_experts", Box::new(|c| c.num_moe_experts = Some(4))),
+        ("model.num_moe_experts", Box::new(|c| c.num_moe_experts = Some(0))),
+        (
+            "model.moe_router_load_balancing_type",
+            Box::new(|c| {
+                c.num_moe_experts = Some(4);
+                c.moe_router_load_balancing_type = OneOrMany::One("sinkhorn".into());
+            }),
+        ),
+        (
+            "model.moe_aux_loss_coeff",
+            Box::new(|c| {
+                c.num_moe_experts = Some(4);
+                c.moe_aux_loss_coeff = OneOrMany::Many(vec![0.1]);
+            }),
+        ),
         ("model.multi_latent_attention", Box::new(|c| c.multi_latent_attention = true)),
         ("model.mtp_num_layers", Box::new(|c| c.mtp_num_layers = Some(1))),
         ("model.qk_l2_norm", Box::new(|c| c.qk_l2_norm = true)),

@@ -211,7 +211,7 @@ fn divisible(config: DecoderConfig) -> DecoderConfig {
         num_layers: 2,
         num_attention_heads: 8,
         num_query_groups: groups,
-        kv_channels: 6,
+        kv_channels: 10,
         ffn_hidden_size: 28,
         padded_vocab_size: 40,
         no_rope_layers: LayerPattern::None,
