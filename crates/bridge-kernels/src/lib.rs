@@ -17,6 +17,7 @@ pub mod cross_entropy;
 pub mod dropout;
 mod fast;
 pub mod linear;
+pub mod memory;
 pub mod norm;
 pub mod optim;
 pub mod random;

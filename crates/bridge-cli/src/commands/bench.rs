@@ -85,7 +85,11 @@ pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
     let batch = random_batch(b, t, v, &device);
 
     let (mut times, mut losses) = (Vec::new(), Vec::new());
+    let mut warm = processor_seconds();
     for step in 0..arguments.warmup + arguments.steps {
+        if step == arguments.warmup {
+            warm = processor_seconds();
+        }
         let started = Instant::now();
         let context = ForwardContext { batch: &batch, mode: Mode::Train(Philox::new(u64::from(step))) };
         let factor = 1.0 / batch.num_tokens;
@@ -102,6 +106,7 @@ pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
         let loss = loss_sum.into_data().iter::<f64>().next().unwrap_or(f64::NAN) * factor;
         losses.push((loss * 1e4).round() / 1e4);
     }
+    let processor = processor_seconds().zip(warm).map(|(end, start)| (end - start) / f64::from(arguments.steps));
     times.sort_by(f64::total_cmp);
     let median = times[times.len() / 2];
     let tokens = (b * t) as f64;
@@ -115,6 +120,7 @@ pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
         "tokens_per_step": b * t,
         "tokens_per_second": tenth(tokens / median),
         "step_ms": tenth(median * 1e3),
+        "step_cpu_ms": processor.map(|seconds| tenth(seconds * 1e3)),
         "gflops": tenth(6.0 * num_parameters as f64 * tokens / median / 1e9),
         "peak_mib": HostMemory::read().map(|memory| memory.peak_resident_bytes / (1 << 20)),
         "losses": losses,
@@ -127,6 +133,16 @@ pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
         }
     }
     Ok(0)
+}
+
+/// Processor time of this process so far, all threads together, where the system tells: what a step costs on a machine
+/// that others use too. In hundredths of a second.
+fn processor_seconds() -> Option<f64> {
+    let text = std::fs::read_to_string("/proc/self/stat").ok()?;
+    // The name in parentheses may hold anything; times in user and kernel mode are fields 14 and 15.
+    let (_, fields) = text.rsplit_once(')')?;
+    let ticks = fields.split_whitespace().skip(11).take(2).map(|field| field.parse::<f64>().ok());
+    Some(ticks.sum::<Option<f64>>()? / 100.0)
 }
 
 fn random_batch(b: usize, t: usize, v: usize, device: &Device) -> Batch {
