@@ -14,8 +14,9 @@ use bridge_models::GptModelConfig;
 use bridge_models::decoder::presets::{NAMES, preset};
 use burn::tensor::{Device, FloatDType};
 use clap::Args;
-use serde_json::json;
+use serde_json::{Value, json};
 
+use super::bench_ops;
 use crate::failure::Failure;
 use crate::output::line;
 
@@ -43,6 +44,9 @@ pub struct Arguments {
     /// Compute device.
     #[arg(long, default_value = "flex")]
     device: String,
+    /// Time single operations instead of steps: forward and backward of each, `--steps` times.
+    #[arg(long)]
+    ops: bool,
     /// Print one JSON line (the keys of the peer) instead of text.
     #[arg(long)]
     json: bool,
@@ -50,14 +54,34 @@ pub struct Arguments {
 
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
-    let Some(mut preset) = preset(&arguments.preset) else {
-        let message = format!("--preset: expected one of {}, found `{}`", NAMES.join(", "), arguments.preset);
-        return Err(Failure::input(message));
-    };
     if let Some(threads) = arguments.threads {
         set_num_threads(threads).map_err(Failure::input)?;
     }
     let device = select_device(&arguments.device).map_err(Failure::input)?;
+    let report = match arguments.ops {
+        true => json!({
+            "peer": concat!("bridge ", env!("CARGO_PKG_VERSION")),
+            "device": arguments.device,
+            "milliseconds": bench_ops::milliseconds(arguments.steps, &device),
+        }),
+        false => steps(arguments, &device)?,
+    };
+    if arguments.json {
+        line(&report.to_string());
+    } else {
+        for (key, value) in report.as_object().into_iter().flatten() {
+            line(&format!("{key:<18} {value}"));
+        }
+    }
+    Ok(0)
+}
+
+/// Trains the preset's model and reports times, memory and losses.
+fn steps(arguments: &Arguments, device: &Device) -> Result<Value, Failure> {
+    let Some(mut preset) = preset(&arguments.preset) else {
+        let message = format!("--preset: expected one of {}, found `{}`", NAMES.join(", "), arguments.preset);
+        return Err(Failure::input(message));
+    };
     if let Some(seq) = arguments.seq {
         preset.transformer.seq_length = seq;
     }
@@ -82,7 +106,7 @@ pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
     let mut optimizer = Optimizer::new(settings, &chunks, &NoOverrides);
     let mut gradients = GradientBuffer::new(AccumulationDType::Float32);
     let rates = [GroupRates { learning_rate: 3e-4, weight_decay: 0.1 }];
-    let batch = random_batch(b, t, v, &device);
+    let batch = random_batch(b, t, v, device);
 
     let (mut times, mut losses) = (Vec::new(), Vec::new());
     let mut warm = processor_seconds();
@@ -111,7 +135,7 @@ pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
     let median = times[times.len() / 2];
     let tokens = (b * t) as f64;
     let tenth = |x: f64| (x * 10.0).round() / 10.0;
-    let report = json!({
+    Ok(json!({
         "peer": concat!("bridge ", env!("CARGO_PKG_VERSION")),
         "preset": preset.name,
         "device": arguments.device,
@@ -124,15 +148,7 @@ pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
         "gflops": tenth(6.0 * num_parameters as f64 * tokens / median / 1e9),
         "peak_mib": HostMemory::read().map(|memory| memory.peak_resident_bytes / (1 << 20)),
         "losses": losses,
-    });
-    if arguments.json {
-        line(&report.to_string());
-    } else {
-        for (key, value) in report.as_object().into_iter().flatten() {
-            line(&format!("{key:<18} {value}"));
-        }
-    }
-    Ok(0)
+    }))
 }
 
 /// Processor time of this process so far, all threads together, where the system tells: what a step costs on a machine

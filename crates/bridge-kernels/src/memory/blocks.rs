@@ -60,8 +60,7 @@ impl Blocks {
     /// One free block over all of `granules`, whose contents do not matter. At least one, fewer than `u32::MAX`.
     pub fn new(granules: &'static mut [Granule]) -> Self {
         let count = granules.len() as u32;
-        let mut blocks =
-            Self { granules, heads: [NONE; BINS], occupied: [0; BINS.div_ceil(64)], untouched: 0 };
+        let mut blocks = Self { granules, heads: [NONE; BINS], occupied: [0; BINS.div_ceil(64)], untouched: 0 };
         blocks.insert(0, count);
         blocks
     }
