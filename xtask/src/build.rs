@@ -7,7 +7,7 @@ use std::process::{Command, ExitCode, Stdio};
 use anyhow::{Context, Result, bail};
 
 /// Builds `bridge` in the release profile with `features` and returns where it lies.
-fn build_bridge(features: &[String]) -> Result<PathBuf> {
+pub fn build_bridge(features: &[String]) -> Result<PathBuf> {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo
         // The whole workspace, as the tests build it: another selection resolves other features and would compile Burn anew.

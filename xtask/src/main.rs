@@ -1,5 +1,6 @@
 //! `cargo xtask`: the commands a newcomer types. They build what they need and run it; nothing of Bridge itself is here.
 
+mod bench;
 mod build;
 mod mpi;
 mod suite;
@@ -23,8 +24,8 @@ enum Command {
     Train(Train),
     /// Run every test: unit, integration, examples, and the suites under mpirun where it is installed.
     Test(Test),
-    /// Build the release binary and measure training steps.
-    Bench(Passed),
+    /// Measure training steps, or single operations, against PyTorch in paired runs.
+    Bench(bench::Bench),
     /// Build the release binary and run any `bridge` command.
     Bridge(Passed),
 }
@@ -59,7 +60,7 @@ fn main() -> Result<ExitCode> {
     match Cli::parse().command {
         Command::Train(train) => run_train(train),
         Command::Test(test) => suite::run(&test.rest),
-        Command::Bench(bench) => build::run_bridge(&[], [vec!["bench".into()], bench.rest].concat()),
+        Command::Bench(bench) => bench::run(&bench),
         Command::Bridge(bridge) => build::run_bridge(&[], bridge.rest),
     }
 }

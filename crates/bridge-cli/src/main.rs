@@ -16,6 +16,10 @@ use clap::{Parser, Subcommand};
 
 use commands::{bench, config, convert, data, eval, generate, plan, tokenizer, train, verify};
 
+/// Steps of training reuse their large buffers instead of asking the kernel for them each time.
+#[global_allocator]
+static ALLOCATOR: bridge_kernels::memory::LargeBlocks = bridge_kernels::memory::LargeBlocks::new();
+
 /// Train and fine-tune language models.
 #[derive(Debug, Parser)]
 #[command(name = "bridge", version)]

@@ -18,6 +18,7 @@ pub mod dropout;
 mod fast;
 pub mod linear;
 mod linear_deferred;
+pub mod memory;
 pub mod norm;
 pub mod optim;
 pub mod random;

@@ -16,8 +16,9 @@ use bridge_models::GptModelConfig;
 use bridge_models::decoder::presets::{NAMES, preset};
 use burn::tensor::{Device, FloatDType};
 use clap::Args;
-use serde_json::json;
+use serde_json::{Value, json};
 
+use super::bench_ops;
 use crate::failure::Failure;
 use crate::output::line;
 
@@ -45,6 +46,9 @@ pub struct Arguments {
     /// Compute device.
     #[arg(long, default_value = "flex")]
     device: String,
+    /// Time single operations instead of steps: forward and backward of each, `--steps` times.
+    #[arg(long)]
+    ops: bool,
     /// Print one JSON line (the keys of the peer) instead of text.
     #[arg(long)]
     json: bool,
@@ -52,14 +56,34 @@ pub struct Arguments {
 
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
-    let Some(mut preset) = preset(&arguments.preset) else {
-        let message = format!("--preset: expected one of {}, found `{}`", NAMES.join(", "), arguments.preset);
-        return Err(Failure::input(message));
-    };
     if let Some(threads) = arguments.threads {
         set_num_threads(threads).map_err(Failure::input)?;
     }
     let device = select_device(&arguments.device).map_err(Failure::input)?;
+    let report = match arguments.ops {
+        true => json!({
+            "peer": concat!("bridge ", env!("CARGO_PKG_VERSION")),
+            "device": arguments.device,
+            "milliseconds": bench_ops::milliseconds(arguments.steps, &device),
+        }),
+        false => steps(arguments, &device)?,
+    };
+    if arguments.json {
+        line(&report.to_string());
+    } else {
+        for (key, value) in report.as_object().into_iter().flatten() {
+            line(&format!("{key:<18} {value}"));
+        }
+    }
+    Ok(0)
+}
+
+/// Trains the preset's model and reports times, memory and losses.
+fn steps(arguments: &Arguments, device: &Device) -> Result<Value, Failure> {
+    let Some(mut preset) = preset(&arguments.preset) else {
+        let message = format!("--preset: expected one of {}, found `{}`", NAMES.join(", "), arguments.preset);
+        return Err(Failure::input(message));
+    };
     if let Some(seq) = arguments.seq {
         preset.transformer.seq_length = seq;
     }
@@ -85,10 +109,14 @@ pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
     let mut optimizer = Optimizer::new(settings, &chunks, &NoOverrides, distribution);
     let mut gradients = GradientBuffer::new(AccumulationDType::Float32);
     let rates = [GroupRates { learning_rate: 3e-4, weight_decay: 0.1 }];
-    let batch = random_batch(b, t, v, &device);
+    let batch = random_batch(b, t, v, device);
 
     let (mut times, mut losses) = (Vec::new(), Vec::new());
+    let mut warm = processor_seconds();
     for step in 0..arguments.warmup + arguments.steps {
+        if step == arguments.warmup {
+            warm = processor_seconds();
+        }
         let started = Instant::now();
         let context = ForwardContext::new(&batch, Mode::Train(Philox::new(u64::from(step))));
         let factor = 1.0 / batch.num_tokens;
@@ -104,11 +132,12 @@ pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
         let loss = loss_sum.into_data().iter::<f64>().next().unwrap_or(f64::NAN) * factor;
         losses.push((loss * 1e4).round() / 1e4);
     }
+    let processor = processor_seconds().zip(warm).map(|(end, start)| (end - start) / f64::from(arguments.steps));
     times.sort_by(f64::total_cmp);
     let median = times[times.len() / 2];
     let tokens = (b * t) as f64;
     let tenth = |x: f64| (x * 10.0).round() / 10.0;
-    let report = json!({
+    Ok(json!({
         "peer": concat!("bridge ", env!("CARGO_PKG_VERSION")),
         "preset": preset.name,
         "device": arguments.device,
@@ -117,18 +146,21 @@ pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
         "tokens_per_step": b * t,
         "tokens_per_second": tenth(tokens / median),
         "step_ms": tenth(median * 1e3),
+        "step_cpu_ms": processor.map(|seconds| tenth(seconds * 1e3)),
         "gflops": tenth(6.0 * num_parameters as f64 * tokens / median / 1e9),
         "peak_mib": HostMemory::read().map(|memory| memory.peak_resident_bytes / (1 << 20)),
         "losses": losses,
-    });
-    if arguments.json {
-        line(&report.to_string());
-    } else {
-        for (key, value) in report.as_object().into_iter().flatten() {
-            line(&format!("{key:<18} {value}"));
-        }
-    }
-    Ok(0)
+    }))
+}
+
+/// Processor time of this process so far, all threads together, where the system tells: what a step costs on a machine
+/// that others use too. In hundredths of a second.
+fn processor_seconds() -> Option<f64> {
+    let text = std::fs::read_to_string("/proc/self/stat").ok()?;
+    // The name in parentheses may hold anything; times in user and kernel mode are fields 14 and 15.
+    let (_, fields) = text.rsplit_once(')')?;
+    let ticks = fields.split_whitespace().skip(11).take(2).map(|field| field.parse::<f64>().ok());
+    Some(ticks.sum::<Option<f64>>()? / 100.0)
 }
 
 fn random_batch(b: usize, t: usize, v: usize, device: &Device) -> Batch {

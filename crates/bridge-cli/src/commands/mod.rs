@@ -1,6 +1,7 @@
 //! One file a command.
 
 pub mod bench;
+mod bench_ops;
 pub mod config;
 pub mod convert;
 pub mod data;

@@ -8,14 +8,15 @@ use super::gemm::{Matrix, MatrixMut, Output, Threads, gemm};
 use super::simd::{exp_in_place, exp_or_zero, max, sum_map, vectorised};
 use crate::cross_entropy::CrossEntropyOptions;
 
-/// Logits of one chunk, at most: 32 MiB of float32. Fewer and the weight gradient is read and written too often.
+/// Logits of one chunk: 32 MiB of float32 where that is enough tokens.
 pub const LOGITS: usize = 1 << 23;
-/// Fewest tokens of a chunk, so that products stay efficient at large vocabularies.
-pub const FEWEST_TOKENS: usize = 128;
+/// Fewest tokens of a chunk: with fewer, the projection and its gradient are read and written too often.
+pub const FEWEST_TOKENS: usize = 256;
 
-/// Tokens of one chunk.
+/// Tokens of one chunk. Chunks have one size: a few tokens left over would cost nearly as much as a chunk.
 pub fn chunk_rows(n: usize, v: usize) -> usize {
-    (LOGITS / v.max(1)).max(FEWEST_TOKENS).min(n.max(1))
+    let chunks = n.div_ceil((LOGITS / v.max(1)).max(FEWEST_TOKENS)).max(1);
+    n.div_ceil(chunks).max(1)
 }
 
 /// Inputs of the loss.
@@ -56,7 +57,7 @@ pub struct Solution {
 pub fn solve(problem: Problem<'_>, wanted: Wanted) -> Solution {
     let (n, c, v) = (problem.x.rows(), problem.x.cols(), problem.weight.rows());
     let rows = chunk_rows(n, v);
-    let mut logits = vec![0.0; rows * v];
+    let mut logits = filled(rows * v, |_| {});
     let mut losses = vec![0.0_f64; n];
     let mut grad_x = wanted.x.then(|| vec![0.0; n * c]);
     let mut grad_weight = wanted.weight.then(|| match n {

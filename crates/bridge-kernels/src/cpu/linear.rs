@@ -6,6 +6,9 @@ use super::buffer::filled;
 use super::gemm::{Matrix, MatrixMut, Output, Threads, gemm};
 use super::simd::vectorised;
 
+/// Rows that one task fills with the bias, at least.
+const BIAS_ROWS: usize = 16;
+
 /// `x [n, i]` times `weight [o, i]` transposed, plus `bias [o]`: `[n, o]`.
 pub fn forward(x: Matrix<'_>, weight: Matrix<'_>, bias: Option<&[f32]>) -> Vec<f32> {
     let (rows, outputs) = (x.rows(), weight.rows());
@@ -13,7 +16,9 @@ pub fn forward(x: Matrix<'_>, weight: Matrix<'_>, bias: Option<&[f32]>) -> Vec<f
         let output = match bias {
             Some(bias) => {
                 // The product is added to the bias: cheaper than another pass over the result.
-                y.chunks_exact_mut(outputs.max(1)).for_each(|row| row.copy_from_slice(bias));
+                y.par_chunks_exact_mut(outputs.max(1))
+                    .with_min_len(BIAS_ROWS)
+                    .for_each(|row| row.copy_from_slice(bias));
                 Output::Add
             }
             None => Output::Set,

@@ -1,0 +1,115 @@
+//! The reserved address range behind [`super::LargeBlocks`], and the lock on its bookkeeping.
+
+use std::alloc::Layout;
+use std::ptr::{self, null_mut};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard};
+
+use super::blocks::{Blocks, Granule, Taken};
+
+/// Bytes of a granule: what blocks are made of, and their alignment.
+const GRANULE: usize = 1 << 14;
+/// Bytes of a huge page.
+const HUGE_PAGE: usize = 1 << 21;
+/// The smallest range worth having.
+const SMALLEST_RANGE: usize = 1 << 28;
+
+/// A range of addresses, reserved when the first block is taken.
+pub(super) struct Region {
+    /// Start and end of the range; both 0 until it is reserved. Read without the lock to tell whose a block is.
+    start: AtomicUsize,
+    end: AtomicUsize,
+    state: Mutex<State>,
+}
+
+enum State {
+    Unreserved,
+    Refused,
+    Reserved(Blocks),
+}
+
+impl Region {
+    pub const fn new() -> Self {
+        Self { start: AtomicUsize::new(0), end: AtomicUsize::new(0), state: Mutex::new(State::Unreserved) }
+    }
+
+    /// A block for `layout`, and whether it is known to hold zeros; `None` if there is none or its alignment is unusual.
+    pub fn take(&self, layout: Layout) -> Option<(*mut u8, bool)> {
+        if layout.align() > GRANULE {
+            return None;
+        }
+        let size = u32::try_from(layout.size().div_ceil(GRANULE)).ok()?;
+        let mut state = self.lock();
+        if let State::Unreserved = *state {
+            *state = self.reserve().map_or(State::Refused, State::Reserved);
+        }
+        let State::Reserved(blocks) = &mut *state else { return None };
+        let Taken { first, fresh } = blocks.take(size)?;
+        let address = self.start.load(Ordering::Relaxed) + first as usize * GRANULE;
+        Some((ptr::with_exposed_provenance_mut(address), fresh))
+    }
+
+    /// Takes a block back; false if it is not of this region.
+    pub fn give(&self, block: *mut u8) -> bool {
+        let Some(first) = self.granule(block) else { return false };
+        if let State::Reserved(blocks) = &mut *self.lock() {
+            blocks.give(first);
+        }
+        true
+    }
+
+    /// Bytes that a block of this region has, `None` for one of another origin.
+    pub fn room(&self, block: *mut u8) -> Option<usize> {
+        let first = self.granule(block)?;
+        match &*self.lock() {
+            State::Reserved(blocks) => Some(blocks.size(first) as usize * GRANULE),
+            State::Unreserved | State::Refused => None,
+        }
+    }
+
+    /// Number of a block's first granule.
+    fn granule(&self, block: *mut u8) -> Option<u32> {
+        // Whoever has a block of the region learned of it after the range was stored.
+        let (start, end) = (self.start.load(Ordering::Relaxed), self.end.load(Ordering::Relaxed));
+        (start..end).contains(&block.addr()).then(|| ((block.addr() - start) / GRANULE) as u32)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing that holds the lock panics; if it ever did, the table would still be the best there is.
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Reserves as many addresses as the machine has memory, or what the system grants of that. Nothing is occupied yet.
+    fn reserve(&self) -> Option<Blocks> {
+        // SAFETY: no arguments that could be wrong.
+        let (pages, page) = unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
+        let memory = usize::try_from(pages).ok()?.checked_mul(usize::try_from(page).ok()?)?;
+        let mut size = memory.min((u32::MAX as usize - 1).saturating_mul(GRANULE)) / HUGE_PAGE * HUGE_PAGE;
+        while size >= SMALLEST_RANGE {
+            if let Some(start) = map(size + HUGE_PAGE) {
+                let count = size / GRANULE;
+                let table = map(count * size_of::<Granule>())?.cast::<Granule>();
+                let aligned = start.addr().next_multiple_of(HUGE_PAGE);
+                start.expose_provenance();
+                // SAFETY: the range is our own. Where huge pages are not to be had the advice does nothing.
+                unsafe { libc::madvise(start.with_addr(aligned).cast(), size, libc::MADV_HUGEPAGE) };
+                self.start.store(aligned, Ordering::Relaxed);
+                self.end.store(aligned + size, Ordering::Relaxed);
+                // SAFETY: fresh zeroed memory for `count` granules, aligned to a page, never unmapped; all-zero is a
+                // valid `Granule`.
+                return Some(Blocks::new(unsafe { std::slice::from_raw_parts_mut(table, count) }));
+            }
+            size = size / 2 / HUGE_PAGE * HUGE_PAGE;
+        }
+        None
+    }
+}
+
+/// Zeroed memory that is occupied when it is touched.
+fn map(size: usize) -> Option<*mut u8> {
+    let (protection, flags) =
+        (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
+    // SAFETY: a new mapping at an address of the system's choice.
+    let start = unsafe { libc::mmap(null_mut(), size, protection, flags, -1, 0) };
+    (start != libc::MAP_FAILED).then_some(start.cast())
+}

@@ -1,0 +1,229 @@
+//! Ratios of paired runs, as a table, as JSON and as a dated file.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use super::peer::root;
+
+/// Runs of one preset, a round each.
+pub struct StepRow {
+    preset: String,
+    /// What `bridge bench` printed.
+    pub ours: Vec<Value>,
+    /// What the peer printed; empty if it was not run.
+    pub eager: Vec<Value>,
+    /// The same under `torch.compile`.
+    pub compiled: Vec<Value>,
+}
+
+/// One operation.
+pub struct OpRow {
+    /// Its name, the same on both sides.
+    pub name: String,
+    /// Median of ours.
+    pub ours_ms: Option<f64>,
+    /// Median of PyTorch's.
+    pub theirs_ms: Option<f64>,
+    /// Median of the rounds' ratios: how many times as fast ours is.
+    pub ratio: Option<f64>,
+}
+
+/// Rows to print.
+pub struct Report {
+    rows: Rows,
+}
+
+enum Rows {
+    Steps(Vec<StepRow>),
+    Ops(Vec<OpRow>),
+}
+
+/// The middle value, `None` of nothing.
+pub fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied()
+}
+
+fn medians(runs: &[Value], key: &str) -> Option<f64> {
+    median(runs.iter().filter_map(|run| run[key].as_f64()).collect())
+}
+
+impl StepRow {
+    /// A row without runs.
+    pub fn new(preset: &str) -> Self {
+        Self { preset: preset.to_owned(), ours: Vec::new(), eager: Vec::new(), compiled: Vec::new() }
+    }
+
+    /// Median over rounds of ours divided by theirs.
+    fn ratio(&self, theirs: &[Value], key: &str) -> Option<f64> {
+        let pairs = self.ours.iter().zip(theirs);
+        median(pairs.filter_map(|(ours, theirs)| Some(ours[key].as_f64()? / theirs[key].as_f64()?)).collect())
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "preset": self.preset,
+            "rounds": self.ours.len(),
+            "tokens_per_second": medians(&self.ours, "tokens_per_second"),
+            "gflops": medians(&self.ours, "gflops"),
+            "peak_mib": medians(&self.ours, "peak_mib"),
+            "eager_tokens_per_second": medians(&self.eager, "tokens_per_second"),
+            "eager_peak_mib": medians(&self.eager, "peak_mib"),
+            "compiled_tokens_per_second": medians(&self.compiled, "tokens_per_second"),
+            "speed_over_eager": self.ratio(&self.eager, "tokens_per_second").map(hundredths),
+            "speed_over_compiled": self.ratio(&self.compiled, "tokens_per_second").map(hundredths),
+            "memory_over_eager": self.ratio(&self.eager, "peak_mib").map(hundredths),
+        })
+    }
+}
+
+fn hundredths(x: f64) -> f64 {
+    (x * 100.0).round() / 100.0
+}
+
+/// A number for a table; a dash where there is none.
+fn cell(value: Option<f64>, decimals: usize) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| format!("{value:.decimals$}"))
+}
+
+impl Report {
+    /// A report on whole steps.
+    pub fn steps(rows: Vec<StepRow>) -> Self {
+        Self { rows: Rows::Steps(rows) }
+    }
+
+    /// A report on operations.
+    pub fn ops(rows: Vec<OpRow>) -> Self {
+        Self { rows: Rows::Ops(rows) }
+    }
+
+    /// The report with what is known of the machine.
+    pub fn json(&self) -> Value {
+        let rows: Vec<Value> = match &self.rows {
+            Rows::Steps(rows) => rows.iter().map(StepRow::json).collect(),
+            Rows::Ops(rows) => rows
+                .iter()
+                .map(|row| {
+                    json!({
+                        "operation": row.name,
+                        "milliseconds": row.ours_ms,
+                        "torch_milliseconds": row.theirs_ms,
+                        "speed_over_torch": row.ratio.map(hundredths),
+                    })
+                })
+                .collect(),
+        };
+        json!({ "kind": self.kind(), "processor": processor(), "cores": cores(), "commit": commit(), "rows": rows })
+    }
+
+    /// The report as Markdown.
+    pub fn table(&self) -> String {
+        let mut text = String::new();
+        match &self.rows {
+            Rows::Steps(rows) => {
+                text += "| preset | tokens/s | PyTorch eager | torch.compile | speed / eager | speed / compile | memory / eager |\n";
+                text += "| --- | ---: | ---: | ---: | ---: | ---: | ---: |\n";
+                for row in rows {
+                    let speed = |runs: &[Value]| cell(medians(runs, "tokens_per_second"), 0);
+                    let ratio = |runs: &[Value], key| cell(row.ratio(runs, key), 2);
+                    let cells = [
+                        speed(&row.ours),
+                        speed(&row.eager),
+                        speed(&row.compiled),
+                        ratio(&row.eager, "tokens_per_second"),
+                        ratio(&row.compiled, "tokens_per_second"),
+                        ratio(&row.eager, "peak_mib"),
+                    ];
+                    let _ = writeln!(text, "| {} | {} |", row.preset, cells.join(" | "));
+                }
+            }
+            Rows::Ops(rows) => {
+                text += "| forward + backward | ms | PyTorch ms | speed / PyTorch |\n| --- | ---: | ---: | ---: |\n";
+                for row in rows {
+                    let cells = [cell(row.ours_ms, 3), cell(row.theirs_ms, 3), cell(row.ratio, 2)];
+                    let _ = writeln!(text, "| {} | {} |", row.name, cells.join(" | "));
+                }
+            }
+        }
+        text
+    }
+
+    /// Writes table and JSON to benchmarks/DATE-KIND.md and returns the path.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub fn save(&self) -> Result<PathBuf> {
+        let date = output_of("date", &["+%Y-%m-%d"]).context("`date` gave no date")?;
+        let path = root().join("benchmarks").join(format!("{date}-{}.md", self.kind()));
+        let json = serde_json::to_string_pretty(&self.json())?;
+        let title = format!("# {date}: {} against PyTorch", self.kind());
+        let machine = format!("{} cores of {}, float32.", cores(), processor().unwrap_or_else(|| "unknown".to_owned()));
+        let text = format!("{title}\n\n{machine}\n\n{}\n```json\n{json}\n```\n", self.table());
+        std::fs::write(&path, text).with_context(|| format!("{} could not be written", path.display()))?;
+        Ok(path)
+    }
+
+    fn kind(&self) -> &'static str {
+        match self.rows {
+            Rows::Steps(_) => "steps",
+            Rows::Ops(_) => "operations",
+        }
+    }
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+fn processor() -> Option<String> {
+    let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
+    let field = |name: &str| {
+        let line = text.lines().find(|line| line.starts_with(name))?;
+        Some(line.split_once(':')?.1.trim().to_owned())
+    };
+    let name = field("model name")?;
+    let wide = field("flags").is_some_and(|flags| flags.split(' ').any(|flag| flag == "avx512f"));
+    Some(if wide { format!("{name} (AVX-512)") } else { name })
+}
+
+fn commit() -> Option<String> {
+    output_of("git", &["describe", "--always", "--dirty"])
+}
+
+fn output_of(program: &str, arguments: &[&str]) -> Option<String> {
+    let output = Command::new(program).args(arguments).output().ok().filter(|output| output.status.success())?;
+    Some(String::from_utf8(output.stdout).ok()?.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(tokens_per_second: f64, peak_mib: u64) -> Value {
+        json!({ "tokens_per_second": tokens_per_second, "peak_mib": peak_mib })
+    }
+
+    #[test]
+    fn ratios_are_medians_over_rounds_of_paired_runs() {
+        let mut row = StepRow::new("nano-gpt2");
+        // The machine was three times as slow in the second round, for both.
+        row.ours = vec![run(1200.0, 50), run(400.0, 60), run(900.0, 50)];
+        row.eager = vec![run(1000.0, 100), run(320.0, 100), run(900.0, 100)];
+        assert_eq!(row.json()["speed_over_eager"], 1.2);
+        assert_eq!(row.json()["memory_over_eager"], 0.5);
+        assert_eq!(row.json()["speed_over_compiled"], Value::Null);
+        let table = Report::steps(vec![row]).table();
+        assert!(table.ends_with("| nano-gpt2 | 900 | 900 | - | 1.20 | - | 0.50 |\n"), "{table}");
+    }
+
+    #[test]
+    fn a_side_that_was_not_run_leaves_dashes() {
+        let row = OpRow { name: "linear".into(), ours_ms: Some(1.5), theirs_ms: None, ratio: None };
+        assert!(Report::ops(vec![row]).table().ends_with("| linear | 1.500 | - | - |\n"));
+        assert_eq!(median(Vec::new()), None);
+    }
+}
