@@ -34,6 +34,11 @@ const ALSO_INACTIVE: &[(&str, &[&str])] = &[
 const MODEL: &[Group] = &[
     Group {
         section: "model",
+        fields: &["hf_model_id"],
+        reason: "models of the Hugging Face hub by name; import the folder and give checkpoint.pretrained_checkpoint",
+    },
+    Group {
+        section: "model",
         fields: &[
             "multi_latent_attention",
             "qk_l2_norm",

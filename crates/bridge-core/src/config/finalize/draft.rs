@@ -124,6 +124,6 @@ impl<'r> Draft<'r> {
     pub fn finish(self, resolve: impl FnOnce(&RecipeConfig) -> Resolved) -> Result<RunConfig, ConfigErrors> {
         self.errors.into_result(())?;
         let resolved = resolve(&self.recipe);
-        Ok(RunConfig::new(resolved, self.recipe, self.warnings))
+        Ok(RunConfig::new(resolved, self.recipe, self.warnings, self.raw.origins().clone()))
     }
 }
