@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use bridge_core::checkpoint::{Checkpoint, CheckpointStore, LoadRequest, Resolution};
+use bridge_core::checkpoint::{Checkpoint, CheckpointError, CheckpointStore, LoadRequest, Resolution};
 use bridge_core::config::{Format, Kinds, RawConfig};
 use bridge_core::model::{BuildContext, ModelChunk, Parallel, Stage};
 use bridge_core::tokenizer::{HuggingFaceTokenizer, NullTokenizer, Tokenizer};
@@ -74,7 +74,7 @@ pub fn open_checkpoint(path: &Path) -> Result<Checkpoint, Failure> {
     if !path.exists() {
         return Err(Failure::input(format!("{}: there is no such file or folder", path.display())));
     }
-    match CheckpointStore::open(path).and_then(|s| s.resolve(&LoadRequest::default())).map_err(Failure::input)? {
+    match CheckpointStore::open(path).and_then(|s| s.resolve(&LoadRequest::default())).map_err(name_a_folder)? {
         Resolution::Found(found) => {
             if !found.report.is_empty() {
                 eprintln!("{}", found.report);
@@ -85,6 +85,22 @@ pub fn open_checkpoint(path: &Path) -> Result<Checkpoint, Failure> {
             "{}: expected a checkpoint or a Hugging Face folder (with config.json), found neither",
             searched.display()
         ))),
+    }
+}
+
+/// A model is named by its folder: where the newest checkpoint cannot be used, another one may be named directly.
+fn name_a_folder(error: CheckpointError) -> Failure {
+    let (root, intact) = match &error {
+        CheckpointError::Root { root, intact, .. } => (Some(root.clone()), *intact),
+        CheckpointError::Damaged(damaged) => (damaged.checkpoint.path.parent().map(Path::to_owned), damaged.intact),
+        _ => (None, None),
+    };
+    match (root, intact) {
+        (Some(root), Some(step)) => {
+            let folder = root.join(format!("iter_{step:07}"));
+            Failure::input(format!("{error}\n(here: name its folder, {})", folder.display()))
+        }
+        _ => Failure::input(error),
     }
 }
 

@@ -2,8 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use bridge_core::config::{Detail, Format, Kinds, RunConfig, World, diff, diff_from_defaults, json_schema, load};
-use bridge_core::train::schedule_of;
+use bridge_core::config::{
+    ConfigError, Detail, ErrorKind, Format, Kinds, Node, RawConfig, RunConfig, World, diff, diff_from_defaults,
+    json_schema, load, load_with,
+};
+use bridge_core::logging::scientific;
+use bridge_core::train::{DeviceError, schedule_of, select_device};
+use clap::builder::RangedU64ValueParser;
 use clap::{Args, Subcommand};
 use serde_json::json;
 
@@ -55,7 +60,7 @@ pub struct Recipe {
     #[arg(long)]
     pub json: bool,
     /// Check for a run on so many ranks.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = RangedU64ValueParser::<usize>::new().range(1..=1_048_576))]
     pub ranks: usize,
 }
 
@@ -86,7 +91,9 @@ pub fn run(command: &Command) -> Result<u8, Failure> {
 }
 
 fn check(recipe: &Recipe) -> Result<u8, Failure> {
-    match recipe.load() {
+    let world = World { size: recipe.ranks };
+    let loaded = load_with(&recipe.recipe, &recipe.overrides, (&Kinds::builtin(), &world), &device_is_usable);
+    match loaded.map_err(Failure::from) {
         Ok(config) => {
             if recipe.json {
                 line(&json!({ "ok": true, "errors": [], "warnings": config.warnings() }).to_string());
@@ -106,6 +113,23 @@ fn check(recipe: &Recipe) -> Result<u8, Failure> {
     }
 }
 
+/// Whether this build can train on the recipe's device.
+fn device_is_usable(raw: &RawConfig) -> Vec<ConfigError> {
+    let error = match select_device(&raw.device) {
+        Ok(_) => return Vec::new(),
+        Err(DeviceError::NotCompiledIn { feature, .. }) => {
+            let message = format!("needs the cargo feature `{feature}`, which this build does not have");
+            ConfigError::new(ErrorKind::NotImplemented, "device", message).with_hint(format!(
+                "build with `--features {feature}`; `cargo xtask train RECIPE --device {feature}` does it"
+            ))
+        }
+        Err(DeviceError::Unknown { hint, .. }) => {
+            ConfigError::new(ErrorKind::WrongType, "device", format!("there is no such device{hint}"))
+        }
+    };
+    vec![error.with_found(format!("{:?}", raw.device)).with_location(raw.location("device"))]
+}
+
 fn print_diff(recipe: &Recipe, with: Option<&Path>) -> Result<u8, Failure> {
     let left = recipe.load()?;
     let differences = match with {
@@ -120,7 +144,7 @@ fn print_diff(recipe: &Recipe, with: Option<&Path>) -> Result<u8, Failure> {
         if recipe.json {
             line(&serde_json::to_string(&difference).map_err(Failure::run)?);
         } else {
-            let value = |side: &Option<String>| side.clone().unwrap_or_else(|| "null".into());
+            let value = |side: &Option<Node>| side.as_ref().map_or_else(|| "null".into(), Node::to_inline);
             line(&format!("{}: {} -> {}", difference.key, value(&difference.left), value(&difference.right)));
         }
     }
@@ -133,8 +157,12 @@ fn print_schedule(recipe: &Recipe) -> Result<u8, Failure> {
             line(&serde_json::to_string(&row).map_err(Failure::run)?);
         } else {
             line(&format!(
-                "{:>9}  lr {:.9e}  wd {:.6e}  batch {:>6}  samples {:>12}",
-                row.iteration, row.learning_rate, row.weight_decay, row.global_batch_size, row.consumed_samples
+                "{:>9}  lr {}  wd {}  batch {:>6}  samples {:>12}",
+                row.iteration,
+                scientific(row.learning_rate),
+                scientific(row.weight_decay),
+                row.global_batch_size,
+                row.consumed_samples
             ));
         }
     }

@@ -1,9 +1,9 @@
 //! `bridge eval`: loss, perplexity and bits per byte.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use bridge_core::config::{Format, Kinds, World, load, load_text};
+use bridge_core::config::{ConfigError, ErrorKind, Format, Kinds, World, load, load_text};
 use bridge_core::data::Sample;
 use bridge_core::data::gpt::Split;
 use bridge_core::data::loader::MicroBatch;
@@ -14,6 +14,7 @@ use bridge_core::tokenizer::Tokenizer;
 use bridge_core::train::{DatasetRegistry, Executor, Recompute, RunData, select_device};
 use burn::tensor::Device;
 use clap::Args;
+use clap::builder::RangedU64ValueParser;
 use serde_json::json;
 
 use super::split_name::SplitName;
@@ -37,13 +38,13 @@ pub struct Arguments {
     #[arg(long, value_enum, default_value = "valid")]
     split: SplitName,
     /// Sequences at most; all of them by default.
-    #[arg(long)]
+    #[arg(long, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     max_samples: Option<usize>,
-    /// Tokens a sequence; the model's by default.
-    #[arg(long)]
+    /// Tokens a sequence of --text; the model's by default. A recipe's data has its own.
+    #[arg(long, requires = "text", value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     seq_length: Option<usize>,
     /// Sequences at a time.
-    #[arg(long, default_value_t = 4)]
+    #[arg(long, default_value_t = 4, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     micro_batch_size: usize,
     /// Compute device.
     #[arg(long, default_value = "flex")]
@@ -66,9 +67,7 @@ struct Totals {
 
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
-    if arguments.micro_batch_size == 0 || arguments.seq_length == Some(0) {
-        return Err(Failure::input("--micro-batch-size and --seq-length: expected at least 1, found 0"));
-    }
+    overrides_have_a_recipe(arguments)?;
     let device = select_device(&arguments.device).map_err(Failure::input)?;
     let model = open(&arguments.model, &device)?;
     let sequences = if arguments.text.is_empty() {
@@ -86,7 +85,7 @@ pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
     if arguments.json {
         let report = json!({
             "loss": loss, "perplexity": loss.exp(), "bits_per_byte": bits_per_byte,
-            "tokens": totals.tokens, "bytes": totals.bytes, "samples": totals.samples,
+            "tokens": totals.tokens as u64, "bytes": totals.bytes, "samples": totals.samples,
         });
         line(&report.to_string());
     } else {
@@ -99,6 +98,25 @@ pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
         line(&format!("evaluated on   {} tokens in {} sequences", totals.tokens, totals.samples));
     }
     Ok(0)
+}
+
+/// Overrides change the recipe's data, of which `--text` takes the place. Those written behind it look like its files.
+fn overrides_have_a_recipe(arguments: &Arguments) -> Result<(), Failure> {
+    if arguments.text.is_empty() {
+        return Ok(());
+    }
+    let is_override = |text: &&String| {
+        let key = text.split_once('=').map(|(key, _)| key);
+        let is_key =
+            |key: &str| key.contains('.') && key.chars().all(|c| c.is_ascii_alphanumeric() || "_.".contains(c));
+        key.is_some_and(is_key) && !Path::new(text.as_str()).exists()
+    };
+    match arguments.overrides.iter().chain(arguments.text.iter().filter(is_override)).next() {
+        Some(found) => Err(Failure::input(format!(
+            "{found}: overrides are about the recipe's data, and --text is evaluated instead of it: remove one of the two"
+        ))),
+        None => Ok(()),
+    }
 }
 
 /// What is evaluated: sequences that are read when their turn comes.
@@ -120,6 +138,7 @@ fn evaluate(
         let end = (start + micro_batch_size).min(sequences.count);
         let samples = (start..end).map(&sequences.read).collect::<Result<Vec<_>, _>>()?;
         let micro_batch = MicroBatch::stack(samples).map_err(Failure::input)?;
+        tokens_are_known(&micro_batch, model)?;
         let batch = Batch::new(&micro_batch, device);
         let context = ForwardContext::new(&batch, Mode::Evaluate);
         let sum = executor.forward(model.chunk.as_ref(), &context).into_data();
@@ -137,6 +156,19 @@ fn evaluate(
     Ok(totals)
 }
 
+/// Data may have been made with another tokenizer than the model's.
+fn tokens_are_known(micro_batch: &MicroBatch, model: &LoadedModel) -> Result<(), Failure> {
+    let size = model.config.vocab_size as i64;
+    let counted = micro_batch.labels.iter().zip(&micro_batch.loss_mask).filter(|(_, mask)| **mask > 0.0);
+    let mut ids = micro_batch.tokens.iter().chain(counted.map(|(label, _)| label));
+    match ids.find(|id| !(0..size).contains(*id)) {
+        Some(id) => Err(Failure::input(format!(
+            "the data has a token that the model does not know: found id {id}, expected ids below {size}"
+        ))),
+        None => Ok(()),
+    }
+}
+
 /// Sequences of a split of the recipe's data.
 fn split_sequences(arguments: &Arguments, model: &LoadedModel) -> Result<Sequences, Failure> {
     let kinds = Kinds::builtin();
@@ -150,6 +182,12 @@ fn split_sequences(arguments: &Arguments, model: &LoadedModel) -> Result<Sequenc
             return Err(Failure::input("a Hugging Face folder has no data of its own: give --text or --recipe"));
         }
     };
+    let (length, positions) = (config.dataset.seq_length, model.config.max_position_embeddings);
+    if length > positions {
+        let message = format!("the recipe's sequences have {length} tokens, the model has positions for {positions}");
+        let error = ConfigError::new(ErrorKind::Conflict, "model.seq_length", message);
+        return Err(Failure::Config(error.with_location(config.location("model.seq_length")).into()));
+    }
     let data = RunData::with_progress(&Arc::new(config), &DatasetRegistry::builtin(), &progress::visible(), &|_| {})?;
     let datasets = data.datasets();
     let split = Split::from(arguments.split);

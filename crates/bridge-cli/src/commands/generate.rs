@@ -10,6 +10,7 @@ use bridge_core::train::select_device;
 use bridge_models::generate::{GenerateOptions, Sampling, generate};
 use burn::tensor::Device;
 use clap::Args;
+use clap::builder::RangedU64ValueParser;
 use serde_json::json;
 
 use crate::failure::Failure;
@@ -24,17 +25,17 @@ pub struct Arguments {
     /// The text to continue.
     #[arg(long, default_value = "")]
     prompt: String,
-    /// New tokens at most.
-    #[arg(long, default_value_t = 64)]
-    max_tokens: usize,
+    /// New tokens at most; 64 by default, or as many as the model has positions for.
+    #[arg(long)]
+    max_tokens: Option<usize>,
     /// Divides the logits; 0 takes the most likely token.
-    #[arg(long, default_value_t = 0.8)]
+    #[arg(long, default_value_t = 0.8, value_parser = temperature)]
     temperature: f64,
     /// Only the so many most likely tokens.
-    #[arg(long)]
+    #[arg(long, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     top_k: Option<usize>,
     /// Only the most likely tokens up to this total probability.
-    #[arg(long)]
+    #[arg(long, value_parser = probability)]
     top_p: Option<f64>,
     /// Seed of sampling.
     #[arg(long, default_value_t = 1234)]
@@ -48,6 +49,19 @@ pub struct Arguments {
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
+}
+
+/// New tokens when no number is given.
+const DEFAULT_MAX_TOKENS: usize = 64;
+
+fn temperature(text: &str) -> Result<f64, String> {
+    let value = text.parse::<f64>().ok().filter(|value| value.is_finite() && *value >= 0.0);
+    value.ok_or_else(|| "expected a number of at least 0".to_owned())
+}
+
+fn probability(text: &str) -> Result<f64, String> {
+    let value = text.parse::<f64>().ok().filter(|value| *value > 0.0 && *value <= 1.0);
+    value.ok_or_else(|| "expected a number above 0 and of at most 1".to_owned())
 }
 
 /// Runs the command.
@@ -67,14 +81,18 @@ pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
             seed: arguments.seed,
         }
     };
+    let max_positions = model.config.max_position_embeddings;
+    let prompt_tokens = encode(tokenizer, &arguments.prompt)?.len();
+    // The last new token needs no position. A prompt that leaves none is refused later.
+    let room = (max_positions + 1).saturating_sub(prompt_tokens).max(1);
     let request = Request {
         prompt: &arguments.prompt,
         options: GenerateOptions {
-            max_new_tokens: arguments.max_tokens,
+            max_new_tokens: arguments.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS.min(room)),
             sampling,
             stop_tokens: model.stop_tokens.clone(),
             vocab_size: model.config.vocab_size.min(tokenizer.vocab_size()),
-            max_positions: model.config.max_position_embeddings,
+            max_positions,
         },
     };
     if arguments.json {
@@ -82,11 +100,13 @@ pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
         line(&json!({ "prompt": arguments.prompt, "text": text }).to_string());
     } else {
         let mut stdout = std::io::stdout().lock();
-        let _ = write!(stdout, "{}", arguments.prompt);
+        // The prompt is repeated with the first piece: what is refused prints nothing.
+        let mut unprinted = Some(arguments.prompt.as_str());
         continue_text(model.chunk.as_ref(), tokenizer, &device, &request, &mut |piece| {
-            let _ = write!(stdout, "{piece}").and_then(|()| stdout.flush());
+            let prompt = unprinted.take().unwrap_or_default();
+            let _ = write!(stdout, "{prompt}{piece}").and_then(|()| stdout.flush());
         })?;
-        let _ = writeln!(stdout);
+        let _ = writeln!(stdout, "{}", unprinted.unwrap_or_default());
     }
     Ok(0)
 }
@@ -107,11 +127,8 @@ pub fn continue_text(
     request: &Request,
     on_text: &mut dyn FnMut(&str),
 ) -> Result<String, Failure> {
-    let mut prompt = tokenizer.encode(request.prompt).map_err(Failure::input)?;
-    if prompt.is_empty() {
-        // Documents begin after the token that ends the one before.
-        prompt.extend(tokenizer.bos().or_else(|| tokenizer.eod()));
-    }
+    let prompt = encode(tokenizer, request.prompt)?;
+    let context = if request.prompt.is_empty() { &[] } else { prompt.as_slice() };
     let (mut ids, mut text) = (Vec::new(), String::new());
     let stop = request.options.stop_tokens.clone();
     generate(chunk, device, &prompt, &request.options, &mut |token| {
@@ -120,7 +137,7 @@ pub fn continue_text(
         }
         ids.push(token);
         // A token may end in the middle of a character: wait for the rest of it.
-        if let Ok(all) = tokenizer.decode(&ids)
+        if let Some(all) = continuation(tokenizer, context, &ids)
             && !all.ends_with('\u{fffd}')
             && let Some(piece) = all.strip_prefix(text.as_str())
         {
@@ -131,4 +148,55 @@ pub fn continue_text(
     })
     .map_err(Failure::input)?;
     Ok(text)
+}
+
+/// The tokens of a prompt. Documents begin after the token that ends the one before, so an empty prompt is that token.
+fn encode(tokenizer: &dyn Tokenizer, prompt: &str) -> Result<Vec<i64>, Failure> {
+    let mut tokens = tokenizer.encode(prompt).map_err(Failure::input)?;
+    if tokens.is_empty() {
+        tokens.extend(tokenizer.bos().or_else(|| tokenizer.eod()));
+    }
+    Ok(tokens)
+}
+
+/// What `ids` add to the text of `context`: with what separates the two, such as the spaces between the Null tokenizer's
+/// numbers. `None` if there are ids that stand for no text.
+fn continuation(tokenizer: &dyn Tokenizer, context: &[i64], ids: &[i64]) -> Option<String> {
+    let (before, all) = (tokenizer.decode(context), tokenizer.decode(&[context, ids].concat()));
+    match (before, all) {
+        (Ok(before), Ok(all)) if all.starts_with(&before) => Some(all[before.len()..].to_owned()),
+        // Tokenizers that tidy up what they decode can change the end of the context.
+        _ => tokenizer.decode(ids).ok(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bridge_core::tokenizer::NullTokenizer;
+
+    use super::*;
+
+    #[test]
+    fn numbers_are_set_apart_from_the_prompt() {
+        let tokenizer = NullTokenizer::new(100);
+        assert_eq!(continuation(&tokenizer, &[1, 2], &[81, 7]).as_deref(), Some(" 81 7"));
+        assert_eq!(continuation(&tokenizer, &[], &[81]).as_deref(), Some("81"));
+        assert_eq!(continuation(&tokenizer, &[1], &[101]), None);
+    }
+
+    #[test]
+    fn an_empty_prompt_begins_a_document() {
+        let tokenizer = NullTokenizer::new(100);
+        assert_eq!(encode(&tokenizer, "").unwrap(), [100]);
+        assert_eq!(encode(&tokenizer, "4 5").unwrap(), [4, 5]);
+        assert!(encode(&tokenizer, "four").is_err());
+    }
+
+    #[test]
+    fn ranges_of_sampling_are_checked() {
+        assert_eq!(temperature("0"), Ok(0.0));
+        assert!(["-1", "nan", "inf", "warm"].iter().all(|text| temperature(text).is_err()));
+        assert_eq!(probability("1"), Ok(1.0));
+        assert!(["0", "1.1", "-0.5", "NaN"].iter().all(|text| probability(text).is_err()));
+    }
 }

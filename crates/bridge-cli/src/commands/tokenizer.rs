@@ -53,6 +53,14 @@ pub fn run(command: &Command) -> Result<u8, Failure> {
         .map_err(Failure::input)?;
     let verb = if trained.reused { "unchanged, reusing" } else { "trained" };
     let path = train.output.join("tokenizer.json");
-    line(&format!("{}: {verb} {} tokens", path.display(), trained.tokenizer.vocab_size()));
+    let size = trained.tokenizer.vocab_size();
+    line(&format!("{}: {verb} {size} tokens", path.display()));
+    if size < train.vocab_size {
+        eprintln!(
+            "warning: {} tokens were asked for; the text has no further pair of tokens that occurs {} times \
+             (--min-frequency)",
+            train.vocab_size, train.min_frequency
+        );
+    }
     Ok(0)
 }

@@ -49,6 +49,9 @@ pub struct ConfigError {
     pub nearest: Option<String>,
     /// What to do about it, when that is not obvious.
     pub hint: Option<String>,
+    /// Dotted paths of the settings that an unknown name probably stands for.
+    #[serde(skip)]
+    pub(super) meant: Vec<String>,
 }
 
 impl ConfigError {
@@ -63,6 +66,7 @@ impl ConfigError {
             location: None,
             nearest: None,
             hint: None,
+            meant: Vec::new(),
         }
     }
 

@@ -30,6 +30,7 @@ mod run_config;
 mod section;
 mod sections;
 mod source;
+mod unread;
 mod unsupported;
 
 #[cfg(test)]
@@ -44,7 +45,7 @@ pub use limits::{Bound, Limits};
 pub use node::{Data, Entry, Location, Node};
 pub use ops::{Detail, Difference, diff, diff_from_defaults, json_schema};
 pub use pipeline::{pipeline_placement, pipeline_schedule};
-pub use raw::{RawConfig, load, load_text};
+pub use raw::{RawConfig, load, load_text, load_with};
 pub use run_config::{
     FinalDataset, FinalLogger, FinalModel, FinalOptimizer, FinalScheduler, FinalTraining, FinalTransformer,
     FinalValidation, ParallelSizes, Resolved, RunConfig, SampleCounts, SchedulerSteps, World,

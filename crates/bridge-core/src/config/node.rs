@@ -24,6 +24,21 @@ fn serialize_source<S: Serializer>(source: &Arc<str>, serializer: S) -> Result<S
     serializer.serialize_str(source)
 }
 
+/// How the source of an override begins.
+const COMMAND_LINE: &str = "command line: ";
+
+impl Location {
+    /// The place of a command-line argument.
+    pub(crate) fn of_argument(argument: &str) -> Self {
+        Self { source: format!("{COMMAND_LINE}{argument}").into(), line: None, column: None }
+    }
+
+    /// Whether this is a command-line argument.
+    pub(crate) fn is_command_line(&self) -> bool {
+        self.source.starts_with(COMMAND_LINE)
+    }
+}
+
 impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.source)?;

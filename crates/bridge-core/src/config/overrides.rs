@@ -13,7 +13,7 @@ pub(super) fn apply(root: &mut Node, arguments: &[String]) -> Vec<ConfigError> {
 }
 
 fn apply_one(root: &mut Node, argument: &str) -> Result<(), Box<ConfigError>> {
-    let location = Location { source: format!("command line: {argument}").into(), line: None, column: None };
+    let location = Location::of_argument(argument);
     let syntax = |key: &str, message: String| {
         let error = ConfigError::new(ErrorKind::Syntax, key, message)
             .with_expected("key=value, such as train.global_batch_size=512")

@@ -11,9 +11,10 @@ use super::kinds::Kinds;
 use super::node::{Location, Node};
 use super::overrides;
 use super::run_config::{RunConfig, World};
-use super::section::{Origins, Reader, Section};
+use super::section::{Origins, Reader, Section, locate};
 use super::sections::RecipeConfig;
 use super::source::{self, Format};
+use super::unread::Unread;
 
 /// A recipe before it is checked: every setting may be changed, in any order.
 ///
@@ -144,13 +145,12 @@ impl RawConfig {
 
     /// Where a setting, or the closest table around it, was given.
     pub fn location(&self, key: &str) -> Option<Location> {
-        let mut key = key;
-        loop {
-            if let Some(location) = self.origins.get(key) {
-                return location.clone();
-            }
-            key = key.rsplit_once('.')?.0;
-        }
+        locate(&self.origins, key)
+    }
+
+    /// Where each setting that was given was given.
+    pub(super) fn origins(&self) -> &Origins {
+        &self.origins
     }
 
     /// The kinds of model and dataset that this configuration may choose.
@@ -182,10 +182,25 @@ impl<'de> Deserialize<'de> for RawConfig {
 /// Reads and finalizes a recipe file in one go, reporting the problems of both steps together.
 ///
 /// # Errors
-/// Every problem of syntax, names and types, and every violated rule that they do not hide.
+/// Every problem of syntax, names and types, and every violated rule that reads none of these settings.
 pub fn load(path: &Path, overrides: &[String], kinds: &Kinds, world: &World) -> Result<RunConfig, ConfigErrors> {
     let (raw, errors) = RawConfig::read_file(path, overrides, kinds);
     finish(&raw, errors, world)
+}
+
+/// As [`load`], with further checks of the caller's own: of what only the program knows, such as which devices were
+/// compiled in. They see the configuration as far as it could be read.
+///
+/// # Errors
+/// As [`load`], and what `further` finds.
+pub fn load_with(
+    path: &Path,
+    overrides: &[String],
+    (kinds, world): (&Kinds, &World),
+    further: &dyn Fn(&RawConfig) -> Vec<ConfigError>,
+) -> Result<RunConfig, ConfigErrors> {
+    let (raw, errors) = RawConfig::read_file(path, overrides, kinds);
+    finish_with(&raw, errors, world, further)
 }
 
 /// As [`load`], from text.
@@ -202,32 +217,33 @@ pub fn load_text(
     finish(&raw, errors, world)
 }
 
-fn finish(raw: &RawConfig, mut errors: ConfigErrors, world: &World) -> Result<RunConfig, ConfigErrors> {
-    let is_unread =
-        |error: &ConfigError| matches!(error.kind, ErrorKind::Syntax | ErrorKind::Unreadable) && error.key.is_empty();
+fn finish(raw: &RawConfig, errors: ConfigErrors, world: &World) -> Result<RunConfig, ConfigErrors> {
+    finish_with(raw, errors, world, &|_| Vec::new())
+}
+
+fn finish_with(
+    raw: &RawConfig,
+    mut errors: ConfigErrors,
+    world: &World,
+    further: &dyn Fn(&RawConfig) -> Vec<ConfigError>,
+) -> Result<RunConfig, ConfigErrors> {
+    // Of a file that could not be parsed nothing is known.
+    let is_unread = |error: &ConfigError| {
+        let is_of_file = error.location.as_ref().is_none_or(|at| !at.is_command_line());
+        matches!(error.kind, ErrorKind::Syntax | ErrorKind::Unreadable) && is_of_file
+    };
     if errors.iter().any(is_unread) {
         return Err(errors);
     }
-    let result = raw.finalize(world);
-    if errors.is_empty() {
-        return result;
+    let unread = Unread::new(&errors, raw);
+    let (config, found) = match raw.finalize(world) {
+        Ok(config) => (Some(config), ConfigErrors::default()),
+        Err(found) => (None, found),
+    };
+    let further = further(raw).into_iter().filter(|error| !found.names(&error.key)).collect::<Vec<_>>();
+    errors.extend(found.into_iter().chain(further).filter(|error| !unread.concerns(error)));
+    match config {
+        Some(config) => errors.into_result(config),
+        None => Err(errors),
     }
-    // A setting that could not be read has its default now, so rules between settings would
-    // report what is not there. Rules about one setting are still right for the others.
-    let more: Vec<_> = result
-        .err()
-        .into_iter()
-        .flatten()
-        .filter(|error| {
-            let about_one = !matches!(error.kind, ErrorKind::Conflict);
-            let is_hidden = errors.iter().any(|earlier| {
-                error.key.starts_with(&earlier.key)
-                    || earlier.key.starts_with(&error.key)
-                    || earlier.nearest.as_ref().is_some_and(|nearest| error.key.ends_with(nearest))
-            });
-            about_one && !is_hidden
-        })
-        .collect();
-    errors.extend(more);
-    Err(errors)
 }

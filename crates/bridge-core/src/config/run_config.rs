@@ -5,6 +5,8 @@ use std::ops::Deref;
 use std::path::PathBuf;
 
 use super::error::{ConfigError, ConfigErrors, ErrorKind};
+use super::node::Location;
+use super::section::{Origins, locate};
 use super::sections::{
     Blend, CheckpointConfig, DistributedDataParallelConfig, DistributedInitConfig, GenerateConfig, GptDatasetConfig,
     LoggerConfig, OptimizerConfig, ProfilingConfig, RecipeConfig, RerunStateMachineConfig, RngConfig, SchedulerConfig,
@@ -247,11 +249,19 @@ pub struct Resolved {
 
 /// A checked configuration. Made by [`RawConfig::finalize`](super::RawConfig::finalize) only, and
 /// never changed: all access is by shared reference, through dereferencing to [`Resolved`].
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub struct RunConfig {
     resolved: Resolved,
     recipe: RecipeConfig,
     warnings: Vec<String>,
+    origins: Origins,
+}
+
+/// Where settings were written does not matter.
+impl PartialEq for RunConfig {
+    fn eq(&self, other: &Self) -> bool {
+        (&self.resolved, &self.recipe, &self.warnings) == (&other.resolved, &other.recipe, &other.warnings)
+    }
 }
 
 impl Deref for RunConfig {
@@ -263,8 +273,13 @@ impl Deref for RunConfig {
 }
 
 impl RunConfig {
-    pub(super) fn new(resolved: Resolved, recipe: RecipeConfig, warnings: Vec<String>) -> Self {
-        Self { resolved, recipe, warnings }
+    pub(super) fn new(resolved: Resolved, recipe: RecipeConfig, warnings: Vec<String>, origins: Origins) -> Self {
+        Self { resolved, recipe, warnings, origins }
+    }
+
+    /// Where a setting, or the closest table around it, was given: for problems that show only when it is used.
+    pub fn location(&self, key: &str) -> Option<Location> {
+        locate(&self.origins, key)
     }
 
     /// The resolved settings as a recipe: reading and finalizing it gives an equal `RunConfig`.
@@ -295,7 +310,7 @@ impl RunConfig {
         let missing = paths.into_iter().filter_map(|(key, path)| {
             let path = path.as_ref().filter(|path| !path.exists())?;
             let error = ConfigError::new(ErrorKind::Missing, key, "there is no such file or folder");
-            Some(error.with_found(path.display().to_string()))
+            Some(error.with_found(path.display().to_string()).with_location(self.location(key)))
         });
         missing.collect::<ConfigErrors>().into_result(())
     }

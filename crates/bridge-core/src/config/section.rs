@@ -12,6 +12,17 @@ use super::node::{Data, Entry, Location, Node};
 /// Which settings were given explicitly, and where: dotted path to location.
 pub type Origins = BTreeMap<String, Option<Location>>;
 
+/// Where a setting, or the closest table around it, was given.
+pub(crate) fn locate(origins: &Origins, key: &str) -> Option<Location> {
+    let mut key = key;
+    loop {
+        if let Some(location) = origins.get(key) {
+            return location.clone();
+        }
+        key = key.rsplit_once('.')?.0;
+    }
+}
+
 /// One row of a section's field table.
 #[derive(Debug, Clone)]
 pub struct FieldSpec {
@@ -154,7 +165,20 @@ impl<'k> Reader<'k> {
             error.found = None;
             error.with_nearest(&entry.key, names)
         });
-        self.errors.push(error);
+        let meant = self.meant(&error, entry);
+        self.errors.push(ConfigError { meant, ..error });
+    }
+
+    /// The settings that an unknown name stands for: its nearest name, or what a misspelt table holds.
+    fn meant(&self, error: &ConfigError, entry: &Entry) -> Vec<String> {
+        let Some(nearest) = &error.nearest else {
+            return Vec::new();
+        };
+        let path = self.path.iter().chain([nearest]).map(String::as_str).collect::<Vec<_>>().join(".");
+        match entry.node.entries() {
+            Some(entries) => entries.iter().map(|entry| format!("{path}.{}", entry.key)).collect(),
+            None => vec![path],
+        }
     }
 
     fn repeated(&mut self, entry: &Entry) {

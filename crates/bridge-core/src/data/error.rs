@@ -108,6 +108,9 @@ pub enum DataError {
     /// No input matched, or an input pattern is wrong.
     #[error("{0}")]
     Source(String),
+    /// A pattern of files to leave out is wrong.
+    #[error("{0}")]
+    Exclude(String),
     /// Another process holds the output.
     #[error("{path}: another process is writing this dataset (its lock file is held)", path = path.display())]
     Locked {

@@ -1,5 +1,6 @@
 //! Which metrics a step reports, under which names and conditions, and the sinks they fan out to.
 
+use super::EvaluatedSplit;
 use super::tensorboard::{EventFileError, EventWriter, SAMPLES_SUFFIX};
 
 /// Whether a metric has a twin against consumed samples.
@@ -231,17 +232,24 @@ impl MetricsLogger {
         Ok(())
     }
 
-    /// Reports the losses of an evaluation as `{name} validation` and, if wanted, `{name} validation ppl`.
+    /// Reports the losses of an evaluation as `{name} validation` or `{name} test` and, if wanted, the same with ` ppl`.
     ///
     /// # Errors
     /// The first error of a sink.
-    pub fn log_validation(&mut self, iteration: u64, consumed_samples: u64, losses: &[(String, f64)]) -> SinkResult {
+    pub fn log_evaluation(
+        &mut self,
+        split: EvaluatedSplit,
+        iteration: u64,
+        consumed_samples: u64,
+        losses: &[(String, f64)],
+    ) -> SinkResult {
+        let split = split.metric();
         let perplexity = self.conditions.validation_ppl;
         let mut fan = Fan::new(self, iteration, consumed_samples);
         for (name, loss) in losses {
-            fan.some(&format!("{name} validation"), Some(*loss))?;
+            fan.some(&format!("{name} {split}"), Some(*loss))?;
             if perplexity {
-                fan.some(&format!("{name} validation ppl"), Some(super::perplexity(*loss)))?;
+                fan.some(&format!("{name} {split} ppl"), Some(super::perplexity(*loss)))?;
             }
         }
         Ok(())
@@ -402,9 +410,11 @@ mod tests {
             names(&points).join("|"),
             "iteration-time|optimizer-time|throughput/tflops|throughput/tflops/device|iter-energy/gpu|power/gpu"
         );
-        logger.log_validation(1, 8, &[("lm loss".into(), 30.0)]).unwrap();
+        logger.log_evaluation(EvaluatedSplit::Valid, 1, 8, &[("lm loss".into(), 30.0)]).unwrap();
         assert_eq!(points.lock().unwrap()[1].1, 20f64.exp(), "perplexities are capped");
         assert_eq!(names(&points), ["lm loss validation", "lm loss validation ppl"]);
+        logger.log_evaluation(EvaluatedSplit::Test, 1, 8, &[("lm loss".into(), 3.0)]).unwrap();
+        assert_eq!(names(&points), ["lm loss test", "lm loss test ppl"]);
         assert!(logger.flush().is_err(), "a sink's error is passed on");
     }
 

@@ -21,6 +21,11 @@ impl MetricsRecord {
         Self { fields: vec![("kind".into(), kind.into()), ("iteration".into(), iteration.into())] }
     }
 
+    /// The fields, in order.
+    pub(super) fn fields(&self) -> &[(String, MetricValue)] {
+        &self.fields
+    }
+
     /// Adds a field; pass losses and norms as `f32`, so that they are as short as they can be.
     #[must_use]
     pub fn with(mut self, name: &str, value: impl Into<MetricValue>) -> Self {

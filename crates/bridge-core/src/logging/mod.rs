@@ -33,5 +33,5 @@ pub use timers::{
     RankTimers, Stopwatch, TimerGuard, TimerLevel, TimerReport, Timers, TimingLogLevel, TimingLogOption,
     UnknownTimingLogLevel,
 };
-pub use training_log::{Energy, IntervalLosses, StepOutcome, TrainingLog, TrainingLogLine};
-pub use validation_log::{ValidationLogLine, perplexity};
+pub use training_log::{Energy, IntervalLosses, StepOutcome, TrainingLog, TrainingLogLine, scientific};
+pub use validation_log::{EvaluatedSplit, ValidationLogLine, perplexity};

@@ -163,7 +163,7 @@ impl TrainingLogLine {
 const GIB: f64 = (1u64 << 30) as f64;
 
 /// `1.000000E-04`: a mantissa with six decimals, an exponent with sign and at least two digits.
-pub(super) fn scientific(value: f64) -> String {
+pub fn scientific(value: f64) -> String {
     if !value.is_finite() {
         return if value.is_nan() {
             "nan".into()

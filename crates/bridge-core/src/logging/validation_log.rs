@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use super::console::LogRecord;
 use super::json_value::MetricValue;
+use super::metrics_jsonl::MetricsRecord;
 use super::training_log::scientific;
 
 /// Losses above this count as this much in a perplexity, which keeps it printable.
@@ -15,22 +16,55 @@ pub fn perplexity(loss: f64) -> f64 {
     if loss > MAX_PERPLEXITY_LOSS { MAX_PERPLEXITY_LOSS.exp() } else { loss.exp() }
 }
 
+/// Which split was evaluated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EvaluatedSplit {
+    /// The validation split.
+    Valid,
+    /// The test split.
+    Test,
+}
+
+impl EvaluatedSplit {
+    /// `kind` of its records: `valid` or `test`.
+    pub fn kind(self) -> &'static str {
+        match self {
+            Self::Valid => "valid",
+            Self::Test => "test",
+        }
+    }
+
+    /// What the names of its metrics end in: `validation` or `test`.
+    pub fn metric(self) -> &'static str {
+        match self {
+            Self::Valid => "validation",
+            Self::Test => "test",
+        }
+    }
+}
+
 /// The result of an evaluation.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ValidationLogLine {
-    /// What was evaluated when, such as `iteration 100` or `iteration 100 on test set`.
-    pub prefix: String,
+    /// What was evaluated.
+    pub split: EvaluatedSplit,
     /// Iterations completed.
     pub iteration: u64,
     /// Mean losses by name.
     pub losses: Vec<(String, f64)>,
     /// Bits per byte of the evaluated text, where the tokens stand for text.
     pub bits_per_byte: Option<f64>,
+    /// What programs get: the line of `metrics.jsonl`.
+    pub record: MetricsRecord,
 }
 
 impl LogRecord for ValidationLogLine {
     fn human(&self) -> String {
-        let mut line = format!(" validation loss at {} | ", self.prefix);
+        let set = match self.split {
+            EvaluatedSplit::Valid => "",
+            EvaluatedSplit::Test => " on test set",
+        };
+        let mut line = format!(" validation loss at iteration {}{set} | ", self.iteration);
         for (name, loss) in &self.losses {
             let (value, perplexity) = (scientific(*loss), scientific(perplexity(*loss)));
             // Writing to a string cannot fail.
@@ -44,17 +78,7 @@ impl LogRecord for ValidationLogLine {
     }
 
     fn json_fields(&self) -> Vec<(String, MetricValue)> {
-        let mut fields: Vec<(String, MetricValue)> = vec![
-            ("kind".into(), "validation_log".into()),
-            ("prefix".into(), self.prefix.as_str().into()),
-            ("iteration".into(), self.iteration.into()),
-        ];
-        for (name, loss) in &self.losses {
-            fields.push((name.clone(), (*loss).into()));
-            fields.push((format!("{name} ppl"), perplexity(*loss).into()));
-        }
-        fields.extend(self.bits_per_byte.map(|bits| ("bits_per_byte".to_owned(), bits.into())));
-        fields
+        self.record.fields().to_vec()
     }
 }
 
@@ -65,10 +89,11 @@ mod tests {
     #[test]
     fn line_between_dashes() {
         let line = ValidationLogLine {
-            prefix: "iteration 10".into(),
+            split: EvaluatedSplit::Valid,
             iteration: 10,
             losses: vec![("lm loss".into(), 2.0), ("z".into(), f64::NAN)],
             bits_per_byte: None,
+            record: MetricsRecord::new("valid", 10).with("loss", 2.0_f32).with("perplexity", f64::NAN),
         };
         let text = line.human();
         let lines: Vec<&str> = text.lines().collect();
@@ -78,17 +103,17 @@ mod tests {
              z value: nan | z PPL: nan | "
         );
         assert_eq!((lines[0], lines[2]), ("-".repeat(lines[1].len() + 1).as_str(), lines[0]));
-        let json: serde_json::Value = serde_json::from_str(&line.json()).unwrap();
-        assert_eq!((json["lm loss"].as_f64(), json["z ppl"].as_str()), (Some(2.0), Some("NaN")));
+        assert_eq!(line.json(), "{\"kind\":\"valid\",\"iteration\":10,\"loss\":2.0,\"perplexity\":\"NaN\"}");
     }
 
     #[test]
     fn bits_per_byte_follow_the_losses() {
         let line = ValidationLogLine {
-            prefix: "iteration 3 on test set".into(),
+            split: EvaluatedSplit::Test,
             iteration: 3,
             losses: vec![("lm loss".into(), 0.0)],
             bits_per_byte: Some(1.25),
+            record: MetricsRecord::new("test", 3).with("bits_per_byte", 1.25),
         };
         let text = line.human();
         assert_eq!(
@@ -99,7 +124,7 @@ mod tests {
             )
         );
         let json: serde_json::Value = serde_json::from_str(&line.json()).unwrap();
-        assert_eq!(json["bits_per_byte"].as_f64(), Some(1.25));
+        assert_eq!((json["kind"].as_str(), json["bits_per_byte"].as_f64()), (Some("test"), Some(1.25)));
     }
 
     #[test]

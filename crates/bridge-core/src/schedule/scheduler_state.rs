@@ -76,8 +76,8 @@ impl fmt::Display for StateMismatch {
 pub enum SchedulerStateError {
     /// Values differ, and no setting says who wins.
     #[error(
-        "the checkpoint's schedule is not this run's: {}; set scheduler.override_opt_param_scheduler to keep the \
-         run's values or scheduler.use_checkpoint_opt_param_scheduler to take the checkpoint's",
+        "the checkpoint's schedule is not this run's: {}; set scheduler.override_opt_param_scheduler = true to keep the \
+         run's values or scheduler.use_checkpoint_opt_param_scheduler = true to take the checkpoint's",
         .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
     )]
     Mismatch(Vec<StateMismatch>),

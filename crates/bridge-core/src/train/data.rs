@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::TrainError;
+use super::data_errors::name_setting;
 use super::evaluate::Split;
 use super::reporter::Reporter;
 use super::text::{PreparedText, prepare_text};
@@ -13,7 +14,7 @@ use crate::data::gpt::{
     Blend, FimParams, FimRandomness, FimTokens, GptDatasetParams, GptDatasetProvider, GptSource, IndexCache,
     SampleOptions, SplitBlends, ValidationSize,
 };
-use crate::data::indexed::BinAccess;
+use crate::data::indexed::{BinAccess, idx_path};
 use crate::data::loader::{DataLoader, LoaderParams, MicroBatch};
 use crate::data::sampler::{Incomplete, Passes, Sampler, SamplerKind, SamplerParams, Sharding};
 use crate::data::{
@@ -137,7 +138,8 @@ impl RunData {
         progress: &Arc<dyn ProgressSink>,
         note: &dyn Fn(&str),
     ) -> Result<Self, TrainError> {
-        let text = prepare_text(config, progress, note)?;
+        let named = |error| name_setting(config, error);
+        let text = prepare_text(config, progress, note).map_err(named)?;
         let datasets = build_splits(config, registry, &text, &|tokenizer| DatasetBuildContext {
             train_samples: config.samples.train as usize,
             valid_samples: config.samples.valid as usize,
@@ -145,7 +147,8 @@ impl RunData {
             tokenizer,
             data_parallel: place,
             progress: Arc::new(Narrator { progress: Arc::clone(progress) }),
-        })?;
+        })
+        .map_err(named)?;
         let token_bytes = text.tokenizer.as_deref().map(token_bytes).unwrap_or_default();
         Ok(Self {
             tokenizer: text.tokenizer,
@@ -167,8 +170,9 @@ impl RunData {
         progress: &Arc<dyn ProgressSink>,
         context: &dyn Fn(Option<Arc<dyn Tokenizer>>) -> DatasetBuildContext,
     ) -> Result<Datasets, TrainError> {
-        let text = prepare_text(config, progress, &|_| {})?;
-        build_splits(config, registry, &text, context)
+        let named = |error| name_setting(config, error);
+        let text = prepare_text(config, progress, &|_| {}).map_err(named)?;
+        build_splits(config, registry, &text, context).map_err(named)
     }
 
     /// The tokenizer, if the recipe has one.
@@ -409,7 +413,7 @@ fn gpt_params(context: &DatasetFactoryContext) -> Result<GptDatasetParams, DataE
 fn gpt_source(context: &DatasetFactoryContext) -> GptSource {
     let section = context.section;
     let blend_of = |blend: &config::Blend| Blend {
-        paths: blend.paths.iter().map(PathBuf::from).collect(),
+        paths: blend.paths.iter().map(|path| member_prefix(Path::new(path))).collect(),
         weights: blend.weights.clone(),
     };
     let split = section.split.clone().unwrap_or_else(|| "969,30,1".into());
@@ -427,6 +431,12 @@ fn gpt_source(context: &DatasetFactoryContext) -> GptSource {
         }
         None => GptSource::Mock,
     }
+}
+
+/// The prefix of a member of a blend, which may also be named by one of its two files.
+fn member_prefix(path: &Path) -> PathBuf {
+    // A prefix may itself end like a file.
+    if idx_path(path).exists() { path.to_owned() } else { dataset_prefix(path) }
 }
 
 fn fim_params(context: &DatasetFactoryContext) -> Result<FimParams, DataError> {

@@ -87,10 +87,7 @@ pub enum TrainError {
     #[error(transparent)]
     Scheduler(#[from] SchedulerError),
     /// The schedule of a checkpoint.
-    #[error(
-        "{0} (scheduler.override_opt_param_scheduler = true takes the run's values, \
-         scheduler.use_checkpoint_opt_param_scheduler = true the checkpoint's)"
-    )]
+    #[error(transparent)]
     SchedulerState(#[from] SchedulerStateError),
     /// Batch sizes.
     #[error(transparent)]

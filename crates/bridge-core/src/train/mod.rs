@@ -19,6 +19,7 @@ mod callbacks;
 mod checkpointing;
 mod convert;
 mod data;
+mod data_errors;
 mod device;
 mod error;
 mod evaluate;

@@ -12,8 +12,8 @@ use crate::checkpoint::{SaveReport, TrainState};
 use crate::config::{self, RunConfig};
 use crate::logging::tensorboard::{EventWriter, ResumePoint};
 use crate::logging::{
-    CheckpointProgress, HostMemory, IntervalMetrics, IterationMetrics, JobStart, LogFormat, LogLevel, LossPlot,
-    MetricConditions, MetricsLogger, MetricsRecord, MetricsSink, MetricsWriter, NoProgress, ProgressHandle,
+    CheckpointProgress, EvaluatedSplit, HostMemory, IntervalMetrics, IterationMetrics, JobStart, LogFormat, LogLevel,
+    LossPlot, MetricConditions, MetricsLogger, MetricsRecord, MetricsSink, MetricsWriter, NoProgress, ProgressHandle,
     ProgressLog, ProgressMode, ProgressSink, ProgressTask, RankTimers, RuntimeReport, SaveKind, StepOutcome,
     ThroughputWindow, Timers, TrainingLog, TrainingLogLine, ValidationLogLine, read_metrics, report_l2_norm_grad,
     report_memory, timestamp,
@@ -399,33 +399,26 @@ impl Reporter {
             return Ok(());
         }
         let losses: Vec<_> = report.losses.iter().map(|(name, r)| (name.clone(), r.value())).collect();
-        let prefix = match report.split {
-            Split::Valid => format!("iteration {}", report.iteration),
-            Split::Test => format!("iteration {} on test set", report.iteration),
+        let split = match report.split {
+            Split::Valid => EvaluatedSplit::Valid,
+            Split::Test => EvaluatedSplit::Test,
         };
-        let line = ValidationLogLine {
-            prefix,
-            iteration: report.iteration,
-            losses: losses.clone(),
-            bits_per_byte: report.bits_per_byte,
-        };
+        let consumed_samples = state.train_state.consumed_train_samples;
+        let record = MetricsRecord::new(split.kind(), report.iteration)
+            .with_some("loss", report.loss())
+            .with_some("perplexity", report.perplexity())
+            .with_some("bits_per_byte", report.bits_per_byte)
+            .with("num_samples", report.num_samples)
+            .with("consumed_samples", consumed_samples);
+        let (iteration, bits_per_byte) = (report.iteration, report.bits_per_byte);
+        let line = ValidationLogLine { split, iteration, losses: losses.clone(), bits_per_byte, record };
         // A console that is gone must not end a run that still saves checkpoints.
         let _ = self.console.record(&line);
         if let Some(file) = &mut self.metrics_file {
-            let kind = match report.split {
-                Split::Valid => "valid",
-                Split::Test => "test",
-            };
-            let record = MetricsRecord::new(kind, report.iteration)
-                .with_some("loss", report.loss())
-                .with_some("perplexity", report.perplexity())
-                .with_some("bits_per_byte", report.bits_per_byte)
-                .with("num_samples", report.num_samples)
-                .with("consumed_samples", state.train_state.consumed_train_samples);
-            file.write(&record).map_err(|e| TrainError::log("metrics.jsonl", e))?;
+            file.write(&line.record).map_err(|e| TrainError::log("metrics.jsonl", e))?;
         }
         self.metrics
-            .log_validation(report.iteration, state.train_state.consumed_train_samples, &losses)
+            .log_evaluation(split, iteration, consumed_samples, &losses)
             .map_err(|e| TrainError::log("TensorBoard events", e))
     }
 

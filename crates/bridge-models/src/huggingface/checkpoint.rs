@@ -61,10 +61,10 @@ impl HfCheckpoint {
         names.dedup();
         let paths: Vec<PathBuf> = names.iter().map(|name| folder.join(name)).collect();
         let checkpoint = Self::open_files(folder, &paths)?;
-        let missing = index.weight_map.keys().filter(|name| !checkpoint.tensors.contains_key(*name));
-        let problems: Vec<_> =
-            missing.map(|name| super::TensorProblem::Missing { name: name.clone(), expected: Vec::new() }).collect();
-        if problems.is_empty() { Ok(checkpoint) } else { Err(HfError::Tensors { path: index_path, problems }) }
+        match index.weight_map.iter().find(|(name, _)| !checkpoint.tensors.contains_key(*name)) {
+            None => Ok(checkpoint),
+            Some((name, file)) => Err(HfError::NoTensor { path: folder.join(file), name: name.clone() }),
+        }
     }
 
     /// Maps one file.
@@ -163,8 +163,7 @@ impl HfCheckpoint {
 
     fn entry(&self, name: &str) -> Result<(&Entry, &[u8]), HfError> {
         let Some(entry) = self.tensors.get(name) else {
-            let problem = super::TensorProblem::Missing { name: name.to_owned(), expected: Vec::new() };
-            return Err(HfError::Tensors { path: self.folder.clone(), problems: vec![problem] });
+            return Err(HfError::NoTensor { path: self.folder.clone(), name: name.to_owned() });
         };
         Ok((entry, &self.files[entry.file][entry.bytes.clone()]))
     }

@@ -50,6 +50,14 @@ pub enum HfError {
         /// One entry a tensor.
         problems: Vec<TensorProblem>,
     },
+    /// A tensor is in none of the files that should have it.
+    #[error("{path}: there is no tensor `{name}`")]
+    NoTensor {
+        /// The file, or the folder of several.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+    },
     /// A tensor's dtype cannot be converted to float32.
     #[error("{name}: expected dtype F32, F16, BF16 or F64, found {found}")]
     Dtype {

@@ -14,6 +14,9 @@ use super::error::HfError;
 use super::weight_map::WeightMap;
 use crate::decoder::DecoderConfig;
 
+/// The file of the architecture, written before the weights.
+const CONFIG: &str = "config.json";
+
 /// The dtype that weights are written in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StorageDtype {
@@ -123,7 +126,7 @@ impl Exporter {
             return Err(HfError::MissingParameter { name: entry.parameter.clone() });
         }
         std::fs::create_dir_all(folder).map_err(|source| io(folder, source))?;
-        write_json(&folder.join("config.json"), &Value::Object(self.settings))?;
+        write_json(&folder.join(CONFIG), &Value::Object(self.settings))?;
         write_tensors(folder, self.stored, self.options.max_shard_bytes)
     }
 }
@@ -232,7 +235,10 @@ fn write_shard(path: &Path, names: &[&str], tensors: &BTreeMap<String, Stored>) 
     let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
     let views = names.iter().map(|name| (*name, &tensors[*name]));
     safetensors::serialize_to_file(views, Some(metadata), path)
-        .map_err(|source| HfError::Safetensors { path: path.to_owned(), source })
+        .map_err(|source| HfError::Safetensors { path: path.to_owned(), source })?;
+    // That went through a temporary file only its owner may read; config.json was made as files usually are.
+    let usual = std::fs::metadata(path.with_file_name(CONFIG)).map_err(|source| io(path, source))?;
+    std::fs::set_permissions(path, usual.permissions()).map_err(|source| io(path, source))
 }
 
 fn write_json(path: &Path, value: &Value) -> Result<(), HfError> {

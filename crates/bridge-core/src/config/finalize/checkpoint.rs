@@ -1,5 +1,6 @@
 //! The rules of `[checkpoint]`.
 
+use super::super::choice::OnDamaged;
 use super::super::error::ErrorKind;
 use super::Draft;
 
@@ -7,6 +8,7 @@ use super::Draft;
 pub(super) fn check(draft: &mut Draft<'_>) {
     saving_needs_a_folder(draft);
     loading_needs_a_folder(draft);
+    state_is_loaded(draft);
     retained_are_saved(draft);
     let checkpoint = draft.recipe.checkpoint.clone();
     if checkpoint.most_recent_k == Some(0) {
@@ -56,11 +58,44 @@ fn loading_needs_a_folder(draft: &mut Draft<'_>) {
     }
 }
 
+/// What is said about a checkpoint's state beside its weights needs a run to resume: of `checkpoint.load`, or an earlier
+/// one of `checkpoint.save`.
+fn state_is_loaded(draft: &mut Draft<'_>) {
+    let checkpoint = draft.recipe.checkpoint.clone();
+    let scheduler = draft.recipe.scheduler.clone();
+    let resumes = checkpoint.load.is_some() || checkpoint.save.is_some();
+    for (key, is_set) in [
+        ("checkpoint.load_optim", !checkpoint.load_optim),
+        ("checkpoint.load_rng", !checkpoint.load_rng),
+        ("scheduler.override_opt_param_scheduler", scheduler.override_opt_param_scheduler),
+        ("scheduler.use_checkpoint_opt_param_scheduler", scheduler.use_checkpoint_opt_param_scheduler),
+    ] {
+        let message = "has no effect without a run to resume: checkpoint.load or checkpoint.save";
+        draft.require(!is_set || resumes, key, message);
+    }
+    draft.require(
+        checkpoint.on_damaged == OnDamaged::Fallback || resumes || checkpoint.pretrained_checkpoint.is_some(),
+        "checkpoint.on_damaged",
+        "has no effect without anything to load: checkpoint.load, checkpoint.save or checkpoint.pretrained_checkpoint",
+    );
+    // The schedule is part of the optimizer's state.
+    draft.require(
+        !scheduler.use_checkpoint_opt_param_scheduler || (checkpoint.load_optim && !checkpoint.finetune),
+        "scheduler.use_checkpoint_opt_param_scheduler",
+        "has no effect with checkpoint.load_optim = false or checkpoint.finetune = true, which leave the schedule behind",
+    );
+}
+
 fn retained_are_saved(draft: &mut Draft<'_>) {
     let checkpoint = draft.recipe.checkpoint.clone();
     let Some(retain) = checkpoint.save_retain_interval else {
         return;
     };
+    draft.require(
+        checkpoint.most_recent_k.is_some_and(|k| k != -1),
+        "checkpoint.save_retain_interval",
+        "has no effect without checkpoint.most_recent_k, for then every checkpoint is kept",
+    );
     let is_multiple = checkpoint.save_interval.is_some_and(|interval| interval > 0 && retain.is_multiple_of(interval));
     draft.require(is_multiple, "checkpoint.save_retain_interval", "must be a multiple of checkpoint.save_interval");
 }

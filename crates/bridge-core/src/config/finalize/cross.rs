@@ -1,6 +1,6 @@
 //! Stage 4: rules between sections, and the sample counts that follow from several of them.
 
-use super::super::choice::DataloaderType;
+use super::super::choice::{DataloaderType, RerunMode};
 use super::super::run_config::{FinalTraining, FinalValidation, SampleCounts};
 use super::Draft;
 
@@ -20,6 +20,7 @@ pub(super) fn check(draft: &mut Draft<'_>) {
     );
     profiling_window(draft);
     skip_train_evaluates(draft);
+    evaluation_has_data(draft);
     dependent_settings(draft);
     let context = model.context_parallel_size.max(1);
     draft.require(
@@ -38,6 +39,12 @@ pub(super) fn check(draft: &mut Draft<'_>) {
         has_rate || !is_type_set,
         "rerun_state_machine.error_injection_type",
         "has no effect without rerun_state_machine.error_injection_rate",
+    );
+    let is_validating = draft.recipe.rerun_state_machine.rerun_mode == RerunMode::ValidateResults;
+    draft.require(
+        !has_rate || is_validating,
+        "rerun_state_machine.error_injection_rate",
+        "has no effect without rerun_state_machine.rerun_mode = \"validate_results\"",
     );
     let dataset = draft.recipe.dataset.config.clone();
     draft.require(
@@ -74,6 +81,12 @@ fn dependent_settings(draft: &mut Draft<'_>) {
         ("generate.top_p", prompt),
         ("generate.seed", prompt),
     ];
+    let is_random = recipe.generate.temperature != 0.0;
+    for key in ["generate.top_k", "generate.top_p", "generate.seed"] {
+        let is_changed = draft.recipe_differs(key);
+        let message = "has no effect with generate.temperature = 0, which takes the most likely token";
+        draft.require(is_random || !is_changed, key, message);
+    }
     for (key, (is_on, other)) in settings {
         let is_changed = draft.recipe_differs(key);
         let message = format!("has no effect without {other}");
@@ -101,13 +114,32 @@ fn skip_train_evaluates(draft: &mut Draft<'_>) {
     draft.require(
         !validation.skip_train || evaluates,
         "validation.skip_train",
-        "leaves nothing to do, for validation.eval_iters evaluates nothing",
+        "leaves nothing to do, for neither validation.eval_iters nor validation.full_validation evaluates anything",
     );
     draft.require(
         validation.start_eval_at_iter.is_none() || validation.eval_interval.is_some(),
         "validation.start_eval_at_iter",
         "needs validation.eval_interval",
     );
+}
+
+/// An evaluation that was asked for and has no data is legal, and says so.
+fn evaluation_has_data(draft: &mut Draft<'_>) {
+    let validation = &draft.recipe.validation;
+    let key = if validation.full_validation { "validation.full_validation" } else { "validation.eval_iters" };
+    let is_asked = validation.full_validation || validation.eval_iters.unwrap_or(0) > 0;
+    let dataset = &draft.recipe.dataset;
+    let has_no_data = match (&dataset.blend_per_split, &dataset.split) {
+        (Some(blends), _) => blends.get(1).is_none_or(Option::is_none).then_some("dataset.blend_per_split"),
+        (None, Some(split)) => {
+            let shares = super::dataset::parse_split(split);
+            shares.is_some_and(|shares| shares[1] == 0.0).then_some("dataset.split")
+        }
+        (None, None) => None,
+    };
+    if let Some(source) = has_no_data.filter(|_| is_asked && draft.is_explicit(key)) {
+        draft.warnings.push(format!("{source} leaves nothing to the validation split: {key} will evaluate nothing"));
+    }
 }
 
 /// How many samples each split is asked for.

@@ -1,6 +1,6 @@
 //! The rules of `[dataset]`: where data comes from, blends, splits.
 
-use super::super::choice::SourceFormat;
+use super::super::choice::{SourceFormat, TokenizerType};
 use super::super::error::ErrorKind;
 use super::super::field::OneOrMany;
 use super::super::run_config::FinalDataset;
@@ -16,7 +16,10 @@ pub(super) fn resolve(draft: &mut Draft<'_>) -> FinalDataset {
     let random_seed = *draft.recipe.dataset.random_seed.get_or_insert(seed);
     let blend = blend(draft);
     match kind.as_str() {
-        "mock" => mock_has_no_data(draft),
+        "mock" => {
+            mock_has_no_data(draft);
+            mock_has_no_files(draft);
+        }
         "gpt" | "fim" => data_is_given_once(draft),
         _ => {}
     }
@@ -24,6 +27,8 @@ pub(super) fn resolve(draft: &mut Draft<'_>) -> FinalDataset {
     json_key_goes_with_json(draft);
     fim_settings_go_with_fim(draft, &kind);
     blends_per_split(draft);
+    padding_has_a_token(draft);
+    surplus_has_weights(draft, &kind, blend.as_ref());
     full_validation_has_no_weights(draft, blend.as_ref());
     let split_shares = split(draft, &kind);
     draft.recipe.dataset.extra = draft.extra_with_defaults(&draft.recipe.dataset);
@@ -117,6 +122,39 @@ fn mock_has_no_data(draft: &mut Draft<'_>) {
     for key in given(draft) {
         draft.conflict(key, "makes no sense with dataset.kind = \"mock\"");
     }
+}
+
+/// Mock data is made up in memory.
+fn mock_has_no_files(draft: &mut Draft<'_>) {
+    for field in ["mmap_bin_files", "num_dataset_builder_threads"] {
+        let key = format!("dataset.{field}");
+        let is_changed = draft.recipe_differs(&key);
+        draft.require(!is_changed, &key, "has no effect with dataset.kind = \"mock\"");
+    }
+}
+
+/// The padding token is the tokenizer's, and not every tokenizer has one.
+fn padding_has_a_token(draft: &mut Draft<'_>) {
+    let kind = draft.recipe.tokenizer.tokenizer_type;
+    let can_pad = !matches!(kind, None | Some(TokenizerType::Null));
+    let message = "has no effect without a padding token: tokenizer.tokenizer_type = \"HuggingFaceTokenizer\" or \
+                   \"ByteLevelBPE\"";
+    let key = "dataset.allow_ambiguous_pad_tokens";
+    draft.require(!draft.recipe.dataset.allow_ambiguous_pad_tokens || can_pad, key, message);
+}
+
+/// Only a member that is asked for its share of the samples can be asked for more than that.
+fn surplus_has_weights(draft: &mut Draft<'_>, kind: &str, blend: Option<&Blend>) {
+    let key = "dataset.mid_level_dataset_surplus";
+    if !matches!(kind, "gpt" | "fim" | "mock") {
+        return;
+    }
+    let per_split = draft.recipe.dataset.blend_per_split.clone().unwrap_or_default();
+    let is_weighted = per_split.iter().flatten().chain(blend).any(|blend| blend.weights.is_some());
+    let is_changed = draft.recipe_differs(key);
+    let message = "has no effect without weights in dataset.data_path, dataset.blend or dataset.blend_per_split, which \
+                   dataset.kind = \"mock\" and dataset.source lack";
+    draft.require(is_weighted || !is_changed, key, message);
 }
 
 fn data_is_given_once(draft: &mut Draft<'_>) {
@@ -259,7 +297,7 @@ fn split(draft: &mut Draft<'_>, kind: &str) -> Option<[f64; 3]> {
 }
 
 /// Shares from text such as `969,30,1`, padded with 0 to three and divided by their sum.
-fn parse_split(text: &str) -> Option<[f64; 3]> {
+pub(super) fn parse_split(text: &str) -> Option<[f64; 3]> {
     let mut shares = [0.0; 3];
     let parts: Vec<&str> = text.split([',', ' ', ':', '/']).map(str::trim).filter(|part| !part.is_empty()).collect();
     if parts.len() > 3 {

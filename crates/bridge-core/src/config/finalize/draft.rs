@@ -133,6 +133,6 @@ impl<'r> Draft<'r> {
         });
         errors.collect::<ConfigErrors>().into_result(())?;
         let resolved = resolve(&self.recipe);
-        Ok(RunConfig::new(resolved, self.recipe, self.warnings))
+        Ok(RunConfig::new(resolved, self.recipe, self.warnings, self.raw.origins().clone()))
     }
 }

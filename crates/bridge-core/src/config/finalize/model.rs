@@ -36,6 +36,7 @@ pub(super) fn resolve(draft: &mut Draft<'_>) -> FinalTransformer {
     let moe_layers = super::moe::resolve(draft);
     let recompute_modules = recompute(draft);
     tensors_are_bounded(draft);
+    vocabulary_is_padded(draft);
     draft.recipe.model.extra = draft.extra_with_defaults(&draft.recipe.model);
     let config = draft.recipe.model.config.clone();
     let kv_channels = config.kv_channels.unwrap_or_default();
@@ -139,7 +140,10 @@ fn rotary_dim(draft: &mut Draft<'_>) -> usize {
     draft.require(
         head == 0 || (rotary_dim >= 2 && rotary_dim.is_multiple_of(2)),
         key,
-        format!("rotates {rotary_dim} of {head} dimensions; that must be an even number above 0"),
+        format!(
+            "model.rotary_percent of model.kv_channels = {head} are {rotary_dim} dimensions to rotate; that must be an \
+             even number above 0"
+        ),
     );
     rotary_dim
 }
@@ -153,7 +157,8 @@ fn rope_scaling_is_used(draft: &mut Draft<'_>) {
         ("model.no_rope_freq", model.no_rope_freq.is_some()),
         ("model.seq_len_interpolation_factor", model.seq_len_interpolation_factor.is_some()),
     ];
-    for (key, is_set) in needs_rope {
+    let shape = ["model.rotary_base", "model.rotary_percent"].map(|key| (key, draft.recipe_differs(key)));
+    for (key, is_set) in needs_rope.into_iter().chain(shape) {
         draft.require(!is_set || is_rope, key, "needs model.position_embedding_type = \"rope\"");
     }
     draft.require(
@@ -186,7 +191,7 @@ fn activation_fits(draft: &mut Draft<'_>) {
     draft.require(
         !model.bias_activation_fusion || is_fusable,
         "model.bias_activation_fusion",
-        "works for gelu, silu and quick_gelu only",
+        "works with model.activation_func gelu, silu and quick_gelu only",
     );
 }
 
@@ -200,7 +205,11 @@ fn per_layer(draft: &mut Draft<'_>, key: &str, freq: &OneOrMany<usize>, nth: boo
         }
         OneOrMany::One(n) => (1..=num_layers).map(|layer| layer.is_multiple_of(*n) == nth).collect(),
         OneOrMany::Many(flags) => {
-            draft.require(flags.len() == num_layers, key, format!("must have one entry per layer, {num_layers}"));
+            draft.require(
+                flags.len() == num_layers,
+                key,
+                format!("must have one entry per layer: model.num_layers = {num_layers}"),
+            );
             draft.require(flags.iter().all(|flag| *flag <= 1), key, "is a list of 0 and 1");
             flags.iter().map(|flag| *flag == 1).collect()
         }
@@ -295,6 +304,15 @@ fn recompute_module(draft: &mut Draft<'_>, module: &str) {
     }
 }
 
+/// A vocabulary that was given is padded only when that is asked for.
+fn vocabulary_is_padded(draft: &mut Draft<'_>) {
+    let key = "model.make_vocab_size_divisible_by";
+    let is_padded = draft.recipe.model.vocab_size.is_none() || draft.recipe.model.should_pad_vocab;
+    let is_changed = draft.recipe_differs(key);
+    let message = "has no effect with model.vocab_size, unless model.should_pad_vocab = true";
+    draft.require(is_padded || !is_changed, key, message);
+}
+
 /// Sizes that are fine each alone can multiply to what no machine holds and no index counts.
 fn tensors_are_bounded(draft: &mut Draft<'_>) {
     let model = draft.recipe.model.config.clone();
@@ -302,13 +320,17 @@ fn tensors_are_bounded(draft: &mut Draft<'_>) {
     let heads = model.num_attention_heads as f64 * model.kv_channels.unwrap_or(1) as f64;
     let micro_batch = draft.recipe.train.micro_batch_size.unwrap_or(1) as f64;
     let products = [
-        ("model.ffn_hidden_size", "hidden_size x ffn_hidden_size", hidden * model.ffn_hidden_size.unwrap_or(1) as f64),
-        ("model.vocab_size", "hidden_size x vocab_size", hidden * model.vocab_size.unwrap_or(1) as f64),
-        ("model.kv_channels", "hidden_size x num_attention_heads x kv_channels", hidden * heads),
-        ("model.hidden_size", "hidden_size x hidden_size", hidden * hidden),
+        (
+            "model.ffn_hidden_size",
+            "model.hidden_size x model.ffn_hidden_size",
+            hidden * model.ffn_hidden_size.unwrap_or(1) as f64,
+        ),
+        ("model.vocab_size", "model.hidden_size x model.vocab_size", hidden * model.vocab_size.unwrap_or(1) as f64),
+        ("model.kv_channels", "model.hidden_size x model.num_attention_heads x model.kv_channels", hidden * heads),
+        ("model.hidden_size", "model.hidden_size x model.hidden_size", hidden * hidden),
         (
             "model.seq_length",
-            "micro_batch_size x seq_length x hidden_size",
+            "train.micro_batch_size x model.seq_length x model.hidden_size",
             micro_batch * model.seq_length as f64 * hidden,
         ),
     ];

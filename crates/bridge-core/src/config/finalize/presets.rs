@@ -235,7 +235,7 @@ fn follow_model(draft: &mut Draft<'_>) {
     let mode = match dtype {
         DType::Float16 => "model.fp16 = true",
         DType::BFloat16 => "model.bf16 = true",
-        _ => "a model in 32 bits",
+        _ => "a model without model.fp16 and model.bf16",
     };
     let mut preset = Preset::new(draft, mode.into());
     preset.state(|r| &mut r.model.params_dtype, dtype, "model.params_dtype");

@@ -8,6 +8,7 @@ use super::Draft;
 pub(super) fn resolve(draft: &mut Draft<'_>, train: &FinalTraining) -> FinalScheduler {
     units_do_not_mix(draft);
     warmup_is_given_once(draft);
+    warmup_has_a_length(draft);
     wsd_has_its_length(draft);
     rates_are_ordered(draft);
     draft.require(
@@ -35,8 +36,11 @@ fn units_do_not_mix(draft: &mut Draft<'_>) {
         ("scheduler.lr_wsd_decay_samples", scheduler.lr_wsd_decay_samples.is_some()),
     ];
     let is_sample_based = draft.recipe.train.train_samples.is_some();
-    let (wrong, length) =
-        if is_sample_based { (by_iters, "train.train_samples") } else { (by_samples, "train.train_iters") };
+    let (wrong, length) = if is_sample_based {
+        (by_iters, "train.train_samples, not train.train_iters")
+    } else {
+        (by_samples, "train.train_iters, not train.train_samples")
+    };
     for (key, is_given) in wrong {
         let message = format!("counts in another unit than the training, which has {length}");
         draft.require(!is_given, key, message);
@@ -50,6 +54,19 @@ fn warmup_is_given_once(draft: &mut Draft<'_>) {
         scheduler.lr_warmup_fraction.is_none() || !has_length,
         "scheduler.lr_warmup_fraction",
         "excludes scheduler.lr_warmup_iters and scheduler.lr_warmup_samples",
+    );
+}
+
+fn warmup_has_a_length(draft: &mut Draft<'_>) {
+    let scheduler = draft.recipe.scheduler.clone();
+    let has_length = scheduler.lr_warmup_iters != 0
+        || scheduler.lr_warmup_samples != 0
+        || scheduler.lr_warmup_fraction.is_some_and(|fraction| fraction != 0.0);
+    draft.require(
+        scheduler.lr_warmup_init == 0.0 || has_length,
+        "scheduler.lr_warmup_init",
+        "has no effect without a warm-up: scheduler.lr_warmup_iters, scheduler.lr_warmup_samples or \
+         scheduler.lr_warmup_fraction",
     );
 }
 
@@ -99,10 +116,16 @@ fn weight_decay(draft: &mut Draft<'_>) -> (f64, f64) {
         draft.require(
             start == end || start.is_nan() || end.is_nan(),
             key,
-            format!("weight decay goes from {start} to {end}, but scheduler.weight_decay_incr_style is constant"),
+            format!(
+                "scheduler.start_weight_decay = {start} and scheduler.end_weight_decay = {end} differ, but \
+                 scheduler.weight_decay_incr_style is constant"
+            ),
         );
     } else {
-        draft.forbid(end < start, key, format!("weight decay would fall from {start} to {end}"));
+        draft.forbid(end < start, key, format!(
+            "weight decay would fall from scheduler.start_weight_decay = {start} to scheduler.end_weight_decay = {end}, \
+             which scheduler.weight_decay_incr_style cannot do"
+        ));
     }
     (start, end)
 }
@@ -132,7 +155,9 @@ fn steps(draft: &mut Draft<'_>, train: &FinalTraining) -> SchedulerSteps {
         draft.require(
             wsd <= lr_decay_steps,
             &format!("scheduler.lr_wsd_decay_{unit}"),
-            "is longer than the whole schedule",
+            format!(
+                "is longer than the schedule, whose length is scheduler.lr_decay_{unit} or else train.train_{unit}"
+            ),
         );
     }
     let mut lr_warmup_steps = match scheduler.lr_warmup_fraction {

@@ -43,7 +43,7 @@ fn none(draft: &mut Draft<'_>) {
         draft.missing("tokenizer.tokenizer_type", message);
     }
     if draft.recipe.model.vocab_size.is_none() {
-        draft.missing("model.vocab_size", "must be given without a tokenizer");
+        draft.missing("model.vocab_size", "must be given without tokenizer.tokenizer_type");
     }
 }
 
@@ -107,19 +107,20 @@ fn unused_settings(draft: &mut Draft<'_>) {
     draft.require(
         draft.recipe.tokenizer.special_tokens.is_none() || reads_special_tokens,
         "tokenizer.special_tokens",
-        "goes with HuggingFaceTokenizer and ByteLevelBPE only",
+        "goes with tokenizer.tokenizer_type = \"HuggingFaceTokenizer\" or \"ByteLevelBPE\" only",
     );
 }
 
 fn vocabulary_fits(draft: &mut Draft<'_>) {
     let config = draft.recipe.tokenizer.clone();
     // The null tokenizer adds its end-of-document token.
-    let tokenizer_size = match config.tokenizer_type {
-        Some(TokenizerType::Null) => config.vocab_size.map(|size| size.saturating_add(1)),
-        Some(TokenizerType::ByteLevelBpe) => config.bpe_vocab_size,
-        _ => None,
+    let (key, tokenizer_size) = match config.tokenizer_type {
+        Some(TokenizerType::Null) => ("tokenizer.vocab_size", config.vocab_size.map(|size| size.saturating_add(1))),
+        Some(TokenizerType::ByteLevelBpe) => ("tokenizer.bpe_vocab_size", config.bpe_vocab_size),
+        _ => return,
     };
     if let (Some(model_size), Some(size)) = (draft.recipe.model.vocab_size, tokenizer_size) {
-        draft.require(model_size >= size, "model.vocab_size", format!("is below the tokenizer's vocabulary of {size}"));
+        let message = format!("is below the tokenizer's vocabulary of {size}, which follows from {key}");
+        draft.require(model_size >= size, "model.vocab_size", message);
     }
 }

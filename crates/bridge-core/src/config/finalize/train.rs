@@ -6,10 +6,8 @@ use super::super::error::{ConfigError, ErrorKind};
 use super::super::run_config::{FinalLogger, FinalTraining, FinalValidation, ParallelSizes};
 use super::Draft;
 
-/// Names of Burn's devices that a recipe may ask for; whether one was compiled in is the runner's
-/// to say.
-const DEVICES: [&str; 11] =
-    ["flex", "cuda", "rocm", "wgpu", "vulkan", "metal", "webgpu", "cpu", "ndarray", "candle", "tch"];
+/// Devices that a recipe may ask for; whether one was compiled in is the runner's to say. `cpu` is `flex`.
+const DEVICES: [&str; 5] = ["flex", "cpu", "cuda", "wgpu", "vulkan"];
 
 /// The name of the run, filled in.
 pub(super) fn name(draft: &mut Draft<'_>) -> String {
@@ -61,6 +59,11 @@ pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &ParallelSizes) -> FinalT
     let global_batch_size = train.global_batch_size.unwrap_or(unit).max(1);
     batch_divides(draft, global_batch_size, unit);
     let rampup_batch_size = rampup(draft, global_batch_size, unit);
+    draft.require(
+        train.iterations_to_skip.iter().all(|iteration| *iteration <= train_iters),
+        "train.iterations_to_skip",
+        format!("names an iteration that there is not: the last one is {train_iters} (train.train_iters, train.train_samples)"),
+    );
     FinalTraining {
         micro_batch_size,
         global_batch_size,
@@ -101,7 +104,10 @@ fn batch_divides(draft: &mut Draft<'_>, global_batch_size: usize, unit: usize) {
     draft.require(
         global_batch_size.is_multiple_of(unit) || can_round,
         "train.global_batch_size",
-        format!("must be a multiple of train.micro_batch_size x data-parallel size = {unit}"),
+        format!(
+            "must be a multiple of train.micro_batch_size x data-parallel size = {unit}, or be rounded down to one by \
+             train.decrease_batch_size_if_needed"
+        ),
     );
 }
 
@@ -131,7 +137,10 @@ fn rampup(draft: &mut Draft<'_>, global: usize, unit: usize) -> Option<[usize; 3
     draft.require(
         divides || can_round,
         key,
-        format!("start and increment must be multiples of train.micro_batch_size x data-parallel size = {unit}"),
+        format!(
+            "start and increment must be multiples of train.micro_batch_size x data-parallel size = {unit}, or be \
+             rounded down to them by train.decrease_batch_size_if_needed"
+        ),
     );
     Some([start, increment, samples])
 }
@@ -163,7 +172,8 @@ pub(super) fn resolve_validation(
         !own_batch || global.is_multiple_of(unit),
         key,
         format!(
-            "evaluation takes {global} sequences in multiples of eval_micro_batch_size x data-parallel size = {unit}"
+            "validation.eval_global_batch_size = {global} must be a multiple of validation.eval_micro_batch_size x \
+             data-parallel size = {unit}"
         ),
     );
     FinalValidation {

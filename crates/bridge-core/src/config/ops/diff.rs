@@ -8,15 +8,15 @@ use super::super::node::{Data, Node};
 use super::super::section::Section;
 use super::super::sections::RecipeConfig;
 
-/// A setting with two values, written as in TOML; `None` where one side has no such setting.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+/// A setting with two values; `None` where one side has no such setting.
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Difference {
     /// Dotted path.
     pub key: String,
     /// The first recipe's value.
-    pub left: Option<String>,
+    pub left: Option<Node>,
     /// The second recipe's value.
-    pub right: Option<String>,
+    pub right: Option<Node>,
 }
 
 /// The settings in which two recipes differ, in the order of the sections.
@@ -42,11 +42,7 @@ fn compare(left: Option<&Node>, right: Option<&Node>, path: &str, found: &mut Ve
         && (tables[1].is_some() || is_absent(right))
         && tables.iter().flatten().any(|entries| !entries.is_empty());
     if !both_tables {
-        found.push(Difference {
-            key: path.to_owned(),
-            left: left.map(Node::to_inline),
-            right: right.map(Node::to_inline),
-        });
+        found.push(Difference { key: path.to_owned(), left: left.cloned(), right: right.cloned() });
         return;
     }
     let mut seen = BTreeSet::new();

@@ -10,6 +10,7 @@ mod reading;
 mod refused;
 mod round_trip;
 mod rules;
+mod together;
 mod values;
 
 use super::{ConfigErrors, Format, Kinds, RawConfig, RunConfig, World, load_text};

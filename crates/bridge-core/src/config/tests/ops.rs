@@ -1,6 +1,6 @@
 //! Show, compare, describe, summarise.
 
-use super::super::{Detail, Format, Kinds, RecipeConfig, diff, diff_from_defaults, json_schema};
+use super::super::{Data, Detail, Format, Kinds, Node, RecipeConfig, diff, diff_from_defaults, json_schema};
 use super::{tiny, tiny_raw};
 
 #[test]
@@ -22,13 +22,17 @@ fn diff_lists_keys_with_both_values() {
     let right = tiny(&["optimizer.lr=0.5", "mixed_precision=bf16_mixed", "ft={}"]).expect("accepted");
     let differences = diff(left.recipe(), right.recipe());
     let find = |key: &str| differences.iter().find(|d| d.key == key).expect("listed");
-    assert_eq!(find("optimizer.lr").left.as_deref(), Some("0.001"));
-    assert_eq!(find("optimizer.lr").right.as_deref(), Some("0.5"));
-    assert_eq!(find("mixed_precision").left.as_deref(), Some("null"));
+    assert_eq!(find("optimizer.lr").left, Some(Data::Float(0.001).into()));
+    assert_eq!(find("optimizer.lr").right, Some(Data::Float(0.5).into()));
+    assert_eq!(find("mixed_precision").left, Some(Data::Null.into()));
     assert_eq!(find("ft.simulated_fault_type").left, None);
     assert!(diff(left.recipe(), left.recipe()).is_empty());
+    let json = serde_json::to_value(find("optimizer.lr")).expect("serialises");
+    assert_eq!(json, serde_json::json!({"key": "optimizer.lr", "left": 0.001, "right": 0.5}));
+    let json = serde_json::to_value(find("mixed_precision")).expect("serialises");
+    assert_eq!(json, serde_json::json!({"key": "mixed_precision", "left": null, "right": "bf16_mixed"}));
     let from_defaults = diff_from_defaults(tiny_raw().recipe());
-    assert!(from_defaults.iter().any(|d| d.key == "dataset.kind" && d.left.as_deref() == Some("\"gpt\"")));
+    assert!(from_defaults.iter().any(|d| d.key == "dataset.kind" && d.left == Some(Node::string("gpt"))));
 }
 
 #[test]

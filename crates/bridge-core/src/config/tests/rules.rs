@@ -192,6 +192,21 @@ fn splits_become_shares() {
 }
 
 #[test]
+fn an_evaluation_without_data_is_warned_of() {
+    let data = ["dataset.kind=gpt", "dataset.data_path=a"];
+    let warnings = |more: &[&str]| tiny(&[&data, more].concat()).expect("accepted").warnings().to_vec();
+    let found = warnings(&["dataset.split=100,0,0"]);
+    assert_eq!(
+        found,
+        ["dataset.split leaves nothing to the validation split: validation.eval_iters will evaluate nothing"]
+    );
+    assert!(warnings(&["dataset.split=99,1,0"]).is_empty());
+    assert!(warnings(&["dataset.split=100,0,0", "validation.eval_iters=null"]).is_empty());
+    let blends = ["dataset.kind=gpt", "dataset.blend_per_split=[[['a']], 'null', 'null']"];
+    assert_eq!(tiny(&blends).expect("accepted").warnings().len(), 1);
+}
+
+#[test]
 fn a_trained_tokenizer_is_as_large_as_the_model_allows() {
     let run = run_toml(TEXT, &[]).expect("accepted");
     assert_eq!(run.tokenizer.bpe_vocab_size, Some(1024));
@@ -218,7 +233,6 @@ fn what_is_implemented_is_accepted() {
         vec!["dataset.dataloader_type=cyclic", "dataset.num_workers=0", "dataset.data_sharding=false"],
         vec![
             "dataset.drop_last=false",
-            "dataset.allow_ambiguous_pad_tokens=true",
             "dataset.add_extra_token_to_sequence=false",
             "validation.full_validation=true",
             "validation.eval_iters=0",
@@ -229,7 +243,29 @@ fn what_is_implemented_is_accepted() {
             "tokenizer.tokenizer_model=x",
             "tokenizer.vocab_size=null",
             "tokenizer.special_tokens=['<|prefix|>', '<|suffix|>']",
+            "dataset.allow_ambiguous_pad_tokens=true",
         ],
+        vec![
+            "dataset.kind=gpt",
+            "dataset.data_path=0.5 a 0.5 b",
+            "dataset.split=9,1",
+            "dataset.mid_level_dataset_surplus=0.1",
+            "dataset.mmap_bin_files=false",
+            "dataset.num_dataset_builder_threads=2",
+        ],
+        vec!["model.should_pad_vocab=true", "model.make_vocab_size_divisible_by=64"],
+        vec!["model.vocab_size=null", "model.make_vocab_size_divisible_by=64"],
+        vec!["model.make_vocab_size_divisible_by=128"],
+        vec![
+            "checkpoint.save=x",
+            "checkpoint.on_damaged=error",
+            "checkpoint.load_optim=false",
+            "checkpoint.load_rng=false",
+        ],
+        vec!["checkpoint.pretrained_checkpoint=x", "checkpoint.on_damaged=error"],
+        vec!["checkpoint.load=x", "scheduler.override_opt_param_scheduler=true", "checkpoint.finetune=true"],
+        vec!["checkpoint.save=x", "scheduler.use_checkpoint_opt_param_scheduler=true"],
+        vec!["train.iterations_to_skip=[20]", "scheduler.lr_warmup_init=1e-5"],
         vec![
             "ddp.overlap_grad_reduce=true",
             "ddp.bucket_size=1000",

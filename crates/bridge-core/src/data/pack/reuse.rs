@@ -2,6 +2,7 @@
 //! business.
 
 use std::fs::{File, OpenOptions, TryLockError};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
@@ -12,8 +13,10 @@ use crate::data::DataError;
 use crate::data::atomic;
 use crate::data::indexed::with_suffix;
 
-/// Held while an output is written. The file stays behind; only the lock on it counts.
+/// Held while an output is written. The file goes with the lock, so that no attempt leaves it behind.
 pub(crate) struct OutputLock {
+    path: PathBuf,
+    /// Locked until it is closed.
     _file: File,
 }
 
@@ -24,17 +27,41 @@ impl OutputLock {
         if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
             std::fs::create_dir_all(folder).map_err(DataError::io("create the folder", folder))?;
         }
-        let file = OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(&path)
-            .map_err(DataError::io("open the lock file", &path))?;
-        match file.try_lock() {
-            Ok(()) => Ok(Self { _file: file }),
-            Err(TryLockError::WouldBlock) => Err(DataError::Locked { path }),
-            Err(TryLockError::Error(error)) => Err(DataError::io("lock", &path)(error)),
+        loop {
+            let file = OpenOptions::new()
+                .create(true)
+                .truncate(false)
+                .write(true)
+                .open(&path)
+                .map_err(DataError::io("open the lock file", &path))?;
+            match file.try_lock() {
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => return Err(DataError::Locked { path }),
+                Err(TryLockError::Error(error)) => return Err(DataError::io("lock", &path)(error)),
+            }
+            // Between opening and locking, its holder may have deleted the file: then this is a lock on nothing, and
+            // another process may hold the one that counts.
+            if is_named(&file, &path).map_err(DataError::io("look at the lock file", &path))? {
+                return Ok(Self { path, _file: file });
+            }
         }
+    }
+}
+
+impl Drop for OutputLock {
+    fn drop(&mut self) {
+        // While it is held nobody else deletes or replaces it. One that cannot be deleted does no harm.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// Whether an open file is the one of this name.
+fn is_named(file: &File, path: &Path) -> std::io::Result<bool> {
+    let open = file.metadata()?;
+    match std::fs::metadata(path) {
+        Ok(named) => Ok((open.dev(), open.ino()) == (named.dev(), named.ino())),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
 use crate::data::Silent;
-use crate::data::indexed::{BinAccess, IndexedDataset};
+use crate::data::indexed::{BinAccess, IndexedDataset, with_suffix};
 use crate::data::source::SourceParams;
 use crate::tokenizer::{BpeTrainParams, HuggingFaceTokenizer, NullTokenizer};
 
@@ -139,15 +139,41 @@ fn an_interrupted_run_leaves_nothing_and_can_be_repeated() {
     let progress = StopAfter { updates: AtomicUsize::new(0), limit: 1 };
     let stopped = PackParams { progress: &progress, ..pack_params(&source, &tokenizer, &output) };
     assert!(matches!(pack(&stopped), Err(DataError::Interrupted)));
-    let names: Vec<_> = std::fs::read_dir(folder.path().join("out"))
-        .expect("folder")
-        .map(|entry| entry.expect("entry").file_name().to_string_lossy().into_owned())
-        .collect();
-    assert_eq!(names, ["packed.lock"]);
+    let left = || std::fs::read_dir(folder.path().join("out")).expect("folder").count();
+    assert_eq!(left(), 0, "nothing is left behind");
     let progress = StopAfter { updates: AtomicUsize::new(0), limit: usize::MAX };
     let whole = PackParams { progress: &progress, ..pack_params(&source, &tokenizer, &output) };
     assert_eq!(pack(&whole).expect("packed").documents, 400);
     assert!(progress.updates.load(Ordering::Relaxed) >= 2);
+    assert_eq!(left(), 3, "tokens, index, and what they were made from");
+}
+
+#[test]
+fn a_lock_that_comes_and_goes_has_one_holder_at_a_time() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let output = folder.path().join("packed");
+    let (holders, held) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..500 {
+                    match OutputLock::acquire(&output) {
+                        Ok(lock) => {
+                            assert_eq!(holders.fetch_add(1, Ordering::SeqCst), 0, "two hold the lock");
+                            held.fetch_add(1, Ordering::SeqCst);
+                            std::thread::yield_now();
+                            holders.fetch_sub(1, Ordering::SeqCst);
+                            drop(lock);
+                        }
+                        Err(DataError::Locked { .. }) => {}
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+            });
+        }
+    });
+    assert!(held.into_inner() > 500, "it was taken again and again");
+    assert!(!with_suffix(&output, ".lock").exists());
 }
 
 #[test]

@@ -244,9 +244,10 @@ fn find_files(params: &SourceParams) -> Result<Vec<SourceFile>, DataError> {
         .exclude
         .iter()
         .map(|pattern| {
-            let expanded = expand(pattern)?;
-            glob::Pattern::new(&expanded)
-                .map_err(|error| DataError::Source(format!("exclude pattern {pattern:?}: {error}")))
+            let wrong =
+                |reason: String| DataError::Exclude(format!("pattern {pattern:?} of files to leave out: {reason}"));
+            let expanded = expand(pattern).map_err(|error| wrong(error.to_string()))?;
+            glob::Pattern::new(&expanded).map_err(|error| wrong(error.to_string()))
         })
         .collect::<Result<Vec<_>, _>>()?;
     let excluded = |path: &Path| exclude.iter().any(|pattern| pattern.matches_path(path));
@@ -266,7 +267,7 @@ fn find_files(params: &SourceParams) -> Result<Vec<SourceFile>, DataError> {
         }
     }
     if files.is_empty() {
-        return Err(DataError::Source(format!(
+        return Err(DataError::Exclude(format!(
             "the exclude patterns {:?} leave no file of {:?}",
             params.exclude, params.inputs
         )));

@@ -41,6 +41,42 @@ fn an_export_has_the_bytes_of_the_import() {
 }
 
 #[test]
+fn weights_may_be_read_by_whoever_may_read_the_settings() {
+    use std::os::unix::fs::PermissionsExt;
+    let model = HfModel::open(&golden(GOLDEN[0])).unwrap();
+    for max_shard_bytes in [usize::MAX, 4096] {
+        let folder = export_to_temporary(&model, &ExportOptions { max_shard_bytes, ..ExportOptions::default() });
+        let probe = folder.path().join("probe");
+        std::fs::write(&probe, "made as files usually are").unwrap();
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode();
+        let usual = mode(&probe);
+        for entry in std::fs::read_dir(folder.path()).unwrap() {
+            let path = entry.unwrap().path();
+            assert_eq!(mode(&path), usual, "{}", path.display());
+        }
+    }
+}
+
+#[test]
+fn a_tensor_that_a_file_lacks_is_named_with_the_file() {
+    let path = golden(GOLDEN[0]).join("model.safetensors");
+    let file = HfCheckpoint::open_file(&path).unwrap();
+    let error = file.read_doubles("train_losses").unwrap_err().to_string();
+    assert_eq!(error, format!("{}: there is no tensor `train_losses`", path.display()));
+
+    let model = HfModel::open(&golden(GOLDEN[0])).unwrap();
+    let folder = export_to_temporary(&model, &ExportOptions { max_shard_bytes: 4096, ..ExportOptions::default() });
+    let index = folder.path().join("model.safetensors.index.json");
+    let mut text: Value = serde_json::from_str(&std::fs::read_to_string(&index).unwrap()).unwrap();
+    let file = text["weight_map"].as_object().unwrap().values().next().unwrap().clone();
+    text["weight_map"]["a.tensor"] = file.clone();
+    std::fs::write(&index, text.to_string()).unwrap();
+    let error = HfModel::open(folder.path()).unwrap_err().to_string();
+    let shard = folder.path().join(file.as_str().unwrap());
+    assert_eq!(error, format!("{}: there is no tensor `a.tensor`", shard.display()));
+}
+
+#[test]
 fn exported_settings_are_those_of_transformers() {
     for name in GOLDEN {
         let model = HfModel::open(&golden(name)).unwrap();

@@ -1,0 +1,121 @@
+//! Settings that were given but could not be read, and which later problems would only be their echo.
+//!
+//! Whatever a recipe says about such a setting, `finalize` sees its default. A rule that reads it, or a
+//! setting filled in from it, then judges a value that nobody chose. Rules name every setting they read,
+//! as its key or in their messages, so an echo can be told from a problem of its own.
+
+use std::collections::BTreeSet;
+
+use super::error::{ConfigError, ErrorKind};
+use super::raw::RawConfig;
+use super::section::Section;
+use super::sections::RecipeConfig;
+
+/// What messages call the ranks that remain for data parallelism.
+const DATA_PARALLEL_SIZE: &str = "data-parallel size";
+
+/// Settings, and what `finalize` fills in from them where it was left open.
+const FILLS_IN: &[(&str, &[&str])] = &[
+    ("model.hidden_size", &["model.ffn_hidden_size", "model.kv_channels"]),
+    ("model.num_attention_heads", &["model.kv_channels", "model.num_query_groups"]),
+    ("model.vocab_size", &["tokenizer.bpe_vocab_size"]),
+    ("model.seq_length", &["dataset.seq_length"]),
+    ("model.init_method_std", &["model.embedding_init_method_std"]),
+    ("model.tensor_model_parallel_size", &["model.expert_tensor_parallel_size", DATA_PARALLEL_SIZE]),
+    ("model.pipeline_model_parallel_size", &[DATA_PARALLEL_SIZE]),
+    ("model.context_parallel_size", &[DATA_PARALLEL_SIZE]),
+    ("model.fp16", &["model.params_dtype", "optimizer.fp16", "optimizer.params_dtype"]),
+    ("model.bf16", &["model.params_dtype", "optimizer.bf16", "optimizer.params_dtype"]),
+    (
+        "mixed_precision",
+        &[
+            "model.fp16",
+            "model.bf16",
+            "model.pipeline_dtype",
+            "model.autocast_dtype",
+            "model.enable_autocast",
+            "ddp.grad_reduce_in_fp32",
+            "optimizer.loss_scale",
+            "optimizer.initial_loss_scale",
+            "optimizer.min_loss_scale",
+            "optimizer.loss_scale_window",
+            "optimizer.hysteresis",
+        ],
+    ),
+    ("train.micro_batch_size", &["validation.eval_micro_batch_size"]),
+    ("train.global_batch_size", &["validation.eval_global_batch_size"]),
+    ("train.eval_iters", &["validation.eval_iters"]),
+    ("train.eval_interval", &["validation.eval_interval"]),
+    ("train.skip_train", &["validation.skip_train"]),
+    ("optimizer.weight_decay", &["scheduler.start_weight_decay", "scheduler.end_weight_decay"]),
+    ("checkpoint.save", &["checkpoint.load"]),
+    ("rng.seed", &["dataset.random_seed"]),
+];
+
+/// The settings, tables and derived figures whose values are unknown.
+pub(super) struct Unread {
+    keys: BTreeSet<String>,
+}
+
+impl Unread {
+    /// What the problems of reading `raw` leave unknown.
+    pub(super) fn new<'e>(errors: impl IntoIterator<Item = &'e ConfigError>, raw: &RawConfig) -> Self {
+        let root = RecipeConfig::with_every_section().to_node();
+        let mut keys = BTreeSet::new();
+        for error in errors {
+            // A misspelt name is no setting, and leaves open the one that was meant.
+            if error.kind == ErrorKind::UnknownKey {
+                keys.extend(error.meant.iter().cloned());
+                continue;
+            }
+            // Inside a list the item is named; what is unknown is the setting.
+            let mut key = error.key.as_str();
+            while root.get_path(key).is_none() && key.matches('.').count() > 1 {
+                key = key.rsplit_once('.').map_or(key, |(setting, _)| setting);
+            }
+            keys.insert(key.to_owned());
+        }
+        keys.remove("");
+        let mut unread = Self { keys };
+        unread.follow(raw);
+        unread
+    }
+
+    /// Adds what would have been filled in, step by step until nothing is added.
+    fn follow(&mut self, raw: &RawConfig) {
+        loop {
+            let filled = FILLS_IN.iter().filter(|(source, _)| self.is_unknown(source));
+            let open = filled.flat_map(|(_, filled)| *filled).filter(|key| !raw.is_explicit(key));
+            let added: Vec<String> =
+                open.filter(|key| !self.keys.contains(**key)).map(|key| (*key).to_owned()).collect();
+            if added.is_empty() {
+                return;
+            }
+            self.keys.extend(added);
+        }
+    }
+
+    /// Whether the value of `key` is unknown: itself, the table it is in, or something in it.
+    fn is_unknown(&self, key: &str) -> bool {
+        self.keys.iter().any(|unread| is_inside(key, unread) || is_inside(unread, key))
+    }
+
+    /// Whether a problem is one of an unknown value, or of a rule that read one.
+    pub(super) fn concerns(&self, error: &ConfigError) -> bool {
+        self.is_unknown(&error.key)
+            || keys_in(&error.message).any(|key| self.is_unknown(key))
+            || (self.keys.contains(DATA_PARALLEL_SIZE) && error.message.contains(DATA_PARALLEL_SIZE))
+    }
+}
+
+/// Whether `key` is `table` or below it.
+fn is_inside(key: &str, table: &str) -> bool {
+    key.strip_prefix(table).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
+/// The words of a message that can be keys: dotted, or the name of a setting outside all sections.
+fn keys_in(message: &str) -> impl Iterator<Item = &str> {
+    let is_of_key = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '.';
+    let words = message.split(move |c| !is_of_key(c)).map(|word| word.trim_matches('.'));
+    words.filter(|word| word.contains('.') || *word == "mixed_precision")
+}
