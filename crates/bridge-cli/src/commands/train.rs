@@ -85,8 +85,7 @@ pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
         return mpi::as_rank(ranks, Duration::from_secs(60 * minutes), |world| arguments.run_rank(world));
     }
     let config = arguments.load(ranks.unwrap_or(1))?;
-    let mut reports = run_on_threads(&config, rank_timeout(&config), |groups| arguments.train(config.clone(), groups))?;
-    arguments.after(&reports.swap_remove(0))
+    arguments.after(&arguments.train_on_threads(&config)?)
 }
 
 /// For ranks whose recipe cannot even be read, so that they can tell the others.
