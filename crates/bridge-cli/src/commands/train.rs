@@ -175,6 +175,10 @@ impl Arguments {
         if report.reason == ExitReason::Completed
             && let Some(prompt) = &generate.prompt
         {
+            if is_spread(&report.run.config) {
+                line("no sample: the model is spread over ranks; `bridge generate` takes its checkpoint");
+                return Ok(exit_code(report));
+            }
             let device = select_device(&report.run.config.device).map_err(Failure::input)?;
             let sampling = if generate.temperature == 0.0 {
                 Sampling::Greedy
@@ -191,6 +195,12 @@ impl Arguments {
         }
         Ok(exit_code(report))
     }
+}
+
+/// Whether a rank holds only a part of the model.
+fn is_spread(config: &RunConfig) -> bool {
+    let sizes = &config.parallel;
+    sizes.tensor * sizes.pipeline * sizes.context * sizes.expert > 1 || config.ddp.use_megatron_fsdp
 }
 
 fn exit_code(report: &RunReport) -> u8 {

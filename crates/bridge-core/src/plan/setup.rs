@@ -8,10 +8,8 @@ use bridge_dist::schedule::{InterleavedWarmup, PipelineShape, ScheduleError, Sch
 use serde::Serialize;
 
 use super::{Batch, ParameterCounts, ParameterKind};
-use crate::config::{
-    ConfigErrors, DType, FinalModel, OneOrMany, OptimizerKind, RunConfig, ShardingStrategy, TokenizerType,
-};
-use crate::schedule::{FlopsError, FlopsShape, MoeFlops};
+use crate::config::{ConfigErrors, DType, FinalModel, OptimizerKind, RunConfig, ShardingStrategy, TokenizerType};
+use crate::schedule::{FlopsError, FlopsShape};
 use crate::train::{Recompute, configured_recompute, flops_shape};
 
 /// Why there is no plan.
@@ -118,7 +116,7 @@ impl<'a> Setup<'a> {
         let mesh = mesh(config)?;
         let layout = layout(config, &mesh);
         let padded_vocab = padded_vocab(config)? as u64;
-        let moe_layers = moe_layers(model)?;
+        let moe_layers = model.moe_layers.clone();
         check_divisions(config, padded_vocab, &moe_layers)?;
         let stages = placement(config)?.place()?.chunks;
         let num_chunks = stages.first().map_or(1, Vec::len);
@@ -184,15 +182,7 @@ impl<'a> Setup<'a> {
 
     /// The shape that the FLOP count needs.
     pub fn flops_shape(&self) -> FlopsShape {
-        let model = self.model;
-        let moe = model.num_moe_experts.map(|_| MoeFlops {
-            moe_layers: self.moe_layers.clone(),
-            moe_ffn_hidden_size: self.expert_width(),
-            moe_router_topk: model.moe_router_topk as u64,
-            moe_shared_expert_intermediate_size: model.moe_shared_expert_intermediate_size.unwrap_or(0) as u64,
-            moe_latent_size: None,
-        });
-        FlopsShape { moe, ..flops_shape(self.config, self.padded_vocab as usize) }
+        flops_shape(self.config, self.padded_vocab as usize)
     }
 
     /// Parameters without the experts that a token does not visit.
@@ -257,21 +247,6 @@ fn padded_vocab(config: &RunConfig) -> Result<usize, PlanError> {
             key: "model.vocab_size",
             message: "must be given for a plan, which opens no tokenizer".into(),
         }),
-    }
-}
-
-fn moe_layers(model: &FinalModel) -> Result<Vec<bool>, PlanError> {
-    if model.num_moe_experts.is_none() {
-        return Ok(vec![false; model.num_layers]);
-    }
-    let bad = |message: String| PlanError::Setting { key: "model.moe_layer_freq", message };
-    match &model.moe_layer_freq {
-        OneOrMany::One(0) => Err(bad("expected at least 1, found 0".into())),
-        OneOrMany::One(every) => Ok((0..model.num_layers).map(|layer| layer.is_multiple_of(*every)).collect()),
-        OneOrMany::Many(flags) if flags.len() != model.num_layers => {
-            Err(bad(format!("expected one entry a layer ({}), found {}", model.num_layers, flags.len())))
-        }
-        OneOrMany::Many(flags) => Ok(flags.iter().map(|flag| *flag != 0).collect()),
     }
 }
 

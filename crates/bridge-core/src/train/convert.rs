@@ -16,8 +16,8 @@ use crate::resilience::rerun::{ErrorInjection, ErrorInjectionType, Placement, Re
 use crate::resilience::{LossChecks, Signal, SpikyLossDetector};
 use crate::schedule::{
     AttentionFlops, BatchRampup, BatchSizeConfig, DynamicLossScaleConfig, FlopsShape, GateKind, Indivisible,
-    LossScaler, LrDecayStyle, OptimizerParamSchedulerConfig, WdIncrStyle, WindowFlops, WindowSpan, WindowedLayers,
-    WsdDecayStyle,
+    LossScaler, LrDecayStyle, MoeFlops, OptimizerParamSchedulerConfig, WdIncrStyle, WindowFlops, WindowSpan,
+    WindowedLayers, WsdDecayStyle,
 };
 
 pub(super) fn params_dtype(config: &RunConfig) -> FloatDType {
@@ -255,7 +255,13 @@ pub(crate) fn flops(config: &RunConfig, padded_vocab_size: usize) -> FlopsShape 
             output_gate: GateKind::Plain,
             window,
         },
-        moe: None,
+        moe: model.num_moe_experts.map(|_| MoeFlops {
+            moe_layers: model.moe_layers.clone(),
+            moe_ffn_hidden_size: model.moe_ffn_hidden_size.unwrap_or(model.ffn_hidden_size) as u64,
+            moe_router_topk: model.moe_router_topk as u64,
+            moe_shared_expert_intermediate_size: model.moe_shared_expert_intermediate_size.unwrap_or(0) as u64,
+            moe_latent_size: None,
+        }),
         padded_vocab_size: padded_vocab_size as u64,
     }
 }

@@ -137,7 +137,9 @@ fn forward_backward(run: &mut TrainingRun, micro_batches: &[MicroBatch]) -> Resu
     let batches: Vec<Batch> = micro_batches.iter().map(|m| run.prepare(m)).collect();
     // Tokens of each micro-batch over all ranks that share it: what its loss is divided by, so that gradients add up.
     let mut num_tokens: Vec<f64> = batches.iter().map(|batch| batch.num_tokens).collect();
+    let mut tokens_here = num_tokens.clone();
     ranks::sum(run.groups.data_context(), &mut num_tokens)?;
+    ranks::sum(run.groups.context(), &mut tokens_here)?;
     let mut losses = Losses::new();
     let scale = run.loss_scaler.scale() * run.optimizer.distribution().loss_factor();
     let factor = |tokens: &f64| if per_token { scale } else { scale / (tokens.max(1.0) * batches.len() as f64) };
@@ -150,6 +152,7 @@ fn forward_backward(run: &mut TrainingRun, micro_batches: &[MicroBatch]) -> Resu
         batches: &batches,
         streams: &streams,
         factors: &factors,
+        num_tokens: &tokens_here,
         metrics: &metrics,
         forward_step: run.forward_step.as_mut(),
         gradients: &mut run.gradients,

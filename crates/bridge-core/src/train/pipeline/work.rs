@@ -23,6 +23,8 @@ pub(in crate::train) struct StepWork<'a> {
     pub streams: &'a [Philox],
     /// What the loss sum of each micro-batch is multiplied by before backward.
     pub factors: &'a [f64],
+    /// Tokens of each micro-batch that count, those of other context-parallel ranks included.
+    pub num_tokens: &'a [f64],
     /// What the layers report of each micro-batch.
     pub metrics: &'a [Arc<LayerMetrics>],
     pub forward_step: &'a mut dyn ForwardStep,
@@ -42,7 +44,7 @@ impl MicroBatches for StepWork<'_> {
         let batch = self.batches[microbatch].clone();
         MicroBatchInput {
             // A loss that is a mean counts like the mean of the micro-batch's token losses.
-            auxiliary_scale: self.factors[microbatch] * batch.num_tokens,
+            auxiliary_scale: self.factors[microbatch] * self.num_tokens[microbatch],
             metrics: Some(Arc::clone(&self.metrics[microbatch])),
             ..MicroBatchInput::new(batch, Mode::Train(self.streams[microbatch]))
         }
