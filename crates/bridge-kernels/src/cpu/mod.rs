@@ -20,3 +20,5 @@ pub(crate) mod norm;
 pub(crate) mod optim;
 pub(crate) mod rotary;
 pub(crate) mod simd;
+#[cfg(test)]
+mod tests;
