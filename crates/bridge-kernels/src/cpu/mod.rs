@@ -20,4 +20,6 @@ pub(crate) mod norm;
 pub(crate) mod optim;
 pub(crate) mod rotary;
 pub(crate) mod simd;
+#[cfg(test)]
+mod tests;
 pub(crate) mod vocab_parallel_cross_entropy;

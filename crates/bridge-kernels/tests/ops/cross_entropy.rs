@@ -52,7 +52,7 @@ fn loss_and_gradients() {
 
 #[test]
 fn chunks_of_tokens_make_one_loss() {
-    // So large a vocabulary that the tokens take three chunks.
+    // So large a vocabulary that the tokens take two chunks.
     let (n, c, v) = (300, 2, 80_021);
     let (x, w) = (values(1, n * c), values(2, v * c));
     let (target, mask) = (targets(n, v), masks(n));
