@@ -128,7 +128,7 @@ pub fn continue_text(
     on_text: &mut dyn FnMut(&str),
 ) -> Result<String, Failure> {
     let prompt = encode(tokenizer, request.prompt)?;
-    let context = if request.prompt.is_empty() { &[] } else { prompt.as_slice() };
+    let context: &[i64] = if request.prompt.is_empty() { &[] } else { prompt.as_slice() };
     let (mut ids, mut text) = (Vec::new(), String::new());
     let stop = request.options.stop_tokens.clone();
     generate(chunk, device, &prompt, &request.options, &mut |token| {
