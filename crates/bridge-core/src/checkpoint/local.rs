@@ -134,7 +134,7 @@ fn boxes(shape: &[usize], flat: Range<usize>) -> Vec<Vec<Range<usize>>> {
     };
     let stride: usize = inner.iter().product();
     let below = |index: usize, flat: Range<usize>| {
-        boxes(inner, flat).into_iter().map(move |rest| [vec![index..index + 1], rest].concat())
+        boxes(inner, flat).into_iter().map(move |rest| std::iter::once(index..index + 1).chain(rest).collect())
     };
     let (first, last) = (flat.start / stride, flat.end / stride);
     let (begun, left) = (flat.start % stride, flat.end % stride);

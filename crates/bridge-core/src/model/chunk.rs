@@ -87,6 +87,7 @@ impl ParameterInfo {
 
 /// What a parameter becomes in [`ModelChunk::replace_parameters`].
 #[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "passed on at once, never stored")]
 pub enum Replacement {
     /// This value, flat, in the parameter's dtype.
     Value(Tensor<1>),

@@ -126,7 +126,7 @@ impl Distribution {
                 owned: owned_range(parameter.num_elements(), of_replicas.rank(), of_replicas.size()),
                 num_elements: parameter.num_elements(),
                 is_trained: parameter.trainable,
-                is_counted: !(parameter.is_replicated() && of_copies.rank() > 0) && !(is_tied && is_last_copy),
+                is_counted: !(parameter.is_replicated() && of_copies.rank() > 0 || is_tied && is_last_copy),
                 is_partial: parameter.placement.partial_gradient && groups.tensor().size() > 1,
                 is_tied,
             };

@@ -8,7 +8,9 @@ use bridge_dist::schedule::{InterleavedWarmup, PipelineShape, ScheduleError, Sch
 use serde::Serialize;
 
 use super::{Batch, ParameterCounts, ParameterKind};
-use crate::config::{ConfigErrors, DType, FinalModel, OneOrMany, OptimizerKind, RunConfig, ShardingStrategy, TokenizerType};
+use crate::config::{
+    ConfigErrors, DType, FinalModel, OneOrMany, OptimizerKind, RunConfig, ShardingStrategy, TokenizerType,
+};
 use crate::schedule::{FlopsError, FlopsShape};
 use crate::train::{Recompute, configured_recompute, flops_shape};
 

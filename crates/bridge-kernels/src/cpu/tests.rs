@@ -73,9 +73,23 @@ fn products_read_and_write_strided_blocks() {
     }
     // Nothing to add up is zero, and no rows or columns are fine.
     let mut none = vec![7.0; 2];
-    gemm(MatrixMut::new(&mut none, 1, 2), Output::Set, 1.0, Matrix::new(&[], 1, 0), Matrix::new(&[], 0, 2), Threads::All);
+    gemm(
+        MatrixMut::new(&mut none, 1, 2),
+        Output::Set,
+        1.0,
+        Matrix::new(&[], 1, 0),
+        Matrix::new(&[], 0, 2),
+        Threads::All,
+    );
     assert_eq!(none, [0.0, 0.0]);
-    gemm(MatrixMut::new(&mut [], 0, 2), Output::Set, 1.0, Matrix::new(&[], 0, 5), Matrix::new(&b[..10], 5, 2), Threads::All);
+    gemm(
+        MatrixMut::new(&mut [], 0, 2),
+        Output::Set,
+        1.0,
+        Matrix::new(&[], 0, 5),
+        Matrix::new(&b[..10], 5, 2),
+        Threads::All,
+    );
 }
 
 #[test]
@@ -130,9 +144,8 @@ fn cross_entropy_and_embedding() {
         options: CrossEntropyOptions::default(),
     };
     let solution = solve(problem, Wanted { x: true, weight: true });
-    let loss = |logits: &[f32], target: usize| {
-        f64::from(logits.iter().map(|l| l.exp()).sum::<f32>().ln() - logits[target])
-    };
+    let loss =
+        |logits: &[f32], target: usize| f64::from(logits.iter().map(|l| l.exp()).sum::<f32>().ln() - logits[target]);
     let logits = plain_linear(&x, &w, c);
     assert!((solution.loss - loss(&logits[..v], 4) - loss(&logits[2 * v..], 2)).abs() < 1e-5);
     assert_eq!(solution.x.unwrap()[c..2 * c], [0.0, 0.0], "a masked token has no gradient");

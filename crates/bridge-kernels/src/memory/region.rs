@@ -22,6 +22,7 @@ pub(super) struct Region {
     state: Mutex<State>,
 }
 
+#[expect(clippy::large_enum_variant, reason = "a program has one, and an allocator cannot box")]
 enum State {
     Unreserved,
     Refused,

@@ -11,7 +11,9 @@ use super::*;
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Tensors of a small model: name, shape, dimension that tensor parallelism cuts, and in how many blocks.
-const TENSORS: &[(&str, &[usize], Option<(usize, usize)>)] = &[
+type Case = (&'static str, &'static [usize], Option<(usize, usize)>);
+
+const TENSORS: &[Case] = &[
     ("embedding", &[24, 5], Some((0, 1))),
     ("fc1", &[48, 5], Some((0, 2))),
     ("fc2", &[5, 24], Some((1, 1))),
