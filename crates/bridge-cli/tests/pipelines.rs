@@ -21,6 +21,7 @@ fn pipelines_train_like_one_rank() {
         &["--ranks", "4", "model.pipeline_model_parallel_size=2"],
         &["--ranks", "2", "model.pipeline_model_parallel_size=2", "model.virtual_pipeline_model_parallel_size=2"],
         &["--ranks", "2", "model.pipeline_model_parallel_size=2", "model.pipeline_schedule=gpipe"],
+        &["--ranks", "2", "model.pipeline_model_parallel_size=2", "model.pipeline_schedule=zb_h1"],
     ];
     check(&["model.num_layers=4"], layouts);
 }
@@ -63,7 +64,6 @@ fn pipelines_that_cannot_run_are_refused() {
     let two = ["--ranks", "2", "model.pipeline_model_parallel_size=2"];
     refused(&[&two[..], &["model.num_layers=3"]].concat(), "num_layers (3) must be divisible by");
     refused(&[&two[..], &["model.pipeline_model_parallel_layout=Et|L"]].concat(), "pipeline layout");
-    refused(&[&two[..], &["model.pipeline_schedule=zb_h1"]].concat(), "not implemented yet");
     let virtual_stages = ["model.num_layers=4", "model.virtual_pipeline_model_parallel_size=2"];
     refused(&[&two[..], &virtual_stages[..], &["train.global_batch_size=1"]].concat(), "micro-batches");
 }

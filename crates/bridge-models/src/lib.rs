@@ -19,5 +19,5 @@ pub mod verify;
 
 pub use decoder::{DecoderConfig, GptModelBuilder, GptModelConfig, register_builtin};
 pub use generate::generate;
-pub use sharding::gather_parameters;
+pub use sharding::{OnParameter, gather_parameters};
 pub use verify::verify;

@@ -11,7 +11,7 @@ use crate::decoder::DecoderConfig;
 /// Runs of elements of a whole row-major tensor of shape `global_shape` that a rank holds, in local order.
 pub(crate) fn held_runs(placement: &Placement, global_shape: &[usize]) -> Vec<Range<usize>> {
     let Some(shard) = &placement.shard else {
-        return vec![0..global_shape.iter().product()];
+        return std::iter::once(0..global_shape.iter().product()).collect();
     };
     let outer: usize = global_shape[..shard.dim].iter().product();
     let inner: usize = global_shape[shard.dim + 1..].iter().product();
@@ -31,6 +31,9 @@ pub(crate) fn local_part(whole: Vec<f32>, placement: &Placement, global_shape: &
     held_runs(placement, global_shape).into_iter().flat_map(|run| &whole[run]).copied().collect()
 }
 
+/// Takes a whole parameter: name, shape, values.
+pub type OnParameter<'a> = dyn FnMut(&str, &[usize], Vec<f32>) + 'a;
+
 /// Puts the parameters of a model that is spread over ranks together, one after the other, and hands each to `f` on every rank: name,
 /// shape and values, row-major. There is one whole parameter in memory at a time.
 ///
@@ -45,7 +48,7 @@ pub fn gather_parameters(
     config: &DecoderConfig,
     chunks: &[&dyn ModelChunk],
     groups: &ProcessGroups,
-    f: &mut dyn FnMut(&str, &[usize], Vec<f32>),
+    f: &mut OnParameter<'_>,
 ) -> Result<(), CommError> {
     let infos: Vec<Vec<ParameterInfo>> = chunks.iter().map(|chunk| chunk.parameters()).collect();
     for (name, shape) in config.parameter_shapes() {

@@ -1,6 +1,6 @@
 //! Self-attention with grouped key/value heads.
 
-use bridge_core::model::LayerCache;
+use bridge_core::model::{LayerCache, WeightGradientStore};
 use bridge_kernels::rotary::Positions;
 use bridge_kernels::{AttentionOptions, DropoutKey, RotaryTable, apply_rotary};
 use burn::module::Module;
@@ -49,6 +49,8 @@ pub(super) struct AttentionInput<'a> {
     pub document_ids: Option<Tensor<2, Int>>,
     /// Key of the dropout mask of the probabilities.
     pub dropout_key: Option<DropoutKey>,
+    /// Where the gradients of the projections are put off to.
+    pub weight_gradients: Option<&'a WeightGradientStore>,
     /// Keys and values of earlier tokens, in generation.
     pub cache: Option<&'a mut LayerCache>,
 }
@@ -93,7 +95,7 @@ impl SelfAttention {
 
     /// `[b, t, c]` of the residual stream -> the same.
     pub fn forward(&self, x_btc: Tensor<3>, input: AttentionInput) -> Tensor<3> {
-        let regions = input.regions;
+        let (regions, store) = (input.regions, input.weight_gradients);
         let x_btc = regions.enter(x_btc);
         let [b, t, _] = x_btc.dims();
         let Settings { groups, queries_per_group, head_size, .. } = self.settings;
@@ -110,7 +112,8 @@ impl SelfAttention {
             document_ids: input.document_ids,
         };
         let y_bthd = attend(Heads { q_bthd, k_btgd, v_btgd }, options, regions);
-        self.linear_proj.forward_and_leave(y_bthd.reshape([b, t, groups * queries_per_group * head_size]), regions)
+        let y_btc = y_bthd.reshape([b, t, groups * queries_per_group * head_size]);
+        self.linear_proj.forward_and_leave(y_btc, regions, store)
     }
 
     /// Rate and key of the dropout of probabilities. Ranks with different heads draw different masks, so that heads do: not those that one
@@ -127,7 +130,7 @@ impl SelfAttention {
         let [b, t, _] = x_btc.dims();
         let Settings { groups: g, queries_per_group: r, head_size: d, .. } = self.settings;
         // Rows of the projection: for each group its queries, then its key, then its value.
-        let qkv_btgrd: Tensor<5> = self.linear_qkv.forward(x_btc).reshape([b, t, g, r + 2, d]);
+        let qkv_btgrd: Tensor<5> = self.linear_qkv.forward(x_btc, input.weight_gradients).reshape([b, t, g, r + 2, d]);
         let mut q_bthd = qkv_btgrd.clone().narrow(3, 0, r).reshape([b, t, g * r, d]);
         let mut k_btgd = qkv_btgrd.clone().narrow(3, r, 1).reshape([b, t, g, d]);
         let v_btgd = qkv_btgrd.narrow(3, r + 1, 1).reshape([b, t, g, d]);

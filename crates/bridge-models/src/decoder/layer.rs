@@ -53,7 +53,7 @@ impl Layer {
         let regions = input.regions;
         let normed_btc = self.pre_mlp_layernorm.forward(x_btc.clone());
         let y_btc = match (&self.mlp, &self.moe) {
-            (Some(mlp), _) => mlp.forward(normed_btc, regions),
+            (Some(mlp), _) => mlp.forward(normed_btc, regions, input.weight_gradients),
             (None, Some(moe)) => moe.forward(normed_btc, input),
             (None, None) => unreachable!("a layer has a feed-forward block"),
         };

@@ -1,6 +1,7 @@
 //! A linear layer with its parameters.
 
-use bridge_kernels::linear;
+use bridge_core::model::WeightGradientStore;
+use bridge_kernels::{linear, linear_deferred};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
@@ -12,6 +13,9 @@ use super::regions::Regions;
 pub(super) struct Linear {
     weight: Param<Tensor<2>>,
     bias: Option<Param<Tensor<1>>>,
+    /// Name of the weight outside this module.
+    #[module(skip)]
+    weight_name: String,
 }
 
 /// What a linear layer is made from; sizes are those of the whole layer.
@@ -35,23 +39,45 @@ impl Linear {
         Self {
             weight: init.normal(&name, [config.outputs, config.inputs], config.std),
             bias: config.bias.then(|| init.sharded_zeros(&format!("{}.bias", config.name), config.outputs)),
+            weight_name: name,
         }
     }
 
     /// The product without communication, `[.., inputs]` -> `[.., outputs]`: of a whole layer, or of one whose outputs are cut.
-    pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        linear(x, self.weight.val(), self.bias.as_ref().map(|bias| bias.val()))
+    ///
+    /// With a store, backward leaves the gradient of the weight there.
+    pub fn forward<const D: usize>(&self, x: Tensor<D>, store: Option<&WeightGradientStore>) -> Tensor<D> {
+        self.product(x, self.bias.as_ref().map(|bias| bias.val()), store)
     }
 
     /// The product of a layer whose inputs are cut over tensor-parallel ranks: terms are summed, then the bias is added, once.
-    pub fn forward_and_leave(&self, x: Tensor<3>, regions: &Regions) -> Tensor<3> {
+    pub fn forward_and_leave(&self, x: Tensor<3>, regions: &Regions, store: Option<&WeightGradientStore>) -> Tensor<3> {
         if regions.tensor().size() == 1 {
-            return self.forward(x);
+            return self.forward(x, store);
         }
-        let y = regions.leave(linear(x, self.weight.val(), None));
+        let y = regions.leave(self.product(x, None, store));
         match &self.bias {
             Some(bias) => y + bias.val().unsqueeze(),
             None => y,
         }
+    }
+
+    fn product<const D: usize>(
+        &self,
+        x: Tensor<D>,
+        bias: Option<Tensor<1>>,
+        store: Option<&WeightGradientStore>,
+    ) -> Tensor<D> {
+        let Some(store) = store.cloned() else {
+            return linear(x, self.weight.val(), bias);
+        };
+        let name = self.weight_name.clone();
+        linear_deferred(x, self.weight.val(), bias, move |gradient| {
+            store.defer(&name, move || {
+                let gradient_oi = gradient();
+                let count = gradient_oi.shape().num_elements();
+                gradient_oi.reshape([count])
+            });
+        })
     }
 }

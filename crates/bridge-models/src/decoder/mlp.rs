@@ -1,5 +1,6 @@
 //! The feed-forward block, plain or gated.
 
+use bridge_core::model::WeightGradientStore;
 use bridge_kernels::{Activation, activation, glu};
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -47,8 +48,8 @@ impl Mlp {
     }
 
     /// `[b, t, c]` of the residual stream -> the same.
-    pub fn forward(&self, x_btc: Tensor<3>, regions: &Regions) -> Tensor<3> {
-        self.linear_fc2.forward_and_leave(self.hidden(regions.enter(x_btc)), regions)
+    pub fn forward(&self, x_btc: Tensor<3>, regions: &Regions, store: Option<&WeightGradientStore>) -> Tensor<3> {
+        self.linear_fc2.forward_and_leave(self.hidden(regions.enter(x_btc), store), regions, store)
     }
 
     /// This rank's term of a sum over the tensor-parallel ranks, without communication; with one such rank, the whole.
@@ -56,12 +57,12 @@ impl Mlp {
     /// `[n, c]` -> `[n, c]`. With a bias in the second layer there must be one rank only.
     pub fn forward_term(&self, x_nc: Tensor<2>) -> Tensor<2> {
         let [n, c] = x_nc.dims();
-        self.linear_fc2.forward(self.hidden(x_nc.reshape([1, n, c]))).reshape([n, c])
+        self.linear_fc2.forward(self.hidden(x_nc.reshape([1, n, c]), None), None).reshape([n, c])
     }
 
     /// `[b, t, c]` -> `[b, t, f]`, of this rank's columns.
-    fn hidden(&self, x_btc: Tensor<3>) -> Tensor<3> {
-        let h = self.linear_fc1.forward(x_btc);
+    fn hidden(&self, x_btc: Tensor<3>, store: Option<&WeightGradientStore>) -> Tensor<3> {
+        let h = self.linear_fc1.forward(x_btc, store);
         if self.gated { glu(h, self.activation) } else { activation(h, self.activation) }
     }
 }

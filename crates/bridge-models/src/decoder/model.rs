@@ -106,6 +106,7 @@ impl Decoder {
             document_ids: context.batch.document_ids.clone(),
             dropout_key: context.dropout_key(layer, place::ATTENTION_PROBABILITIES),
             cache: None,
+            weight_gradients: context.weight_gradients,
         };
         let key = context.dropout_key(layer, place::ATTENTION_OUTPUT);
         self.decoder.layers[local].attention(x_btc, input, key)
@@ -113,7 +114,12 @@ impl Decoder {
 
     fn mlp(&self, local: usize, x_btc: Tensor<3>, context: &ForwardContext) -> Tensor<3> {
         let layer = self.settings.first_layer + local;
-        let input = MoeInput { regions: &self.regions, layer, auxiliary: context.auxiliary };
+        let input = MoeInput {
+            regions: &self.regions,
+            layer,
+            auxiliary: context.auxiliary,
+            weight_gradients: context.weight_gradients,
+        };
         self.decoder.layers[local].mlp(x_btc, &input, context.dropout_key(layer, place::MLP_OUTPUT))
     }
 
@@ -188,11 +194,13 @@ impl Segments for Decoder {
                 document_ids: None,
                 dropout_key: None,
                 cache: Some(layer_cache),
+                weight_gradients: None,
             };
             let moe = MoeInput {
                 regions: &regions,
                 layer: self.settings.first_layer + local,
                 auxiliary: Auxiliary::default(),
+                weight_gradients: None,
             };
             x_btc = layer.mlp(layer.attention(x_btc, input, None), &moe, None);
         }

@@ -2,11 +2,9 @@
 
 use bridge_dist::schedule::{PipelineShape, rank_actions};
 
-use super::super::choice::PipelineSchedule;
-use super::super::error::ErrorKind;
 use super::super::pipeline::{pipeline_placement, pipeline_schedule};
 use super::super::run_config::{FinalTraining, ParallelSizes};
-use super::{Draft, Purpose};
+use super::Draft;
 
 /// Checks how layers are spread over stages, and counts the chunks of a rank: a layout may be what says it.
 pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &mut ParallelSizes) {
@@ -23,11 +21,6 @@ pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &mut ParallelSizes) {
         let uneven = others[..2].iter().any(|(_, is_set)| *is_set);
         draft.forbid(is_set && index >= 2 && uneven, key, "excludes numbers of layers for the first or last stage");
         draft.forbid(is_set && parallel.pipeline == 1, key, "needs model.pipeline_model_parallel_size above 1");
-    }
-    if draft.purpose == Purpose::Train && model.pipeline_schedule == Some(PipelineSchedule::ZeroBubbleH1) {
-        // The executor runs it; a schedule that gains nothing by what it asks for would be a quiet fallback.
-        let message = "not implemented yet: the layers of a decoder do not put the gradients of their weights off";
-        draft.error(ErrorKind::NotImplemented, "model.pipeline_schedule", message);
     }
     if model.num_layers == 0 {
         // Reported as missing.

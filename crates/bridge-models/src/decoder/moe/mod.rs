@@ -13,7 +13,7 @@ mod dispatch;
 mod router;
 mod rows;
 
-use bridge_core::model::Auxiliary;
+use bridge_core::model::{Auxiliary, WeightGradientStore};
 use burn::module::Module;
 use burn::tensor::Tensor;
 
@@ -48,6 +48,8 @@ pub(super) struct MoeInput<'a> {
     pub layer: usize,
     /// Where losses besides the model's go.
     pub auxiliary: Auxiliary<'a>,
+    /// Where a dense block in a layer's place puts the gradients of its weights off to; experts compute theirs at once.
+    pub weight_gradients: Option<&'a WeightGradientStore>,
 }
 
 impl Moe {

@@ -277,7 +277,8 @@ mod tests {
             let regions = Regions::new(&Parallel::single());
             let auxiliary = Auxiliary { gradient_scale: 2.0, metrics: None };
             let x = scores(&device);
-            let routing = router.route(x.clone(), &MoeInput { regions: &regions, layer: 0, auxiliary });
+            let routing =
+                router.route(x.clone(), &MoeInput { regions: &regions, layer: 0, auxiliary, weight_gradients: None });
             let found = gradient(&x, (routing.weights_nk.clone() * upstream(&device)).sum());
 
             let x = scores(&device);
