@@ -15,6 +15,10 @@ const DATA: &[&str] = &["--ranks", "4"];
 const SHARDED: &[&str] =
     &["--ranks", "4", "model.pipeline_model_parallel_size=2", "ddp.use_distributed_optimizer=true"];
 
+const TENSOR: &[&str] = &["--ranks", "4", "model.tensor_model_parallel_size=4"];
+const TENSOR_PIPELINE: &[&str] =
+    &["--ranks", "4", "model.tensor_model_parallel_size=2", "model.pipeline_model_parallel_size=2"];
+
 fn copy(from: &Path, to: &Path) {
     std::fs::create_dir_all(to).unwrap();
     for entry in std::fs::read_dir(from).unwrap() {
@@ -54,5 +58,10 @@ fn what_a_pipeline_with_a_sharded_optimizer_saved_goes_on_anywhere() {
 
 #[test]
 fn what_one_rank_saved_goes_on_anywhere() {
-    check(ONE, &[DATA, PIPELINE, SHARDED]);
+    check(ONE, &[DATA, PIPELINE, SHARDED, TENSOR, TENSOR_PIPELINE]);
+}
+
+#[test]
+fn slices_of_tensors_go_on_anywhere() {
+    check(TENSOR_PIPELINE, &[ONE, DATA, TENSOR, TENSOR_PIPELINE]);
 }
