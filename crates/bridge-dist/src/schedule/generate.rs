@@ -33,7 +33,11 @@ pub fn rank_actions(kind: ScheduleKind, shape: PipelineShape, rank: usize) -> Re
     Ok(List::filled(kind, shape, rank))
 }
 
-fn check_shape(kind: ScheduleKind, shape: PipelineShape) -> Result<(), ScheduleError> {
+/// Whether there is a schedule of this kind for this work, without making it.
+///
+/// # Errors
+/// A size is 0, or the kind cannot run so many chunks or micro-batches.
+pub fn check_shape(kind: ScheduleKind, shape: PipelineShape) -> Result<(), ScheduleError> {
     let sizes = [
         ("the number of stages", shape.num_stages),
         ("the number of chunks", shape.num_chunks),

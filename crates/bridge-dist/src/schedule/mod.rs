@@ -17,7 +17,7 @@ mod simulate;
 
 pub use action::{Action, Direction, Message};
 pub use check::validate;
-pub use generate::{interleaved_table, rank_actions, warmup_microbatches};
+pub use generate::{check_shape, interleaved_table, rank_actions, warmup_microbatches};
 pub use simulate::{Costs, Sends, SimulationReport, simulate};
 
 /// Which schedule.

@@ -1,6 +1,6 @@
 //! Stages of the pipeline, and batches that its schedule can run.
 
-use bridge_dist::schedule::{PipelineShape, rank_actions};
+use bridge_dist::schedule::{PipelineShape, check_shape};
 
 use super::super::pipeline::{pipeline_placement, pipeline_schedule};
 use super::super::run_config::{FinalTraining, ParallelSizes};
@@ -50,13 +50,14 @@ pub(super) fn check_schedule(draft: &mut Draft<'_>, parallel: &ParallelSizes, tr
     let unit = train.micro_batch_size.saturating_mul(parallel.data).max(1);
     let mut sizes = vec![train.global_batch_size];
     if let Some([start, increment, _]) = train.rampup_batch_size {
-        sizes.extend((start..train.global_batch_size).step_by(increment.max(1)));
+        // More stages than this would take longer than any run; the first ones say enough.
+        sizes.extend((start..train.global_batch_size).step_by(increment.max(1)).take(100_000));
     }
     for size in sizes {
         let num_microbatches = (size / unit).max(1);
         let shape =
             PipelineShape { num_stages: parallel.pipeline, num_chunks: parallel.virtual_pipeline, num_microbatches };
-        if let Err(error) = rank_actions(kind, shape, 0) {
+        if let Err(error) = check_shape(kind, shape) {
             let key = match (model.pipeline_schedule, model.microbatch_group_size_per_vp_stage) {
                 (_, Some(_)) => "model.microbatch_group_size_per_vp_stage",
                 (Some(_), None) => "model.pipeline_schedule",
