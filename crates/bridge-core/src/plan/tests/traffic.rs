@@ -108,7 +108,8 @@ fn replicas_reduce_gradients() {
     let shard = PARAMETERS / 2;
     assert_eq!(entries(&sharded, 0, TrafficKind::Gradients), [("optimizer", ReduceScatter, 1, 4 * PARAMETERS)]);
     assert_eq!(entries(&sharded, 0, TrafficKind::Parameters), [("optimizer", AllGather, 1, 2 * shard)]);
-    let all = mixed(&["ddp.data_parallel_sharding_strategy=optim_grads_params", "train.global_batch_size=12"]);
+    let full = ["ddp.use_megatron_fsdp=true", "ddp.data_parallel_sharding_strategy=optim_grads_params"];
+    let all = mixed(&[&full[..], &["train.global_batch_size=12"]].concat());
     assert_eq!(entries(&all, 0, TrafficKind::Gradients), [("optimizer", ReduceScatter, 3, 3 * 4 * PARAMETERS)]);
     assert_eq!(entries(&all, 0, TrafficKind::Parameters), [("optimizer", AllGather, 6, 6 * 2 * shard)]);
 }
