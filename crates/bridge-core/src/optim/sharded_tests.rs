@@ -104,7 +104,6 @@ fn sharding_changes_no_bit() {
                 }
                 if sharding != Sharding::None {
                     let (own, all) = trained.state;
-                    let share = own as f64 * ranks as f64 / all as f64;
                     // Each tensor is cut for itself, so a rank may be off by less than one element of each.
                     let off = (own as f64 - all as f64 / ranks as f64).abs();
                     let tensors = trained.whole_state.tensors.len() as f64;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::super::{ParameterKind, PlanError, PlanOptions, Rates, plan};
+use super::super::{ParameterKind, PlanOptions, Rates, plan};
 use super::{LLAMA_405B, MOE, TINY, config, refused, tiny, try_config};
 
 /// 32,768 embedding and output each, 49,280 a layer, 64 the last norm.
