@@ -98,12 +98,12 @@ impl Dashboard {
     fn open(&mut self, state: &GlobalState) {
         let step = state.train_state.step as usize;
         let total = state.config.train.train_iters;
-        let mut renderer = TuiMetricsRendererWrapper::new(self.interrupter.clone(), Some(step));
+        let mut renderer = TuiMetricsRendererWrapper::new(self.interrupter.clone(), None);
         for curve in &CURVES {
             renderer.register_metric(curve.definition());
         }
-        // Without epochs, the whole run is the one split, and the dashboard's time left is the run's.
-        renderer.start(0, 0, Some(total), Some(&state.config.name));
+        // The whole run is one epoch, so the time left of the dashboard is that of the run.
+        renderer.start(1, 1, Some(total), Some(&state.config.name));
         renderer.start_split("train", total);
         renderer.update_split(step);
         self.renderer = Some(renderer);
