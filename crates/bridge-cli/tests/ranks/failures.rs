@@ -7,7 +7,8 @@ use bridge_core::train::{Callback, GlobalState, RunOptions, StepReport, TrainErr
 use bridge_dist::comm::CommError;
 use bridge_dist::mesh::ProcessGroups;
 
-use super::{config, losses_in, options};
+use super::support::losses_in;
+use super::{config, options};
 
 const TIMEOUT: Duration = Duration::from_secs(2);
 

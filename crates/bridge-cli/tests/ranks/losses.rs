@@ -1,20 +1,6 @@
 //! Losses of many ranks against those of one: the same, whatever carries and divides gradients, state and parameters.
 
-use super::{TOLERANCE, bridge, losses};
-
-fn run(arguments: &[&str]) -> Vec<f64> {
-    let folder = tempfile::tempdir().unwrap();
-    let output = bridge(folder.path(), arguments);
-    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-    losses(folder.path())
-}
-
-fn assert_close(found: &[f64], expected: &[f64], what: &str) {
-    assert_eq!(found.len(), expected.len(), "{what}");
-    for (step, (a, b)) in found.iter().zip(expected).enumerate() {
-        assert!((a - b).abs() <= TOLERANCE * b.abs(), "{what}, loss {step}: {a} and on one rank {b}");
-    }
-}
+use super::support::{assert_close, losses, run, run_in};
 
 #[test]
 fn data_parallel_ranks_train_like_one() {
@@ -50,10 +36,7 @@ fn checkpoints_go_on_at_another_number_of_ranks() {
     let sharded = "optimizer.use_distributed_optimizer=true";
     let fully = ["ddp.use_megatron_fsdp=true", "ddp.data_parallel_sharding_strategy=optim_grads_params"];
     let folder = tempfile::tempdir().unwrap();
-    let go_on = |arguments: &[&str]| {
-        let output = bridge(folder.path(), &[&["checkpoint.save=saved"], arguments].concat());
-        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-    };
+    let go_on = |arguments: &[&str]| run_in(folder.path(), &[&["checkpoint.save=saved"], arguments].concat());
     go_on(&["--ranks", "2", sharded, "train.exit_interval=7"]);
     go_on(&[&["--ranks", "4", "train.exit_interval=11"], &fully[..]].concat());
     go_on(&[]);

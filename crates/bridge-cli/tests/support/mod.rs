@@ -7,7 +7,8 @@ use std::process::{Command, Output};
 /// Relative difference of losses that ranks may make in float32.
 const TOLERANCE: f64 = 1e-5;
 
-fn recipe() -> PathBuf {
+/// The tiny recipe.
+pub fn recipe() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes/tiny.toml")
 }
 
@@ -27,7 +28,12 @@ pub fn bridge(folder: &Path, arguments: &[&str]) -> Output {
 
 /// Losses of one kind (`train`, `valid` or `test`) that a folder's runs logged.
 pub fn losses_of(folder: &Path, kind: &str) -> Vec<f64> {
-    let path = folder.join("runs/tiny/metrics.jsonl");
+    records_in(&folder.join("runs/tiny"), kind)
+}
+
+/// Losses of one kind from the folder of a run's logs.
+fn records_in(log_dir: &Path, kind: &str) -> Vec<f64> {
+    let path = log_dir.join("metrics.jsonl");
     let text = std::fs::read_to_string(&path).expect("a run writes metrics");
     let records = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
     records.filter(|record| record["kind"] == kind).map(|record| record["loss"].as_f64().expect("a loss")).collect()
@@ -35,7 +41,12 @@ pub fn losses_of(folder: &Path, kind: &str) -> Vec<f64> {
 
 /// Losses that a folder's runs logged: those of the training steps, then those of the evaluations.
 pub fn losses(folder: &Path) -> Vec<f64> {
-    ["train", "valid", "test"].map(|kind| losses_of(folder, kind)).concat()
+    losses_in(&folder.join("runs/tiny"))
+}
+
+/// The same from the folder of their logs.
+pub fn losses_in(log_dir: &Path) -> Vec<f64> {
+    ["train", "valid", "test"].map(|kind| records_in(log_dir, kind)).concat()
 }
 
 /// Runs in `folder` and fails unless that succeeds.

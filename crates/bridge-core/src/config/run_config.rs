@@ -4,6 +4,8 @@
 use std::ops::Deref;
 use std::path::PathBuf;
 
+use bridge_dist::mesh::{Mesh, MeshError, ParallelSizes as MeshSizes, RankOrder};
+
 use super::error::{ConfigError, ConfigErrors, ErrorKind};
 use super::node::Location;
 use super::section::{Origins, locate};
@@ -275,6 +277,24 @@ impl Deref for RunConfig {
 impl RunConfig {
     pub(super) fn new(resolved: Resolved, recipe: RecipeConfig, warnings: Vec<String>, origins: Origins) -> Self {
         Self { resolved, recipe, warnings, origins }
+    }
+
+    /// The layout of the ranks.
+    ///
+    /// # Errors
+    /// If the sizes make no mesh.
+    pub fn mesh(&self) -> Result<Mesh, MeshError> {
+        let parallel = &self.parallel;
+        let sizes = MeshSizes {
+            tensor_model_parallel_size: parallel.tensor,
+            pipeline_model_parallel_size: parallel.pipeline,
+            context_parallel_size: parallel.context,
+            expert_model_parallel_size: parallel.expert,
+            expert_tensor_parallel_size: Some(parallel.expert_tensor),
+            num_distributed_optimizer_instances: self.ddp.num_distributed_optimizer_instances,
+        };
+        let order = if self.dist.use_tp_pp_dp_mapping { RankOrder::TpCpEpPpDp } else { RankOrder::TpCpEpDpPp };
+        Mesh::new(parallel.world_size, sizes, order)
     }
 
     /// Where a setting, or the closest table around it, was given: for problems that show only when it is used.

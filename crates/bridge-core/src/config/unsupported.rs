@@ -33,26 +33,14 @@ const ALSO_INACTIVE: &[(&str, &[&str])] = &[
     ("rerun_state_machine.rerun_mode", &["\"validate_results\""]),
 ];
 
-/// What a plan counts although no run of this release can have it. A key whose row below is gone may stay here.
+/// What a plan counts although no run of this release can have it.
 const PLANNED: &[(&str, &str)] = &[
     (
         "model",
-        "tensor_model_parallel_size pipeline_model_parallel_size virtual_pipeline_model_parallel_size context_parallel_size \
-         expert_model_parallel_size expert_tensor_parallel_size sequence_parallel num_layers_in_first_pipeline_stage \
-         num_layers_in_last_pipeline_stage account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split \
-         pipeline_model_parallel_layout microbatch_group_size_per_vp_stage overlap_p2p_comm batch_p2p_comm num_moe_experts \
-         moe_layer_freq moe_ffn_hidden_size moe_router_topk moe_router_load_balancing_type moe_aux_loss_coeff \
-         moe_z_loss_coeff moe_router_score_function moe_router_pre_softmax moe_router_dtype \
-         moe_shared_expert_intermediate_size moe_shared_expert_gate moe_token_dispatcher_type moe_grouped_gemm \
-         moe_per_layer_logging",
+        "overlap_p2p_comm batch_p2p_comm moe_router_load_balancing_type moe_router_score_function moe_router_dtype \
+         moe_shared_expert_gate moe_token_dispatcher_type moe_grouped_gemm moe_per_layer_logging",
     ),
-    ("optimizer", "use_distributed_optimizer overlap_param_gather"),
-    (
-        "ddp",
-        "overlap_param_gather use_distributed_optimizer num_distributed_optimizer_instances use_megatron_fsdp \
-         data_parallel_sharding_strategy",
-    ),
-    ("dist", "use_tp_pp_dp_mapping"),
+    ("ddp", "num_distributed_optimizer_instances"),
 ];
 
 const MODEL: &[Group] = &[

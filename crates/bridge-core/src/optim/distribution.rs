@@ -6,7 +6,7 @@ use std::ops::Range;
 use bridge_dist::comm::{CommError, Group, ReduceOp};
 use bridge_dist::mesh::ProcessGroups;
 use bridge_kernels::optim::{count_zeros, sum_of_squares};
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::{Device, Tensor};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::GradientBuffer;
@@ -298,28 +298,6 @@ impl Distribution {
     /// Squared norm of values that visit every parameter, over all ranks.
     pub(super) fn counted_square(&self, name: &str, value: &Tensor<1>) -> f64 {
         self.counted(name, value).filter(|part| part.dims()[0] > 0).map_or(0.0, |part| sum_of_squares(&part))
-    }
-
-    /// A flat float32 tensor of a parameter's shape, from the ranges that the ranks own.
-    pub(super) fn gather_owned(&self, name: &str, owned: Tensor<1>) -> Result<Tensor<1>, CommError> {
-        let Some(place) = self.places.get(name) else {
-            return Ok(owned);
-        };
-        let group = self.replicas(place.replicas);
-        if group.size() == 1 {
-            return Ok(owned);
-        }
-        let device = owned.device();
-        let ranges: Vec<Range<usize>> =
-            (0..group.size()).map(|rank| owned_range(place.num_elements, rank, group.size())).collect();
-        let part = ranges.iter().map(Range::len).max().unwrap_or(0);
-        let mut mine: Vec<f32> = owned.into_data().iter::<f32>().collect();
-        mine.resize(part, 0.0);
-        let mut all = vec![0_f32; part * group.size()];
-        group.all_gather((&mine).into(), (&mut all).into())?;
-        let values: Vec<f32> =
-            ranges.iter().enumerate().flat_map(|(rank, range)| &all[rank * part..][..range.len()]).copied().collect();
-        Ok(Tensor::from_data(TensorData::new(values, [place.num_elements]), (&device, DType::F32)))
     }
 
     /// A figure added up over all ranks.

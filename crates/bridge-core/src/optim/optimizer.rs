@@ -227,6 +227,11 @@ impl Optimizer {
         Ok(self.distribution.over_world(sum)?.sqrt())
     }
 
+    /// Number of successful steps.
+    pub fn steps(&self) -> u64 {
+        self.step
+    }
+
     /// The state to save, as far as it is on this rank.
     pub fn state(&self) -> OptimizerState {
         let (first, second) = self.moment_names();
@@ -243,21 +248,6 @@ impl Optimizer {
             }
         }
         OptimizerState { tensors, ranges, step: self.step }
-    }
-
-    /// The state to save, gathered from the ranks among which it is sharded. All of them call this together.
-    ///
-    /// # Errors
-    /// If it cannot be gathered.
-    pub fn whole_state(&self) -> Result<OptimizerState, CommError> {
-        let OptimizerState { mut tensors, step, .. } = self.state();
-        if self.distribution.sharding() != Sharding::None {
-            for (key, tensor) in &mut tensors {
-                let name = key.split_once('.').map_or(key.as_str(), |(_, name)| name);
-                *tensor = self.distribution.gather_owned(name, tensor.clone())?;
-            }
-        }
-        Ok(OptimizerState { tensors, ranges: BTreeMap::new(), step })
     }
 
     /// Restores saved state. Returns the names of saved tensors that belong to no parameter of this optimizer.

@@ -6,8 +6,9 @@ use serde::Serialize;
 use super::activations::{backward_of_chunk, of_chunk};
 use super::parameters::{Parameter, list_of_stage, of_segment};
 use super::segments::{chunk_regions, stage_segments};
-use super::setup::{Setup, Sharding};
+use super::setup::Setup;
 use crate::model::ReplicaGroup;
+use crate::optim::Sharding;
 
 /// Memory of a rank, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -47,19 +48,20 @@ pub(super) fn of_stage(setup: &Setup<'_>, stage: usize, activations: u64) -> Mem
     let parameters = list_of_stage(setup, stage);
     let chunks = &setup.stages[stage];
     let bytes = setup.bytes;
-    let unless = |sharding: Sharding, size: u64| sharded(setup, &parameters, setup.sharding >= sharding) * size;
+    let share = |is_sharded: bool, size: u64| sharded(setup, &parameters, is_sharded) * size;
+    let (is_full, is_any) = (setup.sharding == Sharding::Full, setup.sharding != Sharding::None);
     let has_head = chunks.iter().any(|chunk| chunk.loss);
     let has_layers = chunks.iter().any(|chunk| !chunk.layers.is_empty());
     let recompute = chunks.iter().map(|chunk| of_chunk(setup, chunk).recomputed).max().unwrap_or(0);
     let backward = chunks.iter().map(|chunk| backward_of_chunk(setup, chunk)).max().unwrap_or(0);
     let mut memory = Memory {
-        parameters: unless(Sharding::Parameters, bytes.parameter),
-        gradients: unless(Sharding::Gradients, bytes.gradient),
-        optimizer: unless(Sharding::OptimizerState, bytes.optimizer),
+        parameters: share(is_full, bytes.parameter),
+        gradients: share(is_full, bytes.gradient),
+        optimizer: share(is_any, bytes.optimizer),
         activations,
         recompute,
         backward: backward + fresh_gradients(setup, stage),
-        gathered: if setup.sharding == Sharding::Parameters { largest_segment(setup, stage) } else { 0 },
+        gathered: if is_full { largest_segment(setup, stage) } else { 0 },
         cross_entropy: if has_head { cross_entropy_bytes(setup) } else { 0 },
         attention: if has_layers { attention_bytes(setup) } else { 0 },
         total: 0,

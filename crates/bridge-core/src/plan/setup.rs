@@ -1,18 +1,17 @@
 //! What the rest of the plan reads: sizes, dtypes, placement and schedule, resolved from the configuration. No counting here.
 
-use bridge_dist::mesh::{Mesh, MeshError, ParallelSizes, RankOrder};
-use bridge_dist::schedule::placement::{
-    Accounting, Layout as PipelineLayout, PlacementError, PlacementSpec, Split, StageContent,
-};
-use bridge_dist::schedule::{InterleavedWarmup, PipelineShape, ScheduleError, ScheduleKind};
+use bridge_dist::mesh::{Mesh, MeshError};
+use bridge_dist::schedule::placement::{PlacementError, StageContent};
+use bridge_dist::schedule::{PipelineShape, ScheduleError, ScheduleKind};
 use serde::Serialize;
 
 use super::{Batch, ParameterCounts, ParameterKind};
 use crate::config::{
-    ConfigErrors, DType, FinalModel, OneOrMany, OptimizerKind, RunConfig, ShardingStrategy, TokenizerType,
+    ConfigErrors, DType, FinalModel, OptimizerKind, RunConfig, TokenizerType, pipeline_placement, pipeline_schedule,
 };
+use crate::optim::Sharding;
 use crate::schedule::{FlopsError, FlopsShape};
-use crate::train::{Recompute, configured_recompute, flops_shape};
+use crate::train::{Recompute, configured_recompute, configured_sharding, flops_shape};
 
 /// Why there is no plan.
 #[derive(Debug, thiserror::Error)]
@@ -67,15 +66,6 @@ pub struct Layout {
     pub expert_data: usize,
 }
 
-/// What is sharded over replicas. Each includes the ones before it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Sharding {
-    None,
-    OptimizerState,
-    Gradients,
-    Parameters,
-}
-
 /// Bytes of an element.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ElementBytes {
@@ -108,19 +98,16 @@ pub(super) struct Setup<'a> {
     pub sharding: Sharding,
     pub bytes: ElementBytes,
     pub recompute: Recompute,
-    /// For each layer, whether its MLP is routed.
-    pub moe_layers: Vec<bool>,
 }
 
 impl<'a> Setup<'a> {
     pub fn new(config: &'a RunConfig, schedule: Option<ScheduleKind>) -> Result<Self, PlanError> {
         let model = &config.model;
-        let mesh = mesh(config)?;
+        let mesh = config.mesh()?;
         let layout = layout(config, &mesh);
         let padded_vocab = padded_vocab(config)? as u64;
-        let moe_layers = model.moe_layers.clone();
-        check_divisions(config, padded_vocab, &moe_layers)?;
-        let stages = placement(config)?.place()?.chunks;
+        check_divisions(config, padded_vocab)?;
+        let stages = pipeline_placement(model)?.chunks;
         let num_chunks = stages.first().map_or(1, Vec::len);
         let shape = PipelineShape {
             num_stages: layout.pipeline,
@@ -134,12 +121,11 @@ impl<'a> Setup<'a> {
             mesh,
             padded_vocab,
             stages,
-            schedule: schedule.unwrap_or_else(|| default_schedule(config, shape)),
+            schedule: schedule.unwrap_or_else(|| pipeline_schedule(model, num_chunks)),
             shape,
-            sharding: sharding(config),
+            sharding: configured_sharding(config),
             bytes: element_bytes(config)?,
             recompute: configured_recompute(config),
-            moe_layers,
         })
     }
 
@@ -179,7 +165,7 @@ impl<'a> Setup<'a> {
     }
 
     pub fn is_moe(&self, layer: usize) -> bool {
-        self.moe_layers.get(layer).copied().unwrap_or(false)
+        self.model.moe_layers.get(layer).copied().unwrap_or(false)
     }
 
     /// The shape that the FLOP count needs.
@@ -202,20 +188,6 @@ impl<'a> Setup<'a> {
         let dense = (self.layout.data * self.layout.context) as u64 / instances;
         (dense, self.layout.expert_data as u64 / instances)
     }
-}
-
-fn mesh(config: &RunConfig) -> Result<Mesh, PlanError> {
-    let parallel = config.parallel;
-    let sizes = ParallelSizes {
-        tensor_model_parallel_size: parallel.tensor,
-        pipeline_model_parallel_size: parallel.pipeline,
-        context_parallel_size: parallel.context,
-        expert_model_parallel_size: parallel.expert,
-        expert_tensor_parallel_size: Some(parallel.expert_tensor),
-        num_distributed_optimizer_instances: config.ddp.num_distributed_optimizer_instances,
-    };
-    let order = if config.dist.use_tp_pp_dp_mapping { RankOrder::TpCpEpPpDp } else { RankOrder::TpCpEpDpPp };
-    Ok(Mesh::new(parallel.world_size, sizes, order)?)
 }
 
 fn layout(config: &RunConfig, mesh: &Mesh) -> Layout {
@@ -252,86 +224,25 @@ fn padded_vocab(config: &RunConfig) -> Result<usize, PlanError> {
     }
 }
 
-/// What tensor and expert parallelism cut must divide.
-fn check_divisions(config: &RunConfig, padded_vocab: u64, moe_layers: &[bool]) -> Result<(), PlanError> {
+/// What tensor parallelism cuts must divide, as far as recipes are not refused for it.
+fn check_divisions(config: &RunConfig, padded_vocab: u64) -> Result<(), PlanError> {
     let (model, parallel) = (&config.model, config.parallel);
-    let has_moe = moe_layers.contains(&true);
     let shared = model.moe_shared_expert_intermediate_size.unwrap_or(0);
     let expert_width = model.moe_ffn_hidden_size.unwrap_or(model.ffn_hidden_size);
-    let sequence = if model.sequence_parallel { parallel.tensor * parallel.context } else { parallel.context };
+    let routed = if model.moe_layers.contains(&true) { expert_width } else { 0 };
     let (tensor, expert_tensor) = ("model.tensor_model_parallel_size", "model.expert_tensor_parallel_size");
     let divisions = [
-        ("model.num_query_groups", model.num_query_groups, tensor, parallel.tensor),
         ("model.ffn_hidden_size", model.ffn_hidden_size, tensor, parallel.tensor),
         ("model.vocab_size", padded_vocab as usize, tensor, parallel.tensor),
         ("model.moe_shared_expert_intermediate_size", shared, tensor, parallel.tensor),
-        ("model.moe_ffn_hidden_size", if has_moe { expert_width } else { 0 }, expert_tensor, parallel.expert_tensor),
-        (
-            "model.num_moe_experts",
-            model.num_moe_experts.unwrap_or(0),
-            "model.expert_model_parallel_size",
-            parallel.expert,
-        ),
-        ("model.seq_length", model.seq_length, "the ranks that share a sequence", sequence),
+        ("model.moe_ffn_hidden_size", routed, expert_tensor, parallel.expert_tensor),
     ];
     match divisions.into_iter().find(|(_, size, _, ranks)| !size.is_multiple_of(*ranks)) {
-        None => {}
+        None => Ok(()),
         Some((key, size, by, ranks)) => {
-            let message = format!("expected a multiple of {by} ({ranks}), found {size} (padding included)");
-            let message = if key == "model.vocab_size" { message } else { message.replace(" (padding included)", "") };
-            return Err(PlanError::Setting { key, message });
-        }
-    }
-    if parallel.expert > 1 && !has_moe {
-        let message = format!("expected 1 for a model without experts, found {}", parallel.expert);
-        return Err(PlanError::Setting { key: "model.expert_model_parallel_size", message });
-    }
-    let experts = model.num_moe_experts.unwrap_or(usize::MAX);
-    if has_moe && model.moe_router_topk > experts {
-        let message = format!("expected at most num_moe_experts ({experts}), found {}", model.moe_router_topk);
-        return Err(PlanError::Setting { key: "model.moe_router_topk", message });
-    }
-    Ok(())
-}
-
-fn placement(config: &RunConfig) -> Result<PlacementSpec, PlanError> {
-    let model = &config.model;
-    let accounting = |counts: bool| if counts { Accounting::AsLayer } else { Accounting::Free };
-    let (first, last) = (model.num_layers_in_first_pipeline_stage, model.num_layers_in_last_pipeline_stage);
-    let split = match &model.pipeline_model_parallel_layout {
-        Some(OneOrMany::One(text)) => Split::Layout(text.parse::<PipelineLayout>()?),
-        Some(OneOrMany::Many(stages)) => Split::Layout(stages.join("|").parse::<PipelineLayout>()?),
-        None if first.is_some() || last.is_some() => Split::Uneven { first, last },
-        None => Split::Even {
-            embedding: accounting(model.account_for_embedding_in_pipeline_split),
-            loss: accounting(model.account_for_loss_in_pipeline_split),
-        },
-    };
-    Ok(PlacementSpec {
-        num_layers: model.num_layers,
-        pipeline_model_parallel_size: config.parallel.pipeline,
-        virtual_pipeline_model_parallel_size: model.virtual_pipeline_model_parallel_size,
-        mtp_num_layers: 0,
-        split,
-    })
-}
-
-fn default_schedule(config: &RunConfig, shape: PipelineShape) -> ScheduleKind {
-    if shape.num_chunks == 1 {
-        return ScheduleKind::OneForwardOneBackward;
-    }
-    let microbatch_group_size = config.model.microbatch_group_size_per_vp_stage.unwrap_or(shape.num_stages);
-    ScheduleKind::Interleaved { microbatch_group_size, warmup: InterleavedWarmup::Minimal }
-}
-
-fn sharding(config: &RunConfig) -> Sharding {
-    match config.ddp.data_parallel_sharding_strategy {
-        ShardingStrategy::Optim => Sharding::OptimizerState,
-        ShardingStrategy::OptimGrads => Sharding::Gradients,
-        ShardingStrategy::OptimGradsParams => Sharding::Parameters,
-        ShardingStrategy::NoShard => {
-            let is_distributed = config.ddp.use_distributed_optimizer || config.optimizer.use_distributed_optimizer;
-            if is_distributed { Sharding::OptimizerState } else { Sharding::None }
+            let padding = if key == "model.vocab_size" { " (padding included)" } else { "" };
+            let message = format!("expected a multiple of {by} ({ranks}), found {size}{padding}");
+            Err(PlanError::Setting { key, message })
         }
     }
 }

@@ -23,9 +23,10 @@ use serde::{Serialize, Serializer};
 
 use super::parameters::list_of_stage;
 use super::segments::chunk_regions;
-use super::setup::{Setup, Sharding};
+use super::setup::Setup;
 use crate::config::RerunMode;
 use crate::model::{ReplicaGroup, Segment, SegmentRole};
+use crate::optim::Sharding;
 
 /// Losses and logits' statistics are in float32.
 const FLOAT32: u64 = 4;
@@ -390,8 +391,8 @@ impl Tally<'_, '_> {
         let size = setup.group_size(group) as u64;
         let gradients = shard * setup.bytes.reduction;
         // What is sharded is there only for as long as a micro-batch needs it.
-        let reductions = if setup.sharding >= Sharding::Gradients { microbatches } else { 1 };
-        let gathers = if setup.sharding >= Sharding::Parameters { 2 * microbatches } else { 1 };
+        let is_full = setup.sharding == Sharding::Full;
+        let (reductions, gathers) = if is_full { (microbatches, 2 * microbatches) } else { (1, 1) };
         let reduce_scatter = Way::on(TrafficKind::Gradients, group, Operation::ReduceScatter);
         self.add(reduce_scatter, reductions, gradients * size);
         self.add(Way::on(TrafficKind::Gradients, copies, Operation::AllReduce), 1, gradients);

@@ -54,7 +54,7 @@ pub(super) fn distribution(config: &RunConfig) -> DistributionSettings {
 }
 
 /// Finalized recipes say it under each of its names.
-fn sharding(config: &RunConfig) -> Sharding {
+pub(crate) fn sharding(config: &RunConfig) -> Sharding {
     let ddp = &config.ddp;
     match ddp.data_parallel_sharding_strategy {
         config::ShardingStrategy::OptimGradsParams if ddp.use_megatron_fsdp => Sharding::Full,

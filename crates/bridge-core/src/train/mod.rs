@@ -44,7 +44,9 @@ mod text;
 mod threads;
 mod train_loop;
 
-pub(crate) use convert::{cuts as configured_cuts, flops as flops_shape, recompute as configured_recompute};
+pub(crate) use convert::{
+    cuts as configured_cuts, flops as flops_shape, recompute as configured_recompute, sharding as configured_sharding,
+};
 
 pub use callbacks::{Callback, CancelHandle};
 pub use checkpointing::load_parameters;

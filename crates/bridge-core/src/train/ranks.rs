@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bridge_dist::comm::{BufferMut, CommError, CommErrorKind, Communicator, Group, ReduceOp};
-use bridge_dist::mesh::{Mesh, ParallelSizes, ProcessGroups, RankOrder};
+use bridge_dist::mesh::ProcessGroups;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::TrainError;
@@ -23,17 +23,7 @@ pub fn process_groups(config: &RunConfig, world: Group) -> Result<ProcessGroups,
         return Ok(ProcessGroups::single());
     }
     same_recipe(config, world.as_ref())?;
-    let parallel = &config.parallel;
-    let sizes = ParallelSizes {
-        tensor_model_parallel_size: parallel.tensor,
-        pipeline_model_parallel_size: parallel.pipeline,
-        context_parallel_size: parallel.context,
-        expert_model_parallel_size: parallel.expert,
-        expert_tensor_parallel_size: Some(parallel.expert_tensor),
-        num_distributed_optimizer_instances: config.ddp.num_distributed_optimizer_instances,
-    };
-    let order = if config.dist.use_tp_pp_dp_mapping { RankOrder::TpCpEpPpDp } else { RankOrder::TpCpEpDpPp };
-    let mesh = Mesh::new(parallel.world_size, sizes, order).map_err(|error| TrainError::Mesh(error.into()))?;
+    let mesh = config.mesh().map_err(|error| TrainError::Mesh(error.into()))?;
     Ok(ProcessGroups::new(world, mesh)?)
 }
 

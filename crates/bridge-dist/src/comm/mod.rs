@@ -13,6 +13,8 @@ mod error;
 pub mod mpi;
 #[cfg(feature = "nccl")]
 pub mod nccl;
+#[cfg(any(feature = "mpi", feature = "nccl"))]
+mod pace;
 mod reduce;
 mod request;
 mod signature;

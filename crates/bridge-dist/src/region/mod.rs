@@ -126,6 +126,20 @@ impl Sharing {
         whole
     }
 
+    /// An operation with its backward; neither does anything in a group of one.
+    fn paired<const D: usize>(
+        self,
+        x: Tensor<D>,
+        forward: fn(&Self, Tensor<D>) -> Tensor<D>,
+        backward: fn(&Self, Tensor<D>) -> Tensor<D>,
+    ) -> Tensor<D> {
+        if self.group.size() == 1 {
+            return x;
+        }
+        let sharing = self.clone();
+        paired(x, move |x| forward(&sharing, x), move |dy| backward(&self, dy))
+    }
+
     /// The whole from every rank's part.
     fn gather<const D: usize>(&self, part: Tensor<D>) -> Tensor<D> {
         let like = Like::new(&part);
@@ -165,12 +179,7 @@ impl Sharing {
 /// # Panics
 /// See the [module documentation](self); also if `dim` is not a dimension, or does not divide as the cut needs.
 pub fn all_gather<const D: usize>(x: Tensor<D>, dim: usize, cut: Cut, group: &Group) -> Tensor<D> {
-    if group.size() == 1 {
-        return x;
-    }
-    let sharing = Sharing { dim, cut, group: group.clone() };
-    let forward = sharing.clone();
-    paired(x, move |x| forward.gather(x), move |dy| sharing.reduce(dy))
+    Sharing { dim, cut, group: group.clone() }.paired(x, Sharing::gather, Sharing::reduce)
 }
 
 /// Sums terms held by the ranks and cuts the sum along `dim`.
@@ -183,12 +192,7 @@ pub fn all_gather<const D: usize>(x: Tensor<D>, dim: usize, cut: Cut, group: &Gr
 /// # Panics
 /// See the [module documentation](self); also if `dim` is not a dimension, or does not divide as the cut needs.
 pub fn reduce_scatter<const D: usize>(x: Tensor<D>, dim: usize, cut: Cut, group: &Group) -> Tensor<D> {
-    if group.size() == 1 {
-        return x;
-    }
-    let sharing = Sharing { dim, cut, group: group.clone() };
-    let forward = sharing.clone();
-    paired(x, move |x| forward.reduce(x), move |dy| sharing.gather(dy))
+    Sharing { dim, cut, group: group.clone() }.paired(x, Sharing::reduce, Sharing::gather)
 }
 
 /// Keeps this rank's part, along `dim`, of a tensor that all ranks hold.
@@ -201,12 +205,7 @@ pub fn reduce_scatter<const D: usize>(x: Tensor<D>, dim: usize, cut: Cut, group:
 /// # Panics
 /// See the [module documentation](self); also if `dim` is not a dimension, or does not divide as the cut needs.
 pub fn scatter<const D: usize>(x: Tensor<D>, dim: usize, cut: Cut, group: &Group) -> Tensor<D> {
-    if group.size() == 1 {
-        return x;
-    }
-    let sharing = Sharing { dim, cut, group: group.clone() };
-    let forward = sharing.clone();
-    paired(x, move |x| forward.own(x), move |dy| sharing.gather(dy))
+    Sharing { dim, cut, group: group.clone() }.paired(x, Sharing::own, Sharing::gather)
 }
 
 /// Puts a tensor together whose dimension `dim` is cut over the group, for ranks that all do the same with the whole.
@@ -219,12 +218,7 @@ pub fn scatter<const D: usize>(x: Tensor<D>, dim: usize, cut: Cut, group: &Group
 /// # Panics
 /// See the [module documentation](self); also if `dim` is not a dimension, or does not divide as the cut needs.
 pub fn gather_replicated<const D: usize>(x: Tensor<D>, dim: usize, cut: Cut, group: &Group) -> Tensor<D> {
-    if group.size() == 1 {
-        return x;
-    }
-    let sharing = Sharing { dim, cut, group: group.clone() };
-    let forward = sharing.clone();
-    paired(x, move |x| forward.gather(x), move |dy| sharing.own(dy))
+    Sharing { dim, cut, group: group.clone() }.paired(x, Sharing::gather, Sharing::own)
 }
 
 /// [`all_gather`] of integers, which have no gradient.

@@ -1,5 +1,7 @@
 //! Output projection and cross-entropy in chunks of tokens: the logits of one chunk are all that exists.
 
+use std::ops::Range;
+
 use rayon::prelude::*;
 
 use super::activation::softcap_in_place;
@@ -9,9 +11,9 @@ use super::simd::{exp_in_place, exp_or_zero, max, sum_map, vectorised};
 use crate::cross_entropy::CrossEntropyOptions;
 
 /// Logits of one chunk: 32 MiB of float32 where that is enough tokens.
-pub const LOGITS: usize = 1 << 23;
+const LOGITS: usize = 1 << 23;
 /// Fewest tokens of a chunk: with fewer, the projection and its gradient are read and written too often.
-pub const FEWEST_TOKENS: usize = 256;
+const FEWEST_TOKENS: usize = 256;
 
 /// Tokens of one chunk. Chunks have one size: a few tokens left over would cost nearly as much as a chunk.
 pub fn chunk_rows(n: usize, v: usize) -> usize {
@@ -55,6 +57,22 @@ pub struct Solution {
 
 /// Sum over tokens of the masked loss, with gradients.
 pub fn solve(problem: Problem<'_>, wanted: Wanted) -> Solution {
+    let v = problem.weight.rows();
+    in_chunks(problem, wanted, |range, logits, losses| {
+        let (targets, mask) = (&problem.targets[range.clone()], &problem.mask[range]);
+        logits.par_chunks_mut(v.max(1)).zip(losses.par_iter_mut()).enumerate().for_each(|(i, (row, loss))| {
+            *loss = vectorised!(row_loss(row, targets[i], mask[i], problem.options, wanted));
+        });
+    })
+}
+
+/// Takes the tokens in chunks. `chunk` is given the tokens' range, their logits, `[count, v]`, and a place for the loss of each; it
+/// fills those, and turns the logits into their gradients.
+pub fn in_chunks(
+    problem: Problem<'_>,
+    wanted: Wanted,
+    mut chunk: impl FnMut(Range<usize>, &mut [f32], &mut [f64]),
+) -> Solution {
     let (n, c, v) = (problem.x.rows(), problem.x.cols(), problem.weight.rows());
     let rows = chunk_rows(n, v);
     let mut logits = filled(rows * v, |_| {});
@@ -70,10 +88,7 @@ pub fn solve(problem: Problem<'_>, wanted: Wanted) -> Solution {
         let logits = &mut logits[..count * v];
         let x = problem.x.row_range(start, count);
         gemm(MatrixMut::new(logits, count, v), Output::Set, 1.0, x, problem.weight.t(), Threads::All);
-        logits.par_chunks_mut(v.max(1)).zip(losses[start..].par_iter_mut()).enumerate().for_each(|(i, (row, loss))| {
-            let (target, mask) = (problem.targets[start + i], problem.mask[start + i]);
-            *loss = vectorised!(row_loss(row, target, mask, problem.options, wanted));
-        });
+        chunk(start..start + count, logits, &mut losses[start..start + count]);
         let grad_logits = Matrix::new(logits, count, v);
         if let Some(grad_x) = &mut grad_x {
             let out = MatrixMut::new(&mut grad_x[start * c..], count, c);

@@ -3,16 +3,17 @@
 use rayon::prelude::*;
 
 use super::activation::softcap_in_place;
-use super::buffer::filled;
-use super::cross_entropy::{FEWEST_TOKENS, LOGITS, Problem, Solution, Wanted, token_loss};
-use super::gemm::{Matrix, MatrixMut, Output, Threads, gemm};
+use super::cross_entropy::{Problem, Solution, Wanted, in_chunks, token_loss};
 use super::simd::{exp_in_place, exp_or_zero, max, sum_map, vectorised};
+use crate::cross_entropy::CrossEntropyOptions;
 use crate::vocab_parallel_cross_entropy::VocabularyShard;
 
 /// The tokens of one chunk.
 struct Chunk<'a> {
     /// This rank's logits, `[count, v]`; at the end their gradients.
     logits: &'a mut [f32],
+    /// Where the losses go.
+    losses: &'a mut [f64],
     /// Rows of this rank.
     v: usize,
     /// Targets in the whole vocabulary.
@@ -24,43 +25,18 @@ struct Chunk<'a> {
 ///
 /// `problem.targets` count from the start of the whole vocabulary.
 pub fn solve(problem: Problem<'_>, wanted: Wanted, shard: &VocabularyShard<'_>) -> Solution {
-    let (n, c, v) = (problem.x.rows(), problem.x.cols(), problem.weight.rows());
-    let rows = (LOGITS / v.max(1)).max(FEWEST_TOKENS).min(n.max(1));
-    let mut logits = vec![0.0; rows * v];
-    let mut loss = 0.0;
-    let mut grad_x = wanted.x.then(|| vec![0.0; n * c]);
-    let mut grad_weight = wanted.weight.then(|| match n {
-        0 => vec![0.0; v * c],
-        // The first chunk overwrites all of it.
-        _ => filled(v * c, |_| {}),
-    });
-    for start in (0..n).step_by(rows) {
-        let count = rows.min(n - start);
-        let logits = &mut logits[..count * v];
-        let x = problem.x.row_range(start, count);
-        gemm(MatrixMut::new(logits, count, v), Output::Set, 1.0, x, problem.weight.t(), Threads::All);
-        let range = start..start + count;
-        let chunk = Chunk { logits, v, targets: &problem.targets[range.clone()], mask: &problem.mask[range] };
-        loss += chunk.solve(&problem, shard);
-        let grad_logits = Matrix::new(logits, count, v);
-        if let Some(grad_x) = &mut grad_x {
-            let out = MatrixMut::new(&mut grad_x[start * c..], count, c);
-            gemm(out, Output::Set, 1.0, grad_logits, problem.weight, Threads::All);
-        }
-        if let Some(grad_weight) = &mut grad_weight {
-            let output = if start == 0 { Output::Set } else { Output::Add };
-            gemm(MatrixMut::new(grad_weight, v, c), output, 1.0, grad_logits.t(), x, Threads::All);
-        }
-    }
-    Solution { loss, x: grad_x, weight: grad_weight }
+    let v = problem.weight.rows();
+    in_chunks(problem, wanted, |range, logits, losses| {
+        let (targets, mask) = (&problem.targets[range.clone()], &problem.mask[range]);
+        Chunk { logits, losses, v, targets, mask }.solve(problem.options, shard);
+    })
 }
 
 impl Chunk<'_> {
-    /// The loss of the chunk; its logits become their gradients.
-    fn solve(self, problem: &Problem<'_>, shard: &VocabularyShard<'_>) -> f64 {
-        let Self { logits, v, targets, mask } = self;
+    /// Fills in the losses; the logits become their gradients.
+    fn solve(self, options: CrossEntropyOptions, shard: &VocabularyShard<'_>) {
+        let Self { logits, losses, v, targets, mask } = self;
         let count = targets.len();
-        let options = problem.options;
         let softcap = options.softcap.map(|cap| cap as f32);
         let mut largest = vec![0.0_f32; count];
         rows_of(logits, v).zip(largest.par_iter_mut()).zip(mask).for_each(|((row, largest), mask)| {
@@ -98,7 +74,6 @@ impl Chunk<'_> {
         shard.exchange.sum(&mut totals);
 
         let (sums, target_logits) = totals.split_at(count);
-        let mut losses = vec![0.0_f64; count];
         rows_of(logits, v).zip(losses.par_iter_mut()).enumerate().for_each(|(i, (row, loss))| {
             let (top, sum, mask) = (largest[i], sums[i], mask[i]);
             if mask == 0.0 {
@@ -110,7 +85,6 @@ impl Chunk<'_> {
             *loss = value;
             vectorised!(row_gradient(row, places[i], (factor / sum, mask), softcap.map(|cap| (cap, top))));
         });
-        losses.iter().sum()
     }
 }
 

@@ -19,7 +19,7 @@ pub(crate) fn linear_cross_entropy(
     if mask_n.is_tracked() {
         return None;
     }
-    let ([n, c], [v, _]) = (x_nc.dims(), weight_vc.dims());
+    let [v, _] = weight_vc.dims();
     let x = Values::of(x_nc)?.without_flips();
     let weight = Values::of(weight_vc)?.without_flips();
     let mask = Values::contiguous_of(mask_n)?;
@@ -27,9 +27,15 @@ pub(crate) fn linear_cross_entropy(
     let wanted = Wanted { x: x_nc.is_tracked(), weight: weight_vc.is_tracked() };
     let problem =
         Problem { x: x.matrix(), weight: weight.matrix(), targets: &targets, mask: mask.slice(), options: *options };
-    let Solution { loss, x: dx, weight: dw } = solve(problem, wanted);
+    Some(attached(solve(problem, wanted), x_nc, weight_vc))
+}
+
+/// The loss as a tensor, with the gradients that were found beside it: backward only scales them.
+pub(super) fn attached(solution: Solution, x_nc: &Tensor<2>, weight_vc: &Tensor<2>) -> Tensor<1> {
+    let ([n, c], [v, _]) = (x_nc.dims(), weight_vc.dims());
+    let Solution { loss, x: dx, weight: dw } = solution;
     let inputs = vec![x_nc.clone().into_dispatch(), weight_vc.clone().into_dispatch()];
-    Some(vjp::attach_some(tensor(vec![loss as f32], [1]), inputs, move |dy: Tensor<1>| {
+    vjp::attach_some(tensor(vec![loss as f32], [1]), inputs, move |dy: Tensor<1>| {
         let upstream = Values::of_gradient(dy).slice()[0];
         let scaled = |mut values: Vec<f32>, shape| {
             if upstream != 1.0 {
@@ -38,7 +44,7 @@ pub(crate) fn linear_cross_entropy(
             gradient(values, shape)
         };
         vec![dx.and_then(|dx| scaled(dx, [n, c])), dw.and_then(|dw| scaled(dw, [v, c]))]
-    }))
+    })
 }
 
 /// Targets as indices. A token that the mask leaves out may hold any number.

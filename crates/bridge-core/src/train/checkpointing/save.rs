@@ -143,7 +143,7 @@ fn run_files(run: &TrainingRun) -> Result<RunFiles, TrainError> {
     let mut train_state = run.state.train_state.clone();
     let extra = &mut train_state.extra;
     if settings.save_optim {
-        extra.insert("optimizer_step".into(), run.optimizer.state().step.into());
+        extra.insert("optimizer_step".into(), run.optimizer.steps().into());
         extra.insert("opt_param_scheduler".into(), json(&run.scheduler.state())?);
         extra.insert("loss_scaler".into(), json(&run.loss_scaler.state())?);
     }

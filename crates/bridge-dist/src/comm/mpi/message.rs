@@ -5,9 +5,10 @@
 use std::time::Instant;
 
 use super::raw::{Kind, Transfer};
-use super::seat::{Pace, Seat};
+use super::seat::Seat;
 use crate::comm::buffer::{DType, HostBuffer};
 use crate::comm::error::{CommError, CommErrorKind};
+use crate::comm::pace::Pace;
 use crate::comm::request::Pending;
 use crate::comm::signature::Signature;
 

@@ -1,13 +1,13 @@
 //! What the lanes and messages of a process share: the environment with its time limit and first failure, communicators with an owner, and
-//! a rank's place in a group. Polling lives here; what is transferred does not.
+//! a rank's place in a group. What is transferred does not live here.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use super::raw::{Environment, Kind, RawComm, RawError, Transfer};
 use crate::comm::buffer::HostBuffer;
 use crate::comm::error::{CommError, CommErrorKind};
+use crate::comm::pace::Pace;
 use crate::comm::signature::{Signature, Speaker};
 
 /// What all communicators of a process share.
@@ -69,23 +69,6 @@ impl Drop for World {
             }
         }
         self.environment.finish();
-    }
-}
-
-/// Waits between polls: at first it only yields, since most transfers are short, then it sleeps.
-#[derive(Default)]
-pub(super) struct Pace {
-    polls: u32,
-}
-
-impl Pace {
-    pub fn pause(&mut self) {
-        self.polls = self.polls.saturating_add(1);
-        if self.polls < 2000 {
-            thread::yield_now();
-        } else {
-            thread::sleep(Duration::from_micros(50));
-        }
     }
 }
 

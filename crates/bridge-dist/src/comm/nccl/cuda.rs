@@ -8,11 +8,11 @@ use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DevicePtrMut
 use super::carrier::{Carrier, CarrierError, Fabric};
 use super::error::NcclInitError;
 use super::library;
-use super::pace::Pace;
 use super::raw::{GroupedCalls, ID_BYTES, RawComm, Span, unique_id};
 use super::staging::{Layout, capacity};
 use crate::comm::Group;
 use crate::comm::buffer::DType;
+use crate::comm::pace::Pace;
 
 /// Bounds the staging memory of a lane to twice this, and makes transfers long enough for the link's full rate.
 const PIECE_BYTES: usize = 64 << 20;

@@ -54,7 +54,6 @@ mod error;
 mod handshake;
 mod lane;
 mod library;
-mod pace;
 mod raw;
 mod seat;
 mod staged;

@@ -13,8 +13,8 @@ use cudarc::nccl::sys::{
 };
 
 use super::carrier::CarrierError;
-use super::pace::Pace;
 use crate::comm::buffer::{DType, ReduceOp};
+use crate::comm::pace::Pace;
 
 /// Bytes of a unique id.
 pub(super) const ID_BYTES: usize = 128;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// At first only yields, since most operations are short, then sleeps.
 #[derive(Default)]
-pub(super) struct Pace {
+pub(crate) struct Pace {
     polls: u32,
 }
 
