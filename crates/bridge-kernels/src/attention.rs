@@ -25,6 +25,17 @@ impl AttentionOptions {
     pub fn causal(head_size: usize) -> Self {
         Self { scale: 1.0 / (head_size as f64).sqrt(), window: None, softcap: None, dropout: None, document_ids: None }
     }
+
+    /// Fails on options that do not fit a batch of `b` sequences of `t` queries and `s` keys.
+    pub(crate) fn check(&self, [b, t, s]: [usize; 3]) {
+        if let Some((rate, _)) = self.dropout {
+            assert!((0.0..1.0).contains(&rate), "attention: a dropout rate lies in [0, 1), got {rate}");
+        }
+        if let Some(ids_bt) = &self.document_ids {
+            assert!(s == t, "attention: document boundaries need as many keys as queries, got {s} and {t}");
+            assert_eq!(ids_bt.dims(), [b, t], "attention: one document id a token is needed");
+        }
+    }
 }
 
 /// Causal attention. Query `i` has position `s - t + i`, so with a key/value cache the last `t` positions are asked.
@@ -42,10 +53,10 @@ pub fn attention(q_bthd: Tensor<4>, k_bsgd: Tensor<4>, v_bsgd: Tensor<4>, option
         .unwrap_or_else(|| reference(q_bthd, k_bsgd, v_bsgd, options))
 }
 
-/// Bytes of scores that one thread of the fused kernel has at once, for `t` queries and `s` keys: probabilities and their gradients, in
-/// the backward. Dropout adds one row.
-pub fn workspace_bytes(t: usize, s: usize) -> usize {
-    2 * crate::cpu::attention::block(t, s) * s * size_of::<f32>()
+/// Bytes that one thread of the fused kernel works in, in the backward, for `t` queries, `s` keys and heads of `d`: probabilities of a
+/// block and their gradients, and the gradients of one head's keys and values. Dropout adds one row.
+pub fn workspace_bytes(t: usize, s: usize, d: usize) -> usize {
+    2 * (crate::cpu::attention::block(t, s) + d) * s * size_of::<f32>()
 }
 
 /// Fails early, and by name, on shapes that do not fit each other.
@@ -60,13 +71,7 @@ fn check_shapes(q_bthd: &Tensor<4>, k_bsgd: &Tensor<4>, v_bsgd: &Tensor<4>, opti
     );
     assert!(g > 0 && h % g == 0, "attention: {h} query heads do not divide into {g} key/value groups");
     assert!(s >= t, "attention: {t} queries need at least as many keys, got {s}");
-    if let Some((rate, _)) = options.dropout {
-        assert!((0.0..1.0).contains(&rate), "attention: a dropout rate lies in [0, 1), got {rate}");
-    }
-    if let Some(ids_bt) = &options.document_ids {
-        assert!(s == t, "attention: document boundaries need as many keys as queries, got {s} and {t}");
-        assert_eq!(ids_bt.dims(), [b, t], "attention: one document id a token is needed");
-    }
+    options.check([b, t, s]);
 }
 
 /// [`attention`] in plain Burn operations; the score matrix is materialised.

@@ -55,6 +55,19 @@ impl RotaryTable {
     pub fn rotary_size(&self) -> usize {
         2 * self.cos.dims()[1]
     }
+
+    /// Fails, by name, on heads or positions that do not fit. Values of explicit positions are looked at where they are used.
+    pub(crate) fn check(&self, [b, t]: [usize; 2], head_size: usize, positions: &Positions) {
+        let rotated = self.rotary_size();
+        assert!(rotated <= head_size, "rotary: {rotated} rotated dimensions do not fit a head of {head_size}");
+        match positions {
+            Positions::From(offset) => {
+                let (end, length) = (offset + t, self.length());
+                assert!(end <= length, "rotary: positions up to {end} are beyond the table's {length}");
+            }
+            Positions::Explicit(ids_bt) => assert_eq!(ids_bt.dims(), [b, t], "rotary: one position a token is needed"),
+        }
+    }
 }
 
 /// Rotates the first [`RotaryTable::rotary_size`] elements of every head by its position; the rest passes through.
@@ -68,15 +81,7 @@ impl RotaryTable {
 /// If a position lies beyond the table or the head is smaller than the rotated part.
 pub fn apply_rotary(x_bthd: Tensor<4>, table: &RotaryTable, positions: &Positions) -> Tensor<4> {
     let [b, t, _, d] = x_bthd.dims();
-    let rotated = table.rotary_size();
-    assert!(rotated <= d, "rotary: {rotated} rotated dimensions do not fit a head of {d}");
-    match positions {
-        Positions::From(offset) => {
-            let (end, length) = (offset + t, table.length());
-            assert!(end <= length, "rotary: positions up to {end} are beyond the table's {length}");
-        }
-        Positions::Explicit(ids_bt) => assert_eq!(ids_bt.dims(), [b, t], "rotary: one position a token is needed"),
-    }
+    table.check([b, t], d, positions);
     crate::fast::apply_rotary(&x_bthd, table, positions).unwrap_or_else(|| reference(x_bthd, table, positions))
 }
 

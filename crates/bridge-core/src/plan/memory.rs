@@ -100,7 +100,7 @@ fn cross_entropy_bytes(setup: &Setup<'_>) -> u64 {
 }
 
 fn attention_bytes(setup: &Setup<'_>) -> u64 {
-    let length = setup.model.seq_length;
+    let (length, d) = (setup.model.seq_length, setup.model.kv_channels);
     let threads = setup.config.train.num_threads.unwrap_or(1);
-    (threads * attention::workspace_bytes(length / setup.layout.context, length)) as u64
+    (threads * attention::workspace_bytes(length / setup.layout.context, length, d)) as u64
 }

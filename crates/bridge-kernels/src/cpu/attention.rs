@@ -11,9 +11,10 @@ use rayon::prelude::*;
 use super::buffer::{Shared, filled};
 use super::dropout::Mask;
 use super::gemm::{Matrix, MatrixMut, Output, Threads, gemm};
+use super::heads::Heads;
 use super::simd::{exp_in_place, max, tanh, vectorised};
 
-pub use super::attention_backward::{Saved, backward};
+pub use super::attention_backward::{Saved, Targets, backward};
 
 /// Queries of one block.
 const QUERIES: usize = 64;
@@ -21,25 +22,6 @@ const QUERIES: usize = 64;
 const SCORES: usize = 1 << 18;
 /// Fewest queries of a block.
 const FEWEST_QUERIES: usize = 8;
-
-/// Elements of a `[b, s, heads, d]` tensor with any strides but the last, which is 1.
-#[derive(Clone, Copy)]
-pub struct Heads<'a> {
-    /// From the tensor's first element on.
-    pub data: &'a [f32],
-    /// Strides of batch, sequence and head, in elements.
-    pub strides: [usize; 3],
-}
-
-impl<'a> Heads<'a> {
-    /// Rows `rows` of one head of one sequence, as a matrix.
-    pub(super) fn matrix(self, batch: usize, head: usize, rows: Range<usize>, d: usize) -> Matrix<'a> {
-        let [batch_stride, row_stride, head_stride] = self.strides;
-        let start = batch * batch_stride + head * head_stride + rows.start * row_stride;
-        let data = if rows.is_empty() { &[] } else { &self.data[start..] };
-        Matrix::strided(data, rows.len(), d, row_stride, 1)
-    }
-}
 
 /// Shapes and options, see [`crate::attention::AttentionOptions`].
 #[derive(Clone, Copy)]

@@ -4,20 +4,11 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::attention::{Attention, Heads};
+use super::attention::Attention;
 use super::buffer::{Shared, filled};
 use super::gemm::{Matrix, MatrixMut, Output, Threads, gemm};
+use super::heads::{HeadStrides, Heads, HeadsMut};
 use super::simd::{dot, exp_or_zero, tanh, vectorised};
-
-/// Gradients of the three inputs.
-pub struct AttentionGradients {
-    /// `[b, t, h, d]`.
-    pub q: Vec<f32>,
-    /// `[b, s, g, d]`.
-    pub k: Vec<f32>,
-    /// `[b, s, g, d]`.
-    pub v: Vec<f32>,
-}
 
 /// Inputs and results of the forward, and the gradient of its output.
 #[derive(Clone, Copy)]
@@ -36,52 +27,98 @@ pub struct Saved<'a> {
     pub d_out: Heads<'a>,
 }
 
-/// What one task writes to, and its place there.
+/// Where the gradients go. All elements are written.
 #[derive(Clone, Copy)]
-struct Targets<'a> {
-    q: Shared<'a>,
-    k: Shared<'a>,
-    v: Shared<'a>,
+pub struct Targets<'a> {
+    /// `[b, t, h, d]`.
+    pub q: HeadsMut<'a>,
+    /// `[b, s, g, d]`.
+    pub k: HeadsMut<'a>,
+    /// `[b, s, g, d]`.
+    pub v: HeadsMut<'a>,
 }
 
-/// Room for one block's scores, their gradients and dropout factors.
+/// Room for one block's scores, their gradients and dropout factors, and for the gradients of one head's keys and values.
 #[derive(Default)]
 struct Scratch {
     probabilities: Vec<f32>,
     gradients: Vec<f32>,
     factors: Vec<f32>,
+    k: Vec<f32>,
+    v: Vec<f32>,
 }
 
-/// Gradients from those of the output. A task takes one key/value head of one sequence with all its queries.
-pub fn backward(saved: Saved<'_>, attention: Attention<'_>) -> AttentionGradients {
-    let Attention { b, t, s, h, g, d, .. } = attention;
-    let mut k = vec![0.0; b * s * g * d];
-    let mut v = vec![0.0; b * s * g * d];
-    let q = filled(b * t * h * d, |q| {
-        let targets = Targets { q: Shared::new(q), k: Shared::new(&mut k), v: Shared::new(&mut v) };
-        (0..b * g).into_par_iter().for_each_init(Scratch::default, |scratch, task| {
-            let (batch, group) = (task / g, task % g);
-            for head in group * (h / g)..(group + 1) * (h / g) {
-                for start in (0..t).step_by(attention.block()) {
-                    let queries = start..(start + attention.block()).min(t);
-                    block(saved, attention, targets, scratch, (batch, head, group), queries);
+/// Gradients from those of the output. A task takes one query head of one sequence with all its queries.
+///
+/// Query heads that share a key each form its gradient for themselves, `[b, h, s, d]` in all; these are then added up in the order of
+/// the heads, whatever thread had which.
+pub fn backward(saved: Saved<'_>, attention: Attention<'_>, targets: Targets<'_>) {
+    let Attention { b, s, h, g, d, .. } = attention;
+    if h == g {
+        return all_heads(saved, attention, targets);
+    }
+    let size = b * h * s * d;
+    filled(2 * size, |terms| {
+        let strides = HeadStrides::even([h * s * d, d, s * d]);
+        let terms = Shared::new(terms);
+        let (k, v) = (HeadsMut { data: terms, offset: 0, strides }, HeadsMut { data: terms, offset: size, strides });
+        all_heads(saved, attention, Targets { q: targets.q, k, v });
+        (0..b * s).into_par_iter().with_min_len(SUMMED_TOKENS).for_each(|token| {
+            let (batch, token) = (token / s, token % s);
+            for (terms, sum) in [(k, targets.k), (v, targets.v)] {
+                for group in 0..g {
+                    // SAFETY: this token's gradients belong to this task alone, and the terms are complete.
+                    let sum = unsafe { sum.row(batch, group, token, d) };
+                    sum.fill(0.0);
+                    for head in group * (h / g)..(group + 1) * (h / g) {
+                        // SAFETY: as above.
+                        let term = unsafe { terms.row(batch, head, token, d) };
+                        sum.iter_mut().zip(term).for_each(|(sum, term)| *sum += *term);
+                    }
                 }
             }
         });
     });
-    AttentionGradients { q, k, v }
 }
 
-/// One block of queries of one head.
+/// Tokens whose gradients one task adds up, at least.
+const SUMMED_TOKENS: usize = 32;
+
+/// The gradients of all query heads; `targets.k` and `targets.v` have one head for each.
+fn all_heads(saved: Saved<'_>, attention: Attention<'_>, targets: Targets<'_>) {
+    let Attention { b, t, s, h, d, .. } = attention;
+    (0..b * h).into_par_iter().with_max_len(1).for_each_init(Scratch::default, |scratch, task| {
+        let (batch, head) = (task / h, task % h);
+        for sums in [&mut scratch.k, &mut scratch.v] {
+            sums.clear();
+            sums.resize(s * d, 0.0);
+        }
+        for start in (0..t).step_by(attention.block()) {
+            let queries = start..(start + attention.block()).min(t);
+            // SAFETY: this head of this sequence belongs to this task alone.
+            let dq = unsafe { targets.q.matrix(batch, head, queries.clone(), d) };
+            block(saved, attention, dq, scratch, (batch, head), queries);
+        }
+        for (sums, target) in [(&scratch.k, targets.k), (&scratch.v, targets.v)] {
+            for (token, sum) in sums.chunks_exact(d.max(1)).enumerate() {
+                // SAFETY: as above.
+                unsafe { target.row(batch, head, token, d) }.copy_from_slice(sum);
+            }
+        }
+    });
+}
+
+/// One block of queries of one head. Gradients of keys and values are added to those in `scratch`.
 fn block(
     saved: Saved<'_>,
     attention: Attention<'_>,
-    targets: Targets<'_>,
+    dq: MatrixMut<'_>,
     scratch: &mut Scratch,
-    (batch, head, group): (usize, usize, usize),
+    (batch, head): (usize, usize),
     queries: Range<usize>,
 ) {
-    let Attention { t, s, h, g, d, scale, .. } = attention;
+    let Attention { h, g, d, scale, .. } = attention;
+    let group = head / (h / g);
     let keys = attention.keys(&queries);
     let (rows, columns) = (queries.len(), keys.len());
     let size = rows * columns;
@@ -100,19 +137,11 @@ fn block(
         score_gradients(p, dp, &mut scratch.factors, saved, attention, place);
     });
     let (p, dp) = (Matrix::new(p, rows, columns), Matrix::new(dp, rows, columns));
-    let first_query = ((batch * t + queries.start) * h + head) * d;
-    let first_key = ((batch * s + keys.start) * g + group) * d;
-    // SAFETY: this key/value head of this sequence and its query heads belong to this task alone.
-    let (dq, dk, dv) = unsafe {
-        (
-            MatrixMut::shared(targets.q, first_query, rows, d, h * d),
-            MatrixMut::shared(targets.k, first_key, columns, d, g * d),
-            MatrixMut::shared(targets.v, first_key, columns, d, g * d),
-        )
-    };
-    gemm(dv, Output::Add, 1.0, p.t(), d_out, Threads::One);
+    let seen = keys.start * d..keys.end * d;
+    let (dk, dv) = (&mut scratch.k[seen.clone()], &mut scratch.v[seen]);
+    gemm(MatrixMut::new(dv, columns, d), Output::Add, 1.0, p.t(), d_out, Threads::One);
     gemm(dq, Output::Set, scale, dp, k, Threads::One);
-    gemm(dk, Output::Add, scale, dp.t(), q, Threads::One);
+    gemm(MatrixMut::new(dk, columns, d), Output::Add, scale, dp.t(), q, Threads::One);
 }
 
 /// Where a block is.
@@ -176,14 +205,5 @@ fn score_gradients(
                 }
             }
         }
-    }
-}
-
-impl<'a> Heads<'a> {
-    /// One query's elements.
-    #[inline(always)]
-    fn row(self, batch: usize, head: usize, row: usize, d: usize) -> &'a [f32] {
-        let [batch_stride, row_stride, head_stride] = self.strides;
-        &self.data[batch * batch_stride + head * head_stride + row * row_stride..][..d]
     }
 }

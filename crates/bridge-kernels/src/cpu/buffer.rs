@@ -6,15 +6,24 @@ use std::marker::PhantomData;
 ///
 /// Fresh memory is not zeroed first: that is a pass over memory which a training step would make for every activation.
 pub fn filled(len: usize, fill: impl FnOnce(&mut [f32])) -> Vec<f32> {
-    let mut values = Vec::with_capacity(len);
-    // SAFETY: the capacity is `len`, any bit pattern is a valid f32, and f32 needs no drop. Every caller in this crate
-    // writes each element before anything reads it.
-    #[allow(clippy::uninit_vec)]
-    unsafe {
-        values.set_len(len);
-    }
-    fill(&mut values);
+    let [values] = all_filled([len], |[values]| fill(values));
     values
+}
+
+/// Several buffers that `fill` writes in full, see [`filled`].
+pub fn all_filled<const N: usize>(lens: [usize; N], fill: impl FnOnce([&mut [f32]; N])) -> [Vec<f32>; N] {
+    let mut buffers = lens.map(|len| {
+        let mut values = Vec::with_capacity(len);
+        // SAFETY: the capacity is `len`, any bit pattern is a valid f32, and f32 needs no drop. Every caller in this crate
+        // writes each element before anything reads it.
+        #[allow(clippy::uninit_vec)]
+        unsafe {
+            values.set_len(len);
+        }
+        values
+    });
+    fill(buffers.each_mut().map(Vec::as_mut_slice));
+    buffers
 }
 
 /// A slice that several tasks write at once, each its own elements.

@@ -1,8 +1,10 @@
 //! Matrix products on strided views, by the `gemm` crate.
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use gemm::Parallelism;
+use rayon::prelude::*;
 
 use super::buffer::Shared;
 
@@ -58,6 +60,11 @@ impl<'a> Matrix<'a> {
         self.cols
     }
 
+    /// Columns `start .. start + count`.
+    pub fn col_range(self, start: usize, count: usize) -> Self {
+        self.t().row_range(start, count).t()
+    }
+
     /// Rows `start .. start + count`.
     pub fn row_range(self, start: usize, count: usize) -> Self {
         let offset = if count == 0 { 0 } else { start * self.row_stride };
@@ -75,11 +82,24 @@ pub struct MatrixMut<'a> {
     data: PhantomData<&'a mut [f32]>,
 }
 
+// SAFETY: it is a `&mut [f32]` with gaps; parts are only handed out by `block`, whose callers keep them apart.
+unsafe impl Sync for MatrixMut<'_> {}
+
 impl<'a> MatrixMut<'a> {
     /// A contiguous row-major matrix.
     pub fn new(data: &'a mut [f32], rows: usize, cols: usize) -> Self {
         assert!(rows * cols <= data.len(), "a {rows} x {cols} matrix does not fit {} elements", data.len());
         Self { start: data.as_mut_ptr(), rows, cols, row_stride: cols, data: PhantomData }
+    }
+
+    /// The block of these rows and columns, which must lie inside.
+    ///
+    /// # Safety
+    /// No other task may touch the block's elements at the same time.
+    unsafe fn block(&self, rows: Range<usize>, cols: Range<usize>) -> Self {
+        assert!(rows.end <= self.rows && cols.end <= self.cols, "rows {rows:?} and columns {cols:?} lie outside");
+        let start = self.start.wrapping_add(rows.start * self.row_stride + cols.start);
+        Self { start, rows: rows.len(), cols: cols.len(), row_stride: self.row_stride, data: PhantomData }
     }
 
     /// A strided block that starts at element `start` of a shared slice.
@@ -114,6 +134,32 @@ pub enum Threads {
 /// Below this many multiply-adds a product stays on one thread.
 const PARALLEL_WORK: usize = 96 * 96 * 96;
 
+/// Rows and columns of the smallest piece that a thread is given. Pieces of more than 64 rows or columns have the whole
+/// product's blocking along `k`, so that an element's sum does not depend on the number of pieces.
+const MIN_PIECE: (usize, usize) = (96, 128);
+/// Pieces begin at multiples of these, where the crate's kernel has few ragged edges.
+const PIECE_UNIT: (usize, usize) = (6, 32);
+
+/// Into how many rows and columns of pieces a product is cut for a number of threads.
+///
+/// Each thread copies what it reads of the operands into the kernel's order. That is expensive for an `a` that lies column by
+/// column (the gradient of a weight), so then rows are cut, which divides `a`; otherwise columns are, which divides `b`.
+fn pieces(a: &Matrix<'_>, b: &Matrix<'_>, threads: usize) -> (usize, usize) {
+    let at_most = |len: usize, min: usize, wanted: usize| (len / min).clamp(1, wanted);
+    if a.col_stride != 1 {
+        let rows = at_most(a.rows, MIN_PIECE.0, threads);
+        (rows, at_most(b.cols, MIN_PIECE.1, threads.div_ceil(rows)))
+    } else {
+        let cols = at_most(b.cols, MIN_PIECE.1, threads);
+        (at_most(a.rows, MIN_PIECE.0, threads.div_ceil(cols)), cols)
+    }
+}
+
+/// Where piece `piece` of `pieces` begins.
+fn cut(len: usize, unit: usize, piece: usize, pieces: usize) -> usize {
+    (len.div_ceil(unit) * piece / pieces * unit).min(len)
+}
+
 /// `out = scale * a * b`, or `out += scale * a * b`.
 ///
 /// Every element is summed in the same order on any number of threads: only rows and columns are divided between them.
@@ -129,17 +175,32 @@ pub fn gemm(out: MatrixMut<'_>, output: Output, scale: f32, a: Matrix<'_>, b: Ma
         out.rows,
         out.cols
     );
-    let parallelism = match threads {
-        Threads::All if m * n * k >= PARALLEL_WORK => Parallelism::Rayon(0),
-        _ => Parallelism::None,
+    let (rows, cols) = match threads {
+        Threads::All if m * n * k >= PARALLEL_WORK => pieces(&a, &b, rayon::current_num_threads()),
+        _ => (1, 1),
     };
+    if rows * cols == 1 {
+        return product(out, output, scale, a, b);
+    }
+    (0..rows * cols).into_par_iter().with_max_len(1).for_each(|piece| {
+        let (row, col) = (piece / cols, piece % cols);
+        let (top, bottom) = (cut(m, PIECE_UNIT.0, row, rows), cut(m, PIECE_UNIT.0, row + 1, rows));
+        let (left, right) = (cut(n, PIECE_UNIT.1, col, cols), cut(n, PIECE_UNIT.1, col + 1, cols));
+        // SAFETY: pieces do not overlap.
+        let block = unsafe { out.block(top..bottom, left..right) };
+        product(block, output, scale, a.row_range(top, bottom - top), b.col_range(left, right - left));
+    });
+}
+
+/// [`gemm()`] on the calling thread, of operands that fit.
+fn product(out: MatrixMut<'_>, output: Output, scale: f32, a: Matrix<'_>, b: Matrix<'_>) {
     // SAFETY: the views were checked against their slices when they were made; `out` is exclusive and its rows do not
     // overlap; with `read_dst` false the output is not read.
     unsafe {
         gemm::gemm(
-            m,
-            n,
-            k,
+            a.rows,
+            b.cols,
+            a.cols,
             out.start,
             1,
             out.row_stride as isize,
@@ -155,7 +216,7 @@ pub fn gemm(out: MatrixMut<'_>, output: Output, scale: f32, a: Matrix<'_>, b: Ma
             false,
             false,
             false,
-            parallelism,
+            Parallelism::None,
         );
     }
 }

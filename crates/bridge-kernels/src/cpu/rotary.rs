@@ -29,57 +29,78 @@ pub struct Rotation<'a> {
     pub pairs: usize,
     /// How dimensions are paired.
     pub pairing: RotaryPairing,
-    /// Number of heads.
-    pub heads: usize,
     /// Size of a head.
     pub head_size: usize,
+    /// Number of heads.
+    pub heads: usize,
+    /// Heads of a group, which divides `heads`.
+    pub group: usize,
+    /// How many heads of a group are rotated: the first ones.
+    pub turned: usize,
 }
 
-/// Rotates `x`, whose tokens (`[h, d]` each) have the given positions.
+/// A rotated copy of `x`, whose tokens (`[heads, head_size]` each) have the given positions.
 pub fn rotate(x: &[f32], positions: &[usize], rotation: Rotation<'_>, direction: Direction) -> Vec<f32> {
-    let width = rotation.heads * rotation.head_size;
     filled(x.len(), |y| {
-        if width == 0 {
-            return;
-        }
-        let tokens = (CHUNK / width).max(1);
+        let (tokens, width) = chunk(rotation);
         let tasks = y.par_chunks_mut(tokens * width).zip(x.par_chunks(tokens * width));
         tasks.zip(positions.par_chunks(tokens)).for_each(|((y, x), positions)| {
             vectorised!({
                 for ((y, x), position) in y.chunks_exact_mut(width).zip(x.chunks_exact(width)).zip(positions) {
-                    token(y, x, *position, rotation, direction);
+                    y.copy_from_slice(x);
+                    token(y, *position, rotation, direction);
                 }
             });
         });
     })
 }
 
+/// [`rotate`] without the copy.
+pub fn rotate_in_place(x: &mut [f32], positions: &[usize], rotation: Rotation<'_>, direction: Direction) {
+    let (tokens, width) = chunk(rotation);
+    x.par_chunks_mut(tokens * width).zip(positions.par_chunks(tokens)).for_each(|(x, positions)| {
+        vectorised!({
+            for (x, position) in x.chunks_exact_mut(width).zip(positions) {
+                token(x, *position, rotation, direction);
+            }
+        });
+    });
+}
+
+/// Tokens of one task, and elements of a token (at least one of each).
+fn chunk(rotation: Rotation<'_>) -> (usize, usize) {
+    let width = (rotation.heads * rotation.head_size).max(1);
+    ((CHUNK / width).max(1), width)
+}
+
 #[inline(always)]
-fn token(y: &mut [f32], x: &[f32], position: usize, rotation: Rotation<'_>, direction: Direction) {
-    let Rotation { pairs, head_size, .. } = rotation;
+fn token(x: &mut [f32], position: usize, rotation: Rotation<'_>, direction: Direction) {
+    let Rotation { pairs, head_size, group, turned, .. } = rotation;
     let cos = &rotation.cos[position * pairs..][..pairs];
     let sin = &rotation.sin[position * pairs..][..pairs];
     let sign = if direction == Direction::Forward { 1.0 } else { -1.0 };
-    for (y, x) in y.chunks_exact_mut(head_size).zip(x.chunks_exact(head_size)) {
-        let ((y, y_rest), (x, x_rest)) = (y.split_at_mut(2 * pairs), x.split_at(2 * pairs));
-        match rotation.pairing {
-            RotaryPairing::Halves => {
-                let ((y1, y2), (x1, x2)) = (y.split_at_mut(pairs), x.split_at(pairs));
-                let angles = cos.iter().zip(sin);
-                for (((y1, y2), (x1, x2)), (c, s)) in y1.iter_mut().zip(y2).zip(x1.iter().zip(x2)).zip(angles) {
-                    let s = s * sign;
-                    *y1 = x1 * c - x2 * s;
-                    *y2 = x2 * c + x1 * s;
+    for group in x.chunks_exact_mut(group * head_size) {
+        for head in group.chunks_exact_mut(head_size).take(turned) {
+            let head = &mut head[..2 * pairs];
+            match rotation.pairing {
+                RotaryPairing::Halves => {
+                    let (x1, x2) = head.split_at_mut(pairs);
+                    for ((x1, x2), (c, s)) in x1.iter_mut().zip(x2).zip(cos.iter().zip(sin)) {
+                        (*x1, *x2) = turn(*x1, *x2, *c, s * sign);
+                    }
                 }
-            }
-            RotaryPairing::Interleaved => {
-                let (y, x) = (y.as_chunks_mut::<2>().0, x.as_chunks::<2>().0);
-                for ((y, x), (c, s)) in y.iter_mut().zip(x).zip(cos.iter().zip(sin)) {
-                    let s = s * sign;
-                    *y = [x[0] * c - x[1] * s, x[1] * c + x[0] * s];
+                RotaryPairing::Interleaved => {
+                    for ([x1, x2], (c, s)) in head.as_chunks_mut::<2>().0.iter_mut().zip(cos.iter().zip(sin)) {
+                        (*x1, *x2) = turn(*x1, *x2, *c, s * sign);
+                    }
                 }
             }
         }
-        y_rest.copy_from_slice(x_rest);
     }
+}
+
+/// A point turned by the angle with this cosine and sine.
+#[inline(always)]
+fn turn(x1: f32, x2: f32, cos: f32, sin: f32) -> (f32, f32) {
+    (x1 * cos - x2 * sin, x2 * cos + x1 * sin)
 }

@@ -1,10 +1,11 @@
 //! Small cases of every kernel with `unsafe` in it, so small that Miri runs them:
 //! `cargo +nightly miri test -p bridge-kernels --lib cpu::tests`. Numerics are tested from outside, in `tests/ops`.
 
-use super::attention::{Attention, Heads, Saved, backward, forward};
+use super::attention::{Attention, Saved, Targets, backward, forward};
 use super::buffer::{Shared, filled};
 use super::cross_entropy::{Problem, Wanted, solve};
 use super::gemm::{Matrix, MatrixMut, Output, Threads, gemm};
+use super::heads::{HeadStrides, Heads, HeadsMut};
 use super::{embedding, linear};
 use crate::cross_entropy::CrossEntropyOptions;
 
@@ -113,7 +114,7 @@ fn attention_forward_and_backward() {
     // Query, key and value are slices of one projection.
     let qkv = values(b * t * (h + 2 * g) * d);
     let row = (h + 2 * g) * d;
-    let heads = |offset: usize| Heads { data: &qkv[offset * d..], strides: [t * row, row, d] };
+    let heads = |offset: usize| Heads { data: &qkv[offset * d..], strides: HeadStrides::even([t * row, row, d]) };
     let (q, k, v) = (heads(0), heads(h), heads(h + g));
     let attention =
         Attention { b, t, s: t, h, g, d, scale: 0.7, window: None, softcap: None, dropout: None, documents: None };
@@ -121,15 +122,23 @@ fn attention_forward_and_backward() {
     // The first query of a sequence sees its own value only.
     assert_close(&attended.out[..d], &qkv[(h + g) * d..][..d]);
     let d_out = values(b * t * h * d);
-    let strides = [t * h * d, h * d, d];
+    let strides = HeadStrides::contiguous(t, h, d);
     let (out, log_sum_exp) = (Heads { data: &attended.out, strides }, &attended.log_sum_exp[..]);
-    let gradients = backward(Saved { q, k, v, out, log_sum_exp, d_out: Heads { data: &d_out, strides } }, attention);
+    let saved = Saved { q, k, v, out, log_sum_exp, d_out: Heads { data: &d_out, strides } };
+    // The gradients lie as the projection does.
+    let mut gradients = vec![f32::NAN; qkv.len()];
+    let data = Shared::new(&mut gradients);
+    let target = |head: usize| HeadsMut { data, offset: head * d, strides: q.strides };
+    backward(saved, attention, Targets { q: target(0), k: target(h), v: target(h + g) });
+    let part =
+        |from: usize, to: usize| gradients.chunks(row).flat_map(|token| &token[from * d..to * d]).copied().collect();
+    let (dq, dk, dv): (Vec<f32>, Vec<f32>, Vec<f32>) = (part(0, h), part(h, h + g), part(h + g, h + 2 * g));
     // Probabilities add up to one, so what comes in goes on to the values as a whole.
     let sum = |x: &[f32]| x.iter().sum::<f32>();
-    assert_close(&[sum(&gradients.v)], &[sum(&d_out)]);
+    assert_close(&[sum(&dv)], &[sum(&d_out)]);
     // A key added to all keys changes no probability: gradients of the keys that a query sees cancel for equal queries.
-    assert_close(&gradients.q[..h * d], &vec![0.0; h * d]);
-    assert!(gradients.k.iter().any(|x| *x != 0.0));
+    assert_close(&dq[..h * d], &vec![0.0; h * d]);
+    assert!(dk.iter().any(|x| *x != 0.0));
 }
 
 #[test]

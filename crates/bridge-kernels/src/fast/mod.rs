@@ -20,7 +20,7 @@ use crate::cpu::gemm::Matrix;
 use crate::vjp::{self, Lift};
 
 pub(crate) use activation::{activation, glu};
-pub(crate) use attention::attention;
+pub(crate) use attention::{attention, packed_attention};
 pub(crate) use cross_entropy::linear_cross_entropy;
 pub(crate) use dropout::dropout;
 pub(crate) use linear::{embedding, linear};
@@ -43,6 +43,11 @@ impl Values {
     /// As [`Self::of`], with the elements side by side.
     fn contiguous_of<const D: usize>(x: &Tensor<D>) -> Option<Self> {
         Self::of(x).map(Self::contiguous)
+    }
+
+    /// A contiguous tensor of its own.
+    fn from_vec<const D: usize>(values: Vec<f32>, shape: [usize; D]) -> Self {
+        Self(FloatTensor::<Flex>::from_data(TensorData::new(values, shape)))
     }
 
     /// The gradient that a pullback is given.
@@ -90,12 +95,12 @@ impl Values {
 
 /// A tensor that owns `values`.
 fn tensor<const D: usize>(values: Vec<f32>, shape: [usize; D]) -> Tensor<D> {
-    Tensor::from_primitive::<Flex>(FloatTensor::<Flex>::from_data(TensorData::new(values, shape)))
+    Tensor::from_primitive::<Flex>(Values::from_vec(values, shape).0)
 }
 
 /// A gradient for a pullback to return.
 fn gradient<const D: usize>(values: Vec<f32>, shape: [usize; D]) -> Option<DispatchTensor> {
-    Some(Flex::lift(FloatTensor::<Flex>::from_data(TensorData::new(values, shape))))
+    Some(Flex::lift(Values::from_vec(values, shape).0))
 }
 
 /// Non-negative integers; `None` for a tensor that is not on Flex.

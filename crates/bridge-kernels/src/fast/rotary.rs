@@ -3,29 +3,68 @@
 use burn::tensor::Tensor;
 
 use super::{Values, attach_one, gradient, indices, tensor};
-use crate::cpu::rotary::{Direction, Rotation, rotate};
-use crate::rotary::{Positions, RotaryTable};
+use crate::cpu::rotary::{Direction, Rotation, rotate, rotate_in_place};
+use crate::rotary::{Positions, RotaryPairing, RotaryTable};
 
 /// See [`crate::apply_rotary`].
 pub(crate) fn apply_rotary(x_bthd: &Tensor<4>, table: &RotaryTable, positions: &Positions) -> Option<Tensor<4>> {
     let dims = x_bthd.dims();
     let [b, t, heads, head_size] = dims;
     let values = Values::contiguous_of(x_bthd)?;
-    let (cos, sin) = table.cos_sin();
-    let (cos, sin) = (Values::contiguous_of(cos)?, Values::contiguous_of(sin)?);
-    let positions: Vec<usize> = match positions {
-        Positions::From(offset) => (0..b).flat_map(|_| *offset..offset + t).collect(),
-        Positions::Explicit(ids_bt) => indices(ids_bt)?,
-    };
-    let length = table.length();
-    if let Some(position) = positions.iter().find(|p| **p >= length) {
-        panic!("rotary position {position} is beyond the table's {length}");
+    let turn = Turn::new(table, positions, [b, t])?.with_heads([heads, 1, 1], head_size);
+    let y = tensor(turn.copy(values.slice(), Direction::Forward), dims);
+    Some(attach_one(y, x_bthd.clone(), move |dy| gradient(turn.copy(dy.slice(), Direction::Backward), dims)))
+}
+
+/// A rotation of all tokens of a batch.
+pub(super) struct Turn {
+    cos: Values,
+    sin: Values,
+    pairs: usize,
+    pairing: RotaryPairing,
+    positions: Vec<usize>,
+    /// Heads of a token, of a group, and of a group those that turn.
+    heads: [usize; 3],
+    head_size: usize,
+}
+
+impl Turn {
+    /// By the positions of `b * t` tokens; `None` if the tables are not float32 on Flex.
+    ///
+    /// # Panics
+    /// If a position lies beyond the table.
+    pub fn new(table: &RotaryTable, positions: &Positions, [b, t]: [usize; 2]) -> Option<Self> {
+        let (cos, sin) = table.cos_sin();
+        let (cos, sin) = (Values::contiguous_of(cos)?, Values::contiguous_of(sin)?);
+        let positions: Vec<usize> = match positions {
+            Positions::From(offset) => (0..b).flat_map(|_| *offset..offset + t).collect(),
+            Positions::Explicit(ids_bt) => indices(ids_bt)?,
+        };
+        let length = table.length();
+        if let Some(position) = positions.iter().find(|p| **p >= length) {
+            panic!("rotary position {position} is beyond the table's {length}");
+        }
+        let (pairs, pairing) = (table.rotary_size() / 2, table.pairing());
+        Some(Self { cos, sin, pairs, pairing, positions, heads: [0, 1, 1], head_size: 0 })
     }
-    let (pairs, pairing) = (table.rotary_size() / 2, table.pairing());
-    let turn = move |x: &[f32], direction| {
-        let rotation = Rotation { cos: cos.slice(), sin: sin.slice(), pairs, pairing, heads, head_size };
-        rotate(x, &positions, rotation, direction)
-    };
-    let y = tensor(turn(values.slice(), Direction::Forward), dims);
-    Some(attach_one(y, x_bthd.clone(), move |dy| gradient(turn(dy.slice(), Direction::Backward), dims)))
+
+    /// Says what a token consists of: `heads` heads in groups of `group`, of which the first `turned` turn.
+    pub fn with_heads(self, [heads, group, turned]: [usize; 3], head_size: usize) -> Self {
+        Self { heads: [heads, group, turned], head_size, ..self }
+    }
+
+    /// A rotated copy.
+    pub fn copy(&self, x: &[f32], direction: Direction) -> Vec<f32> {
+        rotate(x, &self.positions, self.rotation(), direction)
+    }
+
+    /// Rotates.
+    pub fn in_place(&self, x: &mut [f32], direction: Direction) {
+        rotate_in_place(x, &self.positions, self.rotation(), direction);
+    }
+
+    fn rotation(&self) -> Rotation<'_> {
+        let Self { pairs, pairing, head_size, heads: [heads, group, turned], .. } = *self;
+        Rotation { cos: self.cos.slice(), sin: self.sin.slice(), pairs, pairing, head_size, heads, group, turned }
+    }
 }

@@ -65,13 +65,15 @@ fn views_are_read_where_they_are() {
 
 #[test]
 fn the_same_on_any_number_of_threads() {
-    let (n, i, o) = (301, 257, 523);
-    let inputs = [values(1, n * i), values(2, o * i), values(3, o)];
-    assert_same_on_any_threads("linear", || {
-        run_all(&inputs, |t| {
-            linear(t[0].clone().reshape([n, i]), t[1].clone().reshape([o, i]), Some(t[2].clone())).reshape([n * o])
-        })
-    });
+    // Long, flat, deep and narrow ones: products are cut by rows, by columns, by both or not at all.
+    for (n, i, o) in [(301, 257, 523), (5, 900, 2000), (1501, 700, 70), (66, 1030, 1400), (97, 1100, 129)] {
+        let inputs = [values(1, n * i), values(2, o * i), values(3, o)];
+        assert_same_on_any_threads(&format!("linear {n} x {i} -> {o}"), || {
+            run_all(&inputs, |t| {
+                linear(t[0].clone().reshape([n, i]), t[1].clone().reshape([o, i]), Some(t[2].clone())).reshape([n * o])
+            })
+        });
+    }
 }
 
 #[test]

@@ -11,6 +11,7 @@ mod linear;
 mod linear_deferred;
 mod norm;
 mod optim;
+mod packed_attention;
 mod plain;
 mod rotary;
 mod vjp;

@@ -2,7 +2,7 @@
 
 use bridge_core::model::{LayerCache, WeightGradientStore};
 use bridge_kernels::rotary::Positions;
-use bridge_kernels::{AttentionOptions, DropoutKey, RotaryTable, apply_rotary};
+use bridge_kernels::{AttentionOptions, DropoutKey, PackedHeads, RotaryTable, apply_rotary, packed_attention};
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 
@@ -26,10 +26,8 @@ pub(super) struct SelfAttention {
 
 #[derive(Clone, Copy, Debug)]
 struct Settings {
-    /// Key/value groups of this rank.
-    groups: usize,
-    queries_per_group: usize,
-    head_size: usize,
+    /// The heads of this rank.
+    packed: PackedHeads,
     scale: f64,
     window: Option<usize>,
     softcap: Option<f64>,
@@ -81,9 +79,11 @@ impl SelfAttention {
             k_layernorm: qk_norm(),
             linear_proj: Linear::new(&linear_proj, init),
             settings: Settings {
-                groups: config.num_query_groups / init.tensor_size(),
-                queries_per_group: config.num_attention_heads / config.num_query_groups,
-                head_size: d,
+                packed: PackedHeads {
+                    groups: config.num_query_groups / init.tensor_size(),
+                    queries_per_group: config.num_attention_heads / config.num_query_groups,
+                    head_size: d,
+                },
                 scale: config.softmax_scale,
                 window: config.window_size.filter(|_| config.window_layers.includes(index)),
                 softcap: config.attention_softcap,
@@ -98,22 +98,27 @@ impl SelfAttention {
         let (regions, store) = (input.regions, input.weight_gradients);
         let x_btc = regions.enter(x_btc);
         let [b, t, _] = x_btc.dims();
-        let Settings { groups, queries_per_group, head_size, .. } = self.settings;
-        let (q_bthd, k_btgd, v_btgd) = self.project(x_btc, &input);
-        let (k_btgd, v_btgd) = match input.cache {
-            Some(cache) => cache.append(k_btgd, v_btgd),
-            None => (k_btgd, v_btgd),
-        };
         let options = AttentionOptions {
             scale: self.settings.scale,
             window: self.settings.window,
             softcap: self.settings.softcap,
             dropout: self.dropout(input.dropout_key, regions),
-            document_ids: input.document_ids,
+            document_ids: input.document_ids.clone(),
         };
-        let y_bthd = attend(Heads { q_bthd, k_btgd, v_btgd }, options, regions);
-        let y_btc = y_bthd.reshape([b, t, groups * queries_per_group * head_size]);
-        self.linear_proj.forward_and_leave(y_btc, regions, store)
+        let qkv_btf = self.linear_qkv.forward(x_btc, store);
+        let rotary = input.rotary.filter(|_| self.settings.use_rope).map(|table| (table, input.positions));
+        let is_plain = self.q_layernorm.is_none() && input.cache.is_none() && regions.context().size() == 1;
+        let y_bthd = if is_plain {
+            packed_attention(qkv_btf, self.settings.packed, rotary, &options)
+        } else {
+            let mut heads = self.heads(qkv_btf, rotary);
+            if let Some(cache) = input.cache {
+                (heads.k_btgd, heads.v_btgd) = cache.append(heads.k_btgd, heads.v_btgd);
+            }
+            attend(heads, options, regions)
+        };
+        let [_, _, h, d] = y_bthd.dims();
+        self.linear_proj.forward_and_leave(y_bthd.reshape([b, t, h * d]), regions, store)
     }
 
     /// Rate and key of the dropout of probabilities. Ranks with different heads draw different masks, so that heads do: not those that one
@@ -125,25 +130,19 @@ impl SelfAttention {
         Some((self.settings.dropout, key))
     }
 
-    /// Query `[b, t, h, d]`, key and value `[b, t, g, d]`, normalized and rotated.
-    fn project(&self, x_btc: Tensor<3>, input: &AttentionInput) -> (Tensor<4>, Tensor<4>, Tensor<4>) {
-        let [b, t, _] = x_btc.dims();
-        let Settings { groups: g, queries_per_group: r, head_size: d, .. } = self.settings;
-        // Rows of the projection: for each group its queries, then its key, then its value.
-        let qkv_btgrd: Tensor<5> = self.linear_qkv.forward(x_btc, input.weight_gradients).reshape([b, t, g, r + 2, d]);
-        let mut q_bthd = qkv_btgrd.clone().narrow(3, 0, r).reshape([b, t, g * r, d]);
-        let mut k_btgd = qkv_btgrd.clone().narrow(3, r, 1).reshape([b, t, g, d]);
-        let v_btgd = qkv_btgrd.narrow(3, r + 1, 1).reshape([b, t, g, d]);
+    /// Queries, keys and values, normalized and rotated.
+    fn heads(&self, qkv_btf: Tensor<3>, rotary: Option<(&RotaryTable, &Positions)>) -> Heads {
+        let [mut q_bthd, mut k_btgd, v_btgd] = self.settings.packed.unpack(qkv_btf);
         if let Some(norm) = &self.q_layernorm {
             q_bthd = norm.forward(q_bthd);
         }
         if let Some(norm) = &self.k_layernorm {
             k_btgd = norm.forward(k_btgd);
         }
-        if let Some(table) = input.rotary.filter(|_| self.settings.use_rope) {
-            q_bthd = apply_rotary(q_bthd, table, input.positions);
-            k_btgd = apply_rotary(k_btgd, table, input.positions);
+        if let Some((table, positions)) = rotary {
+            q_bthd = apply_rotary(q_bthd, table, positions);
+            k_btgd = apply_rotary(k_btgd, table, positions);
         }
-        (q_bthd, k_btgd, v_btgd)
+        Heads { q_bthd, k_btgd, v_btgd }
     }
 }
