@@ -10,7 +10,7 @@ use bridge_core::optim::{
     AccumulationDType, Algorithm, Distribution, GradientBuffer, GroupRates, NoOverrides, Optimizer, OptimizerSettings,
     StepScales,
 };
-use bridge_core::train::{Closures, Executor, Recompute, select_device, set_num_threads};
+use bridge_core::train::{Closures, Executor, Recompute, select_device, set_num_threads, with_awake_threads};
 use bridge_kernels::Philox;
 use bridge_models::GptModelConfig;
 use bridge_models::decoder::presets::{NAMES, preset};
@@ -66,7 +66,7 @@ pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
             "device": arguments.device,
             "milliseconds": bench_ops::milliseconds(arguments.steps, &device),
         }),
-        false => steps(arguments, &device)?,
+        false => with_awake_threads(|| steps(arguments, &device))?,
     };
     if arguments.json {
         line(&report.to_string());

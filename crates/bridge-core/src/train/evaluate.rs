@@ -4,6 +4,7 @@ use super::exit::exit_is_requested;
 use super::forward_step::{LM_LOSS, Losses};
 use super::pipeline::EvaluationBatches;
 use super::run::TrainingRun;
+use super::threads::with_awake_threads;
 use super::{TrainError, ranks};
 use crate::logging::perplexity;
 use crate::model::Batch;
@@ -86,7 +87,7 @@ pub fn evaluate(run: &mut TrainingRun, split: Split) -> Result<Option<Evaluation
         let batches: Vec<Batch> = micro_batches.iter().map(|micro_batch| run.prepare(micro_batch)).collect();
         let mut work =
             EvaluationBatches { config: &run.config, batches: &batches, parameters: run.optimizer.parameters() };
-        let loss_sums = run.pipeline.evaluate(&mut run.chunks, batches.len(), &mut work)?;
+        let loss_sums = with_awake_threads(|| run.pipeline.evaluate(&mut run.chunks, batches.len(), &mut work))?;
         for (loss_sum, batch) in loss_sums.into_iter().zip(&batches) {
             for (name, ratio) in run.forward_step.report(loss_sum, batch) {
                 *losses.entry(name).or_default() += ratio;

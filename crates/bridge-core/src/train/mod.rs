@@ -67,5 +67,5 @@ pub use run::{GlobalState, TrainingRun};
 pub use setup::{RunOptions, WatchSignals, build_model, setup};
 pub use step::StepReport;
 pub use text::Bar;
-pub use threads::set_num_threads;
+pub use threads::{set_num_threads, with_awake_threads};
 pub use train_loop::train;

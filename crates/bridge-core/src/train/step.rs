@@ -8,6 +8,7 @@ use bridge_kernels::Philox;
 use super::forward_step::Losses;
 use super::pipeline::StepWork;
 use super::run::TrainingRun;
+use super::threads::with_awake_threads;
 use super::{LM_LOSS, TrainError, ranks};
 use crate::data::MicroBatch;
 use crate::logging::TimerLevel;
@@ -74,12 +75,23 @@ pub(super) fn train_step(run: &mut TrainingRun) -> Result<StepEnd, TrainError> {
     let num_microbatches = run.num_microbatches.num_microbatches();
     let micro_batches = run.next_micro_batches(num_microbatches)?;
     let data_seconds = started.elapsed().as_secs_f64();
+    with_awake_threads(|| compute_step(run, &micro_batches, started, data_seconds))
+}
+
+/// Forward, backward and update of a step that began with `data_seconds` of waiting for its data.
+fn compute_step(
+    run: &mut TrainingRun,
+    micro_batches: &[MicroBatch],
+    started: Instant,
+    data_seconds: f64,
+) -> Result<StepEnd, TrainError> {
+    let num_microbatches = micro_batches.len() as u64;
     let mut pass_result = Pass::default();
     loop {
         let pass = run.rerun.next_pass(&mut ranks::WorldVotes(run.groups.world()))?;
         match pass {
             // Steps draw from counter-based streams and keep their micro-batches: there is nothing to rewind.
-            pass if pass.runs() => pass_result = forward_backward(run, &micro_batches)?,
+            pass if pass.runs() => pass_result = forward_backward(run, micro_batches)?,
             ForwardBackward::Done => break,
             _ => return Ok(StepEnd::Exit(run.rerun.exit_decision())),
         }
