@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use bridge_core::model::{ModelBuildError, Parallel, Placement, ReplicaGroup, Shard};
 
-use super::config::{DecoderConfig, invalid};
+use super::config::{DecoderConfig, MoeConfig, invalid};
 
 /// Experts of a layer, and widths of what a layer with experts has.
 #[derive(Clone, Copy, Debug, Default)]
@@ -21,6 +21,8 @@ pub(super) struct Layout {
     ranks: usize,
     expert_rank: usize,
     expert_ranks: usize,
+    expert_tensor_rank: usize,
+    expert_tensor_ranks: usize,
     sequence_parallel: bool,
     qkv_size: usize,
     heads_size: usize,
@@ -42,6 +44,8 @@ impl Layout {
             ranks: parallel.tensor_size(),
             expert_rank: parallel.groups.expert().rank(),
             expert_ranks: parallel.groups.expert().size(),
+            expert_tensor_rank: parallel.groups.expert_tensor().rank(),
+            expert_tensor_ranks: parallel.groups.expert_tensor().size(),
             sequence_parallel: parallel.sequence_parallel,
             qkv_size: config.qkv_size(),
             heads_size: config.num_attention_heads * config.kv_channels,
@@ -82,8 +86,11 @@ impl Layout {
     /// Where the parameter called `name` lies.
     pub fn placement(&self, name: &str) -> Placement {
         let is_expert = name.contains(".experts.");
-        let replicas = if is_expert { ReplicaGroup::Expert } else { ReplicaGroup::Dense };
-        if self.ranks == 1 {
+        let (replicas, rank, ranks) = match is_expert {
+            true => (ReplicaGroup::Expert, self.expert_tensor_rank, self.expert_tensor_ranks),
+            false => (ReplicaGroup::Dense, self.rank, self.ranks),
+        };
+        if ranks == 1 {
             return Placement { replicas, ..Placement::default() };
         }
         let ffn = match (is_expert, name.contains(".shared_experts.")) {
@@ -91,7 +98,7 @@ impl Layout {
             (_, true) => self.experts.shared_size,
             (false, false) => self.ffn_hidden_size,
         };
-        let even = |dim, size, blocks| Some(Shard::even(dim, size, blocks, self.rank, self.ranks));
+        let even = |dim, size, blocks| Some(Shard::even(dim, size, blocks, rank, ranks));
         let mut path = name.rsplit('.');
         let (kind, module) = (path.next().unwrap_or_default(), path.next().unwrap_or_default());
         let shard = match (module, kind) {
@@ -119,11 +126,10 @@ pub(super) fn check_divides(config: &DecoderConfig, parallel: &Parallel) -> Resu
         ("padded vocabulary size", config.padded_vocab_size),
     ];
     if let Some(moe) = &config.moe {
-        sizes.push(("model.moe_ffn_hidden_size", moe.ffn_hidden_size));
         sizes.extend(
             moe.shared_expert_intermediate_size.map(|size| ("model.moe_shared_expert_intermediate_size", size)),
         );
-        check_experts(config, moe.num_experts, parallel)?;
+        check_experts(config, moe, parallel)?;
     }
     match sizes.into_iter().find(|(_, size)| !size.is_multiple_of(ranks)) {
         Some((key, size)) => {
@@ -134,22 +140,28 @@ pub(super) fn check_divides(config: &DecoderConfig, parallel: &Parallel) -> Resu
     }
 }
 
-fn check_experts(config: &DecoderConfig, num_experts: usize, parallel: &Parallel) -> Result<(), ModelBuildError> {
-    let (ranks, tensor) = (parallel.groups.expert().size(), parallel.tensor_size());
-    if !num_experts.is_multiple_of(ranks) {
-        let message = format!("expected a multiple of model.expert_model_parallel_size = {ranks}, found {num_experts}");
-        return Err(invalid("model.num_moe_experts", message));
+fn check_experts(config: &DecoderConfig, moe: &MoeConfig, parallel: &Parallel) -> Result<(), ModelBuildError> {
+    let groups = &parallel.groups;
+    let (tensor, expert, expert_tensor) =
+        (parallel.tensor_size(), groups.expert().size(), groups.expert_tensor().size());
+    for (key, size, ranks_key, ranks) in [
+        ("model.num_moe_experts", moe.num_experts, "model.expert_model_parallel_size", expert),
+        ("model.moe_ffn_hidden_size", moe.ffn_hidden_size, "model.expert_tensor_parallel_size", expert_tensor),
+    ] {
+        if !size.is_multiple_of(ranks) {
+            return Err(invalid(key, format!("expected a multiple of {ranks_key} = {ranks}, found {size}")));
+        }
     }
-    let expert_tensor = parallel.groups.expert_tensor().size();
-    if expert_tensor != tensor {
+    if expert_tensor != tensor && tensor > 1 && !parallel.sequence_parallel {
         let message = format!(
-            "expected model.tensor_model_parallel_size = {tensor}, found {expert_tensor}: experts cut over other ranks than the rest are \
-             not implemented"
+            "expected model.tensor_model_parallel_size = {tensor}, found {expert_tensor}: experts that are cut over other ranks than the rest \
+             need model.sequence_parallel, which gives each rank tokens of its own"
         );
         return Err(invalid("model.expert_tensor_parallel_size", message));
     }
-    if config.mlp_bias && tensor > 1 {
-        let message = format!("expected false: experts with biases cannot be cut over {tensor} ranks");
+    let shared = tensor.max(expert_tensor);
+    if config.mlp_bias && shared > 1 {
+        let message = format!("expected false: experts with biases cannot be cut over {shared} ranks");
         return Err(invalid("model.add_bias_linear", message));
     }
     Ok(())

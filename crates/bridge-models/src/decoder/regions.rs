@@ -21,6 +21,7 @@ pub(super) struct Regions {
     tensor: Group,
     context: Group,
     expert: Group,
+    expert_tensor: Group,
     sequence_parallel: bool,
 }
 
@@ -29,7 +30,8 @@ impl Regions {
         let (tensor, context) = (parallel.groups.tensor().clone(), parallel.groups.context().clone());
         // With one rank there is nothing to cut.
         let sequence_parallel = parallel.sequence_parallel && tensor.size() > 1;
-        Self { tensor, context, expert: parallel.groups.expert().clone(), sequence_parallel }
+        let (expert, expert_tensor) = (parallel.groups.expert().clone(), parallel.groups.expert_tensor().clone());
+        Self { tensor, context, expert, expert_tensor, sequence_parallel }
     }
 
     /// The ranks that share weight matrices.
@@ -45,6 +47,16 @@ impl Regions {
     /// The ranks that share the experts of a layer.
     pub fn expert(&self) -> &Group {
         &self.expert
+    }
+
+    /// The ranks that share each expert's matrices.
+    pub fn expert_tensor(&self) -> &Group {
+        &self.expert_tensor
+    }
+
+    /// Whether experts are cut over the same ranks as all else.
+    pub fn cuts_experts_alike(&self) -> bool {
+        self.expert_tensor.size() == self.tensor.size()
     }
 
     /// The same with whole sequences on every rank: for generation, whose sequences need not divide.

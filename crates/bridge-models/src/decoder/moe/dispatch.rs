@@ -72,24 +72,32 @@ fn exchange(rows: Tensor<2>, counts: &[usize], group: &Group, experts: &Experts)
     all_to_all_uneven(gather_rows(results, &places), &row_counts.reversed(), group)
 }
 
+/// The routing of all ranks' tokens, on every rank.
+pub(super) fn gather_routing(routing: Routing, group: &Group) -> Routing {
+    if group.size() == 1 {
+        return routing;
+    }
+    let Routing { weights_nk, experts_nk, num_experts } = routing;
+    let device = weights_nk.device().without_autodiff();
+    let experts_nk: Vec<i64> = experts_nk.into_iter().map(|expert| expert as i64).collect();
+    let experts_nk = Tensor::<2, Int>::from_data(TensorData::new(experts_nk, weights_nk.dims()), &device);
+    let experts_nk = all_gather_int(experts_nk, 0, Cut::Contiguous, group).into_data();
+    Routing {
+        weights_nk: gather_sequence(weights_nk, 0, group),
+        experts_nk: experts_nk.iter::<i64>().map(|expert| expert as usize).collect(),
+        num_experts,
+    }
+}
+
 /// As [`all_to_all`], with all ranks' tokens on every rank: each adds what its experts have to say, and sums are cut again.
 pub(super) fn all_gather(x_nc: Tensor<2>, routing: Routing, group: &Group, experts: &Experts) -> Tensor<2> {
     if group.size() == 1 {
         return all_to_all(x_nc, routing, group, experts);
     }
-    let Routing { weights_nk, experts_nk, num_experts } = routing;
-    let [n, k] = weights_nk.dims();
     let device = x_nc.device().without_autodiff();
-    let experts_nk: Vec<i64> = experts_nk.into_iter().map(|expert| expert as i64).collect();
-    let experts_nk = Tensor::<2, Int>::from_data(TensorData::new(experts_nk, [n, k]), &device);
-    let chosen: Vec<usize> = all_gather_int(experts_nk, 0, Cut::Contiguous, group)
-        .into_data()
-        .iter::<i64>()
-        .map(|expert| expert as usize)
-        .collect();
     let x_nc = gather_sequence(x_nc, 0, group);
-    let weights_nk = gather_sequence(weights_nk, 0, group);
-    let [all, c] = x_nc.dims();
+    let Routing { weights_nk, experts_nk: chosen, num_experts } = gather_routing(routing, group);
+    let ([all, c], [_, k]) = (x_nc.dims(), weights_nk.dims());
     let each = num_experts / group.size();
     let (order, counts) = sorted_by_key(&chosen, num_experts);
     let own = group.rank() * each..(group.rank() + 1) * each;

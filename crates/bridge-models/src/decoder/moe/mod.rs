@@ -14,10 +14,11 @@ mod router;
 mod rows;
 
 use bridge_core::model::{Auxiliary, WeightGradientStore};
+use bridge_dist::region::{gather_sequence, reduce_scatter_sequence};
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-use self::router::Router;
+use self::router::{Router, Routing};
 use self::rows::take_rows;
 use super::config::{DecoderConfig, Dispatcher, MoeConfig};
 use super::init::Initializer;
@@ -69,23 +70,64 @@ impl Moe {
 
     /// `[b, t, c]` of the residual stream -> the same.
     pub fn forward(&self, x_btc: Tensor<3>, input: &MoeInput) -> Tensor<3> {
+        if input.regions.cuts_experts_alike() {
+            self.forward_in_region(x_btc, input)
+        } else {
+            self.forward_on_own_tokens(x_btc, input)
+        }
+    }
+
+    /// Experts, shared or not, are cut over the tensor-parallel ranks: one region has them all.
+    fn forward_in_region(&self, x_btc: Tensor<3>, input: &MoeInput) -> Tensor<3> {
         let regions = input.regions;
         // Each tensor-parallel rank has a part of every expert it shares, so its gradients of scores are terms of a sum.
         let logits_bte = regions.enter(self.router.logits(x_btc.clone()));
         let x_btc = regions.enter(x_btc);
         let [b, t, c] = x_btc.dims();
-        let [_, _, e] = logits_bte.dims();
         let x_nc = x_btc.reshape([b * t, c]);
-        let routing = self.router.route(logits_bte.reshape([b * t, e]), input);
-        let mut y_nc = match self.dispatcher {
-            Dispatcher::AllToAll => dispatch::all_to_all(x_nc.clone(), routing, regions.expert(), &self.experts),
-            Dispatcher::AllGather => dispatch::all_gather(x_nc.clone(), routing, regions.expert(), &self.experts),
-        };
+        let routing = self.router.route(flat(logits_bte), input);
+        let mut y_nc = self.experts(x_nc.clone(), routing, regions);
         if let Some(shared) = &self.shared_experts {
             y_nc = y_nc + shared.forward_term(x_nc);
         }
         regions.leave(y_nc.reshape([b, t, c]))
     }
+
+    /// Experts are cut over other ranks than all else, or not at all: each rank routes the tokens of its residual stream, and the ranks
+    /// that share experts show each other theirs.
+    fn forward_on_own_tokens(&self, x_btc: Tensor<3>, input: &MoeInput) -> Tensor<3> {
+        let (regions, group) = (input.regions, input.regions.expert_tensor());
+        let shape = x_btc.dims();
+        let routing = self.router.route(flat(self.router.logits(x_btc.clone())), input);
+        let gathered_nc = gather_sequence(flat(x_btc.clone()), TOKENS, group);
+        let terms_nc = self.experts(gathered_nc, dispatch::gather_routing(routing, group), regions);
+        let y_btc = reduce_scatter_sequence(terms_nc, TOKENS, group).reshape(shape);
+        match &self.shared_experts {
+            Some(shared) => {
+                let x_btc = regions.enter(x_btc);
+                let whole = x_btc.dims();
+                y_btc + regions.leave(shared.forward_term(flat(x_btc)).reshape(whole))
+            }
+            None => y_btc,
+        }
+    }
+
+    /// `[n, c]` -> the same, or this rank's terms of it where others share the experts.
+    fn experts(&self, x_nc: Tensor<2>, routing: Routing, regions: &Regions) -> Tensor<2> {
+        match self.dispatcher {
+            Dispatcher::AllToAll => dispatch::all_to_all(x_nc, routing, regions.expert(), &self.experts),
+            Dispatcher::AllGather => dispatch::all_gather(x_nc, routing, regions.expert(), &self.experts),
+        }
+    }
+}
+
+/// The dimension of tokens in `[n, ..]`.
+const TOKENS: usize = 0;
+
+/// `[b, t, c]` -> `[b * t, c]`.
+fn flat(x_btc: Tensor<3>) -> Tensor<2> {
+    let [b, t, c] = x_btc.dims();
+    x_btc.reshape([b * t, c])
 }
 
 impl Experts {

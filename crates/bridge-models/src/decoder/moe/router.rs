@@ -6,7 +6,7 @@
 //! - Load balancing (Fedus et al., arXiv:2101.03961, equations 4 to 6, for `k` choices): `e / (k n^2) sum_i tokens_i sum_n p_ni`.
 //! - z-loss (Zoph et al., arXiv:2202.08906, equation 5): the mean over tokens of `log(sum_i exp score_i)^2`.
 //!
-//! Both are means over the tokens of a micro-batch, context-parallel ranks included. They are no part of the loss that the model returns:
+//! Both are means over the tokens of a micro-batch, whatever ranks have them. They are no part of the loss that the model returns:
 //! their gradients join those of the scores in backward, and their values go to the collector of the forward context.
 
 use bridge_dist::comm::ReduceOp;
@@ -100,13 +100,22 @@ impl Router {
         if !is_balanced && z_loss_coeff == 0.0 && input.auxiliary.metrics.is_none() {
             return Injected { per_expert: vec![0.0; e], log_z: 0.0 };
         }
-        let context = input.regions.context();
         // Tokens of each expert, sums of probabilities, sum of squared log-partitions.
         let mut totals = choice.totals();
-        if let Err(error) = context.all_reduce((&mut totals).into(), ReduceOp::Sum) {
-            std::panic::panic_any(error);
+        let (context, tensor) = (input.regions.context(), input.regions.tensor());
+        // Tensor-parallel ranks have the same tokens here, or each its own; gradients of the scores of the same tokens are summed over
+        // the ranks, which all inject the same.
+        let (sharing, share) = match input.regions.cuts_experts_alike() {
+            true => (vec![context], 1.0 / tensor.size() as f64),
+            false => (vec![context, tensor], 1.0),
+        };
+        let mut n = choice.log_z_n.len() as f64;
+        for group in sharing {
+            n *= group.size() as f64;
+            if let Err(error) = group.all_reduce((&mut totals).into(), ReduceOp::Sum) {
+                std::panic::panic_any(error);
+            }
         }
-        let n = (choice.log_z_n.len() * context.size()) as f64;
         let (tokens, probabilities) = (&totals[..e], &totals[e..2 * e]);
         let scale = e as f64 / (topk as f64 * n * n);
         if let Some(metrics) = input.auxiliary.metrics {
@@ -115,8 +124,7 @@ impl Router {
             metrics.record("z_loss", input.layer, vec![totals[2 * e] / n]);
             metrics.record("tokens_per_expert", input.layer, tokens.to_vec());
         }
-        // Gradients of scores are summed over the tensor-parallel ranks, which all inject the same.
-        let share = input.auxiliary.gradient_scale / input.regions.tensor().size() as f64;
+        let share = share * input.auxiliary.gradient_scale;
         Injected {
             per_expert: tokens.iter().map(|tokens| share * aux_loss_coeff * scale * tokens).collect(),
             log_z: share * z_loss_coeff * 2.0 / n,

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use bridge_core::model::{ParameterInfo, Placement};
+use bridge_core::model::{ParameterInfo, Placement, ReplicaGroup};
 use bridge_dist::comm::thread::run_ranks;
 use bridge_dist::mesh::{Coordinates, Mesh, ParallelSizes, ProcessGroups, RankOrder};
 use bridge_dist::region::Cut;
@@ -19,10 +19,12 @@ struct Spread {
     sequence_parallel: bool,
     context: usize,
     expert: usize,
+    /// As many as `tensor` where not said.
+    expert_tensor: Option<usize>,
     data: usize,
 }
 
-const ONE: Spread = Spread { tensor: 1, sequence_parallel: false, context: 1, expert: 1, data: 1 };
+const ONE: Spread = Spread { tensor: 1, sequence_parallel: false, context: 1, expert: 1, expert_tensor: None, data: 1 };
 
 impl Spread {
     fn mesh(self) -> Mesh {
@@ -30,6 +32,7 @@ impl Spread {
             tensor_model_parallel_size: self.tensor,
             context_parallel_size: self.context,
             expert_model_parallel_size: self.expert,
+            expert_tensor_parallel_size: self.expert_tensor,
             ..ParallelSizes::default()
         };
         Mesh::new(self.tensor * self.context * self.data, sizes, RankOrder::default()).unwrap()
@@ -162,10 +165,14 @@ fn assemble(results: &[RankResult], spread: Spread) -> Whole {
         let (first, ..) = results.iter().find_map(of).unwrap();
         let size = first.global_shape().iter().product();
         let (mut value, mut gradient) = (vec![f32::NAN; size], vec![0.0_f64; size]);
-        for rank in 0..spread.tensor {
+        let rank_of = |result: &RankResult| match first.placement.replicas {
+            ReplicaGroup::Dense => result.coordinates.tp,
+            ReplicaGroup::Expert => result.coordinates.expert_tp,
+        };
+        for rank in 0..=results.iter().map(rank_of).max().unwrap() {
             let mut own_gradient: Vec<f64> = Vec::new();
             let mut places = Vec::new();
-            for (info, own_value, part) in by_tensor(rank).filter_map(of) {
+            for (info, own_value, part) in results.iter().filter(|result| rank_of(result) == rank).filter_map(of) {
                 places = held(&info.placement, &info.global_shape());
                 for (place, own) in places.iter().zip(&own_value) {
                     assert!(value[*place].is_nan() || value[*place] == *own, "copies of {name} differ");
@@ -329,6 +336,37 @@ fn expert_parallel_ranks_compute_what_one_does() {
     let replicated = Spread { expert: 2, data: 4, ..ONE };
     let all = [expert, Spread { expert: 4, data: 4, ..ONE }, over_context, with_tensor, replicated];
     check(mixtures(), &all);
+}
+
+#[test]
+fn experts_cut_over_other_ranks_than_the_rest_compute_what_one_does() {
+    let sequence_parallel = Spread { tensor: 2, sequence_parallel: true, ..ONE };
+    let whole_experts = Spread { expert_tensor: Some(1), ..sequence_parallel };
+    let over_tensor_ranks = Spread { expert: 2, ..whole_experts };
+    let over_all = Spread { expert: 4, data: 2, ..whole_experts };
+    let over_context = Spread { expert: 2, context: 2, ..whole_experts };
+    let in_halves = Spread { tensor: 4, expert_tensor: Some(2), expert: 2, ..sequence_parallel };
+    let only_experts = Spread { expert_tensor: Some(2), data: 2, ..ONE };
+    let only_experts_and_parallel = Spread { expert: 2, data: 4, ..only_experts };
+    let replicated = Spread { data: 2, expert: 2, ..whole_experts };
+    check(mixtures(), &[whole_experts, over_tensor_ranks, over_all, over_context, in_halves]);
+    check(mixtures(), &[only_experts, only_experts_and_parallel, replicated]);
+}
+
+#[test]
+fn experts_cut_over_other_ranks_need_sequence_parallelism() {
+    let spread = Spread { tensor: 2, expert_tensor: Some(1), ..ONE };
+    let (_, config) = mixtures().remove(0);
+    let messages = run_ranks(2, Duration::from_secs(30), |world| {
+        let groups = ProcessGroups::new(world, spread.mesh())?;
+        let context = BuildContext { parallel: Parallel { groups, sequence_parallel: false }, ..context(&config) };
+        let outcome = build_decoder(&config, &context, &Stage::whole(config.num_layers));
+        Ok::<_, bridge_dist::mesh::MeshSetupError>(outcome.unwrap_err().to_string())
+    });
+    for message in messages.unwrap() {
+        assert!(message.starts_with("model.expert_tensor_parallel_size"), "{message}");
+        assert!(message.contains("need model.sequence_parallel"), "{message}");
+    }
 }
 
 #[test]
