@@ -3,6 +3,7 @@
 mod config;
 mod graph;
 mod initial;
+mod mixtures;
 mod moe;
 mod reference;
 mod sharded;
