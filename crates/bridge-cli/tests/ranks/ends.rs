@@ -16,8 +16,15 @@ use bridge_models::registry;
 use super::support::recipe;
 use super::{config, options};
 
-/// What a callback saw: `None` for the start, then the end.
-type Seen = Arc<Mutex<Vec<Option<Result<ExitReason, String>>>>>;
+/// What a callback saw of training.
+#[derive(Clone, Debug, PartialEq)]
+enum Event {
+    Start,
+    End(ExitReason),
+    Failure(String),
+}
+
+type Seen = Arc<Mutex<Vec<Event>>>;
 
 /// Writes down what it is told, and does `at_step_3` once.
 struct Witness {
@@ -27,7 +34,7 @@ struct Witness {
 
 impl Callback for Witness {
     fn on_train_start(&mut self, _state: &GlobalState) {
-        self.seen.lock().unwrap().push(None);
+        self.seen.lock().unwrap().push(Event::Start);
     }
 
     fn on_step_end(&mut self, _state: &GlobalState, step: &StepReport) {
@@ -37,7 +44,8 @@ impl Callback for Witness {
     }
 
     fn on_train_end(&mut self, _state: &GlobalState, end: TrainEnd<'_>) {
-        self.seen.lock().unwrap().push(Some(end.cloned().map_err(ToString::to_string)));
+        let event = end.map_or_else(|error| Event::Failure(error.to_string()), |reason| Event::End(reason.clone()));
+        self.seen.lock().unwrap().push(event);
     }
 }
 
@@ -47,7 +55,7 @@ fn train_in(
     overrides: &[&str],
     cancel: &CancelHandle,
     at_step_3: impl Fn() + Send + 'static,
-) -> (Vec<Option<Result<ExitReason, String>>>, Result<ExitReason, TrainError>) {
+) -> (Vec<Event>, Result<ExitReason, TrainError>) {
     let seen = Seen::default();
     let mut options = RunOptions { cancel: cancel.clone(), ..options(bridge_dist::mesh::ProcessGroups::single()) };
     options.callbacks.push(Box::new(Witness { seen: Arc::clone(&seen), at_step_3: Box::new(at_step_3) }));
@@ -57,14 +65,14 @@ fn train_in(
 }
 
 /// As [`train_in`], in a folder of its own.
-fn train(overrides: &[&str]) -> (Vec<Option<Result<ExitReason, String>>>, Result<ExitReason, TrainError>) {
+fn train(overrides: &[&str]) -> (Vec<Event>, Result<ExitReason, TrainError>) {
     let folder = tempfile::tempdir().unwrap();
     train_in(folder.path(), overrides, &CancelHandle::default(), || {})
 }
 
 fn assert_ends(overrides: &[&str], expected: &ExitReason) {
     let (seen, outcome) = train(overrides);
-    assert_eq!(seen, [None, Some(Ok(expected.clone()))], "{overrides:?}");
+    assert_eq!(seen, [Event::Start, Event::End(expected.clone())], "{overrides:?}");
     assert_eq!(outcome.unwrap(), *expected, "{overrides:?}");
 }
 
@@ -73,12 +81,13 @@ fn callbacks_are_told_why_training_ended() {
     assert_ends(&["train.train_iters=4"], &ExitReason::Completed);
     assert_ends(&["train.exit_interval=2"], &ExitReason::Interval(2));
     let (seen, _) = train(&["train.exit_duration_in_mins=1e-7"]);
-    assert!(matches!(seen.as_slice(), [None, Some(Ok(ExitReason::Duration(minutes)))] if *minutes > 1e-7), "{seen:?}");
+    let [Event::Start, Event::End(ExitReason::Duration(minutes))] = seen[..] else { panic!("{seen:?}") };
+    assert!(minutes > 1e-7, "{minutes}");
 
     let (folder, cancel) = (tempfile::tempdir().unwrap(), CancelHandle::default());
     let handle = cancel.clone();
     let (seen, _) = train_in(folder.path(), &[], &cancel, move || handle.cancel());
-    assert_eq!(seen, [None, Some(Ok(ExitReason::Cancelled))]);
+    assert_eq!(seen, [Event::Start, Event::End(ExitReason::Cancelled)]);
 
     let overrides = ["train.train_iters=5000", "train.exit_signal=SIGUSR2", "train.exit_signal_handler=true"];
     let folder = tempfile::tempdir().unwrap();
@@ -86,7 +95,7 @@ fn callbacks_are_told_why_training_ended() {
         let process = std::process::id().to_string();
         assert!(std::process::Command::new("kill").args(["-USR2", &process]).status().unwrap().success());
     });
-    assert_eq!(seen, [None, Some(Ok(ExitReason::Signal(Signal::Usr2)))]);
+    assert_eq!(seen, [Event::Start, Event::End(ExitReason::Signal(Signal::Usr2))]);
     assert_eq!(outcome.unwrap().exit_code(), 128 + 12);
 }
 
@@ -167,7 +176,11 @@ fn callbacks_are_told_of_errors_on_every_rank() {
         .expect_err("the data is torn");
         assert!(error.is_bad_input(), "{error}");
         let seen = all.lock().unwrap().clone();
-        let ends: Vec<String> = seen.iter().flatten().map(|end| end.clone().expect_err("an error")).collect();
+        let failure = |event: &Event| match event {
+            Event::Failure(message) => Some(message.clone()),
+            _ => None,
+        };
+        let ends: Vec<String> = seen.iter().filter_map(failure).collect();
         assert_eq!((seen.len(), ends.len()), (2 * ranks, ranks), "{seen:?}");
         assert!(ends.iter().all(|end| end.contains("is torn") || end.contains("failed while reading")), "{ends:?}");
     }
