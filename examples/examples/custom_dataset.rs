@@ -6,17 +6,16 @@
 //! cargo run --release --example custom_dataset -- dataset.max_operand=9 train.train_iters=2000
 //! ```
 //!
-//! A provider builds the splits of a run, the factory makes a provider from the recipe's `[dataset]` section, and two
-//! registries know the kind: [`Kinds`] when recipes are read, [`DatasetRegistry`] when data is built.
+//! A provider builds the splits of a run, the factory makes a provider from the recipe's `[dataset]` section, and the
+//! registry is told of both, so that recipes may name the kind and runs can build it.
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use bridge_core::config::{ExtraField, Format, Kinds, TypeSpec, World, load_text};
+use bridge_core::config::{ExtraField, Format, TypeSpec, World, load_text};
 use bridge_core::data::{DataError, Dataset, DatasetBuildContext, DatasetProvider, Datasets, Sample};
-use bridge_core::model::ModelRegistry;
-use bridge_core::train::{Console, DatasetFactoryContext, DatasetRegistry, RunOptions, RunReport, pretrain};
+use bridge_core::train::{Console, DatasetFactoryContext, RunOptions, RunReport, pretrain};
 use bridge_kernels::Philox;
-use bridge_models::register_builtin;
+use bridge_models::registry;
 
 /// The vocabulary; a character's place is its token id. `model.vocab_size` below has room for it.
 const ALPHABET: &str = "0123456789+=;";
@@ -127,14 +126,10 @@ fn factory(context: &DatasetFactoryContext) -> Result<Box<dyn DatasetProvider>, 
 pub fn train(overrides: &[String], console: Console) -> anyhow::Result<RunReport> {
     let doc = "Largest number that is added.".into();
     let field = ExtraField { name: "max_operand".into(), spec: TypeSpec::Count, default: Some(99_i64.into()), doc };
-    let mut kinds = Kinds::builtin();
-    kinds.dataset.register("arithmetic", [field]);
-    let mut datasets = DatasetRegistry::builtin();
-    datasets.register("arithmetic", factory);
-    let mut models = ModelRegistry::default();
-    register_builtin(&mut models);
-    let config = load_text((RECIPE, Format::Toml), overrides, &kinds, &World::SINGLE)?;
-    Ok(pretrain(config, RunOptions { datasets, console, ..RunOptions::new(models) })?)
+    let mut registry = registry();
+    registry.datasets.register("arithmetic", [field], factory);
+    let config = load_text((RECIPE, Format::Toml), overrides, &registry.kinds(), &World::SINGLE)?;
+    Ok(pretrain(config, RunOptions { console, ..RunOptions::new(registry) })?)
 }
 
 fn main() -> anyhow::Result<()> {

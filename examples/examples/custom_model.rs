@@ -2,16 +2,17 @@
 //! with a recipe field `expansion`, trained on mock data.
 //! Run it with `cargo run --release --example custom_model -- model.expansion=8 logger.log_interval=10`.
 //!
-//! The Burn module implements [`Segments`], the configuration implements [`ModelConfig`] and [`ModelBuilder`], and two
-//! registries know the kind: [`Kinds`] when recipes are read, [`ModelRegistry`] when models are built.
+//! The Burn module implements [`Segments`], the configuration implements [`ModelConfig`] and [`ModelBuilder`], and the
+//! registry is told of the kind, so that recipes may name it and runs can build it.
 //! Shape legend: `b` batch, `t` sequence, `c` hidden size, `f` feed-forward size, `v` vocabulary.
-use bridge_core::config::{ExtraField, Format, Kinds, TransformerConfig, TypeSpec, World, load_text};
+use bridge_core::config::{ExtraField, Format, TransformerConfig, TypeSpec, World, load_text};
 use bridge_core::model::{
-    BuildContext, ForwardContext, ModelBuildError, ModelBuilder, ModelChunk, ModelConfig, ModelRegistry, ModuleChunk,
-    Segment, SegmentOutput, SegmentRole, Segments, Stage,
+    BuildContext, ForwardContext, ModelBuildError, ModelBuilder, ModelChunk, ModelConfig, ModuleChunk, Segment,
+    SegmentOutput, SegmentRole, Segments, Stage,
 };
 use bridge_core::train::{Console, RunOptions, RunReport, pretrain};
 use bridge_kernels::{Activation, Philox, activation, embedding, linear, linear_cross_entropy, rms_norm};
+use bridge_models::registry;
 use burn::module::{Module, Param};
 use burn::tensor::{Tensor, TensorData};
 
@@ -132,16 +133,14 @@ impl ModelBuilder for MixerConfig {
 pub fn train(overrides: &[String], console: Console) -> anyhow::Result<RunReport> {
     let doc = "Width of the channel MLP over `hidden_size`.".into();
     let field = ExtraField { name: "expansion".into(), spec: TypeSpec::Count, default: Some(4_i64.into()), doc };
-    let mut kinds = Kinds::builtin();
-    kinds.model.register("mixer", [field]);
-    let mut models = ModelRegistry::default();
-    models.register("mixer", |section| {
+    let mut registry = registry();
+    registry.models.register("mixer", [field], |section| {
         let config = section.extra.clone().try_into::<MixerConfig>();
         let config = config.map_err(|e| ModelBuildError::Invalid { key: "model".into(), message: e.to_string() })?;
         Ok(Box::new(MixerConfig { transformer: TransformerConfig::clone(section), ..config }))
     });
-    let config = load_text((RECIPE, Format::Toml), overrides, &kinds, &World::SINGLE)?;
-    Ok(pretrain(config, RunOptions { console, ..RunOptions::new(models) })?)
+    let config = load_text((RECIPE, Format::Toml), overrides, &registry.kinds(), &World::SINGLE)?;
+    Ok(pretrain(config, RunOptions { console, ..RunOptions::new(registry) })?)
 }
 
 fn main() -> anyhow::Result<()> {

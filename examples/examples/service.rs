@@ -18,9 +18,9 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use bridge_core::checkpoint::CheckpointStore;
-use bridge_core::config::{ConfigErrors, Format, Kinds, RawConfig, RunConfig, World};
-use bridge_core::model::ModelRegistry;
+use bridge_core::config::{ConfigErrors, Format, RawConfig, RunConfig, World};
 use bridge_core::train::{Callback, CancelHandle, Console, GlobalState, RunOptions, StepReport, pretrain};
+use bridge_models::registry;
 use serde_json::{Value, json};
 use tokio::{net::TcpListener, sync::Mutex, sync::watch};
 
@@ -61,9 +61,7 @@ impl Callback for Recorder {
 
 /// Trains on a thread of its own. However that ends, the last event says so.
 async fn train(config: RunConfig, cancel: CancelHandle, events: Arc<watch::Sender<Vec<Value>>>) {
-    let mut models = ModelRegistry::default();
-    bridge_models::register_builtin(&mut models);
-    let mut options = RunOptions { console: Console::Silent, cancel, ..RunOptions::new(models) };
+    let mut options = RunOptions { console: Console::Silent, cancel, ..RunOptions::new(registry()) };
     options.callbacks.push(Box::new(Recorder(Arc::clone(&events))));
     let training = tokio::task::spawn_blocking(move || {
         let report = pretrain(config, options).map_err(|error| error.to_string())?;
@@ -85,7 +83,8 @@ struct Order {
 async fn start(State(service): State<Service>, Json(order): Json<Order>) -> Answer {
     let refused = |errors: ConfigErrors| (StatusCode::UNPROCESSABLE_ENTITY, errors.to_json().to_string());
     let recipe = order.recipe.to_string();
-    let mut raw = RawConfig::from_text(&recipe, Format::Json, &order.overrides, &Kinds::builtin()).map_err(refused)?;
+    let mut raw =
+        RawConfig::from_text(&recipe, Format::Json, &order.overrides, &registry().kinds()).map_err(refused)?;
     let mut runs = service.runs.lock().await;
     let id = runs.len();
     // Where a run writes is the service's decision, whatever the recipe says.

@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex};
 
 use bridge_core::config::RunConfig;
 use bridge_core::train::{
-    Callback, CancelHandle, Console, EvaluationReport, GlobalState, RunOptions, RunReport, StepReport, TrainError,
-    pretrain,
+    Callback, CancelHandle, Console, EvaluationReport, GlobalState, RunOptions, RunReport, StepReport, TrainEnd,
+    TrainError, pretrain,
 };
 use bridge_dist::comm::CommError;
 use burn_train::Interrupter;
@@ -146,7 +146,7 @@ impl Callback for Dashboard {
         }
     }
 
-    fn on_train_end(&mut self, _state: &GlobalState) {
+    fn on_train_end(&mut self, _state: &GlobalState, _end: TrainEnd<'_>) {
         self.renderer = None;
     }
 }

@@ -4,13 +4,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bridge_core::checkpoint::{Checkpoint, CheckpointError, CheckpointStore, LoadRequest, Resolution};
-use bridge_core::config::{Format, Kinds, RawConfig};
+use bridge_core::config::{Format, RawConfig};
 use bridge_core::model::{BuildContext, ModelChunk, Parallel, Stage};
 use bridge_core::tokenizer::{HuggingFaceTokenizer, NullTokenizer, Tokenizer};
 use bridge_core::train::load_parameters;
 use bridge_models::DecoderConfig;
 use bridge_models::decoder::build_decoder;
 use bridge_models::huggingface::HfModel;
+use bridge_models::registry;
 use burn::tensor::{Device, FloatDType};
 
 use crate::failure::Failure;
@@ -126,7 +127,7 @@ pub fn decoder_config(checkpoint: &Checkpoint) -> Result<DecoderConfig, Failure>
 /// The recipe saved with a checkpoint.
 pub fn recipe(checkpoint: &Checkpoint) -> Result<RawConfig, Failure> {
     let text = checkpoint.run_config().map_err(Failure::input)?;
-    Ok(RawConfig::from_text(&text, Format::Toml, &[], &Kinds::builtin())?)
+    Ok(RawConfig::from_text(&text, Format::Toml, &[], &registry().kinds())?)
 }
 
 /// The tokenizer saved with a checkpoint, or the Null tokenizer its recipe names.

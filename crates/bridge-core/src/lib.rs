@@ -12,22 +12,23 @@
 //! | [`logging`] | what a run tells the outside |
 //! | [`resilience`] | rerun state machine, loss checks, signals |
 //!
-//! A run from code takes a recipe, a registry of models and a few options:
+//! A run from code takes a recipe, a registry of kinds and a few options:
 //!
 //! ```no_run
-//! use bridge_core::config::{Kinds, RawConfig, World};
-//! use bridge_core::model::ModelRegistry;
+//! use bridge_core::config::{RawConfig, World};
 //! use bridge_core::train::{RunOptions, pretrain};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # mod bridge_models {
+//! #     pub fn registry() -> bridge_core::train::Registry {
+//! #         bridge_core::train::Registry::new(bridge_core::model::ModelRegistry::default())
+//! #     }
+//! # }
+//! let registry = bridge_models::registry();
 //! let recipe = std::path::Path::new("recipes/tiny.toml");
-//! let mut raw = RawConfig::from_file(recipe, &[], &Kinds::builtin())?;
+//! let mut raw = RawConfig::from_file(recipe, &[], &registry.kinds())?;
 //! raw.train.train_iters = Some(100);
-//! let mut models = ModelRegistry::default();
-//! // A registry starts empty; `bridge_models::register_builtin(&mut models)` adds `gpt`.
-//! # fn register_builtin(_: &mut ModelRegistry) {}
-//! register_builtin(&mut models);
-//! let report = pretrain(raw.finalize(&World::SINGLE)?, RunOptions::new(models))?;
+//! let report = pretrain(raw.finalize(&World::SINGLE)?, RunOptions::new(registry))?;
 //! println!("{} after {} steps", report.reason, report.train_state.step);
 //! # Ok(())
 //! # }

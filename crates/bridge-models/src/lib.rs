@@ -7,6 +7,7 @@
 //! | `sharding` | [`gather_parameters`]: whole parameters from models spread over ranks |
 //! | [`verify`](mod@verify) | comparison of an imported folder with reference values |
 //! | [`generate`](mod@generate) | sampling with a key/value cache |
+//! | `registry` | [`registry()`]: the built-in kinds, to which programs add theirs |
 //!
 //! Nothing here opens a socket, reads a recipe or writes a checkpoint directory; that is bridge-core's.
 #![deny(missing_docs)]
@@ -14,10 +15,12 @@
 pub mod decoder;
 pub mod generate;
 pub mod huggingface;
+mod registry;
 mod sharding;
 pub mod verify;
 
 pub use decoder::{DecoderConfig, GptModelBuilder, GptModelConfig, register_builtin};
 pub use generate::generate;
+pub use registry::registry;
 pub use sharding::{OnParameter, gather_parameters};
 pub use verify::verify;

@@ -3,11 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use bridge_core::config::{
-    ConfigError, Detail, ErrorKind, Format, Kinds, Node, RawConfig, RunConfig, World, diff, diff_from_defaults,
-    json_schema, load, load_with,
+    ConfigError, Detail, ErrorKind, Format, Node, RawConfig, RunConfig, World, diff, diff_from_defaults, json_schema,
+    load, load_with,
 };
 use bridge_core::logging::scientific;
 use bridge_core::train::{DeviceError, schedule_of, select_device};
+use bridge_models::registry;
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, Subcommand};
 use serde_json::json;
@@ -67,7 +68,7 @@ pub struct Recipe {
 impl Recipe {
     fn load(&self) -> Result<RunConfig, Failure> {
         let world = World { size: self.ranks };
-        Ok(load(&self.recipe, &self.overrides, &Kinds::builtin(), &world)?)
+        Ok(load(&self.recipe, &self.overrides, &registry().kinds(), &world)?)
     }
 }
 
@@ -83,7 +84,7 @@ pub fn run(command: &Command) -> Result<u8, Failure> {
         }
         Command::Diff { recipe, with } => print_diff(recipe, with.as_deref()),
         Command::Schema { .. } => {
-            line(&format!("{:#}", json_schema(&Kinds::builtin())));
+            line(&format!("{:#}", json_schema(&registry().kinds())));
             Ok(0)
         }
         Command::Schedule(recipe) => print_schedule(recipe),
@@ -92,7 +93,7 @@ pub fn run(command: &Command) -> Result<u8, Failure> {
 
 fn check(recipe: &Recipe) -> Result<u8, Failure> {
     let world = World { size: recipe.ranks };
-    let loaded = load_with(&recipe.recipe, &recipe.overrides, (&Kinds::builtin(), &world), &device_is_usable);
+    let loaded = load_with(&recipe.recipe, &recipe.overrides, (&registry().kinds(), &world), &device_is_usable);
     match loaded.map_err(Failure::from) {
         Ok(config) => {
             if recipe.json {
@@ -135,7 +136,7 @@ fn print_diff(recipe: &Recipe, with: Option<&Path>) -> Result<u8, Failure> {
     let differences = match with {
         Some(path) => {
             let world = World { size: recipe.ranks };
-            let right = load(path, &[], &Kinds::builtin(), &world)?;
+            let right = load(path, &[], &registry().kinds(), &world)?;
             diff(left.recipe(), right.recipe())
         }
         None => diff_from_defaults(left.recipe()),

@@ -3,14 +3,15 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use bridge_core::config::{Kinds, World, load};
+use bridge_core::config::{World, load};
 use bridge_core::data::gpt::Split;
 use bridge_core::data::indexed::{BinAccess, IndexedDataset};
 use bridge_core::data::pack::{DocumentEnd, PackParams, pack};
 use bridge_core::data::source::{SourceParams, TextSource};
 use bridge_core::data::{DataParallel, DatasetBuildContext, Silent};
 use bridge_core::tokenizer::{HuggingFaceTokenizer, NullTokenizer, Tokenizer};
-use bridge_core::train::{Bar, DatasetRegistry, RunData, dataset_prefix};
+use bridge_core::train::{Bar, RunData, dataset_prefix};
+use bridge_models::registry;
 use clap::{Args, Subcommand};
 use serde_json::json;
 
@@ -191,7 +192,7 @@ fn rewrite(dataset: &IndexedDataset, output: &Path) -> Result<(), Failure> {
 }
 
 fn run_samples(samples: &Samples) -> Result<u8, Failure> {
-    let config = load(&samples.recipe, &samples.overrides, &Kinds::builtin(), &World::SINGLE)?;
+    let config = load(&samples.recipe, &samples.overrides, &registry().kinds(), &World::SINGLE)?;
     let counts = match samples.num_samples.as_slice() {
         [] => [config.samples.train as usize, config.samples.valid as usize, config.samples.test as usize],
         [train, valid, test] => [*train, *valid, *test],
@@ -200,18 +201,18 @@ fn run_samples(samples: &Samples) -> Result<u8, Failure> {
             return Err(Failure::input(message));
         }
     };
-    let registry = DatasetRegistry::builtin();
     let config = Arc::new(config);
     let data_parallel = DataParallel { rank: 0, size: config.parallel.data };
-    let datasets =
-        RunData::build_datasets(&config, &registry, &progress::hidden(), &|tokenizer| DatasetBuildContext {
+    let datasets = RunData::build_datasets(&config, &registry().datasets, &progress::hidden(), &|tokenizer| {
+        DatasetBuildContext {
             train_samples: counts[0],
             valid_samples: counts[1],
             test_samples: counts[2],
             tokenizer,
             data_parallel,
             progress: Arc::new(Silent),
-        })?;
+        }
+    })?;
     let split = Split::from(samples.split);
     let dataset = match split {
         Split::Train => datasets.train,

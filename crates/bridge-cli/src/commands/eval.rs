@@ -3,21 +3,22 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use bridge_core::config::{ConfigError, ErrorKind, Format, Kinds, World, load, load_text};
+use bridge_core::config::{ConfigError, ErrorKind, Format, World, load, load_text};
 use bridge_core::data::Sample;
 use bridge_core::data::gpt::Split;
 use bridge_core::data::loader::MicroBatch;
-use bridge_core::data::source::{SourceParams, Text, TextSource};
+use bridge_core::data::source::{SourceParams, TextSource};
 use bridge_core::logging::ProgressTask;
 use bridge_core::model::{Batch, ForwardContext, Mode};
-use bridge_core::tokenizer::Tokenizer;
-use bridge_core::train::{DatasetRegistry, Executor, Recompute, RunData, select_device};
+use bridge_core::train::{Executor, Recompute, RunData, TokenBytes, select_device};
+use bridge_models::registry;
 use burn::tensor::Device;
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
 use serde_json::json;
 
 use super::split_name::SplitName;
+use super::text_sequences::TextSequences;
 use crate::failure::Failure;
 use crate::model_source::{LoadedModel, open};
 use crate::output::line;
@@ -75,10 +76,10 @@ pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
     } else {
         text_sequences(arguments, &model)?
     };
-    if sequences.count == 0 {
-        return Err(Failure::input("there is nothing to evaluate: the text is shorter than one sequence"));
+    let totals = evaluate(&model, sequences.limited(arguments.max_samples), arguments.micro_batch_size, &device)?;
+    if totals.tokens == 0.0 {
+        return Err(Failure::input("there is nothing to evaluate: no token is predicted from one before it"));
     }
-    let totals = evaluate(&model, &sequences, arguments.micro_batch_size, &device)?;
     let loss = totals.nats / totals.tokens;
     let bits_per_byte =
         totals.bytes.filter(|bytes| *bytes > 0).map(|b| totals.nats / std::f64::consts::LN_2 / b as f64);
@@ -121,22 +122,35 @@ fn overrides_have_a_recipe(arguments: &Arguments) -> Result<(), Failure> {
 
 /// What is evaluated: sequences that are read when their turn comes.
 struct Sequences {
-    count: usize,
-    read: Box<dyn Fn(usize) -> Result<Sample, Failure>>,
+    /// How many there are, if that is known before they are read.
+    count: Option<usize>,
+    samples: Box<dyn Iterator<Item = Result<Sample, Failure>>>,
+}
+
+impl Sequences {
+    /// The first `limit` of them, or all.
+    fn limited(self, limit: Option<usize>) -> Self {
+        let Some(limit) = limit else { return self };
+        Self { count: self.count.map(|count| count.min(limit)), samples: Box::new(self.samples.take(limit)) }
+    }
 }
 
 fn evaluate(
     model: &LoadedModel,
-    sequences: &Sequences,
+    mut sequences: Sequences,
     micro_batch_size: usize,
     device: &Device,
 ) -> Result<Totals, Failure> {
     let executor = Executor::new(model.chunk.as_ref(), &Recompute::Off);
-    let mut totals = Totals { bytes: model.tokenizer.as_ref().map(|_| 0), ..Totals::default() };
-    let mut bar = progress::visible().start(ProgressTask::new("evaluating", sequences.count as u64, "sequences"));
-    for start in (0..sequences.count).step_by(micro_batch_size) {
-        let end = (start + micro_batch_size).min(sequences.count);
-        let samples = (start..end).map(&sequences.read).collect::<Result<Vec<_>, _>>()?;
+    let token_bytes = model.tokenizer.as_deref().map(TokenBytes::new);
+    let mut totals = Totals { bytes: token_bytes.as_ref().map(|_| 0), ..Totals::default() };
+    let total = sequences.count.map(|count| count as u64);
+    let mut bar = progress::visible().start(ProgressTask { total, ..ProgressTask::new("evaluating", 0, "sequences") });
+    loop {
+        let samples = sequences.samples.by_ref().take(micro_batch_size).collect::<Result<Vec<_>, _>>()?;
+        if samples.is_empty() {
+            return Ok(totals);
+        }
         let micro_batch = MicroBatch::stack(samples).map_err(Failure::input)?;
         tokens_are_known(&micro_batch, model)?;
         let batch = Batch::new(&micro_batch, device);
@@ -145,15 +159,10 @@ fn evaluate(
         totals.nats += sum.iter::<f64>().next().unwrap_or(f64::NAN);
         totals.tokens += batch.num_tokens;
         totals.samples += micro_batch.batch_size;
-        let counted = micro_batch.labels.iter().zip(&micro_batch.loss_mask).filter(|(_, mask)| **mask > 0.0);
-        for (label, _) in counted {
-            let tokenizer = model.tokenizer.as_deref();
-            let length = tokenizer.and_then(|t| t.id_to_bytes(*label)).map(|bytes| bytes.len() as u64);
-            totals.bytes = totals.bytes.zip(length).map(|(sum, length)| sum + length);
-        }
-        bar.set_position(end as u64);
+        let bytes = token_bytes.as_ref().and_then(|table| table.of_labels(&micro_batch));
+        totals.bytes = totals.bytes.zip(bytes).map(|(sum, bytes)| sum + bytes);
+        bar.set_position(totals.samples as u64);
     }
-    Ok(totals)
 }
 
 /// Data may have been made with another tokenizer than the model's.
@@ -171,7 +180,8 @@ fn tokens_are_known(micro_batch: &MicroBatch, model: &LoadedModel) -> Result<(),
 
 /// Sequences of a split of the recipe's data.
 fn split_sequences(arguments: &Arguments, model: &LoadedModel) -> Result<Sequences, Failure> {
-    let kinds = Kinds::builtin();
+    let registry = registry();
+    let kinds = registry.kinds();
     let config = match (&arguments.recipe, &model.checkpoint) {
         (Some(recipe), _) => load(recipe, &arguments.overrides, &kinds, &World::SINGLE)?,
         (None, Some(checkpoint)) => {
@@ -188,7 +198,7 @@ fn split_sequences(arguments: &Arguments, model: &LoadedModel) -> Result<Sequenc
         let error = ConfigError::new(ErrorKind::Conflict, "model.seq_length", message);
         return Err(Failure::Config(error.with_location(config.location("model.seq_length")).into()));
     }
-    let data = RunData::with_progress(&Arc::new(config), &DatasetRegistry::builtin(), &progress::visible(), &|_| {})?;
+    let data = RunData::with_progress(&Arc::new(config), &registry.datasets, &progress::visible(), &|_| {})?;
     let datasets = data.datasets();
     let split = Split::from(arguments.split);
     let dataset = match split {
@@ -198,58 +208,25 @@ fn split_sequences(arguments: &Arguments, model: &LoadedModel) -> Result<Sequenc
     };
     let missing = || Failure::input(format!("the {} split has no samples in this recipe", split.name()));
     let dataset = Arc::clone(dataset.as_ref().ok_or_else(missing)?);
-    let count = arguments.max_samples.unwrap_or(usize::MAX).min(dataset.len());
-    Ok(Sequences { count, read: Box::new(move |i| dataset.get(i).map_err(Failure::input)) })
+    let samples = (0..dataset.len()).map({
+        let dataset = Arc::clone(&dataset);
+        move |i| dataset.get(i).map_err(Failure::input)
+    });
+    Ok(Sequences { count: Some(dataset.len()), samples: Box::new(samples) })
 }
 
-/// The text of `--text`, cut into sequences: every token but the first is predicted once.
+/// The text of `--text`, cut into sequences.
 fn text_sequences(arguments: &Arguments, model: &LoadedModel) -> Result<Sequences, Failure> {
-    let tokenizer = model.tokenizer.as_deref().ok_or_else(|| {
+    let tokenizer = model.tokenizer.clone().ok_or_else(|| {
         Failure::input(format!("{}: there is no tokenizer (expected tokenizer.json)", arguments.model.display()))
     })?;
     let positions = model.config.max_position_embeddings;
     if let Some(length) = arguments.seq_length.filter(|length| *length > positions) {
         return Err(Failure::input(format!("--seq-length: expected at most the model's {positions}, found {length}")));
     }
-    let tokens = tokenize(&arguments.text, tokenizer)?;
-    let predicted = tokens.len().saturating_sub(1);
-    let t = arguments.seq_length.unwrap_or(positions).min(predicted);
-    let vocab_size = model.config.vocab_size as i64;
-    if let Some(token) = tokens.iter().find(|token| **token >= vocab_size) {
-        return Err(Failure::input(format!(
-            "the tokenizer has more tokens than the model: found id {token}, expected ids below {vocab_size}"
-        )));
-    }
-    let count = if t == 0 { 0 } else { predicted.div_ceil(t) };
-    let read = move |i: usize| {
-        let start = i * t;
-        let length = t.min(predicted - start);
-        let padded = |ids: &[i64]| {
-            let mut ids = ids.to_vec();
-            ids.resize(t, 0);
-            ids
-        };
-        Ok(Sample {
-            tokens: padded(&tokens[start..start + length]),
-            labels: padded(&tokens[start + 1..=start + length]),
-            loss_mask: (0..t).map(|position| if position < length { 1.0 } else { 0.0 }).collect(),
-            position_ids: (0..t as i64).collect(),
-            document_ids: None,
-        })
-    };
-    Ok(Sequences { count: count.min(arguments.max_samples.unwrap_or(usize::MAX)), read: Box::new(read) })
-}
-
-fn tokenize(patterns: &[String], tokenizer: &dyn Tokenizer) -> Result<Vec<i64>, Failure> {
-    let params = SourceParams { inputs: patterns.to_vec(), ..SourceParams::default() };
+    let params = SourceParams { inputs: arguments.text.clone(), ..SourceParams::default() };
     let source = TextSource::resolve(&params).map_err(Failure::input)?;
-    let mut tokens = Vec::new();
-    for document in source.documents().map_err(Failure::input)? {
-        let document = document.map_err(Failure::input)?;
-        if let Text::Valid(text) = document.into_text().map_err(Failure::input)? {
-            tokens.extend(tokenizer.encode(&text).map_err(Failure::input)?);
-            tokens.extend(tokenizer.eod());
-        }
-    }
-    Ok(tokens)
+    let documents = source.documents().map_err(Failure::input)?;
+    let samples = TextSequences::new(documents, tokenizer, arguments.seq_length.unwrap_or(positions));
+    Ok(Sequences { count: None, samples: Box::new(samples) })
 }

@@ -11,6 +11,7 @@ pub mod mpi;
 pub mod plan;
 mod split_name;
 mod text_input;
+mod text_sequences;
 pub mod tokenizer;
 pub mod train;
 pub mod verify;

@@ -3,8 +3,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use bridge_core::config::{Kinds, RawConfig, RunConfig, World};
-use bridge_core::model::ModelRegistry;
+use bridge_core::config::{RawConfig, RunConfig, World};
 use bridge_core::tokenizer::Tokenizer;
 use bridge_core::train::{
     Console, ExitReason, RunOptions, RunReport, TrainError, WatchSignals, pretrain, process_groups, rank_timeout,
@@ -13,7 +12,7 @@ use bridge_core::train::{
 use bridge_dist::comm::{Communicator, Group};
 use bridge_dist::mesh::ProcessGroups;
 use bridge_models::generate::{GenerateOptions, Sampling};
-use bridge_models::register_builtin;
+use bridge_models::registry;
 use clap::{Args, ValueEnum};
 use serde_json::json;
 
@@ -100,7 +99,7 @@ impl Arguments {
         if let Some(device) = &self.device {
             overrides.push(format!("device=\"{device}\""));
         }
-        Ok(RawConfig::from_file(&self.recipe, &overrides, &Kinds::builtin())?)
+        Ok(RawConfig::from_file(&self.recipe, &overrides, &registry().kinds())?)
     }
 
     /// The configuration for a world of `ranks` ranks.
@@ -154,9 +153,7 @@ impl Arguments {
 
     /// Trains on one rank.
     fn train(&self, config: RunConfig, groups: ProcessGroups) -> Result<RunReport, TrainError> {
-        let mut models = ModelRegistry::default();
-        register_builtin(&mut models);
-        let mut options = RunOptions::new(models);
+        let mut options = RunOptions::new(registry());
         options.groups = groups;
         options.signals = WatchSignals::Process;
         if self.json {

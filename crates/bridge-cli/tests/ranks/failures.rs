@@ -10,7 +10,11 @@ use bridge_dist::mesh::ProcessGroups;
 use super::support::losses_in;
 use super::{config, options};
 
-const TIMEOUT: Duration = Duration::from_secs(2);
+/// How long ranks wait for one that hangs. On a busy machine a save takes seconds.
+const TIMEOUT: Duration = Duration::from_secs(8);
+
+/// How long they wait where none hangs: one that is gone is noticed at once.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// How one rank misbehaves after its third step.
 #[derive(Clone, Copy, Debug)]
@@ -53,7 +57,8 @@ fn train(folder: &Path, fault: Option<Fault>) -> Result<(), TrainError> {
         }
         pretrain(config.clone(), options).map(drop)
     };
-    run_on_threads(&config, TIMEOUT, program).map(drop)
+    let timeout = if matches!(fault, Some(Fault::Hang)) { TIMEOUT } else { PATIENCE };
+    run_on_threads(&config, timeout, program).map(drop)
 }
 
 #[test]
@@ -72,7 +77,7 @@ fn a_rank_that_fails_ends_the_run_and_the_next_one_resumes() {
             (Fault::Panic, TrainError::RankPanicked { rank: 1, message, .. }) => assert_eq!(message, "out of luck"),
             (Fault::Hang, TrainError::Communication(error)) => {
                 let cause: &CommError = error.root_cause();
-                assert!(cause.to_string().contains("waited 2s for rank 1"), "{cause}");
+                assert!(cause.to_string().contains("waited 8s for rank 1"), "{cause}");
                 assert!(cause.operation.contains("all_gather") || cause.operation.contains("all_reduce"), "{cause}");
             }
             (Fault::CommunicationPanic, TrainError::Communication(_)) => {

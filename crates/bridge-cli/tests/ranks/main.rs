@@ -1,6 +1,8 @@
-//! Runs of `recipes/tiny.toml` on many ranks: losses, failures, overlap. What the files have in common is here and in `support`.
+//! Runs of `recipes/tiny.toml` on many ranks: losses, loaders, ends, failures, overlap. What the files have in common is here and in `support`.
 
+mod ends;
 mod failures;
+mod loaders;
 mod losses;
 mod overlap;
 #[path = "../support/mod.rs"]
@@ -8,10 +10,10 @@ mod support;
 
 use std::path::Path;
 
-use bridge_core::config::{Kinds, RunConfig, World, load};
-use bridge_core::model::ModelRegistry;
+use bridge_core::config::{RunConfig, World, load};
 use bridge_core::train::{Console, RunOptions};
 use bridge_dist::mesh::ProcessGroups;
+use bridge_models::registry;
 use support::recipe;
 
 /// The tiny recipe for `ranks` ranks, with logs and checkpoints in `folder`.
@@ -19,12 +21,10 @@ fn config(folder: &Path, ranks: usize, overrides: &[&str]) -> RunConfig {
     let log_dir = format!("logger.log_dir={:?}", folder.join("logs"));
     let common = [log_dir.as_str(), "train.num_threads=1", "train.global_batch_size=8", "train.micro_batch_size=1"];
     let overrides: Vec<String> = common.iter().chain(overrides).map(|o| (*o).to_owned()).collect();
-    load(&recipe(), &overrides, &Kinds::builtin(), &World { size: ranks }).expect("the recipe is right")
+    load(&recipe(), &overrides, &registry().kinds(), &World { size: ranks }).expect("the recipe is right")
 }
 
 /// Options of one rank.
 fn options(groups: ProcessGroups) -> RunOptions {
-    let mut models = ModelRegistry::default();
-    bridge_models::register_builtin(&mut models);
-    RunOptions { groups, console: Console::Silent, ..RunOptions::new(models) }
+    RunOptions { groups, console: Console::Silent, ..RunOptions::new(registry()) }
 }

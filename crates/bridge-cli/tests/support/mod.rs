@@ -32,7 +32,7 @@ pub fn losses_of(folder: &Path, kind: &str) -> Vec<f64> {
 }
 
 /// Losses of one kind from the folder of a run's logs.
-fn records_in(log_dir: &Path, kind: &str) -> Vec<f64> {
+pub fn records_in(log_dir: &Path, kind: &str) -> Vec<f64> {
     let path = log_dir.join("metrics.jsonl");
     let text = std::fs::read_to_string(&path).expect("a run writes metrics");
     let records = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());

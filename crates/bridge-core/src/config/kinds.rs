@@ -1,5 +1,5 @@
 //! Which kinds of model and dataset a configuration may choose, and what extra settings each has.
-//! Code registers its own kinds here; no rule of a particular kind belongs here.
+//! A program's own kinds come here with the factories that build them (`train::Registry`); no rule of a particular kind belongs here.
 
 use std::collections::BTreeMap;
 
@@ -71,6 +71,8 @@ pub struct Kinds {
 
 impl Kinds {
     /// What this release has: models `gpt`; datasets `gpt`, `fim`, `mock`.
+    ///
+    /// These are names; `bridge_models::registry()` has what they stand for, and more kinds are registered there.
     pub fn builtin() -> Self {
         let mut model = KindRegistry::default();
         model.register("gpt", []);

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use super::DataError;
+use super::loader::MicroBatches;
 use crate::tokenizer::Tokenizer;
 
 /// One training sample; every vector has the sequence length.
@@ -180,11 +181,40 @@ pub struct DatasetBuildContext {
     pub progress: Arc<dyn BuildObserver>,
 }
 
+/// What a loader of the data's own is to yield.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LoaderRequest {
+    /// Samples of a micro-batch, on each rank.
+    pub micro_batch_size: usize,
+    /// Samples that all ranks together have consumed before: where a resumed run goes on.
+    pub consumed_samples: u64,
+}
+
 /// Builds the datasets of a run.
 pub trait DatasetProvider: Send + Sync {
-    /// Builds the splits. Deterministic: every rank gets the same samples.
+    /// Builds the splits. Deterministic: every rank gets the same samples. Rank 0 builds first and the others after it, so that they find
+    /// the files that it left; ranks cannot wait for each other here.
     ///
     /// # Errors
     /// Unusable parameters, missing or damaged data, splits with too little text.
     fn build(&self, ctx: &DatasetBuildContext) -> Result<Datasets, DataError>;
+
+    /// For data that loads itself (`dataset.dataloader_type = "external"`): this rank's micro-batches for training. Data that is read sample
+    /// by sample has none.
+    ///
+    /// # Errors
+    /// Missing or damaged data.
+    fn external_loader(
+        &self,
+        _ctx: &DatasetBuildContext,
+        _request: LoaderRequest,
+    ) -> Result<Option<MicroBatches>, DataError> {
+        Ok(None)
+    }
+
+    /// The tokenizer of data that comes with one of its own. It takes the place of the recipe's, which must have none then: its vocabulary
+    /// sizes the model, it is saved with checkpoints and decodes samples.
+    fn tokenizer(&self) -> Option<Arc<dyn Tokenizer>> {
+        None
+    }
 }

@@ -24,7 +24,7 @@ pub mod source;
 
 pub use dataset::{
     BuildEvent, BuildObserver, DataParallel, Dataset, DatasetBuildContext, DatasetProvider, Datasets, FetchOrder,
-    Sample, Silent,
+    LoaderRequest, Sample, Silent,
 };
 pub use error::DataError;
-pub use loader::{DataLoader, MicroBatch};
+pub use loader::{DataLoader, MicroBatch, MicroBatches};

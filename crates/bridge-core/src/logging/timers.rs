@@ -91,6 +91,11 @@ impl Timers {
         Self { level, totals: Mutex::new(Vec::new()) }
     }
 
+    /// Whether timers of `level` run.
+    pub fn run_at(&self, level: TimerLevel) -> bool {
+        self.level.includes(level)
+    }
+
     /// Times from now until the guard is dropped. Costs nothing when `level` is too detailed.
     pub fn start<'a>(&'a self, name: &'a str, level: TimerLevel) -> TimerGuard<'a> {
         let running = self.level.includes(level).then(|| (self, name, Instant::now()));
@@ -154,6 +159,7 @@ pub struct TimerReport {
 /// All ranks' times of an interval.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RankTimers {
+    ranks: usize,
     /// For each name the seconds of each rank; `None` where a rank did not use the timer.
     times: Vec<(String, Vec<Option<f64>>)>,
 }
@@ -171,16 +177,18 @@ impl RankTimers {
                 times[index].1[rank] = Some(*seconds);
             }
         }
-        Self { times }
+        Self { ranks: reports.len(), times }
     }
 
-    /// The report as text, each time divided by the interval's `num_iterations`; `None` when no timer ran.
+    /// The report as text, each time divided by the interval's `num_iterations`; `None` when no timer ran. With one rank there is nothing to
+    /// compare, and `option` changes nothing.
     pub fn format(&self, option: TimingLogOption, num_iterations: u64) -> Option<String> {
         if self.times.is_empty() {
             return None;
         }
         let milliseconds = |seconds: f64| seconds * 1000.0 / num_iterations.max(1) as f64;
         let mut text = String::from(match option {
+            _ if self.ranks == 1 => "time (ms):",
             TimingLogOption::Max => "max time across ranks (ms):",
             TimingLogOption::MinMax => "(min, max) time across ranks (ms):",
             TimingLogOption::All => "times across ranks (ms):",
@@ -192,22 +200,23 @@ impl RankTimers {
             // Writing to a string cannot fail.
             let _ = match option {
                 TimingLogOption::Max => write!(text, "\n    {field}: {max:.2}"),
+                _ if self.ranks == 1 => write!(text, "\n    {field}: {max:.2}"),
                 TimingLogOption::MinMax => write!(text, "\n    {field}: ({min:.2}, {max:.2})"),
-                TimingLogOption::All => write!(text, "\n  {name}:"),
-            };
-            if option == TimingLogOption::All {
-                for (rank, seconds) in by_rank.iter().enumerate() {
-                    if let Some(seconds) = seconds {
-                        let _ = write!(text, "\n     rank {rank:2}: {:.2}", milliseconds(*seconds));
-                    }
+                TimingLogOption::All => {
+                    let of_rank = |(rank, seconds): (usize, &Option<f64>)| {
+                        seconds.map(|seconds| format!("\n     rank {rank:2}: {:.2}", milliseconds(seconds)))
+                    };
+                    let ranks: String = by_rank.iter().enumerate().filter_map(of_rank).collect();
+                    write!(text, "\n  {name}:{ranks}")
                 }
-            }
+            };
         }
         Some(text)
     }
 
     /// The times as metrics in seconds per iteration: `{name}-time` of the slowest rank, with
-    /// [`TimingLogOption::MinMax`] also `{name}-time/min`, with [`TimingLogOption::All`] also `{name}-time/rank{r}`.
+    /// [`TimingLogOption::MinMax`] also `{name}-time/min`, with [`TimingLogOption::All`] also `{name}-time/rank{r}`, if there are more ranks
+    /// than one.
     pub fn metrics(&self, option: TimingLogOption, num_iterations: u64) -> Vec<(String, f64)> {
         let per_iteration = |seconds: f64| seconds / num_iterations.max(1) as f64;
         let mut metrics = Vec::new();
@@ -216,6 +225,7 @@ impl RankTimers {
             metrics.push((format!("{name}-time"), per_iteration(max)));
             match option {
                 TimingLogOption::Max => {}
+                _ if self.ranks == 1 => {}
                 TimingLogOption::MinMax => metrics.push((format!("{name}-time/min"), per_iteration(min))),
                 TimingLogOption::All => metrics.extend(by_rank.iter().enumerate().filter_map(|(rank, seconds)| {
                     seconds.map(|seconds| (format!("{name}-time/rank{rank}"), per_iteration(seconds)))
@@ -342,6 +352,18 @@ mod tests {
              optimizer:\n     rank  0: 25.00"
         );
         assert_eq!(RankTimers::default().format(TimingLogOption::Max, 1), None);
+    }
+
+    #[test]
+    fn one_rank_is_compared_with_none() {
+        let timers = RankTimers::new(&[TimerReport { seconds: vec![("optimizer".to_owned(), 0.25)] }]);
+        for option in [TimingLogOption::Max, TimingLogOption::MinMax, TimingLogOption::All] {
+            assert_eq!(
+                timers.format(option, 10).unwrap(),
+                "time (ms):\n    optimizer ......................................: 25.00"
+            );
+            assert_eq!(timers.metrics(option, 10), [("optimizer-time".to_owned(), 0.025)]);
+        }
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use burn::tensor::{Device, FloatDType};
 
 use super::{ModelChunk, Parallel};
-use crate::config::TransformerConfig;
+use crate::config::{ExtraField, KindRegistry, Kinds, TransformerConfig};
 
 /// Which part of the layers a chunk holds, and whether it has embedding and head.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -120,23 +120,38 @@ pub fn compose_hooks(hooks: Vec<ModelHook>) -> ModelHook {
 
 type Factory = Arc<dyn Fn(&crate::config::FinalModel) -> Result<Box<dyn ModelConfig>, ModelBuildError> + Send + Sync>;
 
-/// Model kinds by name. A value, not a global: the caller passes it to [`crate::train::pretrain`].
-#[derive(Clone, Default)]
+/// Model kinds by name. A value, not a global: part of the [`Registry`](crate::train::Registry) that a run is given.
+#[derive(Clone)]
 pub struct ModelRegistry {
+    kinds: KindRegistry,
     factories: BTreeMap<String, Factory>,
 }
 
+impl Default for ModelRegistry {
+    /// No kind that could be built; recipes may name those that model crates are known to register.
+    fn default() -> Self {
+        Self { kinds: Kinds::builtin().model, factories: BTreeMap::new() }
+    }
+}
+
 impl ModelRegistry {
-    /// Adds or replaces a kind.
+    /// Adds a kind with settings of its own, or replaces the one of the same name.
     pub fn register(
         &mut self,
         kind: &str,
+        settings: impl IntoIterator<Item = ExtraField>,
         factory: impl Fn(&crate::config::FinalModel) -> Result<Box<dyn ModelConfig>, ModelBuildError>
         + Send
         + Sync
         + 'static,
     ) {
+        self.kinds.register(kind, settings);
         self.factories.insert(kind.to_owned(), Arc::new(factory));
+    }
+
+    /// Names and settings, for reading recipes.
+    pub fn kinds(&self) -> &KindRegistry {
+        &self.kinds
     }
 
     /// The configuration object for a model section.

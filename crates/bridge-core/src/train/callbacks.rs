@@ -4,7 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::TrainError;
 use super::evaluate::EvaluationReport;
+use super::exit::ExitReason;
 use super::run::GlobalState;
 use super::step::StepReport;
 
@@ -22,9 +24,13 @@ pub trait Callback: Send {
     /// A checkpoint was handed to the writer (which may still be writing, with `async_save`).
     fn on_save(&mut self, _state: &GlobalState, _root: &Path) {}
 
-    /// Training is over, for whatever reason.
-    fn on_train_end(&mut self, _state: &GlobalState) {}
+    /// Training is over, and `end` says why: every `on_train_start` is followed by one of these, also when a step failed. Evaluations at
+    /// the end of a run come after it. A panic that is no communication error ends the thread without it.
+    fn on_train_end(&mut self, _state: &GlobalState, _end: TrainEnd<'_>) {}
 }
+
+/// How training ended: in order, for a reason, or with an error.
+pub type TrainEnd<'a> = Result<&'a ExitReason, &'a TrainError>;
 
 /// Asks a run to stop after the step in progress. Clones ask the same run.
 #[derive(Clone, Debug, Default)]

@@ -1,78 +1,23 @@
 //! From the `dataset` and `tokenizer` sections to the loaders of a run.
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::TrainError;
 use super::data_errors::name_setting;
 use super::evaluate::Split;
+use super::registry::{DatasetFactoryContext, DatasetRegistry};
 use super::reporter::Reporter;
 use super::text::{PreparedText, prepare_text};
-use crate::config::{self, FinalDataset, FinalValidation, RunConfig};
-use crate::data::gpt::{
-    Blend, FimParams, FimRandomness, FimTokens, GptDatasetParams, GptDatasetProvider, GptSource, IndexCache,
-    SampleOptions, SplitBlends, ValidationSize,
-};
-use crate::data::indexed::{BinAccess, idx_path};
+use super::token_bytes::TokenBytes;
+use crate::config::{ConfigError, DataloaderType, ErrorKind, RunConfig};
 use crate::data::loader::{DataLoader, LoaderParams, MicroBatch};
 use crate::data::sampler::{Incomplete, Passes, Sampler, SamplerKind, SamplerParams, Sharding};
 use crate::data::{
     BuildEvent, BuildObserver, DataError, DataParallel, Dataset, DatasetBuildContext, DatasetProvider, Datasets,
-    FetchOrder,
+    FetchOrder, LoaderRequest,
 };
 use crate::logging::ProgressSink;
 use crate::tokenizer::Tokenizer;
-
-/// What a dataset factory is given.
-#[derive(Clone)]
-pub struct DatasetFactoryContext<'a> {
-    /// The `dataset` section. `source` has been packed already; `text_prefix` says where.
-    pub section: &'a FinalDataset,
-    /// The tokenizer, if the recipe has one.
-    pub tokenizer: Option<Arc<dyn Tokenizer>>,
-    /// Prefix of the `.bin`/`.idx` pair made from `dataset.source`.
-    pub text_prefix: Option<PathBuf>,
-    /// The `validation` section: how much of the validation split is read.
-    pub validation: &'a FinalValidation,
-}
-
-type Factory = Arc<dyn Fn(&DatasetFactoryContext) -> Result<Box<dyn DatasetProvider>, DataError> + Send + Sync>;
-
-/// Dataset kinds by name. A value, not a global.
-#[derive(Clone, Default)]
-pub struct DatasetRegistry {
-    factories: BTreeMap<String, Factory>,
-}
-
-impl DatasetRegistry {
-    /// The kinds `gpt`, `fim` and `mock`.
-    pub fn builtin() -> Self {
-        let mut registry = Self::default();
-        for kind in ["gpt", "fim", "mock"] {
-            registry.register(kind, |context| Ok(Box::new(GptDatasetProvider::new(gpt_params(context)?)?)));
-        }
-        registry
-    }
-
-    /// Adds or replaces a kind.
-    pub fn register(
-        &mut self,
-        kind: &str,
-        factory: impl Fn(&DatasetFactoryContext) -> Result<Box<dyn DatasetProvider>, DataError> + Send + Sync + 'static,
-    ) {
-        self.factories.insert(kind.to_owned(), Arc::new(factory));
-    }
-
-    fn provider(&self, context: &DatasetFactoryContext) -> Result<Box<dyn DatasetProvider>, DataError> {
-        let kind = &context.section.kind;
-        let Some(factory) = self.factories.get(kind) else {
-            let known = self.factories.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
-            return Err(DataError::Parameter(format!("dataset.kind: expected one of {known}, found `{kind}`")));
-        };
-        factory(context)
-    }
-}
 
 /// Tokenizer, datasets and loaders of a run.
 pub struct RunData {
@@ -81,8 +26,7 @@ pub struct RunData {
     train: TrainLoader,
     /// Kept between evaluations, so that each goes on where the last one stopped.
     valid: Option<DataLoader>,
-    /// Bytes of text each token id stands for; empty when the tokenizer cannot tell.
-    token_bytes: Vec<u32>,
+    token_bytes: Option<TokenBytes>,
     /// This rank's place among those that read different samples.
     place: DataParallel,
 }
@@ -91,6 +35,50 @@ pub struct RunData {
 struct TrainLoader {
     config: Arc<RunConfig>,
     loader: Option<DataLoader>,
+    provider: Box<dyn DatasetProvider>,
+    context: DatasetBuildContext,
+}
+
+impl TrainLoader {
+    /// Whether the data loads itself.
+    fn is_external(&self) -> bool {
+        self.config.dataset.dataloader_type == Some(DataloaderType::External)
+    }
+
+    /// The loader that goes on after `consumed` samples.
+    fn open(&self, dataset: Option<&Arc<dyn Dataset>>, consumed: u64) -> Result<DataLoader, TrainError> {
+        if self.is_external() {
+            return self.open_external(consumed);
+        }
+        let dataset = dataset.ok_or_else(|| {
+            DataError::Parameter("dataset.split: the train split has no share, so there is nothing to train on".into())
+        })?;
+        train_loader(&self.config, Arc::clone(dataset), consumed, self.context.data_parallel)
+    }
+
+    fn open_external(&self, consumed: u64) -> Result<DataLoader, TrainError> {
+        let kind = &self.config.dataset.kind;
+        let micro_batch_size = self.config.train.micro_batch_size;
+        let request = LoaderRequest { micro_batch_size, consumed_samples: consumed };
+        let batches = self.provider.external_loader(&self.context, request)?.ok_or_else(|| {
+            let message = format!("dataset.kind = \"{kind}\" has no loader of its own; leave out \"external\"");
+            DataError::Parameter(format!("dataset.dataloader_type: {message}"))
+        })?;
+        let expected = (micro_batch_size, self.config.model.seq_length);
+        let kind = kind.clone();
+        Ok(DataLoader::external(batches.map(move |batch| {
+            let batch = batch?;
+            let found = (batch.batch_size, batch.seq_length);
+            if found == expected {
+                return Ok(batch);
+            }
+            let shape = |(samples, tokens): (usize, usize)| format!("{samples} samples of {tokens} tokens");
+            let (expected, found) = (shape(expected), shape(found));
+            Err(DataError::Parameter(format!(
+                "the loader of `{kind}` yields {found}, expected micro-batches of {expected}"
+            )))
+        })))
+    }
 }
 
 /// Prints what happens while datasets are built.
@@ -140,22 +128,22 @@ impl RunData {
     ) -> Result<Self, TrainError> {
         let named = |error| name_setting(config, error);
         let text = prepare_text(config, progress, note).map_err(named)?;
-        let datasets = build_splits(config, registry, &text, &|tokenizer| DatasetBuildContext {
+        let built = build_splits(config, registry, &text, &|tokenizer| DatasetBuildContext {
             train_samples: config.samples.train as usize,
             valid_samples: config.samples.valid as usize,
             test_samples: config.samples.test as usize,
             tokenizer,
             data_parallel: place,
             progress: Arc::new(Narrator { progress: Arc::clone(progress) }),
-        })
-        .map_err(named)?;
-        let token_bytes = text.tokenizer.as_deref().map(token_bytes).unwrap_or_default();
+        });
+        let Built { datasets, provider, context } = built.map_err(named)?;
+        let tokenizer = context.tokenizer.clone();
         Ok(Self {
-            tokenizer: text.tokenizer,
+            token_bytes: tokenizer.as_deref().map(TokenBytes::new),
+            tokenizer,
             datasets,
-            train: TrainLoader { config: Arc::clone(config), loader: None },
+            train: TrainLoader { config: Arc::clone(config), loader: None, provider, context },
             valid: None,
-            token_bytes,
             place,
         })
     }
@@ -172,10 +160,10 @@ impl RunData {
     ) -> Result<Datasets, TrainError> {
         let named = |error| name_setting(config, error);
         let text = prepare_text(config, progress, &|_| {}).map_err(named)?;
-        build_splits(config, registry, &text, context).map_err(named)
+        Ok(build_splits(config, registry, &text, context).map_err(named)?.datasets)
     }
 
-    /// The tokenizer, if the recipe has one.
+    /// The tokenizer, if the recipe or the data has one.
     pub fn tokenizer(&self) -> Option<&Arc<dyn Tokenizer>> {
         self.tokenizer.as_ref()
     }
@@ -191,7 +179,7 @@ impl RunData {
     }
 
     pub(super) fn has_train(&self) -> bool {
-        self.datasets.train.is_some()
+        self.datasets.train.is_some() || self.train.is_external()
     }
 
     pub(super) fn has_valid(&self) -> bool {
@@ -203,17 +191,11 @@ impl RunData {
     }
 
     pub(super) fn next_train(&mut self, count: u64, consumed: u64) -> Result<Vec<MicroBatch>, TrainError> {
-        let loader = match &mut self.train.loader {
+        let loader = match self.train.loader.take() {
             Some(loader) => loader,
-            empty => {
-                let dataset = self.datasets.train.clone().ok_or_else(|| {
-                    DataError::Parameter(
-                        "dataset.split: the train split has no share, so there is nothing to train on".into(),
-                    )
-                })?;
-                empty.insert(train_loader(&self.train.config, dataset, consumed, self.place)?)
-            }
+            None => self.train.open(self.datasets.train.as_ref(), consumed)?,
         };
+        let loader = self.train.loader.insert(loader);
         let mut batches = Vec::with_capacity(count as usize);
         for _ in 0..count {
             let batch = loader.next().transpose()?;
@@ -276,6 +258,12 @@ impl RunData {
         }
     }
 
+    /// Whether every validation reads the same samples: all of a split that is the same whenever it is read.
+    pub(super) fn validates_alike(&self, config: &RunConfig) -> bool {
+        let is_fixed = |dataset: &Arc<dyn Dataset>| dataset.fetch_order() == FetchOrder::Any;
+        config.validation.full_validation && self.datasets.valid.as_ref().is_some_and(is_fixed)
+    }
+
     /// Takes back the loader of an evaluation, for the next one.
     pub(super) fn keep_valid_loader(&mut self, config: &RunConfig, loader: DataLoader) {
         if !config.validation.full_validation {
@@ -283,12 +271,9 @@ impl RunData {
         }
     }
 
+    /// Bytes of text that a micro-batch's counted labels stand for, if the tokenizer can tell.
     pub(super) fn count_bytes(&self, micro_batch: &MicroBatch) -> Option<u64> {
-        if self.token_bytes.is_empty() {
-            return None;
-        }
-        let counted = micro_batch.labels.iter().zip(&micro_batch.loss_mask).filter(|(_, mask)| **mask > 0.0);
-        Some(counted.map(|(label, _)| u64::from(self.token_bytes.get(*label as usize).copied().unwrap_or(0))).sum())
+        self.token_bytes.as_ref()?.of_labels(micro_batch)
     }
 }
 
@@ -299,25 +284,36 @@ fn whole_batches(consumed: u64, total: usize, config: &RunConfig, place: DataPar
     if epoch == 0 { 0 } else { consumed - consumed % epoch % unit as u64 }
 }
 
+/// The splits, what they were built by, and what that was told: the tokenizer of the recipe or of the data among it.
+struct Built {
+    datasets: Datasets,
+    provider: Box<dyn DatasetProvider>,
+    context: DatasetBuildContext,
+}
+
 fn build_splits(
     config: &RunConfig,
     registry: &DatasetRegistry,
     text: &PreparedText,
     context: &dyn Fn(Option<Arc<dyn Tokenizer>>) -> DatasetBuildContext,
-) -> Result<Datasets, TrainError> {
-    let factory_context = DatasetFactoryContext {
+) -> Result<Built, TrainError> {
+    let provider = registry.provider(&DatasetFactoryContext {
         section: &config.dataset,
         tokenizer: text.tokenizer.clone(),
         text_prefix: text.prefix.clone(),
         validation: &config.validation,
+    })?;
+    let tokenizer = match (&text.tokenizer, provider.tokenizer()) {
+        (Some(_), Some(_)) => {
+            let kind = &config.dataset.kind;
+            let message = format!("must not be given with dataset.kind = \"{kind}\", which has a tokenizer of its own");
+            let error = ConfigError::new(ErrorKind::Conflict, "tokenizer.tokenizer_type", message);
+            return Err(TrainError::Config(error.with_location(config.location("tokenizer.tokenizer_type")).into()));
+        }
+        (of_recipe, own) => own.or_else(|| of_recipe.clone()),
     };
-    Ok(registry.provider(&factory_context)?.build(&context(text.tokenizer.clone()))?)
-}
-
-/// Bytes of each token, or nothing if some token's are unknown.
-fn token_bytes(tokenizer: &dyn Tokenizer) -> Vec<u32> {
-    let of = |id: usize| tokenizer.id_to_bytes(id as i64).map(|bytes| bytes.len() as u32);
-    (0..tokenizer.vocab_size()).map(of).collect::<Option<Vec<_>>>().unwrap_or_default()
+    let context = context(tokenizer);
+    Ok(Built { datasets: provider.build(&context)?, provider, context })
 }
 
 fn sharding(config: &RunConfig) -> Sharding {
@@ -340,15 +336,15 @@ fn train_loader(
     consumed: u64,
     place: DataParallel,
 ) -> Result<DataLoader, TrainError> {
-    let incomplete = if config.dataset.drop_last { Incomplete::Drop } else { last_batch(place) };
+    let drop_last = config.dataset.drop_last;
     let kind = match config.dataset.dataloader_type {
-        None | Some(config::DataloaderType::Single) => SamplerKind::Single { incomplete },
-        Some(config::DataloaderType::Cyclic) => SamplerKind::Cyclic { sharding: sharding(config) },
-        Some(config::DataloaderType::Batch) => SamplerKind::Batch { incomplete, passes: Passes::Endless },
-        Some(config::DataloaderType::External) => {
-            // The data set is its own order: samples are taken as they come.
-            SamplerKind::Batch { incomplete: Incomplete::Drop, passes: Passes::Endless }
+        Some(DataloaderType::Cyclic) => SamplerKind::Cyclic { sharding: sharding(config) },
+        Some(DataloaderType::Batch) => {
+            // A step takes a whole global batch, so the last one of a pass is filled up or left out.
+            let incomplete = if drop_last { Incomplete::Drop } else { Incomplete::Pad };
+            SamplerKind::Batch { incomplete, passes: Passes::Endless }
         }
+        _ => SamplerKind::Single { incomplete: if drop_last { Incomplete::Drop } else { last_batch(place) } },
     };
     let params = SamplerParams {
         kind,
@@ -375,103 +371,4 @@ fn loader(config: &RunConfig, dataset: Arc<dyn Dataset>, mut params: SamplerPara
         loader.next().transpose()?;
     }
     Ok(loader)
-}
-
-/// Parameters of the built-in datasets.
-fn gpt_params(context: &DatasetFactoryContext) -> Result<GptDatasetParams, DataError> {
-    let section = context.section;
-    let seed = i64::try_from(section.random_seed)
-        .map_err(|_| DataError::Parameter(format!("dataset.random_seed = {}: too large", section.random_seed)))?;
-    let mut params = GptDatasetParams::mock(section.seq_length, seed);
-    params.source = match section.kind.as_str() {
-        "mock" => GptSource::Mock,
-        _ => gpt_source(context),
-    };
-    if let Some(folder) = &section.path_to_cache {
-        params.cache = IndexCache::Folder(folder.clone());
-    }
-    params.bin_access = if section.mmap_bin_files { BinAccess::Mmap } else { BinAccess::Pread };
-    params.num_dataset_builder_threads = section.num_dataset_builder_threads;
-    params.mid_level_dataset_surplus = section.mid_level_dataset_surplus;
-    if context.validation.full_validation {
-        params.validation = ValidationSize::WholeSplit;
-    }
-    params.sample = SampleOptions {
-        reset_position_ids: section.reset_position_ids,
-        reset_attention_mask: section.reset_attention_mask,
-        eod_mask_loss: section.eod_mask_loss,
-        add_extra_token_to_sequence: section.add_extra_token_to_sequence,
-        drop_last_partial_validation_sequence: section.drop_last_partial_validation_sequence,
-        allow_ambiguous_pad_tokens: section.allow_ambiguous_pad_tokens,
-    };
-    if section.kind == "fim" {
-        params.fim = Some(fim_params(context)?);
-    }
-    Ok(params)
-}
-
-fn gpt_source(context: &DatasetFactoryContext) -> GptSource {
-    let section = context.section;
-    let blend_of = |blend: &config::Blend| Blend {
-        paths: blend.paths.iter().map(|path| member_prefix(Path::new(path))).collect(),
-        weights: blend.weights.clone(),
-    };
-    let split = section.split.clone().unwrap_or_else(|| "969,30,1".into());
-    if let Some(prefix) = &context.text_prefix {
-        return GptSource::Blend { blend: Blend { paths: vec![prefix.clone()], weights: None }, split };
-    }
-    if let Some(blend) = &section.blend {
-        return GptSource::Blend { blend: blend_of(blend), split };
-    }
-    match &section.blend_per_split {
-        Some(blends) => {
-            let mut blends = blends.iter().map(|blend| blend.as_ref().map(blend_of));
-            let mut next = || blends.next().flatten();
-            GptSource::PerSplit(SplitBlends { train: next(), valid: next(), test: next() })
-        }
-        None => GptSource::Mock,
-    }
-}
-
-/// The prefix of a member of a blend, which may also be named by one of its two files.
-fn member_prefix(path: &Path) -> PathBuf {
-    // A prefix may itself end like a file.
-    if idx_path(path).exists() { path.to_owned() } else { dataset_prefix(path) }
-}
-
-fn fim_params(context: &DatasetFactoryContext) -> Result<FimParams, DataError> {
-    let section = context.section;
-    let Some(tokenizer) = context.tokenizer.as_deref() else {
-        return Err(DataError::Parameter("dataset.kind = \"fim\" needs a tokenizer".into()));
-    };
-    let rate = |name: &str, value: Option<f64>| {
-        value.ok_or_else(|| DataError::Parameter(format!("dataset.{name}: dataset.kind = \"fim\" needs it")))
-    };
-    let names = section.fim_extra_tokens.clone().unwrap_or_default();
-    let split_sample = match &section.fim_split_sample {
-        Some(token) => Some(tokenizer.token_to_id(token).ok_or_else(|| {
-            DataError::Parameter(format!("dataset.fim_split_sample = {token:?}: the tokenizer has no such token"))
-        })?),
-        None => None,
-    };
-    Ok(FimParams {
-        rate: rate("fim_rate", section.fim_rate)?,
-        spm_rate: rate("fim_spm_rate", section.fim_spm_rate)?,
-        tokens: FimTokens::lookup(tokenizer, |key| names.get(key).map(String::as_str))?,
-        split_sample,
-        fragment_rate: match split_sample {
-            Some(_) => rate("fim_fragment_rate", section.fim_fragment_rate)?,
-            None => section.fim_fragment_rate.unwrap_or(0.0),
-        },
-        no_prefix: section.fim_no_prefix.clone(),
-        randomness: FimRandomness::Stream,
-    })
-}
-
-/// Opens what a user calls a data set: with or without its `.bin` or `.idx`.
-pub fn dataset_prefix(path: &Path) -> PathBuf {
-    match path.extension().and_then(|e| e.to_str()) {
-        Some("bin" | "idx") => path.with_extension(""),
-        _ => path.to_owned(),
-    }
 }

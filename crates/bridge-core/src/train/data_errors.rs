@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use super::TrainError;
-use super::data::dataset_prefix;
+use super::gpt_data::dataset_prefix;
 use crate::config::{ConfigError, ErrorKind, RunConfig};
 use crate::data::DataError;
 use crate::data::indexed::{bin_path, idx_path};

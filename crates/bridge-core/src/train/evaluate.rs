@@ -103,12 +103,7 @@ pub fn evaluate(run: &mut TrainingRun, split: Split) -> Result<Option<Evaluation
     }
     let num_samples = run.data.samples_in_passes(&run.config, split, num_passes);
     ranks::share_losses(&run.groups, &mut losses)?;
-    if let Some(bytes) = &mut num_bytes {
-        // Context-parallel ranks count the same samples.
-        let mut figures = [*bytes as f64];
-        ranks::sum(run.groups.data(), &mut figures)?;
-        *bytes = figures[0] as u64;
-    }
+    let num_bytes = bytes_of_all_ranks(run, num_bytes)?;
     if split == Split::Valid {
         run.state.train_state.consumed_valid_samples += num_samples;
         run.data.keep_valid_loader(&run.config, loader);
@@ -121,5 +116,16 @@ pub fn evaluate(run: &mut TrainingRun, split: Split) -> Result<Option<Evaluation
     let report = EvaluationReport { split, iteration, losses, num_samples, bits_per_byte };
     run.log_evaluation(&report)?;
     run.for_each_callback(|callback, state| callback.on_evaluate_end(state, &report));
+    if split == Split::Valid {
+        run.last_validation = Some(report.clone());
+    }
     Ok(Some(report))
+}
+
+/// Bytes of the samples of all ranks, if each knows its own. Context-parallel ranks count the same samples.
+fn bytes_of_all_ranks(run: &TrainingRun, mine: Option<u64>) -> Result<Option<u64>, TrainError> {
+    let mut figures = [mine.unwrap_or(0) as f64, f64::from(u8::from(mine.is_none()))];
+    ranks::sum(run.groups.data(), &mut figures)?;
+    let [bytes, unknown] = figures;
+    Ok((unknown == 0.0).then_some(bytes as u64))
 }

@@ -59,16 +59,12 @@ fn train_and_evaluate(run: &mut TrainingRun) -> Result<Outcome, TrainError> {
         run.note(&format!("nothing left to train: {step} of {train_iters} iterations are done"));
         ExitReason::Completed
     } else {
-        let reason = train(run)?;
-        run.reporter.training_ends();
-        run.note(&reason.to_string());
-        run.for_each_callback(|callback, state| callback.on_train_end(state));
-        reason
+        train(run)?
     };
     if reason != ExitReason::Completed {
         return Ok((reason, None, None));
     }
-    let validation = if run.state.train_state.do_valid { evaluate(run, Split::Valid)? } else { None };
+    let validation = if run.state.train_state.do_valid { last_validation(run)? } else { None };
     let test = if run.state.train_state.do_test { evaluate(run, Split::Test)? } else { None };
     match exit_is_requested(run)? {
         Some(asked) => {
@@ -76,5 +72,16 @@ fn train_and_evaluate(run: &mut TrainingRun) -> Result<Outcome, TrainError> {
             Ok((asked, validation, test))
         }
         None => Ok((reason, validation, test)),
+    }
+}
+
+/// The validation at the end. It reads the batches after those of the validation before, so it says something new even where the last step
+/// has been evaluated; only a whole split evaluated again would give the same figures, and is not.
+fn last_validation(run: &mut TrainingRun) -> Result<Option<EvaluationReport>, TrainError> {
+    let step = run.state.train_state.step;
+    let last = run.last_validation.take().filter(|report| report.iteration == step);
+    match last.filter(|_| run.data.validates_alike(&run.config)) {
+        Some(report) => Ok(Some(report)),
+        None => evaluate(run, Split::Valid),
     }
 }

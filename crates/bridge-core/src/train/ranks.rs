@@ -9,6 +9,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::TrainError;
 use super::forward_step::{Losses, Ratio};
 use crate::config::RunConfig;
+use crate::logging::TimerReport;
 use crate::model::LayerMetrics;
 use crate::resilience::rerun::Votes;
 
@@ -160,6 +161,23 @@ pub(super) fn router_losses(groups: &ProcessGroups, metrics: &[Arc<LayerMetrics>
     sum(groups.pipeline(), &mut figures)?;
     let ratio = |i: usize| Ratio { numerator: figures[2 * i], denominator: figures[2 * i + 1] };
     Ok(NAMES.iter().enumerate().map(|(i, name)| ((*name).to_owned(), ratio(i))).collect())
+}
+
+/// The times of all ranks, in rank order. Ranks may have used other timers. All ranks call this together.
+pub(super) fn gather_timers(world: &Group, mine: &TimerReport) -> Result<Vec<TimerReport>, CommError> {
+    if world.size() == 1 {
+        return Ok(vec![mine.clone()]);
+    }
+    let mut text = serde_json::to_vec(mine).expect("names and numbers are JSON");
+    let mut lengths = vec![0_i64; world.size()];
+    world.all_gather((&[text.len() as i64]).into(), (&mut lengths).into())?;
+    let longest = lengths.iter().copied().max().unwrap_or(0) as usize;
+    // Blanks do not change what JSON says.
+    text.resize(longest, b' ');
+    let mut texts = vec![0_u8; longest * world.size()];
+    world.all_gather((&text).into(), (&mut texts).into())?;
+    let report = |text| serde_json::from_slice(text).expect("every rank writes its report this way");
+    Ok(texts.chunks(longest.max(1)).map(report).collect())
 }
 
 /// Votes of the rerun state machine over all ranks.

@@ -22,7 +22,7 @@ use super::{TrainError, ranks};
 use crate::checkpoint::{SaveReport, TrainState};
 use crate::config::RunConfig;
 use crate::data::{DataLoader, MicroBatch};
-use crate::logging::Timers;
+use crate::logging::{RankTimers, TimerLevel, Timers};
 use crate::model::{Batch, ModelChunk};
 use crate::optim::{GradientBuffer, GradientReducer, Optimizer};
 use crate::resilience::rerun::RerunStateMachine;
@@ -75,6 +75,8 @@ pub struct TrainingRun {
     pub(super) cancel: CancelHandle,
     pub(super) started: Instant,
     pub(super) last_saved_step: Option<u64>,
+    /// The last evaluation of the validation split.
+    pub(super) last_validation: Option<EvaluationReport>,
 }
 
 impl std::fmt::Debug for TrainingRun {
@@ -195,7 +197,21 @@ impl TrainingRun {
         let logger = &self.config.logger;
         let is_due = logger.log_params_norm && step.iteration.is_multiple_of(logger.tensorboard_log_interval as u64);
         let params_norm = is_due.then(|| self.parameter_norm()).transpose()?;
-        self.reporter.step(&self.state, step, params_norm, &self.timers)
+        let timers = match self.reporter.ends_interval(step.iteration) {
+            true => Some(RankTimers::new(&ranks::gather_timers(self.groups.world(), &self.timers.drain())?)),
+            false => None,
+        };
+        self.reporter.step(&self.state, step, params_norm, timers.as_ref())
+    }
+
+    /// Lets all ranks begin a phase together, where phases are timed and `logger.barrier_with_L1_time` asks for it: a rank's time is then
+    /// that of its own work, and not of waiting for the others.
+    pub(super) fn begin_phase(&self) -> Result<(), TrainError> {
+        let world = self.groups.world();
+        if self.config.logger.barrier_with_L1_time && self.timers.run_at(TimerLevel::Phase) && world.size() > 1 {
+            world.barrier()?;
+        }
+        Ok(())
     }
 
     fn parameter_norm(&mut self) -> Result<f64, TrainError> {

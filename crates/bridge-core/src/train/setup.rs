@@ -9,18 +9,19 @@ use burn::tensor::{Device, FloatDType};
 use super::callbacks::{Callback, CancelHandle};
 use super::checkpointing::{Saver, Start, find_start, read_files, restore};
 use super::convert;
-use super::data::{DatasetRegistry, RunData};
+use super::data::RunData;
 use super::device::select_device;
 use super::forward_step::{ForwardStep, LanguageModelStep};
 use super::lock::RunLock;
 use super::pipeline;
+use super::registry::Registry;
 use super::reporter::{Console, Reporter};
 use super::run::{GlobalState, TrainingRun};
 use super::step::schedule_overrides;
 use super::text::check_source;
 use super::{TrainError, ranks, set_num_threads};
 use crate::checkpoint::TrainState;
-use crate::config::RunConfig;
+use crate::config::{ConfigError, ConfigErrors, ErrorKind, RunConfig};
 use crate::data::DataParallel;
 use crate::logging::Timers;
 use crate::model::{BuildContext, ModelBuilder, ModelChunk, ModelConfig, ModelRegistry, Parallel, Stage};
@@ -42,10 +43,8 @@ pub enum WatchSignals {
 
 /// What a run needs besides its configuration. All of it is passed in; nothing is global.
 pub struct RunOptions {
-    /// Model kinds.
-    pub models: ModelRegistry,
-    /// Dataset kinds.
-    pub datasets: DatasetRegistry,
+    /// Kinds of model and of data set.
+    pub registry: Registry,
     /// How micro-batches become losses.
     pub forward_step: Box<dyn ForwardStep>,
     /// Watchers.
@@ -63,11 +62,10 @@ pub struct RunOptions {
 }
 
 impl RunOptions {
-    /// Options with the given model kinds, the built-in dataset kinds and lines on standard output.
-    pub fn new(models: ModelRegistry) -> Self {
+    /// Options with the given kinds and lines on standard output.
+    pub fn new(registry: Registry) -> Self {
         Self {
-            models,
-            datasets: DatasetRegistry::builtin(),
+            registry,
             forward_step: Box::new(LanguageModelStep),
             callbacks: Vec::new(),
             overrides: None,
@@ -81,7 +79,7 @@ impl RunOptions {
 
 impl std::fmt::Debug for RunOptions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("RunOptions").field("models", &self.models).finish_non_exhaustive()
+        f.debug_struct("RunOptions").field("registry", &self.registry).finish_non_exhaustive()
     }
 }
 
@@ -102,13 +100,9 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let saver = Saver::open(&config, &groups)?;
     let signals = watch_signals(&config, options.signals)?;
     let data = ranks::first_alone(&groups, "preparing data", || {
-        RunData::build(&config, &options.datasets, &reporter, data_parallel(&groups))
+        RunData::build(&config, &options.registry.datasets, &reporter, data_parallel(&groups))
     })?;
-    let padded_vocab_size = config.model.padded_vocab_size(data.vocab_size())?;
-    if let (Some(prompt), Some(tokenizer)) = (&config.generate.prompt, data.tokenizer()) {
-        // Found out now rather than after hours of training.
-        tokenizer.encode(prompt)?;
-    }
+    let padded_vocab_size = vocabulary(&config, &data)?;
     let seed = config.rng.seed;
     let context = BuildContext {
         device: device.clone(),
@@ -149,6 +143,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
         tokenizer_files: tokenizer_files(&data)?,
         started: Instant::now(),
         last_saved_step: None,
+        last_validation: None,
         cancel: options.cancel,
         groups: groups.clone(),
         chunks,
@@ -193,7 +188,7 @@ fn check(config: &RunConfig, options: &RunOptions) -> Result<Checked, TrainError
         return Err(TrainError::Device(format!("`{}` does not compute in {params_dtype:?}", config.device)));
     }
     check_source(config)?;
-    Ok(Checked { device, model_config: options.models.config(&config.model)? })
+    Ok(Checked { device, model_config: options.registry.models.config(&config.model)? })
 }
 
 /// Where a run writes.
@@ -233,6 +228,21 @@ fn data_parallel(groups: &ProcessGroups) -> DataParallel {
 /// Whether the validation split is evaluated: some batches of it, or all of it.
 fn evaluates(config: &RunConfig) -> bool {
     config.validation.full_validation || config.validation.eval_iters > 0
+}
+
+/// Rows of the model's embedding. A prompt that has no tokens is found out now rather than after hours of training.
+fn vocabulary(config: &RunConfig, data: &RunData) -> Result<usize, TrainError> {
+    let missing = |key: &str, message: &str| ConfigErrors::from(ConfigError::new(ErrorKind::Missing, key, message));
+    if let Some(prompt) = &config.generate.prompt {
+        let message = "must be given: generate.prompt is text, and the data has no tokenizer of its own";
+        let tokenizer = data.tokenizer().ok_or_else(|| missing("tokenizer.tokenizer_type", message))?;
+        tokenizer.encode(prompt)?;
+    }
+    if config.model.vocab_size.is_none() && data.tokenizer().is_none() {
+        let message = "must be given without tokenizer.tokenizer_type, for the data has no tokenizer of its own";
+        return Err(missing("model.vocab_size", message).into());
+    }
+    Ok(config.model.padded_vocab_size(data.vocab_size())?)
 }
 
 fn accumulation(config: &RunConfig) -> AccumulationDType {

@@ -158,6 +158,7 @@ fn forward_backward(run: &mut TrainingRun, micro_batches: &[MicroBatch]) -> Resu
     let factors: Vec<f64> = num_tokens.iter().map(factor).collect();
     let streams: Vec<Philox> = (0..batches.len()).map(|index| run.dropout_stream(&stream, index)).collect();
     let metrics: Vec<Arc<LayerMetrics>> = batches.iter().map(|_| Arc::default()).collect();
+    run.begin_phase()?;
     let timer = run.timers.start("forward-backward", TimerLevel::Phase);
     let mut work = StepWork {
         config: &run.config,
@@ -179,6 +180,7 @@ fn forward_backward(run: &mut TrainingRun, micro_batches: &[MicroBatch]) -> Resu
             *losses.entry(name).or_default() += ratio;
         }
     }
+    run.begin_phase()?;
     let timer = run.timers.start("all-grads-sync", TimerLevel::Phase);
     run.reducer.finish(&mut run.gradients)?;
     drop(timer);
@@ -202,6 +204,7 @@ fn forward_backward(run: &mut TrainingRun, micro_batches: &[MicroBatch]) -> Resu
 }
 
 fn optimizer_step(run: &mut TrainingRun, rates: &Rates, divisor: f64) -> Result<StepOutcome, TrainError> {
+    run.begin_phase()?;
     let timer = run.timers.start("optimizer", TimerLevel::Phase);
     let scales = StepScales { loss_scale: run.loss_scaler.scale(), divisor };
     let outcome = run.optimizer.step(&mut run.chunks, &mut run.gradients, &rates.groups, scales)?;

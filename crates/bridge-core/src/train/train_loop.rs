@@ -6,18 +6,30 @@ use super::TrainError;
 use super::checkpointing::save_checkpoint;
 use super::evaluate::{Split, evaluate};
 use super::exit::{ExitReason, checkpoint_and_decide_exit};
+use super::launch::catch_comm_error;
 use super::run::TrainingRun;
 use super::step::{StepEnd, StepReport, train_step};
 use crate::resilience::rerun::ExitDecision;
 
-/// Trains until the configured number of steps, or until something asks to exit.
+/// Trains until the configured number of steps, or until something asks to exit. Callbacks learn of the end, whatever it is.
 ///
 /// # Errors
-/// Data that cannot be read, losses that are not finite (where that is checked), checkpoints that cannot be written.
+/// Data that cannot be read, losses that are not finite (where that is checked), checkpoints that cannot be written, ranks that cannot
+/// communicate.
 pub fn train(run: &mut TrainingRun) -> Result<ExitReason, TrainError> {
     run.started = Instant::now();
     run.rerun.align_iteration(run.state.train_state.step);
     run.for_each_callback(|callback, state| callback.on_train_start(state));
+    let end = catch_comm_error(|| train_steps(run));
+    run.reporter.training_ends();
+    if let Ok(reason) = &end {
+        run.note(&reason.to_string());
+    }
+    run.for_each_callback(|callback, state| callback.on_train_end(state, end.as_ref()));
+    end
+}
+
+fn train_steps(run: &mut TrainingRun) -> Result<ExitReason, TrainError> {
     while run.state.train_state.step < run.config.train.train_iters as u64 {
         run.poll_saves()?;
         update_batch_size(run)?;

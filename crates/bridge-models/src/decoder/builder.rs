@@ -116,5 +116,5 @@ pub fn build_decoder(
 
 /// Adds the kinds of this crate to `registry`.
 pub fn register_builtin(registry: &mut ModelRegistry) {
-    registry.register(KIND, |section| Ok(Box::new(GptModelConfig::new(TransformerConfig::clone(section)))));
+    registry.register(KIND, [], |section| Ok(Box::new(GptModelConfig::new(TransformerConfig::clone(section)))));
 }

@@ -5,9 +5,10 @@ mod text;
 
 use std::path::PathBuf;
 
-use bridge_core::config::{Kinds, RawConfig, World};
+use bridge_core::config::{RawConfig, World};
 use bridge_core::plan::{Plan, PlanOptions, Rates, plan};
 use bridge_dist::schedule::ScheduleKind;
+use bridge_models::registry;
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
@@ -107,7 +108,7 @@ impl Arguments {
     /// The plan of the recipe with a layout's sizes over it.
     fn plan(&self, layout: &Layout) -> Result<(String, Plan), Failure> {
         let overrides: Vec<String> = self.overrides.iter().cloned().chain(layout.overrides()).collect();
-        let raw = RawConfig::from_file(&self.recipe, &overrides, &Kinds::builtin())?;
+        let raw = RawConfig::from_file(&self.recipe, &overrides, &registry().kinds())?;
         let size = layout.world_size().or(self.world_size).unwrap_or_else(|| fewest_ranks(&raw));
         let config = raw.finalize_for_plan(&World { size })?;
         Ok((config.name.clone(), plan(&config, &self.options()).map_err(Failure::input)?))

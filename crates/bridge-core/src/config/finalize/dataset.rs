@@ -1,8 +1,9 @@
 //! The rules of `[dataset]`: where data comes from, blends, splits.
 
-use super::super::choice::{SourceFormat, TokenizerType};
+use super::super::choice::{DataloaderType, SourceFormat, TokenizerType};
 use super::super::error::ErrorKind;
 use super::super::field::OneOrMany;
+use super::super::kinds::Kinds;
 use super::super::run_config::FinalDataset;
 use super::super::sections::{Blend, GptDatasetConfig};
 use super::Draft;
@@ -28,6 +29,7 @@ pub(super) fn resolve(draft: &mut Draft<'_>) -> FinalDataset {
     fim_settings_go_with_fim(draft, &kind);
     blends_per_split(draft);
     padding_has_a_token(draft);
+    dataloader_fits(draft, &kind);
     surplus_has_weights(draft, &kind, blend.as_ref());
     full_validation_has_no_weights(draft, blend.as_ref());
     let split_shares = split(draft, &kind);
@@ -130,6 +132,30 @@ fn mock_has_no_files(draft: &mut Draft<'_>) {
         let key = format!("dataset.{field}");
         let is_changed = draft.recipe_differs(&key);
         draft.require(!is_changed, &key, "has no effect with dataset.kind = \"mock\"");
+    }
+}
+
+/// A loader of the data's own needs data that has one, and whole global batches need a batch that does not change.
+fn dataloader_fits(draft: &mut Draft<'_>, kind: &str) {
+    let key = "dataset.dataloader_type";
+    match draft.recipe.dataset.dataloader_type {
+        Some(DataloaderType::External) => {
+            let is_built_in = Kinds::builtin().dataset.get(kind).is_some();
+            let message = format!(
+                "\"external\" is for data that loads itself, and dataset.kind = \"{kind}\" is read sample by sample; a program can \
+                 register a kind that does"
+            );
+            draft.require(!is_built_in, key, message);
+        }
+        Some(DataloaderType::Batch) => {
+            let is_constant = draft.recipe.train.rampup_batch_size.is_none();
+            draft.require(
+                is_constant,
+                key,
+                "\"batch\" deals out batches of one size: it excludes train.rampup_batch_size",
+            );
+        }
+        _ => {}
     }
 }
 

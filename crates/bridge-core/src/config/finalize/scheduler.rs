@@ -57,13 +57,12 @@ fn warmup_is_given_once(draft: &mut Draft<'_>) {
     );
 }
 
+/// A warm-up that was given the length 0 is one from nowhere to nowhere, and what begins it is as it was meant.
 fn warmup_has_a_length(draft: &mut Draft<'_>) {
-    let scheduler = draft.recipe.scheduler.clone();
-    let has_length = scheduler.lr_warmup_iters != 0
-        || scheduler.lr_warmup_samples != 0
-        || scheduler.lr_warmup_fraction.is_some_and(|fraction| fraction != 0.0);
+    let lengths = ["scheduler.lr_warmup_iters", "scheduler.lr_warmup_samples", "scheduler.lr_warmup_fraction"];
+    let is_given = lengths.iter().any(|key| draft.is_explicit(key));
     draft.require(
-        scheduler.lr_warmup_init == 0.0 || has_length,
+        draft.recipe.scheduler.lr_warmup_init == 0.0 || is_given,
         "scheduler.lr_warmup_init",
         "has no effect without a warm-up: scheduler.lr_warmup_iters, scheduler.lr_warmup_samples or \
          scheduler.lr_warmup_fraction",

@@ -2,6 +2,7 @@
 
 use super::super::choice::TokenizerType;
 use super::super::error::ErrorKind;
+use super::super::kinds::Kinds;
 use super::Draft;
 
 /// Checks that the tokenizer has what its type needs, and nothing that only another type uses.
@@ -38,6 +39,9 @@ fn none(draft: &mut Draft<'_>) {
         let message = "must be given: dataset.source is text";
         draft.missing("tokenizer.tokenizer_type", message);
     }
+    if may_bring_a_tokenizer(draft) {
+        return;
+    }
     if draft.recipe.generate.prompt.is_some() {
         let message = "must be given: generate.prompt is text";
         draft.missing("tokenizer.tokenizer_type", message);
@@ -45,6 +49,11 @@ fn none(draft: &mut Draft<'_>) {
     if draft.recipe.model.vocab_size.is_none() {
         draft.missing("model.vocab_size", "must be given without tokenizer.tokenizer_type");
     }
+}
+
+/// A kind that a program registered may come with a tokenizer. Whether it does is known when its data is built.
+fn may_bring_a_tokenizer(draft: &Draft<'_>) -> bool {
+    Kinds::builtin().dataset.get(&draft.recipe.dataset.kind).is_none()
 }
 
 /// Mock data takes its vocabulary from the tokenizer, and the others what ends a document.

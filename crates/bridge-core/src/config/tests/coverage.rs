@@ -32,7 +32,7 @@ const IMPLEMENTED: &[(&str, &str)] = &[
     ),
     (
         "dataset",
-        "kind num_workers data_sharding drop_last seq_length random_seed data_path blend blend_per_split split num_dataset_builder_threads path_to_cache mmap_bin_files mid_level_dataset_surplus allow_ambiguous_pad_tokens add_extra_token_to_sequence reset_position_ids reset_attention_mask eod_mask_loss drop_last_partial_validation_sequence fim_rate fim_spm_rate fim_extra_tokens fim_split_sample fim_fragment_rate fim_no_prefix source source_format source_jsonl_key source_exclude source_max_bytes source_shuffle_seed source_cache_dir append_eod",
+        "kind dataloader_type num_workers data_sharding drop_last seq_length random_seed data_path blend blend_per_split split num_dataset_builder_threads path_to_cache mmap_bin_files mid_level_dataset_surplus allow_ambiguous_pad_tokens add_extra_token_to_sequence reset_position_ids reset_attention_mask eod_mask_loss drop_last_partial_validation_sequence fim_rate fim_spm_rate fim_extra_tokens fim_split_sample fim_fragment_rate fim_no_prefix source source_format source_jsonl_key source_exclude source_max_bytes source_shuffle_seed source_cache_dir append_eod",
     ),
     ("tokenizer", "tokenizer_type tokenizer_model vocab_size special_tokens bpe_vocab_size bpe_train_max_bytes"),
     (

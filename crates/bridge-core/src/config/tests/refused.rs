@@ -94,7 +94,7 @@ const REFUSED: &[(&[&str], &str)] = &[
         &["checkpoint.save=x", "checkpoint.load_optim=false", "scheduler.use_checkpoint_opt_param_scheduler=true"],
         "scheduler.use_checkpoint_opt_param_scheduler",
     ),
-    (&["scheduler.lr_warmup_iters=0", "scheduler.lr_warmup_init=1e-5"], "scheduler.lr_warmup_init"),
+    (&["scheduler.lr_warmup_iters=null", "scheduler.lr_warmup_init=1e-5"], "scheduler.lr_warmup_init"),
     (&["model.kind=mamba"], "model.kind"),
     (&["model.hf_model_id=gpt2"], "model.hf_model_id"),
     (&["model.make_vocab_size_divisible_by=64"], "model.make_vocab_size_divisible_by"),
@@ -185,6 +185,7 @@ const REFUSED: &[(&[&str], &str)] = &[
     (&["dataset.dataloader_type=single", "dataset.data_sharding=false"], "dataset.data_sharding"),
     (&["dataset.full_validation=true"], "dataset.full_validation"),
     (&["dataset.dataloader_type=external"], "dataset.dataloader_type"),
+    (&["dataset.dataloader_type=batch", "train.rampup_batch_size=[2, 2, 8]"], "dataset.dataloader_type"),
     (&["tokenizer.tokenizer_type=null", "tokenizer.vocab_size=null", "model.vocab_size=null"], "model.vocab_size"),
     (&["tokenizer.tokenizer_type=null", "tokenizer.vocab_size=null"], "tokenizer.tokenizer_type"),
     (

@@ -313,3 +313,18 @@ fn errors_say_what_where_and_instead() {
     assert_eq!(json[0]["kind"], "out_of_range");
     assert_eq!(json[0]["location"]["source"], "command line: optimizer.adam_beta2=1.0");
 }
+
+#[test]
+fn a_registered_kind_of_data_may_bring_tokenizer_and_loader() {
+    let mut kinds = Kinds::builtin();
+    kinds.dataset.register("letters", []);
+    let load = |overrides: &[&str]| {
+        let common = ["dataset.kind=letters", "tokenizer.tokenizer_type=null", "tokenizer.vocab_size=null"];
+        let overrides: Vec<String> = common.iter().chain(overrides).map(|o| (*o).to_owned()).collect();
+        load_text((TINY, Format::Toml), &overrides, &kinds, &World::SINGLE)
+    };
+    load(&["model.vocab_size=null", "generate.prompt=abc"]).expect("its tokenizer may say how large the vocabulary is");
+    load(&["dataset.dataloader_type=external"]).expect("it may load itself");
+    let errors = load(&["dataset.source=a.txt"]).expect_err("text is packed before the data is built");
+    assert!(errors.names("tokenizer.tokenizer_type"), "{errors}");
+}

@@ -75,7 +75,9 @@ const RECIPES: &[(&str, &[&str])] = &[
             "dataset.fim_fragment_rate=0.5",
         ],
     ),
+    (TINY, &["scheduler.lr_warmup_iters=0", "scheduler.lr_warmup_init=1e-5"]),
     (TINY, &["dataset.dataloader_type=cyclic", "dataset.data_sharding=false"]),
+    (TINY, &["dataset.dataloader_type=batch", "dataset.drop_last=false"]),
     (
         TINY,
         &[

@@ -15,6 +15,7 @@
 //! | 34 + 12 S | i64\[D\] | document boundaries as sequence numbers, from 0 to `S` |
 //! | 34 + 12 S + 8 D | i8\[S\] | sequence modes, in multimodal files only |
 
+mod checks;
 mod reader;
 mod writer;
 

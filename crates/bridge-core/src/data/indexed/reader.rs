@@ -1,4 +1,5 @@
-//! Opening and reading an indexed dataset; the format's description is in the parent module, writing in `writer`.
+//! Opening and reading an indexed dataset; the format's description is in the parent module, what is checked in `checks`, writing in
+//! `writer`.
 
 use std::fs::File;
 use std::ops::Range;
@@ -6,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use memmap2::Mmap;
-use rayon::prelude::*;
 
-use super::{HEADER_BYTES, MAGIC, TokenDtype, VERSION, bin_path, idx_path};
+use super::checks::Header;
+use super::{HEADER_BYTES, TokenDtype, bin_path, idx_path};
 use crate::data::DataError;
 
 /// How `.bin` is read.
@@ -31,9 +32,6 @@ pub enum ModeColumn {
     Present,
 }
 
-/// Entries of the index that one task of the checks at opening goes through.
-const SCAN: usize = 1 << 16;
-
 enum Bin {
     Map(Mmap),
     File(File),
@@ -48,12 +46,12 @@ enum Bin {
 /// ```
 pub struct IndexedDataset {
     prefix: PathBuf,
-    index: Mmap,
+    pub(super) index: Mmap,
     bin: Bin,
-    bin_bytes: u64,
-    dtype: TokenDtype,
-    sequences: usize,
-    boundaries: usize,
+    pub(super) bin_bytes: u64,
+    pub(super) dtype: TokenDtype,
+    pub(super) sequences: usize,
+    pub(super) boundaries: usize,
     modes: ModeColumn,
     checksum: OnceLock<u64>,
 }
@@ -263,11 +261,11 @@ impl IndexedDataset {
         (0..self.boundaries).map(|i| self.boundary(i))
     }
 
-    fn boundary(&self, i: usize) -> i64 {
+    pub(super) fn boundary(&self, i: usize) -> i64 {
         i64::from_le_bytes(array(&self.index[HEADER_BYTES + 12 * self.sequences + 8 * i..]))
     }
 
-    fn offset(&self, i: usize) -> i64 {
+    pub(super) fn offset(&self, i: usize) -> i64 {
         i64::from_le_bytes(array(&self.index[HEADER_BYTES + 4 * self.sequences + 8 * i..]))
     }
 
@@ -311,152 +309,18 @@ impl IndexedDataset {
             }
         }
     }
-
-    fn check_boundaries(&self, index_path: &Path) -> Result<(), DataError> {
-        let expected = format!("0 .. {} (the number of sequences)", self.sequences);
-        let (first, last) = match self.boundaries {
-            0 => {
-                return Err(DataError::malformed(index_path, "there are no document boundaries"));
-            }
-            count => (self.boundary(0), self.boundary(count - 1)),
-        };
-        if first != 0 || last != self.sequences as i64 {
-            return Err(DataError::malformed(
-                index_path,
-                format!("document boundaries must run over {expected}, found {first} .. {last}"),
-            ));
-        }
-        let start = HEADER_BYTES + 12 * self.sequences;
-        let table = &self.index[start..start + 8 * self.boundaries];
-        let ordered = |part: &[u8]| words(part).map(i64::from_le_bytes).is_sorted();
-        // Parts overlap by one boundary, so that every pair is compared.
-        let sorted = (0..self.boundaries.div_ceil(SCAN)).into_par_iter().all(|part| {
-            let end = ((part + 1) * SCAN + 1).min(self.boundaries);
-            ordered(&table[8 * part * SCAN..8 * end])
-        });
-        let disorder =
-            if sorted { None } else { (1..self.boundaries).find(|&i| self.boundary(i) < self.boundary(i - 1)) };
-        disorder.map_or(Ok(()), |i| {
-            Err(DataError::malformed(
-                index_path,
-                format!(
-                    "document boundary {i} is {}, below the one before it, {}",
-                    self.boundary(i),
-                    self.boundary(i - 1)
-                ),
-            ))
-        })
-    }
-
-    /// Every sequence must lie inside `.bin`: one parallel pass over the index.
-    fn check_offsets(&self, index_path: &Path, data_path: &Path) -> Result<(), DataError> {
-        let size = self.dtype.size() as u64;
-        let end_of = |length: [u8; 4], offset: [u8; 8]| {
-            let length = u64::try_from(i32::from_le_bytes(length)).ok()?;
-            let offset = u64::try_from(i64::from_le_bytes(offset)).ok()?;
-            offset.is_multiple_of(size).then(|| offset.checked_add(length * size)).flatten()
-        };
-        let (lengths, rest) = self.index[HEADER_BYTES..].split_at(4 * self.sequences);
-        let offsets = &rest[..8 * self.sequences];
-        // The largest end in each part, or the first sequence that has none.
-        let scan = |(part, (lengths, offsets)): (usize, (&[u8], &[u8]))| {
-            let mut largest = 0;
-            for (i, (length, offset)) in words(lengths).zip(words(offsets)).enumerate() {
-                largest = largest.max(end_of(length, offset).ok_or(part * SCAN + i)?);
-            }
-            Ok(largest)
-        };
-        let parts = lengths.par_chunks(4 * SCAN).zip(offsets.par_chunks(8 * SCAN)).enumerate();
-        let ends: Vec<Result<u64, usize>> = parts.map(scan).collect();
-        let wrong = ends.iter().find_map(|end| end.err());
-        if let Some(i) = wrong {
-            return Err(DataError::malformed(
-                index_path,
-                format!(
-                    "sequence {i} has length {} and byte offset {}; lengths must not be negative and offsets must be \
-                     multiples of {size}",
-                    i32::from_le_bytes(array(&self.index[HEADER_BYTES + 4 * i..])),
-                    self.offset(i)
-                ),
-            ));
-        }
-        let needed = ends.into_iter().flatten().max().unwrap_or(0);
-        if needed > self.bin_bytes {
-            return Err(DataError::Truncated {
-                path: data_path.to_owned(),
-                part: "tokens",
-                expected: needed,
-                found: self.bin_bytes,
-            });
-        }
-        Ok(())
-    }
 }
 
-struct Header {
-    dtype: TokenDtype,
-    sequences: usize,
-    boundaries: usize,
+/// The first `N` bytes of a slice that is at least that long.
+pub(super) fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
+    let mut word = [0; N];
+    word.copy_from_slice(&bytes[..N]);
+    word
 }
 
-impl Header {
-    fn parse(index: &[u8], path: &Path) -> Result<Self, DataError> {
-        if !index.starts_with(MAGIC) {
-            let shown = String::from_utf8_lossy(&index[..index.len().min(MAGIC.len())]).into_owned();
-            return Err(DataError::malformed(
-                path,
-                format!("not a Megatron index: expected magic \"MMIDIDX\\0\\0\", found {shown:?}"),
-            ));
-        }
-        if index.len() < HEADER_BYTES {
-            return Err(DataError::Truncated {
-                path: path.to_owned(),
-                part: "header",
-                expected: HEADER_BYTES as u64,
-                found: index.len() as u64,
-            });
-        }
-        let version = u64::from_le_bytes(array(&index[9..]));
-        if version != VERSION {
-            return Err(DataError::malformed(
-                path,
-                format!("unsupported index version: expected {VERSION}, found {version}"),
-            ));
-        }
-        let dtype = TokenDtype::from_code(index[17]).ok_or_else(|| {
-            let known: Vec<String> =
-                TokenDtype::ALL.iter().map(|dtype| format!("{} {}", dtype.code(), dtype.name())).collect();
-            DataError::malformed(
-                path,
-                format!("unknown token type code {}: expected one of {}", index[17], known.join(", ")),
-            )
-        })?;
-        let count = |at: usize, what: &str| {
-            let value = u64::from_le_bytes(array(&index[at..]));
-            usize::try_from(value)
-                .ok()
-                .filter(|&count| count < 1 << 48)
-                .ok_or_else(|| DataError::malformed(path, format!("impossible number of {what}: {value}")))
-        };
-        Ok(Self { dtype, sequences: count(18, "sequences")?, boundaries: count(26, "documents")? })
-    }
-
-    fn check_size(&self, found: usize, modes: ModeColumn, path: &Path) -> Result<(), DataError> {
-        let mode_bytes = match modes {
-            ModeColumn::Absent => 0,
-            ModeColumn::Present => self.sequences,
-        };
-        let expected = HEADER_BYTES + 12 * self.sequences + 8 * self.boundaries + mode_bytes;
-        if found < expected {
-            return Err(DataError::Truncated {
-                path: path.to_owned(),
-                part: "index",
-                expected: expected as u64,
-                found: found as u64,
-            });
-        }
-        Ok(())
-    }
+/// The `N`-byte words of a table.
+pub(super) fn words<const N: usize>(bytes: &[u8]) -> impl ExactSizeIterator<Item = [u8; N]> + '_ {
+    bytes.chunks_exact(N).map(array)
 }
 
 /// Maps a whole file read-only.
@@ -465,17 +329,6 @@ pub(crate) fn map_file(file: &File, path: &Path) -> Result<Mmap, DataError> {
     // the mapped pages keep their content; a foreign program that truncates the file would make reads fault, as
     // with every memory-mapped format.
     unsafe { Mmap::map(file) }.map_err(DataError::io("map into memory", path))
-}
-
-/// The first `N` bytes of a slice that is at least that long.
-fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
-    let mut word = [0; N];
-    word.copy_from_slice(&bytes[..N]);
-    word
-}
-
-fn words<const N: usize>(bytes: &[u8]) -> impl ExactSizeIterator<Item = [u8; N]> + '_ {
-    bytes.chunks_exact(N).map(array)
 }
 
 /// Appends stored integers; a float that is no integer comes back as the error.

@@ -115,7 +115,8 @@ impl Default for LoaderParams {
     }
 }
 
-type External = Box<dyn Iterator<Item = Result<MicroBatch, DataError>> + Send>;
+/// Micro-batches from a loader that is not Bridge's.
+pub type MicroBatches = Box<dyn Iterator<Item = Result<MicroBatch, DataError>> + Send>;
 type Order = Box<dyn Iterator<Item = SampleIndices> + Send>;
 
 /// Yields micro-batches in the sampler's order, whatever the number of workers. Ends after an error. Dropping it waits for at most
@@ -133,7 +134,7 @@ pub struct DataLoader {
 
 enum Mode {
     Ended,
-    External(External),
+    External(MicroBatches),
     Synchronous { dataset: Arc<dyn Dataset>, order: Order },
     Threads(Workers),
 }

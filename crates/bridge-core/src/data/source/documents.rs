@@ -63,17 +63,38 @@ impl RawDocument {
             return Ok(Text::Empty);
         }
         let bad = |problem: String| DataError::malformed(&self.path, format!("line {}: {problem}", self.line));
-        let mut object: serde_json::Value =
-            serde_json::from_str(line).map_err(|error| bad(format!("not JSON: {error}")))?;
+        // Some editors begin a file with a byte order mark.
+        let line = if self.line == 1 { line.strip_prefix('\u{feff}').unwrap_or(line) } else { line };
+        let mut object: serde_json::Value = serde_json::from_str(line).map_err(|error| bad(not_json(&error)))?;
+        if !object.is_object() {
+            return Err(bad(format!("expected an object with the key {key:?}, found {}", preview(&object))));
+        }
         match object.get_mut(&**key).map(serde_json::Value::take) {
             Some(serde_json::Value::String(text)) if text.is_empty() => Ok(Text::Empty),
             Some(serde_json::Value::String(text)) => Ok(Text::Valid(text)),
-            Some(other) => Err(bad(format!("expected a string under the key {key:?}, found {other}"))),
+            Some(other) => Err(bad(format!("expected a string under the key {key:?}, found {}", preview(&other)))),
             None => {
                 let keys: Vec<&String> = object.as_object().into_iter().flat_map(|fields| fields.keys()).collect();
                 Err(bad(format!("there is no key {key:?}; the keys are {keys:?}")))
             }
         }
+    }
+}
+
+/// What is wrong with a line, and in which column: which line it is, the parser does not know.
+fn not_json(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let place = format!(" at line {} column {}", error.line(), error.column());
+    format!("not JSON: {} at column {}", text.strip_suffix(&place).unwrap_or(&text), error.column())
+}
+
+/// The beginning of a value, for a message.
+fn preview(value: &serde_json::Value) -> String {
+    const LENGTH: usize = 40;
+    let text = value.to_string();
+    match text.char_indices().nth(LENGTH) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text,
     }
 }
 

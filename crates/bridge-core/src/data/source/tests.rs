@@ -65,6 +65,26 @@ fn json_lines_and_their_errors() {
 }
 
 #[test]
+fn lines_that_are_no_documents_are_named() {
+    let message = |line: &[u8]| {
+        let files = folder(&[("a.jsonl", &[b"\n", line].concat())]);
+        let source = TextSource::resolve(&params(&files, &["a.jsonl"])).expect("resolvable");
+        let last = source.documents().expect("readable").last().expect("two lines").expect("readable");
+        last.into_text().expect_err("no document").to_string()
+    };
+    assert!(message(br#"{"text": "3"#).ends_with("line 2: not JSON: EOF while parsing a string at column 11"));
+    assert!(message(b"[1, 2]").ends_with("line 2: expected an object with the key \"text\", found [1,2]"));
+    let long = message(format!("{{\"text\": [{}]}}", "1,".repeat(1000) + "1").as_bytes());
+    assert!(long.ends_with("...") && long.len() < 200, "{long}");
+}
+
+#[test]
+fn a_byte_order_mark_is_no_text() {
+    let files = folder(&[("a.jsonl", "\u{feff}{\"text\": \"one\"}\n{\"text\": \"\u{feff}\"}".as_bytes())]);
+    assert_eq!(texts(&params(&files, &["a.jsonl"])), [valid("one"), valid("\u{feff}")]);
+}
+
+#[test]
 fn text_that_is_not_utf8_is_told_apart() {
     let files = folder(&[("a.txt", b"\xff\xfe"), ("b.jsonl", b"{\"text\": \"\xff\"}\n"), ("c.txt", b"")]);
     assert_eq!(texts(&params(&files, &["*"])), [Text::NotUtf8, Text::NotUtf8, Text::Empty]);

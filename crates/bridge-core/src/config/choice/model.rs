@@ -1,0 +1,237 @@
+//! Choices of `[model]`, of number formats and of adapters.
+
+choices! {
+    /// A number format of tensors.
+    pub enum DType {
+        /// 32-bit IEEE float.
+        Float32 = "float32" | "fp32" | "torch.float32",
+        /// 16-bit IEEE float.
+        Float16 = "float16" | "fp16" | "torch.float16",
+        /// 16-bit brain float.
+        BFloat16 = "bfloat16" | "bf16" | "torch.bfloat16",
+        /// Bytes that hold 8-bit floats.
+        UInt8 = "uint8" | "torch.uint8",
+    }
+
+    /// How positions reach attention.
+    pub enum PositionEmbeddingType {
+        /// A learned vector per position, added to the token embedding.
+        LearnedAbsolute = "learned_absolute",
+        /// Rotary embedding.
+        Rope = "rope",
+        /// Rotary embedding with YaRN extension.
+        Yarn = "yarn",
+        /// Multimodal rotary embedding.
+        Mrope = "mrope",
+        /// None at all.
+        None = "none",
+    }
+
+    /// The normalization layer.
+    pub enum Normalization {
+        /// Mean and variance, with bias.
+        LayerNorm = "LayerNorm",
+        /// Root mean square, no bias.
+        RmsNorm = "RMSNorm",
+    }
+
+    /// The MLP's non-linearity. Upstream takes a function; the names are ours, with Hugging Face's spellings.
+    pub enum Activation {
+        /// Exact GELU, by the error function.
+        Gelu = "gelu",
+        /// GELU by the tanh approximation.
+        GeluTanh = "gelu_tanh" | "gelu_new" | "gelu_pytorch_tanh",
+        /// `x * sigmoid(x)`; with a gated unit this is SwiGLU.
+        Silu = "silu" | "swish",
+        /// `max(x, 0)`.
+        Relu = "relu",
+        /// `x * sigmoid(1.702 x)`.
+        QuickGelu = "quick_gelu",
+        /// `max(x, 0)^2`.
+        SquaredRelu = "squared_relu" | "relu2",
+    }
+
+    /// The attention implementation asked for.
+    pub enum AttentionBackend {
+        /// Flash attention.
+        Flash = "flash",
+        /// The vendor's fused attention.
+        Fused = "fused",
+        /// Plain operations.
+        Unfused = "unfused",
+        /// Our own implementation.
+        Local = "local",
+        /// Whatever fits, which is our own.
+        Auto = "auto",
+    }
+
+    /// The layer implementation asked for.
+    pub enum TransformerImpl {
+        /// Our own layers.
+        Local = "local",
+        /// Transformer Engine.
+        TransformerEngine = "transformer_engine",
+        /// Inference kernels.
+        InferenceOptimized = "inference_optimized",
+    }
+
+    /// 8-bit float format.
+    pub enum Fp8Format {
+        /// Four exponent bits everywhere.
+        E4m3 = "e4m3",
+        /// Four forward, five backward.
+        Hybrid = "hybrid",
+    }
+
+    /// How 8-bit scales are chosen.
+    pub enum Fp8Recipe {
+        /// Current tensor-wise scaling.
+        Tensorwise = "tensorwise",
+        /// Scales from the history.
+        Delayed = "delayed",
+        /// Microscaling.
+        Mxfp8 = "mxfp8",
+        /// Scales per block.
+        Blockwise = "blockwise",
+        /// By a factory in code.
+        Custom = "custom",
+    }
+
+    /// How a history of maxima becomes one.
+    pub enum AmaxAlgo {
+        /// The last.
+        MostRecent = "most_recent",
+        /// The largest.
+        Max = "max",
+    }
+
+    /// 4-bit float format.
+    pub enum Fp4Format {
+        /// Two exponent bits, one mantissa bit.
+        E2m1 = "e2m1",
+    }
+
+    /// How 4-bit scales are chosen.
+    pub enum Fp4Recipe {
+        /// NVFP4.
+        Nvfp4 = "nvfp4",
+        /// By a factory in code.
+        Custom = "custom",
+    }
+
+    /// Backend of the fused loss.
+    pub enum CrossEntropyImpl {
+        /// Our own.
+        Native = "native",
+        /// Transformer Engine.
+        Te = "te",
+    }
+
+    /// What activation recompute covers.
+    pub enum RecomputeGranularity {
+        /// Whole layers.
+        Full = "full",
+        /// Chosen modules inside layers.
+        Selective = "selective",
+    }
+
+    /// The order of work of a pipeline rank in training (ours; upstream has no such setting).
+    pub enum PipelineSchedule {
+        /// All forwards, then all backwards.
+        GPipe = "gpipe",
+        /// One forward, one backward; interleaved where a rank has several chunks.
+        OneForwardOneBackward = "1f1b",
+        /// 1F1B with the gradients of weights moved into the bubble.
+        ZeroBubbleH1 = "zb_h1" | "zb-h1",
+    }
+
+    /// How full recompute chooses layers.
+    pub enum RecomputeMethod {
+        /// Chunks of `recompute_num_layers` layers.
+        Uniform = "uniform",
+        /// The first `recompute_num_layers` layers of each stage.
+        Block = "block",
+    }
+
+    /// Graph capture.
+    pub enum CudaGraphImpl {
+        /// None.
+        None = "none",
+        /// Our own capture.
+        Local = "local",
+        /// Transformer Engine's.
+        TransformerEngine = "transformer_engine",
+    }
+
+    /// Gate of a mixture-of-experts router.
+    pub enum RouterScoreFunction {
+        /// Over all experts.
+        Softmax = "softmax",
+        /// Each expert on its own.
+        Sigmoid = "sigmoid",
+    }
+
+    /// Router arithmetic.
+    pub enum RouterDType {
+        /// 32 bits.
+        Fp32 = "fp32",
+        /// 64 bits.
+        Fp64 = "fp64",
+    }
+
+    /// How tokens reach their experts.
+    pub enum TokenDispatcher {
+        /// Gather all tokens everywhere.
+        AllGather = "allgather",
+        /// Exchange only what is needed.
+        AllToAll = "alltoall",
+        /// A vendor's library.
+        Flex = "flex",
+    }
+
+    /// Library of the flex dispatcher.
+    pub enum FlexBackend {
+        /// DeepEP.
+        DeepEp = "deepep",
+        /// HybridEP.
+        HybridEp = "hybridep",
+    }
+
+    /// Which tokens are dropped over capacity.
+    pub enum TokenDropPolicy {
+        /// The least probable.
+        Probs = "probs",
+        /// The last.
+        Position = "position",
+    }
+
+    /// Where adapter dropout acts.
+    pub enum DropoutPosition {
+        /// Before the adapter.
+        Pre = "pre",
+        /// After it.
+        Post = "post",
+    }
+
+    /// Initialization of adapter matrices.
+    pub enum AdapterInit {
+        /// Xavier normal.
+        Xavier = "xavier",
+        /// Normal, deviation 0.2.
+        Normal = "normal",
+        /// Kaiming uniform.
+        Kaiming = "kaiming",
+        /// Uniform.
+        Uniform = "uniform",
+        /// Zero.
+        Zero = "zero",
+    }
+
+    /// Adapter method.
+    pub enum PeftKind {
+        /// Low-rank adaptation.
+        Lora = "lora",
+        /// Weight-decomposed low-rank adaptation.
+        Dora = "dora",
+    }
+}

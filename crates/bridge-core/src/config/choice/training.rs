@@ -1,0 +1,182 @@
+//! Choices of optimizer, schedule, data, tokenizer and logs.
+
+choices! {
+    /// The optimizer.
+    pub enum OptimizerKind {
+        /// Adam, with decoupled weight decay by default.
+        Adam = "adam",
+        /// Stochastic gradient descent with momentum.
+        Sgd = "sgd",
+        /// Muon.
+        Muon = "muon",
+        /// Muon, distributed.
+        DistMuon = "dist_muon",
+        /// Muon with second moments.
+        AdaptiveMuon = "adaptive_muon",
+        /// Lion.
+        Lion = "lion",
+        /// SOAP.
+        Soap = "soap",
+    }
+
+    /// Learning-rate curve after warm-up.
+    pub enum LrDecayStyle {
+        /// No decay.
+        Constant = "constant",
+        /// Straight line.
+        Linear = "linear",
+        /// Half a cosine.
+        Cosine = "cosine",
+        /// One over the square root.
+        InverseSquareRoot = "inverse-square-root",
+        /// Warm-up, stable, decay.
+        Wsd = "WSD",
+    }
+
+    /// Annealing curve of WSD.
+    pub enum WsdDecayStyle {
+        /// Halving.
+        Exponential = "exponential",
+        /// Straight line.
+        Linear = "linear",
+        /// Half a cosine.
+        Cosine = "cosine",
+        /// One minus a square root.
+        MinusSqrt = "minus_sqrt",
+    }
+
+    /// Weight-decay curve.
+    pub enum WeightDecayIncrStyle {
+        /// No change.
+        Constant = "constant",
+        /// Straight line.
+        Linear = "linear",
+        /// Half a cosine.
+        Cosine = "cosine",
+    }
+
+    /// Rule that frees parameters of weight decay.
+    pub enum NoWeightDecayCond {
+        /// Qwen3-Next's.
+        Qwen3Next = "qwen3_next",
+    }
+
+    /// Sampler.
+    pub enum DataloaderType {
+        /// In order, once.
+        Single = "single",
+        /// Shuffled, for ever.
+        Cyclic = "cyclic",
+        /// Whole global batches, for fine-tuning.
+        Batch = "batch",
+        /// The dataset brings its own.
+        External = "external",
+    }
+
+    /// Format of a text source.
+    pub enum SourceFormat {
+        /// One document a file.
+        Text = "text",
+        /// One document a line, in a JSON object.
+        Jsonl = "jsonl",
+    }
+
+    /// The tokenizer. `ByteLevelBPE` is ours; the others are upstream's.
+    pub enum TokenizerType {
+        /// BERT, lower case.
+        BertWordPieceLowerCase = "BertWordPieceLowerCase",
+        /// BERT, cased.
+        BertWordPieceCase = "BertWordPieceCase",
+        /// GPT-2's.
+        Gpt2Bpe = "GPT2BPETokenizer",
+        /// SentencePiece.
+        SentencePiece = "SentencePieceTokenizer",
+        /// SentencePiece for GPT.
+        GptSentencePiece = "GPTSentencePieceTokenizer",
+        /// A `tokenizer.json`.
+        HuggingFace = "HuggingFaceTokenizer",
+        /// Llama 2's.
+        Llama2 = "Llama2Tokenizer",
+        /// TikToken.
+        TikToken = "TikTokenizer",
+        /// Multimodal.
+        Multimodal = "MultimodalTokenizer",
+        /// Multimodal, for tests.
+        NullMultimodal = "NullMultimodalTokenizer",
+        /// Text is numbers.
+        Null = "NullTokenizer",
+        /// Fine-tuning.
+        Sft = "SFTTokenizer",
+        /// Byte-level BPE, trained once on the dataset's source.
+        ByteLevelBpe = "ByteLevelBPE",
+    }
+
+    /// TikToken pre-tokenizer.
+    pub enum TiktokenPattern {
+        /// First.
+        V1 = "v1",
+        /// Second.
+        V2 = "v2",
+    }
+
+    /// Aggregation of timers over ranks.
+    pub enum TimingLogOption {
+        /// Largest.
+        Max = "max",
+        /// Smallest and largest.
+        MinMax = "minmax",
+        /// Every rank.
+        All = "all",
+    }
+
+    /// Unit of runtime estimates.
+    pub enum TimeUnit {
+        /// Seconds.
+        Seconds = "seconds",
+        /// Minutes.
+        Minutes = "minutes",
+        /// Hours.
+        Hours = "hours",
+        /// Days.
+        Days = "days",
+    }
+
+    /// How progress is shown on the terminal. Ours.
+    pub enum Progress {
+        /// A bar on a terminal, lines elsewhere.
+        Auto = "auto",
+        /// A bar.
+        Bar = "bar",
+        /// Lines.
+        Plain = "plain",
+        /// Nothing.
+        None = "none",
+    }
+
+    /// A signal that ends training.
+    pub enum Signal {
+        /// Termination.
+        Sigterm = "SIGTERM",
+        /// Interrupt.
+        Sigint = "SIGINT",
+        /// User signal 1.
+        Sigusr1 = "SIGUSR1",
+        /// User signal 2.
+        Sigusr2 = "SIGUSR2",
+        /// Hang-up.
+        Sighup = "SIGHUP",
+    }
+}
+
+impl Signal {
+    /// The number that POSIX (Linux) gives it; exit codes are 128 plus this.
+    pub const fn number(self) -> i32 {
+        match self {
+            Self::Sigterm => 15,
+            Self::Sigint => 2,
+            Self::Sigusr1 => 10,
+            Self::Sigusr2 => 12,
+            Self::Sighup => 1,
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! What a program adds to Bridge: kinds of model and of data set, each registered in one place with its name, its settings and its factory.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::gpt_data::gpt_provider;
+use crate::config::{ExtraField, FinalDataset, FinalValidation, KindRegistry, Kinds};
+use crate::data::{DataError, DatasetProvider};
+use crate::model::ModelRegistry;
+use crate::tokenizer::Tokenizer;
+
+/// The kinds of model and of data set that recipes may choose. A value, not a global.
+///
+/// `bridge_models::registry()` has the built-in ones. What is registered here is known both to whoever reads recipes (by
+/// [`Registry::kinds`]) and to the runs that are given it.
+#[derive(Clone, Debug)]
+pub struct Registry {
+    /// Kinds of model.
+    pub models: ModelRegistry,
+    /// Kinds of data set.
+    pub datasets: DatasetRegistry,
+}
+
+impl Registry {
+    /// The given kinds of model, and the built-in kinds of data set.
+    pub fn new(models: ModelRegistry) -> Self {
+        Self { models, datasets: DatasetRegistry::builtin() }
+    }
+
+    /// Names and settings of all kinds, for reading recipes.
+    pub fn kinds(&self) -> Kinds {
+        Kinds { model: self.models.kinds().clone(), dataset: self.datasets.kinds().clone() }
+    }
+}
+
+/// What a dataset factory is given.
+#[derive(Clone)]
+pub struct DatasetFactoryContext<'a> {
+    /// The `dataset` section. `source` has been packed already; `text_prefix` says where.
+    pub section: &'a FinalDataset,
+    /// The tokenizer, if the recipe has one.
+    pub tokenizer: Option<Arc<dyn Tokenizer>>,
+    /// Prefix of the `.bin`/`.idx` pair made from `dataset.source`.
+    pub text_prefix: Option<PathBuf>,
+    /// The `validation` section: how much of the validation split is read.
+    pub validation: &'a FinalValidation,
+}
+
+type Factory = Arc<dyn Fn(&DatasetFactoryContext) -> Result<Box<dyn DatasetProvider>, DataError> + Send + Sync>;
+
+/// Kinds of data set by name.
+#[derive(Clone)]
+pub struct DatasetRegistry {
+    kinds: KindRegistry,
+    factories: BTreeMap<String, Factory>,
+}
+
+impl DatasetRegistry {
+    /// The kinds `gpt`, `fim` and `mock`.
+    pub fn builtin() -> Self {
+        let mut registry = Self { kinds: Kinds::builtin().dataset, factories: BTreeMap::new() };
+        for kind in ["gpt", "fim", "mock"] {
+            registry.register(kind, [], gpt_provider);
+        }
+        registry
+    }
+
+    /// Adds a kind with settings of its own, or replaces the one of the same name.
+    pub fn register(
+        &mut self,
+        kind: &str,
+        settings: impl IntoIterator<Item = ExtraField>,
+        factory: impl Fn(&DatasetFactoryContext) -> Result<Box<dyn DatasetProvider>, DataError> + Send + Sync + 'static,
+    ) {
+        self.kinds.register(kind, settings);
+        self.factories.insert(kind.to_owned(), Arc::new(factory));
+    }
+
+    /// Names and settings, for reading recipes.
+    pub fn kinds(&self) -> &KindRegistry {
+        &self.kinds
+    }
+
+    pub(super) fn provider(&self, context: &DatasetFactoryContext) -> Result<Box<dyn DatasetProvider>, DataError> {
+        let kind = &context.section.kind;
+        let Some(factory) = self.factories.get(kind) else {
+            let known = self.factories.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+            return Err(DataError::Parameter(format!("dataset.kind: expected one of {known}, found `{kind}`")));
+        };
+        factory(context)
+    }
+}
+
+impl std::fmt::Debug for DatasetRegistry {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_set().entries(self.factories.keys()).finish()
+    }
+}
