@@ -3,6 +3,8 @@
 mod failures;
 mod losses;
 mod overlap;
+#[cfg(feature = "mpi")]
+mod processes;
 #[path = "../support/mod.rs"]
 mod support;
 
