@@ -1,9 +1,7 @@
 //! A recipe of many ranks for a program that has one: what is about spreading a run goes, what is about model and data stays.
 
 use super::raw::RawConfig;
-use super::sections::{
-    DistributedDataParallelConfig, DistributedInitConfig, OptimizerConfig, TransformerConfig,
-};
+use super::sections::{DistributedDataParallelConfig, DistributedInitConfig, OptimizerConfig, TransformerConfig};
 
 impl RawConfig {
     /// The same recipe for one rank: parallel sizes and everything that says how ranks work together have their defaults. For commands that
