@@ -62,10 +62,10 @@ pub fn as_rank(
     let expected_size = expected_size.or_else(started_ranks);
     let world = MpiWorld::init(MpiOptions { timeout, expected_size }).map_err(Failure::input)?;
     tell_when_ended(world.communicator().rank(), world.watch())?;
-    program(world.communicator()).or_else(|failure| {
+    program(world.communicator()).map_err(|failure| {
         eprint!("rank {}: ", world.communicator().rank());
         failure.print();
-        std::process::exit(i32::from(failure.exit_code()));
+        std::process::exit(i32::from(failure.exit_code()))
     })
 }
 

@@ -177,7 +177,8 @@ impl Seat {
     pub fn timed_out(&self, signature: &Signature, missing: impl IntoIterator<Item = usize>) -> CommError {
         let kind = CommErrorKind::Timeout {
             waited: self.world().timeout,
-            missing: missing.into_iter().map(|rank| (rank, "an unknown operation".to_owned())).collect(),
+            // Another process does not say what it does.
+            missing: missing.into_iter().map(|rank| (rank, String::new())).collect(),
         };
         self.fail(signature, kind)
     }
