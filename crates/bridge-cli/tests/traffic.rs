@@ -84,6 +84,9 @@ fn sharded_optimizers() {
     tiny("4", "mbs=1 gbs=8", &[&[OPTIMIZER], &OVERLAP[..]].concat());
     tiny("3", "mbs=1 gbs=6", &[&[OPTIMIZER, TIED], &OVERLAP[..]].concat());
     tiny("2", "", &[OPTIMIZER, "mixed_precision=bf16_mixed"]);
+    tiny("2", "", &[OPTIMIZER, "mixed_precision=fp16_mixed"]);
+    let dynamic = "mixed_precision={fp16 = true, initial_loss_scale = 65536.0}";
+    tiny("4", "tp=2", &[dynamic, SEQUENCE]);
 }
 
 #[test]

@@ -16,8 +16,9 @@ use super::setup::RunOptions;
 use super::step::StepReport;
 use super::{HeldBytes, TrainError};
 use crate::config::{
-    CheckpointConfig, DatasetConfig, GenerateConfig, GptDatasetConfig, LoggerConfig, ProfilingConfig, RawConfig,
-    RunConfig, SchedulerConfig, TokenizerConfig, TokenizerType, TrainingConfig, ValidationConfig,
+    CheckpointConfig, DatasetConfig, GenerateConfig, GptDatasetConfig, LoggerConfig, MixedPrecisionConfig,
+    OptimizerConfig, Precision, ProfilingConfig, RawConfig, RunConfig, SchedulerConfig, TokenizerConfig, TokenizerType,
+    TrainingConfig, ValidationConfig,
 };
 use crate::plan::RankMeasurement;
 
@@ -54,6 +55,7 @@ pub fn measuring_recipe(recipe: &RawConfig, padded_vocab_size: usize, folder: &P
         ..TokenizerConfig::default()
     };
     short.model.vocab_size = Some(padded_vocab_size);
+    scale_losses_by_one(&mut short);
     short.logger = LoggerConfig {
         log_dir: Some(folder.to_owned()),
         log_num_zeros_in_grad: recipe.logger.log_num_zeros_in_grad,
@@ -63,6 +65,34 @@ pub fn measuring_recipe(recipe: &RawConfig, padded_vocab_size: usize, folder: &P
     short.generate = GenerateConfig::default();
     short.profiling = ProfilingConfig::default();
     short
+}
+
+/// A dynamic loss scale begins so high that the first steps are skipped, and what is skipped cannot be measured.
+fn scale_losses_by_one(recipe: &mut RawConfig) {
+    let is_float16 = match &recipe.mixed_precision {
+        Some(Precision::Named(name)) => name.starts_with("fp16"),
+        Some(Precision::Custom(precision)) => precision.fp16,
+        None => recipe.model.fp16,
+    };
+    if !is_float16 {
+        return;
+    }
+    // Settings of the dynamic scale exclude a constant one.
+    let usual = OptimizerConfig::default();
+    let optimizer = &mut recipe.optimizer;
+    optimizer.loss_scale = Some(1.0);
+    optimizer.initial_loss_scale = usual.initial_loss_scale;
+    optimizer.min_loss_scale = usual.min_loss_scale;
+    optimizer.loss_scale_window = usual.loss_scale_window;
+    optimizer.hysteresis = usual.hysteresis;
+    if let Some(Precision::Custom(precision)) = &mut recipe.mixed_precision {
+        let usual = MixedPrecisionConfig::default();
+        precision.loss_scale = usual.loss_scale;
+        precision.initial_loss_scale = usual.initial_loss_scale;
+        precision.min_loss_scale = usual.min_loss_scale;
+        precision.loss_scale_window = usual.loss_scale_window;
+        precision.hysteresis = usual.hysteresis;
+    }
 }
 
 /// Trains a [`measuring_recipe`] on ranks that are threads, and returns for each rank what it communicated in the last step and what it
