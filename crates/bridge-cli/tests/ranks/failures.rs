@@ -10,7 +10,8 @@ use bridge_dist::mesh::ProcessGroups;
 use super::support::losses_in;
 use super::{config, options};
 
-const TIMEOUT: Duration = Duration::from_secs(2);
+/// Long enough for whatever else a busy machine does.
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How one rank misbehaves after its third step.
 #[derive(Clone, Copy, Debug)]
@@ -54,7 +55,7 @@ fn train(folder: &Path, fault: Option<Fault>) -> Result<(), TrainError> {
         pretrain(config.clone(), options).map(drop)
     };
     // Where nothing fails nobody should, however busy the machine is.
-    let timeout = if fault.is_some() { TIMEOUT } else { 60 * TIMEOUT };
+    let timeout = if fault.is_some() { TIMEOUT } else { 20 * TIMEOUT };
     run_on_threads(&config, timeout, program).map(drop)
 }
 
@@ -74,7 +75,7 @@ fn a_rank_that_fails_ends_the_run_and_the_next_one_resumes() {
             (Fault::Panic, TrainError::RankPanicked { rank: 1, message, .. }) => assert_eq!(message, "out of luck"),
             (Fault::Hang, TrainError::Communication(error)) => {
                 let cause: &CommError = error.root_cause();
-                assert!(cause.to_string().contains("waited 2s for rank 1"), "{cause}");
+                assert!(cause.to_string().contains(&format!("waited {TIMEOUT:?} for rank 1")), "{cause}");
                 assert!(cause.operation.contains("all_gather") || cause.operation.contains("all_reduce"), "{cause}");
             }
             (Fault::CommunicationPanic, TrainError::Communication(_)) => {
