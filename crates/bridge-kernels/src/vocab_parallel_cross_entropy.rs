@@ -86,21 +86,23 @@ pub fn reference(
     let logits_nv = cap(widen(linear(x_nc, weight_vc, None)), options.softcap);
     let values_nv = logits_nv.clone().detach().without_autodiff();
     let device = values_nv.device();
-    let combined = |column: Tensor<2>, combine: &dyn Fn(&mut [f32])| -> Tensor<2> {
-        let mut values: Vec<f32> = column.into_data().iter::<f32>().collect();
+    let combined = |columns: Tensor<2>, combine: &dyn Fn(&mut [f32])| -> Tensor<2> {
+        let shape = columns.dims();
+        let mut values: Vec<f32> = columns.into_data().iter::<f32>().collect();
         combine(&mut values);
-        Tensor::from_data(TensorData::new(values, [n, 1]), &device)
+        Tensor::from_data(TensorData::new(values, shape), &device)
     };
     let largest = combined(values_nv.clone().max_dim(1), &|values| shard.exchange.max(values));
     let exponentials_nv = (values_nv.clone() - largest.clone()).exp();
-    let sum = combined(exponentials_nv.clone().sum_dim(1), &|values| shard.exchange.sum(values));
     // One where a row's target is this rank's: at most one in a row.
     let rows: Tensor<2, Int> =
         Tensor::<1, Int>::arange(shard.start as i64..(shard.start + v) as i64, &device).reshape([1, v]);
     let ids: Tensor<2, Int> = targets.ids_n.reshape([n, 1]);
     let is_target_nv = ids.expand([n, v]).equal(rows.expand([n, v])).float();
     let own = (values_nv * is_target_nv.clone()).sum_dim(1);
-    let target = combined(own, &|values| shard.exchange.sum(values));
+    let sums = Tensor::cat(vec![exponentials_nv.clone().sum_dim(1), own], 1);
+    let sums = combined(sums, &|values| shard.exchange.sum(values));
+    let (sum, target) = (sums.clone().narrow(1, 0, 1), sums.narrow(1, 1, 1));
     let mask: Tensor<2> = targets.mask_n.without_autodiff().reshape([n, 1]);
     let log_z = sum.clone().log() + largest;
     let weight = options.z_loss.unwrap_or(0.0);

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use bridge_core::config::{ConfigError, ErrorKind, Format, World, load, load_text};
+use bridge_core::config::{ConfigError, ErrorKind, Format, RawConfig, World};
 use bridge_core::data::Sample;
 use bridge_core::data::gpt::Split;
 use bridge_core::data::loader::MicroBatch;
@@ -53,7 +53,7 @@ pub struct Arguments {
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
-    /// Overrides of the recipe.
+    /// Overrides of the recipe. How ranks share the work is not read: this is one process.
     overrides: Vec<String>,
 }
 
@@ -182,16 +182,18 @@ fn tokens_are_known(micro_batch: &MicroBatch, model: &LoadedModel) -> Result<(),
 fn split_sequences(arguments: &Arguments, model: &LoadedModel) -> Result<Sequences, Failure> {
     let registry = registry();
     let kinds = registry.kinds();
-    let config = match (&arguments.recipe, &model.checkpoint) {
-        (Some(recipe), _) => load(recipe, &arguments.overrides, &kinds, &World::SINGLE)?,
+    let recipe = match (&arguments.recipe, &model.checkpoint) {
+        (Some(recipe), _) => RawConfig::from_file(recipe, &arguments.overrides, &kinds)?,
         (None, Some(checkpoint)) => {
             let text = checkpoint.run_config().map_err(Failure::input)?;
-            load_text((&text, Format::Toml), &arguments.overrides, &kinds, &World::SINGLE)?
+            RawConfig::from_text(&text, Format::Toml, &arguments.overrides, &kinds)?
         }
         (None, None) => {
             return Err(Failure::input("a Hugging Face folder has no data of its own: give --text or --recipe"));
         }
     };
+    // However many ranks have trained with it, its data is read by one.
+    let config = recipe.for_one_rank().finalize(&World::SINGLE)?;
     let (length, positions) = (config.dataset.seq_length, model.config.max_position_embeddings);
     if length > positions {
         let message = format!("the recipe's sequences have {length} tokens, the model has positions for {positions}");

@@ -61,11 +61,37 @@ pub fn as_rank(
 
     let expected_size = expected_size.or_else(started_ranks);
     let world = MpiWorld::init(MpiOptions { timeout, expected_size }).map_err(Failure::input)?;
-    program(world.communicator()).or_else(|failure| {
+    tell_when_ended(world.communicator().rank(), world.watch())?;
+    program(world.communicator()).map_err(|failure| {
         eprint!("rank {}: ", world.communicator().rank());
         failure.print();
-        std::process::exit(i32::from(failure.exit_code()));
+        std::process::exit(i32::from(failure.exit_code()))
     })
+}
+
+/// Says what this rank waits for when it is told to end. mpirun tells so all ranks when one of them was killed, and kills them soon after,
+/// while they still wait for the one that is gone.
+#[cfg(feature = "mpi")]
+fn tell_when_ended(rank: usize, watch: bridge_dist::comm::mpi::Watch) -> Result<(), Failure> {
+    use bridge_core::resilience::{Signal, SignalWatcher};
+
+    const INTERVAL: Duration = Duration::from_millis(50);
+    let signals = SignalWatcher::install(&[Signal::Term]).map_err(Failure::run)?;
+    let tell = move || {
+        loop {
+            std::thread::sleep(INTERVAL);
+            let waiting = signals.received().and_then(|signal| Some((signal, watch.waiting().into_iter().next()?)));
+            if let Some((signal, waiting)) = waiting {
+                let seconds = waiting.since.elapsed().as_secs_f64();
+                let (operation, group) = (waiting.operation, waiting.group);
+                eprintln!("rank {rank}: {signal} after {seconds:.1} s of waiting in {operation} of group `{group}`");
+                return;
+            }
+        }
+    };
+    // Ends with the process.
+    std::thread::Builder::new().name("signals".into()).spawn(tell).map_err(Failure::run)?;
+    Ok(())
 }
 
 /// This build cannot.

@@ -43,16 +43,3 @@ fn checkpoints_go_on_at_another_number_of_ranks() {
     let steps = |losses: Vec<f64>| losses[..20].to_vec();
     assert_close(&steps(losses(folder.path())), &steps(run(&[])), "resumed");
 }
-
-/// Under mpirun, with the binary that this suite was built with.
-#[cfg(feature = "mpi")]
-#[test]
-fn processes_train_like_threads() {
-    let sharded = "optimizer.use_distributed_optimizer=true";
-    let fully = ["ddp.use_megatron_fsdp=true", "ddp.data_parallel_sharding_strategy=optim_grads_params"];
-    for setting in [&[][..], &[sharded], &fully] {
-        let threads = run(&[&["--ranks", "2"], setting].concat());
-        let processes = run(&[&["--ranks", "2", "--launcher", "mpi"], setting].concat());
-        assert_eq!(processes, threads, "{setting:?}");
-    }
-}

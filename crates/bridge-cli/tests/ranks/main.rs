@@ -5,6 +5,8 @@ mod failures;
 mod loaders;
 mod losses;
 mod overlap;
+#[cfg(feature = "mpi")]
+mod processes;
 #[path = "../support/mod.rs"]
 mod support;
 

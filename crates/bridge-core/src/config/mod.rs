@@ -22,6 +22,7 @@ mod kinded;
 mod kinds;
 mod limits;
 mod node;
+mod one_rank;
 mod ops;
 mod overrides;
 mod pipeline;

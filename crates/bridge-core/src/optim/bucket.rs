@@ -15,6 +15,22 @@ pub fn owned_range(num_elements: usize, rank: usize, ranks: usize) -> Range<usiz
     cut(rank)..cut(rank + 1)
 }
 
+/// Elements of the largest of `ranks` parts where each parameter is cut as [`owned_range`] cuts it: what every part is padded to.
+pub fn padded_part(parameters: impl Iterator<Item = usize>, ranks: usize) -> usize {
+    let (mut even, mut uneven) = (0, Vec::new());
+    for num_elements in parameters {
+        match num_elements % ranks {
+            0 => even += num_elements / ranks,
+            _ => uneven.push(num_elements),
+        }
+    }
+    if uneven.is_empty() {
+        return even;
+    }
+    let load = |rank: usize| uneven.iter().map(|count| owned_range(*count, rank, ranks).len()).sum::<usize>();
+    even + (0..ranks).map(load).max().unwrap_or(0)
+}
+
 /// A parameter to be put into a bucket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BucketParameter {
@@ -54,10 +70,7 @@ pub struct Bucket {
 
 impl Bucket {
     fn new(parameters: &[&BucketParameter], ranks: usize) -> Self {
-        let load = |rank: usize| -> usize {
-            parameters.iter().map(|parameter| owned_range(parameter.num_elements, rank, ranks).len()).sum()
-        };
-        let part = (0..ranks).map(load).max().unwrap_or(0);
+        let part = padded_part(parameters.iter().map(|parameter| parameter.num_elements), ranks);
         let mut next: Vec<usize> = (0..ranks).map(|rank| rank * part).collect();
         let entries = parameters.iter().map(|parameter| {
             let starts = next.clone();
@@ -68,8 +81,8 @@ impl Bucket {
         });
         Self {
             entries: entries.collect(),
-            replicas: parameters.first().map_or(ReplicaGroup::Dense, |parameter| parameter.replicas),
-            first_segment: parameters.iter().map(|parameter| parameter.first_segment).min().unwrap_or(0),
+            replicas: replicas(parameters),
+            first_segment: first_segment(parameters),
             ranks,
             part,
         }
@@ -152,31 +165,63 @@ pub enum BucketRule {
     Segment,
 }
 
+/// A bucket's size, without the places of its parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BucketSize {
+    /// Over which ranks it is reduced.
+    pub replicas: ReplicaGroup,
+    /// Its gradients are complete when backward has left this segment.
+    pub first_segment: usize,
+    /// Elements of one rank's part, padding included.
+    pub part_len: usize,
+}
+
 /// Puts the parameters of one chunk into buckets, in the order in which backward completes them. Kinds do not mix.
 pub fn buckets(parameters: &[BucketParameter], rule: BucketRule, counts: ReplicaCounts) -> Vec<Bucket> {
+    let groups = groups(parameters, rule);
+    groups.iter().map(|group| Bucket::new(group, counts.of(replicas(group)))).collect()
+}
+
+/// The sizes of [`buckets`], for any number of ranks. Names do not matter.
+pub fn bucket_sizes(parameters: &[BucketParameter], rule: BucketRule, counts: ReplicaCounts) -> Vec<BucketSize> {
+    let size = |group: &Vec<&BucketParameter>| BucketSize {
+        replicas: replicas(group),
+        first_segment: first_segment(group),
+        part_len: padded_part(group.iter().map(|parameter| parameter.num_elements), counts.of(replicas(group))),
+    };
+    groups(parameters, rule).iter().map(size).collect()
+}
+
+fn replicas(group: &[&BucketParameter]) -> ReplicaGroup {
+    group.first().map_or(ReplicaGroup::Dense, |parameter| parameter.replicas)
+}
+
+fn first_segment(group: &[&BucketParameter]) -> usize {
+    group.iter().map(|parameter| parameter.first_segment).min().unwrap_or(0)
+}
+
+/// Which parameters share a bucket.
+fn groups(parameters: &[BucketParameter], rule: BucketRule) -> Vec<Vec<&BucketParameter>> {
     let mut order: Vec<&BucketParameter> = parameters.iter().rev().collect();
     order.sort_by_key(|parameter| std::cmp::Reverse(parameter.first_segment));
-    let mut buckets = Vec::new();
+    let mut groups = Vec::new();
     let mut open: [Vec<&BucketParameter>; 2] = [Vec::new(), Vec::new()];
     for parameter in order {
         let place = &mut open[parameter.replicas as usize];
-        let count = counts.of(parameter.replicas);
         if rule == BucketRule::Segment && place.last().is_some_and(|last| last.first_segment != parameter.first_segment)
         {
-            buckets.push(Bucket::new(&std::mem::take(place), count));
+            groups.push(std::mem::take(place));
         }
         place.push(parameter);
         let elements: usize = place.iter().map(|parameter| parameter.num_elements).sum();
         if matches!(rule, BucketRule::Elements(limit) if elements >= limit) {
-            buckets.push(Bucket::new(&std::mem::take(place), count));
+            groups.push(std::mem::take(place));
         }
     }
-    for rest in open.iter().filter(|rest| !rest.is_empty()) {
-        buckets.push(Bucket::new(rest, counts.of(rest[0].replicas)));
-    }
+    groups.extend(open.into_iter().filter(|rest| !rest.is_empty()));
     // All ranks start reductions in this order.
-    buckets.sort_by_key(|bucket: &Bucket| std::cmp::Reverse(bucket.first_segment));
-    buckets
+    groups.sort_by_key(|group| std::cmp::Reverse(first_segment(group)));
+    groups
 }
 
 #[cfg(test)]
@@ -201,6 +246,15 @@ mod tests {
     }
 
     #[test]
+    fn parts_are_as_long_as_the_longest() {
+        for ranks in [1, 2, 3, 5, 7] {
+            let sizes = [0, 1, 12, 13, 35, 64, 101];
+            let load = |rank: usize| sizes.iter().map(|size| owned_range(*size, rank, ranks).len()).sum::<usize>();
+            assert_eq!(padded_part(sizes.into_iter(), ranks), (0..ranks).map(load).max().unwrap());
+        }
+    }
+
+    #[test]
     fn buckets_follow_backward_and_do_not_mix_kinds() {
         let parameters =
             [parameter("a", 5, 0), parameter("b", 7, 1), parameter("expert.c", 3, 1), parameter("d", 11, 2)];
@@ -210,6 +264,14 @@ mod tests {
         assert_eq!(names, [vec!["d"], vec!["expert.c"], vec!["b", "a"]]);
         assert_eq!(found.iter().map(|b| b.first_segment).collect::<Vec<_>>(), [2, 1, 0]);
         assert_eq!(buckets(&parameters, BucketRule::One, ReplicaCounts { dense: 3, expert: 2 }).len(), 2);
+        for rule in [BucketRule::One, BucketRule::Elements(10), BucketRule::Segment] {
+            let counts = ReplicaCounts { dense: 3, expert: 2 };
+            let whole: Vec<BucketSize> = buckets(&parameters, rule, counts)
+                .iter()
+                .map(|b| BucketSize { replicas: b.replicas, first_segment: b.first_segment, part_len: b.part_len() })
+                .collect();
+            assert_eq!(bucket_sizes(&parameters, rule, counts), whole, "{rule:?}");
+        }
         let by_segment = buckets(&parameters, BucketRule::Segment, ReplicaCounts { dense: 3, expert: 2 });
         assert_eq!(by_segment.iter().map(|b| b.entries.len()).collect::<Vec<_>>(), [1, 1, 1, 1]);
     }

@@ -10,7 +10,8 @@ use burn::tensor::{Device, Tensor};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::GradientBuffer;
-use super::bucket::{Bucket, BucketParameter, BucketRule, ReplicaCounts, buckets, owned_range};
+use super::bucket::{Bucket, BucketParameter, BucketRule, ReplicaCounts, buckets, owned_range, padded_part};
+use super::gradients::SharedParameters;
 use crate::model::{ModelChunk, ParameterInfo, ReplicaGroup};
 
 /// What the ranks of a data-parallel group divide among themselves.
@@ -36,6 +37,13 @@ pub struct DistributionSettings {
     pub average: Averaging,
     /// Whether the next forward pass waits for updated parameters segment by segment.
     pub gather: Gather,
+}
+
+impl DistributionSettings {
+    /// When a bucket is really closed.
+    pub fn rule(&self) -> BucketRule {
+        if self.sharding == Sharding::Full { BucketRule::Segment } else { self.bucket_rule }
+    }
 }
 
 impl Default for DistributionSettings {
@@ -132,7 +140,7 @@ impl Distribution {
             };
             places.insert(parameter.name.clone(), place);
         }
-        let rule = if settings.sharding == Sharding::Full { BucketRule::Segment } else { settings.bucket_rule };
+        let rule = settings.rule();
         let buckets = parameters
             .iter()
             .zip(chunks)
@@ -311,15 +319,29 @@ impl Distribution {
 
     /// Completes reduced gradients across the ranks that share a model: norms under sequence parallelism, tied embeddings.
     pub(super) fn complete(&self, gradients: &mut GradientBuffer, device: &Device) -> Result<(), CommError> {
-        let parameters = |wanted: fn(&Place) -> bool| -> Vec<(&str, usize)> {
-            let wanted = self.places.iter().filter(|(_, place)| place.is_trained && wanted(place));
-            wanted.map(|(name, place)| (name.as_str(), self.range_of(place).len())).collect()
-        };
-        gradients.all_reduce(&parameters(|place| place.is_partial), self.groups.tensor(), device)?;
+        let shared = self.shared(|place| place.is_partial);
+        gradients.all_reduce(&shared, self.groups.tensor(), device)?;
         if let Some(group) = self.groups.embedding() {
-            gradients.all_reduce(&parameters(|place| place.is_tied), group, device)?;
+            gradients.all_reduce(&self.shared(|place| place.is_tied), group, device)?;
         }
         Ok(())
+    }
+
+    /// What ranks that share a model add up of some parameters. Ranks with other shards of the same parameters send as much.
+    fn shared(&self, wanted: impl Fn(&Place) -> bool) -> SharedParameters<'_> {
+        let places: Vec<_> = self.places.iter().filter(|(_, place)| place.is_trained && wanted(place)).collect();
+        let parts = |kind: ReplicaGroup| match self.settings.sharding {
+            Sharding::None => 1,
+            Sharding::Optimizer | Sharding::Full => self.replicas(kind).size(),
+        };
+        let padded = |kind: ReplicaGroup| {
+            let of_kind = places.iter().filter(|(_, place)| place.replicas == kind);
+            padded_part(of_kind.map(|(_, place)| place.num_elements), parts(kind))
+        };
+        SharedParameters {
+            num_elements: padded(ReplicaGroup::Dense) + padded(ReplicaGroup::Expert),
+            parameters: places.iter().map(|(name, place)| (name.as_str(), self.range_of(place).len())).collect(),
+        }
     }
 
     fn range_of(&self, place: &Place) -> Range<usize> {

@@ -15,6 +15,15 @@ pub enum AccumulationDType {
     AsComputed,
 }
 
+/// Parameters whose gradients ranks add up in one operation.
+#[derive(Debug)]
+pub(super) struct SharedParameters<'a> {
+    /// The name of each, and how many elements of it this rank has.
+    pub parameters: Vec<(&'a str, usize)>,
+    /// Elements that travel: at least those of the parameters, padded so that every rank of the world sends as many.
+    pub num_elements: usize,
+}
+
 /// The gradient of each parameter, by name, flat.
 #[derive(Debug)]
 pub struct GradientBuffer {
@@ -83,11 +92,11 @@ impl GradientBuffer {
         self.gradients.iter().map(|(name, gradient)| (name.as_str(), gradient))
     }
 
-    /// Adds the gradients of some parameters up over a group, in one operation. All ranks name the same parameters, with the number of
-    /// elements of each; one without gradient counts as zero.
+    /// Adds the gradients of some parameters up over a group, in one operation. All ranks name the same parameters; one without gradient
+    /// counts as zero.
     pub(super) fn all_reduce(
         &mut self,
-        parameters: &[(&str, usize)],
+        SharedParameters { parameters, num_elements }: &SharedParameters<'_>,
         group: &Group,
         device: &Device,
     ) -> Result<(), CommError> {
@@ -102,6 +111,7 @@ impl GradientBuffer {
             }
             values.resize(end, 0.0);
         }
+        values.resize(*num_elements, 0.0);
         group.all_reduce((&mut values).into(), ReduceOp::Sum)?;
         let mut rest = values.as_slice();
         for (name, count) in parameters {

@@ -18,7 +18,10 @@ mod sharded_tests;
 #[cfg(test)]
 mod tests;
 
-pub use bucket::{Bucket, BucketEntry, BucketParameter, BucketRule, ReplicaCounts, buckets, owned_range};
+pub use bucket::{
+    Bucket, BucketEntry, BucketParameter, BucketRule, BucketSize, ReplicaCounts, bucket_sizes, buckets, owned_range,
+    padded_part,
+};
 pub use distribution::{Averaging, Distribution, DistributionSettings, Gather, Sharding};
 pub use gradients::{AccumulationDType, GradientBuffer};
 pub use groups::{
@@ -28,3 +31,8 @@ pub use groups::{
 pub use optimizer::{Algorithm, GroupRates, Optimizer, OptimizerSettings, OptimizerState, StepOutcome, StepScales};
 pub use reducer::{GradientReducer, ReductionTimes, Wire};
 pub use sharded::ShardedParameters;
+
+/// Bytes of a flat tensor's elements.
+fn bytes_of(tensor: &burn::tensor::Tensor<1>) -> u64 {
+    (tensor.dims()[0] * tensor.dtype().size()) as u64
+}

@@ -232,6 +232,17 @@ impl Optimizer {
         self.step
     }
 
+    /// Bytes of the state that is on this rank.
+    pub fn state_bytes(&self) -> u64 {
+        let tensors = self.slots.values().flat_map(|slot| [&slot.master, &slot.first, &slot.second]);
+        tensors.flatten().map(super::bytes_of).sum()
+    }
+
+    /// Bytes of the parameters of `chunks` that this rank keeps between steps.
+    pub fn parameter_bytes(&self, chunks: &[Box<dyn ModelChunk>]) -> u64 {
+        self.parameters.kept_bytes(chunks)
+    }
+
     /// The state to save, as far as it is on this rank.
     pub fn state(&self) -> OptimizerState {
         let (first, second) = self.moment_names();

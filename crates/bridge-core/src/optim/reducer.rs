@@ -110,12 +110,16 @@ impl GradientReducer {
     }
 
     /// Starts what has not been started, waits for all, and leaves the reduced gradients in `gradients`: whole ones, or where the optimizer
-    /// is sharded the ranges that this rank owns.
+    /// is sharded the ranges that this rank owns. Where parameters are sharded too, each micro-batch must have been
+    /// [ended](Self::end_micro_batch).
     ///
     /// # Errors
     /// If a reduction fails.
     pub fn finish(&mut self, gradients: &mut GradientBuffer) -> Result<(), CommError> {
-        self.end_micro_batch(gradients)?;
+        // Where parameters are sharded every micro-batch has been ended by itself; ending another would reduce zeros.
+        if self.distribution.sharding() != Sharding::Full {
+            self.end_micro_batch(gradients)?;
+        }
         gradients.adopt_reduced();
         let distribution = Arc::clone(&self.distribution);
         distribution.complete(gradients, &self.device)

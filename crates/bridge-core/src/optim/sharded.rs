@@ -133,6 +133,18 @@ impl ShardedParameters {
         }
     }
 
+    /// Bytes of the parameters that this rank keeps between steps: all of those of `chunks`, or where parameters are sharded what it owns.
+    pub(super) fn kept_bytes(&self, chunks: &[Box<dyn ModelChunk>]) -> u64 {
+        if self.is_full() {
+            return self.shards.values().map(super::bytes_of).sum();
+        }
+        let mut bytes = 0;
+        for chunk in chunks {
+            chunk.visit_parameters(&mut |_, value| bytes += super::bytes_of(&value));
+        }
+        bytes
+    }
+
     /// Time spent waiting for parameters since the last call.
     pub fn take_waited(&mut self) -> Duration {
         std::mem::take(&mut self.waited)

@@ -81,6 +81,9 @@ fn train(ranks: usize, dtype: FloatDType, settings: DistributionSettings) -> Vec
             for segment in (0..chunks[0].segments().len()).rev() {
                 reducer.left_segment(0, segment, &mut gradients)?;
             }
+            if settings.sharding == Sharding::Full {
+                reducer.end_micro_batch(&mut gradients)?;
+            }
             reducer.finish(&mut gradients)?;
             let rates: Vec<_> = optimizer
                 .groups()

@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::setup::Setup;
 use super::{Flops, Pipeline, StagePlan, TrafficGroup, TrafficKind};
+use crate::optim::Sharding;
 
 /// Rates of devices and links.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -99,15 +100,12 @@ fn of_stage(setup: &Setup<'_>, (rates, links): (&Rates, &Links), stage: &StagePl
     }
     // What is reduced or gathered once hides behind one micro-batch; what moves with each, behind each.
     let hidden = |time: f64, behind: f64, times: f64| (time - behind * times).max(0.0);
-    let times = |kind: TrafficKind| {
-        let operations = stage.traffic.iter().filter(|t| t.kind == kind).map(|t| t.operations).max().unwrap_or(1);
-        (operations as f64).min(microbatches)
-    };
+    let times = if setup.sharding() == Sharding::Full { microbatches } else { 1.0 };
     if setup.config.ddp.overlap_grad_reduce {
-        reduction = hidden(reduction, backward, times(TrafficKind::Gradients));
+        reduction = hidden(reduction, backward, times);
     }
     if setup.config.ddp.overlap_param_gather || setup.config.optimizer.overlap_param_gather {
-        gather = hidden(gather, forward, times(TrafficKind::Parameters));
+        gather = hidden(gather, forward, times);
     }
     seconds.replicas = reduction + gather;
     seconds

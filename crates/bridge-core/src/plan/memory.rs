@@ -49,7 +49,7 @@ pub(super) fn of_stage(setup: &Setup<'_>, stage: usize, activations: u64) -> Mem
     let chunks = &setup.stages[stage];
     let bytes = setup.bytes;
     let share = |is_sharded: bool, size: u64| sharded(setup, &parameters, is_sharded) * size;
-    let (is_full, is_any) = (setup.sharding == Sharding::Full, setup.sharding != Sharding::None);
+    let (is_full, is_any) = (setup.sharding() == Sharding::Full, setup.sharding() != Sharding::None);
     let has_head = chunks.iter().any(|chunk| chunk.loss);
     let has_layers = chunks.iter().any(|chunk| !chunk.layers.is_empty());
     let recompute = chunks.iter().map(|chunk| of_chunk(setup, chunk).recomputed).max().unwrap_or(0);
@@ -72,9 +72,11 @@ pub(super) fn of_stage(setup: &Setup<'_>, stage: usize, activations: u64) -> Mem
 
 /// Elements of `parameters` on a rank: all, or its share among the replicas.
 fn sharded(setup: &Setup<'_>, parameters: &[Parameter], is_sharded: bool) -> u64 {
-    let (dense, expert) = if is_sharded { setup.shards() } else { (1, 1) };
-    let of = |replicas| parameters.iter().filter(move |p| p.replicas == replicas).map(|p| p.local).sum::<u64>();
-    of(ReplicaGroup::Dense).div_ceil(dense) + of(ReplicaGroup::Expert).div_ceil(expert)
+    let of = |replicas| {
+        let ranks = if is_sharded { setup.shards().of(replicas) as u64 } else { 1 };
+        parameters.iter().filter(|p| p.replicas == replicas).map(|p| p.local).sum::<u64>().div_ceil(ranks)
+    };
+    of(ReplicaGroup::Dense) + of(ReplicaGroup::Expert)
 }
 
 /// Gradients that one backward makes before they are added to the sums.

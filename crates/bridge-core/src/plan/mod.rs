@@ -7,7 +7,8 @@
 //! - Parameters, gradients and optimizer state: exactly, by the shapes of the decoder (and of experts, where `num_moe_experts` is set).
 //! - Activations: the tensors that backward keeps, by this workspace's fused kernels, as the recompute setting cuts the segments.
 //! - Traffic: the *payload*, what a rank hands to the communicator, as [`bridge_dist::comm::counting`] counts it; the bytes that ring
-//!   algorithms put on the wire stand beside it. Expert traffic assumes that the router spreads tokens evenly.
+//!   algorithms put on the wire stand beside it. Expert traffic assumes that the router spreads tokens evenly. [`crate::train::measure`] runs
+//!   a few steps with communicators that count, and [`Plan::compare`] compares.
 //! - Time: every byte and FLOP at the rates given, the slowest stage setting the pace. A lower bound to compare layouts with, not a
 //!   promise.
 //!
@@ -16,6 +17,7 @@
 
 mod activations;
 mod estimate;
+mod measured;
 mod memory;
 mod parameters;
 mod pipeline;
@@ -30,6 +32,7 @@ use serde::Serialize;
 use crate::config::RunConfig;
 
 pub use estimate::{Estimate, Rates};
+pub use measured::{Amount, Comparison, MemoryComparison, RankMeasurement, StageComparison, TrafficComparison};
 pub use memory::Memory;
 pub use parameters::{ParameterCounts, ParameterKind};
 pub use pipeline::{BubbleSource, Pipeline};

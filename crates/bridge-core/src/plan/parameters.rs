@@ -1,4 +1,4 @@
-//! Parameters: how many there are, and how many a rank holds. Shapes are those of the decoder in bridge-models.
+//! Parameters: how many there are, and how many a rank holds. Shapes and order are those of the decoder in bridge-models.
 
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
@@ -79,11 +79,11 @@ impl Serialize for ParameterCounts {
     }
 }
 
-/// Parameters of one shape.
+/// One parameter of a rank.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Parameter {
     pub kind: ParameterKind,
-    /// Elements in the whole model; 0 for a second copy of a tied weight.
+    /// Elements in the whole model, of those that other expert-parallel ranks have in its place too; 0 for a second copy of a tied weight.
     pub total: u64,
     /// Elements on a rank that has it.
     pub local: u64,
@@ -112,16 +112,18 @@ impl List<'_, '_> {
         self.parameters.last_mut().expect("just pushed").partial_gradient = is_partial;
     }
 
-    /// `total` elements of the experts, of which an expert-parallel rank has its share, cut over `ranks` inside the experts.
-    fn push_experts(&mut self, total: u64, ranks: u64) {
-        let local = total / self.setup.layout.expert as u64 / ranks;
+    /// `size` elements of one expert, cut over `ranks` inside it. Each expert-parallel rank has another one in this place.
+    fn push_expert(&mut self, size: u64, ranks: u64) {
         let (kind, replicas) = (ParameterKind::Experts, ReplicaGroup::Expert);
-        self.parameters.push(Parameter { kind, total, local, replicas, partial_gradient: false });
+        let total = size * self.setup.layout.expert as u64;
+        self.parameters.push(Parameter { kind, total, local: size / ranks, replicas, partial_gradient: false });
     }
 
     fn norm(&mut self, size: u64) {
-        let tensors = if self.setup.model.normalization == Normalization::LayerNorm { 2 } else { 1 };
-        self.push_replicated(ParameterKind::Norm, tensors * size);
+        self.push_replicated(ParameterKind::Norm, size);
+        if self.setup.model.normalization == Normalization::LayerNorm {
+            self.push_replicated(ParameterKind::Norm, size);
+        }
     }
 
     fn embedding(&mut self) {
@@ -146,9 +148,10 @@ impl List<'_, '_> {
         }
         if model.qk_layernorm {
             // Each rank normalizes its own heads, so each has its share of the gradient.
+            let before = self.parameters.len();
             self.norm(d);
             self.norm(d);
-            self.parameters.iter_mut().rev().take(2).for_each(|norm| norm.partial_gradient = tp > 1);
+            self.parameters[before..].iter_mut().for_each(|norm| norm.partial_gradient = tp > 1);
         }
         self.push(kind, c * h * d, tp);
         if model.add_bias_linear {
@@ -170,9 +173,11 @@ impl List<'_, '_> {
         let (c, tp) = (model.hidden_size as u64, self.setup.layout.tensor as u64);
         let first = if model.gated_linear_unit { 2 * f } else { f };
         self.push(ParameterKind::Mlp, first * c, tp);
-        self.push(ParameterKind::Mlp, c * f, tp);
         if model.add_bias_linear {
             self.push(ParameterKind::Mlp, first, tp);
+        }
+        self.push(ParameterKind::Mlp, c * f, tp);
+        if model.add_bias_linear {
             self.push_replicated(ParameterKind::Mlp, c);
         }
     }
@@ -184,10 +189,15 @@ impl List<'_, '_> {
         let etp = setup.layout.expert_tensor as u64;
         let first = if model.gated_linear_unit { 2 * f } else { f };
         self.push_replicated(ParameterKind::Router, e * c);
-        self.push_experts(e * (first * c + c * f), etp);
-        if model.add_bias_linear {
-            self.push_experts(e * first, etp);
-            self.push_experts(e * c, 1);
+        for _ in 0..e / setup.layout.expert as u64 {
+            self.push_expert(first * c, etp);
+            if model.add_bias_linear {
+                self.push_expert(first, etp);
+            }
+            self.push_expert(c * f, etp);
+            if model.add_bias_linear {
+                self.push_expert(c, 1);
+            }
         }
         if let Some(shared) = model.moe_shared_expert_intermediate_size {
             self.dense_mlp(shared as u64);

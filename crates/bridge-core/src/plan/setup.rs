@@ -9,9 +9,9 @@ use super::{Batch, ParameterCounts, ParameterKind};
 use crate::config::{
     ConfigErrors, DType, FinalModel, OptimizerKind, RunConfig, TokenizerType, pipeline_placement, pipeline_schedule,
 };
-use crate::optim::Sharding;
+use crate::optim::{DistributionSettings, ReplicaCounts, Sharding};
 use crate::schedule::{FlopsError, FlopsShape};
-use crate::train::{Recompute, configured_recompute, configured_sharding, flops_shape};
+use crate::train::{Recompute, configured_distribution, configured_recompute, flops_shape};
 
 /// Why there is no plan.
 #[derive(Debug, thiserror::Error)]
@@ -95,7 +95,8 @@ pub(super) struct Setup<'a> {
     pub stages: Vec<Vec<StageContent>>,
     pub schedule: ScheduleKind,
     pub shape: PipelineShape,
-    pub sharding: Sharding,
+    /// How gradients, state and parameters are spread over replicas.
+    pub distribution: DistributionSettings,
     pub bytes: ElementBytes,
     pub recompute: Recompute,
 }
@@ -123,7 +124,7 @@ impl<'a> Setup<'a> {
             stages,
             schedule: schedule.unwrap_or_else(|| pipeline_schedule(model, num_chunks)),
             shape,
-            sharding: configured_sharding(config),
+            distribution: configured_distribution(config),
             bytes: element_bytes(config)?,
             recompute: configured_recompute(config),
         })
@@ -182,11 +183,19 @@ impl<'a> Setup<'a> {
         }
     }
 
-    /// Ranks over which the optimizer state of dense parameters and of experts is sharded, if it is.
-    pub fn shards(&self) -> (u64, u64) {
-        let instances = self.config.ddp.num_distributed_optimizer_instances as u64;
-        let dense = (self.layout.data * self.layout.context) as u64 / instances;
-        (dense, self.layout.expert_data as u64 / instances)
+    /// What replicas divide among themselves.
+    pub fn sharding(&self) -> Sharding {
+        self.distribution.sharding
+    }
+
+    /// Ranks over which the optimizer state of dense parameters and of experts is sharded, or their gradients are reduced where it is not.
+    pub fn shards(&self) -> ReplicaCounts {
+        let instances = match self.sharding() {
+            Sharding::None => 1,
+            Sharding::Optimizer | Sharding::Full => self.config.ddp.num_distributed_optimizer_instances,
+        };
+        let dense = self.layout.data * self.layout.context;
+        ReplicaCounts { dense: dense / instances, expert: self.layout.expert_data / instances }
     }
 }
 

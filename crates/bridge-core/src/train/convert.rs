@@ -37,7 +37,7 @@ fn default_bucket_size(data_parallel_size: usize) -> usize {
     (1_000_000 * data_parallel_size).max(40_000_000)
 }
 
-pub(super) fn distribution(config: &RunConfig) -> DistributionSettings {
+pub(crate) fn distribution(config: &RunConfig) -> DistributionSettings {
     let (ddp, replicas) = (&config.ddp, config.parallel.data * config.parallel.context);
     // Small buckets only help to start early; without overlap there is one.
     let bucket_rule = if ddp.overlap_grad_reduce || ddp.overlap_param_gather {
@@ -54,7 +54,7 @@ pub(super) fn distribution(config: &RunConfig) -> DistributionSettings {
 }
 
 /// Finalized recipes say it under each of its names.
-pub(crate) fn sharding(config: &RunConfig) -> Sharding {
+fn sharding(config: &RunConfig) -> Sharding {
     let ddp = &config.ddp;
     match ddp.data_parallel_sharding_strategy {
         config::ShardingStrategy::OptimGradsParams if ddp.use_megatron_fsdp => Sharding::Full,

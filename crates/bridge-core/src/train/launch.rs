@@ -3,8 +3,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::Duration;
 
-use bridge_dist::comm::CommError;
 use bridge_dist::comm::thread::{RankError, RankFailure, run_ranks};
+use bridge_dist::comm::{CommError, Group};
 use bridge_dist::mesh::ProcessGroups;
 
 use super::TrainError;
@@ -34,6 +34,20 @@ pub fn run_on_threads<T: Send>(
     timeout: Duration,
     program: impl Fn(ProcessGroups) -> Result<T, TrainError> + Sync,
 ) -> Result<Vec<T>, TrainError> {
+    run_on_wrapped_threads(config, timeout, |world| world, program)
+}
+
+/// As [`run_on_threads`], but each rank first wraps its communicator of the world, and with it all its groups: in one that counts, or in one
+/// that is slow. A run of one rank has no communicator to wrap.
+///
+/// # Errors
+/// As [`run_on_threads`].
+pub fn run_on_wrapped_threads<T: Send>(
+    config: &RunConfig,
+    timeout: Duration,
+    wrap: impl Fn(Group) -> Group + Sync,
+    program: impl Fn(ProcessGroups) -> Result<T, TrainError> + Sync,
+) -> Result<Vec<T>, TrainError> {
     let ranks = config.parallel.world_size;
     if ranks == 1 {
         return program(ProcessGroups::single()).map(|value| vec![value]);
@@ -46,9 +60,9 @@ pub fn run_on_threads<T: Send>(
             .thread_name(move |thread| format!("rank-{rank}-{thread}"))
             .build()
             .map_err(|error| TrainError::RankNotStarted { rank, message: error.to_string() })?;
-        let program = &program;
+        let (program, wrap) = (&program, &wrap);
         // The group is handed in by value: when the rank ends, its last communicator goes, and the others notice.
-        catch_comm_error(|| pool.install(move || program(process_groups(config, world)?)))
+        catch_comm_error(|| pool.install(move || program(process_groups(config, wrap(world))?)))
     });
     outcome.map_err(first_failure)
 }

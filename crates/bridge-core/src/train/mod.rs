@@ -32,6 +32,7 @@ mod gpt_data;
 mod hooks;
 mod launch;
 mod lock;
+mod measure;
 pub mod pipeline;
 mod pretrain;
 mod preview;
@@ -48,7 +49,8 @@ mod token_bytes;
 mod train_loop;
 
 pub(crate) use convert::{
-    cuts as configured_cuts, flops as flops_shape, recompute as configured_recompute, sharding as configured_sharding,
+    cuts as configured_cuts, distribution as configured_distribution, flops as flops_shape,
+    recompute as configured_recompute,
 };
 
 pub use callbacks::{Callback, CancelHandle, TrainEnd};
@@ -61,14 +63,15 @@ pub use executor::{Around, Closures, Executor, InFlight, RegionHooks};
 pub use exit::ExitReason;
 pub use forward_step::{ForwardStep, LM_LOSS, LanguageModelStep, Losses, Ratio};
 pub use gpt_data::dataset_prefix;
-pub use launch::{rank_timeout, run_on_threads};
+pub use launch::{rank_timeout, run_on_threads, run_on_wrapped_threads};
+pub use measure::{measure, measuring_recipe};
 pub use pretrain::{RunReport, pretrain};
 pub use preview::{ScheduleRow, schedule_of};
 pub use ranks::process_groups;
 pub use recompute::{Cuts, Recompute, Region, plan};
 pub use registry::{DatasetFactoryContext, DatasetRegistry, Registry};
 pub use reporter::Console;
-pub use run::{GlobalState, TrainingRun};
+pub use run::{GlobalState, HeldBytes, TrainingRun};
 pub use setup::{RunOptions, WatchSignals, build_model, setup};
 pub use step::StepReport;
 pub use text::Bar;

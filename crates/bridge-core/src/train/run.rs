@@ -79,6 +79,15 @@ pub struct TrainingRun {
     pub(super) last_validation: Option<EvaluationReport>,
 }
 
+/// Bytes of tensors that a rank keeps between steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeldBytes {
+    /// Parameters; where these are sharded, the ranges that this rank keeps.
+    pub parameters: u64,
+    /// Moments, momentum and float32 copies of narrower parameters.
+    pub optimizer: u64,
+}
+
 impl std::fmt::Debug for TrainingRun {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("TrainingRun").field("state", &self.state.train_state).finish_non_exhaustive()
@@ -104,6 +113,12 @@ impl TrainingRun {
     /// The process groups of this rank.
     pub fn groups(&self) -> &ProcessGroups {
         &self.groups
+    }
+
+    /// What this rank keeps between steps.
+    pub fn held_bytes(&self) -> HeldBytes {
+        let (parameters, optimizer) = (self.optimizer.parameter_bytes(&self.chunks), self.optimizer.state_bytes());
+        HeldBytes { parameters, optimizer }
     }
 
     pub(super) fn saves(&self) -> bool {

@@ -53,7 +53,7 @@ pub enum CommErrorKind {
     Timeout {
         /// The time limit that passed.
         waited: Duration,
-        /// The ranks, within the group, that are missing, each with what it was last seen doing.
+        /// The ranks, within the group, that are missing, each with what it was last seen doing; empty where that cannot be known.
         missing: Vec<(usize, String)>,
     },
     /// A rank that is needed here has dropped its communicator (usually it returned, or returned an error).
@@ -103,6 +103,9 @@ impl CommError {
 }
 
 fn describe_missing(missing: &[(usize, String)]) -> String {
-    let ranks: Vec<String> = missing.iter().map(|(rank, last)| format!("rank {rank} (last seen in {last})")).collect();
-    ranks.join(", ")
+    let describe = |(rank, last): &(usize, String)| match last.as_str() {
+        "" => format!("rank {rank}"),
+        last => format!("rank {rank} (last seen in {last})"),
+    };
+    missing.iter().map(describe).collect::<Vec<_>>().join(", ")
 }

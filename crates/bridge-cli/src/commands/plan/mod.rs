@@ -1,11 +1,12 @@
-//! `bridge plan`: what a recipe would cost on any number of ranks. Parsing here, printing in `text`, counting in the library.
+//! `bridge plan`: what a recipe would cost on any number of ranks. Parsing here, printing in `text` and `measured`, counting in the library.
 
 mod layout;
+mod measured;
 mod text;
 
 use std::path::PathBuf;
 
-use bridge_core::config::{RawConfig, World};
+use bridge_core::config::{PipelineSchedule, RawConfig, World};
 use bridge_core::plan::{Plan, PlanOptions, Rates, plan};
 use bridge_dist::schedule::ScheduleKind;
 use bridge_models::registry;
@@ -32,6 +33,10 @@ pub struct Arguments {
     /// Schedule of a pipeline without virtual stages.
     #[arg(long, value_enum, default_value_t)]
     schedule: Schedule,
+    /// Train the recipe's model for a few steps on mock data, on as many threads as there are ranks, count what they communicate and hold,
+    /// and compare. Exits with 1 where that differs.
+    #[arg(long, conflicts_with = "layout")]
+    measure: bool,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -106,13 +111,21 @@ impl Arguments {
     }
 
     /// The plan of the recipe with a layout's sizes over it.
-    fn plan(&self, layout: &Layout) -> Result<(String, Plan), Failure> {
+    fn plan(&self, layout: &Layout) -> Result<Planned, Failure> {
         let overrides: Vec<String> = self.overrides.iter().cloned().chain(layout.overrides()).collect();
-        let raw = RawConfig::from_file(&self.recipe, &overrides, &registry().kinds())?;
-        let size = layout.world_size().or(self.world_size).unwrap_or_else(|| fewest_ranks(&raw));
-        let config = raw.finalize_for_plan(&World { size })?;
-        Ok((config.name.clone(), plan(&config, &self.options()).map_err(Failure::input)?))
+        let recipe = RawConfig::from_file(&self.recipe, &overrides, &registry().kinds())?;
+        let size = layout.world_size().or(self.world_size).unwrap_or_else(|| fewest_ranks(&recipe));
+        let config = recipe.finalize_for_plan(&World { size })?;
+        let plan = plan(&config, &self.options()).map_err(Failure::input)?;
+        Ok(Planned { name: config.name.clone(), recipe, plan })
     }
+}
+
+/// A recipe with its plan.
+struct Planned {
+    name: String,
+    recipe: RawConfig,
+    plan: Plan,
 }
 
 /// The smallest world that the parallel sizes of dense layers and experts both divide.
@@ -132,32 +145,56 @@ fn greatest_common_divisor(a: usize, b: usize) -> usize {
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
     if arguments.layout.is_empty() {
-        let (name, plan) = arguments.plan(&Layout::default())?;
-        if arguments.json {
-            line(&to_json(&name, &plan)?.to_string());
-        } else {
-            text::print(&name, &plan);
-        }
-        return Ok(0);
+        let planned = arguments.plan(&Layout::default())?;
+        return if arguments.measure { measure(arguments, planned) } else { print(arguments, &planned) };
     }
     let mut plans = Vec::with_capacity(arguments.layout.len());
     for layout in &arguments.layout {
-        let (name, plan) = arguments.plan(layout).map_err(|failure| failure.in_layout(layout))?;
-        plans.push((layout.to_string(), name, plan));
+        let planned = arguments.plan(layout).map_err(|failure| failure.in_layout(layout))?;
+        plans.push((layout.to_string(), planned));
     }
     if arguments.json {
-        for (layout, name, plan) in &plans {
-            let mut value = to_json(name, plan)?;
-            value["name"] = json!(format!("{name} ({layout})"));
+        for (layout, planned) in &plans {
+            let mut value = to_json(planned)?;
+            value["name"] = json!(format!("{} ({layout})", planned.name));
             line(&value.to_string());
         }
     } else {
-        text::compare(&plans.iter().map(|(layout, _, plan)| (layout.as_str(), plan)).collect::<Vec<_>>());
+        text::compare(&plans.iter().map(|(layout, planned)| (layout.as_str(), &planned.plan)).collect::<Vec<_>>());
     }
     Ok(0)
 }
 
-fn to_json(name: &str, plan: &Plan) -> Result<Value, Failure> {
+fn print(arguments: &Arguments, planned: &Planned) -> Result<u8, Failure> {
+    if arguments.json {
+        line(&to_json(planned)?.to_string());
+    } else {
+        text::print(&planned.name, &planned.plan);
+    }
+    Ok(0)
+}
+
+/// Prints the plan with what a short run does. Returns the exit code.
+fn measure(arguments: &Arguments, mut planned: Planned) -> Result<u8, Failure> {
+    let schedule = match arguments.schedule {
+        Schedule::OneForwardOneBackward => planned.recipe.model.pipeline_schedule,
+        Schedule::GPipe => Some(PipelineSchedule::GPipe),
+        Schedule::ZeroBubbleH1 => Some(PipelineSchedule::ZeroBubbleH1),
+    };
+    planned.recipe.model.pipeline_schedule = schedule;
+    let comparison = measured::compare(&planned.recipe, &planned.plan)?;
+    if arguments.json {
+        let mut value = to_json(&planned)?;
+        value["measured"] = serde_json::to_value(&comparison).map_err(Failure::run)?;
+        line(&value.to_string());
+    } else {
+        text::print(&planned.name, &planned.plan);
+        measured::print(&comparison);
+    }
+    Ok(u8::from(!comparison.matches))
+}
+
+fn to_json(Planned { name, plan, .. }: &Planned) -> Result<Value, Failure> {
     let mut value = json!({ "name": name });
     let fields = serde_json::to_value(plan).map_err(Failure::run)?;
     for (key, field) in fields.as_object().into_iter().flatten() {

@@ -169,16 +169,19 @@ pub fn compare(plans: &[(&str, &Plan)]) {
 }
 
 /// Columns that line up: the first to the left, the others to the right.
-struct Table {
-    rows: Vec<Vec<String>>,
+pub struct Table {
+    /// The first has the titles.
+    pub rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    fn new(titles: &[&str]) -> Self {
+    /// A table of titles.
+    pub fn new(titles: &[&str]) -> Self {
         Self { rows: vec![titles.iter().map(|title| (*title).to_owned()).collect()] }
     }
 
-    fn print(&self) {
+    /// Prints it.
+    pub fn print(&self) {
         let columns = self.rows.first().map_or(0, Vec::len);
         let width = |column: usize| self.rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
         let widths: Vec<usize> = (0..columns).map(width).collect();
@@ -202,7 +205,7 @@ fn number(count: f64) -> String {
 }
 
 /// Bytes in binary units.
-fn bytes(count: u64) -> String {
+pub fn bytes(count: u64) -> String {
     let units = [(1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
     match units.into_iter().find(|(size, _)| count >= *size) {
         Some((size, unit)) => format!("{:.2} {unit}", count as f64 / size as f64),

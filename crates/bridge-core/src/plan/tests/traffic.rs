@@ -12,6 +12,8 @@ use super::{MOE, TINY, config, tiny};
 /// The residual stream of a micro-batch: 2 x 64 tokens of 64 float32 values.
 const STREAM: u64 = 128 * 64 * 4;
 const PARAMETERS: u64 = 2 * 32_768 + 2 * 49_280 + 64;
+/// Final norm and output table.
+const HEAD: u64 = 32_768 + 64;
 
 type Entry = (&'static str, Operation, u64, u64);
 
@@ -32,7 +34,8 @@ fn tensor_parallel_ranks_reduce() {
     let plan = tiny(2, &["model.tensor_model_parallel_size=2"]);
     assert_eq!(entries(&plan, 0, TrafficKind::Tensor), [("tp", AllReduce, 2 * 10, 2 * 10 * STREAM)]);
     assert_eq!(entries(&plan, 0, TrafficKind::Loss), [("tp", AllReduce, 2 * 2, 2 * 3 * 128 * 4)]);
-    assert_eq!(entries(&plan, 0, TrafficKind::Scalars), [("world", AllReduce, 1, 8)]);
+    // Whether data could be read; the norm, and what asks for an exit.
+    assert_eq!(entries(&plan, 0, TrafficKind::Scalars), [("world", AllGather, 1, 1), ("world", AllReduce, 2, 4 * 8)]);
     assert_eq!(entries(&plan, 0, TrafficKind::SharedGradients), []);
 }
 
@@ -106,12 +109,38 @@ fn replicas_reduce_gradients() {
     assert_eq!(mixed(&[]).stages[0].traffic_bytes(TrafficKind::Gradients), 4 * PARAMETERS);
     let sharded = mixed(&["optimizer.use_distributed_optimizer=true"]);
     let shard = PARAMETERS / 2;
-    assert_eq!(entries(&sharded, 0, TrafficKind::Gradients), [("optimizer", ReduceScatter, 1, 4 * PARAMETERS)]);
-    assert_eq!(entries(&sharded, 0, TrafficKind::Parameters), [("optimizer", AllGather, 1, 2 * shard)]);
+    assert_eq!(entries(&sharded, 0, TrafficKind::Gradients), [("dp-cp", ReduceScatter, 1, 4 * PARAMETERS)]);
+    assert_eq!(entries(&sharded, 0, TrafficKind::Parameters), [("dp-cp", AllGather, 1, 2 * shard)]);
+}
+
+#[test]
+fn full_shards_travel_for_each_micro_batch() {
     let full = ["ddp.use_megatron_fsdp=true", "ddp.data_parallel_sharding_strategy=optim_grads_params"];
-    let all = mixed(&[&full[..], &["train.global_batch_size=12"]].concat());
-    assert_eq!(entries(&all, 0, TrafficKind::Gradients), [("optimizer", ReduceScatter, 3, 3 * 4 * PARAMETERS)]);
-    assert_eq!(entries(&all, 0, TrafficKind::Parameters), [("optimizer", AllGather, 6, 6 * 2 * shard)]);
+    let plan = tiny(2, &[&full[..], &["mixed_precision=bf16_mixed", "train.global_batch_size=12"]].concat());
+    // Three micro-batches; embedding, two blocks in each of two layers, head.
+    assert_eq!(entries(&plan, 0, TrafficKind::Gradients), [("dp-cp", ReduceScatter, 3 * 6, 3 * 4 * PARAMETERS)]);
+    // Forward and backward each gather, but the head stays between them.
+    let gathered = 2 * (PARAMETERS - HEAD) + HEAD;
+    assert_eq!(entries(&plan, 0, TrafficKind::Parameters), [("dp-cp", AllGather, 3 * 11, 3 * gathered)]);
+    // A tied table is there for the embedding, for the head, and for the embedding again.
+    let tied = ["model.share_embeddings_and_output_weights=true", "mixed_precision=bf16_mixed"];
+    let plan = tiny(2, &[&full[..], &tied].concat());
+    let layers = 2 * 49_280;
+    assert_eq!(
+        entries(&plan, 0, TrafficKind::Parameters),
+        [("dp-cp", AllGather, 3 + 2 * 4 + 1, 3 * 32_768 + 2 * layers + 64)]
+    );
+}
+
+#[test]
+fn overlapped_reductions_go_by_buckets() {
+    let overlap = ["ddp.overlap_grad_reduce=true", "ddp.bucket_size=40000"];
+    let plan = tiny(2, &overlap);
+    // Backward fills them: head and last matrix of the second layer; what is left of it and a matrix of the first; the rest.
+    assert_eq!(entries(&plan, 0, TrafficKind::Gradients), [("dp-cp", AllReduce, 3, 4 * PARAMETERS)]);
+    let three = tiny(3, &[&overlap[..], &["train.global_batch_size=6"]].concat());
+    // Each bucket is padded by itself.
+    assert!(three.stages[0].traffic_bytes(TrafficKind::Gradients) > 4 * PARAMETERS);
 }
 
 #[test]
@@ -150,17 +179,36 @@ fn context_parallel_ranks_gather_keys_and_values() {
 
 #[test]
 fn experts_exchange_the_tokens_they_are_sent() {
-    let plan = tiny(2, &[&MOE[..], &["model.expert_model_parallel_size=2"]].concat());
-    // One micro-batch, two layers: there and back, forward and backward. Two experts a token.
-    assert_eq!(entries(&plan, 0, TrafficKind::Expert), [("ep", AllToAll, 2 * 4, 2 * 4 * 2 * STREAM)]);
+    let all_to_all = "model.moe_token_dispatcher_type=alltoall";
+    let plan = tiny(2, &[&MOE[..], &["model.expert_model_parallel_size=2", all_to_all]].concat());
+    // One micro-batch, two layers: there and back, forward and backward. Two experts a token. And how many go to each of four.
+    let rows = 2 * 4 * 2 * STREAM;
+    assert_eq!(entries(&plan, 0, TrafficKind::Expert), [("ep", AllToAll, 2 * (4 + 1), rows + 2 * 4 * 8)]);
     let experts = 2 * 4 * 3 * 64 * 96;
     let dense = plan.parameters.total - experts;
     // Each expert is on one rank: only the others are reduced.
     assert_eq!(entries(&plan, 0, TrafficKind::Gradients), [("dp-cp", AllReduce, 1, 4 * dense)]);
-    let split = tiny(2, &[&MOE[..], &["model.tensor_model_parallel_size=2", "model.sequence_parallel=true"]].concat());
-    let found = entries(&split, 0, TrafficKind::Expert);
-    // Two micro-batches of half the sequence on each rank.
-    let expected =
-        [("expert-tp", AllGather, 2 * 4, 2 * 4 * STREAM), ("expert-tp", ReduceScatter, 2 * 4, 2 * 4 * 2 * STREAM)];
-    assert_eq!(found, expected);
+    let gathered = tiny(2, &[&MOE[..], &["model.expert_model_parallel_size=2"]].concat());
+    let (choices, weights) = (128 * 2 * 8, 128 * 2 * 4);
+    let expected = [
+        ("ep", AllGather, 2 * 4, 2 * (choices + STREAM + weights + STREAM)),
+        ("ep", ReduceScatter, 2 * 3, 2 * 2 * (STREAM + weights + STREAM)),
+    ];
+    assert_eq!(entries(&gathered, 0, TrafficKind::Expert), expected);
+}
+
+#[test]
+fn experts_are_cut_in_the_region_of_their_block() {
+    let split = ["model.tensor_model_parallel_size=2", "model.sequence_parallel=true"];
+    let plan = tiny(2, &[&MOE[..], &split].concat());
+    assert_eq!(entries(&plan, 0, TrafficKind::Expert), []);
+    let bytes = |plan: &Plan| plan.stages[0].traffic_bytes(TrafficKind::Tensor);
+    // Two micro-batches and two layers of scores of four experts: half gathered in forward, the whole scattered in backward.
+    let scores = 128 * 4 * 4;
+    assert_eq!(bytes(&plan) - bytes(&tiny(2, &split)), 2 * 2 * (scores / 2 + scores));
+    // Whole experts: each rank sends its half of the tokens, and takes the weights of nobody.
+    let whole = ["model.expert_tensor_parallel_size=1", "model.expert_model_parallel_size=2"];
+    let plan = tiny(2, &[&MOE[..], &split, &whole, &["model.moe_token_dispatcher_type=alltoall"]].concat());
+    let rows = 2 * 2 * 4 * 2 * STREAM / 2;
+    assert_eq!(entries(&plan, 0, TrafficKind::Expert), [("ep", AllToAll, 2 * 2 * (4 + 1), rows + 2 * 2 * 4 * 8)]);
 }

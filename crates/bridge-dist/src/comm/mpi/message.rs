@@ -87,10 +87,12 @@ impl Message {
     pub fn finish(mut self) -> Result<HostBuffer, CommError> {
         let deadline = Instant::now() + self.seat.world().timeout;
         let mut pace = Pace::default();
+        let mut note = self.seat.note();
         while !self.poll()? {
             if Instant::now() >= deadline {
                 return Err(self.seat.timed_out(&self.signature, [self.peer]));
             }
+            note.still_waiting(&self.seat.name, &self.signature);
             pace.pause();
         }
         let (input, output) = match self.data.take() {

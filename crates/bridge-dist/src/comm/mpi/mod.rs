@@ -12,7 +12,7 @@
 //! - A message is at most 2 GiB long; collectives have no such limit.
 
 use std::panic;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use super::buffer::{Buffer, BufferMut, DType, HostBuffer, ReduceOp};
@@ -32,6 +32,7 @@ mod seat;
 use lane::Lane;
 use message::Message;
 use raw::{Environment, RawComm, RawError, Started};
+pub use seat::Waiting;
 use seat::{Comm, Seat, World};
 
 /// Exit code of a job that a panic ended; the one Rust gives a panicking process.
@@ -84,6 +85,7 @@ impl From<RawError> for MpiInitError {
 #[derive(Debug)]
 pub struct MpiWorld {
     communicator: Group,
+    world: Arc<World>,
 }
 
 impl MpiWorld {
@@ -103,17 +105,33 @@ impl MpiWorld {
         let world = Arc::new(World::new(environment, options.timeout));
         let raw = RawComm::world()?;
         let (rank, found) = (raw.rank()?, raw.size()?);
-        let communicator = MpiCommunicator::new(raw, Arc::clone(&world), "world")?;
+        let communicator: Group = Arc::new(MpiCommunicator::new(raw, Arc::clone(&world), "world")?);
         if let Some(expected) = options.expected_size.filter(|expected| *expected != found) {
             return Err(MpiInitError::WorldSize { expected, found });
         }
         abort_on_panic(rank);
-        Ok(Self { communicator: Arc::new(communicator) })
+        Ok(Self { communicator, world })
+    }
+
+    /// What this rank waits for at present: of use to somebody who is told that the job ends, and does not know why.
+    pub fn watch(&self) -> Watch {
+        Watch(Arc::downgrade(&self.world))
     }
 
     /// All ranks.
     pub fn communicator(&self) -> Group {
         Arc::clone(&self.communicator)
+    }
+}
+
+/// Looks at what a rank waits for, from any thread; it keeps nothing alive.
+#[derive(Clone, Debug)]
+pub struct Watch(Weak<World>);
+
+impl Watch {
+    /// The operations that have waited for other ranks for a moment, the first one first.
+    pub fn waiting(&self) -> Vec<Waiting> {
+        self.0.upgrade().map_or_else(Vec::new, |world| world.waiting())
     }
 }
 

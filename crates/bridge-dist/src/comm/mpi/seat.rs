@@ -16,8 +16,52 @@ pub(super) struct World {
     pub timeout: Duration,
     environment: Environment,
     failure: Mutex<Option<Arc<CommError>>>,
+    /// What threads of this process wait for, in the order in which they began to.
+    waiting: Mutex<Vec<Arc<Waiting>>>,
     /// Messages whose requests were dropped before they were complete.
     orphans: Mutex<Vec<Orphan>>,
+}
+
+/// An operation that a rank is in, waiting for others.
+#[derive(Clone, Debug)]
+pub struct Waiting {
+    /// Name of the group.
+    pub group: Arc<str>,
+    /// The operation with its arguments.
+    pub operation: String,
+    /// When it began to wait.
+    pub since: Instant,
+}
+
+/// A note that this rank waits, made when it has waited for a moment, and gone when this is dropped.
+#[derive(Debug)]
+pub(super) struct Note {
+    comm: Arc<Comm>,
+    since: Instant,
+    entry: Option<Arc<Waiting>>,
+}
+
+/// Waiting that is shorter is nobody's business, and not worth a note.
+const NOTED_AFTER: Duration = Duration::from_millis(20);
+
+impl Note {
+    /// Called while the rank waits in `signature` of the group `name`.
+    pub fn still_waiting(&mut self, name: &Arc<str>, signature: &Signature) {
+        if self.entry.is_none() && self.since.elapsed() >= NOTED_AFTER {
+            let waiting = Waiting { group: Arc::clone(name), operation: signature.to_string(), since: self.since };
+            let entry = Arc::new(waiting);
+            lock(&self.comm.world.waiting).push(Arc::clone(&entry));
+            self.entry = Some(entry);
+        }
+    }
+}
+
+impl Drop for Note {
+    fn drop(&mut self) {
+        if let Some(own) = &self.entry {
+            lock(&self.comm.world.waiting).retain(|entry| !Arc::ptr_eq(entry, own));
+        }
+    }
 }
 
 struct Orphan(Transfer);
@@ -34,7 +78,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl World {
     pub fn new(environment: Environment, timeout: Duration) -> Self {
-        Self { timeout, environment, failure: Mutex::new(None), orphans: Mutex::new(Vec::new()) }
+        let (failure, waiting, orphans) = (Mutex::new(None), Mutex::new(Vec::new()), Mutex::new(Vec::new()));
+        Self { timeout, environment, failure, waiting, orphans }
+    }
+
+    /// What threads of this process wait for.
+    pub fn waiting(&self) -> Vec<Waiting> {
+        lock(&self.waiting).iter().map(|entry| (**entry).clone()).collect()
     }
 
     pub fn failure(&self) -> Option<Arc<CommError>> {
@@ -127,9 +177,15 @@ impl Seat {
     pub fn timed_out(&self, signature: &Signature, missing: impl IntoIterator<Item = usize>) -> CommError {
         let kind = CommErrorKind::Timeout {
             waited: self.world().timeout,
-            missing: missing.into_iter().map(|rank| (rank, "an unknown operation".to_owned())).collect(),
+            // Another process does not say what it does.
+            missing: missing.into_iter().map(|rank| (rank, String::new())).collect(),
         };
         self.fail(signature, kind)
+    }
+
+    /// For the time of one operation.
+    pub fn note(&self) -> Note {
+        Note { comm: Arc::clone(&self.comm), since: Instant::now(), entry: None }
     }
 
     pub fn check_world(&self, signature: &Signature) -> Result<(), CommError> {
@@ -156,10 +212,12 @@ impl Seat {
     /// Polls a transfer until it is complete; `Ok(false)` at the deadline.
     pub fn finish(&self, signature: &Signature, transfer: &mut Transfer, deadline: Instant) -> Result<bool, CommError> {
         let mut pace = Pace::default();
+        let mut note = self.note();
         while !self.poll(signature, transfer)? {
             if Instant::now() >= deadline {
                 return Ok(false);
             }
+            note.still_waiting(&self.name, signature);
             pace.pause();
         }
         Ok(true)

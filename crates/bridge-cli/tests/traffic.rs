@@ -1,0 +1,178 @@
+//! `bridge plan --measure`: ranks communicate exactly what is planned, and hold what is planned. Layouts and batches are odd on purpose.
+
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+const OVERLAP: [&str; 3] = ["ddp.overlap_grad_reduce=true", "ddp.overlap_param_gather=true", "ddp.bucket_size=20011"];
+const FULL: [&str; 2] = ["ddp.use_megatron_fsdp=true", "ddp.data_parallel_sharding_strategy=optim_grads_params"];
+const OPTIMIZER: &str = "ddp.use_distributed_optimizer=true";
+const TIED: &str = "model.share_embeddings_and_output_weights=true";
+const SEQUENCE: &str = "model.sequence_parallel=true";
+
+/// Plans and measures a recipe; `short` are sizes such as `tp=2`. Fails unless they agree, and returns the output.
+fn check(recipe: &str, ranks: &str, short: &str, more: &[&str]) -> Value {
+    let sizes = short.split_whitespace().map(|item| {
+        let (name, size) = item.split_once('=').expect("name=size");
+        let name = match name {
+            "tp" => "model.tensor_model_parallel_size",
+            "pp" => "model.pipeline_model_parallel_size",
+            "vp" => "model.virtual_pipeline_model_parallel_size",
+            "cp" => "model.context_parallel_size",
+            "ep" => "model.expert_model_parallel_size",
+            "mbs" => "train.micro_batch_size",
+            "gbs" => "train.global_batch_size",
+            "layers" => "model.num_layers",
+            other => panic!("no size {other}"),
+        };
+        format!("{name}={size}")
+    });
+    let output = Command::new(env!("CARGO_BIN_EXE_bridge"))
+        .args(["plan", recipe, "--measure", "--json", "--world-size", ranks, "train.num_threads=1"])
+        .args(sizes)
+        .args(more)
+        .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."))
+        .output()
+        .unwrap();
+    let what = format!("{recipe} on {ranks} ranks, {short} {more:?}");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let found: Value = serde_json::from_str(&text)
+        .unwrap_or_else(|_| panic!("{what}: {text}{}", String::from_utf8_lossy(&output.stderr)));
+    for stage in found["measured"]["stages"].as_array().unwrap() {
+        let memory = ["parameters", "optimizer"].map(|what| &stage[what]);
+        for entry in stage["traffic"].as_array().unwrap().iter().chain(memory) {
+            assert_eq!(entry["matches"], true, "{what}: stage {}: {entry}", stage["stage"]);
+        }
+    }
+    assert_eq!(found["measured"]["matches"], true, "{what}");
+    assert_eq!(output.status.code(), Some(0), "{what}");
+    found
+}
+
+fn tiny(ranks: &str, short: &str, more: &[&str]) -> Value {
+    check("recipes/tiny.toml", ranks, short, more)
+}
+
+fn moe(ranks: &str, short: &str, more: &[&str]) -> Value {
+    check("recipes/tiny-moe.toml", ranks, short, more)
+}
+
+/// Measured payload of a kind of operation on the first rank of a stage.
+fn measured(found: &Value, stage: usize, group: &str, operation: &str) -> u64 {
+    let entries = found["measured"]["stages"][stage]["traffic"].as_array().unwrap();
+    let entry = entries.iter().find(|entry| entry["group"] == group && entry["operation"] == operation);
+    entry.unwrap_or_else(|| panic!("{group} {operation} in {entries:?}"))["measured"][0]["bytes"].as_u64().unwrap()
+}
+
+#[test]
+fn replicas() {
+    let found = tiny("2", "", &[]);
+    // All gradients in one bucket of float32, with two figures of one micro-batch, the loss and its divisor.
+    assert_eq!(measured(&found, 0, "dp-cp", "all_reduce"), 4 * 164_160 + 4 * 8);
+    tiny("4", "mbs=1 gbs=12", &[]);
+    tiny("3", "mbs=1 gbs=6", &["ddp.overlap_grad_reduce=true", "ddp.bucket_size=9001"]);
+    tiny("2", "mbs=1 gbs=6", &[TIED]);
+    tiny("2", "", &["mixed_precision=bf16_mixed", "optimizer.optimizer=sgd", "optimizer.adam_beta2=null"]);
+}
+
+#[test]
+fn sharded_optimizers() {
+    let found = tiny("2", "", &[OPTIMIZER]);
+    assert_eq!(measured(&found, 0, "dp-cp", "reduce_scatter"), 4 * 164_160);
+    assert_eq!(measured(&found, 0, "dp-cp", "all_gather"), 4 * 164_160 / 2);
+    tiny("4", "mbs=1 gbs=8", &[&[OPTIMIZER], &OVERLAP[..]].concat());
+    tiny("3", "mbs=1 gbs=6", &[&[OPTIMIZER, TIED], &OVERLAP[..]].concat());
+    tiny("2", "", &[OPTIMIZER, "mixed_precision=bf16_mixed"]);
+    tiny("2", "", &[OPTIMIZER, "mixed_precision=fp16_mixed"]);
+    let dynamic = "mixed_precision={fp16 = true, initial_loss_scale = 65536.0}";
+    tiny("4", "tp=2", &[dynamic, SEQUENCE]);
+}
+
+#[test]
+fn fully_sharded_parameters() {
+    tiny("2", "mbs=1 gbs=6", &FULL);
+    tiny("3", "mbs=1 gbs=3", &[&[TIED], &FULL[..]].concat());
+    let uniform =
+        ["model.recompute_granularity=full", "model.recompute_method=uniform", "model.recompute_num_layers=2"];
+    tiny("2", "layers=3", &[&uniform[..], &FULL].concat());
+    tiny("4", "tp=2", &[&[SEQUENCE], &FULL[..]].concat());
+    moe("2", "ep=2", &FULL);
+}
+
+#[test]
+fn tensors_and_sequences() {
+    tiny("2", "tp=2", &[]);
+    tiny("2", "tp=2", &[SEQUENCE]);
+    tiny("4", "tp=4 mbs=1 gbs=3", &[SEQUENCE, TIED, "model.qk_layernorm=true"]);
+    tiny(
+        "2",
+        "tp=2",
+        &["model.normalization=LayerNorm", "model.add_bias_linear=true", "model.gated_linear_unit=false"],
+    );
+    tiny("2", "tp=2", &["mixed_precision=bf16_mixed", SEQUENCE]);
+}
+
+#[test]
+fn pipelines() {
+    tiny("2", "pp=2 gbs=8", &[]);
+    tiny("4", "pp=4 layers=4 mbs=1 gbs=5", &[TIED]);
+    tiny("2", "pp=2 vp=2 layers=4 mbs=1 gbs=8", &[]);
+    tiny("2", "pp=2 layers=4 mbs=1 gbs=8", &["model.pipeline_schedule=zb_h1"]);
+    tiny("2", "pp=2 layers=4 mbs=1 gbs=4", &["--schedule", "gpipe"]);
+    tiny("2", "pp=2 layers=5", &["model.num_layers_in_first_pipeline_stage=2", TIED]);
+}
+
+#[test]
+fn contexts() {
+    tiny("2", "cp=2", &[]);
+    tiny("4", "cp=2 tp=2 mbs=1 gbs=3", &[SEQUENCE]);
+    tiny("2", "cp=2", &["dataset.reset_attention_mask=true"]);
+    tiny("4", "cp=2", &[OPTIMIZER]);
+}
+
+#[test]
+fn experts() {
+    moe("2", "ep=2", &[]);
+    moe("4", "ep=2 tp=2", &[]);
+    moe("4", "ep=2 tp=2 mbs=1 gbs=6", &[SEQUENCE, OPTIMIZER]);
+    moe("4", "ep=2 mbs=1 gbs=4", &["model.moe_token_dispatcher_type=allgather"]);
+    moe("2", "tp=2", &["model.moe_shared_expert_intermediate_size=96", "model.moe_layer_freq=[0,1]"]);
+    moe("2", "cp=2", &[]);
+    moe("2", "pp=2 gbs=8", &[]);
+    moe("4", "ep=2 pp=2 gbs=8", &OVERLAP[..1]);
+}
+
+#[test]
+fn several_kinds_at_once() {
+    tiny("4", "tp=2 pp=2", &[]);
+    tiny("4", "tp=2", &[]);
+    tiny("8", "tp=2 pp=2 mbs=1 gbs=6", &[SEQUENCE]);
+    tiny("8", "tp=2 pp=2 mbs=1 gbs=6", &[SEQUENCE, OPTIMIZER, TIED]);
+    // Norms do not divide over three replicas, so parts of what tensor-parallel ranks share are padded.
+    tiny("6", "tp=2 mbs=1 gbs=3", &[SEQUENCE, OPTIMIZER]);
+    tiny("6", "pp=2 mbs=1 gbs=6", &[&[TIED, OPTIMIZER], &OVERLAP[..]].concat());
+}
+
+#[test]
+fn recompute_and_reruns() {
+    let full = ["model.recompute_granularity=full", "model.recompute_method=block", "model.recompute_num_layers=1"];
+    let selective = ["model.recompute_granularity=selective", "model.recompute_modules=[\"core_attn\"]"];
+    tiny("2", "tp=2", &full);
+    tiny("2", "tp=2", &[&[SEQUENCE], &selective[..]].concat());
+    moe("2", "ep=2", &full);
+    tiny("2", "pp=2 layers=4", &full);
+    tiny("2", "", &["rerun_state_machine.rerun_mode=validate_results", "optimizer.log_num_zeros_in_grad=true"]);
+}
+
+#[test]
+fn people_see_both_sides() {
+    let arguments = ["plan", "recipes/tiny.toml", "--measure", "model.tensor_model_parallel_size=2"];
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let output = Command::new(env!("CARGO_BIN_EXE_bridge")).args(arguments).current_dir(folder).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    for expected in ["measured on threads, one step", "all_reduce", "optimizer", "the run does what was planned"] {
+        assert!(text.contains(expected), "{expected} in {text}");
+    }
+}

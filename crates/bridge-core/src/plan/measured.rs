@@ -1,0 +1,173 @@
+//! A plan against what ranks were seen to do.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bridge_dist::comm::counting::{Count, Counts, Operation};
+use serde::Serialize;
+
+use super::traffic::operation_name;
+use super::{Plan, StagePlan};
+
+/// Relative difference of memory that counts as none: parts of tensors that do not divide.
+const MEMORY_TOLERANCE: f64 = 0.02;
+
+/// What one rank was seen to do in a step, and what it holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RankMeasurement {
+    /// Rank in the world.
+    pub rank: usize,
+    /// Rank in the pipeline.
+    pub stage: usize,
+    /// Operations and payload by group and operation.
+    pub traffic: Counts,
+    /// Bytes of parameters that it keeps.
+    pub parameter_bytes: u64,
+    /// Bytes of optimizer state.
+    pub optimizer_bytes: u64,
+}
+
+/// How a plan and a measurement agree.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Comparison {
+    /// Whether all of it does.
+    pub matches: bool,
+    /// By pipeline stage.
+    pub stages: Vec<StageComparison>,
+}
+
+/// The ranks of one stage.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct StageComparison {
+    /// Rank in the pipeline.
+    pub stage: usize,
+    /// Ranks of the world that are in it. Lists of measurements are in this order.
+    pub ranks: Vec<usize>,
+    /// What they communicate, by group and operation.
+    pub traffic: Vec<TrafficComparison>,
+    /// Bytes of parameters.
+    pub parameters: MemoryComparison,
+    /// Bytes of optimizer state.
+    pub optimizer: MemoryComparison,
+}
+
+/// Calls and payload.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Amount {
+    /// Calls.
+    pub operations: u64,
+    /// Bytes of payload.
+    pub bytes: u64,
+}
+
+impl From<Count> for Amount {
+    fn from(count: Count) -> Self {
+        Self { operations: count.operations, bytes: count.bytes }
+    }
+}
+
+/// One operation of one group.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TrafficComparison {
+    /// Name of the group.
+    pub group: String,
+    /// The operation.
+    #[serde(serialize_with = "operation_name")]
+    pub operation: Operation,
+    /// What the plan has for each rank.
+    pub planned: Amount,
+    /// What each rank did.
+    pub measured: Vec<Amount>,
+    /// Whether they are equal. Tokens go where routers send them, so of all-to-all operations the sum over the ranks must be equal.
+    pub matches: bool,
+}
+
+/// Bytes that ranks hold.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct MemoryComparison {
+    /// What the plan has for each rank.
+    pub planned: u64,
+    /// What each rank holds.
+    pub measured: Vec<u64>,
+    /// Whether they are equal within 2%.
+    pub matches: bool,
+}
+
+impl Plan {
+    /// Compares the plan with what all ranks of its layout were seen to do.
+    pub fn compare(&self, ranks: &[RankMeasurement]) -> Comparison {
+        let stages: Vec<StageComparison> = self.stages.iter().map(|stage| compare(stage, ranks)).collect();
+        let stage_matches = |stage: &StageComparison| {
+            let memory = stage.parameters.matches && stage.optimizer.matches;
+            memory && stage.traffic.iter().all(|traffic| traffic.matches)
+        };
+        Comparison { matches: stages.iter().all(stage_matches), stages }
+    }
+}
+
+fn compare(plan: &StagePlan, ranks: &[RankMeasurement]) -> StageComparison {
+    let ranks: Vec<&RankMeasurement> = ranks.iter().filter(|rank| rank.stage == plan.stage).collect();
+    let mut planned: BTreeMap<(String, Operation), Amount> = BTreeMap::new();
+    for traffic in &plan.traffic {
+        let amount = planned.entry((traffic.group.name().to_owned(), traffic.operation)).or_default();
+        amount.operations += traffic.operations;
+        amount.bytes += traffic.bytes;
+    }
+    let measured = ranks.iter().flat_map(|rank| rank.traffic.keys());
+    let keys: BTreeSet<&(String, Operation)> = planned.keys().chain(measured).collect();
+    let traffic = keys.into_iter().map(|key| {
+        let of = |rank: &&RankMeasurement| Amount::from(rank.traffic.get(key).copied().unwrap_or_default());
+        compare_traffic(key, planned.get(key).copied().unwrap_or_default(), ranks.iter().map(of).collect())
+    });
+    StageComparison {
+        stage: plan.stage,
+        traffic: traffic.collect(),
+        parameters: compare_memory(plan.memory.parameters, ranks.iter().map(|rank| rank.parameter_bytes).collect()),
+        optimizer: compare_memory(plan.memory.optimizer, ranks.iter().map(|rank| rank.optimizer_bytes).collect()),
+        ranks: ranks.iter().map(|rank| rank.rank).collect(),
+    }
+}
+
+fn compare_traffic(key: &(String, Operation), planned: Amount, measured: Vec<Amount>) -> TrafficComparison {
+    let (group, operation) = key.clone();
+    let matches = match operation {
+        Operation::AllToAll => {
+            let bytes: u64 = measured.iter().map(|amount| amount.bytes).sum();
+            let as_often = measured.iter().all(|amount| amount.operations == planned.operations);
+            as_often && bytes == planned.bytes * measured.len() as u64
+        }
+        _ => measured.iter().all(|amount| *amount == planned),
+    };
+    TrafficComparison { group, operation, planned, measured, matches }
+}
+
+fn compare_memory(planned: u64, measured: Vec<u64>) -> MemoryComparison {
+    let is_near = |bytes: &u64| bytes.abs_diff(planned) as f64 <= MEMORY_TOLERANCE * planned as f64;
+    let matches = measured.iter().all(is_near);
+    MemoryComparison { planned, measured, matches }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn payload_is_compared_by_rank_and_routed_tokens_in_sum() {
+        let amounts = |bytes: &[u64]| bytes.iter().map(|bytes| Amount { operations: 2, bytes: *bytes }).collect();
+        let planned = Amount { operations: 2, bytes: 10 };
+        let matches =
+            |operation, bytes: &[u64]| compare_traffic(&("ep".to_owned(), operation), planned, amounts(bytes)).matches;
+        assert!(matches(Operation::AllReduce, &[10, 10]));
+        assert!(!matches(Operation::AllReduce, &[9, 11]));
+        assert!(matches(Operation::AllToAll, &[9, 11]));
+        assert!(!matches(Operation::AllToAll, &[10, 11]));
+        let seldom = vec![Amount { operations: 1, bytes: 10 }, planned];
+        assert!(!compare_traffic(&("ep".to_owned(), Operation::AllToAll), planned, seldom).matches);
+    }
+
+    #[test]
+    fn memory_may_differ_by_two_percent() {
+        assert!(compare_memory(100, vec![98, 102]).matches);
+        assert!(!compare_memory(100, vec![100, 97]).matches);
+        assert!(!compare_memory(0, vec![1]).matches);
+    }
+}

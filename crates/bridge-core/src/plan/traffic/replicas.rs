@@ -1,0 +1,163 @@
+//! Communication after the micro-batches: gradients and parameters over replicas, gradients of what ranks share, figures.
+
+use bridge_dist::comm::counting::Operation;
+use bridge_dist::mesh::GroupKind;
+use bridge_dist::schedule::placement::StageContent;
+
+use super::{FLOAT32, FLOAT64, Tally, TrafficGroup, TrafficKind, Way};
+use crate::config::RerunMode;
+use crate::model::{ReplicaGroup, SegmentRole};
+use crate::optim::{BucketParameter, BucketSize, ReplicaCounts, Sharding, bucket_sizes, padded_part};
+use crate::plan::parameters::{list_of_stage, of_segment};
+use crate::plan::segments::{chunk_regions, chunk_segments};
+use crate::plan::setup::Setup;
+
+impl Setup<'_> {
+    /// The ranks over which gradients of a kind are reduced, and where optimizer state is sharded in several instances, the ranks with
+    /// the same shard in the others.
+    fn replica_groups(&self, replicas: ReplicaGroup) -> (GroupKind, Option<GroupKind>) {
+        let is_divided = self.sharding() != Sharding::None && self.config.ddp.num_distributed_optimizer_instances > 1;
+        match (replicas, is_divided) {
+            (ReplicaGroup::Dense, false) => (GroupKind::DataContext, None),
+            (ReplicaGroup::Dense, true) => {
+                (GroupKind::DistributedOptimizer, Some(GroupKind::DistributedOptimizerReplicas))
+            }
+            (ReplicaGroup::Expert, false) => (GroupKind::ExpertData, None),
+            (ReplicaGroup::Expert, true) => {
+                (GroupKind::ExpertDistributedOptimizer, Some(GroupKind::ExpertDistributedOptimizerReplicas))
+            }
+        }
+    }
+}
+
+/// The buckets in which gradients and parameters of a chunk travel.
+fn buckets_of_chunk(setup: &Setup<'_>, chunk: &StageContent) -> Vec<BucketSize> {
+    let counts: ReplicaCounts = setup.shards();
+    let segments = chunk_segments(chunk).into_iter().enumerate();
+    let parameters = segments.flat_map(|(first_segment, segment)| {
+        let of_segment = of_segment(setup, segment).into_iter().filter(|p| counts.of(p.replicas) > 1);
+        of_segment.map(move |parameter| BucketParameter {
+            name: String::new(),
+            num_elements: parameter.local as usize,
+            replicas: parameter.replicas,
+            first_segment,
+        })
+    });
+    bucket_sizes(&parameters.collect::<Vec<_>>(), setup.distribution.rule(), counts)
+}
+
+/// How often each bucket of a chunk is gathered for a micro-batch where parameters are whole only while a region runs.
+fn gathers(setup: &Setup<'_>, chunk: &StageContent, buckets: &[BucketSize]) -> Vec<u64> {
+    let segments = chunk_segments(chunk);
+    let is_tied = setup.model.share_embeddings_and_output_weights && chunk.embedding && chunk.loss;
+    let uses = |segments_of: &std::ops::Range<usize>, bucket: &BucketSize| {
+        let head_uses_embedding = is_tied && bucket.first_segment == 0 && bucket.replicas == ReplicaGroup::Dense;
+        let has_head = segments[segments_of.clone()].iter().any(|segment| segment.role == SegmentRole::Head);
+        segments_of.contains(&bucket.first_segment) || head_uses_embedding && has_head
+    };
+    let regions = chunk_regions(setup, chunk);
+    let (mut is_whole, mut gathered) = (vec![false; buckets.len()], vec![0; buckets.len()]);
+    let mut visit = |segments: &std::ops::Range<usize>, needs: bool, releases: bool| {
+        for (index, _) in buckets.iter().enumerate().filter(|(_, bucket)| uses(segments, bucket)) {
+            gathered[index] += u64::from(needs && !is_whole[index]);
+            is_whole[index] = !releases;
+        }
+    };
+    for (region, _) in &regions {
+        visit(&region.segments, true, region.recomputed);
+    }
+    for (region, _) in regions.iter().rev() {
+        visit(&region.segments, region.recomputed, true);
+    }
+    gathered
+}
+
+impl Tally<'_, '_> {
+    /// Gradients over replicas, and parameters back where ranks update shards of them.
+    pub(super) fn replicas(&mut self, stage: usize, microbatches: u64) {
+        let setup = self.setup;
+        for chunk in &setup.stages[stage] {
+            let buckets = buckets_of_chunk(setup, chunk);
+            let (reductions, gathers) = match setup.sharding() {
+                Sharding::None => (1, vec![0; buckets.len()]),
+                Sharding::Optimizer => (1, vec![1; buckets.len()]),
+                // What is sharded is there only for as long as a micro-batch needs it.
+                Sharding::Full => {
+                    let of_microbatch = gathers(setup, chunk, &buckets).into_iter();
+                    (microbatches, of_microbatch.map(|times| times * microbatches).collect())
+                }
+            };
+            for (bucket, gathers) in buckets.iter().zip(gathers) {
+                self.bucket(bucket, reductions, gathers);
+            }
+        }
+    }
+
+    fn bucket(&mut self, bucket: &BucketSize, reductions: u64, gathers: u64) {
+        let setup = self.setup;
+        let (group, copies) = setup.replica_groups(bucket.replicas);
+        let part = bucket.part_len as u64;
+        let gradients = setup.group_size(group) as u64 * part * setup.bytes.reduction;
+        let reduction = match setup.sharding() {
+            Sharding::None => Operation::AllReduce,
+            Sharding::Optimizer | Sharding::Full => Operation::ReduceScatter,
+        };
+        self.add(Way::on(TrafficKind::Gradients, group, reduction), reductions, gradients);
+        if let Some(copies) = copies {
+            let way = Way::on(TrafficKind::Gradients, copies, Operation::AllReduce);
+            self.add(way, 1, part * setup.bytes.reduction);
+        }
+        let way = Way::on(TrafficKind::Parameters, group, Operation::AllGather);
+        self.add(way, gathers, part * setup.bytes.parameter);
+    }
+
+    /// Gradients of what ranks that share a model hold copies of.
+    pub(super) fn shared_gradients(&mut self, stage: usize) {
+        let setup = self.setup;
+        let shards = match setup.sharding() {
+            Sharding::None => 1,
+            Sharding::Optimizer | Sharding::Full => setup.shards().dense,
+        };
+        let shared = list_of_stage(setup, stage).into_iter().filter(|p| p.partial_gradient);
+        let part = padded_part(shared.map(|p| p.local as usize), shards) as u64;
+        if part > 0 {
+            let way = Way::on(TrafficKind::SharedGradients, GroupKind::Tensor, Operation::AllReduce);
+            self.add(way, 1, part * FLOAT32);
+        }
+        let is_end = stage == 0 || stage + 1 == setup.layout.pipeline;
+        if setup.tied_over_stages() && is_end {
+            let table = setup.padded_vocab / setup.layout.tensor as u64 * setup.model.hidden_size as u64;
+            let part = padded_part(std::iter::once(table as usize), shards) as u64;
+            let way = Way::on(TrafficKind::TiedEmbedding, GroupKind::Embedding, Operation::AllReduce);
+            self.add(way, 1, part * FLOAT32);
+        }
+    }
+
+    /// Figures that ranks add up or agree on.
+    pub(super) fn scalars(&mut self, stage: usize, microbatches: u64) {
+        let setup = self.setup;
+        let on = |group, operation| Way::on(TrafficKind::Scalars, group, operation);
+        // Tokens of the micro-batches, the loss with its divisor, the loss of each micro-batch.
+        let replicas = on(GroupKind::DataContext, Operation::AllReduce);
+        self.add_uneven(replicas, 3, (2 * microbatches + 2) * FLOAT64);
+        self.add(on(GroupKind::Context, Operation::AllReduce), 1, microbatches * FLOAT64);
+        let is_root = stage + 1 == setup.layout.pipeline;
+        let told = if is_root { (microbatches + 2) * FLOAT64 } else { 0 };
+        self.add_uneven(on(GroupKind::Pipeline, Operation::Broadcast), 2, told);
+        if setup.model.num_moe_experts.is_some() {
+            // Two losses of the routers, with their divisors.
+            self.add(replicas, 1, 4 * FLOAT64);
+            self.add(on(GroupKind::Pipeline, Operation::AllReduce), 1, 4 * FLOAT64);
+        }
+        let world = |operation| Way(TrafficKind::Scalars, TrafficGroup::World, operation);
+        // Whether all ranks could read their data.
+        self.add(world(Operation::AllGather), 1, 1);
+        // The norm and, where they are counted, the zeros; where results are validated, the vote on repeating the step.
+        let votes = u64::from(setup.config.rerun_state_machine.rerun_mode != RerunMode::Disabled);
+        let config = setup.config;
+        let zeros = u64::from(config.optimizer.log_num_zeros_in_grad || config.logger.log_num_zeros_in_grad);
+        self.add(world(Operation::AllReduce), 1 + zeros + votes, FLOAT64);
+        // Signals, cancellation and the clock.
+        self.add(world(Operation::AllReduce), 1, 3 * FLOAT64);
+    }
+}

@@ -1,0 +1,146 @@
+//! What ranks really communicate in a step and hold: a short run on threads, with communicators that count. The other side of
+//! [`crate::plan`].
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bridge_dist::comm::Group;
+use bridge_dist::comm::counting::{CountingCommunicator, Counts, Ledger};
+use bridge_dist::mesh::ProcessGroups;
+
+use super::callbacks::Callback;
+use super::launch::{rank_timeout, run_on_wrapped_threads};
+use super::pretrain::pretrain;
+use super::run::GlobalState;
+use super::setup::RunOptions;
+use super::step::StepReport;
+use super::{HeldBytes, TrainError};
+use crate::config::{
+    CheckpointConfig, DatasetConfig, GenerateConfig, GptDatasetConfig, LoggerConfig, MixedPrecisionConfig,
+    OptimizerConfig, Precision, ProfilingConfig, RawConfig, RunConfig, SchedulerConfig, TokenizerConfig, TokenizerType,
+    TrainingConfig, ValidationConfig,
+};
+use crate::plan::RankMeasurement;
+
+/// Steps of a measuring run: the first differs (groups are made, nothing was gathered ahead), the last is measured.
+const STEPS: usize = 3;
+
+/// The recipe of a short run with the model, layout and batch of `recipe`, and nothing else that costs time or leaves traces: mock data,
+/// no evaluation, no checkpoints, logs in `folder`.
+///
+/// `padded_vocab_size` is that of the plan, which may know it without a tokenizer.
+pub fn measuring_recipe(recipe: &RawConfig, padded_vocab_size: usize, folder: &Path) -> RawConfig {
+    let mut short = recipe.clone();
+    let train = &recipe.train;
+    short.train = TrainingConfig {
+        micro_batch_size: train.micro_batch_size,
+        global_batch_size: train.global_batch_size,
+        decrease_batch_size_if_needed: train.decrease_batch_size_if_needed,
+        num_threads: train.num_threads,
+        train_iters: Some(STEPS),
+        ..TrainingConfig::default()
+    };
+    short.validation = ValidationConfig { eval_iters: Some(0), ..ValidationConfig::default() };
+    short.scheduler = SchedulerConfig::default();
+    let masks = GptDatasetConfig {
+        reset_attention_mask: recipe.dataset.reset_attention_mask,
+        reset_position_ids: recipe.dataset.reset_position_ids,
+        ..GptDatasetConfig::default()
+    };
+    short.dataset = DatasetConfig { kind: "mock".into(), config: masks, ..DatasetConfig::default() };
+    // The null tokenizer adds its end-of-document token.
+    short.tokenizer = TokenizerConfig {
+        tokenizer_type: Some(TokenizerType::Null),
+        vocab_size: Some(padded_vocab_size.saturating_sub(1)),
+        ..TokenizerConfig::default()
+    };
+    short.model.vocab_size = Some(padded_vocab_size);
+    scale_losses_by_one(&mut short);
+    short.logger = LoggerConfig {
+        log_dir: Some(folder.to_owned()),
+        log_num_zeros_in_grad: recipe.logger.log_num_zeros_in_grad,
+        ..LoggerConfig::default()
+    };
+    short.checkpoint = CheckpointConfig::default();
+    short.generate = GenerateConfig::default();
+    short.profiling = ProfilingConfig::default();
+    short
+}
+
+/// A dynamic loss scale begins so high that the first steps are skipped, and what is skipped cannot be measured.
+fn scale_losses_by_one(recipe: &mut RawConfig) {
+    let is_float16 = match &recipe.mixed_precision {
+        Some(Precision::Named(name)) => name.starts_with("fp16"),
+        Some(Precision::Custom(precision)) => precision.fp16,
+        None => recipe.model.fp16,
+    };
+    if !is_float16 {
+        return;
+    }
+    // Settings of the dynamic scale exclude a constant one.
+    let usual = OptimizerConfig::default();
+    let optimizer = &mut recipe.optimizer;
+    optimizer.loss_scale = Some(1.0);
+    optimizer.initial_loss_scale = usual.initial_loss_scale;
+    optimizer.min_loss_scale = usual.min_loss_scale;
+    optimizer.loss_scale_window = usual.loss_scale_window;
+    optimizer.hysteresis = usual.hysteresis;
+    if let Some(Precision::Custom(precision)) = &mut recipe.mixed_precision {
+        let usual = MixedPrecisionConfig::default();
+        precision.loss_scale = usual.loss_scale;
+        precision.initial_loss_scale = usual.initial_loss_scale;
+        precision.min_loss_scale = usual.min_loss_scale;
+        precision.loss_scale_window = usual.loss_scale_window;
+        precision.hysteresis = usual.hysteresis;
+    }
+}
+
+/// Trains a [`measuring_recipe`] on ranks that are threads, and returns for each rank what it communicated in the last step and what it
+/// holds. `options` makes the options of one rank.
+///
+/// # Errors
+/// As [`pretrain`].
+pub fn measure(
+    config: &RunConfig,
+    options: impl Fn(ProcessGroups) -> RunOptions + Sync,
+) -> Result<Vec<RankMeasurement>, TrainError> {
+    let ledgers: Vec<Ledger> = (0..config.parallel.world_size).map(|_| Ledger::default()).collect();
+    let wrap = |world: Group| -> Group {
+        let ledger = ledgers[world.rank()].clone();
+        Arc::new(CountingCommunicator::new(world, ledger))
+    };
+    run_on_wrapped_threads(config, rank_timeout(config), wrap, |groups| {
+        let (rank, stage) = (groups.world().rank(), groups.pipeline().rank());
+        let last_step = LastStep { ledger: ledgers[rank].clone(), counts: Arc::default() };
+        let mut options = options(groups);
+        options.callbacks.push(Box::new(last_step.clone()));
+        let report = pretrain(config.clone(), options)?;
+        let HeldBytes { parameters, optimizer } = report.run.held_bytes();
+        Ok(RankMeasurement {
+            rank,
+            stage,
+            traffic: last_step.counts(),
+            parameter_bytes: parameters,
+            optimizer_bytes: optimizer,
+        })
+    })
+}
+
+/// Remembers what was counted between the ends of the last two steps.
+#[derive(Clone)]
+struct LastStep {
+    ledger: Ledger,
+    counts: Arc<Mutex<Counts>>,
+}
+
+impl LastStep {
+    fn counts(&self) -> Counts {
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Callback for LastStep {
+    fn on_step_end(&mut self, _state: &GlobalState, _step: &StepReport) {
+        *self.counts.lock().unwrap_or_else(PoisonError::into_inner) = self.ledger.take();
+    }
+}
