@@ -21,6 +21,7 @@ fn check(recipe: &str, ranks: &str, short: &str, more: &[&str]) -> Value {
             "vp" => "model.virtual_pipeline_model_parallel_size",
             "cp" => "model.context_parallel_size",
             "ep" => "model.expert_model_parallel_size",
+            "etp" => "model.expert_tensor_parallel_size",
             "mbs" => "train.micro_batch_size",
             "gbs" => "train.global_batch_size",
             "layers" => "model.num_layers",
@@ -141,6 +142,11 @@ fn experts() {
     moe("2", "cp=2", &[]);
     moe("2", "pp=2 gbs=8", &[]);
     moe("4", "ep=2 pp=2 gbs=8", &OVERLAP[..1]);
+    // Experts cut over other ranks than the rest.
+    moe("2", "tp=2 etp=1 ep=2", &[SEQUENCE]);
+    moe("4", "tp=2 etp=1 ep=2", &[SEQUENCE, OPTIMIZER, "model.moe_shared_expert_intermediate_size=96"]);
+    moe("2", "etp=2", &[]);
+    moe("4", "etp=2 ep=2 mbs=1 gbs=4", &["model.moe_token_dispatcher_type=allgather"]);
 }
 
 #[test]

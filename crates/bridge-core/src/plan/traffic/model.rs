@@ -88,58 +88,57 @@ impl Tally<'_, '_> {
     }
 
     /// A block with experts. Where these are cut over the same ranks as the rest, tokens enter one tensor-parallel region that spans
-    /// router, experts and shared experts. Where they are not, which training cannot do yet, it is Megatron's way: each
-    /// tensor-parallel rank dispatches its own tokens, and the ranks of an expert gather them.
+    /// router, experts and shared experts. Where they are not, each rank routes the tokens of its residual stream, and the ranks of an
+    /// expert show each other theirs.
     fn experts(&mut self, times: Times) {
         let setup = self.setup;
-        self.router_statistics(times);
-        if setup.layout.expert_tensor == setup.layout.tensor {
+        let is_alike = setup.layout.expert_tensor == setup.layout.tensor;
+        // Tokens and probabilities of each expert, and the sum of squared log-partitions.
+        let statistics = (2 * setup.num_experts() + 1) * FLOAT64;
+        self.add(Way::on(TrafficKind::Expert, GroupKind::Context, Operation::AllReduce), times.forward, statistics);
+        if is_alike {
             self.enter(setup.num_experts() * FLOAT32, times);
             self.enter(self.row(), times);
             self.dispatch(setup.tokens(), times);
             self.leave(times);
             return;
         }
-        let tokens = setup.tokens_between_blocks();
-        self.dispatch(tokens, times);
-        let routed = tokens * setup.model.moe_router_topk as u64 * self.row();
-        let both = times.forward + times.backward;
-        let way = |operation| Way::on(TrafficKind::Expert, GroupKind::ExpertTensor, operation);
-        self.add(way(Operation::AllGather), both, routed);
-        self.add(way(Operation::ReduceScatter), both, routed * setup.layout.expert_tensor as u64);
+        self.add(Way::on(TrafficKind::Expert, GroupKind::Tensor, Operation::AllReduce), times.forward, statistics);
+        let (tokens, ranks) = (setup.tokens_between_blocks(), setup.layout.expert_tensor as u64);
+        self.share(tokens, (GroupKind::ExpertTensor, ranks), times);
+        self.dispatch(tokens * ranks, times);
         if setup.model.moe_shared_expert_intermediate_size.is_some() {
             self.enter(self.row(), times);
             self.leave(times);
         }
     }
 
-    /// Tokens and probabilities of each expert, and the sum of squared log-partitions.
-    fn router_statistics(&mut self, times: Times) {
-        let way = Way::on(TrafficKind::Expert, GroupKind::Context, Operation::AllReduce);
-        self.add(way, times.forward, (2 * self.setup.num_experts() + 1) * FLOAT64);
-    }
-
     /// `tokens` to their experts and back.
     fn dispatch(&mut self, tokens: u64, times: Times) {
         let setup = self.setup;
-        let way = |operation| Way::on(TrafficKind::Expert, GroupKind::Expert, operation);
-        let choices = tokens * setup.model.moe_router_topk as u64;
-        let rows = tokens * self.row();
-        let ranks = setup.layout.expert as u64;
         if setup.model.moe_token_dispatcher_type == TokenDispatcher::AllGather {
-            // Choices, tokens and weights to all; what each rank's experts make of them is summed.
-            self.add(way(Operation::AllGather), times.forward, choices * INT64);
-            self.add(way(Operation::AllGather), times.forward, rows);
-            self.add(way(Operation::AllGather), times.forward, choices * FLOAT32);
-            self.add(way(Operation::ReduceScatter), times.forward, ranks * rows);
-            self.add(way(Operation::AllGather), times.backward, rows);
-            self.add(way(Operation::ReduceScatter), times.backward, ranks * choices * FLOAT32);
-            self.add(way(Operation::ReduceScatter), times.backward, ranks * rows);
+            self.share(tokens, (GroupKind::Expert, setup.layout.expert as u64), times);
             return;
         }
+        let way = Way::on(TrafficKind::Expert, GroupKind::Expert, Operation::AllToAll);
         // How many tokens go to each expert; the tokens, to their experts and back, in forward and in backward.
-        self.add(way(Operation::AllToAll), times.forward, setup.num_experts() * INT64);
-        self.add(way(Operation::AllToAll), 2 * (times.forward + times.backward), choices * self.row());
+        self.add(way, times.forward, setup.num_experts() * INT64);
+        let choices = tokens * setup.model.moe_router_topk as u64;
+        self.add(way, 2 * (times.forward + times.backward), choices * self.row());
+    }
+
+    /// Choices, `tokens` and weights of each rank to all of a group; what each rank's experts make of them is summed.
+    fn share(&mut self, tokens: u64, (group, ranks): (GroupKind, u64), times: Times) {
+        let way = |operation| Way::on(TrafficKind::Expert, group, operation);
+        let choices = tokens * self.setup.model.moe_router_topk as u64;
+        let rows = tokens * self.row();
+        self.add(way(Operation::AllGather), times.forward, choices * INT64);
+        self.add(way(Operation::AllGather), times.forward, rows);
+        self.add(way(Operation::AllGather), times.forward, choices * FLOAT32);
+        self.add(way(Operation::ReduceScatter), times.forward, ranks * rows);
+        self.add(way(Operation::AllGather), times.backward, rows);
+        self.add(way(Operation::ReduceScatter), times.backward, ranks * choices * FLOAT32);
+        self.add(way(Operation::ReduceScatter), times.backward, ranks * rows);
     }
 
     /// Three numbers for each token: the largest logit; then, in one operation, the sum of exponentials and the target's logit. The
