@@ -14,6 +14,8 @@ pub mod activation;
 pub mod attention;
 mod cpu;
 pub mod cross_entropy;
+#[cfg(feature = "cube")]
+pub mod cube;
 pub mod dropout;
 mod fast;
 pub mod linear;

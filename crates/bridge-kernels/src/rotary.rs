@@ -77,6 +77,10 @@ pub fn apply_rotary(x_bthd: Tensor<4>, table: &RotaryTable, positions: &Position
         }
         Positions::Explicit(ids_bt) => assert_eq!(ids_bt.dims(), [b, t], "rotary: one position a token is needed"),
     }
+    #[cfg(feature = "cube")]
+    if let Some(y) = crate::cube::apply_rotary(&x_bthd, table, positions) {
+        return y;
+    }
     crate::fast::apply_rotary(&x_bthd, table, positions).unwrap_or_else(|| reference(x_bthd, table, positions))
 }
 
