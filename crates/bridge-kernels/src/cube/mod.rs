@@ -115,10 +115,15 @@ impl Buffer {
         Some(Cube::lift(self.0))
     }
 
+    /// A grid with at least `units` units.
+    fn grid(&self, units: usize) -> (CubeCount, CubeDim) {
+        let dim = CubeDim::new(&self.0.client, units);
+        (calculate_cube_count_elemwise(&self.0.client, units, dim), dim)
+    }
+
     /// A grid with at least one unit an element of `self`.
     fn unit_per_element(&self) -> (CubeCount, CubeDim) {
-        let dim = CubeDim::new(&self.0.client, self.len());
-        (calculate_cube_count_elemwise(&self.0.client, self.len(), dim), dim)
+        self.grid(self.len())
     }
 
     /// A grid with at least one cube for each of `rows` rows, and the units of a cube: a power of two that suits `columns`.

@@ -175,8 +175,7 @@ impl Normed {
         let Self { x, weight, statistics, .. } = self;
         let (c, blocks) = (weight.len(), (statistics.len() / 2).div_ceil(ROWS));
         let partial = x.uninitialised([blocks, 2, c], DType::F32);
-        let unit_per_column = x.uninitialised([blocks, c], DType::F32);
-        let (count, dim) = unit_per_column.unit_per_element();
+        let (count, dim) = x.grid(blocks * c);
         parameter_gradients::launch(
             &x.0.client,
             count,

@@ -53,9 +53,7 @@ fn update<G: Float>(
 pub fn applies_to(state: &AdamWState, gradient: &Tensor<1>) -> bool {
     let AdamWState { parameter, exp_avg, exp_avg_sq } = state;
     let plain = |x: &Tensor<1>| !x.is_autodiff() && Buffer::of_f32(x).is_some();
-    [parameter, exp_avg, exp_avg_sq].into_iter().all(plain)
-        && !gradient.is_autodiff()
-        && Buffer::of(gradient).is_some()
+    [parameter, exp_avg, exp_avg_sq].into_iter().all(plain) && !gradient.is_autodiff() && Buffer::of(gradient).is_some()
 }
 
 /// The tensor's memory if nobody else has it, else a copy.
@@ -110,12 +108,7 @@ const BLOCK: usize = 1 << 14;
 
 /// `partial[i]` gets the sum of the squares of the `i`-th block of `x`.
 #[cube(launch)]
-fn block_squares<X: Float>(
-    x: &[X],
-    partial: &mut [f32],
-    #[comptime] units: usize,
-    #[define(X)] _storage: ElemType,
-) {
+fn block_squares<X: Float>(x: &[X], partial: &mut [f32], #[comptime] units: usize, #[define(X)] _storage: ElemType) {
     let (block, unit) = (CUBE_POS, UNIT_POS as usize);
     if block >= partial.len() {
         terminate!();

@@ -31,11 +31,7 @@ fn both<const D: usize>(seed: u64, shape: [usize; D], dtype: FloatDType) -> [Ten
 }
 
 /// Output and input gradient of `operation`, in both widths.
-fn check<const D: usize, const E: usize>(
-    name: &str,
-    shape: [usize; D],
-    operation: impl Fn(&Tensor<D>) -> Tensor<E>,
-) {
+fn check<const D: usize, const E: usize>(name: &str, shape: [usize; D], operation: impl Fn(&Tensor<D>) -> Tensor<E>) {
     for (dtype, half_ulp) in dtypes() {
         let run = |x: Tensor<D>| {
             let x = x.autodiff().require_grad();

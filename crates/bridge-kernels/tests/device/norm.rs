@@ -1,7 +1,7 @@
 //! RMSNorm and LayerNorm.
 
-use bridge_kernels::norm::{layer_norm_reference, rms_norm, rms_norm_reference};
 use bridge_kernels::cube;
+use bridge_kernels::norm::{layer_norm_reference, rms_norm, rms_norm_reference};
 use burn::tensor::Tensor;
 
 use crate::common::{Case, assert_close, device, read, tensor, values};
@@ -22,12 +22,8 @@ fn check(n: usize, c: usize) {
         Case {
             name: &format!("layer_norm {n} x {c} of {arity} inputs"),
             inputs: inputs[..arity].to_vec(),
-            fused: &|t, _| {
-                cube::layer_norm(&rows(t), &t[1], t.get(2), EPSILON).expect("it applies").reshape([n * c])
-            },
-            reference: &|t, _| {
-                layer_norm_reference(rows(t), t[1].clone(), t.get(2).cloned(), EPSILON).reshape([n * c])
-            },
+            fused: &|t, _| cube::layer_norm(&rows(t), &t[1], t.get(2), EPSILON).expect("it applies").reshape([n * c]),
+            reference: &|t, _| layer_norm_reference(rows(t), t[1].clone(), t.get(2).cloned(), EPSILON).reshape([n * c]),
         }
         .check();
     }

@@ -13,9 +13,8 @@ fn outputs_and_gradients() {
     for pairing in [RotaryPairing::Halves, RotaryPairing::Interleaved] {
         // Rotated whole, and in part.
         for (d, given) in [(6, false), (11, false), (6, true), (11, true)] {
-            let table = |device: &Device| {
-                RotaryTable::new(&[1.0, 0.1, 0.013], 17, pairing, &device.clone().without_autodiff())
-            };
+            let table =
+                |device: &Device| RotaryTable::new(&[1.0, 0.1, 0.013], 17, pairing, &device.clone().without_autodiff());
             let positions = |device: &Device| match given {
                 true => Positions::Explicit(ints(&explicit, [b, t], device)),
                 false => Positions::From(4),
