@@ -39,9 +39,9 @@ fn outputs_and_gradients() {
 
 #[test]
 fn far_from_zero() {
-    let x = [-100.0, -30.0, -9.0, 9.0, 30.0, 100.0];
+    let x = [-100.0, -30.0, 30.0, 100.0];
     for kind in KINDS {
-        let x_tensor = tensor(&x, [6], &device().autodiff()).require_grad();
+        let x_tensor = tensor(&x, [4], &device().autodiff()).require_grad();
         let y = cube::activation(&x_tensor, kind).expect("it applies");
         let gradients = y.clone().sum().backward();
         let slope = read(x_tensor.grad(&gradients).expect("it is tracked"));
@@ -52,9 +52,8 @@ fn far_from_zero() {
                 (true, false) => (x[i], 1.0),
                 (false, _) => (0.0, 0.0),
             };
-            // QuickGelu is 2e-6 at -9.
-            assert!((y - value).abs() <= 1e-5 * value.abs() + 3e-6, "{kind:?} of {} is {y}", x[i]);
-            assert!((slope - rise).abs() <= 1e-5 * rise.abs() + 1e-5, "slope of {kind:?} at {} is {slope}", x[i]);
+            assert!((y - value).abs() <= 1e-6 * value.abs() + 1e-6, "{kind:?} of {} is {y}", x[i]);
+            assert!((slope - rise).abs() <= 1e-6 * rise.abs() + 1e-6, "slope of {kind:?} at {} is {slope}", x[i]);
         }
     }
 }

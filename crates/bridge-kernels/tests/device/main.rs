@@ -11,3 +11,4 @@ mod half;
 mod norm;
 mod optim;
 mod rotary;
+mod training;

@@ -58,11 +58,10 @@ fn views_and_more_dimensions() {
 }
 
 #[test]
-fn where_it_does_not_apply_the_reference_runs() {
+fn it_does_not_apply_to_empty_tensors_and_other_back_ends() {
     let weight = tensor(&values(2, 7), [7], &device());
     let empty = tensor(&[], [0, 7], &device());
     assert!(cube::rms_norm(&empty, &weight, EPSILON).is_none());
-    assert_eq!(rms_norm(empty, weight, EPSILON).dims(), [0, 7]);
     let on_cpu = tensor(&values(1, 7), [1, 7], &burn::tensor::Device::flex());
     assert!(cube::rms_norm(&on_cpu, &tensor(&values(2, 7), [7], &burn::tensor::Device::flex()), EPSILON).is_none());
 }
