@@ -18,7 +18,7 @@ const DEVICE: &str = if cfg!(feature = "cuda") {
 fn losses(device: &str, arguments: &[&str]) -> Vec<f64> {
     let folder = tempfile::tempdir().unwrap();
     let device = format!("device={device}");
-    run_in(folder.path(), &[&[device.as_str(), "train.train_iters=6", "validation.eval_iters=0"], arguments].concat());
+    run_in(folder.path(), &[arguments, &[device.as_str(), "train.train_iters=6", "validation.eval_iters=0"]].concat());
     losses_of(folder.path(), "train")
 }
 

@@ -184,7 +184,8 @@ fn solve(problem: &Problem) -> Option<Solution> {
         }
     }
     Some(Solution {
-        loss: Tensor::cat(losses, 0).sum(),
+        // Along the dimension: the sum of a whole tensor uses atomic additions, in any order.
+        loss: Tensor::cat(losses, 0).sum_dim(0),
         x: wanted[0].then(|| Tensor::cat(grad_x, 0)),
         weight: grad_weight.map(|gradient| narrow(gradient, dtype)),
     })

@@ -47,7 +47,7 @@ fn rotate<X: Float, P: Int>(
     let mut distance = pairs;
     if comptime!(interleaved) {
         pair = lane / 2;
-        first = lane % 2 == 0;
+        first = lane == 2 * pair;
         distance = 1;
     }
     let position = u32::cast_from(positions[token % positions.len()]) as usize;
