@@ -44,6 +44,10 @@ struct Train {
 
 #[derive(Debug, Args)]
 struct Test {
+    /// Instead, run the tests that need a device: the fused GPU kernels, and a short training run on it against the CPU. Builds with
+    /// the matching feature; without such a device they fail.
+    #[arg(long, value_parser = ["cuda", "vulkan", "wgpu"])]
+    device: Option<String>,
     /// Handed on to `cargo test` (a test's name, for instance).
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     rest: Vec<String>,
@@ -59,7 +63,8 @@ struct Passed {
 fn main() -> Result<ExitCode> {
     match Cli::parse().command {
         Command::Train(train) => run_train(train),
-        Command::Test(test) => suite::run(&test.rest),
+        Command::Test(Test { device: Some(device), rest }) => suite::run_on_device(&device, &rest),
+        Command::Test(Test { device: None, rest }) => suite::run(&rest),
         Command::Bench(bench) => bench::run(&bench),
         Command::Bridge(bridge) => build::run_bridge(&[], bridge.rest),
     }

@@ -51,6 +51,15 @@ pub fn run(rest: &[String]) -> Result<ExitCode> {
     Ok(if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
+/// Runs the tests that need a GPU, or what stands in for one, on `device`: the name of a feature. `rest` is handed on to `cargo test`.
+pub fn run_on_device(device: &str, rest: &[String]) -> Result<ExitCode> {
+    let features = format!("bridge-cli/{device}");
+    let mut arguments = ["test", "--release", "--workspace", "--features", &features, "--test", "device"].to_vec();
+    arguments.extend(rest.iter().map(String::as_str));
+    let arguments: Vec<String> = arguments.into_iter().map(str::to_owned).collect();
+    Ok(if cargo(&arguments)? { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
 fn cargo(arguments: &[String]) -> Result<bool> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     println!("$ cargo {}", arguments.join(" "));

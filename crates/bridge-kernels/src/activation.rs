@@ -5,7 +5,7 @@ use burn::tensor::{Tensor, activation as burn_activation};
 use crate::norm::{narrow, widen};
 
 /// Non-linearity of a feed-forward block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Activation {
     /// Exact GELU, `x * Phi(x)` with the error function (Hendrycks and Gimpel, arXiv:1606.08415).
     Gelu,
@@ -26,6 +26,10 @@ pub enum Activation {
 /// # Shapes
 /// any -> the same.
 pub fn activation<const D: usize>(x: Tensor<D>, kind: Activation) -> Tensor<D> {
+    #[cfg(feature = "cube")]
+    if let Some(y) = crate::cube::activation(&x, kind) {
+        return y;
+    }
     crate::fast::activation(&x, kind).unwrap_or_else(|| reference(x, kind))
 }
 
@@ -41,6 +45,10 @@ pub fn activation<const D: usize>(x: Tensor<D>, kind: Activation) -> Tensor<D> {
 pub fn glu(x_bt2f: Tensor<3>, kind: Activation) -> Tensor<3> {
     let [_, _, width] = x_bt2f.dims();
     assert!(width % 2 == 0, "a gated activation needs an even last dimension, got {width}");
+    #[cfg(feature = "cube")]
+    if let Some(y) = crate::cube::glu(&x_bt2f, kind) {
+        return y;
+    }
     crate::fast::glu(&x_bt2f, kind).unwrap_or_else(|| glu_reference(x_bt2f, kind))
 }
 

@@ -38,6 +38,10 @@ pub fn linear_cross_entropy(
         targets_n.dims(),
         mask_n.dims()
     );
+    #[cfg(feature = "cube")]
+    if let Some(loss) = crate::cube::linear_cross_entropy(&x_nc, &weight_vc, &targets_n, &mask_n, options) {
+        return loss;
+    }
     crate::fast::linear_cross_entropy(&x_nc, &weight_vc, &targets_n, &mask_n, options)
         .unwrap_or_else(|| reference(x_nc, weight_vc, targets_n, mask_n, options))
 }

@@ -10,10 +10,15 @@
 //! Shape legend used throughout: `b` batch, `t` sequence, `s` key sequence, `h` query heads, `g` key/value heads,
 //! `d` head size, `c` hidden size, `f` feed-forward size, `v` vocabulary, `n` tokens (`b * t`).
 
+#[cfg(all(feature = "cube", not(any(feature = "cuda", feature = "vulkan", feature = "wgpu"))))]
+compile_error!("the feature `cube` is turned on by `cuda`, `vulkan` or `wgpu`; alone it has no runtime");
+
 pub mod activation;
 pub mod attention;
 mod cpu;
 pub mod cross_entropy;
+#[cfg(feature = "cube")]
+pub mod cube;
 pub mod dropout;
 mod fast;
 pub mod linear;

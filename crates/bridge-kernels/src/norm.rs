@@ -13,6 +13,10 @@ use burn::tensor::{DType, FloatDType, Tensor};
 /// If the sizes differ.
 pub fn rms_norm<const D: usize>(x: Tensor<D>, weight_c: Tensor<1>, epsilon: f64) -> Tensor<D> {
     check(&x, &weight_c, None);
+    #[cfg(feature = "cube")]
+    if let Some(y) = crate::cube::rms_norm(&x, &weight_c, epsilon) {
+        return y;
+    }
     crate::fast::rms_norm(&x, &weight_c, epsilon).unwrap_or_else(|| rms_norm_reference(x, weight_c, epsilon))
 }
 
@@ -32,6 +36,10 @@ pub fn layer_norm<const D: usize>(
     epsilon: f64,
 ) -> Tensor<D> {
     check(&x, &weight_c, bias_c.as_ref());
+    #[cfg(feature = "cube")]
+    if let Some(y) = crate::cube::layer_norm(&x, &weight_c, bias_c.as_ref(), epsilon) {
+        return y;
+    }
     crate::fast::layer_norm(&x, &weight_c, bias_c.as_ref(), epsilon)
         .unwrap_or_else(|| layer_norm_reference(x, weight_c, bias_c, epsilon))
 }

@@ -45,6 +45,10 @@ pub struct AdamWState {
 pub fn adamw(state: AdamWState, gradient: Tensor<1>, step: &AdamWStep) -> AdamWState {
     let sizes = [&state.parameter, &state.exp_avg, &state.exp_avg_sq, &gradient].map(|tensor| tensor.dims()[0]);
     assert!(sizes.iter().all(|size| *size == sizes[0]), "adamw: parameter, moments and gradient have sizes {sizes:?}");
+    #[cfg(feature = "cube")]
+    if crate::cube::adamw_applies_to(&state, &gradient) {
+        return crate::cube::adamw(state, &gradient, step);
+    }
     if fast::all_plain(&[&state.parameter, &state.exp_avg, &state.exp_avg_sq, &gradient]) {
         return fast::adamw(state, &gradient, step);
     }
@@ -116,8 +120,12 @@ pub fn sgd_reference(
     (parameter - momentum.clone() * step.lr, momentum)
 }
 
-/// Sum of squares of all elements, accumulated in float64 on the host side of each tensor.
+/// Sum of squares of all elements, in float64 (on GPUs, of sums of blocks in float32).
 pub fn sum_of_squares(x: &Tensor<1>) -> f64 {
+    #[cfg(feature = "cube")]
+    if let Some(sum) = crate::cube::sum_of_squares(x) {
+        return sum;
+    }
     fast::sum_of_squares(x).unwrap_or_else(|| sum_of_squares_reference(x))
 }
 

@@ -82,6 +82,10 @@ impl RotaryTable {
 pub fn apply_rotary(x_bthd: Tensor<4>, table: &RotaryTable, positions: &Positions) -> Tensor<4> {
     let [b, t, _, d] = x_bthd.dims();
     table.check([b, t], d, positions);
+    #[cfg(feature = "cube")]
+    if let Some(y) = crate::cube::apply_rotary(&x_bthd, table, positions) {
+        return y;
+    }
     crate::fast::apply_rotary(&x_bthd, table, positions).unwrap_or_else(|| reference(x_bthd, table, positions))
 }
 

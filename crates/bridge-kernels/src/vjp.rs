@@ -42,7 +42,7 @@ impl fmt::Debug for Pullback {
 }
 
 /// The backend extension behind [`attach`].
-#[backend_extension(Flex, Autodiff)]
+#[backend_extension(Cube: cfg(feature = "cube"), Flex, Autodiff)]
 pub trait VjpOps: Backend {
     /// Returns `output`; under autodiff, as a node whose parents are `a`, `b` and `c` and whose backward is `pullback`.
     fn vjp(
@@ -62,20 +62,36 @@ pub trait Lift: Backend {
     fn lower(tensor: DispatchTensor) -> FloatTensor<Self>;
 }
 
-impl Lift for Flex {
+impl<B: Backend> Lift for B
+where
+    DispatchTensor: DispatchKindConversion<B>,
+{
     fn lift(tensor: FloatTensor<Self>) -> DispatchTensor {
-        <DispatchTensor as DispatchKindConversion<Flex>>::from_backend(BackendTensor::Float(tensor))
+        <DispatchTensor as DispatchKindConversion<B>>::from_backend(BackendTensor::Float(tensor))
     }
 
     fn lower(tensor: DispatchTensor) -> FloatTensor<Self> {
-        match <DispatchTensor as DispatchKindConversion<Flex>>::try_into_backend(tensor) {
+        match <DispatchTensor as DispatchKindConversion<B>>::try_into_backend(tensor) {
             Ok(BackendTensor::Float(tensor)) => tensor,
-            _ => panic!("a pullback on the Flex back end returned a tensor of another back end or kind"),
+            _ => panic!("a pullback returned a tensor of another back end or kind than the operation's output"),
         }
     }
 }
 
 impl VjpOps for Flex {
+    fn vjp(
+        output: FloatTensor<Self>,
+        _a: FloatTensor<Self>,
+        _b: FloatTensor<Self>,
+        _c: FloatTensor<Self>,
+        _pullback: Pullback,
+    ) -> FloatTensor<Self> {
+        output
+    }
+}
+
+#[cfg(feature = "cube")]
+impl VjpOps for burn::backend::Cube {
     fn vjp(
         output: FloatTensor<Self>,
         _a: FloatTensor<Self>,
@@ -128,7 +144,7 @@ impl<B: VjpOps + Lift, C: CheckpointStrategy> VjpOps for Autodiff<B, C> {
 /// gradient of `output` and returns one gradient for each input, in order; entries beyond the inputs are ignored.
 ///
 /// # Panics
-/// If there are no inputs or more than three, or if the back end is not Flex.
+/// If there are no inputs or more than three, or if the back end is neither Flex nor one of CubeCL's.
 pub fn attach<const D: usize>(
     output: Tensor<D>,
     inputs: Vec<DispatchTensor>,
@@ -140,7 +156,7 @@ pub fn attach<const D: usize>(
 /// [`attach`] with a pullback that leaves out gradients nobody asks for: `None` for an input that is not tracked.
 ///
 /// # Panics
-/// If there are no inputs or more than three, or if the back end is not Flex.
+/// If there are no inputs or more than three, or if the back end is neither Flex nor one of CubeCL's.
 pub fn attach_some<const D: usize>(
     output: Tensor<D>,
     inputs: Vec<DispatchTensor>,

@@ -1,0 +1,157 @@
+//! Activations, plain and gated: a unit an element.
+
+use burn::cubecl;
+use burn::cubecl::prelude::*;
+use burn::tensor::Tensor;
+
+use super::{Buffer, attach_one};
+use crate::activation::Activation;
+
+/// `sqrt(2 / pi)`.
+const ROOT_2_OVER_PI: f32 = 0.797_884_6;
+/// `1 / sqrt(2)`.
+const ROOT_HALF: f32 = 0.707_106_77;
+/// `1 / sqrt(2 pi)`.
+const DENSITY_AT_0: f32 = 0.398_942_3;
+/// Coefficient of the cubic term in the tanh approximation of GELU.
+const CUBIC: f32 = 0.044_715;
+
+/// A function's value and derivative at one point.
+#[derive(CubeType, Clone, Copy)]
+struct Point {
+    value: f32,
+    slope: f32,
+}
+
+#[cube]
+fn sigmoid(x: f32) -> f32 {
+    1.0f32 / (1.0f32 + (-x).exp())
+}
+
+/// `kind` at `x`; what is not used is left out of the kernel.
+#[cube]
+fn at(x: f32, #[comptime] kind: Activation) -> Point {
+    match comptime!(kind) {
+        Activation::Gelu => {
+            let cdf = 0.5f32 * (1.0f32 + Erf::erf(x * ROOT_HALF));
+            let density = DENSITY_AT_0 * (-0.5f32 * x * x).exp();
+            Point { value: x * cdf, slope: cdf + x * density }
+        }
+        Activation::GeluTanh => {
+            // (1 + tanh u) / 2 is sigmoid(2 u), which keeps its relative accuracy on the left.
+            let half = sigmoid(2.0f32 * ROOT_2_OVER_PI * x * (1.0f32 + CUBIC * x * x));
+            let slope = ROOT_2_OVER_PI * (1.0f32 + 3.0f32 * CUBIC * x * x);
+            Point { value: x * half, slope: half + 2.0f32 * x * half * (1.0f32 - half) * slope }
+        }
+        Activation::Silu => {
+            let s = sigmoid(x);
+            Point { value: x * s, slope: s * (1.0f32 + x * (1.0f32 - s)) }
+        }
+        Activation::Relu => {
+            let positive = f32::cast_from(x > 0.0f32);
+            Point { value: x * positive, slope: positive }
+        }
+        Activation::SquaredRelu => {
+            let y = x * f32::cast_from(x > 0.0f32);
+            Point { value: y * y, slope: 2.0f32 * y }
+        }
+        Activation::QuickGelu => {
+            let s = sigmoid(1.702f32 * x);
+            Point { value: x * s, slope: s * (1.0f32 + 1.702f32 * x * (1.0f32 - s)) }
+        }
+    }
+}
+
+#[cube(launch)]
+fn plain_forward<X: Float>(x: &[X], y: &mut [X], #[comptime] kind: Activation, #[define(X)] _storage: ElemType) {
+    let i = ABSOLUTE_POS;
+    if i >= y.len() {
+        terminate!();
+    }
+    y[i] = X::cast_from(at(f32::cast_from(x[i]), kind).value);
+}
+
+#[cube(launch)]
+fn plain_backward<X: Float>(
+    x: &[X],
+    dy: &[X],
+    dx: &mut [X],
+    #[comptime] kind: Activation,
+    #[define(X)] _storage: ElemType,
+) {
+    let i = ABSOLUTE_POS;
+    if i >= dx.len() {
+        terminate!();
+    }
+    dx[i] = X::cast_from(f32::cast_from(dy[i]) * at(f32::cast_from(x[i]), kind).slope);
+}
+
+/// `x` is `[n, 2, f]`: gates, then values that they let pass.
+#[cube(launch)]
+fn gated_forward<X: Float>(
+    x: &[X],
+    y: &mut [X],
+    width: u32,
+    #[comptime] kind: Activation,
+    #[define(X)] _storage: ElemType,
+) {
+    let i = ABSOLUTE_POS;
+    if i >= y.len() {
+        terminate!();
+    }
+    let width = width as usize;
+    let gate = i + i / width * width;
+    y[i] = X::cast_from(at(f32::cast_from(x[gate]), kind).value * f32::cast_from(x[gate + width]));
+}
+
+/// Both halves of the gradient `[n, 2, f]`, by the unit of an element of `dy [n, f]`.
+#[cube(launch)]
+fn gated_backward<X: Float>(
+    x: &[X],
+    dy: &[X],
+    dx: &mut [X],
+    width: u32,
+    #[comptime] kind: Activation,
+    #[define(X)] _storage: ElemType,
+) {
+    let i = ABSOLUTE_POS;
+    if i >= dy.len() {
+        terminate!();
+    }
+    let width = width as usize;
+    let gate = i + i / width * width;
+    let point = at(f32::cast_from(x[gate]), kind);
+    let slope = f32::cast_from(dy[i]);
+    dx[gate] = X::cast_from(slope * point.slope * f32::cast_from(x[gate + width]));
+    dx[gate + width] = X::cast_from(slope * point.value);
+}
+
+/// See [`crate::activation()`].
+pub fn activation<const D: usize>(x_tensor: &Tensor<D>, kind: Activation) -> Option<Tensor<D>> {
+    let x = Buffer::of(x_tensor)?;
+    let y = x.uninitialised_like();
+    let (count, dim) = y.unit_per_element();
+    plain_forward::launch(&x.0.client, count, dim, x.arg(), y.arg(), kind, x.storage());
+    Some(attach_one(y, x_tensor, move |dy| {
+        let dx = x.uninitialised_like();
+        let (count, dim) = dx.unit_per_element();
+        plain_backward::launch(&x.0.client, count, dim, x.arg(), dy.arg(), dx.arg(), kind, x.storage());
+        dx
+    }))
+}
+
+/// See [`crate::glu`].
+pub fn glu(x_bt2f: &Tensor<3>, kind: Activation) -> Option<Tensor<3>> {
+    let [b, t, double] = x_bt2f.dims();
+    let width = u32::try_from(double / 2).ok()?;
+    let x = Buffer::of(x_bt2f)?;
+    let y = x.uninitialised([b, t, double / 2], x_bt2f.dtype());
+    let (count, dim) = y.unit_per_element();
+    gated_forward::launch(&x.0.client, count, dim, x.arg(), y.arg(), width, kind, x.storage());
+    Some(attach_one(y, x_bt2f, move |dy| {
+        let dx = x.uninitialised_like();
+        let (count, dim) = dy.unit_per_element();
+        gated_backward::launch(&x.0.client, count, dim, x.arg(), dy.arg(), dx.arg(), width, kind, x.storage());
+        dx
+    }))
+}

@@ -1,0 +1,214 @@
+//! Output projection with cross-entropy, in chunks of tokens: the products are Burn's, the rest is one kernel, a cube a token.
+
+use burn::backend::Cube;
+use burn::cubecl;
+use burn::cubecl::prelude::*;
+use burn::tensor::{DType, Int as IntKind, Tensor};
+
+use super::reduce::{cube_max, cube_sum};
+use super::{Buffer, vjp};
+use crate::cross_entropy::{CrossEntropyOptions, chunk_rows};
+use crate::norm::{narrow, widen};
+
+/// What is fixed when the kernel is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Form {
+    capped: bool,
+    /// Whether logits become their gradients.
+    gradients: bool,
+    /// Units of a cube.
+    units: usize,
+}
+
+/// `cap * tanh(logit / cap)`, or the logit.
+#[cube]
+fn cap(logit: f32, softcap: f32, #[comptime] capped: bool) -> f32 {
+    let mut value = logit;
+    if comptime!(capped) {
+        // tanh u = 1 - 2 / (exp(2 u) + 1) holds at both ends; the tanh of some drivers does not.
+        value = softcap * (1.0f32 - 2.0f32 / ((2.0f32 * logit / softcap).exp() + 1.0f32));
+    }
+    value
+}
+
+/// The loss of each row of `logits [n, v]`; the logits become their gradients if those are wanted.
+///
+/// With `p = softmax(logits)` and `z` its log-partition: `loss = mask * (z - logit[target] + z_loss * z^2)`, whose gradient is
+/// `mask * (p * (1 + 2 * z_loss * z) - onehot(target))`, times the slope of the soft cap.
+#[cube(launch)]
+fn token_losses<X: Float, T: Int>(
+    logits: &mut [X],
+    targets: &[T],
+    mask: &[f32],
+    losses: &mut [f32],
+    softcap: f32,
+    z_loss: f32,
+    #[comptime] form: Form,
+    #[define(X, T)] _storage: [ElemType; 2],
+) {
+    let units = comptime!(form.units);
+    let capped = comptime!(form.capped);
+    let (row, unit) = (CUBE_POS, UNIT_POS as usize);
+    if row >= losses.len() {
+        terminate!();
+    }
+    let columns = logits.len() / losses.len();
+    let start = row * columns;
+    let counted = mask[row];
+    if counted == 0.0f32 {
+        // Such a token may have any target, and logits that are not finite.
+        if unit == 0 {
+            losses[row] = 0.0f32;
+        }
+        if comptime!(form.gradients) {
+            for column in range_stepped(unit, columns, units) {
+                logits[start + column] = X::cast_from(0.0f32);
+            }
+        }
+        terminate!();
+    }
+    let mut top = cap(f32::cast_from(logits[start]), softcap, capped);
+    for column in range_stepped(unit, columns, units) {
+        top = max(top, cap(f32::cast_from(logits[start + column]), softcap, capped));
+    }
+    let top = cube_max(top, units);
+    let mut sum = 0.0f32;
+    for column in range_stepped(unit, columns, units) {
+        sum += (cap(f32::cast_from(logits[start + column]), softcap, capped) - top).exp();
+    }
+    let sum = cube_sum(sum, units);
+    let log_z = top + sum.ln();
+    let target = i32::cast_from(targets[row]);
+    if unit == 0 {
+        // A target outside the vocabulary cannot be reported from here: its loss overflows, which the loop does report.
+        let mut loss = (log_z * log_z + 1e30f32) * 1e30f32;
+        if target >= 0 && (target as usize) < columns {
+            let logit = cap(f32::cast_from(logits[start + target as usize]), softcap, capped);
+            loss = log_z - logit + z_loss * log_z * log_z;
+        }
+        losses[row] = counted * loss;
+    }
+    // The logit of the target has been read.
+    sync_cube();
+    if comptime!(form.gradients) {
+        let factor = counted * (1.0f32 + 2.0f32 * z_loss * log_z) / sum;
+        for column in range_stepped(unit, columns, units) {
+            let logit = cap(f32::cast_from(logits[start + column]), softcap, capped);
+            let mut gradient = (logit - top).exp() * factor;
+            if column as i32 == target {
+                gradient -= counted;
+            }
+            if comptime!(capped) {
+                gradient *= 1.0f32 - (logit / softcap) * (logit / softcap);
+            }
+            logits[start + column] = X::cast_from(gradient);
+        }
+    }
+}
+
+/// Inputs of the loss, outside any graph.
+struct Problem {
+    x_nc: Tensor<2>,
+    weight_vc: Tensor<2>,
+    targets_n: Tensor<1, IntKind>,
+    mask_n: Tensor<1>,
+    options: CrossEntropyOptions,
+    /// Whether the gradient of `x_nc` is wanted, and of `weight_vc`.
+    wanted: [bool; 2],
+}
+
+/// The loss, and its gradients for an upstream gradient of one.
+struct Solution {
+    loss: Tensor<1>,
+    x: Option<Tensor<2>>,
+    weight: Option<Tensor<2>>,
+}
+
+/// See [`crate::linear_cross_entropy`].
+///
+/// Gradients are found with the loss, for an upstream gradient of one, so that no logits are kept. In float16 these could
+/// overflow where the scaled ones do not, so it is not for float16.
+pub fn linear_cross_entropy(
+    x_nc: &Tensor<2>,
+    weight_vc: &Tensor<2>,
+    targets_n: &Tensor<1, IntKind>,
+    mask_n: &Tensor<1>,
+    options: &CrossEntropyOptions,
+) -> Option<Tensor<1>> {
+    let dtype = x_nc.dtype();
+    if mask_n.is_tracked() || weight_vc.dtype() != dtype || dtype == DType::F16 {
+        return None;
+    }
+    let (x, weight) = (Buffer::of(x_nc)?, Buffer::of(weight_vc)?);
+    let (targets, mask) = (Buffer::of_integers(targets_n)?, Buffer::of_f32(mask_n)?);
+    let problem = Problem {
+        x_nc: x.tensor(),
+        weight_vc: weight.tensor(),
+        targets_n: Tensor::from_primitive::<Cube>(targets.0),
+        mask_n: mask.tensor(),
+        options: *options,
+        wanted: [x_nc.is_tracked(), weight_vc.is_tracked()],
+    };
+    let Solution { loss, x, weight } = solve(&problem)?;
+    let inputs = vec![x_nc.clone().into_dispatch(), weight_vc.clone().into_dispatch()];
+    Some(vjp::attach_some(loss, inputs, move |dy: Tensor<1>| {
+        let upstream: Tensor<2> = dy.reshape([1, 1]);
+        let scaled = |gradient: Tensor<2>| narrow(widen(gradient) * upstream.clone(), dtype).into_dispatch();
+        vec![x.map(scaled), weight.map(scaled)]
+    }))
+}
+
+/// Takes the tokens in chunks; `None` if one has too many logits to index.
+fn solve(problem: &Problem) -> Option<Solution> {
+    let Problem { x_nc, weight_vc, targets_n, mask_n, wanted, .. } = problem;
+    let ([n, _], [v, _], dtype) = (x_nc.dims(), weight_vc.dims(), x_nc.dtype());
+    let rows = chunk_rows(n, v);
+    let (mut losses, mut grad_x, mut grad_weight) = (Vec::new(), Vec::new(), None::<Tensor<2>>);
+    for start in (0..n).step_by(rows) {
+        let count = rows.min(n - start);
+        let chunk_nc = x_nc.clone().narrow(0, start, count);
+        let logits = Buffer::of(&chunk_nc.clone().matmul(weight_vc.clone().transpose()))?;
+        let targets = Buffer::of_integers(&targets_n.clone().narrow(0, start, count))?;
+        let mask = Buffer::of(&mask_n.clone().narrow(0, start, count))?;
+        losses.push(launch(&logits, &targets, &mask, problem).tensor::<1>());
+        let grad_logits: Tensor<2> = logits.tensor();
+        if wanted[0] {
+            grad_x.push(grad_logits.clone().matmul(weight_vc.clone()));
+        }
+        if wanted[1] {
+            let part = widen(grad_logits.transpose().matmul(chunk_nc));
+            grad_weight = Some(match grad_weight {
+                Some(sum) => sum + part,
+                None => part,
+            });
+        }
+    }
+    Some(Solution {
+        // Along the dimension: the sum of a whole tensor uses atomic additions, in any order.
+        loss: Tensor::cat(losses, 0).sum_dim(0),
+        x: wanted[0].then(|| Tensor::cat(grad_x, 0)),
+        weight: grad_weight.map(|gradient| narrow(gradient, dtype)),
+    })
+}
+
+/// The losses `[n]` of `logits [n, v]`, which become their gradients if any is wanted.
+fn launch(logits: &Buffer, targets: &Buffer, mask: &Buffer, problem: &Problem) -> Buffer {
+    let (n, v) = (targets.len(), logits.len() / targets.len());
+    let CrossEntropyOptions { softcap, z_loss } = problem.options;
+    let losses = logits.uninitialised([n], DType::F32);
+    let (count, dim, units) = logits.cube_per_row(n, v);
+    token_losses::launch(
+        &logits.0.client,
+        count,
+        dim,
+        logits.arg(),
+        targets.arg(),
+        mask.arg(),
+        losses.arg(),
+        softcap.unwrap_or(1.0) as f32,
+        z_loss.unwrap_or(0.0) as f32,
+        Form { capped: softcap.is_some(), gradients: problem.wanted.contains(&true), units },
+        [logits.storage(), targets.storage()],
+    );
+    losses
+}

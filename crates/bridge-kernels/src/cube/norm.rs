@@ -1,0 +1,254 @@
+//! RMSNorm and LayerNorm: a cube a row.
+
+use burn::cubecl;
+use burn::cubecl::prelude::*;
+use burn::tensor::{DType, FloatDType, Tensor};
+
+use super::reduce::cube_sum;
+use super::{Buffer, vjp};
+
+/// Rows whose parameter gradients one unit adds up.
+const ROWS: usize = 64;
+
+/// What is fixed when a kernel is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Form {
+    /// Whether the mean is taken away first: LayerNorm.
+    centred: bool,
+    /// Units of a cube.
+    units: usize,
+}
+
+/// `y = (x - mean) * reciprocal * weight + bias`; `statistics` gets mean and reciprocal deviation of each row, `[n, 2]`.
+#[cube(launch)]
+fn forward<X: Float, W: Float>(
+    x: &[X],
+    weight: &[W],
+    bias: ComptimeOption<&[W]>,
+    y: &mut [X],
+    statistics: &mut [f32],
+    epsilon: f32,
+    #[comptime] form: Form,
+    #[define(X, W)] _storage: [ElemType; 2],
+) {
+    let units = comptime!(form.units);
+    let (row, unit) = (CUBE_POS, UNIT_POS as usize);
+    let columns = weight.len();
+    if 2 * row >= statistics.len() {
+        terminate!();
+    }
+    let start = row * columns;
+    let count = f32::cast_from(columns as u32);
+    let mut mean = 0.0f32;
+    if comptime!(form.centred) {
+        let mut sum = 0.0f32;
+        for column in range_stepped(unit, columns, units) {
+            sum += f32::cast_from(x[start + column]);
+        }
+        mean = cube_sum(sum, units) / count;
+    }
+    let mut squares = 0.0f32;
+    for column in range_stepped(unit, columns, units) {
+        let centred = f32::cast_from(x[start + column]) - mean;
+        squares += centred * centred;
+    }
+    let variance = cube_sum(squares, units) / count;
+    let reciprocal = 1.0f32 / (variance + epsilon).sqrt();
+    if unit == 0 {
+        statistics[2 * row] = mean;
+        statistics[2 * row + 1] = reciprocal;
+    }
+    for column in range_stepped(unit, columns, units) {
+        let normed = (f32::cast_from(x[start + column]) - mean) * reciprocal;
+        let mut value = normed * f32::cast_from(weight[column]);
+        #[comptime]
+        match bias {
+            ComptimeOption::Some(bias) => value += f32::cast_from(bias[column]),
+            ComptimeOption::None => {}
+        }
+        y[start + column] = X::cast_from(value);
+    }
+}
+
+/// Gradient of the input. With `g = dy * weight` and `z` the normed input: `dx = reciprocal * (g - mean(g) - z * mean(g * z))`,
+/// without the middle term for RMSNorm.
+#[cube(launch)]
+fn backward<X: Float, W: Float>(
+    x: &[X],
+    weight: &[W],
+    dy: &[X],
+    statistics: &[f32],
+    dx: &mut [X],
+    #[comptime] form: Form,
+    #[define(X, W)] _storage: [ElemType; 2],
+) {
+    let units = comptime!(form.units);
+    let (row, unit) = (CUBE_POS, UNIT_POS as usize);
+    let columns = weight.len();
+    if 2 * row >= statistics.len() {
+        terminate!();
+    }
+    let start = row * columns;
+    let count = f32::cast_from(columns as u32);
+    let (mean, reciprocal) = (statistics[2 * row], statistics[2 * row + 1]);
+    let mut sum = 0.0f32;
+    let mut product = 0.0f32;
+    for column in range_stepped(unit, columns, units) {
+        let g = f32::cast_from(dy[start + column]) * f32::cast_from(weight[column]);
+        let z = (f32::cast_from(x[start + column]) - mean) * reciprocal;
+        sum += g;
+        product += g * z;
+    }
+    let slope = cube_sum(product, units) / count;
+    let mut offset = 0.0f32;
+    if comptime!(form.centred) {
+        offset = cube_sum(sum, units) / count;
+    }
+    for column in range_stepped(unit, columns, units) {
+        let g = f32::cast_from(dy[start + column]) * f32::cast_from(weight[column]);
+        let z = (f32::cast_from(x[start + column]) - mean) * reciprocal;
+        dx[start + column] = X::cast_from(reciprocal * (g - offset - z * slope));
+    }
+}
+
+/// Gradients of weight and bias, over [`ROWS`] rows a unit: `partial` is `[ceil(n / ROWS), 2, c]`.
+#[cube(launch)]
+fn parameter_gradients<X: Float>(
+    x: &[X],
+    dy: &[X],
+    statistics: &[f32],
+    partial: &mut [f32],
+    columns: u32,
+    #[define(X)] _storage: ElemType,
+) {
+    let columns = columns as usize;
+    let (block, column) = (ABSOLUTE_POS / columns, ABSOLUTE_POS % columns);
+    if 2 * ABSOLUTE_POS >= partial.len() {
+        terminate!();
+    }
+    let rows = statistics.len() / 2;
+    let first = block * ROWS;
+    let last = min(first + ROWS, rows);
+    let mut weight = 0.0f32;
+    let mut bias = 0.0f32;
+    for row in first..last {
+        let slope = f32::cast_from(dy[row * columns + column]);
+        let centred = f32::cast_from(x[row * columns + column]) - statistics[2 * row];
+        weight += slope * centred * statistics[2 * row + 1];
+        bias += slope;
+    }
+    partial[2 * block * columns + column] = weight;
+    partial[(2 * block + 1) * columns + column] = bias;
+}
+
+/// A norm's inputs, and the statistics of its rows.
+struct Normed {
+    x: Buffer,
+    weight: Buffer,
+    statistics: Buffer,
+    centred: bool,
+}
+
+impl Normed {
+    /// The gradient of the input.
+    fn input_gradient(&self, dy: &Buffer) -> Buffer {
+        let Self { x, weight, statistics, centred } = self;
+        let dx = x.uninitialised_like();
+        let (count, dim, units) = x.cube_per_row(statistics.len() / 2, weight.len());
+        backward::launch(
+            &x.0.client,
+            count,
+            dim,
+            x.arg(),
+            weight.arg(),
+            dy.arg(),
+            statistics.arg(),
+            dx.arg(),
+            Form { centred: *centred, units },
+            [x.storage(), weight.storage()],
+        );
+        dx
+    }
+
+    /// The gradients of weight and bias, `[c]` each, in the weight's dtype.
+    fn parameter_gradients(&self, dy: &Buffer) -> [Tensor<1>; 2] {
+        let Self { x, weight, statistics, .. } = self;
+        let (c, blocks) = (weight.len(), (statistics.len() / 2).div_ceil(ROWS));
+        let partial = x.uninitialised([blocks, 2, c], DType::F32);
+        let (count, dim) = x.grid(blocks * c);
+        parameter_gradients::launch(
+            &x.0.client,
+            count,
+            dim,
+            x.arg(),
+            dy.arg(),
+            statistics.arg(),
+            partial.arg(),
+            c as u32,
+            x.storage(),
+        );
+        let dtype = FloatDType::from(weight.0.dtype);
+        let sums = partial.tensor::<3>().sum_dim(0).reshape([2, c]);
+        [0, 1].map(|part| sums.clone().narrow(0, part, 1).reshape([c]).cast(dtype))
+    }
+}
+
+/// See [`crate::rms_norm`].
+pub fn rms_norm<const D: usize>(x: &Tensor<D>, weight_c: &Tensor<1>, epsilon: f64) -> Option<Tensor<D>> {
+    norm(x, weight_c, None, (epsilon, false))
+}
+
+/// See [`crate::layer_norm`].
+pub fn layer_norm<const D: usize>(
+    x: &Tensor<D>,
+    weight_c: &Tensor<1>,
+    bias_c: Option<&Tensor<1>>,
+    epsilon: f64,
+) -> Option<Tensor<D>> {
+    norm(x, weight_c, bias_c, (epsilon, true))
+}
+
+fn norm<const D: usize>(
+    x_tensor: &Tensor<D>,
+    weight_c: &Tensor<1>,
+    bias_c: Option<&Tensor<1>>,
+    (epsilon, centred): (f64, bool),
+) -> Option<Tensor<D>> {
+    let (x, weight) = (Buffer::of(x_tensor)?, Buffer::of(weight_c)?);
+    let bias = match bias_c {
+        // One type stands for the storage of both.
+        Some(bias_c) if bias_c.dtype() == weight_c.dtype() => Some(Buffer::of(bias_c)?),
+        Some(_) => return None,
+        None => None,
+    };
+    let (y, rows) = (x.uninitialised_like(), x.len() / weight.len());
+    let statistics = x.uninitialised([rows, 2], DType::F32);
+    let (count, dim, units) = x.cube_per_row(rows, weight.len());
+    forward::launch(
+        &x.0.client,
+        count,
+        dim,
+        x.arg(),
+        weight.arg(),
+        bias.as_ref().map(Buffer::arg).into(),
+        y.arg(),
+        statistics.arg(),
+        epsilon as f32,
+        Form { centred, units },
+        [x.storage(), weight.storage()],
+    );
+    let inputs: Vec<_> = [Some(x_tensor.clone().into_dispatch()), Some(weight_c.clone().into_dispatch())]
+        .into_iter()
+        .chain([bias_c.map(|bias_c| bias_c.clone().into_dispatch())])
+        .flatten()
+        .collect();
+    let arity = inputs.len();
+    let normed = Normed { x, weight, statistics, centred };
+    Some(vjp::attach_some(y.tensor(), inputs, move |dy: Tensor<D>| {
+        let dy = Buffer::of_gradient(dy);
+        let [d_weight, d_bias] = normed.parameter_gradients(&dy).map(|gradient| Some(gradient.into_dispatch()));
+        let mut gradients = vec![normed.input_gradient(&dy).gradient(), d_weight, d_bias];
+        gradients.truncate(arity);
+        gradients
+    }))
+}

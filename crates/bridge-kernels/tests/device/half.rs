@@ -1,0 +1,83 @@
+//! Storage of 16 bits: arithmetic in float32, rounded once. Only the dtypes that the device has are tried; they are printed.
+
+use bridge_kernels::cross_entropy::CrossEntropyOptions;
+use bridge_kernels::rotary::{Positions, RotaryPairing, RotaryTable};
+use bridge_kernels::{Activation, cube};
+use burn::tensor::{FloatDType, Tensor};
+
+use crate::common::{device, ints, read, tensor, values};
+
+/// The 16-bit dtypes that the device has, each with half a unit in its last place, relative.
+fn dtypes() -> Vec<(FloatDType, f32)> {
+    let all = [(FloatDType::F16, 1.0 / 2048.0), (FloatDType::BF16, 1.0 / 256.0)];
+    let (found, missing): (Vec<_>, Vec<_>) = all.into_iter().partition(|(dtype, _)| device().supports_dtype(*dtype));
+    println!("16-bit dtypes of this device: {found:?}; not tried: {missing:?}");
+    found
+}
+
+/// Fails unless every element is within one rounding of what wide storage gives for the same (rounded) inputs.
+fn assert_rounded_once<const D: usize>(name: &str, narrow: Tensor<D>, wide: Tensor<D>, half_ulp: f32) {
+    let dtype = narrow.dtype();
+    for (i, (narrow, wide)) in read(narrow.cast(FloatDType::F32)).iter().zip(read(wide)).enumerate() {
+        let bound = wide.abs() * half_ulp * 1.01 + 1e-6;
+        assert!((narrow - wide).abs() <= bound, "{name}: element {i}: {narrow} is not {wide} rounded to {dtype:?}");
+    }
+}
+
+/// Values rounded to `dtype`, in it and in float32.
+fn both<const D: usize>(seed: u64, shape: [usize; D], dtype: FloatDType) -> [Tensor<D>; 2] {
+    let narrow = tensor(&values(seed, shape.iter().product()), shape, &device()).cast(dtype);
+    [narrow.clone(), narrow.cast(FloatDType::F32)]
+}
+
+/// Output and input gradient of `operation`, in both widths.
+fn check<const D: usize, const E: usize>(name: &str, shape: [usize; D], operation: impl Fn(&Tensor<D>) -> Tensor<E>) {
+    for (dtype, half_ulp) in dtypes() {
+        let run = |x: Tensor<D>| {
+            let x = x.autodiff().require_grad();
+            let y = operation(&x);
+            // A factor that 16 bits can hold.
+            let gradients = (y.clone() * 0.5).sum().backward();
+            (y.without_autodiff(), x.grad(&gradients).expect("it is tracked"))
+        };
+        let [narrow, wide] = both(1, shape, dtype).map(run);
+        assert_rounded_once(&format!("{name}: output"), narrow.0, wide.0, half_ulp);
+        assert_rounded_once(&format!("{name}: gradient"), narrow.1, wide.1, half_ulp);
+    }
+}
+
+#[test]
+fn operations_round_once() {
+    for kind in [Activation::Gelu, Activation::GeluTanh, Activation::Silu, Activation::SquaredRelu] {
+        check(&format!("{kind:?}"), [601], |x| cube::activation(x, kind).expect("it applies"));
+        check(&format!("gated {kind:?}"), [3, 5, 14], |x| cube::glu(x, kind).expect("it applies"));
+    }
+    let table = RotaryTable::new(&[1.0, 0.1, 0.013], 17, RotaryPairing::Halves, &device());
+    check("rotary", [2, 5, 3, 7], |x| cube::apply_rotary(x, &table, &Positions::From(3)).expect("it applies"));
+    // A weight may be wider than the input, and keeps its own dtype.
+    let weight = tensor(&values(2, 13), [13], &device());
+    let bias = tensor(&values(3, 13), [13], &device());
+    check("rms_norm", [7, 13], |x| cube::rms_norm(x, &weight, 1e-5).expect("it applies"));
+    check("layer_norm", [7, 13], |x| cube::layer_norm(x, &weight, Some(&bias), 1e-5).expect("it applies"));
+}
+
+#[test]
+fn cross_entropy_in_bfloat16_sums_in_float32() {
+    let (n, c, v) = (7, 5, 11);
+    for (dtype, _) in dtypes() {
+        let loss = |[x, weight]: [Tensor<2>; 2]| {
+            let targets = ints(&[0, 3, 10, 1, 2, 9, 5], [n], &device());
+            let mask = tensor(&[1.0; 7], [n], &device());
+            cube::linear_cross_entropy(&x, &weight, &targets, &mask, &CrossEntropyOptions::default())
+        };
+        let ([x, wide_x], [weight, wide_weight]) = (both(1, [n, c], dtype), both(2, [v, c], dtype));
+        match loss([x, weight]) {
+            Some(narrow) => {
+                let wide = read(loss([wide_x, wide_weight]).expect("it applies to float32"))[0];
+                // Logits are rounded, as those of the product alone are; seven of them make up the loss.
+                assert!((read(narrow)[0] - wide).abs() <= 7.0 * 4.0 / 256.0);
+            }
+            None => assert_eq!(dtype, FloatDType::F16, "float16 is left to the reference"),
+        }
+    }
+}

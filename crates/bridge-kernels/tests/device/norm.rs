@@ -1,0 +1,67 @@
+//! RMSNorm and LayerNorm.
+
+use bridge_kernels::cube;
+use bridge_kernels::norm::{layer_norm_reference, rms_norm, rms_norm_reference};
+use burn::tensor::Tensor;
+
+use crate::common::{Case, assert_close, device, read, tensor, values};
+
+const EPSILON: f64 = 1e-5;
+
+fn check(n: usize, c: usize) {
+    let inputs = [values(1, n * c), values(2, c), values(3, c)];
+    let rows = |t: &[Tensor<1>]| -> Tensor<2> { t[0].clone().reshape([n, c]) };
+    Case {
+        name: &format!("rms_norm {n} x {c}"),
+        inputs: inputs[..2].to_vec(),
+        fused: &|t, _| cube::rms_norm(&rows(t), &t[1], EPSILON).expect("it applies").reshape([n * c]),
+        reference: &|t, _| rms_norm_reference(rows(t), t[1].clone(), EPSILON).reshape([n * c]),
+    }
+    .check();
+    for arity in [2, 3] {
+        Case {
+            name: &format!("layer_norm {n} x {c} of {arity} inputs"),
+            inputs: inputs[..arity].to_vec(),
+            fused: &|t, _| cube::layer_norm(&rows(t), &t[1], t.get(2), EPSILON).expect("it applies").reshape([n * c]),
+            reference: &|t, _| layer_norm_reference(rows(t), t[1].clone(), t.get(2).cloned(), EPSILON).reshape([n * c]),
+        }
+        .check();
+    }
+}
+
+#[test]
+fn outputs_and_gradients() {
+    check(1, 7);
+    check(3, 5);
+    // More rows than one unit sums, and fewer columns than a cube has units.
+    check(137, 13);
+    // More columns than a cube has units.
+    check(2, 601);
+}
+
+#[test]
+fn one_column() {
+    let x = tensor(&[3.0, -2.0], [2, 1], &device());
+    let y = cube::rms_norm(&x, &tensor(&[2.0], [1], &device()), EPSILON).expect("it applies");
+    assert_close("rms", &read(y), &[6.0 / 9.00001_f32.sqrt(), -4.0 / 4.00001_f32.sqrt()], 2e-6);
+}
+
+#[test]
+fn views_and_more_dimensions() {
+    let x = tensor(&values(1, 5 * 3 * 7), [5, 7, 3], &device()).swap_dims(1, 2);
+    let weight = tensor(&values(2, 14), [14], &device()).narrow(0, 7, 7);
+    let expected = rms_norm_reference(x.clone(), weight.clone(), EPSILON);
+    let y = cube::rms_norm(&x, &weight, EPSILON).expect("it applies");
+    assert_eq!(y.dims(), [5, 3, 7]);
+    assert_close("permuted", &read(y.clone()), &read(expected), 2e-6);
+    assert_eq!(read(rms_norm(x, weight, EPSILON)), read(y), "the public function takes the kernel");
+}
+
+#[test]
+fn it_does_not_apply_to_empty_tensors_and_other_back_ends() {
+    let weight = tensor(&values(2, 7), [7], &device());
+    let empty = tensor(&[], [0, 7], &device());
+    assert!(cube::rms_norm(&empty, &weight, EPSILON).is_none());
+    let on_cpu = tensor(&values(1, 7), [1, 7], &burn::tensor::Device::flex());
+    assert!(cube::rms_norm(&on_cpu, &tensor(&values(2, 7), [7], &burn::tensor::Device::flex()), EPSILON).is_none());
+}

@@ -1,0 +1,87 @@
+//! AdamW and sums of squares.
+
+use bridge_kernels::cube;
+use bridge_kernels::optim::{AdamWState, AdamWStep, adamw, adamw_reference, sum_of_squares};
+use burn::tensor::{Device, Tensor};
+
+use crate::common::{assert_close, device, read, tensor, values};
+
+fn step(number: u64, decoupled: bool) -> AdamWStep {
+    AdamWStep {
+        lr: 0.01,
+        beta1: 0.9,
+        beta2: 0.95,
+        epsilon: 1e-8,
+        weight_decay: 0.1,
+        decoupled,
+        step: number,
+        gradient_scale: 0.25,
+    }
+}
+
+fn flat(values: &[f32], device: &Device) -> Tensor<1> {
+    tensor(values, [values.len()], device)
+}
+
+fn start(n: usize, device: &Device) -> AdamWState {
+    AdamWState {
+        parameter: flat(&values(1, n), device),
+        exp_avg: flat(&vec![0.0; n], device),
+        exp_avg_sq: flat(&vec![0.0; n], device),
+    }
+}
+
+fn read_all(state: &AdamWState) -> [Vec<f32>; 3] {
+    [&state.parameter, &state.exp_avg, &state.exp_avg_sq].map(|x| read(x.clone()))
+}
+
+#[test]
+fn several_steps() {
+    for (n, decoupled) in [(1, true), (601, false), (70_001, true)] {
+        let (mut fused, mut expected) = (start(n, &device()), start(n, &Device::flex()));
+        for number in 1..=3 {
+            let gradient = values(10 + number, n);
+            let step = step(number, decoupled);
+            assert!(cube::adamw_applies_to(&fused, &flat(&gradient, &device())));
+            fused = cube::adamw(fused, &flat(&gradient, &device()), &step);
+            expected = adamw_reference(expected, flat(&gradient, &Device::flex()), &step);
+            for (got, want) in read_all(&fused).iter().zip(read_all(&expected)) {
+                assert_close(&format!("step {number} of {n}"), got, &want, 1e-6);
+            }
+        }
+    }
+}
+
+#[test]
+fn what_others_hold_is_left_alone() {
+    let state = start(20, &device());
+    let before = read_all(&state);
+    let whole = flat(&values(7, 40), &device());
+    let view = AdamWState { parameter: whole.clone().narrow(0, 8, 20), ..state.clone() };
+    let gradient = flat(&values(2, 20), &device());
+    let next = adamw(state.clone(), gradient.clone(), &step(1, true));
+    let from_view = adamw(view, gradient.clone(), &step(1, true));
+    assert_eq!(read_all(&state), before);
+    assert_eq!(read(gradient), values(2, 20));
+    assert_eq!(read(whole), values(7, 40));
+    assert_ne!(read(next.parameter), before[0]);
+    assert_ne!(read(from_view.parameter), values(7, 40)[8..28]);
+}
+
+#[test]
+fn sums_of_squares() {
+    for n in [1, 31, 16_384, 100_003] {
+        let x = values(1, n);
+        let expected: f64 = x.iter().map(|v| f64::from(*v) * f64::from(*v)).sum();
+        let x = flat(&x, &device());
+        let sum = cube::sum_of_squares(&x).expect("it applies");
+        assert!((sum - expected).abs() <= 1e-6 * expected, "n = {n}: {sum}, expected {expected}");
+        assert_eq!(sum_of_squares(&x), sum, "the public function takes the kernel");
+    }
+    let view = flat(&values(1, 50), &device()).narrow(0, 3, 11);
+    let expected: f64 = values(1, 50)[3..14].iter().map(|v| f64::from(*v) * f64::from(*v)).sum();
+    assert!((sum_of_squares(&view) - expected).abs() <= 1e-6 * expected);
+    assert!(!sum_of_squares(&flat(&[f32::INFINITY, 1.0], &device())).is_finite());
+    assert!(!sum_of_squares(&flat(&[f32::NAN, 1.0], &device())).is_finite());
+    assert_eq!(sum_of_squares(&flat(&[], &device())), 0.0);
+}
