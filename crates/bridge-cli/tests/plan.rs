@@ -51,7 +51,8 @@ fn the_world_is_as_small_as_the_sizes_allow() {
     assert_eq!(ranks(&["model.tensor_model_parallel_size=2", "model.pipeline_model_parallel_size=2"]), 4);
     let experts =
         ["model.num_moe_experts=4", "model.expert_model_parallel_size=4", "model.tensor_model_parallel_size=2"];
-    let whole = [&experts[..], &["model.expert_tensor_parallel_size=1", "train.global_batch_size=8"]].concat();
+    let whole = ["model.expert_tensor_parallel_size=1", "model.sequence_parallel=true", "train.global_batch_size=8"];
+    let whole = [&experts[..], &whole[..]].concat();
     assert_eq!(ranks(&whole), 4);
 }
 

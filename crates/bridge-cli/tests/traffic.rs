@@ -40,7 +40,10 @@ fn check(recipe: &str, ranks: &str, short: &str, more: &[&str]) -> Value {
     let text = String::from_utf8_lossy(&output.stdout);
     let found: Value = serde_json::from_str(&text)
         .unwrap_or_else(|_| panic!("{what}: {text}{}", String::from_utf8_lossy(&output.stderr)));
-    for stage in found["measured"]["stages"].as_array().unwrap() {
+    let stages = found["measured"]["stages"].as_array().unwrap();
+    let measured: usize = stages.iter().map(|stage| stage["ranks"].as_array().unwrap().len()).sum();
+    assert_eq!(measured.to_string(), ranks, "{what}: every rank is measured");
+    for stage in stages {
         let memory = ["parameters", "optimizer"].map(|what| &stage[what]);
         for entry in stage["traffic"].as_array().unwrap().iter().chain(memory) {
             assert_eq!(entry["matches"], true, "{what}: stage {}: {entry}", stage["stage"]);

@@ -78,7 +78,8 @@ impl RotaryTable {
 /// `x_bthd` `[b, t, h, d]` -> the same.
 ///
 /// # Panics
-/// If a position lies beyond the table or the head is smaller than the rotated part.
+/// If the head is smaller than the rotated part, or a position lies beyond the table. On GPUs explicit positions are not looked at:
+/// results for those beyond the table are undefined.
 pub fn apply_rotary(x_bthd: Tensor<4>, table: &RotaryTable, positions: &Positions) -> Tensor<4> {
     let [b, t, _, d] = x_bthd.dims();
     table.check([b, t], d, positions);

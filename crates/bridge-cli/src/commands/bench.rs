@@ -10,7 +10,9 @@ use bridge_core::optim::{
     AccumulationDType, Algorithm, Distribution, GradientBuffer, GroupRates, NoOverrides, Optimizer, OptimizerSettings,
     StepScales,
 };
-use bridge_core::train::{Closures, Executor, Recompute, select_device, set_num_threads, with_awake_threads};
+use bridge_core::train::{
+    Closures, Executor, Recompute, in_own_pool, select_device, set_num_threads, with_awake_threads,
+};
 use bridge_kernels::Philox;
 use bridge_models::GptModelConfig;
 use bridge_models::decoder::presets::{NAMES, preset};
@@ -66,7 +68,8 @@ pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
             "device": arguments.device,
             "milliseconds": bench_ops::milliseconds(arguments.steps, &device),
         }),
-        false => with_awake_threads(|| steps(arguments, &device))?,
+        false => in_own_pool(arguments.threads, || with_awake_threads(|| steps(arguments, &device)))
+            .map_err(Failure::run)??,
     };
     if arguments.json {
         line(&report.to_string());

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use bridge_core::config::{World, load};
+use bridge_core::config::{RawConfig, World};
 use bridge_core::data::gpt::Split;
 use bridge_core::data::indexed::{BinAccess, IndexedDataset};
 use bridge_core::data::pack::{DocumentEnd, PackParams, pack};
@@ -192,7 +192,10 @@ fn rewrite(dataset: &IndexedDataset, output: &Path) -> Result<(), Failure> {
 }
 
 fn run_samples(samples: &Samples) -> Result<u8, Failure> {
-    let config = load(&samples.recipe, &samples.overrides, &registry().kinds(), &World::SINGLE)?;
+    let registry = registry();
+    let recipe = RawConfig::from_file(&samples.recipe, &samples.overrides, &registry.kinds())?;
+    // However many ranks train with it, its data is read by one.
+    let config = recipe.for_one_rank().finalize(&World::SINGLE)?;
     let counts = match samples.num_samples.as_slice() {
         [] => [config.samples.train as usize, config.samples.valid as usize, config.samples.test as usize],
         [train, valid, test] => [*train, *valid, *test],
@@ -203,16 +206,15 @@ fn run_samples(samples: &Samples) -> Result<u8, Failure> {
     };
     let config = Arc::new(config);
     let data_parallel = DataParallel { rank: 0, size: config.parallel.data };
-    let datasets = RunData::build_datasets(&config, &registry().datasets, &progress::hidden(), &|tokenizer| {
-        DatasetBuildContext {
+    let datasets =
+        RunData::build_datasets(&config, &registry.datasets, &progress::hidden(), &|tokenizer| DatasetBuildContext {
             train_samples: counts[0],
             valid_samples: counts[1],
             test_samples: counts[2],
             tokenizer,
             data_parallel,
             progress: Arc::new(Silent),
-        }
-    })?;
+        })?;
     let split = Split::from(samples.split);
     let dataset = match split {
         Split::Train => datasets.train,

@@ -21,8 +21,7 @@ impl Callback for Exposed {
 
 /// A model of 4 million parameters, so that computing takes the time it takes in practice.
 const MODEL: [&str; 9] = [
-    // These ranks have no pool of their own.
-    "train.num_threads=null",
+    "train.num_threads=1",
     "model.num_layers=8",
     "model.hidden_size=192",
     "model.ffn_hidden_size=512",

@@ -117,8 +117,8 @@ impl RawConfig {
         finalize::run(self, world, Purpose::Train)
     }
 
-    /// As [`finalize`](Self::finalize), for [`crate::plan`] only: data and tokenizer may be missing, and parallel sizes, experts and
-    /// sharding may be set that no run of this release could have.
+    /// As [`finalize`](Self::finalize), for [`crate::plan`] only: data and tokenizer may be missing, and a few settings may be set
+    /// that no run of this release can have (`PLANNED` in `config/unsupported`).
     ///
     /// # Errors
     /// Every other violated rule.

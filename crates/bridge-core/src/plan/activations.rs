@@ -95,12 +95,13 @@ fn attention(setup: &Setup<'_>) -> Kept {
     let (h, g) = (model.num_attention_heads as u64 / tp, model.num_query_groups as u64 / tp);
     let rotates = model.position_embedding_type == PositionEmbeddingType::Rope;
     let (queries, keys) = (n * h * d * a, n * g * d * a);
-    // Values stay a view of the whole projection.
+    // The kernel works on the whole projection, rotated or not, where nothing comes between.
+    let is_packed = !model.qk_layernorm && setup.layout.context == 1;
     let mut inside = statistics(setup, setup.tokens_between_blocks()) + gathered_stream(setup) + queries + 2 * keys;
     if model.qk_layernorm {
         inside += queries + keys + statistics(setup, n * (h + g));
     }
-    if rotates || model.qk_layernorm {
+    if !is_packed && (rotates || model.qk_layernorm) {
         inside += queries + keys;
     }
     if setup.layout.context > 1 {
@@ -109,7 +110,9 @@ fn attention(setup: &Setup<'_>) -> Kept {
     let output = queries + n * h * FLOAT32;
     // Gradients of the output, and of queries, keys and values.
     let keys_in_hand = 2 * keys * setup.layout.context as u64;
-    Kept { input: stream(setup), inside: inside + output, backward: 2 * queries + keys_in_hand }
+    // Query heads that share a key first form its gradient each for itself.
+    let terms = if h > g { 2 * n * h * d * FLOAT32 } else { 0 };
+    Kept { input: stream(setup), inside: inside + output, backward: 2 * queries + keys_in_hand + terms }
 }
 
 fn mlp(setup: &Setup<'_>, layer: usize) -> Kept {

@@ -29,7 +29,7 @@ pub struct RankMeasurement {
 /// How a plan and a measurement agree.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Comparison {
-    /// Whether all of it does.
+    /// Whether all of it does, on every rank of the layout.
     pub matches: bool,
     /// By pipeline stage.
     pub stages: Vec<StageComparison>,
@@ -96,9 +96,10 @@ impl Plan {
     /// Compares the plan with what all ranks of its layout were seen to do.
     pub fn compare(&self, ranks: &[RankMeasurement]) -> Comparison {
         let stages: Vec<StageComparison> = self.stages.iter().map(|stage| compare(stage, ranks)).collect();
+        let ranks_of_stage = self.layout.world_size / self.layout.pipeline;
         let stage_matches = |stage: &StageComparison| {
             let memory = stage.parameters.matches && stage.optimizer.matches;
-            memory && stage.traffic.iter().all(|traffic| traffic.matches)
+            stage.ranks.len() == ranks_of_stage && memory && stage.traffic.iter().all(|traffic| traffic.matches)
         };
         Comparison { matches: stages.iter().all(stage_matches), stages }
     }

@@ -70,7 +70,7 @@ impl TrainLoader {
             let batch = batch?;
             let found = (batch.batch_size, batch.seq_length);
             if found == expected {
-                return Ok(batch);
+                return every_token_has_all(batch, &kind);
             }
             let shape = |(samples, tokens): (usize, usize)| format!("{samples} samples of {tokens} tokens");
             let (expected, found) = (shape(expected), shape(found));
@@ -79,6 +79,26 @@ impl TrainLoader {
             )))
         })))
     }
+}
+
+/// Refuses a micro-batch whose parts have not one entry for each token.
+fn every_token_has_all(batch: MicroBatch, kind: &str) -> Result<MicroBatch, DataError> {
+    let tokens = batch.batch_size * batch.seq_length;
+    let document_ids = batch.document_ids.as_ref().map_or(tokens, Vec::len);
+    for (name, found) in [
+        ("tokens", batch.tokens.len()),
+        ("labels", batch.labels.len()),
+        ("loss_mask", batch.loss_mask.len()),
+        ("position_ids", batch.position_ids.len()),
+        ("document_ids", document_ids),
+    ] {
+        if found != tokens {
+            let message =
+                format!("the loader of `{kind}` yields {found} {name}, expected one for each of {tokens} tokens");
+            return Err(DataError::Parameter(message));
+        }
+    }
+    Ok(batch)
 }
 
 /// Prints what happens while datasets are built.

@@ -107,7 +107,7 @@ fn fim_params(context: &DatasetFactoryContext) -> Result<FimParams, DataError> {
     })
 }
 
-/// Opens what a user calls a data set: with or without its `.bin` or `.idx`.
+/// The prefix of a dataset that is named with or without its `.bin` or `.idx`.
 pub fn dataset_prefix(path: &Path) -> PathBuf {
     match path.extension().and_then(|e| e.to_str()) {
         Some("bin" | "idx") => path.with_extension(""),

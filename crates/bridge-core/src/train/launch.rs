@@ -23,7 +23,7 @@ pub fn rank_timeout(config: &RunConfig) -> Duration {
 ///
 /// ```ignore
 /// let reports = run_on_threads(&config, rank_timeout(&config), |groups| {
-///     pretrain(config.clone(), RunOptions { groups, ..RunOptions::new(models()) })
+///     pretrain(config.clone(), RunOptions { groups, ..RunOptions::new(registry.clone()) })
 /// })?;
 /// ```
 ///

@@ -75,6 +75,6 @@ pub use run::{GlobalState, HeldBytes, TrainingRun};
 pub use setup::{RunOptions, WatchSignals, build_model, setup};
 pub use step::StepReport;
 pub use text::Bar;
-pub use threads::{set_num_threads, with_awake_threads};
+pub use threads::{in_own_pool, set_num_threads, with_awake_threads};
 pub use token_bytes::TokenBytes;
 pub use train_loop::train;

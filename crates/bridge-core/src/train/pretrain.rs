@@ -6,6 +6,7 @@ use super::exit::{ExitReason, exit_is_requested};
 use super::launch::catch_comm_error;
 use super::run::TrainingRun;
 use super::setup::{RunOptions, setup};
+use super::threads::in_own_pool;
 use super::train_loop::train;
 use crate::checkpoint::TrainState;
 use crate::config::RunConfig;
@@ -25,11 +26,17 @@ pub struct RunReport {
     pub run: TrainingRun,
 }
 
-/// Sets a run up, trains it, and evaluates it on the validation and test splits. All ranks of `options.groups` call this together.
+/// Sets a run up, trains it, and evaluates it on the validation and test splits, in a thread pool of its own unless the caller is in one.
+/// All ranks of `options.groups` call this together.
 ///
 /// # Errors
 /// Those of [`setup`], [`train`] and [`evaluate`]; a communication error of any of them. What was logged and saved before stays.
 pub fn pretrain(config: RunConfig, options: RunOptions) -> Result<RunReport, TrainError> {
+    let threads = config.train.num_threads;
+    in_own_pool(threads, || pretrain_here(config, options))?
+}
+
+fn pretrain_here(config: RunConfig, options: RunOptions) -> Result<RunReport, TrainError> {
     let mut run = setup(config, options)?;
     let outcome = catch_comm_error(|| {
         let outcome = train_and_evaluate(&mut run)?;

@@ -75,6 +75,9 @@ pub(super) fn train_step(run: &mut TrainingRun) -> Result<StepEnd, TrainError> {
     let num_microbatches = run.num_microbatches.num_microbatches();
     let micro_batches = run.next_micro_batches(num_microbatches)?;
     let data_seconds = started.elapsed().as_secs_f64();
+    if !run.computes_on_processor() {
+        return compute_step(run, &micro_batches, started, data_seconds);
+    }
     with_awake_threads(|| compute_step(run, &micro_batches, started, data_seconds))
 }
 

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::TrainError;
 
-/// Makes the CPU back end use `count` threads. The pool is the process's (rayon's global one), so this works once, before
-/// anything computes; asking again for the same number is fine. A rank that is a thread has a pool of its own, and only its size is checked.
+/// Makes the CPU back end use `count` threads. Outside a pool that is the process's (rayon's global one), so this works once, before
+/// anything computes; asking again for the same number is fine. In a pool, a rank's or a run's ([`in_own_pool`]), its size is checked.
 ///
 /// # Errors
 /// If the pool exists already with another size.
@@ -20,17 +20,43 @@ pub fn set_num_threads(count: usize) -> Result<(), TrainError> {
     Err(TrainError::Device(format!("train.num_threads = {count}: this process already computes with {found} threads")))
 }
 
+/// Stack of a pool's thread in bytes: as much as a program's main thread usually has.
+const STACK: usize = 8 << 20;
+
+/// Runs `work` in a thread pool of its own, with `threads` threads or by default all there are. A caller that is in a pool already, as
+/// ranks that are threads are, stays there.
+///
+/// Ranks must not share a pool: a rank that waits for another one would hold a thread which that one needs.
+///
+/// # Errors
+/// If threads cannot be started.
+pub fn in_own_pool<T: Send>(threads: Option<usize>, work: impl FnOnce() -> T + Send) -> Result<T, TrainError> {
+    if rayon::current_thread_index().is_some() {
+        return Ok(work());
+    }
+    let pool = rayon::ThreadPoolBuilder::new()
+        .num_threads(threads.unwrap_or(0))
+        .stack_size(STACK)
+        .build()
+        .map_err(|error| TrainError::Device(format!("the thread pool could not be started: {error}")))?;
+    Ok(pool.install(work))
+}
+
 /// Pauses of a thread that found nothing to do, before it looks again: one to two microseconds.
 const PAUSES: usize = 50;
 /// Looks without success after which a thread lets others run between its looks: where threads outnumber the processor's cores.
-const PATIENCE: usize = 4000;
+const PATIENCE: usize = 1000;
 
-/// Runs `work` on a thread of the CPU back end's pool, and keeps the pool's other threads looking for work until it ends.
+/// Runs `work` and keeps the other threads of the caller's pool ([`in_own_pool`]) looking for work until it ends; outside a pool it just
+/// runs.
 ///
-/// A training step is thousands of parallel regions, with a few microseconds between them in which one thread is busy. Rayon puts
-/// threads that find nothing to sleep in that time, and to wake one takes longer than many a region: without this, a step of a 135M model
-/// takes a fifth longer. The price is processor time where the step itself waits, for other ranks for instance.
+/// A training step on the processor is thousands of parallel regions, with a few microseconds between them in which one thread is busy.
+/// Rayon puts threads that find nothing to sleep in that time, and to wake one takes longer than many a region: without this, a step of a
+/// 135M model takes a fifth longer. The price is processor time where the step itself waits, for other ranks for instance.
 pub fn with_awake_threads<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    if rayon::current_thread_index().is_none() {
+        return work();
+    }
     rayon::scope(|scope| {
         let is_over = Arc::new(AtomicBool::new(false));
         for _ in 1..rayon::current_num_threads() {
@@ -70,7 +96,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn threads_stay_awake_for_the_work_and_no_longer() {
+    fn a_run_has_a_pool_of_its_own_and_ranks_keep_theirs() {
+        let threads = || (rayon::current_thread_index().is_some(), rayon::current_num_threads());
+        assert_eq!(in_own_pool(Some(3), threads).unwrap(), (true, 3));
+        assert_eq!(in_own_pool(Some(3), || in_own_pool(Some(2), threads)).unwrap().unwrap(), (true, 3));
+        assert!(!with_awake_threads(threads).0, "outside a pool nothing moves");
+    }
+
+    #[test]
+    fn the_pool_is_free_again_when_the_work_is_over() {
         for threads in [1, 2, 5] {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads can be started");
             pool.install(|| {

@@ -134,9 +134,10 @@ pub enum Threads {
 /// Below this many multiply-adds a product stays on one thread.
 const PARALLEL_WORK: usize = 96 * 96 * 96;
 
-/// Rows and columns of the smallest piece that a thread is given. Pieces of more than 64 rows or columns have the whole
-/// product's blocking along `k`, so that an element's sum does not depend on the number of pieces.
+/// Rows and columns of the smallest piece that a thread is given, see [`smallest`].
 const MIN_PIECE: (usize, usize) = (96, 128);
+/// Products of at most so many elements are summed in another way by the crate.
+const TINY: usize = 256;
 /// Pieces begin at multiples of these, where the crate's kernel has few ragged edges.
 const PIECE_UNIT: (usize, usize) = (6, 32);
 
@@ -146,13 +147,23 @@ const PIECE_UNIT: (usize, usize) = (6, 32);
 /// column (the gradient of a weight), so then rows are cut, which divides `a`; otherwise columns are, which divides `b`.
 fn pieces(a: &Matrix<'_>, b: &Matrix<'_>, threads: usize) -> (usize, usize) {
     let at_most = |len: usize, min: usize, wanted: usize| (len / min).clamp(1, wanted);
+    let min_rows = smallest(MIN_PIECE.0, PIECE_UNIT.0, b.cols);
+    let min_cols = smallest(MIN_PIECE.1, PIECE_UNIT.1, a.rows);
     if a.col_stride != 1 {
-        let rows = at_most(a.rows, MIN_PIECE.0, threads);
-        (rows, at_most(b.cols, MIN_PIECE.1, threads.div_ceil(rows)))
+        let rows = at_most(a.rows, min_rows, threads);
+        (rows, at_most(b.cols, min_cols, threads.div_ceil(rows)))
     } else {
-        let cols = at_most(b.cols, MIN_PIECE.1, threads);
-        (at_most(a.rows, MIN_PIECE.0, threads.div_ceil(cols)), cols)
+        let cols = at_most(b.cols, min_cols, threads);
+        (at_most(a.rows, min_rows, threads.div_ceil(cols)), cols)
     }
+}
+
+/// The least size of a piece in one dimension, for a size of `other` in the other one.
+///
+/// The sum of an element must not depend on the number of pieces. Pieces of more than 64 rows or columns have the whole product's blocking
+/// along `k`, and those of more than [`TINY`] elements are summed as the whole is. A piece may be smaller than an even share by a unit.
+fn smallest(min: usize, unit: usize, other: usize) -> usize {
+    min.max(TINY / other.max(1) + 1 + unit)
 }
 
 /// Where piece `piece` of `pieces` begins.

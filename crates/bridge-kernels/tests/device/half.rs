@@ -3,7 +3,7 @@
 use bridge_kernels::cross_entropy::CrossEntropyOptions;
 use bridge_kernels::rotary::{Positions, RotaryPairing, RotaryTable};
 use bridge_kernels::{Activation, cube};
-use burn::tensor::{FloatDType, Tensor};
+use burn::tensor::{DType, FloatDType, Tensor};
 
 use crate::common::{device, ints, read, tensor, values};
 
@@ -12,6 +12,7 @@ fn dtypes() -> Vec<(FloatDType, f32)> {
     let all = [(FloatDType::F16, 1.0 / 2048.0), (FloatDType::BF16, 1.0 / 256.0)];
     let (found, missing): (Vec<_>, Vec<_>) = all.into_iter().partition(|(dtype, _)| device().supports_dtype(*dtype));
     println!("16-bit dtypes of this device: {found:?}; not tried: {missing:?}");
+    assert!(!found.is_empty(), "this device has no 16-bit dtype to try");
     found
 }
 
@@ -73,6 +74,7 @@ fn cross_entropy_in_bfloat16_sums_in_float32() {
         let ([x, wide_x], [weight, wide_weight]) = (both(1, [n, c], dtype), both(2, [v, c], dtype));
         match loss([x, weight]) {
             Some(narrow) => {
+                assert_eq!(narrow.dtype(), DType::F32, "the loss is not rounded to 16 bits");
                 let wide = read(loss([wide_x, wide_weight]).expect("it applies to float32"))[0];
                 // Logits are rounded, as those of the product alone are; seven of them make up the loss.
                 assert!((read(narrow)[0] - wide).abs() <= 7.0 * 4.0 / 256.0);

@@ -66,7 +66,16 @@ fn views_are_read_where_they_are() {
 #[test]
 fn the_same_on_any_number_of_threads() {
     // Long, flat, deep and narrow ones: products are cut by rows, by columns, by both or not at all.
-    for (n, i, o) in [(301, 257, 523), (5, 900, 2000), (1501, 700, 70), (66, 1030, 1400), (97, 1100, 129)] {
+    for (n, i, o) in [
+        (301, 257, 523),
+        (5, 900, 2000),
+        (1501, 700, 70),
+        (66, 1030, 1400),
+        (97, 1100, 129),
+        (1, 2048, 512),
+        (1, 960, 2561),
+        (2, 2048, 259),
+    ] {
         let inputs = [values(1, n * i), values(2, o * i), values(3, o)];
         assert_same_on_any_threads(&format!("linear {n} x {i} -> {o}"), || {
             run_all(&inputs, |t| {
