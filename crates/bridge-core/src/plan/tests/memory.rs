@@ -32,8 +32,8 @@ fn states_follow_precision_and_sharding() {
 #[test]
 fn activations_are_what_backward_keeps() {
     let stream = 128 * 64 * 4;
-    // Statistics, normed, projection with values, rotated queries and keys, output, log-sum-exp.
-    let attention = 128 * 4 + stream + 128 * 128 * 4 + 128 * 96 * 4 + stream + 128 * 8 * 4;
+    // Statistics, normed, rotated projection, output, log-sum-exp.
+    let attention = 128 * 4 + stream + 128 * 128 * 4 + stream + 128 * 8 * 4;
     let mlp = 128 * 4 + stream + 128 * (384 + 192) * 4;
     // Statistics, normed, gradients of hidden states and of the output table.
     let head = 128 * 4 + stream + stream + 512 * 64 * 4;
@@ -63,7 +63,7 @@ fn tensor_parallel_ranks_share_what_is_inside_blocks() {
         plan.stages[0].memory.activations
     };
     let stream = 128 * 64 * 4;
-    let (attention, mlp) = (stream + (128 * 128 * 4 + 128 * 96 * 4 + stream + 128 * 8 * 4) / 2, stream + 128 * 576 * 2);
+    let (attention, mlp) = (stream + (128 * 128 * 4 + stream + 128 * 8 * 4) / 2, stream + 128 * 576 * 2);
     let head = 2 * stream + 256 * 64 * 4;
     let plain = kept(&[]);
     assert_eq!(plain, 128 * 8 + 5 * (stream + 128 * 4) + 2 * (attention + mlp) + head);
@@ -75,15 +75,17 @@ fn tensor_parallel_ranks_share_what_is_inside_blocks() {
 fn context_parallel_ranks_hold_all_keys() {
     let alone = tiny(1, &["train.micro_batch_size=1"]).stages[0].memory.activations;
     let shared = tiny(2, &["model.context_parallel_size=2"]).stages[0].memory.activations;
-    // Two sequences of half the length are as many tokens as one whole; gathered keys and values of both come on top.
-    assert_eq!(shared - alone, 2 * 2 * 128 * 32 * 4);
+    // Two sequences of half the length are as many tokens as one whole; gathered keys and values of both come on top, and in both layers
+    // rotated queries and keys beside the projection, on which alone the kernel works where nothing is gathered.
+    assert_eq!(shared - alone, 2 * 2 * 128 * 32 * 4 + 2 * 64 * 96 * 4);
 }
 
 #[test]
 fn working_memory_is_that_of_the_kernels() {
     let memory = tiny(1, &["train.num_threads=3"]).stages[0].memory;
     assert_eq!(memory.cross_entropy, 128 * 512 * 4);
-    assert_eq!(memory.attention, 3 * 2 * 64 * 64 * 4);
+    // A block's scores and their gradients, and the gradients of one head's keys and values.
+    assert_eq!(memory.attention, 3 * 2 * (64 + 8) * 64 * 4);
     assert_eq!(memory.gathered, 0);
     // The feed-forward block's two gradients, and all parameters': one region.
     assert_eq!(memory.backward, 128 * 576 * 4 + 4 * (2 * 32_768 + 2 * 49_280 + 64));

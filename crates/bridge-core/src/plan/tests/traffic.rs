@@ -206,9 +206,10 @@ fn experts_are_cut_in_the_region_of_their_block() {
     // Two micro-batches and two layers of scores of four experts: half gathered in forward, the whole scattered in backward.
     let scores = 128 * 4 * 4;
     assert_eq!(bytes(&plan) - bytes(&tiny(2, &split)), 2 * 2 * (scores / 2 + scores));
-    // Whole experts: each rank sends its half of the tokens, and takes the weights of nobody.
+    // Whole experts: each rank sends its half of the tokens, and takes the weights of nobody. The router's statistics are of all tokens.
     let whole = ["model.expert_tensor_parallel_size=1", "model.expert_model_parallel_size=2"];
     let plan = tiny(2, &[&MOE[..], &split, &whole, &["model.moe_token_dispatcher_type=alltoall"]].concat());
     let rows = 2 * 2 * 4 * 2 * STREAM / 2;
-    assert_eq!(entries(&plan, 0, TrafficKind::Expert), [("ep", AllToAll, 2 * 2 * (4 + 1), rows + 2 * 2 * 4 * 8)]);
+    let expected = [("tp", AllReduce, 4, 4 * (2 * 4 + 1) * 8), ("ep", AllToAll, 2 * 2 * (4 + 1), rows + 2 * 2 * 4 * 8)];
+    assert_eq!(entries(&plan, 0, TrafficKind::Expert), expected);
 }
