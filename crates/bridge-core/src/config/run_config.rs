@@ -279,6 +279,11 @@ impl RunConfig {
         Self { resolved, recipe, warnings, origins }
     }
 
+    /// Whether the device is the processor.
+    pub fn computes_on_processor(&self) -> bool {
+        matches!(self.device.as_str(), "flex" | "cpu")
+    }
+
     /// The layout of the ranks.
     ///
     /// # Errors

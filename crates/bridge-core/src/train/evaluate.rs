@@ -4,7 +4,7 @@ use super::exit::exit_is_requested;
 use super::forward_step::{LM_LOSS, Losses};
 use super::pipeline::EvaluationBatches;
 use super::run::TrainingRun;
-use super::threads::with_awake_threads;
+use super::threads::compute;
 use super::{TrainError, ranks};
 use crate::logging::perplexity;
 use crate::model::Batch;
@@ -85,13 +85,9 @@ pub fn evaluate(run: &mut TrainingRun, split: Split) -> Result<Option<Evaluation
         }
         micro_batches.iter().try_for_each(|micro_batch| run.check_ids(micro_batch))?;
         let batches: Vec<Batch> = micro_batches.iter().map(|micro_batch| run.prepare(micro_batch)).collect();
-        let on_processor = run.computes_on_processor();
         let mut work =
             EvaluationBatches { config: &run.config, batches: &batches, parameters: run.optimizer.parameters() };
-        let loss_sums = match on_processor {
-            true => with_awake_threads(|| run.pipeline.evaluate(&mut run.chunks, batches.len(), &mut work))?,
-            false => run.pipeline.evaluate(&mut run.chunks, batches.len(), &mut work)?,
-        };
+        let loss_sums = compute(&run.config, || run.pipeline.evaluate(&mut run.chunks, batches.len(), &mut work))?;
         for (loss_sum, batch) in loss_sums.into_iter().zip(&batches) {
             for (name, ratio) in run.forward_step.report(loss_sum, batch) {
                 *losses.entry(name).or_default() += ratio;

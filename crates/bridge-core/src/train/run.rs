@@ -95,11 +95,6 @@ impl std::fmt::Debug for TrainingRun {
 }
 
 impl TrainingRun {
-    /// Whether the processor's threads do the work of a step.
-    pub(super) fn computes_on_processor(&self) -> bool {
-        matches!(self.config.device.as_str(), "flex" | "cpu")
-    }
-
     /// The model's chunks on this rank.
     pub fn chunks(&self) -> &[Box<dyn ModelChunk>] {
         &self.chunks

@@ -8,7 +8,7 @@ use bridge_kernels::Philox;
 use super::forward_step::Losses;
 use super::pipeline::StepWork;
 use super::run::TrainingRun;
-use super::threads::with_awake_threads;
+use super::threads::compute;
 use super::{LM_LOSS, TrainError, ranks};
 use crate::data::MicroBatch;
 use crate::logging::TimerLevel;
@@ -75,10 +75,8 @@ pub(super) fn train_step(run: &mut TrainingRun) -> Result<StepEnd, TrainError> {
     let num_microbatches = run.num_microbatches.num_microbatches();
     let micro_batches = run.next_micro_batches(num_microbatches)?;
     let data_seconds = started.elapsed().as_secs_f64();
-    if !run.computes_on_processor() {
-        return compute_step(run, &micro_batches, started, data_seconds);
-    }
-    with_awake_threads(|| compute_step(run, &micro_batches, started, data_seconds))
+    let config = Arc::clone(&run.config);
+    compute(&config, || compute_step(run, &micro_batches, started, data_seconds))
 }
 
 /// Forward, backward and update of a step that began with `data_seconds` of waiting for its data.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::TrainError;
+use crate::config::RunConfig;
 
 /// Makes the CPU back end use `count` threads. Outside a pool that is the process's (rayon's global one), so this works once, before
 /// anything computes; asking again for the same number is fine. In a pool, a rank's or a run's ([`in_own_pool`]), its size is checked.
@@ -77,6 +78,11 @@ pub fn with_awake_threads<T: Send>(work: impl FnOnce() -> T + Send) -> T {
         let _ends = SetOnDrop(is_over);
         work()
     })
+}
+
+/// Runs `work`, [`with_awake_threads`] where they have something to do: if the processor computes.
+pub(super) fn compute<T: Send>(config: &RunConfig, work: impl FnOnce() -> T + Send) -> T {
+    if config.computes_on_processor() { with_awake_threads(work) } else { work() }
 }
 
 struct SetOnDrop(Arc<AtomicBool>);

@@ -3,47 +3,13 @@
 use rayon::prelude::*;
 
 use super::simd::vectorised;
-use crate::optim::{AdamWStep, SgdStep};
+use crate::optim::{AdamWConstants, AdamWStep, SgdStep};
 
 /// Elements of one task. It divides the work, so it is part of the definition of the sums below.
 const CHUNK: usize = 1 << 15;
 
-/// Constants of a step, rounded to float32 once.
-#[derive(Clone, Copy)]
-struct AdamW {
-    gradient_scale: f32,
-    keep: f32,
-    l2: f32,
-    beta1: f32,
-    one_minus_beta1: f32,
-    beta2: f32,
-    one_minus_beta2: f32,
-    root_correction2: f32,
-    epsilon: f32,
-    step_size: f32,
-}
-
-impl AdamW {
-    fn new(step: &AdamWStep) -> Self {
-        let n = i32::try_from(step.step).unwrap_or(i32::MAX);
-        let (keep, l2) = match step.decoupled {
-            true => (1.0 - step.lr * step.weight_decay, 0.0),
-            false => (1.0, step.weight_decay),
-        };
-        Self {
-            gradient_scale: step.gradient_scale as f32,
-            keep: keep as f32,
-            l2: l2 as f32,
-            beta1: step.beta1 as f32,
-            one_minus_beta1: (1.0 - step.beta1) as f32,
-            beta2: step.beta2 as f32,
-            one_minus_beta2: (1.0 - step.beta2) as f32,
-            root_correction2: (1.0 - step.beta2.powi(n)).sqrt() as f32,
-            epsilon: step.epsilon as f32,
-            step_size: (step.lr / (1.0 - step.beta1.powi(n))) as f32,
-        }
-    }
-
+impl AdamWConstants {
+    /// One update of elements that lie side by side.
     #[inline(always)]
     fn run(self, parameter: &mut [f32], exp_avg: &mut [f32], exp_avg_sq: &mut [f32], gradient: &[f32]) {
         let moments = exp_avg.iter_mut().zip(exp_avg_sq);
@@ -59,7 +25,7 @@ impl AdamW {
 
 /// One AdamW update in place; see [`crate::optim::adamw`].
 pub fn adamw(parameter: &mut [f32], exp_avg: &mut [f32], exp_avg_sq: &mut [f32], gradient: &[f32], step: &AdamWStep) {
-    let step = AdamW::new(step);
+    let step = AdamWConstants::new(step);
     parameter
         .par_chunks_mut(CHUNK)
         .zip(exp_avg.par_chunks_mut(CHUNK))

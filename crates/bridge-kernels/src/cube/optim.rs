@@ -6,15 +6,13 @@ use burn::tensor::{DType, Tensor};
 
 use super::Buffer;
 use super::reduce::cube_sum;
-use crate::optim::{AdamWState, AdamWStep};
+use crate::optim::{AdamWConstants, AdamWState, AdamWStep};
 
-/// Constants of a step, rounded to float32 once.
+/// [`AdamWConstants`] as a kernel sees them.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 struct Constants {
     gradient_scale: f32,
-    /// Factor on the parameter: decoupled decay.
     keep: f32,
-    /// Share of the parameter in the gradient: decay that is not decoupled.
     l2: f32,
     beta1: f32,
     one_minus_beta1: f32,
@@ -84,22 +82,18 @@ pub fn adamw(state: AdamWState, gradient: &Tensor<1>, step: &AdamWStep) -> AdamW
 }
 
 fn constants(step: &AdamWStep) -> ConstantsLaunch {
-    let n = i32::try_from(step.step).unwrap_or(i32::MAX);
-    let (keep, l2) = match step.decoupled {
-        true => (1.0 - step.lr * step.weight_decay, 0.0),
-        false => (1.0, step.weight_decay),
-    };
+    let c = AdamWConstants::new(step);
     ConstantsLaunch::new(
-        step.gradient_scale as f32,
-        keep as f32,
-        l2 as f32,
-        step.beta1 as f32,
-        (1.0 - step.beta1) as f32,
-        step.beta2 as f32,
-        (1.0 - step.beta2) as f32,
-        (1.0 - step.beta2.powi(n)).sqrt() as f32,
-        step.epsilon as f32,
-        (step.lr / (1.0 - step.beta1.powi(n))) as f32,
+        c.gradient_scale,
+        c.keep,
+        c.l2,
+        c.beta1,
+        c.one_minus_beta1,
+        c.beta2,
+        c.one_minus_beta2,
+        c.root_correction2,
+        c.epsilon,
+        c.step_size,
     )
 }
 

@@ -78,9 +78,7 @@ pub(crate) fn packed_attention(
         None => None,
     };
     let turn = match rotary {
-        Some((table, positions)) => {
-            Some(Turn::new(table, positions, [b, t])?.with_heads([g * (r + 2), r + 2, r + 1], d))
-        }
+        Some(rotary) => Some(Turn::new(rotary, [b, t], [g * (r + 2), r + 2, r + 1], d)?),
         None => None,
     };
     if let Some(turn) = &turn {

@@ -11,7 +11,7 @@ pub(crate) fn apply_rotary(x_bthd: &Tensor<4>, table: &RotaryTable, positions: &
     let dims = x_bthd.dims();
     let [b, t, heads, head_size] = dims;
     let values = Values::contiguous_of(x_bthd)?;
-    let turn = Turn::new(table, positions, [b, t])?.with_heads([heads, 1, 1], head_size);
+    let turn = Turn::new((table, positions), [b, t], [heads, 1, 1], head_size)?;
     let y = tensor(turn.copy(values.slice(), Direction::Forward), dims);
     Some(attach_one(y, x_bthd.clone(), move |dy| gradient(turn.copy(dy.slice(), Direction::Backward), dims)))
 }
@@ -29,11 +29,17 @@ pub(super) struct Turn {
 }
 
 impl Turn {
-    /// By the positions of `b * t` tokens; `None` if the tables are not float32 on Flex.
+    /// By the positions of `b * t` tokens, each of `heads` heads in groups of `group`, of which the first `turned` turn; `None` if the
+    /// tables are not float32 on Flex.
     ///
     /// # Panics
     /// If a position lies beyond the table.
-    pub fn new(table: &RotaryTable, positions: &Positions, [b, t]: [usize; 2]) -> Option<Self> {
+    pub fn new(
+        (table, positions): (&RotaryTable, &Positions),
+        [b, t]: [usize; 2],
+        [heads, group, turned]: [usize; 3],
+        head_size: usize,
+    ) -> Option<Self> {
         let (cos, sin) = table.cos_sin();
         let (cos, sin) = (Values::contiguous_of(cos)?, Values::contiguous_of(sin)?);
         let positions: Vec<usize> = match positions {
@@ -45,12 +51,7 @@ impl Turn {
             panic!("rotary position {position} is beyond the table's {length}");
         }
         let (pairs, pairing) = (table.rotary_size() / 2, table.pairing());
-        Some(Self { cos, sin, pairs, pairing, positions, heads: [0, 1, 1], head_size: 0 })
-    }
-
-    /// Says what a token consists of: `heads` heads in groups of `group`, of which the first `turned` turn.
-    pub fn with_heads(self, [heads, group, turned]: [usize; 3], head_size: usize) -> Self {
-        Self { heads: [heads, group, turned], head_size, ..self }
+        Some(Self { cos, sin, pairs, pairing, positions, heads: [heads, group, turned], head_size })
     }
 
     /// A rotated copy.

@@ -147,7 +147,7 @@ impl Tally<'_, '_> {
         self.enter(self.row(), times);
         let setup = self.setup;
         let rows = setup.padded_vocab / setup.layout.tensor as u64;
-        let is_chunked = setup.bytes.activation == FLOAT32 && matches!(setup.config.device.as_str(), "flex" | "cpu");
+        let is_chunked = setup.bytes.activation == FLOAT32 && setup.config.computes_on_processor();
         let chunk = match is_chunked {
             true => cross_entropy::chunk_rows(setup.tokens() as usize, rows as usize) as u64,
             false => setup.tokens(),
