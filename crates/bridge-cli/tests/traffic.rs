@@ -7,6 +7,8 @@ use serde_json::Value;
 
 const OVERLAP: [&str; 3] = ["ddp.overlap_grad_reduce=true", "ddp.overlap_param_gather=true", "ddp.bucket_size=20011"];
 const FULL: [&str; 2] = ["ddp.use_megatron_fsdp=true", "ddp.data_parallel_sharding_strategy=optim_grads_params"];
+const GRADIENTS: [&str; 2] = ["ddp.use_megatron_fsdp=true", "ddp.data_parallel_sharding_strategy=optim_grads"];
+const INSTANCES: &str = "ddp.num_distributed_optimizer_instances=2";
 const OPTIMIZER: &str = "ddp.use_distributed_optimizer=true";
 const TIED: &str = "model.share_embeddings_and_output_weights=true";
 const SEQUENCE: &str = "model.sequence_parallel=true";
@@ -102,6 +104,30 @@ fn fully_sharded_parameters() {
     tiny("2", "layers=3", &[&uniform[..], &FULL].concat());
     tiny("4", "tp=2", &[&[SEQUENCE], &FULL[..]].concat());
     moe("2", "ep=2", &FULL);
+    tiny("4", "pp=2 mbs=1 gbs=8", &[&[TIED], &FULL[..]].concat());
+    tiny("4", "pp=2 layers=4 mbs=1 gbs=6", &[&["model.pipeline_schedule=gpipe"], &FULL[..]].concat());
+    tiny("4", "pp=2 layers=4 mbs=1 gbs=8", &[&["model.pipeline_schedule=zb_h1"], &FULL[..]].concat());
+    tiny("4", "pp=2 vp=2 layers=4 mbs=1 gbs=8", &FULL);
+}
+
+#[test]
+fn sharded_gradients() {
+    let found = tiny("2", "mbs=1 gbs=6", &GRADIENTS);
+    // Three micro-batches.
+    assert_eq!(measured(&found, 0, "dp-cp", "reduce_scatter"), 3 * 4 * 164_160);
+    assert_eq!(measured(&found, 0, "dp-cp", "all_gather"), 4 * 164_160 / 2);
+    tiny("4", "pp=2 vp=2 layers=4 mbs=1 gbs=8", &[&GRADIENTS[..], &OVERLAP].concat());
+    moe("4", "ep=2 mbs=1 gbs=8", &GRADIENTS);
+}
+
+#[test]
+fn instances_of_optimizers() {
+    let found = tiny("4", "mbs=1 gbs=8", &[OPTIMIZER, INSTANCES]);
+    assert_eq!(measured(&found, 0, "optimizer", "reduce_scatter"), 4 * 164_160);
+    assert_eq!(measured(&found, 0, "optimizer-replicas", "all_reduce"), 4 * 164_160 / 2);
+    tiny("6", "mbs=1 gbs=12", &[&[INSTANCES, TIED], &FULL[..]].concat());
+    tiny("4", "mbs=1 gbs=8", &[&[INSTANCES, "mixed_precision=bf16_mixed"], &GRADIENTS[..], &OVERLAP].concat());
+    moe("4", "ep=2 mbs=1 gbs=8", &[OPTIMIZER, INSTANCES]);
 }
 
 #[test]

@@ -216,6 +216,27 @@ fn check_tags(schedule: &PipelineSchedule) -> Result<(), TestCaseError> {
     Ok(())
 }
 
+/// Where the loss is, the actions on its chunk after each forward.
+fn check_backward_after_loss(schedule: &PipelineSchedule) -> Result<(), TestCaseError> {
+    let shape = schedule.shape;
+    let last = shape.num_chunks - 1;
+    let of_loss = schedule.ranks[shape.num_stages - 1].iter().filter_map(|action| match *action {
+        Action::Forward { microbatch, chunk } if chunk == last => Some((true, microbatch)),
+        Action::Backward { microbatch, chunk } | Action::BackwardInput { microbatch, chunk } if chunk == last => {
+            Some((false, microbatch))
+        }
+        _ => None,
+    });
+    let of_loss: Vec<(bool, usize)> = of_loss.collect();
+    let follows = of_loss.chunks(2).all(|pair| matches!(*pair, [(true, f), (false, b)] if f == b));
+    if schedule.kind.backward_follows_loss() {
+        prop_assert!(follows, "{}: {:?}", schedule.kind, of_loss);
+    } else if schedule.kind == ScheduleKind::GPipe && shape.num_microbatches > 1 {
+        prop_assert!(!follows, "{}: {:?}", schedule.kind, of_loss);
+    }
+    Ok(())
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -232,6 +253,7 @@ proptest! {
         for kind in kinds {
             let schedule = PipelineSchedule::new(kind, size).unwrap();
             check_tags(&schedule)?;
+            check_backward_after_loss(&schedule)?;
             for sends in [Sends::Rendezvous, Sends::Buffered { capacity: 1 }, ENDLESS] {
                 if kind == ScheduleKind::ZeroBubbleH1 && sends == Sends::Rendezvous {
                     continue;

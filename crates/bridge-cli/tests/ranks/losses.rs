@@ -22,6 +22,20 @@ fn sharded_optimizers_change_no_bit() {
 }
 
 #[test]
+fn sharded_gradients_train_like_one() {
+    let sharded = ["ddp.use_megatron_fsdp=true", "ddp.data_parallel_sharding_strategy=optim_grads"];
+    let single = run(&[]);
+    let found = run(&[&["--ranks", "2", "train.micro_batch_size=1"], &sharded[..]].concat());
+    assert_close(&found, &single, "2 ranks, sharded gradients");
+    let instances = ["--ranks", "4", "train.micro_batch_size=1", "ddp.num_distributed_optimizer_instances=2"];
+    for strategy in ["optim", "optim_grads", "optim_grads_params"] {
+        let strategy = format!("ddp.data_parallel_sharding_strategy={strategy}");
+        let found = run(&[&instances[..], &["ddp.use_megatron_fsdp=true", &strategy]].concat());
+        assert_close(&found, &single, &format!("two instances, {strategy}"));
+    }
+}
+
+#[test]
 fn fully_sharded_ranks_train_like_one() {
     let sharded = ["ddp.use_megatron_fsdp=true", "ddp.data_parallel_sharding_strategy=optim_grads_params"];
     let found = run(&[&["--ranks", "2"], &sharded[..]].concat());
@@ -29,6 +43,12 @@ fn fully_sharded_ranks_train_like_one() {
     let tied = "model.share_embeddings_and_output_weights=true";
     let found = run(&[&["--ranks", "2", tied], &sharded[..]].concat());
     assert_close(&found, &run(&[tied]), "2 ranks, fully sharded, tied");
+    let stages = ["--ranks", "4", "model.pipeline_model_parallel_size=2", "train.micro_batch_size=1", tied];
+    for schedule in ["1f1b", "gpipe", "zb_h1"] {
+        let schedule = format!("model.pipeline_schedule={schedule}");
+        let found = run(&[&stages[..], &sharded, &[&schedule]].concat());
+        assert_close(&found, &run(&[tied]), &format!("2 stages of 2 ranks, {schedule}, fully sharded"));
+    }
 }
 
 #[test]

@@ -20,10 +20,24 @@ pub enum Sharding {
     /// Nothing: each has all gradients and optimizer state.
     #[default]
     None,
-    /// Reduced gradients, master weights and moments (the distributed optimizer).
+    /// Gradients of the whole step, master weights and moments (the distributed optimizer).
     Optimizer,
-    /// Those and the parameters themselves, which are whole only while a segment uses them.
+    /// Those, and gradients from the end of each micro-batch on: only what one micro-batch adds is ever whole.
+    Gradients,
+    /// Those, and the parameters themselves, which are whole only while a segment uses them.
     Full,
+}
+
+impl Sharding {
+    /// Whether optimizer state is divided, and gradients with it once they are reduced.
+    pub fn divides_state(self) -> bool {
+        self != Self::None
+    }
+
+    /// Whether gradients are divided after each micro-batch, and so reduced once for each.
+    pub fn divides_gradients(self) -> bool {
+        matches!(self, Self::Gradients | Self::Full)
+    }
 }
 
 /// How gradients are reduced.
@@ -117,7 +131,9 @@ impl Distribution {
         groups: ProcessGroups,
         settings: DistributionSettings,
     ) -> Result<Self, CommError> {
-        let counts = ReplicaCounts { dense: groups.data_context().size(), expert: groups.expert_data().size() };
+        let shards = |replicas| shard_group(&groups, settings.sharding, replicas);
+        let counts =
+            ReplicaCounts { dense: shards(ReplicaGroup::Dense).size(), expert: shards(ReplicaGroup::Expert).size() };
         let parameters: Vec<Vec<ParameterInfo>> = chunks.iter().map(|chunk| chunk.parameters()).collect();
         let tied = tied_names(&groups, parameters.iter().flatten())?;
         let is_last_copy = groups.embedding().is_some_and(|group| group.size() > 1 && group.rank() > 0);
@@ -125,13 +141,14 @@ impl Distribution {
         for parameter in parameters.iter().flatten() {
             let replicas = parameter.placement.replicas;
             let is_tied = tied.contains(&parameter.name);
-            let (of_replicas, of_copies) = match replicas {
-                ReplicaGroup::Dense => (groups.data_context(), groups.tensor()),
-                ReplicaGroup::Expert => (groups.expert_data(), groups.expert_tensor()),
+            let of_copies = match replicas {
+                ReplicaGroup::Dense => groups.tensor(),
+                ReplicaGroup::Expert => groups.expert_tensor(),
             };
+            let of_shards = shards(replicas);
             let place = Place {
                 replicas,
-                owned: owned_range(parameter.num_elements(), of_replicas.rank(), of_replicas.size()),
+                owned: owned_range(parameter.num_elements(), of_shards.rank(), of_shards.size()),
                 num_elements: parameter.num_elements(),
                 is_trained: parameter.trainable,
                 is_counted: !(parameter.is_replicated() && of_copies.rank() > 0 || is_tied && is_last_copy),
@@ -192,12 +209,25 @@ impl Distribution {
         self.buckets.len()
     }
 
-    /// The ranks over which a kind of parameter is reduced.
+    /// The ranks that hold the same parameters of a kind.
     pub fn replicas(&self, replicas: ReplicaGroup) -> &Group {
-        match replicas {
-            ReplicaGroup::Dense => self.groups.data_context(),
-            ReplicaGroup::Expert => self.groups.expert_data(),
-        }
+        replica_group(&self.groups, replicas)
+    }
+
+    /// The ranks that divide what they hold of a kind among themselves: all replicas, or those of one instance of a distributed optimizer.
+    /// Gradients are reduced here, and where there are several instances, over [`Self::instances`] after that.
+    pub fn shards(&self, replicas: ReplicaGroup) -> &Group {
+        shard_group(&self.groups, self.settings.sharding, replicas)
+    }
+
+    /// The ranks with the same shard in each instance of a distributed optimizer; `None` if there is one instance.
+    pub fn instances(&self, replicas: ReplicaGroup) -> Option<&Group> {
+        instance_group(&self.groups, self.settings.sharding, replicas)
+    }
+
+    /// Whether this rank is in the instance that saves and counts what all have.
+    fn is_first_instance(&self, replicas: ReplicaGroup) -> bool {
+        self.instances(replicas).is_none_or(|group| group.rank() == 0)
     }
 
     /// How gradients are combined.
@@ -237,10 +267,10 @@ impl Distribution {
 
     /// Whether this rank saves the optimizer state it has of a parameter ([`Distribution::state_range`]).
     pub fn saves_state(&self, name: &str) -> bool {
-        match self.settings.sharding {
-            Sharding::None => self.saves_parameter(name),
-            Sharding::Optimizer | Sharding::Full => self.places.get(name).is_some_and(|place| place.is_counted),
+        if !self.settings.sharding.divides_state() {
+            return self.saves_parameter(name);
         }
+        self.places.get(name).is_some_and(|place| place.is_counted && self.is_first_instance(place.replicas))
     }
 
     /// The part of a parameter's reduced gradient that this rank counts in sums over all ranks; `None` if another rank counts it.
@@ -250,7 +280,7 @@ impl Distribution {
         let Some(place) = self.places.get(name) else {
             return Some(gradient.clone());
         };
-        if !place.is_counted {
+        if !place.is_counted || !self.is_first_instance(place.replicas) {
             return None;
         }
         let is_own_part = gradient.dims()[0] == place.owned.len();
@@ -330,10 +360,8 @@ impl Distribution {
     /// What ranks that share a model add up of some parameters. Ranks with other shards of the same parameters send as much.
     fn shared(&self, wanted: impl Fn(&Place) -> bool) -> SharedParameters<'_> {
         let places: Vec<_> = self.places.iter().filter(|(_, place)| place.is_trained && wanted(place)).collect();
-        let parts = |kind: ReplicaGroup| match self.settings.sharding {
-            Sharding::None => 1,
-            Sharding::Optimizer | Sharding::Full => self.replicas(kind).size(),
-        };
+        let divides = self.settings.sharding.divides_state();
+        let parts = |kind: ReplicaGroup| if divides { self.shards(kind).size() } else { 1 };
         let padded = |kind: ReplicaGroup| {
             let of_kind = places.iter().filter(|(_, place)| place.replicas == kind);
             padded_part(of_kind.map(|(_, place)| place.num_elements), parts(kind))
@@ -345,11 +373,31 @@ impl Distribution {
     }
 
     fn range_of(&self, place: &Place) -> Range<usize> {
-        match self.settings.sharding {
-            Sharding::None => 0..place.num_elements,
-            Sharding::Optimizer | Sharding::Full => place.owned.clone(),
-        }
+        if self.settings.sharding.divides_state() { place.owned.clone() } else { 0..place.num_elements }
     }
+}
+
+fn replica_group(groups: &ProcessGroups, replicas: ReplicaGroup) -> &Group {
+    match replicas {
+        ReplicaGroup::Dense => groups.data_context(),
+        ReplicaGroup::Expert => groups.expert_data(),
+    }
+}
+
+fn shard_group(groups: &ProcessGroups, sharding: Sharding, replicas: ReplicaGroup) -> &Group {
+    match (instance_group(groups, sharding, replicas), replicas) {
+        (None, _) => replica_group(groups, replicas),
+        (Some(_), ReplicaGroup::Dense) => groups.distributed_optimizer(),
+        (Some(_), ReplicaGroup::Expert) => groups.expert_distributed_optimizer(),
+    }
+}
+
+fn instance_group(groups: &ProcessGroups, sharding: Sharding, replicas: ReplicaGroup) -> Option<&Group> {
+    let group = match replicas {
+        ReplicaGroup::Dense => groups.distributed_optimizer_replicas(),
+        ReplicaGroup::Expert => groups.expert_distributed_optimizer_replicas(),
+    };
+    (sharding.divides_state() && group.size() > 1).then_some(group)
 }
 
 /// For each parameter the first segment that uses it.

@@ -77,6 +77,11 @@ impl GradientBuffer {
         self.reduced.insert(name.to_owned(), sum);
     }
 
+    /// Takes a gradient that ranks have added up.
+    pub(super) fn take_reduced(&mut self, name: &str) -> Option<Tensor<1>> {
+        self.reduced.remove(name)
+    }
+
     /// Lets reduced gradients take the place of this rank's own.
     pub(super) fn adopt_reduced(&mut self) {
         self.gradients.append(&mut self.reduced);

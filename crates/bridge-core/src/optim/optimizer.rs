@@ -9,7 +9,7 @@ use bridge_kernels::optim::{AdamWState, AdamWStep, SgdStep, adamw, sgd};
 use burn::tensor::{DType, FloatDType, Tensor};
 
 use super::groups::{self, OverrideProvider, ParameterGroup};
-use super::{Distribution, GradientBuffer, GroupSettings, ShardedParameters, Sharding};
+use super::{Distribution, GradientBuffer, GroupSettings, ShardedParameters};
 use crate::model::ModelChunk;
 
 /// The update rule.
@@ -86,7 +86,7 @@ struct Slot {
 
 /// Saved state of an optimizer: named tensors and the number of steps made.
 ///
-/// With a sharded optimizer each rank has only a range of each tensor; the ranks of `Distribution::replicas` together have all of it. Ranks
+/// With a sharded optimizer each rank has only a range of each tensor; the ranks of `Distribution::shards` together have all of it. Ranks
 /// cut all tensors of a parameter alike, in rank order (see [`owned_range`](super::owned_range)).
 #[derive(Clone, Debug, Default)]
 pub struct OptimizerState {
@@ -180,20 +180,17 @@ impl Optimizer {
         let gradient_scale = unscale * clip_coefficient(self.settings.clip_grad, grad_norm);
         self.step += 1;
         let step = Step { algorithm: self.settings.algorithm, rates, step: self.step, gradient_scale };
-        match self.distribution.sharding() {
-            Sharding::None => {
-                for chunk in chunks {
-                    chunk.update_parameters(&mut |name, value| self.update(name, value, gradients, &step));
-                }
+        if self.distribution.sharding().divides_state() {
+            let owned = self.parameters.owned(chunks)?;
+            let mut updated = BTreeMap::new();
+            for (name, value) in owned {
+                let value = self.update(&name, value, gradients, &step);
+                updated.insert(name, value);
             }
-            Sharding::Optimizer | Sharding::Full => {
-                let owned = self.parameters.owned(chunks)?;
-                let mut updated = BTreeMap::new();
-                for (name, value) in owned {
-                    let value = self.update(&name, value, gradients, &step);
-                    updated.insert(name, value);
-                }
-                self.parameters.publish(chunks, updated)?;
+            self.parameters.publish(chunks, updated)?;
+        } else {
+            for chunk in chunks {
+                chunk.update_parameters(&mut |name, value| self.update(name, value, gradients, &step));
             }
         }
         gradients.clear();

@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bridge_dist::comm::{CommError, HostBuffer, Request};
-use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
+use burn::tensor::{DType, Device, Element, Tensor, TensorData};
+use half::bf16;
 
 use super::GradientBuffer;
-use super::bucket::Bucket;
-use super::distribution::{Distribution, Sharding};
+use super::bucket::{Bucket, BucketEntry};
+use super::distribution::Distribution;
 
 /// Element type of gradients on their way between ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +62,7 @@ impl GradientReducer {
     }
 
     /// Starts the reduction of all buckets that are complete once backward of `chunk` has left segment `segment`. Called in the last
-    /// micro-batch (in each, where parameters are sharded), and on all ranks in the same order.
+    /// micro-batch (in each, where gradients are sharded), and on all ranks in the same order.
     ///
     /// # Errors
     /// If a reduction cannot be started.
@@ -75,12 +76,12 @@ impl GradientReducer {
         while let Some(bucket) = distribution.buckets(chunk).get(self.started[chunk])
             && bucket.first_segment >= segment
         {
-            let group = distribution.replicas(bucket.replicas);
+            let group = distribution.shards(bucket.replicas);
             let values = self.fill(bucket, gradients);
             let op = distribution.reduce_op();
-            let request = match distribution.sharding() {
-                Sharding::None => group.start_all_reduce(values, op)?,
-                Sharding::Optimizer | Sharding::Full => group.start_reduce_scatter(values, op)?,
+            let request = match distribution.sharding().divides_state() {
+                true => group.start_reduce_scatter(values, op)?,
+                false => group.start_all_reduce(values, op)?,
             };
             self.in_flight.push(InFlight { chunk, bucket: self.started[chunk], request, started: Instant::now() });
             self.started[chunk] += 1;
@@ -88,41 +89,71 @@ impl GradientReducer {
         Ok(())
     }
 
-    /// Ends a micro-batch whose gradients are reduced by themselves ([`Sharding::Full`]); they are added to those of the micro-batches
-    /// before.
+    /// Ends a micro-batch of a chunk whose gradients are reduced by themselves ([`Sharding::divides_gradients`]); they are added to those of
+    /// the micro-batches before.
+    ///
+    /// [`Sharding::divides_gradients`]: super::Sharding::divides_gradients
     ///
     /// # Errors
     /// If a reduction fails.
-    pub fn end_micro_batch(&mut self, gradients: &mut GradientBuffer) -> Result<(), CommError> {
-        for chunk in 0..self.started.len() {
-            self.left_segment(chunk, 0, gradients)?;
+    pub fn end_micro_batch(&mut self, chunk: usize, gradients: &mut GradientBuffer) -> Result<(), CommError> {
+        self.left_segment(chunk, 0, gradients)?;
+        let in_flight = std::mem::take(&mut self.in_flight).into_iter();
+        let (of_chunk, others) = in_flight.partition(|reduction| reduction.chunk == chunk);
+        self.in_flight = others;
+        self.started[chunk] = 0;
+        self.complete(of_chunk, gradients)
+    }
+
+    /// Starts what has not been started, waits for all, and leaves the reduced gradients in `gradients`: whole ones, or where the optimizer
+    /// is sharded the ranges that this rank owns. Where gradients are sharded too, each micro-batch must have been
+    /// [ended](Self::end_micro_batch).
+    ///
+    /// # Errors
+    /// If a reduction fails.
+    pub fn finish(&mut self, gradients: &mut GradientBuffer) -> Result<(), CommError> {
+        // Where gradients are sharded every micro-batch has been ended by itself; ending another would reduce zeros.
+        if !self.distribution.sharding().divides_gradients() {
+            for chunk in 0..self.started.len() {
+                self.left_segment(chunk, 0, gradients)?;
+            }
+            self.started.fill(0);
+            let all = std::mem::take(&mut self.in_flight);
+            self.complete(all, gradients)?;
         }
-        let first = self.in_flight.first().map(|reduction| reduction.started);
-        for InFlight { chunk, bucket, request, .. } in std::mem::take(&mut self.in_flight) {
+        self.reduce_over_instances(gradients)?;
+        gradients.adopt_reduced();
+        let distribution = Arc::clone(&self.distribution);
+        distribution.complete(gradients, &self.device)
+    }
+
+    /// Waits for reductions and adds what they brought to the reduced gradients.
+    fn complete(&mut self, reductions: Vec<InFlight>, gradients: &mut GradientBuffer) -> Result<(), CommError> {
+        let first = reductions.first().map(|reduction| reduction.started);
+        for InFlight { chunk, bucket, request, .. } in reductions {
             let waiting = Instant::now();
             let reduced = request.wait()?;
             self.times.exposed += waiting.elapsed();
             self.spread(chunk, bucket, &reduced, gradients);
         }
         self.times.in_flight += first.map_or(Duration::ZERO, |first| first.elapsed());
-        self.started.fill(0);
         Ok(())
     }
 
-    /// Starts what has not been started, waits for all, and leaves the reduced gradients in `gradients`: whole ones, or where the optimizer
-    /// is sharded the ranges that this rank owns. Where parameters are sharded too, each micro-batch must have been
-    /// [ended](Self::end_micro_batch).
-    ///
-    /// # Errors
-    /// If a reduction fails.
-    pub fn finish(&mut self, gradients: &mut GradientBuffer) -> Result<(), CommError> {
-        // Where parameters are sharded every micro-batch has been ended by itself; ending another would reduce zeros.
-        if self.distribution.sharding() != Sharding::Full {
-            self.end_micro_batch(gradients)?;
-        }
-        gradients.adopt_reduced();
+    /// Reduces the shards that this rank has of reduced gradients over the other instances of the distributed optimizer.
+    fn reduce_over_instances(&mut self, gradients: &mut GradientBuffer) -> Result<(), CommError> {
         let distribution = Arc::clone(&self.distribution);
-        distribution.complete(gradients, &self.device)
+        let mut reductions = Vec::new();
+        for chunk in 0..distribution.num_chunks() {
+            for (number, bucket) in distribution.buckets(chunk).iter().enumerate() {
+                if let Some(group) = distribution.instances(bucket.replicas) {
+                    let values = self.fill_part(bucket, gradients);
+                    let request = group.start_all_reduce(values, distribution.reduce_op())?;
+                    reductions.push(InFlight { chunk, bucket: number, request, started: Instant::now() });
+                }
+            }
+        }
+        self.complete(reductions, gradients)
     }
 
     /// Forgets a step that will not be finished.
@@ -139,65 +170,70 @@ impl GradientReducer {
     /// A bucket's gradients, moved out of `gradients`. A parameter without gradient counts as zero.
     fn fill(&self, bucket: &Bucket, gradients: &mut GradientBuffer) -> HostBuffer {
         let scale = self.distribution.scale_before(bucket.replicas);
-        let mut values_of = |name: &str, dtype: FloatDType| -> Option<TensorData> {
+        let take = |name: &str| {
             let gradient = gradients.take_unchanged(name)?;
-            let gradient = if scale == 1.0 { gradient } else { gradient * scale };
-            let fits = FloatDType::from(gradient.dtype()) == dtype;
-            Some(if fits { gradient.into_data() } else { gradient.cast(dtype).into_data() })
+            Some(if scale == 1.0 { gradient } else { gradient * scale })
         };
         match self.wire {
-            Wire::Float32 => {
-                let mut values = vec![0_f32; bucket.len()];
-                for entry in &bucket.entries {
-                    if let Some(data) = values_of(&entry.name, FloatDType::F32) {
-                        let slice = data.as_slice::<f32>().expect("gradients were cast to float32");
-                        bucket.scatter(entry, slice, &mut values);
-                    }
-                }
-                values.into()
-            }
-            Wire::BFloat16 => {
-                let mut values = vec![half::bf16::ZERO; bucket.len()];
-                for entry in &bucket.entries {
-                    if let Some(data) = values_of(&entry.name, FloatDType::BF16) {
-                        let slice = data.as_slice::<half::bf16>().expect("gradients were cast to bfloat16");
-                        bucket.scatter(entry, slice, &mut values);
-                    }
-                }
-                values.into()
-            }
+            Wire::Float32 => packed(bucket, bucket.len(), take, Bucket::scatter::<f32>).into(),
+            Wire::BFloat16 => packed(bucket, bucket.len(), take, Bucket::scatter::<bf16>).into(),
         }
     }
 
-    /// Puts a reduced bucket back as gradients of its parameters.
+    /// This rank's part of a bucket's reduced gradients, moved out of `gradients`.
+    fn fill_part(&self, bucket: &Bucket, gradients: &mut GradientBuffer) -> HostBuffer {
+        fn put<T: Copy>(rank: usize) -> impl Fn(&Bucket, &BucketEntry, &[T], &mut [T]) {
+            move |bucket, entry, own, part| part[bucket.within_part(entry, rank)].copy_from_slice(own)
+        }
+        let rank = self.distribution.shards(bucket.replicas).rank();
+        let take = |name: &str| gradients.take_reduced(name);
+        match self.wire {
+            Wire::Float32 => packed(bucket, bucket.part_len(), take, put::<f32>(rank)).into(),
+            Wire::BFloat16 => packed(bucket, bucket.part_len(), take, put::<bf16>(rank)).into(),
+        }
+    }
+
+    /// Puts a reduced bucket, or this rank's part of it, back as gradients of its parameters.
     fn spread(&self, chunk: usize, bucket: usize, reduced: &HostBuffer, gradients: &mut GradientBuffer) {
         let bucket = &self.distribution.buckets(chunk)[bucket];
-        let rank = self.distribution.replicas(bucket.replicas).rank();
-        let sharding = self.distribution.sharding();
         for entry in &bucket.entries {
             let tensor = match reduced {
-                HostBuffer::F32(values) => {
-                    let own = match sharding {
-                        Sharding::None => bucket.gather(entry, values),
-                        Sharding::Optimizer | Sharding::Full => values[bucket.within_part(entry, rank)].to_vec(),
-                    };
-                    self.tensor(own, DType::F32)
-                }
-                HostBuffer::Bf16(values) => {
-                    let own = match sharding {
-                        Sharding::None => bucket.gather(entry, values),
-                        Sharding::Optimizer | Sharding::Full => values[bucket.within_part(entry, rank)].to_vec(),
-                    };
-                    self.tensor(own, DType::BF16)
-                }
+                HostBuffer::F32(values) => self.tensor(self.own(bucket, entry, values), DType::F32),
+                HostBuffer::Bf16(values) => self.tensor(self.own(bucket, entry, values), DType::BF16),
                 other => unreachable!("gradients do not travel as {}", other.dtype()),
             };
             gradients.add_reduced(&entry.name, tensor);
         }
     }
 
-    fn tensor<E: burn::tensor::Element>(&self, values: Vec<E>, dtype: DType) -> Tensor<1> {
+    /// What this rank keeps of a parameter's reduced gradient.
+    fn own<T: Copy>(&self, bucket: &Bucket, entry: &BucketEntry, values: &[T]) -> Vec<T> {
+        if !self.distribution.sharding().divides_state() {
+            return bucket.gather(entry, values);
+        }
+        let rank = self.distribution.shards(bucket.replicas).rank();
+        values[bucket.within_part(entry, rank)].to_vec()
+    }
+
+    fn tensor<E: Element>(&self, values: Vec<E>, dtype: DType) -> Tensor<1> {
         let count = values.len();
         Tensor::from_data(TensorData::new(values, [count]), (&self.device, dtype))
     }
+}
+
+/// The values that `take` gives for the parameters of a bucket, each where `put` puts it among `length` elements; zero where there are none.
+fn packed<T: Element + Copy + Default>(
+    bucket: &Bucket,
+    length: usize,
+    mut take: impl FnMut(&str) -> Option<Tensor<1>>,
+    put: impl Fn(&Bucket, &BucketEntry, &[T], &mut [T]),
+) -> Vec<T> {
+    let mut values = vec![T::default(); length];
+    for entry in &bucket.entries {
+        if let Some(gradient) = take(&entry.name) {
+            let gradient = if gradient.dtype() == T::dtype() { gradient } else { gradient.cast(T::dtype()) };
+            put(bucket, entry, gradient.into_data().as_slice().expect("gradients were cast"), &mut values);
+        }
+    }
+    values
 }

@@ -61,9 +61,14 @@ impl ShardedParameters {
         Self { distribution, device, dtype, shards: BTreeMap::new(), states, uses, waited: Duration::ZERO }
     }
 
+    /// What is divided among data-parallel ranks.
+    pub fn sharding(&self) -> Sharding {
+        self.distribution.sharding()
+    }
+
     /// Whether parameters are dropped between uses, so that every segment is recomputed from its input.
-    pub fn is_full(&self) -> bool {
-        self.distribution.sharding() == Sharding::Full
+    fn is_full(&self) -> bool {
+        self.sharding() == Sharding::Full
     }
 
     /// Makes sure that the parameters which some segments of a chunk use have their values.
@@ -256,7 +261,7 @@ impl ShardedParameters {
 
     /// Starts to gather one bucket from the ranges that `owned` gives.
     fn start(&self, bucket: &Bucket, mut owned: impl FnMut(&str) -> Option<Tensor<1>>) -> Result<Request, CommError> {
-        let group = self.distribution.replicas(bucket.replicas);
+        let group = self.distribution.shards(bucket.replicas);
         let rank = group.rank();
         let parts = bucket.entries.iter().map(|entry| {
             let owned = owned(&entry.name).expect("every parameter of a bucket has an owned range");

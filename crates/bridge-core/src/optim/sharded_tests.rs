@@ -10,7 +10,7 @@ use burn::tensor::{Device, FloatDType, Tensor};
 
 use super::bucket::owned_range;
 use super::*;
-use crate::model::ModelChunk;
+use crate::model::{ModelChunk, ReplicaGroup};
 use crate::testing::toy;
 use crate::train::TrainError;
 
@@ -34,13 +34,9 @@ fn fill(buffer: &mut GradientBuffer, chunk: &dyn ModelChunk, seed: usize) {
 }
 
 /// The state of the optimizer with each tensor whole, from the ranges that the ranks own.
-fn whole_state(
-    optimizer: &Optimizer,
-    groups: &ProcessGroups,
-    chunk: &dyn ModelChunk,
-) -> Result<OptimizerState, CommError> {
+fn whole_state(optimizer: &Optimizer, chunk: &dyn ModelChunk) -> Result<OptimizerState, CommError> {
     let OptimizerState { mut tensors, ranges, step } = optimizer.state();
-    let group = groups.data_context();
+    let group = optimizer.distribution().shards(ReplicaGroup::Dense);
     for info in chunk.parameters() {
         let owned = |rank: usize| owned_range(info.num_elements(), rank, group.size());
         let part = (0..group.size()).map(|rank| owned(rank).len()).max().unwrap_or(0);
@@ -62,8 +58,18 @@ fn whole_state(
 }
 
 fn train(ranks: usize, dtype: FloatDType, settings: DistributionSettings) -> Vec<Trained> {
+    train_instances((ranks, 1), dtype, settings)
+}
+
+/// With several instances of the distributed optimizer.
+fn train_instances(
+    (ranks, instances): (usize, usize),
+    dtype: FloatDType,
+    settings: DistributionSettings,
+) -> Vec<Trained> {
     let program = |world| -> Result<Trained, TrainError> {
-        let mesh = Mesh::new(ranks, ParallelSizes::default(), RankOrder::default()).expect("a mesh");
+        let sizes = ParallelSizes { num_distributed_optimizer_instances: instances, ..ParallelSizes::default() };
+        let mesh = Mesh::new(ranks, sizes, RankOrder::default()).expect("a mesh");
         let groups = ProcessGroups::new(world, mesh)?;
         let rank = groups.world().rank();
         let mut chunks = vec![toy(3, dtype)];
@@ -81,8 +87,8 @@ fn train(ranks: usize, dtype: FloatDType, settings: DistributionSettings) -> Vec
             for segment in (0..chunks[0].segments().len()).rev() {
                 reducer.left_segment(0, segment, &mut gradients)?;
             }
-            if settings.sharding == Sharding::Full {
-                reducer.end_micro_batch(&mut gradients)?;
+            if settings.sharding.divides_gradients() {
+                reducer.end_micro_batch(0, &mut gradients)?;
             }
             reducer.finish(&mut gradients)?;
             let rates: Vec<_> = optimizer
@@ -95,7 +101,7 @@ fn train(ranks: usize, dtype: FloatDType, settings: DistributionSettings) -> Vec
             norms.push(outcome.grad_norm);
             if step == 1 {
                 // A run that is interrupted goes on with what it saved.
-                let whole = whole_state(&optimizer, distribution.groups(), chunks[0].as_ref())?;
+                let whole = whole_state(&optimizer, chunks[0].as_ref())?;
                 assert!(optimizer.load_state(whole).is_empty());
             }
         }
@@ -104,7 +110,7 @@ fn train(ranks: usize, dtype: FloatDType, settings: DistributionSettings) -> Vec
             assert_eq!(state.tensors[name].dims()[0], range.len(), "{name}");
         }
         let elements = |state: &OptimizerState| state.tensors.values().map(|tensor| tensor.dims()[0]).sum::<usize>();
-        let whole_state = whole_state(&optimizer, distribution.groups(), chunks[0].as_ref())?;
+        let whole_state = whole_state(&optimizer, chunks[0].as_ref())?;
         optimizer.parameters().make_whole(&mut chunks)?;
         let mut values = BTreeMap::new();
         chunks[0].visit_parameters(&mut |name, value| {
@@ -123,6 +129,8 @@ fn sharding_changes_no_bit() {
             (Sharding::None, BucketRule::Elements(150), Gather::AfterStep),
             (Sharding::Optimizer, BucketRule::One, Gather::AfterStep),
             (Sharding::Optimizer, BucketRule::Elements(150), Gather::DuringForward),
+            (Sharding::Gradients, BucketRule::One, Gather::AfterStep),
+            (Sharding::Gradients, BucketRule::Elements(150), Gather::DuringForward),
             (Sharding::Full, BucketRule::One, Gather::AfterStep),
         ] {
             let settings = DistributionSettings { sharding, bucket_rule, gather, ..DistributionSettings::default() };
@@ -142,6 +150,37 @@ fn sharding_changes_no_bit() {
                     let tensors = trained.whole_state.tensors.len() as f64;
                     assert!(off < tensors, "{what}: {own} of {all} elements of state");
                 }
+            }
+        }
+    }
+}
+
+#[test]
+fn instances_of_an_optimizer_train_alike() {
+    let numbers = |tensor: &Tensor<1>| tensor.to_data().iter::<f64>().collect::<Vec<f64>>();
+    for average in [Averaging::InLoss, Averaging::InCollective] {
+        let plain = DistributionSettings { average, ..DistributionSettings::default() };
+        let expected = &train(6, FloatDType::F32, plain)[0];
+        for sharding in [Sharding::Optimizer, Sharding::Gradients, Sharding::Full] {
+            let settings = DistributionSettings { sharding, ..plain };
+            let found = train_instances((6, 2), FloatDType::F32, settings);
+            for (rank, trained) in found.iter().enumerate() {
+                let what = format!("{sharding:?}, {average:?}, rank {rank}");
+                assert!(trained.values == found[0].values, "{what}: ranks differ");
+                // The same sums in another order. Moments follow gradients smoothly, as parameters do not where a sum is nearly zero.
+                for (found, expected) in trained.norms.iter().zip(&expected.norms) {
+                    assert!((found - expected).abs() <= 1e-6 * expected, "{what}: norm {found}, expected {expected}");
+                }
+                assert_eq!(trained.whole_state.tensors.len(), expected.whole_state.tensors.len());
+                for (name, tensor) in &trained.whole_state.tensors {
+                    let expected = numbers(&expected.whole_state.tensors[name]);
+                    let scale = expected.iter().fold(0.0_f64, |max, value| max.max(value.abs()));
+                    let close = |(a, b): (f64, &f64)| (a - b).abs() <= 2e-6 * scale;
+                    assert!(numbers(tensor).into_iter().zip(&expected).all(close), "{what}: {name}");
+                }
+                let (own, all) = trained.state;
+                let off = (own as f64 - all as f64 / 3.0).abs();
+                assert!(off < trained.whole_state.tensors.len() as f64, "{what}: {own} of {all} elements of state");
             }
         }
     }

@@ -100,12 +100,12 @@ fn of_stage(setup: &Setup<'_>, (rates, links): (&Rates, &Links), stage: &StagePl
     }
     // What is reduced or gathered once hides behind one micro-batch; what moves with each, behind each.
     let hidden = |time: f64, behind: f64, times: f64| (time - behind * times).max(0.0);
-    let times = if setup.sharding() == Sharding::Full { microbatches } else { 1.0 };
+    let times = |is_each: bool| if is_each { microbatches } else { 1.0 };
     if setup.config.ddp.overlap_grad_reduce {
-        reduction = hidden(reduction, backward, times);
+        reduction = hidden(reduction, backward, times(setup.sharding().divides_gradients()));
     }
     if setup.config.ddp.overlap_param_gather || setup.config.optimizer.overlap_param_gather {
-        gather = hidden(gather, forward, times);
+        gather = hidden(gather, forward, times(setup.sharding() == Sharding::Full));
     }
     seconds.replicas = reduction + gather;
     seconds

@@ -49,15 +49,16 @@ pub(super) fn of_stage(setup: &Setup<'_>, stage: usize, activations: u64) -> Mem
     let chunks = &setup.stages[stage];
     let bytes = setup.bytes;
     let share = |is_sharded: bool, size: u64| sharded(setup, &parameters, is_sharded) * size;
-    let (is_full, is_any) = (setup.sharding() == Sharding::Full, setup.sharding() != Sharding::None);
+    let sharding = setup.sharding();
+    let is_full = sharding == Sharding::Full;
     let has_head = chunks.iter().any(|chunk| chunk.loss);
     let has_layers = chunks.iter().any(|chunk| !chunk.layers.is_empty());
     let recompute = chunks.iter().map(|chunk| of_chunk(setup, chunk).recomputed).max().unwrap_or(0);
     let backward = chunks.iter().map(|chunk| backward_of_chunk(setup, chunk)).max().unwrap_or(0);
     let mut memory = Memory {
         parameters: share(is_full, bytes.parameter),
-        gradients: share(is_full, bytes.gradient),
-        optimizer: share(is_any, bytes.optimizer),
+        gradients: share(sharding.divides_gradients(), bytes.gradient),
+        optimizer: share(sharding.divides_state(), bytes.optimizer),
         activations,
         recompute,
         backward: backward + fresh_gradients(setup, stage),

@@ -25,15 +25,15 @@ pub(super) fn stage_segments(setup: &Setup<'_>, stage: usize) -> Vec<Segment> {
     setup.stages[stage].iter().flat_map(chunk_segments).collect()
 }
 
-/// A chunk's segments by region. Where the model ends backward comes next, so the last region's graph stays whatever is recomputed.
+/// A chunk's segments by region. Where the model ends and backward comes next, the last region's graph stays whatever is recomputed.
 pub(super) fn chunk_regions(setup: &Setup<'_>, chunk: &StageContent) -> Vec<(Region, Vec<Segment>)> {
     let segments = chunk_segments(chunk);
     let cut = regions(&segments, &setup.recompute, configured_cuts(setup.config));
-    let last = cut.len().saturating_sub(1);
+    let kept = cut.len().checked_sub(1).filter(|_| chunk.loss && setup.schedule.backward_follows_loss());
     let numbered = cut.into_iter().enumerate();
-    let kept = numbered
-        .map(|(index, region)| Region { recomputed: region.recomputed && !(index == last && chunk.loss), ..region });
-    kept.map(|region| (region.clone(), segments[region.segments].to_vec())).collect()
+    let regions =
+        numbered.map(|(index, region)| Region { recomputed: region.recomputed && Some(index) != kept, ..region });
+    regions.map(|region| (region.clone(), segments[region.segments].to_vec())).collect()
 }
 
 /// FLOPs of a rank of a stage in a step, the forwards that recompute repeats included.

@@ -190,10 +190,8 @@ impl<'a> Setup<'a> {
 
     /// Ranks over which the optimizer state of dense parameters and of experts is sharded, or their gradients are reduced where it is not.
     pub fn shards(&self) -> ReplicaCounts {
-        let instances = match self.sharding() {
-            Sharding::None => 1,
-            Sharding::Optimizer | Sharding::Full => self.config.ddp.num_distributed_optimizer_instances,
-        };
+        let divides = self.sharding().divides_state();
+        let instances = if divides { self.config.ddp.num_distributed_optimizer_instances } else { 1 };
         let dense = self.layout.data * self.layout.context;
         ReplicaCounts { dense: dense / instances, expert: self.layout.expert_data / instances }
     }

@@ -58,6 +58,7 @@ fn sharding(config: &RunConfig) -> Sharding {
     let ddp = &config.ddp;
     match ddp.data_parallel_sharding_strategy {
         config::ShardingStrategy::OptimGradsParams if ddp.use_megatron_fsdp => Sharding::Full,
+        config::ShardingStrategy::OptimGrads if ddp.use_megatron_fsdp => Sharding::Gradients,
         _ if ddp.use_distributed_optimizer => Sharding::Optimizer,
         _ => Sharding::None,
     }

@@ -13,8 +13,8 @@ use crate::model::{ForwardContext, ModelChunk, SegmentOutput, SegmentRole};
 #[derive(Clone, Debug)]
 pub struct Executor {
     regions: Vec<Region>,
-    /// Whether the chunk ends with the loss, and not at a stage boundary.
-    ends_with_loss: bool,
+    /// Whether the graph of the last region stays even if the region is recomputed.
+    keeps_last: bool,
 }
 
 /// What happens around the regions of a pass. Errors are those of ranks that communicate there.
@@ -111,8 +111,14 @@ impl Executor {
         let segments = chunk.segments();
         Self {
             regions: plan(&segments, recompute, cuts),
-            ends_with_loss: segments.last().is_some_and(|segment| segment.role == SegmentRole::Head),
+            keeps_last: segments.last().is_some_and(|segment| segment.role == SegmentRole::Head),
         }
+    }
+
+    /// Says whether the backward pass of a micro-batch comes next after its forward pass where the model ends. If so, as is assumed unless
+    /// this is called, the graph of the last region stays: dropping it would save nothing.
+    pub fn with_backward_next(self, is_next: bool) -> Self {
+        Self { keeps_last: self.keeps_last && is_next, ..self }
     }
 
     /// Sum of the masked loss of a chunk that has all its parameters, without gradients. `chunk` is an inference copy.
@@ -197,8 +203,7 @@ impl Executor {
         for (index, region) in self.regions.iter().enumerate() {
             let is_last = index + 1 == self.regions.len();
             hooks.before(chunk, self.around(index))?;
-            // Where the model ends, backward comes next: dropping the graph would save nothing.
-            let drops_graph = region.recomputed && !(is_last && self.ends_with_loss);
+            let drops_graph = region.recomputed && !(is_last && self.keeps_last);
             let (output, plain) = if drops_graph {
                 let plain = input.clone().map(Tensor::without_autodiff);
                 let output = run(chunk.inference().as_ref(), region.segments.clone(), plain, context);

@@ -23,7 +23,9 @@ fn gradients(recompute: &Recompute, cuts: Cuts, dtype: FloatDType) -> (f32, BTre
         sums.insert(name.to_owned(), sum);
     };
     let mut hooks = Closures { objective: &mut |sum| sum * 0.5, on_gradient: &mut on_gradient };
-    let executor = Executor::with_cuts(chunk.as_ref(), recompute, cuts);
+    // Where everything is cut, also with the last region recomputed.
+    let executor =
+        Executor::with_cuts(chunk.as_ref(), recompute, cuts).with_backward_next(cuts != Cuts::EachLayerRecomputed);
     let loss = executor.forward_backward(chunk.as_mut(), &context, &mut hooks).unwrap();
     let values = sums
         .into_iter()

@@ -80,7 +80,7 @@ const BAD_INPUT: u8 = 2;
 fn program_failed(world: &dyn Communicator, rank: usize, doing: &str) -> CommError {
     CommError {
         rank: world.rank(),
-        size: world.size(),
+        world_ranks: world.world_ranks(),
         group: world.name().to_owned(),
         operation: doing.to_owned(),
         kind: Box::new(CommErrorKind::ProgramFailed { message: format!("rank {rank} reported an error") }),

@@ -150,6 +150,10 @@ impl Communicator for CountingCommunicator {
         self.inner.name()
     }
 
+    fn world_ranks(&self) -> Arc<[usize]> {
+        self.inner.world_ranks()
+    }
+
     fn timeout(&self) -> Duration {
         self.inner.timeout()
     }

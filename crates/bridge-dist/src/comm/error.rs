@@ -1,5 +1,6 @@
 //! What goes wrong between ranks, as values: who saw it, in which group and operation, what was expected and found.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,28 +9,27 @@ use std::time::Duration;
 /// After an error that involves other ranks (everything except
 /// [`InvalidArgument`](CommErrorKind::InvalidArgument)) the whole world of the communicator is failed: each rank's
 /// current or next operation in any group reports [`Aborted`](CommErrorKind::Aborted) with this error as its cause.
-#[derive(Clone, Debug, thiserror::Error)]
-#[error("rank {rank} of group `{group}` (size {size}) in {operation}: {kind}")]
+///
+/// The text names ranks as the world numbers them.
+#[derive(Clone, Debug)]
 pub struct CommError {
     /// The rank, within `group`, that reports the error.
     pub rank: usize,
-    /// Number of ranks in the group.
-    pub size: usize,
+    /// The group's ranks as ranks of the world.
+    pub world_ranks: Arc<[usize]>,
     /// Name of the group.
     pub group: String,
     /// The operation with its arguments, e.g. `all_reduce(sum, 12 x f32)`.
     pub operation: String,
     /// What happened.
-    #[source]
     pub kind: Box<CommErrorKind>,
 }
 
 /// What happened to an operation.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum CommErrorKind {
     /// The arguments cannot be right on this rank, whatever the other ranks do. Nothing was sent.
-    #[error("{what}: expected {expected}, found {found}")]
     InvalidArgument {
         /// The argument.
         what: &'static str,
@@ -39,7 +39,6 @@ pub enum CommErrorKind {
         found: String,
     },
     /// Ranks of one group are not doing the same thing (operation, element type, length, root, reduction, counts).
-    #[error("rank {peer} does something else: expected {expected}, found {found}")]
     Mismatch {
         /// The rank, within the group, that differs from the majority.
         peer: usize,
@@ -49,7 +48,6 @@ pub enum CommErrorKind {
         found: String,
     },
     /// Other ranks did not arrive in time.
-    #[error("waited {waited:?} for {}", describe_missing(missing))]
     Timeout {
         /// The time limit that passed.
         waited: Duration,
@@ -57,7 +55,6 @@ pub enum CommErrorKind {
         missing: Vec<(usize, String)>,
     },
     /// A rank that is needed here has dropped its communicator (usually it returned, or returned an error).
-    #[error("rank {peer} has left the group; its last operation was {last_operation}")]
     PeerGone {
         /// The rank, within the group, that left.
         peer: usize,
@@ -65,25 +62,21 @@ pub enum CommErrorKind {
         last_operation: String,
     },
     /// This rank panicked.
-    #[error("the rank panicked: {message}")]
     Panicked {
         /// The panic message.
         message: String,
     },
     /// This rank's program returned an error of its own.
-    #[error("the rank's program failed: {message}")]
     ProgramFailed {
         /// That error as text.
         message: String,
     },
     /// Another operation failed earlier, on this or another rank, and took the world down.
-    #[error("stopped because of an earlier failure: {cause}")]
     Aborted {
         /// The first failure of the world.
         cause: Arc<CommError>,
     },
     /// The library that moves the bytes reported an error.
-    #[error("{library} reported: {message}")]
     Transport {
         /// The library.
         library: &'static str,
@@ -93,6 +86,11 @@ pub enum CommErrorKind {
 }
 
 impl CommError {
+    /// Number of ranks in the group.
+    pub fn size(&self) -> usize {
+        self.world_ranks.len()
+    }
+
     /// The first failure of the world: the cause of an [`Aborted`](CommErrorKind::Aborted) error, otherwise this error.
     pub fn root_cause(&self) -> &CommError {
         match &*self.kind {
@@ -100,12 +98,90 @@ impl CommError {
             _ => self,
         }
     }
+
+    /// A rank of the group as a rank of the world.
+    fn world_rank(&self, rank: usize) -> usize {
+        self.world_ranks.get(rank).copied().unwrap_or(rank)
+    }
+
+    fn is_numbered_as_world(&self) -> bool {
+        self.world_ranks.iter().enumerate().all(|(rank, world_rank)| rank == *world_rank)
+    }
 }
 
-fn describe_missing(missing: &[(usize, String)]) -> String {
-    let describe = |(rank, last): &(usize, String)| match last.as_str() {
-        "" => format!("rank {rank}"),
-        last => format!("rank {rank} (last seen in {last})"),
-    };
-    missing.iter().map(describe).collect::<Vec<_>>().join(", ")
+impl std::error::Error for CommError {}
+
+impl fmt::Display for CommError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { rank, group, operation, .. } = self;
+        if self.is_numbered_as_world() {
+            write!(f, "rank {rank} of group `{group}` (size {}) in {operation}: ", self.size())?;
+        } else {
+            let (own, ranks) = (self.world_rank(*rank), list(&self.world_ranks));
+            write!(f, "rank {own} (number {rank} of group `{group}`: ranks {ranks}) in {operation}: ")?;
+        }
+        match &*self.kind {
+            CommErrorKind::InvalidArgument { what, expected, found } => {
+                write!(f, "{what}: expected {expected}, found {found}")
+            }
+            CommErrorKind::Mismatch { peer, expected, found } => {
+                let peer = self.world_rank(*peer);
+                write!(f, "rank {peer} does something else: expected {expected}, found {found}")
+            }
+            CommErrorKind::Timeout { waited, missing } => {
+                let describe = |(rank, last): &(usize, String)| match (self.world_rank(*rank), last.as_str()) {
+                    (rank, "") => format!("rank {rank}"),
+                    (rank, last) => format!("rank {rank} (last seen in {last})"),
+                };
+                let missing: Vec<String> = missing.iter().map(describe).collect();
+                write!(f, "waited {waited:?} for {}", missing.join(", "))
+            }
+            CommErrorKind::PeerGone { peer, last_operation } => {
+                let peer = self.world_rank(*peer);
+                write!(f, "rank {peer} has left the group; its last operation was {last_operation}")
+            }
+            CommErrorKind::Panicked { message } => write!(f, "the rank panicked: {message}"),
+            CommErrorKind::ProgramFailed { message } => write!(f, "the rank's program failed: {message}"),
+            CommErrorKind::Aborted { cause } => write!(f, "stopped because of an earlier failure: {cause}"),
+            CommErrorKind::Transport { library, message } => write!(f, "{library} reported: {message}"),
+        }
+    }
+}
+
+/// Ranks for people: all of a few, the first and the last of many.
+fn list(ranks: &[usize]) -> String {
+    let texts = |ranks: &[usize]| ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
+    match ranks {
+        [first, second, .., last] if ranks.len() > 8 => format!("{first}, {second}, ... {last}"),
+        few => texts(few),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_are_those_of_the_world() {
+        let error = |world_ranks: Vec<usize>| CommError {
+            rank: 1,
+            world_ranks: world_ranks.into(),
+            group: "pp".into(),
+            operation: "barrier()".into(),
+            kind: Box::new(CommErrorKind::Timeout {
+                waited: Duration::from_secs(5),
+                missing: vec![(0, String::new()), (2, "send(to 1)".into())],
+            }),
+        };
+        assert_eq!(
+            error(vec![3, 7, 11]).to_string(),
+            "rank 7 (number 1 of group `pp`: ranks 3, 7, 11) in barrier(): waited 5s for rank 3, rank 11 (last seen in send(to 1))"
+        );
+        assert_eq!(
+            error(vec![0, 1, 2]).to_string(),
+            "rank 1 of group `pp` (size 3) in barrier(): waited 5s for rank 0, rank 2 (last seen in send(to 1))"
+        );
+        let many = error((0..64).map(|rank| 2 * rank).collect()).to_string();
+        assert!(many.starts_with("rank 2 (number 1 of group `pp`: ranks 0, 2, ... 126) in"), "{many}");
+    }
 }

@@ -58,6 +58,9 @@ pub trait Communicator: Debug + Send + Sync {
     /// The group's name, for people.
     fn name(&self) -> &str;
 
+    /// The ranks of the group, in order, as ranks of the world it was split from.
+    fn world_ranks(&self) -> Arc<[usize]>;
+
     /// How long an operation waits for other ranks.
     fn timeout(&self) -> Duration;
 

@@ -2,6 +2,7 @@
 //! rank makes alone. Shared by all implementations so that their errors read the same.
 
 use std::fmt;
+use std::sync::Arc;
 
 use super::buffer::{Buffer, BufferMut, DType, ReduceOp};
 use super::error::{CommError, CommErrorKind};
@@ -170,15 +171,20 @@ impl From<&BufferMut<'_>> for Extent {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Speaker<'a> {
     pub rank: usize,
-    pub size: usize,
+    /// The group's ranks in the world.
+    pub world_ranks: &'a Arc<[usize]>,
     pub group: &'a str,
 }
 
 impl Speaker<'_> {
+    fn size(&self) -> usize {
+        self.world_ranks.len()
+    }
+
     pub fn error(&self, signature: &Signature, kind: CommErrorKind) -> CommError {
         CommError {
             rank: self.rank,
-            size: self.size,
+            world_ranks: Arc::clone(self.world_ranks),
             group: self.group.to_owned(),
             operation: signature.to_string(),
             kind: Box::new(kind),
@@ -239,11 +245,11 @@ impl Speaker<'_> {
     ) -> Result<Signature, CommError> {
         let (input, output) = (input.into(), output.into());
         let signature = Signature::reducing(OpKind::ReduceScatter, input.dtype, output.len, op);
-        if !input.len.is_multiple_of(self.size) {
-            let expected = format!("a multiple of the {} ranks", self.size);
+        if !input.len.is_multiple_of(self.size()) {
+            let expected = format!("a multiple of the {} ranks", self.size());
             return Err(self.invalid(&signature, "length of the input", expected, input.len));
         }
-        self.check_pair(&signature, input, output, input.len / self.size)?;
+        self.check_pair(&signature, input, output, input.len / self.size())?;
         self.check_reduce(&signature)?;
         Ok(signature)
     }
@@ -251,15 +257,15 @@ impl Speaker<'_> {
     pub fn all_gather(&self, input: impl Into<Extent>, output: impl Into<Extent>) -> Result<Signature, CommError> {
         let (input, output) = (input.into(), output.into());
         let signature = Signature::data(OpKind::AllGather, input.dtype, input.len);
-        self.check_pair(&signature, input, output, input.len * self.size)?;
+        self.check_pair(&signature, input, output, input.len * self.size())?;
         Ok(signature)
     }
 
     pub fn all_to_all(&self, input: impl Into<Extent>, output: impl Into<Extent>) -> Result<Signature, CommError> {
         let (input, output) = (input.into(), output.into());
-        let signature = Signature::data(OpKind::AllToAll, input.dtype, input.len / self.size);
-        if !input.len.is_multiple_of(self.size) {
-            let expected = format!("a multiple of the {} ranks", self.size);
+        let signature = Signature::data(OpKind::AllToAll, input.dtype, input.len / self.size());
+        if !input.len.is_multiple_of(self.size()) {
+            let expected = format!("a multiple of the {} ranks", self.size());
             return Err(self.invalid(&signature, "length of the input", expected, input.len));
         }
         self.check_pair(&signature, input, output, input.len)?;
@@ -273,8 +279,8 @@ impl Speaker<'_> {
             ("number of receive counts", "sum of the receive counts", exchange.recv_counts, exchange.output.len()),
         ];
         for (number, sum, counts, len) in counts {
-            if counts.len() != self.size {
-                return Err(self.invalid(&signature, number, self.size, counts.len()));
+            if counts.len() != self.size() {
+                return Err(self.invalid(&signature, number, self.size(), counts.len()));
             }
             if counts.iter().sum::<usize>() != len {
                 let found = counts.iter().sum::<usize>();
@@ -294,16 +300,16 @@ impl Speaker<'_> {
         let data = data.into();
         let signature =
             Signature { peer: Some(root as u32), ..Signature::data(OpKind::Broadcast, data.dtype, data.len) };
-        if root >= self.size {
-            return Err(self.invalid(&signature, "root", format!("a rank below {}", self.size), root));
+        if root >= self.size() {
+            return Err(self.invalid(&signature, "root", format!("a rank below {}", self.size()), root));
         }
         Ok(signature)
     }
 
     pub fn message(&self, kind: OpKind, buffer: (DType, usize), peer: usize, tag: u32) -> Result<Signature, CommError> {
         let signature = Signature::message(kind, buffer, peer, tag);
-        if peer >= self.size || peer == self.rank {
-            let expected = format!("a rank below {} other than {}", self.size, self.rank);
+        if peer >= self.size() || peer == self.rank {
+            let expected = format!("a rank below {} other than {}", self.size(), self.rank);
             return Err(self.invalid(&signature, "peer", expected, peer));
         }
         if tag > MAX_TAG {
@@ -383,7 +389,7 @@ mod tests {
 
     #[test]
     fn the_minority_is_named() {
-        let speaker = Speaker { rank: 0, size: 3, group: "dp" };
+        let speaker = Speaker { rank: 0, world_ranks: &[0, 1, 2].into(), group: "dp" };
         let sum = Signature::reducing(OpKind::AllReduce, DType::F32, 4, ReduceOp::Sum);
         let odd = Signature::bare(OpKind::Barrier);
         let error = speaker.agree(&odd, &[odd, sum, sum]).unwrap_err();

@@ -13,16 +13,22 @@ use super::{Communicator, Group};
 #[derive(Clone, Debug)]
 pub struct SingleCommunicator {
     name: String,
+    world_ranks: Arc<[usize]>,
 }
 
 impl SingleCommunicator {
     /// A group of one with a name for people.
     pub fn new(name: impl Into<String>) -> Self {
-        Self { name: name.into() }
+        Self::of_world_rank(name, 0)
+    }
+
+    /// A group of the one rank `world_rank` of a larger world.
+    pub fn of_world_rank(name: impl Into<String>, world_rank: usize) -> Self {
+        Self { name: name.into(), world_ranks: [world_rank].into() }
     }
 
     fn speaker(&self) -> Speaker<'_> {
-        Speaker { rank: 0, size: 1, group: &self.name }
+        Speaker { rank: 0, world_ranks: &self.world_ranks, group: &self.name }
     }
 }
 
@@ -37,6 +43,10 @@ impl Communicator for SingleCommunicator {
 
     fn name(&self) -> &str {
         &self.name
+    }
+
+    fn world_ranks(&self) -> Arc<[usize]> {
+        Arc::clone(&self.world_ranks)
     }
 
     fn timeout(&self) -> Duration {
@@ -93,7 +103,7 @@ impl Communicator for SingleCommunicator {
     }
 
     fn split(&self, color: Option<usize>, _key: usize, name: &str) -> Result<Option<Group>, CommError> {
-        Ok(color.map(|_| Arc::new(Self::new(name)) as Group))
+        Ok(color.map(|_| Arc::new(Self::of_world_rank(name, self.world_ranks[0])) as Group))
     }
 
     fn start_all_reduce(&self, mut data: HostBuffer, op: ReduceOp) -> Result<Request, CommError> {

@@ -114,6 +114,10 @@ impl Communicator for ThrottledCommunicator {
         self.inner.name()
     }
 
+    fn world_ranks(&self) -> Arc<[usize]> {
+        self.inner.world_ranks()
+    }
+
     fn timeout(&self) -> Duration {
         self.inner.timeout()
     }

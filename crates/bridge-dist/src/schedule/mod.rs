@@ -52,6 +52,14 @@ pub enum InterleavedWarmup {
     OverlapExpertCommunication,
 }
 
+impl ScheduleKind {
+    /// Whether backward always follows at once where the loss is computed: no other work of that chunk comes between the forward pass of a
+    /// micro-batch and its backward pass. (Interleaved schedules do that only in full groups of microbatches.)
+    pub fn backward_follows_loss(&self) -> bool {
+        matches!(self, Self::OneForwardOneBackward | Self::ZeroBubbleH1)
+    }
+}
+
 impl fmt::Display for ScheduleKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

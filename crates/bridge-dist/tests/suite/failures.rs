@@ -36,13 +36,13 @@ fn last(comm: &Group) -> usize {
 /// With two ranks there is no majority, and rank 0 is taken to be right; so the last rank is always the odd one.
 fn names_the_last_rank(comm: &Group, result: Result<(), CommError>) -> Outcome {
     let error = result.err().ok_or("the mismatch went unnoticed")?;
-    assert_eq!((error.rank, error.size), (comm.rank(), comm.size()), "{error}");
+    assert_eq!((error.rank, error.size()), (comm.rank(), comm.size()), "{error}");
     match &*error.root_cause().kind {
         CommErrorKind::Mismatch { peer, expected, found } => {
             assert_eq!(*peer, last(comm), "{error}");
             assert_ne!(expected, found);
         }
-        other => panic!("not a mismatch: {other}"),
+        other => panic!("not a mismatch: {other:?}"),
     }
     // The world stays failed.
     assert!(comm.barrier().is_err());

@@ -2,7 +2,6 @@
 //! it afterwards.
 
 use super::super::choice::ShardingStrategy;
-use super::super::error::ErrorKind;
 use super::super::run_config::ParallelSizes;
 use super::super::section::Section;
 use super::Draft;
@@ -43,38 +42,47 @@ pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &ParallelSizes) {
         draft.warnings.push("ddp.use_custom_fsdp is the old name of ddp.use_megatron_fsdp".into());
     }
     (ddp.use_megatron_fsdp, ddp.use_custom_fsdp, dist.use_megatron_fsdp) = (is_fsdp, false, is_fsdp);
-    strategy(draft, is_fsdp, parallel);
+    strategy(draft, is_fsdp);
     let strategy = draft.recipe.ddp.data_parallel_sharding_strategy;
     draft.require(
         !overlaps || is_sharded || strategy != ShardingStrategy::NoShard,
         "ddp.overlap_param_gather",
         "needs ddp.use_distributed_optimizer: otherwise there is nothing to gather",
     );
+    instances(draft, parallel, is_sharded || strategy != ShardingStrategy::NoShard);
 }
 
-/// Which strategies there are, and what they go with.
-fn strategy(draft: &mut Draft<'_>, is_fsdp: bool, parallel: &ParallelSizes) {
+/// Several instances of a distributed optimizer divide the replicas among themselves.
+fn instances(draft: &mut Draft<'_>, parallel: &ParallelSizes, is_sharded: bool) {
+    let key = "ddp.num_distributed_optimizer_instances";
+    let instances = draft.recipe.ddp.num_distributed_optimizer_instances;
+    if instances <= 1 {
+        return;
+    }
+    draft.require(is_sharded, key, "needs ddp.use_distributed_optimizer: otherwise there is no state to divide");
+    let replicas = parallel.data * parallel.context;
+    let message = format!("{instances} does not divide the {replicas} replicas (data x context parallel)");
+    draft.require(replicas.is_multiple_of(instances), key, message);
+    if draft.recipe.model.num_moe_experts.is_some() {
+        let model = parallel.pipeline.saturating_mul(parallel.expert).saturating_mul(parallel.expert_tensor);
+        let replicas = parallel.world_size / model.max(1);
+        let message = format!("{instances} does not divide the {replicas} replicas of experts");
+        draft.require(replicas.is_multiple_of(instances), key, message);
+    }
+}
+
+/// What the strategies go with.
+fn strategy(draft: &mut Draft<'_>, is_fsdp: bool) {
     let key = "ddp.data_parallel_sharding_strategy";
     let strategy = draft.recipe.ddp.data_parallel_sharding_strategy;
     draft.require(is_fsdp || strategy == ShardingStrategy::NoShard, key, "needs ddp.use_megatron_fsdp");
-    if strategy == ShardingStrategy::OptimGrads {
-        let message =
-            "not implemented yet: sharded gradients with whole parameters; there are optim and optim_grads_params";
-        draft.error(ErrorKind::NotImplemented, key, message);
-    }
-    let is_full = strategy == ShardingStrategy::OptimGradsParams;
-    if is_full && parallel.pipeline > 1 {
-        let message =
-            "not implemented yet: sharded parameters in a pipeline (model.pipeline_model_parallel_size above 1)";
-        draft.error(ErrorKind::NotImplemented, key, message);
-    }
     draft.require(
         !is_fsdp || !draft.recipe.dist.use_tp_pp_dp_mapping,
         "dist.use_tp_pp_dp_mapping",
         "excludes ddp.use_megatron_fsdp",
     );
-    // The optimizer of replicas that share its state; with sharded parameters it follows from them.
-    if is_fsdp && strategy == ShardingStrategy::Optim {
+    // Of replicas that update shares of whole parameters; with sharded parameters it follows from them.
+    if is_fsdp && matches!(strategy, ShardingStrategy::Optim | ShardingStrategy::OptimGrads) {
         (draft.recipe.optimizer.use_distributed_optimizer, draft.recipe.ddp.use_distributed_optimizer) = (true, true);
     }
 }

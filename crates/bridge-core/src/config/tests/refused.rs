@@ -70,8 +70,8 @@ const REFUSED: &[(&[&str], &str)] = &[
     (&["ddp.num_distributed_optimizer_instances=2"], "ddp.num_distributed_optimizer_instances"),
     (&["ddp.data_parallel_sharding_strategy=optim_grads_params"], "ddp.data_parallel_sharding_strategy"),
     (
-        &["ddp.use_megatron_fsdp=true", "ddp.data_parallel_sharding_strategy=optim_grads"],
-        "ddp.data_parallel_sharding_strategy",
+        &["ddp.use_distributed_optimizer=true", "ddp.num_distributed_optimizer_instances=2"],
+        "ddp.num_distributed_optimizer_instances",
     ),
     (&["ddp.use_megatron_fsdp=true", "dist.use_tp_pp_dp_mapping=true"], "dist.use_tp_pp_dp_mapping"),
     (&["scheduler.lr_decay_style=WSD"], "scheduler.lr_wsd_decay_iters"),

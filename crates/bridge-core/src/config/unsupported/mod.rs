@@ -28,14 +28,11 @@ const ALSO_INACTIVE: &[(&str, &[&str])] = &[
 ];
 
 /// What a plan counts although no run of this release can have it.
-const PLANNED: &[(&str, &str)] = &[
-    (
-        "model",
-        "overlap_p2p_comm batch_p2p_comm moe_router_load_balancing_type moe_router_score_function moe_router_dtype \
+const PLANNED: &[(&str, &str)] = &[(
+    "model",
+    "overlap_p2p_comm batch_p2p_comm moe_router_load_balancing_type moe_router_score_function moe_router_dtype \
          moe_shared_expert_gate moe_token_dispatcher_type moe_grouped_gemm moe_per_layer_logging",
-    ),
-    ("ddp", "num_distributed_optimizer_instances"),
-];
+)];
 
 /// Every setting that is not implemented, with the reason, wildcards expanded.
 pub(super) fn table() -> Vec<(String, &'static str)> {

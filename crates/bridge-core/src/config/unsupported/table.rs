@@ -347,7 +347,6 @@ pub(super) const RUNTIME: &[Group] = &[
         section: "ddp",
         fields: &[
             "align_param_gather",
-            "num_distributed_optimizer_instances",
             "check_for_large_grads",
             "param_name_patterns_for_fp32_local_accumulation",
             "fp8_param_gather",

@@ -25,6 +25,7 @@ fn states_follow_precision_and_sharding() {
         states(4, &["mixed_precision=bf16_mixed", "ddp.use_megatron_fsdp=true", &strategy])
     };
     assert_eq!(strategy("optim"), [2 * HALF, 4 * HALF, 6 * HALF]);
+    assert_eq!(strategy("optim_grads"), [2 * HALF, 2 * HALF, 6 * HALF]);
     assert_eq!(strategy("optim_grads_params"), [HALF, 2 * HALF, 6 * HALF]);
 }
 

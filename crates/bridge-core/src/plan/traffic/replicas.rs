@@ -16,7 +16,7 @@ impl Setup<'_> {
     /// The ranks over which gradients of a kind are reduced, and where optimizer state is sharded in several instances, the ranks with
     /// the same shard in the others.
     fn replica_groups(&self, replicas: ReplicaGroup) -> (GroupKind, Option<GroupKind>) {
-        let is_divided = self.sharding() != Sharding::None && self.config.ddp.num_distributed_optimizer_instances > 1;
+        let is_divided = self.sharding().divides_state() && self.config.ddp.num_distributed_optimizer_instances > 1;
         match (replicas, is_divided) {
             (ReplicaGroup::Dense, false) => (GroupKind::DataContext, None),
             (ReplicaGroup::Dense, true) => {
@@ -78,13 +78,14 @@ impl Tally<'_, '_> {
         let setup = self.setup;
         for chunk in &setup.stages[stage] {
             let buckets = buckets_of_chunk(setup, chunk);
-            let (reductions, gathers) = match setup.sharding() {
-                Sharding::None => (1, vec![0; buckets.len()]),
-                Sharding::Optimizer => (1, vec![1; buckets.len()]),
+            let reductions = if setup.sharding().divides_gradients() { microbatches } else { 1 };
+            let gathers = match setup.sharding() {
+                Sharding::None => vec![0; buckets.len()],
+                Sharding::Optimizer | Sharding::Gradients => vec![1; buckets.len()],
                 // What is sharded is there only for as long as a micro-batch needs it.
                 Sharding::Full => {
                     let of_microbatch = gathers(setup, chunk, &buckets).into_iter();
-                    (microbatches, of_microbatch.map(|times| times * microbatches).collect())
+                    of_microbatch.map(|times| times * microbatches).collect()
                 }
             };
             for (bucket, gathers) in buckets.iter().zip(gathers) {
@@ -98,9 +99,9 @@ impl Tally<'_, '_> {
         let (group, copies) = setup.replica_groups(bucket.replicas);
         let part = bucket.part_len as u64;
         let gradients = setup.group_size(group) as u64 * part * setup.bytes.reduction;
-        let reduction = match setup.sharding() {
-            Sharding::None => Operation::AllReduce,
-            Sharding::Optimizer | Sharding::Full => Operation::ReduceScatter,
+        let reduction = match setup.sharding().divides_state() {
+            true => Operation::ReduceScatter,
+            false => Operation::AllReduce,
         };
         self.add(Way::on(TrafficKind::Gradients, group, reduction), reductions, gradients);
         if let Some(copies) = copies {
@@ -114,10 +115,7 @@ impl Tally<'_, '_> {
     /// Gradients of what ranks that share a model hold copies of.
     pub(super) fn shared_gradients(&mut self, stage: usize) {
         let setup = self.setup;
-        let shards = match setup.sharding() {
-            Sharding::None => 1,
-            Sharding::Optimizer | Sharding::Full => setup.shards().dense,
-        };
+        let shards = if setup.sharding().divides_state() { setup.shards().dense } else { 1 };
         let shared = list_of_stage(setup, stage).into_iter().filter(|p| p.partial_gradient);
         let part = padded_part(shared.map(|p| p.local as usize), shards) as u64;
         if part > 0 {

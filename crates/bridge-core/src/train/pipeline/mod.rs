@@ -129,12 +129,13 @@ pub struct Pipeline {
 impl Pipeline {
     /// An executor for `chunks`, which this rank of `group` holds, on `device`.
     pub fn new(group: Group, chunks: &[Box<dyn ModelChunk>], device: &Device, settings: &PipelineSettings) -> Self {
+        let is_next = settings.schedule.backward_follows_loss();
+        let executor = |chunk: &dyn ModelChunk| {
+            Executor::with_cuts(chunk, &settings.recompute, settings.cuts).with_backward_next(is_next)
+        };
         Self {
             group,
-            executors: chunks
-                .iter()
-                .map(|chunk| Executor::with_cuts(chunk.as_ref(), &settings.recompute, settings.cuts))
-                .collect(),
+            executors: chunks.iter().map(|chunk| executor(chunk.as_ref())).collect(),
             schedule: settings.schedule,
             wire: WireFormat {
                 device: device.clone().without_autodiff(),

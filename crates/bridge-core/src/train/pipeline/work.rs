@@ -53,7 +53,7 @@ impl MicroBatches for StepWork<'_> {
     fn hooks<'h>(&'h mut self, microbatch: usize, chunk: usize, batch: &'h Batch) -> Box<dyn RegionHooks + 'h> {
         // Every schedule takes the micro-batches of a chunk in order.
         let is_last = microbatch + 1 == self.batches.len();
-        let completes = is_last || self.parameters.is_full();
+        let completes = is_last || self.parameters.sharding().divides_gradients();
         Box::new(TrainHooks {
             forward_step: self.forward_step,
             batch,
@@ -72,8 +72,11 @@ impl TrainWork for StepWork<'_> {
         self.gradients.add(name, gradient);
     }
 
-    fn backward_done(&mut self, _microbatch: usize, _chunk: usize) -> Result<(), CommError> {
-        if self.parameters.is_full() { self.reducer.end_micro_batch(self.gradients) } else { Ok(()) }
+    fn backward_done(&mut self, _microbatch: usize, chunk: usize) -> Result<(), CommError> {
+        if !self.parameters.sharding().divides_gradients() {
+            return Ok(());
+        }
+        self.reducer.end_micro_batch(chunk, self.gradients)
     }
 }
 

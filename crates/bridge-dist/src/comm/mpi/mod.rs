@@ -169,7 +169,14 @@ impl MpiCommunicator {
     fn new(raw: RawComm, world: Arc<World>, name: &str) -> Result<Self, RawError> {
         let (rank, size) = (raw.rank()?, raw.size()?);
         let background = raw.duplicate()?;
-        let seat = |raw| Seat { comm: Arc::new(Comm::new(raw, Arc::clone(&world))), rank, size, name: name.into() };
+        let world_ranks: Arc<[usize]> = raw.world_ranks()?.into();
+        let seat = |raw| Seat {
+            comm: Arc::new(Comm::new(raw, Arc::clone(&world))),
+            rank,
+            size,
+            world_ranks: Arc::clone(&world_ranks),
+            name: name.into(),
+        };
         let (seat, background) = (seat(raw), seat(background));
         Ok(Self {
             blocking: Mutex::new(Lane { seat: seat.clone() }),
@@ -276,6 +283,10 @@ impl Communicator for MpiCommunicator {
         &self.seat.name
     }
 
+    fn world_ranks(&self) -> Arc<[usize]> {
+        Arc::clone(&self.seat.world_ranks)
+    }
+
     fn timeout(&self) -> Duration {
         self.seat.world().timeout
     }
@@ -330,7 +341,8 @@ impl Communicator for MpiCommunicator {
         };
         if raw.size().map_err(library)? == 1 {
             raw.free();
-            return Ok(Some(Arc::new(SingleCommunicator::new(name))));
+            let world_rank = self.seat.world_ranks[self.seat.rank];
+            return Ok(Some(Arc::new(SingleCommunicator::of_world_rank(name, world_rank))));
         }
         let world = Arc::clone(&self.seat.comm.world);
         let made = Self::new(raw, world, name).map_err(library)?;

@@ -147,6 +147,28 @@ impl RawComm {
         Ok(size as usize)
     }
 
+    /// The ranks of this communicator as ranks of `MPI_COMM_WORLD`.
+    pub fn world_ranks(&self) -> Result<Vec<usize>> {
+        let ranks: Vec<c_int> = (0..self.size()? as c_int).collect();
+        let mut world_ranks = vec![0; ranks.len()];
+        let (mut own, mut world) = (MaybeUninit::uninit(), MaybeUninit::uninit());
+        // SAFETY: both communicators are valid; each pointer is to room for a handle.
+        check(unsafe { ffi::MPI_Comm_group(self.handle, own.as_mut_ptr()) })?;
+        // SAFETY: as above.
+        check(unsafe { ffi::MPI_Comm_group(ffi::RSMPI_COMM_WORLD, world.as_mut_ptr()) })?;
+        // SAFETY: the two calls above have written the handles.
+        let (mut own, mut world) = unsafe { (own.assume_init(), world.assume_init()) };
+        let (count, to) = (ranks.len() as c_int, world_ranks.as_mut_ptr());
+        // SAFETY: both groups are valid; `ranks` and `world_ranks` have `count` elements.
+        let translated = unsafe { ffi::MPI_Group_translate_ranks(own, count, ranks.as_ptr(), world, to) };
+        for group in [&mut own, &mut world] {
+            // SAFETY: a valid group that is not used again.
+            check(unsafe { ffi::MPI_Group_free(group) })?;
+        }
+        check(translated)?;
+        Ok(world_ranks.into_iter().map(|rank| rank as usize).collect())
+    }
+
     /// Frees the communicator; the handle is not used again. Transfers under way still complete.
     pub fn free(&mut self) {
         // SAFETY: the handle is valid, and the owner drops it right after this.

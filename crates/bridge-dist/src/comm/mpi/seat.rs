@@ -149,6 +149,7 @@ pub(super) struct Seat {
     pub comm: Arc<Comm>,
     pub rank: usize,
     pub size: usize,
+    pub world_ranks: Arc<[usize]>,
     pub name: Arc<str>,
 }
 
@@ -162,7 +163,7 @@ impl Seat {
     }
 
     pub fn speaker(&self) -> Speaker<'_> {
-        Speaker { rank: self.rank, size: self.size, group: &self.name }
+        Speaker { rank: self.rank, world_ranks: &self.world_ranks, group: &self.name }
     }
 
     pub fn fail(&self, signature: &Signature, kind: CommErrorKind) -> CommError {

@@ -341,7 +341,7 @@ impl<'a> DeviceCollectives<'a> {
         let seat = &self.staged.seat;
         CommError {
             rank: seat.rank,
-            size: seat.size,
+            world_ranks: Arc::clone(&seat.world_ranks),
             group: seat.name.to_string(),
             operation: "a borrow of device memory".to_owned(),
             kind: Box::new(kind),

@@ -168,6 +168,10 @@ impl Communicator for NcclCommunicator {
         self.staged.name()
     }
 
+    fn world_ranks(&self) -> Arc<[usize]> {
+        self.staged.world_ranks()
+    }
+
     fn timeout(&self) -> Duration {
         self.staged.timeout()
     }

@@ -28,12 +28,13 @@ pub(super) struct Seat {
     pub world: Arc<World>,
     pub rank: usize,
     pub size: usize,
+    pub world_ranks: Arc<[usize]>,
     pub name: Arc<str>,
 }
 
 impl Seat {
     pub fn speaker(&self) -> Speaker<'_> {
-        Speaker { rank: self.rank, size: self.size, group: &self.name }
+        Speaker { rank: self.rank, world_ranks: &self.world_ranks, group: &self.name }
     }
 
     /// Fails the world of this rank; the first failure counts.

@@ -48,7 +48,8 @@ impl<F: Fabric> Staged<F> {
     /// Collective over the group.
     pub fn connect(world: Arc<World>, fabric: F, controls: Controls, name: &str) -> Result<Self, CommError> {
         let control = &controls.blocking;
-        let seat = Seat { world, rank: control.rank(), size: control.size(), name: name.into() };
+        let (rank, size, world_ranks) = (control.rank(), control.size(), control.world_ranks());
+        let seat = Seat { world, rank, size, world_ranks, name: name.into() };
         let lane = connect(&seat, &fabric, control, &Signature::bare(OpKind::Split))?;
         let (worker, starting) = (OnceLock::new(), Mutex::new(()));
         Ok(Self { seat, controls, fabric, blocking: Mutex::new(lane), worker, starting })
@@ -201,6 +202,10 @@ impl<F: Fabric> Communicator for Staged<F> {
         &self.seat.name
     }
 
+    fn world_ranks(&self) -> Arc<[usize]> {
+        Arc::clone(&self.seat.world_ranks)
+    }
+
     fn timeout(&self) -> Duration {
         self.controls.blocking.timeout()
     }
@@ -247,7 +252,9 @@ impl<F: Fabric> Communicator for Staged<F> {
 
     fn split(&self, color: Option<usize>, key: usize, name: &str) -> Result<Option<Group>, CommError> {
         match self.split_controls(color, key, name)? {
-            Some(controls) if controls.blocking.size() == 1 => Ok(Some(Arc::new(SingleCommunicator::new(name)))),
+            Some(controls) if controls.blocking.size() == 1 => {
+                Ok(Some(Arc::new(SingleCommunicator::of_world_rank(name, self.seat.world_ranks[self.seat.rank]))))
+            }
             Some(controls) => {
                 let world = Arc::clone(&self.seat.world);
                 Ok(Some(Arc::new(Self::connect(world, self.fabric.clone(), controls, name)?)))

@@ -51,7 +51,7 @@ pub(super) struct Group {
     pub world: Arc<World>,
     pub name: Arc<str>,
     /// World ranks of the members.
-    pub members: Vec<usize>,
+    pub members: Arc<[usize]>,
     pub mailboxes: Vec<Mailbox>,
     departed: Vec<AtomicBool>,
     blocking: Lane,
@@ -84,7 +84,7 @@ impl Group {
         Self {
             world,
             name: name.into(),
-            members,
+            members: members.into(),
             mailboxes: (0..size).map(|_| Mailbox::default()).collect(),
             departed: (0..size).map(|_| AtomicBool::new(false)).collect(),
             blocking: Lane::default(),
@@ -123,7 +123,7 @@ impl Drop for Member {
 
 impl Member {
     pub fn speaker(&self) -> Speaker<'_> {
-        Speaker { rank: self.rank, size: self.group.members.len(), group: &self.group.name }
+        Speaker { rank: self.rank, world_ranks: &self.group.members, group: &self.group.name }
     }
 
     /// Fails the world with this error, and returns it.

@@ -141,6 +141,10 @@ impl Communicator for ThreadCommunicator {
         &self.member.group.name
     }
 
+    fn world_ranks(&self) -> Arc<[usize]> {
+        Arc::clone(&self.member.group.members)
+    }
+
     fn timeout(&self) -> Duration {
         self.member.group.world.timeout
     }
@@ -190,7 +194,7 @@ impl Communicator for ThreadCommunicator {
             group::Group::new(Arc::clone(&parent.world), name, members)
         })?;
         Ok(made.map(|(rank, group)| match group.members.len() {
-            1 => Arc::new(SingleCommunicator::new(name)) as Group,
+            1 => Arc::new(SingleCommunicator::of_world_rank(name, group.members[0])) as Group,
             _ => Arc::new(Self::new(group, rank)),
         }))
     }
