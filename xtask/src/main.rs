@@ -48,6 +48,10 @@ struct Test {
     /// the matching feature; without such a device they fail.
     #[arg(long, value_parser = ["cuda", "vulkan", "wgpu"])]
     device: Option<String>,
+    /// Instead, run the kernels' tests under the compiler's address sanitizer: reads and writes out of bounds or after a free, and
+    /// leaks, end them. Compiles Burn once more, under `target/sanitizer`.
+    #[arg(long, value_parser = ["address"], conflicts_with = "device")]
+    sanitizer: Option<String>,
     /// Handed on to `cargo test` (a test's name, for instance).
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     rest: Vec<String>,
@@ -63,8 +67,9 @@ struct Passed {
 fn main() -> Result<ExitCode> {
     match Cli::parse().command {
         Command::Train(train) => run_train(train),
-        Command::Test(Test { device: Some(device), rest }) => suite::run_on_device(&device, &rest),
-        Command::Test(Test { device: None, rest }) => suite::run(&rest),
+        Command::Test(Test { device: Some(device), rest, .. }) => suite::run_on_device(&device, &rest),
+        Command::Test(Test { sanitizer: Some(sanitizer), rest, .. }) => suite::run_sanitized(&sanitizer, &rest),
+        Command::Test(Test { rest, .. }) => suite::run(&rest),
         Command::Bench(bench) => bench::run(&bench),
         Command::Bridge(bridge) => build::run_bridge(&[], bridge.rest),
     }

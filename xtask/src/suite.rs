@@ -60,8 +60,37 @@ pub fn run_on_device(device: &str, rest: &[String]) -> Result<ExitCode> {
     Ok(if cargo(&arguments)? { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
+/// Runs the tests of the kernels, where nearly all `unsafe` is, under one of the compiler's sanitizers. `rest` is handed on to `cargo test`.
+pub fn run_sanitized(sanitizer: &str, rest: &[String]) -> Result<ExitCode> {
+    // A target of its own, so that build scripts and macros are compiled without the sanitizer.
+    let host = host()?;
+    let mut arguments = ["test", "--release", "--package", "bridge-kernels", "--lib", "--tests"].to_vec();
+    arguments.extend(["--target", &host, "--target-dir", "target/sanitizer"]);
+    arguments.extend(rest.iter().map(String::as_str));
+    let arguments: Vec<String> = arguments.into_iter().map(str::to_owned).collect();
+    // Stable compilers have sanitizers too, behind a flag that they accept when told to be lenient.
+    let lenient = [("RUSTC_BOOTSTRAP", "1".to_owned()), ("RUSTFLAGS", format!("-Zsanitizer={sanitizer}"))];
+    Ok(if cargo_with(&lenient, &arguments)? { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The platform this machine compiles for by itself.
+fn host() -> Result<String> {
+    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let output = Command::new(rustc).arg("-vV").output().context("rustc could not be started")?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let host = text.lines().find_map(|line| line.strip_prefix("host: "));
+    host.map(str::to_owned).context("rustc -vV names no host")
+}
+
 fn cargo(arguments: &[String]) -> Result<bool> {
+    cargo_with(&[], arguments)
+}
+
+fn cargo_with(environment: &[(&str, String)], arguments: &[String]) -> Result<bool> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    println!("$ cargo {}", arguments.join(" "));
-    Ok(Command::new(cargo).args(arguments).status().context("cargo could not be started")?.success())
+    let settings: String = environment.iter().map(|(name, value)| format!("{name}={value} ")).collect();
+    println!("$ {settings}cargo {}", arguments.join(" "));
+    let mut command = Command::new(cargo);
+    command.args(arguments).envs(environment.iter().map(|(name, value)| (name, value)));
+    Ok(command.status().context("cargo could not be started")?.success())
 }

@@ -28,8 +28,8 @@ pub(super) struct Granule {
 }
 
 /// The state of a region.
-pub(super) struct Blocks {
-    granules: &'static mut [Granule],
+pub(super) struct Blocks<'a> {
+    granules: &'a mut [Granule],
     heads: [u32; BINS],
     /// One bit a bin: whether it has blocks.
     occupied: [u64; BINS.div_ceil(64)],
@@ -56,9 +56,9 @@ fn bin(size: u32) -> usize {
     (((log - SPLIT + 1) << SPLIT) + part) as usize
 }
 
-impl Blocks {
+impl<'a> Blocks<'a> {
     /// One free block over all of `granules`, whose contents do not matter. At least one, fewer than `u32::MAX`.
-    pub fn new(granules: &'static mut [Granule]) -> Self {
+    pub fn new(granules: &'a mut [Granule]) -> Self {
         let count = granules.len() as u32;
         let mut blocks = Self { granules, heads: [NONE; BINS], occupied: [0; BINS.div_ceil(64)], untouched: 0 };
         blocks.insert(0, count);
@@ -162,10 +162,6 @@ mod tests {
     use super::*;
     use crate::Philox;
 
-    fn blocks(count: usize) -> Blocks {
-        Blocks::new(Box::leak(vec![Granule::default(); count].into_boxed_slice()))
-    }
-
     #[test]
     fn bins_are_in_order_of_size() {
         for size in 1..5000_u32 {
@@ -180,7 +176,8 @@ mod tests {
     #[test]
     fn blocks_never_overlap_and_join_again() {
         const COUNT: usize = 700;
-        let mut blocks = blocks(COUNT);
+        let mut granules = vec![Granule::default(); COUNT];
+        let mut blocks = Blocks::new(&mut granules);
         let mut owner = [0_u32; COUNT];
         let mut live: Vec<Taken> = Vec::new();
         let (mut refused, mut reused) = (0, 0);
@@ -213,7 +210,8 @@ mod tests {
 
     #[test]
     fn the_same_sizes_come_back_to_the_same_places() {
-        let mut blocks = blocks(1000);
+        let mut granules = vec![Granule::default(); 1000];
+        let mut blocks = Blocks::new(&mut granules);
         let sizes = [17, 100, 33, 5, 64];
         let first: Vec<u32> = sizes.iter().map(|s| blocks.take(*s).unwrap().first).collect();
         let touched = blocks.untouched;

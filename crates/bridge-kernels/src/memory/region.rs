@@ -26,7 +26,7 @@ pub(super) struct Region {
 enum State {
     Unreserved,
     Refused,
-    Reserved(Blocks),
+    Reserved(Blocks<'static>),
 }
 
 impl Region {
@@ -81,7 +81,7 @@ impl Region {
     }
 
     /// Reserves as many addresses as the machine has memory, or what the system grants of that. Nothing is occupied yet.
-    fn reserve(&self) -> Option<Blocks> {
+    fn reserve(&self) -> Option<Blocks<'static>> {
         // SAFETY: no arguments that could be wrong.
         let (pages, page) = unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
         let memory = usize::try_from(pages).ok()?.checked_mul(usize::try_from(page).ok()?)?;
