@@ -48,6 +48,8 @@ impl EvaluatedSplit {
 pub struct ValidationLogLine {
     /// What was evaluated.
     pub split: EvaluatedSplit,
+    /// Whether training is over: then both splits are named.
+    pub after_training: bool,
     /// Iterations completed.
     pub iteration: u64,
     /// Mean losses by name.
@@ -60,9 +62,10 @@ pub struct ValidationLogLine {
 
 impl LogRecord for ValidationLogLine {
     fn human(&self) -> String {
-        let set = match self.split {
-            EvaluatedSplit::Valid => "",
-            EvaluatedSplit::Test => " on test set",
+        let set = match (self.split, self.after_training) {
+            (EvaluatedSplit::Valid, false) => "",
+            (EvaluatedSplit::Valid, true) => " on validation set",
+            (EvaluatedSplit::Test, _) => " on test set",
         };
         let mut line = format!(" validation loss at iteration {}{set} | ", self.iteration);
         for (name, loss) in &self.losses {
@@ -90,6 +93,7 @@ mod tests {
     fn line_between_dashes() {
         let line = ValidationLogLine {
             split: EvaluatedSplit::Valid,
+            after_training: false,
             iteration: 10,
             losses: vec![("lm loss".into(), 2.0), ("z".into(), f64::NAN)],
             bits_per_byte: None,
@@ -103,6 +107,8 @@ mod tests {
              z value: nan | z PPL: nan | "
         );
         assert_eq!((lines[0], lines[2]), ("-".repeat(lines[1].len() + 1).as_str(), lines[0]));
+        let last = ValidationLogLine { after_training: true, ..line.clone() }.human();
+        assert!(last.contains(" validation loss at iteration 10 on validation set | lm loss value"), "{last}");
         assert_eq!(line.json(), "{\"kind\":\"valid\",\"iteration\":10,\"loss\":2.0,\"perplexity\":\"NaN\"}");
     }
 
@@ -110,6 +116,7 @@ mod tests {
     fn bits_per_byte_follow_the_losses() {
         let line = ValidationLogLine {
             split: EvaluatedSplit::Test,
+            after_training: true,
             iteration: 3,
             losses: vec![("lm loss".into(), 0.0)],
             bits_per_byte: Some(1.25),

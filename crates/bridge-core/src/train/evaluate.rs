@@ -65,6 +65,22 @@ impl EvaluationReport {
 /// # Errors
 /// Data that cannot be read; ranks that cannot communicate.
 pub fn evaluate(run: &mut TrainingRun, split: Split) -> Result<Option<EvaluationReport>, TrainError> {
+    evaluate_split(run, split, false)
+}
+
+/// [`evaluate`] when training is over, which the log says.
+pub(super) fn evaluate_after_training(
+    run: &mut TrainingRun,
+    split: Split,
+) -> Result<Option<EvaluationReport>, TrainError> {
+    evaluate_split(run, split, true)
+}
+
+fn evaluate_split(
+    run: &mut TrainingRun,
+    split: Split,
+    after_training: bool,
+) -> Result<Option<EvaluationReport>, TrainError> {
     let Some(mut loader) = run.evaluation_loader(split)? else {
         return Ok(None);
     };
@@ -114,7 +130,7 @@ pub fn evaluate(run: &mut TrainingRun, split: Split) -> Result<Option<Evaluation
     });
     let iteration = run.state.train_state.step;
     let report = EvaluationReport { split, iteration, losses, num_samples, bits_per_byte };
-    run.log_evaluation(&report)?;
+    run.log_evaluation(&report, after_training)?;
     run.for_each_callback(|callback, state| callback.on_evaluate_end(state, &report));
     if split == Split::Valid {
         run.last_validation = Some(report.clone());

@@ -1,7 +1,7 @@
 //! A whole run: set up, train, evaluate, finish.
 
 use super::TrainError;
-use super::evaluate::{EvaluationReport, Split, evaluate};
+use super::evaluate::{EvaluationReport, Split, evaluate_after_training};
 use super::exit::{ExitReason, exit_is_requested};
 use super::launch::catch_comm_error;
 use super::run::TrainingRun;
@@ -30,7 +30,7 @@ pub struct RunReport {
 /// All ranks of `options.groups` call this together.
 ///
 /// # Errors
-/// Those of [`setup`], [`train`] and [`evaluate`]; a communication error of any of them. What was logged and saved before stays.
+/// Those of [`setup`], [`train`] and [`evaluate`](super::evaluate); a communication error of any of them. What was logged and saved before stays.
 pub fn pretrain(config: RunConfig, options: RunOptions) -> Result<RunReport, TrainError> {
     let threads = config.train.num_threads;
     in_own_pool(threads, || pretrain_here(config, options))?
@@ -72,7 +72,7 @@ fn train_and_evaluate(run: &mut TrainingRun) -> Result<Outcome, TrainError> {
         return Ok((reason, None, None));
     }
     let validation = if run.state.train_state.do_valid { last_validation(run)? } else { None };
-    let test = if run.state.train_state.do_test { evaluate(run, Split::Test)? } else { None };
+    let test = if run.state.train_state.do_test { evaluate_after_training(run, Split::Test)? } else { None };
     match exit_is_requested(run)? {
         Some(asked) => {
             run.note(&asked.to_string());
@@ -89,6 +89,6 @@ fn last_validation(run: &mut TrainingRun) -> Result<Option<EvaluationReport>, Tr
     let last = run.last_validation.take().filter(|report| report.iteration == step);
     match last.filter(|_| run.data.validates_alike(&run.config)) {
         Some(report) => Ok(Some(report)),
-        None => evaluate(run, Split::Valid),
+        None => evaluate_after_training(run, Split::Valid),
     }
 }

@@ -250,8 +250,8 @@ impl TrainingRun {
         self.optimizer.parameters().release_all(&mut self.chunks);
     }
 
-    pub(super) fn log_evaluation(&mut self, report: &EvaluationReport) -> Result<(), TrainError> {
-        self.reporter.evaluation(&self.state, report)
+    pub(super) fn log_evaluation(&mut self, report: &EvaluationReport, after_training: bool) -> Result<(), TrainError> {
+        self.reporter.evaluation(&self.state, report, after_training)
     }
 
     pub(super) fn log_save(

@@ -213,7 +213,12 @@ impl Reporter {
     }
 
     /// Reports an evaluation.
-    pub(super) fn evaluation(&mut self, state: &GlobalState, report: &EvaluationReport) -> Result<(), TrainError> {
+    pub(super) fn evaluation(
+        &mut self,
+        state: &GlobalState,
+        report: &EvaluationReport,
+        after_training: bool,
+    ) -> Result<(), TrainError> {
         if !self.is_first {
             return Ok(());
         }
@@ -230,7 +235,9 @@ impl Reporter {
             .with("num_samples", report.num_samples)
             .with("consumed_samples", consumed_samples);
         let (iteration, bits_per_byte) = (report.iteration, report.bits_per_byte);
-        let line = ValidationLogLine { split, iteration, losses: losses.clone(), bits_per_byte, record };
+        let losses_of_line = losses.clone();
+        let line =
+            ValidationLogLine { split, after_training, iteration, losses: losses_of_line, bits_per_byte, record };
         // A console that is gone must not end a run that still saves checkpoints.
         let _ = self.console.record(&line);
         if let Some(file) = &mut self.metrics_file {
