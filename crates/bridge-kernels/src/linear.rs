@@ -2,6 +2,7 @@
 
 use burn::tensor::{Int, Tensor};
 
+use crate::activation::{Activation, activation, glu};
 use crate::norm::{narrow, widen};
 
 /// `x w^T + bias`.
@@ -12,6 +13,66 @@ use crate::norm::{narrow, widen};
 /// # Panics
 /// If the inner sizes differ.
 pub fn linear<const D: usize>(x: Tensor<D>, weight_oi: Tensor<2>, bias_o: Option<Tensor<1>>) -> Tensor<D> {
+    check(&x, &weight_oi, bias_o.as_ref());
+    crate::fast::linear(&x, &weight_oi, bias_o.as_ref()).unwrap_or_else(|| reference(x, weight_oi, bias_o))
+}
+
+/// [`linear()`] added to a residual stream: `residual + x w^T + bias`, the sum made by the product.
+///
+/// # Shapes
+/// As [`linear()`]; `residual` `[.., o]`.
+///
+/// # Panics
+/// If the sizes differ.
+pub fn linear_residual<const D: usize>(
+    x: Tensor<D>,
+    weight_oi: Tensor<2>,
+    bias_o: Option<Tensor<1>>,
+    residual: Tensor<D>,
+) -> Tensor<D> {
+    check(&x, &weight_oi, bias_o.as_ref());
+    let mut expected = x.dims();
+    expected[D - 1] = weight_oi.dims()[0];
+    assert_eq!(residual.dims(), expected, "linear: the residual stream does not fit the product");
+    crate::fast::linear_residual(&x, &weight_oi, bias_o.as_ref(), &residual)
+        .unwrap_or_else(|| residual + linear(x, weight_oi, bias_o))
+}
+
+/// `activation(x w^T + bias)` as one operation.
+///
+/// # Shapes
+/// As [`linear()`].
+///
+/// # Panics
+/// If the sizes differ.
+pub fn linear_activation<const D: usize>(
+    x: Tensor<D>,
+    weight_oi: Tensor<2>,
+    bias_o: Option<Tensor<1>>,
+    kind: Activation,
+) -> Tensor<D> {
+    check(&x, &weight_oi, bias_o.as_ref());
+    crate::fast::linear_activation(&x, &weight_oi, bias_o.as_ref(), kind)
+        .unwrap_or_else(|| activation(linear(x, weight_oi, bias_o), kind))
+}
+
+/// The gated activation [`glu`](glu()) of `x w^T + bias` as one operation. The weight has the rows of the gate, then the others.
+///
+/// # Shapes
+/// `x_bti` `[b, t, i]`, `weight_oi` `[2f, i]`, `bias_o` `[2f]` -> `[b, t, f]`.
+///
+/// # Panics
+/// If the sizes differ, or the weight's number of rows is odd.
+pub fn linear_glu(x_bti: Tensor<3>, weight_oi: Tensor<2>, bias_o: Option<Tensor<1>>, kind: Activation) -> Tensor<3> {
+    check(&x_bti, &weight_oi, bias_o.as_ref());
+    let [outputs, _] = weight_oi.dims();
+    assert!(outputs.is_multiple_of(2), "a gated activation needs an even number of rows, got {outputs}");
+    crate::fast::linear_glu(&x_bti, &weight_oi, bias_o.as_ref(), kind)
+        .unwrap_or_else(|| glu(linear(x_bti, weight_oi, bias_o), kind))
+}
+
+/// Fails early on shapes that do not fit each other.
+fn check<const D: usize>(x: &Tensor<D>, weight_oi: &Tensor<2>, bias_o: Option<&Tensor<1>>) {
     let [outputs, inputs] = weight_oi.dims();
     assert!(
         D > 0 && x.dims()[D - 1] == inputs,
@@ -19,10 +80,9 @@ pub fn linear<const D: usize>(x: Tensor<D>, weight_oi: Tensor<2>, bias_o: Option
         x.dims(),
         [outputs, inputs]
     );
-    if let Some(bias_o) = &bias_o {
+    if let Some(bias_o) = bias_o {
         assert_eq!(bias_o.dims(), [outputs], "linear: the bias does not fit a weight of {:?}", [outputs, inputs]);
     }
-    crate::fast::linear(&x, &weight_oi, bias_o.as_ref()).unwrap_or_else(|| reference(x, weight_oi, bias_o))
 }
 
 /// [`linear`] in plain Burn operations.

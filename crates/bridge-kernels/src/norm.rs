@@ -44,6 +44,40 @@ pub fn layer_norm<const D: usize>(
         .unwrap_or_else(|| layer_norm_reference(x, weight_c, bias_c, epsilon))
 }
 
+/// [`rms_norm`] of a residual stream, and the stream itself, to which the block's output will be added: `(norm(x), x)`.
+///
+/// The gradient of the second is added to the norm's where that is computed, instead of in another pass over the stream. (Megatron calls
+/// this a fused residual norm.)
+///
+/// # Shapes
+/// `x` `[.., c]`, `weight_c` `[c]` -> `[.., c]` and `[.., c]`.
+///
+/// # Panics
+/// If the sizes differ. In backward, if the loss depends on the stream but not on the norm.
+pub fn residual_rms_norm<const D: usize>(x: Tensor<D>, weight_c: Tensor<1>, epsilon: f64) -> (Tensor<D>, Tensor<D>) {
+    check(&x, &weight_c, None);
+    crate::fast::residual_rms_norm(&x, &weight_c, epsilon)
+        .unwrap_or_else(|| (rms_norm(x.clone(), weight_c, epsilon), x))
+}
+
+/// [`layer_norm`] of a residual stream, and the stream itself; see [`residual_rms_norm`].
+///
+/// # Shapes
+/// `x` `[.., c]`, `weight_c` and `bias_c` `[c]` -> `[.., c]` and `[.., c]`.
+///
+/// # Panics
+/// As [`residual_rms_norm`].
+pub fn residual_layer_norm<const D: usize>(
+    x: Tensor<D>,
+    weight_c: Tensor<1>,
+    bias_c: Option<Tensor<1>>,
+    epsilon: f64,
+) -> (Tensor<D>, Tensor<D>) {
+    check(&x, &weight_c, bias_c.as_ref());
+    crate::fast::residual_layer_norm(&x, &weight_c, bias_c.as_ref(), epsilon)
+        .unwrap_or_else(|| (layer_norm(x.clone(), weight_c, bias_c, epsilon), x))
+}
+
 /// Fails early on shapes that do not fit each other.
 fn check<const D: usize>(x: &Tensor<D>, weight_c: &Tensor<1>, bias_c: Option<&Tensor<1>>) {
     let [c] = weight_c.dims();

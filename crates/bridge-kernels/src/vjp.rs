@@ -16,7 +16,10 @@ use burn::backend::{
 };
 use burn::tensor::Tensor;
 
-type PullbackFn = Box<dyn FnOnce(DispatchTensor) -> [Option<DispatchTensor>; 3] + Send>;
+/// Inputs that an operation may have.
+const SLOTS: usize = 4;
+
+type PullbackFn = Box<dyn FnOnce(DispatchTensor) -> [Option<DispatchTensor>; SLOTS] + Send>;
 
 /// The backward of one fused operation: output gradient in, one gradient an input out (`None` for an unused slot).
 ///
@@ -29,7 +32,7 @@ impl Pullback {
         Self(Arc::new(Mutex::new(Some(function))))
     }
 
-    fn run(&self, gradient: DispatchTensor) -> [Option<DispatchTensor>; 3] {
+    fn run(&self, gradient: DispatchTensor) -> [Option<DispatchTensor>; SLOTS] {
         let function = self.0.lock().expect("a pullback never panics while it is being taken").take();
         (function.expect("a pullback runs once: backward was called twice on one graph"))(gradient)
     }
@@ -44,12 +47,13 @@ impl fmt::Debug for Pullback {
 /// The backend extension behind [`attach`].
 #[backend_extension(Cube: cfg(feature = "cube"), Flex, Autodiff)]
 pub trait VjpOps: Backend {
-    /// Returns `output`; under autodiff, as a node whose parents are `a`, `b` and `c` and whose backward is `pullback`.
+    /// Returns `output`; under autodiff, as a node whose parents are `a` to `d` and whose backward is `pullback`.
     fn vjp(
         output: FloatTensor<Self>,
         a: FloatTensor<Self>,
         b: FloatTensor<Self>,
         c: FloatTensor<Self>,
+        d: FloatTensor<Self>,
         pullback: Pullback,
     ) -> FloatTensor<Self>;
 }
@@ -84,6 +88,7 @@ impl VjpOps for Flex {
         _a: FloatTensor<Self>,
         _b: FloatTensor<Self>,
         _c: FloatTensor<Self>,
+        _d: FloatTensor<Self>,
         _pullback: Pullback,
     ) -> FloatTensor<Self> {
         output
@@ -97,6 +102,7 @@ impl VjpOps for burn::backend::Cube {
         _a: FloatTensor<Self>,
         _b: FloatTensor<Self>,
         _c: FloatTensor<Self>,
+        _d: FloatTensor<Self>,
         _pullback: Pullback,
     ) -> FloatTensor<Self> {
         output
@@ -106,10 +112,10 @@ impl VjpOps for burn::backend::Cube {
 #[derive(Debug)]
 struct Vjp;
 
-impl<B: Lift> Backward<B, 3> for Vjp {
+impl<B: Lift> Backward<B, SLOTS> for Vjp {
     type State = Pullback;
 
-    fn backward(self, ops: Ops<Pullback, 3>, grads: &mut Gradients, _checkpointer: &mut Checkpointer) {
+    fn backward(self, ops: Ops<Pullback, SLOTS>, grads: &mut Gradients, _checkpointer: &mut Checkpointer) {
         let gradient = grads.consume::<B>(&ops.node);
         let input_gradients = ops.state.run(B::lift(gradient));
         for (parent, gradient) in ops.parents.into_iter().zip(input_gradients) {
@@ -126,12 +132,14 @@ impl<B: VjpOps + Lift, C: CheckpointStrategy> VjpOps for Autodiff<B, C> {
         a: FloatTensor<Self>,
         b: FloatTensor<Self>,
         c: FloatTensor<Self>,
+        d: FloatTensor<Self>,
         pullback: Pullback,
     ) -> FloatTensor<Self> {
         let (_, a) = a.into_parts();
         let (_, b) = b.into_parts();
         let (_, c) = c.into_parts();
-        match Vjp.prepare::<C>([a, b, c]).compute_bound().stateful() {
+        let (_, d) = d.into_parts();
+        match Vjp.prepare::<C>([a, b, c, d]).compute_bound().stateful() {
             OpsKind::Tracked(prep) => prep.finish(pullback, output.into_primitive()),
             OpsKind::UnTracked(prep) => prep.finish(output.into_primitive()),
         }
@@ -140,11 +148,11 @@ impl<B: VjpOps + Lift, C: CheckpointStrategy> VjpOps for Autodiff<B, C> {
 
 /// Makes `output` (computed on inner tensors) the result of an operation on `inputs` whose backward is `pullback`.
 ///
-/// `inputs` are 1 to 3 float tensors of any rank, as dispatched tensors ([`Tensor::into_dispatch`]). The pullback gets the
+/// `inputs` are 1 to 4 float tensors of any rank, as dispatched tensors ([`Tensor::into_dispatch`]). The pullback gets the
 /// gradient of `output` and returns one gradient for each input, in order; entries beyond the inputs are ignored.
 ///
 /// # Panics
-/// If there are no inputs or more than three, or if the back end is neither Flex nor one of CubeCL's.
+/// If there are no inputs or more than four, or if the back end is neither Flex nor one of CubeCL's.
 pub fn attach<const D: usize>(
     output: Tensor<D>,
     inputs: Vec<DispatchTensor>,
@@ -156,24 +164,24 @@ pub fn attach<const D: usize>(
 /// [`attach`] with a pullback that leaves out gradients nobody asks for: `None` for an input that is not tracked.
 ///
 /// # Panics
-/// If there are no inputs or more than three, or if the back end is neither Flex nor one of CubeCL's.
+/// If there are no inputs or more than four, or if the back end is neither Flex nor one of CubeCL's.
 pub fn attach_some<const D: usize>(
     output: Tensor<D>,
     inputs: Vec<DispatchTensor>,
     pullback: impl FnOnce(Tensor<D>) -> Vec<Option<DispatchTensor>> + Send + 'static,
 ) -> Tensor<D> {
     let arity = inputs.len();
-    assert!((1..=3).contains(&arity), "attach takes 1 to 3 inputs, got {arity}");
+    assert!((1..=SLOTS).contains(&arity), "attach takes 1 to {SLOTS} inputs, got {arity}");
     let output = output.into_dispatch();
     // Unused slots hold the output itself: a constant, so no gradient is ever asked of it.
     let mut slots = inputs.into_iter().chain(std::iter::repeat_with(|| output.clone()));
     let mut next = || slots.next().expect("the iterator is endless");
-    let (a, b, c) = (next(), next(), next());
+    let (a, b, c, d) = (next(), next(), next(), next());
     drop(slots);
     let pullback = Pullback::new(Box::new(move |gradient| {
         let mut gradients = pullback(Tensor::from_dispatch(gradient)).into_iter();
         assert_eq!(gradients.len(), arity, "a pullback returns one gradient for each input");
-        [(); 3].map(|()| gradients.next().flatten())
+        [(); SLOTS].map(|()| gradients.next().flatten())
     }));
-    Tensor::from_dispatch(<Dispatch as VjpOps>::vjp(output, a, b, c, pullback))
+    Tensor::from_dispatch(<Dispatch as VjpOps>::vjp(output, a, b, c, d, pullback))
 }

@@ -9,19 +9,29 @@ use super::simd::vectorised;
 /// Rows that one task fills with the bias, at least.
 const BIAS_ROWS: usize = 16;
 
-/// `x [n, i]` times `weight [o, i]` transposed, plus `bias [o]`: `[n, o]`.
-pub fn forward(x: Matrix<'_>, weight: Matrix<'_>, bias: Option<&[f32]>) -> Vec<f32> {
+/// `x [n, i]` times `weight [o, i]` transposed, plus `bias [o]`, plus `residual [n, o]`: `[n, o]`.
+pub fn forward(x: Matrix<'_>, weight: Matrix<'_>, bias: Option<&[f32]>, residual: Option<&[f32]>) -> Vec<f32> {
     let (rows, outputs) = (x.rows(), weight.rows());
     filled(rows * outputs, |y| {
-        let output = match bias {
-            Some(bias) => {
-                // The product is added to the bias: cheaper than another pass over the result.
-                y.par_chunks_exact_mut(outputs.max(1))
-                    .with_min_len(BIAS_ROWS)
-                    .for_each(|row| row.copy_from_slice(bias));
+        // The product is added to what is there: cheaper than another pass over the result.
+        let y_rows = y.par_chunks_exact_mut(outputs.max(1)).with_min_len(BIAS_ROWS);
+        let residual_rows = residual.map(|residual| residual.par_chunks_exact(outputs.max(1)));
+        let output = match (bias, residual_rows) {
+            (Some(bias), Some(residual)) => {
+                y_rows.zip(residual).for_each(|(y, x)| {
+                    vectorised!(y.iter_mut().zip(x).zip(bias).for_each(|((y, x), b)| *y = x + b));
+                });
                 Output::Add
             }
-            None => Output::Set,
+            (Some(bias), None) => {
+                y_rows.for_each(|row| row.copy_from_slice(bias));
+                Output::Add
+            }
+            (None, Some(residual)) => {
+                y_rows.zip(residual).for_each(|(y, x)| y.copy_from_slice(x));
+                Output::Add
+            }
+            (None, None) => Output::Set,
         };
         gemm(MatrixMut::new(y, rows, outputs), output, 1.0, x, weight.t(), Threads::All);
     })

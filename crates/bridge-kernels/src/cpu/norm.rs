@@ -87,22 +87,55 @@ pub fn layer_norm(x: &[f32], weight: &[f32], bias: Option<&[f32]>, epsilon: f64)
     Normed { y, statistics: Statistics { mean, reciprocal } }
 }
 
-/// Gradients of [`rms_norm`] from the gradient `dy` of its output.
-pub fn rms_norm_backward(dy: &[f32], x: &[f32], weight: &[f32], statistics: &Statistics) -> NormGradients {
-    backward(dy, x, weight, statistics, |dy, x, dx, dw, _db, row| {
+/// What a norm's backward reads.
+#[derive(Clone, Copy)]
+pub struct Saved<'a> {
+    /// The input, `[n, c]`.
+    pub x: &'a [f32],
+    /// `[c]`.
+    pub weight: &'a [f32],
+    /// Of the forward pass.
+    pub statistics: &'a Statistics,
+}
+
+/// Gradients of [`rms_norm`] from the gradient `dy` of its output. `residual` is another gradient of the input, which is added.
+pub fn rms_norm_backward(dy: &[f32], saved: Saved<'_>, residual: Option<Vec<f32>>) -> NormGradients {
+    match residual {
+        Some(sum) => rms_norm_rows::<true>(dy, saved, sum),
+        None => rms_norm_rows::<false>(dy, saved, Vec::new()),
+    }
+}
+
+/// Gradients of [`layer_norm`], see [`rms_norm_backward`].
+pub fn layer_norm_backward(dy: &[f32], saved: Saved<'_>, residual: Option<Vec<f32>>) -> NormGradients {
+    match residual {
+        Some(sum) => layer_norm_rows::<true>(dy, saved, sum),
+        None => layer_norm_rows::<false>(dy, saved, Vec::new()),
+    }
+}
+
+/// Adds to what is there, or takes its place.
+#[inline(always)]
+fn put<const ADD: bool>(to: &mut f32, value: f32) {
+    *to = if ADD { *to + value } else { value };
+}
+
+fn rms_norm_rows<const ADD: bool>(dy: &[f32], saved: Saved<'_>, sum: Vec<f32>) -> NormGradients {
+    let Saved { weight, statistics, .. } = saved;
+    backward::<ADD>(dy, saved, sum, |dy, x, dx, dw, _db, row| {
         let r = statistics.reciprocal[row];
         let weighted = sum_map3(dy, x, weight);
         let slope = r * r * weighted / weight.len() as f32;
         for ((((dx, dw), dy), x), w) in dx.iter_mut().zip(dw).zip(dy).zip(x).zip(weight) {
-            *dx = r * (dy * w - x * slope);
+            put::<ADD>(dx, r * (dy * w - x * slope));
             *dw += dy * x * r;
         }
     })
 }
 
-/// Gradients of [`layer_norm`] from the gradient `dy` of its output.
-pub fn layer_norm_backward(dy: &[f32], x: &[f32], weight: &[f32], statistics: &Statistics) -> NormGradients {
-    backward(dy, x, weight, statistics, |dy, x, dx, dw, db, row| {
+fn layer_norm_rows<const ADD: bool>(dy: &[f32], saved: Saved<'_>, sum: Vec<f32>) -> NormGradients {
+    let Saved { weight, statistics, .. } = saved;
+    backward::<ADD>(dy, saved, sum, |dy, x, dx, dw, db, row| {
         let (m, r) = (statistics.mean[row], statistics.reciprocal[row]);
         let c = weight.len() as f32;
         let offset = dot(dy, weight) / c;
@@ -110,7 +143,7 @@ pub fn layer_norm_backward(dy: &[f32], x: &[f32], weight: &[f32], statistics: &S
         let slope = r * r * weighted / c;
         for (((((dx, dw), db), dy), x), w) in dx.iter_mut().zip(dw).zip(db).zip(dy).zip(x).zip(weight) {
             let centred = x - m;
-            *dx = r * (dy * w - offset - centred * slope);
+            put::<ADD>(dx, r * (dy * w - offset - centred * slope));
             *dw += dy * centred * r;
             *db += dy;
         }
@@ -136,19 +169,19 @@ fn sum_map3_centred(dy: &[f32], x: &[f32], w: &[f32], mean: f32) -> f32 {
     total
 }
 
-/// The frame of both backwards: tasks of [`ROWS`] rows, whose weight gradients are then added in order.
+/// The frame of both backwards: tasks of [`ROWS`] rows, whose weight gradients are then added in order. With `ADD` gradients of the input
+/// are added to `sum`.
 #[inline(always)]
-fn backward(
+fn backward<const ADD: bool>(
     dy: &[f32],
-    x: &[f32],
-    weight: &[f32],
-    statistics: &Statistics,
+    Saved { x, weight, statistics }: Saved<'_>,
+    mut sum: Vec<f32>,
     row: impl Fn(&[f32], &[f32], &mut [f32], &mut [f32], &mut [f32], usize) + Sync,
 ) -> NormGradients {
     let c = weight.len();
     let tasks = statistics.reciprocal.len().div_ceil(ROWS);
     let mut partial = vec![0.0; tasks * 2 * c];
-    let dx = filled(x.len(), |dx| {
+    let mut fill = |dx: &mut [f32]| {
         if c == 0 {
             return;
         }
@@ -166,7 +199,14 @@ fn backward(
                     }
                 });
             });
-    });
+    };
+    let dx = if ADD {
+        assert_eq!(sum.len(), x.len(), "one gradient for each element of the input");
+        fill(&mut sum);
+        sum
+    } else {
+        filled(x.len(), fill)
+    };
     let mut sums = super::linear::column_sums(&partial, 2 * c);
     let bias = sums.split_off(c);
     NormGradients { x: dx, weight: sums, bias }

@@ -98,7 +98,10 @@ fn linear_and_its_gradients() {
     let (x, w, bias) = (values(3 * 5), values(2 * 5), [0.5, -0.25]);
     let (x_matrix, w_matrix) = (Matrix::new(&x, 3, 5), Matrix::new(&w, 2, 5));
     let expected: Vec<f32> = plain_linear(&x, &w, 5).chunks(2).flat_map(|y| [y[0] + 0.5, y[1] - 0.25]).collect();
-    assert_close(&linear::forward(x_matrix, w_matrix, Some(&bias)), &expected);
+    assert_close(&linear::forward(x_matrix, w_matrix, Some(&bias), None), &expected);
+    let residual = [1.0, -1.0, 2.0, -2.0, 3.0, -3.0];
+    let sum: Vec<f32> = expected.iter().zip(residual).map(|(y, x)| y + x).collect();
+    assert_close(&linear::forward(x_matrix, w_matrix, Some(&bias), Some(&residual)), &sum);
     let ones = [1.0; 6];
     let dy = Matrix::new(&ones, 3, 2);
     let columns: Vec<f32> = (0..5).map(|i| w[i] + w[5 + i]).collect();

@@ -1,11 +1,13 @@
 //! Linear layer and embedding on Flex.
 
+use burn::backend::{DispatchTensor, Flex};
 use burn::tensor::{Int, Tensor};
 
 use super::{Values, gradient, indices, tensor};
+use crate::activation::Activation;
 use crate::cpu::gemm::Matrix;
-use crate::cpu::{embedding as lookup, linear as kernel};
-use crate::vjp;
+use crate::cpu::{activation, embedding as lookup, linear as kernel};
+use crate::vjp::{self, Lift};
 
 /// See [`crate::linear()`].
 pub(crate) fn linear<const D: usize>(
@@ -13,39 +15,150 @@ pub(crate) fn linear<const D: usize>(
     weight_oi: &Tensor<2>,
     bias_o: Option<&Tensor<1>>,
 ) -> Option<Tensor<D>> {
-    let dims = x.dims();
-    let [outputs, inputs] = weight_oi.dims();
-    let rows: usize = dims[..D - 1].iter().product();
-    let x_values = Values::contiguous_of(x)?;
-    let weight = Values::of(weight_oi)?.without_flips();
-    let bias = match bias_o {
-        Some(bias_o) => Some(Values::contiguous_of(bias_o)?),
-        None => None,
-    };
-    let y =
-        kernel::forward(Matrix::new(x_values.slice(), rows, inputs), weight.matrix(), bias.as_ref().map(Values::slice));
-    let mut shape = dims;
-    shape[D - 1] = outputs;
-    let (x_tracked, weight_tracked) = (x.is_tracked(), weight_oi.is_tracked());
-    let bias_tracked = bias_o.map(Tensor::is_tracked);
-    let inputs_of_op = [Some(x.clone().into_dispatch()), Some(weight_oi.clone().into_dispatch())];
-    let inputs_of_op = inputs_of_op.into_iter().chain([bias_o.map(|b| b.clone().into_dispatch())]).flatten().collect();
-    // What a frozen input would need is not kept.
-    let (x_values, weight) = (weight_tracked.then_some(x_values), x_tracked.then_some(weight));
-    Some(vjp::attach_some(tensor(y, shape), inputs_of_op, move |dy: Tensor<D>| {
+    let product = Product::new(x, weight_oi, bias_o)?;
+    let y = tensor(product.forward(None), product.shape());
+    let (inputs, backward) = product.into_backward();
+    Some(vjp::attach_some(y, inputs, move |dy: Tensor<D>| backward.gradients(&Values::of_gradient(dy))))
+}
+
+/// See [`crate::linear::linear_residual`].
+pub(crate) fn linear_residual<const D: usize>(
+    x: &Tensor<D>,
+    weight_oi: &Tensor<2>,
+    bias_o: Option<&Tensor<1>>,
+    residual: &Tensor<D>,
+) -> Option<Tensor<D>> {
+    let product = Product::new(x, weight_oi, bias_o)?;
+    let y = tensor(product.forward(Some(Values::contiguous_of(residual)?.slice())), product.shape());
+    let (mut inputs, backward) = product.into_backward();
+    inputs.push(residual.clone().into_dispatch());
+    Some(vjp::attach_some(y, inputs, move |dy: Tensor<D>| {
         let dy = Values::of_gradient(dy);
+        let mut gradients = backward.gradients(&dy);
+        gradients.push(Some(Flex::lift(dy.0)));
+        gradients
+    }))
+}
+
+/// See [`crate::linear::linear_activation`].
+pub(crate) fn linear_activation<const D: usize>(
+    x: &Tensor<D>,
+    weight_oi: &Tensor<2>,
+    bias_o: Option<&Tensor<1>>,
+    kind: Activation,
+) -> Option<Tensor<D>> {
+    let product = Product::new(x, weight_oi, bias_o)?;
+    let shape = product.shape();
+    let before = product.forward(None);
+    let y = tensor(activation::forward(&before, kind), shape);
+    let (inputs, backward) = product.into_backward();
+    Some(vjp::attach_some(y, inputs, move |dy: Tensor<D>| {
+        let mut gradient = Values::of_gradient(dy).into_vec();
+        activation::backward(&mut gradient, &before, kind);
+        drop(before);
+        backward.gradients(&Values::from_vec(gradient, shape))
+    }))
+}
+
+/// See [`crate::linear::linear_glu`].
+pub(crate) fn linear_glu(
+    x: &Tensor<3>,
+    weight_oi: &Tensor<2>,
+    bias_o: Option<&Tensor<1>>,
+    kind: Activation,
+) -> Option<Tensor<3>> {
+    let product = Product::new(x, weight_oi, bias_o)?;
+    let shape = product.shape();
+    let ([b, t, _], width) = (shape, shape[2] / 2);
+    let before = product.forward(None);
+    let y = tensor(activation::glu(&before, width, kind), [b, t, width]);
+    let (inputs, backward) = product.into_backward();
+    Some(vjp::attach_some(y, inputs, move |dy: Tensor<3>| {
+        let gradient = activation::glu_backward(Values::of_gradient(dy).slice(), &before, width, kind);
+        drop(before);
+        backward.gradients(&Values::from_vec(gradient, shape))
+    }))
+}
+
+/// A product and the tensors it is made of.
+struct Product<'a, const D: usize> {
+    x: (&'a Tensor<D>, Values),
+    weight: (&'a Tensor<2>, Values),
+    bias: Option<(&'a Tensor<1>, Values)>,
+}
+
+impl<'a, const D: usize> Product<'a, D> {
+    fn new(x: &'a Tensor<D>, weight_oi: &'a Tensor<2>, bias_o: Option<&'a Tensor<1>>) -> Option<Self> {
+        let bias = match bias_o {
+            Some(bias_o) => Some((bias_o, Values::contiguous_of(bias_o)?)),
+            None => None,
+        };
+        let weight = Values::of(weight_oi)?.without_flips();
+        Some(Self { x: (x, Values::contiguous_of(x)?), weight: (weight_oi, weight), bias })
+    }
+
+    /// Shape of the product.
+    fn shape(&self) -> [usize; D] {
+        let mut shape = self.x.0.dims();
+        shape[D - 1] = self.weight.0.dims()[0];
+        shape
+    }
+
+    fn rows(&self) -> usize {
+        self.x.0.dims()[..D - 1].iter().product()
+    }
+
+    fn forward(&self, residual: Option<&[f32]>) -> Vec<f32> {
+        let [_, inputs] = self.weight.0.dims();
+        let x = Matrix::new(self.x.1.slice(), self.rows(), inputs);
+        kernel::forward(x, self.weight.1.matrix(), self.bias.as_ref().map(|(_, bias)| bias.slice()), residual)
+    }
+
+    /// The inputs of the operation, and its backward. What a frozen input would need is not kept.
+    fn into_backward(self) -> (Vec<DispatchTensor>, ProductBackward<D>) {
+        let rows = self.rows();
+        let Self { x: (x, x_values), weight: (weight_oi, weight), bias } = self;
+        let [outputs, inputs] = weight_oi.dims();
+        let bias = bias.map(|(bias, _)| bias);
+        let operands = [Some(x.clone().into_dispatch()), Some(weight_oi.clone().into_dispatch())];
+        let operands = operands.into_iter().chain([bias.map(|b| b.clone().into_dispatch())]).flatten().collect();
+        let backward = ProductBackward {
+            dims: x.dims(),
+            sizes: [rows, inputs, outputs],
+            x: weight_oi.is_tracked().then_some(x_values),
+            weight: x.is_tracked().then_some(weight),
+            bias_tracked: bias.map(Tensor::is_tracked),
+        };
+        (operands, backward)
+    }
+}
+
+/// The backward of a product.
+struct ProductBackward<const D: usize> {
+    dims: [usize; D],
+    /// Rows, inputs, outputs.
+    sizes: [usize; 3],
+    x: Option<Values>,
+    weight: Option<Values>,
+    bias_tracked: Option<bool>,
+}
+
+impl<const D: usize> ProductBackward<D> {
+    /// Gradients of input, weight and, if there is one, bias, from that of the product.
+    fn gradients(self, dy: &Values) -> Vec<Option<DispatchTensor>> {
+        let [rows, inputs, outputs] = self.sizes;
         let dy_matrix = Matrix::new(dy.slice(), rows, outputs);
-        let dx = weight.and_then(|weight| gradient(kernel::grad_input(dy_matrix, weight.matrix()), dims));
-        let dw = x_values.and_then(|x| {
+        let dx = self.weight.and_then(|weight| gradient(kernel::grad_input(dy_matrix, weight.matrix()), self.dims));
+        let dw = self.x.and_then(|x| {
             let dw = kernel::grad_weight(dy_matrix, Matrix::new(x.slice(), rows, inputs));
             gradient(dw, [outputs, inputs])
         });
         let mut gradients = vec![dx, dw];
-        if let Some(tracked) = bias_tracked {
+        if let Some(tracked) = self.bias_tracked {
             gradients.push(if tracked { gradient(kernel::column_sums(dy.slice(), outputs), [outputs]) } else { None });
         }
         gradients
-    }))
+    }
 }
 
 /// See [`crate::embedding`].

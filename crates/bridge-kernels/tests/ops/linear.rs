@@ -1,6 +1,10 @@
 //! Linear layer and embedding.
 
-use bridge_kernels::linear::{embedding, embedding_reference, linear, reference};
+use bridge_kernels::Activation;
+use bridge_kernels::activation;
+use bridge_kernels::linear::{
+    embedding, embedding_reference, linear, linear_activation, linear_glu, linear_residual, reference,
+};
 use burn::tensor::{Device, Tensor};
 
 use crate::common::{Case, assert_close, assert_same_on_any_threads, ints, read, run_all, tensor, values, wide};
@@ -25,6 +29,101 @@ fn check(n: usize, inputs: usize, outputs: usize) {
         plain: &|v| plain::linear(&v[0], &v[1], None, inputs),
     }
     .check();
+}
+
+/// The product with what is done to it before it is written out.
+fn check_epilogues(n: usize, inputs: usize, outputs: usize) {
+    let x_w_b_r = vec![values(1, n * inputs), values(2, outputs * inputs), values(3, outputs), values(4, n * outputs)];
+    let shaped = |t: &[Tensor<1>]| (t[0].clone().reshape([n, inputs]), t[1].clone().reshape([outputs, inputs]));
+    Case {
+        name: &format!("linear_residual {n} x {inputs} -> {outputs}"),
+        inputs: x_w_b_r.clone(),
+        fast: &|t| {
+            let residual = t[3].clone().reshape([n, outputs]);
+            linear_residual(shaped(t).0, shaped(t).1, Some(t[2].clone()), residual).reshape([n * outputs])
+        },
+        reference: &|t| reference(shaped(t).0, shaped(t).1, Some(t[2].clone())).reshape([n * outputs]) + t[3].clone(),
+        plain: &|v| {
+            let y = plain::linear(&v[0], &v[1], Some(&v[2]), inputs);
+            y.iter().zip(&v[3]).map(|(y, x)| y + x).collect()
+        },
+    }
+    .check();
+    Case {
+        name: "linear_residual without bias",
+        inputs: [&x_w_b_r[..2], &x_w_b_r[3..]].concat(),
+        fast: &|t| {
+            let residual = t[2].clone().reshape([n, outputs]);
+            linear_residual(shaped(t).0, shaped(t).1, None, residual).reshape([n * outputs])
+        },
+        reference: &|t| reference(shaped(t).0, shaped(t).1, None).reshape([n * outputs]) + t[2].clone(),
+        plain: &|v| {
+            let y = plain::linear(&v[0], &v[1], None, inputs);
+            y.iter().zip(&v[2]).map(|(y, x)| y + x).collect()
+        },
+    }
+    .check();
+    for kind in [Activation::Gelu, Activation::GeluTanh, Activation::Silu] {
+        let flat = |t: Tensor<2>| t.reshape([n * outputs]);
+        Case {
+            name: &format!("linear_activation {kind:?} {n} x {inputs} -> {outputs}"),
+            inputs: x_w_b_r[..3].to_vec(),
+            fast: &|t| flat(linear_activation(shaped(t).0, shaped(t).1, Some(t[2].clone()), kind)),
+            reference: &|t| flat(activation::reference(reference(shaped(t).0, shaped(t).1, Some(t[2].clone())), kind)),
+            plain: &|v| plain::activation(&plain::linear(&v[0], &v[1], Some(&v[2]), inputs), kind),
+        }
+        .check();
+        if outputs % 2 == 1 {
+            continue;
+        }
+        let width = outputs / 2;
+        let batch = |t: &[Tensor<1>]| t[0].clone().reshape([1, n, inputs]);
+        Case {
+            name: &format!("linear_glu {kind:?} {n} x {inputs} -> {width}"),
+            inputs: x_w_b_r[..3].to_vec(),
+            fast: &|t| linear_glu(batch(t), shaped(t).1, Some(t[2].clone()), kind).reshape([n * width]),
+            reference: &|t| {
+                let product = reference(batch(t), shaped(t).1, Some(t[2].clone()));
+                activation::glu_reference(product, kind).reshape([n * width])
+            },
+            plain: &|v| plain::glu(&plain::linear(&v[0], &v[1], Some(&v[2]), inputs), width, kind),
+        }
+        .check();
+    }
+}
+
+#[test]
+fn epilogues_outputs_and_gradients() {
+    check_epilogues(1, 1, 1);
+    check_epilogues(7, 3, 2);
+    check_epilogues(13, 17, 5);
+    check_epilogues(23, 19, 30);
+}
+
+#[test]
+fn epilogues_are_the_same_on_any_number_of_threads() {
+    let (n, i, o) = (301, 257, 522);
+    let inputs = [values(1, n * i), values(2, o * i), values(3, o), values(4, n * o)];
+    assert_same_on_any_threads("linear_residual", || {
+        run_all(&inputs, |t| {
+            let (x, w) = (t[0].clone().reshape([n, i]), t[1].clone().reshape([o, i]));
+            linear_residual(x, w, Some(t[2].clone()), t[3].clone().reshape([n, o])).reshape([n * o])
+        })
+    });
+    assert_same_on_any_threads("linear_glu", || {
+        run_all(&inputs[..3], |t| {
+            let (x, w) = (t[0].clone().reshape([1, n, i]), t[1].clone().reshape([o, i]));
+            linear_glu(x, w, Some(t[2].clone()), Activation::Silu).reshape([n * o / 2])
+        })
+    });
+}
+
+#[test]
+#[should_panic(expected = "linear: the residual stream does not fit the product")]
+fn a_wrong_residual_is_refused() {
+    let device = Device::flex();
+    let (x, w) = (tensor(&[0.0; 6], [2, 3], &device), tensor(&[0.0; 12], [4, 3], &device));
+    linear_residual(x, w, None, tensor(&[0.0; 6], [2, 3], &device));
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! RMSNorm and LayerNorm.
 
-use bridge_kernels::norm::{layer_norm, layer_norm_reference, rms_norm, rms_norm_reference};
+use bridge_kernels::norm::{
+    layer_norm, layer_norm_reference, residual_layer_norm, residual_rms_norm, rms_norm, rms_norm_reference,
+};
 use burn::tensor::{Device, Tensor};
 
 use crate::common::{Case, assert_close, assert_same_on_any_threads, read, run_all, tensor, values, wide};
@@ -33,12 +35,71 @@ fn check(n: usize, c: usize) {
     }
 }
 
+/// `norm(x) * x`, with `x` as it comes back: both outputs have gradients of their own.
+fn check_residual(n: usize, c: usize) {
+    let inputs = [values(1, n * c), values(2, c), values(3, c)];
+    let times = |y: Vec<f64>, x: &[f64]| y.iter().zip(x).map(|(y, x)| y * x).collect::<Vec<f64>>();
+    Case {
+        name: &format!("residual_rms_norm {n} x {c}"),
+        inputs: inputs[..2].to_vec(),
+        fast: &|t| {
+            let (y, x) = residual_rms_norm(t[0].clone().reshape([n, c]), t[1].clone(), EPSILON);
+            (y * x).reshape([n * c])
+        },
+        reference: &|t| {
+            let x = t[0].clone().reshape([n, c]);
+            (rms_norm_reference(x.clone(), t[1].clone(), EPSILON) * x).reshape([n * c])
+        },
+        plain: &|v| times(plain::rms_norm(&v[0], &v[1], EPSILON), &v[0]),
+    }
+    .check();
+    let bias = |t: &[Tensor<1>]| t.get(2).cloned();
+    for arity in [2, 3] {
+        Case {
+            name: &format!("residual_layer_norm {n} x {c} of {arity} inputs"),
+            inputs: inputs[..arity].to_vec(),
+            fast: &|t| {
+                let (y, x) = residual_layer_norm(t[0].clone().reshape([n, c]), t[1].clone(), bias(t), EPSILON);
+                (y * x).reshape([n * c])
+            },
+            reference: &|t| {
+                let x = t[0].clone().reshape([n, c]);
+                (layer_norm_reference(x.clone(), t[1].clone(), bias(t), EPSILON) * x).reshape([n * c])
+            },
+            plain: &|v| times(plain::layer_norm(&v[0], &v[1], v.get(2).map(Vec::as_slice), EPSILON), &v[0]),
+        }
+        .check();
+    }
+}
+
 #[test]
 fn outputs_and_gradients() {
-    check(1, 7);
-    check(3, 5);
-    check(37, 13);
-    check(2, 131);
+    for (n, c) in [(1, 7), (3, 5), (37, 13), (2, 131)] {
+        check(n, c);
+        check_residual(n, c);
+    }
+}
+
+#[test]
+fn a_residual_adds_to_the_bits_that_two_gradients_make() {
+    let (n, c) = (67, 19);
+    let inputs = [values(1, n * c), values(2, c)];
+    let separate = run_all(&inputs, |t| {
+        let x = t[0].clone().reshape([n, c]);
+        (x.clone() * 0.5 + rms_norm(x, t[1].clone(), EPSILON)).reshape([n * c])
+    });
+    let fused = run_all(&inputs, |t| {
+        let (y, x) = residual_rms_norm(t[0].clone().reshape([n, c]), t[1].clone(), EPSILON);
+        (x * 0.5 + y).reshape([n * c])
+    });
+    assert_eq!(fused, separate);
+    // A stream that nothing is added to afterwards.
+    let alone =
+        run_all(&inputs, |t| residual_rms_norm(t[0].clone().reshape([n, c]), t[1].clone(), EPSILON).0.reshape([n * c]));
+    assert_eq!(
+        alone,
+        run_all(&inputs, |t| rms_norm(t[0].clone().reshape([n, c]), t[1].clone(), EPSILON).reshape([n * c]))
+    );
 }
 
 #[test]
@@ -60,7 +121,8 @@ fn the_same_on_any_number_of_threads() {
     let inputs = [values(1, n * c), values(2, c), values(3, c)];
     assert_same_on_any_threads("layer_norm", || {
         run_all(&inputs, |t| {
-            layer_norm(t[0].clone().reshape([n, c]), t[1].clone(), Some(t[2].clone()), EPSILON).reshape([n * c])
+            let (y, x) = residual_layer_norm(t[0].clone().reshape([n, c]), t[1].clone(), Some(t[2].clone()), EPSILON);
+            (y * x).reshape([n * c])
         })
     });
 }

@@ -1,5 +1,7 @@
 //! The operations in float64 and the plainest loops, and gradients by central differences. Nothing fast, no Burn.
 
+use bridge_kernels::Activation;
+
 /// Gradient of `f` at `x` by central differences: good to about 1e-9 for functions of order one.
 pub fn gradient(f: impl Fn(&[f64]) -> f64, x: &[f64]) -> Vec<f64> {
     let mut x = x.to_vec();
@@ -140,4 +142,28 @@ pub fn normal_cdf(x: f64) -> f64 {
         sum += term;
     }
     0.5 + sum * density
+}
+
+pub fn activation_of(x: f64, kind: Activation) -> f64 {
+    match kind {
+        Activation::Gelu => x * normal_cdf(x),
+        Activation::GeluTanh => {
+            let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
+            x / (1.0 + (-2.0 * u).exp())
+        }
+        Activation::Silu => x / (1.0 + (-x).exp()),
+        Activation::Relu => x.max(0.0),
+        Activation::SquaredRelu => x.max(0.0).powi(2),
+        Activation::QuickGelu => x / (1.0 + (-1.702 * x).exp()),
+    }
+}
+
+pub fn activation(x: &[f64], kind: Activation) -> Vec<f64> {
+    x.iter().map(|x| activation_of(*x, kind)).collect()
+}
+
+/// `x [n, 2 f]`: rows of gate and then up.
+pub fn glu(x: &[f64], f: usize, kind: Activation) -> Vec<f64> {
+    let row = |x: &[f64]| (0..f).map(|i| activation_of(x[i], kind) * x[f + i]).collect::<Vec<_>>();
+    x.chunks(2 * f).flat_map(row).collect()
 }

@@ -12,6 +12,7 @@ use super::init::{Deviations, Initializer};
 use super::linear::{Linear, LinearConfig};
 use super::norm::Norm;
 use super::regions::Regions;
+use super::residual::Residual;
 
 /// Query, key and value projection, attention, output projection.
 #[derive(Module, Debug)]
@@ -93,8 +94,8 @@ impl SelfAttention {
         }
     }
 
-    /// `[b, t, c]` of the residual stream -> the same.
-    pub fn forward(&self, x_btc: Tensor<3>, input: AttentionInput) -> Tensor<3> {
+    /// The residual stream after the block, from the norm of the stream before it: `[b, t, c]` -> the same.
+    pub fn forward(&self, x_btc: Tensor<3>, residual: Residual, input: AttentionInput) -> Tensor<3> {
         let (regions, store) = (input.regions, input.weight_gradients);
         let x_btc = regions.enter(x_btc);
         let [b, t, _] = x_btc.dims();
@@ -118,7 +119,7 @@ impl SelfAttention {
             attend(heads, options, regions)
         };
         let [_, _, h, d] = y_bthd.dims();
-        self.linear_proj.forward_and_leave(y_bthd.reshape([b, t, h * d]), regions, store)
+        self.linear_proj.forward_and_add(y_bthd.reshape([b, t, h * d]), residual, store)
     }
 
     /// Rate and key of the dropout of probabilities. Ranks with different heads draw different masks, so that heads do: not those that one

@@ -10,6 +10,8 @@ use super::init::Initializer;
 use super::mlp::Mlp;
 use super::moe::{Moe, MoeInput};
 use super::norm::Norm;
+use super::regions::Regions;
+use super::residual::Residual;
 
 /// `x + attention(norm(x))`, then `x + mlp(norm(x))`.
 #[derive(Module, Debug)]
@@ -43,20 +45,29 @@ impl Layer {
 
     /// The attention block, `[b, t, c]` -> the same.
     pub fn attention(&self, x_btc: Tensor<3>, input: AttentionInput, key: Option<DropoutKey>) -> Tensor<3> {
-        let regions = input.regions;
-        let y_btc = self.self_attention.forward(self.input_layernorm.forward(x_btc.clone()), input);
-        x_btc + regions.dropout(y_btc, self.dropout, key)
+        let (normed_btc, residual) = self.enter(&self.input_layernorm, x_btc, input.regions, key);
+        self.self_attention.forward(normed_btc, residual, input)
     }
 
     /// The feed-forward block, `[b, t, c]` -> the same.
     pub fn mlp(&self, x_btc: Tensor<3>, input: &MoeInput, key: Option<DropoutKey>) -> Tensor<3> {
-        let regions = input.regions;
-        let normed_btc = self.pre_mlp_layernorm.forward(x_btc.clone());
-        let y_btc = match (&self.mlp, &self.moe) {
-            (Some(mlp), _) => mlp.forward(normed_btc, regions, input.weight_gradients),
-            (None, Some(moe)) => moe.forward(normed_btc, input),
+        let (normed_btc, residual) = self.enter(&self.pre_mlp_layernorm, x_btc, input.regions, key);
+        match (&self.mlp, &self.moe) {
+            (Some(mlp), _) => mlp.forward(normed_btc, residual, input.weight_gradients),
+            (None, Some(moe)) => residual.add(moe.forward(normed_btc, input)),
             (None, None) => unreachable!("a layer has a feed-forward block"),
-        };
-        x_btc + regions.dropout(y_btc, self.dropout, key)
+        }
+    }
+
+    /// A block's input, and the stream that its output is added to.
+    fn enter<'a>(
+        &self,
+        norm: &Norm,
+        x_btc: Tensor<3>,
+        regions: &'a Regions,
+        key: Option<DropoutKey>,
+    ) -> (Tensor<3>, Residual<'a>) {
+        let (normed_btc, stream_btc) = norm.forward_residual(x_btc);
+        (normed_btc, Residual { stream_btc, dropout: self.dropout, key, regions })
     }
 }

@@ -1,12 +1,15 @@
 //! A linear layer with its parameters.
 
 use bridge_core::model::WeightGradientStore;
-use bridge_kernels::{linear, linear_deferred};
+use bridge_kernels::{
+    Activation, activation, glu, linear, linear_activation, linear_deferred, linear_glu, linear_residual,
+};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
 use super::init::Initializer;
 use super::regions::Regions;
+use super::residual::Residual;
 
 /// `x w^T + bias`, or this rank's slice of it: see `super::placement`.
 #[derive(Module, Debug)]
@@ -50,8 +53,35 @@ impl Linear {
         self.product(x, self.bias.as_ref().map(|bias| bias.val()), store)
     }
 
+    /// [`Self::forward`] and an activation, plain or gated: the first layer of a feed-forward block.
+    pub fn forward_and_activate(
+        &self,
+        x: Tensor<3>,
+        kind: Activation,
+        gated: bool,
+        store: Option<&WeightGradientStore>,
+    ) -> Tensor<3> {
+        let bias = || self.bias.as_ref().map(|bias| bias.val());
+        match (store, gated) {
+            (None, true) => linear_glu(x, self.weight.val(), bias(), kind),
+            (None, false) => linear_activation(x, self.weight.val(), bias(), kind),
+            (Some(_), true) => glu(self.forward(x, store), kind),
+            (Some(_), false) => activation(self.forward(x, store), kind),
+        }
+    }
+
+    /// The residual stream plus the product of a layer whose inputs are cut over tensor-parallel ranks: the last layer of a block.
+    pub fn forward_and_add(&self, x: Tensor<3>, residual: Residual, store: Option<&WeightGradientStore>) -> Tensor<3> {
+        let regions = residual.regions;
+        if regions.tensor().size() == 1 && store.is_none() && residual.adds_unchanged() {
+            let bias = self.bias.as_ref().map(|bias| bias.val());
+            return linear_residual(x, self.weight.val(), bias, residual.stream_btc);
+        }
+        residual.add(self.forward_and_leave(x, regions, store))
+    }
+
     /// The product of a layer whose inputs are cut over tensor-parallel ranks: terms are summed, then the bias is added, once.
-    pub fn forward_and_leave(&self, x: Tensor<3>, regions: &Regions, store: Option<&WeightGradientStore>) -> Tensor<3> {
+    fn forward_and_leave(&self, x: Tensor<3>, regions: &Regions, store: Option<&WeightGradientStore>) -> Tensor<3> {
         if regions.tensor().size() == 1 {
             return self.forward(x, store);
         }

@@ -1,14 +1,14 @@
 //! The feed-forward block, plain or gated.
 
 use bridge_core::model::WeightGradientStore;
-use bridge_kernels::{Activation, activation, glu};
+use bridge_kernels::Activation;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
 use super::config::DecoderConfig;
 use super::init::{Deviations, Initializer};
 use super::linear::{Linear, LinearConfig};
-use super::regions::Regions;
+use super::residual::Residual;
 
 /// Two linear layers with a non-linearity between them. A gated unit's first layer has the gate's rows, then the others.
 #[derive(Module, Debug)]
@@ -47,9 +47,10 @@ impl Mlp {
         }
     }
 
-    /// `[b, t, c]` of the residual stream -> the same.
-    pub fn forward(&self, x_btc: Tensor<3>, regions: &Regions, store: Option<&WeightGradientStore>) -> Tensor<3> {
-        self.linear_fc2.forward_and_leave(self.hidden(regions.enter(x_btc), store), regions, store)
+    /// The residual stream after the block, from the norm of the stream before it: `[b, t, c]` -> the same.
+    pub fn forward(&self, x_btc: Tensor<3>, residual: Residual, store: Option<&WeightGradientStore>) -> Tensor<3> {
+        let h_btf = self.hidden(residual.regions.enter(x_btc), store);
+        self.linear_fc2.forward_and_add(h_btf, residual, store)
     }
 
     /// This rank's term of a sum over the tensor-parallel ranks, without communication; with one such rank, the whole.
@@ -62,7 +63,6 @@ impl Mlp {
 
     /// `[b, t, c]` -> `[b, t, f]`, of this rank's columns.
     fn hidden(&self, x_btc: Tensor<3>, store: Option<&WeightGradientStore>) -> Tensor<3> {
-        let h = self.linear_fc1.forward(x_btc, store);
-        if self.gated { glu(h, self.activation) } else { activation(h, self.activation) }
+        self.linear_fc1.forward_and_activate(x_btc, self.activation, self.gated, store)
     }
 }

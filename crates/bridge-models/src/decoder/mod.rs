@@ -6,7 +6,7 @@
 //! | `transformer` | [`DecoderConfig`] from and to the config tree's `[model]` section |
 //! | `rope` | rotary frequencies and their scaling |
 //! | `init` | initial values, from seed and parameter name alone |
-//! | `embedding`, `attention`, `mlp`, `norm`, `linear`, `layer`, `head` | the maths |
+//! | `embedding`, `attention`, `mlp`, `norm`, `linear`, `residual`, `layer`, `head` | the maths |
 //! | `moe` | mixture of experts |
 //! | `model` | [`Decoder`]: the loop over layers, as segments |
 //! | `context_parallel` | attention over sequences that ranks share |
@@ -36,6 +36,7 @@ mod norm;
 mod placement;
 pub mod presets;
 mod regions;
+mod residual;
 mod rope;
 mod transformer;
 
