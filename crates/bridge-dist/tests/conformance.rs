@@ -112,7 +112,7 @@ fn a_panic_reaches_everyone_at_once() {
     assert!(start.elapsed() < Duration::from_secs(20), "the time limit was waited for");
     assert_eq!(error.rank, 1);
     assert!(matches!(&error.failure, RankFailure::Panicked(message) if message == "out of luck"), "{error}");
-    assert!(error.operation.contains("broadcast(1 x u8, root 0) of group `inner`"), "{error}");
+    assert!(error.operation.contains("broadcast(1 x u8, root number 0) of group `inner`"), "{error}");
     assert_eq!(error.others.iter().map(|(rank, _)| *rank).collect::<Vec<_>>(), [0, 2]);
 }
 

@@ -216,7 +216,7 @@ fn check_tags(schedule: &PipelineSchedule) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// Where the loss is, the actions on its chunk after each forward.
+/// Where the loss is, backward follows each forward or, under GPipe, does not. Says nothing of interleaved schedules.
 fn check_backward_after_loss(schedule: &PipelineSchedule) -> Result<(), TestCaseError> {
     let shape = schedule.shape;
     let last = shape.num_chunks - 1;

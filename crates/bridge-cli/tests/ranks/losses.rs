@@ -24,15 +24,50 @@ fn sharded_optimizers_change_no_bit() {
 #[test]
 fn sharded_gradients_train_like_one() {
     let sharded = ["ddp.use_megatron_fsdp=true", "ddp.data_parallel_sharding_strategy=optim_grads"];
-    let single = run(&[]);
     let found = run(&[&["--ranks", "2", "train.micro_batch_size=1"], &sharded[..]].concat());
-    assert_close(&found, &single, "2 ranks, sharded gradients");
-    let instances = ["--ranks", "4", "train.micro_batch_size=1", "ddp.num_distributed_optimizer_instances=2"];
-    for strategy in ["optim", "optim_grads", "optim_grads_params"] {
+    assert_close(&found, &run(&[]), "2 ranks, sharded gradients");
+}
+
+#[test]
+fn instances_of_optimizers_train_like_one() {
+    let single = run(&[]);
+    let instances = ["train.micro_batch_size=1", "ddp.num_distributed_optimizer_instances=2"];
+    for (ranks, strategy) in [("4", "optim"), ("4", "optim_grads"), ("4", "optim_grads_params"), ("2", "optim")] {
         let strategy = format!("ddp.data_parallel_sharding_strategy={strategy}");
-        let found = run(&[&instances[..], &["ddp.use_megatron_fsdp=true", &strategy]].concat());
-        assert_close(&found, &single, &format!("two instances, {strategy}"));
+        let found = run(&[&["--ranks", ranks], &instances[..], &["ddp.use_megatron_fsdp=true", &strategy]].concat());
+        assert_close(&found, &single, &format!("{ranks} ranks in two instances, {strategy}"));
     }
+}
+
+/// Sums that are the same whatever is divided: a factor on some gradients only would show in the norm.
+#[test]
+fn experts_without_replicas_have_the_gradients_of_one_rank() {
+    let norms = |arguments: &[&str]| {
+        let folder = tempfile::tempdir().unwrap();
+        let recipe = super::support::recipe().with_file_name("tiny-moe.toml");
+        let log_dir = format!("logger.log_dir={:?}", folder.path());
+        let common =
+            ["train.global_batch_size=8", "train.micro_batch_size=1", "train.num_threads=1", "logger.progress=none"];
+        let output = std::process::Command::new(env!("CARGO_BIN_EXE_bridge"))
+            .arg("train")
+            .arg(recipe)
+            .args(common)
+            .args([&log_dir, "optimizer.clip_grad=0.5"])
+            .args(arguments)
+            .current_dir(folder.path())
+            .output()
+            .expect("bridge starts");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        super::support::figures_in(folder.path(), "train", "grad_norm")
+    };
+    let single = norms(&[]);
+    let experts = ["--ranks", "2", "model.expert_model_parallel_size=2"];
+    assert_close(&norms(&experts), &single, "two halves of the experts");
+    let averaged = [&experts[..], &["ddp.average_in_collective=true"]].concat();
+    assert_close(&norms(&averaged), &single, "averaged in the collective");
+    let instances = ["ddp.use_distributed_optimizer=true", "ddp.num_distributed_optimizer_instances=2"];
+    let four = [&["--ranks", "4"], &experts[2..], &instances].concat();
+    assert_close(&norms(&four), &single, "one shard of each expert in each instance");
 }
 
 #[test]

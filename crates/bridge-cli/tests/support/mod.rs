@@ -33,10 +33,15 @@ pub fn losses_of(folder: &Path, kind: &str) -> Vec<f64> {
 
 /// Losses of one kind from the folder of a run's logs.
 pub fn records_in(log_dir: &Path, kind: &str) -> Vec<f64> {
+    figures_in(log_dir, kind, "loss")
+}
+
+/// A figure of the records of one kind from the folder of a run's logs.
+pub fn figures_in(log_dir: &Path, kind: &str, figure: &str) -> Vec<f64> {
     let path = log_dir.join("metrics.jsonl");
     let text = std::fs::read_to_string(&path).expect("a run writes metrics");
     let records = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
-    records.filter(|record| record["kind"] == kind).map(|record| record["loss"].as_f64().expect("a loss")).collect()
+    records.filter(|record| record["kind"] == kind).map(|record| record[figure].as_f64().expect("a number")).collect()
 }
 
 /// Losses that a folder's runs logged: those of the training steps, then those of the evaluations.

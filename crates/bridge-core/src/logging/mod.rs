@@ -34,4 +34,4 @@ pub use timers::{
     UnknownTimingLogLevel,
 };
 pub use training_log::{Energy, IntervalLosses, StepOutcome, TrainingLog, TrainingLogLine, scientific};
-pub use validation_log::{EvaluatedSplit, ValidationLogLine, perplexity};
+pub use validation_log::{EvaluatedSplit, Occasion, ValidationLogLine, perplexity};

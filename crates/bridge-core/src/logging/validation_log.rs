@@ -43,13 +43,22 @@ impl EvaluatedSplit {
     }
 }
 
+/// When an evaluation takes place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Occasion {
+    /// At an interval.
+    DuringTraining,
+    /// When training is over: then both splits are named.
+    AfterTraining,
+}
+
 /// The result of an evaluation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ValidationLogLine {
     /// What was evaluated.
     pub split: EvaluatedSplit,
-    /// Whether training is over: then both splits are named.
-    pub after_training: bool,
+    /// When.
+    pub occasion: Occasion,
     /// Iterations completed.
     pub iteration: u64,
     /// Mean losses by name.
@@ -62,9 +71,9 @@ pub struct ValidationLogLine {
 
 impl LogRecord for ValidationLogLine {
     fn human(&self) -> String {
-        let set = match (self.split, self.after_training) {
-            (EvaluatedSplit::Valid, false) => "",
-            (EvaluatedSplit::Valid, true) => " on validation set",
+        let set = match (self.split, self.occasion) {
+            (EvaluatedSplit::Valid, Occasion::DuringTraining) => "",
+            (EvaluatedSplit::Valid, Occasion::AfterTraining) => " on validation set",
             (EvaluatedSplit::Test, _) => " on test set",
         };
         let mut line = format!(" validation loss at iteration {}{set} | ", self.iteration);
@@ -93,7 +102,7 @@ mod tests {
     fn line_between_dashes() {
         let line = ValidationLogLine {
             split: EvaluatedSplit::Valid,
-            after_training: false,
+            occasion: Occasion::DuringTraining,
             iteration: 10,
             losses: vec![("lm loss".into(), 2.0), ("z".into(), f64::NAN)],
             bits_per_byte: None,
@@ -107,7 +116,7 @@ mod tests {
              z value: nan | z PPL: nan | "
         );
         assert_eq!((lines[0], lines[2]), ("-".repeat(lines[1].len() + 1).as_str(), lines[0]));
-        let last = ValidationLogLine { after_training: true, ..line.clone() }.human();
+        let last = ValidationLogLine { occasion: Occasion::AfterTraining, ..line.clone() }.human();
         assert!(last.contains(" validation loss at iteration 10 on validation set | lm loss value"), "{last}");
         assert_eq!(line.json(), "{\"kind\":\"valid\",\"iteration\":10,\"loss\":2.0,\"perplexity\":\"NaN\"}");
     }
@@ -116,7 +125,7 @@ mod tests {
     fn bits_per_byte_follow_the_losses() {
         let line = ValidationLogLine {
             split: EvaluatedSplit::Test,
-            after_training: true,
+            occasion: Occasion::AfterTraining,
             iteration: 3,
             losses: vec![("lm loss".into(), 0.0)],
             bits_per_byte: Some(1.25),

@@ -135,16 +135,16 @@ impl Bucket {
     }
 }
 
-/// Number of ranks over which each kind of parameter is replicated.
+/// Over how many ranks each kind of parameter is divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ReplicaCounts {
+pub struct ShardCounts {
     /// For dense parameters.
     pub dense: usize,
     /// For experts.
     pub expert: usize,
 }
 
-impl ReplicaCounts {
+impl ShardCounts {
     /// The number for one kind.
     pub fn of(self, replicas: ReplicaGroup) -> usize {
         match replicas {
@@ -177,13 +177,13 @@ pub struct BucketSize {
 }
 
 /// Puts the parameters of one chunk into buckets, in the order in which backward completes them. Kinds do not mix.
-pub fn buckets(parameters: &[BucketParameter], rule: BucketRule, counts: ReplicaCounts) -> Vec<Bucket> {
+pub fn buckets(parameters: &[BucketParameter], rule: BucketRule, counts: ShardCounts) -> Vec<Bucket> {
     let groups = groups(parameters, rule);
     groups.iter().map(|group| Bucket::new(group, counts.of(replicas(group)))).collect()
 }
 
 /// The sizes of [`buckets`], for any number of ranks. Names do not matter.
-pub fn bucket_sizes(parameters: &[BucketParameter], rule: BucketRule, counts: ReplicaCounts) -> Vec<BucketSize> {
+pub fn bucket_sizes(parameters: &[BucketParameter], rule: BucketRule, counts: ShardCounts) -> Vec<BucketSize> {
     let size = |group: &Vec<&BucketParameter>| BucketSize {
         replicas: replicas(group),
         first_segment: first_segment(group),
@@ -258,21 +258,21 @@ mod tests {
     fn buckets_follow_backward_and_do_not_mix_kinds() {
         let parameters =
             [parameter("a", 5, 0), parameter("b", 7, 1), parameter("expert.c", 3, 1), parameter("d", 11, 2)];
-        let found = buckets(&parameters, BucketRule::Elements(10), ReplicaCounts { dense: 3, expert: 2 });
+        let found = buckets(&parameters, BucketRule::Elements(10), ShardCounts { dense: 3, expert: 2 });
         let names: Vec<Vec<&str>> =
             found.iter().map(|b| b.entries.iter().map(|entry| entry.name.as_str()).collect()).collect();
         assert_eq!(names, [vec!["d"], vec!["expert.c"], vec!["b", "a"]]);
         assert_eq!(found.iter().map(|b| b.first_segment).collect::<Vec<_>>(), [2, 1, 0]);
-        assert_eq!(buckets(&parameters, BucketRule::One, ReplicaCounts { dense: 3, expert: 2 }).len(), 2);
+        assert_eq!(buckets(&parameters, BucketRule::One, ShardCounts { dense: 3, expert: 2 }).len(), 2);
         for rule in [BucketRule::One, BucketRule::Elements(10), BucketRule::Segment] {
-            let counts = ReplicaCounts { dense: 3, expert: 2 };
+            let counts = ShardCounts { dense: 3, expert: 2 };
             let whole: Vec<BucketSize> = buckets(&parameters, rule, counts)
                 .iter()
                 .map(|b| BucketSize { replicas: b.replicas, first_segment: b.first_segment, part_len: b.part_len() })
                 .collect();
             assert_eq!(bucket_sizes(&parameters, rule, counts), whole, "{rule:?}");
         }
-        let by_segment = buckets(&parameters, BucketRule::Segment, ReplicaCounts { dense: 3, expert: 2 });
+        let by_segment = buckets(&parameters, BucketRule::Segment, ShardCounts { dense: 3, expert: 2 });
         assert_eq!(by_segment.iter().map(|b| b.entries.len()).collect::<Vec<_>>(), [1, 1, 1, 1]);
     }
 
@@ -280,7 +280,7 @@ mod tests {
     fn each_rank_finds_its_ranges_in_its_part() {
         let parameters = [parameter("a", 5, 0), parameter("b", 7, 0), parameter("c", 1, 0)];
         let ranks = 3;
-        let bucket = &buckets(&parameters, BucketRule::One, ReplicaCounts { dense: ranks, expert: 1 })[0];
+        let bucket = &buckets(&parameters, BucketRule::One, ShardCounts { dense: ranks, expert: 1 })[0];
         let mut values = vec![-1; bucket.len()];
         let of = |entry: &BucketEntry| -> Vec<i32> {
             let first = i32::from(entry.name.as_bytes()[0]) * 100;

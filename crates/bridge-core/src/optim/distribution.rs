@@ -10,7 +10,7 @@ use burn::tensor::{Device, Tensor};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::GradientBuffer;
-use super::bucket::{Bucket, BucketParameter, BucketRule, ReplicaCounts, buckets, owned_range, padded_part};
+use super::bucket::{Bucket, BucketParameter, BucketRule, ShardCounts, buckets, owned_range, padded_part};
 use super::gradients::SharedParameters;
 use crate::model::{ModelChunk, ParameterInfo, ReplicaGroup};
 
@@ -45,7 +45,7 @@ impl Sharding {
 pub struct DistributionSettings {
     /// What is divided.
     pub sharding: Sharding,
-    /// When a bucket is closed. With [`Sharding::Full`] always after each segment.
+    /// When a bucket is closed. Where gradients are divided always after each segment, so that few are whole at once.
     pub bucket_rule: BucketRule,
     /// Who divides by the number of ranks.
     pub average: Averaging,
@@ -56,7 +56,7 @@ pub struct DistributionSettings {
 impl DistributionSettings {
     /// When a bucket is really closed.
     pub fn rule(&self) -> BucketRule {
-        if self.sharding == Sharding::Full { BucketRule::Segment } else { self.bucket_rule }
+        if self.sharding.divides_gradients() { BucketRule::Segment } else { self.bucket_rule }
     }
 }
 
@@ -97,7 +97,7 @@ pub enum Averaging {
 pub(super) struct Place {
     /// Over which ranks its gradient is summed.
     pub replicas: ReplicaGroup,
-    /// The elements of it that this rank owns among those ranks.
+    /// The elements of it that this rank owns among the ranks of [`Distribution::shards`].
     pub owned: Range<usize>,
     /// Elements on this rank.
     pub num_elements: usize,
@@ -133,7 +133,8 @@ impl Distribution {
     ) -> Result<Self, CommError> {
         let shards = |replicas| shard_group(&groups, settings.sharding, replicas);
         let counts =
-            ReplicaCounts { dense: shards(ReplicaGroup::Dense).size(), expert: shards(ReplicaGroup::Expert).size() };
+            ShardCounts { dense: shards(ReplicaGroup::Dense).size(), expert: shards(ReplicaGroup::Expert).size() };
+        let has_replicas = |replicas| replica_group(&groups, replicas).size() > 1;
         let parameters: Vec<Vec<ParameterInfo>> = chunks.iter().map(|chunk| chunk.parameters()).collect();
         let tied = tied_names(&groups, parameters.iter().flatten())?;
         let is_last_copy = groups.embedding().is_some_and(|group| group.size() > 1 && group.rank() > 0);
@@ -165,7 +166,7 @@ impl Distribution {
                 let first_segments = first_segments(chunk.as_ref());
                 let parameters: Vec<BucketParameter> = parameters
                     .iter()
-                    .filter(|parameter| parameter.trainable && counts.of(parameter.placement.replicas) > 1)
+                    .filter(|parameter| parameter.trainable && has_replicas(parameter.placement.replicas))
                     .map(|parameter| BucketParameter {
                         name: parameter.name.clone(),
                         num_elements: parameter.num_elements(),
@@ -244,6 +245,21 @@ impl Distribution {
         match self.settings.average {
             Averaging::InLoss => 1.0,
             Averaging::InCollective => self.replicas(replicas).size() as f64 / self.groups.data_context().size() as f64,
+        }
+    }
+
+    /// Scales the gradients of parameters without replicas, which nothing was averaged over, as reductions scale the others.
+    pub(super) fn scale_unreduced(&self, gradients: &mut GradientBuffer) {
+        for kind in [ReplicaGroup::Dense, ReplicaGroup::Expert] {
+            let scale = self.scale_before(kind);
+            if self.replicas(kind).size() > 1 || scale == 1.0 {
+                continue;
+            }
+            for (name, _) in self.places.iter().filter(|(_, place)| place.replicas == kind) {
+                if let Some(gradient) = gradients.take_unchanged(name) {
+                    gradients.set(name, gradient * scale);
+                }
+            }
         }
     }
 

@@ -19,7 +19,7 @@ mod sharded_tests;
 mod tests;
 
 pub use bucket::{
-    Bucket, BucketEntry, BucketParameter, BucketRule, BucketSize, ReplicaCounts, bucket_sizes, buckets, owned_range,
+    Bucket, BucketEntry, BucketParameter, BucketRule, BucketSize, ShardCounts, bucket_sizes, buckets, owned_range,
     padded_part,
 };
 pub use distribution::{Averaging, Distribution, DistributionSettings, Gather, Sharding};

@@ -124,6 +124,7 @@ impl GradientReducer {
         self.reduce_over_instances(gradients)?;
         gradients.adopt_reduced();
         let distribution = Arc::clone(&self.distribution);
+        distribution.scale_unreduced(gradients);
         distribution.complete(gradients, &self.device)
     }
 

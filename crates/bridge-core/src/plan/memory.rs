@@ -1,13 +1,15 @@
 //! Bytes that a rank of a stage holds, by what they are for.
 
+use bridge_dist::schedule::ScheduleKind;
+use bridge_dist::schedule::placement::StageContent;
 use bridge_kernels::{attention, cross_entropy};
 use serde::Serialize;
 
 use super::activations::{backward_of_chunk, of_chunk};
 use super::parameters::{Parameter, list_of_stage, of_segment};
-use super::segments::{chunk_regions, stage_segments};
+use super::segments::chunk_regions;
 use super::setup::Setup;
-use crate::model::ReplicaGroup;
+use crate::model::{ReplicaGroup, Segment};
 use crate::optim::Sharding;
 
 /// Memory of a rank, in bytes.
@@ -26,7 +28,7 @@ pub struct Memory {
     /// What one backward has in hand: gradients of activations, and of the parameters of the largest region before they are added to
     /// the sums.
     pub backward: u64,
-    /// Whole parameters gathered for one segment where parameters are sharded.
+    /// Whole parameters gathered for one region, and for the next, where parameters are sharded.
     pub gathered: u64,
     /// Logits of the loss that exist at once.
     pub cross_entropy: u64,
@@ -51,18 +53,21 @@ pub(super) fn of_stage(setup: &Setup<'_>, stage: usize, activations: u64) -> Mem
     let share = |is_sharded: bool, size: u64| sharded(setup, &parameters, is_sharded) * size;
     let sharding = setup.sharding();
     let is_full = sharding == Sharding::Full;
+    // Put-off gradients of weights come at once, and are reduced after that.
+    let comes_at_once = sharding.divides_gradients() && setup.schedule == ScheduleKind::ZeroBubbleH1;
+    let put_off = if comes_at_once { share(false, bytes.gradient) } else { 0 };
     let has_head = chunks.iter().any(|chunk| chunk.loss);
     let has_layers = chunks.iter().any(|chunk| !chunk.layers.is_empty());
     let recompute = chunks.iter().map(|chunk| of_chunk(setup, chunk).recomputed).max().unwrap_or(0);
     let backward = chunks.iter().map(|chunk| backward_of_chunk(setup, chunk)).max().unwrap_or(0);
     let mut memory = Memory {
         parameters: share(is_full, bytes.parameter),
-        gradients: share(sharding.divides_gradients(), bytes.gradient),
+        gradients: share(sharding.divides_gradients(), bytes.gradient) + put_off,
         optimizer: share(sharding.divides_state(), bytes.optimizer),
         activations,
         recompute,
         backward: backward + fresh_gradients(setup, stage),
-        gathered: if is_full { largest_segment(setup, stage) } else { 0 },
+        gathered: if is_full { gathered(setup, stage) } else { 0 },
         cross_entropy: if has_head { cross_entropy_bytes(setup) } else { 0 },
         attention: if has_layers { attention_bytes(setup) } else { 0 },
         total: 0,
@@ -80,21 +85,28 @@ fn sharded(setup: &Setup<'_>, parameters: &[Parameter], is_sharded: bool) -> u64
     of(ReplicaGroup::Dense) + of(ReplicaGroup::Expert)
 }
 
-/// Gradients that one backward makes before they are added to the sums.
-fn fresh_gradients(setup: &Setup<'_>, stage: usize) -> u64 {
-    let regions = setup.stages[stage].iter().flat_map(|chunk| chunk_regions(setup, chunk));
-    let sizes = regions.map(|(_, segments)| {
-        let elements = segments.into_iter().flat_map(|segment| of_segment(setup, segment)).map(|p| p.local);
-        elements.sum::<u64>() * setup.bytes.parameter
-    });
-    sizes.max().unwrap_or(0)
+/// Parameters of each region of a chunk, in elements.
+fn region_sizes(setup: &Setup<'_>, chunk: &StageContent) -> Vec<u64> {
+    let regions = chunk_regions(setup, chunk).into_iter();
+    let size = |segments: Vec<Segment>| segments.into_iter().flat_map(|s| of_segment(setup, s)).map(|p| p.local).sum();
+    regions.map(|(_, segments)| size(segments)).collect()
 }
 
-fn largest_segment(setup: &Setup<'_>, stage: usize) -> u64 {
-    let sizes = stage_segments(setup, stage)
-        .into_iter()
-        .map(|segment| of_segment(setup, segment).iter().map(|p| p.local).sum::<u64>() * setup.bytes.parameter);
-    sizes.max().unwrap_or(0)
+/// Gradients that one backward makes before they are added to the sums, or reduced.
+fn fresh_gradients(setup: &Setup<'_>, stage: usize) -> u64 {
+    let bytes = setup.bytes;
+    let each = if setup.sharding().divides_gradients() { bytes.parameter.max(bytes.gradient) } else { bytes.parameter };
+    setup.stages[stage].iter().flat_map(|chunk| region_sizes(setup, chunk)).max().unwrap_or(0) * each
+}
+
+/// The largest region and its neighbour.
+fn gathered(setup: &Setup<'_>, stage: usize) -> u64 {
+    let pair = |sizes: Vec<u64>| match sizes.as_slice() {
+        [only] => *only,
+        several => several.windows(2).map(|pair| pair[0] + pair[1]).max().unwrap_or(0),
+    };
+    let sizes = setup.stages[stage].iter().map(|chunk| pair(region_sizes(setup, chunk)));
+    sizes.max().unwrap_or(0) * setup.bytes.parameter
 }
 
 fn cross_entropy_bytes(setup: &Setup<'_>) -> u64 {

@@ -44,8 +44,6 @@ use setup::Setup;
 /// What a plan depends on besides the configuration.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct PlanOptions {
-    /// The pipeline's schedule; `None` is 1F1B, interleaved where there are virtual stages.
-    pub schedule: Option<bridge_dist::schedule::ScheduleKind>,
     /// Rates of links and devices, for an estimate of the time.
     pub rates: Option<Rates>,
 }
@@ -132,7 +130,7 @@ impl StagePlan {
 /// # Errors
 /// If the sizes fit no mesh, pipeline or vocabulary, or the model has parts that the plan cannot count.
 pub fn plan(config: &RunConfig, options: &PlanOptions) -> Result<Plan, PlanError> {
-    let setup = Setup::new(config, options.schedule)?;
+    let setup = Setup::new(config)?;
     let pipeline = pipeline::plan(&setup)?;
     let peaks = pipeline::activation_peaks(&setup)?;
     let stages = (0..setup.stages.len())

@@ -9,7 +9,7 @@ use super::{Batch, ParameterCounts, ParameterKind};
 use crate::config::{
     ConfigErrors, DType, FinalModel, OptimizerKind, RunConfig, TokenizerType, pipeline_placement, pipeline_schedule,
 };
-use crate::optim::{DistributionSettings, ReplicaCounts, Sharding};
+use crate::optim::{DistributionSettings, ShardCounts, Sharding};
 use crate::schedule::{FlopsError, FlopsShape};
 use crate::train::{Recompute, configured_distribution, configured_recompute, flops_shape};
 
@@ -102,7 +102,7 @@ pub(super) struct Setup<'a> {
 }
 
 impl<'a> Setup<'a> {
-    pub fn new(config: &'a RunConfig, schedule: Option<ScheduleKind>) -> Result<Self, PlanError> {
+    pub fn new(config: &'a RunConfig) -> Result<Self, PlanError> {
         let model = &config.model;
         let mesh = config.mesh()?;
         let layout = layout(config, &mesh);
@@ -122,7 +122,7 @@ impl<'a> Setup<'a> {
             mesh,
             padded_vocab,
             stages,
-            schedule: schedule.unwrap_or_else(|| pipeline_schedule(model, num_chunks)),
+            schedule: pipeline_schedule(model, num_chunks),
             shape,
             distribution: configured_distribution(config),
             bytes: element_bytes(config)?,
@@ -189,11 +189,16 @@ impl<'a> Setup<'a> {
     }
 
     /// Ranks over which the optimizer state of dense parameters and of experts is sharded, or their gradients are reduced where it is not.
-    pub fn shards(&self) -> ReplicaCounts {
+    pub fn shards(&self) -> ShardCounts {
         let divides = self.sharding().divides_state();
         let instances = if divides { self.config.ddp.num_distributed_optimizer_instances } else { 1 };
-        let dense = self.layout.data * self.layout.context;
-        ReplicaCounts { dense: dense / instances, expert: self.layout.expert_data / instances }
+        let ShardCounts { dense, expert } = self.replicas();
+        ShardCounts { dense: dense / instances, expert: expert / instances }
+    }
+
+    /// Ranks that hold the same dense parameters, and the same experts.
+    pub fn replicas(&self) -> ShardCounts {
+        ShardCounts { dense: self.layout.data * self.layout.context, expert: self.layout.expert_data }
     }
 }
 

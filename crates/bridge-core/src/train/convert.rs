@@ -32,7 +32,7 @@ pub(super) fn grad_reduce_in_fp32(config: &RunConfig) -> bool {
     config.ddp.grad_reduce_in_fp32
 }
 
-/// Bucket size of data-parallel reductions where the recipe gives none, in elements (reference section 8).
+/// Bucket size of data-parallel reductions where the recipe gives none, in elements: Megatron's default.
 fn default_bucket_size(data_parallel_size: usize) -> usize {
     (1_000_000 * data_parallel_size).max(40_000_000)
 }
@@ -68,6 +68,8 @@ pub(crate) fn cuts(config: &RunConfig) -> Cuts {
     let has_replicas = config.parallel.data * config.parallel.context > 1;
     match sharding(config) {
         Sharding::Full => Cuts::EachLayerRecomputed,
+        // Gradients are reduced layer by layer, so that they are not all whole at once.
+        Sharding::Gradients => Cuts::EachLayer,
         _ if has_replicas && config.ddp.overlap_grad_reduce => Cuts::EachLayer,
         _ => Cuts::AsNeeded,
     }

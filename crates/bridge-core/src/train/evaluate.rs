@@ -6,7 +6,8 @@ use super::pipeline::EvaluationBatches;
 use super::run::TrainingRun;
 use super::threads::compute;
 use super::{TrainError, ranks};
-use crate::logging::perplexity;
+use crate::data::DataLoader;
+use crate::logging::{Occasion, perplexity};
 use crate::model::Batch;
 
 /// Which split is evaluated.
@@ -65,29 +66,57 @@ impl EvaluationReport {
 /// # Errors
 /// Data that cannot be read; ranks that cannot communicate.
 pub fn evaluate(run: &mut TrainingRun, split: Split) -> Result<Option<EvaluationReport>, TrainError> {
-    evaluate_split(run, split, false)
+    evaluate_at(run, split, Occasion::DuringTraining)
 }
 
-/// [`evaluate`] when training is over, which the log says.
-pub(super) fn evaluate_after_training(
+/// [`evaluate`] on an occasion, which the log tells.
+pub(super) fn evaluate_at(
     run: &mut TrainingRun,
     split: Split,
-) -> Result<Option<EvaluationReport>, TrainError> {
-    evaluate_split(run, split, true)
-}
-
-fn evaluate_split(
-    run: &mut TrainingRun,
-    split: Split,
-    after_training: bool,
+    occasion: Occasion,
 ) -> Result<Option<EvaluationReport>, TrainError> {
     let Some(mut loader) = run.evaluation_loader(split)? else {
         return Ok(None);
     };
+    let Some(Totals { mut losses, num_passes, num_bytes }) = run_batches(run, split, &mut loader)? else {
+        return Ok(None);
+    };
+    let num_samples = run.data.samples_in_passes(&run.config, split, num_passes);
+    ranks::share_losses(&run.groups, &mut losses)?;
+    let num_bytes = bytes_of_all_ranks(run, num_bytes)?;
+    if split == Split::Valid {
+        run.state.train_state.consumed_valid_samples += num_samples;
+        run.data.keep_valid_loader(&run.config, loader);
+    }
+    let bits_per_byte = num_bytes.filter(|bytes| *bytes > 0).and_then(|bytes| {
+        let nats = losses.get(LM_LOSS)?.numerator;
+        Some(nats / std::f64::consts::LN_2 / bytes as f64)
+    });
+    let iteration = run.state.train_state.step;
+    let report = EvaluationReport { split, iteration, losses, num_samples, bits_per_byte };
+    run.log_evaluation(&report, occasion)?;
+    run.for_each_callback(|callback, state| callback.on_evaluate_end(state, &report));
+    if split == Split::Valid {
+        run.last_validation = Some(report.clone());
+    }
+    Ok(Some(report))
+}
+
+/// What the batches of an evaluation add up to on this rank.
+#[derive(Default)]
+struct Totals {
+    losses: Losses,
+    /// Micro-batches.
+    num_passes: u64,
+    /// Of the text, if each sample knows its own.
+    num_bytes: Option<u64>,
+}
+
+/// Evaluates the batches of a split; `None` if that was stopped.
+fn run_batches(run: &mut TrainingRun, split: Split, loader: &mut DataLoader) -> Result<Option<Totals>, TrainError> {
     let iterations = run.evaluation_iterations(split);
     let num_microbatches = run.config.validation.num_microbatches;
-    let mut losses = Losses::new();
-    let (mut num_passes, mut num_bytes) = (0_u64, Some(0_u64));
+    let mut totals = Totals { num_bytes: Some(0), ..Totals::default() };
     for iteration in 0..iterations {
         run.reporter.evaluating(split, iteration as u64, iterations as u64);
         if exit_is_requested(run)?.is_some() {
@@ -106,36 +135,18 @@ fn evaluate_split(
         let loss_sums = compute(&run.config, || run.pipeline.evaluate(&mut run.chunks, batches.len(), &mut work))?;
         for (loss_sum, batch) in loss_sums.into_iter().zip(&batches) {
             for (name, ratio) in run.forward_step.report(loss_sum, batch) {
-                *losses.entry(name).or_default() += ratio;
+                *totals.losses.entry(name).or_default() += ratio;
             }
         }
-        num_passes += batches.len() as u64;
+        totals.num_passes += batches.len() as u64;
         for micro_batch in &micro_batches {
-            num_bytes = num_bytes.and_then(|sum| Some(sum + run.count_bytes(micro_batch)?));
+            totals.num_bytes = totals.num_bytes.and_then(|sum| Some(sum + run.count_bytes(micro_batch)?));
         }
         if batches.len() < num_microbatches {
             break;
         }
     }
-    let num_samples = run.data.samples_in_passes(&run.config, split, num_passes);
-    ranks::share_losses(&run.groups, &mut losses)?;
-    let num_bytes = bytes_of_all_ranks(run, num_bytes)?;
-    if split == Split::Valid {
-        run.state.train_state.consumed_valid_samples += num_samples;
-        run.data.keep_valid_loader(&run.config, loader);
-    }
-    let bits_per_byte = num_bytes.filter(|bytes| *bytes > 0).and_then(|bytes| {
-        let nats = losses.get(LM_LOSS)?.numerator;
-        Some(nats / std::f64::consts::LN_2 / bytes as f64)
-    });
-    let iteration = run.state.train_state.step;
-    let report = EvaluationReport { split, iteration, losses, num_samples, bits_per_byte };
-    run.log_evaluation(&report, after_training)?;
-    run.for_each_callback(|callback, state| callback.on_evaluate_end(state, &report));
-    if split == Split::Valid {
-        run.last_validation = Some(report.clone());
-    }
-    Ok(Some(report))
+    Ok(Some(totals))
 }
 
 /// Bytes of the samples of all ranks, if each knows its own. Context-parallel ranks count the same samples.

@@ -14,7 +14,7 @@ use crate::model::{ForwardContext, ModelChunk, SegmentOutput, SegmentRole};
 pub struct Executor {
     regions: Vec<Region>,
     /// Whether the graph of the last region stays even if the region is recomputed.
-    keeps_last: bool,
+    keeps_last_graph: bool,
 }
 
 /// What happens around the regions of a pass. Errors are those of ranks that communicate there.
@@ -111,14 +111,14 @@ impl Executor {
         let segments = chunk.segments();
         Self {
             regions: plan(&segments, recompute, cuts),
-            keeps_last: segments.last().is_some_and(|segment| segment.role == SegmentRole::Head),
+            keeps_last_graph: segments.last().is_some_and(|segment| segment.role == SegmentRole::Head),
         }
     }
 
-    /// Says whether the backward pass of a micro-batch comes next after its forward pass where the model ends. If so, as is assumed unless
-    /// this is called, the graph of the last region stays: dropping it would save nothing.
-    pub fn with_backward_next(self, is_next: bool) -> Self {
-        Self { keeps_last: self.keeps_last && is_next, ..self }
+    /// Recomputes the last region too, where it is to be recomputed: for schedules with other work between its forward and its backward.
+    /// Otherwise its graph stays where the model ends, because dropping it would save nothing.
+    pub fn recomputing_last(self) -> Self {
+        Self { keeps_last_graph: false, ..self }
     }
 
     /// Sum of the masked loss of a chunk that has all its parameters, without gradients. `chunk` is an inference copy.
@@ -203,7 +203,7 @@ impl Executor {
         for (index, region) in self.regions.iter().enumerate() {
             let is_last = index + 1 == self.regions.len();
             hooks.before(chunk, self.around(index))?;
-            let drops_graph = region.recomputed && !(is_last && self.keeps_last);
+            let drops_graph = region.recomputed && !(is_last && self.keeps_last_graph);
             let (output, plain) = if drops_graph {
                 let plain = input.clone().map(Tensor::without_autodiff);
                 let output = run(chunk.inference().as_ref(), region.segments.clone(), plain, context);

@@ -24,8 +24,8 @@ fn gradients(recompute: &Recompute, cuts: Cuts, dtype: FloatDType) -> (f32, BTre
     };
     let mut hooks = Closures { objective: &mut |sum| sum * 0.5, on_gradient: &mut on_gradient };
     // Where everything is cut, also with the last region recomputed.
-    let executor =
-        Executor::with_cuts(chunk.as_ref(), recompute, cuts).with_backward_next(cuts != Cuts::EachLayerRecomputed);
+    let executor = Executor::with_cuts(chunk.as_ref(), recompute, cuts);
+    let executor = if cuts == Cuts::EachLayerRecomputed { executor.recomputing_last() } else { executor };
     let loss = executor.forward_backward(chunk.as_mut(), &context, &mut hooks).unwrap();
     let values = sums
         .into_iter()

@@ -1,7 +1,7 @@
 //! A whole run: set up, train, evaluate, finish.
 
 use super::TrainError;
-use super::evaluate::{EvaluationReport, Split, evaluate_after_training};
+use super::evaluate::{EvaluationReport, Split, evaluate_at};
 use super::exit::{ExitReason, exit_is_requested};
 use super::launch::catch_comm_error;
 use super::run::TrainingRun;
@@ -10,6 +10,7 @@ use super::threads::in_own_pool;
 use super::train_loop::train;
 use crate::checkpoint::TrainState;
 use crate::config::RunConfig;
+use crate::logging::Occasion;
 
 /// What became of a run.
 #[derive(Debug)]
@@ -72,7 +73,8 @@ fn train_and_evaluate(run: &mut TrainingRun) -> Result<Outcome, TrainError> {
         return Ok((reason, None, None));
     }
     let validation = if run.state.train_state.do_valid { last_validation(run)? } else { None };
-    let test = if run.state.train_state.do_test { evaluate_after_training(run, Split::Test)? } else { None };
+    let test =
+        if run.state.train_state.do_test { evaluate_at(run, Split::Test, Occasion::AfterTraining)? } else { None };
     match exit_is_requested(run)? {
         Some(asked) => {
             run.note(&asked.to_string());
@@ -89,6 +91,6 @@ fn last_validation(run: &mut TrainingRun) -> Result<Option<EvaluationReport>, Tr
     let last = run.last_validation.take().filter(|report| report.iteration == step);
     match last.filter(|_| run.data.validates_alike(&run.config)) {
         Some(report) => Ok(Some(report)),
-        None => evaluate_after_training(run, Split::Valid),
+        None => evaluate_at(run, Split::Valid, Occasion::AfterTraining),
     }
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::model::{Segment, SegmentRole};
 
-/// Activation recompute as configured (reference section 38).
+/// Activation recompute: Megatron's `recompute_granularity` and `recompute_method`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Recompute {
     /// Keep all activations.

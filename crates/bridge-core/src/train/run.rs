@@ -22,7 +22,7 @@ use super::{TrainError, ranks};
 use crate::checkpoint::{SaveReport, TrainState};
 use crate::config::RunConfig;
 use crate::data::{DataLoader, MicroBatch};
-use crate::logging::{RankTimers, TimerLevel, Timers};
+use crate::logging::{Occasion, RankTimers, TimerLevel, Timers};
 use crate::model::{Batch, ModelChunk};
 use crate::optim::{GradientBuffer, GradientReducer, Optimizer};
 use crate::resilience::rerun::RerunStateMachine;
@@ -250,8 +250,8 @@ impl TrainingRun {
         self.optimizer.parameters().release_all(&mut self.chunks);
     }
 
-    pub(super) fn log_evaluation(&mut self, report: &EvaluationReport, after_training: bool) -> Result<(), TrainError> {
-        self.reporter.evaluation(&self.state, report, after_training)
+    pub(super) fn log_evaluation(&mut self, report: &EvaluationReport, occasion: Occasion) -> Result<(), TrainError> {
+        self.reporter.evaluation(&self.state, report, occasion)
     }
 
     pub(super) fn log_save(

@@ -183,6 +183,9 @@ fn check(config: &RunConfig, options: &RunOptions) -> Result<Checked, TrainError
         set_num_threads(threads)?;
     }
     let device = select_device(&config.device)?.autodiff();
+    if options.groups.world().size() > 1 && !config.computes_on_processor() {
+        return Err(TrainError::Device(format!("`{}` is for one rank; several ranks need `flex`", config.device)));
+    }
     let params_dtype = convert::params_dtype(config);
     if !device.supports_dtype(burn::tensor::DType::from(params_dtype)) {
         return Err(TrainError::Device(format!("`{}` does not compute in {params_dtype:?}", config.device)));

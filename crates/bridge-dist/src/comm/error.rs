@@ -10,7 +10,7 @@ use std::time::Duration;
 /// [`InvalidArgument`](CommErrorKind::InvalidArgument)) the whole world of the communicator is failed: each rank's
 /// current or next operation in any group reports [`Aborted`](CommErrorKind::Aborted) with this error as its cause.
 ///
-/// The text names ranks as the world numbers them.
+/// In the text ranks are those of the world; `number N` counts within the group.
 #[derive(Clone, Debug)]
 pub struct CommError {
     /// The rank, within `group`, that reports the error.
@@ -170,16 +170,16 @@ mod tests {
             operation: "barrier()".into(),
             kind: Box::new(CommErrorKind::Timeout {
                 waited: Duration::from_secs(5),
-                missing: vec![(0, String::new()), (2, "send(to 1)".into())],
+                missing: vec![(0, String::new()), (2, "send(to number 1)".into())],
             }),
         };
         assert_eq!(
             error(vec![3, 7, 11]).to_string(),
-            "rank 7 (number 1 of group `pp`: ranks 3, 7, 11) in barrier(): waited 5s for rank 3, rank 11 (last seen in send(to 1))"
+            "rank 7 (number 1 of group `pp`: ranks 3, 7, 11) in barrier(): waited 5s for rank 3, rank 11 (last seen in send(to number 1))"
         );
         assert_eq!(
             error(vec![0, 1, 2]).to_string(),
-            "rank 1 of group `pp` (size 3) in barrier(): waited 5s for rank 0, rank 2 (last seen in send(to 1))"
+            "rank 1 of group `pp` (size 3) in barrier(): waited 5s for rank 0, rank 2 (last seen in send(to number 1))"
         );
         let many = error((0..64).map(|rank| 2 * rank).collect()).to_string();
         assert!(many.starts_with("rank 2 (number 1 of group `pp`: ranks 0, 2, ... 126) in"), "{many}");

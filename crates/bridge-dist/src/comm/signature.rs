@@ -139,7 +139,7 @@ impl fmt::Display for Signature {
                 OpKind::Recv => "from",
                 _ => "root",
             };
-            parts.push(format!("{role} {peer}"));
+            parts.push(format!("{role} number {peer}"));
         }
         if let Some(tag) = self.tag {
             parts.push(format!("tag {tag}"));
@@ -301,7 +301,7 @@ impl Speaker<'_> {
         let signature =
             Signature { peer: Some(root as u32), ..Signature::data(OpKind::Broadcast, data.dtype, data.len) };
         if root >= self.size() {
-            return Err(self.invalid(&signature, "root", format!("a rank below {}", self.size()), root));
+            return Err(self.invalid(&signature, "root", format!("a number below {}", self.size()), root));
         }
         Ok(signature)
     }
@@ -309,7 +309,7 @@ impl Speaker<'_> {
     pub fn message(&self, kind: OpKind, buffer: (DType, usize), peer: usize, tag: u32) -> Result<Signature, CommError> {
         let signature = Signature::message(kind, buffer, peer, tag);
         if peer >= self.size() || peer == self.rank {
-            let expected = format!("a rank below {} other than {}", self.size(), self.rank);
+            let expected = format!("a number below {} other than {}", self.size(), self.rank);
             return Err(self.invalid(&signature, "peer", expected, peer));
         }
         if tag > MAX_TAG {
@@ -331,7 +331,7 @@ impl Speaker<'_> {
                 if sent != expected {
                     let kind = CommErrorKind::Mismatch {
                         peer: from,
-                        expected: format!("{expected} elements for rank {to} (its receive count)"),
+                        expected: format!("{expected} elements for rank {} (its receive count)", self.world_ranks[to]),
                         found: format!("{sent} elements"),
                     };
                     return Err(self.error(signature, kind));

@@ -53,8 +53,8 @@ pub enum InterleavedWarmup {
 }
 
 impl ScheduleKind {
-    /// Whether backward always follows at once where the loss is computed: no other work of that chunk comes between the forward pass of a
-    /// micro-batch and its backward pass. (Interleaved schedules do that only in full groups of microbatches.)
+    /// Whether, on the chunk with the loss, each forward is followed at once by its own backward. (Interleaved schedules do that only in
+    /// full groups of microbatches.)
     pub fn backward_follows_loss(&self) -> bool {
         matches!(self, Self::OneForwardOneBackward | Self::ZeroBubbleH1)
     }

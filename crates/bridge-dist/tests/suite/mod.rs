@@ -306,15 +306,17 @@ fn split(comm: &Group) -> Outcome {
     assert_eq!(halves.size(), members.len());
     assert_eq!(members[halves.rank()], rank);
     assert_eq!(halves.name(), "halves");
+    assert_eq!(*halves.world_ranks(), members);
     let mut ranks = vec![0i64; halves.size()];
     halves.all_gather((&[rank as i64]).into(), (&mut ranks).into())?;
     assert_eq!(ranks, members.iter().map(|&rank| rank as i64).collect::<Vec<_>>());
     // A group of a group, and equal keys.
     let whole = halves.split(Some(0), 0, "again")?.ok_or("a colour was given")?;
     assert_eq!((whole.rank(), whole.size()), (halves.rank(), halves.size()));
+    assert_eq!(*whole.world_ranks(), members);
     // Nobody has to join.
     let first = comm.split((rank == 0).then_some(9), 0, "first")?;
-    assert_eq!(first.map(|group| group.size()), (rank == 0).then_some(1));
+    assert_eq!(first.map(|group| group.world_ranks().to_vec()), (rank == 0).then(|| vec![0]));
     Ok(())
 }
 

@@ -6,9 +6,8 @@ mod text;
 
 use std::path::PathBuf;
 
-use bridge_core::config::{PipelineSchedule, RawConfig, World};
+use bridge_core::config::{RawConfig, World};
 use bridge_core::plan::{Plan, PlanOptions, Rates, plan};
-use bridge_dist::schedule::ScheduleKind;
 use bridge_models::registry;
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
@@ -30,9 +29,9 @@ pub struct Arguments {
     /// Compare layouts: `tp=8,pp=16,vp=2,cp=1,ep=1,etp=1,sp=true,mbs=1,gbs=2048,world=1024`, any of them; may be repeated.
     #[arg(long, value_name = "SIZES")]
     layout: Vec<Layout>,
-    /// Schedule of a pipeline without virtual stages.
-    #[arg(long, value_enum, default_value_t)]
-    schedule: Schedule,
+    /// Schedule of the pipeline, instead of the recipe's `model.pipeline_schedule`.
+    #[arg(long, value_enum)]
+    schedule: Option<Schedule>,
     /// Train the recipe's model for a few steps on mock data, on as many threads as there are ranks, count what they communicate and hold,
     /// and compare. Exits with 1 where that differs.
     #[arg(long, conflicts_with = "layout")]
@@ -64,11 +63,10 @@ struct RateArguments {
     intra_node: usize,
 }
 
-/// Pipeline schedules to choose from. Virtual stages are always interleaved.
-#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+/// Pipeline schedules to choose from.
+#[derive(Clone, Copy, Debug, ValueEnum)]
 enum Schedule {
     /// 1F1B, interleaved where there are virtual stages.
-    #[default]
     #[value(name = "1f1b")]
     OneForwardOneBackward,
     /// All forwards, then all backwards.
@@ -77,6 +75,17 @@ enum Schedule {
     /// ZB-H1.
     #[value(name = "zb-h1")]
     ZeroBubbleH1,
+}
+
+impl Schedule {
+    /// As `model.pipeline_schedule` says it.
+    const fn setting(self) -> &'static str {
+        match self {
+            Self::OneForwardOneBackward => "1f1b",
+            Self::GPipe => "gpipe",
+            Self::ZeroBubbleH1 => "zb_h1",
+        }
+    }
 }
 
 fn positive(text: &str) -> Result<usize, String> {
@@ -94,11 +103,6 @@ fn share(text: &str) -> Result<f64, String> {
 
 impl Arguments {
     fn options(&self) -> PlanOptions {
-        let schedule = match self.schedule {
-            Schedule::OneForwardOneBackward => None,
-            Schedule::GPipe => Some(ScheduleKind::GPipe),
-            Schedule::ZeroBubbleH1 => Some(ScheduleKind::ZeroBubbleH1),
-        };
         let RateArguments { device_tflops, device_efficiency, link_gbps, intra_link_gbps, intra_node } = self.rates;
         let rates = device_tflops.zip(link_gbps).map(|(device_tflops, link_gbps)| Rates {
             device_tflops,
@@ -107,12 +111,13 @@ impl Arguments {
             intra_link_gbps: intra_link_gbps.unwrap_or(link_gbps),
             ranks_per_node: intra_node,
         });
-        PlanOptions { schedule, rates }
+        PlanOptions { rates }
     }
 
     /// The plan of the recipe with a layout's sizes over it.
     fn plan(&self, layout: &Layout) -> Result<Planned, Failure> {
-        let overrides: Vec<String> = self.overrides.iter().cloned().chain(layout.overrides()).collect();
+        let schedule = self.schedule.map(|schedule| format!("model.pipeline_schedule={}", schedule.setting()));
+        let overrides: Vec<String> = self.overrides.iter().cloned().chain(schedule).chain(layout.overrides()).collect();
         let recipe = RawConfig::from_file(&self.recipe, &overrides, &registry().kinds())?;
         let size = layout.world_size().or(self.world_size).unwrap_or_else(|| fewest_ranks(&recipe));
         let config = recipe.finalize_for_plan(&World { size })?;
@@ -175,13 +180,7 @@ fn print(arguments: &Arguments, planned: &Planned) -> Result<u8, Failure> {
 }
 
 /// Prints the plan with what a short run does. Returns the exit code.
-fn measure(arguments: &Arguments, mut planned: Planned) -> Result<u8, Failure> {
-    let schedule = match arguments.schedule {
-        Schedule::OneForwardOneBackward => planned.recipe.model.pipeline_schedule,
-        Schedule::GPipe => Some(PipelineSchedule::GPipe),
-        Schedule::ZeroBubbleH1 => Some(PipelineSchedule::ZeroBubbleH1),
-    };
-    planned.recipe.model.pipeline_schedule = schedule;
+fn measure(arguments: &Arguments, planned: Planned) -> Result<u8, Failure> {
     let comparison = measured::compare(&planned.recipe, &planned.plan)?;
     if arguments.json {
         let mut value = to_json(&planned)?;

@@ -22,7 +22,7 @@ section! {
         local_rank: usize = 0;
         /// Leave initialization to the caller.
         lazy_mpu_init: bool = false;
-        /// Megatron FSDP.
+        /// Shard what `ddp.data_parallel_sharding_strategy` says.
         use_megatron_fsdp: bool = false;
         /// PyTorch FSDP.
         use_torch_fsdp2: bool = false;
@@ -77,7 +77,7 @@ section! {
         align_param_gather: bool = false;
         /// Reduce-scatter gradients.
         use_distributed_optimizer: bool = false;
-        /// Replicas of the sharded optimizer's domain.
+        /// Groups of replicas that each shard optimizer state by themselves.
         num_distributed_optimizer_instances: usize = 1, Limits::POSITIVE;
         /// Fail on NaN and infinite gradients.
         check_for_nan_in_grad: bool = false;
@@ -97,11 +97,11 @@ section! {
         fp8_param_gather: bool = false;
         /// Share gradient buffers with the mxfp8 gather.
         reuse_grad_buf_for_mxfp8_param_ag: bool = false;
-        /// Megatron FSDP.
+        /// Shard what `ddp.data_parallel_sharding_strategy` says.
         use_megatron_fsdp: bool = false;
         /// Deprecated alias of the above.
         use_custom_fsdp: bool = false;
-        /// What is sharded.
+        /// What replicas divide; needs `use_megatron_fsdp`.
         data_parallel_sharding_strategy: ShardingStrategy = ShardingStrategy::NoShard;
         /// What is sharded between groups.
         outer_dp_sharding_strategy: ShardingStrategy = ShardingStrategy::NoShard;

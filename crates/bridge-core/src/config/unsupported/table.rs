@@ -162,7 +162,7 @@ pub(super) const TRAINING: &[Group] = &[
             "exit_signal_handler_for_dataloader",
             "empty_unused_memory_level",
         ],
-        reason: "several ranks, loader processes, or an allocator cache",
+        reason: "hashes of replicas, loader processes, or an allocator cache",
     },
     Group {
         section: "validation",
@@ -218,7 +218,7 @@ pub(super) const TRAINING: &[Group] = &[
             "config_logger_dir",
             "optimizer_cuda_graph",
         ],
-        reason: "sharded, offloaded or reduced optimizer state",
+        reason: "offloaded, layer-wise or reduced-precision optimizer state",
     },
 ];
 
@@ -335,12 +335,12 @@ pub(super) const RUNTIME: &[Group] = &[
             "replication_factor",
             "custom_manager_class",
         ],
-        reason: "this way of saving or loading; checkpoints are safetensors of one rank",
+        reason: "this way of saving or loading; every rank writes safetensors, and any layout reads them",
     },
     Group {
         section: "rng",
         fields: &["te_rng_tracker", "inference_rng_tracker", "data_parallel_random_init"],
-        reason: "random streams of several ranks or kernels",
+        reason: "other random streams; ours are functions of seed and position",
     },
     Group { section: "rerun_state_machine", fields: &["rerun_mode"], reason: "statistics of determinism" },
     Group {
@@ -366,7 +366,7 @@ pub(super) const RUNTIME: &[Group] = &[
             "megatron_fsdp_grad_comm_dtype",
             "megatron_fsdp_use_decoupled_grad",
         ],
-        reason: "sharded data parallelism",
+        reason: "this variant of sharded data parallelism",
     },
     Group {
         section: "mixed_precision",

@@ -4,9 +4,9 @@ use bridge_dist::schedule::{
     Action, Costs, InterleavedWarmup, PipelineSchedule, PipelineShape, ScheduleKind, Sends, simulate,
 };
 
+use super::super::BubbleSource;
 use super::super::pipeline::{activation_peaks, bubble};
 use super::super::setup::Setup;
-use super::super::{BubbleSource, PlanOptions, plan};
 use super::{TINY, config, tiny};
 
 const SHAPE: [&str; 2] = ["model.num_layers=8", "train.global_batch_size=32"];
@@ -47,11 +47,8 @@ fn a_plan_has_the_schedule_of_its_recipe() {
     let interleaved = tiny(4, &virtual_stages).pipeline;
     assert_eq!(interleaved.schedule, "interleaved 1F1B (groups of 4)");
     assert!((interleaved.bubble_fraction - 3.0 / 35.0).abs() < 1e-12, "{interleaved:?}");
-    let options = PlanOptions { schedule: Some(ScheduleKind::GPipe), rates: None };
-    let all = plan(&config(TINY, 4, &stages), &options).unwrap().pipeline;
+    let all = tiny(4, &[&stages[..], &["model.pipeline_schedule=gpipe"]].concat()).pipeline;
     assert_eq!(all.max_in_flight, [16; 4]);
-    let misfit = plan(&config(TINY, 4, &virtual_stages), &options);
-    assert!(misfit.is_err(), "GPipe has no virtual stages");
 }
 
 #[test]
@@ -70,11 +67,10 @@ fn long_schedules_have_the_formula_and_the_same_peaks() {
 fn activations_peak_as_the_action_lists_say() {
     let base = [&SHAPE[..], &["model.pipeline_model_parallel_size=2", "train.global_batch_size=96"]].concat();
     let chunks = [&base[..], &["model.virtual_pipeline_model_parallel_size=2"]].concat();
-    for (overrides, schedule) in
-        [(&base, None), (&base, Some(ScheduleKind::ZeroBubbleH1)), (&base, Some(ScheduleKind::GPipe)), (&chunks, None)]
-    {
+    let of = |schedule: &'static str| [&base[..], &[schedule]].concat();
+    for overrides in [&base, &of("model.pipeline_schedule=zb_h1"), &of("model.pipeline_schedule=gpipe"), &chunks] {
         let config = config(TINY, 2, overrides);
-        let setup = Setup::new(&config, schedule).unwrap();
+        let setup = Setup::new(&config).unwrap();
         let lists = PipelineSchedule::new(setup.schedule, setup.shape).unwrap();
         let expected: Vec<u64> = lists
             .ranks

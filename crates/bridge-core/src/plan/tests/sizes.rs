@@ -80,7 +80,7 @@ fn llama_405b_is_the_published_one_and_planned_at_once() {
         intra_link_gbps: 3600.0,
         ranks_per_node: 8,
     };
-    let plan = plan(&config, &PlanOptions { schedule: None, rates: Some(rates) }).unwrap();
+    let plan = plan(&config, &PlanOptions { rates: Some(rates) }).unwrap();
     let took = started.elapsed();
     assert!(took < Duration::from_secs(1), "took {took:?}");
     // 405.85 billion (arXiv:2407.21783, table 3 and its released weights).

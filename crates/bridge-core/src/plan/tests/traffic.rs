@@ -80,7 +80,7 @@ fn stages_send_what_their_lists_say() {
     let chunks = [&overrides[..], &["model.virtual_pipeline_model_parallel_size=4"]].concat();
     for overrides in [&overrides[..], &chunks] {
         let config = config(TINY, 2, overrides);
-        let setup = Setup::new(&config, None).unwrap();
+        let setup = Setup::new(&config).unwrap();
         let lists = PipelineSchedule::new(setup.schedule, setup.shape).unwrap();
         let plan = tiny(2, overrides);
         for (stage, actions) in lists.ranks.iter().enumerate() {

@@ -7,7 +7,7 @@ use bridge_dist::schedule::placement::StageContent;
 use super::{FLOAT32, FLOAT64, Tally, TrafficGroup, TrafficKind, Way};
 use crate::config::RerunMode;
 use crate::model::{ReplicaGroup, SegmentRole};
-use crate::optim::{BucketParameter, BucketSize, ReplicaCounts, Sharding, bucket_sizes, padded_part};
+use crate::optim::{BucketParameter, BucketSize, Sharding, bucket_sizes, padded_part};
 use crate::plan::parameters::{list_of_stage, of_segment};
 use crate::plan::segments::{chunk_regions, chunk_segments};
 use crate::plan::setup::Setup;
@@ -32,10 +32,10 @@ impl Setup<'_> {
 
 /// The buckets in which gradients and parameters of a chunk travel.
 fn buckets_of_chunk(setup: &Setup<'_>, chunk: &StageContent) -> Vec<BucketSize> {
-    let counts: ReplicaCounts = setup.shards();
+    let (counts, replicas) = (setup.shards(), setup.replicas());
     let segments = chunk_segments(chunk).into_iter().enumerate();
     let parameters = segments.flat_map(|(first_segment, segment)| {
-        let of_segment = of_segment(setup, segment).into_iter().filter(|p| counts.of(p.replicas) > 1);
+        let of_segment = of_segment(setup, segment).into_iter().filter(|p| replicas.of(p.replicas) > 1);
         of_segment.map(move |parameter| BucketParameter {
             name: String::new(),
             num_elements: parameter.local as usize,

@@ -129,9 +129,9 @@ pub struct Pipeline {
 impl Pipeline {
     /// An executor for `chunks`, which this rank of `group` holds, on `device`.
     pub fn new(group: Group, chunks: &[Box<dyn ModelChunk>], device: &Device, settings: &PipelineSettings) -> Self {
-        let is_next = settings.schedule.backward_follows_loss();
         let executor = |chunk: &dyn ModelChunk| {
-            Executor::with_cuts(chunk, &settings.recompute, settings.cuts).with_backward_next(is_next)
+            let executor = Executor::with_cuts(chunk, &settings.recompute, settings.cuts);
+            if settings.schedule.backward_follows_loss() { executor } else { executor.recomputing_last() }
         };
         Self {
             group,

@@ -18,8 +18,8 @@ use crate::config::{self, RunConfig};
 use crate::logging::tensorboard::{EventWriter, ResumePoint};
 use crate::logging::{
     CheckpointProgress, EvaluatedSplit, JobStart, LogFormat, LogLevel, LossPlot, MetricConditions, MetricsLogger,
-    MetricsRecord, MetricsSink, MetricsWriter, NoProgress, ProgressHandle, ProgressLog, ProgressMode, ProgressSink,
-    ProgressTask, SaveKind, ThroughputWindow, TrainingLog, ValidationLogLine, read_metrics, timestamp,
+    MetricsRecord, MetricsSink, MetricsWriter, NoProgress, Occasion, ProgressHandle, ProgressLog, ProgressMode,
+    ProgressSink, ProgressTask, SaveKind, ThroughputWindow, TrainingLog, ValidationLogLine, read_metrics, timestamp,
 };
 use crate::model::ModelChunk;
 
@@ -217,7 +217,7 @@ impl Reporter {
         &mut self,
         state: &GlobalState,
         report: &EvaluationReport,
-        after_training: bool,
+        occasion: Occasion,
     ) -> Result<(), TrainError> {
         if !self.is_first {
             return Ok(());
@@ -235,9 +235,7 @@ impl Reporter {
             .with("num_samples", report.num_samples)
             .with("consumed_samples", consumed_samples);
         let (iteration, bits_per_byte) = (report.iteration, report.bits_per_byte);
-        let losses_of_line = losses.clone();
-        let line =
-            ValidationLogLine { split, after_training, iteration, losses: losses_of_line, bits_per_byte, record };
+        let line = ValidationLogLine { split, occasion, iteration, losses: losses.clone(), bits_per_byte, record };
         // A console that is gone must not end a run that still saves checkpoints.
         let _ = self.console.record(&line);
         if let Some(file) = &mut self.metrics_file {

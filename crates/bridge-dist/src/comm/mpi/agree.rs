@@ -85,7 +85,7 @@ impl Lane {
 
     /// Rank 0: collects signatures, compares, and tells the others.
     fn judge(&mut self, signature: &Signature) -> Result<Verdict, CommError> {
-        let (seat, size) = (&self.seat, self.seat.size);
+        let (seat, size) = (&self.seat, self.seat.size());
         let deadline = Instant::now() + seat.world().timeout;
         let place = || HostBuffer::zeros(DType::U8, Signature::ENCODED);
         let mut incoming = Vec::with_capacity(size - 1);
@@ -128,7 +128,7 @@ impl Lane {
         let none = || HostBuffer::zeros(DType::U8, 0);
         let header = HostBuffer::U8(signature.encode().to_vec());
         let mut question = seat.start(signature, Kind::Send { to: 0, tag: TO_ROOT }, header, none())?;
-        let place = HostBuffer::zeros(DType::U8, Verdict::encoded_len(seat.size));
+        let place = HostBuffer::zeros(DType::U8, Verdict::encoded_len(seat.size()));
         let kind = Kind::Recv { from: 0, tag: FROM_ROOT };
         let mut answer = seat.start(signature, kind, none(), place)?;
         let answered = seat.finish(signature, &mut answer, deadline)?;

@@ -43,13 +43,13 @@ impl Lane {
             return Ok(transfer.into_buffers().1);
         }
         // All ranks had agreed to this, so which of them has stopped since then is not known here.
-        let others = (0..seat.size).filter(|rank| *rank != seat.rank);
+        let others = (0..seat.size()).filter(|rank| *rank != seat.rank);
         Err(seat.timed_out(signature, others))
     }
 
     /// Every rank's `input`, concatenated.
     fn gather(&mut self, signature: &Signature, input: HostBuffer) -> Result<HostBuffer, CommError> {
-        let output = HostBuffer::zeros(input.dtype(), input.len() * self.seat.size);
+        let output = HostBuffer::zeros(input.dtype(), input.len() * self.seat.size());
         self.transfer(signature, Kind::AllGather, input, output)
     }
 
@@ -60,7 +60,7 @@ impl Lane {
     }
 
     fn chunk(&self, dtype: DType) -> usize {
-        (CHUNK_BYTES / dtype.size() / self.seat.size).max(1)
+        (CHUNK_BYTES / dtype.size() / self.seat.size()).max(1)
     }
 
     pub fn all_reduce(&mut self, mut data: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
@@ -75,7 +75,7 @@ impl Lane {
             reduce_parts(op, &all, data);
             return Ok(());
         }
-        let (dtype, size) = (data.dtype(), self.seat.size);
+        let (dtype, size) = (data.dtype(), self.seat.size());
         for range in chunks(data.len(), self.chunk(dtype) * size) {
             // Padded, so that all ranks reduce equally much.
             let width = range.len().div_ceil(size);
@@ -100,7 +100,7 @@ impl Lane {
         let signature = self.seat.speaker().reduce_scatter(&input, &output, op)?;
         self.agree(&signature)?;
         for range in chunks(output.len(), self.chunk(input.dtype())) {
-            let parts = self.transpose(&signature, columns(&input, output.len(), self.seat.size, &range))?;
+            let parts = self.transpose(&signature, columns(&input, output.len(), self.seat.size(), &range))?;
             reduce_parts(op, &parts, output.slice(range));
         }
         Ok(())
@@ -111,7 +111,7 @@ impl Lane {
         self.agree(&signature)?;
         for range in chunks(input.len(), self.chunk(input.dtype())) {
             let all = self.gather(&signature, input.slice(range.clone()).into())?;
-            spread(&all, &mut output, input.len(), self.seat.size, &range);
+            spread(&all, &mut output, input.len(), self.seat.size(), &range);
         }
         Ok(())
     }
@@ -132,7 +132,7 @@ impl Lane {
     pub fn all_to_all(&mut self, input: Buffer<'_>, mut output: BufferMut<'_>) -> Result<(), CommError> {
         let signature = self.seat.speaker().all_to_all(&input, &output)?;
         self.agree(&signature)?;
-        let (size, part) = (self.seat.size, input.len() / self.seat.size);
+        let (size, part) = (self.seat.size(), input.len() / self.seat.size());
         for range in chunks(part, self.chunk(input.dtype())) {
             let all = self.transpose(&signature, columns(&input, part, size, &range))?;
             spread(&all, &mut output, part, size, &range);
@@ -172,7 +172,7 @@ impl Lane {
         send_counts: &[usize],
         recv_counts: &[usize],
     ) -> Result<usize, CommError> {
-        let size = self.seat.size;
+        let size = self.seat.size();
         let mine: Vec<i64> = send_counts.iter().chain(recv_counts).map(|&count| count as i64).collect();
         let gathered = self.gather(signature, mine.into())?;
         let all: Vec<u64> = bytemuck::cast_slice(bytes_of(&gathered)).to_vec();

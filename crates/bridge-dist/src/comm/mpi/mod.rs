@@ -167,13 +167,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl MpiCommunicator {
     /// Collective over the group.
     fn new(raw: RawComm, world: Arc<World>, name: &str) -> Result<Self, RawError> {
-        let (rank, size) = (raw.rank()?, raw.size()?);
+        let rank = raw.rank()?;
         let background = raw.duplicate()?;
         let world_ranks: Arc<[usize]> = raw.world_ranks()?.into();
         let seat = |raw| Seat {
             comm: Arc::new(Comm::new(raw, Arc::clone(&world))),
             rank,
-            size,
             world_ranks: Arc::clone(&world_ranks),
             name: name.into(),
         };
@@ -276,7 +275,7 @@ impl Communicator for MpiCommunicator {
     }
 
     fn size(&self) -> usize {
-        self.seat.size
+        self.seat.size()
     }
 
     fn name(&self) -> &str {
@@ -341,8 +340,7 @@ impl Communicator for MpiCommunicator {
         };
         if raw.size().map_err(library)? == 1 {
             raw.free();
-            let world_rank = self.seat.world_ranks[self.seat.rank];
-            return Ok(Some(Arc::new(SingleCommunicator::of_world_rank(name, world_rank))));
+            return Ok(Some(Arc::new(SingleCommunicator::of_world_rank(name, self.seat.world_rank()))));
         }
         let world = Arc::clone(&self.seat.comm.world);
         let made = Self::new(raw, world, name).map_err(library)?;

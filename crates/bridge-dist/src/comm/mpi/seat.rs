@@ -148,7 +148,6 @@ impl Drop for Comm {
 pub(super) struct Seat {
     pub comm: Arc<Comm>,
     pub rank: usize,
-    pub size: usize,
     pub world_ranks: Arc<[usize]>,
     pub name: Arc<str>,
 }
@@ -160,6 +159,15 @@ impl Seat {
 
     pub fn raw(&self) -> &RawComm {
         &self.comm.raw
+    }
+
+    pub fn size(&self) -> usize {
+        self.world_ranks.len()
+    }
+
+    /// This rank in the world.
+    pub fn world_rank(&self) -> usize {
+        self.world_ranks[self.rank]
     }
 
     pub fn speaker(&self) -> Speaker<'_> {

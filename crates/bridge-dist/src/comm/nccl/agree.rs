@@ -30,7 +30,7 @@ impl Agreement {
     pub fn agree(&self, mine: &Signature) -> Result<(), CommError> {
         self.seat.check_world(mine)?;
         let messages = self.gather(BEGIN, mine)?;
-        let mut all = Vec::with_capacity(self.seat.size);
+        let mut all = Vec::with_capacity(self.seat.size());
         for (peer, message) in messages.chunks_exact(MESSAGE).enumerate() {
             let signature = self.decode(message, mine)?;
             if message[0] == GAVE_UP {
@@ -44,7 +44,7 @@ impl Agreement {
 
     /// The rows that all ranks give, in rank order, all of the same length.
     pub fn share(&self, signature: &Signature, mine: &[i64]) -> Result<Vec<i64>, CommError> {
-        let mut all = vec![0; mine.len() * self.seat.size];
+        let mut all = vec![0; mine.len() * self.seat.size()];
         let gathered = self.control.all_gather(mine.into(), (&mut all).into());
         gathered.map_err(|error| self.seat.adopt(signature, error))?;
         Ok(all)
@@ -65,7 +65,7 @@ impl Agreement {
     fn gather(&self, state: u8, signature: &Signature) -> Result<Vec<u8>, CommError> {
         let mut mine = [state; MESSAGE];
         mine[1..].copy_from_slice(&signature.encode());
-        let mut all = vec![0; MESSAGE * self.seat.size];
+        let mut all = vec![0; MESSAGE * self.seat.size()];
         let gathered = self.control.all_gather((&mine).into(), (&mut all).into());
         gathered.map_err(|error| self.seat.adopt(signature, error))?;
         Ok(all)

@@ -220,7 +220,7 @@ impl<'a> DeviceCollectives<'a> {
     /// See [`CommErrorKind`]; both lengths are equal and divisible by `size`.
     pub fn all_to_all(&self, input: &DeviceBuffer<'_>, output: &mut DeviceBufferMut<'_>) -> Result<(), CommError> {
         let signature = self.staged.seat.speaker().all_to_all(input, &*output)?;
-        let (input, output, size) = (input.span, output.span, self.staged.seat.size);
+        let (input, output, size) = (input.span, output.span, self.staged.seat.size());
         self.collective(&signature, |group, stream| {
             for peer in 0..size {
                 let (send, receive) = (part_of(input, size, peer), part_of(output, size, peer));

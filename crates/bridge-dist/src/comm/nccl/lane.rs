@@ -29,7 +29,7 @@ impl<C: Carrier> Lane<C> {
     }
 
     fn size(&self) -> usize {
-        self.agreement.seat.size
+        self.agreement.seat.size()
     }
 
     /// Elements of a piece that all ranks share.

@@ -27,12 +27,20 @@ impl World {
 pub(super) struct Seat {
     pub world: Arc<World>,
     pub rank: usize,
-    pub size: usize,
     pub world_ranks: Arc<[usize]>,
     pub name: Arc<str>,
 }
 
 impl Seat {
+    pub fn size(&self) -> usize {
+        self.world_ranks.len()
+    }
+
+    /// This rank in the world.
+    pub fn world_rank(&self) -> usize {
+        self.world_ranks[self.rank]
+    }
+
     pub fn speaker(&self) -> Speaker<'_> {
         Speaker { rank: self.rank, world_ranks: &self.world_ranks, group: &self.name }
     }

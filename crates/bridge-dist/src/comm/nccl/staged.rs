@@ -48,8 +48,7 @@ impl<F: Fabric> Staged<F> {
     /// Collective over the group.
     pub fn connect(world: Arc<World>, fabric: F, controls: Controls, name: &str) -> Result<Self, CommError> {
         let control = &controls.blocking;
-        let (rank, size, world_ranks) = (control.rank(), control.size(), control.world_ranks());
-        let seat = Seat { world, rank, size, world_ranks, name: name.into() };
+        let seat = Seat { world, rank: control.rank(), world_ranks: control.world_ranks(), name: name.into() };
         let lane = connect(&seat, &fabric, control, &Signature::bare(OpKind::Split))?;
         let (worker, starting) = (OnceLock::new(), Mutex::new(()));
         Ok(Self { seat, controls, fabric, blocking: Mutex::new(lane), worker, starting })
@@ -124,7 +123,7 @@ impl<F: Fabric> Drop for Staged<F> {
 
 impl<F: Fabric> std::fmt::Debug for Staged<F> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "({} {}/{})", self.seat.name, self.seat.rank, self.seat.size)
+        write!(f, "({} {}/{})", self.seat.name, self.seat.rank, self.seat.size())
     }
 }
 
@@ -195,7 +194,7 @@ impl<F: Fabric> Communicator for Staged<F> {
     }
 
     fn size(&self) -> usize {
-        self.seat.size
+        self.seat.size()
     }
 
     fn name(&self) -> &str {
@@ -253,7 +252,7 @@ impl<F: Fabric> Communicator for Staged<F> {
     fn split(&self, color: Option<usize>, key: usize, name: &str) -> Result<Option<Group>, CommError> {
         match self.split_controls(color, key, name)? {
             Some(controls) if controls.blocking.size() == 1 => {
-                Ok(Some(Arc::new(SingleCommunicator::of_world_rank(name, self.seat.world_ranks[self.seat.rank]))))
+                Ok(Some(Arc::new(SingleCommunicator::of_world_rank(name, self.seat.world_rank()))))
             }
             Some(controls) => {
                 let world = Arc::clone(&self.seat.world);

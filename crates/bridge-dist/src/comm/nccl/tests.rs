@@ -175,7 +175,7 @@ fn handshakes_find_equal_messages_and_name_others() {
     run_ranks(3, LONG, |bootstrap| {
         let (rank, size) = (bootstrap.rank(), bootstrap.size());
         let world_ranks = bootstrap.world_ranks();
-        let seat = Seat { world: Arc::default(), rank, size, world_ranks, name: "pp".into() };
+        let seat = Seat { world: Arc::default(), rank, world_ranks, name: "pp".into() };
         // A ring in which everybody sends and receives at once.
         let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
         let len = |from: usize| 10 + from;
