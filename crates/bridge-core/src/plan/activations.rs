@@ -24,6 +24,8 @@ pub(super) struct Kept {
     pub inside: u64,
     /// Gradients that its backward has in hand at once.
     pub backward: u64,
+    /// Inputs of linear layers and gradients of their outputs: what a split backward leaves for its weight part.
+    pub put_off: u64,
 }
 
 /// What a chunk keeps of one micro-batch, in bytes.
@@ -33,18 +35,21 @@ pub(super) struct ChunkActivations {
     pub kept: u64,
     /// What running a region again brings back for the time of its backward: the largest one.
     pub recomputed: u64,
+    /// From the input part of a split backward to the weight part.
+    pub put_off: u64,
 }
 
 /// What a segment keeps.
 pub(super) fn of_segment(setup: &Setup<'_>, segment: Segment) -> Kept {
     match (segment.role, segment.layer) {
-        (SegmentRole::Embedding, _) => Kept { input: 0, inside: setup.tokens() * ID, backward: stream(setup) },
+        (SegmentRole::Embedding, _) => Kept { inside: setup.tokens() * ID, backward: stream(setup), ..Kept::default() },
         (SegmentRole::Attention, _) => attention(setup),
         (SegmentRole::Mlp, layer) => mlp(setup, layer.unwrap_or(0)),
         (SegmentRole::Layer, layer) => {
             let (first, second) = (attention(setup), mlp(setup, layer.unwrap_or(0)));
             let inside = first.inside + second.input + second.inside;
-            Kept { input: first.input, inside, backward: first.backward.max(second.backward) }
+            let put_off = first.put_off + second.put_off;
+            Kept { input: first.input, inside, backward: first.backward.max(second.backward), put_off }
         }
         (SegmentRole::Head, _) => head(setup),
     }
@@ -57,6 +62,7 @@ pub(super) fn of_chunk(setup: &Setup<'_>, chunk: &StageContent) -> ChunkActivati
         let kept: Vec<Kept> = segments.into_iter().map(|segment| of_segment(setup, segment)).collect();
         let input = kept.first().map_or(0, |kept| kept.input);
         let all: u64 = kept.iter().map(|kept| kept.input + kept.inside).sum();
+        activations.put_off += kept.iter().map(|kept| kept.put_off).sum::<u64>();
         if region.recomputed {
             activations.kept += input;
             activations.recomputed = activations.recomputed.max(all - input);
@@ -112,18 +118,21 @@ fn attention(setup: &Setup<'_>) -> Kept {
     let keys_in_hand = 2 * keys * setup.layout.context as u64;
     // Query heads that share a key first form its gradient each for itself.
     let terms = if h > g { 2 * n * h * d * FLOAT32 } else { 0 };
-    Kept { input: stream(setup), inside: inside + output, backward: 2 * queries + keys_in_hand + terms }
+    // Of the projection of queries, keys and values, and of the output's.
+    let put_off = 2 * (gathered_stream(setup) + queries) + 2 * keys;
+    Kept { input: stream(setup), inside: inside + output, backward: 2 * queries + keys_in_hand + terms, put_off }
 }
 
 fn mlp(setup: &Setup<'_>, layer: usize) -> Kept {
     let statistics = statistics(setup, setup.tokens_between_blocks());
     if setup.is_moe(layer) {
         let experts = experts(setup);
-        return Kept { input: stream(setup), inside: statistics + experts.inside, backward: experts.backward };
+        return Kept { inside: statistics + experts.inside, ..experts };
     }
     let f = setup.model.ffn_hidden_size as u64 / setup.layout.tensor as u64;
     let (inside, backward) = feed_forward(setup, setup.tokens(), f);
-    Kept { input: stream(setup), inside: statistics + gathered_stream(setup) + inside, backward }
+    let put_off = 2 * gathered_stream(setup) + inside;
+    Kept { input: stream(setup), inside: statistics + gathered_stream(setup) + inside, backward, put_off }
 }
 
 /// The two inner tensors of a feed-forward block over `rows` rows, and their gradients.
@@ -152,7 +161,7 @@ fn experts(setup: &Setup<'_>) -> Kept {
         inside += hidden + gathered;
         backward = backward.max(gradients);
     }
-    Kept { input: stream(setup), inside, backward: backward + routed * etp * c * a }
+    Kept { input: stream(setup), inside, backward: backward + routed * etp * c * a, put_off: 0 }
 }
 
 /// Final norm, and the loss with both of its gradients, which the fused kernel makes in the forward.
@@ -161,5 +170,5 @@ fn head(setup: &Setup<'_>) -> Kept {
     let gradient = setup.tokens() * c * FLOAT32;
     let weight_gradient = setup.padded_vocab / setup.layout.tensor as u64 * c * FLOAT32;
     let norm = statistics(setup, setup.tokens_between_blocks()) + gathered_stream(setup);
-    Kept { input: stream(setup), inside: norm + gradient + weight_gradient, backward: stream(setup) }
+    Kept { input: stream(setup), inside: norm + gradient + weight_gradient, backward: stream(setup), put_off: 0 }
 }

@@ -3,7 +3,7 @@
 use bridge_dist::schedule::{Action, Costs, PipelineSchedule, PipelineShape, ScheduleKind, Sends, simulate};
 use serde::Serialize;
 
-use super::activations::of_chunk;
+use super::activations::{ChunkActivations, of_chunk};
 use super::setup::{PlanError, Setup};
 
 /// Forwards beyond which a schedule is not simulated: formulas are exact enough there, and simulation takes its time.
@@ -84,22 +84,24 @@ pub(super) fn activation_peaks(setup: &Setup<'_>) -> Result<Vec<u64>, PlanError>
     let shape = setup.shape;
     let short = PipelineSchedule::new(setup.schedule, steady(setup.schedule, shape))?;
     let peaks = short.ranks.iter().enumerate().map(|(stage, actions)| {
-        let chunks: Vec<u64> = setup.stages[stage].iter().map(|chunk| of_chunk(setup, chunk).kept).collect();
+        let chunks: Vec<ChunkActivations> = setup.stages[stage].iter().map(|chunk| of_chunk(setup, chunk)).collect();
         match setup.schedule {
-            ScheduleKind::GPipe => chunks[0] * shape.num_microbatches as u64,
+            ScheduleKind::GPipe => chunks[0].kept * shape.num_microbatches as u64,
             _ => peak(actions, &chunks),
         }
     });
     Ok(peaks.collect())
 }
 
-/// The most bytes in flight, where chunk `i` keeps `chunks[i]` from its forward to the end of its backward.
-fn peak(actions: &[Action], chunks: &[u64]) -> u64 {
+/// The most bytes in flight.
+fn peak(actions: &[Action], chunks: &[ChunkActivations]) -> u64 {
     let (mut held, mut most) = (0, 0);
     for action in actions {
         match action {
-            Action::Forward { chunk, .. } => held += chunks[*chunk],
-            Action::Backward { chunk, .. } | Action::BackwardWeight { chunk, .. } => held -= chunks[*chunk],
+            Action::Forward { chunk, .. } => held += chunks[*chunk].kept,
+            Action::Backward { chunk, .. } => held -= chunks[*chunk].kept,
+            Action::BackwardInput { chunk, .. } => held = held + chunks[*chunk].put_off - chunks[*chunk].kept,
+            Action::BackwardWeight { chunk, .. } => held -= chunks[*chunk].put_off,
             _ => {}
         }
         most = most.max(held);

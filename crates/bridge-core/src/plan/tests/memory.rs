@@ -72,6 +72,23 @@ fn tensor_parallel_ranks_share_what_is_inside_blocks() {
     assert_eq!(plain - kept(&["model.sequence_parallel=true"]), 5 * (stream + 128 * 4) / 2);
 }
 
+/// What waits for the weight part of backward is there whatever is recomputed.
+#[test]
+fn a_split_backward_keeps_what_linear_layers_read() {
+    let stages = ["model.pipeline_model_parallel_size=2", "train.global_batch_size=32"];
+    let zero_bubble = [&stages[..], &["model.pipeline_schedule=zb_h1"]].concat();
+    let recompute =
+        ["model.recompute_granularity=full", "model.recompute_method=uniform", "model.recompute_num_layers=1"];
+    let first = |overrides: &[&str]| tiny(2, &[overrides, &recompute].concat()).stages[0].memory.activations;
+    let stream = 128 * 64 * 4;
+    // Ids and the layer's input, of two micro-batches.
+    assert_eq!(first(&stages), 2 * (128 * 8 + stream));
+    // Beside the inputs of one more micro-batch: inputs and gradients of the projections and of both feed-forward layers.
+    let attention = 2 * stream + 128 * 128 * 4 + stream;
+    let mlp = 2 * stream + 128 * 576 * 4;
+    assert_eq!(first(&zero_bubble), 128 * 8 + stream + attention + mlp);
+}
+
 #[test]
 fn context_parallel_ranks_hold_all_keys() {
     let alone = tiny(1, &["train.micro_batch_size=1"]).stages[0].memory.activations;

@@ -77,15 +77,17 @@ fn activations_peak_as_the_action_lists_say() {
             .iter()
             .enumerate()
             .map(|(stage, actions)| {
-                let kept: Vec<u64> = setup.stages[stage]
-                    .iter()
-                    .map(|chunk| super::super::activations::of_chunk(&setup, chunk).kept)
-                    .collect();
+                let of_chunk = |chunk| super::super::activations::of_chunk(&setup, chunk);
+                let chunks: Vec<_> = setup.stages[stage].iter().map(of_chunk).collect();
                 let mut held = 0;
                 let steps = actions.iter().map(|action| {
                     match action {
-                        Action::Forward { chunk, .. } => held += kept[*chunk],
-                        Action::Backward { chunk, .. } | Action::BackwardWeight { chunk, .. } => held -= kept[*chunk],
+                        Action::Forward { chunk, .. } => held += chunks[*chunk].kept,
+                        Action::Backward { chunk, .. } => held -= chunks[*chunk].kept,
+                        Action::BackwardInput { chunk, .. } => {
+                            held = held + chunks[*chunk].put_off - chunks[*chunk].kept;
+                        }
+                        Action::BackwardWeight { chunk, .. } => held -= chunks[*chunk].put_off,
                         _ => {}
                     }
                     held
