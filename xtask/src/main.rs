@@ -5,6 +5,7 @@ mod build;
 mod mpi;
 mod suite;
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Result, anyhow};
@@ -46,7 +47,7 @@ struct Train {
 struct Test {
     /// Instead, run the tests that need a device: the fused GPU kernels, and a short training run on it against the CPU. Builds with
     /// the matching feature; without such a device they fail.
-    #[arg(long, value_parser = ["cuda", "vulkan", "wgpu"])]
+    #[arg(long, value_parser = GPU_FEATURES)]
     device: Option<String>,
     /// Instead, run the kernels' tests under the compiler's address sanitizer: reads and writes out of bounds or after a free, and
     /// leaks, end them. Compiles Burn once more, under `target/sanitizer`.
@@ -75,16 +76,40 @@ fn main() -> Result<ExitCode> {
     }
 }
 
+/// Exit code of bad input, as `bridge` has it.
+const BAD_INPUT: u8 = 2;
+
+/// What a build of some minutes would find out too late.
+fn check(recipe: &str, device: Option<&str>) -> Result<(), String> {
+    if !Path::new(recipe).is_file() {
+        return Err(format!("the recipe {recipe} is no file here"));
+    }
+    let kind = device.map(|device| device.split(':').next().unwrap_or(device));
+    if kind.is_some_and(|kind| kind != "flex" && kind != "cpu" && !GPU_FEATURES.contains(&kind)) {
+        let found = device.unwrap_or_default();
+        let gpus = GPU_FEATURES.join(", ");
+        return Err(format!("--device: expected one of flex, cpu, {gpus}, with :N for the N-th, found `{found}`"));
+    }
+    Ok(())
+}
+
+/// Devices that are cargo features.
+const GPU_FEATURES: [&str; 3] = ["cuda", "vulkan", "wgpu"];
+
 fn run_train(train: Train) -> Result<ExitCode> {
     let Train { recipe, device, rest } = train;
-    let mut arguments = vec!["train".to_owned(), recipe];
-    let mut features = Vec::new();
     // Options may also come after the overrides, where clap hands them on unread.
     let device = device.or_else(|| option_value(&rest, "--device"));
+    if let Err(message) = check(&recipe, device.as_deref()) {
+        eprintln!("error: {message}");
+        return Ok(ExitCode::from(BAD_INPUT));
+    }
+    let mut arguments = vec!["train".to_owned(), recipe];
+    let mut features = Vec::new();
     if let Some(device) = device {
-        if device != "flex" && device != "cpu" {
-            features.push(device.clone());
-        }
+        features.extend(
+            GPU_FEATURES.iter().filter(|gpu| device.split(':').next() == Some(**gpu)).map(|gpu| (*gpu).to_owned()),
+        );
         if !rest.iter().any(|argument| argument.starts_with("--device")) {
             arguments.extend(["--device".to_owned(), device]);
         }

@@ -10,6 +10,7 @@ use super::callbacks::{Callback, CancelHandle};
 use super::checkpointing::{Saver, Start, find_start, read_files, restore};
 use super::convert;
 use super::data::RunData;
+use super::data_errors::name_setting;
 use super::device::select_device;
 use super::forward_step::{ForwardStep, LanguageModelStep};
 use super::lock::RunLock;
@@ -190,7 +191,7 @@ fn check(config: &RunConfig, options: &RunOptions) -> Result<Checked, TrainError
     if !device.supports_dtype(burn::tensor::DType::from(params_dtype)) {
         return Err(TrainError::Device(format!("`{}` does not compute in {params_dtype:?}", config.device)));
     }
-    check_source(config)?;
+    check_source(config).map_err(|error| name_setting(config, error))?;
     Ok(Checked { device, model_config: options.registry.models.config(&config.model)? })
 }
 

@@ -33,7 +33,8 @@ fn header(name: &str, plan: &Plan) {
     if layout.sequence_parallel {
         sizes += "; sequence parallel";
     }
-    line(&format!("{name} on {} ranks: {sizes}", layout.world_size));
+    let ranks = if layout.world_size == 1 { "rank" } else { "ranks" };
+    line(&format!("{name} on {} {ranks}: {sizes}", layout.world_size));
     let parts = ParameterKind::ALL.into_iter().map(|kind| (kind.name(), plan.parameters.get(kind)));
     let parts: Vec<String> =
         parts.filter(|(_, count)| *count > 0).map(|(name, count)| format!("{name} {}", number(count as f64))).collect();

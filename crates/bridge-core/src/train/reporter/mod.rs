@@ -241,6 +241,9 @@ impl Reporter {
         if let Some(file) = &mut self.metrics_file {
             file.write(&line.record).map_err(|e| TrainError::log("metrics.jsonl", e))?;
         }
+        if let Some(bar) = &mut self.bar {
+            bar.set_message("");
+        }
         self.metrics
             .log_evaluation(split, iteration, consumed_samples, &losses)
             .map_err(|e| TrainError::log("TensorBoard events", e))
