@@ -168,7 +168,7 @@ def operations():
 
 
 def time_operation(function, shapes, repeats):
-    inputs = [torch.randn(shape).requires_grad_() for shape in shapes]
+    inputs = [(0.1 * torch.randn(shape)).requires_grad_() for shape in shapes]
     gradient = torch.randn_like(function(*inputs))
     seconds = []
     for _ in range(repeats):
