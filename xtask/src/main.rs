@@ -79,18 +79,21 @@ fn main() -> Result<ExitCode> {
 /// Exit code of bad input, as `bridge` has it.
 const BAD_INPUT: u8 = 2;
 
-/// What a build of some minutes would find out too late.
-fn check(recipe: &str, device: Option<&str>) -> Result<(), String> {
+/// The feature that a training run needs for its device, if any. Finds out early what a build of some minutes would find out too late.
+fn device_feature(recipe: &str, device: Option<&str>) -> Result<Option<&'static str>, String> {
     if !Path::new(recipe).is_file() {
         return Err(format!("the recipe {recipe} is no file here"));
     }
-    let kind = device.map(|device| device.split(':').next().unwrap_or(device));
-    if kind.is_some_and(|kind| kind != "flex" && kind != "cpu" && !GPU_FEATURES.contains(&kind)) {
-        let found = device.unwrap_or_default();
+    let Some(device) = device else {
+        return Ok(None);
+    };
+    let kind = device.split(':').next().unwrap_or(device);
+    let feature = GPU_FEATURES.into_iter().find(|gpu| *gpu == kind);
+    if feature.is_none() && kind != "flex" && kind != "cpu" {
         let gpus = GPU_FEATURES.join(", ");
-        return Err(format!("--device: expected one of flex, cpu, {gpus}, with :N for the N-th, found `{found}`"));
+        return Err(format!("--device: expected one of flex, cpu, {gpus}, with :N for the N-th, found `{device}`"));
     }
-    Ok(())
+    Ok(feature)
 }
 
 /// Devices that are cargo features.
@@ -100,19 +103,17 @@ fn run_train(train: Train) -> Result<ExitCode> {
     let Train { recipe, device, rest } = train;
     // Options may also come after the overrides, where clap hands them on unread.
     let device = device.or_else(|| option_value(&rest, "--device"));
-    if let Err(message) = check(&recipe, device.as_deref()) {
-        eprintln!("error: {message}");
-        return Ok(ExitCode::from(BAD_INPUT));
-    }
-    let mut arguments = vec!["train".to_owned(), recipe];
-    let mut features = Vec::new();
-    if let Some(device) = device {
-        features.extend(
-            GPU_FEATURES.iter().filter(|gpu| device.split(':').next() == Some(**gpu)).map(|gpu| (*gpu).to_owned()),
-        );
-        if !rest.iter().any(|argument| argument.starts_with("--device")) {
-            arguments.extend(["--device".to_owned(), device]);
+    let feature = match device_feature(&recipe, device.as_deref()) {
+        Ok(feature) => feature,
+        Err(message) => {
+            eprintln!("error: {message}");
+            return Ok(ExitCode::from(BAD_INPUT));
         }
+    };
+    let mut arguments = vec!["train".to_owned(), recipe];
+    let mut features: Vec<String> = feature.into_iter().map(str::to_owned).collect();
+    if let Some(device) = device.filter(|_| !rest.iter().any(|argument| argument.starts_with("--device"))) {
+        arguments.extend(["--device".to_owned(), device]);
     }
     if option_value(&rest, "--ui").as_deref() == Some("tui") {
         features.push("tui".to_owned());

@@ -1,6 +1,6 @@
 //! Losses of many ranks against those of one: the same, whatever carries and divides gradients, state and parameters.
 
-use super::support::{assert_close, losses, run, run_in};
+use super::support::{assert_close, bridge_on, figures_in, losses, recipe, run, run_in};
 
 #[test]
 fn data_parallel_ranks_train_like_one() {
@@ -44,21 +44,12 @@ fn instances_of_optimizers_train_like_one() {
 fn experts_without_replicas_have_the_gradients_of_one_rank() {
     let norms = |arguments: &[&str]| {
         let folder = tempfile::tempdir().unwrap();
-        let recipe = super::support::recipe().with_file_name("tiny-moe.toml");
+        let recipe = recipe().with_file_name("tiny-moe.toml");
         let log_dir = format!("logger.log_dir={:?}", folder.path());
-        let common =
-            ["train.global_batch_size=8", "train.micro_batch_size=1", "train.num_threads=1", "logger.progress=none"];
-        let output = std::process::Command::new(env!("CARGO_BIN_EXE_bridge"))
-            .arg("train")
-            .arg(recipe)
-            .args(common)
-            .args([&log_dir, "optimizer.clip_grad=0.5"])
-            .args(arguments)
-            .current_dir(folder.path())
-            .output()
-            .expect("bridge starts");
+        let common = [&log_dir, "optimizer.clip_grad=0.5"];
+        let output = bridge_on(&recipe, folder.path(), &[&common[..], arguments].concat());
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        super::support::figures_in(folder.path(), "train", "grad_norm")
+        figures_in(folder.path(), "train", "grad_norm")
     };
     let single = norms(&[]);
     let experts = ["--ranks", "2", "model.expert_model_parallel_size=2"];

@@ -14,9 +14,14 @@ pub fn recipe() -> PathBuf {
 
 /// Runs `bridge train` on the tiny recipe in `folder`.
 pub fn bridge(folder: &Path, arguments: &[&str]) -> Output {
+    bridge_on(&recipe(), folder, arguments)
+}
+
+/// Runs `bridge train` on a recipe in `folder`.
+pub fn bridge_on(recipe: &Path, folder: &Path, arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_bridge"))
         .arg("train")
-        .arg(recipe())
+        .arg(recipe)
         .args(["train.global_batch_size=8", "train.micro_batch_size=1", "train.num_threads=1", "logger.progress=none"])
         // Shuffled together, so that validation reads the same samples whatever the number of ranks.
         .args(["dataset.data_sharding=false"])

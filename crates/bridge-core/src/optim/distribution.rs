@@ -142,11 +142,7 @@ impl Distribution {
         for parameter in parameters.iter().flatten() {
             let replicas = parameter.placement.replicas;
             let is_tied = tied.contains(&parameter.name);
-            let of_copies = match replicas {
-                ReplicaGroup::Dense => groups.tensor(),
-                ReplicaGroup::Expert => groups.expert_tensor(),
-            };
-            let of_shards = shards(replicas);
+            let (of_shards, of_copies) = (shards(replicas), copy_group(&groups, replicas));
             let place = Place {
                 replicas,
                 owned: owned_range(parameter.num_elements(), of_shards.rank(), of_shards.size()),
@@ -323,10 +319,7 @@ impl Distribution {
             let names: Vec<&String> = of_kind.map(|(name, _)| name).collect();
             let square = |name: &&String| gradients.get(name).map_or(0.0, |g| self.counted_square(name, g));
             let mut squares: Vec<f64> = names.iter().map(square).collect();
-            let groups = match kind {
-                ReplicaGroup::Dense => [self.groups.data_context(), self.groups.tensor()],
-                ReplicaGroup::Expert => [self.groups.expert_data(), self.groups.expert_tensor()],
-            };
+            let groups = [self.replicas(kind), copy_group(&self.groups, kind)];
             for group in groups.into_iter().filter(|group| group.size() > 1) {
                 group.all_reduce((&mut squares).into(), ReduceOp::Sum)?;
             }
@@ -397,6 +390,14 @@ fn replica_group(groups: &ProcessGroups, replicas: ReplicaGroup) -> &Group {
     match replicas {
         ReplicaGroup::Dense => groups.data_context(),
         ReplicaGroup::Expert => groups.expert_data(),
+    }
+}
+
+/// The ranks that share a model and hold copies of what of it is not cut.
+fn copy_group(groups: &ProcessGroups, replicas: ReplicaGroup) -> &Group {
+    match replicas {
+        ReplicaGroup::Dense => groups.tensor(),
+        ReplicaGroup::Expert => groups.expert_tensor(),
     }
 }
 

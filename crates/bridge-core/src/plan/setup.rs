@@ -190,10 +190,13 @@ impl<'a> Setup<'a> {
 
     /// Ranks over which the optimizer state of dense parameters and of experts is sharded, or their gradients are reduced where it is not.
     pub fn shards(&self) -> ShardCounts {
-        let divides = self.sharding().divides_state();
-        let instances = if divides { self.config.ddp.num_distributed_optimizer_instances } else { 1 };
-        let ShardCounts { dense, expert } = self.replicas();
+        let (ShardCounts { dense, expert }, instances) = (self.replicas(), self.instances());
         ShardCounts { dense: dense / instances, expert: expert / instances }
+    }
+
+    /// Into how many groups of ranks that each shard optimizer state by themselves the replicas are divided.
+    pub fn instances(&self) -> usize {
+        if self.sharding().divides_state() { self.config.ddp.num_distributed_optimizer_instances } else { 1 }
     }
 
     /// Ranks that hold the same dense parameters, and the same experts.

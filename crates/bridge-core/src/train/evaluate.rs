@@ -103,7 +103,6 @@ pub(super) fn evaluate_at(
 }
 
 /// What the batches of an evaluation add up to on this rank.
-#[derive(Default)]
 struct Totals {
     losses: Losses,
     /// Micro-batches.
@@ -116,7 +115,7 @@ struct Totals {
 fn run_batches(run: &mut TrainingRun, split: Split, loader: &mut DataLoader) -> Result<Option<Totals>, TrainError> {
     let iterations = run.evaluation_iterations(split);
     let num_microbatches = run.config.validation.num_microbatches;
-    let mut totals = Totals { num_bytes: Some(0), ..Totals::default() };
+    let mut totals = Totals { losses: Losses::new(), num_passes: 0, num_bytes: Some(0) };
     for iteration in 0..iterations {
         run.reporter.evaluating(split, iteration as u64, iterations as u64);
         if exit_is_requested(run)?.is_some() {

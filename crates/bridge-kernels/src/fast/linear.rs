@@ -3,7 +3,7 @@
 use burn::backend::{DispatchTensor, Flex};
 use burn::tensor::{Int, Tensor};
 
-use super::{Values, gradient, indices, tensor};
+use super::{Values, gradient, indices, inputs, tensor};
 use crate::activation::Activation;
 use crate::cpu::gemm::Matrix;
 use crate::cpu::{activation, embedding as lookup, linear as kernel};
@@ -84,17 +84,16 @@ pub(crate) fn linear_glu(
 struct Product<'a, const D: usize> {
     x: (&'a Tensor<D>, Values),
     weight: (&'a Tensor<2>, Values),
-    bias: Option<(&'a Tensor<1>, Values)>,
+    bias: (Option<&'a Tensor<1>>, Option<Values>),
 }
 
 impl<'a, const D: usize> Product<'a, D> {
     fn new(x: &'a Tensor<D>, weight_oi: &'a Tensor<2>, bias_o: Option<&'a Tensor<1>>) -> Option<Self> {
-        let bias = match bias_o {
-            Some(bias_o) => Some((bias_o, Values::contiguous_of(bias_o)?)),
-            None => None,
-        };
-        let weight = Values::of(weight_oi)?.without_flips();
-        Some(Self { x: (x, Values::contiguous_of(x)?), weight: (weight_oi, weight), bias })
+        Some(Self {
+            x: (x, Values::contiguous_of(x)?),
+            weight: (weight_oi, Values::of(weight_oi)?.without_flips()),
+            bias: (bias_o, Values::of_bias(bias_o)?),
+        })
     }
 
     /// Shape of the product.
@@ -111,25 +110,22 @@ impl<'a, const D: usize> Product<'a, D> {
     fn forward(&self, residual: Option<&[f32]>) -> Vec<f32> {
         let [_, inputs] = self.weight.0.dims();
         let x = Matrix::new(self.x.1.slice(), self.rows(), inputs);
-        kernel::forward(x, self.weight.1.matrix(), self.bias.as_ref().map(|(_, bias)| bias.slice()), residual)
+        kernel::forward(x, self.weight.1.matrix(), self.bias.1.as_ref().map(Values::slice), residual)
     }
 
     /// The inputs of the operation, and its backward. What a frozen input would need is not kept.
     fn into_backward(self) -> (Vec<DispatchTensor>, ProductBackward<D>) {
         let rows = self.rows();
-        let Self { x: (x, x_values), weight: (weight_oi, weight), bias } = self;
-        let [outputs, inputs] = weight_oi.dims();
-        let bias = bias.map(|(bias, _)| bias);
-        let operands = [Some(x.clone().into_dispatch()), Some(weight_oi.clone().into_dispatch())];
-        let operands = operands.into_iter().chain([bias.map(|b| b.clone().into_dispatch())]).flatten().collect();
+        let Self { x: (x, x_values), weight: (weight_oi, weight), bias: (bias, _) } = self;
+        let [num_outputs, num_inputs] = weight_oi.dims();
         let backward = ProductBackward {
             dims: x.dims(),
-            sizes: [rows, inputs, outputs],
+            sizes: [rows, num_inputs, num_outputs],
             x: weight_oi.is_tracked().then_some(x_values),
             weight: x.is_tracked().then_some(weight),
             bias_tracked: bias.map(Tensor::is_tracked),
         };
-        (operands, backward)
+        (inputs(x, weight_oi, bias), backward)
     }
 }
 

@@ -45,6 +45,14 @@ impl Values {
         Self::of(x).map(Self::contiguous)
     }
 
+    /// [`Self::contiguous_of`] a bias, if there is one; `None` if it is somewhere else.
+    fn of_bias(bias: Option<&Tensor<1>>) -> Option<Option<Self>> {
+        match bias {
+            Some(bias) => Self::contiguous_of(bias).map(Some),
+            None => Some(None),
+        }
+    }
+
     /// A contiguous tensor of its own.
     fn from_vec<const D: usize>(values: Vec<f32>, shape: [usize; D]) -> Self {
         Self(FloatTensor::<Flex>::from_data(TensorData::new(values, shape)))
@@ -91,6 +99,17 @@ impl Values {
     fn without_flips(self) -> Self {
         if self.strided().is_some() { self } else { Self(self.0.to_contiguous()) }
     }
+}
+
+/// The inputs of an operation on a tensor, a weight and perhaps a bias.
+fn inputs<const D: usize, const E: usize>(
+    x: &Tensor<D>,
+    weight: &Tensor<E>,
+    bias: Option<&Tensor<1>>,
+) -> Vec<DispatchTensor> {
+    let mut inputs = vec![x.clone().into_dispatch(), weight.clone().into_dispatch()];
+    inputs.extend(bias.map(|bias| bias.clone().into_dispatch()));
+    inputs
 }
 
 /// A tensor that owns `values`.

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
 
-use super::{Values, gradient, tensor};
+use super::{Values, gradient, inputs, tensor};
 use crate::cpu::norm::{self as kernel, NormGradients, Normed, Saved};
 use crate::vjp;
 
@@ -86,17 +86,12 @@ struct Operands<const D: usize> {
 
 impl<const D: usize> Operands<D> {
     fn new(x: &Tensor<D>, weight_c: &Tensor<1>, bias_c: Option<&Tensor<1>>) -> Option<Self> {
-        let bias = match bias_c {
-            Some(bias_c) => Some(Values::contiguous_of(bias_c)?),
-            None => None,
-        };
-        let inputs = [Some(x.clone().into_dispatch()), Some(weight_c.clone().into_dispatch())];
         Some(Self {
             dims: x.dims(),
             x: Values::contiguous_of(x)?,
             weight: Values::contiguous_of(weight_c)?,
-            bias,
-            inputs: inputs.into_iter().chain([bias_c.map(|b| b.clone().into_dispatch())]).flatten().collect(),
+            bias: Values::of_bias(bias_c)?,
+            inputs: inputs(x, weight_c, bias_c),
         })
     }
 

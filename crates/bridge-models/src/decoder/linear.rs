@@ -50,7 +50,7 @@ impl Linear {
     ///
     /// With a store, backward leaves the gradient of the weight there.
     pub fn forward<const D: usize>(&self, x: Tensor<D>, store: Option<&WeightGradientStore>) -> Tensor<D> {
-        self.product(x, self.bias.as_ref().map(|bias| bias.val()), store)
+        self.product(x, self.bias(), store)
     }
 
     /// [`Self::forward`] and an activation, plain or gated: the first layer of a feed-forward block.
@@ -61,10 +61,9 @@ impl Linear {
         gated: bool,
         store: Option<&WeightGradientStore>,
     ) -> Tensor<3> {
-        let bias = || self.bias.as_ref().map(|bias| bias.val());
         match (store, gated) {
-            (None, true) => linear_glu(x, self.weight.val(), bias(), kind),
-            (None, false) => linear_activation(x, self.weight.val(), bias(), kind),
+            (None, true) => linear_glu(x, self.weight.val(), self.bias(), kind),
+            (None, false) => linear_activation(x, self.weight.val(), self.bias(), kind),
             (Some(_), true) => glu(self.forward(x, store), kind),
             (Some(_), false) => activation(self.forward(x, store), kind),
         }
@@ -74,8 +73,7 @@ impl Linear {
     pub fn forward_and_add(&self, x: Tensor<3>, residual: Residual, store: Option<&WeightGradientStore>) -> Tensor<3> {
         let regions = residual.regions;
         if regions.tensor().size() == 1 && store.is_none() && residual.adds_unchanged() {
-            let bias = self.bias.as_ref().map(|bias| bias.val());
-            return linear_residual(x, self.weight.val(), bias, residual.stream_btc);
+            return linear_residual(x, self.weight.val(), self.bias(), residual.stream_btc);
         }
         residual.add(self.forward_and_leave(x, regions, store))
     }
@@ -86,10 +84,14 @@ impl Linear {
             return self.forward(x, store);
         }
         let y = regions.leave(self.product(x, None, store));
-        match &self.bias {
-            Some(bias) => y + bias.val().unsqueeze(),
+        match self.bias() {
+            Some(bias) => y + bias.unsqueeze(),
             None => y,
         }
+    }
+
+    fn bias(&self) -> Option<Tensor<1>> {
+        self.bias.as_ref().map(|bias| bias.val())
     }
 
     fn product<const D: usize>(

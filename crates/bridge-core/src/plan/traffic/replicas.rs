@@ -16,8 +16,7 @@ impl Setup<'_> {
     /// The ranks over which gradients of a kind are reduced, and where optimizer state is sharded in several instances, the ranks with
     /// the same shard in the others.
     fn replica_groups(&self, replicas: ReplicaGroup) -> (GroupKind, Option<GroupKind>) {
-        let is_divided = self.sharding().divides_state() && self.config.ddp.num_distributed_optimizer_instances > 1;
-        match (replicas, is_divided) {
+        match (replicas, self.instances() > 1) {
             (ReplicaGroup::Dense, false) => (GroupKind::DataContext, None),
             (ReplicaGroup::Dense, true) => {
                 (GroupKind::DistributedOptimizer, Some(GroupKind::DistributedOptimizerReplicas))
