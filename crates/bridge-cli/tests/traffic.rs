@@ -211,3 +211,31 @@ fn people_see_both_sides() {
         assert!(text.contains(expected), "{expected} in {text}");
     }
 }
+
+/// Links of a gigabyte a second.
+const LINK: [&str; 2] = ["--link-gbps", "8"];
+
+/// A model of 3.4 million parameters, so that computing takes the time it takes in practice.
+const SMALL: [&str; 4] =
+    ["model.hidden_size=192", "model.ffn_hidden_size=512", "model.seq_length=128", "ddp.overlap_grad_reduce=true"];
+
+/// What part of its reduction a stage does not wait for.
+fn hidden(found: &Value, stage: usize) -> f64 {
+    let overlap = found["measured"]["gradient_overlap"].as_array().unwrap();
+    overlap[stage]["hidden"].as_f64().unwrap()
+}
+
+#[test]
+fn reductions_hide_behind_backward() {
+    let waits = tiny("2", "layers=8", &[&LINK[..], &SMALL, &["ddp.overlap_grad_reduce=false"]].concat());
+    assert!(hidden(&waits, 0) < 0.1, "without overlap all of it is waited for: {waits}");
+    let link = &waits["measured"]["gradient_overlap"][0]["link_seconds"];
+    let bytes = 4.0 * waits["parameters"]["total"].as_f64().unwrap();
+    assert!((link.as_f64().unwrap() - bytes / 1e9).abs() < 1e-9, "a ring of two moves each gradient once each way");
+    for more in [&[][..], &[OPTIMIZER], &["ddp.bucket_size=200000"], &GRADIENTS] {
+        // Other programs on the machine may hold up a measurement.
+        let share = || hidden(&tiny("2", "layers=8", &[&LINK[..], &SMALL, more].concat()), 0);
+        let best = (0..3).map(|_| share()).find(|share| *share >= 0.7);
+        assert!(best.is_some(), "{more:?}: less than 70% hides behind backward");
+    }
+}

@@ -1,10 +1,9 @@
-//! Runs of `recipes/tiny.toml` on many ranks: losses, loaders, ends, failures, overlap. What the files have in common is here and in `support`.
+//! Runs of `recipes/tiny.toml` on many ranks: losses, loaders, ends, failures. What the files have in common is here and in `support`.
 
 mod ends;
 mod failures;
 mod loaders;
 mod losses;
-mod overlap;
 #[cfg(feature = "mpi")]
 mod processes;
 #[path = "../support/mod.rs"]

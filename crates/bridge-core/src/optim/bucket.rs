@@ -161,6 +161,13 @@ pub enum BucketRule {
     One,
     /// When it has this many elements.
     Elements(usize),
+    /// When it has one part in so many of the chunk's elements, or `at_most` elements.
+    Share {
+        /// Parts.
+        of: usize,
+        /// Elements.
+        at_most: usize,
+    },
     /// When all parameters of a segment are in it.
     Segment,
 }
@@ -204,6 +211,14 @@ fn first_segment(group: &[&BucketParameter]) -> usize {
 fn groups(parameters: &[BucketParameter], rule: BucketRule) -> Vec<Vec<&BucketParameter>> {
     let mut order: Vec<&BucketParameter> = parameters.iter().rev().collect();
     order.sort_by_key(|parameter| std::cmp::Reverse(parameter.first_segment));
+    let limit = match rule {
+        BucketRule::One | BucketRule::Segment => usize::MAX,
+        BucketRule::Elements(limit) => limit,
+        BucketRule::Share { of, at_most } => {
+            let all: usize = parameters.iter().map(|parameter| parameter.num_elements).sum();
+            all.div_ceil(of).min(at_most)
+        }
+    };
     let mut groups = Vec::new();
     let mut open: [Vec<&BucketParameter>; 2] = [Vec::new(), Vec::new()];
     for parameter in order {
@@ -214,7 +229,7 @@ fn groups(parameters: &[BucketParameter], rule: BucketRule) -> Vec<Vec<&BucketPa
         }
         place.push(parameter);
         let elements: usize = place.iter().map(|parameter| parameter.num_elements).sum();
-        if matches!(rule, BucketRule::Elements(limit) if elements >= limit) {
+        if elements >= limit {
             groups.push(std::mem::take(place));
         }
     }
@@ -264,7 +279,13 @@ mod tests {
         assert_eq!(names, [vec!["d"], vec!["expert.c"], vec!["b", "a"]]);
         assert_eq!(found.iter().map(|b| b.first_segment).collect::<Vec<_>>(), [2, 1, 0]);
         assert_eq!(buckets(&parameters, BucketRule::One, ShardCounts { dense: 3, expert: 2 }).len(), 2);
-        for rule in [BucketRule::One, BucketRule::Elements(10), BucketRule::Segment] {
+        let fifth = BucketRule::Share { of: 5, at_most: 100 };
+        assert_eq!(
+            buckets(&parameters, fifth, ShardCounts { dense: 3, expert: 2 }).len(),
+            4,
+            "6 of 26 elements close one"
+        );
+        for rule in [BucketRule::One, BucketRule::Elements(10), BucketRule::Segment, fifth] {
             let counts = ShardCounts { dense: 3, expert: 2 };
             let whole: Vec<BucketSize> = buckets(&parameters, rule, counts)
                 .iter()

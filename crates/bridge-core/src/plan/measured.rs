@@ -6,13 +6,14 @@ use bridge_dist::comm::counting::{Count, Counts, Operation};
 use serde::Serialize;
 
 use super::traffic::operation_name;
-use super::{Plan, StagePlan};
+use super::{Plan, StagePlan, TrafficKind};
+use crate::optim::ReductionTimes;
 
 /// Relative difference of memory that counts as none: parts of tensors that do not divide.
 const MEMORY_TOLERANCE: f64 = 0.02;
 
 /// What one rank was seen to do in a step, and what it holds.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RankMeasurement {
     /// Rank in the world.
     pub rank: usize,
@@ -24,6 +25,10 @@ pub struct RankMeasurement {
     pub parameter_bytes: u64,
     /// Bytes of optimizer state.
     pub optimizer_bytes: u64,
+    /// The lowest rank of those that reduce gradients together with this one.
+    pub first_replica: usize,
+    /// How long that took in each step but the first.
+    pub reductions: Vec<ReductionTimes>,
 }
 
 /// How a plan and a measurement agree.
@@ -33,6 +38,22 @@ pub struct Comparison {
     pub matches: bool,
     /// By pipeline stage.
     pub stages: Vec<StageComparison>,
+    /// How much of the reduction of gradients hides behind backward, by pipeline stage; empty unless the ranks had links of a given rate.
+    pub gradient_overlap: Vec<GradientOverlap>,
+}
+
+/// The reduction of a stage's gradients on links of a given rate.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct GradientOverlap {
+    /// Rank in the pipeline.
+    pub stage: usize,
+    /// Seconds that the link of a rank is busy with gradients in a step: the plan's bytes at the link's rate.
+    pub link_seconds: f64,
+    /// Seconds of a step in which ranks wait for reduced gradients and do nothing else; the median over the steps. Of ranks that reduce
+    /// together the one that waits least counts: the others have to wait until it comes, with any link.
+    pub exposed_seconds: f64,
+    /// Share of the time on the link that is not waited for, `0..=1`.
+    pub hidden: f64,
 }
 
 /// The ranks of one stage.
@@ -93,16 +114,48 @@ pub struct MemoryComparison {
 }
 
 impl Plan {
-    /// Compares the plan with what all ranks of its layout were seen to do.
-    pub fn compare(&self, ranks: &[RankMeasurement]) -> Comparison {
+    /// Compares the plan with what all ranks of its layout were seen to do, behind links of `link_gbps` gigabits a second if they were.
+    pub fn compare(&self, ranks: &[RankMeasurement], link_gbps: Option<f64>) -> Comparison {
         let stages: Vec<StageComparison> = self.stages.iter().map(|stage| compare(stage, ranks)).collect();
         let ranks_of_stage = self.layout.world_size / self.layout.pipeline;
         let stage_matches = |stage: &StageComparison| {
             let memory = stage.parameters.matches && stage.optimizer.matches;
             stage.ranks.len() == ranks_of_stage && memory && stage.traffic.iter().all(|traffic| traffic.matches)
         };
-        Comparison { matches: stages.iter().all(stage_matches), stages }
+        let overlap = |gbps| self.stages.iter().filter_map(move |stage| gradient_overlap(stage, ranks, gbps));
+        let gradient_overlap = link_gbps.into_iter().flat_map(overlap).collect();
+        Comparison { matches: stages.iter().all(stage_matches), stages, gradient_overlap }
     }
+}
+
+/// `None` for a stage that reduces nothing.
+fn gradient_overlap(plan: &StagePlan, ranks: &[RankMeasurement], link_gbps: f64) -> Option<GradientOverlap> {
+    let gradients = plan.traffic.iter().filter(|traffic| traffic.kind == TrafficKind::Gradients);
+    let link_seconds = gradients.map(|traffic| traffic.wire_bytes).sum::<f64>() * 8.0 / (link_gbps * 1e9);
+    let ranks: Vec<&RankMeasurement> = ranks.iter().filter(|rank| rank.stage == plan.stage).collect();
+    let exposed_seconds = median(exposed_by_step(&ranks))?;
+    let hidden = (1.0 - exposed_seconds / link_seconds).clamp(0.0, 1.0);
+    (link_seconds > 0.0).then_some(GradientOverlap { stage: plan.stage, link_seconds, exposed_seconds, hidden })
+}
+
+/// For each step, the least wait among ranks that reduce together, and of several such groups the longest.
+fn exposed_by_step(ranks: &[&RankMeasurement]) -> Vec<f64> {
+    let steps = ranks.iter().map(|rank| rank.reductions.len()).min().unwrap_or(0);
+    let exposed = |step: usize| {
+        let mut least: BTreeMap<usize, f64> = BTreeMap::new();
+        for rank in ranks {
+            let waited = rank.reductions[step].exposed.as_secs_f64();
+            least.entry(rank.first_replica).and_modify(|least| *least = least.min(waited)).or_insert(waited);
+        }
+        least.into_values().fold(0.0, f64::max)
+    };
+    (0..steps).map(exposed).collect()
+}
+
+fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    let (upper, lower) = (values.get(values.len() / 2)?, values.get((values.len() - 1) / 2)?);
+    Some(f64::midpoint(*lower, *upper))
 }
 
 fn compare(plan: &StagePlan, ranks: &[RankMeasurement]) -> StageComparison {
@@ -149,6 +202,8 @@ fn compare_memory(planned: u64, measured: Vec<u64>) -> MemoryComparison {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -163,6 +218,24 @@ mod tests {
         assert!(!matches(Operation::AllToAll, &[10, 11]));
         let seldom = vec![Amount { operations: 1, bytes: 10 }, planned];
         assert!(!compare_traffic(&("ep".to_owned(), Operation::AllToAll), planned, seldom).matches);
+    }
+
+    #[test]
+    fn of_ranks_that_reduce_together_the_last_to_come_counts() {
+        let rank = |first_replica, exposed: &[u64]| RankMeasurement {
+            first_replica,
+            reductions: exposed
+                .iter()
+                .map(|millis| ReductionTimes { exposed: Duration::from_millis(*millis), ..ReductionTimes::default() })
+                .collect(),
+            ..RankMeasurement::default()
+        };
+        let ranks = [rank(0, &[5, 0, 9]), rank(1, &[0, 0, 0]), rank(0, &[2, 30, 8]), rank(1, &[3, 1, 1])];
+        let exposed = exposed_by_step(&ranks.iter().collect::<Vec<_>>());
+        assert_eq!(exposed, [0.002, 0.0, 0.008]);
+        assert_eq!(median(exposed), Some(0.002));
+        assert_eq!(median(vec![4.0, 1.0]), Some(2.5));
+        assert_eq!(median(Vec::new()), None);
     }
 
     #[test]

@@ -32,7 +32,9 @@ use serde::Serialize;
 use crate::config::RunConfig;
 
 pub use estimate::{Estimate, Rates};
-pub use measured::{Amount, Comparison, MemoryComparison, RankMeasurement, StageComparison, TrafficComparison};
+pub use measured::{
+    Amount, Comparison, GradientOverlap, MemoryComparison, RankMeasurement, StageComparison, TrafficComparison,
+};
 pub use memory::Memory;
 pub use parameters::{ParameterCounts, ParameterKind};
 pub use pipeline::{BubbleSource, Pipeline};

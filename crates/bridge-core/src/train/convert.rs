@@ -32,16 +32,19 @@ pub(super) fn grad_reduce_in_fp32(config: &RunConfig) -> bool {
     config.ddp.grad_reduce_in_fp32
 }
 
-/// Bucket size of data-parallel reductions where the recipe gives none, in elements: Megatron's default.
-fn default_bucket_size(data_parallel_size: usize) -> usize {
-    (1_000_000 * data_parallel_size).max(40_000_000)
+/// Where the recipe gives no bucket size: Megatron's default, in elements, but several buckets also for a model that is smaller than that.
+fn default_bucket_rule(data_parallel_size: usize) -> BucketRule {
+    BucketRule::Share { of: DEFAULT_BUCKETS, at_most: (1_000_000 * data_parallel_size).max(40_000_000) }
 }
+
+/// At least so many buckets by default: what the last one takes hides behind nothing.
+const DEFAULT_BUCKETS: usize = 8;
 
 pub(crate) fn distribution(config: &RunConfig) -> DistributionSettings {
     let (ddp, replicas) = (&config.ddp, config.parallel.data * config.parallel.context);
     // Small buckets only help to start early; without overlap there is one.
     let bucket_rule = if ddp.overlap_grad_reduce || ddp.overlap_param_gather {
-        BucketRule::Elements(ddp.bucket_size.unwrap_or_else(|| default_bucket_size(replicas)))
+        ddp.bucket_size.map_or_else(|| default_bucket_rule(replicas), BucketRule::Elements)
     } else {
         BucketRule::One
     };
@@ -68,9 +71,9 @@ pub(crate) fn cuts(config: &RunConfig) -> Cuts {
     let has_replicas = config.parallel.data * config.parallel.context > 1;
     match sharding(config) {
         Sharding::Full => Cuts::EachLayerRecomputed,
-        // Gradients are reduced layer by layer, so that they are not all whole at once.
-        Sharding::Gradients => Cuts::EachLayer,
-        _ if has_replicas && config.ddp.overlap_grad_reduce => Cuts::EachLayer,
+        // Gradients are reduced segment by segment, so that they are not all whole at once.
+        Sharding::Gradients => Cuts::EachSegment,
+        _ if has_replicas && config.ddp.overlap_grad_reduce => Cuts::EachSegment,
         _ => Cuts::AsNeeded,
     }
 }

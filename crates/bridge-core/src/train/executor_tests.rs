@@ -46,9 +46,9 @@ fn recomputing_changes_nothing() {
             (Recompute::Uniform { layers: 2 }, Cuts::AsNeeded),
             (Recompute::Uniform { layers: 9 }, Cuts::AsNeeded),
             (Recompute::Block { layers: 3 }, Cuts::AsNeeded),
-            (Recompute::Block { layers: 3 }, Cuts::EachLayer),
+            (Recompute::Block { layers: 3 }, Cuts::EachSegment),
             (Recompute::Selective(vec![SegmentRole::Mlp]), Cuts::AsNeeded),
-            (Recompute::Off, Cuts::EachLayer),
+            (Recompute::Off, Cuts::EachSegment),
             (Recompute::Off, Cuts::EachLayerRecomputed),
         ] {
             let (again, found) = gradients(&recompute, cuts, dtype);

@@ -2,10 +2,11 @@
 //! [`crate::plan`].
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bridge_dist::comm::Group;
 use bridge_dist::comm::counting::{CountingCommunicator, Counts, Ledger};
+use bridge_dist::comm::throttled::ThrottledCommunicator;
 use bridge_dist::mesh::ProcessGroups;
 
 use super::callbacks::Callback;
@@ -20,16 +21,24 @@ use crate::config::{
     OptimizerConfig, Precision, ProfilingConfig, RawConfig, RunConfig, SchedulerConfig, TokenizerConfig, TokenizerType,
     TrainingConfig, ValidationConfig,
 };
+use crate::optim::ReductionTimes;
 use crate::plan::RankMeasurement;
 
-/// Steps of a measuring run: the first differs (groups are made, nothing was gathered ahead), the last is measured.
+/// Steps of a measuring run: the first differs (groups are made, nothing was gathered ahead), of the last, operations are counted.
 const STEPS: usize = 3;
+/// Steps where times are measured too.
+const TIMED_STEPS: usize = 11;
 
 /// The recipe of a short run with the model, layout and batch of `recipe`, and nothing else that costs time or leaves traces: mock data,
 /// no evaluation, no checkpoints, logs in `folder`.
 ///
-/// `padded_vocab_size` is that of the plan, which may know it without a tokenizer.
-pub fn measuring_recipe(recipe: &RawConfig, padded_vocab_size: usize, folder: &Path) -> RawConfig {
+/// `padded_vocab_size` is that of the plan, which may know it without a tokenizer. With a link, [`measure`] takes times, of more steps.
+pub fn measuring_recipe(
+    recipe: &RawConfig,
+    padded_vocab_size: usize,
+    link_gbps: Option<f64>,
+    folder: &Path,
+) -> RawConfig {
     let mut short = recipe.clone();
     let train = &recipe.train;
     short.train = TrainingConfig {
@@ -37,7 +46,7 @@ pub fn measuring_recipe(recipe: &RawConfig, padded_vocab_size: usize, folder: &P
         global_batch_size: train.global_batch_size,
         decrease_batch_size_if_needed: train.decrease_batch_size_if_needed,
         num_threads: train.num_threads,
-        train_iters: Some(STEPS),
+        train_iters: Some(if link_gbps.is_some() { TIMED_STEPS } else { STEPS }),
         ..TrainingConfig::default()
     };
     short.validation = ValidationConfig { eval_iters: Some(0), ..ValidationConfig::default() };
@@ -95,52 +104,74 @@ fn scale_losses_by_one(recipe: &mut RawConfig) {
     }
 }
 
-/// Trains a [`measuring_recipe`] on ranks that are threads, and returns for each rank what it communicated in the last step and what it
-/// holds. `options` makes the options of one rank.
+/// Trains a [`measuring_recipe`] on ranks that are threads, and returns for each rank what it communicated in the last step, what it
+/// holds, and how long it waited for gradients. With `link_gbps`, each rank can send that many gigabits a second and no more
+/// ([`ThrottledCommunicator`]). `options` makes the options of one rank.
 ///
 /// # Errors
 /// As [`pretrain`].
 pub fn measure(
     config: &RunConfig,
+    link_gbps: Option<f64>,
     options: impl Fn(ProcessGroups) -> RunOptions + Sync,
 ) -> Result<Vec<RankMeasurement>, TrainError> {
     let ledgers: Vec<Ledger> = (0..config.parallel.world_size).map(|_| Ledger::default()).collect();
     let wrap = |world: Group| -> Group {
         let ledger = ledgers[world.rank()].clone();
-        Arc::new(CountingCommunicator::new(world, ledger))
+        let link: Group = match link_gbps {
+            Some(gbps) => Arc::new(ThrottledCommunicator::new(world, gbps * 1e9 / 8.0)),
+            None => world,
+        };
+        Arc::new(CountingCommunicator::new(link, ledger))
     };
     run_on_wrapped_threads(config, rank_timeout(config), wrap, |groups| {
         let (rank, stage) = (groups.world().rank(), groups.pipeline().rank());
-        let last_step = LastStep { ledger: ledgers[rank].clone(), counts: Arc::default() };
+        let first_replica = groups.data_context().world_ranks()[0];
+        let steps = Steps { ledger: ledgers[rank].clone(), seen: Arc::default() };
         let mut options = options(groups);
-        options.callbacks.push(Box::new(last_step.clone()));
+        options.callbacks.push(Box::new(steps.clone()));
         let report = pretrain(config.clone(), options)?;
         let HeldBytes { parameters, optimizer } = report.run.held_bytes();
+        let Seen { traffic, reductions } = steps.seen();
         Ok(RankMeasurement {
             rank,
             stage,
-            traffic: last_step.counts(),
+            traffic,
             parameter_bytes: parameters,
             optimizer_bytes: optimizer,
+            first_replica,
+            reductions: reductions.into_iter().skip(1).collect(),
         })
     })
 }
 
-/// Remembers what was counted between the ends of the last two steps.
+/// Remembers what was counted between the ends of the last two steps, and the times of all.
 #[derive(Clone)]
-struct LastStep {
+struct Steps {
     ledger: Ledger,
-    counts: Arc<Mutex<Counts>>,
+    seen: Arc<Mutex<Seen>>,
 }
 
-impl LastStep {
-    fn counts(&self) -> Counts {
-        self.counts.lock().unwrap_or_else(PoisonError::into_inner).clone()
+#[derive(Clone, Default)]
+struct Seen {
+    traffic: Counts,
+    reductions: Vec<ReductionTimes>,
+}
+
+impl Steps {
+    fn lock(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn seen(&self) -> Seen {
+        self.lock().clone()
     }
 }
 
-impl Callback for LastStep {
-    fn on_step_end(&mut self, _state: &GlobalState, _step: &StepReport) {
-        *self.counts.lock().unwrap_or_else(PoisonError::into_inner) = self.ledger.take();
+impl Callback for Steps {
+    fn on_step_end(&mut self, _state: &GlobalState, step: &StepReport) {
+        let mut seen = self.lock();
+        seen.traffic = self.ledger.take();
+        seen.reductions.push(step.grads_reduction);
     }
 }

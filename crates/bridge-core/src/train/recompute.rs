@@ -38,8 +38,8 @@ pub enum Cuts {
     /// Nowhere.
     #[default]
     AsNeeded,
-    /// Between all layers, so that the gradients of one are complete while others still run backward.
-    EachLayer,
+    /// Between all segments, so that the gradients of one are complete while others still run backward.
+    EachSegment,
     /// Between all layers, and each (and the embedding) is recomputed, so that its parameters need not stay.
     EachLayerRecomputed,
 }
@@ -60,17 +60,17 @@ pub fn plan(segments: &[Segment], recompute: &Recompute, cuts: Cuts) -> Vec<Regi
             }
         }
     };
-    let key = |segment: &Segment| -> Key {
+    let key = |index: usize, segment: &Segment| -> Key {
         match (recomputed(segment), cuts) {
             (Some(group), _) => Key::Recomputed(group),
             (None, Cuts::AsNeeded) => Key::Kept(None),
-            (None, Cuts::EachLayer) => Key::Kept(segment.layer),
+            (None, Cuts::EachSegment) => Key::Kept(Some(index)),
             (None, Cuts::EachLayerRecomputed) => Key::RecomputedLayer(segment.layer),
         }
     };
     let mut regions: Vec<(Key, Region)> = Vec::new();
     for (index, segment) in segments.iter().enumerate() {
-        let key = key(segment);
+        let key = key(index, segment);
         match regions.last_mut() {
             Some((last, region)) if *last == key => region.segments.end = index + 1,
             _ => {
@@ -85,7 +85,7 @@ pub fn plan(segments: &[Segment], recompute: &Recompute, cuts: Cuts) -> Vec<Regi
 /// What segments of one region have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Key {
-    /// Their graph is kept; the layer, where layers are cut.
+    /// Their graph is kept; the segment, where each is cut off.
     Kept(Option<usize>),
     /// They are recomputed together.
     Recomputed(usize),
@@ -125,14 +125,15 @@ mod tests {
     }
 
     #[test]
-    fn layers_are_cut_for_ranks() {
+    fn segments_and_layers_are_cut_for_ranks() {
         let segments = |cuts| -> Vec<(Range<usize>, bool)> {
             let regions = plan(&decoder(4..6), &Recompute::Off, cuts);
             regions.into_iter().map(|region| (region.segments, region.recomputed)).collect()
         };
-        assert_eq!(segments(Cuts::EachLayer), [(0..1, false), (1..3, false), (3..5, false), (5..6, false)]);
+        assert_eq!(segments(Cuts::EachSegment), [0..1, 1..2, 2..3, 3..4, 4..5, 5..6].map(|one| (one, false)));
         assert_eq!(segments(Cuts::EachLayerRecomputed), [(0..1, true), (1..3, true), (3..5, true), (5..6, true)]);
-        let mixed = plan(&decoder(4..6), &Recompute::Selective(vec![SegmentRole::Mlp]), Cuts::EachLayer);
-        assert_eq!(mixed.len(), 6);
+        let mixed = plan(&decoder(4..6), &Recompute::Selective(vec![SegmentRole::Mlp]), Cuts::EachSegment);
+        let recomputed: Vec<bool> = mixed.into_iter().map(|region| region.recomputed).collect();
+        assert_eq!(recomputed, [false, false, true, false, true, false]);
     }
 }

@@ -3,22 +3,22 @@
 use std::ops::RangeInclusive;
 
 use bridge_core::config::{RawConfig, World};
-use bridge_core::plan::{Comparison, MemoryComparison, Plan, StageComparison, TrafficComparison};
+use bridge_core::plan::{Comparison, GradientOverlap, MemoryComparison, Plan, StageComparison, TrafficComparison};
 use bridge_core::train::{Console, RunOptions, measure, measuring_recipe};
 use bridge_models::registry;
 
-use super::text::{Table, bytes};
+use super::text::{Table, bytes, seconds};
 use crate::failure::Failure;
 use crate::output::line;
 
-/// Runs a few steps of `recipe` as it was planned.
-pub fn compare(recipe: &RawConfig, plan: &Plan) -> Result<Comparison, Failure> {
+/// Runs a few steps of `recipe` as it was planned, on links of `link_gbps` gigabits a second, if given.
+pub fn compare(recipe: &RawConfig, plan: &Plan, link_gbps: Option<f64>) -> Result<Comparison, Failure> {
     let folder = tempfile::tempdir().map_err(Failure::run)?;
-    let short = measuring_recipe(recipe, plan.batch.padded_vocab_size as usize, folder.path());
+    let short = measuring_recipe(recipe, plan.batch.padded_vocab_size as usize, link_gbps, folder.path());
     let config = short.finalize(&World { size: plan.layout.world_size })?;
-    let ranks =
-        measure(&config, |groups| RunOptions { groups, console: Console::Silent, ..RunOptions::new(registry()) })?;
-    Ok(plan.compare(&ranks))
+    let options = |groups| RunOptions { groups, console: Console::Silent, ..RunOptions::new(registry()) };
+    let ranks = measure(&config, link_gbps, options)?;
+    Ok(plan.compare(&ranks, link_gbps))
 }
 
 /// Prints a comparison.
@@ -32,7 +32,20 @@ pub fn print(comparison: &Comparison) {
         table.rows.extend(memory.map(|(what, memory)| memory_row(stage, what, memory)));
     }
     table.print();
+    print_overlap(&comparison.gradient_overlap);
     line(if comparison.matches { "the run does what was planned" } else { "the run does something else" });
+}
+
+fn print_overlap(stages: &[GradientOverlap]) {
+    if stages.is_empty() {
+        return;
+    }
+    let mut table = Table::new(&["stage", "gradients on the link", "waited for", "hidden"]);
+    table.rows.extend(stages.iter().map(|overlap| {
+        let hidden = format!("{:.0}%", 100.0 * overlap.hidden);
+        vec![overlap.stage.to_string(), seconds(overlap.link_seconds), seconds(overlap.exposed_seconds), hidden]
+    }));
+    table.print();
 }
 
 fn traffic_row(stage: &StageComparison, traffic: &TrafficComparison) -> Vec<String> {

@@ -33,7 +33,8 @@ pub struct Arguments {
     #[arg(long, value_enum)]
     schedule: Option<Schedule>,
     /// Train the recipe's model for a few steps on mock data, on as many threads as there are ranks, count what they communicate and hold,
-    /// and compare. Exits with 1 where that differs.
+    /// and compare. Exits with 1 where that differs. With `--link-gbps` ranks can send that much and no more, and it says how much of the
+    /// reduction of gradients hides behind backward.
     #[arg(long, conflicts_with = "layout")]
     measure: bool,
     /// Print JSON.
@@ -53,13 +54,13 @@ struct RateArguments {
     #[arg(long, value_parser = share, default_value_t = 1.0, requires = "device_tflops")]
     device_efficiency: f64,
     /// Gigabits per second that a rank can send to another node.
-    #[arg(long, value_parser = rate, requires = "device_tflops")]
+    #[arg(long, value_parser = rate)]
     link_gbps: Option<f64>,
     /// Gigabits per second that a rank can send inside its node; without it, as between nodes.
-    #[arg(long, value_parser = rate, requires = "intra_node")]
+    #[arg(long, value_parser = rate, requires_all = ["intra_node", "device_tflops"])]
     intra_link_gbps: Option<f64>,
     /// Ranks of a node.
-    #[arg(long, value_parser = positive, default_value_t = 1, requires = "link_gbps")]
+    #[arg(long, value_parser = positive, default_value_t = 1, requires = "device_tflops")]
     intra_node: usize,
 }
 
@@ -149,6 +150,9 @@ fn greatest_common_divisor(a: usize, b: usize) -> usize {
 
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
+    if arguments.rates.link_gbps.is_some() && arguments.rates.device_tflops.is_none() && !arguments.measure {
+        return Err(Failure::input("--link-gbps is for an estimate, with --device-tflops, or for --measure"));
+    }
     if arguments.layout.is_empty() {
         let planned = arguments.plan(&Layout::default())?;
         return if arguments.measure { measure(arguments, planned) } else { print(arguments, &planned) };
@@ -181,7 +185,7 @@ fn print(arguments: &Arguments, planned: &Planned) -> Result<u8, Failure> {
 
 /// Prints the plan with what a short run does. Returns the exit code.
 fn measure(arguments: &Arguments, planned: Planned) -> Result<u8, Failure> {
-    let comparison = measured::compare(&planned.recipe, &planned.plan)?;
+    let comparison = measured::compare(&planned.recipe, &planned.plan, arguments.rates.link_gbps)?;
     if arguments.json {
         let mut value = to_json(&planned)?;
         value["measured"] = serde_json::to_value(&comparison).map_err(Failure::run)?;

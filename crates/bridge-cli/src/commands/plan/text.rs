@@ -214,7 +214,8 @@ pub fn bytes(count: u64) -> String {
     }
 }
 
-fn seconds(time: f64) -> String {
+/// A time with a unit of thousands: `13.80 ms`.
+pub fn seconds(time: f64) -> String {
     let units = [(1.0, "s"), (1e-3, "ms"), (1e-6, "us")];
     match units.into_iter().find(|(size, _)| time >= *size) {
         Some((size, unit)) => format!("{:.2} {unit}", time / size),
