@@ -7,7 +7,7 @@ use bridge_core::config::{
     load, load_with,
 };
 use bridge_core::logging::scientific;
-use bridge_core::train::{DeviceError, schedule_of, select_device};
+use bridge_core::train::{DeviceError, check_device_name, schedule_of};
 use bridge_models::registry;
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, Subcommand};
@@ -116,15 +116,16 @@ fn check(recipe: &Recipe) -> Result<u8, Failure> {
 
 /// Whether this build can train on the recipe's device.
 fn device_is_usable(raw: &RawConfig) -> Vec<ConfigError> {
-    let error = match select_device(&raw.device) {
-        Ok(_) => return Vec::new(),
+    let error = match check_device_name(&raw.device) {
+        Ok(()) => return Vec::new(),
         Err(DeviceError::NotCompiledIn { feature, .. }) => {
             let message = format!("needs the cargo feature `{feature}`, which this build does not have");
             ConfigError::new(ErrorKind::NotImplemented, "device", message).with_hint(format!(
                 "build with `--features {feature}`; `cargo xtask train RECIPE --device {feature}` does it"
             ))
         }
-        Err(DeviceError::Unknown { hint, .. }) => {
+        Err(error) => {
+            let hint = if let DeviceError::Unknown { hint, .. } = error { hint } else { String::new() };
             ConfigError::new(ErrorKind::WrongType, "device", format!("there is no such device{hint}"))
         }
     };

@@ -7,7 +7,7 @@ use bridge_core::config::{RawConfig, RunConfig, World};
 use bridge_core::tokenizer::Tokenizer;
 use bridge_core::train::{
     Console, ExitReason, RunOptions, RunReport, TrainError, WatchSignals, pretrain, process_groups, rank_timeout,
-    run_on_threads, select_device,
+    run_on_threads,
 };
 use bridge_dist::comm::{Communicator, Group};
 use bridge_dist::mesh::ProcessGroups;
@@ -176,7 +176,7 @@ impl Arguments {
                 line("no sample: the model is spread over ranks; `bridge generate` takes its checkpoint");
                 return Ok(exit_code(report));
             }
-            let device = select_device(&report.run.config.device).map_err(Failure::input)?;
+            let device = report.run.device().clone().without_autodiff();
             let sampling = if generate.temperature == 0.0 {
                 Sampling::Greedy
             } else {

@@ -3,8 +3,9 @@
 
 use burn::tensor::FloatDType;
 
-use super::TrainError;
+use super::device::LocalRank;
 use super::recompute::{Cuts, Recompute};
+use super::{TrainError, ranks};
 use crate::config::{self, RunConfig};
 use crate::logging::{TimeUnit, TimingLogLevel, TimingLogOption};
 use crate::model::SegmentRole;
@@ -201,7 +202,7 @@ pub(super) fn loss_scaler(config: &RunConfig) -> Result<LossScaler, TrainError> 
     })
 }
 
-pub(super) fn rerun(config: &RunConfig, rank: usize) -> RerunConfig {
+pub(super) fn rerun(config: &RunConfig, rank: usize, place: LocalRank) -> RerunConfig {
     let settings = &config.rerun_state_machine;
     RerunConfig {
         mode: match settings.rerun_mode {
@@ -218,19 +219,17 @@ pub(super) fn rerun(config: &RunConfig, rank: usize) -> RerunConfig {
             },
             seed: config.rng.seed,
         },
-        placement: Placement { rank, node: host_name(), device: device_index(&config.device) },
+        placement: Placement {
+            rank,
+            node: ranks::host_name(),
+            device: device_index(&config.device).unwrap_or(place.rank),
+        },
     }
 }
 
-/// This machine's name; empty where the system does not say.
-fn host_name() -> String {
-    let from_kernel = std::fs::read_to_string("/proc/sys/kernel/hostname").ok();
-    from_kernel.or_else(|| std::env::var("HOSTNAME").ok()).unwrap_or_default().trim().to_owned()
-}
-
-/// N of a device called `kind:N`; 0 without one.
-fn device_index(device: &str) -> usize {
-    device.split_once(':').and_then(|(_, index)| index.parse().ok()).unwrap_or(0)
+/// N of a device called `kind:N`.
+fn device_index(device: &str) -> Option<usize> {
+    device.split_once(':').and_then(|(_, index)| index.parse().ok())
 }
 
 pub(super) fn loss_checks(config: &RunConfig) -> LossChecks {

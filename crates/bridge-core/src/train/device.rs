@@ -1,6 +1,10 @@
 //! From the recipe's `device` to a Burn device, among those compiled in.
 
 use burn::tensor::Device;
+#[cfg(any(feature = "wgpu", feature = "vulkan"))]
+use burn::tensor::DeviceKind;
+#[cfg(any(feature = "cuda", feature = "wgpu", feature = "vulkan"))]
+use burn::tensor::DeviceType;
 
 /// Why a device cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -24,57 +28,164 @@ pub enum DeviceError {
         /// The feature to build with.
         feature: String,
     },
+    /// The machine has no such device.
+    #[error("device: `{found}` is not on this machine: of that kind there are {count}, numbered from 0")]
+    Absent {
+        /// What the recipe says.
+        found: String,
+        /// Devices of that kind.
+        count: usize,
+    },
+    /// The machine has fewer devices than ranks.
+    #[error(
+        "device: each of the {} ranks on this machine takes a `{found}` device of its own, and there are {count}, so rank {} of them has \
+         none: start fewer, or let them share one with `{found}:0`",
+        place.size, place.rank
+    )]
+    TooFew {
+        /// What the recipe says.
+        found: String,
+        /// The rank that has none.
+        place: LocalRank,
+        /// Devices of that kind.
+        count: usize,
+    },
+}
+
+/// A rank among those of its machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LocalRank {
+    /// Its number, from 0.
+    pub rank: usize,
+    /// How many there are.
+    pub size: usize,
+}
+
+impl LocalRank {
+    /// The only one.
+    pub const ALONE: Self = Self { rank: 0, size: 1 };
 }
 
 /// The device called `name`, without autodiff.
 ///
 /// # Errors
-/// If the name is unknown or its back end is not part of this build.
+/// If the name is unknown, its back end is not part of this build, or this machine has no such device.
 pub fn select_device(name: &str) -> Result<Device, DeviceError> {
-    let unknown = |hint: String| DeviceError::Unknown { found: name.to_owned(), hint };
-    let (kind, index) = match name.split_once(':') {
-        Some((kind, index)) => (kind, index.parse().map_err(|_| unknown(String::new()))?),
-        None => (name, 0_usize),
+    select_device_of_rank(name, LocalRank::ALONE)
+}
+
+/// The device called `name`, without autodiff, for one of the ranks of a machine. Without a number in the name each rank has a device of
+/// its own, the one of its number; with a number all ranks share that one.
+///
+/// # Errors
+/// As [`select_device`], or if there are fewer devices than ranks.
+pub fn select_device_of_rank(name: &str, place: LocalRank) -> Result<Device, DeviceError> {
+    let choice = Choice::parse(name)?;
+    let index = match (choice.kind, choice.index) {
+        (Kind::Processor, _) => return Ok(Device::flex()),
+        (_, Some(index)) => index,
+        (kind, None) if place.size == 1 => return usual_device(kind, name),
+        (_, None) => place.rank,
     };
-    match kind {
-        "flex" | "cpu" => {
-            if index != 0 {
-                return Err(unknown("; the CPU is one device".into()));
+    let devices = devices(choice.kind);
+    let count = devices.len();
+    devices.into_iter().nth(index).ok_or_else(|| match choice.index {
+        Some(_) => DeviceError::Absent { found: name.to_owned(), count },
+        None => DeviceError::TooFew { found: name.to_owned(), place, count },
+    })
+}
+
+/// Checks that `name` is one of ours and that this build has its back end. Which devices this machine has is not asked.
+///
+/// # Errors
+/// If not.
+pub fn check_device_name(name: &str) -> Result<(), DeviceError> {
+    Choice::parse(name).map(drop)
+}
+
+/// What a name of a device says.
+#[derive(Clone, Copy)]
+struct Choice {
+    kind: Kind,
+    index: Option<usize>,
+}
+
+/// A back end.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Processor,
+    Cuda,
+    Wgpu,
+    Vulkan,
+}
+
+impl Kind {
+    const fn is_compiled_in(self) -> bool {
+        match self {
+            Self::Processor => true,
+            Self::Cuda => cfg!(feature = "cuda"),
+            Self::Wgpu => cfg!(feature = "wgpu"),
+            Self::Vulkan => cfg!(feature = "vulkan"),
+        }
+    }
+}
+
+impl Choice {
+    fn parse(name: &str) -> Result<Self, DeviceError> {
+        let unknown = |hint: String| DeviceError::Unknown { found: name.to_owned(), hint };
+        let (kind, index) = match name.split_once(':') {
+            Some((kind, index)) => (kind, Some(index.parse().map_err(|_| unknown(String::new()))?)),
+            None => (name, None),
+        };
+        let choice = match kind {
+            "flex" | "cpu" if index.unwrap_or(0) != 0 => return Err(unknown("; the CPU is one device".into())),
+            "flex" | "cpu" => Kind::Processor,
+            "cuda" => Kind::Cuda,
+            "wgpu" => Kind::Wgpu,
+            "vulkan" => Kind::Vulkan,
+            _ => {
+                let names = ["flex", "cpu", "cuda", "wgpu", "vulkan"];
+                let nearest = names
+                    .into_iter()
+                    .max_by(|a, b| strsim::jaro_winkler(a, kind).total_cmp(&strsim::jaro_winkler(b, kind)));
+                let near = nearest.filter(|n| strsim::jaro_winkler(n, kind) > 0.7);
+                return Err(unknown(near.map(|n| format!("; did you mean `{n}`?")).unwrap_or_default()));
             }
-            Ok(Device::flex())
+        };
+        if !choice.is_compiled_in() {
+            return Err(DeviceError::NotCompiledIn { found: name.to_owned(), feature: kind.to_owned() });
         }
-        "cuda" | "wgpu" | "vulkan" => compiled_in(kind, index)
-            .ok_or_else(|| DeviceError::NotCompiledIn { found: name.to_owned(), feature: kind.to_owned() }),
-        _ => {
-            let names = ["flex", "cpu", "cuda", "wgpu", "vulkan"];
-            let nearest = names
-                .into_iter()
-                .max_by(|a, b| strsim::jaro_winkler(a, kind).total_cmp(&strsim::jaro_winkler(b, kind)));
-            let near = nearest.filter(|n| strsim::jaro_winkler(n, kind) > 0.7);
-            Err(unknown(near.map(|n| format!("; did you mean `{n}`?")).unwrap_or_default()))
-        }
+        Ok(Self { kind: choice, index })
     }
 }
 
-#[allow(unused_variables, reason = "without GPU features there is nothing to select")]
-fn compiled_in(kind: &str, index: usize) -> Option<Device> {
+/// The devices of a back end, by number.
+fn devices(kind: Kind) -> Vec<Device> {
     match kind {
+        Kind::Processor => vec![Device::flex()],
         #[cfg(feature = "cuda")]
-        "cuda" => Some(Device::cuda(index)),
+        Kind::Cuda => Device::enumerate(DeviceType::Cuda).into_vec(),
         #[cfg(feature = "wgpu")]
-        "wgpu" => Some(Device::wgpu(gpu(index))),
+        Kind::Wgpu => Device::enumerate(DeviceType::Wgpu).into_vec(),
         #[cfg(feature = "vulkan")]
-        "vulkan" => Some(Device::vulkan(gpu(index))),
-        _ => None,
+        Kind::Vulkan => Device::enumerate(DeviceType::Vulkan).into_vec(),
+        #[allow(unreachable_patterns, reason = "a build with all back ends has them all")]
+        _ => Vec::new(),
     }
 }
 
-#[cfg(any(feature = "wgpu", feature = "vulkan"))]
-fn gpu(index: usize) -> burn::tensor::DeviceKind {
-    match index {
-        0 => burn::tensor::DeviceKind::DefaultDevice,
-        index => burn::tensor::DeviceKind::DiscreteGpu(index),
-    }
+/// The device of a rank that has the machine for itself, where none is named by number.
+fn usual_device(kind: Kind, name: &str) -> Result<Device, DeviceError> {
+    let absent = DeviceError::Absent { found: name.to_owned(), count: 0 };
+    let first = devices(kind).into_iter().next().ok_or(absent)?;
+    Ok(match kind {
+        // Graphics adapters have an order of preference, and a variable that overrides it.
+        #[cfg(feature = "wgpu")]
+        Kind::Wgpu => Device::wgpu(DeviceKind::DefaultDevice),
+        #[cfg(feature = "vulkan")]
+        Kind::Vulkan => Device::vulkan(DeviceKind::DefaultDevice),
+        _ => first,
+    })
 }
 
 #[cfg(test)]
@@ -88,7 +199,22 @@ mod tests {
         assert!(select_device("flex:1").is_err());
         let error = select_device("flx").unwrap_err().to_string();
         assert!(error.contains("did you mean `flex`"), "{error}");
+        assert!(check_device_name("cpu").is_ok());
+        assert!(check_device_name("wgup").unwrap_err().to_string().contains("did you mean `wgpu`"));
         #[cfg(not(feature = "cuda"))]
         assert!(select_device("cuda:3").unwrap_err().to_string().contains("--features cuda"));
+    }
+
+    #[test]
+    fn ranks_share_the_processor() {
+        let of = |rank| select_device_of_rank("flex", LocalRank { rank, size: 3 }).unwrap();
+        assert_eq!((of(0), of(2)), (Device::flex(), Device::flex()));
+    }
+
+    #[test]
+    fn ranks_without_a_device_are_told_so() {
+        let error = DeviceError::TooFew { found: "cuda".into(), place: LocalRank { rank: 2, size: 4 }, count: 2 };
+        let expected = "each of the 4 ranks on this machine takes a `cuda` device of its own, and there are 2, so rank 2 of them has none";
+        assert!(error.to_string().contains(expected), "{error}");
     }
 }

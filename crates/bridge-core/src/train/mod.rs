@@ -56,7 +56,7 @@ pub(crate) use convert::{
 pub use callbacks::{Callback, CancelHandle, TrainEnd};
 pub use checkpointing::load_parameters;
 pub use data::RunData;
-pub use device::{DeviceError, select_device};
+pub use device::{DeviceError, LocalRank, check_device_name, select_device, select_device_of_rank};
 pub use error::TrainError;
 pub use evaluate::{EvaluationReport, Split, evaluate};
 pub use executor::{Around, Closures, Executor, InFlight, RegionHooks};

@@ -7,6 +7,7 @@ use bridge_dist::mesh::ProcessGroups;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::TrainError;
+use super::device::LocalRank;
 use super::forward_step::{Losses, Ratio};
 use crate::config::RunConfig;
 use crate::logging::TimerReport;
@@ -106,6 +107,27 @@ pub(super) fn first_alone<T>(
 /// Whether this is rank 0, the one that talks and writes logs.
 pub(super) fn is_first(groups: &ProcessGroups) -> bool {
     groups.world().rank() == 0
+}
+
+/// This rank's place among those on its machine. All ranks call this together.
+pub(super) fn local_rank(world: &Group) -> Result<LocalRank, CommError> {
+    if world.size() == 1 {
+        return Ok(LocalRank::ALONE);
+    }
+    // Containers share the kernel, and with it the number of its start, but not the name.
+    let started = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    // Bits, not a number: a hash has no sign.
+    let mine = xxh3_64(format!("{}\n{started}", host_name()).as_bytes()) as i64;
+    let mut all = vec![0_i64; world.size()];
+    world.all_gather((&[mine]).into(), (&mut all).into())?;
+    let here = |ranks: &[i64]| ranks.iter().filter(|machine| **machine == mine).count();
+    Ok(LocalRank { rank: here(&all[..world.rank()]), size: here(&all) })
+}
+
+/// This machine's name; empty where the system does not say.
+pub(super) fn host_name() -> String {
+    let from_kernel = std::fs::read_to_string("/proc/sys/kernel/hostname").ok();
+    from_kernel.or_else(|| std::env::var("HOSTNAME").ok()).unwrap_or_default().trim().to_owned()
 }
 
 /// Adds up figures over a group.

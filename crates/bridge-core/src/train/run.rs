@@ -100,6 +100,11 @@ impl TrainingRun {
         &self.chunks
     }
 
+    /// The device of this rank, with autodiff.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
     /// The data of the run, with its tokenizer.
     pub fn data(&self) -> &RunData {
         &self.data

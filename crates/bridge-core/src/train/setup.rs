@@ -11,7 +11,7 @@ use super::checkpointing::{Saver, Start, find_start, read_files, restore};
 use super::convert;
 use super::data::RunData;
 use super::data_errors::name_setting;
-use super::device::select_device;
+use super::device::{LocalRank, select_device_of_rank};
 use super::forward_step::{ForwardStep, LanguageModelStep};
 use super::lock::RunLock;
 use super::pipeline;
@@ -93,8 +93,11 @@ impl std::fmt::Debug for RunOptions {
 pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, TrainError> {
     let config = Arc::new(config);
     let groups = options.groups.clone();
+    let place =
+        if config.dist.external_gpu_device_mapping { LocalRank::ALONE } else { ranks::local_rank(groups.world())? };
     // What can be refused is refused before anything is written.
-    let Checked { device, model_config } = ranks::agree(&groups, "checking the run", check(&config, &options))?;
+    let checked = check(&config, &options, place);
+    let Checked { device, model_config } = ranks::agree(&groups, "checking the run", checked)?;
     let start = find_start(&config, &groups)?;
     let opened = open(&config, options.console, &groups, start.as_ref());
     let Opened { reporter, lock } = ranks::agree(&groups, "opening logs", opened)?;
@@ -134,7 +137,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
         scheduler,
         num_microbatches: NumMicrobatchesCalculator::new(convert::batch_size(&config))?,
         loss_scaler: convert::loss_scaler(&config)?,
-        rerun: RerunStateMachine::new(convert::rerun(&config, groups.world().rank())),
+        rerun: RerunStateMachine::new(convert::rerun(&config, groups.world().rank(), place)),
         loss_checks: convert::loss_checks(&config),
         flops: convert::flops(&config, padded_vocab_size),
         forward_step: options.forward_step,
@@ -178,15 +181,12 @@ struct Checked {
     model_config: Box<dyn ModelConfig>,
 }
 
-fn check(config: &RunConfig, options: &RunOptions) -> Result<Checked, TrainError> {
+fn check(config: &RunConfig, options: &RunOptions, place: LocalRank) -> Result<Checked, TrainError> {
     config.check_paths()?;
     if let Some(threads) = config.train.num_threads {
         set_num_threads(threads)?;
     }
-    let device = select_device(&config.device)?.autodiff();
-    if options.groups.world().size() > 1 && !config.computes_on_processor() {
-        return Err(TrainError::Device(format!("`{}` is for one rank; several ranks need `flex`", config.device)));
-    }
+    let device = select_device_of_rank(&config.device, place)?.autodiff();
     let params_dtype = convert::params_dtype(config);
     if !device.supports_dtype(burn::tensor::DType::from(params_dtype)) {
         return Err(TrainError::Device(format!("`{}` does not compute in {params_dtype:?}", config.device)));

@@ -52,7 +52,7 @@ section! {
         flight_recorder_extra_dump_on_exec: bool = true;
         /// No fusion by a compiler.
         disable_jit_fuser: bool = false;
-        /// Device visibility is set outside.
+        /// Each rank sees only its own device, which the launcher has chosen.
         external_gpu_device_mapping: bool = false;
         /// Experimental features.
         enable_megatron_core_experimental: bool = false;

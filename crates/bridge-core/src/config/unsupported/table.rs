@@ -407,7 +407,6 @@ pub(super) const RUNTIME: &[Group] = &[
             "sharp_enabled_group",
             "high_priority_stream_groups",
             "disable_jit_fuser",
-            "external_gpu_device_mapping",
             "enable_megatron_core_experimental",
             "use_decentralized_pg",
         ],
