@@ -46,6 +46,7 @@ pub fn open(path: &Path, device: &Device) -> Result<LoadedModel, Failure> {
         params_dtype: FloatDType::F32,
         padded_vocab_size: config.padded_vocab_size,
         parallel: Parallel::single(),
+        deferred: None,
     };
     let blank = DecoderConfig { perform_initialization: false, ..config.clone() };
     let mut chunk = build_decoder(&blank, &context, &Stage::whole(config.num_layers)).map_err(Failure::input)?;

@@ -19,6 +19,14 @@ const TENSOR: &[&str] = &["--ranks", "4", "model.tensor_model_parallel_size=4"];
 const TENSOR_PIPELINE: &[&str] =
     &["--ranks", "4", "model.tensor_model_parallel_size=2", "model.pipeline_model_parallel_size=2"];
 
+const FULLY_SHARDED: &[&str] = &[
+    "--ranks",
+    "4",
+    "model.tensor_model_parallel_size=2",
+    "ddp.use_megatron_fsdp=true",
+    "ddp.data_parallel_sharding_strategy=optim_grads_params",
+];
+
 fn copy(from: &Path, to: &Path) {
     std::fs::create_dir_all(to).unwrap();
     for entry in std::fs::read_dir(from).unwrap() {
@@ -58,10 +66,15 @@ fn what_a_pipeline_with_a_sharded_optimizer_saved_goes_on_anywhere() {
 
 #[test]
 fn what_one_rank_saved_goes_on_anywhere() {
-    check(ONE, &[DATA, PIPELINE, SHARDED, TENSOR, TENSOR_PIPELINE]);
+    check(ONE, &[DATA, PIPELINE, SHARDED, TENSOR, TENSOR_PIPELINE, FULLY_SHARDED]);
 }
 
 #[test]
 fn slices_of_tensors_go_on_anywhere() {
     check(TENSOR_PIPELINE, &[ONE, DATA, TENSOR, TENSOR_PIPELINE]);
+}
+
+#[test]
+fn shards_of_parameters_go_on_anywhere() {
+    check(FULLY_SHARDED, &[ONE, FULLY_SHARDED, TENSOR_PIPELINE]);
 }

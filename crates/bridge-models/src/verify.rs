@@ -335,7 +335,7 @@ impl AdamW {
             chunk.parameters().into_iter().map(|info| (info.name, info.shape.len())).collect();
         chunk.update_parameters(&mut |name, parameter| {
             let Some(gradient) = gradients.remove(name) else {
-                return parameter;
+                return parameter.into();
             };
             let (exp_avg, exp_avg_sq) =
                 self.moments.remove(name).unwrap_or_else(|| (parameter.zeros_like(), parameter.zeros_like()));
@@ -351,7 +351,7 @@ impl AdamW {
             };
             let state = adamw(AdamWState { parameter, exp_avg, exp_avg_sq }, gradient, &constants);
             self.moments.insert(name.to_owned(), (state.exp_avg, state.exp_avg_sq));
-            state.parameter
+            state.parameter.into()
         });
         norm
     }

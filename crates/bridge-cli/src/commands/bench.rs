@@ -101,6 +101,7 @@ fn steps(arguments: &Arguments, device: &Device) -> Result<Value, Failure> {
         params_dtype: FloatDType::F32,
         padded_vocab_size: v,
         parallel: Parallel::single(),
+        deferred: None,
     };
     let stage = Stage::whole(preset.transformer.num_layers);
     let mut chunks = config.builder().build_models(&config, &context, &[stage]).map_err(Failure::input)?;

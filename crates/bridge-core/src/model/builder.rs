@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use burn::tensor::{Device, FloatDType};
 
-use super::{ModelChunk, Parallel};
+use super::{DeferredParameters, ModelChunk, Parallel};
 use crate::config::{ExtraField, KindRegistry, Kinds, TransformerConfig};
 
 /// Which part of the layers a chunk holds, and whether it has embedding and head.
@@ -40,6 +40,9 @@ pub struct BuildContext {
     pub padded_vocab_size: usize,
     /// The ranks the model is spread over.
     pub parallel: Parallel,
+    /// Where the builder may leave initial values for later, making the parameters [`released`](super::released): where this rank keeps a
+    /// part of each. A builder that makes them at once needs the memory for all.
+    pub deferred: Option<DeferredParameters>,
 }
 
 /// Why a model could not be built.

@@ -85,7 +85,7 @@ impl ParameterInfo {
     }
 }
 
-/// What a parameter becomes in [`ModelChunk::replace_parameters`].
+/// What a parameter becomes in [`ModelChunk::update_parameters`] and [`ModelChunk::replace_parameters`].
 #[derive(Clone, Debug)]
 #[expect(clippy::large_enum_variant, reason = "passed on at once, never stored")]
 pub enum Replacement {
@@ -93,6 +93,12 @@ pub enum Replacement {
     Value(Tensor<1>),
     /// Nothing: the shape stays, the memory is given back. The parameter must get a value before it is used.
     Released,
+}
+
+impl From<Tensor<1>> for Replacement {
+    fn from(value: Tensor<1>) -> Self {
+        Self::Value(value)
+    }
 }
 
 /// A model, or a pipeline stage of one: an ordered list of segments.
@@ -130,10 +136,10 @@ pub trait ModelChunk: fmt::Debug + Send {
     /// Calls `f` with every parameter's name and value.
     fn visit_parameters(&self, f: &mut dyn FnMut(&str, Tensor<1>));
 
-    /// Replaces every parameter by what `f` makes of its name and value.
+    /// Replaces every parameter by what `f` makes of its name and value, one after the other.
     ///
     /// The value is handed over, so that a back end can update it in place. The result keeps the parameter's dtype.
-    fn update_parameters(&mut self, f: &mut dyn FnMut(&str, Tensor<1>) -> Tensor<1>);
+    fn update_parameters(&mut self, f: &mut dyn FnMut(&str, Tensor<1>) -> Replacement);
 
     /// Replaces the parameters for which `f` has something. The others are not touched: graphs they are part of stay valid.
     fn replace_parameters(&mut self, f: &mut dyn FnMut(&str) -> Option<Replacement>);

@@ -10,6 +10,7 @@ mod batch;
 mod builder;
 mod cache;
 mod chunk;
+mod deferred;
 mod layer_metrics;
 mod module_chunk;
 mod parallel;
@@ -22,8 +23,9 @@ pub use builder::{
 };
 pub use cache::{KeyValueCache, LayerCache};
 pub use chunk::{ModelChunk, ParameterInfo, ParameterRole, Replacement, Segment, SegmentOutput, SegmentRole};
+pub use deferred::DeferredParameters;
 pub use layer_metrics::{LayerMetric, LayerMetrics};
-pub use module_chunk::{ModuleChunk, Segments};
+pub use module_chunk::{ModuleChunk, Segments, released};
 pub use parallel::Parallel;
 pub use placement::{Placement, ReplicaGroup, Shard};
 pub use weight_gradients::WeightGradientStore;

@@ -1,7 +1,7 @@
 //! A [`ModelChunk`] from a Burn module: named parameters by the module's own visitor.
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
-use burn::tensor::{Gradients, Int, Tensor};
+use burn::tensor::{DType, Device, Gradients, Int, Tensor};
 
 use super::Placement;
 use super::{
@@ -111,7 +111,7 @@ impl<M: Segments> ModelChunk for ModuleChunk<M> {
         });
     }
 
-    fn update_parameters(&mut self, f: &mut dyn FnMut(&str, Tensor<1>) -> Tensor<1>) {
+    fn update_parameters(&mut self, f: &mut dyn FnMut(&str, Tensor<1>) -> Replacement) {
         let module = self.module.take().expect("update_parameters does not nest");
         let names = names(&module);
         let mut updater = Updater { names: names.into_iter(), f };
@@ -193,7 +193,7 @@ impl<M: Segments> ModuleVisitor for Visitor<'_, M> {
 struct Updater<'a> {
     // The mapper walks in the visitor's order, so names come from a visit made before.
     names: std::vec::IntoIter<String>,
-    f: &'a mut dyn FnMut(&str, Tensor<1>) -> Tensor<1>,
+    f: &'a mut dyn FnMut(&str, Tensor<1>) -> Replacement,
 }
 
 impl ModuleMapper for Updater<'_> {
@@ -201,12 +201,8 @@ impl ModuleMapper for Updater<'_> {
         let name = self.names.next().expect("visitor and mapper walk the same parameters");
         let f = &mut self.f;
         param.map(|tensor| {
-            let (autodiff, trainable, dims) = (tensor.is_autodiff(), tensor.is_require_grad(), tensor.dims());
-            let dtype = tensor.dtype();
-            let updated = f(&name, flatten(tensor.without_autodiff()));
-            let updated: Tensor<D> = updated.reshape(dims);
-            debug_assert_eq!(updated.dtype(), dtype, "an update of {name} changed its dtype");
-            if autodiff { updated.autodiff().set_require_grad(trainable) } else { updated }
+            let kind = Kind::of(&tensor);
+            kind.replaced(&name, f(&name, flatten(tensor.without_autodiff())))
         })
     }
 }
@@ -220,24 +216,44 @@ struct Replacer<'a> {
 impl ModuleMapper for Replacer<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let name = self.names.next().expect("visitor and mapper walk the same parameters");
-        let Some(replacement) = (self.f)(&name) else {
-            return param;
-        };
-        param.map(|tensor| {
-            let (autodiff, trainable, dims) = (tensor.is_autodiff(), tensor.is_require_grad(), tensor.dims());
-            let dtype = tensor.dtype();
-            let replaced: Tensor<D> = match replacement {
-                Replacement::Value(value) => value.reshape(dims),
-                Replacement::Released => {
-                    // One element, seen as many: the shape of the parameter without its memory.
-                    let device = tensor.device().without_autodiff();
-                    Tensor::<D>::zeros([1; D], (&device, dtype)).expand(dims)
-                }
-            };
-            debug_assert_eq!(replaced.dtype(), dtype, "a replacement of {name} has another dtype");
-            if autodiff { replaced.autodiff().set_require_grad(trainable) } else { replaced }
-        })
+        match (self.f)(&name) {
+            Some(replacement) => param.map(|tensor| Kind::of(&tensor).replaced(&name, replacement)),
+            None => param,
+        }
     }
+}
+
+/// What a parameter stays, whatever its value becomes.
+struct Kind<const D: usize> {
+    dims: [usize; D],
+    dtype: DType,
+    device: Device,
+    trainable: bool,
+}
+
+impl<const D: usize> Kind<D> {
+    fn of(tensor: &Tensor<D>) -> Self {
+        Self {
+            dims: tensor.dims(),
+            dtype: tensor.dtype(),
+            device: tensor.device(),
+            trainable: tensor.is_require_grad(),
+        }
+    }
+
+    fn replaced(self, name: &str, replacement: Replacement) -> Tensor<D> {
+        let replaced: Tensor<D> = match replacement {
+            Replacement::Value(value) => value.reshape(self.dims),
+            Replacement::Released => released(self.dims, &self.device, self.dtype),
+        };
+        debug_assert_eq!(replaced.dtype(), self.dtype, "what {name} became has another dtype");
+        if self.device.is_autodiff() { replaced.autodiff().set_require_grad(self.trainable) } else { replaced }
+    }
+}
+
+/// A parameter's shape without its memory: one element, seen as many. Without autodiff.
+pub fn released<const D: usize>(dims: [usize; D], device: &Device, dtype: DType) -> Tensor<D> {
+    Tensor::<D>::zeros([1; D], (&device.clone().without_autodiff(), dtype)).expand(dims)
 }
 
 fn flatten<const D: usize>(tensor: Tensor<D>) -> Tensor<1> {

@@ -142,6 +142,11 @@ impl Optimizer {
         &mut self.parameters
     }
 
+    /// What this rank owns of parameters that are sharded, by name: empty where they are not.
+    pub fn shards(&self) -> &BTreeMap<String, Tensor<1>> {
+        self.parameters.shards()
+    }
+
     /// How parameters are spread over ranks.
     pub fn distribution(&self) -> &Distribution {
         &self.distribution
@@ -190,7 +195,7 @@ impl Optimizer {
             self.parameters.publish(chunks, updated)?;
         } else {
             for chunk in chunks {
-                chunk.update_parameters(&mut |name, value| self.update(name, value, gradients, &step));
+                chunk.update_parameters(&mut |name, value| self.update(name, value, gradients, &step).into());
             }
         }
         gradients.clear();
@@ -214,11 +219,17 @@ impl Optimizer {
     /// # Errors
     /// If ranks cannot add up.
     pub fn parameter_norm(&self, chunks: &[Box<dyn ModelChunk>]) -> Result<f64, CommError> {
-        let mut sum = 0.0;
+        let square = |name: &str, value: &Tensor<1>| {
+            let master = self.slots.get(name).and_then(|slot| slot.master.as_ref());
+            self.distribution.counted_square(name, master.unwrap_or(value))
+        };
+        let shards = self.parameters.shards();
+        let mut sum: f64 = shards.iter().map(|(name, value)| square(name, value)).sum();
         for chunk in chunks {
             chunk.visit_parameters(&mut |name, value| {
-                let master = self.slots.get(name).and_then(|slot| slot.master.as_ref());
-                sum += self.distribution.counted_square(name, master.unwrap_or(&value));
+                if !shards.contains_key(name) {
+                    sum += square(name, &value);
+                }
             });
         }
         Ok(self.distribution.over_world(sum)?.sqrt())

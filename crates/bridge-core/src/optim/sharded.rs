@@ -12,24 +12,28 @@ use half::{bf16, f16};
 
 use super::bucket::{Bucket, BucketEntry};
 use super::distribution::{Distribution, Gather, Sharding};
-use crate::model::{ModelChunk, Replacement};
+use crate::model::{DeferredParameters, ModelChunk, Replacement};
 
 /// Where the parameters of a bucket are.
 enum BucketState {
     /// In the chunk.
     Whole,
     /// On their way.
-    Gathering(Request),
+    Gathering(Gathering),
     /// Each rank has the ranges it owns.
     Released,
+}
+
+/// A bucket on its way, and what its parameters are.
+struct Gathering {
+    request: Request,
+    device: Device,
+    dtype: DType,
 }
 
 /// The parameters of a rank's chunks, as far as their optimizer state is sharded.
 pub struct ShardedParameters {
     distribution: Arc<Distribution>,
-    device: Device,
-    /// Of all parameters: a model has one.
-    dtype: DType,
     /// What this rank owns, where parameters themselves are sharded.
     shards: BTreeMap<String, Tensor<1>>,
     /// For each chunk and bucket.
@@ -48,17 +52,13 @@ impl std::fmt::Debug for ShardedParameters {
 impl ShardedParameters {
     /// The parameters of `chunks`, which are whole.
     pub(super) fn new(distribution: Arc<Distribution>, chunks: &[Box<dyn ModelChunk>]) -> Self {
-        let (mut device, mut dtype) = (Device::default(), DType::F32);
-        for chunk in chunks {
-            chunk.visit_parameters(&mut |_, value| (device, dtype) = (value.device(), value.dtype()));
-        }
         let states = (0..distribution.num_chunks())
             .map(|chunk| distribution.buckets(chunk).iter().map(|_| BucketState::Whole).collect())
             .collect();
         let uses =
             chunks.iter().enumerate().map(|(i, chunk)| buckets_of_segments(chunk.as_ref(), distribution.buckets(i)));
         let uses = uses.collect();
-        Self { distribution, device, dtype, shards: BTreeMap::new(), states, uses, waited: Duration::ZERO }
+        Self { distribution, shards: BTreeMap::new(), states, uses, waited: Duration::ZERO }
     }
 
     /// What is divided among data-parallel ranks.
@@ -108,7 +108,20 @@ impl ShardedParameters {
         }
     }
 
-    /// Makes all parameters whole: for evaluation, checkpoints, and what comes after training.
+    /// Brings values that are on their way to where they belong. Parameters that are sharded stay so.
+    ///
+    /// # Errors
+    /// If they cannot be gathered.
+    pub fn settle(&mut self, chunks: &mut [Box<dyn ModelChunk>]) -> Result<(), CommError> {
+        if self.is_full() { Ok(()) } else { self.make_whole(chunks) }
+    }
+
+    /// What this rank owns of parameters that are sharded, by name: empty where they are not.
+    pub fn shards(&self) -> &BTreeMap<String, Tensor<1>> {
+        &self.shards
+    }
+
+    /// Makes all parameters whole, for what comes after training. The rank needs the memory for all.
     ///
     /// # Errors
     /// If they cannot be gathered.
@@ -121,20 +134,24 @@ impl ShardedParameters {
         Ok(())
     }
 
-    /// Keeps what this rank owns of whole parameters and gives the rest back, where parameters are sharded: after they were built or loaded.
-    pub fn shard(&mut self, chunks: &mut [Box<dyn ModelChunk>]) {
+    /// Keeps what this rank owns of parameters that were just built, and gives the rest back, where parameters are sharded. One whole
+    /// parameter after the other is in memory; those of `deferred` are made for that.
+    pub fn shard(&mut self, chunks: &mut [Box<dyn ModelChunk>], deferred: &DeferredParameters) {
         if !self.is_full() {
             return;
         }
-        self.shards = self.owned_in_chunks(chunks);
-        self.release_all(chunks);
-    }
-
-    /// Gives the memory of all parameters back, where parameters are sharded and their values have not changed.
-    pub fn release_all(&mut self, chunks: &mut [Box<dyn ModelChunk>]) {
         for (index, chunk) in chunks.iter_mut().enumerate() {
-            let all = 0..self.uses[index].len();
-            self.release(index, chunk.as_mut(), &all);
+            let in_buckets = names_in(self.distribution.buckets(index));
+            let (distribution, shards) = (&self.distribution, &mut self.shards);
+            chunk.update_parameters(&mut |name, value| {
+                let value = deferred.take(name).unwrap_or(value);
+                if let Some(range) = distribution.state_range(name) {
+                    shards.insert(name.to_owned(), detached_part(value.clone(), &range));
+                }
+                // Parameters that have no replicas stay whole.
+                if in_buckets.contains(name) { Replacement::Released } else { Replacement::Value(value) }
+            });
+            self.states[index].fill_with(|| BucketState::Released);
         }
     }
 
@@ -183,22 +200,18 @@ impl ShardedParameters {
         owned
     }
 
-    /// Takes updated ranges: keeps them where parameters are sharded, else sends them to the other ranks.
+    /// Takes updated (or loaded) ranges of all trained parameters: keeps them where parameters are sharded, else sends them to the other ranks.
     ///
     /// # Errors
     /// If they cannot be gathered.
-    pub(super) fn publish(
+    pub(crate) fn publish(
         &mut self,
         chunks: &mut [Box<dyn ModelChunk>],
         mut updated: BTreeMap<String, Tensor<1>>,
     ) -> Result<(), CommError> {
         let distribution = Arc::clone(&self.distribution);
         for (index, chunk) in chunks.iter_mut().enumerate() {
-            let in_buckets: BTreeSet<&str> = distribution
-                .buckets(index)
-                .iter()
-                .flat_map(|bucket| bucket.entries.iter().map(|entry| entry.name.as_str()))
-                .collect();
+            let in_buckets = names_in(distribution.buckets(index));
             // Parameters that have no replicas are whole.
             chunk.replace_parameters(&mut |name| match in_buckets.contains(name) {
                 true => None,
@@ -209,8 +222,8 @@ impl ShardedParameters {
             }
             // The first segments' parameters come last in the order of backward.
             for (number, bucket) in distribution.buckets(index).iter().enumerate().rev() {
-                let request = self.start(bucket, |name| updated.remove(name))?;
-                self.states[index][number] = BucketState::Gathering(request);
+                let gathering = self.start(bucket, |name| updated.remove(name))?;
+                self.states[index][number] = BucketState::Gathering(gathering);
             }
         }
         if self.is_full() {
@@ -234,13 +247,14 @@ impl ShardedParameters {
         let mut values = BTreeMap::new();
         for &number in buckets {
             let state = &mut self.states[index][number];
-            if let BucketState::Gathering(request) = std::mem::replace(state, BucketState::Whole) {
+            if let BucketState::Gathering(gathering) = std::mem::replace(state, BucketState::Whole) {
+                let Gathering { request, device, dtype } = gathering;
                 let waiting = Instant::now();
                 let gathered = request.wait()?;
                 self.waited += waiting.elapsed();
                 let bucket = &distribution.buckets(index)[number];
                 for entry in &bucket.entries {
-                    values.insert(entry.name.as_str(), self.gathered(bucket, entry, &gathered));
+                    values.insert(entry.name.as_str(), one_of(bucket, entry, &gathered, (&device, dtype)));
                 }
             }
         }
@@ -253,38 +267,41 @@ impl ShardedParameters {
     fn start_released(&mut self, index: usize, number: usize) -> Result<(), CommError> {
         if matches!(self.states[index][number], BucketState::Released) {
             let distribution = Arc::clone(&self.distribution);
-            let request = self.start(&distribution.buckets(index)[number], |name| self.shards.get(name).cloned())?;
-            self.states[index][number] = BucketState::Gathering(request);
+            let gathering = self.start(&distribution.buckets(index)[number], |name| self.shards.get(name).cloned())?;
+            self.states[index][number] = BucketState::Gathering(gathering);
         }
         Ok(())
     }
 
     /// Starts to gather one bucket from the ranges that `owned` gives.
-    fn start(&self, bucket: &Bucket, mut owned: impl FnMut(&str) -> Option<Tensor<1>>) -> Result<Request, CommError> {
+    fn start(&self, bucket: &Bucket, mut owned: impl FnMut(&str) -> Option<Tensor<1>>) -> Result<Gathering, CommError> {
         let group = self.distribution.shards(bucket.replicas);
         let rank = group.rank();
+        let (mut device, mut dtype) = (Device::default(), DType::F32);
         let parts = bucket.entries.iter().map(|entry| {
             let owned = owned(&entry.name).expect("every parameter of a bucket has an owned range");
+            (device, dtype) = (owned.device(), owned.dtype());
             (bucket.within_part(entry, rank), owned.into_data())
         });
         let parts: Vec<(Range<usize>, TensorData)> = parts.collect();
-        group.start_all_gather(concatenate(&parts, bucket.part_len()))
+        let request = group.start_all_gather(concatenate(&parts, bucket.part_len()))?;
+        Ok(Gathering { request, device, dtype })
     }
+}
 
-    /// One parameter out of a gathered bucket.
-    fn gathered(&self, bucket: &Bucket, entry: &BucketEntry, values: &HostBuffer) -> Tensor<1> {
-        let shape = [entry.num_elements];
-        let data = match values {
-            HostBuffer::F32(values) => TensorData::new(bucket.gather(entry, values), shape),
-            HostBuffer::Bf16(values) if self.dtype == DType::F16 => {
-                let bits = bucket.gather(entry, values).into_iter().map(|value| f16::from_bits(value.to_bits()));
-                TensorData::new(bits.collect::<Vec<_>>(), shape)
-            }
-            HostBuffer::Bf16(values) => TensorData::new(bucket.gather(entry, values), shape),
-            other => unreachable!("parameters do not travel as {}", other.dtype()),
-        };
-        Tensor::from_data(data, (&self.device, self.dtype))
-    }
+/// One parameter out of a gathered bucket.
+fn one_of(bucket: &Bucket, entry: &BucketEntry, values: &HostBuffer, (device, dtype): (&Device, DType)) -> Tensor<1> {
+    let shape = [entry.num_elements];
+    let data = match values {
+        HostBuffer::F32(values) => TensorData::new(bucket.gather(entry, values), shape),
+        HostBuffer::Bf16(values) if dtype == DType::F16 => {
+            let bits = bucket.gather(entry, values).into_iter().map(|value| f16::from_bits(value.to_bits()));
+            TensorData::new(bits.collect::<Vec<_>>(), shape)
+        }
+        HostBuffer::Bf16(values) => TensorData::new(bucket.gather(entry, values), shape),
+        other => unreachable!("parameters do not travel as {}", other.dtype()),
+    };
+    Tensor::from_data(data, (device, dtype))
 }
 
 /// One rank's part of a bucket: each piece at its place, padded to `length`.
@@ -324,6 +341,20 @@ fn buckets_of_segments(chunk: &dyn ModelChunk, buckets: &[Bucket]) -> Vec<Vec<us
         used.into_iter().collect()
     };
     (0..chunk.segments().len()).map(of).collect()
+}
+
+/// Names of the parameters in buckets.
+fn names_in(buckets: &[Bucket]) -> BTreeSet<&str> {
+    buckets.iter().flat_map(|bucket| bucket.entries.iter().map(|entry| entry.name.as_str())).collect()
+}
+
+/// A range of a flat tensor that does not keep the memory of the rest, as a view would.
+fn detached_part(value: Tensor<1>, range: &Range<usize>) -> Tensor<1> {
+    if range.len() == value.dims()[0] {
+        return value;
+    }
+    let (device, dtype) = (value.device(), value.dtype());
+    Tensor::from_data(part(value, range).into_data(), (&device, dtype))
 }
 
 /// A range of a flat tensor.

@@ -10,7 +10,7 @@ use burn::tensor::{Device, FloatDType, Tensor};
 
 use super::bucket::owned_range;
 use super::*;
-use crate::model::{ModelChunk, ReplicaGroup};
+use crate::model::{DeferredParameters, ModelChunk, Replacement, ReplicaGroup};
 use crate::testing::toy;
 use crate::train::TrainError;
 
@@ -79,7 +79,18 @@ fn train_instances(
         let provider = StandardOverrides::default();
         let mut optimizer = Optimizer::new(optimizer_settings, &chunks, &provider, Arc::clone(&distribution));
         let mut reducer = GradientReducer::new(Arc::clone(&distribution), Wire::Float32, Device::flex());
-        optimizer.parameters().shard(&mut chunks);
+        // Some values are there, one is left for later.
+        let deferred = DeferredParameters::default();
+        let late = toy(3, dtype);
+        late.visit_parameters(&mut |name, value| {
+            if name == "embedding" {
+                deferred.defer(name, move || value);
+            }
+        });
+        if settings.sharding == Sharding::Full {
+            chunks[0].replace_parameters(&mut |name| (name == "embedding").then_some(Replacement::Released));
+        }
+        optimizer.parameters().shard(&mut chunks, &deferred);
         let mut norms = Vec::new();
         for step in 0..3 {
             let mut gradients = GradientBuffer::new(AccumulationDType::Float32);

@@ -23,7 +23,8 @@ pub struct RunReport {
     pub validation: Option<EvaluationReport>,
     /// The evaluation of the test split, if there was one.
     pub test: Option<EvaluationReport>,
-    /// The run, for what comes after it: sampling, for instance.
+    /// The run, for what comes after it: sampling, for instance. Of fully sharded parameters each rank still has its part, until all call
+    /// [`make_parameters_whole`](TrainingRun::make_parameters_whole).
     pub run: TrainingRun,
 }
 
@@ -42,7 +43,7 @@ fn pretrain_here(config: RunConfig, options: RunOptions) -> Result<RunReport, Tr
     let mut run = setup(config, options)?;
     let outcome = catch_comm_error(|| {
         let outcome = train_and_evaluate(&mut run)?;
-        run.make_parameters_whole()?;
+        run.settle_parameters()?;
         Ok(outcome)
     });
     if let Err(error) = &outcome {

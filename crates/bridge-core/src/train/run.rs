@@ -235,10 +235,8 @@ impl TrainingRun {
     }
 
     fn parameter_norm(&mut self) -> Result<f64, TrainError> {
-        self.make_parameters_whole()?;
-        let norm = self.optimizer.parameter_norm(&self.chunks);
-        self.release_parameters();
-        Ok(norm?)
+        self.settle_parameters()?;
+        Ok(self.optimizer.parameter_norm(&self.chunks)?)
     }
 
     /// Gives every parameter of [`TrainingRun::chunks`] its value, where ranks keep only parts of them or updates are still on their way. All
@@ -250,9 +248,9 @@ impl TrainingRun {
         Ok(self.optimizer.parameters().make_whole(&mut self.chunks)?)
     }
 
-    /// Undoes [`make_parameters_whole`](Self::make_parameters_whole) where ranks keep parts only. Values must not have changed.
-    pub(super) fn release_parameters(&mut self) {
-        self.optimizer.parameters().release_all(&mut self.chunks);
+    /// Brings updates that are still on their way to [`TrainingRun::chunks`]. Where ranks keep only parts of parameters, they still do.
+    pub(super) fn settle_parameters(&mut self) -> Result<(), TrainError> {
+        Ok(self.optimizer.parameters().settle(&mut self.chunks)?)
     }
 
     pub(super) fn log_evaluation(&mut self, report: &EvaluationReport, occasion: Occasion) -> Result<(), TrainError> {

@@ -25,8 +25,12 @@ use crate::checkpoint::TrainState;
 use crate::config::{ConfigError, ConfigErrors, ErrorKind, RunConfig};
 use crate::data::DataParallel;
 use crate::logging::Timers;
-use crate::model::{BuildContext, ModelBuilder, ModelChunk, ModelConfig, ModelRegistry, Parallel, Stage};
-use crate::optim::{AccumulationDType, Distribution, GradientBuffer, GradientReducer, Optimizer, OverrideProvider};
+use crate::model::{
+    BuildContext, DeferredParameters, ModelBuilder, ModelChunk, ModelConfig, ModelRegistry, Parallel, Stage,
+};
+use crate::optim::{
+    AccumulationDType, Distribution, GradientBuffer, GradientReducer, Optimizer, OverrideProvider, Sharding,
+};
 use crate::resilience::rerun::RerunStateMachine;
 use crate::resilience::{Signal, SignalWatcher};
 use crate::schedule::{NumMicrobatchesCalculator, OptimizerParamScheduler};
@@ -108,12 +112,14 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     })?;
     let padded_vocab_size = vocabulary(&config, &data)?;
     let seed = config.rng.seed;
+    let deferred = DeferredParameters::default();
     let context = BuildContext {
         device: device.clone(),
         seed,
         params_dtype: convert::params_dtype(&config),
         padded_vocab_size,
         parallel: Parallel { groups: groups.clone(), sequence_parallel: config.model.sequence_parallel },
+        deferred: defers(&config, model_config.as_ref()).then(|| deferred.clone()),
     };
     let builder: Box<dyn ModelBuilder> = model_config.builder();
     let built = pipeline::stages(&config, groups.pipeline().rank())
@@ -161,10 +167,12 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
         signals,
         config,
     };
+    // What is loaded need not be drawn.
+    let deferred = if start.is_some() { DeferredParameters::default() } else { deferred };
+    run.optimizer.parameters().shard(&mut run.chunks, &deferred);
     if let Some(start) = &start {
         restore(&mut run, start)?;
     }
-    run.optimizer.parameters().shard(&mut run.chunks);
     // What the data holds is this run's business, not the checkpoint's.
     let state = &mut run.state.train_state;
     state.do_train = !run.config.validation.skip_train && run.data.has_train();
@@ -249,6 +257,12 @@ fn vocabulary(config: &RunConfig, data: &RunData) -> Result<usize, TrainError> {
     Ok(config.model.padded_vocab_size(data.vocab_size())?)
 }
 
+/// Whether initial values may wait until they are cut into what each rank owns. Hooks may look at them before.
+fn defers(config: &RunConfig, model: &dyn ModelConfig) -> bool {
+    let has_hooks = !model.pre_wrap_hooks().is_empty() || !model.post_wrap_hooks().is_empty();
+    convert::distribution(config).sharding == Sharding::Full && !has_hooks
+}
+
 fn accumulation(config: &RunConfig) -> AccumulationDType {
     let is_float32 = convert::params_dtype(config) == FloatDType::F32;
     if is_float32 || convert::grad_reduce_in_fp32(config) {
@@ -316,6 +330,7 @@ pub fn build_model(
         params_dtype: convert::params_dtype(config),
         padded_vocab_size: config.model.padded_vocab_size(tokenizer_vocab_size)?,
         parallel: Parallel::single(),
+        deferred: None,
     };
     let stage = Stage::whole(config.model.num_layers);
     let mut chunks = model_config.builder().build_models(model_config.as_ref(), &context, &[stage])?;

@@ -1,10 +1,10 @@
 //! Initial values of parameters: a function of seed and parameter name alone, so that they depend neither on the order of
 //! creation nor on rank or pipeline stage: a rank that holds a slice has that slice of the whole parameter's values.
 
-use bridge_core::model::BuildContext;
+use bridge_core::model::{BuildContext, DeferredParameters, released};
 use bridge_kernels::Philox;
 use burn::module::Param;
-use burn::tensor::{Device, FloatDType, Tensor, TensorData};
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 
 use super::config::DecoderConfig;
 use super::placement::Layout;
@@ -18,6 +18,8 @@ pub(super) struct Initializer {
     stream: Philox,
     draw: bool,
     layout: Layout,
+    /// Where matrices may be left for later.
+    deferred: Option<DeferredParameters>,
 }
 
 /// Standard deviations of the normal distributions that weights start from.
@@ -50,6 +52,7 @@ impl Initializer {
             stream: Philox::new(context.seed),
             draw: config.perform_initialization,
             layout: Layout::new(config, &context.parallel),
+            deferred: context.deferred.clone(),
         }
     }
 
@@ -71,13 +74,23 @@ impl Initializer {
             assert_eq!(shard.size, shape[shard.dim], "the layout of {name} and its shape {shape:?}");
             local[shard.dim] = shard.local_size();
         }
-        if !self.draw {
-            return Param::from_tensor(Tensor::zeros(local, (&self.device, self.dtype.into())));
-        }
-        let stream = self.stream.derive_name(name);
-        let values: Vec<f32> =
-            held_runs(&placement, &shape).into_iter().flat_map(|run| stream.normal_range(run, std)).collect();
-        Param::from_tensor(Tensor::from_data(TensorData::new(values, local), (&self.device, self.dtype.into())))
+        let (draw, dtype) = (self.draw, DType::from(self.dtype));
+        let (stream, device) = (self.stream.derive_name(name), self.device.clone());
+        let make = move |device: &Device| {
+            if !draw {
+                return Tensor::<2>::zeros(local, (device, dtype));
+            }
+            let values: Vec<f32> =
+                held_runs(&placement, &shape).into_iter().flat_map(|run| stream.normal_range(run, std)).collect();
+            Tensor::from_data(TensorData::new(values, local), (device, dtype))
+        };
+        let Some(deferred) = &self.deferred else {
+            return Param::from_tensor(make(&device));
+        };
+        let shape_only = released(local, &device, dtype).autodiff();
+        let plain = device.without_autodiff();
+        deferred.defer(name, move || make(&plain).reshape([local[0] * local[1]]));
+        Param::from_tensor(shape_only)
     }
 
     /// This rank's slice of the vector of zeros called `name`; `size` is the whole vector's.

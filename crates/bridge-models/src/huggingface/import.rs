@@ -79,6 +79,7 @@ impl HfModel {
             params_dtype: FloatDType::F32,
             padded_vocab_size: config.padded_vocab_size,
             parallel: Parallel::single(),
+            deferred: None,
         };
         let mut chunk = build_decoder(&config, &context, &Stage::whole(config.num_layers))?;
         self.load_into(chunk.as_mut())?;
@@ -96,17 +97,17 @@ impl HfModel {
         chunk.update_parameters(&mut |_, old| {
             // Parameters are updated in the order they are listed in.
             let Some((entry, info)) = entries.next().filter(|_| failure.is_none()) else {
-                return old;
+                return old.into();
             };
             match self.tensors_of(&entry) {
                 Ok(tensors) => {
                     let values = local_part(entry.fuse(tensors), &info.placement, &entry.shape);
                     let count = values.len();
-                    Tensor::from_data(TensorData::new(values, [count]), (&old.device(), old.dtype()))
+                    Tensor::<1>::from_data(TensorData::new(values, [count]), (&old.device(), old.dtype())).into()
                 }
                 Err(error) => {
                     failure = Some(error);
-                    old
+                    old.into()
                 }
             }
         });

@@ -14,11 +14,11 @@ use crate::checkpoint::{
     Checkpoint, CheckpointError, CheckpointStore, LoadRequest, OnDamaged, Resolution, TrainState, Verification,
 };
 use crate::config::{self, RunConfig};
-use crate::model::ModelChunk;
-use crate::optim::OptimizerState;
+use crate::model::{ModelChunk, Replacement};
+use crate::optim::{OptimizerState, Sharding};
 use crate::schedule::OnStateMismatch;
 use crate::train::run::TrainingRun;
-use crate::train::{TrainError, ranks};
+use crate::train::{TrainError, convert, ranks};
 
 /// Which checkpoint a run starts from.
 pub(in crate::train) struct Start {
@@ -142,8 +142,12 @@ pub(in crate::train) fn restore(run: &mut TrainingRun, start: &Start) -> Result<
 fn restore_rank(run: &mut TrainingRun, start: &Start) -> Result<Vec<u8>, TrainError> {
     let checkpoint = &start.checkpoint;
     let settings = run.config.checkpoint.clone();
-    for chunk in &mut run.chunks {
-        load_parameters(chunk.as_mut(), checkpoint)?;
+    if run.optimizer.distribution().sharding() == Sharding::Full {
+        load_shards(run, checkpoint)?;
+    } else {
+        for chunk in &mut run.chunks {
+            load_parameters(chunk.as_mut(), checkpoint)?;
+        }
     }
     if start.weights_only {
         return Ok(Vec::new());
@@ -252,6 +256,27 @@ fn field<T: DeserializeOwned>(
     })
 }
 
+/// Reads of each parameter what this rank owns. Parameters that are not trained, which nobody shards, are read whole.
+fn load_shards(run: &mut TrainingRun, checkpoint: &Checkpoint) -> Result<(), TrainError> {
+    let device = run.device.clone().without_autodiff();
+    let dtype = convert::params_dtype(&run.config);
+    let (mut owned, mut whole) = (BTreeMap::new(), BTreeMap::new());
+    for (name, layout) in run.chunks.iter().flat_map(|chunk| layouts(chunk.as_ref())) {
+        let found = checkpoint.tensor(&name)?;
+        checkpoint.expect(&name, found.dtype, &layout.global_shape())?;
+        let (range, values) = match run.optimizer.distribution().state_range(&name) {
+            Some(range) => (range, &mut owned),
+            None => (0..layout.num_elements(), &mut whole),
+        };
+        let value = device_tensor(checkpoint, &name, (&layout, range), &device)?;
+        values.insert(name, value.cast(dtype));
+    }
+    for chunk in &mut run.chunks {
+        chunk.replace_parameters(&mut |name| whole.remove(name).map(Replacement::Value));
+    }
+    Ok(run.optimizer.parameters().publish(&mut run.chunks, owned)?)
+}
+
 /// Replaces all parameters of `chunk`, as far as this rank holds them, by those of a checkpoint, cast to the chunk's dtype.
 ///
 /// # Errors
@@ -266,11 +291,11 @@ pub fn load_parameters(chunk: &mut dyn ModelChunk, checkpoint: &Checkpoint) -> R
     chunk.update_parameters(&mut |name, old| {
         let layout = &layouts[name];
         match device_tensor(checkpoint, name, (layout, 0..layout.num_elements()), &old.device()) {
-            Ok(value) if value.dtype() == old.dtype() => value,
-            Ok(value) => value.cast(FloatDType::from(old.dtype())),
+            Ok(value) if value.dtype() == old.dtype() => value.into(),
+            Ok(value) => value.cast(FloatDType::from(old.dtype())).into(),
             Err(error) => {
                 failure = Some(error);
-                old
+                old.into()
             }
         }
     });

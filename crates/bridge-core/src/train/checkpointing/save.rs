@@ -71,10 +71,8 @@ impl Saver {
 /// Saves a checkpoint of the run as it is now; all ranks call this together. With `async_save` this returns once the state is copied.
 pub(in crate::train) fn save_checkpoint(run: &mut TrainingRun) -> Result<(), TrainError> {
     let step = run.state.train_state.step;
-    run.make_parameters_whole()?;
-    let snapshot = snapshot(run);
-    run.release_parameters();
-    let snapshot = ranks::agree(&run.groups, "preparing a checkpoint", snapshot)?;
+    run.settle_parameters()?;
+    let snapshot = ranks::agree(&run.groups, "preparing a checkpoint", snapshot(run))?;
     let Some(saver) = &mut run.saver else {
         return Ok(());
     };
@@ -91,19 +89,23 @@ pub(in crate::train) fn save_checkpoint(run: &mut TrainingRun) -> Result<(), Tra
     Ok(())
 }
 
-/// What this rank saves. Of the ranks that hold the same slice of a parameter one saves it; of a sharded optimizer each its ranges.
+/// What this rank saves. Of the ranks that hold the same slice of a parameter one saves it; of what is sharded each its ranges.
 fn snapshot(run: &TrainingRun) -> Result<Snapshot<'static>, TrainError> {
-    let distribution = run.optimizer.distribution();
+    let (distribution, shards) = (run.optimizer.distribution(), run.optimizer.shards());
     let mut model = Vec::new();
     let mut all_layouts = BTreeMap::new();
     for chunk in &run.chunks {
         let layouts = layouts(chunk.as_ref());
         let mut failure = None;
         chunk.visit_parameters(&mut |name, value| {
-            if distribution.saves_parameter(name) {
-                let layout = &layouts[name];
-                let slices =
-                    host(value).and_then(|host| ShardTensor::of_local(name, layout, 0..layout.num_elements(), &host));
+            let layout = &layouts[name];
+            let owned = shards.get(name).zip(distribution.state_range(name));
+            let saved = match owned {
+                Some((owned, range)) => distribution.saves_state(name).then(|| (owned.clone(), range)),
+                None => distribution.saves_parameter(name).then(|| (value, 0..layout.num_elements())),
+            };
+            if let Some((value, range)) = saved {
+                let slices = host(value).and_then(|host| ShardTensor::of_local(name, layout, range, &host));
                 match slices {
                     Ok(slices) => model.extend(slices),
                     Err(error) => failure = Some(error),

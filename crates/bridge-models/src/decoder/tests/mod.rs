@@ -111,6 +111,7 @@ pub fn context(config: &DecoderConfig) -> BuildContext {
         params_dtype: FloatDType::F32,
         padded_vocab_size: config.padded_vocab_size,
         parallel: Parallel::single(),
+        deferred: None,
     }
 }
 
@@ -124,11 +125,11 @@ pub fn build_stage(config: &DecoderConfig, stage: &Stage) -> Box<dyn ModelChunk>
     let shapes: BTreeMap<_, _> = chunk.parameters().into_iter().map(|info| (info.name, info.shape)).collect();
     chunk.update_parameters(&mut |name, value| {
         if shapes[name].len() > 1 {
-            return value;
+            return value.into();
         }
         let noise = bridge_kernels::Philox::new(5).derive_name(name).normal(shapes[name][0], 0.2);
         let device = value.device();
-        value + Tensor::<1>::from_floats(noise.as_slice(), &device)
+        (value + Tensor::<1>::from_floats(noise.as_slice(), &device)).into()
     });
     chunk
 }
@@ -191,7 +192,7 @@ pub fn values(chunk: &dyn ModelChunk) -> Values {
 pub fn set_values(chunk: &mut dyn ModelChunk, values: &Values) {
     chunk.update_parameters(&mut |name, old| {
         let device = old.device();
-        Tensor::<1>::from_floats(values[name].as_slice(), &device)
+        Tensor::<1>::from_floats(values[name].as_slice(), &device).into()
     });
 }
 

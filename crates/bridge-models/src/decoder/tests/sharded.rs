@@ -64,13 +64,13 @@ fn disturb(chunk: &mut dyn ModelChunk) {
     chunk.update_parameters(&mut |name, value| {
         let info = &infos[name];
         if info.shape.len() > 1 {
-            return value;
+            return value.into();
         }
         let global = info.global_shape();
         let noise = Philox::new(5).derive_name(name).normal(global[0], 0.2);
         let own: Vec<f32> = held(&info.placement, &global).into_iter().map(|i| noise[i]).collect();
         let device = value.device();
-        value + Tensor::<1>::from_floats(own.as_slice(), &device)
+        (value + Tensor::<1>::from_floats(own.as_slice(), &device)).into()
     });
 }
 

@@ -13,6 +13,7 @@ fn stage(config: &DecoderConfig, stage: &Stage) -> Box<dyn ModelChunk> {
         params_dtype: FloatDType::F32,
         padded_vocab_size: config.padded_vocab_size,
         parallel: Parallel::single(),
+        deferred: None,
     };
     build_decoder(config, &context, stage).unwrap()
 }
