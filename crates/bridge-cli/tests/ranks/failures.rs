@@ -13,7 +13,7 @@ use super::{config, options};
 /// How long ranks wait for one that hangs. On a busy machine a save takes seconds.
 const TIMEOUT: Duration = Duration::from_secs(8);
 
-/// How long they wait where none hangs: one that is gone is noticed at once.
+/// How long they wait before the first step, or where none hangs: one that is gone is noticed at once.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// How one rank misbehaves after its third step.
@@ -48,7 +48,12 @@ impl Callback for Misbehave {
 /// Trains on three ranks; rank 1 misbehaves, if asked to.
 fn train(folder: &Path, fault: Option<Fault>) -> Result<(), TrainError> {
     let save = format!("checkpoint.save={:?}", folder.join("saved"));
-    let overrides = ["train.global_batch_size=6", save.as_str(), "checkpoint.save_interval=2", "train.train_iters=5"];
+    let mut overrides =
+        vec!["train.global_batch_size=6", save.as_str(), "checkpoint.save_interval=2", "train.train_iters=5"];
+    let after_init = format!("dist.distributed_timeout_seconds_after_init={}", TIMEOUT.as_secs());
+    if matches!(fault, Some(Fault::Hang)) {
+        overrides.push(&after_init);
+    }
     let config = config(folder, 3, &overrides);
     let program = |groups: ProcessGroups| {
         let mut options: RunOptions = options(groups);
@@ -57,8 +62,7 @@ fn train(folder: &Path, fault: Option<Fault>) -> Result<(), TrainError> {
         }
         pretrain(config.clone(), options).map(drop)
     };
-    let timeout = if matches!(fault, Some(Fault::Hang)) { TIMEOUT } else { PATIENCE };
-    run_on_threads(&config, timeout, program).map(drop)
+    run_on_threads(&config, PATIENCE, program).map(drop)
 }
 
 #[test]

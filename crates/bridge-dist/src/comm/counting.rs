@@ -158,6 +158,10 @@ impl Communicator for CountingCommunicator {
         self.inner.timeout()
     }
 
+    fn set_timeout(&self, timeout: Duration) {
+        self.inner.set_timeout(timeout);
+    }
+
     fn all_reduce(&self, data: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
         let payload = (data.dtype(), data.len());
         self.counted(self.inner.all_reduce(data, op), Operation::AllReduce, payload)

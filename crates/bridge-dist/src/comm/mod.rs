@@ -21,6 +21,7 @@ mod signature;
 pub mod single;
 pub mod thread;
 pub mod throttled;
+mod time_limit;
 mod worker;
 
 pub use buffer::{Buffer, BufferError, BufferMut, DType, Element, HostBuffer, ReduceOp};
@@ -63,6 +64,10 @@ pub trait Communicator: Debug + Send + Sync {
 
     /// How long an operation waits for other ranks.
     fn timeout(&self) -> Duration;
+
+    /// Changes [`timeout`](Self::timeout), for all groups of this rank's world, and on ranks that are threads for all ranks. Ranks that are
+    /// processes each do it. Over NCCL, groups that exist keep their limit for data that does not move.
+    fn set_timeout(&self, timeout: Duration);
 
     /// Replaces `data` by the reduction over all ranks. Same length on all ranks.
     ///

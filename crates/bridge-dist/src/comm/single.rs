@@ -49,6 +49,9 @@ impl Communicator for SingleCommunicator {
         Arc::clone(&self.world_ranks)
     }
 
+    /// Nobody is waited for.
+    fn set_timeout(&self, _timeout: Duration) {}
+
     fn timeout(&self) -> Duration {
         Duration::MAX
     }

@@ -122,6 +122,10 @@ impl Communicator for ThrottledCommunicator {
         self.inner.timeout()
     }
 
+    fn set_timeout(&self, timeout: Duration) {
+        self.inner.set_timeout(timeout);
+    }
+
     fn all_reduce(&self, data: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
         self.link.wait_for(2.0 * self.ring(data.view().bytes().len()));
         self.inner.all_reduce(data, op)

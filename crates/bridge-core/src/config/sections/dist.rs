@@ -14,7 +14,7 @@ section! {
         distributed_backend: DistributedBackend = DistributedBackend::Nccl;
         /// Timeout of a collective, in minutes.
         distributed_timeout_minutes: usize = 10, Limits::POSITIVE;
-        /// Timeout after the first step, in seconds.
+        /// Timeout from the end of the first step on, in seconds. Saves and evaluations must not hold a rank up for longer.
         distributed_timeout_seconds_after_init: Option<usize> = None, Limits::POSITIVE;
         /// Stages reduce at the same time.
         align_grad_reduce: bool = true;

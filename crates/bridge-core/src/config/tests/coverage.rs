@@ -47,7 +47,10 @@ const IMPLEMENTED: &[(&str, &str)] = &[
         "ddp",
         "grad_reduce_in_fp32 overlap_grad_reduce overlap_param_gather use_distributed_optimizer num_distributed_optimizer_instances use_megatron_fsdp use_custom_fsdp data_parallel_sharding_strategy check_for_nan_in_grad bucket_size pad_buckets_for_high_nccl_busbw reduce_scatter_with_fp32_accumulation average_in_collective gradient_reduce_div_fusion",
     ),
-    ("dist", "distributed_timeout_minutes external_gpu_device_mapping use_megatron_fsdp use_tp_pp_dp_mapping"),
+    (
+        "dist",
+        "distributed_timeout_minutes distributed_timeout_seconds_after_init external_gpu_device_mapping use_megatron_fsdp use_tp_pp_dp_mapping",
+    ),
     ("rng", "seed"),
     (
         "rerun_state_machine",

@@ -397,7 +397,6 @@ pub(super) const RUNTIME: &[Group] = &[
         section: "dist",
         fields: &[
             "distributed_backend",
-            "distributed_timeout_seconds_after_init",
             "local_rank",
             "lazy_mpu_init",
             "use_torch_fsdp2",

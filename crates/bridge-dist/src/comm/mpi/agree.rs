@@ -86,7 +86,7 @@ impl Lane {
     /// Rank 0: collects signatures, compares, and tells the others.
     fn judge(&mut self, signature: &Signature) -> Result<Verdict, CommError> {
         let (seat, size) = (&self.seat, self.seat.size());
-        let deadline = Instant::now() + seat.world().timeout;
+        let deadline = Instant::now() + seat.world().timeout();
         let place = || HostBuffer::zeros(DType::U8, Signature::ENCODED);
         let mut incoming = Vec::with_capacity(size - 1);
         for from in 1..size {
@@ -123,7 +123,7 @@ impl Lane {
     /// Other ranks: send the signature and wait for the verdict, a little longer than rank 0 waits for the last signature.
     fn ask(&mut self, signature: &Signature) -> Result<Verdict, CommError> {
         let seat = &self.seat;
-        let timeout = seat.world().timeout;
+        let timeout = seat.world().timeout();
         let deadline = Instant::now() + timeout + timeout / 4;
         let none = || HostBuffer::zeros(DType::U8, 0);
         let header = HostBuffer::U8(signature.encode().to_vec());

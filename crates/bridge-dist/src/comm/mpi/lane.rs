@@ -37,7 +37,7 @@ impl Lane {
         output: HostBuffer,
     ) -> Result<HostBuffer, CommError> {
         let seat = &self.seat;
-        let deadline = Instant::now() + seat.world().timeout;
+        let deadline = Instant::now() + seat.world().timeout();
         let mut transfer = seat.start(signature, kind, input, output)?;
         if seat.finish(signature, &mut transfer, deadline)? {
             return Ok(transfer.into_buffers().1);

@@ -85,7 +85,7 @@ impl Message {
     }
 
     pub fn finish(mut self) -> Result<HostBuffer, CommError> {
-        let deadline = Instant::now() + self.seat.world().timeout;
+        let deadline = Instant::now() + self.seat.world().timeout();
         let mut pace = Pace::default();
         let mut note = self.seat.note();
         while !self.poll()? {

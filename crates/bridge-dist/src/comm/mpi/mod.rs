@@ -287,7 +287,11 @@ impl Communicator for MpiCommunicator {
     }
 
     fn timeout(&self) -> Duration {
-        self.seat.world().timeout
+        self.seat.world().timeout()
+    }
+
+    fn set_timeout(&self, timeout: Duration) {
+        self.seat.world().set_timeout(timeout);
     }
 
     fn all_reduce(&self, data: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {

@@ -9,11 +9,12 @@ use crate::comm::buffer::HostBuffer;
 use crate::comm::error::{CommError, CommErrorKind};
 use crate::comm::pace::Pace;
 use crate::comm::signature::{Signature, Speaker};
+use crate::comm::time_limit::TimeLimit;
 
 /// What all communicators of a process share.
 #[derive(Debug)]
 pub(super) struct World {
-    pub timeout: Duration,
+    time_limit: TimeLimit,
     environment: Environment,
     failure: Mutex<Option<Arc<CommError>>>,
     /// What threads of this process wait for, in the order in which they began to.
@@ -79,7 +80,16 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl World {
     pub fn new(environment: Environment, timeout: Duration) -> Self {
         let (failure, waiting, orphans) = (Mutex::new(None), Mutex::new(Vec::new()), Mutex::new(Vec::new()));
-        Self { timeout, environment, failure, waiting, orphans }
+        Self { time_limit: TimeLimit::new(timeout), environment, failure, waiting, orphans }
+    }
+
+    /// How long operations wait for other ranks.
+    pub fn timeout(&self) -> Duration {
+        self.time_limit.get()
+    }
+
+    pub fn set_timeout(&self, timeout: Duration) {
+        self.time_limit.set(timeout);
     }
 
     /// What threads of this process wait for.
@@ -111,7 +121,7 @@ impl Drop for World {
         if self.failure().is_some() {
             return;
         }
-        let deadline = Instant::now() + self.timeout;
+        let deadline = Instant::now() + self.timeout();
         let mut pace = Pace::default();
         for orphan in lock(&self.orphans).iter_mut() {
             while matches!(orphan.0.poll(), Ok(false)) && Instant::now() < deadline {
@@ -185,7 +195,7 @@ impl Seat {
 
     pub fn timed_out(&self, signature: &Signature, missing: impl IntoIterator<Item = usize>) -> CommError {
         let kind = CommErrorKind::Timeout {
-            waited: self.world().timeout,
+            waited: self.world().timeout(),
             // Another process does not say what it does.
             missing: missing.into_iter().map(|rank| (rank, String::new())).collect(),
         };

@@ -176,6 +176,10 @@ impl Communicator for NcclCommunicator {
         self.staged.timeout()
     }
 
+    fn set_timeout(&self, timeout: Duration) {
+        self.staged.set_timeout(timeout);
+    }
+
     fn all_reduce(&self, data: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
         self.staged.all_reduce(data, op)
     }

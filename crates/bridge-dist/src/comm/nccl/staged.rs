@@ -209,6 +209,10 @@ impl<F: Fabric> Communicator for Staged<F> {
         self.controls.blocking.timeout()
     }
 
+    fn set_timeout(&self, timeout: Duration) {
+        self.controls.blocking.set_timeout(timeout);
+    }
+
     fn all_reduce(&self, data: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
         lock(&self.blocking).all_reduce(data, op)
     }

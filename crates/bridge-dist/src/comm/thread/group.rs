@@ -151,7 +151,7 @@ impl Member {
 
     pub fn timed_out(&self, signature: &Signature, missing: impl IntoIterator<Item = usize>) -> CommError {
         let kind = CommErrorKind::Timeout {
-            waited: self.group.world.timeout,
+            waited: self.group.world.timeout(),
             missing: missing.into_iter().map(|rank| (rank, self.group.last_operation(rank))).collect(),
         };
         self.fail(signature, kind)
@@ -214,7 +214,7 @@ impl Member {
             if let Some(&peer) = missing.iter().find(|&&rank| self.group.has_departed(rank)) {
                 return Err(self.peer_gone(&signature, peer));
             }
-            let timeout = self.group.world.timeout;
+            let timeout = self.group.world.timeout();
             let Some(left) = timeout.checked_sub(start.elapsed()).filter(|left| !left.is_zero()) else {
                 return Err(self.timed_out(&signature, missing));
             };

@@ -104,7 +104,7 @@ impl Receive {
                 drop(queues);
                 return Err(error);
             }
-            let timeout = member.group.world.timeout;
+            let timeout = member.group.world.timeout();
             let Some(left) = timeout.checked_sub(start.elapsed()).filter(|left| !left.is_zero()) else {
                 drop(queues);
                 return Err(member.timed_out(&self.signature, [self.address.0]));

@@ -146,7 +146,11 @@ impl Communicator for ThreadCommunicator {
     }
 
     fn timeout(&self) -> Duration {
-        self.member.group.world.timeout
+        self.member.group.world.timeout()
+    }
+
+    fn set_timeout(&self, timeout: Duration) {
+        self.member.group.world.set_timeout(timeout);
     }
 
     fn all_reduce(&self, data: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::comm::error::CommError;
 use crate::comm::signature::Signature;
+use crate::comm::time_limit::TimeLimit;
 
 /// How often a waiting rank looks whether the world has failed. Data never waits for this: arrivals wake waiters.
 pub(super) const POLL: Duration = Duration::from_millis(10);
@@ -26,7 +27,7 @@ pub(super) enum Supervision {
 
 #[derive(Debug)]
 pub(super) struct World {
-    pub timeout: Duration,
+    time_limit: TimeLimit,
     pub supervision: Supervision,
     failed: AtomicBool,
     failure: Mutex<Option<Arc<CommError>>>,
@@ -42,12 +43,21 @@ struct Activity {
 impl World {
     pub fn new(size: usize, timeout: Duration, supervision: Supervision) -> Self {
         Self {
-            timeout,
+            time_limit: TimeLimit::new(timeout),
             supervision,
             failed: AtomicBool::new(false),
             failure: Mutex::new(None),
             activities: (0..size).map(|_| Mutex::new(None)).collect(),
         }
+    }
+
+    /// How long operations wait for other ranks.
+    pub fn timeout(&self) -> Duration {
+        self.time_limit.get()
+    }
+
+    pub fn set_timeout(&self, timeout: Duration) {
+        self.time_limit.set(timeout);
     }
 
     /// Records a failure; the first one counts.

@@ -1,0 +1,40 @@
+//! How long operations wait for other ranks: one limit for all groups of a world, which may change while it is in use.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// The limit, to the nanosecond; more than 500 years are not told apart.
+#[derive(Debug)]
+pub(crate) struct TimeLimit(AtomicU64);
+
+impl TimeLimit {
+    pub fn new(limit: Duration) -> Self {
+        Self(AtomicU64::new(nanoseconds(limit)))
+    }
+
+    pub fn get(&self) -> Duration {
+        // Nothing else is published with it: an operation may use the old limit or the new one.
+        Duration::from_nanos(self.0.load(Ordering::Relaxed))
+    }
+
+    pub fn set(&self, limit: Duration) {
+        self.0.store(nanoseconds(limit), Ordering::Relaxed);
+    }
+}
+
+fn nanoseconds(limit: Duration) -> u64 {
+    u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_change() {
+        let limit = TimeLimit::new(Duration::from_millis(1500));
+        assert_eq!(limit.get(), Duration::from_millis(1500));
+        limit.set(Duration::MAX);
+        assert!(limit.get() > Duration::from_secs(500 * 365 * 24 * 3600));
+    }
+}
