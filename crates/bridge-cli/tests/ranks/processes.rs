@@ -16,7 +16,7 @@ const RUN: [&str; 9] = [
     "train.micro_batch_size=1",
     "train.num_threads=1",
     "train.train_iters=4000",
-    "dist.distributed_timeout_minutes=1",
+    "dist.distributed_timeout_seconds_after_init=15",
     "validation.eval_iters=0",
     "checkpoint.save=saved",
     "checkpoint.save_interval=5",
@@ -135,9 +135,9 @@ fn a_killed_process_ends_the_job() {
 #[test]
 fn a_process_that_stands_still_is_found_out() {
     let (code, said, took) = disturb("-STOP");
-    assert!(code != Some(0) && took < Duration::from_secs(120), "{code:?} after {took:?}: {said}");
+    assert!(code != Some(0) && took < Duration::from_secs(90), "{code:?} after {took:?}: {said}");
     // Whoever had agreed with it to move data names the others too.
-    let waited = said.split_once("waited 60s for").unwrap_or_else(|| panic!("nobody says for whom it waited: {said}"));
+    let waited = said.split_once("waited 15s for").unwrap_or_else(|| panic!("nobody says for whom it waited: {said}"));
     assert!(waited.1.lines().next().unwrap().contains("rank 1"), "{said}");
 }
 
