@@ -18,15 +18,19 @@ pub fn run(rest: &[String]) -> Result<ExitCode> {
     let mut skipped = Vec::new();
     match mpi::installed() {
         Ok(()) => {
-            // Again the whole workspace, so that Burn is not built anew; only the suites that start ranks run.
+            // Again the whole workspace, so that Burn is not built anew; the suites that start ranks run, and (in the library) what
+            // NCCL's communicator does without a GPU.
             let arguments = [
                 "test",
                 "--release",
                 "--workspace",
                 "--features",
-                "bridge-cli/mpi,bridge-dist/mpi",
+                "bridge-cli/mpi,bridge-dist/mpi,bridge-dist/nccl",
                 "--test",
                 "conformance_mpi",
+                "--test",
+                "conformance_nccl",
+                "--lib",
                 "--test",
                 "ranks",
             ];

@@ -234,8 +234,10 @@ fn reductions_hide_behind_backward() {
     assert!((link.as_f64().unwrap() - bytes / 1e9).abs() < 1e-9, "a ring of two moves each gradient once each way");
     for more in [&[][..], &[OPTIMIZER], &["ddp.bucket_size=200000"], &GRADIENTS] {
         // Other programs on the machine may hold up a measurement.
-        let share = || hidden(&tiny("2", "layers=8", &[&LINK[..], &SMALL, more].concat()), 0);
-        let best = (0..3).map(|_| share()).find(|share| *share >= 0.7);
-        assert!(best.is_some(), "{more:?}: less than 70% hides behind backward");
+        let mut shares = Vec::new();
+        while shares.len() < 3 && shares.last().is_none_or(|share| *share < 0.7) {
+            shares.push(hidden(&tiny("2", "layers=8", &[&LINK[..], &SMALL, more].concat()), 0));
+        }
+        assert!(shares.last() >= Some(&0.7), "{more:?}: these shares hide behind backward: {shares:?}");
     }
 }

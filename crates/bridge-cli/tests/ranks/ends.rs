@@ -245,3 +245,26 @@ fn times_are_those_of_all_ranks() {
     let single = printed(&[]);
     assert!(single.contains("\ntime (ms):\n    forward-backward ...") && !single.contains("across ranks"), "{single}");
 }
+
+/// Fully sharded parameters stay sharded when training has ended, until all ranks ask for the whole.
+#[test]
+fn whole_parameters_come_back_when_all_ask() {
+    let values = |setting: &[&str]| -> Vec<Vec<f32>> {
+        let folder = tempfile::tempdir().unwrap();
+        // One micro-batch, so that gradients are added up in one order.
+        let common = ["train.micro_batch_size=4", "train.train_iters=3", "validation.eval_iters=0"];
+        let config = config(folder.path(), 2, &[&common[..], setting].concat());
+        let program = |groups| {
+            let mut run = pretrain(config.clone(), options(groups))?.run;
+            run.make_parameters_whole()?;
+            let mut values = Vec::new();
+            run.chunks()[0].visit_parameters(&mut |_, value| values.extend(value.into_data().iter::<f32>()));
+            Ok(values)
+        };
+        run_on_threads(&config, rank_timeout(&config), program).unwrap()
+    };
+    let sharded = values(&["ddp.use_megatron_fsdp=true", "ddp.data_parallel_sharding_strategy=optim_grads_params"]);
+    assert_eq!(sharded[0].len(), 164_160);
+    assert_eq!(sharded[0], sharded[1]);
+    assert_eq!(sharded, values(&[]), "what is sharded changes no bit");
+}

@@ -40,8 +40,8 @@ pub struct BuildContext {
     pub padded_vocab_size: usize,
     /// The ranks the model is spread over.
     pub parallel: Parallel,
-    /// Where the builder may leave initial values for later, making the parameters [`released`](super::released): where this rank keeps a
-    /// part of each. A builder that makes them at once needs the memory for all.
+    /// Set where this rank keeps a part of each parameter only. A builder may then leave initial values here, and make the parameters
+    /// [`released`](super::released); one that does not needs the memory for the whole model.
     pub deferred: Option<DeferredParameters>,
 }
 

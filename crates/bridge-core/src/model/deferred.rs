@@ -13,18 +13,23 @@ use burn::tensor::Tensor;
 #[derive(Clone, Default)]
 pub struct DeferredParameters(Arc<Mutex<BTreeMap<String, Make>>>);
 
-type Make = Box<dyn FnOnce() -> Tensor<1> + Send>;
+/// Makes the value of a parameter, flat and without autodiff.
+pub type Make = Box<dyn FnOnce() -> Tensor<1> + Send>;
 
 impl DeferredParameters {
-    /// Leaves the parameter called `name` for later: `make` returns its value, flat and without autodiff.
+    /// Leaves the parameter called `name` for later: `make` returns its value, flat and without autodiff. The last one for a name counts.
     pub fn defer(&self, name: &str, make: impl FnOnce() -> Tensor<1> + Send + 'static) {
         self.lock().insert(name.to_owned(), Box::new(make));
     }
 
-    /// Makes the value of a parameter that was left for later.
-    pub fn take(&self, name: &str) -> Option<Tensor<1>> {
-        let make = self.lock().remove(name)?;
-        Some(make())
+    /// What makes the value of a parameter; `None` for one that was not left for later, or was taken before.
+    pub fn take(&self, name: &str) -> Option<Make> {
+        self.lock().remove(name)
+    }
+
+    /// Name of a parameter that nobody has taken, the first in alphabetical order.
+    pub fn first(&self) -> Option<String> {
+        self.lock().keys().next().cloned()
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Make>> {
@@ -36,5 +41,25 @@ impl DeferredParameters {
 impl fmt::Debug for DeferredParameters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_set().entries(self.lock().keys()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Device;
+
+    use super::*;
+
+    #[test]
+    fn values_are_made_once_and_when_taken() {
+        let deferred = DeferredParameters::default();
+        let value = |number: f32| move || Tensor::<1>::from_floats([number], &Device::flex());
+        deferred.clone().defer("b", value(1.0));
+        deferred.defer("a", value(2.0));
+        deferred.defer("b", value(3.0));
+        assert_eq!(deferred.first().as_deref(), Some("a"));
+        let made = deferred.take("b").expect("it was left for later")();
+        assert_eq!(made.into_data().iter::<f32>().collect::<Vec<_>>(), [3.0]);
+        assert!(deferred.take("b").is_none() && deferred.take("c").is_none());
     }
 }

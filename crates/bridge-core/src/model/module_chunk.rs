@@ -201,8 +201,8 @@ impl ModuleMapper for Updater<'_> {
         let name = self.names.next().expect("visitor and mapper walk the same parameters");
         let f = &mut self.f;
         param.map(|tensor| {
-            let kind = Kind::of(&tensor);
-            kind.replaced(&name, f(&name, flatten(tensor.without_autodiff())))
+            let form = Form::of(&tensor);
+            form.filled(&name, f(&name, flatten(tensor.without_autodiff())))
         })
     }
 }
@@ -217,21 +217,21 @@ impl ModuleMapper for Replacer<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let name = self.names.next().expect("visitor and mapper walk the same parameters");
         match (self.f)(&name) {
-            Some(replacement) => param.map(|tensor| Kind::of(&tensor).replaced(&name, replacement)),
+            Some(replacement) => param.map(|tensor| Form::of(&tensor).filled(&name, replacement)),
             None => param,
         }
     }
 }
 
 /// What a parameter stays, whatever its value becomes.
-struct Kind<const D: usize> {
+struct Form<const D: usize> {
     dims: [usize; D],
     dtype: DType,
     device: Device,
     trainable: bool,
 }
 
-impl<const D: usize> Kind<D> {
+impl<const D: usize> Form<D> {
     fn of(tensor: &Tensor<D>) -> Self {
         Self {
             dims: tensor.dims(),
@@ -241,7 +241,7 @@ impl<const D: usize> Kind<D> {
         }
     }
 
-    fn replaced(self, name: &str, replacement: Replacement) -> Tensor<D> {
+    fn filled(self, name: &str, replacement: Replacement) -> Tensor<D> {
         let replaced: Tensor<D> = match replacement {
             Replacement::Value(value) => value.reshape(self.dims),
             Replacement::Released => released(self.dims, &self.device, self.dtype),
@@ -251,7 +251,10 @@ impl<const D: usize> Kind<D> {
     }
 }
 
-/// A parameter's shape without its memory: one element, seen as many. Without autodiff.
+/// A parameter's shape without its memory: one element, seen as many, that reads as zeros. Without autodiff.
+///
+/// # Shapes
+/// `dims`.
 pub fn released<const D: usize>(dims: [usize; D], device: &Device, dtype: DType) -> Tensor<D> {
     Tensor::<D>::zeros([1; D], (&device.clone().without_autodiff(), dtype)).expand(dims)
 }

@@ -161,12 +161,12 @@ pub enum BucketRule {
     One,
     /// When it has this many elements.
     Elements(usize),
-    /// When it has one part in so many of the chunk's elements, or `at_most` elements.
+    /// When it has `1 / parts` of the chunk's elements, or `max_elements` if that is less.
     Share {
-        /// Parts.
-        of: usize,
-        /// Elements.
-        at_most: usize,
+        /// Parts of a chunk. There are fewer buckets: the last parameter of each makes it larger.
+        parts: usize,
+        /// Elements of the largest bucket, but for its last parameter.
+        max_elements: usize,
     },
     /// When all parameters of a segment are in it.
     Segment,
@@ -214,9 +214,9 @@ fn groups(parameters: &[BucketParameter], rule: BucketRule) -> Vec<Vec<&BucketPa
     let limit = match rule {
         BucketRule::One | BucketRule::Segment => usize::MAX,
         BucketRule::Elements(limit) => limit,
-        BucketRule::Share { of, at_most } => {
+        BucketRule::Share { parts, max_elements } => {
             let all: usize = parameters.iter().map(|parameter| parameter.num_elements).sum();
-            all.div_ceil(of).min(at_most)
+            all.div_ceil(parts).min(max_elements)
         }
     };
     let mut groups = Vec::new();
@@ -279,7 +279,7 @@ mod tests {
         assert_eq!(names, [vec!["d"], vec!["expert.c"], vec!["b", "a"]]);
         assert_eq!(found.iter().map(|b| b.first_segment).collect::<Vec<_>>(), [2, 1, 0]);
         assert_eq!(buckets(&parameters, BucketRule::One, ShardCounts { dense: 3, expert: 2 }).len(), 2);
-        let fifth = BucketRule::Share { of: 5, at_most: 100 };
+        let fifth = BucketRule::Share { parts: 5, max_elements: 100 };
         assert_eq!(
             buckets(&parameters, fifth, ShardCounts { dense: 3, expert: 2 }).len(),
             4,

@@ -1,5 +1,6 @@
 //! Reduces gradients over data-parallel ranks, bucket by bucket, while backward goes on.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -44,7 +45,8 @@ pub struct GradientReducer {
 pub struct ReductionTimes {
     /// From the start of the first reduction to the moment the last result was taken.
     pub in_flight: Duration,
-    /// Time the rank did nothing but wait for them.
+    /// From the end of backward to the moment all had arrived: what did not hide behind it. Gradients that come early are unpacked in that
+    /// time.
     pub exposed: Duration,
 }
 
@@ -131,12 +133,23 @@ impl GradientReducer {
     /// Waits for reductions and adds what they brought to the reduced gradients.
     fn complete(&mut self, reductions: Vec<InFlight>, gradients: &mut GradientBuffer) -> Result<(), CommError> {
         let first = reductions.first().map(|reduction| reduction.started);
-        for InFlight { chunk, bucket, request, .. } in reductions {
-            let waiting = Instant::now();
+        let backward_ended = Instant::now();
+        let mut exposed = None;
+        let mut reductions = VecDeque::from(reductions);
+        loop {
+            if exposed.is_none() && all_have_arrived(&mut reductions)? {
+                exposed = Some(backward_ended.elapsed());
+            }
+            let Some(InFlight { chunk, bucket, request, .. }) = reductions.pop_front() else {
+                break;
+            };
             let reduced = request.wait()?;
-            self.times.exposed += waiting.elapsed();
+            if reductions.is_empty() {
+                exposed = exposed.or_else(|| Some(backward_ended.elapsed()));
+            }
             self.spread(chunk, bucket, &reduced, gradients);
         }
+        self.times.exposed += exposed.unwrap_or_default();
         self.times.in_flight += first.map_or(Duration::ZERO, |first| first.elapsed());
         Ok(())
     }
@@ -220,6 +233,15 @@ impl GradientReducer {
         let count = values.len();
         Tensor::from_data(TensorData::new(values, [count]), (&self.device, dtype))
     }
+}
+
+fn all_have_arrived(reductions: &mut VecDeque<InFlight>) -> Result<bool, CommError> {
+    for reduction in reductions.iter_mut().rev() {
+        if !reduction.request.test()? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// The values that `take` gives for the parameters of a bucket, each where `put` puts it among `length` elements; zero where there are none.

@@ -144,11 +144,17 @@ impl ShardedParameters {
             let in_buckets = names_in(self.distribution.buckets(index));
             let (distribution, shards) = (&self.distribution, &mut self.shards);
             chunk.update_parameters(&mut |name, value| {
-                let value = deferred.take(name).unwrap_or(value);
+                let value = match deferred.take(name) {
+                    Some(make) => {
+                        drop(value);
+                        make()
+                    }
+                    None => value,
+                };
                 if let Some(range) = distribution.state_range(name) {
                     shards.insert(name.to_owned(), detached_part(value.clone(), &range));
                 }
-                // Parameters that have no replicas stay whole.
+                // What is in no bucket, because it has no replicas or is not trained, stays whole.
                 if in_buckets.contains(name) { Replacement::Released } else { Replacement::Value(value) }
             });
             self.states[index].fill_with(|| BucketState::Released);
@@ -157,12 +163,13 @@ impl ShardedParameters {
 
     /// Bytes of the parameters that this rank keeps between steps: all of those of `chunks`, or where parameters are sharded what it owns.
     pub(super) fn kept_bytes(&self, chunks: &[Box<dyn ModelChunk>]) -> u64 {
-        if self.is_full() {
-            return self.shards.values().map(super::bytes_of).sum();
-        }
-        let mut bytes = 0;
+        let mut bytes = self.shards.values().map(super::bytes_of).sum();
         for chunk in chunks {
-            chunk.visit_parameters(&mut |_, value| bytes += super::bytes_of(&value));
+            chunk.visit_parameters(&mut |name, value| {
+                if !self.shards.contains_key(name) {
+                    bytes += super::bytes_of(&value);
+                }
+            });
         }
         bytes
     }
@@ -185,10 +192,6 @@ impl ShardedParameters {
             return Ok(std::mem::take(&mut self.shards));
         }
         self.make_whole(chunks)?;
-        Ok(self.owned_in_chunks(chunks))
-    }
-
-    fn owned_in_chunks(&self, chunks: &[Box<dyn ModelChunk>]) -> BTreeMap<String, Tensor<1>> {
         let mut owned = BTreeMap::new();
         for chunk in chunks {
             chunk.visit_parameters(&mut |name, value| {
@@ -197,7 +200,7 @@ impl ShardedParameters {
                 }
             });
         }
-        owned
+        Ok(owned)
     }
 
     /// Takes updated (or loaded) ranges of all trained parameters: keeps them where parameters are sharded, else sends them to the other ranks.
@@ -212,7 +215,7 @@ impl ShardedParameters {
         let distribution = Arc::clone(&self.distribution);
         for (index, chunk) in chunks.iter_mut().enumerate() {
             let in_buckets = names_in(distribution.buckets(index));
-            // Parameters that have no replicas are whole.
+            // What is in no bucket is whole.
             chunk.replace_parameters(&mut |name| match in_buckets.contains(name) {
                 true => None,
                 false => updated.get(name).cloned().map(Replacement::Value),
@@ -277,13 +280,13 @@ impl ShardedParameters {
     fn start(&self, bucket: &Bucket, mut owned: impl FnMut(&str) -> Option<Tensor<1>>) -> Result<Gathering, CommError> {
         let group = self.distribution.shards(bucket.replicas);
         let rank = group.rank();
-        let (mut device, mut dtype) = (Device::default(), DType::F32);
-        let parts = bucket.entries.iter().map(|entry| {
-            let owned = owned(&entry.name).expect("every parameter of a bucket has an owned range");
-            (device, dtype) = (owned.device(), owned.dtype());
-            (bucket.within_part(entry, rank), owned.into_data())
-        });
-        let parts: Vec<(Range<usize>, TensorData)> = parts.collect();
+        let owned =
+            bucket.entries.iter().map(|entry| owned(&entry.name).expect("every parameter of a bucket has an owner"));
+        let owned: Vec<Tensor<1>> = owned.collect();
+        let first = owned.first().expect("no bucket is empty");
+        let (device, dtype) = (first.device(), first.dtype());
+        let places = bucket.entries.iter().map(|entry| bucket.within_part(entry, rank));
+        let parts: Vec<(Range<usize>, TensorData)> = places.zip(owned.into_iter().map(Tensor::into_data)).collect();
         let request = group.start_all_gather(concatenate(&parts, bucket.part_len()))?;
         Ok(Gathering { request, device, dtype })
     }

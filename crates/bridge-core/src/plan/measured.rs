@@ -27,7 +27,7 @@ pub struct RankMeasurement {
     pub optimizer_bytes: u64,
     /// The lowest rank of those that reduce gradients together with this one.
     pub first_replica: usize,
-    /// How long that took in each step but the first.
+    /// Times of the reduction of gradients, one entry a step, the first step left out.
     pub reductions: Vec<ReductionTimes>,
 }
 
@@ -49,10 +49,10 @@ pub struct GradientOverlap {
     pub stage: usize,
     /// Seconds that the link of a rank is busy with gradients in a step: the plan's bytes at the link's rate.
     pub link_seconds: f64,
-    /// Seconds of a step in which ranks wait for reduced gradients and do nothing else; the median over the steps. Of ranks that reduce
-    /// together the one that waits least counts: the others have to wait until it comes, with any link.
+    /// Seconds of a step from the end of backward to the moment the rank has all reduced gradients; the median over the steps. Of ranks that
+    /// reduce together the one with the least counts: it comes last, and the others wait for it with any link.
     pub exposed_seconds: f64,
-    /// Share of the time on the link that is not waited for, `0..=1`.
+    /// Share of the time on the link that hides behind backward, `0..=1`.
     pub hidden: f64,
 }
 
@@ -132,13 +132,16 @@ impl Plan {
 fn gradient_overlap(plan: &StagePlan, ranks: &[RankMeasurement], link_gbps: f64) -> Option<GradientOverlap> {
     let gradients = plan.traffic.iter().filter(|traffic| traffic.kind == TrafficKind::Gradients);
     let link_seconds = gradients.map(|traffic| traffic.wire_bytes).sum::<f64>() * 8.0 / (link_gbps * 1e9);
+    if link_seconds == 0.0 {
+        return None;
+    }
     let ranks: Vec<&RankMeasurement> = ranks.iter().filter(|rank| rank.stage == plan.stage).collect();
     let exposed_seconds = median(exposed_by_step(&ranks))?;
     let hidden = (1.0 - exposed_seconds / link_seconds).clamp(0.0, 1.0);
-    (link_seconds > 0.0).then_some(GradientOverlap { stage: plan.stage, link_seconds, exposed_seconds, hidden })
+    Some(GradientOverlap { stage: plan.stage, link_seconds, exposed_seconds, hidden })
 }
 
-/// For each step, the least wait among ranks that reduce together, and of several such groups the longest.
+/// For each step, the least time among ranks that reduce together, and of several such groups the longest.
 fn exposed_by_step(ranks: &[&RankMeasurement]) -> Vec<f64> {
     let steps = ranks.iter().map(|rank| rank.reductions.len()).min().unwrap_or(0);
     let exposed = |step: usize| {

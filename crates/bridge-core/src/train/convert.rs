@@ -35,11 +35,11 @@ pub(super) fn grad_reduce_in_fp32(config: &RunConfig) -> bool {
 
 /// Where the recipe gives no bucket size: Megatron's default, in elements, but several buckets also for a model that is smaller than that.
 fn default_bucket_rule(data_parallel_size: usize) -> BucketRule {
-    BucketRule::Share { of: DEFAULT_BUCKETS, at_most: (1_000_000 * data_parallel_size).max(40_000_000) }
+    BucketRule::Share { parts: DEFAULT_PARTS, max_elements: (1_000_000 * data_parallel_size).max(40_000_000) }
 }
 
-/// At least so many buckets by default: what the last one takes hides behind nothing.
-const DEFAULT_BUCKETS: usize = 8;
+/// By default a bucket is closed when it has one part in so many of a chunk's elements. What the last bucket takes hides behind nothing.
+const DEFAULT_PARTS: usize = 16;
 
 pub(crate) fn distribution(config: &RunConfig) -> DistributionSettings {
     let (ddp, replicas) = (&config.ddp, config.parallel.data * config.parallel.context);
@@ -219,17 +219,17 @@ pub(super) fn rerun(config: &RunConfig, rank: usize, place: LocalRank) -> RerunC
             },
             seed: config.rng.seed,
         },
-        placement: Placement {
-            rank,
-            node: ranks::host_name(),
-            device: device_index(&config.device).unwrap_or(place.rank),
-        },
+        placement: Placement { rank, node: ranks::host_name(), device: device_index(config, place) },
     }
 }
 
-/// N of a device called `kind:N`.
-fn device_index(device: &str) -> Option<usize> {
-    device.split_once(':').and_then(|(_, index)| index.parse().ok())
+/// Number of a rank's device on its machine: that of its name, else the rank's. The processor is one device.
+fn device_index(config: &RunConfig, place: LocalRank) -> usize {
+    if config.computes_on_processor() {
+        return 0;
+    }
+    let index = config.device.split_once(':').and_then(|(_, index)| index.parse().ok());
+    index.unwrap_or(place.rank)
 }
 
 pub(super) fn loss_checks(config: &RunConfig) -> LossChecks {

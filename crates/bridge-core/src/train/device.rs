@@ -29,7 +29,10 @@ pub enum DeviceError {
         feature: String,
     },
     /// The machine has no such device.
-    #[error("device: `{found}` is not on this machine: of that kind there are {count}, numbered from 0")]
+    #[error(
+        "device: `{found}` is not on this machine, which has {}",
+        match count { 0 => "none of that kind".to_owned(), _ => format!("{count} of that kind, numbered from 0") }
+    )]
     Absent {
         /// What the recipe says.
         found: String,
@@ -64,6 +67,12 @@ pub struct LocalRank {
 impl LocalRank {
     /// The only one.
     pub const ALONE: Self = Self { rank: 0, size: 1 };
+
+    /// The place of rank `rank` of a world whose ranks are on these machines.
+    pub(super) fn among(machines: &[i64], rank: usize) -> Self {
+        let here = |ranks: &[i64]| ranks.iter().filter(|machine| **machine == machines[rank]).count();
+        Self { rank: here(&machines[..rank]), size: here(machines) }
+    }
 }
 
 /// The device called `name`, without autodiff.
@@ -81,11 +90,11 @@ pub fn select_device(name: &str) -> Result<Device, DeviceError> {
 /// As [`select_device`], or if there are fewer devices than ranks.
 pub fn select_device_of_rank(name: &str, place: LocalRank) -> Result<Device, DeviceError> {
     let choice = Choice::parse(name)?;
-    let index = match (choice.kind, choice.index) {
-        (Kind::Processor, _) => return Ok(Device::flex()),
-        (_, Some(index)) => index,
-        (kind, None) if place.size == 1 => return usual_device(kind, name),
-        (_, None) => place.rank,
+    if choice.kind == Kind::Processor {
+        return Ok(Device::flex());
+    }
+    let Some(index) = choice.index_of_rank(place) else {
+        return usual_device(choice.kind, name);
     };
     let devices = devices(choice.kind);
     let count = devices.len();
@@ -137,7 +146,7 @@ impl Choice {
             Some((kind, index)) => (kind, Some(index.parse().map_err(|_| unknown(String::new()))?)),
             None => (name, None),
         };
-        let choice = match kind {
+        let known = match kind {
             "flex" | "cpu" if index.unwrap_or(0) != 0 => return Err(unknown("; the CPU is one device".into())),
             "flex" | "cpu" => Kind::Processor,
             "cuda" => Kind::Cuda,
@@ -152,26 +161,38 @@ impl Choice {
                 return Err(unknown(near.map(|n| format!("; did you mean `{n}`?")).unwrap_or_default()));
             }
         };
-        if !choice.is_compiled_in() {
+        if !known.is_compiled_in() {
             return Err(DeviceError::NotCompiledIn { found: name.to_owned(), feature: kind.to_owned() });
         }
-        Ok(Self { kind: choice, index })
+        Ok(Self { kind: known, index })
+    }
+
+    /// Number of the device that a rank takes; `None` leaves the choice to the back end, where nobody else is there.
+    fn index_of_rank(self, place: LocalRank) -> Option<usize> {
+        self.index.or((place.size > 1).then_some(place.rank))
     }
 }
 
-/// The devices of a back end, by number.
+/// The GPUs of a back end, by number.
 fn devices(kind: Kind) -> Vec<Device> {
     match kind {
-        Kind::Processor => vec![Device::flex()],
         #[cfg(feature = "cuda")]
         Kind::Cuda => Device::enumerate(DeviceType::Cuda).into_vec(),
         #[cfg(feature = "wgpu")]
-        Kind::Wgpu => Device::enumerate(DeviceType::Wgpu).into_vec(),
+        Kind::Wgpu => adapters(Device::enumerate(DeviceType::Wgpu).into_vec(), Device::wgpu),
         #[cfg(feature = "vulkan")]
-        Kind::Vulkan => Device::enumerate(DeviceType::Vulkan).into_vec(),
-        #[allow(unreachable_patterns, reason = "a build with all back ends has them all")]
+        Kind::Vulkan => adapters(Device::enumerate(DeviceType::Vulkan).into_vec(), Device::vulkan),
         _ => Vec::new(),
     }
+}
+
+/// Graphics adapters by number: discrete GPUs, integrated ones, virtual ones. What computes in software counts only where there is no GPU.
+#[cfg(any(feature = "wgpu", feature = "vulkan"))]
+fn adapters(found: Vec<Device>, of_kind: impl Fn(DeviceKind) -> Device) -> Vec<Device> {
+    let numbered = [DeviceKind::DiscreteGpu, DeviceKind::IntegratedGpu, DeviceKind::VirtualGpu];
+    let kinds = numbered.into_iter().flat_map(|kind| (0..found.len()).map(kind));
+    let gpus: Vec<Device> = kinds.map(of_kind).filter(|device| found.contains(device)).collect();
+    if gpus.is_empty() { found } else { gpus }
 }
 
 /// The device of a rank that has the machine for itself, where none is named by number.
@@ -209,6 +230,26 @@ mod tests {
     fn ranks_share_the_processor() {
         let of = |rank| select_device_of_rank("flex", LocalRank { rank, size: 3 }).unwrap();
         assert_eq!((of(0), of(2)), (Device::flex(), Device::flex()));
+    }
+
+    #[test]
+    fn ranks_are_numbered_on_their_machines() {
+        let places = |machines: &[i64]| -> Vec<(usize, usize)> {
+            let place = |rank| LocalRank::among(machines, rank);
+            (0..machines.len()).map(|rank| (place(rank).rank, place(rank).size)).collect()
+        };
+        assert_eq!(places(&[7, 9, 7, 9, 7]), [(0, 3), (0, 2), (1, 3), (1, 2), (2, 3)]);
+        assert_eq!(places(&[5]), [(0, 1)]);
+    }
+
+    #[test]
+    fn each_rank_takes_the_device_of_its_number_or_all_that_of_the_name() {
+        let of = |index, rank, size| {
+            let choice = Choice { kind: Kind::Cuda, index };
+            choice.index_of_rank(LocalRank { rank, size })
+        };
+        assert_eq!((of(None, 2, 4), of(None, 0, 4), of(None, 0, 1)), (Some(2), Some(0), None));
+        assert_eq!((of(Some(1), 2, 4), of(Some(1), 0, 1)), (Some(1), Some(1)));
     }
 
     #[test]

@@ -23,8 +23,8 @@ pub struct RunReport {
     pub validation: Option<EvaluationReport>,
     /// The evaluation of the test split, if there was one.
     pub test: Option<EvaluationReport>,
-    /// The run, for what comes after it: sampling, for instance. Of fully sharded parameters each rank still has its part, until all call
-    /// [`make_parameters_whole`](TrainingRun::make_parameters_whole).
+    /// The run, for what comes after it: sampling, for instance. Fully sharded parameters stay sharded: its chunks hold zeros in their place
+    /// until all ranks call [`make_parameters_whole`](TrainingRun::make_parameters_whole).
     pub run: TrainingRun,
 }
 

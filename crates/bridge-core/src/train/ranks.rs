@@ -110,6 +110,9 @@ pub(super) fn is_first(groups: &ProcessGroups) -> bool {
 }
 
 /// This rank's place among those on its machine. All ranks call this together.
+///
+/// # Errors
+/// If ranks cannot tell each other where they are.
 pub(super) fn local_rank(world: &Group) -> Result<LocalRank, CommError> {
     if world.size() == 1 {
         return Ok(LocalRank::ALONE);
@@ -120,8 +123,7 @@ pub(super) fn local_rank(world: &Group) -> Result<LocalRank, CommError> {
     let mine = xxh3_64(format!("{}\n{started}", host_name()).as_bytes()) as i64;
     let mut all = vec![0_i64; world.size()];
     world.all_gather((&[mine]).into(), (&mut all).into())?;
-    let here = |ranks: &[i64]| ranks.iter().filter(|machine| **machine == mine).count();
-    Ok(LocalRank { rank: here(&all[..world.rank()]), size: here(&all) })
+    Ok(LocalRank::among(&all, world.rank()))
 }
 
 /// This machine's name; empty where the system does not say.

@@ -97,8 +97,7 @@ impl std::fmt::Debug for RunOptions {
 pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, TrainError> {
     let config = Arc::new(config);
     let groups = options.groups.clone();
-    let place =
-        if config.dist.external_gpu_device_mapping { LocalRank::ALONE } else { ranks::local_rank(groups.world())? };
+    let place = ranks::local_rank(groups.world())?;
     // What can be refused is refused before anything is written.
     let checked = check(&config, &options, place);
     let Checked { device, model_config } = ranks::agree(&groups, "checking the run", checked)?;
@@ -170,6 +169,11 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     // What is loaded need not be drawn.
     let deferred = if start.is_some() { DeferredParameters::default() } else { deferred };
     run.optimizer.parameters().shard(&mut run.chunks, &deferred);
+    if let Some(name) = deferred.first() {
+        return Err(TrainError::Internal(format!(
+            "the builder left `{name}` for later, and no parameter is called so"
+        )));
+    }
     if let Some(start) = &start {
         restore(&mut run, start)?;
     }
@@ -194,6 +198,8 @@ fn check(config: &RunConfig, options: &RunOptions, place: LocalRank) -> Result<C
     if let Some(threads) = config.train.num_threads {
         set_num_threads(threads)?;
     }
+    let sees_only_its_own = config.dist.external_gpu_device_mapping;
+    let place = if sees_only_its_own { LocalRank::ALONE } else { place };
     let device = select_device_of_rank(&config.device, place)?.autodiff();
     let params_dtype = convert::params_dtype(config);
     if !device.supports_dtype(burn::tensor::DType::from(params_dtype)) {

@@ -65,8 +65,9 @@ pub trait Communicator: Debug + Send + Sync {
     /// How long an operation waits for other ranks.
     fn timeout(&self) -> Duration;
 
-    /// Changes [`timeout`](Self::timeout), for all groups of this rank's world, and on ranks that are threads for all ranks. Ranks that are
-    /// processes each do it. Over NCCL, groups that exist keep their limit for data that does not move.
+    /// Changes [`timeout`](Self::timeout) for every group of this world. Ranks that are threads share one world, so one call is enough; ranks
+    /// that are processes each call it. Operations under way may still use the old limit, and so does NCCL itself in groups that exist: the
+    /// agreement that comes before its data uses the new one.
     fn set_timeout(&self, timeout: Duration);
 
     /// Replaces `data` by the reduction over all ranks. Same length on all ranks.

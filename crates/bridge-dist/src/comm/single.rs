@@ -49,12 +49,12 @@ impl Communicator for SingleCommunicator {
         Arc::clone(&self.world_ranks)
     }
 
-    /// Nobody is waited for.
-    fn set_timeout(&self, _timeout: Duration) {}
-
     fn timeout(&self) -> Duration {
         Duration::MAX
     }
+
+    /// Nobody is waited for.
+    fn set_timeout(&self, _timeout: Duration) {}
 
     fn all_reduce(&self, data: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
         let signature = Signature::reducing(OpKind::AllReduce, data.dtype(), data.len(), op);

@@ -37,8 +37,14 @@ impl Link {
     }
 }
 
+/// How much later than asked for the system may wake a thread.
+const LATE: Duration = Duration::from_micros(100);
+
 fn sleep_until(when: Instant) {
-    std::thread::sleep(when.saturating_duration_since(Instant::now()));
+    std::thread::sleep(when.saturating_duration_since(Instant::now() + LATE));
+    while Instant::now() < when {
+        std::thread::yield_now();
+    }
 }
 
 /// Another communicator, slowed down to a rate.

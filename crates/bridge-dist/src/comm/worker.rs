@@ -2,19 +2,117 @@
 //!
 //! The collectives proper are the blocking ones of an implementation, run on a lane (or communicator) of their own;
 //! so they move while the rank computes, and they never interleave with blocking collectives of the same group.
+//! An implementation has a [`Background`], gives it [`Collectives`], and is a [`Place`].
 
-use std::sync::mpsc;
+use std::sync::{Mutex, OnceLock, PoisonError, mpsc};
 use std::thread;
 
-use super::buffer::HostBuffer;
+use super::buffer::{Buffer, BufferMut, HostBuffer, ReduceOp};
 use super::error::{CommError, CommErrorKind};
 use super::request::{Pending, Request};
+use super::signature::{OpKind, Signature, Speaker};
 
 type Outcome = Result<HostBuffer, CommError>;
 type Job<S> = Box<dyn FnOnce(&mut S) -> Outcome + Send>;
 
+/// The blocking collectives that have a non-blocking form.
+pub(crate) trait Collectives: Send + 'static {
+    fn all_reduce(&mut self, data: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError>;
+    fn reduce_scatter(&mut self, input: Buffer<'_>, output: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError>;
+    fn all_gather(&mut self, input: Buffer<'_>, output: BufferMut<'_>) -> Result<(), CommError>;
+}
+
+/// A rank's place in a group, as an implementation knows it.
+pub(crate) trait Place {
+    fn speaker(&self) -> Speaker<'_>;
+    /// An error if the world has failed.
+    fn check_world(&self, signature: &Signature) -> Result<(), CommError>;
+    /// Fails the world with this error, and returns it.
+    fn fail(&self, signature: &Signature, kind: CommErrorKind) -> CommError;
+}
+
+/// The non-blocking collectives of one rank of a group. Their thread starts with the first of them; many groups never have one.
+pub(crate) struct Background<L> {
+    /// The lane until the thread has it. The lock serialises the start and, with it, the order of the first operations.
+    idle: Mutex<Option<L>>,
+    worker: OnceLock<Worker<L>>,
+}
+
+impl<L: Collectives> Background<L> {
+    pub fn new(lane: L) -> Self {
+        Self { idle: Mutex::new(Some(lane)), worker: OnceLock::new() }
+    }
+
+    pub fn all_reduce(&self, place: &impl Place, mut data: HostBuffer, op: ReduceOp) -> Result<Request, CommError> {
+        let signature = Signature::reducing(OpKind::AllReduce, data.dtype(), data.len(), op);
+        place.speaker().check_reduce(&signature)?;
+        self.start(place, &signature, move |lane| {
+            lane.all_reduce(data.view_mut(), op)?;
+            Ok(data)
+        })
+    }
+
+    pub fn reduce_scatter(&self, place: &impl Place, input: HostBuffer, op: ReduceOp) -> Result<Request, CommError> {
+        let speaker = place.speaker();
+        let mut output = HostBuffer::zeros(input.dtype(), input.len() / speaker.world_ranks.len());
+        let signature = speaker.reduce_scatter(&input.view(), &output.view_mut(), op)?;
+        self.start(place, &signature, move |lane| {
+            lane.reduce_scatter(input.view(), output.view_mut(), op)?;
+            Ok(output)
+        })
+    }
+
+    pub fn all_gather(&self, place: &impl Place, input: HostBuffer) -> Result<Request, CommError> {
+        let signature = Signature::data(OpKind::AllGather, input.dtype(), input.len());
+        let size = place.speaker().world_ranks.len();
+        self.start(place, &signature, move |lane| {
+            let mut output = HostBuffer::zeros(input.dtype(), input.len() * size);
+            lane.all_gather(input.view(), output.view_mut())?;
+            Ok(output)
+        })
+    }
+
+    fn start(
+        &self,
+        place: &impl Place,
+        signature: &Signature,
+        job: impl FnOnce(&mut L) -> Outcome + Send + 'static,
+    ) -> Result<Request, CommError> {
+        place.check_world(signature)?;
+        let worker = self.worker(place, signature)?;
+        worker.submit(job, |kind| place.speaker().error(signature, kind))
+    }
+
+    fn worker(&self, place: &impl Place, signature: &Signature) -> Result<&Worker<L>, CommError> {
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let transport = |library, message| CommErrorKind::Transport { library, message };
+        if let Some(lane) = idle.take() {
+            let Speaker { rank, group, .. } = place.speaker();
+            let worker = Worker::spawn(format!("{group}-{rank}"), lane).map_err(|error| {
+                let library = "the operating system, starting a background thread,";
+                place.fail(signature, transport(library, error.to_string()))
+            })?;
+            return Ok(self.worker.get_or_init(|| worker));
+        }
+        self.worker.get().ok_or_else(|| {
+            let message = "it could not be started".to_owned();
+            place.speaker().error(signature, transport("the background thread", message))
+        })
+    }
+}
+
+impl<L> Background<L> {
+    /// Waits until everything that was started is done, and the thread has ended.
+    #[cfg_attr(not(any(feature = "mpi", feature = "nccl")), allow(dead_code))]
+    pub fn finish(&mut self) {
+        if let Some(worker) = self.worker.take() {
+            worker.finish();
+        }
+    }
+}
+
 /// The thread, and the queue to it. Dropping it lets the thread finish its queue and end.
-pub(crate) struct Worker<S> {
+struct Worker<S> {
     queue: mpsc::Sender<(Job<S>, mpsc::Sender<Outcome>)>,
     /// Joined by implementations whose resources must not outlive their owner.
     #[cfg_attr(not(any(feature = "mpi", feature = "nccl")), allow(dead_code))]
@@ -23,7 +121,7 @@ pub(crate) struct Worker<S> {
 
 impl<S: Send + 'static> Worker<S> {
     /// Starts the thread, which owns `state`, the implementation's lane.
-    pub fn spawn(name: String, mut state: S) -> std::io::Result<Self> {
+    fn spawn(name: String, mut state: S) -> std::io::Result<Self> {
         let (queue, jobs) = mpsc::channel::<(Job<S>, mpsc::Sender<Outcome>)>();
         let thread = thread::Builder::new().name(name).spawn(move || {
             for (job, reply) in jobs {
@@ -35,7 +133,7 @@ impl<S: Send + 'static> Worker<S> {
     }
 
     /// Runs `job` after those submitted before. `lost` is the error if the thread has died.
-    pub fn submit(
+    fn submit(
         &self,
         job: impl FnOnce(&mut S) -> Outcome + Send + 'static,
         lost: impl FnOnce(CommErrorKind) -> CommError,
@@ -50,10 +148,12 @@ impl<S: Send + 'static> Worker<S> {
             Err(_) => Err(lost),
         }
     }
+}
 
+impl<S> Worker<S> {
     /// Waits until all jobs are done and the thread has ended.
     #[cfg_attr(not(any(feature = "mpi", feature = "nccl")), allow(dead_code))]
-    pub fn finish(self) {
+    fn finish(self) {
         drop(self.queue);
         // A panic of the thread has been reported by the request it was working on.
         let _ = self.thread.join();

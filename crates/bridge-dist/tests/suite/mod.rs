@@ -27,6 +27,7 @@ pub const CASES: &[Case] = &[
     ("messages", messages),
     ("message_order", message_order),
     ("barrier", barrier),
+    ("time_limits", time_limits),
     ("split", split),
     ("concurrent_groups", concurrent_groups),
     ("non_blocking_collectives", non_blocking_collectives),
@@ -288,6 +289,25 @@ fn message_order(comm: &Group) -> Outcome {
     for (index, send) in sends.into_iter().enumerate() {
         assert_eq!(send.wait()?, HostBuffer::from(vec![index as i32]));
     }
+    Ok(())
+}
+
+/// A new limit holds for groups that were made before. A group of one waits for nobody, so only larger ones have to keep it.
+fn time_limits(comm: &Group) -> Outcome {
+    let part = comm.split(Some(0), comm.rank(), "part")?.ok_or("a colour was given")?;
+    let usual = comm.timeout();
+    let other = usual / 2;
+    comm.barrier()?;
+    comm.set_timeout(other);
+    comm.barrier()?;
+    let found = [comm.timeout(), part.timeout()];
+    comm.barrier()?;
+    comm.set_timeout(usual);
+    comm.barrier()?;
+    if comm.size() > 1 {
+        assert_eq!(found, [other, other]);
+    }
+    assert_eq!(comm.timeout(), usual);
     Ok(())
 }
 

@@ -40,7 +40,7 @@ fn print_overlap(stages: &[GradientOverlap]) {
     if stages.is_empty() {
         return;
     }
-    let mut table = Table::new(&["stage", "gradients on the link", "waited for", "hidden"]);
+    let mut table = Table::new(&["stage", "gradients on the link", "after backward", "hidden"]);
     table.rows.extend(stages.iter().map(|overlap| {
         let hidden = format!("{:.0}%", 100.0 * overlap.hidden);
         vec![overlap.stage.to_string(), seconds(overlap.link_seconds), seconds(overlap.exposed_seconds), hidden]

@@ -57,10 +57,10 @@ struct RateArguments {
     #[arg(long, value_parser = rate)]
     link_gbps: Option<f64>,
     /// Gigabits per second that a rank can send inside its node; without it, as between nodes.
-    #[arg(long, value_parser = rate, requires_all = ["intra_node", "device_tflops"])]
+    #[arg(long, value_parser = rate, requires_all = ["intra_node", "device_tflops"], conflicts_with = "measure")]
     intra_link_gbps: Option<f64>,
     /// Ranks of a node.
-    #[arg(long, value_parser = positive, default_value_t = 1, requires = "device_tflops")]
+    #[arg(long, value_parser = positive, default_value_t = 1, requires = "device_tflops", conflicts_with = "measure")]
     intra_node: usize,
 }
 

@@ -10,6 +10,7 @@ use super::raw::{Kind, RawError};
 use crate::comm::buffer::{DType, HostBuffer};
 use crate::comm::error::{CommError, CommErrorKind};
 use crate::comm::signature::{MAX_TAG, Signature, odd_one_out};
+use crate::comm::worker::Place;
 
 /// Tags of agreement, above those of messages (which use two each).
 const TO_ROOT: u32 = 2 * MAX_TAG + 2;

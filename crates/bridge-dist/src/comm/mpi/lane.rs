@@ -10,6 +10,7 @@ use crate::comm::buffer::{Buffer, BufferMut, DType, HostBuffer, ReduceOp};
 use crate::comm::error::CommError;
 use crate::comm::reduce::reduce_ordered;
 use crate::comm::signature::{OpKind, Signature, UnevenExchange};
+use crate::comm::worker::{Collectives, Place};
 
 /// Bytes of a piece on one rank.
 const CHUNK_BYTES: usize = 2 << 20;
@@ -25,6 +26,56 @@ pub(super) fn bytes_of(buffer: &HostBuffer) -> &[u8] {
 #[derive(Debug)]
 pub(super) struct Lane {
     pub seat: Seat,
+}
+
+impl Collectives for Lane {
+    fn all_reduce(&mut self, mut data: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
+        let signature = Signature::reducing(OpKind::AllReduce, data.dtype(), data.len(), op);
+        self.seat.speaker().check_reduce(&signature)?;
+        self.agree(&signature)?;
+        if data.is_empty() {
+            return Ok(());
+        }
+        if data.len() * data.dtype().size() <= SMALL_BYTES {
+            let all = self.gather(&signature, data.view().into())?;
+            reduce_parts(op, &all, data);
+            return Ok(());
+        }
+        let (dtype, size) = (data.dtype(), self.seat.size());
+        for range in chunks(data.len(), self.chunk(dtype) * size) {
+            // Padded, so that all ranks reduce equally much.
+            let width = range.len().div_ceil(size);
+            let mut padded = HostBuffer::zeros(dtype, width * size);
+            padded.view_mut().slice(0..range.len()).copy_from(data.view().slice(range.clone()));
+            let parts = self.transpose(&signature, padded)?;
+            let mut reduced = HostBuffer::zeros(dtype, width);
+            reduce_parts(op, &parts, reduced.view_mut());
+            let all = self.gather(&signature, reduced)?;
+            let len = range.len();
+            data.slice(range).copy_from(all.view().slice(0..len));
+        }
+        Ok(())
+    }
+
+    fn reduce_scatter(&mut self, input: Buffer<'_>, mut output: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
+        let signature = self.seat.speaker().reduce_scatter(&input, &output, op)?;
+        self.agree(&signature)?;
+        for range in chunks(output.len(), self.chunk(input.dtype())) {
+            let parts = self.transpose(&signature, columns(&input, output.len(), self.seat.size(), &range))?;
+            reduce_parts(op, &parts, output.slice(range));
+        }
+        Ok(())
+    }
+
+    fn all_gather(&mut self, input: Buffer<'_>, mut output: BufferMut<'_>) -> Result<(), CommError> {
+        let signature = self.seat.speaker().all_gather(&input, &output)?;
+        self.agree(&signature)?;
+        for range in chunks(input.len(), self.chunk(input.dtype())) {
+            let all = self.gather(&signature, input.slice(range.clone()).into())?;
+            spread(&all, &mut output, input.len(), self.seat.size(), &range);
+        }
+        Ok(())
+    }
 }
 
 impl Lane {
@@ -61,59 +112,6 @@ impl Lane {
 
     fn chunk(&self, dtype: DType) -> usize {
         (CHUNK_BYTES / dtype.size() / self.seat.size()).max(1)
-    }
-
-    pub fn all_reduce(&mut self, mut data: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
-        let signature = Signature::reducing(OpKind::AllReduce, data.dtype(), data.len(), op);
-        self.seat.speaker().check_reduce(&signature)?;
-        self.agree(&signature)?;
-        if data.is_empty() {
-            return Ok(());
-        }
-        if data.len() * data.dtype().size() <= SMALL_BYTES {
-            let all = self.gather(&signature, data.view().into())?;
-            reduce_parts(op, &all, data);
-            return Ok(());
-        }
-        let (dtype, size) = (data.dtype(), self.seat.size());
-        for range in chunks(data.len(), self.chunk(dtype) * size) {
-            // Padded, so that all ranks reduce equally much.
-            let width = range.len().div_ceil(size);
-            let mut padded = HostBuffer::zeros(dtype, width * size);
-            padded.view_mut().slice(0..range.len()).copy_from(data.view().slice(range.clone()));
-            let parts = self.transpose(&signature, padded)?;
-            let mut reduced = HostBuffer::zeros(dtype, width);
-            reduce_parts(op, &parts, reduced.view_mut());
-            let all = self.gather(&signature, reduced)?;
-            let len = range.len();
-            data.slice(range).copy_from(all.view().slice(0..len));
-        }
-        Ok(())
-    }
-
-    pub fn reduce_scatter(
-        &mut self,
-        input: Buffer<'_>,
-        mut output: BufferMut<'_>,
-        op: ReduceOp,
-    ) -> Result<(), CommError> {
-        let signature = self.seat.speaker().reduce_scatter(&input, &output, op)?;
-        self.agree(&signature)?;
-        for range in chunks(output.len(), self.chunk(input.dtype())) {
-            let parts = self.transpose(&signature, columns(&input, output.len(), self.seat.size(), &range))?;
-            reduce_parts(op, &parts, output.slice(range));
-        }
-        Ok(())
-    }
-
-    pub fn all_gather(&mut self, input: Buffer<'_>, mut output: BufferMut<'_>) -> Result<(), CommError> {
-        let signature = self.seat.speaker().all_gather(&input, &output)?;
-        self.agree(&signature)?;
-        for range in chunks(input.len(), self.chunk(input.dtype())) {
-            let all = self.gather(&signature, input.slice(range.clone()).into())?;
-            spread(&all, &mut output, input.len(), self.seat.size(), &range);
-        }
-        Ok(())
     }
 
     pub fn broadcast(&mut self, mut data: BufferMut<'_>, root: usize) -> Result<(), CommError> {

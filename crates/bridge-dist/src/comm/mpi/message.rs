@@ -11,6 +11,7 @@ use crate::comm::error::{CommError, CommErrorKind};
 use crate::comm::pace::Pace;
 use crate::comm::request::Pending;
 use crate::comm::signature::Signature;
+use crate::comm::worker::Place;
 
 /// A message being sent or received.
 pub(super) struct Message {

@@ -12,7 +12,7 @@
 //! - A message is at most 2 GiB long; collectives have no such limit.
 
 use std::panic;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use super::buffer::{Buffer, BufferMut, DType, HostBuffer, ReduceOp};
@@ -20,7 +20,7 @@ use super::error::{CommError, CommErrorKind};
 use super::request::Request;
 use super::signature::{OpKind, Signature, UnevenExchange};
 use super::single::SingleCommunicator;
-use super::worker::Worker;
+use super::worker::{Background, Collectives, Place};
 use super::{Communicator, Group};
 
 mod agree;
@@ -155,9 +155,7 @@ fn abort_on_panic(rank: usize) {
 pub struct MpiCommunicator {
     seat: Seat,
     blocking: Mutex<Lane>,
-    /// The lane of the background thread until that is started.
-    idle_background: Mutex<Option<Lane>>,
-    worker: OnceLock<Worker<Lane>>,
+    background: Background<Lane>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -179,41 +177,8 @@ impl MpiCommunicator {
         let (seat, background) = (seat(raw), seat(background));
         Ok(Self {
             blocking: Mutex::new(Lane { seat: seat.clone() }),
-            idle_background: Mutex::new(Some(Lane { seat: background })),
-            worker: OnceLock::new(),
+            background: Background::new(Lane { seat: background }),
             seat,
-        })
-    }
-
-    fn start(
-        &self,
-        signature: Signature,
-        job: impl FnOnce(&mut Lane) -> Result<HostBuffer, CommError> + Send + 'static,
-    ) -> Result<Request, CommError> {
-        self.seat.check_world(&signature)?;
-        let worker = self.worker(&signature)?;
-        worker.submit(job, |kind| self.seat.speaker().error(&signature, kind))
-    }
-
-    fn worker(&self, signature: &Signature) -> Result<&Worker<Lane>, CommError> {
-        let mut idle = lock(&self.idle_background);
-        if let Some(lane) = idle.take() {
-            let name = format!("{}-{}", self.seat.name, self.seat.rank);
-            let worker = Worker::spawn(name, lane).map_err(|error| {
-                let kind = CommErrorKind::Transport {
-                    library: "the operating system, starting a background thread,",
-                    message: error.to_string(),
-                };
-                self.seat.fail(signature, kind)
-            })?;
-            return Ok(self.worker.get_or_init(|| worker));
-        }
-        self.worker.get().ok_or_else(|| {
-            let kind = CommErrorKind::Transport {
-                library: "the background thread",
-                message: "it could not be started".to_owned(),
-            };
-            self.seat.speaker().error(signature, kind)
         })
     }
 
@@ -245,9 +210,7 @@ impl MpiCommunicator {
 
 impl Drop for MpiCommunicator {
     fn drop(&mut self) {
-        if let Some(worker) = self.worker.take() {
-            worker.finish();
-        }
+        self.background.finish();
     }
 }
 
@@ -351,33 +314,16 @@ impl Communicator for MpiCommunicator {
         Ok(Some(Arc::new(made)))
     }
 
-    fn start_all_reduce(&self, mut data: HostBuffer, op: ReduceOp) -> Result<Request, CommError> {
-        let signature = Signature::reducing(OpKind::AllReduce, data.dtype(), data.len(), op);
-        self.seat.speaker().check_reduce(&signature)?;
-        self.start(signature, move |lane| {
-            lane.all_reduce(data.view_mut(), op)?;
-            Ok(data)
-        })
+    fn start_all_reduce(&self, data: HostBuffer, op: ReduceOp) -> Result<Request, CommError> {
+        self.background.all_reduce(&self.seat, data, op)
     }
 
     fn start_reduce_scatter(&self, input: HostBuffer, op: ReduceOp) -> Result<Request, CommError> {
-        let mut output = HostBuffer::zeros(input.dtype(), input.len() / self.size());
-        let speaker = self.seat.speaker();
-        let signature = speaker.reduce_scatter(&input.view(), &output.view_mut(), op)?;
-        self.start(signature, move |lane| {
-            lane.reduce_scatter(input.view(), output.view_mut(), op)?;
-            Ok(output)
-        })
+        self.background.reduce_scatter(&self.seat, input, op)
     }
 
     fn start_all_gather(&self, input: HostBuffer) -> Result<Request, CommError> {
-        let signature = Signature::data(OpKind::AllGather, input.dtype(), input.len());
-        let size = self.size();
-        self.start(signature, move |lane| {
-            let mut output = HostBuffer::zeros(input.dtype(), input.len() * size);
-            lane.all_gather(input.view(), output.view_mut())?;
-            Ok(output)
-        })
+        self.background.all_gather(&self.seat, input)
     }
 
     fn start_send(&self, data: HostBuffer, to: usize, tag: u32) -> Result<Request, CommError> {

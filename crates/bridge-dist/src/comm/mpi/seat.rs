@@ -10,6 +10,7 @@ use crate::comm::error::{CommError, CommErrorKind};
 use crate::comm::pace::Pace;
 use crate::comm::signature::{Signature, Speaker};
 use crate::comm::time_limit::TimeLimit;
+use crate::comm::worker::Place;
 
 /// What all communicators of a process share.
 #[derive(Debug)]
@@ -162,6 +163,23 @@ pub(super) struct Seat {
     pub name: Arc<str>,
 }
 
+impl Place for Seat {
+    fn speaker(&self) -> Speaker<'_> {
+        Speaker { rank: self.rank, world_ranks: &self.world_ranks, group: &self.name }
+    }
+
+    fn check_world(&self, signature: &Signature) -> Result<(), CommError> {
+        match self.world().failure() {
+            Some(cause) => Err(self.speaker().error(signature, CommErrorKind::Aborted { cause })),
+            None => Ok(()),
+        }
+    }
+
+    fn fail(&self, signature: &Signature, kind: CommErrorKind) -> CommError {
+        self.world().fail(self.speaker().error(signature, kind))
+    }
+}
+
 impl Seat {
     pub fn world(&self) -> &World {
         &self.comm.world
@@ -178,14 +196,6 @@ impl Seat {
     /// This rank in the world.
     pub fn world_rank(&self) -> usize {
         self.world_ranks[self.rank]
-    }
-
-    pub fn speaker(&self) -> Speaker<'_> {
-        Speaker { rank: self.rank, world_ranks: &self.world_ranks, group: &self.name }
-    }
-
-    pub fn fail(&self, signature: &Signature, kind: CommErrorKind) -> CommError {
-        self.world().fail(self.speaker().error(signature, kind))
     }
 
     pub fn library(&self, signature: &Signature, error: RawError) -> CommError {
@@ -205,13 +215,6 @@ impl Seat {
     /// For the time of one operation.
     pub fn note(&self) -> Note {
         Note { comm: Arc::clone(&self.comm), since: Instant::now(), entry: None }
-    }
-
-    pub fn check_world(&self, signature: &Signature) -> Result<(), CommError> {
-        match self.world().failure() {
-            Some(cause) => Err(self.speaker().error(signature, CommErrorKind::Aborted { cause })),
-            None => Ok(()),
-        }
     }
 
     pub fn start(

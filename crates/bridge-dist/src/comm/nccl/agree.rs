@@ -9,6 +9,7 @@ use super::seat::Seat;
 use crate::comm::Group;
 use crate::comm::error::{CommError, CommErrorKind};
 use crate::comm::signature::Signature;
+use crate::comm::worker::Place;
 
 /// The rank wants to begin the operation.
 const BEGIN: u8 = 0;

@@ -15,6 +15,7 @@ use super::staged::Staged;
 use crate::comm::buffer::{DType, Element, ReduceOp};
 use crate::comm::error::{CommError, CommErrorKind};
 use crate::comm::signature::{Extent, OpKind, Signature};
+use crate::comm::worker::Place;
 
 /// Device memory that an operation reads. Made by [`DeviceCollectives::read`] and its relatives.
 #[derive(Debug)]

@@ -6,6 +6,7 @@ use super::seat::Seat;
 use crate::comm::buffer::{DType, HostBuffer};
 use crate::comm::error::{CommError, CommErrorKind};
 use crate::comm::signature::{OpKind, Signature};
+use crate::comm::worker::Place;
 use crate::comm::{Group, Request};
 
 /// Tags of headers: in the direction of the data, and against it. Each direction between two ranks keeps its own order.

@@ -12,6 +12,7 @@ use crate::comm::buffer::{Buffer, BufferMut, DType, HostBuffer, ReduceOp};
 use crate::comm::error::CommError;
 use crate::comm::reduce::reduce_ordered;
 use crate::comm::signature::{OpKind, Signature, UnevenExchange};
+use crate::comm::worker::{Collectives, Place};
 
 /// Up to this many bytes every rank gathers and reduces everything: a second trip to the device would cost more than the arithmetic.
 const SMALL_BYTES: usize = 32 << 10;
@@ -21,6 +22,62 @@ pub(super) struct Lane<C> {
     pub agreement: Agreement,
     pub carrier: C,
     piece_bytes: usize,
+}
+
+impl<C: Carrier + 'static> Collectives for Lane<C> {
+    fn all_reduce(&mut self, mut data: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
+        let signature = Signature::reducing(OpKind::AllReduce, data.dtype(), data.len(), op);
+        self.agreement.seat.speaker().check_reduce(&signature)?;
+        self.agreement.agree(&signature)?;
+        let small = data.len() * data.dtype().size() <= SMALL_BYTES;
+        for range in pieces(data.len(), self.piece(data.dtype())) {
+            let piece = data.slice(range);
+            let moved = if small { self.reduce_everything(piece, op) } else { self.reduce_slice_and_gather(piece, op) };
+            moved.map_err(|error| self.failed(&signature, error))?;
+        }
+        Ok(())
+    }
+
+    fn reduce_scatter(&mut self, input: Buffer<'_>, mut output: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
+        let signature = self.agreement.seat.speaker().reduce_scatter(&input, &output, op)?;
+        self.agreement.agree(&signature)?;
+        let (part, size, dtype) = (output.len(), self.size(), input.dtype());
+        for range in pieces(part, self.piece_of_rank(dtype)) {
+            let width = range.len();
+            let mut parts = HostBuffer::zeros(dtype, width * size);
+            let sends = ranges_of_parts(&input, part, &range);
+            let mut view = parts.view_mut();
+            let mut receives = split_evenly(view.bytes_mut(), size);
+            self.carrier.exchange(&sends, &mut receives).map_err(|error| self.failed(&signature, error))?;
+            let parts = parts.view();
+            let inputs: Vec<Buffer<'_>> = (0..size).map(|rank| parts.slice(rank * width..(rank + 1) * width)).collect();
+            reduce_ordered(op, &inputs, output.slice(range));
+        }
+        Ok(())
+    }
+
+    fn all_gather(&mut self, input: Buffer<'_>, mut output: BufferMut<'_>) -> Result<(), CommError> {
+        let signature = self.agreement.seat.speaker().all_gather(&input, &output)?;
+        self.agreement.agree(&signature)?;
+        let (part, size, dtype) = (input.len(), self.size(), input.dtype());
+        if part <= self.piece_of_rank(dtype) {
+            if part > 0 {
+                let gathered = self.carrier.all_gather(input.bytes(), output.bytes_mut());
+                gathered.map_err(|error| self.failed(&signature, error))?;
+            }
+            return Ok(());
+        }
+        for range in pieces(part, self.piece_of_rank(dtype)) {
+            let mut all = HostBuffer::zeros(dtype, range.len() * size);
+            let gathered = self.carrier.all_gather(input.slice(range.clone()).bytes(), all.view_mut().bytes_mut());
+            gathered.map_err(|error| self.failed(&signature, error))?;
+            for rank in 0..size {
+                let source = all.view().slice(rank * range.len()..(rank + 1) * range.len());
+                output.slice(rank * part + range.start..rank * part + range.end).copy_from(source);
+            }
+        }
+        Ok(())
+    }
 }
 
 impl<C: Carrier> Lane<C> {
@@ -56,19 +113,6 @@ impl<C: Carrier> Lane<C> {
         self.agreement.agree(&Signature::bare(OpKind::Barrier))
     }
 
-    pub fn all_reduce(&mut self, mut data: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
-        let signature = Signature::reducing(OpKind::AllReduce, data.dtype(), data.len(), op);
-        self.agreement.seat.speaker().check_reduce(&signature)?;
-        self.agreement.agree(&signature)?;
-        let small = data.len() * data.dtype().size() <= SMALL_BYTES;
-        for range in pieces(data.len(), self.piece(data.dtype())) {
-            let piece = data.slice(range);
-            let moved = if small { self.reduce_everything(piece, op) } else { self.reduce_slice_and_gather(piece, op) };
-            moved.map_err(|error| self.failed(&signature, error))?;
-        }
-        Ok(())
-    }
-
     fn reduce_everything(&mut self, mut data: BufferMut<'_>, op: ReduceOp) -> Result<(), CarrierError> {
         let (dtype, len, size) = (data.dtype(), data.len(), self.size());
         let mut all = HostBuffer::zeros(dtype, len * size);
@@ -99,52 +143,6 @@ impl<C: Carrier> Lane<C> {
         let mut all = HostBuffer::zeros(dtype, slices.width * size);
         self.carrier.all_gather(reduced.view().bytes(), all.view_mut().bytes_mut())?;
         data.copy_from(all.view().slice(0..len));
-        Ok(())
-    }
-
-    pub fn reduce_scatter(
-        &mut self,
-        input: Buffer<'_>,
-        mut output: BufferMut<'_>,
-        op: ReduceOp,
-    ) -> Result<(), CommError> {
-        let signature = self.agreement.seat.speaker().reduce_scatter(&input, &output, op)?;
-        self.agreement.agree(&signature)?;
-        let (part, size, dtype) = (output.len(), self.size(), input.dtype());
-        for range in pieces(part, self.piece_of_rank(dtype)) {
-            let width = range.len();
-            let mut parts = HostBuffer::zeros(dtype, width * size);
-            let sends = ranges_of_parts(&input, part, &range);
-            let mut view = parts.view_mut();
-            let mut receives = split_evenly(view.bytes_mut(), size);
-            self.carrier.exchange(&sends, &mut receives).map_err(|error| self.failed(&signature, error))?;
-            let parts = parts.view();
-            let inputs: Vec<Buffer<'_>> = (0..size).map(|rank| parts.slice(rank * width..(rank + 1) * width)).collect();
-            reduce_ordered(op, &inputs, output.slice(range));
-        }
-        Ok(())
-    }
-
-    pub fn all_gather(&mut self, input: Buffer<'_>, mut output: BufferMut<'_>) -> Result<(), CommError> {
-        let signature = self.agreement.seat.speaker().all_gather(&input, &output)?;
-        self.agreement.agree(&signature)?;
-        let (part, size, dtype) = (input.len(), self.size(), input.dtype());
-        if part <= self.piece_of_rank(dtype) {
-            if part > 0 {
-                let gathered = self.carrier.all_gather(input.bytes(), output.bytes_mut());
-                gathered.map_err(|error| self.failed(&signature, error))?;
-            }
-            return Ok(());
-        }
-        for range in pieces(part, self.piece_of_rank(dtype)) {
-            let mut all = HostBuffer::zeros(dtype, range.len() * size);
-            let gathered = self.carrier.all_gather(input.slice(range.clone()).bytes(), all.view_mut().bytes_mut());
-            gathered.map_err(|error| self.failed(&signature, error))?;
-            for rank in 0..size {
-                let source = all.view().slice(rank * range.len()..(rank + 1) * range.len());
-                output.slice(rank * part + range.start..rank * part + range.end).copy_from(source);
-            }
-        }
         Ok(())
     }
 

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::comm::error::{CommError, CommErrorKind};
 use crate::comm::signature::{Signature, Speaker};
+use crate::comm::worker::Place;
 
 /// What all groups of one rank share.
 #[derive(Debug, Default)]
@@ -31,6 +32,26 @@ pub(super) struct Seat {
     pub name: Arc<str>,
 }
 
+impl Place for Seat {
+    fn speaker(&self) -> Speaker<'_> {
+        Speaker { rank: self.rank, world_ranks: &self.world_ranks, group: &self.name }
+    }
+
+    fn check_world(&self, signature: &Signature) -> Result<(), CommError> {
+        match self.world.failure() {
+            Some(cause) => Err(self.speaker().error(signature, CommErrorKind::Aborted { cause })),
+            None => Ok(()),
+        }
+    }
+
+    /// The first failure counts.
+    fn fail(&self, signature: &Signature, kind: CommErrorKind) -> CommError {
+        let error = self.speaker().error(signature, kind);
+        lock(&self.world.failure).get_or_insert_with(|| Arc::new(error.clone()));
+        error
+    }
+}
+
 impl Seat {
     pub fn size(&self) -> usize {
         self.world_ranks.len()
@@ -41,29 +62,11 @@ impl Seat {
         self.world_ranks[self.rank]
     }
 
-    pub fn speaker(&self) -> Speaker<'_> {
-        Speaker { rank: self.rank, world_ranks: &self.world_ranks, group: &self.name }
-    }
-
-    /// Fails the world of this rank; the first failure counts.
-    pub fn fail(&self, signature: &Signature, kind: CommErrorKind) -> CommError {
-        let error = self.speaker().error(signature, kind);
-        lock(&self.world.failure).get_or_insert_with(|| Arc::new(error.clone()));
-        error
-    }
-
     /// An error of the bootstrap group as one of the operation that needed it.
     pub fn adopt(&self, signature: &Signature, error: CommError) -> CommError {
         match *error.kind {
             kind @ CommErrorKind::InvalidArgument { .. } => self.speaker().error(signature, kind),
             kind => self.fail(signature, kind),
-        }
-    }
-
-    pub fn check_world(&self, signature: &Signature) -> Result<(), CommError> {
-        match self.world.failure() {
-            Some(cause) => Err(self.speaker().error(signature, CommErrorKind::Aborted { cause })),
-            None => Ok(()),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! A communicator made of a bootstrap group and a carrier: the former for what ranks say, the latter for their data. Knows nothing of CUDA.
 
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::agree::Agreement;
@@ -8,11 +8,11 @@ use super::carrier::{Carrier, CarrierError, Fabric};
 use super::lane::Lane;
 use super::seat::{Seat, World, lock};
 use crate::comm::buffer::{Buffer, BufferMut, DType, HostBuffer, ReduceOp};
-use crate::comm::error::{CommError, CommErrorKind};
+use crate::comm::error::CommError;
 use crate::comm::request::{Pending, Request};
 use crate::comm::signature::{OpKind, Signature, UnevenExchange};
 use crate::comm::single::SingleCommunicator;
-use crate::comm::worker::Worker;
+use crate::comm::worker::{Background, Collectives, Place};
 use crate::comm::{Communicator, Group};
 
 /// The bootstrap groups of one group: one for each lane, because the lanes work at the same time.
@@ -39,9 +39,7 @@ pub(super) struct Staged<F: Fabric> {
     pub controls: Controls,
     fabric: F,
     pub blocking: Mutex<Lane<F::Carrier>>,
-    worker: OnceLock<Worker<Background<F>>>,
-    /// Serialises the start of the worker and, with it, the order of the first operations.
-    starting: Mutex<()>,
+    background: Background<LateLane<F>>,
 }
 
 impl<F: Fabric> Staged<F> {
@@ -50,8 +48,10 @@ impl<F: Fabric> Staged<F> {
         let control = &controls.blocking;
         let seat = Seat { world, rank: control.rank(), world_ranks: control.world_ranks(), name: name.into() };
         let lane = connect(&seat, &fabric, control, &Signature::bare(OpKind::Split))?;
-        let (worker, starting) = (OnceLock::new(), Mutex::new(()));
-        Ok(Self { seat, controls, fabric, blocking: Mutex::new(lane), worker, starting })
+        let (late_seat, late_fabric) = (seat.clone(), fabric.clone());
+        let late =
+            LateLane { seat: late_seat, control: Arc::clone(&controls.background), fabric: late_fabric, lane: None };
+        Ok(Self { seat, controls, fabric, blocking: Mutex::new(lane), background: Background::new(late) })
     }
 
     /// Collective over the group; like [`Communicator::split`], but a group of one has a carrier too.
@@ -73,37 +73,6 @@ impl<F: Fabric> Staged<F> {
             .map_err(|error| self.seat.fail(&signature, *error.kind))
     }
 
-    /// Runs a non-blocking collective in the background lane.
-    fn start(
-        &self,
-        signature: Signature,
-        job: impl FnOnce(&mut Lane<F::Carrier>) -> Result<HostBuffer, CommError> + Send + 'static,
-    ) -> Result<Request, CommError> {
-        self.seat.check_world(&signature)?;
-        let worker = self.worker(&signature)?;
-        let job = move |background: &mut Background<F>| job(background.lane(&signature)?);
-        worker.submit(job, |kind| self.seat.speaker().error(&signature, kind))
-    }
-
-    fn worker(&self, signature: &Signature) -> Result<&Worker<Background<F>>, CommError> {
-        let _starting = lock(&self.starting);
-        if let Some(worker) = self.worker.get() {
-            return Ok(worker);
-        }
-        let background = Background {
-            seat: self.seat.clone(),
-            control: Arc::clone(&self.controls.background),
-            fabric: self.fabric.clone(),
-            lane: None,
-        };
-        let name = format!("{}-{}", self.seat.name, self.seat.rank);
-        let worker = Worker::spawn(name, background).map_err(|error| {
-            let library = "the operating system, starting a background thread,";
-            self.seat.fail(signature, CommErrorKind::Transport { library, message: error.to_string() })
-        })?;
-        Ok(self.worker.get_or_init(|| worker))
-    }
-
     fn message(&self, signature: Signature, request: Request) -> Request {
         Request::new(Message { request, seat: self.seat.clone(), signature })
     }
@@ -111,9 +80,7 @@ impl<F: Fabric> Staged<F> {
 
 impl<F: Fabric> Drop for Staged<F> {
     fn drop(&mut self) {
-        if let Some(worker) = self.worker.take() {
-            worker.finish();
-        }
+        self.background.finish();
         if self.seat.world.failure().is_some() {
             // The others may never come to end it in good order.
             lock(&self.blocking).carrier.abort();
@@ -141,16 +108,15 @@ fn connect<F: Fabric>(
     }
 }
 
-/// What the background thread owns. Its carrier is made with the first operation, which all ranks start together; many groups never have
-/// one.
-struct Background<F: Fabric> {
+/// A lane whose carrier is made with its first operation, which all ranks start together; many groups never have one.
+struct LateLane<F: Fabric> {
     seat: Seat,
     control: Group,
     fabric: F,
     lane: Option<Lane<F::Carrier>>,
 }
 
-impl<F: Fabric> Background<F> {
+impl<F: Fabric> LateLane<F> {
     fn lane(&mut self, signature: &Signature) -> Result<&mut Lane<F::Carrier>, CommError> {
         let lane = match self.lane.take() {
             Some(lane) => lane,
@@ -163,7 +129,22 @@ impl<F: Fabric> Background<F> {
     }
 }
 
-impl<F: Fabric> Drop for Background<F> {
+impl<F: Fabric> Collectives for LateLane<F> {
+    fn all_reduce(&mut self, data: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
+        self.lane(&Signature::reducing(OpKind::AllReduce, data.dtype(), data.len(), op))?.all_reduce(data, op)
+    }
+
+    fn reduce_scatter(&mut self, input: Buffer<'_>, output: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
+        let signature = self.seat.speaker().reduce_scatter(&input, &output, op)?;
+        self.lane(&signature)?.reduce_scatter(input, output, op)
+    }
+
+    fn all_gather(&mut self, input: Buffer<'_>, output: BufferMut<'_>) -> Result<(), CommError> {
+        self.lane(&Signature::data(OpKind::AllGather, input.dtype(), input.len()))?.all_gather(input, output)
+    }
+}
+
+impl<F: Fabric> Drop for LateLane<F> {
     fn drop(&mut self) {
         if let Some(lane) = self.lane.as_mut().filter(|_| self.seat.world.failure().is_some()) {
             lane.carrier.abort();
@@ -266,32 +247,16 @@ impl<F: Fabric> Communicator for Staged<F> {
         }
     }
 
-    fn start_all_reduce(&self, mut data: HostBuffer, op: ReduceOp) -> Result<Request, CommError> {
-        let signature = Signature::reducing(OpKind::AllReduce, data.dtype(), data.len(), op);
-        self.seat.speaker().check_reduce(&signature)?;
-        self.start(signature, move |lane| {
-            lane.all_reduce(data.view_mut(), op)?;
-            Ok(data)
-        })
+    fn start_all_reduce(&self, data: HostBuffer, op: ReduceOp) -> Result<Request, CommError> {
+        self.background.all_reduce(&self.seat, data, op)
     }
 
     fn start_reduce_scatter(&self, input: HostBuffer, op: ReduceOp) -> Result<Request, CommError> {
-        let mut output = HostBuffer::zeros(input.dtype(), input.len() / self.size());
-        let signature = self.seat.speaker().reduce_scatter(&input.view(), &output.view_mut(), op)?;
-        self.start(signature, move |lane| {
-            lane.reduce_scatter(input.view(), output.view_mut(), op)?;
-            Ok(output)
-        })
+        self.background.reduce_scatter(&self.seat, input, op)
     }
 
     fn start_all_gather(&self, input: HostBuffer) -> Result<Request, CommError> {
-        let signature = Signature::data(OpKind::AllGather, input.dtype(), input.len());
-        let size = self.size();
-        self.start(signature, move |lane| {
-            let mut output = HostBuffer::zeros(input.dtype(), input.len() * size);
-            lane.all_gather(input.view(), output.view_mut())?;
-            Ok(output)
-        })
+        self.background.all_gather(&self.seat, input)
     }
 
     fn start_send(&self, data: HostBuffer, to: usize, tag: u32) -> Result<Request, CommError> {

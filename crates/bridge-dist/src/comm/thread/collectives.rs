@@ -10,6 +10,7 @@ use crate::comm::buffer::{Buffer, BufferMut, HostBuffer, ReduceOp};
 use crate::comm::error::CommError;
 use crate::comm::reduce::{reduce_ordered, slice_of};
 use crate::comm::signature::{OpKind, Signature, UnevenExchange};
+use crate::comm::worker::{Collectives, Place};
 
 /// Up to this many bytes every rank reduces everything: a second exchange would cost more than the arithmetic.
 const SMALL_BYTES: usize = 32 << 10;
@@ -22,6 +23,57 @@ pub(super) struct Endpoint {
     pub member: Arc<Member>,
     kind: LaneKind,
     round: u64,
+}
+
+impl Collectives for Endpoint {
+    fn all_reduce(&mut self, mut data: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
+        let signature = Signature::reducing(OpKind::AllReduce, data.dtype(), data.len(), op);
+        self.member.speaker().check_reduce(&signature)?;
+        self.note(&signature);
+        if data.len() * data.dtype().size() <= SMALL_BYTES {
+            let all = self.publish(signature, data.view())?;
+            reduce_ordered(op, &views(&all), data);
+            return Ok(());
+        }
+        for chunk in chunks(data.len(), CHUNK_BYTES / data.dtype().size()) {
+            self.all_reduce_chunk(signature, data.slice(chunk), op)?;
+        }
+        Ok(())
+    }
+
+    fn reduce_scatter(&mut self, input: Buffer<'_>, mut output: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
+        let signature = self.member.speaker().reduce_scatter(&input, &output, op)?;
+        self.note(&signature);
+        let (part, size, rank) = (output.len(), self.size(), self.member.rank);
+        // A piece holds the same range of every rank's part.
+        for range in chunks(part, (CHUNK_BYTES / input.dtype().size() / size).max(1)) {
+            let width = range.len();
+            let mut piece = HostBuffer::zeros(input.dtype(), width * size);
+            for to in 0..size {
+                let source = input.slice(to * part + range.start..to * part + range.end);
+                piece.view_mut().slice(to * width..(to + 1) * width).copy_from(source);
+            }
+            let all = self.exchange(signature, Body::Data(piece))?;
+            let own: Vec<Buffer<'_>> =
+                views(&all).iter().map(|view| view.slice(rank * width..(rank + 1) * width)).collect();
+            reduce_ordered(op, &own, output.slice(range));
+        }
+        Ok(())
+    }
+
+    fn all_gather(&mut self, input: Buffer<'_>, mut output: BufferMut<'_>) -> Result<(), CommError> {
+        let signature = self.member.speaker().all_gather(&input, &output)?;
+        self.note(&signature);
+        let part = input.len();
+        for range in chunks(part, CHUNK_BYTES / input.dtype().size()) {
+            let all = self.publish(signature, input.slice(range.clone()))?;
+            for (rank, view) in views(&all).into_iter().enumerate() {
+                let (start, end) = (rank * part + range.start, rank * part + range.end);
+                output.slice(start..end).copy_from(view);
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Endpoint {
@@ -49,21 +101,6 @@ impl Endpoint {
         self.exchange(signature, Body::Data(data.into()))
     }
 
-    pub fn all_reduce(&mut self, mut data: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
-        let signature = Signature::reducing(OpKind::AllReduce, data.dtype(), data.len(), op);
-        self.member.speaker().check_reduce(&signature)?;
-        self.note(&signature);
-        if data.len() * data.dtype().size() <= SMALL_BYTES {
-            let all = self.publish(signature, data.view())?;
-            reduce_ordered(op, &views(&all), data);
-            return Ok(());
-        }
-        for chunk in chunks(data.len(), CHUNK_BYTES / data.dtype().size()) {
-            self.all_reduce_chunk(signature, data.slice(chunk), op)?;
-        }
-        Ok(())
-    }
-
     /// Each rank reduces its slice of the chunk and publishes it for the others.
     fn all_reduce_chunk(
         &mut self,
@@ -80,45 +117,6 @@ impl Endpoint {
         let slices = self.exchange(signature, Body::Data(reduced))?;
         for (rank, slice) in views(&slices).into_iter().enumerate() {
             chunk.slice(slice_of(len, size, rank)).copy_from(slice);
-        }
-        Ok(())
-    }
-
-    pub fn reduce_scatter(
-        &mut self,
-        input: Buffer<'_>,
-        mut output: BufferMut<'_>,
-        op: ReduceOp,
-    ) -> Result<(), CommError> {
-        let signature = self.member.speaker().reduce_scatter(&input, &output, op)?;
-        self.note(&signature);
-        let (part, size, rank) = (output.len(), self.size(), self.member.rank);
-        // A piece holds the same range of every rank's part.
-        for range in chunks(part, (CHUNK_BYTES / input.dtype().size() / size).max(1)) {
-            let width = range.len();
-            let mut piece = HostBuffer::zeros(input.dtype(), width * size);
-            for to in 0..size {
-                let source = input.slice(to * part + range.start..to * part + range.end);
-                piece.view_mut().slice(to * width..(to + 1) * width).copy_from(source);
-            }
-            let all = self.exchange(signature, Body::Data(piece))?;
-            let own: Vec<Buffer<'_>> =
-                views(&all).iter().map(|view| view.slice(rank * width..(rank + 1) * width)).collect();
-            reduce_ordered(op, &own, output.slice(range));
-        }
-        Ok(())
-    }
-
-    pub fn all_gather(&mut self, input: Buffer<'_>, mut output: BufferMut<'_>) -> Result<(), CommError> {
-        let signature = self.member.speaker().all_gather(&input, &output)?;
-        self.note(&signature);
-        let part = input.len();
-        for range in chunks(part, CHUNK_BYTES / input.dtype().size()) {
-            let all = self.publish(signature, input.slice(range.clone()))?;
-            for (rank, view) in views(&all).into_iter().enumerate() {
-                let (start, end) = (rank * part + range.start, rank * part + range.end);
-                output.slice(start..end).copy_from(view);
-            }
         }
         Ok(())
     }

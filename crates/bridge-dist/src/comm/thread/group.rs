@@ -12,6 +12,7 @@ use super::world::{POLL, Supervision, World, lock};
 use crate::comm::buffer::HostBuffer;
 use crate::comm::error::{CommError, CommErrorKind};
 use crate::comm::signature::{OpKind, Signature, Speaker};
+use crate::comm::worker::Place;
 
 /// What a rank publishes in one round.
 #[derive(Debug)]
@@ -121,27 +122,28 @@ impl Drop for Member {
     }
 }
 
-impl Member {
-    pub fn speaker(&self) -> Speaker<'_> {
+impl Place for Member {
+    fn speaker(&self) -> Speaker<'_> {
         Speaker { rank: self.rank, world_ranks: &self.group.members, group: &self.group.name }
     }
 
-    /// Fails the world with this error, and returns it.
-    pub fn fail(&self, signature: &Signature, kind: CommErrorKind) -> CommError {
-        self.fail_with(self.speaker().error(signature, kind))
-    }
-
-    pub fn fail_with(&self, error: CommError) -> CommError {
-        self.group.world.fail(&error);
-        error
-    }
-
-    /// An error if the world has failed.
-    pub fn check_world(&self, signature: &Signature) -> Result<(), CommError> {
+    fn check_world(&self, signature: &Signature) -> Result<(), CommError> {
         match self.group.world.failure() {
             Some(cause) => Err(self.speaker().error(signature, CommErrorKind::Aborted { cause })),
             None => Ok(()),
         }
+    }
+
+    fn fail(&self, signature: &Signature, kind: CommErrorKind) -> CommError {
+        self.fail_with(self.speaker().error(signature, kind))
+    }
+}
+
+impl Member {
+    /// Fails the world with this error, and returns it.
+    pub fn fail_with(&self, error: CommError) -> CommError {
+        self.group.world.fail(&error);
+        error
     }
 
     pub fn peer_gone(&self, signature: &Signature, peer: usize) -> CommError {

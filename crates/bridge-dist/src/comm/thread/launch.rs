@@ -14,6 +14,7 @@ use super::ThreadCommunicator;
 use super::group::Member;
 use super::world::Supervision;
 use crate::comm::signature::{OpKind, Signature};
+use crate::comm::worker::Place;
 
 /// Any error of a rank's program.
 pub type BoxError = Box<dyn Error + Send + Sync>;

@@ -11,6 +11,7 @@ use crate::comm::buffer::HostBuffer;
 use crate::comm::error::{CommError, CommErrorKind};
 use crate::comm::request::Pending;
 use crate::comm::signature::Signature;
+use crate::comm::worker::Place;
 
 /// The sending rank and the tag.
 type Address = (usize, u32);

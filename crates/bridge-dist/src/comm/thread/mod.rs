@@ -1,14 +1,14 @@
 //! Ranks as threads of one process: for laptops, tests, and one process that drives several devices.
 
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::buffer::{Buffer, BufferMut, DType, HostBuffer, ReduceOp};
-use super::error::{CommError, CommErrorKind};
+use super::error::CommError;
 use super::request::Request;
 use super::signature::{OpKind, Signature, UnevenExchange};
 use super::single::SingleCommunicator;
-use super::worker::Worker;
+use super::worker::{Background, Collectives, Place};
 use super::{Communicator, Group};
 
 mod collectives;
@@ -31,9 +31,7 @@ pub use launch::{BoxError, RankError, RankFailure, run_ranks};
 pub struct ThreadCommunicator {
     member: Arc<Member>,
     blocking: Mutex<Endpoint>,
-    worker: OnceLock<Worker<Endpoint>>,
-    /// Serialises the start of the worker and, with it, the order of the first operations.
-    starting: Mutex<()>,
+    background: Background<Endpoint>,
 }
 
 /// The communicators of a world of `size` ranks, to be moved to one thread each.
@@ -58,38 +56,9 @@ impl ThreadCommunicator {
         let member = Arc::new(Member { group, rank });
         Self {
             blocking: Mutex::new(Endpoint::new(Arc::clone(&member), LaneKind::Blocking)),
-            worker: OnceLock::new(),
-            starting: Mutex::new(()),
+            background: Background::new(Endpoint::new(Arc::clone(&member), LaneKind::Background)),
             member,
         }
-    }
-
-    /// Runs a non-blocking collective in the background lane.
-    fn start(
-        &self,
-        signature: Signature,
-        job: impl FnOnce(&mut Endpoint) -> Result<HostBuffer, CommError> + Send + 'static,
-    ) -> Result<Request, CommError> {
-        self.member.check_world(&signature)?;
-        let worker = self.worker(&signature)?;
-        worker.submit(job, |kind| self.member.speaker().error(&signature, kind))
-    }
-
-    fn worker(&self, signature: &Signature) -> Result<&Worker<Endpoint>, CommError> {
-        let _starting = lock(&self.starting);
-        if let Some(worker) = self.worker.get() {
-            return Ok(worker);
-        }
-        let endpoint = Endpoint::new(Arc::clone(&self.member), LaneKind::Background);
-        let name = format!("{}-{}", self.member.group.name, self.member.rank);
-        let worker = Worker::spawn(name, endpoint).map_err(|error| {
-            let kind = CommErrorKind::Transport {
-                library: "the operating system, starting a background thread,",
-                message: error.to_string(),
-            };
-            self.member.fail(signature, kind)
-        })?;
-        Ok(self.worker.get_or_init(|| worker))
     }
 
     fn note(&self, signature: &Signature) {
@@ -203,33 +172,16 @@ impl Communicator for ThreadCommunicator {
         }))
     }
 
-    fn start_all_reduce(&self, mut data: HostBuffer, op: ReduceOp) -> Result<Request, CommError> {
-        let signature = Signature::reducing(OpKind::AllReduce, data.dtype(), data.len(), op);
-        self.member.speaker().check_reduce(&signature)?;
-        self.start(signature, move |endpoint| {
-            endpoint.all_reduce(data.view_mut(), op)?;
-            Ok(data)
-        })
+    fn start_all_reduce(&self, data: HostBuffer, op: ReduceOp) -> Result<Request, CommError> {
+        self.background.all_reduce(self.member.as_ref(), data, op)
     }
 
     fn start_reduce_scatter(&self, input: HostBuffer, op: ReduceOp) -> Result<Request, CommError> {
-        let mut output = HostBuffer::zeros(input.dtype(), input.len() / self.size());
-        let speaker = self.member.speaker();
-        let signature = speaker.reduce_scatter(&input.view(), &output.view_mut(), op)?;
-        self.start(signature, move |endpoint| {
-            endpoint.reduce_scatter(input.view(), output.view_mut(), op)?;
-            Ok(output)
-        })
+        self.background.reduce_scatter(self.member.as_ref(), input, op)
     }
 
     fn start_all_gather(&self, input: HostBuffer) -> Result<Request, CommError> {
-        let signature = Signature::data(OpKind::AllGather, input.dtype(), input.len());
-        let size = self.size();
-        self.start(signature, move |endpoint| {
-            let mut output = HostBuffer::zeros(input.dtype(), input.len() * size);
-            endpoint.all_gather(input.view(), output.view_mut())?;
-            Ok(output)
-        })
+        self.background.all_gather(self.member.as_ref(), input)
     }
 
     fn start_send(&self, data: HostBuffer, to: usize, tag: u32) -> Result<Request, CommError> {
