@@ -26,7 +26,7 @@ pub use launch::{BoxError, RankError, RankFailure, run_ranks};
 
 /// One rank of a group of threads.
 ///
-/// Dropping it says that the rank has left: others that still need it get [`PeerGone`](CommErrorKind::PeerGone) at once. Dropping it
+/// Dropping it says that the rank has left: others that still need it get [`PeerGone`](super::CommErrorKind::PeerGone) at once. Dropping it
 /// while the thread panics fails the world.
 pub struct ThreadCommunicator {
     member: Arc<Member>,
