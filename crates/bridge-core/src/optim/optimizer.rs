@@ -219,19 +219,11 @@ impl Optimizer {
     /// # Errors
     /// If ranks cannot add up.
     pub fn parameter_norm(&self, chunks: &[Box<dyn ModelChunk>]) -> Result<f64, CommError> {
-        let square = |name: &str, value: &Tensor<1>| {
+        let mut sum = 0.0;
+        self.parameters.visit_kept(chunks, &mut |name, value| {
             let master = self.slots.get(name).and_then(|slot| slot.master.as_ref());
-            self.distribution.counted_square(name, master.unwrap_or(value))
-        };
-        let shards = self.parameters.shards();
-        let mut sum: f64 = shards.iter().map(|(name, value)| square(name, value)).sum();
-        for chunk in chunks {
-            chunk.visit_parameters(&mut |name, value| {
-                if !shards.contains_key(name) {
-                    sum += square(name, &value);
-                }
-            });
-        }
+            sum += self.distribution.counted_square(name, master.unwrap_or(value));
+        });
         Ok(self.distribution.over_world(sum)?.sqrt())
     }
 

@@ -1,6 +1,5 @@
 //! Reduces gradients over data-parallel ranks, bucket by bucket, while backward goes on.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -135,17 +134,11 @@ impl GradientReducer {
         let first = reductions.first().map(|reduction| reduction.started);
         let backward_ended = Instant::now();
         let mut exposed = None;
-        let mut reductions = VecDeque::from(reductions);
-        loop {
-            if exposed.is_none() && all_have_arrived(&mut reductions)? {
-                exposed = Some(backward_ended.elapsed());
-            }
-            let Some(InFlight { chunk, bucket, request, .. }) = reductions.pop_front() else {
-                break;
-            };
+        let mut reductions = reductions.into_iter();
+        while let Some(InFlight { chunk, bucket, request, .. }) = reductions.next() {
             let reduced = request.wait()?;
-            if reductions.is_empty() {
-                exposed = exposed.or_else(|| Some(backward_ended.elapsed()));
+            if exposed.is_none() && all_have_arrived(reductions.as_mut_slice())? {
+                exposed = Some(backward_ended.elapsed());
             }
             self.spread(chunk, bucket, &reduced, gradients);
         }
@@ -235,7 +228,7 @@ impl GradientReducer {
     }
 }
 
-fn all_have_arrived(reductions: &mut VecDeque<InFlight>) -> Result<bool, CommError> {
+fn all_have_arrived(reductions: &mut [InFlight]) -> Result<bool, CommError> {
     for reduction in reductions.iter_mut().rev() {
         if !reduction.request.test()? {
             return Ok(false);

@@ -163,15 +163,23 @@ impl ShardedParameters {
 
     /// Bytes of the parameters that this rank keeps between steps: all of those of `chunks`, or where parameters are sharded what it owns.
     pub(super) fn kept_bytes(&self, chunks: &[Box<dyn ModelChunk>]) -> u64 {
-        let mut bytes = self.shards.values().map(super::bytes_of).sum();
+        let mut bytes = 0;
+        self.visit_kept(chunks, &mut |_, value| bytes += super::bytes_of(value));
+        bytes
+    }
+
+    /// Calls `f` with every parameter of `chunks` as this rank keeps it: what it owns of those that are sharded, the others whole.
+    pub(super) fn visit_kept(&self, chunks: &[Box<dyn ModelChunk>], f: &mut dyn FnMut(&str, &Tensor<1>)) {
+        for (name, value) in &self.shards {
+            f(name, value);
+        }
         for chunk in chunks {
             chunk.visit_parameters(&mut |name, value| {
                 if !self.shards.contains_key(name) {
-                    bytes += super::bytes_of(&value);
+                    f(name, &value);
                 }
             });
         }
-        bytes
     }
 
     /// Time spent waiting for parameters since the last call.

@@ -26,8 +26,13 @@ pub struct Rates {
 impl Rates {
     fn bytes_per_second(&self, is_inside: bool) -> f64 {
         let gigabits = if is_inside { self.intra_link_gbps } else { self.link_gbps };
-        gigabits * 1e9 / 8.0
+        bytes_per_second(gigabits)
     }
+}
+
+/// Bytes a second of a link of so many gigabits a second.
+pub(crate) fn bytes_per_second(gigabits: f64) -> f64 {
+    gigabits * 1e9 / 8.0
 }
 
 /// The time of a step, in seconds, on the slowest stage.

@@ -6,7 +6,7 @@ use bridge_dist::comm::counting::{Count, Counts, Operation};
 use serde::Serialize;
 
 use super::traffic::operation_name;
-use super::{Plan, StagePlan, TrafficKind};
+use super::{Plan, StagePlan, TrafficKind, bytes_per_second};
 use crate::optim::ReductionTimes;
 
 /// Relative difference of memory that counts as none: parts of tensors that do not divide.
@@ -131,7 +131,7 @@ impl Plan {
 /// `None` for a stage that reduces nothing.
 fn gradient_overlap(plan: &StagePlan, ranks: &[RankMeasurement], link_gbps: f64) -> Option<GradientOverlap> {
     let gradients = plan.traffic.iter().filter(|traffic| traffic.kind == TrafficKind::Gradients);
-    let link_seconds = gradients.map(|traffic| traffic.wire_bytes).sum::<f64>() * 8.0 / (link_gbps * 1e9);
+    let link_seconds = gradients.map(|traffic| traffic.wire_bytes).sum::<f64>() / bytes_per_second(link_gbps);
     if link_seconds == 0.0 {
         return None;
     }

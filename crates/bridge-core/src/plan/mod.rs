@@ -31,6 +31,7 @@ use serde::Serialize;
 
 use crate::config::RunConfig;
 
+pub(crate) use estimate::bytes_per_second;
 pub use estimate::{Estimate, Rates};
 pub use measured::{
     Amount, Comparison, GradientOverlap, MemoryComparison, RankMeasurement, StageComparison, TrafficComparison,

@@ -22,7 +22,7 @@ use crate::config::{
     TrainingConfig, ValidationConfig,
 };
 use crate::optim::ReductionTimes;
-use crate::plan::RankMeasurement;
+use crate::plan::{RankMeasurement, bytes_per_second};
 
 /// Steps of a measuring run: the first differs (groups are made, nothing was gathered ahead), of the last, operations are counted.
 const STEPS: usize = 3;
@@ -119,7 +119,7 @@ pub fn measure(
     let wrap = |world: Group| -> Group {
         let ledger = ledgers[world.rank()].clone();
         let link: Group = match link_gbps {
-            Some(gbps) => Arc::new(ThrottledCommunicator::new(world, gbps * 1e9 / 8.0)),
+            Some(gbps) => Arc::new(ThrottledCommunicator::new(world, bytes_per_second(gbps))),
             None => world,
         };
         Arc::new(CountingCommunicator::new(link, ledger))

@@ -111,14 +111,13 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     })?;
     let padded_vocab_size = vocabulary(&config, &data)?;
     let seed = config.rng.seed;
-    let deferred = DeferredParameters::default();
     let context = BuildContext {
         device: device.clone(),
         seed,
         params_dtype: convert::params_dtype(&config),
         padded_vocab_size,
         parallel: Parallel { groups: groups.clone(), sequence_parallel: config.model.sequence_parallel },
-        deferred: defers(&config, model_config.as_ref()).then(|| deferred.clone()),
+        deferred: defers(&config, model_config.as_ref()).then(DeferredParameters::default),
     };
     let builder: Box<dyn ModelBuilder> = model_config.builder();
     let built = pipeline::stages(&config, groups.pipeline().rank())
@@ -167,7 +166,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
         config,
     };
     // What is loaded need not be drawn.
-    let deferred = if start.is_some() { DeferredParameters::default() } else { deferred };
+    let deferred = context.deferred.filter(|_| start.is_none()).unwrap_or_default();
     run.optimizer.parameters().shard(&mut run.chunks, &deferred);
     if let Some(name) = deferred.first() {
         return Err(TrainError::Internal(format!(

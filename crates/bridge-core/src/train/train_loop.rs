@@ -30,7 +30,6 @@ pub fn train(run: &mut TrainingRun) -> Result<ExitReason, TrainError> {
 }
 
 fn train_steps(run: &mut TrainingRun) -> Result<ExitReason, TrainError> {
-    let mut is_first_step = true;
     while run.state.train_state.step < run.config.train.train_iters as u64 {
         run.poll_saves()?;
         update_batch_size(run)?;
@@ -42,10 +41,7 @@ fn train_steps(run: &mut TrainingRun) -> Result<ExitReason, TrainError> {
             StepEnd::Exit(decision) => return exit_for_rerun(run, decision),
         };
         run.advance(&step);
-        if is_first_step {
-            shorten_timeout(run);
-            is_first_step = false;
-        }
+        shorten_timeout(run);
         run.log_step(&step)?;
         run.for_each_callback(|callback, state| callback.on_step_end(state, &step));
         if evaluation_is_due(run) {
@@ -62,7 +58,7 @@ fn train_steps(run: &mut TrainingRun) -> Result<ExitReason, TrainError> {
     Ok(ExitReason::Completed)
 }
 
-/// Ranks wait for each other for `dist.distributed_timeout_seconds_after_init`, if that is given, once they have begun.
+/// Ranks wait for each other for `dist.distributed_timeout_seconds_after_init`, if that is given, once they have made a step.
 fn shorten_timeout(run: &TrainingRun) {
     if let Some(seconds) = run.config.dist.distributed_timeout_seconds_after_init {
         run.groups.world().set_timeout(Duration::from_secs(seconds as u64));

@@ -4,7 +4,7 @@
 //! so they move while the rank computes, and they never interleave with blocking collectives of the same group.
 //! An implementation has a [`Background`], gives it [`Collectives`], and is a [`Place`].
 
-use std::sync::{Mutex, OnceLock, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
 use std::thread;
 
 use super::buffer::{Buffer, BufferMut, HostBuffer, ReduceOp};
@@ -25,10 +25,18 @@ pub(crate) trait Collectives: Send + 'static {
 /// A rank's place in a group, as an implementation knows it.
 pub(crate) trait Place {
     fn speaker(&self) -> Speaker<'_>;
-    /// An error if the world has failed.
-    fn check_world(&self, signature: &Signature) -> Result<(), CommError>;
+    /// What failed the world, if it has failed.
+    fn failure(&self) -> Option<Arc<CommError>>;
     /// Fails the world with this error, and returns it.
     fn fail(&self, signature: &Signature, kind: CommErrorKind) -> CommError;
+
+    /// An error if the world has failed.
+    fn check_world(&self, signature: &Signature) -> Result<(), CommError> {
+        match self.failure() {
+            Some(cause) => Err(self.speaker().error(signature, CommErrorKind::Aborted { cause })),
+            None => Ok(()),
+        }
+    }
 }
 
 /// The non-blocking collectives of one rank of a group. Their thread starts with the first of them; many groups never have one.
@@ -99,9 +107,7 @@ impl<L: Collectives> Background<L> {
             place.speaker().error(signature, transport("the background thread", message))
         })
     }
-}
 
-impl<L> Background<L> {
     /// Waits until everything that was started is done, and the thread has ended.
     #[cfg_attr(not(any(feature = "mpi", feature = "nccl")), allow(dead_code))]
     pub fn finish(&mut self) {
@@ -148,9 +154,7 @@ impl<S: Send + 'static> Worker<S> {
             Err(_) => Err(lost),
         }
     }
-}
 
-impl<S> Worker<S> {
     /// Waits until all jobs are done and the thread has ended.
     #[cfg_attr(not(any(feature = "mpi", feature = "nccl")), allow(dead_code))]
     fn finish(self) {

@@ -37,11 +37,8 @@ impl Place for Seat {
         Speaker { rank: self.rank, world_ranks: &self.world_ranks, group: &self.name }
     }
 
-    fn check_world(&self, signature: &Signature) -> Result<(), CommError> {
-        match self.world.failure() {
-            Some(cause) => Err(self.speaker().error(signature, CommErrorKind::Aborted { cause })),
-            None => Ok(()),
-        }
+    fn failure(&self) -> Option<Arc<CommError>> {
+        self.world.failure()
     }
 
     /// The first failure counts.

@@ -127,11 +127,8 @@ impl Place for Member {
         Speaker { rank: self.rank, world_ranks: &self.group.members, group: &self.group.name }
     }
 
-    fn check_world(&self, signature: &Signature) -> Result<(), CommError> {
-        match self.group.world.failure() {
-            Some(cause) => Err(self.speaker().error(signature, CommErrorKind::Aborted { cause })),
-            None => Ok(()),
-        }
+    fn failure(&self) -> Option<Arc<CommError>> {
+        self.group.world.failure()
     }
 
     fn fail(&self, signature: &Signature, kind: CommErrorKind) -> CommError {
