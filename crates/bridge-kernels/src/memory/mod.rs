@@ -18,6 +18,8 @@
 #[cfg(target_os = "linux")]
 mod blocks;
 #[cfg(target_os = "linux")]
+mod range;
+#[cfg(target_os = "linux")]
 mod region;
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -76,7 +78,8 @@ unsafe impl GlobalAlloc for LargeBlocks {
 
 #[cfg(target_os = "linux")]
 // SAFETY: blocks of the region are exclusive, aligned and large enough (`Region::take`); a block goes back to where its
-// address says it came from. Nothing here panics or unwinds: the region's calls return options.
+// address says it came from, which is true also while another thread reserves the region (`AddressRange`). Nothing here
+// panics or unwinds: the region's calls return options.
 unsafe impl GlobalAlloc for LargeBlocks {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if layout.size() >= SMALLEST

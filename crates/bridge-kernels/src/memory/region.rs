@@ -2,10 +2,10 @@
 
 use std::alloc::Layout;
 use std::ptr::{self, null_mut};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
 use super::blocks::{Blocks, Granule, Taken};
+use super::range::AddressRange;
 
 /// Bytes of a granule: what blocks are made of, and their alignment.
 const GRANULE: usize = 1 << 14;
@@ -16,9 +16,8 @@ const SMALLEST_RANGE: usize = 1 << 28;
 
 /// A range of addresses, reserved when the first block is taken.
 pub(super) struct Region {
-    /// Start and end of the range; both 0 until it is reserved. Read without the lock to tell whose a block is.
-    start: AtomicUsize,
-    end: AtomicUsize,
+    /// Read without the lock to tell whose a block is; nothing until it is reserved.
+    addresses: AddressRange,
     state: Mutex<State>,
 }
 
@@ -31,7 +30,7 @@ enum State {
 
 impl Region {
     pub const fn new() -> Self {
-        Self { start: AtomicUsize::new(0), end: AtomicUsize::new(0), state: Mutex::new(State::Unreserved) }
+        Self { addresses: AddressRange::new(), state: Mutex::new(State::Unreserved) }
     }
 
     /// A block for `layout`, and whether it is known to hold zeros; `None` if there is none or its alignment is unusual.
@@ -46,7 +45,7 @@ impl Region {
         }
         let State::Reserved(blocks) = &mut *state else { return None };
         let Taken { first, fresh } = blocks.take(size)?;
-        let address = self.start.load(Ordering::Relaxed) + first as usize * GRANULE;
+        let address = self.addresses.start()? + first as usize * GRANULE;
         Some((ptr::with_exposed_provenance_mut(address), fresh))
     }
 
@@ -70,9 +69,7 @@ impl Region {
 
     /// Number of a block's first granule.
     fn granule(&self, block: *mut u8) -> Option<u32> {
-        // Whoever has a block of the region learned of it after the range was stored.
-        let (start, end) = (self.start.load(Ordering::Relaxed), self.end.load(Ordering::Relaxed));
-        (start..end).contains(&block.addr()).then(|| ((block.addr() - start) / GRANULE) as u32)
+        self.addresses.offset(block.addr()).map(|offset| (offset / GRANULE) as u32)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -94,8 +91,7 @@ impl Region {
                 start.expose_provenance();
                 // SAFETY: the range is our own. Where huge pages are not to be had the advice does nothing.
                 unsafe { libc::madvise(start.with_addr(aligned).cast(), size, libc::MADV_HUGEPAGE) };
-                self.start.store(aligned, Ordering::Relaxed);
-                self.end.store(aligned + size, Ordering::Relaxed);
+                self.addresses.publish(aligned, aligned + size);
                 // SAFETY: fresh zeroed memory for `count` granules, aligned to a page, never unmapped; all-zero is a
                 // valid `Granule`.
                 return Some(Blocks::new(unsafe { std::slice::from_raw_parts_mut(table, count) }));
