@@ -76,20 +76,39 @@ impl Limits {
 
     /// The first number in `node` (itself, or an item of its lists) outside, with what was expected.
     ///
-    /// Besides the interval, a float must be finite as a 32-bit float, and an integer must fit the
+    /// Besides the interval, a float must be what it says as a 32-bit float too, in which training computes, and an integer must fit the
     /// 64 bits of TOML.
     pub fn violation<'n>(&self, node: &'n Node) -> Option<(&'n Node, String)> {
         match &node.data {
             Data::Int(value) if i64::try_from(*value).is_err() => Some((node, "an integer that fits 64 bits".into())),
             Data::Int(value) => (!self.contains(*value as f64)).then(|| (node, self.to_string())),
             Data::Float(value) if !value.is_finite() => Some((node, "a finite number".into())),
-            Data::Float(value) if value.abs() > f64::from(f32::MAX) => {
-                Some((node, "a number that fits a 32-bit float".into()))
-            }
-            Data::Float(value) => (!self.contains(*value)).then(|| (node, self.to_string())),
+            Data::Float(value) if !self.contains(*value) => Some((node, self.to_string())),
+            Data::Float(value) => self.rounding_violation(*value).map(|expected| (node, expected)),
             Data::List(items) => items.iter().find_map(|item| self.violation(item)),
             _ => None,
         }
+    }
+
+    /// What was expected of a number inside the interval that a 32-bit float makes another thing of: infinity, zero, a fraction of its digits,
+    /// or a bound that it must not reach.
+    fn rounding_violation(&self, value: f64) -> Option<String> {
+        const SMALLEST: f32 = f32::MIN_POSITIVE;
+        if value.abs() > f64::from(f32::MAX) {
+            return Some(format!("a number that fits a 32-bit float, at most {:e}", f32::MAX));
+        }
+        if value != 0.0 && value.abs() < f64::from(SMALLEST) {
+            let zero = if self.contains(0.0) { "0, or " } else { "" };
+            return Some(format!("{zero}a number that fits a 32-bit float, at least {SMALLEST:e}"));
+        }
+        let rounded = value as f32;
+        let reached = |bound: Option<Bound>, beside: fn(f32) -> f32| match bound {
+            Some(Bound::Exclusive(bound)) if f64::from(rounded) == bound => Some(beside(rounded)),
+            _ => None,
+        };
+        let above = reached(self.min, f32::next_up).map(|next| format!("at least {next}"));
+        let below = reached(self.max, f32::next_down).map(|next| format!("at most {next}"));
+        above.or(below).map(|nearest| format!("{self}, as a 32-bit float too: {nearest}"))
     }
 }
 
