@@ -12,6 +12,16 @@ fn data_parallel_ranks_train_like_one() {
     assert_close(&averaged, &single, "averaged in the collective");
 }
 
+/// Eight micro-batches a rank: sums in 16 bits would differ.
+#[test]
+fn a_model_in_bfloat16_adds_gradients_up_in_float32_with_and_without_the_preset() {
+    let preset = run(&["mixed_precision=bf16_mixed"]);
+    assert_eq!(run(&["model.bf16=true"]), preset);
+    let two = ["--ranks", "2", "train.micro_batch_size=1"];
+    let preset = run(&[&two[..], &["mixed_precision=bf16_mixed"]].concat());
+    assert_eq!(run(&[&two[..], &["model.bf16=true"]].concat()), preset);
+}
+
 #[test]
 fn sharded_optimizers_change_no_bit() {
     let plain = run(&["--ranks", "2"]);

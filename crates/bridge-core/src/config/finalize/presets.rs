@@ -223,6 +223,7 @@ impl<'d, 'r> Preset<'d, 'r> {
 /// The model's mode decides the dtypes that were left open, and the optimizer mirrors the model.
 fn follow_model(draft: &mut Draft<'_>) {
     let (fp16, bf16) = (draft.recipe.model.fp16, draft.recipe.model.bf16);
+    let is_alone = draft.recipe.mixed_precision.is_none();
     if fp16 && bf16 {
         draft.conflict("model.bf16", "model.fp16 and model.bf16 exclude each other");
         return;
@@ -242,4 +243,8 @@ fn follow_model(draft: &mut Draft<'_>) {
     preset.state(|r| &mut r.optimizer.params_dtype, dtype, "optimizer.params_dtype");
     preset.state(|r| &mut r.optimizer.fp16, fp16, "optimizer.fp16");
     preset.state(|r| &mut r.optimizer.bf16, bf16, "optimizer.bf16");
+    // Eight bits of precision add up no step of many micro-batches. A table says itself how gradients are reduced.
+    if bf16 && is_alone {
+        preset.state(|r| &mut r.ddp.grad_reduce_in_fp32, true, "ddp.grad_reduce_in_fp32");
+    }
 }

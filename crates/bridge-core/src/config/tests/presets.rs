@@ -72,6 +72,10 @@ fn the_mode_alone_decides_dtypes() {
     let run = tiny(&["model.bf16=true"]).expect("accepted");
     assert_eq!(run.model.params_dtype, DType::BFloat16);
     assert!(run.optimizer.bf16);
+    // As upstream: a step of many micro-batches is not added up in eight bits.
+    assert!(run.ddp.grad_reduce_in_fp32);
+    assert_refused(&["model.bf16=true", "ddp.grad_reduce_in_fp32=false"], "ddp.grad_reduce_in_fp32");
+    assert!(!tiny(&["model.fp16=true"]).expect("accepted").ddp.grad_reduce_in_fp32);
     assert_refused(&["model.bf16=true", "model.fp16=true"], "model.bf16");
     assert_refused(&["model.params_dtype=bfloat16"], "model.params_dtype");
     assert_refused(&["optimizer.bf16=true"], "optimizer.bf16");
