@@ -63,6 +63,16 @@ impl fmt::Display for TypeSpec {
 }
 
 impl TypeSpec {
+    /// The field table, when this is a table with fixed keys, alone or as an alternative.
+    pub fn section_fields(&self) -> Option<Vec<FieldSpec>> {
+        match self {
+            Self::Section(fields) => Some(fields()),
+            Self::Nullable(inner) => inner.section_fields(),
+            Self::OneOf(options) => options.iter().find_map(Self::section_fields),
+            _ => None,
+        }
+    }
+
     /// Whether a value has this type; used for settings that code registers at run time.
     pub fn accepts(&self, node: &Node) -> bool {
         match (self, &node.data) {

@@ -118,6 +118,7 @@ impl<C: KindedConfig> Section for Kinded<C> {
             limits: Limits::NONE,
             spec: || TypeSpec::String,
             default: Node::string(C::DEFAULT_KIND),
+            refusal: None,
         };
         std::iter::once(kind).chain(C::fields()).collect()
     }

@@ -2,7 +2,7 @@
 //!
 //! The data flow is one way:
 //! text -> located value tree (`source`, `overrides`) -> [`RawConfig`] (`section`, `sections`)
-//! -> [`RawConfig::finalize`] (`finalize`, `unsupported`) -> [`RunConfig`] -> text (`ops`).
+//! -> [`RawConfig::finalize`] (`finalize`, `refusal`) -> [`RunConfig`] -> text (`ops`).
 //!
 //! Pure data: no tensors, no files but the recipe itself, nothing global.
 //!
@@ -27,12 +27,12 @@ mod ops;
 mod overrides;
 mod pipeline;
 mod raw;
+mod refusal;
 mod run_config;
 mod section;
 mod sections;
 mod source;
 mod unread;
-mod unsupported;
 
 #[cfg(test)]
 mod tests;
@@ -47,6 +47,7 @@ pub use node::{Data, Entry, Location, Node};
 pub use ops::{Detail, Difference, diff, diff_from_defaults, json_schema};
 pub use pipeline::{pipeline_placement, pipeline_schedule};
 pub use raw::{RawConfig, load, load_text, load_with};
+pub use refusal::Refusal;
 pub use run_config::{
     FinalDataset, FinalLogger, FinalModel, FinalOptimizer, FinalScheduler, FinalTraining, FinalTransformer,
     FinalValidation, ParallelSizes, Resolved, RunConfig, SampleCounts, SchedulerSteps, World,

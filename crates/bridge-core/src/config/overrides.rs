@@ -39,7 +39,8 @@ fn apply_one(root: &mut Node, argument: &str) -> Result<(), Box<ConfigError>> {
     })
 }
 
-fn parse_value(text: &str) -> Result<Node, String> {
+/// The value that the text of an override stands for.
+pub(super) fn parse_value(text: &str) -> Result<Node, String> {
     if text == "null" {
         return Ok(Data::Unset.into());
     }

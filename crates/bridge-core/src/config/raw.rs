@@ -118,7 +118,7 @@ impl RawConfig {
     }
 
     /// As [`finalize`](Self::finalize), for [`crate::plan`] only: data and tokenizer may be missing, and a few settings may be set
-    /// that no run of this release can have (`PLANNED` in `config/unsupported`).
+    /// that no run of this release can have (those whose refusal is `planned`).
     ///
     /// # Errors
     /// Every other violated rule.

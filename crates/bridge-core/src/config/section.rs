@@ -8,6 +8,7 @@ use super::field::TypeSpec;
 use super::kinds::Kinds;
 use super::limits::Limits;
 use super::node::{Data, Entry, Location, Node};
+use super::refusal::Refusal;
 
 /// Which settings were given explicitly, and where: dotted path to location.
 pub type Origins = BTreeMap<String, Option<Location>>;
@@ -36,6 +37,8 @@ pub struct FieldSpec {
     pub spec: fn() -> TypeSpec,
     /// The default value.
     pub default: Node,
+    /// Why other values than those it names are refused; a setting without is accepted.
+    pub refusal: Option<Refusal>,
 }
 
 /// A struct whose fields are settings.
@@ -199,12 +202,12 @@ impl<'k> Reader<'k> {
 }
 
 /// Declares a section: struct, defaults, [`Section`], [`Field`](super::field::Field) and serde in
-/// one table of `/// doc`, `name: type = default, limits;` rows.
+/// one table of `/// doc`, `name: type = default, limits => refusal;` rows; most have neither limits nor refusal.
 macro_rules! section {
     (
         $(#[doc = $section_doc:literal])+
         $vis:vis struct $Name:ident {
-            $( $(#[doc = $doc:literal])+ $field:ident : $ty:ty = $default:expr $(, $limits:expr)? ; )+
+            $( $(#[doc = $doc:literal])+ $field:ident : $ty:ty = $default:expr $(, $limits:expr)? $(=> $refusal:expr)? ; )+
             $( alias $alias:literal = $target:ident ; )*
         }
     ) => {
@@ -230,6 +233,7 @@ macro_rules! section {
                     limits: section!(@limits $($limits)?),
                     spec: <$ty as $crate::config::field::Field>::spec,
                     default: $crate::config::field::Field::write(&defaults.$field),
+                    refusal: section!(@refusal $($refusal)?),
                 }, )+ ]
             }
 
@@ -282,6 +286,8 @@ macro_rules! section {
     };
     (@limits) => { $crate::config::limits::Limits::NONE };
     (@limits $limits:expr) => { $limits };
+    (@refusal) => { None };
+    (@refusal $refusal:expr) => { Some($refusal) };
 }
 
 /// Makes a [`Section`] usable as a field of another one, and serde-serialisable on its own.

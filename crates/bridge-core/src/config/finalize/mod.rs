@@ -22,9 +22,9 @@ pub(super) use draft::Draft;
 use super::error::ConfigErrors;
 use super::kinded::Kinded;
 use super::raw::RawConfig;
+use super::refusal;
 use super::run_config::{FinalModel, FinalTransformer, Resolved, RunConfig, World};
 use super::sections::{RecipeConfig, TransformerConfig};
-use super::unsupported;
 
 /// What a configuration is resolved for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,7 +40,7 @@ pub(super) fn run(raw: &RawConfig, world: &World, purpose: Purpose) -> Result<Ru
     let mut draft = Draft::new(raw, world, purpose);
     // 0. Every setting by itself: its range, and whether this release implements it.
     ranges::check(&mut draft, "");
-    unsupported::check(&mut draft, "");
+    refusal::check(&mut draft, "");
     // 1. Presets become ordinary settings.
     presets::resolve(&mut draft);
     // 2. Parallel sizes; the data-parallel one is what remains.
@@ -98,7 +98,7 @@ impl TransformerConfig {
         let raw = RawConfig::from(recipe);
         let mut draft = Draft::new(&raw, &World::SINGLE, Purpose::Train);
         ranges::check(&mut draft, "model.");
-        unsupported::check(&mut draft, "model.");
+        refusal::check(&mut draft, "model.");
         let transformer = model::resolve(&mut draft);
         draft.errors.into_result(transformer)
     }

@@ -1,7 +1,6 @@
 //! Stage 0: every number by itself, against the range in its section's field table.
 
 use super::super::error::{ConfigError, ErrorKind};
-use super::super::field::TypeSpec;
 use super::super::node::Node;
 use super::super::section::{FieldSpec, Section};
 use super::super::sections::RecipeConfig;
@@ -27,7 +26,7 @@ fn walk(fields: &[FieldSpec], node: &Node, path: &str, found: &mut Vec<ConfigErr
         let Some(field) = fields.iter().find(|field| field.name == entry.key) else {
             continue;
         };
-        if let (Some(inner), Some(_)) = (section_fields(&(field.spec)()), entry.node.entries()) {
+        if let (Some(inner), Some(_)) = ((field.spec)().section_fields(), entry.node.entries()) {
             walk(&inner, &entry.node, &key, found);
         } else if let Some((value, expected)) = field.limits.violation(&entry.node) {
             found.push(
@@ -36,14 +35,5 @@ fn walk(fields: &[FieldSpec], node: &Node, path: &str, found: &mut Vec<ConfigErr
                     .with_expected(expected),
             );
         }
-    }
-}
-
-fn section_fields(spec: &TypeSpec) -> Option<Vec<FieldSpec>> {
-    match spec {
-        TypeSpec::Section(fields) => Some(fields()),
-        TypeSpec::Nullable(inner) => section_fields(inner),
-        TypeSpec::OneOf(options) => options.iter().find_map(section_fields),
-        _ => None,
     }
 }

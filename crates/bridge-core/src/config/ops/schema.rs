@@ -47,10 +47,28 @@ fn section(fields: &[FieldSpec]) -> Value {
             if !matches!(spec, TypeSpec::Section(_)) {
                 property["default"] = json!(field.default);
             }
+            add_status(&mut property, field);
             (field.name.to_owned(), property)
         })
         .collect();
     json!({"type": "object", "properties": properties, "additionalProperties": false})
+}
+
+/// Whether the setting can be used: `accepted`, `refused` (all values but those of `x-accepted`, which do nothing), `partly`
+/// (those of `x-accepted` do something), or `inert` (no value does anything). `x-reason` is the message of a refusal.
+fn add_status(property: &mut Value, field: &FieldSpec) {
+    let Some(refusal) = &field.refusal else {
+        property["x-status"] = json!("accepted");
+        return;
+    };
+    let status = match (refusal.is_whole(), refusal.is_inert(field)) {
+        (false, _) => "partly",
+        (true, false) => "refused",
+        (true, true) => "inert",
+    };
+    property["x-status"] = json!(status);
+    property["x-reason"] = json!(refusal.message());
+    property["x-accepted"] = json!(refusal.accepted(&field.default));
 }
 
 fn type_schema(spec: &TypeSpec, limits: &Limits) -> Value {

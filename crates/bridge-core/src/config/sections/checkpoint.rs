@@ -7,6 +7,7 @@ use super::super::choice::{
     NonPersistentType, OnDamaged,
 };
 use super::super::limits::Limits;
+use super::super::refusal::{no_counterpart, not_built};
 use super::super::section::section;
 
 section! {
@@ -19,9 +20,10 @@ section! {
         /// Steps between checkpoints.
         save_interval: Option<usize> = None, Limits::POSITIVE;
         /// Steps between weight-gradient dumps.
-        save_wgrads_interval: Option<usize> = None, Limits::POSITIVE;
+        save_wgrads_interval: Option<usize> = None, Limits::POSITIVE => not_built("dumps of weight gradients");
         /// Steps between data-gradient dumps.
-        save_dgrads_interval: Option<usize> = None, Limits::POSITIVE;
+        save_dgrads_interval: Option<usize> = None, Limits::POSITIVE
+            => not_built("dumps of the gradients of activations");
         /// Checkpoints at its multiples are never removed.
         save_retain_interval: Option<usize> = None, Limits::POSITIVE;
         /// Keep the last so many; -1 keeps all.
@@ -35,17 +37,23 @@ section! {
         /// Restore random states.
         load_rng: bool = true;
         /// Master weights from the checkpoint.
-        load_main_params_from_ckpt: bool = false;
+        load_main_params_from_ckpt: bool = false
+            => not_built("master weights without the rest of the optimizer's state; load_optim = true loads all of it");
         /// Steps between temporary saves.
-        non_persistent_save_interval: Option<usize> = None, Limits::POSITIVE;
+        non_persistent_save_interval: Option<usize> = None, Limits::POSITIVE
+            => not_built("saves between the others that are overwritten; save_interval with most_recent_k keeps few");
         /// Kind of temporary save.
-        non_persistent_ckpt_type: Option<NonPersistentType> = None;
+        non_persistent_ckpt_type: Option<NonPersistentType> = None
+            => not_built("where the saves of non_persistent_save_interval go");
         /// Folder of global temporary saves.
-        non_persistent_global_ckpt_dir: Option<PathBuf> = None;
+        non_persistent_global_ckpt_dir: Option<PathBuf> = None
+            => not_built("the shared folder of non_persistent_save_interval");
         /// Folder of local temporary saves.
-        non_persistent_local_ckpt_dir: Option<PathBuf> = None;
+        non_persistent_local_ckpt_dir: Option<PathBuf> = None
+            => not_built("the folder on each machine of non_persistent_save_interval");
         /// Layout of local temporary saves.
-        non_persistent_local_ckpt_algo: LocalCkptAlgo = LocalCkptAlgo::FullyParallel;
+        non_persistent_local_ckpt_algo: LocalCkptAlgo = LocalCkptAlgo::FullyParallel
+            => not_built("how ranks share the local saves of non_persistent_save_interval");
         /// Load weights only and start at step 0.
         finetune: bool = false;
         /// Base weights.
@@ -53,69 +61,93 @@ section! {
         /// A particular step to load.
         ckpt_step: Option<usize> = None;
         /// Take settings from the checkpoint.
-        use_checkpoint_args: bool = false;
+        use_checkpoint_args: bool = false
+            => not_built("settings from the checkpoint; it holds them as run_config.toml, which is a recipe");
         /// Take parallel sizes from the checkpoint.
-        use_mp_args_from_checkpoint_args: bool = false;
+        use_mp_args_from_checkpoint_args: bool = false
+            => not_built("parallel sizes from the checkpoint; any layout reads any checkpoint");
         /// Take the tokenizer from the checkpoint.
-        use_tokenizer_model_from_checkpoint_args: bool = true;
+        use_tokenizer_model_from_checkpoint_args: bool = true
+            => not_built("a tokenizer other than the checkpoint's beside use_checkpoint_args; the recipe says which");
         /// Stop when there is nothing to load.
         exit_on_missing_checkpoint: bool = false;
         /// On-disk format. Upstream's default torch_dist does not exist here.
-        ckpt_format: CkptFormat = CkptFormat::Safetensors;
+        ckpt_format: CkptFormat = CkptFormat::Safetensors
+            => no_counterpart("PyTorch's formats; checkpoints are safetensors");
         /// Detect the format.
-        auto_detect_ckpt_format: bool = false;
+        auto_detect_ckpt_format: bool = false
+            => no_counterpart("several formats to detect; checkpoints are safetensors");
         /// Conversion target.
-        ckpt_convert_format: Option<CkptFormat> = None;
+        ckpt_convert_format: Option<CkptFormat> = None
+            => no_counterpart("a format to convert to; `bridge convert` exports to Hugging Face's");
         /// Conversion folder.
-        ckpt_convert_save: Option<PathBuf> = None;
+        ckpt_convert_save: Option<PathBuf> = None
+            => no_counterpart("the folder of ckpt_convert_format; `bridge convert` exports to Hugging Face's format");
         /// Conversion of old optimizer layouts.
-        ckpt_convert_update_legacy_dist_opt_format: bool = false;
+        ckpt_convert_update_legacy_dist_opt_format: bool = false
+            => no_counterpart("optimizer layouts of older Megatron versions");
         /// Split writing over data parallelism.
-        fully_parallel_save: bool = true;
+        fully_parallel_save: bool = true
+            => no_counterpart("checkpoints that one replica writes alone; of ranks that hold the same slice one writes it");
         /// Split reading over data parallelism.
-        fully_parallel_load: bool = false;
+        fully_parallel_load: bool = false => no_counterpart("a choice who reads; every rank reads what it holds");
         /// Exchange of what was read.
-        ckpt_fully_parallel_load_exchange_algo: ExchangeAlgo = ExchangeAlgo::Broadcast;
+        ckpt_fully_parallel_load_exchange_algo: ExchangeAlgo = ExchangeAlgo::Broadcast
+            => no_counterpart("how ranks pass on what one of them read; every rank reads what it holds");
         /// Group that shares writing.
-        ckpt_fully_parallel_save_process_group: CkptGroup = CkptGroup::Dp;
+        ckpt_fully_parallel_save_process_group: CkptGroup = CkptGroup::Dp
+            => no_counterpart("the group that shares writing; of ranks that hold the same slice one writes it");
         /// Group that shares reading.
-        ckpt_fully_parallel_load_process_group: CkptGroup = CkptGroup::Dp;
+        ckpt_fully_parallel_load_process_group: CkptGroup = CkptGroup::Dp
+            => no_counterpart("the group that shares reading; every rank reads what it holds");
         /// Save in the background.
         async_save: bool = false;
         /// Background implementation.
-        async_strategy: AsyncStrategy = AsyncStrategy::Nvrx;
+        async_strategy: AsyncStrategy = AsyncStrategy::Nvrx
+            => no_counterpart("the Python library of async_save, which writes from a thread").inert(&["mcore"]);
         /// Long-lived save worker.
-        use_persistent_ckpt_worker: bool = true;
+        use_persistent_ckpt_worker: bool = true
+            => no_counterpart("the process of async_save, which writes from a thread");
         /// Worker niceness.
-        async_ckpt_cpu_priority: i64 = 10;
+        async_ckpt_cpu_priority: i64 = 10
+            => no_counterpart("the niceness of the process of async_save, which writes from a thread");
         /// Worker I/O priority.
-        async_ckpt_io_priority: Option<i64> = Some(3);
+        async_ckpt_io_priority: Option<i64> = Some(3)
+            => no_counterpart("the I/O priority of the process of async_save, which writes from a thread");
         /// How workers start.
-        async_write_results_mp_mode: AsyncMpMode = AsyncMpMode::Fork;
+        async_write_results_mp_mode: AsyncMpMode = AsyncMpMode::Fork
+            => no_counterpart("how the process of async_save starts, which writes from a thread");
         /// Writers per rank.
-        storage_writers_per_rank: usize = 1, Limits::POSITIVE;
+        storage_writers_per_rank: usize = 1, Limits::POSITIVE
+            => not_built("several files of a rank, written at once; it writes one of parameters and one of optimizer state");
         /// Cache the save plan.
-        ckpt_assume_constant_structure: bool = false;
+        ckpt_assume_constant_structure: bool = false
+            => no_counterpart("a cache of what goes where; it costs nothing to find out anew");
         /// Strict keys of fully sharded loads.
-        strict_fsdp_dtensor_load: bool = false;
+        strict_fsdp_dtensor_load: bool = false
+            => no_counterpart("the strictness of the format fsdp_dtensor; what is missing in a checkpoint is always an error");
         /// What unexpected or missing keys do.
-        dist_ckpt_strictness: DistCkptStrictness = DistCkptStrictness::AssumeOkUnexpected;
+        dist_ckpt_strictness: DistCkptStrictness = DistCkptStrictness::AssumeOkUnexpected
+            => no_counterpart("what is missing or left over passed over; it is always an error");
         /// Legacy layout.
-        dist_ckpt_save_pre_mcore_014: bool = false;
+        dist_ckpt_save_pre_mcore_014: bool = false => no_counterpart("a layout of older Megatron versions");
         /// Reshardable optimizer.
-        dist_ckpt_optim_fully_reshardable: bool = false;
+        dist_ckpt_optim_fully_reshardable: bool = false
+            => no_counterpart("a choice of the optimizer's layout on disk; any layout reads every checkpoint");
         /// The same with less memory.
-        distrib_optim_fully_reshardable_mem_efficient: bool = false;
+        distrib_optim_fully_reshardable_mem_efficient: bool = false
+            => no_counterpart("a way to gather state for dist_ckpt_optim_fully_reshardable; no state is gathered");
         /// Copy tokenizer files.
         save_tokenizer_assets: bool = true;
         /// Local replicas.
-        replication: bool = false;
+        replication: bool = false => not_built("copies of local checkpoints on other machines");
         /// Distance of replicas.
-        replication_jump: Option<usize> = None, Limits::POSITIVE;
+        replication_jump: Option<usize> = None, Limits::POSITIVE
+            => not_built("how far away the copies of replication are");
         /// Number of replicas.
-        replication_factor: usize = 2, Limits::POSITIVE;
+        replication_factor: usize = 2, Limits::POSITIVE => not_built("how many copies replication makes");
         /// A manager in code.
-        custom_manager_class: Option<String> = None;
+        custom_manager_class: Option<String> = None => no_counterpart("a Python class that saves and loads");
         /// What a damaged checkpoint does (ours).
         on_damaged: OnDamaged = OnDamaged::Fallback;
     }

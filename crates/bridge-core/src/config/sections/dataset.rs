@@ -7,6 +7,7 @@ use super::super::choice::{DataloaderType, SourceFormat};
 use super::super::field::{ByteSize, Field, OneOrMany, TypeSpec};
 use super::super::limits::Limits;
 use super::super::node::{Data, Node};
+use super::super::refusal::{no_counterpart, not_built};
 use super::super::section::{Reader, section};
 
 /// Dataset prefixes and, unless each is used in proportion to its size, their weights.
@@ -58,13 +59,16 @@ section! {
         /// Contiguous buckets per rank in cyclic sampling.
         data_sharding: bool = true;
         /// Page-locked batches.
-        pin_memory: bool = true;
+        pin_memory: bool = true
+            => no_counterpart("page-locked batches, for copies to a GPU; batches lie in ordinary memory").inert(&["false"]);
         /// Drop the last incomplete batch; cyclic sampling always does.
         drop_last: bool = true;
         /// Keep workers alive.
-        persistent_workers: bool = true;
+        persistent_workers: bool = true
+            => no_counterpart("loader processes that end with their epoch; loaders are threads that live as long as the run");
         /// Hub dataset scripts.
-        trust_remote_code: Option<bool> = None;
+        trust_remote_code: Option<bool> = None
+            => no_counterpart("code that data sets of the hub bring along; no data set brings code").inert(&["false"]);
 
         /// Tokens per sample; null takes `model.seq_length`, anything else must equal it.
         seq_length: Option<usize> = None, Limits::SIZE;
@@ -79,9 +83,11 @@ section! {
         /// Shares of train, valid and test, such as "969,30,1"; mock data has "1,1,1" only.
         split: Option<String> = None;
         /// Separate losses per validation source.
-        multiple_validation_sets: Option<bool> = None;
+        multiple_validation_sets: Option<bool> = None
+            => not_built("the old place of validation.multiple_validation_sets, which is not implemented").inert(&["false"]);
         /// Old place of `validation.full_validation`.
-        full_validation: Option<bool> = None;
+        full_validation: Option<bool> = None
+            => no_counterpart("the old place of validation.full_validation; set it there").inert(&["false"]);
         /// Parallel builders.
         num_dataset_builder_threads: usize = 1, Limits::between(1.0, 65_536.0);
         /// Folder of index caches.
@@ -93,11 +99,14 @@ section! {
         /// Mask the padding token even where it also ends documents.
         allow_ambiguous_pad_tokens: bool = false;
         /// Trust existing caches.
-        fast_cache_load: bool = false;
+        fast_cache_load: bool = false
+            => not_built("index caches used without comparing them with what they were made for");
         /// Map index caches late.
-        defer_npy_index_mmap: bool = false;
+        defer_npy_index_mmap: bool = false
+            => not_built("index caches mapped at the first sample; they are mapped at the start");
         /// Known sequence counts.
-        sequences_per_dataset: Option<BTreeMap<String, usize>> = None;
+        sequences_per_dataset: Option<BTreeMap<String, usize>> = None
+            => not_built("counts of sequences that save a look into each file; every file is opened anyway").inert(&["{}"]);
         /// Restart positions after each document. Upstream wants this set; ours defaults to false.
         reset_position_ids: bool = false;
         /// Keep attention inside documents. Upstream wants this set; ours defaults to false.
@@ -105,23 +114,30 @@ section! {
         /// No loss at document ends. Upstream wants this set; ours defaults to false.
         eod_mask_loss: bool = false;
         /// Emit a dense mask.
-        create_attention_mask: bool = true;
+        create_attention_mask: bool = true
+            => no_counterpart("a dense mask with each sample; attention finds it from where documents end").inert(&["false"]);
         /// Drop the short last validation sample.
         drop_last_partial_validation_sequence: bool = true;
         /// Fetch one token more than the sample holds, for the last label.
         add_extra_token_to_sequence: bool = true;
         /// Local cache of object stores.
-        object_storage_cache_path: Option<PathBuf> = None;
+        object_storage_cache_path: Option<PathBuf> = None
+            => not_built("token files in object stores; files are read from mounted folders");
         /// Padding hint.
-        data_parallel_size: usize = 1, Limits::POSITIVE;
+        data_parallel_size: usize = 1, Limits::POSITIVE
+            => no_counterpart("the replicas that packed samples are padded for; every sample has seq_length tokens");
         /// Padding hint.
-        sequence_parallel_size: usize = 0;
+        sequence_parallel_size: usize = 0
+            => no_counterpart("the tensor ranks that packed samples are padded for; every sample has seq_length tokens");
         /// Padding hint.
-        hybrid_context_parallel: bool = false;
+        hybrid_context_parallel: bool = false
+            => not_built("samples of different lengths over different numbers of context ranks");
         /// Padding hint.
-        context_parallel_size: Option<usize> = None, Limits::POSITIVE;
+        context_parallel_size: Option<usize> = None, Limits::POSITIVE
+            => no_counterpart("the context ranks that packed samples are padded for; every sample has seq_length tokens");
         /// Leave the attention mask to the kernel.
-        skip_getting_attention_mask_from_dataset: bool = true;
+        skip_getting_attention_mask_from_dataset: bool = true
+            => no_counterpart("masks that come with the samples; attention makes its own");
 
         /// Probability of permuting a piece (kind fim).
         fim_rate: Option<f64> = None, Limits::FRACTION;

@@ -3,35 +3,42 @@
 use std::path::PathBuf;
 
 use super::super::field::AnyValue;
+use super::super::refusal::no_counterpart;
 use super::super::section::section;
 
 section! {
     /// Profiler windows.
     pub struct ProfilingConfig {
         /// The vendor's profiler.
-        use_nsys_profiler: bool = false;
+        use_nsys_profiler: bool = false
+            => no_counterpart("marks for NVIDIA's profiler around some steps; `nsys profile bridge train` has the whole run");
         /// The framework's profiler.
-        use_pytorch_profiler: bool = false;
+        use_pytorch_profiler: bool = false
+            => no_counterpart("PyTorch's profiler; `bridge bench` times operations and steps, logger.timing_log_level a run's parts");
         /// First profiled step.
-        profile_step_start: usize = 10;
+        profile_step_start: usize = 10
+            => no_counterpart("the first step of the profilers of [profiling], which are not there");
         /// Step after the last profiled one.
-        profile_step_end: usize = 12;
+        profile_step_end: usize = 12
+            => no_counterpart("the step at which the profilers of [profiling] end, which are not there");
         /// Profiled ranks; empty is all.
-        profile_ranks: Vec<usize> = Vec::new();
+        profile_ranks: Vec<usize> = Vec::new()
+            => no_counterpart("the ranks of the profilers of [profiling], which are not there");
         /// Shapes in traces.
-        pytorch_profiler_collect_shapes: bool = false;
+        pytorch_profiler_collect_shapes: bool = false => no_counterpart("shapes in the traces of PyTorch's profiler");
         /// Call stacks in traces.
-        pytorch_profiler_collect_callstack: bool = false;
+        pytorch_profiler_collect_callstack: bool = false
+            => no_counterpart("Python's stacks in the traces of PyTorch's profiler");
         /// Chakra traces.
-        pytorch_profiler_collect_chakra: bool = false;
+        pytorch_profiler_collect_chakra: bool = false => no_counterpart("Chakra traces of PyTorch's profiler");
         /// Shape marks.
-        record_shapes: bool = false;
+        record_shapes: bool = false => no_counterpart("shapes in the marks for NVIDIA's profiler");
         /// Range marks.
-        nvtx_ranges: bool = false;
+        nvtx_ranges: bool = false => no_counterpart("marks for NVIDIA's profiler around parts of a step");
         /// Allocator history.
-        record_memory_history: bool = false;
+        record_memory_history: bool = false => no_counterpart("the history of PyTorch's allocator");
         /// Snapshot file.
-        memory_snapshot_path: String = "snapshot.pickle".into();
+        memory_snapshot_path: String = "snapshot.pickle".into() => no_counterpart("the file of record_memory_history");
     }
 }
 
@@ -39,14 +46,16 @@ section! {
     /// Tensor statistics.
     pub struct TensorInspectConfig {
         /// Switch it on.
-        enabled: bool = false;
+        enabled: bool = false
+            => no_counterpart("statistics by NVIDIA's DL framework inspect; logger.log_l2_norm_grad_to_tensorboard has gradient norms");
         /// Feature specification.
-        features: Option<AnyValue> = None;
+        features: Option<AnyValue> = None
+            => no_counterpart("which statistics tensor_inspect.enabled takes, and of what");
         /// Feature code folders.
-        feature_dirs: Option<Vec<PathBuf>> = None;
+        feature_dirs: Option<Vec<PathBuf>> = None => no_counterpart("folders of Python code for further statistics");
         /// Output folder.
-        log_dir: Option<PathBuf> = None;
+        log_dir: Option<PathBuf> = None => no_counterpart("the folder of its statistics");
         /// First step counted.
-        init_training_step: usize = 0;
+        init_training_step: usize = 0 => no_counterpart("the step at which its count starts");
     }
 }

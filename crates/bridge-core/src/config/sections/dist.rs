@@ -5,59 +5,71 @@ use std::path::PathBuf;
 use super::super::choice::{BootstrapBackend, DType, DistributedBackend, ShardingStrategy, SharpGroup};
 use super::super::field::AnyValue;
 use super::super::limits::Limits;
+use super::super::refusal::{no_counterpart, not_built};
 use super::super::section::section;
 
 section! {
     /// Process-group start-up.
     pub struct DistributedInitConfig {
         /// Collective library.
-        distributed_backend: DistributedBackend = DistributedBackend::Nccl;
+        distributed_backend: DistributedBackend = DistributedBackend::Nccl
+            => no_counterpart("the library of PyTorch's collectives; the launcher (threads or mpi) decides");
         /// Timeout of a collective, in minutes.
         distributed_timeout_minutes: usize = 10, Limits::POSITIVE;
         /// Timeout from the end of the first step on, in seconds. Saves and evaluations must not hold a rank up for longer.
         distributed_timeout_seconds_after_init: Option<usize> = None, Limits::POSITIVE;
         /// Stages reduce at the same time.
-        align_grad_reduce: bool = true;
+        align_grad_reduce: bool = true => not_built("stages that reduce as soon as each can; they reduce in one order");
         /// Device index on this machine; the launcher sets it.
-        local_rank: usize = 0;
+        local_rank: usize = 0 => no_counterpart("the device number of a rank; the launcher counts ranks of a machine");
         /// Leave initialization to the caller.
-        lazy_mpu_init: bool = false;
+        lazy_mpu_init: bool = false
+            => no_counterpart("groups that the caller of Python's library makes; as a library, pretrain takes RunOptions.groups");
         /// Shard what `ddp.data_parallel_sharding_strategy` says.
         use_megatron_fsdp: bool = false;
         /// PyTorch FSDP.
-        use_torch_fsdp2: bool = false;
+        use_torch_fsdp2: bool = false => no_counterpart("PyTorch's sharding; use_megatron_fsdp shards the same things");
         /// File of communicator options.
-        nccl_communicator_config_path: Option<PathBuf> = None;
+        nccl_communicator_config_path: Option<PathBuf> = None
+            => no_counterpart("a file of NCCL's options for each group");
         /// Rank order tp-cp-ep-pp-dp.
         use_tp_pp_dp_mapping: bool = false;
         /// Create gloo twins of groups.
-        use_gloo_process_groups: bool = true;
+        use_gloo_process_groups: bool = true
+            => no_counterpart("a second set of groups on the host; collectives take host memory already");
         /// In-network reduction.
-        use_sharp: bool = false;
+        use_sharp: bool = false => no_counterpart("reductions in the switches of NVIDIA's network");
         /// Group that uses it.
-        sharp_enabled_group: Option<SharpGroup> = None;
+        sharp_enabled_group: Option<SharpGroup> = None => no_counterpart("the group of use_sharp");
         /// Prioritized groups.
-        high_priority_stream_groups: Vec<String> = Vec::new();
+        high_priority_stream_groups: Vec<String> = Vec::new()
+            => no_counterpart("CUDA streams of high priority");
         /// Collective trace.
-        flight_recorder_dump_path: Option<PathBuf> = None;
+        flight_recorder_dump_path: Option<PathBuf> = None => no_counterpart("the trace of NCCL's calls");
         /// Trace entries.
-        flight_recorder_trace_buffer_size: usize = 2000;
+        flight_recorder_trace_buffer_size: usize = 2000
+            => no_counterpart("how many calls the trace of flight_recorder_dump_path holds");
         /// Write the trace at a timeout.
-        flight_recorder_dump_on_timeout: bool = true;
+        flight_recorder_dump_on_timeout: bool = true
+            => no_counterpart("when the trace of flight_recorder_dump_path is written");
         /// Include stack traces.
-        flight_recorder_include_stack_trace: bool = false;
+        flight_recorder_include_stack_trace: bool = false
+            => no_counterpart("Python's stacks in the trace of flight_recorder_dump_path");
         /// Only active entries.
-        flight_recorder_include_only_active: bool = true;
+        flight_recorder_include_only_active: bool = true
+            => no_counterpart("which calls the trace of flight_recorder_dump_path holds");
         /// Also when executing.
-        flight_recorder_extra_dump_on_exec: bool = true;
+        flight_recorder_extra_dump_on_exec: bool = true
+            => no_counterpart("a further way to ask for the trace of flight_recorder_dump_path");
         /// No fusion by a compiler.
-        disable_jit_fuser: bool = false;
+        disable_jit_fuser: bool = false => no_counterpart("PyTorch's compiler of fused operations");
         /// Each rank sees only its own device, which the launcher has chosen.
         external_gpu_device_mapping: bool = false;
         /// Experimental features.
-        enable_megatron_core_experimental: bool = false;
+        enable_megatron_core_experimental: bool = false => no_counterpart("experimental parts of Megatron Core");
         /// Explicit group collection.
-        use_decentralized_pg: bool = false;
+        use_decentralized_pg: bool = false
+            => no_counterpart("process groups that are global variables; they are arguments here");
 
         alias "lazy_init" = lazy_mpu_init;
     }
@@ -74,7 +86,7 @@ section! {
         /// Gather parameters during forward.
         overlap_param_gather: bool = false;
         /// All stages gather at the same time.
-        align_param_gather: bool = false;
+        align_param_gather: bool = false => not_built("stages that gather parameters at the same time");
         /// Reduce-scatter gradients.
         use_distributed_optimizer: bool = false;
         /// Groups of replicas that each shard optimizer state by themselves.
@@ -82,7 +94,8 @@ section! {
         /// Fail on NaN and infinite gradients.
         check_for_nan_in_grad: bool = false;
         /// Fail on unusually large gradients.
-        check_for_large_grads: bool = false;
+        check_for_large_grads: bool = false
+            => not_built("a stop at gradients much larger than before; check_for_nan_in_grad stops at infinite ones");
         /// Elements per bucket of a reduction; nothing to do on one rank.
         bucket_size: Option<usize> = None, Limits::POSITIVE;
         /// Bucket sizes that suit the bus; nothing to do on one rank.
@@ -90,13 +103,15 @@ section! {
         /// Sum in 32 bits what travels in 16; nothing to do on one rank.
         reduce_scatter_with_fp32_accumulation: bool = false;
         /// Parameters accumulated in 32 bits locally.
-        param_name_patterns_for_fp32_local_accumulation: Vec<String> = Vec::new();
+        param_name_patterns_for_fp32_local_accumulation: Vec<String> = Vec::new()
+            => not_built("some parameters accumulated in 32 bits; grad_reduce_in_fp32 does it for all");
         /// Average in the collective instead of scaling first; nothing to do on one rank.
         average_in_collective: bool = false;
         /// Gather 8-bit weights.
-        fp8_param_gather: bool = false;
+        fp8_param_gather: bool = false => not_built("weights gathered in the 8 bits of model.fp8");
         /// Share gradient buffers with the mxfp8 gather.
-        reuse_grad_buf_for_mxfp8_param_ag: bool = false;
+        reuse_grad_buf_for_mxfp8_param_ag: bool = false
+            => not_built("one buffer for gradients and gathered 8-bit weights; there are no 8-bit weights");
         /// Shard what `ddp.data_parallel_sharding_strategy` says.
         use_megatron_fsdp: bool = false;
         /// Deprecated alias of the above.
@@ -104,35 +119,45 @@ section! {
         /// What replicas divide; needs `use_megatron_fsdp`.
         data_parallel_sharding_strategy: ShardingStrategy = ShardingStrategy::NoShard;
         /// What is sharded between groups.
-        outer_dp_sharding_strategy: ShardingStrategy = ShardingStrategy::NoShard;
+        outer_dp_sharding_strategy: ShardingStrategy = ShardingStrategy::NoShard
+            => not_built("a second level of sharding; num_distributed_optimizer_instances has replicas of one level");
         /// Fold the division into the reduction; nothing to do on one rank.
         gradient_reduce_div_fusion: bool = true;
         /// Size of a communication unit.
-        suggested_communication_unit_size: Option<usize> = None, Limits::POSITIVE;
+        suggested_communication_unit_size: Option<usize> = None, Limits::POSITIVE
+            => not_built("elements gathered at once; parameters are gathered layer by layer");
         /// Cache of transposed 8-bit weights.
-        keep_fp8_transpose_cache: bool = false;
+        keep_fp8_transpose_cache: bool = false => not_built("transposed copies of the 8-bit weights of model.fp8");
         /// User buffers.
-        nccl_ub: bool = false;
+        nccl_ub: bool = false => no_counterpart("buffers registered with NCCL");
         /// No symmetric registration.
-        disable_symmetric_registration: bool = false;
+        disable_symmetric_registration: bool = false => no_counterpart("how nccl_ub registers buffers");
         /// Manual registration.
-        fsdp_manual_registration: bool = false;
+        fsdp_manual_registration: bool = false => no_counterpart("when nccl_ub registers buffers");
         /// Persistent buffers.
-        fsdp_double_buffer: bool = false;
+        fsdp_double_buffer: bool = false
+            => no_counterpart("two lasting buffers for gathered parameters; each is allocated when it is gathered");
         /// Persistent buffers when allocation fails.
-        fsdp_db_use_persist_buf_on_alloc_fail: bool = false;
+        fsdp_db_use_persist_buf_on_alloc_fail: bool = false
+            => no_counterpart("what fsdp_double_buffer does without memory");
         /// Gather when synchronization starts.
-        fsdp_all_gather_in_start_param_sync: bool = true;
+        fsdp_all_gather_in_start_param_sync: bool = true
+            => no_counterpart("where Megatron's wrapper starts to gather; a layer is gathered before it runs");
         /// Delay weight gradients.
-        delay_wgrad_compute: bool = false;
+        delay_wgrad_compute: bool = false
+            => not_built("weight gradients put off behind the exchange of model.overlap_moe_expert_parallel_comm");
         /// Sharded master weights.
-        megatron_fsdp_main_params_dtype: Option<DType> = Some(DType::Float32);
+        megatron_fsdp_main_params_dtype: Option<DType> = Some(DType::Float32)
+            => not_built("sharded master weights in less than 32 bits");
         /// Sharded master gradients.
-        megatron_fsdp_main_grads_dtype: Option<DType> = None;
+        megatron_fsdp_main_grads_dtype: Option<DType> = None
+            => not_built("sharded gradients of a dtype of their own; they are accumulated in 32 bits");
         /// Sharded gradient communication.
-        megatron_fsdp_grad_comm_dtype: Option<DType> = None;
+        megatron_fsdp_grad_comm_dtype: Option<DType> = None
+            => not_built("a dtype of reductions alone; grad_reduce_in_fp32 chooses between the model's and 32 bits");
         /// A separate gradient attribute.
-        megatron_fsdp_use_decoupled_grad: bool = false;
+        megatron_fsdp_use_decoupled_grad: bool = false
+            => no_counterpart("a second gradient attribute on PyTorch's parameters");
     }
 }
 
@@ -140,34 +165,47 @@ section! {
     /// Communication overlap presets.
     pub struct CommOverlapConfig {
         /// Overlap of tensor-parallel collectives.
-        tp_comm_overlap: bool = false;
+        tp_comm_overlap: bool = false
+            => not_built("tensor-parallel collectives behind parts of the matrix products that need them");
         /// User-buffer table.
-        tp_comm_overlap_cfg: Option<AnyValue> = None;
+        tp_comm_overlap_cfg: Option<AnyValue> = None
+            => no_counterpart("the table of Transformer Engine's user buffers for tp_comm_overlap");
         /// Start-up backend.
-        tp_comm_bootstrap_backend: Option<BootstrapBackend> = Some(BootstrapBackend::Nccl);
+        tp_comm_bootstrap_backend: Option<BootstrapBackend> = Some(BootstrapBackend::Nccl)
+            => no_counterpart("what starts Transformer Engine's user buffers for tp_comm_overlap");
         /// Overlap of stage transfers.
-        overlap_p2p_comm: Option<bool> = None;
+        overlap_p2p_comm: Option<bool> = None => not_built("copying it to model.overlap_p2p_comm").inert(&["false"]);
         /// Batched stage transfers.
-        batch_p2p_comm: Option<bool> = None;
+        batch_p2p_comm: Option<bool> = None => not_built("copying it to model.batch_p2p_comm");
         /// Reduce during backward.
-        overlap_grad_reduce: Option<bool> = None;
+        overlap_grad_reduce: Option<bool> = None
+            => not_built("copying it to the section that has it; set ddp.overlap_grad_reduce");
         /// Gather during forward.
-        overlap_param_gather: Option<bool> = None;
+        overlap_param_gather: Option<bool> = None
+            => not_built("copying it to the section that has it; set ddp.overlap_param_gather");
         /// Gather while stepping.
-        overlap_param_gather_with_optimizer_step: Option<bool> = None;
+        overlap_param_gather_with_optimizer_step: Option<bool> = None
+            => not_built("gathering while others are updated; ddp.overlap_param_gather gathers in the next forward").inert(&["false"]);
         /// Stages gather at the same time.
-        align_param_gather: Option<bool> = None;
+        align_param_gather: Option<bool> = None
+            => not_built("stages that gather parameters at the same time").inert(&["false"]);
         /// Elements per bucket.
-        bucket_size: Option<usize> = None, Limits::POSITIVE;
+        bucket_size: Option<usize> = None, Limits::POSITIVE
+            => not_built("copying it to the section that has it; set ddp.bucket_size");
         /// Embedding weight gradient during the flush.
-        defer_embedding_wgrad_compute: Option<bool> = None;
+        defer_embedding_wgrad_compute: Option<bool> = None
+            => not_built("the output embedding's weight gradient in the flush; model.pipeline_schedule has \"zb_h1\"").inert(&["false"]);
         /// Micro-batches deferred.
-        wgrad_deferral_limit: Option<i64> = None;
+        wgrad_deferral_limit: Option<i64> = None
+            => not_built("how many micro-batches defer_embedding_wgrad_compute puts off");
         /// Overlap of the expert exchange.
-        overlap_moe_expert_parallel_comm: Option<bool> = None;
+        overlap_moe_expert_parallel_comm: Option<bool> = None
+            => not_built("the exchange of tokens behind the computation of another micro-batch").inert(&["false"]);
         /// Delay weight gradients.
-        delay_wgrad_compute: Option<bool> = None;
+        delay_wgrad_compute: Option<bool> = None
+            => not_built("weight gradients put off behind the exchange of overlap_moe_expert_parallel_comm").inert(&["false"]);
         /// Filled in by upstream's container.
-        data_parallel_size: Option<usize> = None, Limits::POSITIVE;
+        data_parallel_size: Option<usize> = None, Limits::POSITIVE
+            => no_counterpart("a figure that upstream fills in; it follows from the number of ranks");
     }
 }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use super::super::choice::{Progress, TimeUnit, TimingLogOption};
 use super::super::limits::Limits;
+use super::super::refusal::{no_counterpart, not_built};
 use super::super::section::section;
 
 section! {
@@ -43,17 +44,18 @@ section! {
         /// Memory as metrics.
         log_memory_to_tensorboard: bool = false;
         /// Allocator keys to report.
-        memory_keys: Option<BTreeMap<String, String>> = None;
+        memory_keys: Option<BTreeMap<String, String>> = None
+            => no_counterpart("names of PyTorch's allocator statistics");
         /// Steps between console lines about the memory of the process; null prints none.
         log_memory_interval: Option<usize> = None, Limits::POSITIVE;
         /// Driver-level memory too.
-        log_device_memory_used: bool = false;
+        log_device_memory_used: bool = false => not_built("memory in use on the whole device, as its driver sees it");
         /// Gradient norm of each parameter.
         log_l2_norm_grad_to_tensorboard: bool = false;
         /// Zero gradient entries.
         log_num_zeros_in_grad: bool = false;
         /// Largest attention logit.
-        log_max_attention_logit: bool = false;
+        log_max_attention_logit: bool = false => not_built("the largest attention score");
         /// Runtime estimates.
         log_runtime_to_tensorboard: bool = false;
         /// Their unit.
@@ -63,41 +65,47 @@ section! {
         /// World size as metric.
         log_world_size_to_tensorboard: bool = false;
         /// Energy per device.
-        log_energy: bool = false;
+        log_energy: bool = false => not_built("the energy counters of GPUs");
         /// W&B project.
-        wandb_project: Option<String> = None;
+        wandb_project: Option<String> = None
+            => not_built("Weights & Biases; metrics.jsonl and TensorBoard files hold every metric");
         /// W&B run.
-        wandb_exp_name: Option<String> = None;
+        wandb_exp_name: Option<String> = None => not_built("the name of a run of Weights & Biases");
         /// W&B folder.
-        wandb_save_dir: Option<PathBuf> = None;
+        wandb_save_dir: Option<PathBuf> = None => not_built("the folder of Weights & Biases");
         /// W&B entity.
-        wandb_entity: Option<String> = None;
+        wandb_entity: Option<String> = None => not_built("the owner of a project of Weights & Biases");
         /// MLflow experiment.
-        mlflow_experiment: Option<String> = None;
+        mlflow_experiment: Option<String> = None
+            => not_built("MLflow; metrics.jsonl and TensorBoard files hold every metric");
         /// MLflow run.
-        mlflow_run_name: Option<String> = None;
+        mlflow_run_name: Option<String> = None => not_built("the name of a run of MLflow");
         /// MLflow server.
-        mlflow_tracking_uri: Option<String> = None;
+        mlflow_tracking_uri: Option<String> = None => not_built("the server of MLflow");
         /// MLflow tags.
-        mlflow_tags: Option<BTreeMap<String, String>> = None;
+        mlflow_tags: Option<BTreeMap<String, String>> = None => not_built("the tags of a run of MLflow").inert(&["{}"]);
         /// Comet project.
-        comet_project: Option<String> = None;
+        comet_project: Option<String> = None
+            => not_built("Comet; metrics.jsonl and TensorBoard files hold every metric");
         /// Comet experiment.
-        comet_experiment_name: Option<String> = None;
+        comet_experiment_name: Option<String> = None => not_built("the name of a run of Comet");
         /// Comet workspace.
-        comet_workspace: Option<String> = None;
+        comet_workspace: Option<String> = None => not_built("the workspace of Comet");
         /// Comet key.
-        comet_api_key: Option<String> = None;
+        comet_api_key: Option<String> = None => not_built("the key to Comet");
         /// Comet tags.
-        comet_tags: Option<Vec<String>> = None;
+        comet_tags: Option<Vec<String>> = None => not_built("the tags of a run of Comet").inert(&["[]"]);
         /// Log level: 10 debug, 20 info, 30 warning, 40 error, 50 critical.
         logging_level: usize = 20, Limits::between(0.0, 50.0);
         /// Drop Python's warnings, of which there are none; Bridge's own go by `logging_level`.
-        filter_warnings: bool = true;
+        filter_warnings: bool = true
+            => no_counterpart("Python's warnings, of which there are none; Bridge's own go by logging_level").inert(&["false"]);
         /// Muted prefixes of Python's loggers.
-        modules_to_filter: Option<Vec<String>> = None;
+        modules_to_filter: Option<Vec<String>> = None
+            => no_counterpart("Python's loggers by name; Bridge has one, which goes by logging_level").inert(&["[]"]);
         /// Apply the level to every one of Python's loggers.
-        set_level_for_all_loggers: bool = false;
+        set_level_for_all_loggers: bool = false
+            => no_counterpart("Python's other loggers; Bridge has one, which goes by logging_level").inert(&["true"]);
         /// Where to write the resolved configuration.
         save_config_filepath: Option<PathBuf> = None;
         /// Folder of logs and plots (ours); null is `runs/<name>`.

@@ -8,6 +8,7 @@ use super::super::choice::{
 };
 use super::super::field::{AnyValue, OneOrMany};
 use super::super::limits::Limits;
+use super::super::refusal::{no_counterpart, not_built};
 use super::super::section::section;
 
 /// Heads, layers and ranks: more than this is a slip of the pen.
@@ -41,7 +42,8 @@ section! {
         /// Tie input and output embeddings.
         share_embeddings_and_output_weights: bool = true;
         /// How positions reach attention.
-        position_embedding_type: PositionEmbeddingType = PositionEmbeddingType::LearnedAbsolute;
+        position_embedding_type: PositionEmbeddingType = PositionEmbeddingType::LearnedAbsolute
+            => not_built("yarn, which stretches a context, and mrope, for images; rope_scaling stretches one too").built(&["rope", "none"]);
         /// Base of the rotary frequencies.
         rotary_base: f64 = 10_000.0, Limits::between(1.0, 1e12);
         /// Share of the head that is rotated.
@@ -69,7 +71,8 @@ section! {
         /// Normalize query and key.
         qk_layernorm: bool = false;
         /// L2-normalize query and key.
-        qk_l2_norm: bool = false;
+        qk_l2_norm: bool = false
+            => not_built("L2 norms of query and key without weights; qk_layernorm normalizes them with weights");
         /// Biases in all linear layers.
         add_bias_linear: bool = true;
         /// Bias in the query-key-value projection only.
@@ -79,9 +82,11 @@ section! {
         /// The MLP's non-linearity.
         activation_func: Activation = Activation::Gelu;
         /// Clamp of the MLP's first output.
-        activation_func_clamp_value: Option<f64> = None, Limits::ABOVE_ZERO;
+        activation_func_clamp_value: Option<f64> = None, Limits::ABOVE_ZERO
+            => not_built("a bound of the MLP's first product, for models with quick_gelu experts");
         /// Added to the linear half of the gated unit.
-        glu_linear_offset: f64 = 0.0;
+        glu_linear_offset: f64 = 0.0
+            => not_built("an offset of the gated unit's linear half, for models with quick_gelu experts");
         /// Dropout of the residual stream.
         hidden_dropout: f64 = 0.1, Limits::BELOW_ONE;
         /// Dropout of attention probabilities.
@@ -95,27 +100,36 @@ section! {
         /// N: every N-th layer has no rotary embedding; list: 1 is without.
         no_rope_freq: Option<OneOrMany<usize>> = None;
         /// Residual stream in 32 bits.
-        fp32_residual_connection: bool = false;
+        fp32_residual_connection: bool = false
+            => not_built("a residual stream in 32 bits beside 16-bit layers; all is in 32 bits without mixed_precision");
         /// Residual taken after the norm.
-        apply_residual_connection_post_layernorm: bool = false;
+        apply_residual_connection_post_layernorm: bool = false
+            => not_built("residuals that start behind the norm; they start before it");
         /// Multi-latent attention.
-        multi_latent_attention: bool = false;
+        multi_latent_attention: bool = false
+            => not_built("keys and values projected from a latent vector; attention has full or grouped key/value heads");
         /// Multi-token-prediction depth.
-        mtp_num_layers: Option<usize> = None, COUNT;
+        mtp_num_layers: Option<usize> = None, COUNT_OR_ZERO
+            => not_built("multi-token prediction, layers that predict the tokens after the next one").inert(&["0"]);
         /// Weight of the multi-token loss.
-        mtp_loss_scaling_factor: Option<f64> = Some(0.1), Limits::NON_NEGATIVE;
+        mtp_loss_scaling_factor: Option<f64> = Some(0.1), Limits::NON_NEGATIVE
+            => not_built("the weight of the losses that mtp_num_layers would add");
         /// Divide gradients by all unmasked tokens of the step instead of averaging micro-batches.
         calculate_per_token_loss: bool = false;
         /// Attention implementation.
-        attention_backend: AttentionBackend = AttentionBackend::Auto;
+        attention_backend: AttentionBackend = AttentionBackend::Auto
+            => no_counterpart("CUDA libraries to choose from; each device has one attention here").inert(&["local"]);
         /// Layer implementation. Upstream's default is transformer_engine, which does not exist here.
-        transformer_impl: TransformerImpl = TransformerImpl::Local;
+        transformer_impl: TransformerImpl = TransformerImpl::Local
+            => no_counterpart("Transformer Engine's layers and Megatron's inference layers are not there; Bridge's own are \"local\"");
         /// Loss in 16 bits.
-        fp16_lm_cross_entropy: bool = false;
+        fp16_lm_cross_entropy: bool = false => not_built("a loss in 16 bits; it is computed in 32 bits");
         /// Keep logits split over tensor-parallel ranks.
-        parallel_output: bool = true;
+        parallel_output: bool = true
+            => no_counterpart("logits gathered over tensor-parallel ranks; the loss works on each rank's slice, and none has them all");
         /// Associated hub model: kept with the configuration for people to read, not loaded.
-        hf_model_id: Option<String> = None;
+        hf_model_id: Option<String> = None
+            => not_built("models of the Hugging Face hub by name; import its folder and give checkpoint.pretrained_checkpoint");
 
         /// Tensor-parallel size.
         tensor_model_parallel_size: usize = 1, COUNT;
@@ -132,9 +146,11 @@ section! {
         /// Shard norms and dropout along the sequence.
         sequence_parallel: bool = false;
         /// Context-parallel group sizes per level.
-        hierarchical_context_parallel_sizes: Option<Vec<usize>> = None, COUNT;
+        hierarchical_context_parallel_sizes: Option<Vec<usize>> = None, COUNT
+            => not_built("context parallelism in levels, for a2a+p2p; there is one level, which gathers keys and values");
         /// Context-parallel communication: p2p, all_gather, a2a, a2a+p2p.
-        cp_comm_type: Option<OneOrMany<String>> = None;
+        cp_comm_type: Option<OneOrMany<String>> = None
+            => not_built("keys and values passed round a ring (p2p) or heads exchanged (a2a); they are gathered").inert(&["all_gather"]);
         /// Layers of the first stage.
         num_layers_in_first_pipeline_stage: Option<usize> = None, COUNT;
         /// Layers of the last stage.
@@ -150,29 +166,38 @@ section! {
         /// Dtype between pipeline stages; null takes `params_dtype`. One stage sends nothing.
         pipeline_dtype: Option<DType> = None;
         /// Exchange shapes between stages.
-        variable_seq_lengths: bool = false;
+        variable_seq_lengths: bool = false
+            => not_built("samples of several lengths in a pipeline; all have seq_length tokens, so no shapes are exchanged");
         /// Contiguous micro-batches per chunk; null takes the pipeline size.
         microbatch_group_size_per_vp_stage: Option<usize> = None, COUNT;
         /// Overlap stage transfers.
-        overlap_p2p_comm: bool = false;
+        overlap_p2p_comm: bool = false
+            => not_built("a choice whether stage transfers overlap; receives are posted ahead and sends end behind computation");
         /// Batch sends and receives.
-        batch_p2p_comm: bool = true;
+        batch_p2p_comm: bool = true
+            => no_counterpart("sends and receives of one NCCL call; each transfer is a call of its own");
         /// Overlap also in warm-up and flush.
-        overlap_p2p_comm_warmup_flush: bool = false;
+        overlap_p2p_comm_warmup_flush: bool = false => not_built("a choice for warm-up and flush apart from the rest");
         /// Free outputs after sending.
-        deallocate_pipeline_outputs: bool = true;
+        deallocate_pipeline_outputs: bool = true
+            => no_counterpart("outputs kept after they were sent; sending hands them over, and nothing is left to keep");
         /// Embedding weight gradient during the flush.
-        defer_embedding_wgrad_compute: bool = false;
+        defer_embedding_wgrad_compute: bool = false
+            => not_built("the output embedding's weight gradient in the flush; pipeline_schedule = \"zb_h1\" puts off those of all layers");
         /// Micro-batches deferred; 0 is all.
-        wgrad_deferral_limit: i64 = 0;
+        wgrad_deferral_limit: i64 = 0 => not_built("how many micro-batches defer_embedding_wgrad_compute puts off");
         /// Scatter the embedding's output under sequence parallelism.
-        scatter_embedding_sequence_parallel: bool = true;
+        scatter_embedding_sequence_parallel: bool = true
+            => not_built("embeddings left whole under sequence_parallel, for models that change them first");
         /// Overlap tensor-parallel collectives.
-        tp_comm_overlap: bool = false;
+        tp_comm_overlap: bool = false
+            => not_built("tensor-parallel collectives behind parts of the matrix products that need them");
         /// User-buffer settings.
-        tp_comm_overlap_cfg: Option<AnyValue> = None;
+        tp_comm_overlap_cfg: Option<AnyValue> = None
+            => no_counterpart("the table of Transformer Engine's user buffers for tp_comm_overlap");
         /// Start-up backend of the above.
-        tp_comm_bootstrap_backend: BootstrapBackend = BootstrapBackend::Nccl;
+        tp_comm_bootstrap_backend: BootstrapBackend = BootstrapBackend::Nccl
+            => no_counterpart("what starts Transformer Engine's user buffers for tp_comm_overlap");
 
         /// 16-bit IEEE compute.
         fp16: bool = false;
@@ -181,53 +206,65 @@ section! {
         /// Parameter dtype at creation.
         params_dtype: DType = DType::Float32;
         /// Autocast.
-        enable_autocast: bool = false;
+        enable_autocast: bool = false
+            => no_counterpart("PyTorch's autocast, which chooses a dtype for each operation; mixed_precision fixes them");
         /// Autocast dtype; null takes `params_dtype`.
-        autocast_dtype: Option<DType> = None;
+        autocast_dtype: Option<DType> = None => no_counterpart("the dtype of PyTorch's autocast");
         /// Softmax in 32 bits.
-        attention_softmax_in_fp32: bool = false;
+        attention_softmax_in_fp32: bool = false
+            => no_counterpart("the softmax of attention is computed in 32 bits whatever the storage");
         /// Divide scores by the layer number.
-        apply_query_key_layer_scaling: bool = false;
+        apply_query_key_layer_scaling: bool = false => not_built("scores divided by the number of the layer");
         /// 8-bit format.
-        fp8: Option<Fp8Format> = None;
+        fp8: Option<Fp8Format> = None
+            => not_built("8-bit matrix products; numbers have 32 or 16 bits (mixed_precision)");
         /// 8-bit scaling.
-        fp8_recipe: Option<Fp8Recipe> = Some(Fp8Recipe::Delayed);
+        fp8_recipe: Option<Fp8Recipe> = Some(Fp8Recipe::Delayed) => not_built("how the scales of fp8 are chosen");
         /// Weights in 8 bits.
-        fp8_param: bool = false;
+        fp8_param: bool = false => not_built("weights kept in the 8 bits of fp8");
         /// 8-bit margin.
-        fp8_margin: i64 = 0;
+        fp8_margin: i64 = 0 => not_built("the margin in the scales of fp8");
         /// 8-bit history length.
-        fp8_amax_history_len: usize = 1, Limits::POSITIVE;
+        fp8_amax_history_len: usize = 1, Limits::POSITIVE
+            => not_built("how many steps of maxima a scale of fp8 looks back on");
         /// 8-bit history rule.
-        fp8_amax_compute_algo: AmaxAlgo = AmaxAlgo::MostRecent;
+        fp8_amax_compute_algo: AmaxAlgo = AmaxAlgo::MostRecent
+            => not_built("how the maxima of several steps become one scale of fp8");
         /// 8-bit weight gradients.
-        fp8_wgrad: bool = true;
+        fp8_wgrad: bool = true => not_built("weight gradients outside the 8 bits of fp8");
         /// Edge layers in bfloat16.
-        first_last_layers_bf16: bool = false;
+        first_last_layers_bf16: bool = false
+            => not_built("edge layers in bfloat16 around those of fp8; without fp8 all layers are alike");
         /// How many at the start.
-        num_layers_at_start_in_bf16: usize = 1;
+        num_layers_at_start_in_bf16: usize = 1
+            => not_built("how many layers first_last_layers_bf16 keeps at the start");
         /// How many at the end.
-        num_layers_at_end_in_bf16: usize = 1;
+        num_layers_at_end_in_bf16: usize = 1 => not_built("how many layers first_last_layers_bf16 keeps at the end");
         /// 4-bit format.
-        fp4: Option<Fp4Format> = None;
+        fp4: Option<Fp4Format> = None
+            => not_built("4-bit matrix products; numbers have 32 or 16 bits (mixed_precision)");
         /// 4-bit scaling.
-        fp4_recipe: Option<Fp4Recipe> = Some(Fp4Recipe::Nvfp4);
+        fp4_recipe: Option<Fp4Recipe> = Some(Fp4Recipe::Nvfp4) => not_built("how the scales of fp4 are chosen");
         /// Weights in 4 bits.
-        fp4_param: bool = false;
+        fp4_param: bool = false => not_built("weights kept in the 4 bits of fp4");
         /// Fused masked softmax.
-        masked_softmax_fusion: bool = true;
+        masked_softmax_fusion: bool = true
+            => no_counterpart("attention without a fused softmax; it is one operation, mask and softmax in it");
         /// Fused loss.
-        cross_entropy_loss_fusion: bool = true;
+        cross_entropy_loss_fusion: bool = true
+            => no_counterpart("a loss without fusion; it is one operation with the output projection");
         /// Backend of the fused loss.
-        cross_entropy_fusion_impl: CrossEntropyImpl = CrossEntropyImpl::Native;
+        cross_entropy_fusion_impl: CrossEntropyImpl = CrossEntropyImpl::Native
+            => no_counterpart("Transformer Engine's loss; the fused loss is Bridge's own, \"native\"");
         /// Fuse weight-gradient accumulation.
-        gradient_accumulation_fusion: bool = false;
+        gradient_accumulation_fusion: bool = false
+            => not_built("weight gradients added into their buffer by the matrix product itself");
         /// Fused bias and activation.
-        bias_activation_fusion: bool = false;
+        bias_activation_fusion: bool = false => not_built("one kernel of bias and activation");
         /// Fused bias and dropout.
-        bias_dropout_fusion: bool = false;
+        bias_dropout_fusion: bool = false => not_built("one kernel of bias, dropout and residual");
         /// Fused rotary embedding.
-        apply_rope_fusion: bool = false;
+        apply_rope_fusion: bool = false => not_built("a choice of a rotary kernel; the fused one is always used");
         /// Activation recompute.
         recompute_granularity: Option<RecomputeGranularity> = None;
         /// Layer choice of full recompute.
@@ -237,15 +274,18 @@ section! {
         /// Modules of selective recompute; null is `["core_attn"]`.
         recompute_modules: Option<Vec<String>> = None;
         /// Shard saved inputs over tensor-parallel ranks.
-        distribute_saved_activations: bool = false;
+        distribute_saved_activations: bool = false
+            => not_built("the saved inputs of full recompute cut over tensor-parallel ranks; sequence_parallel cuts them");
         /// Offload activations to the host.
-        cpu_offloading: bool = false;
+        cpu_offloading: bool = false
+            => not_built("activations moved to the host until backward; recompute_granularity saves their memory");
         /// Layers offloaded.
-        cpu_offloading_num_layers: usize = 0;
+        cpu_offloading_num_layers: usize = 0 => not_built("how many layers cpu_offloading moves");
         /// Offload by module.
-        fine_grained_activation_offloading: bool = false;
+        fine_grained_activation_offloading: bool = false
+            => not_built("activations of chosen modules moved to the host; recompute_modules saves their memory");
         /// Modules offloaded.
-        offload_modules: Vec<String> = Vec::new();
+        offload_modules: Vec<String> = Vec::new() => not_built("what fine_grained_activation_offloading moves");
         /// Standard deviation of initial weights.
         init_method_std: f64 = 0.02, Limits::above_zero_to(1000.0);
         /// Standard deviation of the initial embedding; null takes `init_method_std`.
@@ -255,25 +295,28 @@ section! {
         /// Draw on the host, the same at any tensor-parallel size. Bridge always does, so both are right.
         use_cpu_initialization: bool = false;
         /// Allocate lazily.
-        init_model_with_meta_device: bool = false;
+        init_model_with_meta_device: bool = false
+            => no_counterpart("PyTorch's meta device; parameters that will be sharded are made one after the other anyway");
         /// Width-transfer parametrization.
-        use_mup: bool = false;
+        use_mup: bool = false => not_built("the width-transfer parametrization of initial values, scores and logits");
         /// Its base width.
-        mup_base_hidden_size: Option<usize> = None, Limits::SIZE;
+        mup_base_hidden_size: Option<usize> = None, Limits::SIZE => not_built("the width that use_mup transfers from");
         /// Its attention exponent.
-        mup_attn_scale_power: f64 = 1.0;
+        mup_attn_scale_power: f64 = 1.0 => not_built("the power of the head size in the scores of use_mup");
         /// Deterministic kernels only.
-        deterministic_mode: bool = false;
+        deterministic_mode: bool = false => not_built("a check that every kernel is deterministic");
         /// Transformer Engine's RNG tracker.
-        use_te_rng_tracker: bool = false;
+        use_te_rng_tracker: bool = false
+            => no_counterpart("Transformer Engine's random states; random numbers are functions of seed and position");
         /// Graph capture.
-        cuda_graph_impl: CudaGraphImpl = CudaGraphImpl::None;
+        cuda_graph_impl: CudaGraphImpl = CudaGraphImpl::None => not_built("steps captured as a CUDA graph");
         /// What is captured.
-        cuda_graph_scope: OneOrMany<String> = OneOrMany::One("full".into());
+        cuda_graph_scope: OneOrMany<String> = OneOrMany::One("full".into())
+            => not_built("what cuda_graph_impl would capture").inert(&["[]"]);
         /// Eager steps before capture.
-        cuda_graph_warmup_steps: usize = 3;
+        cuda_graph_warmup_steps: usize = 3 => not_built("steps before cuda_graph_impl would capture");
         /// Restore quantization state.
-        restore_modelopt_state: bool = false;
+        restore_modelopt_state: bool = false => no_counterpart("the quantization state of NVIDIA's ModelOpt");
 
         /// Experts per layer; null is a dense model.
         num_moe_experts: Option<usize> = None, COUNT;
@@ -284,60 +327,73 @@ section! {
         /// Experts per token.
         moe_router_topk: usize = 2, COUNT;
         /// aux_loss, seq_aux_loss, global_aux_loss, sinkhorn, none; or a list.
-        moe_router_load_balancing_type: OneOrMany<String> = OneOrMany::One("aux_loss".into());
+        moe_router_load_balancing_type: OneOrMany<String> = OneOrMany::One("aux_loss".into())
+            => not_built("losses by sequence or over the global batch, sinkhorn, or several at once").built(&["none"]).planned();
         /// Weight of the balancing loss.
         moe_aux_loss_coeff: OneOrMany<f64> = OneOrMany::One(0.0);
         /// Weight of the router z-loss.
         moe_z_loss_coeff: Option<f64> = None;
         /// Input noise.
-        moe_input_jitter_eps: Option<f64> = None;
+        moe_input_jitter_eps: Option<f64> = None => not_built("noise on the router's input");
         /// Gate.
-        moe_router_score_function: RouterScoreFunction = RouterScoreFunction::Softmax;
+        moe_router_score_function: RouterScoreFunction = RouterScoreFunction::Softmax
+            => not_built("a sigmoid for each expert; the router has a softmax over all");
         /// Score before choosing experts.
         moe_router_pre_softmax: bool = false;
         /// Multiplies selected scores.
         moe_router_topk_scaling_factor: Option<f64> = None;
         /// Router arithmetic.
-        moe_router_dtype: Option<RouterDType> = None;
+        moe_router_dtype: Option<RouterDType> = None => not_built("routing in 64 bits; it is in 32").inert(&["fp32"]);
         /// Expert groups.
-        moe_router_num_groups: Option<usize> = None, COUNT;
+        moe_router_num_groups: Option<usize> = None, COUNT => not_built("experts in groups, of which a token uses few");
         /// Groups per token.
-        moe_router_group_topk: Option<usize> = None, COUNT;
+        moe_router_group_topk: Option<usize> = None, COUNT
+            => not_built("how many groups of moe_router_num_groups a token uses");
         /// Balancing without a loss.
-        moe_router_enable_expert_bias: bool = false;
+        moe_router_enable_expert_bias: bool = false
+            => not_built("balancing by a bias for each expert instead of a loss; moe_aux_loss_coeff balances by a loss");
         /// Its rate.
-        moe_router_bias_update_rate: f64 = 1e-3;
+        moe_router_bias_update_rate: f64 = 1e-3
+            => not_built("how fast the biases of moe_router_enable_expert_bias move");
         /// Random routing for benchmarks.
-        moe_router_force_load_balancing: bool = false;
+        moe_router_force_load_balancing: bool = false => not_built("random routing, for benchmarks");
         /// Width of all shared experts.
         moe_shared_expert_intermediate_size: Option<usize> = None, Limits::SIZE;
         /// Gate of the shared expert.
-        moe_shared_expert_gate: bool = false;
+        moe_shared_expert_gate: bool = false => not_built("a gate on the shared expert; its output is added as it is");
         /// Overlap of the shared expert.
-        moe_shared_expert_overlap: bool = false;
+        moe_shared_expert_overlap: bool = false => not_built("the shared expert behind the exchange of tokens");
         /// Dispatch method.
-        moe_token_dispatcher_type: TokenDispatcher = TokenDispatcher::AllGather;
+        moe_token_dispatcher_type: TokenDispatcher = TokenDispatcher::AllGather
+            => no_counterpart("GPU libraries that send tokens (flex); they travel as in alltoall").inert(&["alltoall"]);
         /// Library of flex dispatch.
-        moe_flex_dispatcher_backend: FlexBackend = FlexBackend::DeepEp;
+        moe_flex_dispatcher_backend: FlexBackend = FlexBackend::DeepEp
+            => no_counterpart("the GPU library of the flex dispatcher");
         /// Capacity; null drops nothing.
-        moe_expert_capacity_factor: Option<f64> = None;
+        moe_expert_capacity_factor: Option<f64> = None
+            => not_built("experts that drop tokens above a capacity; none is dropped");
         /// Pad to capacity.
-        moe_pad_expert_input_to_capacity: bool = false;
+        moe_pad_expert_input_to_capacity: bool = false => not_built("experts padded to moe_expert_capacity_factor");
         /// Which tokens drop.
-        moe_token_drop_policy: TokenDropPolicy = TokenDropPolicy::Probs;
+        moe_token_drop_policy: TokenDropPolicy = TokenDropPolicy::Probs
+            => not_built("which tokens moe_expert_capacity_factor drops");
         /// Grouped expert products.
-        moe_grouped_gemm: bool = false;
+        moe_grouped_gemm: bool = false => not_built("one matrix product over all experts of a layer");
         /// Fused permutation.
-        moe_permute_fusion: bool = false;
+        moe_permute_fusion: bool = false => not_built("one kernel that sorts tokens by expert");
         /// Fused router.
-        moe_router_fusion: bool = false;
+        moe_router_fusion: bool = false => not_built("one kernel for the router");
         /// Log each layer's router losses.
-        moe_per_layer_logging: bool = false;
+        moe_per_layer_logging: bool = false
+            => not_built("router losses layer by layer; they are logged as a mean over layers");
         /// Latent size of routed experts.
-        moe_latent_size: Option<usize> = None, Limits::SIZE;
+        moe_latent_size: Option<usize> = None, Limits::SIZE
+            => not_built("routed experts of a smaller width than the residual stream");
         /// Overlap of the expert exchange.
-        overlap_moe_expert_parallel_comm: bool = false;
+        overlap_moe_expert_parallel_comm: bool = false
+            => not_built("the exchange of tokens behind the computation of another micro-batch");
         /// Delay weight gradients.
-        delay_wgrad_compute: bool = false;
+        delay_wgrad_compute: bool = false
+            => not_built("weight gradients put off behind the exchange of overlap_moe_expert_parallel_comm");
     }
 }

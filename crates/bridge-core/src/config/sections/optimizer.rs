@@ -2,6 +2,7 @@
 
 use super::super::choice::{DType, Fp8Recipe, OptimizerKind};
 use super::super::limits::Limits;
+use super::super::refusal::{no_counterpart, not_built};
 use super::super::section::section;
 
 /// Learning rates above this overflow every parameter in a few steps.
@@ -11,7 +12,8 @@ section! {
     /// Optimizer hyper-parameters.
     pub struct OptimizerConfig {
         /// Which optimizer.
-        optimizer: OptimizerKind = OptimizerKind::Adam;
+        optimizer: OptimizerKind = OptimizerKind::Adam
+            => not_built("muon, dist_muon, adaptive_muon, lion and soap").built(&["sgd"]);
         /// Peak learning rate. Required.
         lr: Option<f64> = None, LEARNING_RATE;
         /// Floor of the learning rate; null is 0.
@@ -29,23 +31,25 @@ section! {
         /// Mirror of `model.bf16`.
         bf16: bool = false;
         /// Mirror of the precision recipe.
-        fp8_recipe: Option<Fp8Recipe> = None;
+        fp8_recipe: Option<Fp8Recipe> = None => not_built("the mirror of model.fp8_recipe; there is no 8-bit format");
         /// Share the gradient buffer with the mxfp8 gather.
-        reuse_grad_buf_for_mxfp8_param_ag: bool = false;
+        reuse_grad_buf_for_mxfp8_param_ag: bool = false
+            => not_built("one buffer for gradients and gathered 8-bit weights; there are no 8-bit weights");
         /// Mirror of `model.params_dtype`.
         params_dtype: DType = DType::Float32;
         /// Optimizer states in reduced dtype.
-        use_precision_aware_optimizer: bool = false;
+        use_precision_aware_optimizer: bool = false => not_built("moments and master weights in less than 32 bits");
         /// Keep only the low 16 bits of master weights.
-        store_param_remainders: bool = true;
+        store_param_remainders: bool = true
+            => not_built("master weights as what the 16-bit ones leave over; they are kept whole").inert(&["false"]);
         /// Master gradient dtype.
-        main_grads_dtype: DType = DType::Float32;
+        main_grads_dtype: DType = DType::Float32 => not_built("gradients for the update in less than 32 bits");
         /// Master weight dtype.
-        main_params_dtype: DType = DType::Float32;
+        main_params_dtype: DType = DType::Float32 => not_built("master weights in less than 32 bits");
         /// First moment dtype.
-        exp_avg_dtype: DType = DType::Float32;
+        exp_avg_dtype: DType = DType::Float32 => not_built("first moments in less than 32 bits");
         /// Second moment dtype.
-        exp_avg_sq_dtype: DType = DType::Float32;
+        exp_avg_sq_dtype: DType = DType::Float32 => not_built("second moments in less than 32 bits");
         /// Constant loss scale in fp16; null scales dynamically.
         loss_scale: Option<f64> = None, Limits::ABOVE_ZERO;
         /// First dynamic scale.
@@ -67,71 +71,82 @@ section! {
         /// Momentum of SGD.
         sgd_momentum: f64 = 0.9, Limits::BELOW_ONE;
         /// Momentum of Muon.
-        muon_momentum: f64 = 0.95, Limits::BELOW_ONE;
+        muon_momentum: f64 = 0.95, Limits::BELOW_ONE => not_built("the momentum of Muon");
         /// Treat query, key and value apart.
-        muon_split_qkv: bool = true;
+        muon_split_qkv: bool = true => not_built("query, key and value orthogonalized together by Muon");
         /// Nesterov momentum.
-        muon_nesterov: bool = false;
+        muon_nesterov: bool = false => not_built("Nesterov's momentum in Muon");
         /// Update scaling rule.
-        muon_scale_mode: String = "spectral".into();
+        muon_scale_mode: String = "spectral".into() => not_built("how Muon scales its update");
         /// Newton-Schulz precision.
-        muon_fp32_matmul_prec: String = "medium".into();
+        muon_fp32_matmul_prec: String = "medium".into() => not_built("the precision of Muon's matrix products");
         /// Newton-Schulz coefficients.
-        muon_coefficient_type: String = "quintic".into();
+        muon_coefficient_type: String = "quintic".into() => not_built("the polynomial of Muon's iteration");
         /// Newton-Schulz steps.
-        muon_num_ns_steps: usize = 5, Limits::POSITIVE;
+        muon_num_ns_steps: usize = 5, Limits::POSITIVE => not_built("the steps of Muon's iteration");
         /// Orthogonalization under tensor parallelism.
-        muon_tp_mode: String = "blockwise".into();
+        muon_tp_mode: String = "blockwise".into() => not_built("how Muon treats matrices cut by tensor parallelism");
         /// Extra update scale.
-        muon_extra_scale_factor: f64 = 1.0, Limits::ABOVE_ZERO;
+        muon_extra_scale_factor: f64 = 1.0, Limits::ABOVE_ZERO => not_built("a factor of Muon's update");
         /// Optimizer of everything that is no matrix.
-        muon_scalar_optimizer: String = "adam".into();
+        muon_scalar_optimizer: String = "adam".into() => not_built("the optimizer beside Muon, of what is no matrix");
         /// Lion's first constant.
-        lion_beta1: f64 = 0.95, Limits::BELOW_ONE;
+        lion_beta1: f64 = 0.95, Limits::BELOW_ONE => not_built("Lion's first decay");
         /// Lion's second constant.
-        lion_beta2: f64 = 0.98, Limits::BELOW_ONE;
+        lion_beta2: f64 = 0.98, Limits::BELOW_ONE => not_built("Lion's second decay");
         /// SOAP's preconditioner decay.
-        soap_shampoo_beta: f64 = 0.95, Limits::BELOW_ONE;
+        soap_shampoo_beta: f64 = 0.95, Limits::BELOW_ONE => not_built("the decay of SOAP's preconditioner");
         /// Steps between SOAP's preconditioner updates.
-        soap_precondition_frequency: usize = 1, Limits::POSITIVE;
+        soap_precondition_frequency: usize = 1, Limits::POSITIVE
+            => not_built("steps between updates of SOAP's preconditioner");
         /// SOAP's KL variant.
-        soap_use_kl_shampoo: bool = true;
+        soap_use_kl_shampoo: bool = true => not_built("the preconditioner that SOAP takes");
         /// Second moment of adaptive Muon.
-        adaptive_muon_moment2_method: String = "adamuon".into();
+        adaptive_muon_moment2_method: String = "adamuon".into() => not_built("the second moment of adaptive Muon");
         /// Its decay.
-        adaptive_muon_beta2: f64 = 0.95, Limits::BELOW_ONE;
+        adaptive_muon_beta2: f64 = 0.95, Limits::BELOW_ONE => not_built("the decay of adaptive Muon's second moment");
         /// Its epsilon.
-        adaptive_muon_eps: f64 = 1e-8, Limits::above_zero_to(1.0);
+        adaptive_muon_eps: f64 = 1e-8, Limits::above_zero_to(1.0) => not_built("the epsilon of adaptive Muon");
         /// Shard optimizer state over data parallelism.
         use_distributed_optimizer: bool = false;
         /// Shard by whole layers.
-        use_layer_wise_distributed_optimizer: bool = false;
+        use_layer_wise_distributed_optimizer: bool = false
+            => not_built("state shared out by layers; use_distributed_optimizer shares it out by elements");
         /// Mirror of the ddp setting.
         overlap_param_gather: bool = false;
         /// Gather while stepping.
-        overlap_param_gather_with_optimizer_step: bool = false;
+        overlap_param_gather_with_optimizer_step: bool = false
+            => not_built("gathering while others are updated; ddp.overlap_param_gather gathers in the next forward");
         /// Optimizer on the host.
-        optimizer_cpu_offload: bool = false;
+        optimizer_cpu_offload: bool = false
+            => not_built("state on the host and the update there, beside a model on a GPU");
         /// Share of it on the host.
-        optimizer_offload_fraction: f64 = 0.0, Limits::FRACTION;
+        optimizer_offload_fraction: f64 = 0.0, Limits::FRACTION
+            => not_built("the share that optimizer_cpu_offload moves");
         /// Plain implementation on the host.
-        use_torch_optimizer_for_cpu_offload: bool = false;
+        use_torch_optimizer_for_cpu_offload: bool = false
+            => no_counterpart("PyTorch's optimizer for optimizer_cpu_offload");
         /// Overlap host transfers.
-        overlap_cpu_optimizer_d2h_h2d: bool = false;
+        overlap_cpu_optimizer_d2h_h2d: bool = false
+            => not_built("the transfers of optimizer_cpu_offload behind its updates");
         /// Page-locked gradients.
-        pin_cpu_grads: bool = true;
+        pin_cpu_grads: bool = true
+            => no_counterpart("page-locked gradients of optimizer_cpu_offload").inert(&["false"]);
         /// Page-locked parameters.
-        pin_cpu_params: bool = true;
+        pin_cpu_params: bool = true
+            => no_counterpart("page-locked parameters of optimizer_cpu_offload").inert(&["false"]);
         /// Limit of the global L2 norm of gradients; 0 is off.
         clip_grad: f64 = 1.0, Limits::NON_NEGATIVE;
         /// Count zero gradient entries.
         log_num_zeros_in_grad: bool = false;
         /// Barrier around level-1 timers.
-        barrier_with_L1_time: bool = false;
+        barrier_with_L1_time: bool = false
+            => no_counterpart("the optimizer's copy of logger.barrier_with_L1_time, which says it for all timers");
         /// Debug dump folder.
-        config_logger_dir: String = String::new();
+        config_logger_dir: String = String::new()
+            => no_counterpart("a folder for dumps of constructor arguments; logger.save_config_filepath writes the resolved configuration");
         /// Capture the optimizer step.
-        optimizer_cuda_graph: bool = false;
+        optimizer_cuda_graph: bool = false => not_built("the optimizer's step captured as a CUDA graph");
     }
 }
 

@@ -4,6 +4,7 @@ use super::super::choice::{AmaxAlgo, DType, Fp4Format, Fp4Recipe, Fp8Format, Fp8
 use super::super::field::{Field, TypeSpec};
 use super::super::limits::Limits;
 use super::super::node::{Data, Node};
+use super::super::refusal::{no_counterpart, not_built};
 use super::super::section::{Reader, Section, section};
 
 section! {
@@ -20,43 +21,50 @@ section! {
         /// Inter-stage dtype.
         pipeline_dtype: Option<DType> = None;
         /// Autocast dtype.
-        autocast_dtype: Option<DType> = None;
+        autocast_dtype: Option<DType> = None => no_counterpart("the dtype of PyTorch's autocast");
         /// Autocast.
-        autocast_enabled: bool = false;
+        autocast_enabled: bool = false
+            => no_counterpart("PyTorch's autocast, which chooses a dtype for each operation");
         /// Reduce gradients in 32 bits.
         grad_reduce_in_fp32: bool = true;
         /// 8-bit format.
-        fp8: Option<Fp8Format> = None;
+        fp8: Option<Fp8Format> = None => not_built("8-bit matrix products; numbers have 32 or 16 bits");
         /// 8-bit scaling.
-        fp8_recipe: Option<Fp8Recipe> = Some(Fp8Recipe::Tensorwise);
+        fp8_recipe: Option<Fp8Recipe> = Some(Fp8Recipe::Tensorwise) => not_built("how the scales of fp8 are chosen");
         /// Edge layers in bfloat16.
-        first_last_layers_bf16: bool = false;
+        first_last_layers_bf16: bool = false
+            => not_built("edge layers in bfloat16 around those of fp8; without fp8 all layers are alike");
         /// How many at the start.
-        num_layers_at_start_in_bf16: usize = 0;
+        num_layers_at_start_in_bf16: usize = 0
+            => not_built("how many layers first_last_layers_bf16 keeps at the start");
         /// How many at the end.
-        num_layers_at_end_in_bf16: usize = 0;
+        num_layers_at_end_in_bf16: usize = 0 => not_built("how many layers first_last_layers_bf16 keeps at the end");
         /// 8-bit margin.
-        fp8_margin: i64 = 0;
+        fp8_margin: i64 = 0 => not_built("the margin in the scales of fp8");
         /// 8-bit history length.
-        fp8_amax_history_len: usize = 1, Limits::POSITIVE;
+        fp8_amax_history_len: usize = 1, Limits::POSITIVE
+            => not_built("how many steps of maxima a scale of fp8 looks back on");
         /// 8-bit history rule.
-        fp8_amax_compute_algo: AmaxAlgo = AmaxAlgo::MostRecent;
+        fp8_amax_compute_algo: AmaxAlgo = AmaxAlgo::MostRecent
+            => not_built("how the maxima of several steps become one scale of fp8");
         /// 8-bit weight gradients.
-        fp8_wgrad: bool = true;
+        fp8_wgrad: bool = true => not_built("weight gradients outside the 8 bits of fp8");
         /// 8-bit dot-product attention.
-        fp8_dot_product_attention: bool = false;
+        fp8_dot_product_attention: bool = false
+            => not_built("attention scores and their product with values in the 8 bits of fp8");
         /// 8-bit multi-head attention.
-        fp8_multi_head_attention: bool = false;
+        fp8_multi_head_attention: bool = false => not_built("attention with its projections in the 8 bits of fp8");
         /// 8-bit parameters.
-        fp8_param: Option<bool> = None;
+        fp8_param: Option<bool> = None => not_built("weights kept in the 8 bits of fp8").inert(&["false"]);
         /// Gather 8-bit parameters.
-        fp8_param_gather: bool = false;
+        fp8_param_gather: bool = false => not_built("weights gathered in the 8 bits of fp8");
         /// 4-bit format.
-        fp4: Option<Fp4Format> = None;
+        fp4: Option<Fp4Format> = None => not_built("4-bit matrix products; numbers have 32 or 16 bits");
         /// 4-bit scaling.
-        fp4_recipe: Option<Fp4Recipe> = Some(Fp4Recipe::Nvfp4);
+        fp4_recipe: Option<Fp4Recipe> = Some(Fp4Recipe::Nvfp4) => not_built("how the scales of fp4 are chosen");
         /// Share gradient buffers with the mxfp8 gather.
-        reuse_grad_buf_for_mxfp8_param_ag: bool = false;
+        reuse_grad_buf_for_mxfp8_param_ag: bool = false
+            => not_built("one buffer for gradients and gathered 8-bit weights; there are no 8-bit weights");
         /// Constant loss scale.
         loss_scale: Option<f64> = None, Limits::ABOVE_ZERO;
         /// First dynamic scale.

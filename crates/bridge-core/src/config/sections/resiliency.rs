@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use super::super::choice::{ErrorInjectionType, RerunMode, RestartGranularity, SimulatedFault};
 use super::super::limits::Limits;
+use super::super::refusal::{no_counterpart, not_built};
 use super::super::section::section;
 
 section! {
@@ -13,11 +14,14 @@ section! {
         /// Base seed.
         seed: u64 = 1234, Limits::between(1.0, 4_294_967_295.0);
         /// Transformer Engine's tracker.
-        te_rng_tracker: bool = false;
+        te_rng_tracker: bool = false
+            => no_counterpart("Transformer Engine's random states; random numbers are functions of seed and position");
         /// Tracker of inference.
-        inference_rng_tracker: bool = false;
+        inference_rng_tracker: bool = false
+            => no_counterpart("random states of inference; random numbers are functions of seed and position");
         /// Different initial weights per data-parallel rank, then broadcast.
-        data_parallel_random_init: bool = false;
+        data_parallel_random_init: bool = false
+            => no_counterpart("initial weights of each replica, of which the first's remain; all draw the same");
     }
 }
 
@@ -29,7 +33,8 @@ section! {
         /// Kind of injected fault.
         error_injection_type: ErrorInjectionType = ErrorInjectionType::TransientError;
         /// Operating mode.
-        rerun_mode: RerunMode = RerunMode::Disabled;
+        rerun_mode: RerunMode = RerunMode::Disabled
+            => not_built("statistics of how far repeated steps differ").built(&["validate_results"]);
         /// Reject NaN and infinite losses.
         check_for_nan_in_loss: bool = true;
         /// Reject unusually large losses.
@@ -43,17 +48,19 @@ section! {
     /// Section-timeout fault tolerance.
     pub struct FaultToleranceConfig {
         /// Use section timeouts.
-        enable_ft_package: bool = false;
+        enable_ft_package: bool = false
+            => no_counterpart("timeouts by NVIDIA's resiliency extension; dist.distributed_timeout_minutes ends a run that hangs");
         /// Learn timeouts from durations.
-        calc_ft_timeouts: bool = false;
+        calc_ft_timeouts: bool = false => no_counterpart("timeouts of enable_ft_package learned from the run");
         /// Inject a process fault.
-        simulate_fault: bool = false;
+        simulate_fault: bool = false
+            => not_built("a rank that is stopped or killed on purpose, to test enable_ft_package");
         /// Kind of process fault.
-        simulated_fault_type: SimulatedFault = SimulatedFault::Random;
+        simulated_fault_type: SimulatedFault = SimulatedFault::Random => not_built("how simulate_fault fails");
         /// Its victim; null is random.
-        simulated_fault_rank: Option<usize> = None;
+        simulated_fault_rank: Option<usize> = None => not_built("the rank that simulate_fault fails");
         /// Seconds before it.
-        simulated_fault_base_delay: usize = 0;
+        simulated_fault_base_delay: usize = 0 => not_built("the seconds before simulate_fault fails");
     }
 }
 
@@ -61,15 +68,17 @@ section! {
     /// Built-in straggler timer.
     pub struct StragglerDetectionConfig {
         /// Switch it on.
-        log_straggler: bool = false;
+        log_straggler: bool = false
+            => not_built("slow ranks found by timing parts of a step; logger.timing_log_option = \"all\" has every rank's timers");
         /// Start collecting at once.
-        enable_straggler_on_startup: bool = true;
+        enable_straggler_on_startup: bool = true => not_built("whether log_straggler starts at once");
         /// Start switched off.
-        disable_straggler_on_startup: bool = false;
+        disable_straggler_on_startup: bool = false => not_built("whether log_straggler waits to be switched on");
         /// Port that toggles it.
-        straggler_ctrlr_port: usize = 65_535, Limits::between(0.0, 65_535.0);
+        straggler_ctrlr_port: usize = 65_535, Limits::between(0.0, 65_535.0)
+            => not_built("the port that switches log_straggler");
         /// Ranks listed at each end.
-        straggler_minmax_count: usize = 1;
+        straggler_minmax_count: usize = 1 => not_built("how many ranks log_straggler lists");
     }
 }
 
@@ -77,27 +86,32 @@ section! {
     /// External straggler detector.
     pub struct NvrxStragglerDetectionConfig {
         /// Switch it on.
-        enabled: bool = false;
+        enabled: bool = false
+            => no_counterpart("slow ranks found by NVIDIA's resiliency extension; see logger.timing_log_option = \"all\"");
         /// Seconds between checks.
-        report_time_interval: f64 = 300.0, Limits::ABOVE_ZERO;
+        report_time_interval: f64 = 300.0, Limits::ABOVE_ZERO
+            => no_counterpart("the seconds between reports of the extension that nvrx_straggler.enabled starts");
         /// Scores relative to other ranks.
-        calc_relative_gpu_perf: bool = true;
+        calc_relative_gpu_perf: bool = true => no_counterpart("its scores by comparison of ranks");
         /// Scores relative to the past.
-        calc_individual_gpu_perf: bool = true;
+        calc_individual_gpu_perf: bool = true => no_counterpart("its scores by comparison with the past");
         /// Best and worst printed.
-        num_gpu_perf_scores_to_print: usize = 5;
+        num_gpu_perf_scores_to_print: usize = 5 => no_counterpart("how many of its scores are printed");
         /// Below is a straggler, relatively.
-        gpu_relative_perf_threshold: f64 = 0.7, Limits::FRACTION;
+        gpu_relative_perf_threshold: f64 = 0.7, Limits::FRACTION
+            => no_counterpart("the score below which it calls a rank slow beside others");
         /// Below is a straggler, individually.
-        gpu_individual_perf_threshold: f64 = 0.7, Limits::FRACTION;
+        gpu_individual_perf_threshold: f64 = 0.7, Limits::FRACTION
+            => no_counterpart("the score below which it calls a rank slower than before");
         /// Exit after saving.
-        stop_if_detected: bool = false;
+        stop_if_detected: bool = false => no_counterpart("whether it ends the run");
         /// Log scores.
-        enable_logging: bool = true;
+        enable_logging: bool = true => no_counterpart("whether it logs scores");
         /// Sampling interval.
-        profiling_interval: usize = 1, Limits::POSITIVE;
+        profiling_interval: usize = 1, Limits::POSITIVE => no_counterpart("how often it measures");
         /// Name of its logger.
-        logger_name: String = "megatron.bridge.NVRxStragglerDetection".into();
+        logger_name: String = "megatron.bridge.NVRxStragglerDetection".into()
+            => no_counterpart("the Python logger it writes to");
     }
 }
 
@@ -105,40 +119,49 @@ section! {
     /// In-process restart.
     pub struct InProcessRestartConfig {
         /// Switch it on.
-        enabled: bool = false;
+        enabled: bool = false
+            => no_counterpart("restarts inside Python's processes; a run that is started again resumes by itself");
         /// Restarts at most.
-        max_iterations: Option<usize> = None, Limits::POSITIVE;
+        max_iterations: Option<usize> = None, Limits::POSITIVE
+            => no_counterpart("the restarts that inprocess_restart.enabled allows");
         /// Faults of a rank at most.
-        max_rank_faults: Option<usize> = None, Limits::POSITIVE;
+        max_rank_faults: Option<usize> = None, Limits::POSITIVE
+            => no_counterpart("the faults of a rank that inprocess_restart.enabled allows");
         /// Polling, in seconds.
-        monitor_thread_interval: f64 = 1.0, Limits::ABOVE_ZERO;
+        monitor_thread_interval: f64 = 1.0, Limits::ABOVE_ZERO => no_counterpart("how often its watching thread looks");
         /// Polling, in seconds.
-        monitor_process_interval: f64 = 1.0, Limits::ABOVE_ZERO;
+        monitor_process_interval: f64 = 1.0, Limits::ABOVE_ZERO
+            => no_counterpart("how often its watching process looks");
         /// Polling, in seconds.
-        progress_watchdog_interval: f64 = 1.0, Limits::ABOVE_ZERO;
+        progress_watchdog_interval: f64 = 1.0, Limits::ABOVE_ZERO => no_counterpart("how often it looks for progress");
         /// Seconds between signs of life.
-        heartbeat_interval: f64 = 30.0, Limits::ABOVE_ZERO;
+        heartbeat_interval: f64 = 30.0, Limits::ABOVE_ZERO => no_counterpart("how often ranks send it signs of life");
         /// Seconds without a sign of life.
-        heartbeat_timeout: f64 = 60.0, Limits::ABOVE_ZERO;
+        heartbeat_timeout: f64 = 60.0, Limits::ABOVE_ZERO
+            => no_counterpart("when it gives up a rank without signs of life");
         /// Seconds without progress before a warning.
-        soft_timeout: f64 = 60.0, Limits::ABOVE_ZERO;
+        soft_timeout: f64 = 60.0, Limits::ABOVE_ZERO => no_counterpart("when it warns about a rank without progress");
         /// Seconds without progress before termination.
-        hard_timeout: f64 = 90.0, Limits::ABOVE_ZERO;
+        hard_timeout: f64 = 90.0, Limits::ABOVE_ZERO => no_counterpart("when it ends a rank without progress");
         /// Seconds of internal barriers.
-        barrier_timeout: f64 = 120.0, Limits::ABOVE_ZERO;
+        barrier_timeout: f64 = 120.0, Limits::ABOVE_ZERO => no_counterpart("how long its barriers wait");
         /// Seconds of completion.
-        completion_timeout: f64 = 120.0, Limits::ABOVE_ZERO;
+        completion_timeout: f64 = 120.0, Limits::ABOVE_ZERO => no_counterpart("how long it waits for ranks to end");
         /// Seconds to collect faults.
-        last_call_wait: f64 = 1.0, Limits::NON_NEGATIVE;
+        last_call_wait: f64 = 1.0, Limits::NON_NEGATIVE
+            => no_counterpart("how long it collects faults before a restart");
         /// Seconds between termination and killing.
-        termination_grace_time: f64 = 1.0, Limits::NON_NEGATIVE;
+        termination_grace_time: f64 = 1.0, Limits::NON_NEGATIVE
+            => no_counterpart("the seconds between ending and killing a process");
         /// Unit of restart.
-        granularity: RestartGranularity = RestartGranularity::Node;
+        granularity: RestartGranularity = RestartGranularity::Node
+            => no_counterpart("whether it restarts ranks or machines");
         /// Working ranks; the rest are spare.
-        active_world_size: Option<usize> = None, Limits::POSITIVE;
+        active_world_size: Option<usize> = None, Limits::POSITIVE
+            => no_counterpart("how many ranks work while the others are spare");
         /// Free caches on restart.
-        empty_cuda_cache: bool = true;
+        empty_cuda_cache: bool = true => no_counterpart("whether it empties PyTorch's cache of device memory");
         /// Monitor logs.
-        monitor_process_logdir: Option<PathBuf> = None;
+        monitor_process_logdir: Option<PathBuf> = None => no_counterpart("the folder of its logs");
     }
 }

@@ -2,6 +2,7 @@
 
 use super::super::kinded::{DatasetConfig, ModelConfig};
 use super::super::limits::Limits;
+use super::super::refusal::not_built;
 use super::super::section::section;
 use super::*;
 
@@ -79,7 +80,7 @@ section! {
         /// Communication overlap presets.
         comm_overlap: Option<CommOverlapConfig> = None;
         /// Adapters.
-        peft: Option<PeftConfig> = None;
+        peft: Option<PeftConfig> = None => not_built("adapters: LoRA and DoRA; all parameters are trained");
         /// Profiler windows.
         profiling: ProfilingConfig = ProfilingConfig::default();
         /// Result validation and fault injection.

@@ -2,6 +2,7 @@
 
 use super::super::choice::{LrDecayStyle, NoWeightDecayCond, WeightDecayIncrStyle, WsdDecayStyle};
 use super::super::limits::Limits;
+use super::super::refusal::not_built;
 use super::super::section::section;
 
 section! {
@@ -38,6 +39,7 @@ section! {
         /// Curve between the two.
         weight_decay_incr_style: WeightDecayIncrStyle = WeightDecayIncrStyle::Constant;
         /// Rule choosing parameters without decay.
-        no_weight_decay_cond_type: Option<NoWeightDecayCond> = None;
+        no_weight_decay_cond_type: Option<NoWeightDecayCond> = None
+            => not_built("Qwen3-Next's rule of what decays; optimizer.apply_wd_to_qk_layernorm has its query and key norms");
     }
 }

@@ -2,6 +2,7 @@
 
 use super::super::choice::Signal;
 use super::super::limits::Limits;
+use super::super::refusal::{no_counterpart, not_built};
 use super::super::section::section;
 
 section! {
@@ -16,9 +17,11 @@ section! {
         /// Round the batch down to what the data-parallel size divides.
         decrease_batch_size_if_needed: bool = false;
         /// When to empty allocator caches: 1 after forward-backward, 2 also after the step.
-        empty_unused_memory_level: usize = 0, Limits::between(0.0, 2.0);
+        empty_unused_memory_level: usize = 0, Limits::between(0.0, 2.0)
+            => no_counterpart("PyTorch's cache of device memory, emptied between steps");
         /// Steps between comparisons of replica weights.
-        check_weight_hash_across_dp_replicas_interval: Option<usize> = None, Limits::POSITIVE;
+        check_weight_hash_across_dp_replicas_interval: Option<usize> = None, Limits::POSITIVE
+            => not_built("comparisons of the replicas' weights; ddp gathers or updates them to equal bits");
         /// Steps between device synchronizations.
         train_sync_interval: Option<usize> = None, Limits::POSITIVE;
         /// Optimizer steps over all runs. This or `train_samples` is required.
@@ -34,15 +37,18 @@ section! {
         /// The signal to watch.
         exit_signal: Signal = Signal::Sigterm;
         /// Install the handler inside loader workers.
-        exit_signal_handler_for_dataloader: bool = false;
+        exit_signal_handler_for_dataloader: bool = false
+            => no_counterpart("a handler in loader processes; loaders are threads, which exit_signal_handler covers").inert(&["true"]);
         /// Clean shutdown on SIGINT and SIGTERM.
         exit_signal_handler_for_training: bool = false;
         /// Replace automatic garbage collection; Rust has none.
-        manual_gc: bool = false;
+        manual_gc: bool = false
+            => no_counterpart("collections of Python's garbage at steps of its own; Rust collects none");
         /// Steps between collections; Rust has none.
-        manual_gc_interval: usize = 0;
+        manual_gc_interval: usize = 0 => no_counterpart("steps between collections of Python's garbage");
         /// Collect around evaluations; Rust has no collection.
-        manual_gc_eval: bool = true;
+        manual_gc_eval: bool = true
+            => no_counterpart("collections of Python's garbage around evaluations; there are none").inert(&["false"]);
         /// 1-based iterations whose data is read and not used.
         iterations_to_skip: Vec<usize> = Vec::new(), Limits::POSITIVE;
         /// AND the success flag over model-parallel ranks; one rank has nothing to combine.
@@ -76,10 +82,11 @@ section! {
         /// Only evaluate, then exit.
         skip_train: bool = false;
         /// Run real-time tests alongside.
-        test_mode: bool = false;
+        test_mode: bool = false => no_counterpart("upstream's real-time tests beside a run");
         /// Use the whole validation split once at each evaluation, whatever `eval_iters` says.
         full_validation: bool = false;
         /// A loss for each validation source.
-        multiple_validation_sets: bool = false;
+        multiple_validation_sets: bool = false
+            => not_built("a loss for each member of the validation blend; the members are mixed");
     }
 }

@@ -1,0 +1,152 @@
+//! Refusals: why a setting, or some of its values, is understood and not accepted. Each stands in its row of the
+//! section's table; `check`, a stage of `finalize`, turns it into an error. So nothing is accepted and ignored.
+
+use super::error::{ConfigError, ErrorKind};
+use super::field::TypeSpec;
+use super::finalize::{Draft, Purpose};
+use super::node::{Data, Node};
+use super::overrides;
+use super::section::{FieldSpec, Section};
+use super::sections::RecipeConfig;
+
+/// What the refusal of a setting says; made by [`not_built`] and [`no_counterpart`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Refusal {
+    cause: Cause,
+    /// What the setting asks for, and why Bridge does not do it or what does it instead.
+    pub reason: &'static str,
+    /// Values besides the default that ask for nothing or state what Bridge does, written as in an override.
+    pub inert: &'static [&'static str],
+    /// Values besides the default that do something: only the others are refused.
+    pub built: &'static [&'static str],
+    /// Whether a plan counts what no run of this release can have.
+    is_planned: bool,
+}
+
+/// Why something is refused, in a word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Cause {
+    NotBuilt,
+    NoCounterpart,
+}
+
+/// Refuses what Bridge could have and has not yet.
+pub const fn not_built(reason: &'static str) -> Refusal {
+    Refusal { cause: Cause::NotBuilt, reason, inert: &[], built: &[], is_planned: false }
+}
+
+/// Refuses what means nothing in Bridge: it steers a library, a language or a device that is not there.
+pub const fn no_counterpart(reason: &'static str) -> Refusal {
+    Refusal { cause: Cause::NoCounterpart, ..not_built(reason) }
+}
+
+impl Refusal {
+    /// Accepts values that ask for nothing, or state what Bridge does already.
+    #[must_use]
+    pub const fn inert(self, values: &'static [&'static str]) -> Self {
+        Self { inert: values, ..self }
+    }
+
+    /// Accepts values that do something: the setting is there, and only its other values are refused.
+    #[must_use]
+    pub const fn built(self, values: &'static [&'static str]) -> Self {
+        Self { built: values, ..self }
+    }
+
+    /// Lets a plan count it.
+    #[must_use]
+    pub const fn planned(self) -> Self {
+        Self { is_planned: true, ..self }
+    }
+
+    /// Whether every value that would do something is refused.
+    pub const fn is_whole(&self) -> bool {
+        self.built.is_empty()
+    }
+
+    /// Whether the setting does nothing and nothing is refused: every value that its type has is accepted.
+    pub fn is_inert(&self, field: &FieldSpec) -> bool {
+        let has = |node: &Node| self.accepted(&field.default).contains(node);
+        let (spec, is_nullable) = match (field.spec)() {
+            TypeSpec::Nullable(inner) => (*inner, true),
+            spec => (spec, false),
+        };
+        let has_all = match spec {
+            TypeSpec::Bool => [true, false].iter().all(|value| has(&Data::Bool(*value).into())),
+            TypeSpec::Choice(names) => names.iter().all(|name| has(&Node::string(*name))),
+            _ => false,
+        };
+        has_all && (!is_nullable || has(&Node::null()))
+    }
+
+    /// The message of the error.
+    pub fn message(&self) -> String {
+        let cause = match self.cause {
+            Cause::NotBuilt => "not implemented yet",
+            Cause::NoCounterpart => "no counterpart here",
+        };
+        format!("{cause}: {}", self.reason)
+    }
+
+    /// The values that are accepted, the default first.
+    pub(super) fn accepted(&self, default: &Node) -> Vec<Node> {
+        let others = self.built.iter().chain(self.inert).map(|text| written(text));
+        std::iter::once(default.clone()).chain(others).collect()
+    }
+}
+
+/// The value of a table's text, as an override would have it.
+fn written(text: &str) -> Node {
+    let node = overrides::parse_value(text).unwrap_or_else(|_| Node::string(text));
+    if matches!(node.data, Data::Unset) { Node::null() } else { node }
+}
+
+/// One row of the tables with a refusal.
+#[derive(Debug, Clone)]
+pub(super) struct Refused {
+    pub key: String,
+    pub refusal: Refusal,
+    pub default: Node,
+}
+
+/// Every refusal, with the setting's dotted key. Of a section that is refused as a whole only the section.
+pub(super) fn table() -> Vec<Refused> {
+    let mut rows = Vec::new();
+    walk(&RecipeConfig::fields(), "", &mut rows);
+    rows
+}
+
+fn walk(fields: &[FieldSpec], path: &str, rows: &mut Vec<Refused>) {
+    for field in fields {
+        let key = if path.is_empty() { field.name.to_owned() } else { format!("{path}.{}", field.name) };
+        match (field.refusal, (field.spec)().section_fields()) {
+            (Some(refusal), _) => rows.push(Refused { key, refusal, default: field.default.clone() }),
+            (None, Some(inner)) => walk(&inner, &key, rows),
+            (None, None) => {}
+        }
+    }
+}
+
+/// Reports every setting under `prefix` that asks for something refused.
+pub(super) fn check(draft: &mut Draft<'_>, prefix: &str) {
+    let values = draft.recipe.to_node();
+    for Refused { key, refusal, default } in table() {
+        let Some(value) = values.get_path(&key).filter(|_| key.starts_with(prefix)) else {
+            continue;
+        };
+        let is_planned = refusal.is_planned && draft.purpose == Purpose::Plan;
+        // A value already out of range is wrong in any release.
+        if *value == default || is_planned || draft.errors.names(&key) {
+            continue;
+        }
+        let accepted = refusal.accepted(&default);
+        if accepted.contains(value) {
+            continue;
+        }
+        let error = ConfigError::new(ErrorKind::NotImplemented, &key, refusal.message())
+            .with_found(value.to_inline())
+            .with_expected(accepted.iter().map(Node::to_inline).collect::<Vec<_>>().join(" or "))
+            .with_location(draft.raw.location(&key));
+        draft.errors.push(error);
+    }
+}
