@@ -141,7 +141,7 @@ impl Ids {
             position_ids: rows().flat_map(|row| 0..row.len() as i64).collect(),
             batch_size,
             seq_length,
-            document_ids: None,
+            ..MicroBatch::default()
         };
         Batch::new(&micro_batch, device)
     }

@@ -179,7 +179,7 @@ fn random_batch(b: usize, t: usize, v: usize, device: &Device) -> Batch {
         position_ids: (0..b).flat_map(|_| 0..t as i64).collect(),
         batch_size: b,
         seq_length: t,
-        document_ids: None,
+        ..MicroBatch::default()
     };
     Batch::new(&micro_batch, device)
 }

@@ -27,4 +27,4 @@ pub use dataset::{
     LoaderRequest, Sample, Silent,
 };
 pub use error::DataError;
-pub use loader::{DataLoader, MicroBatch, MicroBatches};
+pub use loader::{DataLoader, MicroBatch, MicroBatches, SequencePart};

@@ -5,7 +5,7 @@ use bridge_kernels::{DropoutKey, Philox};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
 use super::{LayerMetrics, WeightGradientStore};
-use crate::data::MicroBatch;
+use crate::data::{MicroBatch, SequencePart};
 
 /// One micro-batch on the device.
 #[derive(Clone, Debug)]
@@ -16,12 +16,15 @@ pub struct Batch {
     pub labels: Tensor<2, Int>,
     /// Weight of each target in the loss, `[b, t]` float32.
     pub loss_mask: Tensor<2>,
-    /// Positions of the tokens.
+    /// Positions of the tokens. Those of a part of the sequence are explicit, even where they count from 0 without a gap, as they may where
+    /// documents begin.
     pub positions: Positions,
     /// Document of each token, `[b, t]`, when attention must stay inside documents.
     pub document_ids: Option<Tensor<2, Int>>,
     /// Sum of the loss mask: the number of tokens that count.
     pub num_tokens: f64,
+    /// Which part of the sequence this rank has.
+    pub part: SequencePart,
 }
 
 impl Batch {
@@ -30,12 +33,11 @@ impl Batch {
         let shape = [micro_batch.batch_size, micro_batch.seq_length];
         let device = device.clone().without_autodiff();
         let ints = |values: &[i64]| Tensor::<2, Int>::from_data(TensorData::new(values.to_vec(), shape), &device);
-        let consecutive = micro_batch
-            .position_ids
-            .chunks(micro_batch.seq_length.max(1))
-            .all(|row| row.iter().enumerate().all(|(i, p)| *p == i as i64));
+        let counts_up = |row: &[i64]| row.iter().enumerate().all(|(i, p)| *p == i as i64);
+        let is_plain = micro_batch.part == SequencePart::Whole
+            && micro_batch.position_ids.chunks(micro_batch.seq_length.max(1)).all(counts_up);
         let positions =
-            if consecutive { Positions::From(0) } else { Positions::Explicit(ints(&micro_batch.position_ids)) };
+            if is_plain { Positions::From(0) } else { Positions::Explicit(ints(&micro_batch.position_ids)) };
         Self {
             tokens: ints(&micro_batch.tokens),
             labels: ints(&micro_batch.labels),
@@ -46,6 +48,7 @@ impl Batch {
                 ints(&ids)
             }),
             num_tokens: micro_batch.loss_mask.iter().map(|m| f64::from(*m)).sum(),
+            part: micro_batch.part,
         }
     }
 }

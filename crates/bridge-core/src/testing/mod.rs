@@ -166,6 +166,6 @@ pub fn micro_batch(b: usize, t: usize, seed: u64) -> MicroBatch {
         position_ids: (0..b).flat_map(|_| 0..t as i64).collect(),
         batch_size: b,
         seq_length: t,
-        document_ids: None,
+        ..MicroBatch::default()
     }
 }

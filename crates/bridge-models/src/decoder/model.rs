@@ -1,5 +1,6 @@
 //! The decoder: embedding, layers, head, each optional or partial so that a pipeline stage is the same type as the whole.
 
+use bridge_core::data::SequencePart;
 use bridge_core::model::{
     Auxiliary, BuildContext, ForwardContext, KeyValueCache, ParameterRole, Placement, Segment, SegmentOutput,
     SegmentRole, Segments, Stage,
@@ -95,9 +96,11 @@ impl Decoder {
 
     fn attention(&self, local: usize, x_btc: Tensor<3>, context: &ForwardContext) -> Tensor<3> {
         let layer = self.settings.first_layer + local;
-        assert!(
-            self.regions.context().size() == 1 || matches!(context.batch.positions, Positions::Explicit(_)),
-            "under context parallelism a batch has the positions of this rank's part of the sequence"
+        let ranks = self.regions.context();
+        assert_eq!(
+            context.batch.part,
+            SequencePart::of_rank(ranks.rank(), ranks.size()),
+            "a batch has this context-parallel rank's part of the sequence"
         );
         let input = AttentionInput {
             regions: &self.regions,

@@ -12,6 +12,28 @@ use super::DataError;
 use super::dataset::{Dataset, FetchOrder, Sample};
 use super::sampler::SampleIndices;
 
+/// Which part of its samples a micro-batch has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum SequencePart {
+    /// All of them.
+    #[default]
+    Whole,
+    /// What one of several context-parallel ranks works on: see [`MicroBatch::context_part`].
+    Context {
+        /// The rank.
+        rank: usize,
+        /// How many there are, at least 2.
+        ranks: usize,
+    },
+}
+
+impl SequencePart {
+    /// The part of context-parallel rank `rank` of `ranks`.
+    pub fn of_rank(rank: usize, ranks: usize) -> Self {
+        if ranks == 1 { Self::Whole } else { Self::Context { rank, ranks } }
+    }
+}
+
 /// Samples of one micro-batch on one rank.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct MicroBatch {
@@ -27,8 +49,10 @@ pub struct MicroBatch {
     pub document_ids: Option<Vec<i32>>,
     /// Samples.
     pub batch_size: usize,
-    /// Tokens of a sample.
+    /// Tokens of a sample that are here.
     pub seq_length: usize,
+    /// Which part of the samples these tokens are.
+    pub part: SequencePart,
 }
 
 impl MicroBatch {
@@ -75,10 +99,11 @@ impl MicroBatch {
     /// `[b, t]` -> `[b, t / ranks]`.
     ///
     /// # Panics
-    /// If the sequence is not divisible by `2 * ranks`.
+    /// If this is a part already, or the sequence is not divisible by `2 * ranks`.
     #[must_use]
     pub fn context_part(&self, rank: usize, ranks: usize) -> Self {
         let length = self.seq_length;
+        assert_eq!(self.part, SequencePart::Whole, "a part is not divided again");
         assert_eq!(length % (2 * ranks), 0, "{length} tokens are not divisible into {} chunks", 2 * ranks);
         let chunk = length / (2 * ranks);
         let (first, second) = (rank * chunk, (2 * ranks - 1 - rank) * chunk);
@@ -90,6 +115,7 @@ impl MicroBatch {
             document_ids: self.document_ids.as_ref().map(|ids| chunks_of(ids, length, chunk, [first, second])),
             batch_size: self.batch_size,
             seq_length: 2 * chunk,
+            part: SequencePart::of_rank(rank, ranks),
         }
     }
 }

@@ -155,6 +155,7 @@ fn context_parts_tile_the_samples() {
         document_ids: Some((0..24).collect()),
         batch_size: 2,
         seq_length: 12,
+        part: SequencePart::Whole,
     };
     let parts: Vec<_> = (0..3).map(|rank| whole.context_part(rank, 3)).collect();
     assert_eq!(parts[0].tokens, [0, 1, 10, 11, 100, 101, 110, 111]);
@@ -164,5 +165,6 @@ fn context_parts_tile_the_samples() {
     let mut masks: Vec<f32> = parts.iter().flat_map(|part| part.loss_mask.clone()).collect();
     masks.sort_by(f32::total_cmp);
     assert_eq!(masks, whole.loss_mask);
-    assert_eq!(whole.context_part(0, 1).document_ids, whole.document_ids);
+    assert_eq!(parts[2].part, SequencePart::Context { rank: 2, ranks: 3 });
+    assert_eq!(whole.context_part(0, 1), whole);
 }

@@ -169,7 +169,7 @@ fn packed_documents_do_not_see_each_other() {
                 position_ids: (0..(to - from) as i64).collect(),
                 batch_size: 1,
                 seq_length: to - from,
-                document_ids: None,
+                ..MicroBatch::default()
             };
             let loss = loss_sum(&[chunk.as_ref()], &Batch::new(&alone, &device()), Mode::Evaluate);
             expected += loss.into_scalar::<f32>();

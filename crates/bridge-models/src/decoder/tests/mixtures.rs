@@ -146,7 +146,7 @@ fn mixtures_are_those_of_transformers() {
             position_ids: (0..2).flat_map(|_| 0..t as i64).collect(),
             batch_size: 2,
             seq_length: t,
-            document_ids: None,
+            ..MicroBatch::default()
         };
         let (loss_sum, gradients) = loss_and_gradients(chunk.as_ref(), &Batch::new(&batch, &device()), Mode::Evaluate);
         let tokens = (2 * (t - 1)) as f32;

@@ -151,7 +151,7 @@ pub fn micro_batch(vocab_size: usize) -> MicroBatch {
         position_ids: (0..batch_size).flat_map(|_| 0..seq_length as i64).collect(),
         batch_size,
         seq_length,
-        document_ids: None,
+        ..MicroBatch::default()
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use bridge_core::data::SequencePart;
 use bridge_core::model::{ParameterInfo, Placement, ReplicaGroup};
 use bridge_dist::comm::thread::run_ranks;
 use bridge_dist::mesh::{Coordinates, Mesh, ParallelSizes, ProcessGroups, RankOrder};
@@ -89,7 +90,7 @@ fn sequences(vocab_size: usize, data_rank: usize) -> MicroBatch {
         position_ids: (0..batch_size).flat_map(|_| 0..seq_length as i64).collect(),
         batch_size,
         seq_length,
-        document_ids: None,
+        ..MicroBatch::default()
     }
 }
 
@@ -115,6 +116,7 @@ fn cut(batch: &MicroBatch, rank: usize, ranks: usize) -> MicroBatch {
         batch_size: batch.batch_size,
         seq_length: batch.seq_length / ranks,
         document_ids: batch.document_ids.as_ref().map(|ids| pick(ids, &places)),
+        part: SequencePart::of_rank(rank, ranks),
     }
 }
 
@@ -382,6 +384,13 @@ fn context_parallel_attention_stays_inside_documents() {
     for context in [2, 4] {
         let spread = Spread { context, ..ONE };
         assert_same(&run(&config, spread, &batches, Mode::Evaluate), &expected, &format!("{spread:?}"));
+    }
+    // Documents begin where chunks do, so that the positions of some parts count up from 0.
+    let restarted = |rank: usize| MicroBatch { position_ids: [[0, 1, 0, 1, 0, 1, 2, 3]; 2].concat(), ..batches(rank) };
+    let expected = run(&config, ONE, &restarted, Mode::Evaluate);
+    for context in [2, 4] {
+        let spread = Spread { context, ..ONE };
+        assert_same(&run(&config, spread, &restarted, Mode::Evaluate), &expected, &format!("{spread:?}, restarted"));
     }
 }
 
