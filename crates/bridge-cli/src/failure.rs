@@ -1,4 +1,4 @@
-//! How a command fails: exit code 2 for bad input or configuration, 1 for everything else.
+//! How a command fails: exit code 2 for bad input or configuration, 128 + n where signal n ended it, 1 for everything else.
 
 use std::fmt::Display;
 
@@ -14,6 +14,8 @@ pub enum Failure {
     Input(String),
     /// Anything else.
     Run(String),
+    /// The run was asked to stop before it had begun: what to say, and the exit code of that.
+    Stopped(String, u8),
 }
 
 impl Failure {
@@ -33,6 +35,7 @@ impl Failure {
             Self::Config(errors) => Self::Input(format!("layout {layout}:\n{errors}")),
             Self::Input(message) => Self::Input(format!("layout {layout}: {message}")),
             Self::Run(message) => Self::Run(format!("layout {layout}: {message}")),
+            Self::Stopped(message, code) => Self::Stopped(message, code),
         }
     }
 
@@ -41,6 +44,7 @@ impl Failure {
         match self {
             Self::Config(_) | Self::Input(_) => 2,
             Self::Run(_) => 1,
+            Self::Stopped(_, code) => *code,
         }
     }
 
@@ -49,6 +53,7 @@ impl Failure {
         match self {
             Self::Config(errors) => eprintln!("{errors}"),
             Self::Input(message) | Self::Run(message) => eprintln!("error: {message}"),
+            Self::Stopped(message, _) => eprintln!("{message}"),
         }
     }
 }
@@ -63,6 +68,10 @@ impl From<TrainError> for Failure {
     fn from(error: TrainError) -> Self {
         match error {
             TrainError::Config(errors) => Self::Config(errors),
+            TrainError::Stopped(ref reason) => {
+                let code = u8::try_from(reason.exit_code()).unwrap_or(1);
+                Self::Stopped(error.to_string(), code)
+            }
             error if error.is_bad_input() => Self::Input(error.to_string()),
             error => Self::Run(error.to_string()),
         }

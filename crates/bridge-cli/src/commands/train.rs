@@ -114,8 +114,17 @@ impl Arguments {
         let config = config?;
         let groups = process_groups(&config, world)?;
         let is_first = groups.world().rank() == 0;
-        let report = self.train(config, groups)?;
-        if is_first { self.after(&report) } else { Ok(exit_code(&report)) }
+        let report = match self.train(config, groups) {
+            // All ranks end together and in order, so that none has to be killed.
+            Err(TrainError::Stopped(reason)) => {
+                if is_first {
+                    Failure::from(TrainError::Stopped(reason.clone())).print();
+                }
+                return Ok(exit_code(&reason));
+            }
+            ended => ended?,
+        };
+        if is_first { self.after(&report) } else { Ok(exit_code(&report.reason)) }
     }
 
     /// Trains on ranks that are threads; returns what rank 0 reports.
@@ -174,7 +183,7 @@ impl Arguments {
         {
             if is_spread(&report.run.config) {
                 line("no sample: the model is spread over ranks; `bridge generate` takes its checkpoint");
-                return Ok(exit_code(report));
+                return Ok(exit_code(&report.reason));
             }
             let device = report.run.device().clone().without_autodiff();
             let sampling = if generate.temperature == 0.0 {
@@ -190,7 +199,7 @@ impl Arguments {
             let sample = Sample { prompt, max_tokens: generate.max_tokens, sampling, json: self.json };
             print_sample(report, &device, &sample)?;
         }
-        Ok(exit_code(report))
+        Ok(exit_code(&report.reason))
     }
 }
 
@@ -200,8 +209,8 @@ fn is_spread(config: &RunConfig) -> bool {
     sizes.tensor * sizes.pipeline * sizes.context * sizes.expert > 1 || config.ddp.use_megatron_fsdp
 }
 
-fn exit_code(report: &RunReport) -> u8 {
-    u8::try_from(report.reason.exit_code()).unwrap_or(1)
+fn exit_code(reason: &ExitReason) -> u8 {
+    u8::try_from(reason.exit_code()).unwrap_or(1)
 }
 
 /// Refuses a dashboard that cannot be shown.

@@ -1,4 +1,4 @@
-//! Runs of `recipes/tiny.toml` on many ranks: losses, loaders, ends, failures. What the files have in common is here and in `support`.
+//! Runs of `recipes/tiny.toml` on many ranks: losses, loaders, texts, ends, failures. What the files have in common is here and in `support`.
 
 mod ends;
 mod failures;
@@ -8,6 +8,7 @@ mod losses;
 mod processes;
 #[path = "../support/mod.rs"]
 mod support;
+mod texts;
 
 use std::path::Path;
 

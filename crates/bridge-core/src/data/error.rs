@@ -112,7 +112,7 @@ pub enum DataError {
     #[error("{0}")]
     Exclude(String),
     /// Another process holds the output.
-    #[error("{path}: another process is writing this dataset (its lock file is held)", path = path.display())]
+    #[error("{path}: another process is writing this dataset, or opening it (its lock file is held)", path = path.display())]
     Locked {
         /// The lock file.
         path: PathBuf,

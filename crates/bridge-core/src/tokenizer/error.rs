@@ -31,6 +31,9 @@ pub enum TokenizerError {
         /// What is wrong, with the place.
         problem: String,
     },
+    /// The caller asked to stop.
+    #[error("interrupted before the tokenizer was trained")]
+    Interrupted,
     /// Documents cannot be separated.
     #[error(
         "the tokenizer {tokenizer} has no end-of-document token: name one as eos_token in its tokenizer_config.json, or train a \

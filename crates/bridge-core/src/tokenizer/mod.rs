@@ -15,7 +15,7 @@ pub(crate) use byte_level::split_point as safe_cut;
 pub use error::TokenizerError;
 pub use huggingface::HuggingFaceTokenizer;
 pub use null::NullTokenizer;
-pub use train::{BpeTrainParams, END_OF_TEXT, train_byte_level_bpe};
+pub use train::{BpeTrainParams, END_OF_TEXT, train_byte_level_bpe, train_byte_level_bpe_until};
 
 /// Text to token ids and back. Ids are what models and datasets use: non-negative, below [`Tokenizer::vocab_size`].
 pub trait Tokenizer: Send + Sync {

@@ -1,6 +1,9 @@
 //! Training of byte-level BPE vocabularies. Where the text comes from, and whether an earlier result can be reused, is the caller's
 //! business.
 
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
 use tokenizers::models::bpe::{BPE, BpeTrainer};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{AddedToken, Trainer};
@@ -41,6 +44,18 @@ pub fn train_byte_level_bpe(
     params: &BpeTrainParams,
     text: impl Iterator<Item = String> + Send,
 ) -> Result<HuggingFaceTokenizer, TokenizerError> {
+    train_byte_level_bpe_until(params, text, &|| false)
+}
+
+/// [`train_byte_level_bpe`] that gives up soon after `cancelled` is true.
+///
+/// # Errors
+/// As there; [`TokenizerError::Interrupted`].
+pub fn train_byte_level_bpe_until(
+    params: &BpeTrainParams,
+    text: impl Iterator<Item = String> + Send,
+    cancelled: &dyn Fn() -> bool,
+) -> Result<HuggingFaceTokenizer, TokenizerError> {
     let smallest = SMALLEST_VOCAB + params.special_tokens.len();
     if params.vocab_size < smallest {
         return Err(TokenizerError::Train(format!(
@@ -74,8 +89,7 @@ pub fn train_byte_level_bpe(
         Ok(byte_level::words(text).map(word).collect())
     };
     trainer.feed(text, words_of).map_err(failed)?;
-    let mut model = BPE::default();
-    let special = trainer.train(&mut model).map_err(failed)?;
+    let (model, special) = merge(trainer, cancelled)?;
     let mut inner = byte_level_tokenizer(model);
     inner.add_special_tokens(&special);
     let config = serde_json::json!({
@@ -85,4 +99,32 @@ pub fn train_byte_level_bpe(
         "clean_up_tokenization_spaces": false,
     });
     HuggingFaceTokenizer::from_parts(inner, vec![("tokenizer_config.json", format!("{config:#}\n"))])
+}
+
+/// How often the search for merges is asked whether to go on.
+const INTERVAL: Duration = Duration::from_millis(50);
+
+/// Finds the merges. The library cannot be told to stop, so it works beside the caller, who may leave it behind: it has what it needs and
+/// writes nothing.
+fn merge(trainer: BpeTrainer, cancelled: &dyn Fn() -> bool) -> Result<(BPE, Vec<AddedToken>), TokenizerError> {
+    let failed = |error: &dyn std::fmt::Display| TokenizerError::Train(error.to_string());
+    let threads = rayon::current_num_threads();
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().map_err(|error| failed(&error))?;
+    let (sender, result) = channel();
+    pool.spawn(move || {
+        let mut model = BPE::default();
+        let special = trainer.train(&mut model);
+        // Nobody listens where training was given up.
+        let _ = sender.send(special.map(|special| (model, special)));
+    });
+    loop {
+        if cancelled() {
+            return Err(TokenizerError::Interrupted);
+        }
+        match result.recv_timeout(INTERVAL) {
+            Ok(result) => return result.map_err(|error| failed(&error)),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return Err(failed(&"its thread panicked")),
+        }
+    }
 }

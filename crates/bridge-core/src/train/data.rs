@@ -6,8 +6,7 @@ use super::TrainError;
 use super::data_errors::name_setting;
 use super::evaluate::Split;
 use super::registry::{DatasetFactoryContext, DatasetRegistry};
-use super::reporter::Reporter;
-use super::text::{PreparedText, prepare_text};
+use super::text::{PreparedText, TextWatch, prepare_text};
 use super::token_bytes::TokenBytes;
 use crate::config::{ConfigError, DataloaderType, ErrorKind, RunConfig};
 use crate::data::loader::{DataLoader, LoaderParams, MicroBatch};
@@ -115,14 +114,32 @@ impl BuildObserver for Narrator {
 }
 
 impl RunData {
-    /// Makes or loads the tokenizer, packs text sources, and builds the splits.
+    /// Builds the splits that one data-parallel rank reads, from text that has been prepared.
     pub(super) fn build(
         config: &Arc<RunConfig>,
         registry: &DatasetRegistry,
-        reporter: &Reporter,
+        text: &PreparedText,
+        observer: &Arc<dyn ProgressSink>,
         place: DataParallel,
     ) -> Result<Self, TrainError> {
-        Self::at(place, config, registry, &reporter.progress(), &|text| reporter.note(text))
+        let built = build_splits(config, registry, text, &|tokenizer| DatasetBuildContext {
+            train_samples: config.samples.train as usize,
+            valid_samples: config.samples.valid as usize,
+            test_samples: config.samples.test as usize,
+            tokenizer,
+            data_parallel: place,
+            progress: Arc::new(Narrator { progress: Arc::clone(observer) }),
+        });
+        let Built { datasets, provider, context } = built.map_err(|error| name_setting(config, error))?;
+        let tokenizer = context.tokenizer.clone();
+        Ok(Self {
+            token_bytes: tokenizer.as_deref().map(TokenBytes::new),
+            tokenizer,
+            datasets,
+            train: TrainLoader { config: Arc::clone(config), loader: None, provider, context },
+            valid: None,
+            place,
+        })
     }
 
     /// As in a run, for tools that only look at data. `note` gets lines to print.
@@ -135,37 +152,9 @@ impl RunData {
         progress: &Arc<dyn ProgressSink>,
         note: &dyn Fn(&str),
     ) -> Result<Self, TrainError> {
-        Self::at(DataParallel { rank: 0, size: config.parallel.data }, config, registry, progress, note)
-    }
-
-    /// The data that one data-parallel rank reads.
-    fn at(
-        place: DataParallel,
-        config: &Arc<RunConfig>,
-        registry: &DatasetRegistry,
-        progress: &Arc<dyn ProgressSink>,
-        note: &dyn Fn(&str),
-    ) -> Result<Self, TrainError> {
-        let named = |error| name_setting(config, error);
-        let text = prepare_text(config, progress, note).map_err(named)?;
-        let built = build_splits(config, registry, &text, &|tokenizer| DatasetBuildContext {
-            train_samples: config.samples.train as usize,
-            valid_samples: config.samples.valid as usize,
-            test_samples: config.samples.test as usize,
-            tokenizer,
-            data_parallel: place,
-            progress: Arc::new(Narrator { progress: Arc::clone(progress) }),
-        });
-        let Built { datasets, provider, context } = built.map_err(named)?;
-        let tokenizer = context.tokenizer.clone();
-        Ok(Self {
-            token_bytes: tokenizer.as_deref().map(TokenBytes::new),
-            tokenizer,
-            datasets,
-            train: TrainLoader { config: Arc::clone(config), loader: None, provider, context },
-            valid: None,
-            place,
-        })
+        let text = prepare(config, progress, note)?;
+        let place = DataParallel { rank: 0, size: config.parallel.data };
+        Self::build(config, registry, &text, progress, place)
     }
 
     /// Only the datasets, for a context of the caller's making (it is given the tokenizer).
@@ -178,9 +167,9 @@ impl RunData {
         progress: &Arc<dyn ProgressSink>,
         context: &dyn Fn(Option<Arc<dyn Tokenizer>>) -> DatasetBuildContext,
     ) -> Result<Datasets, TrainError> {
-        let named = |error| name_setting(config, error);
-        let text = prepare_text(config, progress, &|_| {}).map_err(named)?;
-        Ok(build_splits(config, registry, &text, context).map_err(named)?.datasets)
+        let text = prepare(config, progress, &|_| {})?;
+        let built = build_splits(config, registry, &text, context).map_err(|error| name_setting(config, error))?;
+        Ok(built.datasets)
     }
 
     /// The tokenizer, if the recipe or the data has one.
@@ -295,6 +284,16 @@ impl RunData {
     pub(super) fn count_bytes(&self, micro_batch: &MicroBatch) -> Option<u64> {
         self.token_bytes.as_ref()?.of_labels(micro_batch)
     }
+}
+
+/// Prepares text where nobody asks to stop.
+fn prepare(
+    config: &RunConfig,
+    progress: &Arc<dyn ProgressSink>,
+    note: &dyn Fn(&str),
+) -> Result<PreparedText, TrainError> {
+    let watch = TextWatch { progress, note, cancelled: &|| false };
+    prepare_text(config, &watch).map_err(|error| name_setting(config, error))
 }
 
 /// `consumed` validation samples, down to a whole number of today's batches: a resumed run may evaluate with another batch size.

@@ -7,6 +7,7 @@ use bridge_dist::mesh::MeshSetupError;
 use bridge_dist::schedule::ScheduleError;
 
 use super::device::DeviceError;
+use super::exit::ExitReason;
 use super::pipeline::PipelineError;
 use crate::checkpoint::CheckpointError;
 use crate::config::ConfigErrors;
@@ -179,6 +180,9 @@ pub enum TrainError {
         /// The same as a communication error.
         source: CommError,
     },
+    /// The run was asked to stop before it had begun to train. That is no failure; there is nothing to save.
+    #[error("{0}; training had not begun")]
+    Stopped(ExitReason),
     /// A rank panicked.
     #[error("rank {rank} panicked: {message} (last operation: {operation})")]
     RankPanicked {

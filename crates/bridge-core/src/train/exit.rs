@@ -1,9 +1,10 @@
 //! When to save, and when to stop.
 
+use super::callbacks::CancelHandle;
 use super::checkpointing::save_checkpoint;
 use super::run::TrainingRun;
 use super::{TrainError, ranks};
-use crate::resilience::Signal;
+use crate::resilience::{Signal, SignalWatcher};
 
 /// Why training ended.
 #[derive(Clone, Debug, PartialEq)]
@@ -54,7 +55,7 @@ pub(super) fn checkpoint_and_decide_exit(run: &mut TrainingRun) -> Result<Option
     let step = run.state.train_state.step;
     let due = |interval: Option<usize>| interval.is_some_and(|n| step.is_multiple_of(n as u64));
     let asked = Asked::on_all_ranks(run)?;
-    let reason = asked.reason().or_else(|| {
+    let reason = asked.reason.or_else(|| {
         let over = run.config.train.exit_duration_in_mins.is_some_and(|limit| asked.minutes > limit);
         over.then_some(ExitReason::Duration(asked.minutes))
     });
@@ -68,32 +69,47 @@ pub(super) fn checkpoint_and_decide_exit(run: &mut TrainingRun) -> Result<Option
 
 /// The signal or cancellation that has asked for an exit on any rank. All ranks call this together.
 pub(super) fn exit_is_requested(run: &TrainingRun) -> Result<Option<ExitReason>, TrainError> {
-    Ok(Asked::on_all_ranks(run)?.reason())
+    Ok(Asked::on_all_ranks(run)?.reason)
+}
+
+/// Where one rank hears that it should stop.
+#[derive(Clone, Copy)]
+pub(super) struct Requests<'a> {
+    pub signals: Option<&'a SignalWatcher>,
+    pub cancel: &'a CancelHandle,
+}
+
+impl<'a> Requests<'a> {
+    pub fn of(run: &'a TrainingRun) -> Self {
+        Self { signals: run.signals.as_ref(), cancel: &run.cancel }
+    }
+
+    /// The number of the signal that arrived, and whether the run was cancelled: figures of which the largest over all ranks decide.
+    pub fn figures(&self) -> [f64; 2] {
+        let signal = self.signals.and_then(SignalWatcher::received);
+        [f64::from(signal.map_or(0, Signal::number)), f64::from(u8::from(self.cancel.is_cancelled()))]
+    }
+
+    /// What the largest figures say.
+    pub fn reason([signal, cancelled]: [f64; 2]) -> Option<ExitReason> {
+        let signal = Signal::ALL.into_iter().find(|known| f64::from(known.number()) == signal);
+        signal.map(ExitReason::Signal).or_else(|| (cancelled > 0.0).then_some(ExitReason::Cancelled))
+    }
 }
 
 /// What asks for an exit from outside, on any rank, so that all ranks decide alike.
 struct Asked {
-    /// The watched signal that arrived; of several the one with the largest number.
-    signal: Option<Signal>,
-    is_cancelled: bool,
+    /// A watched signal that arrived, of several the one with the largest number, or cancellation.
+    reason: Option<ExitReason>,
     /// Minutes since training started, on the slowest clock.
     minutes: f64,
 }
 
 impl Asked {
     fn on_all_ranks(run: &TrainingRun) -> Result<Self, TrainError> {
-        let signal = run.signals.as_ref().and_then(|signals| signals.received());
-        let mut figures = [
-            f64::from(signal.map_or(0, Signal::number)),
-            f64::from(u8::from(run.cancel.is_cancelled())),
-            run.started.elapsed().as_secs_f64() / 60.0,
-        ];
+        let [signal, cancelled] = Requests::of(run).figures();
+        let mut figures = [signal, cancelled, run.started.elapsed().as_secs_f64() / 60.0];
         ranks::max(run.groups.world(), &mut figures)?;
-        let signal = Signal::ALL.into_iter().find(|signal| f64::from(signal.number()) == figures[0]);
-        Ok(Self { signal, is_cancelled: figures[1] > 0.0, minutes: figures[2] })
-    }
-
-    fn reason(&self) -> Option<ExitReason> {
-        self.signal.map(ExitReason::Signal).or_else(|| self.is_cancelled.then_some(ExitReason::Cancelled))
+        Ok(Self { reason: Requests::reason([figures[0], figures[1]]), minutes: figures[2] })
     }
 }

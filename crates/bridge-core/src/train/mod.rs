@@ -34,6 +34,7 @@ mod launch;
 mod lock;
 mod measure;
 pub mod pipeline;
+mod preparation;
 mod pretrain;
 mod preview;
 mod ranks;

@@ -12,9 +12,11 @@ use super::convert;
 use super::data::RunData;
 use super::data_errors::name_setting;
 use super::device::{LocalRank, select_device_of_rank};
+use super::exit::Requests;
 use super::forward_step::{ForwardStep, LanguageModelStep};
 use super::lock::RunLock;
 use super::pipeline;
+use super::preparation::{Preparation, prepare_text_of_ranks};
 use super::registry::Registry;
 use super::reporter::{Console, Reporter};
 use super::run::{GlobalState, TrainingRun};
@@ -106,9 +108,13 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let Opened { reporter, lock } = ranks::agree(&groups, "opening logs", opened)?;
     let saver = Saver::open(&config, &groups)?;
     let signals = watch_signals(&config, options.signals)?;
+    let requests = Requests { signals: signals.as_ref(), cancel: &options.cancel };
+    let preparation = Preparation { config: &config, groups: &groups, place, requests, reporter: &reporter };
+    let mut text = prepare_text_of_ranks(&preparation)?;
     let data = ranks::first_alone(&groups, "preparing data", || {
-        RunData::build(&config, &options.registry.datasets, &reporter, data_parallel(&groups))
+        RunData::build(&config, &options.registry.datasets, &text, &reporter.progress(), data_parallel(&groups))
     })?;
+    text.release();
     let padded_vocab_size = vocabulary(&config, &data)?;
     let seed = config.rng.seed;
     let context = BuildContext {

@@ -2,49 +2,117 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use super::TrainError;
 use crate::config::{ConfigError, ErrorKind, FinalDataset, RunConfig, SourceFormat, TokenizerType};
-use crate::data::pack::{DocumentEnd, PackParams, WorkCounts, WorkProgress, pack, train_tokenizer};
+use crate::data::DataError;
+use crate::data::pack::{
+    DocumentEnd, OutputLock, PackParams, WorkCounts, WorkProgress, pack_locked, train_tokenizer_locked,
+};
 use crate::data::source::{SourceParams, TextFormat, TextSource};
 use crate::logging::{ProgressHandle, ProgressSink, ProgressTask};
 use crate::tokenizer::{BpeTrainParams, HuggingFaceTokenizer, NullTokenizer, Tokenizer};
 
-/// What [`prepare_text`] made.
+/// The tokenizer and the token files of a run's own text.
 pub(super) struct PreparedText {
     /// The tokenizer, if the recipe has one.
     pub(super) tokenizer: Option<Arc<dyn Tokenizer>>,
     /// Prefix of the token files made from `dataset.source`.
     pub(super) prefix: Option<PathBuf>,
+    /// Where these files were made or checked: keep other processes from replacing them before all ranks have opened them.
+    locks: Vec<OutputLock>,
 }
 
-/// Loads or trains the tokenizer and packs `dataset.source`. What an earlier run made of the same text is used again.
-pub(super) fn prepare_text(
-    config: &RunConfig,
-    progress: &Arc<dyn ProgressSink>,
-    note: &dyn Fn(&str),
-) -> Result<PreparedText, TrainError> {
+impl PreparedText {
+    /// Lets other processes at the files.
+    pub(super) fn release(&mut self) {
+        self.locks.clear();
+    }
+}
+
+/// Who watches the preparation of text, and may stop it.
+pub(super) struct TextWatch<'a> {
+    pub(super) progress: &'a Arc<dyn ProgressSink>,
+    /// Gets lines to print.
+    pub(super) note: &'a dyn Fn(&str),
+    /// Whether to stop.
+    pub(super) cancelled: &'a (dyn Fn() -> bool + Sync),
+}
+
+/// Loads or trains the tokenizer and packs `dataset.source`. What an earlier run made of the same text is used again. Where another process
+/// is at work on the same files, this waits for it.
+pub(super) fn prepare_text(config: &RunConfig, watch: &TextWatch) -> Result<PreparedText, TrainError> {
     let source = match &config.dataset.source {
         Some(_) => Some(TextSource::resolve(&source_params(&config.dataset)?)?),
         None => None,
     };
     let folder = cache_folder(config);
-    let tokenizer = make_tokenizer(config, source.as_ref(), &folder, progress, note)?;
+    let mut locks = Vec::new();
+    let tokenizer = make_tokenizer(config, |params| {
+        let source = source.as_ref().ok_or_else(|| missing("dataset.source", "ByteLevelBPE is trained on it"))?;
+        let (tokenizer, lock) = trained_tokenizer(config, source, &params, watch)?;
+        locks.push(lock);
+        Ok(tokenizer)
+    })?;
     let (Some(source), Some(tokenizer)) = (&source, &tokenizer) else {
-        return Ok(PreparedText { tokenizer, prefix: None });
+        return Ok(PreparedText { tokenizer, prefix: None, locks });
     };
-    let output_prefix = folder.join("text");
+    let output_prefix = folder.join(PREFIX);
     let end = if config.dataset.append_eod { DocumentEnd::EndOfDocument } else { DocumentEnd::Nothing };
-    let report = pack(&PackParams {
+    let params = PackParams {
         source,
         tokenizer: tokenizer.as_ref(),
         output_prefix: &output_prefix,
         document_end: end,
         num_threads: config.train.num_threads,
-        progress: &Bar::new("packing text", progress),
-    })?;
-    note(&report.to_string());
-    Ok(PreparedText { tokenizer: Some(Arc::clone(tokenizer)), prefix: Some(report.prefix) })
+        progress: &Bar::until("packing text", watch),
+    };
+    let (report, lock) = when_free(watch, || pack_locked(&params))?;
+    locks.push(lock);
+    (watch.note)(&report.to_string());
+    Ok(PreparedText { tokenizer: Some(Arc::clone(tokenizer)), prefix: Some(report.prefix), locks })
+}
+
+/// Loads what [`prepare_text`] has made on another rank that sees the same files.
+pub(super) fn prepared_text(config: &RunConfig) -> Result<PreparedText, TrainError> {
+    let folder = cache_folder(config);
+    let tokenizer = make_tokenizer(config, |_| Ok(HuggingFaceTokenizer::load(&folder)?))?;
+    let prefix = config.dataset.source.as_ref().map(|_| folder.join(PREFIX));
+    Ok(PreparedText { prefix: prefix.filter(|_| tokenizer.is_some()), tokenizer, locks: Vec::new() })
+}
+
+/// Whether the text can be read by one rank only: standard input.
+pub(super) fn is_read_by_one(config: &RunConfig) -> bool {
+    config.dataset.source.as_ref().is_some_and(|source| source.as_slice().iter().any(|input| input == "-"))
+}
+
+/// Name of the token files in the cache folder.
+const PREFIX: &str = "text";
+
+/// How often a run looks whether the files that another process is at work on are free.
+const INTERVAL: Duration = Duration::from_millis(50);
+/// How long it waits before it says so.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Does `work` as soon as no other process is in its way.
+fn when_free<T>(watch: &TextWatch, mut work: impl FnMut() -> Result<T, DataError>) -> Result<T, DataError> {
+    let started = Instant::now();
+    let mut is_told = false;
+    loop {
+        let path = match work() {
+            Err(DataError::Locked { path }) => path,
+            done => return done,
+        };
+        if (watch.cancelled)() {
+            return Err(DataError::Interrupted);
+        }
+        if !is_told && started.elapsed() > PATIENCE {
+            is_told = true;
+            (watch.note)(&format!("waiting for another process, which holds {}", path.display()));
+        }
+        std::thread::sleep(INTERVAL);
+    }
 }
 
 /// Refuses text sources that name nothing, before anything is written.
@@ -55,16 +123,16 @@ pub(super) fn check_source(config: &RunConfig) -> Result<(), TrainError> {
     Ok(())
 }
 
+fn missing(key: &str, message: &str) -> TrainError {
+    TrainError::Config(ConfigError::new(ErrorKind::Missing, key, message).into())
+}
+
+/// The tokenizer of a recipe; one that is trained on the recipe's text comes from `trained`.
 fn make_tokenizer(
     config: &RunConfig,
-    source: Option<&TextSource>,
-    folder: &Path,
-    progress: &Arc<dyn ProgressSink>,
-    note: &dyn Fn(&str),
+    trained: impl FnOnce(BpeTrainParams) -> Result<HuggingFaceTokenizer, TrainError>,
 ) -> Result<Option<Arc<dyn Tokenizer>>, TrainError> {
     let section = &config.tokenizer;
-    let missing =
-        |key: &str, message: &str| TrainError::Config(ConfigError::new(ErrorKind::Missing, key, message).into());
     let tokenizer: Arc<dyn Tokenizer> = match section.tokenizer_type {
         None => return Ok(None),
         Some(TokenizerType::Null) => {
@@ -73,20 +141,13 @@ fn make_tokenizer(
             Arc::new(NullTokenizer::new(size))
         }
         Some(TokenizerType::ByteLevelBpe) => {
-            let source = source.ok_or_else(|| missing("dataset.source", "ByteLevelBPE is trained on it"))?;
             let size = section.bpe_vocab_size;
             let vocab_size = size.ok_or_else(|| missing("tokenizer.bpe_vocab_size", "ByteLevelBPE needs its size"))?;
-            let params = BpeTrainParams {
+            Arc::new(trained(BpeTrainParams {
                 vocab_size,
                 special_tokens: section.special_tokens.clone().unwrap_or_default(),
                 ..BpeTrainParams::default()
-            };
-            let sample = source.limited(section.bpe_train_max_bytes.0);
-            let trained = train_tokenizer(&sample, &params, folder, &Bar::new("training tokenizer", progress))?;
-            let verb = if trained.reused { "reusing" } else { "trained" };
-            let size = trained.tokenizer.vocab_size();
-            note(&format!("{verb} the byte-level BPE tokenizer in {} ({size} tokens)", folder.display()));
-            Arc::new(trained.tokenizer)
+            })?)
         }
         Some(_) => {
             let path = section.tokenizer_model.as_ref();
@@ -100,6 +161,23 @@ fn make_tokenizer(
         }
     };
     Ok(Some(tokenizer))
+}
+
+/// The tokenizer trained on the recipe's text, by this run or an earlier one.
+fn trained_tokenizer(
+    config: &RunConfig,
+    source: &TextSource,
+    params: &BpeTrainParams,
+    watch: &TextWatch,
+) -> Result<(HuggingFaceTokenizer, OutputLock), TrainError> {
+    let folder = cache_folder(config);
+    let sample = source.limited(config.tokenizer.bpe_train_max_bytes.0);
+    let bar = Bar::until("training tokenizer", watch);
+    let (trained, lock) = when_free(watch, || train_tokenizer_locked(&sample, params, &folder, &bar))?;
+    let verb = if trained.reused { "reusing" } else { "trained" };
+    let size = trained.tokenizer.vocab_size();
+    (watch.note)(&format!("{verb} the byte-level BPE tokenizer in {} ({size} tokens)", folder.display()));
+    Ok((trained.tokenizer, lock))
 }
 
 /// Where tokenizer and token files of a recipe's own text are kept.
@@ -130,21 +208,35 @@ fn source_params(section: &FinalDataset) -> Result<SourceParams, TrainError> {
 }
 
 /// A progress bar in bytes.
-pub struct Bar {
+pub struct Bar<'a> {
     handle: Mutex<(Box<dyn ProgressHandle>, bool)>,
     progress: Arc<dyn ProgressSink>,
     title: &'static str,
+    cancelled: &'a (dyn Fn() -> bool + Sync),
 }
 
-impl Bar {
+impl<'a> Bar<'a> {
     /// A bar called `title`. It appears with its first position.
     pub fn new(title: &'static str, progress: &Arc<dyn ProgressSink>) -> Self {
+        Self::with(title, progress, &|| false)
+    }
+
+    /// The same for work that may be stopped.
+    fn until(title: &'static str, watch: &TextWatch<'a>) -> Self {
+        Self::with(title, watch.progress, watch.cancelled)
+    }
+
+    fn with(title: &'static str, progress: &Arc<dyn ProgressSink>, cancelled: &'a (dyn Fn() -> bool + Sync)) -> Self {
         let hidden = crate::logging::NoProgress.start(ProgressTask::new(title, 0, ""));
-        Self { handle: Mutex::new((hidden, false)), progress: Arc::clone(progress), title }
+        Self { handle: Mutex::new((hidden, false)), progress: Arc::clone(progress), title, cancelled }
     }
 }
 
-impl WorkProgress for Bar {
+impl WorkProgress for Bar<'_> {
+    fn cancelled(&self) -> bool {
+        (self.cancelled)()
+    }
+
     fn update(&self, counts: &WorkCounts) {
         let megabytes = |bytes: u64| bytes.div_ceil(1_000_000);
         let mut state = self.handle.lock().unwrap_or_else(PoisonError::into_inner);

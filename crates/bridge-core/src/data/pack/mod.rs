@@ -11,14 +11,16 @@ use std::time::Instant;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
+pub(crate) use reuse::OutputLock;
+pub(crate) use train::train_tokenizer_locked;
 pub use train::{TokenizerTraining, train_tokenizer};
 
 use super::DataError;
 use super::atomic;
 use super::indexed::{IndexedDatasetBuilder, TokenDtype, bin_path, idx_path};
 use super::source::{Documents, RawDocument, Text, TextSource};
-use crate::tokenizer::{Tokenizer, TokenizerError, require_eod};
-use reuse::OutputLock;
+use crate::tokenizer::{Tokenizer, require_eod};
+use reuse::Claim;
 
 /// Bytes of text that are tokenized together; also what the reader is ahead.
 const BATCH_BYTES: usize = 8 << 20;
@@ -55,7 +57,7 @@ pub trait WorkProgress: Send + Sync {
     /// Called every few megabytes and at the end, from a working thread.
     fn update(&self, counts: &WorkCounts);
 
-    /// Whether to stop; asked between batches.
+    /// Whether to stop; asked between pieces of text, from any thread.
     fn cancelled(&self) -> bool {
         false
     }
@@ -141,6 +143,11 @@ impl std::fmt::Display for PackReport {
 /// # Errors
 /// Unreadable or malformed text, no end-of-document token, no text at all, another process writing the same output, cancellation.
 pub fn pack(params: &PackParams<'_>) -> Result<PackReport, DataError> {
+    pack_locked(params).map(|(report, _)| report)
+}
+
+/// As [`pack`]. While the lock is held, no other process replaces the files.
+pub(crate) fn pack_locked(params: &PackParams<'_>) -> Result<(PackReport, OutputLock), DataError> {
     let started = Instant::now();
     let eod = match params.document_end {
         DocumentEnd::EndOfDocument => Some(require_eod(params.tokenizer)?),
@@ -148,7 +155,6 @@ pub fn pack(params: &PackParams<'_>) -> Result<PackReport, DataError> {
     };
     let dtype = TokenDtype::for_vocab_size(params.tokenizer.vocab_size());
     let (data_path, index_path) = (bin_path(params.output_prefix), idx_path(params.output_prefix));
-    let _lock = OutputLock::acquire(params.output_prefix)?;
     let key = params.source.fingerprint().map(|source| {
         serde_json::json!({
             "source": source,
@@ -157,11 +163,12 @@ pub fn pack(params: &PackParams<'_>) -> Result<PackReport, DataError> {
             "token_type": dtype.name(),
         })
     });
-    if let Some(key) = &key
-        && let Some(report) = reuse::load::<PackReport>(params.output_prefix, key, &[&data_path, &index_path])?
-    {
-        return Ok(PackReport { prefix: params.output_prefix.to_owned(), reused: true, ..report });
-    }
+    let lock = match reuse::claim::<PackReport>(params.output_prefix, key.as_ref(), &[&data_path, &index_path])? {
+        Claim::Whole(report, lock) => {
+            return Ok((PackReport { prefix: params.output_prefix.to_owned(), reused: true, ..report }, lock));
+        }
+        Claim::ToWrite(lock) => lock,
+    };
     reuse::forget(params.output_prefix)?;
     atomic::remove_stale(&data_path)?;
     atomic::remove_stale(&index_path)?;
@@ -173,7 +180,7 @@ pub fn pack(params: &PackParams<'_>) -> Result<PackReport, DataError> {
     if let Some(key) = &key {
         reuse::store(params.output_prefix, key, &[&data_path, &index_path], &report)?;
     }
-    Ok(report)
+    Ok((report, lock))
 }
 
 struct Packer<'a> {
@@ -263,8 +270,14 @@ impl<'a> Packer<'a> {
             .enumerate()
             .flat_map(|(number, text)| cut(tokenizer, text).into_iter().map(move |piece| (number, piece)))
             .collect();
-        let encoded: Result<Vec<Vec<i64>>, TokenizerError> =
-            pool.install(|| pieces.par_iter().map(|(_, piece)| tokenizer.encode(piece)).collect());
+        // A document may be as long as the whole text.
+        let progress = self.params.progress;
+        let encode = |piece: &str| match progress.cancelled() {
+            true => Err(DataError::Interrupted),
+            false => Ok(tokenizer.encode(piece)?),
+        };
+        let encoded: Result<Vec<Vec<i64>>, DataError> =
+            pool.install(|| pieces.par_iter().map(|(_, piece)| encode(piece)).collect());
         let encoded = encoded?;
         for (i, ids) in encoded.iter().enumerate() {
             self.document.extend_from_slice(ids);

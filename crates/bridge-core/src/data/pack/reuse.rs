@@ -13,16 +13,26 @@ use crate::data::DataError;
 use crate::data::atomic;
 use crate::data::indexed::with_suffix;
 
-/// Held while an output is written. The file goes with the lock, so that no attempt leaves it behind.
+/// Held while an output is written, or while what is there is opened: one writer, or any number of readers. The file goes with the last
+/// lock, so that no attempt leaves it behind.
 pub(crate) struct OutputLock {
     path: PathBuf,
     /// Locked until it is closed.
-    _file: File,
+    file: File,
 }
 
 impl OutputLock {
-    /// Locks `{output}.lock`.
+    /// Locks `{output}.lock` for a writer.
     pub(crate) fn acquire(output: &Path) -> Result<Self, DataError> {
+        Self::lock(output, File::try_lock)
+    }
+
+    /// Locks `{output}.lock` for a reader.
+    pub(crate) fn share(output: &Path) -> Result<Self, DataError> {
+        Self::lock(output, File::try_lock_shared)
+    }
+
+    fn lock(output: &Path, attempt: impl Fn(&File) -> Result<(), TryLockError>) -> Result<Self, DataError> {
         let path = with_suffix(output, ".lock");
         if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
             std::fs::create_dir_all(folder).map_err(DataError::io("create the folder", folder))?;
@@ -34,7 +44,7 @@ impl OutputLock {
                 .write(true)
                 .open(&path)
                 .map_err(DataError::io("open the lock file", &path))?;
-            match file.try_lock() {
+            match attempt(&file) {
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => return Err(DataError::Locked { path }),
                 Err(TryLockError::Error(error)) => return Err(DataError::io("lock", &path)(error)),
@@ -42,7 +52,7 @@ impl OutputLock {
             // Between opening and locking, its holder may have deleted the file: then this is a lock on nothing, and
             // another process may hold the one that counts.
             if is_named(&file, &path).map_err(DataError::io("look at the lock file", &path))? {
-                return Ok(Self { path, _file: file });
+                return Ok(Self { path, file });
             }
         }
     }
@@ -50,9 +60,45 @@ impl OutputLock {
 
 impl Drop for OutputLock {
     fn drop(&mut self) {
-        // While it is held nobody else deletes or replaces it. One that cannot be deleted does no harm.
-        let _ = std::fs::remove_file(&self.path);
+        // Whoever holds it alone may delete it: nobody else deletes or replaces it then. Of several readers the last one does. A file that
+        // cannot be deleted does no harm.
+        if self.file.try_lock().is_ok() {
+            let _ = std::fs::remove_file(&self.path);
+        }
     }
+}
+
+/// An output that is locked.
+pub(crate) enum Claim<R> {
+    /// It is whole, and made from the same key: here is the report of its making. The lock is at least a reader's.
+    Whole(R, OutputLock),
+    /// It has to be written. The lock is a writer's.
+    ToWrite(OutputLock),
+}
+
+/// Locks an output, which readers share where an earlier result can be used again. Without a key it is always written anew.
+///
+/// # Errors
+/// [`DataError::Locked`] if another process is at work on it.
+pub(crate) fn claim<R: DeserializeOwned>(
+    output: &Path,
+    key: Option<&Value>,
+    files: &[&Path],
+) -> Result<Claim<R>, DataError> {
+    let find = || key.map_or(Ok(None), |key| load::<R>(output, key, files));
+    // A first look without a lock, for readers must not keep a writer out who has work to do.
+    if find()?.is_some() {
+        let lock = OutputLock::share(output)?;
+        if let Some(report) = find()? {
+            return Ok(Claim::Whole(report, lock));
+        }
+    }
+    let lock = OutputLock::acquire(output)?;
+    // Another process may have written it since.
+    Ok(match find()? {
+        Some(report) => Claim::Whole(report, lock),
+        None => Claim::ToWrite(lock),
+    })
 }
 
 /// Whether an open file is the one of this name.

@@ -190,6 +190,38 @@ fn two_writers_are_kept_apart() {
 }
 
 #[test]
+fn readers_share_what_a_writer_has_left() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    std::fs::write(folder.path().join("a.txt"), "1 2").expect("written");
+    std::fs::write(folder.path().join("b.txt"), "3").expect("written");
+    let (first, second) = (source(folder.path(), "a.txt"), source(folder.path(), "b.txt"));
+    let output = folder.path().join("packed");
+    let tokenizer = NullTokenizer::new(10);
+    let (report, writer) = pack_locked(&pack_params(&first, &tokenizer, &output)).expect("free");
+    assert!(!report.reused);
+    assert!(matches!(pack(&pack_params(&first, &tokenizer, &output)), Err(DataError::Locked { .. })), "being written");
+    drop(writer);
+    let readers = [0; 2].map(|_| pack_locked(&pack_params(&first, &tokenizer, &output)).expect("there already"));
+    assert!(readers.iter().all(|(report, _)| report.reused));
+    let other = || pack(&pack_params(&second, &tokenizer, &output));
+    assert!(matches!(other(), Err(DataError::Locked { .. })), "being opened");
+    let [last, other_reader] = readers;
+    drop(other_reader);
+    assert!(matches!(other(), Err(DataError::Locked { .. })), "one reader is left");
+    drop(last);
+    assert!(!other().expect("free").reused);
+    assert!(!with_suffix(&output, ".lock").exists());
+}
+
+#[test]
+fn the_search_for_merges_can_be_given_up() {
+    let text = (0..4).map(|seed| prose(5000, seed));
+    let params = BpeTrainParams::default();
+    let error = crate::tokenizer::train_byte_level_bpe_until(&params, text, &|| true).expect_err("given up");
+    assert!(matches!(error, crate::tokenizer::TokenizerError::Interrupted), "{error}");
+}
+
+#[test]
 fn bad_lines_and_missing_text_stop_the_work() {
     let folder = tempfile::tempdir().expect("temporary folder");
     std::fs::write(folder.path().join("a.jsonl"), "{\"text\": \"1\"}\n{\"text\"}\n").expect("written");

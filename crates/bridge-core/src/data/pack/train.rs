@@ -4,12 +4,14 @@
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-use super::reuse::{self, OutputLock};
+use super::reuse::{self, Claim, OutputLock};
 use super::{BATCH_BYTES, PIECE_BYTES, WorkCounts, WorkProgress};
 use crate::data::DataError;
 use crate::data::atomic;
 use crate::data::source::{Documents, Text, TextSource};
-use crate::tokenizer::{BpeTrainParams, HuggingFaceTokenizer, Tokenizer, safe_cut, train_byte_level_bpe};
+use crate::tokenizer::{
+    BpeTrainParams, HuggingFaceTokenizer, Tokenizer, TokenizerError, safe_cut, train_byte_level_bpe_until,
+};
 
 /// A trained tokenizer.
 #[derive(Debug)]
@@ -30,9 +32,18 @@ pub fn train_tokenizer(
     folder: &Path,
     progress: &dyn WorkProgress,
 ) -> Result<TokenizerTraining, DataError> {
+    train_tokenizer_locked(source, params, folder, progress).map(|(training, _)| training)
+}
+
+/// As [`train_tokenizer`]. While the lock is held, no other process replaces the files.
+pub(crate) fn train_tokenizer_locked(
+    source: &TextSource,
+    params: &BpeTrainParams,
+    folder: &Path,
+    progress: &dyn WorkProgress,
+) -> Result<(TokenizerTraining, OutputLock), DataError> {
     let output = folder.join("tokenizer");
     let file = folder.join("tokenizer.json");
-    let _lock = OutputLock::acquire(&output)?;
     let key = source.fingerprint().map(|source| {
         serde_json::json!({
             "source": source,
@@ -41,27 +52,31 @@ pub fn train_tokenizer(
             "special_tokens": params.special_tokens,
         })
     });
-    if let Some(key) = &key
-        && reuse::load::<()>(&output, key, &[&file])?.is_some()
-    {
-        return Ok(TokenizerTraining { tokenizer: HuggingFaceTokenizer::load(folder)?, reused: true });
-    }
+    let lock = match reuse::claim::<()>(&output, key.as_ref(), &[&file])? {
+        Claim::Whole((), lock) => {
+            return Ok((TokenizerTraining { tokenizer: HuggingFaceTokenizer::load(folder)?, reused: true }, lock));
+        }
+        Claim::ToWrite(lock) => lock,
+    };
     reuse::forget(&output)?;
     atomic::remove_stale(&file)?;
     let feed = Feed::new(source, progress)?;
     let failure = Mutex::new(None);
     let pieces = Pieces { feed, pending: Vec::new(), failure: &failure };
-    let tokenizer = train_byte_level_bpe(params, pieces);
+    let tokenizer = train_byte_level_bpe_until(params, pieces, &|| progress.cancelled());
     if let Some(error) = failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
         return Err(error);
     }
-    let tokenizer = tokenizer?;
+    let tokenizer = match tokenizer {
+        Err(TokenizerError::Interrupted) => return Err(DataError::Interrupted),
+        tokenizer => tokenizer?,
+    };
     tokenizer.save_assets(folder)?;
     atomic::write(&file, tokenizer.json().as_bytes())?;
     if let Some(key) = &key {
         reuse::store(&output, key, &[&file], ())?;
     }
-    Ok(TokenizerTraining { tokenizer, reused: false })
+    Ok((TokenizerTraining { tokenizer, reused: false }, lock))
 }
 
 /// Decoded documents, counted.
@@ -81,9 +96,6 @@ impl<'a> Feed<'a> {
 
     fn next(&mut self) -> Result<Option<String>, DataError> {
         while let Some(document) = self.documents.next() {
-            if self.progress.cancelled() {
-                return Err(DataError::Interrupted);
-            }
             let document = document?;
             self.counts.bytes_done += document.num_bytes() as u64;
             if let Text::Valid(text) = document.into_text()? {
@@ -119,8 +131,11 @@ impl Iterator for Pieces<'_> {
     type Item = String;
 
     fn next(&mut self) -> Option<String> {
-        if self.pending.is_empty() {
-            match self.feed.next() {
+        // A document may be long.
+        let is_cancelled = self.feed.progress.cancelled();
+        if self.pending.is_empty() || is_cancelled {
+            let next = if is_cancelled { Err(DataError::Interrupted) } else { self.feed.next() };
+            match next {
                 Ok(Some(text)) => self.pending = pieces_of(&text),
                 Ok(None) => return None,
                 Err(error) => {
