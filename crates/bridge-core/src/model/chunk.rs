@@ -13,8 +13,10 @@ pub enum SegmentRole {
     Embedding,
     /// Norm, attention and residual of a layer.
     Attention,
-    /// Norm, feed-forward and residual of a layer.
+    /// Norm, dense feed-forward and residual of a layer.
     Mlp,
+    /// Norm, experts and residual of a layer.
+    Moe,
     /// A whole layer, where a model does not split it.
     Layer,
     /// Final norm, output projection and loss.

@@ -44,7 +44,7 @@ pub(super) fn of_segment(setup: &Setup<'_>, segment: Segment) -> Kept {
     match (segment.role, segment.layer) {
         (SegmentRole::Embedding, _) => Kept { inside: setup.tokens() * ID, backward: stream(setup), ..Kept::default() },
         (SegmentRole::Attention, _) => attention(setup),
-        (SegmentRole::Mlp, layer) => mlp(setup, layer.unwrap_or(0)),
+        (SegmentRole::Mlp | SegmentRole::Moe, layer) => mlp(setup, layer.unwrap_or(0)),
         (SegmentRole::Layer, layer) => {
             let (first, second) = (attention(setup), mlp(setup, layer.unwrap_or(0)));
             let inside = first.inside + second.input + second.inside;
@@ -75,7 +75,7 @@ pub(super) fn of_chunk(setup: &Setup<'_>, chunk: &StageContent) -> ChunkActivati
 
 /// The most that the backward of any segment of a chunk has in hand.
 pub(super) fn backward_of_chunk(setup: &Setup<'_>, chunk: &StageContent) -> u64 {
-    let segments = chunk_segments(chunk).into_iter();
+    let segments = chunk_segments(setup, chunk).into_iter();
     segments.map(|segment| of_segment(setup, segment).backward).max().unwrap_or(0)
 }
 

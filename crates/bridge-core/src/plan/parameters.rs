@@ -234,7 +234,7 @@ pub(super) fn of_segment(setup: &Setup<'_>, segment: Segment) -> Vec<Parameter> 
     match (segment.role, segment.layer) {
         (SegmentRole::Embedding, _) => list.embedding(),
         (SegmentRole::Attention, _) => list.attention(),
-        (SegmentRole::Mlp, layer) => list.mlp(layer.unwrap_or(0)),
+        (SegmentRole::Mlp | SegmentRole::Moe, layer) => list.mlp(layer.unwrap_or(0)),
         (SegmentRole::Layer, layer) => {
             list.attention();
             list.mlp(layer.unwrap_or(0));
@@ -260,7 +260,7 @@ pub(super) fn of_stage(setup: &Setup<'_>, stage: usize) -> ParameterCounts {
 pub(super) fn of_model(setup: &Setup<'_>) -> ParameterCounts {
     let mut counts = ParameterCounts::default();
     for chunk in setup.stages.iter().flatten() {
-        for segment in chunk_segments(chunk) {
+        for segment in chunk_segments(setup, chunk) {
             of_segment(setup, segment).iter().for_each(|parameter| counts.add(parameter.kind, parameter.total));
         }
     }

@@ -8,13 +8,14 @@ use crate::schedule::{AttentionFlops, FlopsShape, MoeFlops, WindowFlops, Windowe
 use crate::train::{Region, configured_cuts, plan as regions};
 
 /// A chunk's segments, as the decoder lists them.
-pub(super) fn chunk_segments(chunk: &StageContent) -> Vec<Segment> {
+pub(super) fn chunk_segments(setup: &Setup<'_>, chunk: &StageContent) -> Vec<Segment> {
     let of = |role, layer| Segment { role, layer };
     let mut segments = Vec::with_capacity(2 * chunk.layers.len() + 2);
     segments.extend(chunk.embedding.then(|| of(SegmentRole::Embedding, None)));
     for layer in chunk.layers.clone() {
         segments.push(of(SegmentRole::Attention, Some(layer)));
-        segments.push(of(SegmentRole::Mlp, Some(layer)));
+        let feed_forward = if setup.is_moe(layer) { SegmentRole::Moe } else { SegmentRole::Mlp };
+        segments.push(of(feed_forward, Some(layer)));
     }
     segments.extend(chunk.loss.then(|| of(SegmentRole::Head, None)));
     segments
@@ -22,12 +23,12 @@ pub(super) fn chunk_segments(chunk: &StageContent) -> Vec<Segment> {
 
 /// The segments of all chunks of a stage.
 pub(super) fn stage_segments(setup: &Setup<'_>, stage: usize) -> Vec<Segment> {
-    setup.stages[stage].iter().flat_map(chunk_segments).collect()
+    setup.stages[stage].iter().flat_map(|chunk| chunk_segments(setup, chunk)).collect()
 }
 
 /// A chunk's segments by region. Where the model ends and backward comes next, the last region's graph stays whatever is recomputed.
 pub(super) fn chunk_regions(setup: &Setup<'_>, chunk: &StageContent) -> Vec<(Region, Vec<Segment>)> {
-    let segments = chunk_segments(chunk);
+    let segments = chunk_segments(setup, chunk);
     let cut = regions(&segments, &setup.recompute, configured_cuts(setup.config));
     let kept = cut.len().checked_sub(1).filter(|_| chunk.loss && setup.schedule.backward_follows_loss());
     let numbered = cut.into_iter().enumerate();
@@ -64,7 +65,7 @@ fn segment_flops(setup: &Setup<'_>, segment: Segment) -> Result<f64, PlanError> 
         SegmentRole::Embedding => nothing,
         SegmentRole::Head => FlopsShape { padded_vocab_size: setup.padded_vocab, ..nothing },
         SegmentRole::Attention => FlopsShape { ffn_hidden_size: 0, ..one_layer },
-        SegmentRole::Mlp => FlopsShape {
+        SegmentRole::Mlp | SegmentRole::Moe => FlopsShape {
             num_attention_heads: 0,
             attention: no_attention(),
             moe: moe.map(|moe| MoeFlops { moe_layers: vec![true], ..moe }),

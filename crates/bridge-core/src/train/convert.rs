@@ -98,7 +98,8 @@ pub(crate) fn recompute(config: &RunConfig) -> Recompute {
                 match module.as_str() {
                     "core_attn" => roles.push(SegmentRole::Attention),
                     "mlp" => roles.push(SegmentRole::Mlp),
-                    _ => roles.extend([SegmentRole::Attention, SegmentRole::Mlp]),
+                    "moe" => roles.push(SegmentRole::Moe),
+                    _ => roles.extend([SegmentRole::Attention, SegmentRole::Mlp, SegmentRole::Moe]),
                 }
             }
             Recompute::Selective(roles)

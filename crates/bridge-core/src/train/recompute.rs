@@ -56,7 +56,7 @@ pub fn plan(segments: &[Segment], recompute: &Recompute, cuts: Cuts) -> Vec<Regi
             Recompute::Block { layers } => (layer < *layers).then_some(layer),
             Recompute::Selective(roles) => {
                 let is_named = roles.contains(&segment.role) || segment.role == SegmentRole::Layer;
-                is_named.then_some(2 * layer + usize::from(segment.role == SegmentRole::Mlp))
+                is_named.then_some(2 * layer + usize::from(matches!(segment.role, SegmentRole::Mlp | SegmentRole::Moe)))
             }
         }
     };
@@ -122,6 +122,18 @@ mod tests {
             [(0..2, false), (2..3, true), (3..4, false), (4..5, true), (5..6, false), (6..7, true), (7..8, false)]
         );
         assert_eq!(cuts(Recompute::Selective(vec![SegmentRole::Attention, SegmentRole::Mlp])).len(), 8);
+    }
+
+    #[test]
+    fn dense_and_expert_blocks_are_modules_of_their_own() {
+        let mut segments = decoder(0..2);
+        segments[4].role = SegmentRole::Moe;
+        let recomputed = |role| -> Vec<Range<usize>> {
+            let regions = plan(&segments, &Recompute::Selective(vec![role]), Cuts::AsNeeded).into_iter();
+            regions.filter(|region| region.recomputed).map(|region| region.segments).collect()
+        };
+        assert_eq!(recomputed(SegmentRole::Mlp), [2..3]);
+        assert_eq!(recomputed(SegmentRole::Moe), [4..5]);
     }
 
     #[test]

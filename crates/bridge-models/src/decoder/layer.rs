@@ -43,6 +43,11 @@ impl Layer {
         }
     }
 
+    /// Whether its feed-forward block has experts.
+    pub fn has_experts(&self) -> bool {
+        self.moe.is_some()
+    }
+
     /// The attention block, `[b, t, c]` -> the same.
     pub fn attention(&self, x_btc: Tensor<3>, input: AttentionInput, key: Option<DropoutKey>) -> Tensor<3> {
         let (normed_btc, residual) = self.enter(&self.input_layernorm, x_btc, input.regions, key);

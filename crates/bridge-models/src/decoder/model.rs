@@ -146,9 +146,10 @@ impl Decoder {
 
 impl Segments for Decoder {
     fn segments(&self) -> Vec<Segment> {
-        let layers = (0..self.decoder.layers.len()).flat_map(|local| {
+        let layers = self.decoder.layers.iter().enumerate().flat_map(|(local, block)| {
             let layer = Some(self.settings.first_layer + local);
-            [Segment { role: SegmentRole::Attention, layer }, Segment { role: SegmentRole::Mlp, layer }]
+            let feed_forward = if block.has_experts() { SegmentRole::Moe } else { SegmentRole::Mlp };
+            [Segment { role: SegmentRole::Attention, layer }, Segment { role: feed_forward, layer }]
         });
         let embedding = self.embedding.iter().map(|_| Segment { role: SegmentRole::Embedding, layer: None });
         let head = self.decoder.final_layernorm.iter().map(|_| Segment { role: SegmentRole::Head, layer: None });

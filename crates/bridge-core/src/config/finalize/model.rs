@@ -1,6 +1,6 @@
 //! The `[model]` section's own rules and derived sizes.
 
-use super::super::choice::{Activation, PositionEmbeddingType, RecomputeGranularity};
+use super::super::choice::{Activation, RecomputeGranularity};
 use super::super::error::ErrorKind;
 use super::super::field::OneOrMany;
 use super::super::run_config::FinalTransformer;
@@ -13,7 +13,7 @@ const RECOMPUTE_MODULES: [(&str, bool); 7] = [
     ("layernorm", true),
     ("mlp", true),
     ("mla_up_proj", false),
-    ("moe", false),
+    ("moe", true),
     ("moe_act", false),
     ("shared_experts", false),
 ];
@@ -29,14 +29,13 @@ pub(super) fn resolve(draft: &mut Draft<'_>) -> FinalTransformer {
     fill_sizes(draft);
     heads_fit(draft);
     let rotary_dim = rotary_dim(draft);
-    rope_scaling_is_used(draft);
     activation_fits(draft);
     let windowed_layers = windowed_layers(draft);
     let no_rope_layers = no_rope_layers(draft);
+    super::unused::check(draft, &windowed_layers, &no_rope_layers);
     let moe_layers = super::moe::resolve(draft);
-    let recompute_modules = recompute(draft);
+    let recompute_modules = recompute(draft, &moe_layers);
     tensors_are_bounded(draft);
-    vocabulary_is_padded(draft);
     draft.recipe.model.extra = draft.extra_with_defaults(&draft.recipe.model);
     let config = draft.recipe.model.config.clone();
     let kv_channels = config.kv_channels.unwrap_or_default();
@@ -116,16 +115,9 @@ fn heads_fit(draft: &mut Draft<'_>) {
     );
 }
 
-fn uses_rope(model: &TransformerConfig) -> bool {
-    matches!(
-        model.position_embedding_type,
-        PositionEmbeddingType::Rope | PositionEmbeddingType::Yarn | PositionEmbeddingType::Mrope
-    )
-}
-
 fn rotary_dim(draft: &mut Draft<'_>) -> usize {
     let model = draft.recipe.model.config.clone();
-    if !uses_rope(&model) {
+    if !super::unused::uses_rope(&model) {
         return 0;
     }
     let head = model.kv_channels.unwrap_or_default();
@@ -146,40 +138,6 @@ fn rotary_dim(draft: &mut Draft<'_>) -> usize {
         ),
     );
     rotary_dim
-}
-
-fn rope_scaling_is_used(draft: &mut Draft<'_>) {
-    let model = draft.recipe.model.config.clone();
-    let is_rope = uses_rope(&model);
-    let needs_rope = [
-        ("model.rope_scaling", model.rope_scaling),
-        ("model.rotary_interleaved", model.rotary_interleaved),
-        ("model.no_rope_freq", model.no_rope_freq.is_some()),
-        ("model.seq_len_interpolation_factor", model.seq_len_interpolation_factor.is_some()),
-    ];
-    let shape = ["model.rotary_base", "model.rotary_percent"].map(|key| (key, draft.recipe_differs(key)));
-    for (key, is_set) in needs_rope.into_iter().chain(shape) {
-        draft.require(!is_set || is_rope, key, "needs model.position_embedding_type = \"rope\"");
-    }
-    draft.require(
-        !model.rope_scaling || model.seq_len_interpolation_factor.is_none(),
-        "model.seq_len_interpolation_factor",
-        "excludes model.rope_scaling: both scale the rotary frequencies",
-    );
-    draft.require(
-        !model.rope_scaling || model.rope_scaling_high_freq_factor > model.rope_scaling_low_freq_factor,
-        "model.rope_scaling_high_freq_factor",
-        "must be above model.rope_scaling_low_freq_factor",
-    );
-    for key in [
-        "model.rope_scaling_factor",
-        "model.rope_scaling_low_freq_factor",
-        "model.rope_scaling_high_freq_factor",
-        "model.rope_scaling_original_max_position_embeddings",
-    ] {
-        let is_changed = draft.recipe_differs(key);
-        draft.require(model.rope_scaling || !is_changed, key, "has no effect without model.rope_scaling = true");
-    }
 }
 
 fn activation_fits(draft: &mut Draft<'_>) {
@@ -253,7 +211,7 @@ fn no_rope_layers(draft: &mut Draft<'_>) -> Vec<bool> {
     }
 }
 
-fn recompute(draft: &mut Draft<'_>) -> Vec<String> {
+fn recompute(draft: &mut Draft<'_>, moe_layers: &[bool]) -> Vec<String> {
     let model = draft.recipe.model.config.clone();
     let is_full = model.recompute_granularity == Some(RecomputeGranularity::Full);
     let is_selective = model.recompute_granularity == Some(RecomputeGranularity::Selective);
@@ -285,7 +243,19 @@ fn recompute(draft: &mut Draft<'_>) -> Vec<String> {
     for module in &modules {
         recompute_module(draft, module);
     }
+    recomputed_blocks_exist(draft, &modules, moe_layers);
     modules
+}
+
+/// Upstream's `mlp` is the dense block of a layer, `moe` that with experts.
+fn recomputed_blocks_exist(draft: &mut Draft<'_>, modules: &[String], moe_layers: &[bool]) {
+    let is_named = |name: &str| modules.iter().any(|module| module == name);
+    let key = "model.recompute_modules";
+    let only_experts = !moe_layers.is_empty() && moe_layers.iter().all(|has_experts| *has_experts);
+    let message = "\"mlp\" has no effect, for every layer has experts (model.moe_layer_freq): \"moe\" recomputes those";
+    draft.forbid(is_named("mlp") && only_experts, key, message);
+    let no_experts = !moe_layers.contains(&true);
+    draft.forbid(is_named("moe") && no_experts, key, "\"moe\" has no effect without model.num_moe_experts");
 }
 
 fn recompute_module(draft: &mut Draft<'_>, module: &str) {
@@ -302,15 +272,6 @@ fn recompute_module(draft: &mut Draft<'_>, module: &str) {
             draft.error(ErrorKind::WrongType, key, message);
         }
     }
-}
-
-/// A vocabulary that was given is padded only when that is asked for.
-fn vocabulary_is_padded(draft: &mut Draft<'_>) {
-    let key = "model.make_vocab_size_divisible_by";
-    let is_padded = draft.recipe.model.vocab_size.is_none() || draft.recipe.model.should_pad_vocab;
-    let is_changed = draft.recipe_differs(key);
-    let message = "has no effect with model.vocab_size, unless model.should_pad_vocab = true";
-    draft.require(is_padded || !is_changed, key, message);
 }
 
 /// Sizes that are fine each alone can multiply to what no machine holds and no index counts.

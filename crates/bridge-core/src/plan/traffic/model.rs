@@ -26,7 +26,7 @@ impl Tally<'_, '_> {
         match segment.role {
             SegmentRole::Embedding => self.leave(times),
             SegmentRole::Attention => self.attention(times),
-            SegmentRole::Mlp => self.mlp(segment.layer, times),
+            SegmentRole::Mlp | SegmentRole::Moe => self.mlp(segment.layer, times),
             SegmentRole::Layer => {
                 self.attention(times);
                 self.mlp(segment.layer, times);

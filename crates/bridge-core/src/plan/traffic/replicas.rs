@@ -32,7 +32,7 @@ impl Setup<'_> {
 /// The buckets in which gradients and parameters of a chunk travel.
 fn buckets_of_chunk(setup: &Setup<'_>, chunk: &StageContent) -> Vec<BucketSize> {
     let (counts, replicas) = (setup.shards(), setup.replicas());
-    let segments = chunk_segments(chunk).into_iter().enumerate();
+    let segments = chunk_segments(setup, chunk).into_iter().enumerate();
     let parameters = segments.flat_map(|(first_segment, segment)| {
         let of_segment = of_segment(setup, segment).into_iter().filter(|p| replicas.of(p.replicas) > 1);
         of_segment.map(move |parameter| BucketParameter {
@@ -47,7 +47,7 @@ fn buckets_of_chunk(setup: &Setup<'_>, chunk: &StageContent) -> Vec<BucketSize> 
 
 /// How often each bucket of a chunk is gathered for a micro-batch where parameters are whole only while a region runs.
 fn gathers(setup: &Setup<'_>, chunk: &StageContent, buckets: &[BucketSize]) -> Vec<u64> {
-    let segments = chunk_segments(chunk);
+    let segments = chunk_segments(setup, chunk);
     let is_tied = setup.model.share_embeddings_and_output_weights && chunk.embedding && chunk.loss;
     let uses = |segments_of: &std::ops::Range<usize>, bucket: &BucketSize| {
         let head_uses_embedding = is_tied && bucket.first_segment == 0 && bucket.replicas == ReplicaGroup::Dense;
