@@ -1,7 +1,9 @@
 //! A recipe of many ranks for a program that has one: what is about spreading a run goes, what is about model and data stays.
 
 use super::raw::RawConfig;
-use super::sections::{DistributedDataParallelConfig, DistributedInitConfig, OptimizerConfig, TransformerConfig};
+use super::sections::{
+    DistributedDataParallelConfig, DistributedInitConfig, OptimizerConfig, Precision, TransformerConfig,
+};
 
 impl RawConfig {
     /// The same recipe for one rank: parallel sizes and everything that says how ranks work together have their defaults. For commands that
@@ -12,6 +14,9 @@ impl RawConfig {
         self.ddp = DistributedDataParallelConfig::default();
         self.comm_overlap = None;
         let alone = OptimizerConfig::default();
+        if let Some(Precision::Custom(precision)) = &mut self.mixed_precision {
+            precision.pipeline_dtype = None;
+        }
         let optimizer = &mut self.optimizer;
         optimizer.use_distributed_optimizer = alone.use_distributed_optimizer;
         optimizer.use_layer_wise_distributed_optimizer = alone.use_layer_wise_distributed_optimizer;
@@ -33,6 +38,7 @@ impl RawConfig {
         model.account_for_loss_in_pipeline_split = alone.account_for_loss_in_pipeline_split;
         model.pipeline_model_parallel_layout = alone.pipeline_model_parallel_layout;
         model.pipeline_schedule = alone.pipeline_schedule;
+        model.pipeline_dtype = alone.pipeline_dtype;
         model.microbatch_group_size_per_vp_stage = alone.microbatch_group_size_per_vp_stage;
         model.overlap_p2p_comm = alone.overlap_p2p_comm;
         model.overlap_p2p_comm_warmup_flush = alone.overlap_p2p_comm_warmup_flush;

@@ -16,6 +16,7 @@ mod ranges;
 mod scheduler;
 mod tokenizer;
 mod train;
+mod unused;
 
 pub(super) use draft::Draft;
 

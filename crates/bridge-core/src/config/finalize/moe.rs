@@ -2,28 +2,18 @@
 
 use super::super::error::ErrorKind;
 use super::super::field::OneOrMany;
+use super::super::section::Section;
 use super::super::sections::TransformerConfig;
 use super::Draft;
 
-/// Settings that only mean something with experts.
-const NEEDS_EXPERTS: [&str; 7] = [
-    "model.moe_ffn_hidden_size",
-    "model.moe_aux_loss_coeff",
-    "model.moe_z_loss_coeff",
-    "model.moe_router_pre_softmax",
-    "model.moe_router_topk_scaling_factor",
-    "model.moe_shared_expert_intermediate_size",
-    "model.expert_model_parallel_size",
-];
+/// How the names of settings begin that only mean something with experts.
+const OF_EXPERTS: [&str; 2] = ["moe_", "expert_"];
 
 /// Checks the settings of experts; returns for each layer whether it has them.
 pub(super) fn resolve(draft: &mut Draft<'_>) -> Vec<bool> {
     let model = draft.recipe.model.config.clone();
     let Some(experts) = model.num_moe_experts else {
-        for key in NEEDS_EXPERTS {
-            let is_set = draft.recipe_differs(key);
-            draft.require(!is_set, key, "needs model.num_moe_experts");
-        }
+        need_experts(draft);
         return vec![false; model.num_layers.min(65_536)];
     };
     let ffn = model.ffn_hidden_size;
@@ -32,6 +22,17 @@ pub(super) fn resolve(draft: &mut Draft<'_>) -> Vec<bool> {
     losses_fit(draft, &model);
     ranks_fit(draft, &model, experts);
     layers(draft, &model)
+}
+
+/// Reports every setting of experts that a model without them was given.
+fn need_experts(draft: &mut Draft<'_>) {
+    let fields = TransformerConfig::fields().into_iter().map(|field| field.name);
+    for name in fields.filter(|name| OF_EXPERTS.iter().any(|prefix| name.starts_with(prefix))) {
+        let key = format!("model.{name}");
+        // What is not implemented is reported as that.
+        let is_set = draft.recipe_differs(&key) && !draft.errors.names(&key);
+        draft.require(!is_set, &key, "needs model.num_moe_experts");
+    }
 }
 
 fn choice_fits(draft: &mut Draft<'_>, model: &TransformerConfig, experts: usize) {

@@ -22,12 +22,24 @@ pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &mut ParallelSizes) {
         draft.forbid(is_set && index >= 2 && uneven, key, "excludes numbers of layers for the first or last stage");
         draft.forbid(is_set && parallel.pipeline == 1, key, "needs model.pipeline_model_parallel_size above 1");
     }
+    let is_other = model.pipeline_dtype.is_some_and(|dtype| dtype != model.params_dtype);
+    draft.forbid(
+        is_other && parallel.pipeline == 1,
+        "model.pipeline_dtype",
+        "differs from model.params_dtype, but one stage sends nothing: needs model.pipeline_model_parallel_size above 1",
+    );
     if model.num_layers == 0 {
         // Reported as missing.
         return;
     }
     match pipeline_placement(&model) {
-        Ok(placement) => parallel.virtual_pipeline = placement.chunks.first().map_or(1, Vec::len),
+        Ok(placement) => {
+            parallel.virtual_pipeline = placement.chunks.first().map_or(1, Vec::len);
+            let key = "model.microbatch_group_size_per_vp_stage";
+            let is_grouped = model.microbatch_group_size_per_vp_stage.is_some();
+            let message = "has no effect without virtual stages (model.virtual_pipeline_model_parallel_size)";
+            draft.require(!is_grouped || parallel.virtual_pipeline > 1, key, message);
+        }
         Err(error) => {
             let key = if model.pipeline_model_parallel_layout.is_some() {
                 layout

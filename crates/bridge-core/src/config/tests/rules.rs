@@ -255,6 +255,14 @@ fn what_is_implemented_is_accepted() {
         ],
         vec!["model.should_pad_vocab=true", "model.make_vocab_size_divisible_by=64"],
         vec!["model.vocab_size=null", "model.make_vocab_size_divisible_by=64"],
+        vec!["model.perform_initialization=false", "model.embedding_init_method_std=0.02"],
+        vec!["model.num_moe_experts=4", "model.recompute_granularity=selective", "model.recompute_modules=['moe']"],
+        vec![
+            "model.num_moe_experts=4",
+            "model.moe_layer_freq=[0, 1]",
+            "model.recompute_granularity=selective",
+            "model.recompute_modules=['moe', 'mlp']",
+        ],
         vec!["model.make_vocab_size_divisible_by=128"],
         vec![
             "checkpoint.save=x",

@@ -1,0 +1,121 @@
+//! Settings of `[model]` to which others leave nothing to do: each is an error that names the condition.
+
+use super::super::choice::PositionEmbeddingType;
+use super::super::sections::TransformerConfig;
+use super::Draft;
+
+/// Whether layers rotate queries and keys.
+pub(super) fn uses_rope(model: &TransformerConfig) -> bool {
+    matches!(
+        model.position_embedding_type,
+        PositionEmbeddingType::Rope | PositionEmbeddingType::Yarn | PositionEmbeddingType::Mrope
+    )
+}
+
+/// Checks the settings of the model that depend on one another; `windowed` and `without_rope` say for each layer what it was given.
+pub(super) fn check(draft: &mut Draft<'_>, windowed: &[bool], without_rope: &[bool]) {
+    rope(draft);
+    rope_scaling(draft);
+    layer_patterns(draft, windowed, without_rope);
+    biases(draft);
+    vocabulary(draft);
+    initial_values(draft);
+}
+
+fn rope(draft: &mut Draft<'_>) {
+    let model = draft.recipe.model.config.clone();
+    let is_rope = uses_rope(&model);
+    let needs_rope = [
+        ("model.rope_scaling", model.rope_scaling),
+        ("model.rotary_interleaved", model.rotary_interleaved),
+        ("model.no_rope_freq", model.no_rope_freq.is_some()),
+        ("model.seq_len_interpolation_factor", model.seq_len_interpolation_factor.is_some()),
+    ];
+    let shape = ["model.rotary_base", "model.rotary_percent"].map(|key| (key, draft.recipe_differs(key)));
+    for (key, is_set) in needs_rope.into_iter().chain(shape) {
+        draft.require(!is_set || is_rope, key, "needs model.position_embedding_type = \"rope\"");
+    }
+}
+
+fn rope_scaling(draft: &mut Draft<'_>) {
+    let model = draft.recipe.model.config.clone();
+    draft.require(
+        !model.rope_scaling || model.seq_len_interpolation_factor.is_none(),
+        "model.seq_len_interpolation_factor",
+        "excludes model.rope_scaling: both scale the rotary frequencies",
+    );
+    draft.require(
+        !model.rope_scaling || model.rope_scaling_high_freq_factor > model.rope_scaling_low_freq_factor,
+        "model.rope_scaling_high_freq_factor",
+        "must be above model.rope_scaling_low_freq_factor",
+    );
+    for key in [
+        "model.rope_scaling_factor",
+        "model.rope_scaling_low_freq_factor",
+        "model.rope_scaling_high_freq_factor",
+        "model.rope_scaling_original_max_position_embeddings",
+    ] {
+        let is_changed = draft.recipe_differs(key);
+        draft.require(model.rope_scaling || !is_changed, key, "has no effect without model.rope_scaling = true");
+    }
+    let scales = |factor: f64| factor != 1.0;
+    draft.require(
+        !model.rope_scaling || scales(model.rope_scaling_factor),
+        "model.rope_scaling_factor",
+        "scales nothing: model.rope_scaling = true needs a factor above 1",
+    );
+    draft.require(
+        model.seq_len_interpolation_factor.is_none_or(scales),
+        "model.seq_len_interpolation_factor",
+        "has no effect: a factor of 1 leaves positions as they are",
+    );
+}
+
+fn layer_patterns(draft: &mut Draft<'_>, windowed: &[bool], without_rope: &[bool]) {
+    let model = draft.recipe.model.config.clone();
+    // Lists of another length are reported where they are expanded.
+    let is_whole = |layers: &[bool]| !layers.is_empty() && layers.len() == model.num_layers;
+    let sees_all = model.window_size.is_some_and(|[left, _]| left == -1);
+    draft.forbid(sees_all, "model.window_size", "has no effect: -1 to the left is every token before, as null is");
+    if model.window_size.is_some() && is_whole(windowed) {
+        let message = "leaves no layer the window of model.window_size";
+        draft.require(windowed.contains(&true), "model.window_attn_skip_freq", message);
+    }
+    if model.no_rope_freq.is_some() && is_whole(without_rope) {
+        let key = "model.no_rope_freq";
+        draft.require(without_rope.contains(&true), key, "has no effect: it names no layer");
+        let message = "leaves no layer rotary positions, which model.position_embedding_type = \"none\" says";
+        draft.require(without_rope.contains(&false), key, message);
+    }
+}
+
+fn biases(draft: &mut Draft<'_>) {
+    let is_twice = draft.recipe.model.add_qkv_bias && draft.recipe.model.add_bias_linear;
+    let message = "has no effect with model.add_bias_linear = true, which gives every linear layer a bias";
+    draft.forbid(is_twice, "model.add_qkv_bias", message);
+}
+
+/// A vocabulary that was given is padded only when that is asked for; one that was not, always.
+fn vocabulary(draft: &mut Draft<'_>) {
+    let is_given = draft.recipe.model.vocab_size.is_some();
+    let should_pad = draft.recipe.model.should_pad_vocab;
+    let key = "model.make_vocab_size_divisible_by";
+    let is_changed = draft.recipe_differs(key);
+    let message = "has no effect with model.vocab_size, unless model.should_pad_vocab = true";
+    draft.require(!is_given || should_pad || !is_changed, key, message);
+    let message = "has no effect without model.vocab_size: a vocabulary that comes from the tokenizer is always padded";
+    draft.require(is_given || !should_pad, "model.should_pad_vocab", message);
+}
+
+fn initial_values(draft: &mut Draft<'_>) {
+    let model = &draft.recipe.model;
+    let draws = model.perform_initialization;
+    // What was left open is that of the other weights by now.
+    let is_embedding_apart = model.embedding_init_method_std.is_some_and(|std| std != model.init_method_std);
+    let is_changed = draft.recipe_differs("model.init_method_std");
+    for (key, is_set) in
+        [("model.init_method_std", is_changed), ("model.embedding_init_method_std", is_embedding_apart)]
+    {
+        draft.require(draws || !is_set, key, "has no effect with model.perform_initialization = false");
+    }
+}
