@@ -10,6 +10,7 @@ mod output;
 mod progress;
 
 use std::process::ExitCode;
+use std::time::Instant;
 
 use bridge_dist::comm::CommError;
 use clap::{Parser, Subcommand};
@@ -67,9 +68,11 @@ fn silence_communication_panics() {
 }
 
 fn main() -> ExitCode {
+    // Time limits count from here.
+    let started = Instant::now();
     silence_communication_panics();
     let result = match Cli::parse().command {
-        Command::Train(arguments) => train::run(&arguments),
+        Command::Train(arguments) => train::run(&arguments, started),
         Command::Eval(arguments) => eval::run(&arguments),
         Command::Generate(arguments) => generate::run(&arguments),
         Command::Config(command) => config::run(&command),

@@ -63,8 +63,8 @@ pub struct Arguments {
     json: bool,
 }
 
-/// Runs the command.
-pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
+/// Runs the command of a program that began at `started`.
+pub fn run(arguments: &Arguments, started: Instant) -> Result<u8, Failure> {
     if arguments.ui == Ui::Tui {
         check_dashboard(arguments.json)?;
     }
@@ -81,10 +81,10 @@ pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
     if is_mpi {
         let timeout = |raw: &RawConfig| raw.dist.distributed_timeout_minutes as u64;
         let minutes = arguments.read().as_ref().map_or(DEFAULT_TIMEOUT_MINUTES, timeout);
-        return mpi::as_rank(ranks, Duration::from_secs(60 * minutes), |world| arguments.run_rank(world));
+        return mpi::as_rank(ranks, Duration::from_secs(60 * minutes), |world| arguments.run_rank(world, started));
     }
     let config = arguments.load(ranks.unwrap_or(1))?;
-    arguments.after(&arguments.train_on_threads(&config)?)
+    arguments.after(&arguments.train_on_threads(&config, started)?)
 }
 
 /// For ranks whose recipe cannot even be read, so that they can tell the others.
@@ -108,13 +108,13 @@ impl Arguments {
     }
 
     /// What the process of one rank does; returns its exit code.
-    fn run_rank(&self, world: Group) -> Result<u8, Failure> {
+    fn run_rank(&self, world: Group, started: Instant) -> Result<u8, Failure> {
         let config = self.load(world.size());
         all_have_recipes(world.as_ref(), config.is_ok())?;
         let config = config?;
         let groups = process_groups(&config, world)?;
         let is_first = groups.world().rank() == 0;
-        let report = match self.train(config, groups) {
+        let report = match self.train(config, groups, started) {
             // All ranks end together and in order, so that none has to be killed.
             Err(TrainError::Stopped(reason)) => {
                 if is_first {
@@ -128,9 +128,9 @@ impl Arguments {
     }
 
     /// Trains on ranks that are threads; returns what rank 0 reports.
-    fn train_on_threads(&self, config: &RunConfig) -> Result<RunReport, TrainError> {
+    fn train_on_threads(&self, config: &RunConfig, started: Instant) -> Result<RunReport, TrainError> {
         if config.parallel.world_size == 1 {
-            return self.train(config.clone(), ProcessGroups::single());
+            return self.train(config.clone(), ProcessGroups::single(), started);
         }
         let (failures, failed) = std::sync::mpsc::channel();
         std::thread::scope(|scope| {
@@ -138,7 +138,7 @@ impl Arguments {
                 let failures = failures;
                 run_on_threads(config, rank_timeout(config), |groups| {
                     let rank = groups.world().rank();
-                    self.train(config.clone(), groups).inspect_err(|error| {
+                    self.train(config.clone(), groups, started).inspect_err(|error| {
                         // Nobody listens any more when all is over.
                         let _ = failures.send(format!("rank {rank}: {error}"));
                     })
@@ -146,8 +146,8 @@ impl Arguments {
             });
             // Ends without a message when all ranks have ended.
             if let Ok(first) = failed.recv() {
-                let started = Instant::now();
-                while !ranks.is_finished() && started.elapsed() < GRACE {
+                let failed = Instant::now();
+                while !ranks.is_finished() && failed.elapsed() < GRACE {
                     std::thread::sleep(Duration::from_millis(10));
                 }
                 if !ranks.is_finished() {
@@ -161,9 +161,10 @@ impl Arguments {
     }
 
     /// Trains on one rank.
-    fn train(&self, config: RunConfig, groups: ProcessGroups) -> Result<RunReport, TrainError> {
+    fn train(&self, config: RunConfig, groups: ProcessGroups, started: Instant) -> Result<RunReport, TrainError> {
         let mut options = RunOptions::new(registry());
         options.groups = groups;
+        options.started = started;
         options.signals = WatchSignals::Process;
         if self.json {
             options.console = Console::Json;

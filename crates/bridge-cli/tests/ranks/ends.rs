@@ -99,6 +99,58 @@ fn callbacks_are_told_why_training_ended() {
     assert_eq!(outcome.unwrap().exit_code(), 128 + 12);
 }
 
+/// Options of a rank whose program began an hour ago.
+fn options_since_an_hour(groups: bridge_dist::mesh::ProcessGroups) -> RunOptions {
+    let started = std::time::Instant::now().checked_sub(std::time::Duration::from_secs(3600)).unwrap();
+    RunOptions { started, ..options(groups) }
+}
+
+#[test]
+fn time_that_is_over_ends_an_evaluation_and_saves_once() {
+    for ranks in [1, 3] {
+        let folder = tempfile::tempdir().unwrap();
+        let save = format!("checkpoint.save={:?}", folder.path().join("saved"));
+        let evaluates = ["validation.eval_interval=1", "validation.eval_iters=2", "train.exit_duration_in_mins=59.5"];
+        let saves = [&save, "checkpoint.save_interval=1", "logger.log_progress=true", "train.global_batch_size=6"];
+        let config = config(folder.path(), ranks, &[&evaluates[..], &saves].concat());
+        let ends = run_on_threads(&config, rank_timeout(&config), |groups| {
+            let report = pretrain(config.clone(), options_since_an_hour(groups))?;
+            Ok((report.reason, report.train_state.step))
+        });
+        for (reason, step) in ends.unwrap() {
+            assert!(matches!(reason, ExitReason::Duration(minutes) if minutes >= 60.0), "{reason:?}");
+            assert_eq!(step, 1);
+        }
+        let log = std::fs::read_to_string(folder.path().join("saved/progress.txt")).unwrap();
+        assert_eq!(log.matches("Saved checkpoint\tIteration: 1\t").count(), 1, "{log}");
+        assert_eq!(losses_in_logs(folder.path()), [0.0_f32; 0], "figures of a part would pass for those of the whole");
+    }
+}
+
+#[test]
+fn time_that_is_over_ends_the_last_evaluations() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = config(folder.path(), 1, &["validation.skip_train=true", "train.exit_duration_in_mins=59.5"]);
+    let report = pretrain(config, options_since_an_hour(bridge_dist::mesh::ProcessGroups::single())).unwrap();
+    assert!(matches!(report.reason, ExitReason::Duration(_)), "{:?}", report.reason);
+    assert!(report.validation.is_none() && report.test.is_none());
+}
+
+/// What comes before the first step is time of the run too; a run that has done everything has not run out of time.
+#[test]
+fn time_counts_from_the_start_of_the_program() {
+    let reason = |overrides: &[&str]| {
+        let folder = tempfile::tempdir().unwrap();
+        let options = options_since_an_hour(bridge_dist::mesh::ProcessGroups::single());
+        let report = pretrain(config(folder.path(), 1, overrides), options).unwrap();
+        (report.reason, report.train_state.step)
+    };
+    let (ended, step) = reason(&["train.exit_duration_in_mins=59.5"]);
+    assert!(matches!(ended, ExitReason::Duration(minutes) if minutes >= 60.0), "{ended:?}");
+    assert_eq!(step, 1);
+    assert_eq!(reason(&["train.exit_duration_in_mins=90", "train.train_iters=2"]), (ExitReason::Completed, 2));
+}
+
 #[test]
 fn callbacks_are_told_of_nothing_where_nothing_is_trained() {
     let folder = tempfile::tempdir().unwrap();

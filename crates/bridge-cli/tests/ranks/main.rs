@@ -2,6 +2,7 @@
 
 mod ends;
 mod failures;
+mod figures;
 mod loaders;
 mod losses;
 #[cfg(feature = "mpi")]

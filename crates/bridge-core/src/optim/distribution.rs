@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
+use std::sync::OnceLock;
 
-use bridge_dist::comm::{CommError, Group, ReduceOp};
+use bridge_dist::comm::{CommError, Group, ReduceOp, all_gather_bytes};
 use bridge_dist::mesh::ProcessGroups;
 use bridge_kernels::optim::{count_zeros, sum_of_squares};
 use burn::tensor::{Device, Tensor};
@@ -119,6 +120,8 @@ pub struct Distribution {
     places: BTreeMap<String, Place>,
     /// Buckets of each chunk; none where nothing is reduced.
     buckets: Vec<Vec<Bucket>>,
+    /// Names of the trained parameters of the whole model, in order, once they have been asked for.
+    trained: OnceLock<Vec<String>>,
 }
 
 impl Distribution {
@@ -173,7 +176,7 @@ impl Distribution {
                 buckets(&parameters, rule, counts)
             })
             .collect();
-        Ok(Self { groups, settings, places, buckets })
+        Ok(Self { groups, settings, places, buckets, trained: OnceLock::new() })
     }
 
     /// For a run of one rank.
@@ -307,25 +310,47 @@ impl Distribution {
         self.total(gradients, sum_of_squares)
     }
 
-    /// Euclidean norm of each trained parameter's gradient over all ranks that hold parts of it, in name order. A pipeline stage knows those of
-    /// its own parameters.
+    /// Euclidean norm of the gradient of each trained parameter of the whole model, in name order. All ranks call this together and find the
+    /// same.
     ///
     /// # Errors
     /// If ranks cannot add up.
     pub fn norms(&self, gradients: &GradientBuffer) -> Result<Vec<(String, f64)>, CommError> {
-        let mut norms = BTreeMap::new();
-        for kind in [ReplicaGroup::Dense, ReplicaGroup::Expert] {
-            let of_kind = self.places.iter().filter(|(_, place)| place.is_trained && place.replicas == kind);
-            let names: Vec<&String> = of_kind.map(|(name, _)| name).collect();
-            let square = |name: &&String| gradients.get(name).map_or(0.0, |g| self.counted_square(name, g));
-            let mut squares: Vec<f64> = names.iter().map(square).collect();
-            let groups = [self.replicas(kind), copy_group(&self.groups, kind)];
-            for group in groups.into_iter().filter(|group| group.size() > 1) {
-                group.all_reduce((&mut squares).into(), ReduceOp::Sum)?;
+        let names = match self.trained.get() {
+            Some(names) => names,
+            None => {
+                let names = self.trained_of_all_ranks()?;
+                self.trained.get_or_init(|| names)
             }
-            norms.extend(names.into_iter().cloned().zip(squares.into_iter().map(f64::sqrt)));
+        };
+        let square = |name: &String| gradients.get(name).map_or(0.0, |gradient| self.counted_square(name, gradient));
+        let mut squares: Vec<f64> = names.iter().map(square).collect();
+        let world = self.groups.world();
+        if world.size() > 1 && !squares.is_empty() {
+            world.all_reduce((&mut squares).into(), ReduceOp::Sum)?;
         }
-        Ok(norms.into_iter().collect())
+        Ok(names.iter().cloned().zip(squares.into_iter().map(f64::sqrt)).collect())
+    }
+
+    /// Names of the trained parameters of all ranks, in order: those of other stages, and of other ranks' experts, too.
+    fn trained_of_all_ranks(&self) -> Result<Vec<String>, CommError> {
+        let mine = self.places.iter().filter(|(_, place)| place.is_trained).map(|(name, _)| name.as_str());
+        let mine = mine.collect::<Vec<_>>().join("\n");
+        let all = all_gather_bytes(self.groups.world().as_ref(), mine.as_bytes())?;
+        let texts = all.iter().map(|names| String::from_utf8_lossy(names));
+        let names: BTreeSet<String> =
+            texts.flat_map(|names| names.lines().map(str::to_owned).collect::<Vec<_>>()).collect();
+        Ok(names.into_iter().collect())
+    }
+
+    /// Elements of all parameters of the model, each counted once. All ranks call this together.
+    ///
+    /// # Errors
+    /// If ranks cannot add up.
+    pub fn num_parameters(&self) -> Result<u64, CommError> {
+        let counted = self.places.iter().filter(|(name, _)| self.saves_parameter(name));
+        let mine: usize = counted.map(|(_, place)| place.num_elements).sum();
+        Ok(self.over_world(mine as f64)? as u64)
     }
 
     /// Zero entries among all gradients of the model, over all ranks.

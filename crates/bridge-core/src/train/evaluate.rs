@@ -1,6 +1,6 @@
 //! Evaluation on a held-out split.
 
-use super::exit::exit_is_requested;
+use super::exit::{ExitReason, exit_is_requested};
 use super::forward_step::{LM_LOSS, Losses};
 use super::pipeline::EvaluationBatches;
 use super::run::TrainingRun;
@@ -61,25 +61,43 @@ impl EvaluationReport {
 ///
 /// The model's values are untouched: inference copies that share its memory are evaluated.
 ///
-/// A signal or the cancel handle stops it: `None` too, and the loop exits at its next look.
+/// A signal, the cancel handle or `train.exit_duration_in_mins` stops it: `None` too, and the loop exits at its next look.
 ///
 /// # Errors
 /// Data that cannot be read; ranks that cannot communicate.
 pub fn evaluate(run: &mut TrainingRun, split: Split) -> Result<Option<EvaluationReport>, TrainError> {
-    evaluate_at(run, split, Occasion::DuringTraining)
+    Ok(evaluate_at(run, split, Occasion::DuringTraining)?.report())
+}
+
+/// How an evaluation ended.
+#[derive(Debug)]
+pub(super) enum Evaluation {
+    /// The run has no such data.
+    NoData,
+    /// It was stopped: the figures of a part would pass for those of the whole.
+    Stopped(ExitReason),
+    /// It has a result.
+    Done(EvaluationReport),
+}
+
+impl Evaluation {
+    /// The result, if there is one.
+    pub(super) fn report(self) -> Option<EvaluationReport> {
+        match self {
+            Self::Done(report) => Some(report),
+            Self::NoData | Self::Stopped(_) => None,
+        }
+    }
 }
 
 /// [`evaluate`] on an occasion, which the log tells.
-pub(super) fn evaluate_at(
-    run: &mut TrainingRun,
-    split: Split,
-    occasion: Occasion,
-) -> Result<Option<EvaluationReport>, TrainError> {
+pub(super) fn evaluate_at(run: &mut TrainingRun, split: Split, occasion: Occasion) -> Result<Evaluation, TrainError> {
     let Some(mut loader) = run.evaluation_loader(split)? else {
-        return Ok(None);
+        return Ok(Evaluation::NoData);
     };
-    let Some(Totals { mut losses, num_passes, num_bytes }) = run_batches(run, split, &mut loader)? else {
-        return Ok(None);
+    let Totals { mut losses, num_passes, num_bytes } = match run_batches(run, split, &mut loader)? {
+        Ok(totals) => totals,
+        Err(reason) => return Ok(Evaluation::Stopped(reason)),
     };
     let num_samples = run.data.samples_in_passes(&run.config, split, num_passes);
     ranks::share_losses(&run.groups, &mut losses)?;
@@ -99,7 +117,7 @@ pub(super) fn evaluate_at(
     if split == Split::Valid {
         run.last_validation = Some(report.clone());
     }
-    Ok(Some(report))
+    Ok(Evaluation::Done(report))
 }
 
 /// What the batches of an evaluation add up to on this rank.
@@ -111,17 +129,20 @@ struct Totals {
     num_bytes: Option<u64>,
 }
 
-/// Evaluates the batches of a split; `None` if that was stopped.
-fn run_batches(run: &mut TrainingRun, split: Split, loader: &mut DataLoader) -> Result<Option<Totals>, TrainError> {
+/// Evaluates the batches of a split; if that was stopped, the reason.
+fn run_batches(
+    run: &mut TrainingRun,
+    split: Split,
+    loader: &mut DataLoader,
+) -> Result<Result<Totals, ExitReason>, TrainError> {
     let iterations = run.evaluation_iterations(split);
     let num_microbatches = run.config.validation.num_microbatches;
     let mut totals = Totals { losses: Losses::new(), num_passes: 0, num_bytes: Some(0) };
     for iteration in 0..iterations {
         run.reporter.evaluating(split, iteration as u64, iterations as u64);
-        if exit_is_requested(run)?.is_some() {
-            // The figures of a part would pass for those of the whole.
-            run.note(&format!("the evaluation on the {} split was stopped", split.name()));
-            return Ok(None);
+        if let Some(reason) = exit_is_requested(run)? {
+            run.note(&format!("the evaluation on the {} split was stopped: {reason}", split.name()));
+            return Ok(Err(reason));
         }
         let micro_batches = loader.by_ref().take(num_microbatches).collect::<Result<Vec<_>, _>>()?;
         if micro_batches.is_empty() {
@@ -145,7 +166,7 @@ fn run_batches(run: &mut TrainingRun, split: Split, loader: &mut DataLoader) -> 
             break;
         }
     }
-    Ok(Some(totals))
+    Ok(Ok(totals))
 }
 
 /// Bytes of the samples of all ranks, if each knows its own. Context-parallel ranks count the same samples.

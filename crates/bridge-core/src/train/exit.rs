@@ -54,11 +54,7 @@ impl std::fmt::Display for ExitReason {
 pub(super) fn checkpoint_and_decide_exit(run: &mut TrainingRun) -> Result<Option<ExitReason>, TrainError> {
     let step = run.state.train_state.step;
     let due = |interval: Option<usize>| interval.is_some_and(|n| step.is_multiple_of(n as u64));
-    let asked = Asked::on_all_ranks(run)?;
-    let reason = asked.reason.or_else(|| {
-        let over = run.config.train.exit_duration_in_mins.is_some_and(|limit| asked.minutes > limit);
-        over.then_some(ExitReason::Duration(asked.minutes))
-    });
+    let reason = exit_is_requested(run)?;
     let reason = reason.or_else(|| due(run.config.train.exit_interval).then_some(ExitReason::Interval(step)));
     let interval_save = due(run.config.checkpoint.save_interval) || due(run.config.checkpoint.save_retain_interval);
     if run.saves() && (interval_save || reason.is_some()) && run.last_saved_step != Some(step) {
@@ -67,8 +63,16 @@ pub(super) fn checkpoint_and_decide_exit(run: &mut TrainingRun) -> Result<Option
     Ok(reason)
 }
 
-/// The signal or cancellation that has asked for an exit on any rank. All ranks call this together.
+/// The signal, cancellation or clock of any rank that asks for an exit. All ranks call this together.
 pub(super) fn exit_is_requested(run: &TrainingRun) -> Result<Option<ExitReason>, TrainError> {
+    let asked = Asked::on_all_ranks(run)?;
+    let is_over = run.config.train.exit_duration_in_mins.is_some_and(|limit| asked.minutes > limit);
+    Ok(asked.reason.or_else(|| is_over.then_some(ExitReason::Duration(asked.minutes))))
+}
+
+/// The signal or cancellation that has asked for an exit on any rank, where nothing is left to do that could take time. All ranks call this
+/// together.
+pub(super) fn exit_is_asked_for(run: &TrainingRun) -> Result<Option<ExitReason>, TrainError> {
     Ok(Asked::on_all_ranks(run)?.reason)
 }
 
@@ -101,7 +105,7 @@ impl<'a> Requests<'a> {
 struct Asked {
     /// A watched signal that arrived, of several the one with the largest number, or cancellation.
     reason: Option<ExitReason>,
-    /// Minutes since training started, on the slowest clock.
+    /// Minutes since the program began, on the clock that is ahead.
     minutes: f64,
 }
 

@@ -1,8 +1,8 @@
 //! A whole run: set up, train, evaluate, finish.
 
 use super::TrainError;
-use super::evaluate::{EvaluationReport, Split, evaluate_at};
-use super::exit::{ExitReason, exit_is_requested};
+use super::evaluate::{Evaluation, EvaluationReport, Split, evaluate_at};
+use super::exit::{ExitReason, exit_is_asked_for};
 use super::launch::catch_comm_error;
 use super::run::TrainingRun;
 use super::setup::{RunOptions, setup};
@@ -74,25 +74,38 @@ fn train_and_evaluate(run: &mut TrainingRun) -> Result<Outcome, TrainError> {
     if reason != ExitReason::Completed {
         return Ok((reason, None, None));
     }
-    let validation = if run.state.train_state.do_valid { last_validation(run)? } else { None };
-    let test =
-        if run.state.train_state.do_test { evaluate_at(run, Split::Test, Occasion::AfterTraining)? } else { None };
-    match exit_is_requested(run)? {
-        Some(asked) => {
-            run.note(&asked.to_string());
-            Ok((asked, validation, test))
-        }
-        None => Ok((reason, validation, test)),
+    let (validation, stopped) = match run.state.train_state.do_valid {
+        true => split_end(last_validation(run)?),
+        false => (None, None),
+    };
+    let (test, stopped) = match run.state.train_state.do_test && stopped.is_none() {
+        true => split_end(evaluate_at(run, Split::Test, Occasion::AfterTraining)?),
+        false => (None, stopped),
+    };
+    // What is done is done: the clock ends a run only where it left something undone.
+    let asked = exit_is_asked_for(run)?.or(stopped);
+    if let Some(asked) = &asked {
+        run.note(&asked.to_string());
+    }
+    Ok((asked.unwrap_or(reason), validation, test))
+}
+
+/// The result of an evaluation, or what stopped it.
+fn split_end(evaluation: Evaluation) -> (Option<EvaluationReport>, Option<ExitReason>) {
+    match evaluation {
+        Evaluation::Done(report) => (Some(report), None),
+        Evaluation::NoData => (None, None),
+        Evaluation::Stopped(reason) => (None, Some(reason)),
     }
 }
 
 /// The validation at the end. It reads the batches after those of the validation before, so it says something new even where the last step
 /// has been evaluated; only a whole split evaluated again would give the same figures, and is not.
-fn last_validation(run: &mut TrainingRun) -> Result<Option<EvaluationReport>, TrainError> {
+fn last_validation(run: &mut TrainingRun) -> Result<Evaluation, TrainError> {
     let step = run.state.train_state.step;
     let last = run.last_validation.take().filter(|report| report.iteration == step);
     match last.filter(|_| run.data.validates_alike(&run.config)) {
-        Some(report) => Ok(Some(report)),
+        Some(report) => Ok(Evaluation::Done(report)),
         None => evaluate_at(run, Split::Valid, Occasion::AfterTraining),
     }
 }

@@ -73,6 +73,7 @@ pub struct TrainingRun {
     pub(super) seed: u64,
     pub(super) signals: Option<SignalWatcher>,
     pub(super) cancel: CancelHandle,
+    /// When the program began.
     pub(super) started: Instant,
     pub(super) last_saved_step: Option<u64>,
     /// The last evaluation of the validation split.

@@ -66,10 +66,12 @@ pub struct RunOptions {
     pub console: Console,
     /// The ranks of the run, as this one sees them.
     pub groups: ProcessGroups,
+    /// When the program began: `train.exit_duration_in_mins` counts from here, so that set-up counts too.
+    pub started: Instant,
 }
 
 impl RunOptions {
-    /// Options with the given kinds and lines on standard output.
+    /// Options with the given kinds and lines on standard output, for a program that begins now.
     pub fn new(registry: Registry) -> Self {
         Self {
             registry,
@@ -80,6 +82,7 @@ impl RunOptions {
             signals: WatchSignals::default(),
             console: Console::Human,
             groups: ProcessGroups::single(),
+            started: Instant::now(),
         }
     }
 }
@@ -155,7 +158,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
         timers: Timers::new(convert::timing_level(&config)),
         state: GlobalState { config: Arc::clone(&config), train_state: TrainState::default() },
         tokenizer_files: tokenizer_files(&data)?,
-        started: Instant::now(),
+        started: options.started,
         last_saved_step: None,
         last_validation: None,
         cancel: options.cancel,
@@ -187,7 +190,8 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     state.do_train = !run.config.validation.skip_train && run.data.has_train();
     state.do_valid = run.data.has_valid() && evaluates(&run.config);
     state.do_test = run.data.has_test() && run.config.validation.eval_iters > 0;
-    run.reporter.run_starts(&run.state, &run.chunks)?;
+    let num_parameters = run.optimizer.distribution().num_parameters()?;
+    run.reporter.run_starts(&run.state, num_parameters)?;
     Ok(run)
 }
 
@@ -234,6 +238,7 @@ fn open(
         for warning in config.warnings() {
             reporter.warn(warning);
         }
+        reporter.note(&config.log_non_default_values());
     }
     if let Some(start) = start {
         reporter.note(&start.message);

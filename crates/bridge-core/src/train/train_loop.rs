@@ -1,6 +1,6 @@
 //! The training loop.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::TrainError;
 use super::checkpointing::save_checkpoint;
@@ -17,7 +17,6 @@ use crate::resilience::rerun::ExitDecision;
 /// Data that cannot be read, losses that are not finite (where that is checked), checkpoints that cannot be written, ranks that cannot
 /// communicate.
 pub fn train(run: &mut TrainingRun) -> Result<ExitReason, TrainError> {
-    run.started = Instant::now();
     run.rerun.align_iteration(run.state.train_state.step);
     run.for_each_callback(|callback, state| callback.on_train_start(state));
     let end = catch_comm_error(|| train_steps(run));

@@ -9,6 +9,7 @@ use std::time::Duration;
 mod buffer;
 pub mod counting;
 mod error;
+mod gather;
 #[cfg(feature = "mpi")]
 pub mod mpi;
 #[cfg(feature = "nccl")]
@@ -26,6 +27,7 @@ mod worker;
 
 pub use buffer::{Buffer, BufferError, BufferMut, DType, Element, HostBuffer, ReduceOp};
 pub use error::{CommError, CommErrorKind};
+pub use gather::all_gather_bytes;
 pub use request::Request;
 pub use signature::{MAX_TAG, UnevenExchange};
 

@@ -21,7 +21,6 @@ use crate::logging::{
     MetricsRecord, MetricsSink, MetricsWriter, NoProgress, Occasion, ProgressHandle, ProgressLog, ProgressMode,
     ProgressSink, ProgressTask, SaveKind, ThroughputWindow, TrainingLog, ValidationLogLine, read_metrics, timestamp,
 };
-use crate::model::ModelChunk;
 
 /// Where console lines go.
 pub enum Console {
@@ -168,17 +167,16 @@ impl Reporter {
     }
 
     /// Says what is trained, and starts the bar.
-    pub(super) fn run_starts(&mut self, state: &GlobalState, chunks: &[Box<dyn ModelChunk>]) -> Result<(), TrainError> {
+    pub(super) fn run_starts(&mut self, state: &GlobalState, num_parameters: u64) -> Result<(), TrainError> {
         if !self.is_first {
             return Ok(());
         }
-        let parameters: usize = chunks.iter().flat_map(|c| c.parameters()).map(|p| p.num_elements()).sum();
         let config = Arc::clone(&self.config);
         self.note(&format!(
             "{}: {} with {:.2} M parameters on {}, {} iterations of {} x {} tokens; logs in {}",
             config.name,
             config.model.kind,
-            parameters as f64 / 1e6,
+            num_parameters as f64 / 1e6,
             config.device,
             config.train.train_iters,
             config.train.global_batch_size,
