@@ -94,6 +94,75 @@ fn gradient_norms_of_parameters_are_those_of_the_whole_model() {
     same(&EXPERTS, &[(3, &[]), (4, &[PIPELINE, "model.expert_model_parallel_size=2"])]);
 }
 
+#[test]
+fn tokens_of_experts_are_those_of_all_ranks() {
+    const ROUTED: [&str; 7] = [
+        "model.num_moe_experts=4",
+        "model.moe_router_topk=2",
+        "model.moe_layer_freq=[0, 1]",
+        "model.moe_per_layer_logging=true",
+        "train.global_batch_size=12",
+        "train.train_iters=2",
+        "validation.eval_iters=0",
+    ];
+    let expected = curves_of(1, &ROUTED);
+    for step in 0..2 {
+        let tokens = (0..4).map(|e| expected[&format!("moe/tokens_per_expert_layer_1/expert_{e}")][step].1);
+        let tokens: Vec<f32> = tokens.collect();
+        assert_eq!(tokens.iter().sum::<f32>(), (2 * 12 * 64) as f32, "two choices of every token of the batch");
+        let least = tokens.iter().copied().fold(f32::INFINITY, f32::min);
+        let most = tokens.iter().copied().fold(0.0, f32::max);
+        let range = ["min", "max"].map(|end| expected[&format!("moe/tokens_per_expert/{end}")][step].1);
+        assert!(range == [least, most] && least < most, "{range:?} of {tokens:?}");
+        // One layer has a router, so the means over layers are its own.
+        for name in ["load_balancing_loss", "z_loss"] {
+            assert_eq!(expected[&format!("moe/{name}_layer_1")][step], expected[name][step]);
+        }
+    }
+    let (pipeline, experts) = ("model.pipeline_model_parallel_size=2", "model.expert_model_parallel_size=2");
+    let (tensor, context) = ("model.tensor_model_parallel_size=2", "model.context_parallel_size=2");
+    let sequence = "model.sequence_parallel=true";
+    let layouts: [(usize, &[&str]); 5] = [
+        (3, &[]),
+        (4, &[pipeline, experts]),
+        (2, &[tensor, sequence]),
+        (2, &[context]),
+        (4, &[tensor, sequence, experts]),
+    ];
+    for (ranks, layout) in layouts {
+        let found = curves_of(ranks, &[&ROUTED[..], layout].concat());
+        let names = |curves| beginning(curves, "moe/").map(|(name, _)| name.clone()).collect::<Vec<String>>();
+        assert_eq!(names(&found), names(&expected), "{layout:?}");
+        for (name, points) in beginning(&expected, "moe/tokens_per_expert") {
+            assert_eq!(&found[name], points, "{name} on {ranks} ranks, {layout:?}");
+        }
+    }
+}
+
+#[test]
+fn tokens_of_experts_reach_console_and_records() {
+    let folder = tempfile::tempdir().unwrap();
+    let experts = ["model.num_moe_experts=4", "model.moe_router_topk=2", "logger.log_interval=1"];
+    let layout =
+        ["--ranks", "2", "model.expert_model_parallel_size=2", "train.train_iters=1", "validation.eval_iters=0"];
+    let output = bridge(folder.path(), &[&experts[..], &layout, &["model.moe_per_layer_logging=true"]].concat());
+    let said = String::from_utf8(output.stdout).unwrap();
+    let log = std::fs::read_to_string(folder.path().join("runs/tiny/metrics.jsonl")).unwrap();
+    let record: serde_json::Value = serde_json::from_str(log.lines().next().unwrap()).unwrap();
+    let counts: Vec<u64> = ["0", "1"]
+        .iter()
+        .flat_map(|layer| record["tokens_per_expert"][layer].as_array().expect("a list"))
+        .map(|count| count.as_u64().unwrap())
+        .collect();
+    assert_eq!((counts.len(), counts.iter().sum::<u64>()), (8, 2 * 2 * 8 * 64), "{record}");
+    let (least, most) = (counts.iter().min().unwrap(), counts.iter().max().unwrap());
+    assert_eq!(
+        (&record["tokens_per_expert_min"], &record["tokens_per_expert_max"]),
+        (&(*least).into(), &(*most).into())
+    );
+    assert!(said.contains(&format!(" | tokens per expert: {least} to {most} | ")), "{said}");
+}
+
 /// What a run says at its start: the settings that differ from the defaults, once, and the size of the whole model.
 #[test]
 fn a_run_begins_with_a_summary_of_its_settings() {

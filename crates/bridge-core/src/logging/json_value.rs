@@ -14,6 +14,8 @@ pub enum MetricValue {
     Count(u64),
     /// Text.
     Text(String),
+    /// Lists of counts by name.
+    Counts(Vec<(String, Vec<u64>)>),
 }
 
 impl From<f32> for MetricValue {
@@ -63,6 +65,7 @@ impl Serialize for MetricValue {
             },
             Self::Count(value) => serializer.serialize_u64(*value),
             Self::Text(value) => serializer.serialize_str(value),
+            Self::Counts(lists) => serializer.collect_map(lists.iter().map(|(name, counts)| (name, counts))),
         }
     }
 }
@@ -81,6 +84,8 @@ mod tests {
         assert_eq!(written(0.1_f32), "0.1");
         assert_eq!(written(f64::from(0.1_f32)), "0.10000000149011612");
         assert_eq!(written(7_u64), "7");
+        let counts = MetricValue::Counts(vec![("1".into(), vec![3, 0]), ("10".into(), vec![])]);
+        assert_eq!(written(counts), "{\"1\":[3,0],\"10\":[]}");
     }
 
     #[test]

@@ -120,6 +120,8 @@ pub struct IterationMetrics {
     pub params_norm: Option<f64>,
     /// Largest attention logit.
     pub max_attention_logit: Option<f64>,
+    /// Of the routers of a mixture of experts; reported under `moe/`.
+    pub experts: Vec<(String, f64)>,
     /// From [`super::ThroughputWindow::report`].
     pub throughput: Vec<(String, f64)>,
     /// From [`super::report_memory`]; reported under `memory/`.
@@ -197,6 +199,7 @@ impl MetricsLogger {
         fan.some("num-zeros", metrics.num_zeros.map(|num_zeros| num_zeros as f64))?;
         fan.some("params-norm", metrics.params_norm)?;
         fan.some("max-attention-logit", metrics.max_attention_logit)?;
+        fan.all("moe/", &metrics.experts)?;
         for (condition, prefix, report) in [
             (conditions.throughput, "", &metrics.throughput),
             (conditions.memory, "memory/", &metrics.memory),

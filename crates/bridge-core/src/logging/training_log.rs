@@ -130,6 +130,8 @@ pub struct TrainingLogLine {
     pub tokens_per_second: Option<f64>,
     /// Memory of the process.
     pub memory: Option<super::HostMemory>,
+    /// Tokens of the last iteration that went to the expert with the fewest and to that with the most, of any layer.
+    pub tokens_per_expert: Option<(u64, u64)>,
     /// Seconds until the last iteration at the interval's pace.
     pub seconds_left: Option<f64>,
 }
@@ -230,6 +232,9 @@ impl LogRecord for TrainingLogLine {
         }
         part!(" number of skipped iterations: {:3} |", self.losses.skipped_iterations);
         part!(" number of nan iterations: {:3} |", self.losses.nan_iterations);
+        if let Some((least, most)) = self.tokens_per_expert {
+            part!(" tokens per expert: {least} to {most} |");
+        }
         if let Some(tokens) = self.tokens_per_second {
             part!(" tokens per second: {tokens:.0} |");
         }
@@ -272,6 +277,10 @@ impl LogRecord for TrainingLogLine {
             fields.extend(value.map(|value| (name.to_owned(), value.into())));
         }
         fields.extend(self.num_zeros.map(|num_zeros| ("num_zeros".to_owned(), num_zeros.into())));
+        if let Some((least, most)) = self.tokens_per_expert {
+            fields.push(("tokens_per_expert_min".into(), least.into()));
+            fields.push(("tokens_per_expert_max".into(), most.into()));
+        }
         if let Some(memory) = self.memory {
             fields.push(("memory_bytes".into(), memory.resident_bytes.into()));
             fields.push(("peak_memory_bytes".into(), memory.peak_resident_bytes.into()));
@@ -325,6 +334,7 @@ mod tests {
             params_norm: Some(100.0),
             max_attention_logit: Some(2.5),
             memory: Some(HostMemory { resident_bytes: 1 << 30, peak_resident_bytes: 3 << 29 }),
+            tokens_per_expert: Some((3, 40)),
             seconds_left: Some(93_784.4),
             ..line()
         };
@@ -333,6 +343,7 @@ mod tests {
             " | skipped samples:            3 | elapsed",
             " | throughput per GPU (TFLOP/s/GPU): 12.3 | energy per GPU (J/iter/GPU): 100.0 | power per GPU (W/GPU): 400.0 |",
             " | num zeros: 17 | params norm: 100.000 | max attention logit: 2.500 | number of skipped",
+            "number of nan iterations:   0 | tokens per expert: 3 to 40 | tokens per second: 2048 |",
             " | memory (GiB): 1.00 (peak 1.50) | time left: 1d 02:03:04 |",
         ] {
             assert!(text.contains(part), "{part} in {text}");

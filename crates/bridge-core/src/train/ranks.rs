@@ -1,8 +1,6 @@
 //! What the ranks of a run do together besides moving tensors: making their groups, agreeing on success, adding up figures.
 
-use std::sync::Arc;
-
-use bridge_dist::comm::{BufferMut, CommError, CommErrorKind, Communicator, Group, ReduceOp};
+use bridge_dist::comm::{BufferMut, CommError, CommErrorKind, Communicator, Group, ReduceOp, all_gather_bytes};
 use bridge_dist::mesh::ProcessGroups;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -11,7 +9,6 @@ use super::device::LocalRank;
 use super::forward_step::{Losses, Ratio};
 use crate::config::RunConfig;
 use crate::logging::TimerReport;
-use crate::model::LayerMetrics;
 use crate::resilience::rerun::Votes;
 
 /// Makes the groups of a run from a communicator of all its ranks.
@@ -170,38 +167,14 @@ pub(super) fn share_from_last_stage(groups: &ProcessGroups, figures: &mut [f64])
     Ok(())
 }
 
-/// The means over layers and micro-batches of what the routers of a mixture of experts report. All ranks call this together, those
-/// without such layers too.
-pub(super) fn router_losses(groups: &ProcessGroups, metrics: &[Arc<LayerMetrics>]) -> Result<Losses, CommError> {
-    const NAMES: [&str; 2] = ["load_balancing_loss", "z_loss"];
-    let mut figures = [0.0; 2 * NAMES.len()];
-    for ((name, _), values) in metrics.iter().flat_map(|metrics| metrics.take()) {
-        if let Some(i) = NAMES.iter().position(|known| *known == name) {
-            figures[2 * i] += values.iter().sum::<f64>();
-            figures[2 * i + 1] += 1.0;
-        }
-    }
-    sum(groups.data_context(), &mut figures)?;
-    sum(groups.pipeline(), &mut figures)?;
-    let ratio = |i: usize| Ratio { numerator: figures[2 * i], denominator: figures[2 * i + 1] };
-    Ok(NAMES.iter().enumerate().map(|(i, name)| ((*name).to_owned(), ratio(i))).collect())
-}
-
 /// The times of all ranks, in rank order. Ranks may have used other timers. All ranks call this together.
 pub(super) fn gather_timers(world: &Group, mine: &TimerReport) -> Result<Vec<TimerReport>, CommError> {
     if world.size() == 1 {
         return Ok(vec![mine.clone()]);
     }
-    let mut text = serde_json::to_vec(mine).expect("names and numbers are JSON");
-    let mut lengths = vec![0_i64; world.size()];
-    world.all_gather((&[text.len() as i64]).into(), (&mut lengths).into())?;
-    let longest = lengths.iter().copied().max().unwrap_or(0) as usize;
-    // Blanks do not change what JSON says.
-    text.resize(longest, b' ');
-    let mut texts = vec![0_u8; longest * world.size()];
-    world.all_gather((&text).into(), (&mut texts).into())?;
-    let report = |text| serde_json::from_slice(text).expect("every rank writes its report this way");
-    Ok(texts.chunks(longest.max(1)).map(report).collect())
+    let mine = serde_json::to_vec(mine).expect("names and numbers are JSON");
+    let report = |text: Vec<u8>| serde_json::from_slice(&text).expect("every rank writes its report this way");
+    Ok(all_gather_bytes(world.as_ref(), &mine)?.into_iter().map(report).collect())
 }
 
 /// Votes of the rerun state machine over all ranks.

@@ -7,6 +7,7 @@ use bridge_kernels::Philox;
 
 use super::forward_step::Losses;
 use super::pipeline::StepWork;
+use super::routers::{RouterReport, Routers};
 use super::run::TrainingRun;
 use super::threads::compute;
 use super::{LM_LOSS, TrainError, ranks};
@@ -38,6 +39,8 @@ pub struct StepReport {
     pub num_zeros: Option<u64>,
     /// Gradient norm of each parameter, if asked for.
     pub grad_norms: Vec<(String, f64)>,
+    /// The routers of a mixture of experts, by layer; none in other models.
+    pub routers: Vec<RouterReport>,
     /// True when the gradients were not finite and nothing was updated.
     pub skipped: bool,
     /// Sequences in the step.
@@ -115,6 +118,7 @@ fn compute_step(
     Ok(StepEnd::Done(Box::new(StepReport {
         iteration: run.state.train_state.step + 1,
         losses: pass_result.losses,
+        routers: pass_result.routers,
         learning_rate: rates.base.learning_rate,
         decoupled_learning_rate: rates.decoupled,
         weight_decay: rates.base.weight_decay,
@@ -136,6 +140,7 @@ fn compute_step(
 #[derive(Default)]
 struct Pass {
     losses: Losses,
+    routers: Vec<RouterReport>,
     /// What the accumulated gradients still have to be divided by.
     divisor: f64,
     /// Times of the reduction of gradients.
@@ -190,9 +195,8 @@ fn forward_backward(run: &mut TrainingRun, micro_batches: &[MicroBatch]) -> Resu
     run.timers.record("grads-reduce-exposed", TimerLevel::MicroBatch, reduction.exposed);
     run.timers.record("params-all-gather-exposed", TimerLevel::MicroBatch, run.optimizer.parameters().take_waited());
     ranks::share_losses(&run.groups, &mut losses)?;
-    if run.config.model.num_moe_experts.is_some() {
-        losses.extend(ranks::router_losses(&run.groups, &metrics)?);
-    }
+    let routers = Routers::of_all_ranks(&run.config, &run.groups, &metrics)?;
+    losses.extend(routers.losses);
     ranks::share_from_last_stage(&run.groups, &mut loss_sums)?;
     // All ranks look at the same figures, so they decide alike.
     for (loss_sum, tokens) in loss_sums.iter().zip(&num_tokens) {
@@ -201,7 +205,7 @@ fn forward_backward(run: &mut TrainingRun, micro_batches: &[MicroBatch]) -> Resu
         }
     }
     let divisor = if per_token { num_tokens.iter().sum::<f64>().max(1.0) } else { 1.0 };
-    Ok(Pass { losses, divisor, reduction })
+    Ok(Pass { losses, routers: routers.layers, divisor, reduction })
 }
 
 fn optimizer_step(run: &mut TrainingRun, rates: &Rates, divisor: f64) -> Result<StepOutcome, TrainError> {

@@ -383,9 +383,8 @@ section! {
         moe_permute_fusion: bool = false => not_built("one kernel that sorts tokens by expert");
         /// Fused router.
         moe_router_fusion: bool = false => not_built("one kernel for the router");
-        /// Log each layer's router losses.
-        moe_per_layer_logging: bool = false
-            => not_built("router losses layer by layer; they are logged as a mean over layers");
+        /// Report the router of each layer: its losses, and the tokens of each expert.
+        moe_per_layer_logging: bool = false;
         /// Latent size of routed experts.
         moe_latent_size: Option<usize> = None, Limits::SIZE
             => not_built("routed experts of a smaller width than the residual stream");

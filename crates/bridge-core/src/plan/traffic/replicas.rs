@@ -141,10 +141,13 @@ impl Tally<'_, '_> {
         let is_root = stage + 1 == setup.layout.pipeline;
         let told = if is_root { (microbatches + 2) * FLOAT64 } else { 0 };
         self.add_uneven(on(GroupKind::Pipeline, Operation::Broadcast), 2, told);
-        if setup.model.num_moe_experts.is_some() {
-            // Two losses of the routers, with their divisors.
-            self.add(replicas, 1, 4 * FLOAT64);
-            self.add(on(GroupKind::Pipeline, Operation::AllReduce), 1, 4 * FLOAT64);
+        if let Some(experts) = setup.model.num_moe_experts {
+            // Two losses of the routers, with their divisors: of all layers, and of each with the tokens of its experts.
+            let layers = setup.model.moe_layers.iter().filter(|has_experts| **has_experts).count() as u64;
+            for figures in [4, layers * (4 + experts as u64)] {
+                self.add(replicas, 1, figures * FLOAT64);
+                self.add(on(GroupKind::Pipeline, Operation::AllReduce), 1, figures * FLOAT64);
+            }
         }
         let world = |operation| Way(TrafficKind::Scalars, TrafficGroup::World, operation);
         // Whether all ranks could read their data.

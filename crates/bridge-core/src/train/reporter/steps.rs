@@ -2,7 +2,7 @@
 
 use super::Reporter;
 use crate::logging::{
-    HostMemory, IntervalMetrics, IterationMetrics, MetricsRecord, RankTimers, RuntimeReport, StepOutcome,
+    HostMemory, IntervalMetrics, IterationMetrics, MetricValue, MetricsRecord, RankTimers, RuntimeReport, StepOutcome,
     TrainingLogLine, report_l2_norm_grad, report_memory, timestamp,
 };
 use crate::schedule::tflops_per_device;
@@ -95,6 +95,15 @@ impl Reporter {
             .with("tokens_per_second", step.num_tokens as f64 / step.seconds)
             .with("seconds", step.seconds)
             .with("data_seconds", step.data_seconds);
+        let tokens = tokens_per_expert(step);
+        let record = record
+            .with_some("tokens_per_expert_min", tokens.map(|(least, _)| least))
+            .with_some("tokens_per_expert_max", tokens.map(|(_, most)| most));
+        let layers = step.routers.iter().map(|router| (router.layer.to_string(), router.tokens_per_expert.clone()));
+        let record = match self.config.model.moe_per_layer_logging {
+            true => record.with("tokens_per_expert", MetricValue::Counts(layers.collect())),
+            false => record,
+        };
         let record = match self.config.parallel.data * self.config.parallel.context {
             1 => record,
             _ => record
@@ -130,6 +139,7 @@ impl Reporter {
             grad_norm: Some(step.grad_norm),
             num_zeros: step.num_zeros,
             params_norm,
+            experts: router_metrics(step, config.model.moe_per_layer_logging),
             ..IterationMetrics::default()
         };
         if conditions.throughput {
@@ -183,6 +193,7 @@ impl Reporter {
             grad_norm: Some(step.grad_norm),
             num_zeros: step.num_zeros,
             params_norm,
+            tokens_per_expert: tokens_per_expert(step),
             memory: HostMemory::read(),
             losses,
             ..TrainingLogLine::default()
@@ -204,6 +215,29 @@ impl Reporter {
         };
         self.metrics.log_interval(&metrics).map_err(|e| TrainError::log("TensorBoard events", e))
     }
+}
+
+/// Tokens of the expert with the fewest and of that with the most, of any layer.
+fn tokens_per_expert(step: &StepReport) -> Option<(u64, u64)> {
+    let tokens = || step.routers.iter().flat_map(|router| &router.tokens_per_expert).copied();
+    tokens().min().zip(tokens().max())
+}
+
+/// What TensorBoard shows of routers.
+fn router_metrics(step: &StepReport, each_layer: bool) -> Vec<(String, f64)> {
+    let range = tokens_per_expert(step).into_iter().flat_map(|(least, most)| {
+        [("tokens_per_expert/min".to_owned(), least as f64), ("tokens_per_expert/max".to_owned(), most as f64)]
+    });
+    let layers =
+        step.routers.iter().filter(|_| each_layer).flat_map(|router| {
+            let layer = router.layer;
+            let losses = router.losses.iter().map(move |(name, value)| (format!("{name}_layer_{layer}"), *value));
+            let experts = router.tokens_per_expert.iter().enumerate();
+            losses.chain(experts.map(move |(expert, tokens)| {
+                (format!("tokens_per_expert_layer_{layer}/expert_{expert}"), *tokens as f64)
+            }))
+        });
+    range.chain(layers).collect()
 }
 
 fn memory_line(iteration: u64, memory: Option<HostMemory>) -> String {

@@ -1,0 +1,138 @@
+//! What the routers of a mixture of experts report of a step: losses, and how many tokens each expert was given.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use bridge_dist::comm::CommError;
+use bridge_dist::mesh::ProcessGroups;
+
+use super::forward_step::{Losses, Ratio};
+use super::ranks;
+use crate::config::RunConfig;
+use crate::model::LayerMetrics;
+
+/// Losses of routers; `[name]` here is the name on the console too.
+const LOSSES: [&str; 2] = ["load_balancing_loss", "z_loss"];
+/// For each expert, the tokens it was given.
+const TOKENS: &str = "tokens_per_expert";
+
+/// The router of one layer in one step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RouterReport {
+    /// Global number of the layer, from 0.
+    pub layer: usize,
+    /// Means over the micro-batches, by name; whatever their coefficients are.
+    pub losses: Vec<(&'static str, f64)>,
+    /// Tokens that each expert was given, counted once for each of a token's choices, over all ranks and micro-batches.
+    pub tokens_per_expert: Vec<u64>,
+}
+
+/// All routers of the model in one step.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Routers {
+    /// Means over layers and micro-batches.
+    pub losses: Losses,
+    /// By layer.
+    pub layers: Vec<RouterReport>,
+}
+
+impl Routers {
+    /// Adds up what the micro-batches of all ranks have reported; nothing for a model without experts. All ranks call this together, those
+    /// without such layers too.
+    pub(super) fn of_all_ranks(
+        config: &RunConfig,
+        groups: &ProcessGroups,
+        metrics: &[Arc<LayerMetrics>],
+    ) -> Result<Self, CommError> {
+        let Some(num_experts) = config.model.num_moe_experts else {
+            return Ok(Self::default());
+        };
+        let layers = config.model.moe_layers.iter().enumerate().filter(|(_, has_experts)| **has_experts);
+        let mut sums = Sums::new(layers.map(|(layer, _)| layer).collect(), num_experts);
+        for ((name, layer), values) in metrics.iter().flat_map(|metrics| metrics.take()) {
+            // Context-parallel ranks count the tokens of each other: one of them speaks for all.
+            if name != TOKENS || groups.context().rank() == 0 {
+                sums.add(name, layer, &values);
+            }
+        }
+        for figures in [sums.means.as_mut_slice(), &mut sums.by_layer] {
+            ranks::sum(groups.data_context(), figures)?;
+            ranks::sum(groups.pipeline(), figures)?;
+        }
+        Ok(sums.report())
+    }
+}
+
+/// Sums of a rank, as vectors that ranks add up.
+struct Sums {
+    /// Places of layers in `by_layer`.
+    places: BTreeMap<usize, usize>,
+    num_experts: usize,
+    /// Of each loss the sum and the number of its summands.
+    means: [f64; 2 * LOSSES.len()],
+    /// For each layer the same, then the tokens of its experts.
+    by_layer: Vec<f64>,
+}
+
+impl Sums {
+    fn new(layers: Vec<usize>, num_experts: usize) -> Self {
+        let width = 2 * LOSSES.len() + num_experts;
+        let by_layer = vec![0.0; layers.len() * width];
+        let places = layers.into_iter().enumerate().map(|(place, layer)| (layer, place * width)).collect();
+        Self { places, num_experts, means: [0.0; 2 * LOSSES.len()], by_layer }
+    }
+
+    fn add(&mut self, name: &str, layer: usize, values: &[f64]) {
+        let Some(&place) = self.places.get(&layer) else {
+            return;
+        };
+        if let Some(i) = LOSSES.iter().position(|known| *known == name) {
+            let sum = values.iter().sum::<f64>();
+            for figures in [&mut self.means[2 * i..], &mut self.by_layer[place + 2 * i..]] {
+                figures[0] += sum;
+                figures[1] += 1.0;
+            }
+        } else if name == TOKENS {
+            let tokens = &mut self.by_layer[place + 2 * LOSSES.len()..][..self.num_experts];
+            tokens.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
+        }
+    }
+
+    fn report(&self) -> Routers {
+        let ratio = |figures: &[f64], i: usize| Ratio { numerator: figures[2 * i], denominator: figures[2 * i + 1] };
+        let names = || LOSSES.iter().enumerate();
+        let layers = self.places.iter().map(|(&layer, &place)| {
+            let (losses, tokens) = self.by_layer[place..].split_at(2 * LOSSES.len());
+            RouterReport {
+                layer,
+                losses: names().map(|(i, name)| (*name, ratio(losses, i).value())).collect(),
+                tokens_per_expert: tokens[..self.num_experts].iter().map(|tokens| *tokens as u64).collect(),
+            }
+        });
+        Routers {
+            losses: names().map(|(i, name)| ((*name).to_owned(), ratio(&self.means, i))).collect(),
+            layers: layers.collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_of_layers_and_micro_batches() {
+        let mut sums = Sums::new(vec![1, 3], 2);
+        for (layer, balance, tokens) in [(1, 1.0, [3.0, 1.0]), (3, 2.0, [2.0, 2.0]), (1, 1.5, [0.0, 4.0])] {
+            sums.add("load_balancing_loss", layer, &[balance]);
+            sums.add("z_loss", layer, &[0.25]);
+            sums.add("tokens_per_expert", layer, &tokens);
+        }
+        sums.add("a name that nobody knows", 1, &[9.0]);
+        let Routers { losses, layers } = sums.report();
+        assert_eq!(losses["load_balancing_loss"].value(), 1.5);
+        assert_eq!((layers[0].layer, layers[0].tokens_per_expert.as_slice()), (1, [3, 5].as_slice()));
+        assert_eq!(layers[0].losses, [("load_balancing_loss", 1.25), ("z_loss", 0.25)]);
+        assert_eq!((layers[1].layer, layers[1].tokens_per_expert.as_slice()), (3, [2, 2].as_slice()));
+    }
+}
