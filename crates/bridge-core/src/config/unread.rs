@@ -42,6 +42,10 @@ const FILLS_IN: &[(&str, &[&str])] = &[
             "optimizer.hysteresis",
         ],
     ),
+    (
+        "comm_overlap",
+        &["ddp.overlap_grad_reduce", "ddp.overlap_param_gather", "optimizer.overlap_param_gather", "ddp.bucket_size"],
+    ),
     ("train.micro_batch_size", &["validation.eval_micro_batch_size"]),
     ("train.global_batch_size", &["validation.eval_global_batch_size"]),
     ("train.eval_iters", &["validation.eval_iters"]),

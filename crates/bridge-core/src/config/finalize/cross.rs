@@ -46,6 +46,14 @@ pub(super) fn check(draft: &mut Draft<'_>) {
         "rerun_state_machine.error_injection_rate",
         "has no effect without rerun_state_machine.rerun_mode = \"validate_results\"",
     );
+    let rerun = &draft.recipe.rerun_state_machine;
+    let validates = rerun.check_for_nan_in_loss || rerun.check_for_spiky_loss;
+    draft.require(
+        !is_validating || validates,
+        "rerun_state_machine.rerun_mode",
+        "has nothing to validate without rerun_state_machine.check_for_nan_in_loss or \
+         rerun_state_machine.check_for_spiky_loss",
+    );
     let dataset = draft.recipe.dataset.config.clone();
     draft.require(
         dataset.dataloader_type != Some(DataloaderType::Single) || dataset.data_sharding,

@@ -1,9 +1,8 @@
 //! Stage 2, second part: what data-parallel ranks divide among themselves. The same wish has a name in several sections; all of them say
 //! it afterwards.
 
-use super::super::choice::ShardingStrategy;
+use super::super::choice::{PipelineSchedule, ShardingStrategy};
 use super::super::run_config::ParallelSizes;
-use super::super::section::Section;
 use super::Draft;
 
 /// Settings that say the same.
@@ -13,43 +12,116 @@ const SAME: [&[&str]; 3] = [
     &["ddp.use_megatron_fsdp", "dist.use_megatron_fsdp"],
 ];
 
-/// Reports names of one wish of which one was set to true and another to false.
-fn contradictions(draft: &mut Draft<'_>, names: &[&str]) {
-    let values = draft.recipe.to_node();
-    let is_on = |name: &&&str| values.get_path(name).is_some_and(|value| value.to_inline() == "true");
-    let Some(on) = names.iter().find(is_on) else {
-        return;
-    };
-    for off in names.iter().filter(|name| !is_on(name)) {
-        let is_explicit = draft.is_explicit(off);
-        draft.require(!is_explicit, off, format!("says the same as {on}, which is true"));
-    }
-}
-
 /// Makes the names of one wish agree, and checks the combinations.
 pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &ParallelSizes) {
     for names in SAME {
-        contradictions(draft, names);
+        draft.refuse_contradictions(names);
     }
     let recipe = &mut draft.recipe;
     let (optimizer, ddp, dist) = (&mut recipe.optimizer, &mut recipe.ddp, &mut recipe.dist);
+    let is_old_name_used = ddp.use_custom_fsdp;
     let is_sharded = optimizer.use_distributed_optimizer || ddp.use_distributed_optimizer;
     let overlaps = optimizer.overlap_param_gather || ddp.overlap_param_gather;
-    let is_fsdp = ddp.use_megatron_fsdp || ddp.use_custom_fsdp || dist.use_megatron_fsdp;
+    let is_fsdp = ddp.use_megatron_fsdp || is_old_name_used || dist.use_megatron_fsdp;
     (optimizer.use_distributed_optimizer, ddp.use_distributed_optimizer) = (is_sharded, is_sharded);
     (optimizer.overlap_param_gather, ddp.overlap_param_gather) = (overlaps, overlaps);
-    if ddp.use_custom_fsdp {
+    if is_old_name_used {
+        draft.refuse_contradictions(&["ddp.use_custom_fsdp", "ddp.use_megatron_fsdp", "dist.use_megatron_fsdp"]);
         draft.warnings.push("ddp.use_custom_fsdp is the old name of ddp.use_megatron_fsdp".into());
     }
+    let (ddp, dist) = (&mut draft.recipe.ddp, &mut draft.recipe.dist);
     (ddp.use_megatron_fsdp, ddp.use_custom_fsdp, dist.use_megatron_fsdp) = (is_fsdp, false, is_fsdp);
     strategy(draft, is_fsdp);
-    let strategy = draft.recipe.ddp.data_parallel_sharding_strategy;
+    let ddp = &draft.recipe.ddp;
+    let shards = Shards {
+        state: ddp.use_distributed_optimizer || ddp.data_parallel_sharding_strategy != ShardingStrategy::NoShard,
+        gradients: divides_gradients(ddp.data_parallel_sharding_strategy),
+    };
     draft.require(
-        !overlaps || is_sharded || strategy != ShardingStrategy::NoShard,
+        !overlaps || shards.state,
         "ddp.overlap_param_gather",
         "needs ddp.use_distributed_optimizer: otherwise there is nothing to gather",
     );
-    instances(draft, parallel, is_sharded || strategy != ShardingStrategy::NoShard);
+    instances(draft, parallel, shards.state);
+    buckets(draft, shards);
+    let stated = draft.recipe.comm_overlap.as_ref().and_then(|config| config.data_parallel_size);
+    draft.require(
+        stated.is_none_or(|stated| stated == parallel.data),
+        "comm_overlap.data_parallel_size",
+        format!("is not given but what remains: the data-parallel size is {}", parallel.data),
+    );
+    let has_stages = parallel.pipeline > 1;
+    draft.require(
+        !draft.recipe.dist.use_tp_pp_dp_mapping || has_stages,
+        "dist.use_tp_pp_dp_mapping",
+        "has no effect without model.pipeline_model_parallel_size above 1: it says whether stages or replicas are \
+         neighbours",
+    );
+    draft.require(
+        !draft.recipe.dist.external_gpu_device_mapping || !computes_on_processor(&draft.recipe.device),
+        "dist.external_gpu_device_mapping",
+        "is about GPUs, and device is the processor",
+    );
+}
+
+/// What replicas divide among themselves.
+#[derive(Clone, Copy)]
+struct Shards {
+    /// Optimizer state.
+    state: bool,
+    /// Gradients, from the end of each micro-batch on.
+    gradients: bool,
+}
+
+fn divides_gradients(strategy: ShardingStrategy) -> bool {
+    matches!(strategy, ShardingStrategy::OptimGrads | ShardingStrategy::OptimGradsParams)
+}
+
+/// When reductions begin, and what travels in one.
+fn buckets(draft: &mut Draft<'_>, shards: Shards) {
+    let ddp = draft.recipe.ddp.clone();
+    let puts_off = draft.recipe.model.pipeline_schedule == Some(PipelineSchedule::ZeroBubbleH1);
+    draft.require(
+        !ddp.overlap_grad_reduce || !puts_off,
+        "ddp.overlap_grad_reduce",
+        "has no effect with model.pipeline_schedule = \"zb_h1\", which computes gradients of weights after the backward \
+         passes: nothing is left for a reduction to hide behind",
+    );
+    let is_aligned_alone = draft.recipe.model.pipeline_model_parallel_size > 1 && ddp.overlap_grad_reduce;
+    draft.require(
+        draft.recipe.dist.align_grad_reduce || (is_aligned_alone && !shards.gradients),
+        "dist.align_grad_reduce",
+        "says when stages begin to reduce: it needs model.pipeline_model_parallel_size above 1 and \
+         ddp.overlap_grad_reduce, and gradients that are reduced once a step",
+    );
+    let key = "ddp.bucket_size";
+    draft.require(
+        ddp.bucket_size.is_none() || ddp.overlap_grad_reduce || ddp.overlap_param_gather,
+        key,
+        "has no effect without ddp.overlap_grad_reduce or ddp.overlap_param_gather: then all travels in one bucket",
+    );
+    let strategy = ddp.data_parallel_sharding_strategy;
+    draft.require(
+        ddp.bucket_size.is_none() || !shards.gradients,
+        key,
+        format!("has no effect with ddp.data_parallel_sharding_strategy = \"{strategy}\": a bucket is then what one part of a layer holds"),
+    );
+    draft.require(
+        !ddp.pad_buckets_for_high_nccl_busbw || shards.state,
+        "ddp.pad_buckets_for_high_nccl_busbw",
+        "needs ddp.use_distributed_optimizer: only buckets that ranks divide are padded",
+    );
+    let sums_16_bits = draft.recipe.model.bf16 && !ddp.grad_reduce_in_fp32;
+    draft.require(
+        !ddp.reduce_scatter_with_fp32_accumulation || (shards.state && sums_16_bits),
+        "ddp.reduce_scatter_with_fp32_accumulation",
+        "is about gradients that are reduce-scattered in bfloat16: it needs ddp.use_distributed_optimizer, and model.bf16 \
+         with ddp.grad_reduce_in_fp32 = false",
+    );
+}
+
+fn computes_on_processor(device: &str) -> bool {
+    matches!(device, "flex" | "cpu")
 }
 
 /// Several instances of a distributed optimizer divide the replicas among themselves.
@@ -76,13 +148,26 @@ fn strategy(draft: &mut Draft<'_>, is_fsdp: bool) {
     let key = "ddp.data_parallel_sharding_strategy";
     let strategy = draft.recipe.ddp.data_parallel_sharding_strategy;
     draft.require(is_fsdp || strategy == ShardingStrategy::NoShard, key, "needs ddp.use_megatron_fsdp");
+    let name = ["ddp.use_megatron_fsdp", "dist.use_megatron_fsdp", "ddp.use_custom_fsdp"];
+    let name = name.into_iter().find(|name| draft.is_explicit(name)).unwrap_or("ddp.use_megatron_fsdp");
+    draft.require(
+        !is_fsdp || strategy != ShardingStrategy::NoShard,
+        name,
+        "shards nothing with ddp.data_parallel_sharding_strategy = \"no_shard\"; expected \"optim\", \"optim_grads\" or \
+         \"optim_grads_params\" beside it",
+    );
     draft.require(
         !is_fsdp || !draft.recipe.dist.use_tp_pp_dp_mapping,
         "dist.use_tp_pp_dp_mapping",
         "excludes ddp.use_megatron_fsdp",
     );
-    // Of replicas that update shares of whole parameters; with sharded parameters it follows from them.
-    if is_fsdp && matches!(strategy, ShardingStrategy::Optim | ShardingStrategy::OptimGrads) {
-        (draft.recipe.optimizer.use_distributed_optimizer, draft.recipe.ddp.use_distributed_optimizer) = (true, true);
+    if !is_fsdp || strategy == ShardingStrategy::NoShard {
+        return;
     }
+    for name in ["optimizer.use_distributed_optimizer", "ddp.use_distributed_optimizer"] {
+        let is_off = draft.is_explicit(name) && !draft.recipe.ddp.use_distributed_optimizer;
+        let message = format!("is false, and {key} = \"{strategy}\" shards the optimizer's state");
+        draft.require(!is_off, name, message);
+    }
+    (draft.recipe.optimizer.use_distributed_optimizer, draft.recipe.ddp.use_distributed_optimizer) = (true, true);
 }

@@ -73,6 +73,19 @@ impl<'r> Draft<'r> {
         self.require(!is_violated, key, message);
     }
 
+    /// Reports settings that are names of one wish, of which one is true and another was set to false.
+    pub fn refuse_contradictions(&mut self, names: &[&str]) {
+        let values = self.recipe.to_node();
+        let is_on = |name: &&&str| values.get_path(name).is_some_and(|value| value.to_inline() == "true");
+        let Some(on) = names.iter().find(is_on) else {
+            return;
+        };
+        for off in names.iter().filter(|name| !is_on(name)) {
+            let is_explicit = self.is_explicit(off);
+            self.require(!is_explicit, off, format!("says the same as {on}, which is true"));
+        }
+    }
+
     /// Whether the user chose this setting; see [`RawConfig`].
     pub fn is_explicit(&self, key: &str) -> bool {
         self.raw.is_explicit(key)

@@ -7,6 +7,7 @@ use super::Draft;
 /// Checks the optimizer and fills in the floor of its learning rate.
 pub(super) fn resolve(draft: &mut Draft<'_>) -> FinalOptimizer {
     let min_lr = *draft.recipe.optimizer.min_lr.get_or_insert(0.0);
+    zeros_are_counted(draft);
     let config = draft.recipe.optimizer.clone();
     if config.lr.is_none() {
         draft.missing("optimizer.lr", "must be given");
@@ -69,6 +70,11 @@ fn loss_scale_fits(draft: &mut Draft<'_>) {
         "optimizer.loss_scale",
         "scales the loss with model.fp16 only",
     );
+    draft.require(
+        config.loss_scale_window.fract() == 0.0,
+        "optimizer.loss_scale_window",
+        "counts steps, so it must be a whole number",
+    );
     let is_dynamic = draft.recipe.model.fp16 && config.loss_scale.is_none();
     for field in ["initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis"] {
         let key = format!("optimizer.{field}");
@@ -76,4 +82,12 @@ fn loss_scale_fits(draft: &mut Draft<'_>) {
         let message = "concerns the dynamic loss scale: model.fp16 without optimizer.loss_scale";
         draft.require(is_dynamic || !is_changed, &key, message);
     }
+}
+
+/// The same wish has a name in two sections; both say it afterwards.
+fn zeros_are_counted(draft: &mut Draft<'_>) {
+    draft.refuse_contradictions(&["optimizer.log_num_zeros_in_grad", "logger.log_num_zeros_in_grad"]);
+    let (optimizer, logger) = (&mut draft.recipe.optimizer, &mut draft.recipe.logger);
+    let is_counted = optimizer.log_num_zeros_in_grad || logger.log_num_zeros_in_grad;
+    (optimizer.log_num_zeros_in_grad, logger.log_num_zeros_in_grad) = (is_counted, is_counted);
 }

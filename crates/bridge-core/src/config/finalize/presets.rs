@@ -1,9 +1,9 @@
-//! Stage 1: precision recipes become ordinary settings of model, optimizer and ddp.
+//! Stage 1: precision recipes and `[comm_overlap]` become ordinary settings of model, optimizer and ddp.
 //!
 //! What a recipe states must agree with what the user set: equal is fine, different is an error.
 //! What it merely leaves at its default fills in only what the user left open.
 
-use super::super::choice::DType;
+use super::super::choice::{DType, PipelineSchedule, ShardingStrategy};
 use super::super::error::{ConfigError, ErrorKind};
 use super::super::field::Field;
 use super::super::sections::{MixedPrecisionConfig, Precision, RecipeConfig};
@@ -28,7 +28,7 @@ const NOT_IMPLEMENTED: [&str; 12] = [
     "nemotron_3_super_bf16_with_nvfp4_mixed",
 ];
 
-/// Copies the precision recipe onto the sections it concerns.
+/// Copies the precision recipe and the wishes for overlap onto the sections they concern.
 pub(super) fn resolve(draft: &mut Draft<'_>) {
     match draft.recipe.mixed_precision.clone() {
         None => {}
@@ -36,6 +36,7 @@ pub(super) fn resolve(draft: &mut Draft<'_>) {
         Some(Precision::Custom(config)) => custom(draft, &config),
     }
     follow_model(draft);
+    overlaps(draft);
 }
 
 fn named(draft: &mut Draft<'_>, name: &str) {
@@ -118,6 +119,61 @@ fn agree_with_sections(recipe: &mut RecipeConfig) {
         config.fp16 = recipe.model.fp16;
         config.bf16 = recipe.model.bf16;
         config.grad_reduce_in_fp32 = recipe.ddp.grad_reduce_in_fp32;
+        let optimizer = &recipe.optimizer;
+        config.loss_scale = optimizer.loss_scale;
+        config.initial_loss_scale = optimizer.initial_loss_scale;
+        config.min_loss_scale = optimizer.min_loss_scale;
+        config.loss_scale_window = optimizer.loss_scale_window;
+        config.hysteresis = optimizer.hysteresis;
+    }
+}
+
+/// Elements of a bucket that `[comm_overlap]` asks for where it says nothing else.
+const OVERLAPPED_BUCKET: usize = 134_217_728;
+
+/// Copies `[comm_overlap]` onto ddp: what it states, and overlap with a distributed optimizer where it leaves that open.
+fn overlaps(draft: &mut Draft<'_>) {
+    let Some(config) = draft.recipe.comm_overlap.clone() else {
+        return;
+    };
+    let recipe = &draft.recipe;
+    let strategy = recipe.ddp.data_parallel_sharding_strategy;
+    let is_distributed = recipe.optimizer.use_distributed_optimizer || recipe.ddp.use_distributed_optimizer;
+    let has_shards = is_distributed || strategy != ShardingStrategy::NoShard;
+    let is_by_segment = matches!(strategy, ShardingStrategy::OptimGrads | ShardingStrategy::OptimGradsParams);
+    let puts_off = recipe.model.pipeline_schedule == Some(PipelineSchedule::ZeroBubbleH1);
+    let mut preset = Preset::new(draft, "the [comm_overlap] table".into());
+    match config.overlap_grad_reduce {
+        Some(overlaps) => preset.state(|r| &mut r.ddp.overlap_grad_reduce, overlaps, "ddp.overlap_grad_reduce"),
+        None if has_shards && !puts_off => {
+            preset.suggest(|r| &mut r.ddp.overlap_grad_reduce, true, "ddp.overlap_grad_reduce");
+        }
+        None => {}
+    }
+    match config.overlap_param_gather {
+        Some(overlaps) => {
+            preset.state(|r| &mut r.ddp.overlap_param_gather, overlaps, "ddp.overlap_param_gather");
+            preset.state(|r| &mut r.optimizer.overlap_param_gather, overlaps, "optimizer.overlap_param_gather");
+        }
+        None if has_shards && !preset.draft.is_explicit("optimizer.overlap_param_gather") => {
+            preset.suggest(|r| &mut r.ddp.overlap_param_gather, true, "ddp.overlap_param_gather");
+        }
+        None => {}
+    }
+    let ddp = &preset.draft.recipe.ddp;
+    let has_buckets = ddp.overlap_grad_reduce || ddp.overlap_param_gather;
+    match config.bucket_size {
+        Some(_) => preset.state(|r| &mut r.ddp.bucket_size, config.bucket_size, "ddp.bucket_size"),
+        None if has_shards && has_buckets && !is_by_segment => {
+            preset.suggest(|r| &mut r.ddp.bucket_size, Some(OVERLAPPED_BUCKET), "ddp.bucket_size");
+        }
+        None => {}
+    }
+    let ddp = draft.recipe.ddp.clone();
+    if let Some(config) = &mut draft.recipe.comm_overlap {
+        config.overlap_grad_reduce = Some(ddp.overlap_grad_reduce);
+        config.overlap_param_gather = Some(ddp.overlap_param_gather || draft.recipe.optimizer.overlap_param_gather);
+        config.bucket_size = ddp.bucket_size;
     }
 }
 
@@ -197,24 +253,26 @@ impl<'d, 'r> Preset<'d, 'r> {
         self.state(|r| &mut r.optimizer.params_dtype, dtype, "optimizer.params_dtype");
     }
 
+    /// What the table states of the loss scale: what was written there, also where it is the default.
     fn loss_scaling(&mut self, config: &MixedPrecisionConfig) {
-        let defaults = MixedPrecisionConfig::default();
+        let raw = self.draft.raw;
+        let stated = |field: &str| raw.is_explicit(&format!("mixed_precision.{field}"));
         if config.loss_scale.is_some() {
             self.state(|r| &mut r.optimizer.loss_scale, config.loss_scale, "optimizer.loss_scale");
         }
-        if config.initial_loss_scale != defaults.initial_loss_scale {
+        if stated("initial_loss_scale") {
             let value = config.initial_loss_scale;
             self.state(|r| &mut r.optimizer.initial_loss_scale, value, "optimizer.initial_loss_scale");
         }
-        if config.min_loss_scale != defaults.min_loss_scale {
+        if stated("min_loss_scale") {
             let value = config.min_loss_scale;
             self.state(|r| &mut r.optimizer.min_loss_scale, value, "optimizer.min_loss_scale");
         }
-        if config.loss_scale_window != defaults.loss_scale_window {
+        if stated("loss_scale_window") {
             let value = config.loss_scale_window;
             self.state(|r| &mut r.optimizer.loss_scale_window, value, "optimizer.loss_scale_window");
         }
-        if config.hysteresis != defaults.hysteresis {
+        if stated("hysteresis") {
             self.state(|r| &mut r.optimizer.hysteresis, config.hysteresis, "optimizer.hysteresis");
         }
     }

@@ -11,6 +11,7 @@ pub(super) fn resolve(draft: &mut Draft<'_>, train: &FinalTraining) -> FinalSche
     warmup_has_a_length(draft);
     wsd_has_its_length(draft);
     rates_are_ordered(draft);
+    constant_rate_has_no_end(draft);
     draft.require(
         !(draft.recipe.scheduler.override_opt_param_scheduler
             && draft.recipe.scheduler.use_checkpoint_opt_param_scheduler),
@@ -57,16 +58,34 @@ fn warmup_is_given_once(draft: &mut Draft<'_>) {
     );
 }
 
-/// A warm-up that was given the length 0 is one from nowhere to nowhere, and what begins it is as it was meant.
+/// What a warm-up begins with says nothing where there is none.
 fn warmup_has_a_length(draft: &mut Draft<'_>) {
-    let lengths = ["scheduler.lr_warmup_iters", "scheduler.lr_warmup_samples", "scheduler.lr_warmup_fraction"];
-    let is_given = lengths.iter().any(|key| draft.is_explicit(key));
+    let scheduler = draft.recipe.scheduler.clone();
+    let has_length = scheduler.lr_warmup_iters != 0
+        || scheduler.lr_warmup_samples != 0
+        || scheduler.lr_warmup_fraction.is_some_and(|fraction| fraction != 0.0);
     draft.require(
-        draft.recipe.scheduler.lr_warmup_init == 0.0 || is_given,
+        scheduler.lr_warmup_init == 0.0 || has_length,
         "scheduler.lr_warmup_init",
         "has no effect without a warm-up: scheduler.lr_warmup_iters, scheduler.lr_warmup_samples or \
          scheduler.lr_warmup_fraction",
     );
+}
+
+/// A constant rate stays at its peak, also beyond the schedule's length, of which only a warm-up can be a share.
+fn constant_rate_has_no_end(draft: &mut Draft<'_>) {
+    let (optimizer, scheduler) = (draft.recipe.optimizer.clone(), draft.recipe.scheduler.clone());
+    let is_constant = scheduler.lr_decay_style == LrDecayStyle::Constant;
+    let has_fraction = scheduler.lr_warmup_fraction.is_some();
+    for (key, is_set) in [
+        ("optimizer.min_lr", optimizer.min_lr.is_some_and(|lr| lr != 0.0)),
+        ("optimizer.decoupled_min_lr", optimizer.decoupled_min_lr.is_some_and(|lr| lr != 0.0)),
+        ("scheduler.lr_decay_iters", scheduler.lr_decay_iters.is_some() && !has_fraction),
+        ("scheduler.lr_decay_samples", scheduler.lr_decay_samples.is_some() && !has_fraction),
+    ] {
+        let message = "has no effect with scheduler.lr_decay_style = \"constant\": the learning rate stays at its peak";
+        draft.require(!is_constant || !is_set, key, message);
+    }
 }
 
 fn wsd_has_its_length(draft: &mut Draft<'_>) {
@@ -125,6 +144,30 @@ fn weight_decay(draft: &mut Draft<'_>) -> (f64, f64) {
             "weight decay would fall from scheduler.start_weight_decay = {start} to scheduler.end_weight_decay = {end}, \
              which scheduler.weight_decay_incr_style cannot do"
         ));
+    }
+    let is_ramp = start != end;
+    draft.require(
+        is_constant || is_ramp,
+        "scheduler.weight_decay_incr_style",
+        format!(
+            "has no effect: scheduler.start_weight_decay and scheduler.end_weight_decay (each optimizer.weight_decay unless \
+             given) are both {end}"
+        ),
+    );
+    // One that is an end was taken over, or could have been.
+    let is_used = start == base || end == base || !draft.recipe_differs("optimizer.weight_decay");
+    draft.require(
+        is_used,
+        "optimizer.weight_decay",
+        format!(
+            "has no effect: scheduler.start_weight_decay = {start} and scheduler.end_weight_decay = {end} say what the weight \
+             decay is"
+        ),
+    );
+    for key in ["optimizer.apply_wd_to_qk_layernorm", "optimizer.decoupled_weight_decay"] {
+        let is_changed = draft.recipe_differs(key);
+        let decays = start != 0.0 || end != 0.0;
+        draft.require(decays || !is_changed, key, "has no effect without optimizer.weight_decay");
     }
     (start, end)
 }

@@ -11,15 +11,15 @@ use super::super::section::section;
 section! {
     /// Process-group start-up.
     pub struct DistributedInitConfig {
-        /// Collective library.
+        /// Collective library of GPUs. Ranks are threads or MPI processes, as they were launched, and exchange what is in the memory of the host.
         distributed_backend: DistributedBackend = DistributedBackend::Nccl
             => no_counterpart("the library of PyTorch's collectives; the launcher (threads or mpi) decides");
         /// Timeout of a collective, in minutes.
         distributed_timeout_minutes: usize = 10, Limits::POSITIVE;
         /// Timeout from the end of the first step on, in seconds. Saves and evaluations must not hold a rank up for longer.
         distributed_timeout_seconds_after_init: Option<usize> = None, Limits::POSITIVE;
-        /// Stages reduce at the same time.
-        align_grad_reduce: bool = true => not_built("stages that reduce as soon as each can; they reduce in one order");
+        /// Stages start overlapped reductions when the first one does, which ends last; false starts each as soon as its gradients are complete.
+        align_grad_reduce: bool = true;
         /// Device index on this machine; the launcher sets it.
         local_rank: usize = 0 => no_counterpart("the device number of a rank; the launcher counts ranks of a machine");
         /// Leave initialization to the caller.
@@ -32,11 +32,12 @@ section! {
         /// File of communicator options.
         nccl_communicator_config_path: Option<PathBuf> = None
             => no_counterpart("a file of NCCL's options for each group");
-        /// Rank order tp-cp-ep-pp-dp.
+        /// Rank order tp-cp-ep-pp-dp: stages are neighbours, and not replicas.
         use_tp_pp_dp_mapping: bool = false;
-        /// Create gloo twins of groups.
+        /// Create gloo twins of groups; there are none, which false states.
         use_gloo_process_groups: bool = true
-            => no_counterpart("a second set of groups on the host; collectives take host memory already");
+            => no_counterpart("a second set of groups on the host; collectives take host memory already")
+            .inert(&["false"]);
         /// In-network reduction.
         use_sharp: bool = false => no_counterpart("reductions in the switches of NVIDIA's network");
         /// Group that uses it.
@@ -61,15 +62,15 @@ section! {
         /// Also when executing.
         flight_recorder_extra_dump_on_exec: bool = true
             => no_counterpart("a further way to ask for the trace of flight_recorder_dump_path");
-        /// No fusion by a compiler.
-        disable_jit_fuser: bool = false => no_counterpart("PyTorch's compiler of fused operations");
+        /// No fusion by a compiler; there is none, which true states.
+        disable_jit_fuser: bool = false => no_counterpart("PyTorch's compiler of fused operations").inert(&["true"]);
         /// Each rank sees only its own device, which the launcher has chosen.
         external_gpu_device_mapping: bool = false;
         /// Experimental features.
         enable_megatron_core_experimental: bool = false => no_counterpart("experimental parts of Megatron Core");
-        /// Explicit group collection.
+        /// Explicit group collection, which true states: groups are handed to what uses them.
         use_decentralized_pg: bool = false
-            => no_counterpart("process groups that are global variables; they are arguments here");
+            => no_counterpart("process groups that are global variables; they are arguments here").inert(&["true"]);
 
         alias "lazy_init" = lazy_mpu_init;
     }
@@ -83,7 +84,7 @@ section! {
         grad_reduce_in_fp32: bool = false;
         /// Reduce during backward; nothing to do on one rank.
         overlap_grad_reduce: bool = false;
-        /// Gather parameters during forward.
+        /// Gather parameters while others are computed with; nothing to do on one rank.
         overlap_param_gather: bool = false;
         /// All stages gather at the same time.
         align_param_gather: bool = false => not_built("stages that gather parameters at the same time");
@@ -96,11 +97,11 @@ section! {
         /// Fail on unusually large gradients.
         check_for_large_grads: bool = false
             => not_built("a stop at gradients much larger than before; check_for_nan_in_grad stops at infinite ones");
-        /// Elements per bucket of a reduction; nothing to do on one rank.
+        /// Elements per bucket of an overlapped reduction or gather; nothing to do on one rank.
         bucket_size: Option<usize> = None, Limits::POSITIVE;
-        /// Bucket sizes that suit the bus; nothing to do on one rank.
+        /// Pad buckets that replicas divide to a multiple of 2^16 elements; nothing to do on one rank.
         pad_buckets_for_high_nccl_busbw: bool = false;
-        /// Sum in 32 bits what travels in 16; nothing to do on one rank.
+        /// Sum in 32 bits what travels in 16, which is always done; nothing to do on one rank.
         reduce_scatter_with_fp32_accumulation: bool = false;
         /// Parameters accumulated in 32 bits locally.
         param_name_patterns_for_fp32_local_accumulation: Vec<String> = Vec::new()
@@ -121,8 +122,9 @@ section! {
         /// What is sharded between groups.
         outer_dp_sharding_strategy: ShardingStrategy = ShardingStrategy::NoShard
             => not_built("a second level of sharding; num_distributed_optimizer_instances has replicas of one level");
-        /// Fold the division into the reduction; nothing to do on one rank.
-        gradient_reduce_div_fusion: bool = true;
+        /// No pass over gradients to divide them.
+        gradient_reduce_div_fusion: bool = true
+            => not_built("a division of gradients by itself; the loss is divided before backward, or the collective averages");
         /// Size of a communication unit.
         suggested_communication_unit_size: Option<usize> = None, Limits::POSITIVE
             => not_built("elements gathered at once; parameters are gathered layer by layer");
@@ -162,7 +164,7 @@ section! {
 }
 
 section! {
-    /// Communication overlap presets.
+    /// Communication overlap presets, copied onto ddp.
     pub struct CommOverlapConfig {
         /// Overlap of tensor-parallel collectives.
         tp_comm_overlap: bool = false
@@ -177,35 +179,31 @@ section! {
         overlap_p2p_comm: Option<bool> = None => not_built("copying it to model.overlap_p2p_comm").inert(&["false"]);
         /// Batched stage transfers.
         batch_p2p_comm: Option<bool> = None => not_built("copying it to model.batch_p2p_comm");
-        /// Reduce during backward.
-        overlap_grad_reduce: Option<bool> = None
-            => not_built("copying it to the section that has it; set ddp.overlap_grad_reduce");
-        /// Gather during forward.
-        overlap_param_gather: Option<bool> = None
-            => not_built("copying it to the section that has it; set ddp.overlap_param_gather");
+        /// Reduce during backward; null does with a distributed optimizer.
+        overlap_grad_reduce: Option<bool> = None;
+        /// Gather during forward; null does with a distributed optimizer.
+        overlap_param_gather: Option<bool> = None;
         /// Gather while stepping.
         overlap_param_gather_with_optimizer_step: Option<bool> = None
             => not_built("gathering while others are updated; ddp.overlap_param_gather gathers in the next forward").inert(&["false"]);
         /// Stages gather at the same time.
         align_param_gather: Option<bool> = None
             => not_built("stages that gather parameters at the same time").inert(&["false"]);
-        /// Elements per bucket.
-        bucket_size: Option<usize> = None, Limits::POSITIVE
-            => not_built("copying it to the section that has it; set ddp.bucket_size");
+        /// Elements per bucket; null is 134217728 with a distributed optimizer.
+        bucket_size: Option<usize> = None, Limits::POSITIVE;
         /// Embedding weight gradient during the flush.
         defer_embedding_wgrad_compute: Option<bool> = None
             => not_built("the output embedding's weight gradient in the flush; model.pipeline_schedule has \"zb_h1\"").inert(&["false"]);
         /// Micro-batches deferred.
         wgrad_deferral_limit: Option<i64> = None
-            => not_built("how many micro-batches defer_embedding_wgrad_compute puts off");
+            => not_built("how many micro-batches defer_embedding_wgrad_compute puts off").inert(&["-1"]);
         /// Overlap of the expert exchange.
         overlap_moe_expert_parallel_comm: Option<bool> = None
             => not_built("the exchange of tokens behind the computation of another micro-batch").inert(&["false"]);
         /// Delay weight gradients.
         delay_wgrad_compute: Option<bool> = None
             => not_built("weight gradients put off behind the exchange of overlap_moe_expert_parallel_comm").inert(&["false"]);
-        /// Filled in by upstream's container.
-        data_parallel_size: Option<usize> = None, Limits::POSITIVE
-            => no_counterpart("a figure that upstream fills in; it follows from the number of ranks");
+        /// Filled in by upstream's container; it must be what remains.
+        data_parallel_size: Option<usize> = None, Limits::POSITIVE;
     }
 }

@@ -1,6 +1,7 @@
 //! Tests of the configuration tree, by what a user does with it.
 
 mod coverage;
+mod data_parallel;
 mod experts;
 mod fuzz;
 mod mutated;

@@ -40,11 +40,22 @@ fn run_configurations_round_trip() {
         vec!["train.rampup_batch_size=[2, 2, 8]", "train.iterations_to_skip=[3, 4]"],
         vec![
             "scheduler.weight_decay_incr_style=linear",
+            "optimizer.weight_decay=0.2",
             "scheduler.start_weight_decay=0.0",
-            "scheduler.end_weight_decay=0.2",
         ],
         vec!["name='odd \"name\" with ünïcode'", "generate.prompt='''a\nb\tc'''"],
         vec!["ft={}", "comm_overlap={}"],
+        vec!["comm_overlap={}", "ddp.use_distributed_optimizer=true"],
+        vec!["comm_overlap={}", "ddp.use_distributed_optimizer=true", "ddp.overlap_grad_reduce=false"],
+        vec![
+            "comm_overlap={overlap_param_gather = false, data_parallel_size = 1}",
+            "ddp.use_megatron_fsdp=true",
+            "ddp.data_parallel_sharding_strategy=optim_grads_params",
+        ],
+        vec!["ddp.use_custom_fsdp=true", "ddp.data_parallel_sharding_strategy=optim", "ddp.overlap_grad_reduce=true"],
+        vec!["mixed_precision={fp16 = true}", "optimizer.initial_loss_scale=65536", "optimizer.hysteresis=1"],
+        vec!["optimizer.log_num_zeros_in_grad=true"],
+        vec!["dist.use_decentralized_pg=true", "dist.use_gloo_process_groups=false", "dist.disable_jit_fuser=true"],
     ] {
         let run = tiny(&overrides).unwrap_or_else(|errors| panic!("{overrides:?}\n{errors}"));
         assert_round_trip(&run);

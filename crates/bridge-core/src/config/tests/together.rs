@@ -52,7 +52,7 @@ const RECIPES: &[(&str, &[&str])] = &[
         TINY,
         &[
             "scheduler.start_weight_decay=0.05",
-            "scheduler.end_weight_decay=0.2",
+            "scheduler.end_weight_decay=0.1",
             "scheduler.weight_decay_incr_style=linear",
         ],
     ),
@@ -75,7 +75,7 @@ const RECIPES: &[(&str, &[&str])] = &[
             "dataset.fim_fragment_rate=0.5",
         ],
     ),
-    (TINY, &["scheduler.lr_warmup_iters=0", "scheduler.lr_warmup_init=1e-5"]),
+    (TINY, &["comm_overlap={overlap_grad_reduce = true, bucket_size = 100}", "ddp.overlap_grad_reduce=true"]),
     (TINY, &["dataset.dataloader_type=cyclic", "dataset.data_sharding=false"]),
     (TINY, &["dataset.dataloader_type=batch", "dataset.drop_last=false"]),
     (

@@ -1,0 +1,74 @@
+//! What replicas do together: names of one wish, presets of overlap, and values that state what is done anyway.
+
+use super::{tiny, tiny_errors};
+
+#[test]
+fn a_table_of_overlap_turns_it_on_where_state_is_sharded() {
+    let of = |overrides: &[&str]| {
+        let run = tiny(overrides).unwrap_or_else(|errors| panic!("{overrides:?}\n{errors}"));
+        (run.ddp.overlap_grad_reduce, run.ddp.overlap_param_gather, run.ddp.bucket_size)
+    };
+    let sharded = "ddp.use_distributed_optimizer=true";
+    let (table, fsdp) = ("comm_overlap={}", "ddp.use_megatron_fsdp=true");
+    let gradients = "ddp.data_parallel_sharding_strategy=optim_grads";
+    assert_eq!(of(&[sharded]), (false, false, None));
+    assert_eq!(of(&[table]), (false, false, None));
+    assert_eq!(of(&[table, sharded]), (true, true, Some(134_217_728)));
+    assert_eq!(of(&[table, "optimizer.use_distributed_optimizer=true"]), (true, true, Some(134_217_728)));
+    assert_eq!(of(&[table, sharded, "ddp.bucket_size=900"]), (true, true, Some(900)));
+    assert_eq!(of(&[table, sharded, "ddp.overlap_grad_reduce=false"]), (false, true, Some(134_217_728)));
+    assert_eq!(of(&[table, fsdp, gradients]), (true, true, None), "buckets are segments");
+    assert_eq!(of(&["comm_overlap={overlap_grad_reduce = true}"]), (true, false, None));
+    let some = "comm_overlap={overlap_grad_reduce = true, overlap_param_gather = false, bucket_size = 77}";
+    assert_eq!(of(&[some, sharded]), (true, false, Some(77)));
+    let as_it_is = "comm_overlap={tp_comm_overlap = false, align_param_gather = false, wgrad_deferral_limit = -1, \
+                    delay_wgrad_compute = false, data_parallel_size = 1}";
+    assert_eq!(of(&[as_it_is]), (false, false, None));
+    let both_off = "comm_overlap={overlap_grad_reduce = false, overlap_param_gather = false}";
+    assert_eq!(of(&[both_off, sharded]), (false, false, None));
+}
+
+#[test]
+fn values_that_state_what_is_done_are_accepted() {
+    for overrides in [
+        &["dist.use_decentralized_pg=true"][..],
+        &["dist.use_decentralized_pg=true", "dist.use_gloo_process_groups=false"],
+        &["dist.disable_jit_fuser=true"],
+        &["optimizer.store_param_remainders=false"],
+        &[
+            "ddp.reduce_scatter_with_fp32_accumulation=true",
+            "mixed_precision={bf16 = true, grad_reduce_in_fp32 = false}",
+            "ddp.use_distributed_optimizer=true",
+        ],
+        &["ddp.gradient_reduce_div_fusion=true", "dist.distributed_backend=nccl"],
+        // How ranks work together, on a world of one.
+        &["ddp.overlap_grad_reduce=true", "ddp.bucket_size=1000", "ddp.average_in_collective=true"],
+        &["ddp.use_distributed_optimizer=true", "ddp.pad_buckets_for_high_nccl_busbw=true"],
+        &["dist.distributed_timeout_minutes=3", "dist.distributed_timeout_seconds_after_init=20"],
+        &["device=cuda", "dist.external_gpu_device_mapping=true"],
+        &["scheduler.lr_decay_style=constant", "optimizer.min_lr=0"],
+    ] {
+        tiny(overrides).unwrap_or_else(|errors| panic!("{overrides:?}\n{errors}"));
+    }
+}
+
+#[test]
+fn zeros_are_counted_under_either_name() {
+    for name in ["optimizer.log_num_zeros_in_grad", "logger.log_num_zeros_in_grad"] {
+        let run = tiny(&[&format!("{name}=true")]).expect("accepted");
+        assert!(run.optimizer.log_num_zeros_in_grad && run.logger.log_num_zeros_in_grad, "{name}");
+    }
+}
+
+#[test]
+fn messages_name_what_is_missing() {
+    for (overrides, key, expected) in [
+        (&["ddp.use_megatron_fsdp=true"][..], "ddp.use_megatron_fsdp", "optim_grads_params"),
+        (&["ddp.bucket_size=9"], "ddp.bucket_size", "ddp.overlap_grad_reduce"),
+        (&["dist.use_tp_pp_dp_mapping=true"], "dist.use_tp_pp_dp_mapping", "pipeline_model_parallel_size"),
+    ] {
+        let errors = tiny_errors(overrides);
+        let error = errors.iter().find(|error| error.key == key).expect(key);
+        assert!(error.message.contains(expected), "{error}");
+    }
+}
