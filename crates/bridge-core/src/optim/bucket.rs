@@ -69,8 +69,8 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    fn new(parameters: &[&BucketParameter], ranks: usize) -> Self {
-        let part = padded_part(parameters.iter().map(|parameter| parameter.num_elements), ranks);
+    fn new(parameters: &[&BucketParameter], ranks: usize, padding: BucketPadding) -> Self {
+        let part = padding.part(parameters, ranks);
         let mut next: Vec<usize> = (0..ranks).map(|rank| rank * part).collect();
         let entries = parameters.iter().map(|parameter| {
             let starts = next.clone();
@@ -172,6 +172,42 @@ pub enum BucketRule {
     Segment,
 }
 
+/// To what the elements of a bucket are filled up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum BucketPadding {
+    /// To as many for each rank.
+    #[default]
+    EqualParts,
+    /// To a multiple of 2^16 as well, for which communication libraries choose their fastest algorithms.
+    HighBandwidth,
+}
+
+impl BucketPadding {
+    /// Elements of one rank's part, padding included.
+    fn part(self, parameters: &[&BucketParameter], ranks: usize) -> usize {
+        let part = padded_part(parameters.iter().map(|parameter| parameter.num_elements), ranks);
+        match self {
+            Self::EqualParts => part,
+            // The bucket is `ranks` parts, so the powers of two in their number need not be in the part.
+            Self::HighBandwidth => part.next_multiple_of(UNIT >> ranks.trailing_zeros().min(UNIT.trailing_zeros())),
+        }
+    }
+}
+
+/// What [`BucketPadding::HighBandwidth`] makes a bucket a multiple of.
+const UNIT: usize = 1 << 16;
+
+/// How the parameters of a chunk are put into buckets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BucketLayout {
+    /// When a bucket is closed.
+    pub rule: BucketRule,
+    /// To what it is filled up.
+    pub padding: BucketPadding,
+    /// Over how many ranks it is divided.
+    pub counts: ShardCounts,
+}
+
 /// A bucket's size, without the places of its parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BucketSize {
@@ -184,19 +220,19 @@ pub struct BucketSize {
 }
 
 /// Puts the parameters of one chunk into buckets, in the order in which backward completes them. Kinds do not mix.
-pub fn buckets(parameters: &[BucketParameter], rule: BucketRule, counts: ShardCounts) -> Vec<Bucket> {
-    let groups = groups(parameters, rule);
-    groups.iter().map(|group| Bucket::new(group, counts.of(replicas(group)))).collect()
+pub fn buckets(parameters: &[BucketParameter], layout: BucketLayout) -> Vec<Bucket> {
+    let groups = groups(parameters, layout.rule);
+    groups.iter().map(|group| Bucket::new(group, layout.counts.of(replicas(group)), layout.padding)).collect()
 }
 
 /// The sizes of [`buckets`], for any number of ranks. Names do not matter.
-pub fn bucket_sizes(parameters: &[BucketParameter], rule: BucketRule, counts: ShardCounts) -> Vec<BucketSize> {
+pub fn bucket_sizes(parameters: &[BucketParameter], layout: BucketLayout) -> Vec<BucketSize> {
     let size = |group: &Vec<&BucketParameter>| BucketSize {
         replicas: replicas(group),
         first_segment: first_segment(group),
-        part_len: padded_part(group.iter().map(|parameter| parameter.num_elements), counts.of(replicas(group))),
+        part_len: layout.padding.part(group, layout.counts.of(replicas(group))),
     };
-    groups(parameters, rule).iter().map(size).collect()
+    groups(parameters, layout.rule).iter().map(size).collect()
 }
 
 fn replicas(group: &[&BucketParameter]) -> ReplicaGroup {
@@ -269,39 +305,63 @@ mod tests {
         }
     }
 
+    const COUNTS: ShardCounts = ShardCounts { dense: 3, expert: 2 };
+
+    fn layout(rule: BucketRule) -> BucketLayout {
+        BucketLayout { rule, padding: BucketPadding::EqualParts, counts: COUNTS }
+    }
+
     #[test]
     fn buckets_follow_backward_and_do_not_mix_kinds() {
         let parameters =
             [parameter("a", 5, 0), parameter("b", 7, 1), parameter("expert.c", 3, 1), parameter("d", 11, 2)];
-        let found = buckets(&parameters, BucketRule::Elements(10), ShardCounts { dense: 3, expert: 2 });
+        let found = buckets(&parameters, layout(BucketRule::Elements(10)));
         let names: Vec<Vec<&str>> =
             found.iter().map(|b| b.entries.iter().map(|entry| entry.name.as_str()).collect()).collect();
         assert_eq!(names, [vec!["d"], vec!["expert.c"], vec!["b", "a"]]);
         assert_eq!(found.iter().map(|b| b.first_segment).collect::<Vec<_>>(), [2, 1, 0]);
-        assert_eq!(buckets(&parameters, BucketRule::One, ShardCounts { dense: 3, expert: 2 }).len(), 2);
+        assert_eq!(buckets(&parameters, layout(BucketRule::One)).len(), 2);
         let fifth = BucketRule::Share { parts: 5, max_elements: 100 };
-        assert_eq!(
-            buckets(&parameters, fifth, ShardCounts { dense: 3, expert: 2 }).len(),
-            4,
-            "6 of 26 elements close one"
-        );
+        assert_eq!(buckets(&parameters, layout(fifth)).len(), 4, "6 of 26 elements close one");
         for rule in [BucketRule::One, BucketRule::Elements(10), BucketRule::Segment, fifth] {
-            let counts = ShardCounts { dense: 3, expert: 2 };
-            let whole: Vec<BucketSize> = buckets(&parameters, rule, counts)
-                .iter()
-                .map(|b| BucketSize { replicas: b.replicas, first_segment: b.first_segment, part_len: b.part_len() })
-                .collect();
-            assert_eq!(bucket_sizes(&parameters, rule, counts), whole, "{rule:?}");
+            for padding in [BucketPadding::EqualParts, BucketPadding::HighBandwidth] {
+                let layout = BucketLayout { padding, ..layout(rule) };
+                let whole: Vec<BucketSize> = buckets(&parameters, layout)
+                    .iter()
+                    .map(|b| BucketSize {
+                        replicas: b.replicas,
+                        first_segment: b.first_segment,
+                        part_len: b.part_len(),
+                    })
+                    .collect();
+                assert_eq!(bucket_sizes(&parameters, layout), whole, "{layout:?}");
+            }
         }
-        let by_segment = buckets(&parameters, BucketRule::Segment, ShardCounts { dense: 3, expert: 2 });
+        let by_segment = buckets(&parameters, layout(BucketRule::Segment));
         assert_eq!(by_segment.iter().map(|b| b.entries.len()).collect::<Vec<_>>(), [1, 1, 1, 1]);
+    }
+
+    #[test]
+    fn padded_buckets_are_the_next_multiple() {
+        for ranks in [1, 2, 3, 6, 7, 16, 1 << 17] {
+            for num_elements in [1, 65_535, 65_536, 65_537, 200_000] {
+                let counts = ShardCounts { dense: ranks, expert: 1 };
+                let layout = BucketLayout { padding: BucketPadding::HighBandwidth, counts, ..layout(BucketRule::One) };
+                let bucket = bucket_sizes(&[parameter("a", num_elements, 0)], layout)[0];
+                let len = bucket.part_len * ranks;
+                let what = format!("{num_elements} elements over {ranks} ranks: {len}");
+                assert!(len.is_multiple_of(UNIT) && len >= num_elements, "{what}");
+                let unit = UNIT * ranks / (1 << ranks.trailing_zeros().min(16));
+                assert!(len - unit < ranks * num_elements.div_ceil(ranks), "{what}: more than needed");
+            }
+        }
     }
 
     #[test]
     fn each_rank_finds_its_ranges_in_its_part() {
         let parameters = [parameter("a", 5, 0), parameter("b", 7, 0), parameter("c", 1, 0)];
         let ranks = 3;
-        let bucket = &buckets(&parameters, BucketRule::One, ShardCounts { dense: ranks, expert: 1 })[0];
+        let bucket = &buckets(&parameters, layout(BucketRule::One))[0];
         let mut values = vec![-1; bucket.len()];
         let of = |entry: &BucketEntry| -> Vec<i32> {
             let first = i32::from(entry.name.as_bytes()[0]) * 100;

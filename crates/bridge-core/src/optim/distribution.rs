@@ -11,7 +11,9 @@ use burn::tensor::{Device, Tensor};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::GradientBuffer;
-use super::bucket::{Bucket, BucketParameter, BucketRule, ShardCounts, buckets, owned_range, padded_part};
+use super::bucket::{
+    Bucket, BucketLayout, BucketPadding, BucketParameter, BucketRule, ShardCounts, buckets, owned_range, padded_part,
+};
 use super::gradients::SharedParameters;
 use crate::model::{ModelChunk, ParameterInfo, ReplicaGroup};
 
@@ -48,16 +50,21 @@ pub struct DistributionSettings {
     pub sharding: Sharding,
     /// When a bucket is closed. Where gradients are divided always after each segment, so that few are whole at once.
     pub bucket_rule: BucketRule,
+    /// To what a bucket is filled up (`ddp.pad_buckets_for_high_nccl_busbw`).
+    pub padding: BucketPadding,
+    /// Whether backward goes on while gradients are reduced.
+    pub reduction: Reduction,
     /// Who divides by the number of ranks.
     pub average: Averaging,
-    /// Whether the next forward pass waits for updated parameters segment by segment.
+    /// Whether parameters are gathered while others are computed with.
     pub gather: Gather,
 }
 
 impl DistributionSettings {
-    /// When a bucket is really closed.
-    pub fn rule(&self) -> BucketRule {
-        if self.sharding.divides_gradients() { BucketRule::Segment } else { self.bucket_rule }
+    /// How buckets are made that are divided over so many ranks.
+    pub fn layout(&self, counts: ShardCounts) -> BucketLayout {
+        let rule = if self.sharding.divides_gradients() { BucketRule::Segment } else { self.bucket_rule };
+        BucketLayout { rule, padding: self.padding, counts }
     }
 }
 
@@ -67,19 +74,31 @@ impl Default for DistributionSettings {
         Self {
             sharding: Sharding::None,
             bucket_rule: BucketRule::One,
+            padding: BucketPadding::EqualParts,
+            reduction: Reduction::Waiting,
             average: Averaging::InLoss,
-            gather: Gather::AfterStep,
+            gather: Gather::Waiting,
         }
     }
 }
 
-/// When parameters that sharded optimizers have updated are gathered.
+/// What a rank does while gradients are on their way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reduction {
+    /// It waits: once at the end of the step or, where gradients are divided, after each segment.
+    #[default]
+    Waiting,
+    /// Its backward goes on (`ddp.overlap_grad_reduce`).
+    DuringBackward,
+}
+
+/// When parameters are gathered that sharded optimizers have updated, or that are sharded themselves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Gather {
-    /// Before the step ends.
+    /// All before the step ends; those of a region just before it runs, where they are sharded.
     #[default]
-    AfterStep,
-    /// While the next forward pass runs (`ddp.overlap_param_gather`).
+    Waiting,
+    /// While the next forward pass runs; those of the next region while one runs, where they are sharded (`ddp.overlap_param_gather`).
     DuringForward,
 }
 
@@ -157,7 +176,7 @@ impl Distribution {
             };
             places.insert(parameter.name.clone(), place);
         }
-        let rule = settings.rule();
+        let layout = settings.layout(counts);
         let buckets = parameters
             .iter()
             .zip(chunks)
@@ -173,7 +192,7 @@ impl Distribution {
                         first_segment: first_segments.get(&parameter.name).copied().unwrap_or(0),
                     })
                     .collect();
-                buckets(&parameters, rule, counts)
+                buckets(&parameters, layout)
             })
             .collect();
         Ok(Self { groups, settings, places, buckets, trained: OnceLock::new() })
@@ -194,9 +213,14 @@ impl Distribution {
         self.settings.sharding
     }
 
-    /// When updated parameters are gathered.
+    /// When parameters are gathered.
     pub fn gather(&self) -> Gather {
         self.settings.gather
+    }
+
+    /// Whether backward goes on while gradients are reduced.
+    pub fn reduction(&self) -> Reduction {
+        self.settings.reduction
     }
 
     /// Buckets of a chunk, in the order in which they are reduced.

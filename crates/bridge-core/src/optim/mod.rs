@@ -19,10 +19,10 @@ mod sharded_tests;
 mod tests;
 
 pub use bucket::{
-    Bucket, BucketEntry, BucketParameter, BucketRule, BucketSize, ShardCounts, bucket_sizes, buckets, owned_range,
-    padded_part,
+    Bucket, BucketEntry, BucketLayout, BucketPadding, BucketParameter, BucketRule, BucketSize, ShardCounts,
+    bucket_sizes, buckets, owned_range, padded_part,
 };
-pub use distribution::{Averaging, Distribution, DistributionSettings, Gather, Sharding};
+pub use distribution::{Averaging, Distribution, DistributionSettings, Gather, Reduction, Sharding};
 pub use gradients::{AccumulationDType, GradientBuffer};
 pub use groups::{
     DecayQkLayernorm, GroupSettings, NoOverrides, OverrideProvider, ParameterGroup, ParameterOverride,

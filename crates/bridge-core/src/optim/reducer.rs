@@ -9,7 +9,7 @@ use half::bf16;
 
 use super::GradientBuffer;
 use super::bucket::{Bucket, BucketEntry};
-use super::distribution::Distribution;
+use super::distribution::{Distribution, Reduction};
 
 /// Element type of gradients on their way between ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,8 +44,8 @@ pub struct GradientReducer {
 pub struct ReductionTimes {
     /// From the start of the first reduction to the moment the last result was taken.
     pub in_flight: Duration,
-    /// From the end of backward to the moment all had arrived: what did not hide behind it. Gradients that come early are unpacked in that
-    /// time.
+    /// From the end of backward (or where backward waited, from that moment on) to the moment all had arrived: what did not hide behind it.
+    /// Gradients that come early are unpacked in that time.
     pub exposed: Duration,
 }
 
@@ -62,17 +62,29 @@ impl GradientReducer {
         Self { distribution, wire, device, in_flight: Vec::new(), started, times: ReductionTimes::default() }
     }
 
-    /// Starts the reduction of all buckets that are complete once backward of `chunk` has left segment `segment`. Called in the last
-    /// micro-batch (in each, where gradients are sharded), and on all ranks in the same order.
+    /// Starts the reduction of all buckets that are complete once backward of `chunk` has left segment `segment`, and waits for it unless
+    /// backward goes on meanwhile ([`Reduction`]). Called in the last micro-batch (in each, where gradients are sharded), and on all ranks in
+    /// the same order.
     ///
     /// # Errors
-    /// If a reduction cannot be started.
+    /// If a reduction cannot be started, or fails.
     pub fn left_segment(
         &mut self,
         chunk: usize,
         segment: usize,
         gradients: &mut GradientBuffer,
     ) -> Result<(), CommError> {
+        self.start(chunk, segment, gradients)?;
+        match self.distribution.reduction() {
+            Reduction::DuringBackward => Ok(()),
+            Reduction::Waiting => {
+                let started = std::mem::take(&mut self.in_flight);
+                self.complete(started, gradients)
+            }
+        }
+    }
+
+    fn start(&mut self, chunk: usize, segment: usize, gradients: &mut GradientBuffer) -> Result<(), CommError> {
         let distribution = Arc::clone(&self.distribution);
         while let Some(bucket) = distribution.buckets(chunk).get(self.started[chunk])
             && bucket.first_segment >= segment
@@ -98,7 +110,7 @@ impl GradientReducer {
     /// # Errors
     /// If a reduction fails.
     pub fn end_micro_batch(&mut self, chunk: usize, gradients: &mut GradientBuffer) -> Result<(), CommError> {
-        self.left_segment(chunk, 0, gradients)?;
+        self.start(chunk, 0, gradients)?;
         let in_flight = std::mem::take(&mut self.in_flight).into_iter();
         let (of_chunk, others) = in_flight.partition(|reduction| reduction.chunk == chunk);
         self.in_flight = others;
@@ -116,7 +128,7 @@ impl GradientReducer {
         // Where gradients are sharded every micro-batch has been ended by itself; ending another would reduce zeros.
         if !self.distribution.sharding().divides_gradients() {
             for chunk in 0..self.started.len() {
-                self.left_segment(chunk, 0, gradients)?;
+                self.start(chunk, 0, gradients)?;
             }
             self.started.fill(0);
             let all = std::mem::take(&mut self.in_flight);

@@ -79,11 +79,14 @@ impl ShardedParameters {
         self.need_buckets(index, chunk, &self.buckets_of(index, segments))
     }
 
-    /// Starts to gather the parameters of some segments, which will be needed soon.
+    /// Starts to gather the parameters of some segments, which will be needed soon, where that goes on beside computing.
     ///
     /// # Errors
     /// If that cannot be started.
     pub fn prefetch(&mut self, index: usize, segments: &Range<usize>) -> Result<(), CommError> {
+        if self.distribution.gather() == Gather::Waiting {
+            return Ok(());
+        }
         for bucket in self.buckets_of(index, segments) {
             self.start_released(index, bucket)?;
         }
@@ -239,7 +242,7 @@ impl ShardedParameters {
         }
         if self.is_full() {
             self.shards = updated;
-        } else if distribution.gather() == Gather::AfterStep {
+        } else if distribution.gather() == Gather::Waiting {
             self.make_whole(chunks)?;
         }
         Ok(())

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bridge_dist::comm::CommError;
+use bridge_dist::comm::counting::{CountingCommunicator, Ledger};
+use bridge_dist::comm::{CommError, Group};
 use bridge_dist::mesh::{Mesh, ParallelSizes, ProcessGroups, RankOrder};
 use burn::tensor::{Device, FloatDType, Tensor};
 
@@ -136,15 +137,31 @@ fn train_instances(
 fn sharding_changes_no_bit() {
     for (ranks, dtype) in [(2, FloatDType::F32), (3, FloatDType::F32), (3, FloatDType::BF16)] {
         let plain = train(ranks, dtype, DistributionSettings::default());
-        for (sharding, bucket_rule, gather) in [
-            (Sharding::None, BucketRule::Elements(150), Gather::AfterStep),
-            (Sharding::Optimizer, BucketRule::One, Gather::AfterStep),
-            (Sharding::Optimizer, BucketRule::Elements(150), Gather::DuringForward),
-            (Sharding::Gradients, BucketRule::One, Gather::AfterStep),
-            (Sharding::Gradients, BucketRule::Elements(150), Gather::DuringForward),
-            (Sharding::Full, BucketRule::One, Gather::AfterStep),
+        let (waiting, overlapped) =
+            ((Gather::Waiting, Reduction::Waiting), (Gather::DuringForward, Reduction::DuringBackward));
+        for (sharding, bucket_rule, (gather, reduction)) in [
+            (Sharding::None, BucketRule::Elements(150), overlapped),
+            (Sharding::Optimizer, BucketRule::One, waiting),
+            (Sharding::Optimizer, BucketRule::Elements(150), overlapped),
+            (Sharding::Gradients, BucketRule::One, waiting),
+            (Sharding::Gradients, BucketRule::Elements(150), overlapped),
+            (Sharding::Full, BucketRule::One, waiting),
+            (Sharding::Full, BucketRule::One, overlapped),
         ] {
-            let settings = DistributionSettings { sharding, bucket_rule, gather, ..DistributionSettings::default() };
+            // Where the padding is more than what is padded, too.
+            let padding = match reduction {
+                Reduction::Waiting => BucketPadding::EqualParts,
+                Reduction::DuringBackward if sharding.divides_state() => BucketPadding::HighBandwidth,
+                Reduction::DuringBackward => BucketPadding::EqualParts,
+            };
+            let settings = DistributionSettings {
+                sharding,
+                bucket_rule,
+                padding,
+                gather,
+                reduction,
+                ..DistributionSettings::default()
+            };
             let found = train(ranks, dtype, settings);
             for (rank, trained) in found.iter().enumerate() {
                 let what = format!("{sharding:?}, {bucket_rule:?}, {dtype:?}, rank {rank} of {ranks}");
@@ -197,6 +214,44 @@ fn instances_of_an_optimizer_train_alike() {
             }
         }
     }
+}
+
+/// Whether a rank starts to gather when it is told of the next region, and whether the gradients of the first bucket are there when backward
+/// has left its segment.
+fn overlap_of(settings: DistributionSettings) -> Vec<(bool, bool)> {
+    let program = |world: Group| -> Result<(bool, bool), TrainError> {
+        let ledger = Ledger::default();
+        let world: Group = Arc::new(CountingCommunicator::new(world, ledger.clone()));
+        let mesh = Mesh::new(2, ParallelSizes::default(), RankOrder::default()).expect("a mesh");
+        let groups = ProcessGroups::new(world, mesh)?;
+        let mut chunks = vec![toy(3, FloatDType::F32)];
+        let distribution = Arc::new(Distribution::new(&chunks, groups, settings)?);
+        let mut parameters = ShardedParameters::new(Arc::clone(&distribution), &chunks);
+        parameters.shard(&mut chunks, &DeferredParameters::default());
+        ledger.take();
+        parameters.prefetch(0, &(1..2))?;
+        let starts = !ledger.take().is_empty();
+        parameters.make_whole(&mut chunks)?;
+        let mut reducer = GradientReducer::new(Arc::clone(&distribution), Wire::Float32, Device::flex());
+        let mut gradients = GradientBuffer::new(AccumulationDType::Float32);
+        fill(&mut gradients, chunks[0].as_ref(), 1);
+        let first = &distribution.buckets(0)[0];
+        reducer.left_segment(0, first.first_segment, &mut gradients)?;
+        let is_there = gradients.take_reduced(&first.entries[0].name).is_some();
+        reducer.end_micro_batch(0, &mut gradients)?;
+        Ok((starts, is_there))
+    };
+    bridge_dist::comm::thread::run_ranks(2, Duration::from_secs(20), program).expect("both ranks succeed")
+}
+
+#[test]
+fn what_is_sharded_travels_beside_computing_only_if_asked() {
+    let full = DistributionSettings { sharding: Sharding::Full, ..DistributionSettings::default() };
+    let (gather, reduction) = (Gather::DuringForward, Reduction::DuringBackward);
+    assert_eq!(overlap_of(full), [(false, true); 2], "regions are gathered when they run, and backward waits");
+    assert_eq!(overlap_of(DistributionSettings { gather, ..full }), [(true, true); 2]);
+    assert_eq!(overlap_of(DistributionSettings { reduction, ..full }), [(false, false); 2]);
+    assert_eq!(overlap_of(DistributionSettings { gather, reduction, ..full }), [(true, false); 2]);
 }
 
 #[test]

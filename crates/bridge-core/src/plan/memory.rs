@@ -10,7 +10,7 @@ use super::parameters::{Parameter, list_of_stage, of_segment};
 use super::segments::chunk_regions;
 use super::setup::Setup;
 use crate::model::{ReplicaGroup, Segment};
-use crate::optim::Sharding;
+use crate::optim::{Gather, Sharding};
 
 /// Memory of a rank, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -28,7 +28,7 @@ pub struct Memory {
     /// What one backward has in hand: gradients of activations, and of the parameters of the largest region before they are added to
     /// the sums.
     pub backward: u64,
-    /// Whole parameters gathered for one region, and for the next, where parameters are sharded.
+    /// Whole parameters gathered for one region, and for the next if `ddp.overlap_param_gather` is on, where parameters are sharded.
     pub gathered: u64,
     /// Logits of the loss that exist at once.
     pub cross_entropy: u64,
@@ -99,14 +99,15 @@ fn fresh_gradients(setup: &Setup<'_>, stage: usize) -> u64 {
     setup.stages[stage].iter().flat_map(|chunk| region_sizes(setup, chunk)).max().unwrap_or(0) * each
 }
 
-/// The largest region and its neighbour.
+/// The largest region and, where that is gathered meanwhile, its neighbour.
 fn gathered(setup: &Setup<'_>, stage: usize) -> u64 {
-    let pair = |sizes: Vec<u64>| match sizes.as_slice() {
-        [only] => *only,
-        several => several.windows(2).map(|pair| pair[0] + pair[1]).max().unwrap_or(0),
+    let at_once = if setup.distribution.gather == Gather::DuringForward { 2 } else { 1 };
+    let most = |sizes: Vec<u64>| {
+        let windows = sizes.windows(at_once.min(sizes.len().max(1)));
+        windows.map(|regions| regions.iter().sum()).max().unwrap_or(0)
     };
-    let sizes = setup.stages[stage].iter().map(|chunk| pair(region_sizes(setup, chunk)));
-    sizes.max().unwrap_or(0) * setup.bytes.parameter
+    let sizes = setup.stages[stage].iter().map(|chunk| most(region_sizes(setup, chunk)));
+    sizes.max().unwrap_or(0_u64) * setup.bytes.parameter
 }
 
 fn cross_entropy_bytes(setup: &Setup<'_>) -> u64 {

@@ -10,8 +10,8 @@ use crate::config::{self, RunConfig};
 use crate::logging::{TimeUnit, TimingLogLevel, TimingLogOption};
 use crate::model::SegmentRole;
 use crate::optim::{
-    Algorithm, Averaging, BucketRule, DecayQkLayernorm, DistributionSettings, Gather, OptimizerSettings, Sharding,
-    StandardOverrides, Wire,
+    Algorithm, Averaging, BucketPadding, BucketRule, DecayQkLayernorm, DistributionSettings, Gather, OptimizerSettings,
+    Reduction, Sharding, StandardOverrides, Wire,
 };
 use crate::resilience::rerun::{ErrorInjection, ErrorInjectionType, Placement, RerunConfig, RerunMode};
 use crate::resilience::{LossChecks, Signal, SpikyLossDetector};
@@ -52,8 +52,13 @@ pub(crate) fn distribution(config: &RunConfig) -> DistributionSettings {
     DistributionSettings {
         sharding: sharding(config),
         bucket_rule,
+        padding: match ddp.pad_buckets_for_high_nccl_busbw {
+            true => BucketPadding::HighBandwidth,
+            false => BucketPadding::EqualParts,
+        },
+        reduction: if ddp.overlap_grad_reduce { Reduction::DuringBackward } else { Reduction::Waiting },
         average: if ddp.average_in_collective { Averaging::InCollective } else { Averaging::InLoss },
-        gather: if ddp.overlap_param_gather { Gather::DuringForward } else { Gather::AfterStep },
+        gather: if ddp.overlap_param_gather { Gather::DuringForward } else { Gather::Waiting },
     }
 }
 
@@ -69,7 +74,11 @@ fn sharding(config: &RunConfig) -> Sharding {
 }
 
 pub(crate) fn cuts(config: &RunConfig) -> Cuts {
-    let has_replicas = config.parallel.data * config.parallel.context > 1;
+    // Experts may have replicas where the rest has none.
+    let sizes = &config.parallel;
+    let of_expert = sizes.expert * sizes.expert_tensor * sizes.pipeline;
+    let has_experts = config.model.num_moe_experts.is_some();
+    let has_replicas = sizes.data * sizes.context > 1 || has_experts && sizes.world_size > of_expert;
     match sharding(config) {
         Sharding::Full => Cuts::EachLayerRecomputed,
         // Gradients are reduced segment by segment, so that they are not all whole at once.

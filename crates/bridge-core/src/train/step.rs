@@ -177,7 +177,7 @@ fn forward_backward(run: &mut TrainingRun, micro_batches: &[MicroBatch]) -> Resu
         gradients: &mut run.gradients,
         reducer: &mut run.reducer,
         parameters: run.optimizer.parameters(),
-        puts_weights_off: run.pipeline.puts_weights_off(),
+        reductions: run.pipeline.reductions(&run.config),
     };
     let mut loss_sums = run.pipeline.train(&mut run.chunks, batches.len(), &mut work)?.loss_sums;
     drop(timer);

@@ -111,8 +111,10 @@ fn working_memory_is_that_of_the_kernels() {
     let working = memory.backward + memory.gathered + memory.cross_entropy + memory.attention;
     assert_eq!(memory.total, parts.iter().sum::<u64>() + working);
     let sharded = ["ddp.use_megatron_fsdp=true", "ddp.data_parallel_sharding_strategy=optim_grads_params"];
-    // A layer, and the next.
-    assert_eq!(tiny(2, &sharded).stages[0].memory.gathered, 4 * 2 * 49_280);
+    let gathered = |more: &[&str]| tiny(2, &[&sharded[..], more].concat()).stages[0].memory.gathered;
+    // A layer, and if it is gathered meanwhile, the next.
+    assert_eq!(gathered(&[]), 4 * 49_280);
+    assert_eq!(gathered(&["ddp.overlap_param_gather=true"]), 4 * 2 * 49_280);
 }
 
 #[test]

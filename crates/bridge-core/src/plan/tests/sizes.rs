@@ -129,3 +129,32 @@ fn a_plan_needs_no_data_and_runs_need_what_they_needed() {
     );
     assert!(try_config(TINY, 3, &["model.tensor_model_parallel_size=2"]).is_err());
 }
+
+/// What a run does not hide, a plan does not hide either.
+#[test]
+fn replicas_cost_what_they_do_not_overlap() {
+    let seconds = |more: &[&str]| {
+        let rates = Rates {
+            device_tflops: 1e-3,
+            device_efficiency: 1.0,
+            link_gbps: 1.0,
+            intra_link_gbps: 1.0,
+            ranks_per_node: 1,
+        };
+        let config = config(TINY, 4, &[&["train.global_batch_size=16"], more].concat());
+        plan(&config, &PlanOptions { rates: Some(rates) }).unwrap().estimate.unwrap().replica_seconds
+    };
+    let (reduce, gather) = ("ddp.overlap_grad_reduce=true", "ddp.overlap_param_gather=true");
+    let strategy = |name: &str| format!("ddp.data_parallel_sharding_strategy={name}");
+    for name in ["optim", "optim_grads", "optim_grads_params"] {
+        let name = strategy(name);
+        let of = |more: &[&str]| seconds(&[&["ddp.use_megatron_fsdp=true", &name], more].concat());
+        let [all, reduced, gathered, both] = [&[][..], &[reduce], &[gather], &[reduce, gather]].map(of);
+        assert!(all > reduced && all > gathered && both < reduced.min(gathered), "{name}");
+    }
+    // Gradients of weights come last: there is nothing to hide behind, and the wish is refused.
+    let zero_bubble = ["model.pipeline_model_parallel_size=2", "model.pipeline_schedule=zb_h1"];
+    assert!(seconds(&zero_bubble) > 0.0);
+    let errors = try_config(TINY, 4, &[&zero_bubble[..], &[reduce]].concat()).expect_err("no effect");
+    assert!(errors.names("ddp.overlap_grad_reduce"), "{errors}");
+}

@@ -144,6 +144,27 @@ fn overlapped_reductions_go_by_buckets() {
 }
 
 #[test]
+fn buckets_are_padded_to_suit_the_bus() {
+    let distributed = "ddp.use_distributed_optimizer=true";
+    let padded = |ranks: usize, more: &[&str]| {
+        let batch = format!("train.global_batch_size={}", 2 * ranks);
+        let plan = tiny(ranks, &[&[distributed, "ddp.pad_buckets_for_high_nccl_busbw=true", &batch], more].concat());
+        let reductions = entries(&plan, 0, TrafficKind::Gradients)[0];
+        assert_eq!(plan.stages[0].traffic_bytes(TrafficKind::Parameters), reductions.3 / ranks as u64);
+        (reductions.2, reductions.3 / 4)
+    };
+    // 164160 elements are more than two and a half times 2^16.
+    assert_eq!(padded(2, &[]), (1, 3 << 16));
+    assert_eq!(padded(4, &[]), (1, 3 << 16));
+    // A multiple of three as well.
+    assert_eq!(padded(3, &[]), (1, 3 << 16));
+    assert_eq!(padded(5, &[]), (1, 5 << 16));
+    let (buckets, elements) = padded(2, &["ddp.overlap_grad_reduce=true", "ddp.bucket_size=40000"]);
+    // 45120, 49280 and 69760 elements.
+    assert_eq!((buckets, elements), (3, (1 + 1 + 2) << 16), "each by itself");
+}
+
+#[test]
 fn odd_parameters_are_padded_to_equal_parts() {
     // A norm's 64 elements are cut into 21, 21 and 22, and so on.
     let plan = tiny(3, &["train.global_batch_size=6"]);

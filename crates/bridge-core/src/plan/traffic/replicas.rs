@@ -31,7 +31,7 @@ impl Setup<'_> {
 
 /// The buckets in which gradients and parameters of a chunk travel.
 fn buckets_of_chunk(setup: &Setup<'_>, chunk: &StageContent) -> Vec<BucketSize> {
-    let (counts, replicas) = (setup.shards(), setup.replicas());
+    let replicas = setup.replicas();
     let segments = chunk_segments(setup, chunk).into_iter().enumerate();
     let parameters = segments.flat_map(|(first_segment, segment)| {
         let of_segment = of_segment(setup, segment).into_iter().filter(|p| replicas.of(p.replicas) > 1);
@@ -42,7 +42,7 @@ fn buckets_of_chunk(setup: &Setup<'_>, chunk: &StageContent) -> Vec<BucketSize> 
             first_segment,
         })
     });
-    bucket_sizes(&parameters.collect::<Vec<_>>(), setup.distribution.rule(), counts)
+    bucket_sizes(&parameters.collect::<Vec<_>>(), setup.distribution.layout(setup.shards()))
 }
 
 /// How often each bucket of a chunk is gathered for a micro-batch where parameters are whole only while a region runs.

@@ -25,12 +25,13 @@ use burn::tensor::{Device, FloatDType, Tensor};
 
 use super::executor::{Executor, RegionHooks};
 use super::recompute::{Cuts, Recompute};
+use crate::config::RunConfig;
 use crate::model::{Batch, LayerMetrics, Mode, ModelChunk};
 use pass::Pass;
 use wire::WireFormat;
 
 pub(super) use settings::{pipeline, stages};
-pub(super) use work::{EvaluationBatches, StepWork};
+pub(super) use work::{EvaluationBatches, Reductions, StepWork};
 
 /// What the executor asks about the micro-batches of a pass. Every rank of the pipeline answers for the same micro-batches.
 pub trait MicroBatches {
@@ -145,9 +146,9 @@ impl Pipeline {
         }
     }
 
-    /// Whether the schedule computes gradients of weights after the backward pass of their segment.
-    pub fn puts_weights_off(&self) -> bool {
-        self.schedule == ScheduleKind::ZeroBubbleH1
+    /// When the reductions of this rank start.
+    pub(super) fn reductions(&self, config: &RunConfig) -> Reductions {
+        Reductions::of_stage(config, self.group.rank(), self.schedule)
     }
 
     /// Forward and backward of `num_microbatches` micro-batches.

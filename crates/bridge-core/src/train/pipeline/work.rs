@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bridge_dist::comm::CommError;
+use bridge_dist::schedule::ScheduleKind;
 use bridge_kernels::Philox;
 use burn::tensor::Tensor;
 
@@ -10,10 +11,42 @@ use super::settings::boundary;
 use super::{MicroBatchInput, MicroBatches, TrainWork};
 use crate::config::RunConfig;
 use crate::model::{Batch, LayerMetrics, Mode};
-use crate::optim::{GradientBuffer, GradientReducer, ShardedParameters};
+use crate::optim::{GradientBuffer, GradientReducer, Reduction, ShardedParameters};
+use crate::train::configured_distribution;
 use crate::train::executor::RegionHooks;
 use crate::train::forward_step::ForwardStep;
 use crate::train::hooks::{EvaluationHooks, Reduce, TrainHooks};
+
+/// When the reductions of a rank start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::train) enum Reductions {
+    /// When all is done: of a step, or where gradients are sharded of a micro-batch.
+    AfterBackward,
+    /// As backward of the last micro-batch goes.
+    DuringLastBackward,
+    /// As backward of each micro-batch goes.
+    DuringEachBackward,
+}
+
+impl Reductions {
+    /// When those of stage `stage` start.
+    pub fn of_stage(config: &RunConfig, stage: usize, schedule: ScheduleKind) -> Self {
+        // Gradients of weights come after the backward pass of their segment.
+        let puts_weights_off = schedule == ScheduleKind::ZeroBubbleH1;
+        // The first stage ends last: while it works on the last micro-batch the others have done theirs, and all stages reduce together.
+        let waits_for_first = config.dist.align_grad_reduce && stage > 0;
+        let settings = configured_distribution(config);
+        if puts_weights_off {
+            Self::AfterBackward
+        } else if settings.sharding.divides_gradients() {
+            Self::DuringEachBackward
+        } else if settings.reduction == Reduction::DuringBackward && !waits_for_first {
+            Self::DuringLastBackward
+        } else {
+            Self::AfterBackward
+        }
+    }
+}
 
 /// The micro-batches of one training step on this rank.
 pub(in crate::train) struct StepWork<'a> {
@@ -31,8 +64,8 @@ pub(in crate::train) struct StepWork<'a> {
     pub gradients: &'a mut GradientBuffer,
     pub reducer: &'a mut GradientReducer,
     pub parameters: &'a mut ShardedParameters,
-    /// Whether gradients of weights may come after the backward pass of their segment.
-    pub puts_weights_off: bool,
+    /// When reductions start.
+    pub reductions: Reductions,
 }
 
 impl MicroBatches for StepWork<'_> {
@@ -53,7 +86,11 @@ impl MicroBatches for StepWork<'_> {
     fn hooks<'h>(&'h mut self, microbatch: usize, chunk: usize, batch: &'h Batch) -> Box<dyn RegionHooks + 'h> {
         // Every schedule takes the micro-batches of a chunk in order.
         let is_last = microbatch + 1 == self.batches.len();
-        let completes = is_last || self.parameters.sharding().divides_gradients();
+        let reduce = match self.reductions {
+            Reductions::DuringEachBackward => Reduce::Now,
+            Reductions::DuringLastBackward if is_last => Reduce::Now,
+            Reductions::DuringLastBackward | Reductions::AfterBackward => Reduce::Later,
+        };
         Box::new(TrainHooks {
             forward_step: self.forward_step,
             batch,
@@ -62,7 +99,7 @@ impl MicroBatches for StepWork<'_> {
             reducer: self.reducer,
             parameters: self.parameters,
             chunk,
-            reduce: if completes && !self.puts_weights_off { Reduce::Now } else { Reduce::Later },
+            reduce,
         })
     }
 }
