@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use bridge_dist::comm::CommError;
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::checksum::Checksum;
@@ -13,7 +14,7 @@ use super::layout::{JOURNAL_FILE, LATEST_FILE, METADATA_FILE};
 use super::tensor::DType;
 
 /// One thing that is wrong with one checkpoint folder. `file` is relative to that folder.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[derive(Debug, Clone, PartialEq, Eq, Error, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Damage {
     /// The checkpoint that should be there is not.
@@ -82,6 +83,21 @@ pub enum Damage {
         /// The iteration that was saved.
         metadata: u64,
     },
+}
+
+impl Damage {
+    /// The file it is about; nothing where it is the folder.
+    pub(super) fn file(&self) -> &str {
+        match self {
+            Self::FolderMissing | Self::NotAFolder | Self::WrongIteration { .. } => "",
+            Self::FileMissing { file }
+            | Self::SizeMismatch { file, .. }
+            | Self::ChecksumMismatch { file, .. }
+            | Self::Unreadable { file, .. }
+            | Self::Malformed { file, .. }
+            | Self::UnsupportedVersion { file, .. } => file,
+        }
+    }
 }
 
 fn missing_hint(file: &str) -> &'static str {

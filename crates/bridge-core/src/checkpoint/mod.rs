@@ -31,7 +31,8 @@
 //! # Many ranks
 //!
 //! Every rank writes what it holds of each tensor as rectangular slices ([`LocalLayout`]), through a [`ShardedWriter`] that fails on all
-//! ranks or on none. [`Checkpoint::load_local`] reads a rank's part at any other layout, and only its bytes.
+//! ranks or on none. [`Checkpoint::load_local`] reads a rank's part at any other layout, and only its bytes. While the first rank looks for the
+//! checkpoint to load, all ranks verify their shares of its files ([`look_together`]).
 //!
 //! # Writing and reading
 //!
@@ -48,6 +49,7 @@
 mod async_saver;
 mod checksum;
 mod error;
+mod exchange;
 mod fsio;
 mod journal;
 mod layout;
@@ -62,6 +64,7 @@ mod sharded;
 mod snapshot;
 mod store;
 mod tensor;
+mod together;
 mod train_state;
 mod verify;
 mod writer;
@@ -83,6 +86,7 @@ pub use sharded::ShardedWriter;
 pub use snapshot::{RunFiles, ShardTensor, Snapshot, TensorGroup};
 pub use store::{CheckpointStore, CheckpointSummary};
 pub use tensor::{DType, Element, HostTensor, TensorSource, TensorView};
+pub use together::{Verifier, look_together};
 pub use train_state::TrainState;
 pub use verify::Verification;
 pub use writer::{CheckpointWriter, ProgressFn, SaveOptions, SaveProgress, SaveReport, Staging};

@@ -15,7 +15,8 @@ use super::journal::{Journal, JournalState, Pointer};
 use super::layout::{LATEST_FILE, METADATA_FILE, iteration_folder_name};
 use super::reader::Checkpoint;
 use super::store::{CheckpointStore, Place, RootEntry, RootState, iteration_of};
-use super::verify::{Verification, verify_folder};
+use super::together::Verifier;
+use super::verify::Verification;
 
 /// What to do when the checkpoint to continue from is damaged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -163,16 +164,24 @@ impl CheckpointStore {
     /// When the checkpoint asked for is missing or damaged, when with [`OnDamaged::Error`] the latest is damaged or
     /// cannot be told, when there are checkpoints but none that may be used is intact, or when the disk refuses.
     pub fn resolve(&self, request: &LoadRequest) -> Result<Resolution, CheckpointError> {
+        self.resolve_with(request, &Verifier::ALONE)
+    }
+
+    /// As [`resolve`](Self::resolve), with the ranks that `verifier` has.
+    ///
+    /// # Errors
+    /// As [`resolve`](Self::resolve), and when ranks cannot communicate.
+    pub fn resolve_with(&self, request: &LoadRequest, verifier: &Verifier<'_>) -> Result<Resolution, CheckpointError> {
         /// What a writer does to the one checkpoint that is looked at takes less time than so many looks.
         const ATTEMPTS: usize = 50;
         const PAUSE: Duration = Duration::from_millis(5);
         let root = match &self.place {
             Place::Root(root) => root,
-            Place::Folder(folder) => return self.resolve_folder(folder, request),
+            Place::Folder(folder) => return self.resolve_folder(folder, request, verifier),
         };
         let mut state = RootState::read(root)?;
         for _ in 0..ATTEMPTS {
-            let outcome = self.resolve_root(root, &state, request);
+            let outcome = self.resolve_root(root, &state, request, verifier);
             if matches!(&outcome, Ok(Resolution::Found(found)) if found.report.is_empty()) {
                 return outcome;
             }
@@ -184,19 +193,27 @@ impl CheckpointStore {
             state = now;
             std::thread::sleep(PAUSE);
         }
-        self.resolve_root(root, &state, request)
+        self.resolve_root(root, &state, request, verifier)
     }
 
-    fn resolve_folder(&self, folder: &Path, request: &LoadRequest) -> Result<Resolution, CheckpointError> {
-        let found = verify_folder(folder, request.verification).map_err(|damage| {
-            let iteration = iteration_of(folder);
-            // Others may lie beside it; that they cannot be read is not what the user asked about.
-            let state = iteration.and_then(|_| RootState::read(parent_of(folder)).ok());
-            let entries = state.map(|state| state.entries).unwrap_or_default();
-            let before = iteration.map(|iteration| descending_before(&entries, iteration)).unwrap_or_default();
-            let checkpoint = SkippedCheckpoint { path: folder.to_owned(), iteration, damage };
-            damaged(checkpoint, first_intact(&before, &entries))
-        })?;
+    fn resolve_folder(
+        &self,
+        folder: &Path,
+        request: &LoadRequest,
+        verifier: &Verifier<'_>,
+    ) -> Result<Resolution, CheckpointError> {
+        let found = match verifier.verify(folder, request.verification)? {
+            Ok(found) => found,
+            Err(damage) => {
+                let iteration = iteration_of(folder);
+                // Others may lie beside it; that they cannot be read is not what the user asked about.
+                let state = iteration.and_then(|_| RootState::read(parent_of(folder)).ok());
+                let entries = state.map(|state| state.entries).unwrap_or_default();
+                let before = iteration.map(|iteration| descending_before(&entries, iteration)).unwrap_or_default();
+                let checkpoint = SkippedCheckpoint { path: folder.to_owned(), iteration, damage };
+                return Err(damaged(checkpoint, first_intact(&before, &entries, verifier)?));
+            }
+        };
         match request.ckpt_step {
             Some(step) if step != found.iteration() => Err(self.step_not_found(step, vec![found.iteration()])),
             _ => Ok(Resolution::found(found, LoadReport::default())),
@@ -208,15 +225,19 @@ impl CheckpointStore {
         root: &Path,
         state: &RootState,
         request: &LoadRequest,
+        verifier: &Verifier<'_>,
     ) -> Result<Resolution, CheckpointError> {
         if let Some(step) = request.ckpt_step {
             let available = || state.entries.keys().copied().collect();
             let entry = state.entries.get(&step).ok_or_else(|| self.step_not_found(step, available()))?;
-            let found = verify_folder(&entry.path, request.verification).map_err(|damage| {
-                let checkpoint = SkippedCheckpoint { path: entry.path.clone(), iteration: Some(step), damage };
-                damaged(checkpoint, first_intact(&descending_before(&state.entries, step), &state.entries))
-            })?;
-            return Ok(Resolution::found(found, LoadReport::default()));
+            return match verifier.verify(&entry.path, request.verification)? {
+                Ok(found) => Ok(Resolution::found(found, LoadReport::default())),
+                Err(damage) => {
+                    let checkpoint = SkippedCheckpoint { path: entry.path.clone(), iteration: Some(step), damage };
+                    let before = descending_before(&state.entries, step);
+                    Err(damaged(checkpoint, first_intact(&before, &state.entries, verifier)?))
+                }
+            };
         }
         let Plan { target, fault, notices } = plan(state);
         let candidates = match target {
@@ -229,7 +250,7 @@ impl CheckpointStore {
         let mut report = LoadReport { skipped: Vec::new(), notices };
         if let Some(fault) = fault {
             if request.on_damaged == OnDamaged::Error {
-                let intact = first_intact(&candidates, &state.entries);
+                let intact = first_intact(&candidates, &state.entries, verifier)?;
                 return Err(CheckpointError::Root { root: root.to_owned(), fault, intact });
             }
             report.notices.push(Notice::Fault(fault));
@@ -237,12 +258,13 @@ impl CheckpointStore {
         for (index, &iteration) in candidates.iter().enumerate() {
             let folder = || root.join(iteration_folder_name(iteration));
             let path = state.entries.get(&iteration).map_or_else(folder, |entry| entry.path.clone());
-            match verify_folder(&path, request.verification) {
+            match verifier.verify(&path, request.verification)? {
                 Ok(found) => return Ok(Resolution::found(found, report)),
                 Err(damage) => {
                     let skipped = SkippedCheckpoint { path, iteration: Some(iteration), damage };
                     if request.on_damaged == OnDamaged::Error {
-                        return Err(damaged(skipped, first_intact(&candidates[index + 1..], &state.entries)));
+                        let intact = first_intact(&candidates[index + 1..], &state.entries, verifier)?;
+                        return Err(damaged(skipped, intact));
                     }
                     report.skipped.push(skipped);
                 }
@@ -272,9 +294,19 @@ fn newer_than(entries: &BTreeMap<u64, RootEntry>, iteration: u64) -> Vec<u64> {
 }
 
 /// The first of `candidates` that can be offered to the user: every byte of it is verified.
-fn first_intact(candidates: &[u64], entries: &BTreeMap<u64, RootEntry>) -> Option<u64> {
-    let intact = |path: &Path| verify_folder(path, Verification::Contents).is_ok();
-    candidates.iter().copied().find(|iteration| entries.get(iteration).is_some_and(|entry| intact(&entry.path)))
+fn first_intact(
+    candidates: &[u64],
+    entries: &BTreeMap<u64, RootEntry>,
+    verifier: &Verifier<'_>,
+) -> Result<Option<u64>, CheckpointError> {
+    for iteration in candidates {
+        if let Some(entry) = entries.get(iteration)
+            && verifier.verify(&entry.path, Verification::Contents)?.is_ok()
+        {
+            return Ok(Some(*iteration));
+        }
+    }
+    Ok(None)
 }
 
 /// Weighs pointer, journal and folders against each other.

@@ -8,15 +8,15 @@ use bridge_dist::comm::{CommError, Group};
 
 use super::async_saver::SaveSnapshots;
 use super::error::CheckpointError;
+use super::exchange;
 use super::layout::iteration_folder_name;
-use super::shard::WrittenShard;
 use super::snapshot::Snapshot;
 use super::writer::{CheckpointWriter, SaveOptions, SaveReport, Staging};
 
 const BEGINNING: &str = "beginning a checkpoint";
 
-/// Tag of the messages that report shards to the first rank.
-const REPORT_TAG: u32 = 0;
+/// What ranks report to the first one.
+const SHARDS: &str = "the list of shards";
 
 /// Writes checkpoints together with the same writer on the other ranks. Alone it is a [`CheckpointWriter`].
 #[derive(Debug)]
@@ -68,7 +68,7 @@ impl ShardedWriter {
         let written = staging.write_shards(0, &snapshot.groups);
         let shards = self
             .agree("writing its shards", written)
-            .and_then(|own| self.collect(own))
+            .and_then(|own| Ok(exchange::collect(&self.group, own, SHARDS)?.concat()))
             .inspect_err(|_| staging.discard())?;
         let report = writer.publish(staging, &snapshot.run, &shards);
         self.agree("publishing a checkpoint", report)
@@ -82,7 +82,7 @@ impl ShardedWriter {
         let written = Staging::join(&self.root, iteration, self.options.clone())
             .and_then(|staging| staging.write_shards(self.group.rank(), &snapshot.groups));
         let shards = self.agree("writing its shards", written)?;
-        self.report(&shards)?;
+        exchange::report(&self.group, &shards, SHARDS)?;
         self.agree("publishing a checkpoint", Ok(()))?;
         Ok(SaveReport {
             iteration,
@@ -96,31 +96,6 @@ impl ShardedWriter {
 
     fn agree<T>(&self, doing: &'static str, result: Result<T, CheckpointError>) -> Result<T, CheckpointError> {
         agree(&self.group, doing, result)
-    }
-
-    /// Tells the first rank what this one wrote.
-    fn report(&self, shards: &[WrittenShard]) -> Result<(), CheckpointError> {
-        let bytes = serde_json::to_vec(shards)
-            .map_err(|error| CheckpointError::invalid_snapshot("the list of shards", error.to_string()))?;
-        let length = [bytes.len() as i64];
-        self.group.send((&length).into(), 0, REPORT_TAG)?;
-        Ok(self.group.send((&bytes).into(), 0, REPORT_TAG)?)
-    }
-
-    /// What all ranks wrote, in rank order.
-    fn collect(&self, own: Vec<WrittenShard>) -> Result<Vec<WrittenShard>, CheckpointError> {
-        let mut all = own;
-        for rank in 1..self.group.size() {
-            let mut length = [0_i64];
-            self.group.recv((&mut length).into(), rank, REPORT_TAG)?;
-            let mut bytes = vec![0_u8; usize::try_from(length[0]).unwrap_or(0)];
-            self.group.recv((&mut bytes).into(), rank, REPORT_TAG)?;
-            let shards: Vec<WrittenShard> = serde_json::from_slice(&bytes).map_err(|error| {
-                CheckpointError::invalid_snapshot(format!("the list of shards of rank {rank}"), error.to_string())
-            })?;
-            all.extend(shards);
-        }
-        Ok(all)
     }
 }
 

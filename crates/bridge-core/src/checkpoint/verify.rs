@@ -1,7 +1,7 @@
 //! Verifying a checkpoint folder against its own metadata. Never panics on what it finds, never repairs, never chooses
 //! another checkpoint.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
@@ -70,11 +70,48 @@ impl VerifiedFile {
     }
 }
 
+/// The files of a checkpoint that one of several ranks reads whole. Of the others it looks at presence and size.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Share {
+    pub(super) rank: usize,
+    pub(super) ranks: usize,
+}
+
+impl Share {
+    /// All files.
+    pub(super) const ALL: Self = Self { rank: 0, ranks: 1 };
+
+    /// The names of these files. The largest files are dealt out first, each to the rank with the fewest bytes so far, so that all ranks end
+    /// at about the same time. All ranks come to the same division.
+    fn files(self, records: &BTreeMap<String, FileRecord>) -> BTreeSet<&str> {
+        let mut files: Vec<(&String, &FileRecord)> = records.iter().collect();
+        files.sort_by_key(|(name, record)| (std::cmp::Reverse(record.size), *name));
+        let mut bytes = vec![0_u64; self.ranks];
+        let mut mine = BTreeSet::new();
+        for (name, record) in files {
+            let rank = (0..self.ranks).min_by_key(|rank| bytes[*rank]).unwrap_or(0);
+            bytes[rank] = bytes[rank].saturating_add(record.size);
+            if rank == self.rank {
+                mine.insert(name.as_str());
+            }
+        }
+        mine
+    }
+}
+
 /// Opens the checkpoint in `folder`.
 ///
 /// # Errors
 /// All damage that was found, at least one.
 pub(super) fn verify_folder(folder: &Path, verification: Verification) -> Result<Checkpoint, Vec<Damage>> {
+    verify_share(folder, verification, Share::ALL)
+}
+
+/// As [`verify_folder`], but only the files of `share` are read whole, where that is asked for.
+///
+/// # Errors
+/// All damage that was found, at least one.
+pub(super) fn verify_share(folder: &Path, verification: Verification, share: Share) -> Result<Checkpoint, Vec<Damage>> {
     let metadata = read_metadata(folder).map_err(|damage| vec![damage])?;
     let named = match folder.file_name().and_then(|name| name.to_str()).map(parse_root_name) {
         Some(RootName::Checkpoint(iteration) | RootName::Displaced(iteration)) => Some(iteration),
@@ -83,7 +120,9 @@ pub(super) fn verify_folder(folder: &Path, verification: Verification) -> Result
     if let Some(iteration) = named.filter(|&iteration| iteration != metadata.iteration) {
         return Err(vec![Damage::WrongIteration { folder: iteration, metadata: metadata.iteration }]);
     }
-    let files = verify_files(folder, &metadata.files, verification)?;
+    let mine = share.files(&metadata.files);
+    let how = |name: &str| if mine.contains(name) { verification } else { Verification::Sizes };
+    let files = verify_files(folder, &metadata.files, &how)?;
     let headers = read_headers(&files)?;
     let slices = locate_slices(&metadata, &headers).map_err(|damage| vec![damage])?;
     Ok(Checkpoint::new(folder.to_owned(), metadata, files, slices))
@@ -150,7 +189,7 @@ fn open_regular(path: &Path) -> io::Result<(File, u64)> {
 fn verify_files(
     folder: &Path,
     records: &BTreeMap<String, FileRecord>,
-    verification: Verification,
+    how: &(dyn Fn(&str) -> Verification + Sync),
 ) -> Result<BTreeMap<String, VerifiedFile>, Vec<Damage>> {
     let mut queue: Vec<(&String, &FileRecord)> = records.iter().collect();
     queue.sort_by_key(|(_, record)| std::cmp::Reverse(record.size));
@@ -162,7 +201,7 @@ fn verify_files(
             let Some((name, record)) = queue.get(index) else {
                 break;
             };
-            let outcome = verify_file(folder, name, record, verification).map(|mut file| {
+            let outcome = verify_file(folder, name, record, how(name)).map(|mut file| {
                 file.open = file.open.take_if(|_| index < MAX_OPEN_FILES);
                 file
             });
@@ -274,4 +313,29 @@ fn locate_slices(
         located.insert(name.clone(), slices);
     }
     Ok(located)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checkpoint::checksum::Checksum;
+
+    fn records(sizes: &[u64]) -> BTreeMap<String, FileRecord> {
+        let record = |size| FileRecord { size, checksum: Checksum::of(b"") };
+        sizes.iter().enumerate().map(|(index, size)| (format!("file {index}"), record(*size))).collect()
+    }
+
+    #[test]
+    fn files_are_divided_among_ranks_by_size() {
+        let sizes = [45, 5, 40, 30, 0, 31, 2, 27];
+        let records = records(&sizes);
+        for ranks in [1, 2, 3, 7, 12] {
+            let shares: Vec<BTreeSet<&str>> = (0..ranks).map(|rank| Share { rank, ranks }.files(&records)).collect();
+            let all: BTreeSet<&str> = shares.iter().flatten().copied().collect();
+            assert_eq!((all.len(), shares.iter().map(BTreeSet::len).sum::<usize>()), (sizes.len(), sizes.len()));
+            let bytes = |share: &BTreeSet<&str>| share.iter().map(|name| records[*name].size).sum::<u64>();
+            let most = shares.iter().map(bytes).max().unwrap();
+            assert!(most <= 180_u64.div_ceil(ranks as u64) + 30, "{ranks} ranks: {most}");
+        }
+    }
 }

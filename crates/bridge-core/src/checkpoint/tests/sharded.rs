@@ -241,3 +241,52 @@ fn ranks_save_together_in_the_background() {
     assert_eq!(store.list().unwrap().len(), 3);
     assert!(store.list().unwrap().iter().all(|summary| summary.damage.is_empty()));
 }
+
+/// What three ranks find together in a root of checkpoints 1 and 2.
+fn resolve_on_three_ranks(root: &Path, on_damaged: OnDamaged) -> Result<(u64, String), String> {
+    let request = LoadRequest { on_damaged, ..LoadRequest::default() };
+    let look = |verifier: &Verifier<'_>| CheckpointStore::open(root)?.resolve_with(&request, verifier);
+    let found = run_ranks(3, TIMEOUT, |group| {
+        let found = look_together(&group, look).expect("ranks can communicate");
+        assert_eq!(found.is_some(), group.rank() == 0);
+        Ok::<_, CheckpointError>(found.map(|found| match found {
+            Ok(Resolution::Found(found)) => Ok((found.checkpoint.iteration(), found.report.to_string())),
+            Ok(Resolution::NothingFound { .. }) => Err("nothing".to_owned()),
+            Err(error) => Err(error.to_string()),
+        }))
+    });
+    found.expect("no rank fails").swap_remove(0).expect("the first rank has looked")
+}
+
+#[test]
+fn ranks_verify_together_what_one_would_verify_alone() {
+    let dir = root_with(&[1, 2]);
+    assert_eq!(resolve_on_three_ranks(dir.path(), OnDamaged::Error), Ok((2, String::new())));
+    let newest = folder(dir.path(), 2);
+    // Whichever rank has the file in its share, the damage is found and named as by one process.
+    let alone = |on_damaged| {
+        let request = LoadRequest { on_damaged, ..LoadRequest::default() };
+        CheckpointStore::open(dir.path()).unwrap().resolve(&request)
+    };
+    let files: Vec<(PathBuf, Vec<u8>)> =
+        files_below(&newest).into_iter().map(|path| (path.clone(), fs::read(path).unwrap())).collect();
+    for (path, original) in files.iter().filter(|(_, original)| !original.is_empty()) {
+        // In the header of a shard, and in its data.
+        for index in [9.min(original.len() - 1), original.len() - 1] {
+            let mut bytes = original.clone();
+            bytes[index] ^= 1;
+            fs::write(path, bytes).unwrap();
+            let error = resolve_on_three_ranks(dir.path(), OnDamaged::Error).expect_err("it is damaged");
+            assert_eq!(error, alone(OnDamaged::Error).expect_err("it is damaged").to_string());
+            let name = path.file_name().unwrap().to_string_lossy().into_owned();
+            assert!(error.contains(&name) && error.contains("iteration 1 is intact"), "{error}");
+            let (iteration, report) = resolve_on_three_ranks(dir.path(), OnDamaged::Fallback).expect("1 is intact");
+            assert!(iteration == 1 && report.contains(&name), "{report}");
+        }
+        fs::write(path, original).unwrap();
+    }
+    fs::remove_dir_all(&newest).unwrap();
+    assert!(resolve_on_three_ranks(dir.path(), OnDamaged::Fallback).is_ok());
+    let nothing = tempfile::tempdir().unwrap();
+    assert_eq!(resolve_on_three_ranks(nothing.path(), OnDamaged::Error), Err("nothing".to_owned()));
+}

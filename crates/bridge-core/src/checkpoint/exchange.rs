@@ -1,0 +1,40 @@
+//! What the other ranks tell the first one, as JSON. What it means is the callers' affair.
+
+use bridge_dist::comm::Group;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::error::CheckpointError;
+
+/// Tag of the messages.
+const TAG: u32 = 0;
+
+/// Tells the first rank what this one has. `what` names it in errors.
+pub(super) fn report<T: Serialize>(group: &Group, value: &T, what: &'static str) -> Result<(), CheckpointError> {
+    let bytes =
+        serde_json::to_vec(value).map_err(|error| CheckpointError::invalid_snapshot(what, error.to_string()))?;
+    let length = [bytes.len() as i64];
+    group.send((&length).into(), 0, TAG)?;
+    Ok(group.send((&bytes).into(), 0, TAG)?)
+}
+
+/// On the first rank: what all ranks have, in rank order, its `own` included.
+pub(super) fn collect<T: DeserializeOwned>(
+    group: &Group,
+    own: T,
+    what: &'static str,
+) -> Result<Vec<T>, CheckpointError> {
+    let mut all = vec![own];
+    for rank in 1..group.size() {
+        let mut length = [0_i64];
+        group.recv((&mut length).into(), rank, TAG)?;
+        let mut bytes = vec![0_u8; usize::try_from(length[0]).unwrap_or(0)];
+        group.recv((&mut bytes).into(), rank, TAG)?;
+        all.push(
+            serde_json::from_slice(&bytes).map_err(|error| {
+                CheckpointError::invalid_snapshot(format!("{what} of rank {rank}"), error.to_string())
+            })?,
+        );
+    }
+    Ok(all)
+}
