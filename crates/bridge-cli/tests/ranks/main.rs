@@ -10,6 +10,7 @@ mod processes;
 #[path = "../support/mod.rs"]
 mod support;
 mod texts;
+mod verdicts;
 
 use std::path::Path;
 

@@ -21,6 +21,21 @@ impl SpikyLossDetector {
         Self { factor, num_seen: 0, maximum: 0.0 }
     }
 
+    /// Goes on with what `other` has learned. The factor stays: it is a setting, and what was seen is state.
+    #[must_use]
+    pub fn after(self, other: &Self) -> Self {
+        Self { factor: self.factor, ..*other }
+    }
+
+    /// What several detectors have learned together: of the largest value the largest, of the values seen the most.
+    pub fn together<'a>(all: impl IntoIterator<Item = &'a Self>) -> Option<Self> {
+        all.into_iter().copied().reduce(|a, b| Self {
+            factor: a.factor,
+            num_seen: a.num_seen.max(b.num_seen),
+            maximum: a.maximum.max(b.maximum),
+        })
+    }
+
     /// Learns from `value` while learning lasts.
     pub fn observe(&mut self, value: f64) {
         if value.is_finite() && self.num_seen < NUM_LEARNED {
@@ -113,6 +128,19 @@ mod tests {
         assert!(checks.validate(&mut machine, f64::NEG_INFINITY).unwrap_err().message.contains("found Inf"));
         checks.check_for_nan_in_loss = false;
         assert_eq!(checks.validate(&mut machine, f64::NAN).unwrap(), []);
+    }
+
+    #[test]
+    fn what_was_learned_goes_on_with_another_factor() {
+        let mut learned = SpikyLossDetector::new(10.0);
+        (0..100).for_each(|_| learned.observe(1.0));
+        let resumed = SpikyLossDetector::new(2.0).after(&learned);
+        assert!(resumed.is_spike(2.0) && !learned.is_spike(2.0));
+        let mut other = SpikyLossDetector::new(10.0);
+        other.observe(3.0);
+        let together = SpikyLossDetector::together([&learned, &other]).unwrap();
+        assert!(together.is_spike(30.0) && !together.is_spike(29.0));
+        assert_eq!(SpikyLossDetector::together([]), None);
     }
 
     #[test]

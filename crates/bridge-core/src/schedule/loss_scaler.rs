@@ -117,6 +117,16 @@ impl LossScaler {
         self.state.scale.recip()
     }
 
+    /// Whether the scale moves at all.
+    pub fn is_dynamic(&self) -> bool {
+        self.dynamic.is_some()
+    }
+
+    /// Whether overflows can still make the scale smaller.
+    pub fn can_fall(&self) -> bool {
+        self.dynamic.is_some_and(|config| self.state.scale > config.min_loss_scale)
+    }
+
     /// Moves on after a step.
     pub fn update(&mut self, gradients: GradientCheck) {
         let Some(config) = &self.dynamic else { return };

@@ -113,6 +113,23 @@ pub enum TrainError {
         /// The norm.
         norm: f64,
     },
+    /// `train.max_consecutive_skipped_iterations` iterations in a row had gradients or losses that are not finite.
+    #[error(
+        "iteration {iteration}: the last {count} iterations taught the model nothing, their gradients or losses were not finite \
+         (train.max_consecutive_skipped_iterations); {}",
+        match last_good {
+            Some(folder) => format!("the last good checkpoint is {}", folder.display()),
+            None => "no checkpoint from before them is left".to_owned(),
+        }
+    )]
+    NothingLearned {
+        /// The last of them.
+        iteration: u64,
+        /// How many there were.
+        count: u64,
+        /// The checkpoint saved last before the first of them.
+        last_good: Option<PathBuf>,
+    },
     /// Signals cannot be watched.
     #[error(transparent)]
     Signal(#[from] SignalError),

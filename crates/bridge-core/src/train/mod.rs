@@ -32,6 +32,7 @@ mod gpt_data;
 mod hooks;
 mod launch;
 mod lock;
+mod loss_watch;
 mod measure;
 pub mod pipeline;
 mod preparation;

@@ -2,6 +2,8 @@
 
 use bridge_dist::comm::{BufferMut, CommError, CommErrorKind, Communicator, Group, ReduceOp, all_gather_bytes};
 use bridge_dist::mesh::ProcessGroups;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::TrainError;
@@ -62,12 +64,21 @@ pub(super) fn agree<T>(groups: &ProcessGroups, doing: &str, result: Result<T, Tr
     shared?;
     match all.iter().position(|status| *status != 0) {
         None => Ok(value),
-        Some(rank) => Err(TrainError::OtherRank {
-            rank,
-            doing: doing.to_owned(),
-            is_bad_input: all[rank] == BAD_INPUT,
-            source: program_failed(world.as_ref(), rank, doing),
-        }),
+        Some(rank) => Err(failed_on(world, rank, doing, all[rank])),
+    }
+}
+
+/// Ends the run on all ranks: with `error` on rank `rank`, and with one that names that rank on the others.
+pub(super) fn fail_on(world: &Group, rank: usize, doing: &str, error: Option<TrainError>) -> TrainError {
+    error.filter(|_| world.rank() == rank).unwrap_or_else(|| failed_on(world, rank, doing, FAILED))
+}
+
+fn failed_on(world: &Group, rank: usize, doing: &str, status: u8) -> TrainError {
+    TrainError::OtherRank {
+        rank,
+        doing: doing.to_owned(),
+        is_bad_input: status == BAD_INPUT,
+        source: program_failed(world.as_ref(), rank, doing),
     }
 }
 
@@ -169,12 +180,24 @@ pub(super) fn share_from_last_stage(groups: &ProcessGroups, figures: &mut [f64])
 
 /// The times of all ranks, in rank order. Ranks may have used other timers. All ranks call this together.
 pub(super) fn gather_timers(world: &Group, mine: &TimerReport) -> Result<Vec<TimerReport>, CommError> {
+    gather(world, mine)
+}
+
+/// What each rank has to say, in rank order. All ranks call this together.
+pub(super) fn gather<T: Clone + Serialize + DeserializeOwned>(world: &Group, mine: &T) -> Result<Vec<T>, CommError> {
     if world.size() == 1 {
         return Ok(vec![mine.clone()]);
     }
     let mine = serde_json::to_vec(mine).expect("names and numbers are JSON");
-    let report = |text: Vec<u8>| serde_json::from_slice(&text).expect("every rank writes its report this way");
-    Ok(all_gather_bytes(world.as_ref(), &mine)?.into_iter().map(report).collect())
+    let read = |text: Vec<u8>| serde_json::from_slice(&text).expect("every rank writes what it says this way");
+    Ok(all_gather_bytes(world.as_ref(), &mine)?.into_iter().map(read).collect())
+}
+
+/// Whether any rank says yes. All ranks call this together.
+pub(super) fn any(world: &Group, vote: bool) -> Result<bool, CommError> {
+    let mut figures = [f64::from(u8::from(vote))];
+    max(world, &mut figures)?;
+    Ok(figures[0] > 0.0)
 }
 
 /// Votes of the rerun state machine over all ranks.
@@ -184,8 +207,6 @@ impl Votes for WorldVotes<'_> {
     type Error = CommError;
 
     fn all_reduce_any(&mut self, vote: bool) -> Result<bool, CommError> {
-        let mut figures = [f64::from(u8::from(vote))];
-        max(self.0, &mut figures)?;
-        Ok(figures[0] > 0.0)
+        any(self.0, vote)
     }
 }

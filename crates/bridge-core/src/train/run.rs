@@ -26,7 +26,7 @@ use crate::logging::{Occasion, RankTimers, TimerLevel, Timers};
 use crate::model::{Batch, ModelChunk};
 use crate::optim::{GradientBuffer, GradientReducer, Optimizer};
 use crate::resilience::rerun::RerunStateMachine;
-use crate::resilience::{LossChecks, SignalWatcher};
+use crate::resilience::{LossChecks, SignalWatcher, Stall};
 use crate::schedule::{FlopsShape, LossScaler, NumMicrobatchesCalculator, OptimizerParamScheduler};
 
 /// What callbacks see of a run.
@@ -56,6 +56,8 @@ pub struct TrainingRun {
     pub(super) loss_scaler: LossScaler,
     pub(super) rerun: RerunStateMachine,
     pub(super) loss_checks: LossChecks,
+    /// Iterations in a row that the run has learned nothing from.
+    pub(super) stall: Stall,
     pub(super) flops: FlopsShape,
     pub(super) forward_step: Box<dyn ForwardStep>,
     pub(super) callbacks: Vec<Box<dyn Callback>>,

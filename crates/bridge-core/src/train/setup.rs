@@ -34,7 +34,7 @@ use crate::optim::{
     AccumulationDType, Distribution, GradientBuffer, GradientReducer, Optimizer, OverrideProvider, Sharding,
 };
 use crate::resilience::rerun::RerunStateMachine;
-use crate::resilience::{Signal, SignalWatcher};
+use crate::resilience::{Signal, SignalWatcher, Stall};
 use crate::schedule::{NumMicrobatchesCalculator, OptimizerParamScheduler};
 
 /// Which signals a run watches. A watched signal saves a checkpoint and stops.
@@ -152,6 +152,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
         loss_scaler: convert::loss_scaler(&config)?,
         rerun: RerunStateMachine::new(convert::rerun(&config, groups.world().rank(), place)),
         loss_checks: convert::loss_checks(&config),
+        stall: Stall::default(),
         flops: convert::flops(&config, padded_vocab_size),
         forward_step: options.forward_step,
         callbacks: options.callbacks,

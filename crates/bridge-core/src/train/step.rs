@@ -5,16 +5,17 @@ use std::time::Instant;
 
 use bridge_kernels::Philox;
 
-use super::forward_step::Losses;
+use super::forward_step::{Losses, Ratio};
 use super::pipeline::StepWork;
 use super::routers::{RouterReport, Routers};
 use super::run::TrainingRun;
 use super::threads::compute;
-use super::{LM_LOSS, TrainError, ranks};
+use super::{LM_LOSS, TrainError, loss_watch, ranks};
 use crate::data::MicroBatch;
 use crate::logging::TimerLevel;
 use crate::model::{Batch, LayerMetrics};
 use crate::optim::{GroupRates, GroupSettings, ReductionTimes, StepOutcome, StepScales};
+use crate::resilience::Learning;
 use crate::resilience::rerun::{ExitDecision, ForwardBackward};
 use crate::schedule::{GradientCheck, GroupOverrides};
 
@@ -43,6 +44,8 @@ pub struct StepReport {
     pub routers: Vec<RouterReport>,
     /// True when the gradients were not finite and nothing was updated.
     pub skipped: bool,
+    /// What the step says about whether the run still learns.
+    pub learning: Learning,
     /// Sequences in the step.
     pub batch_size: u64,
     /// Micro-batches in the step.
@@ -110,11 +113,13 @@ fn compute_step(
         }
         false => Vec::new(),
     };
+    let can_fall = run.loss_scaler.can_fall();
     let outcome = optimizer_step(run, &rates, pass_result.divisor)?;
     let batch_size = num_microbatches * run.config.samples_per_microstep() as u64;
     if outcome.success {
         run.scheduler.step(batch_size);
     }
+    let learning = learning(&outcome, &pass_result.losses, can_fall);
     Ok(StepEnd::Done(Box::new(StepReport {
         iteration: run.state.train_state.step + 1,
         losses: pass_result.losses,
@@ -127,6 +132,7 @@ fn compute_step(
         num_zeros: outcome.num_zeros,
         grad_norms,
         skipped: !outcome.success,
+        learning,
         batch_size,
         num_microbatches,
         num_tokens: micro_batches.iter().map(|m| m.tokens.len() as u64).sum::<u64>() * run.config.parallel.data as u64,
@@ -134,6 +140,18 @@ fn compute_step(
         data_seconds,
         grads_reduction: pass_result.reduction,
     })))
+}
+
+/// What a step says about whether the run still learns. A loss scale that `can_fall` may be all that was wrong with gradients; a loss is computed
+/// without it.
+fn learning(outcome: &StepOutcome, losses: &Losses, can_fall: bool) -> Learning {
+    let is_not_finite = |loss: &Ratio| loss.denominator > 0.0 && !loss.value().is_finite();
+    match outcome.success {
+        _ if losses.values().any(is_not_finite) => Learning::Failed,
+        true => Learning::Learned,
+        false if can_fall => Learning::FindingScale,
+        false => Learning::Failed,
+    }
 }
 
 /// What the passes over the micro-batches gave.
@@ -154,8 +172,8 @@ fn forward_backward(run: &mut TrainingRun, micro_batches: &[MicroBatch]) -> Resu
     let stream = Philox::new(run.seed).derive_name("dropout").derive(run.state.train_state.step + 1);
     let batches: Vec<Batch> = micro_batches.iter().map(|m| run.prepare(m)).collect();
     // Tokens of each micro-batch over all ranks that share it: what its loss is divided by, so that gradients add up.
-    let mut num_tokens: Vec<f64> = batches.iter().map(|batch| batch.num_tokens).collect();
-    let mut tokens_here = num_tokens.clone();
+    let own_tokens: Vec<f64> = batches.iter().map(|batch| batch.num_tokens).collect();
+    let (mut num_tokens, mut tokens_here) = (own_tokens.clone(), own_tokens.clone());
     ranks::sum(run.groups.data_context(), &mut num_tokens)?;
     ranks::sum(run.groups.context(), &mut tokens_here)?;
     let mut losses = Losses::new();
@@ -179,7 +197,7 @@ fn forward_backward(run: &mut TrainingRun, micro_batches: &[MicroBatch]) -> Resu
         parameters: run.optimizer.parameters(),
         reductions: run.pipeline.reductions(&run.config),
     };
-    let mut loss_sums = run.pipeline.train(&mut run.chunks, batches.len(), &mut work)?.loss_sums;
+    let loss_sums = run.pipeline.train(&mut run.chunks, batches.len(), &mut work)?.loss_sums;
     drop(timer);
     for (loss_sum, batch) in loss_sums.iter().zip(&batches) {
         for (name, ratio) in run.forward_step.report(*loss_sum, batch) {
@@ -197,13 +215,7 @@ fn forward_backward(run: &mut TrainingRun, micro_batches: &[MicroBatch]) -> Resu
     ranks::share_losses(&run.groups, &mut losses)?;
     let routers = Routers::of_all_ranks(&run.config, &run.groups, &metrics)?;
     losses.extend(routers.losses);
-    ranks::share_from_last_stage(&run.groups, &mut loss_sums)?;
-    // All ranks look at the same figures, so they decide alike.
-    for (loss_sum, tokens) in loss_sums.iter().zip(&num_tokens) {
-        for finding in run.loss_checks.validate(&mut run.rerun, loss_sum / tokens.max(1.0))? {
-            run.reporter.note(&format!("{finding}"));
-        }
-    }
+    loss_watch::judge(run, &loss_sums, &own_tokens)?;
     let divisor = if per_token { num_tokens.iter().sum::<f64>().max(1.0) } else { 1.0 };
     Ok(Pass { losses, routers: routers.layers, divisor, reduction })
 }
@@ -258,5 +270,28 @@ pub(super) fn schedule_overrides(settings: &GroupSettings) -> GroupOverrides {
         min_lr: settings.min_lr,
         wd_mult: settings.wd_mult,
         ..GroupOverrides::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scale_that_can_fall_excuses_gradients_and_nothing_else_does() {
+        let outcome = |success| StepOutcome { success, grad_norm: 1.0, num_zeros: None };
+        let losses = |numerator, denominator| Losses::from([(LM_LOSS.to_owned(), Ratio { numerator, denominator })]);
+        for (success, loss, can_fall, expected) in [
+            (true, losses(4.0, 2.0), false, Learning::Learned),
+            (true, losses(4.0, 2.0), true, Learning::Learned),
+            (false, losses(4.0, 2.0), true, Learning::FindingScale),
+            (false, losses(4.0, 2.0), false, Learning::Failed),
+            (false, losses(f64::NAN, 2.0), true, Learning::Failed),
+            (true, losses(f64::INFINITY, 2.0), false, Learning::Failed),
+            // No token counted: there is no loss.
+            (true, losses(0.0, 0.0), false, Learning::Learned),
+        ] {
+            assert_eq!(learning(&outcome(success), &loss, can_fall), expected, "{success} {loss:?} {can_fall}");
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! The training loop.
 
+use std::path::Path;
 use std::time::Duration;
 
 use super::TrainError;
@@ -43,6 +44,7 @@ fn train_steps(run: &mut TrainingRun) -> Result<ExitReason, TrainError> {
         shorten_timeout(run);
         run.log_step(&step)?;
         run.for_each_callback(|callback, state| callback.on_step_end(state, &step));
+        still_learns(run, &step)?;
         if evaluation_is_due(run) {
             evaluate(run, Split::Valid)?;
         }
@@ -55,6 +57,17 @@ fn train_steps(run: &mut TrainingRun) -> Result<ExitReason, TrainError> {
         save_checkpoint(run)?;
     }
     Ok(ExitReason::Completed)
+}
+
+/// Ends a run that has learned nothing for `train.max_consecutive_skipped_iterations` iterations: it would go on like that for ever. Nothing is
+/// saved, so that no good checkpoint has to make room.
+fn still_learns(run: &mut TrainingRun, step: &StepReport) -> Result<(), TrainError> {
+    let count = run.stall.count(step.learning);
+    if count < run.config.train.max_consecutive_skipped_iterations as u64 {
+        return Ok(());
+    }
+    let last_good = run.stall.last_good().filter(|folder| folder.is_dir()).map(Path::to_owned);
+    Err(TrainError::NothingLearned { iteration: step.iteration, count, last_good })
 }
 
 /// Ranks wait for each other for `dist.distributed_timeout_seconds_after_init`, if that is given, once they have made a step.

@@ -90,7 +90,8 @@ section! {
         fully_parallel_save: bool = true
             => no_counterpart("checkpoints that one replica writes alone; of ranks that hold the same slice one writes it");
         /// Split reading over data parallelism.
-        fully_parallel_load: bool = false => no_counterpart("a choice who reads; every rank reads what it holds");
+        fully_parallel_load: bool = false
+            => no_counterpart("a choice who reads; every rank reads what it holds").inert(&["true"]);
         /// Exchange of what was read.
         ckpt_fully_parallel_load_exchange_algo: ExchangeAlgo = ExchangeAlgo::Broadcast
             => no_counterpart("how ranks pass on what one of them read; every rank reads what it holds");
@@ -133,7 +134,7 @@ section! {
         dist_ckpt_save_pre_mcore_014: bool = false => no_counterpart("a layout of older Megatron versions");
         /// Reshardable optimizer.
         dist_ckpt_optim_fully_reshardable: bool = false
-            => no_counterpart("a choice of the optimizer's layout on disk; any layout reads every checkpoint");
+            => no_counterpart("a choice of the optimizer's layout on disk; any layout reads every checkpoint").inert(&["true"]);
         /// The same with less memory.
         distrib_optim_fully_reshardable_mem_efficient: bool = false
             => no_counterpart("a way to gather state for dist_ckpt_optim_fully_reshardable; no state is gathered");

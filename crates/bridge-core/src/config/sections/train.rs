@@ -51,10 +51,15 @@ section! {
             => no_counterpart("collections of Python's garbage around evaluations; there are none").inert(&["false"]);
         /// 1-based iterations whose data is read and not used.
         iterations_to_skip: Vec<usize> = Vec::new(), Limits::POSITIVE;
-        /// AND the success flag over model-parallel ranks; one rank has nothing to combine.
-        check_optimizer_step_success: bool = true;
-        /// Leave the gradient norm of each model-parallel rank as it is; one rank has one norm.
-        skip_sync_grad_norm_across_mp: bool = false;
+        /// AND the success flag over model-parallel ranks. All ranks have one flag here, that of the norm over all of them.
+        check_optimizer_step_success: bool = true
+            => no_counterpart("ranks that decide by themselves whether a step succeeded; one norm over all of them decides for all");
+        /// Leave the gradient norm of each model-parallel rank as it is. All ranks have one norm here.
+        skip_sync_grad_norm_across_mp: bool = false
+            => no_counterpart("gradient norms that differ from rank to rank; the norm is one sum over all ranks");
+        /// Iterations in a row with gradients or losses that are not finite after which the run fails (ours). Overflows that lower a
+        /// dynamic loss scale do not count.
+        max_consecutive_skipped_iterations: usize = 20, Limits::POSITIVE;
         /// Deprecated alias of `validation.eval_iters`.
         eval_iters: Option<usize> = None, Limits::SIZE_OR_ZERO;
         /// Deprecated alias of `validation.eval_interval`.

@@ -274,13 +274,7 @@ fn what_is_implemented_is_accepted() {
         vec!["checkpoint.load=x", "scheduler.override_opt_param_scheduler=true", "checkpoint.finetune=true"],
         vec!["checkpoint.save=x", "scheduler.use_checkpoint_opt_param_scheduler=true"],
         vec!["train.iterations_to_skip=[20]", "scheduler.lr_warmup_init=1e-5"],
-        vec![
-            "ddp.overlap_grad_reduce=true",
-            "ddp.bucket_size=1000",
-            "train.check_optimizer_step_success=false",
-            "train.skip_sync_grad_norm_across_mp=true",
-            "model.use_cpu_initialization=true",
-        ],
+        vec!["ddp.overlap_grad_reduce=true", "ddp.bucket_size=1000", "model.use_cpu_initialization=true"],
         vec![
             "logger.log_throughput=true",
             "logger.log_memory_interval=5",
@@ -291,6 +285,13 @@ fn what_is_implemented_is_accepted() {
         vec!["train.exit_interval=5", "train.exit_duration_in_mins=1.5", "train.num_threads=2"],
         vec!["device=cuda:1", "logger.progress=plain", "generate.prompt=1 2 3"],
         vec!["peft=null", "profiling={}", "straggler={}"],
+        // What is true here anyway.
+        vec![
+            "checkpoint.fully_parallel_load=true",
+            "checkpoint.fully_parallel_save=true",
+            "checkpoint.dist_ckpt_optim_fully_reshardable=true",
+        ],
+        vec!["train.max_consecutive_skipped_iterations=1"],
     ] {
         tiny(&overrides).unwrap_or_else(|errors| panic!("{overrides:?}\n{errors}"));
     }

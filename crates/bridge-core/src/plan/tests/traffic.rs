@@ -34,8 +34,8 @@ fn tensor_parallel_ranks_reduce() {
     let plan = tiny(2, &["model.tensor_model_parallel_size=2"]);
     assert_eq!(entries(&plan, 0, TrafficKind::Tensor), [("tp", AllReduce, 2 * 10, 2 * 10 * STREAM)]);
     assert_eq!(entries(&plan, 0, TrafficKind::Loss), [("tp", AllReduce, 2 * 2, 2 * 3 * 128 * 4)]);
-    // Whether data could be read; the norm, and what asks for an exit.
-    assert_eq!(entries(&plan, 0, TrafficKind::Scalars), [("world", AllGather, 1, 1), ("world", AllReduce, 2, 4 * 8)]);
+    // Whether data could be read; whether losses are sound, the norm, and what asks for an exit.
+    assert_eq!(entries(&plan, 0, TrafficKind::Scalars), [("world", AllGather, 1, 1), ("world", AllReduce, 3, 5 * 8)]);
     assert_eq!(entries(&plan, 0, TrafficKind::SharedGradients), []);
 }
 
@@ -90,10 +90,10 @@ fn stages_send_what_their_lists_say() {
             let expected = [("pp", Send, sends, sends * STREAM), ("pp", Recv, receives, receives * STREAM)];
             assert_eq!(entries(&plan, stage, TrafficKind::Pipeline), expected, "{overrides:?} stage {stage}");
         }
-        // The last stage tells the others the loss with its divisor, and each micro-batch's.
+        // The last stage tells the others the loss with its divisor.
         let scalars = |stage| entries(&plan, stage, TrafficKind::Scalars)[0];
-        assert_eq!(scalars(0), ("pp", Broadcast, 2, 0));
-        assert_eq!(scalars(1), ("pp", Broadcast, 2, (8 + 2) * 8));
+        assert_eq!(scalars(0), ("pp", Broadcast, 1, 0));
+        assert_eq!(scalars(1), ("pp", Broadcast, 1, 2 * 8));
     }
     assert_eq!(ScheduleKind::OneForwardOneBackward.to_string(), tiny(2, &overrides).pipeline.schedule);
 }
@@ -103,8 +103,8 @@ fn replicas_reduce_gradients() {
     let plan = tiny(2, &[]);
     assert_eq!(entries(&plan, 0, TrafficKind::Gradients), [("dp-cp", AllReduce, 1, 4 * PARAMETERS)]);
     assert_eq!(plan.stages[0].traffic_bytes(TrafficKind::Parameters), 0);
-    // Two figures of one micro-batch, and the loss with its divisor.
-    assert_eq!(entries(&plan, 0, TrafficKind::Scalars)[0], ("dp-cp", AllReduce, 3, 4 * 8));
+    // The tokens of one micro-batch, and the loss with its divisor.
+    assert_eq!(entries(&plan, 0, TrafficKind::Scalars)[0], ("dp-cp", AllReduce, 2, 3 * 8));
     let mixed = |more: &[&str]| tiny(2, &[&["mixed_precision=bf16_mixed"], more].concat());
     assert_eq!(mixed(&[]).stages[0].traffic_bytes(TrafficKind::Gradients), 4 * PARAMETERS);
     let sharded = mixed(&["optimizer.use_distributed_optimizer=true"]);

@@ -134,13 +134,13 @@ impl Tally<'_, '_> {
     pub(super) fn scalars(&mut self, stage: usize, microbatches: u64) {
         let setup = self.setup;
         let on = |group, operation| Way::on(TrafficKind::Scalars, group, operation);
-        // Tokens of the micro-batches, the loss with its divisor, the loss of each micro-batch.
+        // Tokens of the micro-batches, the loss with its divisor.
         let replicas = on(GroupKind::DataContext, Operation::AllReduce);
-        self.add_uneven(replicas, 3, (2 * microbatches + 2) * FLOAT64);
+        self.add_uneven(replicas, 2, (microbatches + 2) * FLOAT64);
         self.add(on(GroupKind::Context, Operation::AllReduce), 1, microbatches * FLOAT64);
         let is_root = stage + 1 == setup.layout.pipeline;
-        let told = if is_root { (microbatches + 2) * FLOAT64 } else { 0 };
-        self.add_uneven(on(GroupKind::Pipeline, Operation::Broadcast), 2, told);
+        let told = if is_root { 2 * FLOAT64 } else { 0 };
+        self.add_uneven(on(GroupKind::Pipeline, Operation::Broadcast), 1, told);
         if let Some(experts) = setup.model.num_moe_experts {
             // Two losses of the routers, with their divisors: of all layers, and of each with the tokens of its experts.
             let layers = setup.model.moe_layers.iter().filter(|has_experts| **has_experts).count() as u64;
@@ -152,11 +152,12 @@ impl Tally<'_, '_> {
         let world = |operation| Way(TrafficKind::Scalars, TrafficGroup::World, operation);
         // Whether all ranks could read their data.
         self.add(world(Operation::AllGather), 1, 1);
-        // The norm and, where they are counted, the zeros; where results are validated, the vote on repeating the step.
+        // Whether a rank found fault with its losses; the norm and, where they are counted, the zeros; where results are validated, the vote
+        // on repeating the step.
         let votes = u64::from(setup.config.rerun_state_machine.rerun_mode != RerunMode::Disabled);
         let config = setup.config;
         let zeros = u64::from(config.optimizer.log_num_zeros_in_grad || config.logger.log_num_zeros_in_grad);
-        self.add(world(Operation::AllReduce), 1 + zeros + votes, FLOAT64);
+        self.add(world(Operation::AllReduce), 2 + zeros + votes, FLOAT64);
         // Signals, cancellation and the clock.
         self.add(world(Operation::AllReduce), 1, 3 * FLOAT64);
     }

@@ -66,6 +66,15 @@ impl Injector {
             }
     }
 
+    /// The state of the draws, if there are any.
+    pub(super) fn draws(&self) -> Option<u64> {
+        (self.config.rate > 0).then_some(self.random_state)
+    }
+
+    pub(super) fn continue_at(&mut self, draws: u64) {
+        self.random_state = draws;
+    }
+
     /// SplitMix64 (Steele, Lea & Flood 2014): enough to spread a few faults.
     fn next_random(&mut self) -> u64 {
         self.random_state = self.random_state.wrapping_add(0x9E37_79B9_7F4A_7C15);

@@ -342,6 +342,16 @@ impl<T: Clone + Display> RerunStateMachine<T> {
         })
     }
 
+    /// Where the draws of injected faults stand; nothing unless faults are injected.
+    pub fn injection_draws(&self) -> Option<u64> {
+        self.injector.draws()
+    }
+
+    /// Goes on drawing injected faults where [`Self::injection_draws`] stood.
+    pub fn continue_injection(&mut self, draws: u64) {
+        self.injector.continue_at(draws);
+    }
+
     /// Takes over what a checkpoint holds. With reruns disabled it is dropped: the step simply runs.
     ///
     /// # Errors

@@ -58,6 +58,21 @@ fn state_round_trips() {
 }
 
 #[test]
+fn a_scale_can_fall_as_long_as_it_is_above_its_floor() {
+    let config =
+        DynamicLossScaleConfig { initial_loss_scale: 4.0, min_loss_scale: 1.0, loss_scale_window: 2, hysteresis: 1 };
+    let mut scaler = LossScaler::dynamic(config).unwrap();
+    for expected in [true, true, false, false] {
+        assert_eq!(scaler.can_fall(), expected, "at {}", scaler.scale());
+        scaler.update(GradientCheck::Overflow);
+    }
+    scaler.update(GradientCheck::Finite);
+    scaler.update(GradientCheck::Finite);
+    assert!(scaler.can_fall(), "it has grown");
+    assert!(!LossScaler::constant(8.0).unwrap().can_fall());
+}
+
+#[test]
 fn constant_scales_stay() {
     let mut scaler = LossScaler::constant(1024.0).unwrap();
     assert_eq!(run(&mut scaler, "oo.."), [1024.0; 4]);

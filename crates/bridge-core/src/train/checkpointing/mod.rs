@@ -1,5 +1,6 @@
 //! Between the run and the checkpoint store: what each rank saves, and how a run continues from a checkpoint at its own layout.
 
+mod rank_state;
 mod restore;
 mod save;
 

@@ -9,13 +9,15 @@ use burn::tensor::FloatDType;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::{OPTIMIZER_PREFIX, device_tensor, layouts};
+use super::{OPTIMIZER_PREFIX, device_tensor, layouts, rank_state};
 use crate::checkpoint::{
     Checkpoint, CheckpointError, CheckpointStore, LoadRequest, OnDamaged, Resolution, TrainState, Verification,
+    Verifier, look_together,
 };
 use crate::config::{self, RunConfig};
 use crate::model::{ModelChunk, Replacement};
 use crate::optim::{OptimizerState, Sharding};
+use crate::resilience::Stall;
 use crate::schedule::OnStateMismatch;
 use crate::train::run::TrainingRun;
 use crate::train::{TrainError, convert, ranks};
@@ -40,13 +42,13 @@ impl Start {
 }
 
 /// Finds what `checkpoint.load` (by default `checkpoint.save`), `ckpt_step` and `pretrained_checkpoint` ask for. All ranks call this
-/// together: the first one looks and verifies, the others open what it has found.
+/// together: the first one looks, all verify their shares of what it comes by, and the others open what it has found.
 pub(in crate::train) fn find_start(config: &RunConfig, groups: &ProcessGroups) -> Result<Option<Start>, TrainError> {
+    let looked = look_together(groups.world(), |verifier| look(config, verifier))?;
+    let found = ranks::agree(groups, "looking for a checkpoint", looked.unwrap_or(Ok(None)))?;
     if groups.world().size() == 1 {
-        return look(config);
+        return Ok(found);
     }
-    let looked = if ranks::is_first(groups) { look(config) } else { Ok(None) };
-    let found = ranks::agree(groups, "looking for a checkpoint", looked)?;
     let mut shared = [NONE, 0];
     if let Some(start) = &found {
         let place = if start.is_pretrained { PRETRAINED } else { LOADED };
@@ -81,7 +83,7 @@ fn load_root(config: &RunConfig) -> Option<&Path> {
     config.checkpoint.load.as_deref().or(config.checkpoint.save.as_deref())
 }
 
-fn look(config: &RunConfig) -> Result<Option<Start>, TrainError> {
+fn look(config: &RunConfig, verifier: &Verifier<'_>) -> Result<Option<Start>, TrainError> {
     let settings = &config.checkpoint;
     let on_damaged = match settings.on_damaged {
         config::OnDamaged::Error => OnDamaged::Error,
@@ -91,7 +93,7 @@ fn look(config: &RunConfig) -> Result<Option<Start>, TrainError> {
         LoadRequest { ckpt_step: settings.ckpt_step.map(|step| step as u64), on_damaged, ..LoadRequest::default() };
     let load = load_root(config);
     if let Some(load) = load
-        && let Resolution::Found(found) = CheckpointStore::open(load)?.resolve(&request)?
+        && let Resolution::Found(found) = CheckpointStore::open(load)?.resolve_with(&request, verifier)?
     {
         let mut message = String::new();
         if !found.report.is_empty() {
@@ -108,7 +110,7 @@ fn look(config: &RunConfig) -> Result<Option<Start>, TrainError> {
     }
     if let Some(pretrained) = &settings.pretrained_checkpoint {
         let request = LoadRequest { on_damaged, ..LoadRequest::default() };
-        return match CheckpointStore::open(pretrained)?.resolve(&request)? {
+        return match CheckpointStore::open(pretrained)?.resolve_with(&request, verifier)? {
             Resolution::Found(found) => {
                 let message = format!("starting from the weights in {}", found.checkpoint.path().display());
                 Ok(Some(Start { checkpoint: found.checkpoint, weights_only: true, is_pretrained: true, message }))
@@ -149,6 +151,7 @@ fn restore_rank(run: &mut TrainingRun, start: &Start) -> Result<Vec<u8>, TrainEr
             load_parameters(chunk.as_mut(), checkpoint)?;
         }
     }
+    run.stall = Stall::after(checkpoint.path());
     if start.weights_only {
         return Ok(Vec::new());
     }
@@ -157,17 +160,14 @@ fn restore_rank(run: &mut TrainingRun, start: &Start) -> Result<Vec<u8>, TrainEr
     let mut known = Vec::new();
     // fp16 runs may not have made a step yet: no moments, but a loss scale that has moved.
     let has_optimizer = extra.contains_key("optimizer_step") || checkpoint.names_in("optimizer").next().is_some();
-    if settings.load_optim && has_optimizer {
-        let step = field::<u64>(&extra, "optimizer_step", checkpoint)?.unwrap_or(train_state.step);
-        known = load_optimizer(run, checkpoint, step)?;
-        if let Some(state) = field(&extra, "opt_param_scheduler", checkpoint)? {
-            run.scheduler.load_state(&state, on_mismatch(&run.config))?;
+    if settings.load_optim {
+        restore_schedule(run, checkpoint, &train_state, &extra)?;
+        if has_optimizer {
+            let step = field::<u64>(&extra, "optimizer_step", checkpoint)?.unwrap_or(train_state.step);
+            known = load_optimizer(run, checkpoint, step)?;
+        } else {
+            run.reporter.note("the checkpoint has no optimizer state: moments start at zero");
         }
-        if let Some(state) = field(&extra, "loss_scaler", checkpoint)? {
-            run.loss_scaler.load_state(state)?;
-        }
-    } else if settings.load_optim {
-        run.reporter.note("the checkpoint has no optimizer state: moments start at zero");
     }
     if settings.load_rng
         && let Some(rng) = field::<BTreeMap<String, u64>>(&extra, "rng", checkpoint)?
@@ -175,18 +175,42 @@ fn restore_rank(run: &mut TrainingRun, start: &Start) -> Result<Vec<u8>, TrainEr
     {
         run.seed = *seed;
     }
-    if let Some(state) = field::<crate::resilience::LossChecks>(&extra, "loss_checks", checkpoint)? {
-        // What was seen is state; whether to look is configuration.
-        if let (Some(mine), Some(saved)) = (&mut run.loss_checks.spiky_loss, state.spiky_loss) {
-            *mine = saved;
-        }
-    }
-    if let Some(state) = field(&extra, "rerun_state_machine", checkpoint)? {
-        run.rerun.load_checkpoint(state)?;
-    }
+    rank_state::restore(run, &extra, checkpoint)?;
     run.last_saved_step = (settings.save.as_deref() == checkpoint.path().parent()).then_some(train_state.step);
+    if let Some(stall) = field(&extra, Stall::NAME, checkpoint)? {
+        run.stall = stall;
+    }
     run.state.train_state = train_state;
     Ok(known)
+}
+
+/// The place in the schedule, and the loss scale. They belong to the run, and are there without an optimizer too.
+fn restore_schedule(
+    run: &mut TrainingRun,
+    checkpoint: &Checkpoint,
+    train_state: &TrainState,
+    extra: &serde_json::Map<String, Value>,
+) -> Result<(), TrainError> {
+    match field(extra, "opt_param_scheduler", checkpoint)? {
+        Some(state) => run.scheduler.load_state(&state, on_mismatch(&run.config))?,
+        // Earlier releases saved none where they saved no optimizer.
+        None => {
+            let samples = train_state.consumed_train_samples.saturating_sub(train_state.skipped_train_samples);
+            run.scheduler.step(samples);
+            run.reporter.note(&format!(
+                "the checkpoint does not say where its schedule stood: it goes on after {samples} samples"
+            ));
+        }
+    }
+    match field(extra, "loss_scaler", checkpoint)? {
+        Some(state) => run.loss_scaler.load_state(state)?,
+        None if run.loss_scaler.is_dynamic() => {
+            let scale = run.loss_scaler.scale();
+            run.reporter.note(&format!("the checkpoint has no loss scale: it starts at {scale}"));
+        }
+        None => {}
+    }
+    Ok(())
 }
 
 /// Reads the optimizer state that this rank owns. Returns for each optimizer tensor of the checkpoint whether it is of a parameter of
@@ -241,7 +265,7 @@ fn on_mismatch(config: &RunConfig) -> OnStateMismatch {
     }
 }
 
-fn field<T: DeserializeOwned>(
+pub(super) fn field<T: DeserializeOwned>(
     extra: &serde_json::Map<String, Value>,
     name: &str,
     checkpoint: &Checkpoint,

@@ -5,13 +5,15 @@ use std::collections::BTreeMap;
 use bridge_dist::mesh::ProcessGroups;
 use serde_json::Value;
 
+use super::rank_state::{self, RankState};
 use super::{OPTIMIZER_PREFIX, host, layouts};
 use crate::checkpoint::{
     AsyncSaver, CheckpointError, RetentionPolicy, RunFiles, SaveOptions, SaveReport, ShardTensor, ShardedWriter,
-    Snapshot, TensorGroup, TrainState,
+    Snapshot, TensorGroup, TrainState, iteration_folder_name,
 };
 use crate::config::RunConfig;
 use crate::logging::TimerLevel;
+use crate::resilience::Stall;
 use crate::train::run::TrainingRun;
 use crate::train::{TrainError, ranks};
 
@@ -72,7 +74,8 @@ impl Saver {
 pub(in crate::train) fn save_checkpoint(run: &mut TrainingRun) -> Result<(), TrainError> {
     let step = run.state.train_state.step;
     run.settle_parameters()?;
-    let snapshot = ranks::agree(&run.groups, "preparing a checkpoint", snapshot(run))?;
+    let states = rank_state::gather(run)?;
+    let snapshot = ranks::agree(&run.groups, "preparing a checkpoint", snapshot(run, states))?;
     let Some(saver) = &mut run.saver else {
         return Ok(());
     };
@@ -81,6 +84,9 @@ pub(in crate::train) fn save_checkpoint(run: &mut TrainingRun) -> Result<(), Tra
     let report = saver.save(snapshot)?;
     drop(timer);
     run.last_saved_step = Some(step);
+    if let Some(root) = &run.config.checkpoint.save {
+        run.stall.saved(root.join(iteration_folder_name(step)));
+    }
     if ranks::is_first(&run.groups) {
         run.log_save(step, is_async, report.as_ref())?;
         let root = run.config.checkpoint.save.clone().unwrap_or_default();
@@ -90,7 +96,7 @@ pub(in crate::train) fn save_checkpoint(run: &mut TrainingRun) -> Result<(), Tra
 }
 
 /// What this rank saves. Of the ranks that hold the same slice of a parameter one saves it; of what is sharded each its ranges.
-fn snapshot(run: &TrainingRun) -> Result<Snapshot<'static>, TrainError> {
+fn snapshot(run: &TrainingRun, states: Vec<RankState>) -> Result<Snapshot<'static>, TrainError> {
     let (distribution, shards) = (run.optimizer.distribution(), run.optimizer.shards());
     let mut model = Vec::new();
     let mut all_layouts = BTreeMap::new();
@@ -130,7 +136,8 @@ fn snapshot(run: &TrainingRun) -> Result<Snapshot<'static>, TrainError> {
         }
         groups.push(TensorGroup { name: "optimizer".into(), tensors });
     }
-    let run = if ranks::is_first(&run.groups) { run_files(run)? } else { step_only(run.state.train_state.step) };
+    let run =
+        if ranks::is_first(&run.groups) { run_files(run, states)? } else { step_only(run.state.train_state.step) };
     Ok(Snapshot { run, groups })
 }
 
@@ -140,26 +147,27 @@ fn step_only(step: u64) -> RunFiles {
 }
 
 /// What exists once in a run.
-fn run_files(run: &TrainingRun) -> Result<RunFiles, TrainError> {
+fn run_files(run: &TrainingRun, states: Vec<RankState>) -> Result<RunFiles, TrainError> {
     let settings = &run.config.checkpoint;
     let mut train_state = run.state.train_state.clone();
     let extra = &mut train_state.extra;
     if settings.save_optim {
         extra.insert("optimizer_step".into(), run.optimizer.steps().into());
-        extra.insert("opt_param_scheduler".into(), json(&run.scheduler.state())?);
-        extra.insert("loss_scaler".into(), json(&run.loss_scaler.state())?);
     }
+    // These belong to the run: without them a resumed run would begin its schedule again.
+    extra.insert("opt_param_scheduler".into(), json(&run.scheduler.state())?);
+    extra.insert("loss_scaler".into(), json(&run.loss_scaler.state())?);
     if settings.save_rng {
         extra.insert("rng".into(), serde_json::json!({ "seed": run.seed }));
     }
-    extra.insert("loss_checks".into(), json(&run.loss_checks)?);
-    if let Some(rerun) = run.rerun.checkpoint() {
-        extra.insert("rerun_state_machine".into(), json(&rerun)?);
+    rank_state::put(run, states, extra)?;
+    if run.stall.is_standing_still() {
+        extra.insert(Stall::NAME.into(), json(&run.stall)?);
     }
     let files = if settings.save_tokenizer_assets { run.tokenizer_files.clone() } else { BTreeMap::new() };
     Ok(RunFiles { train_state, run_config: run.config.to_toml(), files })
 }
 
-fn json<T: serde::Serialize>(value: &T) -> Result<Value, TrainError> {
+pub(super) fn json<T: serde::Serialize>(value: &T) -> Result<Value, TrainError> {
     serde_json::to_value(value).map_err(|error| TrainError::Internal(format!("state that cannot be saved: {error}")))
 }
