@@ -182,10 +182,6 @@ impl Arguments {
         if report.reason == ExitReason::Completed
             && let Some(prompt) = &generate.prompt
         {
-            if is_spread(&report.run.config) {
-                line("no sample: the model is spread over ranks; `bridge generate` takes its checkpoint");
-                return Ok(exit_code(&report.reason));
-            }
             let device = report.run.device().clone().without_autodiff();
             let sampling = if generate.temperature == 0.0 {
                 Sampling::Greedy
@@ -202,12 +198,6 @@ impl Arguments {
         }
         Ok(exit_code(&report.reason))
     }
-}
-
-/// Whether a rank holds only a part of the model.
-fn is_spread(config: &RunConfig) -> bool {
-    let sizes = &config.parallel;
-    sizes.tensor * sizes.pipeline * sizes.context * sizes.expert > 1 || config.ddp.use_megatron_fsdp
 }
 
 fn exit_code(reason: &ExitReason) -> u8 {

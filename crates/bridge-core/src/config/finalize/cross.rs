@@ -1,8 +1,8 @@
 //! Stage 4: rules between sections, and the sample counts that follow from several of them.
 
-use super::super::choice::{DataloaderType, RerunMode};
+use super::super::choice::{DataloaderType, RerunMode, ShardingStrategy};
 use super::super::run_config::{FinalTraining, FinalValidation, SampleCounts};
-use super::Draft;
+use super::{Draft, Purpose};
 
 /// Rules that belong to no single section.
 pub(super) fn check(draft: &mut Draft<'_>) {
@@ -22,6 +22,7 @@ pub(super) fn check(draft: &mut Draft<'_>) {
     skip_train_evaluates(draft);
     evaluation_has_data(draft);
     dependent_settings(draft);
+    samples_need_a_whole_model(draft);
     let context = model.context_parallel_size.max(1);
     draft.require(
         context == 1 || model.seq_length.is_multiple_of(context.saturating_mul(2)),
@@ -65,6 +66,28 @@ pub(super) fn check(draft: &mut Draft<'_>) {
         "dataset.drop_last",
         "cannot be false with dataset.dataloader_type = \"cyclic\", which has no incomplete batches",
     );
+}
+
+/// The sample at the end is made by the first rank alone.
+fn samples_need_a_whole_model(draft: &mut Draft<'_>) {
+    let (model, ddp) = (&draft.recipe.model, &draft.recipe.ddp);
+    let sizes = [
+        ("model.tensor_model_parallel_size", model.tensor_model_parallel_size),
+        ("model.pipeline_model_parallel_size", model.pipeline_model_parallel_size),
+        ("model.expert_model_parallel_size", model.expert_model_parallel_size),
+        ("model.expert_tensor_parallel_size", model.expert_tensor_parallel_size.unwrap_or(1)),
+    ];
+    let size = sizes.into_iter().find(|(_, size)| *size > 1).map(|(key, size)| format!("{key} = {size}"));
+    let is_sharded = ddp.data_parallel_sharding_strategy == ShardingStrategy::OptimGradsParams;
+    let sharding = "ddp.data_parallel_sharding_strategy = \"optim_grads_params\"";
+    let Some(spread) = size.or_else(|| is_sharded.then(|| sharding.to_owned())) else {
+        return;
+    };
+    // A plan has no end at which something would be sampled.
+    let is_asked = draft.recipe.generate.prompt.is_some() && draft.purpose == Purpose::Train;
+    let message =
+        format!("no rank has the whole model with {spread}: sample from the checkpoint with `bridge generate` instead");
+    draft.forbid(is_asked, "generate.prompt", message);
 }
 
 /// Settings that say nothing while another one is off, with that other one.

@@ -29,8 +29,9 @@ fn need_experts(draft: &mut Draft<'_>) {
     let fields = TransformerConfig::fields().into_iter().map(|field| field.name);
     for name in fields.filter(|name| OF_EXPERTS.iter().any(|prefix| name.starts_with(prefix))) {
         let key = format!("model.{name}");
-        // What is not implemented is reported as that.
-        let is_set = draft.recipe_differs(&key) && !draft.errors.names(&key);
+        // A value that is refused wherever it stands is reported as that.
+        let is_refused = draft.errors.iter().any(|error| error.key == key && error.kind != ErrorKind::Conflict);
+        let is_set = draft.recipe_differs(&key) && !is_refused;
         draft.require(!is_set, &key, "needs model.num_moe_experts");
     }
 }

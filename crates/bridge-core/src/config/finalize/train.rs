@@ -28,6 +28,10 @@ pub(super) fn device(draft: &mut Draft<'_>) {
         Some((name, index)) => (name, Some(index)),
         None => (device.as_str(), None),
     };
+    if !matches!(name, "flex" | "cpu") && draft.recipe.model.deterministic_mode {
+        let message = format!("not implemented yet on device = {device:?}: sums there have no fixed order");
+        draft.error(ErrorKind::NotImplemented, "model.deterministic_mode", message);
+    }
     let is_index = index.is_none_or(|index| index.parse::<u16>().is_ok());
     if DEVICES.contains(&name) && is_index {
         return;

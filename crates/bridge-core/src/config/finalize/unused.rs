@@ -28,6 +28,7 @@ fn rope(draft: &mut Draft<'_>) {
     let needs_rope = [
         ("model.rope_scaling", model.rope_scaling),
         ("model.rotary_interleaved", model.rotary_interleaved),
+        ("model.apply_rope_fusion", model.apply_rope_fusion),
         ("model.no_rope_freq", model.no_rope_freq.is_some()),
         ("model.seq_len_interpolation_factor", model.seq_len_interpolation_factor.is_some()),
     ];

@@ -172,10 +172,11 @@ section! {
         microbatch_group_size_per_vp_stage: Option<usize> = None, COUNT;
         /// Overlap stage transfers.
         overlap_p2p_comm: bool = false
-            => not_built("a choice whether stage transfers overlap; receives are posted ahead and sends end behind computation");
+            => no_counterpart("stage transfers that do not overlap; receives are posted ahead and sends end behind computation")
+                .inert(&["true"]);
         /// Batch sends and receives.
         batch_p2p_comm: bool = true
-            => no_counterpart("sends and receives of one NCCL call; each transfer is a call of its own");
+            => no_counterpart("sends and receives of one NCCL call; each transfer is a call of its own").inert(&["false"]);
         /// Overlap also in warm-up and flush.
         overlap_p2p_comm_warmup_flush: bool = false => not_built("a choice for warm-up and flush apart from the rest");
         /// Free outputs after sending.
@@ -260,11 +261,14 @@ section! {
         gradient_accumulation_fusion: bool = false
             => not_built("weight gradients added into their buffer by the matrix product itself");
         /// Fused bias and activation.
-        bias_activation_fusion: bool = false => not_built("one kernel of bias and activation");
+        bias_activation_fusion: bool = false
+            => no_counterpart("bias and activation apart from the product; they are one operation with it").inert(&["true"]);
         /// Fused bias and dropout.
         bias_dropout_fusion: bool = false => not_built("one kernel of bias, dropout and residual");
         /// Fused rotary embedding.
-        apply_rope_fusion: bool = false => not_built("a choice of a rotary kernel; the fused one is always used");
+        apply_rope_fusion: bool = false
+            => no_counterpart("rotary embedding without fusion; it is one operation, with attention where nothing comes between")
+                .inert(&["true"]);
         /// Activation recompute.
         recompute_granularity: Option<RecomputeGranularity> = None;
         /// Layer choice of full recompute.
@@ -292,8 +296,9 @@ section! {
         embedding_init_method_std: Option<f64> = None, Limits::above_zero_to(1000.0);
         /// Draw initial weights; false saves time when loading.
         perform_initialization: bool = true;
-        /// Draw on the host, the same at any tensor-parallel size. Bridge always does, so both are right.
-        use_cpu_initialization: bool = false;
+        /// Draw on the host, the same at any tensor-parallel size.
+        use_cpu_initialization: bool = false
+            => no_counterpart("weights drawn on the device; they are drawn on the host, the same at any layout").inert(&["true"]);
         /// Allocate lazily.
         init_model_with_meta_device: bool = false
             => no_counterpart("PyTorch's meta device; parameters that will be sharded are made one after the other anyway");
@@ -304,7 +309,8 @@ section! {
         /// Its attention exponent.
         mup_attn_scale_power: f64 = 1.0 => not_built("the power of the head size in the scores of use_mup");
         /// Deterministic kernels only.
-        deterministic_mode: bool = false => not_built("a check that every kernel is deterministic");
+        deterministic_mode: bool = false
+            => no_counterpart("kernels that are not deterministic; on the CPU all are").inert(&["true"]);
         /// Transformer Engine's RNG tracker.
         use_te_rng_tracker: bool = false
             => no_counterpart("Transformer Engine's random states; random numbers are functions of seed and position");
@@ -343,7 +349,7 @@ section! {
         /// Multiplies selected scores.
         moe_router_topk_scaling_factor: Option<f64> = None;
         /// Router arithmetic.
-        moe_router_dtype: Option<RouterDType> = None => not_built("routing in 64 bits; it is in 32").inert(&["fp32"]);
+        moe_router_dtype: Option<RouterDType> = None => not_built("routing in 64 bits").built(&["fp32"]);
         /// Expert groups.
         moe_router_num_groups: Option<usize> = None, COUNT => not_built("experts in groups, of which a token uses few");
         /// Groups per token.
@@ -365,7 +371,7 @@ section! {
         moe_shared_expert_overlap: bool = false => not_built("the shared expert behind the exchange of tokens");
         /// Dispatch method.
         moe_token_dispatcher_type: TokenDispatcher = TokenDispatcher::AllGather
-            => no_counterpart("GPU libraries that send tokens (flex); they travel as in alltoall").inert(&["alltoall"]);
+            => no_counterpart("GPU libraries that send tokens (flex); they travel as in alltoall").built(&["alltoall"]);
         /// Library of flex dispatch.
         moe_flex_dispatcher_backend: FlexBackend = FlexBackend::DeepEp
             => no_counterpart("the GPU library of the flex dispatcher");

@@ -131,6 +131,23 @@ fn data_parallel_size_is_what_remains() {
 }
 
 #[test]
+fn a_sample_is_refused_where_no_rank_has_the_whole_model() {
+    let sampled = |size, overrides: &[&str]| on_ranks(size, &[&["generate.prompt=1 2"], overrides].concat());
+    for (size, overrides) in [
+        (2, &["model.tensor_model_parallel_size=2"][..]),
+        (2, &["model.pipeline_model_parallel_size=2"]),
+        (2, &["model.num_moe_experts=4", "model.expert_model_parallel_size=2"]),
+        (2, &["ddp.use_megatron_fsdp=true", "ddp.data_parallel_sharding_strategy=optim_grads_params"]),
+    ] {
+        let errors = sampled(size, overrides).expect_err("no rank can sample");
+        let error = errors.iter().find(|error| error.key == "generate.prompt").expect("named");
+        assert!(error.message.contains("bridge generate"), "{error}");
+    }
+    sampled(2, &["model.context_parallel_size=2"]).expect("each rank has all of it");
+    sampled(2, &["ddp.use_distributed_optimizer=true"]).expect("likewise");
+}
+
+#[test]
 fn stages_are_checked_and_chunks_counted() {
     let pipeline = |overrides: &[&str]| {
         let two = ["model.pipeline_model_parallel_size=2", "model.num_layers=4", "train.global_batch_size=8"];
@@ -219,6 +236,9 @@ fn what_is_implemented_is_accepted() {
     for overrides in [
         vec!["model.attention_backend=local", "model.qk_layernorm=true", "model.add_qkv_bias=true"],
         vec!["model.position_embedding_type=none"],
+        // What Bridge does anyway.
+        vec!["model.deterministic_mode=true", "model.apply_rope_fusion=true", "model.bias_activation_fusion=true"],
+        vec!["model.overlap_p2p_comm=true", "model.batch_p2p_comm=false", "model.use_cpu_initialization=true"],
         vec!["model.position_embedding_type=learned_absolute"],
         vec!["model.rope_scaling=true", "model.rope_scaling_factor=8.0"],
         vec!["optimizer.optimizer=sgd", "optimizer.sgd_momentum=0.5", "optimizer.decoupled_lr=0.1"],
