@@ -75,6 +75,17 @@ fn slices_of_tensors_go_on_anywhere() {
 }
 
 #[test]
+fn rows_that_several_ranks_hold_are_saved_once_and_go_on_anywhere() {
+    let eight = ["--ranks", "8", "model.tensor_model_parallel_size=4"];
+    let with = |layout: &[&'static str], more: &[&'static str]| [&["model.num_query_groups=2"], layout, more].concat();
+    let sharded = with(&eight, &["ddp.use_distributed_optimizer=true"]);
+    let (one, four, fully) = (with(ONE, &[]), with(TENSOR, &[]), with(&eight, &FULLY_SHARDED[3..]));
+    check(&sharded, &[&one, &four, &fully]);
+    check(&one, &[&four, &sharded]);
+    check(&fully, &[&one]);
+}
+
+#[test]
 fn shards_of_parameters_go_on_anywhere() {
     check(FULLY_SHARDED, &[ONE, FULLY_SHARDED, TENSOR_PIPELINE]);
 }

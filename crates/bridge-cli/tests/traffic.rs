@@ -215,6 +215,25 @@ fn experts() {
     moe("4", "etp=2 ep=2 mbs=1 gbs=4", &["model.moe_token_dispatcher_type=allgather"]);
 }
 
+/// Ranks that hold the same keys and values add up their gradients, in a group of their own.
+#[test]
+fn shared_keys_and_values() {
+    const GROUPS: &str = "model.num_query_groups=2";
+    let bias = ["model.add_qkv_bias=true", "model.qk_layernorm=true"];
+    let found = tiny("4", "tp=4", &[GROUPS]);
+    // Of two layers the rows of one key and one value head: 2 x 8 x 64 elements of float32.
+    assert_eq!(measured(&found, 0, "tp-copies", "all_reduce"), 2 * 2 * 8 * 64 * 4);
+    tiny("4", "tp=4", &[&[GROUPS, SEQUENCE], &bias[..]].concat());
+    tiny("8", "tp=4 mbs=1 gbs=6", &[GROUPS, OPTIMIZER]);
+    tiny("8", "tp=4 mbs=1 gbs=4", &[&[GROUPS, SEQUENCE], &bias[..], &FULL].concat());
+    tiny("8", "tp=4 pp=2 mbs=1 gbs=4", &[GROUPS, TIED]);
+    tiny("8", "tp=8 mbs=1 gbs=4", &["model.num_query_groups=1", "mixed_precision=bf16_mixed"]);
+    // Three replicas: the parts of them that have a share of the common rows differ.
+    tiny("12", "tp=4 mbs=1 gbs=3", &[&[GROUPS, OPTIMIZER], &bias[..]].concat());
+    tiny("8", "tp=4 cp=2", &[GROUPS]);
+    moe("4", "tp=4 etp=2 ep=2 mbs=1 gbs=4", &[GROUPS, SEQUENCE, OPTIMIZER]);
+}
+
 #[test]
 fn several_kinds_at_once() {
     tiny("4", "tp=2 pp=2", &[]);

@@ -60,10 +60,11 @@ pub fn gather_parameters(
         if let Some((chunk, info)) = found {
             assert_eq!(info.global_shape(), shape, "the whole shape of {name}");
             let part = value_of(chunks[chunk], &name);
-            let mut rest = part.as_slice();
+            let mut rest = &part[info.counted_elements()];
             for run in held_runs(&info.placement, &shape) {
-                let (now, later) = rest.split_at(run.len());
-                whole[run].copy_from_slice(now);
+                // What others count comes last.
+                let (now, later) = rest.split_at(run.len().min(rest.len()));
+                whole[run.start..run.start + now.len()].copy_from_slice(now);
                 rest = later;
             }
         }

@@ -22,6 +22,42 @@ fn a_model_in_bfloat16_adds_gradients_up_in_float32_with_and_without_the_preset(
     assert_eq!(run(&[&two[..], &["model.bf16=true"]].concat()), preset);
 }
 
+/// Losses and gradient norms of a run with fewer key/value heads than tensor-parallel ranks.
+fn shared_heads(groups: usize, arguments: &[&str]) -> [Vec<f64>; 2] {
+    let folder = tempfile::tempdir().unwrap();
+    let groups = format!("model.num_query_groups={groups}");
+    let model = [&groups, "model.add_qkv_bias=true", "model.qk_layernorm=true"];
+    let short = ["optimizer.clip_grad=0.5", "train.train_iters=6", "validation.eval_interval=3"];
+    run_in(folder.path(), &[&model[..], &short, arguments].concat());
+    [losses(folder.path()), figures_in(&folder.path().join("runs/tiny"), "train", "grad_norm")]
+}
+
+#[test]
+fn ranks_that_hold_the_same_keys_and_values_train_like_one() {
+    let optimizer = "ddp.use_distributed_optimizer=true";
+    let full = ["ddp.use_megatron_fsdp=true", "ddp.data_parallel_sharding_strategy=optim_grads_params"];
+    let four = ["--ranks", "4", "model.tensor_model_parallel_size=4"];
+    let eight = ["--ranks", "8", "model.tensor_model_parallel_size=8"];
+    let two_of_four = ["--ranks", "8", "model.tensor_model_parallel_size=4"];
+    let stages = [&two_of_four[..], &["model.pipeline_model_parallel_size=2"]].concat();
+    let sequence = "model.sequence_parallel=true";
+    for (groups, layouts) in [
+        (1, vec![eight.to_vec()]),
+        (2, vec![four.to_vec(), [&two_of_four[..], &[optimizer]].concat(), [&two_of_four[..], &full].concat(), stages]),
+        (4, vec![[&eight[..], &[sequence]].concat()]),
+    ] {
+        let [single, norms] = shared_heads(groups, &[]);
+        for layout in layouts {
+            let what = format!("{groups} key/value heads, {layout:?}");
+            let [found, found_norms] = shared_heads(groups, &layout);
+            assert_close(&found, &single, &what);
+            for (step, (a, b)) in found_norms.iter().zip(&norms).enumerate() {
+                assert!((a - b).abs() <= 1e-4 * b, "{what}, norm {step}: {a}, expected {b}");
+            }
+        }
+    }
+}
+
 #[test]
 fn sharded_optimizers_change_no_bit() {
     let plain = run(&["--ranks", "2"]);

@@ -81,6 +81,21 @@ impl ParameterInfo {
         shape
     }
 
+    /// The elements of this rank that other tensor-parallel ranks hold too ([`SharedRows`](super::SharedRows)): the last ones, or none.
+    pub fn shared_elements(&self) -> std::ops::Range<usize> {
+        let count = self.num_elements();
+        let shared = self.placement.shared.map_or(0, |rows| rows.count * (count / self.shape[0].max(1)));
+        count - shared..count
+    }
+
+    /// The elements of this rank's slice that it counts and saves, of the ranks that hold the same ones the first.
+    pub fn counted_elements(&self) -> std::ops::Range<usize> {
+        match self.placement.shared {
+            Some(rows) if rows.rank > 0 => 0..self.shared_elements().start,
+            _ => 0..self.num_elements(),
+        }
+    }
+
     /// Whether tensor-parallel ranks hold copies, so that only one of them counts in norms.
     pub fn is_replicated(&self) -> bool {
         self.placement.shard.is_none()

@@ -27,5 +27,5 @@ pub use deferred::DeferredParameters;
 pub use layer_metrics::{LayerMetric, LayerMetrics};
 pub use module_chunk::{ModuleChunk, Segments, released};
 pub use parallel::Parallel;
-pub use placement::{Placement, ReplicaGroup, Shard};
+pub use placement::{Placement, ReplicaGroup, Shard, SharedRows};
 pub use weight_gradients::WeightGradientStore;

@@ -36,6 +36,20 @@ impl Shard {
     }
 }
 
+/// The last indices of a slice along dimension 0, where consecutive tensor-parallel ranks hold the same ones besides indices of their own:
+/// keys and values, where there are more ranks than key/value heads.
+///
+/// Each rank has only its share of their gradient, so that it is summed over these ranks; the first of them counts and saves them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SharedRows {
+    /// How many indices.
+    pub count: usize,
+    /// How many ranks hold them.
+    pub ranks: usize,
+    /// This rank's number among these.
+    pub rank: usize,
+}
+
 /// Which data-parallel ranks hold copies of a parameter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ReplicaGroup {
@@ -56,4 +70,6 @@ pub struct Placement {
     /// Whether each tensor-parallel rank has only its share of the gradient of a replicated parameter (a norm's weight under sequence
     /// parallelism), so that the gradient is also summed over the tensor-parallel group.
     pub partial_gradient: bool,
+    /// The part of the slice that other tensor-parallel ranks hold too.
+    pub shared: Option<SharedRows>,
 }

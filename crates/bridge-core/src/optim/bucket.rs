@@ -31,6 +31,21 @@ pub fn padded_part(parameters: impl Iterator<Item = usize>, ranks: usize) -> usi
     even + (0..ranks).map(load).max().unwrap_or(0)
 }
 
+/// Elements of the largest of `ranks` parts where only some elements of each parameter count: its number of elements, and those.
+pub fn padded_part_of(parameters: impl Iterator<Item = (usize, Range<usize>)> + Clone, ranks: usize) -> usize {
+    let load = |rank: usize| {
+        let of_rank = parameters.clone().map(|(count, some)| common(&owned_range(count, rank, ranks), &some).len());
+        of_rank.sum::<usize>()
+    };
+    (0..ranks).map(load).max().unwrap_or(0)
+}
+
+/// The elements that two ranges have in common; an empty range inside the first where they have none.
+pub fn common(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
+    let start = b.start.clamp(a.start, a.end);
+    start..b.end.clamp(start, a.end)
+}
+
 /// A parameter to be put into a bucket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BucketParameter {

@@ -8,13 +8,15 @@ use bridge_dist::comm::{CommError, Group, ReduceOp, all_gather_bytes};
 use bridge_dist::mesh::ProcessGroups;
 use bridge_kernels::optim::{count_zeros, sum_of_squares};
 use burn::tensor::{Device, Tensor};
-use xxhash_rust::xxh3::xxh3_64;
 
 use super::GradientBuffer;
 use super::bucket::{
-    Bucket, BucketLayout, BucketPadding, BucketParameter, BucketRule, ShardCounts, buckets, owned_range, padded_part,
+    Bucket, BucketLayout, BucketPadding, BucketParameter, BucketRule, ShardCounts, buckets, common, owned_range,
+    padded_part, padded_part_of,
 };
-use super::gradients::SharedParameters;
+use super::gradients::{SharedElements, SharedParameters};
+use super::sharded::part;
+use super::sharing::{copy_group, instance_group, replica_group, row_copies, shard_group, tied_names};
 use crate::model::{ModelChunk, ParameterInfo, ReplicaGroup};
 
 /// What the ranks of a data-parallel group divide among themselves.
@@ -123,8 +125,10 @@ pub(super) struct Place {
     pub num_elements: usize,
     /// False for frozen parameters.
     pub is_trained: bool,
-    /// False on ranks that hold a copy which another rank of the model counts.
-    is_counted: bool,
+    /// The elements that this rank counts for the model; `None` on ranks that hold a copy which another one counts.
+    counted: Option<Range<usize>>,
+    /// The elements that other tensor-parallel ranks hold too, each with its share of their gradient.
+    shared: Range<usize>,
     /// The gradient is also summed over the tensor-parallel group.
     is_partial: bool,
     /// The gradient is also summed over first and last pipeline stage.
@@ -141,13 +145,15 @@ pub struct Distribution {
     buckets: Vec<Vec<Bucket>>,
     /// Names of the trained parameters of the whole model, in order, once they have been asked for.
     trained: OnceLock<Vec<String>>,
+    /// The tensor-parallel ranks that hold the same rows of some parameters ([`Place::shared`]).
+    row_copies: Option<Group>,
 }
 
 impl Distribution {
     /// Lays out the parameters of `chunks`. All ranks call this together.
     ///
     /// # Errors
-    /// If first and last stage cannot exchange the names of what they share.
+    /// If first and last stage cannot exchange the names of what they share, or ranks cannot make a group of those that hold the same rows.
     pub fn new(
         chunks: &[Box<dyn ModelChunk>],
         groups: ProcessGroups,
@@ -170,7 +176,9 @@ impl Distribution {
                 owned: owned_range(parameter.num_elements(), of_shards.rank(), of_shards.size()),
                 num_elements: parameter.num_elements(),
                 is_trained: parameter.trainable,
-                is_counted: !(parameter.is_replicated() && of_copies.rank() > 0 || is_tied && is_last_copy),
+                counted: (!(parameter.is_replicated() && of_copies.rank() > 0 || is_tied && is_last_copy))
+                    .then(|| parameter.counted_elements()),
+                shared: parameter.shared_elements(),
                 is_partial: parameter.placement.partial_gradient && groups.tensor().size() > 1,
                 is_tied,
             };
@@ -195,7 +203,8 @@ impl Distribution {
                 buckets(&parameters, layout)
             })
             .collect();
-        Ok(Self { groups, settings, places, buckets, trained: OnceLock::new() })
+        let row_copies = row_copies(&groups, parameters.iter().flatten())?;
+        Ok(Self { groups, settings, places, buckets, trained: OnceLock::new(), row_copies })
     }
 
     /// For a run of one rank.
@@ -299,17 +308,19 @@ impl Distribution {
         self.places.get(name).filter(|place| place.is_trained).map(|place| self.range_of(place))
     }
 
-    /// Whether this rank saves its slice of a parameter: of all ranks that hold the same one, one does.
-    pub fn saves_parameter(&self, name: &str) -> bool {
-        self.places.get(name).is_some_and(|place| place.is_counted && self.replicas(place.replicas).rank() == 0)
+    /// The elements of its slice of a parameter that this rank saves: of all ranks that hold the same ones, one does.
+    pub fn saved_elements(&self, name: &str) -> Option<Range<usize>> {
+        let place = self.places.get(name).filter(|place| self.replicas(place.replicas).rank() == 0)?;
+        place.counted.clone()
     }
 
-    /// Whether this rank saves the optimizer state it has of a parameter ([`Distribution::state_range`]).
-    pub fn saves_state(&self, name: &str) -> bool {
+    /// The elements of a parameter whose optimizer state this rank saves, of those that it has ([`Distribution::state_range`]).
+    pub fn saved_state(&self, name: &str) -> Option<Range<usize>> {
         if !self.settings.sharding.divides_state() {
-            return self.saves_parameter(name);
+            return self.saved_elements(name);
         }
-        self.places.get(name).is_some_and(|place| place.is_counted && self.is_first_instance(place.replicas))
+        let place = self.places.get(name).filter(|place| self.is_first_instance(place.replicas))?;
+        place.counted.as_ref().map(|counted| common(&place.owned, counted))
     }
 
     /// The part of a parameter's reduced gradient that this rank counts in sums over all ranks; `None` if another rank counts it.
@@ -319,11 +330,11 @@ impl Distribution {
         let Some(place) = self.places.get(name) else {
             return Some(gradient.clone());
         };
-        if !place.is_counted || !self.is_first_instance(place.replicas) {
-            return None;
-        }
+        let counted = place.counted.as_ref().filter(|_| self.is_first_instance(place.replicas))?;
         let is_own_part = gradient.dims()[0] == place.owned.len();
-        Some(if is_own_part { gradient.clone() } else { gradient.clone().slice(place.owned.clone()) })
+        let start = if is_own_part { place.owned.start } else { 0 };
+        let counted = common(&place.owned, counted);
+        Some(part(gradient.clone(), &(counted.start - start..counted.end - start)))
     }
 
     /// Squared norm of all gradients of the model, over all ranks.
@@ -372,8 +383,8 @@ impl Distribution {
     /// # Errors
     /// If ranks cannot add up.
     pub fn num_parameters(&self) -> Result<u64, CommError> {
-        let counted = self.places.iter().filter(|(name, _)| self.saves_parameter(name));
-        let mine: usize = counted.map(|(_, place)| place.num_elements).sum();
+        let mine: usize =
+            self.places.keys().filter_map(|name| self.saved_elements(name)).map(|saved| saved.len()).sum();
         Ok(self.over_world(mine as f64)? as u64)
     }
 
@@ -405,10 +416,14 @@ impl Distribution {
         Ok(figures[0])
     }
 
-    /// Completes reduced gradients across the ranks that share a model: norms under sequence parallelism, tied embeddings.
+    /// Completes reduced gradients across the ranks that share a model: norms under sequence parallelism, keys and values that several ranks
+    /// use, tied embeddings.
     pub(super) fn complete(&self, gradients: &mut GradientBuffer, device: &Device) -> Result<(), CommError> {
         let shared = self.shared(|place| place.is_partial);
         gradients.all_reduce(&shared, self.groups.tensor(), device)?;
+        if let Some(group) = &self.row_copies {
+            gradients.all_reduce(&self.shared_rows(), group, device)?;
+        }
         if let Some(group) = self.groups.embedding() {
             gradients.all_reduce(&self.shared(|place| place.is_tied), group, device)?;
         }
@@ -426,44 +441,31 @@ impl Distribution {
         };
         SharedParameters {
             num_elements: padded(ReplicaGroup::Dense) + padded(ReplicaGroup::Expert),
-            parameters: places.iter().map(|(name, place)| (name.as_str(), self.range_of(place).len())).collect(),
+            parameters: places.iter().map(|(name, place)| self.elements(name, place, 0..place.num_elements)).collect(),
         }
+    }
+
+    /// What the ranks that hold the same rows add up of their gradients.
+    fn shared_rows(&self) -> SharedParameters<'_> {
+        let places = self.places.iter().filter(|(_, place)| place.is_trained && !place.shared.is_empty());
+        let parts = if self.settings.sharding.divides_state() { self.shards(ReplicaGroup::Dense).size() } else { 1 };
+        let sizes = places.clone().map(|(_, place)| (place.num_elements, place.shared.clone()));
+        SharedParameters {
+            num_elements: padded_part_of(sizes, parts),
+            parameters: places.map(|(name, place)| self.elements(name, place, place.shared.clone())).collect(),
+        }
+    }
+
+    /// Some elements of a parameter, within what this rank has of its gradient.
+    fn elements<'a>(&self, name: &'a str, place: &Place, some: Range<usize>) -> SharedElements<'a> {
+        let range = self.range_of(place);
+        let some = common(&range, &some);
+        SharedElements { name, held: range.len(), elements: some.start - range.start..some.end - range.start }
     }
 
     fn range_of(&self, place: &Place) -> Range<usize> {
         if self.settings.sharding.divides_state() { place.owned.clone() } else { 0..place.num_elements }
     }
-}
-
-fn replica_group(groups: &ProcessGroups, replicas: ReplicaGroup) -> &Group {
-    match replicas {
-        ReplicaGroup::Dense => groups.data_context(),
-        ReplicaGroup::Expert => groups.expert_data(),
-    }
-}
-
-/// The ranks that share a model and hold copies of what of it is not cut.
-fn copy_group(groups: &ProcessGroups, replicas: ReplicaGroup) -> &Group {
-    match replicas {
-        ReplicaGroup::Dense => groups.tensor(),
-        ReplicaGroup::Expert => groups.expert_tensor(),
-    }
-}
-
-fn shard_group(groups: &ProcessGroups, sharding: Sharding, replicas: ReplicaGroup) -> &Group {
-    match (instance_group(groups, sharding, replicas), replicas) {
-        (None, _) => replica_group(groups, replicas),
-        (Some(_), ReplicaGroup::Dense) => groups.distributed_optimizer(),
-        (Some(_), ReplicaGroup::Expert) => groups.expert_distributed_optimizer(),
-    }
-}
-
-fn instance_group(groups: &ProcessGroups, sharding: Sharding, replicas: ReplicaGroup) -> Option<&Group> {
-    let group = match replicas {
-        ReplicaGroup::Dense => groups.distributed_optimizer_replicas(),
-        ReplicaGroup::Expert => groups.expert_distributed_optimizer_replicas(),
-    };
-    (sharding.divides_state() && group.size() > 1).then_some(group)
 }
 
 /// For each parameter the first segment that uses it.
@@ -475,30 +477,4 @@ fn first_segments(chunk: &dyn ModelChunk) -> BTreeMap<String, usize> {
         }
     }
     first
-}
-
-/// The parameters that both the first and the last pipeline stage hold.
-fn tied_names<'a>(
-    groups: &ProcessGroups,
-    parameters: impl Iterator<Item = &'a ParameterInfo>,
-) -> Result<BTreeSet<String>, CommError> {
-    let Some(group) = groups.embedding().filter(|group| group.size() > 1) else {
-        return Ok(BTreeSet::new());
-    };
-    let names: BTreeMap<i64, &str> =
-        parameters.map(|parameter| (xxh3_64(parameter.name.as_bytes()) as i64, parameter.name.as_str())).collect();
-    let mut count = [names.len() as i64];
-    group.all_reduce((&mut count).into(), ReduceOp::Max)?;
-    // Stages have different numbers of parameters; a rank fills up with one of its own.
-    let filler = names.keys().next().copied().unwrap_or(0);
-    let mut mine: Vec<i64> = names.keys().copied().collect();
-    mine.resize(count[0] as usize, filler);
-    let mut all = vec![0_i64; mine.len() * group.size()];
-    group.all_gather((&mine).into(), (&mut all).into())?;
-    let parts: Vec<&[i64]> = all.chunks(mine.len().max(1)).collect();
-    Ok(names
-        .into_iter()
-        .filter(|(hash, _)| parts.iter().all(|part| part.contains(hash)))
-        .map(|(_, name)| name.to_owned())
-        .collect())
 }

@@ -1,10 +1,13 @@
 //! Gradients summed over the micro-batches of a step.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use bridge_dist::comm::{CommError, Group, ReduceOp};
 use bridge_kernels::optim::accumulate;
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
+
+use super::sharded::part;
 
 /// dtype in which gradients are summed over micro-batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,11 +18,22 @@ pub enum AccumulationDType {
     AsComputed,
 }
 
+/// Elements of one gradient that ranks add up.
+#[derive(Debug)]
+pub(super) struct SharedElements<'a> {
+    /// The parameter.
+    pub name: &'a str,
+    /// How many elements of its gradient this rank has.
+    pub held: usize,
+    /// Those of them that are added up.
+    pub elements: Range<usize>,
+}
+
 /// Parameters whose gradients ranks add up in one operation.
 #[derive(Debug)]
 pub(super) struct SharedParameters<'a> {
-    /// The name of each, and how many elements of it this rank has.
-    pub parameters: Vec<(&'a str, usize)>,
+    /// What of each.
+    pub parameters: Vec<SharedElements<'a>>,
     /// Elements that travel: at least those of the parameters, padded so that every rank of the world sends as many.
     pub num_elements: usize,
 }
@@ -109,22 +123,32 @@ impl GradientBuffer {
             return Ok(());
         }
         let mut values: Vec<f32> = Vec::new();
-        for (name, count) in parameters {
-            let end = values.len() + count;
-            if let Some(gradient) = self.gradients.get(*name).cloned() {
-                values.extend(to_float32(gradient).into_data().iter::<f32>());
+        for SharedElements { name, elements, .. } in parameters {
+            let end = values.len() + elements.len();
+            if let Some(gradient) = self.gradients.get(*name).cloned().filter(|_| !elements.is_empty()) {
+                values.extend(to_float32(part(gradient, elements)).into_data().iter::<f32>());
             }
             values.resize(end, 0.0);
         }
         values.resize(*num_elements, 0.0);
         group.all_reduce((&mut values).into(), ReduceOp::Sum)?;
         let mut rest = values.as_slice();
-        for (name, count) in parameters {
-            let (own, others) = rest.split_at(*count);
+        for SharedElements { name, held, elements } in parameters {
+            let (own, others) = rest.split_at(elements.len());
             rest = others;
-            let sum = Tensor::from_data(TensorData::new(own.to_vec(), [*count]), (device, DType::F32));
+            let sum = Tensor::<1>::from_data(TensorData::new(own.to_vec(), [own.len()]), (device, DType::F32));
             let dtype = self.gradients.get(*name).map_or(DType::F32, Tensor::dtype);
-            self.set(name, if dtype == DType::F32 { sum } else { sum.cast(FloatDType::from(dtype)) });
+            let sum = if dtype == DType::F32 { sum } else { sum.cast(FloatDType::from(dtype)) };
+            let gradient = if *elements == (0..*held) {
+                sum
+            } else if elements.is_empty() {
+                continue;
+            } else {
+                let before = self.gradients.remove(*name);
+                let before = before.unwrap_or_else(|| Tensor::zeros([*held], (device, dtype)));
+                before.slice_assign([elements.clone()], sum)
+            };
+            self.set(name, gradient);
         }
         Ok(())
     }

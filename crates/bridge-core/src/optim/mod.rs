@@ -1,7 +1,8 @@
 //! The optimizer: parameter groups, float32 master weights, moments, clipping, and one update of all parameters.
 //!
 //! With many ranks: `bucket` has the layout of gradients and parameters that travel together, `distribution` says who reduces, owns and counts
-//! which parameter, `reducer` adds gradients up while backward goes on, `sharded` gathers parameters of which each rank updates a part.
+//! which parameter, `sharing` which ranks hold the same, `reducer` adds gradients up while backward goes on, `sharded` gathers parameters of
+//! which each rank updates a part.
 //!
 //! The arithmetic of an update is in bridge-kernels; which learning rate and decay hold at a step is in
 //! [`crate::schedule`].
@@ -15,12 +16,13 @@ mod reducer;
 mod sharded;
 #[cfg(test)]
 mod sharded_tests;
+mod sharing;
 #[cfg(test)]
 mod tests;
 
 pub use bucket::{
     Bucket, BucketEntry, BucketLayout, BucketPadding, BucketParameter, BucketRule, BucketSize, ShardCounts,
-    bucket_sizes, buckets, owned_range, padded_part,
+    bucket_sizes, buckets, owned_range, padded_part, padded_part_of,
 };
 pub use distribution::{Averaging, Distribution, DistributionSettings, Gather, Reduction, Sharding};
 pub use gradients::{AccumulationDType, GradientBuffer};
@@ -31,6 +33,7 @@ pub use groups::{
 pub use optimizer::{Algorithm, GroupRates, Optimizer, OptimizerSettings, OptimizerState, StepOutcome, StepScales};
 pub use reducer::{GradientReducer, ReductionTimes, Wire};
 pub use sharded::ShardedParameters;
+pub use sharing::ROW_COPIES;
 
 /// Bytes of a flat tensor's elements.
 fn bytes_of(tensor: &burn::tensor::Tensor<1>) -> u64 {

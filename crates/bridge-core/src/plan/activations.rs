@@ -98,7 +98,7 @@ fn statistics(setup: &Setup<'_>, rows: u64) -> u64 {
 fn attention(setup: &Setup<'_>) -> Kept {
     let (model, a) = (setup.model, setup.bytes.activation);
     let (n, tp, d) = (setup.tokens(), setup.layout.tensor as u64, model.kv_channels as u64);
-    let (h, g) = (model.num_attention_heads as u64 / tp, model.num_query_groups as u64 / tp);
+    let (h, g) = (model.num_attention_heads as u64 / tp, setup.local_groups());
     let rotates = model.position_embedding_type == PositionEmbeddingType::Rope;
     let (queries, keys) = (n * h * d * a, n * g * d * a);
     // The kernel works on the whole projection, rotated or not, where nothing comes between.

@@ -121,16 +121,21 @@ struct Links {
     world: f64,
     /// By [`GroupKind::ALL`].
     mesh: Vec<f64>,
+    row_copies: f64,
 }
 
 impl Links {
     fn new(setup: &Setup<'_>, rates: &Rates) -> Self {
         let node = |rank: usize| rank / rates.ranks_per_node.max(1);
-        let is_inside = |group: &Vec<usize>| group.iter().all(|rank| node(*rank) == node(group[0]));
-        let of = |kind| rates.bytes_per_second(setup.mesh.groups(kind).iter().all(is_inside));
+        let is_inside = |group: &[usize]| group.iter().all(|rank| node(*rank) == node(group[0]));
+        let of = |kind| rates.bytes_per_second(setup.mesh.groups(kind).iter().all(|group| is_inside(group)));
+        let copies = setup.group_copies();
         Self {
             world: rates.bytes_per_second(setup.layout.world_size <= rates.ranks_per_node),
             mesh: GroupKind::ALL.into_iter().map(of).collect(),
+            row_copies: rates.bytes_per_second(
+                setup.mesh.groups(GroupKind::Tensor).iter().flat_map(|group| group.chunks(copies)).all(is_inside),
+            ),
         }
     }
 
@@ -138,6 +143,7 @@ impl Links {
         match group {
             TrafficGroup::World => self.world,
             TrafficGroup::Mesh(kind) => self.mesh[kind as usize],
+            TrafficGroup::RowCopies => self.row_copies,
         }
     }
 }

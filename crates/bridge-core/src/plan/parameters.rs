@@ -91,6 +91,8 @@ pub(super) struct Parameter {
     pub replicas: ReplicaGroup,
     /// Whether tensor-parallel ranks hold copies and each has only its share of the gradient.
     pub partial_gradient: bool,
+    /// The last of the local elements, which other tensor-parallel ranks hold too and share the gradient of.
+    pub shared: u64,
 }
 
 /// Lists the parameters of a segment.
@@ -101,8 +103,20 @@ struct List<'s, 'a> {
 
 impl List<'_, '_> {
     fn push(&mut self, kind: ParameterKind, total: u64, ranks: u64) {
-        let dense = ReplicaGroup::Dense;
-        self.parameters.push(Parameter { kind, total, local: total / ranks, replicas: dense, partial_gradient: false });
+        let (replicas, local) = (ReplicaGroup::Dense, total / ranks);
+        self.parameters.push(Parameter { kind, total, local, replicas, partial_gradient: false, shared: 0 });
+    }
+
+    /// The projection of queries, keys and values, each output with `inputs` elements. Ranks have query heads of their own, and the keys and
+    /// values that those use.
+    fn push_qkv(&mut self, inputs: u64) {
+        let setup = self.setup;
+        let (h, g) = (setup.model.num_attention_heads as u64, setup.model.num_query_groups as u64);
+        let each = setup.model.kv_channels as u64 * inputs;
+        self.push(ParameterKind::Attention, (h + 2 * g) * each, 1);
+        let pushed = self.parameters.last_mut().expect("just pushed");
+        pushed.local = (h / setup.layout.tensor as u64 + 2 * setup.local_groups()) * each;
+        pushed.shared = if setup.group_copies() > 1 { 2 * each } else { 0 };
     }
 
     /// A parameter that all tensor-parallel ranks hold and use on their part of the sequence.
@@ -115,8 +129,8 @@ impl List<'_, '_> {
     /// `size` elements of one expert, cut over `ranks` inside it. Each expert-parallel rank has another one in this place.
     fn push_expert(&mut self, size: u64, ranks: u64) {
         let (kind, replicas) = (ParameterKind::Experts, ReplicaGroup::Expert);
-        let total = size * self.setup.layout.expert as u64;
-        self.parameters.push(Parameter { kind, total, local: size / ranks, replicas, partial_gradient: false });
+        let (total, local) = (size * self.setup.layout.expert as u64, size / ranks);
+        self.parameters.push(Parameter { kind, total, local, replicas, partial_gradient: false, shared: 0 });
     }
 
     fn norm(&mut self, size: u64) {
@@ -139,12 +153,12 @@ impl List<'_, '_> {
         let model = self.setup.model;
         let tp = self.setup.layout.tensor as u64;
         let (c, d) = (model.hidden_size as u64, model.kv_channels as u64);
-        let (h, g) = (model.num_attention_heads as u64, model.num_query_groups as u64);
+        let h = model.num_attention_heads as u64;
         let kind = ParameterKind::Attention;
         self.norm(c);
-        self.push(kind, (h + 2 * g) * d * c, tp);
+        self.push_qkv(c);
         if model.add_bias_linear || model.add_qkv_bias {
-            self.push(kind, (h + 2 * g) * d, tp);
+            self.push_qkv(1);
         }
         if model.qk_layernorm {
             // Each rank normalizes its own heads, so each has its share of the gradient.

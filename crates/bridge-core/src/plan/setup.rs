@@ -140,6 +140,16 @@ impl<'a> Setup<'a> {
         if self.layout.sequence_parallel { self.tokens() / self.layout.tensor as u64 } else { self.tokens() }
     }
 
+    /// Key/value heads on a tensor-parallel rank.
+    pub fn local_groups(&self) -> u64 {
+        (self.model.num_query_groups / self.layout.tensor).max(1) as u64
+    }
+
+    /// Tensor-parallel ranks that hold the same key/value heads.
+    pub fn group_copies(&self) -> usize {
+        (self.layout.tensor / self.model.num_query_groups.max(1)).max(1)
+    }
+
     pub fn batch(&self) -> Batch {
         let micro_batch_size = self.config.train.micro_batch_size as u64;
         let num_microbatches = self.shape.num_microbatches as u64;

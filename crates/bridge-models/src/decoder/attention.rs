@@ -36,6 +36,13 @@ struct Settings {
     use_rope: bool,
 }
 
+/// The heads of one of `ranks`: whole groups, or of one group a part of the query heads with the key/value head that they use.
+fn heads_of_a_rank(config: &DecoderConfig, ranks: usize) -> PackedHeads {
+    let groups = (config.num_query_groups / ranks).max(1);
+    let queries = config.num_attention_heads / ranks;
+    PackedHeads { groups, queries_per_group: queries / groups, head_size: config.kv_channels }
+}
+
 /// What attention reads besides the residual stream.
 pub(super) struct AttentionInput<'a> {
     /// The ranks that share this attention.
@@ -80,11 +87,7 @@ impl SelfAttention {
             k_layernorm: qk_norm(),
             linear_proj: Linear::new(&linear_proj, init),
             settings: Settings {
-                packed: PackedHeads {
-                    groups: config.num_query_groups / init.tensor_size(),
-                    queries_per_group: config.num_attention_heads / config.num_query_groups,
-                    head_size: d,
-                },
+                packed: heads_of_a_rank(config, init.tensor_size()),
                 scale: config.softmax_scale,
                 window: config.window_size.filter(|_| config.window_layers.includes(index)),
                 softcap: config.attention_softcap,

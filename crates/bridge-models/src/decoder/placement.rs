@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use bridge_core::model::{ModelBuildError, Parallel, Placement, ReplicaGroup, Shard};
+use bridge_core::model::{ModelBuildError, Parallel, Placement, ReplicaGroup, Shard, SharedRows};
 
 use super::config::{DecoderConfig, MoeConfig, invalid};
 
@@ -25,6 +25,8 @@ pub(super) struct Layout {
     expert_tensor_ranks: usize,
     sequence_parallel: bool,
     qkv_size: usize,
+    query_groups: usize,
+    head_size: usize,
     heads_size: usize,
     ffn_hidden_size: usize,
     fc1_blocks: usize,
@@ -48,6 +50,8 @@ impl Layout {
             expert_tensor_ranks: parallel.groups.expert_tensor().size(),
             sequence_parallel: parallel.sequence_parallel,
             qkv_size: config.qkv_size(),
+            query_groups: config.num_query_groups,
+            head_size: config.kv_channels,
             heads_size: config.num_attention_heads * config.kv_channels,
             ffn_hidden_size: config.ffn_hidden_size,
             fc1_blocks: config.fc1_blocks(),
@@ -101,8 +105,11 @@ impl Layout {
         let even = |dim, size, blocks| Some(Shard::even(dim, size, blocks, rank, ranks));
         let mut path = name.rsplit('.');
         let (kind, module) = (path.next().unwrap_or_default(), path.next().unwrap_or_default());
+        let shared = if module == "linear_qkv" { self.shared_heads() } else { None };
         let shard = match (module, kind) {
-            ("linear_qkv", _) => even(0, self.qkv_size, 1),
+            ("linear_qkv", _) => {
+                shared.map_or_else(|| even(0, self.qkv_size, 1), |rows| Some(self.part_of_group(rows)))
+            }
             ("linear_proj", "weight") => even(1, self.heads_size, 1),
             ("linear_fc1", _) => even(0, self.fc1_blocks * ffn, self.fc1_blocks),
             ("linear_fc2", "weight") => even(1, ffn, 1),
@@ -112,7 +119,23 @@ impl Layout {
         // Norms of query and key see only this rank's heads; everything else that is whole sees all tokens, or with
         // sequence parallelism this rank's.
         let sees_part = self.sequence_parallel || matches!(module, "q_layernorm" | "k_layernorm");
-        Placement { partial_gradient: shard.is_none() && sees_part, shard, replicas }
+        Placement { partial_gradient: shard.is_none() && sees_part, shard, replicas, shared }
+    }
+
+    /// The key and the value head that this rank holds with others, where there are more ranks than such heads.
+    fn shared_heads(&self) -> Option<SharedRows> {
+        let ranks = self.ranks / self.query_groups;
+        (ranks > 1).then(|| SharedRows { count: 2 * self.head_size, ranks, rank: self.rank % ranks })
+    }
+
+    /// Of the rows of one group (its query heads, then key and value) this rank's part of the first, and `rows` of the others.
+    fn part_of_group(&self, rows: SharedRows) -> Shard {
+        let of_group = self.qkv_size / self.query_groups;
+        let start = self.rank / rows.ranks * of_group;
+        let queries = of_group - rows.count;
+        let part = queries / rows.ranks;
+        let first = start + rows.rank * part;
+        Shard { dim: 0, size: self.qkv_size, parts: vec![first..first + part, start + queries..start + of_group] }
     }
 }
 
@@ -121,7 +144,6 @@ pub(super) fn check_divides(config: &DecoderConfig, parallel: &Parallel) -> Resu
     let ranks = parallel.tensor_size();
     let mut sizes = vec![
         ("model.num_attention_heads", config.num_attention_heads),
-        ("model.num_query_groups", config.num_query_groups),
         ("model.ffn_hidden_size", config.ffn_hidden_size),
         ("padded vocabulary size", config.padded_vocab_size),
     ];
@@ -131,13 +153,17 @@ pub(super) fn check_divides(config: &DecoderConfig, parallel: &Parallel) -> Resu
         );
         check_experts(config, moe, parallel)?;
     }
-    match sizes.into_iter().find(|(_, size)| !size.is_multiple_of(ranks)) {
-        Some((key, size)) => {
-            let message = format!("expected a multiple of model.tensor_model_parallel_size = {ranks}, found {size}");
-            Err(invalid(key, message))
-        }
-        None => Ok(()),
+    if let Some((key, size)) = sizes.into_iter().find(|(_, size)| !size.is_multiple_of(ranks)) {
+        let message = format!("expected a multiple of model.tensor_model_parallel_size = {ranks}, found {size}");
+        return Err(invalid(key, message));
     }
+    let groups = config.num_query_groups;
+    if groups.is_multiple_of(ranks) || ranks.is_multiple_of(groups) {
+        return Ok(());
+    }
+    let message =
+        format!("expected a multiple or a divisor of model.tensor_model_parallel_size = {ranks}, found {groups}");
+    Err(invalid("model.num_query_groups", message))
 }
 
 fn check_experts(config: &DecoderConfig, moe: &MoeConfig, parallel: &Parallel) -> Result<(), ModelBuildError> {

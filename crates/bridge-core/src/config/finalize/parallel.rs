@@ -31,10 +31,6 @@ pub(super) fn resolve(draft: &mut Draft<'_>) -> ParallelSizes {
         "model.seq_length",
         format!("must be divisible by the {sharing} ranks that share a sequence (model.sequence_parallel)"),
     );
-    let groups = model.num_query_groups.unwrap_or(model.num_attention_heads);
-    let key = if model.num_query_groups.is_some() { "model.num_query_groups" } else { "model.num_attention_heads" };
-    let message = format!("must be divisible by model.tensor_model_parallel_size = {}", sizes.tensor);
-    draft.require(groups.is_multiple_of(sizes.tensor), key, message);
     draft.require(
         sizes.virtual_pipeline == 1 || sizes.pipeline > 1,
         "model.virtual_pipeline_model_parallel_size",

@@ -99,8 +99,11 @@ fn llama_405b_is_the_published_one_and_planned_at_once() {
 #[test]
 fn what_cannot_be_counted_is_refused() {
     // What training refuses, a plan refuses too.
+    let heads = ["model.hidden_size=96", "model.num_attention_heads=12", "model.num_query_groups=4"];
+    let errors = try_config(TINY, 6, &[&["model.tensor_model_parallel_size=6"], &heads[..]].concat());
+    assert!(errors.expect_err("neither divides the other").names("model.num_query_groups"));
     for (size, setting, key) in [
-        (8, "model.tensor_model_parallel_size=8", "model.num_query_groups"),
+        (3, "model.tensor_model_parallel_size=3", "model.num_attention_heads"),
         (2, "model.expert_model_parallel_size=2", "model.expert_model_parallel_size"),
         (4, "model.pipeline_model_parallel_size=4", "model.pipeline_model_parallel_size"),
     ] {
@@ -109,6 +112,16 @@ fn what_cannot_be_counted_is_refused() {
     }
     let odd = refused(2, &["model.tensor_model_parallel_size=2", "model.vocab_size=513"]);
     assert!(odd.to_string().contains("model.vocab_size: expected a multiple"), "{odd}");
+}
+
+#[test]
+fn ranks_beyond_the_key_value_heads_hold_copies_of_them() {
+    let of = |size, more: &[&str]| plan(&config(TINY, size, more), &PlanOptions::default()).unwrap();
+    let (one, eight) = (of(1, &[]), of(8, &["model.tensor_model_parallel_size=8"]));
+    assert_eq!(eight.parameters, one.parameters, "of the model, each counts once");
+    // Two layers, heads of 8 channels, 64 inputs: a rank has one query head of eight, and a key and a value head that another has too.
+    let (projection, output) = (3 * 8 * 64, 64 * 64 / 8);
+    assert_eq!(eight.stages[0].parameters.get(ParameterKind::Attention), 2 * (projection + output));
 }
 
 #[test]

@@ -30,6 +30,7 @@ use serde::{Serialize, Serializer};
 
 use super::segments::chunk_regions;
 use super::setup::Setup;
+use crate::optim::ROW_COPIES;
 
 /// Losses, logits' statistics and router scores are in float32.
 const FLOAT32: u64 = 4;
@@ -103,6 +104,8 @@ pub enum TrafficGroup {
     World,
     /// A group of the mesh.
     Mesh(GroupKind),
+    /// Tensor-parallel ranks that hold the same keys and values.
+    RowCopies,
 }
 
 impl TrafficGroup {
@@ -111,6 +114,7 @@ impl TrafficGroup {
         match self {
             Self::World => "world",
             Self::Mesh(kind) => kind.name(),
+            Self::RowCopies => ROW_COPIES,
         }
     }
 }
@@ -184,6 +188,7 @@ impl Tally<'_, '_> {
         let group_size = match group {
             TrafficGroup::World => self.setup.layout.world_size,
             TrafficGroup::Mesh(group) => self.setup.group_size(group),
+            TrafficGroup::RowCopies => self.setup.group_copies(),
         };
         if group_size == 1 || times == 0 {
             return;

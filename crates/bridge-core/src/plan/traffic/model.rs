@@ -66,7 +66,7 @@ impl Tally<'_, '_> {
     fn attention(&mut self, times: Times) {
         self.enter(self.row(), times);
         let setup = self.setup;
-        let width = (setup.model.num_query_groups / setup.layout.tensor * setup.model.kv_channels) as u64;
+        let width = setup.local_groups() * setup.model.kv_channels as u64;
         let keys = setup.tokens() * width * setup.bytes.collective;
         let way = |operation| Way::on(TrafficKind::Context, GroupKind::Context, operation);
         // Keys and values each.

@@ -7,7 +7,7 @@ use bridge_dist::schedule::placement::StageContent;
 use super::{FLOAT32, FLOAT64, Tally, TrafficGroup, TrafficKind, Way};
 use crate::config::RerunMode;
 use crate::model::{ReplicaGroup, SegmentRole};
-use crate::optim::{BucketParameter, BucketSize, Sharding, bucket_sizes, padded_part};
+use crate::optim::{BucketParameter, BucketSize, Sharding, bucket_sizes, padded_part, padded_part_of};
 use crate::plan::parameters::{list_of_stage, of_segment};
 use crate::plan::segments::{chunk_regions, chunk_segments};
 use crate::plan::setup::Setup;
@@ -119,6 +119,13 @@ impl Tally<'_, '_> {
         let part = padded_part(shared.map(|p| p.local as usize), shards) as u64;
         if part > 0 {
             let way = Way::on(TrafficKind::SharedGradients, GroupKind::Tensor, Operation::AllReduce);
+            self.add(way, 1, part * FLOAT32);
+        }
+        let rows = list_of_stage(setup, stage).into_iter().filter(|p| p.shared > 0);
+        let rows = rows.map(|p| (p.local as usize, (p.local - p.shared) as usize..p.local as usize));
+        let part = padded_part_of(rows, shards) as u64;
+        if part > 0 {
+            let way = Way(TrafficKind::SharedGradients, TrafficGroup::RowCopies, Operation::AllReduce);
             self.add(way, 1, part * FLOAT32);
         }
         let is_end = stage == 0 || stage + 1 == setup.layout.pipeline;

@@ -1,15 +1,17 @@
 //! Saving: every rank what it alone has, the first one what exists once.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use bridge_dist::mesh::ProcessGroups;
+use burn::tensor::Tensor;
 use serde_json::Value;
 
 use super::rank_state::{self, RankState};
 use super::{OPTIMIZER_PREFIX, host, layouts};
 use crate::checkpoint::{
-    AsyncSaver, CheckpointError, RetentionPolicy, RunFiles, SaveOptions, SaveReport, ShardTensor, ShardedWriter,
-    Snapshot, TensorGroup, TrainState, iteration_folder_name,
+    AsyncSaver, CheckpointError, LocalLayout, RetentionPolicy, RunFiles, SaveOptions, SaveReport, ShardTensor,
+    ShardedWriter, Snapshot, TensorGroup, TrainState, iteration_folder_name,
 };
 use crate::config::RunConfig;
 use crate::logging::TimerLevel;
@@ -106,13 +108,12 @@ fn snapshot(run: &TrainingRun, states: Vec<RankState>) -> Result<Snapshot<'stati
         chunk.visit_parameters(&mut |name, value| {
             let layout = &layouts[name];
             let owned = shards.get(name).zip(distribution.state_range(name));
-            let saved = match owned {
-                Some((owned, range)) => distribution.saves_state(name).then(|| (owned.clone(), range)),
-                None => distribution.saves_parameter(name).then(|| (value, 0..layout.num_elements())),
+            let (saved, held) = match owned {
+                Some((owned, range)) => (distribution.saved_state(name), (owned.clone(), range)),
+                None => (distribution.saved_elements(name), (value, 0..layout.num_elements())),
             };
-            if let Some((value, range)) = saved {
-                let slices = host(value).and_then(|host| ShardTensor::of_local(name, layout, range, &host));
-                match slices {
+            if let Some(saved) = saved {
+                match slices(name, layout, held, saved) {
                     Ok(slices) => model.extend(slices),
                     Err(error) => failure = Some(error),
                 }
@@ -127,11 +128,10 @@ fn snapshot(run: &TrainingRun, states: Vec<RankState>) -> Result<Snapshot<'stati
         let mut tensors = Vec::new();
         for (key, tensor) in state.tensors {
             let parameter = key.split_once('.').map_or("", |(_, parameter)| parameter);
-            if distribution.saves_state(parameter) {
+            if let Some(saved) = distribution.saved_state(parameter) {
                 let layout = &all_layouts[parameter];
                 let range = state.ranges.get(&key).cloned().unwrap_or(0..layout.num_elements());
-                let name = format!("{OPTIMIZER_PREFIX}{key}");
-                tensors.extend(ShardTensor::of_local(&name, layout, range, &host(tensor)?)?);
+                tensors.extend(slices(&format!("{OPTIMIZER_PREFIX}{key}"), layout, (tensor, range), saved)?);
             }
         }
         groups.push(TensorGroup { name: "optimizer".into(), tensors });
@@ -139,6 +139,17 @@ fn snapshot(run: &TrainingRun, states: Vec<RankState>) -> Result<Snapshot<'stati
     let run =
         if ranks::is_first(&run.groups) { run_files(run, states)? } else { step_only(run.state.train_state.step) };
     Ok(Snapshot { run, groups })
+}
+
+/// The elements `saved` of a rank's part of a tensor, of which `held` are at hand, as slices of the whole.
+fn slices(
+    name: &str,
+    layout: &LocalLayout,
+    (held, range): (Tensor<1>, Range<usize>),
+    saved: Range<usize>,
+) -> Result<Vec<ShardTensor<'static>>, CheckpointError> {
+    let value = if saved == range { held } else { held.slice(saved.start - range.start..saved.end - range.start) };
+    ShardTensor::of_local(name, layout, saved, &host(value)?)
 }
 
 /// What every rank but the first saves besides tensors: nothing. The step says which checkpoint it is.

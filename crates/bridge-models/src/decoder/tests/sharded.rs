@@ -317,6 +317,49 @@ fn sequence_parallel_ranks_compute_what_one_does() {
     check_families(&[Spread { tensor: 2, ..sequence_parallel }, Spread { tensor: 4, ..sequence_parallel }]);
 }
 
+/// A configuration with so many heads and groups that the matrices divide over so many ranks.
+fn with_heads(config: DecoderConfig, [heads, groups, ranks]: [usize; 3]) -> DecoderConfig {
+    DecoderConfig {
+        num_attention_heads: heads,
+        num_query_groups: groups,
+        ffn_hidden_size: 24,
+        padded_vocab_size: 40_usize.next_multiple_of(ranks),
+        ..divisible(config)
+    }
+}
+
+/// Heads, groups and ranks, of which there are more than groups.
+const SHARED_HEADS: [[usize; 3]; 7] = [[8, 2, 4], [4, 1, 2], [8, 1, 8], [8, 2, 8], [8, 4, 8], [6, 3, 6], [12, 2, 6]];
+
+#[test]
+fn ranks_that_hold_the_same_keys_and_values_compute_what_one_does() {
+    for sizes in SHARED_HEADS {
+        let tensor = Spread { tensor: sizes[2], ..ONE };
+        let mut spreads = vec![tensor];
+        if sizes[2].is_power_of_two() {
+            spreads.push(Spread { sequence_parallel: true, ..tensor });
+        }
+        let families = [
+            ("llama", llama()),
+            ("biases and norms", DecoderConfig { qkv_bias: true, qk_layernorm: true, ..llama() }),
+            ("gpt2", gpt2()),
+            ("everything", everything()),
+        ];
+        let name = |family: &str| format!("{family} with heads, groups and ranks {sizes:?}");
+        for (family, config) in families {
+            check(vec![(&name(family), with_heads(config, sizes))], &spreads);
+        }
+    }
+    let (sizes, tensor) = ([8, 2, 4], Spread { tensor: 4, ..ONE });
+    let both = Spread { context: 2, ..tensor };
+    check(vec![("over context too", with_heads(everything(), sizes))], &[both]);
+    for (family, config) in mixtures() {
+        let in_halves = Spread { expert_tensor: Some(2), expert: 2, sequence_parallel: true, ..tensor };
+        let config = DecoderConfig { num_query_groups: 2, ..config };
+        check(vec![(family, config)], &[tensor, in_halves, Spread { data: 2, ..tensor }]);
+    }
+}
+
 #[test]
 fn context_parallel_ranks_compute_what_one_does() {
     let both = Spread { tensor: 2, context: 2, ..ONE };
@@ -424,7 +467,9 @@ fn attention_dropout_differs_between_heads_of_different_ranks_and_repeats() {
 
 #[test]
 fn tensor_parallel_logits_are_whole_on_every_rank() {
-    for (family, config) in families() {
+    let mut families = families();
+    families.push(("shared keys and values", with_heads(everything(), [8, 2, 4])));
+    for (family, config) in families {
         let ids = tokens(5, config.vocab_size);
         let logits_on = |spread: Spread| {
             let mesh = spread.mesh();
@@ -440,7 +485,8 @@ fn tensor_parallel_logits_are_whole_on_every_rank() {
             .unwrap()
         };
         let expected = logits_on(ONE).remove(0);
-        for found in logits_on(Spread { tensor: 2, sequence_parallel: true, ..ONE }) {
+        let spread = Spread { tensor: 2, sequence_parallel: true, ..ONE };
+        for found in logits_on(spread).into_iter().chain(logits_on(Spread { tensor: 4, ..spread })) {
             assert_close(&found, &expected, 1e-5);
         }
         assert_eq!(expected.len(), 5 * config.padded_vocab_size, "{family}");
@@ -450,7 +496,7 @@ fn tensor_parallel_logits_are_whole_on_every_rank() {
 #[test]
 fn sizes_that_do_not_divide_are_refused_by_key() {
     let cases = [
-        ("model.num_query_groups", DecoderConfig { num_query_groups: 1, ..divisible(llama()) }),
+        ("model.num_query_groups", DecoderConfig { num_attention_heads: 6, num_query_groups: 3, ..divisible(llama()) }),
         ("model.ffn_hidden_size", DecoderConfig { ffn_hidden_size: 29, ..divisible(llama()) }),
         ("padded vocabulary size", DecoderConfig { padded_vocab_size: 41, ..divisible(llama()) }),
     ];
@@ -463,7 +509,7 @@ fn sizes_that_do_not_divide_are_refused_by_key() {
             Ok::<_, bridge_dist::mesh::MeshSetupError>(outcome.unwrap_err().to_string())
         });
         for message in messages.unwrap() {
-            assert!(message.starts_with(key) && message.contains("a multiple of"), "{message}");
+            assert!(message.starts_with(key) && message.contains("a multiple "), "{message}");
         }
     }
 }

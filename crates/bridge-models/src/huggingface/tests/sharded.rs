@@ -53,9 +53,11 @@ fn through_ranks(name: &str, sizes: ParallelSizes, world_size: usize, folder: &P
 fn ranks_import_their_slices_and_export_the_whole() {
     let tensor = ParallelSizes { tensor_model_parallel_size: 2, ..ParallelSizes::default() };
     let both = ParallelSizes { pipeline_model_parallel_size: 2, ..tensor };
+    // As many as the heads, and twice the key/value heads of most.
+    let four = ParallelSizes { tensor_model_parallel_size: 4, ..tensor };
     for name in GOLDEN {
-        // The last with two data-parallel replicas.
-        for (sizes, world_size) in [(tensor, 2), (both, 4), (tensor, 4)] {
+        // The last of each size with two data-parallel replicas.
+        for (sizes, world_size) in [(tensor, 2), (both, 4), (tensor, 4), (four, 4), (four, 8)] {
             let folder = tempfile::tempdir().unwrap();
             through_ranks(name, sizes, world_size, folder.path());
             let bytes = |path: &Path| raw_tensors(&path.join("model.safetensors"));
