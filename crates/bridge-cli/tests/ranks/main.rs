@@ -4,6 +4,7 @@ mod ends;
 mod failures;
 mod figures;
 mod loaders;
+mod logs;
 mod losses;
 #[cfg(feature = "mpi")]
 mod processes;

@@ -90,7 +90,7 @@ impl MetricsWriter {
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder).map_err(io_error(folder))?;
         }
-        let old = match fs::read(path) {
+        let old = match read_regular(path) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
             Err(error) => return Err(io_error(path)(error)),
@@ -115,11 +115,11 @@ impl MetricsWriter {
     /// Appends a record. Whole lines reach the operating system, so another process can follow the file.
     ///
     /// # Errors
-    /// File errors.
+    /// File errors. The file has no part of the record then, and further ones can be tried.
     pub fn write(&mut self, record: &MetricsRecord) -> Result<(), MetricsFileError> {
         let mut line = fields_to_json(&record.fields);
         line.push('\n');
-        self.file.write_all(line.as_bytes()).and_then(|()| self.file.flush()).map_err(io_error(&self.path))
+        append_whole(&mut self.file, line.as_bytes()).map_err(io_error(&self.path))
     }
 }
 
@@ -128,8 +128,27 @@ impl MetricsWriter {
 /// # Errors
 /// File errors, or a damaged line before the last.
 pub fn read_metrics(path: &Path) -> Result<Vec<Map<String, Value>>, MetricsFileError> {
-    let bytes = fs::read(path).map_err(io_error(path))?;
+    let bytes = read_regular(path).map_err(io_error(path))?;
     Ok(records(path, &bytes)?.into_iter().map(|(_, record)| record).collect())
+}
+
+/// Reads a file, unless it is a device or a pipe that has no end: nothing that was written there can be read back.
+fn read_regular(path: &Path) -> io::Result<Vec<u8>> {
+    match fs::metadata(path)? {
+        file if file.is_file() || file.is_dir() => fs::read(path),
+        _ => Ok(Vec::new()),
+    }
+}
+
+/// Appends `bytes` to a file that is open for appending, or nothing: a disk may have room for a part of them.
+pub(super) fn append_whole(file: &mut File, bytes: &[u8]) -> io::Result<()> {
+    let length = file.metadata()?.len();
+    let written = file.write_all(bytes).and_then(|()| file.flush());
+    if written.is_err() {
+        // A device has no length. Where a file keeps the part, a reader finds the line torn.
+        let _ = file.set_len(length);
+    }
+    written
 }
 
 type Lines<'a> = Vec<(&'a [u8], Map<String, Value>)>;
@@ -221,6 +240,18 @@ mod tests {
             run(&path, known, 6);
             assert_eq!(iterations(&path), [1, 2, 3, 4, 5, 6], "cut at {length}");
         }
+    }
+
+    #[test]
+    fn a_file_that_takes_nothing_is_an_error_at_each_record() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        std::os::unix::fs::symlink("/dev/full", &path).unwrap();
+        let mut writer = MetricsWriter::open(&path, 0).unwrap();
+        for iteration in 1..3 {
+            assert!(writer.write(&train(iteration, 1.0)).unwrap_err().to_string().contains("metrics.jsonl"));
+        }
+        assert!(read_metrics(&path).unwrap().is_empty(), "a device without an end is not read");
     }
 
     #[test]

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use chrono::NaiveDateTime;
 
+use super::metrics_jsonl::append_whole;
 use crate::schedule::tflops_per_device;
 
 const TIME_FORMAT: &str = "%Y-%m-%d %H:%M:%S";
@@ -158,7 +159,8 @@ impl ProgressLog {
             if let Some(folder) = self.path.parent() {
                 fs::create_dir_all(folder)?;
             }
-            OpenOptions::new().create(true).append(true).open(&self.path)?.write_all(line.as_bytes())
+            let mut file = OpenOptions::new().create(true).append(true).open(&self.path)?;
+            append_whole(&mut file, line.as_bytes())
         };
         write().map_err(|source| ProgressLogError::Io { path: self.path.clone(), source })
     }

@@ -112,7 +112,7 @@ pub(super) fn evaluate_at(run: &mut TrainingRun, split: Split, occasion: Occasio
     });
     let iteration = run.state.train_state.step;
     let report = EvaluationReport { split, iteration, losses, num_samples, bits_per_byte };
-    run.log_evaluation(&report, occasion)?;
+    run.log_evaluation(&report, occasion);
     run.for_each_callback(|callback, state| callback.on_evaluate_end(state, &report));
     if split == Split::Valid {
         run.last_validation = Some(report.clone());

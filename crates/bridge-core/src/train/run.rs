@@ -224,7 +224,8 @@ impl TrainingRun {
             true => Some(RankTimers::new(&ranks::gather_timers(self.groups.world(), &self.timers.drain())?)),
             false => None,
         };
-        self.reporter.step(&self.state, step, params_norm, timers.as_ref())
+        self.reporter.step(&self.state, step, params_norm, timers.as_ref());
+        Ok(())
     }
 
     /// Lets all ranks begin a phase together, where phases are timed and `logger.barrier_with_L1_time` asks for it: a rank's time is then
@@ -256,17 +257,12 @@ impl TrainingRun {
         Ok(self.optimizer.parameters().settle(&mut self.chunks)?)
     }
 
-    pub(super) fn log_evaluation(&mut self, report: &EvaluationReport, occasion: Occasion) -> Result<(), TrainError> {
-        self.reporter.evaluation(&self.state, report, occasion)
+    pub(super) fn log_evaluation(&mut self, report: &EvaluationReport, occasion: Occasion) {
+        self.reporter.evaluation(&self.state, report, occasion);
     }
 
-    pub(super) fn log_save(
-        &mut self,
-        step: u64,
-        is_async: bool,
-        report: Option<&SaveReport>,
-    ) -> Result<(), TrainError> {
-        self.reporter.save(&self.state, step, is_async, report)
+    pub(super) fn log_save(&mut self, step: u64, is_async: bool, report: Option<&SaveReport>) {
+        self.reporter.save(&self.state, step, is_async, report);
     }
 
     /// Collects the outcome of a save in the background, if one has ended.
@@ -275,7 +271,7 @@ impl TrainingRun {
             && let Some(report) = saver.poll()?
             && ranks::is_first(&self.groups)
         {
-            self.reporter.saved_in_background(&self.state, &report)?;
+            self.reporter.saved_in_background(&self.state, &report);
         }
         Ok(())
     }
@@ -288,12 +284,13 @@ impl TrainingRun {
     }
 
     fn finish_writing(&mut self) -> Result<(), TrainError> {
-        if let Some(saver) = &mut self.saver
-            && let Some(report) = saver.finish()?
+        let saved = self.saver.as_mut().map_or(Ok(None), Saver::finish);
+        if let Ok(Some(report)) = &saved
             && ranks::is_first(&self.groups)
         {
-            self.reporter.saved_in_background(&self.state, &report)?;
+            self.reporter.saved_in_background(&self.state, report);
         }
-        self.reporter.finish(&self.state)
+        self.reporter.finish(&self.state);
+        Ok(saved.map(drop)?)
     }
 }

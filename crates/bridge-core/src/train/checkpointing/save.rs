@@ -90,7 +90,7 @@ pub(in crate::train) fn save_checkpoint(run: &mut TrainingRun) -> Result<(), Tra
         run.stall.saved(root.join(iteration_folder_name(step)));
     }
     if ranks::is_first(&run.groups) {
-        run.log_save(step, is_async, report.as_ref())?;
+        run.log_save(step, is_async, report.as_ref());
         let root = run.config.checkpoint.save.clone().unwrap_or_default();
         run.for_each_callback(|callback, state| callback.on_save(state, &root));
     }

@@ -1,12 +1,16 @@
 //! What a run says: console lines and progress bar, `metrics.jsonl`, TensorBoard events, the progress log and the plot.
 
+mod failures;
 mod rank_log;
 mod steps;
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use failures::LogFailures;
 use rank_log::RankLog;
 use steps::Interval;
 
@@ -17,9 +21,10 @@ use crate::checkpoint::{SaveReport, TrainState};
 use crate::config::{self, RunConfig};
 use crate::logging::tensorboard::{EventWriter, ResumePoint};
 use crate::logging::{
-    CheckpointProgress, EvaluatedSplit, JobStart, LogFormat, LogLevel, LossPlot, MetricConditions, MetricsLogger,
-    MetricsRecord, MetricsSink, MetricsWriter, NoProgress, Occasion, ProgressHandle, ProgressLog, ProgressMode,
-    ProgressSink, ProgressTask, SaveKind, ThroughputWindow, TrainingLog, ValidationLogLine, read_metrics, timestamp,
+    CheckpointProgress, EvaluatedSplit, JobStart, LogFormat, LogLevel, LogRecord, LossPlot, MetricConditions,
+    MetricsLogger, MetricsRecord, MetricsSink, MetricsWriter, NoProgress, Occasion, ProgressHandle, ProgressLog,
+    ProgressMode, ProgressSink, ProgressTask, SaveKind, ThroughputWindow, TrainingLog, ValidationLogLine, read_metrics,
+    timestamp,
 };
 
 /// Where console lines go.
@@ -50,6 +55,9 @@ pub(super) struct Reporter {
     start_iteration: u64,
     config: Arc<RunConfig>,
     pending_losses: Option<PathBuf>,
+    failures: LogFailures,
+    /// Lines that the console did not take: its reader may be gone.
+    lost_lines: AtomicU64,
     /// False on ranks that only keep warnings and errors.
     is_first: bool,
 }
@@ -116,6 +124,8 @@ impl Reporter {
             metrics_file,
             progress_log,
             pending_losses,
+            failures: LogFailures::default(),
+            lost_lines: AtomicU64::new(0),
             is_first: true,
         })
     }
@@ -139,6 +149,8 @@ impl Reporter {
             metrics_file: None,
             progress_log: None,
             pending_losses: None,
+            failures: LogFailures::default(),
+            lost_lines: AtomicU64::new(0),
             is_first: false,
         }
     }
@@ -157,13 +169,45 @@ impl Reporter {
 
     /// Prints a line.
     pub(super) fn note(&self, text: &str) {
-        // A console that is gone must not end a run that still saves checkpoints.
-        let _ = self.console.message(LogLevel::Info, text);
+        self.printed(self.console.message(LogLevel::Info, text));
     }
 
     /// Prints a warning.
     pub(super) fn warn(&self, text: &str) {
-        let _ = self.console.message(LogLevel::Warning, text);
+        self.printed(self.console.message(LogLevel::Warning, text));
+    }
+
+    fn print(&self, record: &dyn LogRecord) {
+        self.printed(self.console.record(record));
+    }
+
+    /// A console that is gone must not end a run that still saves checkpoints; what it has missed is counted.
+    fn printed(&self, outcome: std::io::Result<()>) {
+        if outcome.is_err() {
+            self.lost_lines.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Lets the run go on where a log file could not be written: checkpoints matter more, and come later in the step.
+    fn keep_going(&mut self, iteration: u64, written: Result<(), TrainError>) {
+        if let Err(error) = written
+            && let Some(line) = self.failures.count(iteration, &error)
+        {
+            self.warn(&line);
+        }
+    }
+
+    /// Says at the end what the logs lack, on standard error where the console is gone.
+    fn tell_what_is_missing(&self) {
+        if let Some(summary) = self.failures.summary() {
+            self.warn(&summary);
+        }
+        let lost = self.lost_lines.load(Ordering::Relaxed);
+        if lost > 0 && self.is_first {
+            let logs = self.failures.summary().map(|summary| format!("; {summary}")).unwrap_or_default();
+            // There is nobody left to tell that this failed, too.
+            let _ = writeln!(std::io::stderr(), "warning: {lost} lines could not be printed on the console{logs}");
+        }
     }
 
     /// Says what is trained, and starts the bar.
@@ -211,14 +255,9 @@ impl Reporter {
     }
 
     /// Reports an evaluation.
-    pub(super) fn evaluation(
-        &mut self,
-        state: &GlobalState,
-        report: &EvaluationReport,
-        occasion: Occasion,
-    ) -> Result<(), TrainError> {
+    pub(super) fn evaluation(&mut self, state: &GlobalState, report: &EvaluationReport, occasion: Occasion) {
         if !self.is_first {
-            return Ok(());
+            return;
         }
         let losses: Vec<_> = report.losses.iter().map(|(name, r)| (name.clone(), r.value())).collect();
         let split = match report.split {
@@ -234,46 +273,40 @@ impl Reporter {
             .with("consumed_samples", consumed_samples);
         let (iteration, bits_per_byte) = (report.iteration, report.bits_per_byte);
         let line = ValidationLogLine { split, occasion, iteration, losses: losses.clone(), bits_per_byte, record };
-        // A console that is gone must not end a run that still saves checkpoints.
-        let _ = self.console.record(&line);
+        self.print(&line);
         if let Some(file) = &mut self.metrics_file {
-            file.write(&line.record).map_err(|e| TrainError::log("metrics.jsonl", e))?;
+            let written = file.write(&line.record).map_err(|e| TrainError::log("metrics.jsonl", e));
+            self.keep_going(iteration, written);
         }
         if let Some(bar) = &mut self.bar {
             bar.set_message("");
         }
-        self.metrics
-            .log_evaluation(split, iteration, consumed_samples, &losses)
-            .map_err(|e| TrainError::log("TensorBoard events", e))
+        let written = self.metrics.log_evaluation(split, iteration, consumed_samples, &losses);
+        self.keep_going(iteration, written.map_err(|e| TrainError::log("TensorBoard events", e)));
     }
 
     /// Reports a save that was made, or started in the background.
-    pub(super) fn save(
-        &mut self,
-        state: &GlobalState,
-        step: u64,
-        is_async: bool,
-        report: Option<&SaveReport>,
-    ) -> Result<(), TrainError> {
+    pub(super) fn save(&mut self, state: &GlobalState, step: u64, is_async: bool, report: Option<&SaveReport>) {
         if let (false, Some(report)) = (is_async, report) {
             self.note(&saved_line(report));
         }
         let Some(log) = &self.progress_log else {
-            return Ok(());
+            return;
         };
         let kind = if is_async { SaveKind::Async } else { SaveKind::Blocking };
         let tokens = state.train_state.consumed_train_samples * self.config.model.seq_length as u64;
         let progress =
             CheckpointProgress { iteration: step, flops: state.train_state.floating_point_operations_so_far, tokens };
-        log.checkpoint_saved(kind, progress, &self.job_start).map_err(|e| TrainError::log("progress.txt", e))
+        let written = log.checkpoint_saved(kind, progress, &self.job_start);
+        self.keep_going(step, written.map_err(|e| TrainError::log("progress.txt", e)));
     }
 
     /// Reports a save that ended in the background.
-    pub(super) fn saved_in_background(&mut self, _state: &GlobalState, report: &SaveReport) -> Result<(), TrainError> {
+    pub(super) fn saved_in_background(&mut self, _state: &GlobalState, report: &SaveReport) {
         self.note(&saved_line(report));
-        match &self.progress_log {
-            Some(log) => log.async_save_finished(report.iteration).map_err(|e| TrainError::log("progress.txt", e)),
-            None => Ok(()),
+        if let Some(log) = &self.progress_log {
+            let written = log.async_save_finished(report.iteration).map_err(|e| TrainError::log("progress.txt", e));
+            self.keep_going(report.iteration, written);
         }
     }
 
@@ -282,21 +315,24 @@ impl Reporter {
         self.bar = None;
     }
 
-    /// Writes what is left: events and plots.
-    pub(super) fn finish(&mut self, _state: &GlobalState) -> Result<(), TrainError> {
+    /// Writes what is left: events and plots. Says what the logs lack.
+    pub(super) fn finish(&mut self, state: &GlobalState) {
         self.bar = None;
-        self.metrics.flush().map_err(|e| TrainError::log("TensorBoard events", e))?;
-        if let Some(path) = &self.pending_losses {
-            let folder = &self.config.logger.log_dir;
-            let records = read_metrics(path).map_err(|e| TrainError::log("metrics.jsonl", e))?;
-            let plot = LossPlot::from_metrics(&self.config.name, &records);
-            let drawn =
-                plot.write_svg(&folder.join("loss.svg")).and_then(|()| plot.write_png(&folder.join("loss.png")));
-            if let Err(error) = drawn {
-                self.warn(&format!("no plot of the loss: {error}"));
-            }
+        let written = self.metrics.flush().map_err(|e| TrainError::log("TensorBoard events", e));
+        self.keep_going(state.train_state.step, written);
+        if let Some(path) = &self.pending_losses
+            && let Err(error) = self.draw(path)
+        {
+            self.warn(&format!("no plot of the loss: {error}"));
         }
-        Ok(())
+        self.tell_what_is_missing();
+    }
+
+    fn draw(&self, metrics: &Path) -> Result<(), Box<dyn std::error::Error>> {
+        let folder = &self.config.logger.log_dir;
+        let plot = LossPlot::from_metrics(&self.config.name, &read_metrics(metrics)?);
+        plot.write_svg(&folder.join("loss.svg"))?;
+        Ok(plot.write_png(&folder.join("loss.png"))?)
     }
 }
 

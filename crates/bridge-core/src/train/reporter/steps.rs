@@ -39,9 +39,9 @@ impl Reporter {
         step: &StepReport,
         params_norm: Option<f64>,
         timers: Option<&RankTimers>,
-    ) -> Result<(), TrainError> {
+    ) {
         if !self.is_first {
-            return Ok(());
+            return;
         }
         let outcome = if step.skipped { StepOutcome::Skipped } else { StepOutcome::Advanced };
         let losses: Vec<(String, f64)> = step.losses.iter().map(|(name, r)| (name.clone(), r.value())).collect();
@@ -56,19 +56,21 @@ impl Reporter {
         }
         let logger = &self.config.logger;
         if logger.skip_train_metrics_log {
-            return Ok(());
+            return;
         }
         let memory_is_due =
             logger.log_memory_interval.is_some_and(|interval| step.iteration.is_multiple_of(interval as u64));
-        self.write_step(state, step, params_norm)?;
-        self.log_iteration(state, step, &losses, params_norm)?;
+        let written = self.write_step(state, step, params_norm);
+        self.keep_going(step.iteration, written);
+        let written = self.log_iteration(state, step, &losses, params_norm);
+        self.keep_going(step.iteration, written);
         if let Some(timers) = timers {
-            self.log_interval(state, step, params_norm, timers)?;
+            let written = self.log_interval(state, step, params_norm, timers);
+            self.keep_going(step.iteration, written);
         }
         if memory_is_due {
             self.note(&memory_line(step.iteration, HostMemory::read()));
         }
-        Ok(())
     }
 
     fn write_step(
@@ -199,7 +201,7 @@ impl Reporter {
             ..TrainingLogLine::default()
         }
         .with_pace(interval.tokens, interval.seconds);
-        let _ = self.console.record(&line);
+        self.print(&line);
         let option = convert::timing_option(&self.config);
         if let Some(text) = timers.format(option, iterations) {
             self.note(text.trim_end());

@@ -1,0 +1,71 @@
+//! Log files that cannot be written. They end no run: training goes on without them, and says so.
+
+use std::collections::BTreeMap;
+
+use crate::train::TrainError;
+
+/// Failures of one log file.
+#[derive(Debug)]
+struct Failures {
+    count: u64,
+    /// Iteration and message of the first.
+    first: (u64, String),
+}
+
+/// What could not be written, by file.
+#[derive(Debug, Default)]
+pub(super) struct LogFailures {
+    files: BTreeMap<String, Failures>,
+}
+
+impl LogFailures {
+    /// Counts the failure `error` in `iteration`. Returns what there is to say of it: at the first failure of a file, the tenth, the hundredth,
+    /// and so on.
+    pub(super) fn count(&mut self, iteration: u64, error: &TrainError) -> Option<String> {
+        let (what, message) = match error {
+            TrainError::Log { what, message } => (what.clone(), message.clone()),
+            other => ("the log".to_owned(), other.to_string()),
+        };
+        let first = (iteration, message.clone());
+        let failures = self.files.entry(what.clone()).or_insert(Failures { count: 0, first });
+        failures.count += 1;
+        let is_power_of_ten = 10_u64.checked_pow(failures.count.ilog10()) == Some(failures.count);
+        is_power_of_ten.then(|| match failures.count {
+            1 => format!("iteration {iteration}: {what} could not be written: {message}; training goes on without it"),
+            count => format!("iteration {iteration}: {what} could not be written {count} times so far: {message}"),
+        })
+    }
+
+    /// What is missing in the logs of the whole run.
+    pub(super) fn summary(&self) -> Option<String> {
+        let of_file = |(what, failures): (&String, &Failures)| {
+            let (iteration, message) = &failures.first;
+            let times = if failures.count == 1 { "once".to_owned() } else { format!("{} times", failures.count) };
+            format!("{what} ({times}, first in iteration {iteration}: {message})")
+        };
+        let files: Vec<String> = self.files.iter().map(of_file).collect();
+        (!files.is_empty())
+            .then(|| format!("the logs are incomplete, these could not be written: {}", files.join("; ")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_are_told_at_first_rarely_then_and_at_the_end() {
+        let mut failures = LogFailures::default();
+        assert_eq!(failures.summary(), None);
+        let full = TrainError::log("metrics.jsonl", "no space");
+        let told: Vec<u64> = (1..=250).filter(|iteration| failures.count(*iteration, &full).is_some()).collect();
+        assert_eq!(told, [1, 10, 100]);
+        let line = failures.count(300, &TrainError::log("progress.txt", "gone")).unwrap();
+        assert!(line.contains("iteration 300: progress.txt could not be written: gone"), "{line}");
+        assert_eq!(
+            failures.summary().unwrap(),
+            "the logs are incomplete, these could not be written: metrics.jsonl (250 times, first in iteration 1: no space); \
+             progress.txt (once, first in iteration 300: gone)"
+        );
+    }
+}
