@@ -8,6 +8,7 @@ mod logs;
 mod losses;
 #[cfg(feature = "mpi")]
 mod processes;
+mod resumes;
 #[path = "../support/mod.rs"]
 mod support;
 mod texts;

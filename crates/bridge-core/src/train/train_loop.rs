@@ -34,7 +34,11 @@ fn train_steps(run: &mut TrainingRun) -> Result<ExitReason, TrainError> {
         run.poll_saves()?;
         update_batch_size(run)?;
         if skip_iteration(run)? {
-            continue;
+            // What is due in an iteration is due whether it trains or not, and so is an exit.
+            match checkpoint_and_decide_exit(run)? {
+                Some(reason) => return Ok(reason),
+                None => continue,
+            }
         }
         let step = match train_step(run)? {
             StepEnd::Done(step) => step,
