@@ -13,6 +13,7 @@ mod resumes;
 mod support;
 mod texts;
 mod verdicts;
+mod vocabulary;
 
 use std::path::Path;
 

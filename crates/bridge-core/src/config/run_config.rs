@@ -355,13 +355,14 @@ impl FinalTransformer {
     /// Rows of the embedding, given the tokenizer's size.
     ///
     /// Without `vocab_size` it is the tokenizer's, padded to a multiple of
-    /// `make_vocab_size_divisible_by` times the tensor-parallel size. With it, padding happens
-    /// only when `should_pad_vocab` asks for it.
+    /// `make_vocab_size_divisible_by`. With it, padding happens only when `should_pad_vocab` asks
+    /// for it. The layout of ranks has no say in it, so that all layouts train, save and load one
+    /// model; the rows need not divide over tensor-parallel ranks.
     ///
     /// # Errors
     /// When `vocab_size` is smaller than the tokenizer's.
     pub fn padded_vocab_size(&self, tokenizer_vocab_size: usize) -> Result<usize, ConfigErrors> {
-        let unit = self.make_vocab_size_divisible_by * self.tensor_model_parallel_size;
+        let unit = self.make_vocab_size_divisible_by;
         match self.vocab_size {
             None => Ok(tokenizer_vocab_size.next_multiple_of(unit)),
             Some(size) if size < tokenizer_vocab_size => {
@@ -374,5 +375,10 @@ impl FinalTransformer {
             Some(size) if self.should_pad_vocab => Ok(size.next_multiple_of(unit)),
             Some(size) => Ok(size),
         }
+    }
+
+    /// Whether rows of the embedding are added to the vocabulary.
+    pub fn pads_vocabulary(&self) -> bool {
+        self.vocab_size.is_none() || self.should_pad_vocab
     }
 }

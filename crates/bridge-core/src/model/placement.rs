@@ -30,6 +30,12 @@ impl Shard {
         Self { dim, size, parts }
     }
 
+    /// The `rank`-th of `ranks` slices of a dimension that need not divide: the first ranks hold one index more than the others.
+    pub fn balanced(dim: usize, size: usize, rank: usize, ranks: usize) -> Self {
+        let start = |rank: usize| rank * (size / ranks) + rank.min(size % ranks);
+        Self { dim, size, parts: std::iter::once(start(rank)..start(rank + 1)).collect() }
+    }
+
     /// Size of the local tensor along `dim`.
     pub fn local_size(&self) -> usize {
         self.parts.iter().map(Range::len).sum()

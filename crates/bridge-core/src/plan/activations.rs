@@ -168,7 +168,7 @@ fn experts(setup: &Setup<'_>) -> Kept {
 fn head(setup: &Setup<'_>) -> Kept {
     let c = setup.model.hidden_size as u64;
     let gradient = setup.tokens() * c * FLOAT32;
-    let weight_gradient = setup.padded_vocab / setup.layout.tensor as u64 * c * FLOAT32;
+    let weight_gradient = setup.vocabulary_rows() * c * FLOAT32;
     let norm = statistics(setup, setup.tokens_between_blocks()) + gathered_stream(setup);
     Kept { input: stream(setup), inside: norm + gradient + weight_gradient, backward: stream(setup), put_off: 0 }
 }

@@ -111,7 +111,7 @@ fn gathered(setup: &Setup<'_>, stage: usize) -> u64 {
 }
 
 fn cross_entropy_bytes(setup: &Setup<'_>) -> u64 {
-    let rows = setup.padded_vocab / setup.layout.tensor as u64;
+    let rows = setup.vocabulary_rows();
     cross_entropy::workspace_bytes(setup.tokens() as usize, rows as usize) as u64
 }
 

@@ -119,6 +119,12 @@ impl List<'_, '_> {
         pushed.shared = if setup.group_copies() > 1 { 2 * each } else { 0 };
     }
 
+    /// A table of the vocabulary, `c` wide. Its rows need not divide over the ranks: the plan is of those that hold most.
+    fn push_table(&mut self, kind: ParameterKind, c: u64) {
+        self.push(kind, self.setup.padded_vocab * c, 1);
+        self.parameters.last_mut().expect("just pushed").local = self.setup.vocabulary_rows() * c;
+    }
+
     /// A parameter that all tensor-parallel ranks hold and use on their part of the sequence.
     fn push_replicated(&mut self, kind: ParameterKind, total: u64) {
         self.push(kind, total, 1);
@@ -143,7 +149,7 @@ impl List<'_, '_> {
     fn embedding(&mut self) {
         let model = self.setup.model;
         let c = model.hidden_size as u64;
-        self.push(ParameterKind::Embedding, self.setup.padded_vocab * c, self.setup.layout.tensor as u64);
+        self.push_table(ParameterKind::Embedding, c);
         if model.position_embedding_type == PositionEmbeddingType::LearnedAbsolute {
             self.push_replicated(ParameterKind::Embedding, model.seq_length as u64 * c);
         }
@@ -223,13 +229,12 @@ impl List<'_, '_> {
 
     fn head(&mut self) {
         let setup = self.setup;
-        let (c, tp) = (setup.model.hidden_size as u64, setup.layout.tensor as u64);
+        let c = setup.model.hidden_size as u64;
         self.norm(c);
-        let table = setup.padded_vocab * c;
         if !setup.model.share_embeddings_and_output_weights {
-            self.push(ParameterKind::Output, table, tp);
+            self.push_table(ParameterKind::Output, c);
         } else if setup.tied_over_stages() {
-            self.push(ParameterKind::Embedding, table, tp);
+            self.push_table(ParameterKind::Embedding, c);
             self.parameters.last_mut().expect("just pushed").total = 0;
         }
     }

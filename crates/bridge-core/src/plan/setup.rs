@@ -130,6 +130,11 @@ impl<'a> Setup<'a> {
         })
     }
 
+    /// Rows of the vocabulary on the tensor-parallel rank that has most.
+    pub fn vocabulary_rows(&self) -> u64 {
+        self.padded_vocab.div_ceil(self.layout.tensor as u64)
+    }
+
     /// Tokens of a micro-batch on a context-parallel rank.
     pub fn tokens(&self) -> u64 {
         (self.config.train.micro_batch_size * self.model.seq_length / self.layout.context) as u64
@@ -258,15 +263,14 @@ fn check_divisions(config: &RunConfig, padded_vocab: u64) -> Result<(), PlanErro
     let (tensor, expert_tensor) = ("model.tensor_model_parallel_size", "model.expert_tensor_parallel_size");
     let divisions = [
         ("model.ffn_hidden_size", model.ffn_hidden_size, tensor, parallel.tensor),
-        ("model.vocab_size", padded_vocab as usize, tensor, parallel.tensor),
+        ("model.vocab_size", if model.pads_vocabulary() { 0 } else { padded_vocab as usize }, tensor, parallel.tensor),
         ("model.moe_shared_expert_intermediate_size", shared, tensor, parallel.tensor),
         ("model.moe_ffn_hidden_size", routed, expert_tensor, parallel.expert_tensor),
     ];
     match divisions.into_iter().find(|(_, size, _, ranks)| !size.is_multiple_of(*ranks)) {
         None => Ok(()),
         Some((key, size, by, ranks)) => {
-            let padding = if key == "model.vocab_size" { " (padding included)" } else { "" };
-            let message = format!("expected a multiple of {by} ({ranks}), found {size}{padding}");
+            let message = format!("expected a multiple of {by} ({ranks}), found {size}");
             Err(PlanError::Setting { key, message })
         }
     }

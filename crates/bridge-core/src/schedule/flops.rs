@@ -171,11 +171,6 @@ impl SequenceLengths {
     }
 }
 
-/// Vocabulary rounded up so that every tensor-parallel rank gets a multiple of `divisible_by`.
-pub fn padded_vocab_size(vocab_size: u64, divisible_by: u64, tensor_model_parallel_size: u64) -> u64 {
-    vocab_size.next_multiple_of((divisible_by * tensor_model_parallel_size).max(1))
-}
-
 /// Model TFLOP/s per device: `flops` done by `num_devices` in `seconds`. 0 for no time at all.
 pub fn tflops_per_device(flops: f64, seconds: f64, num_devices: u64) -> f64 {
     if seconds > 0.0 { flops / seconds / num_devices.max(1) as f64 / 1e12 } else { 0.0 }

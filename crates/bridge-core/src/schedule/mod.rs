@@ -11,7 +11,7 @@ mod tests;
 
 pub use flops::{
     AttentionFlops, FlopsError, FlopsShape, GateKind, MlaFlops, MoeFlops, SequenceLengths, WindowFlops, WindowSpan,
-    WindowedLayers, padded_vocab_size, tflops_per_device,
+    WindowedLayers, tflops_per_device,
 };
 pub use loss_scaler::{DynamicLossScaleConfig, GradientCheck, LossScaleError, LossScaler, LossScalerState};
 pub use num_microbatches::{

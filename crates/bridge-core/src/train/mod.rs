@@ -50,6 +50,7 @@ mod text;
 mod threads;
 mod token_bytes;
 mod train_loop;
+mod vocabulary;
 
 pub(crate) use convert::{
     cuts as configured_cuts, distribution as configured_distribution, flops as flops_shape,

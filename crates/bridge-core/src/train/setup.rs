@@ -22,9 +22,9 @@ use super::reporter::{Console, Reporter};
 use super::run::{GlobalState, TrainingRun};
 use super::step::schedule_overrides;
 use super::text::check_source;
-use super::{TrainError, ranks, set_num_threads};
+use super::{TrainError, ranks, set_num_threads, vocabulary};
 use crate::checkpoint::TrainState;
-use crate::config::{ConfigError, ConfigErrors, ErrorKind, RunConfig};
+use crate::config::RunConfig;
 use crate::data::DataParallel;
 use crate::logging::Timers;
 use crate::model::{
@@ -118,7 +118,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
         RunData::build(&config, &options.registry.datasets, &text, &reporter.progress(), data_parallel(&groups))
     })?;
     text.release();
-    let padded_vocab_size = vocabulary(&config, &data)?;
+    let padded_vocab_size = vocabulary::rows(&config, &data, start.as_ref(), &reporter)?;
     let seed = config.rng.seed;
     let context = BuildContext {
         device: device.clone(),
@@ -257,21 +257,6 @@ fn data_parallel(groups: &ProcessGroups) -> DataParallel {
 /// Whether the validation split is evaluated: some batches of it, or all of it.
 fn evaluates(config: &RunConfig) -> bool {
     config.validation.full_validation || config.validation.eval_iters > 0
-}
-
-/// Rows of the model's embedding. A prompt that has no tokens is found out now rather than after hours of training.
-fn vocabulary(config: &RunConfig, data: &RunData) -> Result<usize, TrainError> {
-    let missing = |key: &str, message: &str| ConfigErrors::from(ConfigError::new(ErrorKind::Missing, key, message));
-    if let Some(prompt) = &config.generate.prompt {
-        let message = "must be given: generate.prompt is text, and the data has no tokenizer of its own";
-        let tokenizer = data.tokenizer().ok_or_else(|| missing("tokenizer.tokenizer_type", message))?;
-        tokenizer.encode(prompt)?;
-    }
-    if config.model.vocab_size.is_none() && data.tokenizer().is_none() {
-        let message = "must be given without tokenizer.tokenizer_type, for the data has no tokenizer of its own";
-        return Err(missing("model.vocab_size", message).into());
-    }
-    Ok(config.model.padded_vocab_size(data.vocab_size())?)
 }
 
 /// Whether initial values may wait until they are cut into what each rank owns. Hooks may look at them before.

@@ -84,6 +84,15 @@ pub struct GptModelBuilder {
 impl ModelBuilder for GptModelBuilder {
     fn build_model(&self, context: &BuildContext, stage: &Stage) -> Result<Box<dyn ModelChunk>, ModelBuildError> {
         let config = DecoderConfig::from_transformer(&self.transformer, context.padded_vocab_size)?;
+        let ranks = context.parallel.tensor_size();
+        let is_exact = self.transformer.vocab_size.is_some() && !self.transformer.should_pad_vocab;
+        if is_exact && !config.padded_vocab_size.is_multiple_of(ranks) {
+            let found = config.padded_vocab_size;
+            let message = format!(
+                "expected a multiple of model.tensor_model_parallel_size = {ranks}, found {found}; model.should_pad_vocab = true pads it"
+            );
+            return Err(invalid("model.vocab_size", message));
+        }
         build_decoder(&config, context, stage)
     }
 }

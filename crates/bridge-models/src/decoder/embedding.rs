@@ -7,6 +7,7 @@ use burn::tensor::{FloatDType, Int, Tensor, TensorData};
 
 use super::config::{DecoderConfig, PositionEmbedding};
 use super::init::{Deviations, Initializer};
+use super::placement::vocabulary_rows;
 use super::regions::Regions;
 
 /// Name of the word embedding's parameter, in the first stage and, where output and embedding are tied, in the last.
@@ -35,6 +36,8 @@ impl Table {
 pub(super) struct Embedding {
     word_embeddings: Table,
     position_embeddings: Option<Table>,
+    /// Rows of the whole vocabulary.
+    vocab_size: usize,
     dropout: f64,
 }
 
@@ -47,6 +50,7 @@ impl Embedding {
             word_embeddings: Table::new(WORD_EMBEDDINGS, [config.padded_vocab_size, c], std, init),
             position_embeddings: learned
                 .then(|| Table::new(POSITION_EMBEDDINGS, [config.max_position_embeddings, c], std, init)),
+            vocab_size: config.padded_vocab_size,
             dropout: config.embedding_dropout,
         }
     }
@@ -82,12 +86,12 @@ impl Embedding {
         if group.size() == 1 {
             return embedding(weight_vc, ids_bt);
         }
-        let ([b, t], [rows, _]) = (ids_bt.dims(), weight_vc.dims());
-        let (start, size) = (rows * group.rank(), rows * group.size());
+        let ([b, t], size) = (ids_bt.dims(), self.vocab_size);
+        let rows = vocabulary_rows(size, group.rank(), group.size());
         let local = |(place, id): (usize, i64)| {
             let id = usize::try_from(id).ok().filter(|id| *id < size);
             let id = id.unwrap_or_else(|| panic!("the token at place {place} is not in 0..{size}, the vocabulary"));
-            id.checked_sub(start).filter(|row| *row < rows)
+            rows.contains(&id).then(|| id - rows.start)
         };
         let device = ids_bt.device().without_autodiff();
         let local: Vec<Option<usize>> = ids_bt.into_data().iter::<i64>().enumerate().map(local).collect();

@@ -2,11 +2,12 @@
 
 use bridge_dist::comm::{Group, ReduceOp};
 use bridge_dist::region::{Cut, gather_replicated};
-use bridge_kernels::cross_entropy::cap;
+use bridge_kernels::cross_entropy::{cap, chunk_rows};
 use bridge_kernels::vocab_parallel_cross_entropy::{self as vocab_parallel, VocabularyExchange, VocabularyShard};
 use bridge_kernels::{CrossEntropyOptions, linear, linear_cross_entropy, vocab_parallel_cross_entropy};
 use burn::tensor::{Int, Tensor};
 
+use super::placement::vocabulary_rows;
 use super::regions::Regions;
 
 /// Targets of the loss.
@@ -21,6 +22,8 @@ pub(super) struct Targets {
 pub(super) struct Projection {
     /// `[v, c]`: this rank's rows of the vocabulary.
     pub weight_vc: Tensor<2>,
+    /// Rows of all ranks.
+    pub vocab_size: usize,
     /// Soft cap on the logits.
     pub softcap: Option<f64>,
 }
@@ -39,16 +42,52 @@ pub(super) fn loss_sum(x_btc: Tensor<3>, projection: Projection, targets: Target
     if group.size() == 1 {
         return linear_cross_entropy(x_nc, projection.weight_vc, ids_n, mask_n, &options);
     }
-    let [rows, _] = projection.weight_vc.dims();
-    let shard = VocabularyShard { start: rows * group.rank(), size: rows * group.size(), exchange: &OverGroup(group) };
-    let targets = vocab_parallel::Targets { ids_n, mask_n };
-    vocab_parallel_cross_entropy(x_nc, projection.weight_vc, targets, &shard, &options)
+    let (size, ranks) = (projection.vocab_size, group.size());
+    let start = vocabulary_rows(size, group.rank(), ranks).start;
+    let shard = VocabularyShard { start, size, exchange: &OverGroup(group) };
+    let n = b * t;
+    if size.is_multiple_of(ranks) {
+        let targets = vocab_parallel::Targets { ids_n, mask_n };
+        return vocab_parallel_cross_entropy(x_nc, projection.weight_vc, targets, &shard, &options);
+    }
+    // The operation exchanges figures chunk by chunk, and the more rows a rank has the shorter are its chunks. What is one chunk with the most
+    // rows is one on every rank.
+    let loss_of = |first: usize, count: usize| {
+        let targets = vocab_parallel::Targets {
+            ids_n: ids_n.clone().narrow(0, first, count),
+            mask_n: mask_n.clone().narrow(0, first, count),
+        };
+        let x_nc = x_nc.clone().narrow(0, first, count);
+        vocab_parallel_cross_entropy(x_nc, projection.weight_vc.clone(), targets, &shard, &options)
+    };
+    let chunk = chunk_rows(n, size.div_ceil(ranks));
+    let losses = (0..n).step_by(chunk).map(|first| loss_of(first, chunk.min(n - first)));
+    losses.reduce(|a, b| a + b).expect("a batch has tokens")
 }
 
 /// `[b, t, c]` -> `[b, t, v]`, the whole vocabulary on every rank.
 pub(super) fn logits(x_btc: Tensor<3>, projection: Projection, regions: &Regions) -> Tensor<3> {
     let own = linear(regions.enter(x_btc), projection.weight_vc, None);
-    cap(gather_replicated(own, 2, Cut::Contiguous, regions.tensor()), projection.softcap)
+    cap(gather_vocabulary(own, projection.vocab_size, regions.tensor()), projection.softcap)
+}
+
+/// This rank's columns of the vocabulary, `[b, t, v]` -> all, on every rank. Ranks with fewer columns send some that nobody keeps.
+fn gather_vocabulary(own_btv: Tensor<3>, size: usize, group: &Group) -> Tensor<3> {
+    let ranks = group.size();
+    if size.is_multiple_of(ranks) {
+        return gather_replicated(own_btv, 2, Cut::Contiguous, group);
+    }
+    let ([b, t, v], most) = (own_btv.dims(), size.div_ceil(ranks));
+    let filled = match most - v {
+        0 => own_btv,
+        fewer => {
+            let options = (&own_btv.device(), own_btv.dtype());
+            Tensor::cat(vec![own_btv.clone(), Tensor::zeros([b, t, fewer], options)], 2)
+        }
+    };
+    let all = gather_replicated(filled, 2, Cut::Contiguous, group);
+    let of_rank = |rank| all.clone().narrow(2, rank * most, vocabulary_rows(size, rank, ranks).len());
+    Tensor::cat((0..ranks).map(of_rank).collect(), 2)
 }
 
 /// The ranks of a group that share a vocabulary.

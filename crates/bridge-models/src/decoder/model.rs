@@ -63,6 +63,8 @@ struct Settings {
     first_layer: usize,
     tied: bool,
     logit_softcap: Option<f64>,
+    /// Rows of the whole vocabulary.
+    vocab_size: usize,
 }
 
 impl Decoder {
@@ -88,7 +90,12 @@ impl Decoder {
             },
             output_layer,
             rotary: rotary_table(config, &context.device),
-            settings: Settings { first_layer: stage.layers.start, tied, logit_softcap: config.logit_softcap },
+            settings: Settings {
+                first_layer: stage.layers.start,
+                tied,
+                logit_softcap: config.logit_softcap,
+                vocab_size: config.padded_vocab_size,
+            },
             regions: Regions::new(&context.parallel),
             layout: Layout::new(config, &context.parallel),
         }
@@ -140,7 +147,8 @@ impl Decoder {
             (None, Some(embedding)) => embedding.word_embeddings(),
             (None, None) => return None,
         };
-        Some((norm, Projection { weight_vc, softcap: self.settings.logit_softcap }))
+        let Settings { vocab_size, logit_softcap: softcap, .. } = self.settings;
+        Some((norm, Projection { weight_vc, vocab_size, softcap }))
     }
 }
 

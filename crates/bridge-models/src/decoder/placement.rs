@@ -113,7 +113,8 @@ impl Layout {
             ("linear_proj", "weight") => even(1, self.heads_size, 1),
             ("linear_fc1", _) => even(0, self.fc1_blocks * ffn, self.fc1_blocks),
             ("linear_fc2", "weight") => even(1, ffn, 1),
-            ("word_embeddings" | "output_layer", _) => even(0, self.padded_vocab_size, 1),
+            // Padding must not depend on the ranks, or a checkpoint would: rows need not divide.
+            ("word_embeddings" | "output_layer", _) => Some(Shard::balanced(0, self.padded_vocab_size, rank, ranks)),
             _ => None,
         };
         // Norms of query and key see only this rank's heads; everything else that is whole sees all tokens, or with
@@ -139,19 +140,27 @@ impl Layout {
     }
 }
 
+/// The rows of a vocabulary of `size` that rank `rank` of `ranks` tensor-parallel ones holds.
+pub(super) fn vocabulary_rows(size: usize, rank: usize, ranks: usize) -> Range<usize> {
+    Shard::balanced(0, size, rank, ranks).parts[0].clone()
+}
+
 /// Refuses sizes that do not divide over the ranks.
 pub(super) fn check_divides(config: &DecoderConfig, parallel: &Parallel) -> Result<(), ModelBuildError> {
     let ranks = parallel.tensor_size();
     let mut sizes = vec![
         ("model.num_attention_heads", config.num_attention_heads),
         ("model.ffn_hidden_size", config.ffn_hidden_size),
-        ("padded vocabulary size", config.padded_vocab_size),
     ];
     if let Some(moe) = &config.moe {
         sizes.extend(
             moe.shared_expert_intermediate_size.map(|size| ("model.moe_shared_expert_intermediate_size", size)),
         );
         check_experts(config, moe, parallel)?;
+    }
+    if config.padded_vocab_size < ranks {
+        let message = format!("expected a row for each of {ranks} ranks, found {}", config.padded_vocab_size);
+        return Err(invalid("padded vocabulary size", message));
     }
     if let Some((key, size)) = sizes.into_iter().find(|(_, size)| !size.is_multiple_of(ranks)) {
         let message = format!("expected a multiple of model.tensor_model_parallel_size = {ranks}, found {size}");

@@ -39,6 +39,9 @@ fn vocabulary_follows_the_tokenizer_when_open() {
     let run = tiny(&["model.vocab_size=null"]).expect("accepted");
     assert_eq!(run.model.padded_vocab_size(512).expect("fits"), 512);
     assert_eq!(run.model.padded_vocab_size(513).expect("fits"), 640);
+    // Ranks have no say in it: a checkpoint is of one model, whatever the layout.
+    let spread = on_ranks(2, &["model.vocab_size=null", "model.tensor_model_parallel_size=2"]).expect("accepted");
+    assert_eq!(spread.model.padded_vocab_size(513).expect("fits"), 640);
     let run = tiny(&[]).expect("accepted");
     assert_eq!(run.model.padded_vocab_size(300).expect("fits"), 512);
 }

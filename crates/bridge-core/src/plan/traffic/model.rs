@@ -146,7 +146,7 @@ impl Tally<'_, '_> {
     fn head(&mut self, times: Times) {
         self.enter(self.row(), times);
         let setup = self.setup;
-        let rows = setup.padded_vocab / setup.layout.tensor as u64;
+        let rows = setup.vocabulary_rows();
         let is_chunked = setup.bytes.activation == FLOAT32 && setup.config.computes_on_processor();
         let chunk = match is_chunked {
             true => cross_entropy::chunk_rows(setup.tokens() as usize, rows as usize) as u64,

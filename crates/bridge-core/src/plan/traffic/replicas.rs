@@ -130,7 +130,7 @@ impl Tally<'_, '_> {
         }
         let is_end = stage == 0 || stage + 1 == setup.layout.pipeline;
         if setup.tied_over_stages() && is_end {
-            let table = setup.padded_vocab / setup.layout.tensor as u64 * setup.model.hidden_size as u64;
+            let table = setup.vocabulary_rows() * setup.model.hidden_size as u64;
             let part = padded_part(std::iter::once(table as usize), shards) as u64;
             let way = Way::on(TrafficKind::TiedEmbedding, GroupKind::Embedding, Operation::AllReduce);
             self.add(way, 1, part * FLOAT32);

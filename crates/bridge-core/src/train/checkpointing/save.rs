@@ -17,7 +17,7 @@ use crate::config::RunConfig;
 use crate::logging::TimerLevel;
 use crate::resilience::Stall;
 use crate::train::run::TrainingRun;
-use crate::train::{TrainError, ranks};
+use crate::train::{TrainError, ranks, vocabulary};
 
 /// Writes checkpoints with all ranks, on the training thread or behind its back.
 #[derive(Debug)]
@@ -172,6 +172,7 @@ fn run_files(run: &TrainingRun, states: Vec<RankState>) -> Result<RunFiles, Trai
         extra.insert("rng".into(), serde_json::json!({ "seed": run.seed }));
     }
     rank_state::put(run, states, extra)?;
+    vocabulary::put(&run.config, &run.data, run.padded_vocab_size, extra);
     if run.stall.is_standing_still() {
         extra.insert(Stall::NAME.into(), json(&run.stall)?);
     }
