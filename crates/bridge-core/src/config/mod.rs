@@ -33,6 +33,7 @@ mod section;
 mod sections;
 mod source;
 mod unread;
+mod upstream;
 
 #[cfg(test)]
 mod tests;

@@ -39,8 +39,13 @@ fn apply_one(root: &mut Node, argument: &str) -> Result<(), Box<ConfigError>> {
     })
 }
 
-/// The value that the text of an override stands for.
-pub(super) fn parse_value(text: &str) -> Result<Node, String> {
+/// The value that a text of this program's tables stands for: as in an override, but with null as a value.
+pub(super) fn value_of(text: &str) -> Node {
+    let node = parse_value(text).unwrap_or_else(|_| Node::string(text));
+    if matches!(node.data, Data::Unset) { Node::null() } else { node }
+}
+
+fn parse_value(text: &str) -> Result<Node, String> {
     if text == "null" {
         return Ok(Data::Unset.into());
     }

@@ -15,6 +15,7 @@ use super::section::{Origins, Reader, Section, locate};
 use super::sections::RecipeConfig;
 use super::source::{self, Format};
 use super::unread::Unread;
+use super::upstream;
 
 /// A recipe before it is checked: every setting may be changed, in any order.
 ///
@@ -28,6 +29,7 @@ pub struct RawConfig {
     recipe: RecipeConfig,
     origins: Origins,
     kinds: Kinds,
+    remarks: Vec<String>,
 }
 
 /// Two raw configurations are equal when their settings are; where these were written does not matter.
@@ -97,7 +99,9 @@ impl RawConfig {
         };
         let is_readable = errors.is_empty();
         errors.extend(overrides::apply(&mut root, overrides));
-        let mut raw = Self::with_kinds(kinds.clone());
+        let translated = upstream::translate(&mut root);
+        errors.extend(translated.errors);
+        let mut raw = Self { remarks: translated.remarks, ..Self::with_kinds(kinds.clone()) };
         if !is_readable && root.is_null() {
             return (raw, errors);
         }
@@ -151,6 +155,11 @@ impl RawConfig {
     /// Where each setting that was given was given.
     pub(super) fn origins(&self) -> &Origins {
         &self.origins
+    }
+
+    /// What is worth saying about the way the recipe was read.
+    pub(super) fn remarks(&self) -> &[String] {
+        &self.remarks
     }
 
     /// The kinds of model and dataset that this configuration may choose.

@@ -19,6 +19,10 @@ pub struct Refusal {
     pub inert: &'static [&'static str],
     /// Values besides the default that do something: only the others are refused.
     pub built: &'static [&'static str],
+    /// A setting whose value is accepted here too: this one repeats it.
+    pub same_as: Option<&'static str>,
+    /// Values that upstream's classes have without being asked; they are left out of the files that it saves.
+    pub upstream: &'static [&'static str],
     /// Whether a plan counts what no run of this release can have.
     is_planned: bool,
 }
@@ -32,7 +36,7 @@ enum Cause {
 
 /// Refuses what Bridge could have and has not yet.
 pub const fn not_built(reason: &'static str) -> Refusal {
-    Refusal { cause: Cause::NotBuilt, reason, inert: &[], built: &[], is_planned: false }
+    Refusal { cause: Cause::NotBuilt, reason, inert: &[], built: &[], same_as: None, upstream: &[], is_planned: false }
 }
 
 /// Refuses what means nothing in Bridge: it steers a library, a language or a device that is not there.
@@ -53,10 +57,27 @@ impl Refusal {
         Self { built: values, ..self }
     }
 
+    /// Accepts the value that another setting has.
+    #[must_use]
+    pub const fn same_as(self, key: &'static str) -> Self {
+        Self { same_as: Some(key), ..self }
+    }
+
+    /// Leaves values out of the files that upstream saves: its classes have them without being asked.
+    #[must_use]
+    pub const fn upstream(self, values: &'static [&'static str]) -> Self {
+        Self { upstream: values, ..self }
+    }
+
     /// Lets a plan count it.
     #[must_use]
     pub const fn planned(self) -> Self {
         Self { is_planned: true, ..self }
+    }
+
+    /// Whether it steers what is not there.
+    pub(super) const fn is_without_counterpart(&self) -> bool {
+        matches!(self.cause, Cause::NoCounterpart)
     }
 
     /// Whether every value that would do something is refused.
@@ -90,15 +111,9 @@ impl Refusal {
 
     /// The values that are accepted, the default first.
     pub(super) fn accepted(&self, default: &Node) -> Vec<Node> {
-        let others = self.built.iter().chain(self.inert).map(|text| written(text));
+        let others = self.built.iter().chain(self.inert).map(|text| overrides::value_of(text));
         std::iter::once(default.clone()).chain(others).collect()
     }
-}
-
-/// The value of a table's text, as an override would have it.
-fn written(text: &str) -> Node {
-    let node = overrides::parse_value(text).unwrap_or_else(|_| Node::string(text));
-    if matches!(node.data, Data::Unset) { Node::null() } else { node }
 }
 
 /// One row of the tables with a refusal.
@@ -139,7 +154,8 @@ pub(super) fn check(draft: &mut Draft<'_>, prefix: &str) {
         if *value == default || is_planned || draft.errors.names(&key) {
             continue;
         }
-        let accepted = refusal.accepted(&default);
+        let mut accepted = refusal.accepted(&default);
+        accepted.extend(refusal.same_as.and_then(|key| values.get_path(key).cloned()));
         if accepted.contains(value) {
             continue;
         }

@@ -35,7 +35,7 @@ impl<'r> Draft<'r> {
             world: *world,
             purpose,
             errors: ConfigErrors::default(),
-            warnings: Vec::new(),
+            warnings: raw.remarks().to_vec(),
             defaults: RecipeConfig::default().to_node(),
         }
     }

@@ -79,10 +79,10 @@ section! {
             => no_counterpart("several formats to detect; checkpoints are safetensors");
         /// Conversion target.
         ckpt_convert_format: Option<CkptFormat> = None
-            => no_counterpart("a format to convert to; `bridge convert` exports to Hugging Face's");
+            => not_built("a format to convert to; `bridge convert` exports to Hugging Face's");
         /// Conversion folder.
         ckpt_convert_save: Option<PathBuf> = None
-            => no_counterpart("the folder of ckpt_convert_format; `bridge convert` exports to Hugging Face's format");
+            => not_built("the folder of ckpt_convert_format; `bridge convert` exports to Hugging Face's format");
         /// Conversion of old optimizer layouts.
         ckpt_convert_update_legacy_dist_opt_format: bool = false
             => no_counterpart("optimizer layouts of older Megatron versions");
@@ -148,7 +148,7 @@ section! {
         /// Number of replicas.
         replication_factor: usize = 2, Limits::POSITIVE => not_built("how many copies replication makes");
         /// A manager in code.
-        custom_manager_class: Option<String> = None => no_counterpart("a Python class that saves and loads");
+        custom_manager_class: Option<String> = None => not_built("a Python class that saves and loads");
         /// What a damaged checkpoint does (ours).
         on_damaged: OnDamaged = OnDamaged::Fallback;
     }

@@ -65,7 +65,7 @@ section! {
         drop_last: bool = true;
         /// Keep workers alive.
         persistent_workers: bool = true
-            => no_counterpart("loader processes that end with their epoch; loaders are threads that live as long as the run");
+            => no_counterpart("loader processes that end with their epoch; loaders are threads that live with the run").inert(&["false"]);
         /// Hub dataset scripts.
         trust_remote_code: Option<bool> = None
             => no_counterpart("code that data sets of the hub bring along; no data set brings code").inert(&["false"]);
@@ -87,7 +87,7 @@ section! {
             => not_built("the old place of validation.multiple_validation_sets, which is not implemented").inert(&["false"]);
         /// Old place of `validation.full_validation`.
         full_validation: Option<bool> = None
-            => no_counterpart("the old place of validation.full_validation; set it there").inert(&["false"]);
+            => not_built("the old place of validation.full_validation; set it there").inert(&["false"]);
         /// Parallel builders.
         num_dataset_builder_threads: usize = 1, Limits::between(1.0, 65_536.0);
         /// Folder of index caches.
@@ -134,7 +134,8 @@ section! {
             => not_built("samples of different lengths over different numbers of context ranks");
         /// Padding hint.
         context_parallel_size: Option<usize> = None, Limits::POSITIVE
-            => no_counterpart("the context ranks that packed samples are padded for; every sample has seq_length tokens");
+            => no_counterpart("the context ranks that packed samples are padded for; every sample has seq_length tokens")
+            .same_as("model.context_parallel_size");
         /// Leave the attention mask to the kernel.
         skip_getting_attention_mask_from_dataset: bool = true
             => no_counterpart("masks that come with the samples; attention makes its own");

@@ -28,7 +28,7 @@ section! {
         /// Shard what `ddp.data_parallel_sharding_strategy` says.
         use_megatron_fsdp: bool = false;
         /// PyTorch FSDP.
-        use_torch_fsdp2: bool = false => no_counterpart("PyTorch's sharding; use_megatron_fsdp shards the same things");
+        use_torch_fsdp2: bool = false => not_built("PyTorch's sharding; use_megatron_fsdp shards the same things");
         /// File of communicator options.
         nccl_communicator_config_path: Option<PathBuf> = None
             => no_counterpart("a file of NCCL's options for each group");

@@ -113,7 +113,7 @@ section! {
             => not_built("multi-token prediction, layers that predict the tokens after the next one").inert(&["0"]);
         /// Weight of the multi-token loss.
         mtp_loss_scaling_factor: Option<f64> = Some(0.1), Limits::NON_NEGATIVE
-            => not_built("the weight of the losses that mtp_num_layers would add");
+            => not_built("the weight of the losses that mtp_num_layers would add").inert(&["null"]);
         /// Divide gradients by all unmasked tokens of the step instead of averaging micro-batches.
         calculate_per_token_loss: bool = false;
         /// Attention implementation.
@@ -208,9 +208,9 @@ section! {
         params_dtype: DType = DType::Float32;
         /// Autocast.
         enable_autocast: bool = false
-            => no_counterpart("PyTorch's autocast, which chooses a dtype for each operation; mixed_precision fixes them");
+            => not_built("PyTorch's autocast, which chooses a dtype for each operation; mixed_precision fixes them");
         /// Autocast dtype; null takes `params_dtype`.
-        autocast_dtype: Option<DType> = None => no_counterpart("the dtype of PyTorch's autocast");
+        autocast_dtype: Option<DType> = None => no_counterpart("the dtype of PyTorch's autocast").same_as("model.params_dtype");
         /// Softmax in 32 bits.
         attention_softmax_in_fp32: bool = false
             => no_counterpart("the softmax of attention is computed in 32 bits whatever the storage");
@@ -220,7 +220,7 @@ section! {
         fp8: Option<Fp8Format> = None
             => not_built("8-bit matrix products; numbers have 32 or 16 bits (mixed_precision)");
         /// 8-bit scaling.
-        fp8_recipe: Option<Fp8Recipe> = Some(Fp8Recipe::Delayed) => not_built("how the scales of fp8 are chosen");
+        fp8_recipe: Option<Fp8Recipe> = Some(Fp8Recipe::Delayed) => not_built("how the scales of fp8 are chosen").upstream(&["tensorwise"]);
         /// Weights in 8 bits.
         fp8_param: bool = false => not_built("weights kept in the 8 bits of fp8");
         /// 8-bit margin.
@@ -238,9 +238,9 @@ section! {
             => not_built("edge layers in bfloat16 around those of fp8; without fp8 all layers are alike");
         /// How many at the start.
         num_layers_at_start_in_bf16: usize = 1
-            => not_built("how many layers first_last_layers_bf16 keeps at the start");
+            => not_built("how many layers first_last_layers_bf16 keeps at the start").upstream(&["0"]);
         /// How many at the end.
-        num_layers_at_end_in_bf16: usize = 1 => not_built("how many layers first_last_layers_bf16 keeps at the end");
+        num_layers_at_end_in_bf16: usize = 1 => not_built("how many layers first_last_layers_bf16 keeps at the end").upstream(&["0"]);
         /// 4-bit format.
         fp4: Option<Fp4Format> = None
             => not_built("4-bit matrix products; numbers have 32 or 16 bits (mixed_precision)");
@@ -259,12 +259,12 @@ section! {
             => no_counterpart("Transformer Engine's loss; the fused loss is Bridge's own, \"native\"");
         /// Fuse weight-gradient accumulation.
         gradient_accumulation_fusion: bool = false
-            => not_built("weight gradients added into their buffer by the matrix product itself");
+            => not_built("weight gradients added into their buffer by the matrix product itself").upstream(&["true"]);
         /// Fused bias and activation.
         bias_activation_fusion: bool = false
             => no_counterpart("bias and activation apart from the product; they are one operation with it").inert(&["true"]);
         /// Fused bias and dropout.
-        bias_dropout_fusion: bool = false => not_built("one kernel of bias, dropout and residual");
+        bias_dropout_fusion: bool = false => not_built("one kernel of bias, dropout and residual").upstream(&["true"]);
         /// Fused rotary embedding.
         apply_rope_fusion: bool = false
             => no_counterpart("rotary embedding without fusion; it is one operation, with attention where nothing comes between")
@@ -322,7 +322,7 @@ section! {
         /// Eager steps before capture.
         cuda_graph_warmup_steps: usize = 3 => not_built("steps before cuda_graph_impl would capture");
         /// Restore quantization state.
-        restore_modelopt_state: bool = false => no_counterpart("the quantization state of NVIDIA's ModelOpt");
+        restore_modelopt_state: bool = false => not_built("a model quantized by NVIDIA's ModelOpt");
 
         /// Experts per layer; null is a dense model.
         num_moe_experts: Option<usize> = None, COUNT;
@@ -384,9 +384,9 @@ section! {
         moe_token_drop_policy: TokenDropPolicy = TokenDropPolicy::Probs
             => not_built("which tokens moe_expert_capacity_factor drops");
         /// Grouped expert products.
-        moe_grouped_gemm: bool = false => not_built("one matrix product over all experts of a layer");
+        moe_grouped_gemm: bool = false => not_built("one matrix product over all experts of a layer").upstream(&["true"]);
         /// Fused permutation.
-        moe_permute_fusion: bool = false => not_built("one kernel that sorts tokens by expert");
+        moe_permute_fusion: bool = false => not_built("one kernel that sorts tokens by expert").upstream(&["true"]);
         /// Fused router.
         moe_router_fusion: bool = false => not_built("one kernel for the router");
         /// Report the router of each layer: its losses, and the tokens of each expert.

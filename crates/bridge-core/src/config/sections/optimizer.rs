@@ -31,7 +31,8 @@ section! {
         /// Mirror of `model.bf16`.
         bf16: bool = false;
         /// Mirror of the precision recipe.
-        fp8_recipe: Option<Fp8Recipe> = None => not_built("the mirror of model.fp8_recipe; there is no 8-bit format");
+        fp8_recipe: Option<Fp8Recipe> = None => not_built("the mirror of model.fp8_recipe; there is no 8-bit format")
+            .same_as("model.fp8_recipe").upstream(&["tensorwise", "delayed"]);
         /// Share the gradient buffer with the mxfp8 gather.
         reuse_grad_buf_for_mxfp8_param_ag: bool = false
             => not_built("one buffer for gradients and gathered 8-bit weights; there are no 8-bit weights");
@@ -85,7 +86,8 @@ section! {
         /// Newton-Schulz steps.
         muon_num_ns_steps: usize = 5, Limits::POSITIVE => not_built("the steps of Muon's iteration");
         /// Orthogonalization under tensor parallelism.
-        muon_tp_mode: String = "blockwise".into() => not_built("how Muon treats matrices cut by tensor parallelism");
+        muon_tp_mode: String = "blockwise".into()
+            => not_built("how Muon treats matrices cut by tensor parallelism").upstream(&["duplicated"]);
         /// Extra update scale.
         muon_extra_scale_factor: f64 = 1.0, Limits::ABOVE_ZERO => not_built("a factor of Muon's update");
         /// Optimizer of everything that is no matrix.
@@ -141,7 +143,8 @@ section! {
         log_num_zeros_in_grad: bool = false;
         /// Barrier around level-1 timers.
         barrier_with_L1_time: bool = false
-            => no_counterpart("the optimizer's copy of logger.barrier_with_L1_time, which says it for all timers");
+            => no_counterpart("the optimizer's copy of logger.barrier_with_L1_time, which says it for all timers")
+            .same_as("logger.barrier_with_L1_time");
         /// Debug dump folder.
         config_logger_dir: String = String::new()
             => no_counterpart("a folder for dumps of constructor arguments; logger.save_config_filepath writes the resolved configuration");

@@ -21,10 +21,10 @@ section! {
         /// Inter-stage dtype.
         pipeline_dtype: Option<DType> = None;
         /// Autocast dtype.
-        autocast_dtype: Option<DType> = None => no_counterpart("the dtype of PyTorch's autocast");
+        autocast_dtype: Option<DType> = None => no_counterpart("the dtype of PyTorch's autocast").same_as("mixed_precision.params_dtype");
         /// Autocast.
         autocast_enabled: bool = false
-            => no_counterpart("PyTorch's autocast, which chooses a dtype for each operation");
+            => not_built("PyTorch's autocast, which chooses a dtype for each operation");
         /// Reduce gradients in 32 bits.
         grad_reduce_in_fp32: bool = true;
         /// 8-bit format.

@@ -48,7 +48,7 @@ section! {
         force_system_message: bool = false => not_built("a system message in every chat of MultimodalTokenizer");
         /// Passed to the Hugging Face tokenizer.
         hf_tokenizer_kwargs: BTreeMap<String, AnyValue> = BTreeMap::new()
-            => no_counterpart("arguments of Python's tokenizer classes; tokenizer.json is read as it stands").inert(&["{use_fast = true}"]);
+            => not_built("arguments of Python's tokenizer classes; tokenizer.json is read as it stands").inert(&["{use_fast = true}"]);
         /// Passed to SentencePiece.
         sp_tokenizer_kwargs: BTreeMap<String, AnyValue> = BTreeMap::new()
             => not_built("arguments of SentencePiece's tokenizers");

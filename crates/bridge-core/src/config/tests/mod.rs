@@ -13,6 +13,7 @@ mod refused;
 mod round_trip;
 mod rules;
 mod together;
+mod upstream;
 mod values;
 
 use super::{ConfigErrors, Format, Kinds, RawConfig, RunConfig, World, load_text};

@@ -1,0 +1,253 @@
+//! Configurations that Megatron Bridge saves: what is mapped, what is left out and listed, what is refused and where.
+
+use super::super::{Activation, AttentionBackend, ConfigErrors, DType, ErrorKind, Format, Kinds, RunConfig, World};
+use super::super::{PositionEmbeddingType, load_text};
+
+/// A whole configuration, every field at its default.
+const DEFAULTS: &str =
+    include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/config/upstream_defaults.yaml"));
+
+/// The least that runs, with `_target_` at its top; more sections may follow.
+const LEAST: &str = "\
+_target_: megatron.bridge.training.config.ConfigContainer
+train:
+  micro_batch_size: 1
+  global_batch_size: 2
+  train_iters: 4
+optimizer:
+  lr: 0.001
+tokenizer:
+  tokenizer_type: NullTokenizer
+  vocab_size: 999
+";
+
+/// No data, which upstream makes up.
+const DATA: &str = "\
+dataset:
+  _target_: megatron.bridge.training.config.GPTDatasetConfig
+  random_seed: 1234
+";
+
+/// A model in front of which lines may be put.
+const MODEL: &str = "  num_layers: 2
+  hidden_size: 64
+  num_attention_heads: 4
+  num_query_groups: 4
+  seq_length: 32
+  vocab_size: 1000
+";
+
+const GPT: &str = "  _target_: megatron.bridge.models.gpt_provider.GPTModelProvider\n";
+
+fn yaml(text: &str, overrides: &[&str]) -> Result<RunConfig, ConfigErrors> {
+    let overrides: Vec<String> = overrides.iter().map(|o| (*o).to_owned()).collect();
+    load_text((text, Format::Yaml), &overrides, &Kinds::builtin(), &World::SINGLE)
+}
+
+/// The least configuration with lines in `model` and after it.
+fn with(model: &str, rest: &str) -> Result<RunConfig, ConfigErrors> {
+    let data = if rest.contains("dataset:") { "" } else { DATA };
+    yaml(&format!("{LEAST}model:\n{GPT}{MODEL}{model}{rest}{data}"), &[])
+}
+
+/// Key, kind and line of each problem.
+fn problems(result: Result<RunConfig, ConfigErrors>) -> Vec<(String, ErrorKind, Option<usize>)> {
+    let errors = result.expect_err("refused");
+    let line = |error: &super::super::ConfigError| error.location.as_ref().and_then(|at| at.line);
+    errors.iter().map(|error| (error.key.clone(), error.kind, line(error))).collect()
+}
+
+/// The keys that the first remark lists.
+fn left_out(run: &RunConfig) -> Vec<&str> {
+    let lines = run.warnings().iter().find(|text| text.starts_with("a configuration of Megatron Bridge"));
+    let lines = lines.map_or("", String::as_str).lines().skip(1);
+    lines.map(|line| line.trim().split([' ', ':']).next().unwrap_or_default()).collect()
+}
+
+#[test]
+fn a_configuration_at_its_defaults_runs_and_lists_only_what_differs() {
+    let run = yaml(DEFAULTS, &[]).expect("accepted");
+    let expected = [
+        "model.gradient_accumulation_fusion",
+        "model.transformer_impl",
+        "optimizer.muon_tp_mode",
+        "checkpoint.ckpt_format",
+        "profiling.memory_snapshot_path",
+        "profiling.profile_ranks",
+    ];
+    let found = left_out(&run);
+    // A setting that is built one day is listed no more.
+    assert!(found.iter().all(|key| expected.contains(key)), "{found:?}");
+    assert!(found.contains(&"checkpoint.ckpt_format") && found.contains(&"model.transformer_impl"), "{found:?}");
+    let listed = &run.warnings()[1];
+    for field in ["model.softmax_type", "model.mamba_state_dim", "ddp.num_buckets", "env_vars"] {
+        assert!(listed.contains(field), "{field} in {listed}");
+    }
+    assert!(!listed.contains("timers"), "objects of a running program are nothing to list: {listed}");
+    assert_eq!(run.recipe().dataset.kind, "mock", "without data upstream makes some up");
+    assert_eq!(run.recipe().model.kind, "gpt");
+    assert_eq!(run.recipe().model.activation_func, Activation::Gelu);
+    assert_eq!(run.recipe().train.micro_batch_size, Some(1));
+}
+
+#[test]
+fn what_is_left_out_is_shown_with_value_place_and_reason() {
+    let run = yaml(DEFAULTS, &[]).expect("accepted");
+    let line = DEFAULTS.lines().position(|line| line.trim() == "ckpt_format: torch_dist").expect("there") + 1;
+    let expected = format!("checkpoint.ckpt_format = \"torch_dist\" (recipe:{line}:16): no counterpart here: ");
+    assert!(run.warnings()[0].contains(&expected), "{}", run.warnings()[0]);
+}
+
+#[test]
+fn objects_become_values() {
+    let function = |name: &str| format!("  activation_func:\n    _call_: false\n    _target_: {name}\n");
+    for (name, expected) in [
+        ("torch.nn.functional.silu", Activation::Silu),
+        ("torch._C._nn.gelu", Activation::Gelu),
+        ("torch.nn.functional.gelu", Activation::Gelu),
+        ("torch.nn.functional.relu", Activation::Relu),
+        ("megatron.core.activations.squared_relu", Activation::SquaredRelu),
+        ("megatron.core.activations.fast_gelu", Activation::GeluTanh),
+        ("torch._C._nn.gelu\n    _partial_: true\n    approximate: tanh", Activation::GeluTanh),
+    ] {
+        let run = with(&function(name), "").unwrap_or_else(|errors| panic!("{name}: {errors}"));
+        assert_eq!(run.recipe().model.activation_func, expected, "{name}");
+    }
+    let run = with("  activation_func: silu\n", "").expect("newer versions write the name");
+    assert_eq!(run.recipe().model.activation_func, Activation::Silu);
+
+    let dtype = "  bf16: true\n  params_dtype: &half\n    _call_: false\n    _target_: torch.bfloat16\n  pipeline_dtype: *half\n";
+    let run = with(dtype, "").expect("accepted");
+    assert_eq!(run.recipe().model.params_dtype, DType::BFloat16);
+
+    let class = "megatron.core.transformer.enums.AttnBackend";
+    for (fields, expected) in [
+        ("_args_: [4]\n    _name_: local", AttentionBackend::Local),
+        ("_args_: [4]", AttentionBackend::Local),
+        ("_args_: [5]", AttentionBackend::Auto),
+    ] {
+        let enumeration = format!("  attention_backend:\n    _call_: true\n    _target_: {class}\n    {fields}\n");
+        let run = with(&enumeration, "").expect("accepted");
+        assert_eq!(run.recipe().model.attention_backend, expected, "{fields}");
+    }
+}
+
+#[test]
+fn what_stands_for_nothing_is_refused_where_it_stands() {
+    let first = LEAST.lines().count() + 1 + GPT.lines().count() + MODEL.lines().count() + 1;
+    let of = |key: &str, kind| vec![(format!("model.{key}"), kind, Some(first + 1))];
+    let activation = "  activation_func:\n    _call_: false\n    _target_: mine.swoosh\n";
+    assert_eq!(problems(with(activation, "")), of("activation_func", ErrorKind::WrongType));
+    let backend = "  attention_backend:\n    _target_: mine.Backends\n    _args_: [3]\n";
+    assert_eq!(problems(with(backend, "")), of("attention_backend", ErrorKind::WrongType));
+    let layers = "  transformer_layer_spec:\n    _target_: mine.layers\n    _call_: false\n";
+    assert_eq!(problems(with(layers, "")), of("transformer_layer_spec", ErrorKind::UnknownKey));
+    let initial = "  init_method:\n    _target_: torch.nn.init.xavier_uniform_\n    _partial_: true\n";
+    assert_eq!(problems(with(initial, "")), of("init_method", ErrorKind::UnknownKey));
+    // On the line of the key.
+    let of = |key: &str, kind| vec![(format!("model.{key}"), kind, Some(first))];
+    assert_eq!(problems(with("  softmax_type: off-by-one\n", "")), of("softmax_type", ErrorKind::UnknownKey));
+    assert_eq!(problems(with("  attention_chunk_size: 8192\n", "")), of("attention_chunk_size", ErrorKind::UnknownKey));
+    assert_eq!(
+        problems(with("  multi_latent_attention: true\n", "")),
+        of("multi_latent_attention", ErrorKind::NotImplemented)
+    );
+    assert_eq!(problems(with("  hidden_dropout: lots\n", "")), of("hidden_dropout", ErrorKind::WrongType));
+}
+
+#[test]
+fn a_class_without_counterpart_is_refused_with_those_that_have_one() {
+    let model = "model:\n  _target_: megatron.bridge.models.mamba.mamba_provider.MambaModelProvider\n";
+    let errors = yaml(&format!("{LEAST}{model}{MODEL}{DATA}"), &[]).expect_err("refused");
+    assert_eq!(errors.len(), 1, "{errors}");
+    let error = errors.iter().next().expect("one");
+    assert_eq!((error.key.as_str(), error.kind), ("model._target_", ErrorKind::NotImplemented));
+    assert_eq!(error.location.as_ref().and_then(|at| at.line), Some(LEAST.lines().count() + 2));
+    assert!(error.expected.as_ref().is_some_and(|text| text.contains("LlamaModelProvider")), "{error}");
+    // A class of that name in somebody's own package may do anything.
+    let own = "model:\n  _target_: mine.GPTModelProvider\n";
+    assert!(yaml(&format!("{LEAST}{own}{MODEL}{DATA}"), &[]).expect_err("refused").names("model._target_"));
+    let sft = "dataset:\n  _target_: megatron.bridge.training.config.FinetuningDatasetConfig\n  seq_length: 32\n";
+    assert!(with("", sft).expect_err("refused").names("dataset.kind"));
+    let lora = "peft:\n  _target_: megatron.bridge.peft.lora.LoRA\n  dim: 8\n  some_hook: x\n";
+    assert!(with("", lora).expect_err("refused").names("peft"));
+}
+
+#[test]
+fn what_a_class_sets_is_filled_in_and_said() {
+    let llama = "model:\n  _target_: megatron.bridge.models.llama.llama_provider.Llama31ModelProvider8B\n";
+    let run = yaml(&format!("{LEAST}{llama}{MODEL}  hidden_dropout: 0.25\n{DATA}"), &[]).expect("accepted");
+    let model = &run.recipe().model;
+    assert_eq!(model.activation_func, Activation::Silu);
+    assert_eq!(model.position_embedding_type, PositionEmbeddingType::Rope);
+    assert!(model.rope_scaling && model.rope_scaling_factor == 8.0);
+    assert_eq!((model.hidden_dropout, model.attention_dropout), (0.25, 0.0));
+    let remark = &run.warnings()[0];
+    assert!(remark.contains("activation_func = silu") && !remark.contains("hidden_dropout"), "{remark}");
+    assert!(remark.contains("further defaults of Llama31ModelProvider8B"), "{remark}");
+}
+
+#[test]
+fn older_names_of_rope_scaling_are_known() {
+    let rope = "  position_embedding_type: rope\n  scale_factor: 32.0\n  low_freq_factor: 1.0\n  high_freq_factor: 2.0\n  \
+                old_context_len: 4096\n";
+    let run = with(rope, "").expect("accepted");
+    let model = &run.recipe().model;
+    assert!(model.rope_scaling);
+    assert_eq!((model.rope_scaling_factor, model.rope_scaling_high_freq_factor), (32.0, 2.0));
+    assert_eq!(model.rope_scaling_original_max_position_embeddings, 4096);
+}
+
+#[test]
+fn newer_model_classes_keep_the_transformer_inside() {
+    let model = "model:\n  _target_: megatron.bridge.models.gpt.gpt_builder.GPTModelConfig\n  \
+                 _builder_: megatron.bridge.models.gpt.gpt_builder.GPTModelBuilder\n  seq_length: 32\n  vocab_size: 1000\n  \
+                 transformer:\n    _target_: megatron.bridge.models.transformer_config.TransformerConfig\n    \
+                 num_layers: 3\n    hidden_size: 64\n    num_attention_heads: 4\n";
+    let run = yaml(&format!("{LEAST}{model}{DATA}"), &[]).expect("accepted");
+    assert_eq!((run.recipe().model.num_layers, run.recipe().model.seq_length), (3, 32));
+}
+
+#[test]
+fn overlap_is_copied_where_the_file_is_open_and_past_where_it_is_not() {
+    let overlap = "comm_overlap:\n  _target_: megatron.bridge.training.comm_overlap.CommOverlapConfig\n  \
+                   tp_comm_overlap: true\n  overlap_grad_reduce: true\n  bucket_size: 1000\n";
+    // The outcome in the model's section says that there was nothing to overlap.
+    let run = with("  tp_comm_overlap: false\n", overlap).map(|run| run.recipe().ddp.overlap_grad_reduce);
+    // On one rank the reduction may have nothing to do, which is then said of the setting that it became.
+    match run {
+        Ok(is_overlapped) => assert!(is_overlapped),
+        Err(errors) => assert!(errors.iter().all(|error| error.key.starts_with("ddp.")), "{errors}"),
+    }
+    assert!(with("", overlap).expect_err("refused").names("model.tp_comm_overlap"));
+}
+
+#[test]
+fn what_upstream_derives_is_left_to_bridge() {
+    let model = "  expert_tensor_parallel_size: 1\n  microbatch_group_size_per_vp_stage: 1\n  ffn_hidden_size: 256\n  \
+                 kv_channels: 16\n  recompute_modules:\n  - core_attn\n";
+    let rest = "scheduler:\n  lr_decay_steps: 8\n  wd_incr_steps: 8\ndataset:\n  \
+                _target_: megatron.bridge.training.config.GPTDatasetConfig\n  sequence_length: 32\n  mock: false\n  \
+                split: 9,1\n  data_path: a b\n  blend:\n  - - a\n    - b\n  - null\n  tokenizer:\n    _target_: x.Y\n    _call_: true\n";
+    let run = with(model, rest).unwrap_or_else(|errors| panic!("{errors}"));
+    assert_eq!(run.recipe().dataset.kind, "gpt");
+    assert_eq!(run.recipe().model.recompute_modules, None);
+    assert!(left_out(&run).is_empty(), "{:?}", run.warnings());
+}
+
+#[test]
+fn the_command_line_speaks_of_settings_here() {
+    let refused = yaml(DEFAULTS, &["checkpoint.ckpt_format=torch_dist"]).expect_err("asked for by name");
+    assert!(refused.names("checkpoint.ckpt_format"), "{refused}");
+    let refused = yaml(DEFAULTS, &["train.train_itres=8"]).expect_err("misspelt");
+    assert!(refused.iter().any(|error| error.nearest.as_deref() == Some("train_iters")), "{refused}");
+    let run = yaml(DEFAULTS, &["train.train_iters=8", "model.num_layers=3"]).expect("accepted");
+    assert_eq!((run.recipe().train.train_iters, run.recipe().model.num_layers), (Some(8), 3));
+}
+
+#[test]
+fn a_recipe_without_classes_is_read_as_it_stands() {
+    let recipe = "train:\n  micro_batch_size: 1\n  timers: null\n";
+    let errors = yaml(recipe, &[]).expect_err("incomplete");
+    assert!(errors.names("train.timers"), "{errors}");
+}

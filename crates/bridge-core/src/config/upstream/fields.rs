@@ -1,0 +1,317 @@
+//! Upstream's fields that need more than reading: those without a setting here, those of older versions, and those that
+//! upstream derives and saves. Data first; the functions apply it.
+
+use super::super::kinded::DatasetConfig;
+use super::super::node::{Data, Entry, Node};
+use super::super::overrides;
+use super::super::section::Section;
+use super::super::sections::{CommOverlapConfig, DistributedInitConfig, RecipeConfig};
+use super::{TARGET, is_given};
+
+/// Objects of a running program, and figures that follow from settings: of no use in a recipe.
+const HANDLES: &[(&str, &str)] = &[
+    ("", "data_parallel_size __version__"),
+    (
+        "model",
+        "timers finalize_model_grads_func grad_scale_func grad_sync_func no_sync_func param_sync_func generation_config \
+         builder _builder_ extra_checkpoint_metadata mup_width_mult mup_embedding_mult mup_output_mult pre_wrap_hooks post_wrap_hooks",
+    ),
+    ("optimizer", "timers use_precision_aware_optimizer_no_fp8_or_ds_fp8"),
+    ("dataset", "tokenizer split_matrix mock token_dtype_code"),
+    ("scheduler", "lr_warmup_steps lr_decay_steps wd_incr_steps wsd_decay_steps"),
+];
+
+/// Functions that make layers and initial values, and the modules of those that do what settings say. Others are someone's own.
+const FUNCTIONS: &[(&str, &[&str])] = &[
+    (
+        "transformer_layer_spec",
+        &[
+            "megatron.bridge.models.gpt_provider.",
+            "megatron.bridge.models.gpt.gpt_builder.",
+            "megatron.core.models.gpt.",
+        ],
+    ),
+    ("init_method", &["torch.nn.init.normal_", "megatron.core.utils."]),
+    ("output_layer_init_method", &["torch.nn.init.normal_", "megatron.core.utils."]),
+    ("embedding_init_method", &["torch.nn.init.normal_", "megatron.core.utils."]),
+];
+
+/// Fields without a setting here, and their defaults, of all classes and versions. Those that are null, false, zero or empty by
+/// default need no row.
+const DEFAULTS: &[(&str, &[(&str, &str)])] = &[
+    (
+        "model",
+        &[
+            ("activation_offload_fraction", "1.0"),
+            ("barrier_with_L1_time", "true"),
+            ("batch_invariant_backend", "te_native"),
+            ("batch_p2p_sync", "true"),
+            ("clone_scatter_output_in_embedding", "true"),
+            ("cpu_offloading_activations", "true"),
+            ("cuda_graph_modules", "full"),
+            ("cuda_graph_use_single_mempool", "false"),
+            ("cuda_graph_use_single_mempool", "true"),
+            ("dsa_indexer_rotate_activation", "true"),
+            ("dsa_indexer_scoring_relu", "true"),
+            ("dsa_indexer_topk_freq", "1"),
+            ("dsa_kernel_backend", "none"),
+            ("expert_gtp_weight_remat_size", "1"),
+            ("fp8_interval", "1"),
+            ("gdp_num_chunk_states_to_recompute", "2"),
+            ("gdp_num_householder", "3"),
+            ("gtp_weight_remat_size", "1"),
+            ("inference_grouped_gemm_backend", "vllm"),
+            ("inference_moe_token_dispatcher_type", "nvls"),
+            ("inference_sampling_seed", "42"),
+            ("kitchen_attention_backend", "sdpa"),
+            ("linear_conv_kernel_dim", "4"),
+            ("linear_key_head_dim", "128"),
+            ("linear_num_key_heads", "16"),
+            ("linear_num_value_heads", "32"),
+            ("linear_value_head_dim", "128"),
+            ("mamba_head_dim", "64"),
+            ("mamba_num_groups", "8"),
+            ("mamba_state_dim", "128"),
+            ("mhc_init_gating_factor", "0.01"),
+            ("mhc_num_residual_streams", "4"),
+            ("mhc_sinkhorn_iterations", "20"),
+            ("min_offloaded_tensor_size", "1048576"),
+            ("mlp_chunks_for_prefill", "1"),
+            ("mlp_chunks_for_training", "1"),
+            ("moe_combine_bwd_dtype", "bf16"),
+            ("moe_deepep_num_sms", "20"),
+            ("moe_dispatch_fwd_dtype", "bf16"),
+            ("moe_hybridep_num_sms", "16"),
+            ("moe_hybridep_num_sms_preprocessing", "108"),
+            ("moe_paged_stash_buffer_size_factor_cuda", "1.1"),
+            ("moe_paged_stash_page_size", "64"),
+            ("persist_layer_norm", "true"),
+            ("persist_layer_norm", "false"),
+            ("qk_clip_alpha", "0.5"),
+            ("qk_clip_threshold", "100"),
+            ("softmax_type", "vanilla"),
+            ("tp_comm_bulk_dgrad", "true"),
+            ("tp_comm_bulk_wgrad", "true"),
+            ("tp_comm_overlap_ag", "true"),
+            ("tp_comm_overlap_rs", "true"),
+            ("tp_comm_split_ag", "true"),
+            ("tp_comm_split_rs", "true"),
+            ("use_mamba_mem_eff_path", "true"),
+        ],
+    ),
+    ("optimizer", &[("grad_norm_skip_threshold", "inf")]),
+    ("logger", &[("mlflow_log_artifacts", "true")]),
+    (
+        "tokenizer",
+        &[
+            ("make_vocab_size_divisible_by", "1"),
+            ("null_tokenizer_pad_id", "-1"),
+            ("pad_vocab_size", "true"),
+            ("tensor_model_parallel_size", "1"),
+            ("tokenizer_sentencepiece_ignore_extra_whitespaces", "true"),
+        ],
+    ),
+    (
+        "checkpoint",
+        &[
+            ("ckpt_load_validate_sharding_integrity", "true"),
+            ("dist_ckpt_workers", "1"),
+            ("hf_save_every_n_ranks", "1"),
+        ],
+    ),
+    ("ddp", &[("megatron_fsdp_version", "1"), ("preserve_fp32_weights", "true")]),
+];
+
+/// The rope scaling of Llama 3.1 in older versions, which had it whenever these fields were there.
+const OLD_ROPE_SCALING: &[(&str, &str)] = &[
+    ("scale_factor", "rope_scaling_factor"),
+    ("low_freq_factor", "rope_scaling_low_freq_factor"),
+    ("high_freq_factor", "rope_scaling_high_freq_factor"),
+    ("old_context_len", "rope_scaling_original_max_position_embeddings"),
+];
+
+/// Settings that upstream fills in from others where they are open, as Bridge does: the same value says nothing.
+const DERIVED: &[(&str, &str)] = &[
+    ("model.expert_tensor_parallel_size", "model.tensor_model_parallel_size"),
+    ("model.microbatch_group_size_per_vp_stage", "model.pipeline_model_parallel_size"),
+    ("model.moe_ffn_hidden_size", "model.ffn_hidden_size"),
+    ("model.embedding_init_method_std", "model.init_method_std"),
+    ("validation.eval_global_batch_size", "train.global_batch_size"),
+    ("validation.eval_micro_batch_size", "train.micro_batch_size"),
+    ("train.eval_iters", "validation.eval_iters"),
+    ("train.eval_interval", "validation.eval_interval"),
+    ("train.skip_train", "validation.skip_train"),
+];
+
+/// Settings that say nothing where another is given: (setting, the other).
+const REPLACED: &[(&str, &str)] =
+    &[("train.train_iters", "train.train_samples"), ("dataset.data_path", "dataset.blend")];
+
+/// Where the settings of `[comm_overlap]` go; upstream copies each onto the sections that have it.
+const OVERLAP_TARGETS: [&str; 3] = ["model", "ddp", "optimizer"];
+
+/// What to do with a field that is no setting.
+pub(super) enum Fate {
+    /// It is of a running program, or follows from settings.
+    Handle,
+    /// It asks for nothing.
+    Default,
+    /// It asks for something; what would not.
+    Asks(Option<String>),
+}
+
+/// What to do with a field of `section` that is no setting.
+pub(super) fn fate(section: &str, entry: &Entry) -> Fate {
+    let (key, node) = (entry.key.as_str(), &entry.node);
+    if HANDLES.iter().any(|(of, names)| *of == section && names.split_whitespace().any(|name| name == key)) {
+        return Fate::Handle;
+    }
+    let rows = DEFAULTS.iter().filter(|(of, _)| *of == section).flat_map(|(_, rows)| *rows);
+    let defaults = rows.filter(|(name, _)| *name == key).map(|(_, text)| overrides::value_of(text));
+    let defaults: Vec<_> = defaults.collect();
+    let function = FUNCTIONS.iter().find(|(name, _)| *name == key && section == "model");
+    if let (Some((_, modules)), Some(Data::String(target))) = (function, node.get(TARGET).map(|t| &t.data)) {
+        let is_known = modules.iter().any(|module| target.starts_with(module));
+        return if is_known {
+            Fate::Handle
+        } else {
+            Fate::Asks(Some(format!("a function of {}", modules.join(" or "))))
+        };
+    }
+    let is_default = defaults.iter().any(|default| is_same(node, default));
+    if is_default || node.is_null() || (defaults.is_empty() && is_empty(node)) {
+        return Fate::Default;
+    }
+    Fate::Asks(defaults.first().map(Node::to_inline))
+}
+
+/// Null, false, zero or empty: what a field looks like that asks for nothing.
+fn is_empty(node: &Node) -> bool {
+    match &node.data {
+        Data::Unset | Data::Null | Data::Bool(false) | Data::Int(0) => true,
+        Data::Bool(true) | Data::Int(_) => false,
+        Data::Float(value) => *value == 0.0,
+        Data::String(text) => text.is_empty(),
+        Data::List(items) => items.is_empty(),
+        Data::Table(entries) => entries.is_empty(),
+    }
+}
+
+/// Whether two values are equal; Python writes whole floats as integers, and dtypes with the name of their library.
+pub(super) fn is_same(left: &Node, right: &Node) -> bool {
+    let number = |node: &Node| match node.data {
+        Data::Int(value) => Some(value as f64),
+        Data::Float(value) => Some(value),
+        _ => None,
+    };
+    let text = |node: &Node| match &node.data {
+        Data::String(text) => Some(text.strip_prefix("torch.").unwrap_or(text).to_owned()),
+        _ => None,
+    };
+    left == right
+        || (left.is_null() && right.is_null())
+        || number(left).is_some_and(|value| Some(value) == number(right))
+        || text(left).is_some_and(|value| Some(value) == text(right))
+}
+
+/// The setting that a field of a section means.
+pub(super) fn canonical<'a>(section: &str, key: &'a str) -> &'a str {
+    match section {
+        "dataset" => DatasetConfig::canonical(key),
+        "dist" => DistributedInitConfig::canonical(key),
+        _ => key,
+    }
+}
+
+/// Gives fields of older versions their newer names.
+pub(super) fn rename(section: &str, entries: &mut Vec<Entry>) {
+    let has = |name: &str| entries.iter().any(|entry| entry.key == name);
+    if section != "model" || has("rope_scaling") || !has("old_context_len") {
+        return;
+    }
+    for entry in entries.iter_mut() {
+        if let Some((_, new)) = OLD_ROPE_SCALING.iter().find(|(old, _)| *old == entry.key) {
+            entry.key = (*new).to_owned();
+        }
+    }
+    entries.push(Entry::new("rope_scaling", Data::Bool(true).into()));
+}
+
+/// Moves the settings of `[comm_overlap]` to the sections that upstream copies them onto. A saved file has been through
+/// that: what it has in those sections is the outcome.
+pub(super) fn move_overlap(sections: &mut Vec<Entry>) {
+    let names = CommOverlapConfig::names();
+    let Some(index) = sections.iter().position(|entry| entry.key == "comm_overlap" && !is_given(&entry.node)) else {
+        return;
+    };
+    let Data::Table(entries) = &mut sections[index].node.data else {
+        return;
+    };
+    let moved: Vec<Entry> = entries.extract_if(.., |e| names.contains(&e.key.as_str()) && !is_given(&e.node)).collect();
+    if entries.is_empty() {
+        sections.remove(index);
+    }
+    for entry in moved.into_iter().filter(|entry| !entry.node.is_null()) {
+        let has = |section: &str| {
+            let default = RecipeConfig::with_every_section().to_node();
+            default.get(section).is_some_and(|section| section.get(&entry.key).is_some())
+        };
+        let Some(target) = OVERLAP_TARGETS.iter().find(|section| has(section)) else {
+            continue;
+        };
+        let at = sections.iter().position(|section| section.key == *target).unwrap_or_else(|| {
+            sections.push(Entry::new(*target, Data::Table(Vec::new()).into()));
+            sections.len() - 1
+        });
+        if let Data::Table(fields) = &mut sections[at].node.data
+            && fields.iter().all(|field| field.key != entry.key)
+        {
+            fields.push(entry);
+        }
+    }
+}
+
+/// Leaves out what upstream derived from the rest of the file.
+pub(super) fn drop_derived(sections: &mut [Entry]) {
+    let whole: Node = Data::Table(sections.to_vec()).into();
+    let defaults = RecipeConfig::default().to_node();
+    let given = |key: &str| whole.get_path(key).filter(|node| !node.is_null());
+    let mut dropped = Vec::new();
+    for (key, source) in DERIVED {
+        if let (Some(value), Some(source)) = (given(key), given(source).or_else(|| defaults.get_path(source)))
+            && is_same(value, source)
+        {
+            dropped.push(*key);
+        }
+    }
+    dropped.extend(REPLACED.iter().filter(|(_, other)| given(other).is_some()).map(|(key, _)| *key));
+    let core_attention: Node = Data::List(vec![Node::string("core_attn")]).into();
+    if given("model.recompute_granularity").is_none() && given("model.recompute_modules") == Some(&core_attention) {
+        dropped.push("model.recompute_modules");
+    }
+    for section in sections.iter_mut() {
+        let name = section.key.clone();
+        if let Data::Table(entries) = &mut section.node.data {
+            entries
+                .retain(|entry| is_given(&entry.node) || !dropped.contains(&format!("{name}.{}", entry.key).as_str()));
+        }
+        let has_data = ["data_path", "blend", "blend_per_split", "source"].iter().any(|key| {
+            let has = |node: &Node| !matches!(&node.data, Data::List(items) if items.iter().all(Node::is_null));
+            given(&format!("dataset.{key}")).is_some_and(has)
+        });
+        if name == "dataset" && !has_data {
+            mock(&mut section.node);
+        }
+    }
+}
+
+/// Without data upstream makes some up.
+fn mock(dataset: &mut Node) {
+    let Data::Table(entries) = &mut dataset.data else {
+        return;
+    };
+    let is_gpt = |entry: &Entry| entry.key == "kind" && entry.node == Node::string("gpt") && !is_given(&entry.node);
+    for entry in entries.iter_mut().filter(|entry| is_gpt(entry)) {
+        entry.node.data = Data::String("mock".into());
+    }
+}
