@@ -12,6 +12,7 @@ mod resumes;
 #[path = "../support/mod.rs"]
 mod support;
 mod texts;
+mod times;
 mod verdicts;
 mod vocabulary;
 

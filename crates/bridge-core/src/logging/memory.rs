@@ -1,9 +1,12 @@
-//! Memory of this process as the operating system counts it. Device memory is the backend's to report.
+//! Memory of processes as the operating system counts it, and of devices as their allocators do; over all ranks of a run.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
+use serde::{Deserialize, Serialize};
+
 /// Resident memory of this process, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostMemory {
     /// Now.
     pub resident_bytes: u64,
@@ -26,9 +29,111 @@ impl HostMemory {
     }
 }
 
+/// What the allocator of a device with memory of its own holds for this process. Highest values are not kept by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceMemory {
+    /// In use by tensors.
+    pub allocated_bytes: u64,
+    /// Taken from the device, in use or kept for reuse.
+    pub reserved_bytes: u64,
+    /// Number of allocations in use.
+    pub num_allocations: u64,
+}
+
+/// Memory that one rank sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RankMemory {
+    /// Which process of the run the rank is in, as a hash: ranks that are threads of one process share its memory.
+    pub process: u64,
+    /// Whether the rank is the first of those that hold the same part of the model.
+    pub is_first_replica: bool,
+    /// Of the process, where the system says.
+    pub host: Option<HostMemory>,
+    /// Of the device, where it has memory of its own.
+    pub device: Option<DeviceMemory>,
+}
+
+impl RankMemory {
+    /// The statistics that [`report_memory`](super::report_memory) knows by default, as far as there are any.
+    pub fn statistics(&self) -> BTreeMap<String, f64> {
+        let mut statistics = self.host.map(|host| host.statistics()).unwrap_or_default();
+        if let Some(device) = self.device {
+            statistics.extend([
+                ("allocated_bytes.all.current".to_owned(), device.allocated_bytes as f64),
+                ("reserved_bytes.all.current".to_owned(), device.reserved_bytes as f64),
+                ("allocation.all.current".to_owned(), device.num_allocations as f64),
+            ]);
+        }
+        statistics
+    }
+}
+
+/// Memory of all ranks, in rank order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MemoryOfRanks(pub Vec<RankMemory>);
+
+impl MemoryOfRanks {
+    /// The largest of each statistic over the ranks.
+    pub fn statistics(&self) -> BTreeMap<String, f64> {
+        let mut largest = BTreeMap::new();
+        for (name, value) in self.0.iter().flat_map(RankMemory::statistics) {
+            let figure = largest.entry(name).or_insert(value);
+            *figure = figure.max(value);
+        }
+        largest
+    }
+
+    /// Of the process that has most now, with the highest peak of any.
+    pub fn host(&self) -> Option<HostMemory> {
+        let all = || self.0.iter().filter_map(|rank| rank.host);
+        Some(HostMemory {
+            resident_bytes: all().map(|host| host.resident_bytes).max()?,
+            peak_resident_bytes: all().map(|host| host.peak_resident_bytes).max()?,
+        })
+    }
+
+    /// Of the device on which most is in use.
+    pub fn device(&self) -> Option<DeviceMemory> {
+        self.0
+            .iter()
+            .filter_map(|rank| rank.device)
+            .max_by_key(|device| (device.allocated_bytes, device.reserved_bytes))
+    }
+
+    /// The ranks whose figures are worth a line each: first replicas, of those that share a process and have no memory of their own the first.
+    pub fn speakers(&self) -> Vec<(usize, &RankMemory)> {
+        let mut processes = BTreeSet::new();
+        let first = self.0.iter().enumerate().filter(|(_, memory)| memory.is_first_replica);
+        first.filter(|(_, memory)| processes.insert(memory.process) || memory.device.is_some()).collect()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn rank(process: u64, is_first_replica: bool, host: u64, device: Option<u64>) -> RankMemory {
+        let host = HostMemory { resident_bytes: host, peak_resident_bytes: 100 - host };
+        let held = |allocated_bytes| DeviceMemory { allocated_bytes, reserved_bytes: 90, num_allocations: 4 };
+        RankMemory { process, is_first_replica, host: Some(host), device: device.map(held) }
+    }
+
+    #[test]
+    fn figures_are_the_largest_of_any_rank() {
+        let ranks = MemoryOfRanks(vec![rank(1, true, 10, None), rank(1, true, 10, None), rank(2, false, 30, None)]);
+        assert_eq!(ranks.host(), Some(HostMemory { resident_bytes: 30, peak_resident_bytes: 90 }));
+        assert_eq!(ranks.device(), None, "a figure that cannot be had is left out");
+        let names: Vec<String> = ranks.statistics().into_keys().collect();
+        assert_eq!(names, ["host_resident_bytes.current", "host_resident_bytes.peak"]);
+        let speakers = |ranks: &MemoryOfRanks| ranks.speakers().iter().map(|(rank, _)| *rank).collect::<Vec<_>>();
+        assert_eq!(speakers(&ranks), [0], "ranks of one process have one memory");
+
+        let devices =
+            MemoryOfRanks(vec![rank(1, true, 10, Some(5)), rank(1, false, 10, Some(8)), rank(1, true, 10, Some(7))]);
+        assert_eq!(devices.device().map(|device| device.allocated_bytes), Some(8));
+        assert_eq!(devices.statistics()["allocated_bytes.all.current"], 8.0);
+        assert_eq!(speakers(&devices), [0, 2]);
+    }
 
     #[test]
     fn fields_are_read_in_bytes() {

@@ -17,7 +17,7 @@ mod validation_log;
 
 pub use console::{Console, LogFormat, LogLevel, LogRecord, timestamp};
 pub use json_value::MetricValue;
-pub use memory::HostMemory;
+pub use memory::{DeviceMemory, HostMemory, MemoryOfRanks, RankMemory};
 pub use metrics::{IntervalMetrics, IterationMetrics, MetricConditions, MetricsLogger, MetricsSink, Twin};
 pub use metrics_jsonl::{MetricsFileError, MetricsRecord, MetricsWriter, read_metrics};
 pub use plot::{LossPlot, PlotError};

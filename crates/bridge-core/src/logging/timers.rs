@@ -78,9 +78,10 @@ pub enum TimingLogOption {
 }
 
 /// Accumulates the time spent under each name. Shared by reference: all methods take `&self`.
-#[derive(Debug)]
 pub struct Timers {
     level: TimingLogLevel,
+    /// Waits for work that was handed to a device.
+    wait: Option<Box<dyn Fn() + Send + Sync>>,
     /// In order of first use, which is the order of the report.
     totals: Mutex<Vec<(String, Duration)>>,
 }
@@ -88,7 +89,23 @@ pub struct Timers {
 impl Timers {
     /// Timers that run up to `level` of detail.
     pub fn new(level: TimingLogLevel) -> Self {
-        Self { level, totals: Mutex::new(Vec::new()) }
+        Self { level, wait: None, totals: Mutex::new(Vec::new()) }
+    }
+
+    /// Calls `wait` when a timer starts and when it stops: for devices that work beside the program, so that a time is that of the work and
+    /// not of handing it over.
+    #[must_use]
+    pub fn waiting(mut self, wait: impl Fn() + Send + Sync + 'static) -> Self {
+        self.wait = Some(Box::new(wait));
+        self
+    }
+
+    /// The moment, once the device has done what it was given before; where no parts of steps are timed nobody waits.
+    pub(crate) fn now_at(&self, level: TimerLevel) -> Instant {
+        if let Some(wait) = self.wait.as_ref().filter(|_| self.level.includes(level)) {
+            wait();
+        }
+        Instant::now()
     }
 
     /// Whether timers of `level` run.
@@ -98,7 +115,7 @@ impl Timers {
 
     /// Times from now until the guard is dropped. Costs nothing when `level` is too detailed.
     pub fn start<'a>(&'a self, name: &'a str, level: TimerLevel) -> TimerGuard<'a> {
-        let running = self.level.includes(level).then(|| (self, name, Instant::now()));
+        let running = self.level.includes(level).then(|| (self, name, level, self.now_at(level)));
         TimerGuard { running }
     }
 
@@ -134,17 +151,23 @@ impl Timers {
     }
 }
 
+impl fmt::Debug for Timers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Timers").field("level", &self.level).field("totals", &self.totals).finish_non_exhaustive()
+    }
+}
+
 /// Stops its timer when dropped.
 #[derive(Debug)]
 #[must_use = "the timer stops when this is dropped"]
 pub struct TimerGuard<'a> {
-    running: Option<(&'a Timers, &'a str, Instant)>,
+    running: Option<(&'a Timers, &'a str, TimerLevel, Instant)>,
 }
 
 impl Drop for TimerGuard<'_> {
     fn drop(&mut self) {
-        if let Some((timers, name, started)) = self.running {
-            timers.add(name, started.elapsed());
+        if let Some((timers, name, level, started)) = self.running {
+            timers.add(name, timers.now_at(level) - started);
         }
     }
 }
@@ -321,6 +344,18 @@ mod tests {
         assert_eq!(report.seconds[0].0, "optimizer", "in order of first use");
         assert_eq!(report.seconds[1], ("forward-backward".to_owned(), 0.05));
         assert_eq!(timers.drain(), TimerReport::default());
+    }
+
+    #[test]
+    fn a_timer_waits_for_the_device_at_both_ends() {
+        let waits = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let counted = std::sync::Arc::clone(&waits);
+        let timers = Timers::new(TimingLogLevel::Phase).waiting(move || {
+            counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        });
+        timers.time("optimizer", TimerLevel::Phase, || {});
+        timers.time("forward-compute", TimerLevel::MicroBatch, || {});
+        assert_eq!(waits.load(std::sync::atomic::Ordering::Relaxed), 2, "none for a timer that does not run");
     }
 
     fn two_ranks() -> RankTimers {

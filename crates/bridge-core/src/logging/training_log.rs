@@ -128,8 +128,10 @@ pub struct TrainingLogLine {
     pub max_attention_logit: Option<f64>,
     /// Tokens per second over all devices.
     pub tokens_per_second: Option<f64>,
-    /// Memory of the process.
+    /// Memory of the processes of the run: the most that one has.
     pub memory: Option<super::HostMemory>,
+    /// Memory of the run's devices, where they have some of their own: of the fullest.
+    pub device_memory: Option<super::DeviceMemory>,
     /// Tokens of the last iteration that went to the expert with the fewest and to that with the most, of any layer.
     pub tokens_per_expert: Option<(u64, u64)>,
     /// Seconds until the last iteration at the interval's pace.
@@ -242,6 +244,10 @@ impl LogRecord for TrainingLogLine {
             let (now, peak) = (memory.resident_bytes as f64 / GIB, memory.peak_resident_bytes as f64 / GIB);
             part!(" memory (GiB): {now:.2} (peak {peak:.2}) |");
         }
+        if let Some(memory) = self.device_memory {
+            let (used, reserved) = (memory.allocated_bytes as f64 / GIB, memory.reserved_bytes as f64 / GIB);
+            part!(" device memory (GiB): {used:.2} (reserved {reserved:.2}) |");
+        }
         if let Some(seconds) = self.seconds_left {
             part!(" time left: {} |", clock(seconds));
         }
@@ -285,13 +291,17 @@ impl LogRecord for TrainingLogLine {
             fields.push(("memory_bytes".into(), memory.resident_bytes.into()));
             fields.push(("peak_memory_bytes".into(), memory.peak_resident_bytes.into()));
         }
+        if let Some(memory) = self.device_memory {
+            fields.push(("device_memory_bytes".into(), memory.allocated_bytes.into()));
+            fields.push(("device_reserved_bytes".into(), memory.reserved_bytes.into()));
+        }
         fields
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::HostMemory;
+    use super::super::{DeviceMemory, HostMemory};
     use super::*;
 
     fn line() -> TrainingLogLine {
@@ -335,6 +345,7 @@ mod tests {
             max_attention_logit: Some(2.5),
             memory: Some(HostMemory { resident_bytes: 1 << 30, peak_resident_bytes: 3 << 29 }),
             tokens_per_expert: Some((3, 40)),
+            device_memory: Some(DeviceMemory { allocated_bytes: 1 << 29, reserved_bytes: 3 << 30, num_allocations: 5 }),
             seconds_left: Some(93_784.4),
             ..line()
         };
@@ -344,7 +355,7 @@ mod tests {
             " | throughput per GPU (TFLOP/s/GPU): 12.3 | energy per GPU (J/iter/GPU): 100.0 | power per GPU (W/GPU): 400.0 |",
             " | num zeros: 17 | params norm: 100.000 | max attention logit: 2.500 | number of skipped",
             "number of nan iterations:   0 | tokens per expert: 3 to 40 | tokens per second: 2048 |",
-            " | memory (GiB): 1.00 (peak 1.50) | time left: 1d 02:03:04 |",
+            " | memory (GiB): 1.00 (peak 1.50) | device memory (GiB): 0.50 (reserved 3.00) | time left: 1d 02:03:04 |",
         ] {
             assert!(text.contains(part), "{part} in {text}");
         }

@@ -17,6 +17,7 @@ use super::bucket::{
 use super::gradients::{SharedElements, SharedParameters};
 use super::sharded::part;
 use super::sharing::{copy_group, instance_group, replica_group, row_copies, shard_group, tied_names};
+use crate::logging::{TimerLevel, Timers};
 use crate::model::{ModelChunk, ParameterInfo, ReplicaGroup};
 
 /// What the ranks of a data-parallel group divide among themselves.
@@ -418,12 +419,20 @@ impl Distribution {
 
     /// Completes reduced gradients across the ranks that share a model: norms under sequence parallelism, keys and values that several ranks
     /// use, tied embeddings.
-    pub(super) fn complete(&self, gradients: &mut GradientBuffer, device: &Device) -> Result<(), CommError> {
+    pub(super) fn complete(
+        &self,
+        gradients: &mut GradientBuffer,
+        device: &Device,
+        timers: &Timers,
+    ) -> Result<(), CommError> {
+        let timer = timers.start("layernorm-grads-all-reduce", TimerLevel::Phase);
         let shared = self.shared(|place| place.is_partial);
         gradients.all_reduce(&shared, self.groups.tensor(), device)?;
         if let Some(group) = &self.row_copies {
             gradients.all_reduce(&self.shared_rows(), group, device)?;
         }
+        drop(timer);
+        let _timer = timers.start("embedding-grads-all-reduce", TimerLevel::Phase);
         if let Some(group) = self.groups.embedding() {
             gradients.all_reduce(&self.shared(|place| place.is_tied), group, device)?;
         }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use bridge_dist::comm::CommError;
 use bridge_kernels::optim::{AdamWState, AdamWStep, SgdStep, adamw, sgd};
@@ -10,6 +11,7 @@ use burn::tensor::{DType, FloatDType, Tensor};
 
 use super::groups::{self, OverrideProvider, ParameterGroup};
 use super::{Distribution, GradientBuffer, GroupSettings, ShardedParameters};
+use crate::logging::{TimerLevel, Timers, TimingLogLevel};
 use crate::model::ModelChunk;
 
 /// The update rule.
@@ -109,6 +111,18 @@ pub struct Optimizer {
     distribution: Arc<Distribution>,
     parameters: ShardedParameters,
     step: u64,
+    timers: Arc<Timers>,
+    /// Of the step under way.
+    copies: CopyTimes,
+}
+
+/// Parts of the updates of a step.
+#[derive(Clone, Copy, Debug, Default)]
+struct CopyTimes {
+    /// Gradients on their way to float32.
+    gradients: Duration,
+    /// Updated float32 values on their way to the dtype of the parameters.
+    parameters: Duration,
 }
 
 impl Optimizer {
@@ -134,7 +148,16 @@ impl Optimizer {
             parameters: ShardedParameters::new(Arc::clone(&distribution), chunks),
             distribution,
             step: 0,
+            timers: Arc::new(Timers::new(TimingLogLevel::Off)),
+            copies: CopyTimes::default(),
         }
+    }
+
+    /// Times the parts of each step.
+    #[must_use]
+    pub fn with_timers(mut self, timers: &Arc<Timers>) -> Self {
+        self.timers = Arc::clone(timers);
+        self
     }
 
     /// The parameters, as far as they or their state are sharded.
@@ -175,28 +198,42 @@ impl Optimizer {
         scales: StepScales,
     ) -> Result<StepOutcome, CommError> {
         assert_eq!(rates.len(), self.groups.len(), "one rate for each parameter group");
+        let timers = Arc::clone(&self.timers);
+        let phase = |name| timers.start(name, TimerLevel::Phase);
         let unscale = 1.0 / (scales.loss_scale * scales.divisor);
+        let timer = phase("optimizer-unscale-and-check-inf");
         let grad_norm = self.distribution.sum_of_squares(gradients)?.sqrt() * unscale;
+        drop(timer);
+        let timer = self.settings.count_zeros.then(|| phase("optimizer-count-zeros"));
         let num_zeros = self.settings.count_zeros.then(|| self.distribution.num_zeros(gradients)).transpose()?;
+        drop(timer);
         if !grad_norm.is_finite() {
             gradients.clear();
             return Ok(StepOutcome { success: false, grad_norm, num_zeros });
         }
-        let gradient_scale = unscale * clip_coefficient(self.settings.clip_grad, grad_norm);
+        let clip = timers.time("optimizer-clip-main-grad", TimerLevel::Phase, || {
+            clip_coefficient(self.settings.clip_grad, grad_norm)
+        });
+        let gradient_scale = unscale * clip;
         self.step += 1;
         let step = Step { algorithm: self.settings.algorithm, rates, step: self.step, gradient_scale };
         if self.distribution.sharding().divides_state() {
             let owned = self.parameters.owned(chunks)?;
+            let timer = UpdateTimer::start(&timers);
             let mut updated = BTreeMap::new();
             for (name, value) in owned {
                 let value = self.update(&name, value, gradients, &step);
                 updated.insert(name, value);
             }
+            timer.stop(std::mem::take(&mut self.copies));
+            let _timer = phase("params-all-gather");
             self.parameters.publish(chunks, updated)?;
         } else {
+            let timer = UpdateTimer::start(&timers);
             for chunk in chunks {
                 chunk.update_parameters(&mut |name, value| self.update(name, value, gradients, &step).into());
             }
+            timer.stop(std::mem::take(&mut self.copies));
         }
         gradients.clear();
         Ok(StepOutcome { success: true, grad_norm, num_zeros })
@@ -208,10 +245,21 @@ impl Optimizer {
             return value;
         };
         // A parameter that the step did not touch has a zero gradient: its moments decay.
+        let taken = Instant::now();
         let gradient = gradients.take(name).unwrap_or_else(|| zeros_like(&value));
+        self.copies.gradients += taken.elapsed();
         let slot = self.slots.entry(name.to_owned()).or_default();
         let Step { algorithm, rates, step, gradient_scale } = *step;
-        Update { algorithm, rates: rates[group], step, gradient_scale }.apply(slot, value, gradient)
+        let dtype = value.dtype();
+        let updated = Update { algorithm, rates: rates[group], step, gradient_scale }.apply(slot, value, gradient);
+        if dtype == DType::F32 {
+            return updated;
+        }
+        let rounding = Instant::now();
+        let rounded = updated.clone().cast(FloatDType::from(dtype));
+        slot.master = Some(updated);
+        self.copies.parameters += rounding.elapsed();
+        rounded
     }
 
     /// Euclidean norm of all parameters of the model (of their float32 masters, where there are any).
@@ -307,6 +355,29 @@ fn zeros_like(value: &Tensor<1>) -> Tensor<1> {
     Tensor::zeros(value.shape(), (&value.device(), DType::F32))
 }
 
+/// Times the updates of a step, copies apart.
+struct UpdateTimer<'a> {
+    timers: &'a Timers,
+    started: Instant,
+}
+
+impl<'a> UpdateTimer<'a> {
+    fn start(timers: &'a Timers) -> Self {
+        Self { timers, started: timers.now_at(TimerLevel::Phase) }
+    }
+
+    fn stop(self, copies: CopyTimes) {
+        let all = self.timers.now_at(TimerLevel::Phase) - self.started;
+        for (name, elapsed) in [
+            ("optimizer-copy-to-main-grad", copies.gradients),
+            ("optimizer-inner-step", all.saturating_sub(copies.gradients + copies.parameters)),
+            ("optimizer-copy-main-to-model-params", copies.parameters),
+        ] {
+            self.timers.record(name, TimerLevel::Phase, elapsed);
+        }
+    }
+}
+
 /// What all updates of one step share.
 #[derive(Clone, Copy)]
 struct Step<'a> {
@@ -326,17 +397,16 @@ struct Update {
 }
 
 impl Update {
-    /// Updates the slot and returns the new value in the parameter's dtype.
+    /// Updates the moments and returns the new value in float32.
     fn apply(&self, slot: &mut Slot, value: Tensor<1>, gradient: Tensor<1>) -> Tensor<1> {
-        let dtype = value.dtype();
-        let is_float32 = dtype == DType::F32;
+        let is_float32 = value.dtype() == DType::F32;
         let parameter = match slot.master.take() {
             Some(master) => master,
             None if is_float32 => value,
             None => value.cast(FloatDType::F32),
         };
         let first = slot.first.take().unwrap_or_else(|| zeros_like(&parameter));
-        let updated = match self.algorithm {
+        match self.algorithm {
             Algorithm::Adam { beta1, beta2, epsilon, decoupled_weight_decay } => {
                 let second = slot.second.take().unwrap_or_else(|| zeros_like(&parameter));
                 let step = AdamWStep {
@@ -366,12 +436,6 @@ impl Update {
                 slot.first = Some(buffer);
                 parameter
             }
-        };
-        if is_float32 {
-            return updated;
         }
-        let rounded = updated.clone().cast(FloatDType::from(dtype));
-        slot.master = Some(updated);
-        rounded
     }
 }

@@ -10,6 +10,7 @@ use half::bf16;
 use super::GradientBuffer;
 use super::bucket::{Bucket, BucketEntry};
 use super::distribution::{Distribution, Reduction};
+use crate::logging::{TimerLevel, Timers, TimingLogLevel};
 
 /// Element type of gradients on their way between ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +38,7 @@ pub struct GradientReducer {
     /// For each chunk, how many of its buckets have been started.
     started: Vec<usize>,
     times: ReductionTimes,
+    timers: Arc<Timers>,
 }
 
 /// How long reductions took, and how much of that the rank had to wait.
@@ -59,7 +61,15 @@ impl GradientReducer {
     /// A reducer whose results lie on `device`.
     pub fn new(distribution: Arc<Distribution>, wire: Wire, device: Device) -> Self {
         let started = vec![0; distribution.num_chunks()];
-        Self { distribution, wire, device, in_flight: Vec::new(), started, times: ReductionTimes::default() }
+        let timers = Arc::new(Timers::new(TimingLogLevel::Off));
+        Self { distribution, wire, device, in_flight: Vec::new(), started, times: ReductionTimes::default(), timers }
+    }
+
+    /// Times the parts of [`finish`](Self::finish).
+    #[must_use]
+    pub fn with_timers(mut self, timers: &Arc<Timers>) -> Self {
+        self.timers = Arc::clone(timers);
+        self
     }
 
     /// Starts the reduction of all buckets that are complete once backward of `chunk` has left segment `segment`, and waits for it unless
@@ -125,6 +135,8 @@ impl GradientReducer {
     /// # Errors
     /// If a reduction fails.
     pub fn finish(&mut self, gradients: &mut GradientBuffer) -> Result<(), CommError> {
+        let timers = Arc::clone(&self.timers);
+        let timer = timers.start("all-grads-sync", TimerLevel::Phase);
         // Where gradients are sharded every micro-batch has been ended by itself; ending another would reduce zeros.
         if !self.distribution.sharding().divides_gradients() {
             for chunk in 0..self.started.len() {
@@ -138,7 +150,8 @@ impl GradientReducer {
         gradients.adopt_reduced();
         let distribution = Arc::clone(&self.distribution);
         distribution.scale_unreduced(gradients);
-        distribution.complete(gradients, &self.device)
+        drop(timer);
+        distribution.complete(gradients, &self.device, &timers)
     }
 
     /// Waits for reductions and adds what they brought to the reduced gradients.

@@ -1,5 +1,7 @@
 //! Evaluation on a held-out split.
 
+use std::sync::Arc;
+
 use super::exit::{ExitReason, exit_is_requested};
 use super::forward_step::{LM_LOSS, Losses};
 use super::pipeline::EvaluationBatches;
@@ -7,7 +9,7 @@ use super::run::TrainingRun;
 use super::threads::compute;
 use super::{TrainError, ranks};
 use crate::data::DataLoader;
-use crate::logging::{Occasion, perplexity};
+use crate::logging::{Occasion, TimerLevel, perplexity};
 use crate::model::Batch;
 
 /// Which split is evaluated.
@@ -95,7 +97,11 @@ pub(super) fn evaluate_at(run: &mut TrainingRun, split: Split, occasion: Occasio
     let Some(mut loader) = run.evaluation_loader(split)? else {
         return Ok(Evaluation::NoData);
     };
-    let Totals { mut losses, num_passes, num_bytes } = match run_batches(run, split, &mut loader)? {
+    let timers = Arc::clone(&run.timers);
+    let timer = timers.start("evaluate", TimerLevel::Iteration);
+    let batches = run_batches(run, split, &mut loader)?;
+    drop(timer);
+    let Totals { mut losses, num_passes, num_bytes } = match batches {
         Ok(totals) => totals,
         Err(reason) => return Ok(Evaluation::Stopped(reason)),
     };

@@ -2,6 +2,7 @@
 
 use bridge_dist::comm::{BufferMut, CommError, CommErrorKind, Communicator, Group, ReduceOp, all_gather_bytes};
 use bridge_dist::mesh::ProcessGroups;
+use burn::tensor::Device;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use xxhash_rust::xxh3::xxh3_64;
@@ -10,7 +11,7 @@ use super::TrainError;
 use super::device::LocalRank;
 use super::forward_step::{Losses, Ratio};
 use crate::config::RunConfig;
-use crate::logging::TimerReport;
+use crate::logging::{DeviceMemory, HostMemory, RankMemory};
 use crate::resilience::rerun::Votes;
 
 /// Makes the groups of a run from a communicator of all its ranks.
@@ -178,13 +179,8 @@ pub(super) fn share_from_last_stage(groups: &ProcessGroups, figures: &mut [f64])
     Ok(())
 }
 
-/// The times of all ranks, in rank order. Ranks may have used other timers. All ranks call this together.
-pub(super) fn gather_timers(world: &Group, mine: &TimerReport) -> Result<Vec<TimerReport>, CommError> {
-    gather(world, mine)
-}
-
-/// What each rank has to say, in rank order. All ranks call this together.
-pub(super) fn gather<T: Clone + Serialize + DeserializeOwned>(world: &Group, mine: &T) -> Result<Vec<T>, CommError> {
+/// What each rank has to tell, in rank order; no number of it may be infinite. All ranks call this together.
+pub(super) fn gather<T: Serialize + DeserializeOwned + Clone>(world: &Group, mine: &T) -> Result<Vec<T>, CommError> {
     if world.size() == 1 {
         return Ok(vec![mine.clone()]);
     }
@@ -198,6 +194,18 @@ pub(super) fn any(world: &Group, vote: bool) -> Result<bool, CommError> {
     let mut figures = [f64::from(u8::from(vote))];
     max(world, &mut figures)?;
     Ok(figures[0] > 0.0)
+}
+
+/// What this rank sees of memory.
+pub(super) fn memory(groups: &ProcessGroups, device: &Device) -> RankMemory {
+    let process = format!("{}\n{}", host_name(), std::process::id());
+    let device = device.memory_pool_usage().map(|usage| DeviceMemory {
+        allocated_bytes: usage.bytes_in_use,
+        reserved_bytes: usage.bytes_reserved,
+        num_allocations: usage.number_allocs,
+    });
+    let is_first_replica = groups.data().rank() == 0;
+    RankMemory { process: xxh3_64(process.as_bytes()), is_first_replica, host: HostMemory::read(), device }
 }
 
 /// Votes of the rerun state machine over all ranks.

@@ -16,13 +16,13 @@ use super::evaluate::{EvaluationReport, Split};
 use super::forward_step::ForwardStep;
 use super::lock::RunLock;
 use super::pipeline::Pipeline;
-use super::reporter::Reporter;
+use super::reporter::{Reporter, StepFigures};
 use super::step::StepReport;
 use super::{TrainError, ranks};
 use crate::checkpoint::{SaveReport, TrainState};
 use crate::config::RunConfig;
 use crate::data::{DataLoader, MicroBatch};
-use crate::logging::{Occasion, RankTimers, TimerLevel, Timers};
+use crate::logging::{MemoryOfRanks, Occasion, RankTimers, TimerLevel, Timers};
 use crate::model::{Batch, ModelChunk};
 use crate::optim::{GradientBuffer, GradientReducer, Optimizer};
 use crate::resilience::rerun::RerunStateMachine;
@@ -63,7 +63,7 @@ pub struct TrainingRun {
     pub(super) callbacks: Vec<Box<dyn Callback>>,
     pub(super) device: Device,
     pub(super) data: RunData,
-    pub(super) timers: Timers,
+    pub(super) timers: Arc<Timers>,
     pub(super) reporter: Reporter,
     pub(super) saver: Option<Saver>,
     pub(super) tokenizer_files: BTreeMap<String, Bytes>,
@@ -141,6 +141,8 @@ impl TrainingRun {
 
     /// The micro-batches of one step, in order.
     pub(super) fn next_micro_batches(&mut self, count: u64) -> Result<Vec<MicroBatch>, TrainError> {
+        let timers = Arc::clone(&self.timers);
+        let _timer = timers.start("batch-generator", TimerLevel::MicroBatch);
         let consumed = self.state.train_state.consumed_train_samples;
         let batches = self.data.next_train(count, consumed).and_then(|batches| {
             batches.iter().try_for_each(|batch| self.check_ids(batch))?;
@@ -212,20 +214,37 @@ impl TrainingRun {
         state.consumed_train_samples += step.batch_size;
         state.skipped_train_samples += self.num_microbatches.current_global_batch_size()
             - self.num_microbatches.current_running_global_batch_size();
-        let flops = self.flops.flops_per_batch(step.batch_size, self.config.model.seq_length as u64);
-        state.floating_point_operations_so_far += flops.unwrap_or(0.0);
+        state.floating_point_operations_so_far += step.flops;
     }
 
     pub(super) fn log_step(&mut self, step: &StepReport) -> Result<(), TrainError> {
-        let logger = &self.config.logger;
-        let is_due = logger.log_params_norm && step.iteration.is_multiple_of(logger.tensorboard_log_interval as u64);
-        let params_norm = is_due.then(|| self.parameter_norm()).transpose()?;
-        let timers = match self.reporter.ends_interval(step.iteration) {
-            true => Some(RankTimers::new(&ranks::gather_timers(self.groups.world(), &self.timers.drain())?)),
-            false => None,
+        let due = self.reporter.due(step.iteration);
+        let figures = StepFigures {
+            params_norm: due.params_norm.then(|| self.parameter_norm()).transpose()?,
+            memory: due.memory.then(|| self.memory_of_ranks()).transpose()?,
+            timers: due.interval.then(|| self.take_times()).transpose()?,
         };
-        self.reporter.step(&self.state, step, params_norm, timers.as_ref());
+        self.reporter.step(&self.state, step, &figures);
         Ok(())
+    }
+
+    /// Prints the times since the last report: those of what came after it, such as the last save. All ranks call this together.
+    pub(super) fn log_remaining_times(&mut self) -> Result<(), TrainError> {
+        if !self.config.logger.skip_train_metrics_log {
+            let timers = self.take_times()?;
+            self.reporter.remaining_times(&timers);
+        }
+        Ok(())
+    }
+
+    /// The times of all ranks since the last call.
+    fn take_times(&self) -> Result<RankTimers, TrainError> {
+        Ok(RankTimers::new(&ranks::gather(self.groups.world(), &self.timers.drain())?))
+    }
+
+    fn memory_of_ranks(&self) -> Result<MemoryOfRanks, TrainError> {
+        let mine = ranks::memory(&self.groups, &self.device);
+        Ok(MemoryOfRanks(ranks::gather(self.groups.world(), &mine)?))
     }
 
     /// Lets all ranks begin a phase together, where phases are timed and `logger.barrier_with_L1_time` asks for it: a rank's time is then

@@ -142,11 +142,12 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     for group in optimizer.groups() {
         scheduler.check_group(&schedule_overrides(group))?;
     }
+    let timers = Arc::new(timers(&config, &plain));
     let mut run = TrainingRun {
-        pipeline: pipeline::pipeline(&config, &context.parallel, &chunks, &device),
-        optimizer,
+        pipeline: pipeline::pipeline(&config, &context.parallel, &chunks, &device).with_timers(&timers),
+        optimizer: optimizer.with_timers(&timers),
         gradients: GradientBuffer::new(accumulation(&config)),
-        reducer: GradientReducer::new(distribution, convert::wire(&config), plain),
+        reducer: GradientReducer::new(distribution, convert::wire(&config), plain).with_timers(&timers),
         scheduler,
         num_microbatches: NumMicrobatchesCalculator::new(convert::batch_size(&config))?,
         loss_scaler: convert::loss_scaler(&config)?,
@@ -156,7 +157,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
         flops: convert::flops(&config, padded_vocab_size),
         forward_step: options.forward_step,
         callbacks: options.callbacks,
-        timers: Timers::new(convert::timing_level(&config)),
+        timers,
         state: GlobalState { config: Arc::clone(&config), train_state: TrainState::default() },
         tokenizer_files: tokenizer_files(&data)?,
         started: options.started,
@@ -194,6 +195,19 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let num_parameters = run.optimizer.distribution().num_parameters()?;
     run.reporter.run_starts(&run.state, num_parameters)?;
     Ok(run)
+}
+
+/// The timers of a run on `device`. Work is only handed to a GPU, which does it later.
+fn timers(config: &RunConfig, device: &Device) -> Timers {
+    let timers = Timers::new(convert::timing_level(config));
+    if *device == Device::flex() {
+        return timers;
+    }
+    let device = device.clone();
+    timers.waiting(move || {
+        // An error of the device is found where its results are read.
+        let _ = device.sync();
+    })
 }
 
 /// What a run is known to be able to start with.

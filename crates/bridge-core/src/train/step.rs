@@ -50,6 +50,8 @@ pub struct StepReport {
     pub batch_size: u64,
     /// Micro-batches in the step.
     pub num_microbatches: u64,
+    /// Floating-point operations of the step, by the formula of [`crate::schedule::FlopsShape`].
+    pub flops: f64,
     /// Tokens in the step, padding included.
     pub num_tokens: u64,
     /// Wall time of the step in seconds, waiting for data included.
@@ -135,6 +137,7 @@ fn compute_step(
         learning,
         batch_size,
         num_microbatches,
+        flops: run.flops.flops_per_batch(batch_size, run.config.model.seq_length as u64).unwrap_or(0.0),
         num_tokens: micro_batches.iter().map(|m| m.tokens.len() as u64).sum::<u64>() * run.config.parallel.data as u64,
         seconds: started.elapsed().as_secs_f64(),
         data_seconds,
@@ -205,9 +208,7 @@ fn forward_backward(run: &mut TrainingRun, micro_batches: &[MicroBatch]) -> Resu
         }
     }
     run.begin_phase()?;
-    let timer = run.timers.start("all-grads-sync", TimerLevel::Phase);
     run.reducer.finish(&mut run.gradients)?;
-    drop(timer);
     let reduction = run.reducer.take_times();
     run.timers.record("grads-reduce-in-flight", TimerLevel::MicroBatch, reduction.in_flight);
     run.timers.record("grads-reduce-exposed", TimerLevel::MicroBatch, reduction.exposed);

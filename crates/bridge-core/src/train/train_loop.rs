@@ -20,7 +20,11 @@ use crate::resilience::rerun::ExitDecision;
 pub fn train(run: &mut TrainingRun) -> Result<ExitReason, TrainError> {
     run.rerun.align_iteration(run.state.train_state.step);
     run.for_each_callback(|callback, state| callback.on_train_start(state));
-    let end = catch_comm_error(|| train_steps(run));
+    let end = catch_comm_error(|| {
+        let reason = train_steps(run)?;
+        run.log_remaining_times()?;
+        Ok(reason)
+    });
     run.reporter.training_ends();
     if let Ok(reason) = &end {
         run.note(&reason.to_string());

@@ -6,6 +6,7 @@ mod cross;
 mod data_parallel;
 mod dataset;
 mod draft;
+mod logger;
 mod model;
 mod moe;
 mod optimizer;
@@ -57,11 +58,12 @@ pub(super) fn run(raw: &RawConfig, world: &World, purpose: Purpose) -> Result<Ru
     let optimizer = optimizer::resolve(&mut draft);
     let scheduler = scheduler::resolve(&mut draft, &train);
     let dataset = dataset::resolve(&mut draft);
-    let logger = train::logger(&mut draft, &name);
+    let logger = logger::resolve(&mut draft, &name);
     tokenizer::check(&mut draft);
     checkpoint::check(&mut draft);
     // 4. Rules between sections.
     cross::check(&mut draft);
+    logger::check(&mut draft);
     pipeline::check_schedule(&mut draft, &parallel, &train);
     let samples = cross::sample_counts(&mut draft, &train, &validation);
     // 5. Freeze.

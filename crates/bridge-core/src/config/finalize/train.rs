@@ -1,9 +1,7 @@
-//! The rules of `[train]`, `[validation]`, `[logger]`, and of the top-level settings.
-
-use std::path::PathBuf;
+//! The rules of `[train]`, `[validation]`, and of the top-level settings.
 
 use super::super::error::{ConfigError, ErrorKind};
-use super::super::run_config::{FinalLogger, FinalTraining, FinalValidation, ParallelSizes};
+use super::super::run_config::{FinalTraining, FinalValidation, ParallelSizes};
 use super::Draft;
 
 /// Devices that a recipe may ask for; whether one was compiled in is the runner's to say. `cpu` is `flex`.
@@ -221,12 +219,4 @@ fn renamed(draft: &mut Draft<'_>, field: &str) -> bool {
     }
     draft.warnings.push(format!("{old} is the old name of {new}"));
     true
-}
-
-/// Checks the logger and fills in its folder.
-pub(super) fn logger(draft: &mut Draft<'_>, name: &str) -> FinalLogger {
-    let default_dir = || PathBuf::from("runs").join(name);
-    let log_dir = draft.recipe.logger.log_dir.get_or_insert_with(default_dir).clone();
-    draft.require(!log_dir.as_os_str().is_empty(), "logger.log_dir", "names no folder");
-    FinalLogger { log_dir, config: draft.recipe.logger.clone() }
 }

@@ -103,6 +103,11 @@ const RECIPES: &[(&str, &[&str])] = &[
     (TINY, &["checkpoint.pretrained_checkpoint=x", "checkpoint.finetune=true"]),
     (TINY, &["logger.log_throughput_to_tensorboard=true", "logger.throughput_window_size=10"]),
     (TINY, &["logger.log_runtime_to_tensorboard=true", "logger.runtime_time_unit=days"]),
+    (TINY, &["logger.skip_train_metrics_log=true", "logger.log_interval=null"]),
+    (TINY, &["logger.timing_log_option=all"]),
+    (TINY, &["logger.timing_log_option=max", "validation.eval_iters=0", "checkpoint.save=x"]),
+    (TINY, &["logger.timing_log_level=1", "logger.barrier_with_L1_time=false", "logger.timing_log_option=all"]),
+    (TINY, &["logger.log_throughput_to_tensorboard=true", "logger.throughput_window_size=20"]),
     (
         TINY,
         &[

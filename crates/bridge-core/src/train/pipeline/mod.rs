@@ -26,6 +26,7 @@ use burn::tensor::{Device, FloatDType, Tensor};
 use super::executor::{Executor, RegionHooks};
 use super::recompute::{Cuts, Recompute};
 use crate::config::RunConfig;
+use crate::logging::{Timers, TimingLogLevel};
 use crate::model::{Batch, LayerMetrics, Mode, ModelChunk};
 use pass::Pass;
 use wire::WireFormat;
@@ -125,6 +126,7 @@ pub struct Pipeline {
     executors: Vec<Executor>,
     schedule: ScheduleKind,
     wire: WireFormat,
+    timers: Arc<Timers>,
 }
 
 impl Pipeline {
@@ -143,7 +145,15 @@ impl Pipeline {
                 wire: settings.wire_dtype,
                 local: settings.activation_dtype,
             },
+            timers: Arc::new(Timers::new(TimingLogLevel::Off)),
         }
+    }
+
+    /// Times the work of passes that train, and what they send and wait for.
+    #[must_use]
+    pub fn with_timers(mut self, timers: &Arc<Timers>) -> Self {
+        self.timers = Arc::clone(timers);
+        self
     }
 
     /// When the reductions of this rank start.

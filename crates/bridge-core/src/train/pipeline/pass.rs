@@ -8,6 +8,7 @@ use burn::tensor::Tensor;
 
 use super::wire::Wire;
 use super::{MicroBatchInput, Pipeline, TrainWork};
+use crate::logging::{TimerGuard, TimerLevel};
 use crate::model::{Auxiliary, ForwardContext, ModelChunk, SegmentOutput, WeightGradientStore};
 use crate::train::executor::InFlight;
 
@@ -86,6 +87,16 @@ impl<'a> Pass<'a> {
     }
 
     fn step(&mut self, action: Action, wire: &mut Wire) -> Result<(), CommError> {
+        let _timer = self.timer(match action {
+            Action::Forward { .. } => "forward-compute",
+            Action::Backward { .. } | Action::BackwardInput { .. } | Action::BackwardWeight { .. } => {
+                "backward-compute"
+            }
+            Action::RecvActivation(_) => "forward-recv",
+            Action::SendActivation(_) => "forward-send",
+            Action::RecvGradient(_) => "backward-recv",
+            Action::SendGradient(_) => "backward-send",
+        });
         match action {
             Action::Forward { microbatch, chunk } => self.forward((microbatch, chunk))?,
             Action::Backward { microbatch, chunk } => {
@@ -112,6 +123,12 @@ impl<'a> Pass<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Runs in passes that train: nobody asks how long the parts of an evaluation take.
+    fn timer(&self, name: &'a str) -> Option<TimerGuard<'a>> {
+        let pipeline = self.pipeline;
+        (self.kind != ScheduleKind::ForwardOnly).then(|| pipeline.timers.start(name, TimerLevel::MicroBatch))
     }
 
     fn forward(&mut self, place: Place) -> Result<(), CommError> {

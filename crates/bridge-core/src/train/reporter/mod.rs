@@ -13,6 +13,7 @@ use std::time::Instant;
 use failures::LogFailures;
 use rank_log::RankLog;
 use steps::Interval;
+pub(super) use steps::StepFigures;
 
 use super::TrainError;
 use super::evaluate::{EvaluationReport, Split};
@@ -53,6 +54,10 @@ pub(super) struct Reporter {
     interval: Interval,
     started: Instant,
     start_iteration: u64,
+    /// Samples trained on by this run: those of iterations that are skipped take no time.
+    trained_samples: u64,
+    /// Whether the console has lines of this run about memory.
+    has_told_memory: bool,
     config: Arc<RunConfig>,
     pending_losses: Option<PathBuf>,
     failures: LogFailures,
@@ -117,6 +122,8 @@ impl Reporter {
             interval: Interval::default(),
             started: Instant::now(),
             start_iteration: completed,
+            trained_samples: 0,
+            has_told_memory: false,
             config: Arc::clone(config),
             bar: None,
             console,
@@ -142,6 +149,8 @@ impl Reporter {
             interval: Interval::default(),
             started: Instant::now(),
             start_iteration: 0,
+            trained_samples: 0,
+            has_told_memory: true,
             config: Arc::clone(config),
             bar: None,
             console,
@@ -236,7 +245,7 @@ impl Reporter {
                 .job_started(state.train_state.floating_point_operations_so_far)
                 .map_err(|e| TrainError::log("progress.txt", e))?;
         }
-        self.throughput.push(0.0, state.train_state.consumed_train_samples);
+        self.throughput.push(0.0, 0);
         if state.train_state.do_train && state.train_state.step < config.train.train_iters as u64 {
             let mut task = ProgressTask::new("training", config.train.train_iters as u64, "it");
             task.done = state.train_state.step;

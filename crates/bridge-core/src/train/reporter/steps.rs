@@ -2,8 +2,8 @@
 
 use super::Reporter;
 use crate::logging::{
-    HostMemory, IntervalMetrics, IterationMetrics, MetricValue, MetricsRecord, RankTimers, RuntimeReport, StepOutcome,
-    TrainingLogLine, report_l2_norm_grad, report_memory, timestamp,
+    IntervalMetrics, IterationMetrics, LogFormat, MemoryOfRanks, MetricValue, MetricsRecord, RankTimers, RuntimeReport,
+    StepOutcome, TrainingLogLine, format_memory_report, report_l2_norm_grad, report_memory, timestamp,
 };
 use crate::schedule::tflops_per_device;
 use crate::train::run::GlobalState;
@@ -25,21 +25,50 @@ impl Interval {
     }
 }
 
+/// Which figures besides those of the step itself a report of it needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::train) struct Due {
+    /// The times of the interval that the step ends.
+    pub interval: bool,
+    /// The norm of all parameters.
+    pub params_norm: bool,
+    /// The memory of all ranks.
+    pub memory: bool,
+}
+
+/// Figures of all ranks for the report of a step, where they are [`Due`].
+#[derive(Debug, Default)]
+pub(in crate::train) struct StepFigures {
+    pub params_norm: Option<f64>,
+    pub memory: Option<MemoryOfRanks>,
+    pub timers: Option<RankTimers>,
+}
+
 impl Reporter {
-    /// Whether a step is the last of those that share a console line.
-    pub(in crate::train) fn ends_interval(&self, iteration: u64) -> bool {
+    /// What the report of a step needs, the same on all ranks.
+    pub(in crate::train) fn due(&self, iteration: u64) -> Due {
         let logger = &self.config.logger;
-        !logger.skip_train_metrics_log && iteration.is_multiple_of(logger.log_interval as u64)
+        let every = |interval: usize| !logger.skip_train_metrics_log && iteration.is_multiple_of(interval as u64);
+        let (interval, metrics) = (every(logger.log_interval), every(logger.tensorboard_log_interval));
+        Due {
+            interval,
+            params_norm: logger.log_params_norm && (interval || metrics),
+            memory: interval
+                || logger.log_memory_to_tensorboard && metrics
+                || logger.log_memory_interval.is_some_and(every),
+        }
     }
 
-    /// Reports a step that `state` already counts. `timers` are those of the interval that the step ends.
-    pub(in crate::train) fn step(
-        &mut self,
-        state: &GlobalState,
-        step: &StepReport,
-        params_norm: Option<f64>,
-        timers: Option<&RankTimers>,
-    ) {
+    /// Prints the times of what came after the last console line.
+    pub(in crate::train) fn remaining_times(&mut self, timers: &RankTimers) {
+        let iterations = self.log.drain().total_iterations();
+        if let Some(text) = timers.format(convert::timing_option(&self.config), iterations) {
+            self.note(text.trim_end());
+        }
+    }
+
+    /// Reports a step that `state` already counts.
+    pub(in crate::train) fn step(&mut self, state: &GlobalState, step: &StepReport, figures: &StepFigures) {
         if !self.is_first {
             return;
         }
@@ -48,7 +77,8 @@ impl Reporter {
         self.log.record(outcome, losses.iter().map(|(name, value)| (name.as_str(), *value)));
         self.interval.seconds += step.seconds;
         self.interval.tokens += step.num_tokens;
-        self.throughput.push(self.started.elapsed().as_secs_f64(), state.train_state.consumed_train_samples);
+        self.trained_samples += step.batch_size;
+        self.throughput.push(self.started.elapsed().as_secs_f64(), self.trained_samples);
         if let Some(bar) = &mut self.bar {
             bar.set_position(step.iteration);
             let loss = step.loss().map(|loss| format!("loss {loss:.4}")).unwrap_or_default();
@@ -58,27 +88,39 @@ impl Reporter {
         if logger.skip_train_metrics_log {
             return;
         }
-        let memory_is_due =
-            logger.log_memory_interval.is_some_and(|interval| step.iteration.is_multiple_of(interval as u64));
-        let written = self.write_step(state, step, params_norm);
+        let written = self.write_step(state, step, figures);
         self.keep_going(step.iteration, written);
-        let written = self.log_iteration(state, step, &losses, params_norm);
+        let written = self.log_iteration(state, step, &losses, figures);
         self.keep_going(step.iteration, written);
-        if let Some(timers) = timers {
-            let written = self.log_interval(state, step, params_norm, timers);
+        if let Some(timers) = &figures.timers {
+            let written = self.log_interval(state, step, figures, timers);
             self.keep_going(step.iteration, written);
         }
-        if memory_is_due {
-            self.note(&memory_line(step.iteration, HostMemory::read()));
+        if let Some(memory) = &figures.memory {
+            self.tell_memory(step.iteration, memory);
         }
     }
 
-    fn write_step(
-        &mut self,
-        state: &GlobalState,
-        step: &StepReport,
-        params_norm: Option<f64>,
-    ) -> Result<(), TrainError> {
+    /// Prints lines about memory, where they are due: a line of each rank after the first steps of a run, and what
+    /// `logger.log_memory_interval` asks for.
+    fn tell_memory(&mut self, iteration: u64, memory: &MemoryOfRanks) {
+        let logger = &self.config.logger;
+        let asked = logger.log_memory_interval.is_some_and(|interval| iteration.is_multiple_of(interval as u64));
+        if asked {
+            self.note(&memory_line(iteration, memory));
+        }
+        let is_first = !std::mem::replace(&mut self.has_told_memory, true);
+        let speakers = memory.speakers();
+        if is_first || asked && speakers.len() > 1 {
+            for (rank, memory) in speakers {
+                let metrics = report_memory(&memory.statistics(), None);
+                self.note(&format_memory_report(rank, iteration, &metrics));
+            }
+        }
+    }
+
+    fn write_step(&mut self, state: &GlobalState, step: &StepReport, figures: &StepFigures) -> Result<(), TrainError> {
+        let rates = self.rates(step);
         let Some(file) = &mut self.metrics_file else {
             return Ok(());
         };
@@ -88,7 +130,7 @@ impl Reporter {
             .with_some("decoupled_learning_rate", step.decoupled_learning_rate)
             .with("weight_decay", step.weight_decay)
             .with("grad_norm", step.grad_norm as f32)
-            .with_some("params_norm", params_norm)
+            .with_some("params_norm", figures.params_norm)
             .with_some("num_zeros", step.num_zeros)
             .with("loss_scale", step.loss_scale)
             .with("batch_size", step.batch_size)
@@ -106,6 +148,7 @@ impl Reporter {
             true => record.with("tokens_per_expert", MetricValue::Counts(layers.collect())),
             false => record,
         };
+        let record = rates.into_iter().fold(record, |record, (name, value)| record.with(&name, value));
         let record = match self.config.parallel.data * self.config.parallel.context {
             1 => record,
             _ => record
@@ -120,7 +163,7 @@ impl Reporter {
         state: &GlobalState,
         step: &StepReport,
         losses: &[(String, f64)],
-        params_norm: Option<f64>,
+        figures: &StepFigures,
     ) -> Result<(), TrainError> {
         if !self.metrics.wants(step.iteration) {
             return Ok(());
@@ -140,15 +183,15 @@ impl Reporter {
             world_size,
             grad_norm: Some(step.grad_norm),
             num_zeros: step.num_zeros,
-            params_norm,
+            params_norm: figures.params_norm,
             experts: router_metrics(step, config.model.moe_per_layer_logging),
             ..IterationMetrics::default()
         };
         if conditions.throughput {
-            metrics.throughput = self.throughput.report(config.model.seq_length as u64, world_size);
+            metrics.throughput = self.rolling_throughput(step);
         }
         if conditions.memory
-            && let Some(memory) = HostMemory::read()
+            && let Some(memory) = &figures.memory
         {
             metrics.memory = report_memory(&memory.statistics(), None);
         }
@@ -169,11 +212,37 @@ impl Reporter {
         self.metrics.log_iteration(&metrics).map_err(|e| TrainError::log("TensorBoard events", e))
     }
 
+    /// Throughput for `metrics.jsonl`: that of the step, and over the window where it is asked for.
+    fn rates(&self, step: &StepReport) -> Vec<(String, f64)> {
+        let logger = &self.config.logger;
+        let mut rates = Vec::new();
+        if logger.log_throughput || logger.log_throughput_to_tensorboard {
+            let world_size = self.config.parallel.world_size as u64;
+            let tflops = tflops_per_device(step.flops, step.seconds, world_size);
+            rates.push(("tflops_per_device".to_owned(), tflops));
+        }
+        if logger.log_throughput_to_tensorboard {
+            rates.extend(self.rolling_throughput(step));
+        }
+        rates
+    }
+
+    /// Throughput over the window, once it is full, and the sizes of the batches that it is of.
+    fn rolling_throughput(&self, step: &StepReport) -> Vec<(String, f64)> {
+        let config = &self.config;
+        let mut report = self.throughput.report(config.model.seq_length as u64, config.parallel.world_size as u64);
+        if !report.is_empty() {
+            report.push(("throughput/micro_batch_size".to_owned(), config.train.micro_batch_size as f64));
+            report.push(("throughput/global_batch_size".to_owned(), step.batch_size as f64));
+        }
+        report
+    }
+
     fn log_interval(
         &mut self,
         state: &GlobalState,
         step: &StepReport,
-        params_norm: Option<f64>,
+        figures: &StepFigures,
         timers: &RankTimers,
     ) -> Result<(), TrainError> {
         let flops_now = state.train_state.floating_point_operations_so_far;
@@ -194,13 +263,18 @@ impl Reporter {
             loss_scale: step.loss_scale,
             grad_norm: Some(step.grad_norm),
             num_zeros: step.num_zeros,
-            params_norm,
+            params_norm: figures.params_norm,
             tokens_per_expert: tokens_per_expert(step),
-            memory: HostMemory::read(),
+            memory: figures.memory.as_ref().and_then(MemoryOfRanks::host),
+            device_memory: figures.memory.as_ref().and_then(MemoryOfRanks::device),
             losses,
             ..TrainingLogLine::default()
         }
         .with_pace(interval.tokens, interval.seconds);
+        // One object a line has both facts already.
+        if let (LogFormat::Human, Some(text)) = (self.console.format(), line.step_time_line()) {
+            self.note(&text);
+        }
         self.print(&line);
         let option = convert::timing_option(&self.config);
         if let Some(text) = timers.format(option, iterations) {
@@ -242,14 +316,20 @@ fn router_metrics(step: &StepReport, each_layer: bool) -> Vec<(String, f64)> {
     range.chain(layers).collect()
 }
 
-fn memory_line(iteration: u64, memory: Option<HostMemory>) -> String {
+fn memory_line(iteration: u64, memory: &MemoryOfRanks) -> String {
     let gib = |bytes: u64| bytes as f64 / (1_u64 << 30) as f64;
-    match memory {
-        Some(memory) => format!(
-            " [iteration {iteration}] memory (GiB): {:.3} (peak {:.3})",
-            gib(memory.resident_bytes),
-            gib(memory.peak_resident_bytes)
-        ),
-        None => format!(" [iteration {iteration}] memory: this system does not say"),
+    let (host, device) = (memory.host(), memory.device());
+    let host = host.map(|host| {
+        let (now, peak) = (gib(host.resident_bytes), gib(host.peak_resident_bytes));
+        format!("memory (GiB): {now:.3} (peak {peak:.3})")
+    });
+    let device = device.map(|device| {
+        let (used, reserved) = (gib(device.allocated_bytes), gib(device.reserved_bytes));
+        format!("device memory (GiB): {used:.3} (reserved {reserved:.3})")
+    });
+    let known: Vec<String> = host.into_iter().chain(device).collect();
+    match known.as_slice() {
+        [] => format!(" [iteration {iteration}] memory: this system does not say"),
+        known => format!(" [iteration {iteration}] {}", known.join(" | ")),
     }
 }

@@ -1,0 +1,106 @@
+//! The rules of `[logger]`: its folder, and which of its settings say nothing in a combination.
+
+use std::path::PathBuf;
+
+use super::super::run_config::FinalLogger;
+use super::Draft;
+
+/// Settings about what is said of training steps.
+const OF_STEPS: [&str; 19] = [
+    "log_interval",
+    "log_params_norm",
+    "log_throughput",
+    "log_throughput_to_tensorboard",
+    "throughput_window_size",
+    "timing_log_level",
+    "timing_log_option",
+    "barrier_with_L1_time",
+    "tensorboard_log_interval",
+    "log_timers_to_tensorboard",
+    "log_loss_scale_to_tensorboard",
+    "log_memory_to_tensorboard",
+    "log_memory_interval",
+    "log_l2_norm_grad_to_tensorboard",
+    "log_num_zeros_in_grad",
+    "log_runtime_to_tensorboard",
+    "runtime_time_unit",
+    "log_world_size_to_tensorboard",
+    "log_energy",
+];
+
+/// Fills in the folder.
+pub(super) fn resolve(draft: &mut Draft<'_>, name: &str) -> FinalLogger {
+    let default_dir = || PathBuf::from("runs").join(name);
+    let log_dir = draft.recipe.logger.log_dir.get_or_insert_with(default_dir).clone();
+    draft.require(!log_dir.as_os_str().is_empty(), "logger.log_dir", "names no folder");
+    FinalLogger { log_dir, config: draft.recipe.logger.clone() }
+}
+
+/// Refuses settings without effect; what other sections say is filled in already.
+pub(super) fn check(draft: &mut Draft<'_>) {
+    let logger = draft.recipe.logger.clone();
+    if logger.skip_train_metrics_log {
+        for field in OF_STEPS {
+            let key = format!("logger.{field}");
+            let is_changed = draft.recipe_differs(&key);
+            draft.forbid(is_changed, &key, "has no effect with logger.skip_train_metrics_log: steps say nothing");
+        }
+        return;
+    }
+    times(draft);
+    evaluations(draft);
+    window(draft);
+}
+
+/// Settings about times need timers that run.
+fn times(draft: &mut Draft<'_>) {
+    let level = draft.recipe.logger.timing_log_level;
+    let barrier = "logger.barrier_with_L1_time";
+    let has_barrier = draft.recipe_differs(barrier);
+    draft.forbid(
+        has_barrier && level < 1,
+        barrier,
+        "has no effect below logger.timing_log_level = 1: parts of a step are not timed",
+    );
+    let option = "logger.timing_log_option";
+    let is_changed = draft.recipe_differs(option);
+    draft.forbid(is_changed && level < 0, option, "has no effect with logger.timing_log_level = -1: nothing is timed");
+    let saves = draft.recipe.checkpoint.save.is_some();
+    let evaluates = evaluates(draft) && draft.recipe.validation.eval_interval.is_some();
+    draft.forbid(
+        is_changed && level == 0 && !saves && !evaluates,
+        option,
+        "has no effect with logger.timing_log_level = 0, which times saves and evaluations, where checkpoint.save and \
+         validation.eval_interval (or validation.eval_iters and validation.full_validation) ask for neither",
+    );
+}
+
+fn evaluations(draft: &mut Draft<'_>) {
+    let key = "logger.log_validation_ppl_to_tensorboard";
+    let is_asked = draft.recipe_differs(key) && !evaluates(draft);
+    draft.forbid(
+        is_asked,
+        key,
+        "has no effect: neither validation.eval_iters nor validation.full_validation evaluates anything",
+    );
+}
+
+/// A window that no run fills says nothing.
+fn window(draft: &mut Draft<'_>) {
+    let key = "logger.throughput_window_size";
+    let window = draft.recipe.logger.throughput_window_size;
+    let Some(iterations) = draft.recipe.train.train_iters else {
+        return;
+    };
+    let is_changed = draft.recipe_differs(key);
+    draft.forbid(
+        is_changed && window > iterations,
+        key,
+        format!("has no effect above train.train_iters = {iterations}: it is never full"),
+    );
+}
+
+fn evaluates(draft: &Draft<'_>) -> bool {
+    let validation = &draft.recipe.validation;
+    validation.full_validation || validation.eval_iters.unwrap_or(0) > 0
+}
