@@ -1,10 +1,9 @@
 //! What callbacks are told of the end of training, whatever ends it, and what a run evaluates at its end.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use bridge_core::config::{World, load};
-use bridge_core::data::indexed::{IndexedDatasetBuilder, TokenDtype};
 use bridge_core::data::{DataError, Dataset, DatasetBuildContext, DatasetProvider, Datasets, Sample};
 use bridge_core::resilience::Signal;
 use bridge_core::train::{
@@ -14,7 +13,7 @@ use bridge_core::train::{
 use bridge_models::registry;
 
 use super::support::recipe;
-use super::{config, options};
+use super::{config, options, token_files};
 
 /// What a callback saw of training.
 #[derive(Clone, Debug, PartialEq)]
@@ -242,7 +241,7 @@ fn callbacks_are_told_of_errors_on_every_rank() {
 fn a_whole_split_is_not_evaluated_twice_at_the_end() {
     let evaluations = |overrides: &[&str]| {
         let folder = tempfile::tempdir().unwrap();
-        let data = format!("dataset.data_path={:?}", token_files(folder.path()));
+        let data = format!("dataset.data_path={:?}", token_files(folder.path(), "tokens"));
         let data = [data.as_str(), "dataset.kind=gpt", "dataset.split=50,50,0"];
         let config = config(folder.path(), 1, &[&data[..], overrides].concat());
         let report = pretrain(config, options(bridge_dist::mesh::ProcessGroups::single())).unwrap();
@@ -259,19 +258,6 @@ fn a_whole_split_is_not_evaluated_twice_at_the_end() {
     assert_eq!(parts.len(), 3);
     assert_eq!(parts[2], last);
     assert_ne!(parts[1], parts[2]);
-}
-
-/// A `.bin`/`.idx` pair of forty documents; returns its prefix.
-fn token_files(folder: &Path) -> PathBuf {
-    let prefix = folder.join("tokens");
-    let mut builder = IndexedDatasetBuilder::create(&prefix, TokenDtype::U16).unwrap();
-    for document in 0..40_i64 {
-        let tokens: Vec<i64> = (0..70 + document).map(|i| (i * i + 13 * document) % 509).collect();
-        builder.add_item(&tokens).unwrap();
-        builder.end_document();
-    }
-    builder.finalize().unwrap();
-    prefix
 }
 
 fn losses_in_logs(folder: &Path) -> Vec<f32> {

@@ -1,4 +1,4 @@
-//! `dataset.dataloader_type`: whole global batches, and data that loads itself.
+//! `dataset.dataloader_type`: whole global batches, and data that loads itself; data that is too short; shuffling.
 
 use std::path::Path;
 
@@ -9,8 +9,8 @@ use bridge_core::data::{
 use bridge_core::train::{Registry, RunOptions, TrainError, pretrain, rank_timeout, run_on_threads};
 use bridge_models::registry;
 
-use super::options;
-use super::support::{assert_close, losses_of, recipe, records_in, run_in};
+use super::support::{assert_close, losses_of, recipe, records_in, run, run_in};
+use super::{config, options, token_files};
 
 #[test]
 fn whole_global_batches_are_dealt_out_to_ranks_and_resumed() {
@@ -118,4 +118,68 @@ fn a_loader_must_be_there_and_yield_what_was_asked_for() {
     );
     let error = train_external(folder.path(), 1, &["dataset.kind=mock"]).unwrap_err().to_string();
     assert!(error.contains("dataset.dataloader_type") && error.contains("sample by sample"), "{error}");
+}
+
+/// Blends without weights are read once, so a run can come to their end.
+#[test]
+fn data_that_is_too_short_is_refused_before_anything_is_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let prefixes = ["a", "b"].map(|name| token_files(folder.path(), name));
+    let refused = |ranks: usize, arguments: &[&str]| {
+        let data = format!("dataset.data_path={prefixes:?}");
+        let split = "dataset.split=80,10,10";
+        let logs = format!("logger.log_dir={:?}", folder.path().join("refused"));
+        let config = config(folder.path(), ranks, &[&[&data, "dataset.kind=gpt", split, &logs], arguments].concat());
+        let program = |groups| pretrain(config.clone(), options(groups)).map(drop);
+        let error = run_on_threads(&config, rank_timeout(&config), program).expect_err("it is too short");
+        assert!(error.is_bad_input(), "{error}");
+        assert!(!folder.path().join("refused").exists(), "{error}");
+        error.to_string()
+    };
+    let no_evaluation = "validation.eval_iters=0";
+    let text = refused(3, &["train.global_batch_size=6", "train.train_iters=60", no_evaluation]);
+    assert!(text.contains("train.train_iters") && text.contains("are read once, and iteration"), "{text}");
+    assert!(text.contains("of 60 needs 6"), "{text}");
+    let grows = ["train.rampup_batch_size=[2, 2, 40]", "train.train_iters=60", no_evaluation];
+    assert!(refused(1, &grows).contains("needs 8"));
+    let text = refused(
+        1,
+        &["train.train_iters=2", "validation.eval_global_batch_size=32", "validation.eval_micro_batch_size=32"],
+    );
+    assert!(text.contains("the validation split is too short") && text.contains("one batch takes 32"), "{text}");
+    let text = refused(1, &["train.train_iters=2", "validation.eval_iters=9"]);
+    assert!(text.contains("the test split is too short") && text.contains("9 times"), "{text}");
+}
+
+/// Runs that end before their data does are not refused, nor are those that read it again.
+#[test]
+fn data_that_is_long_enough_is_not_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let prefixes = ["a", "b"].map(|name| token_files(folder.path(), name));
+    let data = format!("dataset.data_path={prefixes:?}");
+    let saved = format!("checkpoint.save={:?}", folder.path().join("saved"));
+    let data = [&data, "dataset.kind=gpt", "dataset.split=80,10,10", "validation.eval_iters=0"];
+    let train = |arguments: &[&str]| {
+        let config = config(folder.path(), 1, &[&data[..], arguments].concat());
+        pretrain(config, options(bridge_dist::mesh::ProcessGroups::single())).map(|report| report.train_state.step)
+    };
+    assert_eq!(train(&["train.train_iters=60", "train.exit_interval=3"]).unwrap(), 3);
+    assert_eq!(train(&["train.train_iters=12", "dataset.dataloader_type=cyclic"]).unwrap(), 12);
+    // What the checkpoint has consumed counts.
+    assert_eq!(train(&["train.train_iters=5", &saved]).unwrap(), 5);
+    let error = train(&["train.train_iters=12", &saved]).unwrap_err().to_string();
+    assert!(error.contains("40 of them consumed before"), "{error}");
+}
+
+/// Whether ranks shuffle a bucket each or all samples together changes what they train on.
+#[test]
+fn sharding_of_shuffled_data_is_seen() {
+    let train = |arguments: &[&str]| run(&[&["--ranks", "2", "train.train_iters=3"], arguments].concat());
+    let (together, buckets) = ("dataset.data_sharding=false", "dataset.data_sharding=true");
+    let cyclic = "dataset.dataloader_type=cyclic";
+    assert_ne!(train(&[cyclic, together])[..3], train(&[cyclic, buckets])[..3]);
+    // Validation is shuffled whatever training is.
+    let (together, buckets) = (train(&[together]), train(&[buckets]));
+    assert_eq!(together[..3], buckets[..3]);
+    assert_ne!(together[3], buckets[3]);
 }

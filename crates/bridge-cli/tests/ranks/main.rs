@@ -1,4 +1,4 @@
-//! Runs of `recipes/tiny.toml` on many ranks: losses, loaders, texts, ends, failures. What the files have in common is here and in `support`.
+//! Runs of `recipes/tiny.toml` on many ranks: losses, loaders, steps, texts, ends, failures. What the files have in common is here and in `support`.
 
 mod ends;
 mod failures;
@@ -9,6 +9,7 @@ mod losses;
 #[cfg(feature = "mpi")]
 mod processes;
 mod resumes;
+mod steps;
 #[path = "../support/mod.rs"]
 mod support;
 mod texts;
@@ -16,9 +17,10 @@ mod times;
 mod verdicts;
 mod vocabulary;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use bridge_core::config::{RunConfig, World, load};
+use bridge_core::data::indexed::{IndexedDatasetBuilder, TokenDtype};
 use bridge_core::train::{Console, RunOptions};
 use bridge_dist::mesh::ProcessGroups;
 use bridge_models::registry;
@@ -35,4 +37,17 @@ fn config(folder: &Path, ranks: usize, overrides: &[&str]) -> RunConfig {
 /// Options of one rank.
 fn options(groups: ProcessGroups) -> RunOptions {
     RunOptions { groups, console: Console::Silent, ..RunOptions::new(registry()) }
+}
+
+/// A `.bin`/`.idx` pair of forty documents; returns its prefix.
+fn token_files(folder: &Path, name: &str) -> PathBuf {
+    let prefix = folder.join(name);
+    let mut builder = IndexedDatasetBuilder::create(&prefix, TokenDtype::U16).unwrap();
+    for document in 0..40_i64 {
+        let tokens: Vec<i64> = (0..70 + document).map(|i| (i * i + 13 * document) % 509).collect();
+        builder.add_item(&tokens).unwrap();
+        builder.end_document();
+    }
+    builder.finalize().unwrap();
+    prefix
 }

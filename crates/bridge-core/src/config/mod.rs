@@ -46,7 +46,7 @@ pub use kinds::{ExtraField, Kind, KindRegistry, Kinds};
 pub use limits::{Bound, Limits};
 pub use node::{Data, Entry, Location, Node};
 pub use ops::{Detail, Difference, diff, diff_from_defaults, json_schema};
-pub use pipeline::{pipeline_placement, pipeline_schedule};
+pub use pipeline::{micro_batch_windows, pipeline_placement, pipeline_schedule};
 pub use raw::{RawConfig, load, load_text, load_with};
 pub use refusal::Refusal;
 pub use run_config::{

@@ -4,7 +4,9 @@ use bridge_dist::schedule::placement::{Accounting, Layout, Placement, PlacementE
 use bridge_dist::schedule::{InterleavedWarmup, ScheduleKind};
 
 use super::choice::PipelineSchedule;
+use super::run_config::RunConfig;
 use super::sections::TransformerConfig;
+use crate::schedule::MicroBatchWindows;
 
 /// What each chunk of each pipeline rank holds.
 ///
@@ -46,4 +48,13 @@ pub fn pipeline_schedule(model: &TransformerConfig, num_chunks: usize) -> Schedu
             warmup: InterleavedWarmup::Minimal,
         },
     }
+}
+
+/// How the micro-batches of a pass are cut, where each has `micro_batch_size` samples.
+pub fn micro_batch_windows(config: &RunConfig, micro_batch_size: usize) -> MicroBatchWindows {
+    let model = &config.model;
+    let tokens = micro_batch_size * model.seq_length / config.parallel.context;
+    let stages = model.pipeline_model_parallel_size;
+    let group = model.microbatch_group_size_per_vp_stage.unwrap_or(stages);
+    MicroBatchWindows::new(tokens, (stages > 1).then_some(group))
 }

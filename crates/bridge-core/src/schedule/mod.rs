@@ -8,6 +8,7 @@ mod optimizer_param_scheduler;
 mod scheduler_state;
 #[cfg(test)]
 mod tests;
+mod windows;
 
 pub use flops::{
     AttentionFlops, FlopsError, FlopsShape, GateKind, MlaFlops, MoeFlops, SequenceLengths, WindowFlops, WindowSpan,
@@ -22,3 +23,4 @@ pub use optimizer_param_scheduler::{
     WdIncrStyle, WsdDecayStyle,
 };
 pub use scheduler_state::{OnStateMismatch, SchedulerState, SchedulerStateError, StateMismatch};
+pub use windows::MicroBatchWindows;

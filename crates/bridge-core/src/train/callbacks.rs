@@ -32,12 +32,12 @@ pub trait Callback: Send {
 /// How training ended: in order, for a reason, or with an error.
 pub type TrainEnd<'a> = Result<&'a ExitReason, &'a TrainError>;
 
-/// Asks a run to stop after the step in progress. Clones ask the same run.
+/// Asks a run to stop, between two micro-batches. Clones ask the same run.
 #[derive(Clone, Debug, Default)]
 pub struct CancelHandle(Arc<AtomicBool>);
 
 impl CancelHandle {
-    /// Asks the run to save a checkpoint (if it saves any) and stop.
+    /// Asks the run to save a checkpoint (if it saves any) and stop. A step that is not complete then counts for nothing.
     pub fn cancel(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -45,5 +45,10 @@ impl CancelHandle {
     /// Whether that was asked.
     pub fn is_cancelled(&self) -> bool {
         self.0.load(Ordering::Relaxed)
+    }
+
+    /// Whether anyone else has it.
+    pub(super) fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
     }
 }

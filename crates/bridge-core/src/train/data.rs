@@ -199,6 +199,11 @@ impl RunData {
         self.datasets.test.is_some()
     }
 
+    /// Lets the next micro-batches be those after the samples that were consumed before the step, again.
+    pub(super) fn rewind_train(&mut self) {
+        self.train.loader = None;
+    }
+
     pub(super) fn next_train(&mut self, count: u64, consumed: u64) -> Result<Vec<MicroBatch>, TrainError> {
         let loader = match self.train.loader.take() {
             Some(loader) => loader,
@@ -236,21 +241,13 @@ impl RunData {
         {
             return Ok(Some(loader));
         }
-        let once = is_read_once(config, split);
-        let kind = if once {
-            SamplerKind::Single { incomplete: last_batch(self.place) }
-        } else {
-            SamplerKind::Cyclic { sharding: sharding(config) }
-        };
-        let params = SamplerParams {
-            kind,
-            total_samples: dataset.len(),
-            consumed_samples: if once { 0 } else { whole_batches(consumed, dataset.len(), config, self.place) },
-            micro_batch_size: config.validation.eval_micro_batch_size,
-            global_batch_size: config.validation.eval_global_batch_size,
-            data_parallel: self.place,
-        };
+        let params = evaluation_params(config, split, (dataset.len(), consumed), self.place);
         Ok(Some(loader(config, dataset, params)?))
+    }
+
+    /// This rank's place among those that read different samples.
+    pub(super) fn place(&self) -> DataParallel {
+        self.place
     }
 
     /// How many samples all ranks together have read after `passes` micro-batches of an evaluation on each.
@@ -355,6 +352,12 @@ fn train_loader(
     consumed: u64,
     place: DataParallel,
 ) -> Result<DataLoader, TrainError> {
+    let params = train_params(config, (dataset.len(), consumed), place);
+    loader(config, dataset, params)
+}
+
+/// How `total` training samples are read, of which `consumed` were read before.
+pub(super) fn train_params(config: &RunConfig, (total, consumed): (usize, u64), place: DataParallel) -> SamplerParams {
     let drop_last = config.dataset.drop_last;
     let kind = match config.dataset.dataloader_type {
         Some(DataloaderType::Cyclic) => SamplerKind::Cyclic { sharding: sharding(config) },
@@ -365,15 +368,36 @@ fn train_loader(
         }
         _ => SamplerKind::Single { incomplete: if drop_last { Incomplete::Drop } else { last_batch(place) } },
     };
-    let params = SamplerParams {
+    SamplerParams {
         kind,
-        total_samples: dataset.len(),
+        total_samples: total,
         consumed_samples: consumed,
         micro_batch_size: config.train.micro_batch_size,
         global_batch_size: config.train.global_batch_size,
         data_parallel: place,
+    }
+}
+
+/// How `total` samples of a split are read by an evaluation that comes after `consumed` ones.
+pub(super) fn evaluation_params(
+    config: &RunConfig,
+    split: Split,
+    (total, consumed): (usize, u64),
+    place: DataParallel,
+) -> SamplerParams {
+    let once = is_read_once(config, split);
+    let kind = match once {
+        true => SamplerKind::Single { incomplete: last_batch(place) },
+        false => SamplerKind::Cyclic { sharding: sharding(config) },
     };
-    loader(config, dataset, params)
+    SamplerParams {
+        kind,
+        total_samples: total,
+        consumed_samples: if once { 0 } else { whole_batches(consumed, total, config, place) },
+        micro_batch_size: config.validation.eval_micro_batch_size,
+        global_batch_size: config.validation.eval_global_batch_size,
+        data_parallel: place,
+    }
 }
 
 fn loader(config: &RunConfig, dataset: Arc<dyn Dataset>, mut params: SamplerParams) -> Result<DataLoader, TrainError> {

@@ -8,6 +8,7 @@ use super::pipeline::EvaluationBatches;
 use super::run::TrainingRun;
 use super::threads::compute;
 use super::{TrainError, ranks};
+use crate::config::micro_batch_windows;
 use crate::data::DataLoader;
 use crate::logging::{Occasion, TimerLevel, perplexity};
 use crate::model::Batch;
@@ -143,36 +144,51 @@ fn run_batches(
 ) -> Result<Result<Totals, ExitReason>, TrainError> {
     let iterations = run.evaluation_iterations(split);
     let num_microbatches = run.config.validation.num_microbatches;
+    let windows = micro_batch_windows(&run.config, run.config.validation.eval_micro_batch_size);
     let mut totals = Totals { losses: Losses::new(), num_passes: 0, num_bytes: Some(0) };
     for iteration in 0..iterations {
         run.reporter.evaluating(split, iteration as u64, iterations as u64);
-        if let Some(reason) = exit_is_requested(run)? {
-            run.note(&format!("the evaluation on the {} split was stopped: {reason}", split.name()));
-            return Ok(Err(reason));
-        }
-        let micro_batches = loader.by_ref().take(num_microbatches).collect::<Result<Vec<_>, _>>()?;
-        if micro_batches.is_empty() {
-            break;
-        }
-        micro_batches.iter().try_for_each(|micro_batch| run.check_ids(micro_batch))?;
-        let batches: Vec<Batch> = micro_batches.iter().map(|micro_batch| run.prepare(micro_batch)).collect();
-        let mut work =
-            EvaluationBatches { config: &run.config, batches: &batches, parameters: run.optimizer.parameters() };
-        let loss_sums = compute(&run.config, || run.pipeline.evaluate(&mut run.chunks, batches.len(), &mut work))?;
-        for (loss_sum, batch) in loss_sums.into_iter().zip(&batches) {
-            for (name, ratio) in run.forward_step.report(loss_sum, batch) {
-                *totals.losses.entry(name).or_default() += ratio;
+        let mut left = num_microbatches;
+        while left > 0 {
+            if let Some(reason) = exit_is_requested(run)? {
+                run.note(&format!("the evaluation on the {} split was stopped: {reason}", split.name()));
+                return Ok(Err(reason));
             }
-        }
-        totals.num_passes += batches.len() as u64;
-        for micro_batch in &micro_batches {
-            totals.num_bytes = totals.num_bytes.and_then(|sum| Some(sum + run.count_bytes(micro_batch)?));
-        }
-        if batches.len() < num_microbatches {
-            break;
+            let count = windows.next(left);
+            if evaluate_window(run, loader, count, &mut totals)? < count {
+                return Ok(Ok(totals));
+            }
+            left -= count;
         }
     }
     Ok(Ok(totals))
+}
+
+/// Evaluates the next `count` micro-batches, or as many as there are; returns how many there were.
+fn evaluate_window(
+    run: &mut TrainingRun,
+    loader: &mut DataLoader,
+    count: usize,
+    totals: &mut Totals,
+) -> Result<usize, TrainError> {
+    let micro_batches = loader.by_ref().take(count).collect::<Result<Vec<_>, _>>()?;
+    if micro_batches.is_empty() {
+        return Ok(0);
+    }
+    micro_batches.iter().try_for_each(|micro_batch| run.check_ids(micro_batch))?;
+    let batches: Vec<Batch> = micro_batches.iter().map(|micro_batch| run.prepare(micro_batch)).collect();
+    let mut work = EvaluationBatches { config: &run.config, batches: &batches, parameters: run.optimizer.parameters() };
+    let loss_sums = compute(&run.config, || run.pipeline.evaluate(&mut run.chunks, batches.len(), &mut work))?;
+    for (loss_sum, batch) in loss_sums.into_iter().zip(&batches) {
+        for (name, ratio) in run.forward_step.report(loss_sum, batch) {
+            *totals.losses.entry(name).or_default() += ratio;
+        }
+    }
+    totals.num_passes += batches.len() as u64;
+    for micro_batch in &micro_batches {
+        totals.num_bytes = totals.num_bytes.and_then(|sum| Some(sum + run.count_bytes(micro_batch)?));
+    }
+    Ok(batches.len())
 }
 
 /// Bytes of the samples of all ranks, if each knows its own. Context-parallel ranks count the same samples.

@@ -94,6 +94,11 @@ impl<'a> Requests<'a> {
         [f64::from(signal.map_or(0, Signal::number)), f64::from(u8::from(self.cancel.is_cancelled()))]
     }
 
+    /// Whether anything could ask.
+    pub fn can_come(&self) -> bool {
+        self.signals.is_some() || self.cancel.is_shared()
+    }
+
     /// What the largest figures say.
     pub fn reason([signal, cancelled]: [f64; 2]) -> Option<ExitReason> {
         let signal = Signal::ALL.into_iter().find(|known| f64::from(known.number()) == signal);

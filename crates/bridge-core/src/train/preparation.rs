@@ -1,5 +1,6 @@
 //! Preparing a run's text for all of its ranks: one does the work, the others wait for it and then read. What the work is, `text` knows.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
@@ -23,7 +24,7 @@ const INTERVAL: Duration = Duration::from_millis(100);
 
 /// What preparing text needs of a run that is being set up.
 pub(super) struct Preparation<'a> {
-    pub config: &'a RunConfig,
+    pub config: &'a Arc<RunConfig>,
     pub groups: &'a ProcessGroups,
     /// This rank among those of its machine.
     pub place: LocalRank,

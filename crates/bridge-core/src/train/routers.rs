@@ -1,7 +1,6 @@
 //! What the routers of a mixture of experts report of a step: losses, and how many tokens each expert was given.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use bridge_dist::comm::CommError;
 use bridge_dist::mesh::ProcessGroups;
@@ -36,25 +35,40 @@ pub(super) struct Routers {
     pub layers: Vec<RouterReport>,
 }
 
-impl Routers {
-    /// Adds up what the micro-batches of all ranks have reported; nothing for a model without experts. All ranks call this together, those
-    /// without such layers too.
-    pub(super) fn of_all_ranks(
-        config: &RunConfig,
-        groups: &ProcessGroups,
-        metrics: &[Arc<LayerMetrics>],
-    ) -> Result<Self, CommError> {
-        let Some(num_experts) = config.model.num_moe_experts else {
-            return Ok(Self::default());
-        };
+/// What this rank's micro-batches have reported so far.
+pub(super) struct RouterSums {
+    /// `None` for a model without experts.
+    sums: Option<Sums>,
+    /// Context-parallel ranks count the tokens of each other: one of them speaks for all.
+    counts_tokens: bool,
+}
+
+impl RouterSums {
+    pub(super) fn new(config: &RunConfig, groups: &ProcessGroups) -> Self {
         let layers = config.model.moe_layers.iter().enumerate().filter(|(_, has_experts)| **has_experts);
-        let mut sums = Sums::new(layers.map(|(layer, _)| layer).collect(), num_experts);
-        for ((name, layer), values) in metrics.iter().flat_map(|metrics| metrics.take()) {
-            // Context-parallel ranks count the tokens of each other: one of them speaks for all.
-            if name != TOKENS || groups.context().rank() == 0 {
+        let layers = || layers.map(|(layer, _)| layer).collect();
+        let sums = config.model.num_moe_experts.map(|num_experts| Sums::new(layers(), num_experts));
+        Self { sums, counts_tokens: groups.context().rank() == 0 }
+    }
+
+    /// Takes what layers have reported of a micro-batch.
+    pub(super) fn add(&mut self, metrics: &LayerMetrics) {
+        let Some(sums) = &mut self.sums else {
+            return;
+        };
+        for ((name, layer), values) in metrics.take() {
+            if name != TOKENS || self.counts_tokens {
                 sums.add(name, layer, &values);
             }
         }
+    }
+
+    /// Adds up what the micro-batches of all ranks have reported; nothing for a model without experts. All ranks call this together, those
+    /// without such layers too.
+    pub(super) fn of_all_ranks(self, groups: &ProcessGroups) -> Result<Routers, CommError> {
+        let Some(mut sums) = self.sums else {
+            return Ok(Routers::default());
+        };
         for figures in [sums.means.as_mut_slice(), &mut sums.by_layer] {
             ranks::sum(groups.data_context(), figures)?;
             ranks::sum(groups.pipeline(), figures)?;

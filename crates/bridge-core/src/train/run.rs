@@ -15,6 +15,7 @@ use super::data::RunData;
 use super::evaluate::{EvaluationReport, Split};
 use super::forward_step::ForwardStep;
 use super::lock::RunLock;
+use super::micro_batches::StopLooks;
 use super::pipeline::Pipeline;
 use super::reporter::{Reporter, StepFigures};
 use super::step::StepReport;
@@ -75,6 +76,8 @@ pub struct TrainingRun {
     pub(super) seed: u64,
     pub(super) signals: Option<SignalWatcher>,
     pub(super) cancel: CancelHandle,
+    /// When this rank looks whether to stop, within a step.
+    pub(super) stop_looks: StopLooks,
     /// When the program began.
     pub(super) started: Instant,
     pub(super) last_saved_step: Option<u64>,
@@ -139,7 +142,7 @@ impl TrainingRun {
         }
     }
 
-    /// The micro-batches of one step, in order.
+    /// The next micro-batches of a step, in order.
     pub(super) fn next_micro_batches(&mut self, count: u64) -> Result<Vec<MicroBatch>, TrainError> {
         let timers = Arc::clone(&self.timers);
         let _timer = timers.start("batch-generator", TimerLevel::MicroBatch);

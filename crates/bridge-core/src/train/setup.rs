@@ -11,13 +11,15 @@ use super::checkpointing::{Saver, Start, find_start, read_files, restore};
 use super::convert;
 use super::data::RunData;
 use super::data_errors::name_setting;
+use super::data_lengths::check_lengths;
 use super::device::{LocalRank, select_device_of_rank};
 use super::exit::Requests;
 use super::forward_step::{ForwardStep, LanguageModelStep};
 use super::lock::RunLock;
+use super::micro_batches::StopLooks;
 use super::pipeline;
 use super::preparation::{Preparation, prepare_text_of_ranks};
-use super::registry::Registry;
+use super::registry::{DatasetRegistry, Registry};
 use super::reporter::{Console, Reporter};
 use super::run::{GlobalState, TrainingRun};
 use super::step::schedule_overrides;
@@ -107,18 +109,17 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let checked = check(&config, &options, place);
     let Checked { device, model_config } = ranks::agree(&groups, "checking the run", checked)?;
     let start = find_start(&config, &groups)?;
-    let opened = open(&config, options.console, &groups, start.as_ref());
-    let Opened { reporter, lock } = ranks::agree(&groups, "opening logs", opened)?;
-    let saver = Saver::open(&config, &groups)?;
+    let begun = start.as_ref().map_or_else(|| Ok(TrainState::default()), Start::train_state)?;
+    let mut reporter = Reporter::new(&config, options.console, groups.world().rank());
     let signals = watch_signals(&config, options.signals)?;
     let requests = Requests { signals: signals.as_ref(), cancel: &options.cancel };
     let preparation = Preparation { config: &config, groups: &groups, place, requests, reporter: &reporter };
-    let mut text = prepare_text_of_ranks(&preparation)?;
-    let data = ranks::first_alone(&groups, "preparing data", || {
-        RunData::build(&config, &options.registry.datasets, &text, &reporter.progress(), data_parallel(&groups))
-    })?;
-    text.release();
+    let stop_looks = StopLooks::new(&groups, requests)?;
+    let data = build_data(&preparation, &options.registry.datasets, &begun)?;
     let padded_vocab_size = vocabulary::rows(&config, &data, start.as_ref(), &reporter)?;
+    let opened = open(&mut reporter, &config, &groups, (start.as_ref(), &begun));
+    let lock = ranks::agree(&groups, "opening logs", opened)?;
+    let saver = Saver::open(&config, &groups)?;
     let seed = config.rng.seed;
     let context = BuildContext {
         device: device.clone(),
@@ -164,6 +165,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
         last_saved_step: None,
         last_validation: None,
         cancel: options.cancel,
+        stop_looks,
         groups: groups.clone(),
         chunks,
         device,
@@ -210,6 +212,22 @@ fn timers(config: &RunConfig, device: &Device) -> Timers {
     })
 }
 
+/// The data of a run that starts from `begun`. Another process that needs the same text may have it when all ranks have opened it.
+fn build_data(
+    preparation: &Preparation,
+    registry: &DatasetRegistry,
+    begun: &TrainState,
+) -> Result<RunData, TrainError> {
+    let Preparation { config, groups, reporter, .. } = *preparation;
+    let text = prepare_text_of_ranks(preparation)?;
+    let data = ranks::first_alone(groups, "preparing data", || {
+        RunData::build(config, registry, &text, &reporter.progress(), data_parallel(groups))
+    })?;
+    drop(text);
+    ranks::agree(groups, "looking at the data's length", check_lengths(config, &data, begun))?;
+    Ok(data)
+}
+
 /// What a run is known to be able to start with.
 struct Checked {
     /// With autodiff.
@@ -233,22 +251,15 @@ fn check(config: &RunConfig, options: &RunOptions, place: LocalRank) -> Result<C
     Ok(Checked { device, model_config: options.registry.models.config(&config.model)? })
 }
 
-/// Where a run writes.
-struct Opened {
-    reporter: Reporter,
-    /// On rank 0.
-    lock: Option<RunLock>,
-}
-
+/// Opens what the run writes to. Only rank 0 locks it.
 fn open(
-    config: &Arc<RunConfig>,
-    console: Console,
+    reporter: &mut Reporter,
+    config: &RunConfig,
     groups: &ProcessGroups,
-    start: Option<&Start>,
-) -> Result<Opened, TrainError> {
+    (start, begun): (Option<&Start>, &TrainState),
+) -> Result<Option<RunLock>, TrainError> {
     let lock = if ranks::is_first(groups) { Some(RunLock::acquire(config)?) } else { None };
-    let start_state = start.map_or_else(|| Ok(TrainState::default()), |start| start.train_state())?;
-    let reporter = Reporter::new(config, console, &start_state, groups.world().rank())?;
+    reporter.open_files(begun)?;
     if ranks::is_first(groups) {
         for warning in config.warnings() {
             reporter.warn(warning);
@@ -260,7 +271,7 @@ fn open(
     } else if let Some(load) = &config.checkpoint.load {
         reporter.note(&format!("no checkpoint in {}: starting from scratch", load.display()));
     }
-    Ok(Opened { reporter, lock })
+    Ok(lock)
 }
 
 /// This rank's place among those that read different samples.

@@ -5,13 +5,14 @@ use std::time::Instant;
 
 use bridge_kernels::Philox;
 
+use super::exit::ExitReason;
 use super::forward_step::{Losses, Ratio};
+use super::micro_batches::{StepData, look_within_step};
 use super::pipeline::StepWork;
-use super::routers::{RouterReport, Routers};
+use super::routers::{RouterReport, RouterSums};
 use super::run::TrainingRun;
 use super::threads::compute;
 use super::{LM_LOSS, TrainError, loss_watch, ranks};
-use crate::data::MicroBatch;
 use crate::logging::TimerLevel;
 use crate::model::{Batch, LayerMetrics};
 use crate::optim::{GroupRates, GroupSettings, ReductionTimes, StepOutcome, StepScales};
@@ -75,32 +76,35 @@ pub(super) enum StepEnd {
     Done(Box<StepReport>),
     /// The rerun state machine ends the process.
     Exit(ExitDecision),
+    /// A stop was asked for before all micro-batches were done. Nothing of the step stays.
+    Stopped(ExitReason),
 }
 
 /// Runs one step on the next micro-batches.
 pub(super) fn train_step(run: &mut TrainingRun) -> Result<StepEnd, TrainError> {
     let started = Instant::now();
-    let num_microbatches = run.num_microbatches.num_microbatches();
-    let micro_batches = run.next_micro_batches(num_microbatches)?;
-    let data_seconds = started.elapsed().as_secs_f64();
+    let num_microbatches = run.num_microbatches.num_microbatches() as usize;
+    let data = StepData::begin(run, num_microbatches)?;
     let config = Arc::clone(&run.config);
-    compute(&config, || compute_step(run, &micro_batches, started, data_seconds))
+    compute(&config, || compute_step(run, data, started))
 }
 
-/// Forward, backward and update of a step that began with `data_seconds` of waiting for its data.
-fn compute_step(
-    run: &mut TrainingRun,
-    micro_batches: &[MicroBatch],
-    started: Instant,
-    data_seconds: f64,
-) -> Result<StepEnd, TrainError> {
-    let num_microbatches = micro_batches.len() as u64;
+/// Forward, backward and update of a step.
+fn compute_step(run: &mut TrainingRun, mut data: StepData, started: Instant) -> Result<StepEnd, TrainError> {
+    let num_microbatches = data.total() as u64;
     let mut pass_result = Pass::default();
     loop {
         let pass = run.rerun.next_pass(&mut ranks::WorldVotes(run.groups.world()))?;
         match pass {
-            // Steps draw from counter-based streams and keep their micro-batches: there is nothing to rewind.
-            pass if pass.runs() => pass_result = forward_backward(run, micro_batches)?,
+            // Steps draw from counter-based streams, and the data is rewound where it is not all in memory.
+            pass if pass.runs() => match forward_backward(run, &mut data)? {
+                PassEnd::Done(result) => pass_result = result,
+                PassEnd::Stopped(reason) => {
+                    run.gradients.clear();
+                    run.reducer.clear();
+                    return Ok(StepEnd::Stopped(reason));
+                }
+            },
             ForwardBackward::Done => break,
             _ => return Ok(StepEnd::Exit(run.rerun.exit_decision())),
         }
@@ -138,9 +142,9 @@ fn compute_step(
         batch_size,
         num_microbatches,
         flops: run.flops.flops_per_batch(batch_size, run.config.model.seq_length as u64).unwrap_or(0.0),
-        num_tokens: micro_batches.iter().map(|m| m.tokens.len() as u64).sum::<u64>() * run.config.parallel.data as u64,
+        num_tokens: data.tokens * run.config.parallel.data as u64,
         seconds: started.elapsed().as_secs_f64(),
-        data_seconds,
+        data_seconds: data.reading.as_secs_f64(),
         grads_reduction: pass_result.reduction,
     })))
 }
@@ -168,45 +172,43 @@ struct Pass {
     reduction: ReductionTimes,
 }
 
-fn forward_backward(run: &mut TrainingRun, micro_batches: &[MicroBatch]) -> Result<Pass, TrainError> {
+/// How a pass ended.
+enum PassEnd {
+    Done(Pass),
+    /// Before its end, because that was asked for.
+    Stopped(ExitReason),
+}
+
+/// What a pass has gathered of its micro-batches so far.
+struct Gathered {
+    losses: Losses,
+    /// Loss of this rank's part of each micro-batch, where the model ends.
+    loss_sums: Vec<f64>,
+    /// Tokens of that part.
+    own_tokens: Vec<f64>,
+    /// Tokens of each micro-batch over all ranks that share it.
+    num_tokens: Vec<f64>,
+    routers: RouterSums,
+}
+
+fn forward_backward(run: &mut TrainingRun, data: &mut StepData) -> Result<PassEnd, TrainError> {
     run.gradients.clear();
     run.reducer.clear();
+    run.stop_looks.begin_step();
     let per_token = run.config.model.calculate_per_token_loss;
-    let stream = Philox::new(run.seed).derive_name("dropout").derive(run.state.train_state.step + 1);
-    let batches: Vec<Batch> = micro_batches.iter().map(|m| run.prepare(m)).collect();
-    // Tokens of each micro-batch over all ranks that share it: what its loss is divided by, so that gradients add up.
-    let own_tokens: Vec<f64> = batches.iter().map(|batch| batch.num_tokens).collect();
-    let (mut num_tokens, mut tokens_here) = (own_tokens.clone(), own_tokens.clone());
-    ranks::sum(run.groups.data_context(), &mut num_tokens)?;
-    ranks::sum(run.groups.context(), &mut tokens_here)?;
-    let mut losses = Losses::new();
-    let scale = run.loss_scaler.scale() * run.optimizer.distribution().loss_factor();
-    let factor = |tokens: &f64| if per_token { scale } else { scale / (tokens.max(1.0) * batches.len() as f64) };
-    let factors: Vec<f64> = num_tokens.iter().map(factor).collect();
-    let streams: Vec<Philox> = (0..batches.len()).map(|index| run.dropout_stream(&stream, index)).collect();
-    let metrics: Vec<Arc<LayerMetrics>> = batches.iter().map(|_| Arc::default()).collect();
-    run.begin_phase()?;
-    let timer = run.timers.start("forward-backward", TimerLevel::Phase);
-    let mut work = StepWork {
-        config: &run.config,
-        batches: &batches,
-        streams: &streams,
-        factors: &factors,
-        num_tokens: &tokens_here,
-        metrics: &metrics,
-        forward_step: run.forward_step.as_mut(),
-        gradients: &mut run.gradients,
-        reducer: &mut run.reducer,
-        parameters: run.optimizer.parameters(),
-        reductions: run.pipeline.reductions(&run.config),
+    let mut gathered = Gathered {
+        losses: Losses::new(),
+        loss_sums: Vec::new(),
+        own_tokens: Vec::new(),
+        num_tokens: Vec::new(),
+        routers: RouterSums::new(&run.config, &run.groups),
     };
-    let loss_sums = run.pipeline.train(&mut run.chunks, batches.len(), &mut work)?.loss_sums;
-    drop(timer);
-    for (loss_sum, batch) in loss_sums.iter().zip(&batches) {
-        for (name, ratio) in run.forward_step.report(*loss_sum, batch) {
-            *losses.entry(name).or_default() += ratio;
+    while gathered.loss_sums.len() < data.total() {
+        if let Some(reason) = window_pass(run, data, &mut gathered)? {
+            return Ok(PassEnd::Stopped(reason));
         }
     }
+    let Gathered { mut losses, loss_sums, own_tokens, num_tokens, routers } = gathered;
     run.begin_phase()?;
     run.reducer.finish(&mut run.gradients)?;
     let reduction = run.reducer.take_times();
@@ -214,11 +216,79 @@ fn forward_backward(run: &mut TrainingRun, micro_batches: &[MicroBatch]) -> Resu
     run.timers.record("grads-reduce-exposed", TimerLevel::MicroBatch, reduction.exposed);
     run.timers.record("params-all-gather-exposed", TimerLevel::MicroBatch, run.optimizer.parameters().take_waited());
     ranks::share_losses(&run.groups, &mut losses)?;
-    let routers = Routers::of_all_ranks(&run.config, &run.groups, &metrics)?;
+    let routers = routers.of_all_ranks(&run.groups)?;
     losses.extend(routers.losses);
     loss_watch::judge(run, &loss_sums, &own_tokens)?;
     let divisor = if per_token { num_tokens.iter().sum::<f64>().max(1.0) } else { 1.0 };
-    Ok(Pass { losses, routers: routers.layers, divisor, reduction })
+    Ok(PassEnd::Done(Pass { losses, routers: routers.layers, divisor, reduction }))
+}
+
+/// Forward and backward of the next window of micro-batches, with looks whether to stop; the reason if so.
+fn window_pass(
+    run: &mut TrainingRun,
+    data: &mut StepData,
+    gathered: &mut Gathered,
+) -> Result<Option<ExitReason>, TrainError> {
+    let start = gathered.loss_sums.len();
+    let total = data.total();
+    let micro_batches = data.window(run, start)?;
+    let batches: Vec<Batch> = micro_batches.iter().map(|m| run.prepare(m)).collect();
+    // Tokens of each micro-batch over all ranks that share it: what its loss is divided by, so that gradients add up.
+    let own_tokens: Vec<f64> = batches.iter().map(|batch| batch.num_tokens).collect();
+    let (mut num_tokens, mut tokens_here) = (own_tokens.clone(), own_tokens.clone());
+    ranks::sum(run.groups.data_context(), &mut num_tokens)?;
+    ranks::sum(run.groups.context(), &mut tokens_here)?;
+    let per_token = run.config.model.calculate_per_token_loss;
+    let scale = run.loss_scaler.scale() * run.optimizer.distribution().loss_factor();
+    let factor = |tokens: &f64| if per_token { scale } else { scale / (tokens.max(1.0) * total as f64) };
+    let factors: Vec<f64> = num_tokens.iter().map(factor).collect();
+    gathered.own_tokens.extend(own_tokens);
+    gathered.num_tokens.extend(num_tokens);
+    let step = Philox::new(run.seed).derive_name("dropout").derive(run.state.train_state.step + 1);
+    if start == 0 {
+        run.begin_phase()?;
+    }
+    let mut done = 0;
+    while done < batches.len() {
+        let left = batches.len() - done;
+        // A repeated pass is not left: its outcome is what the step was repeated for.
+        let count = if run.rerun.is_rerunning() { left } else { data.pause(run.stop_looks.wanted(left), left) };
+        let pass = done..done + count;
+        let timer = run.timers.start("forward-backward", TimerLevel::Phase);
+        let streams: Vec<Philox> = pass.clone().map(|index| run.dropout_stream(&step, start + index)).collect();
+        let metrics: Vec<Arc<LayerMetrics>> = pass.clone().map(|_| Arc::default()).collect();
+        let mut work = StepWork {
+            config: &run.config,
+            batches: &batches[pass.clone()],
+            ends_step: start + pass.end == total,
+            streams: &streams,
+            factors: &factors[pass.clone()],
+            num_tokens: &tokens_here[pass.clone()],
+            metrics: &metrics,
+            forward_step: run.forward_step.as_mut(),
+            gradients: &mut run.gradients,
+            reducer: &mut run.reducer,
+            parameters: run.optimizer.parameters(),
+            reductions: run.pipeline.reductions(&run.config),
+        };
+        let loss_sums = run.pipeline.train(&mut run.chunks, count, &mut work)?.loss_sums;
+        drop(timer);
+        for (loss_sum, batch) in loss_sums.iter().zip(&batches[pass]) {
+            for (name, ratio) in run.forward_step.report(*loss_sum, batch) {
+                *gathered.losses.entry(name).or_default() += ratio;
+            }
+        }
+        metrics.iter().for_each(|metrics| gathered.routers.add(metrics));
+        gathered.loss_sums.extend(loss_sums);
+        done += count;
+        if start + done < total
+            && !run.rerun.is_rerunning()
+            && let Some(reason) = look_within_step(run, count)?
+        {
+            return Ok(Some(reason));
+        }
+    }
+    Ok(None)
 }
 
 fn optimizer_step(run: &mut TrainingRun, rates: &Rates, divisor: f64) -> Result<StepOutcome, TrainError> {

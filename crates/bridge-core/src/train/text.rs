@@ -21,14 +21,7 @@ pub(super) struct PreparedText {
     /// Prefix of the token files made from `dataset.source`.
     pub(super) prefix: Option<PathBuf>,
     /// Where these files were made or checked: keep other processes from replacing them before all ranks have opened them.
-    locks: Vec<OutputLock>,
-}
-
-impl PreparedText {
-    /// Lets other processes at the files.
-    pub(super) fn release(&mut self) {
-        self.locks.clear();
-    }
+    _locks: Vec<OutputLock>,
 }
 
 /// Who watches the preparation of text, and may stop it.
@@ -56,7 +49,7 @@ pub(super) fn prepare_text(config: &RunConfig, watch: &TextWatch) -> Result<Prep
         Ok(tokenizer)
     })?;
     let (Some(source), Some(tokenizer)) = (&source, &tokenizer) else {
-        return Ok(PreparedText { tokenizer, prefix: None, locks });
+        return Ok(PreparedText { tokenizer, prefix: None, _locks: locks });
     };
     let output_prefix = folder.join(PREFIX);
     let end = if config.dataset.append_eod { DocumentEnd::EndOfDocument } else { DocumentEnd::Nothing };
@@ -71,7 +64,7 @@ pub(super) fn prepare_text(config: &RunConfig, watch: &TextWatch) -> Result<Prep
     let (report, lock) = when_free(watch, || pack_locked(&params))?;
     locks.push(lock);
     (watch.note)(&report.to_string());
-    Ok(PreparedText { tokenizer: Some(Arc::clone(tokenizer)), prefix: Some(report.prefix), locks })
+    Ok(PreparedText { tokenizer: Some(Arc::clone(tokenizer)), prefix: Some(report.prefix), _locks: locks })
 }
 
 /// Loads what [`prepare_text`] has made on another rank that sees the same files.
@@ -79,7 +72,7 @@ pub(super) fn prepared_text(config: &RunConfig) -> Result<PreparedText, TrainErr
     let folder = cache_folder(config);
     let tokenizer = make_tokenizer(config, |_| Ok(HuggingFaceTokenizer::load(&folder)?))?;
     let prefix = config.dataset.source.as_ref().map(|_| folder.join(PREFIX));
-    Ok(PreparedText { prefix: prefix.filter(|_| tokenizer.is_some()), tokenizer, locks: Vec::new() })
+    Ok(PreparedText { prefix: prefix.filter(|_| tokenizer.is_some()), tokenizer, _locks: Vec::new() })
 }
 
 /// Whether the text can be read by one rank only: standard input.

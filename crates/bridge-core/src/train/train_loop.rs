@@ -8,6 +8,7 @@ use super::checkpointing::save_checkpoint;
 use super::evaluate::{Split, evaluate};
 use super::exit::{ExitReason, checkpoint_and_decide_exit};
 use super::launch::catch_comm_error;
+use super::micro_batches::skip_micro_batches;
 use super::run::TrainingRun;
 use super::step::{StepEnd, StepReport, train_step};
 use crate::resilience::rerun::ExitDecision;
@@ -37,16 +38,19 @@ fn train_steps(run: &mut TrainingRun) -> Result<ExitReason, TrainError> {
     while run.state.train_state.step < run.config.train.train_iters as u64 {
         run.poll_saves()?;
         update_batch_size(run)?;
-        if skip_iteration(run)? {
+        match skip_iteration(run)? {
+            Skip::Nothing => {}
             // What is due in an iteration is due whether it trains or not, and so is an exit.
-            match checkpoint_and_decide_exit(run)? {
+            Skip::Iteration => match checkpoint_and_decide_exit(run)? {
                 Some(reason) => return Ok(reason),
                 None => continue,
-            }
+            },
+            Skip::Stopped(reason) => return stop_within_step(run, reason),
         }
         let step = match train_step(run)? {
             StepEnd::Done(step) => step,
             StepEnd::Exit(decision) => return exit_for_rerun(run, decision),
+            StepEnd::Stopped(reason) => return stop_within_step(run, reason),
         };
         run.advance(&step);
         shorten_timeout(run);
@@ -103,14 +107,26 @@ fn update_batch_size(run: &mut TrainingRun) -> Result<(), TrainError> {
     Ok(())
 }
 
+/// What became of an iteration that may be skipped.
+enum Skip {
+    /// It is to be trained.
+    Nothing,
+    /// It was skipped.
+    Iteration,
+    /// A stop was asked for meanwhile.
+    Stopped(ExitReason),
+}
+
 /// Reads and drops the data of an iteration listed in `train.iterations_to_skip` (1-based).
-fn skip_iteration(run: &mut TrainingRun) -> Result<bool, TrainError> {
+fn skip_iteration(run: &mut TrainingRun) -> Result<Skip, TrainError> {
     let next = run.state.train_state.step as usize + 1;
     if !run.config.train.iterations_to_skip.contains(&next) {
-        return Ok(false);
+        return Ok(Skip::Nothing);
     }
     let num_microbatches = run.num_microbatches.num_microbatches();
-    run.next_micro_batches(num_microbatches)?;
+    if let Some(reason) = skip_micro_batches(run, num_microbatches as usize)? {
+        return Ok(Skip::Stopped(reason));
+    }
     let batch = num_microbatches * run.config.samples_per_microstep() as u64;
     let state = &mut run.state.train_state;
     state.step += 1;
@@ -118,7 +134,17 @@ fn skip_iteration(run: &mut TrainingRun) -> Result<bool, TrainError> {
     state.skipped_train_samples += batch;
     run.rerun.align_iteration(state.step);
     run.reporter.note(&format!("iteration {next} skipped, as train.iterations_to_skip asks"));
-    Ok(true)
+    Ok(Skip::Iteration)
+}
+
+/// Ends training in the middle of a step, of which nothing stays: what is saved is the state before it.
+fn stop_within_step(run: &mut TrainingRun, reason: ExitReason) -> Result<ExitReason, TrainError> {
+    let step = run.state.train_state.step;
+    run.note(&format!("iteration {} is left unfinished", step + 1));
+    if run.saves() && step > 0 && run.last_saved_step != Some(step) {
+        save_checkpoint(run)?;
+    }
+    Ok(reason)
 }
 
 fn exit_for_rerun(run: &mut TrainingRun, decision: ExitDecision) -> Result<ExitReason, TrainError> {

@@ -56,10 +56,14 @@ pub(super) fn check(draft: &mut Draft<'_>) {
          rerun_state_machine.check_for_spiky_loss",
     );
     let dataset = draft.recipe.dataset.config.clone();
+    let validation = &draft.recipe.validation;
+    let trains_shuffled = dataset.dataloader_type == Some(DataloaderType::Cyclic) && !validation.skip_train;
+    let validates_shuffled = validation.eval_iters.unwrap_or(0) > 0 && !validation.full_validation;
     draft.require(
-        dataset.dataloader_type != Some(DataloaderType::Single) || dataset.data_sharding,
+        dataset.data_sharding || trains_shuffled || validates_shuffled,
         "dataset.data_sharding",
-        "concerns dataset.dataloader_type = \"cyclic\" only",
+        "has no effect, for nothing is shuffled: training is without dataset.dataloader_type = \"cyclic\", and validation without \
+         validation.eval_iters batches (all of a split is read in order)",
     );
     draft.require(
         dataset.dataloader_type != Some(DataloaderType::Cyclic) || dataset.drop_last,

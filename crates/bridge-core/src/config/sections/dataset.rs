@@ -56,7 +56,7 @@ section! {
         dataloader_type: Option<DataloaderType> = None;
         /// Loader workers.
         num_workers: usize = 2, Limits::between(0.0, 65_536.0);
-        /// Contiguous buckets per rank in cyclic sampling.
+        /// Contiguous buckets per rank where samples are shuffled: in cyclic training and in validation.
         data_sharding: bool = true;
         /// Page-locked batches.
         pin_memory: bool = true

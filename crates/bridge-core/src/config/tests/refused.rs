@@ -309,7 +309,11 @@ const REFUSED: &[(&[&str], &str)] = &[
     ),
     (&["dataset.kind=fim", "dataset.fim_fragment_rate=0.5"], "dataset.fim_fragment_rate"),
     (&["dataset.dataloader_type=cyclic", "dataset.drop_last=false"], "dataset.drop_last"),
-    (&["dataset.dataloader_type=single", "dataset.data_sharding=false"], "dataset.data_sharding"),
+    (&["validation.eval_iters=0", "dataset.data_sharding=false"], "dataset.data_sharding"),
+    (
+        &["dataset.dataloader_type=batch", "validation.full_validation=true", "dataset.data_sharding=false"],
+        "dataset.data_sharding",
+    ),
     (&["dataset.full_validation=true"], "dataset.full_validation"),
     (&["dataset.dataloader_type=external"], "dataset.dataloader_type"),
     (&["dataset.dataloader_type=batch", "train.rampup_batch_size=[2, 2, 8]"], "dataset.dataloader_type"),

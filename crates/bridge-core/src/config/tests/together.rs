@@ -77,6 +77,8 @@ const RECIPES: &[(&str, &[&str])] = &[
     ),
     (TINY, &["comm_overlap={overlap_grad_reduce = true, bucket_size = 100}", "ddp.overlap_grad_reduce=true"]),
     (TINY, &["dataset.dataloader_type=cyclic", "dataset.data_sharding=false"]),
+    // The order of validation.
+    (TINY, &["dataset.dataloader_type=single", "dataset.data_sharding=false", "validation.eval_iters=2"]),
     (TINY, &["dataset.dataloader_type=batch", "dataset.drop_last=false"]),
     (
         TINY,

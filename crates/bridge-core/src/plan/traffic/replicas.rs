@@ -5,7 +5,7 @@ use bridge_dist::mesh::GroupKind;
 use bridge_dist::schedule::placement::StageContent;
 
 use super::{FLOAT32, FLOAT64, Tally, TrafficGroup, TrafficKind, Way};
-use crate::config::RerunMode;
+use crate::config::{RerunMode, micro_batch_windows};
 use crate::model::{ReplicaGroup, SegmentRole};
 use crate::optim::{BucketParameter, BucketSize, Sharding, bucket_sizes, padded_part, padded_part_of};
 use crate::plan::parameters::{list_of_stage, of_segment};
@@ -141,10 +141,12 @@ impl Tally<'_, '_> {
     pub(super) fn scalars(&mut self, stage: usize, microbatches: u64) {
         let setup = self.setup;
         let on = |group, operation| Way::on(TrafficKind::Scalars, group, operation);
+        let windows = micro_batch_windows(setup.config, setup.config.train.micro_batch_size);
+        let windows = windows.count(microbatches as usize) as u64;
         // Tokens of the micro-batches, the loss with its divisor.
         let replicas = on(GroupKind::DataContext, Operation::AllReduce);
-        self.add_uneven(replicas, 2, (microbatches + 2) * FLOAT64);
-        self.add(on(GroupKind::Context, Operation::AllReduce), 1, microbatches * FLOAT64);
+        self.add_uneven(replicas, windows + 1, (microbatches + 2) * FLOAT64);
+        self.add_uneven(on(GroupKind::Context, Operation::AllReduce), windows, microbatches * FLOAT64);
         let is_root = stage + 1 == setup.layout.pipeline;
         let told = if is_root { 2 * FLOAT64 } else { 0 };
         self.add_uneven(on(GroupKind::Pipeline, Operation::Broadcast), 1, told);
@@ -158,7 +160,7 @@ impl Tally<'_, '_> {
         }
         let world = |operation| Way(TrafficKind::Scalars, TrafficGroup::World, operation);
         // Whether all ranks could read their data.
-        self.add(world(Operation::AllGather), 1, 1);
+        self.add(world(Operation::AllGather), windows, 1);
         // Whether a rank found fault with its losses; the norm and, where they are counted, the zeros; where results are validated, the vote
         // on repeating the step.
         let votes = u64::from(setup.config.rerun_state_machine.rerun_mode != RerunMode::Disabled);

@@ -48,10 +48,12 @@ impl Reductions {
     }
 }
 
-/// The micro-batches of one training step on this rank.
+/// Micro-batches of a training step on this rank: all, or those of one pass of several.
 pub(in crate::train) struct StepWork<'a> {
     pub config: &'a RunConfig,
     pub batches: &'a [Batch],
+    /// Whether the step ends with them.
+    pub ends_step: bool,
     /// Where the dropout masks of each micro-batch come from.
     pub streams: &'a [Philox],
     /// What the loss sum of each micro-batch is multiplied by before backward.
@@ -85,7 +87,7 @@ impl MicroBatches for StepWork<'_> {
 
     fn hooks<'h>(&'h mut self, microbatch: usize, chunk: usize, batch: &'h Batch) -> Box<dyn RegionHooks + 'h> {
         // Every schedule takes the micro-batches of a chunk in order.
-        let is_last = microbatch + 1 == self.batches.len();
+        let is_last = self.ends_step && microbatch + 1 == self.batches.len();
         let reduce = match self.reductions {
             Reductions::DuringEachBackward => Reduce::Now,
             Reductions::DuringLastBackward if is_last => Reduce::Now,

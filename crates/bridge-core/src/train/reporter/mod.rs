@@ -68,18 +68,12 @@ pub(super) struct Reporter {
 }
 
 impl Reporter {
-    /// A reporter for a run that starts from `start`. Metrics beyond that, from a run that went further before it was
-    /// interrupted, are dropped from the files. Ranks other than 0 only keep warnings and errors, in a file of their own.
-    pub(super) fn new(
-        config: &Arc<RunConfig>,
-        console: Console,
-        start: &TrainState,
-        rank: usize,
-    ) -> Result<Self, TrainError> {
+    /// A reporter that has no files yet, so that a run that is refused leaves those of earlier runs as they are. Ranks other than 0 only
+    /// keep warnings and errors, in a file of their own.
+    pub(super) fn new(config: &Arc<RunConfig>, console: Console, rank: usize) -> Self {
         if rank > 0 {
-            return Ok(Self::of_other_rank(config, rank));
+            return Self::of_other_rank(config, rank);
         }
-        let (completed, consumed_samples) = (start.step, start.consumed_train_samples);
         let logger = &config.logger;
         let (format, output, silent): (_, Box<dyn std::io::Write + Send>, bool) = match console {
             Console::Human => (LogFormat::Human, Box::new(std::io::stdout()), false),
@@ -97,50 +91,17 @@ impl Reporter {
         let console = crate::logging::Console::new(format, output)
             .with_level(logger.logging_level as u32)
             .with_progress(Arc::clone(&progress));
-        let metrics_path = logger.log_dir.join("metrics.jsonl");
-        let metrics_file = match logger.metrics_jsonl {
-            true => {
-                Some(MetricsWriter::open(&metrics_path, completed).map_err(|e| TrainError::log("metrics.jsonl", e))?)
-            }
-            false => None,
-        };
-        let pending_losses = (logger.plot && logger.metrics_jsonl).then_some(metrics_path);
-        let save = config.checkpoint.save.as_ref();
-        let progress_log = match (logger.log_progress, save) {
-            (true, Some(save)) => {
-                let job = std::env::var("SLURM_JOB_ID").unwrap_or_default();
-                std::fs::create_dir_all(save).map_err(|e| TrainError::log(save.display().to_string(), e))?;
-                Some(ProgressLog::new(&save.join("progress.txt"), &job, config.parallel.world_size as u64))
-            }
-            _ => None,
-        };
-        Ok(Self {
-            metrics: MetricsLogger::new(conditions(config), sinks(config, completed, consumed_samples)?),
-            throughput: ThroughputWindow::new(logger.throughput_window_size),
-            job_start: JobStart::now(0.0),
-            log: TrainingLog::default(),
-            interval: Interval::default(),
-            started: Instant::now(),
-            start_iteration: completed,
-            trained_samples: 0,
-            has_told_memory: false,
-            config: Arc::clone(config),
-            bar: None,
-            console,
-            progress,
-            metrics_file,
-            progress_log,
-            pending_losses,
-            failures: LogFailures::default(),
-            lost_lines: AtomicU64::new(0),
-            is_first: true,
-        })
+        Self { progress, is_first: true, has_told_memory: false, ..Self::without_files(config, console) }
     }
 
     fn of_other_rank(config: &Arc<RunConfig>, rank: usize) -> Self {
         let path = config.logger.log_dir.join("ranks").join(format!("rank_{rank:05}.log"));
         let console = crate::logging::Console::new(LogFormat::Human, Box::new(RankLog::new(path)))
             .with_level((config.logger.logging_level as u32).max(LogLevel::Warning.number()));
+        Self::without_files(config, console)
+    }
+
+    fn without_files(config: &Arc<RunConfig>, console: crate::logging::Console) -> Self {
         Self {
             metrics: MetricsLogger::new(conditions(config), Vec::new()),
             throughput: ThroughputWindow::new(config.logger.throughput_window_size),
@@ -162,6 +123,32 @@ impl Reporter {
             lost_lines: AtomicU64::new(0),
             is_first: false,
         }
+    }
+
+    /// Opens the logs of a run that starts from `start`. Metrics beyond that, from a run that went further before it was interrupted, are
+    /// dropped from the files. Ranks other than 0 have none.
+    pub(super) fn open_files(&mut self, start: &TrainState) -> Result<(), TrainError> {
+        if !self.is_first {
+            return Ok(());
+        }
+        let (completed, consumed_samples) = (start.step, start.consumed_train_samples);
+        let config = Arc::clone(&self.config);
+        let logger = &config.logger;
+        self.start_iteration = completed;
+        let metrics_path = logger.log_dir.join("metrics.jsonl");
+        if logger.metrics_jsonl {
+            let opened = MetricsWriter::open(&metrics_path, completed);
+            self.metrics_file = Some(opened.map_err(|e| TrainError::log("metrics.jsonl", e))?);
+        }
+        if let Some(save) = config.checkpoint.save.as_ref().filter(|_| logger.log_progress) {
+            let job = std::env::var("SLURM_JOB_ID").unwrap_or_default();
+            std::fs::create_dir_all(save).map_err(|e| TrainError::log(save.display().to_string(), e))?;
+            self.progress_log =
+                Some(ProgressLog::new(&save.join("progress.txt"), &job, config.parallel.world_size as u64));
+        }
+        self.metrics = MetricsLogger::new(conditions(&config), sinks(&config, completed, consumed_samples)?);
+        self.pending_losses = (logger.plot && logger.metrics_jsonl).then_some(metrics_path);
+        Ok(())
     }
 
     /// Keeps the error that ends the run, in this rank's own file: the caller of the run tells that of rank 0.
