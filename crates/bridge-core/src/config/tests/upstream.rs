@@ -236,6 +236,17 @@ fn what_upstream_derives_is_left_to_bridge() {
 }
 
 #[test]
+fn what_another_setting_replaces_upstream_is_left_out() {
+    let both = LEAST.replace("  lr: 0.001\n", "  lr: 0.001\n  weight_decay: 0.1\n");
+    let decay = "scheduler:\n  start_weight_decay: 0.033\n  end_weight_decay: 0.033\n";
+    let run =
+        yaml(&format!("{both}model:\n{GPT}{MODEL}{decay}{DATA}"), &[]).unwrap_or_else(|errors| panic!("{errors}"));
+    assert_eq!(run.scheduler.start_weight_decay, 0.033);
+    let run = yaml(&format!("{both}model:\n{GPT}{MODEL}{DATA}"), &[]).expect("accepted");
+    assert_eq!(run.scheduler.start_weight_decay, 0.1);
+}
+
+#[test]
 fn the_command_line_speaks_of_settings_here() {
     let refused = yaml(DEFAULTS, &["checkpoint.ckpt_format=torch_dist"]).expect_err("asked for by name");
     assert!(refused.names("checkpoint.ckpt_format"), "{refused}");

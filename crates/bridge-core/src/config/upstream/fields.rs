@@ -143,9 +143,13 @@ const DERIVED: &[(&str, &str)] = &[
     ("train.skip_train", "validation.skip_train"),
 ];
 
-/// Settings that say nothing where another is given: (setting, the other).
-const REPLACED: &[(&str, &str)] =
-    &[("train.train_iters", "train.train_samples"), ("dataset.data_path", "dataset.blend")];
+/// Settings that say nothing where another is given, upstream neither: (setting, the other).
+const REPLACED: &[(&str, &str)] = &[
+    ("train.train_iters", "train.train_samples"),
+    ("dataset.data_path", "dataset.blend"),
+    // Recipes set both; the schedule is what decays.
+    ("optimizer.weight_decay", "scheduler.start_weight_decay"),
+];
 
 /// Where the settings of `[comm_overlap]` go; upstream copies each onto the sections that have it.
 const OVERLAP_TARGETS: [&str; 3] = ["model", "ddp", "optimizer"];
