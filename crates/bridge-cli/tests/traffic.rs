@@ -234,6 +234,19 @@ fn shared_keys_and_values() {
     moe("4", "tp=4 etp=2 ep=2 mbs=1 gbs=4", &[GROUPS, SEQUENCE, OPTIMIZER]);
 }
 
+/// Tokens go to their experts once more where blocks with experts are recomputed, and only there.
+#[test]
+fn recompute_of_dense_blocks_leaves_experts_alone() {
+    let sent = |module: &str| {
+        let modules = format!("model.recompute_modules=[\"{module}\"]");
+        let selective = ["model.moe_layer_freq=[0,1]", "model.recompute_granularity=selective", &modules];
+        measured(&moe("2", "ep=2", &selective), 0, "ep", "all_to_all")
+    };
+    let (dense, experts) = (sent("mlp"), sent("moe"));
+    assert!(dense < experts, "{dense} and {experts} bytes to and from experts");
+    assert_eq!(sent("core_attn"), dense);
+}
+
 #[test]
 fn several_kinds_at_once() {
     tiny("4", "tp=2 pp=2", &[]);

@@ -12,7 +12,7 @@ use bridge_core::train::{
 };
 use bridge_models::registry;
 
-use super::support::recipe;
+use super::support::{bridge, recipe};
 use super::{config, options, token_files};
 
 /// What a callback saw of training.
@@ -305,4 +305,30 @@ fn whole_parameters_come_back_when_all_ask() {
     assert_eq!(sharded[0].len(), 164_160);
     assert_eq!(sharded[0], sharded[1]);
     assert_eq!(sharded, values(&[]), "what is sharded changes no bit");
+}
+
+/// Each rank has the whole model under data and context parallelism; where none has, the recipe is refused before anything is written.
+#[test]
+fn a_sample_ends_the_run_or_is_refused_at_its_begin() {
+    let short = ["generate.prompt=1 2 3", "generate.temperature=0", "generate.max_tokens=4", "train.train_iters=4"];
+    let sample = |layout: &[&str]| {
+        let folder = tempfile::tempdir().unwrap();
+        let output = bridge(folder.path(), &[&short, layout].concat());
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let is_empty = std::fs::read_dir(folder.path()).unwrap().next().is_none();
+        (output.status.code(), text.split_once("sample:\n").map(|(_, sample)| sample.to_owned()), is_empty)
+    };
+    let (code, one, _) = sample(&[]);
+    assert_eq!((code, one.is_some()), (Some(0), true));
+    for layout in
+        [["--ranks", "2", "model.context_parallel_size=2"], ["--ranks", "2", "ddp.use_distributed_optimizer=true"]]
+    {
+        assert_eq!(sample(&layout), (Some(0), one.clone(), false), "{layout:?}");
+    }
+    for layout in [
+        ["--ranks", "2", "model.tensor_model_parallel_size=2"],
+        ["--ranks", "2", "model.pipeline_model_parallel_size=2"],
+    ] {
+        assert_eq!(sample(&layout), (Some(2), None, true), "{layout:?}");
+    }
 }
