@@ -1,6 +1,6 @@
 //! The `[model]` section's own rules and derived sizes.
 
-use super::super::choice::{Activation, RecomputeGranularity};
+use super::super::choice::{Activation, DType, RecomputeGranularity};
 use super::super::error::ErrorKind;
 use super::super::field::OneOrMany;
 use super::super::run_config::FinalTransformer;
@@ -36,6 +36,7 @@ pub(super) fn resolve(draft: &mut Draft<'_>) -> FinalTransformer {
     let moe_layers = super::moe::resolve(draft);
     let recompute_modules = recompute(draft, &moe_layers);
     tensors_are_bounded(draft);
+    fits_float16(draft);
     draft.recipe.model.extra = draft.extra_with_defaults(&draft.recipe.model);
     let config = draft.recipe.model.config.clone();
     let kv_channels = config.kv_channels.unwrap_or_default();
@@ -271,6 +272,27 @@ fn recompute_module(draft: &mut Draft<'_>, module: &str) {
             let message = format!("unknown module {module:?}; known are {}", names.join(", "));
             draft.error(ErrorKind::WrongType, key, message);
         }
+    }
+}
+
+/// What is computed in the parameters' dtype: 32 bits, which every number fits, or fewer.
+fn fits_float16(draft: &mut Draft<'_>) {
+    /// The smallest number above zero, and the largest.
+    const RANGE: (f64, f64) = (5.96e-8, 65_504.0);
+    let model = &draft.recipe.model;
+    if model.params_dtype != DType::Float16 {
+        return;
+    }
+    let values = [
+        ("model.init_method_std", Some(model.init_method_std)),
+        ("model.embedding_init_method_std", model.embedding_init_method_std),
+        ("model.softmax_scale", model.softmax_scale),
+    ];
+    for (key, value) in values {
+        let fits = value.is_none_or(|value| (RANGE.0..=RANGE.1).contains(&value));
+        let message =
+            format!("does not fit a 16-bit float (model.fp16), whose numbers go from {:e} to {}", RANGE.0, RANGE.1);
+        draft.require(fits, key, message);
     }
 }
 

@@ -22,6 +22,8 @@ pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &mut ParallelSizes) {
         draft.forbid(is_set && index >= 2 && uneven, key, "excludes numbers of layers for the first or last stage");
         draft.forbid(is_set && parallel.pipeline == 1, key, "needs model.pipeline_model_parallel_size above 1");
     }
+    let is_laid_out = model.pipeline_model_parallel_layout.is_some();
+    draft.forbid(is_laid_out && parallel.pipeline == 1, layout, "needs model.pipeline_model_parallel_size above 1");
     let is_other = model.pipeline_dtype.is_some_and(|dtype| dtype != model.params_dtype);
     draft.forbid(
         is_other && parallel.pipeline == 1,

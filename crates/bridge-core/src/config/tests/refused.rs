@@ -242,6 +242,8 @@ const REFUSED: &[(&[&str], &str)] = &[
     (&["model.deterministic_mode=true", "device=cuda:0"], "model.deterministic_mode"),
     (&["model.activation_func=relu", "model.bias_activation_fusion=true"], "model.bias_activation_fusion"),
     (&["model.rope_scaling=true"], "model.rope_scaling_factor"),
+    (&["model.fp16=true", "model.init_method_std=1e-8"], "model.init_method_std"),
+    (&["mixed_precision=fp16_mixed", "model.softmax_scale=7e4"], "model.softmax_scale"),
     (&["model.seq_len_interpolation_factor=1.0"], "model.seq_len_interpolation_factor"),
     (&["model.window_size=[-1, 0]"], "model.window_size"),
     (&["model.window_size=[8, 0]", "model.window_attn_skip_freq=1"], "model.window_attn_skip_freq"),
@@ -254,6 +256,7 @@ const REFUSED: &[(&[&str], &str)] = &[
     (&["model.perform_initialization=false", "model.embedding_init_method_std=0.1"], "model.embedding_init_method_std"),
     (&["model.microbatch_group_size_per_vp_stage=2"], "model.microbatch_group_size_per_vp_stage"),
     (&["model.pipeline_dtype=bfloat16"], "model.pipeline_dtype"),
+    (&["model.pipeline_model_parallel_layout=EttL"], "model.pipeline_model_parallel_layout"),
     (&["mixed_precision=bf16_mixed", "model.pipeline_dtype=float32"], "model.pipeline_dtype"),
     (
         &["model.recompute_granularity=full", "model.recompute_method=block", "model.recompute_num_layers=3"],
