@@ -81,7 +81,9 @@ pub fn run(arguments: &Arguments, started: Instant) -> Result<u8, Failure> {
     if is_mpi {
         let timeout = |raw: &RawConfig| raw.dist.distributed_timeout_minutes as u64;
         let minutes = arguments.read().as_ref().map_or(DEFAULT_TIMEOUT_MINUTES, timeout);
-        return mpi::as_rank(ranks, Duration::from_secs(60 * minutes), |world| arguments.run_rank(world, started));
+        return mpi::as_rank(ranks, Duration::from_secs(minutes.saturating_mul(60)), |world| {
+            arguments.run_rank(world, started)
+        });
     }
     let config = arguments.load(ranks.unwrap_or(1))?;
     arguments.after(&arguments.train_on_threads(&config, started)?)

@@ -41,6 +41,8 @@ impl Limits {
     pub const SIZE: Self = Self::between(1.0, 2_147_483_647.0);
     /// A size whose default 0 means "not given", which a rule of its own reports.
     pub const SIZE_OR_ZERO: Self = Self::between(0.0, 2_147_483_647.0);
+    /// What a loss may be multiplied by: up to 2^127, so that twice as much is still a float32.
+    pub const LOSS_SCALE: Self = Self::above_zero_to(1.701_411_834_604_692_3e38);
     /// What a random generator takes as seed: below 2^32.
     pub const SEED: Self = Self::between(0.0, 4_294_967_295.0);
 

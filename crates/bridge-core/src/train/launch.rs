@@ -13,7 +13,7 @@ use crate::config::RunConfig;
 
 /// How long ranks wait for each other, as `dist.distributed_timeout_minutes` says.
 pub fn rank_timeout(config: &RunConfig) -> Duration {
-    Duration::from_secs(60 * config.dist.distributed_timeout_minutes as u64)
+    Duration::from_secs((config.dist.distributed_timeout_minutes as u64).saturating_mul(60))
 }
 
 /// Runs `program` on `config.parallel.world_size` ranks, each a thread with a thread pool of its own, and returns their results in rank order.
@@ -98,5 +98,20 @@ fn first_failure(error: RankError) -> TrainError {
         RankFailure::Panicked(message) => TrainError::RankPanicked { rank, message, operation },
         RankFailure::NotStarted(error) => TrainError::RankNotStarted { rank, message: error.to_string() },
         other => TrainError::Internal(other.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Format, Kinds, World, load_text};
+
+    #[test]
+    fn minutes_beyond_all_seconds_are_no_short_wait() {
+        let text = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/config/tiny.toml"));
+        // Sixty times this is 44 more than 64 bits hold.
+        let minutes = ["dist.distributed_timeout_minutes=307445734561825861".to_owned()];
+        let config = load_text((text, Format::Toml), &minutes, &Kinds::builtin(), &World::SINGLE).expect("accepted");
+        assert_eq!(rank_timeout(&config), Duration::from_secs(u64::MAX));
     }
 }

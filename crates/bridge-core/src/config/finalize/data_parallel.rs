@@ -39,7 +39,11 @@ pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &ParallelSizes) {
     };
     draft.require(
         !overlaps || shards.state,
-        "ddp.overlap_param_gather",
+        draft.chosen(&[
+            "ddp.overlap_param_gather",
+            "optimizer.overlap_param_gather",
+            "comm_overlap.overlap_param_gather",
+        ]),
         "needs ddp.use_distributed_optimizer: otherwise there is nothing to gather",
     );
     instances(draft, parallel, shards.state);
@@ -83,7 +87,7 @@ fn buckets(draft: &mut Draft<'_>, shards: Shards) {
     let puts_off = draft.recipe.model.pipeline_schedule == Some(PipelineSchedule::ZeroBubbleH1);
     draft.require(
         !ddp.overlap_grad_reduce || !puts_off,
-        "ddp.overlap_grad_reduce",
+        draft.chosen(&["ddp.overlap_grad_reduce", "comm_overlap.overlap_grad_reduce"]),
         "has no effect with model.pipeline_schedule = \"zb_h1\", which computes gradients of weights after the backward \
          passes: nothing is left for a reduction to hide behind",
     );
@@ -94,7 +98,7 @@ fn buckets(draft: &mut Draft<'_>, shards: Shards) {
         "says when stages begin to reduce: it needs model.pipeline_model_parallel_size above 1 and \
          ddp.overlap_grad_reduce, and gradients that are reduced once a step",
     );
-    let key = "ddp.bucket_size";
+    let key = draft.chosen(&["ddp.bucket_size", "comm_overlap.bucket_size"]);
     draft.require(
         ddp.bucket_size.is_none() || ddp.overlap_grad_reduce || ddp.overlap_param_gather,
         key,
@@ -148,11 +152,9 @@ fn strategy(draft: &mut Draft<'_>, is_fsdp: bool) {
     let key = "ddp.data_parallel_sharding_strategy";
     let strategy = draft.recipe.ddp.data_parallel_sharding_strategy;
     draft.require(is_fsdp || strategy == ShardingStrategy::NoShard, key, "needs ddp.use_megatron_fsdp");
-    let name = ["ddp.use_megatron_fsdp", "dist.use_megatron_fsdp", "ddp.use_custom_fsdp"];
-    let name = name.into_iter().find(|name| draft.is_explicit(name)).unwrap_or("ddp.use_megatron_fsdp");
     draft.require(
         !is_fsdp || strategy != ShardingStrategy::NoShard,
-        name,
+        draft.chosen(&["ddp.use_megatron_fsdp", "dist.use_megatron_fsdp", "ddp.use_custom_fsdp"]),
         "shards nothing with ddp.data_parallel_sharding_strategy = \"no_shard\"; expected \"optim\", \"optim_grads\" or \
          \"optim_grads_params\" beside it",
     );

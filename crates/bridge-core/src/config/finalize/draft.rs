@@ -91,6 +91,11 @@ impl<'r> Draft<'r> {
         self.raw.is_explicit(key)
     }
 
+    /// Of settings that are copied onto each other, the one that the user chose; the first, if none.
+    pub fn chosen<'k>(&self, keys: &[&'k str]) -> &'k str {
+        keys.iter().find(|key| self.is_explicit(key)).unwrap_or(&keys[0])
+    }
+
     /// Whether a setting now differs from its default, no matter who changed it.
     pub fn recipe_differs(&self, key: &str) -> bool {
         let value = match key.split_once('.') {

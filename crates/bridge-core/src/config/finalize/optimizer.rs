@@ -67,7 +67,7 @@ fn loss_scale_fits(draft: &mut Draft<'_>) {
     );
     draft.require(
         config.loss_scale.is_none() || draft.recipe.model.fp16,
-        "optimizer.loss_scale",
+        draft.chosen(&["optimizer.loss_scale", "mixed_precision.loss_scale"]),
         "scales the loss with model.fp16 only",
     );
     draft.require(
@@ -77,10 +77,10 @@ fn loss_scale_fits(draft: &mut Draft<'_>) {
     );
     let is_dynamic = draft.recipe.model.fp16 && config.loss_scale.is_none();
     for field in ["initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis"] {
-        let key = format!("optimizer.{field}");
+        let (key, copied) = (format!("optimizer.{field}"), format!("mixed_precision.{field}"));
         let is_changed = draft.recipe_differs(&key);
         let message = "concerns the dynamic loss scale: model.fp16 without optimizer.loss_scale";
-        draft.require(is_dynamic || !is_changed, &key, message);
+        draft.require(is_dynamic || !is_changed, draft.chosen(&[&key, &copied]), message);
     }
 }
 

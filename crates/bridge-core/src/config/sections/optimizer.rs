@@ -52,15 +52,15 @@ section! {
         /// Second moment dtype.
         exp_avg_sq_dtype: DType = DType::Float32 => not_built("second moments in less than 32 bits");
         /// Constant loss scale in fp16; null scales dynamically.
-        loss_scale: Option<f64> = None, Limits::ABOVE_ZERO;
+        loss_scale: Option<f64> = None, Limits::LOSS_SCALE;
         /// First dynamic scale.
-        initial_loss_scale: f64 = 4_294_967_296.0, Limits::ABOVE_ZERO;
+        initial_loss_scale: f64 = 4_294_967_296.0, Limits::LOSS_SCALE;
         /// Smallest dynamic scale.
-        min_loss_scale: f64 = 1.0, Limits::ABOVE_ZERO;
+        min_loss_scale: f64 = 1.0, Limits::LOSS_SCALE;
         /// Clean steps before the scale grows.
         loss_scale_window: f64 = 1000.0, Limits::POSITIVE;
         /// Bad steps tolerated before the scale shrinks.
-        hysteresis: usize = 2, Limits::POSITIVE;
+        hysteresis: usize = 2, Limits::SIZE;
         /// Decay of the first moment.
         adam_beta1: f64 = 0.9, Limits::BELOW_ONE;
         /// Decay of the second moment.

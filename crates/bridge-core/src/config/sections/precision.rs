@@ -66,15 +66,15 @@ section! {
         reuse_grad_buf_for_mxfp8_param_ag: bool = false
             => not_built("one buffer for gradients and gathered 8-bit weights; there are no 8-bit weights");
         /// Constant loss scale.
-        loss_scale: Option<f64> = None, Limits::ABOVE_ZERO;
+        loss_scale: Option<f64> = None, Limits::LOSS_SCALE;
         /// First dynamic scale.
-        initial_loss_scale: f64 = 4_294_967_296.0, Limits::ABOVE_ZERO;
+        initial_loss_scale: f64 = 4_294_967_296.0, Limits::LOSS_SCALE;
         /// Smallest dynamic scale.
-        min_loss_scale: f64 = 1.0, Limits::ABOVE_ZERO;
+        min_loss_scale: f64 = 1.0, Limits::LOSS_SCALE;
         /// Clean steps before the scale grows.
         loss_scale_window: f64 = 1000.0, Limits::POSITIVE;
         /// Bad steps tolerated before the scale shrinks.
-        hysteresis: usize = 2, Limits::POSITIVE;
+        hysteresis: usize = 2, Limits::SIZE;
     }
 }
 
