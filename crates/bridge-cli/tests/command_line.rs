@@ -92,6 +92,22 @@ fn config_check_knows_which_devices_this_build_has() {
 }
 
 #[test]
+fn a_seed_that_a_resumed_run_does_not_take_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let train = |iters: &str, more: &[&str]| {
+        let save = ["checkpoint.save=saved", "validation.eval_iters=0", "scheduler.override_opt_param_scheduler=true"];
+        let output = bridge(folder.path(), &[&["train", "RECIPE", iters], &save[..], more].concat());
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    train("train.train_iters=1", &[]);
+    let told = "seed 1234, not from rng.seed = 77";
+    assert!(train("train.train_iters=2", &["rng.seed=77"]).contains(told));
+    assert!(!train("train.train_iters=3", &["rng.seed=1234"]).contains("not from rng.seed"));
+    assert!(!train("train.train_iters=4", &["rng.seed=77", "checkpoint.load_rng=false"]).contains("not from rng.seed"));
+}
+
+#[test]
 fn eval_checks_its_arguments() {
     let model = checkpoint();
     let refused = |arguments: &[&str], names: &[&str]| assert_refused(&[&["eval", &model], arguments].concat(), names);

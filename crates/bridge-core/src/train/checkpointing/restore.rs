@@ -173,6 +173,13 @@ fn restore_rank(run: &mut TrainingRun, start: &Start) -> Result<Vec<u8>, TrainEr
         && let Some(rng) = field::<BTreeMap<String, u64>>(&extra, "rng", checkpoint)?
         && let Some(seed) = rng.get("seed")
     {
+        if *seed != run.seed {
+            let given = run.seed;
+            run.reporter.note(&format!(
+                "random numbers go on from the checkpoint's seed {seed}, not from rng.seed = {given}; \
+                 checkpoint.load_rng = false would take that"
+            ));
+        }
         run.seed = *seed;
     }
     rank_state::restore(run, &extra, checkpoint)?;
