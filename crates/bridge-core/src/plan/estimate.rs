@@ -42,7 +42,7 @@ pub struct Estimate {
     pub step_seconds: f64,
     /// Computing.
     pub compute_seconds: f64,
-    /// Waiting for tensor-, context- and expert-parallel communication, and for pipeline messages unless they are overlapped.
+    /// Waiting for tensor-, context- and expert-parallel communication. Messages of a pipeline overlap with computing.
     pub exposed_seconds: f64,
     /// Waiting in the pipeline's bubble.
     pub bubble_seconds: f64,
@@ -99,7 +99,8 @@ fn of_stage(setup: &Setup<'_>, (rates, links): (&Rates, &Links), stage: &StagePl
         match traffic.kind {
             TrafficKind::Gradients => reduction += time,
             TrafficKind::Parameters => gather += time,
-            TrafficKind::Pipeline if setup.model.overlap_p2p_comm => {}
+            // Receives are posted ahead, and sends end behind computation.
+            TrafficKind::Pipeline => {}
             _ => seconds.exposed += time,
         }
     }

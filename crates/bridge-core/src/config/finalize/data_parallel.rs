@@ -33,9 +33,10 @@ pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &ParallelSizes) {
     (ddp.use_megatron_fsdp, ddp.use_custom_fsdp, dist.use_megatron_fsdp) = (is_fsdp, false, is_fsdp);
     strategy(draft, is_fsdp);
     let ddp = &draft.recipe.ddp;
+    let strategy = ddp.data_parallel_sharding_strategy;
     let shards = Shards {
-        state: ddp.use_distributed_optimizer || ddp.data_parallel_sharding_strategy != ShardingStrategy::NoShard,
-        gradients: divides_gradients(ddp.data_parallel_sharding_strategy),
+        state: ddp.use_distributed_optimizer || strategy != ShardingStrategy::NoShard,
+        gradients: divides_gradients(strategy),
     };
     draft.require(
         !overlaps || shards.state,
@@ -45,6 +46,11 @@ pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &ParallelSizes) {
             "comm_overlap.overlap_param_gather",
         ]),
         "needs ddp.use_distributed_optimizer: otherwise there is nothing to gather",
+    );
+    draft.require(
+        !draft.recipe.ddp.align_param_gather || strategy != ShardingStrategy::OptimGradsParams,
+        "ddp.align_param_gather",
+        "excludes ddp.data_parallel_sharding_strategy = \"optim_grads_params\", with which a layer is gathered when it runs",
     );
     instances(draft, parallel, shards.state);
     buckets(draft, shards);

@@ -86,8 +86,9 @@ section! {
         overlap_grad_reduce: bool = false;
         /// Gather parameters while others are computed with; nothing to do on one rank.
         overlap_param_gather: bool = false;
-        /// All stages gather at the same time.
-        align_param_gather: bool = false => not_built("stages that gather parameters at the same time");
+        /// All stages gather at the same time: after the step, which all end together.
+        align_param_gather: bool = false
+            => not_built("a choice when stages gather parameters; they begin together when the step ends").inert(&["true"]);
         /// Reduce-scatter gradients.
         use_distributed_optimizer: bool = false;
         /// Groups of replicas that each shard optimizer state by themselves.
@@ -175,10 +176,12 @@ section! {
         /// Start-up backend.
         tp_comm_bootstrap_backend: Option<BootstrapBackend> = Some(BootstrapBackend::Nccl)
             => no_counterpart("what starts Transformer Engine's user buffers for tp_comm_overlap");
-        /// Overlap of stage transfers.
-        overlap_p2p_comm: Option<bool> = None => not_built("copying it to model.overlap_p2p_comm").inert(&["false"]);
-        /// Batched stage transfers.
-        batch_p2p_comm: Option<bool> = None => not_built("copying it to model.batch_p2p_comm");
+        /// Overlap of stage transfers, as `model.overlap_p2p_comm`.
+        overlap_p2p_comm: Option<bool> = None
+            => not_built("a choice whether stage transfers overlap; they do").inert(&["true", "false"]);
+        /// Batched stage transfers, as `model.batch_p2p_comm`.
+        batch_p2p_comm: Option<bool> = None
+            => no_counterpart("sends and receives of one NCCL call; each transfer is a call of its own").inert(&["true", "false"]);
         /// Reduce during backward; null does with a distributed optimizer.
         overlap_grad_reduce: Option<bool> = None;
         /// Gather during forward; null does with a distributed optimizer.
@@ -188,7 +191,8 @@ section! {
             => not_built("gathering while others are updated; ddp.overlap_param_gather gathers in the next forward").inert(&["false"]);
         /// Stages gather at the same time.
         align_param_gather: Option<bool> = None
-            => not_built("stages that gather parameters at the same time").inert(&["false"]);
+            => not_built("a choice when stages gather parameters; they begin together when the step ends")
+            .inert(&["true", "false"]);
         /// Elements per bucket; null is 134217728 with a distributed optimizer.
         bucket_size: Option<usize> = None, Limits::POSITIVE;
         /// Embedding weight gradient during the flush.

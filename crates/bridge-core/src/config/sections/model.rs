@@ -178,7 +178,8 @@ section! {
         batch_p2p_comm: bool = true
             => no_counterpart("sends and receives of one NCCL call; each transfer is a call of its own").inert(&["false"]);
         /// Overlap also in warm-up and flush.
-        overlap_p2p_comm_warmup_flush: bool = false => not_built("a choice for warm-up and flush apart from the rest");
+        overlap_p2p_comm_warmup_flush: bool = false => not_built("a choice for warm-up and flush apart from the rest")
+            .inert(&["true"]);
         /// Free outputs after sending.
         deallocate_pipeline_outputs: bool = true
             => no_counterpart("outputs kept after they were sent; sending hands them over, and nothing is left to keep");

@@ -35,6 +35,9 @@ fn values_that_state_what_is_done_are_accepted() {
         &["dist.use_decentralized_pg=true", "dist.use_gloo_process_groups=false"],
         &["dist.disable_jit_fuser=true"],
         &["optimizer.store_param_remainders=false"],
+        &["model.overlap_p2p_comm=true", "model.batch_p2p_comm=false", "model.overlap_p2p_comm_warmup_flush=true"],
+        &["comm_overlap={overlap_p2p_comm = true, batch_p2p_comm = false, align_param_gather = true}"],
+        &["ddp.align_param_gather=true"],
         &[
             "ddp.reduce_scatter_with_fp32_accumulation=true",
             "mixed_precision={bf16 = true, grad_reduce_in_fp32 = false}",

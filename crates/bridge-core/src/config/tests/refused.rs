@@ -150,6 +150,14 @@ const REFUSED: &[(&[&str], &str)] = &[
     (&["mixed_precision={bf16 = true, loss_scale = 3}"], "mixed_precision.loss_scale"),
     (&["mixed_precision=fp16_mixed", "optimizer.loss_scale=3e38"], "optimizer.loss_scale"),
     (&["mixed_precision=fp16_mixed", "optimizer.hysteresis=4294967296"], "optimizer.hysteresis"),
+    (
+        &[
+            "ddp.use_megatron_fsdp=true",
+            "ddp.data_parallel_sharding_strategy=optim_grads_params",
+            "ddp.align_param_gather=true",
+        ],
+        "ddp.align_param_gather",
+    ),
     (&["comm_overlap={tp_comm_overlap = true}"], "comm_overlap.tp_comm_overlap"),
     (&["comm_overlap={data_parallel_size = 2}"], "comm_overlap.data_parallel_size"),
     (&["dist.align_grad_reduce=false"], "dist.align_grad_reduce"),
