@@ -23,8 +23,8 @@ pub fn bridge_on(recipe: &Path, folder: &Path, arguments: &[&str]) -> Output {
         .arg("train")
         .arg(recipe)
         .args(["train.global_batch_size=8", "train.micro_batch_size=1", "train.num_threads=1", "logger.progress=none"])
-        // Shuffled together, so that validation reads the same samples whatever the number of ranks.
-        .args(["dataset.data_sharding=false"])
+        // Shuffled together, so that validation reads the same samples whatever the number of ranks. Without one it would have no effect.
+        .args((!arguments.contains(&"validation.eval_iters=0")).then_some("dataset.data_sharding=false"))
         .args(arguments)
         .current_dir(folder)
         .output()
