@@ -260,6 +260,24 @@ fn a_whole_split_is_not_evaluated_twice_at_the_end() {
     assert_ne!(parts[1], parts[2]);
 }
 
+#[test]
+fn a_resumed_run_makes_up_for_a_validation_that_was_stopped() {
+    for train_iters in ["train.train_iters=6", "train.train_iters=3"] {
+        let common = [train_iters, "validation.eval_interval=3"];
+        let whole = tempfile::tempdir().unwrap();
+        train_in(whole.path(), &common, &CancelHandle::default(), || {}).1.unwrap();
+        let (folder, cancel) = (tempfile::tempdir().unwrap(), CancelHandle::default());
+        let save = format!("checkpoint.save={:?}", folder.path().join("saved"));
+        let saves = [&common[..], &[save.as_str()]].concat();
+        let handle = cancel.clone();
+        let (_, outcome) = train_in(folder.path(), &saves, &cancel, move || handle.cancel());
+        assert_eq!(outcome.unwrap(), ExitReason::Cancelled);
+        assert_eq!(losses_in_logs(folder.path()), [0.0_f32; 0], "the validation after step 3 was stopped");
+        train_in(folder.path(), &saves, &CancelHandle::default(), || {}).1.unwrap();
+        assert_eq!(losses_in_logs(folder.path()), losses_in_logs(whole.path()), "{train_iters}");
+    }
+}
+
 fn losses_in_logs(folder: &Path) -> Vec<f32> {
     let losses = super::support::records_in(&folder.join("logs"), "valid");
     losses.into_iter().map(|loss| loss as f32).collect()

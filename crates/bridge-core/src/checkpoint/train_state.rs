@@ -25,6 +25,9 @@ pub struct TrainState {
     pub do_valid: bool,
     /// Whether testing is wanted.
     pub do_test: bool,
+    /// Whether the validation that was due at this step was stopped, so that a resumed run makes up for it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub owes_validation: bool,
     /// State of the scheduler, RNG, loss scaler, rerun state machine ... one key each. JSON has no NaN and no infinity:
     /// `serde_json` turns them into null, so owners of such values store them as text or bits.
     #[serde(default)]
@@ -43,6 +46,7 @@ impl Default for TrainState {
             do_train: true,
             do_valid: true,
             do_test: true,
+            owes_validation: false,
             extra: Map::new(),
         }
     }

@@ -7,7 +7,7 @@ use super::launch::catch_comm_error;
 use super::run::TrainingRun;
 use super::setup::{RunOptions, setup};
 use super::threads::in_own_pool;
-use super::train_loop::train;
+use super::train_loop::{make_up_for_validation, train};
 use crate::checkpoint::TrainState;
 use crate::config::RunConfig;
 use crate::logging::Occasion;
@@ -67,7 +67,7 @@ fn train_and_evaluate(run: &mut TrainingRun) -> Result<Outcome, TrainError> {
     } else if state.step >= train_iters {
         let step = state.step;
         run.note(&format!("nothing left to train: {step} of {train_iters} iterations are done"));
-        ExitReason::Completed
+        make_up_for_validation(run)?.unwrap_or(ExitReason::Completed)
     } else {
         train(run)?
     };

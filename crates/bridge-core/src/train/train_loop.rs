@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use super::TrainError;
 use super::checkpointing::save_checkpoint;
-use super::evaluate::{Split, evaluate};
+use super::evaluate::{Evaluation, Split, evaluate_at};
 use super::exit::{ExitReason, checkpoint_and_decide_exit};
 use super::launch::catch_comm_error;
 use super::micro_batches::skip_micro_batches;
 use super::run::TrainingRun;
 use super::step::{StepEnd, StepReport, train_step};
+use crate::logging::Occasion;
 use crate::resilience::rerun::ExitDecision;
 
 /// Trains until the configured number of steps, or until something asks to exit. Callbacks learn of the end, whatever it is.
@@ -35,6 +36,9 @@ pub fn train(run: &mut TrainingRun) -> Result<ExitReason, TrainError> {
 }
 
 fn train_steps(run: &mut TrainingRun) -> Result<ExitReason, TrainError> {
+    if let Some(reason) = make_up_for_validation(run)? {
+        return Ok(reason);
+    }
     while run.state.train_state.step < run.config.train.train_iters as u64 {
         run.poll_saves()?;
         update_batch_size(run)?;
@@ -57,8 +61,8 @@ fn train_steps(run: &mut TrainingRun) -> Result<ExitReason, TrainError> {
         run.log_step(&step)?;
         run.for_each_callback(|callback, state| callback.on_step_end(state, &step));
         still_learns(run, &step)?;
-        if evaluation_is_due(run) {
-            evaluate(run, Split::Valid)?;
+        if validation_is_due(run) {
+            validate(run)?;
         }
         post_training_step_callbacks(run, &step)?;
         if let Some(reason) = checkpoint_and_decide_exit(run)? {
@@ -160,12 +164,29 @@ fn exit_for_rerun(run: &mut TrainingRun, decision: ExitDecision) -> Result<ExitR
     }
 }
 
-fn evaluation_is_due(run: &TrainingRun) -> bool {
+fn validation_is_due(run: &TrainingRun) -> bool {
     let step = run.state.train_state.step as usize;
     let validation = &run.config.validation;
     run.state.train_state.do_valid
         && validation.eval_interval.is_some_and(|interval| step.is_multiple_of(interval))
         && validation.start_eval_at_iter.is_none_or(|start| step >= start)
+}
+
+/// Evaluates on the validation split, and notes if that was stopped.
+fn validate(run: &mut TrainingRun) -> Result<(), TrainError> {
+    let evaluation = evaluate_at(run, Split::Valid, Occasion::DuringTraining)?;
+    run.state.train_state.owes_validation = matches!(evaluation, Evaluation::Stopped(_));
+    Ok(())
+}
+
+/// Does what the run before was stopped in, so that later evaluations read the samples that they would have read; the reason to exit if it
+/// is stopped again.
+pub(super) fn make_up_for_validation(run: &mut TrainingRun) -> Result<Option<ExitReason>, TrainError> {
+    if !std::mem::take(&mut run.state.train_state.owes_validation) || !validation_is_due(run) {
+        return Ok(None);
+    }
+    validate(run)?;
+    if run.state.train_state.owes_validation { checkpoint_and_decide_exit(run) } else { Ok(None) }
 }
 
 /// What happens after every step besides logging and saving.
