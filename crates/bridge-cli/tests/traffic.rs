@@ -145,6 +145,8 @@ fn tensors_and_sequences() {
         &["model.normalization=LayerNorm", "model.add_bias_linear=true", "model.gated_linear_unit=false"],
     );
     tiny("2", "tp=2", &["mixed_precision=bf16_mixed", SEQUENCE]);
+    // A vocabulary that follows the tokenizer's 512, in 520 rows.
+    tiny("2", "tp=2", &["model.vocab_size=null", "model.make_vocab_size_divisible_by=40"]);
 }
 
 #[test]

@@ -98,7 +98,7 @@ fn checkpoints_go_on_at_any_other_number_of_tensor_parallel_ranks() {
     write_words(reference.path());
     train(reference.path(), &save);
     let expected = losses(reference.path());
-    for (from, to) in (0..4).flat_map(|from| (0..4).map(move |to| (from, to))).filter(|(from, to)| from != to) {
+    for (from, to) in (0..4).flat_map(|from| [1, 2].map(|further| (from, (from + further) % 4))) {
         let folder = tempfile::tempdir().unwrap();
         write_words(folder.path());
         train(folder.path(), &[&save[..], layouts[from], &["train.exit_interval=4"]].concat());

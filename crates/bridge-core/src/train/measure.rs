@@ -19,7 +19,7 @@ use super::{HeldBytes, TrainError};
 use crate::config::{
     CheckpointConfig, DatasetConfig, GenerateConfig, GptDatasetConfig, LoggerConfig, MixedPrecisionConfig,
     OptimizerConfig, Precision, ProfilingConfig, RawConfig, RunConfig, SchedulerConfig, TokenizerConfig, TokenizerType,
-    TrainingConfig, ValidationConfig,
+    TrainingConfig, TransformerConfig, ValidationConfig,
 };
 use crate::optim::ReductionTimes;
 use crate::plan::{RankMeasurement, bytes_per_second};
@@ -63,7 +63,10 @@ pub fn measuring_recipe(
         vocab_size: Some(padded_vocab_size.saturating_sub(1)),
         ..TokenizerConfig::default()
     };
+    // The rows are there already, so nothing is padded. Plans count the ranks with most rows, and measure where all have as many.
     short.model.vocab_size = Some(padded_vocab_size);
+    short.model.should_pad_vocab = false;
+    short.model.make_vocab_size_divisible_by = TransformerConfig::default().make_vocab_size_divisible_by;
     scale_losses_by_one(&mut short);
     short.logger = LoggerConfig {
         log_dir: Some(folder.to_owned()),
