@@ -144,7 +144,7 @@ fn tokens_of_experts_reach_console_and_records() {
     let folder = tempfile::tempdir().unwrap();
     let experts = ["model.num_moe_experts=4", "model.moe_router_topk=2", "logger.log_interval=1"];
     let layout =
-        ["--ranks", "2", "model.expert_model_parallel_size=2", "train.train_iters=1", "validation.eval_iters=0"];
+        ["--ranks", "2", "model.expert_model_parallel_size=2", "train.train_iters=1", "validation.eval_iters=1"];
     let output = bridge(folder.path(), &[&experts[..], &layout, &["model.moe_per_layer_logging=true"]].concat());
     let said = String::from_utf8(output.stdout).unwrap();
     let log = std::fs::read_to_string(folder.path().join("runs/tiny/metrics.jsonl")).unwrap();

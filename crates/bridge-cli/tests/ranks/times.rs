@@ -35,7 +35,7 @@ fn steps(folder: &Path) -> Vec<Value> {
 }
 
 const SHORT: [&str; 4] =
-    ["train.train_iters=2", "logger.log_interval=1", "validation.eval_iters=0", "validation.eval_interval=null"];
+    ["train.train_iters=2", "logger.log_interval=1", "validation.eval_iters=1", "validation.eval_interval=null"];
 
 #[test]
 fn every_timer_runs_at_its_level() {
@@ -148,7 +148,7 @@ fn throughput_is_of_the_steps_it_names() {
             "train.iterations_to_skip=[4]",
             "train.train_iters=7",
             "logger.log_interval=3",
-            "validation.eval_iters=0",
+            "validation.eval_iters=1",
         ];
         let said = printed(folder.path(), &[&throughput, &["--ranks", &ranks.to_string(), layout]]);
         let steps = steps(folder.path());
@@ -201,7 +201,7 @@ fn memory_is_of_all_ranks_and_only_what_is_known() {
 fn the_norm_of_parameters_is_there_whenever_something_is_written() {
     let folder = tempfile::tempdir().unwrap();
     let norm = ["logger.log_params_norm=true", "logger.tensorboard_log_interval=3", "logger.log_interval=2"];
-    let said = printed(folder.path(), &[&norm, &["train.train_iters=6", "validation.eval_iters=0"]]);
+    let said = printed(folder.path(), &[&norm, &["train.train_iters=6", "validation.eval_iters=1"]]);
     let with_norm = steps(folder.path()).iter().filter(|step| step.get("params_norm").is_some()).count();
     assert_eq!(with_norm, 4, "after 2, 3, 4 and 6");
     assert_eq!(said.matches(" | params norm: ").count(), 3, "{said}");
