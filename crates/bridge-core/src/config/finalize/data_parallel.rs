@@ -130,7 +130,7 @@ fn buckets(draft: &mut Draft<'_>, shards: Shards) {
     );
 }
 
-fn computes_on_processor(device: &str) -> bool {
+pub(super) fn computes_on_processor(device: &str) -> bool {
     matches!(device, "flex" | "cpu")
 }
 

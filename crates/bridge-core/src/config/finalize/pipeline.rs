@@ -2,6 +2,7 @@
 
 use bridge_dist::schedule::{PipelineShape, check_shape};
 
+use super::super::choice::DType;
 use super::super::pipeline::{pipeline_placement, pipeline_schedule};
 use super::super::run_config::{FinalTraining, ParallelSizes};
 use super::Draft;
@@ -30,6 +31,8 @@ pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &mut ParallelSizes) {
         "model.pipeline_dtype",
         "differs from model.params_dtype, but one stage sends nothing: needs model.pipeline_model_parallel_size above 1",
     );
+    let is_bytes = model.pipeline_dtype == Some(DType::UInt8);
+    draft.forbid(is_bytes, "model.pipeline_dtype", "activations travel as float32, float16 or bfloat16");
     if model.num_layers == 0 {
         // Reported as missing.
         return;

@@ -3,6 +3,7 @@
 use super::super::error::{ConfigError, ErrorKind};
 use super::super::run_config::{FinalTraining, FinalValidation, ParallelSizes};
 use super::Draft;
+use super::data_parallel::computes_on_processor;
 
 /// Devices that a recipe may ask for; whether one was compiled in is the runner's to say. `cpu` is `flex`.
 const DEVICES: [&str; 5] = ["flex", "cpu", "cuda", "wgpu", "vulkan"];
@@ -32,6 +33,7 @@ pub(super) fn device(draft: &mut Draft<'_>) {
     }
     let is_index = index.is_none_or(|index| index.parse::<u16>().is_ok());
     if DEVICES.contains(&name) && is_index {
+        synchronizing_needs_a_gpu(draft, name);
         return;
     }
     let error = ConfigError::new(ErrorKind::WrongType, "device", "unknown device")
@@ -40,6 +42,13 @@ pub(super) fn device(draft: &mut Draft<'_>) {
         .with_nearest(name, DEVICES)
         .with_location(draft.raw.location("device"));
     draft.errors.push(error);
+}
+
+/// Only a device that works apart from the thread that gives it work can be waited for.
+fn synchronizing_needs_a_gpu(draft: &mut Draft<'_>, device: &str) {
+    let is_set = draft.recipe.train.train_sync_interval.is_some();
+    let message = format!("has no effect with device = \"{device}\", which computes at once");
+    draft.forbid(is_set && computes_on_processor(device), "train.train_sync_interval", message);
 }
 
 /// Checks batch sizes and the length of training; old names move to `[validation]`.

@@ -162,7 +162,6 @@ const REFUSED: &[(&[&str], &str)] = &[
     (&["comm_overlap={data_parallel_size = 2}"], "comm_overlap.data_parallel_size"),
     (&["dist.align_grad_reduce=false"], "dist.align_grad_reduce"),
     (&["dist.align_grad_reduce=false", "ddp.overlap_grad_reduce=true"], "dist.align_grad_reduce"),
-    (&["dist.external_gpu_device_mapping=true"], "dist.external_gpu_device_mapping"),
     (&["dist.distributed_backend=gloo"], "dist.distributed_backend"),
     (&["optimizer.log_num_zeros_in_grad=true", "logger.log_num_zeros_in_grad=false"], "logger.log_num_zeros_in_grad"),
     (&["mixed_precision=fp16_mixed", "optimizer.loss_scale_window=2.5"], "optimizer.loss_scale_window"),
@@ -273,6 +272,8 @@ const REFUSED: &[(&[&str], &str)] = &[
     (&["model.microbatch_group_size_per_vp_stage=2"], "model.microbatch_group_size_per_vp_stage"),
     (&["model.pipeline_dtype=bfloat16"], "model.pipeline_dtype"),
     (&["model.pipeline_model_parallel_layout=EttL"], "model.pipeline_model_parallel_layout"),
+    (&["model.pipeline_dtype=uint8"], "model.pipeline_dtype"),
+    (&["train.train_sync_interval=2"], "train.train_sync_interval"),
     (&["mixed_precision=bf16_mixed", "model.pipeline_dtype=float32"], "model.pipeline_dtype"),
     (
         &["model.recompute_granularity=full", "model.recompute_method=block", "model.recompute_num_layers=3"],
