@@ -1,0 +1,177 @@
+//! `[dataset]`, `[tokenizer]`: which tokens a run sees, and how they reach it.
+
+use super::super::contexts::{on, text, tiny, tiny_with, watched};
+use super::super::row::{AS_IT_IS, Row, row, switch};
+use super::super::run::{Program, Run};
+
+pub fn rows() -> Vec<Row> {
+    [kinds(), loading(), blends(), samples(), fim(), sources(), tokenizers()].concat()
+}
+
+const SAMPLES: Program = Program::Samples("train");
+
+/// Text with a tokenizer that was there before.
+fn hugging_face() -> Run {
+    text().with(&["tokenizer.tokenizer_type=HuggingFaceTokenizer", "tokenizer.tokenizer_model=data/tokenizer"])
+}
+
+fn kinds() -> Vec<Row> {
+    let cyclic = on(2, &["dataset.dataloader_type=cyclic"]);
+    let once =
+        tiny_with(&["dataset.data_path=data/few data/fewer", "dataset.split=\"1,0,0\"", "validation.eval_iters=0"]);
+    let once = once.with(&["train.train_iters=1", "scheduler.lr_warmup_iters=0"]);
+    let again = once.with(&["train.train_iters=2", "train.global_batch_size=2"]);
+    vec![
+        row("dataset.kind", &tiny(), &["gpt", "mock & dataset.data_path=null & dataset.split=null"])
+            .moves("loss_1 files"),
+        row("dataset.dataloader_type", &again, &["single", "batch"]).moves("exit").holds(1, "exit", "0"),
+        row("dataset.dataloader_type", &tiny(), &["single", "cyclic"]).moves("loss_1"),
+        row("dataset.dataloader_type", &tiny(), &["single", "external"]).moves("exit").holds(
+            1,
+            "stderr",
+            "loads itself",
+        ),
+        row("dataset.data_sharding", &cyclic, &[AS_IT_IS, "false"]).moves("loss_1"),
+        row("dataset.drop_last", &once, &[AS_IT_IS, "false"]).moves("exit").holds(1, "exit", "0"),
+        row("dataset.seq_length", &tiny(), &[AS_IT_IS, "64"]).moves("exit"),
+        row("dataset.random_seed", &tiny(), &[AS_IT_IS, "7"]).moves("loss_1"),
+    ]
+}
+
+fn loading() -> Vec<Row> {
+    let members = "dataset.data_path=".to_owned() + &"1 data/tokens ".repeat(8);
+    // Many samples, so that building takes long enough to be seen.
+    let built = watched(&tiny()).with(&[
+        &members,
+        "dataset.num_workers=0",
+        "train.train_iters=200000",
+        "train.exit_interval=1",
+    ]);
+    vec![
+        row("dataset.num_workers", &watched(&tiny()), &[AS_IT_IS, "0", "5"]).moves("threads"),
+        row("dataset.mmap_bin_files", &watched(&tiny()), &[AS_IT_IS, "false"]).moves("maps"),
+        row("dataset.num_dataset_builder_threads", &built, &[AS_IT_IS, "8"]).moves("threads"),
+        row("dataset.path_to_cache", &tiny(), &[AS_IT_IS, "indices"]).moves("files"),
+    ]
+}
+
+fn blends() -> Vec<Row> {
+    let samples = tiny().by(SAMPLES);
+    let blend = samples.with(&["dataset.data_path=null"]);
+    let per_split = blend.with(&["dataset.split=null"]);
+    // A member is asked for 100 samples and the surplus; an epoch of it has fewer than 190.
+    let weighted = samples.with(&["dataset.data_path=0.5 data/tokens 0.5 data/more", "train.train_iters=50"]);
+    vec![
+        row("dataset.data_path", &samples, &["data/tokens", "data/more", "0.3 data/tokens 0.7 data/more"])
+            .moves("output"),
+        row(
+            "dataset.blend",
+            &blend,
+            &["[['data/tokens']]", "[['data/more']]", "[['data/tokens', 'data/more'], [0.3, 0.7]]"],
+        )
+        .moves("output"),
+        row(
+            "dataset.blend_per_split",
+            &per_split,
+            &["[[['data/tokens']], [['data/more']], 'null']", "[[['data/more']], [['data/tokens']], 'null']"],
+        )
+        .moves("output"),
+        row("dataset.split", &samples, &["8,1,1", "2,7,1"]).moves("output"),
+        row("dataset.mid_level_dataset_surplus", &weighted, &[AS_IT_IS, "0.9"]).moves("indices output"),
+    ]
+}
+
+fn samples() -> Vec<Row> {
+    let padded = hugging_face();
+    vec![
+        switch("dataset.allow_ambiguous_pad_tokens", &padded).moves("params"),
+        switch("dataset.reset_position_ids", &tiny()).moves("loss_1"),
+        switch("dataset.reset_attention_mask", &tiny()).moves("loss_1"),
+        switch("dataset.eod_mask_loss", &tiny()).moves("loss_1"),
+        row(
+            "dataset.drop_last_partial_validation_sequence",
+            &tiny().with(&["validation.full_validation=true"]),
+            &[AS_IT_IS, "false"],
+        )
+        .moves("valid.loss valid.num_samples"),
+        row("dataset.add_extra_token_to_sequence", &tiny(), &[AS_IT_IS, "false"]).moves("loss_1"),
+    ]
+}
+
+fn fim() -> Vec<Row> {
+    let fim = hugging_face().by(SAMPLES).with(&[
+        "dataset.kind=fim",
+        "dataset.fim_rate=0.9",
+        "dataset.fim_spm_rate=0.5",
+        "dataset.fim_extra_tokens={prefix='<pre>', middle='<mid>', suffix='<suf>', pad='<|endoftext|>', eod='<|endoftext|>'}",
+    ]);
+    let split = fim.with(&["dataset.fim_split_sample=river", "dataset.fim_fragment_rate=0.9"]);
+    let swapped = "{prefix='<mid>', middle='<pre>', suffix='<suf>', pad='<|endoftext|>', eod='<|endoftext|>'}";
+    vec![
+        row(
+            "dataset.kind",
+            &fim,
+            &[AS_IT_IS, "gpt & dataset.fim_rate=null & dataset.fim_spm_rate=null & dataset.fim_extra_tokens=null"],
+        )
+        .moves("output"),
+        row("dataset.fim_rate", &fim, &[AS_IT_IS, "0"]).moves("output"),
+        row("dataset.fim_spm_rate", &fim, &[AS_IT_IS, "1"]).moves("output"),
+        row("dataset.fim_extra_tokens", &fim, &[AS_IT_IS, swapped]).moves("output"),
+        row("dataset.fim_split_sample", &fim, &[AS_IT_IS, "river & dataset.fim_fragment_rate=0.9"]).moves("output"),
+        row("dataset.fim_fragment_rate", &split, &[AS_IT_IS, "0.1"]).moves("output"),
+        row("dataset.fim_no_prefix", &split, &[AS_IT_IS, "' '"]).moves("output"),
+    ]
+}
+
+fn sources() -> Vec<Row> {
+    let samples = text().by(SAMPLES);
+    let lines = samples.with(&["dataset.source=data/lines.jsonl"]);
+    vec![
+        row(
+            "dataset.source",
+            &samples,
+            &["data/docs/*.txt", "['data/docs/1.txt', 'data/docs/[2-9].txt', 'data/docs/0.txt']"],
+        )
+        .moves("output"),
+        row("dataset.source_format", &lines, &["jsonl", "text & dataset.split=\"1,0,0\""]).moves("output"),
+        row("dataset.source_jsonl_key", &lines, &[AS_IT_IS, "other"]).moves("output"),
+        row("dataset.source_exclude", &samples, &[AS_IT_IS, "['data/docs/3.txt']"]).moves("output"),
+        row("dataset.source_max_bytes", &samples, &[AS_IT_IS, "6kB & dataset.split=\"2,1,1\""]).moves("output"),
+        row("dataset.source_shuffle_seed", &samples, &[AS_IT_IS, "3"]).moves("output"),
+        row("dataset.source_cache_dir", &text(), &[AS_IT_IS, "elsewhere"]).moves("console files"),
+        row("dataset.append_eod", &samples, &[AS_IT_IS, "false"]).moves("output"),
+    ]
+}
+
+/// The null tokenizer, and upstream's that are not built.
+const NOT_BUILT: [&str; 11] = [
+    "NullTokenizer",
+    "BertWordPieceLowerCase",
+    "BertWordPieceCase",
+    "GPT2BPETokenizer",
+    "SentencePieceTokenizer",
+    "GPTSentencePieceTokenizer",
+    "Llama2Tokenizer",
+    "TikTokenizer",
+    "MultimodalTokenizer",
+    "NullMultimodalTokenizer",
+    "SFTTokenizer",
+];
+
+fn tokenizers() -> Vec<Row> {
+    let model = "HuggingFaceTokenizer & tokenizer.tokenizer_model=data/tokenizer & tokenizer.bpe_vocab_size=null";
+    let samples = text().by(SAMPLES).with(&["tokenizer.bpe_vocab_size=280"]);
+    let loaded = text().by(SAMPLES).with(&["tokenizer.tokenizer_type=HuggingFaceTokenizer"]);
+    let numbers = tiny_with(&["model.vocab_size=null"]);
+    vec![
+        row("tokenizer.tokenizer_type", &samples, &["ByteLevelBPE", model]).moves("output"),
+        row("tokenizer.tokenizer_type", &tiny(), &["NullTokenizer", "ByteLevelBPE & tokenizer.vocab_size=null"])
+            .moves("exit"),
+        row("tokenizer.tokenizer_type", &tiny(), &NOT_BUILT).moves("exit").holds(1, "stderr", "not implemented yet"),
+        row("tokenizer.tokenizer_model", &loaded, &["data/tokenizer", "data/tokenizer/nothing"]).moves("exit"),
+        row("tokenizer.vocab_size", &numbers, &[AS_IT_IS, "600"]).moves("loss_1 flops shapes slices"),
+        row("tokenizer.special_tokens", &samples, &[AS_IT_IS, "['river']"]).moves("output"),
+        row("tokenizer.bpe_vocab_size", &samples, &[AS_IT_IS, "290"]).moves("output"),
+        row("tokenizer.bpe_train_max_bytes", &samples, &[AS_IT_IS, "1500"]).moves("output"),
+    ]
+}

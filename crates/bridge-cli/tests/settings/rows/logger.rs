@@ -1,0 +1,79 @@
+//! `[logger]`.
+
+use super::super::contexts::{on, tiny, tiny_with, watched};
+use super::super::row::{AS_IT_IS, Row, row, switch};
+use super::super::run::Meddling;
+
+pub fn rows() -> Vec<Row> {
+    [console(), timers(), curves(), places()].concat()
+}
+
+fn console() -> Vec<Row> {
+    let on_terminal = tiny().while_(Meddling::Terminal);
+    vec![
+        row("logger.log_interval", &tiny(), &[AS_IT_IS, "2"]).moves("console"),
+        switch("logger.skip_train_metrics_log", &tiny_with(&["logger.log_interval=null"])).moves(
+            "loss_1 batch_size console consumed_samples events keys learning_rate loss_scale skipped weight_decay",
+        ),
+        switch("logger.log_params_norm", &tiny()).moves("console events keys params_norm"),
+        switch("logger.log_throughput", &tiny()).moves("console keys"),
+        switch("logger.log_progress", &tiny()).moves("files progress"),
+        row("logger.log_memory_interval", &tiny(), &[AS_IT_IS, "2"]).moves("console"),
+        switch("logger.log_num_zeros_in_grad", &tiny()).moves("console events keys num_zeros"),
+        row("logger.logging_level", &tiny(), &[AS_IT_IS, "40"]).moves("console"),
+        row("logger.progress", &on_terminal, &["auto", "plain", "none"]).moves("console"),
+        row("logger.progress", &on_terminal, &["bar", "none"]).moves("console"),
+        row("logger.progress", &tiny(), &["auto", "bar"]).moves("stderr"),
+    ]
+}
+
+fn timers() -> Vec<Row> {
+    let saving = tiny_with(&["checkpoint.save_interval=1"]);
+    let timed = tiny_with(&["logger.timing_log_level=1"]);
+    let ranks = on(2, &["logger.timing_log_level=1"]);
+    vec![
+        row("logger.timing_log_level", &saving, &[AS_IT_IS, "-1", "1", "2"]).moves("console"),
+        row("logger.timing_log_option", &ranks, &["minmax", "max", "all"]).moves("console"),
+        switch("logger.log_timers_to_tensorboard", &timed).moves("events"),
+        // What it does is a matter of time; that it is asked for shows where nothing is timed.
+        row("logger.barrier_with_L1_time", &tiny(), &[AS_IT_IS, "false"]).moves("exit").holds(
+            1,
+            "stderr",
+            "are not timed",
+        ),
+    ]
+}
+
+fn curves() -> Vec<Row> {
+    // Five steps fill no buffer, and take long enough to be looked at.
+    let slow = watched(&tiny_with(&["model.seq_length=256", "model.num_layers=8"])).with(&["train.train_iters=5"]);
+    let throughput = tiny_with(&["logger.log_throughput_to_tensorboard=true", "logger.throughput_window_size=2"]);
+    let runtime = tiny_with(&["logger.log_runtime_to_tensorboard=true"]);
+    vec![
+        switch("logger.log_throughput_to_tensorboard", &tiny_with(&["train.train_iters=101"]))
+            .moves("events keys throughput/global_batch_size throughput/micro_batch_size"),
+        row("logger.throughput_window_size", &throughput, &[AS_IT_IS, "3"])
+            .moves("events throughput/global_batch_size throughput/micro_batch_size"),
+        row("logger.tensorboard_log_interval", &tiny(), &[AS_IT_IS, "2"]).moves("events"),
+        row("logger.tensorboard_queue_size", &slow, &[AS_IT_IS, "1"]).moves("early"),
+        row("logger.log_loss_scale_to_tensorboard", &tiny(), &[AS_IT_IS, "false"]).moves("events"),
+        switch("logger.log_validation_ppl_to_tensorboard", &tiny()).moves("events"),
+        switch("logger.log_memory_to_tensorboard", &tiny()).moves("events"),
+        switch("logger.log_l2_norm_grad_to_tensorboard", &tiny()).moves("events scalars"),
+        switch("logger.log_runtime_to_tensorboard", &tiny()).moves("events"),
+        row("logger.runtime_time_unit", &runtime, &["seconds", "minutes"]).lowers("time_total"),
+        row("logger.runtime_time_unit", &runtime, &["minutes", "hours"]).lowers("time_total"),
+        row("logger.runtime_time_unit", &runtime, &["hours", "days"]).lowers("time_total"),
+        switch("logger.log_world_size_to_tensorboard", &tiny()).moves("events scalars"),
+    ]
+}
+
+fn places() -> Vec<Row> {
+    vec![
+        row("logger.tensorboard_dir", &tiny(), &[AS_IT_IS, "curves"]).moves("files"),
+        row("logger.log_dir", &tiny(), &[AS_IT_IS, "elsewhere"]).moves("loss_1 batch_size console consumed_samples files keys learning_rate loss_scale skipped test.consumed_samples test.num_samples valid.consumed_samples valid.num_samples weight_decay"),
+        row("logger.save_config_filepath", &tiny(), &[AS_IT_IS, "saved.toml"]).moves("files"),
+        row("logger.metrics_jsonl", &tiny(), &[AS_IT_IS, "false"]).moves("loss_1 batch_size consumed_samples files keys learning_rate loss_scale skipped test.consumed_samples test.num_samples valid.consumed_samples valid.num_samples weight_decay"),
+        row("logger.plot", &tiny(), &[AS_IT_IS, "true"]).moves("files svg"),
+    ]
+}

@@ -1,0 +1,37 @@
+//! The rows, a file or more for each section.
+
+mod checkpoint;
+mod dataset;
+mod layout;
+mod logger;
+mod model;
+mod moe;
+mod optimizer;
+mod others;
+mod ranks;
+mod scheduler;
+mod train;
+
+use super::check::check;
+use super::row::Row;
+use ranks::patience;
+
+macro_rules! sections {
+    ($($name:ident),+) => {
+        /// Every row.
+        pub fn all() -> Vec<Row> {
+            [$($name::rows()),+, super::library::rows()].concat()
+        }
+
+        mod tests {
+            $(
+                #[test]
+                fn $name() {
+                    super::check(&super::$name::rows());
+                }
+            )+
+        }
+    };
+}
+
+sections!(checkpoint, dataset, layout, logger, model, moe, optimizer, others, patience, ranks, scheduler, train);

@@ -1,0 +1,129 @@
+//! `[model]`: the shape of a dense model, its arithmetic and its precision.
+
+use super::super::contexts::{tiny, tiny_with, watched};
+use super::super::row::{AS_IT_IS, Row, row, switch};
+
+pub fn rows() -> Vec<Row> {
+    [sizes(), positions(), layers(), attention(), initial(), precision(), recompute()].concat()
+}
+
+fn sizes() -> Vec<Row> {
+    let derived = tiny_with(&["model.vocab_size=null", "tokenizer.vocab_size=515"]);
+    vec![
+        row("model.kind", &tiny(), &[AS_IT_IS, "mamba"]).moves("exit"),
+        row("model.num_layers", &tiny(), &[AS_IT_IS, "3"]).moves("loss_1 flops shapes slices"),
+        row("model.hidden_size", &tiny(), &[AS_IT_IS, "48"]).moves("loss_1 flops shapes slices"),
+        row("model.num_attention_heads", &tiny(), &[AS_IT_IS, "8"]).moves("loss_1 flops shapes slices"),
+        row("model.num_query_groups", &tiny(), &[AS_IT_IS, "4"]).moves("loss_1 flops shapes slices"),
+        row("model.ffn_hidden_size", &tiny(), &[AS_IT_IS, "64"]).moves("loss_1 flops shapes slices"),
+        row("model.kv_channels", &tiny(), &[AS_IT_IS, "16"]).moves("loss_1 flops shapes slices"),
+        row("model.seq_length", &tiny(), &[AS_IT_IS, "16"]).moves("loss_1 flops"),
+        row("model.vocab_size", &tiny(), &[AS_IT_IS, "640"]).moves("loss_1 flops shapes slices"),
+        row("model.make_vocab_size_divisible_by", &derived, &[AS_IT_IS, "100"]).moves("loss_1 flops shapes slices"),
+        switch("model.should_pad_vocab", &tiny_with(&["model.vocab_size=515"]))
+            .moves("loss_1 flops shapes slices state"),
+        switch("model.share_embeddings_and_output_weights", &tiny()).moves("loss_1 shapes slices"),
+    ]
+}
+
+fn positions() -> Vec<Row> {
+    let scaled = tiny_with(&[
+        "model.rope_scaling=true",
+        "model.rope_scaling_factor=8",
+        "model.rope_scaling_original_max_position_embeddings=16",
+    ]);
+    vec![
+        row("model.position_embedding_type", &tiny(), &["rope", "learned_absolute", "none"])
+            .moves("loss_1 shapes slices"),
+        row("model.rotary_base", &tiny(), &[AS_IT_IS, "500"]).moves("loss_1"),
+        row("model.rotary_percent", &tiny(), &[AS_IT_IS, "0.5"]).moves("loss_1"),
+        switch("model.rotary_interleaved", &tiny()).moves("loss_1"),
+        row(
+            "model.rope_scaling",
+            &tiny(),
+            &[AS_IT_IS, "true & model.rope_scaling_factor=8 & model.rope_scaling_original_max_position_embeddings=16"],
+        )
+        .moves("loss_1"),
+        row("model.rope_scaling_factor", &scaled, &[AS_IT_IS, "2"]).moves("loss_1"),
+        row("model.rope_scaling_low_freq_factor", &scaled, &[AS_IT_IS, "2"]).moves("loss_1"),
+        row("model.rope_scaling_high_freq_factor", &scaled, &[AS_IT_IS, "8"]).moves("loss_1"),
+        row("model.rope_scaling_original_max_position_embeddings", &scaled, &[AS_IT_IS, "64"]).moves("loss_1"),
+        row("model.seq_len_interpolation_factor", &tiny(), &[AS_IT_IS, "2"]).moves("loss_1"),
+        row("model.no_rope_freq", &tiny(), &[AS_IT_IS, "2"]).moves("loss_1"),
+        row("model.no_rope_freq", &tiny(), &["[0, 1]", "[1, 0]"]).moves("loss_1"),
+    ]
+}
+
+fn layers() -> Vec<Row> {
+    let ungated = tiny_with(&["model.gated_linear_unit=false"]);
+    vec![
+        row("model.normalization", &tiny(), &["RMSNorm", "LayerNorm"]).moves("loss_1 shapes slices"),
+        row("model.layernorm_epsilon", &tiny(), &[AS_IT_IS, "1e-2"]).moves("loss_1"),
+        switch("model.layernorm_zero_centered_gamma", &tiny()).moves("params"),
+        switch("model.add_bias_linear", &tiny()).moves("grad_norm_1 shapes slices"),
+        switch("model.add_qkv_bias", &tiny()).moves("grad_norm_1 shapes slices"),
+        row("model.gated_linear_unit", &tiny(), &[AS_IT_IS, "false"]).moves("loss_1 flops shapes slices"),
+        row("model.activation_func", &ungated, &["gelu", "gelu_tanh", "silu", "relu", "quick_gelu", "squared_relu"])
+            .moves("loss_1"),
+        row("model.hidden_dropout", &tiny(), &[AS_IT_IS, "0.1"]).moves("loss_1"),
+        switch("model.calculate_per_token_loss", &tiny().with(&["dataset.eod_mask_loss=true"])).moves("params"),
+    ]
+}
+
+fn attention() -> Vec<Row> {
+    let window = tiny_with(&["model.window_size=[3, 0]"]);
+    vec![
+        switch("model.qk_layernorm", &tiny()).moves("loss_1 shapes slices"),
+        row("model.attention_dropout", &tiny(), &[AS_IT_IS, "0.1"]).moves("loss_1"),
+        row("model.softmax_scale", &tiny(), &[AS_IT_IS, "0.5"]).moves("loss_1"),
+        row("model.window_size", &tiny(), &[AS_IT_IS, "[3, 0]"]).moves("loss_1 flops"),
+        row("model.window_attn_skip_freq", &window, &[AS_IT_IS, "2", "[0, 1]"]).moves("loss_1 flops"),
+    ]
+}
+
+fn initial() -> Vec<Row> {
+    vec![
+        row("model.init_method_std", &tiny(), &[AS_IT_IS, "0.05"]).moves("loss_1"),
+        row("model.embedding_init_method_std", &tiny(), &[AS_IT_IS, "0.05"]).moves("loss_1"),
+        row("model.perform_initialization", &tiny(), &[AS_IT_IS, "false"]).moves("loss_1"),
+    ]
+}
+
+fn precision() -> Vec<Row> {
+    vec![
+        switch("model.bf16", &tiny()).moves("loss_1 shapes slices"),
+        switch("model.fp16", &tiny()).moves("loss_1 console files learning_rate loss_scale shapes skipped slices"),
+        row(
+            "model.params_dtype",
+            &tiny(),
+            &["float32", "bfloat16 & model.bf16=true", "float16 & model.fp16=true", "bfloat16", "uint8"],
+        )
+        .moves("exit"),
+    ]
+}
+
+/// Recompute changes no bit of a result; a run holds less while it trains.
+fn recompute() -> Vec<Row> {
+    let large = watched(&tiny_with(&["model.seq_length=512", "model.num_layers=8", "train.micro_batch_size=4"]));
+    let large = large.with(&["train.train_iters=1", "scheduler.lr_warmup_iters=0", "validation.eval_iters=0"]);
+    let full = large.with(&["model.recompute_granularity=full", "model.recompute_num_layers=2"]);
+    let block = full.with(&["model.recompute_method=block"]);
+    let selective = large.with(&["model.recompute_granularity=selective", "model.ffn_hidden_size=256"]);
+    vec![
+        row(
+            "model.recompute_granularity",
+            &large,
+            &[AS_IT_IS, "full & model.recompute_method=uniform & model.recompute_num_layers=1"],
+        )
+        .lowers("peak"),
+        row(
+            "model.recompute_granularity",
+            &large.with(&["model.ffn_hidden_size=256"]),
+            &[AS_IT_IS, "selective & model.recompute_modules=['mlp']"],
+        )
+        .lowers("peak"),
+        row("model.recompute_method", &full, &["block", "uniform"]).lowers("peak"),
+        row("model.recompute_num_layers", &block, &["1", "8"]).lowers("peak"),
+        row("model.recompute_modules", &selective, &["['core_attn']", "['core_attn', 'mlp']"]).lowers("peak"),
+    ]
+}

@@ -1,0 +1,112 @@
+//! `[optimizer]` and `[mixed_precision]`.
+
+use super::super::contexts::{on, tiny, tiny_with};
+use super::super::row::{AS_IT_IS, Row, row, switch};
+use super::super::run::{Program, Run};
+
+pub fn rows() -> Vec<Row> {
+    [rates(), adam(), precision(), sharding()].concat()
+}
+
+fn rates() -> Vec<Row> {
+    let longer = tiny_with(&["train.train_iters=5"]);
+    vec![
+        row("optimizer.lr", &tiny(), &[AS_IT_IS, "2e-3"]).moves("learning_rate params").holds(
+            1,
+            "learning_rate",
+            "0.0 0.001 0.002",
+        ),
+        row("optimizer.min_lr", &longer, &[AS_IT_IS, "5e-4"]).moves("learning_rate params"),
+        row("optimizer.decoupled_lr", &tiny(), &[AS_IT_IS, "2e-3"]).moves("decoupled_learning_rate events keys params"),
+        row("optimizer.decoupled_min_lr", &longer.with(&["optimizer.decoupled_lr=2e-3"]), &["1e-4", "5e-4"])
+            .moves("decoupled_learning_rate params"),
+        row("optimizer.weight_decay", &tiny(), &[AS_IT_IS, "0.5"]).moves("params weight_decay"),
+        switch("optimizer.apply_wd_to_qk_layernorm", &tiny_with(&["model.qk_layernorm=true"])).moves("params"),
+        row("optimizer.clip_grad", &tiny(), &["0", "0.3", "0.6"]).moves("params"),
+        switch("optimizer.log_num_zeros_in_grad", &tiny()).moves("console events keys num_zeros"),
+    ]
+}
+
+fn adam() -> Vec<Row> {
+    vec![
+        row("optimizer.optimizer", &tiny_with(&["optimizer.adam_beta2=null"]), &["adam", "sgd"])
+            .moves("params shapes slices"),
+        row("optimizer.adam_beta1", &tiny(), &[AS_IT_IS, "0.5"]).moves("params"),
+        row("optimizer.adam_beta2", &tiny(), &[AS_IT_IS, "0.5"]).moves("params"),
+        row("optimizer.adam_eps", &tiny(), &[AS_IT_IS, "1e-3"]).moves("params"),
+        row("optimizer.decoupled_weight_decay", &tiny(), &[AS_IT_IS, "false"]).moves("params"),
+        row(
+            "optimizer.sgd_momentum",
+            &tiny_with(&["optimizer.optimizer=sgd", "optimizer.adam_beta2=null"]),
+            &[AS_IT_IS, "0.5"],
+        )
+        .moves("params"),
+    ]
+}
+
+fn precision() -> Vec<Row> {
+    let fp16 = tiny_with(&["mixed_precision=fp16_mixed"]);
+    let table = tiny_with(&["mixed_precision.fp16=true"]);
+    let growing =
+        |run: &Run, section: &str| run.with(&[&format!("{section}.initial_loss_scale=1024"), "train.train_iters=6"]);
+    vec![
+        row("mixed_precision", &tiny(), &["null", "bf16_mixed", "fp16_mixed"])
+            .moves("loss_1 console files learning_rate loss_scale shapes skipped slices"),
+        row("mixed_precision.fp32", &tiny_with(&["mixed_precision.bf16=true"]), &["false", "true"]).moves("exit"),
+        row("mixed_precision.fp16", &tiny(), &["false", "true"])
+            .moves("loss_1 console files learning_rate loss_scale shapes skipped slices"),
+        row("mixed_precision.bf16", &tiny(), &["false", "true"]).moves("loss_1 shapes slices"),
+        row(
+            "mixed_precision.params_dtype",
+            &tiny(),
+            &["bfloat16 & mixed_precision.bf16=true", "float16 & mixed_precision.fp16=true", "float32"],
+        )
+        .moves("loss_1 console files learning_rate loss_scale shapes skipped slices"),
+        row(
+            "mixed_precision.pipeline_dtype",
+            &on(2, &["model.pipeline_model_parallel_size=2"]),
+            &["float32", "float16", "bfloat16"],
+        )
+        .moves("loss_1")
+        .nearly("loss_1 loss"),
+        row("mixed_precision.grad_reduce_in_fp32", &on(2, &["mixed_precision.bf16=true"]), &[AS_IT_IS, "false"])
+            .moves("grad_norm_1"),
+        row("mixed_precision.loss_scale", &table, &["8", "64"]).moves("grad_norm_1 loss_scale"),
+        row("mixed_precision.initial_loss_scale", &table, &["8", "64"]).moves("grad_norm_1 loss_scale"),
+        row(
+            "mixed_precision.min_loss_scale",
+            &table.with(&["mixed_precision.initial_loss_scale=1e30"]),
+            &[AS_IT_IS, "1e30"],
+        )
+        .moves("loss_scale state"),
+        row("mixed_precision.loss_scale_window", &growing(&table, "mixed_precision"), &[AS_IT_IS, "2"])
+            .moves("params loss_scale"),
+        row("mixed_precision.hysteresis", &table.with(&["mixed_precision.initial_loss_scale=1e30"]), &[AS_IT_IS, "1"])
+            .moves("loss_scale"),
+        row("optimizer.loss_scale", &fp16, &["8", "64"]).moves("grad_norm_1 loss_scale"),
+        row("optimizer.initial_loss_scale", &fp16, &["8", "64"]).moves("grad_norm_1 loss_scale"),
+        row("optimizer.min_loss_scale", &fp16.with(&["optimizer.initial_loss_scale=1e30"]), &[AS_IT_IS, "1e30"])
+            .moves("loss_scale state"),
+        row("optimizer.loss_scale_window", &growing(&fp16, "optimizer"), &[AS_IT_IS, "2"]).moves("params loss_scale"),
+        row("optimizer.hysteresis", &fp16.with(&["optimizer.initial_loss_scale=1e30"]), &[AS_IT_IS, "1"])
+            .moves("loss_scale"),
+        switch("optimizer.fp16", &tiny()).moves("exit"),
+        switch("optimizer.bf16", &tiny()).moves("exit"),
+        row("mixed_precision.params_dtype", &tiny(), &["float32", "uint8"]).moves("exit").holds(1, "exit", "2"),
+        row("mixed_precision.pipeline_dtype", &on(2, &["model.pipeline_model_parallel_size=2"]), &["float32", "uint8"])
+            .moves("exit")
+            .holds(1, "stderr", "activations travel as"),
+        row("optimizer.params_dtype", &tiny(), &["float32", "float16", "bfloat16", "uint8"]).moves("exit"),
+    ]
+}
+
+fn sharding() -> Vec<Row> {
+    vec![
+        switch("optimizer.use_distributed_optimizer", &on(2, &[])).moves("files slices"),
+        switch(
+            "optimizer.overlap_param_gather",
+            &on(2, &["optimizer.use_distributed_optimizer=true"]).by(Program::Plan { measure: true }),
+        )
+        .moves("plan.traffic measured.traffic"),
+    ]
+}
