@@ -35,7 +35,7 @@ fn loads() -> Vec<Row> {
             .moves("loss_1 batch_size console consumed_samples events learning_rate loss_scale skipped weight_decay"),
         row("checkpoint.load_optim", &resumed(&[]), &[AS_IT_IS, "false"]).moves("params learning_rate"),
         row("checkpoint.load_rng", &resumed(&["rng.seed=99", "model.hidden_dropout=0.1"]), &[AS_IT_IS, "false"])
-            .moves("loss_1"),
+            .moves("loss_1 console"),
         switch("checkpoint.finetune", &resumed(&["checkpoint.save=new", "checkpoint.load=ckpt"]))
             .moves("loss_1 batch_size console consumed_samples events learning_rate loss_scale skipped weight_decay"),
         row("checkpoint.pretrained_checkpoint", &resumed(&["checkpoint.save=new"]), &[AS_IT_IS, "ckpt"])
