@@ -119,7 +119,7 @@ fn folder_of(recipe: &Recipe) -> tempfile::TempDir {
     match recipe.data {
         Data::Mock => {}
         Data::Indexed => {
-            let mut builder = IndexedDatasetBuilder::create(&folder.path().join("tokens"), TokenDtype::U16).unwrap();
+            let mut builder = IndexedDatasetBuilder::create(folder.path().join("tokens"), TokenDtype::U16).unwrap();
             for _ in 0..400 {
                 let mut tokens: Vec<i64> = (0..10 + draw.below(200)).map(|_| draw.below(499) as i64).collect();
                 tokens.push(499);

@@ -69,7 +69,7 @@ impl Preparation<'_> {
             })
         };
         let (asked, done) = std::thread::scope(|scope| {
-            let worker = is_mine.then(|| scope.spawn(move || work()));
+            let worker = is_mine.then(|| scope.spawn(work));
             let is_working = || worker.as_ref().is_some_and(|worker| !worker.is_finished());
             let asked = self.keep_in_touch(&is_working, &is_stopping, &to_print);
             if asked.is_err() {

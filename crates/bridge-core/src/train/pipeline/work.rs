@@ -21,11 +21,11 @@ use crate::train::hooks::{EvaluationHooks, Reduce, TrainHooks};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::train) enum Reductions {
     /// When all is done: of a step, or where gradients are sharded of a micro-batch.
-    AfterBackward,
+    Deferred,
     /// As backward of the last micro-batch goes.
-    DuringLastBackward,
+    InLastMicroBatch,
     /// As backward of each micro-batch goes.
-    DuringEachBackward,
+    InEachMicroBatch,
 }
 
 impl Reductions {
@@ -37,13 +37,13 @@ impl Reductions {
         let waits_for_first = config.dist.align_grad_reduce && stage > 0;
         let settings = configured_distribution(config);
         if puts_weights_off {
-            Self::AfterBackward
+            Self::Deferred
         } else if settings.sharding.divides_gradients() {
-            Self::DuringEachBackward
+            Self::InEachMicroBatch
         } else if settings.reduction == Reduction::DuringBackward && !waits_for_first {
-            Self::DuringLastBackward
+            Self::InLastMicroBatch
         } else {
-            Self::AfterBackward
+            Self::Deferred
         }
     }
 }
@@ -89,9 +89,9 @@ impl MicroBatches for StepWork<'_> {
         // Every schedule takes the micro-batches of a chunk in order.
         let is_last = self.ends_step && microbatch + 1 == self.batches.len();
         let reduce = match self.reductions {
-            Reductions::DuringEachBackward => Reduce::Now,
-            Reductions::DuringLastBackward if is_last => Reduce::Now,
-            Reductions::DuringLastBackward | Reductions::AfterBackward => Reduce::Later,
+            Reductions::InEachMicroBatch => Reduce::Now,
+            Reductions::InLastMicroBatch if is_last => Reduce::Now,
+            Reductions::InLastMicroBatch | Reductions::Deferred => Reduce::Later,
         };
         Box::new(TrainHooks {
             forward_step: self.forward_step,
