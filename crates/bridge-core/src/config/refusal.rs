@@ -9,7 +9,7 @@ use super::overrides;
 use super::section::{FieldSpec, Section};
 use super::sections::RecipeConfig;
 
-/// What the refusal of a setting says; made by [`not_built`] and [`no_counterpart`].
+/// What the refusal of a setting says; made by `not_built` and `no_counterpart`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Refusal {
     cause: Cause,

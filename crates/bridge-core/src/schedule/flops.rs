@@ -121,7 +121,7 @@ pub struct FlopsShape {
     pub attention: AttentionFlops,
     /// Mixture of experts, if any.
     pub moe: Option<MoeFlops>,
-    /// Vocabulary, padded (see [`padded_vocab_size`]).
+    /// Vocabulary, padded (see [`padded_vocab_size`](crate::config::FinalTransformer::padded_vocab_size)).
     pub padded_vocab_size: u64,
 }
 
