@@ -106,17 +106,18 @@ fn tokens_of_experts_are_those_of_all_ranks() {
         "validation.eval_iters=0",
     ];
     let expected = curves_of(1, &ROUTED);
+    let at = |step: usize, curve: &str| expected[curve][step];
     for step in 0..2 {
-        let tokens = (0..4).map(|e| expected[&format!("moe/tokens_per_expert_layer_1/expert_{e}")][step].1);
+        let tokens = (0..4).map(|e| at(step, &format!("moe/tokens_per_expert_layer_1/expert_{e}")).1);
         let tokens: Vec<f32> = tokens.collect();
         assert_eq!(tokens.iter().sum::<f32>(), (2 * 12 * 64) as f32, "two choices of every token of the batch");
         let least = tokens.iter().copied().fold(f32::INFINITY, f32::min);
         let most = tokens.iter().copied().fold(0.0, f32::max);
-        let range = ["min", "max"].map(|end| expected[&format!("moe/tokens_per_expert/{end}")][step].1);
+        let range = ["min", "max"].map(|end| at(step, &format!("moe/tokens_per_expert/{end}")).1);
         assert!(range == [least, most] && least < most, "{range:?} of {tokens:?}");
         // One layer has a router, so the means over layers are its own.
         for name in ["load_balancing_loss", "z_loss"] {
-            assert_eq!(expected[&format!("moe/{name}_layer_1")][step], expected[name][step]);
+            assert_eq!(at(step, &format!("moe/{name}_layer_1")), at(step, name));
         }
     }
     let (pipeline, experts) = ("model.pipeline_model_parallel_size=2", "model.expert_model_parallel_size=2");

@@ -26,9 +26,9 @@ fn problems_of(row: &Row) -> Vec<String> {
     let mut moved = BTreeSet::new();
     for (place, other) in seen.iter().enumerate().skip(1) {
         let now = differences(first, other);
-        for earlier in 0..place {
-            if row.lowers.is_empty() && differences(&seen[earlier], other).is_empty() {
-                let (one, two) = (&row.values[earlier], &row.values[place]);
+        for (earlier, value) in seen[..place].iter().zip(&row.values) {
+            if row.lowers.is_empty() && differences(earlier, other).is_empty() {
+                let (one, two) = (value, &row.values[place]);
                 problems.push(format!("{one:?} and {two:?} show the same; {}", brief(other.get("stderr"))));
             }
         }

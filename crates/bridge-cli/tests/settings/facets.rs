@@ -189,7 +189,7 @@ impl Facets {
         }
         if let Some(measured) = parts.get("measured") {
             let overlap = measured["gradient_overlap"].as_array().into_iter().flatten();
-            if let Some(hidden) = overlap.filter_map(|stage| stage["hidden"].as_f64()).last() {
+            if let Some(hidden) = overlap.rev().find_map(|stage| stage["hidden"].as_f64()) {
                 self.measures.insert("exposed", 1.0 - hidden);
             }
             for name in ["traffic", "parameters", "optimizer"] {

@@ -48,6 +48,9 @@ pub enum Meddling {
     Signal(&'static str),
 }
 
+/// What is seen of a run: it is made once, by whoever asks first.
+type Cell = Arc<OnceLock<Arc<Facets>>>;
+
 /// Everything that decides what a run does.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Run {
@@ -126,7 +129,7 @@ impl Run {
 
     /// What can be seen of it.
     pub fn observe(&self) -> Arc<Facets> {
-        static SEEN: LazyLock<Mutex<HashMap<Run, Arc<OnceLock<Arc<Facets>>>>>> = LazyLock::new(Mutex::default);
+        static SEEN: LazyLock<Mutex<HashMap<Run, Cell>>> = LazyLock::new(Mutex::default);
         let cell = Arc::clone(SEEN.lock().unwrap().entry(self.clone()).or_default());
         Arc::clone(cell.get_or_init(|| Arc::new(self.make())))
     }
