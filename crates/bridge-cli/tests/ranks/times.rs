@@ -2,11 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::sync::Arc;
 
+use bridge_core::train::{pretrain, rank_timeout, run_on_wrapped_threads};
+use bridge_dist::comm::counting::{CountingCommunicator, Ledger, Operation};
 use serde_json::Value;
 
 use super::figures::{beginning, curves};
 use super::support::bridge;
+use super::{config, options};
 
 /// What a run that succeeds prints.
 fn printed(folder: &Path, arguments: &[&[&str]]) -> String {
@@ -118,6 +122,28 @@ fn parts_take_no_longer_than_the_whole() {
             assert!((f64::from(*seconds) * 1000.0 - milliseconds).abs() < 0.01, "{name}");
         }
     }
+}
+
+#[test]
+fn ranks_begin_the_phases_of_a_step_together_where_asked() {
+    let barriers = |overrides: &[&str]| {
+        let folder = tempfile::tempdir().unwrap();
+        let common = ["train.train_iters=2", "validation.eval_iters=0", "logger.timing_log_level=1"];
+        let config = config(folder.path(), 2, &[&common[..], overrides].concat());
+        let of_both_ranks = Ledger::default();
+        run_on_wrapped_threads(
+            &config,
+            rank_timeout(&config),
+            |world| Arc::new(CountingCommunicator::new(world, of_both_ranks.clone())),
+            |groups| pretrain(config.clone(), options(groups)).map(drop),
+        )
+        .unwrap();
+        let counts = of_both_ranks.counts();
+        counts.iter().filter(|((_, operation), _)| *operation == Operation::Barrier).map(|(_, c)| c.operations).sum()
+    };
+    let (together, alone): (u64, u64) = (barriers(&[]), barriers(&["logger.barrier_with_L1_time=false"]));
+    // Forward and backward, the reduction of gradients, the update: two ranks, two steps.
+    assert_eq!(together - alone, 3 * 2 * 2);
 }
 
 #[test]
