@@ -4,7 +4,7 @@ mod support;
 
 use std::path::Path;
 
-use support::{assert_close, losses_of, run_in};
+use support::{assert_close, copy, losses_of, run_in};
 
 /// A model with as many layers as the longest pipeline has stages.
 const MODEL: &[&str] = &["model.num_layers=4", "checkpoint.save=checkpoints"];
@@ -26,19 +26,6 @@ const FULLY_SHARDED: &[&str] = &[
     "ddp.use_megatron_fsdp=true",
     "ddp.data_parallel_sharding_strategy=optim_grads_params",
 ];
-
-fn copy(from: &Path, to: &Path) {
-    std::fs::create_dir_all(to).unwrap();
-    for entry in std::fs::read_dir(from).unwrap() {
-        let entry = entry.unwrap();
-        let target = to.join(entry.file_name());
-        if entry.file_type().unwrap().is_dir() {
-            copy(&entry.path(), &target);
-        } else {
-            std::fs::copy(entry.path(), target).unwrap();
-        }
-    }
-}
 
 /// Trains half of the steps at `from`, the other half at each of `to`, and compares with an uninterrupted run at `from`.
 fn check(from: &[&str], to: &[&[&str]]) {

@@ -8,6 +8,8 @@ use std::sync::LazyLock;
 use bridge_core::data::indexed::{IndexedDatasetBuilder, TokenDtype};
 use tempfile::TempDir;
 
+use super::support::copy;
+
 static FILES: LazyLock<TempDir> = LazyLock::new(|| {
     let folder = tempfile::tempdir().unwrap();
     make(folder.path());
@@ -17,19 +19,6 @@ static FILES: LazyLock<TempDir> = LazyLock::new(|| {
 /// Copies all files to a folder.
 pub fn copy_to(target: &Path) {
     copy(FILES.path(), target);
-}
-
-fn copy(from: &Path, to: &Path) {
-    std::fs::create_dir_all(to).unwrap();
-    for entry in std::fs::read_dir(from).unwrap() {
-        let entry = entry.unwrap();
-        let target = to.join(entry.file_name());
-        if entry.file_type().unwrap().is_dir() {
-            copy(&entry.path(), &target);
-        } else {
-            std::fs::copy(entry.path(), target).unwrap();
-        }
-    }
 }
 
 fn make(folder: &Path) {

@@ -13,4 +13,6 @@ mod library;
 mod row;
 mod rows;
 mod run;
+#[path = "../support/mod.rs"]
+mod support;
 mod tables;

@@ -104,9 +104,8 @@ pub(super) struct StopLooks {
 impl StopLooks {
     /// All ranks of `run` call this together.
     pub fn new(groups: &bridge_dist::mesh::ProcessGroups, requests: Requests) -> Result<Self, TrainError> {
-        let mut possible = [f64::from(u8::from(requests.can_come()))];
-        ranks::max(groups.world(), &mut possible)?;
-        Ok(Self { is_possible: possible[0] > 0.0, pace: None, since: 0, last: Instant::now() })
+        let is_possible = ranks::any(groups.world(), requests.can_come())?;
+        Ok(Self { is_possible, pace: None, since: 0, last: Instant::now() })
     }
 
     /// A step begins: ranks have looked after the one before.
