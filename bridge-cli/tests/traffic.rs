@@ -35,7 +35,7 @@ fn check(recipe: &str, ranks: &str, short: &str, more: &[&str]) -> Value {
         .args(["plan", recipe, "--measure", "--json", "--world-size", ranks, "train.num_threads=1"])
         .args(sizes)
         .args(more)
-        .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."))
+        .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(".."))
         .output()
         .unwrap();
     let what = format!("{recipe} on {ranks} ranks, {short} {more:?}");
@@ -274,7 +274,7 @@ fn recompute_and_reruns() {
 #[test]
 fn people_see_both_sides() {
     let arguments = ["plan", "recipes/tiny.toml", "--measure", "model.tensor_model_parallel_size=2"];
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let output = Command::new(env!("CARGO_BIN_EXE_bridge")).args(arguments).current_dir(folder).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));

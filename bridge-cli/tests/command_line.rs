@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 fn recipe() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes/tiny.toml")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../recipes/tiny.toml")
 }
 
 fn command(folder: &Path, arguments: &[&str]) -> Command {

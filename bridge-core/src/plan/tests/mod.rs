@@ -9,8 +9,8 @@ use super::{Plan, PlanError, PlanOptions, plan};
 use crate::config::{ConfigErrors, Format, Kinds, RawConfig, RunConfig, World};
 
 /// Two layers: hidden 64, 8 heads of 8, 4 key/value heads, feed-forward 192 gated, vocabulary 512, 64 tokens; 2 sequences of 4.
-const TINY: &str = include_str!("../../../../../recipes/tiny.toml");
-const LLAMA_405B: &str = include_str!("../../../../../recipes/llama3-405b.toml");
+const TINY: &str = include_str!("../../../../recipes/tiny.toml");
+const LLAMA_405B: &str = include_str!("../../../../recipes/llama3-405b.toml");
 
 /// Experts in every layer, 4 of them, 2 a token.
 const MOE: [&str; 3] = ["model.num_moe_experts=4", "model.moe_router_topk=2", "model.moe_ffn_hidden_size=96"];

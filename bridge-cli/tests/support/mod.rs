@@ -9,7 +9,7 @@ const TOLERANCE: f64 = 1e-5;
 
 /// The tiny recipe.
 pub fn recipe() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes/tiny.toml")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../recipes/tiny.toml")
 }
 
 /// Runs `bridge train` on the tiny recipe in `folder`.

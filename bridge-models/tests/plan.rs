@@ -5,9 +5,9 @@ use bridge_core::model::{BuildContext, ModelRegistry, Parallel, Stage};
 use bridge_core::plan::{Plan, PlanOptions, plan};
 use burn::tensor::{Device, FloatDType};
 
-const TINY: &str = include_str!("../../../recipes/tiny.toml");
-const GPT2: &str = include_str!("../../../recipes/gpt2-124m.toml");
-const SMOL: &str = include_str!("../../../recipes/smol-135m.toml");
+const TINY: &str = include_str!("../../recipes/tiny.toml");
+const GPT2: &str = include_str!("../../recipes/gpt2-124m.toml");
+const SMOL: &str = include_str!("../../recipes/smol-135m.toml");
 
 fn planned(recipe: &str, size: usize, overrides: &[&str]) -> (RunConfig, Plan) {
     let overrides: Vec<String> = overrides.iter().map(|item| (*item).to_owned()).collect();

@@ -17,7 +17,7 @@ fn figures() -> Vec<(&'static str, String)> {
 
 #[test]
 fn committed_figures_are_what_the_code_draws() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/figures");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/figures");
     let is_update = std::env::var_os("UPDATE_FIGURES").is_some();
     let mut stale = Vec::new();
     for (name, svg) in figures() {

@@ -119,7 +119,7 @@ impl Run {
 
     /// Its recipe.
     pub fn recipe(&self) -> PathBuf {
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes").join(self.recipe)
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../recipes").join(self.recipe)
     }
 
     /// Its overrides.
