@@ -2,7 +2,9 @@
 //!
 //! | module | what it has |
 //! | --- | --- |
-//! | [`decoder`] | one decoder that covers GPT-2 and the Llama line by configuration |
+//! | `blocks` | the parts of layers: maths, initial values, what ranks share |
+//! | `models` | kinds of models: [`decoder`], one that covers GPT-2 and the Llama line by configuration |
+//! | `families` | Hugging Face families: settings and weights |
 //! | [`huggingface`] | Hugging Face folders in and out: `config.json`, safetensors, weight maps |
 //! | `sharding` | [`gather_parameters`]: whole parameters from models spread over ranks |
 //! | [`verify`](mod@verify) | comparison of an imported folder with reference values |
@@ -12,15 +14,18 @@
 //! Nothing here opens a socket, reads a recipe or writes a checkpoint directory; that is bridge-core's.
 #![deny(missing_docs)]
 
-pub mod decoder;
+mod blocks;
+mod families;
 pub mod generate;
 pub mod huggingface;
+mod models;
 mod registry;
 mod sharding;
 pub mod verify;
 
-pub use decoder::{DecoderConfig, GptModelBuilder, GptModelConfig, register_builtin};
 pub use generate::generate;
+pub use models::decoder;
+pub use models::decoder::{DecoderConfig, GptModelBuilder, GptModelConfig, register_builtin};
 pub use registry::registry;
 pub use sharding::{OnParameter, gather_parameters};
 pub use verify::verify;

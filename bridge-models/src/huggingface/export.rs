@@ -154,7 +154,7 @@ fn config_json(family: Family, config: &DecoderConfig, options: &ExportOptions) 
 }
 
 /// The object in a value made by `json!({ .. })`.
-pub(super) fn object(value: Value) -> Map<String, Value> {
+pub(crate) fn object(value: Value) -> Map<String, Value> {
     match value {
         Value::Object(object) => object,
         _ => Map::new(),

@@ -6,7 +6,7 @@ use super::error::HfError;
 
 /// The top level of a `config.json`, or a table in it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Fields<'a> {
+pub(crate) struct Fields<'a> {
     /// Path of the table, with a trailing dot; empty at the top.
     prefix: &'a str,
     values: &'a Map<String, Value>,
@@ -109,7 +109,7 @@ const ACTIVATIONS: [(&str, bridge_kernels::Activation); 10] = {
 };
 
 /// The activation under `key`.
-pub(super) fn activation(
+pub(crate) fn activation(
     fields: &Fields,
     key: &str,
     default: bridge_kernels::Activation,
@@ -127,7 +127,7 @@ pub(super) fn activation(
 }
 
 /// The name `config.json` has for an activation.
-pub(super) fn activation_name(activation: bridge_kernels::Activation) -> &'static str {
+pub(crate) fn activation_name(activation: bridge_kernels::Activation) -> &'static str {
     let known = ACTIVATIONS.iter().find(|(_, known)| *known == activation);
     known.map(|(name, _)| *name).expect("the table has every activation")
 }

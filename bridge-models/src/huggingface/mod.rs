@@ -2,22 +2,19 @@
 //!
 //! | file | what it has |
 //! | --- | --- |
-//! | `gpt2`, `llama` | one family each: its settings and its table of weights |
 //! | `weight_map` | what a table of weights means: fusing, splitting, transposing, padding |
 //! | `checkpoint` | safetensors files, single and sharded, memory-mapped |
 //! | `import`, `export` | folders to chunks and back |
 //! | `fields` | typed reading of `config.json` |
 //!
-//! No maths of a model here.
+//! Each family's settings and table of weights are in [`crate::families`]. No maths of a model here.
 
 mod checkpoint;
-mod error;
-mod export;
-mod fields;
-mod gpt2;
+pub(crate) mod error;
+pub(crate) mod export;
+pub(crate) mod fields;
 mod import;
-mod llama;
-mod weight_map;
+pub(crate) mod weight_map;
 
 #[cfg(test)]
 mod tests;
@@ -29,6 +26,7 @@ pub use import::{HfModel, import_hook};
 pub use weight_map::{WeightEntry, WeightMap};
 
 use crate::decoder::DecoderConfig;
+use crate::families::{gpt2, llama};
 use fields::Fields;
 use weight_map::WeightRule;
 

@@ -9,7 +9,7 @@ use crate::decoder::DecoderConfig;
 
 /// One line of a family's table. `{}` stands for the layer number.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct WeightRule {
+pub(crate) struct WeightRule {
     /// Our (Megatron's) name.
     pub megatron: &'static str,
     /// Hugging Face's names.
@@ -22,7 +22,7 @@ pub(super) struct WeightRule {
 
 /// How tensors make up a parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fusion {
+pub(crate) enum Fusion {
     /// One tensor, as it is.
     Single,
     /// One tensor with a row a token, padded with zero rows.
@@ -37,7 +37,7 @@ pub(super) enum Fusion {
 
 /// Orientation of a stored matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Storage {
+pub(crate) enum Storage {
     /// `[outputs, inputs]`, as ours.
     RowsAreOutputs,
     /// `[inputs, outputs]`.
@@ -135,7 +135,7 @@ impl WeightRule {
 
 impl WeightEntry {
     /// The same entry for a parameter of shape `shape`, which may have more rows where a vocabulary is padded.
-    pub(super) fn padded_to(&self, shape: &[usize]) -> Option<Self> {
+    pub(crate) fn padded_to(&self, shape: &[usize]) -> Option<Self> {
         let more_rows = self.fusion == Fusion::Vocabulary
             && shape.len() == self.shape.len()
             && shape[1..] == self.shape[1..]

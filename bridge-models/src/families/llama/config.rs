@@ -2,10 +2,10 @@
 
 use serde_json::{Map, Value, json};
 
-use super::error::HfError;
-use super::fields::{Fields, activation, activation_name};
-use super::weight_map::{Fusion, Storage, WeightRule};
 use crate::decoder::{DecoderConfig, LayerPattern, NormConfig, NormKind, PositionEmbedding, RopeConfig, RopeScaling};
+use crate::huggingface::error::HfError;
+use crate::huggingface::fields::{Fields, activation, activation_name};
+use crate::huggingface::weight_map::{Fusion, Storage, WeightRule};
 
 const fn rule(megatron: &'static str, hugging_face: &'static [&'static str]) -> WeightRule {
     WeightRule { megatron, hugging_face, fusion: Fusion::Single, storage: Storage::RowsAreOutputs }
@@ -16,7 +16,7 @@ const fn fused(fusion: Fusion, rule: WeightRule) -> WeightRule {
 }
 
 /// Where each parameter is.
-pub(super) const RULES: &[WeightRule] = &[
+pub(crate) const RULES: &[WeightRule] = &[
     fused(Fusion::Vocabulary, rule("embedding.word_embeddings.weight", &["model.embed_tokens.weight"])),
     rule("decoder.layers.{}.input_layernorm.weight", &["model.layers.{}.input_layernorm.weight"]),
     fused(
@@ -65,7 +65,7 @@ pub(super) const RULES: &[WeightRule] = &[
 ];
 
 /// The decoder of a Llama `config.json`; absent settings have the values of `LlamaConfig`.
-pub(super) fn decoder_config(fields: &Fields) -> Result<DecoderConfig, HfError> {
+pub(crate) fn decoder_config(fields: &Fields) -> Result<DecoderConfig, HfError> {
     let hidden_size = fields.required_size("hidden_size")?;
     let heads = fields.required_size("num_attention_heads")?;
     let groups = fields.size("num_key_value_heads")?.unwrap_or(heads);
@@ -170,7 +170,7 @@ fn rope_scaling(table: &Fields, max_positions: usize) -> Result<Option<RopeScali
 }
 
 /// The settings of a decoder that is a Llama.
-pub(super) fn settings(config: &DecoderConfig) -> Result<Map<String, Value>, HfError> {
+pub(crate) fn settings(config: &DecoderConfig) -> Result<Map<String, Value>, HfError> {
     let not_of_family = |key, found: String, expected: &str| HfError::NotOfFamily {
         family: "llama",
         key,
@@ -221,7 +221,7 @@ pub(super) fn settings(config: &DecoderConfig) -> Result<Map<String, Value>, HfE
         "rope_theta": rope.base,
         "rope_scaling": rope.scaling.map(|_| rope_parameters(rope)),
     });
-    Ok(super::export::object(settings))
+    Ok(crate::huggingface::export::object(settings))
 }
 
 fn rope_parameters(rope: &RopeConfig) -> Value {

@@ -17,7 +17,7 @@ const SEQUENCE: usize = 1;
 
 /// The groups that share one forward pass, and what lies between their regions.
 #[derive(Clone, Debug)]
-pub(super) struct Regions {
+pub(crate) struct Regions {
     tensor: Group,
     context: Group,
     expert: Group,

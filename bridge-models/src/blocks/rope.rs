@@ -3,10 +3,10 @@
 use bridge_kernels::rotary::{RotaryPairing, RotaryTable};
 use burn::tensor::Device;
 
-use super::config::{DecoderConfig, PositionEmbedding, RopeConfig, RopeScaling};
+use crate::models::decoder::config::{DecoderConfig, PositionEmbedding, RopeConfig, RopeScaling};
 
 /// The table of a model's positions; `None` for models without rotary embedding.
-pub(super) fn rotary_table(config: &DecoderConfig, device: &Device) -> Option<RotaryTable> {
+pub(crate) fn rotary_table(config: &DecoderConfig, device: &Device) -> Option<RotaryTable> {
     let PositionEmbedding::Rope(rope) = &config.position_embedding else {
         return None;
     };
@@ -20,7 +20,7 @@ pub(super) fn rotary_table(config: &DecoderConfig, device: &Device) -> Option<Ro
 /// position.
 ///
 /// Every step is rounded to float32, because the released models' frequencies are.
-pub(super) fn inverse_frequencies(rope: &RopeConfig, head_size: usize) -> Vec<f32> {
+pub(crate) fn inverse_frequencies(rope: &RopeConfig, head_size: usize) -> Vec<f32> {
     let rotated = rope.rotary_size(head_size);
     (0..rotated)
         .step_by(2)

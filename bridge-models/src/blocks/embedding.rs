@@ -5,18 +5,18 @@ use bridge_kernels::{DropoutKey, embedding};
 use burn::module::{Module, Param};
 use burn::tensor::{FloatDType, Int, Tensor, TensorData};
 
-use super::config::{DecoderConfig, PositionEmbedding};
 use super::init::{Deviations, Initializer};
 use super::placement::vocabulary_rows;
 use super::regions::Regions;
+use crate::models::decoder::config::{DecoderConfig, PositionEmbedding};
 
 /// Name of the word embedding's parameter, in the first stage and, where output and embedding are tied, in the last.
-pub(super) const WORD_EMBEDDINGS: &str = "embedding.word_embeddings.weight";
+pub(crate) const WORD_EMBEDDINGS: &str = "embedding.word_embeddings.weight";
 const POSITION_EMBEDDINGS: &str = "embedding.position_embeddings.weight";
 
 /// A table of rows, or this rank's slice of them.
 #[derive(Module, Debug)]
-pub(super) struct Table {
+pub(crate) struct Table {
     weight: Param<Tensor<2>>,
 }
 
@@ -33,7 +33,7 @@ impl Table {
 
 /// From token ids to the residual stream.
 #[derive(Module, Debug)]
-pub(super) struct Embedding {
+pub(crate) struct Embedding {
     word_embeddings: Table,
     position_embeddings: Option<Table>,
     /// Rows of the whole vocabulary.

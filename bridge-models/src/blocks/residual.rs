@@ -7,7 +7,7 @@ use super::regions::Regions;
 
 /// The stream that a block's output will be added to, and the dropout of that output.
 #[derive(Debug)]
-pub(super) struct Residual<'a> {
+pub(crate) struct Residual<'a> {
     /// `[b, this rank's tokens, c]`.
     pub stream_btc: Tensor<3>,
     pub dropout: f64,

@@ -6,13 +6,13 @@ use bridge_kernels::Philox;
 use burn::module::Param;
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 
-use super::config::DecoderConfig;
 use super::placement::Layout;
+use crate::models::decoder::config::DecoderConfig;
 use crate::sharding::held_runs;
 
 /// Makes this rank's parameters on one device.
 #[derive(Clone, Debug)]
-pub(super) struct Initializer {
+pub(crate) struct Initializer {
     device: Device,
     dtype: FloatDType,
     stream: Philox,
@@ -24,7 +24,7 @@ pub(super) struct Initializer {
 
 /// Standard deviations of the normal distributions that weights start from.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Deviations {
+pub(crate) struct Deviations {
     /// Of projections into a block.
     pub weight: f64,
     /// Of projections back into the residual stream: smaller by `sqrt(2 num_layers)`, so that the stream's variance does

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use bridge_core::model::{ModelBuildError, Parallel, Placement, ReplicaGroup, Shard, SharedRows};
 
-use super::config::{DecoderConfig, MoeConfig, invalid};
+use crate::models::decoder::config::{DecoderConfig, MoeConfig, invalid};
 
 /// Experts of a layer, and widths of what a layer with experts has.
 #[derive(Clone, Copy, Debug, Default)]
@@ -16,7 +16,7 @@ struct ExpertSizes {
 
 /// How the parameters of a decoder lie among the ranks.
 #[derive(Clone, Debug)]
-pub(super) struct Layout {
+pub(crate) struct Layout {
     rank: usize,
     ranks: usize,
     expert_rank: usize,
@@ -141,12 +141,12 @@ impl Layout {
 }
 
 /// The rows of a vocabulary of `size` that rank `rank` of `ranks` tensor-parallel ones holds.
-pub(super) fn vocabulary_rows(size: usize, rank: usize, ranks: usize) -> Range<usize> {
+pub(crate) fn vocabulary_rows(size: usize, rank: usize, ranks: usize) -> Range<usize> {
     Shard::balanced(0, size, rank, ranks).parts[0].clone()
 }
 
 /// Refuses sizes that do not divide over the ranks.
-pub(super) fn check_divides(config: &DecoderConfig, parallel: &Parallel) -> Result<(), ModelBuildError> {
+pub(crate) fn check_divides(config: &DecoderConfig, parallel: &Parallel) -> Result<(), ModelBuildError> {
     let ranks = parallel.tensor_size();
     let mut sizes = vec![
         ("model.num_attention_heads", config.num_attention_heads),

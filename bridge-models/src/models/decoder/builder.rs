@@ -9,7 +9,7 @@ use bridge_core::model::{
 
 use super::config::{DecoderConfig, invalid};
 use super::model::Decoder;
-use super::placement::check_divides;
+use crate::blocks::placement::check_divides;
 
 /// The kind under which decoders are registered.
 pub const KIND: &str = "gpt";

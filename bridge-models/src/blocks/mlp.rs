@@ -5,14 +5,14 @@ use bridge_kernels::Activation;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-use super::config::DecoderConfig;
 use super::init::{Deviations, Initializer};
 use super::linear::{Linear, LinearConfig};
 use super::residual::Residual;
+use crate::models::decoder::config::DecoderConfig;
 
 /// Two linear layers with a non-linearity between them. A gated unit's first layer has the gate's rows, then the others.
 #[derive(Module, Debug)]
-pub(super) struct Mlp {
+pub(crate) struct Mlp {
     linear_fc1: Linear,
     linear_fc2: Linear,
     gated: bool,

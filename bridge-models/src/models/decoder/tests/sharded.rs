@@ -10,10 +10,10 @@ use bridge_dist::mesh::{Coordinates, Mesh, ParallelSizes, ProcessGroups, RankOrd
 use bridge_dist::region::Cut;
 use bridge_kernels::Philox;
 
-use super::super::head::{Projection, Targets, loss_sum};
-use super::super::placement::vocabulary_rows;
-use super::super::regions::Regions;
 use super::*;
+use crate::blocks::head::{Projection, Targets, loss_sum};
+use crate::blocks::placement::vocabulary_rows;
+use crate::blocks::regions::Regions;
 use crate::sharding::held_runs;
 
 /// How a model is spread.

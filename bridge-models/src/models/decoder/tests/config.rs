@@ -142,7 +142,7 @@ fn the_builder_refuses_what_does_not_fit_the_configuration() {
 fn the_registry_builds_the_gpt_kind() {
     let mut registry = ModelRegistry::default();
     register_builtin(&mut registry);
-    let recipe = include_str!("../../../../recipes/tiny.toml");
+    let recipe = include_str!("../../../../../recipes/tiny.toml");
     let kinds = bridge_core::config::Kinds::builtin();
     let world = bridge_core::config::World::SINGLE;
     let run = bridge_core::config::load_text((recipe, bridge_core::config::Format::Toml), &[], &kinds, &world).unwrap();

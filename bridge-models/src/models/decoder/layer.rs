@@ -4,18 +4,18 @@ use bridge_kernels::DropoutKey;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-use super::attention::{AttentionInput, SelfAttention};
 use super::config::DecoderConfig;
-use super::init::Initializer;
-use super::mlp::Mlp;
-use super::moe::{Moe, MoeInput};
-use super::norm::Norm;
-use super::regions::Regions;
-use super::residual::Residual;
+use crate::blocks::attention::{AttentionInput, SelfAttention};
+use crate::blocks::init::Initializer;
+use crate::blocks::mlp::Mlp;
+use crate::blocks::moe::{Moe, MoeInput};
+use crate::blocks::norm::Norm;
+use crate::blocks::regions::Regions;
+use crate::blocks::residual::Residual;
 
 /// `x + attention(norm(x))`, then `x + mlp(norm(x))`.
 #[derive(Module, Debug)]
-pub(super) struct Layer {
+pub(crate) struct Layer {
     input_layernorm: Norm,
     self_attention: SelfAttention,
     pre_mlp_layernorm: Norm,

@@ -13,7 +13,7 @@ use super::residual::Residual;
 
 /// `x w^T + bias`, or this rank's slice of it: see `super::placement`.
 #[derive(Module, Debug)]
-pub(super) struct Linear {
+pub(crate) struct Linear {
     weight: Param<Tensor<2>>,
     bias: Option<Param<Tensor<1>>>,
     /// Name of the weight outside this module.
@@ -23,7 +23,7 @@ pub(super) struct Linear {
 
 /// What a linear layer is made from; sizes are those of the whole layer.
 #[derive(Clone, Debug)]
-pub(super) struct LinearConfig {
+pub(crate) struct LinearConfig {
     /// Dotted name of the layer; its parameters add `.weight` and `.bias`.
     pub name: String,
     /// Size of the input.

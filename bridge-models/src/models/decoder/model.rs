@@ -10,17 +10,17 @@ use bridge_kernels::rotary::Positions;
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 
-use super::attention::AttentionInput;
 use super::config::DecoderConfig;
-use super::embedding::{Embedding, Table, WORD_EMBEDDINGS};
-use super::head::{Projection, Targets, logits, loss_sum};
-use super::init::{Deviations, Initializer};
 use super::layer::Layer;
-use super::moe::MoeInput;
-use super::norm::Norm;
-use super::placement::Layout;
-use super::regions::Regions;
-use super::rope::rotary_table;
+use crate::blocks::attention::AttentionInput;
+use crate::blocks::embedding::{Embedding, Table, WORD_EMBEDDINGS};
+use crate::blocks::head::{Projection, Targets, logits, loss_sum};
+use crate::blocks::init::{Deviations, Initializer};
+use crate::blocks::moe::MoeInput;
+use crate::blocks::norm::Norm;
+use crate::blocks::placement::Layout;
+use crate::blocks::regions::Regions;
+use crate::blocks::rope::rotary_table;
 
 const OUTPUT_LAYER: &str = "output_layer.weight";
 

@@ -11,7 +11,7 @@ use super::placement::vocabulary_rows;
 use super::regions::Regions;
 
 /// Targets of the loss.
-pub(super) struct Targets {
+pub(crate) struct Targets {
     /// Next-token ids, `[b, t]`.
     pub labels_bt: Tensor<2, Int>,
     /// Weight of each target, `[b, t]` float32.
@@ -19,7 +19,7 @@ pub(super) struct Targets {
 }
 
 /// Output table and soft cap.
-pub(super) struct Projection {
+pub(crate) struct Projection {
     /// `[v, c]`: this rank's rows of the vocabulary.
     pub weight_vc: Tensor<2>,
     /// Rows of all ranks.
@@ -31,7 +31,7 @@ pub(super) struct Projection {
 /// Sum over tokens of the masked cross-entropy of `x weight^T`.
 ///
 /// `x_btc` `[b, t, c]` of the residual stream -> `[1]` float32, the same on all ranks that share the vocabulary.
-pub(super) fn loss_sum(x_btc: Tensor<3>, projection: Projection, targets: Targets, regions: &Regions) -> Tensor<1> {
+pub(crate) fn loss_sum(x_btc: Tensor<3>, projection: Projection, targets: Targets, regions: &Regions) -> Tensor<1> {
     let x_btc = regions.enter(x_btc);
     let [b, t, c] = x_btc.dims();
     let options = CrossEntropyOptions { softcap: projection.softcap, z_loss: None };
@@ -66,7 +66,7 @@ pub(super) fn loss_sum(x_btc: Tensor<3>, projection: Projection, targets: Target
 }
 
 /// `[b, t, c]` -> `[b, t, v]`, the whole vocabulary on every rank.
-pub(super) fn logits(x_btc: Tensor<3>, projection: Projection, regions: &Regions) -> Tensor<3> {
+pub(crate) fn logits(x_btc: Tensor<3>, projection: Projection, regions: &Regions) -> Tensor<3> {
     let own = linear(regions.enter(x_btc), projection.weight_vc, None);
     cap(gather_vocabulary(own, projection.vocab_size, regions.tensor()), projection.softcap)
 }

@@ -2,10 +2,10 @@
 
 use serde_json::{Map, Value, json};
 
-use super::error::HfError;
-use super::fields::{Fields, activation, activation_name};
-use super::weight_map::{Fusion, Storage, WeightRule};
 use crate::decoder::{DecoderConfig, LayerPattern, NormConfig, NormKind, PositionEmbedding};
+use crate::huggingface::error::HfError;
+use crate::huggingface::fields::{Fields, activation, activation_name};
+use crate::huggingface::weight_map::{Fusion, Storage, WeightRule};
 
 const fn rule(megatron: &'static str, hugging_face: &'static [&'static str]) -> WeightRule {
     WeightRule { megatron, hugging_face, fusion: Fusion::Single, storage: Storage::RowsAreOutputs }
@@ -24,7 +24,7 @@ const fn packed(rule: WeightRule) -> WeightRule {
 }
 
 /// Where each parameter is.
-pub(super) const RULES: &[WeightRule] = &[
+pub(crate) const RULES: &[WeightRule] = &[
     table("embedding.word_embeddings.weight", &["transformer.wte.weight"]),
     rule("embedding.position_embeddings.weight", &["transformer.wpe.weight"]),
     rule("decoder.layers.{}.input_layernorm.weight", &["transformer.h.{}.ln_1.weight"]),
@@ -45,7 +45,7 @@ pub(super) const RULES: &[WeightRule] = &[
 ];
 
 /// The decoder of a GPT-2 `config.json`; absent settings have the values of `GPT2Config`.
-pub(super) fn decoder_config(fields: &Fields) -> Result<DecoderConfig, HfError> {
+pub(crate) fn decoder_config(fields: &Fields) -> Result<DecoderConfig, HfError> {
     fields.only("scale_attn_by_inverse_layer_idx", &json!(false))?;
     fields.only("add_cross_attention", &json!(false))?;
     let hidden_size = fields.required_size("n_embd")?;
@@ -101,7 +101,7 @@ pub(super) fn decoder_config(fields: &Fields) -> Result<DecoderConfig, HfError> 
 }
 
 /// The settings of a decoder that is a GPT-2.
-pub(super) fn settings(config: &DecoderConfig) -> Result<Map<String, Value>, HfError> {
+pub(crate) fn settings(config: &DecoderConfig) -> Result<Map<String, Value>, HfError> {
     let biases = [config.qkv_bias, config.proj_bias, config.mlp_bias];
     let plain_scale = 1.0 / (config.kv_channels as f64).sqrt();
     let softcap = config.attention_softcap.or(config.logit_softcap);
@@ -154,5 +154,5 @@ pub(super) fn settings(config: &DecoderConfig) -> Result<Map<String, Value>, HfE
         "scale_attn_weights": config.softmax_scale == plain_scale,
         "tie_word_embeddings": config.share_embeddings_and_output_weights,
     });
-    Ok(super::export::object(settings))
+    Ok(crate::huggingface::export::object(settings))
 }

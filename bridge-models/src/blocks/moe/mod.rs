@@ -20,14 +20,14 @@ use burn::tensor::Tensor;
 
 use self::router::{Router, Routing};
 use self::rows::take_rows;
-use super::config::{DecoderConfig, Dispatcher, MoeConfig};
 use super::init::Initializer;
 use super::mlp::Mlp;
 use super::regions::Regions;
+use crate::models::decoder::config::{DecoderConfig, Dispatcher, MoeConfig};
 
 /// A feed-forward block made of a router and experts, of which this rank may hold a part.
 #[derive(Module, Debug)]
-pub(super) struct Moe {
+pub(crate) struct Moe {
     router: Router,
     experts: Experts,
     shared_experts: Option<Mlp>,
@@ -42,7 +42,7 @@ struct Experts {
 }
 
 /// What the block reads besides the residual stream.
-pub(super) struct MoeInput<'a> {
+pub(crate) struct MoeInput<'a> {
     /// The ranks that compute it together.
     pub regions: &'a Regions,
     /// Global layer number.

@@ -16,8 +16,8 @@ use burn::module::{Module, Param};
 use burn::tensor::{DType, FloatDType, Tensor, TensorData};
 
 use super::MoeInput;
-use crate::decoder::config::{DecoderConfig, MoeConfig};
-use crate::decoder::init::{Deviations, Initializer};
+use crate::blocks::init::{Deviations, Initializer};
+use crate::models::decoder::config::{DecoderConfig, MoeConfig};
 
 /// A score for each expert.
 #[derive(Module, Debug)]
@@ -246,7 +246,7 @@ mod tests {
     use burn::tensor::activation::softmax as burn_softmax;
     use burn::tensor::{Device, Int};
 
-    use crate::decoder::regions::Regions;
+    use crate::blocks::regions::Regions;
 
     const N: usize = 7;
     const E: usize = 5;

@@ -4,12 +4,12 @@ use bridge_kernels::{layer_norm, residual_layer_norm, residual_rms_norm, rms_nor
 use burn::module::{Module, Param};
 use burn::tensor::{FloatDType, Tensor};
 
-use super::config::{NormConfig, NormKind};
 use super::init::Initializer;
+use crate::models::decoder::config::{NormConfig, NormKind};
 
 /// A norm over the last dimension.
 #[derive(Module, Debug)]
-pub(super) struct Norm {
+pub(crate) struct Norm {
     weight: Param<Tensor<1>>,
     bias: Option<Param<Tensor<1>>>,
     #[module(skip)]

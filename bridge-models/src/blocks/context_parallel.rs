@@ -14,7 +14,7 @@ use super::regions::Regions;
 const SEQUENCE: usize = 1;
 
 /// Queries, keys and values of the tokens a rank has: `[b, t, h, d]` and twice `[b, t, g, d]`.
-pub(super) struct Heads {
+pub(crate) struct Heads {
     pub q_bthd: Tensor<4>,
     pub k_btgd: Tensor<4>,
     pub v_btgd: Tensor<4>,
@@ -24,7 +24,7 @@ pub(super) struct Heads {
 ///
 /// A mask of attention dropout belongs to a chunk: it is another one than a rank alone would draw. With document boundaries the kernel
 /// wants as many queries as keys, so that queries of tokens before the chunk, of zeros, are computed and dropped.
-pub(super) fn attend(heads: Heads, options: AttentionOptions, regions: &Regions) -> Tensor<4> {
+pub(crate) fn attend(heads: Heads, options: AttentionOptions, regions: &Regions) -> Tensor<4> {
     let group = regions.context();
     if group.size() == 1 {
         return attention(heads.q_bthd, heads.k_btgd, heads.v_btgd, &options);

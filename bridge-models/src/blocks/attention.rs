@@ -6,17 +6,17 @@ use bridge_kernels::{AttentionOptions, DropoutKey, PackedHeads, RotaryTable, app
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 
-use super::config::DecoderConfig;
 use super::context_parallel::{Heads, attend};
 use super::init::{Deviations, Initializer};
 use super::linear::{Linear, LinearConfig};
 use super::norm::Norm;
 use super::regions::Regions;
 use super::residual::Residual;
+use crate::models::decoder::config::DecoderConfig;
 
 /// Query, key and value projection, attention, output projection.
 #[derive(Module, Debug)]
-pub(super) struct SelfAttention {
+pub(crate) struct SelfAttention {
     linear_qkv: Linear,
     q_layernorm: Option<Norm>,
     k_layernorm: Option<Norm>,
@@ -44,7 +44,7 @@ fn heads_of_a_rank(config: &DecoderConfig, ranks: usize) -> PackedHeads {
 }
 
 /// What attention reads besides the residual stream.
-pub(super) struct AttentionInput<'a> {
+pub(crate) struct AttentionInput<'a> {
     /// The ranks that share this attention.
     pub regions: &'a Regions,
     /// Rotary tables, for models that have them.

@@ -1,0 +1,28 @@
+//! The parts that layers are made of, for every kind of model.
+//!
+//! | file | what it has |
+//! | --- | --- |
+//! | `embedding`, `attention`, `mlp`, `norm`, `linear`, `residual`, `head` | the maths |
+//! | `moe` | mixture of experts |
+//! | `rope` | rotary frequencies and their scaling |
+//! | `init` | initial values, from seed and parameter name alone |
+//! | `context_parallel` | attention over sequences that ranks share |
+//! | `placement` | which slice of each parameter a rank holds |
+//! | `regions` | where activations are gathered, summed and cut between ranks |
+//!
+//! Shape legend: `b` batch, `t` sequence, `n` tokens (`b * t`), `c` hidden size, `h` query heads, `g` key/value groups, `d`
+//! head size, `f` feed-forward size, `v` vocabulary.
+
+pub(crate) mod attention;
+pub(crate) mod context_parallel;
+pub(crate) mod embedding;
+pub(crate) mod head;
+pub(crate) mod init;
+pub(crate) mod linear;
+pub(crate) mod mlp;
+pub(crate) mod moe;
+pub(crate) mod norm;
+pub(crate) mod placement;
+pub(crate) mod regions;
+pub(crate) mod residual;
+pub(crate) mod rope;

@@ -1,0 +1,29 @@
+//! A decoder-only transformer: one set of layers that covers GPT-2 and the Llama line by configuration.
+//!
+//! | file | what it has |
+//! | --- | --- |
+//! | `config` | [`DecoderConfig`]: the resolved architecture, as plain data |
+//! | `transformer` | [`DecoderConfig`] from and to the config tree's `[model]` section |
+//! | `layer` | one layer: its norms and its blocks |
+//! | `model` | [`Decoder`]: the loop over layers, as segments |
+//! | `builder` | kind `gpt` for the model registry |
+//! | `presets` | the benchmark's shapes |
+//!
+//! The maths of the layers is in `crate::blocks`. Nothing here knows Hugging Face's names; those are in [`crate::huggingface`].
+
+mod builder;
+pub(crate) mod config;
+mod layer;
+mod model;
+pub mod presets;
+mod transformer;
+
+#[cfg(test)]
+mod tests;
+
+pub use builder::{GptModelBuilder, GptModelConfig, KIND, build_decoder, register_builtin};
+pub use config::{
+    DecoderConfig, Dispatcher, LayerPattern, MoeConfig, NormConfig, NormKind, PositionEmbedding, RopeConfig,
+    RopeScaling,
+};
+pub use model::Decoder;

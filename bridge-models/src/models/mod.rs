@@ -1,0 +1,3 @@
+//! Kinds of models: what a kind's recipe section means, and its layers in order.
+
+pub mod decoder;
