@@ -1,9 +1,8 @@
-//! The core of Bridge: configuration, data, optimizer, training loop, checkpoints and logs.
+//! The core of Bridge: configuration, optimizer, training loop, checkpoints and logs. Data and tokenizers are the crate `bridge-data`.
 //!
 //! | module | what it is |
 //! | --- | --- |
 //! | [`config`] | the recipe: reading, checking, resolving |
-//! | [`data`], [`tokenizer`] | from text to micro-batches |
 //! | [`model`] | the contract with model families |
 //! | [`optim`], [`schedule`] | the optimizer, and what changes from step to step |
 //! | [`train`] | the loop |
@@ -36,7 +35,6 @@
 
 pub mod checkpoint;
 pub mod config;
-pub mod data;
 pub mod logging;
 pub mod model;
 pub mod optim;
@@ -45,5 +43,4 @@ pub mod resilience;
 pub mod schedule;
 #[cfg(test)]
 mod testing;
-pub mod tokenizer;
 pub mod train;

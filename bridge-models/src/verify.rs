@@ -6,8 +6,8 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use bridge_core::data::MicroBatch;
 use bridge_core::model::{Batch, ForwardContext, Mode, ModelChunk, SegmentOutput};
+use bridge_data::MicroBatch;
 use bridge_kernels::optim::{AdamWState, AdamWStep, adamw, sum_of_squares};
 use burn::tensor::{Device, Gradients, Int, Tensor, TensorData};
 use serde::{Deserialize, Serialize};

@@ -12,8 +12,8 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use bridge_core::config::{ExtraField, Format, TypeSpec, World, load_text};
-use bridge_core::data::{DataError, Dataset, DatasetBuildContext, DatasetProvider, Datasets, Sample};
 use bridge_core::train::{Console, DatasetFactoryContext, RunOptions, RunReport, pretrain};
+use bridge_data::{DataError, Dataset, DatasetBuildContext, DatasetProvider, Datasets, Sample};
 use bridge_kernels::Philox;
 use bridge_models::registry;
 

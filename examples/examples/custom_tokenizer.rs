@@ -11,9 +11,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use bridge_core::config::{ExtraField, Format, TypeSpec, World, load_text};
-use bridge_core::data::{DataError, Dataset, DatasetBuildContext, DatasetProvider, Datasets, Sample};
-use bridge_core::tokenizer::{Tokenizer, TokenizerError};
 use bridge_core::train::{Console, DatasetFactoryContext, RunOptions, RunReport, pretrain};
+use bridge_data::tokenizer::{Tokenizer, TokenizerError};
+use bridge_data::{DataError, Dataset, DatasetBuildContext, DatasetProvider, Datasets, Sample};
 use bridge_models::registry;
 
 const RECIPE: &str = r#"

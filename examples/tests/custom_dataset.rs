@@ -6,8 +6,8 @@ mod custom_dataset;
 
 use std::path::Path;
 
-use bridge_core::data::Dataset;
 use bridge_core::train::Console;
+use bridge_data::Dataset;
 use bridge_kernels::Philox;
 use custom_dataset::{Sums, train};
 

@@ -6,8 +6,8 @@ mod custom_tokenizer;
 
 use std::path::{Path, PathBuf};
 
-use bridge_core::tokenizer::Tokenizer;
 use bridge_core::train::Console;
+use bridge_data::tokenizer::Tokenizer;
 use custom_tokenizer::{Characters, train};
 
 fn folder(name: &str) -> PathBuf {

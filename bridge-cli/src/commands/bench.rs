@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use bridge_core::data::MicroBatch;
 use bridge_core::logging::HostMemory;
 use bridge_core::model::{Batch, BuildContext, ForwardContext, Mode, ModelConfig, Parallel, Stage};
 use bridge_core::optim::{
@@ -13,6 +12,7 @@ use bridge_core::optim::{
 use bridge_core::train::{
     Closures, Executor, Recompute, in_own_pool, select_device, set_num_threads, with_awake_threads,
 };
+use bridge_data::MicroBatch;
 use bridge_kernels::Philox;
 use bridge_models::GptModelConfig;
 use bridge_models::decoder::presets::{NAMES, preset};

@@ -4,13 +4,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bridge_core::config::{RawConfig, World};
-use bridge_core::data::gpt::Split;
-use bridge_core::data::indexed::{BinAccess, IndexedDataset};
-use bridge_core::data::pack::{DocumentEnd, PackParams, pack};
-use bridge_core::data::source::{SourceParams, TextSource};
-use bridge_core::data::{DataParallel, DatasetBuildContext, Silent};
-use bridge_core::tokenizer::{HuggingFaceTokenizer, NullTokenizer, Tokenizer};
 use bridge_core::train::{Bar, RunData, dataset_prefix};
+use bridge_data::gpt::Split;
+use bridge_data::indexed::{BinAccess, IndexedDataset};
+use bridge_data::pack::{DocumentEnd, PackParams, pack};
+use bridge_data::source::{SourceParams, TextSource};
+use bridge_data::tokenizer::{HuggingFaceTokenizer, NullTokenizer, Tokenizer};
+use bridge_data::{DataParallel, DatasetBuildContext, Silent};
 use bridge_models::registry;
 use clap::{Args, Subcommand};
 use serde_json::json;
@@ -180,7 +180,7 @@ fn run_inspect(inspect: &Inspect) -> Result<u8, Failure> {
 
 /// Writes the same data set again, through the builder.
 fn rewrite(dataset: &IndexedDataset, output: &Path) -> Result<(), Failure> {
-    use bridge_core::data::indexed::IndexedDatasetBuilder;
+    use bridge_data::indexed::IndexedDatasetBuilder;
     let mut builder = IndexedDatasetBuilder::create(dataset_prefix(output), dataset.dtype()).map_err(Failure::input)?;
     for document in 0..dataset.num_documents() {
         for sequence in dataset.document(document).into_iter().flatten() {

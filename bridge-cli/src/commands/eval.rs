@@ -4,13 +4,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bridge_core::config::{ConfigError, ErrorKind, Format, RawConfig, World};
-use bridge_core::data::Sample;
-use bridge_core::data::gpt::Split;
-use bridge_core::data::loader::MicroBatch;
-use bridge_core::data::source::{SourceParams, TextSource};
 use bridge_core::logging::ProgressTask;
 use bridge_core::model::{Batch, ForwardContext, Mode};
 use bridge_core::train::{Executor, Recompute, RunData, TokenBytes, select_device};
+use bridge_data::Sample;
+use bridge_data::gpt::Split;
+use bridge_data::loader::MicroBatch;
+use bridge_data::source::{SourceParams, TextSource};
 use bridge_models::registry;
 use burn::tensor::Device;
 use clap::Args;

@@ -5,8 +5,8 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 
 use bridge_core::model::ModelChunk;
-use bridge_core::tokenizer::Tokenizer;
 use bridge_core::train::select_device;
+use bridge_data::tokenizer::Tokenizer;
 use bridge_models::generate::{GenerateOptions, Sampling, generate};
 use burn::tensor::Device;
 use clap::Args;
@@ -172,7 +172,7 @@ fn continuation(tokenizer: &dyn Tokenizer, context: &[i64], ids: &[i64]) -> Opti
 
 #[cfg(test)]
 mod tests {
-    use bridge_core::tokenizer::NullTokenizer;
+    use bridge_data::tokenizer::NullTokenizer;
 
     use super::*;
 

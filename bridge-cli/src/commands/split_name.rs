@@ -1,6 +1,6 @@
 //! A split's name on the command line.
 
-use bridge_core::data::gpt::Split;
+use bridge_data::gpt::Split;
 use clap::ValueEnum;
 
 /// A split of a recipe's data.

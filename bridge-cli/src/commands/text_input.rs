@@ -1,6 +1,6 @@
 //! Options of commands that read text.
 
-use bridge_core::data::source::{SourceParams, TextFormat};
+use bridge_data::source::{SourceParams, TextFormat};
 use clap::Args;
 
 /// Which text is read.

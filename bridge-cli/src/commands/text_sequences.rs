@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use bridge_core::data::Sample;
-use bridge_core::data::source::{Documents, Text};
-use bridge_core::tokenizer::Tokenizer;
+use bridge_data::Sample;
+use bridge_data::source::{Documents, Text};
+use bridge_data::tokenizer::Tokenizer;
 
 use crate::failure::Failure;
 
@@ -79,8 +79,8 @@ impl Iterator for TextSequences {
 
 #[cfg(test)]
 mod tests {
-    use bridge_core::data::source::{SourceParams, TextSource};
-    use bridge_core::tokenizer::NullTokenizer;
+    use bridge_data::source::{SourceParams, TextSource};
+    use bridge_data::tokenizer::NullTokenizer;
 
     use super::*;
 

@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use bridge_core::data::pack::train_tokenizer;
-use bridge_core::data::source::TextSource;
-use bridge_core::tokenizer::{BpeTrainParams, Tokenizer};
 use bridge_core::train::Bar;
+use bridge_data::pack::train_tokenizer;
+use bridge_data::source::TextSource;
+use bridge_data::tokenizer::{BpeTrainParams, Tokenizer};
 use clap::{Args, Subcommand};
 
 use super::text_input::TextInput;

@@ -4,11 +4,11 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use bridge_core::config::{RawConfig, RunConfig, World};
-use bridge_core::tokenizer::Tokenizer;
 use bridge_core::train::{
     Console, ExitReason, RunOptions, RunReport, TrainError, WatchSignals, pretrain, process_groups, rank_timeout,
     run_on_threads,
 };
+use bridge_data::tokenizer::Tokenizer;
 use bridge_dist::comm::{Communicator, Group};
 use bridge_dist::mesh::ProcessGroups;
 use bridge_models::generate::{GenerateOptions, Sampling};

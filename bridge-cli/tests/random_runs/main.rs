@@ -14,7 +14,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use bridge_core::config::{World, load};
-use bridge_core::data::indexed::{IndexedDatasetBuilder, TokenDtype};
+use bridge_data::indexed::{IndexedDatasetBuilder, TokenDtype};
 use bridge_models::registry;
 use draw::{Case, Data, Draw, Event, ITERATIONS, Layout, Recipe};
 use support::recipe as tiny;

@@ -4,12 +4,12 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use bridge_core::config::{World, load};
-use bridge_core::data::{DataError, Dataset, DatasetBuildContext, DatasetProvider, Datasets, Sample};
 use bridge_core::resilience::Signal;
 use bridge_core::train::{
     Callback, CancelHandle, ExitReason, GlobalState, Registry, RunOptions, StepReport, TrainEnd, TrainError, pretrain,
     rank_timeout, run_on_threads,
 };
+use bridge_data::{DataError, Dataset, DatasetBuildContext, DatasetProvider, Datasets, Sample};
 use bridge_models::registry;
 
 use super::support::{bridge, recipe};

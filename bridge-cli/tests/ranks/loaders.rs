@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use bridge_core::config::{World, load};
-use bridge_core::data::{
+use bridge_core::train::{Registry, RunOptions, TrainError, pretrain, rank_timeout, run_on_threads};
+use bridge_data::{
     DataError, DatasetBuildContext, DatasetProvider, Datasets, LoaderRequest, MicroBatch, MicroBatches, Sample,
 };
-use bridge_core::train::{Registry, RunOptions, TrainError, pretrain, rank_timeout, run_on_threads};
 use bridge_models::registry;
 
 use super::support::{assert_close, losses_of, recipe, records_in, run, run_in};

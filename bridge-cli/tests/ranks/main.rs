@@ -20,8 +20,8 @@ mod vocabulary;
 use std::path::{Path, PathBuf};
 
 use bridge_core::config::{RunConfig, World, load};
-use bridge_core::data::indexed::{IndexedDatasetBuilder, TokenDtype};
 use bridge_core::train::{Console, RunOptions};
+use bridge_data::indexed::{IndexedDatasetBuilder, TokenDtype};
 use bridge_dist::mesh::ProcessGroups;
 use bridge_models::registry;
 use support::recipe;

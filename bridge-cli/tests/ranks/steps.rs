@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use bridge_core::data::MicroBatch;
 use bridge_core::model::Batch;
 use bridge_core::train::{
     CancelHandle, ExitReason, ForwardStep, LanguageModelStep, RunOptions, pretrain, rank_timeout, run_on_threads,
 };
+use bridge_data::MicroBatch;
 use burn::tensor::{Device, Tensor};
 
 use super::support::{assert_close, bridge, losses, recipe, records_in, run_in};

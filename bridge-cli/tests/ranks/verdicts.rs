@@ -4,11 +4,11 @@ use std::io::Write;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use bridge_core::data::MicroBatch;
 use bridge_core::model::Batch;
 use bridge_core::train::{
     Console, ForwardStep, LanguageModelStep, RunOptions, TrainError, pretrain, rank_timeout, run_on_threads,
 };
+use bridge_data::MicroBatch;
 use bridge_dist::mesh::ProcessGroups;
 use burn::tensor::{Device, Tensor};
 use serde_json::Value;

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::LazyLock;
 
-use bridge_core::data::indexed::{IndexedDatasetBuilder, TokenDtype};
+use bridge_data::indexed::{IndexedDatasetBuilder, TokenDtype};
 use tempfile::TempDir;
 
 use super::support::copy;

@@ -1,11 +1,11 @@
 //! What a forward pass is given besides the model: a micro-batch on the device, and whether it trains.
 
+use bridge_data::{MicroBatch, SequencePart};
 use bridge_kernels::rotary::Positions;
 use bridge_kernels::{DropoutKey, Philox};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
 use super::{LayerMetrics, WeightGradientStore};
-use crate::data::{MicroBatch, SequencePart};
 
 /// One micro-batch on the device.
 #[derive(Clone, Debug)]

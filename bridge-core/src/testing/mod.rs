@@ -1,5 +1,6 @@
 //! A language model small enough for unit tests of the loop: embedding, residual feed-forward layers, head.
 
+use bridge_data::MicroBatch;
 use bridge_kernels::{
     Activation, CrossEntropyOptions, Philox, activation, dropout, embedding, linear, linear_cross_entropy,
     linear_deferred, rms_norm,
@@ -7,7 +8,6 @@ use bridge_kernels::{
 use burn::module::{Module, Param};
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 
-use crate::data::MicroBatch;
 use crate::model::{
     Batch, ForwardContext, ModelChunk, ModuleChunk, ParameterRole, Segment, SegmentOutput, SegmentRole, Segments, Stage,
 };

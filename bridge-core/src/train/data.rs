@@ -2,6 +2,14 @@
 
 use std::sync::Arc;
 
+use bridge_data::loader::{DataLoader, LoaderParams, MicroBatch};
+use bridge_data::sampler::{Incomplete, Passes, Sampler, SamplerKind, SamplerParams, Sharding};
+use bridge_data::tokenizer::Tokenizer;
+use bridge_data::{
+    BuildEvent, BuildObserver, DataError, DataParallel, Dataset, DatasetBuildContext, DatasetProvider, Datasets,
+    FetchOrder, LoaderRequest,
+};
+
 use super::TrainError;
 use super::data_errors::name_setting;
 use super::evaluate::Split;
@@ -9,14 +17,7 @@ use super::registry::{DatasetFactoryContext, DatasetRegistry};
 use super::text::{PreparedText, TextWatch, prepare_text};
 use super::token_bytes::TokenBytes;
 use crate::config::{ConfigError, DataloaderType, ErrorKind, RunConfig};
-use crate::data::loader::{DataLoader, LoaderParams, MicroBatch};
-use crate::data::sampler::{Incomplete, Passes, Sampler, SamplerKind, SamplerParams, Sharding};
-use crate::data::{
-    BuildEvent, BuildObserver, DataError, DataParallel, Dataset, DatasetBuildContext, DatasetProvider, Datasets,
-    FetchOrder, LoaderRequest,
-};
 use crate::logging::ProgressSink;
-use crate::tokenizer::Tokenizer;
 
 /// Tokenizer, datasets and loaders of a run.
 pub struct RunData {

@@ -3,11 +3,12 @@
 
 use std::path::Path;
 
+use bridge_data::DataError;
+use bridge_data::indexed::{bin_path, idx_path};
+
 use super::TrainError;
 use super::gpt_data::dataset_prefix;
 use crate::config::{ConfigError, ErrorKind, RunConfig};
-use crate::data::DataError;
-use crate::data::indexed::{bin_path, idx_path};
 
 /// The same problem under the setting that leads to it, with the place in the recipe; problems of no setting as they are.
 pub(super) fn name_setting(config: &RunConfig, error: TrainError) -> TrainError {

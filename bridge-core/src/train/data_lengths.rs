@@ -1,12 +1,13 @@
 //! Whether the splits are long enough for what a run will ask of them, found out before it starts. How they are read, `data` knows.
 
+use bridge_data::sampler::{Incomplete, Sampler, SamplerKind, SamplerParams};
+
 use super::TrainError;
 use super::convert;
 use super::data::{RunData, evaluation_params, train_params};
 use super::evaluate::Split;
 use crate::checkpoint::TrainState;
 use crate::config::{ConfigError, DataloaderType, ErrorKind, RunConfig};
-use crate::data::sampler::{Incomplete, Sampler, SamplerKind, SamplerParams};
 use crate::schedule::NumMicrobatchesCalculator;
 
 /// Refuses a run that would come to the end of its data, or could not read it at all, after `start`.

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use bridge_data::DataError;
+use bridge_data::tokenizer::TokenizerError;
 use bridge_dist::comm::CommError;
 use bridge_dist::mesh::MeshSetupError;
 use bridge_dist::schedule::ScheduleError;
@@ -11,12 +13,10 @@ use super::exit::ExitReason;
 use super::pipeline::PipelineError;
 use crate::checkpoint::CheckpointError;
 use crate::config::ConfigErrors;
-use crate::data::DataError;
 use crate::model::ModelBuildError;
 use crate::resilience::SignalError;
 use crate::resilience::rerun::{RerunCheckpointError, UnexpectedResult};
 use crate::schedule::{BatchSizeError, FlopsError, LossScaleError, SchedulerError, SchedulerStateError};
-use crate::tokenizer::TokenizerError;
 
 /// Why a run could not start or go on.
 #[derive(Debug, thiserror::Error)]

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use bridge_data::DataLoader;
+
 use super::exit::{ExitReason, exit_is_requested};
 use super::forward_step::{LM_LOSS, Losses};
 use super::pipeline::EvaluationBatches;
@@ -9,7 +11,6 @@ use super::run::TrainingRun;
 use super::threads::compute;
 use super::{TrainError, ranks};
 use crate::config::micro_batch_windows;
-use crate::data::DataLoader;
 use crate::logging::{Occasion, TimerLevel, perplexity};
 use crate::model::Batch;
 

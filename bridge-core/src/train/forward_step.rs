@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use bridge_data::MicroBatch;
 use burn::tensor::{Device, Tensor};
 
-use crate::data::MicroBatch;
 use crate::model::Batch;
 
 /// A reported quantity: the sum of `numerator` over micro-batches divided by that of `denominator`.

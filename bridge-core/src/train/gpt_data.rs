@@ -2,14 +2,15 @@
 
 use std::path::{Path, PathBuf};
 
-use super::registry::DatasetFactoryContext;
-use crate::config;
-use crate::data::gpt::{
+use bridge_data::gpt::{
     Blend, FimParams, FimRandomness, FimTokens, GptDatasetParams, GptDatasetProvider, GptSource, IndexCache,
     SampleOptions, SplitBlends, ValidationSize,
 };
-use crate::data::indexed::{BinAccess, idx_path};
-use crate::data::{DataError, DatasetProvider};
+use bridge_data::indexed::{BinAccess, idx_path};
+use bridge_data::{DataError, DatasetProvider};
+
+use super::registry::DatasetFactoryContext;
+use crate::config;
 
 /// The factory of the built-in kinds.
 pub(super) fn gpt_provider(context: &DatasetFactoryContext) -> Result<Box<dyn DatasetProvider>, DataError> {

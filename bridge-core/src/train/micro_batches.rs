@@ -3,11 +3,12 @@
 
 use std::time::{Duration, Instant};
 
+use bridge_data::MicroBatch;
+
 use super::exit::{ExitReason, Requests};
 use super::run::TrainingRun;
 use super::{TrainError, ranks};
 use crate::config::micro_batch_windows;
-use crate::data::MicroBatch;
 use crate::schedule::MicroBatchWindows;
 
 /// The micro-batches of one step on this rank.

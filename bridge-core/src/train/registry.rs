@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use bridge_data::tokenizer::Tokenizer;
+use bridge_data::{DataError, DatasetProvider};
+
 use super::gpt_data::gpt_provider;
 use crate::config::{ExtraField, FinalDataset, FinalValidation, KindRegistry, Kinds};
-use crate::data::{DataError, DatasetProvider};
 use crate::model::ModelRegistry;
-use crate::tokenizer::Tokenizer;
 
 /// The kinds of model and of data set that recipes may choose. A value, not a global.
 ///

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
+use bridge_data::{DataLoader, MicroBatch};
 use bridge_dist::mesh::ProcessGroups;
 use bridge_kernels::Philox;
 use burn::tensor::Device;
@@ -22,7 +23,6 @@ use super::step::StepReport;
 use super::{TrainError, ranks};
 use crate::checkpoint::{SaveReport, TrainState};
 use crate::config::RunConfig;
-use crate::data::{DataLoader, MicroBatch};
 use crate::logging::{MemoryOfRanks, Occasion, RankTimers, TimerLevel, Timers};
 use crate::model::{Batch, ModelChunk};
 use crate::optim::{GradientBuffer, GradientReducer, Optimizer};

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use bridge_data::DataParallel;
 use bridge_dist::mesh::ProcessGroups;
 use burn::tensor::{Device, FloatDType};
 
@@ -27,7 +28,6 @@ use super::text::check_source;
 use super::{TrainError, ranks, set_num_threads, vocabulary};
 use crate::checkpoint::TrainState;
 use crate::config::RunConfig;
-use crate::data::DataParallel;
 use crate::logging::Timers;
 use crate::model::{
     BuildContext, DeferredParameters, ModelBuilder, ModelChunk, ModelConfig, ModelRegistry, Parallel, Stage,

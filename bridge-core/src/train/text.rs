@@ -4,15 +4,16 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::TrainError;
-use crate::config::{ConfigError, ErrorKind, FinalDataset, RunConfig, SourceFormat, TokenizerType};
-use crate::data::DataError;
-use crate::data::pack::{
+use bridge_data::DataError;
+use bridge_data::pack::{
     DocumentEnd, OutputLock, PackParams, WorkCounts, WorkProgress, pack_locked, train_tokenizer_locked,
 };
-use crate::data::source::{SourceParams, TextFormat, TextSource};
+use bridge_data::source::{SourceParams, TextFormat, TextSource};
+use bridge_data::tokenizer::{BpeTrainParams, HuggingFaceTokenizer, NullTokenizer, Tokenizer};
+
+use super::TrainError;
+use crate::config::{ConfigError, ErrorKind, FinalDataset, RunConfig, SourceFormat, TokenizerType};
 use crate::logging::{ProgressHandle, ProgressSink, ProgressTask};
-use crate::tokenizer::{BpeTrainParams, HuggingFaceTokenizer, NullTokenizer, Tokenizer};
 
 /// The tokenizer and the token files of a run's own text.
 pub(super) struct PreparedText {

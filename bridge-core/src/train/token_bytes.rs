@@ -1,7 +1,7 @@
 //! How many bytes of text tokens stand for: what bits per byte are counted with.
 
-use crate::data::MicroBatch;
-use crate::tokenizer::Tokenizer;
+use bridge_data::MicroBatch;
+use bridge_data::tokenizer::Tokenizer;
 
 /// Bytes of text of each token id.
 #[derive(Clone, Debug)]
@@ -27,7 +27,7 @@ impl TokenBytes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tokenizer::{BpeTrainParams, NullTokenizer, train_byte_level_bpe};
+    use bridge_data::tokenizer::{BpeTrainParams, NullTokenizer, train_byte_level_bpe};
 
     fn micro_batch(labels: &[i64], loss_mask: &[f32]) -> MicroBatch {
         MicroBatch { labels: labels.to_vec(), loss_mask: loss_mask.to_vec(), ..MicroBatch::default() }

@@ -1,10 +1,10 @@
 //! The decoder: embedding, layers, head, each optional or partial so that a pipeline stage is the same type as the whole.
 
-use bridge_core::data::SequencePart;
 use bridge_core::model::{
     Auxiliary, BuildContext, ForwardContext, KeyValueCache, ParameterRole, Placement, Segment, SegmentOutput,
     SegmentRole, Segments, Stage,
 };
+use bridge_data::SequencePart;
 use bridge_kernels::RotaryTable;
 use bridge_kernels::rotary::Positions;
 use burn::module::Module;

@@ -8,10 +8,10 @@ mod moe;
 mod reference;
 mod sharded;
 
-use bridge_core::data::MicroBatch;
 use bridge_core::model::{
     Auxiliary, Batch, BuildContext, ForwardContext, Mode, ModelChunk, Parallel, SegmentOutput, Stage,
 };
+use bridge_data::MicroBatch;
 use bridge_kernels::Activation;
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 use std::collections::BTreeMap;

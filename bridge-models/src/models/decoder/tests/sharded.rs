@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use bridge_core::data::SequencePart;
 use bridge_core::model::{ParameterInfo, Placement, ReplicaGroup};
+use bridge_data::SequencePart;
 use bridge_dist::comm::thread::run_ranks;
 use bridge_dist::mesh::{Coordinates, Mesh, ParallelSizes, ProcessGroups, RankOrder};
 use bridge_dist::region::Cut;

@@ -1,0 +1,32 @@
+//! Data: from text and token files to micro-batches, in Megatron's formats and sample order. Tensors, models, losses and the
+//! configuration's types have no place here.
+//!
+//! | step | module |
+//! |---|---|
+//! | text files, JSON lines, standard input | [`source`] |
+//! | text to ids and back | [`tokenizer`] |
+//! | tokenized into `.bin`/`.idx` | [`pack`], [`indexed`] |
+//! | samples of a fixed length, blends, mock data | [`gpt`] |
+//! | which samples a rank reads next | [`sampler`] |
+//! | prefetched micro-batches | [`loader`] |
+
+mod atomic;
+pub mod dataset;
+mod error;
+pub mod gpt;
+pub mod indexed;
+mod json_text;
+pub mod loader;
+mod npy;
+pub mod pack;
+pub mod random;
+pub mod sampler;
+pub mod source;
+pub mod tokenizer;
+
+pub use dataset::{
+    BuildEvent, BuildObserver, DataParallel, Dataset, DatasetBuildContext, DatasetProvider, Datasets, FetchOrder,
+    LoaderRequest, Sample, Silent,
+};
+pub use error::DataError;
+pub use loader::{DataLoader, MicroBatch, MicroBatches, SequencePart};

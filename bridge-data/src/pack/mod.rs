@@ -1,0 +1,369 @@
+//! Tokenizing text into an indexed dataset, and training tokenizers on it: in parallel, in order, with bounded memory, reusing earlier
+//! results. Finding text is `source`'s business, the file format `indexed`'s.
+
+mod reuse;
+mod train;
+
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::time::Instant;
+
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+
+pub use reuse::OutputLock;
+pub use train::{TokenizerTraining, train_tokenizer, train_tokenizer_locked};
+
+use super::DataError;
+use super::atomic;
+use super::indexed::{IndexedDatasetBuilder, TokenDtype, bin_path, idx_path};
+use super::source::{Documents, RawDocument, Text, TextSource};
+use crate::tokenizer::{Tokenizer, require_eod};
+use reuse::Claim;
+
+/// Bytes of text that are tokenized together; also what the reader is ahead.
+const BATCH_BYTES: usize = 8 << 20;
+/// Longer documents are cut into pieces of about this size where the tokenizer allows it.
+const PIECE_BYTES: usize = 256 << 10;
+/// Names of skipped documents that a report keeps.
+const NAMED_DOCUMENTS: usize = 20;
+
+/// What closes a document.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum DocumentEnd {
+    /// The tokenizer's end-of-document token.
+    #[default]
+    EndOfDocument,
+    /// Nothing.
+    Nothing,
+}
+
+/// How far work has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct WorkCounts {
+    /// Documents done.
+    pub documents: u64,
+    /// Bytes of the source done.
+    pub bytes_done: u64,
+    /// Bytes of the source, if known.
+    pub bytes_total: Option<u64>,
+    /// Tokens written; 0 while training a tokenizer.
+    pub tokens: u64,
+}
+
+/// Someone who watches the work and may stop it.
+pub trait WorkProgress: Send + Sync {
+    /// Called every few megabytes and at the end, from a working thread.
+    fn update(&self, counts: &WorkCounts);
+
+    /// Whether to stop; asked between pieces of text, from any thread.
+    fn cancelled(&self) -> bool {
+        false
+    }
+}
+
+/// Nobody watches.
+impl WorkProgress for super::Silent {
+    fn update(&self, _counts: &WorkCounts) {}
+}
+
+/// What to pack, and where to.
+pub struct PackParams<'a> {
+    /// The text.
+    pub source: &'a TextSource,
+    /// The tokenizer.
+    pub tokenizer: &'a dyn Tokenizer,
+    /// Path of the dataset without `.bin` and `.idx`.
+    pub output_prefix: &'a Path,
+    /// What closes each document.
+    pub document_end: DocumentEnd,
+    /// Threads; `None` for one a core.
+    pub num_threads: Option<usize>,
+    /// Who watches.
+    pub progress: &'a dyn WorkProgress,
+}
+
+/// What was packed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PackReport {
+    /// Path of the dataset without `.bin` and `.idx`.
+    pub prefix: PathBuf,
+    /// Documents written.
+    pub documents: u64,
+    /// Tokens written, document ends included.
+    pub tokens: u64,
+    /// Bytes of the source.
+    pub bytes: u64,
+    /// Documents without text, left out.
+    pub empty_documents: u64,
+    /// Documents that are not UTF-8, left out.
+    pub invalid_documents: u64,
+    /// The names of the first of those.
+    pub invalid_names: Vec<String>,
+    /// Seconds it took.
+    pub seconds: f64,
+    /// Whether an earlier result was still valid and nothing had to be done.
+    #[serde(skip)]
+    pub reused: bool,
+}
+
+impl std::fmt::Display for PackReport {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let verb = if self.reused { "unchanged, reusing" } else { "packed" };
+        write!(
+            f,
+            "{}: {verb} {} documents, {} tokens from {} bytes",
+            self.prefix.display(),
+            self.documents,
+            self.tokens,
+            self.bytes
+        )?;
+        if self.empty_documents > 0 {
+            write!(f, "; {} empty documents skipped", self.empty_documents)?;
+        }
+        if self.invalid_documents > 0 {
+            write!(
+                f,
+                "; {} documents that are not UTF-8 skipped: {}",
+                self.invalid_documents,
+                self.invalid_names.join(", ")
+            )?;
+            if self.invalid_documents > self.invalid_names.len() as u64 {
+                f.write_str(", ...")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Tokenizes the source into `{output_prefix}.bin` and `.idx`. The files appear when they are complete; running it again with the
+/// same text, tokenizer and options does nothing.
+///
+/// # Errors
+/// Unreadable or malformed text, no end-of-document token, no text at all, another process writing the same output, cancellation.
+pub fn pack(params: &PackParams<'_>) -> Result<PackReport, DataError> {
+    pack_locked(params).map(|(report, _)| report)
+}
+
+/// As [`pack`]. While the lock is held, no other process replaces the files.
+///
+/// # Errors
+/// As [`pack`].
+pub fn pack_locked(params: &PackParams<'_>) -> Result<(PackReport, OutputLock), DataError> {
+    let started = Instant::now();
+    let eod = match params.document_end {
+        DocumentEnd::EndOfDocument => Some(require_eod(params.tokenizer)?),
+        DocumentEnd::Nothing => None,
+    };
+    let dtype = TokenDtype::for_vocab_size(params.tokenizer.vocab_size());
+    let (data_path, index_path) = (bin_path(params.output_prefix), idx_path(params.output_prefix));
+    let key = params.source.fingerprint().map(|source| {
+        serde_json::json!({
+            "source": source,
+            "tokenizer": params.tokenizer.unique_identifier(),
+            "document_end": eod,
+            "token_type": dtype.name(),
+        })
+    });
+    let lock = match reuse::claim::<PackReport>(params.output_prefix, key.as_ref(), &[&data_path, &index_path])? {
+        Claim::Whole(report, lock) => {
+            return Ok((PackReport { prefix: params.output_prefix.to_owned(), reused: true, ..report }, lock));
+        }
+        Claim::ToWrite(lock) => lock,
+    };
+    reuse::forget(params.output_prefix)?;
+    atomic::remove_stale(&data_path)?;
+    atomic::remove_stale(&index_path)?;
+    let builder = IndexedDatasetBuilder::create(params.output_prefix, dtype)?;
+    let mut packer = Packer::new(params, builder, eod);
+    packer.run()?;
+    let mut report = packer.finish()?;
+    report.seconds = started.elapsed().as_secs_f64();
+    if let Some(key) = &key {
+        reuse::store(params.output_prefix, key, &[&data_path, &index_path], &report)?;
+    }
+    Ok((report, lock))
+}
+
+struct Packer<'a> {
+    params: &'a PackParams<'a>,
+    builder: IndexedDatasetBuilder,
+    eod: Option<i64>,
+    counts: WorkCounts,
+    report: PackReport,
+    document: Vec<i64>,
+}
+
+impl<'a> Packer<'a> {
+    fn new(params: &'a PackParams<'a>, builder: IndexedDatasetBuilder, eod: Option<i64>) -> Self {
+        let counts = WorkCounts { bytes_total: params.source.total_bytes(), ..WorkCounts::default() };
+        let report = PackReport {
+            prefix: params.output_prefix.to_owned(),
+            documents: 0,
+            tokens: 0,
+            bytes: 0,
+            empty_documents: 0,
+            invalid_documents: 0,
+            invalid_names: Vec::new(),
+            seconds: 0.0,
+            reused: false,
+        };
+        Self { params, builder, eod, counts, report, document: Vec::new() }
+    }
+
+    /// A thread reads batches ahead while the pool tokenizes the current one.
+    fn run(&mut self) -> Result<(), DataError> {
+        let documents = self.params.source.documents()?;
+        let threads = self.params.num_threads.unwrap_or(0);
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .build()
+            .map_err(|error| DataError::Parameter(format!("cannot start {threads} threads: {error}")))?;
+        let (sender, receiver) = sync_channel(1);
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                for batch in (Batches { documents, failed: false }) {
+                    // A receiver that is gone has failed; there is no one to read for.
+                    if sender.send(batch).is_err() {
+                        return;
+                    }
+                }
+            });
+            // Taken by value: a failure drops the receiver, which stops the reader.
+            self.consume(receiver, &pool)
+        })
+    }
+
+    fn consume(
+        &mut self,
+        batches: Receiver<Result<Vec<RawDocument>, DataError>>,
+        pool: &rayon::ThreadPool,
+    ) -> Result<(), DataError> {
+        while let Ok(batch) = batches.recv() {
+            if self.params.progress.cancelled() {
+                return Err(DataError::Interrupted);
+            }
+            self.write_batch(batch?, pool)?;
+            self.params.progress.update(&self.counts);
+        }
+        Ok(())
+    }
+
+    fn write_batch(&mut self, batch: Vec<RawDocument>, pool: &rayon::ThreadPool) -> Result<(), DataError> {
+        let tokenizer = self.params.tokenizer;
+        let sizes: Vec<usize> = batch.iter().map(RawDocument::num_bytes).collect();
+        let decoded: Vec<(String, Result<Text, DataError>)> =
+            pool.install(|| batch.into_par_iter().map(|document| (document.name(), document.into_text())).collect());
+        let mut texts = Vec::with_capacity(decoded.len());
+        for (name, text) in decoded {
+            match text? {
+                Text::Valid(text) => texts.push(text),
+                Text::Empty => self.report.empty_documents += 1,
+                Text::NotUtf8 => {
+                    self.report.invalid_documents += 1;
+                    if self.report.invalid_names.len() < NAMED_DOCUMENTS {
+                        self.report.invalid_names.push(name);
+                    }
+                }
+            }
+        }
+        let pieces: Vec<(usize, &str)> = texts
+            .iter()
+            .enumerate()
+            .flat_map(|(number, text)| cut(tokenizer, text).into_iter().map(move |piece| (number, piece)))
+            .collect();
+        // A document may be as long as the whole text.
+        let progress = self.params.progress;
+        let encode = |piece: &str| match progress.cancelled() {
+            true => Err(DataError::Interrupted),
+            false => Ok(tokenizer.encode(piece)?),
+        };
+        let encoded: Result<Vec<Vec<i64>>, DataError> =
+            pool.install(|| pieces.par_iter().map(|(_, piece)| encode(piece)).collect());
+        let encoded = encoded?;
+        for (i, ids) in encoded.iter().enumerate() {
+            self.document.extend_from_slice(ids);
+            let last = pieces.get(i + 1).is_none_or(|next| next.0 != pieces[i].0);
+            if last {
+                self.end_document()?;
+            }
+        }
+        self.counts.bytes_done += sizes.iter().sum::<usize>() as u64;
+        Ok(())
+    }
+
+    fn end_document(&mut self) -> Result<(), DataError> {
+        self.document.extend(self.eod);
+        self.builder.add_item(&self.document)?;
+        self.builder.end_document();
+        self.counts.documents += 1;
+        self.counts.tokens += self.document.len() as u64;
+        self.document.clear();
+        Ok(())
+    }
+
+    fn finish(self) -> Result<PackReport, DataError> {
+        if self.counts.documents == 0 {
+            return Err(DataError::Source(format!(
+                "there is no text to pack: {} empty documents, {} that are not UTF-8",
+                self.report.empty_documents, self.report.invalid_documents
+            )));
+        }
+        self.builder.finalize()?;
+        Ok(PackReport {
+            documents: self.counts.documents,
+            tokens: self.counts.tokens,
+            bytes: self.counts.bytes_done,
+            ..self.report
+        })
+    }
+}
+
+/// Groups documents into batches of about [`BATCH_BYTES`].
+struct Batches {
+    documents: Documents,
+    failed: bool,
+}
+
+impl Iterator for Batches {
+    type Item = Result<Vec<RawDocument>, DataError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let mut batch = Vec::new();
+        let mut bytes = 0;
+        while bytes < BATCH_BYTES && !self.failed {
+            match self.documents.next() {
+                Some(Ok(document)) => {
+                    // Even an empty document costs something.
+                    bytes += document.num_bytes() + 64;
+                    batch.push(document);
+                }
+                Some(Err(error)) => {
+                    self.failed = true;
+                    return Some(Err(error));
+                }
+                None => break,
+            }
+        }
+        (!batch.is_empty()).then_some(Ok(batch))
+    }
+}
+
+/// Cuts a long text where that does not change its tokens.
+fn cut<'t>(tokenizer: &dyn Tokenizer, text: &'t str) -> Vec<&'t str> {
+    let mut pieces = Vec::with_capacity(text.len() / PIECE_BYTES + 1);
+    let mut rest = text;
+    while rest.len() > PIECE_BYTES {
+        let Some(at) = tokenizer.split_point(rest, PIECE_BYTES).filter(|&at| at > 0) else {
+            break;
+        };
+        let (piece, tail) = rest.split_at(at);
+        pieces.push(piece);
+        rest = tail;
+    }
+    pieces.push(rest);
+    pieces
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,163 @@
+//! Whether an earlier result can be used again, and the lock that keeps two writers apart. What is being produced is the callers'
+//! business.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::DataError;
+use crate::atomic;
+use crate::indexed::with_suffix;
+
+/// Held while an output is written, or while what is there is opened: one writer, or any number of readers. The file goes with the last
+/// lock, so that no attempt leaves it behind.
+pub struct OutputLock {
+    path: PathBuf,
+    /// Locked until it is closed.
+    file: File,
+}
+
+impl OutputLock {
+    /// Locks `{output}.lock` for a writer.
+    pub(crate) fn acquire(output: &Path) -> Result<Self, DataError> {
+        Self::lock(output, File::try_lock)
+    }
+
+    /// Locks `{output}.lock` for a reader.
+    pub(crate) fn share(output: &Path) -> Result<Self, DataError> {
+        Self::lock(output, File::try_lock_shared)
+    }
+
+    fn lock(output: &Path, attempt: impl Fn(&File) -> Result<(), TryLockError>) -> Result<Self, DataError> {
+        let path = with_suffix(output, ".lock");
+        if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+            std::fs::create_dir_all(folder).map_err(DataError::io("create the folder", folder))?;
+        }
+        loop {
+            let file = OpenOptions::new()
+                .create(true)
+                .truncate(false)
+                .write(true)
+                .open(&path)
+                .map_err(DataError::io("open the lock file", &path))?;
+            match attempt(&file) {
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => return Err(DataError::Locked { path }),
+                Err(TryLockError::Error(error)) => return Err(DataError::io("lock", &path)(error)),
+            }
+            // Between opening and locking, its holder may have deleted the file: then this is a lock on nothing, and
+            // another process may hold the one that counts.
+            if is_named(&file, &path).map_err(DataError::io("look at the lock file", &path))? {
+                return Ok(Self { path, file });
+            }
+        }
+    }
+}
+
+impl Drop for OutputLock {
+    fn drop(&mut self) {
+        // Whoever holds it alone may delete it: nobody else deletes or replaces it then. Of several readers the last one does. A file that
+        // cannot be deleted does no harm.
+        if self.file.try_lock().is_ok() {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// An output that is locked.
+pub(crate) enum Claim<R> {
+    /// It is whole, and made from the same key: here is the report of its making. The lock is at least a reader's.
+    Whole(R, OutputLock),
+    /// It has to be written. The lock is a writer's.
+    ToWrite(OutputLock),
+}
+
+/// Locks an output, which readers share where an earlier result can be used again. Without a key it is always written anew.
+///
+/// # Errors
+/// [`DataError::Locked`] if another process is at work on it.
+pub(crate) fn claim<R: DeserializeOwned>(
+    output: &Path,
+    key: Option<&Value>,
+    files: &[&Path],
+) -> Result<Claim<R>, DataError> {
+    let find = || key.map_or(Ok(None), |key| load::<R>(output, key, files));
+    // A first look without a lock, for readers must not keep a writer out who has work to do.
+    if find()?.is_some() {
+        let lock = OutputLock::share(output)?;
+        if let Some(report) = find()? {
+            return Ok(Claim::Whole(report, lock));
+        }
+    }
+    let lock = OutputLock::acquire(output)?;
+    // Another process may have written it since.
+    Ok(match find()? {
+        Some(report) => Claim::Whole(report, lock),
+        None => Claim::ToWrite(lock),
+    })
+}
+
+/// Whether an open file is the one of this name.
+fn is_named(file: &File, path: &Path) -> std::io::Result<bool> {
+    let open = file.metadata()?;
+    match std::fs::metadata(path) {
+        Ok(named) => Ok((open.dev(), open.ino()) == (named.dev(), named.ino())),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// What is written beside an output: what it was made from, the sizes of its files, and the report of its making.
+#[derive(Serialize, Deserialize)]
+struct Record<R> {
+    made_from: Value,
+    sizes: Vec<u64>,
+    report: R,
+}
+
+fn record_path(output: &Path) -> PathBuf {
+    with_suffix(output, ".fingerprint.json")
+}
+
+fn sizes_of(files: &[&Path]) -> Option<Vec<u64>> {
+    files.iter().map(|file| std::fs::metadata(file).ok().map(|metadata| metadata.len())).collect()
+}
+
+/// The report of an earlier result that was made from the same `key` and whose files are whole.
+pub(crate) fn load<R: DeserializeOwned>(output: &Path, key: &Value, files: &[&Path]) -> Result<Option<R>, DataError> {
+    let path = record_path(output);
+    let text = match std::fs::read(&path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(DataError::io("read", &path)(error)),
+    };
+    // A record that does not parse vouches for nothing.
+    let Ok(record) = serde_json::from_slice::<Record<R>>(&text) else {
+        return Ok(None);
+    };
+    let same = record.made_from == *key && Some(record.sizes) == sizes_of(files);
+    Ok(same.then_some(record.report))
+}
+
+/// Vouches for a finished output.
+pub(crate) fn store<R: Serialize>(output: &Path, key: &Value, files: &[&Path], report: R) -> Result<(), DataError> {
+    let sizes = sizes_of(files).unwrap_or_default();
+    let record = Record { made_from: key.clone(), sizes, report };
+    let path = record_path(output);
+    let text = serde_json::to_vec_pretty(&record)
+        .map_err(|error| DataError::malformed(&path, format!("cannot be written: {error}")))?;
+    atomic::write(&path, &text)
+}
+
+/// Removes the record before its output is replaced.
+pub(crate) fn forget(output: &Path) -> Result<(), DataError> {
+    let path = record_path(output);
+    match std::fs::remove_file(&path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(DataError::io("remove", &path)(error)),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,167 @@
+//! Training a tokenizer on a text source, once: a second call with the same text and parameters loads the first one's result. The training
+//! itself is the tokenizer module's business.
+
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+use super::reuse::{self, Claim, OutputLock};
+use super::{BATCH_BYTES, PIECE_BYTES, WorkCounts, WorkProgress};
+use crate::DataError;
+use crate::atomic;
+use crate::source::{Documents, Text, TextSource};
+use crate::tokenizer::{
+    BpeTrainParams, HuggingFaceTokenizer, Tokenizer, TokenizerError, safe_cut, train_byte_level_bpe_until,
+};
+
+/// A trained tokenizer.
+#[derive(Debug)]
+pub struct TokenizerTraining {
+    /// The tokenizer.
+    pub tokenizer: HuggingFaceTokenizer,
+    /// Whether an earlier result was still valid.
+    pub reused: bool,
+}
+
+/// Trains a byte-level BPE tokenizer on the source and saves it in `folder` (`tokenizer.json` and its companions).
+///
+/// # Errors
+/// Unreadable or malformed text, no text at all, a vocabulary that is too small, another process training into the same folder, cancellation.
+pub fn train_tokenizer(
+    source: &TextSource,
+    params: &BpeTrainParams,
+    folder: &Path,
+    progress: &dyn WorkProgress,
+) -> Result<TokenizerTraining, DataError> {
+    train_tokenizer_locked(source, params, folder, progress).map(|(training, _)| training)
+}
+
+/// As [`train_tokenizer`]. While the lock is held, no other process replaces the files.
+///
+/// # Errors
+/// As [`train_tokenizer`].
+pub fn train_tokenizer_locked(
+    source: &TextSource,
+    params: &BpeTrainParams,
+    folder: &Path,
+    progress: &dyn WorkProgress,
+) -> Result<(TokenizerTraining, OutputLock), DataError> {
+    let output = folder.join("tokenizer");
+    let file = folder.join("tokenizer.json");
+    let key = source.fingerprint().map(|source| {
+        serde_json::json!({
+            "source": source,
+            "vocab_size": params.vocab_size,
+            "min_frequency": params.min_frequency,
+            "special_tokens": params.special_tokens,
+        })
+    });
+    let lock = match reuse::claim::<()>(&output, key.as_ref(), &[&file])? {
+        Claim::Whole((), lock) => {
+            return Ok((TokenizerTraining { tokenizer: HuggingFaceTokenizer::load(folder)?, reused: true }, lock));
+        }
+        Claim::ToWrite(lock) => lock,
+    };
+    reuse::forget(&output)?;
+    atomic::remove_stale(&file)?;
+    let feed = Feed::new(source, progress)?;
+    let failure = Mutex::new(None);
+    let pieces = Pieces { feed, pending: Vec::new(), failure: &failure };
+    let tokenizer = train_byte_level_bpe_until(params, pieces, &|| progress.cancelled());
+    if let Some(error) = failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        return Err(error);
+    }
+    let tokenizer = match tokenizer {
+        Err(TokenizerError::Interrupted) => return Err(DataError::Interrupted),
+        tokenizer => tokenizer?,
+    };
+    tokenizer.save_assets(folder)?;
+    atomic::write(&file, tokenizer.json().as_bytes())?;
+    if let Some(key) = &key {
+        reuse::store(&output, key, &[&file], ())?;
+    }
+    Ok((TokenizerTraining { tokenizer, reused: false }, lock))
+}
+
+/// Decoded documents, counted.
+struct Feed<'a> {
+    documents: Documents,
+    progress: &'a dyn WorkProgress,
+    counts: WorkCounts,
+    /// Bytes done when progress was last reported.
+    reported: u64,
+}
+
+impl<'a> Feed<'a> {
+    fn new(source: &TextSource, progress: &'a dyn WorkProgress) -> Result<Self, DataError> {
+        let counts = WorkCounts { bytes_total: source.total_bytes(), ..WorkCounts::default() };
+        Ok(Self { documents: source.documents()?, progress, counts, reported: 0 })
+    }
+
+    fn next(&mut self) -> Result<Option<String>, DataError> {
+        while let Some(document) = self.documents.next() {
+            let document = document?;
+            self.counts.bytes_done += document.num_bytes() as u64;
+            if let Text::Valid(text) = document.into_text()? {
+                self.counts.documents += 1;
+                if self.counts.bytes_done - self.reported >= BATCH_BYTES as u64 {
+                    self.report();
+                }
+                return Ok(Some(text));
+            }
+        }
+        self.report();
+        match self.counts.documents {
+            0 => Err(DataError::Source("there is no text to train a tokenizer on".into())),
+            _ => Ok(None),
+        }
+    }
+
+    fn report(&mut self) {
+        self.reported = self.counts.bytes_done;
+        self.progress.update(&self.counts);
+    }
+}
+
+/// Documents joined or cut into pieces of a size that trains in parallel. Ends at the first failure, which it leaves in its slot.
+struct Pieces<'a> {
+    feed: Feed<'a>,
+    /// Pieces of the last document, last first.
+    pending: Vec<String>,
+    failure: &'a Mutex<Option<DataError>>,
+}
+
+impl Iterator for Pieces<'_> {
+    type Item = String;
+
+    fn next(&mut self) -> Option<String> {
+        // A document may be long.
+        let is_cancelled = self.feed.progress.cancelled();
+        if self.pending.is_empty() || is_cancelled {
+            let next = if is_cancelled { Err(DataError::Interrupted) } else { self.feed.next() };
+            match next {
+                Ok(Some(text)) => self.pending = pieces_of(&text),
+                Ok(None) => return None,
+                Err(error) => {
+                    *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                    return None;
+                }
+            }
+        }
+        self.pending.pop()
+    }
+}
+
+fn pieces_of(text: &str) -> Vec<String> {
+    let mut pieces = Vec::new();
+    let mut rest = text;
+    while rest.len() > PIECE_BYTES {
+        let Some(at) = safe_cut(rest, PIECE_BYTES) else {
+            break;
+        };
+        pieces.push(rest[..at].to_owned());
+        rest = &rest[at..];
+    }
+    pieces.push(rest.to_owned());
+    pieces.reverse();
+    pieces
+}

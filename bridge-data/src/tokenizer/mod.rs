@@ -1,0 +1,79 @@
+//! Tokenizers: the contract, Hugging Face's `tokenizer.json` and vocabulary files, the Null tokenizer, training of byte-level BPE. Token
+//! files and datasets live beside this module.
+
+mod byte_level;
+mod error;
+mod fast;
+mod huggingface;
+mod null;
+mod special;
+mod train;
+
+use std::path::Path;
+
+pub(crate) use byte_level::split_point as safe_cut;
+pub use error::TokenizerError;
+pub use huggingface::HuggingFaceTokenizer;
+pub use null::NullTokenizer;
+pub use train::{BpeTrainParams, END_OF_TEXT, train_byte_level_bpe, train_byte_level_bpe_until};
+
+/// Text to token ids and back. Ids are what models and datasets use: non-negative, below [`Tokenizer::vocab_size`].
+pub trait Tokenizer: Send + Sync {
+    /// The ids of `text`, without ids that a template would add. Special tokens written out in the text are recognized.
+    ///
+    /// # Errors
+    /// Text the tokenizer has no ids for.
+    fn encode(&self, text: &str) -> Result<Vec<i64>, TokenizerError>;
+
+    /// The text of `ids`, special tokens included.
+    ///
+    /// # Errors
+    /// An id outside the vocabulary.
+    fn decode(&self, ids: &[i64]) -> Result<String, TokenizerError>;
+
+    /// Number of ids: one more than the largest.
+    fn vocab_size(&self) -> usize;
+
+    /// The end-of-document id.
+    fn eod(&self) -> Option<i64>;
+
+    /// The beginning-of-sequence id.
+    fn bos(&self) -> Option<i64>;
+
+    /// The padding id.
+    fn pad(&self) -> Option<i64>;
+
+    /// The id of a token by its name.
+    fn token_to_id(&self, token: &str) -> Option<i64>;
+
+    /// The bytes an id stands for, none for a special token; summed over a text they give its length, for bits per byte.
+    /// `None` outside the vocabulary, and where ids stand for no text.
+    fn id_to_bytes(&self, id: i64) -> Option<Vec<u8>>;
+
+    /// What tells this tokenizer apart from others; part of cache names.
+    fn unique_identifier(&self) -> serde_json::Value;
+
+    /// Writes the files that [`HuggingFaceTokenizer::load`] or other programs load it from.
+    ///
+    /// # Errors
+    /// The folder cannot be made or written.
+    fn save_assets(&self, folder: &Path) -> Result<(), TokenizerError>;
+
+    /// A byte position at or after `from` where the text can be cut without changing its ids, if the tokenizer knows one before the end.
+    fn split_point(&self, _text: &str, _from: usize) -> Option<usize> {
+        None
+    }
+}
+
+/// The end-of-document id, or the error that says how to get one.
+///
+/// # Errors
+/// The tokenizer has none.
+pub fn require_eod(tokenizer: &dyn Tokenizer) -> Result<i64, TokenizerError> {
+    tokenizer
+        .eod()
+        .ok_or_else(|| TokenizerError::NoEndOfDocument { tokenizer: tokenizer.unique_identifier().to_string() })
+}
+
+#[cfg(test)]
+mod tests;
