@@ -11,7 +11,7 @@ use super::init::{Deviations, Initializer};
 use super::linear::{Linear, LinearConfig};
 use super::norm::Norm;
 use super::regions::Regions;
-use super::residual::Residual;
+use super::residual::BlockOutput;
 use crate::models::decoder::config::DecoderConfig;
 
 /// Query, key and value projection, attention, output projection.
@@ -97,8 +97,8 @@ impl SelfAttention {
         }
     }
 
-    /// The residual stream after the block, from the norm of the stream before it: `[b, t, c]` -> the same.
-    pub fn forward(&self, x_btc: Tensor<3>, residual: Residual, input: AttentionInput) -> Tensor<3> {
+    /// The block's output, `[b, t, c]` -> the same.
+    pub fn forward<'a>(&'a self, x_btc: Tensor<3>, input: AttentionInput<'a>) -> BlockOutput<'a> {
         let (regions, store) = (input.regions, input.weight_gradients);
         let x_btc = regions.enter(x_btc);
         let [b, t, _] = x_btc.dims();
@@ -122,7 +122,7 @@ impl SelfAttention {
             attend(heads, options, regions)
         };
         let [_, _, h, d] = y_bthd.dims();
-        self.linear_proj.forward_and_add(y_bthd.reshape([b, t, h * d]), residual, store)
+        BlockOutput::Product { x: y_bthd.reshape([b, t, h * d]), linear: &self.linear_proj, store }
     }
 
     /// Rate and key of the dropout of probabilities. Ranks with different heads draw different masks, so that heads do: not those that one

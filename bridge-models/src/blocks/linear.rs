@@ -9,7 +9,6 @@ use burn::tensor::Tensor;
 
 use super::init::Initializer;
 use super::regions::Regions;
-use super::residual::Residual;
 
 /// `x w^T + bias`, or this rank's slice of it: see `super::placement`.
 #[derive(Module, Debug)]
@@ -69,17 +68,13 @@ impl Linear {
         }
     }
 
-    /// The residual stream plus the product of a layer whose inputs are cut over tensor-parallel ranks: the last layer of a block.
-    pub fn forward_and_add(&self, x: Tensor<3>, residual: Residual, store: Option<&WeightGradientStore>) -> Tensor<3> {
-        let regions = residual.regions;
-        if regions.tensor().size() == 1 && store.is_none() && residual.adds_unchanged() {
-            return linear_residual(x, self.weight.val(), self.bias(), residual.stream_btc);
-        }
-        residual.add(self.forward_and_leave(x, regions, store))
+    /// [`Self::forward`] added to the residual stream `[b, t, outputs]`, as one operation.
+    pub fn forward_and_add(&self, x: Tensor<3>, stream_btc: Tensor<3>) -> Tensor<3> {
+        linear_residual(x, self.weight.val(), self.bias(), stream_btc)
     }
 
     /// The product of a layer whose inputs are cut over tensor-parallel ranks: terms are summed, then the bias is added, once.
-    fn forward_and_leave(&self, x: Tensor<3>, regions: &Regions, store: Option<&WeightGradientStore>) -> Tensor<3> {
+    pub fn forward_and_leave(&self, x: Tensor<3>, regions: &Regions, store: Option<&WeightGradientStore>) -> Tensor<3> {
         if regions.tensor().size() == 1 {
             return self.forward(x, store);
         }

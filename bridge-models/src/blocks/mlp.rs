@@ -7,7 +7,8 @@ use burn::tensor::Tensor;
 
 use super::init::{Deviations, Initializer};
 use super::linear::{Linear, LinearConfig};
-use super::residual::Residual;
+use super::regions::Regions;
+use super::residual::BlockOutput;
 use crate::models::decoder::config::DecoderConfig;
 
 /// Two linear layers with a non-linearity between them. A gated unit's first layer has the gate's rows, then the others.
@@ -47,10 +48,15 @@ impl Mlp {
         }
     }
 
-    /// The residual stream after the block, from the norm of the stream before it: `[b, t, c]` -> the same.
-    pub fn forward(&self, x_btc: Tensor<3>, residual: Residual, store: Option<&WeightGradientStore>) -> Tensor<3> {
-        let h_btf = self.hidden(residual.regions.enter(x_btc), store);
-        self.linear_fc2.forward_and_add(h_btf, residual, store)
+    /// The block's output, `[b, t, c]` -> the same.
+    pub fn forward<'a>(
+        &'a self,
+        x_btc: Tensor<3>,
+        regions: &Regions,
+        store: Option<&'a WeightGradientStore>,
+    ) -> BlockOutput<'a> {
+        let h_btf = self.hidden(regions.enter(x_btc), store);
+        BlockOutput::Product { x: h_btf, linear: &self.linear_fc2, store }
     }
 
     /// This rank's term of a sum over the tensor-parallel ranks, without communication; with one such rank, the whole.

@@ -1,28 +1,137 @@
-//! The residual stream around a block: what the block's output is added to.
+//! The residual stream: what the blocks of a layer read of it, and how their outputs are added to it.
+//!
+//! With `x` the stream, one step of a layer is
+//!
+//! ```text
+//! x <- norm(stream_multiplier * x + sum over branches of dropout(branch_multiplier * after(block(before(x)))))
+//! ```
+//!
+//! where each norm, each factor and the dropout may be absent. Which of these operations run as one (a norm with the stream that it reads, a
+//! product with the addition) is decided here and nowhere else.
 
+use bridge_core::model::WeightGradientStore;
 use bridge_kernels::DropoutKey;
 use burn::tensor::Tensor;
 
+use super::linear::Linear;
+use super::norm::Norm;
 use super::regions::Regions;
 
-/// The stream that a block's output will be added to, and the dropout of that output.
-#[derive(Debug)]
-pub(crate) struct Residual<'a> {
-    /// `[b, this rank's tokens, c]`.
-    pub stream_btc: Tensor<3>,
-    pub dropout: f64,
+/// What a block reads.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Reads<'a> {
+    /// The stream.
+    Stream,
+    /// A norm of the stream.
+    Norm(&'a Norm),
+    /// What the branch before it reads.
+    Shared,
+}
+
+/// A block and what stands between it and the stream.
+pub(crate) struct Branch<'a> {
+    pub reads: Reads<'a>,
+    /// From what the branch reads, `[b, this rank's tokens, c]`, to its output.
+    pub block: Box<dyn FnOnce(Tensor<3>) -> BlockOutput<'a> + 'a>,
+    /// Norm of the block's output, before it is added.
+    pub after: Option<&'a Norm>,
+    /// Key of the dropout mask of the output.
     pub key: Option<DropoutKey>,
+}
+
+/// What a block returns: `[b, this rank's tokens, c]`.
+pub(crate) enum BlockOutput<'a> {
+    /// The output.
+    Made(Tensor<3>),
+    /// The product of a row-parallel layer that is not made yet, so that the addition to the stream can be part of it.
+    Product {
+        /// `[b, t, this rank's inputs]`.
+        x: Tensor<3>,
+        linear: &'a Linear,
+        /// Where the gradient of the layer's weight is put off to.
+        store: Option<&'a WeightGradientStore>,
+    },
+}
+
+impl BlockOutput<'_> {
+    fn make(self, regions: &Regions) -> Tensor<3> {
+        match self {
+            Self::Made(y_btc) => y_btc,
+            Self::Product { x, linear, store } => linear.forward_and_leave(x, regions, store),
+        }
+    }
+}
+
+/// How branches are added to the stream.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Residual<'a> {
     pub regions: &'a Regions,
+    /// Rate of the dropout of each branch's output.
+    pub dropout: f64,
+    pub branch_multiplier: f64,
+    pub stream_multiplier: f64,
+    /// Norm of the sum.
+    pub norm: Option<&'a Norm>,
 }
 
 impl Residual<'_> {
-    /// Whether the output of a block is added as it is.
-    pub fn adds_unchanged(&self) -> bool {
-        self.dropout == 0.0 || self.key.is_none()
+    /// One step of the stream, `[b, this rank's tokens, c]` -> the same. All branches read the stream as it is before the step.
+    pub fn step<const N: usize>(&self, x_btc: Tensor<3>, branches: [Branch; N]) -> Tensor<3> {
+        let mut stream_btc = x_btc;
+        let mut shared: Option<Tensor<3>> = None;
+        let inputs = branches.each_ref().map(|branch| {
+            let input_btc = match branch.reads {
+                Reads::Stream => stream_btc.clone(),
+                Reads::Norm(norm) => {
+                    let (normed_btc, same_btc) = norm.forward_residual(stream_btc.clone());
+                    stream_btc = same_btc;
+                    normed_btc
+                }
+                Reads::Shared => shared.take().expect("the first branch shares with none"),
+            };
+            shared = Some(input_btc.clone());
+            input_btc
+        });
+        drop(shared);
+        let stream_btc = scaled(stream_btc, self.stream_multiplier);
+        let sum_btc = branches.into_iter().zip(inputs).fold(stream_btc, |stream_btc, (branch, input_btc)| {
+            let output = (branch.block)(input_btc);
+            self.add(stream_btc, output, branch.after, branch.key)
+        });
+        match self.norm {
+            Some(norm) => norm.forward(sum_btc),
+            None => sum_btc,
+        }
     }
 
-    /// Adds a block's output, `[b, this rank's tokens, c]`.
-    pub fn add(self, y_btc: Tensor<3>) -> Tensor<3> {
-        self.stream_btc + self.regions.dropout(y_btc, self.dropout, self.key)
+    fn add(
+        &self,
+        stream_btc: Tensor<3>,
+        output: BlockOutput,
+        after: Option<&Norm>,
+        key: Option<DropoutKey>,
+    ) -> Tensor<3> {
+        let adds_unchanged =
+            after.is_none() && self.branch_multiplier == 1.0 && (self.dropout == 0.0 || key.is_none());
+        match output {
+            BlockOutput::Product { x, linear, store: None }
+                if adds_unchanged && self.regions.tensor().size() == 1 =>
+            {
+                linear.forward_and_add(x, stream_btc)
+            }
+            output => {
+                let y_btc = output.make(self.regions);
+                let y_btc = match after {
+                    Some(norm) => norm.forward(y_btc),
+                    None => y_btc,
+                };
+                let y_btc = scaled(y_btc, self.branch_multiplier);
+                stream_btc + self.regions.dropout(y_btc, self.dropout, key)
+            }
+        }
     }
+}
+
+fn scaled(x: Tensor<3>, factor: f64) -> Tensor<3> {
+    if factor == 1.0 { x } else { x * factor }
 }

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::decoder::{DecoderConfig, LayerPattern, NormConfig, NormKind, PositionEmbedding};
+use crate::decoder::{DecoderConfig, LayerPattern, NormConfig, NormKind, PositionEmbedding, ResidualConfig};
 use crate::huggingface::error::HfError;
 use crate::huggingface::fields::{Fields, activation, activation_name};
 use crate::huggingface::weight_map::{Fusion, Storage, WeightRule};
@@ -73,6 +73,7 @@ pub(crate) fn decoder_config(fields: &Fields) -> Result<DecoderConfig, HfError> 
         },
         position_embedding: PositionEmbedding::LearnedAbsolute,
         no_rope_layers: LayerPattern::None,
+        residual: ResidualConfig::default(),
         norm: NormConfig {
             kind: NormKind::LayerNorm,
             epsilon: fields.number("layer_norm_epsilon")?.unwrap_or(1e-5),

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::decoder::{DecoderConfig, LayerPattern, NormConfig, NormKind, PositionEmbedding, RopeConfig, RopeScaling};
+use crate::decoder::{DecoderConfig, LayerPattern, NormConfig, NormKind, PositionEmbedding, ResidualConfig, RopeConfig, RopeScaling};
 use crate::huggingface::error::HfError;
 use crate::huggingface::fields::{Fields, activation, activation_name};
 use crate::huggingface::weight_map::{Fusion, Storage, WeightRule};
@@ -100,6 +100,7 @@ pub(crate) fn decoder_config(fields: &Fields) -> Result<DecoderConfig, HfError> 
         max_position_embeddings: max_positions,
         position_embedding: PositionEmbedding::Rope(rope(fields, max_positions)?),
         no_rope_layers: LayerPattern::None,
+        residual: ResidualConfig::default(),
         norm: NormConfig {
             kind: NormKind::RmsNorm,
             epsilon: fields.number("rms_norm_eps")?.unwrap_or(1e-6),

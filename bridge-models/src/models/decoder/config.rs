@@ -31,8 +31,11 @@ pub struct DecoderConfig {
     pub position_embedding: PositionEmbedding,
     /// Layers without rotary embedding.
     pub no_rope_layers: LayerPattern,
-    /// The norms before attention, before the feed-forward block and at the end.
+    /// The norms in a layer and at the end.
     pub norm: NormConfig,
+    /// How blocks are joined to the residual stream.
+    #[serde(default)]
+    pub residual: ResidualConfig,
     /// Normalize query and key per head.
     pub qk_layernorm: bool,
     /// Bias in the query-key-value projection.
@@ -161,6 +164,80 @@ pub enum RopeScaling {
     },
 }
 
+/// How the blocks of a layer are joined to the residual stream.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ResidualConfig {
+    /// Where a layer has norms.
+    pub norms: NormPlacement,
+    /// Whether attention and the feed-forward block follow each other.
+    pub blocks: BlockOrder,
+    /// Factor on the output of a block before it is added.
+    pub branch_multiplier: f64,
+    /// Factor on the stream before outputs are added to it.
+    pub stream_multiplier: f64,
+}
+
+impl Default for ResidualConfig {
+    /// `x + block(norm(x))`, one block after the other.
+    fn default() -> Self {
+        Self {
+            norms: NormPlacement::Before,
+            blocks: BlockOrder::Sequential,
+            branch_multiplier: 1.0,
+            stream_multiplier: 1.0,
+        }
+    }
+}
+
+/// The norms that a layer has.
+pub(crate) struct LayerNorms {
+    pub before_attention: bool,
+    pub after_attention: bool,
+    pub before_mlp: bool,
+    pub after_mlp: bool,
+}
+
+impl ResidualConfig {
+    pub(crate) fn layer_norms(&self) -> LayerNorms {
+        let before = matches!(self.norms, NormPlacement::Before | NormPlacement::Sandwich);
+        let after = self.norms != NormPlacement::Before;
+        LayerNorms {
+            before_attention: before,
+            // Blocks side by side are added up before the one norm of the sum.
+            after_attention: after && (self.norms != NormPlacement::Sum || self.blocks == BlockOrder::Sequential),
+            before_mlp: before && self.blocks != BlockOrder::ParallelSharedNorm,
+            after_mlp: after,
+        }
+    }
+}
+
+/// Where the norms around a block are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NormPlacement {
+    /// `x + block(norm(x))`: pre-norm.
+    Before,
+    /// `x + norm(block(x))`, as in OLMo 2 (arXiv:2501.00656, section 3.2).
+    Output,
+    /// `x + norm(block(norm(x)))`, as in Gemma 2 (arXiv:2408.00118, section 2).
+    Sandwich,
+    /// `norm(x + block(x))`: post-norm (Vaswani et al., arXiv:1706.03762, section 3.1).
+    Sum,
+}
+
+/// The order of a layer's blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BlockOrder {
+    /// The feed-forward block reads the stream after attention.
+    Sequential,
+    /// Both read the stream before the layer, each by its own norm.
+    Parallel,
+    /// Both read the same norm of the stream before the layer.
+    ParallelSharedNorm,
+}
+
 /// Kind, epsilon and parametrization of the norms.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -232,14 +309,21 @@ impl DecoderConfig {
         for index in 0..self.num_layers {
             let layer = format!("decoder.layers.{index}");
             let attention = format!("{layer}.self_attention");
-            shapes.norm(&format!("{layer}.input_layernorm"), self.norm.kind, c);
+            let norms = self.residual.layer_norms();
+            let norm = |shapes: &mut Shapes, exists: bool, name: &str| {
+                if exists {
+                    shapes.norm(&format!("{layer}.{name}"), self.norm.kind, c);
+                }
+            };
+            norm(&mut shapes, norms.before_attention, "input_layernorm");
             shapes.linear(&format!("{attention}.linear_qkv"), [self.qkv_size(), c], self.qkv_bias);
             if self.qk_layernorm {
                 shapes.norm(&format!("{attention}.q_layernorm"), self.norm.kind, d);
                 shapes.norm(&format!("{attention}.k_layernorm"), self.norm.kind, d);
             }
             shapes.linear(&format!("{attention}.linear_proj"), [c, self.num_attention_heads * d], self.proj_bias);
-            shapes.norm(&format!("{layer}.pre_mlp_layernorm"), self.norm.kind, c);
+            norm(&mut shapes, norms.after_attention, "post_self_attention_layernorm");
+            norm(&mut shapes, norms.before_mlp, "pre_mlp_layernorm");
             match self.moe_layer(index) {
                 None => shapes.mlp(&format!("{layer}.mlp"), self, f),
                 Some(moe) => {
@@ -253,6 +337,7 @@ impl DecoderConfig {
                     }
                 }
             }
+            norm(&mut shapes, norms.after_mlp, "post_mlp_layernorm");
         }
         shapes.norm("decoder.final_layernorm", self.norm.kind, c);
         if !self.share_embeddings_and_output_weights {

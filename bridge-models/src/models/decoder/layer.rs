@@ -1,78 +1,127 @@
-//! One transformer layer: two pre-norm residual blocks, callable one at a time.
+//! One transformer layer: attention and a feed-forward block on the residual stream.
 
+use bridge_core::model::SegmentRole;
 use bridge_kernels::DropoutKey;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-use super::config::DecoderConfig;
+use super::config::{BlockOrder, DecoderConfig, NormPlacement, ResidualConfig};
 use crate::blocks::attention::{AttentionInput, SelfAttention};
 use crate::blocks::init::Initializer;
 use crate::blocks::mlp::Mlp;
 use crate::blocks::moe::{Moe, MoeInput};
 use crate::blocks::norm::Norm;
 use crate::blocks::regions::Regions;
-use crate::blocks::residual::Residual;
+use crate::blocks::residual::{BlockOutput, Branch, Reads, Residual};
 
-/// `x + attention(norm(x))`, then `x + mlp(norm(x))`.
+/// Attention and a feed-forward block, with the norms that [`NormPlacement`] puts around them.
 #[derive(Module, Debug)]
 pub(crate) struct Layer {
-    input_layernorm: Norm,
+    input_layernorm: Option<Norm>,
     self_attention: SelfAttention,
-    pre_mlp_layernorm: Norm,
+    post_self_attention_layernorm: Option<Norm>,
+    pre_mlp_layernorm: Option<Norm>,
     /// One of the two.
     mlp: Option<Mlp>,
     moe: Option<Moe>,
+    post_mlp_layernorm: Option<Norm>,
     dropout: f64,
+    #[module(skip)]
+    residual: ResidualConfig,
+}
+
+/// What a layer reads besides the residual stream.
+pub(crate) struct LayerInput<'a> {
+    pub attention: AttentionInput<'a>,
+    /// Key of the dropout of attention's output.
+    pub attention_key: Option<DropoutKey>,
+    pub mlp: MoeInput<'a>,
+    /// Key of the dropout of the feed-forward block's output.
+    pub mlp_key: Option<DropoutKey>,
 }
 
 impl Layer {
     /// Layer `index` is global.
     pub fn new(config: &DecoderConfig, index: usize, init: &Initializer) -> Self {
         let name = format!("decoder.layers.{index}");
-        let norm = || Norm::new(config.norm, config.hidden_size, init);
+        let residual = config.residual;
+        let norm = |exists: bool| exists.then(|| Norm::new(config.norm, config.hidden_size, init));
+        let norms = residual.layer_norms();
         Self {
-            input_layernorm: norm(),
+            input_layernorm: norm(norms.before_attention),
             self_attention: SelfAttention::new(config, index, &format!("{name}.self_attention"), init),
-            pre_mlp_layernorm: norm(),
+            post_self_attention_layernorm: norm(norms.after_attention),
+            pre_mlp_layernorm: norm(norms.before_mlp),
             mlp: config
                 .moe_layer(index)
                 .is_none()
                 .then(|| Mlp::new(config, &format!("{name}.mlp"), config.ffn_hidden_size, init)),
             moe: config.moe_layer(index).map(|moe| Moe::new(config, moe, &format!("{name}.mlp"), init)),
+            post_mlp_layernorm: norm(norms.after_mlp),
             dropout: config.hidden_dropout,
+            residual,
         }
     }
 
-    /// Whether its feed-forward block has experts.
-    pub fn has_experts(&self) -> bool {
-        self.moe.is_some()
+    /// The parts that can run, and be recomputed, by themselves.
+    pub fn parts(&self) -> &'static [SegmentRole] {
+        match (self.residual.blocks, &self.moe) {
+            (BlockOrder::Sequential, None) => &[SegmentRole::Attention, SegmentRole::Mlp],
+            (BlockOrder::Sequential, Some(_)) => &[SegmentRole::Attention, SegmentRole::Moe],
+            (BlockOrder::Parallel | BlockOrder::ParallelSharedNorm, _) => &[SegmentRole::Layer],
+        }
     }
 
-    /// The attention block, `[b, t, c]` -> the same.
-    pub fn attention(&self, x_btc: Tensor<3>, input: AttentionInput, key: Option<DropoutKey>) -> Tensor<3> {
-        let (normed_btc, residual) = self.enter(&self.input_layernorm, x_btc, input.regions, key);
-        self.self_attention.forward(normed_btc, residual, input)
+    /// One of the [parts](Self::parts), `[b, t, c]` -> the same.
+    pub fn forward(&self, part: SegmentRole, x_btc: Tensor<3>, input: LayerInput) -> Tensor<3> {
+        let LayerInput { attention, attention_key, mlp, mlp_key } = input;
+        let regions = mlp.regions;
+        let attention = self.attention(attention, attention_key);
+        let feed_forward = self.feed_forward(mlp, mlp_key);
+        let (after_attention, after_mlp) = (&self.post_self_attention_layernorm, &self.post_mlp_layernorm);
+        match part {
+            SegmentRole::Attention => self.residual(regions, after_attention).step(x_btc, [attention]),
+            SegmentRole::Mlp | SegmentRole::Moe => self.residual(regions, after_mlp).step(x_btc, [feed_forward]),
+            SegmentRole::Layer => self.residual(regions, after_mlp).step(x_btc, [attention, feed_forward]),
+            SegmentRole::Embedding | SegmentRole::Head => panic!("{part:?} is no part of a layer"),
+        }
     }
 
-    /// The feed-forward block, `[b, t, c]` -> the same.
-    pub fn mlp(&self, x_btc: Tensor<3>, input: &MoeInput, key: Option<DropoutKey>) -> Tensor<3> {
-        let (normed_btc, residual) = self.enter(&self.pre_mlp_layernorm, x_btc, input.regions, key);
-        match (&self.mlp, &self.moe) {
-            (Some(mlp), _) => mlp.forward(normed_btc, residual, input.weight_gradients),
-            (None, Some(moe)) => residual.add(moe.forward(normed_btc, input)),
+    fn attention<'a>(&'a self, input: AttentionInput<'a>, key: Option<DropoutKey>) -> Branch<'a> {
+        Branch {
+            reads: self.input_layernorm.as_ref().map_or(Reads::Stream, Reads::Norm),
+            block: Box::new(move |x_btc| self.self_attention.forward(x_btc, input)),
+            after: self.norm_of_output(&self.post_self_attention_layernorm),
+            key,
+        }
+    }
+
+    fn feed_forward<'a>(&'a self, input: MoeInput<'a>, key: Option<DropoutKey>) -> Branch<'a> {
+        let block = move |x_btc| match (&self.mlp, &self.moe) {
+            (Some(mlp), _) => mlp.forward(x_btc, input.regions, input.weight_gradients),
+            (None, Some(moe)) => BlockOutput::Made(moe.forward(x_btc, &input)),
             (None, None) => unreachable!("a layer has a feed-forward block"),
+        };
+        let alone = if self.residual.blocks == BlockOrder::ParallelSharedNorm { Reads::Shared } else { Reads::Stream };
+        Branch {
+            reads: self.pre_mlp_layernorm.as_ref().map_or(alone, Reads::Norm),
+            block: Box::new(block),
+            after: self.norm_of_output(&self.post_mlp_layernorm),
+            key,
         }
     }
 
-    /// A block's input, and the stream that its output is added to.
-    fn enter<'a>(
-        &self,
-        norm: &Norm,
-        x_btc: Tensor<3>,
-        regions: &'a Regions,
-        key: Option<DropoutKey>,
-    ) -> (Tensor<3>, Residual<'a>) {
-        let (normed_btc, stream_btc) = norm.forward_residual(x_btc);
-        (normed_btc, Residual { stream_btc, dropout: self.dropout, key, regions })
+    fn norm_of_output<'a>(&self, after: &'a Option<Norm>) -> Option<&'a Norm> {
+        after.as_ref().filter(|_| self.residual.norms != NormPlacement::Sum)
+    }
+
+    fn residual<'a>(&self, regions: &'a Regions, after: &'a Option<Norm>) -> Residual<'a> {
+        Residual {
+            regions,
+            dropout: self.dropout,
+            branch_multiplier: self.residual.branch_multiplier,
+            stream_multiplier: self.residual.stream_multiplier,
+            norm: after.as_ref().filter(|_| self.residual.norms == NormPlacement::Sum),
+        }
     }
 }

@@ -23,7 +23,7 @@ mod tests;
 
 pub use builder::{GptModelBuilder, GptModelConfig, KIND, build_decoder, register_builtin};
 pub use config::{
-    DecoderConfig, Dispatcher, LayerPattern, MoeConfig, NormConfig, NormKind, PositionEmbedding, RopeConfig,
-    RopeScaling,
+    BlockOrder, DecoderConfig, Dispatcher, LayerPattern, MoeConfig, NormConfig, NormKind, NormPlacement,
+    PositionEmbedding, ResidualConfig, RopeConfig, RopeScaling,
 };
 pub use model::Decoder;

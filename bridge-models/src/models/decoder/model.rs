@@ -11,7 +11,7 @@ use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 
 use super::config::DecoderConfig;
-use super::layer::Layer;
+use super::layer::{Layer, LayerInput};
 use crate::blocks::attention::AttentionInput;
 use crate::blocks::embedding::{Embedding, Table, WORD_EMBEDDINGS};
 use crate::blocks::head::{Projection, Targets, logits, loss_sum};
@@ -101,7 +101,7 @@ impl Decoder {
         }
     }
 
-    fn attention(&self, local: usize, x_btc: Tensor<3>, context: &ForwardContext) -> Tensor<3> {
+    fn layer(&self, local: usize, part: usize, x_btc: Tensor<3>, context: &ForwardContext) -> Tensor<3> {
         let layer = self.settings.first_layer + local;
         let ranks = self.regions.context();
         assert_eq!(
@@ -109,28 +109,33 @@ impl Decoder {
             SequencePart::of_rank(ranks.rank(), ranks.size()),
             "a batch has this context-parallel rank's part of the sequence"
         );
-        let input = AttentionInput {
-            regions: &self.regions,
-            rotary: self.rotary.as_ref(),
-            positions: &context.batch.positions,
-            document_ids: context.batch.document_ids.clone(),
-            dropout_key: context.dropout_key(layer, place::ATTENTION_PROBABILITIES),
-            cache: None,
-            weight_gradients: context.weight_gradients,
+        let input = LayerInput {
+            attention: AttentionInput {
+                regions: &self.regions,
+                rotary: self.rotary.as_ref(),
+                positions: &context.batch.positions,
+                document_ids: context.batch.document_ids.clone(),
+                dropout_key: context.dropout_key(layer, place::ATTENTION_PROBABILITIES),
+                cache: None,
+                weight_gradients: context.weight_gradients,
+            },
+            attention_key: context.dropout_key(layer, place::ATTENTION_OUTPUT),
+            mlp: MoeInput {
+                regions: &self.regions,
+                layer,
+                auxiliary: context.auxiliary,
+                weight_gradients: context.weight_gradients,
+            },
+            mlp_key: context.dropout_key(layer, place::MLP_OUTPUT),
         };
-        let key = context.dropout_key(layer, place::ATTENTION_OUTPUT);
-        self.decoder.layers[local].attention(x_btc, input, key)
+        let block = &self.decoder.layers[local];
+        block.forward(block.parts()[part], x_btc, input)
     }
 
-    fn mlp(&self, local: usize, x_btc: Tensor<3>, context: &ForwardContext) -> Tensor<3> {
-        let layer = self.settings.first_layer + local;
-        let input = MoeInput {
-            regions: &self.regions,
-            layer,
-            auxiliary: context.auxiliary,
-            weight_gradients: context.weight_gradients,
-        };
-        self.decoder.layers[local].mlp(x_btc, &input, context.dropout_key(layer, place::MLP_OUTPUT))
+    /// The layer (counted in this stage) and the part of it that is segment `in_layers` behind the embedding. All layers have as many parts.
+    fn part(&self, in_layers: usize) -> (usize, usize) {
+        let parts = self.decoder.layers.first().map_or(1, |layer| layer.parts().len());
+        (in_layers / parts, in_layers % parts)
     }
 
     fn head(&self, x_btc: Tensor<3>, context: &ForwardContext) -> Tensor<1> {
@@ -156,8 +161,7 @@ impl Segments for Decoder {
     fn segments(&self) -> Vec<Segment> {
         let layers = self.decoder.layers.iter().enumerate().flat_map(|(local, block)| {
             let layer = Some(self.settings.first_layer + local);
-            let feed_forward = if block.has_experts() { SegmentRole::Moe } else { SegmentRole::Mlp };
-            [Segment { role: SegmentRole::Attention, layer }, Segment { role: feed_forward, layer }]
+            block.parts().iter().map(move |role| Segment { role: *role, layer })
         });
         let embedding = self.embedding.iter().map(|_| Segment { role: SegmentRole::Embedding, layer: None });
         let head = self.decoder.final_layernorm.iter().map(|_| Segment { role: SegmentRole::Head, layer: None });
@@ -178,17 +182,16 @@ impl Segments for Decoder {
             ));
         }
         let x_btc = input.expect("every segment but the embedding needs the output of the one before");
-        let in_layers = index - before_layers;
-        match (in_layers / 2, in_layers % 2) {
-            (local, 0) if local < self.decoder.layers.len() => {
-                SegmentOutput::Hidden(self.attention(local, x_btc, context))
-            }
-            (local, 1) if local < self.decoder.layers.len() => SegmentOutput::Hidden(self.mlp(local, x_btc, context)),
-            (local, 0) if local == self.decoder.layers.len() && self.decoder.final_layernorm.is_some() => {
-                SegmentOutput::LossSum(self.head(x_btc, context))
-            }
-            _ => panic!("segment {index} is out of range: the chunk has {}", self.segments().len()),
+        let (local, part) = self.part(index - before_layers);
+        if local < self.decoder.layers.len() {
+            return SegmentOutput::Hidden(self.layer(local, part, x_btc, context));
         }
+        assert!(
+            part == 0 && local == self.decoder.layers.len() && self.decoder.final_layernorm.is_some(),
+            "segment {index} is out of range: the chunk has {}",
+            self.segments().len()
+        );
+        SegmentOutput::LossSum(self.head(x_btc, context))
     }
 
     fn logits(&self, tokens_bt: Tensor<2, Int>, cache: &mut KeyValueCache) -> Option<Tensor<3>> {
@@ -199,22 +202,28 @@ impl Segments for Decoder {
         let positions = Positions::From(cache.length);
         let mut x_btc = embedding.forward(tokens_bt, &positions, &regions, None);
         for (local, (layer, layer_cache)) in self.decoder.layers.iter().zip(&mut cache.layers).enumerate() {
-            let input = AttentionInput {
-                regions: &regions,
-                rotary: self.rotary.as_ref(),
-                positions: &positions,
-                document_ids: None,
-                dropout_key: None,
-                cache: Some(layer_cache),
-                weight_gradients: None,
-            };
-            let moe = MoeInput {
-                regions: &regions,
-                layer: self.settings.first_layer + local,
-                auxiliary: Auxiliary::default(),
-                weight_gradients: None,
-            };
-            x_btc = layer.mlp(layer.attention(x_btc, input, None), &moe, None);
+            for role in layer.parts() {
+                let input = LayerInput {
+                    attention: AttentionInput {
+                        regions: &regions,
+                        rotary: self.rotary.as_ref(),
+                        positions: &positions,
+                        document_ids: None,
+                        dropout_key: None,
+                        cache: Some(&mut *layer_cache),
+                        weight_gradients: None,
+                    },
+                    attention_key: None,
+                    mlp: MoeInput {
+                        regions: &regions,
+                        layer: self.settings.first_layer + local,
+                        auxiliary: Auxiliary::default(),
+                        weight_gradients: None,
+                    },
+                    mlp_key: None,
+                };
+                x_btc = layer.forward(*role, x_btc, input);
+            }
         }
         cache.length += t;
         Some(logits(norm.forward(x_btc), projection, &regions))
@@ -229,12 +238,16 @@ impl Segments for Decoder {
         if index < before_layers {
             return name.starts_with("embedding.");
         }
-        let in_layers = index - before_layers;
-        let local = in_layers / 2;
-        if local < self.decoder.layers.len() {
+        let (local, part) = self.part(index - before_layers);
+        if let Some(block) = self.decoder.layers.get(local) {
             let layer = format!("decoder.layers.{}.", self.settings.first_layer + local);
-            let is_mlp = |rest: &str| !rest.starts_with("self_attention.") && !rest.starts_with("input_layernorm.");
-            return name.strip_prefix(&layer).is_some_and(|rest| is_mlp(rest) == (in_layers % 2 == 1));
+            let of_attention = ["self_attention.", "input_layernorm.", "post_self_attention_layernorm."];
+            return name.strip_prefix(&layer).is_some_and(|rest| match block.parts()[part] {
+                SegmentRole::Attention => of_attention.iter().any(|prefix| rest.starts_with(prefix)),
+                SegmentRole::Mlp | SegmentRole::Moe => !of_attention.iter().any(|prefix| rest.starts_with(prefix)),
+                SegmentRole::Layer => true,
+                SegmentRole::Embedding | SegmentRole::Head => false,
+            });
         }
         let is_output_table = name == OUTPUT_LAYER || (self.settings.tied && name == WORD_EMBEDDINGS);
         is_output_table || name.starts_with("decoder.final_layernorm.")

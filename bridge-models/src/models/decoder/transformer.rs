@@ -2,7 +2,7 @@
 //! refused here, by key.
 
 use bridge_core::config::{
-    Activation as ActivationChoice, Normalization, OneOrMany, PositionEmbeddingType, RouterDType, RouterScoreFunction,
+    Activation as ActivationChoice, Normalization, OneOrMany, PositionEmbedding, ResidualConfigType, RouterDType, RouterScoreFunction,
     TokenDispatcher, TransformerConfig,
 };
 use bridge_core::model::ModelBuildError;
@@ -40,6 +40,7 @@ impl DecoderConfig {
             max_position_embeddings: config.seq_length,
             position_embedding: position_embedding(config)?,
             no_rope_layers: no_rope_layers(config)?,
+            residual: ResidualConfig::default(),
             norm: NormConfig {
                 kind: match config.normalization {
                     Normalization::LayerNorm => NormKind::LayerNorm,
@@ -75,8 +76,8 @@ impl DecoderConfig {
     /// The `[model]` section that resolves to this decoder.
     ///
     /// # Errors
-    /// If the section has no words for it: biases in some linear layers only, soft caps, a dropout of its own for the
-    /// embedding.
+    /// If the section has no words for it: biases in some linear layers only, soft caps, other than pre-norm blocks one after the other, a dropout of its
+    /// own for the embedding.
     pub fn to_transformer(&self) -> Result<TransformerConfig, ModelBuildError> {
         let mut config = TransformerConfig {
             num_layers: self.num_layers,
@@ -113,6 +114,10 @@ impl DecoderConfig {
         self.write_experts(&mut config);
         if self.attention_softcap.is_some() || self.logit_softcap.is_some() {
             return Err(invalid("model", "soft caps have no setting in the [model] section".into()));
+        }
+        if self.residual != ResidualConfig::default() {
+            let message = format!("{:?} has no setting in the [model] section", self.residual);
+            return Err(invalid("model", message));
         }
         if self.embedding_dropout != self.hidden_dropout {
             let message = format!(

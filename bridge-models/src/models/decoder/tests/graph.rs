@@ -10,7 +10,14 @@ fn with_dropout(config: DecoderConfig) -> DecoderConfig {
 
 #[test]
 fn cutting_the_graph_at_every_segment_changes_no_bit_of_the_gradients() {
-    for config in [with_dropout(llama()), with_dropout(gpt2()), everything()] {
+    let parallel = ResidualConfig {
+        norms: NormPlacement::Sandwich,
+        blocks: BlockOrder::Parallel,
+        branch_multiplier: 0.5,
+        stream_multiplier: 1.1,
+    };
+    let parallel = DecoderConfig { residual: parallel, ..with_dropout(llama()) };
+    for config in [with_dropout(llama()), with_dropout(gpt2()), everything(), parallel] {
         let chunk = build(&config);
         let batch = Batch::new(&micro_batch(config.vocab_size), &device());
         let mode = Mode::Train(Philox::new(3));

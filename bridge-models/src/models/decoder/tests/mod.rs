@@ -44,6 +44,7 @@ pub fn llama() -> DecoderConfig {
             scaling: None,
         }),
         no_rope_layers: LayerPattern::None,
+        residual: ResidualConfig::default(),
         norm: NormConfig { kind: NormKind::RmsNorm, epsilon: 1e-5, zero_centered_gamma: false },
         qk_layernorm: false,
         qkv_bias: false,

@@ -142,14 +142,45 @@ impl Model<'_> {
         let add = |x: &mut Rows, y: Rows| {
             x.iter_mut().flatten().zip(y.iter().flatten()).for_each(|(x, y)| *x += y);
         };
+        let residual = self.config.residual;
+        let scale = |x: &mut Rows, factor: f64| x.iter_mut().flatten().for_each(|x| *x *= factor);
         for layer in 0..self.config.num_layers {
             let norm = |which: &str, x: &Rows| -> Rows {
                 x.iter().map(|x| self.norm(&format!("decoder.layers.{layer}.{which}"), x)).collect()
             };
-            let y = self.attention(layer, &norm("input_layernorm", &x));
+            let reads = |which: &str, x: &Rows| match residual.norms {
+                NormPlacement::Before | NormPlacement::Sandwich => norm(which, x),
+                NormPlacement::Output | NormPlacement::Sum => x.clone(),
+            };
+            let output = |which: &str, mut y: Rows| {
+                if matches!(residual.norms, NormPlacement::Output | NormPlacement::Sandwich) {
+                    y = norm(which, &y);
+                }
+                scale(&mut y, residual.branch_multiplier);
+                y
+            };
+            let mlp = |x: Rows| x.iter().map(|x| self.mlp(layer, x)).collect();
+            let (after_attention, after_mlp) = ("post_self_attention_layernorm", "post_mlp_layernorm");
+            let y = output(after_attention, self.attention(layer, &reads("input_layernorm", &x)));
+            let before = x.clone();
+            scale(&mut x, residual.stream_multiplier);
             add(&mut x, y);
-            let y = norm("pre_mlp_layernorm", &x).iter().map(|x| self.mlp(layer, x)).collect();
+            let y = match residual.blocks {
+                BlockOrder::Sequential => {
+                    if residual.norms == NormPlacement::Sum {
+                        x = norm(after_attention, &x);
+                    }
+                    let y = output(after_mlp, mlp(reads("pre_mlp_layernorm", &x)));
+                    scale(&mut x, residual.stream_multiplier);
+                    y
+                }
+                BlockOrder::Parallel => output(after_mlp, mlp(reads("pre_mlp_layernorm", &before))),
+                BlockOrder::ParallelSharedNorm => output(after_mlp, mlp(reads("input_layernorm", &before))),
+            };
             add(&mut x, y);
+            if residual.norms == NormPlacement::Sum {
+                x = norm(after_mlp, &x);
+            }
         }
         let output =
             if self.config.share_embeddings_and_output_weights { "embedding.word_embeddings" } else { "output_layer" };
@@ -158,9 +189,30 @@ impl Model<'_> {
     }
 }
 
+/// Every way to join blocks to the residual stream, with norms of both kinds, biases and without.
+fn compositions() -> Vec<DecoderConfig> {
+    let mut all = Vec::new();
+    for norms in [NormPlacement::Before, NormPlacement::Output, NormPlacement::Sandwich, NormPlacement::Sum] {
+        for blocks in [BlockOrder::Sequential, BlockOrder::Parallel, BlockOrder::ParallelSharedNorm] {
+            let residual = ResidualConfig { norms, blocks, branch_multiplier: 0.7, stream_multiplier: 1.2 };
+            let plain = ResidualConfig { branch_multiplier: 1.0, stream_multiplier: 1.0, ..residual };
+            all.extend([DecoderConfig { residual, ..llama() }, DecoderConfig { residual: plain, ..gpt2() }]);
+        }
+    }
+    all
+}
+
+#[test]
+fn layers_have_the_norms_that_their_composition_asks_for() {
+    for config in compositions() {
+        let named: Vec<_> = build(&config).parameters().into_iter().map(|info| (info.name, info.shape)).collect();
+        assert_eq!(named, config.parameter_shapes());
+    }
+}
+
 #[test]
 fn logits_equal_those_of_plain_loops() {
-    for config in [llama(), gpt2(), everything()] {
+    for config in [llama(), gpt2(), everything()].into_iter().chain(compositions()) {
         let chunk = build(&config);
         let ids = tokens(11, config.vocab_size);
         let expected = Model { config: &config, values: values(chunk.as_ref()) }.logits(&ids);
@@ -192,7 +244,7 @@ fn the_loss_is_the_masked_sum_of_the_logits_cross_entropy() {
 
 #[test]
 fn gradients_equal_difference_quotients() {
-    for config in [llama(), gpt2(), everything()] {
+    for config in [llama(), gpt2(), everything()].into_iter().chain(compositions()) {
         let mut chunk = build(&config);
         let batch = Batch::new(&micro_batch(config.vocab_size), &device());
         let (_, gradients) = loss_and_gradients(chunk.as_ref(), &batch, Mode::Evaluate);
