@@ -6,18 +6,18 @@ use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-/// Builds `bridge` in the release profile with `features` and returns where it lies.
+/// Builds `bridge` in the release profile with `features` and returns its path.
 pub fn build_bridge(features: &[String]) -> Result<PathBuf> {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo
-        // The whole workspace, as the tests build it: another selection resolves other features and would compile Burn anew.
+        // The whole workspace, as the tests build it: another selection resolves other features and would compile Burn again.
         .args(["build", "--release", "--workspace", "--bins", "--message-format", "json-render-diagnostics"])
         .stdout(Stdio::piped());
     if !features.is_empty() {
         let features: Vec<String> = features.iter().map(|feature| format!("bridge-cli/{feature}")).collect();
         cargo.args(["--features", &features.join(",")]);
     }
-    eprintln!("building bridge (the first build compiles Burn and takes some minutes)");
+    eprintln!("building bridge (the first build compiles Burn and takes several minutes)");
     let mut child = cargo.spawn().context("cargo could not be started")?;
     let stdout = child.stdout.take().context("cargo's output could not be read")?;
     let mut executable = None;
@@ -40,7 +40,7 @@ fn feature_hint(features: &[String]) -> String {
     match features {
         [] => String::new(),
         features => {
-            format!(" with features {}: is the name right, and what the feature needs installed?", features.join(","))
+            format!(" with features {}: check the feature's name, and that its system packages are installed", features.join(","))
         }
     }
 }
@@ -51,7 +51,7 @@ pub fn run_bridge(features: &[String], arguments: Vec<String>) -> Result<ExitCod
     run(Command::new(&executable).args(arguments))
 }
 
-/// Becomes `command` where the system can (so that signals reach it directly), else runs it.
+/// Replaces this process by `command` if the system can (so that signals reach it directly), otherwise runs it.
 fn run(command: &mut Command) -> Result<ExitCode> {
     #[cfg(unix)]
     {

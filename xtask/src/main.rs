@@ -1,4 +1,4 @@
-//! `cargo xtask`: the commands a newcomer types. They build what they need and run it; nothing of Bridge itself is here.
+//! `cargo xtask`: commands that build what they need and run it. No functionality of Bridge belongs here.
 
 mod bench;
 mod build;
@@ -38,29 +38,29 @@ struct Train {
     /// Compute device: flex (CPU, the default), cuda, wgpu or vulkan. Builds with the matching feature.
     #[arg(long)]
     device: Option<String>,
-    /// Overrides (`train.train_iters=100`) and further options, handed on to `bridge train`.
+    /// Overrides (`train.train_iters=100`) and further options, passed on to `bridge train`.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     rest: Vec<String>,
 }
 
 #[derive(Debug, Args)]
 struct Test {
-    /// Instead, run the tests that need a device: the fused GPU kernels, and a short training run on it against the CPU. Builds with
-    /// the matching feature; without such a device they fail.
+    /// Instead, run the tests that need this device: the fused GPU kernels, and a short training run compared with the CPU. Builds
+    /// with the matching feature; without such a device the tests fail.
     #[arg(long, value_parser = GPU_FEATURES)]
     device: Option<String>,
-    /// Instead, run the kernels' tests under the compiler's address sanitizer: reads and writes out of bounds or after a free, and
-    /// leaks, end them. Compiles Burn once more, under `target/sanitizer`.
+    /// Instead, run the kernel tests under the compiler's address sanitizer, which fails on out-of-bounds accesses, uses after free
+    /// and leaks. Compiles Burn once more, under `target/sanitizer`.
     #[arg(long, value_parser = ["address"], conflicts_with = "device")]
     sanitizer: Option<String>,
-    /// Handed on to `cargo test` (a test's name, for instance).
+    /// Passed on to `cargo test` (a test name, for instance).
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     rest: Vec<String>,
 }
 
 #[derive(Debug, Args)]
 struct Passed {
-    /// Handed on to `bridge`.
+    /// Passed on to `bridge`.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     rest: Vec<String>,
 }
@@ -76,13 +76,13 @@ fn main() -> Result<ExitCode> {
     }
 }
 
-/// Exit code of bad input, as `bridge` has it.
+/// Exit code for bad input, the same as `bridge`'s.
 const BAD_INPUT: u8 = 2;
 
-/// The feature that a training run needs for its device, if any. Finds out early what a build of some minutes would find out too late.
+/// The feature that a training run needs for its device, if any. Finds a wrong device before a build of several minutes does.
 fn device_feature(recipe: &str, device: Option<&str>) -> Result<Option<&'static str>, String> {
     if !Path::new(recipe).is_file() {
-        return Err(format!("the recipe {recipe} is no file here"));
+        return Err(format!("the recipe {recipe} is not a file"));
     }
     let Some(device) = device else {
         return Ok(None);
@@ -101,7 +101,7 @@ const GPU_FEATURES: [&str; 3] = ["cuda", "vulkan", "wgpu"];
 
 fn run_train(train: Train) -> Result<ExitCode> {
     let Train { recipe, device, rest } = train;
-    // Options may also come after the overrides, where clap hands them on unread.
+    // Options may also come after the overrides, where clap passes them on unparsed.
     let device = device.or_else(|| option_value(&rest, "--device"));
     let feature = match device_feature(&recipe, device.as_deref()) {
         Ok(feature) => feature,
@@ -119,7 +119,7 @@ fn run_train(train: Train) -> Result<ExitCode> {
         features.push("tui".to_owned());
     }
     if option_value(&rest, "--launcher").as_deref() == Some("mpi") {
-        mpi::installed().map_err(|why| anyhow!("--launcher mpi: {why}; --launcher threads needs nothing"))?;
+        mpi::installed().map_err(|why| anyhow!("--launcher mpi: {why}; --launcher threads needs no MPI"))?;
         features.push("mpi".to_owned());
     }
     arguments.extend(rest);

@@ -5,7 +5,7 @@ use std::process::Command;
 /// Checks for the compiler wrapper and the launcher of an MPI library.
 ///
 /// # Errors
-/// What was not found, and what to install.
+/// The message says what was not found and what to install.
 pub fn installed() -> Result<(), String> {
     for (program, packages) in [("mpicc", "libopenmpi-dev"), ("mpirun", "openmpi-bin")] {
         let found = Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success());

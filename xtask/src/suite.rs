@@ -1,4 +1,4 @@
-//! The test suite: what is run, what is skipped and why, and one closing line.
+//! The test suite: which tests run, which are skipped and why, and a closing line.
 
 use std::process::{Command, ExitCode};
 
@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 
 use crate::mpi;
 
-/// Runs all tests. `rest` is handed on to `cargo test`.
+/// Runs all tests. `rest` is passed on to `cargo test`.
 pub fn run(rest: &[String]) -> Result<ExitCode> {
     let mut failed = Vec::new();
     // The release profile: Burn in debug is too slow for training tests, and one profile is built once.
@@ -18,8 +18,8 @@ pub fn run(rest: &[String]) -> Result<ExitCode> {
     let mut skipped = Vec::new();
     match mpi::installed() {
         Ok(()) => {
-            // Again the whole workspace, so that Burn is not built anew; the suites that start ranks run, and (in the library) what
-            // NCCL's communicator does without a GPU.
+            // The whole workspace again, so that Burn is not rebuilt. Runs the suites that start ranks, and (in the library) those tests of
+            // the NCCL communicator that need no GPU.
             let arguments = [
                 "test",
                 "--release",
@@ -50,12 +50,12 @@ pub fn run(rest: &[String]) -> Result<ExitCode> {
         println!("FAILED   {suite}");
     }
     if failed.is_empty() {
-        println!("all suites passed{}", if skipped.is_empty() { "" } else { " but those skipped above" });
+        println!("all suites passed{}", if skipped.is_empty() { "" } else { " except those skipped above" });
     }
     Ok(if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Runs the tests that need a GPU, or what stands in for one, on `device`: the name of a feature. `rest` is handed on to `cargo test`.
+/// Runs the tests that need a GPU (or a software one) on `device`, the name of a feature. `rest` is passed on to `cargo test`.
 pub fn run_on_device(device: &str, rest: &[String]) -> Result<ExitCode> {
     let features = format!("bridge-cli/{device}");
     let mut arguments = ["test", "--release", "--workspace", "--features", &features, "--test", "device"].to_vec();
@@ -64,20 +64,20 @@ pub fn run_on_device(device: &str, rest: &[String]) -> Result<ExitCode> {
     Ok(if cargo(&arguments)? { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Runs the tests of the kernels, where nearly all `unsafe` is, under one of the compiler's sanitizers. `rest` is handed on to `cargo test`.
+/// Runs the kernel tests, which cover nearly all `unsafe`, under one of the compiler's sanitizers. `rest` is passed on to `cargo test`.
 pub fn run_sanitized(sanitizer: &str, rest: &[String]) -> Result<ExitCode> {
-    // A target of its own, so that build scripts and macros are compiled without the sanitizer.
+    // A separate target, so that build scripts and macros are compiled without the sanitizer.
     let host = host()?;
     let mut arguments = ["test", "--release", "--package", "bridge-kernels", "--lib", "--tests"].to_vec();
     arguments.extend(["--target", &host, "--target-dir", "target/sanitizer"]);
     arguments.extend(rest.iter().map(String::as_str));
     let arguments: Vec<String> = arguments.into_iter().map(str::to_owned).collect();
-    // Stable compilers have sanitizers too, behind a flag that they accept when told to be lenient.
+    // Stable compilers have sanitizers too, behind an unstable flag that RUSTC_BOOTSTRAP makes them accept.
     let lenient = [("RUSTC_BOOTSTRAP", "1".to_owned()), ("RUSTFLAGS", format!("-Zsanitizer={sanitizer}"))];
     Ok(if cargo_with(&lenient, &arguments)? { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The platform this machine compiles for by itself.
+/// The default target of this machine's compiler.
 fn host() -> Result<String> {
     let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let output = Command::new(rustc).arg("-vV").output().context("rustc could not be started")?;

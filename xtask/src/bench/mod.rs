@@ -1,7 +1,7 @@
 //! `cargo xtask bench`: training steps and single operations against PyTorch on the same machine, in paired runs.
 //!
-//! Rounds alternate: ours, PyTorch, `torch.compile` if asked for, ours again. A busy machine slows all of them, so what
-//! is reported is the median of the rounds' ratios, never one side's time alone.
+//! Rounds alternate: Bridge, PyTorch, `torch.compile` if requested, Bridge again. A busy machine slows all of them, so the
+//! report has the median of the rounds' ratios, never the time of one side alone.
 
 mod peer;
 mod report;
@@ -17,10 +17,10 @@ use crate::build::build_bridge;
 use peer::{Peer, Program};
 use report::{OpRow, Report, StepRow, median};
 
-/// The presets that both sides know.
+/// The presets that both sides support.
 const PRESETS: [&str; 4] = ["nano-gpt2", "nano-llama", "smol-135m", "gpt2-124m"];
 
-/// What to measure, and against which PyTorch.
+/// What to measure, and with which PyTorch.
 #[derive(Debug, Args)]
 pub struct Bench {
     /// A preset to train: nano-gpt2, nano-llama, smol-135m or gpt2-124m. May be repeated; all four by default.
@@ -32,31 +32,31 @@ pub struct Bench {
     /// Measured steps of each run.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     steps: u32,
-    /// Threads of both sides; all cores by default.
+    /// Threads of each side; all cores by default.
     #[arg(long)]
     threads: Option<usize>,
-    /// Measure `torch.compile` too.
+    /// Also measure `torch.compile`.
     #[arg(long)]
     compile: bool,
-    /// Time single operations against the same in PyTorch instead of whole steps.
+    /// Compare single operations with PyTorch's instead of whole steps.
     #[arg(long)]
     ops: bool,
-    /// Our side alone: needs no PyTorch.
+    /// Measure Bridge only; needs no PyTorch.
     #[arg(long, conflicts_with_all = ["compile", "install_peer", "peer", "python"])]
     alone: bool,
-    /// A Python program that prints a step's figures as benchmarks/peer_torch.py does; that one by default.
+    /// A Python program that prints the figures of a step as benchmarks/peer_torch.py does (the default).
     #[arg(long)]
     peer: Option<PathBuf>,
-    /// A Python interpreter that has PyTorch; that of target/bench-venv by default.
+    /// A Python interpreter with PyTorch; the one in target/bench-venv by default.
     #[arg(long)]
     python: Option<PathBuf>,
-    /// Make target/bench-venv and install PyTorch there, if that has not been done.
+    /// Create target/bench-venv and install PyTorch there, unless it exists.
     #[arg(long)]
     install_peer: bool,
     /// Print JSON instead of a table.
     #[arg(long)]
     json: bool,
-    /// Also write the report to a file under benchmarks/, named by the date.
+    /// Also write the report to a file in benchmarks/, named by the date.
     #[arg(long)]
     save: bool,
 }
@@ -146,7 +146,7 @@ impl Sides<'_> {
             .output()
             .context("bridge could not be started")?;
         ensure!(output.status.success(), "bridge bench failed: {}", String::from_utf8_lossy(&output.stderr));
-        serde_json::from_slice(&output.stdout).context("bridge bench printed something else than one JSON line")
+        serde_json::from_slice(&output.stdout).context("bridge bench did not print one JSON line")
     }
 
     fn options(&self, more: &[&str]) -> Vec<String> {

@@ -1,4 +1,4 @@
-//! The PyTorch side: an interpreter that has it, and runs of the peer program.
+//! The PyTorch side: an interpreter with PyTorch, and runs of the peer program.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,7 +10,7 @@ use serde_json::Value;
 pub struct Peer {
     python: PathBuf,
     script: PathBuf,
-    /// Whether the program is ours and takes a sub-command; another one is given `--preset` and `--steps` only.
+    /// Whether the program is benchmarks/peer_torch.py, which takes a sub-command; any other gets only `--preset` and `--steps`.
     own: bool,
 }
 
@@ -23,10 +23,10 @@ pub enum Program<'a> {
 }
 
 impl Peer {
-    /// Finds PyTorch, installing it first if asked to.
+    /// Finds PyTorch, and installs it first if requested.
     ///
     /// # Errors
-    /// If there is none, with what to do about it.
+    /// If PyTorch is missing; the message says how to get it.
     pub fn find(python: Option<&Path>, script: Option<&Path>, install: bool) -> Result<Self> {
         let environment = root().join("target/bench-venv");
         let installed = environment.join(if cfg!(windows) { "Scripts/python.exe" } else { "bin/python" });
@@ -50,7 +50,7 @@ impl Peer {
     /// Runs the program once and reads the JSON it prints last.
     ///
     /// # Errors
-    /// If it fails, or prints something else, or is not ours and asked for operations.
+    /// If it fails, if its last line is not JSON, or if operations are requested from another program than ours.
     pub fn run(&self, program: Program<'_>, options: &[String]) -> Result<Value> {
         let mut command = Command::new(&self.python);
         command.arg(&self.script);
@@ -65,7 +65,7 @@ impl Peer {
         }
         let output = command.args(options).output().context("the peer could not be started")?;
         ensure!(output.status.success(), "the peer failed: {}", String::from_utf8_lossy(&output.stderr));
-        let text = String::from_utf8(output.stdout).context("the peer printed something else than text")?;
+        let text = String::from_utf8(output.stdout).context("the peer's output is not UTF-8")?;
         let last = text.lines().last().context("the peer printed nothing")?;
         serde_json::from_str(last).with_context(|| format!("the peer's last line is not JSON: {last}"))
     }
@@ -73,7 +73,7 @@ impl Peer {
 
 /// The repository.
 pub fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace").to_path_buf()
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask is in the workspace").to_path_buf()
 }
 
 fn has_torch(python: &Path) -> bool {

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::peer::root;
 
-/// Runs of one preset, a round each.
+/// Runs of one preset, one per round.
 pub struct StepRow {
     preset: String,
     /// What `bridge bench` printed.
@@ -24,11 +24,11 @@ pub struct StepRow {
 pub struct OpRow {
     /// Its name, the same on both sides.
     pub name: String,
-    /// Median of ours.
+    /// Median of Bridge's times.
     pub ours_ms: Option<f64>,
-    /// Median of PyTorch's.
+    /// Median of PyTorch's times.
     pub theirs_ms: Option<f64>,
-    /// Median of the rounds' ratios: how many times as fast ours is.
+    /// Median of the rounds' ratios: Bridge's speed relative to PyTorch's.
     pub ratio: Option<f64>,
 }
 
@@ -42,7 +42,7 @@ enum Rows {
     Ops(Vec<OpRow>),
 }
 
-/// The middle value, `None` of nothing.
+/// The middle value; `None` if there are no values.
 pub fn median(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied()
@@ -58,7 +58,7 @@ impl StepRow {
         Self { preset: preset.to_owned(), ours: Vec::new(), eager: Vec::new(), compiled: Vec::new() }
     }
 
-    /// Median over rounds of ours divided by theirs.
+    /// Median over rounds of Bridge's value divided by the peer's.
     fn ratio(&self, theirs: &[Value], key: &str) -> Option<f64> {
         let pairs = self.ours.iter().zip(theirs);
         median(pairs.filter_map(|(ours, theirs)| Some(ours[key].as_f64()? / theirs[key].as_f64()?)).collect())
@@ -101,7 +101,7 @@ impl Report {
         Self { rows: Rows::Ops(rows) }
     }
 
-    /// The report with what is known of the machine.
+    /// The report, with a description of the machine.
     pub fn json(&self) -> Value {
         let rows: Vec<Value> = match &self.rows {
             Rows::Steps(rows) => rows.iter().map(StepRow::json).collect(),
@@ -152,7 +152,7 @@ impl Report {
         text
     }
 
-    /// Writes table and JSON to benchmarks/DATE-KIND.md and returns the path.
+    /// Writes the table and the JSON to benchmarks/DATE-KIND.md and returns the path.
     ///
     /// # Errors
     /// If the file cannot be written.
