@@ -1,18 +1,19 @@
 //! Ranks, process groups, collectives and pipeline schedules for distributed training in Rust.
 //!
-//! This crate is the part of Bridge that other projects can use alone. It works on plain host memory and plain data, and without the
-//! feature `burn` depends on no tensor library:
+//! Other projects can use this crate without the rest of Bridge. It works on host memory and plain data, and depends on a tensor
+//! library only with the feature `burn`:
 //!
 //! - [`comm`] has the [`Communicator`](comm::Communicator) trait (all_reduce, reduce_scatter, all_gather, broadcast, all_to_all, messages,
 //!   sub-groups, and non-blocking forms) with four implementations: one rank ([`comm::single`]), threads of one process
 //!   ([`comm::thread`]), MPI processes (`comm::mpi`, cargo feature `mpi`), and NVIDIA GPUs (`comm::nccl`, cargo feature `nccl`). Sums are
-//!   taken in rank order, so results are equal bit by bit on all ranks, from run to run, and whatever carries the bytes. Ranks that disagree, vanish or come late are an error on every rank
-//!   that says who did what.
-//! - [`mesh`] lays ranks out for tensor, context, data, pipeline and expert parallelism in Megatron's order, and makes the process groups.
-//! - [`schedule`] writes pipeline schedules (GPipe, 1F1B, interleaved, zero-bubble) as lists of actions, places layers on stages, and
-//!   simulates schedules to find deadlocks, memory and bubbles.
-//! - `region` (cargo feature `burn`) has collectives on Burn tensors with gradients: what tensor, sequence, context and expert parallel
-//!   layers are made of.
+//!   taken in rank order, so results are bit-identical on all ranks, from run to run, and with every implementation. If ranks disagree,
+//!   vanish or are late, every rank gets an error that says which rank did what.
+//! - [`mesh`] lays ranks out for tensor, context, data, pipeline and expert parallelism in Megatron's order, and creates the process
+//!   groups.
+//! - [`schedule`] makes pipeline schedules (GPipe, 1F1B, interleaved, zero-bubble) as lists of actions, places layers on stages, and
+//!   simulates schedules to find deadlocks, memory use and bubbles.
+//! - `region` (cargo feature `burn`) has collectives on Burn tensors with gradients, for tensor-, sequence-, context- and expert-parallel
+//!   layers.
 //!
 //! # Two ranks
 //!
@@ -37,7 +38,7 @@
 //! float sums are in NCCL's order. It builds without CUDA; where the driver or `libnccl.so` is missing at run time, every rank gets an error
 //! that says what to install.
 //!
-//! # Eight ranks as a mesh
+//! # A mesh of eight ranks
 //!
 //! ```
 //! use bridge_dist::mesh::{GroupKind, Mesh, ParallelSizes, RankOrder};
@@ -53,7 +54,7 @@
 //! # Ok::<(), bridge_dist::mesh::MeshError>(())
 //! ```
 //!
-//! # A pipeline, before it runs
+//! # Simulating a pipeline
 //!
 //! ```
 //! use bridge_dist::schedule::{Costs, PipelineSchedule, PipelineShape, ScheduleKind, Sends, simulate};

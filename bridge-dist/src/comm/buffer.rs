@@ -1,4 +1,4 @@
-//! Typed host memory as collectives see it: element types, borrowed and owned buffers. No communication happens here.
+//! Typed host memory for collectives: element types, borrowed and owned buffers. No communication happens here.
 
 use std::fmt;
 
@@ -27,7 +27,7 @@ impl DType {
     /// Every element type.
     pub const ALL: [Self; 6] = [Self::F32, Self::Bf16, Self::F64, Self::I64, Self::I32, Self::U8];
 
-    /// Size of one element in bytes; also its alignment on the platforms Rust trains models on.
+    /// Size of one element in bytes; also its alignment on all supported platforms.
     pub const fn size(self) -> usize {
         match self {
             Self::F64 | Self::I64 => 8,
@@ -37,7 +37,7 @@ impl DType {
         }
     }
 
-    /// Whether elements are floating point numbers (and so have an average).
+    /// Whether elements are floating-point numbers (and so have an average).
     pub const fn is_float(self) -> bool {
         matches!(self, Self::F32 | Self::Bf16 | Self::F64)
     }
@@ -67,7 +67,7 @@ impl fmt::Display for DType {
     }
 }
 
-/// How elements of different ranks become one.
+/// How elements of different ranks are combined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum ReduceOp {
@@ -77,7 +77,7 @@ pub enum ReduceOp {
     Max = 2,
     /// The smallest; NaN if any element is NaN.
     Min = 3,
-    /// The rank-ordered sum divided by the number of ranks. Floating point types only.
+    /// The rank-ordered sum divided by the number of ranks. Floating-point types only.
     Avg = 4,
 }
 
@@ -92,13 +92,13 @@ impl fmt::Display for ReduceOp {
     }
 }
 
-/// Bytes that cannot be viewed as elements of the type asked for.
+/// Bytes that cannot be viewed as elements of the requested type.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BufferError {
-    /// The byte count is no multiple of the element size.
+    /// The byte count is not a multiple of the element size.
     #[error("{found} bytes are not a whole number of {dtype} elements ({size} bytes each)", size = dtype.size())]
     Length {
-        /// Element type asked for.
+        /// Requested element type.
         dtype: DType,
         /// Bytes given.
         found: usize,
@@ -106,7 +106,7 @@ pub enum BufferError {
     /// The first byte is not aligned for the element type.
     #[error("the bytes start at an address that is not aligned for {dtype}")]
     Alignment {
-        /// Element type asked for.
+        /// Requested element type.
         dtype: DType,
     },
 }
@@ -125,7 +125,7 @@ pub trait Element: Pod + Send + Sync + sealed::Sealed {
     fn unwrap(buffer: HostBuffer) -> Result<Vec<Self>, HostBuffer>;
 }
 
-/// An owned buffer; what non-blocking operations take and give back.
+/// An owned buffer, which non-blocking operations take and return.
 #[derive(Clone, Debug, PartialEq)]
 pub enum HostBuffer {
     /// float32 elements.
@@ -214,7 +214,7 @@ impl HostBuffer {
         self.len() == 0
     }
 
-    /// The elements, or the buffer back if it holds another type.
+    /// The elements, or the unchanged buffer if it holds another type.
     ///
     /// # Errors
     /// The unchanged buffer when `T` is not its element type.
@@ -317,7 +317,7 @@ impl<'a> BufferMut<'a> {
         Buffer { dtype: self.dtype, bytes: self.bytes }
     }
 
-    /// A shorter borrow of the same elements, so that the buffer can be passed on and used again.
+    /// Reborrows the same elements, so that the buffer can be passed on and used again.
     pub fn reborrow(&mut self) -> BufferMut<'_> {
         BufferMut { dtype: self.dtype, bytes: self.bytes }
     }

@@ -1,7 +1,7 @@
-//! A communicator that counts what passes through it: operations, elements and bytes, by group and operation. It moves nothing itself.
+//! A communicator that counts operations, elements and bytes, by group and operation, and forwards them to another one.
 //!
 //! # What is counted
-//! The *payload*: what this rank hands to the communicator, once, whatever the algorithm below sends over wires.
+//! The *payload*: what this rank hands to the communicator, counted once, whatever algorithm the communicator uses.
 //!
 //! | operation | elements |
 //! | --- | --- |
@@ -12,8 +12,8 @@
 //! | `recv` | the message, as an operation of its own |
 //! | `barrier` | nothing |
 //!
-//! Non-blocking forms count as their blocking ones, when they are started. An operation that fails does not count, nor does any of a group
-//! of one rank, and making groups is free.
+//! Non-blocking forms count like their blocking ones, when they are started. Operations that fail, operations of groups of one rank, and
+//! the creation of groups do not count.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -65,7 +65,7 @@ impl fmt::Display for Operation {
     }
 }
 
-/// What one rank did with one operation of one group.
+/// Counts of one rank for one operation of one group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Count {
     /// Calls.
@@ -76,22 +76,22 @@ pub struct Count {
     pub bytes: u64,
 }
 
-/// What one rank did, by group name and operation.
+/// Counts of one rank, by group name and operation.
 pub type Counts = BTreeMap<(String, Operation), Count>;
 
-/// The sums of one rank. Clones share them.
+/// The running totals of one rank. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
     counts: Arc<Mutex<Counts>>,
 }
 
 impl Ledger {
-    /// The sums so far.
+    /// The totals so far.
     pub fn counts(&self) -> Counts {
         self.lock().clone()
     }
 
-    /// The sums so far, which start again from zero.
+    /// The totals so far; resets them to zero.
     pub fn take(&self) -> Counts {
         std::mem::take(&mut *self.lock())
     }
@@ -105,12 +105,12 @@ impl Ledger {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Counts> {
-        // Sums are whole after every addition, so a panic elsewhere leaves nothing half-done here.
+        // Totals are consistent after every addition, so a panic elsewhere leaves nothing half-done here.
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Counts what a rank does with a group, and with all groups split off it.
+/// Counts the operations of a rank on a group, and on all groups split from it.
 #[derive(Clone, Debug)]
 pub struct CountingCommunicator {
     inner: Group,
@@ -118,12 +118,12 @@ pub struct CountingCommunicator {
 }
 
 impl CountingCommunicator {
-    /// Wraps a group. What it and its sub-groups do is added to `ledger`.
+    /// Wraps a group. Its operations and those of its sub-groups are added to `ledger`.
     pub fn new(inner: Group, ledger: Ledger) -> Self {
         Self { inner, ledger }
     }
 
-    /// Adds an operation that succeeded, and hands its result on.
+    /// Counts an operation if it succeeded, and passes its result on.
     fn counted<T>(
         &self,
         result: Result<T, CommError>,

@@ -1,4 +1,4 @@
-//! What goes wrong between ranks, as values: who saw it, in which group and operation, what was expected and found.
+//! Errors between ranks: which rank reports it, in which group and operation, what was expected and what was found.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,10 +7,10 @@ use std::time::Duration;
 /// An error of a collective or point-to-point operation, as one rank saw it.
 ///
 /// After an error that involves other ranks (everything except
-/// [`InvalidArgument`](CommErrorKind::InvalidArgument)) the whole world of the communicator is failed: each rank's
+/// [`InvalidArgument`](CommErrorKind::InvalidArgument)) the whole world of the communicator has failed: each rank's
 /// current or next operation in any group reports [`Aborted`](CommErrorKind::Aborted) with this error as its cause.
 ///
-/// In the text ranks are those of the world; `number N` counts within the group.
+/// The text names ranks of the world; `number N` is the rank within the group.
 #[derive(Clone, Debug)]
 pub struct CommError {
     /// The rank, within `group`, that reports the error.
@@ -29,16 +29,16 @@ pub struct CommError {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum CommErrorKind {
-    /// The arguments cannot be right on this rank, whatever the other ranks do. Nothing was sent.
+    /// The arguments are invalid on this rank, whatever the other ranks do. Nothing was sent.
     InvalidArgument {
         /// The argument.
         what: &'static str,
-        /// What it has to be.
+        /// The required value.
         expected: String,
-        /// What it is.
+        /// The value found.
         found: String,
     },
-    /// Ranks of one group are not doing the same thing (operation, element type, length, root, reduction, counts).
+    /// Ranks of one group called different operations, or with different element types, lengths, roots, reductions or counts.
     Mismatch {
         /// The rank, within the group, that differs from the majority.
         peer: usize,
@@ -49,16 +49,16 @@ pub enum CommErrorKind {
     },
     /// Other ranks did not arrive in time.
     Timeout {
-        /// The time limit that passed.
+        /// The time limit that was exceeded.
         waited: Duration,
-        /// The ranks, within the group, that are missing, each with what it was last seen doing; empty where that cannot be known.
+        /// The ranks, within the group, that are missing, each with its last known operation; empty if that cannot be known.
         missing: Vec<(usize, String)>,
     },
-    /// A rank that is needed here has dropped its communicator (usually it returned, or returned an error).
+    /// A rank that this operation needs has dropped its communicator (usually because it returned, possibly with an error).
     PeerGone {
         /// The rank, within the group, that left.
         peer: usize,
-        /// What it was last seen doing.
+        /// Its last known operation.
         last_operation: String,
     },
     /// This rank panicked.
@@ -71,7 +71,7 @@ pub enum CommErrorKind {
         /// That error as text.
         message: String,
     },
-    /// Another operation failed earlier, on this or another rank, and took the world down.
+    /// Another operation failed earlier, on this or another rank, and failed the world.
     Aborted {
         /// The first failure of the world.
         cause: Arc<CommError>,
@@ -126,7 +126,7 @@ impl fmt::Display for CommError {
             }
             CommErrorKind::Mismatch { peer, expected, found } => {
                 let peer = self.world_rank(*peer);
-                write!(f, "rank {peer} does something else: expected {expected}, found {found}")
+                write!(f, "rank {peer} disagrees: expected {expected}, found {found}")
             }
             CommErrorKind::Timeout { waited, missing } => {
                 let describe = |(rank, last): &(usize, String)| match (self.world_rank(*rank), last.as_str()) {
@@ -148,7 +148,7 @@ impl fmt::Display for CommError {
     }
 }
 
-/// Ranks for people: all of a few, the first and the last of many.
+/// Ranks for messages: all of them if there are few, otherwise the first two and the last.
 fn list(ranks: &[usize]) -> String {
     let texts = |ranks: &[usize]| ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
     match ranks {

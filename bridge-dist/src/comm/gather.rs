@@ -1,8 +1,8 @@
-//! A collective for messages of different lengths, built of those for messages of one length.
+//! An all-gather for messages of different lengths, built from fixed-length collectives.
 
 use super::{CommError, Communicator};
 
-/// What each rank of a group hands in, in rank order. All ranks call this together.
+/// The messages of all ranks of a group, in rank order. All ranks call this together.
 ///
 /// # Errors
 /// If a rank is gone.

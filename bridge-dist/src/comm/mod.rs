@@ -1,6 +1,6 @@
 //! Communication between ranks: the [`Communicator`] contract and its implementations.
 //!
-//! Everything here works on host memory and knows nothing of tensors, models or schedules.
+//! This module works on host memory and knows nothing about tensors, models or schedules.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -31,26 +31,26 @@ pub use gather::all_gather_bytes;
 pub use request::Request;
 pub use signature::{MAX_TAG, UnevenExchange};
 
-/// A communicator that can be kept in several places of one rank's program.
+/// A shared handle to a communicator, for several places of one rank's program.
 pub type Group = Arc<dyn Communicator>;
 
-/// The ranks of a group and what they can do together.
+/// A group of ranks and its collective and point-to-point operations.
 ///
 /// # Contract
 /// - Collectives (everything except messages) are called by all ranks of the group in the same order with the same
 ///   element type, length, reduction and root. Ranks compare these before data moves, and a difference is a
 ///   [`Mismatch`](CommErrorKind::Mismatch) on every rank.
-/// - Results are the same, bit by bit, on all ranks, from run to run, and with every implementation: elements are combined in
-///   rank order; bf16 accumulates in float32 and is rounded once. (NCCL's collectives of device memory, beside this trait, are weaker:
-///   see `nccl::DeviceCollectives`.)
-/// - An operation that waits for other ranks for [`timeout`](Self::timeout) (on MPI up to a quarter longer) is an error. Moving data counts
-///   anew for each piece that arrives.
+/// - Results are bit-identical on all ranks, from run to run, and with every implementation: elements are combined in
+///   rank order; bf16 accumulates in float32 and is rounded once. (NCCL's collectives on device memory, which are not part of this
+///   trait, guarantee less: see `nccl::DeviceCollectives`.)
+/// - An operation that waits for other ranks for [`timeout`](Self::timeout) (on MPI up to a quarter longer) fails. While data is moving,
+///   the limit starts again with each piece that arrives.
 /// - Messages between two ranks with the same tag arrive in the order of their `send`s and match the `recv`s in the order these were
 ///   started. [`send`](Self::send) may return before the message is received; a program must not rely on that.
-/// - Non-blocking collectives (`start_*`) must be started in the same order on all ranks of a group; they run in that order, beside
-///   blocking ones. They progress by themselves while the rank computes.
-/// - One operation of a kind at a time: threads of one rank that share a communicator take turns, in no defined order.
-/// - After an error that involves other ranks the world is failed (see [`CommError`]) and should be dropped.
+/// - Non-blocking collectives (`start_*`) must be started in the same order on all ranks of a group. They run in that order,
+///   independently of blocking ones, and make progress while the rank computes.
+/// - One operation of a kind runs at a time: threads of one rank that share a communicator take turns, in no defined order.
+/// - After an error that involves other ranks the world has failed (see [`CommError`]) and should be dropped.
 pub trait Communicator: Debug + Send + Sync {
     /// This rank, `0..size`.
     fn rank(&self) -> usize;
@@ -58,7 +58,7 @@ pub trait Communicator: Debug + Send + Sync {
     /// Number of ranks of the group.
     fn size(&self) -> usize;
 
-    /// The group's name, for people.
+    /// The group's name, for messages.
     fn name(&self) -> &str;
 
     /// The ranks of the group, in order, as ranks of the world it was split from.
@@ -67,9 +67,9 @@ pub trait Communicator: Debug + Send + Sync {
     /// How long an operation waits for other ranks.
     fn timeout(&self) -> Duration;
 
-    /// Changes [`timeout`](Self::timeout) for every group of this world. Ranks that are threads share one world, so one call is enough; ranks
-    /// that are processes each call it. Operations under way may still use the old limit, and so does NCCL itself in groups that exist: the
-    /// agreement that comes before its data uses the new one.
+    /// Changes [`timeout`](Self::timeout) for every group of this world. Thread ranks share one world, so one call is enough; process ranks
+    /// each call it. Operations in progress may still use the old limit, and so does NCCL itself in existing groups; the agreement before its
+    /// data transfer uses the new one.
     fn set_timeout(&self, timeout: Duration);
 
     /// Replaces `data` by the reduction over all ranks. Same length on all ranks.
@@ -102,7 +102,7 @@ pub trait Communicator: Debug + Send + Sync {
     /// See [`CommErrorKind`]; both lengths are equal and divisible by `size`.
     fn all_to_all(&self, input: Buffer<'_>, output: BufferMut<'_>) -> Result<(), CommError>;
 
-    /// [`all_to_all`](Self::all_to_all) with a length of its own for each pair of ranks.
+    /// [`all_to_all`](Self::all_to_all) with a separate length for each pair of ranks.
     ///
     /// # Errors
     /// See [`CommErrorKind`]; counts must fit the buffers, and each other across ranks.
@@ -126,7 +126,7 @@ pub trait Communicator: Debug + Send + Sync {
     /// See [`CommErrorKind`].
     fn barrier(&self) -> Result<(), CommError>;
 
-    /// Makes new groups: ranks with the same `color` form one, ordered by `key` and then by rank. `None` joins no group
+    /// Creates new groups: ranks with the same `color` form one, ordered by `key` and then by rank. A rank with `None` joins no group
     /// (and gets `None`), but all ranks must call. A group of one rank is a [`SingleCommunicator`](single::SingleCommunicator).
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! Waiting between polls. What is polled does not live here.
+//! Waiting between polls. What is polled does not belong here.
 
 use std::thread;
 use std::time::Duration;

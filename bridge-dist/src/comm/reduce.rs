@@ -1,6 +1,6 @@
-//! Rank-ordered reduction of host buffers: the arithmetic behind every sum, whatever moved the bytes.
+//! Rank-ordered reduction of host buffers: the arithmetic of every sum, for all implementations.
 //!
-//! The result of an element depends only on the ranks' elements in rank order, never on how the buffer was cut
+//! The result of an element depends only on the ranks' elements in rank order, never on how the buffer was divided
 //! into slices, so it is the same on all ranks, with all implementations, and from run to run.
 
 use half::bf16;

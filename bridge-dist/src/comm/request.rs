@@ -1,9 +1,9 @@
-//! Non-blocking operations under way. No implementation lives here.
+//! Non-blocking operations in progress. Implementations do not belong here.
 
 use super::buffer::HostBuffer;
 use super::error::CommError;
 
-/// What an implementation gives for an operation that it has started.
+/// An implementation's handle to an operation that it has started.
 pub(crate) trait Pending: Send {
     /// Whether [`Pending::wait`] would return at once.
     fn test(&mut self) -> Result<bool, CommError>;
@@ -11,10 +11,10 @@ pub(crate) trait Pending: Send {
     fn wait(self: Box<Self>) -> Result<HostBuffer, CommError>;
 }
 
-/// A non-blocking operation. It owns its buffer until [`wait`](Self::wait) gives the result.
+/// A non-blocking operation. It owns its buffer until [`wait`](Self::wait) returns the result.
 ///
-/// A request that is dropped completes in the background as far as other ranks are concerned, and its result is lost.
-#[must_use = "the result of the operation is only in what `wait` returns"]
+/// A dropped request still completes in the background, as other ranks need it, but its result is lost.
+#[must_use = "the result of the operation is returned by `wait`"]
 pub struct Request {
     pending: Box<dyn Pending>,
 }
@@ -32,13 +32,13 @@ impl Request {
     /// Whether the operation is complete (or has failed), so that [`wait`](Self::wait) returns at once. Never blocks.
     ///
     /// # Errors
-    /// If the operation has failed; `wait` then gives an error too.
+    /// If the operation has failed; `wait` then returns an error too.
     pub fn test(&mut self) -> Result<bool, CommError> {
         self.pending.test()
     }
 
     /// Blocks until the operation is complete and returns its result: for `start_send` the buffer that was sent, for
-    /// the others what the blocking form leaves in its output.
+    /// the others the output of the blocking form.
     ///
     /// # Errors
     /// What the blocking form would have returned.

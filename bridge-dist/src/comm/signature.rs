@@ -1,4 +1,4 @@
-//! What a rank says it is doing: the header that ranks compare before data moves, and the argument checks each
+//! Signatures of operations, which ranks compare before data moves, and the argument checks that each
 //! rank makes alone. Shared by all implementations so that their errors read the same.
 
 use std::fmt;
@@ -7,8 +7,8 @@ use std::sync::Arc;
 use super::buffer::{Buffer, BufferMut, DType, ReduceOp};
 use super::error::{CommError, CommErrorKind};
 
-/// The largest tag of a message. The MPI standard guarantees tags up to 32767; an implementation may use two for each message and a few
-/// for itself.
+/// The largest tag of a message. The MPI standard guarantees tags up to 32767; an implementation may use two per message and a few
+/// internal ones.
 pub const MAX_TAG: u32 = 16_379;
 
 /// The operations, for comparison and for error texts.
@@ -167,11 +167,11 @@ impl From<&BufferMut<'_>> for Extent {
     }
 }
 
-/// Who is speaking: what every error of a rank carries.
+/// The rank and group that every error of a rank names.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Speaker<'a> {
     pub rank: usize,
-    /// The group's ranks in the world.
+    /// The group's ranks as ranks of the world.
     pub world_ranks: &'a Arc<[usize]>,
     pub group: &'a str,
 }
@@ -202,7 +202,7 @@ impl Speaker<'_> {
         self.error(signature, kind)
     }
 
-    /// The signatures of all ranks, in rank order, must be equal. The one most ranks have is taken as right.
+    /// The signatures of all ranks, in rank order, must be equal. The most frequent one is taken as correct.
     pub fn agree(&self, mine: &Signature, all: &[Signature]) -> Result<(), CommError> {
         let Some((peer, expected)) = odd_one_out(all) else {
             return Ok(());
@@ -220,7 +220,7 @@ impl Speaker<'_> {
         }
     }
 
-    /// Type and length of `output` against what follows from `input`.
+    /// Checks type and length of `output` against those that follow from `input`.
     fn check_pair(
         &self,
         signature: &Signature,
@@ -318,7 +318,7 @@ impl Speaker<'_> {
         Ok(signature)
     }
 
-    /// Ranks must send to each other what the other expects. `send_counts[i][j]`: what `i` sends to `j`.
+    /// The send counts of each rank must match the receive counts of the others. `send_counts[i][j]`: what `i` sends to `j`.
     pub fn agree_counts(
         &self,
         signature: &Signature,
@@ -342,8 +342,8 @@ impl Speaker<'_> {
     }
 }
 
-/// The first rank whose signature is not that of the majority, and what the majority does; `None` if all are equal. Among equally
-/// frequent signatures the first counts, so that all ranks name the same culprit.
+/// The first rank whose signature differs from the majority's, and the majority's signature; `None` if all are equal. Among equally
+/// frequent signatures the first counts, so that all ranks name the same rank.
 pub(crate) fn odd_one_out(all: &[Signature]) -> Option<(usize, Signature)> {
     if all.windows(2).all(|pair| pair[0] == pair[1]) {
         return None;
@@ -360,13 +360,13 @@ pub(crate) fn odd_one_out(all: &[Signature]) -> Option<(usize, Signature)> {
 /// `send_counts[1]` to rank 1, and so on; `output` likewise with `recv_counts`.
 #[derive(Debug)]
 pub struct UnevenExchange<'a> {
-    /// What this rank sends. Length: the sum of `send_counts`.
+    /// The elements that this rank sends. Length: the sum of `send_counts`.
     pub input: Buffer<'a>,
     /// Elements for each rank.
     pub send_counts: &'a [usize],
-    /// What this rank receives. Length: the sum of `recv_counts`.
+    /// The elements that this rank receives. Length: the sum of `recv_counts`.
     pub output: BufferMut<'a>,
-    /// Elements from each rank; rank `j`'s `send_counts` for this rank must say the same.
+    /// Elements from each rank; must equal rank `j`'s `send_counts` for this rank.
     pub recv_counts: &'a [usize],
 }
 
@@ -395,7 +395,7 @@ mod tests {
         let error = speaker.agree(&odd, &[odd, sum, sum]).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "rank 0 of group `dp` (size 3) in barrier(): rank 0 does something else: \
+            "rank 0 of group `dp` (size 3) in barrier(): rank 0 disagrees: \
              expected all_reduce(sum, 4 x f32), found barrier()"
         );
     }

@@ -17,12 +17,12 @@ pub struct SingleCommunicator {
 }
 
 impl SingleCommunicator {
-    /// A group of one with a name for people.
+    /// A group of one with a name for messages.
     pub fn new(name: impl Into<String>) -> Self {
         Self::of_world_rank(name, 0)
     }
 
-    /// A group of the one rank `world_rank` of a larger world.
+    /// A group of one: rank `world_rank` of a larger world.
     pub fn of_world_rank(name: impl Into<String>, world_rank: usize) -> Self {
         Self { name: name.into(), world_ranks: [world_rank].into() }
     }
@@ -53,7 +53,7 @@ impl Communicator for SingleCommunicator {
         Duration::MAX
     }
 
-    /// Nobody is waited for.
+    /// Never waits, so this has no effect on operations.
     fn set_timeout(&self, _timeout: Duration) {}
 
     fn all_reduce(&self, data: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {

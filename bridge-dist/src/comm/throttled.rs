@@ -1,4 +1,4 @@
-//! A communicator behind an artificial link of limited rate: to see on one machine what hides behind computation and what does not.
+//! A communicator behind an artificial link of limited rate: measures on one machine how much communication is hidden behind computation.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use super::request::{Pending, Request};
 use super::signature::UnevenExchange;
 use super::{Communicator, Group};
 
-/// The link of one rank: transfers of all its groups come one after the other.
+/// The link of one rank: transfers of all its groups are serialized.
 #[derive(Debug)]
 struct Link {
     bytes_per_second: f64,
@@ -23,7 +23,7 @@ struct LinkState {
 }
 
 impl Link {
-    /// Puts a transfer on the link; says when it will be over.
+    /// Puts a transfer on the link and returns when it will be complete.
     fn send(&self, bytes: f64) -> Instant {
         let time = Duration::from_secs_f64(bytes / self.bytes_per_second);
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -37,7 +37,7 @@ impl Link {
     }
 }
 
-/// How much later than asked for the system may wake a thread.
+/// How late the system may wake a thread.
 const LATE: Duration = Duration::from_micros(100);
 
 fn sleep_until(when: Instant) {
@@ -47,7 +47,7 @@ fn sleep_until(when: Instant) {
     }
 }
 
-/// Another communicator, slowed down to a rate.
+/// Another communicator, limited to a rate.
 ///
 /// The cost of a collective is that of a ring: of `n` bytes on `r` ranks, an all-reduce moves `2 n (r - 1) / r` through each link, a
 /// reduce-scatter or all-gather half of that. Non-blocking operations use the link while the rank computes. Groups made by
@@ -59,17 +59,17 @@ pub struct ThrottledCommunicator {
 }
 
 impl ThrottledCommunicator {
-    /// Slows `inner` down to `bytes_per_second`.
+    /// Limits `inner` to `bytes_per_second`.
     ///
     /// # Panics
     /// If the rate is not positive.
     pub fn new(inner: Group, bytes_per_second: f64) -> Self {
-        assert!(bytes_per_second > 0.0, "a link of {bytes_per_second} bytes a second moves nothing");
+        assert!(bytes_per_second > 0.0, "a link of {bytes_per_second} bytes per second moves nothing");
         let state = Mutex::new(LinkState { free_at: Instant::now(), busy: Duration::ZERO });
         Self { inner, link: Arc::new(Link { bytes_per_second, state }) }
     }
 
-    /// How long the link of this rank has been in use so far.
+    /// How long the link of this rank has been busy so far.
     pub fn busy(&self) -> Duration {
         self.link.state.lock().unwrap_or_else(PoisonError::into_inner).busy
     }
@@ -85,7 +85,7 @@ impl ThrottledCommunicator {
     }
 }
 
-/// A request that is complete when the link has moved its bytes too.
+/// A request that is complete only when the link has also moved its bytes.
 struct Delayed {
     request: Request,
     until: Instant,

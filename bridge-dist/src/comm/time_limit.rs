@@ -1,9 +1,9 @@
-//! How long operations wait for other ranks: one limit for all groups of a world, which may change while it is in use.
+//! How long operations wait for other ranks: one limit for all groups of a world, which may change at any time.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// The limit, to the nanosecond; more than 500 years are not told apart.
+/// The limit in nanoseconds, at most about 500 years.
 #[derive(Debug)]
 pub(crate) struct TimeLimit(AtomicU64);
 

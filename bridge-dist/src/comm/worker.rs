@@ -1,7 +1,7 @@
 //! A background thread that runs one rank's non-blocking collectives of one group in the order they were started.
 //!
-//! The collectives proper are the blocking ones of an implementation, run on a lane (or communicator) of their own;
-//! so they move while the rank computes, and they never interleave with blocking collectives of the same group.
+//! It runs the blocking collectives of an implementation on a separate lane (or communicator), so that data moves
+//! while the rank computes, and never interleaves with blocking collectives of the same group.
 //! An implementation has a [`Background`], gives it [`Collectives`], and is a [`Place`].
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
@@ -22,7 +22,7 @@ pub(crate) trait Collectives: Send + 'static {
     fn all_gather(&mut self, input: Buffer<'_>, output: BufferMut<'_>) -> Result<(), CommError>;
 }
 
-/// A rank's place in a group, as an implementation knows it.
+/// A rank's place in a group of an implementation.
 pub(crate) trait Place {
     fn speaker(&self) -> Speaker<'_>;
     /// What failed the world, if it has failed.
@@ -39,9 +39,9 @@ pub(crate) trait Place {
     }
 }
 
-/// The non-blocking collectives of one rank of a group. Their thread starts with the first of them; many groups never have one.
+/// The non-blocking collectives of one rank of a group. The thread starts with the first of them; many groups never use any.
 pub(crate) struct Background<L> {
-    /// The lane until the thread has it. The lock serialises the start and, with it, the order of the first operations.
+    /// The lane, until the thread takes it. The lock serializes the start and so the order of the first operations.
     idle: Mutex<Option<L>>,
     worker: OnceLock<Worker<L>>,
 }
@@ -131,7 +131,7 @@ impl<S: Send + 'static> Worker<S> {
         let (queue, jobs) = mpsc::channel::<(Job<S>, mpsc::Sender<Outcome>)>();
         let thread = thread::Builder::new().name(name).spawn(move || {
             for (job, reply) in jobs {
-                // Nobody listens when the request was dropped; the operation was still needed by other ranks.
+                // If the request was dropped, nobody receives the result; other ranks still needed the operation.
                 let _ = reply.send(job(&mut state));
             }
         })?;

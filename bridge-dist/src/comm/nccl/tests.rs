@@ -190,10 +190,10 @@ fn handshakes_find_equal_messages_and_name_others() {
             let message = Message::new(&seat, kind, (DType::F32, 5 + rank), 1 - rank)?;
             let error = shake_hands(&seat, &bootstrap, &[message]).err().ok_or("unnoticed")?;
             let text = if rank == 0 {
-                "rank 0 of group `pp` (size 3) in send(5 x f32, to number 1): rank 1 does something else: \
+                "rank 0 of group `pp` (size 3) in send(5 x f32, to number 1): rank 1 disagrees: \
                  expected send(5 x f32, to number 1), found recv(6 x f32, from number 0)"
             } else {
-                "rank 1 of group `pp` (size 3) in recv(6 x f32, from number 0): rank 0 does something else: \
+                "rank 1 of group `pp` (size 3) in recv(6 x f32, from number 0): rank 0 disagrees: \
                  expected recv(6 x f32, from number 0), found send(5 x f32, to number 1)"
             };
             assert_eq!(error.to_string(), text);

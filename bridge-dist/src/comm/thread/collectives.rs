@@ -1,6 +1,6 @@
-//! Collectives as exchanges: who publishes what, and what each rank copies or reduces from it. Runs in either lane.
+//! Collectives as exchanges: what each rank publishes, and what it copies or reduces from the others. Runs in either lane.
 //!
-//! A payload is a copy of the rank's data, so that a rank that fails or gives up never leaves others reading its memory.
+//! A payload is a copy of the rank's data, so that other ranks never read the memory of a rank that fails or gives up.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::comm::worker::{Collectives, Place};
 /// Up to this many bytes every rank reduces everything: a second exchange would cost more than the arithmetic.
 const SMALL_BYTES: usize = 32 << 10;
 
-/// Larger data goes in pieces of this many bytes, which bounds the copies and keeps them in a shared cache.
+/// Larger data moves in pieces of this many bytes, which bounds the copies and keeps them in a shared cache.
 const CHUNK_BYTES: usize = 2 << 20;
 
 /// One rank's end of a lane.
@@ -180,7 +180,7 @@ impl Endpoint {
         self.exchange(signature, Body::Empty).map(drop)
     }
 
-    /// The members of this rank's new group, in order, and what the group's first rank made of them.
+    /// The members of this rank's new group, in order, and the group that its first rank created.
     pub fn split(
         &mut self,
         color: Option<usize>,

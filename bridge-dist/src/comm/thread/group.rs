@@ -1,5 +1,5 @@
-//! The state that the ranks of one group share, and the one primitive their collectives are made of: an exchange, in
-//! which each rank publishes a payload and gets the payloads of all ranks. No arithmetic and no copying happens here.
+//! The state that the ranks of one group share, and the one primitive of their collectives: an exchange, in which
+//! each rank publishes a payload and gets the payloads of all ranks. No arithmetic and no copying happens here.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,7 +31,7 @@ pub(super) enum Body {
         send_counts: Vec<u64>,
         recv_counts: Vec<u64>,
     },
-    /// A wish for a new group.
+    /// A request for a new group.
     Split {
         color: Option<usize>,
         key: usize,
@@ -40,7 +40,7 @@ pub(super) enum Body {
     Group(Option<Arc<Group>>),
 }
 
-/// Blocking collectives and non-blocking ones run in lanes of their own, so that they cannot meet each other.
+/// Blocking and non-blocking collectives run in separate lanes, so that they cannot interleave.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum LaneKind {
     Blocking,
@@ -65,7 +65,7 @@ struct Lane {
     arrived: Condvar,
 }
 
-/// Rounds under way, oldest first. A rank can be one round ahead of the slowest, so there are at most two.
+/// Rounds in progress, oldest first. A rank can be one round ahead of the slowest, so there are at most two.
 #[derive(Debug, Default)]
 struct Rounds {
     first: u64,
@@ -156,7 +156,7 @@ impl Member {
         self.fail(signature, kind)
     }
 
-    /// If this thread is unwinding, the rank is lost to everyone.
+    /// If this thread is unwinding, the rank is lost to all others.
     pub fn report_panic(&self) {
         if self.group.world.supervision == Supervision::Communicator && thread::panicking() {
             let error = CommError {

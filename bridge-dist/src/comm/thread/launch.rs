@@ -27,16 +27,16 @@ pub enum RankFailure {
     Panicked(String),
     /// The rank returned this error.
     Failed(BoxError),
-    /// The operating system gave no thread for the rank.
+    /// The operating system could not create a thread for the rank.
     NotStarted(std::io::Error),
 }
 
-/// The first failure of a launch, and which other ranks failed because of it or beside it.
+/// The first failure of a launch, and the other ranks that failed because of it or independently.
 #[derive(Debug)]
 pub struct RankError {
     /// The rank (of the world) that failed first.
     pub rank: usize,
-    /// What that rank was last seen doing.
+    /// The last known operation of that rank.
     pub operation: String,
     /// How it failed.
     pub failure: RankFailure,
@@ -193,7 +193,7 @@ fn collect<T>(outcomes: Vec<Result<T, RankFailure>>, watch: &super::group::Group
     })
 }
 
-/// Smaller is more to blame: own failures, then communication errors, then those that only pass on another rank's failure.
+/// Lower is more likely the cause: own failures, then communication errors, then those that only pass on another rank's failure.
 fn blame(failure: &RankFailure) -> u8 {
     let RankFailure::Failed(error) = failure else {
         return 0;

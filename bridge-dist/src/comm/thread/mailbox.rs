@@ -100,7 +100,7 @@ impl Receive {
                 drop(queues);
                 return self.checked(message);
             }
-            // Under the same lock as the look for the message: a sender that has left cannot have sent in between.
+            // Under the same lock as the search for the message: a sender that has left cannot have sent in between.
             if let Err(error) = self.check_sender() {
                 drop(queues);
                 return Err(error);

@@ -26,7 +26,7 @@ pub use launch::{BoxError, RankError, RankFailure, run_ranks};
 
 /// One rank of a group of threads.
 ///
-/// Dropping it says that the rank has left: others that still need it get [`PeerGone`](super::CommErrorKind::PeerGone) at once. Dropping it
+/// Dropping it means that the rank has left: others that still need it get [`PeerGone`](super::CommErrorKind::PeerGone) at once. Dropping it
 /// while the thread panics fails the world.
 pub struct ThreadCommunicator {
     member: Arc<Member>,
@@ -34,7 +34,7 @@ pub struct ThreadCommunicator {
     background: Background<Endpoint>,
 }
 
-/// The communicators of a world of `size` ranks, to be moved to one thread each.
+/// The communicators of a world of `size` ranks; move each to its own thread.
 ///
 /// Most programs call [`run_ranks`] instead.
 ///

@@ -1,4 +1,4 @@
-//! What all groups of one world of threads share: the time limit, the first failure, and what each rank was last doing.
+//! State that all groups of one world of threads share: the time limit, the first failure, and each rank's last operation.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,15 +8,15 @@ use crate::comm::error::CommError;
 use crate::comm::signature::Signature;
 use crate::comm::time_limit::TimeLimit;
 
-/// How often a waiting rank looks whether the world has failed. Data never waits for this: arrivals wake waiters.
+/// How often a waiting rank checks whether the world has failed. Data never waits for this: arrivals wake waiters.
 pub(super) const POLL: Duration = Duration::from_millis(10);
 
-/// Locks even after a panic elsewhere: the guarded states are valid between any two statements that can panic.
+/// Locks even after a panic elsewhere: the guarded state is valid between any two statements that can panic.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Who tells the others that a rank has panicked.
+/// Who reports to the others that a rank has panicked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Supervision {
     /// The launcher, which knows the message.
@@ -60,7 +60,7 @@ impl World {
         self.time_limit.set(timeout);
     }
 
-    /// Records a failure; the first one counts.
+    /// Records a failure; only the first one counts.
     pub fn fail(&self, error: &CommError) {
         lock(&self.failure).get_or_insert_with(|| Arc::new(error.clone()));
         self.failed.store(true, Ordering::Release);
@@ -70,12 +70,12 @@ impl World {
         if self.failed.load(Ordering::Acquire) { lock(&self.failure).clone() } else { None }
     }
 
-    /// Notes what a rank (of the world) is about to do.
+    /// Records the operation that a rank (of the world) is about to start.
     pub fn note(&self, rank: usize, signature: Signature, group: &Arc<str>) {
         *lock(&self.activities[rank]) = Some(Activity { signature, group: Arc::clone(group) });
     }
 
-    /// What a rank (of the world) was last seen doing.
+    /// The last known operation of a rank (of the world).
     pub fn last_operation(&self, rank: usize) -> String {
         match &*lock(&self.activities[rank]) {
             Some(activity) => format!("{} of group `{}`", activity.signature, activity.group),
