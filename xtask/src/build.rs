@@ -6,15 +6,14 @@ use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-/// Builds `bridge` in the release profile with `features` and returns its path.
-pub fn build_bridge(features: &[String]) -> Result<PathBuf> {
+/// Builds `bridge` in the release profile with `features` (`PACKAGE/FEATURE`) and returns its path.
+pub fn build_bridge(features: &[&str]) -> Result<PathBuf> {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo
         // The whole workspace, as the tests build it: another selection resolves other features and would compile Burn again.
         .args(["build", "--release", "--workspace", "--bins", "--message-format", "json-render-diagnostics"])
         .stdout(Stdio::piped());
     if !features.is_empty() {
-        let features: Vec<String> = features.iter().map(|feature| format!("bridge-cli/{feature}")).collect();
         cargo.args(["--features", &features.join(",")]);
     }
     eprintln!("building bridge (the first build compiles Burn and takes several minutes)");
@@ -36,18 +35,22 @@ pub fn build_bridge(features: &[String]) -> Result<PathBuf> {
     executable.context("cargo built no executable called bridge")
 }
 
-fn feature_hint(features: &[String]) -> String {
+fn feature_hint(features: &[&str]) -> String {
     match features {
         [] => String::new(),
         features => {
-            format!(" with features {}: check the feature's name, and that its system packages are installed", features.join(","))
+            format!(
+                " with features {}: check the feature's name, and that its system packages are installed",
+                features.join(",")
+            )
         }
     }
 }
 
-/// Builds `bridge` with `features`, runs it with `arguments`, and passes its exit code on.
+/// Builds `bridge` with `features` of its own, runs it with `arguments`, and passes its exit code on.
 pub fn run_bridge(features: &[String], arguments: Vec<String>) -> Result<ExitCode> {
-    let executable = build_bridge(features)?;
+    let features: Vec<String> = features.iter().map(|feature| format!("bridge-cli/{feature}")).collect();
+    let executable = build_bridge(&features.iter().map(String::as_str).collect::<Vec<_>>())?;
     run(Command::new(&executable).args(arguments))
 }
 

@@ -4,11 +4,14 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result};
 
+use crate::build::build_bridge;
 use crate::mpi;
 
 /// Runs all tests. `rest` is passed on to `cargo test`.
 pub fn run(rest: &[String]) -> Result<ExitCode> {
     let mut failed = Vec::new();
+    // `cargo test` builds the binary as well, but does not write the list of its sources anew, which the suites compare it with.
+    build_bridge(&[])?;
     // The release profile: Burn in debug is too slow for training tests, and one profile is built once.
     let mut workspace = vec!["test".to_owned(), "--release".into(), "--workspace".into()];
     workspace.extend(rest.iter().cloned());
@@ -18,14 +21,18 @@ pub fn run(rest: &[String]) -> Result<ExitCode> {
     let mut skipped = Vec::new();
     match mpi::installed() {
         Ok(()) => {
+            // Cargo builds the binary only for the tests of its own package, and those do not run here.
+            let features = ["bridge-cli/mpi", "bridge-tests/mpi", "bridge-dist/nccl"];
+            build_bridge(&features)?;
             // The whole workspace again, so that Burn is not rebuilt. Runs the suites that start ranks, and (in the library) those tests of
             // the NCCL communicator that need no GPU.
+            let features = features.join(",");
             let arguments = [
                 "test",
                 "--release",
                 "--workspace",
                 "--features",
-                "bridge-cli/mpi,bridge-dist/mpi,bridge-dist/nccl",
+                &features,
                 "--test",
                 "conformance_mpi",
                 "--test",
@@ -57,7 +64,9 @@ pub fn run(rest: &[String]) -> Result<ExitCode> {
 
 /// Runs the tests that need a GPU (or a software one) on `device`, the name of a feature. `rest` is passed on to `cargo test`.
 pub fn run_on_device(device: &str, rest: &[String]) -> Result<ExitCode> {
-    let features = format!("bridge-cli/{device}");
+    let features = ["bridge-cli", "bridge-tests"].map(|package| format!("{package}/{device}"));
+    build_bridge(&features.each_ref().map(String::as_str))?;
+    let features = features.join(",");
     let mut arguments = ["test", "--release", "--workspace", "--features", &features, "--test", "device"].to_vec();
     arguments.extend(rest.iter().map(String::as_str));
     let arguments: Vec<String> = arguments.into_iter().map(str::to_owned).collect();

@@ -111,12 +111,9 @@ impl Residual<'_> {
         after: Option<&Norm>,
         key: Option<DropoutKey>,
     ) -> Tensor<3> {
-        let adds_unchanged =
-            after.is_none() && self.branch_multiplier == 1.0 && (self.dropout == 0.0 || key.is_none());
+        let adds_unchanged = after.is_none() && self.branch_multiplier == 1.0 && (self.dropout == 0.0 || key.is_none());
         match output {
-            BlockOutput::Product { x, linear, store: None }
-                if adds_unchanged && self.regions.tensor().size() == 1 =>
-            {
+            BlockOutput::Product { x, linear, store: None } if adds_unchanged && self.regions.tensor().size() == 1 => {
                 linear.forward_and_add(x, stream_btc)
             }
             output => {

@@ -2,7 +2,9 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::decoder::{DecoderConfig, LayerPattern, NormConfig, NormKind, PositionEmbedding, ResidualConfig, RopeConfig, RopeScaling};
+use crate::decoder::{
+    DecoderConfig, LayerPattern, NormConfig, NormKind, PositionEmbedding, ResidualConfig, RopeConfig, RopeScaling,
+};
 use crate::huggingface::error::HfError;
 use crate::huggingface::fields::{Fields, activation, activation_name};
 use crate::huggingface::weight_map::{Fusion, Storage, WeightRule};

@@ -2,8 +2,8 @@
 //! refused here, by key.
 
 use bridge_core::config::{
-    Activation as ActivationChoice, Normalization, OneOrMany, PositionEmbedding, ResidualConfigType, RouterDType, RouterScoreFunction,
-    TokenDispatcher, TransformerConfig,
+    Activation as ActivationChoice, Normalization, OneOrMany, PositionEmbedding, ResidualConfigType, RouterDType,
+    RouterScoreFunction, TokenDispatcher, TransformerConfig,
 };
 use bridge_core::model::ModelBuildError;
 use bridge_kernels::Activation;

@@ -1,0 +1,24 @@
+//! The binary starts and says what it is. With a test here, cargo builds it before the suites of `tests/` run it.
+
+use std::process::{Command, Output};
+
+fn bridge(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_bridge")).args(arguments).output().expect("bridge starts")
+}
+
+#[test]
+fn it_names_its_version() {
+    let output = bridge(&["--version"]);
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), concat!("bridge ", env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
+fn without_a_command_it_lists_them_and_exits_with_2() {
+    let output = bridge(&[]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    for command in ["train", "eval", "generate", "config", "data", "tokenizer", "convert", "verify", "bench", "plan"] {
+        assert!(said.contains(&format!("\n  {command} ")), "{command} in {said}");
+    }
+}

@@ -1,0 +1,260 @@
+//! The command line as a user meets it: arguments that are checked, errors that name what is wrong, exit codes, names of data.
+
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use bridge_tests::{program, recipe};
+use serde_json::Value;
+
+fn command(folder: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(program());
+    command.args(arguments).current_dir(folder);
+    command
+}
+
+/// Runs `bridge` in `folder`; `RECIPE` among the arguments stands for the tiny recipe.
+fn bridge(folder: &Path, arguments: &[&str]) -> Output {
+    let recipe = recipe().display().to_string();
+    let arguments: Vec<&str> = arguments.iter().map(|a| if *a == "RECIPE" { recipe.as_str() } else { *a }).collect();
+    command(folder, &arguments).output().expect("bridge starts")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn is_empty(folder: &Path) -> bool {
+    std::fs::read_dir(folder).unwrap().next().is_none()
+}
+
+/// Asserts that a command ends with code 2, names all of `names` and leaves no file behind.
+fn assert_refused(arguments: &[&str], names: &[&str]) {
+    let folder = tempfile::tempdir().unwrap();
+    let output = bridge(folder.path(), arguments);
+    let said = format!("{}{}", text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
+    assert!(!said.contains("panicked"), "{arguments:?}: {said}");
+    for name in names {
+        assert!(said.contains(name), "{arguments:?}: no {name:?} in {said}");
+    }
+    assert!(is_empty(folder.path()), "{arguments:?} left files behind");
+}
+
+/// A checkpoint of the tiny recipe, made once.
+fn checkpoint() -> String {
+    static FOLDER: OnceLock<tempfile::TempDir> = OnceLock::new();
+    let folder = FOLDER.get_or_init(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let output = bridge(folder.path(), &["train", "RECIPE", "train.train_iters=2", "checkpoint.save=saved"]);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        folder
+    });
+    folder.path().join("saved").display().to_string()
+}
+
+#[test]
+fn unknown_settings_come_with_the_nearest_name() {
+    let misspelt = ["optimizer.wieght_decay=1", "modle.num_layers=2", "model.activation_func=sillu"];
+    for command in [&["train", "RECIPE"][..], &["config", "check", "RECIPE"], &["plan", "RECIPE"]] {
+        let names = ["optimizer.wieght_decay", "`weight_decay`", "modle", "`model`", "model.activation_func", "`silu`"];
+        assert_refused(&[command, &misspelt].concat(), &names);
+    }
+    assert_refused(&["train", "nowhere.toml"], &["nowhere.toml"]);
+    assert_refused(&["trian", "RECIPE"], &["trian", "'train'"]);
+    assert_refused(&["train", "RECIPE", "--rank", "2"], &["--rank", "--ranks"]);
+}
+
+#[test]
+fn config_check_knows_which_devices_this_build_has() {
+    let check = ["config", "check", "RECIPE"];
+    assert_refused(&[&check[..], &["device=gpu"]].concat(), &["device: ", "\"gpu\"", "flex", "cuda"]);
+    assert_refused(&["train", "RECIPE", "--device", "nonesuch"], &["device", "nonesuch", "flex"]);
+    if cfg!(feature = "cuda") {
+        return;
+    }
+    let absent = [&check[..], &["device=cuda:1", "optimizer.lr=null"]].concat();
+    // One report has the device and what else is wrong.
+    assert_refused(
+        &absent,
+        &["device: needs the cargo feature `cuda`", "--device cuda", "optimizer.lr", "2 configuration"],
+    );
+    let folder = tempfile::tempdir().unwrap();
+    let output = bridge(folder.path(), &[&check[..], &["device=cuda", "--json"]].concat());
+    let report: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+    assert_eq!((output.status.code(), &report["ok"]), (Some(2), &Value::Bool(false)));
+    assert_eq!((&report["errors"][0]["key"], &report["errors"][1]), (&Value::from("device"), &Value::Null));
+    assert_refused(&["train", "RECIPE", "--device", "cuda"], &["cuda"]);
+}
+
+#[test]
+fn a_seed_that_a_resumed_run_does_not_take_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let train = |iters: &str, more: &[&str]| {
+        let save = ["checkpoint.save=saved", "validation.eval_iters=0", "scheduler.override_opt_param_scheduler=true"];
+        let output = bridge(folder.path(), &[&["train", "RECIPE", iters], &save[..], more].concat());
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    train("train.train_iters=1", &[]);
+    let told = "seed 1234, not from rng.seed = 77";
+    assert!(train("train.train_iters=2", &["rng.seed=77"]).contains(told));
+    assert!(!train("train.train_iters=3", &["rng.seed=1234"]).contains("not from rng.seed"));
+    assert!(!train("train.train_iters=4", &["rng.seed=77", "checkpoint.load_rng=false"]).contains("not from rng.seed"));
+}
+
+#[test]
+fn eval_checks_its_arguments() {
+    let model = checkpoint();
+    let refused = |arguments: &[&str], names: &[&str]| assert_refused(&[&["eval", &model], arguments].concat(), names);
+    refused(&["--max-samples", "0"], &["--max-samples"]);
+    refused(&["--micro-batch-size", "0"], &["--micro-batch-size"]);
+    refused(&["--seq-length", "8"], &["--text"]);
+    refused(&["--split", "training"], &["training", "train, valid, test"]);
+    refused(&["--text", "a", "--recipe", "b"], &["--text", "--recipe"]);
+    refused(&["--text", "nowhere/*.txt"], &["nowhere/*.txt"]);
+    refused(&["--text", "notes.txt", "dataset.kind=mock"], &["dataset.kind=mock", "--text"]);
+    refused(&["--device", "nonesuch"], &["nonesuch", "flex"]);
+    refused(&["--recipe", "nowhere.toml"], &["nowhere.toml"]);
+    refused(&["dataset.knd=mock"], &["dataset.knd", "`kind`"]);
+    refused(&["model.seq_length=128"], &["model.seq_length", "128", "64"]);
+    refused(&["tokenizer.vocab_size=600", "model.vocab_size=601"], &["does not know", "512"]);
+    assert_refused(&["eval", "nowhere"], &["nowhere"]);
+    assert_refused(&["eval"], &["<MODEL>"]);
+}
+
+#[test]
+fn eval_reads_text_in_one_pass() {
+    let model = checkpoint();
+    let folder = tempfile::tempdir().unwrap();
+    let numbers: Vec<String> = (0..300).map(|i| (i * 37 % 511).to_string()).collect();
+    std::fs::write(folder.path().join("a.txt"), numbers.join(" ")).unwrap();
+    std::fs::write(folder.path().join("large.txt"), "1 2 9999").unwrap();
+    std::fs::write(folder.path().join("single.txt"), "").unwrap();
+    let eval = |arguments: &[&str]| bridge(folder.path(), &[&["eval", &model, "--json"], arguments].concat());
+    let figures = |arguments: &[&str]| -> Value {
+        let output = eval(arguments);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        serde_json::from_slice(&output.stdout).expect("one JSON object")
+    };
+    // The tokenizer ends the document: 300 of 301 tokens are predicted, in sequences of the model's 64 positions.
+    let whole = figures(&["--text", "a.txt"]);
+    assert_eq!((&whole["tokens"], &whole["samples"]), (&Value::from(300), &Value::from(5)));
+    assert_eq!((&whole["bits_per_byte"], &whole["bytes"]), (&Value::Null, &Value::Null));
+    assert!((5.0..8.0).contains(&whole["loss"].as_f64().unwrap()), "{whole}");
+    // How many sequences are read at a time makes no difference.
+    let loss = |value: &Value| value["loss"].as_f64().unwrap();
+    let one = figures(&["--text", "a.txt", "--micro-batch-size", "1"]);
+    assert!((loss(&one) - loss(&whole)).abs() < 1e-5, "{one} {whole}");
+    let short = figures(&["--text", "a.txt", "--seq-length", "7", "--max-samples", "3"]);
+    assert_eq!((&short["tokens"], &short["samples"]), (&Value::from(21), &Value::from(3)));
+    let split = figures(&["--split", "test", "--max-samples", "5", "--micro-batch-size", "2"]);
+    assert_eq!((&split["tokens"], &split["samples"]), (&Value::from(5 * 64), &Value::from(5)));
+    for (arguments, name) in [
+        (&["--text", "single.txt"][..], "nothing to evaluate"),
+        (&["--text", "large.txt"], "9999"),
+        (&["--text", "a.txt", "--seq-length", "65"], "--seq-length"),
+    ] {
+        let output = eval(arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert!(text(&output.stderr).contains(name), "{arguments:?}: {}", text(&output.stderr));
+    }
+}
+
+#[test]
+fn data_is_named_with_or_without_its_extension() {
+    let folder = tempfile::tempdir().unwrap();
+    let document = |d: u64| -> String {
+        let numbers: Vec<String> = (0..100 + d).map(|i| (i * (i + d) % 509).to_string()).collect();
+        format!("{{\"text\": \"{}\"}}\n", numbers.join(" "))
+    };
+    std::fs::write(folder.path().join("a.jsonl"), (0..40).map(document).collect::<String>()).unwrap();
+    let build = ["data", "build", "a.jsonl", "--output", "tokens", "--null-vocab-size", "511"];
+    let output = bridge(folder.path(), &build);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let losses = |name: &str| {
+        let (path, log_dir) = (format!("dataset.data_path={name}"), format!("logger.log_dir={name}.log"));
+        let data = ["dataset.kind=gpt", "dataset.split=80,20,0", "train.train_iters=2", &path, &log_dir];
+        let output = bridge(folder.path(), &[&["train", "RECIPE"], &data[..]].concat());
+        assert!(output.status.success(), "{name}: {}", text(&output.stderr));
+        let metrics = std::fs::read_to_string(folder.path().join(format!("{name}.log/metrics.jsonl"))).unwrap();
+        let loss = |line: &str| serde_json::from_str::<Value>(line).unwrap()["loss"].as_f64().unwrap();
+        metrics.lines().map(loss).collect::<Vec<_>>()
+    };
+    let expected = losses("tokens");
+    assert!(expected.len() >= 3, "{expected:?}");
+    assert_eq!(losses("tokens.bin"), expected);
+    assert_eq!(losses("tokens.idx"), expected);
+    let data = ["dataset.kind=gpt", "dataset.split=80,20,0", "dataset.data_path=token"];
+    let output = bridge(folder.path(), &[&["train", "RECIPE"], &data[..]].concat());
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("token.idx"), "{}", text(&output.stderr));
+}
+
+/// Starts a long run, waits for its first steps, sends a signal, and returns the exit code.
+fn interrupted(folder: &Path, signal: &str) -> Option<i32> {
+    let recipe = recipe().display().to_string();
+    let long = ["train.train_iters=100000", "scheduler.lr_decay_iters=10", "checkpoint.save=saved"];
+    let arguments = [&["train", recipe.as_str(), "validation.eval_interval=null"], &long[..]].concat();
+    let mut child: Child =
+        command(folder, &arguments).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("bridge starts");
+    let metrics = folder.join("runs/tiny/metrics.jsonl");
+    let started = std::time::Instant::now();
+    while !std::fs::read_to_string(&metrics).is_ok_and(|text| text.lines().count() > 2) {
+        assert!(started.elapsed() < Duration::from_secs(60), "no step in a minute");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let process = child.id().to_string();
+    assert!(Command::new("kill").args([signal, &process]).status().unwrap().success());
+    child.wait().unwrap().code()
+}
+
+#[test]
+fn exit_codes_say_how_it_ended() {
+    let folder = tempfile::tempdir().unwrap();
+    let code = |arguments: &[&str]| bridge(folder.path(), arguments).status.code();
+    assert_eq!(code(&["train", "RECIPE", "train.train_iters=1"]), Some(0));
+    assert_eq!(code(&["train", "RECIPE", "train.exit_interval=1"]), Some(0));
+    assert_eq!(code(&["--version"]), Some(0));
+    assert_eq!(code(&["train", "RECIPE", "train.train_iters=0"]), Some(2));
+    let overflow =
+        ["mixed_precision=fp16_mixed", "ddp.check_for_nan_in_grad=true", "optimizer.initial_loss_scale=1e30"];
+    assert_eq!(code(&[&["train", "RECIPE"], &overflow[..]].concat()), Some(1));
+    let injected = [
+        "rerun_state_machine.rerun_mode=validate_results",
+        "rerun_state_machine.error_injection_rate=1",
+        "rerun_state_machine.error_injection_type=persistent_error",
+    ];
+    assert_eq!(code(&[&["train", "RECIPE"], &injected[..]].concat()), Some(16));
+    for (signal, number) in [("-INT", 2), ("-TERM", 15)] {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(interrupted(folder.path(), signal), Some(128 + number), "{signal}");
+        let latest = std::fs::read_to_string(folder.path().join("saved/latest_checkpointed_iteration.txt")).unwrap();
+        assert!(latest.trim().parse::<u64>().unwrap() > 2, "saved before it stopped");
+    }
+}
+
+#[test]
+fn odd_recipe_files_are_errors() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("recipe.toml");
+    let tiny = std::fs::read_to_string(recipe()).unwrap();
+    let refused = |bytes: &[u8], name: &str| {
+        std::fs::write(&path, bytes).unwrap();
+        assert_refused(&["train", path.to_str().unwrap()], &[name]);
+    };
+    refused(b"", "model.num_layers");
+    refused(b"\xff\xfe\x00", "recipe.toml");
+    refused(tiny.replace("seq_length", "\"seq_l\u{e4}nge\"").as_bytes(), "seq_l\u{e4}nge");
+    refused(tiny.replace("lr = 1e-3", "lr = nan").as_bytes(), "optimizer.lr");
+    refused(tiny.replace("num_layers = 2", "num_layers = 2\nnum_layers = 2").as_bytes(), "num_layers");
+    refused(tiny.replace("num_layers = 2", "num_layers = 9223372036854775807").as_bytes(), "model.num_layers");
+    refused(tiny.replace("[train]", "[train.deeper]").as_bytes(), "train.deeper");
+    assert_refused(&["train", folder.path().to_str().unwrap()], &[folder.path().to_str().unwrap()]);
+    // Line ends of another system and a byte order mark are no errors.
+    let odd = format!("\u{feff}{}", tiny.replace('\n', "\r\n"));
+    std::fs::write(&path, odd).unwrap();
+    let output = bridge(folder.path(), &["config", "check", path.to_str().unwrap()]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+}

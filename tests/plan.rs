@@ -1,0 +1,123 @@
+//! `bridge plan` from outside. `UPDATE_FIXTURES=1` writes the expected output anew.
+
+use std::fs;
+use std::process::{Command, Output};
+
+use bridge_tests::{program, root};
+use serde_json::Value;
+
+fn bridge(arguments: &[&str]) -> Output {
+    Command::new(program()).arg("plan").args(arguments).current_dir(root()).output().unwrap()
+}
+
+fn text(arguments: &[&str]) -> String {
+    let output = bridge(arguments);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+const SPLIT: [&str; 6] = [
+    "recipes/tiny.toml",
+    "model.tensor_model_parallel_size=2",
+    "model.sequence_parallel=true",
+    "model.pipeline_model_parallel_size=2",
+    "--world-size",
+    "8",
+];
+
+#[test]
+fn json_is_what_it_was() {
+    let found: Value = serde_json::from_str(&text(&[&SPLIT[..], &["--json"]].concat())).unwrap();
+    let found = format!("{found:#}\n");
+    let path = root().join("tests/fixtures/plan-tiny.json");
+    if std::env::var_os("UPDATE_FIXTURES").is_some() {
+        fs::write(&path, &found).unwrap();
+    }
+    let expected = fs::read_to_string(&path).unwrap();
+    assert_eq!(found, expected, "if that is meant, write it with UPDATE_FIXTURES=1");
+}
+
+#[test]
+fn the_world_is_as_small_as_the_sizes_allow() {
+    let ranks = |more: &[&str]| {
+        let plan: Value = serde_json::from_str(&text(&[&["recipes/tiny.toml", "--json"], more].concat())).unwrap();
+        plan["layout"]["world_size"].as_u64().unwrap()
+    };
+    assert_eq!(ranks(&[]), 1);
+    assert_eq!(ranks(&["model.tensor_model_parallel_size=2", "model.pipeline_model_parallel_size=2"]), 4);
+    let experts =
+        ["model.num_moe_experts=4", "model.expert_model_parallel_size=4", "model.tensor_model_parallel_size=2"];
+    let whole = ["model.expert_tensor_parallel_size=1", "model.sequence_parallel=true", "train.global_batch_size=8"];
+    let whole = [&experts[..], &whole[..]].concat();
+    assert_eq!(ranks(&whole), 4);
+}
+
+#[test]
+fn people_get_tables() {
+    let found = text(&SPLIT);
+    assert!(
+        found.starts_with("tiny on 8 ranks: tensor 2 x context 1 x data 2 x pipeline 2; sequence parallel"),
+        "{found}"
+    );
+    for expected in ["parameters  164.16 K", "1F1B, bubble 50.0%", "a rank of each pipeline stage", "reduce_scatter"] {
+        assert!(found.contains(expected), "{expected} in {found}");
+    }
+    assert!(!found.contains("tokens per second"), "no rates were given: {found}");
+}
+
+#[test]
+fn layouts_stand_side_by_side() {
+    let rates = ["--device-tflops", "0.1", "--link-gbps", "10"];
+    let layouts = ["--layout", "tp=2,world=4", "--layout", "pp=2,world=4"];
+    let found = text(&[&["recipes/tiny.toml"], &layouts[..], &rates].concat());
+    let title = found.lines().next().unwrap();
+    assert_eq!(title.split_whitespace().collect::<Vec<_>>(), ["tp=2,world=4", "pp=2,world=4"]);
+    for row in ["memory", "communication", "bubble", "  tensor parallel", "step", "MFU"] {
+        assert!(found.lines().any(|line| line.starts_with(row)), "{row} in {found}");
+    }
+    let json = text(&[&["recipes/tiny.toml", "--json"], &layouts[..]].concat());
+    let plans: Vec<Value> = json.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(plans[1]["name"], "tiny (pp=2,world=4)");
+    assert_eq!(plans[1]["layout"]["pipeline"], 2);
+}
+
+#[test]
+fn mistakes_are_bad_input() {
+    let failed = |arguments: &[&str]| {
+        let output = bridge(arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    assert!(failed(&["recipes/tiny.toml", "--layout", "tp=3,world=4"]).contains("layout tp=3,world=4"));
+    assert!(failed(&["recipes/tiny.toml", "--layout", "dp=3"]).contains("unknown size `dp`"));
+    assert!(failed(&["recipes/tiny.toml", "--world-size", "0"]).contains("above 0"));
+    assert!(failed(&["recipes/tiny.toml", "--device-tflops", "10"]).contains("--link-gbps"));
+    assert!(failed(&["recipes/gpt2-124m.toml"]).contains("model.vocab_size: must be given for a plan"));
+}
+
+/// Each `console` block of docs/parallelism.md begins with a command and goes on with what it prints.
+#[test]
+fn the_documentation_shows_what_is_printed() {
+    let path = root().join("docs/parallelism.md");
+    let document = fs::read_to_string(&path).unwrap();
+    let mut written = String::new();
+    let mut commands = 0;
+    for (index, part) in document.split("```").enumerate() {
+        let separator = if index == 0 { "" } else { "```" };
+        match part.strip_prefix("console\n$ bridge plan ") {
+            Some(block) => {
+                let command = block.lines().next().unwrap();
+                let output = text(&command.split_whitespace().collect::<Vec<_>>());
+                written += &format!("{separator}console\n$ bridge plan {command}\n{output}");
+                commands += 1;
+            }
+            None => written += &format!("{separator}{part}"),
+        }
+    }
+    assert!(commands >= 2, "found {commands} commands");
+    if std::env::var_os("UPDATE_FIXTURES").is_some() {
+        fs::write(&path, &written).unwrap();
+    } else {
+        assert!(document == written, "docs/parallelism.md is stale; write it with UPDATE_FIXTURES=1:\n{written}");
+    }
+}

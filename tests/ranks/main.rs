@@ -1,0 +1,51 @@
+//! Runs of `recipes/tiny.toml` on many ranks: losses, loaders, steps, texts, ends, failures. What the files have in common is here and in `support`.
+
+mod ends;
+mod failures;
+mod figures;
+mod loaders;
+mod logs;
+mod losses;
+#[cfg(feature = "mpi")]
+mod processes;
+mod resumes;
+mod steps;
+mod texts;
+mod times;
+mod verdicts;
+mod vocabulary;
+
+use std::path::{Path, PathBuf};
+
+use bridge_core::config::{RunConfig, World, load};
+use bridge_core::train::{Console, RunOptions};
+use bridge_data::indexed::{IndexedDatasetBuilder, TokenDtype};
+use bridge_dist::mesh::ProcessGroups;
+use bridge_models::registry;
+use bridge_tests::recipe;
+
+/// The tiny recipe for `ranks` ranks, with logs and checkpoints in `folder`.
+fn config(folder: &Path, ranks: usize, overrides: &[&str]) -> RunConfig {
+    let log_dir = format!("logger.log_dir={:?}", folder.join("logs"));
+    let common = [log_dir.as_str(), "train.num_threads=1", "train.global_batch_size=8", "train.micro_batch_size=1"];
+    let overrides: Vec<String> = common.iter().chain(overrides).map(|o| (*o).to_owned()).collect();
+    load(&recipe(), &overrides, &registry().kinds(), &World { size: ranks }).expect("the recipe is right")
+}
+
+/// Options of one rank.
+fn options(groups: ProcessGroups) -> RunOptions {
+    RunOptions { groups, console: Console::Silent, ..RunOptions::new(registry()) }
+}
+
+/// A `.bin`/`.idx` pair of forty documents; returns its prefix.
+fn token_files(folder: &Path, name: &str) -> PathBuf {
+    let prefix = folder.join(name);
+    let mut builder = IndexedDatasetBuilder::create(&prefix, TokenDtype::U16).unwrap();
+    for document in 0..40_i64 {
+        let tokens: Vec<i64> = (0..70 + document).map(|i| (i * i + 13 * document) % 509).collect();
+        builder.add_item(&tokens).unwrap();
+        builder.end_document();
+    }
+    builder.finalize().unwrap();
+    prefix
+}

@@ -1,0 +1,78 @@
+//! Text, token files and a tokenizer. Made once, copied into the folder `data` of each run.
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::process::Command;
+use std::sync::LazyLock;
+
+use bridge_data::indexed::{IndexedDatasetBuilder, TokenDtype};
+use tempfile::TempDir;
+
+use bridge_tests::copy;
+
+static FILES: LazyLock<TempDir> = LazyLock::new(|| {
+    let folder = tempfile::tempdir().unwrap();
+    make(folder.path());
+    folder
+});
+
+/// Copies all files to a folder.
+pub fn copy_to(target: &Path) {
+    copy(FILES.path(), target);
+}
+
+fn make(folder: &Path) {
+    let docs = folder.join("docs");
+    std::fs::create_dir_all(&docs).unwrap();
+    for number in 0..10 {
+        std::fs::write(docs.join(format!("{number}.txt")), text(number, 200)).unwrap();
+    }
+    let mut lines = String::new();
+    for number in 0..60 {
+        let record = serde_json::json!({"text": text(number, 40), "other": text(number + 100, 40)});
+        writeln!(lines, "{record}").unwrap();
+    }
+    std::fs::write(folder.join("lines.jsonl"), lines).unwrap();
+    tokens(&folder.join("tokens"), 80, 13);
+    tokens(&folder.join("more"), 60, 29);
+    tokens(&folder.join("few"), 3, 7);
+    tokens(&folder.join("fewer"), 2, 11);
+    let trained = Command::new(bridge_tests::program())
+        .args(["tokenizer", "train", "--vocab-size", "300", "--output"])
+        .arg(folder.join("tokenizer"))
+        .args(["--special-token", "<pre>", "--special-token", "<mid>", "--special-token", "<suf>"])
+        .arg(docs.join("*.txt"))
+        .output()
+        .unwrap();
+    assert!(trained.status.success(), "{}", String::from_utf8_lossy(&trained.stderr));
+    // The token that ends documents pads as well.
+    let names = folder.join("tokenizer/tokenizer_config.json");
+    let text = std::fs::read_to_string(&names).unwrap();
+    std::fs::write(&names, text.replacen('{', "{\"pad_token\": \"<|endoftext|>\",", 1)).unwrap();
+}
+
+/// Words in an order that looks drawn.
+fn text(number: usize, words: usize) -> String {
+    const WORDS: [&str; 12] =
+        ["river", "stone", "bridge", "train", "of", "the", "late", "morning", "runs", "over", "under", "and"];
+    let mut state = number * 7919 + 17;
+    let mut text = String::new();
+    for word in 0..words {
+        state = (state * 1_103_515_245 + 12_345) % 2_147_483_648;
+        text.push_str(WORDS[state / 65_536 % WORDS.len()]);
+        text.push(if word % 11 == 10 { '\n' } else { ' ' });
+    }
+    text
+}
+
+/// A `.bin`/`.idx` pair of ids below 509, of documents that end with 511.
+fn tokens(prefix: &Path, documents: i64, step: i64) {
+    let mut builder = IndexedDatasetBuilder::create(prefix, TokenDtype::U16).unwrap();
+    for document in 0..documents {
+        let mut tokens: Vec<i64> = (0..20 + document).map(|i| (i * i + step * document) % 509).collect();
+        tokens.push(511);
+        builder.add_item(&tokens).unwrap();
+        builder.end_document();
+    }
+    builder.finalize().unwrap();
+}
