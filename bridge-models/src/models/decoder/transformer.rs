@@ -2,15 +2,15 @@
 //! refused here, by key.
 
 use bridge_core::config::{
-    Activation as ActivationChoice, Normalization, OneOrMany, PositionEmbedding, ResidualConfigType, RouterDType,
-    RouterScoreFunction, TokenDispatcher, TransformerConfig,
+    Activation as ActivationChoice, Normalization, OneOrMany, PositionEmbeddingType, RouterDType, RouterScoreFunction,
+    TokenDispatcher, TransformerConfig,
 };
 use bridge_core::model::ModelBuildError;
 use bridge_kernels::Activation;
 
 use super::config::{
-    DecoderConfig, Dispatcher, LayerPattern, MoeConfig, NormConfig, NormKind, PositionEmbedding, RopeConfig,
-    RopeScaling, invalid,
+    DecoderConfig, Dispatcher, LayerPattern, MoeConfig, NormConfig, NormKind, PositionEmbedding, ResidualConfig,
+    RopeConfig, RopeScaling, invalid,
 };
 
 impl DecoderConfig {
