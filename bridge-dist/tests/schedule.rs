@@ -69,14 +69,14 @@ fn the_last_rank_of_1f1b_in_full() {
     assert_eq!(
         texts,
         [
-            "recv-activation(microbatch 0, chunk 0, from 0)",
-            "forward(microbatch 0, chunk 0)",
-            "backward(microbatch 0, chunk 0)",
-            "recv-activation(microbatch 1, chunk 0, from 0)",
-            "send-gradient(microbatch 0, chunk 0, to 0)",
-            "forward(microbatch 1, chunk 0)",
-            "backward(microbatch 1, chunk 0)",
-            "send-gradient(microbatch 1, chunk 0, to 0)",
+            "recv-activation(micro-batch 0, chunk 0, from 0)",
+            "forward(micro-batch 0, chunk 0)",
+            "backward(micro-batch 0, chunk 0)",
+            "recv-activation(micro-batch 1, chunk 0, from 0)",
+            "send-gradient(micro-batch 0, chunk 0, to 0)",
+            "forward(micro-batch 1, chunk 0)",
+            "backward(micro-batch 1, chunk 0)",
+            "send-gradient(micro-batch 1, chunk 0, to 0)",
         ]
     );
 }

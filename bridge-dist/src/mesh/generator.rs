@@ -156,7 +156,7 @@ impl RankGenerator {
         })
     }
 
-    /// Where a rank sits on an axis.
+    /// The coordinate of a rank on an axis.
     pub fn coordinate(&self, rank: usize, axis: Axis) -> usize {
         let extents = self.extents();
         extents.into_iter().find(|extent| extent.axis == axis).map_or(0, |extent| rank / extent.stride % extent.size)

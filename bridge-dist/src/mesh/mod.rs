@@ -1,5 +1,5 @@
-//! The mesh of ranks: parallel sizes, Megatron's rank order, and every kind of group, as pure data. The communicators made from it are
-//! in [`ProcessGroups`].
+//! The mesh of ranks: parallel sizes, Megatron's rank order, and every kind of group, as pure data. [`ProcessGroups`] has the
+//! communicators made from it.
 
 use std::fmt;
 
@@ -9,20 +9,20 @@ mod process_groups;
 pub use generator::{Axis, AxisSizes, RankGenerator, RankOrder};
 pub use process_groups::{MeshSetupError, ProcessGroups};
 
-/// The parallel sizes a user chooses. The data parallel sizes follow from them and the world size.
+/// The parallel sizes that a user chooses. The data-parallel sizes follow from them and the world size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ParallelSizes {
-    /// Ranks that share each weight matrix.
+    /// Ranks over which each weight matrix is sharded.
     pub tensor_model_parallel_size: usize,
     /// Stages of the pipeline.
     pub pipeline_model_parallel_size: usize,
-    /// Ranks that share each sequence.
+    /// Ranks over which each sequence is sharded.
     pub context_parallel_size: usize,
-    /// Ranks that share the experts.
+    /// Ranks over which the experts are distributed.
     pub expert_model_parallel_size: usize,
-    /// Ranks that share each expert's weight matrices; `None` means the tensor parallel size.
+    /// Ranks over which each expert's weight matrices are sharded; `None` means the tensor-parallel size.
     pub expert_tensor_parallel_size: Option<usize>,
-    /// Into how many replicas the distributed optimizer's sharding is split.
+    /// Number of instances of the distributed optimizer, each of which shards separately.
     pub num_distributed_optimizer_instances: usize,
 }
 
@@ -57,7 +57,7 @@ pub enum MeshError {
         world_size: usize,
         /// Ranks in one block.
         product: usize,
-        /// How the block size comes about, e.g. `tensor 2 x pipeline 3 x context 1`.
+        /// The factors of the block size, e.g. `tensor 2 x pipeline 3 x context 1`.
         factors: String,
     },
     /// The dense and the expert grid give different pipelines.
@@ -93,9 +93,9 @@ pub enum MeshError {
     /// The distributed optimizer's instances do not divide the replicas.
     #[error("num_distributed_optimizer_instances is {instances}, which does not divide the {group} size {size}")]
     OptimizerInstances {
-        /// Instances asked for.
+        /// Requested instances.
         instances: usize,
-        /// Which group is split.
+        /// The group that is divided.
         group: &'static str,
         /// Its size.
         size: usize,
@@ -103,7 +103,7 @@ pub enum MeshError {
     /// Not the name of a rank order.
     #[error("unknown rank order `{found}`; expected `tp-cp-ep-dp-pp` or `tp-cp-ep-pp-dp`")]
     UnknownOrder {
-        /// What was given.
+        /// The given name.
         found: String,
     },
 }
@@ -111,9 +111,9 @@ pub enum MeshError {
 /// The kinds of groups a training run uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GroupKind {
-    /// Ranks that share weight matrices.
+    /// Ranks over which weight matrices are sharded.
     Tensor,
-    /// Ranks that share sequences.
+    /// Ranks over which sequences are sharded.
     Context,
     /// Ranks with the same weights and different samples.
     Data,
@@ -131,9 +131,9 @@ pub enum GroupKind {
     Embedding,
     /// The rank that holds the position embedding: the first stage of a pipeline.
     PositionEmbedding,
-    /// Ranks that share the set of experts.
+    /// Ranks over which the experts are distributed.
     Expert,
-    /// Ranks that share each expert's weight matrices.
+    /// Ranks over which each expert's weight matrices are sharded.
     ExpertTensor,
     /// Expert tensor and expert.
     ExpertTensorExpert,
@@ -207,7 +207,7 @@ impl fmt::Display for GroupKind {
     }
 }
 
-/// Where one rank sits.
+/// The coordinates of one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Coordinates {
     /// Tensor parallel rank.
@@ -330,7 +330,7 @@ impl Mesh {
         self.dense.sizes().dp
     }
 
-    /// Where a rank sits.
+    /// The coordinates of a rank.
     ///
     /// # Panics
     /// If the rank is not below the world size.
@@ -347,7 +347,7 @@ impl Mesh {
         }
     }
 
-    /// All groups of a kind. Each rank is in exactly one, except that stages inside a pipeline hold no embedding.
+    /// All groups of a kind. Each rank is in exactly one, except that middle pipeline stages hold no embedding.
     pub fn groups(&self, kind: GroupKind) -> Vec<Vec<usize>> {
         use Axis::{Cp, Dp, Ep, Pp, Tp};
         let instances = self.optimizer_instances;
@@ -397,7 +397,7 @@ fn replicas(world_size: usize, factors: &[(&str, usize)]) -> Result<usize, MeshE
     Err(MeshError::NotDivisible { world_size, product, factors: factors.join(" x ") })
 }
 
-/// From each pipeline the ranks of some stages, each once.
+/// The ranks of some stages of each pipeline, each rank once.
 fn pick_stages(pipelines: Vec<Vec<usize>>, stages: impl Fn(usize) -> Vec<usize>) -> Vec<Vec<usize>> {
     pipelines
         .into_iter()
@@ -409,7 +409,7 @@ fn pick_stages(pipelines: Vec<Vec<usize>>, stages: impl Fn(usize) -> Vec<usize>)
         .collect()
 }
 
-/// Cuts each group into `count` equal consecutive parts.
+/// Divides each group into `count` equal consecutive parts.
 fn parts(groups: Vec<Vec<usize>>, count: usize) -> Vec<Vec<usize>> {
     let cut =
         |group: &Vec<usize>| -> Vec<Vec<usize>> { group.chunks(group.len() / count).map(<[usize]>::to_vec).collect() };

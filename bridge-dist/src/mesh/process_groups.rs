@@ -1,5 +1,5 @@
-//! One rank's communicators, made from a world communicator and a mesh. Everything that communicates gets them from here, as an
-//! argument; nothing is global.
+//! One rank's communicators, made from a world communicator and a mesh. Code that communicates receives them as an argument; nothing is
+//! global.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::comm::{CommError, Group};
 #[non_exhaustive]
 pub enum MeshSetupError {
     /// The mesh is for another number of ranks.
-    #[error("the mesh is laid out for {expected} ranks, and the world has {found}")]
+    #[error("the mesh is laid out for {expected} ranks, but the world has {found}")]
     WorldSize {
         /// Ranks of the mesh.
         expected: usize,
@@ -27,7 +27,7 @@ pub enum MeshSetupError {
     Split {
         /// The group.
         kind: GroupKind,
-        /// What went wrong.
+        /// The cause.
         source: CommError,
     },
 }
@@ -57,7 +57,7 @@ impl ProcessGroups {
         let mut groups = Vec::with_capacity(GroupKind::ALL.len());
         for kind in GroupKind::ALL {
             let all = mesh.groups(kind);
-            // The index of the group is its colour, the place in it the key.
+            // The index of the group is its color, the place in it the key.
             let place = all.iter().enumerate().find_map(|(color, group)| {
                 let key = group.iter().position(|&member| member == rank)?;
                 Some((color, key))
@@ -88,7 +88,7 @@ impl ProcessGroups {
         &self.mesh
     }
 
-    /// Where this rank sits.
+    /// The coordinates of this rank.
     pub const fn coordinates(&self) -> Coordinates {
         self.coordinates
     }

@@ -1,4 +1,5 @@
-//! How ranks share one dimension of a tensor, and the copies between a whole tensor and its parts in rank order. No communication here.
+//! How one dimension of a tensor is sharded over ranks, and the copies between a whole tensor and its parts in rank order. No communication
+//! here.
 
 use std::ops::Range;
 
@@ -9,8 +10,8 @@ use crate::comm::HostBuffer;
 pub enum Cut {
     /// Rank `r` has the `r`-th of equal parts.
     Contiguous,
-    /// Of twice as many equal chunks as there are ranks, rank `r` has chunk `r` and chunk `2 ranks - 1 - r`. Under a causal mask that
-    /// gives every rank the same amount of attention.
+    /// Of twice as many equal chunks as there are ranks, rank `r` has chunk `r` and chunk `2 ranks - 1 - r`. Under a causal mask this
+    /// balances the attention work.
     Zigzag,
 }
 
@@ -34,11 +35,11 @@ impl Cut {
     }
 }
 
-/// A tensor seen as `[outer, size, inner]`, where the middle dimension is cut over `ranks` ranks.
+/// A tensor viewed as `[outer, size, inner]`, whose middle dimension is sharded over `ranks` ranks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Block {
     pub outer: usize,
-    /// Of the whole.
+    /// Of the whole tensor.
     pub size: usize,
     pub inner: usize,
     pub cut: Cut,
@@ -46,7 +47,7 @@ pub(super) struct Block {
 }
 
 impl Block {
-    /// Whether the whole is the parts one after the other, so that nothing has to be moved.
+    /// Whether the whole is the concatenation of the parts, so that nothing has to be moved.
     fn is_in_order(&self) -> bool {
         self.outer == 1 && self.cut == Cut::Contiguous
     }

@@ -4,7 +4,7 @@ use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 
 use crate::comm::{CommError, HostBuffer};
 
-/// Shape, dtype and device of a tensor: what is needed to make another like it.
+/// Shape, dtype and device of a tensor, to make another like it.
 #[derive(Clone, Debug)]
 pub(super) struct Like<const D: usize> {
     pub shape: [usize; D],
@@ -34,9 +34,9 @@ impl<const D: usize> Like<D> {
     }
 }
 
-/// The elements of a tensor, row-major. Where nobody else holds its memory there is no copy.
+/// The elements of a tensor, row-major. Does not copy if the tensor is the only owner of its memory.
 ///
-/// float16, which no communicator adds up, travels as float32.
+/// float16, which no communicator sums, is sent as float32.
 pub(super) fn to_host<const D: usize>(x: Tensor<D>) -> HostBuffer {
     let dtype = x.dtype();
     let x = x.without_autodiff();

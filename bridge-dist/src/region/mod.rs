@@ -1,7 +1,7 @@
 //! Region operations: collectives on Burn tensors, with gradients. Cargo feature `burn`.
 //!
-//! A region is the part of a model between two such operations, where a tensor is split over the ranks of a group or held by all of
-//! them. Each operation is a pair: what happens in forward, and the adjoint in backward (Shoeybi et al., arXiv:1909.08053, section 3;
+//! A region is the part of a model between two such operations, where a tensor is sharded over the ranks of a group or replicated on
+//! them. Each operation is a pair: its forward, and the adjoint in backward (Shoeybi et al., arXiv:1909.08053, section 3;
 //! Korthikanti et al., arXiv:2205.05198, section 4.2).
 //!
 //! | operation | forward | backward | gradient of the result on each rank |
@@ -14,12 +14,12 @@
 //! | [`gather_replicated`] | all-gather | own part | the same everywhere |
 //! | [`all_to_all`], [`all_to_all_uneven`] | all-to-all | all-to-all | of what it received |
 //!
-//! Operations work on float tensors of any rank, in float32, bfloat16 and float64 (float16 travels as float32). A group of one rank
-//! returns its input, untouched and without a node in the graph.
+//! Operations work on float tensors of any rank, in float32, bfloat16 and float64 (float16 is sent as float32). In a group of one rank
+//! they return their input unchanged and add no node to the graph.
 //!
 //! # Order
-//! Every rank of a group runs the same operations in the same order, in backward too. Burn visits the nodes of a graph in an order that
-//! follows from the graph's shape, so models whose graphs look alike on all ranks satisfy this.
+//! Every rank of a group must run the same operations in the same order, in backward too. Burn visits the nodes of a graph in an order
+//! that follows from the graph's shape, so models whose graphs have the same shape on all ranks satisfy this.
 //!
 //! # Panics
 //! All operations panic with a [`CommError`](crate::comm::CommError) as payload (`std::panic::panic_any`) when the communicator fails,
@@ -57,7 +57,7 @@ fn sum<const D: usize>(x: Tensor<D>, group: &Group) -> Tensor<D> {
     like.tensor(values)
 }
 
-/// Enters a region whose ranks compute different things from the same tensor (before a column-parallel product).
+/// Enters a region whose ranks compute different things from the same tensor (before a column-parallel layer).
 ///
 /// Forward: identity. Backward: all-reduce, because each rank has only its share of the gradient.
 ///
@@ -74,7 +74,7 @@ pub fn copy_to_group<const D: usize>(x: Tensor<D>, group: &Group) -> Tensor<D> {
     paired(x, |x| x, move |dy| sum(dy, &group))
 }
 
-/// Leaves a region whose ranks hold terms of a sum (after a row-parallel product).
+/// Leaves a region whose ranks hold terms of a sum (after a row-parallel layer).
 ///
 /// Forward: all-reduce. Backward: identity, because every rank gets the gradient of the sum.
 ///
@@ -90,7 +90,7 @@ pub fn reduce_from_group<const D: usize>(x: Tensor<D>, group: &Group) -> Tensor<
     paired(x, |x| sum(x, group), |dy| dy)
 }
 
-/// One dimension of a tensor, cut over the ranks of a group.
+/// One dimension of a tensor, sharded over the ranks of a group.
 #[derive(Clone, Debug)]
 struct Sharing {
     dim: usize,
@@ -126,7 +126,7 @@ impl Sharing {
         whole
     }
 
-    /// An operation with its backward; neither does anything in a group of one.
+    /// An operation with its backward; both are no-ops in a group of one.
     fn paired<const D: usize>(
         self,
         x: Tensor<D>,
@@ -140,7 +140,7 @@ impl Sharing {
         paired(x, move |x| forward(&sharing, x), move |dy| backward(&self, dy))
     }
 
-    /// The whole from every rank's part.
+    /// The whole tensor from every rank's part.
     fn gather<const D: usize>(&self, part: Tensor<D>) -> Tensor<D> {
         let like = Like::new(&part);
         let shape = self.whole_shape(like.shape);
@@ -169,7 +169,7 @@ impl Sharing {
     }
 }
 
-/// Puts a tensor together whose dimension `dim` is cut over the group, for ranks that compute different things from the whole.
+/// Gathers a tensor whose dimension `dim` is sharded over the group, for ranks that compute different things from the whole.
 ///
 /// Forward: all-gather. Backward: reduce-scatter.
 ///
@@ -182,7 +182,7 @@ pub fn all_gather<const D: usize>(x: Tensor<D>, dim: usize, cut: Cut, group: &Gr
     Sharing { dim, cut, group: group.clone() }.paired(x, Sharing::gather, Sharing::reduce)
 }
 
-/// Sums terms held by the ranks and cuts the sum along `dim`.
+/// Sums the terms held by the ranks and shards the sum along `dim`.
 ///
 /// Forward: reduce-scatter. Backward: all-gather.
 ///
@@ -208,7 +208,7 @@ pub fn scatter<const D: usize>(x: Tensor<D>, dim: usize, cut: Cut, group: &Group
     Sharing { dim, cut, group: group.clone() }.paired(x, Sharing::own, Sharing::gather)
 }
 
-/// Puts a tensor together whose dimension `dim` is cut over the group, for ranks that all do the same with the whole.
+/// Gathers a tensor whose dimension `dim` is sharded over the group, for ranks that all compute the same from the whole.
 ///
 /// Forward: all-gather. Backward: own part, because every rank has the whole gradient.
 ///
@@ -256,7 +256,7 @@ pub fn reduce_scatter_sequence<const D: usize>(x: Tensor<D>, dim: usize, group: 
     reduce_scatter(x, dim, Cut::Contiguous, group)
 }
 
-/// [`scatter`] into contiguous parts: starts a sequence-parallel region from a tensor all ranks hold.
+/// [`scatter`] into contiguous parts: starts a sequence-parallel region from a replicated tensor.
 ///
 /// # Panics
 /// As [`scatter`].
@@ -274,7 +274,7 @@ pub struct RowCounts {
 }
 
 impl RowCounts {
-    /// The way back.
+    /// The counts of the reverse exchange.
     #[must_use]
     pub fn reversed(&self) -> Self {
         Self { send: self.receive.clone(), receive: self.send.clone() }

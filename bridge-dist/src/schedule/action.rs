@@ -2,35 +2,35 @@
 
 use std::fmt;
 
-/// What a rank does next. `chunk` is always the chunk of the rank that acts.
+/// One action of a rank. `chunk` is always a chunk of the acting rank.
 ///
 /// Sends are started and need not complete before the next action; receives complete before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// Run a chunk's layers on a microbatch.
+    /// Run a chunk's layers on a micro-batch.
     Forward {
-        /// Microbatch, `0..M`.
+        /// Micro-batch, `0..M`.
         microbatch: usize,
         /// Chunk, `0..C`.
         chunk: usize,
     },
-    /// Run a chunk's whole backward on a microbatch: gradients of the input and of the weights.
+    /// Run a chunk's whole backward on a micro-batch: gradients of the input and of the weights.
     Backward {
-        /// Microbatch.
+        /// Micro-batch.
         microbatch: usize,
         /// Chunk.
         chunk: usize,
     },
-    /// The part of backward that other stages wait for: the gradient of the input.
+    /// The input part of backward, which the previous stage waits for: the gradient of the input.
     BackwardInput {
-        /// Microbatch.
+        /// Micro-batch.
         microbatch: usize,
         /// Chunk.
         chunk: usize,
     },
-    /// The part of backward that nobody waits for: the gradients of the weights.
+    /// The weight part of backward, which can be deferred: the gradients of the weights.
     BackwardWeight {
-        /// Microbatch.
+        /// Micro-batch.
         microbatch: usize,
         /// Chunk.
         chunk: usize,
@@ -45,10 +45,10 @@ pub enum Action {
     RecvGradient(Message),
 }
 
-/// A transfer as one of its two ends sees it.
+/// A transfer, from the view of one of its two ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Message {
-    /// Microbatch.
+    /// Micro-batch.
     pub microbatch: usize,
     /// The chunk of the rank whose action this is.
     pub chunk: usize,
@@ -58,7 +58,7 @@ pub struct Message {
     pub boundary: usize,
 }
 
-/// Which way data moves along the chain of virtual stages.
+/// The direction in which data moves along the chain of virtual stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Direction {
     /// Activations, towards the loss.
@@ -76,7 +76,7 @@ impl Message {
 }
 
 impl Action {
-    /// Whether the action is a message, and which way its data moves.
+    /// The direction and the transfer, if the action is a message.
     pub const fn message(&self) -> Option<(Direction, Message)> {
         match self {
             Self::SendActivation(message) | Self::RecvActivation(message) => Some((Direction::Activation, *message)),
@@ -103,7 +103,7 @@ impl fmt::Display for Action {
             Self::SendGradient(m) => ("send-gradient", &m.microbatch, &m.chunk),
             Self::RecvGradient(m) => ("recv-gradient", &m.microbatch, &m.chunk),
         };
-        write!(f, "{name}(microbatch {microbatch}, chunk {chunk}")?;
+        write!(f, "{name}(micro-batch {microbatch}, chunk {chunk}")?;
         match self.message() {
             Some((_, message)) if self.is_send() => write!(f, ", to {})", message.peer),
             Some((_, message)) => write!(f, ", from {})", message.peer),

@@ -1,14 +1,14 @@
-//! Whether each rank's list makes sense by itself: everything once, nothing before what it needs.
+//! Checks each rank's list by itself: every action happens once, and after the actions that it needs.
 
 use std::collections::HashSet;
 
 use super::action::{Action, Message};
 use super::{PipelineSchedule, PipelineShape, ScheduleError, ScheduleKind};
 
-/// Checks every rank's list: each microbatch of each chunk is run forward once and (unless the schedule is forward-only) backward once,
+/// Checks every rank's list: each micro-batch of each chunk is run forward once and (unless the schedule is forward-only) backward once,
 /// inputs are received before they are used, outputs are made before they are sent, and peers are the right neighbours.
 ///
-/// Whether the lists work together is for [`simulate`](super::simulate) to say.
+/// [`simulate`](super::simulate) checks whether the lists work together.
 ///
 /// # Errors
 /// The first problem found.
@@ -31,7 +31,7 @@ pub fn validate(schedule: &PipelineSchedule) -> Result<(), ScheduleError> {
     Ok(())
 }
 
-/// The parts of a microbatch's passage through a chunk.
+/// The parts of a micro-batch's passage through a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Part {
     InputReceived,
@@ -128,7 +128,7 @@ impl Progress {
     fn in_range(&self, microbatch: usize, chunk: usize) -> Result<(), String> {
         let PipelineShape { num_chunks, num_microbatches, .. } = self.shape;
         if microbatch >= num_microbatches || chunk >= num_chunks {
-            return Err(format!("there are {num_microbatches} microbatches and {num_chunks} chunks"));
+            return Err(format!("there are {num_microbatches} micro-batches and {num_chunks} chunks"));
         }
         Ok(())
     }
@@ -136,7 +136,7 @@ impl Progress {
     fn lower_neighbour(&self, message: Message) -> Result<(), String> {
         self.in_range(message.microbatch, message.chunk)?;
         if !self.has_lower(message.chunk) {
-            return Err("the first stage has no rank before it".to_owned());
+            return Err("the first stage has no previous rank".to_owned());
         }
         let stage = self.shape.virtual_stage(self.rank, message.chunk);
         self.neighbour(message, stage - 1, stage - 1)
@@ -145,7 +145,7 @@ impl Progress {
     fn upper_neighbour(&self, message: Message) -> Result<(), String> {
         self.in_range(message.microbatch, message.chunk)?;
         if !self.has_upper(message.chunk) {
-            return Err("the last stage has no rank after it".to_owned());
+            return Err("the last stage has no next rank".to_owned());
         }
         let stage = self.shape.virtual_stage(self.rank, message.chunk);
         self.neighbour(message, stage + 1, stage)
@@ -164,7 +164,7 @@ impl Progress {
             return Ok(());
         }
         let what = part.describe();
-        Err(format!("{what} of microbatch {microbatch}, chunk {chunk} has to come first"))
+        Err(format!("{what} of micro-batch {microbatch}, chunk {chunk} has to come first"))
     }
 
     fn mark(&mut self, part: Part, microbatch: usize, chunk: usize) -> Result<(), String> {
@@ -188,7 +188,7 @@ impl Progress {
                 for (part, _) in needed.into_iter().filter(|(_, needed)| *needed) {
                     self.need(part, microbatch, chunk).map_err(|_| ScheduleError::Missing {
                         rank: self.rank,
-                        missing: format!("{} of microbatch {microbatch}, chunk {chunk}", part.describe()),
+                        missing: format!("{} of micro-batch {microbatch}, chunk {chunk}", part.describe()),
                     })?;
                 }
             }

@@ -1,9 +1,9 @@
 //! The schedules: from a pipeline's shape to every rank's list of actions.
 //!
-//! Receives stand right before the computation that needs them and sends right after the one that made the data, with one exception: a
-//! steady 1F1B step receives its next activation before it sends its gradient. Then the transfers on each link have the same order at
-//! both ends, and GPipe, 1F1B and forward-only schedules of one chunk run even where every send waits for its receive. ZB-H1 and
-//! interleaved schedules need sends that do not wait; in ZB-H1 a gradient that waited would cost part of what the schedule gains.
+//! A receive comes right before the computation that needs it, and a send right after the one that made the data, with one exception: a
+//! steady-state 1F1B step receives its next activation before it sends its gradient. Then the transfers on each link have the same order
+//! at both ends, and GPipe, 1F1B and forward-only schedules of one chunk run even if every send waits for its receive. ZB-H1 and
+//! interleaved schedules need sends that do not wait; in ZB-H1 a waiting gradient would cost part of what the schedule gains.
 
 use super::action::{Action, Message};
 use super::{InterleavedWarmup, PipelineSchedule, PipelineShape, ScheduleError, ScheduleKind};
@@ -20,7 +20,7 @@ impl PipelineSchedule {
     }
 }
 
-/// The actions of one rank: entry `rank` of [`PipelineSchedule::ranks`], without making the others.
+/// The actions of one rank: entry `rank` of [`PipelineSchedule::ranks`], without generating the others.
 ///
 /// # Errors
 /// If a size is 0 or the schedule cannot run this shape.
@@ -33,15 +33,15 @@ pub fn rank_actions(kind: ScheduleKind, shape: PipelineShape, rank: usize) -> Re
     Ok(List::filled(kind, shape, rank))
 }
 
-/// Whether there is a schedule of this kind for this work, without making it.
+/// Checks that there is a schedule of this kind for this shape, without generating it.
 ///
 /// # Errors
-/// A size is 0, or the kind cannot run so many chunks or micro-batches.
+/// If a size is 0, or if the kind does not support this number of chunks or micro-batches.
 pub fn check_shape(kind: ScheduleKind, shape: PipelineShape) -> Result<(), ScheduleError> {
     let sizes = [
         ("the number of stages", shape.num_stages),
         ("the number of chunks", shape.num_chunks),
-        ("the number of microbatches", shape.num_microbatches),
+        ("the number of micro-batches", shape.num_microbatches),
     ];
     if let Some((what, _)) = sizes.into_iter().find(|(_, size)| *size == 0) {
         return Err(ScheduleError::Zero { what });
@@ -59,9 +59,9 @@ fn check_group_size(group: usize, shape: PipelineShape) -> Result<(), ScheduleEr
     let rule = if group < stages {
         "it must be at least the number of stages"
     } else if group > microbatches {
-        "it must be at most the number of microbatches"
+        "it must be at most the number of micro-batches"
     } else if (1..stages).contains(&(microbatches % group)) {
-        "the microbatches left over for the last group must be none, or at least as many as stages"
+        "the micro-batches left over for the last group must be none, or at least as many as stages"
     } else {
         return Ok(());
     };
@@ -82,7 +82,7 @@ pub fn warmup_microbatches(kind: ScheduleKind, shape: PipelineShape, rank: usize
     }
 }
 
-/// The order in which an interleaved schedule runs its forwards: `(microbatch, chunk)` for each step. Groups of `group` microbatches (the
+/// The order in which an interleaved schedule runs its forwards: `(micro-batch, chunk)` for each step. Groups of `group` micro-batches (the
 /// last one shorter) pass through all chunks before the next group starts. Step `k` of the backwards is entry `k` with chunk
 /// `C - 1 - chunk`.
 pub fn interleaved_table(num_microbatches: usize, num_chunks: usize, group: usize) -> Vec<(usize, usize)> {
@@ -117,7 +117,7 @@ impl List {
                 (0..microbatches).for_each(|m| self.backward(m, 0));
             }
             ScheduleKind::ForwardOnly => {
-                // Grouped as an interleaved schedule would be, so that chunks hand over early and little waits in queues.
+                // Grouped as in an interleaved schedule, so that chunks pass data on early and queues stay short.
                 let table = interleaved_table(microbatches, self.shape.num_chunks, self.shape.num_stages);
                 table.into_iter().for_each(|(m, chunk)| self.forward(m, chunk));
             }
@@ -148,7 +148,7 @@ impl List {
         (steady..microbatches).for_each(|m| self.backward(m, 0));
     }
 
-    /// Rank `r` keeps the weight part `r` microbatches behind the input part. 1F1B holds `P - r` microbatches on rank `r`, so with `r`
+    /// Rank `r` keeps the weight part `r` micro-batches behind the input part. 1F1B holds `P - r` micro-batches on rank `r`, so with `r`
     /// more every rank holds what the first one does, and the late ranks have work for the drain.
     fn zero_bubble(&mut self) {
         let microbatches = self.shape.num_microbatches;

@@ -2,7 +2,7 @@
 //! computes or communicates.
 //!
 //! - [`PipelineSchedule`] makes the action lists (GPipe, 1F1B, interleaved, zero-bubble, forward-only);
-//! - [`validate`] checks that lists can be executed at all, [`simulate`] executes them on virtual clocks;
+//! - [`validate`] checks each list by itself, [`simulate`] executes all of them on virtual clocks;
 //! - [`placement`] says which layers a stage holds.
 //!
 //! A pipeline of `P` ranks with `C` chunks per rank is a chain of `P * C` virtual stages: chunk `c` of rank `r` is stage `c * P + r`.
@@ -20,19 +20,19 @@ pub use check::validate;
 pub use generate::{check_shape, interleaved_table, rank_actions, warmup_microbatches};
 pub use simulate::{Costs, Sends, SimulationReport, simulate};
 
-/// Which schedule.
+/// The kind of schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ScheduleKind {
     /// All forwards, then all backwards (Huang et al. 2019). One chunk.
     GPipe,
-    /// One forward, one backward (Narayanan et al. 2019, as in Megatron): at most `P - r` microbatches in flight. One chunk.
+    /// One forward, one backward (Narayanan et al. 2019, as in Megatron): at most `P - r` micro-batches in flight. One chunk.
     OneForwardOneBackward,
     /// Interleaved 1F1B over several chunks per rank (Narayanan et al. 2021).
     Interleaved {
-        /// Consecutive microbatches that a chunk runs before the next chunk takes over; Megatron's
+        /// Consecutive micro-batches that a chunk runs before the next chunk takes over; Megatron's
         /// `microbatch_group_size_per_vp_stage`, by default the number of ranks.
         microbatch_group_size: usize,
-        /// How warm-up is lengthened.
+        /// The length of the warm-up.
         warmup: InterleavedWarmup,
     },
     /// ZB-H1 (Qi et al. 2024): 1F1B with the weight part of backward moved into the bubble, at the memory of 1F1B's first stage. One
@@ -45,7 +45,7 @@ pub enum ScheduleKind {
 /// Warm-up of the interleaved schedule.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum InterleavedWarmup {
-    /// As few forwards as keep the pipeline busy.
+    /// The fewest forwards that keep the pipeline busy.
     #[default]
     Minimal,
     /// One more, so that expert communication of a forward overlaps with a backward (`overlap_moe_expert_parallel_comm`).
@@ -54,7 +54,7 @@ pub enum InterleavedWarmup {
 
 impl ScheduleKind {
     /// Whether, on the chunk with the loss, each forward is followed at once by its own backward. (Interleaved schedules do that only in
-    /// full groups of microbatches.)
+    /// full groups of micro-batches.)
     pub fn backward_follows_loss(&self) -> bool {
         matches!(self, Self::OneForwardOneBackward | Self::ZeroBubbleH1)
     }
@@ -81,7 +81,7 @@ pub struct PipelineShape {
     pub num_stages: usize,
     /// Model chunks on each rank (`C`); 1 without virtual stages.
     pub num_chunks: usize,
-    /// Microbatches in an iteration (`M`).
+    /// Micro-batches in an iteration (`M`).
     pub num_microbatches: usize,
 }
 
@@ -123,19 +123,19 @@ pub enum ScheduleError {
     NoChunks {
         /// The schedule.
         kind: ScheduleKind,
-        /// Chunks asked for.
+        /// Requested chunks.
         num_chunks: usize,
     },
     /// The group size of the interleaved schedule does not fit.
     #[error(
-        "microbatch_group_size {group} is impossible with {num_stages} stages and {num_microbatches} microbatches: {rule}"
+        "microbatch_group_size {group} is impossible with {num_stages} stages and {num_microbatches} micro-batches: {rule}"
     )]
     GroupSize {
         /// The group size.
         group: usize,
         /// Ranks of the pipeline.
         num_stages: usize,
-        /// Microbatches.
+        /// Micro-batches.
         num_microbatches: usize,
         /// Which rule it breaks.
         rule: &'static str,
@@ -157,7 +157,7 @@ pub enum ScheduleError {
     Missing {
         /// The rank.
         rank: usize,
-        /// What it lacks.
+        /// The missing action.
         missing: String,
     },
     /// The number of lists is not the number of ranks.
@@ -168,25 +168,25 @@ pub enum ScheduleError {
         /// Lists given.
         found: usize,
     },
-    /// A receive would get another microbatch than it expects.
-    #[error("rank {rank} expects microbatch {expected} in {action}, and microbatch {found} arrives")]
+    /// A receive would get a different micro-batch than it expects.
+    #[error("rank {rank} expects micro-batch {expected} in {action}, and micro-batch {found} arrives")]
     WrongOrder {
         /// The receiving rank.
         rank: usize,
         /// Its receive.
         action: Action,
-        /// The microbatch of the receive.
+        /// The micro-batch of the receive.
         expected: usize,
-        /// The microbatch at the head of the queue.
+        /// The micro-batch at the head of the queue.
         found: usize,
     },
-    /// Ranks wait for each other for ever.
+    /// Ranks wait for each other forever.
     #[error("deadlock: {}", describe_blocked(blocked))]
     Deadlock {
-        /// The ranks that cannot go on, each with the action it is stuck in.
+        /// The blocked ranks, each with the action that it is stuck in.
         blocked: Vec<(usize, Action)>,
     },
-    /// Messages that nobody received.
+    /// Messages that are never received.
     #[error("{count} messages from rank {from} to rank {to} are never received")]
     Unreceived {
         /// The sender.

@@ -6,21 +6,21 @@ use super::action::{Action, Direction};
 use super::check::validate;
 use super::{PipelineSchedule, ScheduleError, ScheduleKind};
 
-/// How long things take, in any one unit of time. A whole backward takes `backward_input + backward_weight`.
+/// Durations, in any one unit of time. A whole backward takes `backward_input + backward_weight`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Costs {
     /// A chunk's forward.
     pub forward: u64,
-    /// The part of a chunk's backward that gives the gradient of its input.
+    /// The input part of a chunk's backward.
     pub backward_input: u64,
-    /// The part of a chunk's backward that gives the gradients of its weights.
+    /// The weight part of a chunk's backward.
     pub backward_weight: u64,
     /// From the start of a send until its data can be used.
     pub transfer: u64,
 }
 
 impl Default for Costs {
-    /// Backward takes twice as long as forward, transfers no time.
+    /// Backward takes twice as long as forward; transfers take no time.
     fn default() -> Self {
         Self { forward: 1, backward_input: 1, backward_weight: 1, transfer: 0 }
     }
@@ -33,22 +33,22 @@ pub enum Sends {
     Rendezvous,
     /// A send waits only while this many earlier messages to the same rank are not received.
     Buffered {
-        /// Messages that may be under way from one rank to another.
+        /// Messages that may be in transit from one rank to another.
         capacity: usize,
     },
 }
 
-/// What a simulation found.
+/// The result of a simulation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SimulationReport {
     /// When the last rank finished.
     pub makespan: u64,
     /// Time each rank spent computing.
     pub busy: Vec<u64>,
-    /// Largest number of microbatch-chunks on each rank whose forward is done and whose backward (the weight part included) is not: what
+    /// Largest number of micro-batch-chunks on each rank whose forward is done and whose backward (the weight part included) is not: what
     /// activation memory is proportional to. 0 for forward-only.
     pub max_in_flight: Vec<usize>,
-    /// Largest number of messages under way from any rank to any other.
+    /// Largest number of messages in transit from any rank to any other.
     pub max_buffered: usize,
 }
 
@@ -66,7 +66,7 @@ impl SimulationReport {
 /// Validates a schedule and executes it.
 ///
 /// # Errors
-/// If a list is wrong by itself, messages arrive in another order than they are expected, or ranks deadlock.
+/// If a list is wrong by itself, messages arrive in an unexpected order, or ranks deadlock.
 pub fn simulate(schedule: &PipelineSchedule, costs: Costs, sends: Sends) -> Result<SimulationReport, ScheduleError> {
     validate(schedule)?;
     let mut machine = Machine {
@@ -102,7 +102,7 @@ struct RankState {
 /// Messages from one rank to another.
 #[derive(Default)]
 struct Link {
-    /// By boundary and direction: the microbatch and the time its data is there.
+    /// By boundary and direction: the micro-batch and the time its data is there.
     queues: BTreeMap<(usize, Direction), VecDeque<(usize, u64)>>,
     /// When each message was sent.
     sent: Vec<u64>,
@@ -111,7 +111,7 @@ struct Link {
 }
 
 impl Link {
-    /// The most messages under way at once. A message that is received in the instant of a send still counts then.
+    /// The most messages in transit at once. A message that is received at the instant of a send still counts then.
     fn max_buffered(&self) -> usize {
         let counts = self.sent.iter().enumerate().map(|(index, time)| {
             let received = self.received.partition_point(|receipt| receipt < time);
@@ -134,7 +134,7 @@ impl Machine<'_> {
         self.schedule.ranks[rank].get(self.ranks[rank].next).copied()
     }
 
-    /// Executes a rank's next action if it can; says whether it did.
+    /// Executes a rank's next action if possible; returns whether it did.
     fn step(&mut self, rank: usize) -> Result<bool, ScheduleError> {
         let Some(action) = self.current(rank) else {
             return Ok(false);

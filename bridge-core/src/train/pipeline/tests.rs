@@ -293,7 +293,7 @@ fn a_schedule_that_does_not_fit_is_an_error_on_every_rank() {
         Ok::<_, PipelineError>(error.to_string())
     });
     for message in failed.unwrap() {
-        assert!(message.contains("at most the number of microbatches"), "{message}");
+        assert!(message.contains("at most the number of micro-batches"), "{message}");
     }
 }
 

@@ -1,7 +1,7 @@
 //! How the ranks of a group agree on an operation before its data moves.
 //!
-//! Every rank sends its signature to rank 0 of the group, which compares them and sends a verdict back. So a mismatch or a missing rank is
-//! known to all, and a data phase starts only when all ranks are in it with equal arguments.
+//! Every rank sends its signature to rank 0 of the group, which compares them and sends a verdict back. So all ranks learn of a mismatch or
+//! a missing rank, and data moves only when all ranks have called the operation with equal arguments.
 
 use std::time::Instant;
 
@@ -16,7 +16,7 @@ use crate::comm::worker::Place;
 const TO_ROOT: u32 = 2 * MAX_TAG + 2;
 const FROM_ROOT: u32 = 2 * MAX_TAG + 3;
 
-/// What rank 0 tells the others about their signatures.
+/// Rank 0's verdict on the signatures.
 enum Verdict {
     Agreed,
     Mismatch { peer: usize, expected: Signature, found: Signature },
@@ -70,7 +70,7 @@ impl Verdict {
 }
 
 impl Lane {
-    /// Returns when all ranks do the same thing; otherwise the error is the same on all of them.
+    /// Returns when the signatures of all ranks agree; otherwise all ranks get the same error.
     pub fn agree(&mut self, signature: &Signature) -> Result<(), CommError> {
         self.seat.check_world(signature)?;
         let verdict = if self.seat.rank == 0 { self.judge(signature)? } else { self.ask(signature)? };
@@ -84,7 +84,7 @@ impl Lane {
         }
     }
 
-    /// Rank 0: collects signatures, compares, and tells the others.
+    /// Rank 0: collects and compares the signatures, and sends the verdict.
     fn judge(&mut self, signature: &Signature) -> Result<Verdict, CommError> {
         let (seat, size) = (&self.seat, self.seat.size());
         let deadline = Instant::now() + seat.world().timeout();
@@ -113,7 +113,7 @@ impl Lane {
             outgoing.push(seat.start(signature, kind, bytes, HostBuffer::zeros(DType::U8, 0))?);
         }
         for mut transfer in outgoing {
-            // Short messages are buffered by the library; a rank that is missing may leave its one unread.
+            // The library buffers short messages; a missing rank may leave its message unread.
             if !seat.finish(signature, &mut transfer, deadline.max(Instant::now()))? {
                 seat.world().adopt(transfer);
             }

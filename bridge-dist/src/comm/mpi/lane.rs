@@ -1,5 +1,5 @@
-//! Blocking collectives of one rank on one MPI communicator. Data moves in pieces through buffers of this module; reductions are done here,
-//! in rank order.
+//! Blocking collectives of one rank on one MPI communicator. Data moves in pieces through buffers of this module, which also reduces, in
+//! rank order.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -43,7 +43,7 @@ impl Collectives for Lane {
         }
         let (dtype, size) = (data.dtype(), self.seat.size());
         for range in chunks(data.len(), self.chunk(dtype) * size) {
-            // Padded, so that all ranks reduce equally much.
+            // Padded, so that all ranks reduce the same amount.
             let width = range.len().div_ceil(size);
             let mut padded = HostBuffer::zeros(dtype, width * size);
             padded.view_mut().slice(0..range.len()).copy_from(data.view().slice(range.clone()));
@@ -93,7 +93,7 @@ impl Lane {
         if seat.finish(signature, &mut transfer, deadline)? {
             return Ok(transfer.into_buffers().1);
         }
-        // All ranks had agreed to this, so which of them has stopped since then is not known here.
+        // All ranks had agreed to this operation, so which of them has stopped since is not known here.
         let others = (0..seat.size()).filter(|rank| *rank != seat.rank);
         Err(seat.timed_out(signature, others))
     }
@@ -163,7 +163,7 @@ impl Lane {
         Ok(())
     }
 
-    /// Checks that all ranks' counts fit each other; returns the largest count of any pair.
+    /// Checks that the counts of all ranks match; returns the largest count of any pair.
     fn agree_counts(
         &mut self,
         signature: &Signature,
@@ -186,7 +186,7 @@ impl Lane {
     }
 }
 
-/// Reduces the equal parts of `parts`, one of each rank, in order.
+/// Reduces the equal parts of `parts`, one per rank, in rank order.
 fn reduce_parts(op: ReduceOp, parts: &HostBuffer, output: BufferMut<'_>) {
     let (width, view) = (output.len(), parts.view());
     let ranks = view.len().checked_div(width).unwrap_or(0);
@@ -235,7 +235,7 @@ fn window(input: &Buffer<'_>, counts: &[usize], range: &Range<usize>) -> (HostBu
     (packed, inside)
 }
 
-/// Ranges of at most `width` elements; none for no elements.
+/// Ranges of at most `width` elements; none if there are no elements.
 fn chunks(len: usize, width: usize) -> impl Iterator<Item = Range<usize>> {
     (0..len.div_ceil(width)).map(move |index| index * width..((index + 1) * width).min(len))
 }

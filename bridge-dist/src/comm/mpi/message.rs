@@ -1,4 +1,4 @@
-//! Messages between two MPI ranks: a header that says what comes, and the data, each with a tag of its own.
+//! Messages between two MPI ranks: a header that describes the data, and the data, with separate tags.
 //!
 //! Both receives are posted when a receive starts, so that MPI's matching order is the order of the starts.
 
@@ -71,7 +71,7 @@ impl Message {
         }
     }
 
-    /// Before the data is looked at: data of another length is an error of the library that says much less.
+    /// Checked before the data: for data of another length, the library's error says much less.
     fn check_header(&self, bytes: &HostBuffer) -> Result<(), CommError> {
         let sent = bytes.view().bytes().try_into().ok().and_then(Signature::decode);
         if sent.is_some_and(|sent| (sent.dtype, sent.len) == (self.signature.dtype, self.signature.len)) {

@@ -1,14 +1,14 @@
-//! Ranks as MPI processes, started by `mpirun` or `srun`: how a run leaves one machine. Needs the cargo feature `mpi`.
+//! Ranks as MPI processes, started by `mpirun` or `srun`, for runs on several nodes. Needs the cargo feature `mpi`.
 //!
-//! # What to know
+//! # Notes
 //! - Start with `mpirun -np N program`. By default Open MPI gives each rank one core; `--bind-to none` lets a rank use more threads. Where
 //!   ranks outnumber cores, `--oversubscribe --mca mpi_yield_when_idle 1` keeps small collectives from taking milliseconds.
 //! - [`MpiWorld::init`] installs a panic hook that ends the whole job with exit code 101, because ranks that wait for a panicked one would
-//!   wait for their time limit first. It runs for every panic of the process, caught or not, except those
+//!   otherwise wait until their time limit. It runs for every panic of the process, caught or not, except those
 //!   whose payload is a [`CommError`].
-//! - After an error the world is failed: communicators then refuse to work, and MPI is not finalised. Let the process end; `mpirun` ends the
-//!   others.
-//! - The process that is killed (not panicking) ends the job too: `mpirun` notices.
+//! - After an error the world has failed: communicators then refuse to work, and MPI is not finalized. Let the process end; `mpirun` ends
+//!   the others.
+//! - A killed process ends the job too: `mpirun` detects it.
 //! - A message is at most 2 GiB long; collectives have no such limit.
 
 use std::panic;
@@ -35,7 +35,7 @@ use raw::{Environment, RawComm, RawError, Started};
 pub use seat::Waiting;
 use seat::{Comm, Seat, World};
 
-/// Exit code of a job that a panic ended; the one Rust gives a panicking process.
+/// Exit code of a job that a panic ended; Rust's own exit code after a panic.
 const PANIC_EXIT_CODE: i32 = 101;
 
 /// How to join the MPI world.
@@ -43,8 +43,8 @@ const PANIC_EXIT_CODE: i32 = 101;
 pub struct MpiOptions {
     /// How long an operation waits for other ranks.
     pub timeout: Duration,
-    /// The number of ranks that was asked for. With a launcher of another MPI library every process believes to be rank 0 of 1, and this is
-    /// how it is noticed. `None` accepts any.
+    /// The requested number of ranks. Under the launcher of another MPI library every process is rank 0 of 1; this detects it. `None`
+    /// accepts any number.
     pub expected_size: Option<usize>,
 }
 
@@ -52,21 +52,21 @@ pub struct MpiOptions {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MpiInitError {
-    /// MPI runs already; a process can join once.
-    #[error("MPI is initialised already; a process joins the world once")]
+    /// MPI is already initialized; a process can join only once.
+    #[error("MPI is already initialized; a process can join the world only once")]
     Already,
     /// The library does not support calls from several threads.
     #[error("this MPI library does not support MPI_THREAD_MULTIPLE, which background operations need")]
     NoThreads,
-    /// The launcher started another number of ranks than was asked for.
+    /// The launcher started a different number of ranks than requested.
     #[error(
         "{expected} ranks were asked for, and MPI has {found}; start the program with `mpirun -np {expected}` (or srun) of the same MPI \
          library that it was built with"
     )]
     WorldSize {
-        /// Ranks asked for.
+        /// Requested ranks.
         expected: usize,
-        /// Ranks there are.
+        /// Ranks in the world.
         found: usize,
     },
     /// The library reported an error.
@@ -80,7 +80,7 @@ impl From<RawError> for MpiInitError {
     }
 }
 
-/// This process's place in the MPI world. MPI ends when this, all communicators and all requests are dropped, which must happen on the
+/// This process's place in the MPI world. MPI is finalized when this, all communicators and all requests are dropped, which must happen on the
 /// thread that called [`init`](Self::init).
 #[derive(Debug)]
 pub struct MpiWorld {
@@ -92,7 +92,7 @@ impl MpiWorld {
     /// Starts MPI. All processes of the job call this.
     ///
     /// # Errors
-    /// If MPI runs already, cannot be called from several threads, or has another size than expected.
+    /// If MPI is already initialized, cannot be called from several threads, or has a different size than expected.
     pub fn init(options: MpiOptions) -> Result<Self, MpiInitError> {
         let environment = match Environment::start()? {
             Started::Yes(environment) => environment,
@@ -113,7 +113,7 @@ impl MpiWorld {
         Ok(Self { communicator, world })
     }
 
-    /// What this rank waits for at present: of use to somebody who is told that the job ends, and does not know why.
+    /// What this rank is waiting for, to explain why a job is being ended.
     pub fn watch(&self) -> Watch {
         Watch(Arc::downgrade(&self.world))
     }
@@ -124,7 +124,7 @@ impl MpiWorld {
     }
 }
 
-/// Looks at what a rank waits for, from any thread; it keeps nothing alive.
+/// Reads what a rank is waiting for, from any thread; it keeps nothing alive.
 #[derive(Clone, Debug)]
 pub struct Watch(Weak<World>);
 
@@ -139,7 +139,7 @@ impl Watch {
 fn abort_on_panic(rank: usize) {
     let previous = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
-        // A communication error on its way out of code that cannot return errors: the rank will report it and end by itself.
+        // A communication error that unwinds through code that cannot return errors: the rank will report it and end.
         if info.payload().is::<CommError>() {
             return;
         }
@@ -163,7 +163,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl MpiCommunicator {
-    /// Collective over the group.
+    /// All ranks of the group call this together.
     fn new(raw: RawComm, world: Arc<World>, name: &str) -> Result<Self, RawError> {
         let rank = raw.rank()?;
         let background = raw.duplicate()?;
@@ -220,7 +220,7 @@ impl std::fmt::Debug for MpiCommunicator {
     }
 }
 
-/// A colour or key as MPI has it.
+/// A color or key in MPI's type.
 fn as_c_int(seat: &Seat, what: &'static str, value: usize) -> Result<i32, CommError> {
     i32::try_from(value).map_err(|_| {
         let kind = CommErrorKind::InvalidArgument {

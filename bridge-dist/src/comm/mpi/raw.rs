@@ -1,7 +1,7 @@
 //! The only place that calls the MPI library: environment, communicator handles, and transfers that own their memory.
 //!
-//! Every transfer is non-blocking and polled. Its buffers live on the heap inside the [`Transfer`]; one that is given up before it is
-//! complete leaves them allocated for good, because the library may still write to them.
+//! Every transfer is non-blocking and polled. Its buffers are on the heap and owned by the [`Transfer`]. If it is dropped before it is
+//! complete, the buffers are leaked, because the library may still write to them.
 
 use std::ffi::{c_int, c_void};
 use std::mem::{ManuallyDrop, MaybeUninit};
@@ -12,7 +12,7 @@ use mpi::ffi;
 
 use crate::comm::buffer::HostBuffer;
 
-/// A message of the library.
+/// An error message of the library.
 #[derive(Clone, Debug)]
 pub(super) struct RawError(pub String);
 
@@ -33,18 +33,18 @@ fn check(code: c_int) -> Result<()> {
     Err(RawError(message))
 }
 
-/// The library between its initialisation and its end. Dropped last of everything that uses it.
+/// The initialized library. Dropped after everything that uses it.
 #[derive(Debug)]
 pub(super) struct Environment {
     thread: ThreadId,
 }
 
-/// What `MPI_Init_thread` did.
+/// The result of `MPI_Init_thread`.
 pub(super) enum Started {
     Yes(Environment),
-    /// It was initialised before, by this or other code.
+    /// It was already initialized, by this or other code.
     Already,
-    /// It runs, but threads may not call it at the same time.
+    /// It is initialized, but does not support concurrent calls from several threads.
     NoThreads(Environment),
 }
 
@@ -67,8 +67,8 @@ impl Environment {
         Ok(if provided < multiple { Started::NoThreads(environment) } else { Started::Yes(environment) })
     }
 
-    /// Ends MPI. Only the thread that started it may; from another one, or after a failure, the process is left to `mpirun`, which ends
-    /// the job when a process exits without this.
+    /// Finalizes MPI. Only the thread that initialized it may do this. On another thread, or after a failure, this is left to `mpirun`,
+    /// which ends the job when a process exits without finalizing.
     pub fn finish(&self) {
         if thread::current().id() == self.thread {
             // SAFETY: MPI is initialised, this is the initialising thread, and this runs once, when nothing uses MPI any more.
@@ -114,7 +114,7 @@ impl RawComm {
         Self::returning_errors(handle)
     }
 
-    /// `None` for a rank without colour.
+    /// `None` for a rank without a color.
     pub fn split(&self, color: Option<c_int>, key: c_int) -> Result<Option<Self>> {
         let mut handle = self.handle;
         // SAFETY: constants of the bindings' C part.
@@ -169,14 +169,14 @@ impl RawComm {
         Ok(world_ranks.into_iter().map(|rank| rank as usize).collect())
     }
 
-    /// Frees the communicator; the handle is not used again. Transfers under way still complete.
+    /// Frees the communicator; the handle is not used again. Transfers in progress still complete.
     pub fn free(&mut self) {
         // SAFETY: the handle is valid, and the owner drops it right after this.
         let _ = unsafe { ffi::MPI_Comm_free(&mut self.handle) };
     }
 }
 
-/// What a transfer does; counts are in bytes.
+/// The kind of a transfer; counts are in bytes.
 pub(super) enum Kind {
     Send {
         to: usize,
@@ -189,7 +189,7 @@ pub(super) enum Kind {
     Broadcast {
         root: usize,
     },
-    /// Equal parts: as many bytes from each rank as `input` has.
+    /// Equal parts: each rank contributes as many bytes as `input` has.
     AllGather,
     /// Equal parts: `input` is as long as `output`.
     AllToAll,
@@ -199,7 +199,7 @@ pub(super) enum Kind {
     },
 }
 
-/// A transfer under way, with the memory it reads and writes.
+/// A transfer in progress, with the memory that it reads and writes.
 pub(super) struct Transfer {
     request: ffi::MPI_Request,
     input: ManuallyDrop<HostBuffer>,
@@ -222,8 +222,7 @@ fn offsets(counts: &[c_int]) -> Vec<c_int> {
 }
 
 impl Transfer {
-    /// Starts a transfer. `input` is what is sent, `output` the place for what arrives; a broadcast uses only `output`. Neither is longer
-    /// than `c_int` counts.
+    /// Starts a transfer. `input` is sent, `output` receives; a broadcast uses only `output`. The length of each must fit a `c_int`.
     pub fn start(comm: &RawComm, kind: Kind, input: HostBuffer, output: HostBuffer) -> Result<Self> {
         let tables = match &kind {
             Kind::AllToAllUneven { send, recv } => [send.clone(), offsets(send), recv.clone(), offsets(recv)],
@@ -286,7 +285,7 @@ impl Transfer {
         }
     }
 
-    /// Lets the library work, and says whether the transfer is complete.
+    /// Lets the library make progress, and returns whether the transfer is complete.
     pub fn poll(&mut self) -> Result<bool> {
         if self.complete {
             return Ok(true);
@@ -319,7 +318,7 @@ impl Transfer {
 impl Drop for Transfer {
     fn drop(&mut self) {
         if self.complete {
-            // SAFETY: dropped once, and the library has let go of the memory.
+            // SAFETY: dropped once, and the library no longer uses the memory.
             unsafe {
                 ManuallyDrop::drop(&mut self.input);
                 ManuallyDrop::drop(&mut self.output);

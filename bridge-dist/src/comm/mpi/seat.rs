@@ -1,5 +1,5 @@
-//! What the lanes and messages of a process share: the environment with its time limit and first failure, communicators with an owner, and
-//! a rank's place in a group. What is transferred does not live here.
+//! State that the lanes and messages of a process share: the environment with its time limit and first failure, owned communicators, and
+//! a rank's place in a group. Transfers do not belong here.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,30 +12,30 @@ use crate::comm::signature::{Signature, Speaker};
 use crate::comm::time_limit::TimeLimit;
 use crate::comm::worker::Place;
 
-/// What all communicators of a process share.
+/// State that all communicators of a process share.
 #[derive(Debug)]
 pub(super) struct World {
     time_limit: TimeLimit,
     environment: Environment,
     failure: Mutex<Option<Arc<CommError>>>,
-    /// What threads of this process wait for, in the order in which they began to.
+    /// What threads of this process are waiting for, in the order in which they started to wait.
     waiting: Mutex<Vec<Arc<Waiting>>>,
     /// Messages whose requests were dropped before they were complete.
     orphans: Mutex<Vec<Orphan>>,
 }
 
-/// An operation that a rank is in, waiting for others.
+/// An operation in which a rank waits for others.
 #[derive(Clone, Debug)]
 pub struct Waiting {
     /// Name of the group.
     pub group: Arc<str>,
     /// The operation with its arguments.
     pub operation: String,
-    /// When it began to wait.
+    /// When it started to wait.
     pub since: Instant,
 }
 
-/// A note that this rank waits, made when it has waited for a moment, and gone when this is dropped.
+/// A record that this rank is waiting, made after it has waited for a moment, and removed when this is dropped.
 #[derive(Debug)]
 pub(super) struct Note {
     comm: Arc<Comm>,
@@ -43,7 +43,7 @@ pub(super) struct Note {
     entry: Option<Arc<Waiting>>,
 }
 
-/// Waiting that is shorter is nobody's business, and not worth a note.
+/// Shorter waits are not recorded.
 const NOTED_AFTER: Duration = Duration::from_millis(20);
 
 impl Note {
@@ -93,7 +93,7 @@ impl World {
         self.time_limit.set(timeout);
     }
 
-    /// What threads of this process wait for.
+    /// What threads of this process are waiting for.
     pub fn waiting(&self) -> Vec<Waiting> {
         lock(&self.waiting).iter().map(|entry| (**entry).clone()).collect()
     }
@@ -110,7 +110,7 @@ impl World {
     /// Keeps a transfer until the library is done with it.
     pub fn adopt(&self, transfer: Transfer) {
         let mut orphans = lock(&self.orphans);
-        // One that fails has ended too.
+        // A failed transfer has ended too.
         orphans.retain_mut(|orphan| matches!(orphan.0.poll(), Ok(false)));
         orphans.push(Orphan(transfer));
     }
@@ -118,7 +118,7 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        // After a failure other ranks may never reach the end, which is collective. `mpirun` ends the job when this process exits.
+        // After a failure other ranks may never finalize, which is collective. `mpirun` ends the job when this process exits.
         if self.failure().is_some() {
             return;
         }
@@ -203,13 +203,13 @@ impl Seat {
     pub fn timed_out(&self, signature: &Signature, missing: impl IntoIterator<Item = usize>) -> CommError {
         let kind = CommErrorKind::Timeout {
             waited: self.world().timeout(),
-            // Another process does not say what it does.
+            // The operations of other processes are not known here.
             missing: missing.into_iter().map(|rank| (rank, String::new())).collect(),
         };
         self.fail(signature, kind)
     }
 
-    /// For the time of one operation.
+    /// Held for the duration of one operation.
     pub fn note(&self) -> Note {
         Note { comm: Arc::clone(&self.comm), since: Instant::now(), entry: None }
     }

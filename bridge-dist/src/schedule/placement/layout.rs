@@ -1,7 +1,7 @@
 //! The pipeline layout language: `Et*3|(tt|)*29,m|L`. Parsing, and the check against a model.
 //!
-//! `E` is the embedding, `t` a transformer layer, `m` a multi-token-prediction layer, `L` output head and loss, `|` the end of a stage;
-//! `x*3` repeats an item or a group in parentheses, and commas and spaces only help the eye. Stages are in the order of the chain: with
+//! `E` is the embedding, `t` a transformer layer, `m` a multi-token-prediction layer, `L` output layer and loss, `|` the end of a stage;
+//! `x*3` repeats an item or a group in parentheses; commas and spaces are ignored. Stages are in the order of the chain: with
 //! `P` ranks, stage `s` is chunk `s / P` of rank `s % P`.
 
 use std::fmt;
@@ -9,10 +9,10 @@ use std::str::FromStr;
 
 use super::{Placement, PlacementError, PlacementSpec, StageContent};
 
-/// More stages or items than this in a layout are a mistake in a repeat count.
+/// A layout with more stages or items than this has a mistake in a repeat count.
 const MAX_ITEMS: usize = 1 << 20;
 
-/// One thing a stage can hold.
+/// An item that a stage can hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LayoutItem {
     /// The embedding, `E`.
@@ -21,7 +21,7 @@ pub enum LayoutItem {
     Transformer,
     /// A multi-token-prediction layer, `m`.
     Mtp,
-    /// The output head and loss, `L`.
+    /// The output layer and loss, `L`.
     Loss,
 }
 

@@ -1,4 +1,4 @@
-//! Which layers each pipeline stage holds, as a pure function of what the user asked for. Knows layers only by number.
+//! Which layers each pipeline stage holds, as a pure function of the settings. Knows layers only by number.
 
 use std::ops::Range;
 
@@ -6,14 +6,14 @@ mod layout;
 
 pub use layout::{Layout, LayoutItem};
 
-/// How a model's layers are to be spread over a pipeline.
+/// How to place a model's layers on a pipeline.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlacementSpec {
     /// Transformer layers of the model.
     pub num_layers: usize,
     /// Ranks of the pipeline.
     pub pipeline_model_parallel_size: usize,
-    /// Chunks per rank. `None` means 1, or whatever a layout says.
+    /// Chunks per rank. `None` means 1, or the number that the layout has.
     pub virtual_pipeline_model_parallel_size: Option<usize>,
     /// Multi-token-prediction layers of the model. Only a layout moves them away from the last stage.
     pub mtp_num_layers: usize,
@@ -26,19 +26,19 @@ pub struct PlacementSpec {
 pub enum Split {
     /// Every stage gets the same number of layers.
     Even {
-        /// Whether the embedding takes the place of a layer on the first stage.
+        /// Whether the embedding counts as a layer on the first stage.
         embedding: Accounting,
-        /// Whether the output head and loss take the place of a layer on the last stage.
+        /// Whether the output layer and loss count as a layer on the last stage.
         loss: Accounting,
     },
-    /// Given numbers on the first or last rank or both; the other ranks share the rest equally.
+    /// Given numbers on the first or last rank or both; the rest is divided equally among the other ranks.
     Uneven {
         /// `num_layers_in_first_pipeline_stage`.
         first: Option<usize>,
         /// `num_layers_in_last_pipeline_stage`.
         last: Option<usize>,
     },
-    /// Everything is spelled out.
+    /// An explicit layout.
     Layout(Layout),
 }
 
@@ -55,7 +55,7 @@ pub enum Accounting {
     /// It is added to its stage.
     #[default]
     Free,
-    /// It takes the place of one layer of its stage.
+    /// It replaces one layer of its stage.
     AsLayer,
 }
 
@@ -77,7 +77,7 @@ pub struct StageContent {
     pub layers: Range<usize>,
     /// Multi-token-prediction layers.
     pub num_mtp_layers: usize,
-    /// The final norm, output head and loss.
+    /// The final norm, output layer and loss.
     pub loss: bool,
 }
 
@@ -88,7 +88,7 @@ pub struct Placement {
     pub chunks: Vec<Vec<StageContent>>,
 }
 
-/// A split that does not work out.
+/// A split that is not possible.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlacementError {
@@ -98,7 +98,7 @@ pub enum PlacementError {
         /// Which.
         what: &'static str,
     },
-    /// Something must divide something.
+    /// A value does not divide another.
     #[error("{what} ({value}) must be divisible by {by} ({divisor})")]
     NotDivisible {
         /// What is divided.
@@ -137,11 +137,11 @@ pub enum PlacementError {
     /// The layout does not fit the model or the pipeline.
     #[error("pipeline layout: {problem}: expected {expected}, found {found}")]
     Layout {
-        /// What does not fit.
+        /// The part that does not match.
         problem: String,
-        /// What it has to be.
+        /// The required value.
         expected: String,
-        /// What it is.
+        /// The value found.
         found: String,
     },
 }
@@ -152,7 +152,7 @@ impl PlacementSpec {
     /// Chunk `c` of rank `r` is stage `c * P + r` of the chain, and layers follow the chain.
     ///
     /// # Errors
-    /// If the numbers do not divide or do not fit.
+    /// If the numbers do not divide or do not match.
     pub fn place(&self) -> Result<Placement, PlacementError> {
         let numbers = [
             ("num_layers", self.num_layers),
@@ -212,7 +212,7 @@ impl PlacementSpec {
         Ok(counts)
     }
 
-    /// Walks the chain of virtual stages, giving each its share of its rank's slots. Embedding and loss use up a slot where they count.
+    /// Walks the chain of virtual stages, giving each its part of its rank's slots. Embedding and loss use a slot if they count as layers.
     fn chain(
         &self,
         slots_per_rank: &[usize],
