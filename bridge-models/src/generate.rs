@@ -1,4 +1,4 @@
-//! Sampling from a model, token by token, with a key/value cache.
+//! Sampling from a model, token by token, with what layers remember of earlier tokens.
 
 use std::ops::ControlFlow;
 
@@ -122,16 +122,16 @@ pub fn generate(
     check(prompt, options)?;
     let model = model.inference();
     let device = device.clone().without_autodiff();
-    let mut cache = model.new_cache();
+    let mut state = model.new_state();
     let mut new_tokens = Vec::new();
     let mut input = prompt.to_vec();
     while new_tokens.len() < options.max_new_tokens {
         let shape = [1, input.len()];
         let tokens_bt = Tensor::<2, Int>::from_data(TensorData::new(input, shape), &device);
-        let logits_btv = model.logits(tokens_bt, &mut cache).ok_or(GenerateError::NoLogits)?;
+        let logits_btv = model.logits(tokens_bt, &mut state).ok_or(GenerateError::NoLogits)?;
         let logits_v = last_logits(logits_btv, options.vocab_size);
         let token = choose(&logits_v, options.sampling, new_tokens.len())
-            .ok_or(GenerateError::NotFinite { position: cache.length })?;
+            .ok_or(GenerateError::NotFinite { position: state.length })?;
         new_tokens.push(token);
         if on_token(token).is_break() || options.stop_tokens.contains(&token) {
             break;

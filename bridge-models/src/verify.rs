@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use bridge_core::model::{Batch, ForwardContext, Mode, ModelChunk, SegmentOutput};
+use bridge_core::model::{Batch, ForwardContext, Mode, ModelChunk, loss_sum};
 use bridge_data::MicroBatch;
 use bridge_kernels::optim::{AdamWState, AdamWStep, adamw, sum_of_squares};
 use burn::tensor::{Device, Gradients, Int, Tensor, TensorData};
@@ -154,15 +154,8 @@ type NamedGradients = HashMap<String, Tensor<1>>;
 fn step(chunk: &dyn ModelChunk, ids: &Ids, device: &Device) -> (f64, NamedGradients) {
     let batch = ids.batch(device);
     let context = ForwardContext::new(&batch, Mode::Evaluate);
-    let mut hidden = None;
-    let mut loss = None;
-    for index in 0..chunk.segments().len() {
-        match chunk.forward_segment(index, hidden.take(), &context) {
-            SegmentOutput::Hidden(output) => hidden = Some(output),
-            SegmentOutput::LossSum(sum) => loss = Some(sum / batch.num_tokens),
-        }
-    }
-    let loss = loss.expect("a whole model ends with a loss");
+    let sum = loss_sum(chunk, &context).expect("a decoder returns the tensors that it declares");
+    let loss = sum / batch.num_tokens;
     let value = f64::from(loss.clone().into_scalar::<f32>());
     let mut gradients: Gradients = loss.backward();
     let mut named = HashMap::new();
@@ -227,7 +220,7 @@ impl Reference<'_> {
         let data = TensorData::new(ids.values.clone(), ids.shape);
         let tokens_bt = Tensor::<2, Int>::from_data(data, &device.clone().without_autodiff());
         let logits_btv =
-            model.logits(tokens_bt, &mut model.new_cache()).expect("a whole decoder has next-token logits");
+            model.logits(tokens_bt, &mut model.new_state()).expect("a whole decoder has next-token logits");
         let shape = logits_btv.dims().to_vec();
         if shape != expected.shape {
             let (found, expected) = (format!("{:?}", expected.shape), format!("shape {shape:?}"));

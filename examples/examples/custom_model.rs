@@ -7,8 +7,8 @@
 //! Shape legend: `b` batch, `t` sequence, `c` hidden size, `f` feed-forward size, `v` vocabulary.
 use bridge_core::config::{ExtraField, Format, TransformerConfig, TypeSpec, World, load_text};
 use bridge_core::model::{
-    BuildContext, ForwardContext, ModelBuildError, ModelBuilder, ModelChunk, ModelConfig, ModuleChunk, Segment,
-    SegmentOutput, SegmentRole, Segments, Stage,
+    Batch, Boundary, BoundaryTensor, BuildContext, ForwardContext, ModelBuildError, ModelBuilder, ModelChunk,
+    ModelConfig, ModuleChunk, Segment, SegmentOutput, SegmentRole, Segments, Stage,
 };
 use bridge_core::train::{Console, RunOptions, RunReport, pretrain};
 use bridge_kernels::{Activation, Philox, activation, embedding, linear, linear_cross_entropy, rms_norm};
@@ -62,12 +62,21 @@ impl Segments for Mixer {
         all.map(|(role, layer)| Segment { role, layer }).collect()
     }
 
-    fn forward_segment(&self, index: usize, input: Option<Tensor<3>>, context: &ForwardContext) -> SegmentOutput {
-        let Some(x_btc) = input else {
-            return SegmentOutput::Hidden(embedding(self.embedding.val(), context.batch.tokens.clone()));
-        };
+    fn boundary(&self, index: usize, batch: &Batch) -> Vec<BoundaryTensor> {
+        let ([b, t], [_, c]) = (batch.tokens.dims(), self.embedding.dims());
+        let hidden_states = BoundaryTensor::hidden_states([b, t, c], self.embedding.dtype().into());
+        // Between segments: nothing comes in before the embedding, nothing leaves behind the loss.
+        if (1..=self.layers.len() + 1).contains(&index) { vec![hidden_states] } else { Vec::new() }
+    }
+
+    fn forward_segment(&self, index: usize, mut input: Boundary, context: &ForwardContext) -> SegmentOutput {
+        if index == 0 {
+            let x_btc = embedding(self.embedding.val(), context.batch.tokens.clone());
+            return SegmentOutput::Boundary(Boundary::hidden_states(x_btc));
+        }
+        let x_btc = input.take_hidden_states();
         if let Some(layer) = self.layers.get(index - 1) {
-            return SegmentOutput::Hidden(layer.forward(x_btc, self.epsilon));
+            return SegmentOutput::Boundary(Boundary::hidden_states(layer.forward(x_btc, self.epsilon)));
         }
         let x_nc = rms_norm(x_btc, self.norm.val(), self.epsilon).flatten::<2>(0, 1);
         let labels_n = context.batch.labels.clone().flatten(0, 1);

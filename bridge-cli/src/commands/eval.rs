@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use bridge_core::config::{ConfigError, ErrorKind, Format, RawConfig, World};
 use bridge_core::logging::ProgressTask;
-use bridge_core::model::{Batch, ForwardContext, Mode};
-use bridge_core::train::{Executor, Recompute, RunData, TokenBytes, select_device};
+use bridge_core::model::{Batch, ForwardContext, Mode, loss_sum};
+use bridge_core::train::{RunData, TokenBytes, select_device};
 use bridge_data::Sample;
 use bridge_data::gpt::Split;
 use bridge_data::loader::MicroBatch;
@@ -141,7 +141,6 @@ fn evaluate(
     micro_batch_size: usize,
     device: &Device,
 ) -> Result<Totals, Failure> {
-    let executor = Executor::new(model.chunk.as_ref(), &Recompute::Off);
     let token_bytes = model.tokenizer.as_deref().map(TokenBytes::new);
     let mut totals = Totals { bytes: token_bytes.as_ref().map(|_| 0), ..Totals::default() };
     let total = sequences.count.map(|count| count as u64);
@@ -155,7 +154,7 @@ fn evaluate(
         tokens_are_known(&micro_batch, model)?;
         let batch = Batch::new(&micro_batch, device);
         let context = ForwardContext::new(&batch, Mode::Evaluate);
-        let sum = executor.forward(model.chunk.as_ref(), &context).into_data();
+        let sum = loss_sum(model.chunk.as_ref(), &context).map_err(Failure::run)?.into_data();
         totals.nats += sum.iter::<f64>().next().unwrap_or(f64::NAN);
         totals.tokens += batch.num_tokens;
         totals.samples += micro_batch.batch_size;

@@ -4,7 +4,7 @@ use std::fmt;
 
 use burn::tensor::{Gradients, Int, Tensor};
 
-use super::{ForwardContext, KeyValueCache, Placement};
+use super::{Batch, Boundary, BoundaryTensor, ForwardContext, GenerationState, Placement};
 
 /// What a segment is, for recompute and for placing segments on pipeline stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,10 +35,20 @@ pub struct Segment {
 /// What a segment returns.
 #[derive(Clone, Debug)]
 pub enum SegmentOutput {
-    /// Activations for the next segment, `[b, t, c]`.
-    Hidden(Tensor<3>),
+    /// Tensors for the next segment. Those of the input that the segment has left in it are passed on unchanged, at no cost.
+    Boundary(Boundary),
     /// Sum over tokens of the masked loss, `[1]` float32: what the last segment of the last stage returns.
     LossSum(Tensor<1>),
+}
+
+impl SegmentOutput {
+    /// The loss sum, if it is one.
+    pub fn loss_sum(self) -> Option<Tensor<1>> {
+        match self {
+            Self::LossSum(sum) => Some(sum),
+            Self::Boundary(_) => None,
+        }
+    }
 }
 
 /// What the optimizer and the sharding need to know of a parameter besides its value.
@@ -125,20 +135,24 @@ pub trait ModelChunk: fmt::Debug + Send {
     /// The segments in forward order.
     fn segments(&self) -> Vec<Segment>;
 
-    /// Runs segment `index`. `input` is the output of the segment before; `None` for an embedding.
+    /// The tensors between segments `index - 1` and `index`, for a batch like this one. Boundary 0 is what the stage before sends, the last
+    /// one, behind all segments, what the stage after gets; where the model begins or ends with the chunk they have no tensor.
+    fn boundary(&self, index: usize, batch: &Batch) -> Vec<BoundaryTensor>;
+
+    /// Runs segment `index`. `input` has the tensors of [boundary](Self::boundary) `index`, the output those of the next one.
     ///
     /// # Panics
-    /// If `index` is out of range, or `input` is missing where one is needed.
-    fn forward_segment(&self, index: usize, input: Option<Tensor<3>>, context: &ForwardContext) -> SegmentOutput;
+    /// If `index` is out of range, or a tensor is missing.
+    fn forward_segment(&self, index: usize, input: Boundary, context: &ForwardContext) -> SegmentOutput;
 
-    /// Next-token logits for `tokens_bt`, which follow what `cache` has seen. `None` if the model cannot generate.
+    /// Next-token logits for `tokens_bt`, which follow those that `state` has seen. `None` if the model cannot generate.
     ///
     /// # Shapes
     /// `[b, t]` -> `[b, t, v]`.
-    fn logits(&self, tokens_bt: Tensor<2, Int>, cache: &mut KeyValueCache) -> Option<Tensor<3>>;
+    fn logits(&self, tokens_bt: Tensor<2, Int>, state: &mut GenerationState) -> Option<Tensor<3>>;
 
-    /// An empty cache that fits this model.
-    fn new_cache(&self) -> KeyValueCache;
+    /// What the layers remember before the first token.
+    fn new_state(&self) -> GenerationState;
 
     /// Names, shapes and roles of all parameters, in a fixed order.
     fn parameters(&self) -> Vec<ParameterInfo>;

@@ -7,10 +7,11 @@
 //! Shape legend: `b` batch, `t` sequence, `c` hidden size, `v` vocabulary.
 
 mod batch;
+mod boundary;
 mod builder;
-mod cache;
 mod chunk;
 mod deferred;
+mod generation;
 mod layer_metrics;
 mod module_chunk;
 mod parallel;
@@ -18,12 +19,14 @@ mod placement;
 mod weight_gradients;
 
 pub use batch::{Auxiliary, Batch, ForwardContext, Mode};
+pub(crate) use boundary::checked;
+pub use boundary::{Boundary, BoundaryError, BoundaryTensor, HIDDEN_STATES, loss_sum, run_segments};
 pub use builder::{
     BuildContext, ModelBuildError, ModelBuilder, ModelConfig, ModelHook, ModelRegistry, Stage, compose_hooks,
 };
-pub use cache::{KeyValueCache, LayerCache};
 pub use chunk::{ModelChunk, ParameterInfo, ParameterRole, Replacement, Segment, SegmentOutput, SegmentRole};
 pub use deferred::DeferredParameters;
+pub use generation::{GenerationState, LayerState};
 pub use layer_metrics::{LayerMetric, LayerMetrics};
 pub use module_chunk::{ModuleChunk, Segments, released};
 pub use parallel::Parallel;

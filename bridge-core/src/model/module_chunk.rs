@@ -5,7 +5,8 @@ use burn::tensor::{DType, Device, Gradients, Int, Tensor};
 
 use super::Placement;
 use super::{
-    ForwardContext, KeyValueCache, ModelChunk, ParameterInfo, ParameterRole, Replacement, Segment, SegmentOutput,
+    Batch, Boundary, BoundaryTensor, ForwardContext, GenerationState, ModelChunk, ParameterInfo, ParameterRole,
+    Replacement, Segment, SegmentOutput,
 };
 
 /// What a Burn module adds to become a [`ModelChunk`].
@@ -13,17 +14,20 @@ pub trait Segments: Module + 'static {
     /// See [`ModelChunk::segments`].
     fn segments(&self) -> Vec<Segment>;
 
+    /// See [`ModelChunk::boundary`].
+    fn boundary(&self, index: usize, batch: &Batch) -> Vec<BoundaryTensor>;
+
     /// See [`ModelChunk::forward_segment`].
-    fn forward_segment(&self, index: usize, input: Option<Tensor<3>>, context: &ForwardContext) -> SegmentOutput;
+    fn forward_segment(&self, index: usize, input: Boundary, context: &ForwardContext) -> SegmentOutput;
 
     /// See [`ModelChunk::logits`]. By default a model cannot generate.
-    fn logits(&self, _tokens_bt: Tensor<2, Int>, _cache: &mut KeyValueCache) -> Option<Tensor<3>> {
+    fn logits(&self, _tokens_bt: Tensor<2, Int>, _state: &mut GenerationState) -> Option<Tensor<3>> {
         None
     }
 
-    /// See [`ModelChunk::new_cache`].
-    fn new_cache(&self) -> KeyValueCache {
-        KeyValueCache::default()
+    /// See [`ModelChunk::new_state`].
+    fn new_state(&self) -> GenerationState {
+        GenerationState::default()
     }
 
     /// Whether segment `index` uses the parameter called `name`. By default every segment may use every parameter, which is always right, but
@@ -72,16 +76,20 @@ impl<M: Segments> ModelChunk for ModuleChunk<M> {
         self.module().segments()
     }
 
-    fn forward_segment(&self, index: usize, input: Option<Tensor<3>>, context: &ForwardContext) -> SegmentOutput {
+    fn boundary(&self, index: usize, batch: &Batch) -> Vec<BoundaryTensor> {
+        self.module().boundary(index, batch)
+    }
+
+    fn forward_segment(&self, index: usize, input: Boundary, context: &ForwardContext) -> SegmentOutput {
         self.module().forward_segment(index, input, context)
     }
 
-    fn logits(&self, tokens_bt: Tensor<2, Int>, cache: &mut KeyValueCache) -> Option<Tensor<3>> {
-        self.module().logits(tokens_bt, cache)
+    fn logits(&self, tokens_bt: Tensor<2, Int>, state: &mut GenerationState) -> Option<Tensor<3>> {
+        self.module().logits(tokens_bt, state)
     }
 
-    fn new_cache(&self) -> KeyValueCache {
-        self.module().new_cache()
+    fn new_state(&self) -> GenerationState {
+        self.module().new_state()
     }
 
     fn parameters(&self) -> Vec<ParameterInfo> {

@@ -9,7 +9,8 @@ use burn::module::{Module, Param};
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 
 use crate::model::{
-    Batch, ForwardContext, ModelChunk, ModuleChunk, ParameterRole, Segment, SegmentOutput, SegmentRole, Segments, Stage,
+    Batch, Boundary, BoundaryTensor, ForwardContext, ModelChunk, ModuleChunk, ParameterRole, Segment, SegmentOutput,
+    SegmentRole, Segments, Stage,
 };
 
 /// Vocabulary of the toy model.
@@ -39,7 +40,9 @@ pub struct Toy {
 #[derive(Clone, Copy, Debug)]
 struct ToyStage {
     first_layer: usize,
+    embedding: bool,
     head: bool,
+    dtype: FloatDType,
 }
 
 fn parameter<const D: usize>(name: &str, shape: [usize; D], device: &Device, dtype: FloatDType) -> Param<Tensor<D>> {
@@ -69,7 +72,7 @@ pub fn toy_stage(stage: &Stage, dtype: FloatDType) -> Box<dyn ModelChunk> {
         embedding: stage.embedding.then(table),
         layers: stage.layers.clone().map(layer).collect(),
         output: (stage.head && !stage.embedding).then(table),
-        stage: ToyStage { first_layer: stage.layers.start, head: stage.head },
+        stage: ToyStage { first_layer: stage.layers.start, embedding: stage.embedding, head: stage.head, dtype },
     };
     Box::new(ModuleChunk::new(model))
 }
@@ -111,15 +114,21 @@ impl Segments for Toy {
         embedding.chain(layers).chain(head).collect()
     }
 
-    fn forward_segment(&self, index: usize, input: Option<Tensor<3>>, context: &ForwardContext) -> SegmentOutput {
+    fn boundary(&self, index: usize, batch: &Batch) -> Vec<BoundaryTensor> {
+        let [b, t] = batch.tokens.dims();
+        let is_end = (index == 0 && self.stage.embedding) || (index == self.segments().len() && self.stage.head);
+        if is_end { Vec::new() } else { vec![BoundaryTensor::hidden_states([b, t, HIDDEN], self.stage.dtype)] }
+    }
+
+    fn forward_segment(&self, index: usize, mut input: Boundary, context: &ForwardContext) -> SegmentOutput {
         let Batch { tokens, labels, loss_mask, .. } = context.batch;
-        let Some(x) = input else {
-            let table = self.embedding.as_ref().expect("only a stage with the embedding has no input");
-            return SegmentOutput::Hidden(embedding(table.val(), tokens.clone()));
-        };
+        if let (0, Some(table)) = (index, &self.embedding) {
+            return SegmentOutput::Boundary(Boundary::hidden_states(embedding(table.val(), tokens.clone())));
+        }
+        let x = input.take_hidden_states();
         let local = index - usize::from(self.embedding.is_some());
         if local < self.layers.len() {
-            return SegmentOutput::Hidden(self.layer(local, x, context));
+            return SegmentOutput::Boundary(Boundary::hidden_states(self.layer(local, x, context)));
         }
         let table = self.output.as_ref().or(self.embedding.as_ref()).expect("a stage with the head has the table");
         let [b, t, c] = x.dims();

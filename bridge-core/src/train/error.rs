@@ -13,7 +13,7 @@ use super::exit::ExitReason;
 use super::pipeline::PipelineError;
 use crate::checkpoint::CheckpointError;
 use crate::config::ConfigErrors;
-use crate::model::ModelBuildError;
+use crate::model::{BoundaryError, ModelBuildError};
 use crate::resilience::SignalError;
 use crate::resilience::rerun::{RerunCheckpointError, UnexpectedResult};
 use crate::schedule::{BatchSizeError, FlopsError, LossScaleError, SchedulerError, SchedulerStateError};
@@ -218,6 +218,9 @@ pub enum TrainError {
         /// Why.
         message: String,
     },
+    /// A segment of the model got or returned other tensors than the model declares.
+    #[error(transparent)]
+    Boundary(BoundaryError),
     /// A broken invariant of Bridge itself.
     #[error("internal error: {0}")]
     Internal(String),
@@ -239,6 +242,7 @@ impl From<PipelineError> for TrainError {
         match error {
             PipelineError::Schedule(error) => Self::Schedule(error),
             PipelineError::Comm(error) => Self::Communication(error),
+            PipelineError::Boundary(error) => Self::Boundary(error),
         }
     }
 }

@@ -178,7 +178,7 @@ fn evaluate_window(
     }
     micro_batches.iter().try_for_each(|micro_batch| run.check_ids(micro_batch))?;
     let batches: Vec<Batch> = micro_batches.iter().map(|micro_batch| run.prepare(micro_batch)).collect();
-    let mut work = EvaluationBatches { config: &run.config, batches: &batches, parameters: run.optimizer.parameters() };
+    let mut work = EvaluationBatches { batches: &batches, parameters: run.optimizer.parameters() };
     let loss_sums = compute(&run.config, || run.pipeline.evaluate(&mut run.chunks, batches.len(), &mut work))?;
     for (loss_sum, batch) in loss_sums.into_iter().zip(&batches) {
         for (name, ratio) in run.forward_step.report(loss_sum, batch) {

@@ -4,10 +4,23 @@
 use std::ops::Range;
 
 use bridge_dist::comm::CommError;
-use burn::tensor::{Gradients, Tensor};
+use burn::tensor::{FloatDType, Tensor};
 
 use super::recompute::{Cuts, Recompute, Region, plan};
-use crate::model::{ForwardContext, ModelChunk, SegmentOutput, SegmentRole};
+use crate::model::{
+    Boundary, BoundaryError, ForwardContext, ModelChunk, SegmentOutput, SegmentRole, checked, run_segments,
+};
+
+/// Why a pass through a chunk ended early.
+#[derive(Debug, thiserror::Error)]
+pub enum ExecutorError {
+    /// A segment got or returned other tensors than the model declares.
+    #[error(transparent)]
+    Boundary(#[from] BoundaryError),
+    /// Ranks could not exchange parameters or gradients.
+    #[error(transparent)]
+    Comm(#[from] CommError),
+}
 
 /// Executes a chunk's segments in the regions of a recompute plan.
 #[derive(Clone, Debug)]
@@ -94,8 +107,8 @@ pub struct InFlight {
 struct Pending {
     /// Which.
     index: usize,
-    /// The region's input as a leaf of its graph; none for the embedding.
-    input: Option<Tensor<3>>,
+    /// The region's input, each tensor a leaf of its graph.
+    input: Boundary,
     /// The output with its graph, unless the region is recomputed.
     output: Option<SegmentOutput>,
 }
@@ -121,40 +134,28 @@ impl Executor {
         Self { keeps_last_graph: false, ..self }
     }
 
-    /// Sum of the masked loss of a chunk that has all its parameters, without gradients. `chunk` is an inference copy.
-    pub fn forward(&self, chunk: &dyn ModelChunk, context: &ForwardContext) -> Tensor<1> {
-        let all = 0..self.regions.last().map_or(0, |region| region.segments.end);
-        match run(chunk, all, None, context) {
-            SegmentOutput::LossSum(sum) => sum,
-            SegmentOutput::Hidden(_) => panic!("the last segment returns the loss"),
-        }
-    }
-
-    /// The output of a chunk, region by region, without gradients or dropout. `input` is what the stage before sent, and `None` where the
-    /// chunk begins with the embedding.
+    /// The output of a chunk, region by region, without gradients or dropout. `input` is what the stage before sent, without tensors where
+    /// the model begins.
     ///
     /// # Errors
-    /// Those of `hooks`.
-    ///
-    /// # Panics
-    /// If `input` is missing, or there for a chunk that begins with the embedding.
+    /// Those of `hooks`, and other tensors than the model declares.
     pub fn forward_chunk(
         &self,
         chunk: &mut dyn ModelChunk,
-        mut input: Option<Tensor<3>>,
+        mut input: Boundary,
         context: &ForwardContext,
         hooks: &mut dyn RegionHooks,
-    ) -> Result<SegmentOutput, CommError> {
+    ) -> Result<SegmentOutput, ExecutorError> {
         for (index, region) in self.regions.iter().enumerate() {
             hooks.before(chunk, self.around(index))?;
-            let output = run(chunk.inference().as_ref(), region.segments.clone(), input.take(), context);
+            let output = run_segments(chunk.inference().as_ref(), region.segments.clone(), input, context)?;
             hooks.after(chunk, &region.segments);
             match output {
-                SegmentOutput::Hidden(hidden) => input = Some(hidden),
-                SegmentOutput::LossSum(sum) => return Ok(SegmentOutput::LossSum(sum)),
+                SegmentOutput::Boundary(boundary) => input = boundary,
+                loss @ SegmentOutput::LossSum(_) => return Ok(loss),
             }
         }
-        Ok(pass_on(input))
+        Ok(SegmentOutput::Boundary(input))
     }
 
     /// Forward and backward of one micro-batch through a whole model. What happens to parameters, gradients and the loss is the business
@@ -163,41 +164,35 @@ impl Executor {
     /// Returns the loss sum, `[1]` float32, without its graph.
     ///
     /// # Errors
-    /// Those of `hooks`.
+    /// Those of `hooks`, and other tensors than the model declares.
     ///
     /// # Panics
-    /// If the chunk is a stage without embedding or head: see [`Self::begin`].
+    /// If the chunk does not end with the loss.
     pub fn forward_backward(
         &self,
         chunk: &mut dyn ModelChunk,
         context: &ForwardContext,
         hooks: &mut dyn RegionHooks,
-    ) -> Result<Tensor<1>, CommError> {
-        let (in_flight, output) = self.begin(chunk, None, context, hooks)?;
-        self.backward((in_flight, None), chunk, context, hooks)?;
-        match output {
-            SegmentOutput::LossSum(sum) => Ok(sum),
-            SegmentOutput::Hidden(_) => panic!("the last segment returns the loss"),
-        }
+    ) -> Result<Tensor<1>, ExecutorError> {
+        let (in_flight, output) = self.begin(chunk, Boundary::default(), context, hooks)?;
+        self.backward((in_flight, Boundary::default()), chunk, context, hooks)?;
+        Ok(output.loss_sum().expect("the last segment of a model returns the loss"))
     }
 
-    /// The forward pass of a chunk that is trained. `input` is what the stage before sent, without a graph; `None` where the chunk
-    /// begins with the embedding.
+    /// The forward pass of a chunk that is trained. `input` is what the stage before sent, without a graph, and without tensors where the
+    /// model begins.
     ///
     /// Returns what backward needs and the chunk's output, without its graph.
     ///
     /// # Errors
-    /// Those of `hooks`.
-    ///
-    /// # Panics
-    /// If `input` is missing, or there for a chunk that begins with the embedding.
+    /// Those of `hooks`, and other tensors than the model declares.
     pub fn begin(
         &self,
         chunk: &mut dyn ModelChunk,
-        input: Option<Tensor<3>>,
+        input: Boundary,
         context: &ForwardContext,
         hooks: &mut dyn RegionHooks,
-    ) -> Result<(InFlight, SegmentOutput), CommError> {
+    ) -> Result<(InFlight, SegmentOutput), ExecutorError> {
         let mut regions = Vec::with_capacity(self.regions.len());
         let mut input = input.map(leaf);
         for (index, region) in self.regions.iter().enumerate() {
@@ -206,43 +201,47 @@ impl Executor {
             let drops_graph = region.recomputed && !(is_last && self.keeps_last_graph);
             let (output, plain) = if drops_graph {
                 let plain = input.clone().map(Tensor::without_autodiff);
-                let output = run(chunk.inference().as_ref(), region.segments.clone(), plain, context);
+                let output = run_segments(chunk.inference().as_ref(), region.segments.clone(), plain, context)?;
                 hooks.after(chunk, &region.segments);
                 (None, output)
             } else {
-                let output = run(&*chunk, region.segments.clone(), input.clone(), context);
+                let output = run_segments(&*chunk, region.segments.clone(), input.clone(), context)?;
                 let plain = without_autodiff(&output);
                 (Some(output), plain)
             };
-            if is_last {
-                regions.push(Pending { index, input, output });
-                return Ok((InFlight { regions }, plain));
+            match plain {
+                SegmentOutput::Boundary(boundary) if !is_last => {
+                    let next = boundary.map(leaf);
+                    regions.push(Pending { index, input: std::mem::replace(&mut input, next), output });
+                }
+                plain => {
+                    regions.push(Pending { index, input, output });
+                    return Ok((InFlight { regions }, plain));
+                }
             }
-            let next = Some(leaf(hidden(plain)));
-            regions.push(Pending { index, input: std::mem::replace(&mut input, next), output });
         }
         // A stage that holds nothing.
-        Ok((InFlight { regions }, pass_on(input.map(Tensor::without_autodiff))))
+        Ok((InFlight { regions }, SegmentOutput::Boundary(input.map(Tensor::without_autodiff))))
     }
 
-    /// The backward pass of a micro-batch, with the chunk and context of its forward pass. The second of the pair is the gradient of the
-    /// chunk's output, `[b, t, c]`, from the stage that comes after; `None` where the chunk ends with the loss.
+    /// The backward pass of a micro-batch, with the chunk and context of its forward pass. The second of the pair has the gradients of the
+    /// chunk's output from the stage that comes after; none where the chunk ends with the loss.
     ///
-    /// Returns the gradient of the chunk's input, `[b, t, c]` without a graph; `None` where the chunk begins with the embedding.
+    /// Returns the gradients of the chunk's input, without a graph: a tensor that nothing read has one of zeros.
     ///
     /// # Errors
-    /// Those of `hooks`.
+    /// Those of `hooks`, and other tensors than the model declares.
     ///
     /// # Panics
-    /// If the output's gradient is missing, or there for a chunk with a head.
+    /// If there are gradients of the output of a chunk that ends with the loss.
     pub fn backward(
         &self,
-        (in_flight, output_gradient): (InFlight, Option<Tensor<3>>),
+        (in_flight, output_gradients): (InFlight, Boundary),
         chunk: &mut dyn ModelChunk,
         context: &ForwardContext,
         hooks: &mut dyn RegionHooks,
-    ) -> Result<Option<Tensor<3>>, CommError> {
-        let mut gradient = output_gradient;
+    ) -> Result<Boundary, ExecutorError> {
+        let mut gradients = output_gradients;
         let mut pending = in_flight.regions;
         while let Some(Pending { index, input, output }) = pending.pop() {
             let segments = &self.regions[index].segments;
@@ -250,20 +249,20 @@ impl Executor {
                 Some(output) => output,
                 None => {
                     hooks.before(chunk, self.around(index).backward())?;
-                    run(&*chunk, segments.clone(), input.clone(), context)
+                    run_segments(&*chunk, segments.clone(), input.clone(), context)?
                 }
             };
-            let mut gradients = match (output, gradient.take()) {
-                (SegmentOutput::LossSum(sum), None) => hooks.objective(sum).backward(),
-                (SegmentOutput::Hidden(hidden), Some(gradient)) => seed_backward(hidden, gradient),
-                _ => panic!("the last segment of the model, and only it, returns the loss"),
-            };
-            chunk.take_gradients(&mut gradients, &mut |name, gradient| hooks.gradient(name, gradient));
-            gradient = input.map(|leaf| leaf.grad_remove(&mut gradients).expect("the region used its input"));
+            gradients = region_backward(chunk, input, output, gradients, hooks);
             hooks.after(chunk, segments);
             hooks.left(segments)?;
         }
-        Ok(gradient)
+        for declared in chunk.boundary(0, context.batch) {
+            if gradients.get(declared.name).is_none() {
+                let options = (&context.batch.tokens.device().without_autodiff(), declared.dtype.into());
+                gradients = gradients.with(declared.name, Tensor::zeros(declared.shape, options));
+            }
+        }
+        Ok(checked(chunk, 0, gradients, context.batch)?)
     }
 
     /// A region with its neighbours.
@@ -280,37 +279,52 @@ fn leaf(boundary: Tensor<3>) -> Tensor<3> {
 
 fn without_autodiff(output: &SegmentOutput) -> SegmentOutput {
     match output {
-        SegmentOutput::Hidden(hidden) => SegmentOutput::Hidden(hidden.clone().without_autodiff()),
+        SegmentOutput::Boundary(boundary) => SegmentOutput::Boundary(boundary.clone().map(Tensor::without_autodiff)),
         SegmentOutput::LossSum(sum) => SegmentOutput::LossSum(sum.clone().without_autodiff()),
     }
 }
 
-/// What a stage that holds no segment makes of its input.
-fn pass_on(input: Option<Tensor<3>>) -> SegmentOutput {
-    SegmentOutput::Hidden(input.expect("the stage with the embedding has a segment"))
-}
-
-/// Backward from `hidden` with a given gradient: `d(sum(hidden * gradient)) / d(hidden)` is exactly `gradient`.
-fn seed_backward(hidden: Tensor<3>, gradient: Tensor<3>) -> Gradients {
-    (hidden * gradient.autodiff()).sum().backward()
-}
-
-fn run(
+/// Backward of one region from the gradients of its output. Returns those of its input: of a tensor that the region passes on, the gradient
+/// behind it and that of what read it in the region; none of a tensor that nothing reads.
+fn region_backward(
     chunk: &dyn ModelChunk,
-    segments: Range<usize>,
-    mut input: Option<Tensor<3>>,
-    context: &ForwardContext,
-) -> SegmentOutput {
-    let last = segments.end - 1;
-    for index in segments.start..last {
-        input = Some(hidden(chunk.forward_segment(index, input, context)));
+    input: Boundary,
+    output: SegmentOutput,
+    mut output_gradients: Boundary,
+    hooks: &mut dyn RegionHooks,
+) -> Boundary {
+    let objective = match output {
+        SegmentOutput::LossSum(sum) => {
+            assert!(output_gradients.is_empty(), "nothing comes after the loss");
+            Some(hooks.objective(sum))
+        }
+        SegmentOutput::Boundary(boundary) => seed(&boundary, &mut output_gradients),
+    };
+    let mut gradients = objective.map(|objective| objective.backward());
+    if let Some(gradients) = &mut gradients {
+        chunk.take_gradients(gradients, &mut |name, gradient| hooks.gradient(name, gradient));
     }
-    chunk.forward_segment(last, input, context)
+    let mut input_gradients = Boundary::default();
+    for (name, leaf) in input.iter() {
+        let of_region = gradients.as_mut().and_then(|gradients| leaf.grad_remove(gradients));
+        let sum = match (of_region, output_gradients.remove(name)) {
+            (Some(of_region), Some(behind)) => Some(of_region + behind),
+            (one, other) => one.or(other),
+        };
+        if let Some(sum) = sum {
+            input_gradients = input_gradients.with(name, sum);
+        }
+    }
+    input_gradients
 }
 
-fn hidden(output: SegmentOutput) -> Tensor<3> {
-    match output {
-        SegmentOutput::Hidden(hidden) => hidden,
-        SegmentOutput::LossSum(_) => panic!("only the last segment returns the loss"),
-    }
+/// What to differentiate so that each tensor which a region made gets its gradient, which is taken out of `gradients`:
+/// `d(sum(tensor * gradient)) / d(tensor)` is exactly `gradient`.
+fn seed(boundary: &Boundary, gradients: &mut Boundary) -> Option<Tensor<1>> {
+    let term = |(name, tensor): (&str, &Tensor<3>)| {
+        let gradient = gradients.remove(name)?;
+        Some((tensor.clone() * gradient.autodiff()).sum())
+    };
+    // Tensors may have different dtypes; what the sum is matters to no gradient.
+    boundary.made().filter_map(term).reduce(|a, b| a.cast(FloatDType::F32) + b.cast(FloatDType::F32))
 }

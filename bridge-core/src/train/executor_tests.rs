@@ -7,7 +7,7 @@ use burn::tensor::{Device, FloatDType, Tensor};
 
 use super::executor::{Closures, Executor};
 use super::recompute::{Cuts, Recompute};
-use crate::model::{Batch, ForwardContext, Mode, SegmentOutput, SegmentRole};
+use crate::model::{Batch, Boundary, ForwardContext, Mode, SegmentRole};
 use crate::testing::{micro_batch, toy};
 
 fn gradients(recompute: &Recompute, cuts: Cuts, dtype: FloatDType) -> (f32, BTreeMap<String, Vec<f32>>) {
@@ -73,9 +73,8 @@ fn evaluation_needs_no_graph_and_no_dropout() {
     let mut run = |mode| {
         let context = ForwardContext::new(&batch, mode);
         let mut hooks = Closures { objective: &mut |sum| sum, on_gradient: &mut |_, _| {} };
-        let output = executor.forward_chunk(chunk.as_mut(), None, &context, &mut hooks).unwrap();
-        let SegmentOutput::LossSum(loss) = output else { panic!("a whole model ends with the loss") };
-        loss.into_data().try_to_vec::<f32>().unwrap()[0]
+        let output = executor.forward_chunk(chunk.as_mut(), Boundary::default(), &context, &mut hooks).unwrap();
+        output.loss_sum().unwrap().into_data().try_to_vec::<f32>().unwrap()[0]
     };
     let loss = run(Mode::Evaluate);
     assert_eq!(loss.to_bits(), run(Mode::Evaluate).to_bits());

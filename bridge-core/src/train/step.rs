@@ -258,7 +258,6 @@ fn window_pass(
         let streams: Vec<Philox> = pass.clone().map(|index| run.dropout_stream(&step, start + index)).collect();
         let metrics: Vec<Arc<LayerMetrics>> = pass.clone().map(|_| Arc::default()).collect();
         let mut work = StepWork {
-            config: &run.config,
             batches: &batches[pass.clone()],
             ends_step: start + pass.end == total,
             streams: &streams,

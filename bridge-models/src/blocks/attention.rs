@@ -1,6 +1,6 @@
 //! Self-attention with grouped key/value heads.
 
-use bridge_core::model::{LayerCache, WeightGradientStore};
+use bridge_core::model::WeightGradientStore;
 use bridge_kernels::rotary::Positions;
 use bridge_kernels::{AttentionOptions, DropoutKey, PackedHeads, RotaryTable, apply_rotary, packed_attention};
 use burn::module::Module;
@@ -8,6 +8,7 @@ use burn::tensor::{Int, Tensor};
 
 use super::context_parallel::{Heads, attend};
 use super::init::{Deviations, Initializer};
+use super::key_values::KeyValues;
 use super::linear::{Linear, LinearConfig};
 use super::norm::Norm;
 use super::regions::Regions;
@@ -58,7 +59,7 @@ pub(crate) struct AttentionInput<'a> {
     /// Where the gradients of the projections are put off to.
     pub weight_gradients: Option<&'a WeightGradientStore>,
     /// Keys and values of earlier tokens, in generation.
-    pub cache: Option<&'a mut LayerCache>,
+    pub state: Option<&'a mut KeyValues>,
 }
 
 impl SelfAttention {
@@ -97,6 +98,11 @@ impl SelfAttention {
         }
     }
 
+    /// What the block remembers before the first token of a generation.
+    pub fn new_state(&self) -> KeyValues {
+        KeyValues::new(self.settings.window)
+    }
+
     /// The block's output, `[b, t, c]` -> the same.
     pub fn forward<'a>(&'a self, x_btc: Tensor<3>, input: AttentionInput<'a>) -> BlockOutput<'a> {
         let (regions, store) = (input.regions, input.weight_gradients);
@@ -111,13 +117,13 @@ impl SelfAttention {
         };
         let qkv_btf = self.linear_qkv.forward(x_btc, store);
         let rotary = input.rotary.filter(|_| self.settings.use_rope).map(|table| (table, input.positions));
-        let is_plain = self.q_layernorm.is_none() && input.cache.is_none() && regions.context().size() == 1;
+        let is_plain = self.q_layernorm.is_none() && input.state.is_none() && regions.context().size() == 1;
         let y_bthd = if is_plain {
             packed_attention(qkv_btf, self.settings.packed, rotary, &options)
         } else {
             let mut heads = self.heads(qkv_btf, rotary);
-            if let Some(cache) = input.cache {
-                (heads.k_btgd, heads.v_btgd) = cache.append(heads.k_btgd, heads.v_btgd);
+            if let Some(state) = input.state {
+                [heads.k_btgd, heads.v_btgd] = state.append([heads.k_btgd, heads.v_btgd]);
             }
             attend(heads, options, regions)
         };

@@ -3,6 +3,7 @@
 //! | file | what it has |
 //! | --- | --- |
 //! | `embedding`, `attention`, `mlp`, `norm`, `linear`, `residual`, `head` | the maths |
+//! | `key_values` | what attention remembers in generation |
 //! | `moe` | mixture of experts |
 //! | `rope` | rotary frequencies and their scaling |
 //! | `init` | initial values, from seed and parameter name alone |
@@ -18,6 +19,7 @@ pub(crate) mod context_parallel;
 pub(crate) mod embedding;
 pub(crate) mod head;
 pub(crate) mod init;
+pub(crate) mod key_values;
 pub(crate) mod linear;
 pub(crate) mod mlp;
 pub(crate) mod moe;

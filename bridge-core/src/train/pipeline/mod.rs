@@ -23,11 +23,11 @@ use bridge_dist::comm::{CommError, Group};
 use bridge_dist::schedule::{PipelineShape, ScheduleError, ScheduleKind, rank_actions};
 use burn::tensor::{Device, FloatDType, Tensor};
 
-use super::executor::{Executor, RegionHooks};
+use super::executor::{Executor, ExecutorError, RegionHooks};
 use super::recompute::{Cuts, Recompute};
 use crate::config::RunConfig;
 use crate::logging::{Timers, TimingLogLevel};
-use crate::model::{Batch, LayerMetrics, Mode, ModelChunk};
+use crate::model::{Batch, BoundaryError, LayerMetrics, Mode, ModelChunk};
 use pass::Pass;
 use wire::WireFormat;
 
@@ -36,9 +36,8 @@ pub(super) use work::{EvaluationBatches, Reductions, StepWork};
 
 /// What the executor asks about the micro-batches of a pass. Every rank of the pipeline answers for the same micro-batches.
 pub trait MicroBatches {
-    /// Shape of the activations between stages, `[b, t, c]`, as this rank holds them: `t` is its part of the sequence under sequence
-    /// and context parallelism.
-    fn boundary(&self, microbatch: usize) -> [usize; 3];
+    /// The micro-batch on the device: what the stages exchange of it follows from its shape.
+    fn batch(&self, microbatch: usize) -> Batch;
 
     /// A micro-batch on the device, and how it passes through the model. Called once for each chunk of the rank.
     fn prepare(&mut self, microbatch: usize) -> MicroBatchInput;
@@ -90,10 +89,8 @@ pub struct PipelineSettings {
     pub recompute: Recompute,
     /// Where graphs are cut besides.
     pub cuts: Cuts,
-    /// dtype of the activations inside the model.
-    pub activation_dtype: FloatDType,
-    /// dtype of activations and gradients between stages (`pipeline_dtype`).
-    pub wire_dtype: FloatDType,
+    /// dtype of activations and gradients between stages (`pipeline_dtype`), if not that inside the model.
+    pub wire_dtype: Option<FloatDType>,
 }
 
 /// What a pass did.
@@ -112,9 +109,21 @@ pub enum PipelineError {
     /// The schedule does not fit the number of micro-batches.
     #[error("pipeline schedule: {0}")]
     Schedule(#[from] ScheduleError),
-    /// Stages could not exchange activations or gradients.
+    /// Ranks could not exchange activations, gradients or parameters.
     #[error(transparent)]
     Comm(#[from] CommError),
+    /// A segment got or returned other tensors than the model declares.
+    #[error(transparent)]
+    Boundary(#[from] BoundaryError),
+}
+
+impl From<ExecutorError> for PipelineError {
+    fn from(error: ExecutorError) -> Self {
+        match error {
+            ExecutorError::Boundary(error) => Self::Boundary(error),
+            ExecutorError::Comm(error) => Self::Comm(error),
+        }
+    }
 }
 
 /// Runs passes of one rank's chunks. Every rank of the pipeline calls the same methods with the same number of micro-batches.
@@ -140,11 +149,7 @@ impl Pipeline {
             group,
             executors: chunks.iter().map(|chunk| executor(chunk.as_ref())).collect(),
             schedule: settings.schedule,
-            wire: WireFormat {
-                device: device.clone().without_autodiff(),
-                wire: settings.wire_dtype,
-                local: settings.activation_dtype,
-            },
+            wire: WireFormat { device: device.clone().without_autodiff(), dtype: settings.wire_dtype },
             timers: Arc::new(Timers::new(TimingLogLevel::Off)),
         }
     }
@@ -212,8 +217,8 @@ impl Pipeline {
 struct ForwardOnly<'a>(&'a mut dyn MicroBatches);
 
 impl MicroBatches for ForwardOnly<'_> {
-    fn boundary(&self, microbatch: usize) -> [usize; 3] {
-        self.0.boundary(microbatch)
+    fn batch(&self, microbatch: usize) -> Batch {
+        self.0.batch(microbatch)
     }
 
     fn prepare(&mut self, microbatch: usize) -> MicroBatchInput {

@@ -9,8 +9,10 @@ use burn::tensor::Tensor;
 use super::wire::Wire;
 use super::{MicroBatchInput, Pipeline, TrainWork};
 use crate::logging::{TimerGuard, TimerLevel};
-use crate::model::{Auxiliary, ForwardContext, ModelChunk, SegmentOutput, WeightGradientStore};
-use crate::train::executor::InFlight;
+use crate::model::{
+    Auxiliary, Boundary, BoundaryTensor, ForwardContext, ModelChunk, SegmentOutput, WeightGradientStore,
+};
+use crate::train::executor::{ExecutorError, InFlight};
 
 /// A micro-batch and a chunk of this rank.
 type Place = (usize, usize);
@@ -38,13 +40,13 @@ pub(super) struct Pass<'a> {
     chunks: &'a mut [Box<dyn ModelChunk>],
     work: &'a mut dyn TrainWork,
     /// Inputs of chunks, between arrival and forward.
-    inputs: BTreeMap<Place, Tensor<3>>,
+    inputs: BTreeMap<Place, Boundary>,
     /// Outputs of chunks, between forward and departure.
-    outputs: BTreeMap<Place, Tensor<3>>,
+    outputs: BTreeMap<Place, Boundary>,
     /// Gradients of outputs, between arrival and backward.
-    output_gradients: BTreeMap<Place, Tensor<3>>,
+    output_gradients: BTreeMap<Place, Boundary>,
     /// Gradients of inputs, between backward and departure.
-    input_gradients: BTreeMap<Place, Tensor<3>>,
+    input_gradients: BTreeMap<Place, Boundary>,
     in_flight: BTreeMap<Place, Flight>,
     max_in_flight: usize,
     /// Loss sums by micro-batch, where the model ends.
@@ -76,17 +78,27 @@ impl<'a> Pass<'a> {
     }
 
     /// Runs this rank's actions.
-    pub fn run(&mut self, actions: &[Action]) -> Result<(), CommError> {
+    pub fn run(&mut self, actions: &[Action]) -> Result<(), ExecutorError> {
         let pipeline = self.pipeline;
         let mut wire = Wire::new(&pipeline.group, &pipeline.wire, actions);
-        wire.post(self.work)?;
+        wire.post(&|transfer| self.declared(transfer))?;
         for action in actions {
             self.step(*action, &mut wire)?;
         }
-        wire.finish()
+        Ok(wire.finish()?)
     }
 
-    fn step(&mut self, action: Action, wire: &mut Wire) -> Result<(), CommError> {
+    /// The tensors that a message of this rank carries.
+    fn declared(&self, (direction, message): (Direction, Message)) -> Vec<BoundaryTensor> {
+        let chunk = &self.chunks[message.chunk];
+        let index = match direction {
+            Direction::Activation => 0,
+            Direction::Gradient => chunk.segments().len(),
+        };
+        chunk.boundary(index, &self.work.batch(message.microbatch))
+    }
+
+    fn step(&mut self, action: Action, wire: &mut Wire) -> Result<(), ExecutorError> {
         let _timer = self.timer(match action {
             Action::Forward { .. } => "forward-compute",
             Action::Backward { .. } | Action::BackwardInput { .. } | Action::BackwardWeight { .. } => {
@@ -106,20 +118,20 @@ impl<'a> Pass<'a> {
             Action::BackwardInput { microbatch, chunk } => self.backward_input((microbatch, chunk))?,
             Action::BackwardWeight { microbatch, chunk } => self.backward_weight((microbatch, chunk))?,
             Action::RecvActivation(message) => {
-                let hidden = wire.receive((Direction::Activation, message), self.work)?;
-                self.inputs.insert(place(message), hidden);
+                let input = wire.receive((Direction::Activation, message), &|transfer| self.declared(transfer))?;
+                self.inputs.insert(place(message), input);
             }
             Action::SendActivation(message) => {
-                let hidden = self.outputs.remove(&place(message)).expect("an output is made before it is sent");
-                wire.send((Direction::Activation, message), hidden)?;
+                let output = self.outputs.remove(&place(message)).expect("an output is made before it is sent");
+                wire.send((Direction::Activation, message), output)?;
             }
             Action::RecvGradient(message) => {
-                let gradient = wire.receive((Direction::Gradient, message), self.work)?;
-                self.output_gradients.insert(place(message), gradient);
+                let gradients = wire.receive((Direction::Gradient, message), &|transfer| self.declared(transfer))?;
+                self.output_gradients.insert(place(message), gradients);
             }
             Action::SendGradient(message) => {
-                let gradient = self.input_gradients.remove(&place(message));
-                wire.send((Direction::Gradient, message), gradient.expect("a gradient is made before it is sent"))?;
+                let gradients = self.input_gradients.remove(&place(message));
+                wire.send((Direction::Gradient, message), gradients.expect("a gradient is made before it is sent"))?;
             }
         }
         Ok(())
@@ -131,19 +143,20 @@ impl<'a> Pass<'a> {
         (self.kind != ScheduleKind::ForwardOnly).then(|| pipeline.timers.start(name, TimerLevel::MicroBatch))
     }
 
-    fn forward(&mut self, place: Place) -> Result<(), CommError> {
+    fn forward(&mut self, place: Place) -> Result<(), ExecutorError> {
         let (microbatch, chunk) = place;
         let input = self.work.prepare(microbatch);
-        let hidden = self.inputs.remove(&place);
+        // Where the model begins nothing has arrived.
+        let boundary = self.inputs.remove(&place).unwrap_or_default();
         let (executor, model) = (&self.pipeline.executors[chunk], self.chunks[chunk].as_mut());
         let output = if self.kind == ScheduleKind::ForwardOnly {
             let mut hooks = self.work.hooks(microbatch, chunk, &input.batch);
-            executor.forward_chunk(model, hidden, &context(&input, None), hooks.as_mut())?
+            executor.forward_chunk(model, boundary, &context(&input, None), hooks.as_mut())?
         } else {
             let weight_gradients = (self.kind == ScheduleKind::ZeroBubbleH1).then(WeightGradientStore::default);
             let mut flight = Flight { input, graphs: None, weight_gradients };
             let mut hooks = self.work.hooks(microbatch, chunk, &flight.input.batch);
-            let (graphs, output) = executor.begin(model, hidden, &flight.context(), hooks.as_mut())?;
+            let (graphs, output) = executor.begin(model, boundary, &flight.context(), hooks.as_mut())?;
             drop(hooks);
             flight.graphs = Some(graphs);
             self.in_flight.insert(place, flight);
@@ -155,32 +168,33 @@ impl<'a> Pass<'a> {
                 self.losses.insert(microbatch, sum);
             }
             // Chunks of a pipeline of one rank hand over without a message.
-            SegmentOutput::Hidden(hidden) if self.shape.num_stages == 1 => {
-                self.inputs.insert((microbatch, chunk + 1), hidden);
+            SegmentOutput::Boundary(boundary) if self.shape.num_stages == 1 => {
+                self.inputs.insert((microbatch, chunk + 1), boundary);
             }
-            SegmentOutput::Hidden(hidden) => {
-                self.outputs.insert(place, hidden);
+            SegmentOutput::Boundary(boundary) => {
+                self.outputs.insert(place, boundary);
             }
         }
         Ok(())
     }
 
     /// The gradient of the input, and those of the weights that are not put off.
-    fn backward_input(&mut self, place: Place) -> Result<(), CommError> {
+    fn backward_input(&mut self, place: Place) -> Result<(), ExecutorError> {
         let (microbatch, chunk) = place;
         let flight = self.in_flight.get_mut(&place).expect("forward comes before backward");
         let graphs = flight.graphs.take().expect("backward happens once");
-        let output_gradient = self.output_gradients.remove(&place);
+        // Where the model ends the gradient begins with the loss.
+        let output_gradients = self.output_gradients.remove(&place).unwrap_or_default();
         let (executor, model) = (&self.pipeline.executors[chunk], self.chunks[chunk].as_mut());
         let mut hooks = self.work.hooks(microbatch, chunk, &flight.input.batch);
-        let gradient = executor.backward((graphs, output_gradient), model, &flight.context(), hooks.as_mut())?;
-        let Some(gradient) = gradient else {
+        let gradients = executor.backward((graphs, output_gradients), model, &flight.context(), hooks.as_mut())?;
+        if gradients.is_empty() {
             return Ok(());
-        };
+        }
         if self.shape.num_stages == 1 {
-            self.output_gradients.insert((microbatch, chunk - 1), gradient);
+            self.output_gradients.insert((microbatch, chunk - 1), gradients);
         } else {
-            self.input_gradients.insert(place, gradient);
+            self.input_gradients.insert(place, gradients);
         }
         Ok(())
     }

@@ -27,25 +27,15 @@ pub(in crate::train) fn pipeline(
     chunks: &[Box<dyn ModelChunk>],
     device: &Device,
 ) -> Pipeline {
-    let activation_dtype = convert::params_dtype(config);
     let settings = PipelineSettings {
         schedule: pipeline_schedule(&config.model, chunks.len()),
         recompute: convert::recompute(config),
         cuts: convert::cuts(config),
-        activation_dtype,
-        wire_dtype: match config.model.pipeline_dtype {
-            None => activation_dtype,
-            Some(config::DType::Float16) => FloatDType::F16,
-            Some(config::DType::BFloat16) => FloatDType::BF16,
-            Some(_) => FloatDType::F32,
-        },
+        wire_dtype: config.model.pipeline_dtype.map(|dtype| match dtype {
+            config::DType::Float16 => FloatDType::F16,
+            config::DType::BFloat16 => FloatDType::BF16,
+            _ => FloatDType::F32,
+        }),
     };
     Pipeline::new(parallel.groups.pipeline().clone(), chunks, device, &settings)
-}
-
-/// Shape of the activations between stages for a micro-batch whose tokens on this rank are `[b, t]`.
-pub(in crate::train) fn boundary(config: &RunConfig, tokens: [usize; 2]) -> [usize; 3] {
-    let [b, t] = tokens;
-    let parts = if config.model.sequence_parallel { config.parallel.tensor } else { 1 };
-    [b, t / parts, config.model.hidden_size]
 }

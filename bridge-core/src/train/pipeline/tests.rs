@@ -10,8 +10,8 @@ use bridge_kernels::Philox;
 use burn::tensor::{Device, FloatDType, Tensor};
 
 use super::{MicroBatchInput, MicroBatches, PassReport, Pipeline, PipelineError, PipelineSettings, TrainWork};
-use crate::model::{Batch, ForwardContext, Mode, ModelChunk, Stage};
-use crate::testing::{HIDDEN, micro_batch, toy, toy_stage};
+use crate::model::{Batch, ForwardContext, Mode, ModelChunk, Stage, loss_sum};
+use crate::testing::{micro_batch, toy, toy_stage};
 use crate::train::executor::{Closures, RegionHooks};
 use crate::train::{Cuts, Executor, Recompute};
 
@@ -62,8 +62,8 @@ fn factor(microbatch: usize) -> f32 {
 }
 
 impl MicroBatches for Work {
-    fn boundary(&self, microbatch: usize) -> [usize; 3] {
-        [2, 5 + microbatch % 3, HIDDEN]
+    fn batch(&self, microbatch: usize) -> Batch {
+        input(microbatch, true).batch
     }
 
     fn prepare(&mut self, microbatch: usize) -> MicroBatchInput {
@@ -89,8 +89,8 @@ impl TrainWork for Work {
 struct Evaluation(Work);
 
 impl MicroBatches for Evaluation {
-    fn boundary(&self, microbatch: usize) -> [usize; 3] {
-        self.0.boundary(microbatch)
+    fn batch(&self, microbatch: usize) -> Batch {
+        self.0.batch(microbatch)
     }
 
     fn prepare(&mut self, microbatch: usize) -> MicroBatchInput {
@@ -138,13 +138,7 @@ fn chunks(rank: usize, stages: usize, per_rank: usize) -> Vec<Box<dyn ModelChunk
 }
 
 fn pipeline(group: Group, chunks: &[Box<dyn ModelChunk>], schedule: ScheduleKind, recompute: Recompute) -> Pipeline {
-    let settings = PipelineSettings {
-        schedule,
-        recompute,
-        cuts: Cuts::AsNeeded,
-        activation_dtype: FloatDType::F32,
-        wire_dtype: FloatDType::F32,
-    };
+    let settings = PipelineSettings { schedule, recompute, cuts: Cuts::AsNeeded, wire_dtype: None };
     Pipeline::new(group, chunks, &Device::flex().autodiff(), &settings)
 }
 
@@ -230,11 +224,10 @@ fn interleaved_schedules_give_the_uncut_models_gradients() {
 #[test]
 fn evaluation_passes_forward_only() {
     let whole = toy(LAYERS, FloatDType::F32).inference();
-    let executor = Executor::new(whole.as_ref(), &Recompute::Off);
     let expected: Vec<f64> = (0..5)
         .map(|m| {
             let MicroBatchInput { batch, mode, .. } = input(m, false);
-            let loss = executor.forward(whole.as_ref(), &ForwardContext::new(&batch, mode));
+            let loss = loss_sum(whole.as_ref(), &ForwardContext::new(&batch, mode)).unwrap();
             loss.into_data().iter::<f64>().next().unwrap()
         })
         .collect();
@@ -266,8 +259,7 @@ fn sixteen_bits_on_the_wire_are_close() {
         schedule: ScheduleKind::OneForwardOneBackward,
         recompute: Recompute::Off,
         cuts: Cuts::AsNeeded,
-        activation_dtype: FloatDType::F32,
-        wire_dtype,
+        wire_dtype: Some(wire_dtype),
     };
     let exact = whole(4).0;
     for wire in [FloatDType::BF16, FloatDType::F16, FloatDType::F64] {
@@ -301,8 +293,8 @@ fn a_schedule_that_does_not_fit_is_an_error_on_every_rank() {
 fn ranks_with_other_micro_batches_find_out() {
     struct Longer(Work);
     impl MicroBatches for Longer {
-        fn boundary(&self, _microbatch: usize) -> [usize; 3] {
-            [2, 9, HIDDEN]
+        fn batch(&self, _microbatch: usize) -> Batch {
+            Batch::new(&micro_batch(2, 9, 1), &Device::flex())
         }
         fn prepare(&mut self, microbatch: usize) -> MicroBatchInput {
             self.0.prepare(microbatch)

@@ -8,7 +8,7 @@ use bridge_dist::schedule::{Action, Direction, Message};
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use half::bf16;
 
-use super::MicroBatches;
+use crate::model::{Boundary, BoundaryTensor};
 
 /// Receives posted before their data is needed. Two let the next transfer run while this rank waits for, or uses, the one before.
 const RECEIVES_AHEAD: usize = 2;
@@ -18,29 +18,28 @@ const RECEIVES_AHEAD: usize = 2;
 pub(super) struct WireFormat {
     /// Without autodiff.
     pub device: Device,
-    pub wire: FloatDType,
-    pub local: FloatDType,
+    /// dtype of all tensors on the wire; `None` for that inside the model.
+    pub dtype: Option<FloatDType>,
 }
 
 impl WireFormat {
-    fn dtype(&self) -> DType {
-        match self.wire {
-            FloatDType::F64 => DType::F64,
-            FloatDType::BF16 => DType::Bf16,
-            // Collectives have no such element, and messages need none.
-            FloatDType::F16 => DType::U8,
-            _ => DType::F32,
+    fn wire_dtype(&self, local: FloatDType) -> FloatDType {
+        self.dtype.unwrap_or(local)
+    }
+
+    /// Number and type of the elements of a message.
+    fn message(&self, tensor: &BoundaryTensor) -> (DType, usize) {
+        let elements: usize = tensor.shape.iter().product();
+        match self.wire_dtype(tensor.dtype) {
+            dtype @ FloatDType::F16 => (element_type(dtype), 2 * elements),
+            dtype => (element_type(dtype), elements),
         }
     }
 
-    fn len(&self, shape: [usize; 3]) -> usize {
-        let elements: usize = shape.iter().product();
-        if self.wire == FloatDType::F16 { 2 * elements } else { elements }
-    }
-
     fn encode(&self, tensor: Tensor<3>) -> HostBuffer {
-        let data = tensor.cast(self.wire).into_data();
-        match self.dtype() {
+        let wire = self.wire_dtype(tensor.dtype().into());
+        let data = tensor.cast(wire).into_data();
+        match element_type(wire) {
             DType::F64 => elements::<f64>(data),
             DType::Bf16 => elements::<bf16>(data),
             DType::U8 => data.as_bytes().to_vec().into(),
@@ -48,7 +47,8 @@ impl WireFormat {
         }
     }
 
-    fn decode(&self, buffer: HostBuffer, shape: [usize; 3]) -> Tensor<3> {
+    fn decode(&self, buffer: HostBuffer, tensor: &BoundaryTensor) -> Tensor<3> {
+        let shape = tensor.shape;
         let data = match buffer {
             HostBuffer::F32(values) => TensorData::new(values, shape),
             HostBuffer::Bf16(values) => TensorData::new(values, shape),
@@ -56,7 +56,18 @@ impl WireFormat {
             HostBuffer::U8(bytes) => TensorData::from_bytes_vec(bytes, shape, burn::tensor::DType::F16),
             other => panic!("no activation is sent as {}", other.dtype()),
         };
-        Tensor::<3>::from_data(data, (&self.device, burn::tensor::DType::from(self.wire))).cast(self.local)
+        let wire = burn::tensor::DType::from(self.wire_dtype(tensor.dtype));
+        Tensor::<3>::from_data(data, (&self.device, wire)).cast(tensor.dtype)
+    }
+}
+
+/// The elements of messages of tensors of this dtype; float16, which collectives have not, is sent as bytes.
+fn element_type(dtype: FloatDType) -> DType {
+    match dtype {
+        FloatDType::F64 => DType::F64,
+        FloatDType::BF16 => DType::Bf16,
+        FloatDType::F16 => DType::U8,
+        _ => DType::F32,
     }
 }
 
@@ -64,14 +75,20 @@ fn elements<T: Element + burn::tensor::Element>(data: TensorData) -> HostBuffer 
     data.try_into_vec::<T>().expect("the tensor was cast to this dtype").into()
 }
 
+/// A boundary on its way, and which way.
+type Transfer = (Direction, Message);
+
+/// The tensors that a transfer brings, in the order in which they are sent.
+type Declared<'a> = &'a dyn Fn(Transfer) -> Vec<BoundaryTensor>;
+
 /// The transfers of one rank in one pass.
 pub(super) struct Wire<'a> {
     group: &'a Group,
     format: &'a WireFormat,
     /// Receives of the pass that are not posted yet, in the order in which they are waited for.
-    later: VecDeque<(Direction, Message)>,
-    /// Receives that are posted, in that order.
-    posted: VecDeque<(Direction, Message, Request)>,
+    later: VecDeque<Transfer>,
+    /// Receives that are posted, in that order: each tensor of a boundary is a message of its own.
+    posted: VecDeque<(Transfer, Vec<(BoundaryTensor, Request)>)>,
     /// Sends that may not be complete.
     sending: VecDeque<Request>,
 }
@@ -82,15 +99,19 @@ impl<'a> Wire<'a> {
         Self { group, format, later, posted: VecDeque::new(), sending: VecDeque::new() }
     }
 
-    /// Keeps [`RECEIVES_AHEAD`] receives posted.
-    pub fn post(&mut self, micro_batches: &dyn MicroBatches) -> Result<(), CommError> {
+    /// Keeps [`RECEIVES_AHEAD`] boundaries posted.
+    pub fn post(&mut self, declared: Declared) -> Result<(), CommError> {
         while self.posted.len() < RECEIVES_AHEAD
-            && let Some((direction, message)) = self.later.pop_front()
+            && let Some(transfer) = self.later.pop_front()
         {
-            let len = self.format.len(micro_batches.boundary(message.microbatch));
-            let tag = message.tag(direction);
-            let request = self.group.start_recv(self.format.dtype(), len, message.peer, tag)?;
-            self.posted.push_back((direction, message, request));
+            let (direction, message) = transfer;
+            let request = |tensor: BoundaryTensor| {
+                let (dtype, len) = self.format.message(&tensor);
+                let request = self.group.start_recv(dtype, len, message.peer, message.tag(direction))?;
+                Ok::<_, CommError>((tensor, request))
+            };
+            let requests = declared(transfer).into_iter().map(request).collect::<Result<_, _>>()?;
+            self.posted.push_back((transfer, requests));
         }
         Ok(())
     }
@@ -99,23 +120,23 @@ impl<'a> Wire<'a> {
     ///
     /// # Panics
     /// If `expected` is not the receive that comes next in the actions.
-    pub fn receive(
-        &mut self,
-        expected: (Direction, Message),
-        micro_batches: &dyn MicroBatches,
-    ) -> Result<Tensor<3>, CommError> {
-        let (direction, message, request) =
-            self.posted.pop_front().expect("receives are posted before they are waited for");
-        assert_eq!((direction, message), expected, "receives are waited for in the order of the actions");
-        let buffer = request.wait()?;
-        self.post(micro_batches)?;
-        Ok(self.format.decode(buffer, micro_batches.boundary(message.microbatch)))
+    pub fn receive(&mut self, expected: Transfer, declared: Declared) -> Result<Boundary, CommError> {
+        let (transfer, requests) = self.posted.pop_front().expect("receives are posted before they are waited for");
+        assert_eq!(transfer, expected, "receives are waited for in the order of the actions");
+        let wait = |(tensor, request): (BoundaryTensor, Request)| Ok::<_, CommError>((tensor, request.wait()?));
+        let buffers = requests.into_iter().map(wait).collect::<Result<Vec<_>, _>>()?;
+        self.post(declared)?;
+        Ok(buffers.into_iter().fold(Boundary::default(), |boundary, (tensor, buffer)| {
+            boundary.with(tensor.name, self.format.decode(buffer, &tensor))
+        }))
     }
 
-    /// Starts a send.
-    pub fn send(&mut self, (direction, message): (Direction, Message), tensor: Tensor<3>) -> Result<(), CommError> {
-        let request = self.group.start_send(self.format.encode(tensor), message.peer, message.tag(direction))?;
-        self.sending.push_back(request);
+    /// Starts to send the tensors of a boundary, one after the other.
+    pub fn send(&mut self, (direction, message): Transfer, boundary: Boundary) -> Result<(), CommError> {
+        for (_, tensor) in boundary.iter() {
+            let buffer = self.format.encode(tensor.clone());
+            self.sending.push_back(self.group.start_send(buffer, message.peer, message.tag(direction))?);
+        }
         // Buffers of sends that have ended are freed.
         while let Some(oldest) = self.sending.front_mut()
             && oldest.test()?

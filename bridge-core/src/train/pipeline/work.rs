@@ -7,7 +7,6 @@ use bridge_dist::schedule::ScheduleKind;
 use bridge_kernels::Philox;
 use burn::tensor::Tensor;
 
-use super::settings::boundary;
 use super::{MicroBatchInput, MicroBatches, TrainWork};
 use crate::config::RunConfig;
 use crate::model::{Batch, LayerMetrics, Mode};
@@ -50,7 +49,6 @@ impl Reductions {
 
 /// Micro-batches of a training step on this rank: all, or those of one pass of several.
 pub(in crate::train) struct StepWork<'a> {
-    pub config: &'a RunConfig,
     pub batches: &'a [Batch],
     /// Whether the step ends with them.
     pub ends_step: bool,
@@ -71,8 +69,8 @@ pub(in crate::train) struct StepWork<'a> {
 }
 
 impl MicroBatches for StepWork<'_> {
-    fn boundary(&self, microbatch: usize) -> [usize; 3] {
-        boundary(self.config, self.batches[microbatch].tokens.dims())
+    fn batch(&self, microbatch: usize) -> Batch {
+        self.batches[microbatch].clone()
     }
 
     fn prepare(&mut self, microbatch: usize) -> MicroBatchInput {
@@ -121,14 +119,13 @@ impl TrainWork for StepWork<'_> {
 
 /// Micro-batches to be evaluated.
 pub(in crate::train) struct EvaluationBatches<'a> {
-    pub config: &'a RunConfig,
     pub batches: &'a [Batch],
     pub parameters: &'a mut ShardedParameters,
 }
 
 impl MicroBatches for EvaluationBatches<'_> {
-    fn boundary(&self, microbatch: usize) -> [usize; 3] {
-        boundary(self.config, self.batches[microbatch].tokens.dims())
+    fn batch(&self, microbatch: usize) -> Batch {
+        self.batches[microbatch].clone()
     }
 
     fn prepare(&mut self, microbatch: usize) -> MicroBatchInput {

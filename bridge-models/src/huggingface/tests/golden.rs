@@ -132,7 +132,7 @@ fn greedy_text_is_the_same_with_and_without_cache_and_stops_where_it_should() {
     let data = burn::tensor::TensorData::new(all.clone(), [1, all.len()]);
     let plain = chunk.inference();
     let tokens = burn::tensor::Tensor::from_data(data, &Device::flex());
-    let logits = plain.logits(tokens, &mut plain.new_cache()).unwrap();
+    let logits = plain.logits(tokens, &mut plain.new_state()).unwrap();
     let best: Vec<i64> = logits.argmax(2).into_data().iter::<i64>().collect();
     assert_eq!(best[prompt.len() - 1..all.len() - 1], text);
 

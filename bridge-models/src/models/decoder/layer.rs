@@ -8,6 +8,7 @@ use burn::tensor::Tensor;
 use super::config::{BlockOrder, DecoderConfig, NormPlacement, ResidualConfig};
 use crate::blocks::attention::{AttentionInput, SelfAttention};
 use crate::blocks::init::Initializer;
+use crate::blocks::key_values::KeyValues;
 use crate::blocks::mlp::Mlp;
 use crate::blocks::moe::{Moe, MoeInput};
 use crate::blocks::norm::Norm;
@@ -70,6 +71,11 @@ impl Layer {
             (BlockOrder::Sequential, Some(_)) => &[SegmentRole::Attention, SegmentRole::Moe],
             (BlockOrder::Parallel | BlockOrder::ParallelSharedNorm, _) => &[SegmentRole::Layer],
         }
+    }
+
+    /// What the layer remembers before the first token of a generation.
+    pub fn new_state(&self) -> KeyValues {
+        self.self_attention.new_state()
     }
 
     /// One of the [parts](Self::parts), `[b, t, c]` -> the same.

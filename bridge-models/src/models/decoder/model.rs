@@ -1,14 +1,14 @@
 //! The decoder: embedding, layers, head, each optional or partial so that a pipeline stage is the same type as the whole.
 
 use bridge_core::model::{
-    Auxiliary, BuildContext, ForwardContext, KeyValueCache, ParameterRole, Placement, Segment, SegmentOutput,
-    SegmentRole, Segments, Stage,
+    Auxiliary, Batch, Boundary, BoundaryTensor, BuildContext, ForwardContext, GenerationState, LayerState,
+    ParameterRole, Placement, Segment, SegmentOutput, SegmentRole, Segments, Stage,
 };
 use bridge_data::SequencePart;
 use bridge_kernels::RotaryTable;
 use bridge_kernels::rotary::Positions;
 use burn::module::Module;
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{FloatDType, Int, Tensor};
 
 use super::config::DecoderConfig;
 use super::layer::{Layer, LayerInput};
@@ -61,6 +61,9 @@ struct Block {
 #[derive(Clone, Copy, Debug)]
 struct Settings {
     first_layer: usize,
+    hidden_size: usize,
+    /// Of the residual stream.
+    dtype: FloatDType,
     tied: bool,
     logit_softcap: Option<f64>,
     /// Rows of the whole vocabulary.
@@ -92,6 +95,8 @@ impl Decoder {
             rotary: rotary_table(config, &context.device),
             settings: Settings {
                 first_layer: stage.layers.start,
+                hidden_size: config.hidden_size,
+                dtype: context.params_dtype,
                 tied,
                 logit_softcap: config.logit_softcap,
                 vocab_size: config.padded_vocab_size,
@@ -116,7 +121,7 @@ impl Decoder {
                 positions: &context.batch.positions,
                 document_ids: context.batch.document_ids.clone(),
                 dropout_key: context.dropout_key(layer, place::ATTENTION_PROBABILITIES),
-                cache: None,
+                state: None,
                 weight_gradients: context.weight_gradients,
             },
             attention_key: context.dropout_key(layer, place::ATTENTION_OUTPUT),
@@ -168,23 +173,30 @@ impl Segments for Decoder {
         embedding.chain(layers).chain(head).collect()
     }
 
-    fn forward_segment(&self, index: usize, input: Option<Tensor<3>>, context: &ForwardContext) -> SegmentOutput {
+    fn boundary(&self, index: usize, batch: &Batch) -> Vec<BoundaryTensor> {
+        let begins = index == 0 && self.embedding.is_some();
+        let ends = index == self.segments().len() && self.decoder.final_layernorm.is_some();
+        if begins || ends {
+            return Vec::new();
+        }
+        let [b, t] = batch.tokens.dims();
+        let shape = [b, self.regions.own_rows(t).len(), self.settings.hidden_size];
+        vec![BoundaryTensor::hidden_states(shape, self.settings.dtype)]
+    }
+
+    fn forward_segment(&self, index: usize, mut input: Boundary, context: &ForwardContext) -> SegmentOutput {
         let before_layers = usize::from(self.embedding.is_some());
         if index < before_layers {
             let embedding = self.embedding.as_ref().expect("there is a segment before the layers");
             let key = context.dropout_key(0, place::EMBEDDING);
             let batch = context.batch;
-            return SegmentOutput::Hidden(embedding.forward(
-                batch.tokens.clone(),
-                &batch.positions,
-                &self.regions,
-                key,
-            ));
+            let x_btc = embedding.forward(batch.tokens.clone(), &batch.positions, &self.regions, key);
+            return SegmentOutput::Boundary(Boundary::hidden_states(x_btc));
         }
-        let x_btc = input.expect("every segment but the embedding needs the output of the one before");
+        let x_btc = input.take_hidden_states();
         let (local, part) = self.part(index - before_layers);
         if local < self.decoder.layers.len() {
-            return SegmentOutput::Hidden(self.layer(local, part, x_btc, context));
+            return SegmentOutput::Boundary(Boundary::hidden_states(self.layer(local, part, x_btc, context)));
         }
         assert!(
             part == 0 && local == self.decoder.layers.len() && self.decoder.final_layernorm.is_some(),
@@ -194,14 +206,14 @@ impl Segments for Decoder {
         SegmentOutput::LossSum(self.head(x_btc, context))
     }
 
-    fn logits(&self, tokens_bt: Tensor<2, Int>, cache: &mut KeyValueCache) -> Option<Tensor<3>> {
+    fn logits(&self, tokens_bt: Tensor<2, Int>, state: &mut GenerationState) -> Option<Tensor<3>> {
         let embedding = self.embedding.as_ref()?;
         let (norm, projection) = self.head_parts()?;
         let regions = self.regions.with_whole_sequences();
         let [_, t] = tokens_bt.dims();
-        let positions = Positions::From(cache.length);
+        let positions = Positions::From(state.length);
         let mut x_btc = embedding.forward(tokens_bt, &positions, &regions, None);
-        for (local, (layer, layer_cache)) in self.decoder.layers.iter().zip(&mut cache.layers).enumerate() {
+        for (local, layer) in self.decoder.layers.iter().enumerate() {
             for role in layer.parts() {
                 let input = LayerInput {
                     attention: AttentionInput {
@@ -210,7 +222,7 @@ impl Segments for Decoder {
                         positions: &positions,
                         document_ids: None,
                         dropout_key: None,
-                        cache: Some(&mut *layer_cache),
+                        state: Some(state.layer(local)),
                         weight_gradients: None,
                     },
                     attention_key: None,
@@ -225,12 +237,14 @@ impl Segments for Decoder {
                 x_btc = layer.forward(*role, x_btc, input);
             }
         }
-        cache.length += t;
+        state.length += t;
         Some(logits(norm.forward(x_btc), projection, &regions))
     }
 
-    fn new_cache(&self) -> KeyValueCache {
-        KeyValueCache::new(self.decoder.layers.len())
+    fn new_state(&self) -> GenerationState {
+        GenerationState::new(
+            self.decoder.layers.iter().map(|layer| Box::new(layer.new_state()) as LayerState).collect(),
+        )
     }
 
     fn uses_parameter(&self, index: usize, name: &str) -> bool {

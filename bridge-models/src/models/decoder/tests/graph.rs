@@ -1,5 +1,6 @@
 //! Graph properties: cuts, stages, dropout, tied weights, caches, documents, windows.
 
+use bridge_core::model::HIDDEN_STATES;
 use bridge_kernels::Philox;
 
 use super::*;
@@ -24,13 +25,13 @@ fn cutting_the_graph_at_every_segment_changes_no_bit_of_the_gradients() {
         let (_, whole) = loss_and_gradients(chunk.as_ref(), &batch, mode);
 
         let context = ForwardContext::new(&batch, mode);
-        let mut inputs: Vec<Option<Tensor<3>>> = vec![None];
+        let mut inputs = vec![Boundary::default()];
         let count = chunk.segments().len();
         for index in 0..count - 1 {
-            let SegmentOutput::Hidden(y) = chunk.forward_segment(index, inputs[index].clone(), &context) else {
+            let SegmentOutput::Boundary(mut y) = chunk.forward_segment(index, inputs[index].clone(), &context) else {
                 panic!("segment {index} is not the last");
             };
-            inputs.push(Some(y.detach().require_grad()));
+            inputs.push(Boundary::hidden_states(y.take_hidden_states().detach().require_grad()));
         }
         let mut cut: BTreeMap<String, Vec<Tensor<1>>> = BTreeMap::new();
         let mut upstream: Option<Tensor<3>> = None;
@@ -38,10 +39,10 @@ fn cutting_the_graph_at_every_segment_changes_no_bit_of_the_gradients() {
             let input = inputs[index].clone();
             let seeded = match chunk.forward_segment(index, input.clone(), &context) {
                 SegmentOutput::LossSum(loss) => loss,
-                SegmentOutput::Hidden(y) => (y * upstream.take().unwrap().autodiff()).sum(),
+                SegmentOutput::Boundary(mut y) => (y.take_hidden_states() * upstream.take().unwrap().autodiff()).sum(),
             };
             let mut gradients = seeded.backward();
-            upstream = input.and_then(|input| input.grad_remove(&mut gradients));
+            upstream = input.get(HIDDEN_STATES).and_then(|input| input.grad_remove(&mut gradients));
             chunk.take_gradients(&mut gradients, &mut |name, gradient| {
                 cut.entry(name.to_owned()).or_default().push(gradient);
             });
@@ -71,7 +72,7 @@ fn stages_in_a_row_are_the_whole_model() {
         let segments: Vec<_> = stages.iter().flat_map(|stage| stage.segments()).collect();
         assert_eq!(segments, whole.segments());
         assert_eq!(middle.segments()[2].layer, Some(2));
-        assert!(first.inference().logits(Tensor::zeros([1, 1], &Device::flex()), &mut first.new_cache()).is_none());
+        assert!(first.inference().logits(Tensor::zeros([1, 1], &Device::flex()), &mut first.new_state()).is_none());
     }
 }
 
@@ -143,19 +144,28 @@ fn a_tied_gradient_is_the_sum_of_both_uses() {
 }
 
 #[test]
-fn a_cache_changes_no_logits() {
-    for config in [llama(), gpt2(), everything()] {
+fn remembered_tokens_change_no_logits() {
+    let windowed = |window, marks: [bool; 3]| DecoderConfig {
+        window_size: Some(window),
+        window_layers: LayerPattern::Listed(marks.to_vec()),
+        ..llama()
+    };
+    let windows = [windowed(1, [true; 3]), windowed(4, [false, true, true]), windowed(11, [true, false, false])];
+    for config in [llama(), gpt2(), everything()].into_iter().chain(windows) {
         let chunk = build(&config);
         let ids = tokens(13, config.vocab_size);
         let expected = logits(chunk.as_ref(), &ids);
         let model = chunk.inference();
-        let mut cache = model.new_cache();
-        let mut found = Vec::new();
-        for part in [&ids[..5], &ids[5..6], &ids[6..9], &ids[9..10], &ids[10..]] {
-            found.extend(logits_after(model.as_ref(), &mut cache, part));
+        for ends in [vec![5, 6, 9, 10, 13], vec![12, 13], (1..=13).collect()] {
+            let mut state = model.new_state();
+            let mut found = Vec::new();
+            for end in ends {
+                let new = &ids[state.length..end];
+                found.extend(logits_after(model.as_ref(), &mut state, new));
+            }
+            assert_eq!(state.length, 13);
+            assert_close(&found, &expected, 1e-5);
         }
-        assert_eq!(cache.length, 13);
-        assert_close(&found, &expected, 1e-5);
     }
 }
 

@@ -9,7 +9,8 @@ mod reference;
 mod sharded;
 
 use bridge_core::model::{
-    Auxiliary, Batch, BuildContext, ForwardContext, Mode, ModelChunk, Parallel, SegmentOutput, Stage,
+    Auxiliary, Batch, Boundary, BuildContext, ForwardContext, GenerationState, Mode, ModelChunk, Parallel,
+    SegmentOutput, Stage, run_segments,
 };
 use bridge_data::MicroBatch;
 use bridge_kernels::Activation;
@@ -159,13 +160,11 @@ pub fn micro_batch(vocab_size: usize) -> MicroBatch {
 /// Runs all segments of `chunks` one after the other.
 pub fn loss_sum(chunks: &[&dyn ModelChunk], batch: &Batch, mode: Mode) -> Tensor<1> {
     let context = ForwardContext::new(batch, mode);
-    let mut hidden = None;
+    let mut boundary = Boundary::default();
     for chunk in chunks {
-        for index in 0..chunk.segments().len() {
-            match chunk.forward_segment(index, hidden.take(), &context) {
-                SegmentOutput::Hidden(output) => hidden = Some(output),
-                SegmentOutput::LossSum(loss) => return loss,
-            }
+        match run_segments(*chunk, 0..chunk.segments().len(), boundary, &context).unwrap() {
+            SegmentOutput::Boundary(output) => boundary = output,
+            SegmentOutput::LossSum(loss) => return loss,
         }
     }
     panic!("the last chunk has no head");
@@ -204,14 +203,14 @@ pub fn floats<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
 /// Logits of one sequence, flat.
 pub fn logits(chunk: &dyn ModelChunk, ids: &[i64]) -> Vec<f32> {
     let model = chunk.inference();
-    let mut cache = model.new_cache();
-    logits_after(model.as_ref(), &mut cache, ids)
+    let mut state = model.new_state();
+    logits_after(model.as_ref(), &mut state, ids)
 }
 
-pub fn logits_after(model: &dyn ModelChunk, cache: &mut bridge_core::model::KeyValueCache, ids: &[i64]) -> Vec<f32> {
+pub fn logits_after(model: &dyn ModelChunk, state: &mut GenerationState, ids: &[i64]) -> Vec<f32> {
     let data = TensorData::new(ids.to_vec(), [1, ids.len()]);
     let tokens_bt = Tensor::<2, Int>::from_data(data, &Device::flex());
-    floats(model.logits(tokens_bt, cache).unwrap())
+    floats(model.logits(tokens_bt, state).unwrap())
 }
 
 #[track_caller]

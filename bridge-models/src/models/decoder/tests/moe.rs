@@ -90,13 +90,7 @@ fn layers_report_to_the_collector_of_the_caller() {
     let metrics = LayerMetrics::default();
     let auxiliary = Auxiliary { metrics: Some(&metrics), ..Auxiliary::default() };
     let context = ForwardContext { auxiliary, ..ForwardContext::new(&batch, Mode::Evaluate) };
-    let mut hidden = None;
-    for index in 0..chunk.segments().len() - 1 {
-        let SegmentOutput::Hidden(output) = chunk.forward_segment(index, hidden.take(), &context) else {
-            panic!("only the head has a loss");
-        };
-        hidden = Some(output);
-    }
+    run_segments(chunk.as_ref(), 0..chunk.segments().len() - 1, Boundary::default(), &context).unwrap();
     let reported = metrics.take();
     for layer in [0, 2] {
         let tokens = &reported[&("tokens_per_expert", layer)];
@@ -117,23 +111,14 @@ fn the_scale_of_auxiliary_losses_scales_their_gradients_alone() {
     let router_gradient = |gradient_scale: f64| {
         let auxiliary = Auxiliary { gradient_scale, metrics: None };
         let context = ForwardContext { auxiliary, ..ForwardContext::new(&batch, Mode::Train(Philox::new(1))) };
-        let mut hidden = None;
-        for index in 0..chunk.segments().len() {
-            match chunk.forward_segment(index, hidden.take(), &context) {
-                SegmentOutput::Hidden(output) => hidden = Some(output),
-                SegmentOutput::LossSum(loss) => {
-                    let mut gradients = loss.backward();
-                    let mut found = Vec::new();
-                    chunk.take_gradients(&mut gradients, &mut |name, gradient| {
-                        if name == "decoder.layers.2.mlp.router.weight" {
-                            found = floats(gradient);
-                        }
-                    });
-                    return found;
-                }
+        let mut gradients = bridge_core::model::loss_sum(chunk.as_ref(), &context).unwrap().backward();
+        let mut found = Vec::new();
+        chunk.take_gradients(&mut gradients, &mut |name, gradient| {
+            if name == "decoder.layers.2.mlp.router.weight" {
+                found = floats(gradient);
             }
-        }
-        panic!("the last segment has a loss");
+        });
+        found
     };
     let (none, one, two) = (router_gradient(0.0), router_gradient(1.0), router_gradient(2.0));
     let part = |with: &[f32]| -> Vec<f32> { with.iter().zip(&none).map(|(a, b)| a - b).collect() };

@@ -483,9 +483,9 @@ fn tensor_parallel_logits_are_whole_on_every_rank() {
                 let groups = ProcessGroups::new(world, mesh)?;
                 let chunk = build_spread(&config, groups, spread);
                 let model = chunk.inference();
-                let mut cache = model.new_cache();
-                let mut all = logits_after(model.as_ref(), &mut cache, &ids[..3]);
-                all.extend(logits_after(model.as_ref(), &mut cache, &ids[3..]));
+                let mut state = model.new_state();
+                let mut all = logits_after(model.as_ref(), &mut state, &ids[..3]);
+                all.extend(logits_after(model.as_ref(), &mut state, &ids[3..]));
                 Ok::<_, bridge_dist::mesh::MeshSetupError>(all)
             })
             .unwrap()

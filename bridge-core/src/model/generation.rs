@@ -1,0 +1,37 @@
+//! What layers remember of the tokens seen, in generation. Nothing here looks into it.
+
+use std::any::{Any, type_name};
+use std::fmt;
+
+/// What one layer remembers, of a type of its own: keys and values, whole or windowed; the state of a convolution or a state space model.
+pub type LayerState = Box<dyn Any + Send>;
+
+/// What the layers of a chunk remember.
+#[derive(Default)]
+pub struct GenerationState {
+    layers: Vec<LayerState>,
+    /// Number of tokens seen.
+    pub length: usize,
+}
+
+impl GenerationState {
+    /// Nothing seen yet; `layers` in order.
+    pub fn new(layers: Vec<LayerState>) -> Self {
+        Self { layers, length: 0 }
+    }
+
+    /// The state of layer `local`, counted in the chunk.
+    ///
+    /// # Panics
+    /// If there is no such layer, or its state is of another type: it belongs to another model.
+    pub fn layer<T: Any>(&mut self, local: usize) -> &mut T {
+        let state = self.layers[local].downcast_mut();
+        state.unwrap_or_else(|| panic!("the state of layer {local} is no {}", type_name::<T>()))
+    }
+}
+
+impl fmt::Debug for GenerationState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "GenerationState({} layers, {} tokens seen)", self.layers.len(), self.length)
+    }
+}
