@@ -1,4 +1,4 @@
-//! Saving in the background, one checkpoint at a time. How a checkpoint is written is the writer's affair.
+//! Saving in the background, one checkpoint at a time. How a checkpoint is written belongs to the writer.
 
 use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,7 +13,7 @@ use super::writer::{CheckpointWriter, SaveReport};
 type Outcome = Result<SaveReport, CheckpointError>;
 type Task<W> = Box<dyn FnOnce(&W) -> Outcome + Send>;
 
-/// What saves snapshots: alone, or together with other ranks.
+/// A writer of snapshots: for one rank, or together with other ranks.
 pub trait SaveSnapshots: Debug + Send + 'static {
     /// The folder that checkpoints are written into.
     fn root(&self) -> &Path;
@@ -21,7 +21,7 @@ pub trait SaveSnapshots: Debug + Send + 'static {
     /// Saves one.
     ///
     /// # Errors
-    /// When it could not be saved; what was there before is untouched.
+    /// If it could not be saved; earlier checkpoints are untouched.
     fn save(&self, snapshot: &Snapshot<'_>) -> Result<SaveReport, CheckpointError>;
 }
 
@@ -35,14 +35,14 @@ impl SaveSnapshots for CheckpointWriter {
     }
 }
 
-/// One long-lived thread that writes checkpoints while training goes on. At most one save is in flight; handing over
+/// One long-lived thread that writes checkpoints while training continues. At most one save is in flight; submitting
 /// another waits for it. Dropping the saver waits as well, so that the process does not end in the middle of a save.
 ///
-/// An error of the background surfaces at the next call. Call [`finish`](Self::finish) before the saver goes out of
-/// scope: an error that nobody is left to receive is printed on stderr.
+/// A background error is returned by the next call. Call [`finish`](Self::finish) before the saver goes out of scope:
+/// otherwise its error is only printed on stderr.
 #[derive(Debug)]
 pub struct AsyncSaver<W = CheckpointWriter> {
-    /// `None` once the thread was told to end.
+    /// `None` once the thread has been told to end.
     tasks: Option<Sender<Task<W>>>,
     outcomes: Receiver<Outcome>,
     in_flight: Option<u64>,
@@ -53,7 +53,7 @@ impl<W: SaveSnapshots> AsyncSaver<W> {
     /// Starts the thread that saves through `writer`.
     ///
     /// # Errors
-    /// When the system gives no thread.
+    /// If the system cannot create a thread.
     pub fn new(writer: W) -> Result<Self, CheckpointError> {
         let (tasks, inbox) = channel::<Task<W>>();
         let (outbox, outcomes) = channel();
@@ -72,12 +72,12 @@ impl<W: SaveSnapshots> AsyncSaver<W> {
         Ok(Self { tasks: Some(tasks), outcomes, in_flight: None, thread: Some(thread) })
     }
 
-    /// Hands over a snapshot, after waiting for the save in flight. Returns the report of that one, if it was not
-    /// collected before.
+    /// Submits a snapshot, after waiting for the save in flight. Returns the report of that save, if it was not collected
+    /// before.
     ///
     /// # Errors
-    /// When the save in flight failed; `snapshot` is not saved then. Call [`finish`](Self::finish) first to deal with the
-    /// two one by one.
+    /// If the save in flight failed; `snapshot` is not saved then. Call [`finish`](Self::finish) first to handle the two
+    /// separately.
     pub fn submit(&mut self, snapshot: Snapshot<'static>) -> Result<Option<SaveReport>, CheckpointError> {
         let iteration = snapshot.run.train_state.step;
         self.submit_task(iteration, move |writer| writer.save(&snapshot))
@@ -107,13 +107,13 @@ impl<W: SaveSnapshots> AsyncSaver<W> {
 }
 
 impl<W> AsyncSaver<W> {
-    /// The iteration being saved, if its outcome was not collected yet.
+    /// The iteration being saved, if its outcome has not been collected yet.
     #[must_use]
     pub fn in_flight(&self) -> Option<u64> {
         self.in_flight
     }
 
-    /// Collects the outcome of a save that has ended; `None` while one goes on, or when there is none.
+    /// Collects the outcome of a save that has ended; `None` if one is in progress, or if there is none.
     ///
     /// # Errors
     /// When the save failed.
@@ -145,12 +145,12 @@ impl<W> AsyncSaver<W> {
 impl<W> Drop for AsyncSaver<W> {
     fn drop(&mut self) {
         if let Err(error) = self.finish() {
-            // The last chance for anybody to learn of it: a destructor has no one to return an error to.
+            // A destructor cannot return an error, so this is the last chance to report it.
             eprintln!("a checkpoint was lost in the background: {error}");
         }
         self.tasks = None;
         if let Some(thread) = self.thread.take() {
-            // Its only panics were caught and reported as outcomes.
+            // Its panics have been caught and reported as outcomes.
             let _ = thread.join();
         }
     }

@@ -9,7 +9,7 @@ use twox_hash::xxhash3_128::Hasher;
 
 const ALGORITHM: &str = "xxh3-128";
 
-/// XXH3-128 of a byte string: it finds accidents (flipped bits, lost and foreign bytes), not forgery.
+/// XXH3-128 of a byte string: it detects accidental corruption (flipped, lost or foreign bytes), not forgery.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Checksum(u128);
 
@@ -62,7 +62,7 @@ impl<'de> Deserialize<'de> for Checksum {
     }
 }
 
-/// A [`Checksum`] built up piece by piece.
+/// A [`Checksum`] computed incrementally.
 pub(super) struct ChecksumBuilder(Hasher);
 
 impl ChecksumBuilder {
@@ -79,17 +79,17 @@ impl ChecksumBuilder {
     }
 }
 
-/// What opens a sealed file, up to the checksum's text.
+/// The beginning of a sealed file, up to the checksum's text.
 const SEAL_PREFIX: &str = "{\n  \"checksum\": \"";
 /// Bytes of the checksum's text: algorithm, colon, 32 digits.
 const SEAL_LEN: usize = ALGORITHM.len() + 1 + 32;
 
-/// Why a sealed file cannot be believed.
+/// Why a sealed file cannot be trusted.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum SealError {
-    /// It does not look like a sealed file, or its content has another form than expected.
+    /// It is not in the form of a sealed file, or its content has an unexpected form.
     Malformed(String),
-    /// It looks right, but some byte after the checksum, or the checksum, changed.
+    /// Its form is right, but the checksum or some byte after it has changed.
     Mismatch { expected: Checksum, found: Checksum },
 }
 
@@ -104,7 +104,7 @@ struct Sealed<T> {
 /// checksum is constant and compared on reading, so no byte of the file is left uncovered.
 ///
 /// # Errors
-/// When `content` has no JSON form, such as a map with keys that are no strings.
+/// If `content` has no JSON form, such as a map whose keys are not strings.
 pub(super) fn seal<T: Serialize>(content: &T) -> Result<(Vec<u8>, Checksum), serde_json::Error> {
     let json = serde_json::to_string_pretty(content)?.replace('\n', "\n  ");
     let rest = format!("\",\n  \"content\": {json}\n}}\n");
@@ -118,14 +118,14 @@ pub(super) fn stated_checksum(bytes: &[u8]) -> Result<Checksum, SealError> {
         .strip_prefix(SEAL_PREFIX.as_bytes())
         .and_then(|rest| rest.get(..SEAL_LEN))
         .and_then(|seal| std::str::from_utf8(seal).ok())
-        .ok_or_else(|| SealError::Malformed("it does not open with a checksum".to_owned()))?;
+        .ok_or_else(|| SealError::Malformed("it does not begin with a checksum".to_owned()))?;
     text.parse().map_err(SealError::Malformed)
 }
 
-/// Reads what [`seal`] wrote.
+/// Reads a file written by [`seal`].
 ///
 /// # Errors
-/// [`SealError`], when any byte differs from what was written.
+/// [`SealError`], if any byte differs from what was written.
 pub(super) fn unseal<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, Checksum), SealError> {
     let expected = stated_checksum(bytes)?;
     let found = Checksum::of(&bytes[SEAL_PREFIX.len() + SEAL_LEN..]);

@@ -1,4 +1,4 @@
-//! Everything that can go wrong with a checkpoint, and what was found where. Decides nothing.
+//! Errors of checkpoints, and what was found where. No decisions belong here.
 
 use std::fmt;
 use std::io;
@@ -17,19 +17,19 @@ use super::tensor::DType;
 #[derive(Debug, Clone, PartialEq, Eq, Error, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Damage {
-    /// The checkpoint that should be there is not.
+    /// The checkpoint is missing.
     #[error("the folder is missing")]
     FolderMissing,
-    /// Something else has the name of a checkpoint folder.
+    /// Something that is not a folder has the name of a checkpoint folder.
     #[error("it is not a folder")]
     NotAFolder,
-    /// A file that belongs to the checkpoint is not there.
+    /// A file of the checkpoint is missing.
     #[error("{file}: missing{}", missing_hint(.file))]
     FileMissing {
         /// The file.
         file: String,
     },
-    /// A file was cut off or grew.
+    /// A file was truncated or grew.
     #[error("{file}: expected {expected} bytes, found {found}")]
     SizeMismatch {
         /// The file.
@@ -54,10 +54,10 @@ pub enum Damage {
     Unreadable {
         /// The file.
         file: String,
-        /// What the operating system said.
+        /// The operating system's error.
         reason: String,
     },
-    /// A file does not have the form that it must have.
+    /// A file is malformed.
     #[error("{file}: {reason}")]
     Malformed {
         /// The file.
@@ -65,7 +65,7 @@ pub enum Damage {
         /// What is wrong with it.
         reason: String,
     },
-    /// A later Bridge wrote the checkpoint.
+    /// A newer version of Bridge wrote the checkpoint.
     #[error("{file}: format version {found}, but this program reads versions up to {supported}")]
     UnsupportedVersion {
         /// The file.
@@ -75,7 +75,7 @@ pub enum Damage {
         /// The newest version this program reads.
         supported: u32,
     },
-    /// A checkpoint lies under another iteration's name.
+    /// A checkpoint folder is named after another iteration.
     #[error("the folder's name says iteration {folder}, its {METADATA_FILE} says {metadata}")]
     WrongIteration {
         /// The iteration in the folder's name.
@@ -86,7 +86,7 @@ pub enum Damage {
 }
 
 impl Damage {
-    /// The file it is about; nothing where it is the folder.
+    /// The file it is about; `None` if it is about the folder.
     pub(super) fn file(&self) -> &str {
         match self {
             Self::FolderMissing | Self::NotAFolder | Self::WrongIteration { .. } => "",
@@ -104,31 +104,31 @@ fn missing_hint(file: &str) -> &'static str {
     if file == METADATA_FILE { " (not written by Bridge, or a copy that did not finish)" } else { "" }
 }
 
-/// Something wrong with the files of a root that say which checkpoint is the one to resume from.
+/// Damage to the files of a root that say which checkpoint to resume from.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum RootFault {
-    /// There are checkpoints but nothing that names one.
+    /// There are checkpoints, but no file names the latest one.
     #[error("{LATEST_FILE} is missing")]
     PointerMissing,
     /// The pointer is not a decimal number.
     #[error("{LATEST_FILE}: expected a decimal iteration, found {text:?}")]
     PointerGarbage {
-        /// The beginning of what it holds.
+        /// The beginning of its content.
         text: String,
     },
-    /// The pointer names another iteration than the one saved last.
+    /// The pointer does not name the iteration saved last.
     #[error(
         "{LATEST_FILE} names iteration {pointer}, but the last save was of iteration {saved}; if that was changed on \
          purpose, ask for iteration {pointer} by number or delete {JOURNAL_FILE}"
     )]
     PointerMismatch {
-        /// What the pointer names.
+        /// The iteration that the pointer names.
         pointer: u64,
-        /// What the journal says was saved last.
+        /// The iteration that was saved last, according to the journal.
         saved: u64,
     },
-    /// The journal was changed or cut off.
+    /// The journal was modified or truncated.
     #[error("{JOURNAL_FILE}: {reason}")]
     JournalDamaged {
         /// What is wrong with it.
@@ -136,20 +136,20 @@ pub enum RootFault {
     },
 }
 
-/// A checkpoint that was looked at and found wanting.
+/// A checkpoint that was verified and found damaged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SkippedCheckpoint {
     /// Its folder.
     pub path: PathBuf,
-    /// The iteration it is named after; `None` for a folder whose name says none.
+    /// The iteration it is named after; `None` if the folder's name has none.
     pub iteration: Option<u64>,
-    /// All that is wrong with it.
+    /// All damage that was found.
     pub damage: Vec<Damage>,
 }
 
 impl fmt::Display for SkippedCheckpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        /// A folder that lost everything needs no thousand lines to say so.
+        /// Lists only the first few, since a folder can lack thousands of files.
         const SHOWN: usize = 8;
         write!(f, "checkpoint {} is damaged", self.path.display())?;
         for damage in self.damage.iter().take(SHOWN) {
@@ -165,7 +165,7 @@ impl fmt::Display for SkippedCheckpoint {
 /// A checkpoint that cannot be used, and the one that could be used instead.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DamagedCheckpoint {
-    /// The checkpoint that was asked for.
+    /// The requested checkpoint.
     pub checkpoint: SkippedCheckpoint,
     /// The newest verified checkpoint before it.
     pub intact: Option<u64>,
@@ -181,7 +181,7 @@ impl fmt::Display for DamagedCheckpoint {
 fn offer(f: &mut fmt::Formatter<'_>, intact: Option<u64>) -> fmt::Result {
     match intact {
         Some(step) => write!(f, "iteration {step} is intact: load it by number, or allow falling back to it"),
-        None => f.write_str("no intact checkpoint lies before it"),
+        None => f.write_str("there is no intact checkpoint before it"),
     }
 }
 
@@ -208,50 +208,50 @@ fn nearest_name(nearest: Option<&String>) -> String {
     nearest.map_or_else(String::new, |name| format!("; the nearest name is `{name}`"))
 }
 
-/// What writing, finding or reading a checkpoint can end in.
+/// Errors of writing, finding and reading checkpoints.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
-    /// The operating system refused.
+    /// The operating system reported an error.
     #[error("cannot {action} {}: {source}", .path.display())]
     Io {
         /// What was tried, as a verb: "write", "rename".
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// What the operating system said.
+        /// The operating system's error.
         source: io::Error,
     },
-    /// No room is left, or a quota is used up. Earlier checkpoints are untouched.
+    /// The disk is full, or a quota is exhausted. Earlier checkpoints are untouched.
     #[error("the disk is full: cannot {action} {} ({source}); earlier checkpoints are untouched", .path.display())]
     DiskFull {
         /// What was tried.
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// What the operating system said.
+        /// The operating system's error.
         source: io::Error,
     },
-    /// A checkpoint folder was expected at a path where something else is.
+    /// A path that should be a checkpoint folder is not a folder.
     #[error("{} is not a folder", .path.display())]
     NotAFolder {
         /// The path.
         path: PathBuf,
     },
-    /// The checkpoint to load is damaged and nothing allows taking another.
+    /// The checkpoint to load is damaged, and falling back is not allowed.
     #[error("{0}")]
     Damaged(Box<DamagedCheckpoint>),
-    /// What says which checkpoint is the latest is damaged and nothing allows going on without it.
+    /// The file that names the latest checkpoint is damaged, and falling back is not allowed.
     #[error("{}: {fault}\n{}", .root.display(), Offer(*.intact))]
     Root {
         /// The checkpoint root.
         root: PathBuf,
         /// What is wrong.
         fault: RootFault,
-        /// The checkpoint that falling back would use; verified.
+        /// The verified checkpoint that falling back would use.
         intact: Option<u64>,
     },
-    /// Checkpoints were saved here, but none that may be used is intact.
+    /// Checkpoints were saved here, but none of those that may be used is intact.
     #[error(
         "{} holds no intact checkpoint to resume from{}{}",
         .root.display(),
@@ -265,26 +265,26 @@ pub enum CheckpointError {
         root: PathBuf,
         /// The checkpoints tried, newest first.
         skipped: Vec<SkippedCheckpoint>,
-        /// Checkpoints newer than the latest one, which may belong to an abandoned run and are never taken unasked.
+        /// Checkpoints newer than the latest one, which may belong to an abandoned run and are only used on request.
         newer: Vec<u64>,
     },
-    /// The iteration asked for was never saved, or is deleted.
+    /// The requested iteration was never saved, or has been deleted.
     #[error("{} has no checkpoint of iteration {step}; there are: {}", .root.display(), list(.available))]
     StepNotFound {
         /// The checkpoint root.
         root: PathBuf,
-        /// The iteration asked for.
+        /// The requested iteration.
         step: u64,
-        /// The iterations there are.
+        /// The existing iterations.
         available: Vec<u64>,
     },
-    /// A tensor's memory does not fit its type and shape.
+    /// A tensor's memory does not match its type and shape.
     #[error("invalid tensor: {reason}")]
     InvalidTensor {
         /// What is wrong.
         reason: String,
     },
-    /// What was given to a save is no checkpoint.
+    /// A snapshot cannot be saved as a checkpoint.
     #[error("cannot save `{name}`: {reason}")]
     InvalidSnapshot {
         /// The tensor, group or file.
@@ -297,12 +297,12 @@ pub enum CheckpointError {
     UnknownTensor {
         /// The checkpoint.
         path: PathBuf,
-        /// The name asked for.
+        /// The requested name.
         name: String,
-        /// The most similar name there is.
+        /// The most similar existing name.
         nearest: Option<String>,
     },
-    /// A tensor has another type or shape than the program expects.
+    /// A tensor does not have the type or shape that the program expects.
     #[error(
         "tensor `{name}` of checkpoint {}: expected {expected_dtype} {expected_shape:?}, \
          found {found_dtype} {found_shape:?}{}",
@@ -322,54 +322,54 @@ pub enum CheckpointError {
         found_dtype: DType,
         /// The shape stored.
         found_shape: Vec<usize>,
-        /// The most similar other name that has the type and shape expected.
+        /// The most similar other name with the expected type and shape.
         nearest: Option<String>,
     },
-    /// A part of a tensor was asked for that it does not have, or a buffer has the wrong length for it.
+    /// The requested part lies outside the tensor, or the buffer has the wrong length for it.
     #[error("tensor `{name}` of shape {shape:?}: cannot read {ranges:?}: {reason}")]
     InvalidSlice {
         /// The tensor.
         name: String,
         /// Its shape.
         shape: Vec<usize>,
-        /// The part asked for.
+        /// The requested part.
         ranges: Vec<Range<usize>>,
         /// What is wrong.
         reason: String,
     },
-    /// A retention setting means nothing.
+    /// A retention setting is invalid.
     #[error("{key} = {found}: expected {expected}")]
     InvalidRetention {
         /// The setting.
         key: &'static str,
         /// Its value.
         found: i64,
-        /// What it may be.
+        /// The allowed values.
         expected: &'static str,
     },
     /// The background save ended in a panic.
     #[error("the background save of iteration {iteration} panicked: {message}")]
     SaverPanicked {
-        /// What was being saved.
+        /// The iteration being saved.
         iteration: u64,
         /// The panic's message.
         message: String,
     },
-    /// Another rank could not do its part.
-    #[error("rank {rank} failed in {doing}; its own message says why. Earlier checkpoints are untouched")]
+    /// Another rank failed.
+    #[error("rank {rank} failed in {doing}; see its own error message. Earlier checkpoints are untouched")]
     OtherRank {
         /// The first rank that failed.
         rank: usize,
         /// What all ranks were doing.
         doing: &'static str,
     },
-    /// Ranks that save together could not communicate.
+    /// The ranks that save together could not communicate.
     #[error(transparent)]
     Comm(#[from] CommError),
 }
 
 impl CheckpointError {
-    /// For `map_err`: what was tried on which path.
+    /// For `map_err`: the attempted action and its path.
     pub(super) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
         move |source| match source.kind() {
@@ -378,7 +378,7 @@ impl CheckpointError {
         }
     }
 
-    /// Whether what the user asked for is at fault (another model, a step or a folder that is not there), not the machine.
+    /// Whether the user's input is at fault (another model, a missing step or folder), not the machine.
     pub fn is_bad_input(&self) -> bool {
         matches!(
             self,

@@ -1,4 +1,4 @@
-//! What the other ranks tell the first one, as JSON. What it means is the callers' affair.
+//! Messages from the other ranks to the first one, as JSON. Their meaning belongs to the callers.
 
 use bridge_dist::comm::Group;
 use serde::Serialize;
@@ -9,7 +9,7 @@ use super::error::CheckpointError;
 /// Tag of the messages.
 const TAG: u32 = 0;
 
-/// Tells the first rank what this one has. `what` names it in errors.
+/// Sends a value to the first rank. `what` names it in errors.
 pub(super) fn report<T: Serialize>(group: &Group, value: &T, what: &'static str) -> Result<(), CheckpointError> {
     let bytes =
         serde_json::to_vec(value).map_err(|error| CheckpointError::invalid_snapshot(what, error.to_string()))?;
@@ -18,7 +18,7 @@ pub(super) fn report<T: Serialize>(group: &Group, value: &T, what: &'static str)
     Ok(group.send((&bytes).into(), 0, TAG)?)
 }
 
-/// On the first rank: what all ranks have, in rank order, its `own` included.
+/// On the first rank: the values of all ranks, in rank order, including its `own`.
 pub(super) fn collect<T: DeserializeOwned>(
     group: &Group,
     own: T,

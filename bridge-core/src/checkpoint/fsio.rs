@@ -1,5 +1,4 @@
-//! File operations that survive a crash: everything is synced before it gets the name that others look for. Knows
-//! nothing about checkpoints.
+//! Crash-safe file operations: everything is synced before it gets its final name. Knows nothing about checkpoints.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -11,15 +10,15 @@ use super::checksum::{Checksum, ChecksumBuilder};
 use super::error::CheckpointError;
 use super::layout::STAGING_PREFIX;
 
-/// Bytes handed to the checksum and to the disk at a time: large enough for full speed, small enough to stay in cache.
+/// Bytes passed to the checksum and to the disk at a time: large enough for full speed, small enough to stay in cache.
 pub(super) const CHUNK_BYTES: usize = 1 << 20;
 
-/// Tells a file or folder from another one that later took its name.
+/// Distinguishes a file or folder from another one that later took its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FileId {
     device: u64,
     inode: u64,
-    /// Inode numbers are used again, change times are not.
+    /// Inode numbers are reused, change times are not.
     changed: (i64, i64),
 }
 
@@ -29,7 +28,7 @@ impl FileId {
     }
 }
 
-/// Makes the names inside `folder` survive a crash.
+/// Makes the names inside `folder` durable.
 pub(super) fn sync_folder(folder: &Path) -> Result<(), CheckpointError> {
     File::open(folder).and_then(|f| f.sync_all()).map_err(CheckpointError::io("sync folder", folder))
 }
@@ -42,7 +41,7 @@ pub(super) fn parent_of(path: &Path) -> &Path {
     }
 }
 
-/// Creates `folder` and what is missing above it, so that all of it survives a crash.
+/// Creates `folder` and its missing parents, all of them durable.
 pub(super) fn create_folder_durably(folder: &Path) -> Result<(), CheckpointError> {
     if fs::metadata(folder).is_ok_and(|m| m.is_dir()) {
         return Ok(());
@@ -58,7 +57,7 @@ pub(super) fn create_folder_durably(folder: &Path) -> Result<(), CheckpointError
     sync_folder(parent)
 }
 
-/// Replaces `path` in one step: readers see the old content or the new, also after a crash.
+/// Replaces `path` atomically: readers see the old or the new content, even after a crash.
 pub(super) fn replace_file(path: &Path, content: &[u8]) -> Result<(), CheckpointError> {
     let mut name = OsString::from(STAGING_PREFIX);
     name.push(path.file_name().unwrap_or_default());
@@ -70,7 +69,7 @@ pub(super) fn replace_file(path: &Path, content: &[u8]) -> Result<(), Checkpoint
     sync_folder(parent_of(path))
 }
 
-/// A file being written, with the checksum and size of what was written so far.
+/// A file being written, with the checksum and size of its content so far.
 pub(super) struct FileWriter {
     path: PathBuf,
     file: File,
@@ -92,14 +91,14 @@ impl FileWriter {
         Ok(())
     }
 
-    /// Syncs the file. Its name is safe only once its folder is synced as well.
+    /// Syncs the file. Its name is durable only once its folder is synced as well.
     pub(super) fn finish(self) -> Result<(u64, Checksum), CheckpointError> {
         self.file.sync_all().map_err(CheckpointError::io("sync", &self.path))?;
         Ok((self.size, self.checksum.finish()))
     }
 }
 
-/// Reads `file` from its beginning and returns how many bytes there were, with their checksum.
+/// Reads `file` from its beginning and returns its size and checksum.
 pub(super) fn checksum_file(mut file: &File) -> io::Result<(u64, Checksum)> {
     let mut checksum = ChecksumBuilder::new();
     let mut size = 0;
@@ -117,7 +116,7 @@ pub(super) fn checksum_file(mut file: &File) -> io::Result<(u64, Checksum)> {
     }
 }
 
-/// Removes a folder, file or link; that it is gone already is fine.
+/// Removes a folder, file or link, if it exists.
 pub(super) fn remove_all(path: &Path) -> Result<(), CheckpointError> {
     let removed = match fs::symlink_metadata(path) {
         Ok(metadata) if metadata.is_dir() => fs::remove_dir_all(path),
@@ -130,13 +129,13 @@ pub(super) fn remove_all(path: &Path) -> Result<(), CheckpointError> {
     }
 }
 
-/// Renames and makes the new name survive a crash. Both lie in the same folder.
+/// Renames and makes the new name durable. Both names are in the same folder.
 pub(super) fn rename_durably(from: &Path, to: &Path) -> Result<(), CheckpointError> {
     fs::rename(from, to).map_err(CheckpointError::io("rename", from))?;
     sync_folder(parent_of(to))
 }
 
-/// Whether something, be it a dangling link, has this name.
+/// Whether something has this name, be it a dangling link.
 pub(super) fn exists(path: &Path) -> Result<bool, CheckpointError> {
     match fs::symlink_metadata(path) {
         Ok(_) => Ok(true),
@@ -145,10 +144,10 @@ pub(super) fn exists(path: &Path) -> Result<bool, CheckpointError> {
     }
 }
 
-/// Swaps two names of one folder in one step.
+/// Swaps two names of one folder atomically.
 ///
 /// # Errors
-/// Among others [`io::ErrorKind::Unsupported`] where system or file system cannot do it; nothing has happened then.
+/// Among others [`io::ErrorKind::Unsupported`] if the system or file system does not support it; nothing has changed then.
 #[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
 pub(super) fn swap(a: &Path, b: &Path) -> io::Result<()> {
     use rustix::fs::{CWD, RenameFlags, renameat_with};
@@ -159,7 +158,7 @@ pub(super) fn swap(a: &Path, b: &Path) -> io::Result<()> {
     })
 }
 
-/// As on Linux, where it can be done.
+/// Not supported on this system.
 #[cfg(not(any(target_os = "linux", target_os = "android", target_vendor = "apple")))]
 pub(super) fn swap(_a: &Path, _b: &Path) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())

@@ -1,8 +1,8 @@
-//! The two small files of a checkpoint root that say which checkpoint is the latest. Judges no checkpoint.
+//! The two small files of a checkpoint root that say which checkpoint is the latest. Verifies no checkpoint.
 //!
-//! The pointer is the file every Megatron tool knows: a decimal number. A flipped bit can turn it into another number
-//! that exists, so the journal states, under a checksum, what the last save did. It is written before the checkpoint is
-//! published and again after the pointer was replaced; together the two tell an interrupted save from damage.
+//! The pointer is the file that Megatron's tools use: a decimal number. A flipped bit can turn it into another existing
+//! number, so the journal records, under a checksum, what the last save did. It is written before the checkpoint is
+//! published and again after the pointer is replaced; together the two distinguish an interrupted save from damage.
 
 use std::fs;
 use std::io;
@@ -15,32 +15,32 @@ use super::error::CheckpointError;
 use super::fsio::replace_file;
 use super::layout::{JOURNAL_FILE, LATEST_FILE};
 
-/// What the pointer file holds.
+/// The content of the pointer file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Pointer {
     Missing,
-    /// The beginning of a content that is no number.
+    /// The beginning of a content that is not a number.
     Garbage(String),
     Iteration(u64),
 }
 
-/// What the last save was doing.
+/// The state of the last save.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case", deny_unknown_fields)]
 pub(super) enum Journal {
     /// A checkpoint is complete under its temporary name and about to be published.
     Saving {
         iteration: u64,
-        /// Tells the new checkpoint from an older one of the same iteration.
+        /// Distinguishes the new checkpoint from an older one of the same iteration.
         metadata_checksum: Checksum,
-        /// What the pointer named before.
+        /// The iteration that the pointer named before.
         previous: Option<u64>,
     },
     /// The checkpoint is published and the pointer names it.
     Saved { iteration: u64 },
 }
 
-/// What the journal file holds.
+/// The content of the journal file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum JournalState {
     Missing,
@@ -55,7 +55,7 @@ pub(super) fn read_pointer(root: &Path) -> Result<Pointer, CheckpointError> {
     })
 }
 
-/// Accepts exactly what [`write_pointer`] and Megatron write: digits, and perhaps one line feed.
+/// Accepts exactly what [`write_pointer`] and Megatron write: digits, and optionally one line feed.
 fn parse_pointer(bytes: &[u8]) -> Pointer {
     const SHOWN: usize = 40;
     let digits = bytes.strip_suffix(b"\n").unwrap_or(bytes);
@@ -95,7 +95,7 @@ pub(super) fn write_journal(root: &Path, journal: &Journal) -> Result<(), Checkp
 fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>, CheckpointError> {
     match fs::read(path) {
         Ok(bytes) => Ok(Some(bytes)),
-        // A dangling link is no missing file: somebody wanted something to be there.
+        // A dangling link is not a missing file: the target was meant to exist.
         Err(e) if e.kind() == io::ErrorKind::NotFound && fs::symlink_metadata(path).is_err() => Ok(None),
         Err(e) => Err(CheckpointError::io("read", path)(e)),
     }

@@ -1,4 +1,4 @@
-//! The names of files and folders in a checkpoint root. Touches no disk.
+//! The names of files and folders in a checkpoint root. No file access belongs here.
 
 /// The file of a checkpoint that describes all others.
 pub const METADATA_FILE: &str = "metadata.json";
@@ -8,13 +8,13 @@ pub const RUN_CONFIG_FILE: &str = "run_config.toml";
 pub const TRAIN_STATE_FILE: &str = "train_state.json";
 /// The file of a root that names, as a decimal number, the iteration to resume from.
 pub const LATEST_FILE: &str = "latest_checkpointed_iteration.txt";
-/// The file of a root that says what the last save was doing.
+/// The file of a root that records the state of the last save.
 pub const JOURNAL_FILE: &str = "checkpoint_journal.json";
-/// How shard files end.
+/// The extension of shard files.
 pub(super) const SHARD_EXTENSION: &str = ".safetensors";
 
 const ITERATION_PREFIX: &str = "iter_";
-/// Opens the names of files and folders that are still being written.
+/// Prefix of files and folders that are still being written.
 pub(super) const STAGING_PREFIX: &str = ".tmp-";
 const DISPLACED_PREFIX: &str = ".old-";
 const TRASH_PREFIX: &str = ".trash-";
@@ -37,21 +37,21 @@ pub(super) fn trash_name(iteration: u64) -> String {
     format!("{TRASH_PREFIX}{}", iteration_folder_name(iteration))
 }
 
-/// What a name in a checkpoint root stands for.
+/// The meaning of a name in a checkpoint root.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RootName {
     /// A published checkpoint.
     Checkpoint(u64),
     /// A checkpoint moved aside while it is replaced.
     Displaced(u64),
-    /// Something half-written or half-deleted that nobody needs any more once its writer is gone.
+    /// Something half-written or half-deleted that is garbage once its writer is gone.
     Leftover,
-    /// Not ours, or not a folder of a checkpoint.
+    /// Not written by Bridge, or not a folder of a checkpoint.
     Other,
 }
 
-/// Reads the name of an entry of a checkpoint root. Checkpoint folders may have any number of digits, so that one
-/// renamed by hand is still seen; everything else has to look exactly as written here.
+/// Parses the name of an entry of a checkpoint root. Checkpoint folders may have any number of digits, so that one
+/// renamed by hand is still found; all other names must match exactly.
 pub(super) fn parse_root_name(name: &str) -> RootName {
     if let Some(iteration) = parse_iteration(name) {
         return RootName::Checkpoint(iteration);
@@ -71,8 +71,8 @@ pub(super) fn parse_iteration(name: &str) -> Option<u64> {
     plain.then(|| digits.parse().ok()).flatten()
 }
 
-/// The file of one part of what a rank writes for a group: `model-rank00000.safetensors`, and with more than one part
-/// `model-rank00000-part00001.safetensors` ... after it.
+/// The file of one part of a rank's tensors of a group: `model-rank00000.safetensors`, then, if there are several parts,
+/// `model-rank00000-part00001.safetensors` and so on.
 pub(super) fn shard_file_name(group: &str, rank: usize, part: usize) -> String {
     let part = if part == 0 { String::new() } else { format!("-part{part:05}") };
     format!("{group}-rank{rank:05}{part}{SHARD_EXTENSION}")

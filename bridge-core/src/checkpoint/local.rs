@@ -1,5 +1,5 @@
-//! The part of a tensor that one rank holds, as rectangular pieces of the whole: what a rank saves, and what it reads at any other
-//! layout. Reads and writes no files.
+//! The part of a tensor that one rank holds, as rectangular pieces of the whole tensor, for saving and for loading in any other
+//! layout. No file access belongs here.
 
 use std::ops::Range;
 
@@ -9,32 +9,32 @@ use super::region::{Region, Run, common_runs};
 use super::snapshot::ShardTensor;
 use super::tensor::HostTensor;
 
-/// How the part of a tensor that one rank holds lies in the whole.
+/// The position in the whole tensor of the part that one rank holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LocalLayout {
     /// Shape of the part.
     pub shape: Vec<usize>,
-    /// The dimension that is cut; `None` where the part is the whole.
+    /// The sharded dimension; `None` if the part is the whole tensor.
     pub cut: Option<Cut>,
 }
 
-/// One dimension of a tensor, cut over ranks.
+/// One dimension of a tensor, sharded over ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cut {
-    /// Which.
+    /// Its index.
     pub dim: usize,
-    /// Its size in the whole.
+    /// Its size in the whole tensor.
     pub size: usize,
-    /// The indices of the whole that the rank holds, in the order in which it holds them. Disjoint.
+    /// The indices of the whole tensor that the rank holds, in its order. Disjoint.
     pub parts: Vec<Range<usize>>,
 }
 
-/// A rectangle of a rank's part that is a rectangle of the whole, too.
+/// A rectangle of a rank's part that is also a rectangle of the whole tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Piece {
     /// Indices in the rank's part, for each dimension.
     local: Vec<Range<usize>>,
-    /// Where it begins in the whole.
+    /// Where it begins in the whole tensor.
     offset: Vec<usize>,
 }
 
@@ -43,13 +43,13 @@ impl Piece {
         self.local.iter().map(ExactSizeIterator::len).collect()
     }
 
-    /// Indices in the whole.
+    /// Indices in the whole tensor.
     fn global(&self) -> Vec<Range<usize>> {
         self.offset.iter().zip(&self.local).map(|(start, range)| *start..start + range.len()).collect()
     }
 
-    /// The elements of the piece that lie next to each other in the rank's part: `source` counts from the beginning of the part,
-    /// `target` from that of the piece.
+    /// The contiguous runs of the piece in the rank's part: `source` counts from the beginning of the part, `target` from that of the
+    /// piece.
     fn runs(&self, shape: &[usize]) -> impl Iterator<Item = Run> + use<> {
         common_runs(Region { offset: &vec![0; shape.len()], extent: shape }, &self.local)
     }
@@ -75,7 +75,7 @@ impl LocalLayout {
         self.shape.iter().product()
     }
 
-    /// The pieces that elements `flat` of the part (row-major) make up.
+    /// The pieces that consist of elements `flat` of the part (row-major).
     fn pieces(&self, flat: &Range<usize>) -> Vec<Piece> {
         let boxes = if *flat == (0..self.num_elements()) {
             vec![self.shape.iter().map(|&size| 0..size).collect()]
@@ -85,7 +85,7 @@ impl LocalLayout {
         boxes.into_iter().flat_map(|local| self.split_at_parts(local)).collect()
     }
 
-    /// Cuts a rectangle where the part of the rank has a seam.
+    /// Splits a rectangle where the indices of the rank's part are not contiguous.
     fn split_at_parts(&self, local: Vec<Range<usize>>) -> Vec<Piece> {
         let offset: Vec<usize> = local.iter().map(|range| range.start).collect();
         let Some(Cut { dim, parts, .. }) = &self.cut else {
@@ -117,14 +117,14 @@ impl LocalLayout {
             }
         }
         if flat.end > self.num_elements() || flat.len() != held {
-            let reason = format!("elements {flat:?} of {:?} were announced, {held} are given", self.shape);
+            let reason = format!("elements {flat:?} of {:?} were expected, {held} are given", self.shape);
             return Err(CheckpointError::invalid_snapshot(name, reason));
         }
         Ok(())
     }
 }
 
-/// The rectangles that a run of elements of a row-major tensor makes up: rows that are begun, whole rows, a row that is left.
+/// The rectangles of a run of elements of a row-major tensor: the end of a row, whole rows, the beginning of a row.
 fn boxes(shape: &[usize], flat: Range<usize>) -> Vec<Vec<Range<usize>>> {
     if flat.is_empty() {
         return Vec::new();
@@ -151,11 +151,11 @@ fn boxes(shape: &[usize], flat: Range<usize>) -> Vec<Vec<Range<usize>>> {
 }
 
 impl ShardTensor<'static> {
-    /// The slices of the tensor `name` that a rank saves: those that elements `flat` of its part (row-major) make up. `values` has
-    /// exactly these elements; its shape does not matter. Memory is shared where a slice is contiguous.
+    /// The slices of the tensor `name` that a rank saves: elements `flat` of its part (row-major). `values` has exactly these
+    /// elements; its shape does not matter. A contiguous slice shares its memory.
     ///
     /// # Errors
-    /// When `values` has another number of elements, or `layout` contradicts itself.
+    /// If `values` has another number of elements, or `layout` contradicts itself.
     pub fn of_local(
         name: &str,
         layout: &LocalLayout,
@@ -184,12 +184,12 @@ impl ShardTensor<'static> {
 }
 
 impl Checkpoint {
-    /// Reads elements `flat` of a rank's part of a tensor, whatever the layout it was saved at. The result has one dimension.
+    /// Reads elements `flat` of a rank's part of a tensor, saved in any layout. The result has one dimension.
     ///
-    /// Besides the result, memory is needed for one piece of it that is not contiguous, and a megabyte.
+    /// Besides the result, this needs memory for one non-contiguous piece of it, and a megabyte.
     ///
     /// # Errors
-    /// When there is no tensor of that name, the whole has another shape, or a file cannot be read.
+    /// If there is no tensor of that name, the whole tensor has another shape, or a file cannot be read.
     pub fn load_local(
         &self,
         name: &str,

@@ -1,5 +1,5 @@
-//! The content of `metadata.json`: which files a checkpoint consists of and which of them holds which slice of which
-//! tensor. Opens no shard.
+//! The content of `metadata.json`: the files of a checkpoint, and which file holds which slice of which tensor. Opens no
+//! shard.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -13,7 +13,7 @@ use super::region::{Region, tiling_problem};
 use super::shard::WrittenShard;
 use super::tensor::DType;
 
-/// The format written, and the newest that is read.
+/// The format version that is written, and the newest that can be read.
 pub const FORMAT_VERSION: u32 = 1;
 
 /// The content of `metadata.json`.
@@ -25,7 +25,7 @@ pub struct Metadata {
     pub producer: String,
     /// The step that was saved.
     pub iteration: u64,
-    /// When, in seconds since 1970-01-01 UTC.
+    /// Time of the save, in seconds since 1970-01-01 UTC.
     pub saved_at_unix_seconds: u64,
     /// Every other file of the folder, by its path inside.
     pub files: BTreeMap<String, FileRecord>,
@@ -51,11 +51,11 @@ pub struct TensorRecord {
     pub dtype: DType,
     /// The shape of the whole tensor.
     pub shape: Vec<usize>,
-    /// What tiles it: no two overlap, together they are all of it.
+    /// The slices that tile it, without overlaps or gaps.
     pub slices: Vec<SliceRecord>,
 }
 
-/// Where a slice of a tensor lies.
+/// The location of a slice of a tensor.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SliceRecord {
     /// The shard file.
@@ -64,14 +64,14 @@ pub struct SliceRecord {
     pub key: String,
     /// Where the slice begins in the whole tensor, per dimension.
     pub offset: Vec<usize>,
-    /// How far it reaches, per dimension.
+    /// Its extent, per dimension.
     pub extent: Vec<usize>,
 }
 
-/// Adds what `shards` hold to `files` and returns the tensors they make up.
+/// Adds the files of `shards` to `files` and returns the tensors that their slices form.
 ///
 /// # Errors
-/// When two ranks wrote the same file, disagree about a tensor, or wrote slices that do not tile it.
+/// If two ranks wrote the same file, disagree about a tensor, or wrote slices that do not tile it.
 pub(super) fn merge_shards(
     shards: &[WrittenShard],
     files: &mut BTreeMap<String, FileRecord>,
@@ -115,7 +115,7 @@ pub(super) fn merge_shards(
 }
 
 impl TensorRecord {
-    /// Why this record describes no tensor, if it does not.
+    /// Why this record is invalid, if it is.
     fn problem(&self) -> Option<String> {
         if self.dtype.byte_len(&self.shape).is_none() {
             return Some(format!("{:?} has more bytes than can be addressed", self.shape));
@@ -126,7 +126,7 @@ impl TensorRecord {
 }
 
 impl Metadata {
-    /// Why this describes no checkpoint, if it does not: another program may have written it, checksum and all.
+    /// Why this metadata is invalid, if it is: another program may have written it, with a correct checksum.
     pub(super) fn problem(&self) -> Option<String> {
         let bad_name = |name: &String| {
             if name == METADATA_FILE {
@@ -138,7 +138,7 @@ impl Metadata {
         let bad_tensor = |(name, record): (&String, &TensorRecord)| {
             let unlisted = record.slices.iter().find(|slice| !self.files.contains_key(&slice.file));
             unlisted
-                .map(|slice| format!("tensor `{name}` lies in `{}`, which is not listed", slice.file))
+                .map(|slice| format!("tensor `{name}` is in `{}`, which is not listed", slice.file))
                 .or_else(|| record.problem().map(|problem| format!("tensor `{name}`: {problem}")))
         };
         self.files.keys().find_map(bad_name).or_else(|| self.tensors.iter().find_map(bad_tensor))

@@ -1,11 +1,11 @@
-//! Checkpoints on disk: writing, finding, verifying and reading them. No tensors of a back end, no config types and no
-//! model names live here; callers hand over host memory and plain numbers.
+//! Checkpoints on disk: writing, finding, verifying and reading them. No backend tensors, config types or model names
+//! belong here; callers pass host memory and plain numbers.
 //!
-//! # What lies where
+//! # Files
 //!
 //! ```text
 //! <root>/
-//!   iter_0000100/                        one whole checkpoint, published by a single rename
+//!   iter_0000100/                        one complete checkpoint, published by a single rename
 //!     metadata.json                      tensor index, sizes and checksums of every other file, and its own checksum
 //!     model-rank00000.safetensors        shards, one or more per group and rank
 //!     optimizer-rank00000.safetensors
@@ -13,26 +13,25 @@
 //!     train_state.json                   counters and the state of scheduler, RNG, loss scaler ...
 //!     ...                                tokenizer files and other small files, all checksummed
 //!   latest_checkpointed_iteration.txt    decimal step of the checkpoint to resume from
-//!   checkpoint_journal.json              what the last save was doing; tells an interrupted save from a damaged pointer
-//!   .tmp-iter_0000200/                   a save under way, or what a killed one left; never read
+//!   checkpoint_journal.json              state of the last save; distinguishes an interrupted save from a damaged pointer
+//!   .tmp-iter_0000200/                   a save in progress, or the remains of a killed one; never read
 //!   .old-iter_0000100/                   the checkpoint being replaced, on file systems that cannot swap two folders
-//!   .trash-iter_0000050/                 a deletion under way; never read
+//!   .trash-iter_0000050/                 a deletion in progress; never read
 //! ```
 //!
 //! # Invariants
 //!
-//! 1. A folder named `iter_*` is whole from the moment it has that name: every byte was synced under another name first.
-//! 2. At every moment of a save the checkpoint that was newest before it can be found, also when the same iteration is
-//!    saved again.
+//! 1. A folder named `iter_*` is complete from the moment it has that name: every byte was synced under another name first.
+//! 2. At every moment of a save the previously newest checkpoint can be found, even if the same iteration is saved again.
 //! 3. Every byte of every file of a checkpoint, `metadata.json` included, is covered by a checksum.
-//! 4. [`CheckpointStore::resolve`] answers [`Resolution::NothingFound`] only where no save was ever published. Damage is
+//! 4. [`CheckpointStore::resolve`] returns [`Resolution::NothingFound`] only if no save was ever published. Damage is
 //!    an error, or with [`OnDamaged::Fallback`] an entry of the [`LoadReport`].
 //!
 //! # Many ranks
 //!
-//! Every rank writes what it holds of each tensor as rectangular slices ([`LocalLayout`]), through a [`ShardedWriter`] that fails on all
-//! ranks or on none. [`Checkpoint::load_local`] reads a rank's part at any other layout, and only its bytes. While the first rank looks for the
-//! checkpoint to load, all ranks verify their shares of its files ([`look_together`]).
+//! Every rank writes its part of each tensor as rectangular slices ([`LocalLayout`]), through a [`ShardedWriter`] that fails on all
+//! ranks or on none. [`Checkpoint::load_local`] reads a rank's part in any other layout, and only its bytes. While the first rank searches
+//! for the checkpoint to load, all ranks verify their share of its files ([`look_together`]).
 //!
 //! # Writing and reading
 //!
