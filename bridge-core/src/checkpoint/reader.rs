@@ -1,7 +1,7 @@
 //! Reading an opened checkpoint: small files, whole tensors and any part of them, across shards, in bounded memory.
-//! Chooses no checkpoint and verifies none.
+//! Choosing and verifying checkpoints does not belong here.
 //!
-//! Shards are read with positioned reads, not mapped: a file cut off under the reader is an error, not a signal, and
+//! Shards are read with positioned reads, not mapped: a file truncated during reading is an error, not a signal, and
 //! pages of the file do not count as memory of the process.
 
 use std::collections::BTreeMap;
@@ -16,25 +16,25 @@ use super::tensor::{DType, HostTensor};
 use super::train_state::TrainState;
 use super::verify::VerifiedFile;
 
-/// Runs shorter than this are read through a window, so that a narrow column of a matrix is not a system call a row.
+/// Runs shorter than this are read through a window, so that a narrow column of a matrix does not cost a system call per row.
 const DIRECT_READ_BYTES: usize = 32 << 10;
 /// Bytes of that window: all the memory that reading needs besides the tensor.
 const WINDOW_BYTES: usize = 1 << 20;
 
-/// Where a slice lies in its shard file.
+/// The location of a slice in its shard file.
 #[derive(Debug)]
 pub(super) struct StoredSlice {
     /// First byte, counted from the beginning of the file.
     pub(super) start: u64,
 }
 
-/// A checkpoint that was verified and can be read. It stays readable when it is deleted or replaced meanwhile.
+/// A verified checkpoint. It stays readable even if it is deleted or replaced meanwhile.
 #[derive(Debug)]
 pub struct Checkpoint {
     path: PathBuf,
     metadata: Metadata,
     files: BTreeMap<String, VerifiedFile>,
-    /// For every tensor of the metadata, one entry for every slice of it.
+    /// For every tensor of the metadata, one entry per slice.
     slices: BTreeMap<String, Vec<StoredSlice>>,
 }
 
@@ -66,10 +66,10 @@ impl Checkpoint {
         &self.metadata
     }
 
-    /// Where the run stood.
+    /// The train state of the run.
     ///
     /// # Errors
-    /// When the file cannot be read, or is no train state that this version knows.
+    /// If the file cannot be read, or is not a train state that this version supports.
     pub fn train_state(&self) -> Result<TrainState, CheckpointError> {
         let bytes = self.file(TRAIN_STATE_FILE)?;
         serde_json::from_slice(&bytes).map_err(|e| self.malformed(TRAIN_STATE_FILE, e.to_string()))
@@ -84,7 +84,7 @@ impl Checkpoint {
         String::from_utf8(bytes).map_err(|e| self.malformed(RUN_CONFIG_FILE, e.to_string()))
     }
 
-    /// The names of all files but the metadata: shards, run config, train state, and what else was saved.
+    /// The names of all files except the metadata: shards, run config, train state, and other saved files.
     pub fn file_names(&self) -> impl Iterator<Item = &str> {
         self.files.keys().map(String::as_str)
     }
@@ -113,10 +113,10 @@ impl Checkpoint {
         self.metadata.tensors.iter().filter(move |(_, record)| record.group == group).map(|(name, _)| name.as_str())
     }
 
-    /// What is known of a tensor.
+    /// The metadata of a tensor.
     ///
     /// # Errors
-    /// When there is none of that name.
+    /// If there is none of that name.
     pub fn tensor(&self, name: &str) -> Result<&TensorRecord, CheckpointError> {
         self.metadata.tensors.get(name).ok_or_else(|| CheckpointError::UnknownTensor {
             path: self.path.clone(),
@@ -125,10 +125,10 @@ impl Checkpoint {
         })
     }
 
-    /// Checks that a tensor is what the program expects, before any of it is read.
+    /// Checks type and shape of a tensor before any of it is read.
     ///
     /// # Errors
-    /// When there is none of that name, or it has another type or shape.
+    /// If there is none of that name, or it has another type or shape.
     pub fn expect(&self, name: &str, dtype: DType, shape: &[usize]) -> Result<&TensorRecord, CheckpointError> {
         let record = self.tensor(name)?;
         if record.dtype == dtype && record.shape == shape {
@@ -146,16 +146,16 @@ impl Checkpoint {
         })
     }
 
-    /// Reads all of a tensor.
+    /// Reads a whole tensor.
     ///
     /// # Errors
-    /// When there is none of that name, or a file cannot be read.
+    /// If there is none of that name, or a file cannot be read.
     pub fn load_tensor(&self, name: &str) -> Result<HostTensor, CheckpointError> {
         let whole: Vec<Range<usize>> = self.tensor(name)?.shape.iter().map(|&dim| 0..dim).collect();
         self.load_slice(name, &whole)
     }
 
-    /// Reads the part of a tensor that `ranges` name, one for each dimension. The result has their lengths as its shape.
+    /// Reads part of a tensor, given by one range per dimension. The shape of the result is the lengths of `ranges`.
     ///
     /// # Errors
     /// When there is no tensor of that name, `ranges` reach outside it, or a file cannot be read.
@@ -168,11 +168,11 @@ impl Checkpoint {
         HostTensor::new(record.dtype, shape, bytes)
     }
 
-    /// As [`load_slice`](Self::load_slice), into memory of the caller: little-endian, row-major. Besides it, a megabyte
-    /// is needed, whatever the size of tensor and part.
+    /// As [`load_slice`](Self::load_slice), into the caller's memory: little-endian, row-major. Needs one more megabyte,
+    /// whatever the size of the tensor and the part.
     ///
     /// # Errors
-    /// As [`load_slice`](Self::load_slice), and when `target` does not have exactly the length of the part.
+    /// As [`load_slice`](Self::load_slice), and if the length of `target` is not that of the part.
     pub fn read_slice_into(
         &self,
         name: &str,
@@ -197,7 +197,7 @@ impl Checkpoint {
     }
 
     fn source(&self, slice: &SliceRecord, stored: &StoredSlice, dtype: DType) -> SliceSource<'_> {
-        // Both were checked when the checkpoint was opened: the file is listed, the slice fits in memory.
+        // Both were checked when the checkpoint was opened: the file is listed, and the slice fits in memory.
         let len = dtype.byte_len(&slice.extent).unwrap_or(0);
         SliceSource { file: &self.files[&slice.file], start: stored.start, len, window: Vec::new(), window_start: 0 }
     }
@@ -218,7 +218,7 @@ fn invalid_slice(name: &str, record: &TensorRecord, ranges: &[Range<usize>], rea
     CheckpointError::InvalidSlice { name, shape, ranges, reason }
 }
 
-/// Bytes of the part that `ranges` name, once it is known to lie inside the tensor.
+/// Bytes of the part given by `ranges`, after checking that it lies inside the tensor.
 fn checked_byte_len(name: &str, record: &TensorRecord, ranges: &[Range<usize>]) -> Result<usize, CheckpointError> {
     let inside = |(range, &dim): (&Range<usize>, &usize)| range.start <= range.end && range.end <= dim;
     if ranges.len() != record.shape.len() {
@@ -252,7 +252,7 @@ struct SliceSource<'f> {
 }
 
 impl SliceSource<'_> {
-    /// Fills `target` with what begins at byte `at` of the slice.
+    /// Fills `target` from byte `at` of the slice on.
     fn read(&mut self, at: usize, target: &mut [u8]) -> Result<(), CheckpointError> {
         if target.len() >= DIRECT_READ_BYTES || target.len() == self.len {
             return self.file.read_exact_at(target, self.start + at as u64);

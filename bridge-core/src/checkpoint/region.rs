@@ -1,8 +1,8 @@
-//! Arithmetic of rectangular parts of row-major tensors: cover, intersection, contiguous runs. Touches no bytes.
+//! Arithmetic of rectangular regions of row-major tensors: tiling, intersection, contiguous runs. Touches no bytes.
 
 use std::ops::Range;
 
-/// Part of a tensor: where it begins and how far it reaches, per dimension.
+/// A rectangular region of a tensor: offset and extent per dimension.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Region<'a> {
     pub(super) offset: &'a [usize],
@@ -21,13 +21,13 @@ impl Region<'_> {
     }
 }
 
-/// Elements of a tensor whose number of bytes was checked. The zero of an empty one may come after dimensions whose
-/// product does not fit.
+/// Number of elements of a tensor whose size in bytes was checked. In an empty tensor, the zero may come after dimensions
+/// whose product overflows.
 fn count(dims: impl Iterator<Item = usize> + Clone) -> usize {
     if dims.clone().any(|dim| dim == 0) { 0 } else { dims.product() }
 }
 
-/// Why `regions` do not tile a tensor of `shape` exactly, if they do not. `shape` has been checked to fit in memory.
+/// Why `regions` do not tile a tensor of `shape` exactly, if so. `shape` has been checked to fit in memory.
 pub(super) fn tiling_problem(shape: &[usize], regions: &[Region<'_>]) -> Option<String> {
     for Region { offset, extent } in regions {
         let ranks_fit = offset.len() == shape.len() && extent.len() == shape.len();
@@ -48,8 +48,8 @@ pub(super) fn tiling_problem(shape: &[usize], regions: &[Region<'_>]) -> Option<
     (expected != found).then(|| format!("its slices hold {found} of {expected} elements"))
 }
 
-/// Two regions that overlap, if any do. A sweep along the first dimension: a tensor cut over thousands of ranks has thousands of slices,
-/// and each meets only those that begin before it ends.
+/// Two overlapping regions, if there are any. Sweeps along the first dimension, because a tensor sharded over thousands of ranks has
+/// thousands of slices; each is compared only with those that begin before it ends.
 fn overlapping<'r, 'a>(regions: &'r [Region<'a>]) -> Option<(&'r Region<'a>, &'r Region<'a>)> {
     let start = |region: &Region| region.offset.first().copied().unwrap_or(0);
     let end = |region: &Region| start(region) + region.extent.first().copied().unwrap_or(1);
@@ -66,7 +66,7 @@ fn overlapping<'r, 'a>(regions: &'r [Region<'a>]) -> Option<(&'r Region<'a>, &'r
     None
 }
 
-/// Elements that lie next to each other both in a stored slice and in the part that is read.
+/// Elements that are contiguous both in a stored slice and in the part that is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Run {
     /// First element, counted from the beginning of the stored slice.
@@ -89,7 +89,7 @@ pub(super) fn common_runs(stored: Region<'_>, wanted: &[Range<usize>]) -> impl I
         .collect();
     let wanted_extent: Vec<usize> = wanted.iter().map(ExactSizeIterator::len).collect();
     let (source_strides, target_strides) = (strides(stored.extent), strides(&wanted_extent));
-    // A dimension that is common as a whole continues where the one before it ends.
+    // A dimension that is completely common continues the run of the dimension before it.
     let whole = |d: usize| common[d].len() == stored.extent[d] && common[d].len() == wanted_extent[d];
     let split = (0..dims).rev().find(|&d| !whole(d)).unwrap_or(0);
     let len = count(common[split..].iter().map(ExactSizeIterator::len));

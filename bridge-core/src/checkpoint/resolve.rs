@@ -1,5 +1,5 @@
-//! Which checkpoint to continue from: the latest that is intact, with an account of everything that was odd on the way.
-//! Writes nothing and starts nothing afresh.
+//! Chooses the checkpoint to continue from: the latest intact one, with a report of all anomalies. Writes nothing and never
+//! decides to start from scratch.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,29 +18,28 @@ use super::store::{CheckpointStore, Place, RootEntry, RootState, iteration_of};
 use super::together::Verifier;
 use super::verify::Verification;
 
-/// What to do when the checkpoint to continue from is damaged.
+/// What to do if the checkpoint to continue from is damaged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnDamaged {
     /// Stop with an error that offers the intact one before it.
     #[default]
     Error,
-    /// Take the newest intact one before it and report what was passed over.
+    /// Take the newest intact one before it and report what was skipped.
     Fallback,
 }
 
 /// What to load from a [`CheckpointStore`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LoadRequest {
-    /// Exactly this iteration. Never another one: without it, or when it is damaged, that is an error under either
-    /// setting of `on_damaged`.
+    /// Exactly this iteration. If it is missing or damaged, that is an error under either setting of `on_damaged`.
     pub ckpt_step: Option<u64>,
     /// What to do about damage.
     pub on_damaged: OnDamaged,
-    /// How thoroughly to look for it.
+    /// How thoroughly to check for damage.
     pub verification: Verification,
 }
 
-/// Something worth telling that does not stop a load.
+/// An anomaly that does not prevent loading.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Notice {
@@ -48,24 +47,24 @@ pub enum Notice {
     InterruptedSave {
         /// What was being saved.
         iteration: u64,
-        /// What is loaded; the same if the checkpoint was published already.
+        /// The iteration that is loaded; the same if the checkpoint was already published.
         loaded: u64,
     },
-    /// There are checkpoints newer than the latest, from a run that went back.
+    /// There are checkpoints newer than the latest, from a run that went back to an earlier iteration.
     NewerIgnored {
-        /// What the pointer names.
+        /// The iteration that the pointer names.
         latest: u64,
         /// Their iterations.
         newer: Vec<u64>,
     },
-    /// The checkpoint saved last is gone, and the pointer names another one that is there.
+    /// The checkpoint saved last is missing, and the pointer names another one that exists.
     LastSaveRemoved {
-        /// What was saved last.
+        /// The iteration saved last.
         saved: u64,
-        /// What the pointer names.
+        /// The iteration that the pointer names.
         pointer: u64,
     },
-    /// Something was wrong that [`OnDamaged::Fallback`] allows going on from.
+    /// Damage that [`OnDamaged::Fallback`] tolerates.
     Fault(RootFault),
 }
 
@@ -79,27 +78,27 @@ impl fmt::Display for Notice {
                 write!(f, "the save of iteration {iteration} was interrupted; iteration {loaded} is the latest")
             }
             Self::NewerIgnored { latest, newer } => {
-                write!(f, "{LATEST_FILE} names iteration {latest}; newer ones are there and not used: {newer:?}")
+                write!(f, "{LATEST_FILE} names iteration {latest}; newer ones exist and are not used: {newer:?}")
             }
             Self::LastSaveRemoved { saved, pointer } => {
-                write!(f, "iteration {saved}, saved last, is gone; {LATEST_FILE} names iteration {pointer}")
+                write!(f, "iteration {saved}, which was saved last, is missing; {LATEST_FILE} names iteration {pointer}")
             }
             Self::Fault(fault) => fault.fmt(f),
         }
     }
 }
 
-/// What was odd on the way to a checkpoint.
+/// The anomalies found while resolving a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct LoadReport {
-    /// Damaged checkpoints passed over, newest first.
+    /// Damaged checkpoints that were skipped, newest first.
     pub skipped: Vec<SkippedCheckpoint>,
     /// Everything else.
     pub notices: Vec<Notice>,
 }
 
 impl LoadReport {
-    /// Whether nothing is to be told.
+    /// Whether there is nothing to report.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.skipped.is_empty() && self.notices.is_empty()
@@ -110,7 +109,7 @@ impl fmt::Display for LoadReport {
     /// One paragraph for each entry; nothing for an empty report.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let notices = self.notices.iter().map(Notice::to_string);
-        let skipped = self.skipped.iter().map(|skipped| format!("{skipped}\n  passed over"));
+        let skipped = self.skipped.iter().map(|skipped| format!("{skipped}\n  skipped"));
         f.write_str(&notices.chain(skipped).collect::<Vec<_>>().join("\n"))
     }
 }
@@ -120,11 +119,11 @@ impl fmt::Display for LoadReport {
 pub struct Resolved {
     /// The checkpoint, verified.
     pub checkpoint: Checkpoint,
-    /// What to tell the user.
+    /// What to report to the user.
     pub report: LoadReport,
 }
 
-/// The answer of [`CheckpointStore::resolve`].
+/// The result of [`CheckpointStore::resolve`].
 #[derive(Debug)]
 pub enum Resolution {
     /// Continue from this.
@@ -136,7 +135,7 @@ pub enum Resolution {
     },
 }
 
-/// What the files of a root, taken together, say should be loaded.
+/// What should be loaded according to all files of a root.
 #[derive(Debug, PartialEq, Eq)]
 struct Plan {
     target: Target,
@@ -148,31 +147,31 @@ struct Plan {
 enum Target {
     /// Nothing was ever published.
     Nothing,
-    /// This one, which the journal confirms or which is there; failing that, one before it.
+    /// This one, which the journal confirms or which exists; otherwise one before it.
     Iteration(u64),
-    /// The newest intact one; `named` is an iteration that the pointer names and nothing else knows of.
+    /// The newest intact one; `named` is an iteration that only the pointer knows of.
     Newest { named: Option<u64> },
 }
 
 impl CheckpointStore {
     /// Finds, verifies and opens the checkpoint to continue from. May be called while a writer is at work.
     ///
-    /// Of a store that is a single folder, that one is loaded or an error returned, under either setting of
+    /// If the store is a single folder, that one is loaded or an error is returned, under either setting of
     /// [`OnDamaged`].
     ///
     /// # Errors
-    /// When the checkpoint asked for is missing or damaged, when with [`OnDamaged::Error`] the latest is damaged or
-    /// cannot be told, when there are checkpoints but none that may be used is intact, or when the disk refuses.
+    /// If the requested checkpoint is missing or damaged; if, with [`OnDamaged::Error`], the latest is damaged or unknown; if
+    /// there are checkpoints, but none that may be used is intact; or if the disk reports an error.
     pub fn resolve(&self, request: &LoadRequest) -> Result<Resolution, CheckpointError> {
         self.resolve_with(request, &Verifier::ALONE)
     }
 
-    /// As [`resolve`](Self::resolve), with the ranks that `verifier` has.
+    /// As [`resolve`](Self::resolve), verifying with the ranks of `verifier`.
     ///
     /// # Errors
     /// As [`resolve`](Self::resolve), and when ranks cannot communicate.
     pub fn resolve_with(&self, request: &LoadRequest, verifier: &Verifier<'_>) -> Result<Resolution, CheckpointError> {
-        /// What a writer does to the one checkpoint that is looked at takes less time than so many looks.
+        /// Attempts; a writer changes one checkpoint in less time than that.
         const ATTEMPTS: usize = 50;
         const PAUSE: Duration = Duration::from_millis(5);
         let root = match &self.place {
@@ -185,7 +184,7 @@ impl CheckpointStore {
             if matches!(&outcome, Ok(Resolution::Found(found)) if found.report.is_empty()) {
                 return outcome;
             }
-            // It may be the work of a writer, seen halfway. What is still the same now is no such thing.
+            // It may be a writer's work in progress. If nothing has changed now, it is not.
             let now = RootState::read(root)?;
             if now == state {
                 return outcome;
@@ -206,7 +205,7 @@ impl CheckpointStore {
             Ok(found) => found,
             Err(damage) => {
                 let iteration = iteration_of(folder);
-                // Others may lie beside it; that they cannot be read is not what the user asked about.
+                // There may be others beside it; the user did not ask whether they can be read.
                 let state = iteration.and_then(|_| RootState::read(parent_of(folder)).ok());
                 let entries = state.map(|state| state.entries).unwrap_or_default();
                 let before = iteration.map(|iteration| descending_before(&entries, iteration)).unwrap_or_default();
@@ -293,7 +292,7 @@ fn newer_than(entries: &BTreeMap<u64, RootEntry>, iteration: u64) -> Vec<u64> {
     entries.keys().copied().filter(|&other| other > iteration).collect()
 }
 
-/// The first of `candidates` that can be offered to the user: every byte of it is verified.
+/// The first of `candidates` whose every byte is verified, to offer it to the user.
 fn first_intact(
     candidates: &[u64],
     entries: &BTreeMap<u64, RootEntry>,
@@ -309,7 +308,7 @@ fn first_intact(
     Ok(None)
 }
 
-/// Weighs pointer, journal and folders against each other.
+/// Decides from the pointer, the journal and the folders.
 fn plan(state: &RootState) -> Plan {
     let mut plan = match &state.journal {
         JournalState::Valid(journal) => plan_with_journal(state, journal),
@@ -345,7 +344,7 @@ fn plan_with_journal(state: &RootState, journal: &Journal) -> Plan {
         Pointer::Iteration(named) => Some(*named),
         Pointer::Missing | Pointer::Garbage(_) => None,
     };
-    // What the pointer may say if nothing happened to it, and what should be loaded then.
+    // The values of an undamaged pointer, and what should be loaded for each.
     let (saved, allowed, best) = match journal {
         Journal::Saved { iteration } => (*iteration, [Some(*iteration); 2], Some(*iteration)),
         Journal::Saving { iteration, metadata_checksum, previous } => {
@@ -381,9 +380,9 @@ fn plan_with_journal(state: &RootState, journal: &Journal) -> Plan {
     Plan { target, fault, notices }
 }
 
-/// Whether the folder of `iteration` is the very checkpoint whose metadata has this checksum.
+/// Whether the folder of `iteration` is the checkpoint whose metadata has this checksum.
 fn is_published(state: &RootState, iteration: u64, checksum: Checksum) -> bool {
-    /// Enough for the opening of the file, with the checksum it states.
+    /// Enough for the beginning of the file, which contains the checksum.
     const OPENING_BYTES: u64 = 256;
     let Some(entry) = state.entries.get(&iteration) else {
         return false;

@@ -1,4 +1,4 @@
-//! Which checkpoints stay. Deletes only in [`prune`].
+//! Which checkpoints are kept. Deletes only in [`prune`].
 
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::Path;
@@ -9,9 +9,8 @@ use super::store::RootState;
 use super::verify::{Verification, verify_folder};
 use super::writer::move_to_trash;
 
-/// How many checkpoints are kept. Whatever it says, the checkpoint that the pointer names stays, so does the last one
-/// that is intact, and checkpoints newer than the latest, which a run that went back has abandoned, are neither counted
-/// nor deleted.
+/// How many checkpoints are kept. The checkpoint that the pointer names and the last intact one are always kept.
+/// Checkpoints newer than the latest, which a run that went back has abandoned, are neither counted nor deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RetentionPolicy {
     most_recent_k: Option<NonZeroUsize>,
@@ -19,8 +18,8 @@ pub struct RetentionPolicy {
 }
 
 impl RetentionPolicy {
-    /// Keeps the last `most_recent_k` checkpoints by iteration, or all for -1, and besides those every one whose
-    /// iteration is a multiple of `save_retain_interval`.
+    /// Keeps the last `most_recent_k` checkpoints by iteration (all for -1), and every one whose iteration is a multiple
+    /// of `save_retain_interval`.
     ///
     /// # Errors
     /// For a `most_recent_k` of 0 or below -1, and an interval of 0.
@@ -45,7 +44,7 @@ impl RetentionPolicy {
         Ok(Self { most_recent_k: k, save_retain_interval: interval })
     }
 
-    /// Those of `iterations`, ascending, that may go, oldest first.
+    /// Those of `iterations` (ascending) that may be deleted, oldest first.
     fn disposable(&self, iterations: &[u64], latest: u64) -> Vec<u64> {
         let Some(k) = self.most_recent_k else {
             return Vec::new();
@@ -65,7 +64,7 @@ pub(super) fn prune(
     known_intact: Option<u64>,
 ) -> Result<Vec<u64>, CheckpointError> {
     let state = RootState::read(root)?;
-    // Without a pointer nobody knows which checkpoint must stay.
+    // Without a pointer it is unknown which checkpoint must be kept.
     let Pointer::Iteration(latest) = state.pointer else {
         return Ok(Vec::new());
     };

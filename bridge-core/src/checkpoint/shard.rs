@@ -1,4 +1,4 @@
-//! Shard files: safetensors, written once, front to back, with the checksum taken on the way. Publishes nothing.
+//! Shard files: safetensors, written once, front to back, with a running checksum. Publishes nothing.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,10 +16,10 @@ use super::snapshot::{ShardTensor, TensorGroup};
 use super::tensor::DType;
 use super::writer::ProgressMeter;
 
-/// The key that safetensors keeps for itself.
+/// The key that safetensors reserves.
 const RESERVED_KEY: &str = "__metadata__";
 
-/// A shard file as one rank wrote it. Ranks send theirs to the one that publishes.
+/// A shard file as one rank wrote it. Ranks send these records to the rank that publishes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WrittenShard {
     /// Its name in the folder.
@@ -30,7 +30,7 @@ pub struct WrittenShard {
     pub checksum: Checksum,
     /// The group its tensors belong to.
     pub group: String,
-    /// What it holds.
+    /// Its tensors.
     pub tensors: Vec<WrittenTensor>,
 }
 
@@ -45,9 +45,9 @@ pub struct WrittenTensor {
     pub global_shape: Vec<usize>,
     /// The name inside the shard file.
     pub key: String,
-    /// Where the slice begins in the whole tensor, per dimension.
+    /// Offset of the slice in the whole tensor, per dimension.
     pub offset: Vec<usize>,
-    /// How far it reaches, per dimension.
+    /// Its extent, per dimension.
     pub extent: Vec<usize>,
 }
 
@@ -59,10 +59,10 @@ pub(super) struct ShardPlan<'s, 'a> {
     tensors: Vec<(String, &'s ShardTensor<'a>)>,
 }
 
-/// Divides the tensors of `groups` into files of at most `max_bytes`; a larger tensor gets a file of its own.
+/// Divides the tensors of `groups` into files of at most `max_bytes`; a larger tensor gets its own file.
 ///
 /// # Errors
-/// When a group's name makes no file name, or two tensors have the same key.
+/// If a group's name is not a valid file name, or two tensors have the same key.
 pub(super) fn plan_shards<'s, 'a>(
     groups: &'s [TensorGroup<'a>],
     rank: usize,
@@ -72,10 +72,10 @@ pub(super) fn plan_shards<'s, 'a>(
     for group in groups {
         let plain = !group.name.contains('/') && file_name_problem(&group.name).is_none();
         if !plain {
-            return Err(CheckpointError::invalid_snapshot(&group.name, "a group's name has to be a plain file name"));
+            return Err(CheckpointError::invalid_snapshot(&group.name, "a group's name must be a plain file name"));
         }
         let mut keyed: Vec<_> = unique_keys(&group.tensors)?.into_iter().collect();
-        // Wide elements first, so that every tensor is aligned for its type; sorting is stable, names stay in order.
+        // Wide elements first, so that every tensor is aligned for its type; the sort is stable, so names stay in order.
         keyed.sort_by_key(|(_, tensor)| std::cmp::Reverse(tensor.source.dtype().size()));
         let mut parts: Vec<ShardPlan<'s, 'a>> = Vec::new();
         let mut filled = 0u64;
@@ -114,7 +114,7 @@ fn unique_keys<'s, 'a>(
         }
         if keyed.insert(key.clone(), tensor).is_some() {
             return Err(CheckpointError::invalid_snapshot(key, "the group holds it twice"));
-        }
+            }
     }
     Ok(keyed)
 }
@@ -138,7 +138,7 @@ pub(super) fn write_shards(
         } {
             let result = write_shard(folder, plan, meter);
             if result.is_err() {
-                // The save has failed; what is left need not be written.
+                // The save has failed; the rest need not be written.
                 next.store(plans.len(), Ordering::Relaxed);
             }
             results.lock().unwrap_or_else(|e| e.into_inner()).push((index, result));

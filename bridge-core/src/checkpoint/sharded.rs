@@ -1,5 +1,5 @@
-//! One checkpoint written by all ranks of a run together: every rank its shards, the first rank all that exists once. What a rank holds
-//! is the caller's affair.
+//! One checkpoint written by all ranks of a run together: every rank writes its shards, the first rank all that exists once. What a rank
+//! holds belongs to the caller.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -15,7 +15,7 @@ use super::writer::{CheckpointWriter, SaveOptions, SaveReport, Staging};
 
 const BEGINNING: &str = "beginning a checkpoint";
 
-/// What ranks report to the first one.
+/// The name of the ranks' reports to the first one.
 const SHARDS: &str = "the list of shards";
 
 /// Writes checkpoints together with the same writer on the other ranks. Alone it is a [`CheckpointWriter`].
@@ -25,7 +25,7 @@ pub struct ShardedWriter {
     options: SaveOptions,
     /// On the first rank, which publishes.
     writer: Option<CheckpointWriter>,
-    /// Ranks that save together. Used by this writer alone, because a save in the background communicates while training does.
+    /// Ranks that save together. Used only by this writer, because a background save communicates concurrently with training.
     group: Group,
 }
 
@@ -34,7 +34,7 @@ impl ShardedWriter {
     /// use `group` for nothing else.
     ///
     /// # Errors
-    /// On every rank, when the first one cannot open `root`; those of the group.
+    /// On every rank, if the first one cannot open `root`; errors of the group.
     pub fn open(root: impl Into<PathBuf>, options: SaveOptions, group: Group) -> Result<Self, CheckpointError> {
         let root = root.into();
         let opened = match group.rank() {
@@ -45,14 +45,14 @@ impl ShardedWriter {
         Ok(Self { root, options, writer, group })
     }
 
-    /// Saves the snapshots of all ranks as one checkpoint. All ranks call this together, with the same step; what besides tensors is in
-    /// the first rank's snapshot counts.
+    /// Saves the snapshots of all ranks as one checkpoint. All ranks call this together, with the same step. Everything except tensors is
+    /// taken from the first rank's snapshot.
     ///
     /// The report is complete on the first rank; the others know only the bytes that they wrote themselves.
     ///
     /// # Errors
-    /// On every rank, when any rank cannot write or the slices of all ranks do not make up whole tensors. Nothing half-written is left,
-    /// and what was there before is untouched.
+    /// On every rank, if any rank cannot write or the slices of all ranks do not form whole tensors. Nothing half-written is left,
+    /// and earlier checkpoints are untouched.
     pub fn save(&self, snapshot: &Snapshot<'_>) -> Result<SaveReport, CheckpointError> {
         let Some(writer) = &self.writer else {
             return self.take_part(snapshot);
@@ -74,7 +74,7 @@ impl ShardedWriter {
         self.agree("publishing a checkpoint", report)
     }
 
-    /// The part of every rank but the first.
+    /// The part of every rank except the first.
     fn take_part(&self, snapshot: &Snapshot<'_>) -> Result<SaveReport, CheckpointError> {
         let started = Instant::now();
         let iteration = snapshot.run.train_state.step;
@@ -109,7 +109,7 @@ impl SaveSnapshots for ShardedWriter {
     }
 }
 
-/// Tells all ranks how a piece of work went on each, so that they fail together.
+/// Exchanges the outcome of a piece of work among all ranks, so that they fail together.
 fn agree<T>(group: &Group, doing: &'static str, result: Result<T, CheckpointError>) -> Result<T, CheckpointError> {
     if group.size() == 1 {
         return result;

@@ -1,4 +1,4 @@
-//! What is handed over to be saved. Writes nothing.
+//! The data of a save. Writes nothing.
 
 use std::collections::BTreeMap;
 
@@ -7,10 +7,10 @@ use bytes::Bytes;
 use super::tensor::TensorSource;
 use super::train_state::TrainState;
 
-/// What a checkpoint holds once, however many ranks there are.
+/// The data that a checkpoint holds once, on any number of ranks.
 #[derive(Debug, Clone, Default)]
 pub struct RunFiles {
-    /// Where the run stands; its `step` names the checkpoint.
+    /// The train state of the run; its `step` names the checkpoint.
     pub train_state: TrainState,
     /// The resolved configuration, as TOML.
     pub run_config: String,
@@ -18,19 +18,19 @@ pub struct RunFiles {
     pub files: BTreeMap<String, Bytes>,
 }
 
-/// Everything one process saves. With `'static` it owns or shares all memory and can be written in the background.
+/// Everything that one process saves. With `'static` it owns or shares all memory and can be written in the background.
 #[derive(Debug, Clone, Default)]
 pub struct Snapshot<'a> {
-    /// What is no tensor.
+    /// All data except tensors.
     pub run: RunFiles,
     /// Tensors by purpose.
     pub groups: Vec<TensorGroup<'a>>,
 }
 
-/// Tensors that are stored in shard files of their own, and can be listed apart from others.
+/// Tensors that are stored in separate shard files and can be listed separately.
 #[derive(Debug, Clone)]
 pub struct TensorGroup<'a> {
-    /// Opens the names of its shard files: `model`, `optimizer`.
+    /// Prefix of its shard files: `model`, `optimizer`.
     pub name: String,
     /// Its tensors.
     pub tensors: Vec<ShardTensor<'a>>,
@@ -43,22 +43,22 @@ pub struct ShardTensor<'a> {
     pub name: String,
     /// The shape of the whole tensor.
     pub global_shape: Vec<usize>,
-    /// Where the slice begins in the whole tensor, per dimension.
+    /// Offset of the slice in the whole tensor, per dimension.
     pub offset: Vec<usize>,
     /// The memory of the slice.
     pub source: TensorSource<'a>,
 }
 
 impl<'a> ShardTensor<'a> {
-    /// All of a tensor.
+    /// A whole tensor.
     pub fn whole(name: impl Into<String>, source: impl Into<TensorSource<'a>>) -> Self {
         let source = source.into();
         let global_shape = source.shape().to_vec();
         Self { name: name.into(), offset: vec![0; global_shape.len()], global_shape, source }
     }
 
-    /// The part of a tensor of `global_shape` that begins at `offset`. Whether it lies inside, and whether the parts of
-    /// all ranks make up the tensor, is checked when it is saved.
+    /// The slice at `offset` of a tensor of `global_shape`. The save checks that it lies inside, and that the slices of all
+    /// ranks tile the tensor.
     pub fn slice(
         name: impl Into<String>,
         global_shape: impl Into<Vec<usize>>,

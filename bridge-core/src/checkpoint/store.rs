@@ -1,4 +1,4 @@
-//! A checkpoint root, or one checkpoint folder, as it lies on disk: what is there, without judging which to use.
+//! A checkpoint root, or one checkpoint folder, as it is on disk. Which checkpoint to use is not decided here.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,11 +17,11 @@ use super::verify::{Verification, verify_folder};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct RootEntry {
     pub(super) path: PathBuf,
-    /// Tells it from one that later has the same name; `None` when it vanished while it was looked at.
+    /// Distinguishes it from one that later has the same name; `None` if it vanished while being inspected.
     id: Option<FileId>,
 }
 
-/// All that a root says about its checkpoints, at one moment.
+/// The state of a root at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct RootState {
     /// By iteration.
@@ -31,10 +31,10 @@ pub(super) struct RootState {
 }
 
 impl RootState {
-    /// Reads it. A writer may be at work meanwhile: when the journal is the same before and after, what was read in
-    /// between belongs together.
+    /// Reads it, possibly while a writer is at work: if the journal is the same before and after, everything read in
+    /// between is consistent.
     pub(super) fn read(root: &Path) -> Result<Self, CheckpointError> {
-        /// A writer makes a handful of small steps a save; it does not keep ahead of a reader for so long.
+        /// Attempts; a writer takes only a few small steps per save, so it cannot stay ahead of a reader for longer.
         const ATTEMPTS: usize = 100;
         let mut journal = read_journal(root)?;
         for _ in 0..ATTEMPTS {
@@ -67,23 +67,23 @@ fn read_entries(root: &Path) -> Result<BTreeMap<u64, RootEntry>, CheckpointError
             RootName::Displaced(iteration) => (&mut displaced, iteration),
             RootName::Leftover | RootName::Other => continue,
         };
-        // Of `iter_100` and `iter_0000100`, the one that Bridge writes.
+        // Of `iter_100` and `iter_0000100`, takes the one that Bridge writes.
         if !entries.contains_key(&iteration) || name == iteration_folder_name(iteration) {
             let id = fs::metadata(&path).ok().map(|metadata| FileId::of(&metadata));
             entries.insert(iteration, RootEntry { path, id });
         }
     }
-    // One that was moved aside counts as long as nothing has taken its place.
+    // A checkpoint that was moved aside counts as long as no other has its name.
     for (iteration, entry) in displaced {
         published.entry(iteration).or_insert(entry);
     }
     Ok(published)
 }
 
-/// What a path turned out to be.
+/// The kind of a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Place {
-    /// A folder with checkpoints in it, or a path where nothing is yet.
+    /// A folder with checkpoints, or a path that does not exist yet.
     Root(PathBuf),
     /// One checkpoint.
     Folder(PathBuf),
@@ -95,10 +95,10 @@ pub struct CheckpointStore {
     pub(super) place: Place,
 }
 
-/// What [`CheckpointStore::list`] says of a checkpoint.
+/// An entry of [`CheckpointStore::list`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CheckpointSummary {
-    /// The step; `None` for a damaged folder whose name does not say it.
+    /// The step; `None` for a damaged folder whose name does not contain it.
     pub iteration: Option<u64>,
     /// Its folder.
     pub path: PathBuf,
@@ -106,12 +106,12 @@ pub struct CheckpointSummary {
     pub bytes: u64,
     /// When it was saved; when its folder last changed, if it is damaged.
     pub saved_at: Option<SystemTime>,
-    /// What is wrong with it, as far as can be seen without reading whole files. Empty for a complete checkpoint.
+    /// Damage that can be found without reading whole files. Empty for a complete checkpoint.
     pub damage: Vec<Damage>,
 }
 
 impl CheckpointSummary {
-    /// Whether all its files are there, with their sizes. Their contents were not looked at.
+    /// Whether all its files exist with their sizes. Their contents were not checked.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         self.damage.is_empty()
@@ -119,11 +119,11 @@ impl CheckpointSummary {
 }
 
 impl CheckpointStore {
-    /// Looks at `path`: a root with `iter_` folders in it, or one such folder, whatever it is called now. A path where
-    /// nothing is counts as an empty root.
+    /// Opens `path`: a root with `iter_` folders, or one such folder under any name. A path that does not exist counts as an
+    /// empty root.
     ///
     /// # Errors
-    /// When `path` is something else than a folder, or a link that leads nowhere.
+    /// If `path` is not a folder, or is a dangling link.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self, CheckpointError> {
         let path = path.into();
         let named_like_one = path.file_name().and_then(|name| name.to_str()).and_then(parse_iteration).is_some();
@@ -131,7 +131,7 @@ impl CheckpointStore {
             Ok(metadata) if !metadata.is_dir() => return Err(CheckpointError::NotAFolder { path }),
             Ok(_) if named_like_one || path.join(METADATA_FILE).exists() => Place::Folder(path),
             Ok(_) => Place::Root(path),
-            // Somebody who names one checkpoint does not mean an empty root.
+            // A path that names one checkpoint does not mean an empty root.
             Err(e) if e.kind() == io::ErrorKind::NotFound && named_like_one => Place::Folder(path),
             Err(e) if e.kind() == io::ErrorKind::NotFound && fs::symlink_metadata(&path).is_err() => Place::Root(path),
             Err(e) => return Err(CheckpointError::io("open", &path)(e)),
@@ -147,7 +147,7 @@ impl CheckpointStore {
         }
     }
 
-    /// All checkpoints, oldest first, the damaged ones included. Reads metadata and sizes, not contents.
+    /// All checkpoints, oldest first, including damaged ones. Reads metadata and sizes, not contents.
     ///
     /// # Errors
     /// When the folder cannot be read.
@@ -158,7 +158,7 @@ impl CheckpointStore {
         })
     }
 
-    /// Opens the checkpoint of one iteration, without asking which is the latest and without falling back.
+    /// Opens the checkpoint of one iteration, without resolving the latest and without falling back.
     ///
     /// # Errors
     /// When there is none, or it is damaged.

@@ -1,5 +1,5 @@
-//! Tensors as plain host memory: an element type, a shape, little-endian bytes in row-major order. No arithmetic, no
-//! files, no tensors of a back end.
+//! Tensors as plain host memory: an element type, a shape, little-endian bytes in row-major order. No arithmetic, files
+//! or backend tensors belong here.
 
 use std::fmt;
 
@@ -49,10 +49,10 @@ impl DType {
         }
     }
 
-    /// Bytes of a tensor of this type with `shape`; `None` when the number does not fit.
+    /// Bytes of a tensor of this type with `shape`; `None` on overflow.
     #[must_use]
     pub fn byte_len(self, shape: &[usize]) -> Option<usize> {
-        // A zero anywhere makes the tensor empty, however large the other dimensions are.
+        // A zero makes the tensor empty, however large the other dimensions are.
         if shape.contains(&0) {
             return Some(0);
         }
@@ -92,7 +92,7 @@ pub trait Element: sealed::Sealed + Copy + Send + Sync + 'static {
     const DTYPE: DType;
     /// The elements as bytes, without copying.
     fn as_bytes(elements: &[Self]) -> &[u8];
-    /// The elements that `bytes` hold; `None` when some byte pattern stands for no element.
+    /// The elements in `bytes`; `None` if a byte pattern is not a valid element.
     fn from_bytes(bytes: &[u8]) -> Option<Vec<Self>>;
 }
 
@@ -125,7 +125,7 @@ impl Element for bool {
     }
 }
 
-/// A tensor that owns its memory, or shares it: cloning copies no elements.
+/// A tensor that owns or shares its memory: cloning copies no elements.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostTensor {
     dtype: DType,
@@ -137,14 +137,14 @@ impl HostTensor {
     /// A tensor of `bytes`: little-endian, row-major.
     ///
     /// # Errors
-    /// When the number of bytes is not the one that `dtype` and `shape` ask for.
+    /// If the number of bytes does not match `dtype` and `shape`.
     pub fn new(dtype: DType, shape: impl Into<Vec<usize>>, bytes: impl Into<Bytes>) -> Result<Self, CheckpointError> {
         let (shape, bytes) = (shape.into(), bytes.into());
         check_len(dtype, &shape, bytes.len())?;
         Ok(Self { dtype, shape, bytes })
     }
 
-    /// As [`new`](Self::new), around any owner of memory, without copying: the buffer of another tensor library.
+    /// As [`new`](Self::new), around any owner of memory without copying, such as another tensor library's buffer.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -155,10 +155,10 @@ impl HostTensor {
         Self::new(dtype, shape, Bytes::from_owner(owner))
     }
 
-    /// Takes over `elements` without copying them.
+    /// Takes ownership of `elements` without copying them.
     ///
     /// # Errors
-    /// When `shape` has another number of elements.
+    /// If `shape` has another number of elements.
     pub fn from_vec<T: Element>(shape: impl Into<Vec<usize>>, elements: Vec<T>) -> Result<Self, CheckpointError> {
         struct Owner<T>(Vec<T>);
         impl<T: Element> AsRef<[u8]> for Owner<T> {
@@ -210,7 +210,7 @@ impl HostTensor {
             });
         }
         T::from_bytes(&self.bytes).ok_or_else(|| CheckpointError::InvalidTensor {
-            reason: format!("some element is no valid {}", self.dtype),
+            reason: format!("an element is not a valid {}", self.dtype),
         })
     }
 }
@@ -227,7 +227,7 @@ impl<'a> TensorView<'a> {
     /// A view of `bytes`: little-endian, row-major.
     ///
     /// # Errors
-    /// When the number of bytes is not the one that `dtype` and `shape` ask for.
+    /// If the number of bytes does not match `dtype` and `shape`.
     pub fn new(dtype: DType, shape: impl Into<Vec<usize>>, bytes: &'a [u8]) -> Result<Self, CheckpointError> {
         let shape = shape.into();
         check_len(dtype, &shape, bytes.len())?;
@@ -237,13 +237,13 @@ impl<'a> TensorView<'a> {
     /// A view of `elements`.
     ///
     /// # Errors
-    /// When `shape` has another number of elements.
+    /// If `shape` has another number of elements.
     pub fn from_slice<T: Element>(shape: impl Into<Vec<usize>>, elements: &'a [T]) -> Result<Self, CheckpointError> {
         Self::new(T::DTYPE, shape, T::as_bytes(elements))
     }
 }
 
-/// The memory of a tensor that is saved: shared or borrowed.
+/// The memory of a tensor to be saved: shared or borrowed.
 #[derive(Debug, Clone)]
 pub enum TensorSource<'a> {
     /// Memory that the save keeps alive.

@@ -1,5 +1,5 @@
-//! Verifying with all ranks: the first one decides which folders are looked at, and every rank reads its share of their files. A terabyte
-//! takes one rank longer than the others would wait for it.
+//! Verifying with all ranks: the first one decides which folders to verify, and every rank reads its share of their files. One rank alone
+//! would take longer for a terabyte than the others wait.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -14,10 +14,10 @@ use super::verify::{Share, Verification, verify_folder, verify_share};
 
 const DAMAGE: &str = "the list of damage";
 
-/// What became of a folder.
+/// The outcome for a folder.
 pub(super) type Verified = Result<Checkpoint, Vec<Damage>>;
 
-/// Who reads the files of the folders that a search for a checkpoint comes by: one rank, or all.
+/// The ranks that read the files of the folders during the search for a checkpoint: one rank, or all.
 #[derive(Debug)]
 pub struct Verifier<'a> {
     others: Option<&'a Group>,
@@ -40,9 +40,9 @@ impl Verifier<'_> {
                 let own = verified.as_ref().err().cloned().unwrap_or_default();
                 let mut damage = exchange::collect(group, own, DAMAGE)?.concat();
                 damage.sort_by(|a, b| a.file().cmp(b.file()));
-                // What is no matter of contents every rank has seen.
+                // Every rank has found the damage that does not depend on contents.
                 damage.dedup();
-                // One process does not ask for the form of files when it has found some with other bytes than were written.
+                // A single process does not check the form of files after it has found checksum errors.
                 let is_form = |damage: &Damage| matches!(damage, Damage::Malformed { .. });
                 if !damage.iter().all(is_form) {
                     damage.retain(|damage| !is_form(damage));
@@ -54,8 +54,8 @@ impl Verifier<'_> {
     }
 }
 
-/// Lets the first rank of `group` `look` for a checkpoint, while the others verify their shares of what it comes by. All ranks call this
-/// together; the result is the first one's.
+/// Lets the first rank of `group` `look` for a checkpoint, while the others verify their shares of the folders that it visits. All ranks
+/// call this together; the result is the first rank's.
 ///
 /// # Errors
 /// When ranks cannot communicate.
@@ -76,7 +76,7 @@ pub fn look_together<T>(group: &Group, look: impl FnOnce(&Verifier<'_>) -> T) ->
     Ok(None)
 }
 
-/// Tells the other ranks which folder is next; `None` ends their part.
+/// Announces the next folder to the other ranks; `None` ends their part.
 fn announce(group: &Group, folder: Option<&Path>) -> Result<(), CheckpointError> {
     let mut length = [folder.map_or(-1, |folder| folder.as_os_str().len() as i64)];
     group.broadcast((&mut length).into(), 0)?;

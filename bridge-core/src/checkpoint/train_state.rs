@@ -1,9 +1,9 @@
-//! Where a run stands: counters and the state of everything that is not a tensor. Knows no scheduler or RNG type.
+//! The progress of a run: counters and the state of everything that is not a tensor. Knows no scheduler or RNG type.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// The progress of a run, as `train_state.json` of a checkpoint holds it. Every finite float, here and in
+/// The progress of a run, as in `train_state.json` of a checkpoint. Every finite float, here and in
 /// [`extra`](Self::extra), reads back bit for bit.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -12,20 +12,20 @@ pub struct TrainState {
     pub step: u64,
     /// Training samples consumed.
     pub consumed_train_samples: u64,
-    /// Training samples passed over without training on them.
+    /// Training samples skipped without training on them.
     pub skipped_train_samples: u64,
     /// Validation samples consumed.
     pub consumed_valid_samples: u64,
     /// Floating-point operations done since the first step.
     #[serde(with = "any_float")]
     pub floating_point_operations_so_far: f64,
-    /// Whether training is wanted.
+    /// Whether training is enabled.
     pub do_train: bool,
-    /// Whether validation is wanted.
+    /// Whether validation is enabled.
     pub do_valid: bool,
-    /// Whether testing is wanted.
+    /// Whether testing is enabled.
     pub do_test: bool,
-    /// Whether the validation that was due at this step was stopped, so that a resumed run makes up for it.
+    /// Whether the validation that was due at this step was stopped, so that a resumed run repeats it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub owes_validation: bool,
     /// State of the scheduler, RNG, loss scaler, rerun state machine ... one key each. JSON has no NaN and no infinity:
@@ -35,7 +35,7 @@ pub struct TrainState {
 }
 
 impl Default for TrainState {
-    /// Step 0 with everything wanted.
+    /// Step 0 with everything enabled.
     fn default() -> Self {
         Self {
             step: 0,
@@ -52,7 +52,7 @@ impl Default for TrainState {
     }
 }
 
-/// Floats as JSON numbers, and what JSON lacks as text: `"inf"`, `"-inf"`, `"nan"`.
+/// Floats as JSON numbers, and the values that JSON lacks as text: `"inf"`, `"-inf"`, `"nan"`.
 mod any_float {
     use serde::de::Error;
     use serde::{Deserialize, Deserializer, Serializer};

@@ -1,5 +1,5 @@
-//! Verifying a checkpoint folder against its own metadata. Never panics on what it finds, never repairs, never chooses
-//! another checkpoint.
+//! Verifying a checkpoint folder against its own metadata. Never panics on damage, never repairs, never chooses another
+//! checkpoint.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -19,26 +19,26 @@ use super::layout::{METADATA_FILE, RootName, SHARD_EXTENSION, parse_root_name};
 use super::metadata::{FORMAT_VERSION, FileRecord, Metadata};
 use super::reader::{Checkpoint, StoredSlice};
 
-/// How thoroughly a checkpoint is looked at before it is used.
+/// How thoroughly a checkpoint is verified before it is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Verification {
-    /// Every byte of every file, against its checksum.
+    /// Every byte of every file is checked against its checksum.
     #[default]
     Contents,
-    /// The metadata against its checksum, of all other files presence and size, of shards the header as well. For ranks
-    /// that open what the first rank has verified.
+    /// The metadata is checked against its checksum, all other files for presence and size, and shards also for their
+    /// header. For ranks that open what the first rank has verified.
     Sizes,
 }
 
-/// Files kept open, so that a checkpoint deleted while it is in use can still be read. More than these are opened when
-/// they are read, because processes may usually have 1024 files open.
+/// Files kept open, so that a checkpoint deleted while it is in use can still be read. Further files are opened when they
+/// are read, because processes may usually have only 1024 files open.
 const MAX_OPEN_FILES: usize = 256;
-/// More threads than this do not read faster from any disk.
+/// More threads than this do not read faster from a disk.
 const MAX_THREADS: usize = 8;
-/// Far above any real metadata or shard header; protects from allocating what garbage asks for.
+/// Far above any real metadata or shard header; prevents huge allocations for damaged files.
 const MAX_HEADER_BYTES: u64 = 1 << 30;
 
-/// A file that was verified, and nothing else that later has its name.
+/// A verified file; a different file that later has its name is detected.
 #[derive(Debug)]
 pub(super) struct VerifiedFile {
     path: PathBuf,
@@ -48,7 +48,7 @@ pub(super) struct VerifiedFile {
 }
 
 impl VerifiedFile {
-    /// Fills `buffer` with what begins at `offset`.
+    /// Fills `buffer` from `offset` on.
     pub(super) fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<(), CheckpointError> {
         let mut read =
             |file: &File| file.read_exact_at(buffer, offset).map_err(CheckpointError::io("read", &self.path));
@@ -70,7 +70,7 @@ impl VerifiedFile {
     }
 }
 
-/// The files of a checkpoint that one of several ranks reads whole. Of the others it looks at presence and size.
+/// The files of a checkpoint that one of several ranks reads whole. It checks the others only for presence and size.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Share {
     pub(super) rank: usize,
@@ -81,8 +81,8 @@ impl Share {
     /// All files.
     pub(super) const ALL: Self = Self { rank: 0, ranks: 1 };
 
-    /// The names of these files. The largest files are dealt out first, each to the rank with the fewest bytes so far, so that all ranks end
-    /// at about the same time. All ranks come to the same division.
+    /// The names of these files. The largest files are assigned first, each to the rank with the fewest bytes so far, so that all ranks
+    /// finish at about the same time. All ranks compute the same assignment.
     fn files(self, records: &BTreeMap<String, FileRecord>) -> BTreeSet<&str> {
         let mut files: Vec<(&String, &FileRecord)> = records.iter().collect();
         files.sort_by_key(|(name, record)| (std::cmp::Reverse(record.size), *name));
@@ -107,7 +107,7 @@ pub(super) fn verify_folder(folder: &Path, verification: Verification) -> Result
     verify_share(folder, verification, Share::ALL)
 }
 
-/// As [`verify_folder`], but only the files of `share` are read whole, where that is asked for.
+/// As [`verify_folder`], but only the files of `share` are read whole, if whole files are to be read.
 ///
 /// # Errors
 /// All damage that was found, at least one.
@@ -140,14 +140,14 @@ fn read_metadata(folder: &Path) -> Result<Metadata, Damage> {
     let bytes = open_regular(&path)
         .and_then(|(mut open, size)| {
             if size > MAX_HEADER_BYTES {
-                return Err(io::Error::other(format!("{size} bytes are too many for it")));
+                return Err(io::Error::other(format!("{size} bytes are too many")));
             }
             let mut bytes = Vec::new();
             open.read_to_end(&mut bytes).map(|_| bytes)
         })
         .map_err(|e| unreadable(METADATA_FILE, &e))?;
 
-    /// Read first: what follows may have another form in another version.
+    /// Read first: other versions may have a different form.
     #[derive(Deserialize)]
     struct Version {
         format_version: u32,
@@ -175,7 +175,7 @@ fn unreadable(file: &str, error: &io::Error) -> Damage {
     }
 }
 
-/// Opens a file that is one: opening a pipe would wait for ever.
+/// Opens a regular file: opening a pipe would wait forever.
 fn open_regular(path: &Path) -> io::Result<(File, u64)> {
     if !fs::metadata(path)?.is_file() {
         return Err(io::Error::other("it is not a regular file"));
@@ -185,7 +185,7 @@ fn open_regular(path: &Path) -> io::Result<(File, u64)> {
     Ok((file, size))
 }
 
-/// Verifies all files, several at a time and the largest first, so that the threads end together.
+/// Verifies all files, several at a time and the largest first, so that the threads finish together.
 fn verify_files(
     folder: &Path,
     records: &BTreeMap<String, FileRecord>,
@@ -252,7 +252,7 @@ fn verify_file(
     Ok(VerifiedFile { path, id, size, open: Some(file) })
 }
 
-/// The header of a shard and where the data after it begins.
+/// The header of a shard, and the offset of the data after it.
 struct ShardHeader {
     header: Header,
     data_start: u64,
@@ -270,7 +270,7 @@ fn read_headers(files: &BTreeMap<String, VerifiedFile>) -> Result<BTreeMap<&str,
 
 fn read_header(file: &VerifiedFile) -> Result<ShardHeader, String> {
     let mut length = [0; 8];
-    let too_short = || "it is no safetensors file: too short for its header".to_owned();
+    let too_short = || "it is not a safetensors file: too short for its header".to_owned();
     file.read_exact_at(&mut length, 0).map_err(|_| too_short())?;
     let length = u64::from_le_bytes(length);
     let data_start = length.checked_add(8).filter(|&end| end <= file.size() && length <= MAX_HEADER_BYTES);
@@ -296,12 +296,12 @@ fn locate_slices(
         for slice in &record.slices {
             let malformed = |reason| Damage::Malformed { file: slice.file.clone(), reason };
             let shard = headers.get(slice.file.as_str()).ok_or_else(|| {
-                malformed(format!("{METADATA_FILE} has tensor `{name}` in it, but it is no safetensors file"))
+                malformed(format!("{METADATA_FILE} lists tensor `{name}` in it, but it is not a safetensors file"))
             })?;
             let info = shard
                 .header
                 .info(&slice.key)
-                .ok_or_else(|| malformed(format!("it lacks `{}`, which {METADATA_FILE} has in it", slice.key)))?;
+                .ok_or_else(|| malformed(format!("it lacks `{}`, which {METADATA_FILE} lists in it", slice.key)))?;
             if info.dtype != record.dtype.into() || info.shape != slice.extent {
                 return Err(malformed(format!(
                     "`{}` is {} {:?}, {METADATA_FILE} has it as {} {:?}",

@@ -1,4 +1,4 @@
-//! Saving: a folder filled under a temporary name, synced, and published by one rename. Chooses nothing about loading.
+//! Saving: a folder filled under a temporary name, synced, and published by one rename. Loading does not belong here.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -25,18 +25,18 @@ use super::retention::{RetentionPolicy, prune};
 use super::shard::{WrittenShard, plan_shards, write_shards};
 use super::snapshot::{RunFiles, Snapshot, TensorGroup};
 
-/// How far a save has come.
+/// Progress of a save.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SaveProgress {
     /// The iteration being saved.
     pub iteration: u64,
-    /// Bytes of tensors handed to the operating system.
+    /// Bytes of tensors passed to the operating system.
     pub bytes_done: u64,
-    /// Bytes of tensors in all.
+    /// Bytes of tensors in total.
     pub bytes_total: u64,
 }
 
-/// Called from the writing threads, about once a megabyte.
+/// Called from the writing threads, about once per megabyte.
 pub type ProgressFn = Arc<dyn Fn(SaveProgress) + Send + Sync>;
 
 /// How checkpoints are written.
@@ -44,18 +44,18 @@ pub type ProgressFn = Arc<dyn Fn(SaveProgress) + Send + Sync>;
 pub struct SaveOptions {
     /// A shard file is closed before it would exceed this many bytes.
     pub max_shard_bytes: u64,
-    /// Shard files written at the same time.
+    /// Shard files written concurrently.
     pub storage_writers: NonZeroUsize,
     /// Which checkpoints are deleted after a save.
     pub retention: RetentionPolicy,
     /// The program and version named in the metadata.
     pub producer: String,
-    /// Told how far each save has come.
+    /// Receives the progress of each save.
     pub progress: Option<ProgressFn>,
 }
 
 impl Default for SaveOptions {
-    /// Shards of at most 5 GB written one after the other, nothing deleted, nobody told.
+    /// Shards of at most 5 GB written one after the other, nothing deleted, no progress reported.
     fn default() -> Self {
         Self {
             max_shard_bytes: 5_000_000_000,
@@ -78,7 +78,7 @@ impl fmt::Debug for SaveOptions {
     }
 }
 
-/// Adds up what writing threads have done.
+/// Sums the progress of the writing threads.
 pub(super) struct ProgressMeter {
     progress: Option<ProgressFn>,
     iteration: u64,
@@ -95,7 +95,7 @@ impl ProgressMeter {
     }
 }
 
-/// What a save did.
+/// The result of a save.
 #[derive(Debug)]
 pub struct SaveReport {
     /// The iteration saved.
@@ -104,16 +104,16 @@ pub struct SaveReport {
     pub path: PathBuf,
     /// Bytes of all its files.
     pub bytes: u64,
-    /// Wall-clock seconds from the first byte until it was safe, deletions not included.
+    /// Wall-clock seconds from the first byte until it was durable, without deletions.
     pub seconds: f64,
-    /// The iterations deleted after it, by the retention policy.
+    /// The iterations that the retention policy deleted afterwards.
     pub pruned: Vec<u64>,
-    /// What kept older checkpoints from being deleted. The save itself succeeded.
+    /// Why older checkpoints could not be deleted. The save itself succeeded.
     pub prune_error: Option<CheckpointError>,
 }
 
-/// Writes checkpoints into one root. There may be one at a time for a root, in all processes together: in a parallel run
-/// it belongs to the first rank, the others write through [`Staging::join`].
+/// Writes checkpoints into one root. A root may have only one writer at a time, among all processes: in a parallel run it
+/// belongs to the first rank, and the others write through [`Staging::join`].
 #[derive(Debug, Clone)]
 pub struct CheckpointWriter {
     root: PathBuf,
@@ -121,8 +121,8 @@ pub struct CheckpointWriter {
 }
 
 impl CheckpointWriter {
-    /// Opens `root`, creating it if it is missing, and clears up after a writer that was killed: its temporary folders
-    /// are deleted, a checkpoint that it had moved aside gets its name back.
+    /// Opens `root`, creating it if it is missing, and cleans up after a killed writer: its temporary folders are deleted,
+    /// and a checkpoint that it had moved aside gets its name back.
     ///
     /// # Errors
     /// When `root` is not a folder or cannot be created or written.
@@ -148,12 +148,12 @@ impl CheckpointWriter {
         &self.options
     }
 
-    /// Saves everything of a run that has one rank. When this returns, the checkpoint survives a power cut. A checkpoint
-    /// of the same iteration is replaced in one step.
+    /// Saves a run of one rank. When this returns, the checkpoint survives a power failure. A checkpoint of the same
+    /// iteration is replaced atomically.
     ///
     /// # Errors
-    /// When the snapshot is no checkpoint, or the disk is full or refuses. What was written is removed, what was there
-    /// before is untouched.
+    /// If the snapshot is invalid, or the disk is full or reports an error. What was written is removed, and earlier
+    /// checkpoints are untouched.
     pub fn save(&self, snapshot: &Snapshot<'_>) -> Result<SaveReport, CheckpointError> {
         let staging = self.begin(snapshot.run.train_state.step)?;
         match staging.write_shards(0, &snapshot.groups) {
@@ -180,8 +180,8 @@ impl CheckpointWriter {
     /// Completes a save with the shards that all ranks wrote.
     ///
     /// # Errors
-    /// When the shards do not make up whole tensors, one of them is not in the folder, `run` is of another step, or the
-    /// disk is full or refuses. The temporary folder is removed then.
+    /// If the shards do not form whole tensors, one of them is not in the folder, `run` is of another step, or the disk is
+    /// full or reports an error. The temporary folder is removed then.
     pub fn publish(
         &self,
         staging: Staging,
@@ -195,7 +195,7 @@ impl CheckpointWriter {
         let bytes = outcome.inspect_err(|_| staging.discard())?;
         let seconds = staging.started.elapsed().as_secs_f64();
         let iteration = staging.iteration;
-        // Clearing up takes the old checkpoint of this iteration, whichever way it was replaced.
+        // The cleanup removes the old checkpoint of this iteration, whichever way it was replaced.
         let pruned = clear_up(&self.root).and_then(|()| prune(&self.root, &self.options.retention, Some(iteration)));
         let (pruned, prune_error) = match pruned {
             Ok(pruned) => (pruned, None),
@@ -205,17 +205,17 @@ impl CheckpointWriter {
         Ok(SaveReport { iteration, path, bytes, seconds, pruned, prune_error })
     }
 
-    /// Deletes what the retention policy does not keep, and returns the iterations deleted. Every save does it as well;
-    /// this is for a policy that has changed. Verifies a checkpoint that stays before it deletes one.
+    /// Deletes what the retention policy does not keep, and returns the deleted iterations. Every save does this as well;
+    /// this is for a changed policy. Verifies a checkpoint that is kept before it deletes one.
     ///
     /// # Errors
-    /// When the disk refuses.
+    /// If the disk reports an error.
     pub fn prune(&self) -> Result<Vec<u64>, CheckpointError> {
         prune(&self.root, &self.options.retention, None)
     }
 
-    /// Gives a complete folder its name and lets the pointer name it. Killed at any line, this leaves a state from which
-    /// `resolve` finds the new checkpoint or the one before it without calling it damage.
+    /// Gives a complete folder its name and updates the pointer. Killed at any line, this leaves a state from which `resolve`
+    /// finds the new checkpoint or the previous one without reporting damage.
     fn make_latest(&self, staging: &Staging, metadata_checksum: Checksum) -> Result<(), CheckpointError> {
         let iteration = staging.iteration;
         let previous = match read_pointer(&self.root)? {
@@ -238,8 +238,8 @@ impl CheckpointWriter {
     }
 }
 
-/// Replaces a checkpoint where two names cannot be swapped in one step. Between the two renames readers find the old one
-/// under the name it was moved to.
+/// Replaces a checkpoint where two names cannot be swapped atomically. Between the two renames, readers find the old one
+/// under the name to which it was moved.
 pub(super) fn move_aside_and_publish(root: &Path, staging: &Staging) -> Result<(), CheckpointError> {
     let target = root.join(iteration_folder_name(staging.iteration));
     let displaced = root.join(displaced_name(staging.iteration));
@@ -248,7 +248,7 @@ pub(super) fn move_aside_and_publish(root: &Path, staging: &Staging) -> Result<(
     rename_durably(&staging.folder, &target)
 }
 
-/// Removes what only a writer at work needs.
+/// Removes files that only an active writer needs.
 fn clear_up(root: &Path) -> Result<(), CheckpointError> {
     let reading = || CheckpointError::io("read folder", root);
     for entry in fs::read_dir(root).map_err(reading())? {
@@ -269,7 +269,7 @@ fn clear_up(root: &Path) -> Result<(), CheckpointError> {
     Ok(())
 }
 
-/// Deletes a checkpoint. It loses its name first, so that a deletion cut short is not taken for a damaged checkpoint.
+/// Deletes a checkpoint. It is renamed first, so that an interrupted deletion is not taken for a damaged checkpoint.
 pub(super) fn move_to_trash(root: &Path, folder: &Path, iteration: u64) -> Result<(), CheckpointError> {
     let trash = root.join(trash_name(iteration));
     remove_all(&trash)?;
@@ -277,7 +277,7 @@ pub(super) fn move_to_trash(root: &Path, folder: &Path, iteration: u64) -> Resul
     remove_all(&trash)
 }
 
-/// A checkpoint in the making, under a temporary name.
+/// A checkpoint being written, under a temporary name.
 #[derive(Debug)]
 pub struct Staging {
     folder: PathBuf,
@@ -294,7 +294,7 @@ impl Staging {
     /// Takes part in a save that another rank has [begun](CheckpointWriter::begin) in the same root.
     ///
     /// # Errors
-    /// When the temporary folder is not there: not begun, or the ranks do not share a file system.
+    /// If the temporary folder is missing: the save has not begun, or the ranks do not share a file system.
     pub fn join(root: &Path, iteration: u64, options: SaveOptions) -> Result<Self, CheckpointError> {
         let folder = root.join(staging_name(iteration));
         let metadata = fs::metadata(&folder).map_err(CheckpointError::io("join the save in", &folder))?;
@@ -304,10 +304,10 @@ impl Staging {
         Ok(Self::new(folder, iteration, options))
     }
 
-    /// Writes and syncs the tensors of one rank. To be called once a rank, with all its groups.
+    /// Writes and syncs the tensors of one rank. Call it once per rank, with all its groups.
     ///
     /// # Errors
-    /// When names cannot be stored, or the disk is full or refuses.
+    /// If names cannot be stored, or the disk is full or reports an error.
     pub fn write_shards(&self, rank: usize, groups: &[TensorGroup<'_>]) -> Result<Vec<WrittenShard>, CheckpointError> {
         let tensors = groups.iter().flat_map(|group| &group.tensors);
         let meter = ProgressMeter {
