@@ -81,7 +81,7 @@ impl fmt::Display for Notice {
                 write!(f, "{LATEST_FILE} names iteration {latest}; newer ones exist and are not used: {newer:?}")
             }
             Self::LastSaveRemoved { saved, pointer } => {
-                write!(f, "iteration {saved}, which was saved last, is missing; {LATEST_FILE} names iteration {pointer}")
+                write!(f, "iteration {saved}, saved last, is missing; {LATEST_FILE} names iteration {pointer}")
             }
             Self::Fault(fault) => fault.fmt(f),
         }
