@@ -7,7 +7,7 @@ use super::finalize::{Draft, Purpose};
 use super::node::{Data, Node};
 use super::overrides;
 use super::section::{FieldSpec, Section};
-use super::sections::RecipeConfig;
+use super::sections::{RecipeConfig, TransformerConfig};
 
 /// What the refusal of a setting says; made by `not_built` and `no_counterpart`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,6 +113,17 @@ impl Refusal {
     pub(super) fn accepted(&self, default: &Node) -> Vec<Node> {
         let others = self.built.iter().chain(self.inert).map(|text| overrides::value_of(text));
         std::iter::once(default.clone()).chain(others).collect()
+    }
+}
+
+impl TransformerConfig {
+    /// The key of the first setting that asks for what is not built, and what to say about it.
+    pub fn not_built(&self) -> Option<(String, String)> {
+        Self::fields().into_iter().find_map(|field| {
+            let refusal = field.refusal.filter(|refusal| !refusal.is_without_counterpart())?;
+            let is_accepted = refusal.accepted(&field.default).contains(&self.value(field.name)?);
+            (!is_accepted).then(|| (format!("model.{}", field.name), refusal.message()))
+        })
     }
 }
 

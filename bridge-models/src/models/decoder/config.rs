@@ -1,109 +1,122 @@
-//! The resolved architecture of a decoder: plain data without defaults to fill in. No parsing of recipes or of
-//! `config.json` here.
+//! The resolved architecture of a decoder: plain data without defaults to fill in. A row says all of a field: its type, the neutral value
+//! that it has where nobody names it, and how the config tree's `[model]` section says it (what the words mean is in `section`). No
+//! parsing of `config.json` here.
 
 use bridge_core::model::ModelBuildError;
 use bridge_kernels::Activation;
 use serde::{Deserialize, Serialize};
 
-/// Everything that decides a decoder's shapes and arithmetic.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct DecoderConfig {
-    /// Number of layers.
-    pub num_layers: usize,
-    /// Width of the residual stream.
-    pub hidden_size: usize,
-    /// Width of the feed-forward block; with a gated unit, of each half.
-    pub ffn_hidden_size: usize,
-    /// Query heads.
-    pub num_attention_heads: usize,
-    /// Key and value heads.
-    pub num_query_groups: usize,
-    /// Size of one head.
-    pub kv_channels: usize,
-    /// Vocabulary without padding.
-    pub vocab_size: usize,
-    /// Rows of the embedding and output tables, padding included.
-    pub padded_vocab_size: usize,
-    /// Longest sequence the position table covers, in tokens.
-    pub max_position_embeddings: usize,
-    /// How positions reach attention.
-    pub position_embedding: PositionEmbedding,
-    /// Layers without rotary embedding.
-    pub no_rope_layers: LayerPattern,
-    /// The norms in a layer and at the end.
-    pub norm: NormConfig,
-    /// How blocks are joined to the residual stream.
-    #[serde(default)]
-    pub residual: ResidualConfig,
-    /// Normalize query and key per head.
-    pub qk_layernorm: bool,
-    /// Bias in the query-key-value projection.
-    pub qkv_bias: bool,
-    /// Bias in attention's output projection.
-    pub proj_bias: bool,
-    /// Biases in the feed-forward block.
-    pub mlp_bias: bool,
-    /// Gated feed-forward unit.
-    pub gated_linear_unit: bool,
-    /// Experts instead of one feed-forward block, in some or all layers.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub moe: Option<MoeConfig>,
-    /// Its non-linearity.
-    #[serde(with = "ActivationName")]
-    pub activation: Activation,
-    /// Dropout after the embedding.
-    pub embedding_dropout: f64,
-    /// Dropout before each residual addition.
-    pub hidden_dropout: f64,
-    /// Dropout of attention probabilities.
-    pub attention_dropout: f64,
-    /// Factor on attention scores.
-    pub softmax_scale: f64,
-    /// Keys seen to the left of a query in windowed layers; `None` is unlimited.
-    pub window_size: Option<usize>,
-    /// Layers with the window.
-    pub window_layers: LayerPattern,
-    /// Soft cap on attention scores.
-    pub attention_softcap: Option<f64>,
-    /// Soft cap on the logits.
-    pub logit_softcap: Option<f64>,
-    /// The output projection uses the word embedding.
-    pub share_embeddings_and_output_weights: bool,
-    /// Standard deviation of initial weights.
-    pub init_method_std: f64,
-    /// Standard deviation of initial embeddings.
-    pub embedding_init_method_std: f64,
-    /// Draw initial values; without it weights start at zero, to be loaded.
-    pub perform_initialization: bool,
+use super::section::{Words, as_read, described, one_of, or, same, unless, words};
+
+described! {
+    /// Everything that decides a decoder's shapes and arithmetic.
+    pub struct DecoderConfig {
+        /// Number of layers.
+        num_layers: usize = 0 => same!(num_layers);
+        /// Width of the residual stream.
+        hidden_size: usize = 0 => same!(hidden_size);
+        /// Width of the feed-forward block; with a gated unit, of each half.
+        ffn_hidden_size: usize = 0 => or!(ffn_hidden_size, |decoder| 4 * decoder.hidden_size);
+        /// Query heads.
+        num_attention_heads: usize = 0 => same!(num_attention_heads);
+        /// Key and value heads.
+        num_query_groups: usize = 0 => or!(num_query_groups, |decoder| decoder.num_attention_heads);
+        /// Size of one head.
+        kv_channels: usize = 0
+            => or!(kv_channels, |decoder| decoder.hidden_size.checked_div(decoder.num_attention_heads).unwrap_or(0));
+        /// Vocabulary without padding.
+        vocab_size: usize = 0 => or!(vocab_size, |_| 0);
+        /// Rows of the embedding and output tables, padding included.
+        padded_vocab_size: usize = 0;
+        /// Longest sequence the position table covers, in tokens.
+        max_position_embeddings: usize = 0 => same!(seq_length);
+        /// How positions reach attention.
+        position_embedding: PositionEmbedding = PositionEmbedding::None => words::POSITIONS;
+        /// Layers without rotary embedding.
+        no_rope_layers: LayerPattern = LayerPattern::None => words::NO_ROPE_LAYERS;
+        /// The norms in a layer and at the end.
+        norm: NormConfig = NormConfig::neutral() => Words {
+            read: |section, _| NormConfig::read(section),
+            write: |norm, _, section| norm.write(section),
+        };
+        /// How blocks are joined to the residual stream.
+        #[serde(default)]
+        residual: ResidualConfig = ResidualConfig::default();
+        /// Normalize query and key per head.
+        qk_layernorm: bool = false => same!(qk_layernorm);
+        /// Bias in the query-key-value projection.
+        qkv_bias: bool = false => Words {
+            read: |section, _| Ok(section.add_bias_linear || section.add_qkv_bias),
+            write: |bias, decoder, section| section.add_qkv_bias = *bias && !decoder.proj_bias,
+        };
+        /// Bias in attention's output projection.
+        proj_bias: bool = false => same!(add_bias_linear);
+        /// Biases in the feed-forward block.
+        mlp_bias: bool = false => as_read!(add_bias_linear);
+        /// Gated feed-forward unit.
+        gated_linear_unit: bool = false => same!(gated_linear_unit);
+        /// Experts instead of one feed-forward block, in some or all layers.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        moe: Option<MoeConfig> = None => Words {
+            read: |section, _| section.num_moe_experts.map(|_| MoeConfig::read(section)).transpose(),
+            write: |moe, _, section| moe.iter().for_each(|moe| moe.write(section)),
+        };
+        /// Its non-linearity.
+        #[serde(with = "ActivationName")]
+        activation: Activation = Activation::Gelu => one_of!(activation_func, words::ACTIVATIONS);
+        /// Dropout after the embedding.
+        embedding_dropout: f64 = 0.0 => as_read!(hidden_dropout);
+        /// Dropout before each residual addition.
+        hidden_dropout: f64 = 0.0 => same!(hidden_dropout);
+        /// Dropout of attention probabilities.
+        attention_dropout: f64 = 0.0 => same!(attention_dropout);
+        /// Factor on attention scores.
+        softmax_scale: f64 = 1.0 => unless!(softmax_scale, |decoder| 1.0 / (decoder.kv_channels as f64).sqrt());
+        /// Keys seen to the left of a query in windowed layers; `None` is unlimited.
+        window_size: Option<usize> = None => words::WINDOW_SIZE;
+        /// Layers with the window.
+        window_layers: LayerPattern = LayerPattern::All => words::WINDOW_LAYERS;
+        /// Soft cap on attention scores.
+        attention_softcap: Option<f64> = None;
+        /// Soft cap on the logits.
+        logit_softcap: Option<f64> = None;
+        /// The output projection uses the word embedding.
+        share_embeddings_and_output_weights: bool = false => same!(share_embeddings_and_output_weights);
+        /// Standard deviation of initial weights.
+        init_method_std: f64 = 0.0 => same!(init_method_std);
+        /// Standard deviation of initial embeddings.
+        embedding_init_method_std: f64 = 0.0 => unless!(embedding_init_method_std, |decoder| decoder.init_method_std);
+        /// Draw initial values; without it weights start at zero, to be loaded.
+        perform_initialization: bool = true => same!(perform_initialization);
+    }
 }
 
-/// Mixture of experts.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct MoeConfig {
-    /// Experts of a layer.
-    pub num_experts: usize,
-    /// The layers that have them.
-    pub layers: LayerPattern,
-    /// Width of one expert; with a gated unit, of each half.
-    pub ffn_hidden_size: usize,
-    /// Width of a block that every token goes through beside its experts.
-    pub shared_expert_intermediate_size: Option<usize>,
-    /// Experts a token goes to.
-    pub topk: usize,
-    /// Weights are the softmax over all experts, not over the chosen ones.
-    pub pre_softmax: bool,
-    /// Factor on the weights.
-    pub topk_scaling_factor: Option<f64>,
-    /// Scores are computed in float32 whatever the parameters' dtype.
-    pub router_in_float32: bool,
-    /// Weight of the load-balancing loss.
-    pub aux_loss_coeff: f64,
-    /// Weight of the router's z-loss.
-    pub z_loss_coeff: f64,
-    /// How tokens reach the ranks of their experts.
-    pub dispatcher: Dispatcher,
+described! {
+    /// Mixture of experts.
+    pub struct MoeConfig {
+        /// Experts of a layer.
+        num_experts: usize = 0 => or!(num_moe_experts, |_| 0);
+        /// The layers that have them.
+        layers: LayerPattern = LayerPattern::All => words::MOE_LAYERS;
+        /// Width of one expert; with a gated unit, of each half.
+        ffn_hidden_size: usize = 0 => words::EXPERT_SIZE;
+        /// Width of a block that every token goes through beside its experts.
+        shared_expert_intermediate_size: Option<usize> = None => same!(moe_shared_expert_intermediate_size);
+        /// Experts a token goes to.
+        topk: usize = 0 => same!(moe_router_topk);
+        /// Weights are the softmax over all experts, not over the chosen ones.
+        pre_softmax: bool = false => same!(moe_router_pre_softmax);
+        /// Factor on the weights.
+        topk_scaling_factor: Option<f64> = None => same!(moe_router_topk_scaling_factor);
+        /// Scores are computed in float32 whatever the parameters' dtype.
+        router_in_float32: bool = false => one_of!(moe_router_dtype, words::ROUTER_DTYPES);
+        /// Weight of the load-balancing loss.
+        aux_loss_coeff: f64 = 0.0 => words::BALANCING_LOSS;
+        /// Weight of the router's z-loss.
+        z_loss_coeff: f64 = 0.0 => unless!(moe_z_loss_coeff, |_| 0.0);
+        /// How tokens reach the ranks of their experts.
+        dispatcher: Dispatcher = Dispatcher::AllGather => one_of!(moe_token_dispatcher_type, words::DISPATCHERS);
+    }
 }
 
 /// How tokens reach the ranks of their experts. The result is the same.
@@ -128,18 +141,19 @@ pub enum PositionEmbedding {
     None,
 }
 
-/// Rotary position embedding.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RopeConfig {
-    /// Base of the frequencies.
-    pub base: f64,
-    /// Share of the head that is rotated, in `(0, 1]`.
-    pub percent: f64,
-    /// Pair even with odd elements instead of the two halves.
-    pub interleaved: bool,
-    /// Change of the frequencies for longer contexts.
-    pub scaling: Option<RopeScaling>,
+described! {
+    /// Rotary position embedding.
+    #[derive(Copy)]
+    pub struct RopeConfig {
+        /// Base of the frequencies.
+        base: f64 = 10_000.0 => same!(rotary_base);
+        /// Share of the head that is rotated, in `(0, 1]`.
+        percent: f64 = 1.0 => same!(rotary_percent);
+        /// Pair even with odd elements instead of the two halves.
+        interleaved: bool = false => same!(rotary_interleaved);
+        /// Change of the frequencies for longer contexts.
+        scaling: Option<RopeScaling> = None => words::ROPE_SCALING;
+    }
 }
 
 /// Change of the rotary frequencies for contexts longer than the model was trained at.
@@ -238,16 +252,17 @@ pub enum BlockOrder {
     ParallelSharedNorm,
 }
 
-/// Kind, epsilon and parametrization of the norms.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct NormConfig {
-    /// LayerNorm or RMSNorm.
-    pub kind: NormKind,
-    /// Added to variance or mean square.
-    pub epsilon: f64,
-    /// The stored weight is the factor minus one.
-    pub zero_centered_gamma: bool,
+described! {
+    /// Kind, epsilon and parametrization of the norms.
+    #[derive(Copy)]
+    pub struct NormConfig {
+        /// LayerNorm or RMSNorm.
+        kind: NormKind = NormKind::LayerNorm => one_of!(normalization, words::NORMS);
+        /// Added to variance or mean square.
+        epsilon: f64 = 0.0 => same!(layernorm_epsilon);
+        /// The stored weight is the factor minus one.
+        zero_centered_gamma: bool = false => same!(layernorm_zero_centered_gamma);
+    }
 }
 
 /// The norm.

@@ -3,7 +3,8 @@
 //! | file | what it has |
 //! | --- | --- |
 //! | `config` | [`DecoderConfig`]: the resolved architecture, as plain data |
-//! | `transformer` | [`DecoderConfig`] from and to the config tree's `[model]` section |
+//! | `section` | [`DecoderConfig`] from and to the config tree's `[model]` section |
+//! | `difference` | the first field in which two decoders differ |
 //! | `layer` | one layer: its norms and its blocks |
 //! | `model` | [`Decoder`]: the loop over layers, as segments |
 //! | `builder` | kind `gpt` for the model registry |
@@ -13,10 +14,11 @@
 
 mod builder;
 pub(crate) mod config;
+mod difference;
 mod layer;
 mod model;
 pub mod presets;
-mod transformer;
+mod section;
 
 #[cfg(test)]
 mod tests;

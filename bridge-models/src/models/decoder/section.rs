@@ -1,0 +1,353 @@
+//! [`DecoderConfig`] from and to the config tree's `[model]` section. What the section says of a field is a [`Words`] in the field's row,
+//! for both directions; here is what the words mean. What the section can say and the decoder cannot do is refused, by key.
+
+use bridge_core::config::{OneOrMany, TransformerConfig};
+use bridge_core::model::ModelBuildError;
+
+use super::config::{DecoderConfig, LayerPattern, invalid};
+
+/// How the `[model]` section says a field of type `T` of the table `O`. Rows are read and written in their order.
+pub(super) struct Words<T, O> {
+    /// The field's value, from the section and from the rows before.
+    pub read: fn(&TransformerConfig, &O) -> Result<T, ModelBuildError>,
+    /// Sets the section to the field's value; the whole table is there to look at.
+    pub write: fn(&T, &O, &mut TransformerConfig),
+}
+
+/// Declares a table of a decoder's settings: rows of `/// doc`, `name: type = neutral value => words;`. A field without words has its
+/// neutral value in every `[model]` section.
+macro_rules! described {
+    (
+        $(#[$meta:meta])*
+        pub struct $Name:ident {
+            $( $(#[$field_meta:meta])+ $field:ident : $ty:ty = $neutral:expr $(=> $words:expr)? ; )+
+        }
+    ) => {
+        $(#[$meta])*
+        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+        #[serde(deny_unknown_fields)]
+        pub struct $Name {
+            $( $(#[$field_meta])+ pub $field: $ty, )+
+        }
+
+        impl $Name {
+            /// The table that asks for nothing: each field as it is where nobody names it.
+            pub(crate) fn neutral() -> Self {
+                Self { $( $field: $neutral, )+ }
+            }
+
+            /// The table that a section asks for, not yet checked.
+            pub(super) fn read(section: &::bridge_core::config::TransformerConfig) -> Result<Self, ModelBuildError> {
+                let mut table = Self::neutral();
+                $( $(
+                    let words: Words<$ty, Self> = $words;
+                    table.$field = (words.read)(section, &table)?;
+                )? )+
+                Ok(table)
+            }
+
+            /// Sets a section to what the table says, where there are words for it.
+            pub(super) fn write(&self, section: &mut ::bridge_core::config::TransformerConfig) {
+                $( $(
+                    let words: Words<$ty, Self> = $words;
+                    (words.write)(&self.$field, self, section);
+                )? )+
+            }
+        }
+    };
+}
+
+/// A setting of the same type and meaning.
+macro_rules! same {
+    ($setting:ident) => {
+        Words {
+            read: |section, _| Ok(section.$setting.clone()),
+            write: |value, _, section| section.$setting = value.clone(),
+        }
+    };
+}
+
+/// A setting that another field writes.
+macro_rules! as_read {
+    ($setting:ident) => {
+        Words { read: |section, _| Ok(section.$setting), write: |_, _, _| {} }
+    };
+}
+
+/// A setting whose absence has a meaning; it is always written.
+macro_rules! or {
+    ($setting:ident, $absent:expr) => {
+        Words {
+            read: |section, table| {
+                let absent: fn(&Self) -> _ = $absent;
+                Ok(section.$setting.unwrap_or_else(|| absent(table)))
+            },
+            write: |value, _, section| section.$setting = Some(*value),
+        }
+    };
+}
+
+/// As [`or!`], but written only where it differs from what its absence means.
+macro_rules! unless {
+    ($setting:ident, $absent:expr) => {
+        Words {
+            read: |section, table| {
+                let absent: fn(&Self) -> _ = $absent;
+                Ok(section.$setting.unwrap_or_else(|| absent(table)))
+            },
+            write: |value, table, section| {
+                let absent: fn(&Self) -> _ = $absent;
+                section.$setting = Some(*value).filter(|value| *value != absent(table));
+            },
+        }
+    };
+}
+
+/// A choice, from pairs of ours and the section's.
+macro_rules! one_of {
+    ($setting:ident, $pairs:expr) => {
+        Words {
+            read: |section, _| words::ours(&$pairs, &section.$setting, concat!("model.", stringify!($setting))),
+            write: |value, _, section| section.$setting = words::theirs(&$pairs, value),
+        }
+    };
+}
+
+pub(super) use {as_read, described, one_of, or, same, unless};
+
+impl DecoderConfig {
+    /// Resolves a `[model]` section: fills in the derived sizes and refuses what this decoder does not do.
+    ///
+    /// # Errors
+    /// With the first key that cannot be built, what it is and what was expected.
+    pub fn from_transformer(section: &TransformerConfig, padded_vocab_size: usize) -> Result<Self, ModelBuildError> {
+        if let Some((key, message)) = section.not_built() {
+            return Err(invalid(&key, message));
+        }
+        let vocab_size = section.vocab_size.unwrap_or(padded_vocab_size);
+        let decoder = Self { vocab_size, padded_vocab_size, ..Self::read(section)? };
+        decoder.validate()?;
+        Ok(decoder)
+    }
+
+    /// The `[model]` section that resolves to this decoder.
+    ///
+    /// # Errors
+    /// If the section has no words for it, with the first field that it cannot say: soft caps, biases in some linear layers only, a dropout
+    /// of its own for the embedding.
+    pub fn to_transformer(&self) -> Result<TransformerConfig, ModelBuildError> {
+        let mut section = TransformerConfig::default();
+        self.write(&mut section);
+        let read = Self::from_transformer(&section, self.padded_vocab_size)?;
+        match self.difference(&read) {
+            None => Ok(section),
+            Some(difference) => {
+                let message = format!(
+                    "no settings of the section say that the decoder's `{}` is {}: it would be {}",
+                    difference.field, difference.ours, difference.theirs
+                );
+                Err(invalid("model", message))
+            }
+        }
+    }
+}
+
+/// Words that are not one setting of the same type.
+pub(super) mod words {
+    use bridge_core::config::{
+        Activation as ActivationChoice, Normalization, PositionEmbeddingType, RouterDType, TokenDispatcher,
+    };
+    use bridge_kernels::Activation;
+
+    use super::*;
+    use crate::models::decoder::config::{Dispatcher, MoeConfig, NormKind, PositionEmbedding, RopeConfig, RopeScaling};
+
+    pub const NORMS: [(NormKind, Normalization); 2] =
+        [(NormKind::LayerNorm, Normalization::LayerNorm), (NormKind::RmsNorm, Normalization::RmsNorm)];
+
+    pub const ACTIVATIONS: [(Activation, ActivationChoice); 6] = [
+        (Activation::Gelu, ActivationChoice::Gelu),
+        (Activation::GeluTanh, ActivationChoice::GeluTanh),
+        (Activation::Silu, ActivationChoice::Silu),
+        (Activation::Relu, ActivationChoice::Relu),
+        (Activation::QuickGelu, ActivationChoice::QuickGelu),
+        (Activation::SquaredRelu, ActivationChoice::SquaredRelu),
+    ];
+
+    pub const ROUTER_DTYPES: [(bool, Option<RouterDType>); 2] = [(false, None), (true, Some(RouterDType::Fp32))];
+
+    pub const DISPATCHERS: [(Dispatcher, TokenDispatcher); 2] =
+        [(Dispatcher::AllToAll, TokenDispatcher::AllToAll), (Dispatcher::AllGather, TokenDispatcher::AllGather)];
+
+    /// Our side of the pair.
+    pub fn ours<A: Copy, B: PartialEq + std::fmt::Debug>(
+        pairs: &[(A, B)],
+        theirs: &B,
+        key: &str,
+    ) -> Result<A, ModelBuildError> {
+        let pair = pairs.iter().find(|(_, known)| known == theirs);
+        let message = || format!("{theirs:?} is not implemented in the decoder");
+        pair.map(|(ours, _)| *ours).ok_or_else(|| invalid(key, message()))
+    }
+
+    /// The section's side of the pair.
+    pub fn theirs<A: PartialEq, B: Clone>(pairs: &[(A, B)], ours: &A) -> B {
+        let pair = pairs.iter().find(|(known, _)| known == ours);
+        pair.expect("there is a pair for each of our values").1.clone()
+    }
+
+    pub const POSITIONS: Words<PositionEmbedding, DecoderConfig> = Words {
+        read: |section, _| match section.position_embedding_type {
+            PositionEmbeddingType::LearnedAbsolute => Ok(PositionEmbedding::LearnedAbsolute),
+            PositionEmbeddingType::None => Ok(PositionEmbedding::None),
+            PositionEmbeddingType::Rope => Ok(PositionEmbedding::Rope(RopeConfig::read(section)?)),
+            other => {
+                let message =
+                    format!("expected learned_absolute, rope or none, found {other}, which is not implemented");
+                Err(invalid("model.position_embedding_type", message))
+            }
+        },
+        write: |positions, _, section| {
+            section.position_embedding_type = match positions {
+                PositionEmbedding::LearnedAbsolute => PositionEmbeddingType::LearnedAbsolute,
+                PositionEmbedding::None => PositionEmbeddingType::None,
+                PositionEmbedding::Rope(rope) => {
+                    rope.write(section);
+                    PositionEmbeddingType::Rope
+                }
+            }
+        },
+    };
+
+    pub const ROPE_SCALING: Words<Option<RopeScaling>, RopeConfig> = Words {
+        read: |section, _| match (section.rope_scaling, section.seq_len_interpolation_factor) {
+            (true, Some(_)) => Err(invalid(
+                "model.seq_len_interpolation_factor",
+                "cannot be combined with rope_scaling = true: both scale the rotary frequencies".into(),
+            )),
+            (false, None) => Ok(None),
+            (false, Some(factor)) => Ok(Some(RopeScaling::Linear { factor })),
+            (true, None) => Ok(Some(RopeScaling::Llama3 {
+                factor: section.rope_scaling_factor,
+                low_freq_factor: section.rope_scaling_low_freq_factor,
+                high_freq_factor: section.rope_scaling_high_freq_factor,
+                original_max_position_embeddings: section.rope_scaling_original_max_position_embeddings,
+            })),
+        },
+        write: |scaling, _, section| match *scaling {
+            None => {}
+            Some(RopeScaling::Linear { factor }) => section.seq_len_interpolation_factor = Some(factor),
+            Some(RopeScaling::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_max_position_embeddings,
+            }) => {
+                section.rope_scaling = true;
+                section.rope_scaling_factor = factor;
+                section.rope_scaling_low_freq_factor = low_freq_factor;
+                section.rope_scaling_high_freq_factor = high_freq_factor;
+                section.rope_scaling_original_max_position_embeddings = original_max_position_embeddings;
+            }
+        },
+    };
+
+    pub const WINDOW_SIZE: Words<Option<usize>, DecoderConfig> = Words {
+        read: |section, _| {
+            let key = "model.window_size";
+            let Some([left, right]) = section.window_size else {
+                return Ok(None);
+            };
+            if !(-1..=0).contains(&right) {
+                let message =
+                    format!("expected 0 or -1 to the right, because attention is causal, found [{left}, {right}]");
+                return Err(invalid(key, message));
+            }
+            let message = || format!("expected -1 or more to the left, found {left}");
+            match left {
+                -1 => Ok(None),
+                _ => usize::try_from(left).map(Some).map_err(|_| invalid(key, message())),
+            }
+        },
+        write: |window, _, section| {
+            section.window_size = window.map(|left| [i64::try_from(left).unwrap_or(i64::MAX), 0]);
+        },
+    };
+
+    /// N: every N-th layer attends fully; a list: 1 is windowed; nothing: all layers are.
+    pub const WINDOW_LAYERS: Words<LayerPattern, DecoderConfig> = Words {
+        read: |section, _| match &section.window_attn_skip_freq {
+            None => Ok(LayerPattern::All),
+            Some(layers) => pattern(section, "model.window_attn_skip_freq", layers, |layer, n| (layer + 1) % n != 0),
+        },
+        write: |layers, _, section| {
+            section.window_attn_skip_freq = marks(layers, section.num_layers, LayerPattern::All);
+        },
+    };
+
+    /// N: every N-th layer has no rotary embedding; a list: 1 is without; nothing: no layer is.
+    pub const NO_ROPE_LAYERS: Words<LayerPattern, DecoderConfig> = Words {
+        read: |section, _| match &section.no_rope_freq {
+            None => Ok(LayerPattern::None),
+            Some(layers) => pattern(section, "model.no_rope_freq", layers, |layer, n| (layer + 1) % n == 0),
+        },
+        write: |layers, _, section| section.no_rope_freq = marks(layers, section.num_layers, LayerPattern::None),
+    };
+
+    /// N: layers 0, N, 2 N and so on have experts; a list: 1 has.
+    pub const MOE_LAYERS: Words<LayerPattern, MoeConfig> = Words {
+        read: |section, _| pattern(section, "model.moe_layer_freq", &section.moe_layer_freq, |layer, n| layer % n == 0),
+        write: |layers, _, section| {
+            section.moe_layer_freq = marks(layers, section.num_layers, LayerPattern::All).unwrap_or(OneOrMany::One(1));
+        },
+    };
+
+    pub const EXPERT_SIZE: Words<usize, MoeConfig> = Words {
+        read: |section, _| {
+            let size = section.moe_ffn_hidden_size.or(section.ffn_hidden_size);
+            Ok(size.unwrap_or_else(|| section.hidden_size.saturating_mul(4)))
+        },
+        write: |size, _, section| section.moe_ffn_hidden_size = Some(*size),
+    };
+
+    pub const BALANCING_LOSS: Words<f64, MoeConfig> = Words {
+        read: |section, _| {
+            let OneOrMany::One(coefficient) = section.moe_aux_loss_coeff else {
+                return Err(invalid("model.moe_aux_loss_coeff", "expected one number, found a list".into()));
+            };
+            let is_balanced = section.moe_router_load_balancing_type != OneOrMany::One("none".into());
+            Ok(if is_balanced { coefficient } else { 0.0 })
+        },
+        write: |coefficient, _, section| section.moe_aux_loss_coeff = OneOrMany::One(*coefficient),
+    };
+
+    /// The layers that a setting means: those that it lists with 1, or those for which `includes` says so of their number (from 0) and N.
+    fn pattern(
+        section: &TransformerConfig,
+        key: &str,
+        setting: &OneOrMany<usize>,
+        includes: fn(usize, usize) -> bool,
+    ) -> Result<LayerPattern, ModelBuildError> {
+        let num_layers = section.num_layers;
+        let message = match setting {
+            OneOrMany::One(n @ 1..) => {
+                return Ok(LayerPattern::from_list((0..num_layers).map(|layer| includes(layer, *n)).collect()));
+            }
+            OneOrMany::One(_) => "expected at least 1, found 0".to_owned(),
+            OneOrMany::Many(marks) if marks.len() != num_layers => {
+                format!("expected one entry a layer ({num_layers}), found {}", marks.len())
+            }
+            OneOrMany::Many(marks) => match marks.iter().find(|mark| **mark > 1) {
+                None => return Ok(LayerPattern::from_list(marks.iter().map(|mark| *mark == 1).collect())),
+                Some(mark) => format!("expected entries 0 or 1, found {mark}"),
+            },
+        };
+        Err(invalid(key, message))
+    }
+
+    /// A pattern as the setting's list; nothing for the pattern that the setting's absence means.
+    fn marks(pattern: &LayerPattern, num_layers: usize, absent: LayerPattern) -> Option<OneOrMany<usize>> {
+        let list = || (0..num_layers).map(|index| usize::from(pattern.includes(index))).collect();
+        (*pattern != absent).then(|| OneOrMany::Many(list()))
+    }
+}
