@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | `blocks` | the parts of layers: maths, initial values, what ranks share |
 //! | `models` | kinds of models: [`decoder`], one that covers GPT-2 and the Llama line by configuration |
-//! | `families` | Hugging Face families: settings and weights |
+//! | [`families`] | Hugging Face families: settings and weights |
 //! | [`huggingface`] | Hugging Face folders in and out: `config.json`, safetensors, weight maps |
 //! | `sharding` | [`gather_parameters`]: whole parameters from models spread over ranks |
 //! | [`verify`](mod@verify) | comparison of an imported folder with reference values |
@@ -15,7 +15,7 @@
 #![deny(missing_docs)]
 
 mod blocks;
-mod families;
+pub mod families;
 pub mod generate;
 pub mod huggingface;
 mod models;

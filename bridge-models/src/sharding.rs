@@ -1,10 +1,12 @@
 //! Parts of whole tensors that ranks hold: which elements, and putting whole parameters together again.
 
+use std::collections::HashMap;
 use std::ops::Range;
 
 use bridge_core::model::{ModelChunk, ParameterInfo, Placement, ReplicaGroup};
 use bridge_dist::comm::{CommError, ReduceOp};
 use bridge_dist::mesh::ProcessGroups;
+use burn::tensor::Tensor;
 
 use crate::decoder::DecoderConfig;
 
@@ -50,16 +52,22 @@ pub fn gather_parameters(
     groups: &ProcessGroups,
     f: &mut OnParameter<'_>,
 ) -> Result<(), CommError> {
-    let infos: Vec<Vec<ParameterInfo>> = chunks.iter().map(|chunk| chunk.parameters()).collect();
+    // Of copies one counts: that of the first chunk with the name, because a tied table is in the last stage too.
+    let mut owned: HashMap<String, (ParameterInfo, Tensor<1>)> = HashMap::new();
+    for chunk in chunks {
+        let infos = chunk.parameters().into_iter().filter(|info| is_owner(info, groups));
+        let mut infos: HashMap<String, ParameterInfo> = infos.map(|info| (info.name.clone(), info)).collect();
+        chunk.visit_parameters(&mut |name, value| {
+            if let Some(info) = infos.remove(name) {
+                owned.entry(info.name.clone()).or_insert((info, value));
+            }
+        });
+    }
     for (name, shape) in config.parameter_shapes() {
         let mut whole = vec![0.0_f32; shape.iter().product()];
-        // Of copies one counts. The first chunk with the name: a tied table is in the last stage too.
-        let found = infos.iter().enumerate().find_map(|(chunk, infos)| {
-            infos.iter().find(|info| info.name == name && is_owner(info, groups)).map(|info| (chunk, info))
-        });
-        if let Some((chunk, info)) = found {
+        if let Some((info, value)) = owned.remove(&name) {
             assert_eq!(info.global_shape(), shape, "the whole shape of {name}");
-            let part = value_of(chunks[chunk], &name);
+            let part: Vec<f32> = value.into_data().convert::<f32>().try_into_vec().expect("the data is float32 now");
             let mut rest = &part[info.counted_elements()];
             for run in held_runs(&info.placement, &shape) {
                 // What others count comes last.
@@ -85,14 +93,4 @@ fn is_owner(info: &ParameterInfo, groups: &ProcessGroups) -> bool {
     };
     let is_second_copy = info.name.starts_with("embedding.") && place.pp != 0;
     is_first_replica && !is_second_copy
-}
-
-fn value_of(chunk: &dyn ModelChunk, name: &str) -> Vec<f32> {
-    let mut found = None;
-    chunk.visit_parameters(&mut |visited, value| {
-        if visited == name && found.is_none() {
-            found = Some(value.into_data().convert::<f32>().try_into_vec().expect("the data is float32 now"));
-        }
-    });
-    found.expect("a chunk has the parameters it lists")
 }

@@ -8,7 +8,8 @@ use bridge_core::checkpoint::{
 };
 use bridge_core::config::RawConfig;
 use bridge_core::train::select_device;
-use bridge_models::huggingface::{ExportOptions, Family, HfModel, StorageDtype, export};
+use bridge_models::families;
+use bridge_models::huggingface::{ExportOptions, HfModel, StorageDtype, export};
 use clap::{Subcommand, ValueEnum};
 
 use crate::failure::Failure;
@@ -96,9 +97,7 @@ fn import(folder: &Path, output: &Path) -> Result<u8, Failure> {
 fn export_folder(checkpoint: &Path, output: &Path, dtype: Dtype) -> Result<u8, Failure> {
     let device = select_device("flex").map_err(Failure::input)?;
     let model = open(checkpoint, &device)?;
-    let Some(family) = Family::of(&model.config) else {
-        return Err(Failure::input("no Hugging Face family that is known here has this architecture"));
-    };
+    let family = families::of(&model.config).map_err(Failure::input)?;
     let options = ExportOptions {
         dtype: match dtype {
             Dtype::F32 => StorageDtype::F32,

@@ -1,4 +1,31 @@
-//! Families of Hugging Face models, a folder each: its settings and its table of weights. What they share is in [`crate::huggingface`].
+//! Families of Hugging Face models: a folder each, and a line in [`FAMILIES`]. A folder has `config.rs`, which keys of `config.json` are
+//! which fields of the decoder, and `weights.rs`, where each parameter is. What these tables mean is said in [`crate::huggingface`].
 
-pub(crate) mod gpt2;
-pub(crate) mod llama;
+mod gpt2;
+mod llama;
+
+use crate::decoder::DecoderConfig;
+use crate::huggingface::{Family, HfError};
+
+/// All families. A decoder that several can hold is written as the first of them.
+pub const FAMILIES: &[&Family] = &[&gpt2::FAMILY, &llama::FAMILY];
+
+/// The family of a `model_type`.
+pub fn with_model_type(model_type: &str) -> Option<&'static Family> {
+    FAMILIES.iter().copied().find(|family| family.model_type() == model_type)
+}
+
+/// The family that can hold this decoder.
+///
+/// # Errors
+/// If there is none: says of each family why not.
+pub fn of(config: &DecoderConfig) -> Result<&'static Family, HfError> {
+    let mut reasons = Vec::new();
+    for family in FAMILIES {
+        match family.settings(config) {
+            Ok(_) => return Ok(family),
+            Err(reason) => reasons.push(reason),
+        }
+    }
+    Err(HfError::NoFamily { reasons })
+}

@@ -71,12 +71,18 @@ pub enum HfError {
     NotOfFamily {
         /// The family's `model_type`.
         family: &'static str,
-        /// The decoder's field.
-        key: &'static str,
+        /// The decoder's field, or the family's key.
+        key: String,
         /// What is there.
         found: String,
         /// What the family has.
         expected: String,
+    },
+    /// No family can hold the decoder.
+    #[error("no Hugging Face family that is known here has this architecture:{}", lines(.reasons))]
+    NoFamily {
+        /// Why not, an error a family.
+        reasons: Vec<HfError>,
     },
     /// The chunks lack a parameter of the model.
     #[error("parameter `{name}` is in none of the chunks")]
@@ -151,10 +157,15 @@ impl fmt::Display for TensorProblem {
     }
 }
 
+/// One a line.
+fn lines(items: &[impl fmt::Display]) -> String {
+    items.iter().map(|item| format!("\n  {item}")).collect()
+}
+
 /// The first problems, one a line.
 fn list(problems: &[TensorProblem]) -> String {
     const SHOWN: usize = 20;
-    let mut text: String = problems.iter().take(SHOWN).map(|problem| format!("\n  {problem}")).collect();
+    let mut text = lines(&problems[..problems.len().min(SHOWN)]);
     if problems.len() > SHOWN {
         text += &format!("\n  and {} more", problems.len() - SHOWN);
     }

@@ -8,9 +8,9 @@ use bridge_core::model::ModelChunk;
 use safetensors::{Dtype, View};
 use serde_json::{Map, Value, json};
 
-use super::Family;
 use super::checkpoint::io;
 use super::error::HfError;
+use super::family::Family;
 use super::weight_map::WeightMap;
 use crate::decoder::DecoderConfig;
 
@@ -54,7 +54,7 @@ impl Default for ExportOptions {
 /// If the family cannot hold the decoder, the chunks lack a parameter, or a file cannot be written.
 pub fn export(
     folder: &Path,
-    family: Family,
+    family: &Family,
     config: &DecoderConfig,
     chunks: &[&dyn ModelChunk],
     options: &ExportOptions,
@@ -88,7 +88,7 @@ impl Exporter {
     ///
     /// # Errors
     /// If the family cannot hold the decoder.
-    pub fn new(family: Family, config: &DecoderConfig, options: &ExportOptions) -> Result<Self, HfError> {
+    pub fn new(family: &Family, config: &DecoderConfig, options: &ExportOptions) -> Result<Self, HfError> {
         Ok(Self {
             settings: config_json(family, config, options)?,
             map: WeightMap::new(family, config)?,
@@ -131,34 +131,31 @@ impl Exporter {
     }
 }
 
-fn config_json(family: Family, config: &DecoderConfig, options: &ExportOptions) -> Result<Map<String, Value>, HfError> {
+fn config_json(
+    family: &Family,
+    config: &DecoderConfig,
+    options: &ExportOptions,
+) -> Result<Map<String, Value>, HfError> {
     let mut settings = family.settings(config)?;
     let dtype = match options.dtype {
         StorageDtype::F32 => "float32",
         StorageDtype::F16 => "float16",
         StorageDtype::Bf16 => "bfloat16",
     };
-    let common = json!({
-        "model_type": family.model_type(),
-        "architectures": [family.architecture()],
-        "torch_dtype": dtype,
-        "bos_token_id": options.bos_token_id,
-        "eos_token_id": match options.eos_token_ids.as_slice() {
-            [] => Value::Null,
-            [id] => json!(id),
-            ids => json!(ids),
-        },
-    });
-    settings.extend(object(common));
+    let eos = match options.eos_token_ids.as_slice() {
+        [] => Value::Null,
+        [id] => json!(id),
+        ids => json!(ids),
+    };
+    let common = [
+        ("model_type", json!(family.model_type())),
+        ("architectures", json!([family.architecture])),
+        ("torch_dtype", json!(dtype)),
+        ("bos_token_id", json!(options.bos_token_id)),
+        ("eos_token_id", eos),
+    ];
+    settings.extend(common.map(|(key, value)| (key.to_owned(), value)));
     Ok(settings)
-}
-
-/// The object in a value made by `json!({ .. })`.
-pub(crate) fn object(value: Value) -> Map<String, Value> {
-    match value {
-        Value::Object(object) => object,
-        _ => Map::new(),
-    }
 }
 
 /// A tensor as it is stored.

@@ -46,11 +46,6 @@ impl<'a> Fields<'a> {
         })
     }
 
-    /// A size that must be there.
-    pub fn required_size(&self, key: &str) -> Result<usize, HfError> {
-        self.size(key)?.ok_or_else(|| self.error(key, "no such setting", "an integer of at least 1"))
-    }
-
     /// A number that must be there.
     pub fn required_number(&self, key: &str) -> Result<f64, HfError> {
         self.number(key)?.ok_or_else(|| self.error(key, "no such setting", "a number"))
@@ -64,6 +59,11 @@ impl<'a> Fields<'a> {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Refuses `found` under `key` unless a condition holds.
+    pub fn require(&self, is_met: bool, key: &str, found: &str, expected: &str) -> Result<(), HfError> {
+        if is_met { Ok(()) } else { Err(self.error(key, found, expected)) }
     }
 
     /// An error about `key`.

@@ -7,18 +7,19 @@ use bridge_core::model::{BuildContext, ModelBuildError, ModelChunk, ModelHook, P
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use serde_json::{Map, Value};
 
-use super::Family;
 use super::checkpoint::{HfCheckpoint, HostTensor, io};
 use super::error::{HfError, TensorProblem};
+use super::family::Family;
 use super::fields::Fields;
 use super::weight_map::{WeightEntry, WeightMap};
 use crate::decoder::{DecoderConfig, build_decoder};
+use crate::families::{FAMILIES, with_model_type};
 use crate::sharding::local_part;
 
 /// An opened folder whose configuration is understood and whose tensors are those of the model.
 #[derive(Debug)]
 pub struct HfModel {
-    family: Family,
+    family: &'static Family,
     config: DecoderConfig,
     eos_token_ids: Vec<i64>,
     checkpoint: HfCheckpoint,
@@ -37,8 +38,8 @@ impl HfModel {
         let (family, config, eos_token_ids) = read_config(folder)?;
         let checkpoint = HfCheckpoint::open(folder)?;
         let map = WeightMap::new(family, &config)?;
-        let has_prefix = checkpoint.tensors().any(|(name, _)| name.starts_with(family.prefix()));
-        let dropped_prefix = (!has_prefix).then(|| family.prefix());
+        let has_prefix = checkpoint.tensors().any(|(name, _)| name.starts_with(family.prefix));
+        let dropped_prefix = (!has_prefix).then(|| family.prefix);
         let model = Self { family, config, eos_token_ids, checkpoint, map, dropped_prefix };
         let problems = model.problems()?;
         if !problems.is_empty() {
@@ -48,7 +49,7 @@ impl HfModel {
     }
 
     /// The family.
-    pub fn family(&self) -> Family {
+    pub fn family(&self) -> &'static Family {
         self.family
     }
 
@@ -153,7 +154,7 @@ impl HfModel {
             }
         }
         for (name, shape) in self.checkpoint.tensors() {
-            let is_buffer = self.family.buffers().iter().any(|suffix| name.ends_with(suffix));
+            let is_buffer = self.family.buffers.iter().any(|suffix| name.ends_with(suffix));
             if expected.contains(name) || is_buffer {
                 continue;
             }
@@ -201,18 +202,18 @@ pub fn import_hook(folder: PathBuf) -> ModelHook {
 }
 
 /// Family, decoder and end-of-text tokens of a folder's `config.json`.
-pub(super) fn read_config(folder: &Path) -> Result<(Family, DecoderConfig, Vec<i64>), HfError> {
+pub(super) fn read_config(folder: &Path) -> Result<(&'static Family, DecoderConfig, Vec<i64>), HfError> {
     let path = folder.join("config.json");
     let text = std::fs::read_to_string(&path).map_err(|source| io(&path, source))?;
     let values: Map<String, Value> = serde_json::from_str(&text).map_err(|source| HfError::Json { path, source })?;
     let fields = Fields::new(&values);
     let known = || {
-        let names: Vec<_> = Family::ALL.iter().map(|family| family.model_type()).collect();
+        let names: Vec<_> = FAMILIES.iter().map(|family| family.model_type()).collect();
         format!("one of {}", names.join(", "))
     };
     let model_type =
         fields.string("model_type")?.ok_or_else(|| fields.error("model_type", "no such setting", &known()))?;
-    let family = Family::from_model_type(model_type)
+    let family = with_model_type(model_type)
         .ok_or_else(|| fields.error("model_type", &format!("\"{model_type}\""), &known()))?;
     if fields.get("quantization_config").is_some() {
         return Err(fields.error("quantization_config", "a table", "no quantization"));

@@ -2,22 +2,41 @@
 //!
 //! The same table reads weights, writes them, and renames gradients.
 
-use super::Family;
+use std::collections::HashMap;
+
 use super::checkpoint::HostTensor;
 use super::error::HfError;
+use super::family::Family;
 use crate::decoder::DecoderConfig;
 
-/// One line of a family's table. `{}` stands for the layer number.
+/// One line of a family's table: a pattern of names. `{}` stands for a number (of a layer, of an expert), in the same order on both sides.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WeightRule {
-    /// Our (Megatron's) name.
-    pub megatron: &'static str,
+    /// Our (Megatron's) names.
+    megatron: &'static str,
     /// Hugging Face's names.
-    pub hugging_face: &'static [&'static str],
+    hugging_face: &'static [&'static str],
     /// How the tensors make up the parameter.
-    pub fusion: Fusion,
+    fusion: Fusion,
     /// Orientation of the tensors if they are matrices.
-    pub storage: Storage,
+    storage: Storage,
+}
+
+/// A parameter that is one tensor, as it is.
+pub(crate) const fn rule(megatron: &'static str, hugging_face: &'static [&'static str]) -> WeightRule {
+    WeightRule { megatron, hugging_face, fusion: Fusion::Single, storage: Storage::RowsAreOutputs }
+}
+
+impl WeightRule {
+    /// The tensors make up the parameter in this way.
+    pub const fn fused(self, fusion: Fusion) -> Self {
+        Self { fusion, ..self }
+    }
+
+    /// The stored matrices are `[inputs, outputs]`.
+    pub const fn rows_are_inputs(self) -> Self {
+        Self { storage: Storage::RowsAreInputs, ..self }
+    }
 }
 
 /// How tensors make up a parameter.
@@ -37,7 +56,7 @@ pub(crate) enum Fusion {
 
 /// Orientation of a stored matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Storage {
+enum Storage {
     /// `[outputs, inputs]`, as ours.
     RowsAreOutputs,
     /// `[inputs, outputs]`.
@@ -48,6 +67,8 @@ pub(crate) enum Storage {
 #[derive(Clone, Debug)]
 pub struct WeightMap {
     entries: Vec<WeightEntry>,
+    /// The place of each parameter in `entries`.
+    places: HashMap<String, usize>,
 }
 
 /// One parameter with its tensors.
@@ -77,29 +98,40 @@ impl WeightMap {
     ///
     /// # Errors
     /// If the family has no place for one of the decoder's parameters.
-    pub fn new(family: Family, config: &DecoderConfig) -> Result<Self, HfError> {
+    pub fn new(family: &Family, config: &DecoderConfig) -> Result<Self, HfError> {
         let heads = Heads {
             groups: config.num_query_groups,
             queries_per_group: config.num_attention_heads / config.num_query_groups,
             head_size: config.kv_channels,
         };
+        Self::of(family, config.parameter_shapes(), heads, config.vocab_size)
+    }
+
+    /// The map of parameters with these names and shapes: in time that is linear in their number.
+    fn of(
+        family: &Family,
+        parameters: Vec<(String, Vec<usize>)>,
+        heads: Heads,
+        vocab_size: usize,
+    ) -> Result<Self, HfError> {
+        let mut rules: HashMap<&str, &WeightRule> = HashMap::new();
+        for rule in family.weights.iter().copied().flatten() {
+            rules.entry(rule.megatron).or_insert(rule);
+        }
         let entry = |(parameter, shape): (String, Vec<usize>)| {
-            let (template, layer) = template(&parameter);
-            let Some(rule) = family.rules().iter().find(|rule| rule.megatron == template) else {
-                return Err(HfError::NotOfFamily {
-                    family: family.model_type(),
-                    key: "parameters",
-                    found: format!("`{parameter}`"),
-                    expected: "no such parameter".into(),
-                });
+            let (pattern, numbers) = pattern(&parameter);
+            let Some(rule) = rules.get(pattern.as_str()) else {
+                let found = format!("`{parameter}`");
+                return Err(family.cannot_hold("parameters".into(), found, "no such parameter".into()));
             };
-            let names = rule.hugging_face.iter().map(|name| name.replace("{}", &layer));
-            let shapes = rule.tensor_shapes(&shape, heads, config.vocab_size);
-            let (fusion, storage) = (rule.fusion, rule.storage);
-            Ok(WeightEntry { parameter, shape, tensors: names.zip(shapes).collect(), fusion, storage, heads })
+            let names = rule.hugging_face.iter().map(|name| with_numbers(name, &numbers));
+            let shapes = rule.tensor_shapes(&shape, heads, vocab_size);
+            let tensors = names.zip(shapes).collect();
+            Ok(WeightEntry { tensors, shape, fusion: rule.fusion, storage: rule.storage, heads, parameter })
         };
-        let entries = config.parameter_shapes().into_iter().map(entry).collect::<Result<_, _>>()?;
-        Ok(Self { entries })
+        let entries = parameters.into_iter().map(entry).collect::<Result<Vec<_>, _>>()?;
+        let places = entries.iter().enumerate().map(|(place, entry)| (entry.parameter.clone(), place)).collect();
+        Ok(Self { entries, places })
     }
 
     /// The parameters in the order of the model's chunk.
@@ -109,7 +141,7 @@ impl WeightMap {
 
     /// The entry of a parameter.
     pub fn entry(&self, parameter: &str) -> Option<&WeightEntry> {
-        self.entries.iter().find(|entry| entry.parameter == parameter)
+        self.places.get(parameter).map(|place| &self.entries[*place])
     }
 }
 
@@ -241,10 +273,111 @@ fn transpose(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
     turned
 }
 
-/// A parameter's name with `{}` for its layer number, and that number.
-fn template(parameter: &str) -> (String, String) {
-    match parameter.strip_prefix("decoder.layers.").and_then(|rest| rest.split_once('.')) {
-        Some((layer, rest)) => (format!("decoder.layers.{{}}.{rest}"), layer.to_owned()),
-        None => (parameter.to_owned(), String::new()),
+/// A parameter's name with `{}` for each number between its dots, and the numbers.
+fn pattern(parameter: &str) -> (String, Vec<&str>) {
+    let is_number = |part: &&str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+    let numbers = parameter.split('.').filter(is_number).collect();
+    let parts: Vec<&str> = parameter.split('.').map(|part| if is_number(&part) { "{}" } else { part }).collect();
+    (parts.join("."), numbers)
+}
+
+/// A pattern with numbers in place of `{}`.
+fn with_numbers(pattern: &str, numbers: &[&str]) -> String {
+    let mut numbers = numbers.iter();
+    let parts = pattern.split('.');
+    let parts = parts.map(|part| if part == "{}" { numbers.next().expect("as many as in our name") } else { part });
+    parts.collect::<Vec<_>>().join(".")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    static MIXTURE: Family = Family {
+        model_type: "mixture",
+        architecture: "MixtureForCausalLM",
+        settings: &[],
+        weights: &[
+            &[
+                rule("decoder.layers.{}.input_layernorm.weight", &["model.layers.{}.input_layernorm.weight"]),
+                rule(
+                    "decoder.layers.{}.mlp.linear_fc1.weight",
+                    &["model.layers.{}.mlp.gate_proj.weight", "model.layers.{}.mlp.up_proj.weight"],
+                )
+                .fused(Fusion::GateUp),
+            ],
+            &[
+                rule(
+                    "decoder.layers.{}.mlp.experts.local_experts.{}.linear_fc1.weight",
+                    &[
+                        "model.layers.{}.mlp.experts.{}.gate_proj.weight",
+                        "model.layers.{}.mlp.experts.{}.up_proj.weight",
+                    ],
+                )
+                .fused(Fusion::GateUp),
+                rule(
+                    "decoder.layers.{}.mlp.experts.local_experts.{}.linear_fc2.weight",
+                    &["model.layers.{}.mlp.experts.{}.down_proj.weight"],
+                ),
+            ],
+        ],
+        prefix: "model.",
+        buffers: &[],
+    };
+    const HEADS: Heads = Heads { groups: 1, queries_per_group: 1, head_size: 1 };
+
+    /// Layers of which the first three are dense, as in DeepSeek-V3.
+    fn parameters(layers: usize, experts: usize) -> Vec<(String, Vec<usize>)> {
+        let layer = |layer: usize| {
+            let name = format!("decoder.layers.{layer}");
+            let mut names = vec![(format!("{name}.input_layernorm.weight"), vec![7])];
+            if layer < 3 {
+                names.push((format!("{name}.mlp.linear_fc1.weight"), vec![22, 7]));
+            } else {
+                for expert in 0..experts {
+                    let name = format!("{name}.mlp.experts.local_experts.{expert}");
+                    names.push((format!("{name}.linear_fc1.weight"), vec![10, 7]));
+                    names.push((format!("{name}.linear_fc2.weight"), vec![7, 5]));
+                }
+            }
+            names
+        };
+        (0..layers).flat_map(layer).collect()
+    }
+
+    #[test]
+    fn layers_and_experts_are_numbered_alike_on_both_sides() {
+        let map = WeightMap::of(&MIXTURE, parameters(12, 11), HEADS, 1).unwrap();
+        let entry = map.entry("decoder.layers.11.mlp.experts.local_experts.10.linear_fc1.weight").unwrap();
+        let expected = ["gate", "up"].map(|half| format!("model.layers.11.mlp.experts.10.{half}_proj.weight"));
+        assert_eq!(entry.tensors, expected.map(|name| (name, vec![5, 7])));
+        let dense = map.entry("decoder.layers.2.mlp.linear_fc1.weight").unwrap();
+        assert_eq!(dense.tensors[1], ("model.layers.2.mlp.up_proj.weight".into(), vec![11, 7]));
+        let values: Vec<f32> = (0..70_u8).map(f32::from).collect();
+        assert_eq!(entry.fuse(entry.split(&values)), values);
+        assert!(map.entry("decoder.layers.12.input_layernorm.weight").is_none());
+    }
+
+    #[test]
+    fn a_parameter_without_a_rule_is_named() {
+        let unknown = vec![("decoder.layers.3.mlp.router.weight".to_owned(), vec![4, 7])];
+        let error = WeightMap::of(&MIXTURE, unknown, HEADS, 1).unwrap_err().to_string();
+        assert!(error.contains("mixture") && error.contains("decoder.layers.3.mlp.router.weight"), "{error}");
+    }
+
+    #[test]
+    fn names_of_a_mixture_of_671_billion_are_mapped_in_linear_time() {
+        let parameters = parameters(61, 384);
+        assert!(parameters.len() > 44_000, "{}", parameters.len());
+        let started = Instant::now();
+        let map = WeightMap::of(&MIXTURE, parameters.clone(), HEADS, 1).unwrap();
+        for (name, shape) in &parameters {
+            assert_eq!(map.entry(name).map(|entry| &entry.shape), Some(shape));
+        }
+        // A scan by name for each would compare a thousand million names.
+        let elapsed = started.elapsed();
+        assert!(elapsed < Duration::from_secs(2), "{elapsed:?}");
     }
 }

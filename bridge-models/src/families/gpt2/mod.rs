@@ -1,5 +1,16 @@
-//! GPT-2: settings and table of weights. Its linear layers are `Conv1D`s, which store a row an input.
+//! GPT-2. Its linear layers are `Conv1D`s, which store a row an input.
 
 mod config;
+mod weights;
 
-pub(crate) use config::{RULES, decoder_config, settings};
+use crate::huggingface::Family;
+
+/// `GPT2LMHeadModel`.
+pub(super) static FAMILY: Family = Family {
+    model_type: "gpt2",
+    architecture: "GPT2LMHeadModel",
+    settings: config::SETTINGS,
+    weights: &[weights::WEIGHTS],
+    prefix: "transformer.",
+    buffers: &[".attn.bias", ".attn.masked_bias"],
+};

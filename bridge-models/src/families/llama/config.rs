@@ -1,158 +1,96 @@
-//! Llama: settings and table of weights. Query, key and value are three matrices there, gate and up two.
+//! Settings of Llama; absent ones have the values of `LlamaConfig`. Families that descend from it share most rows.
 
+use bridge_kernels::Activation;
 use serde_json::{Map, Value, json};
 
-use crate::decoder::{
-    DecoderConfig, LayerPattern, NormConfig, NormKind, PositionEmbedding, ResidualConfig, RopeConfig, RopeScaling,
-};
+use crate::decoder::{DecoderConfig, NormKind, PositionEmbedding, RopeConfig, RopeScaling};
 use crate::huggingface::error::HfError;
-use crate::huggingface::fields::{Fields, activation, activation_name};
-use crate::huggingface::weight_map::{Fusion, Storage, WeightRule};
+use crate::huggingface::fields::Fields;
+use crate::huggingface::settings::{Setting, USUAL_SOFTMAX_SCALE, size, size_or};
 
-const fn rule(megatron: &'static str, hugging_face: &'static [&'static str]) -> WeightRule {
-    WeightRule { megatron, hugging_face, fusion: Fusion::Single, storage: Storage::RowsAreOutputs }
-}
-
-const fn fused(fusion: Fusion, rule: WeightRule) -> WeightRule {
-    WeightRule { fusion, ..rule }
-}
-
-/// Where each parameter is.
-pub(crate) const RULES: &[WeightRule] = &[
-    fused(Fusion::Vocabulary, rule("embedding.word_embeddings.weight", &["model.embed_tokens.weight"])),
-    rule("decoder.layers.{}.input_layernorm.weight", &["model.layers.{}.input_layernorm.weight"]),
-    fused(
-        Fusion::Qkv,
-        rule(
-            "decoder.layers.{}.self_attention.linear_qkv.weight",
-            &[
-                "model.layers.{}.self_attn.q_proj.weight",
-                "model.layers.{}.self_attn.k_proj.weight",
-                "model.layers.{}.self_attn.v_proj.weight",
-            ],
-        ),
+pub(super) const SETTINGS: &[Setting] = &[
+    Setting::Rows(SIZES),
+    size_or(
+        "head_dim",
+        |c| &mut c.kv_channels,
+        |fields, c| {
+            let (hidden_size, heads) = (c.hidden_size, c.num_attention_heads);
+            let expected = format!("a divisor of hidden_size ({hidden_size}), or a head_dim");
+            let divides = hidden_size.is_multiple_of(heads);
+            fields.require(divides, "num_attention_heads", &heads.to_string(), &expected)?;
+            Ok(hidden_size / heads)
+        },
     ),
-    fused(
-        Fusion::Qkv,
-        rule(
-            "decoder.layers.{}.self_attention.linear_qkv.bias",
-            &[
-                "model.layers.{}.self_attn.q_proj.bias",
-                "model.layers.{}.self_attn.k_proj.bias",
-                "model.layers.{}.self_attn.v_proj.bias",
-            ],
-        ),
-    ),
-    rule("decoder.layers.{}.self_attention.linear_proj.weight", &["model.layers.{}.self_attn.o_proj.weight"]),
-    rule("decoder.layers.{}.self_attention.linear_proj.bias", &["model.layers.{}.self_attn.o_proj.bias"]),
-    rule("decoder.layers.{}.pre_mlp_layernorm.weight", &["model.layers.{}.post_attention_layernorm.weight"]),
-    fused(
-        Fusion::GateUp,
-        rule(
-            "decoder.layers.{}.mlp.linear_fc1.weight",
-            &["model.layers.{}.mlp.gate_proj.weight", "model.layers.{}.mlp.up_proj.weight"],
-        ),
-    ),
-    fused(
-        Fusion::GateUp,
-        rule(
-            "decoder.layers.{}.mlp.linear_fc1.bias",
-            &["model.layers.{}.mlp.gate_proj.bias", "model.layers.{}.mlp.up_proj.bias"],
-        ),
-    ),
-    rule("decoder.layers.{}.mlp.linear_fc2.weight", &["model.layers.{}.mlp.down_proj.weight"]),
-    rule("decoder.layers.{}.mlp.linear_fc2.bias", &["model.layers.{}.mlp.down_proj.bias"]),
-    rule("decoder.final_layernorm.weight", &["model.norm.weight"]),
-    fused(Fusion::Vocabulary, rule("output_layer.weight", &["lm_head.weight"])),
+    size_or("max_position_embeddings", |c| &mut c.max_position_embeddings, |_, _| Ok(2048)),
+    Setting::Switch("mlp_bias", |c| &mut c.mlp_bias, false),
+    Setting::Rows(LAYERS),
 ];
 
-/// The decoder of a Llama `config.json`; absent settings have the values of `LlamaConfig`.
-pub(crate) fn decoder_config(fields: &Fields) -> Result<DecoderConfig, HfError> {
-    let hidden_size = fields.required_size("hidden_size")?;
-    let heads = fields.required_size("num_attention_heads")?;
-    let groups = fields.size("num_key_value_heads")?.unwrap_or(heads);
-    if heads % groups != 0 {
+/// Sizes that have the same names in all families of the line.
+pub(crate) const SIZES: &[Setting] = &[
+    size("vocab_size", |c| &mut c.vocab_size),
+    size("hidden_size", |c| &mut c.hidden_size),
+    size("intermediate_size", |c| &mut c.ffn_hidden_size),
+    size("num_hidden_layers", |c| &mut c.num_layers),
+    size("num_attention_heads", |c| &mut c.num_attention_heads),
+    size_or("num_key_value_heads", |c| &mut c.num_query_groups, |_, c| Ok(c.num_attention_heads)),
+    Setting::Rule(|fields, c| {
+        let (heads, groups) = (c.num_attention_heads, c.num_query_groups);
         let expected = format!("a divisor of num_attention_heads ({heads})");
-        return Err(fields.error("num_key_value_heads", &groups.to_string(), &expected));
-    }
-    let head_size = match fields.size("head_dim")? {
-        Some(size) => size,
-        None if hidden_size % heads == 0 => hidden_size / heads,
-        None => {
-            let expected = format!("a divisor of hidden_size ({hidden_size}), or a head_dim");
-            return Err(fields.error("num_attention_heads", &heads.to_string(), &expected));
-        }
-    };
-    if head_size % 2 != 0 {
-        return Err(fields.error("head_dim", &head_size.to_string(), "an even number, because it is rotated in pairs"));
-    }
-    let attention_bias = fields.bool("attention_bias")?.unwrap_or(false);
-    let max_positions = fields.size("max_position_embeddings")?.unwrap_or(2048);
-    let vocab_size = fields.required_size("vocab_size")?;
-    let std = fields.number("initializer_range")?.unwrap_or(0.02);
-    Ok(DecoderConfig {
-        num_layers: fields.required_size("num_hidden_layers")?,
-        hidden_size,
-        ffn_hidden_size: fields.required_size("intermediate_size")?,
-        num_attention_heads: heads,
-        num_query_groups: groups,
-        kv_channels: head_size,
-        vocab_size,
-        padded_vocab_size: vocab_size,
-        max_position_embeddings: max_positions,
-        position_embedding: PositionEmbedding::Rope(rope(fields, max_positions)?),
-        no_rope_layers: LayerPattern::None,
-        residual: ResidualConfig::default(),
-        norm: NormConfig {
-            kind: NormKind::RmsNorm,
-            epsilon: fields.number("rms_norm_eps")?.unwrap_or(1e-6),
-            zero_centered_gamma: false,
-        },
-        qk_layernorm: false,
-        qkv_bias: attention_bias,
-        proj_bias: attention_bias,
-        mlp_bias: fields.bool("mlp_bias")?.unwrap_or(false),
-        gated_linear_unit: true,
-        activation: activation(fields, "hidden_act", bridge_kernels::Activation::Silu)?,
-        moe: None,
-        embedding_dropout: 0.0,
-        hidden_dropout: 0.0,
-        attention_dropout: fields.number("attention_dropout")?.unwrap_or(0.0),
-        softmax_scale: 1.0 / (head_size as f64).sqrt(),
-        window_size: None,
-        window_layers: LayerPattern::All,
-        attention_softcap: None,
-        logit_softcap: None,
-        share_embeddings_and_output_weights: fields.bool("tie_word_embeddings")?.unwrap_or(false),
-        init_method_std: std,
-        embedding_init_method_std: std,
-        perform_initialization: true,
-    })
-}
+        fields.require(heads.is_multiple_of(groups), "num_key_value_heads", &groups.to_string(), &expected)
+    }),
+];
+
+/// RMSNorm, rotary positions, attention with one switch for all its biases, a gated unit. Head size and positions are set before.
+pub(crate) const LAYERS: &[Setting] = &[
+    Setting::Rule(|fields, c| {
+        let expected = "an even number, because it is rotated in pairs";
+        fields.require(c.kv_channels.is_multiple_of(2), "head_dim", &c.kv_channels.to_string(), expected)
+    }),
+    USUAL_SOFTMAX_SCALE,
+    Setting::Always(|c| {
+        c.norm.kind = NormKind::RmsNorm;
+        c.gated_linear_unit = true;
+    }),
+    Setting::Activation("hidden_act", |c| &mut c.activation, Activation::Silu),
+    Setting::Number("initializer_range", |c| &mut c.init_method_std, |_, _| Ok(0.02)),
+    Setting::Number("rms_norm_eps", |c| &mut c.norm.epsilon, |_, _| Ok(1e-6)),
+    Setting::Switch("attention_bias", |c| &mut c.qkv_bias, false),
+    Setting::Always(|c| c.proj_bias = c.qkv_bias),
+    Setting::Number("attention_dropout", |c| &mut c.attention_dropout, |_, _| Ok(0.0)),
+    Setting::Switch("tie_word_embeddings", |c| &mut c.share_embeddings_and_output_weights, false),
+    Setting::Only("partial_rotary_factor", || json!(1.0)),
+    Setting::Keys { read: read_rope, write: write_rope },
+];
 
 /// Rotary settings in either form: `rope_parameters`, or `rope_theta` and `rope_scaling` beside it.
-fn rope(fields: &Fields, max_positions: usize) -> Result<RopeConfig, HfError> {
+fn read_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
     let table = match fields.table("rope_parameters", "rope_parameters.")? {
         Some(table) => Some(table),
         None => fields.table("rope_scaling", "rope_scaling.")?,
     };
-    fields.only("partial_rotary_factor", &json!(1.0))?;
-    let in_table = match &table {
+    let (in_table, scaling) = match &table {
         Some(table) => {
             table.only("partial_rotary_factor", &json!(1.0))?;
-            table.number("rope_theta")?
+            (table.number("rope_theta")?, rope_scaling(table, config.max_position_embeddings)?)
         }
-        None => None,
+        None => (None, None),
     };
     let base = match in_table {
         Some(base) => base,
         None => fields.number("rope_theta")?.unwrap_or(10_000.0),
     };
-    let scaling = match &table {
-        Some(table) => rope_scaling(table, max_positions)?,
-        None => None,
-    };
-    Ok(RopeConfig { base, percent: 1.0, interleaved: false, scaling })
+    config.position_embedding = PositionEmbedding::Rope(RopeConfig { base, percent: 1.0, interleaved: false, scaling });
+    Ok(())
+}
+
+/// Both forms: transformers 5 reads the first, transformers 4 the other two.
+fn write_rope(config: &DecoderConfig, settings: &mut Map<String, Value>) {
+    if let PositionEmbedding::Rope(rope) = &config.position_embedding {
+        settings.insert("rope_parameters".into(), rope_parameters(rope));
+        settings.insert("rope_theta".into(), json!(rope.base));
+        settings.insert("rope_scaling".into(), json!(rope.scaling.map(|_| rope_parameters(rope))));
+    }
 }
 
 fn rope_scaling(table: &Fields, max_positions: usize) -> Result<Option<RopeScaling>, HfError> {
@@ -170,61 +108,6 @@ fn rope_scaling(table: &Fields, max_positions: usize) -> Result<Option<RopeScali
             Err(table.error(key, &format!("\"{other}\""), "one of default, linear, llama3: others are not implemented"))
         }
     }
-}
-
-/// The settings of a decoder that is a Llama.
-pub(crate) fn settings(config: &DecoderConfig) -> Result<Map<String, Value>, HfError> {
-    let not_of_family = |key, found: String, expected: &str| HfError::NotOfFamily {
-        family: "llama",
-        key,
-        found,
-        expected: expected.into(),
-    };
-    let PositionEmbedding::Rope(rope) = &config.position_embedding else {
-        return Err(not_of_family("position_embedding", format!("{:?}", config.position_embedding), "rope"));
-    };
-    let scale = 1.0 / (config.kv_channels as f64).sqrt();
-    let dropout = config.embedding_dropout.max(config.hidden_dropout);
-    let softcap = config.attention_softcap.or(config.logit_softcap);
-    let refused = [
-        (rope.percent != 1.0, "rotary_percent", rope.percent.to_string(), "1"),
-        (rope.interleaved, "rotary_interleaved", rope.interleaved.to_string(), "false"),
-        (config.no_rope_layers != LayerPattern::None, "no_rope_layers", format!("{:?}", config.no_rope_layers), "none"),
-        (config.norm.kind != NormKind::RmsNorm, "norm.kind", format!("{:?}", config.norm.kind), "RMSNorm"),
-        (config.norm.zero_centered_gamma, "norm.zero_centered_gamma", "true".into(), "false"),
-        (config.qk_layernorm, "qk_layernorm", "true".into(), "false"),
-        (config.qkv_bias != config.proj_bias, "proj_bias", config.proj_bias.to_string(), "the same as qkv_bias"),
-        (!config.gated_linear_unit, "gated_linear_unit", "false".into(), "true"),
-        (dropout != 0.0, "hidden_dropout", dropout.to_string(), "0"),
-        (config.softmax_scale != scale, "softmax_scale", config.softmax_scale.to_string(), "1 / sqrt(kv_channels)"),
-        (config.window_size.is_some(), "window_size", format!("{:?}", config.window_size), "none"),
-        (softcap.is_some(), "soft caps", format!("{softcap:?}"), "none"),
-    ];
-    if let Some((_, key, found, expected)) = refused.into_iter().find(|(is_refused, ..)| *is_refused) {
-        return Err(not_of_family(key, found, expected));
-    }
-    let settings = json!({
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.ffn_hidden_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_attention_heads,
-        "num_key_value_heads": config.num_query_groups,
-        "head_dim": config.kv_channels,
-        "hidden_act": activation_name(config.activation),
-        "max_position_embeddings": config.max_position_embeddings,
-        "initializer_range": config.init_method_std,
-        "rms_norm_eps": config.norm.epsilon,
-        "attention_bias": config.qkv_bias,
-        "attention_dropout": config.attention_dropout,
-        "mlp_bias": config.mlp_bias,
-        "tie_word_embeddings": config.share_embeddings_and_output_weights,
-        // Both forms: transformers 5 reads the first, transformers 4 the other two.
-        "rope_parameters": rope_parameters(rope),
-        "rope_theta": rope.base,
-        "rope_scaling": rope.scaling.map(|_| rope_parameters(rope)),
-    });
-    Ok(crate::huggingface::export::object(settings))
 }
 
 fn rope_parameters(rope: &RopeConfig) -> Value {

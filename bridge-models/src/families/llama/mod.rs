@@ -1,5 +1,16 @@
-//! Llama: settings and table of weights. Query, key and value are three matrices there, gate and up two.
+//! Llama 1 to 3, SmolLM2, TinyLlama and others. Query, key and value are three matrices there, gate and up two.
 
-mod config;
+pub(super) mod config;
+pub(super) mod weights;
 
-pub(crate) use config::{RULES, decoder_config, settings};
+use crate::huggingface::Family;
+
+/// `LlamaForCausalLM`.
+pub(super) static FAMILY: Family = Family {
+    model_type: "llama",
+    architecture: "LlamaForCausalLM",
+    settings: config::SETTINGS,
+    weights: &[weights::WEIGHTS],
+    prefix: "model.",
+    buffers: &[".rotary_emb.inv_freq"],
+};

@@ -12,6 +12,7 @@ use safetensors::SafeTensors;
 use serde_json::{Map, Value};
 
 use super::*;
+use crate::decoder::DecoderConfig;
 
 pub const GOLDEN: [&str; 4] = ["gpt2", "llama", "llama_tied", "llama3_rope"];
 
@@ -21,6 +22,10 @@ pub fn golden(name: &str) -> PathBuf {
 
 pub fn device() -> Device {
     Device::flex().autodiff()
+}
+
+pub fn family(model_type: &str) -> &'static Family {
+    crate::families::with_model_type(model_type).unwrap()
 }
 
 /// The settings of a golden model.

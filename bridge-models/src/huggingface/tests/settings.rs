@@ -4,6 +4,7 @@ use serde_json::json;
 
 use super::*;
 use crate::decoder::{PositionEmbedding, RopeScaling};
+use crate::families;
 
 fn scaling(settings: &Map<String, Value>) -> (f64, Option<RopeScaling>) {
     match parse(settings).unwrap().position_embedding {
@@ -14,7 +15,7 @@ fn scaling(settings: &Map<String, Value>) -> (f64, Option<RopeScaling>) {
 
 fn llama_with(changes: Value) -> Map<String, Value> {
     let mut settings = settings_of("llama");
-    settings.extend(export::object(changes));
+    settings.extend(changes.as_object().unwrap().clone());
     settings
 }
 
@@ -83,7 +84,7 @@ fn biases_are_told_apart() {
         let config = parse(&llama_with(json!({ "attention_bias": attention, "mlp_bias": mlp }))).unwrap();
         assert_eq!((config.qkv_bias, config.proj_bias, config.mlp_bias), (attention, attention, mlp));
         let names: Vec<String> =
-            WeightMap::new(Family::Llama, &config).unwrap().entries().iter().map(|e| e.parameter.clone()).collect();
+            WeightMap::new(family("llama"), &config).unwrap().entries().iter().map(|e| e.parameter.clone()).collect();
         assert_eq!(names.contains(&"decoder.layers.0.self_attention.linear_proj.bias".to_owned()), attention);
         assert_eq!(names.contains(&"decoder.layers.1.mlp.linear_fc1.bias".to_owned()), mlp);
     }
@@ -137,7 +138,7 @@ fn the_model_section_of_an_import_gives_the_same_decoder() {
 fn settings_that_are_written_are_read_back() {
     for name in GOLDEN {
         let config = parse(&settings_of(name)).unwrap();
-        let family = Family::of(&config).unwrap();
+        let family = families::of(&config).unwrap();
         assert_eq!(family.model_type(), settings_of(name)["model_type"]);
         let mut settings = family.settings(&config).unwrap();
         settings.insert("model_type".into(), json!(family.model_type()));
@@ -146,16 +147,88 @@ fn settings_that_are_written_are_read_back() {
 }
 
 #[test]
-fn a_decoder_of_neither_family_cannot_be_written() {
+fn a_decoder_of_no_family_cannot_be_written_and_the_setting_is_named() {
     let llama = parse(&settings_of("llama")).unwrap();
-    for config in [
-        DecoderConfig { qk_layernorm: true, ..llama.clone() },
-        DecoderConfig { window_size: Some(4), ..llama.clone() },
-        DecoderConfig { logit_softcap: Some(30.0), ..llama.clone() },
-        DecoderConfig { proj_bias: true, ..llama.clone() },
-        DecoderConfig { gated_linear_unit: false, ..llama },
+    for (key, found, expected, config) in [
+        ("qk_layernorm", "true", "false", DecoderConfig { qk_layernorm: true, ..llama.clone() }),
+        ("window_size", "4", "null", DecoderConfig { window_size: Some(4), ..llama.clone() }),
+        ("logit_softcap", "30.0", "null", DecoderConfig { logit_softcap: Some(30.0), ..llama.clone() }),
+        ("proj_bias", "true", "false", DecoderConfig { proj_bias: true, ..llama.clone() }),
+        ("gated_linear_unit", "false", "true", DecoderConfig { gated_linear_unit: false, ..llama.clone() }),
+        ("num_key_value_heads", "3", "a divisor", DecoderConfig { num_query_groups: 3, ..llama.clone() }),
     ] {
-        assert_eq!(Family::of(&config), None);
-        assert!(matches!(Family::Llama.settings(&config), Err(HfError::NotOfFamily { family: "llama", .. })));
+        let error = families::of(&config).unwrap_err().to_string();
+        for part in ["gpt2", "llama", key, found, expected] {
+            assert!(error.contains(part), "{part}: {error}");
+        }
+        match family("llama").settings(&config) {
+            Err(HfError::NotOfFamily { family: "llama", key: named, .. }) => assert_eq!(named, key),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// Every field, also inside tables, with other values: of the same type, or, for what may be absent, of a sample.
+fn changed_fields(path: &str, value: &Value, changed: &mut Vec<(String, Value)>) {
+    let other = match value {
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                changed_fields(&format!("{path}/{name}"), value, changed);
+            }
+            return;
+        }
+        Value::Bool(value) => json!(!value),
+        Value::Number(number) if number.is_u64() => json!(number.as_u64().unwrap() + 1),
+        Value::Number(number) => json!(number.as_f64().unwrap() * 0.5 + 0.25),
+        Value::String(_) | Value::Null | Value::Array(_) => match path {
+            "/position_embedding" => json!("none"),
+            "/no_rope_layers" => json!("all"),
+            "/window_layers" => json!({ "listed": [true, false] }),
+            "/norm/kind" => json!(if value == "RMSNorm" { "LayerNorm" } else { "RMSNorm" }),
+            "/activation" => json!("squared_relu"),
+            "/window_size" => json!(4),
+            "/attention_softcap" | "/logit_softcap" => json!(30.0),
+            "/position_embedding/rope/scaling" => json!({ "linear": { "factor": 2.0 } }),
+            other => panic!("{other}: give another value than {value}"),
+        },
+    };
+    changed.push((path.to_owned(), other));
+}
+
+#[test]
+fn each_setting_of_a_decoder_is_written_or_refused() {
+    for name in GOLDEN {
+        let config = parse(&settings_of(name)).unwrap();
+        let whole = serde_json::to_value(&config).unwrap();
+        let mut changed = Vec::new();
+        changed_fields("", &whole, &mut changed);
+        let moe = json!({
+            "num_experts": 4, "layers": "all", "ffn_hidden_size": 8, "shared_expert_intermediate_size": null, "topk": 2,
+            "pre_softmax": false, "topk_scaling_factor": null, "router_in_float32": false, "aux_loss_coeff": 0.0,
+            "z_loss_coeff": 0.0, "dispatcher": "all_gather",
+        });
+        changed.push(("/moe".into(), moe));
+        assert!(changed.len() > 30, "{changed:?}");
+        let mut refused = 0;
+        for (path, value) in changed {
+            let mut other = whole.clone();
+            match other.pointer_mut(&path) {
+                Some(field) => *field = value,
+                None => other[&path[1..]] = value,
+            }
+            let other: DecoderConfig = serde_json::from_value(other).unwrap();
+            assert_ne!(other, config, "{path}");
+            for family in families::FAMILIES {
+                match family.settings(&other) {
+                    Ok(settings) => {
+                        let read = family.decoder_config(&fields::Fields::new(&settings)).unwrap();
+                        assert_eq!(read, family::as_in_a_file(other.clone()), "{path}");
+                    }
+                    Err(HfError::NotOfFamily { .. }) => refused += 1,
+                    Err(other) => panic!("{path}: {other}"),
+                }
+            }
+        }
+        assert!(refused > 20, "{name}: {refused}");
     }
 }

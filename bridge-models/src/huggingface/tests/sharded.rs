@@ -70,7 +70,7 @@ fn ranks_import_their_slices_and_export_the_whole() {
 fn a_parameter_that_nobody_gave_is_missed() {
     let model = HfModel::open(&golden("llama")).unwrap();
     let folder = tempfile::tempdir().unwrap();
-    let exporter = || Exporter::new(Family::Llama, model.config(), &ExportOptions::default()).unwrap();
+    let exporter = || Exporter::new(family("llama"), model.config(), &ExportOptions::default()).unwrap();
     assert!(matches!(exporter().write(folder.path()), Err(HfError::MissingParameter { .. })));
     let mut strange = exporter();
     strange.add("decoder.final_layernorm.weight", &[3], vec![0.0; 3]);

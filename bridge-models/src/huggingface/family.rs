@@ -1,0 +1,90 @@
+//! A family of Hugging Face models as data, and what follows from its tables: a decoder from `config.json`, and the other way round.
+
+use std::fmt;
+
+use serde_json::{Map, Value};
+
+use super::error::HfError;
+use super::fields::Fields;
+use super::settings::Setting;
+use super::weight_map::WeightRule;
+use crate::decoder::DecoderConfig;
+
+/// A family of Hugging Face models. The families there are stand in [`crate::families`].
+pub struct Family {
+    /// `model_type` in `config.json`.
+    pub(crate) model_type: &'static str,
+    /// The class in `architectures` of `config.json`.
+    pub(crate) architecture: &'static str,
+    /// Keys of `config.json` and fields of the decoder.
+    pub(crate) settings: &'static [Setting],
+    /// Where each parameter is: lists of rules, of which the first that knows a name counts.
+    pub(crate) weights: &'static [&'static [WeightRule]],
+    /// The prefix of the tensors of the model without its head; files may leave it out.
+    pub(crate) prefix: &'static str,
+    /// Ends of the names of tensors that files may have and that are not parameters.
+    pub(crate) buffers: &'static [&'static str],
+}
+
+impl PartialEq for Family {
+    fn eq(&self, other: &Self) -> bool {
+        self.model_type == other.model_type
+    }
+}
+
+impl fmt::Debug for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.model_type)
+    }
+}
+
+impl Family {
+    /// `model_type` in `config.json`.
+    pub fn model_type(&self) -> &'static str {
+        self.model_type
+    }
+
+    /// The decoder of a `config.json`.
+    pub(crate) fn decoder_config(&self, fields: &Fields) -> Result<DecoderConfig, HfError> {
+        let mut config = DecoderConfig::neutral();
+        for row in self.settings {
+            row.read(fields, &mut config)?;
+        }
+        Ok(as_in_a_file(config))
+    }
+
+    /// The family's keys of `config.json` for this decoder.
+    ///
+    /// # Errors
+    /// If they would not read back as this decoder, with the first field that the family cannot express.
+    pub(crate) fn settings(&self, config: &DecoderConfig) -> Result<Map<String, Value>, HfError> {
+        let config = as_in_a_file(config.clone());
+        let mut settings = Map::new();
+        for row in self.settings {
+            row.write(&mut config.clone(), &mut settings);
+        }
+        let read = self.decoder_config(&Fields::new(&settings)).map_err(|error| match error {
+            HfError::Setting { key, found, expected } => self.cannot_hold(key, found, expected),
+            other => other,
+        })?;
+        match config.difference(&read) {
+            None => Ok(settings),
+            Some(difference) => Err(self.cannot_hold(difference.field, difference.ours, difference.theirs)),
+        }
+    }
+
+    /// The error about something of a decoder that the family has no place for.
+    pub(crate) fn cannot_hold(&self, key: String, found: String, expected: String) -> HfError {
+        HfError::NotOfFamily { family: self.model_type, key, found, expected }
+    }
+}
+
+/// The decoder without what no `config.json` says: the padding of the vocabulary, and how a new model is initialised.
+pub(super) fn as_in_a_file(config: DecoderConfig) -> DecoderConfig {
+    DecoderConfig {
+        padded_vocab_size: config.vocab_size,
+        embedding_init_method_std: config.init_method_std,
+        perform_initialization: true,
+        ..config
+    }
+}

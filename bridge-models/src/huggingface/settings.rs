@@ -1,0 +1,103 @@
+//! What a family's table of settings means: a row says once which key of `config.json` is which field of the decoder, and the same row
+//! reads and writes it.
+
+use bridge_kernels::Activation;
+use serde_json::{Map, Value, json};
+
+use super::error::HfError;
+use super::fields::{Fields, activation, activation_name};
+use crate::decoder::DecoderConfig;
+
+/// A field of the decoder.
+type Field<T> = fn(&mut DecoderConfig) -> &mut T;
+
+/// The value of a key that is absent, from the other keys and from what the rows before have set.
+type Absent<T> = fn(&Fields, &DecoderConfig) -> Result<T, HfError>;
+
+/// One row of a family's table. Rows are read in their order.
+pub(crate) enum Setting {
+    /// A count or a length. It must be there if nothing stands for its absence.
+    Size(&'static str, Field<usize>, Option<Absent<usize>>),
+    /// A number.
+    Number(&'static str, Field<f64>, Absent<f64>),
+    /// A switch.
+    Switch(&'static str, Field<bool>, bool),
+    /// The name of a non-linearity.
+    Activation(&'static str, Field<Activation>, Activation),
+    /// What every model of the family has: no key says it.
+    Always(fn(&mut DecoderConfig)),
+    /// A key with which the family's models may ask for what is not built: all values but one are refused, and it is not written.
+    Only(&'static str, fn() -> Value),
+    /// A rule that the keys must follow.
+    Rule(fn(&Fields, &DecoderConfig) -> Result<(), HfError>),
+    /// Keys that say something together.
+    Keys {
+        /// Sets fields of the decoder.
+        read: fn(&Fields, &mut DecoderConfig) -> Result<(), HfError>,
+        /// Writes the keys.
+        write: fn(&DecoderConfig, &mut Map<String, Value>),
+    },
+    /// Rows that several families have.
+    Rows(&'static [Setting]),
+}
+
+/// A size that must be there.
+pub(crate) const fn size(key: &'static str, field: Field<usize>) -> Setting {
+    Setting::Size(key, field, None)
+}
+
+/// A size that may be absent.
+pub(crate) const fn size_or(key: &'static str, field: Field<usize>, absent: Absent<usize>) -> Setting {
+    Setting::Size(key, field, Some(absent))
+}
+
+/// The usual factor on attention scores, which no key says.
+pub(crate) const USUAL_SOFTMAX_SCALE: Setting = Setting::Always(|c| c.softmax_scale = usual_softmax_scale(c));
+
+/// One over the square root of the head size.
+pub(crate) fn usual_softmax_scale(config: &DecoderConfig) -> f64 {
+    1.0 / (config.kv_channels as f64).sqrt()
+}
+
+impl Setting {
+    /// Sets the row's fields of `config` to what the file says.
+    pub fn read(&self, fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
+        match self {
+            Self::Size(key, field, absent) => {
+                *field(config) = match (fields.size(key)?, absent) {
+                    (Some(size), _) => size,
+                    (None, Some(absent)) => absent(fields, config)?,
+                    (None, None) => return Err(fields.error(key, "no such setting", "an integer of at least 1")),
+                }
+            }
+            Self::Number(key, field, absent) => {
+                *field(config) = match fields.number(key)? {
+                    Some(number) => number,
+                    None => absent(fields, config)?,
+                }
+            }
+            Self::Switch(key, field, absent) => *field(config) = fields.bool(key)?.unwrap_or(*absent),
+            Self::Activation(key, field, absent) => *field(config) = activation(fields, key, *absent)?,
+            Self::Always(set) => set(config),
+            Self::Only(key, expected) => fields.only(key, &expected())?,
+            Self::Rule(check) => check(fields, config)?,
+            Self::Keys { read, .. } => read(fields, config)?,
+            Self::Rows(rows) => rows.iter().try_for_each(|row| row.read(fields, config))?,
+        }
+        Ok(())
+    }
+
+    /// Writes the row's keys. `config` is not changed.
+    pub fn write(&self, config: &mut DecoderConfig, settings: &mut Map<String, Value>) {
+        let (key, value) = match self {
+            Self::Size(key, field, _) => (key, json!(*field(config))),
+            Self::Number(key, field, _) => (key, json!(*field(config))),
+            Self::Switch(key, field, _) => (key, json!(*field(config))),
+            Self::Activation(key, field, _) => (key, json!(activation_name(*field(config)))),
+            Self::Always(_) | Self::Only(..) | Self::Rule(_) => return,
+            Self::Keys { write, .. } => return write(config, settings),
+            Self::Rows(rows) => return rows.iter().for_each(|row| row.write(config, settings)),
+        };
+        settings.insert((*key).to_owned(), value);
+    }
+}
