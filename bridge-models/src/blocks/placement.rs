@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use bridge_core::model::{ModelBuildError, Parallel, Placement, ReplicaGroup, Shard, SharedRows};
 
-use crate::models::decoder::config::{DecoderConfig, MoeConfig, invalid};
+use crate::models::decoder::config::{DecoderConfig, MoeConfig};
+use crate::models::decoder::validate::invalid;
 
 /// Experts of a layer, and widths of what a layer with experts has.
 #[derive(Clone, Copy, Debug, Default)]

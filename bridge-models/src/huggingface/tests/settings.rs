@@ -186,6 +186,8 @@ fn changed_fields(path: &str, value: &Value, changed: &mut Vec<(String, Value)>)
             "/window_layers" => json!({ "listed": [true, false] }),
             "/norm/kind" => json!(if value == "RMSNorm" { "LayerNorm" } else { "RMSNorm" }),
             "/activation" => json!("squared_relu"),
+            "/residual/norms" => json!("sandwich"),
+            "/residual/blocks" => json!("parallel"),
             "/window_size" => json!(4),
             "/attention_softcap" | "/logit_softcap" => json!(30.0),
             "/position_embedding/rope/scaling" => json!({ "linear": { "factor": 2.0 } }),

@@ -7,8 +7,9 @@ use bridge_core::model::{
     BuildContext, ModelBuildError, ModelBuilder, ModelChunk, ModelConfig, ModelHook, ModelRegistry, ModuleChunk, Stage,
 };
 
-use super::config::{DecoderConfig, invalid};
+use super::config::DecoderConfig;
 use super::model::Decoder;
+use super::validate::invalid;
 use crate::blocks::placement::check_divides;
 
 /// The kind under which decoders are registered.

@@ -5,6 +5,7 @@
 //! | `config` | [`DecoderConfig`]: the resolved architecture, as plain data |
 //! | `section` | [`DecoderConfig`] from and to the config tree's `[model]` section |
 //! | `difference` | the first field in which two decoders differ |
+//! | `validate` | whether the fields of a configuration fit each other |
 //! | `layer` | one layer: its norms and its blocks |
 //! | `model` | [`Decoder`]: the loop over layers, as segments |
 //! | `builder` | kind `gpt` for the model registry |
@@ -19,6 +20,7 @@ mod layer;
 mod model;
 pub mod presets;
 mod section;
+pub(crate) mod validate;
 
 #[cfg(test)]
 mod tests;

@@ -4,7 +4,8 @@
 use bridge_core::config::{OneOrMany, TransformerConfig};
 use bridge_core::model::ModelBuildError;
 
-use super::config::{DecoderConfig, LayerPattern, invalid};
+use super::config::{DecoderConfig, LayerPattern};
+use super::validate::invalid;
 
 /// How the `[model]` section says a field of type `T` of the table `O`. Rows are read and written in their order.
 pub(super) struct Words<T, O> {
@@ -37,7 +38,7 @@ macro_rules! described {
             }
 
             /// The table that a section asks for, not yet checked.
-            pub(super) fn read(section: &::bridge_core::config::TransformerConfig) -> Result<Self, ModelBuildError> {
+            pub(super) fn read(section: &::bridge_core::config::TransformerConfig) -> Result<Self, ::bridge_core::model::ModelBuildError> {
                 let mut table = Self::neutral();
                 $( $(
                     let words: Words<$ty, Self> = $words;
