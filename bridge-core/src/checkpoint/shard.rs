@@ -114,7 +114,7 @@ fn unique_keys<'s, 'a>(
         }
         if keyed.insert(key.clone(), tensor).is_some() {
             return Err(CheckpointError::invalid_snapshot(key, "the group holds it twice"));
-            }
+        }
     }
     Ok(keyed)
 }

@@ -1,6 +1,6 @@
 //! Configuration errors: one record per problem, and the collection that every operation returns.
 //!
-//! Nothing here knows a section or a rule; it only says what, where, expected, found and nearest name.
+//! Errors state key, place, what was found and expected, and the nearest name. Sections and rules do not belong here.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::node::{Location, Node};
 
-/// What sort of problem a [`ConfigError`] reports.
+/// The kind of problem that a [`ConfigError`] reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ErrorKind {
@@ -33,7 +33,7 @@ pub enum ErrorKind {
 /// One problem of a configuration.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ConfigError {
-    /// What sort of problem this is.
+    /// The kind of problem that this is.
     pub kind: ErrorKind,
     /// Dotted path of the setting, such as `train.micro_batch_size`; empty for a problem of a whole file.
     pub key: String,

@@ -1,5 +1,5 @@
-//! How one field's value is read from and written to the value tree, for every primitive and
-//! container type that sections use. Sections and file formats may not be named here.
+//! Reading and writing the value of one field, for every primitive and container type that sections use. Sections and file
+//! formats do not belong here.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,7 +13,7 @@ use super::section::{FieldSpec, Reader};
 pub enum TypeSpec {
     /// true or false.
     Bool,
-    /// A whole number; the flag of negative values is in the field's limits.
+    /// A whole number; the field's limits say whether it may be negative.
     Integer,
     /// A whole number that is not negative.
     Count,
@@ -25,7 +25,7 @@ pub enum TypeSpec {
     Choice(&'static [&'static str]),
     /// A list of any length.
     List(Box<TypeSpec>),
-    /// A list of exactly so many items.
+    /// A list of a fixed number of items.
     Array(Box<TypeSpec>, usize),
     /// A table with free keys.
     Map(Box<TypeSpec>),
@@ -105,7 +105,7 @@ impl TypeSpec {
 pub trait Field: Sized {
     /// Reads a value; on failure the problem is in `reader` and the setting keeps its default.
     fn read(node: &Node, reader: &mut Reader<'_>) -> Option<Self>;
-    /// Writes the value so that [`Field::read`] gives an equal one.
+    /// Writes the value so that [`Field::read`] returns an equal one.
     fn write(&self) -> Node;
     /// The type, for messages and the schema.
     fn spec() -> TypeSpec;
@@ -153,7 +153,7 @@ impl Field for f64 {
     fn read(node: &Node, reader: &mut Reader<'_>) -> Option<Self> {
         match node.data {
             Data::Float(value) => Some(value),
-            // Rounding a huge integer is what writing it as a float would have done.
+            // A huge integer is rounded, as if it had been written as a float.
             Data::Int(value) => Some(value as f64),
             _ => reader.wrong_type(node, &Self::spec()),
         }
@@ -293,7 +293,7 @@ impl<T: Field> Field for OneOrMany<T> {
         match &node.data {
             Data::List(_) => Vec::read(node, reader).map(Self::Many),
             _ if T::spec().accepts(node) => T::read(node, reader).map(Self::One),
-            // A number out of T's range deserves T's own message; anything else names both forms.
+            // A number outside T's range gets T's own message; anything else names both forms.
             Data::Int(_) => T::read(node, reader).map(Self::One),
             _ => reader.wrong_type(node, &Self::spec()),
         }
@@ -309,7 +309,7 @@ impl<T: Field> Field for OneOrMany<T> {
     }
 }
 
-/// A value of any type, for tables that are passed through to someone else.
+/// A value of any type, for tables that are passed through to other code.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AnyValue(pub toml::Value);
 
@@ -325,7 +325,7 @@ impl Field for AnyValue {
     }
 }
 
-/// An amount of bytes, written as a number or with a unit: `16000000`, `"16MB"`, `"1.5GiB"`.
+/// A number of bytes, written as a number or with a unit: `16000000`, `"16MB"`, `"1.5GiB"`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ByteSize(pub u64);
 
@@ -348,7 +348,7 @@ impl ByteSize {
             _ => return None,
         };
         let bytes = number.trim().parse::<f64>().ok()? * factor as f64;
-        // Integers beyond 2^53 are no sizes that a text source can have.
+        // No text source has a size beyond 2^53.
         (bytes.is_finite() && (0.0..9.0e15).contains(&bytes)).then_some(Self(bytes as u64))
     }
 }

@@ -1,5 +1,5 @@
-//! A section with a `kind`: the flat settings all kinds share, and the extra ones a registered
-//! kind declares. Which kinds exist is the business of `kinds`.
+//! A section with a `kind`: the flat settings that all kinds share, and the extra ones that a registered kind declares.
+//! The list of kinds belongs to `kinds`.
 
 use std::ops::{Deref, DerefMut};
 
@@ -18,7 +18,7 @@ pub type DatasetConfig = Kinded<GptDatasetConfig>;
 
 /// Settings shared by all kinds of a section.
 pub trait KindedConfig: Section {
-    /// The kind when none is given.
+    /// The default kind.
     const DEFAULT_KIND: &'static str;
     /// What the kind chooses, for the schema.
     const KIND_DOC: &'static str;
@@ -171,7 +171,7 @@ impl<C: KindedConfig> Section for Kinded<C> {
             }
             return;
         };
-        // The kind decides which other names are legal, wherever in the table it was written.
+        // The kind decides which other names are valid, wherever in the table it is written.
         let mut entries = entries.clone();
         entries.sort_by_key(|entry| entry.key != "kind");
         assign_entries(self, &entries, reader);

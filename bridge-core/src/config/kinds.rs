@@ -1,5 +1,5 @@
-//! Which kinds of model and dataset a configuration may choose, and what extra settings each has.
-//! A program's own kinds come here with the factories that build them (`train::Registry`); no rule of a particular kind belongs here.
+//! The kinds of models and datasets that a configuration may choose, and the extra settings of each.
+//! A program registers its own kinds with their factories (`train::Registry`). Rules of a particular kind do not belong here.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use super::field::TypeSpec;
 /// An additional setting of a registered kind.
 #[derive(Debug, Clone)]
 pub struct ExtraField {
-    /// The name, legal under the section when the kind is chosen.
+    /// The name, valid in the section if the kind is chosen.
     pub name: String,
     /// The type.
     pub spec: TypeSpec,

@@ -1,4 +1,4 @@
-//! Ranges that numbers must lie in. Only numbers; rules between settings live in `finalize`.
+//! Allowed ranges of numbers. Rules between settings are in `finalize`.
 
 use std::fmt;
 
@@ -39,11 +39,11 @@ impl Limits {
     pub const SHARE: Self = Self { min: Some(Bound::Exclusive(0.0)), max: Some(Bound::Inclusive(1.0)) };
     /// The size of one tensor dimension: 1 to 2^31 - 1.
     pub const SIZE: Self = Self::between(1.0, 2_147_483_647.0);
-    /// A size whose default 0 means "not given", which a rule of its own reports.
+    /// A size whose default 0 means "not given", which a separate rule reports.
     pub const SIZE_OR_ZERO: Self = Self::between(0.0, 2_147_483_647.0);
-    /// What a loss may be multiplied by: up to 2^127, so that twice as much is still a float32.
+    /// A loss scale: at most 2^127, so that twice as much is still a float32.
     pub const LOSS_SCALE: Self = Self::above_zero_to(1.701_411_834_604_692_3e38);
-    /// What a random generator takes as seed: below 2^32.
+    /// The seed of a random generator: below 2^32.
     pub const SEED: Self = Self::between(0.0, 4_294_967_295.0);
 
     /// `min` or more.
@@ -76,10 +76,10 @@ impl Limits {
         above && below
     }
 
-    /// The first number in `node` (itself, or an item of its lists) outside, with what was expected.
+    /// The first number in `node` (itself, or an item of its lists) outside the interval, with what was expected.
     ///
-    /// Besides the interval, a float must be what it says as a 32-bit float too, in which training computes, and an integer must fit the
-    /// 64 bits of TOML.
+    /// Besides, a float must keep its meaning when rounded to 32 bits, in which training computes, and an integer must fit the 64 bits of
+    /// TOML.
     pub fn violation<'n>(&self, node: &'n Node) -> Option<(&'n Node, String)> {
         match &node.data {
             Data::Int(value) if i64::try_from(*value).is_err() => Some((node, "an integer that fits 64 bits".into())),
@@ -92,8 +92,8 @@ impl Limits {
         }
     }
 
-    /// What was expected of a number inside the interval that a 32-bit float makes another thing of: infinity, zero, a fraction of its digits,
-    /// or a bound that it must not reach.
+    /// What was expected of a number inside the interval that changes its meaning as a 32-bit float: it becomes infinity, zero or subnormal, or
+    /// reaches an excluded bound.
     fn rounding_violation(&self, value: f64) -> Option<String> {
         const SMALLEST: f32 = f32::MIN_POSITIVE;
         if value.abs() > f64::from(f32::MAX) {

@@ -4,7 +4,7 @@
 //! text -> located value tree (`source`, `overrides`) -> [`RawConfig`] (`section`, `sections`)
 //! -> [`RawConfig::finalize`] (`finalize`, `refusal`) -> [`RunConfig`] -> text (`ops`).
 //!
-//! Pure data: no tensors, no files but the recipe itself, nothing global.
+//! Pure data: no tensors, no files except the recipe itself, nothing global.
 //!
 //! ```
 //! # use bridge_core::config::{RawConfig, World};

@@ -1,5 +1,5 @@
-//! The located value tree that TOML, YAML, JSON and command-line overrides are all read into, and
-//! that sections are written to. No section and no file format may be named here.
+//! The located value tree into which TOML, YAML, JSON and command-line overrides are read, and to which sections are written.
+//! Sections and file formats do not belong here.
 
 use std::fmt;
 use std::sync::Arc;
@@ -24,11 +24,11 @@ fn serialize_source<S: Serializer>(source: &Arc<str>, serializer: S) -> Result<S
     serializer.serialize_str(source)
 }
 
-/// How the source of an override begins.
+/// Prefix of the source of an override.
 const COMMAND_LINE: &str = "command line: ";
 
 impl Location {
-    /// The place of a command-line argument.
+    /// The location of a command-line argument.
     pub(crate) fn of_argument(argument: &str) -> Self {
         Self { source: format!("{COMMAND_LINE}{argument}").into(), line: None, column: None }
     }
@@ -64,7 +64,7 @@ pub struct Node {
 /// A value of the tree.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Data {
-    /// `null` on the command line: the setting returns to its default, or to null where it may be null.
+    /// `null` on the command line: the setting returns to its default, or to null if it may be null.
     Unset,
     /// An explicit null.
     Null,
@@ -99,7 +99,7 @@ impl PartialEq for Entry {
     }
 }
 
-/// Two nodes are equal when their values are; where they were written does not matter.
+/// Two nodes are equal if their values are; their locations do not matter.
 impl PartialEq for Node {
     fn eq(&self, other: &Self) -> bool {
         self.data == other.data
@@ -211,7 +211,7 @@ impl Node {
         }
     }
 
-    /// The tree of a TOML value; dates become strings, for no setting is a date.
+    /// The tree of a TOML value; dates become strings, since no setting is a date.
     pub fn from_toml_value(value: &toml::Value) -> Self {
         match value {
             toml::Value::Boolean(value) => Data::Bool(*value),

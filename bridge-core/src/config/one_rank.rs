@@ -1,4 +1,4 @@
-//! A recipe of many ranks for a program that has one: what is about spreading a run goes, what is about model and data stays.
+//! Converts a recipe for many ranks to one rank: removes the settings about ranks, keeps those about model and data.
 
 use super::raw::RawConfig;
 use super::sections::{
@@ -6,8 +6,8 @@ use super::sections::{
 };
 
 impl RawConfig {
-    /// The same recipe for one rank: parallel sizes and everything that says how ranks work together have their defaults. For commands that
-    /// read the data of a recipe, whoever has trained with it.
+    /// The same recipe for one rank: parallel sizes and all settings about the cooperation of ranks have their defaults. For commands that
+    /// only read the data of a recipe.
     #[must_use]
     pub fn for_one_rank(mut self) -> Self {
         self.dist = DistributedInitConfig::default();

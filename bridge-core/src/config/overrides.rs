@@ -6,7 +6,7 @@ use super::source::parse_toml_value;
 
 /// Lays `key=value` arguments over `root`, in order; the last one about a key wins.
 ///
-/// Values are TOML; text that is no TOML value is a string; `null` unsets.
+/// Values are TOML; text that is not a TOML value is a string; `null` unsets.
 pub(super) fn apply(root: &mut Node, arguments: &[String]) -> Vec<ConfigError> {
     let laid = arguments.iter().map(|argument| apply_one(root, argument));
     laid.filter_map(Result::err).map(|error| *error).collect()
@@ -26,12 +26,12 @@ fn apply_one(root: &mut Node, argument: &str) -> Result<(), Box<ConfigError>> {
     let key = key.trim();
     let path: Vec<&str> = key.split('.').map(str::trim).collect();
     if path.iter().any(|part| part.is_empty()) {
-        return Err(syntax(key, format!("{key:?} is no dotted key")));
+        return Err(syntax(key, format!("{key:?} is not a dotted key")));
     }
     let mut value = parse_value(text.trim()).map_err(|message| syntax(key, message))?;
     locate(&mut value, &location);
     insert(root, &path, value, &location).map_err(|found| {
-        let error = ConfigError::new(ErrorKind::WrongType, key, "goes below a value that is no table")
+        let error = ConfigError::new(ErrorKind::WrongType, key, "is below a value that is not a table")
             .with_found(found)
             .with_expected("a table")
             .with_location(Some(location.clone()));
@@ -39,7 +39,7 @@ fn apply_one(root: &mut Node, argument: &str) -> Result<(), Box<ConfigError>> {
     })
 }
 
-/// The value that a text of this program's tables stands for: as in an override, but with null as a value.
+/// The value of a text in this program's tables: as in an override, but with null as a value.
 pub(super) fn value_of(text: &str) -> Node {
     let node = parse_value(text).unwrap_or_else(|_| Node::string(text));
     if matches!(node.data, Data::Unset) { Node::null() } else { node }
@@ -50,9 +50,9 @@ fn parse_value(text: &str) -> Result<Node, String> {
         return Ok(Data::Unset.into());
     }
     parse_toml_value(text).or_else(|message| {
-        // Quotes and brackets promise TOML; anything else is a bare word, like a path.
+        // A quote or bracket announces TOML; anything else is a bare word, like a path.
         if text.starts_with(['"', '\'', '[', '{']) {
-            Err(format!("the value is no TOML: {message}"))
+            Err(format!("the value is not valid TOML: {message}"))
         } else {
             Ok(Node::string(text))
         }
@@ -73,7 +73,7 @@ fn locate(node: &mut Node, location: &Location) {
     }
 }
 
-/// Puts `value` at `path`; gives back what stands in the way when that is no table.
+/// Puts `value` at `path`; returns the value that is in the way if it is not a table.
 fn insert(root: &mut Node, path: &[&str], value: Node, location: &Location) -> Result<(), String> {
     let Some((key, rest)) = path.split_first() else {
         *root = value;

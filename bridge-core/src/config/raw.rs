@@ -1,4 +1,4 @@
-//! `RawConfig`: what the user set, and where. Reading only; checking is the business of `finalize`.
+//! `RawConfig`: what the user set, and where. Only reading; checking belongs to `finalize`.
 
 use std::ops::{Deref, DerefMut};
 use std::path::Path;
@@ -19,10 +19,10 @@ use super::upstream;
 
 /// A recipe before it is checked: every setting may be changed, in any order.
 ///
-/// Dereferences to [`RecipeConfig`], so `raw.train.global_batch_size = Some(8)` is all it takes.
+/// Dereferences to [`RecipeConfig`], so `raw.train.global_batch_size = Some(8)` sets a value.
 ///
-/// A setting counts as explicit when it was written in a file or on the command line (also with
-/// its default value), when it differs from its default, or after [`RawConfig::mark_explicit`].
+/// A setting counts as explicit if it was written in a file or on the command line (even with its default value), if it
+/// differs from its default, or after [`RawConfig::mark_explicit`].
 /// Presets never overwrite an explicit setting.
 #[derive(Debug, Clone, Default)]
 pub struct RawConfig {
@@ -32,7 +32,7 @@ pub struct RawConfig {
     remarks: Vec<String>,
 }
 
-/// Two raw configurations are equal when their settings are; where these were written does not matter.
+/// Two raw configurations are equal if their settings are; where these were written does not matter.
 impl PartialEq for RawConfig {
     fn eq(&self, other: &Self) -> bool {
         self.recipe == other.recipe
@@ -83,7 +83,7 @@ impl RawConfig {
         errors.into_result(raw)
     }
 
-    /// Reads as much as can be read; `name` falls back to the file's.
+    /// Reads as much as possible; `name` defaults to the file's name.
     pub(super) fn read_file(path: &Path, overrides: &[String], kinds: &Kinds) -> (Self, ConfigErrors) {
         let (mut raw, errors) = Self::read(source::parse_file(path), overrides, kinds);
         if raw.name.is_none() {
@@ -113,7 +113,7 @@ impl RawConfig {
         (raw, errors)
     }
 
-    /// Checks everything and derives what follows; `self` stays as it is, and this can be repeated.
+    /// Checks everything and derives values; `self` does not change, and this can be repeated.
     ///
     /// # Errors
     /// Every violated rule.
@@ -121,8 +121,8 @@ impl RawConfig {
         finalize::run(self, world, Purpose::Train)
     }
 
-    /// As [`finalize`](Self::finalize), for [`crate::plan`] only: data and tokenizer may be missing, and a few settings may be set
-    /// that no run of this release can have (those whose refusal is `planned`).
+    /// As [`finalize`](Self::finalize), for [`crate::plan`] only: data and tokenizer may be missing, and a few settings that no run of
+    /// this release supports are accepted (those whose refusal is `planned`).
     ///
     /// # Errors
     /// Every other violated rule.
@@ -130,7 +130,7 @@ impl RawConfig {
         finalize::run(self, world, Purpose::Plan)
     }
 
-    /// Protects a setting from presets although it has its default value.
+    /// Protects a setting from presets even if it has its default value.
     pub fn mark_explicit(&mut self, key: impl Into<String>) {
         self.origins.entry(key.into()).or_insert(None);
     }
@@ -152,12 +152,12 @@ impl RawConfig {
         locate(&self.origins, key)
     }
 
-    /// Where each setting that was given was given.
+    /// Where each explicit setting was given.
     pub(super) fn origins(&self) -> &Origins {
         &self.origins
     }
 
-    /// What is worth saying about the way the recipe was read.
+    /// Remarks about how the recipe was read.
     pub(super) fn remarks(&self) -> &[String] {
         &self.remarks
     }
@@ -197,8 +197,8 @@ pub fn load(path: &Path, overrides: &[String], kinds: &Kinds, world: &World) -> 
     finish(&raw, errors, world)
 }
 
-/// As [`load`], with further checks of the caller's own: of what only the program knows, such as which devices were
-/// compiled in. They see the configuration as far as it could be read.
+/// As [`load`], with further checks by the caller, of what only the program knows, such as which devices were compiled in.
+/// They see the configuration as far as it could be read.
 ///
 /// # Errors
 /// As [`load`], and what `further` finds.
@@ -236,7 +236,7 @@ fn finish_with(
     world: &World,
     further: &dyn Fn(&RawConfig) -> Vec<ConfigError>,
 ) -> Result<RunConfig, ConfigErrors> {
-    // Of a file that could not be parsed nothing is known.
+    // Nothing is known about a file that could not be parsed.
     let is_unread = |error: &ConfigError| {
         let is_of_file = error.location.as_ref().is_none_or(|at| !at.is_command_line());
         matches!(error.kind, ErrorKind::Syntax | ErrorKind::Unreadable) && is_of_file

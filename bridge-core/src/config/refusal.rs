@@ -1,5 +1,5 @@
-//! Refusals: why a setting, or some of its values, is understood and not accepted. Each stands in its row of the
-//! section's table; `check`, a stage of `finalize`, turns it into an error. So nothing is accepted and ignored.
+//! Refusals: why a setting, or some of its values, is understood but not accepted. A refusal is part of the setting's row in
+//! the section's table; `check`, a stage of `finalize`, turns it into an error. So no setting is accepted and ignored.
 
 use super::error::{ConfigError, ErrorKind};
 use super::field::TypeSpec;
@@ -9,73 +9,73 @@ use super::overrides;
 use super::section::{FieldSpec, Section};
 use super::sections::{RecipeConfig, TransformerConfig};
 
-/// What the refusal of a setting says; made by `not_built` and `no_counterpart`.
+/// The refusal of a setting; made by `not_built` and `no_counterpart`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Refusal {
     cause: Cause,
-    /// What the setting asks for, and why Bridge does not do it or what does it instead.
+    /// What the setting asks for, and why Bridge does not do it or what to use instead.
     pub reason: &'static str,
     /// Values besides the default that ask for nothing or state what Bridge does, written as in an override.
     pub inert: &'static [&'static str],
-    /// Values besides the default that do something: only the others are refused.
+    /// Values besides the default that are implemented: only the others are refused.
     pub built: &'static [&'static str],
-    /// A setting whose value is accepted here too: this one repeats it.
+    /// A setting that this one repeats: its value is accepted here too.
     pub same_as: Option<&'static str>,
-    /// Values that upstream's classes have without being asked; they are left out of the files that it saves.
+    /// Values that upstream's classes set by themselves; they are left out when its saved files are read.
     pub upstream: &'static [&'static str],
-    /// Whether a plan counts what no run of this release can have.
+    /// Whether a plan supports values that no run of this release supports.
     is_planned: bool,
 }
 
-/// Why something is refused, in a word.
+/// The cause of a refusal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Cause {
     NotBuilt,
     NoCounterpart,
 }
 
-/// Refuses what Bridge could have and has not yet.
+/// Refuses what Bridge could implement but has not yet.
 pub const fn not_built(reason: &'static str) -> Refusal {
     Refusal { cause: Cause::NotBuilt, reason, inert: &[], built: &[], same_as: None, upstream: &[], is_planned: false }
 }
 
-/// Refuses what means nothing in Bridge: it steers a library, a language or a device that is not there.
+/// Refuses what has no meaning in Bridge: it controls a library, language or device that Bridge does not use.
 pub const fn no_counterpart(reason: &'static str) -> Refusal {
     Refusal { cause: Cause::NoCounterpart, ..not_built(reason) }
 }
 
 impl Refusal {
-    /// Accepts values that ask for nothing, or state what Bridge does already.
+    /// Accepts values that ask for nothing, or state what Bridge does anyway.
     #[must_use]
     pub const fn inert(self, values: &'static [&'static str]) -> Self {
         Self { inert: values, ..self }
     }
 
-    /// Accepts values that do something: the setting is there, and only its other values are refused.
+    /// Accepts values that are implemented: only the other values are refused.
     #[must_use]
     pub const fn built(self, values: &'static [&'static str]) -> Self {
         Self { built: values, ..self }
     }
 
-    /// Accepts the value that another setting has.
+    /// Accepts the value of another setting.
     #[must_use]
     pub const fn same_as(self, key: &'static str) -> Self {
         Self { same_as: Some(key), ..self }
     }
 
-    /// Leaves values out of the files that upstream saves: its classes have them without being asked.
+    /// Leaves values out when upstream's saved files are read: its classes set them by themselves.
     #[must_use]
     pub const fn upstream(self, values: &'static [&'static str]) -> Self {
         Self { upstream: values, ..self }
     }
 
-    /// Lets a plan count it.
+    /// Lets a plan accept it.
     #[must_use]
     pub const fn planned(self) -> Self {
         Self { is_planned: true, ..self }
     }
 
-    /// Whether it steers what is not there.
+    /// Whether it controls something that Bridge does not have.
     pub(super) const fn is_without_counterpart(&self) -> bool {
         matches!(self.cause, Cause::NoCounterpart)
     }
@@ -85,7 +85,7 @@ impl Refusal {
         self.built.is_empty()
     }
 
-    /// Whether the setting does nothing and nothing is refused: every value that its type has is accepted.
+    /// Whether the setting has no effect and all values of its type are accepted.
     pub fn is_inert(&self, field: &FieldSpec) -> bool {
         let has = |node: &Node| self.accepted(&field.default).contains(node);
         let (spec, is_nullable) = match (field.spec)() {
@@ -135,7 +135,7 @@ pub(super) struct Refused {
     pub default: Node,
 }
 
-/// Every refusal, with the setting's dotted key. Of a section that is refused as a whole only the section.
+/// Every refusal, with the setting's dotted key. A section that is refused as a whole has one entry.
 pub(super) fn table() -> Vec<Refused> {
     let mut rows = Vec::new();
     walk(&RecipeConfig::fields(), "", &mut rows);
@@ -153,7 +153,7 @@ fn walk(fields: &[FieldSpec], path: &str, rows: &mut Vec<Refused>) {
     }
 }
 
-/// Reports every setting under `prefix` that asks for something refused.
+/// Reports every setting under `prefix` with a refused value.
 pub(super) fn check(draft: &mut Draft<'_>, prefix: &str) {
     let values = draft.recipe.to_node();
     for Refused { key, refusal, default } in table() {

@@ -1,5 +1,4 @@
-//! `RunConfig`: the checked, resolved, immutable configuration, the only thing that can be trained.
-//! How it is derived lives in `finalize`.
+//! `RunConfig`: the checked, resolved, immutable configuration, which alone can be trained. It is derived in `finalize`.
 
 use std::ops::Deref;
 use std::path::PathBuf;
@@ -15,7 +14,7 @@ use super::sections::{
     TokenizerConfig, TrainingConfig, TransformerConfig, ValidationConfig,
 };
 
-/// What a run is spread over.
+/// The ranks of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct World {
     /// Number of ranks, at least 1.
@@ -60,7 +59,7 @@ macro_rules! resolved {
 }
 
 resolved! {
-    /// A transformer whose every size is known; made by [`TransformerConfig::finalize`].
+    /// A transformer with all sizes resolved; made by [`TransformerConfig::finalize`].
     pub struct FinalTransformer: TransformerConfig {
         /// Width of the dense MLP.
         ffn_hidden_size: usize,
@@ -78,7 +77,7 @@ resolved! {
         windowed_layers: Vec<bool>,
         /// For each layer, whether it has no rotary embedding.
         no_rope_layers: Vec<bool>,
-        /// For each layer, whether its feed-forward block has experts.
+        /// For each layer, whether its MLP has experts.
         moe_layers: Vec<bool>,
         /// Modules that selective recompute covers; empty without it.
         recompute_modules: Vec<String>,
@@ -96,15 +95,15 @@ resolved! {
 
     /// The resolved `[train]`.
     pub struct FinalTraining: TrainingConfig {
-        /// Sequences per model replica per micro-step.
+        /// Sequences per model replica and micro-batch.
         micro_batch_size: usize,
         /// Sequences per optimizer step over all ranks, after ramp-up.
         global_batch_size: usize,
         /// Optimizer steps over all runs.
         train_iters: usize,
-        /// Micro-steps per optimizer step, after ramp-up.
+        /// Micro-batches per optimizer step, after ramp-up.
         num_microbatches: usize,
-        /// Batch ramp-up; `None` also when it would start at the full batch.
+        /// Batch ramp-up; also `None` if it would start at the full batch.
         rampup_batch_size: Option<[usize; 3]>,
     }
 
@@ -114,9 +113,9 @@ resolved! {
         eval_iters: usize,
         /// Sequences per evaluation step.
         eval_global_batch_size: usize,
-        /// Sequences per evaluation micro-step.
+        /// Sequences per evaluation micro-batch.
         eval_micro_batch_size: usize,
-        /// Micro-steps per evaluation step.
+        /// Micro-batches per evaluation step.
         num_microbatches: usize,
     }
 
@@ -195,7 +194,7 @@ pub struct ParallelSizes {
     pub data: usize,
 }
 
-/// How many samples each split is asked for.
+/// Number of samples requested from each split.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SampleCounts {
     /// Training.
@@ -206,16 +205,16 @@ pub struct SampleCounts {
     pub test: u64,
 }
 
-/// Everything a run needs to know; reached through [`RunConfig`].
+/// All settings of a run; reached through [`RunConfig`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Resolved {
     /// Name of the run.
     pub name: String,
-    /// Where tensors live.
+    /// The device of all tensors.
     pub device: String,
     /// Architecture.
     pub model: FinalModel,
-    /// Loop length, batch sizes, exit rules.
+    /// Loop length, batch sizes, exit conditions.
     pub train: FinalTraining,
     /// Evaluation.
     pub validation: FinalValidation,
@@ -259,7 +258,7 @@ pub struct RunConfig {
     origins: Origins,
 }
 
-/// Where settings were written does not matter.
+/// The locations of settings do not matter.
 impl PartialEq for RunConfig {
     fn eq(&self, other: &Self) -> bool {
         (&self.resolved, &self.recipe, &self.warnings) == (&other.resolved, &other.recipe, &other.warnings)
@@ -279,7 +278,7 @@ impl RunConfig {
         Self { resolved, recipe, warnings, origins }
     }
 
-    /// Whether the device is the processor.
+    /// Whether the device is the CPU.
     pub fn computes_on_processor(&self) -> bool {
         matches!(self.device.as_str(), "flex" | "cpu")
     }
@@ -287,7 +286,7 @@ impl RunConfig {
     /// The layout of the ranks.
     ///
     /// # Errors
-    /// If the sizes make no mesh.
+    /// If the sizes do not form a mesh.
     pub fn mesh(&self) -> Result<Mesh, MeshError> {
         let parallel = &self.parallel;
         let sizes = MeshSizes {
@@ -302,7 +301,7 @@ impl RunConfig {
         Mesh::new(parallel.world_size, sizes, order)
     }
 
-    /// Where a setting, or the closest table around it, was given: for problems that show only when it is used.
+    /// Where a setting, or the closest table around it, was given: for problems that are found only when it is used.
     pub fn location(&self, key: &str) -> Option<Location> {
         locate(&self.origins, key)
     }
@@ -312,18 +311,18 @@ impl RunConfig {
         &self.recipe
     }
 
-    /// What is legal but probably not meant, one sentence each.
+    /// Warnings about valid but probably unintended settings, one sentence each.
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }
 
-    /// Sequences all ranks together take per micro-step.
+    /// Sequences per micro-batch over all replicas.
     pub fn samples_per_microstep(&self) -> usize {
         self.train.micro_batch_size * self.parallel.data
     }
 
-    /// Problems with files that the configuration names and that do not exist. Apart from
-    /// `finalize`, for a checkpoint's own configuration must load when its inputs are long gone.
+    /// Problems with files that the configuration names but that do not exist. Separate from `finalize`, because a checkpoint's
+    /// own configuration must load even if its inputs no longer exist.
     ///
     /// # Errors
     /// One entry per missing file.
@@ -355,9 +354,9 @@ impl FinalTransformer {
     /// Rows of the embedding, given the tokenizer's size.
     ///
     /// Without `vocab_size` it is the tokenizer's, padded to a multiple of
-    /// `make_vocab_size_divisible_by`. With it, padding happens only when `should_pad_vocab` asks
-    /// for it. The layout of ranks has no say in it, so that all layouts train, save and load one
-    /// model; the rows need not divide over tensor-parallel ranks.
+    /// `make_vocab_size_divisible_by`. With it, padding happens only with `should_pad_vocab`. It does not
+    /// depend on the layout, so that all layouts train, save and load the same model; the rows need not
+    /// divide over tensor-parallel ranks.
     ///
     /// # Errors
     /// When `vocab_size` is smaller than the tokenizer's.

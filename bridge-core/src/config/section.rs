@@ -1,5 +1,5 @@
-//! Sections: the `section!` macro that declares a struct together with its defaults, reading,
-//! writing and field table, and the reader that collects every problem on the way.
+//! Sections: the `section!` macro, which declares a struct together with its defaults, reading, writing and field table,
+//! and the reader, which collects every problem.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -37,7 +37,7 @@ pub struct FieldSpec {
     pub spec: fn() -> TypeSpec,
     /// The default value.
     pub default: Node,
-    /// Why other values than those it names are refused; a setting without is accepted.
+    /// Why values other than those it names are refused; `None` accepts all values.
     pub refusal: Option<Refusal>,
 }
 
@@ -59,7 +59,7 @@ pub trait Section: Default + Clone + PartialEq {
         name
     }
 
-    /// Reads one field; false when there is none of this name.
+    /// Reads one field; false if there is none of this name.
     fn assign(&mut self, name: &str, node: &Node, reader: &mut Reader<'_>) -> bool;
 
     /// The value of one field.
@@ -97,7 +97,7 @@ pub(crate) fn assign_entries<S: Section>(section: &mut S, entries: &[Entry], rea
     }
 }
 
-/// Reads settings out of a value tree: knows the path it is at, and collects problems and origins.
+/// Reads settings from a value tree: knows its current path, and collects problems and origins.
 #[derive(Debug)]
 pub struct Reader<'k> {
     /// The kinds of model and dataset that may be chosen.
@@ -139,7 +139,7 @@ impl<'k> Reader<'k> {
         })
     }
 
-    /// Reports a value of the wrong type. Unsetting on the command line is no value and no problem.
+    /// Reports a value of the wrong type. Unsetting on the command line is not a problem.
     pub(crate) fn wrong_type<T>(&mut self, node: &Node, expected: &TypeSpec) -> Option<T> {
         if matches!(node.data, Data::Unset) {
             return None;
@@ -172,7 +172,7 @@ impl<'k> Reader<'k> {
         self.errors.push(ConfigError { meant, ..error });
     }
 
-    /// The settings that an unknown name stands for: its nearest name, or what a misspelt table holds.
+    /// The settings that an unknown name stands for: its nearest name, or the content of a misspelt table.
     fn meant(&self, error: &ConfigError, entry: &Entry) -> Vec<String> {
         let Some(nearest) = &error.nearest else {
             return Vec::new();
@@ -195,7 +195,7 @@ impl<'k> Reader<'k> {
         self.errors.push(error);
     }
 
-    /// A problem of the current path, not yet added.
+    /// A problem at the current path, not yet added.
     pub(crate) fn error(&self, kind: ErrorKind, message: &str, node: &Node) -> ConfigError {
         ConfigError::new(kind, self.path.join("."), message).with_found_node(node).with_location(node.location.clone())
     }

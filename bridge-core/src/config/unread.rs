@@ -1,8 +1,8 @@
-//! Settings that were given but could not be read, and which later problems would only be their echo.
+//! Settings that were given but could not be read, and the later problems that only follow from them.
 //!
-//! Whatever a recipe says about such a setting, `finalize` sees its default. A rule that reads it, or a
-//! setting filled in from it, then judges a value that nobody chose. Rules name every setting they read,
-//! as its key or in their messages, so an echo can be told from a problem of its own.
+//! `finalize` sees the default of such a setting. A rule that reads it, or a setting filled in from it, would
+//! check a value that nobody chose. Rules name every setting that they read, as their key or in their messages,
+//! so such follow-up problems can be recognized and left out.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use super::raw::RawConfig;
 use super::section::Section;
 use super::sections::RecipeConfig;
 
-/// What messages call the ranks that remain for data parallelism.
+/// The name of the data-parallel size in messages.
 const DATA_PARALLEL_SIZE: &str = "data-parallel size";
 
 /// Settings, and what `finalize` fills in from them where it was left open.
@@ -62,12 +62,12 @@ pub(super) struct Unread {
 }
 
 impl Unread {
-    /// What the problems of reading `raw` leave unknown.
+    /// The settings that are unknown because of problems in reading `raw`.
     pub(super) fn new<'e>(errors: impl IntoIterator<Item = &'e ConfigError>, raw: &RawConfig) -> Self {
         let root = RecipeConfig::with_every_section().to_node();
         let mut keys = BTreeSet::new();
         for error in errors {
-            // A misspelt name is no setting, and leaves open the one that was meant.
+            // A misspelt name is not a setting, and leaves the intended one unknown.
             if error.kind == ErrorKind::UnknownKey {
                 keys.extend(error.meant.iter().cloned());
                 continue;
@@ -85,7 +85,7 @@ impl Unread {
         unread
     }
 
-    /// Adds what would have been filled in, step by step until nothing is added.
+    /// Adds the settings that would have been filled in, repeatedly until nothing is added.
     fn follow(&mut self, raw: &RawConfig) {
         loop {
             let filled = FILLS_IN.iter().filter(|(source, _)| self.is_unknown(source));
@@ -104,7 +104,7 @@ impl Unread {
         self.keys.iter().any(|unread| is_inside(key, unread) || is_inside(unread, key))
     }
 
-    /// Whether a problem is one of an unknown value, or of a rule that read one.
+    /// Whether a problem is about an unknown value, or from a rule that read one.
     pub(super) fn concerns(&self, error: &ConfigError) -> bool {
         self.is_unknown(&error.key)
             || keys_in(&error.message).any(|key| self.is_unknown(key))
@@ -117,7 +117,7 @@ fn is_inside(key: &str, table: &str) -> bool {
     key.strip_prefix(table).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
-/// The words of a message that can be keys: dotted, or the name of a setting outside all sections.
+/// The words of a message that can be keys: dotted names, or names of settings outside all sections.
 fn keys_in(message: &str) -> impl Iterator<Item = &str> {
     let is_of_key = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '.';
     let words = message.split(move |c| !is_of_key(c)).map(|word| word.trim_matches('.'));

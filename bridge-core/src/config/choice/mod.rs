@@ -1,6 +1,6 @@
-//! The `choices!` macro, and in the folder every enumeration of the configuration. No rules here.
+//! The `choices!` macro; the folder has every enumeration of the configuration. Rules do not belong here.
 
-/// Declares an enum whose variants are written as names; further names after `|` are accepted too.
+/// Declares an enum whose variants are written as names; names after `|` are accepted too.
 macro_rules! choices {
     ($(
         $(#[doc = $doc:literal])+

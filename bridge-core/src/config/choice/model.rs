@@ -51,7 +51,7 @@ choices! {
         SquaredRelu = "squared_relu" | "relu2",
     }
 
-    /// The attention implementation asked for.
+    /// The requested attention implementation.
     pub enum AttentionBackend {
         /// Flash attention.
         Flash = "flash",
@@ -61,11 +61,11 @@ choices! {
         Unfused = "unfused",
         /// Our own implementation.
         Local = "local",
-        /// Whatever fits, which is our own.
+        /// Automatic choice, which is our own.
         Auto = "auto",
     }
 
-    /// The layer implementation asked for.
+    /// The requested layer implementation.
     pub enum TransformerImpl {
         /// Our own layers.
         Local = "local",
@@ -135,13 +135,13 @@ choices! {
         Selective = "selective",
     }
 
-    /// The order of work of a pipeline rank in training (ours; upstream has no such setting).
+    /// The pipeline schedule in training (ours; upstream has no such setting).
     pub enum PipelineSchedule {
         /// All forwards, then all backwards.
         GPipe = "gpipe",
-        /// One forward, one backward; interleaved where a rank has several chunks.
+        /// One forward, one backward; interleaved if a rank has several chunks.
         OneForwardOneBackward = "1f1b",
-        /// 1F1B with the gradients of weights moved into the bubble.
+        /// 1F1B with weight gradients deferred into the bubble.
         ZeroBubbleH1 = "zb_h1" | "zb-h1",
     }
 

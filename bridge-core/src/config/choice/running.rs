@@ -15,7 +15,7 @@ choices! {
     pub enum OnDamaged {
         /// Stop.
         Error = "error",
-        /// Use the newest intact one before it, and say so.
+        /// Use the newest intact one before it, and report it.
         Fallback = "fallback",
     }
 

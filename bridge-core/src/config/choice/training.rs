@@ -55,7 +55,7 @@ choices! {
         Cosine = "cosine",
     }
 
-    /// Rule that frees parameters of weight decay.
+    /// Rule that exempts parameters from weight decay.
     pub enum NoWeightDecayCond {
         /// Qwen3-Next's.
         Qwen3Next = "qwen3_next",
@@ -65,7 +65,7 @@ choices! {
     pub enum DataloaderType {
         /// In order, once.
         Single = "single",
-        /// Shuffled, for ever.
+        /// Shuffled, without end.
         Cyclic = "cyclic",
         /// Whole global batches, for fine-tuning.
         Batch = "batch",
@@ -75,9 +75,9 @@ choices! {
 
     /// Format of a text source.
     pub enum SourceFormat {
-        /// One document a file.
+        /// One document per file.
         Text = "text",
-        /// One document a line, in a JSON object.
+        /// One document per line, in a JSON object.
         Jsonl = "jsonl",
     }
 

@@ -8,7 +8,7 @@ use super::super::node::{Data, Node};
 use super::super::section::Section;
 use super::super::sections::RecipeConfig;
 
-/// A setting with two values; `None` where one side has no such setting.
+/// A setting with two values; `None` if one side has no such setting.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Difference {
     /// Dotted path.
@@ -37,7 +37,7 @@ fn compare(left: Option<&Node>, right: Option<&Node>, path: &str, found: &mut Ve
     }
     let tables = [left, right].map(|node| node.and_then(Node::entries));
     let is_absent = |node: Option<&Node>| node.is_none_or(|node| node.data == Data::Null);
-    // A section that is there on one side only is compared setting by setting as well.
+    // A section that exists only on one side is compared setting by setting as well.
     let both_tables = (tables[0].is_some() || is_absent(left))
         && (tables[1].is_some() || is_absent(right))
         && tables.iter().flatten().any(|entries| !entries.is_empty());

@@ -1,4 +1,4 @@
-//! What one can do with a configuration besides running it: write, compare, summarise, describe.
+//! Operations on a configuration besides running it: write, compare, summarise, describe.
 
 mod diff;
 mod schema;

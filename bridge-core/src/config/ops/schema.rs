@@ -54,8 +54,8 @@ fn section(fields: &[FieldSpec]) -> Value {
     json!({"type": "object", "properties": properties, "additionalProperties": false})
 }
 
-/// Whether the setting can be used: `accepted`, `refused` (all values but those of `x-accepted`, which do nothing), `partly`
-/// (those of `x-accepted` do something), or `inert` (no value does anything). `x-reason` is the message of a refusal.
+/// Whether the setting can be used: `accepted`, `refused` (only the values in `x-accepted`, which have no effect, are accepted),
+/// `partly` (the values in `x-accepted` are implemented), or `inert` (no value has an effect). `x-reason` is the message of a refusal.
 fn add_status(property: &mut Value, field: &FieldSpec) {
     let Some(refusal) = &field.refusal else {
         property["x-status"] = json!("accepted");

@@ -1,4 +1,4 @@
-//! Text out: TOML, YAML and JSON of a recipe. Whatever is written reads back as the same recipe.
+//! Writing a recipe as TOML, YAML or JSON. The text reads back as the same recipe.
 
 use super::super::node::{Data, Entry, Node, float_text, key_text};
 use super::super::raw::RawConfig;
@@ -50,8 +50,8 @@ impl RawConfig {
     }
 }
 
-/// Leaves out what reading would fill in again: null where null is the default, and with
-/// [`Detail::NonDefault`] every default.
+/// Leaves out what reading would fill in again: null if null is the default, and with [`Detail::NonDefault`] every
+/// default.
 fn reduce(node: &Node, default: &Node, detail: Detail) -> Node {
     let (Data::Table(entries), Some(_)) = (&node.data, default.entries()) else {
         return node.clone();
@@ -70,7 +70,7 @@ fn reduce(node: &Node, default: &Node, detail: Detail) -> Node {
         }
         let inner = reduce(&entry.node, default, detail);
         let is_empty = is_table && inner.entries().is_some_and(<[Entry]>::is_empty);
-        // An empty table still says something where the default is to have none.
+        // An empty table still has a meaning if the default is no table.
         let says_nothing = is_empty && default.entries().is_some();
         (!says_nothing).then(|| Entry::new(&entry.key, inner))
     });
@@ -84,7 +84,7 @@ fn toml_text(root: &Node) -> String {
 }
 
 fn toml_table(entries: &[Entry], path: &str, text: &mut String) {
-    // Plain values come first: after a table's header they would belong to that table.
+    // Plain values come first: after the header of a table they would belong to that table.
     for entry in entries.iter().filter(|entry| entry.node.entries().is_none()) {
         let value = toml_value(&entry.node);
         text.push_str(&format!("{} = {value}\n", key_text(&entry.key)));
@@ -102,7 +102,7 @@ fn toml_table(entries: &[Entry], path: &str, text: &mut String) {
     }
 }
 
-/// TOML has no null; the word `"null"` is read as one where null is allowed.
+/// TOML has no null; the word `"null"` is read as null where null is allowed.
 fn toml_value(node: &Node) -> String {
     match &node.data {
         Data::Null | Data::Unset => "\"null\"".into(),
@@ -138,7 +138,7 @@ fn yaml_table(entries: &[Entry], indent: usize, text: &mut String) {
     }
 }
 
-/// Values in flow style, which is JSON but for infinite and undefined numbers.
+/// Values in flow style, which is JSON except for infinite and undefined numbers.
 fn yaml_value(node: &Node) -> String {
     match &node.data {
         Data::Float(value) if !value.is_finite() => float_text(*value).replace("inf", ".inf").replace("nan", ".nan"),

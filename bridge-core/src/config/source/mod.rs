@@ -1,5 +1,5 @@
-//! Text in: one value tree from TOML, YAML or JSON, with line and column of every value.
-//! What the values mean is not known here.
+//! Reading text: one value tree from TOML, YAML or JSON, with line and column of every value.
+//! The meaning of the values does not belong here.
 
 mod json;
 mod toml;
@@ -13,7 +13,7 @@ pub(super) use toml::parse_value as parse_toml_value;
 use super::error::{ConfigError, ConfigErrors, ErrorKind};
 use super::node::{Data, Location, Node};
 
-/// Deeper nesting than this is no recipe; the limit keeps recursion off the end of the stack.
+/// No recipe is nested deeper than this; the limit prevents a stack overflow by recursion.
 const MAX_DEPTH: usize = 64;
 
 /// The notation of a recipe.
@@ -39,12 +39,12 @@ impl Format {
     }
 }
 
-/// Reads text into a tree; `name` is what locations call it.
+/// Reads text into a tree; locations use `name`.
 ///
 /// # Errors
-/// The parser's own messages with line and column, or that the text is no table.
+/// The parser's messages with line and column, or that the text is not a table.
 pub(super) fn parse(text: &str, format: Format, name: &str) -> Result<Node, ConfigErrors> {
-    // Editors on Windows like to put a byte-order mark first; no format counts it as content.
+    // Editors on Windows often put a byte-order mark first; no format counts it as content.
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let lines = Lines::new(text, name);
     let node = match format {

@@ -7,7 +7,7 @@ use super::super::error::ConfigErrors;
 use super::super::node::{Data, Entry, Location, Node};
 use super::Lines;
 
-/// More messages than this about one broken file help nobody.
+/// More messages than this about one broken file do not help.
 const MAX_SYNTAX_ERRORS: usize = 20;
 
 pub(super) fn parse(text: &str, lines: &Lines) -> Result<Node, ConfigErrors> {
@@ -44,7 +44,7 @@ fn convert(value: &Spanned<DeValue<'_>>, locate: Locate<'_>) -> Node {
     let data = match value.get_ref() {
         DeValue::String(text) => Data::String(text.to_string()),
         DeValue::Integer(integer) => {
-            // Beyond 128 bits the exact digits no longer matter: it is out of every range.
+            // Beyond 128 bits the exact digits do not matter: the number is outside every range.
             i128::from_str_radix(integer.as_str(), integer.radix()).map_or_else(
                 |_| Data::Float(if integer.as_str().starts_with('-') { f64::NEG_INFINITY } else { f64::INFINITY }),
                 Data::Int,
@@ -52,7 +52,7 @@ fn convert(value: &Spanned<DeValue<'_>>, locate: Locate<'_>) -> Node {
         }
         DeValue::Float(float) => Data::Float(float.as_str().parse().unwrap_or(f64::NAN)),
         DeValue::Boolean(value) => Data::Bool(*value),
-        // No setting is a date; as text it gets the ordinary message about a wrong type.
+        // No setting is a date; as text it gets the usual message about a wrong type.
         DeValue::Datetime(date) => Data::String(date.to_string()),
         DeValue::Array(items) => Data::List(items.iter().map(|item| convert(item, locate)).collect()),
         DeValue::Table(table) => convert_table(table, locate),
@@ -62,7 +62,7 @@ fn convert(value: &Spanned<DeValue<'_>>, locate: Locate<'_>) -> Node {
 
 fn convert_table(table: &DeTable<'_>, locate: Locate<'_>) -> Data {
     let mut entries: Vec<_> = table.iter().collect();
-    // The parser sorts by name; messages should come in the order of the file.
+    // The parser sorts by name; messages should be in the order of the file.
     entries.sort_by_key(|(key, _)| key.span().start);
     Data::Table(
         entries

@@ -1,5 +1,5 @@
-//! YAML to the value tree, from the parser's events, so that depth and the size of expanded
-//! aliases can be bounded. Plain scalars follow the YAML 1.2 core schema.
+//! YAML to the value tree, from the parser's events, so that the depth and the size of expanded aliases can be limited. Plain
+//! scalars follow the YAML 1.2 core schema.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use super::super::error::ConfigErrors;
 use super::super::node::{Data, Entry, Node};
 use super::{Lines, MAX_DEPTH};
 
-/// Aliases may repeat values, but not blow a small file up to more values than this.
+/// Aliases may repeat values, but not expand a file to more values than this.
 const MAX_NODES: usize = 100_000;
 
 pub(super) fn parse(text: &str, lines: &Lines) -> Result<Node, ConfigErrors> {
@@ -91,7 +91,7 @@ impl Builder {
         Ok(())
     }
 
-    /// Puts a finished value where it belongs.
+    /// Puts a finished value into its collection.
     fn close(&mut self, node: Node, anchor: usize) -> Result<(), String> {
         self.nodes += count(&node);
         if self.nodes > MAX_NODES {

@@ -1,4 +1,4 @@
-//! Upstream's classes: which belong to a section, which kind they stand for, and what they set where a file leaves it open.
+//! Upstream's classes: the section that each belongs to, the kind that it stands for, and the defaults that it sets.
 
 use super::super::node::{Data, Entry, Location, Node};
 use super::super::overrides;
@@ -42,7 +42,7 @@ const KINDS: &[(&str, &str, &str)] = &[
     ("model", "T5ModelProvider", "t5"),
 ];
 
-/// Model classes that only set fields of the one before them, and these. A class for one size, such as
+/// Model classes that only set fields of the previous class, and those fields. A class for one size, such as
 /// `Llama3ModelProvider8B`, begins with the name of its family.
 const MODELS: &[(&str, Defaults)] = &[
     ("GPTModelProvider", &[]),
@@ -75,10 +75,10 @@ const LLAMA3: &[(&str, &str)] = &[("init_method_std", "0.01")];
 
 const LLAMA31: &[(&str, &str)] = &[("rope_scaling", "true"), ("rope_scaling_factor", "8.0")];
 
-/// What every file of a class for one size holds, unless someone wrote it by hand.
+/// Fields that every file of a class for one size has, unless it was written by hand.
 const SIZES: [&str; 3] = ["num_layers", "hidden_size", "num_attention_heads"];
 
-/// A class that is known.
+/// A known class.
 pub(super) struct Class {
     name: String,
     kind: Option<&'static str>,
@@ -87,7 +87,7 @@ pub(super) struct Class {
     is_of_a_size: bool,
 }
 
-/// The class of a section by its dotted path, or what would have been known.
+/// The class of a section by its dotted path, or the known classes.
 pub(super) fn find(section: &str, path: &str) -> Result<Class, String> {
     let name = path.rsplit('.').next().unwrap_or(path);
     let class = |kind, defaults, is_of_a_size| Class { name: name.to_owned(), kind, defaults, is_of_a_size };
@@ -110,12 +110,12 @@ pub(super) fn find(section: &str, path: &str) -> Result<Class, String> {
     Err(format!("megatron's {}", known.join(", ")))
 }
 
-/// What is left of a class's name behind its family's: nothing, or a size such as `70B`.
+/// The rest of a class's name after its family's: empty, or a size such as `70B`.
 fn is_size(rest: &str) -> bool {
     rest.is_empty() || (rest.starts_with(|c: char| c.is_ascii_digit()) && rest.ends_with(['B', 'M']))
 }
 
-/// Puts in the kind and what the class sets where the file leaves it open; says what that was.
+/// Adds the kind, and the values that the class sets and the file leaves out; returns a remark about them.
 pub(super) fn fill(section: &str, class: &Class, entries: &mut Vec<Entry>, at: Option<&Location>) -> String {
     let mut put = |key: &str, data: Data| {
         if entries.iter().any(|entry| entry.key == key) {
@@ -143,10 +143,10 @@ pub(super) fn fill(section: &str, class: &Class, entries: &mut Vec<Entry>, at: O
     let lacks_size = SIZES.iter().any(|size| entries.iter().all(|entry| entry.key != *size));
     let mut remark = Vec::new();
     if !filled.is_empty() {
-        remark.push(format!("the file leaves open, and the class sets: {}", filled.join(", ")));
+        remark.push(format!("set by the class, since the file leaves them out: {}", filled.join(", ")));
     }
     if class.is_of_a_size && (lacks_size || !filled.is_empty()) {
-        remark.push(format!("further defaults of {} are not known here; write them down", class.name));
+        remark.push(format!("further defaults of {} are not known here; add them to the file", class.name));
     }
     remark.join("; ")
 }

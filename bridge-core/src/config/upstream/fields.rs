@@ -1,5 +1,5 @@
-//! Upstream's fields that need more than reading: those without a setting here, those of older versions, and those that
-//! upstream derives and saves. Data first; the functions apply it.
+//! Upstream's fields that need special treatment: those without a setting here, those of older versions, and those that
+//! upstream derives and saves. First the data, then the functions that apply it.
 
 use super::super::kinded::DatasetConfig;
 use super::super::node::{Data, Entry, Node};
@@ -8,7 +8,7 @@ use super::super::section::Section;
 use super::super::sections::{CommOverlapConfig, DistributedInitConfig, RecipeConfig};
 use super::{TARGET, is_given};
 
-/// Objects of a running program, and figures that follow from settings: of no use in a recipe.
+/// Objects of a running program, and figures that follow from settings: not part of a recipe.
 const HANDLES: &[(&str, &str)] = &[
     ("", "data_parallel_size __version__"),
     (
@@ -21,7 +21,7 @@ const HANDLES: &[(&str, &str)] = &[
     ("scheduler", "lr_warmup_steps lr_decay_steps wd_incr_steps wsd_decay_steps"),
 ];
 
-/// Functions that make layers and initial values, and the modules of those that do what settings say. Others are someone's own.
+/// Functions that make layers and initial values, and the modules whose functions follow the settings. Others are user code.
 const FUNCTIONS: &[(&str, &[&str])] = &[
     (
         "transformer_layer_spec",
@@ -130,7 +130,7 @@ const OLD_ROPE_SCALING: &[(&str, &str)] = &[
     ("old_context_len", "rope_scaling_original_max_position_embeddings"),
 ];
 
-/// Settings that upstream fills in from others where they are open, as Bridge does: the same value says nothing.
+/// Settings that upstream, like Bridge, fills in from others if they are not set: the same value is redundant.
 const DERIVED: &[(&str, &str)] = &[
     ("model.expert_tensor_parallel_size", "model.tensor_model_parallel_size"),
     ("model.microbatch_group_size_per_vp_stage", "model.pipeline_model_parallel_size"),
@@ -143,28 +143,28 @@ const DERIVED: &[(&str, &str)] = &[
     ("train.skip_train", "validation.skip_train"),
 ];
 
-/// Settings that say nothing where another is given, upstream neither: (setting, the other).
+/// Settings that have no effect if another one is given, upstream as well: (setting, the other).
 const REPLACED: &[(&str, &str)] = &[
     ("train.train_iters", "train.train_samples"),
     ("dataset.data_path", "dataset.blend"),
-    // Recipes set both; the schedule is what decays.
+    // Recipes set both; the schedule determines the decay.
     ("optimizer.weight_decay", "scheduler.start_weight_decay"),
 ];
 
-/// Where the settings of `[comm_overlap]` go; upstream copies each onto the sections that have it.
+/// The targets of `[comm_overlap]` settings; upstream copies each onto the sections that have it.
 const OVERLAP_TARGETS: [&str; 3] = ["model", "ddp", "optimizer"];
 
-/// What to do with a field that is no setting.
+/// What to do with a field that is not a setting.
 pub(super) enum Fate {
-    /// It is of a running program, or follows from settings.
+    /// It belongs to a running program, or follows from settings.
     Handle,
     /// It asks for nothing.
     Default,
-    /// It asks for something; what would not.
+    /// It asks for something; holds the values that would not.
     Asks(Option<String>),
 }
 
-/// What to do with a field of `section` that is no setting.
+/// What to do with a field of `section` that is not a setting.
 pub(super) fn fate(section: &str, entry: &Entry) -> Fate {
     let (key, node) = (entry.key.as_str(), &entry.node);
     if HANDLES.iter().any(|(of, names)| *of == section && names.split_whitespace().any(|name| name == key)) {
@@ -189,7 +189,7 @@ pub(super) fn fate(section: &str, entry: &Entry) -> Fate {
     Fate::Asks(defaults.first().map(Node::to_inline))
 }
 
-/// Null, false, zero or empty: what a field looks like that asks for nothing.
+/// Null, false, zero or empty: values that ask for nothing.
 fn is_empty(node: &Node) -> bool {
     match &node.data {
         Data::Unset | Data::Null | Data::Bool(false) | Data::Int(0) => true,
@@ -227,7 +227,7 @@ pub(super) fn canonical<'a>(section: &str, key: &'a str) -> &'a str {
     }
 }
 
-/// Gives fields of older versions their newer names.
+/// Renames fields of older versions to their newer names.
 pub(super) fn rename(section: &str, entries: &mut Vec<Entry>) {
     let has = |name: &str| entries.iter().any(|entry| entry.key == name);
     if section != "model" || has("rope_scaling") || !has("old_context_len") {
@@ -241,8 +241,8 @@ pub(super) fn rename(section: &str, entries: &mut Vec<Entry>) {
     entries.push(Entry::new("rope_scaling", Data::Bool(true).into()));
 }
 
-/// Moves the settings of `[comm_overlap]` to the sections that upstream copies them onto. A saved file has been through
-/// that: what it has in those sections is the outcome.
+/// Moves the settings of `[comm_overlap]` to the sections that upstream copies them onto. In a saved file this has already
+/// happened: its values in those sections are the result.
 pub(super) fn move_overlap(sections: &mut Vec<Entry>) {
     let names = CommOverlapConfig::names();
     let Some(index) = sections.iter().position(|entry| entry.key == "comm_overlap" && !is_given(&entry.node)) else {
@@ -309,7 +309,7 @@ pub(super) fn drop_derived(sections: &mut [Entry]) {
     }
 }
 
-/// Without data upstream makes some up.
+/// Without data, upstream uses mock data.
 fn mock(dataset: &mut Node) {
     let Data::Table(entries) = &mut dataset.data else {
         return;

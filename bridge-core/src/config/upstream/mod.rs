@@ -1,6 +1,6 @@
 //! Configurations that Megatron Bridge saves (`run_config.yaml`): every field of every class, each class with a `_target_`.
-//! They are turned into a recipe before it is read: objects become values, classes become kinds, what upstream derives is
-//! left out, and so is what has no counterpart here, which is listed. Everything else is read and refused as in a recipe.
+//! They are converted to a recipe before it is read: objects become values, classes become kinds, derived values are left out,
+//! and values without a counterpart here are left out and listed. Everything else is read and checked as in a recipe.
 
 mod classes;
 mod fields;
@@ -15,19 +15,19 @@ use super::sections::RecipeConfig;
 use fields::Fate;
 use values::Plain;
 
-/// What names the class of a table.
+/// The key that names the class of a table.
 const TARGET: &str = "_target_";
 
-/// What became of a file besides the recipe.
+/// The outcome of a conversion besides the recipe.
 #[derive(Debug, Default)]
 pub(super) struct Translated {
-    /// What can be no part of a recipe.
+    /// Problems: what cannot be part of a recipe.
     pub errors: ConfigErrors,
-    /// What was left out and would not have been noticed.
+    /// Remarks about what was left out.
     pub remarks: Vec<String>,
 }
 
-/// Turns an upstream configuration into a recipe, in place; a recipe stays as it is. Values of the command line are a recipe's.
+/// Converts an upstream configuration to a recipe, in place; a recipe stays as it is. Command-line values are settings of a recipe.
 pub(super) fn translate(root: &mut Node) -> Translated {
     let sections = root.entries().unwrap_or_default();
     let is_upstream = root.get(TARGET).is_some() || sections.iter().any(|section| section.node.get(TARGET).is_some());
@@ -56,7 +56,7 @@ pub(super) fn translate(root: &mut Node) -> Translated {
     translation.finish()
 }
 
-/// Whether a value was given on the command line, by someone who knows this program.
+/// Whether a value was given on the command line, and so is a setting of Bridge.
 fn is_given(node: &Node) -> bool {
     node.location.as_ref().is_some_and(Location::is_command_line)
 }
@@ -64,19 +64,19 @@ fn is_given(node: &Node) -> bool {
 #[derive(Default)]
 struct Translation {
     errors: ConfigErrors,
-    /// `key = value (place): reason` of what was left out.
+    /// `key = value (place): reason` of each value that was left out.
     dropped: Vec<String>,
     /// Names of fields without a setting, at upstream's default or empty.
     unknown: Vec<String>,
 }
 
 impl Translation {
-    /// The top level: its class, and fields that are no section.
+    /// The top level: its class, and fields that are not sections.
     fn container(&mut self, sections: &mut Vec<Entry>) {
         self.class("", sections);
         let known = RecipeConfig::names();
         sections.retain(|entry| known.contains(&entry.key.as_str()) || self.keeps_unknown("", entry));
-        // A section that may not be absent and is null has its defaults.
+        // A required section that is null has its defaults.
         let nullable = |name: &str| RecipeConfig::fields().iter().any(|f| f.name == name && f.default.is_null());
         sections.retain(|entry| is_given(&entry.node) || !entry.node.is_null() || nullable(&entry.key));
     }
@@ -102,7 +102,7 @@ impl Translation {
         *entries = kept;
     }
 
-    /// Takes the class of a table out, and puts in what it stands for.
+    /// Removes the class of a table and adds what it stands for.
     fn class(&mut self, section: &str, entries: &mut Vec<Entry>) {
         let Some(index) = entries.iter().position(|entry| entry.key == TARGET) else {
             return;
@@ -127,7 +127,7 @@ impl Translation {
         }
     }
 
-    /// Turns an object into the value it stands for; false to leave the entry out.
+    /// Converts an object to the value that it stands for; false to leave the entry out.
     fn value(&mut self, key: &str, field: &FieldSpec, node: &mut Node) -> bool {
         match values::plain(key, node) {
             Plain::Same => {}
@@ -141,11 +141,11 @@ impl Translation {
                 return false;
             }
         }
-        // Python leaves open what Rust has a default for.
+        // None in Python is the default here.
         !node.is_null() || (field.spec)().accepts(node)
     }
 
-    /// Whether a field that is no setting stays, to be an unknown name.
+    /// Whether a field that is not a setting stays and becomes an unknown name.
     fn keeps_unknown(&mut self, section: &str, entry: &Entry) -> bool {
         let key = if section.is_empty() { entry.key.clone() } else { format!("{section}.{}", entry.key) };
         if is_given(&entry.node) {
@@ -167,7 +167,7 @@ impl Translation {
         false
     }
 
-    /// Leaves out settings that have their default, and values that steer what is not there.
+    /// Leaves out settings with their default, and values that control something that Bridge does not have.
     fn drop_defaults(&mut self, sections: &mut [Entry]) {
         for field in RecipeConfig::fields() {
             let Some(inner) = (field.spec)().section_fields() else {
@@ -207,7 +207,7 @@ impl Translation {
     fn finish(self) -> Translated {
         let mut remarks = Vec::new();
         if !self.dropped.is_empty() {
-            let head = "a configuration of Megatron Bridge; what Bridge leaves out or does in its own way:";
+            let head = "a configuration of Megatron Bridge; values that Bridge leaves out or handles differently:";
             remarks.push(format!("{head}\n  {}", self.dropped.join("\n  ")));
         }
         if !self.unknown.is_empty() {
@@ -218,7 +218,7 @@ impl Translation {
     }
 }
 
-/// Whether a refused value may be left out: it steers what is not there, or nobody asked for it.
+/// Whether a refused value may be left out: it controls something that Bridge does not have, or nobody asked for it.
 fn is_dropped(refusal: &Refusal, value: &Node) -> bool {
     let is_upstreams = refusal.upstream.iter().any(|text| fields::is_same(value, &overrides::value_of(text)));
     refusal.is_without_counterpart() || is_upstreams

@@ -4,13 +4,13 @@
 use super::super::node::{Data, Entry, Node};
 use super::TARGET;
 
-/// What a node is.
+/// The kind of a node.
 pub(super) enum Plain {
-    /// A value already.
+    /// A plain value.
     Same,
     /// An object that stands for a value.
     Value(Data),
-    /// An object of this class that stands for none.
+    /// An object of this class that stands for no value.
     Unknown(String),
 }
 
@@ -36,7 +36,7 @@ const ENUMS: &[(&str, &[(i128, &str)])] = &[
     ("signal.Signals", &[(1, "SIGHUP"), (2, "SIGINT"), (10, "SIGUSR1"), (12, "SIGUSR2"), (15, "SIGTERM")]),
 ];
 
-/// The value of the setting `key` that a node stands for; lists are looked into.
+/// The value of the setting `key` that a node stands for; items of lists are converted too.
 pub(super) fn plain(key: &str, node: &Node) -> Plain {
     match &node.data {
         Data::List(items) => list(key, items),
@@ -95,7 +95,7 @@ fn argument(node: &Node) -> Option<&Data> {
     }
 }
 
-/// Enums of text are their text.
+/// Enums whose values are text become that text.
 fn enum_name(target: &str, argument: &Data) -> Option<String> {
     match argument {
         Data::String(text) => Some(text.clone()),
@@ -107,7 +107,7 @@ fn enum_name(target: &str, argument: &Data) -> Option<String> {
     }
 }
 
-/// Moves the fields of an inner table up; newer model classes keep those of the transformer in one of their own.
+/// Moves the fields of an inner table up; newer model classes keep the transformer's fields in a table of its own.
 pub(super) fn flatten(entries: &mut Vec<Entry>, name: &str) {
     let Some(index) = entries.iter().position(|entry| entry.key == name) else {
         return;
