@@ -64,7 +64,7 @@ fn stages() -> Vec<Row> {
         row("model.pipeline_dtype", &two_stages(&[]), &["float32", "uint8"]).moves("exit").holds(
             1,
             "stderr",
-            "activations travel as",
+            "activations are sent as",
         ),
         row("model.num_layers", &one, &[AS_IT_IS, "2"]).moves("loss_1 flops shapes slices"),
     ]

@@ -95,7 +95,7 @@ fn precision() -> Vec<Row> {
         row("mixed_precision.params_dtype", &tiny(), &["float32", "uint8"]).moves("exit").holds(1, "exit", "2"),
         row("mixed_precision.pipeline_dtype", &on(2, &["model.pipeline_model_parallel_size=2"]), &["float32", "uint8"])
             .moves("exit")
-            .holds(1, "stderr", "activations travel as"),
+            .holds(1, "stderr", "activations are sent as"),
         row("optimizer.params_dtype", &tiny(), &["float32", "float16", "bfloat16", "uint8"]).moves("exit"),
     ]
 }

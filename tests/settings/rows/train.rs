@@ -30,7 +30,7 @@ fn batches() -> Vec<Row> {
         row("train.train_sync_interval", &tiny(), &[AS_IT_IS, "1"]).moves("exit").holds(
             1,
             "stderr",
-            "computes at once",
+            "computes synchronously",
         ),
         row("train.num_threads", &watched(&tiny()), &[AS_IT_IS, "3"]).moves("threads"),
     ]

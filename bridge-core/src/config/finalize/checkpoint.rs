@@ -21,7 +21,7 @@ pub(super) fn check(draft: &mut Draft<'_>) {
         ("checkpoint.pretrained_checkpoint", &checkpoint.pretrained_checkpoint),
     ] {
         let is_empty = path.as_ref().is_some_and(|path| path.as_os_str().is_empty());
-        draft.require(!is_empty, key, "names no folder");
+        draft.require(!is_empty, key, "is not the name of a folder");
     }
 }
 
@@ -58,8 +58,8 @@ fn loading_needs_a_folder(draft: &mut Draft<'_>) {
     }
 }
 
-/// What is said about a checkpoint's state beside its weights needs a run to resume: of `checkpoint.load`, or an earlier
-/// one of `checkpoint.save`.
+/// Settings about a checkpoint's state other than its weights need a run to resume: that of `checkpoint.load`, or an
+/// earlier one of `checkpoint.save`.
 fn state_is_loaded(draft: &mut Draft<'_>) {
     let checkpoint = draft.recipe.checkpoint.clone();
     let scheduler = draft.recipe.scheduler.clone();
@@ -76,13 +76,13 @@ fn state_is_loaded(draft: &mut Draft<'_>) {
     draft.require(
         checkpoint.on_damaged == OnDamaged::Fallback || resumes || checkpoint.pretrained_checkpoint.is_some(),
         "checkpoint.on_damaged",
-        "has no effect without anything to load: checkpoint.load, checkpoint.save or checkpoint.pretrained_checkpoint",
+        "has no effect without a checkpoint to load: checkpoint.load, checkpoint.save or checkpoint.pretrained_checkpoint",
     );
-    // The schedule is part of the optimizer's state.
+    // The schedule belongs to the optimizer state.
     draft.require(
         !scheduler.use_checkpoint_opt_param_scheduler || (checkpoint.load_optim && !checkpoint.finetune),
         "scheduler.use_checkpoint_opt_param_scheduler",
-        "has no effect with checkpoint.load_optim = false or checkpoint.finetune = true, which leave the schedule behind",
+        "has no effect with checkpoint.load_optim = false or checkpoint.finetune = true, which do not load the schedule",
     );
 }
 
@@ -94,7 +94,7 @@ fn retained_are_saved(draft: &mut Draft<'_>) {
     draft.require(
         checkpoint.most_recent_k.is_some_and(|k| k != -1),
         "checkpoint.save_retain_interval",
-        "has no effect without checkpoint.most_recent_k, for then every checkpoint is kept",
+        "has no effect without checkpoint.most_recent_k: every checkpoint is kept then",
     );
     let is_multiple = checkpoint.save_interval.is_some_and(|interval| interval > 0 && retain.is_multiple_of(interval));
     draft.require(is_multiple, "checkpoint.save_retain_interval", "must be a multiple of checkpoint.save_interval");

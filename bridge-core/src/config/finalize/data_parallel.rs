@@ -1,18 +1,18 @@
-//! Stage 2, second part: what data-parallel ranks divide among themselves. The same wish has a name in several sections; all of them say
-//! it afterwards.
+//! Stage 2, second part: what data-parallel ranks shard. The same setting exists in several sections; afterwards all of them have the same
+//! value.
 
 use super::super::choice::{PipelineSchedule, ShardingStrategy};
 use super::super::run_config::ParallelSizes;
 use super::Draft;
 
-/// Settings that say the same.
+/// Settings with the same meaning.
 const SAME: [&[&str]; 3] = [
     &["optimizer.use_distributed_optimizer", "ddp.use_distributed_optimizer"],
     &["optimizer.overlap_param_gather", "ddp.overlap_param_gather"],
     &["ddp.use_megatron_fsdp", "dist.use_megatron_fsdp"],
 ];
 
-/// Makes the names of one wish agree, and checks the combinations.
+/// Makes settings with the same meaning agree, and checks the combinations.
 pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &ParallelSizes) {
     for names in SAME {
         draft.refuse_contradictions(names);
@@ -58,7 +58,7 @@ pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &ParallelSizes) {
     draft.require(
         stated.is_none_or(|stated| stated == parallel.data),
         "comm_overlap.data_parallel_size",
-        format!("is not given but what remains: the data-parallel size is {}", parallel.data),
+        format!("cannot be chosen: the data-parallel size follows from the other sizes and is {}", parallel.data),
     );
     let has_stages = parallel.pipeline > 1;
     draft.require(
@@ -70,11 +70,11 @@ pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &ParallelSizes) {
     draft.require(
         !draft.recipe.dist.external_gpu_device_mapping || !computes_on_processor(&draft.recipe.device),
         "dist.external_gpu_device_mapping",
-        "is about GPUs, and device is the processor",
+        "concerns GPUs, but device is the CPU",
     );
 }
 
-/// What replicas divide among themselves.
+/// What replicas shard.
 #[derive(Clone, Copy)]
 struct Shards {
     /// Optimizer state.
@@ -87,7 +87,7 @@ fn divides_gradients(strategy: ShardingStrategy) -> bool {
     matches!(strategy, ShardingStrategy::OptimGrads | ShardingStrategy::OptimGradsParams)
 }
 
-/// When reductions begin, and what travels in one.
+/// When reductions begin, and the size of each.
 fn buckets(draft: &mut Draft<'_>, shards: Shards) {
     let ddp = draft.recipe.ddp.clone();
     let puts_off = draft.recipe.model.pipeline_schedule == Some(PipelineSchedule::ZeroBubbleH1);
@@ -108,18 +108,18 @@ fn buckets(draft: &mut Draft<'_>, shards: Shards) {
     draft.require(
         ddp.bucket_size.is_none() || ddp.overlap_grad_reduce || ddp.overlap_param_gather,
         key,
-        "has no effect without ddp.overlap_grad_reduce or ddp.overlap_param_gather: then all travels in one bucket",
+        "has no effect without ddp.overlap_grad_reduce or ddp.overlap_param_gather: there is one bucket then",
     );
     let strategy = ddp.data_parallel_sharding_strategy;
     draft.require(
         ddp.bucket_size.is_none() || !shards.gradients,
         key,
-        format!("has no effect with ddp.data_parallel_sharding_strategy = \"{strategy}\": a bucket is then what one part of a layer holds"),
+        format!("has no effect with ddp.data_parallel_sharding_strategy = \"{strategy}\": each segment is one bucket then"),
     );
     draft.require(
         !ddp.pad_buckets_for_high_nccl_busbw || shards.state,
         "ddp.pad_buckets_for_high_nccl_busbw",
-        "needs ddp.use_distributed_optimizer: only buckets that ranks divide are padded",
+        "needs ddp.use_distributed_optimizer: only sharded buckets are padded",
     );
     let sums_16_bits = draft.recipe.model.bf16 && !ddp.grad_reduce_in_fp32;
     draft.require(
@@ -134,14 +134,14 @@ pub(super) fn computes_on_processor(device: &str) -> bool {
     matches!(device, "flex" | "cpu")
 }
 
-/// Several instances of a distributed optimizer divide the replicas among themselves.
+/// The number of instances of a distributed optimizer must divide the replicas.
 fn instances(draft: &mut Draft<'_>, parallel: &ParallelSizes, is_sharded: bool) {
     let key = "ddp.num_distributed_optimizer_instances";
     let instances = draft.recipe.ddp.num_distributed_optimizer_instances;
     if instances <= 1 {
         return;
     }
-    draft.require(is_sharded, key, "needs ddp.use_distributed_optimizer: otherwise there is no state to divide");
+    draft.require(is_sharded, key, "needs ddp.use_distributed_optimizer: otherwise no state is sharded");
     let replicas = parallel.data * parallel.context;
     let message = format!("{instances} does not divide the {replicas} replicas (data x context parallel)");
     draft.require(replicas.is_multiple_of(instances), key, message);
@@ -153,7 +153,7 @@ fn instances(draft: &mut Draft<'_>, parallel: &ParallelSizes, is_sharded: bool) 
     }
 }
 
-/// What the strategies go with.
+/// What the strategies can be combined with.
 fn strategy(draft: &mut Draft<'_>, is_fsdp: bool) {
     let key = "ddp.data_parallel_sharding_strategy";
     let strategy = draft.recipe.ddp.data_parallel_sharding_strategy;
@@ -174,7 +174,7 @@ fn strategy(draft: &mut Draft<'_>, is_fsdp: bool) {
     }
     for name in ["optimizer.use_distributed_optimizer", "ddp.use_distributed_optimizer"] {
         let is_off = draft.is_explicit(name) && !draft.recipe.ddp.use_distributed_optimizer;
-        let message = format!("is false, and {key} = \"{strategy}\" shards the optimizer's state");
+        let message = format!("is false, but {key} = \"{strategy}\" shards the optimizer state");
         draft.require(!is_off, name, message);
     }
     (draft.recipe.optimizer.use_distributed_optimizer, draft.recipe.ddp.use_distributed_optimizer) = (true, true);

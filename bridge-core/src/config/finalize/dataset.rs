@@ -94,14 +94,14 @@ fn checked(draft: &mut Draft<'_>, key: &str, paths: Vec<String>, weights: Option
 
 fn check_blend(draft: &mut Draft<'_>, key: &str, blend: &Blend) {
     let is_named = !blend.paths.is_empty() && blend.paths.iter().all(|path| !path.is_empty());
-    draft.require(is_named, key, "names no dataset");
+    draft.require(is_named, key, "is not the name of a dataset");
     let Some(weights) = &blend.weights else {
         return;
     };
     draft.require(weights.len() == blend.paths.len(), key, "must have as many weights as paths");
     let is_valid = weights.iter().all(|w| w.is_finite() && *w > 0.0);
     if !is_valid || !weights.iter().sum::<f64>().is_finite() {
-        let message = "weights must be finite and above 0; leave out what is not to be read";
+        let message = "weights must be finite and above 0; leave out datasets that should not be read";
         draft.error(ErrorKind::OutOfRange, key, message);
     }
 }
@@ -126,7 +126,7 @@ fn mock_has_no_data(draft: &mut Draft<'_>) {
     }
 }
 
-/// Mock data is made up in memory.
+/// Mock data is generated in memory.
 fn mock_has_no_files(draft: &mut Draft<'_>) {
     for field in ["mmap_bin_files", "num_dataset_builder_threads"] {
         let key = format!("dataset.{field}");
@@ -135,14 +135,14 @@ fn mock_has_no_files(draft: &mut Draft<'_>) {
     }
 }
 
-/// A loader of the data's own needs data that has one, and whole global batches need a batch that does not change.
+/// An external loader needs a dataset that has one, and whole global batches need a constant batch size.
 fn dataloader_fits(draft: &mut Draft<'_>, kind: &str) {
     let key = "dataset.dataloader_type";
     match draft.recipe.dataset.dataloader_type {
         Some(DataloaderType::External) => {
             let is_built_in = Kinds::builtin().dataset.get(kind).is_some();
             let message = format!(
-                "\"external\" is for data that loads itself, and dataset.kind = \"{kind}\" is read sample by sample; a program can \
+                "\"external\" needs a dataset with its own loader, but dataset.kind = \"{kind}\" is read sample by sample; a program can \
                  register a kind that does"
             );
             draft.require(!is_built_in, key, message);
@@ -152,14 +152,14 @@ fn dataloader_fits(draft: &mut Draft<'_>, kind: &str) {
             draft.require(
                 is_constant,
                 key,
-                "\"batch\" deals out batches of one size: it excludes train.rampup_batch_size",
+                "\"batch\" needs a constant batch size: it excludes train.rampup_batch_size",
             );
         }
         _ => {}
     }
 }
 
-/// The padding token is the tokenizer's, and not every tokenizer has one.
+/// The padding token comes from the tokenizer, and not every tokenizer has one.
 fn padding_has_a_token(draft: &mut Draft<'_>) {
     let kind = draft.recipe.tokenizer.tokenizer_type;
     let can_pad = !matches!(kind, None | Some(TokenizerType::Null));
@@ -169,7 +169,7 @@ fn padding_has_a_token(draft: &mut Draft<'_>) {
     draft.require(!draft.recipe.dataset.allow_ambiguous_pad_tokens || can_pad, key, message);
 }
 
-/// Only a member that is asked for its share of the samples can be asked for more than that.
+/// A surplus can be requested only from a member that has a share of the samples.
 fn surplus_has_weights(draft: &mut Draft<'_>, kind: &str, blend: Option<&Blend>) {
     let key = "dataset.mid_level_dataset_surplus";
     if !matches!(kind, "gpt" | "fim" | "mock") {
@@ -197,7 +197,7 @@ fn data_is_given_once(draft: &mut Draft<'_>) {
     if let Some(source) = &draft.recipe.dataset.source {
         let patterns = source.as_slice();
         let is_named = !patterns.is_empty() && patterns.iter().all(|p| !p.trim().is_empty());
-        draft.require(is_named, "dataset.source", "names no file");
+        draft.require(is_named, "dataset.source", "is not the name of a file");
     }
 }
 
@@ -233,7 +233,7 @@ fn fim_settings_go_with_fim(draft: &mut Draft<'_>, kind: &str) {
     if kind != "fim" {
         for key in fields.map(|field| format!("dataset.{field}")) {
             let is_changed = draft.recipe_differs(&key);
-            draft.require(!is_changed, &key, "goes with dataset.kind = \"fim\" only");
+            draft.require(!is_changed, &key, "needs dataset.kind = \"fim\"");
         }
         return;
     }
@@ -273,14 +273,14 @@ fn blends_per_split(draft: &mut Draft<'_>) {
     let Some(splits) = draft.recipe.dataset.blend_per_split.clone() else {
         return;
     };
-    draft.require(splits.len() == 3, key, "is a list of three: train, valid, test");
+    draft.require(splits.len() == 3, key, "must be a list of three: train, valid, test");
     draft.require(draft.recipe.dataset.split.is_none(), "dataset.split", "excludes dataset.blend_per_split");
     for blend in splits.iter().flatten() {
         check_blend(draft, key, blend);
     }
 }
 
-/// A split that is read from end to end leaves no meaning to weights.
+/// Weights have no meaning for a split that is read whole.
 fn full_validation_has_no_weights(draft: &mut Draft<'_>, blend: Option<&Blend>) {
     let per_split = draft.recipe.dataset.blend_per_split.clone();
     let valid = per_split.and_then(|splits| splits.get(1).cloned().flatten());
@@ -291,7 +291,7 @@ fn full_validation_has_no_weights(draft: &mut Draft<'_>, blend: Option<&Blend>) 
         !draft.recipe.validation.full_validation
             || !(blend.is_some_and(is_weighted) || valid.as_ref().is_some_and(is_weighted)),
         "validation.full_validation",
-        "reads the whole validation split, which leaves no meaning to the weights of its blend",
+        "reads the whole validation split, so the weights of its blend have no meaning",
     );
 }
 

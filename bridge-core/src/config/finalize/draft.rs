@@ -9,19 +9,19 @@ use super::super::section::Section;
 use super::super::sections::RecipeConfig;
 use super::Purpose;
 
-/// A copy of the recipe on its way to being resolved, with everything collected so far.
+/// A copy of the recipe that is being resolved, with everything collected so far.
 pub(in super::super) struct Draft<'r> {
     /// What the user gave.
     pub raw: &'r RawConfig,
-    /// The copy that defaults and presets are filled into.
+    /// The copy into which defaults and presets are filled.
     pub recipe: RecipeConfig,
-    /// What the run is spread over.
+    /// The ranks of the run.
     pub world: World,
     /// What it is resolved for.
     pub purpose: Purpose,
     /// Problems so far.
     pub errors: ConfigErrors,
-    /// Remarks so far.
+    /// Warnings so far.
     pub warnings: Vec<String>,
     /// All defaults, to tell what the user changed.
     pub defaults: Node,
@@ -67,13 +67,12 @@ impl<'r> Draft<'r> {
         }
     }
 
-    /// Reports a condition that holds and must not; comparisons with NaN, which the ranges report,
-    /// do not hold.
+    /// Reports a condition that must not hold; comparisons with NaN, which the range checks report, do not hold.
     pub fn forbid(&mut self, is_violated: bool, key: &str, message: impl Into<String>) {
         self.require(!is_violated, key, message);
     }
 
-    /// Reports settings that are names of one wish, of which one is true and another was set to false.
+    /// Reports settings with the same meaning of which one is true and another was set to false.
     pub fn refuse_contradictions(&mut self, names: &[&str]) {
         let values = self.recipe.to_node();
         let is_on = |name: &&&str| values.get_path(name).is_some_and(|value| value.to_inline() == "true");
@@ -82,7 +81,7 @@ impl<'r> Draft<'r> {
         };
         for off in names.iter().filter(|name| !is_on(name)) {
             let is_explicit = self.is_explicit(off);
-            self.require(!is_explicit, off, format!("says the same as {on}, which is true"));
+            self.require(!is_explicit, off, format!("means the same as {on}, which is true"));
         }
     }
 
@@ -91,12 +90,12 @@ impl<'r> Draft<'r> {
         self.raw.is_explicit(key)
     }
 
-    /// Of settings that are copied onto each other, the one that the user chose; the first, if none.
+    /// Of settings that are copied onto each other, the one that the user chose; the first one if none was chosen.
     pub fn chosen<'k>(&self, keys: &[&'k str]) -> &'k str {
         keys.iter().find(|key| self.is_explicit(key)).unwrap_or(&keys[0])
     }
 
-    /// Whether a setting now differs from its default, no matter who changed it.
+    /// Whether a setting now differs from its default, whoever changed it.
     pub fn recipe_differs(&self, key: &str) -> bool {
         let value = match key.split_once('.') {
             Some((section, field)) => {

@@ -1,11 +1,11 @@
-//! The rules of `[logger]`: its folder, and which of its settings say nothing in a combination.
+//! The rules of `[logger]`: its folder, and combinations in which a setting has no effect.
 
 use std::path::PathBuf;
 
 use super::super::run_config::FinalLogger;
 use super::Draft;
 
-/// Settings about what is said of training steps.
+/// Settings about logging training steps.
 const OF_STEPS: [&str; 19] = [
     "log_interval",
     "log_params_norm",
@@ -32,18 +32,18 @@ const OF_STEPS: [&str; 19] = [
 pub(super) fn resolve(draft: &mut Draft<'_>, name: &str) -> FinalLogger {
     let default_dir = || PathBuf::from("runs").join(name);
     let log_dir = draft.recipe.logger.log_dir.get_or_insert_with(default_dir).clone();
-    draft.require(!log_dir.as_os_str().is_empty(), "logger.log_dir", "names no folder");
+    draft.require(!log_dir.as_os_str().is_empty(), "logger.log_dir", "is not the name of a folder");
     FinalLogger { log_dir, config: draft.recipe.logger.clone() }
 }
 
-/// Refuses settings without effect; what other sections say is filled in already.
+/// Refuses settings without effect; the other sections are resolved already.
 pub(super) fn check(draft: &mut Draft<'_>) {
     let logger = draft.recipe.logger.clone();
     if logger.skip_train_metrics_log {
         for field in OF_STEPS {
             let key = format!("logger.{field}");
             let is_changed = draft.recipe_differs(&key);
-            draft.forbid(is_changed, &key, "has no effect with logger.skip_train_metrics_log: steps say nothing");
+            draft.forbid(is_changed, &key, "has no effect with logger.skip_train_metrics_log: steps are not logged");
         }
         return;
     }
@@ -52,7 +52,7 @@ pub(super) fn check(draft: &mut Draft<'_>) {
     window(draft);
 }
 
-/// Settings about times need timers that run.
+/// Settings about times need active timers.
 fn times(draft: &mut Draft<'_>) {
     let level = draft.recipe.logger.timing_log_level;
     let barrier = "logger.barrier_with_L1_time";
@@ -60,7 +60,7 @@ fn times(draft: &mut Draft<'_>) {
     draft.forbid(
         has_barrier && level < 1,
         barrier,
-        "has no effect below logger.timing_log_level = 1: parts of a step are not timed",
+        "has no effect below logger.timing_log_level = 1: the phases of a step are not timed",
     );
     let option = "logger.timing_log_option";
     let is_changed = draft.recipe_differs(option);
@@ -85,7 +85,7 @@ fn evaluations(draft: &mut Draft<'_>) {
     );
 }
 
-/// A window that no run fills says nothing.
+/// A window that is longer than the run has no effect.
 fn window(draft: &mut Draft<'_>) {
     let key = "logger.throughput_window_size";
     let window = draft.recipe.logger.throughput_window_size;

@@ -1,4 +1,4 @@
-//! From what the user set to what is run: the stages, in order. Each rule is a small function in
+//! From the user's settings to the resolved configuration: the stages, in order. Each rule is a small function in
 //! one of the files beside this one; none of them changes the user's configuration.
 
 mod checkpoint;
@@ -31,9 +31,9 @@ use super::sections::{RecipeConfig, TransformerConfig};
 /// What a configuration is resolved for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Purpose {
-    /// To be trained.
+    /// Training.
     Train,
-    /// To be counted by [`crate::plan`]: data and tokenizer may be missing, and settings that only the plan knows are fine.
+    /// [`crate::plan`]: data and tokenizer may be missing, and settings that only the plan supports are accepted.
     Plan,
 }
 
@@ -45,7 +45,7 @@ pub(super) fn run(raw: &RawConfig, world: &World, purpose: Purpose) -> Result<Ru
     refusal::check(&mut draft, "");
     // 1. Presets become ordinary settings.
     presets::resolve(&mut draft);
-    // 2. Parallel sizes; the data-parallel one is what remains.
+    // 2. Parallel sizes; the data-parallel size follows from the others.
     let mut parallel = parallel::resolve(&mut draft);
     pipeline::resolve(&mut draft, &mut parallel);
     data_parallel::resolve(&mut draft, &parallel);
@@ -91,7 +91,7 @@ pub(super) fn run(raw: &RawConfig, world: &World, purpose: Purpose) -> Result<Ru
 }
 
 impl TransformerConfig {
-    /// Checks and resolves a transformer outside a recipe; `self` stays as it is.
+    /// Checks and resolves a transformer outside a recipe; `self` does not change.
     ///
     /// # Errors
     /// Every violated rule of the `[model]` section; keys begin with `model.`.

@@ -7,7 +7,7 @@ use super::super::run_config::FinalTransformer;
 use super::super::sections::TransformerConfig;
 use super::Draft;
 
-/// Modules that selective recompute knows; the flag says whether this release implements them.
+/// Modules of selective recompute; the flag says whether this release implements them.
 const RECOMPUTE_MODULES: [(&str, bool); 7] = [
     ("core_attn", true),
     ("layernorm", true),
@@ -18,10 +18,10 @@ const RECOMPUTE_MODULES: [(&str, bool); 7] = [
     ("shared_experts", false),
 ];
 
-/// No tensor of a sane model has more elements: 4 TiB in 32 bits.
+/// No tensor of a real model has more elements: 4 TiB in 32 bits.
 const MAX_ELEMENTS: f64 = (1_u64 << 40) as f64;
 
-/// Checks the model and fills in what was left open, in the draft's recipe too.
+/// Checks the model and fills in what was not set, in the draft's recipe too.
 pub(super) fn resolve(draft: &mut Draft<'_>) -> FinalTransformer {
     let kind = draft.recipe.model.kind.clone();
     draft.check_kind::<TransformerConfig>("model.kind", &kind);
@@ -150,11 +150,11 @@ fn activation_fits(draft: &mut Draft<'_>) {
     draft.require(
         !model.bias_activation_fusion || is_fusable,
         "model.bias_activation_fusion",
-        "works with model.activation_func gelu, silu and quick_gelu only",
+        "works only with model.activation_func gelu, silu and quick_gelu",
     );
 }
 
-/// Expands "every N-th layer" or a list of 0 and 1 to one flag per layer; `nth` is what the N-th gets.
+/// Expands "every N-th layer" or a list of 0 and 1 to one flag per layer; `nth` is the flag of the N-th.
 fn per_layer(draft: &mut Draft<'_>, key: &str, freq: &OneOrMany<usize>, nth: bool) -> Vec<bool> {
     let num_layers = draft.recipe.model.num_layers;
     match freq {
@@ -169,7 +169,7 @@ fn per_layer(draft: &mut Draft<'_>, key: &str, freq: &OneOrMany<usize>, nth: boo
                 key,
                 format!("must have one entry per layer: model.num_layers = {num_layers}"),
             );
-            draft.require(flags.iter().all(|flag| *flag <= 1), key, "is a list of 0 and 1");
+            draft.require(flags.iter().all(|flag| *flag <= 1), key, "must be a list of 0 and 1");
             flags.iter().map(|flag| *flag == 1).collect()
         }
     }
@@ -222,7 +222,7 @@ fn recompute(draft: &mut Draft<'_>, moe_layers: &[bool]) -> Vec<String> {
         if is_full && !is_given {
             draft.missing(key, "must be given with model.recompute_granularity = \"full\"");
         }
-        draft.require(is_full || !is_given, key, "goes with model.recompute_granularity = \"full\" only");
+        draft.require(is_full || !is_given, key, "needs model.recompute_granularity = \"full\"");
     }
     if let Some(layers) = model.recompute_num_layers.filter(|_| is_full) {
         draft.require(
@@ -234,7 +234,7 @@ fn recompute(draft: &mut Draft<'_>, moe_layers: &[bool]) -> Vec<String> {
     draft.require(
         is_selective || model.recompute_modules.is_none(),
         "model.recompute_modules",
-        "goes with model.recompute_granularity = \"selective\" only",
+        "needs model.recompute_granularity = \"selective\"",
     );
     if !is_selective {
         return Vec::new();
@@ -253,7 +253,7 @@ fn recomputed_blocks_exist(draft: &mut Draft<'_>, modules: &[String], moe_layers
     let is_named = |name: &str| modules.iter().any(|module| module == name);
     let key = "model.recompute_modules";
     let only_experts = !moe_layers.is_empty() && moe_layers.iter().all(|has_experts| *has_experts);
-    let message = "\"mlp\" has no effect, for every layer has experts (model.moe_layer_freq): \"moe\" recomputes those";
+    let message = "\"mlp\" has no effect, because every layer has experts (model.moe_layer_freq): \"moe\" recomputes those";
     draft.forbid(is_named("mlp") && only_experts, key, message);
     let no_experts = !moe_layers.contains(&true);
     draft.forbid(is_named("moe") && no_experts, key, "\"moe\" has no effect without model.num_moe_experts");
@@ -275,7 +275,7 @@ fn recompute_module(draft: &mut Draft<'_>, module: &str) {
     }
 }
 
-/// What is computed in the parameters' dtype: 32 bits, which every number fits, or fewer.
+/// The range of the parameters' dtype, for numbers that are used in it.
 fn fits_float16(draft: &mut Draft<'_>) {
     /// The smallest number above zero, and the largest.
     const RANGE: (f64, f64) = (5.96e-8, 65_504.0);
@@ -296,7 +296,7 @@ fn fits_float16(draft: &mut Draft<'_>) {
     }
 }
 
-/// Sizes that are fine each alone can multiply to what no machine holds and no index counts.
+/// Sizes that are valid by themselves can multiply to tensors that are too large for any machine or index type.
 fn tensors_are_bounded(draft: &mut Draft<'_>) {
     let model = draft.recipe.model.config.clone();
     let hidden = model.hidden_size as f64;

@@ -6,7 +6,7 @@ use super::super::section::Section;
 use super::super::sections::TransformerConfig;
 use super::Draft;
 
-/// How the names of settings begin that only mean something with experts.
+/// Prefixes of settings that have a meaning only with experts.
 const OF_EXPERTS: [&str; 2] = ["moe_", "expert_"];
 
 /// Checks the settings of experts; returns for each layer whether it has them.
@@ -24,12 +24,12 @@ pub(super) fn resolve(draft: &mut Draft<'_>) -> Vec<bool> {
     layers(draft, &model)
 }
 
-/// Reports every setting of experts that a model without them was given.
+/// Reports every setting about experts in a model without them.
 fn need_experts(draft: &mut Draft<'_>) {
     let fields = TransformerConfig::fields().into_iter().map(|field| field.name);
     for name in fields.filter(|name| OF_EXPERTS.iter().any(|prefix| name.starts_with(prefix))) {
         let key = format!("model.{name}");
-        // A value that is refused wherever it stands is reported as that.
+        // A value that is refused anyway is reported as refused.
         let is_refused = draft.errors.iter().any(|error| error.key == key && error.kind != ErrorKind::Conflict);
         let is_set = draft.recipe_differs(&key) && !is_refused;
         draft.require(!is_set, &key, "needs model.num_moe_experts");
@@ -85,11 +85,11 @@ fn ranks_fit(draft: &mut Draft<'_>, model: &TransformerConfig, experts: usize) {
     draft.require(
         expert_tensor == tensor || tensor == 1 || model.sequence_parallel,
         "model.expert_tensor_parallel_size",
-        "experts that are cut over other ranks than the rest need model.sequence_parallel, which gives each rank tokens of its own",
+        "experts that are sharded over other ranks than the rest need model.sequence_parallel, which gives each rank its own tokens",
     );
 }
 
-/// N: layers 0, N, 2 N and so on have experts; a list: 1 has.
+/// N: layers 0, N, 2 N and so on have experts; a list: 1 means experts.
 fn layers(draft: &mut Draft<'_>, model: &TransformerConfig) -> Vec<bool> {
     let (key, num_layers) = ("model.moe_layer_freq", model.num_layers.min(65_536));
     let with_experts: Vec<bool> = match &model.moe_layer_freq {
@@ -100,7 +100,7 @@ fn layers(draft: &mut Draft<'_>, model: &TransformerConfig) -> Vec<bool> {
         OneOrMany::One(n) => (0..num_layers).map(|layer| layer.is_multiple_of(*n)).collect(),
         OneOrMany::Many(flags) => {
             draft.require(flags.len() == num_layers, key, format!("must have one entry per layer, {num_layers}"));
-            draft.require(flags.iter().all(|flag| *flag <= 1), key, "is a list of 0 and 1");
+            draft.require(flags.iter().all(|flag| *flag <= 1), key, "must be a list of 0 and 1");
             draft.require(flags.contains(&1), key, "gives no layer experts");
             flags.iter().map(|flag| *flag == 1).collect()
         }

@@ -17,7 +17,7 @@ pub(super) fn resolve(draft: &mut Draft<'_>) -> FinalOptimizer {
     decoupled_rates_fit(draft);
     loss_scale_fits(draft);
     if config.optimizer == OptimizerKind::Sgd {
-        let message = "is a constant of adam, and optimizer.optimizer is sgd";
+        let message = "is a constant of adam, but optimizer.optimizer is sgd";
         for key in ["adam_beta1", "adam_beta2", "adam_eps"].map(|f| format!("optimizer.{f}")) {
             let is_changed = draft.recipe_differs(&key);
             draft.require(!is_changed, &key, message);
@@ -25,11 +25,11 @@ pub(super) fn resolve(draft: &mut Draft<'_>) -> FinalOptimizer {
         draft.require(
             config.decoupled_weight_decay,
             "optimizer.decoupled_weight_decay",
-            "chooses between adam and adamw, and optimizer.optimizer is sgd",
+            "chooses between adam and adamw, but optimizer.optimizer is sgd",
         );
     } else if config.optimizer == OptimizerKind::Adam {
         let is_changed = draft.recipe_differs("optimizer.sgd_momentum");
-        let message = "is the momentum of sgd, and optimizer.optimizer is adam";
+        let message = "is the momentum of sgd, but optimizer.optimizer is adam";
         draft.require(!is_changed, "optimizer.sgd_momentum", message);
     }
     FinalOptimizer { lr, min_lr, config }
@@ -68,7 +68,7 @@ fn loss_scale_fits(draft: &mut Draft<'_>) {
     draft.require(
         config.loss_scale.is_none() || draft.recipe.model.fp16,
         draft.chosen(&["optimizer.loss_scale", "mixed_precision.loss_scale"]),
-        "scales the loss with model.fp16 only",
+        "has an effect only with model.fp16",
     );
     draft.require(
         config.loss_scale_window.fract() == 0.0,
@@ -84,7 +84,7 @@ fn loss_scale_fits(draft: &mut Draft<'_>) {
     }
 }
 
-/// The same wish has a name in two sections; both say it afterwards.
+/// The same setting exists in two sections; afterwards both have the same value.
 fn zeros_are_counted(draft: &mut Draft<'_>) {
     draft.refuse_contradictions(&["optimizer.log_num_zeros_in_grad", "logger.log_num_zeros_in_grad"]);
     let (optimizer, logger) = (&mut draft.recipe.optimizer, &mut draft.recipe.logger);

@@ -1,4 +1,4 @@
-//! Stage 2: parallel sizes. The data-parallel size is never given, it is what remains.
+//! Stage 2: parallel sizes. The data-parallel size is never given; it follows from the others.
 
 use super::super::run_config::ParallelSizes;
 use super::Draft;
@@ -29,7 +29,7 @@ pub(super) fn resolve(draft: &mut Draft<'_>) -> ParallelSizes {
     draft.require(
         !model.sequence_parallel || model.seq_length.is_multiple_of(sharing),
         "model.seq_length",
-        format!("must be divisible by the {sharing} ranks that share a sequence (model.sequence_parallel)"),
+        format!("must be divisible by the {sharing} ranks over which a sequence is sharded (model.sequence_parallel)"),
     );
     draft.require(
         sizes.virtual_pipeline == 1 || sizes.pipeline > 1,
@@ -75,7 +75,7 @@ fn product(given: &[(&str, usize)]) -> Option<usize> {
 fn report(draft: &mut Draft<'_>, given: &[(&str, usize)], world_size: usize) {
     let factors: Vec<_> = given.iter().map(|(key, size)| format!("{key} = {size}")).collect();
     let factors = factors.join(", ");
-    // Each size above 1 takes part in the problem, and any of them may be the wrong one.
+    // Each size above 1 contributes to the problem, and any of them may be wrong.
     for (key, _) in given.iter().filter(|(_, size)| *size > 1) {
         let message = format!("the product of {factors} does not divide {world_size} ranks");
         draft.conflict(key, message);

@@ -1,4 +1,4 @@
-//! Stages of the pipeline, and batches that its schedule can run.
+//! Pipeline stages, and batches that the schedule supports.
 
 use bridge_dist::schedule::{PipelineShape, check_shape};
 
@@ -7,7 +7,7 @@ use super::super::pipeline::{pipeline_placement, pipeline_schedule};
 use super::super::run_config::{FinalTraining, ParallelSizes};
 use super::Draft;
 
-/// Checks how layers are spread over stages, and counts the chunks of a rank: a layout may be what says it.
+/// Checks the placement of layers on stages, and returns the number of chunks per rank, which a layout may determine.
 pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &mut ParallelSizes) {
     let model = draft.recipe.model.clone();
     let layout = "model.pipeline_model_parallel_layout";
@@ -29,10 +29,10 @@ pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &mut ParallelSizes) {
     draft.forbid(
         is_other && parallel.pipeline == 1,
         "model.pipeline_dtype",
-        "differs from model.params_dtype, but one stage sends nothing: needs model.pipeline_model_parallel_size above 1",
+        "differs from model.params_dtype, but a single stage sends nothing: needs model.pipeline_model_parallel_size above 1",
     );
     let is_bytes = model.pipeline_dtype == Some(DType::UInt8);
-    draft.forbid(is_bytes, "model.pipeline_dtype", "activations travel as float32, float16 or bfloat16");
+    draft.forbid(is_bytes, "model.pipeline_dtype", "activations are sent as float32, float16 or bfloat16");
     if model.num_layers == 0 {
         // Reported as missing.
         return;
@@ -67,7 +67,7 @@ pub(super) fn check_schedule(draft: &mut Draft<'_>, parallel: &ParallelSizes, tr
     let unit = train.micro_batch_size.saturating_mul(parallel.data).max(1);
     let mut sizes = vec![train.global_batch_size];
     if let Some([start, increment, _]) = train.rampup_batch_size {
-        // More stages than this would take longer than any run; the first ones say enough.
+        // Checking more stages would take too long; the first ones suffice.
         sizes.extend((start..train.global_batch_size).step_by(increment.max(1)).take(100_000));
     }
     for size in sizes {
@@ -80,7 +80,7 @@ pub(super) fn check_schedule(draft: &mut Draft<'_>, parallel: &ParallelSizes, tr
                 (Some(_), None) => "model.pipeline_schedule",
                 (None, None) => "train.global_batch_size",
             };
-            draft.conflict(key, format!("{num_microbatches} micro-batches a step: {error}"));
+            draft.conflict(key, format!("{num_microbatches} micro-batches per step: {error}"));
             return;
         }
     }

@@ -1,7 +1,7 @@
 //! Stage 1: precision recipes and `[comm_overlap]` become ordinary settings of model, optimizer and ddp.
 //!
-//! What a recipe states must agree with what the user set: equal is fine, different is an error.
-//! What it merely leaves at its default fills in only what the user left open.
+//! A value that a precision recipe states must agree with what the user set: equal is fine, different is an error.
+//! A value that it leaves at its default only fills in what the user did not set.
 
 use super::super::choice::{DType, PipelineSchedule, ShardingStrategy};
 use super::super::error::{ConfigError, ErrorKind};
@@ -28,7 +28,7 @@ const NOT_IMPLEMENTED: [&str; 12] = [
     "nemotron_3_super_bf16_with_nvfp4_mixed",
 ];
 
-/// Copies the precision recipe and the wishes for overlap onto the sections they concern.
+/// Copies the precision recipe and the overlap settings to the sections that they concern.
 pub(super) fn resolve(draft: &mut Draft<'_>) {
     match draft.recipe.mixed_precision.clone() {
         None => {}
@@ -112,8 +112,8 @@ fn custom(draft: &mut Draft<'_>, config: &MixedPrecisionConfig) {
     agree_with_sections(&mut draft.recipe);
 }
 
-/// The resolved table says what the sections ended up with where it had merely suggested something,
-/// so that the resolved recipe states nothing it does not hold to when it is read again.
+/// Where the table had only suggested a value, the resolved table gets the final value of the section, so that the
+/// resolved recipe is consistent when it is read again.
 fn agree_with_sections(recipe: &mut RecipeConfig) {
     if let Some(Precision::Custom(config)) = &mut recipe.mixed_precision {
         config.fp16 = recipe.model.fp16;
@@ -128,10 +128,10 @@ fn agree_with_sections(recipe: &mut RecipeConfig) {
     }
 }
 
-/// Elements of a bucket that `[comm_overlap]` asks for where it says nothing else.
+/// Default bucket size of `[comm_overlap]`, in elements.
 const OVERLAPPED_BUCKET: usize = 134_217_728;
 
-/// Copies `[comm_overlap]` onto ddp: what it states, and overlap with a distributed optimizer where it leaves that open.
+/// Copies `[comm_overlap]` onto ddp: its values, and overlap with a distributed optimizer unless it sets that.
 fn overlaps(draft: &mut Draft<'_>) {
     let Some(config) = draft.recipe.comm_overlap.clone() else {
         return;
@@ -253,7 +253,7 @@ impl<'d, 'r> Preset<'d, 'r> {
         self.state(|r| &mut r.optimizer.params_dtype, dtype, "optimizer.params_dtype");
     }
 
-    /// What the table states of the loss scale: what was written there, also where it is the default.
+    /// The table's loss scale settings: those that were written there, even with their default value.
     fn loss_scaling(&mut self, config: &MixedPrecisionConfig) {
         let raw = self.draft.raw;
         let stated = |field: &str| raw.is_explicit(&format!("mixed_precision.{field}"));
@@ -278,7 +278,7 @@ impl<'d, 'r> Preset<'d, 'r> {
     }
 }
 
-/// The model's mode decides the dtypes that were left open, and the optimizer mirrors the model.
+/// The model's mode decides the dtypes that were not set, and the optimizer mirrors the model.
 fn follow_model(draft: &mut Draft<'_>) {
     let (fp16, bf16) = (draft.recipe.model.fp16, draft.recipe.model.bf16);
     let is_alone = draft.recipe.mixed_precision.is_none();
@@ -301,7 +301,7 @@ fn follow_model(draft: &mut Draft<'_>) {
     preset.state(|r| &mut r.optimizer.params_dtype, dtype, "optimizer.params_dtype");
     preset.state(|r| &mut r.optimizer.fp16, fp16, "optimizer.fp16");
     preset.state(|r| &mut r.optimizer.bf16, bf16, "optimizer.bf16");
-    // Eight bits of precision add up no step of many micro-batches. A table says itself how gradients are reduced.
+    // bfloat16's 8 bits of precision cannot accumulate many micro-batches. A table sets the reduction dtype itself.
     if bf16 && is_alone {
         preset.state(|r| &mut r.ddp.grad_reduce_in_fp32, true, "ddp.grad_reduce_in_fp32");
     }

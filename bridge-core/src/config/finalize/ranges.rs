@@ -1,4 +1,4 @@
-//! Stage 0: every number by itself, against the range in its section's field table.
+//! Stage 0: checks every number by itself against the range in its section's field table.
 
 use super::super::error::{ConfigError, ErrorKind};
 use super::super::node::Node;

@@ -23,7 +23,7 @@ pub(super) fn resolve(draft: &mut Draft<'_>, train: &FinalTraining) -> FinalSche
     FinalScheduler { start_weight_decay, end_weight_decay, steps, config: draft.recipe.scheduler.clone() }
 }
 
-/// Lengths are given in the unit that the training's length is given in.
+/// Lengths must be given in the same unit as the length of the training.
 fn units_do_not_mix(draft: &mut Draft<'_>) {
     let scheduler = draft.recipe.scheduler.clone();
     let by_iters = [
@@ -43,7 +43,7 @@ fn units_do_not_mix(draft: &mut Draft<'_>) {
         (by_samples, "train.train_iters, not train.train_samples")
     };
     for (key, is_given) in wrong {
-        let message = format!("counts in another unit than the training, which has {length}");
+        let message = format!("has a different unit than the training, which has {length}");
         draft.require(!is_given, key, message);
     }
 }
@@ -58,7 +58,7 @@ fn warmup_is_given_once(draft: &mut Draft<'_>) {
     );
 }
 
-/// What a warm-up begins with says nothing where there is none.
+/// The initial value of a warm-up has no effect without one.
 fn warmup_has_a_length(draft: &mut Draft<'_>) {
     let scheduler = draft.recipe.scheduler.clone();
     let has_length = scheduler.lr_warmup_iters != 0
@@ -72,7 +72,7 @@ fn warmup_has_a_length(draft: &mut Draft<'_>) {
     );
 }
 
-/// A constant rate stays at its peak, also beyond the schedule's length, of which only a warm-up can be a share.
+/// A constant rate stays at its peak, even beyond the schedule's length, which matters only for a warm-up fraction.
 fn constant_rate_has_no_end(draft: &mut Draft<'_>) {
     let (optimizer, scheduler) = (draft.recipe.optimizer.clone(), draft.recipe.scheduler.clone());
     let is_constant = scheduler.lr_decay_style == LrDecayStyle::Constant;
@@ -104,7 +104,7 @@ fn wsd_has_its_length(draft: &mut Draft<'_>) {
     let is_style_set = draft.recipe_differs(style);
     let lengths = lengths.map(|(key, length)| (key, length.is_some()));
     for (key, is_set) in lengths.into_iter().chain([(style, is_style_set)]) {
-        draft.require(is_wsd || !is_set, key, "goes with scheduler.lr_decay_style = \"WSD\" only");
+        draft.require(is_wsd || !is_set, key, "needs scheduler.lr_decay_style = \"WSD\"");
     }
 }
 
@@ -154,7 +154,7 @@ fn weight_decay(draft: &mut Draft<'_>) -> (f64, f64) {
              given) are both {end}"
         ),
     );
-    // One that is an end was taken over, or could have been.
+    // A value equal to one of the ends was used, or could have been.
     let is_used = start == base || end == base || !draft.recipe_differs("optimizer.weight_decay");
     draft.require(
         is_used,
@@ -198,7 +198,7 @@ fn steps(draft: &mut Draft<'_>, train: &FinalTraining) -> SchedulerSteps {
             wsd <= lr_decay_steps,
             &format!("scheduler.lr_wsd_decay_{unit}"),
             format!(
-                "is longer than the schedule, whose length is scheduler.lr_decay_{unit} or else train.train_{unit}"
+                "is longer than the schedule, whose length is scheduler.lr_decay_{unit}, or train.train_{unit} if that is not set"
             ),
         );
     }
@@ -210,7 +210,7 @@ fn steps(draft: &mut Draft<'_>, train: &FinalTraining) -> SchedulerSteps {
         lr_warmup_steps = lr_decay_steps.saturating_sub(1) as f64;
         draft
             .warnings
-            .push(format!("the warm-up is as long as the whole schedule; it is cut to {lr_warmup_steps} samples"));
+            .push(format!("the warm-up is as long as the whole schedule; it is shortened to {lr_warmup_steps} samples"));
     }
     SchedulerSteps { lr_warmup_steps, lr_decay_steps, wd_incr_steps: total, wsd_decay_steps: wsd }
 }

@@ -5,14 +5,14 @@ use super::super::error::ErrorKind;
 use super::super::kinds::Kinds;
 use super::Draft;
 
-/// Checks that the tokenizer has what its type needs, and nothing that only another type uses.
+/// Checks that the tokenizer has the settings that its type needs, and none that only another type uses.
 pub(super) fn check(draft: &mut Draft<'_>) {
     let config = draft.recipe.tokenizer.clone();
     match config.tokenizer_type {
         None => none(draft),
         Some(TokenizerType::HuggingFace) => {
             if config.tokenizer_model.is_none() {
-                let message = "must be given: a tokenizer.json or the folder that holds it";
+                let message = "must be given: a tokenizer.json or its folder";
                 draft.missing("tokenizer.tokenizer_model", message);
             }
         }
@@ -51,12 +51,12 @@ fn none(draft: &mut Draft<'_>) {
     }
 }
 
-/// A kind that a program registered may come with a tokenizer. Whether it does is known when its data is built.
+/// A kind that a program registered may have its own tokenizer. Whether it does is known only when its data is built.
 fn may_bring_a_tokenizer(draft: &Draft<'_>) -> bool {
     Kinds::builtin().dataset.get(&draft.recipe.dataset.kind).is_none()
 }
 
-/// Mock data takes its vocabulary from the tokenizer, and the others what ends a document.
+/// Mock data takes its vocabulary from the tokenizer, and the other kinds the end-of-document token.
 fn data_needs_a_tokenizer(draft: &mut Draft<'_>) {
     let key = "tokenizer.tokenizer_type";
     let kind = draft.recipe.dataset.kind.clone();
@@ -71,7 +71,7 @@ fn data_needs_a_tokenizer(draft: &mut Draft<'_>) {
     ];
     for (flag, is_set) in flags {
         if is_set {
-            let message = format!("must be given: dataset.{flag} looks for the end of documents");
+            let message = format!("must be given: dataset.{flag} needs the end-of-document token");
             draft.missing(key, message);
         }
     }
@@ -109,14 +109,14 @@ fn unused_settings(draft: &mut Draft<'_>) {
     ];
     for (key, user) in users {
         let is_changed = draft.recipe_differs(key);
-        let message = format!("goes with tokenizer.tokenizer_type = \"{user}\" only");
+        let message = format!("needs tokenizer.tokenizer_type = \"{user}\"");
         draft.require(!is_changed || kind == Some(user), key, message);
     }
     let reads_special_tokens = matches!(kind, Some(TokenizerType::HuggingFace | TokenizerType::ByteLevelBpe));
     draft.require(
         draft.recipe.tokenizer.special_tokens.is_none() || reads_special_tokens,
         "tokenizer.special_tokens",
-        "goes with tokenizer.tokenizer_type = \"HuggingFaceTokenizer\" or \"ByteLevelBPE\" only",
+        "needs tokenizer.tokenizer_type = \"HuggingFaceTokenizer\" or \"ByteLevelBPE\"",
     );
 }
 

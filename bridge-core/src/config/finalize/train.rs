@@ -5,7 +5,7 @@ use super::super::run_config::{FinalTraining, FinalValidation, ParallelSizes};
 use super::Draft;
 use super::data_parallel::computes_on_processor;
 
-/// Devices that a recipe may ask for; whether one was compiled in is the runner's to say. `cpu` is `flex`.
+/// Devices that a recipe may request; the runner checks whether one was compiled in. `cpu` is `flex`.
 const DEVICES: [&str; 5] = ["flex", "cpu", "cuda", "wgpu", "vulkan"];
 
 /// The name of the run, filled in.
@@ -44,10 +44,10 @@ pub(super) fn device(draft: &mut Draft<'_>) {
     draft.errors.push(error);
 }
 
-/// Only a device that works apart from the thread that gives it work can be waited for.
+/// Only an asynchronous device can be waited for.
 fn synchronizing_needs_a_gpu(draft: &mut Draft<'_>, device: &str) {
     let is_set = draft.recipe.train.train_sync_interval.is_some();
-    let message = format!("has no effect with device = \"{device}\", which computes at once");
+    let message = format!("has no effect with device = \"{device}\", which computes synchronously");
     draft.forbid(is_set && computes_on_processor(device), "train.train_sync_interval", message);
 }
 
@@ -64,7 +64,7 @@ pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &ParallelSizes) -> FinalT
         }
     }
     let train_iters = train_iters(draft);
-    // Zero is reported by its range already; 1 keeps the divisions below defined.
+    // The range check reports zero; 1 keeps the divisions below defined.
     let micro_batch_size = train.micro_batch_size.unwrap_or(1).max(1);
     let unit = micro_batch_size.saturating_mul(parallel.data);
     let global_batch_size = train.global_batch_size.unwrap_or(unit).max(1);
@@ -73,7 +73,7 @@ pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &ParallelSizes) -> FinalT
     draft.require(
         train.iterations_to_skip.iter().all(|iteration| *iteration <= train_iters),
         "train.iterations_to_skip",
-        format!("names an iteration that there is not: the last one is {train_iters} (train.train_iters, train.train_samples)"),
+        format!("names an iteration that does not exist: the last one is {train_iters} (train.train_iters, train.train_samples)"),
     );
     FinalTraining {
         micro_batch_size,
@@ -126,7 +126,7 @@ fn rampup(draft: &mut Draft<'_>, global: usize, unit: usize) -> Option<[usize; 3
     let key = "train.rampup_batch_size";
     let [start, increment, samples] = draft.recipe.train.rampup_batch_size?;
     if start == 0 || increment == 0 {
-        let message = "is [start, increment, samples]; start and increment must be at least 1";
+        let message = "must be [start, increment, samples]; start and increment must be at least 1";
         draft.error(ErrorKind::OutOfRange, key, message);
         return None;
     }
@@ -169,7 +169,7 @@ pub(super) fn resolve_validation(
     let micro = *validation.eval_micro_batch_size.get_or_insert(train.micro_batch_size);
     let unit = micro.max(1).saturating_mul(parallel.data);
     let batch = train.global_batch_size;
-    // The batch that training really uses when it may round down.
+    // The batch size that training uses if it may round down.
     let batch = if can_round { (batch / unit * unit).max(unit) } else { batch };
     let global = *validation.eval_global_batch_size.get_or_insert(batch);
     let config = validation.clone();
@@ -219,11 +219,11 @@ fn deprecated_names(draft: &mut Draft<'_>) {
     (train.eval_iters, train.eval_interval, train.skip_train) = (None, None, None);
 }
 
-/// Whether the value of the old name may be taken over.
+/// Whether the value of the old name may be used.
 fn renamed(draft: &mut Draft<'_>, field: &str) -> bool {
     let (old, new) = (format!("train.{field}"), format!("validation.{field}"));
     if draft.is_explicit(&new) {
-        draft.conflict(&old, format!("is the old name of {new}, which says something else"));
+        draft.conflict(&old, format!("is the old name of {new}, which has a different value"));
         return false;
     }
     draft.warnings.push(format!("{old} is the old name of {new}"));

@@ -1,4 +1,4 @@
-//! Settings of `[model]` to which others leave nothing to do: each is an error that names the condition.
+//! Settings of `[model]` that have no effect because of others: each is an error that names the condition.
 
 use super::super::choice::PositionEmbeddingType;
 use super::super::sections::TransformerConfig;
@@ -12,7 +12,7 @@ pub(super) fn uses_rope(model: &TransformerConfig) -> bool {
     )
 }
 
-/// Checks the settings of the model that depend on one another; `windowed` and `without_rope` say for each layer what it was given.
+/// Checks the model settings that depend on each other; `windowed` and `without_rope` have one flag per layer.
 pub(super) fn check(draft: &mut Draft<'_>, windowed: &[bool], without_rope: &[bool]) {
     rope(draft);
     rope_scaling(draft);
@@ -68,24 +68,24 @@ fn rope_scaling(draft: &mut Draft<'_>) {
     draft.require(
         model.seq_len_interpolation_factor.is_none_or(scales),
         "model.seq_len_interpolation_factor",
-        "has no effect: a factor of 1 leaves positions as they are",
+        "has no effect: a factor of 1 does not change positions",
     );
 }
 
 fn layer_patterns(draft: &mut Draft<'_>, windowed: &[bool], without_rope: &[bool]) {
     let model = draft.recipe.model.config.clone();
-    // Lists of another length are reported where they are expanded.
+    // Lists of a wrong length are reported where they are expanded.
     let is_whole = |layers: &[bool]| !layers.is_empty() && layers.len() == model.num_layers;
     let sees_all = model.window_size.is_some_and(|[left, _]| left == -1);
-    draft.forbid(sees_all, "model.window_size", "has no effect: -1 to the left is every token before, as null is");
+    draft.forbid(sees_all, "model.window_size", "has no effect: -1 to the left means all previous tokens, as null does");
     if model.window_size.is_some() && is_whole(windowed) {
-        let message = "leaves no layer the window of model.window_size";
+        let message = "leaves no layer with the window of model.window_size";
         draft.require(windowed.contains(&true), "model.window_attn_skip_freq", message);
     }
     if model.no_rope_freq.is_some() && is_whole(without_rope) {
         let key = "model.no_rope_freq";
         draft.require(without_rope.contains(&true), key, "has no effect: it names no layer");
-        let message = "leaves no layer rotary positions, which model.position_embedding_type = \"none\" says";
+        let message = "leaves no layer with rotary positions; use model.position_embedding_type = \"none\" instead";
         draft.require(without_rope.contains(&false), key, message);
     }
 }
@@ -96,7 +96,7 @@ fn biases(draft: &mut Draft<'_>) {
     draft.forbid(is_twice, "model.add_qkv_bias", message);
 }
 
-/// A vocabulary that was given is padded only when that is asked for; one that was not, always.
+/// A given vocabulary size is padded only on request; one from the tokenizer, always.
 fn vocabulary(draft: &mut Draft<'_>) {
     let is_given = draft.recipe.model.vocab_size.is_some();
     let should_pad = draft.recipe.model.should_pad_vocab;
@@ -111,7 +111,7 @@ fn vocabulary(draft: &mut Draft<'_>) {
 fn initial_values(draft: &mut Draft<'_>) {
     let model = &draft.recipe.model;
     let draws = model.perform_initialization;
-    // What was left open is that of the other weights by now.
+    // If it was not set, it has been filled in from the other weights by now.
     let is_embedding_apart = model.embedding_init_method_std.is_some_and(|std| std != model.init_method_std);
     let is_changed = draft.recipe_differs("model.init_method_std");
     for (key, is_set) in

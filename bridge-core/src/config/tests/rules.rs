@@ -218,7 +218,7 @@ fn an_evaluation_without_data_is_warned_of() {
     let found = warnings(&["dataset.split=100,0,0"]);
     assert_eq!(
         found,
-        ["dataset.split leaves nothing to the validation split: validation.eval_iters will evaluate nothing"]
+        ["dataset.split leaves the validation split empty: validation.eval_iters will evaluate nothing"]
     );
     assert!(warnings(&["dataset.split=99,1,0"]).is_empty());
     assert!(warnings(&["dataset.split=100,0,0", "validation.eval_iters=null"]).is_empty());

@@ -141,7 +141,7 @@ impl Translation {
                 return false;
             }
         }
-        // None in Python is the default here.
+        // Python's None stands for the default of a setting that cannot be null here.
         !node.is_null() || (field.spec)().accepts(node)
     }
 
