@@ -114,7 +114,9 @@ fn buckets(draft: &mut Draft<'_>, shards: Shards) {
     draft.require(
         ddp.bucket_size.is_none() || !shards.gradients,
         key,
-        format!("has no effect with ddp.data_parallel_sharding_strategy = \"{strategy}\": each segment is one bucket then"),
+        format!(
+            "has no effect with ddp.data_parallel_sharding_strategy = \"{strategy}\": each segment is one bucket then"
+        ),
     );
     draft.require(
         !ddp.pad_buckets_for_high_nccl_busbw || shards.state,

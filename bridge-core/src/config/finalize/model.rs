@@ -253,7 +253,8 @@ fn recomputed_blocks_exist(draft: &mut Draft<'_>, modules: &[String], moe_layers
     let is_named = |name: &str| modules.iter().any(|module| module == name);
     let key = "model.recompute_modules";
     let only_experts = !moe_layers.is_empty() && moe_layers.iter().all(|has_experts| *has_experts);
-    let message = "\"mlp\" has no effect, because every layer has experts (model.moe_layer_freq): \"moe\" recomputes those";
+    let message =
+        "\"mlp\" has no effect, because every layer has experts (model.moe_layer_freq): \"moe\" recomputes those";
     draft.forbid(is_named("mlp") && only_experts, key, message);
     let no_experts = !moe_layers.contains(&true);
     draft.forbid(is_named("moe") && no_experts, key, "\"moe\" has no effect without model.num_moe_experts");

@@ -208,9 +208,9 @@ fn steps(draft: &mut Draft<'_>, train: &FinalTraining) -> SchedulerSteps {
     };
     if lr_warmup_steps >= lr_decay_steps as f64 {
         lr_warmup_steps = lr_decay_steps.saturating_sub(1) as f64;
-        draft
-            .warnings
-            .push(format!("the warm-up is as long as the whole schedule; it is shortened to {lr_warmup_steps} samples"));
+        draft.warnings.push(format!(
+            "the warm-up is as long as the whole schedule; it is shortened to {lr_warmup_steps} samples"
+        ));
     }
     SchedulerSteps { lr_warmup_steps, lr_decay_steps, wd_incr_steps: total, wsd_decay_steps: wsd }
 }

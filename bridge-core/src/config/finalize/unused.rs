@@ -77,7 +77,11 @@ fn layer_patterns(draft: &mut Draft<'_>, windowed: &[bool], without_rope: &[bool
     // Lists of a wrong length are reported where they are expanded.
     let is_whole = |layers: &[bool]| !layers.is_empty() && layers.len() == model.num_layers;
     let sees_all = model.window_size.is_some_and(|[left, _]| left == -1);
-    draft.forbid(sees_all, "model.window_size", "has no effect: -1 to the left means all previous tokens, as null does");
+    draft.forbid(
+        sees_all,
+        "model.window_size",
+        "has no effect: -1 to the left means all previous tokens, as null does",
+    );
     if model.window_size.is_some() && is_whole(windowed) {
         let message = "leaves no layer with the window of model.window_size";
         draft.require(windowed.contains(&true), "model.window_attn_skip_freq", message);

@@ -216,10 +216,7 @@ fn an_evaluation_without_data_is_warned_of() {
     let data = ["dataset.kind=gpt", "dataset.data_path=a"];
     let warnings = |more: &[&str]| tiny(&[&data, more].concat()).expect("accepted").warnings().to_vec();
     let found = warnings(&["dataset.split=100,0,0"]);
-    assert_eq!(
-        found,
-        ["dataset.split leaves the validation split empty: validation.eval_iters will evaluate nothing"]
-    );
+    assert_eq!(found, ["dataset.split leaves the validation split empty: validation.eval_iters will evaluate nothing"]);
     assert!(warnings(&["dataset.split=99,1,0"]).is_empty());
     assert!(warnings(&["dataset.split=100,0,0", "validation.eval_iters=null"]).is_empty());
     let blends = ["dataset.kind=gpt", "dataset.blend_per_split=[[['a']], 'null', 'null']"];
