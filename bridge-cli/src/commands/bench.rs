@@ -5,9 +5,9 @@ use std::time::Instant;
 
 use bridge_core::logging::HostMemory;
 use bridge_core::model::{Batch, BuildContext, ForwardContext, Mode, ModelConfig, Parallel, Stage};
+use bridge_core::optim::rules::RULES;
 use bridge_core::optim::{
-    AccumulationDType, Algorithm, Distribution, GradientBuffer, GroupRates, NoOverrides, Optimizer, OptimizerSettings,
-    StepScales,
+    AccumulationDType, Distribution, GradientBuffer, GroupRates, NoOverrides, Optimizer, OptimizerSettings, StepScales,
 };
 use bridge_core::train::{
     Closures, Executor, Recompute, in_own_pool, select_device, set_num_threads, with_awake_threads,
@@ -107,10 +107,11 @@ fn steps(arguments: &Arguments, device: &Device) -> Result<Value, Failure> {
     let mut chunks = config.builder().build_models(&config, &context, &[stage]).map_err(Failure::input)?;
     let num_parameters: usize = chunks[0].parameters().iter().map(|p| p.num_elements()).sum();
     let executor = Executor::new(chunks[0].as_ref(), &Recompute::Off);
-    let algorithm = Algorithm::Adam { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, decoupled_weight_decay: true };
+    let adam = json!({"adam_beta1": 0.9, "adam_beta2": 0.95, "adam_eps": 1e-8, "decoupled_weight_decay": true});
+    let algorithm = RULES[0].with(&adam).map_err(Failure::run)?;
     let settings = OptimizerSettings { algorithm, clip_grad: 1.0, count_zeros: false };
     let distribution = Arc::new(Distribution::single(&chunks));
-    let mut optimizer = Optimizer::new(settings, &chunks, &NoOverrides, distribution);
+    let mut optimizer = Optimizer::new(settings, &chunks, &NoOverrides, distribution).map_err(Failure::run)?;
     let mut gradients = GradientBuffer::new(AccumulationDType::Float32);
     let rates = [GroupRates { learning_rate: 3e-4, weight_decay: 0.1 }];
     let batch = random_batch(b, t, v, device);

@@ -10,14 +10,14 @@ use super::section::{FieldSpec, Section};
 use super::sections::{RecipeConfig, TransformerConfig};
 
 /// The refusal of a setting; made by `not_built` and `no_counterpart`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub struct Refusal {
     cause: Cause,
     /// What the setting asks for, and why Bridge does not do it or what to use instead.
     pub reason: &'static str,
     /// Values besides the default that ask for nothing or state what Bridge does, written as in an override.
     pub inert: &'static [&'static str],
-    /// Values besides the default that are implemented: only the others are refused.
+    /// Values that are implemented: only the others are refused, and never the default.
     pub built: &'static [&'static str],
     /// A setting that this one repeats: its value is accepted here too.
     pub same_as: Option<&'static str>,
@@ -25,6 +25,8 @@ pub struct Refusal {
     pub upstream: &'static [&'static str],
     /// Whether a plan supports values that no run of this release supports.
     is_planned: bool,
+    /// Which settings are implemented after all, by name.
+    unless: Option<fn(&str) -> bool>,
 }
 
 /// The cause of a refusal.
@@ -36,7 +38,16 @@ enum Cause {
 
 /// Refuses what Bridge could implement but has not yet.
 pub const fn not_built(reason: &'static str) -> Refusal {
-    Refusal { cause: Cause::NotBuilt, reason, inert: &[], built: &[], same_as: None, upstream: &[], is_planned: false }
+    Refusal {
+        cause: Cause::NotBuilt,
+        reason,
+        inert: &[],
+        built: &[],
+        same_as: None,
+        upstream: &[],
+        is_planned: false,
+        unless: None,
+    }
 }
 
 /// Refuses what has no meaning in Bridge: it controls a library, language or device that Bridge does not use.
@@ -73,6 +84,17 @@ impl Refusal {
     #[must_use]
     pub const fn planned(self) -> Self {
         Self { is_planned: true, ..self }
+    }
+
+    /// Removes the refusal of a setting that `is_built` names as implemented.
+    #[must_use]
+    pub const fn unless(self, is_built: fn(&str) -> bool) -> Self {
+        Self { unless: Some(is_built), ..self }
+    }
+
+    /// Whether the setting of this name is refused.
+    pub(super) fn holds(&self, name: &str) -> bool {
+        !self.unless.is_some_and(|is_built| is_built(name))
     }
 
     /// Whether it controls something that Bridge does not have.
@@ -112,7 +134,7 @@ impl Refusal {
     /// The values that are accepted, the default first.
     pub(super) fn accepted(&self, default: &Node) -> Vec<Node> {
         let others = self.built.iter().chain(self.inert).map(|text| overrides::value_of(text));
-        std::iter::once(default.clone()).chain(others).collect()
+        std::iter::once(default.clone()).chain(others.filter(|value| value != default)).collect()
     }
 }
 

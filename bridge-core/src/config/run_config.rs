@@ -13,6 +13,7 @@ use super::sections::{
     LoggerConfig, OptimizerConfig, ProfilingConfig, RecipeConfig, RerunStateMachineConfig, RngConfig, SchedulerConfig,
     TokenizerConfig, TrainingConfig, TransformerConfig, ValidationConfig,
 };
+use crate::optim::rules::Rule;
 
 /// The ranks of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -246,6 +247,16 @@ pub struct Resolved {
     pub parallel: ParallelSizes,
     /// Samples per split.
     pub samples: SampleCounts,
+}
+
+impl FinalOptimizer {
+    /// The rule of its updates.
+    ///
+    /// # Panics
+    /// Never: `finalize` refuses names without a rule.
+    pub fn rule(&self) -> &'static Rule {
+        self.optimizer.rule().expect("a finalized optimizer has a rule")
+    }
 }
 
 /// A checked configuration. Made by [`RawConfig::finalize`](super::RawConfig::finalize) only, and

@@ -233,7 +233,7 @@ macro_rules! section {
                     limits: section!(@limits $($limits)?),
                     spec: <$ty as $crate::config::field::Field>::spec,
                     default: $crate::config::field::Field::write(&defaults.$field),
-                    refusal: section!(@refusal $($refusal)?),
+                    refusal: section!(@refusal stringify!($field) $(, $refusal)?),
                 }, )+ ]
             }
 
@@ -286,8 +286,8 @@ macro_rules! section {
     };
     (@limits) => { $crate::config::limits::Limits::NONE };
     (@limits $limits:expr) => { $limits };
-    (@refusal) => { None };
-    (@refusal $refusal:expr) => { Some($refusal) };
+    (@refusal $name:expr) => { None };
+    (@refusal $name:expr, $refusal:expr) => { Some($refusal).filter(|refusal| refusal.holds($name)) };
 }
 
 /// Makes a [`Section`] usable as a field of another one, and serde-serialisable on its own.

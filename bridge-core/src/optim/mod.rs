@@ -1,10 +1,10 @@
-//! The optimizer: parameter groups, float32 master weights, moments, clipping, and one update of all parameters.
+//! The optimizer: parameter groups, float32 master weights, clipping, and one update of all parameters by a rule of `rules`.
 //!
 //! With many ranks: `bucket` has the layout of gradients and parameters that travel together, `distribution` says who reduces, owns and counts
 //! which parameter, `sharing` which ranks hold the same, `reducer` adds gradients up while backward goes on, `sharded` gathers parameters of
 //! which each rank updates a part.
 //!
-//! The arithmetic of an update is in bridge-kernels; which learning rate and decay hold at a step is in
+//! The fused arithmetic of updates is in bridge-kernels; which learning rate and decay hold at a step is in
 //! [`crate::schedule`].
 
 mod bucket;
@@ -13,6 +13,7 @@ mod gradients;
 mod groups;
 mod optimizer;
 mod reducer;
+pub mod rules;
 mod sharded;
 #[cfg(test)]
 mod sharded_tests;
@@ -30,7 +31,7 @@ pub use groups::{
     DecayQkLayernorm, GroupSettings, NoOverrides, OverrideProvider, ParameterGroup, ParameterOverride,
     StandardOverrides,
 };
-pub use optimizer::{Algorithm, GroupRates, Optimizer, OptimizerSettings, OptimizerState, StepOutcome, StepScales};
+pub use optimizer::{CutParameter, GroupRates, Optimizer, OptimizerSettings, OptimizerState, StepOutcome, StepScales};
 pub use reducer::{GradientReducer, ReductionTimes, Wire};
 pub use sharded::ShardedParameters;
 pub use sharing::ROW_COPIES;

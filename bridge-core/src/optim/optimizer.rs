@@ -6,39 +6,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bridge_dist::comm::CommError;
-use bridge_kernels::optim::{AdamWState, AdamWStep, SgdStep, adamw, sgd};
 use burn::tensor::{DType, FloatDType, Tensor};
 
 use super::groups::{self, OverrideProvider, ParameterGroup};
+use super::rules::{self, Algorithm, Unit, UpdateStep, Values};
 use super::{Distribution, GradientBuffer, GroupSettings, ShardedParameters};
 use crate::logging::{TimerLevel, Timers, TimingLogLevel};
-use crate::model::ModelChunk;
-
-/// The update rule.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Algorithm {
-    /// Adam, with weight decay decoupled (AdamW) or in the gradient.
-    Adam {
-        /// Decay of the first moment.
-        beta1: f64,
-        /// Decay of the second moment.
-        beta2: f64,
-        /// Added to the root of the second moment.
-        epsilon: f64,
-        /// True for AdamW.
-        decoupled_weight_decay: bool,
-    },
-    /// Stochastic gradient descent with momentum.
-    Sgd {
-        /// Momentum factor.
-        momentum: f64,
-    },
-}
+use crate::model::{ModelChunk, ParameterInfo};
 
 /// What an optimizer is made of.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct OptimizerSettings {
-    /// The update rule.
+    /// The rule of its updates.
     pub algorithm: Algorithm,
     /// Limit on the global gradient norm; 0 is off.
     pub clip_grad: f64,
@@ -75,15 +54,38 @@ pub struct StepOutcome {
     pub num_zeros: Option<u64>,
 }
 
-/// Moments and master weight of one parameter.
-#[derive(Clone, Debug, Default)]
+/// What an optimizer keeps of one parameter.
+#[derive(Clone, Debug)]
 struct Slot {
     /// float32 copy of a parameter kept in 16 bits.
     master: Option<Tensor<1>>,
-    /// First moment, or momentum buffer.
-    first: Option<Tensor<1>>,
-    /// Second moment.
-    second: Option<Tensor<1>>,
+    /// The states that the rule declares, in its order; those that are missing start with the next step.
+    states: Vec<Option<Tensor<1>>>,
+}
+
+/// The master weight's name in checkpoints, beside those of states.
+const MASTER: &str = "master";
+
+/// A parameter that is trained.
+#[derive(Debug)]
+struct Trained {
+    /// Its group.
+    group: usize,
+    /// The shape of what this rank's model holds of it.
+    shape: Vec<usize>,
+}
+
+/// A rule needs whole parameters, and a run cuts them.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "optimizer.optimizer = {rule}: its update needs whole parameters, which are not gathered for it, and {parameter} is divided over {ranks} \
+     ranks; expected one rank for each (no ddp.use_distributed_optimizer, full sharding or tensor parallelism), or one of the rules {others}"
+)]
+pub struct CutParameter {
+    rule: &'static str,
+    parameter: String,
+    ranks: &'static str,
+    others: String,
 }
 
 /// Saved state of an optimizer: named tensors and the number of steps made.
@@ -92,7 +94,7 @@ struct Slot {
 /// cut all tensors of a parameter alike, in rank order (see [`owned_range`](super::owned_range)).
 #[derive(Clone, Debug, Default)]
 pub struct OptimizerState {
-    /// `{master|exp_avg|exp_avg_sq|momentum}.{parameter}` to its value, flat, float32. Cloning shares memory.
+    /// `master.{parameter}`, float32, and `{state}.{parameter}` for each state of the rule, to its value, flat. Cloning shares memory.
     pub tensors: BTreeMap<String, Tensor<1>>,
     /// For each of these tensors, the elements it covers of what this rank's model holds of the parameter, flat and row-major. A tensor
     /// without an entry covers all.
@@ -106,7 +108,7 @@ pub struct OptimizerState {
 pub struct Optimizer {
     settings: OptimizerSettings,
     groups: Vec<ParameterGroup>,
-    group_of: BTreeMap<String, usize>,
+    trained: BTreeMap<String, Trained>,
     slots: BTreeMap<String, Slot>,
     distribution: Arc<Distribution>,
     parameters: ShardedParameters,
@@ -127,30 +129,39 @@ struct CopyTimes {
 
 impl Optimizer {
     /// An optimizer for the trainable parameters of `chunks`, with fresh state.
+    ///
+    /// # Errors
+    /// If its rule needs whole parameters and some are cut.
     pub fn new(
         settings: OptimizerSettings,
         chunks: &[Box<dyn ModelChunk>],
         provider: &dyn OverrideProvider,
         distribution: Arc<Distribution>,
-    ) -> Self {
+    ) -> Result<Self, CutParameter> {
         let parameters: Vec<_> = chunks.iter().flat_map(|chunk| chunk.parameters()).collect();
+        refuse_cuts(&settings.algorithm, &parameters, &distribution)?;
         let groups = groups::group(&parameters, provider);
-        let group_of = groups
+        let group_of: BTreeMap<_, _> = groups
             .iter()
             .enumerate()
-            .flat_map(|(i, group)| group.names.iter().map(move |name| (name.clone(), i)))
+            .flat_map(|(i, group)| group.names.iter().map(move |name| (name.as_str(), i)))
             .collect();
-        Self {
+        let trained = parameters.into_iter().filter_map(|ParameterInfo { name, shape, .. }| {
+            let group = *group_of.get(name.as_str())?;
+            Some((name, Trained { group, shape }))
+        });
+        let trained = trained.collect();
+        Ok(Self {
             settings,
             groups,
-            group_of,
+            trained,
             slots: BTreeMap::new(),
             parameters: ShardedParameters::new(Arc::clone(&distribution), chunks),
             distribution,
             step: 0,
             timers: Arc::new(Timers::new(TimingLogLevel::Off)),
             copies: CopyTimes::default(),
-        }
+        })
     }
 
     /// Times the parts of each step.
@@ -216,7 +227,7 @@ impl Optimizer {
         });
         let gradient_scale = unscale * clip;
         self.step += 1;
-        let step = Step { algorithm: self.settings.algorithm, rates, step: self.step, gradient_scale };
+        let step = Step { rates, number: self.step, gradient_scale };
         if self.distribution.sharding().divides_state() {
             let owned = self.parameters.owned(chunks)?;
             let timer = UpdateTimer::start(&timers);
@@ -241,17 +252,20 @@ impl Optimizer {
 
     /// Updates one parameter, or the range of it that this rank owns.
     fn update(&mut self, name: &str, value: Tensor<1>, gradients: &mut GradientBuffer, step: &Step<'_>) -> Tensor<1> {
-        let Some(&group) = self.group_of.get(name) else {
+        let Some(Trained { group, shape }) = self.trained.get(name) else {
             return value;
         };
         // A parameter that the step did not touch has a zero gradient: its moments decay.
         let taken = Instant::now();
         let gradient = gradients.take(name).unwrap_or_else(|| zeros_like(&value));
         self.copies.gradients += taken.elapsed();
-        let slot = self.slots.entry(name.to_owned()).or_default();
-        let Step { algorithm, rates, step, gradient_scale } = *step;
+        let algorithm = &self.settings.algorithm;
+        let slot = self.slots.entry(name.to_owned()).or_insert_with(|| Slot::empty(algorithm));
+        let GroupRates { learning_rate, weight_decay } = step.rates[*group];
+        let (number, gradient_scale) = (step.number, step.gradient_scale);
+        let step = UpdateStep { learning_rate, weight_decay, number, gradient_scale, shape };
         let dtype = value.dtype();
-        let updated = Update { algorithm, rates: rates[group], step, gradient_scale }.apply(slot, value, gradient);
+        let updated = slot.update(algorithm, value, gradient, &step);
         if dtype == DType::F32 {
             return updated;
         }
@@ -282,7 +296,7 @@ impl Optimizer {
 
     /// Bytes of the state that is on this rank.
     pub fn state_bytes(&self) -> u64 {
-        let tensors = self.slots.values().flat_map(|slot| [&slot.master, &slot.first, &slot.second]);
+        let tensors = self.slots.values().flat_map(|slot| std::iter::once(&slot.master).chain(&slot.states));
         tensors.flatten().map(super::bytes_of).sum()
     }
 
@@ -293,12 +307,11 @@ impl Optimizer {
 
     /// The state to save, as far as it is on this rank.
     pub fn state(&self) -> OptimizerState {
-        let (first, second) = self.moment_names();
         let (mut tensors, mut ranges) = (BTreeMap::new(), BTreeMap::new());
         for (name, slot) in &self.slots {
             let range = self.distribution.state_range(name);
-            let entries = [("master", &slot.master), (first, &slot.first), (second, &slot.second)];
-            for (kind, tensor) in entries {
+            let states = self.settings.algorithm.rule.states.iter().map(|state| state.name).zip(&slot.states);
+            for (kind, tensor) in std::iter::once((MASTER, &slot.master)).chain(states) {
                 if let Some(tensor) = tensor {
                     let key = format!("{kind}.{name}");
                     ranges.extend(range.clone().map(|range| (key.clone(), range)));
@@ -313,12 +326,12 @@ impl Optimizer {
     ///
     /// A tensor may cover all that this rank's model holds of a parameter, or just the range whose state is on this rank.
     pub fn load_state(&mut self, state: OptimizerState) -> Vec<String> {
-        let (first, second) = self.moment_names();
+        let algorithm = &self.settings.algorithm;
         self.step = state.step;
         self.slots.clear();
         let mut unknown = Vec::new();
         for (key, tensor) in state.tensors {
-            let known = key.split_once('.').filter(|(_, name)| self.group_of.contains_key(*name));
+            let known = key.split_once('.').filter(|(_, name)| self.trained.contains_key(*name));
             let Some((kind, name)) = known else {
                 unknown.push(key);
                 continue;
@@ -327,23 +340,38 @@ impl Optimizer {
                 Some(range) if range.end <= tensor.dims()[0] && range.len() < tensor.dims()[0] => tensor.slice(range),
                 _ => tensor,
             };
-            let slot = self.slots.entry(name.to_owned()).or_default();
-            match kind {
-                "master" => slot.master = Some(tensor),
-                kind if kind == first => slot.first = Some(tensor),
-                kind if kind == second => slot.second = Some(tensor),
-                _ => unknown.push(key),
+            let slot = self.slots.entry(name.to_owned()).or_insert_with(|| Slot::empty(algorithm));
+            match algorithm.rule.states.iter().position(|state| state.name == kind) {
+                Some(index) => slot.states[index] = Some(tensor),
+                None if kind == MASTER => slot.master = Some(tensor),
+                None => unknown.push(key),
             }
         }
         unknown
     }
+}
 
-    fn moment_names(&self) -> (&'static str, &'static str) {
-        match self.settings.algorithm {
-            Algorithm::Adam { .. } => ("exp_avg", "exp_avg_sq"),
-            Algorithm::Sgd { .. } => ("momentum", "unused"),
-        }
+/// Refuses what cuts the parameters of a rule that needs them whole.
+pub(super) fn refuse_cuts(
+    algorithm: &Algorithm,
+    parameters: &[ParameterInfo],
+    distribution: &Distribution,
+) -> Result<(), CutParameter> {
+    if algorithm.rule.unit == Unit::Element {
+        return Ok(());
     }
+    let divides_state = distribution.sharding().divides_state();
+    let cut =
+        |parameter: &&ParameterInfo| parameter.trainable && (divides_state || parameter.placement.shard.is_some());
+    parameters.iter().find(cut).map_or(Ok(()), |parameter| {
+        let others = rules::RULES.iter().filter(|rule| rule.unit == Unit::Element).map(|rule| rule.name);
+        Err(CutParameter {
+            rule: algorithm.rule.name,
+            parameter: parameter.name.clone(),
+            ranks: if divides_state { "data-parallel" } else { "tensor-parallel" },
+            others: others.collect::<Vec<_>>().join(", "),
+        })
+    })
 }
 
 /// `clip / (norm + 1e-6)` where that is below 1; 1 when clipping is off.
@@ -381,61 +409,34 @@ impl<'a> UpdateTimer<'a> {
 /// What all updates of one step share.
 #[derive(Clone, Copy)]
 struct Step<'a> {
-    algorithm: Algorithm,
     /// One entry a group.
     rates: &'a [GroupRates],
-    step: u64,
+    number: u64,
     gradient_scale: f64,
 }
 
-/// One update of one parameter.
-struct Update {
-    algorithm: Algorithm,
-    rates: GroupRates,
-    step: u64,
-    gradient_scale: f64,
-}
+impl Slot {
+    fn empty(algorithm: &Algorithm) -> Self {
+        Self { master: None, states: vec![None; algorithm.rule.states.len()] }
+    }
 
-impl Update {
-    /// Updates the moments and returns the new value in float32.
-    fn apply(&self, slot: &mut Slot, value: Tensor<1>, gradient: Tensor<1>) -> Tensor<1> {
-        let is_float32 = value.dtype() == DType::F32;
-        let parameter = match slot.master.take() {
+    /// Updates the states and returns the new value in float32.
+    fn update(
+        &mut self,
+        algorithm: &Algorithm,
+        value: Tensor<1>,
+        gradient: Tensor<1>,
+        step: &UpdateStep<'_>,
+    ) -> Tensor<1> {
+        let parameter = match self.master.take() {
             Some(master) => master,
-            None if is_float32 => value,
+            None if value.dtype() == DType::F32 => value,
             None => value.cast(FloatDType::F32),
         };
-        let first = slot.first.take().unwrap_or_else(|| zeros_like(&parameter));
-        match self.algorithm {
-            Algorithm::Adam { beta1, beta2, epsilon, decoupled_weight_decay } => {
-                let second = slot.second.take().unwrap_or_else(|| zeros_like(&parameter));
-                let step = AdamWStep {
-                    lr: self.rates.learning_rate,
-                    beta1,
-                    beta2,
-                    epsilon,
-                    weight_decay: self.rates.weight_decay,
-                    decoupled: decoupled_weight_decay,
-                    step: self.step,
-                    gradient_scale: self.gradient_scale,
-                };
-                let state = AdamWState { parameter, exp_avg: first, exp_avg_sq: second };
-                let state = adamw(state, gradient, &step);
-                slot.first = Some(state.exp_avg);
-                slot.second = Some(state.exp_avg_sq);
-                state.parameter
-            }
-            Algorithm::Sgd { momentum } => {
-                let step = SgdStep {
-                    lr: self.rates.learning_rate,
-                    momentum,
-                    weight_decay: self.rates.weight_decay,
-                    gradient_scale: self.gradient_scale,
-                };
-                let (parameter, buffer) = sgd(parameter, first, gradient, &step);
-                slot.first = Some(buffer);
-                parameter
-            }
-        }
+        let states = algorithm.rule.states.iter().zip(&mut self.states);
+        let states = states.map(|(state, kept)| kept.take().unwrap_or_else(|| state.first(&parameter))).collect();
+        let Values { parameter, states } = algorithm.update.update(Values { parameter, states }, gradient, step);
+        self.states = states.into_iter().map(Some).collect();
+        parameter
     }
 }

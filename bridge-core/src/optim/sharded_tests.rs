@@ -10,6 +10,8 @@ use bridge_dist::mesh::{Mesh, ParallelSizes, ProcessGroups, RankOrder};
 use burn::tensor::{Device, FloatDType, Tensor};
 
 use super::bucket::owned_range;
+use super::rules::tests::{adam, with_defaults};
+use super::rules::{Algorithm, RULES};
 use super::*;
 use crate::model::{DeferredParameters, ModelChunk, Replacement, ReplicaGroup};
 use crate::testing::toy;
@@ -58,12 +60,13 @@ fn whole_state(optimizer: &Optimizer, chunk: &dyn ModelChunk) -> Result<Optimize
     Ok(OptimizerState { tensors, ranges: BTreeMap::new(), step })
 }
 
-fn train(ranks: usize, dtype: FloatDType, settings: DistributionSettings) -> Vec<Trained> {
-    train_instances((ranks, 1), dtype, settings)
+fn train(algorithm: &Algorithm, ranks: usize, dtype: FloatDType, settings: DistributionSettings) -> Vec<Trained> {
+    train_instances(algorithm, (ranks, 1), dtype, settings)
 }
 
 /// With several instances of the distributed optimizer.
 fn train_instances(
+    algorithm: &Algorithm,
     (ranks, instances): (usize, usize),
     dtype: FloatDType,
     settings: DistributionSettings,
@@ -75,10 +78,9 @@ fn train_instances(
         let rank = groups.world().rank();
         let mut chunks = vec![toy(3, dtype)];
         let distribution = Arc::new(Distribution::new(&chunks, groups, settings)?);
-        let algorithm = Algorithm::Adam { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, decoupled_weight_decay: true };
-        let optimizer_settings = OptimizerSettings { algorithm, clip_grad: 1.0, count_zeros: true };
+        let optimizer_settings = OptimizerSettings { algorithm: algorithm.clone(), clip_grad: 1.0, count_zeros: true };
         let provider = StandardOverrides::default();
-        let mut optimizer = Optimizer::new(optimizer_settings, &chunks, &provider, Arc::clone(&distribution));
+        let mut optimizer = Optimizer::new(optimizer_settings, &chunks, &provider, Arc::clone(&distribution)).unwrap();
         let mut reducer = GradientReducer::new(Arc::clone(&distribution), Wire::Float32, Device::flex());
         // Some values are there, one is left for later.
         let deferred = DeferredParameters::default();
@@ -135,8 +137,10 @@ fn train_instances(
 
 #[test]
 fn sharding_changes_no_bit() {
-    for (ranks, dtype) in [(2, FloatDType::F32), (3, FloatDType::F32), (3, FloatDType::BF16)] {
-        let plain = train(ranks, dtype, DistributionSettings::default());
+    let of_adam = [(2, FloatDType::F32), (3, FloatDType::BF16)].map(|(ranks, dtype)| (adam(), ranks, dtype));
+    let of_all = RULES.iter().map(|rule| (with_defaults(rule), 3, FloatDType::F32));
+    for (algorithm, ranks, dtype) in of_adam.into_iter().chain(of_all) {
+        let plain = train(&algorithm, ranks, dtype, DistributionSettings::default());
         let (waiting, overlapped) =
             ((Gather::Waiting, Reduction::Waiting), (Gather::DuringForward, Reduction::DuringBackward));
         for (sharding, bucket_rule, (gather, reduction)) in [
@@ -162,9 +166,9 @@ fn sharding_changes_no_bit() {
                 reduction,
                 ..DistributionSettings::default()
             };
-            let found = train(ranks, dtype, settings);
+            let found = train(&algorithm, ranks, dtype, settings);
             for (rank, trained) in found.iter().enumerate() {
-                let what = format!("{sharding:?}, {bucket_rule:?}, {dtype:?}, rank {rank} of {ranks}");
+                let what = format!("{algorithm:?}, {sharding:?}, {bucket_rule:?}, {dtype:?}, rank {rank} of {ranks}");
                 assert_eq!(trained.norms, plain[0].norms, "{what}");
                 assert!(trained.values == plain[0].values, "{what}: parameters differ");
                 for (name, tensor) in &trained.whole_state.tensors {
@@ -190,10 +194,10 @@ fn instances_of_an_optimizer_train_alike() {
         [Averaging::InLoss, Averaging::InCollective].into_iter().flat_map(|a| [(a, (6, 2)), (a, (4, 4))])
     {
         let plain = DistributionSettings { average, ..DistributionSettings::default() };
-        let expected = &train(ranks, FloatDType::F32, plain)[0];
+        let expected = &train(&adam(), ranks, FloatDType::F32, plain)[0];
         for sharding in [Sharding::Optimizer, Sharding::Gradients, Sharding::Full] {
             let settings = DistributionSettings { sharding, ..plain };
-            let found = train_instances((ranks, instances), FloatDType::F32, settings);
+            let found = train_instances(&adam(), (ranks, instances), FloatDType::F32, settings);
             for (rank, trained) in found.iter().enumerate() {
                 let what = format!("{sharding:?}, {average:?}, rank {rank} of {ranks} in {instances} instances");
                 assert!(trained.values == found[0].values, "{what}: ranks differ");

@@ -25,11 +25,10 @@ fn fill(buffer: &mut GradientBuffer, chunk: &dyn ModelChunk, step: usize) {
     }
 }
 
-const ADAM: Algorithm = Algorithm::Adam { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, decoupled_weight_decay: true };
-
-fn optimizer(algorithm: Algorithm, chunks: &[Box<dyn ModelChunk>]) -> Optimizer {
+fn optimizer(algorithm: rules::Algorithm, chunks: &[Box<dyn ModelChunk>]) -> Optimizer {
     let settings = OptimizerSettings { algorithm, clip_grad: 1.0, count_zeros: true };
-    Optimizer::new(settings, chunks, &StandardOverrides::default(), Arc::new(Distribution::single(chunks)))
+    let distribution = Arc::new(Distribution::single(chunks));
+    Optimizer::new(settings, chunks, &StandardOverrides::default(), distribution).unwrap()
 }
 
 fn rates(optimizer: &Optimizer) -> Vec<GroupRates> {
@@ -39,7 +38,7 @@ fn rates(optimizer: &Optimizer) -> Vec<GroupRates> {
 #[test]
 fn adamw_agrees_with_float64() {
     let mut chunks = vec![toy(2, FloatDType::F32)];
-    let mut optimizer = optimizer(ADAM, &chunks);
+    let mut optimizer = optimizer(rules::tests::adam(), &chunks);
     let mut expected = values(chunks[0].as_ref());
     let shapes: BTreeMap<_, _> = chunks[0].parameters().into_iter().map(|p| (p.name, p.shape.len())).collect();
     let mut moments: BTreeMap<String, Vec<(f64, f64)>> =
@@ -80,12 +79,12 @@ fn adamw_agrees_with_float64() {
 
 #[test]
 fn restoring_state_continues_to_the_bit() {
-    for (algorithm, dtype) in
-        [(ADAM, FloatDType::F32), (ADAM, FloatDType::BF16), (Algorithm::Sgd { momentum: 0.9 }, FloatDType::F32)]
-    {
+    let of_defaults = rules::RULES.iter().map(rules::tests::with_defaults);
+    let cases = of_defaults.flat_map(|algorithm| [(algorithm.clone(), FloatDType::F32), (algorithm, FloatDType::BF16)]);
+    for (algorithm, dtype) in cases {
         let run = |interrupt: bool| {
             let mut chunks = vec![toy(1, dtype)];
-            let mut current = optimizer(algorithm, &chunks);
+            let mut current = optimizer(algorithm.clone(), &chunks);
             for step in 1..=4 {
                 let mut buffer = GradientBuffer::new(AccumulationDType::Float32);
                 fill(&mut buffer, chunks[0].as_ref(), step);
@@ -94,7 +93,7 @@ fn restoring_state_continues_to_the_bit() {
                 current.step(&mut chunks, &mut buffer, &rates, scales).unwrap();
                 if interrupt && step == 2 {
                     let state = current.state();
-                    current = optimizer(algorithm, &chunks);
+                    current = optimizer(algorithm.clone(), &chunks);
                     assert!(current.load_state(state).is_empty());
                 }
             }
@@ -108,7 +107,7 @@ fn restoring_state_continues_to_the_bit() {
 fn gradients_that_are_not_finite_change_nothing() {
     let mut chunks = vec![toy(1, FloatDType::F32)];
     let before = values(chunks[0].as_ref());
-    let mut optimizer = optimizer(ADAM, &chunks);
+    let mut optimizer = optimizer(rules::tests::adam(), &chunks);
     let mut buffer = GradientBuffer::new(AccumulationDType::Float32);
     fill(&mut buffer, chunks[0].as_ref(), 1);
     let count = chunks[0].parameters()[0].num_elements();

@@ -6,9 +6,7 @@ use bridge_dist::schedule::{PipelineShape, ScheduleError, ScheduleKind};
 use serde::Serialize;
 
 use super::{Batch, ParameterCounts, ParameterKind};
-use crate::config::{
-    ConfigErrors, DType, FinalModel, OptimizerKind, RunConfig, TokenizerType, pipeline_placement, pipeline_schedule,
-};
+use crate::config::{ConfigErrors, DType, FinalModel, RunConfig, TokenizerType, pipeline_placement, pipeline_schedule};
 use crate::optim::{DistributionSettings, ShardCounts, Sharding};
 use crate::schedule::{FlopsError, FlopsShape};
 use crate::train::{Recompute, configured_distribution, configured_recompute, flops_shape};
@@ -125,7 +123,7 @@ impl<'a> Setup<'a> {
             schedule: pipeline_schedule(model, num_chunks),
             shape,
             distribution: configured_distribution(config),
-            bytes: element_bytes(config)?,
+            bytes: element_bytes(config),
             recompute: configured_recompute(config),
         })
     }
@@ -276,30 +274,22 @@ fn check_divisions(config: &RunConfig, padded_vocab: u64) -> Result<(), PlanErro
     }
 }
 
-fn element_bytes(config: &RunConfig) -> Result<ElementBytes, PlanError> {
+fn element_bytes(config: &RunConfig) -> ElementBytes {
     let size = |dtype: DType| match dtype {
         DType::Float32 => 4,
         DType::Float16 | DType::BFloat16 => 2,
         DType::UInt8 => 1,
     };
     let parameter = size(config.model.params_dtype);
-    let moments = match config.optimizer.optimizer {
-        OptimizerKind::Adam => 2,
-        OptimizerKind::Sgd => 1,
-        other => {
-            let message = format!("expected adam or sgd, found {other}, whose state the plan does not know");
-            return Err(PlanError::Setting { key: "optimizer.optimizer", message });
-        }
-    };
     let collective = if config.model.params_dtype == DType::Float16 { 4 } else { parameter };
     let in_float32 = config.ddp.grad_reduce_in_fp32;
-    Ok(ElementBytes {
+    ElementBytes {
         parameter,
         activation: parameter,
         collective,
         pipeline: config.model.pipeline_dtype.map_or(parameter, size),
         gradient: if in_float32 { 4 } else { parameter },
         reduction: if in_float32 { 4 } else { collective },
-        optimizer: 4 * (moments + u64::from(parameter < 4)),
-    })
+        optimizer: config.optimizer.rule().bytes_per_element() + if parameter < 4 { 4 } else { 0 },
+    }
 }

@@ -10,8 +10,8 @@ use crate::config::{self, RunConfig};
 use crate::logging::{TimeUnit, TimingLogLevel, TimingLogOption};
 use crate::model::SegmentRole;
 use crate::optim::{
-    Algorithm, Averaging, BucketPadding, BucketRule, DecayQkLayernorm, DistributionSettings, Gather, OptimizerSettings,
-    Reduction, Sharding, StandardOverrides, Wire,
+    Averaging, BucketPadding, BucketRule, DecayQkLayernorm, DistributionSettings, Gather, OptimizerSettings, Reduction,
+    Sharding, StandardOverrides, Wire,
 };
 use crate::resilience::rerun::{ErrorInjection, ErrorInjectionType, Placement, RerunConfig, RerunMode};
 use crate::resilience::{LossChecks, Signal, SpikyLossDetector};
@@ -118,17 +118,9 @@ pub(crate) fn recompute(config: &RunConfig) -> Recompute {
 
 pub(super) fn optimizer_settings(config: &RunConfig) -> OptimizerSettings {
     let optimizer = &config.optimizer;
-    let algorithm = match optimizer.optimizer {
-        config::OptimizerKind::Sgd => Algorithm::Sgd { momentum: optimizer.sgd_momentum },
-        _ => Algorithm::Adam {
-            beta1: optimizer.adam_beta1,
-            beta2: optimizer.adam_beta2,
-            epsilon: optimizer.adam_eps,
-            decoupled_weight_decay: optimizer.decoupled_weight_decay,
-        },
-    };
+    let settings = serde_json::to_value(&**optimizer).expect("settings are plain data");
     OptimizerSettings {
-        algorithm,
+        algorithm: optimizer.rule().with(&settings).expect("a rule reads settings that [optimizer] has"),
         clip_grad: optimizer.clip_grad,
         count_zeros: optimizer.log_num_zeros_in_grad || config.logger.log_num_zeros_in_grad,
     }

@@ -14,6 +14,7 @@ use super::pipeline::PipelineError;
 use crate::checkpoint::CheckpointError;
 use crate::config::ConfigErrors;
 use crate::model::{BoundaryError, ModelBuildError};
+use crate::optim::CutParameter;
 use crate::resilience::SignalError;
 use crate::resilience::rerun::{RerunCheckpointError, UnexpectedResult};
 use crate::schedule::{BatchSizeError, FlopsError, LossScaleError, SchedulerError, SchedulerStateError};
@@ -27,6 +28,9 @@ pub enum TrainError {
     /// The device.
     #[error(transparent)]
     SelectDevice(#[from] DeviceError),
+    /// The optimizer's rule does not go with the ranks.
+    #[error(transparent)]
+    CutParameter(#[from] CutParameter),
     /// The device failed.
     #[error("the device failed: {0}")]
     Device(String),

@@ -137,7 +137,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let distribution = Arc::new(Distribution::new(&chunks, groups.clone(), convert::distribution(&config))?);
     let provider = options.overrides.unwrap_or_else(|| Box::new(convert::standard_overrides(&config)));
     let settings = convert::optimizer_settings(&config);
-    let optimizer = Optimizer::new(settings, &chunks, provider.as_ref(), Arc::clone(&distribution));
+    let optimizer = Optimizer::new(settings, &chunks, provider.as_ref(), Arc::clone(&distribution))?;
     let plain = device.clone().without_autodiff();
     let scheduler = OptimizerParamScheduler::new(convert::scheduler(&config))?;
     for group in optimizer.groups() {

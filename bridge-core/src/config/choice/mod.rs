@@ -63,9 +63,11 @@ macro_rules! choices {
 }
 
 mod model;
+mod optimizer;
 mod running;
 mod training;
 
 pub use model::*;
+pub use optimizer::OptimizerName;
 pub use running::*;
 pub use training::*;

@@ -1,24 +1,6 @@
-//! Choices of optimizer, schedule, data, tokenizer and logs.
+//! Choices of schedule, data, tokenizer and logs.
 
 choices! {
-    /// The optimizer.
-    pub enum OptimizerKind {
-        /// Adam, with decoupled weight decay by default.
-        Adam = "adam",
-        /// Stochastic gradient descent with momentum.
-        Sgd = "sgd",
-        /// Muon.
-        Muon = "muon",
-        /// Muon, distributed.
-        DistMuon = "dist_muon",
-        /// Muon with second moments.
-        AdaptiveMuon = "adaptive_muon",
-        /// Lion.
-        Lion = "lion",
-        /// SOAP.
-        Soap = "soap",
-    }
-
     /// Learning-rate curve after warm-up.
     pub enum LrDecayStyle {
         /// No decay.

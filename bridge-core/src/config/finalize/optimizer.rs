@@ -1,8 +1,9 @@
 //! The rules of `[optimizer]`.
 
-use super::super::choice::OptimizerKind;
+use super::super::choice::OptimizerName;
 use super::super::run_config::FinalOptimizer;
 use super::Draft;
+use crate::optim::rules::{NAMES, RULES};
 
 /// Checks the optimizer and fills in the floor of its learning rate.
 pub(super) fn resolve(draft: &mut Draft<'_>) -> FinalOptimizer {
@@ -16,23 +17,26 @@ pub(super) fn resolve(draft: &mut Draft<'_>) -> FinalOptimizer {
     draft.forbid(min_lr > lr, "optimizer.min_lr", format!("is above optimizer.lr = {lr}"));
     decoupled_rates_fit(draft);
     loss_scale_fits(draft);
-    if config.optimizer == OptimizerKind::Sgd {
-        let message = "is a constant of adam, but optimizer.optimizer is sgd";
-        for key in ["adam_beta1", "adam_beta2", "adam_eps"].map(|f| format!("optimizer.{f}")) {
+    foreign_settings_are_not_set(draft, config.optimizer);
+    FinalOptimizer { lr, min_lr, config }
+}
+
+/// The chosen rule must exist; what only other rules read would be void beside it.
+fn foreign_settings_are_not_set(draft: &mut Draft<'_>, chosen: OptimizerName) {
+    let Some(rule) = chosen.rule() else {
+        // The refusal of the name has said so already.
+        let is_refused = draft.errors.names("optimizer.optimizer");
+        let message = format!("expected one of {}, found {chosen}", NAMES.join(", "));
+        return draft.require(is_refused, "optimizer.optimizer", message);
+    };
+    for other in RULES {
+        for setting in other.settings.iter().filter(|setting| !rule.settings.contains(setting)) {
+            let key = format!("optimizer.{setting}");
+            let message = format!("is a setting of {}, but optimizer.optimizer is {chosen}", other.name);
             let is_changed = draft.recipe_differs(&key);
             draft.require(!is_changed, &key, message);
         }
-        draft.require(
-            config.decoupled_weight_decay,
-            "optimizer.decoupled_weight_decay",
-            "chooses between adam and adamw, but optimizer.optimizer is sgd",
-        );
-    } else if config.optimizer == OptimizerKind::Adam {
-        let is_changed = draft.recipe_differs("optimizer.sgd_momentum");
-        let message = "is the momentum of sgd, but optimizer.optimizer is adam";
-        draft.require(!is_changed, "optimizer.sgd_momentum", message);
     }
-    FinalOptimizer { lr, min_lr, config }
 }
 
 fn decoupled_rates_fit(draft: &mut Draft<'_>) {

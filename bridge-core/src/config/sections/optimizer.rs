@@ -1,9 +1,10 @@
 //! `[optimizer]` and `[optimizer_config_override_provider]`: names, defaults, ranges.
 
-use super::super::choice::{DType, Fp8Recipe, OptimizerKind};
+use super::super::choice::{DType, Fp8Recipe, OptimizerName};
 use super::super::limits::Limits;
 use super::super::refusal::{no_counterpart, not_built};
 use super::super::section::section;
+use crate::optim::rules::{NAMES, have_setting};
 
 /// Learning rates above this overflow every parameter in a few steps.
 const LEARNING_RATE: Limits = Limits::between(0.0, 1000.0);
@@ -12,8 +13,7 @@ section! {
     /// Optimizer hyper-parameters.
     pub struct OptimizerConfig {
         /// Which optimizer.
-        optimizer: OptimizerKind = OptimizerKind::Adam
-            => not_built("muon, dist_muon, adaptive_muon, lion and soap").built(&["sgd"]);
+        optimizer: OptimizerName = OptimizerName::default() => not_built("an optimizer that has no rule").built(NAMES);
         /// Peak learning rate. Required.
         lr: Option<f64> = None, LEARNING_RATE;
         /// Floor of the learning rate; null is 0.
@@ -72,43 +72,43 @@ section! {
         /// Momentum of SGD.
         sgd_momentum: f64 = 0.9, Limits::BELOW_ONE;
         /// Momentum of Muon.
-        muon_momentum: f64 = 0.95, Limits::BELOW_ONE => not_built("the momentum of Muon");
+        muon_momentum: f64 = 0.95, Limits::BELOW_ONE => not_built("the momentum of Muon").unless(have_setting);
         /// Treat query, key and value apart.
-        muon_split_qkv: bool = true => not_built("query, key and value orthogonalized together by Muon");
+        muon_split_qkv: bool = true => not_built("query, key and value orthogonalized together by Muon").unless(have_setting);
         /// Nesterov momentum.
-        muon_nesterov: bool = false => not_built("Nesterov's momentum in Muon");
+        muon_nesterov: bool = false => not_built("Nesterov's momentum in Muon").unless(have_setting);
         /// Update scaling rule.
-        muon_scale_mode: String = "spectral".into() => not_built("how Muon scales its update");
+        muon_scale_mode: String = "spectral".into() => not_built("how Muon scales its update").unless(have_setting);
         /// Newton-Schulz precision.
-        muon_fp32_matmul_prec: String = "medium".into() => not_built("the precision of Muon's matrix products");
+        muon_fp32_matmul_prec: String = "medium".into() => not_built("the precision of Muon's matrix products").unless(have_setting);
         /// Newton-Schulz coefficients.
-        muon_coefficient_type: String = "quintic".into() => not_built("the polynomial of Muon's iteration");
+        muon_coefficient_type: String = "quintic".into() => not_built("the polynomial of Muon's iteration").unless(have_setting);
         /// Newton-Schulz steps.
-        muon_num_ns_steps: usize = 5, Limits::POSITIVE => not_built("the steps of Muon's iteration");
+        muon_num_ns_steps: usize = 5, Limits::POSITIVE => not_built("the steps of Muon's iteration").unless(have_setting);
         /// Orthogonalization under tensor parallelism.
         muon_tp_mode: String = "blockwise".into()
-            => not_built("how Muon treats matrices cut by tensor parallelism").upstream(&["duplicated"]);
+            => not_built("how Muon treats matrices cut by tensor parallelism").unless(have_setting).upstream(&["duplicated"]);
         /// Extra update scale.
-        muon_extra_scale_factor: f64 = 1.0, Limits::ABOVE_ZERO => not_built("a factor of Muon's update");
+        muon_extra_scale_factor: f64 = 1.0, Limits::ABOVE_ZERO => not_built("a factor of Muon's update").unless(have_setting);
         /// Optimizer of everything that is no matrix.
-        muon_scalar_optimizer: String = "adam".into() => not_built("the optimizer beside Muon, of what is no matrix");
+        muon_scalar_optimizer: String = "adam".into() => not_built("the optimizer beside Muon, of what is no matrix").unless(have_setting);
         /// Lion's first constant.
-        lion_beta1: f64 = 0.95, Limits::BELOW_ONE => not_built("Lion's first decay");
+        lion_beta1: f64 = 0.95, Limits::BELOW_ONE => not_built("Lion's first decay").unless(have_setting);
         /// Lion's second constant.
-        lion_beta2: f64 = 0.98, Limits::BELOW_ONE => not_built("Lion's second decay");
+        lion_beta2: f64 = 0.98, Limits::BELOW_ONE => not_built("Lion's second decay").unless(have_setting);
         /// SOAP's preconditioner decay.
-        soap_shampoo_beta: f64 = 0.95, Limits::BELOW_ONE => not_built("the decay of SOAP's preconditioner");
+        soap_shampoo_beta: f64 = 0.95, Limits::BELOW_ONE => not_built("the decay of SOAP's preconditioner").unless(have_setting);
         /// Steps between SOAP's preconditioner updates.
         soap_precondition_frequency: usize = 1, Limits::POSITIVE
-            => not_built("steps between updates of SOAP's preconditioner");
+            => not_built("steps between updates of SOAP's preconditioner").unless(have_setting);
         /// SOAP's KL variant.
-        soap_use_kl_shampoo: bool = true => not_built("the preconditioner that SOAP takes");
+        soap_use_kl_shampoo: bool = true => not_built("the preconditioner that SOAP takes").unless(have_setting);
         /// Second moment of adaptive Muon.
-        adaptive_muon_moment2_method: String = "adamuon".into() => not_built("the second moment of adaptive Muon");
+        adaptive_muon_moment2_method: String = "adamuon".into() => not_built("the second moment of adaptive Muon").unless(have_setting);
         /// Its decay.
-        adaptive_muon_beta2: f64 = 0.95, Limits::BELOW_ONE => not_built("the decay of adaptive Muon's second moment");
+        adaptive_muon_beta2: f64 = 0.95, Limits::BELOW_ONE => not_built("the decay of adaptive Muon's second moment").unless(have_setting);
         /// Its epsilon.
-        adaptive_muon_eps: f64 = 1e-8, Limits::above_zero_to(1.0) => not_built("the epsilon of adaptive Muon");
+        adaptive_muon_eps: f64 = 1e-8, Limits::above_zero_to(1.0) => not_built("the epsilon of adaptive Muon").unless(have_setting);
         /// Shard optimizer state over data parallelism.
         use_distributed_optimizer: bool = false;
         /// Shard by whole layers.

@@ -1,0 +1,153 @@
+//! What rules declare fits together; a rule that needs whole parameters, which no built-in one does, shows the rest of what can be declared.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bridge_dist::mesh::{Mesh, ParallelSizes, ProcessGroups, RankOrder};
+use burn::tensor::Device;
+use serde::Deserialize;
+use serde_json::json;
+
+use super::*;
+use crate::config::OptimizerConfig;
+use crate::model::{ModelChunk, Shard};
+use crate::optim::optimizer::refuse_cuts;
+use crate::optim::{
+    AccumulationDType, Distribution, DistributionSettings, GradientBuffer, GroupRates, NoOverrides, Optimizer,
+    OptimizerSettings, Sharding, StepScales,
+};
+use crate::testing::toy;
+use crate::train::TrainError;
+
+/// A rule with the defaults of its settings.
+pub(in crate::optim) fn with_defaults(rule: &'static Rule) -> Algorithm {
+    rule.with(&serde_json::to_value(OptimizerConfig::default()).unwrap()).unwrap()
+}
+
+/// AdamW with the constants of most tests.
+pub(in crate::optim) fn adam() -> Algorithm {
+    let settings = json!({"adam_beta1": 0.9, "adam_beta2": 0.95, "adam_eps": 1e-8, "decoupled_weight_decay": true, "lr": "unread"});
+    named("adam").unwrap().with(&settings).unwrap()
+}
+
+#[test]
+fn rules_declare_what_they_read_and_keep() {
+    assert_eq!(RULES.iter().map(|rule| rule.name).collect::<BTreeSet<_>>().len(), RULES.len(), "names are unique");
+    let defaults = serde_json::to_value(OptimizerConfig::default()).unwrap();
+    for rule in RULES {
+        // A setting that does not exist, or that the rule does not read, is an error.
+        rule.with(&defaults).unwrap_or_else(|error| panic!("{}: {error}", rule.name));
+        for setting in rule.settings {
+            let mut without = defaults.clone();
+            without.as_object_mut().unwrap().remove(*setting).unwrap_or_else(|| panic!("{setting} does not exist"));
+            assert!(rule.with(&without).is_err(), "{}: {setting} is not read", rule.name);
+            assert!(have_setting(setting));
+        }
+        let names: BTreeSet<_> = rule.states.iter().map(|state| state.name).collect();
+        assert_eq!(names.len(), rule.states.len(), "{}: names of states are unique", rule.name);
+        assert!(names.iter().all(|name| !name.contains('.') && *name != "master"), "{}: {names:?}", rule.name);
+    }
+    assert_eq!(named("adam").map(Rule::bytes_per_element), Some(8));
+    assert_eq!(named("sgd").map(Rule::bytes_per_element), Some(4));
+    assert!(named("muon").is_none() && !have_setting("muon_momentum") && !have_setting("lr"));
+}
+
+/// Steps of fixed length from where training began, by matrices.
+static EXAMPLE: Rule = Rule {
+    name: "example",
+    settings: &["lr"],
+    states: &[
+        State { name: "origin", start: Start::Parameter, ..State::zeros("") },
+        State { name: "moved", dtype: FloatDType::BF16, ..State::zeros("") },
+    ],
+    unit: Unit::Parameter,
+    read: read::<Example>,
+};
+
+#[derive(Debug, Deserialize)]
+struct Example {
+    lr: f64,
+}
+
+impl Update for Example {
+    fn update(&self, values: Values, gradient: Tensor<1>, step: &UpdateStep<'_>) -> Values {
+        let (parameter, [origin, moved]) = values.split();
+        assert_eq!(step.shape.iter().product::<usize>(), parameter.dims()[0], "whole parameters");
+        assert_eq!(moved.dtype(), burn::tensor::DType::BF16);
+        let length = gradient.clone().powi_scalar(2).sum().sqrt();
+        let parameter = parameter - gradient / length * self.lr;
+        let moved = (parameter.clone() - origin.clone()).cast(FloatDType::BF16);
+        Values { parameter, states: vec![origin, moved] }
+    }
+}
+
+fn numbers(tensor: &Tensor<1>) -> Vec<f64> {
+    tensor.to_data().iter::<f64>().collect()
+}
+
+#[test]
+fn states_start_and_are_saved_as_declared() {
+    let mut chunks = vec![toy(2, FloatDType::F32)];
+    let mut before = std::collections::BTreeMap::new();
+    chunks[0].visit_parameters(&mut |name, value| drop(before.insert(name.to_owned(), numbers(&value))));
+    let algorithm = EXAMPLE.with(&json!({"lr": 0.5})).unwrap();
+    let settings = OptimizerSettings { algorithm, clip_grad: 0.0, count_zeros: false };
+    let distribution = Arc::new(Distribution::single(&chunks));
+    let mut optimizer = Optimizer::new(settings, &chunks, &NoOverrides, distribution).unwrap();
+    for _ in 0..3 {
+        let mut gradients = GradientBuffer::new(AccumulationDType::Float32);
+        for (name, values) in &before {
+            gradients.add(name, Tensor::ones([values.len()], &Device::flex()) * 7.0);
+        }
+        let rates = [GroupRates { learning_rate: 1.0, weight_decay: 0.0 }];
+        let scales = StepScales { loss_scale: 1.0, divisor: 1.0 };
+        optimizer.step(&mut chunks, &mut gradients, &rates, scales).unwrap();
+    }
+    let state = optimizer.state();
+    assert_eq!(state.tensors.len(), 2 * before.len());
+    let mut elements = 0;
+    chunks[0].visit_parameters(&mut |name, value| {
+        elements += value.dims()[0];
+        let step = 0.5 / (value.dims()[0] as f64).sqrt();
+        for (now, then) in numbers(&value).iter().zip(&before[name]) {
+            assert!((now - then + 3.0 * step).abs() < 1e-5, "{name}: from {then} to {now} in steps of {step}");
+        }
+        assert_eq!(numbers(&state.tensors[&format!("origin.{name}")]), before[name], "{name}");
+        let moved = &state.tensors[&format!("moved.{name}")];
+        assert_eq!(moved.dtype(), burn::tensor::DType::BF16);
+        assert!(numbers(moved).iter().all(|moved| (moved / (-3.0 * step) - 1.0).abs() < 0.01), "{name}");
+    });
+    assert_eq!(optimizer.state_bytes(), 6 * elements as u64);
+    assert_eq!(EXAMPLE.bytes_per_element(), 6);
+    assert!(optimizer.load_state(state).is_empty());
+}
+
+#[test]
+fn a_rule_of_whole_parameters_refuses_cut_ones() {
+    let algorithm = EXAMPLE.with(&json!({"lr": 0.5})).unwrap();
+    let settings = OptimizerSettings { algorithm, clip_grad: 0.0, count_zeros: false };
+    for sharding in [Sharding::Optimizer, Sharding::Gradients, Sharding::Full] {
+        let refusals = bridge_dist::comm::thread::run_ranks(2, Duration::from_secs(20), |world| {
+            let mesh = Mesh::new(2, ParallelSizes::default(), RankOrder::default()).expect("a mesh");
+            let groups = ProcessGroups::new(world, mesh)?;
+            let chunks = vec![toy(1, FloatDType::F32)];
+            let spread = DistributionSettings { sharding, ..DistributionSettings::default() };
+            let distribution = Arc::new(Distribution::new(&chunks, groups, spread)?);
+            let built = Optimizer::new(settings.clone(), &chunks, &NoOverrides, distribution);
+            Ok::<_, TrainError>(built.expect_err("data-parallel ranks have ranges").to_string())
+        });
+        for message in refusals.expect("both ranks end") {
+            assert!(message.contains("example") && message.contains("data-parallel"), "{message}");
+            assert!(message.ends_with("adam, sgd") || message.contains("adam, sgd, "), "{message}");
+        }
+    }
+    let chunks: Vec<Box<dyn ModelChunk>> = vec![toy(1, FloatDType::F32)];
+    let distribution = Distribution::single(&chunks);
+    let mut parameters = chunks[0].parameters();
+    assert!(refuse_cuts(&settings.algorithm, &parameters, &distribution).is_ok());
+    parameters[1].placement.shard = Some(Shard::balanced(0, parameters[1].shape[0] * 2, 0, 2));
+    let message = refuse_cuts(&settings.algorithm, &parameters, &distribution).unwrap_err().to_string();
+    assert!(message.contains(&parameters[1].name) && message.contains("tensor-parallel"), "{message}");
+    assert!(refuse_cuts(&adam(), &parameters, &distribution).is_ok());
+}
