@@ -24,9 +24,9 @@ section! {
         /// Steps between data-gradient dumps.
         save_dgrads_interval: Option<usize> = None, Limits::POSITIVE
             => not_built("dumps of the gradients of activations");
-        /// Checkpoints at its multiples are never removed.
+        /// Checkpoints at multiples of this are never deleted.
         save_retain_interval: Option<usize> = None, Limits::POSITIVE;
-        /// Keep the last so many; -1 keeps all.
+        /// Number of recent checkpoints to keep; -1 keeps all.
         most_recent_k: Option<i64> = Some(-1), Limits::at_least(-1.0);
         /// Save optimizer state.
         save_optim: bool = true;
@@ -38,10 +38,10 @@ section! {
         load_rng: bool = true;
         /// Master weights from the checkpoint.
         load_main_params_from_ckpt: bool = false
-            => not_built("master weights without the rest of the optimizer's state; load_optim = true loads all of it");
+            => not_built("master weights without the rest of the optimizer state; load_optim = true loads all of it");
         /// Steps between temporary saves.
         non_persistent_save_interval: Option<usize> = None, Limits::POSITIVE
-            => not_built("saves between the others that are overwritten; save_interval with most_recent_k keeps few");
+            => not_built("temporary saves between the others; save_interval with most_recent_k keeps few checkpoints");
         /// Kind of temporary save.
         non_persistent_ckpt_type: Option<NonPersistentType> = None
             => not_built("where the saves of non_persistent_save_interval go");
@@ -50,10 +50,10 @@ section! {
             => not_built("the shared folder of non_persistent_save_interval");
         /// Folder of local temporary saves.
         non_persistent_local_ckpt_dir: Option<PathBuf> = None
-            => not_built("the folder on each machine of non_persistent_save_interval");
+            => not_built("the folder on each node of non_persistent_save_interval");
         /// Layout of local temporary saves.
         non_persistent_local_ckpt_algo: LocalCkptAlgo = LocalCkptAlgo::FullyParallel
-            => not_built("how ranks share the local saves of non_persistent_save_interval");
+            => not_built("how local saves of non_persistent_save_interval are divided among ranks");
         /// Load weights only and start at step 0.
         finetune: bool = false;
         /// Base weights.
@@ -68,7 +68,7 @@ section! {
             => not_built("parallel sizes from the checkpoint; any layout reads any checkpoint");
         /// Take the tokenizer from the checkpoint.
         use_tokenizer_model_from_checkpoint_args: bool = true
-            => not_built("a tokenizer other than the checkpoint's beside use_checkpoint_args; the recipe says which");
+            => not_built("a tokenizer other than the checkpoint's with use_checkpoint_args; the recipe chooses it");
         /// Stop when there is nothing to load.
         exit_on_missing_checkpoint: bool = false;
         /// On-disk format. Upstream's default torch_dist does not exist here.
@@ -88,16 +88,16 @@ section! {
             => no_counterpart("optimizer layouts of older Megatron versions");
         /// Split writing over data parallelism.
         fully_parallel_save: bool = true
-            => no_counterpart("checkpoints that one replica writes alone; of ranks that hold the same slice one writes it");
+            => no_counterpart("checkpoints that one replica writes alone; each slice is written by one of the ranks that hold it");
         /// Split reading over data parallelism.
         fully_parallel_load: bool = false
-            => no_counterpart("a choice who reads; every rank reads what it holds").inert(&["true"]);
+            => no_counterpart("a choice of the reading ranks; every rank reads what it holds").inert(&["true"]);
         /// Exchange of what was read.
         ckpt_fully_parallel_load_exchange_algo: ExchangeAlgo = ExchangeAlgo::Broadcast
-            => no_counterpart("how ranks pass on what one of them read; every rank reads what it holds");
+            => no_counterpart("how ranks exchange what they read; every rank reads what it holds");
         /// Group that shares writing.
         ckpt_fully_parallel_save_process_group: CkptGroup = CkptGroup::Dp
-            => no_counterpart("the group that shares writing; of ranks that hold the same slice one writes it");
+            => no_counterpart("the group that shares writing; each slice is written by one of the ranks that hold it");
         /// Group that shares reading.
         ckpt_fully_parallel_load_process_group: CkptGroup = CkptGroup::Dp
             => no_counterpart("the group that shares reading; every rank reads what it holds");
@@ -105,51 +105,51 @@ section! {
         async_save: bool = false;
         /// Background implementation.
         async_strategy: AsyncStrategy = AsyncStrategy::Nvrx
-            => no_counterpart("the Python library of async_save, which writes from a thread").inert(&["mcore"]);
+            => no_counterpart("the Python library of async_save; it writes from a thread").inert(&["mcore"]);
         /// Long-lived save worker.
         use_persistent_ckpt_worker: bool = true
-            => no_counterpart("the process of async_save, which writes from a thread");
+            => no_counterpart("a process for async_save; it writes from a thread");
         /// Worker niceness.
         async_ckpt_cpu_priority: i64 = 10
-            => no_counterpart("the niceness of the process of async_save, which writes from a thread");
+            => no_counterpart("the niceness of the process of async_save; it writes from a thread");
         /// Worker I/O priority.
         async_ckpt_io_priority: Option<i64> = Some(3)
-            => no_counterpart("the I/O priority of the process of async_save, which writes from a thread");
+            => no_counterpart("the I/O priority of the process of async_save; it writes from a thread");
         /// How workers start.
         async_write_results_mp_mode: AsyncMpMode = AsyncMpMode::Fork
-            => no_counterpart("how the process of async_save starts, which writes from a thread");
+            => no_counterpart("how the process of async_save is started; it writes from a thread");
         /// Writers per rank.
         storage_writers_per_rank: usize = 1, Limits::POSITIVE
-            => not_built("several files of a rank, written at once; it writes one of parameters and one of optimizer state");
+            => not_built("several files per rank, written concurrently; a rank writes one for parameters and one for optimizer state");
         /// Cache the save plan.
         ckpt_assume_constant_structure: bool = false
-            => no_counterpart("a cache of what goes where; it costs nothing to find out anew");
+            => no_counterpart("a cache of the save plan; computing it takes no time");
         /// Strict keys of fully sharded loads.
         strict_fsdp_dtensor_load: bool = false
-            => no_counterpart("the strictness of the format fsdp_dtensor; what is missing in a checkpoint is always an error");
+            => no_counterpart("the strictness of the format fsdp_dtensor; missing keys are always an error");
         /// What unexpected or missing keys do.
         dist_ckpt_strictness: DistCkptStrictness = DistCkptStrictness::AssumeOkUnexpected
-            => no_counterpart("what is missing or left over passed over; it is always an error");
+            => no_counterpart("a choice of what to do with missing or unexpected keys; they are always an error");
         /// Legacy layout.
         dist_ckpt_save_pre_mcore_014: bool = false => no_counterpart("a layout of older Megatron versions");
         /// Reshardable optimizer.
         dist_ckpt_optim_fully_reshardable: bool = false
             => no_counterpart("a choice of the optimizer's layout on disk; any layout reads every checkpoint").inert(&["true"]);
-        /// The same with less memory.
+        /// Fully reshardable with less memory.
         distrib_optim_fully_reshardable_mem_efficient: bool = false
             => no_counterpart("a way to gather state for dist_ckpt_optim_fully_reshardable; no state is gathered");
         /// Copy tokenizer files.
         save_tokenizer_assets: bool = true;
         /// Local replicas.
-        replication: bool = false => not_built("copies of local checkpoints on other machines");
+        replication: bool = false => not_built("copies of local checkpoints on other nodes");
         /// Distance of replicas.
         replication_jump: Option<usize> = None, Limits::POSITIVE
-            => not_built("how far away the copies of replication are");
+            => not_built("the distance between the copies of replication");
         /// Number of replicas.
-        replication_factor: usize = 2, Limits::POSITIVE => not_built("how many copies replication makes");
+        replication_factor: usize = 2, Limits::POSITIVE => not_built("the number of copies of replication");
         /// A manager in code.
         custom_manager_class: Option<String> = None => not_built("a Python class that saves and loads");
-        /// What a damaged checkpoint does (ours).
+        /// What to do with a damaged checkpoint (ours).
         on_damaged: OnDamaged = OnDamaged::Fallback;
     }
 }

@@ -56,23 +56,23 @@ section! {
         dataloader_type: Option<DataloaderType> = None;
         /// Loader workers.
         num_workers: usize = 2, Limits::between(0.0, 65_536.0);
-        /// Contiguous buckets per rank where samples are shuffled: in cyclic training and in validation.
+        /// Where samples are shuffled (cyclic training, validation), each data-parallel rank shuffles its own contiguous part.
         data_sharding: bool = true;
         /// Page-locked batches.
         pin_memory: bool = true
-            => no_counterpart("page-locked batches, for copies to a GPU; batches lie in ordinary memory").inert(&["false"]);
+            => no_counterpart("page-locked batches, for copies to a GPU; batches are in ordinary memory").inert(&["false"]);
         /// Drop the last incomplete batch; cyclic sampling always does.
         drop_last: bool = true;
         /// Keep workers alive.
         persistent_workers: bool = true
-            => no_counterpart("loader processes that end with their epoch; loaders are threads that live with the run").inert(&["false"]);
+            => no_counterpart("loader processes that end with their epoch; loaders are threads that run until the end").inert(&["false"]);
         /// Hub dataset scripts.
         trust_remote_code: Option<bool> = None
-            => no_counterpart("code that data sets of the hub bring along; no data set brings code").inert(&["false"]);
+            => no_counterpart("code that comes with datasets of the hub; Bridge runs no code of datasets").inert(&["false"]);
 
-        /// Tokens per sample; null takes `model.seq_length`, anything else must equal it.
+        /// Tokens per sample; null means `model.seq_length`, anything else must equal it.
         seq_length: Option<usize> = None, Limits::SIZE;
-        /// Seed of all shuffles; null takes `rng.seed`.
+        /// Seed of all shuffles; null means `rng.seed`.
         random_seed: Option<u64> = None, Limits::SEED;
         /// Dataset prefixes, optionally with weights: "a b" or "0.3 a 0.7 b", or a list.
         data_path: Option<OneOrMany<String>> = None;
@@ -80,42 +80,42 @@ section! {
         blend: Option<Blend> = None;
         /// Separate prefixes and weights of train, valid and test.
         blend_per_split: Option<Vec<Option<Blend>>> = None;
-        /// Shares of train, valid and test, such as "969,30,1"; mock data has "1,1,1" only.
+        /// Proportions of train, valid and test, such as "969,30,1"; always "1,1,1" for mock data.
         split: Option<String> = None;
         /// Separate losses per validation source.
         multiple_validation_sets: Option<bool> = None
-            => not_built("the old place of validation.multiple_validation_sets, which is not implemented").inert(&["false"]);
-        /// Old place of `validation.full_validation`.
+            => not_built("the old name of validation.multiple_validation_sets, which is not implemented").inert(&["false"]);
+        /// Old name of `validation.full_validation`.
         full_validation: Option<bool> = None
-            => not_built("the old place of validation.full_validation; set it there").inert(&["false"]);
+            => not_built("the old name of validation.full_validation; set that instead").inert(&["false"]);
         /// Parallel builders.
         num_dataset_builder_threads: usize = 1, Limits::between(1.0, 65_536.0);
         /// Folder of index caches.
         path_to_cache: Option<PathBuf> = None;
         /// Map files instead of reading them.
         mmap_bin_files: bool = true;
-        /// Share of extra samples per member of a blend.
+        /// Fraction of extra samples per member of a blend.
         mid_level_dataset_surplus: f64 = 0.005, Limits::FRACTION;
         /// Mask the padding token even where it also ends documents.
         allow_ambiguous_pad_tokens: bool = false;
         /// Trust existing caches.
         fast_cache_load: bool = false
-            => not_built("index caches used without comparing them with what they were made for");
+            => not_built("index caches used without validating them");
         /// Map index caches late.
         defer_npy_index_mmap: bool = false
             => not_built("index caches mapped at the first sample; they are mapped at the start");
         /// Known sequence counts.
         sequences_per_dataset: Option<BTreeMap<String, usize>> = None
-            => not_built("counts of sequences that save a look into each file; every file is opened anyway").inert(&["{}"]);
-        /// Restart positions after each document. Upstream wants this set; ours defaults to false.
+            => not_built("sequence counts that avoid opening each file; every file is opened anyway").inert(&["{}"]);
+        /// Restart positions after each document. Required upstream; defaults to false here.
         reset_position_ids: bool = false;
-        /// Keep attention inside documents. Upstream wants this set; ours defaults to false.
+        /// Keep attention inside documents. Required upstream; defaults to false here.
         reset_attention_mask: bool = false;
-        /// No loss at document ends. Upstream wants this set; ours defaults to false.
+        /// No loss at document ends. Required upstream; defaults to false here.
         eod_mask_loss: bool = false;
         /// Emit a dense mask.
         create_attention_mask: bool = true
-            => no_counterpart("a dense mask with each sample; attention finds it from where documents end").inert(&["false"]);
+            => no_counterpart("a dense mask with each sample; attention derives it from the document boundaries").inert(&["false"]);
         /// Drop the short last validation sample.
         drop_last_partial_validation_sequence: bool = true;
         /// Fetch one token more than the sample holds, for the last label.
@@ -138,11 +138,11 @@ section! {
             .same_as("model.context_parallel_size");
         /// Leave the attention mask to the kernel.
         skip_getting_attention_mask_from_dataset: bool = true
-            => no_counterpart("masks that come with the samples; attention makes its own");
+            => no_counterpart("masks that come with the samples; attention computes its own");
 
         /// Probability of permuting a piece (kind fim).
         fim_rate: Option<f64> = None, Limits::FRACTION;
-        /// Share of suffix-prefix-middle (kind fim).
+        /// Fraction in suffix-prefix-middle order (kind fim).
         fim_spm_rate: Option<f64> = None, Limits::FRACTION;
         /// Tokens named prefix, middle, suffix, pad, eod (kind fim).
         fim_extra_tokens: Option<BTreeMap<String, String>> = None;
@@ -150,20 +150,20 @@ section! {
         fim_split_sample: Option<String> = None;
         /// Rate inside split pieces (kind fim).
         fim_fragment_rate: Option<f64> = None, Limits::FRACTION;
-        /// Pieces that start so are untouched (kind fim).
+        /// Pieces that start with this are not permuted (kind fim).
         fim_no_prefix: Option<String> = None;
 
         /// Text files or globs to tokenize (ours); `~`, `$VAR` and `${VAR}` are expanded when read.
         source: Option<OneOrMany<String>> = None;
-        /// Format of the source (ours); null goes by extension.
+        /// Format of the source (ours); null means by extension.
         source_format: Option<SourceFormat> = None;
         /// Field of a JSON line that holds the text (ours).
         source_jsonl_key: String = "text".into();
         /// Globs to leave out (ours).
         source_exclude: Vec<String> = Vec::new();
-        /// Bytes of text to use at most (ours), such as "64MB".
+        /// Maximum bytes of text to use (ours), such as "64MB".
         source_max_bytes: Option<ByteSize> = None, Limits::POSITIVE;
-        /// Seed of the order of files (ours); null sorts by name.
+        /// Seed of the shuffle of documents (ours); null keeps the order of the files.
         source_shuffle_seed: Option<u64> = None, Limits::SEED;
         /// Where the tokenized source is kept (ours); null is `data/<name>`.
         source_cache_dir: Option<PathBuf> = None;

@@ -11,19 +11,19 @@ section! {
     pub struct ProfilingConfig {
         /// The vendor's profiler.
         use_nsys_profiler: bool = false
-            => no_counterpart("marks for NVIDIA's profiler around some steps; `nsys profile bridge train` has the whole run");
+            => no_counterpart("marks for NVIDIA's profiler around some steps; `nsys profile bridge train` profiles the whole run");
         /// The framework's profiler.
         use_pytorch_profiler: bool = false
-            => no_counterpart("PyTorch's profiler; `bridge bench` times operations and steps, logger.timing_log_level a run's parts");
+            => no_counterpart("PyTorch's profiler; `bridge bench` times operations and steps, logger.timing_log_level the phases of a run");
         /// First profiled step.
         profile_step_start: usize = 10
-            => no_counterpart("the first step of the profilers of [profiling], which are not there");
+            => no_counterpart("the first step of the profilers of [profiling], which do not exist here");
         /// Step after the last profiled one.
         profile_step_end: usize = 12
-            => no_counterpart("the step at which the profilers of [profiling] end, which are not there");
+            => no_counterpart("the last step of the profilers of [profiling], which do not exist here");
         /// Profiled ranks; empty is all.
         profile_ranks: Vec<usize> = Vec::new()
-            => no_counterpart("the ranks of the profilers of [profiling], which are not there");
+            => no_counterpart("the ranks of the profilers of [profiling], which do not exist here");
         /// Shapes in traces.
         pytorch_profiler_collect_shapes: bool = false => no_counterpart("shapes in the traces of PyTorch's profiler");
         /// Call stacks in traces.
@@ -34,7 +34,7 @@ section! {
         /// Shape marks.
         record_shapes: bool = false => no_counterpart("shapes in the marks for NVIDIA's profiler");
         /// Range marks.
-        nvtx_ranges: bool = false => no_counterpart("marks for NVIDIA's profiler around parts of a step");
+        nvtx_ranges: bool = false => no_counterpart("marks for NVIDIA's profiler around the phases of a step");
         /// Allocator history.
         record_memory_history: bool = false => no_counterpart("the history of PyTorch's allocator");
         /// Snapshot file.
@@ -45,7 +45,7 @@ section! {
 section! {
     /// Tensor statistics.
     pub struct TensorInspectConfig {
-        /// Switch it on.
+        /// Enable it.
         enabled: bool = false
             => no_counterpart("statistics by NVIDIA's DL framework inspect; logger.log_l2_norm_grad_to_tensorboard has gradient norms");
         /// Feature specification.

@@ -11,32 +11,33 @@ use super::super::section::section;
 section! {
     /// Process-group start-up.
     pub struct DistributedInitConfig {
-        /// Collective library of GPUs. Ranks are threads or MPI processes, as they were launched, and exchange what is in the memory of the host.
+        /// Collective library of GPUs. Ranks are threads or MPI processes, depending on the launcher, and communicate through host memory.
         distributed_backend: DistributedBackend = DistributedBackend::Nccl
             => no_counterpart("the library of PyTorch's collectives; the launcher (threads or mpi) decides");
         /// Timeout of a collective, in minutes.
         distributed_timeout_minutes: usize = 10, Limits::POSITIVE;
-        /// Timeout from the end of the first step on, in seconds. Saves and evaluations must not hold a rank up for longer.
+        /// Timeout after the first step, in seconds. Saves and evaluations must not delay a rank for longer.
         distributed_timeout_seconds_after_init: Option<usize> = None, Limits::POSITIVE;
-        /// Stages start overlapped reductions when the first one does, which ends last; false starts each as soon as its gradients are complete.
+        /// All stages start overlapped reductions when the first stage does, which finishes last; with false each starts when its own gradients
+        /// are complete.
         align_grad_reduce: bool = true;
-        /// Device index on this machine; the launcher sets it.
-        local_rank: usize = 0 => no_counterpart("the device number of a rank; the launcher counts ranks of a machine");
+        /// Device index on this node; the launcher sets it.
+        local_rank: usize = 0 => no_counterpart("the device number of a rank; the launcher counts the ranks of a node");
         /// Leave initialization to the caller.
         lazy_mpu_init: bool = false
-            => no_counterpart("groups that the caller of Python's library makes; as a library, pretrain takes RunOptions.groups");
-        /// Shard what `ddp.data_parallel_sharding_strategy` says.
+            => no_counterpart("groups made by the caller of the Python library; in Rust, pretrain takes RunOptions.groups");
+        /// Shard according to `ddp.data_parallel_sharding_strategy`.
         use_megatron_fsdp: bool = false;
         /// PyTorch FSDP.
-        use_torch_fsdp2: bool = false => not_built("PyTorch's sharding; use_megatron_fsdp shards the same things");
+        use_torch_fsdp2: bool = false => not_built("PyTorch's sharding; use_megatron_fsdp shards the same tensors");
         /// File of communicator options.
         nccl_communicator_config_path: Option<PathBuf> = None
             => no_counterpart("a file of NCCL's options for each group");
-        /// Rank order tp-cp-ep-pp-dp: stages are neighbours, and not replicas.
+        /// Rank order tp-cp-ep-pp-dp: stages are neighbours instead of replicas.
         use_tp_pp_dp_mapping: bool = false;
-        /// Create gloo twins of groups; there are none, which false states.
+        /// Create a second, gloo group for each group; there are none here, which false states.
         use_gloo_process_groups: bool = true
-            => no_counterpart("a second set of groups on the host; collectives take host memory already")
+            => no_counterpart("a second set of groups for host memory; collectives work on host memory")
             .inert(&["false"]);
         /// In-network reduction.
         use_sharp: bool = false => no_counterpart("reductions in the switches of NVIDIA's network");
@@ -44,7 +45,7 @@ section! {
         sharp_enabled_group: Option<SharpGroup> = None => no_counterpart("the group of use_sharp");
         /// Prioritized groups.
         high_priority_stream_groups: Vec<String> = Vec::new()
-            => no_counterpart("CUDA streams of high priority");
+            => no_counterpart("high-priority CUDA streams");
         /// Collective trace.
         flight_recorder_dump_path: Option<PathBuf> = None => no_counterpart("the trace of NCCL's calls");
         /// Trace entries.
@@ -61,74 +62,73 @@ section! {
             => no_counterpart("which calls the trace of flight_recorder_dump_path holds");
         /// Also when executing.
         flight_recorder_extra_dump_on_exec: bool = true
-            => no_counterpart("a further way to ask for the trace of flight_recorder_dump_path");
-        /// No fusion by a compiler; there is none, which true states.
+            => no_counterpart("another way to request the trace of flight_recorder_dump_path");
+        /// No fusion by a compiler; there is none here, which true states.
         disable_jit_fuser: bool = false => no_counterpart("PyTorch's compiler of fused operations").inert(&["true"]);
         /// Each rank sees only its own device, which the launcher has chosen.
         external_gpu_device_mapping: bool = false;
         /// Experimental features.
         enable_megatron_core_experimental: bool = false => no_counterpart("experimental parts of Megatron Core");
-        /// Explicit group collection, which true states: groups are handed to what uses them.
+        /// Explicit group collection: groups are arguments here, which true states.
         use_decentralized_pg: bool = false
-            => no_counterpart("process groups that are global variables; they are arguments here").inert(&["true"]);
+            => no_counterpart("global process groups; they are arguments here").inert(&["true"]);
 
         alias "lazy_init" = lazy_mpu_init;
     }
 }
 
 section! {
-    /// Gradient buffers and reductions. One rank reduces nothing: settings that say only how replicas
-    /// reduce have nothing to do there.
+    /// Gradient buffers and reductions. On one rank, settings about how replicas reduce have no effect.
     pub struct DistributedDataParallelConfig {
         /// Gradient buffers and reduction in 32 bits.
         grad_reduce_in_fp32: bool = false;
-        /// Reduce during backward; nothing to do on one rank.
+        /// Reduce gradients during backward; no effect on one rank.
         overlap_grad_reduce: bool = false;
-        /// Gather parameters while others are computed with; nothing to do on one rank.
+        /// Gather parameters during forward; no effect on one rank.
         overlap_param_gather: bool = false;
-        /// All stages gather at the same time: after the step, which all end together.
+        /// All stages gather at the same time: after the step, which they end together.
         align_param_gather: bool = false
-            => not_built("a choice when stages gather parameters; they begin together when the step ends").inert(&["true"]);
+            => not_built("a choice of when stages gather parameters; they begin together when the step ends").inert(&["true"]);
         /// Reduce-scatter gradients.
         use_distributed_optimizer: bool = false;
-        /// Groups of replicas that each shard optimizer state by themselves.
+        /// Instances, that is groups of replicas that each shard the optimizer state separately.
         num_distributed_optimizer_instances: usize = 1, Limits::POSITIVE;
         /// Fail on NaN and infinite gradients.
         check_for_nan_in_grad: bool = false;
         /// Fail on unusually large gradients.
         check_for_large_grads: bool = false
-            => not_built("a stop at gradients much larger than before; check_for_nan_in_grad stops at infinite ones");
-        /// Elements per bucket of an overlapped reduction or gather; nothing to do on one rank.
+            => not_built("a failure on unusually large gradients; check_for_nan_in_grad fails on infinite ones");
+        /// Elements per bucket of an overlapped reduction or gather; no effect on one rank.
         bucket_size: Option<usize> = None, Limits::POSITIVE;
-        /// Pad buckets that replicas divide to a multiple of 2^16 elements; nothing to do on one rank.
+        /// Pad sharded buckets to a multiple of 2^16 elements; no effect on one rank.
         pad_buckets_for_high_nccl_busbw: bool = false;
-        /// Sum in 32 bits what travels in 16, which is always done; nothing to do on one rank.
+        /// Sum 16-bit gradients in 32 bits, which is always done; no effect on one rank.
         reduce_scatter_with_fp32_accumulation: bool = false;
         /// Parameters accumulated in 32 bits locally.
         param_name_patterns_for_fp32_local_accumulation: Vec<String> = Vec::new()
             => not_built("some parameters accumulated in 32 bits; grad_reduce_in_fp32 does it for all");
-        /// Average in the collective instead of scaling first; nothing to do on one rank.
+        /// Average in the collective instead of scaling first; no effect on one rank.
         average_in_collective: bool = false;
         /// Gather 8-bit weights.
         fp8_param_gather: bool = false => not_built("weights gathered in the 8 bits of model.fp8");
         /// Share gradient buffers with the mxfp8 gather.
         reuse_grad_buf_for_mxfp8_param_ag: bool = false
             => not_built("one buffer for gradients and gathered 8-bit weights; there are no 8-bit weights");
-        /// Shard what `ddp.data_parallel_sharding_strategy` says.
+        /// Shard according to `ddp.data_parallel_sharding_strategy`.
         use_megatron_fsdp: bool = false;
         /// Deprecated alias of the above.
         use_custom_fsdp: bool = false;
-        /// What replicas divide; needs `use_megatron_fsdp`.
+        /// What replicas shard; needs `use_megatron_fsdp`.
         data_parallel_sharding_strategy: ShardingStrategy = ShardingStrategy::NoShard;
         /// What is sharded between groups.
         outer_dp_sharding_strategy: ShardingStrategy = ShardingStrategy::NoShard
-            => not_built("a second level of sharding; num_distributed_optimizer_instances has replicas of one level");
+            => not_built("a second level of sharding; num_distributed_optimizer_instances replicates one level");
         /// No pass over gradients to divide them.
         gradient_reduce_div_fusion: bool = true
-            => not_built("a division of gradients by itself; the loss is divided before backward, or the collective averages");
+            => not_built("a separate division of gradients; the loss is divided before backward, or the collective averages");
         /// Size of a communication unit.
         suggested_communication_unit_size: Option<usize> = None, Limits::POSITIVE
-            => not_built("elements gathered at once; parameters are gathered layer by layer");
+            => not_built("the number of elements gathered at once; parameters are gathered layer by layer");
         /// Cache of transposed 8-bit weights.
         keep_fp8_transpose_cache: bool = false => not_built("transposed copies of the 8-bit weights of model.fp8");
         /// User buffers.
@@ -139,25 +139,25 @@ section! {
         fsdp_manual_registration: bool = false => no_counterpart("when nccl_ub registers buffers");
         /// Persistent buffers.
         fsdp_double_buffer: bool = false
-            => no_counterpart("two lasting buffers for gathered parameters; each is allocated when it is gathered");
+            => no_counterpart("two persistent buffers for gathered parameters; each is allocated when it is gathered");
         /// Persistent buffers when allocation fails.
         fsdp_db_use_persist_buf_on_alloc_fail: bool = false
-            => no_counterpart("what fsdp_double_buffer does without memory");
+            => no_counterpart("what fsdp_double_buffer does if memory is short");
         /// Gather when synchronization starts.
         fsdp_all_gather_in_start_param_sync: bool = true
             => no_counterpart("where Megatron's wrapper starts to gather; a layer is gathered before it runs");
         /// Delay weight gradients.
         delay_wgrad_compute: bool = false
-            => not_built("weight gradients put off behind the exchange of model.overlap_moe_expert_parallel_comm");
+            => not_built("weight gradients deferred to overlap with model.overlap_moe_expert_parallel_comm");
         /// Sharded master weights.
         megatron_fsdp_main_params_dtype: Option<DType> = Some(DType::Float32)
             => not_built("sharded master weights in less than 32 bits");
         /// Sharded master gradients.
         megatron_fsdp_main_grads_dtype: Option<DType> = None
-            => not_built("sharded gradients of a dtype of their own; they are accumulated in 32 bits");
+            => not_built("a separate dtype for sharded gradients; they are accumulated in 32 bits");
         /// Sharded gradient communication.
         megatron_fsdp_grad_comm_dtype: Option<DType> = None
-            => not_built("a dtype of reductions alone; grad_reduce_in_fp32 chooses between the model's and 32 bits");
+            => not_built("a separate dtype for reductions; grad_reduce_in_fp32 chooses between the model's and 32 bits");
         /// A separate gradient attribute.
         megatron_fsdp_use_decoupled_grad: bool = false
             => no_counterpart("a second gradient attribute on PyTorch's parameters");
@@ -169,45 +169,45 @@ section! {
     pub struct CommOverlapConfig {
         /// Overlap of tensor-parallel collectives.
         tp_comm_overlap: bool = false
-            => not_built("tensor-parallel collectives behind parts of the matrix products that need them");
+            => not_built("tensor-parallel collectives overlapped with parts of their matrix multiplications");
         /// User-buffer table.
         tp_comm_overlap_cfg: Option<AnyValue> = None
             => no_counterpart("the table of Transformer Engine's user buffers for tp_comm_overlap");
         /// Start-up backend.
         tp_comm_bootstrap_backend: Option<BootstrapBackend> = Some(BootstrapBackend::Nccl)
-            => no_counterpart("what starts Transformer Engine's user buffers for tp_comm_overlap");
+            => no_counterpart("the start-up of Transformer Engine's user buffers for tp_comm_overlap");
         /// Overlap of stage transfers, as `model.overlap_p2p_comm`.
         overlap_p2p_comm: Option<bool> = None
-            => not_built("a choice whether stage transfers overlap; they do").inert(&["true", "false"]);
+            => not_built("stage transfers that do not overlap; they always overlap").inert(&["true", "false"]);
         /// Batched stage transfers, as `model.batch_p2p_comm`.
         batch_p2p_comm: Option<bool> = None
-            => no_counterpart("sends and receives of one NCCL call; each transfer is a call of its own").inert(&["true", "false"]);
-        /// Reduce during backward; null does with a distributed optimizer.
+            => no_counterpart("sends and receives in one NCCL call; each transfer is a separate call").inert(&["true", "false"]);
+        /// Reduce gradients during backward; null means true with a distributed optimizer.
         overlap_grad_reduce: Option<bool> = None;
-        /// Gather during forward; null does with a distributed optimizer.
+        /// Gather parameters during forward; null means true with a distributed optimizer.
         overlap_param_gather: Option<bool> = None;
         /// Gather while stepping.
         overlap_param_gather_with_optimizer_step: Option<bool> = None
-            => not_built("gathering while others are updated; ddp.overlap_param_gather gathers in the next forward").inert(&["false"]);
+            => not_built("gathering parameters while others are updated; ddp.overlap_param_gather gathers in the next forward").inert(&["false"]);
         /// Stages gather at the same time.
         align_param_gather: Option<bool> = None
-            => not_built("a choice when stages gather parameters; they begin together when the step ends")
+            => not_built("a choice of when stages gather parameters; they begin together when the step ends")
             .inert(&["true", "false"]);
-        /// Elements per bucket; null is 134217728 with a distributed optimizer.
+        /// Elements per bucket; null means 134217728 with a distributed optimizer.
         bucket_size: Option<usize> = None, Limits::POSITIVE;
         /// Embedding weight gradient during the flush.
         defer_embedding_wgrad_compute: Option<bool> = None
-            => not_built("the output embedding's weight gradient in the flush; model.pipeline_schedule has \"zb_h1\"").inert(&["false"]);
+            => not_built("the output layer's weight gradient deferred to the flush; model.pipeline_schedule has \"zb_h1\"").inert(&["false"]);
         /// Micro-batches deferred.
         wgrad_deferral_limit: Option<i64> = None
-            => not_built("how many micro-batches defer_embedding_wgrad_compute puts off").inert(&["-1"]);
+            => not_built("how many micro-batches defer_embedding_wgrad_compute defers").inert(&["-1"]);
         /// Overlap of the expert exchange.
         overlap_moe_expert_parallel_comm: Option<bool> = None
-            => not_built("the exchange of tokens behind the computation of another micro-batch").inert(&["false"]);
+            => not_built("token dispatch overlapped with the computation of another micro-batch").inert(&["false"]);
         /// Delay weight gradients.
         delay_wgrad_compute: Option<bool> = None
-            => not_built("weight gradients put off behind the exchange of overlap_moe_expert_parallel_comm").inert(&["false"]);
-        /// Filled in by upstream's container; it must be what remains.
+            => not_built("weight gradients deferred to overlap with overlap_moe_expert_parallel_comm").inert(&["false"]);
+        /// Filled in by upstream's container; it must equal the derived data-parallel size.
         data_parallel_size: Option<usize> = None, Limits::POSITIVE;
     }
 }

@@ -9,11 +9,11 @@ use super::super::refusal::{no_counterpart, not_built};
 use super::super::section::section;
 
 section! {
-    /// Console and metric back ends.
+    /// Console and metric sinks.
     pub struct LoggerConfig {
         /// Steps between console lines.
         log_interval: usize = 100, Limits::POSITIVE;
-        /// Leave out everything about training steps but the progress bar.
+        /// Log nothing about training steps except the progress bar.
         skip_train_metrics_log: bool = false;
         /// Compute the parameter norm.
         log_params_norm: bool = false;
@@ -48,11 +48,11 @@ section! {
             => no_counterpart("names of PyTorch's allocator statistics");
         /// Steps between console lines about the memory of the process; null prints none.
         log_memory_interval: Option<usize> = None, Limits::POSITIVE;
-        /// Driver-level memory too.
-        log_device_memory_used: bool = false => not_built("memory in use on the whole device, as its driver sees it");
+        /// Also log driver-level memory.
+        log_device_memory_used: bool = false => not_built("memory in use on the whole device, as reported by its driver");
         /// Gradient norm of each parameter.
         log_l2_norm_grad_to_tensorboard: bool = false;
-        /// Zero gradient entries.
+        /// Number of zero gradient entries.
         log_num_zeros_in_grad: bool = false;
         /// Largest attention logit.
         log_max_attention_logit: bool = false => not_built("the largest attention score");
@@ -60,7 +60,7 @@ section! {
         log_runtime_to_tensorboard: bool = false;
         /// Their unit.
         runtime_time_unit: TimeUnit = TimeUnit::Hours;
-        /// Barrier for level-1 timers; one rank has nobody to wait for.
+        /// Barrier for level-1 timers; no effect on one rank.
         barrier_with_L1_time: bool = true;
         /// World size as metric.
         log_world_size_to_tensorboard: bool = false;
@@ -97,22 +97,22 @@ section! {
         comet_tags: Option<Vec<String>> = None => not_built("the tags of a run of Comet").inert(&["[]"]);
         /// Log level: 10 debug, 20 info, 30 warning, 40 error, 50 critical.
         logging_level: usize = 20, Limits::between(0.0, 50.0);
-        /// Drop Python's warnings, of which there are none; Bridge's own go by `logging_level`.
+        /// Drop Python's warnings, of which there are none; Bridge's own follow `logging_level`.
         filter_warnings: bool = true
-            => no_counterpart("Python's warnings, of which there are none; Bridge's own go by logging_level").inert(&["false"]);
+            => no_counterpart("Python's warnings, of which there are none; Bridge's own follow logging_level").inert(&["false"]);
         /// Muted prefixes of Python's loggers.
         modules_to_filter: Option<Vec<String>> = None
-            => no_counterpart("Python's loggers by name; Bridge has one, which goes by logging_level").inert(&["[]"]);
+            => no_counterpart("Python's loggers by name; Bridge has one, which follows logging_level").inert(&["[]"]);
         /// Apply the level to every one of Python's loggers.
         set_level_for_all_loggers: bool = false
-            => no_counterpart("Python's other loggers; Bridge has one, which goes by logging_level").inert(&["true"]);
+            => no_counterpart("Python's other loggers; Bridge has one, which follows logging_level").inert(&["true"]);
         /// Where to write the resolved configuration.
         save_config_filepath: Option<PathBuf> = None;
         /// Folder of logs and plots (ours); null is `runs/<name>`.
         log_dir: Option<PathBuf> = None;
         /// Write metrics.jsonl (ours).
         metrics_jsonl: bool = true;
-        /// Draw plots of what `metrics.jsonl` holds, where that is written (ours).
+        /// Draw plots from `metrics.jsonl`, if it is written (ours).
         plot: bool = true;
         /// How progress is shown on the terminal (ours).
         progress: Progress = Progress::Auto;

@@ -11,7 +11,7 @@ use super::super::limits::Limits;
 use super::super::refusal::{no_counterpart, not_built};
 use super::super::section::section;
 
-/// Heads, layers and ranks: more than this is a slip of the pen.
+/// Heads, layers and ranks: a larger number is a mistake.
 const COUNT: Limits = Limits::between(1.0, 65_536.0);
 const COUNT_OR_ZERO: Limits = Limits::between(0.0, 65_536.0);
 
@@ -25,28 +25,28 @@ section! {
         hidden_size: usize = 0, Limits::between(0.0, 16_777_216.0);
         /// Query heads. Required.
         num_attention_heads: usize = 0, COUNT_OR_ZERO;
-        /// Key and value heads; null takes `num_attention_heads`.
+        /// Key and value heads; null means `num_attention_heads`.
         num_query_groups: Option<usize> = None, COUNT;
-        /// Width of the dense MLP; null takes 4 x `hidden_size`.
+        /// Width of the dense MLP; null means 4 x `hidden_size`.
         ffn_hidden_size: Option<usize> = None, Limits::between(1.0, 67_108_864.0);
-        /// Size of one head; null takes `hidden_size / num_attention_heads`.
+        /// Size of one head; null means `hidden_size / num_attention_heads`.
         kv_channels: Option<usize> = None, Limits::between(1.0, 16_777_216.0);
         /// Training sequence length, in tokens.
         seq_length: usize = 1024, Limits::SIZE;
         /// Vocabulary before padding; null takes the tokenizer's, padded.
         vocab_size: Option<usize> = None, Limits::SIZE;
-        /// Vocabulary padding unit, times the tensor-parallel size.
+        /// The vocabulary is padded to a multiple of this.
         make_vocab_size_divisible_by: usize = 128, Limits::between(1.0, 1_048_576.0);
         /// Pad the vocabulary.
         should_pad_vocab: bool = false;
         /// Tie input and output embeddings.
         share_embeddings_and_output_weights: bool = true;
-        /// How positions reach attention.
+        /// Position embedding.
         position_embedding_type: PositionEmbeddingType = PositionEmbeddingType::LearnedAbsolute
-            => not_built("yarn, which stretches a context, and mrope, for images; rope_scaling stretches one too").built(&["rope", "none"]);
+            => not_built("yarn, which extends the context, and mrope, for images; rope_scaling extends the context too").built(&["rope", "none"]);
         /// Base of the rotary frequencies.
         rotary_base: f64 = 10_000.0, Limits::between(1.0, 1e12);
-        /// Share of the head that is rotated.
+        /// Fraction of the head that is rotated.
         rotary_percent: f64 = 1.0, Limits::SHARE;
         /// Pair even and odd dimensions instead of halves.
         rotary_interleaved: bool = false;
@@ -54,19 +54,19 @@ section! {
         rope_scaling: bool = false;
         /// Its factor.
         rope_scaling_factor: f64 = 1.0, Limits::at_least(1.0);
-        /// Its low-frequency factor (ours; upstream fixes it).
+        /// Its low-frequency factor (ours; upstream hard-codes it).
         rope_scaling_low_freq_factor: f64 = 1.0, Limits::ABOVE_ZERO;
-        /// Its high-frequency factor (ours; upstream fixes it).
+        /// Its high-frequency factor (ours; upstream hard-codes it).
         rope_scaling_high_freq_factor: f64 = 4.0, Limits::ABOVE_ZERO;
-        /// Length the unscaled model was trained at (ours; upstream fixes it).
+        /// Sequence length at which the unscaled model was trained (ours; upstream hard-codes it).
         rope_scaling_original_max_position_embeddings: usize = 8192, Limits::SIZE;
         /// Linear interpolation of positions.
         seq_len_interpolation_factor: Option<f64> = None, Limits::ABOVE_ZERO;
-        /// The norm.
+        /// Normalization layer.
         normalization: Normalization = Normalization::LayerNorm;
         /// Epsilon of the norm.
         layernorm_epsilon: f64 = 1e-5, Limits::above_zero_to(1.0);
-        /// Norm weights are stored minus one.
+        /// Store norm weights minus one.
         layernorm_zero_centered_gamma: bool = false;
         /// Normalize query and key.
         qk_layernorm: bool = false;
@@ -83,7 +83,7 @@ section! {
         activation_func: Activation = Activation::Gelu;
         /// Clamp of the MLP's first output.
         activation_func_clamp_value: Option<f64> = None, Limits::ABOVE_ZERO
-            => not_built("a bound of the MLP's first product, for models with quick_gelu experts");
+            => not_built("a clamp of the MLP's first product, for models with quick_gelu experts");
         /// Added to the linear half of the gated unit.
         glu_linear_offset: f64 = 0.0
             => not_built("an offset of the gated unit's linear half, for models with quick_gelu experts");
@@ -93,43 +93,43 @@ section! {
         attention_dropout: f64 = 0.1, Limits::BELOW_ONE;
         /// Scale of attention scores; null is 1 / sqrt(`kv_channels`).
         softmax_scale: Option<f64> = None, Limits::ABOVE_ZERO;
-        /// Sliding window: tokens to the left, -1 for all, and to the right, where there are none: 0 or -1.
+        /// Sliding window: tokens to the left (-1 for all) and to the right (0 or -1, since attention is causal).
         window_size: Option<[i64; 2]> = None, Limits::at_least(-1.0);
-        /// N: every N-th layer attends fully; list: 1 is windowed.
+        /// N: every N-th layer has full attention; list: 1 means windowed.
         window_attn_skip_freq: Option<OneOrMany<usize>> = None;
-        /// N: every N-th layer has no rotary embedding; list: 1 is without.
+        /// N: every N-th layer has no rotary embedding; list: 1 means without.
         no_rope_freq: Option<OneOrMany<usize>> = None;
         /// Residual stream in 32 bits.
         fp32_residual_connection: bool = false
-            => not_built("a residual stream in 32 bits beside 16-bit layers; all is in 32 bits without mixed_precision");
+            => not_built("a residual stream in 32 bits with 16-bit layers; without mixed_precision everything is in 32 bits");
         /// Residual taken after the norm.
         apply_residual_connection_post_layernorm: bool = false
-            => not_built("residuals that start behind the norm; they start before it");
+            => not_built("residuals taken after the norm; they are taken before it");
         /// Multi-latent attention.
         multi_latent_attention: bool = false
             => not_built("keys and values projected from a latent vector; attention has full or grouped key/value heads");
         /// Multi-token-prediction depth.
         mtp_num_layers: Option<usize> = None, COUNT_OR_ZERO
-            => not_built("multi-token prediction, layers that predict the tokens after the next one").inert(&["0"]);
+            => not_built("multi-token prediction: layers that predict the tokens after the next one").inert(&["0"]);
         /// Weight of the multi-token loss.
         mtp_loss_scaling_factor: Option<f64> = Some(0.1), Limits::NON_NEGATIVE
-            => not_built("the weight of the losses that mtp_num_layers would add").inert(&["null"]);
+            => not_built("the weight of the losses of mtp_num_layers").inert(&["null"]);
         /// Divide gradients by all unmasked tokens of the step instead of averaging micro-batches.
         calculate_per_token_loss: bool = false;
         /// Attention implementation.
         attention_backend: AttentionBackend = AttentionBackend::Auto
-            => no_counterpart("CUDA libraries to choose from; each device has one attention here").inert(&["local"]);
+            => no_counterpart("a choice of CUDA libraries; each device has one attention implementation here").inert(&["local"]);
         /// Layer implementation. Upstream's default is transformer_engine, which does not exist here.
         transformer_impl: TransformerImpl = TransformerImpl::Local
-            => no_counterpart("Transformer Engine's layers and Megatron's inference layers are not there; Bridge's own are \"local\"");
+            => no_counterpart("Transformer Engine's layers and Megatron's inference layers; Bridge's own are \"local\"");
         /// Loss in 16 bits.
         fp16_lm_cross_entropy: bool = false => not_built("a loss in 16 bits; it is computed in 32 bits");
         /// Keep logits split over tensor-parallel ranks.
         parallel_output: bool = true
-            => no_counterpart("logits gathered over tensor-parallel ranks; the loss works on each rank's slice, and none has them all");
-        /// Associated hub model: kept with the configuration for people to read, not loaded.
+            => no_counterpart("logits gathered over tensor-parallel ranks; the loss works on each rank's shard and never gathers them");
+        /// Associated hub model: for information, not loaded.
         hf_model_id: Option<String> = None
-            => not_built("models of the Hugging Face hub by name; import its folder and give checkpoint.pretrained_checkpoint");
+            => not_built("models of the Hugging Face hub by name; import its folder and set checkpoint.pretrained_checkpoint");
 
         /// Tensor-parallel size.
         tensor_model_parallel_size: usize = 1, COUNT;
@@ -141,16 +141,16 @@ section! {
         context_parallel_size: usize = 1, COUNT;
         /// Expert-parallel size.
         expert_model_parallel_size: usize = 1, COUNT;
-        /// Tensor-parallel size inside experts; null takes `tensor_model_parallel_size`.
+        /// Tensor-parallel size inside experts; null means `tensor_model_parallel_size`.
         expert_tensor_parallel_size: Option<usize> = None, COUNT;
         /// Shard norms and dropout along the sequence.
         sequence_parallel: bool = false;
         /// Context-parallel group sizes per level.
         hierarchical_context_parallel_sizes: Option<Vec<usize>> = None, COUNT
-            => not_built("context parallelism in levels, for a2a+p2p; there is one level, which gathers keys and values");
+            => not_built("hierarchical context parallelism, for a2a+p2p; there is one level, which gathers keys and values");
         /// Context-parallel communication: p2p, all_gather, a2a, a2a+p2p.
         cp_comm_type: Option<OneOrMany<String>> = None
-            => not_built("keys and values passed round a ring (p2p) or heads exchanged (a2a); they are gathered").inert(&["all_gather"]);
+            => not_built("keys and values passed around a ring (p2p) or heads exchanged (a2a); keys and values are gathered").inert(&["all_gather"]);
         /// Layers of the first stage.
         num_layers_in_first_pipeline_stage: Option<usize> = None, COUNT;
         /// Layers of the last stage.
@@ -161,45 +161,45 @@ section! {
         account_for_loss_in_pipeline_split: bool = false;
         /// Explicit layer placement.
         pipeline_model_parallel_layout: Option<OneOrMany<String>> = None;
-        /// Order of work of a pipeline rank; null takes 1f1b (ours).
+        /// Pipeline schedule; null means 1f1b (ours).
         pipeline_schedule: Option<PipelineSchedule> = None;
-        /// Dtype between pipeline stages; null takes `params_dtype`. One stage sends nothing.
+        /// Dtype between pipeline stages; null means `params_dtype`. A single stage sends nothing.
         pipeline_dtype: Option<DType> = None;
         /// Exchange shapes between stages.
         variable_seq_lengths: bool = false
-            => not_built("samples of several lengths in a pipeline; all have seq_length tokens, so no shapes are exchanged");
-        /// Contiguous micro-batches per chunk; null takes the pipeline size.
+            => not_built("samples of different lengths in a pipeline; all have seq_length tokens, so no shapes are exchanged");
+        /// Contiguous micro-batches per chunk; null means the pipeline size.
         microbatch_group_size_per_vp_stage: Option<usize> = None, COUNT;
         /// Overlap stage transfers.
         overlap_p2p_comm: bool = false
-            => no_counterpart("stage transfers that do not overlap; receives are posted ahead and sends end behind computation")
+            => no_counterpart("stage transfers that do not overlap; receives are posted early and sends overlap with computation")
                 .inert(&["true"]);
         /// Batch sends and receives.
         batch_p2p_comm: bool = true
-            => no_counterpart("sends and receives of one NCCL call; each transfer is a call of its own").inert(&["false"]);
+            => no_counterpart("sends and receives in one NCCL call; each transfer is a separate call").inert(&["false"]);
         /// Overlap also in warm-up and flush.
-        overlap_p2p_comm_warmup_flush: bool = false => not_built("a choice for warm-up and flush apart from the rest")
+        overlap_p2p_comm_warmup_flush: bool = false => not_built("a separate choice for warm-up and flush")
             .inert(&["true"]);
         /// Free outputs after sending.
         deallocate_pipeline_outputs: bool = true
-            => no_counterpart("outputs kept after they were sent; sending hands them over, and nothing is left to keep");
+            => no_counterpart("outputs kept after they were sent; sending takes ownership of them");
         /// Embedding weight gradient during the flush.
         defer_embedding_wgrad_compute: bool = false
-            => not_built("the output embedding's weight gradient in the flush; pipeline_schedule = \"zb_h1\" puts off those of all layers");
-        /// Micro-batches deferred; 0 is all.
-        wgrad_deferral_limit: i64 = 0 => not_built("how many micro-batches defer_embedding_wgrad_compute puts off");
+            => not_built("the output layer's weight gradient deferred to the flush; pipeline_schedule = \"zb_h1\" defers those of all layers");
+        /// Deferred micro-batches; 0 means all.
+        wgrad_deferral_limit: i64 = 0 => not_built("how many micro-batches defer_embedding_wgrad_compute defers");
         /// Scatter the embedding's output under sequence parallelism.
         scatter_embedding_sequence_parallel: bool = true
-            => not_built("embeddings left whole under sequence_parallel, for models that change them first");
+            => not_built("unsharded embeddings under sequence_parallel, for models that change them first");
         /// Overlap tensor-parallel collectives.
         tp_comm_overlap: bool = false
-            => not_built("tensor-parallel collectives behind parts of the matrix products that need them");
+            => not_built("tensor-parallel collectives overlapped with parts of their matrix multiplications");
         /// User-buffer settings.
         tp_comm_overlap_cfg: Option<AnyValue> = None
             => no_counterpart("the table of Transformer Engine's user buffers for tp_comm_overlap");
         /// Start-up backend of the above.
         tp_comm_bootstrap_backend: BootstrapBackend = BootstrapBackend::Nccl
-            => no_counterpart("what starts Transformer Engine's user buffers for tp_comm_overlap");
+            => no_counterpart("the start-up of Transformer Engine's user buffers for tp_comm_overlap");
 
         /// 16-bit IEEE compute.
         fp16: bool = false;
@@ -210,16 +210,16 @@ section! {
         /// Autocast.
         enable_autocast: bool = false
             => not_built("PyTorch's autocast, which chooses a dtype for each operation; mixed_precision fixes them");
-        /// Autocast dtype; null takes `params_dtype`.
+        /// Autocast dtype; null means `params_dtype`.
         autocast_dtype: Option<DType> = None => no_counterpart("the dtype of PyTorch's autocast").same_as("model.params_dtype");
         /// Softmax in 32 bits.
         attention_softmax_in_fp32: bool = false
-            => no_counterpart("the softmax of attention is computed in 32 bits whatever the storage");
+            => no_counterpart("a choice of the softmax's precision; it is always computed in 32 bits");
         /// Divide scores by the layer number.
         apply_query_key_layer_scaling: bool = false => not_built("scores divided by the number of the layer");
         /// 8-bit format.
         fp8: Option<Fp8Format> = None
-            => not_built("8-bit matrix products; numbers have 32 or 16 bits (mixed_precision)");
+            => not_built("8-bit matrix multiplications; numbers have 32 or 16 bits (mixed_precision)");
         /// 8-bit scaling.
         fp8_recipe: Option<Fp8Recipe> = Some(Fp8Recipe::Delayed) => not_built("how the scales of fp8 are chosen").upstream(&["tensorwise"]);
         /// Weights in 8 bits.
@@ -228,15 +228,15 @@ section! {
         fp8_margin: i64 = 0 => not_built("the margin in the scales of fp8");
         /// 8-bit history length.
         fp8_amax_history_len: usize = 1, Limits::POSITIVE
-            => not_built("how many steps of maxima a scale of fp8 looks back on");
+            => not_built("the length of the history of maxima for the scales of fp8");
         /// 8-bit history rule.
         fp8_amax_compute_algo: AmaxAlgo = AmaxAlgo::MostRecent
-            => not_built("how the maxima of several steps become one scale of fp8");
+            => not_built("how a scale of fp8 follows from the history of maxima");
         /// 8-bit weight gradients.
         fp8_wgrad: bool = true => not_built("weight gradients outside the 8 bits of fp8");
         /// Edge layers in bfloat16.
         first_last_layers_bf16: bool = false
-            => not_built("edge layers in bfloat16 around those of fp8; without fp8 all layers are alike");
+            => not_built("edge layers in bfloat16 around fp8 layers; without fp8 all layers have the same dtype");
         /// How many at the start.
         num_layers_at_start_in_bf16: usize = 1
             => not_built("how many layers first_last_layers_bf16 keeps at the start").upstream(&["0"]);
@@ -244,31 +244,31 @@ section! {
         num_layers_at_end_in_bf16: usize = 1 => not_built("how many layers first_last_layers_bf16 keeps at the end").upstream(&["0"]);
         /// 4-bit format.
         fp4: Option<Fp4Format> = None
-            => not_built("4-bit matrix products; numbers have 32 or 16 bits (mixed_precision)");
+            => not_built("4-bit matrix multiplications; numbers have 32 or 16 bits (mixed_precision)");
         /// 4-bit scaling.
         fp4_recipe: Option<Fp4Recipe> = Some(Fp4Recipe::Nvfp4) => not_built("how the scales of fp4 are chosen");
         /// Weights in 4 bits.
         fp4_param: bool = false => not_built("weights kept in the 4 bits of fp4");
         /// Fused masked softmax.
         masked_softmax_fusion: bool = true
-            => no_counterpart("attention without a fused softmax; it is one operation, mask and softmax in it");
+            => no_counterpart("attention without a fused softmax; attention is one operation, including mask and softmax");
         /// Fused loss.
         cross_entropy_loss_fusion: bool = true
-            => no_counterpart("a loss without fusion; it is one operation with the output projection");
+            => no_counterpart("an unfused loss; it is one operation with the output layer");
         /// Backend of the fused loss.
         cross_entropy_fusion_impl: CrossEntropyImpl = CrossEntropyImpl::Native
             => no_counterpart("Transformer Engine's loss; the fused loss is Bridge's own, \"native\"");
         /// Fuse weight-gradient accumulation.
         gradient_accumulation_fusion: bool = false
-            => not_built("weight gradients added into their buffer by the matrix product itself").upstream(&["true"]);
+            => not_built("weight gradients accumulated into their buffer by the matrix multiplication itself").upstream(&["true"]);
         /// Fused bias and activation.
         bias_activation_fusion: bool = false
-            => no_counterpart("bias and activation apart from the product; they are one operation with it").inert(&["true"]);
+            => no_counterpart("bias and activation separate from the matrix multiplication; they are one operation with it").inert(&["true"]);
         /// Fused bias and dropout.
         bias_dropout_fusion: bool = false => not_built("one kernel of bias, dropout and residual").upstream(&["true"]);
         /// Fused rotary embedding.
         apply_rope_fusion: bool = false
-            => no_counterpart("rotary embedding without fusion; it is one operation, with attention where nothing comes between")
+            => no_counterpart("unfused rotary embedding; it is one operation, fused with attention where possible")
                 .inert(&["true"]);
         /// Activation recompute.
         recompute_granularity: Option<RecomputeGranularity> = None;
@@ -280,38 +280,38 @@ section! {
         recompute_modules: Option<Vec<String>> = None;
         /// Shard saved inputs over tensor-parallel ranks.
         distribute_saved_activations: bool = false
-            => not_built("the saved inputs of full recompute cut over tensor-parallel ranks; sequence_parallel cuts them");
+            => not_built("the saved inputs of full recompute sharded over tensor-parallel ranks; sequence_parallel shards them");
         /// Offload activations to the host.
         cpu_offloading: bool = false
-            => not_built("activations moved to the host until backward; recompute_granularity saves their memory");
+            => not_built("activations moved to the host until backward; use recompute_granularity to save their memory");
         /// Layers offloaded.
         cpu_offloading_num_layers: usize = 0 => not_built("how many layers cpu_offloading moves");
         /// Offload by module.
         fine_grained_activation_offloading: bool = false
-            => not_built("activations of chosen modules moved to the host; recompute_modules saves their memory");
+            => not_built("activations of chosen modules moved to the host; use recompute_modules to save their memory");
         /// Modules offloaded.
         offload_modules: Vec<String> = Vec::new() => not_built("what fine_grained_activation_offloading moves");
         /// Standard deviation of initial weights.
         init_method_std: f64 = 0.02, Limits::above_zero_to(1000.0);
-        /// Standard deviation of the initial embedding; null takes `init_method_std`.
+        /// Standard deviation of the initial embedding; null means `init_method_std`.
         embedding_init_method_std: Option<f64> = None, Limits::above_zero_to(1000.0);
-        /// Draw initial weights; false saves time when loading.
+        /// Draw initial weights; false saves time if a checkpoint is loaded.
         perform_initialization: bool = true;
         /// Draw on the host, the same at any tensor-parallel size.
         use_cpu_initialization: bool = false
-            => no_counterpart("weights drawn on the device; they are drawn on the host, the same at any layout").inert(&["true"]);
+            => no_counterpart("weights drawn on the device; they are drawn on the host, the same in any layout").inert(&["true"]);
         /// Allocate lazily.
         init_model_with_meta_device: bool = false
-            => no_counterpart("PyTorch's meta device; parameters that will be sharded are made one after the other anyway");
+            => no_counterpart("PyTorch's meta device; sharded parameters are always created one after the other");
         /// Width-transfer parametrization.
-        use_mup: bool = false => not_built("the width-transfer parametrization of initial values, scores and logits");
+        use_mup: bool = false => not_built("the muP parametrization of initial values, scores and logits");
         /// Its base width.
-        mup_base_hidden_size: Option<usize> = None, Limits::SIZE => not_built("the width that use_mup transfers from");
+        mup_base_hidden_size: Option<usize> = None, Limits::SIZE => not_built("the base width of use_mup");
         /// Its attention exponent.
-        mup_attn_scale_power: f64 = 1.0 => not_built("the power of the head size in the scores of use_mup");
+        mup_attn_scale_power: f64 = 1.0 => not_built("the exponent of the head size in the attention scale of use_mup");
         /// Deterministic kernels only.
         deterministic_mode: bool = false
-            => no_counterpart("kernels that are not deterministic; on the CPU all are").inert(&["true"]);
+            => no_counterpart("nondeterministic kernels; on the CPU all are deterministic").inert(&["true"]);
         /// Transformer Engine's RNG tracker.
         use_te_rng_tracker: bool = false
             => no_counterpart("Transformer Engine's random states; random numbers are functions of seed and position");
@@ -325,11 +325,11 @@ section! {
         /// Restore quantization state.
         restore_modelopt_state: bool = false => not_built("a model quantized by NVIDIA's ModelOpt");
 
-        /// Experts per layer; null is a dense model.
+        /// Experts per layer; null means a dense model.
         num_moe_experts: Option<usize> = None, COUNT;
-        /// N: layer i has experts when i mod N is 0; list: 1 has.
+        /// N: layer i has experts if i mod N is 0; list: 1 means experts.
         moe_layer_freq: OneOrMany<usize> = OneOrMany::One(1);
-        /// Expert width; null takes `ffn_hidden_size`.
+        /// Expert width; null means `ffn_hidden_size`.
         moe_ffn_hidden_size: Option<usize> = None, Limits::SIZE;
         /// Experts per token.
         moe_router_topk: usize = 2, COUNT;
@@ -344,7 +344,7 @@ section! {
         moe_input_jitter_eps: Option<f64> = None => not_built("noise on the router's input");
         /// Gate.
         moe_router_score_function: RouterScoreFunction = RouterScoreFunction::Softmax
-            => not_built("a sigmoid for each expert; the router has a softmax over all");
+            => not_built("a sigmoid for each expert; the router has a softmax over all experts");
         /// Score before choosing experts.
         moe_router_pre_softmax: bool = false;
         /// Multiplies selected scores.
@@ -352,40 +352,40 @@ section! {
         /// Router arithmetic.
         moe_router_dtype: Option<RouterDType> = None => not_built("routing in 64 bits").built(&["fp32"]);
         /// Expert groups.
-        moe_router_num_groups: Option<usize> = None, COUNT => not_built("experts in groups, of which a token uses few");
+        moe_router_num_groups: Option<usize> = None, COUNT => not_built("groups of experts, of which each token uses a few");
         /// Groups per token.
         moe_router_group_topk: Option<usize> = None, COUNT
             => not_built("how many groups of moe_router_num_groups a token uses");
-        /// Balancing without a loss.
+        /// Load balancing without a loss.
         moe_router_enable_expert_bias: bool = false
-            => not_built("balancing by a bias for each expert instead of a loss; moe_aux_loss_coeff balances by a loss");
+            => not_built("load balancing by a bias per expert; moe_aux_loss_coeff balances by a loss");
         /// Its rate.
         moe_router_bias_update_rate: f64 = 1e-3
-            => not_built("how fast the biases of moe_router_enable_expert_bias move");
+            => not_built("the update rate of the biases of moe_router_enable_expert_bias");
         /// Random routing for benchmarks.
         moe_router_force_load_balancing: bool = false => not_built("random routing, for benchmarks");
         /// Width of all shared experts.
         moe_shared_expert_intermediate_size: Option<usize> = None, Limits::SIZE;
         /// Gate of the shared expert.
-        moe_shared_expert_gate: bool = false => not_built("a gate on the shared expert; its output is added as it is");
+        moe_shared_expert_gate: bool = false => not_built("a gate on the shared expert; its output is added without a gate");
         /// Overlap of the shared expert.
-        moe_shared_expert_overlap: bool = false => not_built("the shared expert behind the exchange of tokens");
+        moe_shared_expert_overlap: bool = false => not_built("the shared expert overlapped with token dispatch");
         /// Dispatch method.
         moe_token_dispatcher_type: TokenDispatcher = TokenDispatcher::AllGather
-            => no_counterpart("GPU libraries that send tokens (flex); they travel as in alltoall").built(&["alltoall"]);
+            => no_counterpart("GPU libraries that dispatch tokens (flex); tokens are dispatched as with alltoall").built(&["alltoall"]);
         /// Library of flex dispatch.
         moe_flex_dispatcher_backend: FlexBackend = FlexBackend::DeepEp
             => no_counterpart("the GPU library of the flex dispatcher");
-        /// Capacity; null drops nothing.
+        /// Capacity factor; null drops no tokens.
         moe_expert_capacity_factor: Option<f64> = None
-            => not_built("experts that drop tokens above a capacity; none is dropped");
+            => not_built("experts that drop tokens above a capacity; no token is dropped");
         /// Pad to capacity.
         moe_pad_expert_input_to_capacity: bool = false => not_built("experts padded to moe_expert_capacity_factor");
         /// Which tokens drop.
         moe_token_drop_policy: TokenDropPolicy = TokenDropPolicy::Probs
             => not_built("which tokens moe_expert_capacity_factor drops");
-        /// Grouped expert products.
-        moe_grouped_gemm: bool = false => not_built("one matrix product over all experts of a layer").upstream(&["true"]);
+        /// Grouped GEMM of the experts.
+        moe_grouped_gemm: bool = false => not_built("one matrix multiplication for all experts of a layer").upstream(&["true"]);
         /// Fused permutation.
         moe_permute_fusion: bool = false => not_built("one kernel that sorts tokens by expert").upstream(&["true"]);
         /// Fused router.
@@ -394,12 +394,12 @@ section! {
         moe_per_layer_logging: bool = false;
         /// Latent size of routed experts.
         moe_latent_size: Option<usize> = None, Limits::SIZE
-            => not_built("routed experts of a smaller width than the residual stream");
+            => not_built("routed experts that work in a smaller width than the residual stream");
         /// Overlap of the expert exchange.
         overlap_moe_expert_parallel_comm: bool = false
-            => not_built("the exchange of tokens behind the computation of another micro-batch");
+            => not_built("token dispatch overlapped with the computation of another micro-batch");
         /// Delay weight gradients.
         delay_wgrad_compute: bool = false
-            => not_built("weight gradients put off behind the exchange of overlap_moe_expert_parallel_comm");
+            => not_built("weight gradients deferred to overlap with overlap_moe_expert_parallel_comm");
     }
 }

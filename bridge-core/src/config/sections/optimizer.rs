@@ -42,7 +42,7 @@ section! {
         use_precision_aware_optimizer: bool = false => not_built("moments and master weights in less than 32 bits");
         /// Keep only the low 16 bits of master weights.
         store_param_remainders: bool = true
-            => not_built("master weights as what the 16-bit ones leave over; they are kept whole").inert(&["false"]);
+            => not_built("master weights stored as the remainder of the 16-bit ones; they are stored whole").inert(&["false"]);
         /// Master gradient dtype.
         main_grads_dtype: DType = DType::Float32 => not_built("gradients for the update in less than 32 bits");
         /// Master weight dtype.
@@ -57,9 +57,9 @@ section! {
         initial_loss_scale: f64 = 4_294_967_296.0, Limits::LOSS_SCALE;
         /// Smallest dynamic scale.
         min_loss_scale: f64 = 1.0, Limits::LOSS_SCALE;
-        /// Clean steps before the scale grows.
+        /// Steps without overflow before the scale grows.
         loss_scale_window: f64 = 1000.0, Limits::POSITIVE;
-        /// Bad steps tolerated before the scale shrinks.
+        /// Overflows tolerated before the scale shrinks.
         hysteresis: usize = 2, Limits::SIZE;
         /// Decay of the first moment.
         adam_beta1: f64 = 0.9, Limits::BELOW_ONE;
@@ -67,31 +67,31 @@ section! {
         adam_beta2: f64 = 0.999, Limits::BELOW_ONE;
         /// Added to the root of the second moment.
         adam_eps: f64 = 1e-8, Limits::above_zero_to(1.0);
-        /// Weight decay apart from the gradient (AdamW) instead of L2.
+        /// Weight decay decoupled from the gradient (AdamW) instead of L2.
         decoupled_weight_decay: bool = true;
         /// Momentum of SGD.
         sgd_momentum: f64 = 0.9, Limits::BELOW_ONE;
         /// Momentum of Muon.
         muon_momentum: f64 = 0.95, Limits::BELOW_ONE => not_built("the momentum of Muon").unless(have_setting);
-        /// Treat query, key and value apart.
+        /// Treat query, key and value separately.
         muon_split_qkv: bool = true => not_built("query, key and value orthogonalized together by Muon").unless(have_setting);
         /// Nesterov momentum.
         muon_nesterov: bool = false => not_built("Nesterov's momentum in Muon").unless(have_setting);
         /// Update scaling rule.
         muon_scale_mode: String = "spectral".into() => not_built("how Muon scales its update").unless(have_setting);
         /// Newton-Schulz precision.
-        muon_fp32_matmul_prec: String = "medium".into() => not_built("the precision of Muon's matrix products").unless(have_setting);
+        muon_fp32_matmul_prec: String = "medium".into() => not_built("the precision of Muon's matrix multiplications").unless(have_setting);
         /// Newton-Schulz coefficients.
         muon_coefficient_type: String = "quintic".into() => not_built("the polynomial of Muon's iteration").unless(have_setting);
         /// Newton-Schulz steps.
         muon_num_ns_steps: usize = 5, Limits::POSITIVE => not_built("the steps of Muon's iteration").unless(have_setting);
         /// Orthogonalization under tensor parallelism.
         muon_tp_mode: String = "blockwise".into()
-            => not_built("how Muon treats matrices cut by tensor parallelism").unless(have_setting).upstream(&["duplicated"]);
+            => not_built("how Muon treats matrices sharded by tensor parallelism").unless(have_setting).upstream(&["duplicated"]);
         /// Extra update scale.
         muon_extra_scale_factor: f64 = 1.0, Limits::ABOVE_ZERO => not_built("a factor of Muon's update").unless(have_setting);
-        /// Optimizer of everything that is no matrix.
-        muon_scalar_optimizer: String = "adam".into() => not_built("the optimizer beside Muon, of what is no matrix").unless(have_setting);
+        /// Optimizer of all parameters that are not matrices.
+        muon_scalar_optimizer: String = "adam".into() => not_built("the optimizer of parameters that are not matrices, beside Muon").unless(have_setting);
         /// Lion's first constant.
         lion_beta1: f64 = 0.95, Limits::BELOW_ONE => not_built("Lion's first decay").unless(have_setting);
         /// Lion's second constant.
@@ -113,43 +113,43 @@ section! {
         use_distributed_optimizer: bool = false;
         /// Shard by whole layers.
         use_layer_wise_distributed_optimizer: bool = false
-            => not_built("state shared out by layers; use_distributed_optimizer shares it out by elements");
+            => not_built("state sharded by layers; use_distributed_optimizer shards it by elements");
         /// Mirror of the ddp setting.
         overlap_param_gather: bool = false;
         /// Gather while stepping.
         overlap_param_gather_with_optimizer_step: bool = false
-            => not_built("gathering while others are updated; ddp.overlap_param_gather gathers in the next forward");
+            => not_built("gathering parameters while others are updated; ddp.overlap_param_gather gathers in the next forward");
         /// Optimizer on the host.
         optimizer_cpu_offload: bool = false
-            => not_built("state on the host and the update there, beside a model on a GPU");
-        /// Share of it on the host.
+            => not_built("optimizer state and update on the host, with the model on a GPU");
+        /// Fraction of the state on the host.
         optimizer_offload_fraction: f64 = 0.0, Limits::FRACTION
-            => not_built("the share that optimizer_cpu_offload moves");
+            => not_built("the fraction that optimizer_cpu_offload moves");
         /// Plain implementation on the host.
         use_torch_optimizer_for_cpu_offload: bool = false
             => no_counterpart("PyTorch's optimizer for optimizer_cpu_offload");
         /// Overlap host transfers.
         overlap_cpu_optimizer_d2h_h2d: bool = false
-            => not_built("the transfers of optimizer_cpu_offload behind its updates");
+            => not_built("the transfers of optimizer_cpu_offload overlapped with its updates");
         /// Page-locked gradients.
         pin_cpu_grads: bool = true
             => no_counterpart("page-locked gradients of optimizer_cpu_offload").inert(&["false"]);
         /// Page-locked parameters.
         pin_cpu_params: bool = true
             => no_counterpart("page-locked parameters of optimizer_cpu_offload").inert(&["false"]);
-        /// Limit of the global L2 norm of gradients; 0 is off.
+        /// Limit of the global L2 norm of gradients; 0 disables clipping.
         clip_grad: f64 = 1.0, Limits::NON_NEGATIVE;
         /// Count zero gradient entries.
         log_num_zeros_in_grad: bool = false;
         /// Barrier around level-1 timers.
         barrier_with_L1_time: bool = false
-            => no_counterpart("the optimizer's copy of logger.barrier_with_L1_time, which says it for all timers")
+            => no_counterpart("the optimizer's copy of logger.barrier_with_L1_time, which applies to all timers")
             .same_as("logger.barrier_with_L1_time");
         /// Debug dump folder.
         config_logger_dir: String = String::new()
             => no_counterpart("a folder for dumps of constructor arguments; logger.save_config_filepath writes the resolved configuration");
         /// Capture the optimizer step.
-        optimizer_cuda_graph: bool = false => not_built("the optimizer's step captured as a CUDA graph");
+        optimizer_cuda_graph: bool = false => not_built("the optimizer step captured as a CUDA graph");
     }
 }
 

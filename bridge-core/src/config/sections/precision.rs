@@ -28,12 +28,12 @@ section! {
         /// Reduce gradients in 32 bits.
         grad_reduce_in_fp32: bool = true;
         /// 8-bit format.
-        fp8: Option<Fp8Format> = None => not_built("8-bit matrix products; numbers have 32 or 16 bits");
+        fp8: Option<Fp8Format> = None => not_built("8-bit matrix multiplications; numbers have 32 or 16 bits");
         /// 8-bit scaling.
         fp8_recipe: Option<Fp8Recipe> = Some(Fp8Recipe::Tensorwise) => not_built("how the scales of fp8 are chosen");
         /// Edge layers in bfloat16.
         first_last_layers_bf16: bool = false
-            => not_built("edge layers in bfloat16 around those of fp8; without fp8 all layers are alike");
+            => not_built("edge layers in bfloat16 around fp8 layers; without fp8 all layers have the same dtype");
         /// How many at the start.
         num_layers_at_start_in_bf16: usize = 0
             => not_built("how many layers first_last_layers_bf16 keeps at the start");
@@ -43,10 +43,10 @@ section! {
         fp8_margin: i64 = 0 => not_built("the margin in the scales of fp8");
         /// 8-bit history length.
         fp8_amax_history_len: usize = 1, Limits::POSITIVE
-            => not_built("how many steps of maxima a scale of fp8 looks back on");
+            => not_built("the length of the history of maxima for the scales of fp8");
         /// 8-bit history rule.
         fp8_amax_compute_algo: AmaxAlgo = AmaxAlgo::MostRecent
-            => not_built("how the maxima of several steps become one scale of fp8");
+            => not_built("how a scale of fp8 follows from the history of maxima");
         /// 8-bit weight gradients.
         fp8_wgrad: bool = true => not_built("weight gradients outside the 8 bits of fp8");
         /// 8-bit dot-product attention.
@@ -59,7 +59,7 @@ section! {
         /// Gather 8-bit parameters.
         fp8_param_gather: bool = false => not_built("weights gathered in the 8 bits of fp8");
         /// 4-bit format.
-        fp4: Option<Fp4Format> = None => not_built("4-bit matrix products; numbers have 32 or 16 bits");
+        fp4: Option<Fp4Format> = None => not_built("4-bit matrix multiplications; numbers have 32 or 16 bits");
         /// 4-bit scaling.
         fp4_recipe: Option<Fp4Recipe> = Some(Fp4Recipe::Nvfp4) => not_built("how the scales of fp4 are chosen");
         /// Share gradient buffers with the mxfp8 gather.
@@ -71,9 +71,9 @@ section! {
         initial_loss_scale: f64 = 4_294_967_296.0, Limits::LOSS_SCALE;
         /// Smallest dynamic scale.
         min_loss_scale: f64 = 1.0, Limits::LOSS_SCALE;
-        /// Clean steps before the scale grows.
+        /// Steps without overflow before the scale grows.
         loss_scale_window: f64 = 1000.0, Limits::POSITIVE;
-        /// Bad steps tolerated before the scale shrinks.
+        /// Overflows tolerated before the scale shrinks.
         hysteresis: usize = 2, Limits::SIZE;
     }
 }

@@ -21,20 +21,20 @@ section! {
             => no_counterpart("random states of inference; random numbers are functions of seed and position");
         /// Different initial weights per data-parallel rank, then broadcast.
         data_parallel_random_init: bool = false
-            => no_counterpart("initial weights of each replica, of which the first's remain; all draw the same");
+            => no_counterpart("different initial weights per replica, followed by a broadcast; all replicas draw the same");
     }
 }
 
 section! {
     /// Result validation and fault injection.
     pub struct RerunStateMachineConfig {
-        /// Inject one fault per so many validations; 0 never.
+        /// Inject one fault per this many validations; 0 means never.
         error_injection_rate: usize = 0, Limits::SIZE_OR_ZERO;
         /// Kind of injected fault.
         error_injection_type: ErrorInjectionType = ErrorInjectionType::TransientError;
         /// Operating mode.
         rerun_mode: RerunMode = RerunMode::Disabled
-            => not_built("statistics of how far repeated steps differ").built(&["validate_results"]);
+            => not_built("statistics of the differences between repeated steps").built(&["validate_results"]);
         /// Reject NaN and infinite losses.
         check_for_nan_in_loss: bool = true;
         /// Reject unusually large losses.
@@ -54,7 +54,7 @@ section! {
         calc_ft_timeouts: bool = false => no_counterpart("timeouts of enable_ft_package learned from the run");
         /// Inject a process fault.
         simulate_fault: bool = false
-            => not_built("a rank that is stopped or killed on purpose, to test enable_ft_package");
+            => not_built("a rank that is deliberately stopped or killed, to test enable_ft_package");
         /// Kind of process fault.
         simulated_fault_type: SimulatedFault = SimulatedFault::Random => not_built("how simulate_fault fails");
         /// Its victim; null is random.
@@ -67,16 +67,16 @@ section! {
 section! {
     /// Built-in straggler timer.
     pub struct StragglerDetectionConfig {
-        /// Switch it on.
+        /// Enable it.
         log_straggler: bool = false
-            => not_built("slow ranks found by timing parts of a step; logger.timing_log_option = \"all\" has every rank's timers");
+            => not_built("detection of slow ranks by timing; logger.timing_log_option = \"all\" shows every rank's timers");
         /// Start collecting at once.
-        enable_straggler_on_startup: bool = true => not_built("whether log_straggler starts at once");
-        /// Start switched off.
-        disable_straggler_on_startup: bool = false => not_built("whether log_straggler waits to be switched on");
+        enable_straggler_on_startup: bool = true => not_built("whether log_straggler starts enabled");
+        /// Start disabled.
+        disable_straggler_on_startup: bool = false => not_built("whether log_straggler starts disabled");
         /// Port that toggles it.
         straggler_ctrlr_port: usize = 65_535, Limits::between(0.0, 65_535.0)
-            => not_built("the port that switches log_straggler");
+            => not_built("the port that toggles log_straggler");
         /// Ranks listed at each end.
         straggler_minmax_count: usize = 1 => not_built("how many ranks log_straggler lists");
     }
@@ -85,24 +85,24 @@ section! {
 section! {
     /// External straggler detector.
     pub struct NvrxStragglerDetectionConfig {
-        /// Switch it on.
+        /// Enable it.
         enabled: bool = false
-            => no_counterpart("slow ranks found by NVIDIA's resiliency extension; see logger.timing_log_option = \"all\"");
+            => no_counterpart("detection of slow ranks by NVIDIA's resiliency extension; see logger.timing_log_option = \"all\"");
         /// Seconds between checks.
         report_time_interval: f64 = 300.0, Limits::ABOVE_ZERO
             => no_counterpart("the seconds between reports of the extension that nvrx_straggler.enabled starts");
         /// Scores relative to other ranks.
-        calc_relative_gpu_perf: bool = true => no_counterpart("its scores by comparison of ranks");
+        calc_relative_gpu_perf: bool = true => no_counterpart("its scores relative to other ranks");
         /// Scores relative to the past.
-        calc_individual_gpu_perf: bool = true => no_counterpart("its scores by comparison with the past");
+        calc_individual_gpu_perf: bool = true => no_counterpart("its scores relative to the past");
         /// Best and worst printed.
         num_gpu_perf_scores_to_print: usize = 5 => no_counterpart("how many of its scores are printed");
         /// Below is a straggler, relatively.
         gpu_relative_perf_threshold: f64 = 0.7, Limits::FRACTION
-            => no_counterpart("the score below which it calls a rank slow beside others");
+            => no_counterpart("the score below which a rank counts as slow relative to others");
         /// Below is a straggler, individually.
         gpu_individual_perf_threshold: f64 = 0.7, Limits::FRACTION
-            => no_counterpart("the score below which it calls a rank slower than before");
+            => no_counterpart("the score below which a rank counts as slower than before");
         /// Exit after saving.
         stop_if_detected: bool = false => no_counterpart("whether it ends the run");
         /// Log scores.
@@ -118,9 +118,9 @@ section! {
 section! {
     /// In-process restart.
     pub struct InProcessRestartConfig {
-        /// Switch it on.
+        /// Enable it.
         enabled: bool = false
-            => no_counterpart("restarts inside Python's processes; a run that is started again resumes by itself");
+            => no_counterpart("restarts inside Python's processes; a run that is started again resumes automatically");
         /// Restarts at most.
         max_iterations: Option<usize> = None, Limits::POSITIVE
             => no_counterpart("the restarts that inprocess_restart.enabled allows");
@@ -128,23 +128,23 @@ section! {
         max_rank_faults: Option<usize> = None, Limits::POSITIVE
             => no_counterpart("the faults of a rank that inprocess_restart.enabled allows");
         /// Polling, in seconds.
-        monitor_thread_interval: f64 = 1.0, Limits::ABOVE_ZERO => no_counterpart("how often its watching thread looks");
+        monitor_thread_interval: f64 = 1.0, Limits::ABOVE_ZERO => no_counterpart("the polling interval of its monitor thread");
         /// Polling, in seconds.
         monitor_process_interval: f64 = 1.0, Limits::ABOVE_ZERO
-            => no_counterpart("how often its watching process looks");
+            => no_counterpart("the polling interval of its monitor process");
         /// Polling, in seconds.
-        progress_watchdog_interval: f64 = 1.0, Limits::ABOVE_ZERO => no_counterpart("how often it looks for progress");
-        /// Seconds between signs of life.
-        heartbeat_interval: f64 = 30.0, Limits::ABOVE_ZERO => no_counterpart("how often ranks send it signs of life");
-        /// Seconds without a sign of life.
+        progress_watchdog_interval: f64 = 1.0, Limits::ABOVE_ZERO => no_counterpart("the polling interval of its progress watchdog");
+        /// Seconds between heartbeats.
+        heartbeat_interval: f64 = 30.0, Limits::ABOVE_ZERO => no_counterpart("the interval of its heartbeats");
+        /// Seconds without a heartbeat.
         heartbeat_timeout: f64 = 60.0, Limits::ABOVE_ZERO
-            => no_counterpart("when it gives up a rank without signs of life");
+            => no_counterpart("the timeout of its heartbeats");
         /// Seconds without progress before a warning.
-        soft_timeout: f64 = 60.0, Limits::ABOVE_ZERO => no_counterpart("when it warns about a rank without progress");
+        soft_timeout: f64 = 60.0, Limits::ABOVE_ZERO => no_counterpart("the time after which it warns about a rank without progress");
         /// Seconds without progress before termination.
-        hard_timeout: f64 = 90.0, Limits::ABOVE_ZERO => no_counterpart("when it ends a rank without progress");
+        hard_timeout: f64 = 90.0, Limits::ABOVE_ZERO => no_counterpart("the time after which it ends a rank without progress");
         /// Seconds of internal barriers.
-        barrier_timeout: f64 = 120.0, Limits::ABOVE_ZERO => no_counterpart("how long its barriers wait");
+        barrier_timeout: f64 = 120.0, Limits::ABOVE_ZERO => no_counterpart("the timeout of its barriers");
         /// Seconds of completion.
         completion_timeout: f64 = 120.0, Limits::ABOVE_ZERO => no_counterpart("how long it waits for ranks to end");
         /// Seconds to collect faults.
@@ -155,7 +155,7 @@ section! {
             => no_counterpart("the seconds between ending and killing a process");
         /// Unit of restart.
         granularity: RestartGranularity = RestartGranularity::Node
-            => no_counterpart("whether it restarts ranks or machines");
+            => no_counterpart("whether it restarts ranks or nodes");
         /// Working ranks; the rest are spare.
         active_world_size: Option<usize> = None, Limits::POSITIVE
             => no_counterpart("how many ranks work while the others are spare");

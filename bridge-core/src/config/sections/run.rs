@@ -9,13 +9,13 @@ use super::*;
 section! {
     /// Text generation at the end of a run (ours): one sample when `prompt` is set.
     pub struct GenerateConfig {
-        /// What to continue; null samples nothing.
+        /// The prompt to continue; null generates no sample.
         prompt: Option<String> = None;
-        /// Tokens to add at most.
+        /// Maximum number of tokens to generate.
         max_tokens: usize = 64, Limits::SIZE;
         /// Divides the logits; 0 takes the most likely token.
         temperature: f64 = 0.8, Limits::between(0.0, 100.0);
-        /// Keep only so many most likely tokens.
+        /// Keep only this many most likely tokens.
         top_k: Option<usize> = None, Limits::POSITIVE;
         /// Keep the most likely tokens up to this total probability.
         top_p: Option<f64> = None, Limits::SHARE;
@@ -25,7 +25,7 @@ section! {
 }
 
 impl RecipeConfig {
-    /// All defaults, with the sections that may be absent present, to look their defaults up.
+    /// All defaults, including those of optional sections, to look up defaults.
     pub(in super::super) fn with_every_section() -> Self {
         Self {
             mixed_precision: Some(Precision::Custom(MixedPrecisionConfig::default())),
@@ -44,13 +44,13 @@ impl RecipeConfig {
 section! {
     /// A whole recipe. Everything may be set in any order; nothing is checked before `finalize`.
     pub struct RecipeConfig {
-        /// Name of the run (ours); null takes the recipe's file name without its extension.
+        /// Name of the run (ours); null means the recipe's file name without its extension.
         name: Option<String> = None;
-        /// Where tensors live (ours): flex, cuda, wgpu, vulkan, ... with `:N` for the N-th device.
+        /// Device of all tensors (ours): flex, cuda, wgpu, vulkan, ... with `:N` for the N-th device.
         device: String = "flex".into();
         /// Architecture and parallel layout.
         model: ModelConfig = ModelConfig::default();
-        /// Loop length, batch sizes, exit rules.
+        /// Loop length, batch sizes, exit conditions.
         train: TrainingConfig = TrainingConfig::default();
         /// Evaluation cadence and batch sizes.
         validation: ValidationConfig = ValidationConfig::default();
@@ -65,7 +65,7 @@ section! {
         dataset: DatasetConfig = DatasetConfig::default();
         /// Tokenizer choice.
         tokenizer: TokenizerConfig = TokenizerConfig::default();
-        /// Console and metric back ends.
+        /// Console and metric sinks.
         logger: LoggerConfig = LoggerConfig::default();
         /// Save and load policy.
         checkpoint: CheckpointConfig = CheckpointConfig::default();

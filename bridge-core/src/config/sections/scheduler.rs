@@ -32,9 +32,9 @@ section! {
         override_opt_param_scheduler: bool = false;
         /// Take schedule values from the checkpoint.
         use_checkpoint_opt_param_scheduler: bool = false;
-        /// Weight decay at the start; null takes `optimizer.weight_decay`.
+        /// Weight decay at the start; null means `optimizer.weight_decay`.
         start_weight_decay: Option<f64> = None, Limits::NON_NEGATIVE;
-        /// Weight decay at the end; null takes `optimizer.weight_decay`.
+        /// Weight decay at the end; null means `optimizer.weight_decay`.
         end_weight_decay: Option<f64> = None, Limits::NON_NEGATIVE;
         /// Curve between the two.
         weight_decay_incr_style: WeightDecayIncrStyle = WeightDecayIncrStyle::Constant;

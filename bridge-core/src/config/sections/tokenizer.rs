@@ -18,22 +18,22 @@ section! {
         tokenizer_model: Option<PathBuf> = None;
         /// Tokenizer metadata.
         metadata_path: Option<AnyValue> = None
-            => no_counterpart("a file that says what sort tokenizer_model is; tokenizer_type says it");
+            => no_counterpart("a file that describes tokenizer_model; tokenizer_type does that");
         /// Size of the null tokenizer, which reports one more for its end-of-document token.
         vocab_size: Option<usize> = None, Limits::SIZE;
         /// BPE or WordPiece vocabulary.
         vocab_file: Option<PathBuf> = None
-            => not_built("vocabularies apart from their merges; tokenizer_model takes a tokenizer.json, which has both");
+            => not_built("a vocabulary without its merges; tokenizer_model takes a tokenizer.json, which has both");
         /// BPE merges.
         merge_file: Option<PathBuf> = None
-            => not_built("merges apart from their vocabulary; tokenizer_model takes a tokenizer.json, which has both");
+            => not_built("merges without their vocabulary; tokenizer_model takes a tokenizer.json, which has both");
         /// Additional ids.
         vocab_extra_ids: usize = 0, Limits::SIZE_OR_ZERO
-            => not_built("nameless ids behind the vocabulary; special_tokens adds ids with names");
+            => not_built("unnamed ids after the vocabulary; special_tokens adds ids with names");
         /// Special tokens added to those of the vocabulary (HuggingFaceTokenizer and ByteLevelBPE).
         special_tokens: Option<Vec<String>> = None;
         /// Chat formatting template.
-        chat_template: Option<String> = None => not_built("chats, for fine-tuning");
+        chat_template: Option<String> = None => not_built("chat templates, for fine-tuning");
         /// TikToken pre-tokenizer.
         tiktoken_pattern: Option<TiktokenPattern> = None => not_built("how TikTokenizer splits text");
         /// TikToken's reserved ids.
@@ -48,11 +48,11 @@ section! {
         force_system_message: bool = false => not_built("a system message in every chat of MultimodalTokenizer");
         /// Passed to the Hugging Face tokenizer.
         hf_tokenizer_kwargs: BTreeMap<String, AnyValue> = BTreeMap::new()
-            => not_built("arguments of Python's tokenizer classes; tokenizer.json is read as it stands").inert(&["{use_fast = true}"]);
+            => not_built("arguments of Python's tokenizer classes; tokenizer.json is used as it is").inert(&["{use_fast = true}"]);
         /// Passed to SentencePiece.
         sp_tokenizer_kwargs: BTreeMap<String, AnyValue> = BTreeMap::new()
             => not_built("arguments of SentencePiece's tokenizers");
-        /// Vocabulary that `ByteLevelBPE` is trained to (ours); null takes `model.vocab_size`.
+        /// Vocabulary size to which `ByteLevelBPE` is trained (ours); null means `model.vocab_size`.
         bpe_vocab_size: Option<usize> = None, Limits::between(257.0, 2_147_483_647.0);
         /// How much of the dataset's source `ByteLevelBPE` is trained on (ours).
         bpe_train_max_bytes: ByteSize = ByteSize(16_000_000), Limits::POSITIVE;

@@ -6,31 +6,31 @@ use super::super::refusal::{no_counterpart, not_built};
 use super::super::section::section;
 
 section! {
-    /// Loop length, batch sizes and exit rules.
+    /// Loop length, batch sizes and exit conditions.
     pub struct TrainingConfig {
-        /// Sequences per model replica per micro-step. Required.
+        /// Sequences per model replica and micro-batch. Required.
         micro_batch_size: Option<usize> = None, Limits::SIZE;
         /// Sequences per optimizer step over all ranks. Required.
         global_batch_size: Option<usize> = None, Limits::SIZE;
         /// Batch ramp-up: start, increment, samples over which to grow.
         rampup_batch_size: Option<[usize; 3]> = None;
-        /// Round the batch down to what the data-parallel size divides.
+        /// Round the batch size down to a multiple of the data-parallel size x micro-batch size.
         decrease_batch_size_if_needed: bool = false;
         /// When to empty allocator caches: 1 after forward-backward, 2 also after the step.
         empty_unused_memory_level: usize = 0, Limits::between(0.0, 2.0)
             => no_counterpart("PyTorch's cache of device memory, emptied between steps");
         /// Steps between comparisons of replica weights.
         check_weight_hash_across_dp_replicas_interval: Option<usize> = None, Limits::POSITIVE
-            => not_built("comparisons of the replicas' weights; ddp gathers or updates them to equal bits");
+            => not_built("comparisons of the replicas' weights; ddp keeps them bit-identical");
         /// Steps between device synchronizations.
         train_sync_interval: Option<usize> = None, Limits::POSITIVE;
         /// Optimizer steps over all runs. This or `train_samples` is required.
         train_iters: Option<usize> = None, Limits::POSITIVE;
         /// Samples over all runs; excludes `train_iters`.
         train_samples: Option<usize> = None, Limits::POSITIVE;
-        /// Exit when the step is a multiple.
+        /// Exit when the step is a multiple of this.
         exit_interval: Option<usize> = None, Limits::POSITIVE;
-        /// Exit after so many minutes.
+        /// Exit after this many minutes.
         exit_duration_in_mins: Option<f64> = None, Limits::ABOVE_ZERO;
         /// Save and stop when `exit_signal` arrives.
         exit_signal_handler: bool = false;
@@ -43,21 +43,21 @@ section! {
         exit_signal_handler_for_training: bool = false;
         /// Replace automatic garbage collection; Rust has none.
         manual_gc: bool = false
-            => no_counterpart("collections of Python's garbage at steps of its own; Rust collects none");
+            => no_counterpart("manual control of Python's garbage collector; Rust has none");
         /// Steps between collections; Rust has none.
-        manual_gc_interval: usize = 0 => no_counterpart("steps between collections of Python's garbage");
+        manual_gc_interval: usize = 0 => no_counterpart("steps between runs of Python's garbage collector");
         /// Collect around evaluations; Rust has no collection.
         manual_gc_eval: bool = true
-            => no_counterpart("collections of Python's garbage around evaluations; there are none").inert(&["false"]);
-        /// 1-based iterations whose data is read and not used.
+            => no_counterpart("runs of Python's garbage collector around evaluations; Rust has none").inert(&["false"]);
+        /// 1-based iterations whose data is read but not used.
         iterations_to_skip: Vec<usize> = Vec::new(), Limits::POSITIVE;
-        /// AND the success flag over model-parallel ranks. All ranks have one flag here, that of the norm over all of them.
+        /// AND the success flag over model-parallel ranks. Here all ranks share one flag, from the norm over all of them.
         check_optimizer_step_success: bool = true
-            => no_counterpart("ranks that decide by themselves whether a step succeeded; one norm over all of them decides for all");
-        /// Leave the gradient norm of each model-parallel rank as it is. All ranks have one norm here.
+            => no_counterpart("success flags that differ from rank to rank; one norm over all ranks decides");
+        /// Leave the gradient norm of each model-parallel rank as it is. Here all ranks have one norm.
         skip_sync_grad_norm_across_mp: bool = false
             => no_counterpart("gradient norms that differ from rank to rank; the norm is one sum over all ranks");
-        /// Iterations in a row with gradients or losses that are not finite after which the run fails (ours). Overflows that lower a
+        /// Consecutive iterations with non-finite gradients or losses after which the run fails (ours). Overflows that lower a
         /// dynamic loss scale do not count.
         max_consecutive_skipped_iterations: usize = 20, Limits::POSITIVE;
         /// Deprecated alias of `validation.eval_iters`.
@@ -66,7 +66,7 @@ section! {
         eval_interval: Option<usize> = None, Limits::POSITIVE;
         /// Deprecated alias of `validation.skip_train`.
         skip_train: Option<bool> = None;
-        /// Threads of the CPU back end (ours); null takes what the machine has.
+        /// Threads of the CPU backend (ours); null means all cores of the machine.
         num_threads: Option<usize> = None, Limits::between(1.0, 65_536.0);
     }
 }
@@ -80,15 +80,15 @@ section! {
         eval_interval: Option<usize> = None, Limits::POSITIVE;
         /// No evaluation before this step.
         start_eval_at_iter: Option<usize> = None;
-        /// Sequences per evaluation step; null takes `train.global_batch_size`.
+        /// Sequences per evaluation step; null means `train.global_batch_size`.
         eval_global_batch_size: Option<usize> = None, Limits::SIZE;
-        /// Sequences per evaluation micro-step; null takes `train.micro_batch_size`.
+        /// Sequences per evaluation micro-batch; null means `train.micro_batch_size`.
         eval_micro_batch_size: Option<usize> = None, Limits::SIZE;
         /// Only evaluate, then exit.
         skip_train: bool = false;
         /// Run real-time tests alongside.
-        test_mode: bool = false => no_counterpart("upstream's real-time tests beside a run");
-        /// Use the whole validation split once at each evaluation, whatever `eval_iters` says.
+        test_mode: bool = false => no_counterpart("upstream's real-time tests during a run");
+        /// Use the whole validation split once at each evaluation, whatever `eval_iters` is.
         full_validation: bool = false;
         /// A loss for each validation source.
         multiple_validation_sets: bool = false
