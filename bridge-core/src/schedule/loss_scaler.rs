@@ -1,9 +1,9 @@
-//! The loss scale of fp16 training: constant, or found by growing until gradients overflow.
-//! Arithmetic and state only; who multiplies the loss and inspects the gradients lives with the optimizer.
+//! The loss scale of fp16 training: constant, or dynamic, growing until gradients overflow.
+//! Only arithmetic and state; scaling the loss and checking the gradients belong to the loop and the optimizer.
 
 use serde::{Deserialize, Serialize};
 
-/// Largest scale that float32, in which losses are scaled, can hold and double-check.
+/// Largest scale in float32, in which losses are scaled: the largest power of two.
 const MAX_SCALE: f64 = 1.701_411_834_604_692_3e38; // 2^127
 
 /// Whether the unscaled gradients of a step were usable.
@@ -11,11 +11,11 @@ const MAX_SCALE: f64 = 1.701_411_834_604_692_3e38; // 2^127
 pub enum GradientCheck {
     /// All finite: the optimizer stepped.
     Finite,
-    /// Some NaN or infinity: the step was skipped.
+    /// Some were NaN or infinite: the step was skipped.
     Overflow,
 }
 
-/// How a dynamic loss scale moves.
+/// How a dynamic loss scale changes.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DynamicLossScaleConfig {
@@ -23,7 +23,7 @@ pub struct DynamicLossScaleConfig {
     pub initial_loss_scale: f64,
     /// Floor.
     pub min_loss_scale: f64,
-    /// Clean steps before the scale doubles.
+    /// Steps without overflow before the scale doubles.
     pub loss_scale_window: u64,
     /// Overflows tolerated before the scale halves.
     pub hysteresis: u32,
@@ -43,16 +43,16 @@ pub struct LossScaleError {
     pub field: &'static str,
     /// Its value.
     pub found: f64,
-    /// What would do.
+    /// The allowed values.
     pub expected: &'static str,
 }
 
-/// What a checkpoint holds of a loss scale.
+/// The state of a loss scale in a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LossScalerState {
-    /// Scale in force.
+    /// Current scale.
     pub scale: f64,
-    /// Clean steps since the last overflow or growth.
+    /// Steps without overflow since the last overflow or growth.
     #[serde(default)]
     pub growth_tracker: u64,
     /// Overflows left before each further one halves the scale; stays at or below 0 until the scale grows.
@@ -87,10 +87,10 @@ impl LossScaler {
         Ok(Self { dynamic: None, state })
     }
 
-    /// A scale that halves after overflows and doubles after clean steps.
+    /// A scale that halves after overflows and doubles after steps without them.
     ///
     /// # Errors
-    /// Scales that are not positive, an initial scale under the floor, a window or hysteresis of 0.
+    /// If a scale is not positive, the initial scale is below the floor, or the window or hysteresis is 0.
     pub fn dynamic(config: DynamicLossScaleConfig) -> Result<Self, LossScaleError> {
         let scale = checked("initial_loss_scale", config.initial_loss_scale)?;
         checked("min_loss_scale", config.min_loss_scale)?;
@@ -107,27 +107,27 @@ impl LossScaler {
         Ok(Self { dynamic: Some(config), state: LossScalerState { scale, growth_tracker: 0, hysteresis_tracker } })
     }
 
-    /// What the loss is multiplied with.
+    /// The factor on the loss.
     pub fn scale(&self) -> f64 {
         self.state.scale
     }
 
-    /// What gradients are multiplied with before they are used.
+    /// The factor on gradients before they are used.
     pub fn inverse_scale(&self) -> f64 {
         self.state.scale.recip()
     }
 
-    /// Whether the scale moves at all.
+    /// Whether the scale is dynamic.
     pub fn is_dynamic(&self) -> bool {
         self.dynamic.is_some()
     }
 
-    /// Whether overflows can still make the scale smaller.
+    /// Whether overflows can still lower the scale.
     pub fn can_fall(&self) -> bool {
         self.dynamic.is_some_and(|config| self.state.scale > config.min_loss_scale)
     }
 
-    /// Moves on after a step.
+    /// Updates the scale after a step.
     pub fn update(&mut self, gradients: GradientCheck) {
         let Some(config) = &self.dynamic else { return };
         let state = &mut self.state;
@@ -150,15 +150,15 @@ impl LossScaler {
         }
     }
 
-    /// What a checkpoint needs to continue.
+    /// The state for a checkpoint.
     pub fn state(&self) -> LossScalerState {
         self.state
     }
 
-    /// Continues where `state` stopped. A constant scale stays what the run says.
+    /// Continues from `state`. A constant scale remains that of the run.
     ///
     /// # Errors
-    /// A scale that is not positive and finite in float32; nothing changes then.
+    /// If the scale is not positive and finite in float32; nothing changes then.
     pub fn load_state(&mut self, state: LossScalerState) -> Result<(), LossScaleError> {
         checked("scale", state.scale)?;
         if self.dynamic.is_some() {

@@ -1,4 +1,4 @@
-//! What changes from step to step: learning rate, weight decay, batch size, loss scale, and the FLOPs they cost.
+//! Quantities that change from step to step: learning rate, weight decay, batch size and loss scale; and FLOPs.
 //! Pure arithmetic over plain parameters; nothing here may read a config tree, touch a tensor or do I/O.
 
 mod flops;

@@ -1,5 +1,5 @@
-//! How many micro-batches a step has: constant, or ramped up with the samples consumed.
-//! Counts only; what a batch contains is none of this file's business.
+//! The number of micro-batches of a step: constant, or ramped up with the consumed samples.
+//! Only counts; the content of batches does not belong here.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,28 +8,28 @@ use serde::{Deserialize, Serialize};
 pub struct BatchRampup {
     /// Global batch size of the first step.
     pub start: u64,
-    /// How much each stage adds.
+    /// The increment of each stage.
     pub increment: u64,
     /// Samples after which the full batch size is reached.
     pub samples: u64,
 }
 
-/// What to do with a global batch that is no multiple of `micro_batch_size * data_parallel_size`.
+/// What to do with a global batch that is not a multiple of `micro_batch_size * data_parallel_size`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Indivisible {
-    /// Report it.
+    /// Report an error.
     #[default]
     Refuse,
     /// Run with the next smaller multiple (`decrease_batch_size_if_needed`).
     RoundDown,
 }
 
-/// The sizes a [`NumMicrobatchesCalculator`] works with.
+/// The sizes for a [`NumMicrobatchesCalculator`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchSizeConfig {
-    /// Sequences per model replica per micro-step.
+    /// Sequences per model replica and micro-batch.
     pub micro_batch_size: u64,
-    /// Sequences per optimizer step over all ranks, once any ramp-up is over.
+    /// Sequences per optimizer step over all ranks, after ramp-up.
     pub global_batch_size: u64,
     /// Model replicas.
     pub data_parallel_size: u64,
@@ -39,13 +39,13 @@ pub struct BatchSizeConfig {
     pub indivisible: Indivisible,
 }
 
-/// Sizes that cannot make whole micro-batches.
+/// Sizes that do not form whole micro-batches.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BatchSizeError {
     /// A size of zero.
     #[error("`{field}` is 0, expected 1 or more")]
     Zero {
-        /// The offending size.
+        /// The invalid size.
         field: &'static str,
     },
     /// A batch that leaves a remainder.
@@ -56,11 +56,11 @@ pub enum BatchSizeError {
         (batch_size / (micro_batch_size * data_parallel_size) + 1) * (micro_batch_size * data_parallel_size)
     )]
     Indivisible {
-        /// Which batch size, in words.
+        /// The name of the batch size.
         what: &'static str,
         /// Its value.
         batch_size: u64,
-        /// Sequences per replica per micro-step.
+        /// Sequences per replica and micro-batch.
         micro_batch_size: u64,
         /// Model replicas.
         data_parallel_size: u64,
@@ -68,38 +68,38 @@ pub enum BatchSizeError {
     /// A batch smaller than one micro-batch for every replica.
     #[error("{what} is {batch_size}, expected {unit} or more: one micro-batch for every model replica")]
     TooSmall {
-        /// Which batch size, in words.
+        /// The name of the batch size.
         what: &'static str,
         /// Its value.
         batch_size: u64,
         /// `micro_batch_size * data_parallel_size`.
         unit: u64,
     },
-    /// A ramp-up that starts above its goal.
+    /// A ramp-up that starts above its final size.
     #[error("rampup_batch_size starts at {start}, expected at most global_batch_size ({global_batch_size})")]
     RampupStartsAboveGlobal {
-        /// Where the ramp-up starts.
+        /// Initial batch size of the ramp-up.
         start: u64,
-        /// Where it should end.
+        /// Required final batch size.
         global_batch_size: u64,
     },
-    /// A ramp-up whose steps do not end at its goal.
+    /// A ramp-up whose increments do not reach its final size.
     #[error(
         "rampup_batch_size goes from {start} to global_batch_size ({global_batch_size}) in steps of {increment}, which \
          does not divide the difference of {}",
         global_batch_size - start
     )]
     RampupIncrement {
-        /// Where the ramp-up starts.
+        /// Initial batch size of the ramp-up.
         start: u64,
-        /// Its step.
+        /// Its increment.
         increment: u64,
-        /// Where it should end.
+        /// Required final batch size.
         global_batch_size: u64,
     },
 }
 
-/// What changed when the batch size moved on.
+/// A change of the batch size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct BatchSizeChange {
     /// Global batch size before.
@@ -108,18 +108,18 @@ pub struct BatchSizeChange {
     pub global_batch_size: u64,
     /// Micro-batches per step before.
     pub previous_num_microbatches: u64,
-    /// Micro-batches per step now. A loop that sees it differ saves a checkpoint first.
+    /// Micro-batches per step now. The loop saves a checkpoint before it uses the new number.
     pub num_microbatches: u64,
 }
 
-/// The batch size in force and the micro-batches it is made of.
+/// The current batch size and its number of micro-batches.
 ///
-/// Every size the ramp-up will reach is checked at construction, so that [`Self::update`] cannot fail in the
+/// Every size of the ramp-up is checked at construction, so that [`Self::update`] cannot fail in the
 /// middle of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NumMicrobatchesCalculator {
     config: BatchSizeConfig,
-    /// `None` when there is nothing to ramp.
+    /// `None` without ramp-up.
     rampup: Option<BatchRampup>,
     current_global_batch_size: u64,
 }
@@ -127,11 +127,11 @@ pub struct NumMicrobatchesCalculator {
 impl NumMicrobatchesCalculator {
     /// The calculator at sample 0.
     ///
-    /// A ramp-up that starts at the global batch size, or takes no samples, is a no-op.
+    /// A ramp-up that starts at the global batch size, or lasts for no samples, is a no-op.
     ///
     /// # Errors
-    /// A zero size, a batch that leaves a remainder or is too small, a ramp-up that does not end at the global
-    /// batch size.
+    /// If a size is zero, a batch leaves a remainder or is too small, or a ramp-up does not end at the global batch
+    /// size.
     pub fn new(config: BatchSizeConfig) -> Result<Self, BatchSizeError> {
         for (field, size) in [
             ("micro_batch_size", config.micro_batch_size),
@@ -149,7 +149,7 @@ impl NumMicrobatchesCalculator {
         Ok(calculator)
     }
 
-    /// Moves to the batch size of `consumed_samples`; `None` when nothing changed.
+    /// Updates the batch size for `consumed_samples`; `None` if nothing changed.
     pub fn update(&mut self, consumed_samples: u64) -> Option<BatchSizeChange> {
         let global_batch_size = self.global_batch_size_at(consumed_samples);
         let previous_global_batch_size = self.current_global_batch_size;
@@ -167,7 +167,7 @@ impl NumMicrobatchesCalculator {
         })
     }
 
-    /// Global batch size that `consumed_samples` call for, before any rounding.
+    /// Global batch size for `consumed_samples`, before rounding.
     pub fn global_batch_size_at(&self, consumed_samples: u64) -> u64 {
         let global = self.config.global_batch_size;
         let Some(rampup) = self.rampup else {
@@ -183,22 +183,22 @@ impl NumMicrobatchesCalculator {
         global.min(rampup.start + increments * rampup.increment)
     }
 
-    /// Micro-batches each replica runs per step.
+    /// Micro-batches per replica and step.
     pub fn num_microbatches(&self) -> u64 {
         self.current_global_batch_size / self.config.unit()
     }
 
-    /// Global batch size in force.
+    /// Current global batch size.
     pub fn current_global_batch_size(&self) -> u64 {
         self.current_global_batch_size
     }
 
-    /// Sequences a step really trains on: the global batch size less any remainder rounded away.
+    /// Sequences that a step trains on: the global batch size, rounded down.
     pub fn current_running_global_batch_size(&self) -> u64 {
         self.num_microbatches() * self.config.unit()
     }
 
-    /// Sequences per replica per micro-step.
+    /// Sequences per replica and micro-batch.
     pub fn micro_batch_size(&self) -> u64 {
         self.config.micro_batch_size
     }
@@ -225,7 +225,7 @@ impl BatchSizeConfig {
         Ok(())
     }
 
-    /// The ramp-up if it ramps anything, every stage of it checked.
+    /// The ramp-up, with all stages checked, unless it is a no-op.
     fn checked_rampup(&self) -> Result<Option<BatchRampup>, BatchSizeError> {
         let Some(rampup) = self.rampup_batch_size else {
             return Ok(None);

@@ -1,5 +1,5 @@
 //! Learning-rate and weight-decay curves of Megatron's `OptimizerParamScheduler`, value for value.
-//! Saving and loading lives in `scheduler_state`; nothing here knows an optimizer.
+//! Saving and loading are in `scheduler_state`; nothing here knows an optimizer.
 
 use std::f64::consts::PI;
 use std::fmt;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// Shape of the learning-rate curve after warm-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LrDecayStyle {
-    /// Stays at the peak, also beyond the decay horizon.
+    /// Stays at the peak, even beyond the decay horizon.
     #[serde(rename = "constant")]
     Constant,
     /// Straight line from peak to floor.
@@ -18,7 +18,7 @@ pub enum LrDecayStyle {
     /// Half a cosine from peak to floor.
     #[serde(rename = "cosine")]
     Cosine,
-    /// `peak * sqrt(warmup / n)`, never under the floor.
+    /// `peak * sqrt(warmup / n)`, never below the floor.
     #[serde(rename = "inverse-square-root")]
     InverseSquareRoot,
     /// Warm-up, stable, then annealing over the last `wsd_decay_steps`.
@@ -90,16 +90,16 @@ impl fmt::Display for WdIncrStyle {
     }
 }
 
-/// What a schedule is made of. All lengths count samples, like the step counter.
+/// Parameters of a schedule. All lengths count samples, like the step counter.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OptimizerParamSchedulerConfig {
-    /// Learning rate at step 0 when there is a warm-up.
+    /// Learning rate at step 0, if there is a warm-up.
     pub init_lr: f64,
     /// Peak learning rate of groups without their own.
     pub max_lr: f64,
     /// Floor of groups without their own.
     pub min_lr: f64,
-    /// Warm-up length; a fraction of the horizon need not be whole.
+    /// Warm-up length; need not be whole if it is a fraction of the horizon.
     pub lr_warmup_steps: f64,
     /// Decay horizon, warm-up included.
     pub lr_decay_steps: u64,
@@ -121,13 +121,13 @@ pub struct OptimizerParamSchedulerConfig {
     pub lr_wsd_decay_style: WsdDecayStyle,
 }
 
-/// A schedule, or a group's overrides of it, that makes no sense.
+/// An invalid schedule, or invalid overrides of a group.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum SchedulerError {
     /// A value lies outside its range.
     #[error("scheduler: `{field}` is {found}, expected {expected}")]
     OutOfRange {
-        /// The offending field.
+        /// The invalid field.
         field: &'static str,
         /// Its value.
         found: f64,
@@ -137,7 +137,7 @@ pub enum SchedulerError {
     /// [`LrDecayStyle::Wsd`] without the length of its annealing part.
     #[error("scheduler: `lr_decay_style` is WSD, which needs `wsd_decay_steps`; it is not set")]
     MissingWsdDecaySteps,
-    /// A constant weight decay with two different ends.
+    /// A constant weight decay whose start and end differ.
     #[error(
         "scheduler: `weight_decay_incr_style` is constant, so start ({start}) and end ({end}) weight decay \
          must be equal; use linear or cosine to ramp"
@@ -158,7 +158,7 @@ impl OptimizerParamSchedulerConfig {
     /// Checks every rule of the schedule.
     ///
     /// # Errors
-    /// The first rule that does not hold. NaN never holds.
+    /// The first violated rule. NaN violates every rule.
     pub fn validate(&self) -> Result<(), SchedulerError> {
         check_lr_range(self.max_lr, self.min_lr)?;
         require(
@@ -206,7 +206,7 @@ fn check_lr_range(max_lr: f64, min_lr: f64) -> Result<(), SchedulerError> {
     )
 }
 
-/// What one parameter group does differently.
+/// Overrides of one parameter group.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct GroupOverrides {
@@ -228,12 +228,12 @@ impl Default for GroupOverrides {
     }
 }
 
-/// What one parameter group uses in the next optimizer step.
+/// The rates of one parameter group for the next optimizer step.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GroupValues {
     /// Learning rate.
     pub learning_rate: f64,
-    /// Weight decay, the group's multiplier applied.
+    /// Weight decay, including the group's multiplier.
     pub weight_decay: f64,
 }
 
@@ -257,12 +257,12 @@ impl OptimizerParamScheduler {
         Ok(Self { config, num_steps: 0 })
     }
 
-    /// The parameters in force, after any load.
+    /// The current parameters, after a load.
     pub fn config(&self) -> &OptimizerParamSchedulerConfig {
         &self.config
     }
 
-    /// Samples the schedule has advanced by.
+    /// Samples by which the schedule has advanced.
     pub fn num_steps(&self) -> u64 {
         self.num_steps
     }
@@ -276,7 +276,7 @@ impl OptimizerParamScheduler {
     /// Checks a group's overrides against this schedule.
     ///
     /// # Errors
-    /// A learning-rate range or weight-decay ramp that the schedule itself would refuse.
+    /// If the learning-rate range or weight-decay ramp is invalid for a schedule.
     pub fn check_group(&self, group: &GroupOverrides) -> Result<(), SchedulerError> {
         let config = &self.config;
         check_lr_range(group.max_lr.unwrap_or(config.max_lr), group.min_lr.unwrap_or(config.min_lr))?;
@@ -285,12 +285,12 @@ impl OptimizerParamScheduler {
         require(wd_mult >= 0.0 && wd_mult.is_finite(), "wd_mult", wd_mult, "a finite value of 0 or more".into())
     }
 
-    /// What `group` uses in the next optimizer step.
+    /// The rates of `group` for the next optimizer step.
     pub fn values(&self, group: &GroupOverrides) -> GroupValues {
         self.values_at(self.num_steps, group)
     }
 
-    /// What `group` uses in the optimizer step that starts after `num_steps` samples.
+    /// The rates of `group` for the optimizer step that starts after `num_steps` samples.
     pub fn values_at(&self, num_steps: u64, group: &GroupOverrides) -> GroupValues {
         GroupValues {
             learning_rate: self.lr_at(num_steps, group),

@@ -1,5 +1,5 @@
-//! What a checkpoint holds of a schedule, and how it meets the schedule of the run that loads it.
-//! The curves themselves live in `optimizer_param_scheduler`.
+//! The state of a schedule in a checkpoint, and how it is merged with the schedule of the run that loads it.
+//! The curves are in `optimizer_param_scheduler`.
 
 use std::fmt;
 
@@ -16,7 +16,7 @@ pub struct SchedulerState {
     /// Warm-up length in samples (`warmup_iter`, `warmup_steps`).
     #[serde(alias = "warmup_iter", alias = "warmup_steps")]
     pub lr_warmup_steps: f64,
-    /// Samples the schedule has advanced by (`num_iters`).
+    /// Samples by which the schedule has advanced (`num_iters`).
     #[serde(alias = "num_iters")]
     pub num_steps: u64,
     /// Curve after warm-up (`decay_style`).
@@ -41,7 +41,7 @@ pub struct SchedulerState {
     pub wd_incr_steps: Option<u64>,
 }
 
-/// Who wins when a checkpoint's schedule is not the run's.
+/// Which schedule is used if the checkpoint's differs from the run's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnStateMismatch {
@@ -71,22 +71,22 @@ impl fmt::Display for StateMismatch {
     }
 }
 
-/// Why a checkpoint's schedule could not be taken over.
+/// Why a checkpoint's schedule could not be loaded.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum SchedulerStateError {
-    /// Values differ, and no setting says who wins.
+    /// Values differ, and no setting says which to use.
     #[error(
         "the checkpoint's schedule is not this run's: {}; set scheduler.override_opt_param_scheduler = true to keep the \
          run's values or scheduler.use_checkpoint_opt_param_scheduler = true to take the checkpoint's",
         .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
     )]
     Mismatch(Vec<StateMismatch>),
-    /// The values together make no valid schedule.
+    /// The merged values are not a valid schedule.
     #[error("the checkpoint's schedule does not fit this run: {0}")]
     Invalid(#[from] SchedulerError),
 }
 
-/// Merges values one by one and keeps count of those that differ.
+/// Merges values one by one and collects those that differ.
 struct Merge {
     policy: OnStateMismatch,
     mismatches: Vec<StateMismatch>,
@@ -107,7 +107,7 @@ impl Merge {
         }
     }
 
-    /// A value that old checkpoints lack: theirs is then taken to be the run's.
+    /// A value that old checkpoints lack: the run's is used then.
     fn optional<T: PartialEq + fmt::Display>(&mut self, field: &'static str, run: T, checkpoint: Option<T>) -> T {
         match checkpoint {
             Some(checkpoint) => self.value(field, run, checkpoint),
@@ -117,7 +117,7 @@ impl Merge {
 }
 
 impl OptimizerParamScheduler {
-    /// What a checkpoint needs to continue this schedule.
+    /// The state for a checkpoint.
     pub fn state(&self) -> SchedulerState {
         let config = &self.config;
         SchedulerState {
@@ -134,10 +134,10 @@ impl OptimizerParamScheduler {
         }
     }
 
-    /// Continues where `state` stopped; the step counter always comes from the checkpoint.
+    /// Continues from `state`; the step counter always comes from the checkpoint.
     ///
     /// # Errors
-    /// Every differing value under [`OnStateMismatch::Refuse`], or a mixture that is no valid schedule. The
+    /// Every differing value under [`OnStateMismatch::Refuse`], or that the merged schedule is invalid. The
     /// scheduler is unchanged then.
     pub fn load_state(&mut self, state: &SchedulerState, policy: OnStateMismatch) -> Result<(), SchedulerStateError> {
         let run = &self.config;

@@ -1,43 +1,43 @@
 //! How many micro-batches of a step are in memory at a time.
 
-/// Tokens of micro-batches, on one rank, that are held together.
+/// Tokens of the micro-batches that one rank holds at a time.
 const TOKENS: usize = 1 << 18;
 
-/// Fewest micro-batches of a window for each one of a pipeline's unit, because a pipeline runs empty between two windows: a thirty-second of
-/// its time is lost at most.
+/// Minimum number of units per window of a pipeline, because the pipeline drains between two windows: at most a thirty-second of the time
+/// is lost.
 const UNITS: usize = 32;
 
-/// Cuts the micro-batches of a step into windows, whose data is read, used and dropped before that of the next one. Most steps are one
-/// window.
+/// Divides the micro-batches of a step into windows. The data of a window is read, used and dropped before that of the next one. Most steps
+/// are one window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MicroBatchWindows {
     size: usize,
-    /// Micro-batches that a pass may be cut after: any multiple of it.
+    /// A pass may be split after any multiple of this number of micro-batches.
     unit: usize,
 }
 
 impl MicroBatchWindows {
-    /// Windows for micro-batches of `tokens` tokens on each rank. `pipeline` is the number of micro-batches that the schedule of a pipeline
-    /// moves together; `None` for a model on one stage, which may stop after each.
+    /// Windows for micro-batches of `tokens` tokens on each rank. `pipeline` is the number of micro-batches that a pipeline schedule moves
+    /// together; `None` for a model on one stage, which may stop after each.
     pub fn new(tokens: usize, pipeline: Option<usize>) -> Self {
         let unit = pipeline.map_or(1, |unit| UNITS * unit.max(1));
         let size = (TOKENS / tokens.max(1)).max(1).next_multiple_of(unit);
         Self { size, unit }
     }
 
-    /// Micro-batches of the next window, of `left` that are to come. The last one may be up to twice as long as the others, never shorter:
-    /// schedules have a least length.
+    /// Micro-batches of the next window, if `left` remain. The last window may be up to twice as long as the others, never shorter, because
+    /// schedules have a minimum length.
     pub fn next(&self, left: usize) -> usize {
         if left >= 2 * self.size { self.size } else { left }
     }
 
-    /// Windows of a step of `total` micro-batches.
+    /// Number of windows of a step of `total` micro-batches.
     pub fn count(&self, total: usize) -> usize {
         (total / self.size).max(1)
     }
 
-    /// Micro-batches after which a pass over `left` of them should pause to look around, where it would like to after `wanted`: no fewer than
-    /// the schedule allows.
+    /// Number of micro-batches after which a pass over `left` should pause to poll for stop requests: at least `wanted`, and as the schedule
+    /// allows.
     pub fn pause(&self, wanted: usize, left: usize) -> usize {
         let pause = wanted.max(1).next_multiple_of(self.unit);
         if left >= pause + self.unit { pause } else { left }
