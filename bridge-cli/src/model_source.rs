@@ -49,7 +49,7 @@ pub fn open(path: &Path, device: &Device) -> Result<LoadedModel, Failure> {
         deferred: None,
     };
     let blank = DecoderConfig { perform_initialization: false, ..config.clone() };
-    let mut chunk = build_decoder(&blank, &context, &Stage::whole(config.num_layers)).map_err(Failure::input)?;
+    let mut chunk = build_decoder(&blank, &context, &Stage::whole([config.num_layers])).map_err(Failure::input)?;
     load_parameters(chunk.as_mut(), &checkpoint).map_err(Failure::input)?;
     let tokenizer = checkpoint_tokenizer(&checkpoint)?;
     let stop_tokens = tokenizer.iter().filter_map(|tokenizer| tokenizer.eod()).collect();

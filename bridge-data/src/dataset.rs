@@ -4,23 +4,26 @@
 use std::sync::Arc;
 
 use super::DataError;
+use super::extra::Extras;
 use super::loader::MicroBatches;
 use crate::tokenizer::Tokenizer;
 
-/// One training sample; every vector has the sequence length.
+/// One training sample; every vector has the sequence length, but for extra tensors.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sample {
     /// Input token ids.
     pub tokens: Vec<i64>,
     /// The token each position has to predict.
     pub labels: Vec<i64>,
-    /// 1 where the position counts in the loss, else 0.
+    /// Weight of each position in the loss: any number, 0 where it does not count.
     pub loss_mask: Vec<f32>,
     /// Position of each token, counted from 0 (from the document's start when positions are reset).
     pub position_ids: Vec<i64>,
     /// With attention reset at document ends: the ordinal of each token's document within the sample. Tokens attend only to
     /// earlier tokens of the same document.
     pub document_ids: Option<Vec<i32>>,
+    /// What models read besides, by name. All samples have the same ones, of the same shapes.
+    pub extras: Extras,
 }
 
 /// A source of samples with random access.

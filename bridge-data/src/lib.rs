@@ -13,6 +13,7 @@
 mod atomic;
 pub mod dataset;
 mod error;
+pub mod extra;
 pub mod gpt;
 pub mod indexed;
 mod json_text;
@@ -29,4 +30,5 @@ pub use dataset::{
     LoaderRequest, Sample, Silent,
 };
 pub use error::DataError;
+pub use extra::{Extra, ExtraCut, ExtraValues, Extras};
 pub use loader::{DataLoader, MicroBatch, MicroBatches, SequencePart};

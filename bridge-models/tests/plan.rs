@@ -1,7 +1,7 @@
 //! The plan's parameters are those of the models that are built.
 
 use bridge_core::config::{Format, Kinds, RawConfig, RunConfig, World};
-use bridge_core::model::{BuildContext, ModelRegistry, Parallel, Stage};
+use bridge_core::model::{BuildContext, ModelRegistry, Parallel, StackPart, Stage};
 use bridge_core::plan::{Plan, PlanOptions, plan};
 use burn::tensor::{Device, FloatDType};
 
@@ -55,7 +55,7 @@ fn whole_models_and_stages_have_the_parameters_that_were_planned() {
     ];
     for (recipe, overrides) in cases {
         let (config, whole) = planned(recipe, 1, &overrides);
-        let found = built(&config, &whole, &Stage::whole(config.model.num_layers));
+        let found = built(&config, &whole, &Stage::whole([config.model.num_layers]));
         assert_eq!(whole.parameters.total, found, "{overrides:?}");
         assert_eq!(whole.stages[0].parameters.total, found, "{overrides:?}");
 
@@ -63,7 +63,7 @@ fn whole_models_and_stages_have_the_parameters_that_were_planned() {
         let half = config.model.num_layers / 2;
         let ends = [(0..half, true), (half..2 * half, false)];
         for (planned, (layers, is_first)) in split.stages.iter().zip(ends) {
-            let stage = Stage { layers, embedding: is_first, head: !is_first };
+            let stage = Stage::from(StackPart { layers, start: is_first, end: !is_first });
             assert_eq!(planned.parameters.total, built(&config, &split, &stage), "{overrides:?} {stage:?}");
         }
     }

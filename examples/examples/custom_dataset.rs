@@ -105,6 +105,7 @@ impl Dataset for Sums {
             tokens: ids[..self.seq_length].to_vec(),
             position_ids: (0..self.seq_length as i64).collect(),
             document_ids: None,
+            extras: Default::default(),
         })
     }
 }

@@ -110,7 +110,7 @@ impl ModelConfig for MixerConfig {
 impl ModelBuilder for MixerConfig {
     fn build_model(&self, context: &BuildContext, stage: &Stage) -> Result<Box<dyn ModelChunk>, ModelBuildError> {
         let sizes = &self.transformer;
-        if *stage != Stage::whole(sizes.num_layers) {
+        if *stage != Stage::whole([sizes.num_layers]) {
             let (key, message) = ("model.pipeline_model_parallel_size".into(), "a mixer is one stage".into());
             return Err(ModelBuildError::Invalid { key, message });
         }
@@ -130,7 +130,7 @@ impl ModelBuilder for MixerConfig {
         };
         Ok(Box::new(ModuleChunk::new(Mixer {
             embedding: normal("embedding", [context.padded_vocab_size, c]),
-            layers: stage.layers.clone().map(layer).collect(),
+            layers: stage.only_stack().layers.clone().map(layer).collect(),
             norm: ones(),
             output: normal("output", [context.padded_vocab_size, c]),
             epsilon: sizes.layernorm_epsilon,

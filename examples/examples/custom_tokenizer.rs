@@ -111,6 +111,7 @@ impl Dataset for Windows {
             loss_mask: vec![1.0; self.seq_length],
             position_ids: (0..self.seq_length as i64).collect(),
             document_ids: None,
+            extras: Default::default(),
         })
     }
 }

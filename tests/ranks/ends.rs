@@ -198,6 +198,7 @@ impl Dataset for TornSplit {
             position_ids: (0..self.seq_length as i64).collect(),
             tokens: tokens[..self.seq_length].to_vec(),
             document_ids: None,
+            extras: Default::default(),
         })
     }
 }

@@ -43,6 +43,7 @@ impl Stream {
             position_ids: (0..self.seq_length as i64).collect(),
             tokens: tokens[..self.seq_length].to_vec(),
             document_ids: None,
+            extras: Default::default(),
         }
     }
 }

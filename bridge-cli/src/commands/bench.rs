@@ -103,7 +103,7 @@ fn steps(arguments: &Arguments, device: &Device) -> Result<Value, Failure> {
         parallel: Parallel::single(),
         deferred: None,
     };
-    let stage = Stage::whole(preset.transformer.num_layers);
+    let stage = Stage::whole([preset.transformer.num_layers]);
     let mut chunks = config.builder().build_models(&config, &context, &[stage]).map_err(Failure::input)?;
     let num_parameters: usize = chunks[0].parameters().iter().map(|p| p.num_elements()).sum();
     let executor = Executor::new(chunks[0].as_ref(), &Recompute::Off);

@@ -71,6 +71,7 @@ impl Iterator for TextSequences {
             loss_mask: (0..length).map(|position| if position < predicted { 1.0 } else { 0.0 }).collect(),
             position_ids: (0..length as i64).collect(),
             document_ids: None,
+            extras: Default::default(),
         };
         self.tokens.drain(..predicted);
         Some(Ok(sample))

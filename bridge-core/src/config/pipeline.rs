@@ -8,11 +8,11 @@ use super::run_config::RunConfig;
 use super::sections::TransformerConfig;
 use crate::schedule::MicroBatchWindows;
 
-/// What each chunk of each pipeline rank holds.
+/// What each chunk of each pipeline rank holds of a model with `num_layers` layers in all its stacks.
 ///
 /// # Errors
 /// If the layout cannot be read, or the layers cannot be spread as the settings ask.
-pub fn pipeline_placement(model: &TransformerConfig) -> Result<Placement, PlacementError> {
+pub fn pipeline_placement(model: &TransformerConfig, num_layers: usize) -> Result<Placement, PlacementError> {
     let accounting = |counts| if counts { Accounting::AsLayer } else { Accounting::Free };
     let (first, last) = (model.num_layers_in_first_pipeline_stage, model.num_layers_in_last_pipeline_stage);
     let split = if let Some(layout) = &model.pipeline_model_parallel_layout {
@@ -26,7 +26,7 @@ pub fn pipeline_placement(model: &TransformerConfig) -> Result<Placement, Placem
         }
     };
     let spec = PlacementSpec {
-        num_layers: model.num_layers,
+        num_layers,
         pipeline_model_parallel_size: model.pipeline_model_parallel_size,
         virtual_pipeline_model_parallel_size: model.virtual_pipeline_model_parallel_size,
         mtp_num_layers: model.mtp_num_layers.unwrap_or(0),

@@ -1,6 +1,8 @@
 //! What a forward pass is given besides the model: a micro-batch on the device, and whether it trains.
 
-use bridge_data::{MicroBatch, SequencePart};
+use std::collections::BTreeMap;
+
+use bridge_data::{Extra, ExtraValues, MicroBatch, SequencePart};
 use bridge_kernels::rotary::Positions;
 use bridge_kernels::{DropoutKey, Philox};
 use burn::tensor::{Device, Int, Tensor, TensorData};
@@ -21,7 +23,9 @@ pub struct Batch {
     pub positions: Positions,
     /// Document of each token, `[b, t]`, when attention must stay inside documents.
     pub document_ids: Option<Tensor<2, Int>>,
-    /// Sum of the loss mask: the number of tokens that count.
+    /// What the data set brings besides, by name.
+    pub extras: BTreeMap<String, BatchExtra>,
+    /// Sum of the loss mask: the number of tokens that count, where weights are 0 and 1.
     pub num_tokens: f64,
     /// Which part of the sequence this rank has.
     pub part: SequencePart,
@@ -47,8 +51,60 @@ impl Batch {
                 let ids: Vec<i64> = ids.iter().map(|id| i64::from(*id)).collect();
                 ints(&ids)
             }),
+            extras: micro_batch
+                .extras
+                .iter()
+                .map(|(name, extra)| (name.clone(), BatchExtra::new(extra, &device)))
+                .collect(),
             num_tokens: micro_batch.loss_mask.iter().map(|m| f64::from(*m)).sum(),
             part: micro_batch.part,
+        }
+    }
+}
+
+/// An extra tensor of a data set on the device.
+#[derive(Clone, Debug)]
+pub struct BatchExtra {
+    values: FlatValues,
+    shape: Vec<usize>,
+}
+
+/// In one dimension, because data sets decide on the number of dimensions.
+#[derive(Clone, Debug)]
+enum FlatValues {
+    Ints(Tensor<1, Int>),
+    Floats(Tensor<1>),
+}
+
+impl BatchExtra {
+    fn new(extra: &Extra, device: &Device) -> Self {
+        let values = match &extra.values {
+            ExtraValues::Ints(values) => FlatValues::Ints(Tensor::from_data(values.as_slice(), device)),
+            ExtraValues::Floats(values) => FlatValues::Floats(Tensor::from_data(values.as_slice(), device)),
+        };
+        Self { values, shape: extra.shape.clone() }
+    }
+
+    /// Its shape, `[b, ..]`.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// The tensor, if its elements are integers and it has `D` dimensions.
+    pub fn ints<const D: usize>(&self) -> Option<Tensor<D, Int>> {
+        let shape: [usize; D] = self.shape.as_slice().try_into().ok()?;
+        match &self.values {
+            FlatValues::Ints(values) => Some(values.clone().reshape(shape)),
+            FlatValues::Floats(_) => None,
+        }
+    }
+
+    /// The tensor, float32, if its elements are floating-point numbers and it has `D` dimensions.
+    pub fn floats<const D: usize>(&self) -> Option<Tensor<D>> {
+        let shape: [usize; D] = self.shape.as_slice().try_into().ok()?;
+        match &self.values {
+            FlatValues::Floats(values) => Some(values.clone().reshape(shape)),
+            FlatValues::Ints(_) => None,
         }
     }
 }

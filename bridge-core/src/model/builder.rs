@@ -2,28 +2,72 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
+use bridge_dist::schedule::placement::StageContent;
 use burn::tensor::{Device, FloatDType};
 
 use super::{DeferredParameters, ModelChunk, Parallel};
 use crate::config::{ExtraField, KindRegistry, Kinds, TransformerConfig};
 
-/// Which part of the layers a chunk holds, and whether it has embedding and head.
+/// What a chunk has of one of the model's stacks of layers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StackPart {
+    /// Numbers of the layers, counted in the stack.
+    pub layers: Range<usize>,
+    /// With what comes before the first layer: an embedding (`pre_process` upstream).
+    pub start: bool,
+    /// With what comes behind the last layer: in the model's last stack final norm, output projection and loss (`post_process` upstream).
+    pub end: bool,
+}
+
+/// Which of a model's segments a chunk has: a range of them, over one stack of layers or several, such as an encoder and the decoder behind it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stage {
-    /// Global numbers of the layers.
-    pub layers: std::ops::Range<usize>,
-    /// With the embedding (`pre_process` upstream).
-    pub embedding: bool,
-    /// With final norm, output projection and loss (`post_process` upstream).
-    pub head: bool,
+    /// What it has of each of the model's stacks, in their order; of some nothing.
+    pub stacks: Vec<StackPart>,
+}
+
+impl From<StackPart> for Stage {
+    /// A stage of a model with one stack.
+    fn from(part: StackPart) -> Self {
+        Self { stacks: vec![part] }
+    }
 }
 
 impl Stage {
-    /// The whole model.
-    pub fn whole(num_layers: usize) -> Self {
-        Self { layers: 0..num_layers, embedding: true, head: true }
+    /// A whole model, with so many layers in each stack.
+    pub fn whole(num_layers: impl IntoIterator<Item = usize>) -> Self {
+        let stack = |count| StackPart { layers: 0..count, start: true, end: true };
+        Self { stacks: num_layers.into_iter().map(stack).collect() }
+    }
+
+    /// What a chunk with this content has of stacks with so many layers each, at least one. The content numbers layers through all stacks; where
+    /// one stack ends and the next begins, each end is with the layer beside it.
+    pub fn of_content(num_layers: &[usize], content: &StageContent) -> Self {
+        let mut next = 0;
+        let stacks = num_layers.iter().enumerate().map(|(index, count)| {
+            let all = next..next + count;
+            next = all.end;
+            let place = |layer: usize| layer.clamp(all.start, all.end) - all.start;
+            let (is_first, is_last) = (index == 0, index + 1 == num_layers.len());
+            StackPart {
+                layers: place(content.layers.start)..place(content.layers.end),
+                start: if is_first { content.embedding } else { content.layers.contains(&all.start) },
+                end: if is_last { content.loss } else { content.layers.contains(&(all.end - 1)) },
+            }
+        });
+        Self { stacks: stacks.collect() }
+    }
+
+    /// The part of the only stack.
+    ///
+    /// # Panics
+    /// If the model has several.
+    pub fn only_stack(&self) -> &StackPart {
+        assert_eq!(self.stacks.len(), 1, "a model with one stack is built from a stage of one stack");
+        &self.stacks[0]
     }
 }
 
@@ -73,6 +117,11 @@ pub trait ModelConfig: fmt::Debug + Send + Sync {
 
     /// The fields all models share.
     fn transformer(&self) -> &TransformerConfig;
+
+    /// Layers of each of the model's stacks, in the order in which activations pass through them. One stack by default.
+    fn stacks(&self) -> Vec<usize> {
+        vec![self.transformer().num_layers]
+    }
 
     /// The builder for this configuration.
     fn builder(&self) -> Box<dyn ModelBuilder>;
@@ -173,5 +222,31 @@ impl ModelRegistry {
 impl fmt::Debug for ModelRegistry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_set().entries(self.factories.keys()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stages_tile_the_stacks() {
+        let content = |layers: Range<usize>, total: usize| StageContent {
+            embedding: layers.start == 0,
+            loss: layers.end == total,
+            layers,
+            num_mtp_layers: 0,
+        };
+        let part = |layers, start, end| StackPart { layers, start, end };
+        let of = |layers: Range<usize>| Stage::of_content(&[3, 2], &content(layers, 5)).stacks;
+        assert_eq!(of(0..2), [part(0..2, true, false), part(0..0, false, false)]);
+        assert_eq!(of(2..4), [part(2..3, false, true), part(0..1, true, false)]);
+        assert_eq!(of(3..5), [part(3..3, false, false), part(0..2, true, true)]);
+        assert_eq!(of(0..3), [part(0..3, true, true), part(0..0, false, false)]);
+        assert_eq!(of(0..5), Stage::whole([3, 2]).stacks);
+        // Stages without layers, and the ends of the model without a layer.
+        assert_eq!(of(4..4), [part(3..3, false, false), part(1..1, false, false)]);
+        let head = StageContent { embedding: false, loss: true, layers: 3..3, num_mtp_layers: 0 };
+        assert_eq!(Stage::of_content(&[3], &head), Stage::from(part(3..3, false, true)));
     }
 }

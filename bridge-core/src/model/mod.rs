@@ -18,11 +18,11 @@ mod parallel;
 mod placement;
 mod weight_gradients;
 
-pub use batch::{Auxiliary, Batch, ForwardContext, Mode};
+pub use batch::{Auxiliary, Batch, BatchExtra, ForwardContext, Mode};
 pub(crate) use boundary::checked;
 pub use boundary::{Boundary, BoundaryError, BoundaryTensor, HIDDEN_STATES, loss_sum, run_segments};
 pub use builder::{
-    BuildContext, ModelBuildError, ModelBuilder, ModelConfig, ModelHook, ModelRegistry, Stage, compose_hooks,
+    BuildContext, ModelBuildError, ModelBuilder, ModelConfig, ModelHook, ModelRegistry, StackPart, Stage, compose_hooks,
 };
 pub use chunk::{ModelChunk, ParameterInfo, ParameterRole, Replacement, Segment, SegmentOutput, SegmentRole};
 pub use deferred::DeferredParameters;

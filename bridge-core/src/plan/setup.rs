@@ -106,7 +106,7 @@ impl<'a> Setup<'a> {
         let layout = layout(config, &mesh);
         let padded_vocab = padded_vocab(config)? as u64;
         check_divisions(config, padded_vocab)?;
-        let stages = pipeline_placement(model)?.chunks;
+        let stages = pipeline_placement(model, model.num_layers)?.chunks;
         let num_chunks = stages.first().map_or(1, Vec::len);
         let shape = PipelineShape {
             num_stages: layout.pipeline,

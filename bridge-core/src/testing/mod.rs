@@ -10,7 +10,7 @@ use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 
 use crate::model::{
     Batch, Boundary, BoundaryTensor, ForwardContext, ModelChunk, ModuleChunk, ParameterRole, Segment, SegmentOutput,
-    SegmentRole, Segments, Stage,
+    SegmentRole, Segments, StackPart, Stage,
 };
 
 /// Vocabulary of the toy model.
@@ -55,12 +55,13 @@ fn parameter<const D: usize>(name: &str, shape: [usize; D], device: &Device, dty
 
 /// A toy model with `layers` layers, parameters of `dtype`.
 pub fn toy(layers: usize, dtype: FloatDType) -> Box<dyn ModelChunk> {
-    toy_stage(&Stage::whole(layers), dtype)
+    toy_stage(&Stage::whole([layers]), dtype)
 }
 
 /// A stage of the toy model, parameters of `dtype`.
 pub fn toy_stage(stage: &Stage, dtype: FloatDType) -> Box<dyn ModelChunk> {
     let device = &Device::flex().autodiff();
+    let StackPart { layers, start, end } = stage.only_stack().clone();
     let layer = |i: usize| ToyLayer {
         norm: parameter(&format!("{i}.norm"), [HIDDEN], device, dtype),
         up: parameter(&format!("{i}.up"), [11, HIDDEN], device, dtype),
@@ -69,10 +70,10 @@ pub fn toy_stage(stage: &Stage, dtype: FloatDType) -> Box<dyn ModelChunk> {
     };
     let table = || parameter("embedding", [VOCAB, HIDDEN], device, dtype);
     let model = Toy {
-        embedding: stage.embedding.then(table),
-        layers: stage.layers.clone().map(layer).collect(),
-        output: (stage.head && !stage.embedding).then(table),
-        stage: ToyStage { first_layer: stage.layers.start, embedding: stage.embedding, head: stage.head, dtype },
+        embedding: start.then(table),
+        layers: layers.clone().map(layer).collect(),
+        output: (end && !start).then(table),
+        stage: ToyStage { first_layer: layers.start, embedding: start, head: end, dtype },
     };
     Box::new(ModuleChunk::new(model))
 }

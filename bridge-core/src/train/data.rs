@@ -98,7 +98,13 @@ fn every_token_has_all(batch: MicroBatch, kind: &str) -> Result<MicroBatch, Data
             return Err(DataError::Parameter(message));
         }
     }
-    Ok(batch)
+    match batch.extras.iter().find(|(_, extra)| !extra.fits(batch.batch_size, batch.seq_length)) {
+        Some((name, extra)) => Err(DataError::Parameter(format!(
+            "the loader of `{kind}` yields an extra tensor `{name}` whose shape {:?} does not fit its elements, {} samples and {} tokens",
+            extra.shape, batch.batch_size, batch.seq_length
+        ))),
+        None => Ok(batch),
+    }
 }
 
 /// Prints what happens while datasets are built.

@@ -130,7 +130,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
         deferred: defers(&config, model_config.as_ref()).then(DeferredParameters::default),
     };
     let builder: Box<dyn ModelBuilder> = model_config.builder();
-    let built = pipeline::stages(&config, groups.pipeline().rank())
+    let built = pipeline::stages(&config, &model_config.stacks(), groups.pipeline().rank())
         .and_then(|stages| Ok(builder.build_models(model_config.as_ref(), &context, &stages)?));
     let chunks = ranks::agree(&groups, "building the model", built)?;
 
@@ -359,7 +359,7 @@ pub fn build_model(
         parallel: Parallel::single(),
         deferred: None,
     };
-    let stage = Stage::whole(config.model.num_layers);
+    let stage = Stage::whole(model_config.stacks());
     let mut chunks = model_config.builder().build_models(model_config.as_ref(), &context, &[stage])?;
     chunks.pop().ok_or_else(|| TrainError::Internal("a builder returned no chunk".into()))
 }

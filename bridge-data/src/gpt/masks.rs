@@ -3,6 +3,7 @@
 
 use crate::DataError;
 use crate::dataset::Sample;
+use crate::extra::Extras;
 
 /// How samples are made of tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -112,7 +113,7 @@ pub(crate) fn make_sample(
     for id in tokens.iter_mut().chain(&mut labels).filter(|id| **id == special.pad) {
         *id = 0;
     }
-    Ok(Sample { tokens, labels, loss_mask, position_ids, document_ids })
+    Ok(Sample { tokens, labels, loss_mask, position_ids, document_ids, extras: Extras::new() })
 }
 
 fn positions(tokens: &[i64], ends: impl Fn(i64) -> bool) -> Vec<i64> {
@@ -140,6 +141,7 @@ mod tests {
             loss_mask: vec![1.0; 4],
             position_ids: vec![0, 1, 2, 3],
             document_ids: None,
+            extras: Extras::new(),
         };
         assert_eq!(sample, expected);
     }

@@ -10,6 +10,7 @@ use std::thread::JoinHandle;
 
 use super::DataError;
 use super::dataset::{Dataset, FetchOrder, Sample};
+use super::extra::{self, Extras, chunks_of};
 use super::sampler::SampleIndices;
 
 /// Which part of its samples a micro-batch has.
@@ -41,12 +42,14 @@ pub struct MicroBatch {
     pub tokens: Vec<i64>,
     /// Token to predict at each position, `[b, t]`.
     pub labels: Vec<i64>,
-    /// Weight of each position in the loss, `[b, t]`.
+    /// Weight of each position in the loss, `[b, t]`: any number, 0 where it does not count.
     pub loss_mask: Vec<f32>,
     /// Position of each token, `[b, t]`.
     pub position_ids: Vec<i64>,
     /// Ordinal of each token's document within its sample, `[b, t]`, when attention stays within documents.
     pub document_ids: Option<Vec<i32>>,
+    /// What the data set brings besides, by name; the first dimension counts samples.
+    pub extras: Extras,
     /// Samples.
     pub batch_size: usize,
     /// Tokens of a sample that are here.
@@ -59,7 +62,7 @@ impl MicroBatch {
     /// Stacks samples.
     ///
     /// # Errors
-    /// Samples of different lengths, or only some of them with document numbers.
+    /// Samples of different lengths, only some of them with document numbers, or with other extra tensors than the first.
     pub fn stack(samples: impl IntoIterator<Item = Sample>) -> Result<Self, DataError> {
         let mut batch = Self::default();
         for sample in samples {
@@ -77,6 +80,7 @@ impl MicroBatch {
                     batch.seq_length
                 )));
             }
+            extra::push(&mut batch.extras, sample.extras, batch.batch_size, batch.seq_length)?;
             batch.tokens.extend(sample.tokens);
             batch.labels.extend(sample.labels);
             batch.loss_mask.extend(sample.loss_mask);
@@ -113,17 +117,16 @@ impl MicroBatch {
             loss_mask: chunks_of(&self.loss_mask, length, chunk, [first, second]),
             position_ids: chunks_of(&self.position_ids, length, chunk, [first, second]),
             document_ids: self.document_ids.as_ref().map(|ids| chunks_of(ids, length, chunk, [first, second])),
+            extras: self
+                .extras
+                .iter()
+                .map(|(name, extra)| (name.clone(), extra.part(length, chunk, [first, second])))
+                .collect(),
             batch_size: self.batch_size,
             seq_length: 2 * chunk,
             part: SequencePart::of_rank(rank, ranks),
         }
     }
-}
-
-/// Of each row of `length` values the `chunk` values that begin at each of `starts`.
-fn chunks_of<T: Copy>(values: &[T], length: usize, chunk: usize, starts: [usize; 2]) -> Vec<T> {
-    let rows = values.chunks(length.max(1));
-    rows.flat_map(|row| starts.into_iter().flat_map(move |start| row[start..start + chunk].iter().copied())).collect()
 }
 
 /// How a [`DataLoader`] works ahead.

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::DataError;
+use crate::{DataError, Extra};
 
 /// Sample i is [i, i, ..]; fetching takes a time that depends on i, so that workers overtake each other.
 struct Numbers {
@@ -35,6 +35,7 @@ impl Dataset for Numbers {
                 loss_mask: vec![1.0; 3],
                 position_ids: vec![0, 1, 2],
                 document_ids: None,
+                extras: Default::default(),
             }),
         }
     }
@@ -138,10 +139,25 @@ fn samples_of_different_shapes_are_refused() {
         loss_mask: vec![0.0; t],
         position_ids: vec![0; t],
         document_ids: None,
+        extras: Default::default(),
     };
     assert!(MicroBatch::stack([sample(3), sample(4)]).is_err());
     let numbered = Sample { document_ids: Some(vec![0; 3]), ..sample(3) };
     assert!(MicroBatch::stack([numbered, sample(3)]).is_err());
+    let with = |extra: Extra| Sample { extras: Extras::from([("x".to_owned(), extra)]), ..sample(3) };
+    let ints = || Extra::ints(vec![1, 2], &[2]);
+    for (first, second, expected) in [
+        (with(ints()), sample(3), "different extra tensors: expected `x`, found "),
+        (with(ints()), with(Extra::ints(vec![1], &[1])), "`x`: expected shape [2]"),
+        (with(ints()), with(Extra::floats(vec![1.0, 2.0], &[2])), "the type of the first sample"),
+        (with(Extra::ints(vec![1], &[2])), sample(3), "does not fit its elements"),
+        (with(ints().along_sequence()), sample(3), "of a sample of 3 tokens"),
+    ] {
+        let error = MicroBatch::stack([first, second]).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+    let stacked = MicroBatch::stack([with(ints()), with(Extra::ints(vec![3, 4], &[2]))]).unwrap();
+    assert_eq!(stacked.extras["x"], Extra::ints(vec![1, 2, 3, 4], &[2, 2]));
 }
 
 #[test]
@@ -153,6 +169,10 @@ fn context_parts_tile_the_samples() {
         loss_mask: (0..24).map(|i| i as f32).collect(),
         position_ids: (0..2).flat_map(|_| 0..12).collect(),
         document_ids: Some((0..24).collect()),
+        extras: Extras::from([
+            ("image".to_owned(), Extra::floats(vec![0.5; 2 * 3], &[2, 3])),
+            ("pair".to_owned(), Extra::ints((0..48).collect(), &[2, 12, 2]).along_sequence()),
+        ]),
         batch_size: 2,
         seq_length: 12,
         part: SequencePart::Whole,
@@ -161,6 +181,10 @@ fn context_parts_tile_the_samples() {
     assert_eq!(parts[0].tokens, [0, 1, 10, 11, 100, 101, 110, 111]);
     assert_eq!(parts[1].position_ids, [2, 3, 8, 9, 2, 3, 8, 9]);
     assert_eq!(parts[2].labels, [5, 6, 7, 8, 105, 106, 107, 108]);
+    assert!(parts.iter().all(|part| part.extras["image"] == whole.extras["image"]));
+    let pairs: Vec<i64> =
+        [0, 1, 10, 11, 12, 13, 22, 23].into_iter().flat_map(|token| [2 * token, 2 * token + 1]).collect();
+    assert_eq!(parts[0].extras["pair"], Extra::ints(pairs, &[2, 4, 2]).along_sequence());
     assert!(parts.iter().all(|part| part.seq_length == 4 && part.batch_size == 2));
     let mut masks: Vec<f32> = parts.iter().flat_map(|part| part.loss_mask.clone()).collect();
     masks.sort_by(f32::total_cmp);

@@ -82,7 +82,7 @@ impl HfModel {
             parallel: Parallel::single(),
             deferred: None,
         };
-        let mut chunk = build_decoder(&config, &context, &Stage::whole(config.num_layers))?;
+        let mut chunk = build_decoder(&config, &context, &Stage::whole([config.num_layers]))?;
         self.load_into(chunk.as_mut())?;
         Ok(chunk)
     }

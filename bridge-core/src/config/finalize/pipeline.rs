@@ -37,7 +37,7 @@ pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &mut ParallelSizes) {
         // Reported as missing.
         return;
     }
-    match pipeline_placement(&model) {
+    match pipeline_placement(&model, model.num_layers) {
         Ok(placement) => {
             parallel.virtual_pipeline = placement.chunks.first().map_or(1, Vec::len);
             let key = "model.microbatch_group_size_per_vp_stage";

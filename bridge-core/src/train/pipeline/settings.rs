@@ -7,17 +7,15 @@ use crate::config::{self, RunConfig, pipeline_placement, pipeline_schedule};
 use crate::model::{ModelChunk, Parallel, Stage};
 use crate::train::{TrainError, convert};
 
-/// What the chunks of pipeline rank `rank` hold.
+/// What the chunks of pipeline rank `rank` hold of a model whose stacks have so many layers.
 ///
 /// # Errors
-/// If the layers cannot be spread as configured; `finalize` has checked that they can.
-pub(in crate::train) fn stages(config: &RunConfig, rank: usize) -> Result<Vec<Stage>, TrainError> {
-    let mut placement =
-        pipeline_placement(&config.model).map_err(|error| TrainError::Internal(format!("pipeline stages: {error}")))?;
-    let contents = placement.chunks.swap_remove(rank).into_iter();
-    Ok(contents
-        .map(|content| Stage { layers: content.layers, embedding: content.embedding, head: content.loss })
-        .collect())
+/// If the layers cannot be spread as configured; of a model of one stack `finalize` has checked that they can.
+pub(in crate::train) fn stages(config: &RunConfig, stacks: &[usize], rank: usize) -> Result<Vec<Stage>, TrainError> {
+    let mut placement = pipeline_placement(&config.model, stacks.iter().sum())
+        .map_err(|error| TrainError::Internal(format!("pipeline stages: {error}")))?;
+    let contents = placement.chunks.swap_remove(rank);
+    Ok(contents.iter().map(|content| Stage::of_content(stacks, content)).collect())
 }
 
 /// The executor of this rank's `chunks`.

@@ -10,7 +10,7 @@ use bridge_kernels::Philox;
 use burn::tensor::{Device, FloatDType, Tensor};
 
 use super::{MicroBatchInput, MicroBatches, PassReport, Pipeline, PipelineError, PipelineSettings, TrainWork};
-use crate::model::{Batch, ForwardContext, Mode, ModelChunk, Stage, loss_sum};
+use crate::model::{Batch, ForwardContext, Mode, ModelChunk, StackPart, Stage, loss_sum};
 use crate::testing::{micro_batch, toy, toy_stage};
 use crate::train::executor::{Closures, RegionHooks};
 use crate::train::{Cuts, Executor, Recompute};
@@ -132,7 +132,7 @@ fn chunks(rank: usize, stages: usize, per_rank: usize) -> Vec<Box<dyn ModelChunk
         .map(|chunk| {
             let stage = chunk * stages + rank;
             let layers = stage * each..(stage + 1) * each;
-            toy_stage(&Stage { layers, embedding: stage == 0, head: stage + 1 == total }, FloatDType::F32)
+            toy_stage(&Stage::from(StackPart { layers, start: stage == 0, end: stage + 1 == total }), FloatDType::F32)
         })
         .collect()
 }
@@ -246,7 +246,7 @@ fn a_stage_without_layers_passes_on() {
     let stages = [(0..3, true, false), (3..3, false, false), (3..8, false, true)];
     let ranks = run_ranks(3, TIMEOUT, |group| {
         let (layers, embedding, head) = stages[group.rank()].clone();
-        let mut chunks = [toy_stage(&Stage { layers, embedding, head }, FloatDType::F32)];
+        let mut chunks = [toy_stage(&Stage::from(StackPart { layers, start: embedding, end: head }), FloatDType::F32)];
         let pipeline = pipeline(group, &chunks, ScheduleKind::OneForwardOneBackward, Recompute::Off);
         pipeline.train(&mut chunks, 3, &mut Work::default())
     });

@@ -1,6 +1,6 @@
 //! Weights in and out: the same bytes, in every form a folder can have.
 
-use bridge_core::model::{BuildContext, ModelChunk, Parallel, Stage};
+use bridge_core::model::{BuildContext, ModelChunk, Parallel, StackPart, Stage};
 use burn::tensor::FloatDType;
 
 use super::*;
@@ -239,8 +239,8 @@ fn stages_load_and_write_their_part() {
     for name in ["gpt2", "llama", "llama_tied"] {
         let model = HfModel::open(&golden(name)).unwrap();
         let config = model.config();
-        let mut first = stage(config, &Stage { layers: 0..1, embedding: true, head: false });
-        let mut last = stage(config, &Stage { layers: 1..2, embedding: false, head: true });
+        let mut first = stage(config, &Stage::from(StackPart { layers: 0..1, start: true, end: false }));
+        let mut last = stage(config, &Stage::from(StackPart { layers: 1..2, start: false, end: true }));
         model.load_into(first.as_mut()).unwrap();
         model.load_into(last.as_mut()).unwrap();
         let folder = tempfile::tempdir().unwrap();
@@ -258,7 +258,7 @@ fn a_padded_vocabulary_is_filled_with_zeros_and_cut_off_again() {
     for name in ["gpt2", "llama"] {
         let model = HfModel::open(&golden(name)).unwrap();
         let padded = DecoderConfig { padded_vocab_size: 192, ..model.config().clone() };
-        let mut chunk = stage(&padded, &Stage::whole(2));
+        let mut chunk = stage(&padded, &Stage::whole([2]));
         model.load_into(chunk.as_mut()).unwrap();
         chunk.visit_parameters(&mut |name, value| {
             if name == "embedding.word_embeddings.weight" || name == "output_layer.weight" {
@@ -278,8 +278,8 @@ fn the_hook_loads_every_chunk() {
     let model = HfModel::open(&golden("llama")).unwrap();
     let config = model.config();
     let chunks = vec![
-        stage(config, &Stage { layers: 0..2, embedding: true, head: false }),
-        stage(config, &Stage { layers: 2..2, embedding: false, head: true }),
+        stage(config, &Stage::from(StackPart { layers: 0..2, start: true, end: false })),
+        stage(config, &Stage::from(StackPart { layers: 2..2, start: false, end: true })),
     ];
     let chunks = import_hook(golden("llama"))(chunks).unwrap();
     let folder = tempfile::tempdir().unwrap();
@@ -295,9 +295,9 @@ fn the_hook_loads_every_chunk() {
 fn a_chunk_of_another_model_is_refused() {
     let model = HfModel::open(&golden("llama")).unwrap();
     let other = DecoderConfig { hidden_size: 32, ..model.config().clone() };
-    let error = model.load_into(stage(&other, &Stage::whole(2)).as_mut()).unwrap_err();
+    let error = model.load_into(stage(&other, &Stage::whole([2])).as_mut()).unwrap_err();
     assert!(matches!(&error, HfError::Parameter { name, .. } if name == "embedding.word_embeddings.weight"), "{error}");
     let other = DecoderConfig { num_layers: 3, ..model.config().clone() };
-    let error = model.load_into(stage(&other, &Stage::whole(3)).as_mut()).unwrap_err();
+    let error = model.load_into(stage(&other, &Stage::whole([3])).as_mut()).unwrap_err();
     assert!(matches!(&error, HfError::Parameter { name, .. } if name.starts_with("decoder.layers.2.")), "{error}");
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bridge_core::model::{BuildContext, Parallel, Stage};
+use bridge_core::model::{BuildContext, Parallel, StackPart, Stage};
 use bridge_dist::comm::thread::run_ranks;
 use bridge_dist::mesh::{Mesh, MeshSetupError, ParallelSizes, ProcessGroups, RankOrder};
 use burn::tensor::FloatDType;
@@ -23,7 +23,8 @@ fn through_ranks(name: &str, sizes: ParallelSizes, world_size: usize, folder: &P
         let config = DecoderConfig { padded_vocab_size: 168, ..model.config().clone() };
         let pp = groups.coordinates().pp;
         let each = config.num_layers / stages;
-        let stage = Stage { layers: pp * each..(pp + 1) * each, embedding: pp == 0, head: pp + 1 == stages };
+        let stage =
+            Stage::from(StackPart { layers: pp * each..(pp + 1) * each, start: pp == 0, end: pp + 1 == stages });
         let context = BuildContext {
             device: device(),
             seed: 1,

@@ -110,8 +110,9 @@ pub fn build_decoder(
 ) -> Result<Box<dyn ModelChunk>, ModelBuildError> {
     config.validate()?;
     check_divides(config, &context.parallel)?;
-    if stage.layers.end > config.num_layers {
-        let message = format!("expected layers within 0..{}, found stage {:?}", config.num_layers, stage.layers);
+    let layers = &stage.only_stack().layers;
+    if layers.end > config.num_layers {
+        let message = format!("expected layers within 0..{}, found stage {layers:?}", config.num_layers);
         return Err(invalid("model.num_layers", message));
     }
     if context.padded_vocab_size != config.padded_vocab_size {

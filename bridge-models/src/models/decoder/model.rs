@@ -76,25 +76,26 @@ impl Decoder {
     /// Where embedding and output are tied and the stage has only the head, it gets its own copy of the word embedding, with
     /// the same name and the same initial values as the first stage's.
     pub fn new(config: &DecoderConfig, context: &BuildContext, stage: &Stage) -> Self {
+        let part = stage.only_stack();
         let init = Initializer::new(context, config);
         let std = Deviations::new(config);
         let tied = config.share_embeddings_and_output_weights;
         let table = [config.padded_vocab_size, config.hidden_size];
-        let output_layer = match (stage.head, tied, stage.embedding) {
+        let output_layer = match (part.end, tied, part.start) {
             (false, _, _) | (true, true, true) => None,
             (true, true, false) => Some(Table::new(WORD_EMBEDDINGS, table, std.embedding, &init)),
             (true, false, _) => Some(Table::new(OUTPUT_LAYER, table, std.weight, &init)),
         };
         Self {
-            embedding: stage.embedding.then(|| Embedding::new(config, &init)),
+            embedding: part.start.then(|| Embedding::new(config, &init)),
             decoder: Block {
-                layers: stage.layers.clone().map(|index| Layer::new(config, index, &init)).collect(),
-                final_layernorm: stage.head.then(|| Norm::new(config.norm, config.hidden_size, &init)),
+                layers: part.layers.clone().map(|index| Layer::new(config, index, &init)).collect(),
+                final_layernorm: part.end.then(|| Norm::new(config.norm, config.hidden_size, &init)),
             },
             output_layer,
             rotary: rotary_table(config, &context.device),
             settings: Settings {
-                first_layer: stage.layers.start,
+                first_layer: part.layers.start,
                 hidden_size: config.hidden_size,
                 dtype: context.params_dtype,
                 tied,

@@ -134,8 +134,8 @@ fn errors_name_the_key() {
 fn the_builder_refuses_what_does_not_fit_the_configuration() {
     let config = llama();
     let wrong_vocabulary = BuildContext { padded_vocab_size: 64, ..context(&config) };
-    build_decoder(&config, &wrong_vocabulary, &Stage::whole(3)).unwrap_err();
-    build_decoder(&config, &context(&config), &Stage::whole(4)).unwrap_err();
+    build_decoder(&config, &wrong_vocabulary, &Stage::whole([3])).unwrap_err();
+    build_decoder(&config, &context(&config), &Stage::whole([4])).unwrap_err();
 }
 
 #[test]
@@ -150,7 +150,7 @@ fn the_registry_builds_the_gpt_kind() {
     assert_eq!(config.kind(), "gpt");
     assert_eq!(config.transformer().hidden_size, 64);
     let context = BuildContext { padded_vocab_size: 512, ..context(&llama()) };
-    let chunks = config.builder().build_models(config.as_ref(), &context, &[Stage::whole(2)]).unwrap();
+    let chunks = config.builder().build_models(config.as_ref(), &context, &[Stage::whole([2])]).unwrap();
     assert_eq!(chunks[0].segments().len(), 6);
     let unknown = ModelRegistry::default().config(&run.model).unwrap_err();
     assert!(unknown.to_string().contains("`gpt`"), "{unknown}");
@@ -173,7 +173,7 @@ fn hooks_run_in_order_on_the_chunks() {
         .with_pre_wrap_hook(hook("second"));
     let context = BuildContext { padded_vocab_size: 53, ..context(&llama()) };
     use bridge_core::model::ModelConfig as _;
-    config.builder().build_models(&config, &context, &[Stage::whole(4)]).unwrap();
+    config.builder().build_models(&config, &context, &[Stage::whole([4])]).unwrap();
     assert_eq!(*seen.lock().unwrap(), [("first", 1), ("second", 1), ("post", 1)]);
 }
 

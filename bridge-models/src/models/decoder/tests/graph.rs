@@ -59,9 +59,9 @@ fn cutting_the_graph_at_every_segment_changes_no_bit_of_the_gradients() {
 fn stages_in_a_row_are_the_whole_model() {
     for config in [with_dropout(llama()), with_dropout(gpt2())] {
         let whole = build(&config);
-        let first = build_stage(&config, &Stage { layers: 0..1, embedding: true, head: false });
-        let middle = build_stage(&config, &Stage { layers: 1..3, embedding: false, head: false });
-        let last = build_stage(&config, &Stage { layers: 3..3, embedding: false, head: true });
+        let first = build_stage(&config, &Stage::from(StackPart { layers: 0..1, start: true, end: false }));
+        let middle = build_stage(&config, &Stage::from(StackPart { layers: 1..3, start: false, end: false }));
+        let last = build_stage(&config, &Stage::from(StackPart { layers: 3..3, start: false, end: true }));
         let batch = Batch::new(&micro_batch(config.vocab_size), &device());
         let mode = Mode::Train(Philox::new(8));
         let stages = [first.as_ref(), middle.as_ref(), last.as_ref()];
@@ -237,14 +237,14 @@ fn padding_the_vocabulary_keeps_the_logits_of_real_tokens() {
 fn a_bfloat16_model_trains() {
     let config = llama();
     let context = BuildContext { params_dtype: FloatDType::BF16, ..context(&config) };
-    let chunk = build_decoder(&config, &context, &Stage::whole(3)).unwrap();
+    let chunk = build_decoder(&config, &context, &Stage::whole([3])).unwrap();
     let batch = Batch::new(&micro_batch(37), &device());
     let loss = loss_sum(&[chunk.as_ref()], &batch, Mode::Evaluate);
     let value = loss.clone().into_scalar::<f32>();
-    let mut expected = build_decoder(&config, &self::context(&config), &Stage::whole(3)).unwrap();
+    let mut expected = build_decoder(&config, &self::context(&config), &Stage::whole([3])).unwrap();
     set_values(
         expected.as_mut(),
-        &values(build_decoder(&config, &self::context(&config), &Stage::whole(3)).unwrap().as_ref()),
+        &values(build_decoder(&config, &self::context(&config), &Stage::whole([3])).unwrap().as_ref()),
     );
     let reference = loss_sum(&[expected.as_ref()], &batch, Mode::Evaluate).into_scalar::<f32>();
     assert!((value / reference - 1.0).abs() < 0.02, "{value} in bfloat16, {reference} in float32");

@@ -50,9 +50,9 @@ fn names_are_megatrons() {
 #[test]
 fn initial_values_do_not_depend_on_the_stage() {
     for config in [llama(), gpt2()] {
-        let whole = initial(&config, &Stage::whole(3));
-        let mut staged = initial(&config, &Stage { layers: 0..2, embedding: true, head: false });
-        let last = initial(&config, &Stage { layers: 2..3, embedding: false, head: true });
+        let whole = initial(&config, &Stage::whole([3]));
+        let mut staged = initial(&config, &Stage::from(StackPart { layers: 0..2, start: true, end: false }));
+        let last = initial(&config, &Stage::from(StackPart { layers: 2..3, start: false, end: true }));
         let tied = config.share_embeddings_and_output_weights;
         assert_eq!(last.contains_key("embedding.word_embeddings.weight"), tied, "a tied head has its own copy");
         for (name, value) in last {
@@ -75,7 +75,7 @@ fn standard_deviations_are_megatrons() {
         embedding_init_method_std: 0.05,
         ..llama()
     };
-    let values = initial(&config, &Stage::whole(3));
+    let values = initial(&config, &Stage::whole([3]));
     let scaled = 0.02 / 6_f64.sqrt();
     for (name, value) in &values {
         let expected = match name.as_str() {
@@ -105,15 +105,15 @@ fn seeds_differ_and_drawing_can_be_skipped() {
     let config = llama();
     let seeded = |seed| {
         let context = BuildContext { seed, ..context(&config) };
-        values(build_decoder(&config, &context, &Stage::whole(3)).unwrap().as_ref())
+        values(build_decoder(&config, &context, &Stage::whole([3])).unwrap().as_ref())
     };
     assert_eq!(seeded(1), seeded(1));
     assert_ne!(seeded(1), seeded(2));
     let skipped = DecoderConfig { perform_initialization: false, ..gpt2() };
-    for (name, value) in initial(&skipped, &Stage::whole(3)) {
+    for (name, value) in initial(&skipped, &Stage::whole([3])) {
         let expected = if name.ends_with("layernorm.weight") { 1.0 } else { 0.0 };
         assert!(value.iter().all(|v| *v == expected), "{name}");
     }
-    let centred = initial(&everything(), &Stage::whole(3));
+    let centred = initial(&everything(), &Stage::whole([3]));
     assert!(centred["decoder.final_layernorm.weight"].iter().all(|v| *v == 0.0));
 }

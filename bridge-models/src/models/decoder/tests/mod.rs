@@ -10,7 +10,7 @@ mod sharded;
 
 use bridge_core::model::{
     Auxiliary, Batch, Boundary, BuildContext, ForwardContext, GenerationState, Mode, ModelChunk, Parallel,
-    SegmentOutput, Stage, run_segments,
+    SegmentOutput, StackPart, Stage, run_segments,
 };
 use bridge_data::MicroBatch;
 use bridge_kernels::Activation;
@@ -118,7 +118,7 @@ pub fn context(config: &DecoderConfig) -> BuildContext {
 }
 
 pub fn build(config: &DecoderConfig) -> Box<dyn ModelChunk> {
-    build_stage(config, &Stage::whole(config.num_layers))
+    build_stage(config, &Stage::whole([config.num_layers]))
 }
 
 /// A stage whose one-dimensional parameters are moved off their initial ones and zeros, so that a swapped one shows.
@@ -140,12 +140,13 @@ pub fn tokens(count: usize, vocab_size: usize) -> Vec<i64> {
     (0..count).map(|i| ((i * i * 5 + i * 3 + 1) % vocab_size) as i64).collect()
 }
 
-/// Two sequences of seven tokens, one target masked.
+/// Two sequences of seven tokens, one target masked, one of another weight than the others.
 pub fn micro_batch(vocab_size: usize) -> MicroBatch {
     let (batch_size, seq_length) = (2, 7);
     let all = tokens(batch_size * seq_length + 1, vocab_size);
     let mut loss_mask = vec![1.0; batch_size * seq_length];
     loss_mask[4] = 0.0;
+    loss_mask[9] = 0.37;
     MicroBatch {
         tokens: all[..all.len() - 1].to_vec(),
         labels: all[1..].to_vec(),

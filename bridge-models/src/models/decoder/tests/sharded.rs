@@ -120,13 +120,14 @@ fn cut(batch: &MicroBatch, rank: usize, ranks: usize) -> MicroBatch {
         seq_length: batch.seq_length / ranks,
         document_ids: batch.document_ids.as_ref().map(|ids| pick(ids, &places)),
         part: SequencePart::of_rank(rank, ranks),
+        extras: batch.extras.clone(),
     }
 }
 
 fn build_spread(config: &DecoderConfig, groups: ProcessGroups, spread: Spread) -> Box<dyn ModelChunk> {
     let parallel = Parallel { groups, sequence_parallel: spread.sequence_parallel };
     let context = BuildContext { parallel, ..context(config) };
-    let mut chunk = build_decoder(config, &context, &Stage::whole(config.num_layers)).unwrap();
+    let mut chunk = build_decoder(config, &context, &Stage::whole([config.num_layers])).unwrap();
     disturb(chunk.as_mut());
     chunk
 }
@@ -411,7 +412,7 @@ fn experts_cut_over_other_ranks_need_sequence_parallelism() {
     let messages = run_ranks(2, Duration::from_secs(30), |world| {
         let groups = ProcessGroups::new(world, spread.mesh())?;
         let context = BuildContext { parallel: Parallel { groups, sequence_parallel: false }, ..context(&config) };
-        let outcome = build_decoder(&config, &context, &Stage::whole(config.num_layers));
+        let outcome = build_decoder(&config, &context, &Stage::whole([config.num_layers]));
         Ok::<_, bridge_dist::mesh::MeshSetupError>(outcome.unwrap_err().to_string())
     });
     for message in messages.unwrap() {
@@ -540,7 +541,7 @@ fn sizes_that_do_not_divide_are_refused_by_key() {
         let messages = run_ranks(2, Duration::from_secs(30), |world| {
             let groups = ProcessGroups::new(world, mesh)?;
             let context = BuildContext { parallel: Parallel { groups, sequence_parallel: false }, ..context(&config) };
-            let outcome = build_decoder(&config, &context, &Stage::whole(config.num_layers));
+            let outcome = build_decoder(&config, &context, &Stage::whole([config.num_layers]));
             Ok::<_, bridge_dist::mesh::MeshSetupError>(outcome.unwrap_err().to_string())
         });
         for message in messages.unwrap() {

@@ -1,0 +1,152 @@
+//! Named tensors that a data set brings beside tokens, labels and weights: an encoder's inputs, images, rewards. Only model and data set know
+//! what they mean.
+
+use std::collections::BTreeMap;
+
+use super::DataError;
+
+/// The name under which encoder-decoder models look for the encoder's token ids, integers `[s]` a sample.
+pub const ENCODER_TOKENS: &str = "encoder_tokens";
+
+/// The name under which they look for the mask of these, floats `[s]` a sample: 1 where there is a token, 0 where there is padding.
+pub const ENCODER_MASK: &str = "encoder_mask";
+
+/// Extra tensors by name.
+pub type Extras = BTreeMap<String, Extra>;
+
+/// A tensor of a sample, or of all samples of a micro-batch.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Extra {
+    /// The elements, row-major.
+    pub values: ExtraValues,
+    /// Its shape; in a micro-batch the first dimension counts samples.
+    pub shape: Vec<usize>,
+    /// What context-parallel ranks have of it.
+    pub cut: ExtraCut,
+}
+
+/// Elements of an [`Extra`].
+#[derive(Debug, Clone, PartialEq)]
+pub enum ExtraValues {
+    /// Integers.
+    Ints(Vec<i64>),
+    /// Floating-point numbers.
+    Floats(Vec<f32>),
+}
+
+/// What context-parallel ranks have of an [`Extra`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExtraCut {
+    /// Each has all of it.
+    Whole,
+    /// Its first dimension is the sample's sequence, and each has the part of it that it has of the tokens.
+    Sequence,
+}
+
+impl Extra {
+    /// Integers of one sample, `shape` in size, that all context-parallel ranks have.
+    pub fn ints(values: Vec<i64>, shape: &[usize]) -> Self {
+        Self { values: ExtraValues::Ints(values), shape: shape.to_vec(), cut: ExtraCut::Whole }
+    }
+
+    /// Floating-point numbers of one sample, `shape` in size, that all context-parallel ranks have.
+    pub fn floats(values: Vec<f32>, shape: &[usize]) -> Self {
+        Self { values: ExtraValues::Floats(values), shape: shape.to_vec(), cut: ExtraCut::Whole }
+    }
+
+    /// The same with its first dimension cut as the sequence is.
+    #[must_use]
+    pub fn along_sequence(self) -> Self {
+        Self { cut: ExtraCut::Sequence, ..self }
+    }
+
+    /// Whether the number of elements is that of the shape, and, in a micro-batch of `batch_size` samples of `seq_length` tokens, the shape
+    /// that of such a micro-batch.
+    pub fn fits(&self, batch_size: usize, seq_length: usize) -> bool {
+        let len = match &self.values {
+            ExtraValues::Ints(values) => values.len(),
+            ExtraValues::Floats(values) => values.len(),
+        };
+        let has_sequence = self.cut == ExtraCut::Whole || self.shape.get(1) == Some(&seq_length);
+        self.shape.first() == Some(&batch_size) && has_sequence && self.shape.iter().product::<usize>() == len
+    }
+
+    /// Of a micro-batch the elements of the `chunk` tokens that begin at each of `starts`, of samples of `length` tokens.
+    pub(crate) fn part(&self, length: usize, chunk: usize, starts: [usize; 2]) -> Self {
+        if self.cut == ExtraCut::Whole {
+            return self.clone();
+        }
+        let each: usize = self.shape[2..].iter().product();
+        let (length, part, starts) = (length * each, chunk * each, starts.map(|start| start * each));
+        let mut shape = self.shape.clone();
+        shape[1] = 2 * chunk;
+        let values = match &self.values {
+            ExtraValues::Ints(values) => ExtraValues::Ints(chunks_of(values, length, part, starts)),
+            ExtraValues::Floats(values) => ExtraValues::Floats(chunks_of(values, length, part, starts)),
+        };
+        Self { values, shape, cut: self.cut }
+    }
+
+    /// As a micro-batch of one sample.
+    fn of_one_sample(mut self) -> Self {
+        self.shape.insert(0, 1);
+        self
+    }
+
+    /// Appends one more sample, if it is of the same kind.
+    fn push(&mut self, sample: Self) -> bool {
+        if self.shape[1..] != sample.shape || self.cut != sample.cut {
+            return false;
+        }
+        match (&mut self.values, sample.values) {
+            (ExtraValues::Ints(all), ExtraValues::Ints(values)) => all.extend(values),
+            (ExtraValues::Floats(all), ExtraValues::Floats(values)) => all.extend(values),
+            (ExtraValues::Ints(_), ExtraValues::Floats(_)) | (ExtraValues::Floats(_), ExtraValues::Ints(_)) => {
+                return false;
+            }
+        }
+        self.shape[0] += 1;
+        true
+    }
+}
+
+/// Appends a sample's extra tensors to those of the `batch_size` samples before it.
+///
+/// # Errors
+/// Other names, shapes or types than those of the sample before; elements that are not as many as the shape says; a sequence of another
+/// length than the sample's.
+pub(crate) fn push(extras: &mut Extras, sample: Extras, batch_size: usize, seq_length: usize) -> Result<(), DataError> {
+    let names = |extras: &Extras| extras.keys().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+    if batch_size == 0 {
+        *extras = sample.into_iter().map(|(name, extra)| (name, extra.of_one_sample())).collect();
+    } else if extras.keys().eq(sample.keys()) {
+        for ((name, all), extra) in extras.iter_mut().zip(sample.into_values()) {
+            let (expected, found) = (all.shape[1..].to_vec(), extra.shape.clone());
+            if !all.push(extra) {
+                return Err(DataError::Parameter(format!(
+                    "samples of a micro-batch differ in their extra tensor `{name}`: expected shape {expected:?} and the type of \
+                     the first sample, found shape {found:?}"
+                )));
+            }
+        }
+    } else {
+        return Err(DataError::Parameter(format!(
+            "samples of a micro-batch have different extra tensors: expected {}, found {}",
+            names(extras),
+            names(&sample)
+        )));
+    }
+    match extras.iter().find(|(_, extra)| !extra.fits(batch_size + 1, seq_length)) {
+        Some((name, extra)) => Err(DataError::Parameter(format!(
+            "the extra tensor `{name}` of a sample of {seq_length} tokens: its shape {:?} does not fit its elements or the tokens",
+            &extra.shape[1..]
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// Of each row of `length` values the `chunk` values that begin at each of `starts`.
+pub(crate) fn chunks_of<T: Copy>(values: &[T], length: usize, chunk: usize, starts: [usize; 2]) -> Vec<T> {
+    let rows = values.chunks(length.max(1));
+    rows.flat_map(|row| starts.into_iter().flat_map(move |start| row[start..start + chunk].iter().copied())).collect()
+}
