@@ -117,7 +117,8 @@ impl Boundary {
             (declared.name, declared.shape, DType::from(declared.dtype))
                 == (entry.name, entry.tensor.dims(), entry.tensor.dtype())
         };
-        let place = |entry: &Entry| declared.iter().position(|declared| declared.name == entry.name);
+        let place =
+            |entry: &Entry| declared.iter().position(|declared| declared.name == entry.name).unwrap_or(declared.len());
         self.0.sort_by_key(place);
         let all_fit = declared.iter().zip(&self.0).all(|(declared, entry)| fits(declared, entry));
         if declared.len() == self.0.len() && all_fit { Ok(self) } else { Err(self) }

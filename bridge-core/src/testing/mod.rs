@@ -1,8 +1,10 @@
 //! A language model small enough for unit tests of the loop: embedding, residual feed-forward layers, head.
 
+mod two_stacks;
+
 use bridge_data::MicroBatch;
 use bridge_kernels::{
-    Activation, CrossEntropyOptions, Philox, activation, dropout, embedding, linear, linear_cross_entropy,
+    Activation, CrossEntropyOptions, DropoutKey, Philox, activation, dropout, embedding, linear, linear_cross_entropy,
     linear_deferred, rms_norm,
 };
 use burn::module::{Module, Param};
@@ -12,6 +14,8 @@ use crate::model::{
     Batch, Boundary, BoundaryTensor, ForwardContext, ModelChunk, ModuleChunk, ParameterRole, Segment, SegmentOutput,
     SegmentRole, Segments, StackPart, Stage,
 };
+
+pub use two_stacks::{STACKS, source_and_target, two_stacks};
 
 /// Vocabulary of the toy model.
 pub const VOCAB: usize = 23;
@@ -45,11 +49,10 @@ struct ToyStage {
     dtype: FloatDType,
 }
 
-fn parameter<const D: usize>(name: &str, shape: [usize; D], device: &Device, dtype: FloatDType) -> Param<Tensor<D>> {
+fn parameter<const D: usize>(name: &str, shape: [usize; D], dtype: FloatDType) -> Param<Tensor<D>> {
     let count = shape.iter().product();
     let values = Philox::new(1).derive_name(name).normal(count, 0.3);
-    let plain = device.clone().without_autodiff();
-    let tensor = Tensor::<D>::from_data(TensorData::new(values, shape), &plain).cast(dtype);
+    let tensor = Tensor::<D>::from_data(TensorData::new(values, shape), &Device::flex()).cast(dtype);
     Param::from_tensor(tensor.autodiff())
 }
 
@@ -60,49 +63,58 @@ pub fn toy(layers: usize, dtype: FloatDType) -> Box<dyn ModelChunk> {
 
 /// A stage of the toy model, parameters of `dtype`.
 pub fn toy_stage(stage: &Stage, dtype: FloatDType) -> Box<dyn ModelChunk> {
-    let device = &Device::flex().autodiff();
     let StackPart { layers, start, end } = stage.only_stack().clone();
-    let layer = |i: usize| ToyLayer {
-        norm: parameter(&format!("{i}.norm"), [HIDDEN], device, dtype),
-        up: parameter(&format!("{i}.up"), [11, HIDDEN], device, dtype),
-        bias: parameter(&format!("{i}.bias"), [11], device, dtype),
-        down: parameter(&format!("{i}.down"), [HIDDEN, 11], device, dtype),
-    };
-    let table = || parameter("embedding", [VOCAB, HIDDEN], device, dtype);
+    let table = || parameter("embedding", [VOCAB, HIDDEN], dtype);
     let model = Toy {
         embedding: start.then(table),
-        layers: layers.clone().map(layer).collect(),
+        layers: layers.clone().map(|i| ToyLayer::new(&i.to_string(), dtype)).collect(),
         output: (end && !start).then(table),
         stage: ToyStage { first_layer: layers.start, embedding: start, head: end, dtype },
     };
     Box::new(ModuleChunk::new(model))
 }
 
-impl Toy {
-    fn layer(&self, local: usize, x: Tensor<3>, context: &ForwardContext) -> Tensor<3> {
-        let layer = &self.layers[local];
-        let index = self.stage.first_layer + local;
-        // A linear layer as models write it: the weight's gradient comes later where the schedule asks for it.
-        let linear = |x: Tensor<3>, weight: &Param<Tensor<2>>, bias: Option<Tensor<1>>, name: &str| {
-            let Some(store) = context.weight_gradients.cloned() else {
-                return linear(x, weight.val(), bias);
-            };
-            let name = format!("layers.{index}.{name}");
-            linear_deferred(x, weight.val(), bias, move |gradient| {
-                store.defer(&name, move || {
-                    let gradient = gradient();
-                    let count = gradient.shape().num_elements();
-                    gradient.reshape([count])
-                });
-            })
-        };
-        let normed = rms_norm(x.clone(), layer.norm.val(), 1e-5);
-        let up = activation(linear(normed, &layer.up, Some(layer.bias.val()), "up"), Activation::GeluTanh);
-        let up = match context.dropout_key(index, 0) {
+/// A linear layer as models write it: the gradient of the weight called `name` comes later where the schedule asks for it.
+fn linear_of(
+    x: Tensor<3>,
+    weight: &Param<Tensor<2>>,
+    bias: Option<Tensor<1>>,
+    name: &str,
+    context: &ForwardContext,
+) -> Tensor<3> {
+    let Some(store) = context.weight_gradients.cloned() else {
+        return linear(x, weight.val(), bias);
+    };
+    let name = name.to_owned();
+    linear_deferred(x, weight.val(), bias, move |gradient| {
+        store.defer(&name, move || {
+            let gradient = gradient();
+            let count = gradient.shape().num_elements();
+            gradient.reshape([count])
+        });
+    })
+}
+
+impl ToyLayer {
+    fn new(name: &str, dtype: FloatDType) -> Self {
+        Self {
+            norm: parameter(&format!("{name}.norm"), [HIDDEN], dtype),
+            up: parameter(&format!("{name}.up"), [11, HIDDEN], dtype),
+            bias: parameter(&format!("{name}.bias"), [11], dtype),
+            down: parameter(&format!("{name}.down"), [HIDDEN, 11], dtype),
+        }
+    }
+
+    /// `name` is that of the layer outside.
+    fn forward(&self, x: Tensor<3>, name: &str, key: Option<DropoutKey>, context: &ForwardContext) -> Tensor<3> {
+        let normed = rms_norm(x.clone(), self.norm.val(), 1e-5);
+        let up = linear_of(normed, &self.up, Some(self.bias.val()), &format!("{name}.up"), context);
+        let up = activation(up, Activation::GeluTanh);
+        let up = match key {
             Some(key) => dropout(up, 0.25, key),
             None => up,
         };
-        x + linear(up, &layer.down, None, "down")
+        x + linear_of(up, &self.down, None, &format!("{name}.down"), context)
     }
 }
 
@@ -129,7 +141,10 @@ impl Segments for Toy {
         let x = input.take_hidden_states();
         let local = index - usize::from(self.embedding.is_some());
         if local < self.layers.len() {
-            return SegmentOutput::Boundary(Boundary::hidden_states(self.layer(local, x, context)));
+            let index = self.stage.first_layer + local;
+            let key = context.dropout_key(index, 0);
+            let y = self.layers[local].forward(x, &format!("layers.{index}"), key, context);
+            return SegmentOutput::Boundary(Boundary::hidden_states(y));
         }
         let table = self.output.as_ref().or(self.embedding.as_ref()).expect("a stage with the head has the table");
         let [b, t, c] = x.dims();

@@ -1,8 +1,10 @@
-//! A toy model cut into stages, on ranks that are threads, against the uncut model: losses, gradients, memory.
+//! Toy models cut into stages, on ranks that are threads, against the uncut model: losses, gradients, memory.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::time::Duration;
 
+use bridge_data::MicroBatch;
 use bridge_dist::comm::thread::run_ranks;
 use bridge_dist::comm::{CommError, Group};
 use bridge_dist::schedule::{Costs, InterleavedWarmup, PipelineSchedule, PipelineShape, ScheduleKind, Sends, simulate};
@@ -11,24 +13,57 @@ use burn::tensor::{Device, FloatDType, Tensor};
 
 use super::{MicroBatchInput, MicroBatches, PassReport, Pipeline, PipelineError, PipelineSettings, TrainWork};
 use crate::model::{Batch, ForwardContext, Mode, ModelChunk, StackPart, Stage, loss_sum};
-use crate::testing::{micro_batch, toy, toy_stage};
+use crate::testing::{STACKS, micro_batch, source_and_target, toy, toy_stage, two_stacks};
 use crate::train::executor::{Closures, RegionHooks};
 use crate::train::{Cuts, Executor, Recompute};
 
+/// What is cut into stages.
+#[derive(Clone, Copy)]
+struct Subject {
+    layers: usize,
+    /// The stage with these layers.
+    stage: fn(Range<usize>) -> Box<dyn ModelChunk>,
+    /// Micro-batch `m`; they differ in length.
+    batch: fn(usize) -> MicroBatch,
+}
+
 const LAYERS: usize = 8;
+
+const TOY: Subject = Subject {
+    layers: LAYERS,
+    stage: |layers| {
+        let (start, end) = (layers.start == 0, layers.end == LAYERS);
+        toy_stage(&Stage::from(StackPart { layers, start, end }), FloatDType::F32)
+    },
+    batch: |m| micro_batch(2, 5 + m % 3, 11 + m as u64),
+};
+
+/// Boundaries of several tensors, of different shapes and dtypes.
+const TWO_STACKS: Subject = Subject {
+    layers: STACKS[0] + STACKS[1],
+    stage: two_stacks,
+    batch: |m| source_and_target(2, 5 + m % 3, 11 + m as u64),
+};
+
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 type Gradients = BTreeMap<String, Vec<f32>>;
 
-/// Micro-batches of different lengths, and gradients summed by name.
-#[derive(Default)]
+/// Micro-batches, and gradients summed by name.
 struct Work {
+    subject: Subject,
     sums: BTreeMap<String, Tensor<1>>,
     done: Vec<(usize, usize)>,
 }
 
-fn input(microbatch: usize, trains: bool) -> MicroBatchInput {
-    let batch = Batch::new(&micro_batch(2, 5 + microbatch % 3, 11 + microbatch as u64), &Device::flex());
+impl Work {
+    fn new(subject: Subject) -> Self {
+        Self { subject, sums: BTreeMap::new(), done: Vec::new() }
+    }
+}
+
+fn input(subject: Subject, microbatch: usize, trains: bool) -> MicroBatchInput {
+    let batch = Batch::new(&(subject.batch)(microbatch), &Device::flex());
     let mode = if trains { Mode::Train(Philox::new(5).derive(microbatch as u64)) } else { Mode::Evaluate };
     MicroBatchInput::new(batch, mode)
 }
@@ -63,11 +98,11 @@ fn factor(microbatch: usize) -> f32 {
 
 impl MicroBatches for Work {
     fn batch(&self, microbatch: usize) -> Batch {
-        input(microbatch, true).batch
+        input(self.subject, microbatch, true).batch
     }
 
     fn prepare(&mut self, microbatch: usize) -> MicroBatchInput {
-        input(microbatch, true)
+        input(self.subject, microbatch, true)
     }
 
     fn hooks<'h>(&'h mut self, microbatch: usize, _chunk: usize, _batch: &'h Batch) -> Box<dyn RegionHooks + 'h> {
@@ -94,7 +129,7 @@ impl MicroBatches for Evaluation {
     }
 
     fn prepare(&mut self, microbatch: usize) -> MicroBatchInput {
-        input(microbatch, false)
+        input(self.0.subject, microbatch, false)
     }
 
     fn hooks<'h>(&'h mut self, microbatch: usize, chunk: usize, batch: &'h Batch) -> Box<dyn RegionHooks + 'h> {
@@ -107,13 +142,13 @@ fn values(sums: BTreeMap<String, Tensor<1>>) -> Gradients {
 }
 
 /// Losses and gradients of the uncut model.
-fn whole(num_microbatches: usize) -> (Vec<f64>, Gradients) {
-    let mut chunk = toy(LAYERS, FloatDType::F32);
+fn whole(subject: Subject, num_microbatches: usize) -> (Vec<f64>, Gradients) {
+    let mut chunk = (subject.stage)(0..subject.layers);
     let executor = Executor::new(chunk.as_ref(), &Recompute::Off);
     let mut sums = BTreeMap::new();
     let mut losses = Vec::new();
     for m in 0..num_microbatches {
-        let MicroBatchInput { batch, mode, .. } = input(m, true);
+        let MicroBatchInput { batch, mode, .. } = input(subject, m, true);
         let mut hooks = Closures {
             objective: &mut |sum| sum * factor(m),
             on_gradient: &mut |name, gradient| add(&mut sums, name, gradient),
@@ -125,16 +160,11 @@ fn whole(num_microbatches: usize) -> (Vec<f64>, Gradients) {
     (losses, values(sums))
 }
 
-fn chunks(rank: usize, stages: usize, per_rank: usize) -> Vec<Box<dyn ModelChunk>> {
+fn chunks(subject: Subject, rank: usize, stages: usize, per_rank: usize) -> Vec<Box<dyn ModelChunk>> {
     let total = stages * per_rank;
-    let each = LAYERS / total;
-    (0..per_rank)
-        .map(|chunk| {
-            let stage = chunk * stages + rank;
-            let layers = stage * each..(stage + 1) * each;
-            toy_stage(&Stage::from(StackPart { layers, start: stage == 0, end: stage + 1 == total }), FloatDType::F32)
-        })
-        .collect()
+    let first = |stage: usize| stage * subject.layers / total;
+    let stages = (0..per_rank).map(|chunk| chunk * stages + rank);
+    stages.map(|stage| (subject.stage)(first(stage)..first(stage + 1))).collect()
 }
 
 fn pipeline(group: Group, chunks: &[Box<dyn ModelChunk>], schedule: ScheduleKind, recompute: Recompute) -> Pipeline {
@@ -143,11 +173,16 @@ fn pipeline(group: Group, chunks: &[Box<dyn ModelChunk>], schedule: ScheduleKind
 }
 
 /// What each rank of the cut model reports, with its gradients.
-fn cut(shape: PipelineShape, schedule: ScheduleKind, recompute: &Recompute) -> Vec<(PassReport, Gradients)> {
+fn cut(
+    subject: Subject,
+    shape: PipelineShape,
+    schedule: ScheduleKind,
+    recompute: &Recompute,
+) -> Vec<(PassReport, Gradients)> {
     let ranks = run_ranks(shape.num_stages, TIMEOUT, |group| {
-        let mut chunks = chunks(group.rank(), shape.num_stages, shape.num_chunks);
+        let mut chunks = chunks(subject, group.rank(), shape.num_stages, shape.num_chunks);
         let pipeline = pipeline(group, &chunks, schedule, recompute.clone());
-        let mut work = Work::default();
+        let mut work = Work::new(subject);
         let report = pipeline.train(&mut chunks, shape.num_microbatches, &mut work)?;
         let mut done = work.done.clone();
         done.sort_unstable();
@@ -164,10 +199,10 @@ fn interleaved(group: usize) -> ScheduleKind {
 
 /// Fails unless a schedule gives the losses of the uncut model to the bit, its gradients to `1e-6`, and holds as many micro-batches as
 /// the schedule promises.
-fn check(shape: PipelineShape, schedule: ScheduleKind, recompute: &Recompute) {
+fn check(subject: Subject, shape: PipelineShape, schedule: ScheduleKind, recompute: &Recompute) {
     let name = format!("{schedule}, {shape:?}, {recompute:?}");
-    let (losses, expected) = whole(shape.num_microbatches);
-    let ranks = cut(shape, schedule, recompute);
+    let (losses, expected) = whole(subject, shape.num_microbatches);
+    let ranks = cut(subject, shape, schedule, recompute);
     let promised = simulate(
         &PipelineSchedule::new(schedule, shape).unwrap(),
         Costs::default(),
@@ -202,7 +237,7 @@ fn one_chunk_schedules_give_the_uncut_models_gradients() {
             let shape = PipelineShape { num_stages, num_chunks: 1, num_microbatches };
             for kind in kinds {
                 for recompute in [Recompute::Off, Recompute::Uniform { layers: 1 }] {
-                    check(shape, kind, &recompute);
+                    check(TOY, shape, kind, &recompute);
                 }
             }
         }
@@ -216,7 +251,29 @@ fn interleaved_schedules_give_the_uncut_models_gradients() {
     {
         let shape = PipelineShape { num_stages, num_chunks, num_microbatches };
         for recompute in [Recompute::Off, Recompute::Block { layers: 1 }] {
-            check(shape, interleaved(group), &recompute);
+            check(TOY, shape, interleaved(group), &recompute);
+        }
+    }
+}
+
+#[test]
+fn boundaries_of_several_tensors_give_the_uncut_models_gradients() {
+    let kinds = [ScheduleKind::GPipe, ScheduleKind::OneForwardOneBackward, ScheduleKind::ZeroBubbleH1];
+    let recomputes = [
+        Recompute::Off,
+        Recompute::Uniform { layers: 1 },
+        Recompute::Uniform { layers: 2 },
+        Recompute::Block { layers: 2 },
+    ];
+    for recompute in recomputes {
+        for num_stages in [1, 2, 3] {
+            for kind in kinds {
+                check(TWO_STACKS, PipelineShape { num_stages, num_chunks: 1, num_microbatches: 5 }, kind, &recompute);
+            }
+        }
+        for (num_stages, num_chunks) in [(2, 2), (2, 3), (3, 2)] {
+            let shape = PipelineShape { num_stages, num_chunks, num_microbatches: 6 };
+            check(TWO_STACKS, shape, interleaved(num_stages), &recompute);
         }
     }
 }
@@ -226,16 +283,16 @@ fn evaluation_passes_forward_only() {
     let whole = toy(LAYERS, FloatDType::F32).inference();
     let expected: Vec<f64> = (0..5)
         .map(|m| {
-            let MicroBatchInput { batch, mode, .. } = input(m, false);
+            let MicroBatchInput { batch, mode, .. } = input(TOY, m, false);
             let loss = loss_sum(whole.as_ref(), &ForwardContext::new(&batch, mode)).unwrap();
             loss.into_data().iter::<f64>().next().unwrap()
         })
         .collect();
     for (stages, per_rank) in [(1, 1), (1, 4), (2, 1), (2, 2), (4, 2)] {
         let ranks = run_ranks(stages, TIMEOUT, |group| {
-            let mut chunks = chunks(group.rank(), stages, per_rank);
+            let mut chunks = chunks(TOY, group.rank(), stages, per_rank);
             let pipeline = pipeline(group, &chunks, ScheduleKind::GPipe, Recompute::Off);
-            pipeline.evaluate(&mut chunks, 5, &mut Evaluation(Work::default()))
+            pipeline.evaluate(&mut chunks, 5, &mut Evaluation(Work::new(TOY)))
         });
         assert_eq!(ranks.unwrap().pop().unwrap(), expected, "{stages} stages of {per_rank} chunks");
     }
@@ -243,14 +300,13 @@ fn evaluation_passes_forward_only() {
 
 #[test]
 fn a_stage_without_layers_passes_on() {
-    let stages = [(0..3, true, false), (3..3, false, false), (3..8, false, true)];
+    let stages = [0..3, 3..3, 3..8];
     let ranks = run_ranks(3, TIMEOUT, |group| {
-        let (layers, embedding, head) = stages[group.rank()].clone();
-        let mut chunks = [toy_stage(&Stage::from(StackPart { layers, start: embedding, end: head }), FloatDType::F32)];
+        let mut chunks = [(TOY.stage)(stages[group.rank()].clone())];
         let pipeline = pipeline(group, &chunks, ScheduleKind::OneForwardOneBackward, Recompute::Off);
-        pipeline.train(&mut chunks, 3, &mut Work::default())
+        pipeline.train(&mut chunks, 3, &mut Work::new(TOY))
     });
-    assert_eq!(ranks.unwrap().pop().unwrap().loss_sums, whole(3).0);
+    assert_eq!(ranks.unwrap().pop().unwrap().loss_sums, whole(TOY, 3).0);
 }
 
 #[test]
@@ -261,12 +317,12 @@ fn sixteen_bits_on_the_wire_are_close() {
         cuts: Cuts::AsNeeded,
         wire_dtype: Some(wire_dtype),
     };
-    let exact = whole(4).0;
+    let exact = whole(TOY, 4).0;
     for wire in [FloatDType::BF16, FloatDType::F16, FloatDType::F64] {
         let ranks = run_ranks(2, TIMEOUT, |group| {
-            let mut chunks = chunks(group.rank(), 2, 1);
+            let mut chunks = chunks(TOY, group.rank(), 2, 1);
             let pipeline = Pipeline::new(group, &chunks, &Device::flex().autodiff(), &settings(wire));
-            pipeline.train(&mut chunks, 4, &mut Work::default())
+            pipeline.train(&mut chunks, 4, &mut Work::new(TOY))
         });
         let losses = ranks.unwrap().pop().unwrap().loss_sums;
         let tolerance = if wire == FloatDType::F64 { 0.0 } else { 1e-2 };
@@ -279,9 +335,9 @@ fn sixteen_bits_on_the_wire_are_close() {
 #[test]
 fn a_schedule_that_does_not_fit_is_an_error_on_every_rank() {
     let failed = run_ranks(2, TIMEOUT, |group| {
-        let mut chunks = chunks(group.rank(), 2, 2);
+        let mut chunks = chunks(TOY, group.rank(), 2, 2);
         let pipeline = pipeline(group, &chunks, interleaved(2), Recompute::Off);
-        let error = pipeline.train(&mut chunks, 1, &mut Work::default()).unwrap_err();
+        let error = pipeline.train(&mut chunks, 1, &mut Work::new(TOY)).unwrap_err();
         Ok::<_, PipelineError>(error.to_string())
     });
     for message in failed.unwrap() {
@@ -310,11 +366,11 @@ fn ranks_with_other_micro_batches_find_out() {
     }
     let failed = run_ranks(2, TIMEOUT, |group| {
         let rank = group.rank();
-        let mut chunks = chunks(rank, 2, 1);
+        let mut chunks = chunks(TOY, rank, 2, 1);
         let pipeline = pipeline(group, &chunks, ScheduleKind::OneForwardOneBackward, Recompute::Off);
         match rank {
-            0 => pipeline.train(&mut chunks, 2, &mut Work::default()),
-            _ => pipeline.train(&mut chunks, 2, &mut Longer(Work::default())),
+            0 => pipeline.train(&mut chunks, 2, &mut Work::new(TOY)),
+            _ => pipeline.train(&mut chunks, 2, &mut Longer(Work::new(TOY))),
         }
     });
     let error = failed.unwrap_err().to_string();
