@@ -1,4 +1,4 @@
-//! Files that appear under their name only when complete: written beside it, synced, renamed. Dataset formats live elsewhere.
+//! Files that appear under their name only when complete: written to a temporary name, synced, renamed. Dataset formats do not belong here.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::DataError;
 use super::indexed::with_suffix;
 
-/// What a temporary name ends with, before the process id and a number.
+/// Suffix of a temporary name, before the process id and a number.
 const MARK: &str = ".partial-";
 
 /// A file being written for `target`. Dropping it without [`TempFile::publish`] deletes it.
@@ -19,7 +19,7 @@ pub(crate) struct TempFile {
 }
 
 impl TempFile {
-    /// Creates the temporary file in the target's folder, making the folder if need be.
+    /// Creates the temporary file in the target's folder, and the folder if necessary.
     pub(crate) fn beside(target: &Path) -> Result<Self, DataError> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         if let Some(folder) = target.parent().filter(|folder| !folder.as_os_str().is_empty()) {
@@ -36,7 +36,7 @@ impl TempFile {
         Ok(Self { file: Some(file), temporary, target: target.to_owned() })
     }
 
-    /// Syncs the content and gives the file its name, replacing what had it.
+    /// Syncs the content and gives the file its name, replacing any file of that name.
     pub(crate) fn publish(mut self) -> Result<(), DataError> {
         if let Some(file) = self.file.take() {
             file.sync_all().map_err(DataError::io("sync", &self.temporary))?;
@@ -66,7 +66,7 @@ impl Drop for TempFile {
     fn drop(&mut self) {
         if !self.temporary.as_os_str().is_empty() {
             self.file = None;
-            // Nothing to be done about a failure; the next writer removes stale files.
+            // A failure is harmless; the next writer removes stale files.
             let _ = std::fs::remove_file(&self.temporary);
         }
     }
@@ -79,7 +79,7 @@ pub(crate) fn write(target: &Path, content: &[u8]) -> Result<(), DataError> {
     file.publish()
 }
 
-/// Removes temporary files that interrupted writers of `target` left behind. The caller holds the target's lock.
+/// Removes temporary files left by interrupted writers of `target`. The caller holds the target's lock.
 pub(crate) fn remove_stale(target: &Path) -> Result<(), DataError> {
     let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty());
     let folder = folder.unwrap_or(Path::new("."));

@@ -1,5 +1,5 @@
-//! The contracts between data and training: samples, datasets, providers and what a provider is told. Concrete datasets live
-//! in the sibling modules, the registry of providers with the configuration.
+//! The contracts between data and training: samples, datasets, providers and their context. Concrete datasets are in the
+//! sibling modules, the registry of providers is with the configuration.
 
 use std::sync::Arc;
 
@@ -13,16 +13,16 @@ use crate::tokenizer::Tokenizer;
 pub struct Sample {
     /// Input token ids.
     pub tokens: Vec<i64>,
-    /// The token each position has to predict.
+    /// The token that each position has to predict.
     pub labels: Vec<i64>,
-    /// Weight of each position in the loss: any number, 0 where it does not count.
+    /// Weight of each position in the loss: any number, 0 if it does not count.
     pub loss_mask: Vec<f32>,
     /// Position of each token, counted from 0 (from the document's start when positions are reset).
     pub position_ids: Vec<i64>,
-    /// With attention reset at document ends: the ordinal of each token's document within the sample. Tokens attend only to
+    /// If attention is reset at document ends: the number of each token's document within the sample. Tokens attend only to
     /// earlier tokens of the same document.
     pub document_ids: Option<Vec<i32>>,
-    /// What models read besides, by name. All samples have the same ones, of the same shapes.
+    /// Further inputs of models, by name. All samples have the same ones, of the same shapes.
     pub extras: Extras,
 }
 
@@ -31,7 +31,7 @@ pub trait Dataset: Send + Sync {
     /// Number of samples.
     fn len(&self) -> usize;
 
-    /// Whether there is no sample.
+    /// Whether there are no samples.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -42,7 +42,7 @@ pub trait Dataset: Send + Sync {
     /// An index out of range, unreadable data.
     fn get(&self, index: usize) -> Result<Sample, DataError>;
 
-    /// A sample that fills up a batch and counts nothing: the first one with its loss masked.
+    /// A padding sample for incomplete batches, which does not count: the first sample with its loss masked.
     ///
     /// # Errors
     /// As [`Dataset::get`].
@@ -58,16 +58,16 @@ pub trait Dataset: Send + Sync {
     }
 }
 
-/// What the order of [`Dataset::get`] calls means to a dataset.
+/// Whether samples depend on the order of [`Dataset::get`] calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FetchOrder {
-    /// A sample is the same whenever it is fetched.
+    /// A sample does not depend on when it is fetched.
     Any,
     /// The dataset draws from one random stream as samples are fetched.
     Matters,
 }
 
-/// The three splits; a split without a share is absent.
+/// The three splits; a split with proportion 0 is absent.
 #[derive(Clone, Default)]
 pub struct Datasets {
     /// Training samples.
@@ -78,12 +78,12 @@ pub struct Datasets {
     pub test: Option<Arc<dyn Dataset>>,
 }
 
-/// A rank's place among the data parallel ranks.
+/// A rank's place among the data-parallel ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DataParallel {
     /// 0..size.
     pub rank: usize,
-    /// Number of data parallel ranks.
+    /// Number of data-parallel ranks.
     pub size: usize,
 }
 
@@ -92,7 +92,7 @@ impl DataParallel {
     pub const SINGLE: Self = Self { rank: 0, size: 1 };
 }
 
-/// What happens while datasets are built; its `Display` is a line for a log.
+/// An event during the building of datasets; its `Display` is a log line.
 #[derive(Debug, Clone, PartialEq)]
 pub enum BuildEvent {
     /// Index arrays are being computed.
@@ -117,7 +117,7 @@ pub enum BuildEvent {
         /// Time taken.
         seconds: f64,
     },
-    /// Cached index arrays were unusable and are built again.
+    /// Cached index arrays are unusable and are rebuilt.
     CacheRejected {
         /// Dataset.
         path: String,
@@ -144,16 +144,16 @@ impl std::fmt::Display for BuildEvent {
                 write!(f, "{path}: {how} the {split} index in {seconds:.2} s: {samples} samples, {epochs} epochs")
             }
             Self::CacheRejected { path, split, reason } => {
-                write!(f, "{path}: the cached {split} index is unusable and is built again: {reason}")
+                write!(f, "{path}: the cached {split} index is unusable and is rebuilt: {reason}")
             }
             Self::CacheNotWritten { path, reason } => {
-                write!(f, "{path}: index not cached, it will be built again next time: {reason}")
+                write!(f, "{path}: index not cached, it will be rebuilt next time: {reason}")
             }
         }
     }
 }
 
-/// Someone who wants to know what happens while datasets are built.
+/// An observer of the building of datasets.
 pub trait BuildObserver: Send + Sync {
     /// Called from builder threads.
     fn on_event(&self, event: &BuildEvent);
@@ -167,43 +167,43 @@ impl BuildObserver for Silent {
     fn on_event(&self, _event: &BuildEvent) {}
 }
 
-/// What a provider is told.
+/// The context of a provider.
 #[derive(Clone)]
 pub struct DatasetBuildContext {
-    /// Samples training will use.
+    /// Samples that training will use.
     pub train_samples: usize,
-    /// Samples all validations together will use.
+    /// Samples that all validations together will use.
     pub valid_samples: usize,
-    /// Samples the test will use.
+    /// Samples that the test will use.
     pub test_samples: usize,
     /// The tokenizer, for kinds of data that need one.
     pub tokenizer: Option<Arc<dyn Tokenizer>>,
     /// This rank's place.
     pub data_parallel: DataParallel,
-    /// Who is told about progress.
+    /// Receives progress events.
     pub progress: Arc<dyn BuildObserver>,
 }
 
-/// What a loader of the data's own is to yield.
+/// The parameters of an external loader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LoaderRequest {
     /// Samples of a micro-batch, on each rank.
     pub micro_batch_size: usize,
-    /// Samples that all ranks together have consumed before: where a resumed run goes on.
+    /// Samples that all ranks together have already consumed: where a resumed run continues.
     pub consumed_samples: u64,
 }
 
 /// Builds the datasets of a run.
 pub trait DatasetProvider: Send + Sync {
     /// Builds the splits. Deterministic: every rank gets the same samples. Rank 0 builds first and the others after it, so that they find
-    /// the files that it left; ranks cannot wait for each other here.
+    /// its files; ranks cannot wait for each other here.
     ///
     /// # Errors
     /// Unusable parameters, missing or damaged data, splits with too little text.
     fn build(&self, ctx: &DatasetBuildContext) -> Result<Datasets, DataError>;
 
-    /// For data that loads itself (`dataset.dataloader_type = "external"`): this rank's micro-batches for training. Data that is read sample
-    /// by sample has none.
+    /// The dataset's own loader (`dataset.dataloader_type = "external"`): this rank's micro-batches for training. Data that is read sample by
+    /// sample has none.
     ///
     /// # Errors
     /// Missing or damaged data.
@@ -215,8 +215,8 @@ pub trait DatasetProvider: Send + Sync {
         Ok(None)
     }
 
-    /// The tokenizer of data that comes with one of its own. It takes the place of the recipe's, which must have none then: its vocabulary
-    /// sizes the model, it is saved with checkpoints and decodes samples.
+    /// The dataset's own tokenizer, if it has one. It replaces the recipe's, which must have none then: its vocabulary sizes the model, and
+    /// it is saved with checkpoints and decodes samples.
     fn tokenizer(&self) -> Option<Arc<dyn Tokenizer>> {
         None
     }

@@ -8,7 +8,7 @@ use crate::tokenizer::TokenizerError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DataError {
-    /// The operating system refused a file operation.
+    /// The operating system reported an error of a file operation.
     #[error("{path}: cannot {action}: {source}", path = path.display())]
     Io {
         /// What was attempted, as a verb phrase ("open", "write the index").
@@ -18,7 +18,7 @@ pub enum DataError {
         /// The system's reason.
         source: std::io::Error,
     },
-    /// A file exists but its content is not what its format demands.
+    /// A file exists but its content is malformed.
     #[error("{path}: {problem}", path = path.display())]
     Malformed {
         /// The file.
@@ -34,7 +34,7 @@ pub enum DataError {
     Truncated {
         /// The file.
         path: PathBuf,
-        /// Which part is cut short.
+        /// The truncated part.
         part: &'static str,
         /// Bytes needed.
         expected: u64,
@@ -46,19 +46,19 @@ pub enum DataError {
     TokenOutOfRange {
         /// The dataset being written.
         path: PathBuf,
-        /// The offending value.
+        /// The invalid value.
         value: String,
         /// Name of the token type.
         dtype: &'static str,
     },
-    /// An index beyond the end.
+    /// An index out of range.
     #[error("{what}: index {index} is out of range, there are {len}")]
     OutOfRange {
         /// What was indexed.
         what: String,
-        /// The index asked for.
+        /// The requested index.
         index: usize,
-        /// How many there are.
+        /// The number of items.
         len: usize,
     },
     /// A split holds too few tokens to make one sample.
@@ -78,10 +78,10 @@ pub enum DataError {
         /// Tokens of one sample.
         needed: u64,
     },
-    /// A parameter that cannot be used; the text names it, its value and what is allowed.
+    /// An invalid parameter; the text has its name, its value and what is allowed.
     #[error("{0}")]
     Parameter(String),
-    /// A blend asks a member for more samples than it has.
+    /// A blend needs more samples of a member than it has.
     #[error(
         "the {split} blend asks {path} for {needed} samples, it has {found}: raise \
          mid_level_dataset_surplus"
@@ -91,12 +91,12 @@ pub enum DataError {
         path: String,
         /// `train`, `valid` or `test`.
         split: &'static str,
-        /// Samples the blend wants.
+        /// Samples that the blend needs.
         needed: u64,
-        /// Samples the dataset has.
+        /// Samples that the dataset has.
         found: u64,
     },
-    /// Something that needs a tokenizer (or one of its special tokens) had none.
+    /// A missing tokenizer (or special token) is needed.
     #[error("{0}")]
     NoTokenizer(String),
     /// The tokenizer failed.

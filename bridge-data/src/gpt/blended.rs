@@ -1,4 +1,4 @@
-//! Several datasets read as one, in fixed proportions. The proportions' arithmetic is in `blending`; members are built by `provider`.
+//! Several datasets read as one, in fixed proportions. The arithmetic of blends is in `blending`; members are built by `provider`.
 
 use std::sync::Arc;
 
@@ -43,13 +43,13 @@ impl Member {
 
 /// How members are mixed.
 pub(crate) enum Mix {
-    /// By weight, this many samples in all.
+    /// By weight, this many samples in total.
     Weighted { weights: Vec<f64>, size: usize },
     /// Every sample of every member once.
     Exhaustive,
 }
 
-/// Several datasets in one; not shuffled beyond what the members are.
+/// Several datasets in one; not shuffled beyond the shuffling of the members.
 pub struct BlendedDataset {
     members: Vec<Member>,
     dataset_index: IndexArray<i16>,
@@ -61,7 +61,7 @@ const DATASET_INDEX: &str = "dataset_index.npy";
 const SAMPLE_INDEX: &str = "dataset_sample_index.npy";
 
 impl BlendedDataset {
-    /// Blends members of one split. The arrays are cached only in a folder the user named: they belong to no single dataset.
+    /// Blends members of one split. The arrays are cached only in a user-named folder, because they belong to no single dataset.
     pub(crate) fn build(
         members: Vec<Member>,
         mix: &Mix,
@@ -107,7 +107,7 @@ impl BlendedDataset {
     }
 }
 
-/// What a blend amounts to, before its arrays are dealt.
+/// The parameters of a blend, before its arrays are computed.
 struct BlendPlan {
     /// Normalized; empty for an exhaustive blend.
     weights: Vec<f64>,
@@ -141,7 +141,7 @@ impl BlendPlan {
     }
 }
 
-/// No member may be asked for more than it has.
+/// Checks that no member is asked for more samples than it has.
 fn check_demand(members: &[Member], sizes: &[usize], dataset_index: &[i16]) -> Result<(), DataError> {
     let mut demand = vec![0u64; members.len()];
     for &member in dataset_index {
@@ -162,7 +162,7 @@ fn check_demand(members: &[Member], sizes: &[usize], dataset_index: &[i16]) -> R
 
 type Arrays = (IndexArray<i16>, IndexArray<i64>);
 
-/// The cached arrays, once shown to be a blend: members in range, and each member's samples counted up from 0.
+/// The cached arrays, after checking that they are a blend: members in range, and each member's samples numbered from 0.
 fn load(key: &CacheKey, members: usize, size: usize) -> Result<Option<Arrays>, DataError> {
     let (Some((dataset, dataset_sum)), Some((sample, sample_sum))) =
         (typed_array::<i16>(key.open(DATASET_INDEX)?)?, typed_array::<i64>(key.open(SAMPLE_INDEX)?)?)
@@ -182,7 +182,7 @@ fn load(key: &CacheKey, members: usize, size: usize) -> Result<Option<Arrays>, D
     for (&member, &number) in dataset.as_slice().iter().zip(sample.as_slice()) {
         match usize::try_from(member).ok().and_then(|member| counts.get_mut(member)) {
             Some(count) if *count == number => *count += 1,
-            _ => return bad("the arrays are no blend of these datasets"),
+            _ => return bad("the arrays are not a blend of these datasets"),
         }
     }
     Ok(Some((dataset, sample)))

@@ -1,9 +1,9 @@
-//! The arithmetic of blends: which member gives the next sample. The dataset made of it is in `blended`.
+//! The arithmetic of blends: which member gives the next sample. The dataset is in `blended`.
 
 /// Members of a blend are numbered with 16 bits; there must be fewer than this.
 pub(crate) const MAX_DATASETS: usize = i16::MAX as usize;
 
-/// For each blended sample: the member it comes from and its number there.
+/// For each blended sample: its member and its number in the member.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct BlendingIndices {
     /// Member of each sample.
@@ -12,7 +12,7 @@ pub struct BlendingIndices {
     pub sample: Vec<i64>,
 }
 
-/// Deals samples one by one to the member that is furthest behind its share, the first of them on a tie.
+/// Assigns samples one by one to the member that is furthest behind its weight; on a tie, to the first of them.
 struct Dealer {
     weights: Vec<f64>,
     counts: Vec<i64>,
@@ -25,7 +25,7 @@ impl Dealer {
         Self { counts: vec![0; weights.len()], weights, indices }
     }
 
-    /// Deals the next sample to one of `members` and returns which, or `None` without members.
+    /// Assigns the next sample to one of `members` and returns that member; `None` if there are no members.
     fn deal(&mut self, members: impl Iterator<Item = usize>) -> Option<usize> {
         let drawn = self.indices.dataset.len().max(1) as f64;
         let mut furthest: Option<(f64, usize)> = None;
@@ -43,7 +43,7 @@ impl Dealer {
     }
 }
 
-/// Picks `size` samples so that after each the shares are as close to `weights` (which sum to 1) as they can be.
+/// Picks `size` samples so that after each the proportions are as close as possible to `weights` (which sum to 1).
 ///
 /// # Panics
 /// With 32767 members or more.
@@ -56,7 +56,7 @@ pub fn blending_indices(weights: &[f64], size: usize) -> BlendingIndices {
     dealer.indices
 }
 
-/// As [`blending_indices`] with shares proportional to `sizes`, until each member has given exactly its size.
+/// As [`blending_indices`] with weights proportional to `sizes`, until each member is exhausted.
 ///
 /// # Panics
 /// With 32767 members or more.
@@ -74,7 +74,7 @@ pub fn exhaustive_blending_indices(sizes: &[usize]) -> BlendingIndices {
     dealer.indices
 }
 
-/// Divides by the sum, which is added up in numpy's order so that ties in a blend fall the same way.
+/// Divides by the sum, computed in numpy's order so that ties in a blend are broken in the same way.
 pub(crate) fn normalize(weights: &[f64]) -> Vec<f64> {
     let sum = numpy_sum(weights);
     weights.iter().map(|weight| weight / sum).collect()

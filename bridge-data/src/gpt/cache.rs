@@ -1,4 +1,4 @@
-//! Index arrays on disk: their names, writing, and loading with checks. What the arrays mean is `index`'s business.
+//! Index arrays on disk: their names, writing, and loading with checks. The meaning of the arrays belongs to `index`.
 
 use std::path::{Path, PathBuf};
 
@@ -18,7 +18,7 @@ pub(crate) struct CacheKey {
 }
 
 impl CacheKey {
-    /// `description` is the JSON text that tells datasets apart; its md5 becomes part of the names.
+    /// `description` is the JSON text that identifies a dataset; its md5 becomes part of the names.
     pub(crate) fn new(folder: PathBuf, class: &str, split: &str, description: String) -> Self {
         let digest = Md5::digest(description.as_bytes());
         let hash: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -47,13 +47,13 @@ impl CacheKey {
         }
     }
 
-    /// Writes the fingerprint; last, since its checksums vouch for the arrays.
+    /// Writes the fingerprint; must be last, since its checksums certify the arrays.
     pub(crate) fn write_fingerprint(&self, fingerprint: &Fingerprint) -> Result<(), DataError> {
         let text = serde_json::to_vec_pretty(fingerprint).unwrap_or_default();
         atomic::write(&self.file(FINGERPRINT), &text)
     }
 
-    /// Opens one array; `None` when it is not there.
+    /// Opens one array; `None` if it does not exist.
     pub(crate) fn open(&self, affix: &str) -> Result<Option<(PathBuf, Npy)>, DataError> {
         let path = self.file(affix);
         if !path.exists() {
@@ -69,7 +69,7 @@ const DOCUMENT: &str = "document_index.npy";
 const SAMPLE: &str = "sample_index.npy";
 const SHUFFLE: &str = "shuffle_index.npy";
 
-/// What a cache was made from and what was written: damage and changed data show by it. Kept beside the arrays, whose names and
+/// The inputs of a cache and checksums of its arrays, to detect damage and changed data. Kept beside the arrays, whose names and
 /// content are Megatron's.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Fingerprint {
@@ -81,7 +81,7 @@ pub(crate) struct Fingerprint {
     pub(crate) arrays: Vec<u64>,
 }
 
-/// What a fingerprint of this request must say.
+/// The options that a fingerprint of this request must have.
 pub(crate) fn options_of(request: &IndexRequest<'_>) -> String {
     let partial = match request.partial {
         PartialSample::Drop => "drop",
@@ -132,7 +132,7 @@ fn differing(cached: &Fingerprint, found: &Fingerprint) -> String {
     if cached.options != found.options {
         format!("cached for {:?}, expected {:?}", cached.options, found.options)
     } else if cached.data != found.data {
-        "the dataset has changed since".to_owned()
+        "the dataset has changed since then".to_owned()
     } else {
         "the checksum of an array does not match".to_owned()
     }
@@ -159,7 +159,7 @@ fn typed(
     })
 }
 
-/// Arrays that nobody vouches for: the boundaries are computed again from the document order, the rest must be in range.
+/// Checks arrays without a fingerprint: the boundaries are recomputed from the document order, the rest must be in range.
 fn check_arrays(
     indices: &SampleIndices,
     request: &IndexRequest<'_>,
@@ -205,7 +205,7 @@ pub(crate) fn store(
     key.write_fingerprint(&Fingerprint { options: options_of(request), data, arrays })
 }
 
-/// A single number array for the blend's cache.
+/// A single array of numbers for the blend's cache.
 pub(crate) fn typed_array<T: npy::Element>(
     opened: Option<(PathBuf, Npy)>,
 ) -> Result<Option<(IndexArray<T>, u64)>, DataError> {

@@ -1,5 +1,5 @@
-//! Fill-in-the-middle: documents of a sample are cut in three and reordered, so that a model learns to fill gaps. Cutting samples from
-//! the data is the parent module's business.
+//! Fill-in-the-middle: documents of a sample are cut into three parts and reordered, so that a model learns to infill. Cutting samples from
+//! the data belongs to the parent module.
 //!
 //! Source: Bavarian et al., "Efficient Training of Language Models to Fill in the Middle" (2022).
 
@@ -20,7 +20,7 @@ pub struct FimTokens {
     pub middle: i64,
     /// Before the suffix.
     pub suffix: i64,
-    /// Fills up samples that got shorter.
+    /// Pads samples that became shorter.
     pub pad: i64,
     /// Separates documents.
     pub eod: i64,
@@ -30,7 +30,7 @@ impl FimTokens {
     /// Looks up `fim_extra_tokens`, a map with the keys prefix, middle, suffix, pad and eod.
     ///
     /// # Errors
-    /// A key without a value, a token the tokenizer does not have.
+    /// If a key has no value, or the tokenizer does not have a token.
     pub fn lookup<'a>(
         tokenizer: &dyn Tokenizer,
         name_of: impl Fn(&'static str) -> Option<&'a str>,
@@ -52,7 +52,7 @@ impl FimTokens {
     }
 }
 
-/// Where the random choices come from.
+/// The source of random choices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum FimRandomness {
     /// One stream for the dataset, used up in the order samples are fetched, as in Megatron Bridge. Loaders fetch with one
@@ -68,15 +68,15 @@ pub enum FimRandomness {
 pub struct FimParams {
     /// Probability that a document of a sample is permuted, 0..=1.
     pub rate: f64,
-    /// Share of permuted pieces in suffix-prefix-middle order, 0..=1.
+    /// Fraction of permuted pieces in suffix-prefix-middle order, 0..=1.
     pub spm_rate: f64,
-    /// Ids of the marks.
+    /// Ids of the marker tokens.
     pub tokens: FimTokens,
     /// Token at which documents are cut into fragments.
     pub split_sample: Option<i64>,
     /// Probability that a fragment is permuted, 0..=1; used with `split_sample`.
     pub fragment_rate: f64,
-    /// Text starting so stays as it is.
+    /// Text that starts with this is not permuted.
     pub no_prefix: Option<String>,
     /// Where the random choices come from.
     pub randomness: FimRandomness,
@@ -188,7 +188,7 @@ impl Permuter<'_> {
         }
     }
 
-    /// Maps the pieces between marks. An empty piece before a mark disappears with its mark; the tail is always mapped.
+    /// Maps the pieces between separators. An empty piece disappears together with its separator; the tail is always mapped.
     fn pieces(
         &self,
         tokens: &[i64],

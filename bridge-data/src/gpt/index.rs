@@ -1,4 +1,4 @@
-//! The three index arrays that fix a GPT dataset's sample order: document, sample and shuffle index. Caching them is in `cache`,
+//! The three index arrays that determine a GPT dataset's sample order: document, sample and shuffle index. Caching is in `cache`,
 //! cutting samples in the parent module.
 
 use super::split::Split;
@@ -6,17 +6,17 @@ use crate::DataError;
 use crate::npy::IndexArray;
 use crate::random::RandomState;
 
-/// A last pass over the data that yields less than this share of a pass's samples is shuffled on its own.
+/// A last pass over the data that yields less than this fraction of a pass's samples is shuffled separately.
 const SEPARATE_EPOCH_THRESHOLD: f64 = 0.80;
 
-/// What becomes of the tokens after the last whole sample.
+/// What happens to the tokens after the last whole sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PartialSample {
     Drop,
     Keep,
 }
 
-/// Everything the arrays depend on.
+/// All inputs of the arrays.
 #[derive(Clone, Copy)]
 pub(crate) struct IndexRequest<'a> {
     /// Dataset name for messages.
@@ -27,9 +27,9 @@ pub(crate) struct IndexRequest<'a> {
     /// Number of the split's first sequence.
     pub(crate) first_sequence: usize,
     pub(crate) sequence_length: usize,
-    /// 1 when a sample carries one token more than its inputs, for the last label.
+    /// 1 if a sample has one token more than its inputs, for the last label.
     pub(crate) extra: usize,
-    /// Samples wanted; `None` for one pass.
+    /// Required samples; `None` for one pass.
     pub(crate) num_samples: Option<u64>,
     pub(crate) partial: PartialSample,
     pub(crate) seed: i64,
@@ -40,7 +40,7 @@ pub(crate) struct IndexRequest<'a> {
 pub(crate) struct EpochPlan {
     pub(crate) epochs: usize,
     pub(crate) samples: usize,
-    /// Samples of all passes but the last, when the last is shuffled separately.
+    /// Samples of all passes except the last, if the last is shuffled separately.
     pub(crate) separate_at: Option<usize>,
 }
 
@@ -53,7 +53,7 @@ impl IndexRequest<'_> {
     /// Number of passes and samples.
     ///
     /// # Errors
-    /// Fewer tokens than one sample; sizes beyond what the arrays can hold.
+    /// If there are fewer tokens than one sample, or the arrays cannot hold the sizes.
     pub(crate) fn plan(&self) -> Result<EpochPlan, DataError> {
         let tokens = self.tokens_per_epoch();
         let (sequence, extra) = (self.sequence_length as u64, self.extra as u64);
@@ -159,7 +159,7 @@ impl IndexRequest<'_> {
                     break;
                 }
                 if position + 1 == document.len() {
-                    // Only a kept partial sample gets here; empty documents at the end hold nothing of it.
+                    // Only a kept partial sample gets here; empty documents at the end contain no part of it.
                     while length_of(position) < self.extra {
                         position -= 1;
                     }

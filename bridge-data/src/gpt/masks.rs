@@ -1,14 +1,14 @@
-//! From raw tokens to a sample: labels, loss mask, positions, document numbers and padding. Fetching the tokens is the parent module's
-//! business.
+//! From raw tokens to a sample: labels, loss mask, positions, document numbers and padding. Fetching the tokens belongs to the parent
+//! module.
 
 use crate::DataError;
 use crate::dataset::Sample;
 use crate::extra::Extras;
 
-/// How samples are made of tokens.
+/// How samples are made from tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SampleOptions {
-    /// Positions start again after each end-of-document token.
+    /// Positions restart after each end-of-document token.
     pub reset_position_ids: bool,
     /// Tokens attend only within their document.
     pub reset_attention_mask: bool,
@@ -47,7 +47,7 @@ impl SampleOptions {
     }
 }
 
-/// The ids that samples are made with.
+/// The ids for making samples.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SpecialTokens {
     pub(crate) eod: Option<i64>,
@@ -58,7 +58,7 @@ impl SpecialTokens {
     /// Id that no data contains.
     const NO_PAD: i64 = -1;
 
-    /// The pad id is the tokenizer's if it is told apart from end-of-document, else one that no data contains.
+    /// The pad id is the tokenizer's if it differs from end-of-document, otherwise one that no data contains.
     pub(crate) fn new(eod: Option<i64>, pad: Option<i64>, options: &SampleOptions) -> Self {
         let usable = pad.filter(|pad| options.allow_ambiguous_pad_tokens || Some(*pad) != eod);
         Self { eod, pad: usable.unwrap_or(Self::NO_PAD) }
@@ -109,7 +109,7 @@ pub(crate) fn make_sample(
     for (mask, _) in loss_mask.iter_mut().zip(&labels).filter(|&(_, &label)| label == special.pad) {
         *mask = 0.0;
     }
-    // Padding must be an id the embedding has.
+    // Padding must be an id of the embedding.
     for id in tokens.iter_mut().chain(&mut labels).filter(|id| **id == special.pad) {
         *id = 0;
     }

@@ -1,5 +1,5 @@
 //! Megatron's GPT dataset: fixed-length samples cut from a shuffled stream of documents. Index arrays are built in `index` and cached in
-//! `cache`, blends are made in `blended`, runs meet it through `provider`.
+//! `cache`, blends are in `blended`, runs use it through `provider`.
 
 mod blended;
 mod blending;
@@ -70,7 +70,7 @@ pub struct GptDataset {
 }
 
 impl GptDataset {
-    /// Builds or loads the index arrays. `None` when the split has no share.
+    /// Builds or loads the index arrays. `None` if the split has proportion 0.
     pub(crate) fn build(spec: GptDatasetSpec<'_>) -> Result<Option<Self>, DataError> {
         let Some(range) = spec.matrix.range(spec.split, spec.store.num_sequences()) else {
             return Ok(None);
@@ -91,7 +91,7 @@ impl GptDataset {
             seed: spec.random_seed,
         };
         let plan = match request.plan() {
-            // A split nobody will read may be too small.
+            // A split that is not read may be too small.
             Err(DataError::SplitTooSmall { .. }) if spec.num_samples == Some(0) => return Ok(None),
             plan => plan?,
         };
@@ -123,12 +123,12 @@ impl GptDataset {
         self.split
     }
 
-    /// The name of its tokens' source.
+    /// The name of the source of its tokens.
     pub fn name(&self) -> String {
         self.store.name()
     }
 
-    /// What tells it apart from other datasets, for cache names.
+    /// Identifies the dataset in cache names.
     pub(crate) fn identity(&self) -> &Json {
         &self.identity
     }
@@ -159,7 +159,7 @@ impl GptDataset {
         Ok(tokens)
     }
 
-    /// Makes a sample of raw tokens.
+    /// Makes a sample from raw tokens.
     pub(crate) fn finish(&self, tokens: Vec<i64>) -> Result<Sample, DataError> {
         masks::make_sample(tokens, self.sequence_length, &self.options, &self.special)
     }
@@ -215,7 +215,7 @@ fn cache_folder(spec: &GptDatasetSpec<'_>) -> Option<PathBuf> {
     }
 }
 
-/// The fields, in the order, that Megatron names its cache files by.
+/// The fields that determine Megatron's cache file names, in their order.
 fn identity_of(spec: &GptDatasetSpec<'_>) -> Json {
     let fraction = |split: Split| {
         Json::optional(spec.matrix.fraction(split), |(begin, end)| {

@@ -1,5 +1,5 @@
 //! From parameters to the three splits: blends, single datasets, mock data and fill-in-the-middle. Index arrays and samples are made
-//! elsewhere; the configuration's own types do not appear here.
+//! elsewhere; configuration types do not belong here.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ use crate::tokenizer::Tokenizer;
 pub struct Blend {
     /// Path prefixes of indexed datasets.
     pub paths: Vec<PathBuf>,
-    /// Their weights, in any unit; without them, each counts by its size and is read once.
+    /// Their weights, in any unit; without them, each is weighted by its size and read once.
     pub weights: Option<Vec<f64>>,
 }
 
@@ -54,14 +54,14 @@ impl SplitBlends {
 pub enum GptSource {
     /// One blend, cut into splits.
     Blend {
-        /// What to mix.
+        /// The datasets.
         blend: Blend,
-        /// Shares of train, valid and test, such as `"969,30,1"`.
+        /// Proportions of train, valid and test, such as `"969,30,1"`.
         split: String,
     },
-    /// A blend for each split, taken whole.
+    /// A separate blend for each split, used whole.
     PerSplit(SplitBlends),
-    /// Generated sequences, cut in three equal splits.
+    /// Generated sequences, in three equal splits.
     Mock,
 }
 
@@ -71,11 +71,11 @@ pub enum ValidationSize {
     /// As many as the run will use.
     #[default]
     AsRequested,
-    /// The whole split once (`full_validation`). Blends then need to be without weights.
+    /// The whole split once (`full_validation`). Blends must not have weights then.
     WholeSplit,
 }
 
-/// Everything a [`GptDatasetProvider`] is told by the configuration.
+/// The parameters of a [`GptDatasetProvider`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct GptDatasetParams {
     /// Tokens of a sample.
@@ -90,13 +90,13 @@ pub struct GptDatasetParams {
     pub bin_access: BinAccess,
     /// Threads that build index arrays of a blend's members.
     pub num_dataset_builder_threads: usize,
-    /// Share of extra samples built for each member of a blend.
+    /// Fraction of extra samples built for each member of a blend.
     pub mid_level_dataset_surplus: f64,
     /// How validation is sized.
     pub validation: ValidationSize,
     /// How samples are made of tokens.
     pub sample: SampleOptions,
-    /// Fill-in-the-middle, if wanted.
+    /// Fill-in-the-middle, if enabled.
     pub fim: Option<FimParams>,
 }
 
@@ -124,7 +124,7 @@ impl GptDatasetParams {
         }
         if self.mid_level_dataset_surplus.is_nan() || self.mid_level_dataset_surplus < 0.0 {
             return bad(format!(
-                "mid_level_dataset_surplus = {}: expected a share of at least 0",
+                "mid_level_dataset_surplus = {}: expected a fraction of at least 0",
                 self.mid_level_dataset_surplus
             ));
         }
@@ -177,7 +177,7 @@ impl GptDatasetProvider {
     /// Checks the parameters.
     ///
     /// # Errors
-    /// Values outside their range, blends whose paths and weights do not pair up.
+    /// If values are out of range, or the paths and weights of a blend do not match.
     pub fn new(params: GptDatasetParams) -> Result<Self, DataError> {
         params.check()?;
         if let Some(fim) = &params.fim {
@@ -248,7 +248,7 @@ impl Builder<'_> {
                 if matrix.fraction(split).is_none() {
                     return Ok(None);
                 }
-                // With a single weighted path, Megatron still goes through the blend.
+                // With a single weighted path, Megatron still uses a blend.
                 let alone = blend.paths.len() == 1 && blend.weights.is_none();
                 self.blend(blend, split, &matrix, Request { target, alone })
             }
@@ -285,7 +285,7 @@ impl Builder<'_> {
         };
         let mix = match (weights, request.target) {
             (Some(weights), Some(target)) => {
-                // Shares are rounded up, so the blend can be a little longer than asked for.
+                // Sizes of members are rounded up, so the blend can be a little longer than requested.
                 let size = weights.iter().map(|weight| share(target, *weight)).sum();
                 Mix::Weighted { weights, size }
             }
@@ -328,7 +328,7 @@ impl Builder<'_> {
         }
     }
 
-    /// Builds all members in parallel; `None` when nobody needs this split and it is too small.
+    /// Builds all members in parallel; `None` if this split is not needed and too small.
     fn members(
         &self,
         blend: &Blend,
@@ -419,7 +419,7 @@ impl Builder<'_> {
     }
 }
 
-/// How a split was asked for.
+/// How a split is requested.
 struct Request {
     target: Option<usize>,
     /// A single dataset that needs no blend.

@@ -1,4 +1,4 @@
-//! Train, valid and test: the split string and the ranges it cuts. Index arrays are built in `index`.
+//! Train, valid and test: the split string and its ranges of the data. Index arrays are built in `index`.
 
 use std::ops::Range;
 
@@ -48,7 +48,7 @@ impl SplitMatrix {
             ))
         };
         if text.contains('-') {
-            return Err(bad("negative shares are not allowed".into()));
+            return Err(bad("negative numbers are not allowed".into()));
         }
         let numbers = text
             .split(|c: char| !(c.is_ascii_digit() || c == '.'))
@@ -62,7 +62,7 @@ impl SplitMatrix {
         shares[..numbers.len()].copy_from_slice(&numbers);
         let sum: f64 = shares.iter().sum();
         if sum <= 0.0 || !sum.is_finite() {
-            return Err(bad(format!("the shares sum to {sum}")));
+            return Err(bad(format!("the numbers sum to {sum}")));
         }
         let mut end = 0.0;
         let fractions = shares.map(|share| {
@@ -85,12 +85,12 @@ impl SplitMatrix {
         (!self.text.is_empty()).then_some(&self.text)
     }
 
-    /// The fraction of the data where `split` begins and ends, or `None` without a share.
+    /// The fractions of the data at which `split` begins and ends; `None` if its proportion is 0.
     pub fn fraction(&self, split: Split) -> Option<(f64, f64)> {
         self.fractions[split as usize]
     }
 
-    /// The sequences of `split` out of `sequences`, or `None` without a share.
+    /// The sequences of `split` out of `sequences`; `None` if its proportion is 0.
     pub fn range(&self, split: Split, sequences: usize) -> Option<Range<usize>> {
         let cut = |fraction: f64| ((fraction * sequences as f64).round_ties_even() as usize).min(sequences);
         self.fraction(split).map(|(begin, end)| cut(begin)..cut(end))

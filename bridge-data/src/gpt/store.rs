@@ -1,5 +1,5 @@
-//! Where a GPT dataset's tokens come from: an indexed dataset or generated sequences. How samples are cut from them is the parent
-//! module's business.
+//! The source of a GPT dataset's tokens: an indexed dataset or generated sequences. Cutting samples from them belongs to the parent
+//! module.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -23,10 +23,10 @@ pub trait SequenceStore: Send + Sync {
     /// Tokens of each sequence in `range`.
     fn lengths(&self, range: Range<usize>) -> Vec<u32>;
 
-    /// A checksum of everything sample order depends on.
+    /// A checksum of everything that determines the sample order.
     fn checksum(&self) -> u64;
 
-    /// Appends `length` tokens of a sequence from `offset` on; to its end without a length.
+    /// Appends `length` tokens of a sequence from `offset` on; without a length, all up to its end.
     ///
     /// # Errors
     /// A place outside the sequence, unreadable data.
@@ -131,7 +131,7 @@ impl SequenceStore for MockStore {
     }
 }
 
-/// The folder a dataset's index caches go to without `path_to_cache`.
+/// The folder of a dataset's index caches without `path_to_cache`.
 pub(crate) fn default_cache_folder(prefix: &Path, class: &str) -> PathBuf {
     prefix.join("cache").join(format!("{class}_indices"))
 }

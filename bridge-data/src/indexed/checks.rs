@@ -1,4 +1,4 @@
-//! What is checked when an indexed dataset is opened: header, sizes, document boundaries, places of sequences.
+//! Checks when an indexed dataset is opened: header, sizes, document boundaries, offsets of sequences.
 
 use std::path::Path;
 
@@ -8,10 +8,10 @@ use super::reader::{IndexedDataset, ModeColumn, array, words};
 use super::{HEADER_BYTES, MAGIC, TokenDtype, VERSION};
 use crate::DataError;
 
-/// Entries of the index that one task goes through.
+/// Entries of the index per task.
 const SCAN: usize = 1 << 16;
 
-/// What the first bytes of `.idx` say.
+/// The header of `.idx`.
 pub(super) struct Header {
     pub(super) dtype: TokenDtype,
     pub(super) sequences: usize,
@@ -61,7 +61,7 @@ impl Header {
         Ok(Self { dtype, sequences: count(18, "sequences")?, boundaries: count(26, "documents")? })
     }
 
-    /// Checks that the file is as long as the header says.
+    /// Checks the length of the file against the header.
     pub(super) fn check_size(&self, found: usize, modes: ModeColumn, path: &Path) -> Result<(), DataError> {
         let mode_bytes = match modes {
             ModeColumn::Absent => 0,
@@ -110,7 +110,7 @@ impl IndexedDataset {
             Err(DataError::malformed(
                 index_path,
                 format!(
-                    "document boundary {i} is {}, below the one before it, {}",
+                    "document boundary {i} is {}, below the previous one, {}",
                     self.boundary(i),
                     self.boundary(i - 1)
                 ),
@@ -128,7 +128,7 @@ impl IndexedDataset {
         };
         let (lengths, rest) = self.index[HEADER_BYTES..].split_at(4 * self.sequences);
         let offsets = &rest[..8 * self.sequences];
-        // The largest end in each part, or the first sequence that has none.
+        // The largest end in each part, or the first sequence without a valid end.
         let scan = |(part, (lengths, offsets)): (usize, (&[u8], &[u8]))| {
             let mut largest = 0;
             for (i, (length, offset)) in words(lengths).zip(words(offsets)).enumerate() {

@@ -1,5 +1,5 @@
 //! Megatron's indexed dataset, `{prefix}.bin` + `{prefix}.idx`, byte for byte: its header, token types and paths. Reading
-//! is in `reader`, writing in `writer`; splits and samples are none of this module's business.
+//! is in `reader`, writing in `writer`; splits and samples do not belong here.
 //!
 //! `{prefix}.idx`, little endian:
 //!
@@ -29,7 +29,7 @@ pub(crate) const MAGIC: &[u8; 9] = b"MMIDIDX\0\0";
 pub(crate) const VERSION: u64 = 1;
 pub(crate) const HEADER_BYTES: usize = 34;
 
-/// The type a token has in `.bin`.
+/// The type of a token in `.bin`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TokenDtype {
     /// Code 1.
@@ -97,7 +97,7 @@ impl TokenDtype {
         }
     }
 
-    /// The narrower of the two types Megatron writes token ids with: uint16 below 65500 ids, else int32.
+    /// The type in which Megatron writes token ids: uint16 below 65500 ids, otherwise int32.
     pub fn for_vocab_size(vocab_size: usize) -> Self {
         if vocab_size < 65_500 { Self::U16 } else { Self::I32 }
     }
@@ -113,7 +113,7 @@ pub fn idx_path(prefix: &Path) -> PathBuf {
     with_suffix(prefix, ".idx")
 }
 
-/// Appends to the file name; `Path::with_extension` would eat a dot inside the prefix.
+/// Appends to the file name; `Path::with_extension` would replace the part after a dot in the prefix.
 pub(crate) fn with_suffix(prefix: &Path, suffix: &str) -> PathBuf {
     let mut name = prefix.as_os_str().to_owned();
     name.push(suffix);

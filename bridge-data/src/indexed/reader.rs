@@ -1,4 +1,4 @@
-//! Opening and reading an indexed dataset; the format's description is in the parent module, what is checked in `checks`, writing in
+//! Opening and reading an indexed dataset. The format is described in the parent module; checks are in `checks`, writing is in
 //! `writer`.
 
 use std::fs::File;
@@ -18,11 +18,11 @@ pub enum BinAccess {
     /// Through a memory map.
     #[default]
     Mmap,
-    /// With positioned reads, for file systems where maps are slow.
+    /// With positioned reads, for file systems where memory maps are slow.
     Pread,
 }
 
-/// Whether `.idx` carries a mode byte for each sequence.
+/// Whether `.idx` has a mode byte for each sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ModeColumn {
     /// Text datasets.
@@ -37,7 +37,7 @@ enum Bin {
     File(File),
 }
 
-/// An open `.bin`/`.idx` pair. Opening costs the index's size, never the number of tokens; reads may come from any thread.
+/// An open `.bin`/`.idx` pair. Opening takes time in the size of the index, not in the number of tokens; any thread may read.
 ///
 /// ```ignore
 /// let dataset = IndexedDataset::open("corpus/shakespeare", BinAccess::Mmap)?;
@@ -67,7 +67,7 @@ impl std::fmt::Debug for IndexedDataset {
 }
 
 impl IndexedDataset {
-    /// Opens `{prefix}.bin` and `{prefix}.idx` of a text dataset and checks that they belong together.
+    /// Opens `{prefix}.bin` and `{prefix}.idx` of a text dataset and checks that they match.
     ///
     /// # Errors
     /// Missing files, a wrong magic, version or type code, an index or `.bin` that is too short, offsets outside `.bin`,
@@ -76,7 +76,7 @@ impl IndexedDataset {
         Self::open_with_modes(prefix, access, ModeColumn::Absent)
     }
 
-    /// [`IndexedDataset::open`], saying whether the index has a mode column.
+    /// As [`IndexedDataset::open`], for an index with or without a mode column.
     ///
     /// # Errors
     /// As [`IndexedDataset::open`].
@@ -126,7 +126,7 @@ impl IndexedDataset {
         self.sequences
     }
 
-    /// Whether there is no sequence at all.
+    /// Whether there are no sequences.
     pub fn is_empty(&self) -> bool {
         self.sequences == 0
     }
@@ -141,7 +141,7 @@ impl IndexedDataset {
         self.bin_bytes
     }
 
-    /// All tokens of all sequences. Costs a pass over the lengths.
+    /// Total number of tokens. Needs a pass over the lengths.
     pub fn num_tokens(&self) -> u64 {
         self.lengths().map(|length| length as u64).sum()
     }
@@ -195,7 +195,7 @@ impl IndexedDataset {
         self.get(i, 0, None)
     }
 
-    /// `length` tokens of sequence `i` from token `offset` on; to the end of the sequence without a length.
+    /// `length` tokens of sequence `i` from token `offset` on; without a length, all up to its end.
     ///
     /// # Errors
     /// As [`IndexedDataset::read_into`].
@@ -205,7 +205,7 @@ impl IndexedDataset {
         Ok(tokens)
     }
 
-    /// The tokens of a contiguous run of sequences, one vector a sequence.
+    /// The tokens of a contiguous run of sequences, one vector per sequence.
     ///
     /// # Errors
     /// As [`IndexedDataset::read_into`].
@@ -216,7 +216,7 @@ impl IndexedDataset {
     /// [`IndexedDataset::get`], appended to `out`.
     ///
     /// # Errors
-    /// An index, offset or length outside the sequence, a failing read, a float dataset holding a value that is no integer.
+    /// If the index, offset or length is out of range, a read fails, or a float dataset has a value that is not an integer.
     pub fn read_into(
         &self,
         i: usize,
@@ -251,7 +251,7 @@ impl IndexedDataset {
         self.with_bytes(range, <[u8]>::to_vec)
     }
 
-    /// A checksum of the index, which tells two versions of a dataset apart.
+    /// A checksum of the index, which distinguishes versions of a dataset.
     pub(crate) fn index_checksum(&self) -> u64 {
         *self.checksum.get_or_init(|| xxhash_rust::xxh3::xxh3_64(&self.index))
     }
@@ -286,7 +286,7 @@ impl IndexedDataset {
         if length > available - offset {
             return Err(out_of_range("end of tokens", offset.saturating_add(length), available));
         }
-        // Checked at opening; checked again because the mapped index may have been replaced since.
+        // Checked when opened; checked again because the mapped index may have changed since.
         let size = self.dtype.size() as u64;
         let start = u64::try_from(self.offset(i))
             .ok()
@@ -326,12 +326,12 @@ pub(super) fn words<const N: usize>(bytes: &[u8]) -> impl ExactSizeIterator<Item
 /// Maps a whole file read-only.
 pub(crate) fn map_file(file: &File, path: &Path) -> Result<Mmap, DataError> {
     // SAFETY: the map is only read. Datasets are replaced by renaming a new file over the old name, never written in place, so
-    // the mapped pages keep their content; a foreign program that truncates the file would make reads fault, as
-    // with every memory-mapped format.
+    // the mapped pages keep their content. If another program truncates the file, reads fault, as with every memory-mapped
+    // format.
     unsafe { Mmap::map(file) }.map_err(DataError::io("map into memory", path))
 }
 
-/// Appends stored integers; a float that is no integer comes back as the error.
+/// Appends stored integers; a float that is not an integer is the error.
 fn append_integers(dtype: TokenDtype, bytes: &[u8], out: &mut Vec<i64>) -> Result<(), f64> {
     match dtype {
         TokenDtype::U8 => out.extend(bytes.iter().map(|&byte| i64::from(byte))),

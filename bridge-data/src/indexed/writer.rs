@@ -1,4 +1,4 @@
-//! Writing an indexed dataset; the format's description is in the parent module, reading in `reader`.
+//! Writing an indexed dataset. The format is described in the parent module; reading is in `reader`.
 
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use super::{MAGIC, TokenDtype, VERSION, bin_path, idx_path};
 use crate::DataError;
 use crate::atomic::TempFile;
 
-/// The values of one sequence handed to the builder.
+/// The values of one sequence for the builder.
 #[derive(Debug, Clone, Copy)]
 pub enum SequenceTokens<'a> {
     /// Integers, stored in any type that holds them exactly.
@@ -17,8 +17,8 @@ pub enum SequenceTokens<'a> {
     Floats(&'a [f64]),
 }
 
-/// Builds `{prefix}.bin` and `{prefix}.idx`. Nothing shows under those names before [`IndexedDatasetBuilder::finalize`];
-/// a builder that is dropped instead removes what it wrote.
+/// Builds `{prefix}.bin` and `{prefix}.idx`. The files get these names in [`IndexedDatasetBuilder::finalize`]; a builder that is
+/// dropped instead removes what it wrote.
 ///
 /// ```ignore
 /// let mut builder = IndexedDatasetBuilder::create("corpus", TokenDtype::U16)?;
@@ -39,7 +39,7 @@ impl IndexedDatasetBuilder {
     /// Starts a text dataset.
     ///
     /// # Errors
-    /// The folder of `prefix` cannot be made or written.
+    /// If the folder of `prefix` cannot be created or written.
     pub fn create(prefix: impl AsRef<Path>, dtype: TokenDtype) -> Result<Self, DataError> {
         Self::create_with_modes(prefix, dtype, ModeColumn::Absent)
     }
@@ -74,7 +74,7 @@ impl IndexedDatasetBuilder {
     /// Appends one sequence with mode 0. The document stays open until [`IndexedDatasetBuilder::end_document`].
     ///
     /// # Errors
-    /// A token the type cannot hold, a sequence of 2^31 tokens or more, a failing write.
+    /// If the type cannot hold a token, a sequence has 2^31 tokens or more, or a write fails.
     pub fn add_item(&mut self, tokens: &[i64]) -> Result<(), DataError> {
         self.add_sequence(SequenceTokens::Integers(tokens), 0)
     }
@@ -117,10 +117,10 @@ impl IndexedDatasetBuilder {
         Ok(())
     }
 
-    /// Appends the sequences of one document, laid end to end in `tokens`, and closes the document.
+    /// Appends the sequences of one document, concatenated in `tokens`, and closes the document.
     ///
     /// # Errors
-    /// Lengths that do not add up to the tokens given; else as [`IndexedDatasetBuilder::add_item`].
+    /// If the lengths do not sum to the number of tokens; otherwise as [`IndexedDatasetBuilder::add_item`].
     pub fn add_document(&mut self, tokens: &[i64], lengths: &[usize]) -> Result<(), DataError> {
         let total = lengths.iter().try_fold(0usize, |total, &length| total.checked_add(length));
         if total != Some(tokens.len()) {

@@ -1,5 +1,5 @@
 //! Tokenizing text into an indexed dataset, and training tokenizers on it: in parallel, in order, with bounded memory, reusing earlier
-//! results. Finding text is `source`'s business, the file format `indexed`'s.
+//! results. Finding text belongs to `source`, the file format to `indexed`.
 
 mod reuse;
 mod train;
@@ -21,14 +21,14 @@ use super::source::{Documents, RawDocument, Text, TextSource};
 use crate::tokenizer::{Tokenizer, require_eod};
 use reuse::Claim;
 
-/// Bytes of text that are tokenized together; also what the reader is ahead.
+/// Bytes of text that are tokenized together; the reader is ahead by the same amount.
 const BATCH_BYTES: usize = 8 << 20;
 /// Longer documents are cut into pieces of about this size where the tokenizer allows it.
 const PIECE_BYTES: usize = 256 << 10;
-/// Names of skipped documents that a report keeps.
+/// Maximum number of names of skipped documents in a report.
 const NAMED_DOCUMENTS: usize = 20;
 
-/// What closes a document.
+/// What ends a document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DocumentEnd {
     /// The tokenizer's end-of-document token.
@@ -38,7 +38,7 @@ pub enum DocumentEnd {
     Nothing,
 }
 
-/// How far work has come.
+/// Progress of the work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct WorkCounts {
     /// Documents done.
@@ -51,18 +51,18 @@ pub struct WorkCounts {
     pub tokens: u64,
 }
 
-/// Someone who watches the work and may stop it.
+/// An observer of the work that may stop it.
 pub trait WorkProgress: Send + Sync {
     /// Called every few megabytes and at the end, from a working thread.
     fn update(&self, counts: &WorkCounts);
 
-    /// Whether to stop; asked between pieces of text, from any thread.
+    /// Whether to stop; called between pieces of text, from any thread.
     fn cancelled(&self) -> bool {
         false
     }
 }
 
-/// Nobody watches.
+/// An observer that ignores everything.
 impl WorkProgress for super::Silent {
     fn update(&self, _counts: &WorkCounts) {}
 }
@@ -75,22 +75,22 @@ pub struct PackParams<'a> {
     pub tokenizer: &'a dyn Tokenizer,
     /// Path of the dataset without `.bin` and `.idx`.
     pub output_prefix: &'a Path,
-    /// What closes each document.
+    /// What ends each document.
     pub document_end: DocumentEnd,
-    /// Threads; `None` for one a core.
+    /// Threads; `None` means one per core.
     pub num_threads: Option<usize>,
-    /// Who watches.
+    /// Receives progress.
     pub progress: &'a dyn WorkProgress,
 }
 
-/// What was packed.
+/// Report of a packing.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PackReport {
     /// Path of the dataset without `.bin` and `.idx`.
     pub prefix: PathBuf,
     /// Documents written.
     pub documents: u64,
-    /// Tokens written, document ends included.
+    /// Tokens written, including end-of-document tokens.
     pub tokens: u64,
     /// Bytes of the source.
     pub bytes: u64,
@@ -102,7 +102,7 @@ pub struct PackReport {
     pub invalid_names: Vec<String>,
     /// Seconds it took.
     pub seconds: f64,
-    /// Whether an earlier result was still valid and nothing had to be done.
+    /// Whether an earlier result was reused.
     #[serde(skip)]
     pub reused: bool,
 }
@@ -140,7 +140,8 @@ impl std::fmt::Display for PackReport {
 /// same text, tokenizer and options does nothing.
 ///
 /// # Errors
-/// Unreadable or malformed text, no end-of-document token, no text at all, another process writing the same output, cancellation.
+/// If text is unreadable or malformed, there is no end-of-document token or no text, another process writes the same output, or the work is
+/// cancelled.
 pub fn pack(params: &PackParams<'_>) -> Result<PackReport, DataError> {
     pack_locked(params).map(|(report, _)| report)
 }
@@ -223,7 +224,7 @@ impl<'a> Packer<'a> {
         std::thread::scope(|scope| {
             scope.spawn(move || {
                 for batch in (Batches { documents, failed: false }) {
-                    // A receiver that is gone has failed; there is no one to read for.
+                    // If the receiver is gone, it has failed; stop reading.
                     if sender.send(batch).is_err() {
                         return;
                     }
@@ -334,7 +335,7 @@ impl Iterator for Batches {
         while bytes < BATCH_BYTES && !self.failed {
             match self.documents.next() {
                 Some(Ok(document)) => {
-                    // Even an empty document costs something.
+                    // Even an empty document counts.
                     bytes += document.num_bytes() + 64;
                     batch.push(document);
                 }
@@ -349,7 +350,7 @@ impl Iterator for Batches {
     }
 }
 
-/// Cuts a long text where that does not change its tokens.
+/// Splits a long text where that does not change its tokens.
 fn cut<'t>(tokenizer: &dyn Tokenizer, text: &'t str) -> Vec<&'t str> {
     let mut pieces = Vec::with_capacity(text.len() / PIECE_BYTES + 1);
     let mut rest = text;

@@ -1,5 +1,4 @@
-//! Whether an earlier result can be used again, and the lock that keeps two writers apart. What is being produced is the callers'
-//! business.
+//! Reuse of earlier results, and the lock against concurrent writers. What is produced belongs to the callers.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::os::unix::fs::MetadataExt;
@@ -13,8 +12,8 @@ use crate::DataError;
 use crate::atomic;
 use crate::indexed::with_suffix;
 
-/// Held while an output is written, or while what is there is opened: one writer, or any number of readers. The file goes with the last
-/// lock, so that no attempt leaves it behind.
+/// A lock that is held while an output is written, or while an existing one is opened: one writer, or any number of readers. The file is
+/// deleted with the last lock, so that no attempt leaves it behind.
 pub struct OutputLock {
     path: PathBuf,
     /// Locked until it is closed.
@@ -49,8 +48,8 @@ impl OutputLock {
                 Err(TryLockError::WouldBlock) => return Err(DataError::Locked { path }),
                 Err(TryLockError::Error(error)) => return Err(DataError::io("lock", &path)(error)),
             }
-            // Between opening and locking, its holder may have deleted the file: then this is a lock on nothing, and
-            // another process may hold the one that counts.
+            // Between opening and locking, its holder may have deleted the file: then this lock has no effect, and
+            // another process may hold the lock on a new file.
             if is_named(&file, &path).map_err(DataError::io("look at the lock file", &path))? {
                 return Ok(Self { path, file });
             }
@@ -60,8 +59,8 @@ impl OutputLock {
 
 impl Drop for OutputLock {
     fn drop(&mut self) {
-        // Whoever holds it alone may delete it: nobody else deletes or replaces it then. Of several readers the last one does. A file that
-        // cannot be deleted does no harm.
+        // An exclusive holder may delete it, because nobody else deletes or replaces it then. Of several readers the last one does. A file that
+        // cannot be deleted is harmless.
         if self.file.try_lock().is_ok() {
             let _ = std::fs::remove_file(&self.path);
         }
@@ -70,23 +69,23 @@ impl Drop for OutputLock {
 
 /// An output that is locked.
 pub(crate) enum Claim<R> {
-    /// It is whole, and made from the same key: here is the report of its making. The lock is at least a reader's.
+    /// It is complete and was made from the same key; with its report. The lock is at least a reader's.
     Whole(R, OutputLock),
-    /// It has to be written. The lock is a writer's.
+    /// It must be written. The lock is a writer's.
     ToWrite(OutputLock),
 }
 
-/// Locks an output, which readers share where an earlier result can be used again. Without a key it is always written anew.
+/// Locks an output; readers share it if an earlier result can be reused. Without a key it is always rewritten.
 ///
 /// # Errors
-/// [`DataError::Locked`] if another process is at work on it.
+/// [`DataError::Locked`] if another process is using it.
 pub(crate) fn claim<R: DeserializeOwned>(
     output: &Path,
     key: Option<&Value>,
     files: &[&Path],
 ) -> Result<Claim<R>, DataError> {
     let find = || key.map_or(Ok(None), |key| load::<R>(output, key, files));
-    // A first look without a lock, for readers must not keep a writer out who has work to do.
+    // First checked without a lock, so that readers do not block a writer.
     if find()?.is_some() {
         let lock = OutputLock::share(output)?;
         if let Some(report) = find()? {
@@ -101,7 +100,7 @@ pub(crate) fn claim<R: DeserializeOwned>(
     })
 }
 
-/// Whether an open file is the one of this name.
+/// Whether an open file still has this name.
 fn is_named(file: &File, path: &Path) -> std::io::Result<bool> {
     let open = file.metadata()?;
     match std::fs::metadata(path) {
@@ -111,7 +110,7 @@ fn is_named(file: &File, path: &Path) -> std::io::Result<bool> {
     }
 }
 
-/// What is written beside an output: what it was made from, the sizes of its files, and the report of its making.
+/// The record beside an output: what it was made from, the sizes of its files, and its report.
 #[derive(Serialize, Deserialize)]
 struct Record<R> {
     made_from: Value,
@@ -127,7 +126,7 @@ fn sizes_of(files: &[&Path]) -> Option<Vec<u64>> {
     files.iter().map(|file| std::fs::metadata(file).ok().map(|metadata| metadata.len())).collect()
 }
 
-/// The report of an earlier result that was made from the same `key` and whose files are whole.
+/// The report of an earlier result that was made from the same `key` and whose files are complete.
 pub(crate) fn load<R: DeserializeOwned>(output: &Path, key: &Value, files: &[&Path]) -> Result<Option<R>, DataError> {
     let path = record_path(output);
     let text = match std::fs::read(&path) {
@@ -135,7 +134,7 @@ pub(crate) fn load<R: DeserializeOwned>(output: &Path, key: &Value, files: &[&Pa
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(DataError::io("read", &path)(error)),
     };
-    // A record that does not parse vouches for nothing.
+    // A record that does not parse counts as missing.
     let Ok(record) = serde_json::from_slice::<Record<R>>(&text) else {
         return Ok(None);
     };
@@ -143,7 +142,7 @@ pub(crate) fn load<R: DeserializeOwned>(output: &Path, key: &Value, files: &[&Pa
     Ok(same.then_some(record.report))
 }
 
-/// Vouches for a finished output.
+/// Writes the record of a finished output.
 pub(crate) fn store<R: Serialize>(output: &Path, key: &Value, files: &[&Path], report: R) -> Result<(), DataError> {
     let sizes = sizes_of(files).unwrap_or_default();
     let record = Record { made_from: key.clone(), sizes, report };

@@ -1,5 +1,5 @@
 //! Training a tokenizer on a text source, once: a second call with the same text and parameters loads the first one's result. The training
-//! itself is the tokenizer module's business.
+//! itself belongs to the tokenizer module.
 
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
@@ -18,14 +18,15 @@ use crate::tokenizer::{
 pub struct TokenizerTraining {
     /// The tokenizer.
     pub tokenizer: HuggingFaceTokenizer,
-    /// Whether an earlier result was still valid.
+    /// Whether an earlier result was reused.
     pub reused: bool,
 }
 
 /// Trains a byte-level BPE tokenizer on the source and saves it in `folder` (`tokenizer.json` and its companions).
 ///
 /// # Errors
-/// Unreadable or malformed text, no text at all, a vocabulary that is too small, another process training into the same folder, cancellation.
+/// If text is unreadable or malformed, there is no text, the vocabulary is too small, another process trains into the same folder, or the
+/// work is cancelled.
 pub fn train_tokenizer(
     source: &TextSource,
     params: &BpeTrainParams,
@@ -122,7 +123,7 @@ impl<'a> Feed<'a> {
     }
 }
 
-/// Documents joined or cut into pieces of a size that trains in parallel. Ends at the first failure, which it leaves in its slot.
+/// Documents joined or split into pieces of a suitable size for parallel training. Ends at the first failure, which it stores in its slot.
 struct Pieces<'a> {
     feed: Feed<'a>,
     /// Pieces of the last document, last first.

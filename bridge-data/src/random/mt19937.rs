@@ -1,5 +1,5 @@
 //! The Mersenne Twister and the two libraries' conventions on top of it: numpy's legacy `RandomState` and
-//! PyTorch's CPU `randperm`. Datasets live elsewhere.
+//! PyTorch's CPU `randperm`. Datasets do not belong here.
 //!
 //! Source: Matsumoto and Nishimura, "Mersenne Twister: a 623-dimensionally equidistributed uniform
 //! pseudo-random number generator" (1998).
@@ -7,9 +7,9 @@
 const STATE_WORDS: usize = 624;
 const SHIFT: usize = 397;
 
-/// A seed numpy's `RandomState` does not take.
+/// A seed that numpy's `RandomState` does not accept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("random_seed is {0}; it must lie between 0 and 4294967295")]
+#[error("random_seed is {0}; it must be between 0 and 4294967295")]
 pub struct SeedError(pub i64);
 
 /// The bare generator: seeding by Knuth's recurrence, tempered 32-bit output.
@@ -138,7 +138,7 @@ impl RandomState {
     /// If `probability` is not within 0..=1.
     pub fn bernoulli(&mut self, probability: f64) -> bool {
         assert!((0.0..=1.0).contains(&probability), "binomial: p = {probability} is not in [0, 1]");
-        // Even certain outcomes take a draw.
+        // Even certain outcomes use a draw.
         if probability <= 0.5 { self.invert_one_trial(probability) } else { !self.invert_one_trial(1.0 - probability) }
     }
 
@@ -159,7 +159,7 @@ impl RandomState {
     }
 }
 
-/// Above this length PyTorch draws 64 bits a step and builds the permutation inside out.
+/// Above this length PyTorch draws 64 bits per step and builds the permutation inside out.
 const TORCH_WIDE_THRESHOLD: usize = (u32::MAX / 20) as usize;
 
 /// `torch.randperm(n)` on the CPU with a generator seeded by `seed` (of which PyTorch's engine keeps the low 32 bits).

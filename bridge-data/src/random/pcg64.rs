@@ -1,4 +1,4 @@
-//! numpy's `default_rng`: PCG64 seeded through `SeedSequence`, with bounded integers only. Legacy streams live in
+//! numpy's `default_rng`: PCG64 seeded through `SeedSequence`, with bounded integers only. Legacy streams are in
 //! `mt19937`.
 //!
 //! Source: O'Neill, "PCG: A Family of Simple Fast Space-Efficient Statistically Good Algorithms for Random Number

@@ -1,4 +1,4 @@
-//! Reading documents one after the other. Finding files is the parent module's business, tokenizing that of `pack`.
+//! Reading documents one after the other. Finding files belongs to the parent module, tokenizing to `pack`.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
@@ -12,19 +12,19 @@ use crate::DataError;
 pub struct RawDocument {
     /// Its file.
     pub path: Arc<Path>,
-    /// Its line, counted from 1; 0 when the document is the whole file.
+    /// Its line, counted from 1; 0 if the document is the whole file.
     pub line: usize,
     /// Key of the text in a JSON object; `None` when the bytes are the text.
     key: Option<Arc<str>>,
     bytes: Vec<u8>,
 }
 
-/// What a raw document turned out to be.
+/// The decoded content of a raw document.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Text {
     /// Text.
     Valid(String),
-    /// There is no text in it.
+    /// It has no text.
     Empty,
     /// It is not UTF-8.
     NotUtf8,
@@ -47,7 +47,7 @@ impl RawDocument {
     /// Decodes it.
     ///
     /// # Errors
-    /// A line that is no JSON object, or has no string under the key.
+    /// If a line is not a JSON object, or has no string under the key.
     pub fn into_text(self) -> Result<Text, DataError> {
         let Some(key) = &self.key else {
             return Ok(match String::from_utf8(self.bytes) {
@@ -81,7 +81,7 @@ impl RawDocument {
     }
 }
 
-/// What is wrong with a line, and in which column: which line it is, the parser does not know.
+/// The problem of a line and its column; the parser does not know the line number.
 fn not_json(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let place = format!(" at line {} column {}", error.line(), error.column());
@@ -112,7 +112,7 @@ type Keyed = (Arc<Path>, Option<Arc<str>>);
 enum Plan {
     /// File after file, line after line.
     Sequential { next: usize, lines: Option<Lines> },
-    /// In the order of the places. The last file stays open.
+    /// In the order of the given places. The last file stays open.
     Placed { places: std::vec::IntoIter<Place>, open: Option<(usize, File)> },
     /// Standard input.
     Stdin,

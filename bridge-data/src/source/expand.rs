@@ -1,4 +1,4 @@
-//! `~`, `$VAR`, `${VAR}` and `${VAR:-default}` in paths, as a shell expands them. Wildcards are the caller's business.
+//! `~`, `$VAR`, `${VAR}` and `${VAR:-default}` in paths, expanded as by a shell. Wildcards belong to the caller.
 
 use crate::DataError;
 
@@ -37,7 +37,7 @@ fn expand_with(text: &str, variable: &dyn Fn(&str) -> Option<String>) -> Result<
             }
         };
         if name.is_empty() {
-            // A lone dollar is a character like any other.
+            // A lone dollar sign is an ordinary character.
             out.push('$');
         } else {
             out.push_str(&lookup(name)?);

@@ -1,4 +1,4 @@
-//! Text to tokenize: files by glob pattern, JSON lines, standard input. Tokenizing it is `pack`'s business.
+//! Text to tokenize: files by glob pattern, JSON Lines, standard input. Tokenizing belongs to `pack`.
 
 mod documents;
 mod expand;
@@ -14,15 +14,15 @@ use super::DataError;
 use super::random::RandomState;
 use expand::expand;
 
-/// What one file holds.
+/// The format of a file.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum TextFormat {
-    /// JSON lines (text under the key `text`) in files ending in `.jsonl` or `.ndjson`, else one document.
+    /// JSON Lines (text under the key `text`) in files ending in `.jsonl` or `.ndjson`, otherwise one document.
     #[default]
     Auto,
     /// One document.
     Document,
-    /// One JSON object a line; the document is the string under this key.
+    /// One JSON object per line; the document is the string under this key.
     JsonLines {
         /// The key.
         key: String,
@@ -37,9 +37,9 @@ pub struct SourceParams {
     pub inputs: Vec<String>,
     /// Glob patterns of files to leave out.
     pub exclude: Vec<String>,
-    /// What a file holds.
+    /// The format of files.
     pub format: TextFormat,
-    /// Whole files are read as long as they fit into this many bytes together.
+    /// Whole files are used as long as their total size is at most this many bytes.
     pub max_bytes: Option<u64>,
     /// Shuffles the documents with this seed, 0..=4294967295.
     pub shuffle_seed: Option<u32>,
@@ -48,11 +48,11 @@ pub struct SourceParams {
 /// A file that was found.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct SourceFile {
-    /// Where it is.
+    /// Its path.
     pub path: PathBuf,
     /// Bytes.
     pub size: u64,
-    /// Nanoseconds since 1970 of its last change.
+    /// Time of its last change, in nanoseconds since 1970.
     pub modified: u128,
 }
 
@@ -77,8 +77,8 @@ impl TextSource {
     /// Finds the files.
     ///
     /// # Errors
-    /// Patterns that are malformed or match nothing, unset variables, folders in place of files, standard input together with files or with
-    /// shuffling, `max_bytes` below the first file.
+    /// If a pattern is malformed or matches nothing, a variable is not set, an input is a folder, standard input is combined with files or
+    /// with shuffling, or `max_bytes` is below the size of the first file.
     pub fn resolve(params: &SourceParams) -> Result<Self, DataError> {
         let bad = |text: String| Err(DataError::Source(text));
         let build = |origin, left_out| Self {
@@ -95,7 +95,7 @@ impl TextSource {
                 return bad("standard input (-) cannot be combined with other inputs".into());
             }
             if params.shuffle_seed.is_some() || params.max_bytes.is_some() {
-                return bad("standard input (-) is read as it comes: no shuffle_seed, no max_bytes".into());
+                return bad("standard input (-) is a stream: it cannot have shuffle_seed or max_bytes".into());
             }
             return Ok(build(Origin::Stdin, 0));
         }
@@ -159,7 +159,7 @@ impl TextSource {
         limited
     }
 
-    /// What tells this text apart from other or changed text; `None` when that cannot be known before reading it.
+    /// Identifies this text and its version; `None` if that cannot be known before reading it.
     pub fn fingerprint(&self) -> Option<serde_json::Value> {
         let Origin::Files(files) = &self.origin else {
             return None;
@@ -177,7 +177,7 @@ impl TextSource {
     /// Reads the documents in order.
     ///
     /// # Errors
-    /// Unreadable files, when lines have to be found for shuffling.
+    /// If files cannot be read, when lines have to be found for shuffling.
     pub fn documents(&self) -> Result<Documents, DataError> {
         match (&self.origin, self.shuffle_seed) {
             (Origin::Stdin, _) => Ok(Documents::stdin(self.key_of(Path::new("-")))),
@@ -275,7 +275,7 @@ fn find_files(params: &SourceParams) -> Result<Vec<SourceFile>, DataError> {
     Ok(files)
 }
 
-/// The files of one input; a name without wildcards stands for itself even if it has brackets.
+/// The files of one input; an existing name stands for itself even if it has brackets.
 fn matches_of(input: &str) -> Result<Vec<PathBuf>, DataError> {
     let expanded = expand(input)?;
     let literal = PathBuf::from(&expanded);

@@ -1,5 +1,5 @@
-//! GPT-2's byte-level scheme: bytes as printable characters, and the pattern that cuts text into words. Merging words into tokens
-//! happens elsewhere.
+//! GPT-2's byte-level scheme: bytes as printable characters, and the pattern that splits text into words. Merging words into tokens
+//! does not belong here.
 //!
 //! Source: Radford et al., "Language Models are Unsupervised Multitask Learners" (2019), section 2.2.
 
@@ -10,7 +10,7 @@ static CHAR_OF_BYTE: LazyLock<[char; 256]> = LazyLock::new(|| {
     let mut unprintable = 0u32..;
     std::array::from_fn(|byte| match byte {
         0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff => byte as u8 as char,
-        // Bytes without a printable character of their own take the ones from 256 on, in order.
+        // Bytes without a printable character use the characters from 256 on, in order.
         _ => unprintable.next().and_then(|n| char::from_u32(256 + n)).unwrap_or(' '),
     })
 });
@@ -25,7 +25,7 @@ pub(crate) fn to_bytes(token: &str) -> Option<Vec<u8>> {
     token.chars().map(|c| CHAR_OF_BYTE.iter().position(|&of| of == c).map(|byte| byte as u8)).collect()
 }
 
-/// What the pattern tells apart.
+/// The character classes of the pattern.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Class {
     Letter,
@@ -74,14 +74,14 @@ impl Classes {
     }
 }
 
-/// The matches, end to end, of GPT-2's pattern
+/// The consecutive matches of GPT-2's pattern
 /// `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`.
 pub(crate) struct Words<'a> {
     rest: &'a str,
     classes: &'static Classes,
 }
 
-/// Cuts `text` into words.
+/// Splits `text` into words.
 pub(crate) fn words(text: &str) -> Words<'_> {
     Words { rest: text, classes: &CLASSES }
 }
@@ -149,7 +149,7 @@ fn contraction(text: &[u8]) -> Option<usize> {
     }
 }
 
-/// A position at or after `from` between a character that is no space and a space: no word of the pattern spans it, and none looks
+/// A position at or after `from` between a non-space character and a space: no word of the pattern spans it, and the pattern does not look
 /// behind.
 pub(crate) fn split_point(text: &str, from: usize) -> Option<usize> {
     let mut at = (from..text.len()).find(|&at| text.is_char_boundary(at))?;

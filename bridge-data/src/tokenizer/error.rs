@@ -1,4 +1,4 @@
-//! The error type of tokenizers; no other code lives here.
+//! The error type of tokenizers; no other code belongs here.
 
 use std::path::{Path, PathBuf};
 
@@ -6,14 +6,14 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TokenizerError {
-    /// A file or folder that holds no tokenizer.
+    /// A file or folder without a tokenizer.
     #[error(
         "{path}: no tokenizer here: expected a tokenizer.json, a folder with one, or a folder with vocab.json and \
          merges.txt",
         path = .0.display()
     )]
     NotFound(PathBuf),
-    /// The operating system refused a file operation.
+    /// The operating system reported an error of a file operation.
     #[error("{path}: cannot {action}: {source}", path = path.display())]
     Io {
         /// What was attempted, as a verb phrase.
@@ -59,10 +59,10 @@ pub enum TokenizerError {
         /// Number of ids.
         vocab_size: usize,
     },
-    /// Text without ids.
+    /// Text that cannot be converted to ids.
     #[error("cannot tokenize: {0}")]
     Encode(String),
-    /// Ids without text.
+    /// Ids that cannot be converted to text.
     #[error("cannot turn ids into text: {0}")]
     Decode(String),
     /// A vocabulary that cannot be trained.

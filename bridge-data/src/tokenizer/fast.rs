@@ -1,5 +1,5 @@
-//! A faster way to the same ids for byte-level BPE tokenizers of GPT-2's kind: words are cut without a regular expression, and each
-//! distinct word is merged once. Other tokenizers are left to their library.
+//! A faster way to the same ids for GPT-2-style byte-level BPE tokenizers: words are split without a regular expression, and each
+//! distinct word is merged once. Other tokenizers use their library.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -13,9 +13,9 @@ use tokenizers::{Model, Tokenizer as Inner};
 use super::TokenizerError;
 use super::byte_level;
 
-/// Words longer than this are rare and not remembered.
+/// Words longer than this are rare and are not cached.
 const LONGEST_CACHED_WORD: usize = 64;
-/// Words one cache remembers before it starts again.
+/// Number of words in a cache before it is cleared.
 const CACHED_WORDS: usize = 1 << 18;
 
 /// Splits text at added tokens, which take precedence over everything else.
@@ -52,7 +52,7 @@ enum Piece<'t> {
     Token(i64),
 }
 
-/// The ids of words met before.
+/// A cache of the ids of words.
 #[derive(Default)]
 struct WordCache {
     places: AHashMap<Box<str>, (u32, u32)>,
@@ -61,15 +61,15 @@ struct WordCache {
 
 /// The fast path of one tokenizer.
 pub(crate) struct FastByteLevel {
-    /// Added tokens matched in the raw text, then those matched in what is left, as the library does.
+    /// Added tokens that are matched in the raw text, then those that are matched in the rest, as in the library.
     added: [AddedTokens; 2],
-    /// One cache for each thread that encodes at a time.
+    /// One cache per concurrently encoding thread.
     caches: Mutex<Vec<WordCache>>,
 }
 
 impl FastByteLevel {
     /// `None` for tokenizers that are not plain byte-level BPE: those with a normalizer, another pattern, dropout, truncation or padding, or
-    /// added tokens that reach beyond their own text.
+    /// added tokens that match beyond their own text.
     pub(crate) fn for_tokenizer(tokenizer: &Inner) -> Option<Self> {
         let Some(PreTokenizerWrapper::ByteLevel(byte_level)) = tokenizer.get_pre_tokenizer() else {
             return None;

@@ -1,4 +1,4 @@
-//! Hugging Face tokenizers: `tokenizer.json`, or GPT-2's `vocab.json` and `merges.txt`. Training one is `train`'s business.
+//! Hugging Face tokenizers: `tokenizer.json`, or GPT-2's `vocab.json` and `merges.txt`. Training belongs to `train`.
 
 use std::path::{Path, PathBuf};
 
@@ -16,7 +16,7 @@ const TOKENIZER_FILE: &str = "tokenizer.json";
 const VOCAB_FILE: &str = "vocab.json";
 const MERGES_FILE: &str = "merges.txt";
 
-/// How the strings of the vocabulary stand for bytes.
+/// How the strings of the vocabulary represent bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Alphabet {
     /// GPT-2's printable bytes.
@@ -52,7 +52,7 @@ impl std::fmt::Debug for HuggingFaceTokenizer {
 
 impl HuggingFaceTokenizer {
     /// Loads a `tokenizer.json`, a folder with one, or a folder with `vocab.json` and `merges.txt`. The files beside it name the special
-    /// tokens; without any, `<|endoftext|>` ends documents if it is a special token.
+    /// tokens; without such files, `<|endoftext|>` ends documents if it is a special token.
     ///
     /// # Errors
     /// Missing or malformed files, special tokens that the vocabulary does not have.
@@ -125,7 +125,7 @@ impl HuggingFaceTokenizer {
         let fallback = inner.token_to_id(END_OF_TEXT).filter(is_special).map(i64::from);
         let (eod, bos, pad) = (resolve(&names.eos)?.or(fallback), resolve(&names.bos)?, resolve(&names.pad)?);
         let content = inner.to_string(true).map_err(|error| TokenizerError::Encode(error.to_string()))?;
-        // A model's settings for inference must not cut or pad training text.
+        // A model's settings for inference must not truncate or pad training text.
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|error| TokenizerError::Encode(error.to_string()))?;
         Ok(Self {
@@ -142,7 +142,7 @@ impl HuggingFaceTokenizer {
         })
     }
 
-    /// Adds special tokens that the vocabulary lacks, at new ids behind it.
+    /// Adds special tokens that the vocabulary lacks, with new ids after it.
     ///
     /// # Errors
     /// The extended tokenizer cannot be written out.
@@ -177,7 +177,7 @@ impl HuggingFaceTokenizer {
             .ok_or(TokenizerError::UnknownId { id, vocab_size: self.vocab_size })
     }
 
-    /// The library's own way, which the fast one must agree with.
+    /// The library's encoding, with which the fast one must agree.
     pub(crate) fn encode_reference(&self, text: &str) -> Result<Vec<i64>, TokenizerError> {
         let encoding =
             self.inner.encode_fast(text, false).map_err(|error| TokenizerError::Encode(error.to_string()))?;
@@ -222,7 +222,7 @@ impl Tokenizer for HuggingFaceTokenizer {
         let id = self.known(id).ok()?;
         let token = self.inner.id_to_token(id)?;
         if let Some(added) = self.inner.get_added_tokens_decoder().get(&id) {
-            // A special token stands for no text: it marks where a document ends.
+            // A special token has no text: it marks the end of a document.
             return Some(if added.special { Vec::new() } else { token.into_bytes() });
         }
         let byte = || u8::from_str_radix(token.strip_prefix("<0x")?.strip_suffix('>')?, 16).ok();
@@ -250,7 +250,7 @@ impl Tokenizer for HuggingFaceTokenizer {
         let files = self
             .companions
             .iter()
-            // The model's own configuration is not the tokenizer's to write.
+            // The model's configuration does not belong to the tokenizer.
             .filter(|(name, _)| !matches!(*name, "config.json" | "generation_config.json"))
             .map(|(name, text)| (*name, text.as_str()))
             .chain([(TOKENIZER_FILE, self.content.as_str())]);

@@ -1,5 +1,5 @@
-//! Tokenizers: the contract, Hugging Face's `tokenizer.json` and vocabulary files, the Null tokenizer, training of byte-level BPE. Token
-//! files and datasets live beside this module.
+//! Tokenizers: the trait, Hugging Face's `tokenizer.json` and vocabulary files, the Null tokenizer, training of byte-level BPE. Token
+//! files and datasets do not belong here.
 
 mod byte_level;
 mod error;
@@ -22,10 +22,10 @@ pub trait Tokenizer: Send + Sync {
     /// The ids of `text`, without ids that a template would add. Special tokens written out in the text are recognized.
     ///
     /// # Errors
-    /// Text the tokenizer has no ids for.
+    /// If the tokenizer has no ids for the text.
     fn encode(&self, text: &str) -> Result<Vec<i64>, TokenizerError>;
 
-    /// The text of `ids`, special tokens included.
+    /// The text of `ids`, including special tokens.
     ///
     /// # Errors
     /// An id outside the vocabulary.
@@ -46,20 +46,20 @@ pub trait Tokenizer: Send + Sync {
     /// The id of a token by its name.
     fn token_to_id(&self, token: &str) -> Option<i64>;
 
-    /// The bytes an id stands for, none for a special token; summed over a text they give its length, for bits per byte.
-    /// `None` outside the vocabulary, and where ids stand for no text.
+    /// The number of bytes of a token, 0 for a special token; summed over a text they give its length, for bits per byte.
+    /// `None` outside the vocabulary, and if ids do not represent text.
     fn id_to_bytes(&self, id: i64) -> Option<Vec<u8>>;
 
-    /// What tells this tokenizer apart from others; part of cache names.
+    /// Identifies this tokenizer; part of cache names.
     fn unique_identifier(&self) -> serde_json::Value;
 
-    /// Writes the files that [`HuggingFaceTokenizer::load`] or other programs load it from.
+    /// Writes the files from which [`HuggingFaceTokenizer::load`] or other programs load it.
     ///
     /// # Errors
     /// The folder cannot be made or written.
     fn save_assets(&self, folder: &Path) -> Result<(), TokenizerError>;
 
-    /// A byte position at or after `from` where the text can be cut without changing its ids, if the tokenizer knows one before the end.
+    /// A byte position at or after `from` where the text can be split without changing its ids, if the tokenizer knows one before the end.
     fn split_point(&self, _text: &str, _from: usize) -> Option<usize> {
         None
     }

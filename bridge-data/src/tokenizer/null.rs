@@ -1,10 +1,10 @@
-//! The Null tokenizer: text that already is token ids. Real vocabularies live in `huggingface`.
+//! The Null tokenizer: text that already consists of token ids. Real vocabularies are in `huggingface`.
 
 use std::path::Path;
 
 use super::{Tokenizer, TokenizerError};
 
-/// Text is integers separated by spaces; the id `vocab_size` ends documents, so there is one id more than that.
+/// Text is integers separated by spaces; the id `vocab_size` ends documents, so there are `vocab_size + 1` ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NullTokenizer {
     vocab_size: usize,
@@ -58,7 +58,7 @@ impl Tokenizer for NullTokenizer {
         token.parse().ok().filter(|&id| self.check(id).is_ok())
     }
 
-    /// Nothing: the ids are numbers that stand for no text.
+    /// None: the ids do not represent text.
     fn id_to_bytes(&self, _id: i64) -> Option<Vec<u8>> {
         None
     }
@@ -67,7 +67,7 @@ impl Tokenizer for NullTokenizer {
         serde_json::json!({ "class": "NullTokenizer", "vocab_size": self.vocab_size })
     }
 
-    /// There are no files: the vocabulary size in the configuration says all.
+    /// Writes nothing: the vocabulary size in the configuration suffices.
     fn save_assets(&self, _folder: &Path) -> Result<(), TokenizerError> {
         Ok(())
     }

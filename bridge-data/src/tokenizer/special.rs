@@ -1,5 +1,5 @@
-//! Which tokens end documents, begin sequences and pad, as told by the files that lie beside a Hugging Face tokenizer. Loading the
-//! tokenizer itself is `huggingface`'s business.
+//! Which tokens end documents, begin sequences and pad, according to the files beside a Hugging Face tokenizer. Loading the tokenizer
+//! itself belongs to `huggingface`.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::TokenizerError;
 
-/// Files kept with a tokenizer, in the order they are asked.
+/// Files beside a tokenizer, in the order in which they are read.
 pub(crate) const COMPANIONS: [&str; 4] =
     ["tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "config.json"];
 
@@ -18,7 +18,7 @@ pub(crate) enum Named {
     Id(i64),
 }
 
-/// The special tokens a folder names.
+/// The special tokens named in a folder.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct SpecialNames {
     pub(crate) eos: Option<Named>,

@@ -1,5 +1,4 @@
-//! Training of byte-level BPE vocabularies. Where the text comes from, and whether an earlier result can be reused, is the caller's
-//! business.
+//! Training of byte-level BPE vocabularies. The source of the text, and the reuse of earlier results, belong to the caller.
 
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
@@ -21,7 +20,7 @@ const SMALLEST_VOCAB: usize = 257;
 /// How a vocabulary is trained.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BpeTrainParams {
-    /// Tokens wanted, the 256 bytes and special tokens included. Little text may give fewer.
+    /// Requested number of tokens, including the 256 bytes and special tokens. A short text may give fewer.
     pub vocab_size: usize,
     /// Pairs seen less often than this are not merged.
     pub min_frequency: u64,
@@ -35,11 +34,11 @@ impl Default for BpeTrainParams {
     }
 }
 
-/// Trains a byte-level BPE tokenizer. The same text and parameters give the same vocabulary. Pieces of text are best a few hundred kilobytes
-/// long, cut between documents or in front of white space.
+/// Trains a byte-level BPE tokenizer. The same text and parameters give the same vocabulary. Pieces of text should have a few hundred
+/// kilobytes, and end between documents or before white space.
 ///
 /// # Errors
-/// A vocabulary smaller than its bytes and special tokens.
+/// If the vocabulary is smaller than its bytes and special tokens.
 pub fn train_byte_level_bpe(
     params: &BpeTrainParams,
     text: impl Iterator<Item = String> + Send,
@@ -47,10 +46,10 @@ pub fn train_byte_level_bpe(
     train_byte_level_bpe_until(params, text, &|| false)
 }
 
-/// [`train_byte_level_bpe`] that gives up soon after `cancelled` is true.
+/// As [`train_byte_level_bpe`], but stops soon after `cancelled` is true.
 ///
 /// # Errors
-/// As there; [`TokenizerError::Interrupted`].
+/// As there, and [`TokenizerError::Interrupted`].
 pub fn train_byte_level_bpe_until(
     params: &BpeTrainParams,
     text: impl Iterator<Item = String> + Send,
