@@ -1,4 +1,4 @@
-//! Named tensors that a data set brings beside tokens, labels and weights: an encoder's inputs, images, rewards. Only model and data set know
+//! Named tensors of a dataset besides tokens, labels and weights: an encoder's inputs, images, rewards. Only the model and the dataset know
 //! what they mean.
 
 use std::collections::BTreeMap;

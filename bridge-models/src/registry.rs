@@ -5,7 +5,7 @@ use bridge_core::train::Registry;
 
 use crate::register_builtin;
 
-/// The built-in kinds of model and of data set. Register your own beside them.
+/// The built-in kinds of models and datasets. Register your own beside them.
 pub fn registry() -> Registry {
     let mut models = ModelRegistry::default();
     register_builtin(&mut models);

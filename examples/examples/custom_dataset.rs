@@ -1,4 +1,4 @@
-//! A data set of your own: sums such as `12+7=19;`, made up as they are asked for, as kind `arithmetic` with a recipe
+//! A custom dataset: sums such as `12+7=19;`, made up as they are asked for, as kind `arithmetic` with a recipe
 //! field `max_operand`, trained on with the built-in `gpt` model. Only the characters of an answer count in the loss.
 //!
 //! ```text

@@ -1,4 +1,4 @@
-//! A data set that brings a tokenizer of its own: the characters of a text, as kind `characters` with a recipe field
+//! A dataset with its own tokenizer: the characters of a text, as kind `characters` with a recipe field
 //! `file`. Without `file` the model learns the source of this program.
 //!
 //! ```text

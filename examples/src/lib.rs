@@ -4,5 +4,5 @@
 //! | --- | --- |
 //! | `service` | training runs inside a web service: start, watch, cancel, list checkpoints |
 //! | `custom_model` | a model family of your own, with a recipe field of its own |
-//! | `custom_dataset` | a data set of your own, with a recipe field of its own |
-//! | `custom_tokenizer` | a data set that brings its own tokenizer |
+//! | `custom_dataset` | a custom dataset, with its own recipe field |
+//! | `custom_tokenizer` | a dataset with its own tokenizer |

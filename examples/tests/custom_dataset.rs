@@ -1,4 +1,4 @@
-//! The data set example: its samples, its recipe field, and that a model learns from it.
+//! The dataset example: its samples, its recipe field, and that a model learns from it.
 
 #[path = "../examples/custom_dataset.rs"]
 #[allow(dead_code, reason = "main is not called")]

@@ -218,7 +218,7 @@ fn memory_is_of_all_ranks_and_only_what_is_known() {
     let line = "[Rank 0] (after 1 iterations) memory (GB) | mem-host-gigabytes: ";
     assert_eq!((said.matches(line).count(), said.matches("[Rank ").count()), (1, 1), "one process, one line: {said}");
     assert_eq!(said.matches(" [iteration 2] memory (GiB): ").count(), 1, "{said}");
-    assert!(!said.contains("device memory"), "the processor has none of its own: {said}");
+    assert!(!said.contains("device memory"), "the CPU has none: {said}");
     let curves = curves(&folder.path().join("runs/tiny"));
     let names: Vec<&String> = beginning(&curves, "memory/").map(|(name, _)| name).collect();
     assert_eq!(names, ["memory/mem-host-gigabytes", "memory/mem-max-host-gigabytes"]);

@@ -321,8 +321,7 @@ impl Builder<'_> {
                 Ok(weights.iter().map(wanted).collect())
             }
             (Some(_), None) => Err(DataError::Parameter(format!(
-                "full_validation reads the whole {} split, which leaves no meaning to the blend's weights: remove one of \
-                 the two",
+                "full_validation reads the whole {} split, so the blend's weights have no meaning: remove one of the two",
                 split.name()
             ))),
         }

@@ -48,7 +48,7 @@ pub struct MicroBatch {
     pub position_ids: Vec<i64>,
     /// Ordinal of each token's document within its sample, `[b, t]`, when attention stays within documents.
     pub document_ids: Option<Vec<i32>>,
-    /// What the data set brings besides, by name; the first dimension counts samples.
+    /// Further tensors of the dataset, by name; the first dimension counts samples.
     pub extras: Extras,
     /// Samples.
     pub batch_size: usize,
