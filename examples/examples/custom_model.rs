@@ -5,7 +5,7 @@
 //! The Burn module implements [`Segments`], the configuration implements [`ModelConfig`] and [`ModelBuilder`], and the
 //! registry is told of the kind, so that recipes may name it and runs can build it.
 //! Shape legend: `b` batch, `t` sequence, `c` hidden size, `f` feed-forward size, `v` vocabulary.
-use bridge_core::config::{ExtraField, Format, TransformerConfig, TypeSpec, World, load_text};
+use bridge_core::config::{ExtraField, Format, Kind, TransformerConfig, TypeSpec, World, load_text};
 use bridge_core::model::{
     Batch, Boundary, BoundaryTensor, BuildContext, ForwardContext, ModelBuildError, ModelBuilder, ModelChunk,
     ModelConfig, ModuleChunk, Segment, SegmentOutput, SegmentRole, Segments, Stage,
@@ -18,7 +18,7 @@ use burn::tensor::{Tensor, TensorData};
 
 const RECIPE: &str = r#"
 name = "mixer"
-model = { kind = "mixer", num_layers = 2, hidden_size = 64, num_attention_heads = 1, seq_length = 64, vocab_size = 512 }
+model = { kind = "mixer", num_layers = 2, hidden_size = 64, seq_length = 64, vocab_size = 512 }
 train = { micro_batch_size = 4, global_batch_size = 8, train_iters = 100 }
 validation = { eval_iters = 2 }
 optimizer = { lr = 1e-2, min_lr = 1e-3 }
@@ -143,7 +143,8 @@ pub fn train(overrides: &[String], console: Console) -> anyhow::Result<RunReport
     let doc = "Width of the channel MLP over `hidden_size`.".into();
     let field = ExtraField { name: "expansion".into(), spec: TypeSpec::Count, default: Some(4_i64.into()), doc };
     let mut registry = registry();
-    registry.models.register("mixer", [field], |section| {
+    let kind = Kind::supporting(["init_method_std", "layernorm_epsilon"]).with([field]);
+    registry.models.register("mixer", kind, |section| {
         let config = section.extra.clone().try_into::<MixerConfig>();
         let config = config.map_err(|e| ModelBuildError::Invalid { key: "model".into(), message: e.to_string() })?;
         Ok(Box::new(MixerConfig { transformer: TransformerConfig::clone(section), ..config }))

@@ -52,6 +52,9 @@ fn its_field_decides_a_size() {
     let refused = |key_value: &str| train(&overrides(&logs, &[key_value]), Console::Silent).unwrap_err().to_string();
     assert!(refused("model.expansion=0").contains("expansion"));
     assert!(refused("model.expansion=wide").contains("model.expansion"));
+    let message = refused("model.num_attention_heads=4");
+    assert!(message.contains("mixer") && message.contains("model.num_attention_heads"), "{message}");
+    assert!(refused("model.tensor_model_parallel_size=2").contains("mixer"));
     assert!(refused("model.expantion=2").contains("did you mean `expansion`"));
 }
 

@@ -18,13 +18,30 @@ pub struct ExtraField {
     pub doc: String,
 }
 
-/// One kind.
+/// One kind. By default it supports what the section's table does not refuse.
 #[derive(Debug, Clone, Default)]
 pub struct Kind {
+    /// The settings of the section that it supports; `None` is all that the section's table does not refuse.
+    pub settings: Option<Vec<String>>,
     /// Its additional settings.
     pub extra: Vec<ExtraField>,
     /// Why it cannot be used yet, for names that exist upstream only.
     pub not_implemented: Option<String>,
+}
+
+impl Kind {
+    /// A kind that supports these settings of the section, also where the section's table refuses them, those that no kind has a say
+    /// in ([`OF_EVERY_KIND`](super::sections::OF_EVERY_KIND) in `[model]`), and no others.
+    pub fn supporting<'a>(settings: impl IntoIterator<Item = &'a str>) -> Self {
+        Self { settings: Some(settings.into_iter().map(str::to_owned).collect()), ..Self::default() }
+    }
+
+    /// The kind with settings of its own besides.
+    #[must_use]
+    pub fn with(mut self, extra: impl IntoIterator<Item = ExtraField>) -> Self {
+        self.extra.extend(extra);
+        self
+    }
 }
 
 /// The kinds of one section, by name.
@@ -35,16 +52,14 @@ pub struct KindRegistry {
 
 impl KindRegistry {
     /// Adds a kind, or replaces the one of the same name.
-    pub fn register(&mut self, name: impl Into<String>, extra: impl IntoIterator<Item = ExtraField>) -> &mut Self {
-        let extra = extra.into_iter().collect();
-        let kind = Kind { extra, not_implemented: None };
+    pub fn register(&mut self, name: impl Into<String>, kind: Kind) -> &mut Self {
         self.kinds.insert(name.into(), kind);
         self
     }
 
     /// Adds a name that is understood but cannot be used yet, with the reason.
     pub fn register_not_implemented(&mut self, name: impl Into<String>, reason: impl Into<String>) -> &mut Self {
-        let kind = Kind { extra: Vec::new(), not_implemented: Some(reason.into()) };
+        let kind = Kind { not_implemented: Some(reason.into()), ..Kind::default() };
         self.kinds.insert(name.into(), kind);
         self
     }
@@ -75,12 +90,14 @@ impl Kinds {
     /// These are names; `bridge_models::registry()` has what they stand for, and more kinds are registered there.
     pub fn builtin() -> Self {
         let mut model = KindRegistry::default();
-        model.register("gpt", []);
+        model.register("gpt", Kind::default());
         for name in ["mamba", "t5", "mimo"] {
             model.register_not_implemented(name, "only model.kind = \"gpt\" is built in");
         }
         let mut dataset = KindRegistry::default();
-        dataset.register("gpt", []).register("fim", []).register("mock", []);
+        for name in ["gpt", "fim", "mock"] {
+            dataset.register(name, Kind::default());
+        }
         for name in ["finetuning", "sft"] {
             dataset.register_not_implemented(name, "fine-tuning datasets are not built in");
         }

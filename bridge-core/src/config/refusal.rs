@@ -175,11 +175,16 @@ fn walk(fields: &[FieldSpec], path: &str, rows: &mut Vec<Refused>) {
     }
 }
 
-/// Reports every setting under `prefix` with a refused value.
+/// Reports every setting under `prefix` with a refused value: refused by the tables, or by a kind of model that lists what it supports.
 pub(super) fn check(draft: &mut Draft<'_>, prefix: &str) {
     let values = draft.recipe.to_node();
+    let kind_lists = draft.model_kind().is_some_and(|kind| kind.settings.is_some());
+    if kind_lists {
+        check_kind(draft, &values);
+    }
     for Refused { key, refusal, default } in table() {
-        let Some(value) = values.get_path(&key).filter(|_| key.starts_with(prefix)) else {
+        let is_checked = key.starts_with(prefix) && !(kind_lists && key.starts_with("model."));
+        let Some(value) = values.get_path(&key).filter(|_| is_checked) else {
             continue;
         };
         let is_planned = refusal.is_planned && draft.purpose == Purpose::Plan;
@@ -187,15 +192,38 @@ pub(super) fn check(draft: &mut Draft<'_>, prefix: &str) {
         if *value == default || is_planned || draft.errors.names(&key) {
             continue;
         }
-        let mut accepted = refusal.accepted(&default);
-        accepted.extend(refusal.same_as.and_then(|key| values.get_path(key).cloned()));
-        if accepted.contains(value) {
-            continue;
-        }
-        let error = ConfigError::new(ErrorKind::NotImplemented, &key, refusal.message())
-            .with_found(value.to_inline())
-            .with_expected(accepted.iter().map(Node::to_inline).collect::<Vec<_>>().join(" or "))
-            .with_location(draft.raw.location(&key));
-        draft.errors.push(error);
+        refuse_others(draft, &key, refusal.message(), &values, accepted(&refusal, &default, &values));
     }
+}
+
+/// Reports every setting of the model that its kind does not list. A value that asks for nothing is fine.
+fn check_kind(draft: &mut Draft<'_>, values: &Node) {
+    let message = format!("model.kind = {:?} does not have this setting", draft.recipe.model.kind);
+    for field in TransformerConfig::fields() {
+        if !draft.supports(field.name) {
+            let refusal = field.refusal.map(|refusal| Refusal { built: &[], ..refusal });
+            let none = || vec![field.default.clone()];
+            let accepted = refusal.map_or_else(none, |refusal| accepted(&refusal, &field.default, values));
+            refuse_others(draft, &format!("model.{}", field.name), message.clone(), values, accepted);
+        }
+    }
+}
+
+/// The values that a row accepts in this recipe.
+fn accepted(refusal: &Refusal, default: &Node, values: &Node) -> Vec<Node> {
+    let mut accepted = refusal.accepted(default);
+    accepted.extend(refusal.same_as.and_then(|key| values.get_path(key).cloned()));
+    accepted
+}
+
+/// Reports the value of a setting if it is none of the accepted.
+fn refuse_others(draft: &mut Draft<'_>, key: &str, message: String, values: &Node, accepted: Vec<Node>) {
+    let Some(value) = values.get_path(key).filter(|value| !accepted.contains(value)) else {
+        return;
+    };
+    let error = ConfigError::new(ErrorKind::NotImplemented, key, message)
+        .with_found(value.to_inline())
+        .with_expected(accepted.iter().map(Node::to_inline).collect::<Vec<_>>().join(" or "))
+        .with_location(draft.raw.location(key));
+    draft.errors.push(error);
 }

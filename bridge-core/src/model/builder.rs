@@ -9,7 +9,7 @@ use bridge_dist::schedule::placement::StageContent;
 use burn::tensor::{Device, FloatDType};
 
 use super::{DeferredParameters, ModelChunk, Parallel};
-use crate::config::{ExtraField, KindRegistry, Kinds, TransformerConfig};
+use crate::config::{Kind, KindRegistry, Kinds, Section as _, TransformerConfig};
 
 /// What a chunk has of one of the model's stacks of layers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -187,18 +187,25 @@ impl Default for ModelRegistry {
 }
 
 impl ModelRegistry {
-    /// Adds a kind with settings of its own, or replaces the one of the same name.
+    /// Adds a kind with the settings that it supports, or replaces the one of the same name.
+    ///
+    /// # Panics
+    /// If the kind lists a setting that `[model]` does not have.
     pub fn register(
         &mut self,
-        kind: &str,
-        settings: impl IntoIterator<Item = ExtraField>,
+        name: &str,
+        kind: Kind,
         factory: impl Fn(&crate::config::FinalModel) -> Result<Box<dyn ModelConfig>, ModelBuildError>
         + Send
         + Sync
         + 'static,
     ) {
-        self.kinds.register(kind, settings);
-        self.factories.insert(kind.to_owned(), Arc::new(factory));
+        let known = TransformerConfig::names();
+        for setting in kind.settings.iter().flatten() {
+            assert!(known.contains(&setting.as_str()), "kind `{name}`: [model] has no setting `{setting}`");
+        }
+        self.kinds.register(name, kind);
+        self.factories.insert(name.to_owned(), Arc::new(factory));
     }
 
     /// Names and settings, for reading recipes.

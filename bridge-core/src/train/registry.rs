@@ -8,7 +8,7 @@ use bridge_data::tokenizer::Tokenizer;
 use bridge_data::{DataError, DatasetProvider};
 
 use super::gpt_data::gpt_provider;
-use crate::config::{ExtraField, FinalDataset, FinalValidation, KindRegistry, Kinds};
+use crate::config::{ExtraField, FinalDataset, FinalValidation, Kind, KindRegistry, Kinds};
 use crate::model::ModelRegistry;
 
 /// The kinds of model and of data set that recipes may choose. A value, not a global.
@@ -74,7 +74,7 @@ impl DatasetRegistry {
         settings: impl IntoIterator<Item = ExtraField>,
         factory: impl Fn(&DatasetFactoryContext) -> Result<Box<dyn DatasetProvider>, DataError> + Send + Sync + 'static,
     ) {
-        self.kinds.register(kind, settings);
+        self.kinds.register(kind, Kind::default().with(settings));
         self.factories.insert(kind.to_owned(), Arc::new(factory));
     }
 

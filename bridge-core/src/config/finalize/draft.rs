@@ -2,11 +2,12 @@
 
 use super::super::error::{ConfigError, ConfigErrors, ErrorKind};
 use super::super::kinded::{Kinded, KindedConfig};
+use super::super::kinds::Kind;
 use super::super::node::Node;
 use super::super::raw::RawConfig;
 use super::super::run_config::{Resolved, RunConfig, World};
 use super::super::section::Section;
-use super::super::sections::RecipeConfig;
+use super::super::sections::{OF_EVERY_KIND, RecipeConfig};
 use super::Purpose;
 
 /// A copy of the recipe that is being resolved, with everything collected so far.
@@ -105,6 +106,17 @@ impl<'r> Draft<'r> {
             None => self.recipe.value(key),
         };
         value.as_ref() != self.defaults.get_path(key)
+    }
+
+    /// The kind of model, if there is one of that name.
+    pub fn model_kind(&self) -> Option<&'r Kind> {
+        self.raw.kinds().model.get(&self.recipe.model.kind)
+    }
+
+    /// Whether the kind of model has a setting of the model.
+    pub fn supports(&self, setting: &str) -> bool {
+        let listed = self.model_kind().and_then(|kind| kind.settings.as_ref());
+        OF_EVERY_KIND.contains(&setting) || listed.is_none_or(|listed| listed.iter().any(|name| name == setting))
     }
 
     /// The extra settings of a kind, with the registered defaults for those not given.

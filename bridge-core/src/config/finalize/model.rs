@@ -64,6 +64,9 @@ fn sizes_are_given(draft: &mut Draft<'_>) {
         ("model.num_attention_heads", model.num_attention_heads),
     ];
     for (key, _) in sizes.into_iter().filter(|(_, size)| *size == 0) {
+        if !draft.supports(&key["model.".len()..]) {
+            continue;
+        }
         if draft.is_explicit(key) {
             draft.error(ErrorKind::OutOfRange, key, "must be at least 1");
         } else {
@@ -72,16 +75,19 @@ fn sizes_are_given(draft: &mut Draft<'_>) {
     }
 }
 
+/// Only what the kind of model has: what is filled in is part of the recipe that a checkpoint keeps.
 fn fill_sizes(draft: &mut Draft<'_>) {
+    let names = ["ffn_hidden_size", "kv_channels", "num_query_groups", "embedding_init_method_std"];
+    let [has_ffn, has_kv, has_groups, has_std] = names.map(|name| draft.supports(name));
     let model = &mut draft.recipe.model.config;
     let (hidden, heads) = (model.hidden_size, model.num_attention_heads);
     let is_divisible = heads == 0 || hidden.is_multiple_of(heads);
     let is_derived = model.kv_channels.is_none();
-    model.ffn_hidden_size.get_or_insert(hidden.saturating_mul(4));
-    model.kv_channels.get_or_insert(hidden / heads.max(1));
-    model.num_query_groups.get_or_insert(heads);
     let std = model.init_method_std;
-    model.embedding_init_method_std.get_or_insert(std);
+    model.ffn_hidden_size = model.ffn_hidden_size.or(has_ffn.then(|| hidden.saturating_mul(4)));
+    model.kv_channels = model.kv_channels.or(has_kv.then(|| hidden / heads.max(1)));
+    model.num_query_groups = model.num_query_groups.or(has_groups.then_some(heads));
+    model.embedding_init_method_std = model.embedding_init_method_std.or(has_std.then_some(std));
     draft.require(
         !is_derived || is_divisible,
         "model.num_attention_heads",

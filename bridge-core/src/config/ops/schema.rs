@@ -23,6 +23,12 @@ fn add_kinds<C: KindedConfig>(schema: &mut Value, kinds: &Kinds) {
     let registry: &KindRegistry = C::registry(kinds);
     let names: Vec<_> = registry.names().collect();
     schema["properties"]["kind"]["enum"] = json!(names);
+    let lists = names.iter().filter_map(|name| Some((*name, registry.get(name)?.settings.as_ref()?)));
+    let lists: Map<_, _> = lists.map(|(name, settings)| (name.to_owned(), json!(settings))).collect();
+    if !lists.is_empty() {
+        // What these kinds support; `x-status` and `x-accepted` are about the others.
+        schema["x-settings-of-kinds"] = Value::Object(lists);
+    }
     let own: Vec<_> = Kinded::<C>::names();
     for field in names.iter().filter_map(|name| registry.get(name)).flat_map(|kind| &kind.extra) {
         if own.contains(&field.name.as_str()) {

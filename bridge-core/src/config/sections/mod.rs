@@ -21,7 +21,7 @@ pub use dataset::{Blend, GptDatasetConfig};
 pub use debug::{ProfilingConfig, TensorInspectConfig};
 pub use dist::{CommOverlapConfig, DistributedDataParallelConfig, DistributedInitConfig};
 pub use logger::LoggerConfig;
-pub use model::TransformerConfig;
+pub use model::{OF_EVERY_KIND, TransformerConfig};
 pub use optimizer::{OptimizerConfig, OptimizerConfigOverrideProvider};
 pub use peft::PeftConfig;
 pub use precision::{MixedPrecisionConfig, Precision};

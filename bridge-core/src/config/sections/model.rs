@@ -11,6 +11,32 @@ use super::super::limits::Limits;
 use super::super::refusal::{no_counterpart, not_built};
 use super::super::section::section;
 
+/// Settings of the loop and of the pipeline rather than of a kind of model: every kind has them.
+pub const OF_EVERY_KIND: [&str; 22] = [
+    "num_layers",
+    "hidden_size",
+    "seq_length",
+    "vocab_size",
+    "make_vocab_size_divisible_by",
+    "should_pad_vocab",
+    "calculate_per_token_loss",
+    "num_layers_in_first_pipeline_stage",
+    "num_layers_in_last_pipeline_stage",
+    "account_for_embedding_in_pipeline_split",
+    "account_for_loss_in_pipeline_split",
+    "pipeline_model_parallel_layout",
+    "pipeline_schedule",
+    "pipeline_dtype",
+    "microbatch_group_size_per_vp_stage",
+    "fp16",
+    "bf16",
+    "params_dtype",
+    "recompute_granularity",
+    "recompute_method",
+    "recompute_num_layers",
+    "recompute_modules",
+];
+
 /// Heads, layers and ranks: a larger number is a mistake.
 const COUNT: Limits = Limits::between(1.0, 65_536.0);
 const COUNT_OR_ZERO: Limits = Limits::between(0.0, 65_536.0);

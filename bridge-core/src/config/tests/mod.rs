@@ -4,6 +4,7 @@ mod coverage;
 mod data_parallel;
 mod experts;
 mod fuzz;
+mod kinds;
 mod mutated;
 mod ops;
 mod overrides;

@@ -72,11 +72,11 @@ fn raw_configurations_write_what_differs() {
 
 #[test]
 fn registered_kinds_round_trip_with_their_settings() {
-    use super::super::{ExtraField, TypeSpec};
+    use super::super::{ExtraField, Kind, TypeSpec};
     let mut kinds = Kinds::builtin();
     kinds.model.register(
         "retnet",
-        [
+        Kind::default().with([
             ExtraField {
                 name: "decay".into(),
                 spec: TypeSpec::Float,
@@ -84,7 +84,7 @@ fn registered_kinds_round_trip_with_their_settings() {
                 doc: "Decay of the state.".into(),
             },
             ExtraField { name: "chunk".into(), spec: TypeSpec::Count, default: None, doc: "Chunk length.".into() },
-        ],
+        ]),
     );
     let load = |overrides: &[&str]| {
         let overrides: Vec<String> = overrides.iter().map(|o| (*o).to_owned()).collect();

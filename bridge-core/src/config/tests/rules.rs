@@ -1,7 +1,7 @@
 //! Each rule of `finalize`: what is derived, and what is refused under which key.
 
 use super::super::{
-    Activation, ConfigErrors, ErrorKind, Format, Kinds, RunConfig, TransformerConfig, World, load_text,
+    Activation, ConfigErrors, ErrorKind, Format, Kind, Kinds, RunConfig, TransformerConfig, World, load_text,
 };
 use super::{TEXT, TINY, run_toml, tiny, tiny_errors};
 
@@ -346,7 +346,7 @@ fn errors_say_what_where_and_instead() {
 #[test]
 fn a_registered_kind_of_data_may_bring_tokenizer_and_loader() {
     let mut kinds = Kinds::builtin();
-    kinds.dataset.register("letters", []);
+    kinds.dataset.register("letters", Kind::default());
     let load = |overrides: &[&str]| {
         let common = ["dataset.kind=letters", "tokenizer.tokenizer_type=null", "tokenizer.vocab_size=null"];
         let overrides: Vec<String> = common.iter().chain(overrides).map(|o| (*o).to_owned()).collect();

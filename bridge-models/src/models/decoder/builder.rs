@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use bridge_core::config::TransformerConfig;
+use bridge_core::config::{Kind, TransformerConfig};
 use bridge_core::model::{
     BuildContext, ModelBuildError, ModelBuilder, ModelChunk, ModelConfig, ModelHook, ModelRegistry, ModuleChunk, Stage,
 };
@@ -127,5 +127,7 @@ pub fn build_decoder(
 
 /// Adds the kinds of this crate to `registry`.
 pub fn register_builtin(registry: &mut ModelRegistry) {
-    registry.register(KIND, [], |section| Ok(Box::new(GptModelConfig::new(TransformerConfig::clone(section)))));
+    registry.register(KIND, Kind::default(), |section| {
+        Ok(Box::new(GptModelConfig::new(TransformerConfig::clone(section))))
+    });
 }
