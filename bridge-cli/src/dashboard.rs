@@ -1,6 +1,6 @@
 //! `--ui tui`: burn-train's terminal dashboard, fed by the loop's callbacks.
 //!
-//! The dashboard owns the terminal while it is open. What the run would print meanwhile is kept and printed when it closes.
+//! The dashboard owns the terminal while it is open. Output of the run is kept and printed when it closes.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -57,25 +57,25 @@ impl Curve {
         let number = if value != 0.0 && value.abs() < 1e-2 { format!("{value:.3e}") } else { format!("{value:.4}") };
         let text = self.unit.map_or_else(|| number.clone(), |unit| format!("{number} {unit}"));
         let entry = MetricEntry::new(self.id(), SerializedEntry::new(text, number));
-        // A value that cannot be drawn still moves the curve's clock.
+        // A value that cannot be drawn still advances the curve.
         MetricState::Numeric(entry, value.is_finite().then_some(NumericEntry::Value(value)))
     }
 }
 
-/// [`pretrain`] under a dashboard. What the run printed is printed when the dashboard has closed.
+/// [`pretrain`] with a dashboard. Output of the run is printed when the dashboard has closed.
 ///
 /// # Errors
-/// Those of [`pretrain`], and an internal one when the run is killed from the dashboard's menu.
+/// Those of [`pretrain`], and an internal one if the run is killed from the dashboard's menu.
 pub fn pretrain_with_dashboard(config: RunConfig, mut options: RunOptions) -> Result<RunReport, TrainError> {
     let kept = KeptLines::default();
     options.console = Console::Writer(Box::new(kept.clone()));
     options.callbacks.push(Box::new(Dashboard::new(options.cancel.clone())));
-    // The menu's "stop immediately" arrives as a panic on this thread, after the terminal is itself again.
+    // The menu's "stop immediately" arrives as a panic on this thread, after the terminal is restored.
     let outcome = catch_unwind(AssertUnwindSafe(|| pretrain(config, options)));
     kept.print();
     outcome.unwrap_or_else(|payload| match payload.downcast::<CommError>() {
         Ok(error) => Err(TrainError::Communication(*error)),
-        Err(_) => Err(TrainError::Internal("killed from the dashboard, or failed as said above".into())),
+        Err(_) => Err(TrainError::Internal("killed from the dashboard, or failed as reported above".into())),
     })
 }
 
@@ -102,7 +102,7 @@ impl Dashboard {
         for curve in &CURVES {
             renderer.register_metric(curve.definition());
         }
-        // The whole run is one epoch, so the time left of the dashboard is that of the run.
+        // The whole run is one epoch, so the dashboard's remaining time is that of the run.
         renderer.start(1, 1, Some(total), Some(&state.config.name));
         renderer.start_split("train", total);
         renderer.update_split(step);
@@ -151,14 +151,14 @@ impl Callback for Dashboard {
     }
 }
 
-/// Keeps the last lines written to it, for when the terminal is free again. Clones share the lines.
+/// Keeps the last lines written to it until the terminal is free again. Clones share the lines.
 #[derive(Clone, Default)]
 struct KeptLines(Arc<Mutex<VecDeque<String>>>);
 
 impl KeptLines {
     const LIMIT: usize = 400;
 
-    /// Prints what was kept, and forgets it.
+    /// Prints and discards the kept lines.
     fn print(&self) {
         let lines = std::mem::take(&mut *self.0.lock().expect("nobody panics with the lines in hand"));
         for line in lines {

@@ -1,4 +1,4 @@
-//! How a command fails: exit code 2 for bad input or configuration, 128 + n where signal n ended it, 1 for everything else.
+//! How a command fails: exit code 2 for bad input or configuration, 128 + n if signal n ended it, 1 for everything else.
 
 use std::fmt::Display;
 
@@ -10,11 +10,11 @@ use bridge_core::train::TrainError;
 pub enum Failure {
     /// The recipe, with all its problems.
     Config(ConfigErrors),
-    /// Something the user gave.
+    /// Bad input from the user.
     Input(String),
     /// Anything else.
     Run(String),
-    /// The run was asked to stop before it had begun: what to say, and the exit code of that.
+    /// The run was stopped before it had begun, with a message and an exit code.
     Stopped(String, u8),
 }
 
@@ -24,12 +24,12 @@ impl Failure {
         Self::Input(message.to_string())
     }
 
-    /// A failure that is not the input's fault.
+    /// A failure that bad input did not cause.
     pub fn run(message: impl Display) -> Self {
         Self::Run(message.to_string())
     }
 
-    /// The failure with the layout that it concerns, where several are compared.
+    /// The failure with the layout that it concerns, if several are compared.
     pub fn in_layout(self, layout: impl Display) -> Self {
         match self {
             Self::Config(errors) => Self::Input(format!("layout {layout}:\n{errors}")),

@@ -1,4 +1,4 @@
-//! `bridge`: the command line. Parsing and printing only; what the commands do is in the library crates.
+//! `bridge`: the command line. Only parsing and printing; the work of the commands is in the library crates.
 #![recursion_limit = "256"]
 
 mod commands;
@@ -17,7 +17,7 @@ use clap::{Parser, Subcommand};
 
 use commands::{bench, config, convert, data, eval, generate, plan, tokenizer, train, verify};
 
-/// Steps of training reuse their large buffers instead of asking the kernel for them each time.
+/// Training steps reuse large buffers instead of requesting them from the kernel each time.
 #[global_allocator]
 static ALLOCATOR: bridge_kernels::memory::LargeBlocks = bridge_kernels::memory::LargeBlocks::new();
 
@@ -35,14 +35,14 @@ enum Command {
     Train(train::Arguments),
     /// Loss, perplexity and bits per byte of a checkpoint or a Hugging Face folder.
     Eval(eval::Arguments),
-    /// Continue a text with a checkpoint or a Hugging Face folder.
+    /// Continue a prompt with a checkpoint or a Hugging Face folder.
     Generate(generate::Arguments),
     /// Check, show and compare recipes.
     #[command(subcommand)]
     Config(config::Command),
-    /// Count what a recipe would cost on any number of ranks, without running it.
+    /// Compute the cost of a recipe on any number of ranks, without running it.
     Plan(Box<plan::Arguments>),
-    /// Build and look at data sets.
+    /// Build and inspect datasets.
     #[command(subcommand)]
     Data(data::Command),
     /// Train tokenizers.
@@ -57,7 +57,7 @@ enum Command {
     Bench(bench::Arguments),
 }
 
-/// A communication error that leaves a model as a panic is caught and reported; the panic itself is not worth a line.
+/// A communication error that leaves a model as a panic is caught and reported, so the panic itself is not printed.
 fn silence_communication_panics() {
     let previous = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {

@@ -1,4 +1,4 @@
-//! A model for inference, from a checkpoint of ours or from a Hugging Face folder.
+//! A model for inference, from a checkpoint or from a Hugging Face folder.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,11 +25,11 @@ pub struct LoadedModel {
     pub chunk: Box<dyn ModelChunk>,
     /// Its architecture.
     pub config: DecoderConfig,
-    /// Its tokenizer, if it came with one.
+    /// Its tokenizer, if it has one.
     pub tokenizer: Option<Arc<dyn Tokenizer>>,
     /// Tokens that end a text.
     pub stop_tokens: Vec<i64>,
-    /// The checkpoint it came from, if it did.
+    /// The checkpoint it was loaded from, if any.
     pub checkpoint: Option<Checkpoint>,
 }
 
@@ -71,7 +71,7 @@ fn open_hugging_face(folder: &Path, device: &Device) -> Result<LoadedModel, Fail
     })
 }
 
-/// Opens the newest checkpoint of a folder, or the one that `path` is.
+/// Opens the newest checkpoint of a folder, or the one at `path`.
 pub fn open_checkpoint(path: &Path) -> Result<Checkpoint, Failure> {
     if !path.exists() {
         return Err(Failure::input(format!("{}: there is no such file or folder", path.display())));
@@ -90,7 +90,7 @@ pub fn open_checkpoint(path: &Path) -> Result<Checkpoint, Failure> {
     }
 }
 
-/// A model is named by its folder: where the newest checkpoint cannot be used, another one may be named directly.
+/// A model is named by its folder: if the newest checkpoint cannot be used, another one can be named directly.
 fn name_a_folder(error: CheckpointError) -> Failure {
     let (root, intact) = match &error {
         CheckpointError::Root { root, intact, .. } => (Some(root.clone()), *intact),
@@ -119,7 +119,7 @@ pub fn decoder_config(checkpoint: &Checkpoint) -> Result<DecoderConfig, Failure>
     }
     let rows = checkpoint.tensor(EMBEDDING).map_err(Failure::input)?.shape[0];
     let mut transformer = raw.model.config.clone();
-    // Without a size of its own the vocabulary was the tokenizer's, padded: the embedding says what it came to.
+    // If the recipe has no vocabulary size, it was the tokenizer's, padded: read it from the embedding.
     transformer.vocab_size.get_or_insert(rows);
     transformer.should_pad_vocab = false;
     DecoderConfig::from_transformer(&transformer, rows).map_err(Failure::input)
@@ -131,7 +131,7 @@ pub fn recipe(checkpoint: &Checkpoint) -> Result<RawConfig, Failure> {
     Ok(RawConfig::from_text(&text, Format::Toml, &[], &registry().kinds())?)
 }
 
-/// The tokenizer saved with a checkpoint, or the Null tokenizer its recipe names.
+/// The tokenizer saved with a checkpoint, or the Null tokenizer named in its recipe.
 pub fn checkpoint_tokenizer(checkpoint: &Checkpoint) -> Result<Option<Arc<dyn Tokenizer>>, Failure> {
     if checkpoint.file_names().any(|name| name == "tokenizer.json") {
         let folder = unpack_tokenizer(checkpoint)?;
@@ -153,7 +153,7 @@ fn unpack_tokenizer(checkpoint: &Checkpoint) -> Result<tempfile::TempDir, Failur
     Ok(folder)
 }
 
-/// Writes a checkpoint's tokenizer files to `folder`. Returns where they lie.
+/// Writes a checkpoint's tokenizer files to `folder`. Returns their path.
 pub fn copy_tokenizer(checkpoint: &Checkpoint, folder: &Path) -> Result<Vec<PathBuf>, Failure> {
     let names: Vec<&str> = checkpoint.file_names().filter(|name| is_tokenizer_file(name)).collect();
     let mut written = Vec::new();

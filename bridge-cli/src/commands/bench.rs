@@ -1,4 +1,4 @@
-//! `bridge bench`: training steps of a preset, with the work and the output of the PyTorch peer.
+//! `bridge bench`: training steps of a preset, with the same work and output keys as the PyTorch peer.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -33,25 +33,25 @@ pub struct Arguments {
     /// Measured steps.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
     steps: u32,
-    /// Steps before those.
+    /// Warm-up steps before those.
     #[arg(long, default_value_t = 2)]
     warmup: u32,
-    /// Threads of the CPU back end; all cores by default.
+    /// Threads of the CPU backend; all cores by default.
     #[arg(long)]
     threads: Option<usize>,
-    /// Sequences a step, if not the preset's.
+    /// Sequences per step; the preset's by default.
     #[arg(long)]
     micro_batch: Option<usize>,
-    /// Tokens a sequence, if not the preset's.
+    /// Tokens per sequence; the preset's by default.
     #[arg(long)]
     seq: Option<usize>,
     /// Compute device.
     #[arg(long, default_value = "flex")]
     device: String,
-    /// Time single operations instead of steps: forward and backward of each, `--steps` times.
+    /// Time single operations instead of steps: forward and backward of each, repeated `--steps` times.
     #[arg(long)]
     ops: bool,
-    /// Print one JSON line (the keys of the peer) instead of text.
+    /// Print one JSON line (with the peer's keys) instead of text.
     #[arg(long)]
     json: bool,
 }
@@ -158,11 +158,11 @@ fn steps(arguments: &Arguments, device: &Device) -> Result<Value, Failure> {
     }))
 }
 
-/// Processor time of this process so far, all threads together, where the system tells: what a step costs on a machine
-/// that others use too. In hundredths of a second.
+/// CPU time of this process so far, over all threads, in hundredths of a second, if the system reports it: the cost of a step on a machine
+/// with other users.
 fn processor_seconds() -> Option<f64> {
     let text = std::fs::read_to_string("/proc/self/stat").ok()?;
-    // The name in parentheses may hold anything; times in user and kernel mode are fields 14 and 15.
+    // The name in parentheses may contain anything; times in user and kernel mode are fields 14 and 15.
     let (_, fields) = text.rsplit_once(')')?;
     let ticks = fields.split_whitespace().skip(11).take(2).map(|field| field.parse::<f64>().ok());
     Some(ticks.sum::<Option<f64>>()? / 100.0)

@@ -1,4 +1,4 @@
-//! `bridge bench --ops`: forward and backward of single operations, at the shapes of the PyTorch peer's `ops`.
+//! `bridge bench --ops`: forward and backward of single operations, with the shapes of the PyTorch peer's `ops`.
 
 use std::time::{Duration, Instant};
 
@@ -53,8 +53,8 @@ fn median(repeats: u32, mut run: impl FnMut() -> Duration) -> Value {
     json!((times[times.len() / 2] * 1e4).round() / 1e4)
 }
 
-/// Inputs, as small as activations and weights are: at a deviation of 1 a softmax over the vocabulary underflows, and PyTorch spends
-/// its time on denormal numbers.
+/// Inputs, as small as real activations and weights: with a standard deviation of 1, a softmax over the vocabulary underflows, and PyTorch
+/// spends its time on denormal numbers.
 fn normal(seed: u64, count: usize, device: &Device) -> Tensor<1> {
     Tensor::from_data(TensorData::new(Philox::new(seed).normal(count, 0.1), [count]), device)
 }
@@ -65,7 +65,7 @@ fn forward_backward(operation: &Operation, inputs: &[Tensor<1>]) -> Duration {
     let y = operation(&inputs);
     let forward = start.elapsed();
     let gradient = y.clone().without_autodiff() * 0.5;
-    // A loss whose backward hands the gradient over and costs nothing itself.
+    // A loss whose backward passes the gradient on and costs nothing itself.
     let loss = attach(Tensor::<1>::zeros([1], &gradient.device()), vec![y.into_dispatch()], move |_: Tensor<1>| {
         vec![gradient.into_dispatch()]
     });

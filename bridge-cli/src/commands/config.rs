@@ -25,7 +25,7 @@ pub enum Command {
     Show {
         #[command(flatten)]
         recipe: Recipe,
-        /// Only what differs from the defaults.
+        /// Print only settings that differ from the defaults.
         #[arg(long)]
         non_default: bool,
     },
@@ -60,7 +60,7 @@ pub struct Recipe {
     /// Print JSON.
     #[arg(long)]
     pub json: bool,
-    /// Check for a run on so many ranks.
+    /// Check for a run on this many ranks.
     #[arg(long, default_value_t = 1, value_parser = RangedU64ValueParser::<usize>::new().range(1..=1_048_576))]
     pub ranks: usize,
 }
@@ -114,7 +114,7 @@ fn check(recipe: &Recipe) -> Result<u8, Failure> {
     }
 }
 
-/// Whether this build can train on the recipe's device.
+/// Checks that this build can train on the recipe's device.
 fn device_is_usable(raw: &RawConfig) -> Vec<ConfigError> {
     let error = match check_device_name(&raw.device) {
         Ok(()) => return Vec::new(),

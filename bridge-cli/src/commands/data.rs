@@ -28,7 +28,7 @@ pub enum Command {
     Build(Build),
     /// Describe a `.bin`/`.idx` pair, and check it.
     Inspect(Inspect),
-    /// Print the samples a recipe's data set gives.
+    /// Print samples of a recipe's dataset.
     Samples(Samples),
 }
 
@@ -60,12 +60,12 @@ pub struct Build {
     json: bool,
 }
 
-/// Describe a data set.
+/// Describe a dataset.
 #[derive(Debug, Args)]
 pub struct Inspect {
     /// Prefix, or one of the two files.
     prefix: PathBuf,
-    /// Print the tokens of the first so many sequences.
+    /// Print the tokens of the first N sequences.
     #[arg(long, default_value_t = 0)]
     show: usize,
     /// Decode them with this tokenizer.
@@ -86,16 +86,16 @@ pub struct Samples {
     recipe: PathBuf,
     /// Overrides.
     overrides: Vec<String>,
-    /// Which split.
+    /// The split.
     #[arg(long, value_enum, default_value = "train")]
     split: SplitName,
-    /// Samples asked of each split: TRAIN,VALID,TEST; the recipe's own numbers by default.
+    /// Samples requested from each split: TRAIN,VALID,TEST; the recipe's numbers by default.
     #[arg(long, value_delimiter = ',', num_args = 1)]
     num_samples: Vec<usize>,
     /// How many to print.
     #[arg(long, default_value_t = 10)]
     count: usize,
-    /// One JSON line a sample.
+    /// Print one JSON line per sample.
     #[arg(long)]
     json: bool,
 }
@@ -178,7 +178,7 @@ fn run_inspect(inspect: &Inspect) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// Writes the same data set again, through the builder.
+/// Writes the same dataset again, through the builder.
 fn rewrite(dataset: &IndexedDataset, output: &Path) -> Result<(), Failure> {
     use bridge_data::indexed::IndexedDatasetBuilder;
     let mut builder = IndexedDatasetBuilder::create(dataset_prefix(output), dataset.dtype()).map_err(Failure::input)?;
@@ -194,7 +194,7 @@ fn rewrite(dataset: &IndexedDataset, output: &Path) -> Result<(), Failure> {
 fn run_samples(samples: &Samples) -> Result<u8, Failure> {
     let registry = registry();
     let recipe = RawConfig::from_file(&samples.recipe, &samples.overrides, &registry.kinds())?;
-    // However many ranks train with it, its data is read by one.
+    // One rank reads the data, however many ranks train with it.
     let config = recipe.for_one_rank().finalize(&World::SINGLE)?;
     let counts = match samples.num_samples.as_slice() {
         [] => [config.samples.train as usize, config.samples.valid as usize, config.samples.test as usize],
@@ -222,7 +222,7 @@ fn run_samples(samples: &Samples) -> Result<u8, Failure> {
         Split::Test => datasets.test,
     };
     let Some(dataset) = dataset else {
-        return Err(Failure::input(format!("dataset.split: the {} split has no share", split.name())));
+        return Err(Failure::input(format!("dataset.split: the {} split has proportion 0", split.name())));
     };
     for i in 0..samples.count.min(dataset.len()) {
         let sample = dataset.get(i).map_err(Failure::input)?;

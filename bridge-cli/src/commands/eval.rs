@@ -24,27 +24,27 @@ use crate::model_source::{LoadedModel, open};
 use crate::output::line;
 use crate::progress;
 
-/// What to evaluate, and on what.
+/// The model to evaluate, and the data.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Checkpoint folder, one of its `iter_` folders, or a Hugging Face folder.
     model: PathBuf,
-    /// Text files or globs to evaluate on, instead of the recipe's data.
+    /// Text files or globs to evaluate on instead of the recipe's data.
     #[arg(long, num_args = 1..)]
     text: Vec<String>,
-    /// Recipe whose data is evaluated; a checkpoint's own by default.
+    /// Recipe whose data is used; the checkpoint's own recipe by default.
     #[arg(long, conflicts_with = "text")]
     recipe: Option<PathBuf>,
     /// Split of the recipe's data.
     #[arg(long, value_enum, default_value = "valid")]
     split: SplitName,
-    /// Sequences at most; all of them by default.
+    /// Maximum number of sequences; all by default.
     #[arg(long, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     max_samples: Option<usize>,
-    /// Tokens a sequence of --text; the model's by default. A recipe's data has its own.
+    /// Tokens per sequence of --text; the model's by default. A recipe's data has its own length.
     #[arg(long, requires = "text", value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     seq_length: Option<usize>,
-    /// Sequences at a time.
+    /// Sequences per batch.
     #[arg(long, default_value_t = 4, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     micro_batch_size: usize,
     /// Compute device.
@@ -53,7 +53,7 @@ pub struct Arguments {
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
-    /// Overrides of the recipe. How ranks share the work is not read: this is one process.
+    /// Overrides of the recipe. Settings about ranks are ignored: this is one process.
     overrides: Vec<String>,
 }
 
@@ -101,7 +101,7 @@ pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// Overrides change the recipe's data, of which `--text` takes the place. Those written behind it look like its files.
+/// Overrides change the recipe's data, which `--text` replaces. Overrides written after `--text` look like its files.
 fn overrides_have_a_recipe(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.text.is_empty() {
         return Ok(());
@@ -114,21 +114,21 @@ fn overrides_have_a_recipe(arguments: &Arguments) -> Result<(), Failure> {
     };
     match arguments.overrides.iter().chain(arguments.text.iter().filter(is_override)).next() {
         Some(found) => Err(Failure::input(format!(
-            "{found}: overrides are about the recipe's data, and --text is evaluated instead of it: remove one of the two"
+            "{found}: overrides change the recipe's data, but --text is evaluated instead: remove one of the two"
         ))),
         None => Ok(()),
     }
 }
 
-/// What is evaluated: sequences that are read when their turn comes.
+/// The sequences to evaluate, read lazily.
 struct Sequences {
-    /// How many there are, if that is known before they are read.
+    /// Their number, if it is known before they are read.
     count: Option<usize>,
     samples: Box<dyn Iterator<Item = Result<Sample, Failure>>>,
 }
 
 impl Sequences {
-    /// The first `limit` of them, or all.
+    /// The first `limit` sequences, or all.
     fn limited(self, limit: Option<usize>) -> Self {
         let Some(limit) = limit else { return self };
         Self { count: self.count.map(|count| count.min(limit)), samples: Box::new(self.samples.take(limit)) }
@@ -164,14 +164,14 @@ fn evaluate(
     }
 }
 
-/// Data may have been made with another tokenizer than the model's.
+/// Checks token ids: the data may have been made with another tokenizer than the model's.
 fn tokens_are_known(micro_batch: &MicroBatch, model: &LoadedModel) -> Result<(), Failure> {
     let size = model.config.vocab_size as i64;
     let counted = micro_batch.labels.iter().zip(&micro_batch.loss_mask).filter(|(_, mask)| **mask > 0.0);
     let mut ids = micro_batch.tokens.iter().chain(counted.map(|(label, _)| label));
     match ids.find(|id| !(0..size).contains(*id)) {
         Some(id) => Err(Failure::input(format!(
-            "the data has a token that the model does not know: found id {id}, expected ids below {size}"
+            "the data has a token outside the model's vocabulary: found id {id}, expected ids below {size}"
         ))),
         None => Ok(()),
     }
@@ -188,10 +188,10 @@ fn split_sequences(arguments: &Arguments, model: &LoadedModel) -> Result<Sequenc
             RawConfig::from_text(&text, Format::Toml, &arguments.overrides, &kinds)?
         }
         (None, None) => {
-            return Err(Failure::input("a Hugging Face folder has no data of its own: give --text or --recipe"));
+            return Err(Failure::input("a Hugging Face folder has no data: give --text or --recipe"));
         }
     };
-    // However many ranks have trained with it, its data is read by one.
+    // One rank reads the data, however many ranks have trained with it.
     let config = recipe.for_one_rank().finalize(&World::SINGLE)?;
     let (length, positions) = (config.dataset.seq_length, model.config.max_position_embeddings);
     if length > positions {
@@ -216,7 +216,7 @@ fn split_sequences(arguments: &Arguments, model: &LoadedModel) -> Result<Sequenc
     Ok(Sequences { count: Some(dataset.len()), samples: Box::new(samples) })
 }
 
-/// The text of `--text`, cut into sequences.
+/// The text of `--text`, divided into sequences.
 fn text_sequences(arguments: &Arguments, model: &LoadedModel) -> Result<Sequences, Failure> {
     let tokenizer = model.tokenizer.clone().ok_or_else(|| {
         Failure::input(format!("{}: there is no tokenizer (expected tokenizer.json)", arguments.model.display()))

@@ -1,4 +1,4 @@
-//! `bridge generate`: continue a text.
+//! `bridge generate`: continues a prompt.
 
 use std::io::Write;
 use std::ops::ControlFlow;
@@ -17,7 +17,7 @@ use crate::failure::Failure;
 use crate::model_source::open;
 use crate::output::line;
 
-/// What to continue, and how.
+/// The model, the prompt, and how to continue it.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Checkpoint folder, one of its `iter_` folders, or a Hugging Face folder.
@@ -25,22 +25,22 @@ pub struct Arguments {
     /// The text to continue.
     #[arg(long, default_value = "")]
     prompt: String,
-    /// New tokens at most; 64 by default, or as many as the model has positions for.
+    /// Maximum number of new tokens; 64 by default, or as many as the model has positions for.
     #[arg(long)]
     max_tokens: Option<usize>,
     /// Divides the logits; 0 takes the most likely token.
     #[arg(long, default_value_t = 0.8, value_parser = temperature)]
     temperature: f64,
-    /// Only the so many most likely tokens.
+    /// Sample only from the K most likely tokens.
     #[arg(long, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     top_k: Option<usize>,
-    /// Only the most likely tokens up to this total probability.
+    /// Sample only from the most likely tokens up to this total probability.
     #[arg(long, value_parser = probability)]
     top_p: Option<f64>,
     /// Seed of sampling.
     #[arg(long, default_value_t = 1234)]
     seed: u64,
-    /// Always the most likely token.
+    /// Always take the most likely token.
     #[arg(long)]
     greedy: bool,
     /// Compute device.
@@ -51,7 +51,7 @@ pub struct Arguments {
     json: bool,
 }
 
-/// New tokens when no number is given.
+/// Default number of new tokens.
 const DEFAULT_MAX_TOKENS: usize = 64;
 
 fn temperature(text: &str) -> Result<f64, String> {
@@ -83,7 +83,7 @@ pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
     };
     let max_positions = model.config.max_position_embeddings;
     let prompt_tokens = encode(tokenizer, &arguments.prompt)?.len();
-    // The last new token needs no position. A prompt that leaves none is refused later.
+    // The last new token needs no position. A prompt that leaves no position is refused later.
     let room = (max_positions + 1).saturating_sub(prompt_tokens).max(1);
     let request = Request {
         prompt: &arguments.prompt,
@@ -100,7 +100,7 @@ pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
         line(&json!({ "prompt": arguments.prompt, "text": text }).to_string());
     } else {
         let mut stdout = std::io::stdout().lock();
-        // The prompt is repeated with the first piece: what is refused prints nothing.
+        // The prompt is printed with the first piece, so that a refused prompt prints nothing.
         let mut unprinted = Some(arguments.prompt.as_str());
         continue_text(model.chunk.as_ref(), tokenizer, &device, &request, &mut |piece| {
             let prompt = unprinted.take().unwrap_or_default();
@@ -119,7 +119,7 @@ pub struct Request<'a> {
     pub options: GenerateOptions,
 }
 
-/// Continues a text; `on_text` gets each piece as soon as it is whole characters. Returns the continuation.
+/// Continues a prompt; `on_text` gets each piece as soon as it consists of whole characters. Returns the continuation.
 pub fn continue_text(
     chunk: &dyn ModelChunk,
     tokenizer: &dyn Tokenizer,
@@ -150,7 +150,7 @@ pub fn continue_text(
     Ok(text)
 }
 
-/// The tokens of a prompt. Documents begin after the token that ends the one before, so an empty prompt is that token.
+/// The tokens of a prompt. Documents begin after the token that ends the previous one, so an empty prompt is that token.
 fn encode(tokenizer: &dyn Tokenizer, prompt: &str) -> Result<Vec<i64>, Failure> {
     let mut tokens = tokenizer.encode(prompt).map_err(Failure::input)?;
     if tokens.is_empty() {
@@ -159,13 +159,13 @@ fn encode(tokenizer: &dyn Tokenizer, prompt: &str) -> Result<Vec<i64>, Failure> 
     Ok(tokens)
 }
 
-/// What `ids` add to the text of `context`: with what separates the two, such as the spaces between the Null tokenizer's
-/// numbers. `None` if there are ids that stand for no text.
+/// The text that `ids` add to that of `context`, including a separator such as the spaces between the Null tokenizer's
+/// numbers. `None` if some ids do not represent text.
 fn continuation(tokenizer: &dyn Tokenizer, context: &[i64], ids: &[i64]) -> Option<String> {
     let (before, all) = (tokenizer.decode(context), tokenizer.decode(&[context, ids].concat()));
     match (before, all) {
         (Ok(before), Ok(all)) if all.starts_with(&before) => Some(all[before.len()..].to_owned()),
-        // Tokenizers that tidy up what they decode can change the end of the context.
+        // Tokenizers that clean up decoded text can change the end of the context.
         _ => tokenizer.decode(ids).ok(),
     }
 }

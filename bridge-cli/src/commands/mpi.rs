@@ -1,6 +1,6 @@
-//! Ranks as MPI processes: finding out that mpirun or srun started this program, starting mpirun, joining the world, and ending.
+//! Ranks as MPI processes: detecting that mpirun or srun started this program, starting mpirun, joining the world, and ending.
 //!
-//! Without the cargo feature `mpi` this says what to build.
+//! Without the cargo feature `mpi`, the functions fail with the feature to build with.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use bridge_dist::comm::Group;
 
 use crate::failure::Failure;
 
-/// Variables in which launchers tell a process how many ranks they started: Open MPI, MPICH and PMI, srun.
+/// Environment variables with the number of ranks that a launcher started: Open MPI, MPICH and PMI, srun.
 const SIZE_VARIABLES: [&str; 3] = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"];
 
 /// Number of ranks that a launcher started, if one did.
@@ -23,8 +23,8 @@ pub fn start_this_program(ranks: usize) -> Result<u8, Failure> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let mut mpirun = std::process::Command::new("mpirun");
     mpirun.arg("-np").arg(ranks.to_string()).arg(program).args(std::env::args_os().skip(1));
-    // Ranks share this machine: each gets its part of the cores as threads, not one core. Ranks that outnumber cores must yield while
-    // they wait, or collectives take milliseconds. These are Open MPI's names; other libraries do not read them.
+    // Ranks share this machine: each gets its part of the cores as threads, not one core. With more ranks than cores, waiting ranks must
+    // yield, or collectives take milliseconds. These are Open MPI's names; other libraries do not read them.
     let settings = [
         ("OMPI_MCA_hwloc_base_binding_policy", "none".to_owned()),
         ("OMPI_MCA_rmaps_base_oversubscribe", "1".to_owned()),
@@ -48,7 +48,7 @@ pub fn start_this_program(ranks: usize) -> Result<u8, Failure> {
     }
 }
 
-/// Joins the world of MPI ranks as one of them and runs `program` there. `expected_size` is the number of ranks asked for, if any was.
+/// Joins the MPI world as one of its ranks and runs `program`. `expected_size` is the requested number of ranks, if any.
 ///
 /// A rank that fails ends its process without waiting for the others, and mpirun ends the job.
 #[cfg(feature = "mpi")]
@@ -69,8 +69,8 @@ pub fn as_rank(
     })
 }
 
-/// Says what this rank waits for when it is told to end. mpirun tells so all ranks when one of them was killed, and kills them soon after,
-/// while they still wait for the one that is gone.
+/// Prints what this rank is waiting for when it is told to end. After a rank was killed, mpirun signals all others, and kills them soon
+/// after, while they still wait for the killed rank.
 #[cfg(feature = "mpi")]
 fn tell_when_ended(rank: usize, watch: bridge_dist::comm::mpi::Watch) -> Result<(), Failure> {
     use bridge_core::resilience::{Signal, SignalWatcher};
@@ -94,13 +94,13 @@ fn tell_when_ended(rank: usize, watch: bridge_dist::comm::mpi::Watch) -> Result<
     Ok(())
 }
 
-/// This build cannot.
+/// Not supported by this build.
 #[cfg(not(feature = "mpi"))]
 pub fn start_this_program(_ranks: usize) -> Result<u8, Failure> {
     Err(without_feature())
 }
 
-/// This build cannot.
+/// Not supported by this build.
 #[cfg(not(feature = "mpi"))]
 pub fn as_rank(
     _expected_size: Option<usize>,

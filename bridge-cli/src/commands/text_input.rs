@@ -6,16 +6,16 @@ use clap::Args;
 /// Which text is read.
 #[derive(Debug, Args)]
 pub struct TextInput {
-    /// Text or JSON-lines files, globs, or `-` for standard input.
+    /// Text or JSON Lines files, globs, or `-` for standard input.
     #[arg(required = true)]
     inputs: Vec<String>,
     /// Globs of files to leave out.
     #[arg(long)]
     exclude: Vec<String>,
-    /// Read files as JSON lines and take the text from this key.
+    /// Read files as JSON Lines and take the text from this key.
     #[arg(long)]
     jsonl_key: Option<String>,
-    /// Whole files are read as long as they fit into this many bytes together.
+    /// Use whole files as long as their total size is at most this many bytes.
     #[arg(long)]
     max_bytes: Option<u64>,
 }

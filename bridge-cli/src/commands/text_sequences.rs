@@ -1,4 +1,4 @@
-//! Text as sequences to evaluate, read and tokenized as they are asked for.
+//! Text as sequences to evaluate, read and tokenized lazily.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,13 +9,13 @@ use bridge_data::tokenizer::Tokenizer;
 
 use crate::failure::Failure;
 
-/// Sequences of `seq_length` tokens in which every token of the text but the first is predicted once. The last one is filled up with
-/// padding that does not count, unless it is the only one.
+/// Sequences of `seq_length` tokens in which every token of the text except the first is predicted once. The last one is padded, unless it
+/// is the only one; padding does not count.
 pub struct TextSequences {
     documents: Documents,
     tokenizer: Arc<dyn Tokenizer>,
     seq_length: usize,
-    /// Tokens that have been read and not all predicted yet: the next sequence begins with the first of them.
+    /// Tokens that have been read but not all predicted yet: the next sequence begins with the first of them.
     tokens: VecDeque<i64>,
     is_first: bool,
 }
@@ -39,7 +39,7 @@ impl TextSequences {
                 self.tokens.extend(self.tokenizer.eod());
             }
             Text::Empty => {}
-            Text::NotUtf8 => eprintln!("warning: {name}: skipped, for it is not UTF-8"),
+            Text::NotUtf8 => eprintln!("warning: {name}: skipped, because it is not UTF-8"),
         }
         Ok(true)
     }

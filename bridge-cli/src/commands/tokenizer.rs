@@ -1,4 +1,4 @@
-//! `bridge tokenizer`: train a byte-level BPE.
+//! `bridge tokenizer`: trains a byte-level BPE tokenizer.
 
 use std::path::PathBuf;
 
@@ -28,10 +28,10 @@ pub struct Train {
     /// Folder to write tokenizer.json to.
     #[arg(long, short)]
     output: PathBuf,
-    /// Tokens wanted, the 256 bytes and special tokens included.
+    /// Number of tokens, including the 256 bytes and special tokens.
     #[arg(long, default_value_t = 32_000)]
     vocab_size: usize,
-    /// Pairs seen less often are not merged.
+    /// Pairs that are less frequent are not merged.
     #[arg(long, default_value_t = 2)]
     min_frequency: u64,
     /// Further special tokens.

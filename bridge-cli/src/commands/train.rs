@@ -30,7 +30,7 @@ pub enum Launcher {
     Mpi,
 }
 
-/// What is shown while training.
+/// Display during training.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Ui {
     /// Lines, and a progress bar on a terminal.
@@ -46,16 +46,16 @@ pub struct Arguments {
     recipe: PathBuf,
     /// Overrides, such as `train.train_iters=100`.
     overrides: Vec<String>,
-    /// Number of ranks; by default 1, or those that mpirun or srun started.
+    /// Number of ranks; by default 1, or the number that mpirun or srun started.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     ranks: Option<u32>,
-    /// How ranks are started: by default as threads, or as mpirun or srun started this program.
+    /// How ranks are started; by default as threads, or by MPI if mpirun or srun started this program.
     #[arg(long, value_enum)]
     launcher: Option<Launcher>,
     /// Compute device, instead of the recipe's: flex, cuda, wgpu or vulkan.
     #[arg(long)]
     device: Option<String>,
-    /// What is shown while training.
+    /// Display during training.
     #[arg(long, value_enum, default_value = "plain")]
     ui: Ui,
     /// Print each log record as a JSON line.
@@ -89,10 +89,10 @@ pub fn run(arguments: &Arguments, started: Instant) -> Result<u8, Failure> {
     arguments.after(&arguments.train_on_threads(&config, started)?)
 }
 
-/// For ranks whose recipe cannot even be read, so that they can tell the others.
+/// For ranks whose recipe cannot be read, so that they can report it to the others.
 const DEFAULT_TIMEOUT_MINUTES: u64 = 10;
 
-/// How long the other ranks may take to end after one has failed. A rank that hangs outside of an operation never notices.
+/// How long the other ranks may take to end after one has failed. A rank that hangs outside an operation never notices the failure.
 const GRACE: Duration = Duration::from_secs(10);
 
 impl Arguments {
@@ -109,7 +109,7 @@ impl Arguments {
         Ok(self.read()?.finalize(&World { size: ranks })?)
     }
 
-    /// What the process of one rank does; returns its exit code.
+    /// Runs the process of one rank; returns its exit code.
     fn run_rank(&self, world: Group, started: Instant) -> Result<u8, Failure> {
         let config = self.load(world.size());
         all_have_recipes(world.as_ref(), config.is_ok())?;
@@ -129,7 +129,7 @@ impl Arguments {
         if is_first { self.after(&report) } else { Ok(exit_code(&report.reason)) }
     }
 
-    /// Trains on ranks that are threads; returns what rank 0 reports.
+    /// Trains with threads as ranks; returns the report of rank 0.
     fn train_on_threads(&self, config: &RunConfig, started: Instant) -> Result<RunReport, TrainError> {
         if config.parallel.world_size == 1 {
             return self.train(config.clone(), ProcessGroups::single(), started);
@@ -141,7 +141,7 @@ impl Arguments {
                 run_on_threads(config, rank_timeout(config), |groups| {
                     let rank = groups.world().rank();
                     self.train(config.clone(), groups, started).inspect_err(|error| {
-                        // Nobody listens any more when all is over.
+                        // The receiver may be gone at the end.
                         let _ = failures.send(format!("rank {rank}: {error}"));
                     })
                 })
@@ -178,7 +178,7 @@ impl Arguments {
         pretrain(config, options)
     }
 
-    /// What comes after training, on rank 0: a sample, if the recipe asks for one. Returns the exit code.
+    /// Finishes the run on rank 0: prints a sample, if the recipe asks for one. Returns the exit code.
     fn after(&self, report: &RunReport) -> Result<u8, Failure> {
         let generate = &report.run.config.generate;
         if report.reason == ExitReason::Completed
@@ -217,7 +217,9 @@ fn check_dashboard(json: bool) -> Result<(), Failure> {
         ));
     }
     if json {
-        return Err(Failure::input("--ui tui: expected no --json beside it, because the dashboard fills the terminal"));
+        return Err(Failure::input(
+            "--ui tui: cannot be combined with --json, because the dashboard uses the whole terminal",
+        ));
     }
     if !std::io::stdout().is_terminal() {
         return Err(Failure::input("--ui tui: expected a terminal on standard output, found a file or a pipe"));
@@ -225,13 +227,13 @@ fn check_dashboard(json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Fails on all ranks when one cannot read its recipe. That rank tells why.
+/// Fails on all ranks if one cannot read its recipe. That rank reports the reason.
 fn all_have_recipes(world: &dyn Communicator, has_recipe: bool) -> Result<(), Failure> {
     let mut all = vec![0_u8; world.size()];
     world.all_gather((&[u8::from(has_recipe)]).into(), (&mut all).into()).map_err(Failure::run)?;
     match all.iter().position(|has_recipe| *has_recipe == 0) {
         Some(rank) if has_recipe => {
-            Err(Failure::input(format!("rank {rank} could not read its recipe; its own message says why")))
+            Err(Failure::input(format!("rank {rank} could not read its recipe; see its own error message")))
         }
         _ => Ok(()),
     }
@@ -244,7 +246,7 @@ struct Sample<'a> {
     json: bool,
 }
 
-/// Prints what the model makes of the recipe's prompt.
+/// Prints the model's continuation of the recipe's prompt.
 fn print_sample(report: &RunReport, device: &burn::tensor::Device, sample: &Sample) -> Result<(), Failure> {
     let run = &report.run;
     let Some(tokenizer) = run.data().tokenizer() else {

@@ -9,7 +9,7 @@ use clap::Args;
 use crate::failure::Failure;
 use crate::output::line;
 
-/// What to compare.
+/// The model and the reference values.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Folder with config.json and safetensors.
@@ -25,7 +25,7 @@ pub struct Arguments {
     json: bool,
 }
 
-/// Runs the command: 0 inside the tolerances, 1 outside.
+/// Runs the command; returns 0 within the tolerances, 1 outside.
 pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
     let device = select_device(&arguments.device).map_err(Failure::input)?;
     let report = verify(&arguments.hf_dir, &arguments.reference, &device).map_err(Failure::input)?;

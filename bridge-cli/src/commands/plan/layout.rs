@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// Short names and the settings they stand for. `world` is no setting.
+/// Short names and their settings. `world` is not a setting.
 const NAMES: [(&str, &str); 9] = [
     ("tp", "model.tensor_model_parallel_size"),
     ("sp", "model.sequence_parallel"),

@@ -1,4 +1,4 @@
-//! `bridge plan --measure`: a short run of the planned layout, and how the plan compares with it.
+//! `bridge plan --measure`: a short run of the planned layout, compared with the plan.
 
 use std::ops::RangeInclusive;
 
@@ -11,7 +11,7 @@ use super::text::{Table, bytes, seconds};
 use crate::failure::Failure;
 use crate::output::line;
 
-/// Runs a few steps of `recipe` as it was planned, on links of `link_gbps` gigabits a second, if given.
+/// Runs a few steps of `recipe` as planned, on links of `link_gbps` gigabits per second, if given.
 pub fn compare(recipe: &RawConfig, plan: &Plan, link_gbps: Option<f64>) -> Result<Comparison, Failure> {
     let folder = tempfile::tempdir().map_err(Failure::run)?;
     let short = measuring_recipe(recipe, plan.batch.padded_vocab_size as usize, link_gbps, folder.path());
@@ -73,7 +73,7 @@ fn verdict(matches: bool) -> String {
     (if matches { "" } else { "DIFFERS" }).into()
 }
 
-/// One value where all are equal.
+/// One value if all are equal.
 fn range(values: impl Iterator<Item = u64>, show: impl Fn(u64) -> String) -> String {
     let extremes = values.fold(None, |range: Option<RangeInclusive<u64>>, value| match range {
         None => Some(value..=value),

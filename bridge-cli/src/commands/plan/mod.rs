@@ -1,4 +1,5 @@
-//! `bridge plan`: what a recipe would cost on any number of ranks. Parsing here, printing in `text` and `measured`, counting in the library.
+//! `bridge plan`: the cost of a recipe on any number of ranks. Parsing is here, printing in `text` and `measured`, computation in the
+//! library.
 
 mod layout;
 mod measured;
@@ -16,25 +17,25 @@ use crate::failure::Failure;
 use crate::output::line;
 use layout::Layout;
 
-/// What to count.
+/// The recipe and layouts to plan.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// The recipe: a TOML, YAML or JSON file.
     recipe: PathBuf,
     /// Overrides, such as `model.tensor_model_parallel_size=8`.
     overrides: Vec<String>,
-    /// Ranks; without it, as few as the parallel sizes make: data parallel size 1.
+    /// Number of ranks; by default the fewest that the parallel sizes allow: data-parallel size 1.
     #[arg(long, value_parser = positive)]
     world_size: Option<usize>,
     /// Compare layouts: `tp=8,pp=16,vp=2,cp=1,ep=1,etp=1,sp=true,mbs=1,gbs=2048,world=1024`, any of them; may be repeated.
     #[arg(long, value_name = "SIZES")]
     layout: Vec<Layout>,
-    /// Schedule of the pipeline, instead of the recipe's `model.pipeline_schedule`.
+    /// Pipeline schedule, instead of the recipe's `model.pipeline_schedule`.
     #[arg(long, value_enum)]
     schedule: Option<Schedule>,
-    /// Train the recipe's model for a few steps on mock data, on as many threads as there are ranks, count what they communicate and hold,
-    /// and compare. Exits with 1 where that differs. With `--link-gbps` ranks can send that much and no more, and it says how much of the
-    /// reduction of gradients hides behind backward.
+    /// Train the recipe's model for a few steps on mock data, with threads as ranks, count what they communicate and hold, and compare
+    /// with the plan. Exits with 1 if they differ. With `--link-gbps`, ranks send at most that much, and the output shows how much of the
+    /// gradient reduction is hidden behind backward.
     #[arg(long, conflicts_with = "layout")]
     measure: bool,
     /// Print JSON.
@@ -50,16 +51,16 @@ struct RateArguments {
     /// Peak of a device in TFLOP/s, for an estimate of the time.
     #[arg(long, value_parser = rate, requires = "link_gbps")]
     device_tflops: Option<f64>,
-    /// Share of the peak that matrix products reach, above 0 and at most 1.
+    /// Fraction of the peak that matrix multiplications reach, above 0 and at most 1.
     #[arg(long, value_parser = share, default_value_t = 1.0, requires = "device_tflops")]
     device_efficiency: f64,
     /// Gigabits per second that a rank can send to another node.
     #[arg(long, value_parser = rate)]
     link_gbps: Option<f64>,
-    /// Gigabits per second that a rank can send inside its node; without it, as between nodes.
+    /// Gigabits per second that a rank can send within its node; by default as between nodes.
     #[arg(long, value_parser = rate, requires_all = ["intra_node", "device_tflops"], conflicts_with = "measure")]
     intra_link_gbps: Option<f64>,
-    /// Ranks of a node.
+    /// Ranks per node.
     #[arg(long, value_parser = positive, default_value_t = 1, requires = "device_tflops", conflicts_with = "measure")]
     intra_node: usize,
 }
@@ -67,7 +68,7 @@ struct RateArguments {
 /// Pipeline schedules to choose from.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Schedule {
-    /// 1F1B, interleaved where there are virtual stages.
+    /// 1F1B, interleaved if there are virtual stages.
     #[value(name = "1f1b")]
     OneForwardOneBackward,
     /// All forwards, then all backwards.
@@ -79,7 +80,7 @@ enum Schedule {
 }
 
 impl Schedule {
-    /// As `model.pipeline_schedule` says it.
+    /// The value of `model.pipeline_schedule`.
     const fn setting(self) -> &'static str {
         match self {
             Self::OneForwardOneBackward => "1f1b",
@@ -115,7 +116,7 @@ impl Arguments {
         PlanOptions { rates }
     }
 
-    /// The plan of the recipe with a layout's sizes over it.
+    /// The plan of the recipe with a layout's sizes.
     fn plan(&self, layout: &Layout) -> Result<Planned, Failure> {
         let schedule = self.schedule.map(|schedule| format!("model.pipeline_schedule={}", schedule.setting()));
         let overrides: Vec<String> = self.overrides.iter().cloned().chain(schedule).chain(layout.overrides()).collect();
@@ -151,7 +152,7 @@ fn greatest_common_divisor(a: usize, b: usize) -> usize {
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
     if arguments.rates.link_gbps.is_some() && arguments.rates.device_tflops.is_none() && !arguments.measure {
-        return Err(Failure::input("--link-gbps is for an estimate, with --device-tflops, or for --measure"));
+        return Err(Failure::input("--link-gbps needs --device-tflops (for an estimate) or --measure"));
     }
     if arguments.layout.is_empty() {
         let planned = arguments.plan(&Layout::default())?;
@@ -183,7 +184,7 @@ fn print(arguments: &Arguments, planned: &Planned) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// Prints the plan with what a short run does. Returns the exit code.
+/// Prints the plan and its comparison with a short run. Returns the exit code.
 fn measure(arguments: &Arguments, planned: Planned) -> Result<u8, Failure> {
     let comparison = measured::compare(&planned.recipe, &planned.plan, arguments.rates.link_gbps)?;
     if arguments.json {

@@ -1,4 +1,4 @@
-//! Plans as text for people: one plan in full, or several side by side.
+//! Plans as text: one plan in full, or several side by side.
 
 use bridge_core::plan::{Estimate, ParameterKind, Plan, StagePlan, Traffic, TrafficKind};
 
@@ -119,7 +119,7 @@ fn time(estimate: &Estimate) {
     ));
 }
 
-/// What is compared, for the rank that has the most of it.
+/// The compared figures, each for the rank with the maximum.
 type Row = (&'static str, fn(&Plan) -> String);
 
 const ROWS: [Row; 18] = [
@@ -152,7 +152,7 @@ fn most(plan: &Plan, of: impl Fn(&StagePlan) -> u64) -> u64 {
     plan.stages.iter().map(of).max().unwrap_or(0)
 }
 
-/// Prints plans side by side. Amounts are those of the rank that has most.
+/// Prints plans side by side. Figures are those of the rank with the maximum.
 pub fn compare(plans: &[(&str, &Plan)]) {
     let titles: Vec<&str> = [""].into_iter().chain(plans.iter().map(|(name, _)| *name)).collect();
     let mut table = Table::new(&titles);
@@ -169,7 +169,7 @@ pub fn compare(plans: &[(&str, &Plan)]) {
     table.print();
 }
 
-/// Columns that line up: the first to the left, the others to the right.
+/// Aligned columns: the first to the left, the others to the right.
 pub struct Table {
     /// The first has the titles.
     pub rows: Vec<Vec<String>>,
