@@ -1,6 +1,7 @@
 //! Numbers as log files write them. JSON has no NaN or infinity, so those become the strings `"NaN"`, `"Infinity"` and
 //! `"-Infinity"`, which most languages' float parsers read back.
 
+use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
 /// One value of a log record.
@@ -52,6 +53,18 @@ fn non_finite(value: f64) -> Option<&'static str> {
     }
 }
 
+impl MetricValue {
+    /// The value as a number, where it is one.
+    pub fn number(&self) -> Option<f64> {
+        match self {
+            Self::F32(value) => Some(f64::from(*value)),
+            Self::F64(value) => Some(*value),
+            Self::Count(value) => Some(*value as f64),
+            Self::Text(_) | Self::Counts(_) => None,
+        }
+    }
+}
+
 impl Serialize for MetricValue {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
@@ -68,6 +81,21 @@ impl Serialize for MetricValue {
             Self::Counts(lists) => serializer.collect_map(lists.iter().map(|(name, counts)| (name, counts))),
         }
     }
+}
+
+/// A JSON object of these fields, on one line.
+pub(super) fn fields_to_json(fields: &[(String, MetricValue)]) -> String {
+    struct Object<'a>(&'a [(String, MetricValue)]);
+    impl Serialize for Object<'_> {
+        fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+            let mut map = serializer.serialize_map(Some(self.0.len()))?;
+            for (name, value) in self.0 {
+                map.serialize_entry(name, value)?;
+            }
+            map.end()
+        }
+    }
+    serde_json::to_string(&Object(fields)).expect("strings and numbers always serialize")
 }
 
 #[cfg(test)]

@@ -259,11 +259,30 @@ impl Drop for PlainHandle {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use indicatif::{InMemoryTerm, TermLike};
 
-    use super::super::console::tests::Captured;
     use super::*;
+
+    /// Output that a test can look at.
+    #[derive(Clone, Default)]
+    pub(in crate::logging) struct Captured(Arc<Mutex<Vec<u8>>>);
+
+    impl Captured {
+        pub(in crate::logging) fn text(&self) -> String {
+            String::from_utf8(self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()).unwrap()
+        }
+    }
+
+    impl Write for Captured {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
 
     #[test]
     fn plain_lines() {

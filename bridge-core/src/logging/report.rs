@@ -69,25 +69,17 @@ pub const MEMORY_KEYS: [(&str, &str); 12] = [
     ("host_resident_bytes.peak", "mem-max-host-bytes"),
 ];
 
-/// Memory metrics from allocator statistics, in gigabytes (10^9) to five significant digits where they are bytes.
-///
-/// `keys` maps statistics to names; `None` takes [`MEMORY_KEYS`]. Statistics that the allocator does not have are left
-/// out. [`super::HostMemory`] gives the `host_resident_bytes` pair.
-pub fn report_memory(
-    statistics: &BTreeMap<String, f64>,
-    keys: Option<&BTreeMap<String, String>>,
-) -> Vec<(String, f64)> {
-    let default_keys = || MEMORY_KEYS.iter().map(|(statistic, name)| (*statistic, *name)).collect::<Vec<_>>();
-    let keys = keys.map_or_else(default_keys, |keys| {
-        keys.iter().map(|(statistic, name)| (statistic.as_str(), name.as_str())).collect()
-    });
-    keys.into_iter()
+/// Memory metrics from allocator statistics, in gigabytes (10^9) to five significant digits where they are bytes. Statistics that the allocator does not
+/// have are left out. [`super::HostMemory`] gives the `host_resident_bytes` pair.
+pub fn report_memory(statistics: &BTreeMap<String, f64>) -> Vec<(String, f64)> {
+    MEMORY_KEYS
+        .iter()
         .filter_map(|(statistic, name)| {
-            let value = *statistics.get(statistic)?;
+            let value = *statistics.get(*statistic)?;
             Some(if name.contains("bytes") {
                 (name.replace("bytes", "gigabytes"), five_digits(value / 1e9))
             } else {
-                (name.to_owned(), value)
+                ((*name).to_owned(), value)
             })
         })
         .collect()
@@ -248,17 +240,15 @@ mod tests {
             ("unheard_of".to_owned(), 1.0),
         ]);
         assert_eq!(
-            report_memory(&statistics, None),
+            report_memory(&statistics),
             [("mem-allocated-gigabytes".to_owned(), 1.2346), ("mem-alloc-retires".to_owned(), 3.0)]
         );
-        let keys = BTreeMap::from([("unheard_of".to_owned(), "mine".to_owned())]);
-        assert_eq!(report_memory(&statistics, Some(&keys)), [("mine".to_owned(), 1.0)]);
         assert_eq!(
-            format_memory_report(3, 2, &report_memory(&statistics, None)),
+            format_memory_report(3, 2, &report_memory(&statistics)),
             "[Rank 3] (after 2 iterations) memory (GB) | mem-allocated-gigabytes: 1.2346 | mem-alloc-retires: 3"
         );
         let host = super::super::HostMemory { resident_bytes: 2_000_000_000, peak_resident_bytes: 3_000_000_000 };
-        assert_eq!(named(&report_memory(&host.statistics(), None), "mem-max-host-gigabytes"), 3.0);
+        assert_eq!(named(&report_memory(&host.statistics()), "mem-max-host-gigabytes"), 3.0);
     }
 
     #[test]

@@ -12,12 +12,11 @@ use bridge_data::{
 
 use super::TrainError;
 use super::data_errors::name_setting;
-use super::evaluate::Split;
 use super::registry::{DatasetFactoryContext, DatasetRegistry};
 use super::text::{PreparedText, TextWatch, prepare_text};
 use super::token_bytes::TokenBytes;
 use crate::config::{ConfigError, DataloaderType, ErrorKind, RunConfig};
-use crate::logging::ProgressSink;
+use crate::logging::{ProgressSink, Split};
 
 /// Tokenizer, datasets and loaders of a run.
 pub struct RunData {

@@ -5,9 +5,9 @@ use bridge_data::sampler::{Incomplete, Sampler, SamplerKind, SamplerParams};
 use super::TrainError;
 use super::convert;
 use super::data::{RunData, evaluation_params, train_params};
-use super::evaluate::Split;
 use crate::checkpoint::TrainState;
 use crate::config::{ConfigError, DataloaderType, ErrorKind, RunConfig};
+use crate::logging::Split;
 use crate::schedule::NumMicrobatchesCalculator;
 
 /// Refuses a run that would come to the end of its data, or could not read it at all, after `start`.

@@ -13,6 +13,7 @@ use super::exit::ExitReason;
 use super::pipeline::PipelineError;
 use crate::checkpoint::CheckpointError;
 use crate::config::ConfigErrors;
+use crate::logging::OpenError;
 use crate::model::{BoundaryError, ModelBuildError};
 use crate::optim::CutParameter;
 use crate::resilience::SignalError;
@@ -145,6 +146,14 @@ pub enum TrainError {
         /// Why.
         message: String,
     },
+    /// A setting of a log cannot be followed.
+    #[error("{key}: {message}")]
+    Sink {
+        /// The setting.
+        key: &'static str,
+        /// What is wrong with it.
+        message: String,
+    },
     /// A folder cannot be written to.
     #[error("{key}: cannot use {}: {message}", path.display())]
     Folder {
@@ -257,6 +266,15 @@ impl From<CheckpointError> for TrainError {
     }
 }
 
+impl From<OpenError> for TrainError {
+    fn from(error: OpenError) -> Self {
+        match error {
+            OpenError::Log { what, source } => Self::log(what, source),
+            OpenError::Setting { key, message } => Self::Sink { key, message },
+        }
+    }
+}
+
 impl From<UnexpectedResult> for TrainError {
     fn from(result: UnexpectedResult) -> Self {
         Self::UnexpectedResult(Box::new(result))
@@ -284,6 +302,7 @@ impl TrainError {
                 | Self::Model(_)
                 | Self::NoCheckpoint { .. }
                 | Self::Folder { .. }
+                | Self::Sink { .. }
                 | Self::InUse { .. }
                 | Self::ForeignOptimizerState { .. }
                 | Self::SchedulerState(_)

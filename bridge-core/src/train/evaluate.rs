@@ -11,27 +11,8 @@ use super::run::TrainingRun;
 use super::threads::compute;
 use super::{TrainError, ranks};
 use crate::config::micro_batch_windows;
-use crate::logging::{Occasion, TimerLevel, perplexity};
+use crate::logging::{Occasion, Split, TimerLevel, perplexity};
 use crate::model::Batch;
-
-/// Which split is evaluated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Split {
-    /// The validation split.
-    Valid,
-    /// The test split.
-    Test,
-}
-
-impl Split {
-    /// As printed: `validation` or `test`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Valid => "validation",
-            Self::Test => "test",
-        }
-    }
-}
 
 /// What an evaluation found.
 #[derive(Clone, Debug)]

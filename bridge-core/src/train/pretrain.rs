@@ -1,7 +1,7 @@
 //! A whole run: set up, train, evaluate, finish.
 
 use super::TrainError;
-use super::evaluate::{Evaluation, EvaluationReport, Split, evaluate_at};
+use super::evaluate::{Evaluation, EvaluationReport, evaluate_at};
 use super::exit::{ExitReason, exit_is_asked_for};
 use super::launch::catch_comm_error;
 use super::run::TrainingRun;
@@ -10,7 +10,7 @@ use super::threads::in_own_pool;
 use super::train_loop::{make_up_for_validation, train};
 use crate::checkpoint::TrainState;
 use crate::config::RunConfig;
-use crate::logging::Occasion;
+use crate::logging::{Occasion, Split};
 
 /// What became of a run.
 #[derive(Debug)]

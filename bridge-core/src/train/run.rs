@@ -13,7 +13,7 @@ use bytes::Bytes;
 use super::callbacks::{Callback, CancelHandle};
 use super::checkpointing::Saver;
 use super::data::RunData;
-use super::evaluate::{EvaluationReport, Split};
+use super::evaluate::EvaluationReport;
 use super::forward_step::ForwardStep;
 use super::lock::RunLock;
 use super::micro_batches::StopLooks;
@@ -23,7 +23,7 @@ use super::step::StepReport;
 use super::{TrainError, ranks};
 use crate::checkpoint::{SaveReport, TrainState};
 use crate::config::RunConfig;
-use crate::logging::{MemoryOfRanks, Occasion, RankTimers, TimerLevel, Timers};
+use crate::logging::{MemoryOfRanks, Occasion, RankTimers, SaveStage, Split, TimerLevel, Timers};
 use crate::model::{Batch, ModelChunk};
 use crate::optim::{GradientBuffer, GradientReducer, Optimizer};
 use crate::resilience::rerun::RerunStateMachine;
@@ -283,8 +283,8 @@ impl TrainingRun {
         self.reporter.evaluation(&self.state, report, occasion);
     }
 
-    pub(super) fn log_save(&mut self, step: u64, is_async: bool, report: Option<&SaveReport>) {
-        self.reporter.save(&self.state, step, is_async, report);
+    pub(super) fn log_save(&mut self, step: u64, stage: SaveStage, report: Option<&SaveReport>) {
+        self.reporter.save(&self.state, (stage, step), report);
     }
 
     /// Collects the outcome of a save in the background, if one has ended.
@@ -293,7 +293,7 @@ impl TrainingRun {
             && let Some(report) = saver.poll()?
             && ranks::is_first(&self.groups)
         {
-            self.reporter.saved_in_background(&self.state, &report);
+            self.reporter.save(&self.state, (SaveStage::Ended, report.iteration), Some(&report));
         }
         Ok(())
     }
@@ -310,7 +310,7 @@ impl TrainingRun {
         if let Ok(Some(report)) = &saved
             && ranks::is_first(&self.groups)
         {
-            self.reporter.saved_in_background(&self.state, report);
+            self.reporter.save(&self.state, (SaveStage::Ended, report.iteration), Some(report));
         }
         self.reporter.finish(&self.state);
         Ok(saved.map(drop)?)

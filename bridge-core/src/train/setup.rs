@@ -28,7 +28,7 @@ use super::text::check_source;
 use super::{TrainError, ranks, set_num_threads, vocabulary};
 use crate::checkpoint::TrainState;
 use crate::config::RunConfig;
-use crate::logging::Timers;
+use crate::logging::{Sink, Timers};
 use crate::model::{
     BuildContext, DeferredParameters, ModelBuilder, ModelChunk, ModelConfig, ModelRegistry, Parallel, Stage,
 };
@@ -66,6 +66,8 @@ pub struct RunOptions {
     pub signals: WatchSignals,
     /// Where console lines go. Only rank 0 has any.
     pub console: Console,
+    /// Sinks besides those of the recipe. Only those of rank 0 are served.
+    pub sinks: Vec<Box<dyn Sink>>,
     /// The ranks of the run, as this one sees them.
     pub groups: ProcessGroups,
     /// When the program began: `train.exit_duration_in_mins` counts from here, so that set-up counts too.
@@ -83,6 +85,7 @@ impl RunOptions {
             cancel: CancelHandle::default(),
             signals: WatchSignals::default(),
             console: Console::Human,
+            sinks: Vec::new(),
             groups: ProcessGroups::single(),
             started: Instant::now(),
         }
@@ -117,7 +120,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let stop_looks = StopLooks::new(&groups, requests)?;
     let data = build_data(&preparation, &options.registry.datasets, &begun)?;
     let padded_vocab_size = vocabulary::rows(&config, &data, start.as_ref(), &reporter)?;
-    let opened = open(&mut reporter, &config, &groups, (start.as_ref(), &begun));
+    let opened = open(&mut reporter, &config, &groups, (start.as_ref(), &begun), options.sinks);
     let lock = ranks::agree(&groups, "opening logs", opened)?;
     let saver = Saver::open(&config, &groups)?;
     let seed = config.rng.seed;
@@ -257,9 +260,10 @@ fn open(
     config: &RunConfig,
     groups: &ProcessGroups,
     (start, begun): (Option<&Start>, &TrainState),
+    sinks: Vec<Box<dyn Sink>>,
 ) -> Result<Option<RunLock>, TrainError> {
     let lock = if ranks::is_first(groups) { Some(RunLock::acquire(config)?) } else { None };
-    reporter.open_files(begun)?;
+    reporter.open_sinks(begun, sinks)?;
     if ranks::is_first(groups) {
         for warning in config.warnings() {
             reporter.warn(warning);

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use super::TrainError;
 use super::checkpointing::save_checkpoint;
-use super::evaluate::{Evaluation, Split, evaluate_at};
+use super::evaluate::{Evaluation, evaluate_at};
 use super::exit::{ExitReason, checkpoint_and_decide_exit};
 use super::launch::catch_comm_error;
 use super::micro_batches::skip_micro_batches;
 use super::run::TrainingRun;
 use super::step::{StepEnd, StepReport, train_step};
-use crate::logging::Occasion;
+use crate::logging::{Occasion, Split};
 use crate::resilience::rerun::ExitDecision;
 
 /// Trains until the configured number of steps, or until something asks to exit. Callbacks learn of the end, whatever it is.

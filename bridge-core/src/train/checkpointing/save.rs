@@ -14,7 +14,7 @@ use crate::checkpoint::{
     ShardedWriter, Snapshot, TensorGroup, TrainState, iteration_folder_name,
 };
 use crate::config::RunConfig;
-use crate::logging::TimerLevel;
+use crate::logging::{SaveStage, TimerLevel};
 use crate::resilience::Stall;
 use crate::train::run::TrainingRun;
 use crate::train::{TrainError, ranks, vocabulary};
@@ -82,15 +82,19 @@ pub(in crate::train) fn save_checkpoint(run: &mut TrainingRun) -> Result<(), Tra
         return Ok(());
     };
     let timer = run.timers.start("save-checkpoint", TimerLevel::Iteration);
-    let is_async = matches!(saver, Saver::Async(_));
     let report = saver.save(snapshot)?;
+    // What comes back from the background is the report of another save.
+    let (stage, report) = match saver {
+        Saver::Sync(_) => (SaveStage::Saved, report),
+        Saver::Async(_) => (SaveStage::Begun, None),
+    };
     drop(timer);
     run.last_saved_step = Some(step);
     if let Some(root) = &run.config.checkpoint.save {
         run.stall.saved(root.join(iteration_folder_name(step)));
     }
     if ranks::is_first(&run.groups) {
-        run.log_save(step, is_async, report.as_ref());
+        run.log_save(step, stage, report.as_ref());
         let root = run.config.checkpoint.save.clone().unwrap_or_default();
         run.for_each_callback(|callback, state| callback.on_save(state, &root));
     }

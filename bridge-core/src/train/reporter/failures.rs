@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::train::TrainError;
+use crate::logging::SinkError;
 
 /// Failures of one log file.
 #[derive(Debug)]
@@ -19,13 +19,10 @@ pub(super) struct LogFailures {
 }
 
 impl LogFailures {
-    /// Counts the failure `error` in `iteration`. Returns what there is to say of it: at the first failure of a file, the tenth, the hundredth,
+    /// Counts the failure `error` of the file `what` in `iteration`. Returns what there is to say of it: at the first failure of a file, the tenth, the hundredth,
     /// and so on.
-    pub(super) fn count(&mut self, iteration: u64, error: &TrainError) -> Option<String> {
-        let (what, message) = match error {
-            TrainError::Log { what, message } => (what.clone(), message.clone()),
-            other => ("the log".to_owned(), other.to_string()),
-        };
+    pub(super) fn count(&mut self, iteration: u64, what: &str, error: &SinkError) -> Option<String> {
+        let (what, message) = (what.to_owned(), error.to_string());
         let first = (iteration, message.clone());
         let failures = self.files.entry(what.clone()).or_insert(Failures { count: 0, first });
         failures.count += 1;
@@ -57,10 +54,11 @@ mod tests {
     fn failures_are_told_at_first_rarely_then_and_at_the_end() {
         let mut failures = LogFailures::default();
         assert_eq!(failures.summary(), None);
-        let full = TrainError::log("metrics.jsonl", "no space");
-        let told: Vec<u64> = (1..=250).filter(|iteration| failures.count(*iteration, &full).is_some()).collect();
+        let full = SinkError::from("no space");
+        let count = |iteration: &u64| failures.count(*iteration, "metrics.jsonl", &full).is_some();
+        let told: Vec<u64> = (1..=250).filter(count).collect();
         assert_eq!(told, [1, 10, 100]);
-        let line = failures.count(300, &TrainError::log("progress.txt", "gone")).unwrap();
+        let line = failures.count(300, "progress.txt", &SinkError::from("gone")).unwrap();
         assert!(line.contains("iteration 300: progress.txt could not be written: gone"), "{line}");
         assert_eq!(
             failures.summary().unwrap(),

@@ -1,31 +1,24 @@
-//! What a run says: console lines and progress bar, `metrics.jsonl`, TensorBoard events, the progress log and the plot.
+//! What a run says: makes records of it and serves the sinks, whose failures end no run.
 
 mod failures;
-mod rank_log;
-mod steps;
+mod recorder;
 
-use std::io::Write;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use failures::LogFailures;
-use rank_log::RankLog;
-use steps::Interval;
-pub(super) use steps::StepFigures;
+use recorder::Recorder;
+pub(super) use recorder::StepFigures;
 
 use super::TrainError;
-use super::evaluate::{EvaluationReport, Split};
+use super::evaluate::EvaluationReport;
 use super::run::GlobalState;
 use crate::checkpoint::{SaveReport, TrainState};
 use crate::config::{self, RunConfig};
-use crate::logging::tensorboard::{EventWriter, ResumePoint};
 use crate::logging::{
-    CheckpointProgress, EvaluatedSplit, JobStart, LogFormat, LogLevel, LogRecord, LossPlot, MetricConditions,
-    MetricsLogger, MetricsRecord, MetricsSink, MetricsWriter, NoProgress, Occasion, ProgressHandle, ProgressLog,
-    ProgressMode, ProgressSink, ProgressTask, SaveKind, ThroughputWindow, TrainingLog, ValidationLogLine, read_metrics,
-    timestamp,
+    ConsoleSink, LogFormat, LogLevel, MemoryOfRanks, NoProgress, Occasion, ProgressMode, ProgressSink, RankLog,
+    RankTimers, RunEnd, RunStart, SaveRecord, SaveStage, Sink, SinkContext, SinkError, Split, format_memory_report,
+    open_sinks, report_memory, timestamp,
 };
 
 /// Where console lines go.
@@ -42,119 +35,84 @@ pub enum Console {
 
 /// What a run says, and where.
 pub(super) struct Reporter {
-    console: crate::logging::Console,
+    outputs: Mutex<Outputs>,
+    recorder: Recorder,
     progress: Arc<dyn ProgressSink>,
-    bar: Option<Box<dyn ProgressHandle>>,
-    metrics_file: Option<MetricsWriter>,
-    metrics: MetricsLogger,
-    progress_log: Option<ProgressLog>,
-    job_start: JobStart,
-    log: TrainingLog,
-    throughput: ThroughputWindow,
-    interval: Interval,
-    started: Instant,
-    start_iteration: u64,
-    /// Samples trained on by this run: those of iterations that are skipped take no time.
-    trained_samples: u64,
     /// Whether the console has lines of this run about memory.
     has_told_memory: bool,
     config: Arc<RunConfig>,
-    pending_losses: Option<PathBuf>,
-    failures: LogFailures,
-    /// Lines that the console did not take: its reader may be gone.
-    lost_lines: AtomicU64,
     /// False on ranks that only keep warnings and errors.
     is_first: bool,
+}
+
+/// The sinks of a run, and what they could not write.
+struct Outputs {
+    /// The console last, so that it can tell what the others lack.
+    sinks: Vec<Box<dyn Sink>>,
+    failures: LogFailures,
+}
+
+impl Outputs {
+    fn line(&mut self, level: LogLevel, text: &str) {
+        for sink in &mut self.sinks {
+            if let Err(error) = sink.on_line(level, text) {
+                // To tell it would be one more line that cannot be written.
+                let _ = self.failures.count(0, sink.name(), &error);
+            }
+        }
+    }
+
+    /// Serves each sink. One that cannot write is told of, and the run goes on: checkpoints matter more, and come later in the step.
+    fn serve(&mut self, iteration: u64, mut write: impl FnMut(&mut dyn Sink) -> Result<(), SinkError>) {
+        let mut warnings = Vec::new();
+        for sink in &mut self.sinks {
+            if let Err(error) = write(sink.as_mut()) {
+                warnings.extend(self.failures.count(iteration, sink.name(), &error));
+            }
+        }
+        warnings.iter().for_each(|warning| self.line(LogLevel::Warning, warning));
+    }
 }
 
 impl Reporter {
     /// A reporter that has no files yet, so that a run that is refused leaves those of earlier runs as they are. Ranks other than 0 only
     /// keep warnings and errors, in a file of their own.
     pub(super) fn new(config: &Arc<RunConfig>, console: Console, rank: usize) -> Self {
-        if rank > 0 {
-            return Self::of_other_rank(config, rank);
-        }
-        let logger = &config.logger;
-        let (format, output, silent): (_, Box<dyn std::io::Write + Send>, bool) = match console {
-            Console::Human => (LogFormat::Human, Box::new(std::io::stdout()), false),
-            Console::Json => (LogFormat::Json, Box::new(std::io::stdout()), false),
-            Console::Silent => (LogFormat::Human, Box::new(std::io::sink()), true),
-            Console::Writer(output) => (LogFormat::Human, output, true),
+        let is_first = rank == 0;
+        let (progress, sink) = match is_first {
+            true => open_console(config, console),
+            false => (Arc::new(NoProgress) as _, Box::new(RankLog::new(config, rank)) as _),
         };
-        let progress: Arc<dyn ProgressSink> = match logger.progress {
-            _ if silent => Arc::new(NoProgress),
-            config::Progress::Auto => ProgressMode::Auto.sink(),
-            config::Progress::Bar => ProgressMode::Bar.sink(),
-            config::Progress::Plain => ProgressMode::Plain.sink(),
-            config::Progress::None => ProgressMode::None.sink(),
-        };
-        let console = crate::logging::Console::new(format, output)
-            .with_level(logger.logging_level as u32)
-            .with_progress(Arc::clone(&progress));
-        Self { progress, is_first: true, has_told_memory: false, ..Self::without_files(config, console) }
-    }
-
-    fn of_other_rank(config: &Arc<RunConfig>, rank: usize) -> Self {
-        let path = config.logger.log_dir.join("ranks").join(format!("rank_{rank:05}.log"));
-        let console = crate::logging::Console::new(LogFormat::Human, Box::new(RankLog::new(path)))
-            .with_level((config.logger.logging_level as u32).max(LogLevel::Warning.number()));
-        Self::without_files(config, console)
-    }
-
-    fn without_files(config: &Arc<RunConfig>, console: crate::logging::Console) -> Self {
         Self {
-            metrics: MetricsLogger::new(conditions(config), Vec::new()),
-            throughput: ThroughputWindow::new(config.logger.throughput_window_size),
-            job_start: JobStart::now(0.0),
-            log: TrainingLog::default(),
-            interval: Interval::default(),
-            started: Instant::now(),
-            start_iteration: 0,
-            trained_samples: 0,
-            has_told_memory: true,
+            outputs: Mutex::new(Outputs { sinks: vec![sink], failures: LogFailures::default() }),
+            recorder: Recorder::new(config),
+            progress,
+            has_told_memory: false,
             config: Arc::clone(config),
-            bar: None,
-            console,
-            progress: Arc::new(NoProgress),
-            metrics_file: None,
-            progress_log: None,
-            pending_losses: None,
-            failures: LogFailures::default(),
-            lost_lines: AtomicU64::new(0),
-            is_first: false,
+            is_first,
         }
     }
 
-    /// Opens the logs of a run that starts from `start`. Metrics beyond that, from a run that went further before it was interrupted, are
-    /// dropped from the files. Ranks other than 0 have none.
-    pub(super) fn open_files(&mut self, start: &TrainState) -> Result<(), TrainError> {
+    /// Opens the sinks of a run that starts from `start`; those that the program hands in come after those of the recipe. Ranks other than 0
+    /// have none.
+    pub(super) fn open_sinks(&mut self, start: &TrainState, handed_in: Vec<Box<dyn Sink>>) -> Result<(), TrainError> {
         if !self.is_first {
             return Ok(());
         }
-        let (completed, consumed_samples) = (start.step, start.consumed_train_samples);
-        let config = Arc::clone(&self.config);
-        let logger = &config.logger;
-        self.start_iteration = completed;
-        let metrics_path = logger.log_dir.join("metrics.jsonl");
-        if logger.metrics_jsonl {
-            let opened = MetricsWriter::open(&metrics_path, completed);
-            self.metrics_file = Some(opened.map_err(|e| TrainError::log("metrics.jsonl", e))?);
-        }
-        if let Some(save) = config.checkpoint.save.as_ref().filter(|_| logger.log_progress) {
-            let job = std::env::var("SLURM_JOB_ID").unwrap_or_default();
-            std::fs::create_dir_all(save).map_err(|e| TrainError::log(save.display().to_string(), e))?;
-            self.progress_log =
-                Some(ProgressLog::new(&save.join("progress.txt"), &job, config.parallel.world_size as u64));
-        }
-        self.metrics = MetricsLogger::new(conditions(&config), sinks(&config, completed, consumed_samples)?);
-        self.pending_losses = (logger.plot && logger.metrics_jsonl).then_some(metrics_path);
+        let (iteration, consumed_samples) = (start.step, start.consumed_train_samples);
+        let opened = open_sinks(&SinkContext { config: &self.config, iteration, consumed_samples })?;
+        self.lock().sinks.splice(0..0, opened.into_iter().chain(handed_in));
         Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Outputs> {
+        self.outputs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Keeps the error that ends the run, in this rank's own file: the caller of the run tells that of rank 0.
     pub(super) fn fail(&self, error: &TrainError) {
         if !self.is_first {
-            let _ = self.console.message(LogLevel::Error, &format!("{} {error}", timestamp()));
+            self.lock().line(LogLevel::Error, &format!("{} {error}", timestamp()));
         }
     }
 
@@ -165,45 +123,12 @@ impl Reporter {
 
     /// Prints a line.
     pub(super) fn note(&self, text: &str) {
-        self.printed(self.console.message(LogLevel::Info, text));
+        self.lock().line(LogLevel::Info, text);
     }
 
     /// Prints a warning.
     pub(super) fn warn(&self, text: &str) {
-        self.printed(self.console.message(LogLevel::Warning, text));
-    }
-
-    fn print(&self, record: &dyn LogRecord) {
-        self.printed(self.console.record(record));
-    }
-
-    /// A console that is gone must not end a run that still saves checkpoints; what it has missed is counted.
-    fn printed(&self, outcome: std::io::Result<()>) {
-        if outcome.is_err() {
-            self.lost_lines.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    /// Lets the run go on where a log file could not be written: checkpoints matter more, and come later in the step.
-    fn keep_going(&mut self, iteration: u64, written: Result<(), TrainError>) {
-        if let Err(error) = written
-            && let Some(line) = self.failures.count(iteration, &error)
-        {
-            self.warn(&line);
-        }
-    }
-
-    /// Says at the end what the logs lack, on standard error where the console is gone.
-    fn tell_what_is_missing(&self) {
-        if let Some(summary) = self.failures.summary() {
-            self.warn(&summary);
-        }
-        let lost = self.lost_lines.load(Ordering::Relaxed);
-        if lost > 0 && self.is_first {
-            let logs = self.failures.summary().map(|summary| format!("; {summary}")).unwrap_or_default();
-            // There is nobody left to tell that this failed, too.
-            let _ = writeln!(std::io::stderr(), "warning: {lost} lines could not be printed on the console{logs}");
-        }
+        self.lock().line(LogLevel::Warning, text);
     }
 
     /// Says what is trained, and starts the bar.
@@ -226,110 +151,136 @@ impl Reporter {
         if let Some(path) = &config.logger.save_config_filepath {
             write_file(path, config.to_toml().as_bytes())?;
         }
-        self.interval = Interval::starting_at(state.train_state.floating_point_operations_so_far);
-        if let Some(log) = &self.progress_log {
-            self.job_start = log
-                .job_started(state.train_state.floating_point_operations_so_far)
-                .map_err(|e| TrainError::log("progress.txt", e))?;
+        let (counters, train_iters) = (&state.train_state, config.train.train_iters as u64);
+        let start = RunStart {
+            iteration: counters.step,
+            flops: counters.floating_point_operations_so_far,
+            train_iters: (counters.do_train && counters.step < train_iters).then_some(train_iters),
+        };
+        for sink in &mut self.lock().sinks {
+            sink.on_run_start(&start).map_err(|error| TrainError::log(sink.name(), error))?;
         }
-        self.throughput.push(0.0, 0);
-        if state.train_state.do_train && state.train_state.step < config.train.train_iters as u64 {
-            let mut task = ProgressTask::new("training", config.train.train_iters as u64, "it");
-            task.done = state.train_state.step;
-            self.bar = Some(self.progress.start(task));
-        }
-        self.started = Instant::now();
+        self.recorder.run_starts(state);
         Ok(())
+    }
+
+    /// What the report of a step needs, the same on all ranks.
+    pub(super) fn due(&self, iteration: u64) -> recorder::Due {
+        self.recorder.due(iteration)
+    }
+
+    /// Prints the times of what came after the last console line.
+    pub(super) fn remaining_times(&mut self, timers: &RankTimers) {
+        let iterations = self.recorder.drain();
+        self.tell_times(timers, iterations);
+    }
+
+    fn tell_times(&self, timers: &RankTimers, iterations: u64) {
+        if let Some(text) = timers.format(super::convert::timing_option(&self.config), iterations) {
+            self.note(text.trim_end());
+        }
+    }
+
+    /// Reports a step that `state` already counts.
+    pub(super) fn step(&mut self, state: &GlobalState, step: &super::StepReport, figures: &StepFigures) {
+        if !self.is_first {
+            return;
+        }
+        let (record, iterations) = self.recorder.step(state, step, figures);
+        self.lock().serve(step.iteration, |sink| sink.on_record(&record));
+        if let Some(timers) = &figures.timers {
+            self.tell_times(timers, iterations);
+        }
+        if let Some(memory) = &figures.memory {
+            self.tell_memory(step.iteration, memory);
+        }
+    }
+
+    /// Prints lines about memory, where they are due: a line of each rank after the first steps of a run, and what
+    /// `logger.log_memory_interval` asks for.
+    fn tell_memory(&mut self, iteration: u64, memory: &MemoryOfRanks) {
+        let logger = &self.config.logger;
+        let asked = logger.log_memory_interval.is_some_and(|interval| iteration.is_multiple_of(interval as u64));
+        if asked {
+            self.note(&memory_line(iteration, memory));
+        }
+        let is_first = !std::mem::replace(&mut self.has_told_memory, true);
+        let speakers = memory.speakers();
+        if is_first || asked && speakers.len() > 1 {
+            for (rank, memory) in speakers {
+                self.note(&format_memory_report(rank, iteration, &report_memory(&memory.statistics())));
+            }
+        }
     }
 
     /// Shows how far an evaluation has come.
     pub(super) fn evaluating(&mut self, split: Split, done: u64, total: u64) {
-        if let Some(bar) = &mut self.bar {
-            let of = if total == usize::MAX as u64 { String::new() } else { format!("/{total}") };
-            bar.set_message(&format!("{}: {done}{of}", split.name()));
-        }
+        let of = if total == usize::MAX as u64 { String::new() } else { format!("/{total}") };
+        let text = format!("{}: {done}{of}", split.name());
+        self.lock().sinks.iter_mut().for_each(|sink| sink.on_evaluating(&text));
     }
 
     /// Reports an evaluation.
     pub(super) fn evaluation(&mut self, state: &GlobalState, report: &EvaluationReport, occasion: Occasion) {
-        if !self.is_first {
-            return;
+        if self.is_first {
+            let record = self.recorder.evaluation(state, report, occasion);
+            self.lock().serve(report.iteration, |sink| sink.on_record(&record));
         }
-        let losses: Vec<_> = report.losses.iter().map(|(name, r)| (name.clone(), r.value())).collect();
-        let split = match report.split {
-            Split::Valid => EvaluatedSplit::Valid,
-            Split::Test => EvaluatedSplit::Test,
-        };
-        let consumed_samples = state.train_state.consumed_train_samples;
-        let record = MetricsRecord::new(split.kind(), report.iteration)
-            .with_some("loss", report.loss())
-            .with_some("perplexity", report.perplexity())
-            .with_some("bits_per_byte", report.bits_per_byte)
-            .with("num_samples", report.num_samples)
-            .with("consumed_samples", consumed_samples);
-        let (iteration, bits_per_byte) = (report.iteration, report.bits_per_byte);
-        let line = ValidationLogLine { split, occasion, iteration, losses: losses.clone(), bits_per_byte, record };
-        self.print(&line);
-        if let Some(file) = &mut self.metrics_file {
-            let written = file.write(&line.record).map_err(|e| TrainError::log("metrics.jsonl", e));
-            self.keep_going(iteration, written);
-        }
-        if let Some(bar) = &mut self.bar {
-            bar.set_message("");
-        }
-        let written = self.metrics.log_evaluation(split, iteration, consumed_samples, &losses);
-        self.keep_going(iteration, written.map_err(|e| TrainError::log("TensorBoard events", e)));
     }
 
-    /// Reports a save that was made, or started in the background.
-    pub(super) fn save(&mut self, state: &GlobalState, step: u64, is_async: bool, report: Option<&SaveReport>) {
-        if let (false, Some(report)) = (is_async, report) {
+    /// Reports a save that was made, or has begun or ended in the background; `report` is that of one that is on disk.
+    pub(super) fn save(
+        &mut self,
+        state: &GlobalState,
+        (stage, iteration): (SaveStage, u64),
+        report: Option<&SaveReport>,
+    ) {
+        if let Some(report) = report {
             self.note(&saved_line(report));
         }
-        let Some(log) = &self.progress_log else {
-            return;
-        };
-        let kind = if is_async { SaveKind::Async } else { SaveKind::Blocking };
-        let tokens = state.train_state.consumed_train_samples * self.config.model.seq_length as u64;
-        let progress =
-            CheckpointProgress { iteration: step, flops: state.train_state.floating_point_operations_so_far, tokens };
-        let written = log.checkpoint_saved(kind, progress, &self.job_start);
-        self.keep_going(step, written.map_err(|e| TrainError::log("progress.txt", e)));
-    }
-
-    /// Reports a save that ended in the background.
-    pub(super) fn saved_in_background(&mut self, _state: &GlobalState, report: &SaveReport) {
-        self.note(&saved_line(report));
-        if let Some(log) = &self.progress_log {
-            let written = log.async_save_finished(report.iteration).map_err(|e| TrainError::log("progress.txt", e));
-            self.keep_going(report.iteration, written);
-        }
+        let state = &state.train_state;
+        let tokens = state.consumed_train_samples * self.config.model.seq_length as u64;
+        let save = SaveRecord { iteration, stage, flops: state.floating_point_operations_so_far, tokens };
+        self.lock().serve(iteration, |sink| sink.on_save(&save));
     }
 
     /// Takes the bar away: training is over.
     pub(super) fn training_ends(&mut self) {
-        self.bar = None;
+        self.lock().sinks.iter_mut().for_each(|sink| sink.on_train_end());
     }
 
     /// Writes what is left: events and plots. Says what the logs lack.
     pub(super) fn finish(&mut self, state: &GlobalState) {
-        self.bar = None;
-        let written = self.metrics.flush().map_err(|e| TrainError::log("TensorBoard events", e));
-        self.keep_going(state.train_state.step, written);
-        if let Some(path) = &self.pending_losses
-            && let Err(error) = self.draw(path)
-        {
-            self.warn(&format!("no plot of the loss: {error}"));
+        let iteration = state.train_state.step;
+        let mut outputs = self.lock();
+        let mut end = RunEnd { iteration, missing: outputs.failures.summary(), warnings: Vec::new() };
+        let Outputs { sinks, failures } = &mut *outputs;
+        for sink in sinks {
+            if let Err(error) = sink.on_run_end(&mut end) {
+                end.warnings.extend(failures.count(iteration, sink.name(), &error));
+                end.missing = failures.summary();
+            }
         }
-        self.tell_what_is_missing();
     }
+}
 
-    fn draw(&self, metrics: &Path) -> Result<(), Box<dyn std::error::Error>> {
-        let folder = &self.config.logger.log_dir;
-        let plot = LossPlot::from_metrics(&self.config.name, &read_metrics(metrics)?);
-        plot.write_svg(&folder.join("loss.svg"))?;
-        Ok(plot.write_png(&folder.join("loss.png"))?)
-    }
+/// The console of rank 0, and where it shows progress.
+fn open_console(config: &RunConfig, console: Console) -> (Arc<dyn ProgressSink>, Box<dyn Sink>) {
+    let (format, output, silent): (_, Box<dyn std::io::Write + Send>, bool) = match console {
+        Console::Human => (LogFormat::Human, Box::new(std::io::stdout()), false),
+        Console::Json => (LogFormat::Json, Box::new(std::io::stdout()), false),
+        Console::Silent => (LogFormat::Human, Box::new(std::io::sink()), true),
+        Console::Writer(output) => (LogFormat::Human, output, true),
+    };
+    let progress: Arc<dyn ProgressSink> = match config.logger.progress {
+        _ if silent => Arc::new(NoProgress),
+        config::Progress::Auto => ProgressMode::Auto.sink(),
+        config::Progress::Bar => ProgressMode::Bar.sink(),
+        config::Progress::Plain => ProgressMode::Plain.sink(),
+        config::Progress::None => ProgressMode::None.sink(),
+    };
+    let sink = ConsoleSink::new(config, format, output, Arc::clone(&progress));
+    (progress, Box::new(sink))
 }
 
 fn saved_line(report: &SaveReport) -> String {
@@ -346,35 +297,28 @@ fn saved_line(report: &SaveReport) -> String {
     )
 }
 
-fn conditions(config: &RunConfig) -> MetricConditions {
-    let logger = &config.logger;
-    MetricConditions {
-        interval: logger.tensorboard_log_interval as u64,
-        loss_scale: logger.log_loss_scale_to_tensorboard,
-        world_size: logger.log_world_size_to_tensorboard,
-        validation_ppl: logger.log_validation_ppl_to_tensorboard,
-        timers: logger.log_timers_to_tensorboard,
-        throughput: logger.log_throughput_to_tensorboard,
-        memory: logger.log_memory_to_tensorboard,
-        runtime: logger.log_runtime_to_tensorboard,
-        l2_norm_grad: logger.log_l2_norm_grad_to_tensorboard,
-        energy: false,
-    }
-}
-
-fn sinks(config: &RunConfig, completed: u64, consumed_samples: u64) -> Result<Vec<Box<dyn MetricsSink>>, TrainError> {
-    let logger = &config.logger;
-    let folder = logger.tensorboard_dir.clone().unwrap_or_else(|| logger.log_dir.join("tensorboard"));
-    let resume = ResumePoint { iteration: completed, consumed_samples };
-    let writer = EventWriter::open(&folder, resume, logger.tensorboard_queue_size)
-        .map_err(|e| TrainError::log("TensorBoard events", e))?;
-    Ok(vec![Box::new(writer)])
-}
-
 fn write_file(path: &Path, bytes: &[u8]) -> Result<(), TrainError> {
     let error = |e: std::io::Error| TrainError::log(path.display().to_string(), e);
     if let Some(parent) = path.parent() {
         std::fs::create_dir_all(parent).map_err(error)?;
     }
     std::fs::write(path, bytes).map_err(error)
+}
+
+fn memory_line(iteration: u64, memory: &MemoryOfRanks) -> String {
+    let gib = |bytes: u64| bytes as f64 / (1_u64 << 30) as f64;
+    let (host, device) = (memory.host(), memory.device());
+    let host = host.map(|host| {
+        let (now, peak) = (gib(host.resident_bytes), gib(host.peak_resident_bytes));
+        format!("memory (GiB): {now:.3} (peak {peak:.3})")
+    });
+    let device = device.map(|device| {
+        let (used, reserved) = (gib(device.allocated_bytes), gib(device.reserved_bytes));
+        format!("device memory (GiB): {used:.3} (reserved {reserved:.3})")
+    });
+    let known: Vec<String> = host.into_iter().chain(device).collect();
+    match known.as_slice() {
+        [] => format!(" [iteration {iteration}] memory: this system does not say"),
+        known => format!(" [iteration {iteration}] {}", known.join(" | ")),
+    }
 }

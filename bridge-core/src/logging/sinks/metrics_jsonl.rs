@@ -6,40 +6,28 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use super::console::fields_to_json;
-use super::json_value::MetricValue;
+use crate::logging::json_value::{MetricValue, fields_to_json};
+use crate::logging::record::Record;
+use crate::logging::sink::{OpenError, Opened, Sink, SinkContext, SinkError};
 
-/// One line of the file.
-#[derive(Clone, Debug, PartialEq)]
-pub struct MetricsRecord {
-    fields: Vec<(String, MetricValue)>,
+const NAME: &str = "metrics.jsonl";
+
+pub(super) fn open(context: &SinkContext) -> Opened {
+    let logger = &context.config.logger;
+    if !logger.metrics_jsonl {
+        return Ok(None);
+    }
+    let file = MetricsFile::open(&logger.log_dir.join(NAME), context.iteration);
+    Ok(Some(Box::new(file.map_err(|error| OpenError::log(NAME, error))?)))
 }
 
-impl MetricsRecord {
-    /// A record of `kind` (`"train"`, `"valid"`, ...) about `iteration`, which is counted from 1.
-    pub fn new(kind: &str, iteration: u64) -> Self {
-        Self { fields: vec![("kind".into(), kind.into()), ("iteration".into(), iteration.into())] }
+impl Sink for MetricsFile {
+    fn name(&self) -> &str {
+        NAME
     }
 
-    /// The fields, in order.
-    pub(super) fn fields(&self) -> &[(String, MetricValue)] {
-        &self.fields
-    }
-
-    /// Adds a field; pass losses and norms as `f32`, so that they are as short as they can be.
-    #[must_use]
-    pub fn with(mut self, name: &str, value: impl Into<MetricValue>) -> Self {
-        self.fields.push((name.to_owned(), value.into()));
-        self
-    }
-
-    /// Adds a field if there is a value.
-    #[must_use]
-    pub fn with_some(self, name: &str, value: Option<impl Into<MetricValue>>) -> Self {
-        match value {
-            Some(value) => self.with(name, value),
-            None => self,
-        }
+    fn on_record(&mut self, record: &Record) -> Result<(), SinkError> {
+        Ok(record.fields().map_or(Ok(()), |fields| self.write(&fields))?)
     }
 }
 
@@ -73,12 +61,12 @@ fn io_error(path: &Path) -> impl FnOnce(io::Error) -> MetricsFileError {
 
 /// Appends records, each flushed, to a metrics file.
 #[derive(Debug)]
-pub struct MetricsWriter {
+pub struct MetricsFile {
     path: PathBuf,
     file: File,
 }
 
-impl MetricsWriter {
+impl MetricsFile {
     /// Opens the file to continue after `completed_iterations`, 0 for a new run.
     ///
     /// Lines about later iterations are dropped, because those iterations will run again; so is a last line that an
@@ -116,8 +104,8 @@ impl MetricsWriter {
     ///
     /// # Errors
     /// File errors. The file has no part of the record then, and further ones can be tried.
-    pub fn write(&mut self, record: &MetricsRecord) -> Result<(), MetricsFileError> {
-        let mut line = fields_to_json(&record.fields);
+    pub fn write(&mut self, fields: &[(String, MetricValue)]) -> Result<(), MetricsFileError> {
+        let mut line = fields_to_json(fields);
         line.push('\n');
         append_whole(&mut self.file, line.as_bytes()).map_err(io_error(&self.path))
     }
@@ -175,15 +163,25 @@ fn records<'a>(path: &Path, bytes: &'a [u8]) -> Result<Lines<'a>, MetricsFileErr
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn train(iteration: u64, loss: f32) -> MetricsRecord {
-        MetricsRecord::new("train", iteration).with("loss", loss)
+    fn train(iteration: u64, loss: f32) -> Vec<(String, MetricValue)> {
+        fields("train", iteration, [("loss", loss.into())])
+    }
+
+    /// Fields of a line.
+    pub(in super::super) fn fields<const N: usize>(
+        kind: &str,
+        iteration: u64,
+        more: [(&str, MetricValue); N],
+    ) -> Vec<(String, MetricValue)> {
+        let head = [("kind", kind.into()), ("iteration", iteration.into())];
+        head.into_iter().chain(more).map(|(name, value)| (name.to_owned(), value)).collect()
     }
 
     fn run(path: &Path, completed: u64, last: u64) {
-        let mut writer = MetricsWriter::open(path, completed).unwrap();
+        let mut writer = MetricsFile::open(path, completed).unwrap();
         for iteration in completed + 1..=last {
             writer.write(&train(iteration, 1.0 / iteration as f32)).unwrap();
         }
@@ -197,12 +195,17 @@ mod tests {
     fn lines_read_as_documented() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("runs/tiny/metrics.jsonl");
-        let mut writer = MetricsWriter::open(&path, 0).unwrap();
-        let record = train(1, 6.240_275)
-            .with("learning_rate", 1e-4)
-            .with_some("grad_norm", Some(f32::NAN))
-            .with_some("num_zeros", None::<u64>)
-            .with("consumed_samples", 8_u64);
+        let mut writer = MetricsFile::open(&path, 0).unwrap();
+        let record = fields(
+            "train",
+            1,
+            [
+                ("loss", 6.240_275_f32.into()),
+                ("learning_rate", 1e-4.into()),
+                ("grad_norm", f32::NAN.into()),
+                ("consumed_samples", 8_u64.into()),
+            ],
+        );
         writer.write(&record).unwrap();
         assert_eq!(
             fs::read_to_string(&path).unwrap(),
@@ -247,7 +250,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
         std::os::unix::fs::symlink("/dev/full", &path).unwrap();
-        let mut writer = MetricsWriter::open(&path, 0).unwrap();
+        let mut writer = MetricsFile::open(&path, 0).unwrap();
         for iteration in 1..3 {
             assert!(writer.write(&train(iteration, 1.0)).unwrap_err().to_string().contains("metrics.jsonl"));
         }
@@ -260,8 +263,8 @@ mod tests {
         let path = folder.path().join("metrics.jsonl");
         fs::write(&path, "{\"kind\":\"train\",\"iteration\":1}\n{\"kin\n{\"kind\":\"train\",\"iteration\":3}\n")
             .unwrap();
-        let message = MetricsWriter::open(&path, 3).unwrap_err().to_string();
+        let message = MetricsFile::open(&path, 3).unwrap_err().to_string();
         assert!(message.contains("metrics.jsonl, line 2: no JSON object"), "{message}");
-        assert!(MetricsWriter::open(folder.path(), 0).unwrap_err().to_string().contains(": "));
+        assert!(MetricsFile::open(folder.path(), 0).unwrap_err().to_string().contains(": "));
     }
 }

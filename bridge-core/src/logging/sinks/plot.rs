@@ -11,6 +11,10 @@ use plotters::prelude::*;
 use plotters::style::{RGBColor, register_font};
 use serde_json::{Map, Value};
 
+use super::metrics_jsonl::read_metrics;
+use crate::logging::record::RunEnd;
+use crate::logging::sink::{Opened, Sink, SinkContext, SinkError};
+
 /// Losses to draw. Points are (iteration, loss); those that are not finite are left out.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LossPlot {
@@ -308,9 +312,45 @@ fn decimals(range: &Range<f64>) -> usize {
     (-spacing.log10().floor()).clamp(0.0, 12.0) as usize
 }
 
+/// Draws what `metrics.jsonl` holds when the run is over.
+struct Pictures {
+    title: String,
+    folder: PathBuf,
+}
+
+pub(super) fn open(context: &SinkContext) -> Opened {
+    let (name, logger) = (&context.config.name, &context.config.logger);
+    if !(logger.plot && logger.metrics_jsonl) {
+        return Ok(None);
+    }
+    Ok(Some(Box::new(Pictures { title: name.clone(), folder: logger.log_dir.clone() })))
+}
+
+impl Pictures {
+    fn draw(&self) -> Result<(), SinkError> {
+        let plot = LossPlot::from_metrics(&self.title, &read_metrics(&self.folder.join("metrics.jsonl"))?);
+        plot.write_svg(&self.folder.join("loss.svg"))?;
+        Ok(plot.write_png(&self.folder.join("loss.png"))?)
+    }
+}
+
+impl Sink for Pictures {
+    fn name(&self) -> &str {
+        "the plot of the loss"
+    }
+
+    fn on_run_end(&mut self, end: &mut RunEnd) -> Result<(), SinkError> {
+        if let Err(error) = self.draw() {
+            end.warnings.push(format!("no plot of the loss: {error}"));
+        }
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::super::{MetricsRecord, MetricsWriter, read_metrics};
+    use super::super::metrics_jsonl::MetricsFile;
+    use super::super::metrics_jsonl::tests::fields;
     use super::*;
 
     fn plot() -> LossPlot {
@@ -371,10 +411,10 @@ mod tests {
     fn curves_come_from_the_metrics_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
-        let mut writer = MetricsWriter::open(&path, 0).unwrap();
-        writer.write(&MetricsRecord::new("train", 1).with("loss", 5.5_f32)).unwrap();
-        writer.write(&MetricsRecord::new("train", 2).with("loss", f32::NAN)).unwrap();
-        writer.write(&MetricsRecord::new("valid", 2).with("loss", 5.25_f32)).unwrap();
+        let mut writer = MetricsFile::open(&path, 0).unwrap();
+        writer.write(&fields("train", 1, [("loss", 5.5_f32.into())])).unwrap();
+        writer.write(&fields("train", 2, [("loss", f32::NAN.into())])).unwrap();
+        writer.write(&fields("valid", 2, [("loss", 5.25_f32.into())])).unwrap();
         let plot = LossPlot::from_metrics("t", &read_metrics(&path).unwrap());
         assert_eq!((plot.train, plot.validation), (vec![(1, 5.5)], vec![(2, 5.25)]));
     }

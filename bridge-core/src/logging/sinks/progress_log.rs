@@ -8,7 +8,11 @@ use std::path::{Path, PathBuf};
 use chrono::NaiveDateTime;
 
 use super::metrics_jsonl::append_whole;
+use crate::logging::record::{RunStart, SaveRecord, SaveStage};
+use crate::logging::sink::{OpenError, Opened, Sink, SinkContext, SinkError};
 use crate::schedule::tflops_per_device;
+
+const NAME: &str = "progress.txt";
 
 const TIME_FORMAT: &str = "%Y-%m-%d %H:%M:%S";
 const STARTING: &str = "Starting job";
@@ -47,15 +51,6 @@ pub enum ProgressLogError {
     },
 }
 
-/// Whether a checkpoint is on disk or on its way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SaveKind {
-    /// On disk.
-    Blocking,
-    /// Being written in the background; [`ProgressLog::async_save_finished`] follows.
-    Async,
-}
-
 /// Where a job, or the first of several jobs of the same size, started.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct JobStart {
@@ -76,17 +71,6 @@ impl JobStart {
         let seconds = (now - self.time).as_seconds_f64();
         tflops_per_device(flops - self.flops, seconds, world_size)
     }
-}
-
-/// How far training was when a checkpoint was saved.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct CheckpointProgress {
-    /// Iterations completed.
-    pub iteration: u64,
-    /// Floating-point operations of all jobs so far.
-    pub flops: f64,
-    /// Tokens of all jobs so far.
-    pub tokens: u64,
 }
 
 /// Appends to a progress log.
@@ -116,40 +100,28 @@ impl ProgressLog {
         Ok(start)
     }
 
-    /// Notes a checkpoint, with throughput since `job`'s start and since the first job of this size.
+    /// Notes how far a checkpoint is, with throughput since `job`'s start and since the first job of this size.
     ///
     /// # Errors
     /// File errors, a damaged log, or one without the line of [`Self::job_started`].
-    pub fn checkpoint_saved(
-        &self,
-        kind: SaveKind,
-        progress: CheckpointProgress,
-        job: &JobStart,
-    ) -> Result<(), ProgressLogError> {
+    pub fn checkpoint(&self, save: SaveRecord, job: &JobStart) -> Result<(), ProgressLogError> {
         let now = chrono::Local::now().naive_local();
+        let SaveRecord { iteration, stage, flops, tokens } = save;
+        let event = match stage {
+            SaveStage::Saved => SAVED,
+            SaveStage::Begun => SAVING_ASYNC,
+            SaveStage::Ended => return self.append(now, &format!("{SAVED_ASYNC}\tIteration: {iteration}")),
+        };
         let first = read_job_start(&self.path, self.world_size)?;
-        let CheckpointProgress { iteration, flops, tokens } = progress;
         let text = format!(
-            "{}\tIteration: {iteration}\tJob throughput: {:.1} MODEL_TFLOP/s/GPU\tCumulative throughput: {:.1} \
+            "{event}\tIteration: {iteration}\tJob throughput: {:.1} MODEL_TFLOP/s/GPU\tCumulative throughput: {:.1} \
              MODEL_TFLOP/s/GPU\tFloating-point operations: {}\tTokens (in billions): {:.2}",
-            match kind {
-                SaveKind::Blocking => SAVED,
-                SaveKind::Async => SAVING_ASYNC,
-            },
             job.throughput(now, flops, self.world_size),
             first.throughput(now, flops, self.world_size),
             short_scientific(flops),
             tokens as f64 / 1e9,
         );
         self.append(now, &text)
-    }
-
-    /// Notes that the checkpoint of `iteration` has reached the disk.
-    ///
-    /// # Errors
-    /// File errors.
-    pub fn async_save_finished(&self, iteration: u64) -> Result<(), ProgressLogError> {
-        self.append(chrono::Local::now().naive_local(), &format!("{SAVED_ASYNC}\tIteration: {iteration}"))
     }
 
     fn append(&self, time: NaiveDateTime, text: &str) -> Result<(), ProgressLogError> {
@@ -222,6 +194,38 @@ fn number<T: std::str::FromStr>(field: &str) -> Result<T, String> {
         .ok_or_else(|| format!("`{field}` is no number, expected `name: number`"))
 }
 
+/// The log of a job.
+struct Progress {
+    log: ProgressLog,
+    job: JobStart,
+}
+
+pub(super) fn open(context: &SinkContext) -> Opened {
+    let config = context.config;
+    let Some(save) = config.checkpoint.save.as_ref().filter(|_| config.logger.log_progress) else {
+        return Ok(None);
+    };
+    let job = std::env::var("SLURM_JOB_ID").unwrap_or_default();
+    fs::create_dir_all(save).map_err(|error| OpenError::log(save.display().to_string(), error))?;
+    let log = ProgressLog::new(&save.join(NAME), &job, config.parallel.world_size as u64);
+    Ok(Some(Box::new(Progress { log, job: JobStart::now(0.0) })))
+}
+
+impl Sink for Progress {
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn on_run_start(&mut self, start: &RunStart) -> Result<(), SinkError> {
+        self.job = self.log.job_started(start.flops)?;
+        Ok(())
+    }
+
+    fn on_save(&mut self, save: &SaveRecord) -> Result<(), SinkError> {
+        Ok(self.log.checkpoint(*save, &self.job)?)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -278,10 +282,10 @@ mod tests {
         let log = ProgressLog::new(&path, "12\t3", 2);
         let job = log.job_started(0.0).unwrap();
         let earlier = JobStart { time: job.time - chrono::TimeDelta::seconds(100), ..job };
-        let progress = CheckpointProgress { iteration: 7, flops: 4e14, tokens: 25_000_000 };
-        log.checkpoint_saved(SaveKind::Blocking, progress, &earlier).unwrap();
-        log.checkpoint_saved(SaveKind::Async, progress, &earlier).unwrap();
-        log.async_save_finished(7).unwrap();
+        for stage in [SaveStage::Saved, SaveStage::Begun, SaveStage::Ended] {
+            let save = SaveRecord { iteration: 7, stage, flops: 4e14, tokens: 25_000_000 };
+            log.checkpoint(save, &earlier).unwrap();
+        }
         let text = fs::read_to_string(&path).unwrap();
         let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split('\t').collect()).collect();
         assert_eq!(lines[0][1..], ["Job ID: 12 3", "# GPUs: 2", "Starting job"]);

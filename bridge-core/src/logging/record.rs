@@ -1,0 +1,323 @@
+//! What a run tells its sinks: figures of a step or an evaluation, and what becomes of checkpoints. A figure is written down once, with every
+//! place where it shows; sinks go over the figures. Nothing here knows how a sink writes them.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use super::json_value::MetricValue;
+
+/// Whether a figure can fall.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FigureKind {
+    /// It goes up and down.
+    Gauge,
+    /// A sum since the run began, over all its jobs.
+    Counter,
+}
+
+/// What a figure belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// The step or evaluation itself.
+    Record,
+    /// All steps since the last console line.
+    Interval,
+}
+
+/// A TensorBoard tag.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tag {
+    /// Name of the curve.
+    pub name: String,
+    /// Whether there is a second curve over the samples consumed so far.
+    pub has_twin: bool,
+}
+
+/// A part of a console line.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Part<T> {
+    /// Parts are printed in the order of this number.
+    pub place: u8,
+    /// What is printed.
+    pub content: T,
+}
+
+/// A number that a run tells, with the places where it shows. Sinks that show everything go by `name` and `labels`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Figure {
+    /// Name, in snake case.
+    pub name: Cow<'static, str>,
+    /// Unit, such as `seconds`; empty where there is none.
+    pub unit: &'static str,
+    /// One sentence about it, without a full stop.
+    pub help: &'static str,
+    /// The value.
+    pub value: MetricValue,
+    /// Whether it can fall.
+    pub kind: FigureKind,
+    /// What it belongs to.
+    pub scope: Scope,
+    /// Tells figures of one name apart: names and values.
+    pub labels: Vec<(&'static str, String)>,
+    /// The value under `name` in `metrics.jsonl`, where it is there.
+    pub file: Option<MetricValue>,
+    /// The curve in TensorBoard.
+    pub board: Option<Tag>,
+    /// The text on the console line.
+    pub line: Option<Part<String>>,
+    /// The key in the console's JSON line.
+    pub json: Option<Part<Cow<'static, str>>>,
+}
+
+impl Figure {
+    /// A gauge of a record that shows nowhere yet.
+    pub fn new(
+        name: impl Into<Cow<'static, str>>,
+        unit: &'static str,
+        help: &'static str,
+        value: impl Into<MetricValue>,
+    ) -> Self {
+        Self {
+            name: name.into(),
+            unit,
+            help,
+            value: value.into(),
+            kind: FigureKind::Gauge,
+            scope: Scope::Record,
+            labels: Vec::new(),
+            file: None,
+            board: None,
+            line: None,
+            json: None,
+        }
+    }
+
+    /// The figure is a sum that only grows.
+    #[must_use]
+    pub fn counter(mut self) -> Self {
+        self.kind = FigureKind::Counter;
+        self
+    }
+
+    /// The figure is of all steps since the last console line.
+    #[must_use]
+    pub fn of_interval(mut self) -> Self {
+        self.scope = Scope::Interval;
+        self
+    }
+
+    /// Adds a label.
+    #[must_use]
+    pub fn label(mut self, name: &'static str, value: impl Into<String>) -> Self {
+        self.labels.push((name, value.into()));
+        self
+    }
+
+    /// Shows it in `metrics.jsonl`.
+    #[must_use]
+    pub fn file(self) -> Self {
+        let value = self.value.clone();
+        self.file_as(value)
+    }
+
+    /// Shows `value` in its place in `metrics.jsonl`: rounded, say.
+    #[must_use]
+    pub fn file_as(mut self, value: impl Into<MetricValue>) -> Self {
+        self.file = Some(value.into());
+        self
+    }
+
+    /// Shows it in TensorBoard, over steps and over samples.
+    #[must_use]
+    pub fn board(mut self, tag: impl Into<String>) -> Self {
+        self.board = Some(Tag { name: tag.into(), has_twin: true });
+        self
+    }
+
+    /// Shows it in TensorBoard, over steps only.
+    #[must_use]
+    pub fn board_of_steps(mut self, tag: impl Into<String>) -> Self {
+        self.board = Some(Tag { name: tag.into(), has_twin: false });
+        self
+    }
+
+    /// Shows `text` on the console line.
+    #[must_use]
+    pub fn line(mut self, place: u8, text: String) -> Self {
+        self.line = Some(Part { place, content: text });
+        self
+    }
+
+    /// Shows it in the console's JSON line.
+    #[must_use]
+    pub fn json(mut self, place: u8, key: impl Into<Cow<'static, str>>) -> Self {
+        self.json = Some(Part { place, content: key.into() });
+        self
+    }
+
+    /// Takes it off `metrics.jsonl`, TensorBoard and the console.
+    pub fn hide(&mut self) {
+        (self.file, self.board, self.line, self.json) = (None, None, None, None);
+    }
+}
+
+/// Data held out from training.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Split {
+    /// For evaluation while training.
+    Valid,
+    /// For the end.
+    Test,
+}
+
+impl Split {
+    /// Name, for messages and TensorBoard.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Valid => "validation",
+            Self::Test => "test",
+        }
+    }
+}
+
+/// When an evaluation took place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Occasion {
+    /// Between two steps.
+    DuringTraining,
+    /// At the end of the run.
+    AfterTraining,
+}
+
+/// What a record is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RecordKind {
+    /// A training step.
+    Train,
+    /// An evaluation.
+    Evaluation(Split, Occasion),
+}
+
+impl RecordKind {
+    /// Its name in `metrics.jsonl`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Train => "train",
+            Self::Evaluation(Split::Valid, _) => "valid",
+            Self::Evaluation(Split::Test, _) => "test",
+        }
+    }
+}
+
+/// All figures of a step or an evaluation. Those that show in `metrics.jsonl` show there in this order.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Record {
+    /// What it is about.
+    pub kind: RecordKind,
+    /// Number of the step, from 1; of an evaluation that of the step before it.
+    pub iteration: u64,
+    /// Samples trained on so far.
+    pub consumed_samples: u64,
+    /// Whether a console line about steps is due.
+    pub ends_interval: bool,
+    /// The figures.
+    pub figures: Vec<Figure>,
+}
+
+impl Record {
+    /// The number of the figure `name`, if it is there and has no labels.
+    pub fn number(&self, name: &str) -> Option<f64> {
+        let is_it = |figure: &&Figure| figure.name == name && figure.labels.is_empty();
+        self.figures.iter().find(is_it).and_then(|figure| figure.value.number())
+    }
+
+    /// The fields of its line in `metrics.jsonl`; `None` where none of its figures shows there.
+    pub fn fields(&self) -> Option<Vec<(String, MetricValue)>> {
+        let shown = |figure: &Figure| Some((figure.name.to_string(), figure.file.clone()?));
+        let head = [("kind".to_owned(), self.kind.name().into()), ("iteration".to_owned(), self.iteration.into())];
+        let fields: Vec<_> = head.into_iter().chain(self.figures.iter().filter_map(shown)).collect();
+        (fields.len() > 2).then_some(fields)
+    }
+}
+
+/// What training begins with.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RunStart {
+    /// Iterations done before.
+    pub iteration: u64,
+    /// Floating-point operations done before.
+    pub flops: f64,
+    /// Iterations that will be done in all, if any is left to train.
+    pub train_iters: Option<u64>,
+}
+
+/// How far a save is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SaveStage {
+    /// On disk; training waited for it.
+    Saved,
+    /// Begun in the background.
+    Begun,
+    /// Begun before, and on disk now.
+    Ended,
+}
+
+/// A checkpoint that is saved.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SaveRecord {
+    /// Iterations completed in it.
+    pub iteration: u64,
+    /// How far it is.
+    pub stage: SaveStage,
+    /// Floating-point operations of all jobs so far.
+    pub flops: f64,
+    /// Tokens of all jobs so far.
+    pub tokens: u64,
+}
+
+/// The end of a run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunEnd {
+    /// Iterations done.
+    pub iteration: u64,
+    /// What sinks before this one could not write.
+    pub missing: Option<String>,
+    /// What a sink has to say of its end; the console prints it.
+    pub warnings: Vec<String>,
+}
+
+/// How much a message matters, with the numbers of `logger.logging_level`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum LogLevel {
+    /// 10.
+    Debug,
+    /// 20.
+    Info,
+    /// 30.
+    Warning,
+    /// 40.
+    Error,
+}
+
+impl LogLevel {
+    /// The number used in configs.
+    pub fn number(self) -> u32 {
+        match self {
+            Self::Debug => 10,
+            Self::Info => 20,
+            Self::Warning => 30,
+            Self::Error => 40,
+        }
+    }
+}
+
+impl fmt::Display for LogLevel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Debug => "debug",
+            Self::Info => "info",
+            Self::Warning => "warning",
+            Self::Error => "error",
+        })
+    }
+}

@@ -1,0 +1,102 @@
+//! Where the records of a run go: the contract of a sink. Which sinks there are, `sinks` lists; what becomes of their errors, the loop decides.
+
+use super::record::{LogLevel, Record, RunEnd, RunStart, SaveRecord};
+use crate::config::RunConfig;
+
+/// Why a sink could not write. It ends no run.
+pub type SinkError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Takes what a run tells. Sinks are served on rank 0 only, on the training thread: those of the recipe in the order of their list, then those
+/// that the program hands in, the console last. Every method does nothing by default.
+pub trait Sink: Send {
+    /// What it writes to, for messages about failures.
+    fn name(&self) -> &str;
+
+    /// Training is about to begin.
+    ///
+    /// # Errors
+    /// The run does not begin.
+    fn on_run_start(&mut self, _start: &RunStart) -> Result<(), SinkError> {
+        Ok(())
+    }
+
+    /// A line of text.
+    ///
+    /// # Errors
+    /// Counted; the run goes on, as after all errors of the methods below.
+    fn on_line(&mut self, _level: LogLevel, _text: &str) -> Result<(), SinkError> {
+        Ok(())
+    }
+
+    /// A step or an evaluation is done.
+    ///
+    /// # Errors
+    /// Told and counted.
+    fn on_record(&mut self, _record: &Record) -> Result<(), SinkError> {
+        Ok(())
+    }
+
+    /// An evaluation has come as far as `text` says.
+    fn on_evaluating(&mut self, _text: &str) {}
+
+    /// A checkpoint was saved, or begun to be.
+    ///
+    /// # Errors
+    /// Told and counted.
+    fn on_save(&mut self, _save: &SaveRecord) -> Result<(), SinkError> {
+        Ok(())
+    }
+
+    /// Training is over; evaluations may follow.
+    fn on_train_end(&mut self) {}
+
+    /// The run is over: what is left is written.
+    ///
+    /// # Errors
+    /// Told and counted.
+    fn on_run_end(&mut self, _end: &mut RunEnd) -> Result<(), SinkError> {
+        Ok(())
+    }
+}
+
+/// What a sink is opened with.
+#[derive(Clone, Copy, Debug)]
+pub struct SinkContext<'a> {
+    /// The configuration.
+    pub config: &'a RunConfig,
+    /// Iterations that the run has done before. What files hold beyond them, from a run that was interrupted, is dropped.
+    pub iteration: u64,
+    /// Samples that it has trained on before.
+    pub consumed_samples: u64,
+}
+
+/// Why a sink could not be opened. The run does not begin.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// A file cannot be written.
+    #[error("{what}: {source}")]
+    Log {
+        /// Which.
+        what: String,
+        /// Why.
+        source: SinkError,
+    },
+    /// A setting cannot be followed.
+    #[error("{key}: {message}")]
+    Setting {
+        /// The setting.
+        key: &'static str,
+        /// What is wrong with it.
+        message: String,
+    },
+}
+
+impl OpenError {
+    /// `what` cannot be written.
+    pub fn log(what: impl Into<String>, error: impl Into<SinkError>) -> Self {
+        Self::Log { what: what.into(), source: error.into() }
+    }
+}
+
+/// An opened sink; `None` where the recipe asks for none.
+pub type Opened = Result<Option<Box<dyn Sink>>, OpenError>;

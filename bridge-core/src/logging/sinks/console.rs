@@ -1,0 +1,308 @@
+//! The console: people read text and a progress bar, programs read one JSON object a line. Lines do not disturb bars.
+
+use std::io::{self, Write};
+use std::sync::Arc;
+
+use crate::config::RunConfig;
+use crate::logging::json_value::{MetricValue, fields_to_json};
+use crate::logging::progress::{ProgressHandle, ProgressSink, ProgressTask};
+use crate::logging::record::{Figure, LogLevel, Occasion, Part, Record, RecordKind, RunEnd, RunStart, Split};
+use crate::logging::sink::{Sink, SinkError};
+
+/// What console output looks like.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LogFormat {
+    /// Text for people.
+    #[default]
+    Human,
+    /// One JSON object a line.
+    Json,
+}
+
+/// Local time as `YYYY-MM-DD HH:MM:SS`.
+pub fn timestamp() -> String {
+    chrono::Local::now().format("%Y-%m-%d %H:%M:%S").to_string()
+}
+
+/// A line of text of some level, for people.
+pub(super) fn human_line(level: LogLevel, text: &str) -> String {
+    match level {
+        LogLevel::Debug | LogLevel::Info => text.to_owned(),
+        LogLevel::Warning | LogLevel::Error => format!("{level}: {text}"),
+    }
+}
+
+/// Prints lines and records, each whole, around a progress bar.
+pub struct ConsoleSink {
+    format: LogFormat,
+    least: u32,
+    train_iters: u64,
+    progress: Arc<dyn ProgressSink>,
+    bar: Option<Box<dyn ProgressHandle>>,
+    output: Box<dyn Write + Send>,
+    /// Lines that could not be printed: the reader may be gone. A run that still saves checkpoints goes on without.
+    lost_lines: u64,
+}
+
+impl ConsoleSink {
+    /// A console that writes to `output`, around the bars of `progress`.
+    pub fn new(
+        config: &RunConfig,
+        format: LogFormat,
+        output: Box<dyn Write + Send>,
+        progress: Arc<dyn ProgressSink>,
+    ) -> Self {
+        let least = config.logger.logging_level as u32;
+        let train_iters = config.train.train_iters as u64;
+        Self { format, least, train_iters, progress, bar: None, output, lost_lines: 0 }
+    }
+
+    fn print(&mut self, human: String, json: Vec<(String, MetricValue)>) {
+        let mut line = match self.format {
+            LogFormat::Human => human,
+            LogFormat::Json => fields_to_json(&json),
+        };
+        line.push('\n');
+        let mut printed = Ok(());
+        let output = &mut self.output;
+        self.progress.suspend(&mut || printed = output.write_all(line.as_bytes()).and_then(|()| output.flush()));
+        self.lost_lines += u64::from(printed.is_err());
+    }
+
+    fn message(&mut self, level: LogLevel, text: &str) {
+        if level.number() >= self.least {
+            let json = [
+                ("kind", "message".into()),
+                ("timestamp", timestamp().as_str().into()),
+                ("level", level.to_string().as_str().into()),
+                ("text", text.into()),
+            ];
+            self.print(human_line(level, text), json.map(|(name, value)| (name.to_owned(), value)).into());
+        }
+    }
+
+    /// Moves the bar to a step.
+    fn show_position(&mut self, record: &Record) {
+        if let Some(bar) = &mut self.bar {
+            bar.set_position(record.iteration);
+            let loss = record.number("loss").map(|loss| format!("loss {loss:.4}")).unwrap_or_default();
+            bar.set_message(&format!("{loss}, {:.0} tokens/s", record.number("tokens_per_second").unwrap_or(0.0)));
+        }
+    }
+
+    fn step(&mut self, record: &Record) {
+        let timestamp = timestamp();
+        let (iteration, consumed_samples) = (record.iteration, record.consumed_samples);
+        // One object a line has both facts already.
+        let pace = record.number(TFLOPS).zip(record.number(MILLISECONDS));
+        if let (LogFormat::Human, Some((tflops, milliseconds))) = (self.format, pace) {
+            let seconds = milliseconds / 1000.0;
+            self.message(
+                LogLevel::Info,
+                &format!("Step Time : {seconds:.2}s GPU utilization: {tflops:.1}MODEL_TFLOP/s/GPU"),
+            );
+        }
+        let mut human = format!(
+            " [{timestamp}] iteration {iteration:8}/{:8} | consumed samples: {consumed_samples:12} |",
+            self.train_iters
+        );
+        for text in in_order(&record.figures, |figure| figure.line.as_ref()) {
+            human += &format!(" {} |", text.1);
+        }
+        let head = [
+            ("kind", "train_log".into()),
+            ("timestamp", timestamp.as_str().into()),
+            ("iteration", iteration.into()),
+            ("train_iters", self.train_iters.into()),
+            ("consumed_samples", consumed_samples.into()),
+        ];
+        let rest = in_order(&record.figures, |figure| figure.json.as_ref());
+        let json = head.map(|(key, value)| (key.to_owned(), value)).into_iter();
+        let json = json.chain(rest.into_iter().map(|(figure, key)| (key.to_string(), figure.value.clone()))).collect();
+        self.print(human, json);
+    }
+
+    fn evaluation(&mut self, record: &Record, (split, occasion): (Split, Occasion)) {
+        let set = match (split, occasion) {
+            (Split::Valid, Occasion::DuringTraining) => "",
+            (Split::Valid, Occasion::AfterTraining) => " on validation set",
+            (Split::Test, _) => " on test set",
+        };
+        let mut line = format!(" validation loss at iteration {}{set} | ", record.iteration);
+        for (_, text) in in_order(&record.figures, |figure| figure.line.as_ref()) {
+            line += &format!("{text} | ");
+        }
+        let dashes = "-".repeat(line.chars().count() + 1);
+        self.print(format!("{dashes}\n{line}\n{dashes}"), record.fields().unwrap_or_default());
+        if let Some(bar) = &mut self.bar {
+            bar.set_message("");
+        }
+    }
+}
+
+/// Figures of an interval that the line before the log line repeats.
+const TFLOPS: &str = "interval_tflops_per_device";
+const MILLISECONDS: &str = "elapsed_ms_per_iteration";
+
+/// The figures that have a part of the line, in the order of these parts.
+fn in_order<'a, T>(
+    figures: &'a [Figure],
+    part: impl Fn(&'a Figure) -> Option<&'a Part<T>>,
+) -> Vec<(&'a Figure, &'a T)> {
+    let mut parts: Vec<_> = figures.iter().filter_map(|figure| Some((figure, part(figure)?))).collect();
+    parts.sort_by_key(|(_, part)| part.place);
+    parts.into_iter().map(|(figure, part)| (figure, &part.content)).collect()
+}
+
+impl Sink for ConsoleSink {
+    fn name(&self) -> &str {
+        "the console"
+    }
+
+    fn on_run_start(&mut self, start: &RunStart) -> Result<(), SinkError> {
+        self.bar = start.train_iters.map(|train_iters| {
+            let mut task = ProgressTask::new("training", train_iters, "it");
+            task.done = start.iteration;
+            self.progress.start(task)
+        });
+        Ok(())
+    }
+
+    fn on_line(&mut self, level: LogLevel, text: &str) -> Result<(), SinkError> {
+        self.message(level, text);
+        Ok(())
+    }
+
+    fn on_record(&mut self, record: &Record) -> Result<(), SinkError> {
+        match record.kind {
+            RecordKind::Evaluation(split, occasion) => self.evaluation(record, (split, occasion)),
+            RecordKind::Train => {
+                self.show_position(record);
+                if record.ends_interval {
+                    self.step(record);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn on_evaluating(&mut self, text: &str) {
+        if let Some(bar) = &mut self.bar {
+            bar.set_message(text);
+        }
+    }
+
+    fn on_train_end(&mut self) {
+        self.bar = None;
+    }
+
+    /// Says what the logs lack, on standard error where the console is gone.
+    fn on_run_end(&mut self, end: &mut RunEnd) -> Result<(), SinkError> {
+        self.bar = None;
+        for warning in end.warnings.iter().chain(&end.missing) {
+            self.message(LogLevel::Warning, warning);
+        }
+        if self.lost_lines > 0 {
+            let logs = end.missing.as_ref().map(|missing| format!("; {missing}")).unwrap_or_default();
+            let lost = self.lost_lines;
+            // There is nobody left to tell that this failed, too.
+            let _ = writeln!(io::stderr(), "warning: {lost} lines could not be printed on the console{logs}");
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::logging::progress::NoProgress;
+    use crate::logging::progress::tests::Captured;
+
+    fn console(format: LogFormat, least: u32) -> (ConsoleSink, Captured) {
+        let captured = Captured::default();
+        let output = Box::new(captured.clone());
+        let progress = Arc::new(NoProgress);
+        let sink = ConsoleSink { format, least, train_iters: 20, progress, bar: None, output, lost_lines: 0 };
+        (sink, captured)
+    }
+
+    fn record(kind: RecordKind, figures: Vec<Figure>) -> Record {
+        Record { kind, iteration: 2, consumed_samples: 16, ends_interval: true, figures }
+    }
+
+    #[test]
+    fn messages_as_text_and_json() {
+        let (mut sink, output) = console(LogFormat::Human, 20);
+        for (level, text) in
+            [(LogLevel::Info, "training ..."), (LogLevel::Debug, "dropped"), (LogLevel::Warning, "odd")]
+        {
+            sink.on_line(level, text).unwrap();
+        }
+        assert_eq!(output.text(), "training ...\nwarning: odd\n");
+
+        let (mut sink, output) = console(LogFormat::Json, 40);
+        sink.on_line(LogLevel::Warning, "dropped").unwrap();
+        sink.on_line(LogLevel::Error, "line\nbreak").unwrap();
+        let text = output.text();
+        assert_eq!(text.lines().count(), 1, "one record, one line");
+        let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!((json["level"].as_str(), json["text"].as_str()), (Some("error"), Some("line\nbreak")));
+    }
+
+    #[test]
+    fn parts_of_a_step_come_in_the_order_of_their_places() {
+        let figures = || {
+            vec![
+                Figure::new("loss_scale", "", "Scale", 1.0).line(9, "loss scale: 1.0".into()).json(3, "loss_scale"),
+                Figure::new("loss", "", "Loss", 5.5).of_interval().line(4, "lm loss: 5.5".into()).json(7, "lm loss"),
+                Figure::new(TFLOPS, "TFLOP/s", "Pace", 12.34).of_interval(),
+                Figure::new(MILLISECONDS, "milliseconds", "Pace", 250.0).of_interval(),
+                Figure::new("seconds", "seconds", "Time", 0.5).file(),
+            ]
+        };
+        let (mut sink, output) = console(LogFormat::Human, 20);
+        sink.on_record(&record(RecordKind::Train, figures())).unwrap();
+        let text = output.text();
+        let (pace, line) = text.split_once('\n').unwrap();
+        assert_eq!(pace, "Step Time : 0.25s GPU utilization: 12.3MODEL_TFLOP/s/GPU");
+        let (_, line) = line.split_once(']').unwrap();
+        assert_eq!(
+            line,
+            " iteration        2/      20 | consumed samples:           16 | lm loss: 5.5 | loss scale: 1.0 |\n"
+        );
+        let (mut sink, output) = console(LogFormat::Json, 20);
+        sink.on_record(&record(RecordKind::Train, figures())).unwrap();
+        let json: serde_json::Map<String, serde_json::Value> = serde_json::from_str(&output.text()).unwrap();
+        let keys: Vec<&str> = json.keys().map(String::as_str).collect();
+        assert_eq!(
+            keys,
+            ["kind", "timestamp", "iteration", "train_iters", "consumed_samples", "loss_scale", "lm loss"]
+        );
+    }
+
+    #[test]
+    fn evaluations_stand_between_dashes() {
+        let figures = || vec![Figure::new("loss", "", "Loss", 2.0).file().line(0, "lm loss value: 2".into())];
+        for (split, occasion, set) in [
+            (Split::Valid, Occasion::DuringTraining, ""),
+            (Split::Valid, Occasion::AfterTraining, " on validation set"),
+            (Split::Test, Occasion::DuringTraining, " on test set"),
+        ] {
+            let (mut sink, output) = console(LogFormat::Human, 20);
+            sink.on_record(&record(RecordKind::Evaluation(split, occasion), figures())).unwrap();
+            let text = output.text();
+            let lines: Vec<&str> = text.lines().collect();
+            assert_eq!(lines[1], format!(" validation loss at iteration 2{set} | lm loss value: 2 | "));
+            assert_eq!((lines[0].len(), lines[0]), (lines[1].len() + 1, lines[2]));
+        }
+        let (mut sink, output) = console(LogFormat::Json, 20);
+        sink.on_record(&record(RecordKind::Evaluation(Split::Test, Occasion::AfterTraining), figures())).unwrap();
+        assert_eq!(output.text(), "{\"kind\":\"test\",\"iteration\":2,\"loss\":2.0}\n");
+    }
+
+    #[test]
+    fn timestamps_have_a_fixed_shape() {
+        let shape: String = timestamp().chars().map(|c| if c.is_ascii_digit() { '0' } else { c }).collect();
+        assert_eq!(shape, "0000-00-00 00:00:00");
+    }
+}

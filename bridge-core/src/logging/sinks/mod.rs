@@ -1,0 +1,26 @@
+//! The sinks that recipes can ask for, a file each. A new one is a file with `open`, and its line in `RECIPE`.
+
+mod console;
+mod metrics_jsonl;
+mod plot;
+mod progress_log;
+mod rank_log;
+mod tensorboard;
+
+use super::sink::{OpenError, Opened, Sink, SinkContext};
+
+pub use console::{ConsoleSink, LogFormat, timestamp};
+pub use rank_log::RankLog;
+
+/// Opens a sink where the recipe asks for it.
+type Open = fn(&SinkContext) -> Opened;
+
+const RECIPE: [Open; 4] = [metrics_jsonl::open, tensorboard::open, progress_log::open, plot::open];
+
+/// Opens the sinks that the recipe asks for.
+///
+/// # Errors
+/// The first that cannot be opened.
+pub fn open_sinks(context: &SinkContext) -> Result<Vec<Box<dyn Sink>>, OpenError> {
+    RECIPE.iter().filter_map(|open| open(context).transpose()).collect()
+}

@@ -1,0 +1,95 @@
+//! TensorBoard events: every figure that has a tag, every `logger.tensorboard_log_interval` steps.
+
+use crate::logging::record::{Figure, Record, RecordKind, RunEnd, Scope};
+use crate::logging::sink::{OpenError, Opened, Sink, SinkContext, SinkError};
+use crate::logging::tensorboard::{EventWriter, ResumePoint, SAMPLES_SUFFIX};
+
+const NAME: &str = "TensorBoard events";
+
+struct TensorBoard {
+    writer: EventWriter,
+    /// Steps between points.
+    interval: u64,
+}
+
+pub(super) fn open(context: &SinkContext) -> Opened {
+    let logger = &context.config.logger;
+    let folder = logger.tensorboard_dir.clone().unwrap_or_else(|| logger.log_dir.join("tensorboard"));
+    let resume = ResumePoint { iteration: context.iteration, consumed_samples: context.consumed_samples };
+    let writer = EventWriter::open(&folder, resume, logger.tensorboard_queue_size);
+    let writer = writer.map_err(|error| OpenError::log(NAME, error))?;
+    Ok(Some(Box::new(TensorBoard { writer, interval: logger.tensorboard_log_interval as u64 })))
+}
+
+impl Sink for TensorBoard {
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn on_record(&mut self, record: &Record) -> Result<(), SinkError> {
+        let is_due = record.kind != RecordKind::Train || record.iteration.is_multiple_of(self.interval);
+        let shows = |figure: &&Figure| is_due || figure.scope == Scope::Interval;
+        for figure in record.figures.iter().filter(shows) {
+            let (Some(tag), Some(value)) = (&figure.board, figure.value.number()) else {
+                continue;
+            };
+            self.writer.scalar(&tag.name, value, record.iteration)?;
+            if tag.has_twin {
+                let name = format!("{}{SAMPLES_SUFFIX}", tag.name);
+                self.writer.scalar(&name, value, record.consumed_samples)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn on_run_end(&mut self, _end: &mut RunEnd) -> Result<(), SinkError> {
+        Ok(self.writer.flush()?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::logging::tensorboard::{EventKind, read_events};
+
+    fn record(iteration: u64, figures: Vec<Figure>) -> Record {
+        let consumed_samples = 8 * iteration;
+        Record { kind: RecordKind::Train, iteration, consumed_samples, ends_interval: true, figures }
+    }
+
+    #[test]
+    fn figures_with_tags_become_points_when_they_are_due() {
+        let folder = tempfile::tempdir().unwrap();
+        let writer = EventWriter::open(folder.path(), ResumePoint::default(), 10).unwrap();
+        let path = writer.path().to_owned();
+        let mut sink = TensorBoard { writer, interval: 2 };
+        for iteration in 1..=2 {
+            let figures = vec![
+                Figure::new("grad_norm", "", "Norm", 1.5).board("grad-norm"),
+                Figure::new("skipped_samples", "samples", "Skipped", 3_u64).board_of_steps("skipped"),
+                Figure::new("seconds", "seconds", "Time", 1.0).file(),
+                Figure::new("iteration_time", "seconds", "Time", 1.0).of_interval().board("time"),
+            ];
+            sink.on_record(&record(iteration, figures)).unwrap();
+        }
+        sink.on_run_end(&mut RunEnd { iteration: 2, missing: None, warnings: Vec::new() }).unwrap();
+        let points: Vec<(String, i64)> = read_events(&path)
+            .unwrap()
+            .into_iter()
+            .filter_map(|event| match event.kind {
+                EventKind::Scalar { tag, .. } => Some((tag, event.step)),
+                _ => None,
+            })
+            .collect();
+        let expected = [
+            ("time", 1),
+            ("time vs samples", 8),
+            ("grad-norm", 2),
+            ("grad-norm vs samples", 16),
+            ("skipped", 2),
+            ("time", 2),
+            ("time vs samples", 16),
+        ];
+        assert_eq!(points, expected.map(|(tag, step)| (tag.to_owned(), step)));
+    }
+}

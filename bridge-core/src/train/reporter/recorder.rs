@@ -1,0 +1,502 @@
+//! The records of a run: each figure with its name, its unit and every place where it shows. A new figure is added here, and nowhere else.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::config::RunConfig;
+use crate::logging::{
+    Figure, GIB, IntervalLosses, MemoryOfRanks, MetricValue, Occasion, RankTimers, Record, RecordKind, RuntimeReport,
+    StepOutcome, ThroughputWindow, TrainingLog, clock, perplexity, report_l2_norm_grad, report_memory, scientific,
+};
+use crate::schedule::tflops_per_device;
+use crate::train::convert;
+use crate::train::evaluate::EvaluationReport;
+use crate::train::run::GlobalState;
+use crate::train::step::StepReport;
+
+/// Sums since the last console line.
+#[derive(Default)]
+struct Interval {
+    seconds: f64,
+    tokens: u64,
+    flops_at_start: f64,
+}
+
+/// Which figures besides those of the step itself a report of it needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::train) struct Due {
+    /// The times of the interval that the step ends.
+    pub interval: bool,
+    /// The norm of all parameters.
+    pub params_norm: bool,
+    /// The memory of all ranks.
+    pub memory: bool,
+}
+
+/// Figures of all ranks for the report of a step, where they are [`Due`].
+#[derive(Debug, Default)]
+pub(in crate::train) struct StepFigures {
+    pub params_norm: Option<f64>,
+    pub memory: Option<MemoryOfRanks>,
+    pub timers: Option<RankTimers>,
+}
+
+/// Makes records of what steps and evaluations report, and keeps what figures need from one step to another.
+pub(super) struct Recorder {
+    config: Arc<RunConfig>,
+    log: TrainingLog,
+    throughput: ThroughputWindow,
+    interval: Interval,
+    started: Instant,
+    start_iteration: u64,
+    /// Samples trained on by this run: those of iterations that are skipped take no time.
+    trained_samples: u64,
+}
+
+impl Recorder {
+    pub(super) fn new(config: &Arc<RunConfig>) -> Self {
+        Self {
+            throughput: ThroughputWindow::new(config.logger.throughput_window_size),
+            log: TrainingLog::default(),
+            interval: Interval::default(),
+            started: Instant::now(),
+            start_iteration: 0,
+            trained_samples: 0,
+            config: Arc::clone(config),
+        }
+    }
+
+    /// Training is about to begin: time counts from here.
+    pub(super) fn run_starts(&mut self, state: &GlobalState) {
+        let flops_at_start = state.train_state.floating_point_operations_so_far;
+        self.interval = Interval { flops_at_start, ..Interval::default() };
+        self.start_iteration = state.train_state.step;
+        self.throughput.push(0.0, 0);
+        self.started = Instant::now();
+    }
+
+    /// What the report of a step needs, the same on all ranks.
+    pub(super) fn due(&self, iteration: u64) -> Due {
+        let logger = &self.config.logger;
+        let every = |interval: usize| !logger.skip_train_metrics_log && iteration.is_multiple_of(interval as u64);
+        let (interval, metrics) = (every(logger.log_interval), every(logger.tensorboard_log_interval));
+        Due {
+            interval,
+            params_norm: logger.log_params_norm && (interval || metrics),
+            memory: interval
+                || logger.log_memory_to_tensorboard && metrics
+                || logger.log_memory_interval.is_some_and(every),
+        }
+    }
+
+    /// Ends the interval without a record; its iterations.
+    pub(super) fn drain(&mut self) -> u64 {
+        self.log.drain().total_iterations()
+    }
+
+    /// The record of a step that `state` already counts, and the iterations of the interval that it ends.
+    pub(super) fn step(&mut self, state: &GlobalState, step: &StepReport, figures: &StepFigures) -> (Record, u64) {
+        let outcome = if step.skipped { StepOutcome::Skipped } else { StepOutcome::Advanced };
+        let losses = || step.losses.iter().map(|(name, ratio)| (name.as_str(), ratio.value()));
+        self.log.record(outcome, losses());
+        self.interval.seconds += step.seconds;
+        self.interval.tokens += step.num_tokens;
+        self.trained_samples += step.batch_size;
+        self.throughput.push(self.started.elapsed().as_secs_f64(), self.trained_samples);
+        let mut all = self.of_step(state, step, figures);
+        all.extend(routers(step, self.config.model.moe_per_layer_logging));
+        all.extend(self.pace(step));
+        all.extend(self.reduction(step));
+        all.extend(losses().map(|(name, value)| {
+            Figure::new("losses", "", "Each loss by name", value).label("name", name).board(name)
+        }));
+        all.extend(self.run_time(state, step));
+        all.extend(grad_norms(step));
+        all.extend(figures.memory.iter().flat_map(|memory| self.memory(memory)));
+        let mut iterations = 0;
+        if let Some(timers) = &figures.timers {
+            let interval = std::mem::take(&mut self.interval);
+            self.interval.flops_at_start = state.train_state.floating_point_operations_so_far;
+            let losses = self.log.drain();
+            iterations = losses.total_iterations();
+            all.extend(self.of_interval(state, step, &interval, losses));
+            all.extend(self.times(timers, iterations));
+        }
+        if self.config.logger.skip_train_metrics_log {
+            all.iter_mut().for_each(Figure::hide);
+        }
+        let record = Record {
+            kind: RecordKind::Train,
+            iteration: step.iteration,
+            consumed_samples: state.train_state.consumed_train_samples,
+            ends_interval: figures.timers.is_some(),
+            figures: all,
+        };
+        (record, iterations)
+    }
+
+    /// The figures that every step has, in the order of `metrics.jsonl`.
+    fn of_step(&self, state: &GlobalState, step: &StepReport, figures: &StepFigures) -> Vec<Figure> {
+        let logger = &self.config.logger;
+        let (state, world_size) = (&state.train_state, self.config.parallel.world_size as u64);
+        let (learning_rate, grad_norm) = (step.learning_rate, step.grad_norm);
+        let loss_scale = Figure::new("loss_scale", "", "Loss scale in force", step.loss_scale)
+            .file()
+            .line(70, format!("loss scale: {:.1}", step.loss_scale))
+            .json(40, "loss_scale");
+        let skipped = Figure::new("skipped_samples", "samples", "Samples left out", state.skipped_train_samples)
+            .counter()
+            .json(10, "skipped_samples");
+        [
+            step.loss().map(|loss| Figure::new("loss", "", "Loss of the language model", loss).file()),
+            Some(
+                Figure::new("learning_rate", "", "Learning rate in force", learning_rate)
+                    .file()
+                    .board("learning-rate")
+                    .line(40, format!("learning rate: {}", scientific(learning_rate)))
+                    .json(90, "learning_rate"),
+            ),
+            step.decoupled_learning_rate.map(|rate| {
+                Figure::new("decoupled_learning_rate", "", "Learning rate of embeddings and output layer", rate)
+                    .file()
+                    .board_of_steps("decoupled-learning-rate")
+            }),
+            Some(Figure::new("weight_decay", "", "Weight decay in force", step.weight_decay).file()),
+            Some(
+                Figure::new("grad_norm", "", "Norm of all gradients before clipping", grad_norm)
+                    .file_as(grad_norm as f32)
+                    .board("grad-norm")
+                    .line(80, format!("grad norm: {grad_norm:.3}"))
+                    .json(100, "grad_norm"),
+            ),
+            figures.params_norm.map(|norm| {
+                Figure::new("params_norm", "", "Norm of all parameters", norm)
+                    .file()
+                    .board("params-norm")
+                    .line(100, format!("params norm: {norm:.3}"))
+                    .json(110, "params_norm")
+            }),
+            step.num_zeros.map(|zeros| {
+                Figure::new("num_zeros", "", "Zeros among the gradients", zeros)
+                    .file()
+                    .board("num-zeros")
+                    .line(90, format!("num zeros: {zeros}"))
+                    .json(140, "num_zeros")
+            }),
+            Some(match logger.log_loss_scale_to_tensorboard {
+                true => loss_scale.board("loss-scale"),
+                false => loss_scale,
+            }),
+            Some(
+                Figure::new("batch_size", "samples", "Samples of the step", step.batch_size)
+                    .file()
+                    .board("batch-size")
+                    .line(50, format!("global batch size: {:5}", step.batch_size))
+                    .json(30, "global_batch_size"),
+            ),
+            Some(
+                Figure::new("consumed_samples", "samples", "Samples trained on", state.consumed_train_samples)
+                    .counter()
+                    .file(),
+            ),
+            Some(Figure::new("skipped", "", "Whether nothing was updated", u64::from(step.skipped)).file()),
+            Some(
+                Figure::new("tokens_per_second", "", "Tokens per second", step.num_tokens as f64 / step.seconds).file(),
+            ),
+            Some(Figure::new("seconds", "seconds", "Time of the step", step.seconds).file()),
+            Some(Figure::new("data_seconds", "seconds", "Time spent waiting for data", step.data_seconds).file()),
+            Some(match state.skipped_train_samples {
+                0 => skipped,
+                samples => {
+                    skipped.board_of_steps("skipped-train-samples").line(10, format!("skipped samples: {samples:12}"))
+                }
+            }),
+            logger
+                .log_world_size_to_tensorboard
+                .then(|| Figure::new("world_size", "", "Ranks", world_size).board("world-size")),
+        ]
+        .into_iter()
+        .flatten()
+        .collect()
+    }
+
+    /// Throughput of the step, and over the window, once that is full, with the sizes of the batches that it is of.
+    fn pace(&self, step: &StepReport) -> Vec<Figure> {
+        let (config, logger) = (&self.config, &self.config.logger);
+        let world_size = config.parallel.world_size as u64;
+        let mut figures = Vec::new();
+        if logger.log_throughput || logger.log_throughput_to_tensorboard {
+            let tflops = tflops_per_device(step.flops, step.seconds, world_size);
+            figures.push(Figure::new("tflops_per_device", "TFLOP/s", "Model TFLOP/s per device", tflops).file());
+        }
+        if logger.log_throughput_to_tensorboard {
+            let mut rates = self.throughput.report(config.model.seq_length as u64, world_size);
+            if !rates.is_empty() {
+                rates.push(("throughput/micro_batch_size".to_owned(), config.train.micro_batch_size as f64));
+                rates.push(("throughput/global_batch_size".to_owned(), step.batch_size as f64));
+            }
+            let figure = |(name, rate): (String, f64)| {
+                Figure::new(name.clone(), "", "Throughput over a window of steps", rate).file().board(name)
+            };
+            figures.extend(rates.into_iter().map(figure));
+        }
+        figures
+    }
+
+    /// The reduction of gradients over ranks, where there are any to reduce them with.
+    fn reduction(&self, step: &StepReport) -> Vec<Figure> {
+        if self.config.parallel.data * self.config.parallel.context == 1 {
+            return Vec::new();
+        }
+        let (all, exposed) = (step.grads_reduction.in_flight, step.grads_reduction.exposed);
+        let figure =
+            |name, help, time: std::time::Duration| Figure::new(name, "seconds", help, time.as_secs_f64()).file();
+        vec![
+            figure("grads_reduce_seconds", "Time that gradients were on their way", all),
+            figure("grads_reduce_exposed_seconds", "Time that was spent waiting for gradients", exposed),
+        ]
+    }
+
+    fn run_time(&self, state: &GlobalState, step: &StepReport) -> Vec<Figure> {
+        let config = &self.config;
+        if !config.logger.log_runtime_to_tensorboard {
+            return Vec::new();
+        }
+        let report = RuntimeReport {
+            start_iteration: self.start_iteration,
+            iteration: step.iteration,
+            train_iters: config.train.train_iters as u64,
+            consumed_samples: state.train_state.consumed_train_samples,
+            seq_length: config.model.seq_length as u64,
+            elapsed_seconds: self.started.elapsed().as_secs_f64(),
+        };
+        on_board("How far the run is", "", report.metrics(convert::time_unit(config)))
+    }
+
+    /// Memory, the largest of any rank.
+    fn memory(&self, memory: &MemoryOfRanks) -> Vec<Figure> {
+        let mut figures = Vec::new();
+        let bytes = |name, help, value: u64| Figure::new(name, "bytes", help, value).of_interval();
+        let gib = |bytes: u64| bytes as f64 / GIB;
+        if let Some(host) = memory.host() {
+            let (now, peak) = (host.resident_bytes, host.peak_resident_bytes);
+            figures.push(
+                bytes("memory_bytes", "Memory of the process", now)
+                    .line(150, format!("memory (GiB): {:.2} (peak {:.2})", gib(now), gib(peak)))
+                    .json(160, "memory_bytes"),
+            );
+            figures
+                .push(bytes("peak_memory_bytes", "Most memory the process had", peak).json(161, "peak_memory_bytes"));
+        }
+        if let Some(device) = memory.device() {
+            let (used, reserved) = (device.allocated_bytes, device.reserved_bytes);
+            figures.push(
+                bytes("device_memory_bytes", "Memory of the device in use", used)
+                    .line(160, format!("device memory (GiB): {:.2} (reserved {:.2})", gib(used), gib(reserved)))
+                    .json(170, "device_memory_bytes"),
+            );
+            figures.push(
+                bytes("device_reserved_bytes", "Memory of the device held by its allocator", reserved)
+                    .json(171, "device_reserved_bytes"),
+            );
+        }
+        if self.config.logger.log_memory_to_tensorboard {
+            figures.extend(on_board("Memory in GB", "memory/", report_memory(&memory.statistics())));
+        }
+        figures
+    }
+
+    /// Means over the interval that a step ends.
+    fn of_interval(
+        &self,
+        state: &GlobalState,
+        step: &StepReport,
+        interval: &Interval,
+        losses: IntervalLosses,
+    ) -> Vec<Figure> {
+        let (logger, world_size) = (&self.config.logger, self.config.parallel.world_size as u64);
+        let iterations = losses.total_iterations();
+        let figure =
+            |name: &'static str, unit, help, value: MetricValue| Figure::new(name, unit, help, value).of_interval();
+        let paced = interval.seconds > 0.0 && iterations > 0;
+        let seconds = if paced { interval.seconds / iterations as f64 } else { 0.0 };
+        let flops = state.train_state.floating_point_operations_so_far - interval.flops_at_start;
+        let tflops = tflops_per_device(flops, interval.seconds, world_size);
+        let mut figures = vec![
+            figure("elapsed_ms_per_iteration", "milliseconds", "Mean time of a step", (seconds * 1000.0).into())
+                .line(20, format!("elapsed time per iteration (ms): {:.1}", seconds * 1000.0))
+                .json(20, "elapsed_ms_per_iteration"),
+            figure("skipped_iterations", "", "Steps that updated nothing", losses.skipped_iterations.into())
+                .line(110, format!("number of skipped iterations: {:3}", losses.skipped_iterations))
+                .json(50, "skipped_iterations"),
+            figure("nan_iterations", "", "Steps with a loss that is not finite", losses.nan_iterations.into())
+                .line(120, format!("number of nan iterations: {:3}", losses.nan_iterations))
+                .json(60, "nan_iterations"),
+        ];
+        figures.extend(losses.averages.into_iter().map(|(name, loss)| {
+            figure("mean_losses", "", "Mean of each loss over the steps that updated something", loss.into())
+                .label("name", name.clone())
+                .line(60, format!("{name}: {}", scientific(loss)))
+                .json(70, name)
+        }));
+        if logger.log_throughput {
+            figures.push(
+                figure("interval_tflops_per_device", "TFLOP/s", "Mean model TFLOP/s per device", tflops.into())
+                    .line(30, format!("throughput per GPU (TFLOP/s/GPU): {tflops:.1}"))
+                    .json(80, "tflops_per_device"),
+            );
+        }
+        if paced {
+            let tokens = interval.tokens as f64 / interval.seconds;
+            let left = (self.config.train.train_iters as u64).saturating_sub(step.iteration) as f64 * interval.seconds
+                / iterations as f64;
+            figures.push(
+                figure("interval_tokens_per_second", "", "Mean of the tokens per second", tokens.into())
+                    .line(140, format!("tokens per second: {tokens:.0}"))
+                    .json(120, "tokens_per_second"),
+            );
+            figures.push(
+                figure("seconds_left", "seconds", "Time that is left at this pace", left.into())
+                    .line(170, format!("time left: {}", clock(left)))
+                    .json(130, "seconds_left"),
+            );
+        }
+        if logger.log_throughput_to_tensorboard {
+            let all = tflops * world_size as f64;
+            let of_run = [("throughput/tflops", all), ("throughput/tflops/device", all / world_size.max(1) as f64)];
+            let of_run = of_run.map(|(name, value)| (name.to_owned(), value));
+            figures.extend(on_board("Model TFLOP/s", "", of_run.into()).into_iter().map(Figure::of_interval));
+        }
+        if logger.log_timers_to_tensorboard {
+            let seconds = interval.seconds / iterations.max(1) as f64;
+            figures.push(
+                figure("iteration_time", "seconds", "Mean time of a step", seconds.into()).board("iteration-time"),
+            );
+        }
+        figures
+    }
+
+    /// The timers of an interval.
+    fn times(&self, timers: &RankTimers, iterations: u64) -> Vec<Figure> {
+        if !self.config.logger.log_timers_to_tensorboard {
+            return Vec::new();
+        }
+        let times = timers.metrics(convert::timing_option(&self.config), iterations.max(1));
+        let figure = |(name, seconds): (String, f64)| {
+            Figure::new("timer", "seconds", "Time of a part of a step", seconds).label("name", name.clone()).board(name)
+        };
+        times.into_iter().map(figure).map(Figure::of_interval).collect()
+    }
+
+    /// The record of an evaluation.
+    pub(super) fn evaluation(&self, state: &GlobalState, report: &EvaluationReport, occasion: Occasion) -> Record {
+        let logger = &self.config.logger;
+        let (split, consumed_samples) = (report.split.name(), state.train_state.consumed_train_samples);
+        let mut figures: Vec<Figure> = [
+            report.loss().map(|loss| Figure::new("loss", "", "Loss of the language model", loss).file()),
+            report.perplexity().map(|value| Figure::new("perplexity", "", "Its exponential", value).file()),
+            report.bits_per_byte.map(|bits| {
+                Figure::new("bits_per_byte", "", "Bits per byte of text", bits)
+                    .file()
+                    .line(20, format!("bits per byte: {bits:.4}"))
+            }),
+            Some(Figure::new("num_samples", "samples", "Samples of the evaluation", report.num_samples).file()),
+            Some(Figure::new("consumed_samples", "samples", "Samples trained on", consumed_samples).counter().file()),
+        ]
+        .into_iter()
+        .flatten()
+        .collect();
+        for (name, ratio) in &report.losses {
+            let loss = ratio.value();
+            let (value, exponential) = (scientific(loss), scientific(perplexity(loss)));
+            figures.push(
+                Figure::new("losses", "", "Each loss by name", loss)
+                    .label("name", name)
+                    .board(format!("{name} {split}"))
+                    .line(10, format!("{name} value: {value} | {name} PPL: {exponential}")),
+            );
+            if logger.log_validation_ppl_to_tensorboard {
+                figures.push(
+                    Figure::new("perplexities", "", "The exponential of each loss", perplexity(loss))
+                        .label("name", name)
+                        .board(format!("{name} {split} ppl")),
+                );
+            }
+        }
+        let kind = RecordKind::Evaluation(report.split, occasion);
+        Record { kind, iteration: report.iteration, consumed_samples, ends_interval: false, figures }
+    }
+}
+
+/// Figures that have the same name in TensorBoard, after `prefix`.
+fn on_board(help: &'static str, prefix: &str, figures: Vec<(String, f64)>) -> Vec<Figure> {
+    let figure = |(name, value): (String, f64)| {
+        let tag = format!("{prefix}{name}");
+        Figure::new(name, "", help, value).board(tag)
+    };
+    figures.into_iter().map(figure).collect()
+}
+
+/// The gradient norm of each parameter, and of all, where they were computed.
+fn grad_norms(step: &StepReport) -> Vec<Figure> {
+    if step.grad_norms.is_empty() {
+        return Vec::new();
+    }
+    let figure = |(name, norm): (String, f64)| {
+        let parameter = name.trim_start_matches("l2_norm/grad/").to_owned();
+        Figure::new("l2_norm_grad", "", "Norm of a parameter's gradient", norm)
+            .label("parameter", parameter)
+            .board(name)
+    };
+    report_l2_norm_grad(step.grad_norms.iter().cloned()).into_iter().map(figure).collect()
+}
+
+/// What the routers of a mixture of experts did; in `each_layer` where that is asked for.
+fn routers(step: &StepReport, each_layer: bool) -> Vec<Figure> {
+    let tokens = || step.routers.iter().flat_map(|router| &router.tokens_per_expert).copied();
+    let mut figures = Vec::new();
+    if let Some((least, most)) = tokens().min().zip(tokens().max()) {
+        figures.push(
+            Figure::new("tokens_per_expert_min", "tokens", "Tokens of the expert with the fewest", least)
+                .file()
+                .board("moe/tokens_per_expert/min")
+                .line(130, format!("tokens per expert: {least} to {most}"))
+                .json(150, "tokens_per_expert_min"),
+        );
+        figures.push(
+            Figure::new("tokens_per_expert_max", "tokens", "Tokens of the expert with the most", most)
+                .file()
+                .board("moe/tokens_per_expert/max")
+                .json(151, "tokens_per_expert_max"),
+        );
+    }
+    if !each_layer {
+        return figures;
+    }
+    let counts = step.routers.iter().map(|router| (router.layer.to_string(), router.tokens_per_expert.clone()));
+    figures.push(
+        Figure::new(
+            "tokens_per_expert",
+            "tokens",
+            "Tokens of each expert by layer",
+            MetricValue::Counts(counts.collect()),
+        )
+        .file(),
+    );
+    for router in &step.routers {
+        let layer = router.layer.to_string();
+        figures.extend(router.losses.iter().map(|(name, loss)| {
+            Figure::new("router_loss", "", "A loss of a layer's router", *loss)
+                .label("name", *name)
+                .label("layer", layer.clone())
+                .board(format!("moe/{name}_layer_{layer}"))
+        }));
+        figures.extend(router.tokens_per_expert.iter().enumerate().map(|(expert, tokens)| {
+            Figure::new("expert_tokens", "tokens", "Tokens of an expert", *tokens)
+                .label("layer", layer.clone())
+                .label("expert", expert.to_string())
+                .board(format!("moe/tokens_per_expert_layer_{layer}/expert_{expert}"))
+        }));
+    }
+    figures
+}
