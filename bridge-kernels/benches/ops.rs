@@ -13,7 +13,7 @@ use bridge_kernels::dropout::{self, DropoutKey};
 use bridge_kernels::optim::{self, AdamWState, AdamWStep};
 use bridge_kernels::rotary::{self, Positions, RotaryPairing, RotaryTable};
 use bridge_kernels::vjp::attach;
-use bridge_kernels::{Philox, linear, norm};
+use bridge_kernels::{Philox, embedding, linear, norm};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
 const B: usize = 4;
@@ -175,8 +175,8 @@ fn heads() {
     compare(
         "embedding",
         &x_w[1..],
-        &|t| flat(linear::embedding(t[0].clone().reshape([V, C]), ids(N).reshape([B, T]))),
-        &|t| flat(linear::embedding_reference(t[0].clone().reshape([V, C]), ids(N).reshape([B, T]))),
+        &|t| flat(embedding::embedding(t[0].clone().reshape([V, C]), ids(N).reshape([B, T]))),
+        &|t| flat(embedding::reference(t[0].clone().reshape([V, C]), ids(N).reshape([B, T]))),
     );
 }
 

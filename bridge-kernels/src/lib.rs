@@ -1,9 +1,13 @@
 //! Fused operations for language-model training on Burn.
 //!
-//! One folder (or file) an operation. Each has
-//! - a public function on Burn tensors, which picks the implementation by the tensor's device and documents shapes;
-//! - a `reference` made of plain Burn operations: it runs, with gradients, on every back end;
-//! - where it pays, a fast implementation with a hand-written backward, attached to the graph by [`vjp`].
+//! One folder an operation:
+//! - `mod.rs`: a public function on Burn tensors, which picks the implementation by the tensor's device and documents shapes, and a
+//!   `reference` made of plain Burn operations, which runs, with gradients, on every backend;
+//! - `cpu.rs`: kernels on float32 slices; `flex.rs`: those on tensors of the Flex backend; `cube.rs`: kernels for GPUs. They are there
+//!   where they pay, with a hand-written backward, attached to the graph by [`vjp`];
+//! - a file for what all of these take: options, states, tables.
+//!
+//! What the operations share is in the folders `cpu`, `flex` and `cube`.
 //!
 //! Nothing in this crate knows a model, a recipe or a rank.
 //!
@@ -18,15 +22,16 @@ pub mod attention;
 mod cpu;
 pub mod cross_entropy;
 #[cfg(feature = "cube")]
-pub mod cube;
+mod cube;
 pub mod dropout;
-mod fast;
+pub mod embedding;
+mod flex;
 pub mod linear;
-mod linear_deferred;
 pub mod memory;
 pub mod norm;
 pub mod optim;
 pub mod packed_attention;
+mod precision;
 pub mod random;
 pub mod rotary;
 pub mod vjp;
@@ -36,8 +41,9 @@ pub use activation::{Activation, activation, glu};
 pub use attention::{AttentionOptions, attention};
 pub use cross_entropy::{CrossEntropyOptions, linear_cross_entropy};
 pub use dropout::{DropoutKey, dropout};
-pub use linear::{embedding, linear, linear_activation, linear_glu, linear_residual};
-pub use linear_deferred::{WeightGradient, linear_deferred};
+pub use embedding::embedding;
+pub use linear::deferred::{WeightGradient, linear_deferred};
+pub use linear::{linear, linear_activation, linear_glu, linear_residual};
 pub use norm::{layer_norm, residual_layer_norm, residual_rms_norm, rms_norm};
 pub use packed_attention::{PackedHeads, packed_attention};
 pub use random::Philox;

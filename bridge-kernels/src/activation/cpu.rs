@@ -2,9 +2,9 @@
 
 use rayon::prelude::*;
 
-use super::buffer::filled;
-use super::simd::{normal_cdf_pdf, sigmoid, tanh, vectorised};
-use crate::activation::Activation;
+use super::kind::Activation;
+use crate::cpu::buffer::filled;
+use crate::cpu::simd::{normal_cdf_pdf, sigmoid, tanh, vectorised};
 
 /// Elements of one task.
 const CHUNK: usize = 1 << 14;

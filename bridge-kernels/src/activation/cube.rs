@@ -4,8 +4,8 @@ use burn::cubecl;
 use burn::cubecl::prelude::*;
 use burn::tensor::Tensor;
 
-use super::{Buffer, attach_one};
-use crate::activation::Activation;
+use super::kind::Activation;
+use crate::cube::{Buffer, attach_one};
 
 /// `sqrt(2 / pi)`.
 const ROOT_2_OVER_PI: f32 = 0.797_884_6;

@@ -2,9 +2,9 @@
 
 use burn::tensor::Tensor;
 
-use super::{Values, attach_one, gradient, tensor};
-use crate::activation::Activation;
-use crate::cpu::activation as kernel;
+use super::cpu as kernel;
+use super::kind::Activation;
+use crate::flex::{Values, attach_one, gradient, tensor};
 
 /// See [`crate::activation()`].
 pub(crate) fn activation<const D: usize>(x: &Tensor<D>, kind: Activation) -> Option<Tensor<D>> {

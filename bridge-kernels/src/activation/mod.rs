@@ -1,25 +1,16 @@
 //! Point-wise activations of the feed-forward block, plain and gated.
 
+pub(crate) mod cpu;
+#[cfg(feature = "cube")]
+pub mod cube;
+mod flex;
+mod kind;
+
 use burn::tensor::{Tensor, activation as burn_activation};
 
-use crate::norm::{narrow, widen};
+pub use kind::Activation;
 
-/// Non-linearity of a feed-forward block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Activation {
-    /// Exact GELU, `x * Phi(x)` with the error function (Hendrycks and Gimpel, arXiv:1606.08415).
-    Gelu,
-    /// GELU by the tanh approximation of the same paper (GPT-2's `gelu_new`).
-    GeluTanh,
-    /// SiLU (swish), `x * sigmoid(x)`.
-    Silu,
-    /// `max(x, 0)`.
-    Relu,
-    /// `max(x, 0)^2` (Primer, arXiv:2109.08668).
-    SquaredRelu,
-    /// `x * sigmoid(1.702 x)`.
-    QuickGelu,
-}
+use crate::precision::{narrow, widen};
 
 /// `activation(x)`, element by element.
 ///
@@ -27,10 +18,10 @@ pub enum Activation {
 /// any -> the same.
 pub fn activation<const D: usize>(x: Tensor<D>, kind: Activation) -> Tensor<D> {
     #[cfg(feature = "cube")]
-    if let Some(y) = crate::cube::activation(&x, kind) {
+    if let Some(y) = cube::activation(&x, kind) {
         return y;
     }
-    crate::fast::activation(&x, kind).unwrap_or_else(|| reference(x, kind))
+    flex::activation(&x, kind).unwrap_or_else(|| reference(x, kind))
 }
 
 /// Gated activation: `activation(gate) * up`, where `x` holds `gate` and then `up` along the last dimension.
@@ -46,10 +37,10 @@ pub fn glu(x_bt2f: Tensor<3>, kind: Activation) -> Tensor<3> {
     let [_, _, width] = x_bt2f.dims();
     assert!(width % 2 == 0, "a gated activation needs an even last dimension, got {width}");
     #[cfg(feature = "cube")]
-    if let Some(y) = crate::cube::glu(&x_bt2f, kind) {
+    if let Some(y) = cube::glu(&x_bt2f, kind) {
         return y;
     }
-    crate::fast::glu(&x_bt2f, kind).unwrap_or_else(|| glu_reference(x_bt2f, kind))
+    flex::glu(&x_bt2f, kind).unwrap_or_else(|| glu_reference(x_bt2f, kind))
 }
 
 /// [`activation`] in plain Burn operations; in float32 whatever the input's dtype, and rounded once.

@@ -8,13 +8,11 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::buffer::{Shared, filled};
-use super::dropout::Mask;
-use super::gemm::{Matrix, MatrixMut, Output, Threads, gemm};
 use super::heads::Heads;
-use super::simd::{exp_in_place, max, tanh, vectorised};
-
-pub use super::attention_backward::{Saved, Targets, backward};
+use crate::cpu::buffer::{Shared, filled};
+use crate::cpu::gemm::{Matrix, MatrixMut, Output, Threads, gemm};
+use crate::cpu::simd::{exp_in_place, max, tanh, vectorised};
+use crate::dropout::cpu::Mask;
 
 /// Queries of one block.
 const QUERIES: usize = 64;
@@ -23,7 +21,7 @@ const SCORES: usize = 1 << 18;
 /// Fewest queries of a block.
 const FEWEST_QUERIES: usize = 8;
 
-/// Shapes and options, see [`crate::attention::AttentionOptions`].
+/// Shapes and options, see [`super::AttentionOptions`].
 #[derive(Clone, Copy)]
 pub struct Attention<'a> {
     /// Batch size.

@@ -4,11 +4,11 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::attention::Attention;
-use super::buffer::{Shared, filled};
-use super::gemm::{Matrix, MatrixMut, Output, Threads, gemm};
+use super::cpu::Attention;
 use super::heads::{HeadStrides, Heads, HeadsMut};
-use super::simd::{dot, exp_or_zero, tanh, vectorised};
+use crate::cpu::buffer::{Shared, filled};
+use crate::cpu::gemm::{Matrix, MatrixMut, Output, Threads, gemm};
+use crate::cpu::simd::{dot, exp_or_zero, tanh, vectorised};
 
 /// Inputs and results of the forward, and the gradient of its output.
 #[derive(Clone, Copy)]

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use super::buffer::Shared;
-use super::gemm::{Matrix, MatrixMut};
+use crate::cpu::buffer::Shared;
+use crate::cpu::gemm::{Matrix, MatrixMut};
 
 /// Strides, in elements, of heads whose own elements are adjacent.
 #[derive(Clone, Copy, Debug)]

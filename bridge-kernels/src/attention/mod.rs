@@ -1,42 +1,17 @@
 //! Causal scaled-dot-product attention with grouped key/value heads.
 
+pub(crate) mod cpu;
+pub(crate) mod cpu_backward;
+pub(crate) mod flex;
+pub(crate) mod heads;
+mod options;
+
 use burn::tensor::{Bool, Int, Tensor};
 
-use crate::dropout::{DropoutKey, dropout};
-use crate::norm::{narrow, widen};
+pub use options::AttentionOptions;
 
-/// What varies between attention layers.
-#[derive(Clone, Debug)]
-pub struct AttentionOptions {
-    /// Factor on the scores; usually `1 / sqrt(d)`.
-    pub scale: f64,
-    /// Sliding window: a query sees at most this many keys to its left (itself not counted). `None` is unlimited.
-    pub window: Option<usize>,
-    /// Soft cap `cap * tanh(score / cap)` on the scores (Gemma 2, arXiv:2408.00118).
-    pub softcap: Option<f64>,
-    /// Dropout on the attention probabilities.
-    pub dropout: Option<(f64, DropoutKey)>,
-    /// Document of each token, `[b, t]`: attention stays inside a document. Needs as many keys as queries.
-    pub document_ids: Option<Tensor<2, Int>>,
-}
-
-impl AttentionOptions {
-    /// Plain causal attention with the usual scale for head size `head_size`.
-    pub fn causal(head_size: usize) -> Self {
-        Self { scale: 1.0 / (head_size as f64).sqrt(), window: None, softcap: None, dropout: None, document_ids: None }
-    }
-
-    /// Fails on options that do not fit a batch of `b` sequences of `t` queries and `s` keys.
-    pub(crate) fn check(&self, [b, t, s]: [usize; 3]) {
-        if let Some((rate, _)) = self.dropout {
-            assert!((0.0..1.0).contains(&rate), "attention: a dropout rate lies in [0, 1), got {rate}");
-        }
-        if let Some(ids_bt) = &self.document_ids {
-            assert!(s == t, "attention: document boundaries need as many keys as queries, got {s} and {t}");
-            assert_eq!(ids_bt.dims(), [b, t], "attention: one document id a token is needed");
-        }
-    }
-}
+use crate::dropout::dropout;
+use crate::precision::{narrow, widen};
 
 /// Causal attention. Query `i` has position `s - t + i`, so with a key/value cache the last `t` positions are asked.
 ///
@@ -49,14 +24,13 @@ impl AttentionOptions {
 /// If the shapes do not fit each other.
 pub fn attention(q_bthd: Tensor<4>, k_bsgd: Tensor<4>, v_bsgd: Tensor<4>, options: &AttentionOptions) -> Tensor<4> {
     check_shapes(&q_bthd, &k_bsgd, &v_bsgd, options);
-    crate::fast::attention(&q_bthd, &k_bsgd, &v_bsgd, options)
-        .unwrap_or_else(|| reference(q_bthd, k_bsgd, v_bsgd, options))
+    flex::attention(&q_bthd, &k_bsgd, &v_bsgd, options).unwrap_or_else(|| reference(q_bthd, k_bsgd, v_bsgd, options))
 }
 
 /// Bytes that one thread of the fused kernel works in, in the backward, for `t` queries, `s` keys and heads of `d`: probabilities of a
 /// block and their gradients, and the gradients of one head's keys and values. Dropout adds one row.
 pub fn workspace_bytes(t: usize, s: usize, d: usize) -> usize {
-    2 * (crate::cpu::attention::block(t, s) + d) * s * size_of::<f32>()
+    2 * (cpu::block(t, s) + d) * s * size_of::<f32>()
 }
 
 /// Fails early, and by name, on shapes that do not fit each other.

@@ -1,13 +1,15 @@
 //! Small cases of every kernel with `unsafe` in it, so small that Miri runs them:
 //! `cargo +nightly miri test -p bridge-kernels --lib cpu::tests`. Numerics are tested from outside, in `tests/ops`.
 
-use super::attention::{Attention, Saved, Targets, backward, forward};
 use super::buffer::{Shared, filled};
-use super::cross_entropy::{Problem, Wanted, solve};
 use super::gemm::{Matrix, MatrixMut, Output, Threads, gemm};
-use super::heads::{HeadStrides, Heads, HeadsMut};
-use super::{embedding, linear};
+use crate::attention::cpu::{Attention, forward};
+use crate::attention::cpu_backward::{Saved, Targets, backward};
+use crate::attention::heads::{HeadStrides, Heads, HeadsMut};
 use crate::cross_entropy::CrossEntropyOptions;
+use crate::cross_entropy::cpu::{Problem, Wanted, solve};
+use crate::embedding::cpu as embedding;
+use crate::linear::cpu as linear;
 
 /// Values of order one without a pattern that cancels.
 fn values(count: usize) -> Vec<f32> {

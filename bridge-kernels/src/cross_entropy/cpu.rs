@@ -4,11 +4,11 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::activation::softcap_in_place;
-use super::buffer::filled;
-use super::gemm::{Matrix, MatrixMut, Output, Threads, gemm};
-use super::simd::{exp_in_place, exp_or_zero, max, sum_map, vectorised};
-use crate::cross_entropy::CrossEntropyOptions;
+use super::options::CrossEntropyOptions;
+use crate::activation::cpu::softcap_in_place;
+use crate::cpu::buffer::filled;
+use crate::cpu::gemm::{Matrix, MatrixMut, Output, Threads, gemm};
+use crate::cpu::simd::{exp_in_place, exp_or_zero, max, sum_map, vectorised};
 
 /// Logits of one chunk: 32 MiB of float32 where that is enough tokens.
 const LOGITS: usize = 1 << 23;

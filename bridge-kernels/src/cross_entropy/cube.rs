@@ -5,10 +5,12 @@ use burn::cubecl;
 use burn::cubecl::prelude::*;
 use burn::tensor::{DType, Int as IntKind, Tensor};
 
-use super::reduce::{cube_max, cube_sum};
-use super::{Buffer, vjp};
-use crate::cross_entropy::{CrossEntropyOptions, chunk_rows};
-use crate::norm::{narrow, widen};
+use super::cpu::chunk_rows;
+use super::options::CrossEntropyOptions;
+use crate::cube::Buffer;
+use crate::cube::reduce::{cube_max, cube_sum};
+use crate::precision::{narrow, widen};
+use crate::vjp;
 
 /// What is fixed when the kernel is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -2,10 +2,10 @@
 
 use burn::tensor::{Int, Tensor};
 
-use super::{Values, gradient, integers, tensor};
-use crate::cpu::cross_entropy::{Problem, Solution, Wanted, solve};
-use crate::cpu::optim::scale;
-use crate::cross_entropy::CrossEntropyOptions;
+use super::cpu::{Problem, Solution, Wanted, solve};
+use super::options::CrossEntropyOptions;
+use crate::flex::{Values, gradient, integers, tensor};
+use crate::optim::cpu::scale;
 use crate::vjp;
 
 /// See [`crate::linear_cross_entropy`].
@@ -31,7 +31,7 @@ pub(crate) fn linear_cross_entropy(
 }
 
 /// The loss as a tensor, with the gradients that were found beside it: backward only scales them.
-pub(super) fn attached(solution: Solution, x_nc: &Tensor<2>, weight_vc: &Tensor<2>) -> Tensor<1> {
+pub(crate) fn attached(solution: Solution, x_nc: &Tensor<2>, weight_vc: &Tensor<2>) -> Tensor<1> {
     let ([n, c], [v, _]) = (x_nc.dims(), weight_vc.dims());
     let Solution { loss, x: dx, weight: dw } = solution;
     let inputs = vec![x_nc.clone().into_dispatch(), weight_vc.clone().into_dispatch()];
@@ -48,7 +48,7 @@ pub(super) fn attached(solution: Solution, x_nc: &Tensor<2>, weight_vc: &Tensor<
 }
 
 /// Targets as indices. A token that the mask leaves out may hold any number.
-pub(super) fn checked_targets(targets: &[i64], mask: &[f32], vocabulary: usize) -> Vec<usize> {
+pub(crate) fn checked_targets(targets: &[i64], mask: &[f32], vocabulary: usize) -> Vec<usize> {
     let check = |(position, (target, mask)): (usize, (&i64, &f32))| match usize::try_from(*target) {
         Ok(index) if index < vocabulary => index,
         _ if *mask == 0.0 => 0,

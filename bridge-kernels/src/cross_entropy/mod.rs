@@ -1,18 +1,18 @@
 //! Next-token cross-entropy, fused with the output projection.
 
+pub(crate) mod cpu;
+#[cfg(feature = "cube")]
+pub mod cube;
+pub(crate) mod flex;
+mod options;
+
 use burn::tensor::{Int, Tensor, activation::log_softmax};
+pub use cpu::chunk_rows;
+
+pub use options::CrossEntropyOptions;
 
 use crate::linear::linear;
-use crate::norm::widen;
-
-/// What varies between losses.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct CrossEntropyOptions {
-    /// Soft cap `cap * tanh(logit / cap)` on the logits.
-    pub softcap: Option<f64>,
-    /// Weight of the z-loss, `weight * log(sum exp logits)^2` a token (PaLM, arXiv:2204.02311).
-    pub z_loss: Option<f64>,
-}
+use crate::precision::widen;
 
 /// Sum over tokens of `mask * cross_entropy(x w^T, target)`, without a mean: the caller divides.
 ///
@@ -39,16 +39,11 @@ pub fn linear_cross_entropy(
         mask_n.dims()
     );
     #[cfg(feature = "cube")]
-    if let Some(loss) = crate::cube::linear_cross_entropy(&x_nc, &weight_vc, &targets_n, &mask_n, options) {
+    if let Some(loss) = cube::linear_cross_entropy(&x_nc, &weight_vc, &targets_n, &mask_n, options) {
         return loss;
     }
-    crate::fast::linear_cross_entropy(&x_nc, &weight_vc, &targets_n, &mask_n, options)
+    flex::linear_cross_entropy(&x_nc, &weight_vc, &targets_n, &mask_n, options)
         .unwrap_or_else(|| reference(x_nc, weight_vc, targets_n, mask_n, options))
-}
-
-/// Tokens whose logits the fused kernel has at once, of `n` tokens with `v` vocabulary rows.
-pub fn chunk_rows(n: usize, v: usize) -> usize {
-    crate::cpu::cross_entropy::chunk_rows(n, v)
 }
 
 /// Bytes of logits that the fused kernel has at once for `n` tokens and `v` vocabulary rows; the rest is inputs, outputs and gradients.

@@ -1,18 +1,13 @@
-//! Fused kernels for GPUs, written in CubeCL: CUDA, Vulkan, Metal and WebGPU compile the same source.
+//! What operations' files `cube.rs` share, fused kernels for GPUs, written in CubeCL: CUDA, Vulkan, Metal and WebGPU compile the same
+//! source.
 //!
-//! A function returns `None` where it does not apply (another device, another dtype, no elements); the caller then takes the
+//! Such a file has its kernels, which see flat buffers, and the functions on tensors that launch them. A function returns `None` where it does not apply (another device, another dtype, no elements); the caller then takes the
 //! reference. Storage is float32, float16 or bfloat16; arithmetic is float32 always, and results are rounded once. Sums have
 //! a fixed order, so results are the same from run to run on one device.
 //!
-//! Each file has its kernels, which see flat buffers, and the functions on tensors that launch them. No other code is built
-//! for the features `cuda`, `wgpu` and `vulkan`: which of CubeCL's runtimes a kernel runs on is a property of the tensor.
+//! No other code is built for the features `cuda`, `wgpu` and `vulkan`: which of CubeCL's runtimes a kernel runs on is a property of the tensor.
 
-mod activation;
-mod cross_entropy;
-mod norm;
-mod optim;
-mod reduce;
-mod rotary;
+pub(crate) mod reduce;
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::tensor::FloatTensor;
@@ -24,47 +19,41 @@ use burn::tensor::{DType, Int, Shape, Tensor};
 
 use crate::vjp;
 
-pub use activation::{activation, glu};
-pub use cross_entropy::linear_cross_entropy;
-pub use norm::{layer_norm, rms_norm};
-pub use optim::{adamw, applies_to as adamw_applies_to, sum_of_squares};
-pub use rotary::apply_rotary;
-
 /// The primitive of all CubeCL runtimes.
-type CubeTensor = FloatTensor<Cube>;
+pub(crate) type CubeTensor = FloatTensor<Cube>;
 
 /// Most units (threads) of a cube that our kernels ask for: what WebGPU guarantees.
 const MOST_UNITS: u32 = 256;
 
 /// A tensor on a CubeCL device with its elements side by side, outside any graph.
 #[derive(Clone)]
-struct Buffer(CubeTensor);
+pub(crate) struct Buffer(pub CubeTensor);
 
 impl Buffer {
     /// The tensor behind `x`; `None` unless it is on a CubeCL device, of 16 or 32 bits, and neither empty nor huge.
-    fn of<const D: usize>(x: &Tensor<D>) -> Option<Self> {
+    pub fn of<const D: usize>(x: &Tensor<D>) -> Option<Self> {
         matches!(x.dtype(), DType::F32 | DType::F16 | DType::BF16).then_some(())?;
         Self::side_by_side(x.clone().without_autodiff().try_into_primitive::<Cube>().ok()?)
     }
 
     /// As [`Self::of`], for float32 alone.
-    fn of_f32<const D: usize>(x: &Tensor<D>) -> Option<Self> {
+    pub fn of_f32<const D: usize>(x: &Tensor<D>) -> Option<Self> {
         (x.dtype() == DType::F32).then_some(())?;
         Self::of(x)
     }
 
     /// Integers of any width; `None` as for [`Self::of`].
-    fn of_integers<const D: usize>(x: &Tensor<D, Int>) -> Option<Self> {
+    pub fn of_integers<const D: usize>(x: &Tensor<D, Int>) -> Option<Self> {
         Self::side_by_side(x.clone().without_autodiff().try_into_primitive::<Cube>().ok()?)
     }
 
     /// The gradient that a pullback is given.
-    fn of_gradient<const D: usize>(gradient: Tensor<D>) -> Self {
+    pub fn of_gradient<const D: usize>(gradient: Tensor<D>) -> Self {
         Self::of(&gradient).expect("the gradient of a tensor has its device, dtype and shape")
     }
 
     /// Kernels index with 32 bits, and a storage-tiled tensor is read by nothing but the product it was tiled for.
-    fn side_by_side(tensor: CubeTensor) -> Option<Self> {
+    pub fn side_by_side(tensor: CubeTensor) -> Option<Self> {
         let elements = tensor.shape().num_elements();
         if elements == 0 || u32::try_from(elements).is_err() || tensor.meta.is_tiled() {
             return None;
@@ -78,56 +67,56 @@ impl Buffer {
     }
 
     /// Memory on the device of `self`, not yet written.
-    fn uninitialised(&self, shape: impl Into<Shape>, dtype: DType) -> Self {
+    pub fn uninitialised(&self, shape: impl Into<Shape>, dtype: DType) -> Self {
         let (client, shape) = (self.0.client.clone(), shape.into());
         let handle = client.empty(shape.num_elements() * dtype.size());
         Self(CubeTensor::new_contiguous(client, self.0.device.clone(), shape, handle, dtype))
     }
 
     /// Memory of the same shape and dtype, not yet written.
-    fn uninitialised_like(&self) -> Self {
+    pub fn uninitialised_like(&self) -> Self {
         self.uninitialised(self.0.shape(), self.0.dtype)
     }
 
-    fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.0.shape().num_elements()
     }
 
     /// The buffer as an argument of a kernel.
-    fn arg(&self) -> BufferArg {
+    pub fn arg(&self) -> BufferArg {
         self.0.clone().into_buffer_arg()
     }
 
     /// How the elements are stored, as an argument of a kernel.
-    fn storage(&self) -> ElemType {
+    pub fn storage(&self) -> ElemType {
         dtype_to_storage_type(self.0.dtype)
     }
 
     /// # Panics
     /// If `D` is not the rank.
-    fn tensor<const D: usize>(self) -> Tensor<D> {
+    pub fn tensor<const D: usize>(self) -> Tensor<D> {
         Tensor::from_primitive::<Cube>(self.0)
     }
 
     /// A gradient for a pullback to return.
-    fn gradient(self) -> Option<DispatchTensor> {
+    pub fn gradient(self) -> Option<DispatchTensor> {
         use crate::vjp::Lift;
         Some(Cube::lift(self.0))
     }
 
     /// A grid with at least `units` units.
-    fn grid(&self, units: usize) -> (CubeCount, CubeDim) {
+    pub fn grid(&self, units: usize) -> (CubeCount, CubeDim) {
         let dim = CubeDim::new(&self.0.client, units);
         (calculate_cube_count_elemwise(&self.0.client, units, dim), dim)
     }
 
     /// A grid with at least one unit an element of `self`.
-    fn unit_per_element(&self) -> (CubeCount, CubeDim) {
+    pub fn unit_per_element(&self) -> (CubeCount, CubeDim) {
         self.grid(self.len())
     }
 
     /// A grid with at least one cube for each of `rows` rows, and the units of a cube: a power of two that suits `columns`.
-    fn cube_per_row(&self, rows: usize, columns: usize) -> (CubeCount, CubeDim, usize) {
+    pub fn cube_per_row(&self, rows: usize, columns: usize) -> (CubeCount, CubeDim, usize) {
         let most = self.0.client.properties().hardware.max_units_per_cube.min(MOST_UNITS);
         let columns = u32::try_from(columns).unwrap_or(MOST_UNITS).min(MOST_UNITS);
         let units = columns.next_power_of_two().min(1 << most.ilog2());
@@ -137,7 +126,7 @@ impl Buffer {
 }
 
 /// [`vjp::attach_some`] of an operation on one tensor.
-fn attach_one<const D: usize, const E: usize>(
+pub(crate) fn attach_one<const D: usize, const E: usize>(
     output: Buffer,
     input: &Tensor<E>,
     pullback: impl FnOnce(Buffer) -> Buffer + Send + 'static,

@@ -2,9 +2,9 @@
 
 use rayon::prelude::*;
 
-use super::buffer::filled;
-use super::simd::vectorised;
-use crate::dropout::DropoutKey;
+use super::key::DropoutKey;
+use crate::cpu::buffer::filled;
+use crate::cpu::simd::vectorised;
 
 /// Elements of one task; a multiple of [`BLOCK`].
 const CHUNK: usize = 1 << 14;

@@ -2,9 +2,9 @@
 
 use burn::tensor::Tensor;
 
-use super::{Values, attach_one, gradient, tensor};
-use crate::cpu::dropout::{Mask, apply};
-use crate::dropout::DropoutKey;
+use super::cpu::{Mask, apply};
+use super::key::DropoutKey;
+use crate::flex::{Values, attach_one, gradient, tensor};
 
 /// See [`crate::dropout()`].
 pub(crate) fn dropout<const D: usize>(x: &Tensor<D>, rate: f64, key: DropoutKey) -> Option<Tensor<D>> {

@@ -1,16 +1,14 @@
 //! Dropout from a counter-based stream.
 
+pub(crate) mod cpu;
+mod flex;
+mod key;
+
 use burn::tensor::{Bool, Device, Tensor, TensorData};
 
-use crate::norm::{narrow, widen};
-use crate::random::Philox;
+pub use key::DropoutKey;
 
-/// Names one dropout mask: seed, step, micro-batch, layer and place are all folded into it.
-///
-/// The same key draws the same mask, on any device and any number of threads; that is what makes resuming and
-/// recomputing exact.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DropoutKey(pub Philox);
+use crate::precision::{narrow, widen};
 
 /// Zeroes each element with probability `rate` and scales the others by `1 / (1 - rate)`.
 ///
@@ -26,7 +24,7 @@ pub fn dropout<const D: usize>(x: Tensor<D>, rate: f64, key: DropoutKey) -> Tens
     if rate == 0.0 {
         return x;
     }
-    crate::fast::dropout(&x, rate, key).unwrap_or_else(|| reference(x, rate, key))
+    flex::dropout(&x, rate, key).unwrap_or_else(|| reference(x, rate, key))
 }
 
 /// [`dropout`] in plain Burn operations, for a rate above 0; the mask is materialised.

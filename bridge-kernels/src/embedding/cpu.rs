@@ -2,8 +2,8 @@
 
 use rayon::prelude::*;
 
-use super::buffer::filled;
-use super::simd::vectorised;
+use crate::cpu::buffer::filled;
+use crate::cpu::simd::vectorised;
 
 /// Rows of the table that one task of the backward owns.
 const VOCABULARY_PER_TASK: usize = 512;

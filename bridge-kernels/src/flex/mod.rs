@@ -1,16 +1,7 @@
-//! The fast implementations on Burn tensors: slices out of tensors, a kernel from [`crate::cpu`], a pullback.
+//! What operations' files `flex.rs` share, the fast implementations on Burn tensors: slices out of tensors, gradients for pullbacks.
 //!
-//! A function returns `None` where it does not apply (another device, another dtype); the caller then takes the reference. Kernels and numerics live in [`crate::cpu`].
-
-mod activation;
-mod attention;
-mod cross_entropy;
-mod dropout;
-mod linear;
-mod norm;
-mod optim;
-mod rotary;
-mod vocab_parallel_cross_entropy;
+//! Such a file takes slices out of tensors, calls its kernels in `cpu.rs` beside it, and attaches a pullback. Its functions return `None`
+//! where they do not apply (another device, another dtype); the caller then takes the reference.
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{DispatchTensor, Flex};
@@ -19,34 +10,24 @@ use burn::tensor::{DType, Int, Tensor, TensorData};
 use crate::cpu::gemm::Matrix;
 use crate::vjp::{self, Lift};
 
-pub(crate) use activation::{activation, glu};
-pub(crate) use attention::{attention, packed_attention};
-pub(crate) use cross_entropy::linear_cross_entropy;
-pub(crate) use dropout::dropout;
-pub(crate) use linear::{embedding, linear, linear_activation, linear_glu, linear_residual};
-pub(crate) use norm::{layer_norm, residual_layer_norm, residual_rms_norm, rms_norm};
-pub(crate) use optim::{accumulate, adamw, all_plain, count_zeros, sgd, sum_of_squares};
-pub(crate) use rotary::apply_rotary;
-pub(crate) use vocab_parallel_cross_entropy::vocab_parallel_cross_entropy;
-
 /// A float32 tensor in the memory of this process.
 #[derive(Clone)]
-struct Values(FloatTensor<Flex>);
+pub(crate) struct Values(pub FloatTensor<Flex>);
 
 impl Values {
     /// The tensor behind `x`, without its place in a graph; `None` unless it is float32 on Flex.
-    fn of<const D: usize>(x: &Tensor<D>) -> Option<Self> {
+    pub fn of<const D: usize>(x: &Tensor<D>) -> Option<Self> {
         (x.dtype() == DType::F32).then_some(())?;
         x.clone().without_autodiff().try_into_primitive::<Flex>().ok().map(Self)
     }
 
     /// As [`Self::of`], with the elements side by side.
-    fn contiguous_of<const D: usize>(x: &Tensor<D>) -> Option<Self> {
+    pub fn contiguous_of<const D: usize>(x: &Tensor<D>) -> Option<Self> {
         Self::of(x).map(Self::contiguous)
     }
 
     /// [`Self::contiguous_of`] a bias, if there is one; `None` if it is somewhere else.
-    fn of_bias(bias: Option<&Tensor<1>>) -> Option<Option<Self>> {
+    pub fn of_bias(bias: Option<&Tensor<1>>) -> Option<Option<Self>> {
         match bias {
             Some(bias) => Self::contiguous_of(bias).map(Some),
             None => Some(None),
@@ -54,32 +35,32 @@ impl Values {
     }
 
     /// A contiguous tensor of its own.
-    fn from_vec<const D: usize>(values: Vec<f32>, shape: [usize; D]) -> Self {
+    pub fn from_vec<const D: usize>(values: Vec<f32>, shape: [usize; D]) -> Self {
         Self(FloatTensor::<Flex>::from_data(TensorData::new(values, shape)))
     }
 
     /// The gradient that a pullback is given.
-    fn of_gradient<const D: usize>(gradient: Tensor<D>) -> Self {
+    pub fn of_gradient<const D: usize>(gradient: Tensor<D>) -> Self {
         let primitive = gradient.try_into_primitive::<Flex>();
         Self(primitive.expect("the gradient of a Flex tensor is a Flex tensor")).contiguous()
     }
 
-    fn contiguous(self) -> Self {
+    pub fn contiguous(self) -> Self {
         if self.0.is_contiguous() { self } else { Self(self.0.to_contiguous()) }
     }
 
     /// The elements of a contiguous tensor.
-    fn slice(&self) -> &[f32] {
+    pub fn slice(&self) -> &[f32] {
         self.0.as_slice().expect("the tensor was made contiguous and is float32")
     }
 
     /// The elements as a vector: without a copy where nobody else has them.
-    fn into_vec(self) -> Vec<f32> {
+    pub fn into_vec(self) -> Vec<f32> {
         self.0.into_data().try_into_vec().expect("the tensor is float32")
     }
 
     /// Everything from the first element on, and the strides; `None` if a stride is negative.
-    fn strided(&self) -> Option<(&[f32], Vec<usize>)> {
+    pub fn strided(&self) -> Option<(&[f32], Vec<usize>)> {
         let layout = self.0.layout();
         let strides: Option<Vec<usize>> = layout.strides().iter().map(|s| usize::try_from(*s).ok()).collect();
         Some((&self.0.storage()[layout.start_offset()..], strides?))
@@ -89,20 +70,20 @@ impl Values {
     ///
     /// # Panics
     /// If a stride is negative: see [`Self::without_flips`].
-    fn matrix(&self) -> Matrix<'_> {
+    pub fn matrix(&self) -> Matrix<'_> {
         let [rows, cols] = self.0.layout().shape().dims();
         let (data, strides) = self.strided().expect("flipped views were copied");
         Matrix::strided(data, rows, cols, strides[0], strides[1])
     }
 
     /// The same tensor, copied if a dimension runs backwards.
-    fn without_flips(self) -> Self {
+    pub fn without_flips(self) -> Self {
         if self.strided().is_some() { self } else { Self(self.0.to_contiguous()) }
     }
 }
 
 /// The inputs of an operation on a tensor, a weight and perhaps a bias.
-fn inputs<const D: usize, const E: usize>(
+pub(crate) fn inputs<const D: usize, const E: usize>(
     x: &Tensor<D>,
     weight: &Tensor<E>,
     bias: Option<&Tensor<1>>,
@@ -113,12 +94,12 @@ fn inputs<const D: usize, const E: usize>(
 }
 
 /// A tensor that owns `values`.
-fn tensor<const D: usize>(values: Vec<f32>, shape: [usize; D]) -> Tensor<D> {
+pub(crate) fn tensor<const D: usize>(values: Vec<f32>, shape: [usize; D]) -> Tensor<D> {
     Tensor::from_primitive::<Flex>(Values::from_vec(values, shape).0)
 }
 
 /// A gradient for a pullback to return.
-fn gradient<const D: usize>(values: Vec<f32>, shape: [usize; D]) -> Option<DispatchTensor> {
+pub(crate) fn gradient<const D: usize>(values: Vec<f32>, shape: [usize; D]) -> Option<DispatchTensor> {
     Some(Flex::lift(Values::from_vec(values, shape).0))
 }
 
@@ -126,7 +107,7 @@ fn gradient<const D: usize>(values: Vec<f32>, shape: [usize; D]) -> Option<Dispa
 ///
 /// # Panics
 /// If one is negative.
-fn indices<const D: usize>(ids: &Tensor<D, Int>) -> Option<Vec<usize>> {
+pub(crate) fn indices<const D: usize>(ids: &Tensor<D, Int>) -> Option<Vec<usize>> {
     let integers = integers(ids)?;
     let index = |(position, id): (usize, &i64)| {
         usize::try_from(*id).unwrap_or_else(|_| panic!("index {id} at position {position} is negative"))
@@ -135,13 +116,13 @@ fn indices<const D: usize>(ids: &Tensor<D, Int>) -> Option<Vec<usize>> {
 }
 
 /// Integers of any width; `None` for a tensor that is not on Flex.
-fn integers<const D: usize>(ids: &Tensor<D, Int>) -> Option<Vec<i64>> {
+pub(crate) fn integers<const D: usize>(ids: &Tensor<D, Int>) -> Option<Vec<i64>> {
     let primitive = ids.clone().without_autodiff().try_into_primitive::<Flex>().ok()?;
     Some(primitive.into_data().iter::<i64>().collect())
 }
 
 /// [`vjp::attach_some`] of an operation on one tensor.
-fn attach_one<const D: usize, const E: usize>(
+pub(crate) fn attach_one<const D: usize, const E: usize>(
     output: Tensor<D>,
     input: Tensor<E>,
     pullback: impl FnOnce(Values) -> Option<DispatchTensor> + Send + 'static,

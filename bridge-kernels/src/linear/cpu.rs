@@ -2,9 +2,9 @@
 
 use rayon::prelude::*;
 
-use super::buffer::filled;
-use super::gemm::{Matrix, MatrixMut, Output, Threads, gemm};
-use super::simd::vectorised;
+use crate::cpu::buffer::filled;
+use crate::cpu::gemm::{Matrix, MatrixMut, Output, Threads, gemm};
+use crate::cpu::simd::vectorised;
 
 /// Rows that one task fills with the bias, at least.
 const BIAS_ROWS: usize = 16;

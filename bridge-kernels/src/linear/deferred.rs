@@ -4,7 +4,7 @@
 use burn::backend::Flex;
 use burn::tensor::Tensor;
 
-use crate::linear;
+use super::linear;
 use crate::vjp;
 
 /// Computes the gradient of a weight, `[o, i]` without a graph.

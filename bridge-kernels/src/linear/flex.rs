@@ -1,12 +1,13 @@
-//! Linear layer and embedding on Flex.
+//! Linear layer on Flex.
 
 use burn::backend::{DispatchTensor, Flex};
-use burn::tensor::{Int, Tensor};
+use burn::tensor::Tensor;
 
-use super::{Values, gradient, indices, inputs, tensor};
+use super::cpu as kernel;
 use crate::activation::Activation;
+use crate::activation::cpu as activation;
 use crate::cpu::gemm::Matrix;
-use crate::cpu::{activation, embedding as lookup, linear as kernel};
+use crate::flex::{Values, gradient, inputs, tensor};
 use crate::vjp::{self, Lift};
 
 /// See [`crate::linear()`].
@@ -155,13 +156,4 @@ impl<const D: usize> ProductBackward<D> {
         }
         gradients
     }
-}
-
-/// See [`crate::embedding`].
-pub(crate) fn embedding(weight_vc: &Tensor<2>, ids_bt: &Tensor<2, Int>) -> Option<Tensor<3>> {
-    let ([v, c], [b, t]) = (weight_vc.dims(), ids_bt.dims());
-    let table = Values::contiguous_of(weight_vc)?;
-    let ids = indices(ids_bt)?;
-    let y = tensor(lookup::forward(table.slice(), c, &ids), [b, t, c]);
-    Some(super::attach_one(y, weight_vc.clone(), move |dy| gradient(lookup::backward(dy.slice(), c, &ids, v), [v, c])))
 }

@@ -1,9 +1,12 @@
-//! Linear layer and embedding look-up.
+//! Linear layer.
 
-use burn::tensor::{Int, Tensor};
+pub(crate) mod cpu;
+pub(crate) mod deferred;
+mod flex;
+
+use burn::tensor::Tensor;
 
 use crate::activation::{Activation, activation, glu};
-use crate::norm::{narrow, widen};
 
 /// `x w^T + bias`.
 ///
@@ -14,7 +17,7 @@ use crate::norm::{narrow, widen};
 /// If the inner sizes differ.
 pub fn linear<const D: usize>(x: Tensor<D>, weight_oi: Tensor<2>, bias_o: Option<Tensor<1>>) -> Tensor<D> {
     check(&x, &weight_oi, bias_o.as_ref());
-    crate::fast::linear(&x, &weight_oi, bias_o.as_ref()).unwrap_or_else(|| reference(x, weight_oi, bias_o))
+    flex::linear(&x, &weight_oi, bias_o.as_ref()).unwrap_or_else(|| reference(x, weight_oi, bias_o))
 }
 
 /// [`linear()`] added to a residual stream: `residual + x w^T + bias`, the sum made by the product.
@@ -34,7 +37,7 @@ pub fn linear_residual<const D: usize>(
     let mut expected = x.dims();
     expected[D - 1] = weight_oi.dims()[0];
     assert_eq!(residual.dims(), expected, "linear: the residual stream does not fit the product");
-    crate::fast::linear_residual(&x, &weight_oi, bias_o.as_ref(), &residual)
+    flex::linear_residual(&x, &weight_oi, bias_o.as_ref(), &residual)
         .unwrap_or_else(|| residual + linear(x, weight_oi, bias_o))
 }
 
@@ -52,7 +55,7 @@ pub fn linear_activation<const D: usize>(
     kind: Activation,
 ) -> Tensor<D> {
     check(&x, &weight_oi, bias_o.as_ref());
-    crate::fast::linear_activation(&x, &weight_oi, bias_o.as_ref(), kind)
+    flex::linear_activation(&x, &weight_oi, bias_o.as_ref(), kind)
         .unwrap_or_else(|| activation(linear(x, weight_oi, bias_o), kind))
 }
 
@@ -67,7 +70,7 @@ pub fn linear_glu(x_bti: Tensor<3>, weight_oi: Tensor<2>, bias_o: Option<Tensor<
     check(&x_bti, &weight_oi, bias_o.as_ref());
     let [outputs, _] = weight_oi.dims();
     assert!(outputs.is_multiple_of(2), "a gated activation needs an even number of rows, got {outputs}");
-    crate::fast::linear_glu(&x_bti, &weight_oi, bias_o.as_ref(), kind)
+    flex::linear_glu(&x_bti, &weight_oi, bias_o.as_ref(), kind)
         .unwrap_or_else(|| glu(linear(x_bti, weight_oi, bias_o), kind))
 }
 
@@ -102,26 +105,4 @@ pub fn reference<const D: usize>(x: Tensor<D>, weight_oi: Tensor<2>, bias_o: Opt
     }
     shape[D - 1] = outputs;
     y_no.reshape(shape)
-}
-
-/// Rows of a table.
-///
-/// # Shapes
-/// `weight_vc` `[v, c]`, `ids_bt` `[b, t]` with values in `0..v` -> `[b, t, c]`.
-///
-/// # Panics
-/// If an id is not below `v` (on the CPU; elsewhere the back end decides).
-pub fn embedding(weight_vc: Tensor<2>, ids_bt: Tensor<2, Int>) -> Tensor<3> {
-    crate::fast::embedding(&weight_vc, &ids_bt).unwrap_or_else(|| embedding_reference(weight_vc, ids_bt))
-}
-
-/// [`embedding`] in plain Burn operations.
-///
-/// A table in 16 bits is widened first, so that its gradient is summed in float32 and rounded once: a common id's row
-/// would stop growing in 16 bits, where adding 1 to 256 changes nothing.
-pub fn embedding_reference(weight_vc: Tensor<2>, ids_bt: Tensor<2, Int>) -> Tensor<3> {
-    let [b, t] = ids_bt.dims();
-    let [_, c] = weight_vc.dims();
-    let dtype = weight_vc.dtype();
-    narrow(widen(weight_vc).select(0, ids_bt.reshape([b * t])).reshape([b, t, c]), dtype)
 }

@@ -2,8 +2,8 @@
 
 use rayon::prelude::*;
 
-use super::buffer::filled;
-use super::simd::{dot, sum_map, sum_map2, vectorised};
+use crate::cpu::buffer::filled;
+use crate::cpu::simd::{dot, sum_map, sum_map2, vectorised};
 
 /// Rows of one task; also the unit in which weight gradients are summed.
 const ROWS: usize = 32;
@@ -207,7 +207,7 @@ fn backward<const ADD: bool>(
     } else {
         filled(x.len(), fill)
     };
-    let mut sums = super::linear::column_sums(&partial, 2 * c);
+    let mut sums = crate::linear::cpu::column_sums(&partial, 2 * c);
     let bias = sums.split_off(c);
     NormGradients { x: dx, weight: sums, bias }
 }

@@ -4,8 +4,9 @@ use burn::cubecl;
 use burn::cubecl::prelude::*;
 use burn::tensor::{DType, FloatDType, Tensor};
 
-use super::reduce::cube_sum;
-use super::{Buffer, vjp};
+use crate::cube::Buffer;
+use crate::cube::reduce::cube_sum;
+use crate::vjp;
 
 /// Rows whose parameter gradients one unit adds up.
 const ROWS: usize = 64;

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
 
-use super::{Values, gradient, inputs, tensor};
-use crate::cpu::norm::{self as kernel, NormGradients, Normed, Saved};
+use super::cpu::{self as kernel, NormGradients, Normed, Saved};
+use crate::flex::{Values, gradient, inputs, tensor};
 use crate::vjp;
 
 /// See [`crate::rms_norm`].

@@ -1,6 +1,13 @@
 //! RMSNorm and LayerNorm over the last dimension.
 
-use burn::tensor::{DType, FloatDType, Tensor};
+mod cpu;
+#[cfg(feature = "cube")]
+pub mod cube;
+mod flex;
+
+use burn::tensor::Tensor;
+
+use crate::precision::{narrow, widen};
 
 /// Root-mean-square norm (Zhang and Sennrich, arXiv:1910.07467): `x / sqrt(mean(x^2) + epsilon) * weight`.
 ///
@@ -14,10 +21,10 @@ use burn::tensor::{DType, FloatDType, Tensor};
 pub fn rms_norm<const D: usize>(x: Tensor<D>, weight_c: Tensor<1>, epsilon: f64) -> Tensor<D> {
     check(&x, &weight_c, None);
     #[cfg(feature = "cube")]
-    if let Some(y) = crate::cube::rms_norm(&x, &weight_c, epsilon) {
+    if let Some(y) = cube::rms_norm(&x, &weight_c, epsilon) {
         return y;
     }
-    crate::fast::rms_norm(&x, &weight_c, epsilon).unwrap_or_else(|| rms_norm_reference(x, weight_c, epsilon))
+    flex::rms_norm(&x, &weight_c, epsilon).unwrap_or_else(|| rms_norm_reference(x, weight_c, epsilon))
 }
 
 /// Layer norm (Ba et al., arXiv:1607.06450): `(x - mean) / sqrt(variance + epsilon) * weight + bias`.
@@ -37,10 +44,10 @@ pub fn layer_norm<const D: usize>(
 ) -> Tensor<D> {
     check(&x, &weight_c, bias_c.as_ref());
     #[cfg(feature = "cube")]
-    if let Some(y) = crate::cube::layer_norm(&x, &weight_c, bias_c.as_ref(), epsilon) {
+    if let Some(y) = cube::layer_norm(&x, &weight_c, bias_c.as_ref(), epsilon) {
         return y;
     }
-    crate::fast::layer_norm(&x, &weight_c, bias_c.as_ref(), epsilon)
+    flex::layer_norm(&x, &weight_c, bias_c.as_ref(), epsilon)
         .unwrap_or_else(|| layer_norm_reference(x, weight_c, bias_c, epsilon))
 }
 
@@ -56,8 +63,7 @@ pub fn layer_norm<const D: usize>(
 /// If the sizes differ. In backward, if the loss depends on the stream but not on the norm.
 pub fn residual_rms_norm<const D: usize>(x: Tensor<D>, weight_c: Tensor<1>, epsilon: f64) -> (Tensor<D>, Tensor<D>) {
     check(&x, &weight_c, None);
-    crate::fast::residual_rms_norm(&x, &weight_c, epsilon)
-        .unwrap_or_else(|| (rms_norm(x.clone(), weight_c, epsilon), x))
+    flex::residual_rms_norm(&x, &weight_c, epsilon).unwrap_or_else(|| (rms_norm(x.clone(), weight_c, epsilon), x))
 }
 
 /// [`layer_norm`] of a residual stream, and the stream itself; see [`residual_rms_norm`].
@@ -74,7 +80,7 @@ pub fn residual_layer_norm<const D: usize>(
     epsilon: f64,
 ) -> (Tensor<D>, Tensor<D>) {
     check(&x, &weight_c, bias_c.as_ref());
-    crate::fast::residual_layer_norm(&x, &weight_c, bias_c.as_ref(), epsilon)
+    flex::residual_layer_norm(&x, &weight_c, bias_c.as_ref(), epsilon)
         .unwrap_or_else(|| (layer_norm(x.clone(), weight_c, bias_c, epsilon), x))
 }
 
@@ -112,17 +118,4 @@ pub fn layer_norm_reference<const D: usize>(
         None => y,
     };
     narrow(y, dtype)
-}
-
-/// To float32, where the dtype is narrower.
-pub(crate) fn widen<const D: usize>(x: Tensor<D>) -> Tensor<D> {
-    match x.dtype() {
-        DType::F16 | DType::BF16 => x.cast(FloatDType::F32),
-        _ => x,
-    }
-}
-
-/// Back to `dtype` after [`widen`].
-pub(crate) fn narrow<const D: usize>(x: Tensor<D>, dtype: DType) -> Tensor<D> {
-    if x.dtype() == dtype { x } else { x.cast(FloatDType::from(dtype)) }
 }

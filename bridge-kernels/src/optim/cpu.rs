@@ -2,8 +2,8 @@
 
 use rayon::prelude::*;
 
-use super::simd::vectorised;
-use crate::optim::{AdamWConstants, AdamWStep, SgdStep};
+use super::steps::{AdamWConstants, AdamWStep, SgdStep};
+use crate::cpu::simd::vectorised;
 
 /// Elements of one task. It divides the work, so it is part of the definition of the sums below.
 const CHUNK: usize = 1 << 15;

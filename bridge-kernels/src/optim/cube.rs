@@ -4,9 +4,9 @@ use burn::cubecl;
 use burn::cubecl::prelude::*;
 use burn::tensor::{DType, Tensor};
 
-use super::Buffer;
-use super::reduce::cube_sum;
-use crate::optim::{AdamWConstants, AdamWState, AdamWStep};
+use super::steps::{AdamWConstants, AdamWState, AdamWStep};
+use crate::cube::Buffer;
+use crate::cube::reduce::cube_sum;
 
 /// [`AdamWConstants`] as a kernel sees them.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]

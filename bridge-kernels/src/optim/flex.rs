@@ -2,9 +2,9 @@
 
 use burn::tensor::Tensor;
 
-use super::{Values, tensor};
-use crate::cpu::optim as kernel;
-use crate::optim::{AdamWState, AdamWStep, SgdStep};
+use super::cpu as kernel;
+use super::steps::{AdamWState, AdamWStep, SgdStep};
+use crate::flex::{Values, tensor};
 
 /// The tensor's elements, taken out without a copy where nobody else has them.
 fn take(x: Tensor<1>) -> Vec<f32> {

@@ -2,9 +2,9 @@
 
 use rayon::prelude::*;
 
-use super::buffer::filled;
-use super::simd::vectorised;
-use crate::rotary::RotaryPairing;
+use super::table::RotaryPairing;
+use crate::cpu::buffer::filled;
+use crate::cpu::simd::vectorised;
 
 /// Elements of one task, about.
 const CHUNK: usize = 1 << 14;

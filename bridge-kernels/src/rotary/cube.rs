@@ -4,8 +4,8 @@ use burn::cubecl;
 use burn::cubecl::prelude::*;
 use burn::tensor::{Int as IntKind, Tensor};
 
-use super::{Buffer, attach_one};
-use crate::rotary::{Positions, RotaryPairing, RotaryTable};
+use super::table::{Positions, RotaryPairing, RotaryTable};
+use crate::cube::{Buffer, attach_one};
 
 /// Sizes that may change from call to call without a new kernel.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]

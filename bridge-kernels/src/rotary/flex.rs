@@ -2,9 +2,9 @@
 
 use burn::tensor::Tensor;
 
-use super::{Values, attach_one, gradient, indices, tensor};
-use crate::cpu::rotary::{Direction, Rotation, rotate, rotate_in_place};
-use crate::rotary::{Positions, RotaryPairing, RotaryTable};
+use super::cpu::{Direction, Rotation, rotate, rotate_in_place};
+use super::table::{Positions, RotaryPairing, RotaryTable};
+use crate::flex::{Values, attach_one, gradient, indices, tensor};
 
 /// See [`crate::apply_rotary`].
 pub(crate) fn apply_rotary(x_bthd: &Tensor<4>, table: &RotaryTable, positions: &Positions) -> Option<Tensor<4>> {
@@ -17,7 +17,7 @@ pub(crate) fn apply_rotary(x_bthd: &Tensor<4>, table: &RotaryTable, positions: &
 }
 
 /// A rotation of all tokens of a batch.
-pub(super) struct Turn {
+pub(crate) struct Turn {
     cos: Values,
     sin: Values,
     pairs: usize,

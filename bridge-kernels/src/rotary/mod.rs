@@ -1,74 +1,16 @@
 //! Rotary position embedding (Su et al., arXiv:2104.09864).
 
-use burn::tensor::{Device, Tensor, TensorData};
+pub(crate) mod cpu;
+#[cfg(feature = "cube")]
+pub mod cube;
+pub(crate) mod flex;
+mod table;
 
-use crate::norm::narrow;
+use burn::tensor::Tensor;
 
-/// How the head dimension is paired for rotation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RotaryPairing {
-    /// Element `i` with `i + r / 2` (GPT-NeoX, Llama in Hugging Face).
-    Halves,
-    /// Element `2i` with `2i + 1` (GPT-J).
-    Interleaved,
-}
+pub use table::{Positions, RotaryPairing, RotaryTable};
 
-/// Cosines and sines for positions `0..length`, shared by all layers.
-#[derive(Clone, Debug)]
-pub struct RotaryTable {
-    /// `[length, r / 2]`, float32.
-    cos: Tensor<2>,
-    /// `[length, r / 2]`, float32.
-    sin: Tensor<2>,
-    pairing: RotaryPairing,
-}
-
-impl RotaryTable {
-    /// Tables for `length` positions from one inverse frequency (radians per position) for each pair of dimensions.
-    ///
-    /// Angles are formed in float32, position times frequency, as PyTorch's implementations do.
-    pub fn new(inverse_frequencies: &[f32], length: usize, pairing: RotaryPairing, device: &Device) -> Self {
-        let pairs = inverse_frequencies.len();
-        let angles = (0..length).flat_map(|p| inverse_frequencies.iter().map(move |f| p as f32 * f));
-        let (cos, sin): (Vec<f32>, Vec<f32>) =
-            angles.map(|angle| (f64::from(angle).cos() as f32, f64::from(angle).sin() as f32)).unzip();
-        let table = |values| Tensor::from_data(TensorData::new(values, [length, pairs]), device);
-        Self { cos: table(cos), sin: table(sin), pairing }
-    }
-
-    /// The tables, `[length, r / 2]` each.
-    pub(crate) fn cos_sin(&self) -> (&Tensor<2>, &Tensor<2>) {
-        (&self.cos, &self.sin)
-    }
-
-    /// How dimensions are paired.
-    pub fn pairing(&self) -> RotaryPairing {
-        self.pairing
-    }
-
-    /// Number of positions in the table.
-    pub fn length(&self) -> usize {
-        self.cos.dims()[0]
-    }
-
-    /// Number of head dimensions that are rotated.
-    pub fn rotary_size(&self) -> usize {
-        2 * self.cos.dims()[1]
-    }
-
-    /// Fails, by name, on heads or positions that do not fit. Values of explicit positions are looked at where they are used.
-    pub(crate) fn check(&self, [b, t]: [usize; 2], head_size: usize, positions: &Positions) {
-        let rotated = self.rotary_size();
-        assert!(rotated <= head_size, "rotary: {rotated} rotated dimensions do not fit a head of {head_size}");
-        match positions {
-            Positions::From(offset) => {
-                let (end, length) = (offset + t, self.length());
-                assert!(end <= length, "rotary: positions up to {end} are beyond the table's {length}");
-            }
-            Positions::Explicit(ids_bt) => assert_eq!(ids_bt.dims(), [b, t], "rotary: one position a token is needed"),
-        }
-    }
-}
+use crate::precision::narrow;
 
 /// Rotates the first [`RotaryTable::rotary_size`] elements of every head by its position; the rest passes through.
 ///
@@ -84,21 +26,10 @@ pub fn apply_rotary(x_bthd: Tensor<4>, table: &RotaryTable, positions: &Position
     let [b, t, _, d] = x_bthd.dims();
     table.check([b, t], d, positions);
     #[cfg(feature = "cube")]
-    if let Some(y) = crate::cube::apply_rotary(&x_bthd, table, positions) {
+    if let Some(y) = cube::apply_rotary(&x_bthd, table, positions) {
         return y;
     }
-    crate::fast::apply_rotary(&x_bthd, table, positions).unwrap_or_else(|| reference(x_bthd, table, positions))
-}
-
-/// Which position each token of a batch has.
-#[derive(Clone, Debug)]
-// A handful exist in a step: boxing the tensor would only cost its users a line.
-#[allow(clippy::large_enum_variant)]
-pub enum Positions {
-    /// Consecutive ones from `offset`, the same in every row.
-    From(usize),
-    /// Explicit ones, `[b, t]`.
-    Explicit(Tensor<2, burn::tensor::Int>),
+    flex::apply_rotary(&x_bthd, table, positions).unwrap_or_else(|| reference(x_bthd, table, positions))
 }
 
 /// [`apply_rotary`] in plain Burn operations.
@@ -116,10 +47,11 @@ pub fn reference(x_bthd: Tensor<4>, table: &RotaryTable, positions: &Positions) 
             }
         }
     };
-    let (cos, sin) = (rows(&table.cos), rows(&table.sin));
+    let (cos, sin) = table.cos_sin();
+    let (cos, sin) = (rows(cos), rows(sin));
     let (cos, sin) = (narrow(cos, x_bthd.dtype()), narrow(sin, x_bthd.dtype()));
     let part = x_bthd.clone().narrow(3, 0, rotated);
-    let turned = match table.pairing {
+    let turned = match table.pairing() {
         RotaryPairing::Halves => {
             let (x1, x2) = (part.clone().narrow(3, 0, rotated / 2), part.narrow(3, rotated / 2, rotated / 2));
             let y1 = x1.clone() * cos.clone() - x2.clone() * sin.clone();

@@ -2,11 +2,11 @@
 
 use rayon::prelude::*;
 
-use super::activation::softcap_in_place;
-use super::cross_entropy::{Problem, Solution, Wanted, in_chunks, token_loss};
-use super::simd::{exp_in_place, exp_or_zero, max, sum_map, vectorised};
+use super::shard::VocabularyShard;
+use crate::activation::cpu::softcap_in_place;
+use crate::cpu::simd::{exp_in_place, exp_or_zero, max, sum_map, vectorised};
 use crate::cross_entropy::CrossEntropyOptions;
-use crate::vocab_parallel_cross_entropy::VocabularyShard;
+use crate::cross_entropy::cpu::{Problem, Solution, Wanted, in_chunks, token_loss};
 
 /// The tokens of one chunk.
 struct Chunk<'a> {

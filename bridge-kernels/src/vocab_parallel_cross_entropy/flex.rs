@@ -2,12 +2,12 @@
 
 use burn::tensor::Tensor;
 
-use super::cross_entropy::{attached, checked_targets};
-use super::{Values, integers};
-use crate::cpu::cross_entropy::{Problem, Wanted};
-use crate::cpu::vocab_parallel_cross_entropy::solve;
+use super::cpu::solve;
+use super::shard::{Targets, VocabularyShard};
 use crate::cross_entropy::CrossEntropyOptions;
-use crate::vocab_parallel_cross_entropy::{Targets, VocabularyShard};
+use crate::cross_entropy::cpu::{Problem, Wanted};
+use crate::cross_entropy::flex::{attached, checked_targets};
+use crate::flex::{Values, integers};
 
 /// See [`crate::vocab_parallel_cross_entropy()`].
 pub(crate) fn vocab_parallel_cross_entropy(

@@ -4,39 +4,17 @@
 //! exponentials below it, and the target's logit (Shoeybi et al., arXiv:1909.08053, section 3). How numbers travel is the
 //! caller's business: see [`VocabularyExchange`].
 
+mod cpu;
+mod flex;
+mod shard;
+
 use burn::tensor::{Int, Tensor, TensorData};
+
+pub use shard::{Targets, VocabularyExchange, VocabularyShard};
 
 use crate::cross_entropy::{CrossEntropyOptions, cap};
 use crate::linear::linear;
-use crate::norm::widen;
-
-/// How ranks that hold parts of one vocabulary combine numbers.
-pub trait VocabularyExchange: Sync {
-    /// Replaces each value by the largest over all ranks.
-    fn max(&self, values: &mut [f32]);
-    /// Replaces each value by the sum over all ranks.
-    fn sum(&self, values: &mut [f32]);
-}
-
-/// The rows of the output projection that this rank holds.
-#[derive(Clone, Copy)]
-pub struct VocabularyShard<'a> {
-    /// First of them in the whole vocabulary.
-    pub start: usize,
-    /// Size of the whole vocabulary.
-    pub size: usize,
-    /// The other ranks.
-    pub exchange: &'a dyn VocabularyExchange,
-}
-
-/// What the loss compares with. The same on all ranks.
-#[derive(Clone, Debug)]
-pub struct Targets {
-    /// Ids in the whole vocabulary, `[n]`.
-    pub ids_n: Tensor<1, Int>,
-    /// Weight of each token, `[n]` float32.
-    pub mask_n: Tensor<1>,
-}
+use crate::precision::widen;
 
 /// Sum over tokens of `mask * cross_entropy(x w^T, target)`, where `w` is the concatenation of all ranks' weights.
 ///
@@ -70,7 +48,7 @@ pub fn vocab_parallel_cross_entropy(
         targets.ids_n.dims(),
         targets.mask_n.dims()
     );
-    crate::fast::vocab_parallel_cross_entropy(&x_nc, &weight_vc, &targets, shard, options)
+    flex::vocab_parallel_cross_entropy(&x_nc, &weight_vc, &targets, shard, options)
         .unwrap_or_else(|| reference(x_nc, weight_vc, targets, shard, options))
 }
 

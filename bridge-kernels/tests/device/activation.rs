@@ -1,7 +1,7 @@
 //! Activations, plain and gated.
 
+use bridge_kernels::activation::cube;
 use bridge_kernels::activation::{Activation, activation, glu, glu_reference, reference};
-use bridge_kernels::cube;
 use burn::tensor::Tensor;
 
 use crate::common::{Case, device, read, tensor, values};

@@ -1,7 +1,7 @@
 //! Output projection with cross-entropy.
 
+use bridge_kernels::cross_entropy::cube;
 use bridge_kernels::cross_entropy::{CrossEntropyOptions, linear_cross_entropy, reference};
-use bridge_kernels::cube;
 use burn::tensor::{Device, Int, Tensor};
 
 use crate::common::{Case, device, ints, read, tensor, values};

@@ -2,7 +2,7 @@
 
 use bridge_kernels::cross_entropy::CrossEntropyOptions;
 use bridge_kernels::rotary::{Positions, RotaryPairing, RotaryTable};
-use bridge_kernels::{Activation, cube};
+use bridge_kernels::{Activation, activation, cross_entropy, norm, rotary};
 use burn::tensor::{DType, FloatDType, Tensor};
 
 use crate::common::{device, ints, read, tensor, values};
@@ -50,16 +50,16 @@ fn check<const D: usize, const E: usize>(name: &str, shape: [usize; D], operatio
 #[test]
 fn operations_round_once() {
     for kind in [Activation::Gelu, Activation::GeluTanh, Activation::Silu, Activation::SquaredRelu] {
-        check(&format!("{kind:?}"), [601], |x| cube::activation(x, kind).expect("it applies"));
-        check(&format!("gated {kind:?}"), [3, 5, 14], |x| cube::glu(x, kind).expect("it applies"));
+        check(&format!("{kind:?}"), [601], |x| activation::cube::activation(x, kind).expect("it applies"));
+        check(&format!("gated {kind:?}"), [3, 5, 14], |x| activation::cube::glu(x, kind).expect("it applies"));
     }
     let table = RotaryTable::new(&[1.0, 0.1, 0.013], 17, RotaryPairing::Halves, &device());
-    check("rotary", [2, 5, 3, 7], |x| cube::apply_rotary(x, &table, &Positions::From(3)).expect("it applies"));
+    check("rotary", [2, 5, 3, 7], |x| rotary::cube::apply_rotary(x, &table, &Positions::From(3)).expect("it applies"));
     // A weight may be wider than the input, and keeps its own dtype.
     let weight = tensor(&values(2, 13), [13], &device());
     let bias = tensor(&values(3, 13), [13], &device());
-    check("rms_norm", [7, 13], |x| cube::rms_norm(x, &weight, 1e-5).expect("it applies"));
-    check("layer_norm", [7, 13], |x| cube::layer_norm(x, &weight, Some(&bias), 1e-5).expect("it applies"));
+    check("rms_norm", [7, 13], |x| norm::cube::rms_norm(x, &weight, 1e-5).expect("it applies"));
+    check("layer_norm", [7, 13], |x| norm::cube::layer_norm(x, &weight, Some(&bias), 1e-5).expect("it applies"));
 }
 
 #[test]
@@ -69,7 +69,7 @@ fn cross_entropy_in_bfloat16_sums_in_float32() {
         let loss = |[x, weight]: [Tensor<2>; 2]| {
             let targets = ints(&[0, 3, 10, 1, 2, 9, 5], [n], &device());
             let mask = tensor(&[1.0; 7], [n], &device());
-            cube::linear_cross_entropy(&x, &weight, &targets, &mask, &CrossEntropyOptions::default())
+            cross_entropy::cube::linear_cross_entropy(&x, &weight, &targets, &mask, &CrossEntropyOptions::default())
         };
         let ([x, wide_x], [weight, wide_weight]) = (both(1, [n, c], dtype), both(2, [v, c], dtype));
         match loss([x, weight]) {

@@ -1,6 +1,6 @@
 //! RMSNorm and LayerNorm.
 
-use bridge_kernels::cube;
+use bridge_kernels::norm::cube;
 use bridge_kernels::norm::{layer_norm_reference, rms_norm, rms_norm_reference};
 use burn::tensor::Tensor;
 

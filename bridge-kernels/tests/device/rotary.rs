@@ -1,6 +1,6 @@
 //! Rotary position embedding.
 
-use bridge_kernels::cube;
+use bridge_kernels::rotary::cube;
 use bridge_kernels::rotary::{Positions, RotaryPairing, RotaryTable, apply_rotary, reference};
 use burn::tensor::{Device, Tensor};
 

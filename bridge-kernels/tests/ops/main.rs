@@ -6,6 +6,7 @@ mod attention;
 mod common;
 mod cross_entropy;
 mod dropout;
+mod embedding;
 mod half;
 mod linear;
 mod linear_deferred;

@@ -1,0 +1,38 @@
+//! What varies between attention layers.
+
+use burn::tensor::{Int, Tensor};
+
+use crate::dropout::DropoutKey;
+
+/// What varies between attention layers.
+#[derive(Clone, Debug)]
+pub struct AttentionOptions {
+    /// Factor on the scores; usually `1 / sqrt(d)`.
+    pub scale: f64,
+    /// Sliding window: a query sees at most this many keys to its left (itself not counted). `None` is unlimited.
+    pub window: Option<usize>,
+    /// Soft cap `cap * tanh(score / cap)` on the scores (Gemma 2, arXiv:2408.00118).
+    pub softcap: Option<f64>,
+    /// Dropout on the attention probabilities.
+    pub dropout: Option<(f64, DropoutKey)>,
+    /// Document of each token, `[b, t]`: attention stays inside a document. Needs as many keys as queries.
+    pub document_ids: Option<Tensor<2, Int>>,
+}
+
+impl AttentionOptions {
+    /// Plain causal attention with the usual scale for head size `head_size`.
+    pub fn causal(head_size: usize) -> Self {
+        Self { scale: 1.0 / (head_size as f64).sqrt(), window: None, softcap: None, dropout: None, document_ids: None }
+    }
+
+    /// Fails on options that do not fit a batch of `b` sequences of `t` queries and `s` keys.
+    pub(crate) fn check(&self, [b, t, s]: [usize; 3]) {
+        if let Some((rate, _)) = self.dropout {
+            assert!((0.0..1.0).contains(&rate), "attention: a dropout rate lies in [0, 1), got {rate}");
+        }
+        if let Some(ids_bt) = &self.document_ids {
+            assert!(s == t, "attention: document boundaries need as many keys as queries, got {s} and {t}");
+            assert_eq!(ids_bt.dims(), [b, t], "attention: one document id a token is needed");
+        }
+    }
+}

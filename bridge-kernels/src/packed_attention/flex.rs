@@ -1,0 +1,81 @@
+//! Attention on Flex, of a projection that holds queries, keys and values.
+
+use burn::tensor::Tensor;
+
+use super::packed::PackedHeads;
+use crate::attention::AttentionOptions;
+use crate::attention::cpu::{Attended, Attention, forward};
+use crate::attention::cpu_backward::{Saved, Targets, backward};
+use crate::attention::flex::{heads, problem};
+use crate::attention::heads::{HeadStrides, Heads, HeadsMut};
+use crate::cpu::buffer::{Shared, filled};
+use crate::flex::{Values, attach_one, gradient, integers, tensor};
+use crate::rotary::cpu::Direction;
+use crate::rotary::flex::Turn;
+use crate::rotary::{Positions, RotaryTable};
+
+/// See [`crate::packed_attention()`].
+pub(crate) fn packed_attention(
+    qkv_btf: &Tensor<3>,
+    packed: PackedHeads,
+    rotary: Option<(&RotaryTable, &Positions)>,
+    options: &AttentionOptions,
+) -> Option<Tensor<4>> {
+    let [b, t, f] = qkv_btf.dims();
+    let PackedHeads { groups: g, queries_per_group: r, head_size: d } = packed;
+    let mut qkv = Values::contiguous_of(qkv_btf)?;
+    if b * t * f == 0 {
+        return None;
+    }
+    let documents = match &options.document_ids {
+        Some(ids_bt) => Some(integers(ids_bt)?),
+        None => None,
+    };
+    let turn = match rotary {
+        Some(rotary) => Some(Turn::new(rotary, [b, t], [g * (r + 2), r + 2, r + 1], d)?),
+        None => None,
+    };
+    if let Some(turn) = &turn {
+        qkv = Values::from_vec(turn.copy(qkv.slice(), Direction::Forward), [b, t, f]);
+    }
+    let problem = problem([b, t, t], [g * r, g, d], options);
+    let places = PackedPlaces::new(t, packed);
+    let [q, k, v] = places.heads(&qkv);
+    let Attended { out, log_sum_exp } = forward(q, k, v, Attention { documents: documents.as_deref(), ..problem });
+    let out = tensor(out, [b, t, g * r, d]);
+    let saved_out = Values::of(&out)?;
+    Some(attach_one(out, qkv_btf.clone(), move |d_out| {
+        let [q, k, v] = places.heads(&qkv);
+        let saved = Saved { q, k, v, out: heads(&saved_out), log_sum_exp: &log_sum_exp, d_out: heads(&d_out) };
+        let mut dqkv = filled(b * t * f, |dqkv| {
+            let targets = places.targets(Shared::new(dqkv));
+            backward(saved, Attention { documents: documents.as_deref(), ..problem }, targets);
+        });
+        if let Some(turn) = turn {
+            turn.in_place(&mut dqkv, Direction::Backward);
+        }
+        gradient(dqkv, [b, t, f])
+    }))
+}
+
+/// Where a projection has its queries, keys and values: first element and strides of each.
+#[derive(Clone, Copy)]
+struct PackedPlaces([(usize, HeadStrides); 3]);
+
+impl PackedPlaces {
+    fn new(t: usize, packed: PackedHeads) -> Self {
+        let PackedHeads { queries_per_group: r, head_size: d, .. } = packed;
+        let keys = HeadStrides::even([t * packed.width(), packed.width(), (r + 2) * d]);
+        Self([(0, HeadStrides { head: d, per_group: r, ..keys }), (r * d, keys), ((r + 1) * d, keys)])
+    }
+
+    fn heads(self, qkv: &Values) -> [Heads<'_>; 3] {
+        let qkv = qkv.slice();
+        self.0.map(|(offset, strides)| Heads { data: &qkv[offset..], strides })
+    }
+
+    fn targets(self, data: Shared<'_>) -> Targets<'_> {
+        let [q, k, v] = self.0.map(|(offset, strides)| HeadsMut { data, offset, strides });
+        Targets { q, k, v }
+    }
+}

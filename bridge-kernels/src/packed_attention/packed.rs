@@ -1,0 +1,34 @@
+//! How one projection holds queries, keys and values.
+
+use burn::tensor::Tensor;
+
+/// How one projection holds the heads: for each key/value group its queries, then its key, then its value (as Megatron-LM does).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PackedHeads {
+    /// Key/value heads, `g`.
+    pub groups: usize,
+    /// Query heads for each key, `h / g`.
+    pub queries_per_group: usize,
+    /// Elements of a head, `d`.
+    pub head_size: usize,
+}
+
+impl PackedHeads {
+    /// Elements of a token: `g * (h / g + 2) * d`.
+    pub fn width(self) -> usize {
+        self.groups * (self.queries_per_group + 2) * self.head_size
+    }
+
+    /// Queries `[b, t, h, d]`, keys and values `[b, t, g, d]` of a projection `[b, t, width]`.
+    ///
+    /// # Panics
+    /// If the projection has another width.
+    pub fn unpack(self, qkv_btf: Tensor<3>) -> [Tensor<4>; 3] {
+        let [b, t, f] = qkv_btf.dims();
+        let Self { groups: g, queries_per_group: r, head_size: d } = self;
+        assert_eq!(f, self.width(), "packed heads: the projection is not as wide as {self:?}");
+        let qkv_btgrd: Tensor<5> = qkv_btf.reshape([b, t, g, r + 2, d]);
+        [(0, r), (r, 1), (r + 1, 1)]
+            .map(|(start, heads)| qkv_btgrd.clone().narrow(3, start, heads).reshape([b, t, g * heads, d]))
+    }
+}
