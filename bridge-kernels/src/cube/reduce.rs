@@ -7,7 +7,7 @@ use burn::cubecl::prelude::*;
 
 /// The sum of `value` over all units of the cube, in all units.
 #[cube]
-pub(super) fn cube_sum(value: f32, #[comptime] units: usize) -> f32 {
+pub(crate) fn cube_sum(value: f32, #[comptime] units: usize) -> f32 {
     let mut partial = Shared::<[f32]>::new_slice(units);
     let unit = UNIT_POS as usize;
     partial[unit] = value;
@@ -29,7 +29,7 @@ pub(super) fn cube_sum(value: f32, #[comptime] units: usize) -> f32 {
 
 /// The largest `value` of all units of the cube, in all units.
 #[cube]
-pub(super) fn cube_max(value: f32, #[comptime] units: usize) -> f32 {
+pub(crate) fn cube_max(value: f32, #[comptime] units: usize) -> f32 {
     let mut partial = Shared::<[f32]>::new_slice(units);
     let unit = UNIT_POS as usize;
     partial[unit] = value;

@@ -1,7 +1,5 @@
 //! Norms on Flex.
 
-use std::sync::{Arc, Mutex};
-
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
 
@@ -11,8 +9,7 @@ use crate::vjp;
 
 /// See [`crate::rms_norm`].
 pub(crate) fn rms_norm<const D: usize>(x: &Tensor<D>, weight_c: &Tensor<1>, epsilon: f64) -> Option<Tensor<D>> {
-    let operands = Operands::new(x, weight_c, None)?;
-    Some(operands.rms_norm(epsilon, &Residual::default()))
+    Some(Operands::new(x, weight_c, None)?.rms_norm(epsilon).attach())
 }
 
 /// See [`crate::residual_rms_norm`].
@@ -21,10 +18,7 @@ pub(crate) fn residual_rms_norm<const D: usize>(
     weight_c: &Tensor<1>,
     epsilon: f64,
 ) -> Option<(Tensor<D>, Tensor<D>)> {
-    let operands = Operands::new(x, weight_c, None)?;
-    let residual = Residual::default();
-    let normed = operands.rms_norm(epsilon, &residual);
-    Some(residual.fork(x, normed))
+    Some(Operands::new(x, weight_c, None)?.rms_norm(epsilon).attach_with(x))
 }
 
 /// See [`crate::layer_norm`].
@@ -34,8 +28,7 @@ pub(crate) fn layer_norm<const D: usize>(
     bias_c: Option<&Tensor<1>>,
     epsilon: f64,
 ) -> Option<Tensor<D>> {
-    let operands = Operands::new(x, weight_c, bias_c)?;
-    Some(operands.layer_norm(epsilon, &Residual::default()))
+    Some(Operands::new(x, weight_c, bias_c)?.layer_norm(epsilon).attach())
 }
 
 /// See [`crate::residual_layer_norm`].
@@ -45,34 +38,7 @@ pub(crate) fn residual_layer_norm<const D: usize>(
     bias_c: Option<&Tensor<1>>,
     epsilon: f64,
 ) -> Option<(Tensor<D>, Tensor<D>)> {
-    let operands = Operands::new(x, weight_c, bias_c)?;
-    let residual = Residual::default();
-    let normed = operands.layer_norm(epsilon, &residual);
-    Some(residual.fork(x, normed))
-}
-
-/// The gradient of the residual on its way to the norm's backward.
-#[derive(Clone, Default)]
-struct Residual(Arc<Mutex<Option<Vec<f32>>>>);
-
-impl Residual {
-    fn replace(&self, gradient: Option<Vec<f32>>) -> Option<Vec<f32>> {
-        std::mem::replace(&mut *self.0.lock().expect("nothing panics with the lock"), gradient)
-    }
-
-    /// `normed` and `x`, whose gradient goes through the norm's.
-    fn fork<const D: usize>(self, x: &Tensor<D>, normed: Tensor<D>) -> (Tensor<D>, Tensor<D>) {
-        if !x.is_tracked() {
-            return (normed, x.clone());
-        }
-        // A child of the norm, so that its backward comes first.
-        let parents = vec![normed.clone().into_dispatch()];
-        let residual = vjp::attach_some(x.clone().without_autodiff(), parents, move |gradient: Tensor<D>| {
-            self.replace(Some(Values::of_gradient(gradient).into_vec()));
-            vec![None]
-        });
-        (normed, residual)
-    }
+    Some(Operands::new(x, weight_c, bias_c)?.layer_norm(epsilon).attach_with(x))
 }
 
 /// What a norm is made of.
@@ -95,34 +61,66 @@ impl<const D: usize> Operands<D> {
         })
     }
 
-    fn rms_norm(self, epsilon: f64, residual: &Residual) -> Tensor<D> {
+    fn rms_norm(self, epsilon: f64) -> Operation<D> {
         let normed = kernel::rms_norm(self.x.slice(), self.weight.slice(), epsilon);
-        self.attach(normed, residual, kernel::rms_norm_backward)
+        Operation { operands: self, normed, backward: kernel::rms_norm_backward }
     }
 
-    fn layer_norm(self, epsilon: f64, residual: &Residual) -> Tensor<D> {
+    fn layer_norm(self, epsilon: f64) -> Operation<D> {
         let bias = self.bias.as_ref().map(Values::slice);
         let normed = kernel::layer_norm(self.x.slice(), self.weight.slice(), bias, epsilon);
-        self.attach(normed, residual, kernel::layer_norm_backward)
+        Operation { operands: self, normed, backward: kernel::layer_norm_backward }
     }
+}
 
-    fn attach(
+/// A norm that has been computed.
+struct Operation<const D: usize> {
+    operands: Operands<D>,
+    normed: Normed,
+    backward: fn(&[f32], Saved<'_>, Option<Vec<f32>>) -> NormGradients,
+}
+
+impl<const D: usize> Operation<D> {
+    /// The output, the inputs, and the inputs' gradients from that of the output and, if it has one, of the stream.
+    fn parts(
         self,
-        Normed { y, statistics }: Normed,
-        residual: &Residual,
-        backward: fn(&[f32], Saved<'_>, Option<Vec<f32>>) -> NormGradients,
-    ) -> Tensor<D> {
-        let Self { dims, x, weight, inputs, .. } = self;
-        let (arity, residual) = (inputs.len(), residual.clone());
-        vjp::attach_some(tensor(y, dims), inputs, move |dy: Tensor<D>| {
-            let dy = Values::of_gradient(dy);
+    ) -> (Tensor<D>, Vec<DispatchTensor>, impl FnOnce(Values, Option<Values>) -> Vec<Option<DispatchTensor>>) {
+        let Self { operands: Operands { dims, x, weight, inputs, .. }, normed: Normed { y, statistics }, backward } =
+            self;
+        let arity = inputs.len();
+        let gradients = move |dy: Values, stream: Option<Values>| {
             let saved = Saved { x: x.slice(), weight: weight.slice(), statistics: &statistics };
-            let gradients = backward(dy.slice(), saved, residual.replace(None));
+            let gradients = backward(dy.slice(), saved, stream.map(Values::into_vec));
             let c = dims[D - 1];
             let mut out =
                 vec![gradient(gradients.x, dims), gradient(gradients.weight, [c]), gradient(gradients.bias, [c])];
             out.truncate(arity);
             out
-        })
+        };
+        (tensor(y, dims), inputs, gradients)
+    }
+
+    /// The output, with its backward.
+    fn attach(self) -> Tensor<D> {
+        let (y, inputs, gradients) = self.parts();
+        vjp::attach_some(y, inputs, move |dy: Tensor<D>| gradients(Values::of_gradient(dy), None))
+    }
+
+    /// The output and the stream `x`, whose gradient is added to the norm's where that is computed.
+    fn attach_with(self, x: &Tensor<D>) -> (Tensor<D>, Tensor<D>) {
+        if !x.is_tracked() {
+            return (self.attach(), x.clone());
+        }
+        let dims = x.dims();
+        let (y, inputs, gradients) = self.parts();
+        let outputs = vec![y.into_dispatch(), x.clone().without_autodiff().into_dispatch()];
+        let outputs = vjp::attach_all(outputs, inputs, move |of_outputs| {
+            let values = |gradient| Values::of_gradient(Tensor::<D>::from_dispatch(gradient));
+            let [dy, stream] = <[_; 2]>::try_from(of_outputs).expect("one for each output").map(|g| g.map(values));
+            let dy = dy.unwrap_or_else(|| Values::from_vec(vec![0.0; dims.iter().product()], dims));
+            gradients(dy, stream)
+        });
+        let [y, stream] = <[_; 2]>::try_from(outputs).expect("as many as were given").map(Tensor::from_dispatch);
+        (y, stream)
     }
 }

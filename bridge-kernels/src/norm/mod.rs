@@ -60,7 +60,7 @@ pub fn layer_norm<const D: usize>(
 /// `x` `[.., c]`, `weight_c` `[c]` -> `[.., c]` and `[.., c]`.
 ///
 /// # Panics
-/// If the sizes differ. In backward, if the loss depends on the stream but not on the norm.
+/// If the sizes differ.
 pub fn residual_rms_norm<const D: usize>(x: Tensor<D>, weight_c: Tensor<1>, epsilon: f64) -> (Tensor<D>, Tensor<D>) {
     check(&x, &weight_c, None);
     flex::residual_rms_norm(&x, &weight_c, epsilon).unwrap_or_else(|| (rms_norm(x.clone(), weight_c, epsilon), x))

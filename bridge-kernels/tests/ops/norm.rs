@@ -103,6 +103,17 @@ fn a_residual_adds_to_the_bits_that_two_gradients_make() {
 }
 
 #[test]
+fn a_loss_on_the_stream_alone_passes_the_norm_by() {
+    let (n, c) = (5, 7);
+    let leaf = |seed, count| tensor(&values(seed, count), [count], &Device::flex().autodiff()).require_grad();
+    let (x, weight) = (leaf(1, n * c), leaf(2, c));
+    let (_, stream) = residual_rms_norm(x.clone().reshape([n, c]), weight.clone(), EPSILON);
+    let gradients = (stream * 3.0).sum().backward();
+    assert_eq!(read(x.grad(&gradients).unwrap()), vec![3.0; n * c]);
+    assert!(weight.grad(&gradients).is_none_or(|gradient| read(gradient).iter().all(|v| *v == 0.0)));
+}
+
+#[test]
 fn views_single_elements_and_empty_batches() {
     let device = Device::flex();
     let x = values(1, 5 * 3 * 7);

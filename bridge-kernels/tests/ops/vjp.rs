@@ -1,9 +1,9 @@
 //! Attaching a hand-written backward to the graph.
 
-use bridge_kernels::vjp::{attach, attach_some};
+use bridge_kernels::vjp::{attach, attach_all, attach_some};
 use burn::tensor::{Device, Tensor};
 
-use crate::common::{read, tensor};
+use crate::common::{assert_close, read, tensor, values, wide};
 
 /// `a * b` element by element, by hand.
 fn product(a: Tensor<1>, b: Tensor<1>) -> Tensor<1> {
@@ -71,4 +71,110 @@ fn a_missing_gradient_is_left_out() {
     let gradients = y.sum().backward();
     assert_eq!(read(a.grad(&gradients).unwrap()), [1.0]);
     assert!(b.grad(&gradients).is_none());
+}
+
+/// Rows and columns of the matrices below, and elements of the vectors.
+const ROWS: usize = 5;
+const COLUMNS: usize = 3;
+const LENGTH: usize = 7;
+
+/// Six inputs, flat: vectors `a`, `b`, `c`, matrices `d`, `e`, a scalar `f`.
+fn six(tracked: [bool; 6]) -> [Tensor<1>; 6] {
+    let sizes = [LENGTH, LENGTH, LENGTH, ROWS * COLUMNS, ROWS * COLUMNS, 1];
+    std::array::from_fn(|i| {
+        let input = tensor(&values(1 + i as u64, sizes[i]), [sizes[i]], &Device::flex().autodiff());
+        if tracked[i] { input.require_grad() } else { input }
+    })
+}
+
+type Outputs = (Tensor<1>, Tensor<2>, Tensor<1>);
+
+/// `a b + c`, `d e f`, `c f` in plain operations.
+fn plain_outputs([a, b, c, d, e, f]: [Tensor<1>; 6]) -> Outputs {
+    let matrix = |x: Tensor<1>| x.reshape([ROWS, COLUMNS]);
+    (a * b + c.clone(), matrix(d) * matrix(e) * f.clone().reshape([1, 1]), c * f)
+}
+
+/// The same as one operation.
+fn attached_outputs(inputs: [Tensor<1>; 6]) -> Outputs {
+    let inner = inputs.clone().map(Tensor::without_autodiff);
+    let (x, y, z) = plain_outputs(inner.clone());
+    let outputs = vec![x.into_dispatch(), y.into_dispatch(), z.into_dispatch()];
+    let attached = attach_all(outputs, inputs.map(Tensor::into_dispatch).into(), move |gradients| {
+        let [a, b, c, d, e, f] = inner;
+        let [dx, dy, dz] = <[_; 3]>::try_from(gradients).expect("one for each output");
+        let zeros = || c.zeros_like();
+        let vector = |gradient: Option<_>| gradient.map_or_else(zeros, Tensor::from_dispatch);
+        let (dx, dz) = (vector(dx), vector(dz));
+        let dy = dy.map_or_else(|| d.zeros_like(), |dy| Tensor::<2>::from_dispatch(dy).reshape([ROWS * COLUMNS]));
+        let df = (dy.clone() * d.clone() * e.clone()).sum() + (dz.clone() * c.clone()).sum();
+        let gradients =
+            [dx.clone() * b, dx.clone() * a, dx + dz * f.clone(), dy.clone() * e * f.clone(), dy * d * f, df];
+        gradients.map(|gradient| Some(gradient.into_dispatch())).into()
+    });
+    let [x, y, z] = <[_; 3]>::try_from(attached).expect("as many as were given");
+    (Tensor::from_dispatch(x), Tensor::from_dispatch(y), Tensor::from_dispatch(z))
+}
+
+/// Gradients of the six inputs for a loss on the outputs that are `used`; an input used twice, too.
+fn gradients(operation: fn([Tensor<1>; 6]) -> Outputs, tracked: [bool; 6], used: [bool; 3]) -> Vec<Option<Vec<f32>>> {
+    let inputs = six(tracked);
+    let (x, y, z) = operation(inputs.clone());
+    let flat = [x, y.reshape([ROWS * COLUMNS]), z];
+    let losses = flat.into_iter().zip(used).filter(|(_, used)| *used).map(|(output, _)| {
+        let weights = tensor(&values(11, output.dims()[0]), output.dims(), &Device::flex());
+        (output.clone() * output * weights).sum()
+    });
+    let loss = losses.reduce(|a, b| a + b).expect("an output is used") + inputs[0].clone().sum();
+    let gradients = loss.backward();
+    inputs.iter().map(|input| input.grad(&gradients).map(read)).collect()
+}
+
+#[test]
+fn six_inputs_and_three_outputs_have_the_gradients_of_plain_operations() {
+    let all = [true; 6];
+    for (tracked, used) in [
+        (all, [true; 3]),
+        (all, [false, true, false]),
+        (all, [true, false, true]),
+        ([true, false, false, false, true, true], [true; 3]),
+        ([true, false, true, false, false, false], [false, false, true]),
+        ([true, false, false, false, false, true], [false, true, false]),
+    ] {
+        let found = gradients(attached_outputs, tracked, used);
+        let expected = gradients(plain_outputs, tracked, used);
+        for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            let what = format!("input {i} of {tracked:?}, outputs {used:?}");
+            match (found, expected) {
+                (Some(found), Some(expected)) => assert_close(&what, found, &wide(expected), 1e-6),
+                // Plain operations leave out what the loss does not depend on; a pullback may say zero.
+                (Some(found), None) => assert!(tracked[i] && found.iter().all(|v| *v == 0.0), "{what}: {found:?}"),
+                (found, expected) => assert_eq!(found, expected, "{what}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn any_number_of_inputs_get_their_gradients() {
+    for count in [1, 4, 5, 8, 13] {
+        let inputs: Vec<Tensor<1>> = (0..count).map(|i| leaf(&[1.0 + i as f32])).collect();
+        let operands = inputs.iter().map(|input| input.clone().into_dispatch()).collect();
+        let sum = tensor(&[(count * (count + 1) / 2) as f32], [1], &Device::flex());
+        let sum = attach(sum, operands, move |dy: Tensor<1>| {
+            (0..count).map(|i| (dy.clone() * (i + 2) as f32).into_dispatch()).collect()
+        });
+        let gradients = (sum * 3.0).sum().backward();
+        for (i, input) in inputs.iter().enumerate() {
+            assert_eq!(read(input.grad(&gradients).unwrap()), [3.0 * (i + 2) as f32], "input {i} of {count}");
+        }
+    }
+}
+
+#[test]
+fn without_tracked_inputs_no_output_is_recorded() {
+    let (x, y, z) = attached_outputs(six([false; 6]));
+    assert!(x.is_autodiff() && !x.is_tracked() && !y.is_tracked() && !z.is_tracked());
+    let (x, _, _) = attached_outputs(six([false; 6]).map(Tensor::without_autodiff));
+    assert!(!x.is_autodiff());
 }
