@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 
 use super::DataError;
 
-/// The name under which encoder-decoder models look for the encoder's token ids, integers `[s]` a sample.
+/// The name of the encoder's token ids in encoder-decoder models, integers `[s]` per sample.
 pub const ENCODER_TOKENS: &str = "encoder_tokens";
 
-/// The name under which they look for the mask of these, floats `[s]` a sample: 1 where there is a token, 0 where there is padding.
+/// The name of the mask of these ids, floats `[s]` per sample: 1 for tokens, 0 for padding.
 pub const ENCODER_MASK: &str = "encoder_mask";
 
 /// Extra tensors by name.
@@ -21,7 +21,7 @@ pub struct Extra {
     pub values: ExtraValues,
     /// Its shape; in a micro-batch the first dimension counts samples.
     pub shape: Vec<usize>,
-    /// What context-parallel ranks have of it.
+    /// How it is divided among context-parallel ranks.
     pub cut: ExtraCut,
 }
 
@@ -34,27 +34,27 @@ pub enum ExtraValues {
     Floats(Vec<f32>),
 }
 
-/// What context-parallel ranks have of an [`Extra`].
+/// How an [`Extra`] is divided among context-parallel ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExtraCut {
-    /// Each has all of it.
+    /// Replicated: each rank has all of it.
     Whole,
-    /// Its first dimension is the sample's sequence, and each has the part of it that it has of the tokens.
+    /// Its first dimension is the sample's sequence, sharded like the tokens.
     Sequence,
 }
 
 impl Extra {
-    /// Integers of one sample, `shape` in size, that all context-parallel ranks have.
+    /// Integers of one sample, of shape `shape`, replicated on all context-parallel ranks.
     pub fn ints(values: Vec<i64>, shape: &[usize]) -> Self {
         Self { values: ExtraValues::Ints(values), shape: shape.to_vec(), cut: ExtraCut::Whole }
     }
 
-    /// Floating-point numbers of one sample, `shape` in size, that all context-parallel ranks have.
+    /// Floating-point numbers of one sample, of shape `shape`, replicated on all context-parallel ranks.
     pub fn floats(values: Vec<f32>, shape: &[usize]) -> Self {
         Self { values: ExtraValues::Floats(values), shape: shape.to_vec(), cut: ExtraCut::Whole }
     }
 
-    /// The same with its first dimension cut as the sequence is.
+    /// The same, with its first dimension sharded like the sequence.
     #[must_use]
     pub fn along_sequence(self) -> Self {
         Self { cut: ExtraCut::Sequence, ..self }
@@ -93,7 +93,7 @@ impl Extra {
         self
     }
 
-    /// Appends one more sample, if it is of the same kind.
+    /// Appends one more sample, if it has the same type and shape.
     fn push(&mut self, sample: Self) -> bool {
         if self.shape[1..] != sample.shape || self.cut != sample.cut {
             return false;
@@ -113,8 +113,8 @@ impl Extra {
 /// Appends a sample's extra tensors to those of the `batch_size` samples before it.
 ///
 /// # Errors
-/// Other names, shapes or types than those of the sample before; elements that are not as many as the shape says; a sequence of another
-/// length than the sample's.
+/// If names, shapes or types differ from those of the samples before, the number of elements does not match the shape, or the length of a
+/// sequence differs from the sample's.
 pub(crate) fn push(extras: &mut Extras, sample: Extras, batch_size: usize, seq_length: usize) -> Result<(), DataError> {
     let names = |extras: &Extras| extras.keys().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
     if batch_size == 0 {
@@ -145,7 +145,7 @@ pub(crate) fn push(extras: &mut Extras, sample: Extras, batch_size: usize, seq_l
     }
 }
 
-/// Of each row of `length` values the `chunk` values that begin at each of `starts`.
+/// From each row of `length` values, the `chunk` values that begin at each of `starts`.
 pub(crate) fn chunks_of<T: Copy>(values: &[T], length: usize, chunk: usize, starts: [usize; 2]) -> Vec<T> {
     let rows = values.chunks(length.max(1));
     rows.flat_map(|row| starts.into_iter().flat_map(move |start| row[start..start + chunk].iter().copied())).collect()

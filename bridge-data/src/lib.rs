@@ -1,9 +1,9 @@
-//! Data: from text and token files to micro-batches, in Megatron's formats and sample order. Tensors, models, losses and the
-//! configuration's types have no place here.
+//! Data: from text and token files to micro-batches, in Megatron's formats and sample order. Tensors, models, losses and configuration
+//! types do not belong here.
 //!
 //! | step | module |
 //! |---|---|
-//! | text files, JSON lines, standard input | [`source`] |
+//! | text files, JSON Lines, standard input | [`source`] |
 //! | text to ids and back | [`tokenizer`] |
 //! | tokenized into `.bin`/`.idx` | [`pack`], [`indexed`] |
 //! | samples of a fixed length, blends, mock data | [`gpt`] |

@@ -1,4 +1,4 @@
-//! numpy's `.npy` files (version 1.0) for index arrays, read through memory maps; what the arrays mean is up to the callers.
+//! numpy's `.npy` files (version 1.0) for index arrays, read through memory maps; the meaning of the arrays belongs to the callers.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -18,7 +18,7 @@ const ALIGNMENT: usize = 64;
 /// numpy leaves room for the first dimension to grow to this many digits.
 const GROWTH_DIGITS: usize = 21;
 
-/// A number that index arrays are made of.
+/// An element type of index arrays.
 pub(crate) trait Element: Pod + Send + Sync {
     /// numpy's type string.
     const DESCR: &'static str;
@@ -147,7 +147,7 @@ pub(crate) fn write<T: Element>(path: &Path, values: &[T], shape: &[usize]) -> R
     Ok(checksum.digest())
 }
 
-/// The checksum [`write`] returns, of bytes read back.
+/// The checksum that [`write`] returns, computed from bytes read back.
 pub(crate) fn checksum(bytes: &[u8]) -> u64 {
     xxhash_rust::xxh3::xxh3_64(bytes)
 }

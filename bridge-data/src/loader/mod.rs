@@ -1,4 +1,4 @@
-//! Micro-batches in the sampler's order, fetched ahead by worker threads. Which samples come next is the sampler's business.
+//! Micro-batches in the sampler's order, prefetched by worker threads. The choice of samples belongs to the sampler.
 //!
 //! Shapes: `b` samples of a micro-batch, `t` sequence length; all vectors are row-major `[b, t]`.
 
@@ -13,17 +13,17 @@ use super::dataset::{Dataset, FetchOrder, Sample};
 use super::extra::{self, Extras, chunks_of};
 use super::sampler::SampleIndices;
 
-/// Which part of its samples a micro-batch has.
+/// The part of its samples that a micro-batch has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SequencePart {
     /// All of them.
     #[default]
     Whole,
-    /// What one of several context-parallel ranks works on: see [`MicroBatch::context_part`].
+    /// The part of one of several context-parallel ranks: see [`MicroBatch::context_part`].
     Context {
         /// The rank.
         rank: usize,
-        /// How many there are, at least 2.
+        /// The number of ranks, at least 2.
         ranks: usize,
     },
 }
@@ -46,15 +46,15 @@ pub struct MicroBatch {
     pub loss_mask: Vec<f32>,
     /// Position of each token, `[b, t]`.
     pub position_ids: Vec<i64>,
-    /// Ordinal of each token's document within its sample, `[b, t]`, when attention stays within documents.
+    /// Number of each token's document within its sample, `[b, t]`, if attention stays within documents.
     pub document_ids: Option<Vec<i32>>,
     /// Further tensors of the dataset, by name; the first dimension counts samples.
     pub extras: Extras,
     /// Samples.
     pub batch_size: usize,
-    /// Tokens of a sample that are here.
+    /// Tokens of a sample in this micro-batch.
     pub seq_length: usize,
-    /// Which part of the samples these tokens are.
+    /// The part of the samples that these tokens are.
     pub part: SequencePart,
 }
 
@@ -95,9 +95,8 @@ impl MicroBatch {
 }
 
 impl MicroBatch {
-    /// The part of each sample that context-parallel rank `rank` of `ranks` works on: chunks `rank` and `2 * ranks - 1 - rank` of
-    /// `2 * ranks` equal ones, so that causal attention costs every rank the same. Positions and document numbers stay those of the whole
-    /// sample.
+    /// The part of each sample for context-parallel rank `rank` of `ranks`: chunks `rank` and `2 * ranks - 1 - rank` of `2 * ranks` equal
+    /// ones, which balances causal attention over the ranks. Positions and document numbers remain those of the whole sample.
     ///
     /// # Shapes
     /// `[b, t]` -> `[b, t / ranks]`.
@@ -129,12 +128,12 @@ impl MicroBatch {
     }
 }
 
-/// How a [`DataLoader`] works ahead.
+/// Prefetching of a [`DataLoader`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LoaderParams {
-    /// Threads that fetch; 0 fetches when asked.
+    /// Threads that fetch; 0 fetches on demand.
     pub num_workers: usize,
-    /// Micro-batches each thread may be ahead.
+    /// Micro-batches that each thread may be ahead.
     pub prefetch_factor: usize,
 }
 
@@ -144,12 +143,12 @@ impl Default for LoaderParams {
     }
 }
 
-/// Micro-batches from a loader that is not Bridge's.
+/// Micro-batches from an external loader.
 pub type MicroBatches = Box<dyn Iterator<Item = Result<MicroBatch, DataError>> + Send>;
 type Order = Box<dyn Iterator<Item = SampleIndices> + Send>;
 
-/// Yields micro-batches in the sampler's order, whatever the number of workers. Ends after an error. Dropping it waits for at most
-/// the sample each worker is at.
+/// Yields micro-batches in the sampler's order, whatever the number of workers. Ends after an error. Dropping it waits until each worker
+/// has finished its current sample.
 ///
 /// ```ignore
 /// let loader = DataLoader::new(dataset, sampler, LoaderParams::default());
@@ -188,7 +187,7 @@ impl DataLoader {
         Self { mode }
     }
 
-    /// The dataset is itself the loader (`dataloader_type = "external"`).
+    /// A loader that the dataset provides (`dataloader_type = "external"`).
     pub fn external(batches: impl Iterator<Item = Result<MicroBatch, DataError>> + Send + 'static) -> Self {
         Self { mode: Mode::External(Box::new(batches)) }
     }
@@ -213,7 +212,7 @@ impl Iterator for DataLoader {
     }
 }
 
-/// Fetches one micro-batch; `None` when told to stop. A panic in the dataset becomes an error.
+/// Fetches one micro-batch; `None` if told to stop. A panic in the dataset becomes an error.
 fn fetch(dataset: &dyn Dataset, indices: &[Option<usize>], stop: &AtomicBool) -> Option<Result<MicroBatch, DataError>> {
     let work = || {
         let mut samples = Vec::with_capacity(indices.len());
@@ -251,11 +250,11 @@ struct Shared {
 
 struct State {
     order: Order,
-    /// Number the next batch to fetch will get.
+    /// Number of the next batch to fetch.
     next: usize,
-    /// Number of the batch the consumer waits for.
+    /// Number of the batch that the consumer waits for.
     wanted: usize,
-    /// How many batches there are, once the sampler has ended.
+    /// Number of batches, once the sampler has ended.
     end: Option<usize>,
     ready: BTreeMap<usize, Result<MicroBatch, DataError>>,
 }
@@ -310,11 +309,11 @@ impl Workers {
 impl Drop for Workers {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
-        // Taking the lock makes sure that no worker is between its check and its wait.
+        // Taking the lock ensures that no worker is between its check and its wait.
         drop(self.shared.lock());
         self.shared.room.notify_all();
         for thread in self.threads.drain(..) {
-            // Workers catch panics; one that still died has nothing left to say.
+            // Workers catch panics, so there is nothing to report for one that died.
             let _ = thread.join();
         }
     }
@@ -348,7 +347,7 @@ fn work(shared: &Shared, dataset: &dyn Dataset, window: usize) {
         };
         let mut state = shared.lock();
         if batch.is_err() {
-            // Nothing behind an error will be read.
+            // Nothing after an error will be read.
             state.end = Some(state.end.map_or(number + 1, |end| end.min(number + 1)));
         }
         state.ready.insert(number, batch);

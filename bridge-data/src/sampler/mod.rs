@@ -1,22 +1,22 @@
-//! Which samples a data parallel rank reads next, resumable from a number of consumed samples. Fetching them is the loader's
-//! business; counting what was consumed is the caller's.
+//! Which samples a data-parallel rank reads next, resumable from a number of consumed samples. Fetching them belongs to the loader,
+//! counting consumed samples to the caller.
 
 use super::DataError;
 use super::dataset::DataParallel;
 use super::random::torch_randperm;
 
-/// What a sampler yields: one micro-batch of sample numbers, `None` for padding that must not count in the loss.
+/// One micro-batch of sample numbers; `None` is padding that must not count in the loss.
 pub type SampleIndices = Vec<Option<usize>>;
 
-/// What becomes of samples that do not fill a whole batch across all ranks.
+/// What happens to samples that do not fill a whole batch across all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Incomplete {
     /// They are left out.
     #[default]
     Drop,
-    /// They make a smaller batch; ranks may then get different numbers of samples, or none.
+    /// They form a smaller batch; ranks may then get different numbers of samples, or none.
     Keep,
-    /// They are filled up with padding.
+    /// They are padded to a full batch.
     Pad,
 }
 
@@ -26,7 +26,7 @@ pub enum Sharding {
     /// Each rank shuffles its own contiguous bucket (`data_sharding = true`).
     #[default]
     Buckets,
-    /// All samples are shuffled together and dealt out (`data_sharding = false`).
+    /// All samples are shuffled together and then divided (`data_sharding = false`).
     Interleaved,
 }
 
@@ -35,7 +35,7 @@ pub enum Sharding {
 pub enum Passes {
     /// Once; the sampler ends.
     Once,
-    /// Over and over.
+    /// Repeatedly, without end.
     #[default]
     Endless,
 }
@@ -48,7 +48,7 @@ pub enum SamplerKind {
         /// The last batch.
         incomplete: Incomplete,
     },
-    /// Shuffled anew each epoch, for ever; incomplete batches are always left out.
+    /// Reshuffled each epoch, without end; incomplete batches are always left out.
     Cyclic {
         /// Division among ranks.
         sharding: Sharding,
@@ -62,14 +62,14 @@ pub enum SamplerKind {
     },
 }
 
-/// What a [`Sampler`] is made from.
+/// The parameters of a [`Sampler`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SamplerParams {
     /// The order.
     pub kind: SamplerKind,
     /// Samples of the dataset.
     pub total_samples: usize,
-    /// Samples all ranks together have consumed before.
+    /// Samples that all ranks together have already consumed.
     pub consumed_samples: u64,
     /// Samples of a micro-batch on one rank.
     pub micro_batch_size: usize,
@@ -85,7 +85,7 @@ pub struct SamplerParams {
 pub struct Sampler {
     params: SamplerParams,
     consumed: u64,
-    /// Micro-batches of the current epoch or global batch that are yet to come, last first.
+    /// Remaining micro-batches of the current epoch or global batch, last first.
     pending: Vec<SampleIndices>,
     finished: bool,
 }
@@ -94,8 +94,8 @@ impl Sampler {
     /// Checks the parameters and positions the sampler.
     ///
     /// # Errors
-    /// No samples, sizes of 0, a rank outside its group, consumed samples beyond a single pass or off the batch grid, a global batch that
-    /// the ranks cannot share.
+    /// If there are no samples, a size is 0, the rank is outside its group, the consumed samples exceed a single pass or are not a multiple of
+    /// the batch, or the global batch does not divide among the ranks.
     pub fn new(params: SamplerParams) -> Result<Self, DataError> {
         check_sizes(&params)?;
         match params.kind {
@@ -133,7 +133,7 @@ impl Sampler {
         }
     }
 
-    /// What is left of the current epoch, shuffled by the epoch's number.
+    /// The rest of the current epoch, shuffled by the epoch's number.
     fn refill_cyclic(&mut self, sharding: Sharding) {
         let (unit, size) = (self.unit(), self.params.micro_batch_size);
         let DataParallel { rank, size: ranks } = self.params.data_parallel;
@@ -151,7 +151,7 @@ impl Sampler {
                 order[offset..].iter().skip(rank).step_by(ranks).map(|&i| i as usize).collect()
             }
         };
-        // Dealt out, some ranks may have a micro-batch more than others; all must agree where the epoch ends.
+        // Some ranks may have one micro-batch more than others; all must agree where the epoch ends.
         let batches = (active as usize - offset) / unit;
         self.pending =
             order.chunks_exact(size).take(batches).map(|batch| batch.iter().copied().map(Some).collect()).collect();
@@ -159,7 +159,7 @@ impl Sampler {
         self.consumed += (batches * unit) as u64;
     }
 
-    /// This rank's share of the next global batch, cut into micro-batches.
+    /// This rank's part of the next global batch, divided into micro-batches.
     fn refill_batch(&mut self, incomplete: Incomplete, passes: Passes) {
         let DataParallel { rank, size: ranks } = self.params.data_parallel;
         let (total, global) = (self.params.total_samples, self.params.global_batch_size);

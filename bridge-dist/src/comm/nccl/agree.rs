@@ -1,7 +1,7 @@
-//! How the ranks of a group agree on an operation before its data moves, and find out who is missing when data stalls.
+//! How the ranks of a group agree on an operation before its data moves, and find missing ranks when data stalls.
 //!
-//! NCCL checks nothing: ranks that call different things hang or get wrong numbers. So every rank first gathers the signatures of all over
-//! the bootstrap group. This is also what makes a missing rank known by name within the time limit.
+//! NCCL checks nothing: ranks that call different operations hang or get wrong numbers. So every rank first gathers the signatures of all
+//! ranks over the bootstrap group. This also identifies missing ranks within the time limit.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::comm::error::{CommError, CommErrorKind};
 use crate::comm::signature::Signature;
 use crate::comm::worker::Place;
 
-/// The rank wants to begin the operation.
+/// The rank is ready to begin the operation.
 const BEGIN: u8 = 0;
 /// The rank has given up on the operation, because its data did not move.
 const GAVE_UP: u8 = 1;
@@ -27,7 +27,7 @@ pub(super) struct Agreement {
 }
 
 impl Agreement {
-    /// Returns when all ranks are about to do `mine`.
+    /// Returns when all ranks are ready to begin `mine`.
     pub fn agree(&self, mine: &Signature) -> Result<(), CommError> {
         self.seat.check_world(mine)?;
         let messages = self.gather(BEGIN, mine)?;
@@ -43,7 +43,7 @@ impl Agreement {
         self.seat.speaker().agree(mine, &all).map_err(|error| self.seat.fail(mine, *error.kind))
     }
 
-    /// The rows that all ranks give, in rank order, all of the same length.
+    /// The rows of all ranks, in rank order, all of the same length.
     pub fn share(&self, signature: &Signature, mine: &[i64]) -> Result<Vec<i64>, CommError> {
         let mut all = vec![0; mine.len() * self.seat.size()];
         let gathered = self.control.all_gather(mine.into(), (&mut all).into());
@@ -51,13 +51,13 @@ impl Agreement {
         Ok(all)
     }
 
-    /// The error of an operation whose data has not moved for `waited`. Ranks that are gone are missed in this call; if all answer, it is
-    /// the network or a device that is stuck.
+    /// The error of an operation whose data has not moved for `waited`. This call finds missing ranks; if all answer, the network or a
+    /// device is stuck.
     pub fn roll_call(&self, signature: &Signature, waited: Duration) -> CommError {
         match self.gather(GAVE_UP, signature) {
             Err(error) => error,
             Ok(_) => {
-                let message = format!("no data moved for {waited:?}, although all ranks are there");
+                let message = format!("no data moved for {waited:?}, although all ranks are present");
                 self.seat.fail(signature, CommErrorKind::Transport { library: "NCCL", message })
             }
         }

@@ -1,17 +1,17 @@
-//! What moves bytes between the ranks of a group, once they have agreed to move them. The algorithms above it are tested without a GPU
-//! through this interface.
+//! The interface that moves bytes between the ranks of a group, once they have agreed on an operation. Through it the algorithms above are
+//! tested without a GPU.
 
 use std::time::Duration;
 
 use crate::comm::Group;
 use crate::comm::error::CommErrorKind;
 
-/// Why bytes did not move.
+/// Why a transfer failed.
 #[derive(Debug)]
 pub(super) enum CarrierError {
-    /// Nothing happened for so long.
+    /// No data moved for this long.
     Stalled(Duration),
-    /// Something is known about it.
+    /// A known error.
     Failed(CommErrorKind),
 }
 
@@ -31,17 +31,17 @@ pub(super) trait Carrier: Send {
     /// `sends[j]` goes to rank `j`, and `receives[i]` is filled by rank `i`.
     fn exchange(&mut self, sends: &[&[u8]], receives: &mut [&mut [u8]]) -> Result<(), CarrierError>;
 
-    /// Stops what is under way. The carrier is not used afterwards.
+    /// Aborts operations in progress. The carrier is not used afterwards.
     fn abort(&mut self);
 }
 
-/// Makes carriers.
+/// Creates carriers.
 pub(super) trait Fabric: Clone + Send + Sync + 'static {
     type Carrier: Carrier + 'static;
 
-    /// The most bytes that a rank gives or takes in one call, all ranks together.
+    /// The maximum number of bytes that a rank sends or receives in one call, over all ranks.
     fn piece_bytes(&self) -> usize;
 
-    /// Collective over `control`, the group whose ranks are to be joined.
+    /// All ranks of `control`, the group to be connected, call this together.
     fn connect(&self, control: &Group) -> Result<Self::Carrier, CarrierError>;
 }

@@ -1,4 +1,4 @@
-//! The carrier of a CUDA device: host bytes are staged in device memory that is kept from call to call, and NCCL moves them from there.
+//! The carrier of a CUDA device: host bytes are staged in device memory that is reused between calls, and NCCL moves them from there.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,10 +17,10 @@ use crate::comm::pace::Pace;
 /// Bounds the staging memory of a lane to twice this, and makes transfers long enough for the link's full rate.
 const PIECE_BYTES: usize = 64 << 20;
 
-/// How often a waiting rank asks NCCL for failures.
+/// How often a waiting rank polls NCCL for failures.
 const HEALTH_CHECK: Duration = Duration::from_millis(10);
 
-/// A CUDA device, with which NCCL communicators are made.
+/// A CUDA device, for which NCCL communicators are created.
 #[derive(Clone, Debug)]
 pub(super) struct CudaFabric {
     pub context: Arc<CudaContext>,
@@ -56,7 +56,7 @@ impl Fabric for CudaFabric {
     }
 }
 
-/// Rank 0's id for all. The first byte says whether there is one.
+/// Broadcasts rank 0's id. The first byte says whether there is one.
 fn share_id(control: &Group) -> Result<[u8; ID_BYTES], CarrierError> {
     let mut message = [0; 1 + ID_BYTES];
     let mut own_error = None;
@@ -74,7 +74,7 @@ fn share_id(control: &Group) -> Result<[u8; ID_BYTES], CarrierError> {
         return Err(error);
     }
     let [1, id @ ..] = message else {
-        return Err(CarrierError::library("NCCL", "rank 0 could not make the id of the new communicator"));
+        return Err(CarrierError::library("NCCL", "rank 0 could not create the id of the new communicator"));
     };
     Ok(id)
 }
@@ -91,7 +91,7 @@ pub(super) struct Wire {
 }
 
 impl Wire {
-    /// Makes calls as one operation and waits until the stream has passed it.
+    /// Runs calls as one operation and waits until the stream has completed it.
     pub fn run(
         &mut self,
         calls: impl FnOnce(&mut GroupedCalls, &CudaStream) -> Result<(), CarrierError>,
@@ -216,7 +216,7 @@ impl Carrier for NcclCarrier {
     }
 
     fn exchange(&mut self, sends: &[&[u8]], receives: &mut [&mut [u8]]) -> Result<(), CarrierError> {
-        // What a rank sends to itself need not see the device.
+        // Data that a rank sends to itself does not go through the device.
         receives[self.rank].copy_from_slice(sends[self.rank]);
         let others = |index: usize, len: usize| if index == self.rank { 0 } else { len };
         let outgoing = Layout::new(sends.iter().enumerate().map(|(to, part)| others(to, part.len())));

@@ -1,4 +1,4 @@
-//! Collectives of device memory: NCCL's own, without a copy through the host.
+//! Collectives on device memory: NCCL's own, without a copy through the host.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -84,17 +84,17 @@ impl DeviceBufferMut<'_> {
     }
 }
 
-/// What the ranks of an [`NcclCommunicator`](super::NcclCommunicator) can do with device memory.
+/// The collectives of an [`NcclCommunicator`](super::NcclCommunicator) on device memory.
 ///
 /// # Contract
 /// That of [`Communicator`](crate::comm::Communicator), with these differences:
-/// - Elements are combined by NCCL, in an order that depends on the number of ranks, the length and the machines. Results are the same on
-///   all ranks, and usually from run to run on the same machines, but **not those of the other communicators bit by bit**: float sums may
-///   differ in the last bits, a sum of bf16 may be rounded at every step, an average may be a sum of scaled elements, and whether a NaN
-///   survives `Max` and `Min` is NCCL's affair. Reduce host memory where this matters.
+/// - NCCL combines elements in an order that depends on the number of ranks, the length and the nodes. Results are the same on all ranks,
+///   and usually from run to run on the same nodes, but **not bit-identical to those of the other communicators**: float sums may differ in
+///   the last bits, a sum of bf16 may be rounded at every step, an average may be a sum of scaled elements, and NCCL decides whether a NaN
+///   survives `Max` and `Min`. Reduce host memory where this matters.
 /// - Messages have no tags: those between two ranks match in the order of their calls. A send may wait for its receive.
 /// - Operations share the order of the blocking collectives of host memory, and return when the output is written.
-/// - Ranks compare what they are about to do, as for host memory: a mismatch is an error on every rank and no hang.
+/// - Ranks compare signatures, as for host memory: a mismatch is an error on every rank, not a hang.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceCollectives<'a> {
     staged: &'a Staged<CudaFabric>,
@@ -251,7 +251,7 @@ impl<'a> DeviceCollectives<'a> {
         self.send_receive(&[], &mut [(data, from)])
     }
 
-    /// Sends and receives at the same time, as neighbours in a ring or pipeline do, so that nobody has to be first.
+    /// Sends and receives at the same time, as neighbours in a ring or pipeline do, so that no rank has to be first.
     ///
     /// # Errors
     /// As for [`send`](Self::send) and [`recv`](Self::recv).
@@ -287,7 +287,7 @@ impl<'a> DeviceCollectives<'a> {
             Ok(())
         });
         moved.map_err(|error| match error {
-            // Only the peers take part, so there is no roll to call.
+            // Only the peers take part, so missing ranks cannot be found by a collective.
             CarrierError::Stalled(waited) => {
                 lane.carrier.wire.abort();
                 let missing = messages.iter().map(|message| (message.peer, message.signature.to_string()));
@@ -297,7 +297,7 @@ impl<'a> DeviceCollectives<'a> {
         })
     }
 
-    /// Runs calls that all ranks make, once they have agreed; none where there is no element.
+    /// Runs calls that all ranks make, once they have agreed; nothing if there are no elements.
     fn collective(
         &self,
         signature: &Signature,
@@ -312,7 +312,7 @@ impl<'a> DeviceCollectives<'a> {
         moved.map_err(|error| lane.failed(signature, error))
     }
 
-    /// Makes the communicator's stream wait for what is on `other` now.
+    /// Makes the communicator's stream wait for the current work on `other`.
     fn follow(&self, other: &Arc<CudaStream>) -> Result<(), CommError> {
         if other.context() != self.context() {
             return Err(self.refused(CommErrorKind::InvalidArgument {
@@ -337,7 +337,7 @@ impl<'a> DeviceCollectives<'a> {
         }))
     }
 
-    /// An error before there is an operation.
+    /// An error before an operation starts.
     fn refused(&self, kind: CommErrorKind) -> CommError {
         let seat = &self.staged.seat;
         CommError {

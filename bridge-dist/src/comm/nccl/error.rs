@@ -1,4 +1,4 @@
-//! Why a world could not be joined with NCCL. Errors of operations are [`CommError`]s like everywhere else.
+//! Why NCCL could not be started. Errors of operations are [`CommError`]s, as everywhere else.
 
 use crate::comm::error::CommError;
 
@@ -6,7 +6,7 @@ use crate::comm::error::CommError;
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NcclInitError {
-    /// A shared library is not there.
+    /// A shared library is missing.
     #[error("{library} cannot be loaded; {advice}")]
     MissingLibrary {
         /// The library.
@@ -14,12 +14,12 @@ pub enum NcclInitError {
         /// What to install.
         advice: &'static str,
     },
-    /// The library lacks a function that is used here.
+    /// The library lacks a required function.
     #[error("the NCCL library has no function `{function}`; install NCCL {needed} or newer")]
     MissingFunction {
         /// Its name.
         function: &'static str,
-        /// The oldest version that will do.
+        /// The oldest supported version.
         needed: &'static str,
     },
     /// The library is too old.
@@ -27,15 +27,15 @@ pub enum NcclInitError {
     TooOld {
         /// The version that was loaded.
         found: String,
-        /// The oldest version that will do.
+        /// The oldest supported version.
         needed: &'static str,
     },
     /// There is no such device.
-    #[error("CUDA device {ordinal} was asked for, and the driver shows {count} (CUDA_VISIBLE_DEVICES hides devices)")]
+    #[error("CUDA device {ordinal} was requested, but the driver shows {count} (CUDA_VISIBLE_DEVICES hides devices)")]
     NoDevice {
-        /// The device asked for, counted from 0.
+        /// The requested device, counted from 0.
         ordinal: usize,
-        /// How many there are.
+        /// The number of devices.
         count: usize,
     },
     /// A library reported an error.
@@ -54,7 +54,7 @@ pub enum NcclInitError {
         /// Its error.
         message: String,
     },
-    /// The ranks could not be brought together.
+    /// The bootstrap group failed.
     #[error(transparent)]
     Comm(#[from] CommError),
 }

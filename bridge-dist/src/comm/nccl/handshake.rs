@@ -1,5 +1,5 @@
-//! What two ranks say to each other before a message of device memory moves, so that they fail instead of hanging when they differ.
-//! Headers go over the bootstrap group; no data lives here.
+//! Headers that two ranks exchange before a message of device memory moves, so that a mismatch is an error instead of a hang. Headers go
+//! over the bootstrap group; data does not belong here.
 
 use super::agree::{decode, garbled};
 use super::seat::Seat;
@@ -13,7 +13,7 @@ use crate::comm::{Group, Request};
 const FROM_SENDER: u32 = 0;
 const FROM_RECEIVER: u32 = 1;
 
-/// A message as one of its two ranks sees it.
+/// A message, from the view of one of its two ranks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Message {
     pub signature: Signature,
@@ -39,9 +39,9 @@ impl Message {
     }
 }
 
-/// Returns when the peers of all messages are about to do their part of them.
+/// Returns when the peers of all messages are ready for their part.
 pub(super) fn shake_hands(seat: &Seat, control: &Group, messages: &[Message]) -> Result<(), CommError> {
-    // All headers are on their way before the first is waited for.
+    // All headers are sent before the first is waited for.
     let mut sent: Vec<Request> = Vec::with_capacity(messages.len());
     for message in messages {
         seat.check_world(&message.signature)?;

@@ -1,7 +1,7 @@
-//! The collectives of host memory on a carrier: what is cut into pieces, who sends what, and the arithmetic.
+//! The collectives of host memory on a carrier: the division into pieces, the transfers, and the arithmetic.
 //!
-//! Carriers only move bytes. Elements are combined on the host in rank order, with the code that the other communicators use, so results
-//! are theirs bit by bit: a reduction moves as many bytes as a ring would (each rank gets its slice from all others, reduces it, and all
+//! Carriers only move bytes. Elements are combined on the host in rank order, with the code of the other communicators, so results are
+//! bit-identical to theirs. A reduction moves as many bytes as a ring would (each rank gets its slice from all others, reduces it, and all
 //! gather the slices), and a sum of bf16 is rounded once.
 
 use std::ops::Range;
@@ -14,7 +14,7 @@ use crate::comm::reduce::reduce_ordered;
 use crate::comm::signature::{OpKind, Signature, UnevenExchange};
 use crate::comm::worker::{Collectives, Place};
 
-/// Up to this many bytes every rank gathers and reduces everything: a second trip to the device would cost more than the arithmetic.
+/// Up to this many bytes every rank gathers and reduces everything: a second transfer would cost more than the arithmetic.
 const SMALL_BYTES: usize = 32 << 10;
 
 /// One rank's end of a sequence of collectives.
@@ -99,7 +99,7 @@ impl<C: Carrier> Lane<C> {
         (self.piece(dtype) / self.size()).max(1)
     }
 
-    /// What a failure of the carrier means for the operation. Nothing moves on this lane any more.
+    /// Converts a failure of the carrier to an error of the operation. The lane is not used any more.
     pub fn failed(&mut self, signature: &Signature, error: CarrierError) -> CommError {
         self.carrier.abort();
         match error {
@@ -137,7 +137,7 @@ impl<C: Carrier> Lane<C> {
         }
         let parts = parts.view();
         let inputs: Vec<Buffer<'_>> = (0..size).map(|rank| parts.slice(rank * own..(rank + 1) * own)).collect();
-        // As wide as the widest slice, so that all ranks give the same number of elements.
+        // As wide as the widest slice, so that all ranks contribute the same number of elements.
         let mut reduced = HostBuffer::zeros(dtype, slices.width);
         reduce_ordered(op, &inputs, reduced.view_mut().slice(0..own));
         let mut all = HostBuffer::zeros(dtype, slices.width * size);
@@ -177,7 +177,7 @@ impl<C: Carrier> Lane<C> {
         let seat = &self.agreement.seat;
         let agreed = seat.speaker().agree_counts(&signature, &sent, &expected);
         agreed.map_err(|error| seat.fail(&signature, *error.kind))?;
-        // The longest pair of the group decides, so that all ranks take the same number of rounds.
+        // The longest pair of the group decides, so that all ranks run the same number of rounds.
         let longest = all.iter().copied().max().map_or(0, |count| count as usize);
         let rounds = longest.div_ceil(self.piece_of_rank(exchange.input.dtype()));
         let sends = (exchange.input, exchange.send_counts);
@@ -185,7 +185,7 @@ impl<C: Carrier> Lane<C> {
         self.exchange_in_pieces(rounds, sends, receives).map_err(|error| self.failed(&signature, error))
     }
 
-    /// Round `r` moves the `r`-th piece between each pair of ranks; pairs with less to say have empty pieces.
+    /// Round `r` moves the `r`-th piece between each pair of ranks; pairs with less data have empty pieces.
     fn exchange_in_pieces(
         &mut self,
         rounds: usize,

@@ -1,12 +1,12 @@
-//! Whether the CUDA driver and NCCL can be loaded here, asked before anything calls them: the bindings load libraries at the first call
-//! and panic when one is missing.
+//! Checks whether the CUDA driver and NCCL can be loaded, before anything calls them: the bindings load libraries at the first call and
+//! panic if one is missing.
 
 use cudarc::driver::CudaContext;
 use cudarc::{driver, nccl};
 
 use super::error::NcclInitError;
 
-/// The oldest version with communicators that can be polled and aborted while they are made.
+/// The oldest version whose communicators can be polled and aborted while they are created.
 const NEEDED: &str = "2.14";
 const NEEDED_CODE: i32 = 21_400;
 
@@ -56,7 +56,7 @@ pub fn device_count() -> Result<usize, NcclInitError> {
 pub(super) fn check_nccl() -> Result<(), NcclInitError> {
     // SAFETY: as for the driver.
     require(unsafe { nccl::sys::is_culib_present() }, NCCL)?;
-    // SAFETY: the library is there, so this does not panic; and it stays loaded from now on.
+    // SAFETY: the library exists, so this does not panic; and it stays loaded from now on.
     let library = unsafe { nccl::sys::culib() };
     for function in FUNCTIONS {
         // SAFETY: the symbol is only looked up. Its type does not matter, because it is not called.
@@ -116,7 +116,7 @@ mod tests {
         assert_eq!(version_name(2708), "2.7.8");
     }
 
-    /// Whatever this machine has, asking is no panic.
+    /// The checks do not panic, whatever this machine has.
     #[test]
     fn probing_never_panics() {
         match device_count() {

@@ -1,9 +1,9 @@
-//! Ranks with an NVIDIA GPU each, whose data moves by NCCL: over NVLink within a machine, over InfiniBand or sockets between machines.
+//! Ranks with one NVIDIA GPU each, whose data moves by NCCL: over NVLink within a node, over InfiniBand or sockets between nodes.
 //! Needs the cargo feature `nccl`; the CUDA driver and NCCL 2.14 or newer are loaded at run time.
 //!
-//! # What to know
-//! - A world is brought together by another communicator, the *bootstrap* group: [`NcclCommunicator::connect`] joins its ranks, one device
-//!   each. MPI processes make a cluster, threads drive the devices of one machine:
+//! # Notes
+//! - A world is created from another communicator, the *bootstrap* group: [`NcclCommunicator::connect`] joins its ranks, with one device
+//!   each. Use MPI processes on a cluster, or threads for the devices of one node:
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -22,18 +22,18 @@
 //! # Ok::<(), BoxError>(())
 //! ```
 //!
-//! - [`NcclCommunicator::device`] has the collectives of device memory. They are NCCL's, and so are their sums: equal on all ranks, but in
-//!   an order of NCCL's choice (see [`DeviceCollectives`]).
-//! - The [`Communicator`] methods take host memory and keep that contract to the bit: data goes to the device and moves by NCCL, and is
-//!   reduced on the host in rank order. Device memory for this is kept from call to call, at most 128 MiB for each of a group's two lanes.
-//! - Messages of host memory go over the bootstrap group: NCCL has no tags, and a detour through two devices gains nothing.
-//! - Before data moves, ranks compare what they are about to do over the bootstrap group. So a mismatch or a missing rank is the same error
-//!   as with MPI, at the price of one small all_gather of that group for each operation.
-//! - Data that stops moving is noticed after the time limit (NCCL is polled, never waited in); the communicator is then aborted, and a roll
-//!   call over the bootstrap group, which may take the time limit again, names the missing ranks.
-//! - Groups of its own are split off the bootstrap group, which stays free for other uses. An `MpiWorld` has to outlive the communicator.
-//! - Each group has an NCCL communicator for blocking operations and, from the first `start_*` on, one for the others. Both may be at work
-//!   at the same time; the device needs room for the few blocks of both.
+//! - [`NcclCommunicator::device`] has the collectives on device memory. They are NCCL's own, so sums are equal on all ranks, but in an
+//!   order that NCCL chooses (see [`DeviceCollectives`]).
+//! - The [`Communicator`] methods take host memory and keep that contract to the bit: data goes to the device, is moved by NCCL, and is
+//!   reduced on the host in rank order. The device memory for this is reused between calls, at most 128 MiB for each of a group's two lanes.
+//! - Messages of host memory go over the bootstrap group: NCCL has no tags, and a transfer through two devices gains nothing.
+//! - Before data moves, ranks compare signatures over the bootstrap group. So a mismatch or a missing rank is the same error as with MPI, at
+//!   the cost of one small all_gather on that group per operation.
+//! - Stalled data is detected after the time limit (NCCL is polled, never waited in). The communicator is then aborted, and a collective
+//!   on the bootstrap group, which may take the time limit again, finds the missing ranks.
+//! - Its groups are split from the bootstrap group, which remains free for other uses. An `MpiWorld` must outlive the communicator.
+//! - Each group has an NCCL communicator for blocking operations and, from the first `start_*` on, another one for non-blocking ones. Both
+//!   may run at the same time; the device needs room for the few blocks of both.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -78,7 +78,8 @@ pub struct NcclCommunicator {
 }
 
 impl NcclCommunicator {
-    /// Joins the ranks of `bootstrap`, this one with CUDA device `ordinal`. Collective; the time limit is that of `bootstrap`.
+    /// Joins the ranks of `bootstrap`, this one with CUDA device `ordinal`. All ranks call this together; the time limit is that of
+    /// `bootstrap`.
     ///
     /// # Errors
     /// If NCCL cannot be started on this rank, or on another one ([`NcclInitError::Peer`]): then no rank has joined.
@@ -120,7 +121,7 @@ impl NcclCommunicator {
     }
 }
 
-/// The value if every rank has one, otherwise an error on every rank.
+/// The value, if every rank has one; otherwise an error on every rank.
 fn everyone<T>(control: &Group, mine: Result<T, NcclInitError>) -> Result<T, NcclInitError> {
     /// Room for a message; zero bytes mean success.
     const ROOM: usize = 512;

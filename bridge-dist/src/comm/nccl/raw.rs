@@ -1,5 +1,5 @@
-//! The only calls into NCCL. Communicators here are non-blocking: a call may return while it is still under way, and is then polled, so that
-//! nothing waits for a lost rank for ever.
+//! The only calls into NCCL. Communicators here are non-blocking: a call may return while it is still in progress, and is then polled, so
+//! that nothing waits forever for a lost rank.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::offset_of;
@@ -19,7 +19,7 @@ use crate::comm::pace::Pace;
 /// Bytes of a unique id.
 pub(super) const ID_BYTES: usize = 128;
 
-/// How long a communicator may take to end in good order; then it is aborted.
+/// How long a communicator may take to finalize; then it is aborted.
 const GOODBYE: Duration = Duration::from_secs(5);
 
 /// An NCCL communicator, for one thread at a time.
@@ -29,10 +29,10 @@ pub(super) struct RawComm {
     timeout: Duration,
 }
 
-// SAFETY: NCCL binds a communicator to no thread; it only wants one call at a time, and every call here needs `&mut`.
+// SAFETY: NCCL does not bind a communicator to a thread; it only requires one call at a time, and every call here needs `&mut`.
 unsafe impl Send for RawComm {}
 
-/// Where the elements of a call lie on the device, and how many they are.
+/// The address and number of the elements of a call on the device.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Span {
     pub pointer: CUdeviceptr,
@@ -50,7 +50,7 @@ impl Span {
     }
 }
 
-/// The name under which the ranks of a new communicator find each other; rank 0 makes it.
+/// The unique id by which the ranks of a new communicator find each other; rank 0 creates it.
 pub(super) fn unique_id() -> Result<[u8; ID_BYTES], CarrierError> {
     let mut id = ncclUniqueId { internal: [0; ID_BYTES] };
     // SAFETY: `id` is a valid place for the result.
@@ -69,14 +69,14 @@ impl RawComm {
         match made.settle(result) {
             Ok(()) => Ok(made),
             Err(error) => {
-                // It never was one that could end in good order.
+                // It was never completely created, so it cannot be finalized.
                 made.abort();
                 Err(error)
             }
         }
     }
 
-    /// Waits until a call is no longer under way.
+    /// Waits until a call is no longer in progress.
     fn settle(&mut self, mut result: ncclResult_t) -> Result<(), CarrierError> {
         let (start, mut pace) = (Instant::now(), Pace::default());
         while result == ncclResult_t::ncclInProgress {
@@ -96,7 +96,7 @@ impl RawComm {
         Ok(state)
     }
 
-    /// Whether the library has noticed a failure, its own or a peer's.
+    /// Checks whether the library has detected a failure, its own or a peer's.
     pub fn check_health(&mut self) -> Result<(), CarrierError> {
         match self.state()? {
             ncclResult_t::ncclInProgress => Ok(()),
@@ -104,7 +104,7 @@ impl RawComm {
         }
     }
 
-    /// Makes several calls one operation, which ends when all have.
+    /// Groups several calls into one operation, which ends when all of them have.
     pub fn grouped(
         &mut self,
         calls: impl FnOnce(&mut GroupedCalls) -> Result<(), CarrierError>,
@@ -118,11 +118,11 @@ impl RawComm {
         self.settle(ended)
     }
 
-    /// Stops everything that is under way on the device and in the library.
+    /// Aborts all operations on the device and in the library.
     pub fn abort(&mut self) {
         let comm = std::mem::replace(&mut self.comm, ptr::null_mut());
         if !comm.is_null() {
-            // SAFETY: `comm` was live and is not used again. There is nobody to tell if it fails.
+            // SAFETY: `comm` was live and is not used again. A failure cannot be reported.
             let _ = unsafe { sys::ncclCommAbort(comm) };
         }
     }
@@ -144,7 +144,7 @@ impl Drop for RawComm {
             self.abort();
             return;
         }
-        // SAFETY: `comm` has been finalised and is not used again. There is nobody to tell if it fails.
+        // SAFETY: `comm` has been finalized and is not used again. A failure cannot be reported.
         let _ = unsafe { sys::ncclCommDestroy(self.comm) };
     }
 }
@@ -155,8 +155,8 @@ pub(super) struct GroupedCalls {
 }
 
 /// # Safety
-/// All methods want memory of the communicator's device that stays valid until the stream has passed the call, read (inputs) or written
-/// (outputs) by nothing else meanwhile, and as long as the call says.
+/// All methods require memory of the communicator's device that stays valid until the stream has completed the call, that nothing else
+/// reads (outputs) or writes meanwhile, and that is as long as the call says.
 impl GroupedCalls {
     /// `output` may be `input`; both are equally long.
     pub unsafe fn all_reduce(
@@ -225,7 +225,7 @@ impl GroupedCalls {
         self.check(result)
     }
 
-    /// Within a group calls are only noted, or are under way.
+    /// Within a group, calls are only recorded, or are in progress.
     fn check(&self, result: ncclResult_t) -> Result<(), CarrierError> {
         match result {
             ncclResult_t::ncclInProgress => Ok(()),
@@ -234,21 +234,21 @@ impl GroupedCalls {
     }
 }
 
-/// The bindings of NCCL have a stream type of their own for the same pointer.
+/// The bindings of NCCL have a separate stream type for the same pointer.
 fn raw(stream: &CudaStream) -> cudaStream_t {
     stream.cu_stream().cast()
 }
 
-/// A non-blocking communicator, everything else as the library likes it.
+/// A non-blocking communicator, with the library's defaults otherwise.
 fn configuration() -> ncclConfig_t {
-    // The configuration as NCCL 2.18 had it: libraries read as much of it as they know, and later fields are not there.
+    // The configuration of NCCL 2.18: libraries read the fields that they know, and later fields are absent.
     // SAFETY: integers and pointers may be zero.
     let mut config: ncclConfig_t = unsafe { std::mem::zeroed() };
     config.size = offset_of!(ncclConfig_t, trafficClass);
     config.magic = 0xcafe_beef;
     config.version = 21_800;
     config.blocking = 0;
-    // NCCL's mark of a value that was not given.
+    // NCCL's marker for a value that is not set.
     config.cgaClusterSize = c_int::MIN;
     config.minCTAs = c_int::MIN;
     config.maxCTAs = c_int::MIN;

@@ -1,4 +1,4 @@
-//! A rank's place in a group, and the first failure that all groups of a rank share. No data and no library here.
+//! A rank's place in a group, and the first failure, which all groups of a rank share. No data and no library here.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -6,13 +6,13 @@ use crate::comm::error::{CommError, CommErrorKind};
 use crate::comm::signature::{Signature, Speaker};
 use crate::comm::worker::Place;
 
-/// What all groups of one rank share.
+/// State that all groups of one rank share.
 #[derive(Debug, Default)]
 pub(super) struct World {
     failure: Mutex<Option<Arc<CommError>>>,
 }
 
-/// Locks even after a panic elsewhere: what is guarded is valid between any two statements that can panic.
+/// Locks even after a panic elsewhere: the guarded state is valid between any two statements that can panic.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -41,7 +41,7 @@ impl Place for Seat {
         self.world.failure()
     }
 
-    /// The first failure counts.
+    /// Records a failure; only the first one counts.
     fn fail(&self, signature: &Signature, kind: CommErrorKind) -> CommError {
         let error = self.speaker().error(signature, kind);
         lock(&self.world.failure).get_or_insert_with(|| Arc::new(error.clone()));
@@ -59,7 +59,7 @@ impl Seat {
         self.world_ranks[self.rank]
     }
 
-    /// An error of the bootstrap group as one of the operation that needed it.
+    /// Converts an error of the bootstrap group to one of the operation that needed it.
     pub fn adopt(&self, signature: &Signature, error: CommError) -> CommError {
         match *error.kind {
             kind @ CommErrorKind::InvalidArgument { .. } => self.speaker().error(signature, kind),

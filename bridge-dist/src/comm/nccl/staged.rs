@@ -1,4 +1,4 @@
-//! A communicator made of a bootstrap group and a carrier: the former for what ranks say, the latter for their data. Knows nothing of CUDA.
+//! A communicator made of a bootstrap group, for agreement and messages, and a carrier, for data. Knows nothing of CUDA.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::comm::single::SingleCommunicator;
 use crate::comm::worker::{Background, Collectives, Place};
 use crate::comm::{Communicator, Group};
 
-/// The bootstrap groups of one group: one for each lane, because the lanes work at the same time.
+/// The bootstrap groups of one group: one per lane, because the lanes run concurrently.
 #[derive(Debug)]
 pub(super) struct Controls {
     /// For blocking collectives, and for messages of host memory.
@@ -25,7 +25,7 @@ pub(super) struct Controls {
 }
 
 impl Controls {
-    /// Collective over `parent`. `None` joins no group.
+    /// All ranks of `parent` call this together. `None` joins no group.
     pub fn split(parent: &Group, color: Option<usize>, key: usize, name: &str) -> Result<Option<Self>, CommError> {
         let blocking = parent.split(color, key, name)?;
         let background = parent.split(color, key, name)?;
@@ -43,7 +43,7 @@ pub(super) struct Staged<F: Fabric> {
 }
 
 impl<F: Fabric> Staged<F> {
-    /// Collective over the group.
+    /// All ranks of the group call this together.
     pub fn connect(world: Arc<World>, fabric: F, controls: Controls, name: &str) -> Result<Self, CommError> {
         let control = &controls.blocking;
         let seat = Seat { world, rank: control.rank(), world_ranks: control.world_ranks(), name: name.into() };
@@ -54,7 +54,7 @@ impl<F: Fabric> Staged<F> {
         Ok(Self { seat, controls, fabric, blocking: Mutex::new(lane), background: Background::new(late) })
     }
 
-    /// Collective over the group; like [`Communicator::split`], but a group of one has a carrier too.
+    /// Like [`Communicator::split`], but a group of one has a carrier too.
     pub fn split_staged(&self, color: Option<usize>, key: usize, name: &str) -> Result<Option<Self>, CommError> {
         match self.split_controls(color, key, name)? {
             Some(controls) => {
@@ -68,7 +68,7 @@ impl<F: Fabric> Staged<F> {
         let signature = Signature::bare(OpKind::Split);
         let lane = lock(&self.blocking);
         lane.agreement.agree(&signature)?;
-        // The other ranks are in it by now, so that an invalid colour is no longer this rank's affair alone.
+        // The other ranks have entered the call by now, so an invalid colour concerns all of them.
         Controls::split(&self.controls.blocking, color, key, name)
             .map_err(|error| self.seat.fail(&signature, *error.kind))
     }
@@ -82,7 +82,7 @@ impl<F: Fabric> Drop for Staged<F> {
     fn drop(&mut self) {
         self.background.finish();
         if self.seat.world.failure().is_some() {
-            // The others may never come to end it in good order.
+            // The other ranks may never finalize it.
             lock(&self.blocking).carrier.abort();
         }
     }
@@ -108,7 +108,7 @@ fn connect<F: Fabric>(
     }
 }
 
-/// A lane whose carrier is made with its first operation, which all ranks start together; many groups never have one.
+/// A lane whose carrier is created with its first operation, which all ranks start together; many groups never need one.
 struct LateLane<F: Fabric> {
     seat: Seat,
     control: Group,
@@ -152,7 +152,7 @@ impl<F: Fabric> Drop for LateLane<F> {
     }
 }
 
-/// A message of the bootstrap group whose errors are this group's.
+/// A message of the bootstrap group whose errors are reported as this group's.
 struct Message {
     request: Request,
     seat: Seat,

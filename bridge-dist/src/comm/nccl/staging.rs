@@ -1,19 +1,19 @@
-//! Where parts lie in staging memory, and how much of it is kept. Plain arithmetic.
+//! Offsets of parts in staging memory, and its size. Plain arithmetic.
 
 use std::ops::Range;
 
-/// Parts start at multiples of this, as NCCL's widest loads like it.
+/// Parts start at multiples of this, for NCCL's widest loads.
 const ALIGNMENT: usize = 256;
 
-/// The least staging memory in bytes; below it calls differ in length without a reason to allocate anew.
+/// The minimum staging memory in bytes, so that small calls of different lengths do not reallocate.
 const SMALLEST: usize = 64 << 10;
 
-/// The bytes to allocate when `needed` are needed: powers of two, so that slowly growing calls allocate seldom.
+/// The bytes to allocate if `needed` are needed: powers of two, so that slowly growing calls rarely reallocate.
 pub(super) fn capacity(needed: usize) -> usize {
     needed.max(SMALLEST).checked_next_power_of_two().unwrap_or(needed)
 }
 
-/// Parts of given lengths, one for each rank, one after another.
+/// Consecutive parts of given lengths, one per rank.
 #[derive(Debug)]
 pub(super) struct Layout {
     parts: Vec<Range<usize>>,
@@ -30,7 +30,7 @@ impl Layout {
         Self { parts: parts.collect() }
     }
 
-    /// The ranks whose parts are not empty, with the places of these.
+    /// The ranks whose parts are not empty, with the ranges of the parts.
     pub fn parts(&self) -> impl Iterator<Item = (usize, Range<usize>)> {
         self.parts.iter().cloned().enumerate().filter(|(_, range)| !range.is_empty())
     }

@@ -157,7 +157,7 @@ fn data_that_stalls_everywhere_is_reported_by_all() {
 #[test]
 fn data_that_stalls_on_one_rank_is_reported_by_the_others_too() {
     let errors = stalled(&[0], |comm| comm.barrier().err());
-    assert!(text(&errors[0]).ends_with("no data moved for 700ms, although all ranks are there"));
+    assert!(text(&errors[0]).ends_with("no data moved for 700ms, although all ranks are present"));
     let expected = "rank 1 of group `world` (size 2) in barrier(): NCCL reported: rank 0 has given up waiting for the data of \
                     all_reduce(sum, 1 x f32)";
     assert_eq!(text(&errors[1]), expected);
@@ -219,7 +219,7 @@ fn one_rank_without_a_library_stops_all() {
         Ok::<_, BoxError>(everyone(&bootstrap, mine).map_err(|error| error.to_string()))
     })
     .unwrap_or_else(|error| panic!("{error}"));
-    let own = "CUDA device 7 was asked for, and the driver shows 4 (CUDA_VISIBLE_DEVICES hides devices)";
+    let own = "CUDA device 7 was requested, but the driver shows 4 (CUDA_VISIBLE_DEVICES hides devices)";
     let other = format!("rank 1 could not start NCCL: {own}");
     assert_eq!(results, [Err(other.clone()), Err(own.to_owned()), Err(other)]);
 }
