@@ -50,7 +50,7 @@ pub enum BatchSizeError {
     },
     /// A batch that leaves a remainder.
     #[error(
-        "{what} is {batch_size}, which does not divide by micro_batch_size ({micro_batch_size}) x data parallel size \
+        "{what} is {batch_size}, which does not divide by micro_batch_size ({micro_batch_size}) x data-parallel size \
          ({data_parallel_size}); the nearest sizes that do are {} and {}, or set train.decrease_batch_size_if_needed",
         batch_size / (micro_batch_size * data_parallel_size) * (micro_batch_size * data_parallel_size),
         (batch_size / (micro_batch_size * data_parallel_size) + 1) * (micro_batch_size * data_parallel_size)

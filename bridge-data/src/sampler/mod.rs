@@ -224,7 +224,7 @@ fn check_sizes(params: &SamplerParams) -> Result<(), DataError> {
         return parameter("micro_batch_size = 0: expected at least 1".into());
     }
     if rank >= size {
-        return parameter(format!("data parallel rank {rank} is not below the group's size {size}"));
+        return parameter(format!("data-parallel rank {rank} is not below the group's size {size}"));
     }
     Ok(())
 }
@@ -245,7 +245,7 @@ fn check_cyclic(params: &SamplerParams) -> Result<(), DataError> {
     let active = (total - total % unit) as u64;
     if active == 0 {
         return parameter(format!(
-            "{total} samples do not fill one micro-batch on every rank: micro_batch_size {} x data parallel size {} needs {unit}",
+            "{total} samples do not fill one micro-batch on every rank: micro_batch_size {} x data-parallel size {} needs {unit}",
             params.micro_batch_size, params.data_parallel.size
         ));
     }
@@ -264,7 +264,7 @@ fn check_batch(params: &SamplerParams, incomplete: Incomplete) -> Result<(), Dat
     let (total, global) = (params.total_samples, params.global_batch_size);
     if global == 0 || !global.is_multiple_of(unit) {
         return parameter(format!(
-            "global_batch_size = {global}: expected a multiple of micro_batch_size x data parallel size = {unit}"
+            "global_batch_size = {global}: expected a multiple of micro_batch_size x data-parallel size = {unit}"
         ));
     }
     if epoch_samples(total, global, incomplete) == 0 {

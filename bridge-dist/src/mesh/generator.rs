@@ -82,15 +82,15 @@ impl FromStr for RankOrder {
 /// Sizes of the five axes of one grid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AxisSizes {
-    /// Tensor parallel size.
+    /// Tensor-parallel size.
     pub tp: usize,
-    /// Context parallel size.
+    /// Context-parallel size.
     pub cp: usize,
-    /// Expert parallel size.
+    /// Expert-parallel size.
     pub ep: usize,
-    /// Data parallel size.
+    /// Data-parallel size.
     pub dp: usize,
-    /// Pipeline parallel size.
+    /// Pipeline-parallel size.
     pub pp: usize,
 }
 

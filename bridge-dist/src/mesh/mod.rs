@@ -85,9 +85,9 @@ pub enum MeshError {
     ReplicasDiffer {
         /// The order.
         order: RankOrder,
-        /// Data times context parallel size.
+        /// Data times context-parallel size.
         dense: usize,
-        /// Expert data times expert parallel size.
+        /// Expert data times expert-parallel size.
         expert: usize,
     },
     /// The distributed optimizer's instances do not divide the replicas.
@@ -210,19 +210,19 @@ impl fmt::Display for GroupKind {
 /// The coordinates of one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Coordinates {
-    /// Tensor parallel rank.
+    /// Tensor-parallel rank.
     pub tp: usize,
-    /// Context parallel rank.
+    /// Context-parallel rank.
     pub cp: usize,
-    /// Data parallel rank.
+    /// Data-parallel rank.
     pub dp: usize,
     /// Pipeline stage.
     pub pp: usize,
-    /// Expert parallel rank.
+    /// Expert-parallel rank.
     pub ep: usize,
-    /// Expert tensor parallel rank.
+    /// Expert tensor-parallel rank.
     pub expert_tp: usize,
-    /// Expert data parallel rank.
+    /// Expert data-parallel rank.
     pub expert_dp: usize,
 }
 
@@ -325,7 +325,7 @@ impl Mesh {
         &self.expert
     }
 
-    /// Data parallel size: world / (tensor x pipeline x context).
+    /// Data-parallel size: world / (tensor x pipeline x context).
     pub const fn data_parallel_size(&self) -> usize {
         self.dense.sizes().dp
     }

@@ -107,22 +107,22 @@ impl ProcessGroups {
         self.get(kind).expect("every rank is in one group of this kind")
     }
 
-    /// Tensor parallel group.
+    /// Tensor-parallel group.
     pub fn tensor(&self) -> &Group {
         self.always(GroupKind::Tensor)
     }
 
-    /// Context parallel group.
+    /// Context-parallel group.
     pub fn context(&self) -> &Group {
         self.always(GroupKind::Context)
     }
 
-    /// Data parallel group.
+    /// Data-parallel group.
     pub fn data(&self) -> &Group {
         self.always(GroupKind::Data)
     }
 
-    /// Data and context parallel group: gradients of dense layers are reduced here.
+    /// Data and context-parallel group: gradients of dense layers are reduced here.
     pub fn data_context(&self) -> &Group {
         self.always(GroupKind::DataContext)
     }
@@ -132,17 +132,17 @@ impl ProcessGroups {
         self.always(GroupKind::Pipeline)
     }
 
-    /// Tensor and pipeline parallel group: together its ranks hold the model.
+    /// Tensor and pipeline-parallel group: together its ranks hold the model.
     pub fn model(&self) -> &Group {
         self.always(GroupKind::Model)
     }
 
-    /// Tensor and context parallel group.
+    /// Tensor and context-parallel group.
     pub fn tensor_context(&self) -> &Group {
         self.always(GroupKind::TensorContext)
     }
 
-    /// Tensor, data and context parallel group.
+    /// Tensor, data and context-parallel group.
     pub fn tensor_data_context(&self) -> &Group {
         self.always(GroupKind::TensorDataContext)
     }
@@ -157,27 +157,27 @@ impl ProcessGroups {
         self.get(GroupKind::PositionEmbedding)
     }
 
-    /// Expert parallel group.
+    /// Expert-parallel group.
     pub fn expert(&self) -> &Group {
         self.always(GroupKind::Expert)
     }
 
-    /// Expert tensor parallel group.
+    /// Expert tensor-parallel group.
     pub fn expert_tensor(&self) -> &Group {
         self.always(GroupKind::ExpertTensor)
     }
 
-    /// Expert tensor and expert parallel group.
+    /// Expert tensor and expert-parallel group.
     pub fn expert_tensor_expert(&self) -> &Group {
         self.always(GroupKind::ExpertTensorExpert)
     }
 
-    /// Expert tensor, expert and pipeline parallel group.
+    /// Expert tensor, expert and pipeline-parallel group.
     pub fn expert_model(&self) -> &Group {
         self.always(GroupKind::ExpertModel)
     }
 
-    /// Expert data parallel group: gradients of experts are reduced here.
+    /// Expert data-parallel group: gradients of experts are reduced here.
     pub fn expert_data(&self) -> &Group {
         self.always(GroupKind::ExpertData)
     }
