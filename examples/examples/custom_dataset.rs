@@ -1,13 +1,13 @@
-//! A custom dataset: sums such as `12+7=19;`, made up as they are asked for, as kind `arithmetic` with a recipe
-//! field `max_operand`, trained on with the built-in `gpt` model. Only the characters of an answer count in the loss.
+//! A custom dataset: sums such as `12+7=19;`, generated on demand, as kind `arithmetic` with a recipe field
+//! `max_operand`, for the built-in `gpt` model. Only the characters of an answer count in the loss.
 //!
 //! ```text
 //! cargo run --release --example custom_dataset
 //! cargo run --release --example custom_dataset -- dataset.max_operand=9 train.train_iters=2000
 //! ```
 //!
-//! A provider builds the splits of a run, the factory makes a provider from the recipe's `[dataset]` section, and the
-//! registry is told of both, so that recipes may name the kind and runs can build it.
+//! A provider builds the splits of a run, and a factory makes the provider from the recipe's `[dataset]` section. Both are
+//! registered, so that recipes may name the kind and runs can build it.
 use std::fmt::Write as _;
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use bridge_data::{DataError, Dataset, DatasetBuildContext, DatasetProvider, Data
 use bridge_kernels::Philox;
 use bridge_models::registry;
 
-/// The vocabulary; a character's place is its token id. `model.vocab_size` below has room for it.
+/// The vocabulary; a character's position is its token id. `model.vocab_size` below has room for it.
 const ALPHABET: &str = "0123456789+=;";
 
 const RECIPE: &str = r#"
@@ -31,7 +31,7 @@ dataset = { kind = "arithmetic", max_operand = 20 }
 logger = { log_interval = 50 }
 "#;
 
-/// Builds the splits. Each draws from a stream of its own, so that no sample depends on another.
+/// Builds the splits. Each split has its own random stream.
 struct Arithmetic {
     seed: u64,
     seq_length: usize,
@@ -55,18 +55,18 @@ impl DatasetProvider for Arithmetic {
 
 /// One split.
 pub struct Sums {
-    /// Where operands come from.
+    /// Seed of the operands.
     pub stream: Philox,
     /// Length of the split.
     pub num_samples: usize,
     /// Tokens of a sample.
     pub seq_length: usize,
-    /// Largest number that is added.
+    /// Largest operand.
     pub max_operand: u32,
 }
 
 impl Sums {
-    /// As many sums as `seq_length` and one more characters hold, the last one cut off. A function of `index` alone.
+    /// Sums that fill `seq_length` + 1 characters, with the last one cut off. A function of `index` alone.
     pub fn text(&self, index: usize) -> String {
         let stream = self.stream.derive(index as u64);
         let mut text = String::new();
@@ -93,7 +93,7 @@ impl Dataset for Sums {
         }
         let text = self.text(index);
         let ids: Vec<i64> = text.chars().filter_map(|c| ALPHABET.find(c)).map(|id| id as i64).collect();
-        // What follows `=`, up to and including `;`, can be computed; the rest can only be guessed.
+        // The characters after `=`, up to and including `;`, can be computed; the others can only be guessed.
         let in_answer = text.chars().scan(false, |inside, c| {
             let counts = *inside;
             *inside = c == '=' || (*inside && c != ';');
@@ -110,7 +110,7 @@ impl Dataset for Sums {
     }
 }
 
-/// The fields that only this kind has.
+/// The fields of this kind.
 #[derive(serde::Deserialize)]
 struct Fields {
     max_operand: u32,
@@ -123,7 +123,7 @@ fn factory(context: &DatasetFactoryContext) -> Result<Box<dyn DatasetProvider>, 
     Ok(Box::new(Arithmetic { seed: section.random_seed, seq_length: section.seq_length, max_operand }))
 }
 
-/// Trains [`RECIPE`] with `key=value` overrides laid over it.
+/// Trains [`RECIPE`] with `key=value` overrides.
 pub fn train(overrides: &[String], console: Console) -> anyhow::Result<RunReport> {
     let doc = "Largest number that is added.".into();
     let field = ExtraField { name: "max_operand".into(), spec: TypeSpec::Count, default: Some(99_i64.into()), doc };

@@ -1,9 +1,9 @@
-//! A model family of your own: a causal relative of MLP-Mixer (Tolstikhin et al., arXiv:2105.01601) as kind `mixer`,
+//! A custom model: a causal variant of MLP-Mixer (Tolstikhin et al., arXiv:2105.01601) as kind `mixer`,
 //! with a recipe field `expansion`, trained on mock data.
 //! Run it with `cargo run --release --example custom_model -- model.expansion=8 logger.log_interval=10`.
 //!
 //! The Burn module implements [`Segments`], the configuration implements [`ModelConfig`] and [`ModelBuilder`], and the
-//! registry is told of the kind, so that recipes may name it and runs can build it.
+//! kind is registered, so that recipes may name it and runs can build it.
 //! Shape legend: `b` batch, `t` sequence, `c` hidden size, `f` feed-forward size, `v` vocabulary.
 use bridge_core::config::{ExtraField, Format, Kind, TransformerConfig, TypeSpec, World, load_text};
 use bridge_core::model::{
@@ -37,7 +37,7 @@ struct Layer {
 
 impl Layer {
     fn forward(&self, x_btc: Tensor<3>, epsilon: f64) -> Tensor<3> {
-        // Row t of the lower triangle weighs the positions 0..=t: none sees a later one.
+        // Row t of the lower triangle weights the positions 0..=t: no position sees a later one.
         let time_1tt = self.time.val().tril(0).unsqueeze::<3>();
         let h_btc = time_1tt.matmul(rms_norm(x_btc.clone(), self.norm.val(), epsilon));
         let h_btf = activation(linear(h_btc, self.up.val(), None), Activation::Gelu);
@@ -85,7 +85,7 @@ impl Segments for Mixer {
     }
 }
 
-/// The fields that all models share, and the one that only this kind has.
+/// The fields that all models share, and the one of this kind.
 #[derive(Clone, Debug, serde::Deserialize)]
 struct MixerConfig {
     #[serde(skip)]
@@ -138,7 +138,7 @@ impl ModelBuilder for MixerConfig {
     }
 }
 
-/// Trains [`RECIPE`] with `key=value` overrides laid over it.
+/// Trains [`RECIPE`] with `key=value` overrides.
 pub fn train(overrides: &[String], console: Console) -> anyhow::Result<RunReport> {
     let doc = "Width of the channel MLP over `hidden_size`.".into();
     let field = ExtraField { name: "expansion".into(), spec: TypeSpec::Count, default: Some(4_i64.into()), doc };

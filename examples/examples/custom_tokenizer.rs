@@ -27,7 +27,7 @@ dataset = { kind = "characters" }
 logger = { log_interval = 50 }
 "#;
 
-/// The characters of a text in order; a character's place is its id.
+/// The characters of a text in order; a character's position is its id.
 pub struct Characters(pub Vec<char>);
 
 impl Tokenizer for Characters {
@@ -76,7 +76,7 @@ impl Tokenizer for Characters {
     }
 }
 
-/// Provider and split in one: sample `i` begins at a place of the text that follows from `i`.
+/// Provider and split in one: sample `i` begins at a position in the text that follows from `i`.
 #[derive(Clone)]
 struct Windows {
     tokenizer: Arc<Characters>,
@@ -102,7 +102,7 @@ impl Dataset for Windows {
     }
 
     fn get(&self, index: usize) -> Result<Sample, DataError> {
-        // Steps of a prime number go through all places in turn.
+        // Steps of a prime size visit all positions.
         let start = index * 7919 % (self.ids.len() - self.seq_length);
         let window = &self.ids[start..=start + self.seq_length];
         Ok(Sample {
@@ -133,7 +133,7 @@ fn factory(context: &DatasetFactoryContext) -> Result<Box<dyn DatasetProvider>, 
     Ok(Box::new(Windows { tokenizer: Arc::new(tokenizer), ids: Arc::new(ids), seq_length, num_samples: 0 }))
 }
 
-/// Trains [`RECIPE`] with `key=value` overrides laid over it.
+/// Trains [`RECIPE`] with `key=value` overrides.
 pub fn train(overrides: &[String], console: Console) -> anyhow::Result<RunReport> {
     let doc = "The text; this program's own source by default.".into();
     let field = ExtraField { name: "file".into(), spec: TypeSpec::String, default: None, doc };

@@ -7,8 +7,8 @@
 //! curl localhost:3000/runs/0/checkpoints; curl -X POST localhost:3000/runs/0/cancel
 //! ```
 //!
-//! Progress comes as server-sent events. An answer holds those after `Last-Event-ID` and waits for one if there is none
-//! yet; 204 says that no more will come. A browser's `EventSource` asks again by itself. Clients are trusted.
+//! Progress is sent as server-sent events. A response has the events after `Last-Event-ID` and waits for one if there are none
+//! yet; 204 means that no more will come. A browser's `EventSource` reconnects automatically. Clients are trusted.
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ use tokio::{net::TcpListener, sync::Mutex, sync::watch};
 type Failure = (StatusCode, String);
 type Answer = Result<Response, Failure>;
 
-/// What the handlers know of a run. Its events end when the training thread drops their sender.
+/// The handlers' view of a run. Its events end when the training thread drops their sender.
 #[derive(Clone)]
 struct Run {
     cancel: CancelHandle,
@@ -35,7 +35,7 @@ struct Run {
     events: watch::Receiver<Vec<Value>>,
 }
 
-/// The runs, whose ids are their places here, and where they write.
+/// The runs, whose ids are their indices, and the folder that they write to.
 #[derive(Clone)]
 struct Service {
     runs: Arc<Mutex<Vec<Run>>>,
@@ -49,7 +49,7 @@ impl Service {
     }
 }
 
-/// Forwards what the loop tells. The loop calls it between steps, so it must not take long.
+/// Forwards events of the loop. The loop calls it between steps, so it must not take long.
 struct Recorder(Arc<watch::Sender<Vec<Value>>>);
 
 impl Callback for Recorder {
@@ -59,7 +59,7 @@ impl Callback for Recorder {
     }
 }
 
-/// Trains on a thread of its own. However that ends, the last event says so.
+/// Trains on a separate thread. The last event says how the run ended.
 async fn train(config: RunConfig, cancel: CancelHandle, events: Arc<watch::Sender<Vec<Value>>>) {
     let mut options = RunOptions { console: Console::Silent, cancel, ..RunOptions::new(registry()) };
     options.callbacks.push(Box::new(Recorder(Arc::clone(&events))));
@@ -72,7 +72,7 @@ async fn train(config: RunConfig, cancel: CancelHandle, events: Arc<watch::Sende
     events.send_modify(|events| events.push(last));
 }
 
-/// Body of `POST /runs`: a recipe as JSON, and `key=value` overrides laid over it.
+/// Body of `POST /runs`: a recipe as JSON, and `key=value` overrides.
 #[derive(serde::Deserialize)]
 struct Order {
     recipe: Value,
@@ -87,7 +87,7 @@ async fn start(State(service): State<Service>, Json(order): Json<Order>) -> Answ
         RawConfig::from_text(&recipe, Format::Json, &order.overrides, &registry().kinds()).map_err(refused)?;
     let mut runs = service.runs.lock().await;
     let id = runs.len();
-    // Where a run writes is the service's decision, whatever the recipe says.
+    // The service decides where a run writes, whatever the recipe says.
     let checkpoints = service.folder.join(format!("{id}/checkpoints"));
     raw.checkpoint.save = Some(checkpoints.clone());
     raw.logger.log_dir = Some(service.folder.join(format!("{id}/logs")));
@@ -121,7 +121,7 @@ async fn checkpoints(State(service): State<Service>, Path(id): Path<usize>) -> R
     Ok(Json(list.iter().map(|c| json!({ "iteration": c.iteration, "complete": c.is_complete() })).collect()))
 }
 
-/// Serves until `shutdown` ends, then cancels what still trains. Runs write below `folder`.
+/// Serves until `shutdown` ends, then cancels the remaining runs. Runs write below `folder`.
 pub async fn serve<F>(listener: TcpListener, folder: PathBuf, shutdown: F) -> std::io::Result<()>
 where
     F: Future<Output = ()> + Send + 'static,

@@ -3,6 +3,6 @@
 //! | program | what it shows |
 //! | --- | --- |
 //! | `service` | training runs inside a web service: start, watch, cancel, list checkpoints |
-//! | `custom_model` | a model family of your own, with a recipe field of its own |
+//! | `custom_model` | a custom model, with its own recipe field |
 //! | `custom_dataset` | a custom dataset, with its own recipe field |
 //! | `custom_tokenizer` | a dataset with its own tokenizer |

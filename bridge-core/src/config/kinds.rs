@@ -21,7 +21,7 @@ pub struct ExtraField {
 /// One kind. By default it supports what the section's table does not refuse.
 #[derive(Debug, Clone, Default)]
 pub struct Kind {
-    /// The settings of the section that it supports; `None` is all that the section's table does not refuse.
+    /// The settings of the section that it supports; `None` means all that the section's table does not refuse.
     pub settings: Option<Vec<String>>,
     /// Its additional settings.
     pub extra: Vec<ExtraField>,
@@ -30,13 +30,13 @@ pub struct Kind {
 }
 
 impl Kind {
-    /// A kind that supports these settings of the section, also where the section's table refuses them, those that no kind has a say
-    /// in ([`OF_EVERY_KIND`](super::sections::OF_EVERY_KIND) in `[model]`), and no others.
+    /// A kind that supports exactly these settings of the section, even if the section's table refuses them, and those of every kind
+    /// ([`OF_EVERY_KIND`](super::sections::OF_EVERY_KIND) in `[model]`).
     pub fn supporting<'a>(settings: impl IntoIterator<Item = &'a str>) -> Self {
         Self { settings: Some(settings.into_iter().map(str::to_owned).collect()), ..Self::default() }
     }
 
-    /// The kind with settings of its own besides.
+    /// Adds settings that only this kind has.
     #[must_use]
     pub fn with(mut self, extra: impl IntoIterator<Item = ExtraField>) -> Self {
         self.extra.extend(extra);
