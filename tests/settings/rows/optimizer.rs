@@ -5,7 +5,7 @@ use super::super::row::{AS_IT_IS, Row, row, switch};
 use super::super::run::{Program, Run};
 
 pub fn rows() -> Vec<Row> {
-    [rates(), adam(), precision(), sharding()].concat()
+    [rates(), rules(), precision(), sharding()].concat()
 }
 
 fn rates() -> Vec<Row> {
@@ -27,9 +27,10 @@ fn rates() -> Vec<Row> {
     ]
 }
 
-fn adam() -> Vec<Row> {
+fn rules() -> Vec<Row> {
+    let lion = tiny_with(&["optimizer.optimizer=lion", "optimizer.adam_beta2=null"]);
     vec![
-        row("optimizer.optimizer", &tiny_with(&["optimizer.adam_beta2=null"]), &["adam", "sgd"])
+        row("optimizer.optimizer", &tiny_with(&["optimizer.adam_beta2=null"]), &["adam", "sgd", "lion"])
             .moves("params shapes slices"),
         row("optimizer.adam_beta1", &tiny(), &[AS_IT_IS, "0.5"]).moves("params"),
         row("optimizer.adam_beta2", &tiny(), &[AS_IT_IS, "0.5"]).moves("params"),
@@ -41,6 +42,8 @@ fn adam() -> Vec<Row> {
             &[AS_IT_IS, "0.5"],
         )
         .moves("params"),
+        row("optimizer.lion_beta1", &lion, &[AS_IT_IS, "0.5"]).moves("params"),
+        row("optimizer.lion_beta2", &lion, &[AS_IT_IS, "0.5"]).moves("params"),
     ]
 }
 

@@ -24,6 +24,7 @@ macro_rules! rules {
 rules! {
     adamw,
     sgd,
+    lion,
 }
 
 /// The names of all rules, in their order.
