@@ -94,7 +94,7 @@ pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
         line(&format!("perplexity     {:.4}", loss.exp()));
         match bits_per_byte {
             Some(bits) => line(&format!("bits per byte  {bits:.4}")),
-            None => line("bits per byte  unknown (the tokenizer does not say what its tokens stand for)"),
+            None => line("bits per byte  unknown (the tokenizer does not know the bytes of its tokens)"),
         }
         line(&format!("evaluated on   {} tokens in {} sequences", totals.tokens, totals.samples));
     }

@@ -57,7 +57,7 @@ pub fn run(command: &Command) -> Result<u8, Failure> {
     line(&format!("{}: {verb} {size} tokens", path.display()));
     if size < train.vocab_size {
         eprintln!(
-            "warning: {} tokens were asked for; the text has no further pair of tokens that occurs {} times \
+            "warning: {} tokens were requested; the text has no further pair of tokens that occurs {} times \
              (--min-frequency)",
             train.vocab_size, train.min_frequency
         );

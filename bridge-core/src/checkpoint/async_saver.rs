@@ -116,7 +116,7 @@ impl<W> AsyncSaver<W> {
     /// Collects the outcome of a save that has ended; `None` if one is in progress, or if there is none.
     ///
     /// # Errors
-    /// When the save failed.
+    /// If the save failed.
     pub fn poll(&mut self) -> Result<Option<SaveReport>, CheckpointError> {
         let Some(iteration) = self.in_flight else {
             return Ok(None);
@@ -133,7 +133,7 @@ impl<W> AsyncSaver<W> {
     /// Waits for the save in flight and collects its outcome; `None` when there is none.
     ///
     /// # Errors
-    /// When the save failed.
+    /// If the save failed.
     pub fn finish(&mut self) -> Result<Option<SaveReport>, CheckpointError> {
         let Some(iteration) = self.in_flight.take() else {
             return Ok(None);

@@ -140,7 +140,7 @@ pub(super) fn exists(path: &Path) -> Result<bool, CheckpointError> {
     match fs::symlink_metadata(path) {
         Ok(_) => Ok(true),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
-        Err(e) => Err(CheckpointError::io("look at", path)(e)),
+        Err(e) => Err(CheckpointError::io("inspect", path)(e)),
     }
 }
 

@@ -18,7 +18,7 @@ use super::verify::VerifiedFile;
 
 /// Runs shorter than this are read through a window, so that a narrow column of a matrix does not cost a system call per row.
 const DIRECT_READ_BYTES: usize = 32 << 10;
-/// Bytes of that window: all the memory that reading needs besides the tensor.
+/// Bytes of that window: the only memory that reading needs besides the tensor.
 const WINDOW_BYTES: usize = 1 << 20;
 
 /// The location of a slice in its shard file.
@@ -78,7 +78,7 @@ impl Checkpoint {
     /// The resolved configuration of the run, as TOML.
     ///
     /// # Errors
-    /// When the file cannot be read or is not UTF-8.
+    /// If the file cannot be read or is not UTF-8.
     pub fn run_config(&self) -> Result<String, CheckpointError> {
         let bytes = self.file(RUN_CONFIG_FILE)?;
         String::from_utf8(bytes).map_err(|e| self.malformed(RUN_CONFIG_FILE, e.to_string()))
@@ -92,7 +92,7 @@ impl Checkpoint {
     /// The content of one file.
     ///
     /// # Errors
-    /// When the checkpoint has no such file, or it cannot be read.
+    /// If the checkpoint has no such file, or it cannot be read.
     pub fn file(&self, name: &str) -> Result<Vec<u8>, CheckpointError> {
         let Some(file) = self.files.get(name) else {
             return Err(self.damaged(Damage::FileMissing { file: name.to_owned() }));
@@ -158,7 +158,7 @@ impl Checkpoint {
     /// Reads part of a tensor, given by one range per dimension. The shape of the result is the lengths of `ranges`.
     ///
     /// # Errors
-    /// When there is no tensor of that name, `ranges` reach outside it, or a file cannot be read.
+    /// If there is no tensor of that name, `ranges` reach outside it, or a file cannot be read.
     pub fn load_slice(&self, name: &str, ranges: &[Range<usize>]) -> Result<HostTensor, CheckpointError> {
         let record = self.tensor(name)?;
         let len = checked_byte_len(name, record, ranges)?;

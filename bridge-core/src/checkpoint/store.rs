@@ -150,7 +150,7 @@ impl CheckpointStore {
     /// All checkpoints, oldest first, including damaged ones. Reads metadata and sizes, not contents.
     ///
     /// # Errors
-    /// When the folder cannot be read.
+    /// If the folder cannot be read.
     pub fn list(&self) -> Result<Vec<CheckpointSummary>, CheckpointError> {
         Ok(match &self.place {
             Place::Folder(path) => vec![summarise(path)],
@@ -161,7 +161,7 @@ impl CheckpointStore {
     /// Opens the checkpoint of one iteration, without resolving the latest and without falling back.
     ///
     /// # Errors
-    /// When there is none, or it is damaged.
+    /// If there is none, or it is damaged.
     pub fn open_iteration(&self, step: u64, verification: Verification) -> Result<Checkpoint, CheckpointError> {
         let path = match &self.place {
             Place::Folder(path) => path.clone(),

@@ -202,7 +202,7 @@ impl HostTensor {
     /// Its elements as numbers.
     ///
     /// # Errors
-    /// When `T` is not the stored type, or a stored boolean is neither 0 nor 1.
+    /// If `T` is not the stored type, or a stored boolean is neither 0 nor 1.
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>, CheckpointError> {
         if T::DTYPE != self.dtype {
             return Err(CheckpointError::InvalidTensor {

@@ -30,7 +30,7 @@ impl Verifier<'_> {
     /// Verifies a folder.
     ///
     /// # Errors
-    /// When ranks cannot communicate.
+    /// If ranks cannot communicate.
     pub(super) fn verify(&self, folder: &Path, verification: Verification) -> Result<Verified, CheckpointError> {
         match self.others {
             Some(group) if verification == Verification::Contents => {
@@ -58,7 +58,7 @@ impl Verifier<'_> {
 /// call this together; the result is the first rank's.
 ///
 /// # Errors
-/// When ranks cannot communicate.
+/// If ranks cannot communicate.
 pub fn look_together<T>(group: &Group, look: impl FnOnce(&Verifier<'_>) -> T) -> Result<Option<T>, CheckpointError> {
     if group.size() == 1 {
         return Ok(Some(look(&Verifier::ALONE)));

@@ -125,7 +125,7 @@ impl CheckpointWriter {
     /// and a checkpoint that it had moved aside gets its name back.
     ///
     /// # Errors
-    /// When `root` is not a folder or cannot be created or written.
+    /// If `root` is not a folder or cannot be created or written.
     pub fn open(root: impl Into<PathBuf>, options: SaveOptions) -> Result<Self, CheckpointError> {
         let root = root.into();
         if fs::metadata(&root).is_ok_and(|metadata| !metadata.is_dir()) {
@@ -169,7 +169,7 @@ impl CheckpointWriter {
     /// [write their shards](Staging::write_shards), and this writer [publishes](Self::publish) what they report.
     ///
     /// # Errors
-    /// When the temporary folder cannot be created.
+    /// If the temporary folder cannot be created.
     pub fn begin(&self, iteration: u64) -> Result<Staging, CheckpointError> {
         let folder = self.root.join(staging_name(iteration));
         remove_all(&folder)?;
@@ -320,13 +320,13 @@ impl Staging {
         write_shards(&self.folder, &plans, self.options.storage_writers.get(), &meter)
     }
 
-    /// Removes the folder after an error, which matters more than one of the removal: what is left goes at the next
+    /// Removes the folder after an error. An error of the removal is ignored; the rest is removed at the next
     /// start.
     pub fn discard(&self) {
         let _ = remove_all(&self.folder);
     }
 
-    /// Writes all that is no shard and syncs the folder. Returns the checksum of the metadata and the bytes of all files.
+    /// Writes all files except shards and syncs the folder. Returns the checksum of the metadata and the bytes of all files.
     fn complete(&self, run: &RunFiles, shards: &[WrittenShard]) -> Result<(Checksum, u64), CheckpointError> {
         if run.train_state.step != self.iteration {
             let reason = format!("its step is {}, the save is of iteration {}", run.train_state.step, self.iteration);

@@ -11,7 +11,7 @@ use crate::schedule::MicroBatchWindows;
 /// What each chunk of each pipeline rank holds of a model with `num_layers` layers in all its stacks.
 ///
 /// # Errors
-/// If the layout cannot be read, or the layers cannot be spread as the settings ask.
+/// If the layout cannot be parsed, or the layers cannot be placed according to the settings.
 pub fn pipeline_placement(model: &TransformerConfig, num_layers: usize) -> Result<Placement, PlacementError> {
     let accounting = |counts| if counts { Accounting::AsLayer } else { Accounting::Free };
     let (first, last) = (model.num_layers_in_first_pipeline_stage, model.num_layers_in_last_pipeline_stage);
@@ -35,7 +35,7 @@ pub fn pipeline_placement(model: &TransformerConfig, num_layers: usize) -> Resul
     spec.place()
 }
 
-/// The order of work in training, for a pipeline of `num_chunks` chunks on each rank.
+/// The pipeline schedule in training, with `num_chunks` chunks on each rank.
 pub fn pipeline_schedule(model: &TransformerConfig, num_chunks: usize) -> ScheduleKind {
     match model.pipeline_schedule {
         Some(PipelineSchedule::GPipe) => ScheduleKind::GPipe,
@@ -50,7 +50,7 @@ pub fn pipeline_schedule(model: &TransformerConfig, num_chunks: usize) -> Schedu
     }
 }
 
-/// How the micro-batches of a pass are cut, where each has `micro_batch_size` samples.
+/// The windows of a pass whose micro-batches have `micro_batch_size` samples.
 pub fn micro_batch_windows(config: &RunConfig, micro_batch_size: usize) -> MicroBatchWindows {
     let model = &config.model;
     let tokens = micro_batch_size * model.seq_length / config.parallel.context;

@@ -370,7 +370,7 @@ impl FinalTransformer {
     /// divide over tensor-parallel ranks.
     ///
     /// # Errors
-    /// When `vocab_size` is smaller than the tokenizer's.
+    /// If `vocab_size` is smaller than the tokenizer's.
     pub fn padded_vocab_size(&self, tokenizer_vocab_size: usize) -> Result<usize, ConfigErrors> {
         let unit = self.make_vocab_size_divisible_by;
         match self.vocab_size {

@@ -90,7 +90,7 @@ pub(crate) fn options_of(request: &IndexRequest<'_>) -> String {
     format!("extra {} partial {partial}", request.extra)
 }
 
-/// Loads the arrays of `request`. `Ok(None)`: there is no complete cache. An error says why the cache there is unusable.
+/// Loads the arrays of `request`. `Ok(None)`: there is no complete cache. An error says why an existing cache is unusable.
 pub(crate) fn load(
     key: &CacheKey,
     request: &IndexRequest<'_>,

@@ -276,7 +276,7 @@ impl Builder<'_> {
         let weights = blend.weights.as_deref().map(normalize);
         let wanted = self.member_targets(weights.as_deref(), blend.paths.len(), split, request.target)?;
         let members = match self.members(blend, split, matrix, &wanted) {
-            // A split nobody will read may be too small.
+            // A split that is not read may be too small.
             Err(DataError::SplitTooSmall { .. }) if request.target == Some(0) => return Ok(None),
             members => members?,
         };

@@ -50,7 +50,7 @@ impl OutputLock {
             }
             // Between opening and locking, its holder may have deleted the file: then this lock has no effect, and
             // another process may hold the lock on a new file.
-            if is_named(&file, &path).map_err(DataError::io("look at the lock file", &path))? {
+            if is_named(&file, &path).map_err(DataError::io("inspect the lock file", &path))? {
                 return Ok(Self { path, file });
             }
         }

@@ -251,7 +251,7 @@ fn check_cyclic(params: &SamplerParams) -> Result<(), DataError> {
     }
     if !(consumed % active).is_multiple_of(unit as u64) {
         return parameter(format!(
-            "cannot resume after {consumed} samples: the {} samples into the epoch are no multiple of micro_batch_size x data \
+            "cannot resume after {consumed} samples: the {} samples into the epoch are not a multiple of micro_batch_size x data-\
              parallel size = {unit}",
             consumed % active
         ));

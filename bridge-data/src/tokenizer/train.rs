@@ -100,7 +100,7 @@ pub fn train_byte_level_bpe_until(
     HuggingFaceTokenizer::from_parts(inner, vec![("tokenizer_config.json", format!("{config:#}\n"))])
 }
 
-/// How often the search for merges is asked whether to go on.
+/// How often the search for merges checks for cancellation.
 const INTERVAL: Duration = Duration::from_millis(50);
 
 /// Finds the merges. The library cannot be told to stop, so it works beside the caller, who may leave it behind: it has what it needs and

@@ -140,7 +140,7 @@ pub enum ScheduleError {
         /// Which rule it breaks.
         rule: &'static str,
     },
-    /// A rank's list is wrong by itself.
+    /// A rank's list is invalid by itself.
     #[error("rank {rank}, action {index} ({action}): {problem}")]
     Action {
         /// The rank.

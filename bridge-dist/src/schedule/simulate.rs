@@ -66,7 +66,7 @@ impl SimulationReport {
 /// Validates a schedule and executes it.
 ///
 /// # Errors
-/// If a list is wrong by itself, messages arrive in an unexpected order, or ranks deadlock.
+/// If a list is invalid by itself, messages arrive in an unexpected order, or ranks deadlock.
 pub fn simulate(schedule: &PipelineSchedule, costs: Costs, sends: Sends) -> Result<SimulationReport, ScheduleError> {
     validate(schedule)?;
     let mut machine = Machine {
@@ -102,7 +102,7 @@ struct RankState {
 /// Messages from one rank to another.
 #[derive(Default)]
 struct Link {
-    /// By boundary and direction: the micro-batch and the time its data is there.
+    /// By boundary and direction: the micro-batch and the arrival time of its data.
     queues: BTreeMap<(usize, Direction), VecDeque<(usize, u64)>>,
     /// When each message was sent.
     sent: Vec<u64>,

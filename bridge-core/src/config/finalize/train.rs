@@ -173,7 +173,7 @@ pub(super) fn resolve_validation(
     let batch = if can_round { (batch / unit * unit).max(unit) } else { batch };
     let global = *validation.eval_global_batch_size.get_or_insert(batch);
     let config = validation.clone();
-    // A batch taken over from training was checked there.
+    // A batch size copied from training was checked there.
     let key = if draft.raw.validation.eval_global_batch_size.is_some() {
         "validation.eval_global_batch_size"
     } else {

@@ -60,7 +60,7 @@ pub enum MpiInitError {
     NoThreads,
     /// The launcher started a different number of ranks than requested.
     #[error(
-        "{expected} ranks were asked for, and MPI has {found}; start the program with `mpirun -np {expected}` (or srun) of the same MPI \
+        "{expected} ranks were requested, but MPI has {found}; start the program with `mpirun -np {expected}` (or srun) of the same MPI \
          library that it was built with"
     )]
     WorldSize {

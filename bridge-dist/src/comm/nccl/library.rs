@@ -16,7 +16,7 @@ const DRIVER: (&str, &str) = (
 );
 const NCCL: (&str, &str) = (
     "the NCCL library (libnccl.so)",
-    "install libnccl2 and libnccl-dev (Debian, Ubuntu) or libnccl-devel (Fedora, RHEL) from NVIDIA's repository, and if it lies elsewhere \
+    "install libnccl2 and libnccl-dev (Debian, Ubuntu) or libnccl-devel (Fedora, RHEL) from NVIDIA's repository, and if it is elsewhere \
      name its folder in LD_LIBRARY_PATH; where only libnccl.so.2 is installed, a link libnccl.so to it will do",
 );
 

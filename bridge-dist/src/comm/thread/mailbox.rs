@@ -89,7 +89,7 @@ impl Receive {
         Ok(())
     }
 
-    /// Blocks until the message is there.
+    /// Blocks until the message has arrived.
     pub fn finish(mut self) -> Result<HostBuffer, CommError> {
         let start = Instant::now();
         let member = Arc::clone(&self.member);
