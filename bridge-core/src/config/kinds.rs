@@ -85,9 +85,9 @@ pub struct Kinds {
 }
 
 impl Kinds {
-    /// What this release has: models `gpt`; datasets `gpt`, `fim`, `mock`.
+    /// The built-in kinds: models `gpt`; datasets `gpt`, `fim`, `mock`.
     ///
-    /// These are names; `bridge_models::registry()` has what they stand for, and more kinds are registered there.
+    /// These are only names; `bridge_models::registry()` has their factories, and more kinds are registered there.
     pub fn builtin() -> Self {
         let mut model = KindRegistry::default();
         model.register("gpt", Kind::default());

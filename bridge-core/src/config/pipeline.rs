@@ -1,4 +1,4 @@
-//! Which layers each pipeline stage holds and in which order it works, as the settings of `[model]` say.
+//! The layers of each pipeline stage, and the pipeline schedule, according to the settings of `[model]`.
 
 use bridge_dist::schedule::placement::{Accounting, Layout, Placement, PlacementError, PlacementSpec, Split};
 use bridge_dist::schedule::{InterleavedWarmup, ScheduleKind};
@@ -8,7 +8,7 @@ use super::run_config::RunConfig;
 use super::sections::TransformerConfig;
 use crate::schedule::MicroBatchWindows;
 
-/// What each chunk of each pipeline rank holds of a model with `num_layers` layers in all its stacks.
+/// The layers of each chunk of each pipeline rank, for a model with `num_layers` layers over all its stacks.
 ///
 /// # Errors
 /// If the layout cannot be parsed, or the layers cannot be placed according to the settings.

@@ -25,7 +25,7 @@ pub struct Refusal {
     pub upstream: &'static [&'static str],
     /// Whether a plan supports values that no run of this release supports.
     is_planned: bool,
-    /// Which settings are implemented after all, by name.
+    /// Settings that are implemented after all, by name.
     unless: Option<fn(&str) -> bool>,
 }
 
@@ -102,7 +102,7 @@ impl Refusal {
         matches!(self.cause, Cause::NoCounterpart)
     }
 
-    /// Whether every value that would do something is refused.
+    /// Whether every value that would have an effect is refused.
     pub const fn is_whole(&self) -> bool {
         self.built.is_empty()
     }
@@ -139,7 +139,7 @@ impl Refusal {
 }
 
 impl TransformerConfig {
-    /// The key of the first setting that asks for what is not built, and what to say about it.
+    /// The key of the first setting that asks for something not implemented, and the message about it.
     pub fn not_built(&self) -> Option<(String, String)> {
         Self::fields().into_iter().find_map(|field| {
             let refusal = field.refusal.filter(|refusal| !refusal.is_without_counterpart())?;
@@ -216,7 +216,7 @@ fn accepted(refusal: &Refusal, default: &Node, values: &Node) -> Vec<Node> {
     accepted
 }
 
-/// Reports the value of a setting if it is none of the accepted.
+/// Reports the value of a setting if it is not one of the accepted values.
 fn refuse_others(draft: &mut Draft<'_>, key: &str, message: String, values: &Node, accepted: Vec<Node>) {
     let Some(value) = values.get_path(key).filter(|value| !accepted.contains(value)) else {
         return;

@@ -24,7 +24,7 @@ pub(in super::super) struct Draft<'r> {
     pub errors: ConfigErrors,
     /// Warnings so far.
     pub warnings: Vec<String>,
-    /// All defaults, to tell what the user changed.
+    /// All defaults, to detect what the user changed.
     pub defaults: Node,
 }
 
@@ -108,12 +108,12 @@ impl<'r> Draft<'r> {
         value.as_ref() != self.defaults.get_path(key)
     }
 
-    /// The kind of model, if there is one of that name.
+    /// The kind of model, if that name is registered.
     pub fn model_kind(&self) -> Option<&'r Kind> {
         self.raw.kinds().model.get(&self.recipe.model.kind)
     }
 
-    /// Whether the kind of model has a setting of the model.
+    /// Whether the kind of model supports a setting of `[model]`.
     pub fn supports(&self, setting: &str) -> bool {
         let listed = self.model_kind().and_then(|kind| kind.settings.as_ref());
         OF_EVERY_KIND.contains(&setting) || listed.is_none_or(|listed| listed.iter().any(|name| name == setting))

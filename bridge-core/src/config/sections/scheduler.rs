@@ -12,15 +12,15 @@ section! {
         lr_decay_style: LrDecayStyle = LrDecayStyle::Linear;
         /// Annealing curve of WSD.
         lr_wsd_decay_style: WsdDecayStyle = WsdDecayStyle::Exponential;
-        /// Decay horizon in iterations; null is the whole training.
+        /// Decay horizon in iterations; null means the whole training.
         lr_decay_iters: Option<usize> = None, Limits::POSITIVE;
-        /// Decay horizon in samples; null is the whole training.
+        /// Decay horizon in samples; null means the whole training.
         lr_decay_samples: Option<usize> = None, Limits::POSITIVE;
         /// Length of WSD annealing in iterations.
         lr_wsd_decay_iters: Option<usize> = None, Limits::POSITIVE;
         /// Length of WSD annealing in samples.
         lr_wsd_decay_samples: Option<usize> = None, Limits::POSITIVE;
-        /// Warm-up as share of the decay horizon.
+        /// Warm-up as a fraction of the decay horizon.
         lr_warmup_fraction: Option<f64> = None, Limits::FRACTION;
         /// Warm-up in iterations.
         lr_warmup_iters: usize = 0;
@@ -38,8 +38,8 @@ section! {
         end_weight_decay: Option<f64> = None, Limits::NON_NEGATIVE;
         /// Curve between the two.
         weight_decay_incr_style: WeightDecayIncrStyle = WeightDecayIncrStyle::Constant;
-        /// Rule choosing parameters without decay.
+        /// Rule that exempts parameters from weight decay.
         no_weight_decay_cond_type: Option<NoWeightDecayCond> = None
-            => not_built("Qwen3-Next's rule of what decays; optimizer.apply_wd_to_qk_layernorm has its query and key norms");
+            => not_built("Qwen3-Next's weight decay rule; optimizer.apply_wd_to_qk_layernorm covers its query and key norms");
     }
 }
