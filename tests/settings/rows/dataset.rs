@@ -29,7 +29,7 @@ fn kinds() -> Vec<Row> {
         row("dataset.dataloader_type", &tiny(), &["single", "external"]).moves("exit").holds(
             1,
             "stderr",
-            "loads itself",
+            "needs a dataset with its own loader",
         ),
         row("dataset.data_sharding", &cyclic, &[AS_IT_IS, "false"]).moves("loss_1"),
         row("dataset.drop_last", &once, &[AS_IT_IS, "false"]).moves("exit").holds(1, "exit", "0"),

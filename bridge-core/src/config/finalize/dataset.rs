@@ -143,7 +143,7 @@ fn dataloader_fits(draft: &mut Draft<'_>, kind: &str) {
             let is_built_in = Kinds::builtin().dataset.get(kind).is_some();
             let message = format!(
                 "\"external\" needs a dataset with its own loader, but dataset.kind = \"{kind}\" is read sample by sample; a program can \
-                 register a kind that does"
+                 register a kind that has one"
             );
             draft.require(!is_built_in, key, message);
         }
