@@ -167,7 +167,7 @@ fn metadata_that_lies_is_found_too() {
         (|m| m["iteration"] = 7.into(), "says iteration 2, its metadata.json says 7"),
         (|m| m["tensors"]["model.big"]["slices"][0]["key"] = "model.other".into(), "lacks `model.other`"),
         (|m| m["tensors"]["model.big"]["slices"][0]["file"] = "nowhere".into(), "`nowhere`, which is not listed"),
-        (|m| m["tensors"]["model.big"]["slices"][0]["file"] = "tokenizer.json".into(), "no safetensors file"),
+        (|m| m["tensors"]["model.big"]["slices"][0]["file"] = "tokenizer.json".into(), "not a safetensors file"),
         (|m| m["tensors"]["model.big"]["dtype"] = "I32".into(), "is F32 [100, 30], metadata.json has it as I32"),
         (|m| m["tensors"]["model.big"]["shape"] = serde_json::json!([u64::MAX, u64::MAX]), "more bytes than can"),
         (|m| drop(m.as_object_mut().unwrap().remove("tensors")), "missing field `tensors`"),
