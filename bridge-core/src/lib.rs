@@ -41,6 +41,5 @@ pub mod optim;
 pub mod plan;
 pub mod resilience;
 pub mod schedule;
-#[cfg(test)]
-mod testing;
+pub mod testing;
 pub mod train;

@@ -1,36 +1,20 @@
 //! Parts of whole tensors that ranks hold: which elements, and putting whole parameters together again.
 
 use std::collections::HashMap;
-use std::ops::Range;
 
-use bridge_core::model::{ModelChunk, ParameterInfo, Placement, ReplicaGroup};
+use bridge_core::model::{Declaration, ModelChunk, Placement, ReplicaGroup, Segment};
 use bridge_dist::comm::{CommError, ReduceOp};
 use bridge_dist::mesh::ProcessGroups;
 use burn::tensor::Tensor;
 
 use crate::decoder::DecoderConfig;
 
-/// Runs of elements of a whole row-major tensor of shape `global_shape` that a rank holds, in local order.
-pub(crate) fn held_runs(placement: &Placement, global_shape: &[usize]) -> Vec<Range<usize>> {
-    let Some(shard) = &placement.shard else {
-        return std::iter::once(0..global_shape.iter().product()).collect();
-    };
-    let outer: usize = global_shape[..shard.dim].iter().product();
-    let inner: usize = global_shape[shard.dim + 1..].iter().product();
-    (0..outer)
-        .flat_map(|row| {
-            let start = row * shard.size;
-            shard.parts.iter().map(move |part| (start + part.start) * inner..(start + part.end) * inner)
-        })
-        .collect()
-}
-
 /// The part of a whole tensor that a rank holds.
 pub(crate) fn local_part(whole: Vec<f32>, placement: &Placement, global_shape: &[usize]) -> Vec<f32> {
     if placement.shard.is_none() {
         return whole;
     }
-    held_runs(placement, global_shape).into_iter().flat_map(|run| &whole[run]).copied().collect()
+    placement.held_runs(global_shape).into_iter().flat_map(|run| &whole[run]).copied().collect()
 }
 
 /// Takes a whole parameter: name, shape, values.
@@ -39,7 +23,7 @@ pub type OnParameter<'a> = dyn FnMut(&str, &[usize], Vec<f32>) + 'a;
 /// Puts the parameters of a model that is spread over ranks together, one after the other, and hands each to `f` on every rank: name,
 /// shape and values, row-major. There is one whole parameter in memory at a time.
 ///
-/// All ranks of the world call this, each with its own chunks. Parameters come in the order of [`DecoderConfig::parameter_shapes`].
+/// All ranks of the world call this, each with its own chunks. Parameters come in the order of [`DecoderConfig::declarations`].
 ///
 /// # Errors
 /// If ranks fail or disagree.
@@ -52,24 +36,19 @@ pub fn gather_parameters(
     groups: &ProcessGroups,
     f: &mut OnParameter<'_>,
 ) -> Result<(), CommError> {
-    // Of copies one counts: that of the first chunk with the name, because a tied table is in the last stage too.
-    let mut owned: HashMap<String, (ParameterInfo, Tensor<1>)> = HashMap::new();
-    for chunk in chunks {
-        let infos = chunk.parameters().into_iter().filter(|info| is_owner(info, groups));
-        let mut infos: HashMap<String, ParameterInfo> = infos.map(|info| (info.name.clone(), info)).collect();
-        chunk.visit_parameters(&mut |name, value| {
-            if let Some(info) = infos.remove(name) {
-                owned.entry(info.name.clone()).or_insert((info, value));
-            }
-        });
-    }
-    for (name, shape) in config.parameter_shapes() {
-        let mut whole = vec![0.0_f32; shape.iter().product()];
-        if let Some((info, value)) = owned.remove(&name) {
-            assert_eq!(info.global_shape(), shape, "the whole shape of {name}");
+    let whole_model = config.declarations();
+    let mut held = held_by_name(chunks);
+    for declaration in whole_model.parameters() {
+        let (name, shape) = (&declaration.name, &declaration.shape);
+        let first_use = whole_model.segments()[declaration.segments[0]];
+        let mut whole = vec![0.0_f32; declaration.num_elements()];
+        // Of copies one counts. A tied table is in the last stage too: the one in the segment that uses it first counts.
+        let owned = held.remove(name.as_str()).filter(|held| held.first_use == first_use && is_owner(held, groups));
+        if let Some(Held { declaration, value, .. }) = owned {
+            assert_eq!(&declaration.global_shape(), shape, "the whole shape of {name}");
             let part: Vec<f32> = value.into_data().convert::<f32>().try_into_vec().expect("the data is float32 now");
-            let mut rest = &part[info.counted_elements()];
-            for run in held_runs(&info.placement, &shape) {
+            let mut rest = &part[declaration.counted_elements()];
+            for run in declaration.placement.held_runs(shape) {
                 // What others count comes last.
                 let (now, later) = rest.split_at(run.len().min(rest.len()));
                 whole[run.start..run.start + now.len()].copy_from_slice(now);
@@ -78,19 +57,40 @@ pub fn gather_parameters(
         }
         // Every element is held by one owner and zero elsewhere, so that the sum is the value itself.
         groups.world().all_reduce((&mut whole).into(), ReduceOp::Sum)?;
-        f(&name, &shape, whole);
+        f(name, shape, whole);
     }
     Ok(())
 }
 
+/// A parameter of a chunk.
+struct Held<'a> {
+    declaration: &'a Declaration,
+    first_use: Segment,
+    value: Tensor<1>,
+}
+
+/// The parameters of a rank's chunks; of a tied table in two of them, that of the first chunk.
+fn held_by_name<'a>(chunks: &[&'a dyn ModelChunk]) -> HashMap<&'a str, Held<'a>> {
+    let mut held = HashMap::new();
+    for chunk in chunks {
+        let segments = chunk.segments();
+        let mut declarations = chunk.parameters().iter();
+        chunk.visit_parameters(&mut |_, value| {
+            let declaration = declarations.next().expect("parameters are visited in the order they are listed in");
+            let first_use = segments[declaration.segments[0]];
+            held.entry(declaration.name.as_str()).or_insert(Held { declaration, first_use, value });
+        });
+    }
+    held
+}
+
 /// Whether this rank's copy of a parameter, or of its slice, is the one that counts.
-fn is_owner(info: &ParameterInfo, groups: &ProcessGroups) -> bool {
+fn is_owner(held: &Held, groups: &ProcessGroups) -> bool {
     let place = groups.coordinates();
-    let is_sharded = info.placement.shard.is_some();
-    let is_first_replica = match info.placement.replicas {
+    let placement = &held.declaration.placement;
+    let is_sharded = placement.shard.is_some();
+    match placement.replicas {
         ReplicaGroup::Dense => place.dp == 0 && place.cp == 0 && (is_sharded || place.tp == 0),
         ReplicaGroup::Expert => place.expert_dp == 0 && (is_sharded || place.expert_tp == 0),
-    };
-    let is_second_copy = info.name.starts_with("embedding.") && place.pp != 0;
-    is_first_replica && !is_second_copy
+    }
 }

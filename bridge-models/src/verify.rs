@@ -325,7 +325,7 @@ impl AdamW {
         // The small constant is torch.nn.utils.clip_grad_norm_'s.
         let clip = (MAX_NORM / (norm + 1e-6)).min(1.0);
         let dimensions: HashMap<String, usize> =
-            chunk.parameters().into_iter().map(|info| (info.name, info.shape.len())).collect();
+            chunk.parameters().iter().map(|info| (info.name.clone(), info.shape.len())).collect();
         chunk.update_parameters(&mut |name, parameter| {
             let Some(gradient) = gradients.remove(name) else {
                 return parameter.into();

@@ -2,19 +2,20 @@
 //! with a recipe field `expansion`, trained on mock data.
 //! Run it with `cargo run --release --example custom_model -- model.expansion=8 logger.log_interval=10`.
 //!
-//! The Burn module implements [`Segments`], the configuration implements [`ModelConfig`] and [`ModelBuilder`], and the
-//! kind is registered, so that recipes may name it and runs can build it.
+//! The Burn module declares its parameters in a [`ChunkScope`] and implements [`Segments`]; the configuration implements
+//! [`ModelConfig`] and [`ModelBuilder`]. The registry is told of the kind, so that recipes may name it and runs can build it.
 //! Shape legend: `b` batch, `t` sequence, `c` hidden size, `f` feed-forward size, `v` vocabulary.
 use bridge_core::config::{ExtraField, Format, Kind, TransformerConfig, TypeSpec, World, load_text};
 use bridge_core::model::{
-    Batch, Boundary, BoundaryTensor, BuildContext, ForwardContext, ModelBuildError, ModelBuilder, ModelChunk,
-    ModelConfig, ModuleChunk, Segment, SegmentOutput, SegmentRole, Segments, Stage,
+    Batch, Boundary, BoundaryTensor, BuildContext, ChunkScope, Cut, ForwardContext, Initial, Meets, ModelBuildError,
+    ModelBuilder, ModelChunk, ModelConfig, ModuleChunk, ParameterRole, Scope, SegmentOutput, SegmentRole, Segments,
+    Stage,
 };
 use bridge_core::train::{Console, RunOptions, RunReport, pretrain};
-use bridge_kernels::{Activation, Philox, activation, embedding, linear, linear_cross_entropy, rms_norm};
+use bridge_kernels::{Activation, activation, embedding, linear, linear_cross_entropy, rms_norm};
 use bridge_models::registry;
 use burn::module::{Module, Param};
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::Tensor;
 
 const RECIPE: &str = r#"
 name = "mixer"
@@ -35,7 +36,22 @@ struct Layer {
     down: Param<Tensor<2>>,
 }
 
+/// On one rank nothing is cut; what a rank of several would hold is all the same said for each parameter.
+const WHOLE: Cut = Cut::Replicated(Meets::ResidualStream);
+
 impl Layer {
+    fn new(sizes: &TransformerConfig, expansion: usize, scope: &Scope) -> Self {
+        let (t, c, f) = (sizes.seq_length, sizes.hidden_size, sizes.hidden_size * expansion);
+        let normal = Initial::Normal(sizes.init_method_std);
+        let matrix = |name, shape| scope.parameter(name, shape, WHOLE, normal, ParameterRole::Weight);
+        Self {
+            norm: scope.parameter("norm", [c], WHOLE, Initial::Ones, ParameterRole::Norm),
+            time: matrix("time", [t, t]),
+            up: matrix("up", [f, c]),
+            down: matrix("down", [c, f]),
+        }
+    }
+
     fn forward(&self, x_btc: Tensor<3>, epsilon: f64) -> Tensor<3> {
         // Row t of the lower triangle weights the positions 0..=t: no position sees a later one.
         let time_1tt = self.time.val().tril(0).unsqueeze::<3>();
@@ -45,7 +61,7 @@ impl Layer {
     }
 }
 
-/// The whole model. Field paths are the parameters' names in checkpoints.
+/// The whole model.
 #[derive(Module, Debug)]
 struct Mixer {
     embedding: Param<Tensor<2>>,
@@ -55,13 +71,25 @@ struct Mixer {
     epsilon: f64,
 }
 
-impl Segments for Mixer {
-    fn segments(&self) -> Vec<Segment> {
-        let layers = (0..self.layers.len()).map(|i| (SegmentRole::Layer, Some(i)));
-        let all = std::iter::once((SegmentRole::Embedding, None)).chain(layers).chain([(SegmentRole::Head, None)]);
-        all.map(|(role, layer)| Segment { role, layer }).collect()
+impl Mixer {
+    /// Declares and makes the parameters, segment by segment.
+    fn new(sizes: &TransformerConfig, expansion: usize, vocab_size: usize, scope: &ChunkScope) -> Self {
+        let (c, normal) = (sizes.hidden_size, Initial::Normal(sizes.init_method_std));
+        let table = |scope: &Scope, name, role| scope.parameter(name, [vocab_size, c], WHOLE, normal, role);
+        let embedding = table(&scope.segment(SegmentRole::Embedding, None), "embedding", ParameterRole::Embedding);
+        let layer = |i: usize| {
+            let scope = scope.segment(SegmentRole::Layer, Some(i));
+            Layer::new(sizes, expansion, &scope.child(&format!("layers.{i}")))
+        };
+        let layers = (0..sizes.num_layers).map(layer).collect();
+        let head = scope.segment(SegmentRole::Head, None);
+        let norm = head.parameter("norm", [c], WHOLE, Initial::Ones, ParameterRole::Norm);
+        let output = table(&head, "output", ParameterRole::Output);
+        Self { embedding, layers, norm, output, epsilon: sizes.layernorm_epsilon }
     }
+}
 
+impl Segments for Mixer {
     fn boundary(&self, index: usize, batch: &Batch) -> Vec<BoundaryTensor> {
         let ([b, t], [_, c]) = (batch.tokens.dims(), self.embedding.dims());
         let hidden_states = BoundaryTensor::hidden_states([b, t, c], self.embedding.dtype().into());
@@ -114,27 +142,9 @@ impl ModelBuilder for MixerConfig {
             let (key, message) = ("model.pipeline_model_parallel_size".into(), "a mixer is one stage".into());
             return Err(ModelBuildError::Invalid { key, message });
         }
-        let (t, c, f) = (sizes.seq_length, sizes.hidden_size, sizes.hidden_size * self.expansion.get());
-        let options = (&context.device, context.params_dtype.into());
-        // Initial values follow from seed and name, not from the order of creation.
-        let normal = |name: &str, shape: [usize; 2]| {
-            let values = Philox::new(context.seed).derive_name(name).normal(shape[0] * shape[1], sizes.init_method_std);
-            Param::from_tensor(Tensor::from_data(TensorData::new(values, shape), options))
-        };
-        let ones = || Param::from_tensor(Tensor::<1>::ones([c], options));
-        let layer = |i: usize| Layer {
-            norm: ones(),
-            time: normal(&format!("layers.{i}.time"), [t, t]),
-            up: normal(&format!("layers.{i}.up"), [f, c]),
-            down: normal(&format!("layers.{i}.down"), [c, f]),
-        };
-        Ok(Box::new(ModuleChunk::new(Mixer {
-            embedding: normal("embedding", [context.padded_vocab_size, c]),
-            layers: stage.only_stack().layers.clone().map(layer).collect(),
-            norm: ones(),
-            output: normal("output", [context.padded_vocab_size, c]),
-            epsilon: sizes.layernorm_epsilon,
-        })))
+        let scope = ChunkScope::new(context);
+        let mixer = Mixer::new(sizes, self.expansion.get(), context.padded_vocab_size, &scope);
+        Ok(Box::new(ModuleChunk::new(mixer, scope.finish())?))
     }
 }
 

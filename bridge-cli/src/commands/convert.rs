@@ -61,7 +61,8 @@ fn import(folder: &Path, output: &Path) -> Result<u8, Failure> {
     let model = HfModel::open(folder).map_err(Failure::input)?;
     let device = select_device("flex").map_err(Failure::input)?.autodiff();
     let chunk = model.build(&device).map_err(Failure::input)?;
-    let shapes: BTreeMap<String, Vec<usize>> = chunk.parameters().into_iter().map(|p| (p.name, p.shape)).collect();
+    let shapes: BTreeMap<String, Vec<usize>> =
+        chunk.parameters().iter().map(|p| (p.name.clone(), p.shape.clone())).collect();
     let mut tensors = Vec::new();
     let mut failure = None;
     chunk.visit_parameters(&mut |name, value| {

@@ -84,8 +84,7 @@ pub struct BuildContext {
     pub padded_vocab_size: usize,
     /// The ranks the model is spread over.
     pub parallel: Parallel,
-    /// Set where this rank keeps a part of each parameter only. A builder may then leave initial values here, and make the parameters
-    /// [`released`](super::released); one that does not needs the memory for the whole model.
+    /// Set where this rank keeps a part of each parameter only: initial values are then left here until they are needed.
     pub deferred: Option<DeferredParameters>,
 }
 
@@ -99,6 +98,14 @@ pub enum ModelBuildError {
         found: String,
         /// The kinds there are.
         known: String,
+    },
+    /// A parameter of a module and the declarations made for it do not fit.
+    #[error("parameter `{name}`: {message}")]
+    Parameter {
+        /// Name of the parameter, or path of the field without a declaration.
+        name: String,
+        /// What was expected and found.
+        message: String,
     },
     /// The configuration cannot be built.
     #[error("{key}: {message}")]

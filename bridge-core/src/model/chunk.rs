@@ -4,7 +4,7 @@ use std::fmt;
 
 use burn::tensor::{Gradients, Int, Tensor};
 
-use super::{Batch, Boundary, BoundaryTensor, ForwardContext, GenerationState, Placement};
+use super::{Batch, Boundary, BoundaryTensor, Declaration, ForwardContext, GenerationState};
 
 /// What a segment is, for recompute and for placing segments on pipeline stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,67 +51,6 @@ impl SegmentOutput {
     }
 }
 
-/// What the optimizer and the sharding need to know of a parameter besides its value.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ParameterRole {
-    /// Neither embedding nor output.
-    #[default]
-    Hidden,
-    /// Word or position embedding, or output layer (`optimizer.decoupled_lr` applies).
-    EmbeddingOrOutput,
-}
-
-/// Name, shape and place of a parameter.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ParameterInfo {
-    /// Dotted name, unique in the model.
-    pub name: String,
-    /// Shape of what this rank holds.
-    pub shape: Vec<usize>,
-    /// How that lies in the whole parameter.
-    pub placement: Placement,
-    /// Its role.
-    pub role: ParameterRole,
-    /// False for frozen parameters: no gradient, no optimizer state.
-    pub trainable: bool,
-}
-
-impl ParameterInfo {
-    /// Number of elements on this rank.
-    pub fn num_elements(&self) -> usize {
-        self.shape.iter().product()
-    }
-
-    /// Shape of the whole parameter.
-    pub fn global_shape(&self) -> Vec<usize> {
-        let mut shape = self.shape.clone();
-        if let Some(shard) = &self.placement.shard {
-            shape[shard.dim] = shard.size;
-        }
-        shape
-    }
-
-    /// The elements of this rank that other tensor-parallel ranks hold too ([`SharedRows`](super::SharedRows)): the last ones, or none.
-    pub fn shared_elements(&self) -> std::ops::Range<usize> {
-        let count = self.num_elements();
-        let shared = self.placement.shared.map_or(0, |rows| rows.count * (count / self.shape[0].max(1)));
-        count - shared..count
-    }
-
-    /// The elements of this rank's slice that it counts and saves, of the ranks that hold the same ones the first.
-    pub fn counted_elements(&self) -> std::ops::Range<usize> {
-        match self.placement.shared {
-            Some(rows) if rows.rank > 0 => 0..self.shared_elements().start,
-            _ => 0..self.num_elements(),
-        }
-    }
-
-    /// Whether tensor-parallel ranks hold copies, so that only one of them counts in norms.
-    pub fn is_replicated(&self) -> bool {
-        self.placement.shard.is_none()
-    }
-}
-
 /// What a parameter becomes in [`ModelChunk::update_parameters`] and [`ModelChunk::replace_parameters`].
 #[derive(Clone, Debug)]
 #[expect(clippy::large_enum_variant, reason = "passed on at once, never stored")]
@@ -154,15 +93,8 @@ pub trait ModelChunk: fmt::Debug + Send {
     /// What the layers remember before the first token.
     fn new_state(&self) -> GenerationState;
 
-    /// Names, shapes and roles of all parameters, in a fixed order.
-    fn parameters(&self) -> Vec<ParameterInfo>;
-
-    /// Names of the parameters that segment `index` uses. A tied parameter is used by several segments.
-    ///
-    /// By default all of them: nothing is assumed, but then gradients are complete only when backward has ended.
-    fn segment_parameters(&self, _index: usize) -> Vec<String> {
-        self.parameters().into_iter().map(|parameter| parameter.name).collect()
-    }
+    /// The declarations of all parameters, in a fixed order.
+    fn parameters(&self) -> &[Declaration];
 
     /// Calls `f` with every parameter's name and value.
     fn visit_parameters(&self, f: &mut dyn FnMut(&str, Tensor<1>));

@@ -10,12 +10,16 @@ mod batch;
 mod boundary;
 mod builder;
 mod chunk;
+mod declaration;
+#[cfg(test)]
+mod declaration_tests;
 mod deferred;
 mod generation;
 mod layer_metrics;
 mod module_chunk;
 mod parallel;
 mod placement;
+mod scope;
 mod weight_gradients;
 
 pub use batch::{Auxiliary, Batch, BatchExtra, ForwardContext, Mode};
@@ -24,11 +28,14 @@ pub use boundary::{Boundary, BoundaryError, BoundaryTensor, HIDDEN_STATES, loss_
 pub use builder::{
     BuildContext, ModelBuildError, ModelBuilder, ModelConfig, ModelHook, ModelRegistry, StackPart, Stage, compose_hooks,
 };
-pub use chunk::{ModelChunk, ParameterInfo, ParameterRole, Replacement, Segment, SegmentOutput, SegmentRole};
+pub use chunk::{ModelChunk, Replacement, Segment, SegmentOutput, SegmentRole};
+pub use declaration::{Component, Cut, Declaration, Declarations, Initial, Meets, ParameterRole};
 pub use deferred::DeferredParameters;
 pub use generation::{GenerationState, LayerState};
 pub use layer_metrics::{LayerMetric, LayerMetrics};
-pub use module_chunk::{ModuleChunk, Segments, released};
-pub use parallel::Parallel;
+use module_chunk::released;
+pub use module_chunk::{ModuleChunk, Segments};
+pub use parallel::{Member, Parallel, RankPlace};
 pub use placement::{Placement, ReplicaGroup, Shard, SharedRows};
+pub use scope::{ChunkScope, Scope};
 pub use weight_gradients::WeightGradientStore;

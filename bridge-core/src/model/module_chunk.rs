@@ -1,19 +1,19 @@
-//! A [`ModelChunk`] from a Burn module: named parameters by the module's own visitor.
+//! A [`ModelChunk`] from a Burn module and the declarations of its parameters.
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{DType, Device, Gradients, Int, Tensor};
 
-use super::Placement;
 use super::{
-    Batch, Boundary, BoundaryTensor, ForwardContext, GenerationState, ModelChunk, ParameterInfo, ParameterRole,
-    Replacement, Segment, SegmentOutput,
+    Batch, Boundary, BoundaryTensor, Declaration, Declarations, ForwardContext, GenerationState, ModelBuildError,
+    ModelChunk, Replacement, Segment, SegmentOutput,
 };
 
-/// What a Burn module adds to become a [`ModelChunk`].
+/// What a Burn module adds to become a [`ModelChunk`]. Its segments and parameters are what its builder declared in a
+/// [`ChunkScope`](super::ChunkScope).
 pub trait Segments: Module + 'static {
-    /// See [`ModelChunk::segments`].
-    fn segments(&self) -> Vec<Segment>;
-
     /// See [`ModelChunk::boundary`].
     fn boundary(&self, index: usize, batch: &Batch) -> Vec<BoundaryTensor>;
 
@@ -29,51 +29,59 @@ pub trait Segments: Module + 'static {
     fn new_state(&self) -> GenerationState {
         GenerationState::default()
     }
-
-    /// Whether segment `index` uses the parameter called `name`. By default every segment may use every parameter, which is always right, but
-    /// keeps gradients from being reduced before backward has ended, and all parameters in memory where they could be sharded.
-    fn uses_parameter(&self, _index: usize, _name: &str) -> bool {
-        true
-    }
-
-    /// Role of the parameter called `name` (the module's field path).
-    fn parameter_role(&self, _name: &str) -> ParameterRole {
-        ParameterRole::Hidden
-    }
-
-    /// How what this rank holds of the parameter called `name` lies in the whole. The whole parameter by default.
-    fn parameter_placement(&self, _name: &str) -> Placement {
-        Placement::default()
-    }
-
-    /// Name under which the parameter at the module's field path `path` is known outside. The path itself by default.
-    fn parameter_name(&self, path: &str) -> String {
-        path.to_owned()
-    }
 }
 
-/// A Burn module as a [`ModelChunk`].
+/// A Burn module as a [`ModelChunk`], with the declarations of its parameters.
 #[derive(Clone, Debug)]
 pub struct ModuleChunk<M> {
     // `None` only while `update_parameters` has the module in hand.
     module: Option<M>,
+    declarations: Arc<Declarations>,
+    /// Places of the parameters whose memory was given back.
+    released: BTreeSet<usize>,
 }
 
 impl<M: Segments> ModuleChunk<M> {
-    /// Wraps `module`.
-    pub fn new(module: M) -> Self {
-        Self { module: Some(module) }
+    /// Joins `module` to what was declared while it was built.
+    ///
+    /// # Errors
+    /// If a parameter of the module was not declared, or one that was declared is not there: the error names it.
+    pub fn new(module: M, declarations: Declarations) -> Result<Self, ModelBuildError> {
+        let mut fields = Fields::default();
+        module.visit(&mut fields);
+        let declarations = declarations.in_order(&fields.found)?;
+        let released = declarations.deferred.clone();
+        Ok(Self { module: Some(module), declarations: Arc::new(declarations), released })
     }
 
     /// The module.
     pub fn module(&self) -> &M {
         self.module.as_ref().expect("the module is only absent inside update_parameters")
     }
+
+    /// Panics if a released parameter that segment `index` uses, or any segment if that is `None`, would be read.
+    fn check_values(&self, index: Option<usize>) {
+        let is_used = |declaration: &&Declaration| index.is_none_or(|index| declaration.segments.contains(&index));
+        let released = self.released.iter().map(|place| &self.declarations.parameters()[*place]);
+        if let Some(Declaration { name, .. }) = { released }.find(is_used) {
+            panic!("`{name}` was released and is read before it has a value again");
+        }
+    }
+
+    fn visit(&self, want: Want, f: &mut dyn FnMut(&str, Option<Tensor<1>>)) {
+        self.module().visit(&mut Visitor { declarations: &self.declarations, want, f });
+    }
+
+    fn change(&mut self, change: Change) {
+        let module = self.module.take().expect("changes of parameters do not nest");
+        let mut mapper = Mapper { declarations: &self.declarations, released: &mut self.released, change };
+        self.module = Some(module.map(&mut mapper));
+    }
 }
 
 impl<M: Segments> ModelChunk for ModuleChunk<M> {
     fn segments(&self) -> Vec<Segment> {
-        self.module().segments()
+        self.declarations.segments().to_vec()
     }
 
     fn boundary(&self, index: usize, batch: &Batch) -> Vec<BoundaryTensor> {
@@ -81,10 +89,12 @@ impl<M: Segments> ModelChunk for ModuleChunk<M> {
     }
 
     fn forward_segment(&self, index: usize, input: Boundary, context: &ForwardContext) -> SegmentOutput {
+        self.check_values(Some(index));
         self.module().forward_segment(index, input, context)
     }
 
     fn logits(&self, tokens_bt: Tensor<2, Int>, state: &mut GenerationState) -> Option<Tensor<3>> {
+        self.check_values(None);
         self.module().logits(tokens_bt, state)
     }
 
@@ -92,91 +102,44 @@ impl<M: Segments> ModelChunk for ModuleChunk<M> {
         self.module().new_state()
     }
 
-    fn parameters(&self) -> Vec<ParameterInfo> {
-        let module = self.module();
-        let mut list = Vec::new();
-        let mut on_parameter = |name: &str, parameter: Visited| {
-            list.push(ParameterInfo {
-                name: name.to_owned(),
-                shape: parameter.shape,
-                placement: module.parameter_placement(name),
-                role: module.parameter_role(name),
-                trainable: parameter.trainable,
-            });
-        };
-        visit(module, Want::Shape, &mut on_parameter);
-        list
-    }
-
-    fn segment_parameters(&self, index: usize) -> Vec<String> {
-        let module = self.module();
-        names(module).into_iter().filter(|name| module.uses_parameter(index, name)).collect()
+    fn parameters(&self) -> &[Declaration] {
+        self.declarations.parameters()
     }
 
     fn visit_parameters(&self, f: &mut dyn FnMut(&str, Tensor<1>)) {
-        visit(self.module(), Want::Value, &mut |name, parameter| {
-            f(name, parameter.value.expect("values were asked for"));
-        });
+        self.visit(Want::Value, &mut |name, value| f(name, value.expect("every parameter has a value")));
     }
 
     fn update_parameters(&mut self, f: &mut dyn FnMut(&str, Tensor<1>) -> Replacement) {
-        let module = self.module.take().expect("update_parameters does not nest");
-        let names = names(&module);
-        let mut updater = Updater { names: names.into_iter(), f };
-        self.module = Some(module.map(&mut updater));
+        self.change(Change::Update(f));
     }
 
     fn replace_parameters(&mut self, f: &mut dyn FnMut(&str) -> Option<Replacement>) {
-        let module = self.module.take().expect("replace_parameters does not nest");
-        let names = names(&module);
-        self.module = Some(module.map(&mut Replacer { names: names.into_iter(), f }));
+        self.change(Change::Replace(f));
     }
 
     fn take_gradients(&self, gradients: &mut Gradients, f: &mut dyn FnMut(&str, Tensor<1>)) {
-        visit(self.module(), Want::Gradient(gradients), &mut |name, parameter| {
-            if let Some(gradient) = parameter.value {
+        self.visit(Want::Gradient(gradients), &mut |name, gradient| {
+            if let Some(gradient) = gradient {
                 f(name, gradient);
             }
         });
     }
 
     fn inference(&self) -> Box<dyn ModelChunk> {
-        Box::new(Self::new(self.module().valid()))
+        let declarations = Arc::clone(&self.declarations);
+        Box::new(Self { module: Some(self.module().valid()), declarations, released: self.released.clone() })
     }
 }
 
-/// What a visit should bring along.
-enum Want<'a> {
-    Shape,
-    Value,
-    Gradient(&'a mut Gradients),
-}
-
-/// One visited parameter.
-struct Visited {
-    shape: Vec<usize>,
-    trainable: bool,
-    value: Option<Tensor<1>>,
-}
-
-struct Visitor<'a, M> {
-    module: &'a M,
+/// Ids, paths and shapes of a module's parameters, in its order.
+#[derive(Default)]
+struct Fields {
     path: Vec<String>,
-    want: Want<'a>,
-    f: &'a mut dyn FnMut(&str, Visited),
+    found: Vec<(ParamId, String, Vec<usize>)>,
 }
 
-fn visit<M: Segments>(module: &M, want: Want, f: &mut dyn FnMut(&str, Visited)) {
-    module.visit(&mut Visitor { module, path: Vec::new(), want, f });
-}
-
-fn names<M: Segments>(module: &M) -> Vec<String> {
-    let mut names = Vec::new();
-    visit(module, Want::Shape, &mut |name, _| names.push(name.to_owned()));
-    names
-}
-
-impl<M: Segments> ModuleVisitor for Visitor<'_, M> {
+impl ModuleVisitor for Fields {
     fn enter_module(&mut self, name: &str, _container_type: &str) {
         self.path.push(name.to_owned());
     }
@@ -186,47 +149,68 @@ impl<M: Segments> ModuleVisitor for Visitor<'_, M> {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let name = self.module.parameter_name(&self.path.join("."));
+        self.found.push((param.id, self.path.join("."), param.val().dims().to_vec()));
+    }
+}
+
+/// What a visit brings along of each parameter.
+enum Want<'a> {
+    Value,
+    Gradient(&'a mut Gradients),
+}
+
+struct Visitor<'a> {
+    declarations: &'a Declarations,
+    want: Want<'a>,
+    f: &'a mut dyn FnMut(&str, Option<Tensor<1>>),
+}
+
+impl ModuleVisitor for Visitor<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let declaration = &self.declarations.parameters()[self.declarations.by_id[&param.id]];
         let tensor = param.val();
-        let value = match &mut self.want {
-            Want::Shape => None,
-            Want::Value => Some(flatten(tensor.clone().without_autodiff())),
+        let wanted = match &mut self.want {
+            Want::Value => Some(flatten(tensor.without_autodiff())),
             Want::Gradient(gradients) => tensor.grad_remove(gradients).map(flatten),
         };
-        let visited = Visited { shape: tensor.dims().to_vec(), trainable: tensor.is_require_grad(), value };
-        (self.f)(&name, visited);
+        (self.f)(&declaration.name, wanted);
     }
 }
 
-struct Updater<'a> {
-    // The mapper walks in the visitor's order, so names come from a visit made before.
-    names: std::vec::IntoIter<String>,
-    f: &'a mut dyn FnMut(&str, Tensor<1>) -> Replacement,
+/// What becomes of parameters.
+enum Change<'a> {
+    Update(&'a mut dyn FnMut(&str, Tensor<1>) -> Replacement),
+    Replace(&'a mut dyn FnMut(&str) -> Option<Replacement>),
 }
 
-impl ModuleMapper for Updater<'_> {
+struct Mapper<'a, 'f> {
+    declarations: &'a Declarations,
+    released: &'a mut BTreeSet<usize>,
+    change: Change<'f>,
+}
+
+impl ModuleMapper for Mapper<'_, '_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let name = self.names.next().expect("visitor and mapper walk the same parameters");
-        let f = &mut self.f;
-        param.map(|tensor| {
-            let form = Form::of(&tensor);
-            form.filled(&name, f(&name, flatten(tensor.without_autodiff())))
-        })
-    }
-}
-
-struct Replacer<'a> {
-    // As in `Updater`.
-    names: std::vec::IntoIter<String>,
-    f: &'a mut dyn FnMut(&str) -> Option<Replacement>,
-}
-
-impl ModuleMapper for Replacer<'_> {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let name = self.names.next().expect("visitor and mapper walk the same parameters");
-        match (self.f)(&name) {
-            Some(replacement) => param.map(|tensor| Form::of(&tensor).filled(&name, replacement)),
-            None => param,
+        let place = self.declarations.by_id[&param.id];
+        let name = self.declarations.parameters()[place].name.as_str();
+        let released = &mut *self.released;
+        let mut fill = |form: Form<D>, replacement: Replacement| {
+            match &replacement {
+                Replacement::Value(_) => released.remove(&place),
+                Replacement::Released => released.insert(place),
+            };
+            form.filled(name, replacement)
+        };
+        match &mut self.change {
+            Change::Update(f) => param.map(|tensor| {
+                let form = Form::of(&tensor);
+                // Handed over, so that it can be updated in place.
+                fill(form, f(name, flatten(tensor.without_autodiff())))
+            }),
+            Change::Replace(f) => match f(name) {
+                Some(replacement) => param.map(|tensor| fill(Form::of(&tensor), replacement)),
+                None => param,
+            },
         }
     }
 }
@@ -259,12 +243,13 @@ impl<const D: usize> Form<D> {
     }
 }
 
-/// A parameter's shape without its memory: one element, seen as many, that reads as zeros. Without autodiff.
+/// A parameter's shape without its memory: one element, seen as many, that reads as NaN, so that a use nobody declared is seen in the loss.
+/// Without autodiff.
 ///
 /// # Shapes
 /// `dims`.
-pub fn released<const D: usize>(dims: [usize; D], device: &Device, dtype: DType) -> Tensor<D> {
-    Tensor::<D>::zeros([1; D], (&device.clone().without_autodiff(), dtype)).expand(dims)
+pub(super) fn released<const D: usize>(dims: [usize; D], device: &Device, dtype: DType) -> Tensor<D> {
+    Tensor::<D>::full([1; D], f32::NAN, (&device.clone().without_autodiff(), dtype)).expand(dims)
 }
 
 fn flatten<const D: usize>(tensor: Tensor<D>) -> Tensor<1> {

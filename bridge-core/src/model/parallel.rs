@@ -1,5 +1,6 @@
 //! The process groups a model is built for.
 
+use bridge_dist::comm::Group;
 use bridge_dist::mesh::ProcessGroups;
 
 /// How a model is spread over ranks: an argument of every builder. A group of one rank costs nothing.
@@ -17,13 +18,45 @@ impl Parallel {
         Self { groups: ProcessGroups::single(), sequence_parallel: false }
     }
 
-    /// Ranks of the tensor-parallel group.
-    pub fn tensor_size(&self) -> usize {
-        self.groups.tensor().size()
+    /// This rank's place among those that share the model.
+    pub fn place(&self) -> RankPlace {
+        let member = |group: &Group| Member { rank: group.rank(), size: group.size() };
+        RankPlace {
+            tensor: member(self.groups.tensor()),
+            expert: member(self.groups.expert()),
+            expert_tensor: member(self.groups.expert_tensor()),
+            sequence_parallel: self.sequence_parallel,
+        }
     }
+}
 
-    /// This rank's place in the tensor-parallel group.
-    pub fn tensor_rank(&self) -> usize {
-        self.groups.tensor().rank()
-    }
+/// A rank's place in a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// Its number in the group.
+    pub rank: usize,
+    /// Ranks of the group.
+    pub size: usize,
+}
+
+/// Where a rank is among those that share a model: what decides which part of each parameter it holds. Plain numbers, of a rank that is
+/// running or one that is only planned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RankPlace {
+    /// Among the ranks that share weight matrices.
+    pub tensor: Member,
+    /// Among the ranks that share the experts of a layer.
+    pub expert: Member,
+    /// Among the ranks that share each expert's matrices.
+    pub expert_tensor: Member,
+    /// Whether activations between tensor-parallel blocks are split along the sequence.
+    pub sequence_parallel: bool,
+}
+
+impl RankPlace {
+    /// A rank that holds all.
+    pub const SINGLE: Self = {
+        let only = Member { rank: 0, size: 1 };
+        Self { tensor: only, expert: only, expert_tensor: only, sequence_parallel: false }
+    };
 }

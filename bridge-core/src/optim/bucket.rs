@@ -271,20 +271,23 @@ fn groups(parameters: &[BucketParameter], rule: BucketRule) -> Vec<Vec<&BucketPa
         }
     };
     let mut groups = Vec::new();
-    let mut open: [Vec<&BucketParameter>; 2] = [Vec::new(), Vec::new()];
+    // For each kind of replicas what is in the open bucket, and how many elements.
+    let mut open: [(Vec<&BucketParameter>, usize); 2] = Default::default();
     for parameter in order {
-        let place = &mut open[parameter.replicas as usize];
-        if rule == BucketRule::Segment && place.last().is_some_and(|last| last.first_segment != parameter.first_segment)
-        {
-            groups.push(std::mem::take(place));
+        let (bucket, elements) = &mut open[parameter.replicas as usize];
+        let is_other_segment = bucket.last().is_some_and(|last| last.first_segment != parameter.first_segment);
+        if rule == BucketRule::Segment && is_other_segment {
+            groups.push(std::mem::take(bucket));
+            *elements = 0;
         }
-        place.push(parameter);
-        let elements: usize = place.iter().map(|parameter| parameter.num_elements).sum();
-        if elements >= limit {
-            groups.push(std::mem::take(place));
+        bucket.push(parameter);
+        *elements += parameter.num_elements;
+        if *elements >= limit {
+            groups.push(std::mem::take(bucket));
+            *elements = 0;
         }
     }
-    groups.extend(open.into_iter().filter(|rest| !rest.is_empty()));
+    groups.extend(open.into_iter().map(|(rest, _)| rest).filter(|rest| !rest.is_empty()));
     // All ranks start reductions in this order.
     groups.sort_by_key(|group| std::cmp::Reverse(first_segment(group)));
     groups

@@ -18,7 +18,7 @@ use super::gradients::{SharedElements, SharedParameters};
 use super::sharded::part;
 use super::sharing::{copy_group, instance_group, replica_group, row_copies, shard_group, tied_names};
 use crate::logging::{TimerLevel, Timers};
-use crate::model::{ModelChunk, ParameterInfo, ReplicaGroup};
+use crate::model::{ModelChunk, ReplicaGroup};
 
 /// What the ranks of a data-parallel group divide among themselves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -164,11 +164,11 @@ impl Distribution {
         let counts =
             ShardCounts { dense: shards(ReplicaGroup::Dense).size(), expert: shards(ReplicaGroup::Expert).size() };
         let has_replicas = |replicas| replica_group(&groups, replicas).size() > 1;
-        let parameters: Vec<Vec<ParameterInfo>> = chunks.iter().map(|chunk| chunk.parameters()).collect();
-        let tied = tied_names(&groups, parameters.iter().flatten())?;
+        let parameters = || chunks.iter().flat_map(|chunk| chunk.parameters());
+        let tied = tied_names(&groups, parameters())?;
         let is_last_copy = groups.embedding().is_some_and(|group| group.size() > 1 && group.rank() > 0);
         let mut places = BTreeMap::new();
-        for parameter in parameters.iter().flatten() {
+        for parameter in parameters() {
             let replicas = parameter.placement.replicas;
             let is_tied = tied.contains(&parameter.name);
             let (of_shards, of_copies) = (shards(replicas), copy_group(&groups, replicas));
@@ -186,25 +186,24 @@ impl Distribution {
             places.insert(parameter.name.clone(), place);
         }
         let layout = settings.layout(counts);
-        let buckets = parameters
+        let buckets = chunks
             .iter()
-            .zip(chunks)
-            .map(|(parameters, chunk)| {
-                let first_segments = first_segments(chunk.as_ref());
-                let parameters: Vec<BucketParameter> = parameters
+            .map(|chunk| {
+                let parameters: Vec<BucketParameter> = chunk
+                    .parameters()
                     .iter()
                     .filter(|parameter| parameter.trainable && has_replicas(parameter.placement.replicas))
                     .map(|parameter| BucketParameter {
                         name: parameter.name.clone(),
                         num_elements: parameter.num_elements(),
                         replicas: parameter.placement.replicas,
-                        first_segment: first_segments.get(&parameter.name).copied().unwrap_or(0),
+                        first_segment: parameter.segments[0],
                     })
                     .collect();
                 buckets(&parameters, layout)
             })
             .collect();
-        let row_copies = row_copies(&groups, parameters.iter().flatten())?;
+        let row_copies = row_copies(&groups, parameters())?;
         Ok(Self { groups, settings, places, buckets, trained: OnceLock::new(), row_copies })
     }
 
@@ -475,15 +474,4 @@ impl Distribution {
     fn range_of(&self, place: &Place) -> Range<usize> {
         if self.settings.sharding.divides_state() { place.owned.clone() } else { 0..place.num_elements }
     }
-}
-
-/// For each parameter the first segment that uses it.
-fn first_segments(chunk: &dyn ModelChunk) -> BTreeMap<String, usize> {
-    let mut first = BTreeMap::new();
-    for segment in 0..chunk.segments().len() {
-        for name in chunk.segment_parameters(segment) {
-            first.entry(name).or_insert(segment);
-        }
-    }
-    first
 }

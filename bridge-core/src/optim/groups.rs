@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::model::{ParameterInfo, ParameterRole};
+use crate::model::{Declaration, ParameterRole};
 
 /// What a provider may change for one parameter; `None` keeps the optimizer's value.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -20,7 +20,7 @@ pub struct ParameterOverride {
 /// Decides the override of each parameter.
 pub trait OverrideProvider: fmt::Debug + Send + Sync {
     /// The override for one parameter.
-    fn override_for(&self, parameter: &ParameterInfo) -> ParameterOverride;
+    fn override_for(&self, parameter: &Declaration) -> ParameterOverride;
 }
 
 /// Treats all parameters alike.
@@ -28,7 +28,7 @@ pub trait OverrideProvider: fmt::Debug + Send + Sync {
 pub struct NoOverrides;
 
 impl OverrideProvider for NoOverrides {
-    fn override_for(&self, _parameter: &ParameterInfo) -> ParameterOverride {
+    fn override_for(&self, _parameter: &Declaration) -> ParameterOverride {
         ParameterOverride::default()
     }
 }
@@ -56,16 +56,15 @@ pub enum DecayQkLayernorm {
 }
 
 impl OverrideProvider for StandardOverrides {
-    fn override_for(&self, parameter: &ParameterInfo) -> ParameterOverride {
+    fn override_for(&self, parameter: &Declaration) -> ParameterOverride {
         let mut result = ParameterOverride::default();
-        let is_qk_norm = parameter.name.contains("q_layernorm") || parameter.name.contains("k_layernorm");
-        let is_bias = parameter.name.ends_with(".bias");
-        let keeps_decay = is_qk_norm && !is_bias && self.decay_qk_layernorm == DecayQkLayernorm::Yes;
-        if (parameter.shape.len() == 1 || is_bias) && !keeps_decay {
+        let keeps_decay =
+            parameter.role == ParameterRole::QueryKeyNorm && self.decay_qk_layernorm == DecayQkLayernorm::Yes;
+        if (parameter.shape.len() == 1 || parameter.role == ParameterRole::Bias) && !keeps_decay {
             result.wd_mult = Some(0.0);
         }
         if let Some(lr) = self.decoupled_lr
-            && parameter.role == ParameterRole::EmbeddingOrOutput
+            && matches!(parameter.role, ParameterRole::Embedding | ParameterRole::Output)
         {
             result.max_lr = Some(lr);
             result.min_lr = self.decoupled_min_lr;
@@ -98,9 +97,12 @@ pub struct ParameterGroup {
 }
 
 /// Sorts trainable parameters into groups, in order of first appearance.
-pub(super) fn group(parameters: &[ParameterInfo], provider: &dyn OverrideProvider) -> Vec<ParameterGroup> {
+pub(super) fn group<'a>(
+    parameters: impl Iterator<Item = &'a Declaration>,
+    provider: &dyn OverrideProvider,
+) -> Vec<ParameterGroup> {
     let mut groups: Vec<ParameterGroup> = Vec::new();
-    for parameter in parameters.iter().filter(|p| p.trainable) {
+    for parameter in parameters.filter(|p| p.trainable) {
         let wanted = provider.override_for(parameter);
         let settings = GroupSettings {
             wd_mult: wanted.wd_mult.unwrap_or(1.0),
@@ -119,13 +121,16 @@ pub(super) fn group(parameters: &[ParameterInfo], provider: &dyn OverrideProvide
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::Component;
 
-    fn parameter(name: &str, shape: &[usize], role: ParameterRole) -> ParameterInfo {
-        ParameterInfo {
+    fn parameter(name: &str, shape: &[usize], role: ParameterRole) -> Declaration {
+        Declaration {
             name: name.into(),
             shape: shape.to_vec(),
             placement: Default::default(),
             role,
+            component: Component::Mlp,
+            segments: vec![0],
             trainable: !name.starts_with("frozen"),
         }
     }
@@ -133,19 +138,19 @@ mod tests {
     #[test]
     fn decay_and_decoupled_rate_make_groups() {
         let parameters = [
-            parameter("embedding.weight", &[7, 3], ParameterRole::EmbeddingOrOutput),
-            parameter("norm.weight", &[3], ParameterRole::Hidden),
-            parameter("linear.weight", &[5, 3], ParameterRole::Hidden),
-            parameter("linear.bias", &[5], ParameterRole::Hidden),
-            parameter("q_layernorm.weight", &[3], ParameterRole::Hidden),
-            parameter("frozen.weight", &[5, 3], ParameterRole::Hidden),
+            parameter("embedding.weight", &[7, 3], ParameterRole::Embedding),
+            parameter("norm.weight", &[3], ParameterRole::Norm),
+            parameter("linear.weight", &[5, 3], ParameterRole::Weight),
+            parameter("linear.bias", &[5], ParameterRole::Bias),
+            parameter("q_layernorm.weight", &[3], ParameterRole::QueryKeyNorm),
+            parameter("frozen.weight", &[5, 3], ParameterRole::Weight),
         ];
         let provider = StandardOverrides {
             decoupled_lr: Some(0.5),
             decoupled_min_lr: Some(0.25),
             decay_qk_layernorm: DecayQkLayernorm::Yes,
         };
-        let groups = group(&parameters, &provider);
+        let groups = group(parameters.iter(), &provider);
         let names: Vec<_> = groups.iter().map(|g| g.names.clone()).collect();
         assert_eq!(
             names,
@@ -154,6 +159,6 @@ mod tests {
         assert_eq!(groups[0].settings.max_lr, Some(0.5));
         assert_eq!(groups[1].settings.wd_mult, 0.0);
         assert_eq!(groups[2].settings.wd_mult, 1.0);
-        assert_eq!(group(&parameters, &NoOverrides).len(), 1);
+        assert_eq!(group(parameters.iter(), &NoOverrides).len(), 1);
     }
 }

@@ -12,7 +12,7 @@ use super::groups::{self, OverrideProvider, ParameterGroup};
 use super::rules::{self, Algorithm, Unit, UpdateStep, Values};
 use super::{Distribution, GradientBuffer, GroupSettings, ShardedParameters};
 use crate::logging::{TimerLevel, Timers, TimingLogLevel};
-use crate::model::{ModelChunk, ParameterInfo};
+use crate::model::{Declaration, ModelChunk};
 
 /// What an optimizer is made of.
 #[derive(Clone, Debug)]
@@ -138,17 +138,17 @@ impl Optimizer {
         provider: &dyn OverrideProvider,
         distribution: Arc<Distribution>,
     ) -> Result<Self, CutParameter> {
-        let parameters: Vec<_> = chunks.iter().flat_map(|chunk| chunk.parameters()).collect();
-        refuse_cuts(&settings.algorithm, &parameters, &distribution)?;
-        let groups = groups::group(&parameters, provider);
+        let parameters = || chunks.iter().flat_map(|chunk| chunk.parameters());
+        refuse_cuts(&settings.algorithm, parameters(), &distribution)?;
+        let groups = groups::group(parameters(), provider);
         let group_of: BTreeMap<_, _> = groups
             .iter()
             .enumerate()
             .flat_map(|(i, group)| group.names.iter().map(move |name| (name.as_str(), i)))
             .collect();
-        let trained = parameters.into_iter().filter_map(|ParameterInfo { name, shape, .. }| {
+        let trained = parameters().filter_map(|Declaration { name, shape, .. }| {
             let group = *group_of.get(name.as_str())?;
-            Some((name, Trained { group, shape }))
+            Some((name.clone(), Trained { group, shape: shape.clone() }))
         });
         let trained = trained.collect();
         Ok(Self {
@@ -352,18 +352,17 @@ impl Optimizer {
 }
 
 /// Refuses what cuts the parameters of a rule that needs them whole.
-pub(super) fn refuse_cuts(
+pub(super) fn refuse_cuts<'a>(
     algorithm: &Algorithm,
-    parameters: &[ParameterInfo],
+    mut parameters: impl Iterator<Item = &'a Declaration>,
     distribution: &Distribution,
 ) -> Result<(), CutParameter> {
     if algorithm.rule.unit == Unit::Element {
         return Ok(());
     }
     let divides_state = distribution.sharding().divides_state();
-    let cut =
-        |parameter: &&ParameterInfo| parameter.trainable && (divides_state || parameter.placement.shard.is_some());
-    parameters.iter().find(cut).map_or(Ok(()), |parameter| {
+    let cut = |parameter: &&Declaration| parameter.trainable && (divides_state || parameter.placement.shard.is_some());
+    parameters.find(cut).map_or(Ok(()), |parameter| {
         let others = rules::RULES.iter().filter(|rule| rule.unit == Unit::Element).map(|rule| rule.name);
         Err(CutParameter {
             rule: algorithm.rule.name,

@@ -344,17 +344,20 @@ fn concatenate(pieces: &[(Range<usize>, TensorData)], length: usize) -> HostBuff
 
 /// For each segment of a chunk the buckets with parameters it uses.
 fn buckets_of_segments(chunk: &dyn ModelChunk, buckets: &[Bucket]) -> Vec<Vec<usize>> {
-    let bucket_of: BTreeMap<&str, usize> = buckets
+    let entries = buckets
         .iter()
         .enumerate()
-        .flat_map(|(number, bucket)| bucket.entries.iter().map(move |entry| (entry.name.as_str(), number)))
-        .collect();
-    let of = |segment: usize| -> Vec<usize> {
-        let names = chunk.segment_parameters(segment);
-        let used: BTreeSet<usize> = names.iter().filter_map(|name| bucket_of.get(name.as_str()).copied()).collect();
-        used.into_iter().collect()
-    };
-    (0..chunk.segments().len()).map(of).collect()
+        .flat_map(|(number, bucket)| bucket.entries.iter().map(move |entry| (entry.name.as_str(), number)));
+    let bucket_of: BTreeMap<&str, usize> = entries.collect();
+    let mut used = vec![BTreeSet::new(); chunk.segments().len()];
+    for declaration in chunk.parameters() {
+        if let Some(number) = bucket_of.get(declaration.name.as_str()) {
+            declaration.segments.iter().for_each(|segment| {
+                used[*segment].insert(*number);
+            });
+        }
+    }
+    used.into_iter().map(|numbers| numbers.into_iter().collect()).collect()
 }
 
 /// Names of the parameters in buckets.

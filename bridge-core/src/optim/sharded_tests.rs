@@ -262,7 +262,7 @@ fn what_is_sharded_travels_beside_computing_only_if_asked() {
 fn released_parameters_keep_their_shapes() {
     use crate::model::Replacement;
     let mut chunk = toy(2, FloatDType::F32);
-    let before = chunk.parameters();
+    let before = chunk.parameters().to_vec();
     chunk.replace_parameters(&mut |name| (name != "embedding").then_some(Replacement::Released));
     assert_eq!(chunk.parameters(), before);
     let mut embedding = Vec::new();
@@ -270,7 +270,7 @@ fn released_parameters_keep_their_shapes() {
         let values: Vec<f32> = value.into_data().iter().collect();
         match name {
             "embedding" => embedding = values,
-            _ => assert!(values.iter().all(|v| *v == 0.0)),
+            _ => assert!(values.iter().all(|v| v.is_nan())),
         }
     });
     assert!(embedding.iter().any(|v| *v != 0.0));

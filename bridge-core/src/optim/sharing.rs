@@ -7,7 +7,7 @@ use bridge_dist::mesh::ProcessGroups;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::distribution::Sharding;
-use crate::model::{ParameterInfo, ReplicaGroup};
+use crate::model::{Declaration, ReplicaGroup};
 
 /// Name of the group of tensor-parallel ranks that hold the same rows of some parameters.
 pub const ROW_COPIES: &str = "tp-copies";
@@ -46,7 +46,7 @@ pub(super) fn instance_group(groups: &ProcessGroups, sharding: Sharding, replica
 /// The tensor-parallel ranks that hold the same rows as this one, where there are such. All ranks of the tensor-parallel group call this.
 pub(super) fn row_copies<'a>(
     groups: &ProcessGroups,
-    mut parameters: impl Iterator<Item = &'a ParameterInfo>,
+    mut parameters: impl Iterator<Item = &'a Declaration>,
 ) -> Result<Option<Group>, CommError> {
     let Some(rows) = parameters.find_map(|parameter| parameter.placement.shared) else {
         return Ok(None);
@@ -57,7 +57,7 @@ pub(super) fn row_copies<'a>(
 /// The parameters that both the first and the last pipeline stage hold.
 pub(super) fn tied_names<'a>(
     groups: &ProcessGroups,
-    parameters: impl Iterator<Item = &'a ParameterInfo>,
+    parameters: impl Iterator<Item = &'a Declaration>,
 ) -> Result<BTreeSet<String>, CommError> {
     let Some(group) = groups.embedding().filter(|group| group.size() > 1) else {
         return Ok(BTreeSet::new());
@@ -72,7 +72,7 @@ pub(super) fn tied_names<'a>(
     mine.resize(count[0] as usize, filler);
     let mut all = vec![0_i64; mine.len() * group.size()];
     group.all_gather((&mine).into(), (&mut all).into())?;
-    let parts: Vec<&[i64]> = all.chunks(mine.len().max(1)).collect();
+    let parts: Vec<BTreeSet<&i64>> = all.chunks(mine.len().max(1)).map(|part| part.iter().collect()).collect();
     Ok(names
         .into_iter()
         .filter(|(hash, _)| parts.iter().all(|part| part.contains(hash)))

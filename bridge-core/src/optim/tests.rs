@@ -40,7 +40,7 @@ fn adamw_agrees_with_float64() {
     let mut chunks = vec![toy(2, FloatDType::F32)];
     let mut optimizer = optimizer(rules::tests::adam(), &chunks);
     let mut expected = values(chunks[0].as_ref());
-    let shapes: BTreeMap<_, _> = chunks[0].parameters().into_iter().map(|p| (p.name, p.shape.len())).collect();
+    let shapes: BTreeMap<_, _> = chunks[0].parameters().iter().map(|p| (p.name.clone(), p.shape.len())).collect();
     let mut moments: BTreeMap<String, Vec<(f64, f64)>> =
         expected.iter().map(|(name, v)| (name.clone(), vec![(0.0, 0.0); v.len()])).collect();
     let scales = StepScales { loss_scale: 4.0, divisor: 2.0 };

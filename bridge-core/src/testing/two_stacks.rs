@@ -12,10 +12,10 @@ use burn::module::{Module, Param};
 use burn::tensor::activation::softmax;
 use burn::tensor::{FloatDType, Tensor};
 
-use super::{HIDDEN, ToyLayer, VOCAB, linear_of, micro_batch, parameter};
+use super::toy::{HIDDEN, ToyLayer, VOCAB, linear_of, micro_batch, parameter, scope};
 use crate::model::{
-    Batch, Boundary, BoundaryTensor, ForwardContext, HIDDEN_STATES, ModelChunk, ModuleChunk, Segment, SegmentOutput,
-    SegmentRole, Segments, StackPart, Stage,
+    Batch, Boundary, BoundaryTensor, ChunkScope, ForwardContext, HIDDEN_STATES, ModelChunk, ModuleChunk, ParameterRole,
+    Scope, SegmentOutput, SegmentRole, Segments, StackPart, Stage,
 };
 
 /// Layers of encoder and decoder.
@@ -67,28 +67,50 @@ pub fn two_stacks(layers: Range<usize>) -> Box<dyn ModelChunk> {
     let (embedding, loss) = (layers.start == 0, layers.end == total);
     let stage = Stage::of_content(&STACKS, &StageContent { embedding, layers, num_mtp_layers: 0, loss });
     let parts: [StackPart; 2] = stage.stacks.try_into().expect("one part for each stack");
-    let [encoder, decoder] = parts.clone();
-    let matrix = |name: &str, shape: [usize; 2]| parameter(name, shape, FloatDType::F32);
-    let decoder_layer = |i: usize| DecoderLayer {
-        block: ToyLayer::new(&format!("decoder.{i}"), FloatDType::F32),
-        cross: matrix(&format!("decoder.{i}.cross"), [HIDDEN, HIDDEN]),
-        mix: i.is_multiple_of(2).then(|| matrix(&format!("decoder.{i}.mix"), [WIDTH, HIDDEN])),
-    };
-    Box::new(ModuleChunk::new(TwoStacks {
-        encoder_table: encoder.start.then(|| matrix("encoder_table", [VOCAB, HIDDEN])),
-        encoder: encoder.layers.map(|i| ToyLayer::new(&format!("encoder.{i}"), FloatDType::F32)).collect(),
-        start: decoder.start.then(|| DecoderStart {
-            encoder_norm: parameter("encoder_norm", [HIDDEN], FloatDType::F32),
-            table: matrix("table", [VOCAB, HIDDEN]),
-            second_table: matrix("second_table", [VOCAB, WIDTH]),
-        }),
-        decoder: decoder.layers.map(decoder_layer).collect(),
-        head: decoder.end.then(|| Head {
-            output: matrix("output", [VOCAB, HIDDEN]),
-            second_output: matrix("second_output", [VOCAB, WIDTH]),
-        }),
-        parts,
-    }))
+    let scope = scope(FloatDType::F32);
+    let model = TwoStacks::new(parts, &scope);
+    Box::new(ModuleChunk::new(model, scope.finish()).expect("the model declares what it has"))
+}
+
+impl TwoStacks {
+    fn new(parts: [StackPart; 2], scope: &ChunkScope) -> Self {
+        let [encoder, decoder] = parts.clone();
+        let embedding = || scope.segment(SegmentRole::Embedding, None);
+        let layer = |number| scope.segment(SegmentRole::Layer, Some(number));
+        let table = |scope: &Scope, name, width| parameter(scope, name, [VOCAB, width], ParameterRole::Embedding);
+        Self {
+            encoder_table: encoder.start.then(|| table(&embedding(), "encoder_table", HIDDEN)),
+            encoder: encoder.layers.map(|i| ToyLayer::new(&layer(i).child(&format!("encoder.{i}")))).collect(),
+            start: decoder.start.then(|| {
+                let scope = embedding();
+                DecoderStart {
+                    encoder_norm: parameter(&scope, "encoder_norm", [HIDDEN], ParameterRole::Norm),
+                    table: table(&scope, "table", HIDDEN),
+                    second_table: table(&scope, "second_table", WIDTH),
+                }
+            }),
+            decoder: decoder
+                .layers
+                .map(|i| DecoderLayer::new(i, &layer(STACKS[0] + i).child(&format!("decoder.{i}"))))
+                .collect(),
+            head: decoder.end.then(|| {
+                let scope = scope.segment(SegmentRole::Head, None);
+                Head { output: table(&scope, "output", HIDDEN), second_output: table(&scope, "second_output", WIDTH) }
+            }),
+            parts,
+        }
+    }
+}
+
+impl DecoderLayer {
+    fn new(i: usize, scope: &Scope) -> Self {
+        let matrix = |name: &str, shape: [usize; 2]| parameter(scope, name, shape, ParameterRole::Weight);
+        Self {
+            block: ToyLayer::new(scope),
+            cross: matrix("cross", [HIDDEN, HIDDEN]),
+            mix: i.is_multiple_of(2).then(|| matrix("mix", [WIDTH, HIDDEN])),
+        }
+    }
 }
 
 /// Sequences for the decoder, and for the encoder as the extra tensor `source`, of another length.
@@ -146,18 +168,6 @@ impl TwoStacks {
 }
 
 impl Segments for TwoStacks {
-    fn segments(&self) -> Vec<Segment> {
-        let segment = |part: &Part| match *part {
-            Part::EncoderStart | Part::DecoderStart => Segment { role: SegmentRole::Embedding, layer: None },
-            Part::Encoder(local) => Segment { role: SegmentRole::Layer, layer: Some(self.number(0, local)) },
-            Part::Decoder(local) => {
-                Segment { role: SegmentRole::Layer, layer: Some(STACKS[0] + self.number(1, local)) }
-            }
-            Part::Head => Segment { role: SegmentRole::Head, layer: None },
-        };
-        self.parts().iter().map(segment).collect()
-    }
-
     fn boundary(&self, index: usize, batch: &Batch) -> Vec<BoundaryTensor> {
         let [b, t] = batch.tokens.dims();
         let s = batch.extras["source"].shape()[1];
@@ -212,17 +222,5 @@ impl Segments for TwoStacks {
                 return SegmentOutput::LossSum(first + loss(input.take(SECOND), &head.second_output));
             }
         })
-    }
-
-    fn parameter_name(&self, path: &str) -> String {
-        for (stack, name) in ["encoder", "decoder"].into_iter().enumerate() {
-            if let Some((local, rest)) =
-                path.strip_prefix(name).and_then(|p| p.strip_prefix('.')).and_then(|p| p.split_once('.'))
-            {
-                let local: usize = local.parse().expect("children of a Vec are numbered");
-                return format!("{name}.{}.{}", self.number(stack, local), rest.trim_start_matches("block."));
-            }
-        }
-        path.to_owned()
     }
 }

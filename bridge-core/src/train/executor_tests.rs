@@ -10,10 +10,10 @@ use burn::tensor::{Device, FloatDType, Tensor};
 use super::executor::{Closures, Executor};
 use super::recompute::{Cuts, Recompute};
 use crate::model::{
-    Batch, Boundary, BoundaryTensor, ForwardContext, Mode, ModelChunk, ModuleChunk, Segment, SegmentOutput,
+    Batch, Boundary, BoundaryTensor, ForwardContext, Mode, ModelChunk, ModuleChunk, ParameterRole, SegmentOutput,
     SegmentRole, Segments, run_segments,
 };
-use crate::testing::{micro_batch, source_and_target, toy, two_stacks};
+use crate::testing::{micro_batch, parameter, scope, source_and_target, toy, two_stacks};
 
 fn gradients(
     mut chunk: Box<dyn ModelChunk>,
@@ -110,10 +110,6 @@ struct Wrong {
 }
 
 impl Segments for Wrong {
-    fn segments(&self) -> Vec<Segment> {
-        vec![Segment { role: SegmentRole::Embedding, layer: None }, Segment { role: SegmentRole::Head, layer: None }]
-    }
-
     fn boundary(&self, index: usize, _batch: &Batch) -> Vec<BoundaryTensor> {
         if index == 1 { vec![BoundaryTensor::hidden_states([1, 2, 3], FloatDType::F32)] } else { Vec::new() }
     }
@@ -126,8 +122,10 @@ impl Segments for Wrong {
 
 #[test]
 fn other_tensors_than_declared_are_an_error_that_lists_both() {
-    let weight = Tensor::<1>::ones([6], &Device::flex().autodiff());
-    let mut chunk = ModuleChunk::new(Wrong { weight: Param::from_tensor(weight) });
+    let scope = scope(FloatDType::F32);
+    let weight = parameter(&scope.segment(SegmentRole::Embedding, None), "weight", [6], ParameterRole::Weight);
+    scope.segment(SegmentRole::Head, None);
+    let mut chunk = ModuleChunk::new(Wrong { weight }, scope.finish()).expect("the weight is declared");
     let batch = Batch::new(&source_and_target(2, 5, 3), &Device::flex());
     let context = ForwardContext::new(&batch, Mode::Evaluate);
     let mut hooks = Closures { objective: &mut |sum| sum, on_gradient: &mut |_, _| {} };

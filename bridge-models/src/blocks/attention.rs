@@ -1,13 +1,13 @@
 //! Self-attention with grouped key/value heads.
 
-use bridge_core::model::WeightGradientStore;
+use bridge_core::model::{Cut, Scope, WeightGradientStore};
 use bridge_kernels::rotary::Positions;
 use bridge_kernels::{AttentionOptions, DropoutKey, PackedHeads, RotaryTable, apply_rotary, packed_attention};
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 
 use super::context_parallel::{Heads, attend};
-use super::init::{Deviations, Initializer};
+use super::init::InitialValues;
 use super::key_values::KeyValues;
 use super::linear::{Linear, LinearConfig};
 use super::norm::Norm;
@@ -63,32 +63,32 @@ pub(crate) struct AttentionInput<'a> {
 }
 
 impl SelfAttention {
-    /// Layer `index` is global; `name` is the module's dotted name.
-    pub fn new(config: &DecoderConfig, index: usize, name: &str, init: &Initializer) -> Self {
-        let std = Deviations::new(config);
+    /// The block at `scope`, in layer `index` (global).
+    pub fn new(config: &DecoderConfig, index: usize, scope: &Scope) -> Self {
+        let initial = InitialValues::new(config);
         let (c, d) = (config.hidden_size, config.kv_channels);
-        let qk_norm = || config.qk_layernorm.then(|| Norm::new(config.norm, d, init));
+        let qk_norm = |name| config.qk_layernorm.then(|| Norm::of_heads(config.norm, d, scope, name));
         let linear_qkv = LinearConfig {
-            name: format!("{name}.linear_qkv"),
             inputs: c,
             outputs: config.qkv_size(),
             bias: config.qkv_bias,
-            std: std.weight,
+            cut: Cut::KeyValueGroups { groups: config.num_query_groups, head_size: d },
+            initial: initial.weight,
         };
         let linear_proj = LinearConfig {
-            name: format!("{name}.linear_proj"),
             inputs: config.num_attention_heads * d,
             outputs: c,
             bias: config.proj_bias,
-            std: std.output,
+            cut: Cut::Columns,
+            initial: initial.output,
         };
         Self {
-            linear_qkv: Linear::new(&linear_qkv, init),
-            q_layernorm: qk_norm(),
-            k_layernorm: qk_norm(),
-            linear_proj: Linear::new(&linear_proj, init),
+            linear_qkv: Linear::new(&linear_qkv, scope, "linear_qkv"),
+            q_layernorm: qk_norm("q_layernorm"),
+            k_layernorm: qk_norm("k_layernorm"),
+            linear_proj: Linear::new(&linear_proj, scope, "linear_proj"),
             settings: Settings {
-                packed: heads_of_a_rank(config, init.tensor_size()),
+                packed: heads_of_a_rank(config, scope.place().tensor.size),
                 scale: config.softmax_scale,
                 window: config.window_size.filter(|_| config.window_layers.includes(index)),
                 softcap: config.attention_softcap,

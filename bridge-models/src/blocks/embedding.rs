@@ -1,18 +1,24 @@
 //! Word embedding, learned positions and the dropout after them.
 
+use std::ops::Range;
+
+use bridge_core::model::{Cut, Initial, Meets, ParameterRole, Scope, Shard};
 use bridge_kernels::rotary::Positions;
 use bridge_kernels::{DropoutKey, embedding};
 use burn::module::{Module, Param};
 use burn::tensor::{FloatDType, Int, Tensor, TensorData};
 
-use super::init::{Deviations, Initializer};
-use super::placement::vocabulary_rows;
+use super::init::InitialValues;
 use super::regions::Regions;
 use crate::models::decoder::config::{DecoderConfig, PositionEmbedding};
 
-/// Name of the word embedding's parameter, in the first stage and, where output and embedding are tied, in the last.
+/// Name of the word embedding's parameter.
 pub(crate) const WORD_EMBEDDINGS: &str = "embedding.word_embeddings.weight";
-const POSITION_EMBEDDINGS: &str = "embedding.position_embeddings.weight";
+
+/// The rows of a vocabulary of `size` that rank `rank` of `ranks` tensor-parallel ones holds.
+pub(crate) fn vocabulary_rows(size: usize, rank: usize, ranks: usize) -> Range<usize> {
+    Shard::balanced(0, size, rank, ranks).parts[0].clone()
+}
 
 /// A table of rows, or this rank's slice of them.
 #[derive(Module, Debug)]
@@ -21,8 +27,14 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    pub fn new(name: &str, shape: [usize; 2], std: f64, init: &Initializer) -> Self {
-        Self { weight: init.normal(name, shape, std) }
+    /// The table of the vocabulary at `scope`, of `shape` over all ranks.
+    pub fn of_vocabulary(shape: [usize; 2], initial: Initial, role: ParameterRole, scope: &Scope) -> Self {
+        Self { weight: scope.parameter("weight", shape, Cut::VocabularyRows, initial, role) }
+    }
+
+    fn of_positions(shape: [usize; 2], initial: Initial, scope: &Scope) -> Self {
+        let cut = Cut::Replicated(Meets::ResidualStream);
+        Self { weight: scope.parameter("weight", shape, cut, initial, ParameterRole::Embedding) }
     }
 
     /// The table, `[rows, columns]`.
@@ -42,17 +54,26 @@ pub(crate) struct Embedding {
 }
 
 impl Embedding {
-    pub fn new(config: &DecoderConfig, init: &Initializer) -> Self {
-        let std = Deviations::new(config).embedding;
-        let c = config.hidden_size;
+    /// The embedding at `scope`.
+    pub fn new(config: &DecoderConfig, scope: &Scope) -> Self {
         let learned = config.position_embedding == PositionEmbedding::LearnedAbsolute;
+        let positions = || {
+            let shape = [config.max_position_embeddings, config.hidden_size];
+            Table::of_positions(shape, InitialValues::new(config).embedding, &scope.child("position_embeddings"))
+        };
         Self {
-            word_embeddings: Table::new(WORD_EMBEDDINGS, [config.padded_vocab_size, c], std, init),
-            position_embeddings: learned
-                .then(|| Table::new(POSITION_EMBEDDINGS, [config.max_position_embeddings, c], std, init)),
+            word_embeddings: Self::words_at(config, scope),
+            position_embeddings: learned.then(positions),
             vocab_size: config.padded_vocab_size,
             dropout: config.embedding_dropout,
         }
+    }
+
+    /// The word embedding of the embedding at `scope`: the embedding's own, or the copy of a tied head on another stage.
+    pub fn words_at(config: &DecoderConfig, scope: &Scope) -> Table {
+        let shape = [config.padded_vocab_size, config.hidden_size];
+        let initial = InitialValues::new(config).embedding;
+        Table::of_vocabulary(shape, initial, ParameterRole::Embedding, &scope.child("word_embeddings"))
     }
 
     /// The word embedding, `[v, c]`.
@@ -105,7 +126,7 @@ impl Embedding {
 }
 
 /// Rows of the table `[p, c]` of learned positions for the tokens `own` of the sequence: `[b or 1, own tokens, c]`.
-fn rows_of_positions(table_pc: Tensor<2>, positions: &Positions, own: std::ops::Range<usize>) -> Tensor<3> {
+fn rows_of_positions(table_pc: Tensor<2>, positions: &Positions, own: Range<usize>) -> Tensor<3> {
     match positions {
         Positions::From(offset) => {
             let (length, end) = (table_pc.dims()[0], offset + own.end);

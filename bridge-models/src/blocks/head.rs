@@ -7,7 +7,7 @@ use bridge_kernels::vocab_parallel_cross_entropy::{self as vocab_parallel, Vocab
 use bridge_kernels::{CrossEntropyOptions, linear, linear_cross_entropy, vocab_parallel_cross_entropy};
 use burn::tensor::{Int, Tensor};
 
-use super::placement::vocabulary_rows;
+use super::embedding::vocabulary_rows;
 use super::regions::Regions;
 
 /// Targets of the loss.

@@ -1,16 +1,15 @@
 //! A linear layer with its parameters.
 
-use bridge_core::model::WeightGradientStore;
+use bridge_core::model::{Cut, Initial, Meets, ParameterRole, Scope, WeightGradientStore};
 use bridge_kernels::{
     Activation, activation, glu, linear, linear_activation, linear_deferred, linear_glu, linear_residual,
 };
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
-use super::init::Initializer;
 use super::regions::Regions;
 
-/// `x w^T + bias`, or this rank's slice of it: see `super::placement`.
+/// `x w^T + bias`, or this rank's slice of it.
 #[derive(Module, Debug)]
 pub(crate) struct Linear {
     weight: Param<Tensor<2>>,
@@ -23,25 +22,30 @@ pub(crate) struct Linear {
 /// What a linear layer is made from; sizes are those of the whole layer.
 #[derive(Clone, Debug)]
 pub(crate) struct LinearConfig {
-    /// Dotted name of the layer; its parameters add `.weight` and `.bias`.
-    pub name: String,
     /// Size of the input.
     pub inputs: usize,
     /// Size of the output: rows of the weight.
     pub outputs: usize,
     /// With a bias.
     pub bias: bool,
-    /// Standard deviation of the initial weight.
-    pub std: f64,
+    /// How the weight is cut: its rows, for a column-parallel layer, or its columns, for a row-parallel one.
+    pub cut: Cut,
+    /// What the weight begins with.
+    pub initial: Initial,
 }
 
 impl Linear {
-    pub fn new(config: &LinearConfig, init: &Initializer) -> Self {
-        let name = format!("{}.weight", config.name);
+    /// The layer called `name`.
+    pub fn new(config: &LinearConfig, scope: &Scope, name: &str) -> Self {
+        let scope = scope.child(name);
+        let LinearConfig { inputs, outputs, cut, initial, .. } = *config;
+        // The bias of a row-parallel layer is added to the sum of all ranks' terms.
+        let bias_cut = if cut == Cut::Columns { Cut::Replicated(Meets::ResidualStream) } else { cut };
+        let bias = || scope.parameter("bias", [outputs], bias_cut, Initial::Zeros, ParameterRole::Bias);
         Self {
-            weight: init.normal(&name, [config.outputs, config.inputs], config.std),
-            bias: config.bias.then(|| init.sharded_zeros(&format!("{}.bias", config.name), config.outputs)),
-            weight_name: name,
+            weight: scope.parameter("weight", [outputs, inputs], cut, initial, ParameterRole::Weight),
+            bias: config.bias.then(bias),
+            weight_name: scope.name("weight"),
         }
     }
 

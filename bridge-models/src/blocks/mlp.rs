@@ -1,11 +1,11 @@
 //! The feed-forward block, plain or gated.
 
-use bridge_core::model::WeightGradientStore;
+use bridge_core::model::{Cut, Scope, WeightGradientStore};
 use bridge_kernels::Activation;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-use super::init::{Deviations, Initializer};
+use super::init::InitialValues;
 use super::linear::{Linear, LinearConfig};
 use super::regions::Regions;
 use super::residual::BlockOutput;
@@ -22,27 +22,16 @@ pub(crate) struct Mlp {
 }
 
 impl Mlp {
-    /// `name` is the module's dotted name, `f` its width, of the whole block.
-    pub fn new(config: &DecoderConfig, name: &str, f: usize, init: &Initializer) -> Self {
-        let std = Deviations::new(config);
-        let c = config.hidden_size;
-        let linear_fc1 = LinearConfig {
-            name: format!("{name}.linear_fc1"),
-            inputs: c,
-            outputs: config.fc1_blocks() * f,
-            bias: config.mlp_bias,
-            std: std.weight,
-        };
-        let linear_fc2 = LinearConfig {
-            name: format!("{name}.linear_fc2"),
-            inputs: f,
-            outputs: c,
-            bias: config.mlp_bias,
-            std: std.output,
-        };
+    /// The block at `scope`, of width `f` over all ranks.
+    pub fn new(config: &DecoderConfig, f: usize, scope: &Scope) -> Self {
+        let initial = InitialValues::new(config);
+        let (c, blocks, bias) = (config.hidden_size, config.fc1_blocks(), config.mlp_bias);
+        let linear_fc1 =
+            LinearConfig { inputs: c, outputs: blocks * f, bias, cut: Cut::Blocks(blocks), initial: initial.weight };
+        let linear_fc2 = LinearConfig { inputs: f, outputs: c, bias, cut: Cut::Columns, initial: initial.output };
         Self {
-            linear_fc1: Linear::new(&linear_fc1, init),
-            linear_fc2: Linear::new(&linear_fc2, init),
+            linear_fc1: Linear::new(&linear_fc1, scope, "linear_fc1"),
+            linear_fc2: Linear::new(&linear_fc2, scope, "linear_fc2"),
             gated: config.gated_linear_unit,
             activation: config.activation,
         }

@@ -6,9 +6,8 @@
 //! | `key_values` | what attention remembers in generation |
 //! | `moe` | mixture of experts |
 //! | `rope` | rotary frequencies and their scaling |
-//! | `init` | initial values, from seed and parameter name alone |
+//! | `init` | what parameters begin with |
 //! | `context_parallel` | attention over sequences that ranks share |
-//! | `placement` | which slice of each parameter a rank holds |
 //! | `regions` | where activations are gathered, summed and cut between ranks |
 //!
 //! Shape legend: `b` batch, `t` sequence, `n` tokens (`b * t`), `c` hidden size, `h` query heads, `g` key/value groups, `d`
@@ -24,7 +23,6 @@ pub(crate) mod linear;
 pub(crate) mod mlp;
 pub(crate) mod moe;
 pub(crate) mod norm;
-pub(crate) mod placement;
 pub(crate) mod regions;
 pub(crate) mod residual;
 pub(crate) mod rope;

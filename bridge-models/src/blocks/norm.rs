@@ -1,10 +1,10 @@
 //! LayerNorm or RMSNorm with its parameters.
 
+use bridge_core::model::{Component, Cut, Initial, Meets, ParameterRole, Scope};
 use bridge_kernels::{layer_norm, residual_layer_norm, residual_rms_norm, rms_norm};
 use burn::module::{Module, Param};
 use burn::tensor::{FloatDType, Tensor};
 
-use super::init::Initializer;
 use crate::models::decoder::config::{NormConfig, NormKind};
 
 /// A norm over the last dimension.
@@ -17,11 +17,23 @@ pub(crate) struct Norm {
 }
 
 impl Norm {
-    /// The identity's parameters: weight one, bias zero.
-    pub fn new(config: NormConfig, size: usize, init: &Initializer) -> Self {
+    /// The norm of the residual stream called `name`: the identity's parameters, weight one and bias zero.
+    pub fn new(config: NormConfig, size: usize, scope: &Scope, name: &str) -> Self {
+        Self::with((config, size), (Meets::ResidualStream, ParameterRole::Norm), &scope.child(name))
+    }
+
+    /// The norm of queries or keys called `name`, of which each rank sees its own heads.
+    pub fn of_heads(config: NormConfig, size: usize, scope: &Scope, name: &str) -> Self {
+        Self::with((config, size), (Meets::OwnPart, ParameterRole::QueryKeyNorm), &scope.child(name))
+    }
+
+    fn with((config, size): (NormConfig, usize), (meets, role): (Meets, ParameterRole), scope: &Scope) -> Self {
+        let scope = scope.component(Component::Norm);
+        let initial = if config.zero_centered_gamma { Initial::Zeros } else { Initial::Ones };
+        let vector = |name, initial, role| scope.parameter(name, [size], Cut::Replicated(meets), initial, role);
         Self {
-            weight: if config.zero_centered_gamma { init.zeros(size) } else { init.ones(size) },
-            bias: (config.kind == NormKind::LayerNorm).then(|| init.zeros(size)),
+            weight: vector("weight", initial, role),
+            bias: (config.kind == NormKind::LayerNorm).then(|| vector("bias", Initial::Zeros, ParameterRole::Bias)),
             config,
         }
     }

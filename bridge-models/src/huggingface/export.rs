@@ -62,7 +62,7 @@ pub fn export(
     let mut exporter = Exporter::new(family, config, options)?;
     for chunk in chunks {
         let shapes: HashMap<String, Vec<usize>> =
-            chunk.parameters().into_iter().map(|info| (info.name, info.shape)).collect();
+            chunk.parameters().iter().map(|info| (info.name.clone(), info.shape.clone())).collect();
         chunk.visit_parameters(&mut |name, value| {
             let values = value.into_data().convert::<f32>().try_into_vec().expect("the data is float32 now");
             exporter.add(name, &shapes[name], values);

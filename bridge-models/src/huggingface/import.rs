@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use bridge_core::model::{BuildContext, ModelBuildError, ModelChunk, ModelHook, Parallel, Stage};
+use bridge_core::model::{BuildContext, Declaration, ModelBuildError, ModelChunk, ModelHook, Parallel, Stage};
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use serde_json::{Map, Value};
 
@@ -93,7 +93,7 @@ impl HfModel {
     /// # Errors
     /// If the chunk has a parameter the folder does not, or one of another shape. The chunk is then partly loaded.
     pub fn load_into(&self, chunk: &mut dyn ModelChunk) -> Result<(), HfError> {
-        let mut entries = self.entries_for(chunk)?.into_iter().zip(chunk.parameters());
+        let mut entries = self.entries_for(chunk)?.into_iter().zip(chunk.parameters().to_vec());
         let mut failure = None;
         chunk.update_parameters(&mut |_, old| {
             // Parameters are updated in the order they are listed in.
@@ -117,7 +117,7 @@ impl HfModel {
 
     /// An entry for each of the chunk's parameters: for the whole of it, with the chunk's padded vocabulary.
     fn entries_for(&self, chunk: &dyn ModelChunk) -> Result<Vec<WeightEntry>, HfError> {
-        let for_parameter = |info: bridge_core::model::ParameterInfo| {
+        let for_parameter = |info: &Declaration| {
             let mismatch =
                 |expected: String| HfError::Parameter { name: info.name.clone(), found: info.global_shape(), expected };
             let Some(entry) = self.map.entry(&info.name) else {
@@ -125,7 +125,7 @@ impl HfModel {
             };
             entry.padded_to(&info.global_shape()).ok_or_else(|| mismatch(format!("{:?}", entry.shape)))
         };
-        chunk.parameters().into_iter().map(for_parameter).collect()
+        chunk.parameters().iter().map(for_parameter).collect()
     }
 
     fn tensors_of(&self, entry: &WeightEntry) -> Result<Vec<HostTensor>, HfError> {

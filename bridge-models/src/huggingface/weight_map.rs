@@ -104,7 +104,9 @@ impl WeightMap {
             queries_per_group: config.num_attention_heads / config.num_query_groups,
             head_size: config.kv_channels,
         };
-        Self::of(family, config.parameter_shapes(), heads, config.vocab_size)
+        let table = config.declarations();
+        let shapes = table.parameters().iter().map(|info| (info.name.clone(), info.shape.clone()));
+        Self::of(family, shapes.collect(), heads, config.vocab_size)
     }
 
     /// The map of parameters with these names and shapes: in time that is linear in their number.

@@ -12,7 +12,7 @@ use burn::tensor::{DType as BurnDType, Device, Tensor, TensorData};
 use bytes::Bytes;
 
 use crate::checkpoint::{Checkpoint, CheckpointError, Cut, DType, HostTensor, LocalLayout};
-use crate::model::{ModelChunk, ParameterInfo};
+use crate::model::{Declaration, ModelChunk};
 
 pub use restore::load_parameters;
 pub(super) use restore::{Start, find_start, restore};
@@ -23,11 +23,12 @@ const OPTIMIZER_PREFIX: &str = "optimizer.";
 
 /// How what this rank holds of a chunk's parameters lies in the whole parameters, by name.
 fn layouts(chunk: &dyn ModelChunk) -> BTreeMap<String, LocalLayout> {
-    let layout = |parameter: ParameterInfo| {
-        let cut = parameter.placement.shard.map(|shard| Cut { dim: shard.dim, size: shard.size, parts: shard.parts });
-        (parameter.name, LocalLayout { shape: parameter.shape, cut })
+    let layout = |parameter: &Declaration| {
+        let shard = parameter.placement.shard.clone();
+        let cut = shard.map(|shard| Cut { dim: shard.dim, size: shard.size, parts: shard.parts });
+        (parameter.name.clone(), LocalLayout { shape: parameter.shape.clone(), cut })
     };
-    chunk.parameters().into_iter().map(layout).collect()
+    chunk.parameters().iter().map(layout).collect()
 }
 
 /// A tensor's memory, flat.

@@ -13,14 +13,13 @@ mod dispatch;
 mod router;
 mod rows;
 
-use bridge_core::model::{Auxiliary, WeightGradientStore};
+use bridge_core::model::{Auxiliary, Scope, WeightGradientStore};
 use bridge_dist::region::{gather_sequence, reduce_scatter_sequence};
 use burn::module::Module;
 use burn::tensor::Tensor;
 
 use self::router::{Router, Routing};
 use self::rows::take_rows;
-use super::init::Initializer;
 use super::mlp::Mlp;
 use super::regions::Regions;
 use crate::models::decoder::config::{DecoderConfig, Dispatcher, MoeConfig};
@@ -54,15 +53,15 @@ pub(crate) struct MoeInput<'a> {
 }
 
 impl Moe {
-    /// `name` is the module's dotted name; expert numbers in names are global.
-    pub fn new(config: &DecoderConfig, moe: &MoeConfig, name: &str, init: &Initializer) -> Self {
-        let expert = |index: usize| {
-            Mlp::new(config, &format!("{name}.experts.local_experts.{index}"), moe.ffn_hidden_size, init)
-        };
-        let shared = |size: usize| Mlp::new(config, &format!("{name}.shared_experts"), size, init);
+    /// The block at `scope`; expert numbers in names are global.
+    pub fn new(config: &DecoderConfig, moe: &MoeConfig, scope: &Scope) -> Self {
+        let router = Router::new(config, moe, &scope.child("router"));
+        let experts = scope.child("experts").child("local_experts").experts(moe.num_experts);
+        let expert = |scope: &Scope| Mlp::new(config, moe.ffn_hidden_size, scope);
+        let shared = |size: usize| Mlp::new(config, size, &scope.child("shared_experts"));
         Self {
-            router: Router::new(config, moe, name, init),
-            experts: Experts { local_experts: init.local_experts(moe.num_experts).map(expert).collect() },
+            router,
+            experts: Experts { local_experts: experts.iter().map(expert).collect() },
             shared_experts: moe.shared_expert_intermediate_size.map(shared),
             dispatcher: moe.dispatcher,
         }

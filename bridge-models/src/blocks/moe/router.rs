@@ -9,6 +9,7 @@
 //! Both are means over the tokens of a micro-batch, whatever ranks have them. They are no part of the loss that the model returns:
 //! their gradients join those of the scores in backward, and their values go to the collector of the forward context.
 
+use bridge_core::model::{Component, Cut, Meets, ParameterRole, Scope};
 use bridge_dist::comm::ReduceOp;
 use bridge_kernels::linear;
 use bridge_kernels::vjp::attach;
@@ -16,7 +17,7 @@ use burn::module::{Module, Param};
 use burn::tensor::{DType, FloatDType, Tensor, TensorData};
 
 use super::MoeInput;
-use crate::blocks::init::{Deviations, Initializer};
+use crate::blocks::init::InitialValues;
 use crate::models::decoder::config::{DecoderConfig, MoeConfig};
 
 /// A score for each expert.
@@ -48,11 +49,12 @@ pub(super) struct Routing {
 }
 
 impl Router {
-    /// `name` is the dotted name of the block.
-    pub fn new(config: &DecoderConfig, moe: &MoeConfig, name: &str, init: &Initializer) -> Self {
-        let std = Deviations::new(config).weight;
+    /// The router at `scope`.
+    pub fn new(config: &DecoderConfig, moe: &MoeConfig, scope: &Scope) -> Self {
+        let (shape, cut) = ([moe.num_experts, config.hidden_size], Cut::Replicated(Meets::ResidualStream));
+        let initial = InitialValues::new(config).weight;
         Self {
-            weight: init.normal(&format!("{name}.router.weight"), [moe.num_experts, config.hidden_size], std),
+            weight: scope.component(Component::Router).parameter("weight", shape, cut, initial, ParameterRole::Weight),
             settings: Settings {
                 topk: moe.topk,
                 pre_softmax: moe.pre_softmax,

@@ -4,13 +4,14 @@ use std::fmt;
 
 use bridge_core::config::{Kind, TransformerConfig};
 use bridge_core::model::{
-    BuildContext, ModelBuildError, ModelBuilder, ModelChunk, ModelConfig, ModelHook, ModelRegistry, ModuleChunk, Stage,
+    BuildContext, ChunkScope, ModelBuildError, ModelBuilder, ModelChunk, ModelConfig, ModelHook, ModelRegistry,
+    ModuleChunk, Stage,
 };
 
 use super::config::DecoderConfig;
+use super::divisions::check_divides;
 use super::model::Decoder;
 use super::validate::invalid;
-use crate::blocks::placement::check_divides;
 
 /// The kind under which decoders are registered.
 pub const KIND: &str = "gpt";
@@ -85,7 +86,7 @@ pub struct GptModelBuilder {
 impl ModelBuilder for GptModelBuilder {
     fn build_model(&self, context: &BuildContext, stage: &Stage) -> Result<Box<dyn ModelChunk>, ModelBuildError> {
         let config = DecoderConfig::from_transformer(&self.transformer, context.padded_vocab_size)?;
-        let ranks = context.parallel.tensor_size();
+        let ranks = context.parallel.place().tensor.size;
         let is_exact = self.transformer.vocab_size.is_some() && !self.transformer.should_pad_vocab;
         if is_exact && !config.padded_vocab_size.is_multiple_of(ranks) {
             let found = config.padded_vocab_size;
@@ -109,7 +110,7 @@ pub fn build_decoder(
     stage: &Stage,
 ) -> Result<Box<dyn ModelChunk>, ModelBuildError> {
     config.validate()?;
-    check_divides(config, &context.parallel)?;
+    check_divides(config, &context.parallel.place())?;
     let layers = &stage.only_stack().layers;
     if layers.end > config.num_layers {
         let message = format!("expected layers within 0..{}, found stage {layers:?}", config.num_layers);
@@ -122,7 +123,9 @@ pub fn build_decoder(
         );
         return Err(invalid("model.vocab_size", message));
     }
-    Ok(Box::new(ModuleChunk::new(Decoder::new(config, context, stage))))
+    let scope = ChunkScope::new(context);
+    let decoder = Decoder::new(config, context, stage, &scope);
+    Ok(Box::new(ModuleChunk::new(decoder, scope.finish())?))
 }
 
 /// Adds the kinds of this crate to `registry`.

@@ -307,59 +307,6 @@ impl LayerPattern {
 }
 
 impl DecoderConfig {
-    /// Number of parameters of the whole model.
-    pub fn num_parameters(&self) -> usize {
-        self.parameter_shapes().iter().map(|(_, shape)| shape.iter().product::<usize>()).sum()
-    }
-
-    /// Names and shapes of the whole model's parameters, in the order of its chunk.
-    pub fn parameter_shapes(&self) -> Vec<(String, Vec<usize>)> {
-        let (c, f, d) = (self.hidden_size, self.ffn_hidden_size, self.kv_channels);
-        let mut shapes = Shapes::default();
-        shapes.push("embedding.word_embeddings.weight", &[self.padded_vocab_size, c]);
-        if self.position_embedding == PositionEmbedding::LearnedAbsolute {
-            shapes.push("embedding.position_embeddings.weight", &[self.max_position_embeddings, c]);
-        }
-        for index in 0..self.num_layers {
-            let layer = format!("decoder.layers.{index}");
-            let attention = format!("{layer}.self_attention");
-            let norms = self.residual.layer_norms();
-            let norm = |shapes: &mut Shapes, exists: bool, name: &str| {
-                if exists {
-                    shapes.norm(&format!("{layer}.{name}"), self.norm.kind, c);
-                }
-            };
-            norm(&mut shapes, norms.before_attention, "input_layernorm");
-            shapes.linear(&format!("{attention}.linear_qkv"), [self.qkv_size(), c], self.qkv_bias);
-            if self.qk_layernorm {
-                shapes.norm(&format!("{attention}.q_layernorm"), self.norm.kind, d);
-                shapes.norm(&format!("{attention}.k_layernorm"), self.norm.kind, d);
-            }
-            shapes.linear(&format!("{attention}.linear_proj"), [c, self.num_attention_heads * d], self.proj_bias);
-            norm(&mut shapes, norms.after_attention, "post_self_attention_layernorm");
-            norm(&mut shapes, norms.before_mlp, "pre_mlp_layernorm");
-            match self.moe_layer(index) {
-                None => shapes.mlp(&format!("{layer}.mlp"), self, f),
-                Some(moe) => {
-                    shapes.push(&format!("{layer}.mlp.router.weight"), &[moe.num_experts, c]);
-                    for expert in 0..moe.num_experts {
-                        let name = format!("{layer}.mlp.experts.local_experts.{expert}");
-                        shapes.mlp(&name, self, moe.ffn_hidden_size);
-                    }
-                    if let Some(size) = moe.shared_expert_intermediate_size {
-                        shapes.mlp(&format!("{layer}.mlp.shared_experts"), self, size);
-                    }
-                }
-            }
-            norm(&mut shapes, norms.after_mlp, "post_mlp_layernorm");
-        }
-        shapes.norm("decoder.final_layernorm", self.norm.kind, c);
-        if !self.share_embeddings_and_output_weights {
-            shapes.push("output_layer.weight", &[self.padded_vocab_size, c]);
-        }
-        shapes.0
-    }
-
     /// Rows of the query-key-value projection.
     pub fn qkv_size(&self) -> usize {
         (self.num_attention_heads + 2 * self.num_query_groups) * self.kv_channels
@@ -380,36 +327,6 @@ impl RopeConfig {
     /// Elements of a head of `head_size` that are rotated.
     pub fn rotary_size(&self, head_size: usize) -> usize {
         (head_size as f64 * self.percent) as usize
-    }
-}
-
-/// A growing list of parameter names and shapes.
-#[derive(Default)]
-struct Shapes(Vec<(String, Vec<usize>)>);
-
-impl Shapes {
-    fn push(&mut self, name: &str, shape: &[usize]) {
-        self.0.push((name.to_owned(), shape.to_vec()));
-    }
-
-    fn linear(&mut self, name: &str, shape: [usize; 2], bias: bool) {
-        self.push(&format!("{name}.weight"), &shape);
-        if bias {
-            self.push(&format!("{name}.bias"), &shape[..1]);
-        }
-    }
-
-    fn mlp(&mut self, name: &str, config: &DecoderConfig, size: usize) {
-        let c = config.hidden_size;
-        self.linear(&format!("{name}.linear_fc1"), [config.fc1_blocks() * size, c], config.mlp_bias);
-        self.linear(&format!("{name}.linear_fc2"), [c, size], config.mlp_bias);
-    }
-
-    fn norm(&mut self, name: &str, kind: NormKind, size: usize) {
-        self.push(&format!("{name}.weight"), &[size]);
-        if kind == NormKind::LayerNorm {
-            self.push(&format!("{name}.bias"), &[size]);
-        }
     }
 }
 

@@ -1,13 +1,12 @@
 //! One transformer layer: attention and a feed-forward block on the residual stream.
 
-use bridge_core::model::SegmentRole;
+use bridge_core::model::{ChunkScope, Component, Scope, SegmentRole};
 use bridge_kernels::DropoutKey;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
 use super::config::{BlockOrder, DecoderConfig, NormPlacement, ResidualConfig};
 use crate::blocks::attention::{AttentionInput, SelfAttention};
-use crate::blocks::init::Initializer;
 use crate::blocks::key_values::KeyValues;
 use crate::blocks::mlp::Mlp;
 use crate::blocks::moe::{Moe, MoeInput};
@@ -41,24 +40,36 @@ pub(crate) struct LayerInput<'a> {
     pub mlp_key: Option<DropoutKey>,
 }
 
+/// The parts of a layer that can run, and be recomputed, by themselves.
+fn parts(blocks: BlockOrder, has_experts: bool) -> &'static [SegmentRole] {
+    match (blocks, has_experts) {
+        (BlockOrder::Sequential, false) => &[SegmentRole::Attention, SegmentRole::Mlp],
+        (BlockOrder::Sequential, true) => &[SegmentRole::Attention, SegmentRole::Moe],
+        (BlockOrder::Parallel | BlockOrder::ParallelSharedNorm, _) => &[SegmentRole::Layer],
+    }
+}
+
 impl Layer {
-    /// Layer `index` is global.
-    pub fn new(config: &DecoderConfig, index: usize, init: &Initializer) -> Self {
+    /// Layer `index` (global). Each of its parts is a segment.
+    pub fn new(config: &DecoderConfig, index: usize, scope: &ChunkScope) -> Self {
+        let (moe, residual) = (config.moe_layer(index), config.residual);
         let name = format!("decoder.layers.{index}");
-        let residual = config.residual;
-        let norm = |exists: bool| exists.then(|| Norm::new(config.norm, config.hidden_size, init));
+        let parts = parts(residual.blocks, moe.is_some()).iter();
+        let segments: Vec<Scope> = parts.map(|role| scope.segment(*role, Some(index)).child(&name)).collect();
+        let (first, last) = (&segments[0], &segments[segments.len() - 1]);
+        let norm =
+            |exists: bool, scope: &Scope, name| exists.then(|| Norm::new(config.norm, config.hidden_size, scope, name));
         let norms = residual.layer_norms();
+        let attention = first.component(Component::Attention).child("self_attention");
+        let feed_forward = last.component(Component::Mlp).child("mlp");
         Self {
-            input_layernorm: norm(norms.before_attention),
-            self_attention: SelfAttention::new(config, index, &format!("{name}.self_attention"), init),
-            post_self_attention_layernorm: norm(norms.after_attention),
-            pre_mlp_layernorm: norm(norms.before_mlp),
-            mlp: config
-                .moe_layer(index)
-                .is_none()
-                .then(|| Mlp::new(config, &format!("{name}.mlp"), config.ffn_hidden_size, init)),
-            moe: config.moe_layer(index).map(|moe| Moe::new(config, moe, &format!("{name}.mlp"), init)),
-            post_mlp_layernorm: norm(norms.after_mlp),
+            input_layernorm: norm(norms.before_attention, first, "input_layernorm"),
+            self_attention: SelfAttention::new(config, index, &attention),
+            post_self_attention_layernorm: norm(norms.after_attention, first, "post_self_attention_layernorm"),
+            pre_mlp_layernorm: norm(norms.before_mlp, last, "pre_mlp_layernorm"),
+            mlp: moe.is_none().then(|| Mlp::new(config, config.ffn_hidden_size, &feed_forward)),
+            moe: moe.map(|moe| Moe::new(config, moe, &feed_forward)),
+            post_mlp_layernorm: norm(norms.after_mlp, last, "post_mlp_layernorm"),
             dropout: config.hidden_dropout,
             residual,
         }
@@ -66,11 +77,7 @@ impl Layer {
 
     /// The parts that can run, and be recomputed, by themselves.
     pub fn parts(&self) -> &'static [SegmentRole] {
-        match (self.residual.blocks, &self.moe) {
-            (BlockOrder::Sequential, None) => &[SegmentRole::Attention, SegmentRole::Mlp],
-            (BlockOrder::Sequential, Some(_)) => &[SegmentRole::Attention, SegmentRole::Moe],
-            (BlockOrder::Parallel | BlockOrder::ParallelSharedNorm, _) => &[SegmentRole::Layer],
-        }
+        parts(self.residual.blocks, self.moe.is_some())
     }
 
     /// What the layer remembers before the first token of a generation.

@@ -9,6 +9,7 @@
 //! | `layer` | one layer: its norms and its blocks |
 //! | `model` | [`Decoder`]: the loop over layers, as segments |
 //! | `builder` | kind `gpt` for the model registry |
+//! | `divisions` | sizes that must divide over the ranks |
 //! | `presets` | the benchmark's shapes |
 //!
 //! The maths of the layers is in `crate::blocks`. Nothing here knows Hugging Face's names; those are in [`crate::huggingface`].
@@ -16,6 +17,7 @@
 mod builder;
 pub(crate) mod config;
 mod difference;
+mod divisions;
 mod layer;
 mod model;
 pub mod presets;

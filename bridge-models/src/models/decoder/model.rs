@@ -1,8 +1,9 @@
 //! The decoder: embedding, layers, head, each optional or partial so that a pipeline stage is the same type as the whole.
 
 use bridge_core::model::{
-    Auxiliary, Batch, Boundary, BoundaryTensor, BuildContext, ForwardContext, GenerationState, LayerState,
-    ParameterRole, Placement, Segment, SegmentOutput, SegmentRole, Segments, Stage,
+    Auxiliary, Batch, Boundary, BoundaryTensor, BuildContext, ChunkScope, Component, Declaration, Declarations,
+    ForwardContext, GenerationState, LayerState, ParameterRole, RankPlace, Scope, SegmentOutput, SegmentRole, Segments,
+    Stage,
 };
 use bridge_data::SequencePart;
 use bridge_kernels::RotaryTable;
@@ -15,14 +16,11 @@ use super::layer::{Layer, LayerInput};
 use crate::blocks::attention::AttentionInput;
 use crate::blocks::embedding::{Embedding, Table, WORD_EMBEDDINGS};
 use crate::blocks::head::{Projection, Targets, logits, loss_sum};
-use crate::blocks::init::{Deviations, Initializer};
+use crate::blocks::init::InitialValues;
 use crate::blocks::moe::MoeInput;
 use crate::blocks::norm::Norm;
-use crate::blocks::placement::Layout;
 use crate::blocks::regions::Regions;
 use crate::blocks::rope::rotary_table;
-
-const OUTPUT_LAYER: &str = "output_layer.weight";
 
 /// Which dropout mask of a layer: the second half of a mask's name.
 mod place {
@@ -33,9 +31,6 @@ mod place {
 }
 
 /// A decoder, or one pipeline stage of it, and of that the slice that one rank holds.
-///
-/// Field paths are Megatron's parameter names, but for the layer numbers: those are local here and made global by
-/// [`Segments::parameter_name`], and the experts of a layer, which are called `mlp` as a plain block is.
 #[derive(Module, Debug)]
 pub struct Decoder {
     embedding: Option<Embedding>,
@@ -48,8 +43,6 @@ pub struct Decoder {
     settings: Settings,
     #[module(skip)]
     regions: Regions,
-    #[module(skip)]
-    layout: Layout,
 }
 
 #[derive(Module, Debug)]
@@ -64,46 +57,83 @@ struct Settings {
     hidden_size: usize,
     /// Of the residual stream.
     dtype: FloatDType,
-    tied: bool,
     logit_softcap: Option<f64>,
     /// Rows of the whole vocabulary.
     vocab_size: usize,
 }
 
-impl Decoder {
-    /// Builds `stage` of the model `config` describes.
+/// What has parameters. Their names, which are Megatron's, come from the scopes that they are declared in.
+struct Parts {
+    embedding: Option<Embedding>,
+    decoder: Block,
+    output_layer: Option<Table>,
+}
+
+impl Parts {
+    /// Declares and makes the parts of `stage`, segment by segment.
     ///
     /// Where embedding and output are tied and the stage has only the head, it gets its own copy of the word embedding, with
     /// the same name and the same initial values as the first stage's.
-    pub fn new(config: &DecoderConfig, context: &BuildContext, stage: &Stage) -> Self {
+    fn new(config: &DecoderConfig, stage: &Stage, scope: &ChunkScope) -> Self {
+        let embedding = || Embedding::new(config, &scope.segment(SegmentRole::Embedding, None).child("embedding"));
         let part = stage.only_stack();
-        let init = Initializer::new(context, config);
-        let std = Deviations::new(config);
-        let tied = config.share_embeddings_and_output_weights;
-        let table = [config.padded_vocab_size, config.hidden_size];
-        let output_layer = match (part.end, tied, part.start) {
-            (false, _, _) | (true, true, true) => None,
-            (true, true, false) => Some(Table::new(WORD_EMBEDDINGS, table, std.embedding, &init)),
-            (true, false, _) => Some(Table::new(OUTPUT_LAYER, table, std.weight, &init)),
-        };
+        let embedding = part.start.then(embedding);
+        let layers = part.layers.clone().map(|index| Layer::new(config, index, scope)).collect();
+        let head = part.end.then(|| scope.segment(SegmentRole::Head, None));
+        let norm = |head: &Scope| Norm::new(config.norm, config.hidden_size, &head.child("decoder"), "final_layernorm");
+        let final_layernorm = head.as_ref().map(norm);
+        let output_layer = head.and_then(|head| match (config.share_embeddings_and_output_weights, &embedding) {
+            (true, Some(_)) => {
+                head.uses(WORD_EMBEDDINGS);
+                None
+            }
+            (true, None) => Some(Embedding::words_at(config, &head.component(Component::Embedding).child("embedding"))),
+            (false, _) => {
+                let shape = [config.padded_vocab_size, config.hidden_size];
+                let initial = InitialValues::new(config).weight;
+                Some(Table::of_vocabulary(shape, initial, ParameterRole::Output, &head.child("output_layer")))
+            }
+        });
+        Self { embedding, decoder: Block { layers, final_layernorm }, output_layer }
+    }
+}
+
+/// What a stage of the model `config` describes declares on the rank at `place`. Nothing is made.
+pub(super) fn outline(config: &DecoderConfig, place: RankPlace, stage: &Stage) -> Declarations {
+    let scope = ChunkScope::outline(place);
+    Parts::new(config, stage, &scope);
+    scope.finish()
+}
+
+impl DecoderConfig {
+    /// Number of parameters of the whole model.
+    pub fn num_parameters(&self) -> usize {
+        self.declarations().parameters().iter().map(Declaration::num_elements).sum()
+    }
+
+    /// The whole model's parameters, in the order of its chunk. Nothing is made.
+    pub fn declarations(&self) -> Declarations {
+        outline(self, RankPlace::SINGLE, &Stage::whole([self.num_layers]))
+    }
+}
+
+impl Decoder {
+    /// Builds `stage` of the model `config` describes, and declares its parameters in `scope`.
+    pub fn new(config: &DecoderConfig, context: &BuildContext, stage: &Stage, scope: &ChunkScope) -> Self {
+        let Parts { embedding, decoder, output_layer } = Parts::new(config, stage, scope);
         Self {
-            embedding: part.start.then(|| Embedding::new(config, &init)),
-            decoder: Block {
-                layers: part.layers.clone().map(|index| Layer::new(config, index, &init)).collect(),
-                final_layernorm: part.end.then(|| Norm::new(config.norm, config.hidden_size, &init)),
-            },
+            embedding,
+            decoder,
             output_layer,
             rotary: rotary_table(config, &context.device),
             settings: Settings {
-                first_layer: part.layers.start,
+                first_layer: stage.only_stack().layers.start,
                 hidden_size: config.hidden_size,
                 dtype: context.params_dtype,
-                tied,
                 logit_softcap: config.logit_softcap,
                 vocab_size: config.padded_vocab_size,
             },
             regions: Regions::new(&context.parallel),
-            layout: Layout::new(config, &context.parallel),
         }
     }
 
@@ -144,6 +174,11 @@ impl Decoder {
         (in_layers / parts, in_layers % parts)
     }
 
+    fn num_segments(&self) -> usize {
+        let in_layers: usize = self.decoder.layers.iter().map(|layer| layer.parts().len()).sum();
+        in_layers + usize::from(self.embedding.is_some()) + usize::from(self.decoder.final_layernorm.is_some())
+    }
+
     fn head(&self, x_btc: Tensor<3>, context: &ForwardContext) -> Tensor<1> {
         let (norm, projection) = self.head_parts().expect("the head segment exists on stages with a head only");
         let targets = Targets { labels_bt: context.batch.labels.clone(), mask_bt: context.batch.loss_mask.clone() };
@@ -164,19 +199,9 @@ impl Decoder {
 }
 
 impl Segments for Decoder {
-    fn segments(&self) -> Vec<Segment> {
-        let layers = self.decoder.layers.iter().enumerate().flat_map(|(local, block)| {
-            let layer = Some(self.settings.first_layer + local);
-            block.parts().iter().map(move |role| Segment { role: *role, layer })
-        });
-        let embedding = self.embedding.iter().map(|_| Segment { role: SegmentRole::Embedding, layer: None });
-        let head = self.decoder.final_layernorm.iter().map(|_| Segment { role: SegmentRole::Head, layer: None });
-        embedding.chain(layers).chain(head).collect()
-    }
-
     fn boundary(&self, index: usize, batch: &Batch) -> Vec<BoundaryTensor> {
         let begins = index == 0 && self.embedding.is_some();
-        let ends = index == self.segments().len() && self.decoder.final_layernorm.is_some();
+        let ends = index == self.num_segments() && self.decoder.final_layernorm.is_some();
         if begins || ends {
             return Vec::new();
         }
@@ -202,7 +227,7 @@ impl Segments for Decoder {
         assert!(
             part == 0 && local == self.decoder.layers.len() && self.decoder.final_layernorm.is_some(),
             "segment {index} is out of range: the chunk has {}",
-            self.segments().len()
+            self.num_segments()
         );
         SegmentOutput::LossSum(self.head(x_btc, context))
     }
@@ -246,50 +271,5 @@ impl Segments for Decoder {
         GenerationState::new(
             self.decoder.layers.iter().map(|layer| Box::new(layer.new_state()) as LayerState).collect(),
         )
-    }
-
-    fn uses_parameter(&self, index: usize, name: &str) -> bool {
-        let before_layers = usize::from(self.embedding.is_some());
-        if index < before_layers {
-            return name.starts_with("embedding.");
-        }
-        let (local, part) = self.part(index - before_layers);
-        if let Some(block) = self.decoder.layers.get(local) {
-            let layer = format!("decoder.layers.{}.", self.settings.first_layer + local);
-            let of_attention = ["self_attention.", "input_layernorm.", "post_self_attention_layernorm."];
-            return name.strip_prefix(&layer).is_some_and(|rest| match block.parts()[part] {
-                SegmentRole::Attention => of_attention.iter().any(|prefix| rest.starts_with(prefix)),
-                SegmentRole::Mlp | SegmentRole::Moe => !of_attention.iter().any(|prefix| rest.starts_with(prefix)),
-                SegmentRole::Layer => true,
-                SegmentRole::Embedding | SegmentRole::Head => false,
-            });
-        }
-        let is_output_table = name == OUTPUT_LAYER || (self.settings.tied && name == WORD_EMBEDDINGS);
-        is_output_table || name.starts_with("decoder.final_layernorm.")
-    }
-
-    fn parameter_role(&self, name: &str) -> ParameterRole {
-        if name.starts_with("embedding.") || name == OUTPUT_LAYER {
-            ParameterRole::EmbeddingOrOutput
-        } else {
-            ParameterRole::Hidden
-        }
-    }
-
-    fn parameter_placement(&self, name: &str) -> Placement {
-        self.layout.placement(name)
-    }
-
-    fn parameter_name(&self, path: &str) -> String {
-        if path == OUTPUT_LAYER && self.settings.tied {
-            return WORD_EMBEDDINGS.to_owned();
-        }
-        match path.strip_prefix("decoder.layers.").and_then(|rest| rest.split_once('.')) {
-            Some((local, rest)) => {
-                let local: usize = local.parse().expect("children of a Vec are numbered");
-                format!("decoder.layers.{}.{}", self.settings.first_layer + local, self.layout.name_in_layer(rest))
-            }
-            None => path.to_owned(),
-        }
     }
 }

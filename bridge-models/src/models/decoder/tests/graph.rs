@@ -256,3 +256,16 @@ fn a_bfloat16_model_trains() {
     });
     assert_eq!(count, chunk.parameters().len());
 }
+
+#[test]
+fn segments_read_what_they_declare() {
+    let mixture = super::moe::mixture(5, 2);
+    for config in [llama(), gpt2(), everything(), mixture].into_iter().chain(super::reference::compositions()) {
+        let batch = micro_batch(config.vocab_size);
+        let last = StackPart { layers: 1..config.num_layers, start: false, end: true };
+        for stage in [Stage::whole([config.num_layers]), last.into()] {
+            let mut chunk = build_stage(&config, &stage);
+            bridge_core::testing::check_segments(chunk.as_mut(), &batch).expect("every use is declared");
+        }
+    }
+}

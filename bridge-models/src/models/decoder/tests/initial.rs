@@ -12,8 +12,10 @@ fn initial(config: &DecoderConfig, stage: &Stage) -> Values {
 fn names_and_shapes_are_those_of_the_configuration() {
     for config in [llama(), gpt2(), everything()] {
         let chunk = build(&config);
-        let found: Vec<_> = chunk.parameters().into_iter().map(|info| (info.name, info.shape)).collect();
-        let mut expected = config.parameter_shapes();
+        let found: Vec<_> = chunk.parameters().iter().map(|info| (info.name.clone(), info.shape.clone())).collect();
+        let table = config.declarations();
+        let mut expected: Vec<_> =
+            table.parameters().iter().map(|info| (info.name.clone(), info.shape.clone())).collect();
         expected.sort();
         let mut sorted = found.clone();
         sorted.sort();
@@ -27,7 +29,7 @@ fn names_and_shapes_are_those_of_the_configuration() {
 #[test]
 fn names_are_megatrons() {
     let chunk = build(&gpt2());
-    let found: Vec<String> = chunk.parameters().into_iter().map(|info| info.name).collect();
+    let found: Vec<String> = chunk.parameters().iter().map(|info| info.name.clone()).collect();
     for name in [
         "embedding.word_embeddings.weight",
         "embedding.position_embeddings.weight",
@@ -41,10 +43,11 @@ fn names_are_megatrons() {
     ] {
         assert!(found.iter().any(|found| found == name), "{name} is not among {found:?}");
     }
-    let roles: BTreeMap<_, _> = build(&llama()).parameters().into_iter().map(|info| (info.name, info.role)).collect();
-    assert_eq!(roles["embedding.word_embeddings.weight"], ParameterRole::EmbeddingOrOutput);
-    assert_eq!(roles["output_layer.weight"], ParameterRole::EmbeddingOrOutput);
-    assert_eq!(roles["decoder.layers.0.mlp.linear_fc1.weight"], ParameterRole::Hidden);
+    let roles: BTreeMap<_, _> =
+        build(&llama()).parameters().iter().map(|info| (info.name.clone(), info.role)).collect();
+    assert_eq!(roles["embedding.word_embeddings.weight"], ParameterRole::Embedding);
+    assert_eq!(roles["output_layer.weight"], ParameterRole::Output);
+    assert_eq!(roles["decoder.layers.0.mlp.linear_fc1.weight"], ParameterRole::Weight);
 }
 
 #[test]

@@ -126,7 +126,7 @@ fn mixtures_are_those_of_transformers() {
     {
         let (weights, golden) = (File::open(model, "model"), File::open(model, "golden"));
         let mut chunk = build(&config);
-        let names: Vec<String> = chunk.parameters().into_iter().map(|info| info.name).collect();
+        let names: Vec<String> = chunk.parameters().iter().map(|info| info.name.clone()).collect();
         let values = names.iter().map(|name| (name.clone(), weights.parameter("", name, &config))).collect();
         set_values(chunk.as_mut(), &values);
 

@@ -124,7 +124,8 @@ pub fn build(config: &DecoderConfig) -> Box<dyn ModelChunk> {
 /// A stage whose one-dimensional parameters are moved off their initial ones and zeros, so that a swapped one shows.
 pub fn build_stage(config: &DecoderConfig, stage: &Stage) -> Box<dyn ModelChunk> {
     let mut chunk = build_decoder(config, &context(config), stage).unwrap();
-    let shapes: BTreeMap<_, _> = chunk.parameters().into_iter().map(|info| (info.name, info.shape)).collect();
+    let shapes: BTreeMap<_, _> =
+        chunk.parameters().iter().map(|info| (info.name.clone(), info.shape.clone())).collect();
     chunk.update_parameters(&mut |name, value| {
         if shapes[name].len() > 1 {
             return value.into();

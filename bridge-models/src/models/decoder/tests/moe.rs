@@ -5,7 +5,7 @@ use bridge_kernels::Philox;
 
 use super::*;
 
-fn mixture(num_experts: usize, topk: usize) -> DecoderConfig {
+pub fn mixture(num_experts: usize, topk: usize) -> DecoderConfig {
     let moe = MoeConfig {
         num_experts,
         layers: LayerPattern::Listed(vec![true, false, true]),
@@ -71,8 +71,10 @@ fn names_and_shapes_are_those_of_the_configuration() {
     let shared = MoeConfig { shared_expert_intermediate_size: Some(13), ..config.moe.clone().unwrap() };
     for config in [config.clone(), DecoderConfig { moe: Some(shared), ..config }] {
         let chunk = build(&config);
-        let mut found: Vec<_> = chunk.parameters().into_iter().map(|info| (info.name, info.shape)).collect();
-        let mut expected = config.parameter_shapes();
+        let mut found: Vec<_> = chunk.parameters().iter().map(|info| (info.name.clone(), info.shape.clone())).collect();
+        let table = config.declarations();
+        let mut expected: Vec<_> =
+            table.parameters().iter().map(|info| (info.name.clone(), info.shape.clone())).collect();
         found.sort();
         expected.sort();
         assert_eq!(found, expected);

@@ -190,7 +190,7 @@ impl Model<'_> {
 }
 
 /// Every way to join blocks to the residual stream, with norms of both kinds, biases and without.
-fn compositions() -> Vec<DecoderConfig> {
+pub fn compositions() -> Vec<DecoderConfig> {
     let mut all = Vec::new();
     for norms in [NormPlacement::Before, NormPlacement::Output, NormPlacement::Sandwich, NormPlacement::Sum] {
         for blocks in [BlockOrder::Sequential, BlockOrder::Parallel, BlockOrder::ParallelSharedNorm] {
@@ -205,8 +205,19 @@ fn compositions() -> Vec<DecoderConfig> {
 #[test]
 fn layers_have_the_norms_that_their_composition_asks_for() {
     for config in compositions() {
-        let named: Vec<_> = build(&config).parameters().into_iter().map(|info| (info.name, info.shape)).collect();
-        assert_eq!(named, config.parameter_shapes());
+        let chunk = build(&config);
+        let norms = config.residual.layer_norms();
+        let expected = [
+            (norms.before_attention, "input_layernorm"),
+            (norms.after_attention, "post_self_attention_layernorm"),
+            (norms.before_mlp, "pre_mlp_layernorm"),
+            (norms.after_mlp, "post_mlp_layernorm"),
+        ];
+        for (exists, norm) in expected {
+            let name = format!("decoder.layers.1.{norm}.weight");
+            assert_eq!(chunk.parameters().iter().any(|info| info.name == name), exists, "{name}");
+        }
+        assert_eq!(chunk.parameters(), config.declarations().parameters(), "an outline is in the order of the module");
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use bridge_core::model::{ParameterInfo, Placement, ReplicaGroup};
+use bridge_core::model::{Declaration, Placement, ReplicaGroup};
 use bridge_data::SequencePart;
 use bridge_dist::comm::thread::run_ranks;
 use bridge_dist::mesh::{Coordinates, Mesh, ParallelSizes, ProcessGroups, RankOrder};
@@ -11,10 +11,9 @@ use bridge_dist::region::Cut;
 use bridge_kernels::Philox;
 
 use super::*;
+use crate::blocks::embedding::vocabulary_rows;
 use crate::blocks::head::{Projection, Targets, loss_sum};
-use crate::blocks::placement::vocabulary_rows;
 use crate::blocks::regions::Regions;
-use crate::sharding::held_runs;
 
 /// How a model is spread.
 #[derive(Clone, Copy, Debug)]
@@ -47,7 +46,7 @@ impl Spread {
 struct RankResult {
     coordinates: Coordinates,
     loss: f32,
-    parameters: Vec<(ParameterInfo, Vec<f32>, Vec<f32>)>,
+    parameters: Vec<(Declaration, Vec<f32>, Vec<f32>)>,
 }
 
 /// Values, gradients and loss of a whole model.
@@ -59,12 +58,12 @@ struct Whole {
 
 /// The elements of a whole tensor that a rank holds.
 fn held(placement: &Placement, global_shape: &[usize]) -> Vec<usize> {
-    held_runs(placement, global_shape).into_iter().flatten().collect()
+    placement.held_runs(global_shape).into_iter().flatten().collect()
 }
 
 /// Moves vectors off their initial ones and zeros, by the same noise whatever the spread.
 fn disturb(chunk: &mut dyn ModelChunk) {
-    let infos: BTreeMap<_, _> = chunk.parameters().into_iter().map(|info| (info.name.clone(), info)).collect();
+    let infos: BTreeMap<_, _> = chunk.parameters().iter().map(|info| (info.name.clone(), info.clone())).collect();
     chunk.update_parameters(&mut |name, value| {
         let info = &infos[name];
         if info.shape.len() > 1 {
@@ -145,12 +144,12 @@ fn run(config: &DecoderConfig, spread: Spread, batches: &BatchOf, mode: Mode) ->
         let batch = Batch::new(&batch, &device());
         let (loss, mut gradients) = loss_and_gradients(chunk.as_ref(), &batch, mode);
         let mut values = values(chunk.as_ref());
-        let mut take = |info: ParameterInfo| {
+        let mut take = |info: Declaration| {
             let gradient = gradients.remove(&info.name).unwrap_or_else(|| panic!("{} has no gradient", info.name));
             let value = values.remove(&info.name).unwrap();
             (info, value, gradient)
         };
-        let parameters = chunk.parameters().into_iter().map(&mut take).collect();
+        let parameters = chunk.parameters().iter().cloned().map(&mut take).collect();
         Ok::<_, bridge_dist::mesh::MeshSetupError>(RankResult { coordinates, loss, parameters })
     });
     assemble(&results.unwrap_or_else(|error| panic!("{spread:?}: {error}")), spread)

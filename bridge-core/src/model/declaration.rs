@@ -1,0 +1,281 @@
+//! What a parameter is: said once, where the block that owns it is built (see [`Scope`](super::Scope)), and read by all others.
+
+use std::collections::{BTreeSet, HashMap};
+use std::ops::Range;
+
+use burn::module::ParamId;
+use serde::Serialize;
+
+use super::{ModelBuildError, Placement, RankPlace, ReplicaGroup, Segment, Shard, SharedRows};
+
+/// What a parameter is to the block that has it. Weight decay and learning rates of their own go by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ParameterRole {
+    /// The matrix of a product, or any other value that is learned like one.
+    Weight,
+    /// Added to a product or to a normalized value.
+    Bias,
+    /// Factors of a norm.
+    Norm,
+    /// Factors of a norm of queries or keys (`optimizer.apply_wd_to_qk_layernorm` applies).
+    QueryKeyNorm,
+    /// Table of word or position vectors (`optimizer.decoupled_lr` applies).
+    Embedding,
+    /// The output projection (`optimizer.decoupled_lr` applies).
+    Output,
+}
+
+/// Which part of a model a parameter belongs to, for counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Component {
+    /// Word and position embedding.
+    Embedding,
+    /// Blocks that mix tokens: query-key-value and output projection of attention.
+    Attention,
+    /// Feed-forward blocks that every token passes.
+    Mlp,
+    /// Routed experts.
+    Experts,
+    /// Routers.
+    Router,
+    /// Norms.
+    Norm,
+    /// The output projection, where it is not the word embedding.
+    Output,
+}
+
+impl Component {
+    /// Every component.
+    pub const ALL: [Self; 7] =
+        [Self::Embedding, Self::Attention, Self::Mlp, Self::Experts, Self::Router, Self::Norm, Self::Output];
+
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Embedding => "embedding",
+            Self::Attention => "attention",
+            Self::Mlp => "mlp",
+            Self::Experts => "experts",
+            Self::Router => "router",
+            Self::Norm => "norm",
+            Self::Output => "output",
+        }
+    }
+}
+
+/// Which tokens or heads a replicated parameter meets on a rank: whether the rank's gradient of it is whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Meets {
+    /// The residual stream: all tokens, or under sequence parallelism those of this rank, so that gradients are then summed.
+    ResidualStream,
+    /// What this rank alone computes, such as its heads: gradients are always summed over the tensor-parallel ranks.
+    OwnPart,
+}
+
+/// How a parameter is cut over the tensor-parallel ranks; inside an expert, over the expert-tensor-parallel ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cut {
+    /// Each rank holds all of it.
+    Replicated(Meets),
+    /// Equal runs of rows: the outputs of a column-parallel linear layer.
+    Rows,
+    /// Equal runs of columns: the inputs of a row-parallel linear layer.
+    Columns,
+    /// Equal runs of the rows of each of so many equal blocks: the halves of a gated unit.
+    Blocks(usize),
+    /// Rows of so many key/value groups, each its query heads, a key and a value head of `head_size` rows. With more ranks than groups
+    /// several ranks hold the same key and value heads ([`SharedRows`]).
+    KeyValueGroups {
+        /// Key/value heads.
+        groups: usize,
+        /// Rows of a head.
+        head_size: usize,
+    },
+    /// Rows of a vocabulary, which need not divide: padding must not depend on the ranks, or a checkpoint would.
+    VocabularyRows,
+}
+
+impl Cut {
+    /// Where a parameter of shape `shape` that is cut so lies.
+    ///
+    /// # Panics
+    /// If a dimension that must divide over the ranks does not; builders refuse such sizes.
+    pub fn placement(self, shape: &[usize], place: &RankPlace, replicas: ReplicaGroup) -> Placement {
+        let group = match replicas {
+            ReplicaGroup::Dense => place.tensor,
+            ReplicaGroup::Expert => place.expert_tensor,
+        };
+        let whole = Placement { replicas, ..Placement::default() };
+        if group.size == 1 {
+            return whole;
+        }
+        let cut = |shard: Shard| Placement { shard: Some(shard), ..whole.clone() };
+        let even = |dim: usize, blocks: usize| cut(Shard::even(dim, shape[dim], blocks, group.rank, group.size));
+        match self {
+            Self::Replicated(meets) => {
+                Placement { partial_gradient: place.sequence_parallel || meets == Meets::OwnPart, ..whole }
+            }
+            Self::Rows => even(0, 1),
+            Self::Columns => even(1, 1),
+            Self::Blocks(blocks) => even(0, blocks),
+            Self::KeyValueGroups { groups, .. } if group.size <= groups => even(0, 1),
+            Self::KeyValueGroups { groups, head_size } => {
+                let rows = SharedRows {
+                    count: 2 * head_size,
+                    ranks: group.size / groups,
+                    rank: group.rank % (group.size / groups),
+                };
+                Placement { shared: Some(rows), ..cut(part_of_group(shape[0], groups, group.rank, rows)) }
+            }
+            Self::VocabularyRows => cut(Shard::balanced(0, shape[0], group.rank, group.size)),
+        }
+    }
+}
+
+/// Of the rows of one of `groups` (its query heads, then key and value) the part of the first that `rank` holds, and `rows` of the others.
+fn part_of_group(size: usize, groups: usize, rank: usize, rows: SharedRows) -> Shard {
+    let of_group = size / groups;
+    let start = rank / rows.ranks * of_group;
+    let queries = of_group - rows.count;
+    let part = queries / rows.ranks;
+    let first = start + rows.rank * part;
+    Shard { dim: 0, size, parts: vec![first..first + part, start + queries..start + of_group] }
+}
+
+/// What a parameter begins with: a function of seed and name alone, so that it depends neither on the order of creation nor on ranks or
+/// pipeline stages. A rank that holds a slice has that slice of the whole parameter's values.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Initial {
+    /// Normal draws around 0 with this standard deviation.
+    Normal(f64),
+    /// Zeros.
+    Zeros,
+    /// Ones.
+    Ones,
+}
+
+/// One parameter, as a rank holds it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Declaration {
+    /// Dotted name, unique in the model.
+    pub name: String,
+    /// Shape of what this rank holds.
+    pub shape: Vec<usize>,
+    /// How that lies in the whole parameter.
+    pub placement: Placement,
+    /// Its role.
+    pub role: ParameterRole,
+    /// What it is counted as.
+    pub component: Component,
+    /// The segments that use it, in ascending order: a tied parameter has several.
+    pub segments: Vec<usize>,
+    /// False for frozen parameters: no gradient, no optimizer state.
+    pub trainable: bool,
+}
+
+impl Declaration {
+    /// Number of elements on this rank.
+    pub fn num_elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Shape of the whole parameter.
+    pub fn global_shape(&self) -> Vec<usize> {
+        let mut shape = self.shape.clone();
+        if let Some(shard) = &self.placement.shard {
+            shape[shard.dim] = shard.size;
+        }
+        shape
+    }
+
+    /// The elements of this rank that other tensor-parallel ranks hold too ([`SharedRows`]): the last ones, or none.
+    pub fn shared_elements(&self) -> Range<usize> {
+        let count = self.num_elements();
+        let shared = self.placement.shared.map_or(0, |rows| rows.count * (count / self.shape[0].max(1)));
+        count - shared..count
+    }
+
+    /// The elements of this rank's slice that it counts and saves, of the ranks that hold the same ones the first.
+    pub fn counted_elements(&self) -> Range<usize> {
+        match self.placement.shared {
+            Some(rows) if rows.rank > 0 => 0..self.shared_elements().start,
+            _ => 0..self.num_elements(),
+        }
+    }
+
+    /// Whether tensor-parallel ranks hold copies, so that only one of them counts in norms.
+    pub fn is_replicated(&self) -> bool {
+        self.placement.shard.is_none()
+    }
+}
+
+/// The table of a chunk: its segments, and its parameters joined to tensors by their ids.
+#[derive(Clone, Debug, Default)]
+pub struct Declarations {
+    pub(super) segments: Vec<Segment>,
+    pub(super) parameters: Vec<Declaration>,
+    /// Places in `parameters`.
+    pub(super) by_id: HashMap<ParamId, usize>,
+    by_name: HashMap<String, usize>,
+    /// Parameters whose initial values were left for later.
+    pub(super) deferred: BTreeSet<usize>,
+}
+
+impl Declarations {
+    /// The segments in forward order.
+    pub fn segments(&self) -> &[Segment] {
+        &self.segments
+    }
+
+    /// The parameters: in the order of the module where there is one, else as they were declared.
+    pub fn parameters(&self) -> &[Declaration] {
+        &self.parameters
+    }
+
+    pub(super) fn declare(&mut self, id: ParamId, declaration: Declaration) {
+        let place = self.parameters.len();
+        assert!(!self.by_name.contains_key(&declaration.name), "parameter `{}` is declared twice", declaration.name);
+        self.by_name.insert(declaration.name.clone(), place);
+        self.by_id.insert(id, place);
+        self.parameters.push(declaration);
+    }
+
+    /// Adds a segment to those that use the parameter called `name`.
+    pub(super) fn add_use(&mut self, name: &str, segment: usize) {
+        let place =
+            *self.by_name.get(name).unwrap_or_else(|| panic!("no parameter `{name}` is declared before this use"));
+        let segments = &mut self.parameters[place].segments;
+        if segments.last() != Some(&segment) {
+            segments.push(segment);
+        }
+    }
+
+    /// The table with its parameters in the order `ids` of a module, which are these and no others: for each id the path of its field and
+    /// the shape of its tensor.
+    pub(super) fn in_order(self, ids: &[(ParamId, String, Vec<usize>)]) -> Result<Self, ModelBuildError> {
+        let refused = |name: &str, message: String| ModelBuildError::Parameter { name: name.to_owned(), message };
+        let mut left: Vec<Option<Declaration>> = self.parameters.into_iter().map(Some).collect();
+        let mut sorted = Self { segments: self.segments, ..Self::default() };
+        for (id, path, shape) in ids {
+            let place = self.by_id.get(id);
+            let Some(declaration) = place.and_then(|place| left[*place].take()) else {
+                return Err(refused(path, "expected a declaration in the scope, found none for this field".into()));
+            };
+            if declaration.shape != *shape {
+                let message = format!("expected the declared shape {:?}, found {shape:?}", declaration.shape);
+                return Err(refused(&declaration.name, message));
+            }
+            if place.is_some_and(|place| self.deferred.contains(place)) {
+                sorted.deferred.insert(sorted.parameters.len());
+            }
+            sorted.declare(*id, declaration);
+        }
+        match left.into_iter().flatten().next() {
+            Some(missing) => {
+                Err(refused(&missing.name, "expected a field of the module that holds it, found none".into()))
+            }
+            None => Ok(sorted),
+        }
+    }
+}

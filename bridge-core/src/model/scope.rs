@@ -1,0 +1,210 @@
+//! Where blocks declare their parameters: a dotted path inside a segment, on one rank.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use bridge_kernels::Philox;
+use burn::module::{Param, ParamId};
+use burn::tensor::{DType, Device, FloatDType, Shape, Tensor, TensorData};
+
+use super::{
+    BuildContext, Component, Cut, Declaration, Declarations, DeferredParameters, Initial, ParameterRole, RankPlace,
+    ReplicaGroup, Segment, SegmentRole, released,
+};
+
+/// The declarations of a chunk that is being built, segment by segment.
+#[derive(Debug)]
+pub struct ChunkScope(Rc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    place: RankPlace,
+    /// `None` for an outline, whose parameters have no values.
+    values: Option<Values>,
+    table: RefCell<Declarations>,
+}
+
+#[derive(Debug)]
+struct Values {
+    device: Device,
+    dtype: FloatDType,
+    stream: Philox,
+    deferred: Option<DeferredParameters>,
+}
+
+impl ChunkScope {
+    /// A chunk whose parameters are made, on the device of `context`, or left for later if it says so.
+    pub fn new(context: &BuildContext) -> Self {
+        let values = Values {
+            device: context.device.clone(),
+            dtype: context.params_dtype,
+            stream: Philox::new(context.seed),
+            deferred: context.deferred.clone(),
+        };
+        Self::with(context.parallel.place(), Some(values))
+    }
+
+    /// A chunk on the rank at `place` that is declared and not made: its parameters have shapes, and no memory.
+    pub fn outline(place: RankPlace) -> Self {
+        Self::with(place, None)
+    }
+
+    fn with(place: RankPlace, values: Option<Values>) -> Self {
+        Self(Rc::new(Shared { place, values, table: RefCell::default() }))
+    }
+
+    /// The next segment. What is declared in the scope returned is used by it, and counted as what a segment of this role mostly has
+    /// unless a block says otherwise ([`Scope::component`]).
+    pub fn segment(&self, role: SegmentRole, layer: Option<usize>) -> Scope {
+        let mut table = self.0.table.borrow_mut();
+        table.segments.push(Segment { role, layer });
+        let segment = table.segments.len() - 1;
+        Scope {
+            shared: Rc::clone(&self.0),
+            segment,
+            path: String::new(),
+            component: match role {
+                SegmentRole::Embedding => Component::Embedding,
+                SegmentRole::Attention => Component::Attention,
+                SegmentRole::Mlp | SegmentRole::Moe | SegmentRole::Layer => Component::Mlp,
+                SegmentRole::Head => Component::Output,
+            },
+            replicas: ReplicaGroup::Dense,
+        }
+    }
+
+    /// All that was declared.
+    pub fn finish(self) -> Declarations {
+        self.0.table.take()
+    }
+}
+
+/// A place in a segment where parameters are declared.
+#[derive(Clone, Debug)]
+pub struct Scope {
+    shared: Rc<Shared>,
+    segment: usize,
+    /// Dotted, empty at the root.
+    path: String,
+    component: Component,
+    replicas: ReplicaGroup,
+}
+
+impl Scope {
+    /// The scope of a part called `name`.
+    #[must_use]
+    pub fn child(&self, name: &str) -> Self {
+        Self { path: self.name(name), ..self.clone() }
+    }
+
+    /// The same place, whose parameters are counted as `component`.
+    #[must_use]
+    pub fn component(&self, component: Component) -> Self {
+        Self { component, ..self.clone() }
+    }
+
+    /// The scopes of this rank's experts, of `num_experts` in all, each called by its global number.
+    pub fn experts(&self, num_experts: usize) -> Vec<Self> {
+        let group = self.place().expert;
+        let each = num_experts / group.size;
+        let own = group.rank * each..(group.rank + 1) * each;
+        let scope = Self { replicas: ReplicaGroup::Expert, component: Component::Experts, ..self.clone() };
+        own.map(|number| scope.child(&number.to_string())).collect()
+    }
+
+    /// The rank.
+    pub fn place(&self) -> &RankPlace {
+        &self.shared.place
+    }
+
+    /// Dotted name of the parameter or part called `name` here.
+    pub fn name(&self, name: &str) -> String {
+        if self.path.is_empty() { name.to_owned() } else { format!("{}.{name}", self.path) }
+    }
+
+    /// Declares that this segment uses the parameter with the dotted name `name`, which an earlier one declared.
+    ///
+    /// # Panics
+    /// If none did.
+    pub fn uses(&self, name: &str) {
+        self.shared.table.borrow_mut().add_use(name, self.segment);
+    }
+
+    /// Declares the parameter called `name` here, whose whole shape is `shape`, and makes what this rank holds of it.
+    ///
+    /// # Panics
+    /// If it is declared already, or its shape does not divide as `cut` wants it.
+    pub fn parameter<const D: usize>(
+        &self,
+        name: &str,
+        shape: [usize; D],
+        cut: Cut,
+        initial: Initial,
+        role: ParameterRole,
+    ) -> Param<Tensor<D>> {
+        let placement = cut.placement(&shape, self.place(), self.replicas);
+        let mut local = shape;
+        if let Some(shard) = &placement.shard {
+            local[shard.dim] = shard.local_size();
+        }
+        let declaration = Declaration {
+            name: self.name(name),
+            shape: local.to_vec(),
+            placement,
+            role,
+            component: self.component,
+            segments: vec![self.segment],
+            trainable: true,
+        };
+        let id = ParamId::new();
+        let param = match &self.shared.values {
+            Some(values) => values.parameter(id, &declaration, local, initial),
+            None => without_value(id, local),
+        };
+        let mut table = self.shared.table.borrow_mut();
+        if self.shared.values.as_ref().is_some_and(|values| values.deferred.is_some()) {
+            let place = table.parameters.len();
+            table.deferred.insert(place);
+        }
+        table.declare(id, declaration);
+        param
+    }
+}
+
+impl Values {
+    fn parameter<const D: usize>(
+        &self,
+        id: ParamId,
+        declaration: &Declaration,
+        local: [usize; D],
+        initial: Initial,
+    ) -> Param<Tensor<D>> {
+        let (dtype, stream) = (DType::from(self.dtype), self.stream.derive_name(&declaration.name));
+        let (placement, shape) = (declaration.placement.clone(), declaration.global_shape());
+        let make = move |device: &Device| match initial {
+            Initial::Zeros => Tensor::<D>::zeros(local, (device, dtype)),
+            Initial::Ones => Tensor::ones(local, (device, dtype)),
+            Initial::Normal(std) => {
+                let runs = placement.held_runs(&shape).into_iter();
+                let values: Vec<f32> = runs.flat_map(|run| stream.normal_range(run, std)).collect();
+                Tensor::from_data(TensorData::new(values, local), (device, dtype))
+            }
+        };
+        let value = match &self.deferred {
+            None => make(&self.device),
+            Some(deferred) => {
+                let plain = self.device.clone().without_autodiff();
+                let count = declaration.num_elements();
+                deferred.defer(&declaration.name, move || make(&plain).reshape([count]));
+                released(local, &self.device, dtype).autodiff()
+            }
+        };
+        Param::initialized(id, value.require_grad())
+    }
+}
+
+/// A parameter of an outline.
+fn without_value<const D: usize>(id: ParamId, local: [usize; D]) -> Param<Tensor<D>> {
+    let no_value = |_: &Device, _: bool| -> Tensor<D> { panic!("a parameter of an outline has no value") };
+    Param::uninitialized(id, no_value, Device::flex(), false, Shape::from(local))
+}

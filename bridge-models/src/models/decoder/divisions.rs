@@ -1,0 +1,61 @@
+//! Sizes that must divide over the ranks.
+
+use bridge_core::model::{ModelBuildError, RankPlace};
+
+use super::config::{DecoderConfig, MoeConfig};
+use super::validate::invalid;
+
+/// Refuses sizes that do not divide over the ranks.
+pub(crate) fn check_divides(config: &DecoderConfig, place: &RankPlace) -> Result<(), ModelBuildError> {
+    let ranks = place.tensor.size;
+    let mut sizes = vec![
+        ("model.num_attention_heads", config.num_attention_heads),
+        ("model.ffn_hidden_size", config.ffn_hidden_size),
+    ];
+    if let Some(moe) = &config.moe {
+        sizes.extend(
+            moe.shared_expert_intermediate_size.map(|size| ("model.moe_shared_expert_intermediate_size", size)),
+        );
+        check_experts(config, moe, place)?;
+    }
+    if config.padded_vocab_size < ranks {
+        let message = format!("expected a row for each of {ranks} ranks, found {}", config.padded_vocab_size);
+        return Err(invalid("padded vocabulary size", message));
+    }
+    if let Some((key, size)) = sizes.into_iter().find(|(_, size)| !size.is_multiple_of(ranks)) {
+        let message = format!("expected a multiple of model.tensor_model_parallel_size = {ranks}, found {size}");
+        return Err(invalid(key, message));
+    }
+    let groups = config.num_query_groups;
+    if groups.is_multiple_of(ranks) || ranks.is_multiple_of(groups) {
+        return Ok(());
+    }
+    let message =
+        format!("expected a multiple or a divisor of model.tensor_model_parallel_size = {ranks}, found {groups}");
+    Err(invalid("model.num_query_groups", message))
+}
+
+fn check_experts(config: &DecoderConfig, moe: &MoeConfig, place: &RankPlace) -> Result<(), ModelBuildError> {
+    let (tensor, expert, expert_tensor) = (place.tensor.size, place.expert.size, place.expert_tensor.size);
+    for (key, size, ranks_key, ranks) in [
+        ("model.num_moe_experts", moe.num_experts, "model.expert_model_parallel_size", expert),
+        ("model.moe_ffn_hidden_size", moe.ffn_hidden_size, "model.expert_tensor_parallel_size", expert_tensor),
+    ] {
+        if !size.is_multiple_of(ranks) {
+            return Err(invalid(key, format!("expected a multiple of {ranks_key} = {ranks}, found {size}")));
+        }
+    }
+    if expert_tensor != tensor && tensor > 1 && !place.sequence_parallel {
+        let message = format!(
+            "expected model.tensor_model_parallel_size = {tensor}, found {expert_tensor}: experts that are cut over other ranks than the rest \
+             need model.sequence_parallel, which gives each rank tokens of its own"
+        );
+        return Err(invalid("model.expert_tensor_parallel_size", message));
+    }
+    let shared = tensor.max(expert_tensor);
+    if config.mlp_bias && shared > 1 {
+        let message = format!("expected false: experts with biases cannot be cut over {shared} ranks");
+        return Err(invalid("model.add_bias_linear", message));
+    }
+    Ok(())
+}
