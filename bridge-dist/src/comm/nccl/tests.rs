@@ -148,7 +148,7 @@ fn data_that_stalls_everywhere_is_reported_by_all() {
     for (rank, error) in stalled(&[0, 1], |_| None).iter().enumerate() {
         let expected = format!(
             "rank {rank} of group `world` (size 2) in all_reduce(sum, 1 x f32): NCCL reported: no data moved for 700ms, although all \
-             ranks are there"
+             ranks are present"
         );
         assert_eq!(text(error), expected);
     }
