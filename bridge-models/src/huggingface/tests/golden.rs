@@ -7,36 +7,19 @@ fn verify_with(folder: &Path, reference: &Path) -> VerifyReport {
     crate::verify(folder, reference, &device()).unwrap()
 }
 
-fn verify_golden(name: &str) {
-    let report = verify_with(&golden(name), &golden(name).join("golden.safetensors"));
-    let figures = [report.logits, report.loss, report.gradients, report.step_losses, report.step_grad_norms];
-    for figure in figures {
-        let figure = figure.expect("the reference has every figure");
-        let difference = figure.difference.expect("all values are finite");
-        assert!(difference <= figure.tolerance, "{name}: {figure:?}");
+#[test]
+fn every_golden_model_agrees_with_transformers() {
+    for name in golden_models() {
+        let report = verify_with(&golden(&name), &golden(&name).join("golden.safetensors"));
+        let figures = [report.logits, report.loss, report.gradients, report.step_losses, report.step_grad_norms];
+        for figure in figures {
+            let figure = figure.expect("the reference has every figure");
+            let difference = figure.difference.expect("all values are finite");
+            assert!(difference <= figure.tolerance, "{name}: {figure:?}");
+        }
+        assert!(report.passed);
+        assert_eq!((report.losses.len(), report.grad_norms.len()), (10, 10));
     }
-    assert!(report.passed);
-    assert_eq!((report.losses.len(), report.grad_norms.len()), (10, 10));
-}
-
-#[test]
-fn gpt2_agrees_with_transformers() {
-    verify_golden("gpt2");
-}
-
-#[test]
-fn llama_agrees_with_transformers() {
-    verify_golden("llama");
-}
-
-#[test]
-fn tied_llama_with_its_own_head_size_agrees_with_transformers() {
-    verify_golden("llama_tied");
-}
-
-#[test]
-fn llama_with_scaled_frequencies_agrees_with_transformers() {
-    verify_golden("llama3_rope");
 }
 
 /// The reference of `name` with one tensor's float32 values changed.

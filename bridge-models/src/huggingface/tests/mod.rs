@@ -13,8 +13,21 @@ use serde_json::{Map, Value};
 
 use super::*;
 use crate::decoder::DecoderConfig;
+use crate::families::{FAMILIES, with_model_type};
 
-pub const GOLDEN: [&str; 4] = ["gpt2", "llama", "llama_tied", "llama3_rope"];
+/// The golden models of families that are known here. Every family has one.
+pub fn golden_models() -> Vec<String> {
+    let folder = golden("");
+    let names = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<String> = names.filter(|name| golden(name).join("config.json").exists()).collect();
+    names.sort();
+    names.retain(|name| with_model_type(settings_of(name)["model_type"].as_str().unwrap()).is_some());
+    for family in FAMILIES {
+        let is_of_family = |name: &String| settings_of(name)["model_type"] == family.model_type();
+        assert!(names.iter().any(is_of_family), "{family:?} has no golden model");
+    }
+    names
+}
 
 pub fn golden(name: &str) -> PathBuf {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/golden")).join(name)
@@ -25,7 +38,7 @@ pub fn device() -> Device {
 }
 
 pub fn family(model_type: &str) -> &'static Family {
-    crate::families::with_model_type(model_type).unwrap()
+    with_model_type(model_type).unwrap()
 }
 
 /// The settings of a golden model.

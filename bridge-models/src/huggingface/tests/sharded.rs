@@ -56,7 +56,7 @@ fn ranks_import_their_slices_and_export_the_whole() {
     let both = ParallelSizes { pipeline_model_parallel_size: 2, ..tensor };
     // As many as the heads, and twice the key/value heads of most.
     let four = ParallelSizes { tensor_model_parallel_size: 4, ..tensor };
-    for name in GOLDEN {
+    for name in &golden_models() {
         // The last of each size with two data-parallel replicas.
         for (sizes, world_size) in [(tensor, 2), (both, 4), (tensor, 4), (four, 4), (four, 8)] {
             let folder = tempfile::tempdir().unwrap();
