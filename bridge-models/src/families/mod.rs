@@ -3,12 +3,13 @@
 
 mod gpt2;
 mod llama;
+mod qwen3;
 
 use crate::decoder::DecoderConfig;
 use crate::huggingface::{Family, HfError};
 
 /// All families. A decoder that several can hold is written as the first of them.
-pub const FAMILIES: &[&Family] = &[&gpt2::FAMILY, &llama::FAMILY];
+pub const FAMILIES: &[&Family] = &[&gpt2::FAMILY, &llama::FAMILY, &qwen3::FAMILY];
 
 /// The family of a `model_type`.
 pub fn with_model_type(model_type: &str) -> Option<&'static Family> {

@@ -1,0 +1,19 @@
+//! Qwen 3 without experts: a Llama whose queries and keys are normalized per head, and whose upper layers may have a sliding window.
+
+mod config;
+#[cfg(test)]
+mod tests;
+mod weights;
+
+use super::llama;
+use crate::huggingface::Family;
+
+/// `Qwen3ForCausalLM`.
+pub(super) static FAMILY: Family = Family {
+    model_type: "qwen3",
+    architecture: "Qwen3ForCausalLM",
+    settings: config::SETTINGS,
+    weights: &[weights::QK_NORMS, llama::weights::WEIGHTS],
+    prefix: "model.",
+    buffers: &[".rotary_emb.inv_freq"],
+};
