@@ -22,13 +22,13 @@ pub fn figures() -> Vec<(&'static str, String)> {
         ..ParallelSizes::default()
     };
     let dense_panels = [
-        (GroupKind::Tensor, "tensor: share each matrix"),
-        (GroupKind::Context, "context: share a sequence"),
+        (GroupKind::Tensor, "tensor: shard each matrix"),
+        (GroupKind::Context, "context: shard a sequence"),
         (GroupKind::Data, "data: other samples"),
         (GroupKind::Pipeline, "pipeline: other layers"),
     ];
     let expert_panels = [
-        (GroupKind::Tensor, "tensor: share attention"),
+        (GroupKind::Tensor, "tensor: shard attention"),
         (GroupKind::DataContext, "dense gradients"),
         (GroupKind::Expert, "expert: exchange tokens"),
         (GroupKind::ExpertData, "expert gradients"),
