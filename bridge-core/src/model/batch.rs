@@ -23,7 +23,7 @@ pub struct Batch {
     pub positions: Positions,
     /// Document of each token, `[b, t]`, when attention must stay inside documents.
     pub document_ids: Option<Tensor<2, Int>>,
-    /// What the data set brings besides, by name.
+    /// What the dataset brings besides, by name.
     pub extras: BTreeMap<String, BatchExtra>,
     /// Sum of the loss mask: the number of tokens that count, where weights are 0 and 1.
     pub num_tokens: f64,
@@ -62,14 +62,14 @@ impl Batch {
     }
 }
 
-/// An extra tensor of a data set on the device.
+/// An extra tensor of a dataset on the device.
 #[derive(Clone, Debug)]
 pub struct BatchExtra {
     values: FlatValues,
     shape: Vec<usize>,
 }
 
-/// In one dimension, because data sets decide on the number of dimensions.
+/// In one dimension, because datasets decide on the number of dimensions.
 #[derive(Clone, Debug)]
 enum FlatValues {
     Ints(Tensor<1, Int>),

@@ -235,9 +235,18 @@ fn divisible(config: DecoderConfig) -> DecoderConfig {
 fn families() -> Vec<(&'static str, DecoderConfig)> {
     let tied = DecoderConfig { share_embeddings_and_output_weights: true, ..llama() };
     let untied = DecoderConfig { share_embeddings_and_output_weights: false, ..gpt2() };
+    let residual = ResidualConfig {
+        norms: NormPlacement::Sandwich,
+        blocks: BlockOrder::Parallel,
+        branch_multiplier: 0.7,
+        stream_multiplier: 1.2,
+    };
+    let post_norm = ResidualConfig { norms: NormPlacement::Sum, ..ResidualConfig::default() };
     let families = [
         ("llama", llama()),
         ("llama, tied", tied),
+        ("blocks side by side in sandwich norms", DecoderConfig { residual, ..llama() }),
+        ("gpt2 with post-norm", DecoderConfig { residual: post_norm, ..gpt2() }),
         ("gpt2", gpt2()),
         ("gpt2, untied", untied),
         ("everything", everything()),
