@@ -77,24 +77,6 @@ impl<'a> Around<'a> {
     }
 }
 
-/// Hooks of closures: an objective, and what takes gradients.
-pub struct Closures<'a> {
-    /// See [`RegionHooks::objective`].
-    pub objective: &'a mut dyn FnMut(Tensor<1>) -> Tensor<1>,
-    /// See [`RegionHooks::gradient`].
-    pub on_gradient: &'a mut dyn FnMut(&str, Tensor<1>),
-}
-
-impl RegionHooks for Closures<'_> {
-    fn objective(&mut self, loss_sum: Tensor<1>) -> Tensor<1> {
-        (self.objective)(loss_sum)
-    }
-
-    fn gradient(&mut self, name: &str, gradient: Tensor<1>) {
-        (self.on_gradient)(name, gradient);
-    }
-}
-
 /// A micro-batch between its forward and its backward pass through a chunk: the graphs and boundary activations that backward
 /// needs. Dropping it frees them.
 #[derive(Debug)]
@@ -156,27 +138,6 @@ impl Executor {
             }
         }
         Ok(SegmentOutput::Boundary(input))
-    }
-
-    /// Forward and backward of one micro-batch through a whole model. What happens to parameters, gradients and the loss is the business
-    /// of `hooks`.
-    ///
-    /// Returns the loss sum, `[1]` float32, without its graph.
-    ///
-    /// # Errors
-    /// Those of `hooks`, and other tensors than the model declares.
-    ///
-    /// # Panics
-    /// If the chunk does not end with the loss.
-    pub fn forward_backward(
-        &self,
-        chunk: &mut dyn ModelChunk,
-        context: &ForwardContext,
-        hooks: &mut dyn RegionHooks,
-    ) -> Result<Tensor<1>, ExecutorError> {
-        let (in_flight, output) = self.begin(chunk, Boundary::default(), context, hooks)?;
-        self.backward((in_flight, Boundary::default()), chunk, context, hooks)?;
-        Ok(output.loss_sum().expect("the last segment of a model returns the loss"))
     }
 
     /// The forward pass of a chunk that is trained. `input` is what the stage before sent, without a graph, and without tensors where the

@@ -7,13 +7,15 @@ use bridge_kernels::Philox;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, FloatDType, Tensor};
 
-use super::executor::{Closures, Executor};
+use super::executor::Executor;
 use super::recompute::{Cuts, Recompute};
 use crate::model::{
     Batch, Boundary, BoundaryTensor, ForwardContext, Mode, ModelChunk, ModuleChunk, ParameterRole, SegmentOutput,
     SegmentRole, Segments, run_segments,
 };
-use crate::testing::{micro_batch, parameter, scope, source_and_target, toy, two_stacks};
+use crate::testing::{
+    Closures, forward_backward, micro_batch, parameter, scope, source_and_target, toy, two_stacks,
+};
 
 fn gradients(
     mut chunk: Box<dyn ModelChunk>,
@@ -35,7 +37,7 @@ fn gradients(
     // Where everything is cut, also with the last region recomputed.
     let executor = Executor::with_cuts(chunk.as_ref(), recompute, cuts);
     let executor = if cuts == Cuts::EachLayerRecomputed { executor.recomputing_last() } else { executor };
-    let loss = executor.forward_backward(chunk.as_mut(), &context, &mut hooks).unwrap();
+    let loss = forward_backward(&executor, chunk.as_mut(), &context, &mut hooks);
     let values = sums
         .into_iter()
         .map(|(name, g)| (name, g.cast(FloatDType::F32).into_data().try_to_vec::<f32>().unwrap()))

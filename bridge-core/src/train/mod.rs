@@ -65,7 +65,7 @@ pub use data::RunData;
 pub use device::{DeviceError, LocalRank, check_device_name, select_device, select_device_of_rank};
 pub use error::TrainError;
 pub use evaluate::{EvaluationReport, evaluate};
-pub use executor::{Around, Closures, Executor, ExecutorError, InFlight, RegionHooks};
+pub use executor::{Around, Executor, ExecutorError, InFlight, RegionHooks};
 pub use exit::ExitReason;
 pub use forward_step::{ForwardStep, LM_LOSS, LanguageModelStep, Losses, Ratio};
 pub use gpt_data::dataset_prefix;

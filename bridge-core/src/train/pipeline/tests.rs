@@ -13,8 +13,8 @@ use burn::tensor::{Device, FloatDType, Tensor};
 
 use super::{MicroBatchInput, MicroBatches, PassReport, Pipeline, PipelineError, PipelineSettings, TrainWork};
 use crate::model::{Batch, ForwardContext, Mode, ModelChunk, StackPart, Stage, loss_sum};
-use crate::testing::{STACKS, micro_batch, source_and_target, toy, toy_stage, two_stacks};
-use crate::train::executor::{Closures, RegionHooks};
+use crate::testing::{Closures, STACKS, forward_backward, micro_batch, source_and_target, toy, toy_stage, two_stacks};
+use crate::train::executor::RegionHooks;
 use crate::train::{Cuts, Executor, Recompute};
 
 /// What is cut into stages.
@@ -154,7 +154,7 @@ fn whole(subject: Subject, num_microbatches: usize) -> (Vec<f64>, Gradients) {
             on_gradient: &mut |name, gradient| add(&mut sums, name, gradient),
         };
         let context = ForwardContext::new(&batch, mode);
-        let loss = executor.forward_backward(chunk.as_mut(), &context, &mut hooks).unwrap();
+        let loss = forward_backward(&executor, chunk.as_mut(), &context, &mut hooks);
         losses.push(loss.into_data().iter::<f64>().next().unwrap());
     }
     (losses, values(sums))
