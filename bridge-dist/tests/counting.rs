@@ -4,7 +4,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bridge_dist::comm::counting::{Count, CountingCommunicator, Counts, Ledger, Operation};
+use bridge_dist::comm::Operation;
+use bridge_dist::comm::counting::{Count, CountingCommunicator, Counts, Ledger};
 use bridge_dist::comm::thread::{BoxError, run_ranks};
 use bridge_dist::comm::{DType, Group, HostBuffer, ReduceOp, UnevenExchange};
 use half::bf16;

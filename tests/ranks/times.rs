@@ -5,7 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use bridge_core::train::{pretrain, rank_timeout, run_on_wrapped_threads};
-use bridge_dist::comm::counting::{CountingCommunicator, Ledger, Operation};
+use bridge_dist::comm::Operation;
+use bridge_dist::comm::counting::{CountingCommunicator, Ledger};
 use serde_json::Value;
 
 use super::figures::{beginning, curves};

@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use bridge_dist::comm::counting::{Count, Counts, Operation};
+use bridge_dist::comm::Operation;
+use bridge_dist::comm::counting::{Count, Counts};
 use serde::Serialize;
 
 use super::traffic::operation_name;

@@ -10,6 +10,7 @@ mod buffer;
 pub mod counting;
 mod error;
 mod gather;
+mod layer;
 #[cfg(feature = "mpi")]
 pub mod mpi;
 #[cfg(feature = "nccl")]
@@ -28,6 +29,7 @@ mod worker;
 pub use buffer::{Buffer, BufferError, BufferMut, DType, Element, HostBuffer, ReduceOp};
 pub use error::{CommError, CommErrorKind};
 pub use gather::all_gather_bytes;
+pub use layer::{Call, Layer, Operation};
 pub use request::Request;
 pub use signature::{MAX_TAG, UnevenExchange};
 

@@ -3,11 +3,9 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::buffer::{Buffer, BufferMut, DType, HostBuffer, ReduceOp};
-use super::error::CommError;
+use super::layer::{Call, Layer, Operation};
 use super::request::{Pending, Request};
-use super::signature::UnevenExchange;
-use super::{Communicator, Group};
+use super::{CommError, Communicator, Group, HostBuffer};
 
 /// The link of one rank: transfers of all its groups are serialized.
 #[derive(Debug)]
@@ -30,10 +28,6 @@ impl Link {
         state.free_at = state.free_at.max(Instant::now()) + time;
         state.busy += time;
         state.free_at
-    }
-
-    fn wait_for(&self, bytes: f64) {
-        sleep_until(self.send(bytes));
     }
 }
 
@@ -74,14 +68,18 @@ impl ThrottledCommunicator {
         self.link.state.lock().unwrap_or_else(PoisonError::into_inner).busy
     }
 
-    /// Bytes that a ring moves for one pass over `bytes`.
-    fn ring(&self, bytes: usize) -> f64 {
-        let ranks = self.size() as f64;
-        bytes as f64 * (ranks - 1.0) / ranks
-    }
-
-    fn delayed(&self, request: Request, bytes: f64) -> Request {
-        Request::new(Delayed { request, until: self.link.send(bytes) })
+    /// Bytes that a call moves through the link of this rank; none of a call that waits for other links only.
+    fn bytes(&self, call: &Call) -> Option<f64> {
+        let (bytes, ranks) = (call.bytes() as f64, self.inner.size() as f64);
+        let ring = bytes * (ranks - 1.0) / ranks;
+        match call.operation {
+            Operation::AllReduce => Some(2.0 * ring),
+            Operation::AllGather => Some(ranks * ring),
+            Operation::ReduceScatter => Some(ring),
+            Operation::AllToAll if call.is_even => Some(ring),
+            Operation::AllToAll | Operation::Broadcast | Operation::Send => Some(bytes),
+            Operation::Recv | Operation::Barrier => None,
+        }
     }
 }
 
@@ -103,112 +101,35 @@ impl Pending for Delayed {
     }
 }
 
-fn bytes_of(buffer: &HostBuffer) -> usize {
-    buffer.len() * buffer.dtype().size()
-}
-
-impl Communicator for ThrottledCommunicator {
-    fn rank(&self) -> usize {
-        self.inner.rank()
+impl Layer for ThrottledCommunicator {
+    fn inner(&self) -> &dyn Communicator {
+        &*self.inner
     }
 
-    fn size(&self) -> usize {
-        self.inner.size()
+    fn over(&self, inner: Group) -> Group {
+        Arc::new(Self { inner, link: Arc::clone(&self.link) })
     }
 
-    fn name(&self) -> &str {
-        self.inner.name()
+    fn blocking(&self, call: &Call, run: impl FnOnce() -> Result<(), CommError>) -> Result<(), CommError> {
+        if let Some(bytes) = self.bytes(call) {
+            sleep_until(self.link.send(bytes));
+        }
+        run()
     }
 
-    fn world_ranks(&self) -> Arc<[usize]> {
-        self.inner.world_ranks()
-    }
-
-    fn timeout(&self) -> Duration {
-        self.inner.timeout()
-    }
-
-    fn set_timeout(&self, timeout: Duration) {
-        self.inner.set_timeout(timeout);
-    }
-
-    fn all_reduce(&self, data: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
-        self.link.wait_for(2.0 * self.ring(data.view().bytes().len()));
-        self.inner.all_reduce(data, op)
-    }
-
-    fn reduce_scatter(&self, input: Buffer<'_>, output: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
-        self.link.wait_for(self.ring(input.bytes().len()));
-        self.inner.reduce_scatter(input, output, op)
-    }
-
-    fn all_gather(&self, input: Buffer<'_>, output: BufferMut<'_>) -> Result<(), CommError> {
-        self.link.wait_for(self.ring(output.view().bytes().len()));
-        self.inner.all_gather(input, output)
-    }
-
-    fn broadcast(&self, data: BufferMut<'_>, root: usize) -> Result<(), CommError> {
-        self.link.wait_for(data.view().bytes().len() as f64);
-        self.inner.broadcast(data, root)
-    }
-
-    fn all_to_all(&self, input: Buffer<'_>, output: BufferMut<'_>) -> Result<(), CommError> {
-        self.link.wait_for(self.ring(input.bytes().len()));
-        self.inner.all_to_all(input, output)
-    }
-
-    fn all_to_all_uneven(&self, exchange: UnevenExchange<'_>) -> Result<(), CommError> {
-        self.link.wait_for(exchange.input.bytes().len() as f64);
-        self.inner.all_to_all_uneven(exchange)
-    }
-
-    fn send(&self, data: Buffer<'_>, to: usize, tag: u32) -> Result<(), CommError> {
-        self.link.wait_for(data.bytes().len() as f64);
-        self.inner.send(data, to, tag)
-    }
-
-    fn recv(&self, data: BufferMut<'_>, from: usize, tag: u32) -> Result<(), CommError> {
-        // The sender's link is the one that counts.
-        self.inner.recv(data, from, tag)
-    }
-
-    fn barrier(&self) -> Result<(), CommError> {
-        self.inner.barrier()
-    }
-
-    fn split(&self, color: Option<usize>, key: usize, name: &str) -> Result<Option<Group>, CommError> {
-        let made = self.inner.split(color, key, name)?;
-        Ok(made.map(|inner| Arc::new(Self { inner, link: Arc::clone(&self.link) }) as Group))
-    }
-
-    fn start_all_reduce(&self, data: HostBuffer, op: ReduceOp) -> Result<Request, CommError> {
-        let bytes = 2.0 * self.ring(bytes_of(&data));
-        Ok(self.delayed(self.inner.start_all_reduce(data, op)?, bytes))
-    }
-
-    fn start_reduce_scatter(&self, input: HostBuffer, op: ReduceOp) -> Result<Request, CommError> {
-        let bytes = self.ring(bytes_of(&input));
-        Ok(self.delayed(self.inner.start_reduce_scatter(input, op)?, bytes))
-    }
-
-    fn start_all_gather(&self, input: HostBuffer) -> Result<Request, CommError> {
-        let bytes = self.ring(bytes_of(&input) * self.size());
-        Ok(self.delayed(self.inner.start_all_gather(input)?, bytes))
-    }
-
-    fn start_send(&self, data: HostBuffer, to: usize, tag: u32) -> Result<Request, CommError> {
-        let bytes = bytes_of(&data) as f64;
-        Ok(self.delayed(self.inner.start_send(data, to, tag)?, bytes))
-    }
-
-    fn start_recv(&self, dtype: DType, len: usize, from: usize, tag: u32) -> Result<Request, CommError> {
-        self.inner.start_recv(dtype, len, from, tag)
+    fn started(&self, call: &Call, start: impl FnOnce() -> Result<Request, CommError>) -> Result<Request, CommError> {
+        let request = start()?;
+        Ok(match self.bytes(call) {
+            Some(bytes) => Request::new(Delayed { request, until: self.link.send(bytes) }),
+            None => request,
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::comm::ReduceOp;
     use crate::comm::thread::run_ranks;
 
     #[test]

@@ -1,8 +1,6 @@
 //! Bytes between ranks.
 
-use bridge_dist::comm::counting::Operation::{
-    self, AllGather, AllReduce, AllToAll, Broadcast, Recv, ReduceScatter, Send,
-};
+use bridge_dist::comm::Operation::{self, AllGather, AllReduce, AllToAll, Broadcast, Recv, ReduceScatter, Send};
 use bridge_dist::schedule::{PipelineSchedule, ScheduleKind};
 
 use super::super::setup::Setup;

@@ -24,7 +24,7 @@
 mod model;
 mod replicas;
 
-use bridge_dist::comm::counting::Operation;
+use bridge_dist::comm::Operation;
 use bridge_dist::mesh::GroupKind;
 use serde::{Serialize, Serializer};
 

@@ -1,6 +1,6 @@
 //! Communication inside the model: what forward and backward of each segment do, and messages between stages.
 
-use bridge_dist::comm::counting::Operation;
+use bridge_dist::comm::Operation;
 use bridge_dist::mesh::GroupKind;
 use bridge_kernels::cross_entropy;
 

@@ -1,6 +1,6 @@
 //! Communication after the micro-batches: gradients and parameters over replicas, gradients of what ranks share, figures.
 
-use bridge_dist::comm::counting::Operation;
+use bridge_dist::comm::Operation;
 use bridge_dist::mesh::GroupKind;
 use bridge_dist::schedule::placement::StageContent;
 

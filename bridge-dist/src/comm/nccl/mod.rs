@@ -6,8 +6,7 @@
 //!   each. Use MPI processes on a cluster, or threads for the devices of one node:
 //!
 //! ```no_run
-//! use std::time::Duration;
-//! use bridge_dist::comm::nccl::{NcclCommunicator, device_count};
+//! //! use bridge_dist::comm::nccl::{NcclCommunicator, device_count};
 //! use bridge_dist::comm::thread::{BoxError, run_ranks};
 //! use bridge_dist::comm::{Communicator, ReduceOp};
 //!
@@ -36,14 +35,11 @@
 //!   may run at the same time; the device needs room for the few blocks of both.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use cudarc::driver::{CudaContext, CudaStream};
 
-use super::buffer::{Buffer, BufferMut, DType, HostBuffer, ReduceOp};
 use super::error::CommError;
-use super::request::Request;
-use super::signature::UnevenExchange;
+use super::layer::Layer;
 use super::{Communicator, Group};
 
 mod agree;
@@ -156,88 +152,13 @@ impl std::fmt::Debug for NcclCommunicator {
     }
 }
 
-impl Communicator for NcclCommunicator {
-    fn rank(&self) -> usize {
-        self.staged.rank()
+impl Layer for NcclCommunicator {
+    fn inner(&self) -> &dyn Communicator {
+        &self.staged
     }
 
-    fn size(&self) -> usize {
-        self.staged.size()
-    }
-
-    fn name(&self) -> &str {
-        self.staged.name()
-    }
-
-    fn world_ranks(&self) -> Arc<[usize]> {
-        self.staged.world_ranks()
-    }
-
-    fn timeout(&self) -> Duration {
-        self.staged.timeout()
-    }
-
-    fn set_timeout(&self, timeout: Duration) {
-        self.staged.set_timeout(timeout);
-    }
-
-    fn all_reduce(&self, data: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
-        self.staged.all_reduce(data, op)
-    }
-
-    fn reduce_scatter(&self, input: Buffer<'_>, output: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
-        self.staged.reduce_scatter(input, output, op)
-    }
-
-    fn all_gather(&self, input: Buffer<'_>, output: BufferMut<'_>) -> Result<(), CommError> {
-        self.staged.all_gather(input, output)
-    }
-
-    fn broadcast(&self, data: BufferMut<'_>, root: usize) -> Result<(), CommError> {
-        self.staged.broadcast(data, root)
-    }
-
-    fn all_to_all(&self, input: Buffer<'_>, output: BufferMut<'_>) -> Result<(), CommError> {
-        self.staged.all_to_all(input, output)
-    }
-
-    fn all_to_all_uneven(&self, exchange: UnevenExchange<'_>) -> Result<(), CommError> {
-        self.staged.all_to_all_uneven(exchange)
-    }
-
-    fn send(&self, data: Buffer<'_>, to: usize, tag: u32) -> Result<(), CommError> {
-        self.staged.send(data, to, tag)
-    }
-
-    fn recv(&self, data: BufferMut<'_>, from: usize, tag: u32) -> Result<(), CommError> {
-        self.staged.recv(data, from, tag)
-    }
-
-    fn barrier(&self) -> Result<(), CommError> {
-        self.staged.barrier()
-    }
-
-    fn split(&self, color: Option<usize>, key: usize, name: &str) -> Result<Option<Group>, CommError> {
-        self.staged.split(color, key, name)
-    }
-
-    fn start_all_reduce(&self, data: HostBuffer, op: ReduceOp) -> Result<Request, CommError> {
-        self.staged.start_all_reduce(data, op)
-    }
-
-    fn start_reduce_scatter(&self, input: HostBuffer, op: ReduceOp) -> Result<Request, CommError> {
-        self.staged.start_reduce_scatter(input, op)
-    }
-
-    fn start_all_gather(&self, input: HostBuffer) -> Result<Request, CommError> {
-        self.staged.start_all_gather(input)
-    }
-
-    fn start_send(&self, data: HostBuffer, to: usize, tag: u32) -> Result<Request, CommError> {
-        self.staged.start_send(data, to, tag)
-    }
-
-    fn start_recv(&self, dtype: DType, len: usize, from: usize, tag: u32) -> Result<Request, CommError> {
-        self.staged.start_recv(dtype, len, from, tag)
+    /// Its groups are NCCL's already.
+    fn over(&self, inner: Group) -> Group {
+        inner
     }
 }

@@ -1,0 +1,201 @@
+//! Communicators that lie over another one: a [`Layer`] says what it does around operations, and all of them are forwarded here.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Buffer, BufferMut, CommError, Communicator, DType, Group, HostBuffer, ReduceOp, Request, UnevenExchange};
+
+/// An operation of a communicator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Operation {
+    /// `all_reduce`.
+    AllReduce,
+    /// `reduce_scatter`.
+    ReduceScatter,
+    /// `all_gather`.
+    AllGather,
+    /// `broadcast`.
+    Broadcast,
+    /// `all_to_all` and `all_to_all_uneven`.
+    AllToAll,
+    /// `send`.
+    Send,
+    /// `recv`.
+    Recv,
+    /// `barrier`.
+    Barrier,
+}
+
+impl Operation {
+    /// The method's name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::AllReduce => "all_reduce",
+            Self::ReduceScatter => "reduce_scatter",
+            Self::AllGather => "all_gather",
+            Self::Broadcast => "broadcast",
+            Self::AllToAll => "all_to_all",
+            Self::Send => "send",
+            Self::Recv => "recv",
+            Self::Barrier => "barrier",
+        }
+    }
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A call of an operation, blocking or not.
+#[derive(Clone, Copy, Debug)]
+pub struct Call {
+    /// Which.
+    pub operation: Operation,
+    /// Element type.
+    pub dtype: DType,
+    /// Elements of the input, or of the only buffer; 0 of a barrier.
+    pub elements: usize,
+    /// The root of a broadcast.
+    pub root: Option<usize>,
+    /// False where each pair of ranks exchanges a length of its own.
+    pub is_even: bool,
+}
+
+impl Call {
+    fn new(operation: Operation, (dtype, elements): (DType, usize)) -> Self {
+        Self { operation, dtype, elements, root: None, is_even: true }
+    }
+
+    /// Bytes of the elements.
+    pub fn bytes(&self) -> usize {
+        self.elements * self.dtype.size()
+    }
+}
+
+/// A communicator that does something around the operations of another one, which it forwards to.
+pub trait Layer: fmt::Debug + Send + Sync {
+    /// The communicator below.
+    fn inner(&self) -> &dyn Communicator;
+
+    /// This layer over a group that was split off the communicator below.
+    fn over(&self, inner: Group) -> Group;
+
+    /// Runs a blocking operation.
+    ///
+    /// # Errors
+    /// Those of `run`.
+    fn blocking(&self, _call: &Call, run: impl FnOnce() -> Result<(), CommError>) -> Result<(), CommError> {
+        run()
+    }
+
+    /// Starts a non-blocking operation.
+    ///
+    /// # Errors
+    /// Those of `start`.
+    fn started(&self, _call: &Call, start: impl FnOnce() -> Result<Request, CommError>) -> Result<Request, CommError> {
+        start()
+    }
+}
+
+impl<L: Layer> Communicator for L {
+    fn rank(&self) -> usize {
+        self.inner().rank()
+    }
+
+    fn size(&self) -> usize {
+        self.inner().size()
+    }
+
+    fn name(&self) -> &str {
+        self.inner().name()
+    }
+
+    fn world_ranks(&self) -> Arc<[usize]> {
+        self.inner().world_ranks()
+    }
+
+    fn timeout(&self) -> Duration {
+        self.inner().timeout()
+    }
+
+    fn set_timeout(&self, timeout: Duration) {
+        self.inner().set_timeout(timeout);
+    }
+
+    fn all_reduce(&self, data: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
+        let call = Call::new(Operation::AllReduce, (data.dtype(), data.len()));
+        self.blocking(&call, || self.inner().all_reduce(data, op))
+    }
+
+    fn reduce_scatter(&self, input: Buffer<'_>, output: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
+        let call = Call::new(Operation::ReduceScatter, (input.dtype(), input.len()));
+        self.blocking(&call, || self.inner().reduce_scatter(input, output, op))
+    }
+
+    fn all_gather(&self, input: Buffer<'_>, output: BufferMut<'_>) -> Result<(), CommError> {
+        let call = Call::new(Operation::AllGather, (input.dtype(), input.len()));
+        self.blocking(&call, || self.inner().all_gather(input, output))
+    }
+
+    fn broadcast(&self, data: BufferMut<'_>, root: usize) -> Result<(), CommError> {
+        let call = Call { root: Some(root), ..Call::new(Operation::Broadcast, (data.dtype(), data.len())) };
+        self.blocking(&call, || self.inner().broadcast(data, root))
+    }
+
+    fn all_to_all(&self, input: Buffer<'_>, output: BufferMut<'_>) -> Result<(), CommError> {
+        let call = Call::new(Operation::AllToAll, (input.dtype(), input.len()));
+        self.blocking(&call, || self.inner().all_to_all(input, output))
+    }
+
+    fn all_to_all_uneven(&self, exchange: UnevenExchange<'_>) -> Result<(), CommError> {
+        let payload = (exchange.input.dtype(), exchange.input.len());
+        let call = Call { is_even: false, ..Call::new(Operation::AllToAll, payload) };
+        self.blocking(&call, || self.inner().all_to_all_uneven(exchange))
+    }
+
+    fn send(&self, data: Buffer<'_>, to: usize, tag: u32) -> Result<(), CommError> {
+        let call = Call::new(Operation::Send, (data.dtype(), data.len()));
+        self.blocking(&call, || self.inner().send(data, to, tag))
+    }
+
+    fn recv(&self, data: BufferMut<'_>, from: usize, tag: u32) -> Result<(), CommError> {
+        let call = Call::new(Operation::Recv, (data.dtype(), data.len()));
+        self.blocking(&call, || self.inner().recv(data, from, tag))
+    }
+
+    fn barrier(&self) -> Result<(), CommError> {
+        self.blocking(&Call::new(Operation::Barrier, (DType::U8, 0)), || self.inner().barrier())
+    }
+
+    fn split(&self, color: Option<usize>, key: usize, name: &str) -> Result<Option<Group>, CommError> {
+        Ok(self.inner().split(color, key, name)?.map(|inner| self.over(inner)))
+    }
+
+    fn start_all_reduce(&self, data: HostBuffer, op: ReduceOp) -> Result<Request, CommError> {
+        let call = Call::new(Operation::AllReduce, (data.dtype(), data.len()));
+        self.started(&call, || self.inner().start_all_reduce(data, op))
+    }
+
+    fn start_reduce_scatter(&self, input: HostBuffer, op: ReduceOp) -> Result<Request, CommError> {
+        let call = Call::new(Operation::ReduceScatter, (input.dtype(), input.len()));
+        self.started(&call, || self.inner().start_reduce_scatter(input, op))
+    }
+
+    fn start_all_gather(&self, input: HostBuffer) -> Result<Request, CommError> {
+        let call = Call::new(Operation::AllGather, (input.dtype(), input.len()));
+        self.started(&call, || self.inner().start_all_gather(input))
+    }
+
+    fn start_send(&self, data: HostBuffer, to: usize, tag: u32) -> Result<Request, CommError> {
+        let call = Call::new(Operation::Send, (data.dtype(), data.len()));
+        self.started(&call, || self.inner().start_send(data, to, tag))
+    }
+
+    fn start_recv(&self, dtype: DType, len: usize, from: usize, tag: u32) -> Result<Request, CommError> {
+        let call = Call::new(Operation::Recv, (dtype, len));
+        self.started(&call, || self.inner().start_recv(dtype, len, from, tag))
+    }
+}
