@@ -6,7 +6,7 @@ use std::time::Duration;
 use bridge_dist::comm::{CommError, Group, thread::run_ranks};
 use bridge_dist::region::{
     Cut, RowCounts, all_gather, all_gather_int, all_to_all, all_to_all_uneven, copy_to_group, gather_replicated,
-    gather_sequence, reduce_from_group, reduce_scatter, reduce_scatter_sequence, scatter, scatter_sequence,
+    gather_sequence, reduce_from_group, reduce_scatter, reduce_scatter_sequence, scatter,
 };
 use bridge_kernels::Philox;
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
@@ -295,7 +295,7 @@ fn a_group_of_one_is_no_operation() {
             reduce_from_group(x.clone(), &group),
             gather_sequence(x.clone(), 1, &group),
             reduce_scatter_sequence(x.clone(), 1, &group),
-            scatter_sequence(x.clone(), 1, &group),
+            scatter(x.clone(), 1, Cut::Contiguous, &group),
             gather_replicated(x.clone(), 1, Cut::Contiguous, &group),
             all_to_all(x.clone(), &group),
             all_to_all_uneven(x.clone(), &even, &group),

@@ -352,11 +352,6 @@ impl RunConfig {
 }
 
 impl FinalTransformer {
-    /// Query heads times the size of one.
-    pub fn attention_hidden_size(&self) -> usize {
-        self.kv_channels * self.num_attention_heads
-    }
-
     /// Query heads per key and value head.
     pub fn queries_per_group(&self) -> usize {
         self.num_attention_heads / self.num_query_groups

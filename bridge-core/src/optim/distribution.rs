@@ -208,6 +208,7 @@ impl Distribution {
     }
 
     /// For a run of one rank.
+    #[cfg(test)]
     pub fn single(chunks: &[Box<dyn ModelChunk>]) -> Self {
         Self::new(chunks, ProcessGroups::single(), DistributionSettings::default()).expect("one rank exchanges nothing")
     }

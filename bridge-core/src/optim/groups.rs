@@ -23,16 +23,6 @@ pub trait OverrideProvider: fmt::Debug + Send + Sync {
     fn override_for(&self, parameter: &Declaration) -> ParameterOverride;
 }
 
-/// Treats all parameters alike.
-#[derive(Clone, Copy, Debug)]
-pub struct NoOverrides;
-
-impl OverrideProvider for NoOverrides {
-    fn override_for(&self, _parameter: &Declaration) -> ParameterOverride {
-        ParameterOverride::default()
-    }
-}
-
 /// The usual rules: no decay on biases and one-dimensional parameters, and, where set, a rate of their own for the
 /// embeddings and the output layer.
 #[derive(Clone, Copy, Debug, Default)]
@@ -122,6 +112,15 @@ pub(super) fn group<'a>(
 mod tests {
     use super::*;
     use crate::model::Component;
+
+    #[derive(Debug)]
+    struct NoOverrides;
+
+    impl OverrideProvider for NoOverrides {
+        fn override_for(&self, _parameter: &Declaration) -> ParameterOverride {
+            ParameterOverride::default()
+        }
+    }
 
     fn parameter(name: &str, shape: &[usize], role: ParameterRole) -> Declaration {
         Declaration {

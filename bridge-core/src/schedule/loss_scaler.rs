@@ -112,11 +112,6 @@ impl LossScaler {
         self.state.scale
     }
 
-    /// The factor on gradients before they are used.
-    pub fn inverse_scale(&self) -> f64 {
-        self.state.scale.recip()
-    }
-
     /// Whether the scale is dynamic.
     pub fn is_dynamic(&self) -> bool {
         self.dynamic.is_some()

@@ -123,10 +123,6 @@ pub enum GroupKind {
     Pipeline,
     /// Tensor and pipeline: ranks that together hold the model.
     Model,
-    /// Tensor and context.
-    TensorContext,
-    /// Tensor, data and context: ranks that share FP8 scaling factors.
-    TensorDataContext,
     /// The ranks that hold the token embedding: first and last stage of a pipeline.
     Embedding,
     /// The rank that holds the position embedding: the first stage of a pipeline.
@@ -135,10 +131,6 @@ pub enum GroupKind {
     Expert,
     /// Ranks over which each expert's weight matrices are sharded.
     ExpertTensor,
-    /// Expert tensor and expert.
-    ExpertTensorExpert,
-    /// Expert tensor, expert and pipeline.
-    ExpertModel,
     /// Ranks with the same expert weights.
     ExpertData,
     /// The part of [`Self::DataContext`] over which one instance of the distributed optimizer shards its state.
@@ -153,21 +145,17 @@ pub enum GroupKind {
 
 impl GroupKind {
     /// Every kind, in the order in which communicators are made.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 15] = [
         Self::Tensor,
         Self::Context,
         Self::Data,
         Self::DataContext,
         Self::Pipeline,
         Self::Model,
-        Self::TensorContext,
-        Self::TensorDataContext,
         Self::Embedding,
         Self::PositionEmbedding,
         Self::Expert,
         Self::ExpertTensor,
-        Self::ExpertTensorExpert,
-        Self::ExpertModel,
         Self::ExpertData,
         Self::DistributedOptimizer,
         Self::DistributedOptimizerReplicas,
@@ -184,14 +172,10 @@ impl GroupKind {
             Self::DataContext => "dp-cp",
             Self::Pipeline => "pp",
             Self::Model => "tp-pp",
-            Self::TensorContext => "tp-cp",
-            Self::TensorDataContext => "tp-dp-cp",
             Self::Embedding => "embedding",
             Self::PositionEmbedding => "position-embedding",
             Self::Expert => "ep",
             Self::ExpertTensor => "expert-tp",
-            Self::ExpertTensorExpert => "expert-tp-ep",
-            Self::ExpertModel => "expert-tp-ep-pp",
             Self::ExpertData => "expert-dp",
             Self::DistributedOptimizer => "optimizer",
             Self::DistributedOptimizerReplicas => "optimizer-replicas",
@@ -358,14 +342,10 @@ impl Mesh {
             GroupKind::DataContext => self.dense.groups(&[Dp, Cp]),
             GroupKind::Pipeline => self.dense.groups(&[Pp]),
             GroupKind::Model => self.dense.groups(&[Tp, Pp]),
-            GroupKind::TensorContext => self.dense.groups(&[Tp, Cp]),
-            GroupKind::TensorDataContext => self.dense.groups(&[Tp, Dp, Cp]),
             GroupKind::Embedding => pick_stages(self.dense.groups(&[Pp]), |last| vec![0, last]),
             GroupKind::PositionEmbedding => pick_stages(self.dense.groups(&[Pp]), |_| vec![0]),
             GroupKind::Expert => self.expert.groups(&[Ep]),
             GroupKind::ExpertTensor => self.expert.groups(&[Tp]),
-            GroupKind::ExpertTensorExpert => self.expert.groups(&[Tp, Ep]),
-            GroupKind::ExpertModel => self.expert.groups(&[Tp, Ep, Pp]),
             GroupKind::ExpertData => self.expert.groups(&[Dp]),
             GroupKind::DistributedOptimizer => parts(self.groups(GroupKind::DataContext), instances),
             GroupKind::DistributedOptimizerReplicas => across(self.groups(GroupKind::DataContext), instances),

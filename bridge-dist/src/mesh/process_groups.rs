@@ -137,16 +137,6 @@ impl ProcessGroups {
         self.always(GroupKind::Model)
     }
 
-    /// Tensor and context-parallel group.
-    pub fn tensor_context(&self) -> &Group {
-        self.always(GroupKind::TensorContext)
-    }
-
-    /// Tensor, data and context-parallel group.
-    pub fn tensor_data_context(&self) -> &Group {
-        self.always(GroupKind::TensorDataContext)
-    }
-
     /// First and last stage; `None` on stages between them.
     pub fn embedding(&self) -> Option<&Group> {
         self.get(GroupKind::Embedding)
@@ -165,16 +155,6 @@ impl ProcessGroups {
     /// Expert tensor-parallel group.
     pub fn expert_tensor(&self) -> &Group {
         self.always(GroupKind::ExpertTensor)
-    }
-
-    /// Expert tensor and expert-parallel group.
-    pub fn expert_tensor_expert(&self) -> &Group {
-        self.always(GroupKind::ExpertTensorExpert)
-    }
-
-    /// Expert tensor, expert and pipeline-parallel group.
-    pub fn expert_model(&self) -> &Group {
-        self.always(GroupKind::ExpertModel)
     }
 
     /// Expert data-parallel group: gradients of experts are reduced here.

@@ -10,7 +10,7 @@
 //! | [`reduce_from_group`] | all-reduce | identity | the same everywhere |
 //! | [`gather_sequence`], [`all_gather`] | all-gather | reduce-scatter | its share |
 //! | [`reduce_scatter_sequence`], [`reduce_scatter`] | reduce-scatter | all-gather | of its part |
-//! | [`scatter_sequence`], [`scatter`] | own part | all-gather | of its part |
+//! | [`scatter`] | own part | all-gather | of its part |
 //! | [`gather_replicated`] | all-gather | own part | the same everywhere |
 //! | [`all_to_all`], [`all_to_all_uneven`] | all-to-all | all-to-all | of what it received |
 //!
@@ -254,14 +254,6 @@ pub fn gather_sequence<const D: usize>(x: Tensor<D>, dim: usize, group: &Group) 
 /// As [`reduce_scatter`].
 pub fn reduce_scatter_sequence<const D: usize>(x: Tensor<D>, dim: usize, group: &Group) -> Tensor<D> {
     reduce_scatter(x, dim, Cut::Contiguous, group)
-}
-
-/// [`scatter`] into contiguous parts: starts a sequence-parallel region from a replicated tensor.
-///
-/// # Panics
-/// As [`scatter`].
-pub fn scatter_sequence<const D: usize>(x: Tensor<D>, dim: usize, group: &Group) -> Tensor<D> {
-    scatter(x, dim, Cut::Contiguous, group)
 }
 
 /// Rows that one rank exchanges with each rank of a group.

@@ -14,8 +14,8 @@ use crate::config::OptimizerConfig;
 use crate::model::{ModelChunk, Shard};
 use crate::optim::optimizer::refuse_cuts;
 use crate::optim::{
-    AccumulationDType, Distribution, DistributionSettings, GradientBuffer, GroupRates, NoOverrides, Optimizer,
-    OptimizerSettings, Sharding, StepScales,
+    AccumulationDType, Distribution, DistributionSettings, GradientBuffer, GroupRates, Optimizer, OptimizerSettings,
+    Sharding, StandardOverrides, StepScales,
 };
 use crate::testing::toy;
 use crate::train::TrainError;
@@ -94,13 +94,13 @@ fn states_start_and_are_saved_as_declared() {
     let algorithm = EXAMPLE.with(&json!({"lr": 0.5})).unwrap();
     let settings = OptimizerSettings { algorithm, clip_grad: 0.0, count_zeros: false };
     let distribution = Arc::new(Distribution::single(&chunks));
-    let mut optimizer = Optimizer::new(settings, &chunks, &NoOverrides, distribution).unwrap();
+    let mut optimizer = Optimizer::new(settings, &chunks, &StandardOverrides::default(), distribution).unwrap();
     for _ in 0..3 {
         let mut gradients = GradientBuffer::new(AccumulationDType::Float32);
         for (name, values) in &before {
             gradients.add(name, Tensor::ones([values.len()], &Device::flex()) * 7.0);
         }
-        let rates = [GroupRates { learning_rate: 1.0, weight_decay: 0.0 }];
+        let rates = vec![GroupRates { learning_rate: 1.0, weight_decay: 0.0 }; optimizer.groups().count()];
         let scales = StepScales { loss_scale: 1.0, divisor: 1.0 };
         optimizer.step(&mut chunks, &mut gradients, &rates, scales).unwrap();
     }
@@ -134,7 +134,7 @@ fn a_rule_of_whole_parameters_refuses_cut_ones() {
             let chunks = vec![toy(1, FloatDType::F32)];
             let spread = DistributionSettings { sharding, ..DistributionSettings::default() };
             let distribution = Arc::new(Distribution::new(&chunks, groups, spread)?);
-            let built = Optimizer::new(settings.clone(), &chunks, &NoOverrides, distribution);
+            let built = Optimizer::new(settings.clone(), &chunks, &StandardOverrides::default(), distribution);
             Ok::<_, TrainError>(built.expect_err("data-parallel ranks have ranges").to_string())
         });
         for message in refusals.expect("both ranks end") {
