@@ -4,7 +4,7 @@ use bridge_kernels::optim::{SgdStep, sgd};
 use burn::tensor::Tensor;
 use serde::Deserialize;
 
-use super::{Rule, State, Unit, Update, UpdateStep, Values, read};
+use super::rule::{Rule, State, Unit, Update, UpdateStep, Values, read};
 
 pub(super) const RULE: Rule = Rule {
     name: "sgd",

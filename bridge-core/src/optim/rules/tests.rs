@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bridge_dist::mesh::{Mesh, ParallelSizes, ProcessGroups, RankOrder};
-use burn::tensor::Device;
+use burn::tensor::{Device, FloatDType, Tensor};
 use serde::Deserialize;
 use serde_json::json;
 
+use super::rule::read;
 use super::*;
 use crate::config::OptimizerConfig;
 use crate::model::{ModelChunk, Shard};
