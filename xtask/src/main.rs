@@ -112,6 +112,9 @@ fn run_train(train: Train) -> Result<ExitCode> {
     };
     let mut arguments = vec!["train".to_owned(), recipe];
     let mut features: Vec<String> = feature.into_iter().map(str::to_owned).collect();
+    if feature == Some("cuda") {
+        features.push("nccl".to_owned());
+    }
     if let Some(device) = device.filter(|_| !rest.iter().any(|argument| argument.starts_with("--device"))) {
         arguments.extend(["--device".to_owned(), device]);
     }

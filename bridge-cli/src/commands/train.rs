@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use bridge_core::config::{RawConfig, RunConfig, World};
 use bridge_core::train::{
-    Console, ExitReason, RunOptions, RunReport, TrainError, WatchSignals, pretrain, process_groups, rank_timeout,
-    run_on_threads,
+    Console, ExitReason, RunOptions, RunReport, TrainError, WatchSignals, over_devices, pretrain, process_groups,
+    rank_timeout, run_on_threads,
 };
 use bridge_data::tokenizer::Tokenizer;
 use bridge_dist::comm::{Communicator, Group};
@@ -114,7 +114,7 @@ impl Arguments {
         let config = self.load(world.size());
         all_have_recipes(world.as_ref(), config.is_ok())?;
         let config = config?;
-        let groups = process_groups(&config, world)?;
+        let groups = process_groups(&config, over_devices(&config, world)?)?;
         let is_first = groups.world().rank() == 0;
         let report = match self.train(config, groups, started) {
             // All ranks end together and in order, so that none has to be killed.

@@ -104,6 +104,14 @@ pub fn select_device_of_rank(name: &str, place: LocalRank) -> Result<Device, Dev
     })
 }
 
+/// The number of the CUDA device that a rank has to itself, where each rank of its machine has one; none of other devices, of devices that
+/// ranks share by their number, and of names that [`select_device_of_rank`] refuses.
+pub(super) fn own_cuda_device(name: &str, place: LocalRank) -> Option<usize> {
+    let choice = Choice::parse(name).ok().filter(|choice| choice.kind == Kind::Cuda)?;
+    let index = choice.own_index(place)?;
+    (index.max(place.size - 1) < devices(choice.kind).len()).then_some(index)
+}
+
 /// Checks that `name` is one of ours and that this build has its back end. Which devices this machine has is not asked.
 ///
 /// # Errors
@@ -165,6 +173,14 @@ impl Choice {
             return Err(DeviceError::NotCompiledIn { found: name.to_owned(), feature: kind.to_owned() });
         }
         Ok(Self { kind: known, index })
+    }
+
+    /// Number of the device that a rank takes, if no other rank of its machine takes it too.
+    fn own_index(self, place: LocalRank) -> Option<usize> {
+        match self.index {
+            Some(_) if place.size > 1 => None,
+            index => Some(index.unwrap_or(place.rank)),
+        }
     }
 
     /// Number of the device that a rank takes; `None` leaves the choice to the back end, where nobody else is there.
@@ -230,6 +246,16 @@ mod tests {
     fn ranks_share_the_processor() {
         let of = |rank| select_device_of_rank("flex", LocalRank { rank, size: 3 }).unwrap();
         assert_eq!((of(0), of(2)), (Device::flex(), Device::flex()));
+    }
+
+    #[test]
+    fn only_a_device_of_ones_own_can_join_others() {
+        let own = |index, rank, size| Choice { kind: Kind::Cuda, index }.own_index(LocalRank { rank, size });
+        assert_eq!((own(None, 2, 3), own(None, 0, 1)), (Some(2), Some(0)));
+        assert_eq!((own(Some(1), 2, 3), own(Some(1), 0, 1)), (None, Some(1)), "ranks share a device by its number");
+        assert_eq!(own_cuda_device("flex", LocalRank { rank: 1, size: 3 }), None);
+        // More ranks than any machine has devices: setting the run up says so.
+        assert_eq!(own_cuda_device("cuda", LocalRank { rank: 0, size: 1_000_000 }), None);
     }
 
     #[test]

@@ -32,6 +32,14 @@ pub enum TrainError {
     /// The optimizer's rule does not go with the ranks.
     #[error(transparent)]
     CutParameter(#[from] CutParameter),
+    /// Ranks on CUDA devices cannot exchange data by NCCL.
+    #[error(
+        "dist.distributed_backend = nccl: {message}; or set dist.distributed_backend = gloo to exchange through host memory"
+    )]
+    Nccl {
+        /// Why.
+        message: String,
+    },
     /// The device failed.
     #[error("the device failed: {0}")]
     Device(String),
@@ -296,6 +304,8 @@ impl TrainError {
             self,
             Self::Config(_)
                 | Self::SelectDevice(_)
+                | Self::CutParameter(_)
+                | Self::Nccl { .. }
                 | Self::Data(_)
                 | Self::UnknownToken { .. }
                 | Self::Tokenizer(_)

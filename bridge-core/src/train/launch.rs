@@ -8,6 +8,7 @@ use bridge_dist::comm::{CommError, Group};
 use bridge_dist::mesh::ProcessGroups;
 
 use super::TrainError;
+use super::device_ranks::over_devices;
 use super::ranks::process_groups;
 use crate::config::RunConfig;
 
@@ -62,7 +63,7 @@ pub fn run_on_wrapped_threads<T: Send>(
             .map_err(|error| TrainError::RankNotStarted { rank, message: error.to_string() })?;
         let (program, wrap) = (&program, &wrap);
         // The group is handed in by value: when the rank ends, its last communicator goes, and the others notice.
-        catch_comm_error(|| pool.install(move || program(process_groups(config, wrap(world))?)))
+        catch_comm_error(|| pool.install(move || program(process_groups(config, wrap(over_devices(config, world)?))?)))
     });
     outcome.map_err(first_failure)
 }

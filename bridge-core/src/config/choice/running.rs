@@ -7,7 +7,7 @@ choices! {
         Nccl = "nccl",
         /// MPI.
         Mpi = "mpi",
-        /// Gloo.
+        /// Through host memory.
         Gloo = "gloo",
     }
 

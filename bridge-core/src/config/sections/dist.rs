@@ -11,9 +11,11 @@ use super::super::section::section;
 section! {
     /// Process-group start-up.
     pub struct DistributedInitConfig {
-        /// Collective library of GPUs. Ranks are threads or MPI processes, depending on the launcher, and communicate through host memory.
+        /// How ranks with a CUDA device each exchange data: by NCCL (builds with the cargo feature nccl), or with gloo through host memory.
+        /// Ranks on other devices, and ranks that share a device, exchange through host memory.
         distributed_backend: DistributedBackend = DistributedBackend::Nccl
-            => no_counterpart("the library of PyTorch's collectives; the launcher (threads or mpi) decides");
+            => no_counterpart("nothing to choose without CUDA devices; the launcher (threads or mpi) connects the ranks")
+            .inert(&["gloo"]);
         /// Timeout of a collective, in minutes.
         distributed_timeout_minutes: usize = 10, Limits::POSITIVE;
         /// Timeout after the first step, in seconds. Saves and evaluations must not delay a rank for longer.
