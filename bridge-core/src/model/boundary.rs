@@ -88,6 +88,11 @@ impl Boundary {
         self.0.iter().map(|entry| (entry.name, &entry.tensor))
     }
 
+    /// The tensors, in the declared order.
+    pub(crate) fn into_tensors(self) -> impl Iterator<Item = Tensor<3>> {
+        self.0.into_iter().map(|entry| entry.tensor)
+    }
+
     /// Whether it has no tensor.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()

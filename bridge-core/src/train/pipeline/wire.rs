@@ -133,8 +133,8 @@ impl<'a> Wire<'a> {
 
     /// Starts to send the tensors of a boundary, one after the other.
     pub fn send(&mut self, (direction, message): Transfer, boundary: Boundary) -> Result<(), CommError> {
-        for (_, tensor) in boundary.iter() {
-            let buffer = self.format.encode(tensor.clone());
+        for tensor in boundary.into_tensors() {
+            let buffer = self.format.encode(tensor);
             self.sending.push_back(self.group.start_send(buffer, message.peer, message.tag(direction))?);
         }
         // Buffers of sends that have ended are freed.
