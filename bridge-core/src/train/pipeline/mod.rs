@@ -3,9 +3,9 @@
 //!
 //! ```text
 //! actions of this rank          what happens here
-//! RecvActivation(m, chunk)      a request posted ahead is waited for, the next one is posted        [wire]
+//! RecvActivation(m, chunk)      a request posted ahead is waited for, the next one is posted        [transfers]
 //! Forward(m, chunk)             Executor::begin: output without a graph, regions kept in flight     [pass]
-//! SendActivation(m, chunk)      the output leaves while this rank goes on                           [wire]
+//! SendActivation(m, chunk)      the output leaves while this rank goes on                           [transfers]
 //! RecvGradient, Backward        InFlight::backward: parameter gradients out, input gradient kept
 //! SendGradient(m, chunk)        the input gradient leaves; nothing of (m, chunk) is left
 //! ```
@@ -14,7 +14,7 @@ mod pass;
 mod settings;
 #[cfg(test)]
 mod tests;
-mod wire;
+mod transfers;
 mod work;
 
 use std::sync::Arc;
@@ -28,8 +28,8 @@ use super::recompute::{Cuts, Recompute};
 use crate::config::RunConfig;
 use crate::logging::{Timers, TimingLogLevel};
 use crate::model::{Batch, BoundaryError, LayerMetrics, Mode, ModelChunk};
-use pass::Pass;
-use wire::WireFormat;
+use pass::PipelinePass;
+use transfers::TransferFormat;
 
 pub(super) use settings::{pipeline, stages};
 pub(super) use work::{EvaluationBatches, Reductions, StepWork};
@@ -134,7 +134,7 @@ pub struct Pipeline {
     /// One for each chunk.
     executors: Vec<Executor>,
     schedule: ScheduleKind,
-    wire: WireFormat,
+    format: TransferFormat,
     timers: Arc<Timers>,
 }
 
@@ -149,7 +149,7 @@ impl Pipeline {
             group,
             executors: chunks.iter().map(|chunk| executor(chunk.as_ref())).collect(),
             schedule: settings.schedule,
-            wire: WireFormat { device: device.clone().without_autodiff(), dtype: settings.wire_dtype },
+            format: TransferFormat { device: device.clone().without_autodiff(), dtype: settings.wire_dtype },
             timers: Arc::new(Timers::new(TimingLogLevel::Off)),
         }
     }
@@ -207,7 +207,7 @@ impl Pipeline {
         }
         let shape = PipelineShape { num_stages: self.group.size(), num_chunks: chunks.len(), num_microbatches };
         let actions = rank_actions(kind, shape, self.group.rank())?;
-        let mut pass = Pass::new(self, kind, shape, chunks, work);
+        let mut pass = PipelinePass::new(self, kind, shape, chunks, work);
         pass.run(&actions)?;
         Ok(PassReport { max_in_flight: pass.max_in_flight(), loss_sums: pass.into_loss_sums() })
     }

@@ -6,7 +6,7 @@ use bridge_dist::comm::CommError;
 use bridge_dist::schedule::{Action, Direction, Message, PipelineShape, ScheduleKind};
 use burn::tensor::Tensor;
 
-use super::wire::Wire;
+use super::transfers::Transfers;
 use super::{MicroBatchInput, Pipeline, TrainWork};
 use crate::logging::{TimerGuard, TimerLevel};
 use crate::model::{
@@ -15,7 +15,7 @@ use crate::model::{
 use crate::train::executor::{ExecutorError, InFlight};
 
 /// A micro-batch and a chunk of this rank.
-type Place = (usize, usize);
+type Unit = (usize, usize);
 
 /// A micro-batch between forward and the end of backward of a chunk.
 struct Flight {
@@ -33,27 +33,27 @@ impl Flight {
 }
 
 /// The state of one pass.
-pub(super) struct Pass<'a> {
+pub(super) struct PipelinePass<'a> {
     pipeline: &'a Pipeline,
     kind: ScheduleKind,
     shape: PipelineShape,
     chunks: &'a mut [Box<dyn ModelChunk>],
     work: &'a mut dyn TrainWork,
     /// Inputs of chunks, between arrival and forward.
-    inputs: BTreeMap<Place, Boundary>,
+    inputs: BTreeMap<Unit, Boundary>,
     /// Outputs of chunks, between forward and departure.
-    outputs: BTreeMap<Place, Boundary>,
+    outputs: BTreeMap<Unit, Boundary>,
     /// Gradients of outputs, between arrival and backward.
-    output_gradients: BTreeMap<Place, Boundary>,
+    output_gradients: BTreeMap<Unit, Boundary>,
     /// Gradients of inputs, between backward and departure.
-    input_gradients: BTreeMap<Place, Boundary>,
-    in_flight: BTreeMap<Place, Flight>,
+    input_gradients: BTreeMap<Unit, Boundary>,
+    in_flight: BTreeMap<Unit, Flight>,
     max_in_flight: usize,
     /// Loss sums by micro-batch, where the model ends.
     losses: BTreeMap<usize, Tensor<1>>,
 }
 
-impl<'a> Pass<'a> {
+impl<'a> PipelinePass<'a> {
     pub fn new(
         pipeline: &'a Pipeline,
         kind: ScheduleKind,
@@ -80,12 +80,12 @@ impl<'a> Pass<'a> {
     /// Runs this rank's actions.
     pub fn run(&mut self, actions: &[Action]) -> Result<(), ExecutorError> {
         let pipeline = self.pipeline;
-        let mut wire = Wire::new(&pipeline.group, &pipeline.wire, actions);
-        wire.post(&|transfer| self.declared(transfer))?;
+        let mut transfers = Transfers::new(&pipeline.group, &pipeline.format, actions);
+        transfers.post(&|transfer| self.declared(transfer))?;
         for action in actions {
-            self.step(*action, &mut wire)?;
+            self.step(*action, &mut transfers)?;
         }
-        Ok(wire.finish()?)
+        Ok(transfers.finish()?)
     }
 
     /// The tensors that a message of this rank carries.
@@ -98,7 +98,7 @@ impl<'a> Pass<'a> {
         chunk.boundary(index, &self.work.batch(message.microbatch))
     }
 
-    fn step(&mut self, action: Action, wire: &mut Wire) -> Result<(), ExecutorError> {
+    fn step(&mut self, action: Action, transfers: &mut Transfers) -> Result<(), ExecutorError> {
         let _timer = self.timer(match action {
             Action::Forward { .. } => "forward-compute",
             Action::Backward { .. } | Action::BackwardInput { .. } | Action::BackwardWeight { .. } => {
@@ -118,20 +118,22 @@ impl<'a> Pass<'a> {
             Action::BackwardInput { microbatch, chunk } => self.backward_input((microbatch, chunk))?,
             Action::BackwardWeight { microbatch, chunk } => self.backward_weight((microbatch, chunk))?,
             Action::RecvActivation(message) => {
-                let input = wire.receive((Direction::Activation, message), &|transfer| self.declared(transfer))?;
-                self.inputs.insert(place(message), input);
+                let input = transfers.receive((Direction::Activation, message), &|transfer| self.declared(transfer))?;
+                self.inputs.insert(unit(message), input);
             }
             Action::SendActivation(message) => {
-                let output = self.outputs.remove(&place(message)).expect("an output is made before it is sent");
-                wire.send((Direction::Activation, message), output)?;
+                let output = self.outputs.remove(&unit(message)).expect("an output is made before it is sent");
+                transfers.send((Direction::Activation, message), output)?;
             }
             Action::RecvGradient(message) => {
-                let gradients = wire.receive((Direction::Gradient, message), &|transfer| self.declared(transfer))?;
-                self.output_gradients.insert(place(message), gradients);
+                let gradients =
+                    transfers.receive((Direction::Gradient, message), &|transfer| self.declared(transfer))?;
+                self.output_gradients.insert(unit(message), gradients);
             }
             Action::SendGradient(message) => {
-                let gradients = self.input_gradients.remove(&place(message));
-                wire.send((Direction::Gradient, message), gradients.expect("a gradient is made before it is sent"))?;
+                let gradients = self.input_gradients.remove(&unit(message));
+                transfers
+                    .send((Direction::Gradient, message), gradients.expect("a gradient is made before it is sent"))?;
             }
         }
         Ok(())
@@ -143,11 +145,11 @@ impl<'a> Pass<'a> {
         (self.kind != ScheduleKind::ForwardOnly).then(|| pipeline.timers.start(name, TimerLevel::MicroBatch))
     }
 
-    fn forward(&mut self, place: Place) -> Result<(), ExecutorError> {
-        let (microbatch, chunk) = place;
+    fn forward(&mut self, unit: Unit) -> Result<(), ExecutorError> {
+        let (microbatch, chunk) = unit;
         let input = self.work.prepare(microbatch);
         // Where the model begins nothing has arrived.
-        let boundary = self.inputs.remove(&place).unwrap_or_default();
+        let boundary = self.inputs.remove(&unit).unwrap_or_default();
         let (executor, model) = (&self.pipeline.executors[chunk], self.chunks[chunk].as_mut());
         let output = if self.kind == ScheduleKind::ForwardOnly {
             let mut hooks = self.work.hooks(microbatch, chunk, &input.batch);
@@ -159,7 +161,7 @@ impl<'a> Pass<'a> {
             let (graphs, output) = executor.begin(model, boundary, &flight.context(), hooks.as_mut())?;
             drop(hooks);
             flight.graphs = Some(graphs);
-            self.in_flight.insert(place, flight);
+            self.in_flight.insert(unit, flight);
             self.max_in_flight = self.max_in_flight.max(self.in_flight.len());
             output
         };
@@ -172,19 +174,19 @@ impl<'a> Pass<'a> {
                 self.inputs.insert((microbatch, chunk + 1), boundary);
             }
             SegmentOutput::Boundary(boundary) => {
-                self.outputs.insert(place, boundary);
+                self.outputs.insert(unit, boundary);
             }
         }
         Ok(())
     }
 
     /// The gradient of the input, and those of the weights that are not put off.
-    fn backward_input(&mut self, place: Place) -> Result<(), ExecutorError> {
-        let (microbatch, chunk) = place;
-        let flight = self.in_flight.get_mut(&place).expect("forward comes before backward");
+    fn backward_input(&mut self, unit: Unit) -> Result<(), ExecutorError> {
+        let (microbatch, chunk) = unit;
+        let flight = self.in_flight.get_mut(&unit).expect("forward comes before backward");
         let graphs = flight.graphs.take().expect("backward happens once");
         // Where the model ends the gradient begins with the loss.
-        let output_gradients = self.output_gradients.remove(&place).unwrap_or_default();
+        let output_gradients = self.output_gradients.remove(&unit).unwrap_or_default();
         let (executor, model) = (&self.pipeline.executors[chunk], self.chunks[chunk].as_mut());
         let mut hooks = self.work.hooks(microbatch, chunk, &flight.input.batch);
         let gradients = executor.backward((graphs, output_gradients), model, &flight.context(), hooks.as_mut())?;
@@ -194,18 +196,18 @@ impl<'a> Pass<'a> {
         if self.shape.num_stages == 1 {
             self.output_gradients.insert((microbatch, chunk - 1), gradients);
         } else {
-            self.input_gradients.insert(place, gradients);
+            self.input_gradients.insert(unit, gradients);
         }
         Ok(())
     }
 
     /// The gradients of the weights that were put off; after it nothing of the micro-batch is left.
-    fn backward_weight(&mut self, place: Place) -> Result<(), CommError> {
-        let flight = self.in_flight.remove(&place).expect("forward comes before backward");
+    fn backward_weight(&mut self, unit: Unit) -> Result<(), CommError> {
+        let flight = self.in_flight.remove(&unit).expect("forward comes before backward");
         if let Some(store) = flight.weight_gradients {
             store.compute(&mut |name, gradient| self.work.gradient(name, gradient));
         }
-        self.work.backward_done(place.0, place.1)
+        self.work.backward_done(unit.0, unit.1)
     }
 
     pub fn max_in_flight(&self) -> usize {
@@ -220,7 +222,7 @@ impl<'a> Pass<'a> {
     }
 }
 
-fn place(message: Message) -> Place {
+fn unit(message: Message) -> Unit {
     (message.microbatch, message.chunk)
 }
 

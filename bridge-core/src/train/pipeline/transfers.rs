@@ -15,29 +15,29 @@ const RECEIVES_AHEAD: usize = 2;
 
 /// What tensors are on the wire and on this rank.
 #[derive(Clone, Debug)]
-pub(super) struct WireFormat {
+pub(super) struct TransferFormat {
     /// Without autodiff.
     pub device: Device,
     /// dtype of all tensors on the wire; `None` for that inside the model.
     pub dtype: Option<FloatDType>,
 }
 
-impl WireFormat {
-    fn wire_dtype(&self, local: FloatDType) -> FloatDType {
+impl TransferFormat {
+    fn sent_dtype(&self, local: FloatDType) -> FloatDType {
         self.dtype.unwrap_or(local)
     }
 
     /// Number and type of the elements of a message.
     fn message(&self, tensor: &BoundaryTensor) -> (DType, usize) {
         let elements: usize = tensor.shape.iter().product();
-        match self.wire_dtype(tensor.dtype) {
+        match self.sent_dtype(tensor.dtype) {
             dtype @ FloatDType::F16 => (element_type(dtype), 2 * elements),
             dtype => (element_type(dtype), elements),
         }
     }
 
     fn encode(&self, tensor: Tensor<3>) -> HostBuffer {
-        let wire = self.wire_dtype(tensor.dtype().into());
+        let wire = self.sent_dtype(tensor.dtype().into());
         let data = tensor.cast(wire).into_data();
         match element_type(wire) {
             DType::F64 => elements::<f64>(data),
@@ -56,7 +56,7 @@ impl WireFormat {
             HostBuffer::U8(bytes) => TensorData::from_bytes_vec(bytes, shape, burn::tensor::DType::F16),
             other => panic!("no activation is sent as {}", other.dtype()),
         };
-        let wire = burn::tensor::DType::from(self.wire_dtype(tensor.dtype));
+        let wire = burn::tensor::DType::from(self.sent_dtype(tensor.dtype));
         Tensor::<3>::from_data(data, (&self.device, wire)).cast(tensor.dtype)
     }
 }
@@ -82,9 +82,9 @@ type Transfer = (Direction, Message);
 type Declared<'a> = &'a dyn Fn(Transfer) -> Vec<BoundaryTensor>;
 
 /// The transfers of one rank in one pass.
-pub(super) struct Wire<'a> {
+pub(super) struct Transfers<'a> {
     group: &'a Group,
-    format: &'a WireFormat,
+    format: &'a TransferFormat,
     /// Receives of the pass that are not posted yet, in the order in which they are waited for.
     later: VecDeque<Transfer>,
     /// Receives that are posted, in that order: each tensor of a boundary is a message of its own.
@@ -93,8 +93,8 @@ pub(super) struct Wire<'a> {
     sending: VecDeque<Request>,
 }
 
-impl<'a> Wire<'a> {
-    pub fn new(group: &'a Group, format: &'a WireFormat, actions: &[Action]) -> Self {
+impl<'a> Transfers<'a> {
+    pub fn new(group: &'a Group, format: &'a TransferFormat, actions: &[Action]) -> Self {
         let later = actions.iter().filter(|action| !action.is_send()).filter_map(Action::message).collect();
         Self { group, format, later, posted: VecDeque::new(), sending: VecDeque::new() }
     }
