@@ -51,7 +51,7 @@ fn a_section_made_from_a_decoder_gives_it_back() {
     }
     for config in [
         DecoderConfig { mlp_bias: true, ..llama() },
-        DecoderConfig { logit_softcap: Some(30.0), ..llama() },
+        DecoderConfig { qkv_bias: true, mlp_bias: true, ..llama() },
         DecoderConfig { embedding_dropout: 0.1, ..llama() },
     ] {
         config.to_transformer().unwrap_err();
@@ -105,7 +105,7 @@ fn errors_name_the_key() {
         ),
         ("model.multi_latent_attention", Box::new(|c| c.multi_latent_attention = true)),
         ("model.mtp_num_layers", Box::new(|c| c.mtp_num_layers = Some(1))),
-        ("model.qk_l2_norm", Box::new(|c| c.qk_l2_norm = true)),
+        ("model.apply_query_key_layer_scaling", Box::new(|c| c.apply_query_key_layer_scaling = true)),
         ("model.use_mup", Box::new(|c| c.use_mup = true)),
         ("model.position_embedding_type", Box::new(|c| c.position_embedding_type = PositionEmbeddingType::Yarn)),
         ("model.window_size", Box::new(|c| c.window_size = Some([4, 2]))),
