@@ -2,7 +2,9 @@
 
 use bridge_core::model::{Cut, Scope, WeightGradientStore};
 use bridge_kernels::rotary::Positions;
-use bridge_kernels::{AttentionOptions, DropoutKey, PackedHeads, RotaryTable, apply_rotary, packed_attention};
+use bridge_kernels::{
+    AttentionOptions, DropoutKey, PackedHeads, RotaryTable, apply_rotary, packed_attention, rms_norm,
+};
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 
@@ -35,6 +37,8 @@ struct Settings {
     softcap: Option<f64>,
     dropout: f64,
     use_rope: bool,
+    /// Epsilon of the norm of queries and keys that has no weights.
+    l2_norm: Option<f64>,
 }
 
 /// The heads of one of `ranks`: whole groups, or of one group a part of the query heads with the key/value head that they use.
@@ -94,6 +98,7 @@ impl SelfAttention {
                 softcap: config.attention_softcap,
                 dropout: config.attention_dropout,
                 use_rope: !config.no_rope_layers.includes(index),
+                l2_norm: config.qk_l2_norm.then_some(config.norm.epsilon),
             },
         }
     }
@@ -117,7 +122,8 @@ impl SelfAttention {
         };
         let qkv_btf = self.linear_qkv.forward(x_btc, store);
         let rotary = input.rotary.filter(|_| self.settings.use_rope).map(|table| (table, input.positions));
-        let is_plain = self.q_layernorm.is_none() && input.state.is_none() && regions.context().size() == 1;
+        let has_norms = self.q_layernorm.is_some() || self.settings.l2_norm.is_some();
+        let is_plain = !has_norms && input.state.is_none() && regions.context().size() == 1;
         let y_bthd = if is_plain {
             packed_attention(qkv_btf, self.settings.packed, rotary, &options)
         } else {
@@ -149,10 +155,57 @@ impl SelfAttention {
         if let Some(norm) = &self.k_layernorm {
             k_btgd = norm.forward(k_btgd);
         }
+        if let Some(epsilon) = self.settings.l2_norm {
+            (q_bthd, k_btgd) = (l2_normalized(q_bthd, epsilon), l2_normalized(k_btgd, epsilon));
+        }
         if let Some((table, positions)) = rotary {
             q_bthd = apply_rotary(q_bthd, table, positions);
             k_btgd = apply_rotary(k_btgd, table, positions);
         }
         Heads { q_bthd, k_btgd, v_btgd }
+    }
+}
+
+/// Heads divided by their root mean square, `[b, t, h, d]` -> the same: an RMSNorm whose weights are one and are not learned.
+fn l2_normalized(x_bthd: Tensor<4>, epsilon: f64) -> Tensor<4> {
+    let ones_d = Tensor::ones([x_bthd.dims()[3]], (&x_bthd.device(), x_bthd.dtype()));
+    rms_norm(x_bthd, ones_d, epsilon)
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{Device, TensorData};
+
+    use super::*;
+
+    #[test]
+    fn heads_are_divided_by_their_root_mean_square_and_gradients_follow() {
+        let (shape, epsilon) = ([1, 3, 2, 5], 1e-2);
+        let values: Vec<f32> = (0..30_u8).map(|i| (f32::from(i) * 0.7).sin()).collect();
+        let x =
+            Tensor::<4>::from_data(TensorData::new(values.clone(), shape), &Device::flex().autodiff()).require_grad();
+        let weights: Vec<f32> = (0..30_u8).map(|i| (f32::from(i) * 0.3).cos()).collect();
+        let y = l2_normalized(x.clone(), epsilon);
+        let loss = (y.clone() * Tensor::from_data(TensorData::new(weights.clone(), shape), &x.device())).sum();
+        let gradients: Vec<f32> = x.grad(&loss.backward()).unwrap().into_data().try_into_vec().unwrap();
+        let plain = |values: &[f64]| -> Vec<f64> {
+            let normed = values.chunks(5).flat_map(|head| {
+                let mean = head.iter().map(|value| value * value).sum::<f64>() / 5.0;
+                head.iter().map(move |value| value / (mean + epsilon).sqrt())
+            });
+            normed.collect()
+        };
+        let exact: Vec<f64> = values.iter().copied().map(f64::from).collect();
+        let expected = plain(&exact);
+        let found: Vec<f32> = y.into_data().try_into_vec().unwrap();
+        assert!(found.iter().zip(&expected).all(|(a, b)| (f64::from(*a) - b).abs() < 1e-6));
+        let sum = |values: &[f64]| plain(values).iter().zip(&weights).map(|(y, w)| y * f64::from(*w)).sum::<f64>();
+        for (index, gradient) in gradients.iter().enumerate() {
+            let at = |step: f64| {
+                sum(&exact.iter().enumerate().map(|(i, x)| if i == index { x + step } else { *x }).collect::<Vec<_>>())
+            };
+            let slope = (at(1e-5) - at(-1e-5)) / 2e-5;
+            assert!((f64::from(*gradient) - slope).abs() < 1e-5, "{index}: {gradient} and {slope}");
+        }
     }
 }

@@ -74,6 +74,7 @@ fn attention() -> Vec<Row> {
     let window = tiny_with(&["model.window_size=[3, 0]"]);
     vec![
         switch("model.qk_layernorm", &tiny()).moves("loss_1 shapes slices"),
+        switch("model.qk_l2_norm", &tiny()).moves("loss_1"),
         row("model.attention_dropout", &tiny(), &[AS_IT_IS, "0.1"]).moves("loss_1"),
         row("model.softmax_scale", &tiny(), &[AS_IT_IS, "0.5"]).moves("loss_1"),
         row("model.window_size", &tiny(), &[AS_IT_IS, "[3, 0]"]).moves("loss_1 flops"),

@@ -96,9 +96,8 @@ section! {
         layernorm_zero_centered_gamma: bool = false;
         /// Normalize query and key.
         qk_layernorm: bool = false;
-        /// L2-normalize query and key.
-        qk_l2_norm: bool = false
-            => not_built("L2 norms of query and key without weights; qk_layernorm normalizes them with weights");
+        /// Normalize query and key by their root mean square, without weights.
+        qk_l2_norm: bool = false;
         /// Biases in all linear layers.
         add_bias_linear: bool = true;
         /// Bias in the query-key-value projection only.

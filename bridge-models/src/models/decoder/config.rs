@@ -43,6 +43,15 @@ described! {
         residual: ResidualConfig = ResidualConfig::default();
         /// Normalize query and key per head.
         qk_layernorm: bool = false => same!(qk_layernorm);
+        /// Normalize query and key per head by their root mean square, without weights.
+        #[serde(default)]
+        qk_l2_norm: bool = false => Words {
+            read: |section, table| match section.qk_l2_norm && table.qk_layernorm {
+                true => Err(super::validate::invalid("model.qk_l2_norm", "cannot be combined with qk_layernorm = true".into())),
+                false => Ok(section.qk_l2_norm),
+            },
+            write: |is_on, _, section| section.qk_l2_norm = *is_on,
+        };
         /// Bias in the query-key-value projection.
         qkv_bias: bool = false => Words {
             read: |section, _| Ok(section.add_bias_linear || section.add_qkv_bias),
