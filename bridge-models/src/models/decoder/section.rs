@@ -134,7 +134,7 @@ impl DecoderConfig {
     /// The `[model]` section that resolves to this decoder.
     ///
     /// # Errors
-    /// If the section has no words for it, with the first field that it cannot say: soft caps, biases in some linear layers only, a dropout
+    /// If the section has no words for it, with the first field that it cannot say: norms behind blocks, biases in some linear layers only, a dropout
     /// of its own for the embedding.
     pub fn to_transformer(&self) -> Result<TransformerConfig, ModelBuildError> {
         let mut section = TransformerConfig::default();
