@@ -85,9 +85,9 @@ described! {
         /// Layers with the window.
         window_layers: LayerPattern = LayerPattern::All => words::WINDOW_LAYERS;
         /// Soft cap on attention scores.
-        attention_softcap: Option<f64> = None;
+        attention_softcap: Option<f64> = None => same!(attn_logit_softcapping);
         /// Soft cap on the logits.
-        logit_softcap: Option<f64> = None;
+        logit_softcap: Option<f64> = None => same!(final_logit_softcapping);
         /// The output projection uses the word embedding.
         share_embeddings_and_output_weights: bool = false => same!(share_embeddings_and_output_weights);
         /// Standard deviation of initial weights.
