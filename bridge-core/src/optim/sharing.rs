@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bridge_dist::comm::{CommError, Group, ReduceOp};
 use bridge_dist::mesh::ProcessGroups;
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 use super::distribution::Sharding;
 use crate::model::{Declaration, ReplicaGroup};
@@ -62,8 +62,9 @@ pub(super) fn tied_names<'a>(
     let Some(group) = groups.embedding().filter(|group| group.size() > 1) else {
         return Ok(BTreeSet::new());
     };
-    let names: BTreeMap<i64, &str> =
-        parameters.map(|parameter| (xxh3_64(parameter.name.as_bytes()) as i64, parameter.name.as_str())).collect();
+    let names: BTreeMap<i64, &str> = parameters
+        .map(|parameter| (XxHash3_64::oneshot(parameter.name.as_bytes()) as i64, parameter.name.as_str()))
+        .collect();
     let mut count = [names.len() as i64];
     group.all_reduce((&mut count).into(), ReduceOp::Max)?;
     // Stages have different numbers of parameters; a rank fills up with one of its own.

@@ -5,7 +5,7 @@ use bridge_dist::mesh::ProcessGroups;
 use burn::tensor::Device;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 use super::TrainError;
 use super::device::LocalRank;
@@ -32,7 +32,7 @@ pub fn process_groups(config: &RunConfig, world: Group) -> Result<ProcessGroups,
 /// Refuses a world whose ranks were given different recipes.
 fn same_recipe(config: &RunConfig, world: &dyn Communicator) -> Result<(), TrainError> {
     // Bits, not a number: a hash has no sign.
-    let mine = xxh3_64(config.to_toml().as_bytes()) as i64;
+    let mine = XxHash3_64::oneshot(config.to_toml().as_bytes()) as i64;
     let mut all = vec![0_i64; world.size()];
     world.all_gather((&[mine]).into(), (&mut all).into())?;
     let votes = |hash: &i64| all.iter().filter(|other| *other == hash).count();
@@ -129,7 +129,7 @@ pub(super) fn local_rank(world: &Group) -> Result<LocalRank, CommError> {
     // Containers share the kernel, and with it the number of its start, but not the name.
     let started = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     // Bits, not a number: a hash has no sign.
-    let mine = xxh3_64(format!("{}\n{started}", host_name()).as_bytes()) as i64;
+    let mine = XxHash3_64::oneshot(format!("{}\n{started}", host_name()).as_bytes()) as i64;
     let mut all = vec![0_i64; world.size()];
     world.all_gather((&[mine]).into(), (&mut all).into())?;
     Ok(LocalRank::among(&all, world.rank()))
@@ -205,7 +205,7 @@ pub(super) fn memory(groups: &ProcessGroups, device: &Device) -> RankMemory {
         num_allocations: usage.number_allocs,
     });
     let is_first_replica = groups.data().rank() == 0;
-    RankMemory { process: xxh3_64(process.as_bytes()), is_first_replica, host: HostMemory::read(), device }
+    RankMemory { process: XxHash3_64::oneshot(process.as_bytes()), is_first_replica, host: HostMemory::read(), device }
 }
 
 /// Votes of the rerun state machine over all ranks.

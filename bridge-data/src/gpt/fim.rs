@@ -5,6 +5,8 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use twox_hash::XxHash3_64;
+
 use super::GptDataset;
 use crate::DataError;
 use crate::dataset::{Dataset, FetchOrder, Sample};
@@ -158,7 +160,7 @@ fn sample_seed(seed: i64, index: usize) -> i64 {
     let mut bytes = [0; 16];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
     bytes[8..].copy_from_slice(&(index as u64).to_le_bytes());
-    (xxhash_rust::xxh3::xxh3_64(&bytes) >> 32) as i64
+    (XxHash3_64::oneshot(&bytes) >> 32) as i64
 }
 
 struct Permuter<'a> {

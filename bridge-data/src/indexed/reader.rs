@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use memmap2::Mmap;
+use twox_hash::XxHash3_64;
 
 use super::checks::Header;
 use super::{HEADER_BYTES, TokenDtype, bin_path, idx_path};
@@ -253,7 +254,7 @@ impl IndexedDataset {
 
     /// A checksum of the index, which distinguishes versions of a dataset.
     pub(crate) fn index_checksum(&self) -> u64 {
-        *self.checksum.get_or_init(|| xxhash_rust::xxh3::xxh3_64(&self.index))
+        *self.checksum.get_or_init(|| XxHash3_64::oneshot(&self.index))
     }
 
     /// The document boundary array, as stored.

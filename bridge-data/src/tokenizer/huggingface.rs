@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use tokenizers::models::bpe::BPE;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{AddedToken, Tokenizer as Inner};
+use twox_hash::XxHash3_64;
 
 use super::byte_level;
 use super::fast::FastByteLevel;
@@ -135,7 +136,7 @@ impl HuggingFaceTokenizer {
             eod,
             bos,
             pad,
-            content_hash: xxhash_rust::xxh3::xxh3_64(content.as_bytes()),
+            content_hash: XxHash3_64::oneshot(content.as_bytes()),
             content,
             companions,
             inner,
