@@ -1,0 +1,236 @@
+//! House rules, held by reading sources and manifests: who may know whom, sizes, circles of files.
+//!
+//! What does not keep a rule yet is listed beside it with its number. A number that grows fails, and one that shrinks fails too: the list
+//! then takes the smaller one.
+
+mod imports;
+mod source;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bridge_tests::root;
+use imports::Crate;
+use source::{Source, packages, sources};
+
+/// Lines of a file.
+const FILE_LINES: usize = 500;
+/// Lines of a function, from its name to its last brace.
+const FUNCTION_LINES: usize = 80;
+/// Files that use each other in a ring.
+const CIRCLE: usize = 3;
+
+/// Which packages and tensor libraries a package may depend on.
+const PACKAGES: [(&str, &[&str]); 9] = [
+    (
+        "bridge-cli",
+        &["bridge-core", "bridge-data", "bridge-dist", "bridge-kernels", "bridge-models", "burn", "burn-train"],
+    ),
+    ("bridge-core", &["bridge-data", "bridge-dist", "bridge-kernels", "burn"]),
+    ("bridge-data", &[]),
+    ("bridge-dist", &["bridge-kernels", "burn"]),
+    ("bridge-kernels", &["burn"]),
+    ("bridge-models", &["bridge-core", "bridge-data", "bridge-dist", "bridge-kernels", "burn"]),
+    ("examples", &["bridge-core", "bridge-data", "bridge-kernels", "bridge-models", "burn"]),
+    ("tests", &["bridge-core", "bridge-data", "bridge-dist", "bridge-models", "burn"]),
+    ("xtask", &[]),
+];
+
+/// Files that are longer, with their lines.
+const LONG_FILES: [(&str, usize); 2] =
+    [("bridge-core/src/train/reporter/recorder.rs", 502), ("bridge-models/src/models/decoder/tests/sharded.rs", 551)];
+
+/// Functions that are longer, with their lines.
+const LONG_FUNCTIONS: [(&str, usize); 3] = [
+    ("bridge-core/src/config/tests/rules.rs what_is_implemented_is_accepted", 83),
+    ("bridge-core/src/train/reporter/recorder.rs of_step", 83),
+    ("bridge-core/src/train/setup.rs setup", 96),
+];
+
+/// Circles that are larger: for a package, their files, largest first.
+const CIRCLES: [(&str, &[usize]); 1] = [("bridge-core", &[44, 25, 9, 7, 4, 4, 4])];
+
+/// Who may use whom in bridge-core. `train` may use all, and none may use it.
+const MODULES: [(&str, &[&str]); 9] = [
+    ("checkpoint", &[]),
+    ("config", &["schedule"]),
+    ("logging", &["config", "schedule"]),
+    ("model", &["config"]),
+    ("optim", &["model"]),
+    ("plan", &["config", "model", "optim", "schedule"]),
+    ("resilience", &[]),
+    ("schedule", &[]),
+    ("train", &["checkpoint", "config", "logging", "model", "optim", "plan", "resilience", "schedule"]),
+];
+
+/// What they use besides: names and settings of optimizers, the timers of phases, how a run sets up regions and groups.
+const MORE_ARROWS: [(&str, &str); 3] = [("config", "optim"), ("optim", "logging"), ("plan", "train")];
+
+/// Modules of bridge-core that know tensors.
+const TENSORS: [&str; 3] = ["model", "optim", "train"];
+
+/// Files of other modules that know them: a plan measures what kernels need, and how.
+const TENSOR_FILES: [&str; 2] = ["bridge-core/src/plan/memory.rs", "bridge-core/src/plan/traffic/model.rs"];
+
+/// Files of names that Megatron Bridge's configurations have.
+const UPSTREAMS_NAMES: [&str; 2] =
+    ["bridge-core/src/config/choice/training.rs", "bridge-core/src/config/upstream/classes.rs"];
+
+/// Fails where something is found that is not listed, has a greater number than is listed, or is listed and not found.
+fn assert_listed(rule: &str, found: &BTreeMap<String, usize>, listed: &[(&str, usize)]) {
+    let number = |name: &str| listed.iter().find(|(listed, _)| *listed == name).map(|(_, number)| *number);
+    let new = found.iter().filter(|(name, lines)| number(name).is_none_or(|listed| **lines > listed));
+    let mut wrong: Vec<String> =
+        new.map(|(name, lines)| format!("{name}: {lines}, listed {:?}", number(name))).collect();
+    let gone = listed.iter().filter(|(name, _)| !found.contains_key(*name));
+    wrong.extend(gone.map(|(name, _)| format!("{name} keeps the rule: take it from the list")));
+    assert!(wrong.is_empty(), "{rule}:\n{}", wrong.join("\n"));
+}
+
+/// All sources of the workspace.
+fn all() -> Vec<Source> {
+    packages().iter().flat_map(|package| sources(package)).collect()
+}
+
+#[test]
+fn packages_depend_on_each_other_as_drawn() {
+    let mut expected: Vec<&str> = PACKAGES.iter().map(|(package, _)| *package).collect();
+    expected.sort_unstable();
+    assert_eq!(packages(), expected, "a package without arrows in this table");
+    for (package, allowed) in PACKAGES {
+        let manifest = std::fs::read_to_string(root().join(package).join("Cargo.toml")).expect("a manifest");
+        let mut section = "";
+        let mut found = BTreeSet::new();
+        for line in manifest.lines() {
+            section = if line.starts_with('[') { line } else { section };
+            let name = line.split(['.', ' ', '=']).next().unwrap_or_default();
+            let is_ours = ["bridge-", "burn", "cubecl"].iter().any(|start| name.starts_with(start));
+            if section.contains("dependencies") && is_ours {
+                found.insert(name);
+                let is_optional = line.contains("optional = true");
+                assert!(
+                    package != "bridge-dist" || is_optional,
+                    "bridge-dist has {name} behind its feature `burn`: {line}"
+                );
+            }
+        }
+        assert_eq!(
+            found,
+            allowed.iter().copied().collect(),
+            "{package} depends on what is drawn in design and ARCHITECTURE.md"
+        );
+    }
+}
+
+#[test]
+fn files_say_what_they_are_and_are_short() {
+    let mut long = BTreeMap::new();
+    for file in all() {
+        assert!(file.text.starts_with("//!"), "{} does not open with `//!`", file.path);
+        let lines = file.text.lines().count();
+        if lines > FILE_LINES {
+            long.insert(file.path, lines);
+        }
+    }
+    assert_listed("files of more than 500 lines", &long, &LONG_FILES);
+}
+
+#[test]
+fn functions_are_short() {
+    let mut long = BTreeMap::new();
+    for file in all() {
+        for (name, lines) in functions(&file.code).into_iter().filter(|(_, lines)| *lines > FUNCTION_LINES) {
+            long.insert(format!("{} {name}", file.path), lines);
+        }
+    }
+    assert_listed("functions of more than 80 lines", &long, &LONG_FUNCTIONS);
+}
+
+/// Names and lines of the functions in code without literals.
+fn functions(code: &str) -> Vec<(String, usize)> {
+    let mut functions = Vec::new();
+    for (at, _) in code.match_indices("fn ") {
+        if code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_') {
+            continue;
+        }
+        let rest = &code[at + 3..];
+        let name: String = rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+        let body = rest.find('{').unwrap_or(rest.len());
+        if name.is_empty() || rest[..body].contains(';') && !rest[..body].contains("; ") {
+            continue;
+        }
+        let mut depth = 0;
+        let end = rest[body..].find(|c| {
+            depth += i32::from(c == '{') - i32::from(c == '}');
+            depth == 0
+        });
+        functions.push((name, rest[..body + end.unwrap_or(0)].lines().count()));
+    }
+    functions
+}
+
+#[test]
+fn no_large_circle_of_files() {
+    let mut wrong = Vec::new();
+    for package in packages() {
+        let listed = CIRCLES.iter().find(|(name, _)| *name == package).map_or(&[][..], |(_, sizes)| *sizes);
+        let krate = Crate::read(&package);
+        let circles: Vec<Vec<&str>> = krate.circles().into_iter().filter(|circle| circle.len() > CIRCLE).collect();
+        let sizes: Vec<usize> = circles.iter().map(Vec::len).collect();
+        if sizes.len() != listed.len() || sizes.iter().zip(listed).any(|(size, listed)| size > listed) {
+            let names: String = circles.iter().map(|circle| format!("\n  {}", circle.join("\n    "))).collect();
+            wrong.push(format!("{package}: circles of {sizes:?} files, listed {listed:?}{names}"));
+        }
+    }
+    assert!(wrong.is_empty(), "circles of more than {CIRCLE} files:\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn modules_of_the_core_know_each_other_as_drawn() {
+    let core = Crate::read("bridge-core");
+    let module = |file: usize| {
+        let inner = core.files[file].path.trim_start_matches("bridge-core/src/").trim_end_matches(".rs");
+        inner.split('/').next().unwrap_or_default()
+    };
+    let mut more = BTreeSet::new();
+    for (from, edges) in core.edges().iter().enumerate().filter(|(from, _)| module(*from) != "lib") {
+        let (_, allowed) =
+            MODULES.iter().find(|(name, _)| *name == module(from)).expect("a module without arrows in this table");
+        for to in edges.iter().map(|to| module(*to)).filter(|to| *to != module(from) && !allowed.contains(to)) {
+            let arrow = (module(from), to);
+            assert!(
+                MORE_ARROWS.contains(&arrow),
+                "{} uses {to}, which {} may not know",
+                core.files[from].path,
+                arrow.0
+            );
+            more.insert(arrow);
+        }
+        let knows_tensors =
+            core.files[from].tokens().windows(2).any(|pair| matches!(pair, ["burn" | "bridge_kernels", "::"]));
+        let may = TENSORS.contains(&module(from)) || TENSOR_FILES.contains(&core.files[from].path.as_str());
+        assert!(may || !knows_tensors, "{} knows tensors", core.files[from].path);
+    }
+    assert_eq!(more.into_iter().collect::<Vec<_>>(), MORE_ARROWS, "an arrow that is gone: take it from the list");
+}
+
+/// The core names no family: each is a folder of bridge-models, and nothing else knows its name. Upstream's classes and tokenizers have such
+/// names too, as what a recipe may say.
+#[test]
+fn the_core_names_no_family() {
+    let families = std::fs::read_dir(root().join("bridge-models/src/families")).expect("families");
+    let families: Vec<String> = families
+        .flatten()
+        .filter(|f| f.path().is_dir())
+        .map(|f| f.file_name().to_string_lossy().into_owned())
+        .collect();
+    assert!(families.len() > 1, "{families:?}");
+    for file in sources("bridge-core/src").iter().filter(|file| !file.is_test()) {
+        if UPSTREAMS_NAMES.contains(&file.path.as_str()) {
+            continue;
+        }
+        for line in file.text.lines().map(|line| line.split("//").next().unwrap_or_default().to_lowercase()) {
+            let named = families.iter().find(|family| line.contains(family.as_str()));
+            assert!(named.is_none(), "{} names {named:?}: {line}", file.path);
+        }
+    }
+}
