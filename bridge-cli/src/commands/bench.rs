@@ -137,7 +137,7 @@ fn recipe(
     Ok(recipe)
 }
 
-/// Notes what each step took.
+/// Records time and loss of each step.
 #[derive(Clone)]
 struct Watch {
     warmup: u64,
@@ -150,7 +150,7 @@ struct Seen {
     seconds: Vec<f64>,
     /// Losses of all steps, to four decimals.
     losses: Vec<f64>,
-    /// Processor time before the measured steps and after the last one.
+    /// CPU time before the measured steps and after the last one.
     warm: Option<f64>,
     end: Option<f64>,
 }

@@ -1,4 +1,4 @@
-//! Communicators that lie over another one: a [`Layer`] says what it does around operations, and all of them are forwarded here.
+//! Communicators that wrap another one: a [`Layer`] adds its work around the operations, which are forwarded here.
 
 use std::fmt;
 use std::sync::Arc;
@@ -52,15 +52,15 @@ impl fmt::Display for Operation {
 /// A call of an operation, blocking or not.
 #[derive(Clone, Copy, Debug)]
 pub struct Call {
-    /// Which.
+    /// The operation.
     pub operation: Operation,
     /// Element type.
     pub dtype: DType,
-    /// Elements of the input, or of the only buffer; 0 of a barrier.
+    /// Elements of the input, or of the only buffer; 0 for a barrier.
     pub elements: usize,
     /// The root of a broadcast.
     pub root: Option<usize>,
-    /// False where each pair of ranks exchanges a length of its own.
+    /// False if each pair of ranks exchanges a different length.
     pub is_even: bool,
 }
 
@@ -75,12 +75,12 @@ impl Call {
     }
 }
 
-/// A communicator that does something around the operations of another one, which it forwards to.
+/// A communicator that adds work around the operations of another one, to which it forwards them.
 pub trait Layer: fmt::Debug + Send + Sync {
-    /// The communicator below.
+    /// The wrapped communicator.
     fn inner(&self) -> &dyn Communicator;
 
-    /// This layer over a group that was split off the communicator below.
+    /// This layer around a group that was split from the wrapped communicator.
     fn over(&self, inner: Group) -> Group;
 
     /// Runs a blocking operation.

@@ -11,10 +11,10 @@ use super::super::section::section;
 section! {
     /// Process-group start-up.
     pub struct DistributedInitConfig {
-        /// How ranks with a CUDA device each exchange data: by NCCL (builds with the cargo feature nccl), or with gloo through host memory.
-        /// Ranks on other devices, and ranks that share a device, exchange through host memory.
+        /// How ranks with one CUDA device each communicate: nccl (in builds with the cargo feature nccl), or gloo, which means through host
+        /// memory. Ranks on other devices, and ranks that share a device, communicate through host memory.
         distributed_backend: DistributedBackend = DistributedBackend::Nccl
-            => no_counterpart("nothing to choose without CUDA devices; the launcher (threads or mpi) connects the ranks")
+            => no_counterpart("no choice without CUDA devices; the launcher (threads or mpi) connects the ranks")
             .inert(&["gloo"]);
         /// Timeout of a collective, in minutes.
         distributed_timeout_minutes: usize = 10, Limits::POSITIVE;

@@ -118,9 +118,9 @@ section! {
         attention_dropout: f64 = 0.1, Limits::BELOW_ONE;
         /// Scale of attention scores; null is 1 / sqrt(`kv_channels`).
         softmax_scale: Option<f64> = None, Limits::ABOVE_ZERO;
-        /// Soft cap on attention scores: c tanh(score / c) (upstream has it in its Gemma 2 provider).
+        /// Soft cap on attention scores: c tanh(score / c) (upstream: in its Gemma 2 provider).
         attn_logit_softcapping: Option<f64> = None, Limits::ABOVE_ZERO;
-        /// Soft cap on the logits (upstream has it in its Gemma 2 provider).
+        /// Soft cap on the logits (upstream: in its Gemma 2 provider).
         final_logit_softcapping: Option<f64> = None, Limits::ABOVE_ZERO;
         /// Sliding window: tokens to the left (-1 for all) and to the right (0 or -1, since attention is causal).
         window_size: Option<[i64; 2]> = None, Limits::at_least(-1.0);
