@@ -1,4 +1,4 @@
-//! `--ui tui`: burn-train's terminal dashboard, fed by the loop's callbacks.
+//! `--ui tui`: burn-train's terminal dashboard, fed by the loop as a subsystem.
 //!
 //! The dashboard owns the terminal while it is open. Output of the run is kept and printed when it closes.
 
@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex};
 
 use bridge_core::config::RunConfig;
 use bridge_core::train::{
-    Callback, CancelHandle, Console, EvaluationReport, GlobalState, RunOptions, RunReport, StepReport, TrainEnd,
-    TrainError, pretrain,
+    CancelHandle, Console, EvaluationReport, GlobalState, RunContext, RunOptions, RunReport, StepReport, Subsystem,
+    TrainEnd, TrainError, Verdict, pretrain,
 };
 use bridge_dist::comm::CommError;
 use burn_train::Interrupter;
@@ -69,7 +69,7 @@ impl Curve {
 pub fn pretrain_with_dashboard(config: RunConfig, mut options: RunOptions) -> Result<RunReport, TrainError> {
     let kept = KeptLines::default();
     options.console = Console::Writer(Box::new(kept.clone()));
-    options.callbacks.push(Box::new(Dashboard::new(options.cancel.clone())));
+    options.subsystems.push(Box::new(Dashboard::new(options.cancel.clone())));
     // The menu's "stop immediately" arrives as a panic on this thread, after the terminal is restored.
     let outcome = catch_unwind(AssertUnwindSafe(|| pretrain(config, options)));
     kept.print();
@@ -79,7 +79,7 @@ pub fn pretrain_with_dashboard(config: RunConfig, mut options: RunOptions) -> Re
     })
 }
 
-/// The dashboard as a callback of the training loop.
+/// The dashboard as a subsystem of the training loop.
 ///
 /// It opens when training starts and closes when it is dropped. Its menu (`q`) stops the run through `cancel`, which saves a
 /// checkpoint as any cancelled run does.
@@ -110,13 +110,18 @@ impl Dashboard {
     }
 }
 
-impl Callback for Dashboard {
-    fn on_train_start(&mut self, state: &GlobalState) {
-        self.open(state);
+impl Subsystem for Dashboard {
+    fn name(&self) -> &str {
+        "dashboard"
     }
 
-    fn on_step_end(&mut self, _state: &GlobalState, step: &StepReport) {
-        let Some(renderer) = &mut self.renderer else { return };
+    fn on_run_start(&mut self, run: &mut RunContext) -> Result<(), TrainError> {
+        self.open(run.state);
+        Ok(())
+    }
+
+    fn after_step(&mut self, _run: &mut RunContext, step: &StepReport) -> Result<Verdict, TrainError> {
+        let Some(renderer) = &mut self.renderer else { return Ok(Verdict::default()) };
         if let Some(loss) = step.loss() {
             renderer.update_train(LOSS.point(f64::from(loss)));
         }
@@ -128,26 +133,30 @@ impl Callback for Dashboard {
         if self.interrupter.should_stop() {
             self.cancel.cancel();
         }
+        Ok(Verdict::default())
     }
 
-    fn on_evaluate_end(&mut self, _state: &GlobalState, report: &EvaluationReport) {
-        let Some(renderer) = &mut self.renderer else { return };
+    fn on_evaluation(&mut self, _run: &mut RunContext, report: &EvaluationReport) -> Result<(), TrainError> {
+        let Some(renderer) = &mut self.renderer else { return Ok(()) };
         if let Some(loss) = report.loss() {
             renderer.update_valid(LOSS.point(f64::from(loss)));
         }
         if let Some(bits) = report.bits_per_byte {
             renderer.update_valid(BITS_PER_BYTE.point(bits));
         }
+        Ok(())
     }
 
-    fn on_save(&mut self, _state: &GlobalState, _root: &Path) {
+    fn after_save(&mut self, _run: &mut RunContext, _folder: &Path) -> Result<(), TrainError> {
         if let Some(renderer) = &mut self.renderer {
             renderer.log_event_training("checkpoints".to_owned());
         }
+        Ok(())
     }
 
-    fn on_train_end(&mut self, _state: &GlobalState, _end: TrainEnd<'_>) {
+    fn on_run_end(&mut self, _run: &mut RunContext, _end: TrainEnd<'_>) -> Result<(), TrainError> {
         self.renderer = None;
+        Ok(())
     }
 }
 

@@ -19,7 +19,9 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use bridge_core::checkpoint::CheckpointStore;
 use bridge_core::config::{ConfigErrors, Format, RawConfig, RunConfig, World};
-use bridge_core::train::{Callback, CancelHandle, Console, GlobalState, RunOptions, StepReport, pretrain};
+use bridge_core::train::{
+    CancelHandle, Console, RunContext, RunOptions, StepReport, Subsystem, TrainError, Verdict, pretrain,
+};
 use bridge_models::registry;
 use serde_json::{Value, json};
 use tokio::{net::TcpListener, sync::Mutex, sync::watch};
@@ -52,17 +54,22 @@ impl Service {
 /// Forwards events of the loop. The loop calls it between steps, so it must not take long.
 struct Recorder(Arc<watch::Sender<Vec<Value>>>);
 
-impl Callback for Recorder {
-    fn on_step_end(&mut self, _state: &GlobalState, step: &StepReport) {
+impl Subsystem for Recorder {
+    fn name(&self) -> &str {
+        "recorder"
+    }
+
+    fn after_step(&mut self, _run: &mut RunContext, step: &StepReport) -> Result<Verdict, TrainError> {
         let event = json!({ "event": "step", "iteration": step.iteration, "loss": step.loss() });
         self.0.send_modify(|events| events.push(event));
+        Ok(Verdict::default())
     }
 }
 
 /// Trains on a separate thread. The last event says how the run ended.
 async fn train(config: RunConfig, cancel: CancelHandle, events: Arc<watch::Sender<Vec<Value>>>) {
     let mut options = RunOptions { console: Console::Silent, cancel, ..RunOptions::new(registry()) };
-    options.callbacks.push(Box::new(Recorder(Arc::clone(&events))));
+    options.subsystems.push(Box::new(Recorder(Arc::clone(&events))));
     let training = tokio::task::spawn_blocking(move || {
         let report = pretrain(config, options).map_err(|error| error.to_string())?;
         Ok(json!({ "event": "end", "step": report.train_state.step, "reason": report.reason.to_string() }))

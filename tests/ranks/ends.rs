@@ -1,4 +1,4 @@
-//! What callbacks are told of the end of training, whatever ends it, and what a run evaluates at its end.
+//! What subsystems are told of the end of training, whatever ends it, and what a run evaluates at its end.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 use bridge_core::config::{World, load};
 use bridge_core::resilience::Signal;
 use bridge_core::train::{
-    Callback, CancelHandle, ExitReason, GlobalState, Registry, RunOptions, StepReport, TrainEnd, TrainError, pretrain,
-    rank_timeout, run_on_threads,
+    CancelHandle, ExitReason, Registry, RunContext, RunOptions, StepReport, Subsystem, TrainEnd, TrainError, Verdict,
+    pretrain, rank_timeout, run_on_threads,
 };
 use bridge_data::{DataError, Dataset, DatasetBuildContext, DatasetProvider, Datasets, Sample};
 use bridge_models::registry;
@@ -15,7 +15,7 @@ use bridge_models::registry;
 use super::{config, options, token_files};
 use bridge_tests::{bridge, recipe};
 
-/// What a callback saw of training.
+/// What a subsystem saw of training.
 #[derive(Clone, Debug, PartialEq)]
 enum Event {
     Start,
@@ -31,24 +31,31 @@ struct Witness {
     at_step_3: Box<dyn Fn() + Send>,
 }
 
-impl Callback for Witness {
-    fn on_train_start(&mut self, _state: &GlobalState) {
-        self.seen.lock().unwrap().push(Event::Start);
+impl Subsystem for Witness {
+    fn name(&self) -> &str {
+        "witness"
     }
 
-    fn on_step_end(&mut self, _state: &GlobalState, step: &StepReport) {
+    fn on_run_start(&mut self, _run: &mut RunContext) -> Result<(), TrainError> {
+        self.seen.lock().unwrap().push(Event::Start);
+        Ok(())
+    }
+
+    fn after_step(&mut self, _run: &mut RunContext, step: &StepReport) -> Result<Verdict, TrainError> {
         if step.iteration == 3 {
             (self.at_step_3)();
         }
+        Ok(Verdict::default())
     }
 
-    fn on_train_end(&mut self, _state: &GlobalState, end: TrainEnd<'_>) {
+    fn on_run_end(&mut self, _run: &mut RunContext, end: TrainEnd<'_>) -> Result<(), TrainError> {
         let event = end.map_or_else(|error| Event::Failure(error.to_string()), |reason| Event::End(reason.clone()));
         self.seen.lock().unwrap().push(event);
+        Ok(())
     }
 }
 
-/// Trains on one rank in `folder`; what callbacks saw, and how the run ended.
+/// Trains on one rank in `folder`; what subsystems saw, and how the run ended.
 fn train_in(
     folder: &Path,
     overrides: &[&str],
@@ -57,7 +64,7 @@ fn train_in(
 ) -> (Vec<Event>, Result<ExitReason, TrainError>) {
     let seen = Seen::default();
     let mut options = RunOptions { cancel: cancel.clone(), ..options(bridge_dist::mesh::ProcessGroups::single()) };
-    options.callbacks.push(Box::new(Witness { seen: Arc::clone(&seen), at_step_3: Box::new(at_step_3) }));
+    options.subsystems.push(Box::new(Witness { seen: Arc::clone(&seen), at_step_3: Box::new(at_step_3) }));
     let outcome = pretrain(config(folder, 1, overrides), options).map(|report| report.reason);
     let seen = seen.lock().unwrap().clone();
     (seen, outcome)
@@ -76,7 +83,7 @@ fn assert_ends(overrides: &[&str], expected: &ExitReason) {
 }
 
 #[test]
-fn callbacks_are_told_why_training_ended() {
+fn subsystems_are_told_why_training_ended() {
     assert_ends(&["train.train_iters=4"], &ExitReason::Completed);
     assert_ends(&["train.exit_interval=2"], &ExitReason::Interval(2));
     let (seen, _) = train(&["train.exit_duration_in_mins=1e-7"]);
@@ -151,7 +158,7 @@ fn time_counts_from_the_start_of_the_program() {
 }
 
 #[test]
-fn callbacks_are_told_of_nothing_where_nothing_is_trained() {
+fn subsystems_are_told_of_nothing_where_nothing_is_trained() {
     let folder = tempfile::tempdir().unwrap();
     let save = format!("checkpoint.save={:?}", folder.path().join("saved"));
     let overrides = [save.as_str(), "train.train_iters=2"];
@@ -210,7 +217,7 @@ fn registry_with_torn() -> Registry {
 }
 
 #[test]
-fn callbacks_are_told_of_errors_on_every_rank() {
+fn subsystems_are_told_of_errors_on_every_rank() {
     for ranks in [1, 2] {
         let folder = tempfile::tempdir().unwrap();
         let log_dir = format!("logger.log_dir={:?}", folder.path().join("logs"));
@@ -222,7 +229,7 @@ fn callbacks_are_told_of_errors_on_every_rank() {
         let all = Seen::default();
         let error = run_on_threads(&config, rank_timeout(&config), |groups| {
             let mut options = RunOptions { registry: registry.clone(), ..options(groups) };
-            options.callbacks.push(Box::new(Witness { seen: Arc::clone(&all), at_step_3: Box::new(|| {}) }));
+            options.subsystems.push(Box::new(Witness { seen: Arc::clone(&all), at_step_3: Box::new(|| {}) }));
             pretrain(config.clone(), options).map(drop)
         })
         .expect_err("the data is torn");

@@ -3,7 +3,9 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use bridge_core::train::{Callback, GlobalState, RunOptions, StepReport, TrainError, pretrain, run_on_threads};
+use bridge_core::train::{
+    RunContext, RunOptions, StepReport, Subsystem, TrainError, Verdict, pretrain, run_on_threads,
+};
 use bridge_dist::comm::CommError;
 use bridge_dist::mesh::ProcessGroups;
 
@@ -28,10 +30,14 @@ enum Fault {
 
 struct Misbehave(Fault);
 
-impl Callback for Misbehave {
-    fn on_step_end(&mut self, _state: &GlobalState, step: &StepReport) {
+impl Subsystem for Misbehave {
+    fn name(&self) -> &str {
+        "misbehaviour"
+    }
+
+    fn after_step(&mut self, _run: &mut RunContext, step: &StepReport) -> Result<Verdict, TrainError> {
         if step.iteration != 3 {
-            return;
+            return Ok(Verdict::default());
         }
         match self.0 {
             Fault::Panic => panic!("out of luck"),
@@ -42,6 +48,7 @@ impl Callback for Misbehave {
                 std::panic::panic_any(wrong.expect_err("there is no rank 7"));
             }
         }
+        Ok(Verdict::default())
     }
 }
 
@@ -58,7 +65,7 @@ fn train(folder: &Path, fault: Option<Fault>) -> Result<(), TrainError> {
     let program = |groups: ProcessGroups| {
         let mut options: RunOptions = options(groups);
         if let Some(fault) = fault.filter(|_| options.groups.world().rank() == 1) {
-            options.callbacks.push(Box::new(Misbehave(fault)));
+            options.subsystems.push(Box::new(Misbehave(fault)));
         }
         pretrain(config.clone(), options).map(drop)
     };

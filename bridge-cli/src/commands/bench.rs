@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use bridge_core::config::{OptimizerConfig, RawConfig, RecipeConfig, TrainingConfig, World};
 use bridge_core::logging::HostMemory;
 use bridge_core::train::{
-    Callback, Console, GlobalState, RunOptions, StepReport, measuring_recipe, pretrain, select_device, set_num_threads,
+    Agreement, Console, RunContext, RunOptions, StepReport, Subsystem, TrainError, Verdict, measuring_recipe, pretrain,
+    select_device, set_num_threads,
 };
 use bridge_models::decoder::presets::{NAMES, Preset, preset};
 use bridge_models::registry;
@@ -88,8 +89,8 @@ fn steps(arguments: &Arguments) -> Result<Value, Failure> {
     let folder = tempfile::tempdir().map_err(Failure::run)?;
     let config = recipe(arguments, &preset, b, folder.path())?.finalize(&World::SINGLE)?;
     let watch = Watch { warmup: u64::from(arguments.warmup), seen: Arc::default() };
-    let callbacks: Vec<Box<dyn Callback>> = vec![Box::new(watch.clone())];
-    let report = pretrain(config, RunOptions { callbacks, console: Console::Silent, ..RunOptions::new(registry()) })?;
+    let subsystems: Vec<Box<dyn Subsystem>> = vec![Box::new(watch.clone())];
+    let report = pretrain(config, RunOptions { subsystems, console: Console::Silent, ..RunOptions::new(registry()) })?;
     let num_parameters = report.run.held_bytes().parameters / size_of::<f32>() as u64;
     let Seen { mut seconds, losses, warm, end } = watch.seen();
     let processor = end.zip(warm).map(|(end, warm)| (end - warm) / f64::from(arguments.steps));
@@ -161,12 +162,21 @@ impl Watch {
     }
 }
 
-impl Callback for Watch {
-    fn on_train_start(&mut self, _state: &GlobalState) {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner).warm = processor_seconds();
+impl Subsystem for Watch {
+    fn name(&self) -> &str {
+        "benchmark"
     }
 
-    fn on_step_end(&mut self, _state: &GlobalState, step: &StepReport) {
+    fn agreement(&self) -> Agreement {
+        Agreement::Given
+    }
+
+    fn on_run_start(&mut self, _run: &mut RunContext) -> Result<(), TrainError> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner).warm = processor_seconds();
+        Ok(())
+    }
+
+    fn after_step(&mut self, _run: &mut RunContext, step: &StepReport) -> Result<Verdict, TrainError> {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         seen.end = processor_seconds();
         match step.iteration > self.warmup {
@@ -175,6 +185,7 @@ impl Callback for Watch {
         }
         let loss = step.loss().map_or(f64::NAN, f64::from);
         seen.losses.push((loss * 1e4).round() / 1e4);
+        Ok(Verdict::default())
     }
 }
 

@@ -26,7 +26,6 @@ pub struct Stall {
 
 impl Stall {
     /// The name under which checkpoints hold it.
-    pub const NAME: &'static str = "skipped_iterations";
 
     /// A run that does not stand still and starts from a checkpoint.
     pub fn after(checkpoint: &Path) -> Self {

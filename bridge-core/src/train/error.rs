@@ -9,7 +9,7 @@ use bridge_dist::mesh::MeshSetupError;
 use bridge_dist::schedule::ScheduleError;
 
 use super::device::DeviceError;
-use super::exit::ExitReason;
+use super::exit_reason::ExitReason;
 use super::pipeline::PipelineError;
 use crate::checkpoint::CheckpointError;
 use crate::config::ConfigErrors;
@@ -142,6 +142,14 @@ pub enum TrainError {
         count: u64,
         /// The checkpoint saved last before the first of them.
         last_good: Option<PathBuf>,
+    },
+    /// A subsystem of the program failed.
+    #[error("{name}: {source}")]
+    Subsystem {
+        /// Its name.
+        name: String,
+        /// Why.
+        source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// Signals cannot be watched.
     #[error(transparent)]

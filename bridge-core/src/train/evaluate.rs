@@ -4,45 +4,19 @@ use std::sync::Arc;
 
 use bridge_data::DataLoader;
 
-use super::exit::{ExitReason, exit_is_requested};
+use super::exit_reason::ExitReason;
 use super::forward_step::{LM_LOSS, Losses};
 use super::pipeline::EvaluationBatches;
+use super::report::EvaluationReport;
 use super::run::TrainingRun;
 use super::threads::compute;
 use super::{TrainError, ranks};
 use crate::config::micro_batch_windows;
-use crate::logging::{Occasion, Split, TimerLevel, perplexity};
+use crate::logging::{Occasion, Split, TimerLevel};
 use crate::model::Batch;
 
-/// What an evaluation found.
-#[derive(Clone, Debug)]
-pub struct EvaluationReport {
-    /// The split.
-    pub split: Split,
-    /// Steps trained so far.
-    pub iteration: u64,
-    /// Losses by name.
-    pub losses: Losses,
-    /// Sequences evaluated.
-    pub num_samples: u64,
-    /// Bits per byte of text, where the tokenizer knows how many bytes its tokens stand for.
-    pub bits_per_byte: Option<f64>,
-}
-
-impl EvaluationReport {
-    /// The language-model loss in nats a token, rounded to float32.
-    pub fn loss(&self) -> Option<f32> {
-        self.losses.get(LM_LOSS).map(|ratio| ratio.value() as f32)
-    }
-
-    /// `exp(loss)`, with the loss capped at 20.
-    pub fn perplexity(&self) -> Option<f64> {
-        self.loss().map(|loss| perplexity(f64::from(loss)))
-    }
-}
-
 /// Evaluates the model on `validation.eval_iters` batches of a split (all of it with `validation.full_validation`),
-/// logs the result and tells the callbacks. `None` when the run has no such data.
+/// logs the result and tells the subsystems. `None` when the run has no such data.
 ///
 /// The model's values are untouched: inference copies that share its memory are evaluated.
 ///
@@ -77,7 +51,11 @@ impl Evaluation {
 
 /// [`evaluate`] on an occasion, which the log tells.
 pub(super) fn evaluate_at(run: &mut TrainingRun, split: Split, occasion: Occasion) -> Result<Evaluation, TrainError> {
-    let Some(mut loader) = run.evaluation_loader(split)? else {
+    let consumed = match split {
+        Split::Valid => run.state.train_state.consumed_valid_samples,
+        Split::Test => 0,
+    };
+    let Some(mut loader) = run.inputs.data.evaluation(&run.config, split, consumed)? else {
         return Ok(Evaluation::NoData);
     };
     let timers = Arc::clone(&run.timers);
@@ -88,12 +66,12 @@ pub(super) fn evaluate_at(run: &mut TrainingRun, split: Split, occasion: Occasio
         Ok(totals) => totals,
         Err(reason) => return Ok(Evaluation::Stopped(reason)),
     };
-    let num_samples = run.data.samples_in_passes(&run.config, split, num_passes);
+    let num_samples = run.inputs.data.samples_in_passes(&run.config, split, num_passes);
     ranks::share_losses(&run.groups, &mut losses)?;
     let num_bytes = bytes_of_all_ranks(run, num_bytes)?;
     if split == Split::Valid {
         run.state.train_state.consumed_valid_samples += num_samples;
-        run.data.keep_valid_loader(&run.config, loader);
+        run.inputs.data.keep_valid_loader(&run.config, loader);
     }
     let bits_per_byte = num_bytes.filter(|bytes| *bytes > 0).and_then(|bytes| {
         let nats = losses.get(LM_LOSS)?.numerator;
@@ -101,8 +79,9 @@ pub(super) fn evaluate_at(run: &mut TrainingRun, split: Split, occasion: Occasio
     });
     let iteration = run.state.train_state.step;
     let report = EvaluationReport { split, iteration, losses, num_samples, bits_per_byte };
-    run.log_evaluation(&report, occasion);
-    run.for_each_callback(|callback, state| callback.on_evaluate_end(state, &report));
+    run.outputs.reporter.evaluation(&run.state, &report, occasion);
+    let (doors, mut context) = run.doors();
+    doors.on_evaluation(&mut context, &report)?;
     if split == Split::Valid {
         run.last_validation = Some(report.clone());
     }
@@ -124,15 +103,19 @@ fn run_batches(
     split: Split,
     loader: &mut DataLoader,
 ) -> Result<Result<Totals, ExitReason>, TrainError> {
-    let iterations = run.evaluation_iterations(split);
+    let validation = &run.config.validation;
+    let iterations = match split {
+        Split::Valid if validation.full_validation => usize::MAX,
+        _ => validation.eval_iters,
+    };
     let num_microbatches = run.config.validation.num_microbatches;
     let windows = micro_batch_windows(&run.config, run.config.validation.eval_micro_batch_size);
     let mut totals = Totals { losses: Losses::new(), num_passes: 0, num_bytes: Some(0) };
     for iteration in 0..iterations {
-        run.reporter.evaluating(split, iteration as u64, iterations as u64);
+        run.outputs.reporter.evaluating(split, iteration as u64, iterations as u64);
         let mut left = num_microbatches;
         while left > 0 {
-            if let Some(reason) = exit_is_requested(run)? {
+            if let Some(reason) = run.exits.requested(&run.config, &run.groups)? {
                 run.note(&format!("the evaluation on the {} split was stopped: {reason}", split.name()));
                 return Ok(Err(reason));
             }
@@ -157,18 +140,20 @@ fn evaluate_window(
     if micro_batches.is_empty() {
         return Ok(0);
     }
-    micro_batches.iter().try_for_each(|micro_batch| run.check_ids(micro_batch))?;
-    let batches: Vec<Batch> = micro_batches.iter().map(|micro_batch| run.prepare(micro_batch)).collect();
-    let mut work = EvaluationBatches { batches: &batches, parameters: run.optimizer.parameters() };
-    let loss_sums = compute(&run.config, || run.pipeline.evaluate(&mut run.chunks, batches.len(), &mut work))?;
+    micro_batches.iter().try_for_each(|micro_batch| run.inputs.check_ids(micro_batch))?;
+    let batches: Vec<Batch> =
+        micro_batches.iter().map(|micro_batch| run.training.prepare(&run.groups, micro_batch)).collect();
+    let mut work = EvaluationBatches { batches: &batches, parameters: run.training.optimizer.parameters() };
+    let loss_sums =
+        compute(&run.config, || run.training.pipeline.evaluate(&mut run.training.chunks, batches.len(), &mut work))?;
     for (loss_sum, batch) in loss_sums.into_iter().zip(&batches) {
-        for (name, ratio) in run.forward_step.report(loss_sum, batch) {
+        for (name, ratio) in run.training.forward_step.report(loss_sum, batch) {
             *totals.losses.entry(name).or_default() += ratio;
         }
     }
     totals.num_passes += batches.len() as u64;
     for micro_batch in &micro_batches {
-        totals.num_bytes = totals.num_bytes.and_then(|sum| Some(sum + run.count_bytes(micro_batch)?));
+        totals.num_bytes = totals.num_bytes.and_then(|sum| Some(sum + run.inputs.data.count_bytes(micro_batch)?));
     }
     Ok(batches.len())
 }

@@ -9,12 +9,11 @@ use bridge_dist::comm::counting::{CountingCommunicator, Counts, Ledger};
 use bridge_dist::comm::throttled::ThrottledCommunicator;
 use bridge_dist::mesh::ProcessGroups;
 
-use super::callbacks::Callback;
 use super::launch::{rank_timeout, run_on_wrapped_threads};
 use super::pretrain::pretrain;
-use super::run::GlobalState;
+use super::report::StepReport;
 use super::setup::RunOptions;
-use super::step::StepReport;
+use super::subsystem::{Agreement, RunContext, Subsystem, Verdict};
 use super::{HeldBytes, TrainError};
 use crate::config::{
     CheckpointConfig, DatasetConfig, GenerateConfig, GptDatasetConfig, LoggerConfig, MixedPrecisionConfig,
@@ -132,7 +131,7 @@ pub fn measure(
         let first_replica = groups.data_context().world_ranks()[0];
         let steps = Steps { ledger: ledgers[rank].clone(), seen: Arc::default() };
         let mut options = options(groups);
-        options.callbacks.push(Box::new(steps.clone()));
+        options.subsystems.push(Box::new(steps.clone()));
         let report = pretrain(config.clone(), options)?;
         let HeldBytes { parameters, optimizer } = report.run.held_bytes();
         let Seen { traffic, reductions } = steps.seen();
@@ -171,10 +170,20 @@ impl Steps {
     }
 }
 
-impl Callback for Steps {
-    fn on_step_end(&mut self, _state: &GlobalState, step: &StepReport) {
+impl Subsystem for Steps {
+    fn name(&self) -> &str {
+        "measurement"
+    }
+
+    /// What ranks would exchange here would be counted.
+    fn agreement(&self) -> Agreement {
+        Agreement::Given
+    }
+
+    fn after_step(&mut self, _run: &mut RunContext, step: &StepReport) -> Result<Verdict, TrainError> {
         let mut seen = self.lock();
         seen.traffic = self.ledger.take();
         seen.reductions.push(step.grads_reduction);
+        Ok(Verdict::default())
     }
 }

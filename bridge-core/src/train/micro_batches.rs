@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use bridge_data::MicroBatch;
 
-use super::exit::{ExitReason, Requests};
+use super::TrainError;
+use super::exit_reason::ExitReason;
 use super::run::TrainingRun;
-use super::{TrainError, ranks};
 use crate::config::micro_batch_windows;
 use crate::schedule::MicroBatchWindows;
 
@@ -47,7 +47,7 @@ impl StepData {
         if self.held.as_ref().is_none_or(|(held, _)| *held != start) {
             if start == 0 {
                 // The step runs again.
-                run.data.rewind_train();
+                run.inputs.data.rewind_train();
                 self.tokens = 0;
             }
             self.read(run, start)?;
@@ -59,7 +59,7 @@ impl StepData {
         // Dropped before the next one is read.
         self.held = None;
         let started = Instant::now();
-        let micro_batches = run.next_micro_batches(self.windows.next(self.total - start) as u64)?;
+        let micro_batches = next_micro_batches(run, self.windows.next(self.total - start))?;
         self.reading += started.elapsed();
         self.tokens += micro_batches.iter().map(|micro_batch| micro_batch.tokens.len() as u64).sum::<u64>();
         self.held = Some((start, micro_batches));
@@ -73,10 +73,10 @@ pub(super) fn skip_micro_batches(run: &mut TrainingRun, total: usize) -> Result<
     let mut left = total;
     while left > 0 {
         let next = windows.next(left);
-        run.next_micro_batches(next as u64)?;
+        next_micro_batches(run, next)?;
         left -= next;
         if left > 0
-            && let Some(reason) = super::exit::exit_is_requested(run)?
+            && let Some(reason) = run.exits.requested(&run.config, &run.groups)?
         {
             return Ok(Some(reason));
         }
@@ -84,79 +84,7 @@ pub(super) fn skip_micro_batches(run: &mut TrainingRun, total: usize) -> Result<
     Ok(None)
 }
 
-/// About how often ranks ask each other, within a step, whether to stop.
-const INTERVAL: Duration = Duration::from_secs(1);
-
-/// When ranks look, within a step, whether one of them was asked to stop.
-///
-/// All must look after the same micro-batch, or some would wait for others that have left. So they agree on how long a micro-batch takes
-/// each time they look, and work out from that after how many they look again. Steps that take no longer than [`INTERVAL`] cost nothing.
-#[derive(Debug)]
-pub(super) struct StopLooks {
-    /// Whether anything could ask.
-    is_possible: bool,
-    /// Seconds that a micro-batch takes on the slowest rank, once that is known.
-    pace: Option<f64>,
-    /// Micro-batches since the last look.
-    since: usize,
-    last: Instant,
-}
-
-impl StopLooks {
-    /// All ranks of `run` call this together.
-    pub fn new(groups: &bridge_dist::mesh::ProcessGroups, requests: Requests) -> Result<Self, TrainError> {
-        let is_possible = ranks::any(groups.world(), requests.can_come())?;
-        Ok(Self { is_possible, pace: None, since: 0, last: Instant::now() })
-    }
-
-    /// A step begins: ranks have looked after the one before.
-    pub fn begin_step(&mut self) {
-        (self.since, self.last) = (0, Instant::now());
-    }
-
-    /// After how many micro-batches to look.
-    fn interval(&self) -> usize {
-        match self.pace {
-            _ if !self.is_possible => usize::MAX,
-            None => 1,
-            Some(pace) => ((INTERVAL.as_secs_f64() / pace.max(1e-9)) as usize).max(1),
-        }
-    }
-
-    /// After how many more micro-batches to look; at most `most`.
-    pub fn wanted(&self, most: usize) -> usize {
-        self.interval().saturating_sub(self.since).clamp(1, most.max(1))
-    }
-}
-
-/// Says that `count` more micro-batches of a step are done, of which there are more, and looks whether to stop if it is time to.
-pub(super) fn look_within_step(run: &mut TrainingRun, count: usize) -> Result<Option<ExitReason>, TrainError> {
-    let looks = &mut run.stop_looks;
-    looks.since += count;
-    if looks.since < looks.interval() {
-        return Ok(None);
-    }
-    let [signal, cancelled] = Requests::of(run).figures();
-    let looks = &run.stop_looks;
-    let mut figures = [signal, cancelled, looks.last.elapsed().as_secs_f64() / looks.since as f64];
-    ranks::max(run.groups.world(), &mut figures)?;
-    run.stop_looks.pace = Some(figures[2]);
-    run.stop_looks.begin_step();
-    Ok(Requests::reason([figures[0], figures[1]]))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn looks_come_once_a_second_at_the_agreed_pace() {
-        let looks = |pace, since| StopLooks { is_possible: true, pace, since, last: Instant::now() };
-        assert_eq!(looks(None, 0).wanted(8), 1, "the pace is not known yet");
-        assert_eq!(looks(Some(0.1), 0).wanted(100), 10);
-        assert_eq!(looks(Some(0.1), 4).wanted(100), 6);
-        assert_eq!(looks(Some(0.1), 0).wanted(8), 8);
-        assert_eq!(looks(Some(30.0), 0).wanted(8), 1);
-        assert_eq!(StopLooks { is_possible: false, ..looks(None, 0) }.wanted(8), 8, "nobody can ask");
-    }
+fn next_micro_batches(run: &mut TrainingRun, count: usize) -> Result<Vec<MicroBatch>, TrainError> {
+    let consumed = run.state.train_state.consumed_train_samples;
+    run.inputs.next_micro_batches((&run.groups, &run.timers), count as u64, consumed)
 }

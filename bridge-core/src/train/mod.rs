@@ -7,7 +7,7 @@
 //!     train_step       micro-batches -> forward/backward (executor) -> optimizer -> scheduler
 //!     log              console, metrics.jsonl, TensorBoard
 //!     evaluate         every validation.eval_interval steps
-//!     callbacks        post_training_step_callbacks and the user's
+//!     subsystems       measure, after_step
 //!     checkpoint_and_decide_exit
 //!   evaluate         validation and test, at the end
 //! ```
@@ -15,7 +15,6 @@
 //! The loop knows models as chunks of segments, data as micro-batches, and checkpoints as snapshots; nothing in it names a
 //! model family or a back end.
 
-mod callbacks;
 mod checkpointing;
 mod convert;
 mod data;
@@ -23,20 +22,24 @@ mod data_errors;
 mod data_lengths;
 mod device;
 mod device_ranks;
+mod doors;
 mod error;
 mod evaluate;
 mod executor;
 #[cfg(test)]
 mod executor_tests;
 mod exit;
+mod exit_reason;
+mod exits;
 mod forward_step;
 mod gpt_data;
 mod hooks;
+mod inputs;
 mod launch;
 mod lock;
-mod loss_watch;
 mod measure;
 mod micro_batches;
+mod outputs;
 pub mod pipeline;
 mod preparation;
 mod pretrain;
@@ -44,15 +47,18 @@ mod preview;
 mod ranks;
 mod recompute;
 mod registry;
+mod report;
 mod reporter;
 mod routers;
 mod run;
 mod setup;
 mod step;
+mod subsystem;
 mod text;
 mod threads;
 mod token_bytes;
 mod train_loop;
+mod training;
 mod vocabulary;
 
 pub(crate) use convert::{
@@ -60,15 +66,15 @@ pub(crate) use convert::{
     recompute as configured_recompute,
 };
 
-pub use callbacks::{Callback, CancelHandle, TrainEnd};
 pub use checkpointing::load_parameters;
 pub use data::RunData;
 pub use device::{DeviceError, LocalRank, check_device_name, select_device, select_device_of_rank};
 pub use device_ranks::over_devices;
 pub use error::TrainError;
-pub use evaluate::{EvaluationReport, evaluate};
+pub use evaluate::evaluate;
 pub use executor::{Around, Executor, ExecutorError, InFlight, RegionHooks};
-pub use exit::ExitReason;
+pub use exit_reason::ExitReason;
+pub use exits::CancelHandle;
 pub use forward_step::{ForwardStep, LM_LOSS, LanguageModelStep, Losses, Ratio};
 pub use gpt_data::dataset_prefix;
 pub use launch::{rank_timeout, run_on_threads, run_on_wrapped_threads};
@@ -78,12 +84,14 @@ pub use preview::{ScheduleRow, schedule_of};
 pub use ranks::process_groups;
 pub use recompute::{Cuts, Recompute, Region, plan};
 pub use registry::{DatasetFactoryContext, DatasetRegistry, Registry};
+pub use report::{EvaluationReport, GlobalState, StepReport, TrainEnd};
 pub use reporter::Console;
 pub use routers::RouterReport;
-pub use run::{GlobalState, HeldBytes, TrainingRun};
+pub use run::TrainingRun;
 pub use setup::{RunOptions, WatchSignals, build_model, setup};
-pub use step::StepReport;
+pub use subsystem::{Agreement, Loaded, RunContext, Subsystem, Verdict, saved};
 pub use text::Bar;
 pub use threads::{in_own_pool, set_num_threads, with_awake_threads};
 pub use token_bytes::TokenBytes;
 pub use train_loop::train;
+pub use training::HeldBytes;

@@ -9,7 +9,7 @@ use bridge_dist::mesh::ProcessGroups;
 
 use super::data_errors::name_setting;
 use super::device::LocalRank;
-use super::exit::Requests;
+use super::exits::Requests;
 use super::reporter::Reporter;
 use super::text::{PreparedText, TextWatch, is_read_by_one, prepare_text, prepared_text};
 use super::threads::in_own_pool;

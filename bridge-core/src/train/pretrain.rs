@@ -1,9 +1,10 @@
 //! A whole run: set up, train, evaluate, finish.
 
 use super::TrainError;
-use super::evaluate::{Evaluation, EvaluationReport, evaluate_at};
-use super::exit::{ExitReason, exit_is_asked_for};
+use super::evaluate::{Evaluation, evaluate_at};
+use super::exit_reason::ExitReason;
 use super::launch::catch_comm_error;
+use super::report::EvaluationReport;
 use super::run::TrainingRun;
 use super::setup::{RunOptions, setup};
 use super::threads::in_own_pool;
@@ -43,14 +44,14 @@ fn pretrain_here(config: RunConfig, options: RunOptions) -> Result<RunReport, Tr
     let mut run = setup(config, options)?;
     let outcome = catch_comm_error(|| {
         let outcome = train_and_evaluate(&mut run)?;
-        run.settle_parameters()?;
+        run.training.settle_parameters()?;
         Ok(outcome)
     });
     if let Err(error) = &outcome {
-        run.reporter.fail(error);
+        run.outputs.reporter.fail(error);
     }
     // Logs and saves are brought to an end whatever happened; the first error is the one to tell.
-    let finished = run.finish();
+    let finished = run.outputs.finish(&run.state, &run.groups);
     let (reason, validation, test) = outcome?;
     finished?;
     Ok(RunReport { reason, train_state: run.state.train_state.clone(), validation, test, run })
@@ -83,7 +84,7 @@ fn train_and_evaluate(run: &mut TrainingRun) -> Result<Outcome, TrainError> {
         false => (None, stopped),
     };
     // What is done is done: the clock ends a run only where it left something undone.
-    let asked = exit_is_asked_for(run)?.or(stopped);
+    let asked = run.exits.asked_for(&run.groups)?.or(stopped);
     if let Some(asked) = &asked {
         run.note(&asked.to_string());
     }
@@ -104,7 +105,7 @@ fn split_end(evaluation: Evaluation) -> (Option<EvaluationReport>, Option<ExitRe
 fn last_validation(run: &mut TrainingRun) -> Result<Evaluation, TrainError> {
     let step = run.state.train_state.step;
     let last = run.last_validation.take().filter(|report| report.iteration == step);
-    match last.filter(|_| run.data.validates_alike(&run.config)) {
+    match last.filter(|_| run.inputs.data.validates_alike(&run.config)) {
         Some(report) => Ok(Evaluation::Done(report)),
         None => evaluate_at(run, Split::Valid, Occasion::AfterTraining),
     }

@@ -7,24 +7,28 @@ use bridge_data::DataParallel;
 use bridge_dist::mesh::ProcessGroups;
 use burn::tensor::{Device, FloatDType};
 
-use super::callbacks::{Callback, CancelHandle};
 use super::checkpointing::{Saver, Start, find_start, read_files, restore};
 use super::convert;
 use super::data::RunData;
 use super::data_errors::name_setting;
 use super::data_lengths::check_lengths;
 use super::device::{LocalRank, select_device_of_rank};
-use super::exit::Requests;
+use super::doors::{Doors, LossWatch};
+use super::exits::{CancelHandle, Exits};
 use super::forward_step::{ForwardStep, LanguageModelStep};
+use super::inputs::Inputs;
 use super::lock::RunLock;
-use super::micro_batches::StopLooks;
+use super::outputs::Outputs;
 use super::pipeline;
 use super::preparation::{Preparation, prepare_text_of_ranks};
 use super::registry::{DatasetRegistry, Registry};
+use super::report::GlobalState;
 use super::reporter::{Console, Reporter};
-use super::run::{GlobalState, TrainingRun};
+use super::run::TrainingRun;
 use super::step::schedule_overrides;
+use super::subsystem::Subsystem;
 use super::text::check_source;
+use super::training::Training;
 use super::{TrainError, ranks, set_num_threads, vocabulary};
 use crate::checkpoint::TrainState;
 use crate::config::RunConfig;
@@ -36,7 +40,7 @@ use crate::optim::{
     AccumulationDType, Distribution, GradientBuffer, GradientReducer, Optimizer, OverrideProvider, Sharding,
 };
 use crate::resilience::rerun::RerunStateMachine;
-use crate::resilience::{Signal, SignalWatcher, Stall};
+use crate::resilience::{Signal, SignalWatcher};
 use crate::schedule::{NumMicrobatchesCalculator, OptimizerParamScheduler};
 
 /// Which signals a run watches. A watched signal saves a checkpoint and stops.
@@ -56,8 +60,8 @@ pub struct RunOptions {
     pub registry: Registry,
     /// How micro-batches become losses.
     pub forward_step: Box<dyn ForwardStep>,
-    /// Watchers.
-    pub callbacks: Vec<Box<dyn Callback>>,
+    /// Subsystems of the program, called in this order.
+    pub subsystems: Vec<Box<dyn Subsystem>>,
     /// Overrides of weight decay and learning rate by parameter; `None` takes the usual rules.
     pub overrides: Option<Box<dyn OverrideProvider>>,
     /// Stops the run from outside.
@@ -80,7 +84,7 @@ impl RunOptions {
         Self {
             registry,
             forward_step: Box::new(LanguageModelStep),
-            callbacks: Vec::new(),
+            subsystems: Vec::new(),
             overrides: None,
             cancel: CancelHandle::default(),
             signals: WatchSignals::default(),
@@ -106,100 +110,125 @@ impl std::fmt::Debug for RunOptions {
 /// Anything that keeps the run from starting, on any rank. Nothing but logs, caches and the checkpoint folder has been written then.
 pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, TrainError> {
     let config = Arc::new(config);
-    let groups = options.groups.clone();
+    let (registry, groups) = (&options.registry, &options.groups);
     let place = ranks::local_rank(groups.world())?;
     // What can be refused is refused before anything is written.
-    let checked = check(&config, &options, place);
-    let Checked { device, model_config } = ranks::agree(&groups, "checking the run", checked)?;
-    let start = find_start(&config, &groups)?;
+    let checked = check(&config, registry, place);
+    let checked = ranks::agree(groups, "checking the run", checked)?;
+    let start = find_start(&config, groups)?;
     let begun = start.as_ref().map_or_else(|| Ok(TrainState::default()), Start::train_state)?;
     let mut reporter = Reporter::new(&config, options.console, groups.world().rank());
     let signals = watch_signals(&config, options.signals)?;
-    let requests = Requests { signals: signals.as_ref(), cancel: &options.cancel };
-    let preparation = Preparation { config: &config, groups: &groups, place, requests, reporter: &reporter };
-    let stop_looks = StopLooks::new(&groups, requests)?;
-    let data = build_data(&preparation, &options.registry.datasets, &begun)?;
+    let exits = Exits::new(groups, signals, options.cancel, options.started)?;
+    let requests = exits.requests();
+    let preparation = Preparation { config: &config, groups, place, requests, reporter: &reporter };
+    let data = build_data(&preparation, &registry.datasets, &begun)?;
     let padded_vocab_size = vocabulary::rows(&config, &data, start.as_ref(), &reporter)?;
-    let opened = open(&mut reporter, &config, &groups, (start.as_ref(), &begun), options.sinks);
-    let lock = ranks::agree(&groups, "opening logs", opened)?;
-    let saver = Saver::open(&config, &groups)?;
+    let opened = open(&mut reporter, &config, groups, (start.as_ref(), &begun), options.sinks);
+    let lock = ranks::agree(groups, "opening logs", opened)?;
+    let saver = Saver::open(&config, groups)?;
+    let timers = Arc::new(timers(&config, &checked.device.clone().without_autodiff()));
+    let provider = options.overrides.unwrap_or_else(|| Box::new(convert::standard_overrides(&config)));
+    let parts = Parts { checked, forward_step: options.forward_step, provider, padded_vocab_size };
+    let (mut training, deferred) = build_training(&config, groups, parts, &timers)?;
+    // What is loaded need not be drawn.
+    shard(&mut training, deferred.filter(|_| start.is_none()).unwrap_or_default())?;
+    let machine = RerunStateMachine::new(convert::rerun(&config, groups.world().rank(), place));
+    let losses = LossWatch::new(machine, convert::loss_checks(&config));
+    let mut run = TrainingRun {
+        doors: Doors::new(&config, groups, losses, options.subsystems)?,
+        inputs: Inputs { tokenizer_files: tokenizer_files(&data)?, data, padded_vocab_size },
+        outputs: Outputs { reporter, saver, lock, last_saved_step: None },
+        state: GlobalState { config: Arc::clone(&config), train_state: TrainState::default() },
+        groups: options.groups,
+        last_validation: None,
+        training,
+        exits,
+        timers,
+        config,
+    };
+    if let Some(start) = &start {
+        restore(&mut run, start)?;
+    }
+    begin(&mut run)?;
+    Ok(run)
+}
+
+/// Says what begins.
+fn begin(run: &mut TrainingRun) -> Result<(), TrainError> {
+    // What the data holds is this run's business, not the checkpoint's.
+    let (state, data) = (&mut run.state.train_state, &run.inputs.data);
+    state.do_train = !run.config.validation.skip_train && data.has_train();
+    state.do_valid = data.has_valid() && evaluates(&run.config);
+    state.do_test = data.has_test() && run.config.validation.eval_iters > 0;
+    let num_parameters = run.training.optimizer.distribution().num_parameters()?;
+    run.outputs.reporter.run_starts(&run.state, num_parameters)
+}
+
+/// What the state of training is built of.
+struct Parts {
+    checked: Checked,
+    forward_step: Box<dyn ForwardStep>,
+    provider: Box<dyn OverrideProvider>,
+    padded_vocab_size: usize,
+}
+
+/// Builds the model of this rank, its optimizer and schedules; with it what the builder has left for later.
+fn build_training(
+    config: &RunConfig,
+    groups: &ProcessGroups,
+    parts: Parts,
+    timers: &Arc<Timers>,
+) -> Result<(Training, Option<DeferredParameters>), TrainError> {
+    let Parts { checked: Checked { device, model_config }, forward_step, provider, padded_vocab_size } = parts;
     let seed = config.rng.seed;
     let context = BuildContext {
         device: device.clone(),
         seed,
-        params_dtype: convert::params_dtype(&config),
+        params_dtype: convert::params_dtype(config),
         padded_vocab_size,
         parallel: Parallel { groups: groups.clone(), sequence_parallel: config.model.sequence_parallel },
-        deferred: defers(&config, model_config.as_ref()).then(DeferredParameters::default),
+        deferred: defers(config, model_config.as_ref()).then(DeferredParameters::default),
     };
     let builder: Box<dyn ModelBuilder> = model_config.builder();
-    let built = pipeline::stages(&config, &model_config.stacks(), groups.pipeline().rank())
+    let built = pipeline::stages(config, &model_config.stacks(), groups.pipeline().rank())
         .and_then(|stages| Ok(builder.build_models(model_config.as_ref(), &context, &stages)?));
-    let chunks = ranks::agree(&groups, "building the model", built)?;
+    let chunks = ranks::agree(groups, "building the model", built)?;
 
-    let distribution = Arc::new(Distribution::new(&chunks, groups.clone(), convert::distribution(&config))?);
-    let provider = options.overrides.unwrap_or_else(|| Box::new(convert::standard_overrides(&config)));
-    let settings = convert::optimizer_settings(&config);
+    let distribution = Arc::new(Distribution::new(&chunks, groups.clone(), convert::distribution(config))?);
+    let settings = convert::optimizer_settings(config);
     let optimizer = Optimizer::new(settings, &chunks, provider.as_ref(), Arc::clone(&distribution))?;
     let plain = device.clone().without_autodiff();
-    let scheduler = OptimizerParamScheduler::new(convert::scheduler(&config))?;
+    let scheduler = OptimizerParamScheduler::new(convert::scheduler(config))?;
     for group in optimizer.groups() {
         scheduler.check_group(&schedule_overrides(group))?;
     }
-    let timers = Arc::new(timers(&config, &plain));
-    let mut run = TrainingRun {
-        pipeline: pipeline::pipeline(&config, &context.parallel, &chunks, &device).with_timers(&timers),
-        optimizer: optimizer.with_timers(&timers),
-        gradients: GradientBuffer::new(accumulation(&config)),
-        reducer: GradientReducer::new(distribution, convert::wire(&config), plain).with_timers(&timers),
+    let training = Training {
+        pipeline: pipeline::pipeline(config, &context.parallel, &chunks, &device).with_timers(timers),
+        optimizer: optimizer.with_timers(timers),
+        gradients: GradientBuffer::new(accumulation(config)),
+        reducer: GradientReducer::new(distribution, convert::wire(config), plain).with_timers(timers),
         scheduler,
-        num_microbatches: NumMicrobatchesCalculator::new(convert::batch_size(&config))?,
-        loss_scaler: convert::loss_scaler(&config)?,
-        rerun: RerunStateMachine::new(convert::rerun(&config, groups.world().rank(), place)),
-        loss_checks: convert::loss_checks(&config),
-        stall: Stall::default(),
-        flops: convert::flops(&config, padded_vocab_size),
-        forward_step: options.forward_step,
-        callbacks: options.callbacks,
-        timers,
-        state: GlobalState { config: Arc::clone(&config), train_state: TrainState::default() },
-        tokenizer_files: tokenizer_files(&data)?,
-        started: options.started,
-        last_saved_step: None,
-        last_validation: None,
-        cancel: options.cancel,
-        stop_looks,
-        groups: groups.clone(),
+        num_microbatches: NumMicrobatchesCalculator::new(convert::batch_size(config))?,
+        loss_scaler: convert::loss_scaler(config)?,
+        flops: convert::flops(config, padded_vocab_size),
+        forward_step,
         chunks,
         device,
-        data,
-        reporter,
-        saver,
-        lock,
-        padded_vocab_size,
         seed,
-        signals,
-        config,
     };
-    // What is loaded need not be drawn.
-    let deferred = context.deferred.filter(|_| start.is_none()).unwrap_or_default();
-    run.optimizer.parameters().shard(&mut run.chunks, &deferred);
-    if let Some(name) = deferred.first() {
-        return Err(TrainError::Internal(format!(
-            "the builder left `{name}` for later, and no parameter is called so"
-        )));
+    Ok((training, context.deferred))
+}
+
+/// Leaves this rank what it owns of each parameter.
+fn shard(training: &mut Training, deferred: DeferredParameters) -> Result<(), TrainError> {
+    training.optimizer.parameters().shard(&mut training.chunks, &deferred);
+    match deferred.first() {
+        None => Ok(()),
+        Some(name) => {
+            Err(TrainError::Internal(format!("the builder left `{name}` for later, and no parameter is called so")))
+        }
     }
-    if let Some(start) = &start {
-        restore(&mut run, start)?;
-    }
-    // What the data holds is this run's business, not the checkpoint's.
-    let state = &mut run.state.train_state;
-    state.do_train = !run.config.validation.skip_train && run.data.has_train();
-    state.do_valid = run.data.has_valid() && evaluates(&run.config);
-    state.do_test = run.data.has_test() && run.config.validation.eval_iters > 0;
-    let num_parameters = run.optimizer.distribution().num_parameters()?;
-    run.reporter.run_starts(&run.state, num_parameters)?;
-    Ok(run)
 }
 
 /// The timers of a run on `device`. Work is only handed to a GPU, which does it later.
@@ -238,7 +267,7 @@ struct Checked {
     model_config: Box<dyn ModelConfig>,
 }
 
-fn check(config: &RunConfig, options: &RunOptions, place: LocalRank) -> Result<Checked, TrainError> {
+fn check(config: &RunConfig, registry: &Registry, place: LocalRank) -> Result<Checked, TrainError> {
     config.check_paths()?;
     if let Some(threads) = config.train.num_threads {
         set_num_threads(threads)?;
@@ -251,7 +280,7 @@ fn check(config: &RunConfig, options: &RunOptions, place: LocalRank) -> Result<C
         return Err(TrainError::Device(format!("`{}` does not compute in {params_dtype:?}", config.device)));
     }
     check_source(config).map_err(|error| name_setting(config, error))?;
-    Ok(Checked { device, model_config: options.registry.models.config(&config.model)? })
+    Ok(Checked { device, model_config: registry.models.config(&config.model)? })
 }
 
 /// Opens what the run writes to. Only rank 0 locks it.

@@ -5,70 +5,22 @@ use std::time::Instant;
 
 use bridge_kernels::Philox;
 
-use super::exit::ExitReason;
+use super::doors::NextPass;
+use super::exit_reason::ExitReason;
 use super::forward_step::{Losses, Ratio};
-use super::micro_batches::{StepData, look_within_step};
+use super::micro_batches::StepData;
 use super::pipeline::StepWork;
+use super::report::StepReport;
 use super::routers::{RouterReport, RouterSums};
 use super::run::TrainingRun;
 use super::threads::compute;
-use super::{LM_LOSS, TrainError, loss_watch, ranks};
+use super::{TrainError, ranks};
 use crate::logging::TimerLevel;
 use crate::model::{Batch, LayerMetrics};
 use crate::optim::{GroupRates, GroupSettings, ReductionTimes, StepOutcome, StepScales};
 use crate::resilience::Learning;
-use crate::resilience::rerun::{ExitDecision, ForwardBackward};
+use crate::resilience::rerun::ExitDecision;
 use crate::schedule::{GradientCheck, GroupOverrides};
-
-/// What one training step did.
-#[derive(Clone, Debug)]
-pub struct StepReport {
-    /// Number of the step, from 1.
-    pub iteration: u64,
-    /// Losses by name, averaged as [`super::Ratio`] says.
-    pub losses: Losses,
-    /// Learning rate in force.
-    pub learning_rate: f64,
-    /// Learning rate of the embeddings and the output layer, if they have one of their own.
-    pub decoupled_learning_rate: Option<f64>,
-    /// Weight decay in force (before group factors).
-    pub weight_decay: f64,
-    /// Loss scale in force.
-    pub loss_scale: f64,
-    /// Global gradient norm before clipping; NaN or infinite when the step was skipped for that.
-    pub grad_norm: f64,
-    /// Zero entries among the gradients, if counted.
-    pub num_zeros: Option<u64>,
-    /// Gradient norm of each parameter, if asked for.
-    pub grad_norms: Vec<(String, f64)>,
-    /// The routers of a mixture of experts, by layer; none in other models.
-    pub routers: Vec<RouterReport>,
-    /// True when the gradients were not finite and nothing was updated.
-    pub skipped: bool,
-    /// What the step says about whether the run still learns.
-    pub learning: Learning,
-    /// Sequences in the step.
-    pub batch_size: u64,
-    /// Micro-batches in the step.
-    pub num_microbatches: u64,
-    /// Floating-point operations of the step, by the formula of [`crate::schedule::FlopsShape`].
-    pub flops: f64,
-    /// Tokens in the step, padding included.
-    pub num_tokens: u64,
-    /// Wall time of the step in seconds, waiting for data included.
-    pub seconds: f64,
-    /// Seconds of it spent waiting for data.
-    pub data_seconds: f64,
-    /// How long gradients were on their way between data-parallel ranks, and how much of that was waited for.
-    pub grads_reduction: ReductionTimes,
-}
-
-impl StepReport {
-    /// The language-model loss, as it is reported: rounded to float32.
-    pub fn loss(&self) -> Option<f32> {
-        self.losses.get(LM_LOSS).map(|ratio| ratio.value() as f32)
-    }
-}
 
 /// How a step ended.
 pub(super) enum StepEnd {
@@ -83,7 +35,7 @@ pub(super) enum StepEnd {
 /// Runs one step on the next micro-batches.
 pub(super) fn train_step(run: &mut TrainingRun) -> Result<StepEnd, TrainError> {
     let started = Instant::now();
-    let num_microbatches = run.num_microbatches.num_microbatches() as usize;
+    let num_microbatches = run.training.num_microbatches.num_microbatches() as usize;
     let data = StepData::begin(run, num_microbatches)?;
     let config = Arc::clone(&run.config);
     compute(&config, || compute_step(run, data, started))
@@ -94,36 +46,35 @@ fn compute_step(run: &mut TrainingRun, mut data: StepData, started: Instant) -> 
     let num_microbatches = data.total() as u64;
     let mut pass_result = Pass::default();
     loop {
-        let pass = run.rerun.next_pass(&mut ranks::WorldVotes(run.groups.world()))?;
-        match pass {
+        match run.doors.losses.next_pass(&run.groups)? {
             // Steps draw from counter-based streams, and the data is rewound where it is not all in memory.
-            pass if pass.runs() => match forward_backward(run, &mut data)? {
+            NextPass::Run => match forward_backward(run, &mut data)? {
                 PassEnd::Done(result) => pass_result = result,
                 PassEnd::Stopped(reason) => {
-                    run.gradients.clear();
-                    run.reducer.clear();
+                    run.training.gradients.clear();
+                    run.training.reducer.clear();
                     return Ok(StepEnd::Stopped(reason));
                 }
             },
-            ForwardBackward::Done => break,
-            _ => return Ok(StepEnd::Exit(run.rerun.exit_decision())),
+            NextPass::Done => break,
+            NextPass::Exit(decision) => return Ok(StepEnd::Exit(decision)),
         }
     }
     let rates = rates(run);
-    let loss_scale = run.loss_scaler.scale();
-    let grad_norms = match run.wants_grad_norms() {
+    let loss_scale = run.training.loss_scaler.scale();
+    let grad_norms = match wants_grad_norms(run) {
         true => {
             let unscale = 1.0 / (loss_scale * pass_result.divisor);
-            let norms = run.optimizer.distribution().norms(&run.gradients)?;
+            let norms = run.training.optimizer.distribution().norms(&run.training.gradients)?;
             norms.into_iter().map(|(name, norm)| (name, norm * unscale)).collect()
         }
         false => Vec::new(),
     };
-    let can_fall = run.loss_scaler.can_fall();
+    let can_fall = run.training.loss_scaler.can_fall();
     let outcome = optimizer_step(run, &rates, pass_result.divisor)?;
     let batch_size = num_microbatches * run.config.samples_per_microstep() as u64;
     if outcome.success {
-        run.scheduler.step(batch_size);
+        run.training.scheduler.step(batch_size);
     }
     let learning = learning(&outcome, &pass_result.losses, can_fall);
     Ok(StepEnd::Done(Box::new(StepReport {
@@ -137,16 +88,24 @@ fn compute_step(run: &mut TrainingRun, mut data: StepData, started: Instant) -> 
         grad_norm: outcome.grad_norm,
         num_zeros: outcome.num_zeros,
         grad_norms,
+        params_norm: None,
+        figures: Vec::new(),
         skipped: !outcome.success,
         learning,
         batch_size,
         num_microbatches,
-        flops: run.flops.flops_per_batch(batch_size, run.config.model.seq_length as u64).unwrap_or(0.0),
+        flops: run.training.flops.flops_per_batch(batch_size, run.config.model.seq_length as u64).unwrap_or(0.0),
         num_tokens: data.tokens * run.config.parallel.data as u64,
         seconds: started.elapsed().as_secs_f64(),
         data_seconds: data.reading.as_secs_f64(),
         grads_reduction: pass_result.reduction,
     })))
+}
+
+fn wants_grad_norms(run: &TrainingRun) -> bool {
+    let logger = &run.config.logger;
+    let interval = logger.tensorboard_log_interval as u64;
+    logger.log_l2_norm_grad_to_tensorboard && (run.state.train_state.step + 1).is_multiple_of(interval)
 }
 
 /// What a step says about whether the run still learns. A loss scale that `can_fall` may be all that was wrong with gradients; a loss is computed
@@ -192,9 +151,9 @@ struct Gathered {
 }
 
 fn forward_backward(run: &mut TrainingRun, data: &mut StepData) -> Result<PassEnd, TrainError> {
-    run.gradients.clear();
-    run.reducer.clear();
-    run.stop_looks.begin_step();
+    run.training.gradients.clear();
+    run.training.reducer.clear();
+    run.exits.begin_step();
     let per_token = run.config.model.calculate_per_token_loss;
     let mut gathered = Gathered {
         losses: Losses::new(),
@@ -210,15 +169,19 @@ fn forward_backward(run: &mut TrainingRun, data: &mut StepData) -> Result<PassEn
     }
     let Gathered { mut losses, loss_sums, own_tokens, num_tokens, routers } = gathered;
     run.begin_phase()?;
-    run.reducer.finish(&mut run.gradients)?;
-    let reduction = run.reducer.take_times();
+    run.training.reducer.finish(&mut run.training.gradients)?;
+    let reduction = run.training.reducer.take_times();
     run.timers.record("grads-reduce-in-flight", TimerLevel::MicroBatch, reduction.in_flight);
     run.timers.record("grads-reduce-exposed", TimerLevel::MicroBatch, reduction.exposed);
-    run.timers.record("params-all-gather-exposed", TimerLevel::MicroBatch, run.optimizer.parameters().take_waited());
+    run.timers.record(
+        "params-all-gather-exposed",
+        TimerLevel::MicroBatch,
+        run.training.optimizer.parameters().take_waited(),
+    );
     ranks::share_losses(&run.groups, &mut losses)?;
     let routers = routers.of_all_ranks(&run.groups)?;
     losses.extend(routers.losses);
-    loss_watch::judge(run, &loss_sums, &own_tokens)?;
+    run.doors.losses.judge((&run.groups, &run.outputs.reporter), &loss_sums, &own_tokens)?;
     let divisor = if per_token { num_tokens.iter().sum::<f64>().max(1.0) } else { 1.0 };
     Ok(PassEnd::Done(Pass { losses, routers: routers.layers, divisor, reduction }))
 }
@@ -232,19 +195,19 @@ fn window_pass(
     let start = gathered.loss_sums.len();
     let total = data.total();
     let micro_batches = data.window(run, start)?;
-    let batches: Vec<Batch> = micro_batches.iter().map(|m| run.prepare(m)).collect();
+    let batches: Vec<Batch> = micro_batches.iter().map(|m| run.training.prepare(&run.groups, m)).collect();
     // Tokens of each micro-batch over all ranks that share it: what its loss is divided by, so that gradients add up.
     let own_tokens: Vec<f64> = batches.iter().map(|batch| batch.num_tokens).collect();
     let (mut num_tokens, mut tokens_here) = (own_tokens.clone(), own_tokens.clone());
     ranks::sum(run.groups.data_context(), &mut num_tokens)?;
     ranks::sum(run.groups.context(), &mut tokens_here)?;
     let per_token = run.config.model.calculate_per_token_loss;
-    let scale = run.loss_scaler.scale() * run.optimizer.distribution().loss_factor();
+    let scale = run.training.loss_scaler.scale() * run.training.optimizer.distribution().loss_factor();
     let factor = |tokens: &f64| if per_token { scale } else { scale / (tokens.max(1.0) * total as f64) };
     let factors: Vec<f64> = num_tokens.iter().map(factor).collect();
     gathered.own_tokens.extend(own_tokens);
     gathered.num_tokens.extend(num_tokens);
-    let step = Philox::new(run.seed).derive_name("dropout").derive(run.state.train_state.step + 1);
+    let step = Philox::new(run.training.seed).derive_name("dropout").derive(run.state.train_state.step + 1);
     if start == 0 {
         run.begin_phase()?;
     }
@@ -252,10 +215,11 @@ fn window_pass(
     while done < batches.len() {
         let left = batches.len() - done;
         // A repeated pass is not left: its outcome is what the step was repeated for.
-        let count = if run.rerun.is_rerunning() { left } else { data.pause(run.stop_looks.wanted(left), left) };
+        let count = if run.doors.losses.is_rerunning() { left } else { data.pause(run.exits.wanted(left), left) };
         let pass = done..done + count;
         let timer = run.timers.start("forward-backward", TimerLevel::Phase);
-        let streams: Vec<Philox> = pass.clone().map(|index| run.dropout_stream(&step, start + index)).collect();
+        let streams: Vec<Philox> =
+            pass.clone().map(|index| run.training.dropout_stream(&run.groups, &step, start + index)).collect();
         let metrics: Vec<Arc<LayerMetrics>> = pass.clone().map(|_| Arc::default()).collect();
         let mut work = StepWork {
             batches: &batches[pass.clone()],
@@ -264,16 +228,16 @@ fn window_pass(
             factors: &factors[pass.clone()],
             num_tokens: &tokens_here[pass.clone()],
             metrics: &metrics,
-            forward_step: run.forward_step.as_mut(),
-            gradients: &mut run.gradients,
-            reducer: &mut run.reducer,
-            parameters: run.optimizer.parameters(),
-            reductions: run.pipeline.reductions(&run.config),
+            forward_step: run.training.forward_step.as_mut(),
+            gradients: &mut run.training.gradients,
+            reducer: &mut run.training.reducer,
+            parameters: run.training.optimizer.parameters(),
+            reductions: run.training.pipeline.reductions(&run.config),
         };
-        let loss_sums = run.pipeline.train(&mut run.chunks, count, &mut work)?.loss_sums;
+        let loss_sums = run.training.pipeline.train(&mut run.training.chunks, count, &mut work)?.loss_sums;
         drop(timer);
         for (loss_sum, batch) in loss_sums.iter().zip(&batches[pass]) {
-            for (name, ratio) in run.forward_step.report(*loss_sum, batch) {
+            for (name, ratio) in run.training.forward_step.report(*loss_sum, batch) {
                 *gathered.losses.entry(name).or_default() += ratio;
             }
         }
@@ -281,8 +245,8 @@ fn window_pass(
         gathered.loss_sums.extend(loss_sums);
         done += count;
         if start + done < total
-            && !run.rerun.is_rerunning()
-            && let Some(reason) = look_within_step(run, count)?
+            && !run.doors.losses.is_rerunning()
+            && let Some(reason) = run.exits.look_within_step(&run.groups, count)?
         {
             return Ok(Some(reason));
         }
@@ -293,8 +257,9 @@ fn window_pass(
 fn optimizer_step(run: &mut TrainingRun, rates: &Rates, divisor: f64) -> Result<StepOutcome, TrainError> {
     run.begin_phase()?;
     let timer = run.timers.start("optimizer", TimerLevel::Phase);
-    let scales = StepScales { loss_scale: run.loss_scaler.scale(), divisor };
-    let outcome = run.optimizer.step(&mut run.chunks, &mut run.gradients, &rates.groups, scales)?;
+    let scales = StepScales { loss_scale: run.training.loss_scaler.scale(), divisor };
+    let outcome =
+        run.training.optimizer.step(&mut run.training.chunks, &mut run.training.gradients, &rates.groups, scales)?;
     drop(timer);
     if !outcome.success && run.config.ddp.check_for_nan_in_grad {
         return Err(TrainError::GradientNotFinite {
@@ -302,7 +267,7 @@ fn optimizer_step(run: &mut TrainingRun, rates: &Rates, divisor: f64) -> Result<
             norm: outcome.grad_norm,
         });
     }
-    run.loss_scaler.update(if outcome.success { GradientCheck::Finite } else { GradientCheck::Overflow });
+    run.training.loss_scaler.update(if outcome.success { GradientCheck::Finite } else { GradientCheck::Overflow });
     Ok(outcome)
 }
 
@@ -315,11 +280,12 @@ struct Rates {
 
 fn rates(run: &TrainingRun) -> Rates {
     let of = |overrides: &GroupOverrides| {
-        let values = run.scheduler.values(overrides);
+        let values = run.training.scheduler.values(overrides);
         GroupRates { learning_rate: values.learning_rate, weight_decay: values.weight_decay }
     };
     let mut decoupled = None;
     let groups = run
+        .training
         .optimizer
         .groups()
         .map(|settings| {
@@ -346,6 +312,7 @@ pub(super) fn schedule_overrides(settings: &GroupSettings) -> GroupOverrides {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::train::LM_LOSS;
 
     #[test]
     fn a_scale_that_can_fall_excuses_gradients_and_nothing_else_does() {

@@ -1,37 +1,36 @@
 //! The training loop.
 
-use std::path::Path;
-use std::time::Duration;
-
 use super::TrainError;
 use super::checkpointing::save_checkpoint;
 use super::evaluate::{Evaluation, evaluate_at};
-use super::exit::{ExitReason, checkpoint_and_decide_exit};
+use super::exit::checkpoint_and_decide_exit;
+use super::exit_reason::ExitReason;
 use super::launch::catch_comm_error;
 use super::micro_batches::skip_micro_batches;
+use super::report::StepReport;
 use super::run::TrainingRun;
-use super::step::{StepEnd, StepReport, train_step};
+use super::step::{StepEnd, train_step};
+use super::subsystem::Verdict;
 use crate::logging::{Occasion, Split};
 use crate::resilience::rerun::ExitDecision;
 
-/// Trains until the configured number of steps, or until something asks to exit. Callbacks learn of the end, whatever it is.
+/// Trains until the configured number of steps, or until something asks to exit. Subsystems learn of the end, whatever it is.
 ///
 /// # Errors
 /// Data that cannot be read, losses that are not finite (where that is checked), checkpoints that cannot be written, ranks that cannot
 /// communicate.
 pub fn train(run: &mut TrainingRun) -> Result<ExitReason, TrainError> {
-    run.rerun.align_iteration(run.state.train_state.step);
-    run.for_each_callback(|callback, state| callback.on_train_start(state));
     let end = catch_comm_error(|| {
-        let reason = train_steps(run)?;
-        run.log_remaining_times()?;
-        Ok(reason)
+        let (doors, mut context) = run.doors();
+        doors.on_run_start(&mut context)?;
+        train_steps(run)
     });
-    run.reporter.training_ends();
+    let (doors, mut context) = run.doors();
+    let end = catch_comm_error(|| doors.on_run_end(&mut context, end));
+    run.outputs.reporter.training_ends();
     if let Ok(reason) = &end {
         run.note(&reason.to_string());
     }
-    run.for_each_callback(|callback, state| callback.on_train_end(state, end.as_ref()));
     end
 }
 
@@ -40,71 +39,61 @@ fn train_steps(run: &mut TrainingRun) -> Result<ExitReason, TrainError> {
         return Ok(reason);
     }
     while run.state.train_state.step < run.config.train.train_iters as u64 {
-        run.poll_saves()?;
+        run.outputs.poll_saves(&run.state, &run.groups)?;
         update_batch_size(run)?;
         match skip_iteration(run)? {
             Skip::Nothing => {}
             // What is due in an iteration is due whether it trains or not, and so is an exit.
-            Skip::Iteration => match checkpoint_and_decide_exit(run)? {
+            Skip::Iteration => match checkpoint_and_decide_exit(run, Verdict::default())? {
                 Some(reason) => return Ok(reason),
                 None => continue,
             },
             Skip::Stopped(reason) => return stop_within_step(run, reason),
         }
-        let step = match train_step(run)? {
+        let (doors, mut context) = run.doors();
+        doors.before_step(&mut context)?;
+        let mut step = match train_step(run)? {
             StepEnd::Done(step) => step,
             StepEnd::Exit(decision) => return exit_for_rerun(run, decision),
             StepEnd::Stopped(reason) => return stop_within_step(run, reason),
         };
         run.advance(&step);
-        shorten_timeout(run);
-        run.log_step(&step)?;
-        run.for_each_callback(|callback, state| callback.on_step_end(state, &step));
-        still_learns(run, &step)?;
+        let verdict = tell_step(run, &mut step)?;
         if validation_is_due(run) {
             validate(run)?;
         }
-        post_training_step_callbacks(run, &step)?;
-        if let Some(reason) = checkpoint_and_decide_exit(run)? {
+        if let Some(reason) = checkpoint_and_decide_exit(run, verdict)? {
             return Ok(reason);
         }
     }
-    if run.saves() && run.state.train_state.step > 0 && run.last_saved_step != Some(run.state.train_state.step) {
+    if run.saves() && run.state.train_state.step > 0 && run.outputs.last_saved_step != Some(run.state.train_state.step)
+    {
         save_checkpoint(run)?;
     }
     Ok(ExitReason::Completed)
 }
 
-/// Ends a run that has learned nothing for `train.max_consecutive_skipped_iterations` iterations: it would go on like that for ever. Nothing is
-/// saved, so that no good checkpoint has to make room.
-fn still_learns(run: &mut TrainingRun, step: &StepReport) -> Result<(), TrainError> {
-    let count = run.stall.count(step.learning);
-    if count < run.config.train.max_consecutive_skipped_iterations as u64 {
-        return Ok(());
-    }
-    let last_good = run.stall.last_good().filter(|folder| folder.is_dir()).map(Path::to_owned);
-    Err(TrainError::NothingLearned { iteration: step.iteration, count, last_good })
-}
-
-/// Ranks wait for each other for `dist.distributed_timeout_seconds_after_init`, if that is given, once they have made a step.
-fn shorten_timeout(run: &TrainingRun) {
-    if let Some(seconds) = run.config.dist.distributed_timeout_seconds_after_init {
-        run.groups.world().set_timeout(Duration::from_secs(seconds as u64));
-    }
+/// Reports a step that is counted, with the figures of subsystems, and hears what they ask for.
+fn tell_step(run: &mut TrainingRun, step: &mut StepReport) -> Result<Verdict, TrainError> {
+    let (doors, mut context) = run.doors();
+    doors.measure(&mut context, step)?;
+    run.outputs.reporter.step(&run.state, step);
+    let (doors, mut context) = run.doors();
+    doors.after_step(&mut context, step)
 }
 
 /// Moves the batch ramp-up on. A change of batch size after the first step is preceded by a checkpoint, so that every
 /// checkpoint is followed by steps of one size for a while.
 fn update_batch_size(run: &mut TrainingRun) -> Result<(), TrainError> {
     let consumed = run.state.train_state.consumed_train_samples;
-    if let Some(change) = run.num_microbatches.update(consumed) {
-        run.reporter.note(&format!(
+    if let Some(change) = run.training.num_microbatches.update(consumed) {
+        run.outputs.reporter.note(&format!(
             "batch ramp-up: global batch size {} -> {}",
             change.previous_global_batch_size, change.global_batch_size
         ));
         let grew = change.num_microbatches > change.previous_num_microbatches;
         let step = run.state.train_state.step;
-        if grew && step != 0 && run.saves() && run.last_saved_step != Some(step) {
+        if grew && step != 0 && run.saves() && run.outputs.last_saved_step != Some(step) {
             save_checkpoint(run)?;
         }
     }
@@ -127,7 +116,7 @@ fn skip_iteration(run: &mut TrainingRun) -> Result<Skip, TrainError> {
     if !run.config.train.iterations_to_skip.contains(&next) {
         return Ok(Skip::Nothing);
     }
-    let num_microbatches = run.num_microbatches.num_microbatches();
+    let num_microbatches = run.training.num_microbatches.num_microbatches();
     if let Some(reason) = skip_micro_batches(run, num_microbatches as usize)? {
         return Ok(Skip::Stopped(reason));
     }
@@ -136,8 +125,7 @@ fn skip_iteration(run: &mut TrainingRun) -> Result<Skip, TrainError> {
     state.step += 1;
     state.consumed_train_samples += batch;
     state.skipped_train_samples += batch;
-    run.rerun.align_iteration(state.step);
-    run.reporter.note(&format!("iteration {next} skipped, as train.iterations_to_skip asks"));
+    run.outputs.reporter.note(&format!("iteration {next} skipped, as train.iterations_to_skip asks"));
     Ok(Skip::Iteration)
 }
 
@@ -145,7 +133,7 @@ fn skip_iteration(run: &mut TrainingRun) -> Result<Skip, TrainError> {
 fn stop_within_step(run: &mut TrainingRun, reason: ExitReason) -> Result<ExitReason, TrainError> {
     let step = run.state.train_state.step;
     run.note(&format!("iteration {} is left unfinished", step + 1));
-    if run.saves() && step > 0 && run.last_saved_step != Some(step) {
+    if run.saves() && step > 0 && run.outputs.last_saved_step != Some(step) {
         save_checkpoint(run)?;
     }
     Ok(reason)
@@ -186,14 +174,5 @@ pub(super) fn make_up_for_validation(run: &mut TrainingRun) -> Result<Option<Exi
         return Ok(None);
     }
     validate(run)?;
-    if run.state.train_state.owes_validation { checkpoint_and_decide_exit(run) } else { Ok(None) }
-}
-
-/// What happens after every step besides logging and saving.
-fn post_training_step_callbacks(run: &mut TrainingRun, step: &StepReport) -> Result<(), TrainError> {
-    let due = |interval: Option<usize>| interval.is_some_and(|n| step.iteration.is_multiple_of(n as u64));
-    if due(run.config.train.train_sync_interval) {
-        run.device.sync().map_err(|error| TrainError::Device(format!("{error:?}")))?;
-    }
-    Ok(())
+    if run.state.train_state.owes_validation { checkpoint_and_decide_exit(run, Verdict::default()) } else { Ok(None) }
 }

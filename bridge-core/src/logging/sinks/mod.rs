@@ -15,7 +15,7 @@ pub use rank_log::RankLog;
 /// Opens a sink where the recipe asks for it.
 type Open = fn(&SinkContext) -> Opened;
 
-const RECIPE: [Open; 4] = [metrics_jsonl::open, tensorboard::open, progress_log::open, plot::open];
+const RECIPE: &[Open] = &[metrics_jsonl::open, tensorboard::open, progress_log::open, plot::open];
 
 /// Opens the sinks that the recipe asks for.
 ///

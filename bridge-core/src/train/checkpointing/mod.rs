@@ -1,8 +1,8 @@
 //! Between the run and the checkpoint store: what each rank saves, and how a run continues from a checkpoint at its own layout.
 
-mod rank_state;
 mod restore;
 mod save;
+mod saver;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -16,7 +16,8 @@ use crate::model::{Declaration, ModelChunk};
 
 pub use restore::load_parameters;
 pub(super) use restore::{Start, find_start, restore};
-pub(super) use save::{Saver, save_checkpoint};
+pub(super) use save::save_checkpoint;
+pub(super) use saver::Saver;
 
 /// Prefix of the optimizer's tensors in a checkpoint.
 const OPTIMIZER_PREFIX: &str = "optimizer.";

@@ -6,10 +6,9 @@ use std::path::Path;
 use bridge_dist::comm::ReduceOp;
 use bridge_dist::mesh::ProcessGroups;
 use burn::tensor::FloatDType;
-use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
-use super::{OPTIMIZER_PREFIX, device_tensor, layouts, rank_state};
+use super::{OPTIMIZER_PREFIX, device_tensor, layouts};
 use crate::checkpoint::{
     Checkpoint, CheckpointError, CheckpointStore, LoadRequest, OnDamaged, Resolution, TrainState, Verification,
     Verifier, look_together,
@@ -17,9 +16,9 @@ use crate::checkpoint::{
 use crate::config::{self, RunConfig};
 use crate::model::{ModelChunk, Replacement};
 use crate::optim::{OptimizerState, Sharding};
-use crate::resilience::Stall;
 use crate::schedule::OnStateMismatch;
 use crate::train::run::TrainingRun;
+use crate::train::subsystem::Loaded;
 use crate::train::{TrainError, convert, ranks};
 
 /// Which checkpoint a run starts from.
@@ -135,85 +134,78 @@ fn look(config: &RunConfig, verifier: &Verifier<'_>) -> Result<Option<Start>, Tr
 pub(in crate::train) fn restore(run: &mut TrainingRun, start: &Start) -> Result<(), TrainError> {
     let groups = run.groups.clone();
     let restored = restore_rank(run, start);
-    let known = ranks::agree(&groups, "loading a checkpoint", restored)?;
-    all_is_known(&groups, &start.checkpoint, known)
+    let (known, state) = ranks::agree(&groups, "loading a checkpoint", restored)?;
+    all_is_known(&groups, &start.checkpoint, known)?;
+    let (doors, mut context) = run.doors();
+    doors.on_load(&mut context, &Loaded { folder: start.checkpoint.path(), state: state.as_ref() })
 }
 
 /// Restores what this rank holds. Returns for each optimizer tensor of the checkpoint whether it belongs to a parameter of this rank;
-/// nothing when no optimizer was loaded.
-fn restore_rank(run: &mut TrainingRun, start: &Start) -> Result<Vec<u8>, TrainError> {
+/// nothing when no optimizer was loaded. With it comes what subsystems saved, unless only weights are taken.
+fn restore_rank(run: &mut TrainingRun, start: &Start) -> Result<(Vec<u8>, Option<Map<String, Value>>), TrainError> {
     let checkpoint = &start.checkpoint;
     let settings = run.config.checkpoint.clone();
-    if run.optimizer.distribution().sharding() == Sharding::Full {
+    if run.training.optimizer.distribution().sharding() == Sharding::Full {
         load_shards(run, checkpoint)?;
     } else {
-        for chunk in &mut run.chunks {
+        for chunk in &mut run.training.chunks {
             load_parameters(chunk.as_mut(), checkpoint)?;
         }
     }
-    run.stall = Stall::after(checkpoint.path());
     if start.weights_only {
-        return Ok(Vec::new());
+        return Ok((Vec::new(), None));
     }
     let mut train_state = checkpoint.train_state()?;
     let extra = std::mem::take(&mut train_state.extra);
+    let loaded = Loaded { folder: checkpoint.path(), state: Some(&extra) };
     let mut known = Vec::new();
     // fp16 runs may not have made a step yet: no moments, but a loss scale that has moved.
     let has_optimizer = extra.contains_key("optimizer_step") || checkpoint.names_in("optimizer").next().is_some();
     if settings.load_optim {
-        restore_schedule(run, checkpoint, &train_state, &extra)?;
+        restore_schedule(run, &loaded, &train_state)?;
         if has_optimizer {
-            let step = field::<u64>(&extra, "optimizer_step", checkpoint)?.unwrap_or(train_state.step);
+            let step = loaded.field::<u64>("optimizer_step")?.unwrap_or(train_state.step);
             known = load_optimizer(run, checkpoint, step)?;
         } else {
-            run.reporter.note("the checkpoint has no optimizer state: moments start at zero");
+            run.outputs.reporter.note("the checkpoint has no optimizer state: moments start at zero");
         }
     }
     if settings.load_rng
-        && let Some(rng) = field::<BTreeMap<String, u64>>(&extra, "rng", checkpoint)?
+        && let Some(rng) = loaded.field::<BTreeMap<String, u64>>("rng")?
         && let Some(seed) = rng.get("seed")
     {
-        if *seed != run.seed {
-            let given = run.seed;
-            run.reporter.note(&format!(
+        if *seed != run.training.seed {
+            let given = run.training.seed;
+            run.outputs.reporter.note(&format!(
                 "random numbers go on from the checkpoint's seed {seed}, not from rng.seed = {given}; \
                  checkpoint.load_rng = false would take that"
             ));
         }
-        run.seed = *seed;
+        run.training.seed = *seed;
     }
-    rank_state::restore(run, &extra, checkpoint)?;
-    run.last_saved_step = (settings.save.as_deref() == checkpoint.path().parent()).then_some(train_state.step);
-    if let Some(stall) = field(&extra, Stall::NAME, checkpoint)? {
-        run.stall = stall;
-    }
+    run.outputs.last_saved_step = (settings.save.as_deref() == checkpoint.path().parent()).then_some(train_state.step);
     run.state.train_state = train_state;
-    Ok(known)
+    Ok((known, Some(extra)))
 }
 
 /// The place in the schedule, and the loss scale. They belong to the run, and are there without an optimizer too.
-fn restore_schedule(
-    run: &mut TrainingRun,
-    checkpoint: &Checkpoint,
-    train_state: &TrainState,
-    extra: &serde_json::Map<String, Value>,
-) -> Result<(), TrainError> {
-    match field(extra, "opt_param_scheduler", checkpoint)? {
-        Some(state) => run.scheduler.load_state(&state, on_mismatch(&run.config))?,
+fn restore_schedule(run: &mut TrainingRun, loaded: &Loaded, train_state: &TrainState) -> Result<(), TrainError> {
+    match loaded.field("opt_param_scheduler")? {
+        Some(state) => run.training.scheduler.load_state(&state, on_mismatch(&run.config))?,
         // Earlier releases saved none where they saved no optimizer.
         None => {
             let samples = train_state.consumed_train_samples.saturating_sub(train_state.skipped_train_samples);
-            run.scheduler.step(samples);
-            run.reporter.note(&format!(
+            run.training.scheduler.step(samples);
+            run.outputs.reporter.note(&format!(
                 "the checkpoint does not say where its schedule stood: it goes on after {samples} samples"
             ));
         }
     }
-    match field(extra, "loss_scaler", checkpoint)? {
-        Some(state) => run.loss_scaler.load_state(state)?,
-        None if run.loss_scaler.is_dynamic() => {
-            let scale = run.loss_scaler.scale();
-            run.reporter.note(&format!("the checkpoint has no loss scale: it starts at {scale}"));
+    match loaded.field("loss_scaler")? {
+        Some(state) => run.training.loss_scaler.load_state(state)?,
+        None if run.training.loss_scaler.is_dynamic() => {
+            let scale = run.training.loss_scaler.scale();
+            run.outputs.reporter.note(&format!("the checkpoint has no loss scale: it starts at {scale}"));
         }
         None => {}
     }
@@ -223,9 +215,9 @@ fn restore_schedule(
 /// Reads the optimizer state that this rank owns. Returns for each optimizer tensor of the checkpoint whether it is of a parameter of
 /// this rank, and of a kind that its optimizer has.
 fn load_optimizer(run: &mut TrainingRun, checkpoint: &Checkpoint, step: u64) -> Result<Vec<u8>, TrainError> {
-    let plain = run.device.clone().without_autodiff();
-    let layouts: BTreeMap<_, _> = run.chunks.iter().flat_map(|chunk| layouts(chunk.as_ref())).collect();
-    let distribution = run.optimizer.distribution();
+    let plain = run.training.device.clone().without_autodiff();
+    let layouts: BTreeMap<_, _> = run.training.chunks.iter().flat_map(|chunk| layouts(chunk.as_ref())).collect();
+    let distribution = run.training.optimizer.distribution();
     let mut state = OptimizerState { step, ..OptimizerState::default() };
     let names: Vec<&str> = checkpoint.names_in("optimizer").collect();
     for name in &names {
@@ -238,7 +230,7 @@ fn load_optimizer(run: &mut TrainingRun, checkpoint: &Checkpoint, step: u64) -> 
         }
     }
     let mut loaded: BTreeSet<String> = state.tensors.keys().cloned().collect();
-    for unknown in run.optimizer.load_state(state) {
+    for unknown in run.training.optimizer.load_state(state) {
         loaded.remove(&unknown);
     }
     let is_known = |name: &str| name.strip_prefix(OPTIMIZER_PREFIX).is_some_and(|key| loaded.contains(key));
@@ -272,40 +264,25 @@ fn on_mismatch(config: &RunConfig) -> OnStateMismatch {
     }
 }
 
-pub(super) fn field<T: DeserializeOwned>(
-    extra: &serde_json::Map<String, Value>,
-    name: &str,
-    checkpoint: &Checkpoint,
-) -> Result<Option<T>, TrainError> {
-    let Some(value) = extra.get(name) else {
-        return Ok(None);
-    };
-    serde_json::from_value(value.clone()).map(Some).map_err(|error| TrainError::BadState {
-        path: checkpoint.path().to_owned(),
-        field: name.to_owned(),
-        message: error.to_string(),
-    })
-}
-
 /// Reads of each parameter what this rank owns. Parameters that are not trained, which nobody shards, are read whole.
 fn load_shards(run: &mut TrainingRun, checkpoint: &Checkpoint) -> Result<(), TrainError> {
-    let device = run.device.clone().without_autodiff();
+    let device = run.training.device.clone().without_autodiff();
     let dtype = convert::params_dtype(&run.config);
     let (mut owned, mut whole) = (BTreeMap::new(), BTreeMap::new());
-    for (name, layout) in run.chunks.iter().flat_map(|chunk| layouts(chunk.as_ref())) {
+    for (name, layout) in run.training.chunks.iter().flat_map(|chunk| layouts(chunk.as_ref())) {
         let found = checkpoint.tensor(&name)?;
         checkpoint.expect(&name, found.dtype, &layout.global_shape())?;
-        let (range, values) = match run.optimizer.distribution().state_range(&name) {
+        let (range, values) = match run.training.optimizer.distribution().state_range(&name) {
             Some(range) => (range, &mut owned),
             None => (0..layout.num_elements(), &mut whole),
         };
         let value = device_tensor(checkpoint, &name, (&layout, range), &device)?;
         values.insert(name, value.cast(dtype));
     }
-    for chunk in &mut run.chunks {
+    for chunk in &mut run.training.chunks {
         chunk.replace_parameters(&mut |name| whole.remove(name).map(Replacement::Value));
     }
-    Ok(run.optimizer.parameters().publish(&mut run.chunks, owned)?)
+    Ok(run.training.optimizer.parameters().publish(&mut run.training.chunks, owned)?)
 }
 
 /// Replaces all parameters of `chunk`, as far as this rank holds them, by those of a checkpoint, cast to the chunk's dtype.

@@ -8,17 +8,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use failures::LogFailures;
 use recorder::Recorder;
-pub(super) use recorder::StepFigures;
 
 use super::TrainError;
-use super::evaluate::EvaluationReport;
-use super::run::GlobalState;
+use super::report::{EvaluationReport, GlobalState, StepReport};
 use crate::checkpoint::{SaveReport, TrainState};
 use crate::config::{self, RunConfig};
 use crate::logging::{
-    ConsoleSink, LogFormat, LogLevel, MemoryOfRanks, NoProgress, Occasion, ProgressMode, ProgressSink, RankLog,
-    RankTimers, RunEnd, RunStart, SaveRecord, SaveStage, Sink, SinkContext, SinkError, Split, format_memory_report,
-    open_sinks, report_memory, timestamp,
+    ConsoleSink, LogFormat, LogLevel, NoProgress, Occasion, ProgressMode, ProgressSink, RankLog, RunEnd, RunStart,
+    SaveRecord, SaveStage, Sink, SinkContext, SinkError, Split, open_sinks, timestamp,
 };
 
 /// Where console lines go.
@@ -38,8 +35,6 @@ pub(super) struct Reporter {
     outputs: Mutex<Outputs>,
     recorder: Recorder,
     progress: Arc<dyn ProgressSink>,
-    /// Whether the console has lines of this run about memory.
-    has_told_memory: bool,
     config: Arc<RunConfig>,
     /// False on ranks that only keep warnings and errors.
     is_first: bool,
@@ -87,7 +82,6 @@ impl Reporter {
             outputs: Mutex::new(Outputs { sinks: vec![sink], failures: LogFailures::default() }),
             recorder: Recorder::new(config),
             progress,
-            has_told_memory: false,
             config: Arc::clone(config),
             is_first,
         }
@@ -164,52 +158,11 @@ impl Reporter {
         Ok(())
     }
 
-    /// What the report of a step needs, the same on all ranks.
-    pub(super) fn due(&self, iteration: u64) -> recorder::Due {
-        self.recorder.due(iteration)
-    }
-
-    /// Prints the times of what came after the last console line.
-    pub(super) fn remaining_times(&mut self, timers: &RankTimers) {
-        let iterations = self.recorder.drain();
-        self.tell_times(timers, iterations);
-    }
-
-    fn tell_times(&self, timers: &RankTimers, iterations: u64) {
-        if let Some(text) = timers.format(super::convert::timing_option(&self.config), iterations) {
-            self.note(text.trim_end());
-        }
-    }
-
     /// Reports a step that `state` already counts.
-    pub(super) fn step(&mut self, state: &GlobalState, step: &super::StepReport, figures: &StepFigures) {
-        if !self.is_first {
-            return;
-        }
-        let (record, iterations) = self.recorder.step(state, step, figures);
-        self.lock().serve(step.iteration, |sink| sink.on_record(&record));
-        if let Some(timers) = &figures.timers {
-            self.tell_times(timers, iterations);
-        }
-        if let Some(memory) = &figures.memory {
-            self.tell_memory(step.iteration, memory);
-        }
-    }
-
-    /// Prints lines about memory, where they are due: a line of each rank after the first steps of a run, and what
-    /// `logger.log_memory_interval` asks for.
-    fn tell_memory(&mut self, iteration: u64, memory: &MemoryOfRanks) {
-        let logger = &self.config.logger;
-        let asked = logger.log_memory_interval.is_some_and(|interval| iteration.is_multiple_of(interval as u64));
-        if asked {
-            self.note(&memory_line(iteration, memory));
-        }
-        let is_first = !std::mem::replace(&mut self.has_told_memory, true);
-        let speakers = memory.speakers();
-        if is_first || asked && speakers.len() > 1 {
-            for (rank, memory) in speakers {
-                self.note(&format_memory_report(rank, iteration, &report_memory(&memory.statistics())));
-            }
+    pub(super) fn step(&mut self, state: &GlobalState, step: &StepReport) {
+        if self.is_first {
+            let record = self.recorder.step(state, step);
+            self.lock().serve(step.iteration, |sink| sink.on_record(&record));
         }
     }
 
@@ -303,22 +256,4 @@ fn write_file(path: &Path, bytes: &[u8]) -> Result<(), TrainError> {
         std::fs::create_dir_all(parent).map_err(error)?;
     }
     std::fs::write(path, bytes).map_err(error)
-}
-
-fn memory_line(iteration: u64, memory: &MemoryOfRanks) -> String {
-    let gib = |bytes: u64| bytes as f64 / (1_u64 << 30) as f64;
-    let (host, device) = (memory.host(), memory.device());
-    let host = host.map(|host| {
-        let (now, peak) = (gib(host.resident_bytes), gib(host.peak_resident_bytes));
-        format!("memory (GiB): {now:.3} (peak {peak:.3})")
-    });
-    let device = device.map(|device| {
-        let (used, reserved) = (gib(device.allocated_bytes), gib(device.reserved_bytes));
-        format!("device memory (GiB): {used:.3} (reserved {reserved:.3})")
-    });
-    let known: Vec<String> = host.into_iter().chain(device).collect();
-    match known.as_slice() {
-        [] => format!(" [iteration {iteration}] memory: this system does not say"),
-        known => format!(" [iteration {iteration}] {}", known.join(" | ")),
-    }
 }

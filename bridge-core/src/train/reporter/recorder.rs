@@ -5,14 +5,12 @@ use std::time::Instant;
 
 use crate::config::RunConfig;
 use crate::logging::{
-    Figure, GIB, IntervalLosses, MemoryOfRanks, MetricValue, Occasion, RankTimers, Record, RecordKind, RuntimeReport,
-    StepOutcome, ThroughputWindow, TrainingLog, clock, perplexity, report_l2_norm_grad, report_memory, scientific,
+    Figure, IntervalLosses, MetricValue, Occasion, Record, RecordKind, RuntimeReport, StepOutcome, ThroughputWindow,
+    TrainingLog, clock, perplexity, report_l2_norm_grad, scientific,
 };
 use crate::schedule::tflops_per_device;
 use crate::train::convert;
-use crate::train::evaluate::EvaluationReport;
-use crate::train::run::GlobalState;
-use crate::train::step::StepReport;
+use crate::train::report::{EvaluationReport, GlobalState, StepReport, is_reported_every};
 
 /// Sums since the last console line.
 #[derive(Default)]
@@ -20,25 +18,6 @@ struct Interval {
     seconds: f64,
     tokens: u64,
     flops_at_start: f64,
-}
-
-/// Which figures besides those of the step itself a report of it needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::train) struct Due {
-    /// The times of the interval that the step ends.
-    pub interval: bool,
-    /// The norm of all parameters.
-    pub params_norm: bool,
-    /// The memory of all ranks.
-    pub memory: bool,
-}
-
-/// Figures of all ranks for the report of a step, where they are [`Due`].
-#[derive(Debug, Default)]
-pub(in crate::train) struct StepFigures {
-    pub params_norm: Option<f64>,
-    pub memory: Option<MemoryOfRanks>,
-    pub timers: Option<RankTimers>,
 }
 
 /// Makes records of what steps and evaluations report, and keeps what figures need from one step to another.
@@ -75,27 +54,8 @@ impl Recorder {
         self.started = Instant::now();
     }
 
-    /// What the report of a step needs, the same on all ranks.
-    pub(super) fn due(&self, iteration: u64) -> Due {
-        let logger = &self.config.logger;
-        let every = |interval: usize| !logger.skip_train_metrics_log && iteration.is_multiple_of(interval as u64);
-        let (interval, metrics) = (every(logger.log_interval), every(logger.tensorboard_log_interval));
-        Due {
-            interval,
-            params_norm: logger.log_params_norm && (interval || metrics),
-            memory: interval
-                || logger.log_memory_to_tensorboard && metrics
-                || logger.log_memory_interval.is_some_and(every),
-        }
-    }
-
-    /// Ends the interval without a record; its iterations.
-    pub(super) fn drain(&mut self) -> u64 {
-        self.log.drain().total_iterations()
-    }
-
-    /// The record of a step that `state` already counts, and the iterations of the interval that it ends.
-    pub(super) fn step(&mut self, state: &GlobalState, step: &StepReport, figures: &StepFigures) -> (Record, u64) {
+    /// The record of a step that `state` already counts.
+    pub(super) fn step(&mut self, state: &GlobalState, step: &StepReport) -> Record {
         let outcome = if step.skipped { StepOutcome::Skipped } else { StepOutcome::Advanced };
         let losses = || step.losses.iter().map(|(name, ratio)| (name.as_str(), ratio.value()));
         self.log.record(outcome, losses());
@@ -103,7 +63,7 @@ impl Recorder {
         self.interval.tokens += step.num_tokens;
         self.trained_samples += step.batch_size;
         self.throughput.push(self.started.elapsed().as_secs_f64(), self.trained_samples);
-        let mut all = self.of_step(state, step, figures);
+        let mut all = self.of_step(state, step);
         all.extend(routers(step, self.config.model.moe_per_layer_logging));
         all.extend(self.pace(step));
         all.extend(self.reduction(step));
@@ -112,31 +72,28 @@ impl Recorder {
         }));
         all.extend(self.run_time(state, step));
         all.extend(grad_norms(step));
-        all.extend(figures.memory.iter().flat_map(|memory| self.memory(memory)));
-        let mut iterations = 0;
-        if let Some(timers) = &figures.timers {
+        all.extend(step.figures.iter().cloned());
+        let ends_interval = is_reported_every(&self.config, self.config.logger.log_interval, step.iteration);
+        if ends_interval {
             let interval = std::mem::take(&mut self.interval);
             self.interval.flops_at_start = state.train_state.floating_point_operations_so_far;
             let losses = self.log.drain();
-            iterations = losses.total_iterations();
             all.extend(self.of_interval(state, step, &interval, losses));
-            all.extend(self.times(timers, iterations));
         }
         if self.config.logger.skip_train_metrics_log {
             all.iter_mut().for_each(Figure::hide);
         }
-        let record = Record {
+        Record {
             kind: RecordKind::Train,
             iteration: step.iteration,
             consumed_samples: state.train_state.consumed_train_samples,
-            ends_interval: figures.timers.is_some(),
+            ends_interval,
             figures: all,
-        };
-        (record, iterations)
+        }
     }
 
     /// The figures that every step has, in the order of `metrics.jsonl`.
-    fn of_step(&self, state: &GlobalState, step: &StepReport, figures: &StepFigures) -> Vec<Figure> {
+    fn of_step(&self, state: &GlobalState, step: &StepReport) -> Vec<Figure> {
         let logger = &self.config.logger;
         let (state, world_size) = (&state.train_state, self.config.parallel.world_size as u64);
         let (learning_rate, grad_norm) = (step.learning_rate, step.grad_norm);
@@ -169,7 +126,7 @@ impl Recorder {
                     .line(80, format!("grad norm: {grad_norm:.3}"))
                     .json(100, "grad_norm"),
             ),
-            figures.params_norm.map(|norm| {
+            step.params_norm.map(|norm| {
                 Figure::new("params_norm", "", "Norm of all parameters", norm)
                     .file()
                     .board("params-norm")
@@ -273,39 +230,6 @@ impl Recorder {
         on_board("How far the run is", "", report.metrics(convert::time_unit(config)))
     }
 
-    /// Memory, the largest of any rank.
-    fn memory(&self, memory: &MemoryOfRanks) -> Vec<Figure> {
-        let mut figures = Vec::new();
-        let bytes = |name, help, value: u64| Figure::new(name, "bytes", help, value).of_interval();
-        let gib = |bytes: u64| bytes as f64 / GIB;
-        if let Some(host) = memory.host() {
-            let (now, peak) = (host.resident_bytes, host.peak_resident_bytes);
-            figures.push(
-                bytes("memory_bytes", "Memory of the process", now)
-                    .line(150, format!("memory (GiB): {:.2} (peak {:.2})", gib(now), gib(peak)))
-                    .json(160, "memory_bytes"),
-            );
-            figures
-                .push(bytes("peak_memory_bytes", "Most memory the process had", peak).json(161, "peak_memory_bytes"));
-        }
-        if let Some(device) = memory.device() {
-            let (used, reserved) = (device.allocated_bytes, device.reserved_bytes);
-            figures.push(
-                bytes("device_memory_bytes", "Memory of the device in use", used)
-                    .line(160, format!("device memory (GiB): {:.2} (reserved {:.2})", gib(used), gib(reserved)))
-                    .json(170, "device_memory_bytes"),
-            );
-            figures.push(
-                bytes("device_reserved_bytes", "Memory of the device held by its allocator", reserved)
-                    .json(171, "device_reserved_bytes"),
-            );
-        }
-        if self.config.logger.log_memory_to_tensorboard {
-            figures.extend(on_board("Memory in GB", "memory/", report_memory(&memory.statistics())));
-        }
-        figures
-    }
-
     /// Means over the interval that a step ends.
     fn of_interval(
         &self,
@@ -323,7 +247,7 @@ impl Recorder {
         let flops = state.train_state.floating_point_operations_so_far - interval.flops_at_start;
         let tflops = tflops_per_device(flops, interval.seconds, world_size);
         let mut figures = vec![
-            figure("elapsed_ms_per_iteration", "milliseconds", "Mean time of a step", (seconds * 1000.0).into())
+            figure("elapsed_ms_per_iteration", "", "Mean time of a step", (seconds * 1000.0).into())
                 .line(20, format!("elapsed time per iteration (ms): {:.1}", seconds * 1000.0))
                 .json(20, "elapsed_ms_per_iteration"),
             figure("skipped_iterations", "", "Steps that updated nothing", losses.skipped_iterations.into())
@@ -356,7 +280,7 @@ impl Recorder {
                     .json(120, "tokens_per_second"),
             );
             figures.push(
-                figure("seconds_left", "seconds", "Time that is left at this pace", left.into())
+                figure("time_left", "seconds", "Time that is left at this pace", left.into())
                     .line(170, format!("time left: {}", clock(left)))
                     .json(130, "seconds_left"),
             );
@@ -374,18 +298,6 @@ impl Recorder {
             );
         }
         figures
-    }
-
-    /// The timers of an interval.
-    fn times(&self, timers: &RankTimers, iterations: u64) -> Vec<Figure> {
-        if !self.config.logger.log_timers_to_tensorboard {
-            return Vec::new();
-        }
-        let times = timers.metrics(convert::timing_option(&self.config), iterations.max(1));
-        let figure = |(name, seconds): (String, f64)| {
-            Figure::new("timer", "seconds", "Time of a part of a step", seconds).label("name", name.clone()).board(name)
-        };
-        times.into_iter().map(figure).map(Figure::of_interval).collect()
     }
 
     /// The record of an evaluation.

@@ -1,0 +1,68 @@
+//! The writer of a run's checkpoints: on the training thread, or behind its back.
+
+use bridge_dist::mesh::ProcessGroups;
+
+use crate::checkpoint::{
+    AsyncSaver, CheckpointError, RetentionPolicy, SaveOptions, SaveReport, ShardedWriter, Snapshot,
+};
+use crate::config::RunConfig;
+use crate::logging::SaveStage;
+use crate::train::TrainError;
+
+/// Writes checkpoints with all ranks, on the training thread or behind its back.
+#[derive(Debug)]
+pub(in crate::train) enum Saver {
+    /// `checkpoint.async_save = false`.
+    Sync(ShardedWriter),
+    /// `checkpoint.async_save = true`.
+    Async(AsyncSaver<ShardedWriter>),
+}
+
+impl Saver {
+    /// The saver a configuration asks for; `None` without `checkpoint.save`. All ranks call this together.
+    pub(in crate::train) fn open(config: &RunConfig, groups: &ProcessGroups) -> Result<Option<Self>, TrainError> {
+        let settings = &config.checkpoint;
+        let Some(root) = &settings.save else {
+            return Ok(None);
+        };
+        let retain = settings.save_retain_interval.map(|n| n as u64);
+        let options = SaveOptions {
+            retention: RetentionPolicy::new(settings.most_recent_k.unwrap_or(-1), retain)?,
+            producer: concat!("bridge ", env!("CARGO_PKG_VERSION")).to_owned(),
+            ..SaveOptions::default()
+        };
+        // A group of its own: a save in the background communicates while training does.
+        let world = groups.world();
+        let group = world.split(Some(0), world.rank(), "checkpoint")?.unwrap_or_else(|| world.clone());
+        let writer = ShardedWriter::open(root, options, group)?;
+        Ok(Some(if settings.async_save { Self::Async(AsyncSaver::new(writer)?) } else { Self::Sync(writer) }))
+    }
+
+    /// Saves `snapshot`, or begins to; the report where it is on disk.
+    pub(in crate::train) fn save(
+        &mut self,
+        snapshot: Snapshot<'static>,
+    ) -> Result<(SaveStage, Option<SaveReport>), CheckpointError> {
+        match self {
+            Self::Sync(writer) => writer.save(&snapshot).map(|report| (SaveStage::Saved, Some(report))),
+            // What comes back is the report of another save.
+            Self::Async(saver) => saver.submit(snapshot).map(|_| (SaveStage::Begun, None)),
+        }
+    }
+
+    /// The report of a save that ended in the background since the last call.
+    pub(in crate::train) fn poll(&mut self) -> Result<Option<SaveReport>, CheckpointError> {
+        match self {
+            Self::Sync(_) => Ok(None),
+            Self::Async(saver) => saver.poll(),
+        }
+    }
+
+    /// Waits for the save in the background.
+    pub(in crate::train) fn finish(&mut self) -> Result<Option<SaveReport>, CheckpointError> {
+        match self {
+            Self::Sync(_) => Ok(None),
+            Self::Async(saver) => saver.finish(),
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! The memory of all ranks: figures with each console line and where TensorBoard shows them, and the lines that `logger.log_memory_interval` asks
+//! for. After the first report of a run, each rank has a line of its own.
+
+use crate::logging::{Figure, GIB, MemoryOfRanks, format_memory_report, report_memory};
+use crate::train::report::{StepReport, is_reported_every};
+use crate::train::subsystem::{RunContext, Subsystem, Verdict};
+use crate::train::{TrainError, ranks};
+
+#[derive(Default)]
+pub(super) struct MemoryOfRun {
+    /// Whether the console has lines of this run about memory.
+    has_told: bool,
+    /// What was measured after the step.
+    memory: Option<MemoryOfRanks>,
+}
+
+impl Subsystem for MemoryOfRun {
+    fn name(&self) -> &str {
+        "memory"
+    }
+
+    fn measure(&mut self, run: &mut RunContext, step: &mut StepReport) -> Result<(), TrainError> {
+        let logger = &run.state.config.logger;
+        let is_due = |interval| is_reported_every(&run.state.config, interval, step.iteration);
+        let shows = logger.log_memory_to_tensorboard;
+        if !is_due(logger.log_interval)
+            && !(shows && is_due(logger.tensorboard_log_interval))
+            && !logger.log_memory_interval.is_some_and(is_due)
+        {
+            return Ok(());
+        }
+        let mine = ranks::memory(run.groups, run.device());
+        let memory = MemoryOfRanks(ranks::gather(run.groups.world(), &mine)?);
+        step.figures.extend(figures(&memory));
+        if shows {
+            let figure = |(name, value): (String, f64)| {
+                let tag = format!("memory/{name}");
+                Figure::new(name, "", "Memory in GB, the largest of any rank", value).board(tag)
+            };
+            step.figures.extend(report_memory(&memory.statistics()).into_iter().map(figure));
+        }
+        self.memory = Some(memory);
+        Ok(())
+    }
+
+    fn after_step(&mut self, run: &mut RunContext, step: &StepReport) -> Result<Verdict, TrainError> {
+        let (Some(memory), iteration) = (self.memory.take(), step.iteration) else {
+            return Ok(Verdict::default());
+        };
+        let interval = run.state.config.logger.log_memory_interval;
+        let is_asked = interval.is_some_and(|interval| iteration.is_multiple_of(interval as u64));
+        let mut verdict = Verdict::default();
+        if is_asked {
+            verdict = verdict.note(line(iteration, &memory));
+        }
+        let is_first = !std::mem::replace(&mut self.has_told, true);
+        let speakers = memory.speakers();
+        if is_first || is_asked && speakers.len() > 1 {
+            for (rank, memory) in speakers {
+                verdict = verdict.note(format_memory_report(rank, iteration, &report_memory(&memory.statistics())));
+            }
+        }
+        Ok(verdict)
+    }
+}
+
+fn gib(bytes: u64) -> f64 {
+    bytes as f64 / GIB
+}
+
+/// Memory, the largest of any rank.
+fn figures(memory: &MemoryOfRanks) -> Vec<Figure> {
+    let mut figures = Vec::new();
+    let bytes = |name, help, value: u64| Figure::new(name, "bytes", help, value).of_interval();
+    if let Some(host) = memory.host() {
+        let (now, peak) = (host.resident_bytes, host.peak_resident_bytes);
+        figures.push(
+            bytes("memory_bytes", "Memory of the process", now)
+                .line(150, format!("memory (GiB): {:.2} (peak {:.2})", gib(now), gib(peak)))
+                .json(160, "memory_bytes"),
+        );
+        figures.push(bytes("peak_memory_bytes", "Most memory the process had", peak).json(161, "peak_memory_bytes"));
+    }
+    if let Some(device) = memory.device() {
+        let (used, reserved) = (device.allocated_bytes, device.reserved_bytes);
+        figures.push(
+            bytes("device_memory_bytes", "Memory of the device in use", used)
+                .line(160, format!("device memory (GiB): {:.2} (reserved {:.2})", gib(used), gib(reserved)))
+                .json(170, "device_memory_bytes"),
+        );
+        figures.push(
+            bytes("device_reserved_bytes", "Memory of the device held by its allocator", reserved)
+                .json(171, "device_reserved_bytes"),
+        );
+    }
+    figures
+}
+
+fn line(iteration: u64, memory: &MemoryOfRanks) -> String {
+    let host = memory.host().map(|host| {
+        let (now, peak) = (gib(host.resident_bytes), gib(host.peak_resident_bytes));
+        format!("memory (GiB): {now:.3} (peak {peak:.3})")
+    });
+    let device = memory.device().map(|device| {
+        let (used, reserved) = (gib(device.allocated_bytes), gib(device.reserved_bytes));
+        format!("device memory (GiB): {used:.3} (reserved {reserved:.3})")
+    });
+    let known: Vec<String> = host.into_iter().chain(device).collect();
+    match known.as_slice() {
+        [] => format!(" [iteration {iteration}] memory: this system does not say"),
+        known => format!(" [iteration {iteration}] {}", known.join(" | ")),
+    }
+}

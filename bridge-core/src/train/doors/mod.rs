@@ -1,0 +1,126 @@
+//! The subsystems of a run, in their order, and how ranks agree on what they say. A new one is a file here and its line in [`Doors::new`].
+
+mod loss_watch;
+mod memory;
+mod norms;
+mod stall;
+mod synchronize;
+mod timeouts;
+mod times;
+
+use std::path::Path;
+
+use bridge_dist::mesh::ProcessGroups;
+use serde_json::{Map, Value};
+
+pub(super) use loss_watch::{LossWatch, NextPass};
+
+use super::report::{EvaluationReport, StepReport};
+use super::subsystem::{Agreement, Loaded, RunContext, Subsystem, Verdict};
+use super::{ExitReason, TrainError, ranks};
+use crate::config::RunConfig;
+
+/// All subsystems of a run.
+pub(super) struct Doors {
+    /// The one that has a door of its own: it decides whether a pass over the micro-batches is repeated, in the middle of a step.
+    pub losses: LossWatch,
+    /// In the order in which they are called.
+    subsystems: Vec<Box<dyn Subsystem>>,
+    /// Whether ranks compare what subsystems return, of any rank.
+    compares: bool,
+}
+
+impl Doors {
+    /// The subsystems that every run has, with the program's `own` between those that measure and those that judge. All ranks call this
+    /// together.
+    pub fn new(
+        config: &RunConfig,
+        groups: &ProcessGroups,
+        losses: LossWatch,
+        own: Vec<Box<dyn Subsystem>>,
+    ) -> Result<Self, TrainError> {
+        let compares = own.iter().any(|subsystem| subsystem.agreement() == Agreement::Compared);
+        let compares = ranks::any(groups.world(), compares)?;
+        let mut subsystems: Vec<Box<dyn Subsystem>> = vec![
+            Box::new(timeouts::Timeouts),
+            Box::new(norms::ParameterNorm),
+            Box::new(times::Times::new(config)),
+            Box::new(memory::MemoryOfRun::default()),
+        ];
+        subsystems.extend(own);
+        subsystems.push(Box::new(stall::StallWatch::default()));
+        subsystems.push(Box::new(synchronize::Synchronize));
+        Ok(Self { losses, subsystems, compares })
+    }
+
+    /// Calls `f` for each subsystem, until one fails on any rank.
+    fn each(
+        &mut self,
+        run: &mut RunContext,
+        mut f: impl FnMut(&mut dyn Subsystem, &mut RunContext) -> Result<(), TrainError>,
+    ) -> Result<(), TrainError> {
+        f(&mut self.losses, run)?;
+        let called = self.subsystems.iter_mut().try_for_each(|subsystem| f(subsystem.as_mut(), run));
+        if self.compares { ranks::agree(run.groups, "calling its subsystems", called) } else { called }
+    }
+
+    pub fn before_step(&mut self, run: &mut RunContext) -> Result<(), TrainError> {
+        self.each(run, |subsystem, run| subsystem.before_step(run))
+    }
+
+    pub fn measure(&mut self, run: &mut RunContext, step: &mut StepReport) -> Result<(), TrainError> {
+        self.each(run, |subsystem, run| subsystem.measure(run, step))
+    }
+
+    /// What all subsystems of all ranks ask for.
+    pub fn after_step(&mut self, run: &mut RunContext, step: &StepReport) -> Result<Verdict, TrainError> {
+        let mut verdict = Verdict::default();
+        self.each(run, |subsystem, run| {
+            verdict.join(subsystem.after_step(run, step)?);
+            Ok(())
+        })?;
+        let world = run.groups.world();
+        if self.compares && world.size() > 1 && ranks::any(world, verdict != Verdict::default())? {
+            let verdicts = ranks::gather(world, &verdict)?;
+            verdict = Verdict::default();
+            verdicts.into_iter().for_each(|other| verdict.join(other));
+        }
+        verdict.notes.iter().for_each(|note| run.note(note));
+        Ok(verdict)
+    }
+
+    pub fn on_run_start(&mut self, run: &mut RunContext) -> Result<(), TrainError> {
+        self.each(run, |subsystem, run| subsystem.on_run_start(run))
+    }
+
+    pub fn on_evaluation(&mut self, run: &mut RunContext, report: &EvaluationReport) -> Result<(), TrainError> {
+        self.each(run, |subsystem, run| subsystem.on_evaluation(run, report))
+    }
+
+    pub fn on_save(&mut self, run: &mut RunContext, state: &mut Map<String, Value>) -> Result<(), TrainError> {
+        self.each(run, |subsystem, run| subsystem.on_save(run, state))
+    }
+
+    pub fn after_save(&mut self, run: &mut RunContext, folder: &Path) -> Result<(), TrainError> {
+        self.each(run, |subsystem, run| subsystem.after_save(run, folder))
+    }
+
+    pub fn on_load(&mut self, run: &mut RunContext, loaded: &Loaded) -> Result<(), TrainError> {
+        self.each(run, |subsystem, run| subsystem.on_load(run, loaded))
+    }
+
+    /// Tells every subsystem how training ended, and returns that; their errors count where it ended in order.
+    pub fn on_run_end(
+        &mut self,
+        run: &mut RunContext,
+        mut end: Result<ExitReason, TrainError>,
+    ) -> Result<ExitReason, TrainError> {
+        let losses = std::iter::once(&mut self.losses as &mut dyn Subsystem);
+        for subsystem in losses.chain(self.subsystems.iter_mut().map(|subsystem| subsystem.as_mut() as _)) {
+            if let (Err(error), true) = (subsystem.on_run_end(run, end.as_ref()), end.is_ok()) {
+                end = Err(error);
+            }
+        }
+        end
+    }
+}

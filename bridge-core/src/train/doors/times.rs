@@ -1,0 +1,67 @@
+//! The timers of all ranks: figures and lines about each log interval, and about what came after the last one.
+
+use crate::config::RunConfig;
+use crate::logging::{Figure, RankTimers, TimingLogOption};
+use crate::train::report::{StepReport, TrainEnd, is_reported_every};
+use crate::train::subsystem::{RunContext, Subsystem, Verdict};
+use crate::train::{TrainError, convert, ranks};
+
+pub(super) struct Times {
+    option: TimingLogOption,
+    /// Steps since the last report.
+    iterations: u64,
+    /// Lines of the interval that the step ends.
+    lines: Option<String>,
+}
+
+impl Times {
+    pub fn new(config: &RunConfig) -> Self {
+        Self { option: convert::timing_option(config), iterations: 0, lines: None }
+    }
+
+    /// The times of all ranks since the last call.
+    fn take(run: &RunContext) -> Result<RankTimers, TrainError> {
+        Ok(RankTimers::new(&ranks::gather(run.groups.world(), &run.timers.drain())?))
+    }
+}
+
+impl Subsystem for Times {
+    fn name(&self) -> &str {
+        "timers"
+    }
+
+    fn measure(&mut self, run: &mut RunContext, step: &mut StepReport) -> Result<(), TrainError> {
+        self.iterations += 1;
+        let logger = &run.state.config.logger;
+        if !is_reported_every(&run.state.config, logger.log_interval, step.iteration) {
+            return Ok(());
+        }
+        let timers = Self::take(run)?;
+        let iterations = std::mem::take(&mut self.iterations);
+        if logger.log_timers_to_tensorboard {
+            let figure = |(name, seconds): (String, f64)| {
+                let figure = Figure::new("timer", "seconds", "Time of a part of a step", seconds);
+                figure.label("name", name.clone()).board(name).of_interval()
+            };
+            step.figures.extend(timers.metrics(self.option, iterations).into_iter().map(figure));
+        }
+        self.lines = timers.format(self.option, iterations);
+        Ok(())
+    }
+
+    fn after_step(&mut self, _run: &mut RunContext, _step: &StepReport) -> Result<Verdict, TrainError> {
+        let lines = self.lines.take();
+        Ok(lines.map_or_else(Verdict::default, |lines| Verdict::default().note(lines.trim_end())))
+    }
+
+    /// Tells the times since the last report: those of what came after it, such as the last save.
+    fn on_run_end(&mut self, run: &mut RunContext, end: TrainEnd<'_>) -> Result<(), TrainError> {
+        if end.is_ok()
+            && !run.state.config.logger.skip_train_metrics_log
+            && let Some(lines) = Self::take(run)?.format(self.option, self.iterations)
+        {
+            run.note(lines.trim_end());
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,195 @@
+//! How a run hears that it should stop: signals, the cancel handle, the clock. What any rank hears, all ranks heed together.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use bridge_dist::mesh::ProcessGroups;
+
+use super::exit_reason::ExitReason;
+use super::{TrainError, ranks};
+use crate::config::RunConfig;
+use crate::resilience::{Signal, SignalWatcher};
+
+/// Asks a run to stop, between two micro-batches. Clones ask the same run.
+#[derive(Clone, Debug, Default)]
+pub struct CancelHandle(Arc<AtomicBool>);
+
+impl CancelHandle {
+    /// Asks the run to save a checkpoint (if it saves any) and stop. A step that is not complete then counts for nothing.
+    pub fn cancel(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether that was asked.
+    pub fn is_cancelled(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Whether anyone else has it.
+    pub(super) fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
+}
+
+/// Where one rank hears that it should stop.
+#[derive(Clone, Copy)]
+pub(super) struct Requests<'a> {
+    pub signals: Option<&'a SignalWatcher>,
+    pub cancel: &'a CancelHandle,
+}
+
+impl Requests<'_> {
+    /// The number of the signal that arrived, and whether the run was cancelled: figures of which the largest over all ranks decide.
+    pub fn figures(&self) -> [f64; 2] {
+        let signal = self.signals.and_then(SignalWatcher::received);
+        [f64::from(signal.map_or(0, Signal::number)), f64::from(u8::from(self.cancel.is_cancelled()))]
+    }
+
+    /// Whether anything could ask.
+    pub fn can_come(&self) -> bool {
+        self.signals.is_some() || self.cancel.is_shared()
+    }
+
+    /// What the largest figures say.
+    pub fn reason([signal, cancelled]: [f64; 2]) -> Option<ExitReason> {
+        let signal = Signal::ALL.into_iter().find(|known| f64::from(known.number()) == signal);
+        signal.map(ExitReason::Signal).or_else(|| (cancelled > 0.0).then_some(ExitReason::Cancelled))
+    }
+}
+
+/// Everything that can ask one rank of a run to stop.
+pub(super) struct Exits {
+    signals: Option<SignalWatcher>,
+    cancel: CancelHandle,
+    /// When the program began.
+    started: Instant,
+    looks: StopLooks,
+}
+
+/// What asks for an exit from outside, on any rank, so that all ranks decide alike.
+struct Asked {
+    /// A watched signal that arrived, of several the one with the largest number, or cancellation.
+    reason: Option<ExitReason>,
+    /// Minutes since the program began, on the clock that is ahead.
+    minutes: f64,
+}
+
+impl Exits {
+    /// All ranks call this together.
+    pub fn new(
+        groups: &ProcessGroups,
+        signals: Option<SignalWatcher>,
+        cancel: CancelHandle,
+        started: Instant,
+    ) -> Result<Self, TrainError> {
+        let can_come = Requests { signals: signals.as_ref(), cancel: &cancel }.can_come();
+        let is_possible = ranks::any(groups.world(), can_come)?;
+        let looks = StopLooks { is_possible, pace: None, since: 0, last: Instant::now() };
+        Ok(Self { signals, cancel, started, looks })
+    }
+
+    /// What this rank hears.
+    pub fn requests(&self) -> Requests<'_> {
+        Requests { signals: self.signals.as_ref(), cancel: &self.cancel }
+    }
+
+    fn on_all_ranks(&self, groups: &ProcessGroups) -> Result<Asked, TrainError> {
+        let [signal, cancelled] = self.requests().figures();
+        let mut figures = [signal, cancelled, self.started.elapsed().as_secs_f64() / 60.0];
+        ranks::max(groups.world(), &mut figures)?;
+        Ok(Asked { reason: Requests::reason([figures[0], figures[1]]), minutes: figures[2] })
+    }
+
+    /// The signal, cancellation or clock of any rank that asks for an exit. All ranks call this together.
+    pub fn requested(&self, config: &RunConfig, groups: &ProcessGroups) -> Result<Option<ExitReason>, TrainError> {
+        let asked = self.on_all_ranks(groups)?;
+        let is_over = config.train.exit_duration_in_mins.is_some_and(|limit| asked.minutes > limit);
+        Ok(asked.reason.or_else(|| is_over.then_some(ExitReason::Duration(asked.minutes))))
+    }
+
+    /// The signal or cancellation that has asked for an exit on any rank, where nothing is left to do that could take time. All ranks call
+    /// this together.
+    pub fn asked_for(&self, groups: &ProcessGroups) -> Result<Option<ExitReason>, TrainError> {
+        Ok(self.on_all_ranks(groups)?.reason)
+    }
+
+    /// A step begins.
+    pub fn begin_step(&mut self) {
+        self.looks.begin_step();
+    }
+
+    /// After how many more micro-batches of a step to look; at most `most`.
+    pub fn wanted(&self, most: usize) -> usize {
+        self.looks.wanted(most)
+    }
+
+    /// Says that `count` more micro-batches of a step are done, of which there are more, and looks whether to stop if it is time to.
+    pub fn look_within_step(&mut self, groups: &ProcessGroups, count: usize) -> Result<Option<ExitReason>, TrainError> {
+        self.looks.since += count;
+        if self.looks.since < self.looks.interval() {
+            return Ok(None);
+        }
+        let [signal, cancelled] = self.requests().figures();
+        let mut figures = [signal, cancelled, self.looks.last.elapsed().as_secs_f64() / self.looks.since as f64];
+        ranks::max(groups.world(), &mut figures)?;
+        self.looks.pace = Some(figures[2]);
+        self.looks.begin_step();
+        Ok(Requests::reason([figures[0], figures[1]]))
+    }
+}
+
+/// About how often ranks ask each other, within a step, whether to stop.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// When ranks look, within a step, whether one of them was asked to stop.
+///
+/// All must look after the same micro-batch, or some would wait for others that have left. So they agree on how long a micro-batch takes
+/// each time they look, and work out from that after how many they look again. Steps that take no longer than [`INTERVAL`] cost nothing.
+#[derive(Debug)]
+struct StopLooks {
+    /// Whether anything could ask.
+    is_possible: bool,
+    /// Seconds that a micro-batch takes on the slowest rank, once that is known.
+    pace: Option<f64>,
+    /// Micro-batches since the last look.
+    since: usize,
+    last: Instant,
+}
+
+impl StopLooks {
+    /// A step begins: ranks have looked after the one before.
+    fn begin_step(&mut self) {
+        (self.since, self.last) = (0, Instant::now());
+    }
+
+    /// After how many micro-batches to look.
+    fn interval(&self) -> usize {
+        match self.pace {
+            _ if !self.is_possible => usize::MAX,
+            None => 1,
+            Some(pace) => ((INTERVAL.as_secs_f64() / pace.max(1e-9)) as usize).max(1),
+        }
+    }
+
+    /// After how many more micro-batches to look; at most `most`.
+    fn wanted(&self, most: usize) -> usize {
+        self.interval().saturating_sub(self.since).clamp(1, most.max(1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn looks_come_once_a_second_at_the_agreed_pace() {
+        let looks = |pace, since| StopLooks { is_possible: true, pace, since, last: Instant::now() };
+        assert_eq!(looks(None, 0).wanted(8), 1, "the pace is not known yet");
+        assert_eq!(looks(Some(0.1), 0).wanted(100), 10);
+        assert_eq!(looks(Some(0.1), 4).wanted(100), 6);
+        assert_eq!(looks(Some(0.1), 0).wanted(8), 8);
+        assert_eq!(looks(Some(30.0), 0).wanted(8), 1);
+        assert_eq!(StopLooks { is_possible: false, ..looks(None, 0) }.wanted(8), 8, "nobody can ask");
+    }
+}

@@ -1,0 +1,47 @@
+//! What a run leaves behind: its reports, its checkpoints, and the locks on their folders.
+
+use bridge_dist::mesh::ProcessGroups;
+
+use super::checkpointing::Saver;
+use super::lock::RunLock;
+use super::report::GlobalState;
+use super::reporter::Reporter;
+use super::{TrainError, ranks};
+use crate::checkpoint::SaveReport;
+use crate::logging::SaveStage;
+
+/// Where this rank writes.
+pub(super) struct Outputs {
+    pub reporter: Reporter,
+    /// `None` without `checkpoint.save`.
+    pub saver: Option<Saver>,
+    /// Locks on the run's folders, on rank 0 until the run ends.
+    pub lock: Option<RunLock>,
+    pub last_saved_step: Option<u64>,
+}
+
+impl Outputs {
+    /// Collects the outcome of a save in the background, if one has ended.
+    pub fn poll_saves(&mut self, state: &GlobalState, groups: &ProcessGroups) -> Result<(), TrainError> {
+        let ended = self.saver.as_mut().map_or(Ok(None), Saver::poll)?;
+        self.saved_in_background(state, groups, ended.as_ref());
+        Ok(())
+    }
+
+    fn saved_in_background(&mut self, state: &GlobalState, groups: &ProcessGroups, report: Option<&SaveReport>) {
+        if let Some(report) = report.filter(|_| ranks::is_first(groups)) {
+            self.reporter.save(state, (SaveStage::Ended, report.iteration), Some(report));
+        }
+    }
+
+    /// Waits for saves and writes what is left to write. The run's folders are free for others then.
+    pub fn finish(&mut self, state: &GlobalState, groups: &ProcessGroups) -> Result<(), TrainError> {
+        let saved = self.saver.as_mut().map_or(Ok(None), Saver::finish);
+        if let Ok(report) = &saved {
+            self.saved_in_background(state, groups, report.as_ref());
+        }
+        self.reporter.finish(state);
+        self.lock = None;
+        Ok(saved.map(drop)?)
+    }
+}

@@ -1,0 +1,111 @@
+//! What a run knows of itself and tells others: its state, and what steps, evaluations and its end gave. Plain data.
+
+use std::sync::Arc;
+
+use super::TrainError;
+use super::exit_reason::ExitReason;
+use super::forward_step::{LM_LOSS, Losses};
+use super::routers::RouterReport;
+use crate::checkpoint::TrainState;
+use crate::config::RunConfig;
+use crate::logging::{Figure, Split, perplexity};
+use crate::optim::ReductionTimes;
+use crate::resilience::Learning;
+
+/// What a run is and how far it is.
+#[derive(Clone, Debug)]
+pub struct GlobalState {
+    /// The configuration.
+    pub config: Arc<RunConfig>,
+    /// Counters.
+    pub train_state: TrainState,
+}
+
+/// What one training step did.
+#[derive(Clone, Debug)]
+pub struct StepReport {
+    /// Number of the step, from 1.
+    pub iteration: u64,
+    /// Losses by name, averaged as [`super::Ratio`] says.
+    pub losses: Losses,
+    /// Learning rate in force.
+    pub learning_rate: f64,
+    /// Learning rate of the embeddings and the output layer, if they have one of their own.
+    pub decoupled_learning_rate: Option<f64>,
+    /// Weight decay in force (before group factors).
+    pub weight_decay: f64,
+    /// Loss scale in force.
+    pub loss_scale: f64,
+    /// Global gradient norm before clipping; NaN or infinite when the step was skipped for that.
+    pub grad_norm: f64,
+    /// Zero entries among the gradients, if counted.
+    pub num_zeros: Option<u64>,
+    /// Gradient norm of each parameter, if asked for.
+    pub grad_norms: Vec<(String, f64)>,
+    /// The routers of a mixture of experts, by layer; none in other models.
+    pub routers: Vec<RouterReport>,
+    /// True when the gradients were not finite and nothing was updated.
+    pub skipped: bool,
+    /// What the step says about whether the run still learns.
+    pub learning: Learning,
+    /// Sequences in the step.
+    pub batch_size: u64,
+    /// Micro-batches in the step.
+    pub num_microbatches: u64,
+    /// Floating-point operations of the step, by the formula of [`crate::schedule::FlopsShape`].
+    pub flops: f64,
+    /// Tokens in the step, padding included.
+    pub num_tokens: u64,
+    /// Wall time of the step in seconds, waiting for data included.
+    pub seconds: f64,
+    /// Seconds of it spent waiting for data.
+    pub data_seconds: f64,
+    /// Norm of all parameters after the step, if asked for.
+    pub params_norm: Option<f64>,
+    /// Figures that subsystems add to the record of the step.
+    pub figures: Vec<Figure>,
+    /// How long gradients were on their way between data-parallel ranks, and how much of that was waited for.
+    pub grads_reduction: ReductionTimes,
+}
+
+impl StepReport {
+    /// The language-model loss, as it is reported: rounded to float32.
+    pub fn loss(&self) -> Option<f32> {
+        self.losses.get(LM_LOSS).map(|ratio| ratio.value() as f32)
+    }
+}
+
+/// What an evaluation found.
+#[derive(Clone, Debug)]
+pub struct EvaluationReport {
+    /// The split.
+    pub split: Split,
+    /// Steps trained so far.
+    pub iteration: u64,
+    /// Losses by name.
+    pub losses: Losses,
+    /// Sequences evaluated.
+    pub num_samples: u64,
+    /// Bits per byte of text, where the tokenizer knows how many bytes its tokens stand for.
+    pub bits_per_byte: Option<f64>,
+}
+
+impl EvaluationReport {
+    /// The language-model loss in nats a token, rounded to float32.
+    pub fn loss(&self) -> Option<f32> {
+        self.losses.get(LM_LOSS).map(|ratio| ratio.value() as f32)
+    }
+
+    /// `exp(loss)`, with the loss capped at 20.
+    pub fn perplexity(&self) -> Option<f64> {
+        self.loss().map(|loss| perplexity(f64::from(loss)))
+    }
+}
+
+/// How training ended: in order, for a reason, or with an error.
+pub type TrainEnd<'a> = Result<&'a ExitReason, &'a TrainError>;
+
+/// Whether the report of a step has what comes every `interval` steps: what the settings say, the same on all ranks.
+pub(super) fn is_reported_every(config: &RunConfig, interval: usize, iteration: u64) -> bool {
+    !config.logger.skip_train_metrics_log && iteration.is_multiple_of(interval as u64)
+}

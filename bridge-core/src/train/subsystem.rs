@@ -1,0 +1,216 @@
+//! The doors of the loop: what a subsystem is told, what it may look at, and what it may ask for. Subsystems themselves are in `doors`.
+
+use std::path::Path;
+
+use bridge_dist::mesh::ProcessGroups;
+use burn::tensor::Device;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::TrainError;
+use super::report::{EvaluationReport, GlobalState, StepReport, TrainEnd};
+use super::reporter::Reporter;
+use super::training::Training;
+use crate::logging::Timers;
+use crate::model::ModelChunk;
+
+/// Something that accompanies training, called by the loop at fixed places, on the training thread of every rank that has it. Every method
+/// does nothing by default.
+///
+/// At each place subsystems are called in one order: those that measure, the program's own in the order of registration, those that judge
+/// (`Doors::new` has the list). An error ends the run, after the sinks have been served.
+pub trait Subsystem: Send {
+    /// Its name, for messages.
+    fn name(&self) -> &str;
+
+    /// Whether ranks compare what its methods return.
+    fn agreement(&self) -> Agreement {
+        Agreement::Compared
+    }
+
+    /// All is set up (and a checkpoint loaded, if there was one); the first step comes next.
+    ///
+    /// # Errors
+    /// Nothing is trained then.
+    fn on_run_start(&mut self, _run: &mut RunContext) -> Result<(), TrainError> {
+        Ok(())
+    }
+
+    /// A step comes next.
+    ///
+    /// # Errors
+    /// The step is not made.
+    fn before_step(&mut self, _run: &mut RunContext) -> Result<(), TrainError> {
+        Ok(())
+    }
+
+    /// A step is done and counted; its record is about to be written. What is added to `step.figures` is written with it.
+    ///
+    /// # Errors
+    /// The step is not reported.
+    fn measure(&mut self, _run: &mut RunContext, _step: &mut StepReport) -> Result<(), TrainError> {
+        Ok(())
+    }
+
+    /// A step is done, counted and reported.
+    ///
+    /// # Errors
+    /// The step fails, and the run with it.
+    fn after_step(&mut self, _run: &mut RunContext, _step: &StepReport) -> Result<Verdict, TrainError> {
+        Ok(Verdict::default())
+    }
+
+    /// An evaluation is done and reported.
+    ///
+    /// # Errors
+    /// They end the run.
+    fn on_evaluation(&mut self, _run: &mut RunContext, _report: &EvaluationReport) -> Result<(), TrainError> {
+        Ok(())
+    }
+
+    /// A checkpoint is about to be made. What is put into `state`, under a key of the subsystem's own, comes back in
+    /// [`Subsystem::on_load`]. That of rank 0 is saved: what differs between ranks has to be gathered.
+    ///
+    /// # Errors
+    /// Nothing is saved then.
+    fn on_save(&mut self, _run: &mut RunContext, _state: &mut Map<String, Value>) -> Result<(), TrainError> {
+        Ok(())
+    }
+
+    /// A checkpoint was handed to the writer (which may still be writing, with `async_save`).
+    ///
+    /// # Errors
+    /// They end the run.
+    fn after_save(&mut self, _run: &mut RunContext, _folder: &Path) -> Result<(), TrainError> {
+        Ok(())
+    }
+
+    /// The run continues from a checkpoint.
+    ///
+    /// # Errors
+    /// State that cannot be understood.
+    fn on_load(&mut self, _run: &mut RunContext, _loaded: &Loaded) -> Result<(), TrainError> {
+        Ok(())
+    }
+
+    /// Training is over, and `end` says why: every `on_run_start` is followed by one of these, also when a step failed. Evaluations at the
+    /// end of a run come after it. A panic that is no communication error ends the thread without it.
+    ///
+    /// # Errors
+    /// Where training ended in order, the run fails instead.
+    fn on_run_end(&mut self, _run: &mut RunContext, _end: TrainEnd<'_>) -> Result<(), TrainError> {
+        Ok(())
+    }
+}
+
+/// Whether what a subsystem returns may differ between ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Agreement {
+    /// It may, or ranks have other subsystems: they compare after each call, which costs an exchange of a few bytes, and heed each other.
+    Compared,
+    /// It never does, on ranks that all have it: nothing is exchanged.
+    Given,
+}
+
+/// What a subsystem asks for after a step. Ranks agree on it: what one asks for, all do.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Verdict {
+    /// Lines for the console.
+    pub notes: Vec<String>,
+    /// Whether to save a checkpoint, where the run saves any.
+    pub saves: bool,
+    /// The code to end the process with, and why. A checkpoint is saved before.
+    pub exit: Option<(i32, String)>,
+}
+
+impl Verdict {
+    /// Asks for a line on the console.
+    #[must_use]
+    pub fn note(mut self, text: impl Into<String>) -> Self {
+        self.notes.push(text.into());
+        self
+    }
+
+    /// Asks for a checkpoint.
+    #[must_use]
+    pub fn save(mut self) -> Self {
+        self.saves = true;
+        self
+    }
+
+    /// Asks to end the process with `code`.
+    #[must_use]
+    pub fn exit(mut self, code: i32, why: impl Into<String>) -> Self {
+        self.exit = Some((code, why.into()));
+        self
+    }
+
+    /// Adds what another asks for; of two exits the first counts.
+    pub(super) fn join(&mut self, other: Self) {
+        self.notes.extend(other.notes);
+        self.saves |= other.saves;
+        self.exit = self.exit.take().or(other.exit);
+    }
+}
+
+/// What a subsystem sees of a run.
+pub struct RunContext<'a> {
+    /// The configuration, and how far the run is.
+    pub state: &'a GlobalState,
+    /// The ranks of the run, as this one sees them.
+    pub groups: &'a ProcessGroups,
+    pub(super) training: &'a mut Training,
+    pub(super) timers: &'a Timers,
+    pub(super) reporter: &'a Reporter,
+}
+
+impl RunContext<'_> {
+    /// The model's chunks on this rank.
+    pub fn chunks(&self) -> &[Box<dyn ModelChunk>] {
+        &self.training.chunks
+    }
+
+    /// The device of this rank, with autodiff.
+    pub fn device(&self) -> &Device {
+        &self.training.device
+    }
+
+    /// Prints a line; on rank 0 only.
+    pub fn note(&self, text: &str) {
+        self.reporter.note(text);
+    }
+}
+
+/// A checkpoint that a run continues from.
+#[derive(Clone, Copy, Debug)]
+pub struct Loaded<'a> {
+    /// Its folder.
+    pub folder: &'a Path,
+    /// What subsystems saved; `None` where only weights are taken.
+    pub state: Option<&'a Map<String, Value>>,
+}
+
+impl Loaded<'_> {
+    /// What was saved under `key`.
+    ///
+    /// # Errors
+    /// If it cannot be understood.
+    pub fn field<T: serde::de::DeserializeOwned>(&self, key: &str) -> Result<Option<T>, TrainError> {
+        let Some(value) = self.state.and_then(|state| state.get(key)) else {
+            return Ok(None);
+        };
+        serde_json::from_value(value.clone()).map(Some).map_err(|error| TrainError::BadState {
+            path: self.folder.to_owned(),
+            field: key.to_owned(),
+            message: error.to_string(),
+        })
+    }
+}
+
+/// State of a subsystem as it is saved.
+///
+/// # Errors
+/// What JSON cannot hold.
+pub fn saved<T: Serialize>(state: &T) -> Result<Value, TrainError> {
+    serde_json::to_value(state).map_err(|error| TrainError::Internal(format!("state that cannot be saved: {error}")))
+}

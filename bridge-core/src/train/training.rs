@@ -1,0 +1,82 @@
+//! What steps change on this rank: the model, its gradients, optimizer and schedules, with what runs them.
+
+use bridge_data::MicroBatch;
+use bridge_dist::mesh::ProcessGroups;
+use bridge_kernels::Philox;
+use burn::tensor::Device;
+
+use super::TrainError;
+use super::forward_step::ForwardStep;
+use super::pipeline::Pipeline;
+use crate::model::{Batch, ModelChunk};
+use crate::optim::{GradientBuffer, GradientReducer, Optimizer};
+use crate::schedule::{FlopsShape, LossScaler, NumMicrobatchesCalculator, OptimizerParamScheduler};
+
+/// The state of training on this rank.
+pub(super) struct Training {
+    pub chunks: Vec<Box<dyn ModelChunk>>,
+    pub pipeline: Pipeline,
+    pub optimizer: Optimizer,
+    pub gradients: GradientBuffer,
+    pub reducer: GradientReducer,
+    pub scheduler: OptimizerParamScheduler,
+    pub num_microbatches: NumMicrobatchesCalculator,
+    pub loss_scaler: LossScaler,
+    pub flops: FlopsShape,
+    pub forward_step: Box<dyn ForwardStep>,
+    pub device: Device,
+    /// Seed of dropout (and of initial weights, before a checkpoint said otherwise).
+    pub seed: u64,
+}
+
+/// Bytes of tensors that a rank keeps between steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeldBytes {
+    /// Parameters; where these are sharded, the ranges that this rank keeps.
+    pub parameters: u64,
+    /// Moments, momentum and float32 copies of narrower parameters.
+    pub optimizer: u64,
+}
+
+impl Training {
+    /// What this rank keeps between steps.
+    pub fn held_bytes(&self) -> HeldBytes {
+        let (parameters, optimizer) = (self.optimizer.parameter_bytes(&self.chunks), self.optimizer.state_bytes());
+        HeldBytes { parameters, optimizer }
+    }
+
+    /// Moves the part of a micro-batch that this rank works on to the device.
+    pub fn prepare(&mut self, groups: &ProcessGroups, micro_batch: &MicroBatch) -> Batch {
+        let context = groups.context();
+        if context.size() == 1 {
+            return self.forward_step.prepare(micro_batch, &self.device);
+        }
+        let part = micro_batch.context_part(context.rank(), context.size());
+        self.forward_step.prepare(&part, &self.device)
+    }
+
+    /// Where the dropout masks of a micro-batch come from: data-parallel and context-parallel ranks drop different places.
+    pub fn dropout_stream(&self, groups: &ProcessGroups, step: &Philox, micro_batch: usize) -> Philox {
+        let stream = step.derive(micro_batch as u64);
+        match groups.data_context().rank() {
+            0 => stream,
+            rank => stream.derive_name("data-parallel rank").derive(rank as u64),
+        }
+    }
+
+    /// The norm of all parameters. All ranks call this together.
+    pub fn parameter_norm(&mut self) -> Result<f64, TrainError> {
+        self.settle_parameters()?;
+        Ok(self.optimizer.parameter_norm(&self.chunks)?)
+    }
+
+    /// Brings updates that are still on their way to the chunks. Where ranks keep only parts of parameters, they still do.
+    pub fn settle_parameters(&mut self) -> Result<(), TrainError> {
+        Ok(self.optimizer.parameters().settle(&mut self.chunks)?)
+    }
+
+    /// Gives every parameter of the chunks its value. All ranks call this together.
+    pub fn make_parameters_whole(&mut self) -> Result<(), TrainError> {
+        Ok(self.optimizer.parameters().make_whole(&mut self.chunks)?)
+    }
+}

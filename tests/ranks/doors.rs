@@ -1,0 +1,234 @@
+//! The doors of the loop: what a program's subsystems and sinks are told, what they may ask for, and how ranks agree on it.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use bridge_core::logging::{Figure, Record, RunEnd, SaveRecord, Sink, SinkError};
+use bridge_core::train::{
+    ExitReason, Loaded, RunContext, RunOptions, StepReport, Subsystem, TrainError, Verdict, pretrain, rank_timeout,
+    run_on_threads,
+};
+use bridge_dist::mesh::ProcessGroups;
+use serde_json::{Map, Value};
+
+use super::{config, options};
+
+type Events = Arc<Mutex<Vec<String>>>;
+
+/// Writes down what it is told, and does `judge` after each step.
+struct Watcher {
+    name: &'static str,
+    events: Events,
+    steps: u64,
+    judge: Box<dyn FnMut(u64) -> Result<Verdict, TrainError> + Send>,
+}
+
+impl Watcher {
+    fn new(
+        name: &'static str,
+        events: &Events,
+        judge: impl FnMut(u64) -> Result<Verdict, TrainError> + Send + 'static,
+    ) -> Box<Self> {
+        Box::new(Self { name, events: Arc::clone(events), steps: 0, judge: Box::new(judge) })
+    }
+
+    fn saw(&self, event: impl std::fmt::Display) {
+        self.events.lock().unwrap().push(format!("{} {event}", self.name));
+    }
+}
+
+impl Subsystem for Watcher {
+    fn name(&self) -> &str {
+        self.name
+    }
+
+    fn on_run_start(&mut self, run: &mut RunContext) -> Result<(), TrainError> {
+        self.saw(format!("start on {} of {}", run.groups.world().rank(), run.groups.world().size()));
+        Ok(())
+    }
+
+    fn before_step(&mut self, run: &mut RunContext) -> Result<(), TrainError> {
+        self.saw(format!("before {}", run.state.train_state.step + 1));
+        Ok(())
+    }
+
+    fn measure(&mut self, _run: &mut RunContext, step: &mut StepReport) -> Result<(), TrainError> {
+        step.figures.push(Figure::new("watched", "", "What a subsystem adds", step.iteration).file());
+        Ok(())
+    }
+
+    fn after_step(&mut self, _run: &mut RunContext, step: &StepReport) -> Result<Verdict, TrainError> {
+        self.steps += 1;
+        self.saw(format!("after {}", step.iteration));
+        (self.judge)(step.iteration)
+    }
+
+    fn on_save(&mut self, _run: &mut RunContext, state: &mut Map<String, Value>) -> Result<(), TrainError> {
+        state.insert(format!("watcher.{}", self.name), self.steps.into());
+        Ok(())
+    }
+
+    fn after_save(&mut self, _run: &mut RunContext, folder: &Path) -> Result<(), TrainError> {
+        self.saw(format!("saved {}", folder.file_name().unwrap().to_string_lossy()));
+        Ok(())
+    }
+
+    fn on_load(&mut self, _run: &mut RunContext, loaded: &Loaded) -> Result<(), TrainError> {
+        self.steps = loaded.field(&format!("watcher.{}", self.name))?.expect("the checkpoint has it");
+        self.saw(format!("loaded {}", self.steps));
+        Ok(())
+    }
+
+    fn on_run_end(&mut self, _run: &mut RunContext, end: Result<&ExitReason, &TrainError>) -> Result<(), TrainError> {
+        self.saw(end.map_or_else(ToString::to_string, ToString::to_string));
+        Ok(())
+    }
+}
+
+/// A sink that keeps what it is served, and fails where `fails` says.
+struct Keep {
+    events: Events,
+    fails: bool,
+}
+
+impl Sink for Keep {
+    fn name(&self) -> &str {
+        "keep"
+    }
+
+    fn on_record(&mut self, record: &Record) -> Result<(), SinkError> {
+        let watched = record.number("watched").map_or_else(String::new, |watched| format!(" watched {watched}"));
+        let event = format!("{} {}{watched}", record.kind.name(), record.iteration);
+        self.events.lock().unwrap().push(event);
+        if self.fails { Err("no more room".into()) } else { Ok(()) }
+    }
+
+    fn on_save(&mut self, save: &SaveRecord) -> Result<(), SinkError> {
+        self.events.lock().unwrap().push(format!("save {}", save.iteration));
+        Ok(())
+    }
+
+    fn on_run_end(&mut self, end: &mut RunEnd) -> Result<(), SinkError> {
+        self.events.lock().unwrap().push(format!("end {}", end.iteration));
+        Ok(())
+    }
+}
+
+/// A checkpoint folder in `folder`, and a few steps.
+fn saving(folder: &Path, iterations: usize) -> [String; 4] {
+    let save = format!("checkpoint.save={:?}", folder.join("saved"));
+    let iterations = format!("train.train_iters={iterations}");
+    [save, iterations, "validation.eval_iters=0".to_owned(), "logger.log_interval=1".to_owned()]
+}
+
+fn recipe_in(folder: &Path, ranks: usize, iterations: usize) -> bridge_core::config::RunConfig {
+    let overrides = saving(folder, iterations);
+    config(folder, ranks, &overrides.each_ref().map(String::as_str))
+}
+
+#[test]
+fn subsystems_are_called_in_the_order_of_registration_and_get_their_state_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let overrides = saving(folder.path(), 4);
+    let mut overrides: Vec<&str> = overrides.iter().map(String::as_str).collect();
+    overrides.push("train.exit_interval=1");
+    let run = || {
+        let events = Events::default();
+        let mut options = options(ProcessGroups::single());
+        for name in ["first", "second"] {
+            options.subsystems.push(Watcher::new(name, &events, |_| Ok(Verdict::default())));
+        }
+        options.sinks.push(Box::new(Keep { events: Arc::clone(&events), fails: false }));
+        pretrain(config(folder.path(), 1, &overrides), options).unwrap();
+        let events = events.lock().unwrap().clone();
+        events
+    };
+    assert_eq!(
+        run(),
+        [
+            "first start on 0 of 1",
+            "second start on 0 of 1",
+            "first before 1",
+            "second before 1",
+            "train 1 watched 1",
+            "first after 1",
+            "second after 1",
+            "save 1",
+            "first saved iter_0000001",
+            "second saved iter_0000001",
+            "first exiting program at iteration 1",
+            "second exiting program at iteration 1",
+            "end 1",
+        ]
+    );
+    assert_eq!(run()[..2], ["first loaded 1", "second loaded 1"]);
+    let metrics = std::fs::read_to_string(folder.path().join("logs/metrics.jsonl")).unwrap();
+    assert!(metrics.lines().all(|line| line.contains("\"watched\":")), "{metrics}");
+}
+
+/// Runs two ranks, of which only rank 1 has a subsystem, which does `judge`; what becomes of each, and what the console of rank 0 says.
+fn two_ranks(
+    folder: &Path,
+    judge: impl Fn(u64) -> Result<Verdict, TrainError> + Clone + Send + Sync + 'static,
+) -> Vec<Result<ExitReason, String>> {
+    let config = recipe_in(folder, 2, 6);
+    let ends = Mutex::new(vec![Err(String::new()), Err(String::new())]);
+    let outcome = run_on_threads(&config, rank_timeout(&config), |groups| {
+        let rank = groups.world().rank();
+        let mut options: RunOptions = options(groups);
+        if rank == 1 {
+            options.subsystems.push(Watcher::new("judge", &Events::default(), judge.clone()));
+        }
+        let end = pretrain(config.clone(), options);
+        ends.lock().unwrap()[rank] = end.as_ref().map(|report| report.reason.clone()).map_err(ToString::to_string);
+        end.map(drop)
+    });
+    let ends = ends.into_inner().unwrap();
+    assert_eq!(outcome.is_ok(), ends.iter().all(Result::is_ok));
+    ends
+}
+
+#[test]
+fn what_one_rank_asks_for_all_ranks_do() {
+    let folder = tempfile::tempdir().unwrap();
+    let ends = two_ranks(folder.path(), |step| {
+        Ok(match step {
+            2 => Verdict::default().save(),
+            4 => Verdict::default().note("enough is enough").exit(5, "the loss is low enough"),
+            _ => Verdict::default(),
+        })
+    });
+    let expected = ExitReason::Subsystem(5, "the loss is low enough".into());
+    assert_eq!(expected.exit_code(), 5);
+    assert_eq!(expected.to_string(), "exiting with code 5: the loss is low enough");
+    assert_eq!(ends, [Ok(expected.clone()), Ok(expected)]);
+    for (iteration, is_there) in [(2, true), (3, false), (4, true)] {
+        let checkpoint = folder.path().join(format!("saved/iter_{iteration:07}"));
+        assert_eq!(checkpoint.is_dir(), is_there, "{iteration}");
+    }
+}
+
+#[test]
+fn a_subsystem_that_fails_on_one_rank_ends_the_run_on_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let ends = two_ranks(folder.path(), |step| match step {
+        3 => Err(TrainError::Subsystem { name: "judge".into(), source: "no pulse".into() }),
+        _ => Ok(Verdict::default()),
+    });
+    assert_eq!(ends[1], Err("judge: no pulse".to_owned()));
+    let other = ends[0].as_ref().unwrap_err();
+    assert!(other.contains("rank 1 failed while calling its subsystems"), "{other}");
+    // The step was reported before.
+    let metrics = std::fs::read_to_string(folder.path().join("logs/metrics.jsonl")).unwrap();
+    assert_eq!(metrics.lines().count(), 3, "{metrics}");
+}
+
+#[test]
+fn a_sink_that_fails_ends_no_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let events = Events::default();
+    let mut options = options(ProcessGroups::single());
+    options.sinks.push(Box::new(Keep { events: Arc::clone(&events), fails: true }));
+    pretrain(recipe_in(folder.path(), 1, 3), options).unwrap();
+    assert_eq!(*events.lock().unwrap(), ["train 1", "train 2", "train 3", "save 3", "end 3"]);
+}
