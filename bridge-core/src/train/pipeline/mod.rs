@@ -10,6 +10,7 @@
 //! SendGradient(m, chunk)        the input gradient leaves; nothing of (m, chunk) is left
 //! ```
 
+mod error;
 mod pass;
 mod settings;
 #[cfg(test)]
@@ -20,17 +21,18 @@ mod work;
 use std::sync::Arc;
 
 use bridge_dist::comm::{CommError, Group};
-use bridge_dist::schedule::{PipelineShape, ScheduleError, ScheduleKind, rank_actions};
+use bridge_dist::schedule::{PipelineShape, ScheduleKind, rank_actions};
 use burn::tensor::{Device, FloatDType, Tensor};
 
-use super::executor::{Executor, ExecutorError, RegionHooks};
+use super::executor::{Executor, RegionHooks};
 use super::recompute::{Cuts, Recompute};
 use crate::config::RunConfig;
 use crate::logging::{Timers, TimingLogLevel};
-use crate::model::{Batch, BoundaryError, LayerMetrics, Mode, ModelChunk};
+use crate::model::{Batch, LayerMetrics, Mode, ModelChunk};
 use pass::PipelinePass;
 use transfers::TransferFormat;
 
+pub use error::PipelineError;
 pub(super) use settings::{pipeline, stages};
 pub(super) use work::{EvaluationBatches, Reductions, StepWork};
 
@@ -101,29 +103,6 @@ pub struct PassReport {
     /// Largest number of micro-batches, counted for each chunk, that were in flight on this rank at once: forward done, backward
     /// (weight part included) not.
     pub max_in_flight: usize,
-}
-
-/// A pass that could not be completed.
-#[derive(Debug, thiserror::Error)]
-pub enum PipelineError {
-    /// The schedule does not fit the number of micro-batches.
-    #[error("pipeline schedule: {0}")]
-    Schedule(#[from] ScheduleError),
-    /// Ranks could not exchange activations, gradients or parameters.
-    #[error(transparent)]
-    Comm(#[from] CommError),
-    /// A segment got or returned other tensors than the model declares.
-    #[error(transparent)]
-    Boundary(#[from] BoundaryError),
-}
-
-impl From<ExecutorError> for PipelineError {
-    fn from(error: ExecutorError) -> Self {
-        match error {
-            ExecutorError::Boundary(error) => Self::Boundary(error),
-            ExecutorError::Comm(error) => Self::Comm(error),
-        }
-    }
 }
 
 /// Runs passes of one rank's chunks. Every rank of the pipeline calls the same methods with the same number of micro-batches.

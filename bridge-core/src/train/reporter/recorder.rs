@@ -64,6 +64,7 @@ impl Recorder {
         self.trained_samples += step.batch_size;
         self.throughput.push(self.started.elapsed().as_secs_f64(), self.trained_samples);
         let mut all = self.of_step(state, step);
+        all.extend(self.circumstances(state));
         all.extend(routers(step, self.config.model.moe_per_layer_logging));
         all.extend(self.pace(step));
         all.extend(self.reduction(step));
@@ -95,15 +96,12 @@ impl Recorder {
     /// The figures that every step has, in the order of `metrics.jsonl`.
     fn of_step(&self, state: &GlobalState, step: &StepReport) -> Vec<Figure> {
         let logger = &self.config.logger;
-        let (state, world_size) = (&state.train_state, self.config.parallel.world_size as u64);
+        let state = &state.train_state;
         let (learning_rate, grad_norm) = (step.learning_rate, step.grad_norm);
         let loss_scale = Figure::new("loss_scale", "", "Loss scale in force", step.loss_scale)
             .file()
             .line(70, format!("loss scale: {:.1}", step.loss_scale))
             .json(40, "loss_scale");
-        let skipped = Figure::new("skipped_samples", "samples", "Samples left out", state.skipped_train_samples)
-            .counter()
-            .json(10, "skipped_samples");
         [
             step.loss().map(|loss| Figure::new("loss", "", "Loss of the language model", loss).file()),
             Some(
@@ -162,19 +160,25 @@ impl Recorder {
             ),
             Some(Figure::new("seconds", "seconds", "Time of the step", step.seconds).file()),
             Some(Figure::new("data_seconds", "seconds", "Time spent waiting for data", step.data_seconds).file()),
-            Some(match state.skipped_train_samples {
-                0 => skipped,
-                samples => {
-                    skipped.board_of_steps("skipped-train-samples").line(10, format!("skipped samples: {samples:12}"))
-                }
-            }),
-            logger
-                .log_world_size_to_tensorboard
-                .then(|| Figure::new("world_size", "", "Ranks", world_size).board("world-size")),
         ]
         .into_iter()
         .flatten()
         .collect()
+    }
+
+    /// What is left out, and how many ranks there are.
+    fn circumstances(&self, state: &GlobalState) -> Vec<Figure> {
+        let (skipped, world_size) = (state.train_state.skipped_train_samples, self.config.parallel.world_size as u64);
+        let mut samples = Figure::new("skipped_samples", "samples", "Samples left out", skipped)
+            .counter()
+            .json(10, "skipped_samples");
+        if skipped > 0 {
+            samples =
+                samples.board_of_steps("skipped-train-samples").line(10, format!("skipped samples: {skipped:12}"));
+        }
+        let ranks = Figure::new("world_size", "", "Ranks", world_size);
+        let shows_ranks = self.config.logger.log_world_size_to_tensorboard;
+        vec![samples, if shows_ranks { ranks.board("world-size") } else { ranks }]
     }
 
     /// Throughput of the step, and over the window, once that is full, with the sizes of the batches that it is of.
