@@ -1,5 +1,6 @@
 //! The doors of the loop: what a program's subsystems and sinks are told, what they may ask for, and how ranks agree on it.
 
+use std::io::{Read, Write};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
@@ -231,4 +232,67 @@ fn a_sink_that_fails_ends_no_run() {
     options.sinks.push(Box::new(Keep { events: Arc::clone(&events), fails: true }));
     pretrain(recipe_in(folder.path(), 1, 3), options).unwrap();
     assert_eq!(*events.lock().unwrap(), ["train 1", "train 2", "train 3", "save 3", "end 3"]);
+}
+
+/// What the endpoint of Prometheus answers.
+fn scrape(address: &str) -> std::io::Result<String> {
+    let mut stream = std::net::TcpStream::connect(address)?;
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: bridge\r\n\r\n")?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text)?;
+    Ok(text)
+}
+
+#[test]
+fn prometheus_finds_every_figure_while_a_run_trains() {
+    let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    for ranks in [1, 2] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut overrides = saving(folder.path(), 3).to_vec();
+        overrides.push(format!("logger.prometheus_addr={address:?}"));
+        let overrides: Vec<&str> = overrides.iter().map(String::as_str).collect();
+        let config = config(folder.path(), ranks, &overrides);
+        let pages: Arc<Mutex<Vec<String>>> = Arc::default();
+        run_on_threads(&config, rank_timeout(&config), |groups| {
+            let (seen, from) = (Arc::clone(&pages), address.clone());
+            let is_first = groups.world().rank() == 0;
+            let mut options = options(groups);
+            if is_first {
+                options.subsystems.push(Watcher::new("scraper", &Events::default(), move |_| {
+                    seen.lock().unwrap().push(scrape(&from).expect("rank 0 answers"));
+                    Ok(Verdict::default())
+                }));
+            }
+            pretrain(config.clone(), options).map(drop)
+        })
+        .unwrap();
+        let pages = pages.lock().unwrap().clone();
+        assert_eq!(pages.len(), 3);
+        let metrics = std::fs::read_to_string(folder.path().join("logs/metrics.jsonl")).unwrap();
+        for (page, line) in pages.iter().zip(metrics.lines()) {
+            let (head, body) = page.split_once("\r\n\r\n").unwrap();
+            assert!(head.starts_with("HTTP/1.1 200 OK") && head.contains("application/openmetrics-text"), "{head}");
+            assert!(body.ends_with("# EOF\n"), "{body}");
+            // Every number of metrics.jsonl is there, under a name that begins with its own.
+            let figures: Map<String, Value> = serde_json::from_str(line).unwrap();
+            for (name, value) in figures.iter().filter(|(_, value)| value.is_number()) {
+                let is_it = |line: &&str| line.starts_with(&format!("bridge_train_{name}"));
+                let values = body.lines().filter(is_it).filter_map(|line| line.rsplit_once(' ')?.1.parse::<f32>().ok());
+                let expected = value.as_f64().unwrap() as f32;
+                assert!(values.clone().any(|found| found == expected), "{name} = {expected} in {body}");
+            }
+            assert!(body.contains("bridge_train_losses{name=\"lm loss\"}"), "{body}");
+        }
+        assert!(scrape(&address).is_err(), "the port is free at the end");
+    }
+}
+
+#[test]
+fn an_address_that_is_in_use_is_bad_input() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let address = format!("logger.prometheus_addr=\"{}\"", taken.local_addr().unwrap());
+    let error = pretrain(config(folder.path(), 1, &[&address]), options(ProcessGroups::single())).unwrap_err();
+    assert!(error.is_bad_input() && error.to_string().contains("cannot listen on 127.0.0.1:"), "{error}");
+    assert!(!folder.path().join("logs/metrics.jsonl").exists());
 }

@@ -110,6 +110,8 @@ section! {
         save_config_filepath: Option<PathBuf> = None;
         /// Folder of logs and plots (ours); null is `runs/<name>`.
         log_dir: Option<PathBuf> = None;
+        /// Address, such as `127.0.0.1:9090`, of an HTTP endpoint where Prometheus finds every figure under `/metrics` (ours).
+        prometheus_addr: Option<String> = None;
         /// Write metrics.jsonl (ours).
         metrics_jsonl: bool = true;
         /// Draw plots from `metrics.jsonl`, if it is written (ours).

@@ -4,6 +4,7 @@ mod console;
 mod metrics_jsonl;
 mod plot;
 mod progress_log;
+mod prometheus;
 mod rank_log;
 mod tensorboard;
 
@@ -15,7 +16,7 @@ pub use rank_log::RankLog;
 /// Opens a sink where the recipe asks for it.
 type Open = fn(&SinkContext) -> Opened;
 
-const RECIPE: &[Open] = &[metrics_jsonl::open, tensorboard::open, progress_log::open, plot::open];
+const RECIPE: &[Open] = &[prometheus::open, metrics_jsonl::open, tensorboard::open, progress_log::open, plot::open];
 
 /// Opens the sinks that the recipe asks for.
 ///

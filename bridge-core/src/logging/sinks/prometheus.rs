@@ -1,0 +1,305 @@
+//! Prometheus: every figure of the last records, with its labels, at an HTTP endpoint of rank 0 (`logger.prometheus_addr`). The text is
+//! OpenMetrics. Ranks other than 0 have no endpoint: figures are of the whole run. The port is free again when the run is over.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::net::{TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::{Registry, Unit};
+
+use crate::logging::record::{Figure, FigureKind, Record, RunEnd};
+use crate::logging::sink::{OpenError, Opened, Sink, SinkContext, SinkError};
+
+const KEY: &str = "logger.prometheus_addr";
+const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// How long a client may take to ask, and to read the answer.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Between two looks for clients, or for the end of the run.
+const INTERVAL: Duration = Duration::from_millis(20);
+/// Bytes of a request's head.
+const LONGEST_HEAD: usize = 8192;
+
+/// Metrics by name, and their values by labels.
+type Metrics = BTreeMap<String, BTreeMap<Vec<(&'static str, String)>, Figure>>;
+
+/// The last value of every figure.
+#[derive(Clone, Debug, Default)]
+struct Figures(Arc<Mutex<Metrics>>);
+
+impl Collector for Figures {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
+        let metrics = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for (name, values) in metrics.iter() {
+            let Some(first) = values.values().next() else { continue };
+            let kind = match first.kind {
+                FigureKind::Gauge => MetricType::Gauge,
+                FigureKind::Counter => MetricType::Counter,
+            };
+            let (name, unit) = with_unit(name, first.unit);
+            let mut family = encoder.encode_descriptor(name, first.help, unit.as_ref(), kind)?;
+            for (labels, figure) in values {
+                match labels.as_slice() {
+                    [] => encode(figure, &mut family)?,
+                    labels => encode(figure, &mut family.encode_family(&labels)?)?,
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn encode(figure: &Figure, encoder: &mut MetricEncoder) -> fmt::Result {
+    let value = figure.value.number().unwrap_or(f64::NAN);
+    match figure.kind {
+        FigureKind::Gauge => encoder.encode_gauge(&value),
+        FigureKind::Counter => encoder.encode_counter::<[(&str, &str); 0], _, u64>(&value, None),
+    }
+}
+
+/// A metric's name without its unit, and that: the encoder joins them. Units that are no words stay out of names.
+fn with_unit<'a>(name: &'a str, unit: &'static str) -> (&'a str, Option<Unit>) {
+    if unit.is_empty() || !unit.bytes().all(|byte| byte.is_ascii_lowercase()) {
+        return (name, None);
+    }
+    let base = name.strip_suffix(unit).and_then(|base| base.strip_suffix('_'));
+    (base.unwrap_or(name), Some(Unit::Other(unit.to_owned())))
+}
+
+/// A label's value as it is written: the encoder takes it as it is.
+fn escaped(value: &str) -> String {
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+impl Figures {
+    fn take(&self, record: &Record) {
+        let mut metrics = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let iteration = Figure::new("iteration", "", "Steps done", record.iteration);
+        for figure in record.figures.iter().chain([&iteration]).filter(|figure| figure.value.number().is_some()) {
+            let name = format!("bridge_{}_{}", record.kind.name(), figure.name);
+            let name = name.replace(|c: char| !c.is_ascii_alphanumeric(), "_");
+            let labels = figure.labels.iter().map(|(label, value)| (*label, escaped(value))).collect();
+            metrics.entry(name).or_default().insert(labels, figure.clone());
+        }
+    }
+
+    /// The page of a scrape.
+    fn page(&self) -> Result<String, fmt::Error> {
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(self.clone()));
+        let mut page = String::new();
+        prometheus_client::encoding::text::encode(&mut page, &registry)?;
+        Ok(page)
+    }
+}
+
+/// The endpoint, until it is dropped.
+struct Prometheus {
+    figures: Figures,
+    is_over: Arc<AtomicBool>,
+    server: Option<JoinHandle<()>>,
+}
+
+pub(super) fn open(context: &SinkContext) -> Opened {
+    context.config.logger.prometheus_addr.as_deref().map(listen).transpose()
+}
+
+fn listen(address: &str) -> Result<Box<dyn Sink>, OpenError> {
+    let refused = |message| OpenError::Setting { key: KEY, message };
+    let addresses = address.to_socket_addrs().map_err(|error| {
+        refused(format!("`{address}` is not an address ({error}); expected HOST:PORT, such as 127.0.0.1:9090"))
+    })?;
+    let listener = TcpListener::bind(addresses.collect::<Vec<_>>().as_slice())
+        .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
+        .map_err(|error| refused(format!("cannot listen on {address}: {error}")))?;
+    let (figures, is_over) = (Figures::default(), Arc::new(AtomicBool::new(false)));
+    let (pages, ends) = (figures.clone(), Arc::clone(&is_over));
+    let server = std::thread::Builder::new().name("prometheus".into()).spawn(move || {
+        while !ends.load(Ordering::Relaxed) {
+            match listener.accept() {
+                // A client that leaves early is no concern of the run.
+                Ok((client, _)) => drop(answer(client, &pages)),
+                Err(_) => std::thread::sleep(INTERVAL),
+            }
+        }
+    });
+    let server = server.map_err(|error| OpenError::log("the thread of logger.prometheus_addr", error))?;
+    Ok(Box::new(Prometheus { figures, is_over, server: Some(server) }))
+}
+
+/// Answers one request, and closes.
+fn answer(mut client: TcpStream, figures: &Figures) -> io::Result<()> {
+    client.set_nonblocking(false)?;
+    client.set_read_timeout(Some(PATIENCE))?;
+    client.set_write_timeout(Some(PATIENCE))?;
+    let (mut head, mut part) = (Vec::new(), [0; 1024]);
+    while !head.windows(4).any(|end| end == b"\r\n\r\n") && head.len() < LONGEST_HEAD {
+        match client.read(&mut part)? {
+            0 => break,
+            count => head.extend_from_slice(&part[..count]),
+        }
+    }
+    let head = String::from_utf8_lossy(&head);
+    let mut words = head.lines().next().unwrap_or_default().split(' ');
+    let (method, target, version) = (words.next(), words.next(), words.next());
+    let path = target.map(|target| target.split('?').next().unwrap_or_default());
+    let (status, more, body) = match (method, path, version) {
+        (_, _, None) => ("400 Bad Request", "", String::new()),
+        (Some("GET" | "HEAD"), Some("/metrics"), _) => match figures.page() {
+            Ok(page) => ("200 OK", "", page),
+            Err(_) => ("500 Internal Server Error", "", String::new()),
+        },
+        (_, Some("/metrics"), _) => ("405 Method Not Allowed", "Allow: GET, HEAD\r\n", String::new()),
+        (_, _, Some(_)) => ("404 Not Found", "", "metrics are at /metrics\n".to_owned()),
+    };
+    let kind = if status.starts_with("200") { CONTENT_TYPE } else { "text/plain; charset=utf-8" };
+    let length = body.len();
+    let head = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n{more}Connection: close\r\n\r\n"
+    );
+    client.write_all(head.as_bytes())?;
+    if method != Some("HEAD") {
+        client.write_all(body.as_bytes())?;
+    }
+    client.flush()
+}
+
+impl Sink for Prometheus {
+    fn name(&self) -> &str {
+        "the page for Prometheus"
+    }
+
+    fn on_record(&mut self, record: &Record) -> Result<(), SinkError> {
+        self.figures.take(record);
+        Ok(())
+    }
+
+    fn on_run_end(&mut self, _end: &mut RunEnd) -> Result<(), SinkError> {
+        self.stop();
+        Ok(())
+    }
+}
+
+impl Prometheus {
+    /// Frees the port.
+    fn stop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        if let Some(server) = self.server.take() {
+            // It holds nothing that a panic could have left half done.
+            let _ = server.join();
+        }
+    }
+}
+
+impl Drop for Prometheus {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::logging::record::RecordKind;
+
+    /// An address that nobody listens on.
+    fn free_address() -> String {
+        TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+    }
+
+    fn ask(address: &str, request: &str) -> (String, String) {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        let (head, body) = text.split_once("\r\n\r\n").unwrap();
+        (head.to_owned(), body.to_owned())
+    }
+
+    fn record(iteration: u64, figures: Vec<Figure>) -> Record {
+        Record { kind: RecordKind::Train, iteration, consumed_samples: 8, ends_interval: false, figures }
+    }
+
+    #[test]
+    fn every_figure_is_served_with_its_type_unit_and_labels() {
+        let address = free_address();
+        let mut sink = listen(&address).unwrap();
+        let mut hidden = Figure::new("loss", "", "Loss of the language model", 5.5_f32).file();
+        hidden.hide();
+        let figures = vec![
+            hidden,
+            Figure::new("time_left", "seconds", "Time left", 7.0).of_interval(),
+            Figure::new("consumed_samples", "samples", "Samples trained on", 16_u64).counter(),
+            Figure::new("losses", "", "Each loss", 1.0).label("name", "lm loss"),
+            Figure::new("losses", "", "Each loss", f64::NAN).label("name", "a \"z\""),
+            Figure::new("throughput/device", "", "Pace", 2.0),
+        ];
+        sink.on_record(&record(1, figures)).unwrap();
+        // What a record does not have keeps its last value.
+        sink.on_record(&record(2, vec![Figure::new("loss", "", "Loss of the language model", 4.25_f32)])).unwrap();
+        let (head, body) = ask(&address, "GET /metrics?x=1 HTTP/1.1\r\nHost: here\r\n\r\n");
+        assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");
+        assert!(head.contains(&format!("Content-Type: {CONTENT_TYPE}")), "{head}");
+        assert!(head.contains(&format!("Content-Length: {}", body.len())), "{head}");
+        assert_eq!(
+            body,
+            "# HELP bridge_train_consumed_samples Samples trained on\n\
+             # TYPE bridge_train_consumed_samples counter\n\
+             # UNIT bridge_train_consumed_samples samples\n\
+             bridge_train_consumed_samples_total 16.0\n\
+             # HELP bridge_train_iteration Steps done\n\
+             # TYPE bridge_train_iteration gauge\n\
+             bridge_train_iteration 2.0\n\
+             # HELP bridge_train_loss Loss of the language model\n\
+             # TYPE bridge_train_loss gauge\n\
+             bridge_train_loss 4.25\n\
+             # HELP bridge_train_losses Each loss\n\
+             # TYPE bridge_train_losses gauge\n\
+             bridge_train_losses{name=\"a \\\"z\\\"\"} NaN\n\
+             bridge_train_losses{name=\"lm loss\"} 1.0\n\
+             # HELP bridge_train_throughput_device Pace\n\
+             # TYPE bridge_train_throughput_device gauge\n\
+             bridge_train_throughput_device 2.0\n\
+             # HELP bridge_train_time_left_seconds Time left\n\
+             # TYPE bridge_train_time_left_seconds gauge\n\
+             # UNIT bridge_train_time_left_seconds seconds\n\
+             bridge_train_time_left_seconds 7.0\n\
+             # EOF\n"
+        );
+    }
+
+    #[test]
+    fn other_requests_are_refused() {
+        let address = free_address();
+        let sink = listen(&address).unwrap();
+        for (request, status) in [
+            ("GET / HTTP/1.1\r\n\r\n", "404 Not Found"),
+            ("POST /metrics HTTP/1.1\r\n\r\n", "405 Method Not Allowed"),
+            ("hello\r\n\r\n", "400 Bad Request"),
+        ] {
+            let (head, _) = ask(&address, request);
+            assert!(head.starts_with(&format!("HTTP/1.1 {status}")), "{head}");
+        }
+        let (head, body) = ask(&address, "HEAD /metrics HTTP/1.0\r\n\r\n");
+        assert!(head.contains("200 OK") && head.contains("Content-Length: 6") && body.is_empty(), "{head}");
+        drop(sink);
+        // The port is free again.
+        drop(listen(&address).unwrap());
+    }
+
+    #[test]
+    fn addresses_that_cannot_be_had_are_refused() {
+        let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = taken.local_addr().unwrap().to_string();
+        let message = |address: &str| listen(address).err().unwrap().to_string();
+        assert!(message(&address).starts_with(&format!("{KEY}: cannot listen on {address}: ")));
+        assert!(message("nowhere").starts_with("logger.prometheus_addr: `nowhere` is not an address ("));
+    }
+}
