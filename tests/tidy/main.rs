@@ -36,7 +36,7 @@ const PACKAGES: [(&str, &[&str]); 9] = [
 ];
 
 /// Files that are longer, with their lines.
-const LONG_FILES: [(&str, usize); 1] = [("bridge-models/src/models/decoder/tests/sharded.rs", 551)];
+const LONG_FILES: [(&str, usize); 1] = [("bridge-models/src/models/decoder/tests/sharded.rs", 559)];
 
 /// Functions that are longer, with their lines.
 const LONG_FUNCTIONS: [(&str, usize); 1] =
@@ -224,9 +224,12 @@ fn the_core_names_no_family() {
         if UPSTREAMS_NAMES.contains(&file.path.as_str()) {
             continue;
         }
-        for line in file.text.lines().map(|line| line.split("//").next().unwrap_or_default().to_lowercase()) {
-            let named = families.iter().find(|family| line.contains(family.as_str()));
-            assert!(named.is_none(), "{} names {named:?}: {line}", file.path);
-        }
+        let mut words: Vec<String> = file.tokens().into_iter().map(str::to_lowercase).collect();
+        // A name alone in quotes; sentences may name what they like.
+        words.extend(
+            file.text.split('"').filter(|text| families.iter().any(|family| family == text)).map(str::to_owned),
+        );
+        let named = words.iter().find(|word| families.iter().any(|family| word.contains(family.as_str())));
+        assert!(named.is_none(), "{} names {named:?}", file.path);
     }
 }
