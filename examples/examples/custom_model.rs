@@ -5,13 +5,14 @@
 //! The Burn module declares its parameters in a [`ChunkScope`] and implements [`Segments`]; the configuration implements
 //! [`ModelConfig`] and [`ModelBuilder`]. The registry is told of the kind, so that recipes may name it and runs can build it.
 //! Shape legend: `b` batch, `t` sequence, `c` hidden size, `f` feed-forward size, `v` vocabulary.
-use bridge_core::config::{ExtraField, Format, Kind, TransformerConfig, TypeSpec, World, load_text};
+use bridge_core::config::{ExtraField, Format, Kind, RunConfig, TransformerConfig, TypeSpec, World, load_text};
 use bridge_core::model::{
     Batch, Boundary, BoundaryTensor, BuildContext, ChunkScope, Cut, ForwardContext, Initial, Meets, ModelBuildError,
-    ModelBuilder, ModelChunk, ModelConfig, ModuleChunk, ParameterRole, Scope, SegmentOutput, SegmentRole, Segments,
-    Stage,
+    ModelBuilder, ModelChunk, ModelConfig, ModuleChunk, Outline, ParameterRole, Scope, SegmentCost, SegmentOutput,
+    SegmentRole, Segments, Stage, Workload,
 };
-use bridge_core::train::{Console, RunOptions, RunReport, pretrain};
+use bridge_core::train::{Console, Registry, RunOptions, RunReport, pretrain};
+use bridge_kernels::cross_entropy::workspace_bytes;
 use bridge_kernels::{Activation, activation, embedding, linear, linear_cross_entropy, rms_norm};
 use bridge_models::registry;
 use burn::module::{Module, Param};
@@ -135,7 +136,46 @@ impl ModelConfig for MixerConfig {
     }
 }
 
+impl MixerConfig {
+    /// What a segment costs. One rank has the whole model, so nothing is sent.
+    fn cost(&self, role: SegmentRole, work: &Workload) -> SegmentCost {
+        const FLOAT32: u64 = 4;
+        let (n, t, c) = (work.tokens(), work.seq_length as u64, self.transformer.hidden_size as u64);
+        let (f, v) = (c * self.expansion.get() as u64, work.padded_vocab_size as u64);
+        let stream = n * c * work.activation_bytes;
+        // Six operations for each token and weight of a product: two forward, four backward.
+        match role {
+            SegmentRole::Embedding => SegmentCost { kept: 8 * n, backward: stream, ..SegmentCost::default() },
+            SegmentRole::Head => SegmentCost {
+                flops: (6 * n * c * v) as f64,
+                input: n * c,
+                // Statistics and output of the norm, and both gradients of the loss.
+                kept: n * FLOAT32 + stream + (n + v) * c * FLOAT32,
+                backward: stream,
+                cross_entropy: workspace_bytes(n as usize, v as usize) as u64,
+                ..SegmentCost::default()
+            },
+            _ => SegmentCost {
+                flops: (6 * n * (t * c + 2 * c * f)) as f64,
+                input: n * c,
+                // Statistics and output of the norm, what was mixed over time, and the MLP's two inner tensors.
+                kept: n * FLOAT32 + 2 * stream + 2 * n * f * work.activation_bytes,
+                backward: 2 * n * f * work.activation_bytes,
+                ..SegmentCost::default()
+            },
+        }
+    }
+}
+
 impl ModelBuilder for MixerConfig {
+    fn outline(&self, work: &Workload, _stage: &Stage) -> Result<Outline, ModelBuildError> {
+        let scope = ChunkScope::outline(work.place);
+        Mixer::new(&self.transformer, self.expansion.get(), work.padded_vocab_size, &scope);
+        let declarations = scope.finish();
+        let costs = declarations.segments().iter().map(|segment| self.cost(segment.role, work)).collect();
+        Ok(Outline { declarations, costs: Some(costs) })
+    }
+
     fn build_model(&self, context: &BuildContext, stage: &Stage) -> Result<Box<dyn ModelChunk>, ModelBuildError> {
         let sizes = &self.transformer;
         if *stage != Stage::whole([sizes.num_layers]) {
@@ -148,8 +188,8 @@ impl ModelBuilder for MixerConfig {
     }
 }
 
-/// Trains [`RECIPE`] with `key=value` overrides.
-pub fn train(overrides: &[String], console: Console) -> anyhow::Result<RunReport> {
+/// [`RECIPE`] with `key=value` overrides, and the kinds that it names.
+pub fn recipe(overrides: &[String]) -> anyhow::Result<(RunConfig, Registry)> {
     let doc = "Width of the channel MLP over `hidden_size`.".into();
     let field = ExtraField { name: "expansion".into(), spec: TypeSpec::Count, default: Some(4_i64.into()), doc };
     let mut registry = registry();
@@ -160,6 +200,12 @@ pub fn train(overrides: &[String], console: Console) -> anyhow::Result<RunReport
         Ok(Box::new(MixerConfig { transformer: TransformerConfig::clone(section), ..config }))
     });
     let config = load_text((RECIPE, Format::Toml), overrides, &registry.kinds(), &World::SINGLE)?;
+    Ok((config, registry))
+}
+
+/// Trains [`RECIPE`] with `key=value` overrides.
+pub fn train(overrides: &[String], console: Console) -> anyhow::Result<RunReport> {
+    let (config, registry) = recipe(overrides)?;
     Ok(pretrain(config, RunOptions { console, ..RunOptions::new(registry) })?)
 }
 

@@ -6,8 +6,10 @@ mod custom_model;
 
 use std::path::{Path, PathBuf};
 
+use bridge_core::model::Component;
+use bridge_core::plan::{PlanOptions, plan};
 use bridge_core::train::Console;
-use custom_model::train;
+use custom_model::{recipe, train};
 use serde_json::Value;
 
 fn folder(name: &str) -> PathBuf {
@@ -40,6 +42,27 @@ fn it_learns() {
     assert!(last < 0.8 * losses[0], "{last}");
     let validation = report.validation.unwrap().loss().unwrap();
     assert!((f64::from(validation) - last).abs() < 1.0, "{validation} and {last}");
+}
+
+/// Plan and log count a mixer, not a decoder.
+#[test]
+fn it_is_planned_and_logged_with_its_own_costs() {
+    let logs = folder("mixer_costs");
+    let overrides = overrides(&logs, &["train.train_iters=1", "logger.log_throughput=true"]);
+    let (config, registry) = recipe(&overrides).unwrap();
+    let plan = plan(&config, &registry.models, &PlanOptions::default()).unwrap();
+    let report = train(&overrides, Console::Silent).unwrap();
+    let built: usize = report.run.chunks()[0].parameters().iter().map(|parameter| parameter.num_elements()).sum();
+    assert_eq!(plan.parameters.total, built as u64);
+    assert_eq!(plan.parameters.get(Component::Embedding), 512 * 64);
+    // 8 sequences of 64 tokens; two layers that mix 64 positions and have a feed-forward block of 256, and the output.
+    let per_token = 6.0 * 64.0 * (2.0 * (64.0 + 2.0 * 256.0) + 512.0);
+    assert_eq!(plan.flops.per_step, 8.0 * 64.0 * per_token);
+    let text = std::fs::read_to_string(logs.join("metrics.jsonl")).unwrap();
+    let step: Value =
+        serde_json::from_str(text.lines().find(|line| line.contains("tflops_per_device")).unwrap()).unwrap();
+    let logged = step["tflops_per_device"].as_f64().unwrap() * 1e12 * step["seconds"].as_f64().unwrap();
+    assert!((logged / plan.flops.per_step - 1.0).abs() < 1e-9, "{logged}");
 }
 
 #[test]

@@ -6,8 +6,10 @@ use std::sync::Arc;
 use bridge_core::config::{Format, Kind, TransformerConfig, World, load_text};
 use bridge_core::model::{
     Batch, Boundary, BoundaryTensor, BuildContext, ChunkScope, Cut, ForwardContext, Initial, Meets, ModelBuildError,
-    ModelBuilder, ModelChunk, ModelConfig, ModuleChunk, ParameterRole, SegmentOutput, SegmentRole, Segments, Stage,
+    ModelBuilder, ModelChunk, ModelConfig, ModuleChunk, Outline, ParameterRole, SegmentOutput, SegmentRole, Segments,
+    Stage, Workload,
 };
+use bridge_core::plan::{PlanOptions, plan};
 use bridge_core::train::{Registry, RunOptions, pretrain, rank_timeout, run_on_threads};
 use bridge_data::{DataError, Dataset, DatasetBuildContext, DatasetProvider, Datasets, Extra, Sample};
 use bridge_models::registry;
@@ -114,16 +116,39 @@ impl ModelConfig for ProbeConfig {
     }
 }
 
-impl ModelBuilder for ProbeConfig {
-    fn build_model(&self, context: &BuildContext, _stage: &Stage) -> Result<Box<dyn ModelChunk>, ModelBuildError> {
-        let (shape, normal) = ([context.padded_vocab_size, self.0.hidden_size], Initial::Normal(0.3));
-        let scope = ChunkScope::new(context);
+impl Probe {
+    fn new(vocab_size: usize, hidden_size: usize, scope: &ChunkScope) -> Self {
+        let (shape, normal) = ([vocab_size, hidden_size], Initial::Normal(0.3));
         let whole = Cut::Replicated(Meets::ResidualStream);
         let matrix = |segment, name, role| scope.segment(segment, None).parameter(name, shape, whole, normal, role);
         let table = matrix(SegmentRole::Embedding, "table", ParameterRole::Embedding);
-        let output = matrix(SegmentRole::Head, "output", ParameterRole::Output);
-        Ok(Box::new(ModuleChunk::new(Probe { table, output }, scope.finish())?))
+        Self { table, output: matrix(SegmentRole::Head, "output", ParameterRole::Output) }
     }
+}
+
+impl ModelBuilder for ProbeConfig {
+    fn build_model(&self, context: &BuildContext, _stage: &Stage) -> Result<Box<dyn ModelChunk>, ModelBuildError> {
+        let scope = ChunkScope::new(context);
+        let probe = Probe::new(context.padded_vocab_size, self.0.hidden_size, &scope);
+        Ok(Box::new(ModuleChunk::new(probe, scope.finish())?))
+    }
+
+    /// It does not say what it costs.
+    fn outline(&self, work: &Workload, _stage: &Stage) -> Result<Outline, ModelBuildError> {
+        let scope = ChunkScope::outline(work.place);
+        Probe::new(work.padded_vocab_size, self.0.hidden_size, &scope);
+        Ok(Outline { declarations: scope.finish(), costs: None })
+    }
+}
+
+/// The other tests train it.
+#[test]
+fn a_kind_without_costs_is_not_planned_and_the_plan_says_why() {
+    let registry = registry_with_probe();
+    let sizes = ["tokenizer.tokenizer_type=NullTokenizer".to_owned(), "tokenizer.vocab_size=31".to_owned()];
+    let config = load_text((RECIPE, Format::Toml), &sizes, &registry.kinds(), &World::SINGLE).unwrap();
+    let error = plan(&config, &registry.models, &PlanOptions::default()).unwrap_err().to_string();
+    assert!(error.contains("`probe`, which can be trained and not planned"), "{error}");
 }
 
 fn registry_with_probe() -> Registry {

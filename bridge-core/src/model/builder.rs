@@ -8,7 +8,7 @@ use std::sync::Arc;
 use bridge_dist::schedule::placement::StageContent;
 use burn::tensor::{Device, FloatDType};
 
-use super::{DeferredParameters, ModelChunk, Parallel};
+use super::{DeferredParameters, ModelChunk, Outline, Parallel, Workload};
 use crate::config::{Kind, KindRegistry, Kinds, Section as _, TransformerConfig};
 
 /// What a chunk has of one of the model's stacks of layers.
@@ -151,6 +151,13 @@ pub trait ModelBuilder {
     /// # Errors
     /// If the configuration asks for what the model cannot do.
     fn build_model(&self, context: &BuildContext, stage: &Stage) -> Result<Box<dyn ModelChunk>, ModelBuildError>;
+
+    /// What [`Self::build_model`] would make of a stage on the rank of `work`, without making it, and what that costs on a micro-batch of
+    /// `work`.
+    ///
+    /// # Errors
+    /// Those of [`Self::build_model`].
+    fn outline(&self, work: &Workload, stage: &Stage) -> Result<Outline, ModelBuildError>;
 
     /// Builds the stages of this rank and runs the hooks around them.
     ///

@@ -10,6 +10,7 @@ mod batch;
 mod boundary;
 mod builder;
 mod chunk;
+mod cost;
 mod declaration;
 #[cfg(test)]
 mod declaration_tests;
@@ -29,6 +30,7 @@ pub use builder::{
     BuildContext, ModelBuildError, ModelBuilder, ModelConfig, ModelHook, ModelRegistry, StackPart, Stage, compose_hooks,
 };
 pub use chunk::{ModelChunk, Replacement, Segment, SegmentOutput, SegmentRole};
+pub use cost::{Exchange, Outline, PassKind, SegmentCost, TrafficKind, Workload};
 pub use declaration::{Component, Cut, Declaration, Declarations, Initial, Meets, ParameterRole};
 pub use deferred::DeferredParameters;
 pub use generation::{GenerationState, LayerState};

@@ -28,8 +28,7 @@ pub use bucket::{
 pub use distribution::{Averaging, Distribution, DistributionSettings, Gather, Reduction, Sharding};
 pub use gradients::{AccumulationDType, GradientBuffer};
 pub use groups::{
-    DecayQkLayernorm, GroupSettings, OverrideProvider, ParameterGroup, ParameterOverride,
-    StandardOverrides,
+    DecayQkLayernorm, GroupSettings, OverrideProvider, ParameterGroup, ParameterOverride, StandardOverrides,
 };
 pub use optimizer::{CutParameter, GroupRates, Optimizer, OptimizerSettings, OptimizerState, StepOutcome, StepScales};
 pub use reducer::{GradientReducer, ReductionTimes, Wire};

@@ -5,7 +5,8 @@ use bridge_dist::mesh::GroupKind;
 use serde::Serialize;
 
 use super::setup::Setup;
-use super::{Flops, Pipeline, StagePlan, TrafficGroup, TrafficKind};
+use super::{Flops, Pipeline, StagePlan, TrafficGroup};
+use crate::model::TrafficKind;
 use crate::optim::Sharding;
 
 /// Rates of devices and links.
@@ -130,7 +131,7 @@ impl Links {
         let node = |rank: usize| rank / rates.ranks_per_node.max(1);
         let is_inside = |group: &[usize]| group.iter().all(|rank| node(*rank) == node(group[0]));
         let of = |kind| rates.bytes_per_second(setup.mesh.groups(kind).iter().all(|group| is_inside(group)));
-        let copies = setup.group_copies();
+        let copies = setup.row_copies();
         Self {
             world: rates.bytes_per_second(setup.layout.world_size <= rates.ranks_per_node),
             mesh: GroupKind::ALL.into_iter().map(of).collect(),

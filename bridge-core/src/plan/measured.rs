@@ -7,7 +7,8 @@ use bridge_dist::comm::counting::{Count, Counts};
 use serde::Serialize;
 
 use super::traffic::operation_name;
-use super::{Plan, StagePlan, TrafficKind, bytes_per_second};
+use super::{Plan, StagePlan, bytes_per_second};
+use crate::model::TrafficKind;
 use crate::optim::ReductionTimes;
 
 /// Relative difference of memory that counts as none: parts of tensors that do not divide.

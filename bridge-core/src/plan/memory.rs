@@ -1,15 +1,11 @@
 //! Bytes that a rank of a stage holds, by what they are for.
 
 use bridge_dist::schedule::ScheduleKind;
-use bridge_dist::schedule::placement::StageContent;
-use bridge_kernels::{attention, cross_entropy};
 use serde::Serialize;
 
-use super::activations::{backward_of_chunk, of_chunk};
-use super::parameters::{Parameter, list_of_stage, of_segment};
-use super::segments::chunk_regions;
-use super::setup::Setup;
-use crate::model::{ReplicaGroup, Segment};
+use super::segments::{activations as of_chunk, chunk_regions};
+use super::setup::{Chunk, Setup};
+use crate::model::{ReplicaGroup, SegmentCost};
 use crate::optim::{Gather, Sharding};
 
 /// Memory of a rank, in bytes.
@@ -47,49 +43,51 @@ impl Memory {
 
 /// The memory of a rank of a stage, whose kept activations reach `activations` bytes.
 pub(super) fn of_stage(setup: &Setup<'_>, stage: usize, activations: u64) -> Memory {
-    let parameters = list_of_stage(setup, stage);
     let chunks = &setup.stages[stage];
     let bytes = setup.bytes;
-    let share = |is_sharded: bool, size: u64| sharded(setup, &parameters, is_sharded) * size;
+    let share = |is_sharded: bool, size: u64| sharded(setup, stage, is_sharded) * size;
     let sharding = setup.sharding();
     let is_full = sharding == Sharding::Full;
     // Put-off gradients of weights come at once, and are reduced after that.
     let comes_at_once = sharding.divides_gradients() && setup.schedule == ScheduleKind::ZeroBubbleH1;
     let put_off = if comes_at_once { share(false, bytes.gradient) } else { 0 };
-    let has_head = chunks.iter().any(|chunk| chunk.loss);
-    let has_layers = chunks.iter().any(|chunk| !chunk.layers.is_empty());
     let recompute = chunks.iter().map(|chunk| of_chunk(setup, chunk).recomputed).max().unwrap_or(0);
-    let backward = chunks.iter().map(|chunk| backward_of_chunk(setup, chunk)).max().unwrap_or(0);
+    let most =
+        |bytes: fn(&SegmentCost) -> u64| chunks.iter().flat_map(|chunk| &chunk.costs).map(bytes).max().unwrap_or(0);
+    let threads = setup.config.train.num_threads.unwrap_or(1) as u64;
     let mut memory = Memory {
         parameters: share(is_full, bytes.parameter),
         gradients: share(sharding.divides_gradients(), bytes.gradient) + put_off,
         optimizer: share(sharding.divides_state(), bytes.optimizer),
         activations,
         recompute,
-        backward: backward + fresh_gradients(setup, stage),
+        backward: most(|cost| cost.backward) + fresh_gradients(setup, stage),
         gathered: if is_full { gathered(setup, stage) } else { 0 },
-        cross_entropy: if has_head { cross_entropy_bytes(setup) } else { 0 },
-        attention: if has_layers { attention_bytes(setup) } else { 0 },
+        cross_entropy: most(|cost| cost.cross_entropy),
+        attention: threads * most(|cost| cost.attention),
         total: 0,
     };
     memory.total = memory.sum();
     memory
 }
 
-/// Elements of `parameters` on a rank: all, or its share among the replicas.
-fn sharded(setup: &Setup<'_>, parameters: &[Parameter], is_sharded: bool) -> u64 {
+/// Elements of the parameters of a rank: all, or its share among the replicas.
+fn sharded(setup: &Setup<'_>, stage: usize, is_sharded: bool) -> u64 {
     let of = |replicas| {
         let ranks = if is_sharded { setup.shards().of(replicas) as u64 } else { 1 };
-        parameters.iter().filter(|p| p.replicas == replicas).map(|p| p.local).sum::<u64>().div_ceil(ranks)
+        let parameters = setup.parameters(stage).filter(|p| p.placement.replicas == replicas);
+        parameters.map(|p| p.num_elements() as u64).sum::<u64>().div_ceil(ranks)
     };
     of(ReplicaGroup::Dense) + of(ReplicaGroup::Expert)
 }
 
 /// Parameters of each region of a chunk, in elements.
-fn region_sizes(setup: &Setup<'_>, chunk: &StageContent) -> Vec<u64> {
-    let regions = chunk_regions(setup, chunk).into_iter();
-    let size = |segments: Vec<Segment>| segments.into_iter().flat_map(|s| of_segment(setup, s)).map(|p| p.local).sum();
-    regions.map(|(_, segments)| size(segments)).collect()
+fn region_sizes(setup: &Setup<'_>, chunk: &Chunk) -> Vec<u64> {
+    let mut sizes = vec![0; chunk.costs.len()];
+    for parameter in chunk.declarations.parameters() {
+        sizes[parameter.segments[0]] += parameter.num_elements() as u64;
+    }
+    chunk_regions(setup, chunk).into_iter().map(|region| sizes[region.segments].iter().sum()).collect()
 }
 
 /// Gradients that one backward makes before they are added to the sums, or reduced.
@@ -108,15 +106,4 @@ fn gathered(setup: &Setup<'_>, stage: usize) -> u64 {
     };
     let sizes = setup.stages[stage].iter().map(|chunk| most(region_sizes(setup, chunk)));
     sizes.max().unwrap_or(0_u64) * setup.bytes.parameter
-}
-
-fn cross_entropy_bytes(setup: &Setup<'_>) -> u64 {
-    let rows = setup.vocabulary_rows();
-    cross_entropy::workspace_bytes(setup.tokens() as usize, rows as usize) as u64
-}
-
-fn attention_bytes(setup: &Setup<'_>) -> u64 {
-    let (length, d) = (setup.model.seq_length, setup.model.kv_channels);
-    let threads = setup.config.train.num_threads.unwrap_or(1);
-    (threads * attention::workspace_bytes(length / setup.layout.context, length, d)) as u64
 }

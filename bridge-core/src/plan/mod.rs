@@ -4,8 +4,8 @@
 //! Every number is for one training step. All ranks of a pipeline stage do the same, so numbers "per rank" are given by stage.
 //!
 //! # What is counted
-//! - Parameters, gradients and optimizer state: exactly, by the shapes of the decoder (and of experts, where `num_moe_experts` is set).
-//! - Activations: the tensors that backward keeps, by this workspace's fused kernels, as the recompute setting cuts the segments.
+//! - Parameters, gradients and optimizer state: exactly, by what the model declares ([`crate::model::ModelBuilder::outline`]).
+//! - Activations: what the model's blocks say that backward keeps, as the recompute setting cuts the segments. FLOPs are the blocks' too.
 //! - Traffic: the *payload*, what a rank hands to the communicator, as [`bridge_dist::comm::counting`] counts it; the bytes that ring
 //!   algorithms put on the wire stand beside it. Expert traffic assumes that the router spreads tokens evenly. [`crate::train::measure`] runs
 //!   a few steps with communicators that count, and [`Plan::compare`] compares.
@@ -15,7 +15,6 @@
 //! Shape legend: `b` micro-batch, `t` sequence, `c` hidden, `h` heads, `g` key/value heads, `d` head size, `f` feed-forward, `v` vocabulary,
 //! `n` tokens of a micro-batch on a context-parallel rank (`b * t / cp`).
 
-mod activations;
 mod estimate;
 mod measured;
 mod memory;
@@ -23,13 +22,12 @@ mod parameters;
 mod pipeline;
 mod segments;
 mod setup;
-#[cfg(test)]
-mod tests;
 mod traffic;
 
 use serde::Serialize;
 
 use crate::config::RunConfig;
+use crate::model::{ModelRegistry, TrafficKind};
 
 pub(crate) use estimate::bytes_per_second;
 pub use estimate::{Estimate, Rates};
@@ -37,10 +35,10 @@ pub use measured::{
     Amount, Comparison, GradientOverlap, MemoryComparison, RankMeasurement, StageComparison, TrafficComparison,
 };
 pub use memory::Memory;
-pub use parameters::{ParameterCounts, ParameterKind};
+pub use parameters::ParameterCounts;
 pub use pipeline::{BubbleSource, Pipeline};
 pub use setup::{Layout, PlanError};
-pub use traffic::{Traffic, TrafficGroup, TrafficKind};
+pub use traffic::{Traffic, TrafficGroup};
 
 use setup::Setup;
 
@@ -128,30 +126,30 @@ impl StagePlan {
     }
 }
 
-/// Counts what `config` costs.
+/// Counts what `config` costs, by what its kind of model declares.
 ///
 /// # Errors
 /// If the sizes fit no mesh, pipeline or vocabulary, or the model has parts that the plan cannot count.
-pub fn plan(config: &RunConfig, options: &PlanOptions) -> Result<Plan, PlanError> {
-    let setup = Setup::new(config)?;
+pub fn plan(config: &RunConfig, models: &ModelRegistry, options: &PlanOptions) -> Result<Plan, PlanError> {
+    let setup = Setup::new(config, models)?;
     let pipeline = pipeline::plan(&setup)?;
     let peaks = pipeline::activation_peaks(&setup)?;
     let stages = (0..setup.stages.len())
-        .map(|stage| {
+        .map(|stage: usize| {
             let contents = &setup.stages[stage];
-            Ok(StagePlan {
+            StagePlan {
                 stage,
-                num_layers: contents.iter().map(|chunk| chunk.layers.len()).sum(),
-                embedding: contents.iter().any(|chunk| chunk.embedding),
-                head: contents.iter().any(|chunk| chunk.loss),
+                num_layers: contents.iter().map(|chunk| chunk.content.layers.len()).sum(),
+                embedding: contents.iter().any(|chunk| chunk.content.embedding),
+                head: contents.iter().any(|chunk| chunk.content.loss),
                 parameters: parameters::of_stage(&setup, stage),
-                flops: segments::stage_flops(&setup, stage)?,
+                flops: segments::stage_flops(&setup, stage),
                 memory: memory::of_stage(&setup, stage, peaks[stage]),
                 traffic: traffic::of_stage(&setup, stage),
-            })
+            }
         })
-        .collect::<Result<Vec<_>, PlanError>>()?;
-    let flops = flops(&setup, &stages)?;
+        .collect::<Vec<_>>();
+    let flops = flops(&setup, &stages);
     let estimate = options.rates.map(|rates| estimate::estimate(&setup, &rates, (&stages, &pipeline, &flops)));
     let parameters = parameters::of_model(&setup);
     Ok(Plan {
@@ -166,13 +164,15 @@ pub fn plan(config: &RunConfig, options: &PlanOptions) -> Result<Plan, PlanError
     })
 }
 
-fn flops(setup: &Setup<'_>, stages: &[StagePlan]) -> Result<Flops, PlanError> {
+fn flops(setup: &Setup<'_>, stages: &[StagePlan]) -> Flops {
     let batch = setup.batch();
-    let per_step = setup.flops_shape().flops_per_batch(batch.global_batch_size, batch.seq_length)?;
+    let costs = setup.stages.iter().flatten().flat_map(|chunk| &chunk.costs);
+    let per_micro_batch: f64 = costs.map(|cost| cost.flops).sum();
+    let per_step = per_micro_batch * (batch.num_microbatches * setup.layout.data as u64) as f64;
     let ranks_of_a_stage = (setup.layout.world_size / setup.layout.pipeline) as f64;
-    Ok(Flops {
+    Flops {
         per_step,
         per_token: per_step / batch.tokens as f64,
         per_step_with_recompute: stages.iter().map(|stage| stage.flops).sum::<f64>() * ranks_of_a_stage,
-    })
+    }
 }

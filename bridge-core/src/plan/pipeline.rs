@@ -3,7 +3,7 @@
 use bridge_dist::schedule::{Action, Costs, PipelineSchedule, PipelineShape, ScheduleKind, Sends, simulate};
 use serde::Serialize;
 
-use super::activations::{ChunkActivations, of_chunk};
+use super::segments::{ChunkActivations, activations as of_chunk};
 use super::setup::{PlanError, Setup};
 
 /// Forwards beyond which a schedule is not simulated: formulas are exact enough there, and simulation takes its time.
@@ -107,4 +107,58 @@ fn peak(actions: &[Action], chunks: &[ChunkActivations]) -> u64 {
         most = most.max(held);
     }
     most
+}
+
+#[cfg(test)]
+mod tests {
+    use bridge_dist::schedule::InterleavedWarmup;
+
+    use super::*;
+
+    fn interleaved(group: usize) -> ScheduleKind {
+        ScheduleKind::Interleaved { microbatch_group_size: group, warmup: InterleavedWarmup::Minimal }
+    }
+
+    #[test]
+    fn formulas_are_what_the_simulator_finds() {
+        let cases = [
+            (ScheduleKind::GPipe, 4, 1, 8),
+            (ScheduleKind::OneForwardOneBackward, 4, 1, 8),
+            (ScheduleKind::OneForwardOneBackward, 7, 1, 29),
+            (ScheduleKind::ZeroBubbleH1, 4, 1, 12),
+            (ScheduleKind::ZeroBubbleH1, 5, 1, 40),
+            (interleaved(4), 4, 2, 16),
+            (interleaved(3), 3, 5, 12),
+            (ScheduleKind::ForwardOnly, 4, 1, 10),
+        ];
+        for (kind, num_stages, num_chunks, num_microbatches) in cases {
+            let shape = PipelineShape { num_stages, num_chunks, num_microbatches };
+            let schedule = PipelineSchedule::new(kind, shape).unwrap();
+            let report = simulate(&schedule, Costs::default(), Sends::Buffered { capacity: usize::MAX }).unwrap();
+            let difference = (report.bubble_fraction() - bubble(kind, shape)).abs();
+            assert!(difference < 1e-12, "{kind} {shape:?}: {} and {}", report.bubble_fraction(), bubble(kind, shape));
+        }
+    }
+
+    /// The peak of a short list is that of the whole one.
+    #[test]
+    fn activations_peak_as_the_action_lists_say() {
+        let cases = [
+            (ScheduleKind::OneForwardOneBackward, 2, 1, 48),
+            (ScheduleKind::ZeroBubbleH1, 3, 1, 57),
+            (interleaved(2), 2, 2, 48),
+            (interleaved(3), 3, 5, 90),
+        ];
+        for (kind, num_stages, num_chunks, num_microbatches) in cases {
+            let shape = PipelineShape { num_stages, num_chunks, num_microbatches };
+            let chunk = |i: u64| ChunkActivations { kept: 7 + 4 * i, put_off: 3 + i, ..ChunkActivations::default() };
+            let chunks: Vec<ChunkActivations> = (0..num_chunks as u64).map(chunk).collect();
+            let short = PipelineSchedule::new(kind, steady(kind, shape)).unwrap();
+            let whole = PipelineSchedule::new(kind, shape).unwrap();
+            assert!(short.ranks[0].len() < whole.ranks[0].len(), "{kind}");
+            for (short, whole) in short.ranks.iter().zip(&whole.ranks) {
+                assert_eq!(peak(short, &chunks), peak(whole, &chunks), "{kind}");
+            }
+        }
+    }
 }

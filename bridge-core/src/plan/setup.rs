@@ -5,11 +5,13 @@ use bridge_dist::schedule::placement::{PlacementError, StageContent};
 use bridge_dist::schedule::{PipelineShape, ScheduleError, ScheduleKind};
 use serde::Serialize;
 
-use super::{Batch, ParameterCounts, ParameterKind};
+use super::{Batch, ParameterCounts};
 use crate::config::{ConfigErrors, DType, FinalModel, RunConfig, TokenizerType, pipeline_placement, pipeline_schedule};
+use crate::model::{
+    Declaration, Declarations, Member, ModelBuildError, ModelRegistry, Outline, RankPlace, SegmentCost, Stage, Workload,
+};
 use crate::optim::{DistributionSettings, ShardCounts, Sharding};
-use crate::schedule::{FlopsError, FlopsShape};
-use crate::train::{Recompute, configured_distribution, configured_recompute, flops_shape};
+use crate::train::{Recompute, configured_distribution, configured_recompute};
 
 /// Why there is no plan.
 #[derive(Debug, thiserror::Error)]
@@ -34,9 +36,17 @@ pub enum PlanError {
     /// The schedule cannot run this pipeline.
     #[error("pipeline schedule: {0}")]
     Schedule(#[from] ScheduleError),
-    /// The FLOP count refuses the shape.
+    /// The model cannot be built so.
     #[error(transparent)]
-    Flops(#[from] FlopsError),
+    Model(#[from] ModelBuildError),
+    /// The kind of model does not say what it costs.
+    #[error(
+        "model.kind: expected a kind that declares its costs, found `{kind}`, which can be trained and not planned"
+    )]
+    NoCosts {
+        /// The kind.
+        kind: String,
+    },
 }
 
 /// How the ranks are laid out.
@@ -82,6 +92,14 @@ pub(super) struct ElementBytes {
     pub optimizer: u64,
 }
 
+/// A chunk of a stage.
+pub(super) struct Chunk {
+    pub content: StageContent,
+    pub declarations: Declarations,
+    /// One a segment.
+    pub costs: Vec<SegmentCost>,
+}
+
 /// Everything resolved.
 pub(super) struct Setup<'a> {
     pub config: &'a RunConfig,
@@ -90,7 +108,7 @@ pub(super) struct Setup<'a> {
     pub mesh: Mesh,
     pub padded_vocab: u64,
     /// What each chunk of each stage holds.
-    pub stages: Vec<Vec<StageContent>>,
+    pub stages: Vec<Vec<Chunk>>,
     pub schedule: ScheduleKind,
     pub shape: PipelineShape,
     /// How gradients, state and parameters are spread over replicas.
@@ -100,14 +118,30 @@ pub(super) struct Setup<'a> {
 }
 
 impl<'a> Setup<'a> {
-    pub fn new(config: &'a RunConfig) -> Result<Self, PlanError> {
+    pub fn new(config: &'a RunConfig, models: &ModelRegistry) -> Result<Self, PlanError> {
         let model = &config.model;
         let mesh = config.mesh()?;
         let layout = layout(config, &mesh);
         let padded_vocab = padded_vocab(config)? as u64;
-        check_divisions(config, padded_vocab)?;
-        let stages = pipeline_placement(model, model.num_layers)?.chunks;
-        let num_chunks = stages.first().map_or(1, Vec::len);
+        let kind = models.config(model)?;
+        let (builder, stacks) = (kind.builder(), kind.stacks());
+        let bytes = element_bytes(config);
+        let work = workload(config, &layout, &bytes, padded_vocab as usize);
+        let chunk = |content: StageContent| {
+            let Outline { declarations, costs } = builder.outline(&work, &Stage::of_content(&stacks, &content))?;
+            let costs = costs.ok_or_else(|| PlanError::NoCosts { kind: model.kind.clone() })?;
+            assert_eq!(
+                costs.len(),
+                declarations.segments().len(),
+                "kind `{}` declares a cost for each segment",
+                model.kind
+            );
+            Ok(Chunk { content, declarations, costs })
+        };
+        let contents = pipeline_placement(model, stacks.iter().sum())?.chunks;
+        let num_chunks = contents.first().map_or(1, Vec::len);
+        let of_stage = |chunks: Vec<StageContent>| chunks.into_iter().map(chunk).collect();
+        let stages = contents.into_iter().map(of_stage).collect::<Result<_, PlanError>>()?;
         let shape = PipelineShape {
             num_stages: layout.pipeline,
             num_chunks,
@@ -123,34 +157,20 @@ impl<'a> Setup<'a> {
             schedule: pipeline_schedule(model, num_chunks),
             shape,
             distribution: configured_distribution(config),
-            bytes: element_bytes(config),
+            bytes,
             recompute: configured_recompute(config),
         })
     }
 
-    /// Rows of the vocabulary on the tensor-parallel rank that has most.
-    pub fn vocabulary_rows(&self) -> u64 {
-        self.padded_vocab.div_ceil(self.layout.tensor as u64)
+    /// Tensor-parallel ranks that hold the same rows of a parameter.
+    pub fn row_copies(&self) -> usize {
+        let mut parameters = (0..self.stages.len()).flat_map(|stage| self.parameters(stage));
+        parameters.find_map(|parameter| parameter.placement.shared).map_or(1, |rows| rows.ranks)
     }
 
-    /// Tokens of a micro-batch on a context-parallel rank.
-    pub fn tokens(&self) -> u64 {
-        (self.config.train.micro_batch_size * self.model.seq_length / self.layout.context) as u64
-    }
-
-    /// Of these, the ones a rank holds between tensor-parallel blocks.
-    pub fn tokens_between_blocks(&self) -> u64 {
-        if self.layout.sequence_parallel { self.tokens() / self.layout.tensor as u64 } else { self.tokens() }
-    }
-
-    /// Key/value heads on a tensor-parallel rank.
-    pub fn local_groups(&self) -> u64 {
-        (self.model.num_query_groups / self.layout.tensor).max(1) as u64
-    }
-
-    /// Tensor-parallel ranks that hold the same key/value heads.
-    pub fn group_copies(&self) -> usize {
-        (self.layout.tensor / self.model.num_query_groups.max(1)).max(1)
+    /// The parameters of a rank of a stage.
+    pub fn parameters(&self, stage: usize) -> impl Iterator<Item = &Declaration> + Clone {
+        self.stages[stage].iter().flat_map(|chunk| chunk.declarations.parameters())
     }
 
     pub fn batch(&self) -> Batch {
@@ -169,31 +189,10 @@ impl<'a> Setup<'a> {
         }
     }
 
-    /// Width of one routed expert.
-    pub fn expert_width(&self) -> u64 {
-        self.model.moe_ffn_hidden_size.unwrap_or(self.model.ffn_hidden_size) as u64
-    }
-
-    pub fn num_experts(&self) -> u64 {
-        self.model.num_moe_experts.unwrap_or(0) as u64
-    }
-
-    pub fn is_moe(&self, layer: usize) -> bool {
-        self.model.moe_layers.get(layer).copied().unwrap_or(false)
-    }
-
-    /// The shape that the FLOP count needs.
-    pub fn flops_shape(&self) -> FlopsShape {
-        flops_shape(self.config, self.padded_vocab as usize)
-    }
-
     /// Parameters without the experts that a token does not visit.
     pub fn active_parameters(&self, all: &ParameterCounts) -> u64 {
-        let experts = all.get(ParameterKind::Experts);
-        match self.num_experts() {
-            0 => all.total,
-            count => all.total - experts + experts / count * self.model.moe_router_topk as u64,
-        }
+        all.total
+            - self.stages.iter().flatten().flat_map(|chunk| &chunk.costs).map(|cost| cost.idle_parameters).sum::<u64>()
     }
 
     /// What replicas divide among themselves.
@@ -252,25 +251,24 @@ fn padded_vocab(config: &RunConfig) -> Result<usize, PlanError> {
     }
 }
 
-/// What tensor parallelism cuts must divide, as far as recipes are not refused for it.
-fn check_divisions(config: &RunConfig, padded_vocab: u64) -> Result<(), PlanError> {
-    let (model, parallel) = (&config.model, config.parallel);
-    let shared = model.moe_shared_expert_intermediate_size.unwrap_or(0);
-    let expert_width = model.moe_ffn_hidden_size.unwrap_or(model.ffn_hidden_size);
-    let routed = if model.moe_layers.contains(&true) { expert_width } else { 0 };
-    let (tensor, expert_tensor) = ("model.tensor_model_parallel_size", "model.expert_tensor_parallel_size");
-    let divisions = [
-        ("model.ffn_hidden_size", model.ffn_hidden_size, tensor, parallel.tensor),
-        ("model.vocab_size", if model.pads_vocabulary() { 0 } else { padded_vocab as usize }, tensor, parallel.tensor),
-        ("model.moe_shared_expert_intermediate_size", shared, tensor, parallel.tensor),
-        ("model.moe_ffn_hidden_size", routed, expert_tensor, parallel.expert_tensor),
-    ];
-    match divisions.into_iter().find(|(_, size, _, ranks)| !size.is_multiple_of(*ranks)) {
-        None => Ok(()),
-        Some((key, size, by, ranks)) => {
-            let message = format!("expected a multiple of {by} ({ranks}), found {size}");
-            Err(PlanError::Setting { key, message })
-        }
+/// A micro-batch on the first rank of each group, which has most where parts are uneven.
+fn workload(config: &RunConfig, layout: &Layout, bytes: &ElementBytes, padded_vocab: usize) -> Workload {
+    let first = |size: usize| Member { rank: 0, size };
+    Workload {
+        micro_batch_size: config.train.micro_batch_size,
+        seq_length: config.model.seq_length,
+        place: RankPlace {
+            tensor: first(layout.tensor),
+            expert: first(layout.expert),
+            expert_tensor: first(layout.expert_tensor),
+            sequence_parallel: layout.sequence_parallel,
+        },
+        context_size: layout.context,
+        activation_bytes: bytes.activation,
+        collective_bytes: bytes.collective,
+        documents: config.dataset.reset_attention_mask,
+        on_processor: config.computes_on_processor(),
+        padded_vocab_size: padded_vocab,
     }
 }
 

@@ -1,4 +1,4 @@
-//! Quantities that change from step to step: learning rate, weight decay, batch size and loss scale; and FLOPs.
+//! Quantities that change from step to step: learning rate, weight decay, batch size and loss scale; and rates of FLOPs.
 //! Pure arithmetic over plain parameters; nothing here may read a config tree, touch a tensor or do I/O.
 
 mod flops;
@@ -10,10 +10,7 @@ mod scheduler_state;
 mod tests;
 mod windows;
 
-pub use flops::{
-    AttentionFlops, FlopsError, FlopsShape, GateKind, MlaFlops, MoeFlops, SequenceLengths, WindowFlops, WindowSpan,
-    WindowedLayers, tflops_per_device,
-};
+pub use flops::tflops_per_device;
 pub use loss_scaler::{DynamicLossScaleConfig, GradientCheck, LossScaleError, LossScaler, LossScalerState};
 pub use num_microbatches::{
     BatchRampup, BatchSizeChange, BatchSizeConfig, BatchSizeError, Indivisible, NumMicrobatchesCalculator,

@@ -16,9 +16,8 @@ use crate::optim::{
 use crate::resilience::rerun::{ErrorInjection, ErrorInjectionType, Placement, RerunConfig, RerunMode};
 use crate::resilience::{LossChecks, Signal, SpikyLossDetector};
 use crate::schedule::{
-    AttentionFlops, BatchRampup, BatchSizeConfig, DynamicLossScaleConfig, FlopsShape, GateKind, Indivisible,
-    LossScaler, LrDecayStyle, MoeFlops, OptimizerParamSchedulerConfig, WdIncrStyle, WindowFlops, WindowSpan,
-    WindowedLayers, WsdDecayStyle,
+    BatchRampup, BatchSizeConfig, DynamicLossScaleConfig, Indivisible, LossScaler, LrDecayStyle,
+    OptimizerParamSchedulerConfig, WdIncrStyle, WsdDecayStyle,
 };
 
 pub(super) fn params_dtype(config: &RunConfig) -> FloatDType {
@@ -239,37 +238,6 @@ pub(super) fn loss_checks(config: &RunConfig) -> LossChecks {
     LossChecks {
         check_for_nan_in_loss: settings.check_for_nan_in_loss,
         spiky_loss: settings.check_for_spiky_loss.then(|| SpikyLossDetector::new(settings.spiky_loss_factor)),
-    }
-}
-
-pub(crate) fn flops(config: &RunConfig, padded_vocab_size: usize) -> FlopsShape {
-    let model = &config.model;
-    let side = |n: i64| u64::try_from(n).ok();
-    let window = model.window_size.as_ref().map(|window| WindowFlops {
-        span: WindowSpan::Sides(side(window[0]), side(window[1])),
-        layers: WindowedLayers::Pattern(model.windowed_layers.clone()),
-    });
-    FlopsShape {
-        num_layers: model.num_layers as u64,
-        mtp_num_layers: 0,
-        hidden_size: model.hidden_size as u64,
-        ffn_hidden_size: model.ffn_hidden_size as u64,
-        mlp: if model.gated_linear_unit { GateKind::Gated } else { GateKind::Plain },
-        num_attention_heads: model.num_attention_heads as u64,
-        attention: AttentionFlops::Grouped {
-            num_query_groups: model.num_query_groups as u64,
-            kv_channels: model.kv_channels as u64,
-            output_gate: GateKind::Plain,
-            window,
-        },
-        moe: model.num_moe_experts.map(|_| MoeFlops {
-            moe_layers: model.moe_layers.clone(),
-            moe_ffn_hidden_size: model.moe_ffn_hidden_size.unwrap_or(model.ffn_hidden_size) as u64,
-            moe_router_topk: model.moe_router_topk as u64,
-            moe_shared_expert_intermediate_size: model.moe_shared_expert_intermediate_size.unwrap_or(0) as u64,
-            moe_latent_size: None,
-        }),
-        padded_vocab_size: padded_vocab_size as u64,
     }
 }
 

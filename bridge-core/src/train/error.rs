@@ -18,7 +18,7 @@ use crate::model::{BoundaryError, ModelBuildError};
 use crate::optim::CutParameter;
 use crate::resilience::SignalError;
 use crate::resilience::rerun::{RerunCheckpointError, UnexpectedResult};
-use crate::schedule::{BatchSizeError, FlopsError, LossScaleError, SchedulerError, SchedulerStateError};
+use crate::schedule::{BatchSizeError, LossScaleError, SchedulerError, SchedulerStateError};
 
 /// Why a run could not start or go on.
 #[derive(Debug, thiserror::Error)]
@@ -109,9 +109,6 @@ pub enum TrainError {
     /// The loss scale.
     #[error(transparent)]
     LossScale(#[from] LossScaleError),
-    /// The FLOP formula does not know the model.
-    #[error(transparent)]
-    Flops(#[from] FlopsError),
     /// A loss did not pass validation.
     #[error("{0} (rerun_state_machine.check_for_nan_in_loss = false goes on instead)")]
     UnexpectedResult(Box<UnexpectedResult>),
@@ -327,7 +324,6 @@ impl TrainError {
                 | Self::Scheduler(_)
                 | Self::BatchSize(_)
                 | Self::LossScale(_)
-                | Self::Flops(_)
                 | Self::Schedule(_)
                 | Self::RecipesDiffer { .. }
                 | Self::Mesh(MeshSetupError::Mesh(_) | MeshSetupError::WorldSize { .. })

@@ -13,9 +13,7 @@ use crate::model::{
     Batch, Boundary, BoundaryTensor, ForwardContext, Mode, ModelChunk, ModuleChunk, ParameterRole, SegmentOutput,
     SegmentRole, Segments, run_segments,
 };
-use crate::testing::{
-    Closures, forward_backward, micro_batch, parameter, scope, source_and_target, toy, two_stacks,
-};
+use crate::testing::{Closures, forward_backward, micro_batch, parameter, scope, source_and_target, toy, two_stacks};
 
 fn gradients(
     mut chunk: Box<dyn ModelChunk>,

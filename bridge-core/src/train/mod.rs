@@ -62,8 +62,7 @@ mod training;
 mod vocabulary;
 
 pub(crate) use convert::{
-    cuts as configured_cuts, distribution as configured_distribution, flops as flops_shape,
-    recompute as configured_recompute,
+    cuts as configured_cuts, distribution as configured_distribution, recompute as configured_recompute,
 };
 
 pub use checkpointing::load_parameters;

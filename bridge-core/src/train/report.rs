@@ -52,8 +52,8 @@ pub struct StepReport {
     pub batch_size: u64,
     /// Micro-batches in the step.
     pub num_microbatches: u64,
-    /// Floating-point operations of the step, by the formula of [`crate::schedule::FlopsShape`].
-    pub flops: f64,
+    /// Floating-point operations of the step, as the model counts them; `None` if it does not.
+    pub flops: Option<f64>,
     /// Tokens in the step, padding included.
     pub num_tokens: u64,
     /// Wall time of the step in seconds, waiting for data included.

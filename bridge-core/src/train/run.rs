@@ -106,7 +106,7 @@ impl TrainingRun {
         state.consumed_train_samples += step.batch_size;
         state.skipped_train_samples +=
             batches.current_global_batch_size() - batches.current_running_global_batch_size();
-        state.floating_point_operations_so_far += step.flops;
+        state.floating_point_operations_so_far += step.flops.unwrap_or(0.0);
     }
 
     /// Lets all ranks begin a phase together, where phases are timed and `logger.barrier_with_L1_time` asks for it: a rank's time is then

@@ -34,7 +34,7 @@ use crate::checkpoint::TrainState;
 use crate::config::RunConfig;
 use crate::logging::{Sink, Timers};
 use crate::model::{
-    BuildContext, DeferredParameters, ModelBuilder, ModelChunk, ModelConfig, ModelRegistry, Parallel, Stage,
+    BuildContext, DeferredParameters, ModelBuilder, ModelChunk, ModelConfig, ModelRegistry, Parallel, Stage, Workload,
 };
 use crate::optim::{
     AccumulationDType, Distribution, GradientBuffer, GradientReducer, Optimizer, OverrideProvider, Sharding,
@@ -194,6 +194,8 @@ fn build_training(
     let built = pipeline::stages(config, &model_config.stacks(), groups.pipeline().rank())
         .and_then(|stages| Ok(builder.build_models(model_config.as_ref(), &context, &stages)?));
     let chunks = ranks::agree(groups, "building the model", built)?;
+    let work = Workload::sequence(config.model.seq_length, padded_vocab_size);
+    let flops_per_sequence = builder.outline(&work, &Stage::whole(model_config.stacks()))?.flops();
 
     let distribution = Arc::new(Distribution::new(&chunks, groups.clone(), convert::distribution(config))?);
     let settings = convert::optimizer_settings(config);
@@ -211,7 +213,7 @@ fn build_training(
         scheduler,
         num_microbatches: NumMicrobatchesCalculator::new(convert::batch_size(config))?,
         loss_scaler: convert::loss_scaler(config)?,
-        flops: convert::flops(config, padded_vocab_size),
+        flops_per_sequence,
         forward_step,
         chunks,
         device,

@@ -94,7 +94,7 @@ fn compute_step(run: &mut TrainingRun, mut data: StepData, started: Instant) -> 
         learning,
         batch_size,
         num_microbatches,
-        flops: run.training.flops.flops_per_batch(batch_size, run.config.model.seq_length as u64).unwrap_or(0.0),
+        flops: run.training.flops_per_sequence.map(|flops| flops * batch_size as f64),
         num_tokens: data.tokens * run.config.parallel.data as u64,
         seconds: started.elapsed().as_secs_f64(),
         data_seconds: data.reading.as_secs_f64(),

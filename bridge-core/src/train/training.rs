@@ -10,7 +10,7 @@ use super::forward_step::ForwardStep;
 use super::pipeline::Pipeline;
 use crate::model::{Batch, ModelChunk};
 use crate::optim::{GradientBuffer, GradientReducer, Optimizer};
-use crate::schedule::{FlopsShape, LossScaler, NumMicrobatchesCalculator, OptimizerParamScheduler};
+use crate::schedule::{LossScaler, NumMicrobatchesCalculator, OptimizerParamScheduler};
 
 /// The state of training on this rank.
 pub(super) struct Training {
@@ -22,7 +22,8 @@ pub(super) struct Training {
     pub scheduler: OptimizerParamScheduler,
     pub num_microbatches: NumMicrobatchesCalculator,
     pub loss_scaler: LossScaler,
-    pub flops: FlopsShape,
+    /// FLOPs of forward and backward; `None` for a model that does not count them.
+    pub flops_per_sequence: Option<f64>,
     pub forward_step: Box<dyn ForwardStep>,
     pub device: Device,
     /// Seed of dropout (and of initial weights, before a checkpoint said otherwise).

@@ -1,6 +1,9 @@
 //! Self-attention with grouped key/value heads.
 
-use bridge_core::model::{Cut, Scope, WeightGradientStore};
+use bridge_core::model::{Cut, Exchange, PassKind, Scope, SegmentCost, TrafficKind, WeightGradientStore, Workload};
+use bridge_dist::comm::Operation;
+use bridge_dist::mesh::GroupKind;
+use bridge_kernels::attention::workspace_bytes;
 use bridge_kernels::rotary::Positions;
 use bridge_kernels::{
     AttentionOptions, DropoutKey, PackedHeads, RotaryTable, apply_rotary, packed_attention, rms_norm,
@@ -12,10 +15,10 @@ use super::context_parallel::{Heads, attend};
 use super::init::InitialValues;
 use super::key_values::KeyValues;
 use super::linear::{Linear, LinearConfig};
-use super::norm::Norm;
-use super::regions::Regions;
+use super::norm::{Norm, statistics};
+use super::regions::{Regions, enter_exchanges, exchange, leave_exchanges};
 use super::residual::BlockOutput;
-use crate::models::decoder::config::DecoderConfig;
+use crate::models::decoder::config::{DecoderConfig, PositionEmbedding};
 
 /// Query, key and value projection, attention, output projection.
 #[derive(Module, Debug)]
@@ -48,6 +51,19 @@ fn heads_of_a_rank(config: &DecoderConfig, ranks: usize) -> PackedHeads {
     PackedHeads { groups, queries_per_group: queries / groups, head_size: config.kv_channels }
 }
 
+/// What ranks that share sequences send: keys and values, each of `keys` bytes, and the document of each token.
+fn context_exchanges(keys: u64, work: &Workload) -> Vec<Exchange> {
+    let way = (TrafficKind::Context, GroupKind::Context);
+    let mut exchanges = vec![
+        exchange(way, Operation::AllGather, PassKind::Forward, (2, keys)),
+        exchange(way, Operation::ReduceScatter, PassKind::Backward, (2, keys * work.context_size as u64)),
+    ];
+    if work.documents {
+        exchanges.push(exchange(way, Operation::AllGather, PassKind::Forward, (1, work.tokens() * 8)));
+    }
+    exchanges
+}
+
 /// What attention reads besides the residual stream.
 pub(crate) struct AttentionInput<'a> {
     /// The ranks that share this attention.
@@ -66,7 +82,68 @@ pub(crate) struct AttentionInput<'a> {
     pub state: Option<&'a mut KeyValues>,
 }
 
+/// FLOPs of the block in layer `index` over all ranks: projections, and the products of queries, keys and values, as far as the window lets
+/// them see. A causal product counts half of what the whole square would.
+fn flops(config: &DecoderConfig, index: usize, work: &Workload) -> f64 {
+    let (tokens, t) = (work.all_tokens(), work.seq_length as f64);
+    let h = config.hidden_size as f64;
+    let queries = (config.num_attention_heads * config.kv_channels) as f64;
+    let keys = (config.num_query_groups * config.kv_channels) as f64;
+    let projections = h * (queries + 2.0 * keys) + queries * h;
+    let whole = tokens * t;
+    let seen = match config.window_size.filter(|_| config.window_layers.includes(index)) {
+        Some(window) => ((window + 1) as f64 * tokens).min(whole),
+        None => whole,
+    };
+    6.0 * (projections * tokens + queries * seen)
+}
+
 impl SelfAttention {
+    /// What the block costs in layer `index` (global).
+    ///
+    /// Each term of `kept` is a tensor that an operation's backward captures; attention's output is the input of the projection after it.
+    pub fn cost(config: &DecoderConfig, index: usize, work: &Workload) -> SegmentCost {
+        const FLOAT32: u64 = 4;
+        let (a, n, ranks) = (work.activation_bytes, work.tokens(), work.context_size as u64);
+        let PackedHeads { groups, queries_per_group, head_size } = heads_of_a_rank(config, work.place.tensor.size);
+        let (h, g, d) = ((groups * queries_per_group) as u64, groups as u64, head_size as u64);
+        let (queries, keys) = (n * h * d * a, n * g * d * a);
+        let stream = n * config.hidden_size as u64 * a;
+        let rotates = matches!(config.position_embedding, PositionEmbedding::Rope(_));
+        // The kernel works on the whole projection, rotated or not, where nothing comes between.
+        let is_packed = !config.qk_layernorm && ranks == 1;
+        let mut kept = stream + queries + 2 * keys;
+        if config.qk_layernorm {
+            kept += queries + keys + statistics(config.norm, n * (h + g)).kept;
+        }
+        if !is_packed && (rotates || config.qk_layernorm) {
+            kept += queries + keys;
+        }
+        if ranks > 1 {
+            kept += 2 * keys * ranks;
+        }
+        // Query heads that share a key first form its gradient each for itself.
+        let terms = if h > g { 2 * n * h * d * FLOAT32 } else { 0 };
+        let row = config.hidden_size as u64 * work.collective_bytes;
+        SegmentCost {
+            flops: flops(config, index, work),
+            // And the output, with a number for each query.
+            kept: kept + queries + n * h * FLOAT32,
+            // Gradients of the output, and of queries, keys and values.
+            backward: 2 * queries + 2 * keys * ranks + terms,
+            // Of the projection of queries, keys and values, and of the output's.
+            put_off: 2 * (stream + queries) + 2 * keys,
+            attention: workspace_bytes(work.seq_length / work.context_size, work.seq_length, head_size) as u64,
+            exchanges: [
+                enter_exchanges(row, work),
+                context_exchanges(n * g * d * work.collective_bytes, work),
+                leave_exchanges(row, work),
+            ]
+            .concat(),
+            ..SegmentCost::default()
+        }
+    }
+
     /// The block at `scope`, in layer `index` (global).
     pub fn new(config: &DecoderConfig, index: usize, scope: &Scope) -> Self {
         let initial = InitialValues::new(config);

@@ -2,14 +2,14 @@
 
 use std::ops::Range;
 
-use bridge_core::model::{Cut, Initial, Meets, ParameterRole, Scope, Shard};
+use bridge_core::model::{Cut, Initial, Meets, ParameterRole, Scope, SegmentCost, Shard, Workload};
 use bridge_kernels::rotary::Positions;
 use bridge_kernels::{DropoutKey, embedding};
 use burn::module::{Module, Param};
 use burn::tensor::{FloatDType, Int, Tensor, TensorData};
 
 use super::init::InitialValues;
-use super::regions::Regions;
+use super::regions::{Regions, leave_exchanges};
 use crate::models::decoder::config::{DecoderConfig, PositionEmbedding};
 
 /// Name of the word embedding's parameter.
@@ -66,6 +66,17 @@ impl Embedding {
             position_embeddings: learned.then(positions),
             vocab_size: config.padded_vocab_size,
             dropout: config.embedding_dropout,
+        }
+    }
+
+    /// What the segment costs: it keeps the ids.
+    pub fn cost(config: &DecoderConfig, work: &Workload) -> SegmentCost {
+        let c = config.hidden_size as u64;
+        SegmentCost {
+            kept: work.tokens() * 8,
+            backward: work.tokens_between_blocks() * c * work.activation_bytes,
+            exchanges: leave_exchanges(c * work.collective_bytes, work),
+            ..SegmentCost::default()
         }
     }
 

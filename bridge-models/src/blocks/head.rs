@@ -1,14 +1,19 @@
 //! The end of the decoder: output projection with loss, or with logits.
 
+use bridge_core::model::{Exchange, PassKind, SegmentCost, TrafficKind, Workload};
+use bridge_dist::comm::Operation;
 use bridge_dist::comm::{Group, ReduceOp};
+use bridge_dist::mesh::GroupKind;
 use bridge_dist::region::{Cut, gather_replicated};
-use bridge_kernels::cross_entropy::{cap, chunk_rows};
+use bridge_kernels::cross_entropy::{cap, chunk_rows, workspace_bytes};
 use bridge_kernels::vocab_parallel_cross_entropy::{self as vocab_parallel, VocabularyExchange, VocabularyShard};
 use bridge_kernels::{CrossEntropyOptions, linear, linear_cross_entropy, vocab_parallel_cross_entropy};
 use burn::tensor::{Int, Tensor};
 
 use super::embedding::vocabulary_rows;
-use super::regions::Regions;
+use super::linear::flops;
+use super::regions::{Regions, enter_exchanges};
+use crate::models::decoder::config::DecoderConfig;
 
 /// Targets of the loss.
 pub(crate) struct Targets {
@@ -26,6 +31,35 @@ pub(crate) struct Projection {
     pub vocab_size: usize,
     /// Soft cap on the logits.
     pub softcap: Option<f64>,
+}
+
+/// What projection and loss cost: besides its input the fused kernel keeps both of its gradients, which it makes in the forward, in float32.
+///
+/// Ranks exchange three numbers for each token: the largest logit; then, in one operation, the sum of exponentials and the target's logit. The
+/// processor's float32 kernel goes through tokens in chunks.
+pub(crate) fn cost(config: &DecoderConfig, work: &Workload) -> SegmentCost {
+    const FLOAT32: u64 = 4;
+    let (n, c, v) = (work.tokens(), config.hidden_size as u64, config.padded_vocab_size);
+    let rows = v.div_ceil(work.place.tensor.size);
+    let is_chunked = work.activation_bytes == FLOAT32 && work.on_processor;
+    let chunk = if is_chunked { chunk_rows(n as usize, rows) as u64 } else { n };
+    let mut exchanges = enter_exchanges(c * work.collective_bytes, work);
+    exchanges.push(Exchange {
+        kind: TrafficKind::Loss,
+        group: GroupKind::Tensor,
+        operation: Operation::AllReduce,
+        pass: PassKind::Forward,
+        operations: 2 * n.div_ceil(chunk.max(1)),
+        bytes: 3 * n * FLOAT32,
+    });
+    SegmentCost {
+        flops: flops(work.all_tokens(), config.hidden_size, v),
+        kept: n * c * work.activation_bytes + n * c * FLOAT32 + rows as u64 * c * FLOAT32,
+        backward: work.tokens_between_blocks() * c * work.activation_bytes,
+        cross_entropy: workspace_bytes(n as usize, rows) as u64,
+        exchanges,
+        ..SegmentCost::default()
+    }
 }
 
 /// Sum over tokens of the masked cross-entropy of `x weight^T`.

@@ -34,6 +34,11 @@ pub(crate) struct LinearConfig {
     pub initial: Initial,
 }
 
+/// FLOPs of a linear layer over `tokens`, forward and backward: two products backward for one forward.
+pub(crate) fn flops(tokens: f64, inputs: usize, outputs: usize) -> f64 {
+    6.0 * tokens * inputs as f64 * outputs as f64
+}
+
 impl Linear {
     /// The layer called `name`.
     pub fn new(config: &LinearConfig, scope: &Scope, name: &str) -> Self {

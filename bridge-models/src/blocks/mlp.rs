@@ -1,13 +1,13 @@
 //! The feed-forward block, plain or gated.
 
-use bridge_core::model::{Cut, Scope, WeightGradientStore};
+use bridge_core::model::{Cut, Scope, SegmentCost, WeightGradientStore, Workload};
 use bridge_kernels::Activation;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
 use super::init::InitialValues;
-use super::linear::{Linear, LinearConfig};
-use super::regions::Regions;
+use super::linear::{Linear, LinearConfig, flops};
+use super::regions::{Regions, enter_exchanges, leave_exchanges};
 use super::residual::BlockOutput;
 use crate::models::decoder::config::DecoderConfig;
 
@@ -21,7 +21,33 @@ pub(crate) struct Mlp {
     activation: Activation,
 }
 
+/// The two inner tensors of a feed-forward block of width `f` on a rank, over `rows` rows, in bytes; their gradients are as large.
+pub(crate) fn inner_bytes(config: &DecoderConfig, rows: u64, f: usize, work: &Workload) -> u64 {
+    rows * ((config.fc1_blocks() + 1) * f) as u64 * work.activation_bytes
+}
+
+/// FLOPs of a feed-forward block of width `f`, over all ranks and `tokens`.
+pub(crate) fn block_flops(config: &DecoderConfig, tokens: f64, f: usize) -> f64 {
+    flops(tokens, config.hidden_size, (config.fc1_blocks() + 1) * f)
+}
+
 impl Mlp {
+    /// What a dense block costs.
+    pub fn cost(config: &DecoderConfig, work: &Workload) -> SegmentCost {
+        let (f, c) = (config.ffn_hidden_size, config.hidden_size as u64);
+        let inside = inner_bytes(config, work.tokens(), f / work.place.tensor.size, work);
+        let stream = work.tokens() * c * work.activation_bytes;
+        let row = c * work.collective_bytes;
+        SegmentCost {
+            flops: block_flops(config, work.all_tokens(), f),
+            kept: stream + inside,
+            backward: inside,
+            put_off: 2 * stream + inside,
+            exchanges: [enter_exchanges(row, work), leave_exchanges(row, work)].concat(),
+            ..SegmentCost::default()
+        }
+    }
+
     /// The block at `scope`, of width `f` over all ranks.
     pub fn new(config: &DecoderConfig, f: usize, scope: &Scope) -> Self {
         let initial = InitialValues::new(config);

@@ -1,6 +1,6 @@
 //! LayerNorm or RMSNorm with its parameters.
 
-use bridge_core::model::{Component, Cut, Initial, Meets, ParameterRole, Scope};
+use bridge_core::model::{Component, Cut, Initial, Meets, ParameterRole, Scope, SegmentCost};
 use bridge_kernels::{layer_norm, residual_layer_norm, residual_rms_norm, rms_norm};
 use burn::module::{Module, Param};
 use burn::tensor::{FloatDType, Tensor};
@@ -14,6 +14,15 @@ pub(crate) struct Norm {
     bias: Option<Param<Tensor<1>>>,
     #[module(skip)]
     config: NormConfig,
+}
+
+/// What a norm costs besides the input that it keeps: bytes of statistics over `rows` rows, in float32.
+pub(crate) fn statistics(config: NormConfig, rows: u64) -> SegmentCost {
+    let numbers = match config.kind {
+        NormKind::LayerNorm => 2,
+        NormKind::RmsNorm => 1,
+    };
+    SegmentCost { kept: rows * numbers * 4, ..SegmentCost::default() }
 }
 
 impl Norm {

@@ -5,9 +5,11 @@
 
 use std::sync::Arc;
 
-use bridge_core::model::Parallel;
+use bridge_core::model::{Exchange, Parallel, PassKind, TrafficKind, Workload};
 use bridge_dist::comm::Group;
+use bridge_dist::comm::Operation;
 use bridge_dist::comm::single::SingleCommunicator;
+use bridge_dist::mesh::GroupKind;
 use bridge_dist::region::{Cut, copy_to_group, gather_sequence, reduce_from_group, reduce_scatter_sequence};
 use bridge_kernels::{DropoutKey, dropout};
 use burn::tensor::{Tensor, TensorData};
@@ -140,6 +142,44 @@ impl Regions {
         };
         in_context[self.own_rows(in_context.len())].to_vec()
     }
+}
+
+/// Operations of one kind on a group, each with a payload of `bytes`.
+pub(crate) fn exchange(
+    (kind, group): (TrafficKind, GroupKind),
+    operation: Operation,
+    pass: PassKind,
+    (operations, bytes): (u64, u64),
+) -> Exchange {
+    Exchange { kind, group, operation, pass, operations, bytes: operations * bytes }
+}
+
+/// What [`Regions::enter`] sends of tokens with `row` bytes each.
+pub(crate) fn enter_exchanges(row: u64, work: &Workload) -> Vec<Exchange> {
+    let of = |operation, pass, tokens: u64| {
+        exchange((TrafficKind::Tensor, GroupKind::Tensor), operation, pass, (1, tokens * row))
+    };
+    if !work.place.sequence_parallel {
+        return vec![of(Operation::AllReduce, PassKind::Backward, work.tokens())];
+    }
+    vec![
+        of(Operation::AllGather, PassKind::Forward, work.tokens_between_blocks()),
+        of(Operation::ReduceScatter, PassKind::Backward, work.tokens()),
+    ]
+}
+
+/// What [`Regions::leave`] sends of tokens with `row` bytes each.
+pub(crate) fn leave_exchanges(row: u64, work: &Workload) -> Vec<Exchange> {
+    let of = |operation, pass, tokens: u64| {
+        exchange((TrafficKind::Tensor, GroupKind::Tensor), operation, pass, (1, tokens * row))
+    };
+    if !work.place.sequence_parallel {
+        return vec![of(Operation::AllReduce, PassKind::Forward, work.tokens())];
+    }
+    vec![
+        of(Operation::ReduceScatter, PassKind::Forward, work.tokens()),
+        of(Operation::AllGather, PassKind::Backward, work.tokens_between_blocks()),
+    ]
 }
 
 /// Appends the factors, 0 or `1 / (1 - rate)`, of the elements `range` of a dropout mask.

@@ -123,7 +123,7 @@ impl Arguments {
         let recipe = RawConfig::from_file(&self.recipe, &overrides, &registry().kinds())?;
         let size = layout.world_size().or(self.world_size).unwrap_or_else(|| fewest_ranks(&recipe));
         let config = recipe.finalize_for_plan(&World { size })?;
-        let plan = plan(&config, &self.options()).map_err(Failure::input)?;
+        let plan = plan(&config, &registry().models, &self.options()).map_err(Failure::input)?;
         Ok(Planned { name: config.name.clone(), recipe, plan })
     }
 }

@@ -1,6 +1,7 @@
 //! Plans as text: one plan in full, or several side by side.
 
-use bridge_core::plan::{Estimate, ParameterKind, Plan, StagePlan, Traffic, TrafficKind};
+use bridge_core::model::{Component, TrafficKind};
+use bridge_core::plan::{Estimate, Plan, StagePlan, Traffic};
 
 use crate::output::line;
 
@@ -35,7 +36,7 @@ fn header(name: &str, plan: &Plan) {
     }
     let ranks = if layout.world_size == 1 { "rank" } else { "ranks" };
     line(&format!("{name} on {} {ranks}: {sizes}", layout.world_size));
-    let parts = ParameterKind::ALL.into_iter().map(|kind| (kind.name(), plan.parameters.get(kind)));
+    let parts = Component::ALL.into_iter().map(|kind| (kind.name(), plan.parameters.get(kind)));
     let parts: Vec<String> =
         parts.filter(|(_, count)| *count > 0).map(|(name, count)| format!("{name} {}", number(count as f64))).collect();
     line(&format!("parameters  {} ({})", number(plan.parameters.total as f64), parts.join(", ")));

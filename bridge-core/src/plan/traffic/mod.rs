@@ -1,5 +1,5 @@
-//! What a rank communicates in a step: operations, and bytes of payload as [`bridge_dist::comm::counting`] counts them. `model` has what
-//! happens inside forward and backward, `replicas` what comes after.
+//! What a rank communicates in a step: operations, and bytes of payload as [`bridge_dist::comm::counting`] counts them. What happens
+//! inside forward and backward is the model's own account ([`SegmentCost::exchanges`]); `replicas` has what comes after.
 //!
 //! The contract with the model and the loop that these numbers describe:
 //!
@@ -21,7 +21,6 @@
 //!
 //! A step that evaluates, saves, or logs norms of parameters does more.
 
-mod model;
 mod replicas;
 
 use bridge_dist::comm::Operation;
@@ -30,72 +29,13 @@ use serde::{Serialize, Serializer};
 
 use super::segments::chunk_regions;
 use super::setup::Setup;
+use crate::model::{PassKind, SegmentCost, TrafficKind};
 use crate::optim::ROW_COPIES;
 
-/// Losses, logits' statistics and router scores are in float32.
+/// What tensor-parallel ranks share is reduced in float32.
 const FLOAT32: u64 = 4;
 /// Norms, losses and token counts are in float64.
 const FLOAT64: u64 = 8;
-/// Token counts of experts, choices and document numbers.
-const INT64: u64 = 8;
-
-/// What communication is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum TrafficKind {
-    /// Activations and their gradients between tensor-parallel ranks.
-    Tensor,
-    /// Statistics of the loss over a split vocabulary.
-    Loss,
-    /// Keys and values between context-parallel ranks.
-    Context,
-    /// Tokens to and from experts, and statistics of the router.
-    Expert,
-    /// Activations and their gradients between pipeline stages.
-    Pipeline,
-    /// Gradients over replicas.
-    Gradients,
-    /// Parameters over replicas that share optimizer state or the parameters themselves.
-    Parameters,
-    /// Gradients of parameters that tensor-parallel ranks hold copies of.
-    SharedGradients,
-    /// The gradient of an embedding tied over two stages.
-    TiedEmbedding,
-    /// Norms, losses and token counts; votes on how to go on.
-    Scalars,
-}
-
-impl TrafficKind {
-    /// Every kind.
-    pub const ALL: [Self; 10] = [
-        Self::Tensor,
-        Self::Loss,
-        Self::Context,
-        Self::Expert,
-        Self::Pipeline,
-        Self::Gradients,
-        Self::Parameters,
-        Self::SharedGradients,
-        Self::TiedEmbedding,
-        Self::Scalars,
-    ];
-
-    /// Its name, for people.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Tensor => "tensor parallel",
-            Self::Loss => "loss statistics",
-            Self::Context => "context parallel",
-            Self::Expert => "experts",
-            Self::Pipeline => "pipeline",
-            Self::Gradients => "gradients",
-            Self::Parameters => "parameters",
-            Self::SharedGradients => "shared gradients",
-            Self::TiedEmbedding => "tied embedding",
-            Self::Scalars => "scalars",
-        }
-    }
-}
 
 /// Who communicates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -178,6 +118,44 @@ impl Way {
 }
 
 impl Tally<'_, '_> {
+    /// A segment that runs forward and backward so often.
+    fn segment(&mut self, cost: &SegmentCost, forward: u64, backward: u64) {
+        for exchange in &cost.exchanges {
+            let times = match exchange.pass {
+                PassKind::Forward => forward,
+                PassKind::Backward => backward,
+            };
+            let way = Way::on(exchange.kind, exchange.group, exchange.operation);
+            self.add_uneven(way, times * exchange.operations, times * exchange.bytes);
+        }
+    }
+
+    /// Each chunk sends its output on and the gradient of its input back, unless it is at an end of the chain.
+    fn pipeline(&mut self, stage: usize, microbatches: u64) {
+        let (setup, shape) = (self.setup, self.setup.shape);
+        let num_places = shape.num_virtual_stages();
+        // Bytes of what the first segment behind a place reads.
+        let message = |place: usize| {
+            let chunks =
+                (place..num_places).map(|place| &setup.stages[place % shape.num_stages][place / shape.num_stages]);
+            let elements = chunks.filter_map(|chunk| chunk.costs.first()).map(|cost| cost.input).next();
+            elements.unwrap_or(0) * setup.bytes.pipeline
+        };
+        for chunk in 0..shape.num_chunks {
+            let place = shape.virtual_stage(stage, chunk);
+            let neighbours: Vec<u64> = [place, place + 1]
+                .into_iter()
+                .filter(|boundary| (1..num_places).contains(boundary))
+                .map(message)
+                .collect();
+            for end in [Operation::Send, Operation::Recv] {
+                let way = Way::on(TrafficKind::Pipeline, GroupKind::Pipeline, end);
+                let (operations, bytes) = (neighbours.len() as u64, neighbours.iter().sum::<u64>());
+                self.add_uneven(way, operations * microbatches, bytes * microbatches);
+            }
+        }
+    }
+
     /// `times` operations with a payload of `bytes` each.
     fn add(&mut self, way: Way, times: u64, bytes: u64) {
         self.add_uneven(way, times, times * bytes);
@@ -188,7 +166,7 @@ impl Tally<'_, '_> {
         let group_size = match group {
             TrafficGroup::World => self.setup.layout.world_size,
             TrafficGroup::Mesh(group) => self.setup.group_size(group),
-            TrafficGroup::RowCopies => self.setup.group_copies(),
+            TrafficGroup::RowCopies => self.setup.row_copies(),
         };
         if group_size == 1 || times == 0 {
             return;
@@ -233,10 +211,10 @@ pub(super) fn of_stage(setup: &Setup<'_>, stage: usize) -> Vec<Traffic> {
     let mut tally = Tally { setup, traffic: Vec::new() };
     let microbatches = setup.shape.num_microbatches as u64;
     for chunk in &setup.stages[stage] {
-        for (region, segments) in chunk_regions(setup, chunk) {
+        for region in chunk_regions(setup, chunk) {
             let forwards = microbatches * if region.recomputed { 2 } else { 1 };
-            for segment in segments {
-                tally.segment(segment, forwards, microbatches);
+            for cost in &chunk.costs[region.segments] {
+                tally.segment(cost, forwards, microbatches);
             }
         }
     }

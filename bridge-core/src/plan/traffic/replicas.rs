@@ -1,16 +1,17 @@
 //! Communication after the micro-batches: gradients and parameters over replicas, gradients of what ranks share, figures.
 
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::ops::Range;
+
 use bridge_dist::comm::Operation;
 use bridge_dist::mesh::GroupKind;
-use bridge_dist::schedule::placement::StageContent;
 
-use super::{FLOAT32, FLOAT64, Tally, TrafficGroup, TrafficKind, Way};
+use super::{FLOAT32, FLOAT64, Tally, TrafficGroup, Way};
 use crate::config::{RerunMode, micro_batch_windows};
-use crate::model::{ReplicaGroup, SegmentRole};
+use crate::model::{Declaration, ReplicaGroup, TrafficKind};
 use crate::optim::{BucketParameter, BucketSize, Sharding, bucket_sizes, padded_part, padded_part_of};
-use crate::plan::parameters::{list_of_stage, of_segment};
-use crate::plan::segments::{chunk_regions, chunk_segments};
-use crate::plan::setup::Setup;
+use crate::plan::segments::chunk_regions;
+use crate::plan::setup::{Chunk, Setup};
 
 impl Setup<'_> {
     /// The ranks over which gradients of a kind are reduced, and where optimizer state is sharded in several instances, the ranks with
@@ -30,42 +31,42 @@ impl Setup<'_> {
 }
 
 /// The buckets in which gradients and parameters of a chunk travel.
-fn buckets_of_chunk(setup: &Setup<'_>, chunk: &StageContent) -> Vec<BucketSize> {
+fn buckets_of_chunk(setup: &Setup<'_>, chunk: &Chunk) -> Vec<BucketSize> {
     let replicas = setup.replicas();
-    let segments = chunk_segments(setup, chunk).into_iter().enumerate();
-    let parameters = segments.flat_map(|(first_segment, segment)| {
-        let of_segment = of_segment(setup, segment).into_iter().filter(|p| replicas.of(p.replicas) > 1);
-        of_segment.map(move |parameter| BucketParameter {
-            name: String::new(),
-            num_elements: parameter.local as usize,
-            replicas: parameter.replicas,
-            first_segment,
-        })
+    let parameters = chunk.declarations.parameters().iter();
+    let travelling = parameters.filter(|p| p.trainable && replicas.of(p.placement.replicas) > 1);
+    let parameters = travelling.map(|parameter| BucketParameter {
+        name: String::new(),
+        num_elements: parameter.num_elements(),
+        replicas: parameter.placement.replicas,
+        first_segment: parameter.segments[0],
     });
     bucket_sizes(&parameters.collect::<Vec<_>>(), setup.distribution.layout(setup.shards()))
 }
 
-/// How often each bucket of a chunk is gathered for a micro-batch where parameters are whole only while a region runs.
-fn gathers(setup: &Setup<'_>, chunk: &StageContent, buckets: &[BucketSize]) -> Vec<u64> {
-    let segments = chunk_segments(setup, chunk);
-    let is_tied = setup.model.share_embeddings_and_output_weights && chunk.embedding && chunk.loss;
-    let uses = |segments_of: &std::ops::Range<usize>, bucket: &BucketSize| {
-        let head_uses_embedding = is_tied && bucket.first_segment == 0 && bucket.replicas == ReplicaGroup::Dense;
-        let has_head = segments[segments_of.clone()].iter().any(|segment| segment.role == SegmentRole::Head);
-        segments_of.contains(&bucket.first_segment) || head_uses_embedding && has_head
+/// How often each bucket of a chunk is gathered for a micro-batch where parameters are whole only while a region runs: each bucket then has
+/// parameters of one segment.
+fn gathers(setup: &Setup<'_>, chunk: &Chunk, buckets: &[BucketSize]) -> Vec<u64> {
+    let mut uses: BTreeMap<(usize, ReplicaGroup), BTreeSet<usize>> = BTreeMap::new();
+    for parameter in chunk.declarations.parameters() {
+        uses.entry((parameter.segments[0], parameter.placement.replicas)).or_default().extend(&parameter.segments);
+    }
+    let uses = |segments: &Range<usize>, bucket: &BucketSize| {
+        let used = uses.get(&(bucket.first_segment, bucket.replicas));
+        used.is_some_and(|used| used.range(segments.clone()).next().is_some())
     };
     let regions = chunk_regions(setup, chunk);
     let (mut is_whole, mut gathered) = (vec![false; buckets.len()], vec![0; buckets.len()]);
-    let mut visit = |segments: &std::ops::Range<usize>, needs: bool, releases: bool| {
+    let mut visit = |segments: &Range<usize>, needs: bool, releases: bool| {
         for (index, _) in buckets.iter().enumerate().filter(|(_, bucket)| uses(segments, bucket)) {
             gathered[index] += u64::from(needs && !is_whole[index]);
             is_whole[index] = !releases;
         }
     };
-    for (region, _) in &regions {
+    for region in &regions {
         visit(&region.segments, true, region.recomputed);
     }
-    for (region, _) in regions.iter().rev() {
+    for region in regions.iter().rev() {
         visit(&region.segments, region.recomputed, true);
     }
     gathered
@@ -115,23 +116,26 @@ impl Tally<'_, '_> {
     pub(super) fn shared_gradients(&mut self, stage: usize) {
         let setup = self.setup;
         let shards = if setup.sharding().divides_state() { setup.shards().dense } else { 1 };
-        let shared = list_of_stage(setup, stage).into_iter().filter(|p| p.partial_gradient);
-        let part = padded_part(shared.map(|p| p.local as usize), shards) as u64;
+        let shared = setup.parameters(stage).filter(|p| p.placement.partial_gradient);
+        let part = padded_part(shared.map(Declaration::num_elements), shards) as u64;
         if part > 0 {
             let way = Way::on(TrafficKind::SharedGradients, GroupKind::Tensor, Operation::AllReduce);
             self.add(way, 1, part * FLOAT32);
         }
-        let rows = list_of_stage(setup, stage).into_iter().filter(|p| p.shared > 0);
-        let rows = rows.map(|p| (p.local as usize, (p.local - p.shared) as usize..p.local as usize));
+        let rows = setup.parameters(stage).filter(|p| p.placement.shared.is_some());
+        let rows = rows.map(|p| (p.num_elements(), p.shared_elements()));
         let part = padded_part_of(rows, shards) as u64;
         if part > 0 {
             let way = Way(TrafficKind::SharedGradients, TrafficGroup::RowCopies, Operation::AllReduce);
             self.add(way, 1, part * FLOAT32);
         }
-        let is_end = stage == 0 || stage + 1 == setup.layout.pipeline;
-        if setup.tied_over_stages() && is_end {
-            let table = setup.vocabulary_rows() * setup.model.hidden_size as u64;
-            let part = padded_part(std::iter::once(table as usize), shards) as u64;
+        // The first and the last stage hold what is tied, and reduce its gradient together.
+        let last = setup.layout.pipeline - 1;
+        let other_end = if stage == 0 { last } else { 0 };
+        let names: HashSet<&str> = setup.parameters(other_end).map(|p| p.name.as_str()).collect();
+        let tied = setup.parameters(stage).filter(|p| names.contains(p.name.as_str()));
+        let part = padded_part(tied.map(Declaration::num_elements), shards) as u64;
+        if part > 0 && last > 0 && (stage == 0 || stage == last) {
             let way = Way::on(TrafficKind::TiedEmbedding, GroupKind::Embedding, Operation::AllReduce);
             self.add(way, 1, part * FLOAT32);
         }

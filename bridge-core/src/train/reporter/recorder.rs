@@ -186,8 +186,10 @@ impl Recorder {
         let (config, logger) = (&self.config, &self.config.logger);
         let world_size = config.parallel.world_size as u64;
         let mut figures = Vec::new();
-        if logger.log_throughput || logger.log_throughput_to_tensorboard {
-            let tflops = tflops_per_device(step.flops, step.seconds, world_size);
+        if let Some(flops) = step.flops
+            && (logger.log_throughput || logger.log_throughput_to_tensorboard)
+        {
+            let tflops = tflops_per_device(flops, step.seconds, world_size);
             figures.push(Figure::new("tflops_per_device", "TFLOP/s", "Model TFLOP/s per device", tflops).file());
         }
         if logger.log_throughput_to_tensorboard {
@@ -249,7 +251,7 @@ impl Recorder {
         let paced = interval.seconds > 0.0 && iterations > 0;
         let seconds = if paced { interval.seconds / iterations as f64 } else { 0.0 };
         let flops = state.train_state.floating_point_operations_so_far - interval.flops_at_start;
-        let tflops = tflops_per_device(flops, interval.seconds, world_size);
+        let tflops = step.flops.map(|_| tflops_per_device(flops, interval.seconds, world_size));
         let mut figures = vec![
             figure("elapsed_ms_per_iteration", "", "Mean time of a step", (seconds * 1000.0).into())
                 .line(20, format!("elapsed time per iteration (ms): {:.1}", seconds * 1000.0))
@@ -267,7 +269,7 @@ impl Recorder {
                 .line(60, format!("{name}: {}", scientific(loss)))
                 .json(70, name)
         }));
-        if logger.log_throughput {
+        if let Some(tflops) = tflops.filter(|_| logger.log_throughput) {
             figures.push(
                 figure("interval_tflops_per_device", "TFLOP/s", "Mean model TFLOP/s per device", tflops.into())
                     .line(30, format!("throughput per GPU (TFLOP/s/GPU): {tflops:.1}"))
@@ -289,7 +291,7 @@ impl Recorder {
                     .json(130, "seconds_left"),
             );
         }
-        if logger.log_throughput_to_tensorboard {
+        if let Some(tflops) = tflops.filter(|_| logger.log_throughput_to_tensorboard) {
             let all = tflops * world_size as f64;
             let of_run = [("throughput/tflops", all), ("throughput/tflops/device", all / world_size.max(1) as f64)];
             let of_run = of_run.map(|(name, value)| (name.to_owned(), value));

@@ -4,16 +4,18 @@
 //! | file | what it has |
 //! | --- | --- |
 //! | `router` | scores, the choice of experts, auxiliary losses |
+//! | `cost` | FLOPs, bytes and messages |
 //! | `dispatch` | tokens to the ranks that hold their experts, and back |
 //! | `rows` | rows of a matrix by number, also none at all |
 //!
 //! Further shape letters: `e` experts, `k` experts a token, `m` rows that a rank's experts work on.
 
+mod cost;
 mod dispatch;
 mod router;
 mod rows;
 
-use bridge_core::model::{Auxiliary, Scope, WeightGradientStore};
+use bridge_core::model::{Auxiliary, Scope, SegmentCost, WeightGradientStore, Workload};
 use bridge_dist::region::{gather_sequence, reduce_scatter_sequence};
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -65,6 +67,11 @@ impl Moe {
             shared_experts: moe.shared_expert_intermediate_size.map(shared),
             dispatcher: moe.dispatcher,
         }
+    }
+
+    /// What the block costs.
+    pub fn cost(config: &DecoderConfig, moe: &MoeConfig, work: &Workload) -> SegmentCost {
+        cost::cost(config, moe, work)
     }
 
     /// `[b, t, c]` of the residual stream -> the same.

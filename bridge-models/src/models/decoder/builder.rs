@@ -5,12 +5,12 @@ use std::fmt;
 use bridge_core::config::{Kind, TransformerConfig};
 use bridge_core::model::{
     BuildContext, ChunkScope, ModelBuildError, ModelBuilder, ModelChunk, ModelConfig, ModelHook, ModelRegistry,
-    ModuleChunk, Stage,
+    ModuleChunk, Outline, RankPlace, Stage, Workload,
 };
 
 use super::config::DecoderConfig;
 use super::divisions::check_divides;
-use super::model::Decoder;
+use super::model::{Decoder, outline};
 use super::validate::invalid;
 
 /// The kind under which decoders are registered.
@@ -83,10 +83,11 @@ pub struct GptModelBuilder {
     transformer: TransformerConfig,
 }
 
-impl ModelBuilder for GptModelBuilder {
-    fn build_model(&self, context: &BuildContext, stage: &Stage) -> Result<Box<dyn ModelChunk>, ModelBuildError> {
-        let config = DecoderConfig::from_transformer(&self.transformer, context.padded_vocab_size)?;
-        let ranks = context.parallel.place().tensor.size;
+impl GptModelBuilder {
+    /// The decoder with this vocabulary, if the rank at `place` can have its part of it.
+    fn decoder(&self, padded_vocab_size: usize, place: &RankPlace) -> Result<DecoderConfig, ModelBuildError> {
+        let config = DecoderConfig::from_transformer(&self.transformer, padded_vocab_size)?;
+        let ranks = place.tensor.size;
         let is_exact = self.transformer.vocab_size.is_some() && !self.transformer.should_pad_vocab;
         if is_exact && !config.padded_vocab_size.is_multiple_of(ranks) {
             let found = config.padded_vocab_size;
@@ -95,7 +96,19 @@ impl ModelBuilder for GptModelBuilder {
             );
             return Err(invalid("model.vocab_size", message));
         }
-        build_decoder(&config, context, stage)
+        config.validate()?;
+        check_divides(&config, place)?;
+        Ok(config)
+    }
+}
+
+impl ModelBuilder for GptModelBuilder {
+    fn build_model(&self, context: &BuildContext, stage: &Stage) -> Result<Box<dyn ModelChunk>, ModelBuildError> {
+        build_decoder(&self.decoder(context.padded_vocab_size, &context.parallel.place())?, context, stage)
+    }
+
+    fn outline(&self, work: &Workload, stage: &Stage) -> Result<Outline, ModelBuildError> {
+        Ok(outline(&self.decoder(work.padded_vocab_size, &work.place)?, work, stage))
     }
 }
 

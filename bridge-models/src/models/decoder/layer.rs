@@ -1,6 +1,6 @@
 //! One transformer layer: attention and a feed-forward block on the residual stream.
 
-use bridge_core::model::{ChunkScope, Component, Scope, SegmentRole};
+use bridge_core::model::{ChunkScope, Component, Scope, SegmentCost, SegmentRole, Workload};
 use bridge_kernels::DropoutKey;
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -10,7 +10,7 @@ use crate::blocks::attention::{AttentionInput, SelfAttention};
 use crate::blocks::key_values::KeyValues;
 use crate::blocks::mlp::Mlp;
 use crate::blocks::moe::{Moe, MoeInput};
-use crate::blocks::norm::Norm;
+use crate::blocks::norm::{Norm, statistics};
 use crate::blocks::regions::Regions;
 use crate::blocks::residual::{BlockOutput, Branch, Reads, Residual};
 
@@ -73,6 +73,35 @@ impl Layer {
             dropout: config.hidden_dropout,
             residual,
         }
+    }
+
+    /// What a part of layer `index` (global) costs: its norms and its blocks.
+    pub fn cost(config: &DecoderConfig, index: usize, part: SegmentRole, work: &Workload) -> SegmentCost {
+        let norms = config.residual.layer_norms();
+        let stream = work.tokens_between_blocks() * config.hidden_size as u64;
+        // A norm before a block reads the stream, which is the segment's input; one behind it keeps what it reads.
+        let with_norms = |block: SegmentCost, before: bool, after: bool| {
+            let statistics = || statistics(config.norm, work.tokens_between_blocks());
+            let block = if before { statistics().and(block) } else { block };
+            let output = SegmentCost { kept: stream * work.activation_bytes, ..SegmentCost::default() };
+            if after { block.and(statistics()).and(output) } else { block }
+        };
+        let attention = || {
+            let block = SelfAttention::cost(config, index, work);
+            with_norms(block, norms.before_attention, norms.after_attention)
+        };
+        let feed_forward = || {
+            let block =
+                config.moe_layer(index).map_or_else(|| Mlp::cost(config, work), |moe| Moe::cost(config, moe, work));
+            with_norms(block, norms.before_mlp, norms.after_mlp)
+        };
+        let blocks = match part {
+            SegmentRole::Attention => attention(),
+            SegmentRole::Mlp | SegmentRole::Moe => feed_forward(),
+            SegmentRole::Layer => attention().and(feed_forward()),
+            SegmentRole::Embedding | SegmentRole::Head => panic!("{part:?} is no part of a layer"),
+        };
+        SegmentCost { input: stream, ..blocks }
     }
 
     /// The parts that can run, and be recomputed, by themselves.

@@ -2,8 +2,8 @@
 
 use bridge_core::model::{
     Auxiliary, Batch, Boundary, BoundaryTensor, BuildContext, ChunkScope, Component, Declaration, Declarations,
-    ForwardContext, GenerationState, LayerState, ParameterRole, RankPlace, Scope, SegmentOutput, SegmentRole, Segments,
-    Stage,
+    ForwardContext, GenerationState, LayerState, Outline, ParameterRole, RankPlace, Scope, Segment, SegmentCost,
+    SegmentOutput, SegmentRole, Segments, Stage, Workload,
 };
 use bridge_data::SequencePart;
 use bridge_kernels::RotaryTable;
@@ -15,10 +15,10 @@ use super::config::DecoderConfig;
 use super::layer::{Layer, LayerInput};
 use crate::blocks::attention::AttentionInput;
 use crate::blocks::embedding::{Embedding, Table, WORD_EMBEDDINGS};
-use crate::blocks::head::{Projection, Targets, logits, loss_sum};
+use crate::blocks::head::{Projection, Targets, cost as head_cost, logits, loss_sum};
 use crate::blocks::init::InitialValues;
 use crate::blocks::moe::MoeInput;
-use crate::blocks::norm::Norm;
+use crate::blocks::norm::{Norm, statistics};
 use crate::blocks::regions::Regions;
 use crate::blocks::rope::rotary_table;
 
@@ -99,10 +99,31 @@ impl Parts {
 }
 
 /// What a stage of the model `config` describes declares on the rank at `place`. Nothing is made.
-pub(super) fn outline(config: &DecoderConfig, place: RankPlace, stage: &Stage) -> Declarations {
+fn declare(config: &DecoderConfig, place: RankPlace, stage: &Stage) -> Declarations {
     let scope = ChunkScope::outline(place);
     Parts::new(config, stage, &scope);
     scope.finish()
+}
+
+/// What a stage of the model `config` describes declares on the rank of `work`, and costs. Nothing is made.
+pub(super) fn outline(config: &DecoderConfig, work: &Workload, stage: &Stage) -> Outline {
+    let declarations = declare(config, work.place, stage);
+    let costs = declarations.segments().iter().map(|segment| cost(config, *segment, work)).collect();
+    Outline { declarations, costs: Some(costs) }
+}
+
+fn cost(config: &DecoderConfig, segment: Segment, work: &Workload) -> SegmentCost {
+    match segment.role {
+        SegmentRole::Embedding => Embedding::cost(config, work),
+        part @ (SegmentRole::Attention | SegmentRole::Mlp | SegmentRole::Moe | SegmentRole::Layer) => {
+            Layer::cost(config, segment.layer.expect("parts of layers have a number"), part, work)
+        }
+        SegmentRole::Head => {
+            let input = work.tokens_between_blocks() * config.hidden_size as u64;
+            let norm = statistics(config.norm, work.tokens_between_blocks());
+            SegmentCost { input, ..norm.and(head_cost(config, work)) }
+        }
+    }
 }
 
 impl DecoderConfig {
@@ -113,7 +134,7 @@ impl DecoderConfig {
 
     /// The whole model's parameters, in the order of its chunk. Nothing is made.
     pub fn declarations(&self) -> Declarations {
-        outline(self, RankPlace::SINGLE, &Stage::whole([self.num_layers]))
+        declare(self, RankPlace::SINGLE, &Stage::whole([self.num_layers]))
     }
 }
 

@@ -2,8 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use super::super::{ParameterKind, PlanOptions, Rates, plan};
-use super::{LLAMA_405B, MOE, TINY, config, refused, tiny, try_config};
+use bridge_core::model::Component;
+use bridge_core::plan::{PlanOptions, Rates};
+
+use super::{LLAMA_405B, MOE, TINY, config, plan, refused, tiny, try_config};
 
 /// 32,768 embedding and output each, 49,280 a layer, 64 the last norm.
 const TINY_PARAMETERS: u64 = 2 * 32_768 + 2 * 49_280 + 64;
@@ -12,9 +14,9 @@ const TINY_PARAMETERS: u64 = 2 * 32_768 + 2 * 49_280 + 64;
 fn parameters_add_up() {
     let counts = tiny(1, &[]).parameters;
     assert_eq!(counts.total, TINY_PARAMETERS);
-    assert_eq!(counts.total, ParameterKind::ALL.into_iter().map(|kind| counts.get(kind)).sum::<u64>());
-    assert_eq!(counts.get(ParameterKind::Attention), 2 * (16 * 8 * 64 + 64 * 64));
-    assert_eq!(counts.get(ParameterKind::Norm), 5 * 64);
+    assert_eq!(counts.total, Component::ALL.into_iter().map(|kind| counts.get(kind)).sum::<u64>());
+    assert_eq!(counts.get(Component::Attention), 2 * (16 * 8 * 64 + 64 * 64));
+    assert_eq!(counts.get(Component::Norm), 5 * 64);
 }
 
 #[test]
@@ -31,7 +33,7 @@ fn a_rank_holds_its_slice() {
 fn a_tied_embedding_is_one_parameter_on_two_stages() {
     let tied = tiny(2, &["model.pipeline_model_parallel_size=2", "model.share_embeddings_and_output_weights=true"]);
     assert_eq!(tied.parameters.total, TINY_PARAMETERS - 32_768);
-    let tables: Vec<u64> = tied.stages.iter().map(|stage| stage.parameters.get(ParameterKind::Embedding)).collect();
+    let tables: Vec<u64> = tied.stages.iter().map(|stage| stage.parameters.get(Component::Embedding)).collect();
     assert_eq!(tables, [32_768, 32_768]);
 }
 
@@ -40,11 +42,11 @@ fn experts_count_apart() {
     let parallel = ["model.expert_model_parallel_size=2"];
     let moe = tiny(2, &[&MOE[..], &parallel].concat());
     let experts = 2 * 4 * 3 * 64 * 96;
-    assert_eq!(moe.parameters.get(ParameterKind::Experts), experts);
-    assert_eq!(moe.parameters.get(ParameterKind::Router), 2 * 4 * 64);
-    assert_eq!(moe.parameters.get(ParameterKind::Mlp), 0);
+    assert_eq!(moe.parameters.get(Component::Experts), experts);
+    assert_eq!(moe.parameters.get(Component::Router), 2 * 4 * 64);
+    assert_eq!(moe.parameters.get(Component::Mlp), 0);
     assert_eq!(moe.active_parameters, moe.parameters.total - experts / 2);
-    assert_eq!(moe.stages[0].parameters.get(ParameterKind::Experts), experts / 2);
+    assert_eq!(moe.stages[0].parameters.get(Component::Experts), experts / 2);
     // Two of four experts of half the width cost what the dense block does.
     assert_eq!(moe.flops.per_step, tiny(2, &[]).flops.per_step);
 }
@@ -121,7 +123,7 @@ fn ranks_beyond_the_key_value_heads_hold_copies_of_them() {
     assert_eq!(eight.parameters, one.parameters, "of the model, each counts once");
     // Two layers, heads of 8 channels, 64 inputs: a rank has one query head of eight, and a key and a value head that another has too.
     let (projection, output) = (3 * 8 * 64, 64 * 64 / 8);
-    assert_eq!(eight.stages[0].parameters.get(ParameterKind::Attention), 2 * (projection + output));
+    assert_eq!(eight.stages[0].parameters.get(Component::Attention), 2 * (projection + output));
 }
 
 #[test]
@@ -173,4 +175,32 @@ fn replicas_cost_what_they_do_not_overlap() {
     assert!(estimate(&zero_bubble).exposed_seconds < 1e-5);
     let errors = try_config(TINY, 4, &[&zero_bubble[..], &[reduce]].concat()).expect_err("no effect");
     assert!(errors.names("ddp.overlap_grad_reduce"), "{errors}");
+}
+
+/// Megatron's worked example, and what windows take off it.
+#[test]
+fn flops_are_megatrons() {
+    let sizes = [
+        "model.num_layers=2",
+        "model.hidden_size=64",
+        "model.ffn_hidden_size=256",
+        "model.gated_linear_unit=false",
+        "model.num_attention_heads=4",
+        "model.num_query_groups=4",
+        "model.kv_channels=16",
+        "model.vocab_size=1024",
+        "model.seq_length=128",
+        "dataset.seq_length=128",
+        "tokenizer.vocab_size=1023",
+    ];
+    let per_sequence = |more: &[&str]| {
+        let plan = tiny(1, &[&sizes[..], more].concat());
+        plan.flops.per_step / plan.batch.global_batch_size as f64
+    };
+    assert_eq!(per_sequence(&[]), 138_412_032.0);
+    let saved_per_layer = 128.0 * 6.0 * 64.0 * (128.0 - 32.0);
+    let window = "model.window_size=[31, 0]";
+    assert_eq!(per_sequence(&[window]), 138_412_032.0 - 2.0 * saved_per_layer);
+    assert_eq!(per_sequence(&[window, "model.window_attn_skip_freq=[0, 1]"]), 138_412_032.0 - saved_per_layer);
+    assert_eq!(per_sequence(&["model.window_size=[4096, 0]"]), 138_412_032.0);
 }

@@ -1,10 +1,11 @@
 //! Bytes between ranks.
 
+use bridge_core::config::pipeline_schedule;
+use bridge_core::model::TrafficKind;
+use bridge_core::plan::Plan;
 use bridge_dist::comm::Operation::{self, AllGather, AllReduce, AllToAll, Broadcast, Recv, ReduceScatter, Send};
-use bridge_dist::schedule::{PipelineSchedule, ScheduleKind};
+use bridge_dist::schedule::{PipelineSchedule, PipelineShape, ScheduleKind};
 
-use super::super::setup::Setup;
-use super::super::{Plan, TrafficKind};
 use super::{MOE, TINY, config, tiny};
 
 /// The residual stream of a micro-batch: 2 x 64 tokens of 64 float32 values.
@@ -78,8 +79,9 @@ fn stages_send_what_their_lists_say() {
     let chunks = [&overrides[..], &["model.virtual_pipeline_model_parallel_size=4"]].concat();
     for overrides in [&overrides[..], &chunks] {
         let config = config(TINY, 2, overrides);
-        let setup = Setup::new(&config).unwrap();
-        let lists = PipelineSchedule::new(setup.schedule, setup.shape).unwrap();
+        let num_chunks = config.parallel.virtual_pipeline;
+        let shape = PipelineShape { num_stages: 2, num_chunks, num_microbatches: config.train.num_microbatches };
+        let lists = PipelineSchedule::new(pipeline_schedule(&config.model, num_chunks), shape).unwrap();
         let plan = tiny(2, overrides);
         for (stage, actions) in lists.ranks.iter().enumerate() {
             let messages = actions.iter().filter(|action| action.message().is_some());

@@ -1,17 +1,19 @@
 //! The plan's parameters are those of the models that are built.
 
-use bridge_core::config::{Format, Kinds, RawConfig, RunConfig, World};
+use bridge_core::config::{Format, RawConfig, RunConfig, World};
 use bridge_core::model::{BuildContext, ModelRegistry, Parallel, StackPart, Stage};
-use bridge_core::plan::{Plan, PlanOptions, plan};
+use bridge_core::plan::{Plan, PlanOptions};
 use burn::tensor::{Device, FloatDType};
 
-const TINY: &str = include_str!("../../recipes/tiny.toml");
-const GPT2: &str = include_str!("../../recipes/gpt2-124m.toml");
-const SMOL: &str = include_str!("../../recipes/smol-135m.toml");
+use super::plan;
+
+const TINY: &str = include_str!("../../../recipes/tiny.toml");
+const GPT2: &str = include_str!("../../../recipes/gpt2-124m.toml");
+const SMOL: &str = include_str!("../../../recipes/smol-135m.toml");
 
 fn planned(recipe: &str, size: usize, overrides: &[&str]) -> (RunConfig, Plan) {
     let overrides: Vec<String> = overrides.iter().map(|item| (*item).to_owned()).collect();
-    let raw = RawConfig::from_text(recipe, Format::Toml, &overrides, &Kinds::builtin()).unwrap();
+    let raw = RawConfig::from_text(recipe, Format::Toml, &overrides, &bridge_models::registry().kinds()).unwrap();
     let config = raw.finalize_for_plan(&World { size }).unwrap();
     let plan = plan(&config, &PlanOptions::default()).unwrap();
     (config, plan)

@@ -1,0 +1,207 @@
+//! What a model costs: answered by the blocks, beside their maths, and read by the plan, the log and MFU.
+//!
+//! Shape legend: `n` tokens of a micro-batch on a context-parallel rank.
+
+use bridge_dist::comm::Operation;
+use bridge_dist::mesh::GroupKind;
+use serde::Serialize;
+
+use super::{Declarations, RankPlace};
+
+/// A micro-batch on one rank, as costs depend on it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Workload {
+    /// Sequences of a micro-batch.
+    pub micro_batch_size: usize,
+    /// Tokens of a whole sequence.
+    pub seq_length: usize,
+    /// The rank among those that share the model.
+    pub place: RankPlace,
+    /// Ranks that share each sequence.
+    pub context_size: usize,
+    /// Bytes of an element of activations.
+    pub activation_bytes: u64,
+    /// Bytes of an element of activations in collectives, which add up no float16: that travels as float32.
+    pub collective_bytes: u64,
+    /// Whether attention stays inside documents, so that ranks tell each other the document of each token.
+    pub documents: bool,
+    /// Whether the kernels of the processor run.
+    pub on_processor: bool,
+    /// Rows of embedding and output tables, padding included.
+    pub padded_vocab_size: usize,
+}
+
+impl Workload {
+    /// One sequence of `seq_length` tokens on a rank that holds all, in float32.
+    pub fn sequence(seq_length: usize, padded_vocab_size: usize) -> Self {
+        Self {
+            micro_batch_size: 1,
+            seq_length,
+            place: RankPlace::SINGLE,
+            context_size: 1,
+            activation_bytes: 4,
+            collective_bytes: 4,
+            documents: false,
+            on_processor: true,
+            padded_vocab_size,
+        }
+    }
+
+    /// Tokens of a micro-batch over all ranks that share it.
+    pub fn all_tokens(&self) -> f64 {
+        self.micro_batch_size as f64 * self.seq_length as f64
+    }
+
+    /// Tokens of a micro-batch on a context-parallel rank: `n`.
+    pub fn tokens(&self) -> u64 {
+        (self.micro_batch_size * self.seq_length / self.context_size) as u64
+    }
+
+    /// Of these, the ones a rank holds between tensor-parallel blocks.
+    pub fn tokens_between_blocks(&self) -> u64 {
+        let parts = if self.place.sequence_parallel { self.place.tensor.size } else { 1 };
+        self.tokens() / parts as u64
+    }
+}
+
+/// What communication is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TrafficKind {
+    /// Activations and their gradients between tensor-parallel ranks.
+    Tensor,
+    /// Statistics of the loss over a split vocabulary.
+    Loss,
+    /// Keys and values between context-parallel ranks.
+    Context,
+    /// Tokens to and from experts, and statistics of the router.
+    Expert,
+    /// Activations and their gradients between pipeline stages.
+    Pipeline,
+    /// Gradients over replicas.
+    Gradients,
+    /// Parameters over replicas that share optimizer state or the parameters themselves.
+    Parameters,
+    /// Gradients of parameters that tensor-parallel ranks hold copies of.
+    SharedGradients,
+    /// The gradient of an embedding tied over two stages.
+    TiedEmbedding,
+    /// Norms, losses and token counts; votes on how to go on.
+    Scalars,
+}
+
+impl TrafficKind {
+    /// Every kind.
+    pub const ALL: [Self; 10] = [
+        Self::Tensor,
+        Self::Loss,
+        Self::Context,
+        Self::Expert,
+        Self::Pipeline,
+        Self::Gradients,
+        Self::Parameters,
+        Self::SharedGradients,
+        Self::TiedEmbedding,
+        Self::Scalars,
+    ];
+
+    /// Its name, for people.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Tensor => "tensor parallel",
+            Self::Loss => "loss statistics",
+            Self::Context => "context parallel",
+            Self::Expert => "experts",
+            Self::Pipeline => "pipeline",
+            Self::Gradients => "gradients",
+            Self::Parameters => "parameters",
+            Self::SharedGradients => "shared gradients",
+            Self::TiedEmbedding => "tied embedding",
+            Self::Scalars => "scalars",
+        }
+    }
+}
+
+/// The pass of a micro-batch in which something happens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PassKind {
+    /// In forward, and again where recompute repeats it.
+    Forward,
+    /// In backward.
+    Backward,
+}
+
+/// Operations on a group, in one pass of a micro-batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Exchange {
+    /// What it is for.
+    pub kind: TrafficKind,
+    /// The group. On a group of one nothing happens.
+    pub group: GroupKind,
+    /// The operation.
+    pub operation: Operation,
+    /// The pass.
+    pub pass: PassKind,
+    /// How often.
+    pub operations: u64,
+    /// Bytes of payload, all operations together.
+    pub bytes: u64,
+}
+
+/// What one segment costs on one micro-batch: on one rank, but for the FLOPs.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SegmentCost {
+    /// Floating-point operations, forward and backward, over all ranks that share it.
+    pub flops: f64,
+    /// Elements of its input, which recompute keeps and the pipeline sends.
+    pub input: u64,
+    /// Bytes that it keeps from forward to backward besides its input.
+    pub kept: u64,
+    /// Bytes of gradients that its backward has in hand at once.
+    pub backward: u64,
+    /// Bytes that a split backward leaves for its weight part: inputs of linear layers and gradients of their outputs.
+    pub put_off: u64,
+    /// Bytes of logits that exist at once.
+    pub cross_entropy: u64,
+    /// Bytes of attention scores that exist at once, for each thread.
+    pub attention: u64,
+    /// Parameters of the whole model that a token does not meet here: experts it is not sent to.
+    pub idle_parameters: u64,
+    /// What it communicates.
+    pub exchanges: Vec<Exchange>,
+}
+
+impl SegmentCost {
+    /// What `other` costs besides: another block of the segment.
+    #[must_use]
+    pub fn and(mut self, other: Self) -> Self {
+        self.exchanges.extend(other.exchanges);
+        Self {
+            flops: self.flops + other.flops,
+            input: self.input + other.input,
+            kept: self.kept + other.kept,
+            backward: self.backward.max(other.backward),
+            put_off: self.put_off + other.put_off,
+            cross_entropy: self.cross_entropy.max(other.cross_entropy),
+            attention: self.attention.max(other.attention),
+            idle_parameters: self.idle_parameters + other.idle_parameters,
+            exchanges: self.exchanges,
+        }
+    }
+}
+
+/// A chunk without tensors: what it declares, and what its segments cost.
+#[derive(Clone, Debug)]
+pub struct Outline {
+    /// Segments and parameters.
+    pub declarations: Declarations,
+    /// One a segment; `None` for a model that does not say. It trains all the same: no plan can be made for it, and logs have no TFLOP/s.
+    pub costs: Option<Vec<SegmentCost>>,
+}
+
+impl Outline {
+    /// Floating-point operations of a micro-batch, forward and backward, over all ranks that share it; `None` if the model does not say.
+    pub fn flops(&self) -> Option<f64> {
+        self.costs.as_ref().map(|costs| costs.iter().map(|cost| cost.flops).sum())
+    }
+}

@@ -1,0 +1,109 @@
+//! What a mixture of experts costs, if the router sends every expert the same number of tokens.
+
+use bridge_core::model::{Exchange, PassKind, SegmentCost, TrafficKind, Workload};
+use bridge_dist::comm::Operation::{AllGather, AllReduce, AllToAll, ReduceScatter};
+use bridge_dist::mesh::GroupKind;
+
+use crate::blocks::mlp::{block_flops, inner_bytes};
+use crate::blocks::regions::{enter_exchanges, exchange, leave_exchanges};
+use crate::models::decoder::config::{DecoderConfig, Dispatcher, MoeConfig};
+
+const FLOAT32: u64 = 4;
+const FLOAT64: u64 = 8;
+const INT64: u64 = 8;
+
+/// What the block costs.
+pub(super) fn cost(config: &DecoderConfig, moe: &MoeConfig, work: &Workload) -> SegmentCost {
+    let (c, a) = (config.hidden_size as u64, work.activation_bytes);
+    let expert_ranks = work.place.expert_tensor.size as u64;
+    let local = work.tokens_between_blocks();
+    let routed = local * moe.topk as u64;
+    // The normalized tokens, router logits and probabilities.
+    let mut kept = local * c * a + 2 * local * moe.num_experts as u64 * FLOAT32;
+    // What arrives at the experts here, and what comes back to be weighted.
+    kept += routed * expert_ranks * c * a + routed * c * a;
+    let width = moe.ffn_hidden_size / work.place.expert_tensor.size;
+    let hidden = inner_bytes(config, routed * expert_ranks, width, work);
+    kept += hidden;
+    let mut backward = hidden;
+    let shared = moe.shared_expert_intermediate_size.unwrap_or(0);
+    if shared > 0 {
+        let hidden = inner_bytes(config, work.tokens(), shared / work.place.tensor.size, work);
+        let gathered = if work.place.sequence_parallel { work.tokens() * c * a } else { 0 };
+        kept += hidden + gathered;
+        backward = backward.max(hidden);
+    }
+    SegmentCost {
+        flops: block_flops(config, work.all_tokens(), moe.ffn_hidden_size * moe.topk + shared),
+        kept,
+        backward: backward + routed * expert_ranks * c * a,
+        idle_parameters: expert_parameters(config, moe) * (moe.num_experts - moe.topk) as u64,
+        exchanges: exchanges(config, moe, work),
+        ..SegmentCost::default()
+    }
+}
+
+/// Elements of one expert.
+fn expert_parameters(config: &DecoderConfig, moe: &MoeConfig) -> u64 {
+    let (c, f, first) = (config.hidden_size, moe.ffn_hidden_size, config.fc1_blocks() * moe.ffn_hidden_size);
+    let biases = if config.mlp_bias { first + c } else { 0 };
+    (first * c + c * f + biases) as u64
+}
+
+/// Where experts are cut over the same ranks as the rest, tokens enter one tensor-parallel region that spans router, experts and shared
+/// experts. Where they are not, each rank routes the tokens of its residual stream, and the ranks of an expert show each other theirs.
+fn exchanges(config: &DecoderConfig, moe: &MoeConfig, work: &Workload) -> Vec<Exchange> {
+    let row = config.hidden_size as u64 * work.collective_bytes;
+    // Tokens and probabilities of each expert, and the sum of squared log-partitions.
+    let statistics = (2 * moe.num_experts as u64 + 1) * FLOAT64;
+    let told = |group| exchange((TrafficKind::Expert, group), AllReduce, PassKind::Forward, (1, statistics));
+    let mut all = vec![told(GroupKind::Context)];
+    if work.place.expert_tensor.size == work.place.tensor.size {
+        all.extend(enter_exchanges(moe.num_experts as u64 * FLOAT32, work));
+        all.extend(enter_exchanges(row, work));
+        all.extend(dispatch(moe, work.tokens(), row, work));
+        all.extend(leave_exchanges(row, work));
+        return all;
+    }
+    all.push(told(GroupKind::Tensor));
+    let (tokens, ranks) = (work.tokens_between_blocks(), work.place.expert_tensor.size as u64);
+    all.extend(share(moe, tokens, row, (GroupKind::ExpertTensor, ranks)));
+    all.extend(dispatch(moe, tokens * ranks, row, work));
+    if moe.shared_expert_intermediate_size.is_some() {
+        all.extend(enter_exchanges(row, work));
+        all.extend(leave_exchanges(row, work));
+    }
+    all
+}
+
+/// `tokens` to their experts and back.
+fn dispatch(moe: &MoeConfig, tokens: u64, row: u64, work: &Workload) -> Vec<Exchange> {
+    match moe.dispatcher {
+        Dispatcher::AllGather => share(moe, tokens, row, (GroupKind::Expert, work.place.expert.size as u64)),
+        Dispatcher::AllToAll => {
+            let way = (TrafficKind::Expert, GroupKind::Expert);
+            let choices = tokens * moe.topk as u64 * row;
+            // How many tokens go to each expert; the tokens, to their experts and back, in forward and in backward.
+            vec![
+                exchange(way, AllToAll, PassKind::Forward, (1, moe.num_experts as u64 * INT64)),
+                exchange(way, AllToAll, PassKind::Forward, (2, choices)),
+                exchange(way, AllToAll, PassKind::Backward, (2, choices)),
+            ]
+        }
+    }
+}
+
+/// Choices, `tokens` and weights of each rank to all of a group; what each rank's experts make of them is summed.
+fn share(moe: &MoeConfig, tokens: u64, row: u64, (group, ranks): (GroupKind, u64)) -> Vec<Exchange> {
+    let (choices, rows) = (tokens * moe.topk as u64, tokens * row);
+    let of = |operation, pass, bytes| exchange((TrafficKind::Expert, group), operation, pass, (1, bytes));
+    vec![
+        of(AllGather, PassKind::Forward, choices * INT64),
+        of(AllGather, PassKind::Forward, rows),
+        of(AllGather, PassKind::Forward, choices * FLOAT32),
+        of(ReduceScatter, PassKind::Forward, ranks * rows),
+        of(AllGather, PassKind::Backward, rows),
+        of(ReduceScatter, PassKind::Backward, ranks * choices * FLOAT32),
+        of(ReduceScatter, PassKind::Backward, ranks * rows),
+    ]
+}
