@@ -155,7 +155,7 @@ impl MixerConfig {
                 cross_entropy: workspace_bytes(n as usize, v as usize) as u64,
                 ..SegmentCost::default()
             },
-            _ => SegmentCost {
+            SegmentRole::Attention | SegmentRole::Mlp | SegmentRole::Moe | SegmentRole::Layer => SegmentCost {
                 flops: (6 * n * (t * c + 2 * c * f)) as f64,
                 input: n * c,
                 // Statistics and output of the norm, what was mixed over time, and the MLP's two inner tensors.

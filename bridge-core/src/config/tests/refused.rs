@@ -162,7 +162,6 @@ const REFUSED: &[(&[&str], &str)] = &[
     (&["comm_overlap={data_parallel_size = 2}"], "comm_overlap.data_parallel_size"),
     (&["dist.align_grad_reduce=false"], "dist.align_grad_reduce"),
     (&["dist.align_grad_reduce=false", "ddp.overlap_grad_reduce=true"], "dist.align_grad_reduce"),
-    (&["dist.distributed_backend=gloo"], "dist.distributed_backend"),
     (&["optimizer.log_num_zeros_in_grad=true", "logger.log_num_zeros_in_grad=false"], "logger.log_num_zeros_in_grad"),
     (&["mixed_precision=fp16_mixed", "optimizer.loss_scale_window=2.5"], "optimizer.loss_scale_window"),
     (
