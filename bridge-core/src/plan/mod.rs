@@ -16,28 +16,32 @@
 //! `n` tokens of a micro-batch on a context-parallel rank (`b * t / cp`).
 
 mod estimate;
+mod flops;
 mod measured;
 mod memory;
 mod parameters;
 mod pipeline;
 mod segments;
 mod setup;
+mod stage;
 mod traffic;
 
 use serde::Serialize;
 
 use crate::config::RunConfig;
-use crate::model::{ModelRegistry, TrafficKind};
+use crate::model::ModelRegistry;
 
 pub(crate) use estimate::bytes_per_second;
 pub use estimate::{Estimate, Rates};
+pub use flops::Flops;
 pub use measured::{
     Amount, Comparison, GradientOverlap, MemoryComparison, RankMeasurement, StageComparison, TrafficComparison,
 };
 pub use memory::Memory;
 pub use parameters::ParameterCounts;
 pub use pipeline::{BubbleSource, Pipeline};
-pub use setup::{Layout, PlanError};
+pub use setup::{Batch, Layout, PlanError};
+pub use stage::StagePlan;
 pub use traffic::{Traffic, TrafficGroup};
 
 use setup::Setup;
@@ -70,62 +74,6 @@ pub struct Plan {
     pub estimate: Option<Estimate>,
 }
 
-/// Sequences and tokens of a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Batch {
-    /// Sequences of a step.
-    pub global_batch_size: u64,
-    /// Sequences of a micro-batch on one model replica.
-    pub micro_batch_size: u64,
-    /// Micro-batches of a step on one model replica.
-    pub num_microbatches: u64,
-    /// Tokens of a sequence.
-    pub seq_length: u64,
-    /// Tokens of a step.
-    pub tokens: u64,
-    /// Rows of embedding and output tables, padding included.
-    pub padded_vocab_size: u64,
-}
-
-/// Floating-point operations, forward and backward.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Flops {
-    /// Of a step, by the model alone (what MFU is measured against).
-    pub per_step: f64,
-    /// Of a token.
-    pub per_token: f64,
-    /// Of a step, with the forwards that recompute repeats.
-    pub per_step_with_recompute: f64,
-}
-
-/// One rank of a pipeline stage.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct StagePlan {
-    /// Rank in the pipeline.
-    pub stage: usize,
-    /// Layers on it, over all its chunks.
-    pub num_layers: usize,
-    /// Whether it has the embedding.
-    pub embedding: bool,
-    /// Whether it has the output head.
-    pub head: bool,
-    /// Parameters that the rank holds (its tensor- and expert-parallel slice, before any sharding over replicas).
-    pub parameters: ParameterCounts,
-    /// FLOPs of the rank in a step, repeated forwards included.
-    pub flops: f64,
-    /// Bytes of memory.
-    pub memory: Memory,
-    /// What it communicates.
-    pub traffic: Vec<Traffic>,
-}
-
-impl StagePlan {
-    /// Payload bytes of one kind.
-    pub fn traffic_bytes(&self, kind: TrafficKind) -> u64 {
-        self.traffic.iter().filter(|traffic| traffic.kind == kind).map(|traffic| traffic.bytes).sum()
-    }
-}
-
 /// Counts what `config` costs, by what its kind of model declares.
 ///
 /// # Errors
@@ -149,30 +97,17 @@ pub fn plan(config: &RunConfig, models: &ModelRegistry, options: &PlanOptions) -
             }
         })
         .collect::<Vec<_>>();
-    let flops = flops(&setup, &stages);
+    let flops = flops::flops(&setup, &stages);
     let estimate = options.rates.map(|rates| estimate::estimate(&setup, &rates, (&stages, &pipeline, &flops)));
     let parameters = parameters::of_model(&setup);
     Ok(Plan {
         layout: setup.layout,
         batch: setup.batch(),
-        active_parameters: setup.active_parameters(&parameters),
+        active_parameters: parameters::active(&setup, &parameters),
         parameters,
         flops,
         pipeline,
         stages,
         estimate,
     })
-}
-
-fn flops(setup: &Setup<'_>, stages: &[StagePlan]) -> Flops {
-    let batch = setup.batch();
-    let costs = setup.stages.iter().flatten().flat_map(|chunk| &chunk.costs);
-    let per_micro_batch: f64 = costs.map(|cost| cost.flops).sum();
-    let per_step = per_micro_batch * (batch.num_microbatches * setup.layout.data as u64) as f64;
-    let ranks_of_a_stage = (setup.layout.world_size / setup.layout.pipeline) as f64;
-    Flops {
-        per_step,
-        per_token: per_step / batch.tokens as f64,
-        per_step_with_recompute: stages.iter().map(|stage| stage.flops).sum::<f64>() * ranks_of_a_stage,
-    }
 }

@@ -64,3 +64,9 @@ pub(super) fn of_model(setup: &Setup<'_>) -> ParameterCounts {
     }
     counts
 }
+
+/// Parameters without the experts that a token does not visit.
+pub(super) fn active(setup: &Setup<'_>, all: &ParameterCounts) -> u64 {
+    all.total
+        - setup.stages.iter().flatten().flat_map(|chunk| &chunk.costs).map(|cost| cost.idle_parameters).sum::<u64>()
+}

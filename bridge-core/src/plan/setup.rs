@@ -5,7 +5,6 @@ use bridge_dist::schedule::placement::{PlacementError, StageContent};
 use bridge_dist::schedule::{PipelineShape, ScheduleError, ScheduleKind};
 use serde::Serialize;
 
-use super::{Batch, ParameterCounts};
 use crate::config::{ConfigErrors, DType, FinalModel, RunConfig, TokenizerType, pipeline_placement, pipeline_schedule};
 use crate::model::{
     Declaration, Declarations, Member, ModelBuildError, ModelRegistry, Outline, RankPlace, SegmentCost, Stage, Workload,
@@ -72,6 +71,23 @@ pub struct Layout {
     pub expert_tensor: usize,
     /// Data parallel of experts.
     pub expert_data: usize,
+}
+
+/// Sequences and tokens of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Batch {
+    /// Sequences of a step.
+    pub global_batch_size: u64,
+    /// Sequences of a micro-batch on one model replica.
+    pub micro_batch_size: u64,
+    /// Micro-batches of a step on one model replica.
+    pub num_microbatches: u64,
+    /// Tokens of a sequence.
+    pub seq_length: u64,
+    /// Tokens of a step.
+    pub tokens: u64,
+    /// Rows of embedding and output tables, padding included.
+    pub padded_vocab_size: u64,
 }
 
 /// Bytes of an element.
@@ -187,12 +203,6 @@ impl<'a> Setup<'a> {
             tokens: global_batch_size * seq_length,
             padded_vocab_size: self.padded_vocab,
         }
-    }
-
-    /// Parameters without the experts that a token does not visit.
-    pub fn active_parameters(&self, all: &ParameterCounts) -> u64 {
-        all.total
-            - self.stages.iter().flatten().flat_map(|chunk| &chunk.costs).map(|cost| cost.idle_parameters).sum::<u64>()
     }
 
     /// What replicas divide among themselves.

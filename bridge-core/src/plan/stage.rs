@@ -1,0 +1,34 @@
+//! What a plan says of one rank of a pipeline stage. Counted elsewhere.
+
+use serde::Serialize;
+
+use super::{Memory, ParameterCounts, Traffic};
+use crate::model::TrafficKind;
+
+/// One rank of a pipeline stage.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct StagePlan {
+    /// Rank in the pipeline.
+    pub stage: usize,
+    /// Layers on it, over all its chunks.
+    pub num_layers: usize,
+    /// Whether it has the embedding.
+    pub embedding: bool,
+    /// Whether it has the output head.
+    pub head: bool,
+    /// Parameters that the rank holds (its tensor- and expert-parallel slice, before any sharding over replicas).
+    pub parameters: ParameterCounts,
+    /// FLOPs of the rank in a step, repeated forwards included.
+    pub flops: f64,
+    /// Bytes of memory.
+    pub memory: Memory,
+    /// What it communicates.
+    pub traffic: Vec<Traffic>,
+}
+
+impl StagePlan {
+    /// Payload bytes of one kind.
+    pub fn traffic_bytes(&self, kind: TrafficKind) -> u64 {
+        self.traffic.iter().filter(|traffic| traffic.kind == kind).map(|traffic| traffic.bytes).sum()
+    }
+}
