@@ -54,6 +54,7 @@ mod journal;
 mod layout;
 mod local;
 mod metadata;
+mod progress;
 mod reader;
 mod region;
 mod resolve;
@@ -77,6 +78,7 @@ pub use error::{CheckpointError, Damage, DamagedCheckpoint, RootFault, SkippedCh
 pub use layout::{JOURNAL_FILE, LATEST_FILE, METADATA_FILE, RUN_CONFIG_FILE, TRAIN_STATE_FILE, iteration_folder_name};
 pub use local::{Cut, LocalLayout};
 pub use metadata::{FORMAT_VERSION, FileRecord, Metadata, SliceRecord, TensorRecord};
+pub use progress::{ProgressFn, SaveProgress};
 pub use reader::Checkpoint;
 pub use resolve::{LoadReport, LoadRequest, Notice, OnDamaged, Resolution, Resolved};
 pub use retention::RetentionPolicy;
@@ -88,7 +90,7 @@ pub use tensor::{DType, Element, HostTensor, TensorSource, TensorView};
 pub use together::{Verifier, look_together};
 pub use train_state::TrainState;
 pub use verify::Verification;
-pub use writer::{CheckpointWriter, ProgressFn, SaveOptions, SaveProgress, SaveReport, Staging};
+pub use writer::{CheckpointWriter, SaveOptions, SaveReport, Staging};
 
 #[cfg(target_endian = "big")]
 compile_error!("checkpoint shards hold little-endian numbers and are written without conversion");

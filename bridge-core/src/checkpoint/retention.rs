@@ -1,13 +1,14 @@
-//! Which checkpoints are kept. Deletes only in [`prune`].
+//! Which checkpoints are kept. Deletes only in [`prune`] and [`move_to_trash`].
 
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::Path;
 
 use super::error::CheckpointError;
+use super::fsio::{remove_all, rename_durably};
 use super::journal::Pointer;
+use super::layout::trash_name;
 use super::store::RootState;
 use super::verify::{Verification, verify_folder};
-use super::writer::move_to_trash;
 
 /// How many checkpoints are kept. The checkpoint that the pointer names and the last intact one are always kept.
 /// Checkpoints newer than the latest, which a run that went back has abandoned, are neither counted nor deleted.
@@ -86,6 +87,14 @@ pub(super) fn prune(
         move_to_trash(root, &state.entries[iteration].path, *iteration)?;
     }
     Ok(disposable)
+}
+
+/// Deletes a checkpoint. It is renamed first, so that an interrupted deletion is not taken for a damaged checkpoint.
+pub(super) fn move_to_trash(root: &Path, folder: &Path, iteration: u64) -> Result<(), CheckpointError> {
+    let trash = root.join(trash_name(iteration));
+    remove_all(&trash)?;
+    rename_durably(folder, &trash)?;
+    remove_all(&trash)
 }
 
 #[cfg(test)]

@@ -12,9 +12,9 @@ use super::checksum::Checksum;
 use super::error::CheckpointError;
 use super::fsio::{CHUNK_BYTES, FileWriter};
 use super::layout::{file_name_problem, shard_file_name};
+use super::progress::ProgressMeter;
 use super::snapshot::{ShardTensor, TensorGroup};
 use super::tensor::DType;
-use super::writer::ProgressMeter;
 
 /// The key that safetensors reserves.
 const RESERVED_KEY: &str = "__metadata__";

@@ -6,8 +6,7 @@ use std::fs;
 use std::io;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use super::checksum::{Checksum, seal};
@@ -18,26 +17,13 @@ use super::fsio::{
 use super::journal::{Journal, Pointer, read_pointer, write_journal, write_pointer};
 use super::layout::{
     METADATA_FILE, RUN_CONFIG_FILE, RootName, TRAIN_STATE_FILE, displaced_name, file_name_problem,
-    iteration_folder_name, parse_root_name, staging_name, trash_name,
+    iteration_folder_name, parse_root_name, staging_name,
 };
 use super::metadata::{FORMAT_VERSION, FileRecord, Metadata, merge_shards};
-use super::retention::{RetentionPolicy, prune};
+use super::progress::{ProgressFn, ProgressMeter};
+use super::retention::{RetentionPolicy, move_to_trash, prune};
 use super::shard::{WrittenShard, plan_shards, write_shards};
 use super::snapshot::{RunFiles, Snapshot, TensorGroup};
-
-/// Progress of a save.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SaveProgress {
-    /// The iteration being saved.
-    pub iteration: u64,
-    /// Bytes of tensors passed to the operating system.
-    pub bytes_done: u64,
-    /// Bytes of tensors in total.
-    pub bytes_total: u64,
-}
-
-/// Called from the writing threads, about once per megabyte.
-pub type ProgressFn = Arc<dyn Fn(SaveProgress) + Send + Sync>;
 
 /// How checkpoints are written.
 #[derive(Clone)]
@@ -75,23 +61,6 @@ impl fmt::Debug for SaveOptions {
             .field("retention", &self.retention)
             .field("producer", &self.producer)
             .finish_non_exhaustive()
-    }
-}
-
-/// Sums the progress of the writing threads.
-pub(super) struct ProgressMeter {
-    progress: Option<ProgressFn>,
-    iteration: u64,
-    done: AtomicU64,
-    total: u64,
-}
-
-impl ProgressMeter {
-    pub(super) fn add(&self, bytes: u64) {
-        let bytes_done = self.done.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        if let Some(progress) = &self.progress {
-            progress(SaveProgress { iteration: self.iteration, bytes_done, bytes_total: self.total });
-        }
     }
 }
 
@@ -267,14 +236,6 @@ fn clear_up(root: &Path) -> Result<(), CheckpointError> {
         }
     }
     Ok(())
-}
-
-/// Deletes a checkpoint. It is renamed first, so that an interrupted deletion is not taken for a damaged checkpoint.
-pub(super) fn move_to_trash(root: &Path, folder: &Path, iteration: u64) -> Result<(), CheckpointError> {
-    let trash = root.join(trash_name(iteration));
-    remove_all(&trash)?;
-    rename_durably(folder, &trash)?;
-    remove_all(&trash)
 }
 
 /// A checkpoint being written, under a temporary name.
