@@ -8,7 +8,7 @@ use std::sync::Arc;
 use bridge_dist::schedule::placement::StageContent;
 use burn::tensor::{Device, FloatDType};
 
-use super::{DeferredParameters, ModelChunk, Outline, Parallel, Workload};
+use super::{DeferredParameters, ModelBuildError, ModelChunk, Outline, Parallel, Workload};
 use crate::config::{Kind, KindRegistry, Kinds, Section as _, TransformerConfig};
 
 /// What a chunk has of one of the model's stacks of layers.
@@ -86,35 +86,6 @@ pub struct BuildContext {
     pub parallel: Parallel,
     /// Set where this rank keeps a part of each parameter only: initial values are then left here until they are needed.
     pub deferred: Option<DeferredParameters>,
-}
-
-/// Why a model could not be built.
-#[derive(Debug, thiserror::Error)]
-pub enum ModelBuildError {
-    /// No such kind in the registry.
-    #[error("model.kind: expected one of {known}, found `{found}`")]
-    UnknownKind {
-        /// The kind asked for.
-        found: String,
-        /// The kinds there are.
-        known: String,
-    },
-    /// A parameter of a module and the declarations made for it do not fit.
-    #[error("parameter `{name}`: {message}")]
-    Parameter {
-        /// Name of the parameter, or path of the field without a declaration.
-        name: String,
-        /// What was expected and found.
-        message: String,
-    },
-    /// The configuration cannot be built.
-    #[error("{key}: {message}")]
-    Invalid {
-        /// Key path of the offending field.
-        key: String,
-        /// What is wrong, and what was expected.
-        message: String,
-    },
 }
 
 /// A model configuration: pure data that names its builder.

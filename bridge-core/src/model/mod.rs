@@ -15,24 +15,25 @@ mod declaration;
 #[cfg(test)]
 mod declaration_tests;
 mod deferred;
+mod error;
 mod generation;
 mod layer_metrics;
 mod module_chunk;
 mod parallel;
 mod placement;
 mod scope;
+mod segment;
 mod weight_gradients;
 
 pub use batch::{Auxiliary, Batch, BatchExtra, ForwardContext, Mode};
 pub(crate) use boundary::checked;
 pub use boundary::{Boundary, BoundaryError, BoundaryTensor, HIDDEN_STATES, loss_sum, run_segments};
-pub use builder::{
-    BuildContext, ModelBuildError, ModelBuilder, ModelConfig, ModelHook, ModelRegistry, StackPart, Stage, compose_hooks,
-};
-pub use chunk::{ModelChunk, Replacement, Segment, SegmentOutput, SegmentRole};
+pub use builder::{BuildContext, ModelBuilder, ModelConfig, ModelHook, ModelRegistry, StackPart, Stage, compose_hooks};
+pub use chunk::{ModelChunk, Replacement, SegmentOutput};
 pub use cost::{Exchange, Outline, PassKind, SegmentCost, TrafficKind, Workload};
 pub use declaration::{Component, Cut, Declaration, Declarations, Initial, Meets, ParameterRole};
 pub use deferred::DeferredParameters;
+pub use error::ModelBuildError;
 pub use generation::{GenerationState, LayerState};
 pub use layer_metrics::{LayerMetric, LayerMetrics};
 use module_chunk::released;
@@ -40,4 +41,5 @@ pub use module_chunk::{ModuleChunk, Segments};
 pub use parallel::{Member, Parallel, RankPlace};
 pub use placement::{Placement, ReplicaGroup, Shard, SharedRows};
 pub use scope::{ChunkScope, Scope};
+pub use segment::{Segment, SegmentRole};
 pub use weight_gradients::WeightGradientStore;
