@@ -7,7 +7,7 @@ use bridge_dist::comm::{CommError, Group, ReduceOp};
 use bridge_kernels::optim::accumulate;
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 
-use super::sharded::part;
+use super::flat::part;
 
 /// dtype in which gradients are summed over micro-batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

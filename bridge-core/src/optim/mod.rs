@@ -1,19 +1,21 @@
 //! The optimizer: parameter groups, float32 master weights, clipping, and one update of all parameters by a rule of `rules`.
 //!
-//! With many ranks: `bucket` has the layout of gradients and parameters that travel together, `distribution` says who reduces, owns and counts
-//! which parameter, `sharing` which ranks hold the same, `reducer` adds gradients up while backward goes on, `sharded` gathers parameters of
-//! which each rank updates a part.
+//! With many ranks: `bucket` has the layout of gradients and parameters that travel together, `settings` says what is divided and when,
+//! `distribution` who reduces, owns and counts which parameter, `sharing` which ranks hold the same, `reducer` adds gradients up while backward
+//! goes on, `sharded` gathers parameters of which each rank updates a part.
 //!
 //! The fused arithmetic of updates is in bridge-kernels; which learning rate and decay hold at a step is in
 //! [`crate::schedule`].
 
 mod bucket;
 mod distribution;
+mod flat;
 mod gradients;
 mod groups;
 mod optimizer;
 mod reducer;
 pub mod rules;
+mod settings;
 mod sharded;
 #[cfg(test)]
 mod sharded_tests;
@@ -25,17 +27,13 @@ pub use bucket::{
     Bucket, BucketEntry, BucketLayout, BucketPadding, BucketParameter, BucketRule, BucketSize, ShardCounts,
     bucket_sizes, buckets, owned_range, padded_part, padded_part_of,
 };
-pub use distribution::{Averaging, Distribution, DistributionSettings, Gather, Reduction, Sharding};
+pub use distribution::Distribution;
 pub use gradients::{AccumulationDType, GradientBuffer};
 pub use groups::{
     DecayQkLayernorm, GroupSettings, OverrideProvider, ParameterGroup, ParameterOverride, StandardOverrides,
 };
 pub use optimizer::{CutParameter, GroupRates, Optimizer, OptimizerSettings, OptimizerState, StepOutcome, StepScales};
 pub use reducer::{GradientReducer, ReductionTimes, Wire};
+pub use settings::{Averaging, DistributionSettings, Gather, Reduction, Sharding};
 pub use sharded::ShardedParameters;
 pub use sharing::ROW_COPIES;
-
-/// Bytes of a flat tensor's elements.
-fn bytes_of(tensor: &burn::tensor::Tensor<1>) -> u64 {
-    (tensor.dims()[0] * tensor.dtype().size()) as u64
-}

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use bridge_dist::comm::CommError;
 use burn::tensor::{DType, FloatDType, Tensor};
 
+use super::flat::bytes_of;
 use super::groups::{self, OverrideProvider, ParameterGroup};
 use super::rules::{self, Algorithm, Unit, UpdateStep, Values};
 use super::{Distribution, GradientBuffer, GroupSettings, ShardedParameters};
@@ -297,7 +298,7 @@ impl Optimizer {
     /// Bytes of the state that is on this rank.
     pub fn state_bytes(&self) -> u64 {
         let tensors = self.slots.values().flat_map(|slot| std::iter::once(&slot.master).chain(&slot.states));
-        tensors.flatten().map(super::bytes_of).sum()
+        tensors.flatten().map(bytes_of).sum()
     }
 
     /// Bytes of the parameters of `chunks` that this rank keeps between steps.

@@ -9,7 +9,8 @@ use half::bf16;
 
 use super::GradientBuffer;
 use super::bucket::{Bucket, BucketEntry};
-use super::distribution::{Distribution, Reduction};
+use super::distribution::Distribution;
+use super::settings::Reduction;
 use crate::logging::{TimerLevel, Timers, TimingLogLevel};
 
 /// Element type of gradients on their way between ranks.

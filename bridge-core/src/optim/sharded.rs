@@ -11,7 +11,9 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 use half::{bf16, f16};
 
 use super::bucket::{Bucket, BucketEntry};
-use super::distribution::{Distribution, Gather, Sharding};
+use super::distribution::Distribution;
+use super::flat::{bytes_of, detached_part, part};
+use super::settings::{Gather, Sharding};
 use crate::model::{DeferredParameters, ModelChunk, Replacement};
 
 /// Where the parameters of a bucket are.
@@ -167,7 +169,7 @@ impl ShardedParameters {
     /// Bytes of the parameters that this rank keeps between steps: all of those of `chunks`, or where parameters are sharded what it owns.
     pub(super) fn kept_bytes(&self, chunks: &[Box<dyn ModelChunk>]) -> u64 {
         let mut bytes = 0;
-        self.visit_kept(chunks, &mut |_, value| bytes += super::bytes_of(value));
+        self.visit_kept(chunks, &mut |_, value| bytes += bytes_of(value));
         bytes
     }
 
@@ -363,18 +365,4 @@ fn buckets_of_segments(chunk: &dyn ModelChunk, buckets: &[Bucket]) -> Vec<Vec<us
 /// Names of the parameters in buckets.
 fn names_in(buckets: &[Bucket]) -> BTreeSet<&str> {
     buckets.iter().flat_map(|bucket| bucket.entries.iter().map(|entry| entry.name.as_str())).collect()
-}
-
-/// A range of a flat tensor that does not keep the memory of the rest, as a view would.
-fn detached_part(value: Tensor<1>, range: &Range<usize>) -> Tensor<1> {
-    if range.len() == value.dims()[0] {
-        return value;
-    }
-    let (device, dtype) = (value.device(), value.dtype());
-    Tensor::from_data(part(value, range).into_data(), (&device, dtype))
-}
-
-/// A range of a flat tensor.
-pub(super) fn part(value: Tensor<1>, range: &Range<usize>) -> Tensor<1> {
-    if range.len() == value.dims()[0] { value } else { value.slice(range.clone()) }
 }

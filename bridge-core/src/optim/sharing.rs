@@ -6,7 +6,7 @@ use bridge_dist::comm::{CommError, Group, ReduceOp};
 use bridge_dist::mesh::ProcessGroups;
 use twox_hash::XxHash3_64;
 
-use super::distribution::Sharding;
+use super::settings::Sharding;
 use crate::model::{Declaration, ReplicaGroup};
 
 /// Name of the group of tensor-parallel ranks that hold the same rows of some parameters.
