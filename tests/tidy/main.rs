@@ -58,8 +58,8 @@ const MODULES: [(&str, &[&str]); 9] = [
     ("train", &["checkpoint", "config", "logging", "model", "optim", "plan", "resilience", "schedule"]),
 ];
 
-/// What they use besides: names and settings of optimizers, the timers of phases, how a run sets up regions and groups.
-const MORE_ARROWS: [(&str, &str); 3] = [("config", "optim"), ("optim", "logging"), ("plan", "train")];
+/// What they use besides: names and settings of optimizers; the timers of phases.
+const MORE_ARROWS: [(&str, &str); 2] = [("config", "optim"), ("optim", "logging")];
 
 /// Modules of bridge-core that know tensors.
 const TENSORS: [&str; 3] = ["model", "optim", "train"];

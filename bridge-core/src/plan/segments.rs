@@ -1,7 +1,8 @@
 //! The segments of chunks: the regions that recompute cuts them into, their FLOPs, and what backward keeps of them.
 
+use super::recompute::{Region, plan as regions};
+use super::settings;
 use super::setup::{Chunk, Setup};
-use crate::train::{Region, configured_cuts, plan as regions};
 
 /// What a chunk keeps of one micro-batch, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -16,7 +17,7 @@ pub(super) struct ChunkActivations {
 
 /// The regions of a chunk. Where the model ends and backward comes next, the last region's graph stays whatever is recomputed.
 pub(super) fn chunk_regions(setup: &Setup<'_>, chunk: &Chunk) -> Vec<Region> {
-    let cut = regions(chunk.declarations.segments(), &setup.recompute, configured_cuts(setup.config));
+    let cut = regions(chunk.declarations.segments(), &setup.recompute, settings::cuts(setup.config));
     let kept = cut.len().checked_sub(1).filter(|_| chunk.content.loss && setup.schedule.backward_follows_loss());
     let numbered = cut.into_iter().enumerate();
     numbered.map(|(index, region)| Region { recomputed: region.recomputed && Some(index) != kept, ..region }).collect()

@@ -5,12 +5,13 @@ use bridge_dist::schedule::placement::{PlacementError, StageContent};
 use bridge_dist::schedule::{PipelineShape, ScheduleError, ScheduleKind};
 use serde::Serialize;
 
+use super::recompute::Recompute;
+use super::settings;
 use crate::config::{ConfigErrors, DType, FinalModel, RunConfig, TokenizerType, pipeline_placement, pipeline_schedule};
 use crate::model::{
     Declaration, Declarations, Member, ModelBuildError, ModelRegistry, Outline, RankPlace, SegmentCost, Stage, Workload,
 };
 use crate::optim::{DistributionSettings, ShardCounts, Sharding};
-use crate::train::{Recompute, configured_distribution, configured_recompute};
 
 /// Why there is no plan.
 #[derive(Debug, thiserror::Error)]
@@ -172,9 +173,9 @@ impl<'a> Setup<'a> {
             stages,
             schedule: pipeline_schedule(model, num_chunks),
             shape,
-            distribution: configured_distribution(config),
+            distribution: settings::distribution(config),
             bytes,
-            recompute: configured_recompute(config),
+            recompute: settings::recompute(config),
         })
     }
 

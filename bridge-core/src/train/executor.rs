@@ -6,10 +6,10 @@ use std::ops::Range;
 use bridge_dist::comm::CommError;
 use burn::tensor::{FloatDType, Tensor};
 
-use super::recompute::{Cuts, Recompute, Region, plan};
 use crate::model::{
     Boundary, BoundaryError, ForwardContext, ModelChunk, SegmentOutput, SegmentRole, checked, run_segments,
 };
+use crate::plan::recompute::{Cuts, Recompute, Region, plan};
 
 /// Why a pass through a chunk ended early.
 #[derive(Debug, thiserror::Error)]

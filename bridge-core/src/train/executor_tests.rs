@@ -8,11 +8,11 @@ use burn::module::{Module, Param};
 use burn::tensor::{Device, FloatDType, Tensor};
 
 use super::executor::Executor;
-use super::recompute::{Cuts, Recompute};
 use crate::model::{
     Batch, Boundary, BoundaryTensor, ForwardContext, Mode, ModelChunk, ModuleChunk, ParameterRole, SegmentOutput,
     SegmentRole, Segments, run_segments,
 };
+use crate::plan::recompute::{Cuts, Recompute};
 use crate::testing::{Closures, forward_backward, micro_batch, parameter, scope, source_and_target, toy, two_stacks};
 
 fn gradients(

@@ -45,7 +45,6 @@ mod preparation;
 mod pretrain;
 mod preview;
 mod ranks;
-mod recompute;
 mod registry;
 mod report;
 mod reporter;
@@ -61,10 +60,7 @@ mod train_loop;
 mod training;
 mod vocabulary;
 
-pub(crate) use convert::{
-    cuts as configured_cuts, distribution as configured_distribution, recompute as configured_recompute,
-};
-
+pub use crate::plan::recompute::{Cuts, Recompute, Region, plan};
 pub use checkpointing::load_parameters;
 pub use data::RunData;
 pub use device::{DeviceError, LocalRank, check_device_name, select_device, select_device_of_rank};
@@ -81,7 +77,6 @@ pub use measure::{measure, measuring_recipe};
 pub use pretrain::{RunReport, pretrain};
 pub use preview::{ScheduleRow, schedule_of};
 pub use ranks::process_groups;
-pub use recompute::{Cuts, Recompute, Region, plan};
 pub use registry::{DatasetFactoryContext, DatasetRegistry, Registry};
 pub use report::{EvaluationReport, GlobalState, StepReport, TrainEnd};
 pub use reporter::Console;

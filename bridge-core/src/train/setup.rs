@@ -39,6 +39,7 @@ use crate::model::{
 use crate::optim::{
     AccumulationDType, Distribution, GradientBuffer, GradientReducer, Optimizer, OverrideProvider, Sharding,
 };
+use crate::plan;
 use crate::resilience::rerun::RerunStateMachine;
 use crate::resilience::{Signal, SignalWatcher};
 use crate::schedule::{NumMicrobatchesCalculator, OptimizerParamScheduler};
@@ -197,7 +198,7 @@ fn build_training(
     let work = Workload::sequence(config.model.seq_length, padded_vocab_size);
     let flops_per_sequence = builder.outline(&work, &Stage::whole(model_config.stacks()))?.flops();
 
-    let distribution = Arc::new(Distribution::new(&chunks, groups.clone(), convert::distribution(config))?);
+    let distribution = Arc::new(Distribution::new(&chunks, groups.clone(), plan::settings::distribution(config))?);
     let settings = convert::optimizer_settings(config);
     let optimizer = Optimizer::new(settings, &chunks, provider.as_ref(), Arc::clone(&distribution))?;
     let plain = device.clone().without_autodiff();
@@ -322,7 +323,7 @@ fn evaluates(config: &RunConfig) -> bool {
 /// Whether initial values may wait until they are cut into what each rank owns. Hooks may look at them before.
 fn defers(config: &RunConfig, model: &dyn ModelConfig) -> bool {
     let has_hooks = !model.pre_wrap_hooks().is_empty() || !model.post_wrap_hooks().is_empty();
-    convert::distribution(config).sharding == Sharding::Full && !has_hooks
+    plan::settings::distribution(config).sharding == Sharding::Full && !has_hooks
 }
 
 fn accumulation(config: &RunConfig) -> AccumulationDType {

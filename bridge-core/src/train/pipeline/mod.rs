@@ -25,10 +25,10 @@ use bridge_dist::schedule::{PipelineShape, ScheduleKind, rank_actions};
 use burn::tensor::{Device, FloatDType, Tensor};
 
 use super::executor::{Executor, RegionHooks};
-use super::recompute::{Cuts, Recompute};
 use crate::config::RunConfig;
 use crate::logging::{Timers, TimingLogLevel};
 use crate::model::{Batch, LayerMetrics, Mode, ModelChunk};
+use crate::plan::recompute::{Cuts, Recompute};
 use pass::PipelinePass;
 use transfers::TransferFormat;
 

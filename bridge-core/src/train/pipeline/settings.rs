@@ -5,7 +5,8 @@ use burn::tensor::{Device, FloatDType};
 use super::{Pipeline, PipelineSettings};
 use crate::config::{self, RunConfig, pipeline_placement, pipeline_schedule};
 use crate::model::{ModelChunk, Parallel, Stage};
-use crate::train::{TrainError, convert};
+use crate::plan;
+use crate::train::TrainError;
 
 /// What the chunks of pipeline rank `rank` hold of a model whose stacks have so many layers.
 ///
@@ -27,8 +28,8 @@ pub(in crate::train) fn pipeline(
 ) -> Pipeline {
     let settings = PipelineSettings {
         schedule: pipeline_schedule(&config.model, chunks.len()),
-        recompute: convert::recompute(config),
-        cuts: convert::cuts(config),
+        recompute: plan::settings::recompute(config),
+        cuts: plan::settings::cuts(config),
         wire_dtype: config.model.pipeline_dtype.map(|dtype| match dtype {
             config::DType::Float16 => FloatDType::F16,
             config::DType::BFloat16 => FloatDType::BF16,

@@ -11,7 +11,7 @@ use super::{MicroBatchInput, MicroBatches, TrainWork};
 use crate::config::RunConfig;
 use crate::model::{Batch, LayerMetrics, Mode};
 use crate::optim::{GradientBuffer, GradientReducer, Reduction, ShardedParameters};
-use crate::train::configured_distribution;
+use crate::plan::settings;
 use crate::train::executor::RegionHooks;
 use crate::train::forward_step::ForwardStep;
 use crate::train::hooks::{EvaluationHooks, Reduce, TrainHooks};
@@ -34,7 +34,7 @@ impl Reductions {
         let puts_weights_off = schedule == ScheduleKind::ZeroBubbleH1;
         // The first stage ends last: while it works on the last micro-batch the others have done theirs, and all stages reduce together.
         let waits_for_first = config.dist.align_grad_reduce && stage > 0;
-        let settings = configured_distribution(config);
+        let settings = settings::distribution(config);
         if puts_weights_off {
             Self::Deferred
         } else if settings.sharding.divides_gradients() {

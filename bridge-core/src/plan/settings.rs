@@ -1,0 +1,87 @@
+//! From the configuration: how replicas divide what they hold, and where the graphs of chunks are cut. A plan counts by it, and a run does it.
+
+use super::recompute::{Cuts, Recompute};
+use crate::config::{self, RunConfig};
+use crate::model::SegmentRole;
+use crate::optim::{Averaging, BucketPadding, BucketRule, DistributionSettings, Gather, Reduction, Sharding};
+
+/// Where the recipe gives no bucket size: Megatron's default, in elements, but several buckets also for a model that is smaller than that.
+fn default_bucket_rule(data_parallel_size: usize) -> BucketRule {
+    BucketRule::Share { parts: DEFAULT_PARTS, max_elements: (1_000_000 * data_parallel_size).max(40_000_000) }
+}
+
+/// By default a bucket is closed when it has one part in so many of a chunk's elements. What the last bucket takes hides behind nothing.
+const DEFAULT_PARTS: usize = 16;
+
+/// How gradients, state and parameters are spread over replicas.
+pub(crate) fn distribution(config: &RunConfig) -> DistributionSettings {
+    let (ddp, replicas) = (&config.ddp, config.parallel.data * config.parallel.context);
+    // Small buckets only help to start early; without overlap there is one.
+    let bucket_rule = if ddp.overlap_grad_reduce || ddp.overlap_param_gather {
+        ddp.bucket_size.map_or_else(|| default_bucket_rule(replicas), BucketRule::Elements)
+    } else {
+        BucketRule::One
+    };
+    DistributionSettings {
+        sharding: sharding(config),
+        bucket_rule,
+        padding: match ddp.pad_buckets_for_high_nccl_busbw {
+            true => BucketPadding::HighBandwidth,
+            false => BucketPadding::EqualParts,
+        },
+        reduction: if ddp.overlap_grad_reduce { Reduction::DuringBackward } else { Reduction::Waiting },
+        average: if ddp.average_in_collective { Averaging::InCollective } else { Averaging::InLoss },
+        gather: if ddp.overlap_param_gather { Gather::DuringForward } else { Gather::Waiting },
+    }
+}
+
+/// Finalized recipes say it under each of its names.
+fn sharding(config: &RunConfig) -> Sharding {
+    let ddp = &config.ddp;
+    match ddp.data_parallel_sharding_strategy {
+        config::ShardingStrategy::OptimGradsParams if ddp.use_megatron_fsdp => Sharding::Full,
+        config::ShardingStrategy::OptimGrads if ddp.use_megatron_fsdp => Sharding::Gradients,
+        _ if ddp.use_distributed_optimizer => Sharding::Optimizer,
+        _ => Sharding::None,
+    }
+}
+
+/// Where graphs are cut so that gradients and parameters are not all whole at once.
+pub(crate) fn cuts(config: &RunConfig) -> Cuts {
+    // Experts may have replicas where the rest has none.
+    let sizes = &config.parallel;
+    let of_expert = sizes.expert * sizes.expert_tensor * sizes.pipeline;
+    let has_experts = config.model.num_moe_experts.is_some();
+    let has_replicas = sizes.data * sizes.context > 1 || has_experts && sizes.world_size > of_expert;
+    match sharding(config) {
+        Sharding::Full => Cuts::EachLayerRecomputed,
+        // Gradients are reduced segment by segment, so that they are not all whole at once.
+        Sharding::Gradients => Cuts::EachSegment,
+        _ if has_replicas && config.ddp.overlap_grad_reduce => Cuts::EachSegment,
+        _ => Cuts::AsNeeded,
+    }
+}
+
+/// What is recomputed.
+pub(crate) fn recompute(config: &RunConfig) -> Recompute {
+    let model = &config.model;
+    let layers = model.recompute_num_layers.unwrap_or(1);
+    match (model.recompute_granularity, model.recompute_method) {
+        (None, _) => Recompute::Off,
+        (Some(config::RecomputeGranularity::Full), Some(config::RecomputeMethod::Block)) => Recompute::Block { layers },
+        (Some(config::RecomputeGranularity::Full), _) => Recompute::Uniform { layers },
+        (Some(config::RecomputeGranularity::Selective), _) => {
+            // Segments are the grain: the norm of a part is recomputed with the part.
+            let mut roles = Vec::new();
+            for module in &model.recompute_modules {
+                match module.as_str() {
+                    "core_attn" => roles.push(SegmentRole::Attention),
+                    "mlp" => roles.push(SegmentRole::Mlp),
+                    "moe" => roles.push(SegmentRole::Moe),
+                    _ => roles.extend([SegmentRole::Attention, SegmentRole::Mlp, SegmentRole::Moe]),
+                }
+            }
+            Recompute::Selective(roles)
+        }
+    }
+}
