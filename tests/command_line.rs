@@ -119,7 +119,7 @@ fn eval_checks_its_arguments() {
     refused(&["--recipe", "nowhere.toml"], &["nowhere.toml"]);
     refused(&["dataset.knd=mock"], &["dataset.knd", "`kind`"]);
     refused(&["model.seq_length=128"], &["model.seq_length", "128", "64"]);
-    refused(&["tokenizer.vocab_size=600", "model.vocab_size=601"], &["does not know", "512"]);
+    refused(&["tokenizer.vocab_size=600", "model.vocab_size=601"], &["outside the model's vocabulary", "512"]);
     assert_refused(&["eval", "nowhere"], &["nowhere"]);
     assert_refused(&["eval"], &["<MODEL>"]);
 }
