@@ -2,104 +2,11 @@
 //! formats do not belong here.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::path::PathBuf;
 
 use super::node::{Data, Entry, Node};
-use super::section::{FieldSpec, Reader};
-
-/// The type of a setting, for messages ("expected ...") and for the JSON Schema.
-#[derive(Debug, Clone)]
-pub enum TypeSpec {
-    /// true or false.
-    Bool,
-    /// A whole number; the field's limits say whether it may be negative.
-    Integer,
-    /// A whole number that is not negative.
-    Count,
-    /// A number; whole numbers are accepted.
-    Float,
-    /// Text.
-    String,
-    /// One of the names.
-    Choice(&'static [&'static str]),
-    /// A list of any length.
-    List(Box<TypeSpec>),
-    /// A list of a fixed number of items.
-    Array(Box<TypeSpec>, usize),
-    /// A table with free keys.
-    Map(Box<TypeSpec>),
-    /// Any of the alternatives.
-    OneOf(Vec<TypeSpec>),
-    /// The inner type or null.
-    Nullable(Box<TypeSpec>),
-    /// A table with fixed keys.
-    Section(fn() -> Vec<FieldSpec>),
-    /// Anything.
-    Any,
-}
-
-impl fmt::Display for TypeSpec {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Bool => f.write_str("true or false"),
-            Self::Integer => f.write_str("an integer"),
-            Self::Count => f.write_str("an integer that is not negative"),
-            Self::Float => f.write_str("a number"),
-            Self::String => f.write_str("a string"),
-            Self::Choice(names) => write!(f, "one of {}", names.join(", ")),
-            Self::List(item) => write!(f, "a list, each item {item}"),
-            Self::Array(item, length) => write!(f, "a list of {length}, each item {item}"),
-            Self::Map(value) => write!(f, "a table, each value {value}"),
-            Self::OneOf(options) => {
-                let options: Vec<_> = options.iter().map(Self::to_string).collect();
-                f.write_str(&options.join(", or "))
-            }
-            Self::Nullable(inner) => write!(f, "{inner} (or null)"),
-            Self::Section(_) => f.write_str("a table"),
-            Self::Any => f.write_str("any value"),
-        }
-    }
-}
-
-impl TypeSpec {
-    /// The field table, when this is a table with fixed keys, alone or as an alternative.
-    pub fn section_fields(&self) -> Option<Vec<FieldSpec>> {
-        match self {
-            Self::Section(fields) => Some(fields()),
-            Self::Nullable(inner) => inner.section_fields(),
-            Self::OneOf(options) => options.iter().find_map(Self::section_fields),
-            _ => None,
-        }
-    }
-
-    /// Whether a value has this type; used for settings that code registers at run time.
-    pub fn accepts(&self, node: &Node) -> bool {
-        match (self, &node.data) {
-            (Self::Any, _) | (Self::Bool, Data::Bool(_)) | (Self::String, Data::String(_)) => true,
-            (Self::Integer, Data::Int(value)) => i64::try_from(*value).is_ok(),
-            (Self::Count, Data::Int(value)) => u64::try_from(*value).is_ok(),
-            (Self::Float, Data::Int(_)) => true,
-            (Self::Float, Data::Float(value)) => value.is_finite(),
-            (Self::Choice(names), Data::String(text)) => names.contains(&text.as_str()),
-            (Self::List(item), Data::List(items)) => items.iter().all(|node| item.accepts(node)),
-            (Self::Array(item, length), Data::List(items)) => {
-                items.len() == *length && items.iter().all(|node| item.accepts(node))
-            }
-            (Self::Map(value), Data::Table(entries)) => entries.iter().all(|entry| value.accepts(&entry.node)),
-            (Self::OneOf(options), _) => options.iter().any(|option| option.accepts(node)),
-            (Self::Nullable(inner), _) => is_null_word(node) || inner.accepts(node),
-            (Self::Section(fields), Data::Table(entries)) => {
-                let fields = fields();
-                entries.iter().all(|entry| {
-                    let field = fields.iter().find(|field| field.name == entry.key);
-                    field.is_some_and(|field| (field.spec)().accepts(&entry.node))
-                })
-            }
-            _ => false,
-        }
-    }
-}
+use super::reader::Reader;
+use super::spec::{TypeSpec, is_null_word};
 
 /// A type that a setting can have.
 pub trait Field: Sized {
@@ -203,11 +110,6 @@ impl<T: Field> Field for Option<T> {
     fn spec() -> TypeSpec {
         TypeSpec::Nullable(Box::new(T::spec()))
     }
-}
-
-/// TOML has no null, so the word `"null"` stands for it where a setting may be null.
-fn is_null_word(node: &Node) -> bool {
-    node.is_null() || matches!(&node.data, Data::String(text) if text == "null")
 }
 
 impl<T: Field> Field for Vec<T> {

@@ -4,12 +4,14 @@
 use std::ops::{Deref, DerefMut};
 
 use super::error::ErrorKind;
-use super::field::{Field, TypeSpec};
+use super::field::Field;
 use super::kinds::{KindRegistry, Kinds};
 use super::limits::Limits;
 use super::node::{Data, Entry, Node};
-use super::section::{FieldSpec, Reader, Section, assign_entries, section_field};
+use super::reader::Reader;
+use super::section::{Section, assign_entries, section_field};
 use super::sections::{GptDatasetConfig, TransformerConfig};
+use super::spec::{FieldSpec, TypeSpec};
 
 /// The `[model]` section.
 pub type ModelConfig = Kinded<TransformerConfig>;

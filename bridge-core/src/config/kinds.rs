@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::field::TypeSpec;
+use super::spec::TypeSpec;
 
 /// An additional setting of a registered kind.
 #[derive(Debug, Clone)]

@@ -1,8 +1,8 @@
 //! The configuration tree: reading recipes, checking them, and the resolved result.
 //!
 //! The data flow is one way:
-//! text -> located value tree (`source`, `overrides`) -> [`RawConfig`] (`section`, `sections`)
-//! -> [`RawConfig::finalize`] (`finalize`, `refusal`) -> [`RunConfig`] -> text (`ops`).
+//! text -> located value tree (`source`, `overrides`) -> [`RawConfig`] (`reader`, `sections`)
+//! -> [`RawConfig::finalize`] (`finalize`) -> [`RunConfig`] -> text (`ops`).
 //!
 //! Pure data: no tensors, no files except the recipe itself, nothing global.
 //!
@@ -21,17 +21,20 @@ mod finalize;
 mod kinded;
 mod kinds;
 mod limits;
+mod loading;
 mod node;
 mod one_rank;
 mod ops;
 mod overrides;
 mod pipeline;
 mod raw;
+mod reader;
 mod refusal;
 mod run_config;
 mod section;
 mod sections;
 mod source;
+mod spec;
 mod unread;
 mod upstream;
 
@@ -40,19 +43,22 @@ mod tests;
 
 pub use choice::*;
 pub use error::{ConfigError, ConfigErrors, ErrorKind};
-pub use field::{AnyValue, ByteSize, Field, OneOrMany, TypeSpec};
+pub use field::{AnyValue, ByteSize, Field, OneOrMany};
 pub use kinded::{DatasetConfig, Kinded, KindedConfig, ModelConfig};
 pub use kinds::{ExtraField, Kind, KindRegistry, Kinds};
 pub use limits::{Bound, Limits};
+pub use loading::{load, load_text, load_with};
 pub use node::{Data, Entry, Location, Node};
 pub use ops::{Detail, Difference, diff, diff_from_defaults, json_schema};
 pub use pipeline::{micro_batch_windows, pipeline_placement, pipeline_schedule};
-pub use raw::{RawConfig, load, load_text, load_with};
+pub use raw::RawConfig;
+pub use reader::{Origins, Reader};
 pub use refusal::Refusal;
 pub use run_config::{
     FinalDataset, FinalLogger, FinalModel, FinalOptimizer, FinalScheduler, FinalTraining, FinalTransformer,
     FinalValidation, ParallelSizes, Resolved, RunConfig, SampleCounts, SchedulerSteps, World,
 };
-pub use section::{FieldSpec, Origins, Reader, Section};
+pub use section::Section;
 pub use sections::*;
 pub use source::Format;
+pub use spec::{FieldSpec, TypeSpec};

@@ -5,16 +5,14 @@ use std::path::Path;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::error::{ConfigError, ConfigErrors, ErrorKind};
-use super::finalize::{self, Purpose};
+use super::error::ConfigErrors;
 use super::kinds::Kinds;
 use super::node::{Location, Node};
 use super::overrides;
-use super::run_config::{RunConfig, World};
-use super::section::{Origins, Reader, Section, locate};
+use super::reader::{Origins, Reader, locate};
+use super::section::Section;
 use super::sections::RecipeConfig;
 use super::source::{self, Format};
-use super::unread::Unread;
 use super::upstream;
 
 /// A recipe before it is checked: every setting may be changed, in any order.
@@ -92,7 +90,12 @@ impl RawConfig {
         (raw, errors)
     }
 
-    fn read(parsed: Result<Node, ConfigErrors>, overrides: &[String], kinds: &Kinds) -> (Self, ConfigErrors) {
+    /// Reads as much as possible of a parsed recipe.
+    pub(super) fn read(
+        parsed: Result<Node, ConfigErrors>,
+        overrides: &[String],
+        kinds: &Kinds,
+    ) -> (Self, ConfigErrors) {
         let (mut root, mut errors) = match parsed {
             Ok(root) => (root, ConfigErrors::default()),
             Err(errors) => (Node::null(), errors),
@@ -111,23 +114,6 @@ impl RawConfig {
         raw.origins = origins;
         errors.extend(read_errors);
         (raw, errors)
-    }
-
-    /// Checks everything and derives values; `self` does not change, and this can be repeated.
-    ///
-    /// # Errors
-    /// Every violated rule.
-    pub fn finalize(&self, world: &World) -> Result<RunConfig, ConfigErrors> {
-        finalize::run(self, world, Purpose::Train)
-    }
-
-    /// As [`finalize`](Self::finalize), for [`crate::plan`] only: data and tokenizer may be missing, and a few settings that no run of
-    /// this release supports are accepted (those whose refusal is `planned`).
-    ///
-    /// # Errors
-    /// Every other violated rule.
-    pub fn finalize_for_plan(&self, world: &World) -> Result<RunConfig, ConfigErrors> {
-        finalize::run(self, world, Purpose::Plan)
     }
 
     /// Protects a setting from presets even if it has its default value.
@@ -185,74 +171,5 @@ impl<'de> Deserialize<'de> for RawConfig {
         let node = Node::deserialize(deserializer)?;
         let (raw, errors) = Self::read(Ok(node), &[], &Kinds::builtin());
         errors.into_result(raw).map_err(serde::de::Error::custom)
-    }
-}
-
-/// Reads and finalizes a recipe file in one go, reporting the problems of both steps together.
-///
-/// # Errors
-/// Every problem of syntax, names and types, and every violated rule that reads none of these settings.
-pub fn load(path: &Path, overrides: &[String], kinds: &Kinds, world: &World) -> Result<RunConfig, ConfigErrors> {
-    let (raw, errors) = RawConfig::read_file(path, overrides, kinds);
-    finish(&raw, errors, world)
-}
-
-/// As [`load`], with further checks by the caller, of what only the program knows, such as which devices were compiled in.
-/// They see the configuration as far as it could be read.
-///
-/// # Errors
-/// As [`load`], and what `further` finds.
-pub fn load_with(
-    path: &Path,
-    overrides: &[String],
-    (kinds, world): (&Kinds, &World),
-    further: &dyn Fn(&RawConfig) -> Vec<ConfigError>,
-) -> Result<RunConfig, ConfigErrors> {
-    let (raw, errors) = RawConfig::read_file(path, overrides, kinds);
-    finish_with(&raw, errors, world, further)
-}
-
-/// As [`load`], from text.
-///
-/// # Errors
-/// As [`load`].
-pub fn load_text(
-    (text, format): (&str, Format),
-    overrides: &[String],
-    kinds: &Kinds,
-    world: &World,
-) -> Result<RunConfig, ConfigErrors> {
-    let (raw, errors) = RawConfig::read(source::parse(text, format, "recipe"), overrides, kinds);
-    finish(&raw, errors, world)
-}
-
-fn finish(raw: &RawConfig, errors: ConfigErrors, world: &World) -> Result<RunConfig, ConfigErrors> {
-    finish_with(raw, errors, world, &|_| Vec::new())
-}
-
-fn finish_with(
-    raw: &RawConfig,
-    mut errors: ConfigErrors,
-    world: &World,
-    further: &dyn Fn(&RawConfig) -> Vec<ConfigError>,
-) -> Result<RunConfig, ConfigErrors> {
-    // Nothing is known about a file that could not be parsed.
-    let is_unread = |error: &ConfigError| {
-        let is_of_file = error.location.as_ref().is_none_or(|at| !at.is_command_line());
-        matches!(error.kind, ErrorKind::Syntax | ErrorKind::Unreadable) && is_of_file
-    };
-    if errors.iter().any(is_unread) {
-        return Err(errors);
-    }
-    let unread = Unread::new(&errors, raw);
-    let (config, found) = match raw.finalize(world) {
-        Ok(config) => (Some(config), ConfigErrors::default()),
-        Err(found) => (None, found),
-    };
-    let further = further(raw).into_iter().filter(|error| !found.names(&error.key)).collect::<Vec<_>>();
-    errors.extend(found.into_iter().chain(further).filter(|error| !unread.concerns(error)));
-    match config {
-        Some(config) => errors.into_result(config),
-        None => Err(errors),
     }
 }

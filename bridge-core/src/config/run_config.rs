@@ -7,7 +7,7 @@ use bridge_dist::mesh::{Mesh, MeshError, ParallelSizes as MeshSizes, RankOrder};
 
 use super::error::{ConfigError, ConfigErrors, ErrorKind};
 use super::node::Location;
-use super::section::{Origins, locate};
+use super::reader::{Origins, locate};
 use super::sections::{
     Blend, CheckpointConfig, DistributedDataParallelConfig, DistributedInitConfig, GenerateConfig, GptDatasetConfig,
     LoggerConfig, OptimizerConfig, ProfilingConfig, RecipeConfig, RerunStateMachineConfig, RngConfig, SchedulerConfig,

@@ -1,45 +1,13 @@
-//! Sections: the `section!` macro, which declares a struct together with its defaults, reading, writing and field table,
-//! and the reader, which collects every problem.
+//! Sections: the trait of a table of settings, and the `section!` macro, which declares a struct together with its defaults,
+//! reading, writing and field table.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
-use super::error::{ConfigError, ConfigErrors, ErrorKind};
-use super::field::TypeSpec;
+use super::error::ConfigErrors;
 use super::kinds::Kinds;
-use super::limits::Limits;
-use super::node::{Data, Entry, Location, Node};
-use super::refusal::Refusal;
-
-/// Which settings were given explicitly, and where: dotted path to location.
-pub type Origins = BTreeMap<String, Option<Location>>;
-
-/// Where a setting, or the closest table around it, was given.
-pub(crate) fn locate(origins: &Origins, key: &str) -> Option<Location> {
-    let mut key = key;
-    loop {
-        if let Some(location) = origins.get(key) {
-            return location.clone();
-        }
-        key = key.rsplit_once('.')?.0;
-    }
-}
-
-/// One row of a section's field table.
-#[derive(Debug, Clone)]
-pub struct FieldSpec {
-    /// The name inside its section.
-    pub name: &'static str,
-    /// One or more sentences about it.
-    pub doc: &'static str,
-    /// The range of a number, or of each number of a list.
-    pub limits: Limits,
-    /// The type.
-    pub spec: fn() -> TypeSpec,
-    /// The default value.
-    pub default: Node,
-    /// Why values other than those it names are refused; `None` accepts all values.
-    pub refusal: Option<Refusal>,
-}
+use super::node::{Data, Entry, Node};
+use super::reader::Reader;
+use super::spec::{FieldSpec, TypeSpec};
 
 /// A struct whose fields are settings.
 pub trait Section: Default + Clone + PartialEq {
@@ -97,110 +65,6 @@ pub(crate) fn assign_entries<S: Section>(section: &mut S, entries: &[Entry], rea
     }
 }
 
-/// Reads settings from a value tree: knows its current path, and collects problems and origins.
-#[derive(Debug)]
-pub struct Reader<'k> {
-    /// The kinds of model and dataset that may be chosen.
-    pub(crate) kinds: &'k Kinds,
-    path: Vec<String>,
-    errors: ConfigErrors,
-    origins: Origins,
-}
-
-impl<'k> Reader<'k> {
-    /// A reader at the root.
-    pub fn new(kinds: &'k Kinds) -> Self {
-        Self { kinds, path: Vec::new(), errors: ConfigErrors::default(), origins: Origins::new() }
-    }
-
-    /// What was collected.
-    pub(crate) fn finish(self) -> (Origins, ConfigErrors) {
-        (self.origins, self.errors)
-    }
-
-    /// Runs `read` one level deeper.
-    pub(crate) fn inside<T>(&mut self, key: &str, read: impl FnOnce(&mut Self) -> T) -> T {
-        self.path.push(key.to_owned());
-        let result = read(self);
-        self.path.pop();
-        result
-    }
-
-    /// Runs `read` for one entry of a section and notes where the setting was given.
-    pub(crate) fn field(&mut self, entry: &Entry, name: &str, read: impl FnOnce(&mut Self) -> bool) -> bool {
-        self.inside(name, |reader| {
-            let known = read(reader);
-            let is_given = !matches!(entry.node.data, Data::Unset);
-            if known && is_given {
-                let location = entry.node.location.clone();
-                reader.origins.insert(reader.path.join("."), location);
-            }
-            known
-        })
-    }
-
-    /// Reports a value of the wrong type. Unsetting on the command line is not a problem.
-    pub(crate) fn wrong_type<T>(&mut self, node: &Node, expected: &TypeSpec) -> Option<T> {
-        if matches!(node.data, Data::Unset) {
-            return None;
-        }
-        let mut error = self.error(ErrorKind::WrongType, "wrong type", node).with_expected(expected.to_string());
-        if let (Data::String(text), TypeSpec::Choice(names)) = (&node.data, expected) {
-            error.message = "unknown name".into();
-            error = error.with_nearest(text, names.iter().copied());
-        }
-        self.errors.push(error);
-        None
-    }
-
-    /// Reports a number that the type cannot hold.
-    pub(crate) fn out_of_range<T>(&mut self, node: &Node, expected: &str) -> Option<T> {
-        let error = self.error(ErrorKind::OutOfRange, "out of range", node).with_expected(expected);
-        self.errors.push(error);
-        None
-    }
-
-    /// Reports a name that does not exist.
-    pub(crate) fn unknown<'a>(&mut self, entry: &Entry, names: impl IntoIterator<Item = &'a str>) {
-        let error = self.inside(&entry.key, |reader| {
-            let mut error = reader.error(ErrorKind::UnknownKey, "unknown setting", &entry.node);
-            error.location = entry.key_location.clone().or(error.location);
-            error.found = None;
-            error.with_nearest(&entry.key, names)
-        });
-        let meant = self.meant(&error, entry);
-        self.errors.push(ConfigError { meant, ..error });
-    }
-
-    /// The settings that an unknown name stands for: its nearest name, or the content of a misspelt table.
-    fn meant(&self, error: &ConfigError, entry: &Entry) -> Vec<String> {
-        let Some(nearest) = &error.nearest else {
-            return Vec::new();
-        };
-        let path = self.path.iter().chain([nearest]).map(String::as_str).collect::<Vec<_>>().join(".");
-        match entry.node.entries() {
-            Some(entries) => entries.iter().map(|entry| format!("{path}.{}", entry.key)).collect(),
-            None => vec![path],
-        }
-    }
-
-    fn repeated(&mut self, entry: &Entry) {
-        let error =
-            self.inside(&entry.key, |reader| reader.error(ErrorKind::Conflict, "given more than once", &entry.node));
-        self.errors.push(error);
-    }
-
-    /// Adds a problem that the caller described.
-    pub(crate) fn push(&mut self, error: ConfigError) {
-        self.errors.push(error);
-    }
-
-    /// A problem at the current path, not yet added.
-    pub(crate) fn error(&self, kind: ErrorKind, message: &str, node: &Node) -> ConfigError {
-        ConfigError::new(kind, self.path.join("."), message).with_found_node(node).with_location(node.location.clone())
-    }
-}
-
 /// Declares a section: struct, defaults, [`Section`], [`Field`](super::field::Field) and serde in
 /// one table of `/// doc`, `name: type = default, limits => refusal;` rows; most have neither limits nor refusal.
 macro_rules! section {
@@ -225,9 +89,9 @@ macro_rules! section {
         }
 
         impl $crate::config::section::Section for $Name {
-            fn fields() -> Vec<$crate::config::section::FieldSpec> {
+            fn fields() -> Vec<$crate::config::spec::FieldSpec> {
                 let defaults = Self::default();
-                vec![ $( $crate::config::section::FieldSpec {
+                vec![ $( $crate::config::spec::FieldSpec {
                     name: stringify!($field),
                     doc: concat!($($doc),+).trim(),
                     limits: section!(@limits $($limits)?),
@@ -252,7 +116,7 @@ macro_rules! section {
                 &mut self,
                 name: &str,
                 node: &$crate::config::node::Node,
-                reader: &mut $crate::config::section::Reader<'_>,
+                reader: &mut $crate::config::reader::Reader<'_>,
             ) -> bool {
                 match name {
                     $( stringify!($field) => {
@@ -296,7 +160,7 @@ macro_rules! section_field {
         impl $crate::config::field::Field for $Name {
             fn read(
                 node: &$crate::config::node::Node,
-                reader: &mut $crate::config::section::Reader<'_>,
+                reader: &mut $crate::config::reader::Reader<'_>,
             ) -> Option<Self> {
                 let mut section = Self::default();
                 $crate::config::section::Section::assign_all(&mut section, node, reader);
@@ -305,8 +169,8 @@ macro_rules! section_field {
             fn write(&self) -> $crate::config::node::Node {
                 $crate::config::section::Section::to_node(self)
             }
-            fn spec() -> $crate::config::field::TypeSpec {
-                $crate::config::field::TypeSpec::Section(<Self as $crate::config::section::Section>::fields)
+            fn spec() -> $crate::config::spec::TypeSpec {
+                $crate::config::spec::TypeSpec::Section(<Self as $crate::config::section::Section>::fields)
             }
         }
 

@@ -41,7 +41,7 @@ macro_rules! choices {
         impl $crate::config::field::Field for $Name {
             fn read(
                 node: &$crate::config::node::Node,
-                reader: &mut $crate::config::section::Reader<'_>,
+                reader: &mut $crate::config::reader::Reader<'_>,
             ) -> Option<Self> {
                 let named = match &node.data {
                     $crate::config::node::Data::String(text) => Self::from_name(text),
@@ -55,8 +55,8 @@ macro_rules! choices {
             fn write(&self) -> $crate::config::node::Node {
                 $crate::config::node::Node::string(self.as_str())
             }
-            fn spec() -> $crate::config::field::TypeSpec {
-                $crate::config::field::TypeSpec::Choice(Self::NAMES)
+            fn spec() -> $crate::config::spec::TypeSpec {
+                $crate::config::spec::TypeSpec::Choice(Self::NAMES)
             }
         }
     )+};

@@ -3,9 +3,10 @@
 use std::fmt;
 use std::sync::LazyLock;
 
-use crate::config::field::{Field, TypeSpec};
+use crate::config::field::Field;
 use crate::config::node::{Data, Node};
-use crate::config::section::Reader;
+use crate::config::reader::Reader;
+use crate::config::spec::TypeSpec;
 use crate::optim::rules::{self, Rule};
 
 /// Upstream's optimizers: one that has no rule is understood, and refused.

@@ -8,10 +8,18 @@ use super::super::raw::RawConfig;
 use super::super::run_config::{Resolved, RunConfig, World};
 use super::super::section::Section;
 use super::super::sections::{OF_EVERY_KIND, RecipeConfig};
-use super::Purpose;
+
+/// What a configuration is resolved for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// Training.
+    Train,
+    /// [`crate::plan`]: data and tokenizer may be missing, and settings that only the plan supports are accepted.
+    Plan,
+}
 
 /// A copy of the recipe that is being resolved, with everything collected so far.
-pub(in super::super) struct Draft<'r> {
+pub(super) struct Draft<'r> {
     /// What the user gave.
     pub raw: &'r RawConfig,
     /// The copy into which defaults and presets are filled.

@@ -14,35 +14,25 @@ mod parallel;
 mod pipeline;
 mod presets;
 mod ranges;
+pub(super) mod refused;
 mod scheduler;
 mod tokenizer;
 mod train;
 mod unused;
 
-pub(super) use draft::Draft;
-
 use super::error::ConfigErrors;
 use super::kinded::Kinded;
 use super::raw::RawConfig;
-use super::refusal;
 use super::run_config::{FinalModel, FinalTransformer, Resolved, RunConfig, World};
 use super::sections::{RecipeConfig, TransformerConfig};
-
-/// What a configuration is resolved for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Purpose {
-    /// Training.
-    Train,
-    /// [`crate::plan`]: data and tokenizer may be missing, and settings that only the plan supports are accepted.
-    Plan,
-}
+use draft::{Draft, Purpose};
 
 /// Checks and resolves a configuration.
-pub(super) fn run(raw: &RawConfig, world: &World, purpose: Purpose) -> Result<RunConfig, ConfigErrors> {
+fn run(raw: &RawConfig, world: &World, purpose: Purpose) -> Result<RunConfig, ConfigErrors> {
     let mut draft = Draft::new(raw, world, purpose);
     // 0. Every setting by itself: its range, and whether this release implements it.
     ranges::check(&mut draft, "");
-    refusal::check(&mut draft, "");
+    refused::check(&mut draft, "");
     // 1. Presets become ordinary settings.
     presets::resolve(&mut draft);
     // 2. Parallel sizes; the data-parallel size follows from the others.
@@ -90,6 +80,25 @@ pub(super) fn run(raw: &RawConfig, world: &World, purpose: Purpose) -> Result<Ru
     })
 }
 
+impl RawConfig {
+    /// Checks everything and derives values; `self` does not change, and this can be repeated.
+    ///
+    /// # Errors
+    /// Every violated rule.
+    pub fn finalize(&self, world: &World) -> Result<RunConfig, ConfigErrors> {
+        run(self, world, Purpose::Train)
+    }
+
+    /// As [`finalize`](Self::finalize), for [`crate::plan`] only: data and tokenizer may be missing, and a few settings that no run of
+    /// this release supports are accepted (those whose refusal is `planned`).
+    ///
+    /// # Errors
+    /// Every other violated rule.
+    pub fn finalize_for_plan(&self, world: &World) -> Result<RunConfig, ConfigErrors> {
+        run(self, world, Purpose::Plan)
+    }
+}
+
 impl TransformerConfig {
     /// Checks and resolves a transformer outside a recipe; `self` does not change.
     ///
@@ -101,7 +110,7 @@ impl TransformerConfig {
         let raw = RawConfig::from(recipe);
         let mut draft = Draft::new(&raw, &World::SINGLE, Purpose::Train);
         ranges::check(&mut draft, "model.");
-        refusal::check(&mut draft, "model.");
+        refused::check(&mut draft, "model.");
         let transformer = model::resolve(&mut draft);
         draft.errors.into_result(transformer)
     }

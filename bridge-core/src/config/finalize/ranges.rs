@@ -2,8 +2,9 @@
 
 use super::super::error::{ConfigError, ErrorKind};
 use super::super::node::Node;
-use super::super::section::{FieldSpec, Section};
+use super::super::section::Section;
 use super::super::sections::RecipeConfig;
+use super::super::spec::FieldSpec;
 use super::Draft;
 
 /// Reports every number outside its range whose key begins with `prefix`.

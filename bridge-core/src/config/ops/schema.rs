@@ -2,12 +2,12 @@
 
 use serde_json::{Map, Value, json};
 
-use super::super::field::TypeSpec;
 use super::super::kinded::{Kinded, KindedConfig};
 use super::super::kinds::{KindRegistry, Kinds};
 use super::super::limits::{Bound, Limits};
-use super::super::section::{FieldSpec, Section};
+use super::super::section::Section;
 use super::super::sections::{GptDatasetConfig, RecipeConfig, TransformerConfig};
+use super::super::spec::{FieldSpec, TypeSpec};
 
 /// The JSON Schema (draft 2020-12) of a recipe, with the settings of all registered kinds.
 pub fn json_schema(kinds: &Kinds) -> Value {

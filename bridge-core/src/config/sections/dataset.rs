@@ -4,11 +4,13 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use super::super::choice::{DataloaderType, SourceFormat};
-use super::super::field::{ByteSize, Field, OneOrMany, TypeSpec};
+use super::super::field::{ByteSize, Field, OneOrMany};
 use super::super::limits::Limits;
 use super::super::node::{Data, Node};
+use super::super::reader::Reader;
 use super::super::refusal::{no_counterpart, not_built};
-use super::super::section::{Reader, section};
+use super::super::section::section;
+use super::super::spec::TypeSpec;
 
 /// Dataset prefixes and, unless each is used in proportion to its size, their weights.
 /// Written as `[[path, ...]]` or `[[path, ...], [weight, ...]]`.

@@ -161,7 +161,9 @@ mod empty_section {
     //! The macro wants at least one row, and this section has none.
     use super::OptimizerConfigOverrideProvider;
     use crate::config::node::{Data, Node};
-    use crate::config::section::{FieldSpec, Reader, Section, section_field};
+    use crate::config::reader::Reader;
+    use crate::config::section::{Section, section_field};
+    use crate::config::spec::FieldSpec;
 
     impl Section for OptimizerConfigOverrideProvider {
         fn fields() -> Vec<FieldSpec> {

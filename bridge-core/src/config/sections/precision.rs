@@ -1,11 +1,13 @@
 //! `[mixed_precision]`: a recipe's name or its settings. The named recipes are in `finalize::presets`.
 
 use super::super::choice::{AmaxAlgo, DType, Fp4Format, Fp4Recipe, Fp8Format, Fp8Recipe};
-use super::super::field::{Field, TypeSpec};
+use super::super::field::Field;
 use super::super::limits::Limits;
 use super::super::node::{Data, Node};
+use super::super::reader::Reader;
 use super::super::refusal::{no_counterpart, not_built};
-use super::super::section::{Reader, Section, section};
+use super::super::section::{Section, section};
+use super::super::spec::TypeSpec;
 
 section! {
     /// A precision recipe; its settings are copied onto model, optimizer and ddp.

@@ -6,7 +6,7 @@ use jsonc_parser::{CollectOptions, ParseOptions, parse_to_ast};
 
 use super::super::error::ConfigErrors;
 use super::super::node::{Data, Entry, Node};
-use super::Lines;
+use super::lines::Lines;
 
 pub(super) fn parse(text: &str, lines: &Lines) -> Result<Node, ConfigErrors> {
     // Besides the message, this bounds the nesting before the recursive conversion below.

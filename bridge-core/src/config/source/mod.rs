@@ -2,19 +2,17 @@
 //! The meaning of the values does not belong here.
 
 mod json;
+mod lines;
 mod toml;
 mod yaml;
 
 use std::path::Path;
-use std::sync::Arc;
 
 pub(super) use toml::parse_value as parse_toml_value;
 
 use super::error::{ConfigError, ConfigErrors, ErrorKind};
 use super::node::{Data, Location, Node};
-
-/// No recipe is nested deeper than this; the limit prevents a stack overflow by recursion.
-const MAX_DEPTH: usize = 64;
+use lines::Lines;
 
 /// The notation of a recipe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,36 +73,4 @@ pub(super) fn parse_file(path: &Path) -> Result<Node, ConfigErrors> {
         unreadable(format!("is not text: byte {offset} is not UTF-8"))
     })?;
     parse(&text, format, &path.display().to_string())
-}
-
-/// Turns offsets of a text into locations.
-struct Lines {
-    source: Arc<str>,
-    text: Box<str>,
-    starts: Vec<usize>,
-}
-
-impl Lines {
-    fn new(text: &str, name: &str) -> Self {
-        let newlines = text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n');
-        let starts = std::iter::once(0).chain(newlines.map(|(index, _)| index + 1));
-        Self { source: name.into(), text: text.into(), starts: starts.collect() }
-    }
-
-    /// The location of a byte offset.
-    fn at_byte(&self, offset: usize) -> Location {
-        let line = self.starts.partition_point(|start| *start <= offset).max(1);
-        let start = self.starts[line - 1];
-        let before = self.text.get(start..offset).unwrap_or("");
-        self.at(line, before.chars().count() + 1)
-    }
-
-    /// The location of a 1-based line and column.
-    fn at(&self, line: usize, column: usize) -> Location {
-        Location { source: self.source.clone(), line: Some(line), column: Some(column) }
-    }
-
-    fn syntax_error(&self, message: impl Into<String>, location: Location) -> ConfigError {
-        ConfigError::new(ErrorKind::Syntax, "", message).with_location(Some(location))
-    }
 }

@@ -5,7 +5,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::super::error::ConfigErrors;
 use super::super::node::{Data, Entry, Location, Node};
-use super::Lines;
+use super::lines::Lines;
 
 /// More messages than this about one broken file do not help.
 const MAX_SYNTAX_ERRORS: usize = 20;

@@ -8,7 +8,7 @@ use saphyr_parser::{Event, Parser, ScalarStyle, Span, Tag};
 
 use super::super::error::ConfigErrors;
 use super::super::node::{Data, Entry, Node};
-use super::{Lines, MAX_DEPTH};
+use super::lines::{Lines, MAX_DEPTH};
 
 /// Aliases may repeat values, but not expand a file to more values than this.
 const MAX_NODES: usize = 100_000;

@@ -3,12 +3,12 @@
 use std::collections::BTreeSet;
 
 use super::super::error::ErrorKind;
-use super::super::field::TypeSpec;
+use super::super::finalize::refused::{self, Refused};
 use super::super::limits::Limits;
 use super::super::node::{Data, Entry, Node};
-use super::super::refusal::{self, Refused};
-use super::super::section::{FieldSpec, Section};
+use super::super::section::Section;
 use super::super::sections::RecipeConfig;
+use super::super::spec::{FieldSpec, TypeSpec};
 use crate::optim::rules::NAMES;
 
 /// The row of a key.
@@ -86,7 +86,7 @@ fn repeated(row: &Refused, other: &str) -> Node {
 
 #[test]
 fn what_a_row_accepts_passes_and_anything_else_is_refused_with_its_reason() {
-    for row in refusal::table() {
+    for row in refused::table() {
         let field = field(&row.key);
         let accepted = row.refusal.accepted(&row.default);
         for value in &accepted {
@@ -115,7 +115,7 @@ fn what_a_row_accepts_passes_and_anything_else_is_refused_with_its_reason() {
 #[test]
 fn each_refusal_has_a_reason_of_its_own() {
     let mut reasons = BTreeSet::new();
-    let rows = refusal::table();
+    let rows = refused::table();
     assert!(rows.len() > 100, "the walk over the tables finds {} rows", rows.len());
     for Refused { key, refusal, default } in rows {
         let section = key.split_once('.').map_or("", |(section, _)| section).to_owned();

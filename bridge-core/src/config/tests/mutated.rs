@@ -1,8 +1,9 @@
 //! Hundreds of damaged copies of a recipe: every problem names its key, or its line where there is no key yet.
 
 use super::super::node::{Data, Node};
-use super::super::section::{FieldSpec, Section};
+use super::super::section::Section;
 use super::super::sections::RecipeConfig;
+use super::super::spec::FieldSpec;
 use super::super::{ConfigErrors, ErrorKind, TypeSpec};
 use super::{TINY, run_toml};
 

@@ -10,8 +10,9 @@ use super::error::{ConfigError, ConfigErrors, ErrorKind};
 use super::node::{Data, Entry, Location, Node};
 use super::overrides;
 use super::refusal::Refusal;
-use super::section::{FieldSpec, Section};
+use super::section::Section;
 use super::sections::RecipeConfig;
+use super::spec::FieldSpec;
 use fields::Fate;
 use values::Plain;
 

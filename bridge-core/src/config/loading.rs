@@ -1,0 +1,79 @@
+//! Reading and finalizing in one go. The rules of either step do not belong here.
+
+use std::path::Path;
+
+use super::error::{ConfigError, ConfigErrors, ErrorKind};
+use super::kinds::Kinds;
+use super::raw::RawConfig;
+use super::run_config::{RunConfig, World};
+use super::source::{self, Format};
+use super::unread::Unread;
+
+/// Reads and finalizes a recipe file in one go, reporting the problems of both steps together.
+///
+/// # Errors
+/// Every problem of syntax, names and types, and every violated rule that reads none of these settings.
+pub fn load(path: &Path, overrides: &[String], kinds: &Kinds, world: &World) -> Result<RunConfig, ConfigErrors> {
+    let (raw, errors) = RawConfig::read_file(path, overrides, kinds);
+    finish(&raw, errors, world)
+}
+
+/// As [`load`], with further checks by the caller, of what only the program knows, such as which devices were compiled in.
+/// They see the configuration as far as it could be read.
+///
+/// # Errors
+/// As [`load`], and what `further` finds.
+pub fn load_with(
+    path: &Path,
+    overrides: &[String],
+    (kinds, world): (&Kinds, &World),
+    further: &dyn Fn(&RawConfig) -> Vec<ConfigError>,
+) -> Result<RunConfig, ConfigErrors> {
+    let (raw, errors) = RawConfig::read_file(path, overrides, kinds);
+    finish_with(&raw, errors, world, further)
+}
+
+/// As [`load`], from text.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_text(
+    (text, format): (&str, Format),
+    overrides: &[String],
+    kinds: &Kinds,
+    world: &World,
+) -> Result<RunConfig, ConfigErrors> {
+    let (raw, errors) = RawConfig::read(source::parse(text, format, "recipe"), overrides, kinds);
+    finish(&raw, errors, world)
+}
+
+fn finish(raw: &RawConfig, errors: ConfigErrors, world: &World) -> Result<RunConfig, ConfigErrors> {
+    finish_with(raw, errors, world, &|_| Vec::new())
+}
+
+fn finish_with(
+    raw: &RawConfig,
+    mut errors: ConfigErrors,
+    world: &World,
+    further: &dyn Fn(&RawConfig) -> Vec<ConfigError>,
+) -> Result<RunConfig, ConfigErrors> {
+    // Nothing is known about a file that could not be parsed.
+    let is_unread = |error: &ConfigError| {
+        let is_of_file = error.location.as_ref().is_none_or(|at| !at.is_command_line());
+        matches!(error.kind, ErrorKind::Syntax | ErrorKind::Unreadable) && is_of_file
+    };
+    if errors.iter().any(is_unread) {
+        return Err(errors);
+    }
+    let unread = Unread::new(&errors, raw);
+    let (config, found) = match raw.finalize(world) {
+        Ok(config) => (Some(config), ConfigErrors::default()),
+        Err(found) => (None, found),
+    };
+    let further = further(raw).into_iter().filter(|error| !found.names(&error.key)).collect::<Vec<_>>();
+    errors.extend(found.into_iter().chain(further).filter(|error| !unread.concerns(error)));
+    match config {
+        Some(config) => errors.into_result(config),
+        None => Err(errors),
+    }
+}
