@@ -141,8 +141,7 @@ fn subsystems_are_called_in_the_order_of_registration_and_get_their_state_back()
         }
         options.sinks.push(Box::new(Keep { events: Arc::clone(&events), fails: false }));
         pretrain(config(folder.path(), 1, &overrides), options).unwrap();
-        let events = events.lock().unwrap().clone();
-        events
+        events.lock().unwrap().clone()
     };
     assert_eq!(
         run(),

@@ -8,6 +8,7 @@ use super::{Batch, Boundary, BoundaryTensor, Declaration, ForwardContext, Genera
 
 /// What a segment returns.
 #[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "passed on at once, never stored")]
 pub enum SegmentOutput {
     /// Tensors for the next segment. Those of the input that the segment has left in it are passed on unchanged, at no cost.
     Boundary(Boundary),

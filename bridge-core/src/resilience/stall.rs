@@ -25,8 +25,6 @@ pub struct Stall {
 }
 
 impl Stall {
-    /// The name under which checkpoints hold it.
-
     /// A run that does not stand still and starts from a checkpoint.
     pub fn after(checkpoint: &Path) -> Self {
         Self { iterations: 0, last_good: Some(checkpoint.to_owned()) }

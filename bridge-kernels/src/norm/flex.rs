@@ -73,6 +73,9 @@ impl<const D: usize> Operands<D> {
     }
 }
 
+/// A gradient for each input that has one.
+type InputGradients = Vec<Option<DispatchTensor>>;
+
 /// A norm that has been computed.
 struct Operation<const D: usize> {
     operands: Operands<D>,
@@ -82,9 +85,7 @@ struct Operation<const D: usize> {
 
 impl<const D: usize> Operation<D> {
     /// The output, the inputs, and the inputs' gradients from that of the output and, if it has one, of the stream.
-    fn parts(
-        self,
-    ) -> (Tensor<D>, Vec<DispatchTensor>, impl FnOnce(Values, Option<Values>) -> Vec<Option<DispatchTensor>>) {
+    fn parts(self) -> (Tensor<D>, Vec<DispatchTensor>, impl FnOnce(Values, Option<Values>) -> InputGradients) {
         let Self { operands: Operands { dims, x, weight, inputs, .. }, normed: Normed { y, statistics }, backward } =
             self;
         let arity = inputs.len();

@@ -39,7 +39,7 @@ impl HfModel {
         let checkpoint = HfCheckpoint::open(folder)?;
         let map = WeightMap::new(family, &config)?;
         let has_prefix = checkpoint.tensors().any(|(name, _)| name.starts_with(family.prefix));
-        let dropped_prefix = (!has_prefix).then(|| family.prefix);
+        let dropped_prefix = (!has_prefix).then_some(family.prefix);
         let model = Self { family, config, eos_token_ids, checkpoint, map, dropped_prefix };
         let problems = model.problems()?;
         if !problems.is_empty() {

@@ -140,9 +140,12 @@ pub(in crate::train) fn restore(run: &mut TrainingRun, start: &Start) -> Result<
     doors.on_load(&mut context, &Loaded { folder: start.checkpoint.path(), state: state.as_ref() })
 }
 
+/// What a checkpoint brought to a rank: for each optimizer tensor whether it is known, and what subsystems saved.
+type Restored = (Vec<u8>, Option<Map<String, Value>>);
+
 /// Restores what this rank holds. Returns for each optimizer tensor of the checkpoint whether it belongs to a parameter of this rank;
 /// nothing when no optimizer was loaded. With it comes what subsystems saved, unless only weights are taken.
-fn restore_rank(run: &mut TrainingRun, start: &Start) -> Result<(Vec<u8>, Option<Map<String, Value>>), TrainError> {
+fn restore_rank(run: &mut TrainingRun, start: &Start) -> Result<Restored, TrainError> {
     let checkpoint = &start.checkpoint;
     let settings = run.config.checkpoint.clone();
     if run.training.optimizer.distribution().sharding() == Sharding::Full {

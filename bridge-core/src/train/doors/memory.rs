@@ -23,10 +23,9 @@ impl Subsystem for MemoryOfRun {
         let logger = &run.state.config.logger;
         let is_due = |interval| is_reported_every(&run.state.config, interval, step.iteration);
         let shows = logger.log_memory_to_tensorboard;
-        if !is_due(logger.log_interval)
-            && !(shows && is_due(logger.tensorboard_log_interval))
-            && !logger.log_memory_interval.is_some_and(is_due)
-        {
+        let is_shown = shows && is_due(logger.tensorboard_log_interval);
+        let is_asked_for = logger.log_memory_interval.is_some_and(is_due);
+        if !(is_due(logger.log_interval) || is_shown || is_asked_for) {
             return Ok(());
         }
         let mine = ranks::memory(run.groups, run.device());
