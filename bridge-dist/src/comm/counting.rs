@@ -16,9 +16,10 @@
 //! the creation of groups do not count.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use super::layer::{Call, Layer, Operation};
+use super::lock::lock;
 use super::{CommError, Communicator, Group, Request};
 
 /// Counts of one rank for one operation of one group.
@@ -44,25 +45,20 @@ pub struct Ledger {
 impl Ledger {
     /// The totals so far.
     pub fn counts(&self) -> Counts {
-        self.lock().clone()
+        lock(&self.counts).clone()
     }
 
     /// The totals so far; resets them to zero.
     pub fn take(&self) -> Counts {
-        std::mem::take(&mut *self.lock())
+        std::mem::take(&mut *lock(&self.counts))
     }
 
     fn add(&self, group: &str, call: &Call, elements: usize) {
-        let mut counts = self.lock();
+        let mut counts = lock(&self.counts);
         let count = counts.entry((group.to_owned(), call.operation)).or_default();
         count.operations += 1;
         count.elements += elements as u64;
         count.bytes += (elements * call.dtype.size()) as u64;
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Counts> {
-        // Totals are consistent after every addition, so a panic elsewhere leaves nothing half-done here.
-        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

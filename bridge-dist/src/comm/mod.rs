@@ -11,6 +11,7 @@ pub mod counting;
 mod error;
 mod gather;
 mod layer;
+mod lock;
 #[cfg(feature = "mpi")]
 pub mod mpi;
 #[cfg(feature = "nccl")]

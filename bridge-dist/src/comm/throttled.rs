@@ -1,9 +1,10 @@
 //! A communicator behind an artificial link of limited rate: measures on one machine how much communication is hidden behind computation.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::layer::{Call, Layer, Operation};
+use super::lock::lock;
 use super::request::{Pending, Request};
 use super::{CommError, Communicator, Group, HostBuffer};
 
@@ -24,7 +25,7 @@ impl Link {
     /// Puts a transfer on the link and returns when it will be complete.
     fn send(&self, bytes: f64) -> Instant {
         let time = Duration::from_secs_f64(bytes / self.bytes_per_second);
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         state.free_at = state.free_at.max(Instant::now()) + time;
         state.busy += time;
         state.free_at
@@ -65,7 +66,7 @@ impl ThrottledCommunicator {
 
     /// How long the link of this rank has been busy so far.
     pub fn busy(&self) -> Duration {
-        self.link.state.lock().unwrap_or_else(PoisonError::into_inner).busy
+        lock(&self.link.state).busy
     }
 
     /// Bytes that a call moves through the link of this rank; none of a call that waits for other links only.

@@ -4,11 +4,12 @@
 //! while the rank computes, and never interleaves with blocking collectives of the same group.
 //! An implementation has a [`Background`], gives it [`Collectives`], and is a [`Place`].
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, OnceLock, mpsc};
 use std::thread;
 
 use super::buffer::{Buffer, BufferMut, HostBuffer, ReduceOp};
 use super::error::{CommError, CommErrorKind};
+use super::lock::lock;
 use super::request::{Pending, Request};
 use super::signature::{OpKind, Signature, Speaker};
 
@@ -92,7 +93,7 @@ impl<L: Collectives> Background<L> {
     }
 
     fn worker(&self, place: &impl Place, signature: &Signature) -> Result<&Worker<L>, CommError> {
-        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut idle = lock(&self.idle);
         let transport = |library, message| CommErrorKind::Transport { library, message };
         if let Some(lane) = idle.take() {
             let Speaker { rank, group, .. } = place.speaker();

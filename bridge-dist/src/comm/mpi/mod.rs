@@ -12,11 +12,12 @@
 //! - A message is at most 2 GiB long; collectives have no such limit.
 
 use std::panic;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use super::buffer::{Buffer, BufferMut, DType, HostBuffer, ReduceOp};
 use super::error::{CommError, CommErrorKind};
+use super::lock::lock;
 use super::request::Request;
 use super::signature::{OpKind, Signature, UnevenExchange};
 use super::single::SingleCommunicator;
@@ -156,10 +157,6 @@ pub struct MpiCommunicator {
     seat: Seat,
     blocking: Mutex<Lane>,
     background: Background<Lane>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl MpiCommunicator {

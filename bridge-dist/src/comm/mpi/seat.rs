@@ -1,12 +1,13 @@
 //! State that the lanes and messages of a process share: the environment with its time limit and first failure, owned communicators, and
 //! a rank's place in a group. Transfers do not belong here.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::raw::{Environment, Kind, RawComm, RawError, Transfer};
 use crate::comm::buffer::HostBuffer;
 use crate::comm::error::{CommError, CommErrorKind};
+use crate::comm::lock::lock;
 use crate::comm::pace::Pace;
 use crate::comm::signature::{Signature, Speaker};
 use crate::comm::time_limit::TimeLimit;
@@ -72,10 +73,6 @@ impl std::fmt::Debug for Orphan {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Orphan")
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl World {

@@ -10,10 +10,10 @@ use super::carrier::CarrierError;
 use super::cuda::CudaFabric;
 use super::handshake::{Message, shake_hands};
 use super::raw::{GroupedCalls, Span};
-use super::seat::lock;
 use super::staged::Staged;
 use crate::comm::buffer::{DType, Element, ReduceOp};
 use crate::comm::error::{CommError, CommErrorKind};
+use crate::comm::lock::lock;
 use crate::comm::signature::{Extent, OpKind, Signature};
 use crate::comm::worker::Place;
 

@@ -40,6 +40,7 @@ use cudarc::driver::{CudaContext, CudaStream};
 
 use super::error::CommError;
 use super::layer::Layer;
+use super::lock::lock;
 use super::{Communicator, Group};
 
 mod agree;
@@ -58,7 +59,7 @@ mod staging;
 mod tests;
 
 use cuda::CudaFabric;
-use seat::{World, lock};
+use seat::World;
 use staged::{Controls, Staged};
 
 pub use device::{DeviceBuffer, DeviceBufferMut, DeviceCollectives};

@@ -1,8 +1,9 @@
 //! A rank's place in a group, and the first failure, which all groups of a rank share. No data and no library here.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use crate::comm::error::{CommError, CommErrorKind};
+use crate::comm::lock::lock;
 use crate::comm::signature::{Signature, Speaker};
 use crate::comm::worker::Place;
 
@@ -10,11 +11,6 @@ use crate::comm::worker::Place;
 #[derive(Debug, Default)]
 pub(super) struct World {
     failure: Mutex<Option<Arc<CommError>>>,
-}
-
-/// Locks even after a panic elsewhere: the guarded state is valid between any two statements that can panic.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl World {

@@ -8,9 +8,10 @@ use std::thread;
 use std::time::Instant;
 
 use super::mailbox::Mailbox;
-use super::world::{POLL, Supervision, World, lock};
+use super::world::{POLL, Supervision, World};
 use crate::comm::buffer::HostBuffer;
 use crate::comm::error::{CommError, CommErrorKind};
+use crate::comm::lock::lock;
 use crate::comm::signature::{OpKind, Signature, Speaker};
 use crate::comm::worker::Place;
 

@@ -6,9 +6,10 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Instant;
 
 use super::group::Member;
-use super::world::{POLL, lock};
+use super::world::POLL;
 use crate::comm::buffer::HostBuffer;
 use crate::comm::error::{CommError, CommErrorKind};
+use crate::comm::lock::lock;
 use crate::comm::request::Pending;
 use crate::comm::signature::Signature;
 use crate::comm::worker::Place;

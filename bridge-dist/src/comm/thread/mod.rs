@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::buffer::{Buffer, BufferMut, DType, HostBuffer, ReduceOp};
 use super::error::CommError;
+use super::lock::lock;
 use super::request::Request;
 use super::signature::{OpKind, Signature, UnevenExchange};
 use super::single::SingleCommunicator;
@@ -20,7 +21,7 @@ mod world;
 use collectives::Endpoint;
 use group::{LaneKind, Member};
 use mailbox::Receive;
-use world::{Supervision, World, lock};
+use world::{Supervision, World};
 
 pub use launch::{BoxError, RankError, RankFailure, run_ranks};
 

@@ -1,20 +1,16 @@
 //! State that all groups of one world of threads share: the time limit, the first failure, and each rank's last operation.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::comm::error::CommError;
+use crate::comm::lock::lock;
 use crate::comm::signature::Signature;
 use crate::comm::time_limit::TimeLimit;
 
 /// How often a waiting rank checks whether the world has failed. Data never waits for this: arrivals wake waiters.
 pub(super) const POLL: Duration = Duration::from_millis(10);
-
-/// Locks even after a panic elsewhere: the guarded state is valid between any two statements that can panic.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Who reports to the others that a rank has panicked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
