@@ -106,6 +106,15 @@ impl Figure {
         self
     }
 
+    /// Figures that have the same names in TensorBoard, after `prefix`.
+    pub fn on_board(help: &'static str, prefix: &str, figures: Vec<(String, f64)>) -> Vec<Self> {
+        let figure = |(name, value): (String, f64)| {
+            let tag = format!("{prefix}{name}");
+            Self::new(name, "", help, value).board(tag)
+        };
+        figures.into_iter().map(figure).collect()
+    }
+
     /// Adds a label.
     #[must_use]
     pub fn label(mut self, name: &'static str, value: impl Into<String>) -> Self {

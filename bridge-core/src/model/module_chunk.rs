@@ -62,8 +62,8 @@ impl<M: Segments> ModuleChunk<M> {
     /// Panics if a released parameter that segment `index` uses, or any segment if that is `None`, would be read.
     fn check_values(&self, index: Option<usize>) {
         let is_used = |declaration: &&Declaration| index.is_none_or(|index| declaration.segments.contains(&index));
-        let released = self.released.iter().map(|place| &self.declarations.parameters()[*place]);
-        if let Some(Declaration { name, .. }) = { released }.find(is_used) {
+        let mut released = self.released.iter().map(|place| &self.declarations.parameters()[*place]);
+        if let Some(Declaration { name, .. }) = released.find(is_used) {
             panic!("`{name}` was released and is read before it has a value again");
         }
     }

@@ -67,14 +67,6 @@ pub(super) struct Exits {
     looks: StopLooks,
 }
 
-/// What asks for an exit from outside, on any rank, so that all ranks decide alike.
-struct Asked {
-    /// A watched signal that arrived, of several the one with the largest number, or cancellation.
-    reason: Option<ExitReason>,
-    /// Minutes since the program began, on the clock that is ahead.
-    minutes: f64,
-}
-
 impl Exits {
     /// All ranks call this together.
     pub fn new(
@@ -94,24 +86,32 @@ impl Exits {
         Requests { signals: self.signals.as_ref(), cancel: &self.cancel }
     }
 
-    fn on_all_ranks(&self, groups: &ProcessGroups) -> Result<Asked, TrainError> {
+    /// What asks for an exit from outside, on any rank, so that all ranks decide alike: a watched signal that arrived, of several the one
+    /// with the largest number, or cancellation. With it comes the largest `figure` of all ranks.
+    fn on_all_ranks(&self, groups: &ProcessGroups, figure: f64) -> Result<(Option<ExitReason>, f64), TrainError> {
         let [signal, cancelled] = self.requests().figures();
-        let mut figures = [signal, cancelled, self.started.elapsed().as_secs_f64() / 60.0];
+        let mut figures = [signal, cancelled, figure];
         ranks::max(groups.world(), &mut figures)?;
-        Ok(Asked { reason: Requests::reason([figures[0], figures[1]]), minutes: figures[2] })
+        Ok((Requests::reason([figures[0], figures[1]]), figures[2]))
+    }
+
+    /// Minutes since the program began.
+    fn minutes(&self) -> f64 {
+        self.started.elapsed().as_secs_f64() / 60.0
     }
 
     /// The signal, cancellation or clock of any rank that asks for an exit. All ranks call this together.
     pub fn requested(&self, config: &RunConfig, groups: &ProcessGroups) -> Result<Option<ExitReason>, TrainError> {
-        let asked = self.on_all_ranks(groups)?;
-        let is_over = config.train.exit_duration_in_mins.is_some_and(|limit| asked.minutes > limit);
-        Ok(asked.reason.or_else(|| is_over.then_some(ExitReason::Duration(asked.minutes))))
+        // Of several clocks the one that is ahead.
+        let (reason, minutes) = self.on_all_ranks(groups, self.minutes())?;
+        let is_over = config.train.exit_duration_in_mins.is_some_and(|limit| minutes > limit);
+        Ok(reason.or_else(|| is_over.then_some(ExitReason::Duration(minutes))))
     }
 
     /// The signal or cancellation that has asked for an exit on any rank, where nothing is left to do that could take time. All ranks call
     /// this together.
     pub fn asked_for(&self, groups: &ProcessGroups) -> Result<Option<ExitReason>, TrainError> {
-        Ok(self.on_all_ranks(groups)?.reason)
+        Ok(self.on_all_ranks(groups, self.minutes())?.0)
     }
 
     /// A step begins.
@@ -130,12 +130,11 @@ impl Exits {
         if self.looks.since < self.looks.interval() {
             return Ok(None);
         }
-        let [signal, cancelled] = self.requests().figures();
-        let mut figures = [signal, cancelled, self.looks.last.elapsed().as_secs_f64() / self.looks.since as f64];
-        ranks::max(groups.world(), &mut figures)?;
-        self.looks.pace = Some(figures[2]);
+        let mine = self.looks.last.elapsed().as_secs_f64() / self.looks.since as f64;
+        let (reason, pace) = self.on_all_ranks(groups, mine)?;
+        self.looks.pace = Some(pace);
         self.looks.begin_step();
-        Ok(Requests::reason([figures[0], figures[1]]))
+        Ok(reason)
     }
 }
 

@@ -32,11 +32,8 @@ impl Subsystem for MemoryOfRun {
         let memory = MemoryOfRanks(ranks::gather(run.groups.world(), &mine)?);
         step.figures.extend(figures(&memory));
         if shows {
-            let figure = |(name, value): (String, f64)| {
-                let tag = format!("memory/{name}");
-                Figure::new(name, "", "Memory in GB, the largest of any rank", value).board(tag)
-            };
-            step.figures.extend(report_memory(&memory.statistics()).into_iter().map(figure));
+            let reported = report_memory(&memory.statistics());
+            step.figures.extend(Figure::on_board("Memory in GB, the largest of any rank", "memory/", reported));
         }
         self.memory = Some(memory);
         Ok(())
@@ -46,8 +43,9 @@ impl Subsystem for MemoryOfRun {
         let (Some(memory), iteration) = (self.memory.take(), step.iteration) else {
             return Ok(Verdict::default());
         };
-        let interval = run.state.config.logger.log_memory_interval;
-        let is_asked = interval.is_some_and(|interval| iteration.is_multiple_of(interval as u64));
+        let config = &run.state.config;
+        let is_due = |interval| is_reported_every(config, interval, iteration);
+        let is_asked = config.logger.log_memory_interval.is_some_and(is_due);
         let mut verdict = Verdict::default();
         if is_asked {
             verdict = verdict.note(line(iteration, &memory));

@@ -198,10 +198,8 @@ impl Recorder {
                 rates.push(("throughput/micro_batch_size".to_owned(), config.train.micro_batch_size as f64));
                 rates.push(("throughput/global_batch_size".to_owned(), step.batch_size as f64));
             }
-            let figure = |(name, rate): (String, f64)| {
-                Figure::new(name.clone(), "", "Throughput over a window of steps", rate).file().board(name)
-            };
-            figures.extend(rates.into_iter().map(figure));
+            let rates = Figure::on_board("Throughput over a window of steps", "", rates);
+            figures.extend(rates.into_iter().map(Figure::file));
         }
         figures
     }
@@ -233,7 +231,7 @@ impl Recorder {
             seq_length: config.model.seq_length as u64,
             elapsed_seconds: self.started.elapsed().as_secs_f64(),
         };
-        on_board("How far the run is", "", report.metrics(convert::time_unit(config)))
+        Figure::on_board("How far the run is", "", report.metrics(convert::time_unit(config)))
     }
 
     /// Means over the interval that a step ends.
@@ -295,7 +293,7 @@ impl Recorder {
             let all = tflops * world_size as f64;
             let of_run = [("throughput/tflops", all), ("throughput/tflops/device", all / world_size.max(1) as f64)];
             let of_run = of_run.map(|(name, value)| (name.to_owned(), value));
-            figures.extend(on_board("Model TFLOP/s", "", of_run.into()).into_iter().map(Figure::of_interval));
+            figures.extend(Figure::on_board("Model TFLOP/s", "", of_run.into()).into_iter().map(Figure::of_interval));
         }
         if logger.log_timers_to_tensorboard {
             let seconds = interval.seconds / iterations.max(1) as f64;
@@ -344,15 +342,6 @@ impl Recorder {
         let kind = RecordKind::Evaluation(report.split, occasion);
         Record { kind, iteration: report.iteration, consumed_samples, ends_interval: false, figures }
     }
-}
-
-/// Figures that have the same name in TensorBoard, after `prefix`.
-fn on_board(help: &'static str, prefix: &str, figures: Vec<(String, f64)>) -> Vec<Figure> {
-    let figure = |(name, value): (String, f64)| {
-        let tag = format!("{prefix}{name}");
-        Figure::new(name, "", help, value).board(tag)
-    };
-    figures.into_iter().map(figure).collect()
 }
 
 /// The gradient norm of each parameter, and of all, where they were computed.
