@@ -1,9 +1,14 @@
 //! How a command fails: exit code 2 for bad input or configuration, 128 + n if signal n ended it, 1 for everything else.
 
 use std::fmt::Display;
+use std::path::Path;
 
 use bridge_core::config::ConfigErrors;
 use bridge_core::train::TrainError;
+use serde_json::{Value, json};
+
+use crate::output::line;
+use crate::speech::ErrorForm;
 
 /// A failed command.
 #[derive(Debug)]
@@ -48,14 +53,35 @@ impl Failure {
         }
     }
 
-    /// Prints to stderr.
-    pub fn print(&self) {
+    /// Prints it.
+    pub fn print(&self, form: ErrorForm) {
         match self {
+            _ if form == ErrorForm::Json => line(&self.to_json().to_string()),
             Self::Config(errors) => eprintln!("{errors}"),
             Self::Input(message) | Self::Run(message) => eprintln!("error: {message}"),
             Self::Stopped(message, _) => eprintln!("{message}"),
         }
     }
+}
+
+impl Failure {
+    /// `ok`, the exit code, and a list of errors, each with the same keys: `key`, `message`, `found`, `expected`, `hint`, `file`, `line`.
+    fn to_json(&self) -> Value {
+        let errors = match self {
+            Self::Config(errors) => errors.to_json(),
+            Self::Input(message) | Self::Run(message) | Self::Stopped(message, _) => json!([of_message(message)]),
+        };
+        json!({ "ok": false, "exit_code": self.exit_code(), "errors": errors })
+    }
+}
+
+/// The error of a message, which begins with the option or file that it is about, if it is about one.
+fn of_message(message: &str) -> Value {
+    let (subject, _) = message.split_once(": ").unwrap_or_default();
+    let option = subject.starts_with("--").then_some(subject);
+    let file = Some(subject).filter(|subject| option.is_none() && Path::new(subject).components().count() > 1);
+    let file = file.or_else(|| Some(subject).filter(|subject| !subject.is_empty() && Path::new(subject).exists()));
+    json!({ "key": option, "message": message, "found": null, "expected": null, "hint": null, "file": file, "line": null })
 }
 
 impl From<ConfigErrors> for Failure {

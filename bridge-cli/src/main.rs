@@ -8,12 +8,16 @@ mod failure;
 mod model_source;
 mod output;
 mod progress;
+mod speech;
 
 use std::process::ExitCode;
 use std::time::Instant;
 
 use bridge_dist::comm::CommError;
 use clap::{Parser, Subcommand};
+use speech::{ErrorForm, Speech};
+
+use failure::Failure;
 
 use commands::{bench, config, convert, data, eval, generate, plan, tokenizer, train, verify};
 
@@ -25,6 +29,8 @@ static ALLOCATOR: bridge_kernels::memory::LargeBlocks = bridge_kernels::memory::
 #[derive(Debug, Parser)]
 #[command(name = "bridge", version)]
 struct Cli {
+    #[command(flatten)]
+    speech: Speech,
     #[command(subcommand)]
     command: Command,
 }
@@ -67,26 +73,43 @@ fn silence_communication_panics() {
     }));
 }
 
+/// Says what is wrong with the command line, or prints the help that it asks for.
+fn usage(error: &clap::Error) -> ExitCode {
+    let form = ErrorForm::of_arguments(std::env::args_os());
+    if error.use_stderr() && form == ErrorForm::Json {
+        Failure::input(error.render().to_string().trim_end()).print(form);
+    } else {
+        // Nobody is left to tell that this failed.
+        let _ = error.print();
+    }
+    ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
+}
+
 fn main() -> ExitCode {
     // Time limits count from here.
     let started = Instant::now();
     silence_communication_panics();
-    let result = match Cli::parse().command {
-        Command::Train(arguments) => train::run(&arguments, started),
-        Command::Eval(arguments) => eval::run(&arguments),
+    let Cli { speech, command } = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return usage(&error),
+    };
+    let verbosity = speech.verbosity();
+    let result = match command {
+        Command::Train(arguments) => train::run(&arguments, started, &speech),
+        Command::Eval(arguments) => eval::run(&arguments, verbosity),
         Command::Generate(arguments) => generate::run(&arguments),
         Command::Config(command) => config::run(&command),
         Command::Plan(arguments) => plan::run(&arguments),
-        Command::Data(command) => data::run(&command),
-        Command::Tokenizer(command) => tokenizer::run(&command),
-        Command::Convert(command) => convert::run(&command),
+        Command::Data(command) => data::run(&command, verbosity),
+        Command::Tokenizer(command) => tokenizer::run(&command, &speech),
+        Command::Convert(command) => convert::run(&command, &speech),
         Command::Verify(arguments) => verify::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
     };
     match result {
         Ok(code) => ExitCode::from(code),
         Err(failure) => {
-            failure.print();
+            failure.print(speech.error_form());
             ExitCode::from(failure.exit_code())
         }
     }

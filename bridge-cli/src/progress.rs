@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use bridge_core::logging::{NoProgress, ProgressMode, ProgressSink};
+use bridge_core::logging::{NoProgress, ProgressMode, ProgressSink, Verbosity};
 
-/// Bars on a terminal, plain lines elsewhere, on standard error.
-pub fn visible() -> Arc<dyn ProgressSink> {
-    ProgressMode::Auto.sink()
+/// Bars on a terminal, plain lines elsewhere, on standard error; nothing if little is to be said.
+pub fn visible(verbosity: Verbosity) -> Arc<dyn ProgressSink> {
+    if verbosity == Verbosity::Quiet { hidden() } else { ProgressMode::Auto.sink() }
 }
 
 /// No bars.

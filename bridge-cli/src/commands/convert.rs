@@ -11,10 +11,11 @@ use bridge_core::train::select_device;
 use bridge_models::families;
 use bridge_models::huggingface::{ExportOptions, HfModel, StorageDtype, export};
 use clap::{Subcommand, ValueEnum};
+use serde_json::json;
 
 use crate::failure::Failure;
 use crate::model_source::{copy_tokenizer, is_tokenizer_file, open};
-use crate::output::line;
+use crate::speech::Speech;
 
 /// dtype of exported weights.
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -50,14 +51,14 @@ pub enum Command {
 }
 
 /// Runs the command.
-pub fn run(command: &Command) -> Result<u8, Failure> {
+pub fn run(command: &Command, speech: &Speech) -> Result<u8, Failure> {
     match command {
-        Command::Import { hf_dir, output } => import(hf_dir, output),
-        Command::Export { checkpoint, output, dtype } => export_folder(checkpoint, output, *dtype),
+        Command::Import { hf_dir, output } => import(hf_dir, output, speech),
+        Command::Export { checkpoint, output, dtype } => export_folder(checkpoint, (output, *dtype), speech),
     }
 }
 
-fn import(folder: &Path, output: &Path) -> Result<u8, Failure> {
+fn import(folder: &Path, output: &Path, speech: &Speech) -> Result<u8, Failure> {
     let model = HfModel::open(folder).map_err(Failure::input)?;
     let device = select_device("flex").map_err(Failure::input)?.autodiff();
     let chunk = model.build(&device).map_err(Failure::input)?;
@@ -91,11 +92,11 @@ fn import(folder: &Path, output: &Path) -> Result<u8, Failure> {
     };
     let options = SaveOptions { producer: concat!("bridge ", env!("CARGO_PKG_VERSION")).into(), ..Default::default() };
     let report = CheckpointWriter::open(output, options).and_then(|w| w.save(&snapshot)).map_err(Failure::run)?;
-    line(&format!("wrote {} ({num_parameters} parameters)", report.path.display()));
+    wrote(&report.path, num_parameters as u64, speech);
     Ok(0)
 }
 
-fn export_folder(checkpoint: &Path, output: &Path, dtype: Dtype) -> Result<u8, Failure> {
+fn export_folder(checkpoint: &Path, (output, dtype): (&Path, Dtype), speech: &Speech) -> Result<u8, Failure> {
     let device = select_device("flex").map_err(Failure::input)?;
     let model = open(checkpoint, &device)?;
     let family = families::of(&model.config).map_err(Failure::input)?;
@@ -113,6 +114,13 @@ fn export_folder(checkpoint: &Path, output: &Path, dtype: Dtype) -> Result<u8, F
     if let Some(checkpoint) = &model.checkpoint {
         copy_tokenizer(checkpoint, output)?;
     }
-    line(&format!("wrote {} ({} parameters)", output.display(), model.config.num_parameters()));
+    wrote(output, model.config.num_parameters() as u64, speech);
     Ok(0)
+}
+
+fn wrote(path: &Path, num_parameters: u64, speech: &Speech) {
+    speech.result(
+        || format!("wrote {} ({num_parameters} parameters)", path.display()),
+        || json!({ "wrote": path, "parameters": num_parameters }),
+    );
 }

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bridge_core::config::{RawConfig, World};
+use bridge_core::logging::Verbosity;
 use bridge_core::train::{Bar, RunData, dataset_prefix};
 use bridge_data::gpt::Split;
 use bridge_data::indexed::{BinAccess, IndexedDataset};
@@ -101,15 +102,15 @@ pub struct Samples {
 }
 
 /// Runs the command.
-pub fn run(command: &Command) -> Result<u8, Failure> {
+pub fn run(command: &Command, verbosity: Verbosity) -> Result<u8, Failure> {
     match command {
-        Command::Build(build) => run_build(build),
+        Command::Build(build) => run_build(build, verbosity),
         Command::Inspect(inspect) => run_inspect(inspect),
         Command::Samples(samples) => run_samples(samples),
     }
 }
 
-fn run_build(build: &Build) -> Result<u8, Failure> {
+fn run_build(build: &Build, verbosity: Verbosity) -> Result<u8, Failure> {
     let tokenizer: Box<dyn Tokenizer> = match (&build.tokenizer, build.null_vocab_size) {
         (Some(path), _) => Box::new(HuggingFaceTokenizer::load(path).map_err(Failure::input)?),
         (None, Some(size)) => Box::new(NullTokenizer::new(size)),
@@ -119,7 +120,7 @@ fn run_build(build: &Build) -> Result<u8, Failure> {
     };
     let params = SourceParams { shuffle_seed: build.shuffle_seed, ..build.text.params() };
     let source = TextSource::resolve(&params).map_err(Failure::input)?;
-    let sink = progress::visible();
+    let sink = progress::visible(verbosity);
     let report = pack(&PackParams {
         source: &source,
         tokenizer: tokenizer.as_ref(),

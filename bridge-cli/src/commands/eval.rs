@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bridge_core::config::{ConfigError, ErrorKind, Format, RawConfig, World};
-use bridge_core::logging::ProgressTask;
+use bridge_core::logging::{ProgressSink, ProgressTask, Verbosity};
 use bridge_core::model::{Batch, ForwardContext, Mode, loss_sum};
 use bridge_core::train::{RunData, TokenBytes, select_device};
 use bridge_data::Sample;
@@ -67,16 +67,18 @@ struct Totals {
 }
 
 /// Runs the command.
-pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
+pub fn run(arguments: &Arguments, verbosity: Verbosity) -> Result<u8, Failure> {
     overrides_have_a_recipe(arguments)?;
     let device = select_device(&arguments.device).map_err(Failure::input)?;
     let model = open(&arguments.model, &device)?;
+    let progress = progress::visible(verbosity);
     let sequences = if arguments.text.is_empty() {
-        split_sequences(arguments, &model)?
+        split_sequences(arguments, &model, &progress)?
     } else {
         text_sequences(arguments, &model)?
     };
-    let totals = evaluate(&model, sequences.limited(arguments.max_samples), arguments.micro_batch_size, &device)?;
+    let sequences = sequences.limited(arguments.max_samples);
+    let totals = evaluate(&model, sequences, arguments.micro_batch_size, (&device, progress.as_ref()))?;
     if totals.tokens == 0.0 {
         return Err(Failure::input("there is nothing to evaluate: no token is predicted from one before it"));
     }
@@ -139,12 +141,12 @@ fn evaluate(
     model: &LoadedModel,
     mut sequences: Sequences,
     micro_batch_size: usize,
-    device: &Device,
+    (device, progress): (&Device, &dyn ProgressSink),
 ) -> Result<Totals, Failure> {
     let token_bytes = model.tokenizer.as_deref().map(TokenBytes::new);
     let mut totals = Totals { bytes: token_bytes.as_ref().map(|_| 0), ..Totals::default() };
     let total = sequences.count.map(|count| count as u64);
-    let mut bar = progress::visible().start(ProgressTask { total, ..ProgressTask::new("evaluating", 0, "sequences") });
+    let mut bar = progress.start(ProgressTask { total, ..ProgressTask::new("evaluating", 0, "sequences") });
     loop {
         let samples = sequences.samples.by_ref().take(micro_batch_size).collect::<Result<Vec<_>, _>>()?;
         if samples.is_empty() {
@@ -178,7 +180,11 @@ fn tokens_are_known(micro_batch: &MicroBatch, model: &LoadedModel) -> Result<(),
 }
 
 /// Sequences of a split of the recipe's data.
-fn split_sequences(arguments: &Arguments, model: &LoadedModel) -> Result<Sequences, Failure> {
+fn split_sequences(
+    arguments: &Arguments,
+    model: &LoadedModel,
+    progress: &Arc<dyn ProgressSink>,
+) -> Result<Sequences, Failure> {
     let registry = registry();
     let kinds = registry.kinds();
     let recipe = match (&arguments.recipe, &model.checkpoint) {
@@ -199,7 +205,7 @@ fn split_sequences(arguments: &Arguments, model: &LoadedModel) -> Result<Sequenc
         let error = ConfigError::new(ErrorKind::Conflict, "model.seq_length", message);
         return Err(Failure::Config(error.with_location(config.location("model.seq_length")).into()));
     }
-    let data = RunData::with_progress(&Arc::new(config), &registry.datasets, &progress::visible(), &|_| {})?;
+    let data = RunData::with_progress(&Arc::new(config), &registry.datasets, progress, &|_| {})?;
     let datasets = data.datasets();
     let split = Split::from(arguments.split);
     let dataset = match split {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use bridge_dist::comm::Group;
 
 use crate::failure::Failure;
+use crate::speech::ErrorForm;
 
 /// Environment variables with the number of ranks that a launcher started: Open MPI, MPICH and PMI, srun.
 const SIZE_VARIABLES: [&str; 3] = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"];
@@ -55,6 +56,7 @@ pub fn start_this_program(ranks: usize) -> Result<u8, Failure> {
 pub fn as_rank(
     expected_size: Option<usize>,
     timeout: Duration,
+    form: ErrorForm,
     program: impl FnOnce(Group) -> Result<u8, Failure>,
 ) -> Result<u8, Failure> {
     use bridge_dist::comm::mpi::{MpiOptions, MpiWorld};
@@ -63,8 +65,10 @@ pub fn as_rank(
     let world = MpiWorld::init(MpiOptions { timeout, expected_size }).map_err(Failure::input)?;
     tell_when_ended(world.communicator().rank(), world.watch())?;
     program(world.communicator()).map_err(|failure| {
-        eprint!("rank {}: ", world.communicator().rank());
-        failure.print();
+        if form == ErrorForm::Text {
+            eprint!("rank {}: ", world.communicator().rank());
+        }
+        failure.print(form);
         std::process::exit(i32::from(failure.exit_code()))
     })
 }
@@ -105,6 +109,7 @@ pub fn start_this_program(_ranks: usize) -> Result<u8, Failure> {
 pub fn as_rank(
     _expected_size: Option<usize>,
     _timeout: Duration,
+    _form: ErrorForm,
     _program: impl FnOnce(Group) -> Result<u8, Failure>,
 ) -> Result<u8, Failure> {
     Err(without_feature())

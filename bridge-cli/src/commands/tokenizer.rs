@@ -7,11 +7,12 @@ use bridge_data::pack::train_tokenizer;
 use bridge_data::source::TextSource;
 use bridge_data::tokenizer::{BpeTrainParams, Tokenizer};
 use clap::{Args, Subcommand};
+use serde_json::json;
 
 use super::text_input::TextInput;
 use crate::failure::Failure;
-use crate::output::line;
 use crate::progress;
+use crate::speech::Speech;
 
 /// What to do with tokenizers.
 #[derive(Debug, Subcommand)]
@@ -40,7 +41,7 @@ pub struct Train {
 }
 
 /// Runs the command.
-pub fn run(command: &Command) -> Result<u8, Failure> {
+pub fn run(command: &Command, speech: &Speech) -> Result<u8, Failure> {
     let Command::Train(train) = command;
     let source = TextSource::resolve(&train.text.params()).map_err(Failure::input)?;
     let params = BpeTrainParams {
@@ -48,13 +49,16 @@ pub fn run(command: &Command) -> Result<u8, Failure> {
         min_frequency: train.min_frequency,
         special_tokens: train.special_token.clone(),
     };
-    let sink = progress::visible();
+    let sink = progress::visible(speech.verbosity());
     let trained = train_tokenizer(&source, &params, &train.output, &Bar::new("training tokenizer", &sink))
         .map_err(Failure::input)?;
     let verb = if trained.reused { "unchanged, reusing" } else { "trained" };
     let path = train.output.join("tokenizer.json");
     let size = trained.tokenizer.vocab_size();
-    line(&format!("{}: {verb} {size} tokens", path.display()));
+    speech.result(
+        || format!("{}: {verb} {size} tokens", path.display()),
+        || json!({ "tokenizer": path, "tokens": size, "reused": trained.reused }),
+    );
     if size < train.vocab_size {
         eprintln!(
             "warning: {} tokens were requested; the text has no further pair of tokens that occurs {} times \

@@ -20,6 +20,7 @@ use super::generate::{Request, continue_text};
 use super::mpi;
 use crate::failure::Failure;
 use crate::output::line;
+use crate::speech::Speech;
 
 /// How ranks are started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -64,7 +65,7 @@ pub struct Arguments {
 }
 
 /// Runs the command of a program that began at `started`.
-pub fn run(arguments: &Arguments, started: Instant) -> Result<u8, Failure> {
+pub fn run(arguments: &Arguments, started: Instant, speech: &Speech) -> Result<u8, Failure> {
     if arguments.ui == Ui::Tui {
         check_dashboard(arguments.json)?;
     }
@@ -81,12 +82,11 @@ pub fn run(arguments: &Arguments, started: Instant) -> Result<u8, Failure> {
     if is_mpi {
         let timeout = |raw: &RawConfig| raw.dist.distributed_timeout_minutes as u64;
         let minutes = arguments.read().as_ref().map_or(DEFAULT_TIMEOUT_MINUTES, timeout);
-        return mpi::as_rank(ranks, Duration::from_secs(minutes.saturating_mul(60)), |world| {
-            arguments.run_rank(world, started)
-        });
+        let timeout = Duration::from_secs(minutes.saturating_mul(60));
+        return mpi::as_rank(ranks, timeout, speech.error_form(), |world| arguments.run_rank(world, (started, speech)));
     }
     let config = arguments.load(ranks.unwrap_or(1))?;
-    arguments.after(&arguments.train_on_threads(&config, started)?)
+    arguments.after(&arguments.train_on_threads(&config, (started, speech))?)
 }
 
 /// For ranks whose recipe cannot be read, so that they can report it to the others.
@@ -110,17 +110,17 @@ impl Arguments {
     }
 
     /// Runs the process of one rank; returns its exit code.
-    fn run_rank(&self, world: Group, started: Instant) -> Result<u8, Failure> {
+    fn run_rank(&self, world: Group, (started, speech): (Instant, &Speech)) -> Result<u8, Failure> {
         let config = self.load(world.size());
         all_have_recipes(world.as_ref(), config.is_ok())?;
         let config = config?;
         let groups = process_groups(&config, over_devices(&config, world)?)?;
         let is_first = groups.world().rank() == 0;
-        let report = match self.train(config, groups, started) {
+        let report = match self.train(config, groups, (started, speech)) {
             // All ranks end together and in order, so that none has to be killed.
             Err(TrainError::Stopped(reason)) => {
                 if is_first {
-                    Failure::from(TrainError::Stopped(reason.clone())).print();
+                    Failure::from(TrainError::Stopped(reason.clone())).print(speech.error_form());
                 }
                 return Ok(exit_code(&reason));
             }
@@ -130,9 +130,13 @@ impl Arguments {
     }
 
     /// Trains with threads as ranks; returns the report of rank 0.
-    fn train_on_threads(&self, config: &RunConfig, started: Instant) -> Result<RunReport, TrainError> {
+    fn train_on_threads(
+        &self,
+        config: &RunConfig,
+        (started, speech): (Instant, &Speech),
+    ) -> Result<RunReport, TrainError> {
         if config.parallel.world_size == 1 {
-            return self.train(config.clone(), ProcessGroups::single(), started);
+            return self.train(config.clone(), ProcessGroups::single(), (started, speech));
         }
         let (failures, failed) = std::sync::mpsc::channel();
         std::thread::scope(|scope| {
@@ -140,7 +144,7 @@ impl Arguments {
                 let failures = failures;
                 run_on_threads(config, rank_timeout(config), |groups| {
                     let rank = groups.world().rank();
-                    self.train(config.clone(), groups, started).inspect_err(|error| {
+                    self.train(config.clone(), groups, (started, speech)).inspect_err(|error| {
                         // The receiver may be gone at the end.
                         let _ = failures.send(format!("rank {rank}: {error}"));
                     })
@@ -153,7 +157,7 @@ impl Arguments {
                     std::thread::sleep(Duration::from_millis(10));
                 }
                 if !ranks.is_finished() {
-                    Failure::run(first).print();
+                    Failure::run(first).print(speech.error_form());
                     std::process::exit(1);
                 }
             }
@@ -163,10 +167,16 @@ impl Arguments {
     }
 
     /// Trains on one rank.
-    fn train(&self, config: RunConfig, groups: ProcessGroups, started: Instant) -> Result<RunReport, TrainError> {
+    fn train(
+        &self,
+        config: RunConfig,
+        groups: ProcessGroups,
+        (started, speech): (Instant, &Speech),
+    ) -> Result<RunReport, TrainError> {
         let mut options = RunOptions::new(registry());
         options.groups = groups;
         options.started = started;
+        options.verbosity = speech.verbosity();
         options.signals = WatchSignals::Process;
         if self.json {
             options.console = Console::Json;

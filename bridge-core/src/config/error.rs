@@ -113,6 +113,26 @@ impl ConfigError {
     }
 }
 
+impl ConfigError {
+    /// An object with the fields of this type, `file` and `line` of the location, and in `hint` also what is offered for an unknown name.
+    pub fn to_json(&self) -> serde_json::Value {
+        let mut value = serde_json::to_value(self).unwrap_or_default();
+        value["file"] = serde_json::json!(self.location.as_ref().map(|at| at.source.as_ref()));
+        value["line"] = serde_json::json!(self.location.as_ref().and_then(|at| at.line));
+        value["hint"] = serde_json::json!(self.hint.clone().or_else(|| self.offer()));
+        value
+    }
+
+    /// What is offered for an unknown name.
+    fn offer(&self) -> Option<String> {
+        let nearest = self.nearest.as_ref()?;
+        match self.meant.as_slice() {
+            [key] if key != nearest => Some(format!("did you mean `{nearest}`: {key}?")),
+            _ => Some(format!("did you mean `{nearest}`?")),
+        }
+    }
+}
+
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.key.is_empty() {
@@ -129,8 +149,8 @@ impl fmt::Display for ConfigError {
         if let Some(expected) = &self.expected {
             write!(f, "\n  expected: {expected}")?;
         }
-        if let Some(nearest) = &self.nearest {
-            write!(f, "\n  did you mean `{nearest}`?")?;
+        if let Some(offer) = self.offer() {
+            write!(f, "\n  {offer}")?;
         }
         if let Some(hint) = &self.hint {
             write!(f, "\n  hint:     {hint}")?;
@@ -182,9 +202,9 @@ impl ConfigErrors {
         self.errors.iter().any(|error| error.key == key)
     }
 
-    /// The problems as a JSON array of objects with the fields of [`ConfigError`].
+    /// The problems as a JSON array of objects, see [`ConfigError::to_json`].
     pub fn to_json(&self) -> serde_json::Value {
-        serde_json::to_value(&self.errors).unwrap_or_default()
+        self.errors.iter().map(ConfigError::to_json).collect()
     }
 }
 

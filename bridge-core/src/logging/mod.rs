@@ -26,7 +26,7 @@ pub use report::{
     report_memory,
 };
 pub use sink::{OpenError, Opened, Sink, SinkContext, SinkError};
-pub use sinks::{ConsoleSink, LogFormat, RankLog, open_sinks, timestamp};
+pub use sinks::{ConsoleSink, LogFormat, RankLog, Verbosity, open_sinks, timestamp};
 pub use timers::{
     RankTimers, Stopwatch, TimerGuard, TimerLevel, TimerReport, Timers, TimingLogLevel, TimingLogOption,
     UnknownTimingLogLevel,

@@ -32,7 +32,7 @@ use super::training::Training;
 use super::{TrainError, ranks, set_num_threads, vocabulary};
 use crate::checkpoint::TrainState;
 use crate::config::RunConfig;
-use crate::logging::{Sink, Timers};
+use crate::logging::{Sink, Timers, Verbosity};
 use crate::model::{
     BuildContext, DeferredParameters, ModelBuilder, ModelChunk, ModelConfig, ModelRegistry, Parallel, Stage, Workload,
 };
@@ -71,6 +71,8 @@ pub struct RunOptions {
     pub signals: WatchSignals,
     /// Where console lines go. Only rank 0 has any.
     pub console: Console,
+    /// How much is said there.
+    pub verbosity: Verbosity,
     /// Sinks besides those of the recipe. Only those of rank 0 are served.
     pub sinks: Vec<Box<dyn Sink>>,
     /// The ranks of the run, as this one sees them.
@@ -90,6 +92,7 @@ impl RunOptions {
             cancel: CancelHandle::default(),
             signals: WatchSignals::default(),
             console: Console::Human,
+            verbosity: Verbosity::default(),
             sinks: Vec::new(),
             groups: ProcessGroups::single(),
             started: Instant::now(),
@@ -118,7 +121,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let checked = ranks::agree(groups, "checking the run", checked)?;
     let start = find_start(&config, groups)?;
     let begun = start.as_ref().map_or_else(|| Ok(TrainState::default()), Start::train_state)?;
-    let mut reporter = Reporter::new(&config, options.console, groups.world().rank());
+    let mut reporter = Reporter::new(&config, (options.console, options.verbosity), groups.world().rank());
     let signals = watch_signals(&config, options.signals)?;
     let exits = Exits::new(groups, signals, options.cancel, options.started)?;
     let requests = exits.requests();

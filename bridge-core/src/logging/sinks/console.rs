@@ -19,6 +19,18 @@ pub enum LogFormat {
     Json,
 }
 
+/// How much a program says on its console. Log files have everything.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Verbosity {
+    /// Warnings and errors: no notes, no figures, no progress. Programs that read JSON get figures all the same.
+    Quiet,
+    /// Also notes, figures and progress.
+    #[default]
+    Normal,
+    /// All figures of each step that is logged.
+    Verbose,
+}
+
 /// Local time as `YYYY-MM-DD HH:MM:SS`.
 pub fn timestamp() -> String {
     chrono::Local::now().format("%Y-%m-%d %H:%M:%S").to_string()
@@ -35,6 +47,7 @@ pub(super) fn human_line(level: LogLevel, text: &str) -> String {
 /// Prints lines and records, each whole, around a progress bar.
 pub struct ConsoleSink {
     format: LogFormat,
+    verbosity: Verbosity,
     least: u32,
     train_iters: u64,
     progress: Arc<dyn ProgressSink>,
@@ -51,10 +64,17 @@ impl ConsoleSink {
         format: LogFormat,
         output: Box<dyn Write + Send>,
         progress: Arc<dyn ProgressSink>,
+        verbosity: Verbosity,
     ) -> Self {
-        let least = config.logger.logging_level as u32;
+        let configured = config.logger.logging_level as u32;
+        let least = if verbosity == Verbosity::Quiet { configured.max(LogLevel::Warning.number()) } else { configured };
         let train_iters = config.train.train_iters as u64;
-        Self { format, least, train_iters, progress, bar: None, output, lost_lines: 0 }
+        Self { format, verbosity, least, train_iters, progress, bar: None, output, lost_lines: 0 }
+    }
+
+    /// Whether figures are printed: programs that ask for JSON want them however little is said to people.
+    fn prints_figures(&self) -> bool {
+        self.format == LogFormat::Json || self.verbosity != Verbosity::Quiet
     }
 
     fn print(&mut self, human: String, json: Vec<(String, MetricValue)>) {
@@ -175,10 +195,13 @@ impl Sink for ConsoleSink {
 
     fn on_record(&mut self, record: &Record) -> Result<(), SinkError> {
         match record.kind {
-            RecordKind::Evaluation(split, occasion) => self.evaluation(record, (split, occasion)),
+            RecordKind::Evaluation(split, occasion) if self.prints_figures() => {
+                self.evaluation(record, (split, occasion));
+            }
+            RecordKind::Evaluation(..) => {}
             RecordKind::Train => {
                 self.show_position(record);
-                if record.ends_interval {
+                if record.ends_interval && self.prints_figures() {
                     self.step(record);
                 }
             }
@@ -222,7 +245,9 @@ mod tests {
         let captured = Captured::default();
         let output = Box::new(captured.clone());
         let progress = Arc::new(NoProgress);
-        let sink = ConsoleSink { format, least, train_iters: 20, progress, bar: None, output, lost_lines: 0 };
+        let verbosity = Verbosity::Normal;
+        let sink =
+            ConsoleSink { format, verbosity, least, train_iters: 20, progress, bar: None, output, lost_lines: 0 };
         (sink, captured)
     }
 
@@ -298,6 +323,18 @@ mod tests {
         let (mut sink, output) = console(LogFormat::Json, 20);
         sink.on_record(&record(RecordKind::Evaluation(Split::Test, Occasion::AfterTraining), figures())).unwrap();
         assert_eq!(output.text(), "{\"kind\":\"test\",\"iteration\":2,\"loss\":2.0}\n");
+    }
+
+    #[test]
+    fn quiet_leaves_warnings_and_what_programs_asked_for() {
+        for (format, lines) in [(LogFormat::Human, 1), (LogFormat::Json, 2)] {
+            let (mut sink, output) = console(format, LogLevel::Warning.number());
+            sink.verbosity = Verbosity::Quiet;
+            sink.on_line(LogLevel::Info, "a note").unwrap();
+            sink.on_line(LogLevel::Warning, "odd").unwrap();
+            sink.on_record(&record(RecordKind::Train, vec![Figure::new("loss", "", "Loss", 2.0).file()])).unwrap();
+            assert_eq!(output.text().lines().count(), lines, "{}", output.text());
+        }
     }
 
     #[test]

@@ -10,7 +10,7 @@ mod tensorboard;
 
 use super::sink::{OpenError, Opened, Sink, SinkContext};
 
-pub use console::{ConsoleSink, LogFormat, timestamp};
+pub use console::{ConsoleSink, LogFormat, Verbosity, timestamp};
 pub use rank_log::RankLog;
 
 /// Opens a sink where the recipe asks for it.

@@ -15,7 +15,7 @@ use crate::checkpoint::{SaveReport, TrainState};
 use crate::config::{self, RunConfig};
 use crate::logging::{
     ConsoleSink, LogFormat, LogLevel, NoProgress, Occasion, ProgressMode, ProgressSink, RankLog, RunEnd, RunStart,
-    SaveRecord, SaveStage, Sink, SinkContext, SinkError, Split, open_sinks, timestamp,
+    SaveRecord, SaveStage, Sink, SinkContext, SinkError, Split, Verbosity, open_sinks, timestamp,
 };
 
 /// Where console lines go.
@@ -72,10 +72,10 @@ impl Outputs {
 impl Reporter {
     /// A reporter that has no files yet, so that a run that is refused leaves those of earlier runs as they are. Ranks other than 0 only
     /// keep warnings and errors, in a file of their own.
-    pub(super) fn new(config: &Arc<RunConfig>, console: Console, rank: usize) -> Self {
+    pub(super) fn new(config: &Arc<RunConfig>, (console, verbosity): (Console, Verbosity), rank: usize) -> Self {
         let is_first = rank == 0;
         let (progress, sink) = match is_first {
-            true => open_console(config, console),
+            true => open_console(config, console, verbosity),
             false => (Arc::new(NoProgress) as _, Box::new(RankLog::new(config, rank)) as _),
         };
         Self {
@@ -218,7 +218,7 @@ impl Reporter {
 }
 
 /// The console of rank 0, and where it shows progress.
-fn open_console(config: &RunConfig, console: Console) -> (Arc<dyn ProgressSink>, Box<dyn Sink>) {
+fn open_console(config: &RunConfig, console: Console, verbosity: Verbosity) -> (Arc<dyn ProgressSink>, Box<dyn Sink>) {
     let (format, output, silent): (_, Box<dyn std::io::Write + Send>, bool) = match console {
         Console::Human => (LogFormat::Human, Box::new(std::io::stdout()), false),
         Console::Json => (LogFormat::Json, Box::new(std::io::stdout()), false),
@@ -226,13 +226,13 @@ fn open_console(config: &RunConfig, console: Console) -> (Arc<dyn ProgressSink>,
         Console::Writer(output) => (LogFormat::Human, output, true),
     };
     let progress: Arc<dyn ProgressSink> = match config.logger.progress {
-        _ if silent => Arc::new(NoProgress),
+        _ if silent || verbosity == Verbosity::Quiet => Arc::new(NoProgress),
         config::Progress::Auto => ProgressMode::Auto.sink(),
         config::Progress::Bar => ProgressMode::Bar.sink(),
         config::Progress::Plain => ProgressMode::Plain.sink(),
         config::Progress::None => ProgressMode::None.sink(),
     };
-    let sink = ConsoleSink::new(config, format, output, Arc::clone(&progress));
+    let sink = ConsoleSink::new(config, format, output, Arc::clone(&progress), verbosity);
     (progress, Box::new(sink))
 }
 

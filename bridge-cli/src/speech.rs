@@ -1,0 +1,60 @@
+//! How commands speak: how much (`-q`, `-v`), and how errors look (`--json`). What they say is the commands' own.
+
+use std::ffi::OsString;
+
+use bridge_core::logging::Verbosity;
+use clap::Args;
+use serde_json::Value;
+
+use crate::output::line;
+
+/// The options that every command has.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct Speech {
+    /// Say less: no notes and no progress, only results, warnings and errors.
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    quiet: bool,
+    /// Say more: while training, lines with all figures.
+    #[arg(short, long, global = true)]
+    verbose: bool,
+    /// Print JSON: results and errors.
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+/// What an error looks like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorForm {
+    /// Text on standard error.
+    Text,
+    /// One JSON object on standard output, where programs read results.
+    Json,
+}
+
+impl Speech {
+    /// How much is said.
+    pub fn verbosity(&self) -> Verbosity {
+        match (self.quiet, self.verbose) {
+            (true, _) => Verbosity::Quiet,
+            (false, true) => Verbosity::Verbose,
+            (false, false) => Verbosity::Normal,
+        }
+    }
+
+    /// Prints the result of a command, for people or for programs.
+    pub fn result(&self, text: impl FnOnce() -> String, json: impl FnOnce() -> Value) {
+        line(&if self.json { json().to_string() } else { text() });
+    }
+
+    /// What errors look like.
+    pub fn error_form(&self) -> ErrorForm {
+        if self.json { ErrorForm::Json } else { ErrorForm::Text }
+    }
+}
+
+impl ErrorForm {
+    /// What errors look like for a command line that could not be parsed.
+    pub fn of_arguments(mut arguments: impl Iterator<Item = OsString>) -> Self {
+        if arguments.any(|argument| argument == "--json") { Self::Json } else { Self::Text }
+    }
+}
