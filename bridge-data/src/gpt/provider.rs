@@ -235,8 +235,11 @@ struct Builder<'a> {
 }
 
 impl Builder<'_> {
-    /// One split with `target` samples (`None`: the whole split once).
+    /// One split with `target` samples (`None`: the whole split once). A split that nobody reads is not built.
     fn split(&self, split: Split, target: Option<usize>) -> Result<Option<Arc<dyn Dataset>>, DataError> {
+        if target == Some(0) {
+            return Ok(None);
+        }
         match &self.params.source {
             GptSource::Mock => {
                 let matrix = SplitMatrix::parse("1,1,1")?;
@@ -275,12 +278,7 @@ impl Builder<'_> {
         }
         let weights = blend.weights.as_deref().map(normalize);
         let wanted = self.member_targets(weights.as_deref(), blend.paths.len(), split, request.target)?;
-        let members = match self.members(blend, split, matrix, &wanted) {
-            // A split that is not read may be too small.
-            Err(DataError::SplitTooSmall { .. }) if request.target == Some(0) => return Ok(None),
-            members => members?,
-        };
-        let Some(members) = members else {
+        let Some(members) = self.members(blend, split, matrix, &wanted)? else {
             return Ok(None);
         };
         let mix = match (weights, request.target) {
