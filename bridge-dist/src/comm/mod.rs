@@ -18,6 +18,8 @@ pub mod mpi;
 pub mod nccl;
 #[cfg(any(feature = "mpi", feature = "nccl"))]
 mod pace;
+#[cfg_attr(not(any(feature = "mpi", feature = "nccl")), allow(dead_code, reason = "threads need one of them"))]
+mod pieces;
 mod reduce;
 mod request;
 mod signature;

@@ -40,6 +40,70 @@ pub(crate) trait Place {
     }
 }
 
+/// The methods of a [`Communicator`](super::Communicator) that has a place in a group, a lane for blocking collectives behind a lock, and
+/// another one in the background.
+macro_rules! through_lanes {
+    ($place:ident: $Place:ty) => {
+        fn rank(&self) -> usize {
+            self.$place.speaker().rank
+        }
+
+        fn size(&self) -> usize {
+            self.$place.speaker().world_ranks.len()
+        }
+
+        fn name(&self) -> &str {
+            self.$place.speaker().group
+        }
+
+        fn world_ranks(&self) -> Arc<[usize]> {
+            Arc::clone(self.$place.speaker().world_ranks)
+        }
+
+        fn all_reduce(&self, data: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
+            lock(&self.blocking).all_reduce(data, op)
+        }
+
+        fn reduce_scatter(&self, input: Buffer<'_>, output: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
+            lock(&self.blocking).reduce_scatter(input, output, op)
+        }
+
+        fn all_gather(&self, input: Buffer<'_>, output: BufferMut<'_>) -> Result<(), CommError> {
+            lock(&self.blocking).all_gather(input, output)
+        }
+
+        fn broadcast(&self, data: BufferMut<'_>, root: usize) -> Result<(), CommError> {
+            lock(&self.blocking).broadcast(data, root)
+        }
+
+        fn all_to_all(&self, input: Buffer<'_>, output: BufferMut<'_>) -> Result<(), CommError> {
+            lock(&self.blocking).all_to_all(input, output)
+        }
+
+        fn all_to_all_uneven(&self, exchange: UnevenExchange<'_>) -> Result<(), CommError> {
+            lock(&self.blocking).all_to_all_uneven(exchange)
+        }
+
+        fn barrier(&self) -> Result<(), CommError> {
+            lock(&self.blocking).barrier()
+        }
+
+        fn start_all_reduce(&self, data: HostBuffer, op: ReduceOp) -> Result<Request, CommError> {
+            self.background.all_reduce::<$Place>(&self.$place, data, op)
+        }
+
+        fn start_reduce_scatter(&self, input: HostBuffer, op: ReduceOp) -> Result<Request, CommError> {
+            self.background.reduce_scatter::<$Place>(&self.$place, input, op)
+        }
+
+        fn start_all_gather(&self, input: HostBuffer) -> Result<Request, CommError> {
+            self.background.all_gather::<$Place>(&self.$place, input)
+        }
+    };
+}
+
+pub(super) use through_lanes;
+
 /// The non-blocking collectives of one rank of a group. The thread starts with the first of them; many groups never use any.
 pub(crate) struct Background<L> {
     /// The lane, until the thread takes it. The lock serializes the start and so the order of the first operations.
@@ -52,7 +116,7 @@ impl<L: Collectives> Background<L> {
         Self { idle: Mutex::new(Some(lane)), worker: OnceLock::new() }
     }
 
-    pub fn all_reduce(&self, place: &impl Place, mut data: HostBuffer, op: ReduceOp) -> Result<Request, CommError> {
+    pub fn all_reduce<P: Place>(&self, place: &P, mut data: HostBuffer, op: ReduceOp) -> Result<Request, CommError> {
         let signature = Signature::reducing(OpKind::AllReduce, data.dtype(), data.len(), op);
         place.speaker().check_reduce(&signature)?;
         self.start(place, &signature, move |lane| {
@@ -61,7 +125,7 @@ impl<L: Collectives> Background<L> {
         })
     }
 
-    pub fn reduce_scatter(&self, place: &impl Place, input: HostBuffer, op: ReduceOp) -> Result<Request, CommError> {
+    pub fn reduce_scatter<P: Place>(&self, place: &P, input: HostBuffer, op: ReduceOp) -> Result<Request, CommError> {
         let speaker = place.speaker();
         let mut output = HostBuffer::zeros(input.dtype(), input.len() / speaker.world_ranks.len());
         let signature = speaker.reduce_scatter(&input.view(), &output.view_mut(), op)?;
@@ -71,7 +135,7 @@ impl<L: Collectives> Background<L> {
         })
     }
 
-    pub fn all_gather(&self, place: &impl Place, input: HostBuffer) -> Result<Request, CommError> {
+    pub fn all_gather<P: Place>(&self, place: &P, input: HostBuffer) -> Result<Request, CommError> {
         let signature = Signature::data(OpKind::AllGather, input.dtype(), input.len());
         let size = place.speaker().world_ranks.len();
         self.start(place, &signature, move |lane| {

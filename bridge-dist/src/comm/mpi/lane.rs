@@ -8,7 +8,7 @@ use super::raw::Kind;
 use super::seat::Seat;
 use crate::comm::buffer::{Buffer, BufferMut, DType, HostBuffer, ReduceOp};
 use crate::comm::error::CommError;
-use crate::comm::reduce::reduce_ordered;
+use crate::comm::pieces::{chunks, columns, reduce_parts, spread};
 use crate::comm::signature::{OpKind, Signature, UnevenExchange};
 use crate::comm::worker::{Collectives, Place};
 
@@ -186,36 +186,6 @@ impl Lane {
     }
 }
 
-/// Reduces the equal parts of `parts`, one per rank, in rank order.
-fn reduce_parts(op: ReduceOp, parts: &HostBuffer, output: BufferMut<'_>) {
-    let (width, view) = (output.len(), parts.view());
-    let ranks = view.len().checked_div(width).unwrap_or(0);
-    let inputs: Vec<Buffer<'_>> = (0..ranks).map(|rank| view.slice(rank * width..(rank + 1) * width)).collect();
-    if !inputs.is_empty() {
-        reduce_ordered(op, &inputs, output);
-    }
-}
-
-/// The same range of each of `size` parts of `part` elements.
-fn columns(input: &Buffer<'_>, part: usize, size: usize, range: &Range<usize>) -> HostBuffer {
-    let width = range.len();
-    let mut packed = HostBuffer::zeros(input.dtype(), width * size);
-    for index in 0..size {
-        let source = input.slice(index * part + range.start..index * part + range.end);
-        packed.view_mut().slice(index * width..(index + 1) * width).copy_from(source);
-    }
-    packed
-}
-
-/// The inverse of [`columns`].
-fn spread(packed: &HostBuffer, output: &mut BufferMut<'_>, part: usize, size: usize, range: &Range<usize>) {
-    let width = range.len();
-    for index in 0..size {
-        let source = packed.view().slice(index * width..(index + 1) * width);
-        output.slice(index * part + range.start..index * part + range.end).copy_from(source);
-    }
-}
-
 /// How many elements of each part fall into `range`.
 fn overlaps(counts: &[usize], range: &Range<usize>) -> Vec<usize> {
     counts.iter().map(|count| range.end.min(*count).saturating_sub(range.start)).collect()
@@ -233,9 +203,4 @@ fn window(input: &Buffer<'_>, counts: &[usize], range: &Range<usize>) -> (HostBu
         start += count;
     }
     (packed, inside)
-}
-
-/// Ranges of at most `width` elements; none if there are no elements.
-fn chunks(len: usize, width: usize) -> impl Iterator<Item = Range<usize>> {
-    (0..len.div_ceil(width)).map(move |index| index * width..((index + 1) * width).min(len))
 }

@@ -21,7 +21,7 @@ use super::lock::lock;
 use super::request::Request;
 use super::signature::{OpKind, Signature, UnevenExchange};
 use super::single::SingleCommunicator;
-use super::worker::{Background, Collectives, Place};
+use super::worker::{Background, Collectives, Place, through_lanes};
 use super::{Communicator, Group};
 
 mod agree;
@@ -230,21 +230,7 @@ fn as_c_int(seat: &Seat, what: &'static str, value: usize) -> Result<i32, CommEr
 }
 
 impl Communicator for MpiCommunicator {
-    fn rank(&self) -> usize {
-        self.seat.rank
-    }
-
-    fn size(&self) -> usize {
-        self.seat.size()
-    }
-
-    fn name(&self) -> &str {
-        &self.seat.name
-    }
-
-    fn world_ranks(&self) -> Arc<[usize]> {
-        Arc::clone(&self.seat.world_ranks)
-    }
+    through_lanes!(seat: Seat);
 
     fn timeout(&self) -> Duration {
         self.seat.world().timeout()
@@ -252,30 +238,6 @@ impl Communicator for MpiCommunicator {
 
     fn set_timeout(&self, timeout: Duration) {
         self.seat.world().set_timeout(timeout);
-    }
-
-    fn all_reduce(&self, data: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
-        lock(&self.blocking).all_reduce(data, op)
-    }
-
-    fn reduce_scatter(&self, input: Buffer<'_>, output: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
-        lock(&self.blocking).reduce_scatter(input, output, op)
-    }
-
-    fn all_gather(&self, input: Buffer<'_>, output: BufferMut<'_>) -> Result<(), CommError> {
-        lock(&self.blocking).all_gather(input, output)
-    }
-
-    fn broadcast(&self, data: BufferMut<'_>, root: usize) -> Result<(), CommError> {
-        lock(&self.blocking).broadcast(data, root)
-    }
-
-    fn all_to_all(&self, input: Buffer<'_>, output: BufferMut<'_>) -> Result<(), CommError> {
-        lock(&self.blocking).all_to_all(input, output)
-    }
-
-    fn all_to_all_uneven(&self, exchange: UnevenExchange<'_>) -> Result<(), CommError> {
-        lock(&self.blocking).all_to_all_uneven(exchange)
     }
 
     fn send(&self, data: Buffer<'_>, to: usize, tag: u32) -> Result<(), CommError> {
@@ -286,10 +248,6 @@ impl Communicator for MpiCommunicator {
         let arrived = self.start_message_in((data.dtype(), data.len()), from, tag)?.finish()?;
         data.copy_from(arrived.view());
         Ok(())
-    }
-
-    fn barrier(&self) -> Result<(), CommError> {
-        lock(&self.blocking).barrier()
     }
 
     fn split(&self, color: Option<usize>, key: usize, name: &str) -> Result<Option<Group>, CommError> {
@@ -309,18 +267,6 @@ impl Communicator for MpiCommunicator {
         let world = Arc::clone(&self.seat.comm.world);
         let made = Self::new(raw, world, name).map_err(library)?;
         Ok(Some(Arc::new(made)))
-    }
-
-    fn start_all_reduce(&self, data: HostBuffer, op: ReduceOp) -> Result<Request, CommError> {
-        self.background.all_reduce(&self.seat, data, op)
-    }
-
-    fn start_reduce_scatter(&self, input: HostBuffer, op: ReduceOp) -> Result<Request, CommError> {
-        self.background.reduce_scatter(&self.seat, input, op)
-    }
-
-    fn start_all_gather(&self, input: HostBuffer) -> Result<Request, CommError> {
-        self.background.all_gather(&self.seat, input)
     }
 
     fn start_send(&self, data: HostBuffer, to: usize, tag: u32) -> Result<Request, CommError> {

@@ -10,7 +10,7 @@ use super::agree::Agreement;
 use super::carrier::{Carrier, CarrierError};
 use crate::comm::buffer::{Buffer, BufferMut, DType, HostBuffer, ReduceOp};
 use crate::comm::error::CommError;
-use crate::comm::reduce::reduce_ordered;
+use crate::comm::pieces::{chunks, reduce_parts, spread};
 use crate::comm::signature::{OpKind, Signature, UnevenExchange};
 use crate::comm::worker::{Collectives, Place};
 
@@ -30,7 +30,7 @@ impl<C: Carrier + 'static> Collectives for Lane<C> {
         self.agreement.seat.speaker().check_reduce(&signature)?;
         self.agreement.agree(&signature)?;
         let small = data.len() * data.dtype().size() <= SMALL_BYTES;
-        for range in pieces(data.len(), self.piece(data.dtype())) {
+        for range in chunks(data.len(), self.piece(data.dtype())) {
             let piece = data.slice(range);
             let moved = if small { self.reduce_everything(piece, op) } else { self.reduce_slice_and_gather(piece, op) };
             moved.map_err(|error| self.failed(&signature, error))?;
@@ -42,16 +42,13 @@ impl<C: Carrier + 'static> Collectives for Lane<C> {
         let signature = self.agreement.seat.speaker().reduce_scatter(&input, &output, op)?;
         self.agreement.agree(&signature)?;
         let (part, size, dtype) = (output.len(), self.size(), input.dtype());
-        for range in pieces(part, self.piece_of_rank(dtype)) {
-            let width = range.len();
-            let mut parts = HostBuffer::zeros(dtype, width * size);
+        for range in chunks(part, self.piece_of_rank(dtype)) {
+            let mut parts = HostBuffer::zeros(dtype, range.len() * size);
             let sends = ranges_of_parts(&input, part, &range);
             let mut view = parts.view_mut();
             let mut receives = split_evenly(view.bytes_mut(), size);
             self.carrier.exchange(&sends, &mut receives).map_err(|error| self.failed(&signature, error))?;
-            let parts = parts.view();
-            let inputs: Vec<Buffer<'_>> = (0..size).map(|rank| parts.slice(rank * width..(rank + 1) * width)).collect();
-            reduce_ordered(op, &inputs, output.slice(range));
+            reduce_parts(op, &parts, output.slice(range));
         }
         Ok(())
     }
@@ -67,14 +64,11 @@ impl<C: Carrier + 'static> Collectives for Lane<C> {
             }
             return Ok(());
         }
-        for range in pieces(part, self.piece_of_rank(dtype)) {
+        for range in chunks(part, self.piece_of_rank(dtype)) {
             let mut all = HostBuffer::zeros(dtype, range.len() * size);
             let gathered = self.carrier.all_gather(input.slice(range.clone()).bytes(), all.view_mut().bytes_mut());
             gathered.map_err(|error| self.failed(&signature, error))?;
-            for rank in 0..size {
-                let source = all.view().slice(rank * range.len()..(rank + 1) * range.len());
-                output.slice(rank * part + range.start..rank * part + range.end).copy_from(source);
-            }
+            spread(&all, &mut output, part, size, &range);
         }
         Ok(())
     }
@@ -117,9 +111,7 @@ impl<C: Carrier> Lane<C> {
         let (dtype, len, size) = (data.dtype(), data.len(), self.size());
         let mut all = HostBuffer::zeros(dtype, len * size);
         self.carrier.all_gather(data.view().bytes(), all.view_mut().bytes_mut())?;
-        let all = all.view();
-        let inputs: Vec<Buffer<'_>> = (0..size).map(|rank| all.slice(rank * len..(rank + 1) * len)).collect();
-        reduce_ordered(op, &inputs, data.reborrow());
+        reduce_parts(op, &all, data.reborrow());
         Ok(())
     }
 
@@ -135,11 +127,9 @@ impl<C: Carrier> Lane<C> {
             let mut receives = split_evenly(view.bytes_mut(), size);
             self.carrier.exchange(&sends, &mut receives)?;
         }
-        let parts = parts.view();
-        let inputs: Vec<Buffer<'_>> = (0..size).map(|rank| parts.slice(rank * own..(rank + 1) * own)).collect();
         // As wide as the widest slice, so that all ranks contribute the same number of elements.
         let mut reduced = HostBuffer::zeros(dtype, slices.width);
-        reduce_ordered(op, &inputs, reduced.view_mut().slice(0..own));
+        reduce_parts(op, &parts, reduced.view_mut().slice(0..own));
         let mut all = HostBuffer::zeros(dtype, slices.width * size);
         self.carrier.all_gather(reduced.view().bytes(), all.view_mut().bytes_mut())?;
         data.copy_from(all.view().slice(0..len));
@@ -149,7 +139,7 @@ impl<C: Carrier> Lane<C> {
     pub fn broadcast(&mut self, mut data: BufferMut<'_>, root: usize) -> Result<(), CommError> {
         let signature = self.agreement.seat.speaker().broadcast(&data, root)?;
         self.agreement.agree(&signature)?;
-        for range in pieces(data.len(), self.piece(data.dtype())) {
+        for range in chunks(data.len(), self.piece(data.dtype())) {
             let sent = self.carrier.broadcast(data.slice(range).bytes_mut(), root);
             sent.map_err(|error| self.failed(&signature, error))?;
         }
@@ -227,11 +217,6 @@ impl Slices {
     }
 }
 
-/// Consecutive ranges of at most `piece` elements.
-fn pieces(len: usize, piece: usize) -> impl Iterator<Item = Range<usize>> {
-    (0..len.div_ceil(piece)).map(move |index| index * piece..((index + 1) * piece).min(len))
-}
-
 /// The same range of each rank's part of `input`.
 fn ranges_of_parts<'a>(input: &Buffer<'a>, part: usize, range: &Range<usize>) -> Vec<&'a [u8]> {
     let parts = (0..input.len() / part).map(|rank| rank * part + range.start..rank * part + range.end);
@@ -262,9 +247,9 @@ mod tests {
                 let slices = Slices { len, width: len.div_ceil(parts) };
                 let covered: Vec<usize> = (0..parts).flat_map(|rank| slices.of(rank)).collect();
                 assert!(covered.iter().copied().eq(0..len), "{len} in {parts}");
-                let covered: Vec<usize> = pieces(len, parts).flatten().collect();
+                let covered: Vec<usize> = chunks(len, parts).flatten().collect();
                 assert!(covered.iter().copied().eq(0..len), "{len} by {parts}");
-                assert!(pieces(len, parts).all(|range| (1..=parts).contains(&range.len())));
+                assert!(chunks(len, parts).all(|range| (1..=parts).contains(&range.len())));
             }
         }
     }

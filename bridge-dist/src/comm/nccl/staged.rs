@@ -13,7 +13,7 @@ use crate::comm::lock::lock;
 use crate::comm::request::{Pending, Request};
 use crate::comm::signature::{OpKind, Signature, UnevenExchange};
 use crate::comm::single::SingleCommunicator;
-use crate::comm::worker::{Background, Collectives, Place};
+use crate::comm::worker::{Background, Collectives, Place, through_lanes};
 use crate::comm::{Communicator, Group};
 
 /// The bootstrap groups of one group: one per lane, because the lanes run concurrently.
@@ -171,21 +171,7 @@ impl Pending for Message {
 }
 
 impl<F: Fabric> Communicator for Staged<F> {
-    fn rank(&self) -> usize {
-        self.seat.rank
-    }
-
-    fn size(&self) -> usize {
-        self.seat.size()
-    }
-
-    fn name(&self) -> &str {
-        &self.seat.name
-    }
-
-    fn world_ranks(&self) -> Arc<[usize]> {
-        Arc::clone(&self.seat.world_ranks)
-    }
+    through_lanes!(seat: Seat);
 
     fn timeout(&self) -> Duration {
         self.controls.blocking.timeout()
@@ -193,30 +179,6 @@ impl<F: Fabric> Communicator for Staged<F> {
 
     fn set_timeout(&self, timeout: Duration) {
         self.controls.blocking.set_timeout(timeout);
-    }
-
-    fn all_reduce(&self, data: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
-        lock(&self.blocking).all_reduce(data, op)
-    }
-
-    fn reduce_scatter(&self, input: Buffer<'_>, output: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
-        lock(&self.blocking).reduce_scatter(input, output, op)
-    }
-
-    fn all_gather(&self, input: Buffer<'_>, output: BufferMut<'_>) -> Result<(), CommError> {
-        lock(&self.blocking).all_gather(input, output)
-    }
-
-    fn broadcast(&self, data: BufferMut<'_>, root: usize) -> Result<(), CommError> {
-        lock(&self.blocking).broadcast(data, root)
-    }
-
-    fn all_to_all(&self, input: Buffer<'_>, output: BufferMut<'_>) -> Result<(), CommError> {
-        lock(&self.blocking).all_to_all(input, output)
-    }
-
-    fn all_to_all_uneven(&self, exchange: UnevenExchange<'_>) -> Result<(), CommError> {
-        lock(&self.blocking).all_to_all_uneven(exchange)
     }
 
     fn send(&self, data: Buffer<'_>, to: usize, tag: u32) -> Result<(), CommError> {
@@ -231,10 +193,6 @@ impl<F: Fabric> Communicator for Staged<F> {
         self.controls.blocking.recv(data, from, tag).map_err(|error| self.seat.adopt(&signature, error))
     }
 
-    fn barrier(&self) -> Result<(), CommError> {
-        lock(&self.blocking).barrier()
-    }
-
     fn split(&self, color: Option<usize>, key: usize, name: &str) -> Result<Option<Group>, CommError> {
         match self.split_controls(color, key, name)? {
             Some(controls) if controls.blocking.size() == 1 => {
@@ -246,18 +204,6 @@ impl<F: Fabric> Communicator for Staged<F> {
             }
             None => Ok(None),
         }
-    }
-
-    fn start_all_reduce(&self, data: HostBuffer, op: ReduceOp) -> Result<Request, CommError> {
-        self.background.all_reduce(&self.seat, data, op)
-    }
-
-    fn start_reduce_scatter(&self, input: HostBuffer, op: ReduceOp) -> Result<Request, CommError> {
-        self.background.reduce_scatter(&self.seat, input, op)
-    }
-
-    fn start_all_gather(&self, input: HostBuffer) -> Result<Request, CommError> {
-        self.background.all_gather(&self.seat, input)
     }
 
     fn start_send(&self, data: HostBuffer, to: usize, tag: u32) -> Result<Request, CommError> {

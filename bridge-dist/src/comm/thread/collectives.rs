@@ -8,6 +8,7 @@ use std::sync::Arc;
 use super::group::{Body, LaneKind, Member, Payload};
 use crate::comm::buffer::{Buffer, BufferMut, HostBuffer, ReduceOp};
 use crate::comm::error::CommError;
+use crate::comm::pieces::columns;
 use crate::comm::reduce::{reduce_ordered, slice_of};
 use crate::comm::signature::{OpKind, Signature, UnevenExchange};
 use crate::comm::worker::{Collectives, Place};
@@ -48,12 +49,7 @@ impl Collectives for Endpoint {
         // A piece holds the same range of every rank's part.
         for range in chunks(part, (CHUNK_BYTES / input.dtype().size() / size).max(1)) {
             let width = range.len();
-            let mut piece = HostBuffer::zeros(input.dtype(), width * size);
-            for to in 0..size {
-                let source = input.slice(to * part + range.start..to * part + range.end);
-                piece.view_mut().slice(to * width..(to + 1) * width).copy_from(source);
-            }
-            let all = self.exchange(signature, Body::Data(piece))?;
+            let all = self.exchange(signature, Body::Data(columns(&input, part, size, &range)))?;
             let own: Vec<Buffer<'_>> =
                 views(&all).iter().map(|view| view.slice(rank * width..(rank + 1) * width)).collect();
             reduce_ordered(op, &own, output.slice(range));

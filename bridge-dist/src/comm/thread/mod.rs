@@ -9,7 +9,7 @@ use super::lock::lock;
 use super::request::Request;
 use super::signature::{OpKind, Signature, UnevenExchange};
 use super::single::SingleCommunicator;
-use super::worker::{Background, Collectives, Place};
+use super::worker::{Background, Collectives, Place, through_lanes};
 use super::{Communicator, Group};
 
 mod collectives;
@@ -99,21 +99,7 @@ impl std::fmt::Debug for ThreadCommunicator {
 }
 
 impl Communicator for ThreadCommunicator {
-    fn rank(&self) -> usize {
-        self.member.rank
-    }
-
-    fn size(&self) -> usize {
-        self.member.group.members.len()
-    }
-
-    fn name(&self) -> &str {
-        &self.member.group.name
-    }
-
-    fn world_ranks(&self) -> Arc<[usize]> {
-        Arc::clone(&self.member.group.members)
-    }
+    through_lanes!(member: Member);
 
     fn timeout(&self) -> Duration {
         self.member.group.world.timeout()
@@ -121,30 +107,6 @@ impl Communicator for ThreadCommunicator {
 
     fn set_timeout(&self, timeout: Duration) {
         self.member.group.world.set_timeout(timeout);
-    }
-
-    fn all_reduce(&self, data: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
-        lock(&self.blocking).all_reduce(data, op)
-    }
-
-    fn reduce_scatter(&self, input: Buffer<'_>, output: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
-        lock(&self.blocking).reduce_scatter(input, output, op)
-    }
-
-    fn all_gather(&self, input: Buffer<'_>, output: BufferMut<'_>) -> Result<(), CommError> {
-        lock(&self.blocking).all_gather(input, output)
-    }
-
-    fn broadcast(&self, data: BufferMut<'_>, root: usize) -> Result<(), CommError> {
-        lock(&self.blocking).broadcast(data, root)
-    }
-
-    fn all_to_all(&self, input: Buffer<'_>, output: BufferMut<'_>) -> Result<(), CommError> {
-        lock(&self.blocking).all_to_all(input, output)
-    }
-
-    fn all_to_all_uneven(&self, exchange: UnevenExchange<'_>) -> Result<(), CommError> {
-        lock(&self.blocking).all_to_all_uneven(exchange)
     }
 
     fn send(&self, data: Buffer<'_>, to: usize, tag: u32) -> Result<(), CommError> {
@@ -157,10 +119,6 @@ impl Communicator for ThreadCommunicator {
         Ok(())
     }
 
-    fn barrier(&self) -> Result<(), CommError> {
-        lock(&self.blocking).barrier()
-    }
-
     fn split(&self, color: Option<usize>, key: usize, name: &str) -> Result<Option<Group>, CommError> {
         let parent = &self.member.group;
         let made = lock(&self.blocking).split(color, key, |ranks| {
@@ -171,18 +129,6 @@ impl Communicator for ThreadCommunicator {
             1 => Arc::new(SingleCommunicator::of_world_rank(name, group.members[0])) as Group,
             _ => Arc::new(Self::new(group, rank)),
         }))
-    }
-
-    fn start_all_reduce(&self, data: HostBuffer, op: ReduceOp) -> Result<Request, CommError> {
-        self.background.all_reduce(self.member.as_ref(), data, op)
-    }
-
-    fn start_reduce_scatter(&self, input: HostBuffer, op: ReduceOp) -> Result<Request, CommError> {
-        self.background.reduce_scatter(self.member.as_ref(), input, op)
-    }
-
-    fn start_all_gather(&self, input: HostBuffer) -> Result<Request, CommError> {
-        self.background.all_gather(self.member.as_ref(), input)
     }
 
     fn start_send(&self, data: HostBuffer, to: usize, tag: u32) -> Result<Request, CommError> {
