@@ -1,39 +1,16 @@
 //! Saving in the background, one checkpoint at a time. How a checkpoint is written belongs to the writer.
 
-use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
 
 use super::error::CheckpointError;
+use super::sharded::ShardedWriter;
 use super::snapshot::Snapshot;
-use super::writer::{CheckpointWriter, SaveReport};
+use super::writer::SaveReport;
 
 type Outcome = Result<SaveReport, CheckpointError>;
-type Task<W> = Box<dyn FnOnce(&W) -> Outcome + Send>;
-
-/// A writer of snapshots: for one rank, or together with other ranks.
-pub trait SaveSnapshots: Debug + Send + 'static {
-    /// The folder that checkpoints are written into.
-    fn root(&self) -> &Path;
-
-    /// Saves one.
-    ///
-    /// # Errors
-    /// If it could not be saved; earlier checkpoints are untouched.
-    fn save(&self, snapshot: &Snapshot<'_>) -> Result<SaveReport, CheckpointError>;
-}
-
-impl SaveSnapshots for CheckpointWriter {
-    fn root(&self) -> &Path {
-        self.root()
-    }
-
-    fn save(&self, snapshot: &Snapshot<'_>) -> Result<SaveReport, CheckpointError> {
-        self.save(snapshot)
-    }
-}
+type Task = Box<dyn FnOnce(&ShardedWriter) -> Outcome + Send>;
 
 /// One long-lived thread that writes checkpoints while training continues. At most one save is in flight; submitting
 /// another waits for it. Dropping the saver waits as well, so that the process does not end in the middle of a save.
@@ -41,21 +18,21 @@ impl SaveSnapshots for CheckpointWriter {
 /// A background error is returned by the next call. Call [`finish`](Self::finish) before the saver goes out of scope:
 /// otherwise its error is only printed on stderr.
 #[derive(Debug)]
-pub struct AsyncSaver<W = CheckpointWriter> {
+pub struct AsyncSaver {
     /// `None` once the thread has been told to end.
-    tasks: Option<Sender<Task<W>>>,
+    tasks: Option<Sender<Task>>,
     outcomes: Receiver<Outcome>,
     in_flight: Option<u64>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl<W: SaveSnapshots> AsyncSaver<W> {
+impl AsyncSaver {
     /// Starts the thread that saves through `writer`.
     ///
     /// # Errors
     /// If the system cannot create a thread.
-    pub fn new(writer: W) -> Result<Self, CheckpointError> {
-        let (tasks, inbox) = channel::<Task<W>>();
+    pub fn new(writer: ShardedWriter) -> Result<Self, CheckpointError> {
+        let (tasks, inbox) = channel::<Task>();
         let (outbox, outcomes) = channel();
         let root = writer.root().to_owned();
         let work = move || {
@@ -78,22 +55,18 @@ impl<W: SaveSnapshots> AsyncSaver<W> {
     /// # Errors
     /// If the save in flight failed; `snapshot` is not saved then. Call [`finish`](Self::finish) first to handle the two
     /// separately.
-    pub fn submit(&mut self, snapshot: Snapshot<'static>) -> Result<Option<SaveReport>, CheckpointError> {
+    pub fn submit(&mut self, snapshot: Snapshot) -> Result<Option<SaveReport>, CheckpointError> {
         let iteration = snapshot.run.train_state.step;
         self.submit_task(iteration, move |writer| writer.save(&snapshot))
     }
 
-    /// As [`submit`](Self::submit), for a save that takes more than one call, such as one that several ranks take part
-    /// in.
-    ///
-    /// # Errors
-    /// As [`submit`](Self::submit).
-    pub fn submit_task<F>(&mut self, iteration: u64, task: F) -> Result<Option<SaveReport>, CheckpointError>
-    where
-        F: FnOnce(&W) -> Result<SaveReport, CheckpointError> + Send + 'static,
-    {
+    pub(super) fn submit_task(
+        &mut self,
+        iteration: u64,
+        task: impl FnOnce(&ShardedWriter) -> Outcome + Send + 'static,
+    ) -> Result<Option<SaveReport>, CheckpointError> {
         let earlier = self.finish()?;
-        let guarded = move |writer: &W| {
+        let guarded = move |writer: &ShardedWriter| {
             catch_unwind(AssertUnwindSafe(|| task(writer)))
                 .unwrap_or_else(|panic| Err(CheckpointError::SaverPanicked { iteration, message: message_of(&*panic) }))
         };
@@ -103,14 +76,6 @@ impl<W: SaveSnapshots> AsyncSaver<W> {
         }
         self.in_flight = Some(iteration);
         Ok(earlier)
-    }
-}
-
-impl<W> AsyncSaver<W> {
-    /// The iteration being saved, if its outcome has not been collected yet.
-    #[must_use]
-    pub fn in_flight(&self) -> Option<u64> {
-        self.in_flight
     }
 
     /// Collects the outcome of a save that has ended; `None` if one is in progress, or if there is none.
@@ -142,7 +107,7 @@ impl<W> AsyncSaver<W> {
     }
 }
 
-impl<W> Drop for AsyncSaver<W> {
+impl Drop for AsyncSaver {
     fn drop(&mut self) {
         if let Err(error) = self.finish() {
             // A destructor cannot return an error, so this is the last chance to report it.

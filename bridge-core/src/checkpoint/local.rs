@@ -150,7 +150,7 @@ fn boxes(shape: &[usize], flat: Range<usize>) -> Vec<Vec<Range<usize>>> {
     found
 }
 
-impl ShardTensor<'static> {
+impl ShardTensor {
     /// The slices of the tensor `name` that a rank saves: elements `flat` of its part (row-major). `values` has exactly these
     /// elements; its shape does not matter. A contiguous slice shares its memory.
     ///

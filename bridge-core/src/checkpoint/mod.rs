@@ -72,7 +72,7 @@ mod writer;
 #[cfg(test)]
 mod tests;
 
-pub use async_saver::{AsyncSaver, SaveSnapshots};
+pub use async_saver::AsyncSaver;
 pub use checksum::Checksum;
 pub use error::{CheckpointError, Damage, DamagedCheckpoint, RootFault, SkippedCheckpoint};
 pub use layout::{JOURNAL_FILE, LATEST_FILE, METADATA_FILE, RUN_CONFIG_FILE, TRAIN_STATE_FILE, iteration_folder_name};
@@ -86,7 +86,7 @@ pub use shard::{WrittenShard, WrittenTensor};
 pub use sharded::ShardedWriter;
 pub use snapshot::{RunFiles, ShardTensor, Snapshot, TensorGroup};
 pub use store::{CheckpointStore, CheckpointSummary};
-pub use tensor::{DType, Element, HostTensor, TensorSource, TensorView};
+pub use tensor::{DType, Element, HostTensor};
 pub use together::{Verifier, look_together};
 pub use train_state::TrainState;
 pub use verify::Verification;

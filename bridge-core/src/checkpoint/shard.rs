@@ -52,23 +52,23 @@ pub struct WrittenTensor {
 }
 
 /// One file to write.
-pub(super) struct ShardPlan<'s, 'a> {
+pub(super) struct ShardPlan<'s> {
     file: String,
     group: &'s str,
     /// By key, in the order in which they are stored.
-    tensors: Vec<(String, &'s ShardTensor<'a>)>,
+    tensors: Vec<(String, &'s ShardTensor)>,
 }
 
 /// Divides the tensors of `groups` into files of at most `max_bytes`; a larger tensor gets its own file.
 ///
 /// # Errors
 /// If a group's name is not a valid file name, or two tensors have the same key.
-pub(super) fn plan_shards<'s, 'a>(
-    groups: &'s [TensorGroup<'a>],
+pub(super) fn plan_shards<'s>(
+    groups: &'s [TensorGroup],
     rank: usize,
     max_bytes: u64,
-) -> Result<Vec<ShardPlan<'s, 'a>>, CheckpointError> {
-    let mut plans: Vec<ShardPlan<'s, 'a>> = Vec::new();
+) -> Result<Vec<ShardPlan<'s>>, CheckpointError> {
+    let mut plans: Vec<ShardPlan<'s>> = Vec::new();
     for group in groups {
         let plain = !group.name.contains('/') && file_name_problem(&group.name).is_none();
         if !plain {
@@ -77,7 +77,7 @@ pub(super) fn plan_shards<'s, 'a>(
         let mut keyed: Vec<_> = unique_keys(&group.tensors)?.into_iter().collect();
         // Wide elements first, so that every tensor is aligned for its type; the sort is stable, so names stay in order.
         keyed.sort_by_key(|(_, tensor)| std::cmp::Reverse(tensor.source.dtype().size()));
-        let mut parts: Vec<ShardPlan<'s, 'a>> = Vec::new();
+        let mut parts: Vec<ShardPlan<'s>> = Vec::new();
         let mut filled = 0u64;
         for entry in keyed {
             let bytes = entry.1.source.bytes().len() as u64;
@@ -98,9 +98,7 @@ pub(super) fn plan_shards<'s, 'a>(
 
 /// The tensors of a group by their key in the file: the name, and for a slice also where it begins, because one rank may
 /// hold several slices of a tensor.
-fn unique_keys<'s, 'a>(
-    tensors: &'s [ShardTensor<'a>],
-) -> Result<BTreeMap<String, &'s ShardTensor<'a>>, CheckpointError> {
+fn unique_keys<'s>(tensors: &'s [ShardTensor]) -> Result<BTreeMap<String, &'s ShardTensor>, CheckpointError> {
     let mut keyed = BTreeMap::new();
     for tensor in tensors {
         let key = if tensor.is_whole() {
@@ -125,7 +123,7 @@ fn unique_keys<'s, 'a>(
 /// The first error of any file; others may be left half-written.
 pub(super) fn write_shards(
     folder: &Path,
-    plans: &[ShardPlan<'_, '_>],
+    plans: &[ShardPlan<'_>],
     num_writers: usize,
     meter: &ProgressMeter,
 ) -> Result<Vec<WrittenShard>, CheckpointError> {
@@ -155,11 +153,7 @@ pub(super) fn write_shards(
     results.into_iter().map(|(_, result)| result).collect()
 }
 
-fn write_shard(
-    folder: &Path,
-    plan: &ShardPlan<'_, '_>,
-    meter: &ProgressMeter,
-) -> Result<WrittenShard, CheckpointError> {
+fn write_shard(folder: &Path, plan: &ShardPlan<'_>, meter: &ProgressMeter) -> Result<WrittenShard, CheckpointError> {
     let mut file = FileWriter::create(&folder.join(&plan.file))?;
     file.write(&header(plan)?)?;
     for (_, tensor) in &plan.tensors {
@@ -186,7 +180,7 @@ fn write_shard(
 
 /// The header of a safetensors file: the length of the JSON that follows, eight bytes little-endian, then the JSON,
 /// padded with spaces so that the data begins at a multiple of eight.
-fn header(plan: &ShardPlan<'_, '_>) -> Result<Vec<u8>, CheckpointError> {
+fn header(plan: &ShardPlan<'_>) -> Result<Vec<u8>, CheckpointError> {
     let mut end = 0;
     let infos = plan.tensors.iter().map(|(key, tensor)| {
         let start = end;
@@ -208,15 +202,15 @@ mod tests {
     use super::super::tensor::HostTensor;
     use super::*;
 
-    fn group(tensors: Vec<ShardTensor<'static>>) -> [TensorGroup<'static>; 1] {
+    fn group(tensors: Vec<ShardTensor>) -> [TensorGroup; 1] {
         [TensorGroup { name: "model".into(), tensors }]
     }
 
-    fn bytes(name: &str, len: usize) -> ShardTensor<'static> {
+    fn bytes(name: &str, len: usize) -> ShardTensor {
         ShardTensor::whole(name, HostTensor::from_vec([len], vec![0u8; len]).unwrap())
     }
 
-    fn files(groups: &[TensorGroup<'_>], max_bytes: u64) -> Vec<(String, usize)> {
+    fn files(groups: &[TensorGroup], max_bytes: u64) -> Vec<(String, usize)> {
         let plans = plan_shards(groups, 3, max_bytes).unwrap();
         plans.into_iter().map(|plan| (plan.file, plan.tensors.len())).collect()
     }
@@ -236,7 +230,7 @@ mod tests {
 
     #[test]
     fn unusable_names_are_errors() {
-        let plan = |groups: &[TensorGroup<'_>]| plan_shards(groups, 0, 8).map(|_| ()).unwrap_err().to_string();
+        let plan = |groups: &[TensorGroup]| plan_shards(groups, 0, 8).map(|_| ()).unwrap_err().to_string();
         assert!(plan(&group(vec![bytes("a", 1), bytes("a", 1)])).contains("`a`: the group holds it twice"));
         assert!(plan(&group(vec![bytes(RESERVED_KEY, 1)])).contains(RESERVED_KEY));
         assert!(plan(&group(vec![bytes("", 1)])).contains("safetensors"));

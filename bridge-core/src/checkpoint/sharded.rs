@@ -6,7 +6,6 @@ use std::time::Instant;
 
 use bridge_dist::comm::{CommError, Group};
 
-use super::async_saver::SaveSnapshots;
 use super::error::CheckpointError;
 use super::exchange;
 use super::layout::iteration_folder_name;
@@ -53,7 +52,7 @@ impl ShardedWriter {
     /// # Errors
     /// On every rank, if any rank cannot write or the slices of all ranks do not form whole tensors. Nothing half-written is left,
     /// and earlier checkpoints are untouched.
-    pub fn save(&self, snapshot: &Snapshot<'_>) -> Result<SaveReport, CheckpointError> {
+    pub fn save(&self, snapshot: &Snapshot) -> Result<SaveReport, CheckpointError> {
         let Some(writer) = &self.writer else {
             return self.take_part(snapshot);
         };
@@ -75,7 +74,7 @@ impl ShardedWriter {
     }
 
     /// The part of every rank except the first.
-    fn take_part(&self, snapshot: &Snapshot<'_>) -> Result<SaveReport, CheckpointError> {
+    fn take_part(&self, snapshot: &Snapshot) -> Result<SaveReport, CheckpointError> {
         let started = Instant::now();
         let iteration = snapshot.run.train_state.step;
         self.agree(BEGINNING, Ok(()))?;
@@ -94,18 +93,12 @@ impl ShardedWriter {
         })
     }
 
-    fn agree<T>(&self, doing: &'static str, result: Result<T, CheckpointError>) -> Result<T, CheckpointError> {
-        agree(&self.group, doing, result)
-    }
-}
-
-impl SaveSnapshots for ShardedWriter {
-    fn root(&self) -> &Path {
+    pub(super) fn root(&self) -> &Path {
         &self.root
     }
 
-    fn save(&self, snapshot: &Snapshot<'_>) -> Result<SaveReport, CheckpointError> {
-        self.save(snapshot)
+    fn agree<T>(&self, doing: &'static str, result: Result<T, CheckpointError>) -> Result<T, CheckpointError> {
+        agree(&self.group, doing, result)
     }
 }
 

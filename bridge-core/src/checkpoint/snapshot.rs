@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 
-use super::tensor::TensorSource;
+use super::tensor::HostTensor;
 use super::train_state::TrainState;
 
 /// The data that a checkpoint holds once, on any number of ranks.
@@ -18,27 +18,27 @@ pub struct RunFiles {
     pub files: BTreeMap<String, Bytes>,
 }
 
-/// Everything that one process saves. With `'static` it owns or shares all memory and can be written in the background.
+/// Everything that one process saves. It owns or shares all memory, so that it can be written in the background.
 #[derive(Debug, Clone, Default)]
-pub struct Snapshot<'a> {
+pub struct Snapshot {
     /// All data except tensors.
     pub run: RunFiles,
     /// Tensors by purpose.
-    pub groups: Vec<TensorGroup<'a>>,
+    pub groups: Vec<TensorGroup>,
 }
 
 /// Tensors that are stored in separate shard files and can be listed separately.
 #[derive(Debug, Clone)]
-pub struct TensorGroup<'a> {
+pub struct TensorGroup {
     /// Prefix of its shard files: `model`, `optimizer`.
     pub name: String,
     /// Its tensors.
-    pub tensors: Vec<ShardTensor<'a>>,
+    pub tensors: Vec<ShardTensor>,
 }
 
 /// A tensor, or the slice of it that this rank stores.
 #[derive(Debug, Clone)]
-pub struct ShardTensor<'a> {
+pub struct ShardTensor {
     /// Its name, the same on all ranks and unique among all groups of the checkpoint.
     pub name: String,
     /// The shape of the whole tensor.
@@ -46,13 +46,12 @@ pub struct ShardTensor<'a> {
     /// Offset of the slice in the whole tensor, per dimension.
     pub offset: Vec<usize>,
     /// The memory of the slice.
-    pub source: TensorSource<'a>,
+    pub source: HostTensor,
 }
 
-impl<'a> ShardTensor<'a> {
+impl ShardTensor {
     /// A whole tensor.
-    pub fn whole(name: impl Into<String>, source: impl Into<TensorSource<'a>>) -> Self {
-        let source = source.into();
+    pub fn whole(name: impl Into<String>, source: HostTensor) -> Self {
         let global_shape = source.shape().to_vec();
         Self { name: name.into(), offset: vec![0; global_shape.len()], global_shape, source }
     }
@@ -63,9 +62,9 @@ impl<'a> ShardTensor<'a> {
         name: impl Into<String>,
         global_shape: impl Into<Vec<usize>>,
         offset: impl Into<Vec<usize>>,
-        source: impl Into<TensorSource<'a>>,
+        source: HostTensor,
     ) -> Self {
-        Self { name: name.into(), global_shape: global_shape.into(), offset: offset.into(), source: source.into() }
+        Self { name: name.into(), global_shape: global_shape.into(), offset: offset.into(), source }
     }
 
     pub(super) fn is_whole(&self) -> bool {

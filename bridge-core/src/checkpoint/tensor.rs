@@ -215,84 +215,6 @@ impl HostTensor {
     }
 }
 
-/// A tensor in borrowed memory, for saving without a copy.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TensorView<'a> {
-    dtype: DType,
-    shape: Vec<usize>,
-    bytes: &'a [u8],
-}
-
-impl<'a> TensorView<'a> {
-    /// A view of `bytes`: little-endian, row-major.
-    ///
-    /// # Errors
-    /// If the number of bytes does not match `dtype` and `shape`.
-    pub fn new(dtype: DType, shape: impl Into<Vec<usize>>, bytes: &'a [u8]) -> Result<Self, CheckpointError> {
-        let shape = shape.into();
-        check_len(dtype, &shape, bytes.len())?;
-        Ok(Self { dtype, shape, bytes })
-    }
-
-    /// A view of `elements`.
-    ///
-    /// # Errors
-    /// If `shape` has another number of elements.
-    pub fn from_slice<T: Element>(shape: impl Into<Vec<usize>>, elements: &'a [T]) -> Result<Self, CheckpointError> {
-        Self::new(T::DTYPE, shape, T::as_bytes(elements))
-    }
-}
-
-/// The memory of a tensor to be saved: shared or borrowed.
-#[derive(Debug, Clone)]
-pub enum TensorSource<'a> {
-    /// Memory that the save keeps alive.
-    Shared(HostTensor),
-    /// Memory that outlives the save.
-    Borrowed(TensorView<'a>),
-}
-
-impl TensorSource<'_> {
-    /// The type of its elements.
-    #[must_use]
-    pub fn dtype(&self) -> DType {
-        match self {
-            Self::Shared(tensor) => tensor.dtype,
-            Self::Borrowed(view) => view.dtype,
-        }
-    }
-
-    /// Its dimensions, slowest first.
-    #[must_use]
-    pub fn shape(&self) -> &[usize] {
-        match self {
-            Self::Shared(tensor) => &tensor.shape,
-            Self::Borrowed(view) => &view.shape,
-        }
-    }
-
-    /// Its elements: little-endian, row-major.
-    #[must_use]
-    pub fn bytes(&self) -> &[u8] {
-        match self {
-            Self::Shared(tensor) => &tensor.bytes,
-            Self::Borrowed(view) => view.bytes,
-        }
-    }
-}
-
-impl From<HostTensor> for TensorSource<'_> {
-    fn from(tensor: HostTensor) -> Self {
-        Self::Shared(tensor)
-    }
-}
-
-impl<'a> From<TensorView<'a>> for TensorSource<'a> {
-    fn from(view: TensorView<'a>) -> Self {
-        Self::Borrowed(view)
-    }
-}
-
 fn check_len(dtype: DType, shape: &[usize], found: usize) -> Result<(), CheckpointError> {
     match dtype.byte_len(shape) {
         Some(expected) if expected == found => Ok(()),
@@ -316,7 +238,6 @@ mod tests {
             assert_eq!(tensor.dtype(), T::DTYPE);
             assert_eq!(tensor.bytes().len(), elements.len() * T::DTYPE.size());
             assert_eq!(tensor.to_vec::<T>().unwrap(), elements);
-            assert_eq!(TensorView::from_slice([elements.len()], elements).unwrap().bytes, &tensor.bytes()[..]);
         }
         check(&[1.5f64, f64::MIN]);
         check(&[1.5f32, -0.0, f32::INFINITY]);

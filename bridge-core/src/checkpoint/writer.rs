@@ -123,7 +123,7 @@ impl CheckpointWriter {
     /// # Errors
     /// If the snapshot is invalid, or the disk is full or reports an error. What was written is removed, and earlier
     /// checkpoints are untouched.
-    pub fn save(&self, snapshot: &Snapshot<'_>) -> Result<SaveReport, CheckpointError> {
+    pub fn save(&self, snapshot: &Snapshot) -> Result<SaveReport, CheckpointError> {
         let staging = self.begin(snapshot.run.train_state.step)?;
         match staging.write_shards(0, &snapshot.groups) {
             Ok(shards) => self.publish(staging, &snapshot.run, &shards),
@@ -269,7 +269,7 @@ impl Staging {
     ///
     /// # Errors
     /// If names cannot be stored, or the disk is full or reports an error.
-    pub fn write_shards(&self, rank: usize, groups: &[TensorGroup<'_>]) -> Result<Vec<WrittenShard>, CheckpointError> {
+    pub fn write_shards(&self, rank: usize, groups: &[TensorGroup]) -> Result<Vec<WrittenShard>, CheckpointError> {
         let tensors = groups.iter().flat_map(|group| &group.tensors);
         let meter = ProgressMeter {
             progress: self.options.progress.clone(),

@@ -39,7 +39,7 @@ impl Random {
 const BIG: usize = 3_000;
 
 /// A checkpoint of `step` whose contents follow from it and from `flavour`.
-fn snapshot_of(step: u64, flavour: f32) -> Snapshot<'static> {
+fn snapshot_of(step: u64, flavour: f32) -> Snapshot {
     let whole = |name: &str, tensor: HostTensor| ShardTensor::whole(name, tensor);
     let model = vec![
         whole("model.big", HostTensor::from_vec([BIG / 30, 30], vec![flavour; BIG]).unwrap()),
@@ -70,7 +70,7 @@ fn snapshot_of(step: u64, flavour: f32) -> Snapshot<'static> {
     Snapshot { run, groups: groups.map(|(name, tensors)| TensorGroup { name: name.into(), tensors }).into() }
 }
 
-fn snapshot(step: u64) -> Snapshot<'static> {
+fn snapshot(step: u64) -> Snapshot {
     snapshot_of(step, step as f32)
 }
 
@@ -78,7 +78,7 @@ fn snapshot(step: u64) -> Snapshot<'static> {
 fn assert_whole(checkpoint: &Checkpoint) -> f32 {
     let big = checkpoint.load_tensor("model.big").unwrap().to_vec::<f32>().unwrap();
     let expected = snapshot_of(checkpoint.iteration(), big[0]);
-    let tensors: Vec<&ShardTensor<'_>> = expected.groups.iter().flat_map(|group| &group.tensors).collect();
+    let tensors: Vec<&ShardTensor> = expected.groups.iter().flat_map(|group| &group.tensors).collect();
     assert_eq!(checkpoint.names().count(), tensors.len());
     for tensor in tensors {
         let found = checkpoint.load_tensor(&tensor.name).unwrap();

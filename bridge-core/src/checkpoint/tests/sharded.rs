@@ -76,7 +76,7 @@ fn cut_out(index: usize, layout: &LocalLayout, flat: Range<usize>) -> Vec<f32> {
     .collect()
 }
 
-fn rank_snapshot(spread: Spread, rank: usize, step: u64) -> Snapshot<'static> {
+fn rank_snapshot(spread: Spread, rank: usize, step: u64) -> Snapshot {
     let mut tensors = Vec::new();
     for (index, (name, ..)) in TENSORS.iter().enumerate() {
         let (layout, owned) = spread.local(index, rank);
@@ -162,7 +162,7 @@ fn a_tensor_of_another_size_is_refused() {
 }
 
 /// Saves where one rank's snapshot is spoilt; what each rank says.
-fn failed_save(root: &Path, spoil: impl Fn(usize, &mut Snapshot<'static>) + Sync) -> Vec<String> {
+fn failed_save(root: &Path, spoil: impl Fn(usize, &mut Snapshot) + Sync) -> Vec<String> {
     let spread = Spread { tensor: 2, owners: 2 };
     let ranks = run_ranks(spread.ranks(), TIMEOUT, |group| {
         let rank = group.rank();

@@ -15,7 +15,7 @@ pub(in crate::train) enum Saver {
     /// `checkpoint.async_save = false`.
     Sync(ShardedWriter),
     /// `checkpoint.async_save = true`.
-    Async(AsyncSaver<ShardedWriter>),
+    Async(AsyncSaver),
 }
 
 impl Saver {
@@ -41,7 +41,7 @@ impl Saver {
     /// Saves `snapshot`, or begins to; the report where it is on disk.
     pub(in crate::train) fn save(
         &mut self,
-        snapshot: Snapshot<'static>,
+        snapshot: Snapshot,
     ) -> Result<(SaveStage, Option<SaveReport>), CheckpointError> {
         match self {
             Self::Sync(writer) => writer.save(&snapshot).map(|report| (SaveStage::Saved, Some(report))),
