@@ -42,4 +42,7 @@ pub mod plan;
 pub mod resilience;
 pub mod schedule;
 pub mod testing;
+#[cfg(test)]
+mod tests;
+pub mod timers;
 pub mod train;

@@ -24,10 +24,7 @@ impl Source {
     /// Whether it holds nothing but tests.
     pub fn is_test(&self) -> bool {
         let name = self.path.rsplit('/').next().unwrap_or_default();
-        self.path.contains("/tests/")
-            || name == "tests.rs"
-            || name.ends_with("_tests.rs")
-            || self.path.contains("/testing/")
+        self.path.contains("/tests/") || ["tests.rs", "testing.rs"].contains(&name) || name.ends_with("_tests.rs")
     }
 }
 

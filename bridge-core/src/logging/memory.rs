@@ -1,6 +1,6 @@
 //! Memory of processes as the operating system counts it, and of devices as their allocators do; over all ranks of a run.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs;
 
 use serde::{Deserialize, Serialize};
@@ -54,18 +54,28 @@ pub struct RankMemory {
 }
 
 impl RankMemory {
-    /// The statistics that [`report_memory`](super::report_memory) knows by default, as far as there are any.
-    pub fn statistics(&self) -> BTreeMap<String, f64> {
-        let mut statistics = self.host.map(|host| host.statistics()).unwrap_or_default();
-        if let Some(device) = self.device {
-            statistics.extend([
-                ("allocated_bytes.all.current".to_owned(), device.allocated_bytes as f64),
-                ("reserved_bytes.all.current".to_owned(), device.reserved_bytes as f64),
-                ("allocation.all.current".to_owned(), device.num_allocations as f64),
-            ]);
-        }
-        statistics
+    /// The figures by name, bytes in gigabytes (10^9) to five significant digits. What the system or the device does not say is left out.
+    pub fn metrics(&self) -> Vec<(&'static str, f64)> {
+        let gigabytes = |bytes: u64| five_digits(bytes as f64 / 1e9);
+        let device = self.device.map(|device| {
+            [
+                ("mem-allocated-gigabytes", gigabytes(device.allocated_bytes)),
+                ("mem-reserved-gigabytes", gigabytes(device.reserved_bytes)),
+                ("mem-allocated-count", device.num_allocations as f64),
+            ]
+        });
+        let host = self.host.map(|host| {
+            [
+                ("mem-host-gigabytes", gigabytes(host.resident_bytes)),
+                ("mem-max-host-gigabytes", gigabytes(host.peak_resident_bytes)),
+            ]
+        });
+        device.into_iter().flatten().chain(host.into_iter().flatten()).collect()
     }
+}
+
+fn five_digits(value: f64) -> f64 {
+    format!("{value:.4e}").parse().unwrap_or(value)
 }
 
 /// Memory of all ranks, in rank order.
@@ -73,12 +83,14 @@ impl RankMemory {
 pub struct MemoryOfRanks(pub Vec<RankMemory>);
 
 impl MemoryOfRanks {
-    /// The largest of each statistic over the ranks.
-    pub fn statistics(&self) -> BTreeMap<String, f64> {
-        let mut largest = BTreeMap::new();
-        for (name, value) in self.0.iter().flat_map(RankMemory::statistics) {
-            let figure = largest.entry(name).or_insert(value);
-            *figure = figure.max(value);
+    /// The largest of each of [`RankMemory::metrics`] over the ranks.
+    pub fn metrics(&self) -> Vec<(&'static str, f64)> {
+        let mut largest: Vec<(&str, f64)> = Vec::new();
+        for (name, value) in self.0.iter().flat_map(RankMemory::metrics) {
+            match largest.iter_mut().find(|(known, _)| *known == name) {
+                Some((_, figure)) => *figure = figure.max(value),
+                None => largest.push((name, value)),
+            }
         }
         largest
     }
@@ -123,16 +135,26 @@ mod tests {
         let ranks = MemoryOfRanks(vec![rank(1, true, 10, None), rank(1, true, 10, None), rank(2, false, 30, None)]);
         assert_eq!(ranks.host(), Some(HostMemory { resident_bytes: 30, peak_resident_bytes: 90 }));
         assert_eq!(ranks.device(), None, "a figure that cannot be had is left out");
-        let names: Vec<String> = ranks.statistics().into_keys().collect();
-        assert_eq!(names, ["host_resident_bytes.current", "host_resident_bytes.peak"]);
+        assert_eq!(ranks.metrics(), [("mem-host-gigabytes", 3e-8), ("mem-max-host-gigabytes", 9e-8)]);
         let speakers = |ranks: &MemoryOfRanks| ranks.speakers().iter().map(|(rank, _)| *rank).collect::<Vec<_>>();
         assert_eq!(speakers(&ranks), [0], "ranks of one process have one memory");
 
         let devices =
             MemoryOfRanks(vec![rank(1, true, 10, Some(5)), rank(1, false, 10, Some(8)), rank(1, true, 10, Some(7))]);
         assert_eq!(devices.device().map(|device| device.allocated_bytes), Some(8));
-        assert_eq!(devices.statistics()["allocated_bytes.all.current"], 8.0);
+        assert_eq!(devices.metrics()[0], ("mem-allocated-gigabytes", 8e-9));
         assert_eq!(speakers(&devices), [0, 2]);
+    }
+
+    #[test]
+    fn gigabytes_have_five_digits() {
+        let host = HostMemory { resident_bytes: 1_234_567_890, peak_resident_bytes: 3_000_000_000 };
+        let memory = RankMemory { host: Some(host), ..rank(1, true, 0, None) };
+        assert_eq!(memory.metrics(), [("mem-host-gigabytes", 1.2346), ("mem-max-host-gigabytes", 3.0)]);
+        assert_eq!(
+            crate::logging::format_memory_report(3, 2, &memory.metrics()),
+            "[Rank 3] (after 2 iterations) memory (GB) | mem-host-gigabytes: 1.2346 | mem-max-host-gigabytes: 3"
+        );
     }
 
     #[test]

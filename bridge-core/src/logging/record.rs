@@ -107,8 +107,13 @@ impl Figure {
     }
 
     /// Figures that have the same names in TensorBoard, after `prefix`.
-    pub fn on_board(help: &'static str, prefix: &str, figures: Vec<(String, f64)>) -> Vec<Self> {
-        let figure = |(name, value): (String, f64)| {
+    pub fn on_board<N: Into<String>>(
+        help: &'static str,
+        prefix: &str,
+        figures: impl IntoIterator<Item = (N, f64)>,
+    ) -> Vec<Self> {
+        let figure = |(name, value): (N, f64)| {
+            let name = name.into();
             let tag = format!("{prefix}{name}");
             Self::new(name, "", help, value).board(tag)
         };

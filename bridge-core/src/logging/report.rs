@@ -1,8 +1,9 @@
 //! Derived figures for metrics: throughput, memory, gradient norms, run-time estimates. Each is right for the interval
 //! it names.
 
-use std::collections::{BTreeMap, VecDeque};
-use std::str::FromStr;
+use std::collections::VecDeque;
+
+use crate::config::TimeUnit;
 
 /// Rolling throughput over the most recent iterations.
 ///
@@ -53,56 +54,10 @@ impl ThroughputWindow {
     }
 }
 
-/// Allocator statistics that are reported by default, and the names they get. `bytes` in a name becomes `gigabytes`.
-pub const MEMORY_KEYS: [(&str, &str); 12] = [
-    ("allocated_bytes.all.current", "mem-allocated-bytes"),
-    ("active_bytes.all.current", "mem-active-bytes"),
-    ("inactive_split_bytes.all.current", "mem-inactive-bytes"),
-    ("reserved_bytes.all.current", "mem-reserved-bytes"),
-    ("allocated_bytes.all.peak", "mem-max-allocated-bytes"),
-    ("active_bytes.all.peak", "mem-max-active-bytes"),
-    ("inactive_split_bytes.all.peak", "mem-max-inactive-bytes"),
-    ("reserved_bytes.all.peak", "mem-max-reserved-bytes"),
-    ("num_alloc_retries", "mem-alloc-retires"),
-    ("allocation.all.current", "mem-allocated-count"),
-    ("host_resident_bytes.current", "mem-host-bytes"),
-    ("host_resident_bytes.peak", "mem-max-host-bytes"),
-];
-
-/// Memory metrics from allocator statistics, in gigabytes (10^9) to five significant digits where they are bytes. Statistics that the allocator does not
-/// have are left out. [`super::HostMemory`] gives the `host_resident_bytes` pair.
-pub fn report_memory(statistics: &BTreeMap<String, f64>) -> Vec<(String, f64)> {
-    MEMORY_KEYS
-        .iter()
-        .filter_map(|(statistic, name)| {
-            let value = *statistics.get(*statistic)?;
-            Some(if name.contains("bytes") {
-                (name.replace("bytes", "gigabytes"), five_digits(value / 1e9))
-            } else {
-                ((*name).to_owned(), value)
-            })
-        })
-        .collect()
-}
-
-impl super::HostMemory {
-    /// The statistics [`report_memory`] knows by default.
-    pub fn statistics(&self) -> BTreeMap<String, f64> {
-        BTreeMap::from([
-            ("host_resident_bytes.current".to_owned(), self.resident_bytes as f64),
-            ("host_resident_bytes.peak".to_owned(), self.peak_resident_bytes as f64),
-        ])
-    }
-}
-
 /// A rank's memory metrics on one line, as the console shows them after the first iterations.
-pub fn format_memory_report(rank: usize, iteration: u64, metrics: &[(String, f64)]) -> String {
+pub fn format_memory_report(rank: usize, iteration: u64, metrics: &[(&str, f64)]) -> String {
     let metrics: Vec<String> = metrics.iter().map(|(name, value)| format!("{name}: {value}")).collect();
     format!("[Rank {rank}] (after {iteration} iterations) memory (GB) | {}", metrics.join(" | "))
-}
-
-fn five_digits(value: f64) -> f64 {
-    format!("{value:.4e}").parse().unwrap_or(value)
 }
 
 /// `l2_norm/grad/{name}` for every parameter and `l2_norm/grad/global` over all of them.
@@ -119,50 +74,12 @@ pub fn report_l2_norm_grad(norms: impl IntoIterator<Item = (String, f64)>) -> Ve
     metrics
 }
 
-/// Unit of run-time metrics (`runtime_time_unit`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum TimeUnit {
-    /// `seconds`.
-    Seconds,
-    /// `minutes`.
-    Minutes,
-    /// `hours`.
-    #[default]
-    Hours,
-    /// `days`.
-    Days,
-}
-
-/// A time unit nobody knows.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown time unit `{found}`, expected one of seconds, minutes, hours, days")]
-pub struct UnknownTimeUnit {
-    /// The name given.
-    pub found: String,
-}
-
-impl FromStr for TimeUnit {
-    type Err = UnknownTimeUnit;
-
-    fn from_str(name: &str) -> Result<Self, UnknownTimeUnit> {
-        match name {
-            "seconds" => Ok(Self::Seconds),
-            "minutes" => Ok(Self::Minutes),
-            "hours" => Ok(Self::Hours),
-            "days" => Ok(Self::Days),
-            found => Err(UnknownTimeUnit { found: found.to_owned() }),
-        }
-    }
-}
-
-impl TimeUnit {
-    fn seconds(self) -> f64 {
-        match self {
-            Self::Seconds => 1.0,
-            Self::Minutes => 60.0,
-            Self::Hours => 3600.0,
-            Self::Days => 86_400.0,
-        }
+fn seconds(unit: TimeUnit) -> f64 {
+    match unit {
+        TimeUnit::Seconds => 1.0,
+        TimeUnit::Minutes => 60.0,
+        TimeUnit::Hours => 3600.0,
+        TimeUnit::Days => 86_400.0,
     }
 }
 
@@ -186,18 +103,18 @@ pub struct RuntimeReport {
 impl RuntimeReport {
     /// `time/remaining_estimate` (from this job's pace, once it has one), `time/tokens`, `time/samples`, `time/batches`,
     /// `time/total`.
-    pub fn metrics(&self, unit: TimeUnit) -> Vec<(String, f64)> {
+    pub fn metrics(&self, unit: TimeUnit) -> Vec<(&'static str, f64)> {
         let done_here = self.iteration.saturating_sub(self.start_iteration);
         let remaining = self.train_iters.saturating_sub(self.iteration) as f64;
-        let estimate = (done_here > 0).then(|| self.elapsed_seconds / done_here as f64 * remaining / unit.seconds());
+        let estimate = (done_here > 0).then(|| self.elapsed_seconds / done_here as f64 * remaining / seconds(unit));
         let rest = [
             ("time/tokens", self.consumed_samples as f64 * self.seq_length as f64),
             ("time/samples", self.consumed_samples as f64),
             ("time/batches", self.iteration as f64),
-            ("time/total", self.elapsed_seconds / unit.seconds()),
+            ("time/total", self.elapsed_seconds / seconds(unit)),
         ];
         let estimate = estimate.map(|estimate| ("time/remaining_estimate", estimate));
-        estimate.into_iter().chain(rest).map(|(name, value)| (name.to_owned(), value)).collect()
+        estimate.into_iter().chain(rest).collect()
     }
 }
 
@@ -205,8 +122,8 @@ impl RuntimeReport {
 mod tests {
     use super::*;
 
-    fn named(metrics: &[(String, f64)], name: &str) -> f64 {
-        metrics.iter().find(|(known, _)| known == name).unwrap_or_else(|| panic!("{name} in {metrics:?}")).1
+    fn named(metrics: &[(impl AsRef<str> + std::fmt::Debug, f64)], name: &str) -> f64 {
+        metrics.iter().find(|(known, _)| known.as_ref() == name).unwrap_or_else(|| panic!("{name} in {metrics:?}")).1
     }
 
     #[test]
@@ -233,25 +150,6 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_in_gigabytes() {
-        let statistics = BTreeMap::from([
-            ("allocated_bytes.all.current".to_owned(), 1_234_567_890.0),
-            ("num_alloc_retries".to_owned(), 3.0),
-            ("unheard_of".to_owned(), 1.0),
-        ]);
-        assert_eq!(
-            report_memory(&statistics),
-            [("mem-allocated-gigabytes".to_owned(), 1.2346), ("mem-alloc-retires".to_owned(), 3.0)]
-        );
-        assert_eq!(
-            format_memory_report(3, 2, &report_memory(&statistics)),
-            "[Rank 3] (after 2 iterations) memory (GB) | mem-allocated-gigabytes: 1.2346 | mem-alloc-retires: 3"
-        );
-        let host = super::super::HostMemory { resident_bytes: 2_000_000_000, peak_resident_bytes: 3_000_000_000 };
-        assert_eq!(named(&report_memory(&host.statistics()), "mem-max-host-gigabytes"), 3.0);
-    }
-
-    #[test]
     fn the_global_norm_covers_each_parameter_once() {
         let metrics = report_l2_norm_grad([("a".to_owned(), 3.0), ("b".to_owned(), 4.0)]);
         assert_eq!(named(&metrics, "l2_norm/grad/a"), 3.0);
@@ -268,7 +166,7 @@ mod tests {
             seq_length: 10,
             elapsed_seconds: 7200.0,
         };
-        let metrics = report.metrics("hours".parse().unwrap());
+        let metrics = report.metrics(TimeUnit::Hours);
         assert_eq!(named(&metrics, "time/remaining_estimate"), 8.0);
         assert_eq!(named(&metrics, "time/total"), 2.0);
         assert_eq!(named(&metrics, "time/tokens"), 6000.0);
@@ -276,7 +174,6 @@ mod tests {
         assert_eq!(named(&report.metrics(TimeUnit::Days), "time/total"), 7200.0 / 86_400.0);
 
         let at_start = RuntimeReport { iteration: 50, ..report }.metrics(TimeUnit::Seconds);
-        assert!(at_start.iter().all(|(name, value)| name != "time/remaining_estimate" && value.is_finite()));
-        assert!("years".parse::<TimeUnit>().unwrap_err().to_string().contains("`years`"));
+        assert!(at_start.iter().all(|(name, value)| *name != "time/remaining_estimate" && value.is_finite()));
     }
 }

@@ -7,7 +7,8 @@ use burn::module::{Module, Param};
 use burn::tensor::{Device, FloatDType, Tensor};
 
 use super::*;
-use crate::testing::{HIDDEN, check_segments, micro_batch, toy};
+use crate::testing::check_segments;
+use crate::tests::{HIDDEN, micro_batch, toy};
 
 #[derive(Module, Debug)]
 struct Two {

@@ -15,8 +15,8 @@ use super::flat::part;
 use super::gradients::{SharedElements, SharedParameters};
 use super::settings::{Averaging, DistributionSettings, Gather, Reduction, Sharding};
 use super::sharing::{copy_group, instance_group, replica_group, row_copies, shard_group, tied_names};
-use crate::logging::{TimerLevel, Timers};
 use crate::model::{ModelChunk, ReplicaGroup};
+use crate::timers::{TimerLevel, Timers};
 
 /// One parameter's place.
 #[derive(Clone, Debug, PartialEq, Eq)]

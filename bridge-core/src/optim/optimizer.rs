@@ -12,8 +12,8 @@ use super::flat::bytes_of;
 use super::groups::{self, OverrideProvider, ParameterGroup};
 use super::rules::{self, Algorithm, Unit, UpdateStep, Values};
 use super::{Distribution, GradientBuffer, GroupSettings, ShardedParameters};
-use crate::logging::{TimerLevel, Timers, TimingLogLevel};
 use crate::model::{Declaration, ModelChunk};
+use crate::timers::{TimerLevel, Timers};
 
 /// What an optimizer is made of.
 #[derive(Clone, Debug)]
@@ -160,7 +160,7 @@ impl Optimizer {
             parameters: ShardedParameters::new(Arc::clone(&distribution), chunks),
             distribution,
             step: 0,
-            timers: Arc::new(Timers::new(TimingLogLevel::Off)),
+            timers: Arc::new(Timers::new(None)),
             copies: CopyTimes::default(),
         })
     }

@@ -11,7 +11,7 @@ use super::GradientBuffer;
 use super::bucket::{Bucket, BucketEntry};
 use super::distribution::Distribution;
 use super::settings::Reduction;
-use crate::logging::{TimerLevel, Timers, TimingLogLevel};
+use crate::timers::{TimerLevel, Timers};
 
 /// Element type of gradients on their way between ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,7 +62,7 @@ impl GradientReducer {
     /// A reducer whose results lie on `device`.
     pub fn new(distribution: Arc<Distribution>, wire: Wire, device: Device) -> Self {
         let started = vec![0; distribution.num_chunks()];
-        let timers = Arc::new(Timers::new(TimingLogLevel::Off));
+        let timers = Arc::new(Timers::new(None));
         Self { distribution, wire, device, in_flight: Vec::new(), started, times: ReductionTimes::default(), timers }
     }
 

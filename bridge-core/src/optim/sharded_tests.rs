@@ -14,7 +14,7 @@ use super::rules::tests::{adam, with_defaults};
 use super::rules::{Algorithm, RULES};
 use super::*;
 use crate::model::{DeferredParameters, ModelChunk, Replacement, ReplicaGroup};
-use crate::testing::toy;
+use crate::tests::toy;
 use crate::train::TrainError;
 
 /// What one rank has after some steps.

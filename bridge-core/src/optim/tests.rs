@@ -8,7 +8,7 @@ use burn::tensor::{Device, FloatDType, Tensor};
 use super::gradients::AccumulationDType;
 use super::*;
 use crate::model::ModelChunk;
-use crate::testing::toy;
+use crate::tests::toy;
 
 fn values(chunk: &dyn ModelChunk) -> BTreeMap<String, Vec<f64>> {
     let mut all = BTreeMap::new();

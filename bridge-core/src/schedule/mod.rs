@@ -17,7 +17,7 @@ pub use num_microbatches::{
 };
 pub use optimizer_param_scheduler::{
     GroupOverrides, GroupValues, LrDecayStyle, OptimizerParamScheduler, OptimizerParamSchedulerConfig, SchedulerError,
-    WdIncrStyle, WsdDecayStyle,
+    WeightDecayIncrStyle, WsdDecayStyle,
 };
 pub use scheduler_state::{OnStateMismatch, SchedulerState, SchedulerStateError, StateMismatch};
 pub use windows::MicroBatchWindows;

@@ -6,87 +6,75 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Shape of the learning-rate curve after warm-up.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum LrDecayStyle {
-    /// Stays at the peak, even beyond the decay horizon.
-    #[serde(rename = "constant")]
-    Constant,
-    /// Straight line from peak to floor.
-    #[serde(rename = "linear")]
-    Linear,
-    /// Half a cosine from peak to floor.
-    #[serde(rename = "cosine")]
-    Cosine,
-    /// `peak * sqrt(warmup / n)`, never below the floor.
-    #[serde(rename = "inverse-square-root")]
-    InverseSquareRoot,
-    /// Warm-up, stable, then annealing over the last `wsd_decay_steps`.
-    #[serde(rename = "WSD")]
-    Wsd,
-}
-
-impl LrDecayStyle {
-    /// The name used in recipes and checkpoints.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Constant => "constant",
-            Self::Linear => "linear",
-            Self::Cosine => "cosine",
-            Self::InverseSquareRoot => "inverse-square-root",
-            Self::Wsd => "WSD",
+/// Declares a curve with the names of its shapes in recipes and checkpoints.
+macro_rules! curve {
+    ($(#[doc = $doc:literal])+ pub enum $Name:ident { $( $(#[doc = $shape_doc:literal])+ $Shape:ident = $text:literal, )+ }) => {
+        $(#[doc = $doc])+
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+        pub enum $Name {
+            $( $(#[doc = $shape_doc])+ #[serde(rename = $text)] $Shape, )+
         }
-    }
-}
 
-impl fmt::Display for LrDecayStyle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-/// Shape of the annealing part of [`LrDecayStyle::Wsd`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum WsdDecayStyle {
-    /// `2 * 0.5^q - 1`, where `q` runs from 0 to 1.
-    #[default]
-    Exponential,
-    /// `1 - q`.
-    Linear,
-    /// Half a cosine.
-    Cosine,
-    /// `1 - sqrt(q)`.
-    MinusSqrt,
-}
-
-/// Shape of the weight-decay ramp.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum WdIncrStyle {
-    /// One value throughout; start and end must be equal.
-    #[default]
-    Constant,
-    /// Straight line from start to end.
-    Linear,
-    /// Half a cosine from start to end.
-    Cosine,
-}
-
-impl WdIncrStyle {
-    /// The name used in recipes and checkpoints.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Constant => "constant",
-            Self::Linear => "linear",
-            Self::Cosine => "cosine",
+        impl $Name {
+            /// All shapes.
+            pub const ALL: &'static [Self] = &[$(Self::$Shape),+];
+            /// Their names.
+            pub const NAMES: &'static [&'static str] = &[$($text),+];
         }
+
+        impl fmt::Display for $Name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(match self { $( Self::$Shape => $text, )+ })
+            }
+        }
+    };
+}
+
+curve! {
+    /// Learning rate after warm-up.
+    pub enum LrDecayStyle {
+        /// Stays at the peak, even beyond the decay horizon.
+        Constant = "constant",
+        /// Straight line from peak to floor.
+        Linear = "linear",
+        /// Half a cosine from peak to floor.
+        Cosine = "cosine",
+        /// `peak * sqrt(warmup / n)`, never below the floor.
+        InverseSquareRoot = "inverse-square-root",
+        /// Warm-up, stable, then annealing over the last `wsd_decay_steps`.
+        Wsd = "WSD",
     }
 }
 
-impl fmt::Display for WdIncrStyle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+curve! {
+    /// The annealing part of [`LrDecayStyle::Wsd`].
+    pub enum WsdDecayStyle {
+        /// `2 * 0.5^q - 1`, where `q` runs from 0 to 1.
+        Exponential = "exponential",
+        /// `1 - q`.
+        Linear = "linear",
+        /// Half a cosine.
+        Cosine = "cosine",
+        /// `1 - sqrt(q)`.
+        MinusSqrt = "minus_sqrt",
+    }
+}
+
+impl Default for WsdDecayStyle {
+    fn default() -> Self {
+        Self::Exponential
+    }
+}
+
+curve! {
+    /// The weight-decay ramp.
+    pub enum WeightDecayIncrStyle {
+        /// One value throughout; start and end must be equal.
+        Constant = "constant",
+        /// Straight line from start to end.
+        Linear = "linear",
+        /// Half a cosine from start to end.
+        Cosine = "cosine",
     }
 }
 
@@ -112,7 +100,7 @@ pub struct OptimizerParamSchedulerConfig {
     /// Length of the weight-decay ramp.
     pub wd_incr_steps: u64,
     /// Curve of the weight-decay ramp.
-    pub wd_incr_style: WdIncrStyle,
+    pub wd_incr_style: WeightDecayIncrStyle,
     /// Length of the annealing part; required by [`LrDecayStyle::Wsd`], unused otherwise.
     #[serde(default)]
     pub wsd_decay_steps: Option<u64>,
@@ -189,7 +177,7 @@ impl OptimizerParamSchedulerConfig {
             end,
             format!("a finite value of start_wd ({start}) or more"),
         )?;
-        if self.wd_incr_style == WdIncrStyle::Constant && start != end {
+        if self.wd_incr_style == WeightDecayIncrStyle::Constant && start != end {
             return Err(SchedulerError::ConstantWeightDecayRamps { start, end });
         }
         Ok(())
@@ -353,9 +341,9 @@ impl OptimizerParamScheduler {
         }
         let ratio = num_steps as f64 / config.wd_incr_steps as f64;
         let coefficient = match config.wd_incr_style {
-            WdIncrStyle::Constant => return end,
-            WdIncrStyle::Linear => ratio,
-            WdIncrStyle::Cosine => half_cosine(1.0 - ratio),
+            WeightDecayIncrStyle::Constant => return end,
+            WeightDecayIncrStyle::Linear => ratio,
+            WeightDecayIncrStyle::Cosine => half_cosine(1.0 - ratio),
         };
         start + coefficient * (end - start)
     }

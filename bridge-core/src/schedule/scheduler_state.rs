@@ -5,7 +5,9 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::{LrDecayStyle, OptimizerParamScheduler, OptimizerParamSchedulerConfig, SchedulerError, WdIncrStyle};
+use super::{
+    LrDecayStyle, OptimizerParamScheduler, OptimizerParamSchedulerConfig, SchedulerError, WeightDecayIncrStyle,
+};
 
 /// The schedule as a checkpoint stores it. Reads the names of old Megatron checkpoints too.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -35,7 +37,7 @@ pub struct SchedulerState {
     pub end_wd: Option<f64>,
     /// Curve of the weight-decay ramp.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub wd_incr_style: Option<WdIncrStyle>,
+    pub wd_incr_style: Option<WeightDecayIncrStyle>,
     /// Length of the weight-decay ramp in samples.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wd_incr_steps: Option<u64>,

@@ -6,14 +6,13 @@ use burn::tensor::FloatDType;
 use super::device::LocalRank;
 use super::{TrainError, ranks};
 use crate::config::{self, RunConfig};
-use crate::logging::{TimeUnit, TimingLogLevel, TimingLogOption};
 use crate::optim::{DecayQkLayernorm, OptimizerSettings, StandardOverrides, Wire};
 use crate::resilience::rerun::{ErrorInjection, ErrorInjectionType, Placement, RerunConfig, RerunMode};
 use crate::resilience::{LossChecks, Signal, SpikyLossDetector};
 use crate::schedule::{
-    BatchRampup, BatchSizeConfig, DynamicLossScaleConfig, Indivisible, LossScaler, LrDecayStyle,
-    OptimizerParamSchedulerConfig, WdIncrStyle, WsdDecayStyle,
+    BatchRampup, BatchSizeConfig, DynamicLossScaleConfig, Indivisible, LossScaler, OptimizerParamSchedulerConfig,
 };
+use crate::timers::TimerLevel;
 
 pub(super) fn params_dtype(config: &RunConfig) -> FloatDType {
     match config.model.params_dtype {
@@ -62,28 +61,13 @@ pub(super) fn scheduler(config: &RunConfig) -> OptimizerParamSchedulerConfig {
         min_lr: optimizer.min_lr,
         lr_warmup_steps: steps.lr_warmup_steps,
         lr_decay_steps: steps.lr_decay_steps,
-        lr_decay_style: match scheduler.lr_decay_style {
-            config::LrDecayStyle::Constant => LrDecayStyle::Constant,
-            config::LrDecayStyle::Linear => LrDecayStyle::Linear,
-            config::LrDecayStyle::Cosine => LrDecayStyle::Cosine,
-            config::LrDecayStyle::InverseSquareRoot => LrDecayStyle::InverseSquareRoot,
-            config::LrDecayStyle::Wsd => LrDecayStyle::Wsd,
-        },
+        lr_decay_style: scheduler.lr_decay_style,
         start_wd: scheduler.start_weight_decay,
         end_wd: scheduler.end_weight_decay,
         wd_incr_steps: steps.wd_incr_steps,
-        wd_incr_style: match scheduler.weight_decay_incr_style {
-            config::WeightDecayIncrStyle::Constant => WdIncrStyle::Constant,
-            config::WeightDecayIncrStyle::Linear => WdIncrStyle::Linear,
-            config::WeightDecayIncrStyle::Cosine => WdIncrStyle::Cosine,
-        },
+        wd_incr_style: scheduler.weight_decay_incr_style,
         wsd_decay_steps: steps.wsd_decay_steps,
-        lr_wsd_decay_style: match scheduler.lr_wsd_decay_style {
-            config::WsdDecayStyle::Exponential => WsdDecayStyle::Exponential,
-            config::WsdDecayStyle::Linear => WsdDecayStyle::Linear,
-            config::WsdDecayStyle::Cosine => WsdDecayStyle::Cosine,
-            config::WsdDecayStyle::MinusSqrt => WsdDecayStyle::MinusSqrt,
-        },
+        lr_wsd_decay_style: scheduler.lr_wsd_decay_style,
     }
 }
 
@@ -158,25 +142,10 @@ pub(super) fn loss_checks(config: &RunConfig) -> LossChecks {
     }
 }
 
-pub(super) fn timing_level(config: &RunConfig) -> TimingLogLevel {
-    TimingLogLevel::try_from(config.logger.timing_log_level).unwrap_or(TimingLogLevel::Iteration)
-}
-
-pub(super) fn timing_option(config: &RunConfig) -> TimingLogOption {
-    match config.logger.timing_log_option {
-        config::TimingLogOption::Max => TimingLogOption::Max,
-        config::TimingLogOption::MinMax => TimingLogOption::MinMax,
-        config::TimingLogOption::All => TimingLogOption::All,
-    }
-}
-
-pub(super) fn time_unit(config: &RunConfig) -> TimeUnit {
-    match config.logger.runtime_time_unit {
-        config::TimeUnit::Seconds => TimeUnit::Seconds,
-        config::TimeUnit::Minutes => TimeUnit::Minutes,
-        config::TimeUnit::Hours => TimeUnit::Hours,
-        config::TimeUnit::Days => TimeUnit::Days,
-    }
+/// The most detailed timers that run; `None` below 0.
+pub(super) fn timing_level(config: &RunConfig) -> Option<TimerLevel> {
+    let levels = [TimerLevel::Iteration, TimerLevel::Phase, TimerLevel::MicroBatch];
+    levels.into_iter().rfind(|level| *level as i64 <= config.logger.timing_log_level)
 }
 
 pub(super) fn signal(signal: config::Signal) -> Signal {

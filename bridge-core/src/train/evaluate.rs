@@ -12,8 +12,9 @@ use super::run::TrainingRun;
 use super::threads::compute;
 use super::{TrainError, ranks};
 use crate::config::micro_batch_windows;
-use crate::logging::{Occasion, Split, TimerLevel};
+use crate::logging::{Occasion, Split};
 use crate::model::Batch;
+use crate::timers::TimerLevel;
 
 /// Evaluates the model on `validation.eval_iters` batches of a split (all of it with `validation.full_validation`),
 /// logs the result and tells the subsystems. `None` when the run has no such data.

@@ -13,7 +13,7 @@ use crate::model::{
     SegmentRole, Segments, run_segments,
 };
 use crate::plan::recompute::{Cuts, Recompute};
-use crate::testing::{Closures, forward_backward, micro_batch, parameter, scope, source_and_target, toy, two_stacks};
+use crate::tests::{Closures, forward_backward, micro_batch, parameter, scope, source_and_target, toy, two_stacks};
 
 fn gradients(
     mut chunk: Box<dyn ModelChunk>,

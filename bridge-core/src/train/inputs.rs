@@ -8,7 +8,7 @@ use bytes::Bytes;
 
 use super::data::RunData;
 use super::{TrainError, ranks};
-use crate::logging::{TimerLevel, Timers};
+use crate::timers::{TimerLevel, Timers};
 
 /// The data of a run on this rank.
 pub(super) struct Inputs {

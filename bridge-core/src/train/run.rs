@@ -15,8 +15,8 @@ use super::report::{EvaluationReport, GlobalState, StepReport};
 use super::subsystem::RunContext;
 use super::training::{HeldBytes, Training};
 use crate::config::RunConfig;
-use crate::logging::{TimerLevel, Timers};
 use crate::model::ModelChunk;
+use crate::timers::{TimerLevel, Timers};
 
 /// A run, set up and ready to train. Made by [`super::setup`].
 pub struct TrainingRun {

@@ -32,7 +32,7 @@ use super::training::Training;
 use super::{TrainError, ranks, set_num_threads, vocabulary};
 use crate::checkpoint::TrainState;
 use crate::config::RunConfig;
-use crate::logging::{Sink, Timers, Verbosity};
+use crate::logging::{Sink, Verbosity};
 use crate::model::{
     BuildContext, DeferredParameters, ModelBuilder, ModelChunk, ModelConfig, ModelRegistry, Parallel, Stage, Workload,
 };
@@ -43,6 +43,7 @@ use crate::plan;
 use crate::resilience::rerun::RerunStateMachine;
 use crate::resilience::{Signal, SignalWatcher};
 use crate::schedule::{NumMicrobatchesCalculator, OptimizerParamScheduler};
+use crate::timers::Timers;
 
 /// Which signals a run watches. A watched signal saves a checkpoint and stops.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

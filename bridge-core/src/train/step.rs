@@ -15,12 +15,12 @@ use super::routers::{RouterReport, RouterSums};
 use super::run::TrainingRun;
 use super::threads::compute;
 use super::{TrainError, ranks};
-use crate::logging::TimerLevel;
 use crate::model::{Batch, LayerMetrics};
 use crate::optim::{GroupRates, GroupSettings, ReductionTimes, StepOutcome, StepScales};
 use crate::resilience::Learning;
 use crate::resilience::rerun::ExitDecision;
 use crate::schedule::{GradientCheck, GroupOverrides};
+use crate::timers::TimerLevel;
 
 /// How a step ended.
 pub(super) enum StepEnd {

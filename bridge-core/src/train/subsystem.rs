@@ -11,8 +11,8 @@ use super::TrainError;
 use super::report::{EvaluationReport, GlobalState, StepReport, TrainEnd};
 use super::reporter::Reporter;
 use super::training::Training;
-use crate::logging::Timers;
 use crate::model::ModelChunk;
+use crate::timers::Timers;
 
 /// Something that accompanies training, called by the loop at fixed places, on the training thread of every rank that has it. Every method
 /// does nothing by default.

@@ -1,42 +1,34 @@
 //! Choices of schedule, data, tokenizer and logs.
 
+use crate::config::field::Field;
+use crate::config::node::{Data, Node};
+use crate::config::reader::Reader;
+use crate::config::spec::TypeSpec;
+pub use crate::schedule::{LrDecayStyle, WeightDecayIncrStyle, WsdDecayStyle};
+
+/// Makes the curves of [`crate::schedule`] settings.
+macro_rules! curves {
+    ($($Curve:ty),+) => {$(
+        impl Field for $Curve {
+            fn read(node: &Node, reader: &mut Reader<'_>) -> Option<Self> {
+                let named = match &node.data {
+                    Data::String(text) => Self::ALL.iter().find(|curve| curve.to_string() == *text),
+                    _ => None,
+                };
+                named.map_or_else(|| reader.wrong_type(node, &Self::spec()), |curve| Some(*curve))
+            }
+            fn write(&self) -> Node {
+                Node::string(self.to_string())
+            }
+            fn spec() -> TypeSpec {
+                TypeSpec::Choice(Self::NAMES)
+            }
+        }
+    )+};
+}
+curves!(LrDecayStyle, WsdDecayStyle, WeightDecayIncrStyle);
+
 choices! {
-    /// Learning-rate curve after warm-up.
-    pub enum LrDecayStyle {
-        /// No decay.
-        Constant = "constant",
-        /// Straight line.
-        Linear = "linear",
-        /// Half a cosine.
-        Cosine = "cosine",
-        /// One over the square root.
-        InverseSquareRoot = "inverse-square-root",
-        /// Warm-up, stable, decay.
-        Wsd = "WSD",
-    }
-
-    /// Annealing curve of WSD.
-    pub enum WsdDecayStyle {
-        /// Halving.
-        Exponential = "exponential",
-        /// Straight line.
-        Linear = "linear",
-        /// Half a cosine.
-        Cosine = "cosine",
-        /// One minus a square root.
-        MinusSqrt = "minus_sqrt",
-    }
-
-    /// Weight-decay curve.
-    pub enum WeightDecayIncrStyle {
-        /// No change.
-        Constant = "constant",
-        /// Straight line.
-        Linear = "linear",
-        /// Half a cosine.
-        Cosine = "cosine",
-    }
-
     /// Rule that exempts parameters from weight decay.
     pub enum NoWeightDecayCond {
         /// Qwen3-Next's.

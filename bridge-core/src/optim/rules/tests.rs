@@ -18,7 +18,7 @@ use crate::optim::{
     AccumulationDType, Distribution, DistributionSettings, GradientBuffer, GroupRates, Optimizer, OptimizerSettings,
     Sharding, StandardOverrides, StepScales,
 };
-use crate::testing::toy;
+use crate::tests::toy;
 use crate::train::TrainError;
 
 /// A rule with the defaults of its settings.

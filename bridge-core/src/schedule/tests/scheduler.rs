@@ -36,7 +36,7 @@ fn config(style: LrDecayStyle) -> OptimizerParamSchedulerConfig {
         start_wd: 0.1,
         end_wd: 0.1,
         wd_incr_steps: 1000,
-        wd_incr_style: WdIncrStyle::Constant,
+        wd_incr_style: WeightDecayIncrStyle::Constant,
         wsd_decay_steps: Some(200),
         lr_wsd_decay_style: WsdDecayStyle::Exponential,
     }
@@ -132,7 +132,7 @@ fn a_weight_decay_ramp_of_no_length_is_over() {
         start_wd: 0.0,
         end_wd: 0.3,
         wd_incr_steps: 0,
-        wd_incr_style: WdIncrStyle::Linear,
+        wd_incr_style: WeightDecayIncrStyle::Linear,
         ..config(LrDecayStyle::Linear)
     };
     let scheduler = OptimizerParamScheduler::new(config).unwrap();

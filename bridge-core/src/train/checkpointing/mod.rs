@@ -92,7 +92,7 @@ mod tests {
     use burn::tensor::FloatDType;
 
     use super::*;
-    use crate::testing::toy;
+    use crate::tests::toy;
 
     #[test]
     fn tensors_keep_their_bits_on_the_way_to_a_checkpoint() {

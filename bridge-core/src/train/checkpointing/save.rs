@@ -10,7 +10,7 @@ use super::{OPTIMIZER_PREFIX, host, layouts};
 use crate::checkpoint::{
     CheckpointError, LocalLayout, RunFiles, ShardTensor, Snapshot, TensorGroup, TrainState, iteration_folder_name,
 };
-use crate::logging::TimerLevel;
+use crate::timers::TimerLevel;
 use crate::train::run::TrainingRun;
 use crate::train::subsystem::saved;
 use crate::train::{TrainError, ranks, vocabulary};
@@ -39,7 +39,7 @@ pub(in crate::train) fn save_checkpoint(run: &mut TrainingRun) -> Result<(), Tra
 }
 
 /// What this rank saves. Of the ranks that hold the same slice of a parameter one saves it; of what is sharded each its ranges.
-fn snapshot(run: &TrainingRun, state: Map<String, Value>) -> Result<Snapshot<'static>, TrainError> {
+fn snapshot(run: &TrainingRun, state: Map<String, Value>) -> Result<Snapshot, TrainError> {
     let (distribution, shards) = (run.training.optimizer.distribution(), run.training.optimizer.shards());
     let mut model = Vec::new();
     let mut all_layouts = BTreeMap::new();
@@ -87,7 +87,7 @@ fn slices(
     layout: &LocalLayout,
     (held, range): (Tensor<1>, Range<usize>),
     saved: Range<usize>,
-) -> Result<Vec<ShardTensor<'static>>, CheckpointError> {
+) -> Result<Vec<ShardTensor>, CheckpointError> {
     let value = if saved == range { held } else { held.slice(saved.start - range.start..saved.end - range.start) };
     ShardTensor::of_local(name, layout, saved, &host(value)?)
 }

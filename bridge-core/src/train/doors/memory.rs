@@ -1,7 +1,7 @@
 //! The memory of all ranks: figures with each console line and where TensorBoard shows them, and the lines that `logger.log_memory_interval` asks
 //! for. After the first report of a run, each rank has a line of its own.
 
-use crate::logging::{Figure, GIB, MemoryOfRanks, format_memory_report, report_memory};
+use crate::logging::{Figure, GIB, MemoryOfRanks, format_memory_report};
 use crate::train::report::{StepReport, is_reported_every};
 use crate::train::subsystem::{RunContext, Subsystem, Verdict};
 use crate::train::{TrainError, ranks};
@@ -32,8 +32,8 @@ impl Subsystem for MemoryOfRun {
         let memory = MemoryOfRanks(ranks::gather(run.groups.world(), &mine)?);
         step.figures.extend(figures(&memory));
         if shows {
-            let reported = report_memory(&memory.statistics());
-            step.figures.extend(Figure::on_board("Memory in GB, the largest of any rank", "memory/", reported));
+            let help = "Memory in GB, the largest of any rank";
+            step.figures.extend(Figure::on_board(help, "memory/", memory.metrics()));
         }
         self.memory = Some(memory);
         Ok(())
@@ -54,7 +54,7 @@ impl Subsystem for MemoryOfRun {
         let speakers = memory.speakers();
         if is_first || is_asked && speakers.len() > 1 {
             for (rank, memory) in speakers {
-                verdict = verdict.note(format_memory_report(rank, iteration, &report_memory(&memory.statistics())));
+                verdict = verdict.note(format_memory_report(rank, iteration, &memory.metrics()));
             }
         }
         Ok(verdict)

@@ -1,10 +1,10 @@
 //! The timers of all ranks: figures and lines about each log interval, and about what came after the last one.
 
-use crate::config::RunConfig;
-use crate::logging::{Figure, RankTimers, TimingLogOption};
+use crate::config::{RunConfig, TimingLogOption};
+use crate::logging::{Figure, RankTimers};
 use crate::train::report::{StepReport, TrainEnd, is_reported_every};
 use crate::train::subsystem::{RunContext, Subsystem, Verdict};
-use crate::train::{TrainError, convert, ranks};
+use crate::train::{TrainError, ranks};
 
 pub(super) struct Times {
     option: TimingLogOption,
@@ -16,7 +16,7 @@ pub(super) struct Times {
 
 impl Times {
     pub fn new(config: &RunConfig) -> Self {
-        Self { option: convert::timing_option(config), iterations: 0, lines: None }
+        Self { option: config.logger.timing_log_option, iterations: 0, lines: None }
     }
 
     /// The times of all ranks since the last call.

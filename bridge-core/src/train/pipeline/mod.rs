@@ -26,9 +26,9 @@ use burn::tensor::{Device, FloatDType, Tensor};
 
 use super::executor::{Executor, RegionHooks};
 use crate::config::RunConfig;
-use crate::logging::{Timers, TimingLogLevel};
 use crate::model::{Batch, LayerMetrics, Mode, ModelChunk};
 use crate::plan::recompute::{Cuts, Recompute};
+use crate::timers::Timers;
 use pass::PipelinePass;
 use transfers::TransferFormat;
 
@@ -129,7 +129,7 @@ impl Pipeline {
             executors: chunks.iter().map(|chunk| executor(chunk.as_ref())).collect(),
             schedule: settings.schedule,
             format: TransferFormat { device: device.clone().without_autodiff(), dtype: settings.wire_dtype },
-            timers: Arc::new(Timers::new(TimingLogLevel::Off)),
+            timers: Arc::new(Timers::new(None)),
         }
     }
 

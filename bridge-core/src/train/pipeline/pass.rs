@@ -8,10 +8,10 @@ use burn::tensor::Tensor;
 
 use super::transfers::Transfers;
 use super::{MicroBatchInput, Pipeline, TrainWork};
-use crate::logging::{TimerGuard, TimerLevel};
 use crate::model::{
     Auxiliary, Boundary, BoundaryTensor, ForwardContext, ModelChunk, SegmentOutput, WeightGradientStore,
 };
+use crate::timers::{TimerGuard, TimerLevel};
 use crate::train::executor::{ExecutorError, InFlight};
 
 /// A micro-batch and a chunk of this rank.

@@ -13,7 +13,7 @@ use burn::tensor::{Device, FloatDType, Tensor};
 
 use super::{MicroBatchInput, MicroBatches, PassReport, Pipeline, PipelineError, PipelineSettings, TrainWork};
 use crate::model::{Batch, ForwardContext, Mode, ModelChunk, StackPart, Stage, loss_sum};
-use crate::testing::{Closures, STACKS, forward_backward, micro_batch, source_and_target, toy, toy_stage, two_stacks};
+use crate::tests::{Closures, STACKS, forward_backward, micro_batch, source_and_target, toy, toy_stage, two_stacks};
 use crate::train::executor::RegionHooks;
 use crate::train::{Cuts, Executor, Recompute};
 

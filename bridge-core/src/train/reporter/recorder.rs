@@ -9,7 +9,6 @@ use crate::logging::{
     TrainingLog, clock, perplexity, report_l2_norm_grad, scientific,
 };
 use crate::schedule::tflops_per_device;
-use crate::train::convert;
 use crate::train::report::{EvaluationReport, GlobalState, StepReport, is_reported_every};
 
 /// Sums since the last console line.
@@ -231,7 +230,7 @@ impl Recorder {
             seq_length: config.model.seq_length as u64,
             elapsed_seconds: self.started.elapsed().as_secs_f64(),
         };
-        Figure::on_board("How far the run is", "", report.metrics(convert::time_unit(config)))
+        Figure::on_board("How far the run is", "", report.metrics(config.logger.runtime_time_unit))
     }
 
     /// Means over the interval that a step ends.
@@ -292,8 +291,7 @@ impl Recorder {
         if let Some(tflops) = tflops.filter(|_| logger.log_throughput_to_tensorboard) {
             let all = tflops * world_size as f64;
             let of_run = [("throughput/tflops", all), ("throughput/tflops/device", all / world_size.max(1) as f64)];
-            let of_run = of_run.map(|(name, value)| (name.to_owned(), value));
-            figures.extend(Figure::on_board("Model TFLOP/s", "", of_run.into()).into_iter().map(Figure::of_interval));
+            figures.extend(Figure::on_board("Model TFLOP/s", "", of_run).into_iter().map(Figure::of_interval));
         }
         if logger.log_timers_to_tensorboard {
             let seconds = interval.seconds / iterations.max(1) as f64;

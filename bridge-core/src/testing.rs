@@ -1,4 +1,4 @@
-//! Whether segments read only the parameters that they declare.
+//! For authors of models: a test that segments read only the parameters that they declare.
 
 use std::collections::{BTreeMap, BTreeSet};
 
