@@ -19,7 +19,7 @@ use serde_json::json;
 use super::generate::{Request, continue_text};
 use super::mpi;
 use crate::failure::Failure;
-use crate::output::line;
+use crate::output::{line, text_lines};
 use crate::speech::Speech;
 
 /// How ranks are started.
@@ -279,7 +279,7 @@ fn print_sample(report: &RunReport, device: &burn::tensor::Device, sample: &Samp
     if sample.json {
         line(&json!({ "kind": "sample", "prompt": sample.prompt, "text": text }).to_string());
     } else {
-        line(&format!("sample:\n{}{text}", sample.prompt));
+        text_lines(&format!("sample:\n{}{text}", sample.prompt));
     }
     Ok(())
 }

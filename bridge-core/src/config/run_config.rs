@@ -195,6 +195,26 @@ pub struct ParallelSizes {
     pub data: usize,
 }
 
+impl std::fmt::Display for ParallelSizes {
+    /// `1 rank`, or `8 ranks: tensor 2 x pipeline 2 x data 2`: the sizes above 1, of which experts have their own.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.world_size == 1 {
+            return f.write_str("1 rank");
+        }
+        let sizes =
+            [("tensor", self.tensor), ("context", self.context), ("pipeline", self.pipeline), ("data", self.data)];
+        let sizes = sizes.iter().filter(|(_, size)| *size > 1).map(|(name, size)| format!("{name} {size}"));
+        write!(f, "{} ranks: {}", self.world_size, sizes.collect::<Vec<_>>().join(" x "))?;
+        if self.virtual_pipeline > 1 {
+            write!(f, ", {} virtual stages a rank", self.virtual_pipeline)?;
+        }
+        if self.expert > 1 || self.expert_tensor != self.tensor {
+            write!(f, ", experts over {} with tensor {}", self.expert, self.expert_tensor)?;
+        }
+        Ok(())
+    }
+}
+
 /// Number of samples requested from each split.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SampleCounts {

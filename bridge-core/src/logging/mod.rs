@@ -1,8 +1,13 @@
 //! What a run tells the outside: console lines, metrics files, TensorBoard events, progress, plots.
 //! Everything is a value that is passed around; there is no global logger. Nothing here decides what training does.
 
+mod bars;
+pub mod chart;
+pub mod curves;
 mod json_value;
+pub mod losses;
 mod memory;
+pub mod numbers;
 mod progress;
 mod rank_timers;
 mod record;
@@ -10,13 +15,13 @@ mod report;
 mod sink;
 mod sinks;
 pub mod tensorboard;
+pub mod terminal;
 mod training_log;
 
+pub use bars::TerminalProgress;
 pub use json_value::MetricValue;
 pub use memory::{DeviceMemory, HostMemory, MemoryOfRanks, RankMemory};
-pub use progress::{
-    NoProgress, PlainProgress, ProgressHandle, ProgressMode, ProgressSink, ProgressTask, TerminalProgress,
-};
+pub use progress::{NoProgress, PlainProgress, ProgressHandle, ProgressMode, ProgressSink, ProgressTask};
 pub use rank_timers::RankTimers;
 pub use record::{
     Figure, FigureKind, LogLevel, Occasion, Part, Record, RecordKind, RunEnd, RunStart, SaveRecord, SaveStage, Scope,
@@ -25,4 +30,4 @@ pub use record::{
 pub use report::{RuntimeReport, ThroughputWindow, format_memory_report, report_l2_norm_grad};
 pub use sink::{OpenError, Opened, Sink, SinkContext, SinkError};
 pub use sinks::{ConsoleSink, LogFormat, RankLog, Verbosity, open_sinks, timestamp};
-pub use training_log::{GIB, IntervalLosses, StepOutcome, TrainingLog, clock, perplexity, scientific};
+pub use training_log::{GIB, IntervalLosses, StepOutcome, TrainingLog, perplexity, scientific};

@@ -4,7 +4,8 @@ use std::io::{self, IsTerminal, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use super::bars::TerminalProgress;
+use super::numbers::duration;
 
 /// How progress is shown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -93,77 +94,6 @@ impl ProgressHandle for NoProgress {
     fn set_message(&mut self, _message: &str) {}
 }
 
-/// Bars with pace and time left.
-#[derive(Clone, Debug)]
-pub struct TerminalProgress {
-    bars: MultiProgress,
-}
-
-impl Default for TerminalProgress {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl TerminalProgress {
-    /// Bars on standard error.
-    pub fn new() -> Self {
-        Self::with_target(ProgressDrawTarget::stderr())
-    }
-
-    fn with_target(target: ProgressDrawTarget) -> Self {
-        Self { bars: MultiProgress::with_draw_target(target) }
-    }
-}
-
-impl ProgressSink for TerminalProgress {
-    fn start(&self, task: ProgressTask) -> Box<dyn ProgressHandle> {
-        let (bar, template) = match task.total {
-            Some(total) => (
-                ProgressBar::new(total),
-                "{prefix} {bar:30.cyan/blue} {pos}/{len} {unit} [{elapsed} < {eta}, {per_sec}] {wide_msg}",
-            ),
-            None => (ProgressBar::no_length(), "{prefix} {spinner} {pos} {unit} [{elapsed}, {per_sec}] {wide_msg}"),
-        };
-        // The template is a constant, so it parses; a default bar is still better than none.
-        if let Ok(style) = ProgressStyle::with_template(&template.replace("{unit}", task.unit)) {
-            bar.set_style(style);
-        }
-        let bar = self.bars.add(bar.with_prefix(task.title));
-        bar.set_position(task.done);
-        bar.reset_eta();
-        Box::new(TerminalHandle { bar })
-    }
-
-    fn suspend(&self, print: &mut dyn FnMut()) {
-        self.bars.suspend(print);
-    }
-}
-
-struct TerminalHandle {
-    bar: ProgressBar,
-}
-
-impl ProgressHandle for TerminalHandle {
-    fn set_position(&mut self, position: u64) {
-        self.bar.set_position(position);
-    }
-
-    fn advance(&mut self, steps: u64) {
-        self.bar.inc(steps);
-    }
-
-    fn set_message(&mut self, message: &str) {
-        self.bar.set_message(message.to_owned());
-    }
-}
-
-impl Drop for TerminalHandle {
-    fn drop(&mut self) {
-        self.bar.finish_and_clear();
-    }
-}
-
 /// A line when a task starts, now and then while it runs, and when it ends.
 #[derive(Clone)]
 pub struct PlainProgress {
@@ -231,7 +161,7 @@ impl PlainHandle {
         let done_here = self.position.saturating_sub(self.task.done);
         let left = self.task.total.filter(|_| done_here > 0).map(|total| {
             let pace = self.started.elapsed().as_secs_f64() / done_here as f64;
-            format!(", {:.0} s left", pace * total.saturating_sub(self.position) as f64)
+            format!(", {} left", duration(pace * total.saturating_sub(self.position) as f64))
         });
         self.print(&left.unwrap_or_default());
     }
@@ -254,14 +184,13 @@ impl ProgressHandle for PlainHandle {
 
 impl Drop for PlainHandle {
     fn drop(&mut self) {
-        self.print(&format!(" in {:.1} s", self.started.elapsed().as_secs_f64()));
+        let seconds = self.started.elapsed().as_secs_f64();
+        self.print(&if seconds < 60.0 { format!(" in {seconds:.1} s") } else { format!(" in {}", duration(seconds)) });
     }
 }
 
 #[cfg(test)]
 pub(super) mod tests {
-    use indicatif::{InMemoryTerm, TermLike};
-
     use super::*;
 
     /// Output that a test can look at.
@@ -316,22 +245,6 @@ pub(super) mod tests {
         let text = output.text();
         assert_eq!(text.lines().count(), 2);
         assert!(text.starts_with("packing: 0 documents\npacking: 1000 documents in 0."), "{text}");
-    }
-
-    #[test]
-    fn bars_make_room_for_log_lines() {
-        let terminal = InMemoryTerm::new(10, 100);
-        let sink = TerminalProgress::with_target(ProgressDrawTarget::term_like(Box::new(terminal.clone())));
-        let mut handle = sink.start(ProgressTask::new("training", 4, "iterations"));
-        handle.set_message("loss 5.5");
-        handle.set_position(3);
-        sink.suspend(&mut || terminal.write_line("a log line").unwrap());
-        let screen = terminal.contents();
-        let lines: Vec<&str> = screen.lines().collect();
-        assert_eq!(lines[0], "a log line");
-        assert!(lines[1].starts_with("training ") && lines[1].contains("3/4 iterations"), "{screen}");
-        drop(handle);
-        assert_eq!(terminal.contents().trim(), "a log line");
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use std::fmt;
 
 use super::json_value::MetricValue;
+use super::terminal::Column;
 
 /// Whether a figure can fall.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +66,8 @@ pub struct Figure {
     pub board: Option<Tag>,
     /// The text on the console line.
     pub line: Option<Part<String>>,
+    /// The column of the short line that people see on a terminal.
+    pub short: Option<Part<Column>>,
     /// The key in the console's JSON line.
     pub json: Option<Part<Cow<'static, str>>>,
 }
@@ -88,6 +91,7 @@ impl Figure {
             file: None,
             board: None,
             line: None,
+            short: None,
             json: None,
         }
     }
@@ -162,6 +166,13 @@ impl Figure {
         self
     }
 
+    /// Shows `text` on the short line of a terminal. Where that has no room, columns of less `weight` give way first.
+    #[must_use]
+    pub fn short(mut self, place: u8, weight: u8, text: String) -> Self {
+        self.short = Some(Part { place, content: Column { text, weight } });
+        self
+    }
+
     /// Shows it in the console's JSON line.
     #[must_use]
     pub fn json(mut self, place: u8, key: impl Into<Cow<'static, str>>) -> Self {
@@ -171,7 +182,7 @@ impl Figure {
 
     /// Takes it off `metrics.jsonl`, TensorBoard and the console.
     pub fn hide(&mut self) {
-        (self.file, self.board, self.line, self.json) = (None, None, None, None);
+        (self.file, self.board, self.line, self.short, self.json) = (None, None, None, None, None);
     }
 }
 

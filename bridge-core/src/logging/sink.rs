@@ -28,6 +28,14 @@ pub trait Sink: Send {
         Ok(())
     }
 
+    /// A text that people rarely read, such as the whole configuration.
+    ///
+    /// # Errors
+    /// As of lines, which it is taken for where nothing else is said.
+    fn on_details(&mut self, text: &str) -> Result<(), SinkError> {
+        self.on_line(LogLevel::Info, text)
+    }
+
     /// A step or an evaluation is done.
     ///
     /// # Errors

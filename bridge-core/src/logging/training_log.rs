@@ -97,14 +97,6 @@ pub fn scientific(value: f64) -> String {
     format!("{mantissa}E{sign}{digits:0>2}")
 }
 
-/// `1d 02:03:04`, without days when there are none.
-pub fn clock(seconds: f64) -> String {
-    let total = seconds.round() as u64;
-    let (days, hours, minutes, seconds) = (total / 86_400, total / 3600 % 24, total / 60 % 60, total % 60);
-    let days = if days > 0 { format!("{days}d ") } else { String::new() };
-    format!("{days}{hours:02}:{minutes:02}:{seconds:02}")
-}
-
 /// Losses above this count as this much in a perplexity, which keeps it printable.
 const MAX_PERPLEXITY_LOSS: f64 = 20.0;
 
@@ -144,11 +136,6 @@ mod tests {
         ] {
             assert_eq!(scientific(value), expected);
         }
-    }
-
-    #[test]
-    fn clocks_have_days_when_they_need_them() {
-        assert_eq!((clock(5.2), clock(93_784.4)), ("00:00:05".to_owned(), "1d 02:03:04".to_owned()));
     }
 
     #[test]

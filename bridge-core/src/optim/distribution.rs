@@ -39,6 +39,15 @@ pub(super) struct Place {
     is_tied: bool,
 }
 
+/// Elements of all parameters of a model, each counted once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ModelSize {
+    /// Of all of them.
+    pub parameters: u64,
+    /// Of those that are trained.
+    pub trained: u64,
+}
+
 /// How the parameters of this rank's chunks are spread.
 #[derive(Debug)]
 pub struct Distribution {
@@ -282,14 +291,18 @@ impl Distribution {
         Ok(names.into_iter().collect())
     }
 
-    /// Elements of all parameters of the model, each counted once. All ranks call this together.
+    /// Elements of all parameters of the model, whatever ranks hold them. All ranks call this together.
     ///
     /// # Errors
     /// If ranks cannot add up.
-    pub fn num_parameters(&self) -> Result<u64, CommError> {
-        let mine: usize =
-            self.places.keys().filter_map(|name| self.saved_elements(name)).map(|saved| saved.len()).sum();
-        Ok(self.over_world(mine as f64)? as u64)
+    pub fn model_size(&self) -> Result<ModelSize, CommError> {
+        let mine = |counts: &dyn Fn(&Place) -> bool| -> usize {
+            let counted = self.places.iter().filter(|(_, place)| counts(place));
+            counted.filter_map(|(name, _)| self.saved_elements(name)).map(|saved| saved.len()).sum()
+        };
+        let (parameters, trained) = (mine(&|_| true), mine(&|place| place.is_trained));
+        let over_world = |count: usize| Ok(self.over_world(count as f64)? as u64);
+        Ok(ModelSize { parameters: over_world(parameters)?, trained: over_world(trained)? })
     }
 
     /// Zero entries among all gradients of the model, over all ranks.

@@ -166,8 +166,8 @@ fn begin(run: &mut TrainingRun) -> Result<(), TrainError> {
     state.do_train = !run.config.validation.skip_train && data.has_train();
     state.do_valid = data.has_valid() && evaluates(&run.config);
     state.do_test = data.has_test() && run.config.validation.eval_iters > 0;
-    let num_parameters = run.training.optimizer.distribution().num_parameters()?;
-    run.outputs.reporter.run_starts(&run.state, num_parameters)
+    let size = run.training.optimizer.distribution().model_size()?;
+    run.outputs.reporter.run_starts(&run.state, size)
 }
 
 /// What the state of training is built of.
@@ -304,7 +304,7 @@ fn open(
         for warning in config.warnings() {
             reporter.warn(warning);
         }
-        reporter.note(&config.log_non_default_values());
+        reporter.details(&config.log_non_default_values());
     }
     if let Some(start) = start {
         reporter.note(&start.message);

@@ -117,6 +117,8 @@ pub enum Agreement {
 pub struct Verdict {
     /// Lines for the console.
     pub notes: Vec<String>,
+    /// Lines for the log file, and for a console that shows everything.
+    pub details: Vec<String>,
     /// Whether to save a checkpoint, where the run saves any.
     pub saves: bool,
     /// The code to end the process with, and why. A checkpoint is saved before.
@@ -128,6 +130,13 @@ impl Verdict {
     #[must_use]
     pub fn note(mut self, text: impl Into<String>) -> Self {
         self.notes.push(text.into());
+        self
+    }
+
+    /// Asks for a line in the log file, and on a console that shows everything.
+    #[must_use]
+    pub fn detail(mut self, text: impl Into<String>) -> Self {
+        self.details.push(text.into());
         self
     }
 
@@ -148,6 +157,7 @@ impl Verdict {
     /// Adds what another asks for; of two exits the first counts.
     pub(super) fn join(&mut self, other: Self) {
         self.notes.extend(other.notes);
+        self.details.extend(other.details);
         self.saves |= other.saves;
         self.exit = self.exit.take().or(other.exit);
     }
@@ -178,6 +188,12 @@ impl RunContext<'_> {
     /// Prints a line; on rank 0 only.
     pub fn note(&self, text: &str) {
         self.reporter.note(text);
+    }
+
+    /// Says what the verdict of a step has to say.
+    pub(super) fn tell(&self, verdict: &Verdict) {
+        verdict.notes.iter().for_each(|note| self.reporter.note(note));
+        verdict.details.iter().for_each(|detail| self.reporter.details(detail));
     }
 }
 

@@ -3,18 +3,23 @@
 use std::io::{self, Write};
 use std::sync::Arc;
 
+use super::lines::{evaluation, in_order, message, pace, short, short_message, step, timestamp};
 use crate::config::RunConfig;
 use crate::logging::json_value::{MetricValue, fields_to_json};
+use crate::logging::numbers::{significant, with_prefix};
 use crate::logging::progress::{ProgressHandle, ProgressSink, ProgressTask};
-use crate::logging::record::{Figure, LogLevel, Occasion, Part, Record, RecordKind, RunEnd, RunStart, Split};
+use crate::logging::record::{LogLevel, Record, RecordKind, RunEnd, RunStart};
 use crate::logging::sink::{Sink, SinkError};
+use crate::logging::terminal::output_width;
 
 /// What console output looks like.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogFormat {
-    /// Text for people.
+    /// Text for people, with every figure: long lines.
     #[default]
     Human,
+    /// Text for people at a terminal: lines that fit it. What they leave out is in the log file.
+    Short,
     /// One JSON object a line.
     Json,
 }
@@ -24,24 +29,11 @@ pub enum LogFormat {
 pub enum Verbosity {
     /// Warnings and errors: no notes, no figures, no progress. Programs that read JSON get figures all the same.
     Quiet,
-    /// Also notes, figures and progress.
+    /// Also notes, figures and progress; on a terminal in lines that fit it.
     #[default]
     Normal,
     /// All figures of each step that is logged.
     Verbose,
-}
-
-/// Local time as `YYYY-MM-DD HH:MM:SS`.
-pub fn timestamp() -> String {
-    chrono::Local::now().format("%Y-%m-%d %H:%M:%S").to_string()
-}
-
-/// A line of text of some level, for people.
-pub(super) fn human_line(level: LogLevel, text: &str) -> String {
-    match level {
-        LogLevel::Debug | LogLevel::Info => text.to_owned(),
-        LogLevel::Warning | LogLevel::Error => format!("{level}: {text}"),
-    }
 }
 
 /// Prints lines and records, each whole, around a progress bar.
@@ -53,6 +45,8 @@ pub struct ConsoleSink {
     progress: Arc<dyn ProgressSink>,
     bar: Option<Box<dyn ProgressHandle>>,
     output: Box<dyn Write + Send>,
+    /// Cells of a line; it may change while the run goes on.
+    width: fn() -> usize,
     /// Lines that could not be printed: the reader may be gone. A run that still saves checkpoints goes on without.
     lost_lines: u64,
 }
@@ -69,7 +63,8 @@ impl ConsoleSink {
         let configured = config.logger.logging_level as u32;
         let least = if verbosity == Verbosity::Quiet { configured.max(LogLevel::Warning.number()) } else { configured };
         let train_iters = config.train.train_iters as u64;
-        Self { format, verbosity, least, train_iters, progress, bar: None, output, lost_lines: 0 }
+        let width = output_width;
+        Self { format, verbosity, least, train_iters, progress, bar: None, output, width, lost_lines: 0 }
     }
 
     /// Whether figures are printed: programs that ask for JSON want them however little is said to people.
@@ -77,11 +72,7 @@ impl ConsoleSink {
         self.format == LogFormat::Json || self.verbosity != Verbosity::Quiet
     }
 
-    fn print(&mut self, human: String, json: Vec<(String, MetricValue)>) {
-        let mut line = match self.format {
-            LogFormat::Human => human,
-            LogFormat::Json => fields_to_json(&json),
-        };
+    fn print(&mut self, mut line: String) {
         line.push('\n');
         let mut printed = Ok(());
         let output = &mut self.output;
@@ -90,88 +81,60 @@ impl ConsoleSink {
     }
 
     fn message(&mut self, level: LogLevel, text: &str) {
-        if level.number() >= self.least {
-            let json = [
-                ("kind", "message".into()),
-                ("timestamp", timestamp().as_str().into()),
-                ("level", level.to_string().as_str().into()),
-                ("text", text.into()),
-            ];
-            self.print(human_line(level, text), json.map(|(name, value)| (name.to_owned(), value)).into());
+        if level.number() < self.least {
+            return;
         }
+        self.print(match self.format {
+            LogFormat::Human => message(level, text),
+            LogFormat::Short => short_message(level, text, (self.width)()),
+            LogFormat::Json => {
+                let fields = [
+                    ("kind", "message".into()),
+                    ("timestamp", timestamp().as_str().into()),
+                    ("level", level.to_string().as_str().into()),
+                    ("text", text.into()),
+                ];
+                fields_to_json(&fields.map(|(name, value)| (name.to_owned(), value)))
+            }
+        });
     }
 
     /// Moves the bar to a step.
     fn show_position(&mut self, record: &Record) {
         if let Some(bar) = &mut self.bar {
             bar.set_position(record.iteration);
-            let loss = record.number("loss").map(|loss| format!("loss {loss:.4}")).unwrap_or_default();
-            bar.set_message(&format!("{loss}, {:.0} tokens/s", record.number("tokens_per_second").unwrap_or(0.0)));
+            let loss = record.number("loss").map(|loss| format!("loss {}", significant(loss, 5)));
+            let pace = record.number("tokens_per_second").map(|pace| format!("{} tok/s", with_prefix(pace)));
+            bar.set_message(&loss.into_iter().chain(pace).collect::<Vec<_>>().join(", "));
         }
     }
 
     fn step(&mut self, record: &Record) {
         let timestamp = timestamp();
-        let (iteration, consumed_samples) = (record.iteration, record.consumed_samples);
-        // One object a line has both facts already.
-        let pace = record.number(TFLOPS).zip(record.number(MILLISECONDS));
-        if let (LogFormat::Human, Some((tflops, milliseconds))) = (self.format, pace) {
-            let seconds = milliseconds / 1000.0;
-            self.message(
-                LogLevel::Info,
-                &format!("Step Time : {seconds:.2}s GPU utilization: {tflops:.1}MODEL_TFLOP/s/GPU"),
-            );
+        match self.format {
+            LogFormat::Human => {
+                if let Some(pace) = pace(record) {
+                    self.message(LogLevel::Info, &pace);
+                }
+                self.print(step(record, self.train_iters, &timestamp));
+            }
+            LogFormat::Short => self.print(short(record, self.train_iters, (self.width)())),
+            LogFormat::Json => self.print(fields_to_json(&self.json_of_step(record, &timestamp))),
         }
-        let mut human = format!(
-            " [{timestamp}] iteration {iteration:8}/{:8} | consumed samples: {consumed_samples:12} |",
-            self.train_iters
-        );
-        for text in in_order(&record.figures, |figure| figure.line.as_ref()) {
-            human += &format!(" {} |", text.1);
-        }
+    }
+
+    fn json_of_step(&self, record: &Record, timestamp: &str) -> Vec<(String, MetricValue)> {
         let head = [
             ("kind", "train_log".into()),
-            ("timestamp", timestamp.as_str().into()),
-            ("iteration", iteration.into()),
+            ("timestamp", timestamp.into()),
+            ("iteration", record.iteration.into()),
             ("train_iters", self.train_iters.into()),
-            ("consumed_samples", consumed_samples.into()),
+            ("consumed_samples", record.consumed_samples.into()),
         ];
         let rest = in_order(&record.figures, |figure| figure.json.as_ref());
         let json = head.map(|(key, value)| (key.to_owned(), value)).into_iter();
-        let json = json.chain(rest.into_iter().map(|(figure, key)| (key.to_string(), figure.value.clone()))).collect();
-        self.print(human, json);
+        json.chain(rest.into_iter().map(|(figure, key)| (key.to_string(), figure.value.clone()))).collect()
     }
-
-    fn evaluation(&mut self, record: &Record, (split, occasion): (Split, Occasion)) {
-        let set = match (split, occasion) {
-            (Split::Valid, Occasion::DuringTraining) => "",
-            (Split::Valid, Occasion::AfterTraining) => " on validation set",
-            (Split::Test, _) => " on test set",
-        };
-        let mut line = format!(" validation loss at iteration {}{set} | ", record.iteration);
-        for (_, text) in in_order(&record.figures, |figure| figure.line.as_ref()) {
-            line += &format!("{text} | ");
-        }
-        let dashes = "-".repeat(line.chars().count() + 1);
-        self.print(format!("{dashes}\n{line}\n{dashes}"), record.fields().unwrap_or_default());
-        if let Some(bar) = &mut self.bar {
-            bar.set_message("");
-        }
-    }
-}
-
-/// Figures of an interval that the line before the log line repeats.
-const TFLOPS: &str = "interval_tflops_per_device";
-const MILLISECONDS: &str = "elapsed_ms_per_iteration";
-
-/// The figures that have a part of the line, in the order of these parts.
-fn in_order<'a, T>(
-    figures: &'a [Figure],
-    part: impl Fn(&'a Figure) -> Option<&'a Part<T>>,
-) -> Vec<(&'a Figure, &'a T)> {
-    let mut parts: Vec<_> = figures.iter().filter_map(|figure| Some((figure, part(figure)?))).collect();
-    parts.sort_by_key(|(_, part)| part.place);
-    parts.into_iter().map(|(figure, part)| (figure, &part.content)).collect()
 }
 
 impl Sink for ConsoleSink {
@@ -193,10 +156,24 @@ impl Sink for ConsoleSink {
         Ok(())
     }
 
+    fn on_details(&mut self, text: &str) -> Result<(), SinkError> {
+        match self.format {
+            LogFormat::Human | LogFormat::Json => self.on_line(LogLevel::Info, text),
+            LogFormat::Short => Ok(()),
+        }
+    }
+
     fn on_record(&mut self, record: &Record) -> Result<(), SinkError> {
         match record.kind {
             RecordKind::Evaluation(split, occasion) if self.prints_figures() => {
-                self.evaluation(record, (split, occasion));
+                self.print(match self.format {
+                    LogFormat::Human => evaluation(record, (split, occasion)),
+                    LogFormat::Short => short(record, self.train_iters, (self.width)()),
+                    LogFormat::Json => fields_to_json(&record.fields().unwrap_or_default()),
+                });
+                if let Some(bar) = &mut self.bar {
+                    bar.set_message("");
+                }
             }
             RecordKind::Evaluation(..) => {}
             RecordKind::Train => {
@@ -240,14 +217,24 @@ mod tests {
     use super::*;
     use crate::logging::progress::NoProgress;
     use crate::logging::progress::tests::Captured;
+    use crate::logging::record::{Figure, Occasion, Split};
 
     fn console(format: LogFormat, least: u32) -> (ConsoleSink, Captured) {
         let captured = Captured::default();
         let output = Box::new(captured.clone());
         let progress = Arc::new(NoProgress);
-        let verbosity = Verbosity::Normal;
-        let sink =
-            ConsoleSink { format, verbosity, least, train_iters: 20, progress, bar: None, output, lost_lines: 0 };
+        let (verbosity, width): (_, fn() -> usize) = (Verbosity::Normal, || 79);
+        let sink = ConsoleSink {
+            format,
+            verbosity,
+            least,
+            train_iters: 20,
+            progress,
+            bar: None,
+            output,
+            width,
+            lost_lines: 0,
+        };
         (sink, captured)
     }
 
@@ -280,8 +267,8 @@ mod tests {
             vec![
                 Figure::new("loss_scale", "", "Scale", 1.0).line(9, "loss scale: 1.0".into()).json(3, "loss_scale"),
                 Figure::new("loss", "", "Loss", 5.5).of_interval().line(4, "lm loss: 5.5".into()).json(7, "lm loss"),
-                Figure::new(TFLOPS, "TFLOP/s", "Pace", 12.34).of_interval(),
-                Figure::new(MILLISECONDS, "milliseconds", "Pace", 250.0).of_interval(),
+                Figure::new("interval_tflops_per_device", "TFLOP/s", "Pace", 12.34).of_interval(),
+                Figure::new("elapsed_ms_per_iteration", "milliseconds", "Pace", 250.0).of_interval(),
                 Figure::new("seconds", "seconds", "Time", 0.5).file(),
             ]
         };

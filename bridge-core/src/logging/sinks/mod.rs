@@ -1,22 +1,26 @@
 //! The sinks that recipes can ask for, a file each. A new one is a file with `open`, and its line in `RECIPE`.
 
 mod console;
+mod lines;
 mod metrics_jsonl;
 mod plot;
 mod progress_log;
 mod prometheus;
 mod rank_log;
 mod tensorboard;
+mod train_log;
 
 use super::sink::{OpenError, Opened, Sink, SinkContext};
 
-pub use console::{ConsoleSink, LogFormat, Verbosity, timestamp};
+pub use console::{ConsoleSink, LogFormat, Verbosity};
+pub use lines::timestamp;
 pub use rank_log::RankLog;
 
 /// Opens a sink where the recipe asks for it.
 type Open = fn(&SinkContext) -> Opened;
 
-const RECIPE: &[Open] = &[prometheus::open, metrics_jsonl::open, tensorboard::open, progress_log::open, plot::open];
+const RECIPE: &[Open] =
+    &[prometheus::open, metrics_jsonl::open, tensorboard::open, progress_log::open, plot::open, train_log::open];
 
 /// Opens the sinks that the recipe asks for.
 ///

@@ -4,7 +4,7 @@ use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::path::PathBuf;
 
-use super::console::human_line;
+use super::lines::message;
 use crate::config::RunConfig;
 use crate::logging::record::LogLevel;
 use crate::logging::sink::{Sink, SinkError};
@@ -36,6 +36,6 @@ impl Sink for RankLog {
             fs::create_dir_all(folder)?;
         }
         let mut file = OpenOptions::new().create(true).append(true).open(&self.path)?;
-        Ok(file.write_all((human_line(level, text) + "\n").as_bytes())?)
+        Ok(file.write_all((message(level, text) + "\n").as_bytes())?)
     }
 }

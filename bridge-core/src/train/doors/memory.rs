@@ -1,6 +1,7 @@
 //! The memory of all ranks: figures with each console line and where TensorBoard shows them, and the lines that `logger.log_memory_interval` asks
 //! for. After the first report of a run, each rank has a line of its own.
 
+use crate::logging::numbers::gibibytes;
 use crate::logging::{Figure, GIB, MemoryOfRanks, format_memory_report};
 use crate::train::report::{StepReport, is_reported_every};
 use crate::train::subsystem::{RunContext, Subsystem, Verdict};
@@ -54,7 +55,8 @@ impl Subsystem for MemoryOfRun {
         let speakers = memory.speakers();
         if is_first || is_asked && speakers.len() > 1 {
             for (rank, memory) in speakers {
-                verdict = verdict.note(format_memory_report(rank, iteration, &memory.metrics()));
+                let report = format_memory_report(rank, iteration, &memory.metrics());
+                verdict = if is_asked { verdict.note(report) } else { verdict.detail(report) };
             }
         }
         Ok(verdict)
@@ -74,6 +76,7 @@ fn figures(memory: &MemoryOfRanks) -> Vec<Figure> {
         figures.push(
             bytes("memory_bytes", "Memory of the process", now)
                 .line(150, format!("memory (GiB): {:.2} (peak {:.2})", gib(now), gib(peak)))
+                .short(50, 30, gibibytes(now))
                 .json(160, "memory_bytes"),
         );
         figures.push(bytes("peak_memory_bytes", "Most memory the process had", peak).json(161, "peak_memory_bytes"));
@@ -83,6 +86,7 @@ fn figures(memory: &MemoryOfRanks) -> Vec<Figure> {
         figures.push(
             bytes("device_memory_bytes", "Memory of the device in use", used)
                 .line(160, format!("device memory (GiB): {:.2} (reserved {:.2})", gib(used), gib(reserved)))
+                .short(51, 35, format!("device {}", gibibytes(used)))
                 .json(170, "device_memory_bytes"),
         );
         figures.push(

@@ -85,7 +85,7 @@ impl Doors {
             verdict = Verdict::default();
             verdicts.into_iter().for_each(|other| verdict.join(other));
         }
-        verdict.notes.iter().for_each(|note| run.note(note));
+        run.tell(&verdict);
         Ok(verdict)
     }
 

@@ -13,14 +13,17 @@ use super::TrainError;
 use super::report::{EvaluationReport, GlobalState, StepReport};
 use crate::checkpoint::{SaveReport, TrainState};
 use crate::config::{self, RunConfig};
+use crate::logging::numbers::grouped;
+use crate::logging::terminal::coloured_output;
 use crate::logging::{
     ConsoleSink, LogFormat, LogLevel, NoProgress, Occasion, ProgressMode, ProgressSink, RankLog, RunEnd, RunStart,
     SaveRecord, SaveStage, Sink, SinkContext, SinkError, Split, Verbosity, open_sinks, timestamp,
 };
+use crate::optim::ModelSize;
 
 /// Where console lines go.
 pub enum Console {
-    /// Text on standard output.
+    /// Text on standard output: lines that fit where that is a terminal, and full lines elsewhere.
     Human,
     /// One JSON object a line on standard output.
     Json,
@@ -52,6 +55,14 @@ impl Outputs {
         for sink in &mut self.sinks {
             if let Err(error) = sink.on_line(level, text) {
                 // To tell it would be one more line that cannot be written.
+                let _ = self.failures.count(0, sink.name(), &error);
+            }
+        }
+    }
+
+    fn details(&mut self, text: &str) {
+        for sink in &mut self.sinks {
+            if let Err(error) = sink.on_details(text) {
                 let _ = self.failures.count(0, sink.name(), &error);
             }
         }
@@ -120,13 +131,18 @@ impl Reporter {
         self.lock().line(LogLevel::Info, text);
     }
 
+    /// Tells what people rarely read.
+    pub(super) fn details(&self, text: &str) {
+        self.lock().details(text);
+    }
+
     /// Prints a warning.
     pub(super) fn warn(&self, text: &str) {
         self.lock().line(LogLevel::Warning, text);
     }
 
     /// Says what is trained, and starts the bar.
-    pub(super) fn run_starts(&mut self, state: &GlobalState, num_parameters: u64) -> Result<(), TrainError> {
+    pub(super) fn run_starts(&mut self, state: &GlobalState, size: ModelSize) -> Result<(), TrainError> {
         if !self.is_first {
             return Ok(());
         }
@@ -135,13 +151,15 @@ impl Reporter {
             "{}: {} with {:.2} M parameters on {}, {} iterations of {} x {} tokens; logs in {}",
             config.name,
             config.model.kind,
-            num_parameters as f64 / 1e6,
+            size.parameters as f64 / 1e6,
             config.device,
             config.train.train_iters,
             config.train.global_batch_size,
             config.model.seq_length,
             config.logger.log_dir.display(),
         ));
+        let (all, trained) = (grouped(size.parameters), grouped(size.trained));
+        self.note(&format!("parameters: {all}, of which {trained} are trained; {}", config.parallel));
         if let Some(path) = &config.logger.save_config_filepath {
             write_file(path, config.to_toml().as_bytes())?;
         }
@@ -163,6 +181,9 @@ impl Reporter {
         if self.is_first {
             let record = self.recorder.step(state, step);
             self.lock().serve(step.iteration, |sink| sink.on_record(&record));
+            if let Some(expected) = self.recorder.time_expected(step) {
+                self.note(&expected);
+            }
         }
     }
 
@@ -219,10 +240,14 @@ impl Reporter {
 
 /// The console of rank 0, and where it shows progress.
 fn open_console(config: &RunConfig, console: Console, verbosity: Verbosity) -> (Arc<dyn ProgressSink>, Box<dyn Sink>) {
+    use std::io::{IsTerminal, sink, stdout};
+
+    let short = stdout().is_terminal() && verbosity != Verbosity::Verbose;
     let (format, output, silent): (_, Box<dyn std::io::Write + Send>, bool) = match console {
-        Console::Human => (LogFormat::Human, Box::new(std::io::stdout()), false),
-        Console::Json => (LogFormat::Json, Box::new(std::io::stdout()), false),
-        Console::Silent => (LogFormat::Human, Box::new(std::io::sink()), true),
+        Console::Human if short => (LogFormat::Short, Box::new(coloured_output()), false),
+        Console::Human => (LogFormat::Human, Box::new(stdout()), false),
+        Console::Json => (LogFormat::Json, Box::new(stdout()), false),
+        Console::Silent => (LogFormat::Human, Box::new(sink()), true),
         Console::Writer(output) => (LogFormat::Human, output, true),
     };
     let progress: Arc<dyn ProgressSink> = match config.logger.progress {

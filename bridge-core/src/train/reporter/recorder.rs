@@ -4,11 +4,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::config::RunConfig;
+use crate::logging::numbers::{duration, significant, with_prefix};
 use crate::logging::{
     Figure, IntervalLosses, MetricValue, Occasion, Record, RecordKind, RuntimeReport, StepOutcome, ThroughputWindow,
-    TrainingLog, clock, perplexity, report_l2_norm_grad, scientific,
+    TrainingLog, perplexity, report_l2_norm_grad, scientific,
 };
 use crate::schedule::tflops_per_device;
+use crate::train::forward_step::LM_LOSS;
 use crate::train::report::{EvaluationReport, GlobalState, StepReport, is_reported_every};
 
 /// Sums since the last console line.
@@ -29,6 +31,8 @@ pub(super) struct Recorder {
     start_iteration: u64,
     /// Samples trained on by this run: those of iterations that are skipped take no time.
     trained_samples: u64,
+    /// Steps of this run.
+    steps: u64,
 }
 
 impl Recorder {
@@ -40,6 +44,7 @@ impl Recorder {
             started: Instant::now(),
             start_iteration: 0,
             trained_samples: 0,
+            steps: 0,
             config: Arc::clone(config),
         }
     }
@@ -51,6 +56,17 @@ impl Recorder {
         self.start_iteration = state.train_state.step;
         self.throughput.push(0.0, 0);
         self.started = Instant::now();
+    }
+
+    /// How long the run will take, once that is known: after the second step of a run that has more, because the first one makes ready what
+    /// later ones find ready.
+    pub(super) fn time_expected(&mut self, step: &StepReport) -> Option<String> {
+        self.steps += 1;
+        let left = (self.config.train.train_iters as u64).saturating_sub(step.iteration);
+        (self.steps == 2 && left > 0).then(|| {
+            let total = self.started.elapsed().as_secs_f64() + left as f64 * step.seconds;
+            format!("time expected: {} for {left} more iterations, evaluations not counted", duration(total))
+        })
     }
 
     /// The record of a step that `state` already counts.
@@ -108,6 +124,7 @@ impl Recorder {
                     .file()
                     .board("learning-rate")
                     .line(40, format!("learning rate: {}", scientific(learning_rate)))
+                    .short(20, 50, format!("lr {:>7}", significant(learning_rate, 3)))
                     .json(90, "learning_rate"),
             ),
             step.decoupled_learning_rate.map(|rate| {
@@ -121,6 +138,7 @@ impl Recorder {
                     .file_as(grad_norm as f32)
                     .board("grad-norm")
                     .line(80, format!("grad norm: {grad_norm:.3}"))
+                    .short(30, 40, format!("norm {:>4}", significant(grad_norm, 3)))
                     .json(100, "grad_norm"),
             ),
             step.params_norm.map(|norm| {
@@ -128,6 +146,7 @@ impl Recorder {
                     .file()
                     .board("params-norm")
                     .line(100, format!("params norm: {norm:.3}"))
+                    .short(80, 10, format!("params {}", significant(norm, 5)))
                     .json(110, "params_norm")
             }),
             step.num_zeros.map(|zeros| {
@@ -135,6 +154,7 @@ impl Recorder {
                     .file()
                     .board("num-zeros")
                     .line(90, format!("num zeros: {zeros}"))
+                    .short(81, 8, format!("{} zeros", with_prefix(zeros as f64)))
                     .json(140, "num_zeros")
             }),
             Some(match logger.log_loss_scale_to_tensorboard {
@@ -255,13 +275,17 @@ impl Recorder {
                 .json(20, "elapsed_ms_per_iteration"),
             figure("skipped_iterations", "", "Steps that updated nothing", losses.skipped_iterations.into())
                 .line(110, format!("number of skipped iterations: {:3}", losses.skipped_iterations))
+                .short(90, 80, trouble(losses.skipped_iterations, "skipped"))
                 .json(50, "skipped_iterations"),
             figure("nan_iterations", "", "Steps with a loss that is not finite", losses.nan_iterations.into())
                 .line(120, format!("number of nan iterations: {:3}", losses.nan_iterations))
+                .short(91, 75, trouble(losses.nan_iterations, "not finite"))
                 .json(60, "nan_iterations"),
         ];
         figures.extend(losses.averages.into_iter().map(|(name, loss)| {
-            figure("mean_losses", "", "Mean of each loss over the steps that updated something", loss.into())
+            let mean =
+                figure("mean_losses", "", "Mean of each loss over the steps that updated something", loss.into());
+            short_loss(mean, &name, loss)
                 .label("name", name.clone())
                 .line(60, format!("{name}: {}", scientific(loss)))
                 .json(70, name)
@@ -270,6 +294,7 @@ impl Recorder {
             figures.push(
                 figure("interval_tflops_per_device", "TFLOP/s", "Mean model TFLOP/s per device", tflops.into())
                     .line(30, format!("throughput per GPU (TFLOP/s/GPU): {tflops:.1}"))
+                    .short(45, 25, format!("{} TFLOP/s", significant(tflops, 3)))
                     .json(80, "tflops_per_device"),
             );
         }
@@ -280,11 +305,13 @@ impl Recorder {
             figures.push(
                 figure("interval_tokens_per_second", "", "Mean of the tokens per second", tokens.into())
                     .line(140, format!("tokens per second: {tokens:.0}"))
+                    .short(40, 60, format!("{:>5} tok/s", with_prefix(tokens)))
                     .json(120, "tokens_per_second"),
             );
             figures.push(
                 figure("time_left", "seconds", "Time that is left at this pace", left.into())
-                    .line(170, format!("time left: {}", clock(left)))
+                    .line(170, format!("time left: {}", duration(left)))
+                    .short(60, 70, format!("{} left", duration(left)))
                     .json(130, "seconds_left"),
             );
         }
@@ -308,11 +335,15 @@ impl Recorder {
         let (split, consumed_samples) = (report.split.name(), state.train_state.consumed_train_samples);
         let mut figures: Vec<Figure> = [
             report.loss().map(|loss| Figure::new("loss", "", "Loss of the language model", loss).file()),
-            report.perplexity().map(|value| Figure::new("perplexity", "", "Its exponential", value).file()),
+            report.perplexity().map(|value| {
+                let perplexity = format!("perplexity {}", significant(value, 5));
+                Figure::new("perplexity", "", "Its exponential", value).file().short(20, 50, perplexity)
+            }),
             report.bits_per_byte.map(|bits| {
                 Figure::new("bits_per_byte", "", "Bits per byte of text", bits)
                     .file()
                     .line(20, format!("bits per byte: {bits:.4}"))
+                    .short(30, 60, format!("{} bits per byte", significant(bits, 5)))
             }),
             Some(Figure::new("num_samples", "samples", "Samples of the evaluation", report.num_samples).file()),
             Some(Figure::new("consumed_samples", "samples", "Samples trained on", consumed_samples).counter().file()),
@@ -324,7 +355,7 @@ impl Recorder {
             let loss = ratio.value();
             let (value, exponential) = (scientific(loss), scientific(perplexity(loss)));
             figures.push(
-                Figure::new("losses", "", "Each loss by name", loss)
+                short_loss(Figure::new("losses", "", "Each loss by name", loss), name, loss)
                     .label("name", name)
                     .board(format!("{name} {split}"))
                     .line(10, format!("{name} value: {value} | {name} PPL: {exponential}")),
@@ -340,6 +371,21 @@ impl Recorder {
         let kind = RecordKind::Evaluation(report.split, occasion);
         Record { kind, iteration: report.iteration, consumed_samples, ends_interval: false, figures }
     }
+}
+
+/// A loss in its column of the short line: that of the language model first, others by name behind it.
+fn short_loss(figure: Figure, name: &str, loss: f64) -> Figure {
+    let value = significant(loss, 5);
+    if name == LM_LOSS {
+        figure.short(10, 90, format!("loss {value:>6}"))
+    } else {
+        figure.short(11, 20, format!("{name} {value}"))
+    }
+}
+
+/// The column of steps that went wrong; empty where none did.
+fn trouble(count: u64, what: &str) -> String {
+    if count > 0 { format!("{count} {what}") } else { String::new() }
 }
 
 /// The gradient norm of each parameter, and of all, where they were computed.
@@ -366,6 +412,7 @@ fn routers(step: &StepReport, each_layer: bool) -> Vec<Figure> {
                 .file()
                 .board("moe/tokens_per_expert/min")
                 .line(130, format!("tokens per expert: {least} to {most}"))
+                .short(82, 9, format!("experts {least} to {most}"))
                 .json(150, "tokens_per_expert_min"),
         );
         figures.push(

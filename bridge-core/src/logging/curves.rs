@@ -1,0 +1,95 @@
+//! Curves as they are drawn: smoothed, and thinned to what a picture can show. Drawing itself is in `chart`.
+
+/// Points in the order of their first coordinate.
+pub type Curve = Vec<(f64, f64)>;
+
+/// A moving fit of straight lines, applied twice so that it rolls off softly: a point becomes the value there of the line through the points
+/// around it. Where there are as many on both sides that is their mean. Towards the ends the window keeps its size and lies on one side, so
+/// that the curve neither lags behind a falling loss nor follows the last point: it ends where the losses end.
+pub fn smooth(curve: &[(f64, f64)]) -> Curve {
+    let half_width = (curve.len() / 60).clamp(2, 100);
+    let pass = |curve: &[(f64, f64)]| -> Curve {
+        // Sums of y and of place * y, before each point.
+        let mut sums = vec![(0.0, 0.0)];
+        sums.extend(curve.iter().enumerate().scan((0.0, 0.0), |sum, (place, (_, y))| {
+            *sum = (sum.0 + y, sum.1 + place as f64 * y);
+            Some(*sum)
+        }));
+        let size = (2 * half_width + 1).min(curve.len());
+        let fitted = |(i, (x, _)): (usize, &(f64, f64))| {
+            let start = i.saturating_sub(half_width).min(curve.len() - size);
+            let (before, after) = (sums[start], sums[start + size]);
+            let n = size as f64;
+            let middle = start as f64 + (n - 1.0) / 2.0;
+            let mean = (after.0 - before.0) / n;
+            // The places of a window are as far apart as those of any other of its size: their variance is known.
+            let variance = (n * n - 1.0) / 12.0;
+            let covariance = (after.1 - before.1) / n - middle * mean;
+            let slope = if size > 1 { covariance / variance } else { 0.0 };
+            (*x, mean + slope * (i as f64 - middle))
+        };
+        curve.iter().enumerate().map(fitted).collect()
+    };
+    pass(&pass(curve))
+}
+
+/// Points that a curve is drawn with at most: more than the picture has columns show nothing more.
+const DRAWN_POINTS: usize = 2000;
+
+/// A curve of at most about [`DRAWN_POINTS`] points: of each stretch the least and the largest value, in their order.
+pub fn thinned(curve: &[(f64, f64)]) -> Curve {
+    let stretch = curve.len().div_ceil(DRAWN_POINTS / 2);
+    if stretch <= 2 {
+        return curve.to_vec();
+    }
+    let ends = |points: &[(f64, f64)]| -> Curve {
+        let by_value = |a: &&(f64, f64), b: &&(f64, f64)| a.1.total_cmp(&b.1);
+        let ends = points.iter().min_by(by_value).into_iter().chain(points.iter().max_by(by_value));
+        let mut ends: Curve = ends.copied().collect();
+        ends.sort_by(|a, b| a.0.total_cmp(&b.0));
+        ends
+    };
+    curve.chunks(stretch).flat_map(ends).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn smoothing_averages_without_lag() {
+        let line: Curve = (0..300).map(|i| (f64::from(i), 9.0 - 0.01 * f64::from(i))).collect();
+        let noisy: Curve = line.iter().enumerate().map(|(i, (x, y))| (*x, y + [0.1, -0.1][i % 2])).collect();
+        for (i, (smoothed, exact)) in smooth(&noisy).iter().zip(&line).enumerate() {
+            let tolerance = if (10..290).contains(&i) { 0.01 } else { 0.06 };
+            assert!((smoothed.1 - exact.1).abs() < tolerance, "{i}: {} {}", smoothed.1, exact.1);
+        }
+        assert_eq!(smooth(&[]), []);
+        assert_eq!(smooth(&[(1.0, 5.0)]), [(1.0, 5.0)]);
+    }
+
+    #[test]
+    fn the_smoothed_curve_does_not_follow_the_last_value() {
+        for length in [10, 30, 300, 3000] {
+            let mut curve: Curve = (0..length).map(|i| (f64::from(i), 3.0)).collect();
+            let last = curve.len() - 1;
+            curve[last].1 = 2.0;
+            let smoothed = smooth(&curve);
+            assert_eq!(smoothed.len(), curve.len(), "it ends where the losses end");
+            let window = (2 * (curve.len() / 60).clamp(2, 100) + 1) as f64;
+            // A fit of straight lines through n points takes about 4 / n of the last one, twice applied no more.
+            let taken = 3.0 - smoothed[last].1;
+            assert!(taken > 0.0 && taken < 4.5 / window, "{length}: {taken}");
+        }
+    }
+
+    #[test]
+    fn thinned_curves_keep_their_extremes() {
+        let curve: Curve = (0..100_000).map(|i| (f64::from(i), f64::from(i % 1000))).collect();
+        let ends = |curve: &[(f64, f64)]| curve.iter().fold((1e9_f64, 0.0_f64), |(a, b), p| (a.min(p.1), b.max(p.1)));
+        let thin = thinned(&curve);
+        assert_eq!(ends(&thin), ends(&curve));
+        assert!(thin.len() <= DRAWN_POINTS && thin.is_sorted_by_key(|point| point.0), "{}", thin.len());
+        assert_eq!(thinned(&curve[..100]), curve[..100]);
+    }
+}

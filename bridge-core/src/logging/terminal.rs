@@ -1,0 +1,213 @@
+//! What fits a terminal: its width and colours, messages folded at words, columns of which the least important give way. What is shown, and
+//! when, others decide.
+
+use std::io::{self, Write};
+
+use anstream::{AutoStream, ColorChoice};
+use anstyle::{AnsiColor, Style};
+use console::{Term, measure_text_width};
+
+use super::record::LogLevel;
+
+/// Width where the system does not say: that of terminals since there are any.
+const USUAL: usize = 80;
+/// What narrower terminals are taken for. Their lines wrap.
+const LEAST: usize = 20;
+
+/// Cells that a line may take on a terminal: `COLUMNS` if it is set, else what the system says of `term`. The last one stays free, because
+/// some terminals wrap when it is written.
+fn usable(term: &Term) -> usize {
+    let given = std::env::var("COLUMNS").ok().and_then(|columns| columns.trim().parse().ok()).filter(|n| *n > 0);
+    let asked = || term.size_checked().map(|(_, columns)| usize::from(columns)).filter(|n| *n > 0);
+    given.or_else(asked).unwrap_or(USUAL).max(LEAST) - 1
+}
+
+/// Cells that a line may take on standard output.
+pub fn output_width() -> usize {
+    usable(&Term::stdout())
+}
+
+/// Cells that a bar may take on standard error: it is drawn again and again, for which the terminal's own width counts too.
+pub(super) fn bar_width() -> usize {
+    let term = Term::stderr();
+    usable(&term).min(usize::from(term.size().1).max(LEAST) - 1)
+}
+
+/// When colours are used, as `cargo` has it: `CARGO_TERM_COLOR` if it is `always` or `never`, else on terminals, unless `NO_COLOR` or
+/// `CLICOLOR=0` say otherwise.
+pub fn colours() -> ColorChoice {
+    match std::env::var("CARGO_TERM_COLOR").as_deref() {
+        Ok("always") => ColorChoice::Always,
+        Ok("never") => ColorChoice::Never,
+        Ok(_) | Err(_) => ColorChoice::Auto,
+    }
+}
+
+/// Standard output, which takes colours where [`colours`] wants them and drops them elsewhere.
+pub fn coloured_output() -> impl Write + Send {
+    AutoStream::new(io::stdout(), colours())
+}
+
+/// Whether bars on standard error have colours.
+pub(super) fn colours_bars() -> bool {
+    match colours() {
+        ColorChoice::Auto => AutoStream::choice(&io::stderr()) != ColorChoice::Never,
+        choice => choice != ColorChoice::Never,
+    }
+}
+
+/// What words at the head of a line look like.
+pub(super) fn style(level: LogLevel) -> Style {
+    match level {
+        LogLevel::Debug => Style::new().dimmed(),
+        LogLevel::Info => AnsiColor::Green.on_default().bold(),
+        LogLevel::Warning => AnsiColor::Yellow.on_default().bold(),
+        LogLevel::Error => AnsiColor::Red.on_default().bold(),
+    }
+}
+
+/// `text` in `style`.
+pub(super) fn painted(style: Style, text: &str) -> String {
+    format!("{style}{text}{style:#}")
+}
+
+/// A text whose lines take at most `width` cells: longer ones go on in lines that are indented by two cells more. Words longer than a line
+/// are cut, behind a `/` where there is one. Tabs become spaces, and other control characters are left out.
+pub fn folded(text: &str, width: usize) -> String {
+    let lines: Vec<String> = text.lines().flat_map(|line| folded_line(line, width.max(2))).collect();
+    lines.join("\n")
+}
+
+fn folded_line(line: &str, width: usize) -> Vec<String> {
+    let line: String = line.replace('\t', "    ").chars().filter(|c| !c.is_control()).collect();
+    if measure_text_width(&line) <= width {
+        return vec![line];
+    }
+    let indent = line.len() - line.trim_start().len();
+    // A line that is indented by half the width has no room to be indented further.
+    let indent = if indent + 2 > width / 2 { 0 } else { indent };
+    let mut lines = vec![" ".repeat(indent)];
+    for word in line.trim_start().split_inclusive(' ') {
+        for piece in pieces(word, width - indent - 2) {
+            let last = lines.last_mut().expect("there is a first line");
+            if measure_text_width(&format!("{last}{}", piece.trim_end())) > width && !last.trim_start().is_empty() {
+                lines.push(" ".repeat(indent + 2) + piece);
+            } else {
+                last.push_str(piece);
+            }
+        }
+    }
+    lines.iter().map(|line| line.trim_end().to_owned()).collect()
+}
+
+/// A word in pieces of at most `width` cells, cut behind a `/` where there is one.
+fn pieces(word: &str, width: usize) -> Vec<&str> {
+    let mut pieces = Vec::new();
+    let mut rest = word;
+    while measure_text_width(rest.trim_end()) > width {
+        let (mut end, mut slash) = (0, None);
+        for (at, character) in rest.char_indices() {
+            let next = at + character.len_utf8();
+            // One character is taken even where it is too wide: the text has to end.
+            if measure_text_width(&rest[..next]) > width && at > 0 {
+                break;
+            }
+            end = next;
+            slash = if character == '/' { Some(end) } else { slash };
+        }
+        let (piece, after) = rest.split_at(slash.unwrap_or(end));
+        pieces.push(piece);
+        rest = after;
+    }
+    pieces.push(rest);
+    pieces
+}
+
+/// A part of a line that people see on a terminal.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Column {
+    /// What is printed.
+    pub text: String,
+    /// Of two columns the one with the smaller weight gives way where a line has no room for both.
+    pub weight: u8,
+}
+
+/// The columns that fit into `width` cells behind `head`, which is cut only where it is alone: with two spaces between them, with one, and
+/// then without the columns of the least weight.
+pub fn in_columns(head: &str, columns: &[Column], width: usize) -> String {
+    let mut kept: Vec<&Column> = columns.iter().filter(|column| !column.text.is_empty()).collect();
+    let line = |kept: &[&Column], gap: &str| {
+        let texts: Vec<&str> = std::iter::once(head)
+            .chain(kept.iter().map(|column| column.text.as_str()))
+            .filter(|t| !t.is_empty())
+            .collect();
+        texts.join(gap)
+    };
+    let fits = |line: &String| measure_text_width(line) <= width;
+    let wide = line(&kept, "  ");
+    if fits(&wide) {
+        return wide;
+    }
+    loop {
+        let narrow = line(&kept, " ");
+        if fits(&narrow) {
+            return narrow;
+        }
+        let lightest = (0..kept.len()).min_by_key(|place| (kept[*place].weight, usize::MAX - place));
+        match lightest {
+            Some(place) => kept.remove(place),
+            None => return console::truncate_str(head, width, "").into_owned(),
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn column(text: &str, weight: u8) -> Column {
+        Column { text: text.into(), weight }
+    }
+
+    #[test]
+    fn light_columns_give_way() {
+        let columns = [column("loss 5.5", 9), column("memory", 1), column("left", 5)];
+        assert_eq!(in_columns("10", &columns, 80), "10  loss 5.5  memory  left");
+        assert_eq!(in_columns("10", &columns, 23), "10 loss 5.5 memory left");
+        assert_eq!(in_columns("10", &columns, 22), "10 loss 5.5 left");
+        assert_eq!(in_columns("10", &columns, 12), "10 loss 5.5");
+        assert_eq!(in_columns("1000000", &columns, 5), "10000");
+    }
+
+    #[test]
+    fn long_lines_are_folded_at_words_and_in_paths() {
+        assert_eq!(folded("one two three", 8), "one two\n  three");
+        assert_eq!(folded("  in a list of words", 14), "  in a list of\n    words");
+        assert_eq!(folded("see runs/of/mine/now", 12), "see runs/of/\n  mine/now");
+        assert_eq!(folded("a\tb\u{1b}[1mc\n\nd", 80), "a    b[1mc\n\nd");
+    }
+
+    proptest! {
+        #[test]
+        fn no_line_is_wider_than_asked(text in "\\PC{0,200}( [a-z/]{0,60}){0,9}", width in 20_usize..200) {
+            let folded = folded(&text, width);
+            for line in folded.lines() {
+                prop_assert!(measure_text_width(line) <= width, "{line:?} of {width}");
+            }
+            let letters = |text: &str| text.chars().filter(|c| !c.is_whitespace() && !c.is_control()).collect::<String>();
+            prop_assert_eq!(letters(&folded), letters(&text));
+        }
+
+        #[test]
+        fn columns_fit_whatever_they_are(
+            head in "\\PC{0,40}",
+            columns in proptest::collection::vec(("\\PC{0,30}", 0_u8..255), 0..12),
+            width in 1_usize..200,
+        ) {
+            let columns: Vec<Column> = columns.iter().map(|(text, weight)| column(text, *weight)).collect();
+            prop_assert!(measure_text_width(&in_columns(&head, &columns, width)) <= width);
+        }
+    }
+}
