@@ -8,6 +8,13 @@ use console::{measure_text_width, strip_ansi_codes};
 
 /// Runs `bridge train` with `arguments` on a terminal of `columns` columns; returns what appeared there.
 fn on_terminal(folder: &Path, columns: usize, arguments: &[&str]) -> String {
+    let (text, succeeded) = seen_with(folder, columns, arguments, &[]);
+    assert!(succeeded, "{text}");
+    text
+}
+
+/// The same with variables of the environment; also whether it succeeded.
+fn seen_with(folder: &Path, columns: usize, arguments: &[&str], variables: &[(&str, &str)]) -> (String, bool) {
     let words: Vec<String> = arguments.iter().map(|word| format!("'{word}'")).collect();
     let line = format!("stty cols {columns}; '{}' train {}", program().display(), words.join(" "));
     let output = Command::new("script")
@@ -15,13 +22,12 @@ fn on_terminal(folder: &Path, columns: usize, arguments: &[&str]) -> String {
         .env("COLUMNS", columns.to_string())
         .env_remove("NO_COLOR")
         .env("TERM", "xterm-256color")
+        .envs(variables.iter().copied())
         .current_dir(folder)
         .stdin(Stdio::null())
         .output()
         .expect("script starts");
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{text}");
-    text
+    (String::from_utf8_lossy(&output.stdout).into_owned(), output.status.success())
 }
 
 fn recipe(name: &str) -> String {
@@ -106,6 +112,36 @@ fn numbers_of_any_size_fit() {
     let seen = on_terminal(folder.path(), 80, &[&[recipe("tiny.toml").as_str()][..], &wild].concat());
     assert_fits(&seen, 80);
     assert!(seen.contains("nan") && seen.contains("not finite") && seen.contains(" left"), "{seen}");
+}
+
+#[test]
+fn errors_and_warnings_fit_and_have_colours_as_cargo_has_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let tiny = recipe("tiny.toml");
+    let wrong =
+        [tiny.as_str(), "dataset.kind=gpt", "dataset.data_path=a/folder/that/is/nowhere/and/has/a/rather/long/name"];
+    // A colour is an escape sequence that ends with m.
+    let has_colours = |text: &str| {
+        text.split("\u{1b}[")
+            .skip(1)
+            .any(|rest| rest.trim_start_matches(|c: char| c.is_ascii_digit() || c == ';').starts_with('m'))
+    };
+    for (variables, coloured) in [
+        (&[][..], true),
+        (&[("NO_COLOR", "1")][..], false),
+        (&[("CARGO_TERM_COLOR", "never")], false),
+        (&[("NO_COLOR", "1"), ("CARGO_TERM_COLOR", "always")], true),
+    ] {
+        let (text, succeeded) = seen_with(folder.path(), 60, &wrong, variables);
+        assert!(!succeeded && text.contains("error"), "{text}");
+        assert_fits(&text, 60);
+        assert_eq!(has_colours(&text), coloured, "{variables:?}: {text:?}");
+        let quick = ["train.train_iters=2", "train.num_threads=1", "logger.log_interval=1"];
+        let (text, succeeded) = seen_with(folder.path(), 60, &[&[tiny.as_str()], &quick[..]].concat(), variables);
+        assert!(succeeded, "{text}");
+        assert_fits(&text, 60);
+        assert_eq!(has_colours(&text), coloured, "{variables:?}: {text:?}");
+    }
 }
 
 /// What a run that trains nothing much says, in a pipe.

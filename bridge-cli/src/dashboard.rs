@@ -136,15 +136,15 @@ impl Subsystem for Dashboard {
         Ok(Verdict::default())
     }
 
-    fn on_evaluation(&mut self, _run: &mut RunContext, report: &EvaluationReport) -> Result<(), TrainError> {
-        let Some(renderer) = &mut self.renderer else { return Ok(()) };
+    fn on_evaluation(&mut self, _run: &mut RunContext, report: &EvaluationReport) -> Result<Verdict, TrainError> {
+        let Some(renderer) = &mut self.renderer else { return Ok(Verdict::default()) };
         if let Some(loss) = report.loss() {
             renderer.update_valid(LOSS.point(f64::from(loss)));
         }
         if let Some(bits) = report.bits_per_byte {
             renderer.update_valid(BITS_PER_BYTE.point(bits));
         }
-        Ok(())
+        Ok(Verdict::default())
     }
 
     fn after_save(&mut self, _run: &mut RunContext, _folder: &Path) -> Result<(), TrainError> {

@@ -4,6 +4,7 @@ use std::fmt::Display;
 use std::path::Path;
 
 use bridge_core::config::ConfigErrors;
+use bridge_core::logging::terminal::complain;
 use bridge_core::train::TrainError;
 use serde_json::{Value, json};
 
@@ -57,9 +58,9 @@ impl Failure {
     pub fn print(&self, form: ErrorForm) {
         match self {
             _ if form == ErrorForm::Json => line(&self.to_json().to_string()),
-            Self::Config(errors) => eprintln!("{errors}"),
-            Self::Input(message) | Self::Run(message) => eprintln!("error: {message}"),
-            Self::Stopped(message, _) => eprintln!("{message}"),
+            Self::Config(errors) => complain(&errors.to_string()),
+            Self::Input(message) | Self::Run(message) => complain(&format!("error: {message}")),
+            Self::Stopped(message, _) => complain(message),
         }
     }
 }

@@ -19,7 +19,7 @@ use speech::{ErrorForm, Speech};
 
 use failure::Failure;
 
-use commands::{bench, config, convert, data, eval, generate, plan, tokenizer, train, verify};
+use commands::{bench, config, convert, data, eval, generate, plan, runs, tokenizer, train, verify};
 
 /// Training steps reuse large buffers instead of requesting them from the kernel each time.
 #[global_allocator]
@@ -59,6 +59,9 @@ enum Command {
     Convert(convert::Command),
     /// Compare a Hugging Face folder's model with reference values.
     Verify(verify::Arguments),
+    /// List, compare and plot runs, from their files.
+    #[command(subcommand)]
+    Runs(runs::Command),
     /// Measure training steps of a preset.
     Bench(bench::Arguments),
 }
@@ -104,6 +107,7 @@ fn main() -> ExitCode {
         Command::Tokenizer(command) => tokenizer::run(&command, &speech),
         Command::Convert(command) => convert::run(&command, &speech),
         Command::Verify(arguments) => verify::run(&arguments),
+        Command::Runs(command) => runs::run(&command),
         Command::Bench(arguments) => bench::run(&arguments),
     };
     match result {

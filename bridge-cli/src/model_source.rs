@@ -3,8 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use bridge_core::checkpoint::{Checkpoint, CheckpointError, CheckpointStore, LoadRequest, Resolution};
+use bridge_core::checkpoint::{Checkpoint, CheckpointError, CheckpointStore, LoadRequest, Resolution, named};
 use bridge_core::config::{Format, RawConfig};
+use bridge_core::logging::terminal::complain;
 use bridge_core::model::{BuildContext, ModelChunk, Parallel, Stage};
 use bridge_core::train::load_parameters;
 use bridge_data::tokenizer::{HuggingFaceTokenizer, NullTokenizer, Tokenizer};
@@ -73,13 +74,14 @@ fn open_hugging_face(folder: &Path, device: &Device) -> Result<LoadedModel, Fail
 
 /// Opens the newest checkpoint of a folder, or the one at `path`.
 pub fn open_checkpoint(path: &Path) -> Result<Checkpoint, Failure> {
+    let path = &named(path.to_owned()).map_err(Failure::input)?;
     if !path.exists() {
         return Err(Failure::input(format!("{}: there is no such file or folder", path.display())));
     }
     match CheckpointStore::open(path).and_then(|s| s.resolve(&LoadRequest::default())).map_err(name_a_folder)? {
         Resolution::Found(found) => {
             if !found.report.is_empty() {
-                eprintln!("{}", found.report);
+                complain(&found.report.to_string());
             }
             Ok(found.checkpoint)
         }

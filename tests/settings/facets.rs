@@ -261,7 +261,9 @@ fn without_numbers(line: &str) -> String {
         }
     }
     // The sign of an exponent is between two numbers.
-    shape.replace("#+#", "#").replace("#-#", "#")
+    let shape = shape.replace("#+#", "#").replace("#-#", "#");
+    // How long something takes may need one unit or two.
+    ["# d # h", "# h # min", "# min # s"].iter().fold(shape, |shape, time| shape.replace(time, "# s"))
 }
 
 /// The files of a run, below its folder, sorted, in names that runs share.

@@ -87,7 +87,7 @@ fn import(folder: &Path, output: &Path, speech: &Speech) -> Result<u8, Failure> 
         }
     }
     let snapshot = Snapshot {
-        run: RunFiles { train_state: TrainState::default(), run_config: raw.to_toml(), files },
+        run: RunFiles { train_state: TrainState::default(), best: None, run_config: raw.to_toml(), files },
         groups: vec![TensorGroup { name: "model".into(), tensors }],
     };
     let options = SaveOptions { producer: concat!("bridge ", env!("CARGO_PKG_VERSION")).into(), ..Default::default() };

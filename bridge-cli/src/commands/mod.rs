@@ -9,6 +9,7 @@ pub mod eval;
 pub mod generate;
 pub mod mpi;
 pub mod plan;
+pub mod runs;
 mod split_name;
 mod text_input;
 mod text_sequences;

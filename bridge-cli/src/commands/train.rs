@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use bridge_core::config::{RawConfig, RunConfig, World};
 use bridge_core::train::{
-    Console, ExitReason, RunOptions, RunReport, TrainError, WatchSignals, over_devices, pretrain, process_groups,
-    rank_timeout, run_on_threads,
+    Console, ExitReason, LearningRateSweep, RunOptions, RunReport, TrainError, WatchSignals, over_devices, pretrain,
+    process_groups, rank_timeout, run_on_threads, sweeping_recipe,
 };
 use bridge_data::tokenizer::Tokenizer;
 use bridge_dist::comm::{Communicator, Group};
@@ -56,6 +56,9 @@ pub struct Arguments {
     /// Compute device, instead of the recipe's: flex, cuda, wgpu or vulkan.
     #[arg(long)]
     device: Option<String>,
+    /// Instead of training, find a learning rate: a sweep over many, with the recipe's model and data. No checkpoint is written.
+    #[arg(long)]
+    find_lr: bool,
     /// Display during training.
     #[arg(long, value_enum, default_value = "plain")]
     ui: Ui,
@@ -106,7 +109,9 @@ impl Arguments {
 
     /// The configuration for a world of `ranks` ranks.
     fn load(&self, ranks: usize) -> Result<RunConfig, Failure> {
-        Ok(self.read()?.finalize(&World { size: ranks })?)
+        let (raw, world) = (self.read()?, World { size: ranks });
+        let config = raw.finalize(&world)?;
+        if self.find_lr { Ok(sweeping_recipe(&raw, &config).finalize(&world)?) } else { Ok(config) }
     }
 
     /// Runs the process of one rank; returns its exit code.
@@ -178,6 +183,9 @@ impl Arguments {
         options.started = started;
         options.verbosity = speech.verbosity();
         options.signals = WatchSignals::Process;
+        if self.find_lr {
+            options.subsystems.push(Box::new(LearningRateSweep::default()));
+        }
         if self.json {
             options.console = Console::Json;
         }
@@ -191,7 +199,7 @@ impl Arguments {
     /// Finishes the run on rank 0: prints a sample, if the recipe asks for one. Returns the exit code.
     fn after(&self, report: &RunReport) -> Result<u8, Failure> {
         let generate = &report.run.config.generate;
-        if report.reason == ExitReason::Completed
+        if report.reason.is_end()
             && let Some(prompt) = &generate.prompt
         {
             let device = report.run.device().clone().without_autodiff();

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::checksum::Checksum;
-use super::layout::{JOURNAL_FILE, LATEST_FILE, METADATA_FILE};
+use super::layout::{BEST_FILE, JOURNAL_FILE, LATEST_FILE, METADATA_FILE};
 use super::tensor::DType;
 
 /// One thing that is wrong with one checkpoint folder. `file` is relative to that folder.
@@ -268,6 +268,12 @@ pub enum CheckpointError {
         /// Checkpoints newer than the latest one, which may belong to an abandoned run and are only used on request.
         newer: Vec<u64>,
     },
+    /// Nothing says which checkpoint is the best.
+    #[error("{}: {BEST_FILE} names no checkpoint; checkpoint.keep_best = true writes it while training", .root.display())]
+    NoBest {
+        /// The folder of checkpoints.
+        root: PathBuf,
+    },
     /// The requested iteration was never saved, or has been deleted.
     #[error("{} has no checkpoint of iteration {step}; there are: {}", .root.display(), list(.available))]
     StepNotFound {
@@ -383,6 +389,7 @@ impl CheckpointError {
         matches!(
             self,
             Self::NotAFolder { .. }
+                | Self::NoBest { .. }
                 | Self::StepNotFound { .. }
                 | Self::UnknownTensor { .. }
                 | Self::TensorMismatch { .. }

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::checksum::{Checksum, SealError, seal, unseal};
 use super::error::CheckpointError;
 use super::fsio::replace_file;
-use super::layout::{JOURNAL_FILE, LATEST_FILE};
+use super::layout::{BEST_FILE, JOURNAL_FILE, LATEST_FILE};
 
 /// The content of the pointer file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,10 +49,16 @@ pub(super) enum JournalState {
 }
 
 pub(super) fn read_pointer(root: &Path) -> Result<Pointer, CheckpointError> {
-    Ok(match read_if_there(&root.join(LATEST_FILE))? {
-        None => Pointer::Missing,
-        Some(bytes) => parse_pointer(&bytes),
-    })
+    pointer_in(&root.join(LATEST_FILE))
+}
+
+/// The checkpoint with the lowest validation loss.
+pub(super) fn read_best(root: &Path) -> Result<Pointer, CheckpointError> {
+    pointer_in(&root.join(BEST_FILE))
+}
+
+fn pointer_in(path: &Path) -> Result<Pointer, CheckpointError> {
+    Ok(read_if_there(path)?.map_or(Pointer::Missing, |bytes| parse_pointer(&bytes)))
 }
 
 /// Accepts exactly what [`write_pointer`] and Megatron write: digits, and optionally one line feed.
@@ -71,6 +77,11 @@ fn parse_pointer(bytes: &[u8]) -> Pointer {
 
 pub(super) fn write_pointer(root: &Path, iteration: u64) -> Result<(), CheckpointError> {
     replace_file(&root.join(LATEST_FILE), format!("{iteration}\n").as_bytes())
+}
+
+/// Names the checkpoint with the lowest validation loss.
+pub(super) fn write_best(root: &Path, iteration: u64) -> Result<(), CheckpointError> {
+    replace_file(&root.join(BEST_FILE), format!("{iteration}\n").as_bytes())
 }
 
 pub(super) fn read_journal(root: &Path) -> Result<JournalState, CheckpointError> {

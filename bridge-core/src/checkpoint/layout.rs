@@ -8,6 +8,8 @@ pub const RUN_CONFIG_FILE: &str = "run_config.toml";
 pub const TRAIN_STATE_FILE: &str = "train_state.json";
 /// The file of a root that names, as a decimal number, the iteration to resume from.
 pub const LATEST_FILE: &str = "latest_checkpointed_iteration.txt";
+/// The file of a root that names, as a decimal number, the iteration with the lowest validation loss, which is never deleted.
+pub const BEST_FILE: &str = "best_checkpointed_iteration.txt";
 /// The file of a root that records the state of the last save.
 pub const JOURNAL_FILE: &str = "checkpoint_journal.json";
 /// The extension of shard files.
@@ -60,7 +62,7 @@ pub(super) fn parse_root_name(name: &str) -> RootName {
         return RootName::Displaced(iteration);
     }
     let in_the_making = name.strip_prefix(STAGING_PREFIX);
-    let root_file = in_the_making.is_some_and(|rest| rest == LATEST_FILE || rest == JOURNAL_FILE);
+    let root_file = in_the_making.is_some_and(|rest| rest == LATEST_FILE || rest == BEST_FILE || rest == JOURNAL_FILE);
     let folder = in_the_making.or_else(|| name.strip_prefix(TRASH_PREFIX)).and_then(parse_iteration).is_some();
     if root_file || folder { RootName::Leftover } else { RootName::Other }
 }

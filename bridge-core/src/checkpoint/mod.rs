@@ -13,6 +13,7 @@
 //!     train_state.json                   counters and the state of scheduler, RNG, loss scaler ...
 //!     ...                                tokenizer files and other small files, all checksummed
 //!   latest_checkpointed_iteration.txt    decimal step of the checkpoint to resume from
+//!   best_checkpointed_iteration.txt      decimal step of the checkpoint with the lowest validation loss, which is never deleted
 //!   checkpoint_journal.json              state of the last save; distinguishes an interrupted save from a damaged pointer
 //!   .tmp-iter_0000200/                   a save in progress, or the remains of a killed one; never read
 //!   .old-iter_0000100/                   the checkpoint being replaced, on file systems that cannot swap two folders
@@ -75,7 +76,9 @@ mod tests;
 pub use async_saver::AsyncSaver;
 pub use checksum::Checksum;
 pub use error::{CheckpointError, Damage, DamagedCheckpoint, RootFault, SkippedCheckpoint};
-pub use layout::{JOURNAL_FILE, LATEST_FILE, METADATA_FILE, RUN_CONFIG_FILE, TRAIN_STATE_FILE, iteration_folder_name};
+pub use layout::{
+    BEST_FILE, JOURNAL_FILE, LATEST_FILE, METADATA_FILE, RUN_CONFIG_FILE, TRAIN_STATE_FILE, iteration_folder_name,
+};
 pub use local::{Cut, LocalLayout};
 pub use metadata::{FORMAT_VERSION, FileRecord, Metadata, SliceRecord, TensorRecord};
 pub use progress::{ProgressFn, SaveProgress};
@@ -85,7 +88,7 @@ pub use retention::RetentionPolicy;
 pub use shard::{WrittenShard, WrittenTensor};
 pub use sharded::ShardedWriter;
 pub use snapshot::{RunFiles, ShardTensor, Snapshot, TensorGroup};
-pub use store::{CheckpointStore, CheckpointSummary};
+pub use store::{CheckpointStore, CheckpointSummary, named};
 pub use tensor::{DType, Element, HostTensor};
 pub use together::{Verifier, look_together};
 pub use train_state::TrainState;

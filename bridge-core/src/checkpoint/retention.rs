@@ -5,12 +5,12 @@ use std::path::Path;
 
 use super::error::CheckpointError;
 use super::fsio::{remove_all, rename_durably};
-use super::journal::Pointer;
+use super::journal::{Pointer, read_best};
 use super::layout::trash_name;
 use super::store::RootState;
 use super::verify::{Verification, verify_folder};
 
-/// How many checkpoints are kept. The checkpoint that the pointer names and the last intact one are always kept.
+/// How many checkpoints are kept. The latest, the one with the lowest validation loss and the last intact one are always kept.
 /// Checkpoints newer than the latest, which a run that went back has abandoned, are neither counted nor deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RetentionPolicy {
@@ -46,14 +46,15 @@ impl RetentionPolicy {
     }
 
     /// Those of `iterations` (ascending) that may be deleted, oldest first.
-    fn disposable(&self, iterations: &[u64], latest: u64) -> Vec<u64> {
+    fn disposable(&self, iterations: &[u64], latest: u64, best: Option<u64>) -> Vec<u64> {
         let Some(k) = self.most_recent_k else {
             return Vec::new();
         };
         let past: Vec<u64> = iterations.iter().copied().filter(|&iteration| iteration <= latest).collect();
         let retained = |iteration: u64| self.save_retain_interval.is_some_and(|i| iteration.is_multiple_of(i.get()));
         let old = &past[..past.len().saturating_sub(k.get())];
-        old.iter().copied().filter(|&iteration| iteration != latest && !retained(iteration)).collect()
+        let pointed_to = |iteration: u64| iteration == latest || Some(iteration) == best;
+        old.iter().copied().filter(|&iteration| !pointed_to(iteration) && !retained(iteration)).collect()
     }
 }
 
@@ -69,8 +70,14 @@ pub(super) fn prune(
     let Pointer::Iteration(latest) = state.pointer else {
         return Ok(Vec::new());
     };
+    let best = match read_best(root)? {
+        Pointer::Iteration(best) => Some(best),
+        Pointer::Missing => None,
+        // It is unknown which one is the best.
+        Pointer::Garbage(_) => return Ok(Vec::new()),
+    };
     let iterations: Vec<u64> = state.entries.keys().copied().collect();
-    let mut disposable = policy.disposable(&iterations, latest);
+    let mut disposable = policy.disposable(&iterations, latest, best);
     if disposable.is_empty() {
         return Ok(disposable);
     }
@@ -102,7 +109,7 @@ mod tests {
     use super::*;
 
     fn disposable(k: i64, interval: Option<u64>, latest: u64) -> Vec<u64> {
-        RetentionPolicy::new(k, interval).unwrap().disposable(&[0, 10, 20, 30, 40, 50], latest)
+        RetentionPolicy::new(k, interval).unwrap().disposable(&[0, 10, 20, 30, 40, 50], latest, None)
     }
 
     #[test]
@@ -126,6 +133,13 @@ mod tests {
         assert_eq!(disposable(1, None, 20), [0, 10]);
         assert_eq!(disposable(2, None, 20), [0]);
         assert_eq!(disposable(1, None, 0), [0u64; 0]);
+    }
+
+    #[test]
+    fn the_best_stays() {
+        let policy = RetentionPolicy::new(1, None).unwrap();
+        assert_eq!(policy.disposable(&[10, 20, 30], 30, Some(10)), [20]);
+        assert_eq!(policy.disposable(&[10, 20, 30], 30, Some(99)), [10, 20]);
     }
 
     #[test]

@@ -12,6 +12,8 @@ use super::train_state::TrainState;
 pub struct RunFiles {
     /// The train state of the run; its `step` names the checkpoint.
     pub train_state: TrainState,
+    /// The iteration with the lowest validation loss of those saved in this root, this one included; `None` where none is kept for that.
+    pub best: Option<u64>,
     /// The resolved configuration, as TOML.
     pub run_config: String,
     /// Other small files by name, `/` between folders: those of the tokenizer, for example.

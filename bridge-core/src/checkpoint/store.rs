@@ -8,8 +8,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::error::{CheckpointError, Damage, DamagedCheckpoint, SkippedCheckpoint};
 use super::fsio::FileId;
-use super::journal::{JournalState, Pointer, read_journal, read_pointer};
-use super::layout::{METADATA_FILE, RootName, iteration_folder_name, parse_iteration, parse_root_name};
+use super::journal::{JournalState, Pointer, read_best, read_journal, read_pointer};
+use super::layout::{LATEST_FILE, METADATA_FILE, RootName, iteration_folder_name, parse_iteration, parse_root_name};
 use super::reader::Checkpoint;
 use super::verify::{Verification, verify_folder};
 
@@ -119,13 +119,13 @@ impl CheckpointSummary {
 }
 
 impl CheckpointStore {
-    /// Opens `path`: a root with `iter_` folders, or one such folder under any name. A path that does not exist counts as an
-    /// empty root.
+    /// Opens `path`: a root with `iter_` folders, or one such folder under any name, also as [`named`] has it. A path that does not exist
+    /// counts as an empty root.
     ///
     /// # Errors
     /// If `path` is not a folder, or is a dangling link.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self, CheckpointError> {
-        let path = path.into();
+        let path = named(path.into())?;
         let named_like_one = path.file_name().and_then(|name| name.to_str()).and_then(parse_iteration).is_some();
         let place = match fs::metadata(&path) {
             Ok(metadata) if !metadata.is_dir() => return Err(CheckpointError::NotAFolder { path }),
@@ -183,6 +183,28 @@ impl CheckpointStore {
 
     pub(super) fn step_not_found(&self, step: u64, available: Vec<u64>) -> CheckpointError {
         CheckpointError::StepNotFound { root: self.path().to_owned(), step, available }
+    }
+}
+
+/// What `ROOT/best` and `ROOT/latest` stand for where there is no such folder: the checkpoint with the lowest validation loss, and the root
+/// itself, of which the latest checkpoint is taken. All other paths stand for themselves.
+///
+/// # Errors
+/// If the root does not say which one is the best, or cannot be read.
+pub fn named(path: PathBuf) -> Result<PathBuf, CheckpointError> {
+    let (Some(root), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str())) else {
+        return Ok(path);
+    };
+    // Only a folder with checkpoints has one of these; elsewhere they are names like all others.
+    if !matches!(name, "best" | "latest") || fs::symlink_metadata(&path).is_ok() || !root.join(LATEST_FILE).is_file() {
+        return Ok(path);
+    }
+    if name == "latest" {
+        return Ok(root.to_owned());
+    }
+    match read_best(root)? {
+        Pointer::Iteration(best) => Ok(root.join(iteration_folder_name(best))),
+        Pointer::Missing | Pointer::Garbage(_) => Err(CheckpointError::NoBest { root: root.to_owned() }),
     }
 }
 

@@ -14,7 +14,7 @@ use super::error::CheckpointError;
 use super::fsio::{
     FileWriter, create_folder_durably, exists, parent_of, remove_all, rename_durably, swap, sync_folder,
 };
-use super::journal::{Journal, Pointer, read_pointer, write_journal, write_pointer};
+use super::journal::{Journal, Pointer, read_best, read_pointer, write_best, write_journal, write_pointer};
 use super::layout::{
     METADATA_FILE, RUN_CONFIG_FILE, RootName, TRAIN_STATE_FILE, displaced_name, file_name_problem,
     iteration_folder_name, parse_root_name, staging_name,
@@ -159,6 +159,7 @@ impl CheckpointWriter {
     ) -> Result<SaveReport, CheckpointError> {
         let outcome = staging.complete(run, shards).and_then(|(checksum, bytes)| {
             self.make_latest(&staging, checksum)?;
+            self.mark_best(run.best)?;
             Ok(bytes)
         });
         let bytes = outcome.inspect_err(|_| staging.discard())?;
@@ -181,6 +182,19 @@ impl CheckpointWriter {
     /// If the disk reports an error.
     pub fn prune(&self) -> Result<Vec<u64>, CheckpointError> {
         prune(&self.root, &self.options.retention, None)
+    }
+
+    /// Points to the best checkpoint, if it is here: a run that goes on elsewhere has left it behind.
+    fn mark_best(&self, best: Option<u64>) -> Result<(), CheckpointError> {
+        match best {
+            Some(best)
+                if read_best(&self.root)? != Pointer::Iteration(best)
+                    && exists(&self.root.join(iteration_folder_name(best)))? =>
+            {
+                write_best(&self.root, best)
+            }
+            Some(_) | None => Ok(()),
+        }
     }
 
     /// Gives a complete folder its name and updates the pointer. Killed at any line, this leaves a state from which `resolve`

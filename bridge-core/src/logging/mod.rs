@@ -12,6 +12,7 @@ mod progress;
 mod rank_timers;
 mod record;
 mod report;
+pub mod runs;
 mod sink;
 mod sinks;
 pub mod tensorboard;
@@ -24,8 +25,8 @@ pub use memory::{DeviceMemory, HostMemory, MemoryOfRanks, RankMemory};
 pub use progress::{NoProgress, PlainProgress, ProgressHandle, ProgressMode, ProgressSink, ProgressTask};
 pub use rank_timers::RankTimers;
 pub use record::{
-    Figure, FigureKind, LogLevel, Occasion, Part, Record, RecordKind, RunEnd, RunStart, SaveRecord, SaveStage, Scope,
-    Split, Tag,
+    Ending, Figure, FigureKind, LogLevel, Occasion, Part, Record, RecordKind, RunEnd, RunStart, SaveRecord, SaveStage,
+    Scope, Split, Tag,
 };
 pub use report::{RuntimeReport, ThroughputWindow, format_memory_report, report_l2_norm_grad};
 pub use sink::{OpenError, Opened, Sink, SinkContext, SinkError};

@@ -300,9 +300,22 @@ pub struct SaveRecord {
     pub tokens: u64,
 }
 
+/// How a run ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// With its last iteration, or because a subsystem said that training is over.
+    Finished,
+    /// On the way, as it was asked to, for this reason.
+    Stopped(String),
+    /// With this error.
+    Failed(String),
+}
+
 /// The end of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunEnd {
+    /// How it ended.
+    pub ending: Ending,
     /// Iterations done.
     pub iteration: u64,
     /// What sinks before this one could not write.

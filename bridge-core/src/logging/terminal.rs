@@ -1,7 +1,7 @@
 //! What fits a terminal: its width and colours, messages folded at words, columns of which the least important give way. What is shown, and
 //! when, others decide.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 
 use anstream::{AutoStream, ColorChoice};
 use anstyle::{AnsiColor, Style};
@@ -57,7 +57,7 @@ pub(super) fn colours_bars() -> bool {
 }
 
 /// What words at the head of a line look like.
-pub(super) fn style(level: LogLevel) -> Style {
+fn style(level: LogLevel) -> Style {
     match level {
         LogLevel::Debug => Style::new().dimmed(),
         LogLevel::Info => AnsiColor::Green.on_default().bold(),
@@ -69,6 +69,30 @@ pub(super) fn style(level: LogLevel) -> Style {
 /// `text` in `style`.
 pub(super) fn painted(style: Style, text: &str) -> String {
     format!("{style}{text}{style:#}")
+}
+
+/// Writes `text` and a newline to standard error: as it is, but on a terminal folded to its width, and with `error` and `warning` at the
+/// head of a line in colour.
+pub fn complain(text: &str) {
+    let stderr = io::stderr();
+    let fitted =
+        if stderr.is_terminal() { highlighted(&folded(text, usable(&Term::stderr()))) } else { text.to_owned() };
+    // There is nobody left to tell that this failed.
+    let _ = writeln!(AutoStream::new(stderr.lock(), colours()), "{fitted}");
+}
+
+/// The lines of `text`, those that begin with a level with that in its colour.
+pub(super) fn highlighted(text: &str) -> String {
+    let line = |line: &str| {
+        let levels = [LogLevel::Warning, LogLevel::Error];
+        let head =
+            |level: &LogLevel| line.strip_prefix(level.to_string().as_str()).filter(|rest| rest.starts_with(':'));
+        match levels.iter().find_map(|level| Some((*level, head(level)?))) {
+            Some((level, rest)) => painted(style(level), &level.to_string()) + rest,
+            None => line.to_owned(),
+        }
+    };
+    text.lines().map(line).collect::<Vec<_>>().join("\n")
 }
 
 /// A text whose lines take at most `width` cells: longer ones go on in lines that are indented by two cells more. Words longer than a line
@@ -179,6 +203,15 @@ mod tests {
         assert_eq!(in_columns("10", &columns, 22), "10 loss 5.5 left");
         assert_eq!(in_columns("10", &columns, 12), "10 loss 5.5");
         assert_eq!(in_columns("1000000", &columns, 5), "10000");
+    }
+
+    #[test]
+    fn levels_at_the_head_of_lines_have_colours() {
+        let text = "error: one\n  --> warning: two\nwarning: three\nerrors: four";
+        let coloured = highlighted(text);
+        assert_eq!(anstream::adapter::strip_str(&coloured).to_string(), text);
+        let plain: Vec<bool> = coloured.lines().zip(text.lines()).map(|(a, b)| a == b).collect();
+        assert_eq!(plain, [false, true, false, true]);
     }
 
     #[test]

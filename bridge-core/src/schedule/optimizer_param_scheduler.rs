@@ -233,6 +233,8 @@ pub struct GroupValues {
 pub struct OptimizerParamScheduler {
     pub(super) config: OptimizerParamSchedulerConfig,
     pub(super) num_steps: u64,
+    /// The learning rate of the next steps instead of the schedule's.
+    held: Option<f64>,
 }
 
 impl OptimizerParamScheduler {
@@ -242,7 +244,7 @@ impl OptimizerParamScheduler {
     /// See [`OptimizerParamSchedulerConfig::validate`].
     pub fn new(config: OptimizerParamSchedulerConfig) -> Result<Self, SchedulerError> {
         config.validate()?;
-        Ok(Self { config, num_steps: 0 })
+        Ok(Self { config, num_steps: 0, held: None })
     }
 
     /// The current parameters, after a load.
@@ -275,7 +277,21 @@ impl OptimizerParamScheduler {
 
     /// The rates of `group` for the next optimizer step.
     pub fn values(&self, group: &GroupOverrides) -> GroupValues {
-        self.values_at(self.num_steps, group)
+        let values = self.values_at(self.num_steps, group);
+        match self.held {
+            Some(held) => GroupValues { learning_rate: held * self.peak_ratio(group), ..values },
+            None => values,
+        }
+    }
+
+    /// Holds the learning rate at `learning_rate`, whatever the schedule says; that of groups with a peak of their own in proportion.
+    pub fn hold(&mut self, learning_rate: f64) {
+        self.held = Some(learning_rate);
+    }
+
+    /// The peak of a group as a multiple of the schedule's.
+    fn peak_ratio(&self, group: &GroupOverrides) -> f64 {
+        group.max_lr.map(|peak| peak / self.config.max_lr).filter(|ratio| ratio.is_finite()).unwrap_or(1.0)
     }
 
     /// The rates of `group` for the optimizer step that starts after `num_steps` samples.

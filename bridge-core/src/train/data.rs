@@ -16,6 +16,7 @@ use super::registry::{DatasetFactoryContext, DatasetRegistry};
 use super::text::{PreparedText, TextWatch, prepare_text};
 use super::token_bytes::TokenBytes;
 use crate::config::{ConfigError, DataloaderType, ErrorKind, RunConfig};
+use crate::logging::terminal::complain;
 use crate::logging::{ProgressSink, Split};
 
 /// Tokenizer, datasets and loaders of a run.
@@ -114,7 +115,7 @@ struct Narrator {
 impl BuildObserver for Narrator {
     fn on_event(&self, event: &BuildEvent) {
         if matches!(event, BuildEvent::CacheRejected { .. } | BuildEvent::CacheNotWritten { .. }) {
-            self.progress.suspend(&mut || eprintln!("warning: {event}"));
+            self.progress.suspend(&mut || complain(&format!("warning: {event}")));
         }
     }
 }

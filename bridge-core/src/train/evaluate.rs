@@ -79,10 +79,11 @@ pub(super) fn evaluate_at(run: &mut TrainingRun, split: Split, occasion: Occasio
         Some(nats / std::f64::consts::LN_2 / bytes as f64)
     });
     let iteration = run.state.train_state.step;
-    let report = EvaluationReport { split, iteration, losses, num_samples, bits_per_byte };
-    run.outputs.reporter.evaluation(&run.state, &report, occasion);
+    let report = EvaluationReport { split, occasion, iteration, losses, num_samples, bits_per_byte };
+    run.outputs.reporter.evaluation(&run.state, &report);
     let (doors, mut context) = run.doors();
-    doors.on_evaluation(&mut context, &report)?;
+    let asked = doors.on_evaluation(&mut context, &report)?;
+    run.asked.join(asked);
     if split == Split::Valid {
         run.last_validation = Some(report.clone());
     }

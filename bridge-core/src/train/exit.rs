@@ -6,11 +6,12 @@ use super::exit_reason::ExitReason;
 use super::run::TrainingRun;
 use super::subsystem::Verdict;
 
-/// Saves a checkpoint where one is due, or `verdict` asks for it, and says whether to stop. Saves at most once.
+/// Saves a checkpoint where one is due, or `verdict` or an evaluation asks for it, and says whether to stop. Saves at most once.
 pub(super) fn checkpoint_and_decide_exit(
     run: &mut TrainingRun,
-    verdict: Verdict,
+    mut verdict: Verdict,
 ) -> Result<Option<ExitReason>, TrainError> {
+    verdict.join(std::mem::take(&mut run.asked));
     let step = run.state.train_state.step;
     let due = |interval: Option<usize>| interval.is_some_and(|n| step.is_multiple_of(n as u64));
     let reason = run.exits.requested(&run.config, &run.groups)?;

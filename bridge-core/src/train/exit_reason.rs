@@ -7,6 +7,8 @@ use crate::resilience::Signal;
 pub enum ExitReason {
     /// All iterations are done.
     Completed,
+    /// A subsystem has ended training before the last iteration, for this reason.
+    Over(String),
     /// A watched signal arrived.
     Signal(Signal),
     /// The cancel handle was used.
@@ -22,10 +24,15 @@ pub enum ExitReason {
 }
 
 impl ExitReason {
+    /// Whether training has come to its end, rather than stopped on the way.
+    pub fn is_end(&self) -> bool {
+        matches!(self, Self::Completed | Self::Over(_))
+    }
+
     /// Exit code of the process: 0, 16 or 17 from the rerun state machine, what a subsystem asks for, 128 + n after signal n.
     pub fn exit_code(&self) -> i32 {
         match self {
-            Self::Completed | Self::Cancelled | Self::Duration(_) | Self::Interval(_) => 0,
+            Self::Completed | Self::Over(_) | Self::Cancelled | Self::Duration(_) | Self::Interval(_) => 0,
             Self::Signal(signal) => signal.exit_code(),
             Self::Rerun(code) | Self::Subsystem(code, _) => *code,
         }
@@ -36,6 +43,7 @@ impl std::fmt::Display for ExitReason {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Completed => f.write_str("training is done"),
+            Self::Over(why) => write!(f, "training is done: {why}"),
             Self::Signal(signal) => write!(f, "exiting program after receiving {}", signal.name()),
             Self::Cancelled => f.write_str("exiting because the run was cancelled"),
             Self::Duration(minutes) => write!(f, "exiting program after {minutes:.1} minutes"),

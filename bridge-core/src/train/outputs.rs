@@ -8,7 +8,7 @@ use super::report::GlobalState;
 use super::reporter::Reporter;
 use super::{TrainError, ranks};
 use crate::checkpoint::SaveReport;
-use crate::logging::SaveStage;
+use crate::logging::{Ending, SaveStage};
 
 /// Where this rank writes.
 pub(super) struct Outputs {
@@ -35,12 +35,12 @@ impl Outputs {
     }
 
     /// Waits for saves and writes what is left to write. The run's folders are free for others then.
-    pub fn finish(&mut self, state: &GlobalState, groups: &ProcessGroups) -> Result<(), TrainError> {
+    pub fn finish(&mut self, state: &GlobalState, groups: &ProcessGroups, ending: Ending) -> Result<(), TrainError> {
         let saved = self.saver.as_mut().map_or(Ok(None), Saver::finish);
         if let Ok(report) = &saved {
             self.saved_in_background(state, groups, report.as_ref());
         }
-        self.reporter.finish(state);
+        self.reporter.finish(state, ending);
         self.lock = None;
         Ok(saved.map(drop)?)
     }

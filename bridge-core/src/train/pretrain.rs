@@ -11,7 +11,7 @@ use super::threads::in_own_pool;
 use super::train_loop::{make_up_for_validation, train};
 use crate::checkpoint::TrainState;
 use crate::config::RunConfig;
-use crate::logging::{Occasion, Split};
+use crate::logging::{Ending, Occasion, Split};
 
 /// What became of a run.
 #[derive(Debug)]
@@ -51,7 +51,12 @@ fn pretrain_here(config: RunConfig, options: RunOptions) -> Result<RunReport, Tr
         run.outputs.reporter.fail(error);
     }
     // Logs and saves are brought to an end whatever happened; the first error is the one to tell.
-    let finished = run.outputs.finish(&run.state, &run.groups);
+    let ending = match &outcome {
+        Ok((reason, ..)) if reason.is_end() => Ending::Finished,
+        Ok((reason, ..)) => Ending::Stopped(reason.to_string()),
+        Err(error) => Ending::Failed(error.to_string()),
+    };
+    let finished = run.outputs.finish(&run.state, &run.groups, ending);
     let (reason, validation, test) = outcome?;
     finished?;
     Ok(RunReport { reason, train_state: run.state.train_state.clone(), validation, test, run })
@@ -72,7 +77,7 @@ fn train_and_evaluate(run: &mut TrainingRun) -> Result<Outcome, TrainError> {
     } else {
         train(run)?
     };
-    if reason != ExitReason::Completed {
+    if !reason.is_end() {
         return Ok((reason, None, None));
     }
     let (validation, stopped) = match run.state.train_state.do_valid {

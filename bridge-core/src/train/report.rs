@@ -8,7 +8,7 @@ use super::forward_step::{LM_LOSS, Losses};
 use super::routers::RouterReport;
 use crate::checkpoint::TrainState;
 use crate::config::RunConfig;
-use crate::logging::{Figure, Split, perplexity};
+use crate::logging::{Figure, Occasion, Split, perplexity};
 use crate::optim::ReductionTimes;
 use crate::resilience::Learning;
 
@@ -80,6 +80,8 @@ impl StepReport {
 pub struct EvaluationReport {
     /// The split.
     pub split: Split,
+    /// When it took place.
+    pub occasion: Occasion,
     /// Steps trained so far.
     pub iteration: u64,
     /// Losses by name.

@@ -12,7 +12,7 @@ use super::exits::Exits;
 use super::inputs::Inputs;
 use super::outputs::Outputs;
 use super::report::{EvaluationReport, GlobalState, StepReport};
-use super::subsystem::RunContext;
+use super::subsystem::{RunContext, Verdict};
 use super::training::{HeldBytes, Training};
 use crate::config::RunConfig;
 use crate::model::ModelChunk;
@@ -32,6 +32,8 @@ pub struct TrainingRun {
     pub(super) doors: Doors,
     pub(super) exits: Exits,
     pub(super) timers: Arc<Timers>,
+    /// What subsystems asked for at evaluations since the last look at exits.
+    pub(super) asked: Verdict,
     /// The last evaluation of the validation split.
     pub(super) last_validation: Option<EvaluationReport>,
 }

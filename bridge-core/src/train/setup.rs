@@ -26,7 +26,7 @@ use super::report::GlobalState;
 use super::reporter::{Console, Reporter};
 use super::run::TrainingRun;
 use super::step::schedule_overrides;
-use super::subsystem::Subsystem;
+use super::subsystem::{Subsystem, Verdict};
 use super::text::check_source;
 use super::training::Training;
 use super::{TrainError, ranks, set_num_threads, vocabulary};
@@ -147,6 +147,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
         state: GlobalState { config: Arc::clone(&config), train_state: TrainState::default() },
         groups: options.groups,
         last_validation: None,
+        asked: Verdict::default(),
         training,
         exits,
         timers,

@@ -60,12 +60,17 @@ pub trait Subsystem: Send {
         Ok(Verdict::default())
     }
 
-    /// An evaluation is done and reported.
+    /// An evaluation is done and reported. What the verdict asks for is done when the step before it is over; after training, nothing is.
     ///
     /// # Errors
     /// They end the run.
-    fn on_evaluation(&mut self, _run: &mut RunContext, _report: &EvaluationReport) -> Result<(), TrainError> {
-        Ok(())
+    fn on_evaluation(&mut self, _run: &mut RunContext, _report: &EvaluationReport) -> Result<Verdict, TrainError> {
+        Ok(Verdict::default())
+    }
+
+    /// Why training is over, though iterations are left; asked before each of them. Then comes what comes after the last iteration.
+    fn is_over(&self, _state: &GlobalState) -> Option<String> {
+        None
     }
 
     /// A checkpoint is about to be made. What is put into `state`, under a key of the subsystem's own, comes back in
@@ -183,6 +188,11 @@ impl RunContext<'_> {
     /// The device of this rank, with autodiff.
     pub fn device(&self) -> &Device {
         &self.training.device
+    }
+
+    /// Holds the learning rate of the next steps at `learning_rate`, whatever the schedule says. All ranks hold the same one.
+    pub fn hold_learning_rate(&mut self, learning_rate: f64) {
+        self.training.scheduler.hold(learning_rate);
     }
 
     /// Prints a line; on rank 0 only.

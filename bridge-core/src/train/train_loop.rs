@@ -38,7 +38,12 @@ fn train_steps(run: &mut TrainingRun) -> Result<ExitReason, TrainError> {
     if let Some(reason) = make_up_for_validation(run)? {
         return Ok(reason);
     }
+    let mut end = ExitReason::Completed;
     while run.state.train_state.step < run.config.train.train_iters as u64 {
+        if let Some(why) = run.doors.is_over(&run.groups, &run.state)? {
+            end = ExitReason::Over(why);
+            break;
+        }
         run.outputs.poll_saves(&run.state, &run.groups)?;
         update_batch_size(run)?;
         match skip_iteration(run)? {
@@ -70,7 +75,7 @@ fn train_steps(run: &mut TrainingRun) -> Result<ExitReason, TrainError> {
     {
         save_checkpoint(run)?;
     }
-    Ok(ExitReason::Completed)
+    Ok(end)
 }
 
 /// Reports a step that is counted, with the figures of subsystems, and hears what they ask for.

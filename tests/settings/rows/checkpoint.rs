@@ -19,6 +19,7 @@ fn saves() -> Vec<Row> {
         row("checkpoint.save", &tiny(), &[AS_IT_IS, "null"]).moves("iteration"),
         row("checkpoint.save_interval", &tiny(), &[AS_IT_IS, "2"]).moves("console files"),
         row("checkpoint.most_recent_k", &often, &[AS_IT_IS, "1", "2"]).moves("console files"),
+        switch("checkpoint.keep_best", &tiny_with(&["validation.eval_interval=1"])).moves("console files state"),
         row("checkpoint.save_retain_interval", &often.with(&["checkpoint.most_recent_k=1"]), &[AS_IT_IS, "2"])
             .moves("console files"),
         row("checkpoint.save_optim", &tiny(), &[AS_IT_IS, "false"]).moves("files moments shapes slices state"),

@@ -59,7 +59,21 @@ fn exits() -> Vec<Row> {
         "rerun_state_machine.check_for_nan_in_loss=false",
     ]);
     let long = tiny_with(&["train.train_iters=3000"]);
+    // Nothing is that much better than the first evaluation.
+    let evaluated = tiny_with(&["validation.eval_interval=1", "train.train_iters=6"]);
+    let demanding = evaluated.with(&["train.early_stopping_min_delta=100"]);
     vec![
+        row("train.early_stopping_patience", &demanding, &["2", "3"])
+            .moves("iteration")
+            .holds(0, "iteration", "3")
+            .holds(1, "iteration", "4"),
+        row(
+            "train.early_stopping_min_delta",
+            &evaluated.with(&["train.early_stopping_patience=2"]),
+            &[AS_IT_IS, "100"],
+        )
+        .moves("iteration")
+        .holds(1, "iteration", "3"),
         row("train.max_consecutive_skipped_iterations", &diverging, &[AS_IT_IS, "2"])
             .moves("exit")
             .holds(1, "exit", "1"),
@@ -75,6 +89,7 @@ fn exits() -> Vec<Row> {
 }
 
 fn evaluations() -> Vec<Row> {
+    let evaluated = tiny_with(&["validation.eval_interval=1", "checkpoint.keep_best=true"]);
     let wide = tiny_with(&["validation.eval_global_batch_size=16"]);
     let no_validation = tiny_with(&["validation={}"]);
     vec![
@@ -94,6 +109,11 @@ fn evaluations() -> Vec<Row> {
             .moves("test.loss test.num_samples valid.loss valid.num_samples"),
         row("validation.eval_micro_batch_size", &wide, &["16", "1"]).moves("valid.loss"),
         switch("validation.skip_train", &tiny()).moves("iteration loss_1").holds(1, "loss_1", ""),
+        row("validation.metric", &evaluated, &[AS_IT_IS, "\"no loss\""]).moves("exit").holds(
+            1,
+            "stderr",
+            "no loss `no loss`",
+        ),
         switch("validation.full_validation", &tiny()).moves("valid.loss valid.num_samples"),
         switch("validation.full_validation", &text()).moves("valid.loss valid.num_samples"),
     ]

@@ -58,6 +58,7 @@ fn snapshot_of(step: u64, flavour: f32) -> Snapshot {
     let mut train_state = TrainState { step, consumed_train_samples: step * 8, ..TrainState::default() };
     train_state.extra.insert("scheduler".into(), serde_json::json!({"num_steps": step, "lr": 0.1 + 0.2}));
     let run = RunFiles {
+        best: None,
         train_state,
         run_config: format!("[train]\ntrain_iters = {step}\n"),
         files: BTreeMap::from([

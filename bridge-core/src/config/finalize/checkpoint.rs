@@ -32,6 +32,7 @@ fn saving_needs_a_folder(draft: &mut Draft<'_>) {
         ("checkpoint.save_retain_interval", checkpoint.save_retain_interval.is_some()),
         ("checkpoint.most_recent_k", checkpoint.most_recent_k.is_some_and(|k| k != -1)),
         ("checkpoint.async_save", checkpoint.async_save),
+        ("checkpoint.keep_best", checkpoint.keep_best),
         ("checkpoint.save_optim", !checkpoint.save_optim),
         ("checkpoint.save_rng", !checkpoint.save_rng),
         ("checkpoint.save_tokenizer_assets", !checkpoint.save_tokenizer_assets),

@@ -19,6 +19,7 @@ pub(super) fn check(draft: &mut Draft<'_>) {
         "excludes ddp.grad_reduce_in_fp32",
     );
     profiling_window(draft);
+    evaluations_are_compared(draft);
     skip_train_evaluates(draft);
     evaluation_has_data(draft);
     dependent_settings(draft);
@@ -155,6 +156,29 @@ fn skip_train_evaluates(draft: &mut Draft<'_>) {
         validation.start_eval_at_iter.is_none() || validation.eval_interval.is_some(),
         "validation.start_eval_at_iter",
         "needs validation.eval_interval",
+    );
+}
+
+/// What compares evaluations needs some between steps.
+fn evaluations_are_compared(draft: &mut Draft<'_>) {
+    let (train, validation) = (draft.recipe.train.clone(), draft.recipe.validation.clone());
+    let keeps_best = draft.recipe.checkpoint.keep_best;
+    let stops = train.early_stopping_patience.is_some();
+    let evaluates = validation.full_validation || validation.eval_iters.unwrap_or(0) > 0;
+    for (key, is_set) in [("train.early_stopping_patience", stops), ("checkpoint.keep_best", keeps_best)] {
+        let message = "needs validation.eval_interval, and validation.eval_iters or validation.full_validation";
+        draft.require(!is_set || evaluates && validation.eval_interval.is_some(), key, message);
+        draft.forbid(is_set && validation.skip_train, key, "has no effect with validation.skip_train = true");
+    }
+    draft.require(
+        stops || train.early_stopping_min_delta <= 0.0,
+        "train.early_stopping_min_delta",
+        "needs train.early_stopping_patience",
+    );
+    draft.require(
+        stops || keeps_best || validation.metric.is_none(),
+        "validation.metric",
+        "needs train.early_stopping_patience or checkpoint.keep_best: nothing else compares evaluations",
     );
 }
 

@@ -28,6 +28,8 @@ section! {
         save_retain_interval: Option<usize> = None, Limits::POSITIVE;
         /// Number of recent checkpoints to keep; -1 keeps all.
         most_recent_k: Option<i64> = Some(-1), Limits::at_least(-1.0);
+        /// Save a checkpoint after each evaluation with the lowest loss so far, and never delete the best one (ours).
+        keep_best: bool = false;
         /// Save optimizer state.
         save_optim: bool = true;
         /// Save random states.

@@ -60,6 +60,10 @@ section! {
         /// Consecutive iterations with non-finite gradients or losses after which the run fails (ours). Overflows that lower a
         /// dynamic loss scale do not count.
         max_consecutive_skipped_iterations: usize = 20, Limits::POSITIVE;
+        /// Evaluations in a row without a lower validation loss after which training ends (ours); null trains to the last iteration.
+        early_stopping_patience: Option<usize> = None, Limits::POSITIVE;
+        /// By how much a validation loss must be lower to count as such (ours).
+        early_stopping_min_delta: f64 = 0.0, Limits::at_least(0.0);
         /// Deprecated alias of `validation.eval_iters`.
         eval_iters: Option<usize> = None, Limits::SIZE_OR_ZERO;
         /// Deprecated alias of `validation.eval_interval`.
@@ -90,6 +94,8 @@ section! {
         test_mode: bool = false => no_counterpart("upstream's real-time tests during a run");
         /// Use the whole validation split once at each evaluation, whatever `eval_iters` is.
         full_validation: bool = false;
+        /// The loss by which evaluations are compared, for early stopping and the best checkpoint (ours); null is the language model's.
+        metric: Option<String> = None;
         /// A loss for each validation source.
         multiple_validation_sets: bool = false
             => not_built("a loss for each member of the validation blend; the members are mixed");

@@ -3,7 +3,7 @@
 use anstyle::{AnsiColor, Style};
 
 use crate::logging::record::{Figure, LogLevel, Occasion, Part, Record, RecordKind, Split};
-use crate::logging::terminal::{Column, folded, in_columns, painted, style};
+use crate::logging::terminal::{Column, folded, highlighted, in_columns, painted};
 
 /// Figures of an interval that the line before the log line repeats.
 const TFLOPS: &str = "interval_tflops_per_device";
@@ -25,11 +25,7 @@ pub(super) fn message(level: LogLevel, text: &str) -> String {
 /// A message in lines of at most `width` cells, its level in colour.
 pub(super) fn short_message(level: LogLevel, text: &str, width: usize) -> String {
     let lines = folded(&message(level, text), width);
-    let head = level.to_string();
-    match lines.strip_prefix(&head).filter(|_| level >= LogLevel::Warning) {
-        Some(rest) => painted(style(level), &head) + rest,
-        None => lines,
-    }
+    if level >= LogLevel::Warning { highlighted(&lines) } else { lines }
 }
 
 /// The figures that have a part of the line, in the order of these parts.

@@ -7,6 +7,7 @@ mod plot;
 mod progress_log;
 mod prometheus;
 mod rank_log;
+mod run_record;
 mod tensorboard;
 mod train_log;
 
@@ -14,13 +15,22 @@ use super::sink::{OpenError, Opened, Sink, SinkContext};
 
 pub use console::{ConsoleSink, LogFormat, Verbosity};
 pub use lines::timestamp;
+pub(super) use metrics_jsonl::read_metrics;
 pub use rank_log::RankLog;
+pub(super) use run_record::{RunRecord, read_record};
 
 /// Opens a sink where the recipe asks for it.
 type Open = fn(&SinkContext) -> Opened;
 
-const RECIPE: &[Open] =
-    &[prometheus::open, metrics_jsonl::open, tensorboard::open, progress_log::open, plot::open, train_log::open];
+const RECIPE: &[Open] = &[
+    prometheus::open,
+    metrics_jsonl::open,
+    tensorboard::open,
+    progress_log::open,
+    plot::open,
+    train_log::open,
+    run_record::open,
+];
 
 /// Opens the sinks that the recipe asks for.
 ///

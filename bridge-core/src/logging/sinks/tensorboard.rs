@@ -50,6 +50,7 @@ impl Sink for TensorBoard {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::logging::record::Ending;
     use crate::logging::tensorboard::{EventKind, read_events};
 
     fn record(iteration: u64, figures: Vec<Figure>) -> Record {
@@ -72,7 +73,8 @@ mod tests {
             ];
             sink.on_record(&record(iteration, figures)).unwrap();
         }
-        sink.on_run_end(&mut RunEnd { iteration: 2, missing: None, warnings: Vec::new() }).unwrap();
+        sink.on_run_end(&mut RunEnd { ending: Ending::Finished, iteration: 2, missing: None, warnings: Vec::new() })
+            .unwrap();
         let points: Vec<(String, i64)> = read_events(&path)
             .unwrap()
             .into_iter()

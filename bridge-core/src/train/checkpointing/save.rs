@@ -11,6 +11,7 @@ use crate::checkpoint::{
     CheckpointError, LocalLayout, RunFiles, ShardTensor, Snapshot, TensorGroup, TrainState, iteration_folder_name,
 };
 use crate::timers::TimerLevel;
+use crate::train::doors::best_of;
 use crate::train::run::TrainingRun;
 use crate::train::subsystem::saved;
 use crate::train::{TrainError, ranks, vocabulary};
@@ -111,8 +112,9 @@ fn run_files(run: &TrainingRun, state: Map<String, Value>) -> Result<RunFiles, T
     if settings.save_rng {
         extra.insert("rng".into(), serde_json::json!({ "seed": run.training.seed }));
     }
+    let best = best_of(&state);
     vocabulary::put(&run.config, &run.inputs.data, run.inputs.padded_vocab_size, extra);
     extra.extend(state);
     let files = if settings.save_tokenizer_assets { run.inputs.tokenizer_files.clone() } else { BTreeMap::new() };
-    Ok(RunFiles { train_state, run_config: run.config.to_toml(), files })
+    Ok(RunFiles { train_state, best, run_config: run.config.to_toml(), files })
 }

@@ -1,5 +1,7 @@
 //! The subsystems of a run, in their order, and how ranks agree on what they say. A new one is a file here and its line in [`Doors::new`].
 
+mod best;
+mod early_stopping;
 mod loss_watch;
 mod memory;
 mod norms;
@@ -13,9 +15,10 @@ use std::path::Path;
 use bridge_dist::mesh::ProcessGroups;
 use serde_json::{Map, Value};
 
+pub(super) use best::best_of;
 pub(super) use loss_watch::{LossWatch, NextPass};
 
-use super::report::{EvaluationReport, StepReport};
+use super::report::{EvaluationReport, GlobalState, StepReport};
 use super::subsystem::{Agreement, Loaded, RunContext, Subsystem, Verdict};
 use super::{ExitReason, TrainError, ranks};
 use crate::config::RunConfig;
@@ -49,6 +52,8 @@ impl Doors {
         ];
         subsystems.extend(own);
         subsystems.push(Box::new(stall::StallWatch::default()));
+        subsystems.push(Box::new(best::KeepBest::default()));
+        subsystems.push(Box::new(early_stopping::EarlyStopping::default()));
         subsystems.push(Box::new(synchronize::Synchronize));
         Ok(Self { losses, subsystems, compares })
     }
@@ -79,6 +84,11 @@ impl Doors {
             verdict.join(subsystem.after_step(run, step)?);
             Ok(())
         })?;
+        self.agreed(run, verdict)
+    }
+
+    /// What all ranks ask for, which is told.
+    fn agreed(&self, run: &RunContext, mut verdict: Verdict) -> Result<Verdict, TrainError> {
         let world = run.groups.world();
         if self.compares && world.size() > 1 && ranks::any(world, verdict != Verdict::default())? {
             let verdicts = ranks::gather(world, &verdict)?;
@@ -93,8 +103,23 @@ impl Doors {
         self.each(run, |subsystem, run| subsystem.on_run_start(run))
     }
 
-    pub fn on_evaluation(&mut self, run: &mut RunContext, report: &EvaluationReport) -> Result<(), TrainError> {
-        self.each(run, |subsystem, run| subsystem.on_evaluation(run, report))
+    /// What all subsystems of all ranks ask for.
+    pub fn on_evaluation(&mut self, run: &mut RunContext, report: &EvaluationReport) -> Result<Verdict, TrainError> {
+        let mut verdict = Verdict::default();
+        self.each(run, |subsystem, run| {
+            verdict.join(subsystem.on_evaluation(run, report)?);
+            Ok(())
+        })?;
+        self.agreed(run, verdict)
+    }
+
+    /// Why training is over before its last iteration, if a subsystem of any rank says so.
+    pub fn is_over(&self, groups: &ProcessGroups, state: &GlobalState) -> Result<Option<String>, TrainError> {
+        let mine = self.subsystems.iter().find_map(|subsystem| subsystem.is_over(state));
+        if !self.compares || groups.world().size() == 1 || !ranks::any(groups.world(), mine.is_some())? {
+            return Ok(mine);
+        }
+        Ok(ranks::gather(groups.world(), &mine)?.into_iter().flatten().next())
     }
 
     pub fn on_save(&mut self, run: &mut RunContext, state: &mut Map<String, Value>) -> Result<(), TrainError> {

@@ -25,6 +25,13 @@ impl Times {
     }
 }
 
+/// Times that the recipe asks for are told; those of saves and evaluations, which come unasked, are details.
+fn told(run: &RunContext, lines: &str) -> Verdict {
+    let is_asked = run.state.config.logger.timing_log_level > 0;
+    let (verdict, lines) = (Verdict::default(), lines.trim_end());
+    if is_asked { verdict.note(lines) } else { verdict.detail(lines) }
+}
+
 impl Subsystem for Times {
     fn name(&self) -> &str {
         "timers"
@@ -49,9 +56,8 @@ impl Subsystem for Times {
         Ok(())
     }
 
-    fn after_step(&mut self, _run: &mut RunContext, _step: &StepReport) -> Result<Verdict, TrainError> {
-        let lines = self.lines.take();
-        Ok(lines.map_or_else(Verdict::default, |lines| Verdict::default().note(lines.trim_end())))
+    fn after_step(&mut self, run: &mut RunContext, _step: &StepReport) -> Result<Verdict, TrainError> {
+        Ok(self.lines.take().map_or_else(Verdict::default, |lines| told(run, &lines)))
     }
 
     /// Tells the times since the last report: those of what came after it, such as the last save.
@@ -60,7 +66,7 @@ impl Subsystem for Times {
             && !run.state.config.logger.skip_train_metrics_log
             && let Some(lines) = Self::take(run)?.format(self.option, self.iterations)
         {
-            run.note(lines.trim_end());
+            run.tell(&told(run, &lines));
         }
         Ok(())
     }

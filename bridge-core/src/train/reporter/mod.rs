@@ -16,7 +16,7 @@ use crate::config::{self, RunConfig};
 use crate::logging::numbers::grouped;
 use crate::logging::terminal::coloured_output;
 use crate::logging::{
-    ConsoleSink, LogFormat, LogLevel, NoProgress, Occasion, ProgressMode, ProgressSink, RankLog, RunEnd, RunStart,
+    ConsoleSink, Ending, LogFormat, LogLevel, NoProgress, ProgressMode, ProgressSink, RankLog, RunEnd, RunStart,
     SaveRecord, SaveStage, Sink, SinkContext, SinkError, Split, Verbosity, open_sinks, timestamp,
 };
 use crate::optim::ModelSize;
@@ -195,9 +195,9 @@ impl Reporter {
     }
 
     /// Reports an evaluation.
-    pub(super) fn evaluation(&mut self, state: &GlobalState, report: &EvaluationReport, occasion: Occasion) {
+    pub(super) fn evaluation(&mut self, state: &GlobalState, report: &EvaluationReport) {
         if self.is_first {
-            let record = self.recorder.evaluation(state, report, occasion);
+            let record = self.recorder.evaluation(state, report);
             self.lock().serve(report.iteration, |sink| sink.on_record(&record));
         }
     }
@@ -224,10 +224,10 @@ impl Reporter {
     }
 
     /// Writes what is left: events and plots. Says what the logs lack.
-    pub(super) fn finish(&mut self, state: &GlobalState) {
+    pub(super) fn finish(&mut self, state: &GlobalState, ending: Ending) {
         let iteration = state.train_state.step;
         let mut outputs = self.lock();
-        let mut end = RunEnd { iteration, missing: outputs.failures.summary(), warnings: Vec::new() };
+        let mut end = RunEnd { ending, iteration, missing: outputs.failures.summary(), warnings: Vec::new() };
         let Outputs { sinks, failures } = &mut *outputs;
         for sink in sinks {
             if let Err(error) = sink.on_run_end(&mut end) {

@@ -6,8 +6,8 @@ use std::time::Instant;
 use crate::config::RunConfig;
 use crate::logging::numbers::{duration, significant, with_prefix};
 use crate::logging::{
-    Figure, IntervalLosses, MetricValue, Occasion, Record, RecordKind, RuntimeReport, StepOutcome, ThroughputWindow,
-    TrainingLog, perplexity, report_l2_norm_grad, scientific,
+    Figure, IntervalLosses, MetricValue, Record, RecordKind, RuntimeReport, StepOutcome, ThroughputWindow, TrainingLog,
+    perplexity, report_l2_norm_grad, scientific,
 };
 use crate::schedule::tflops_per_device;
 use crate::train::forward_step::LM_LOSS;
@@ -330,7 +330,7 @@ impl Recorder {
     }
 
     /// The record of an evaluation.
-    pub(super) fn evaluation(&self, state: &GlobalState, report: &EvaluationReport, occasion: Occasion) -> Record {
+    pub(super) fn evaluation(&self, state: &GlobalState, report: &EvaluationReport) -> Record {
         let logger = &self.config.logger;
         let (split, consumed_samples) = (report.split.name(), state.train_state.consumed_train_samples);
         let mut figures: Vec<Figure> = [
@@ -368,7 +368,7 @@ impl Recorder {
                 );
             }
         }
-        let kind = RecordKind::Evaluation(report.split, occasion);
+        let kind = RecordKind::Evaluation(report.split, report.occasion);
         Record { kind, iteration: report.iteration, consumed_samples, ends_interval: false, figures }
     }
 }

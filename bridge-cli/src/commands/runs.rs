@@ -1,0 +1,195 @@
+//! `bridge runs`: what runs have done, from their files: a list, a comparison, one picture of several.
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+
+use bridge_core::logging::losses::Losses;
+use bridge_core::logging::numbers::{duration, significant, with_prefix};
+use bridge_core::logging::runs::{Run, differences, find};
+use bridge_core::logging::terminal::{Column, complain, in_columns, output_width};
+use clap::{Args, Subcommand};
+use serde_json::{Value, json};
+
+use crate::failure::Failure;
+use crate::output::line;
+
+/// What to do with runs.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// List runs: state, iterations, losses, tokens, time.
+    List(Folders),
+    /// Compare runs: the settings in which they differ, and their figures side by side.
+    Compare(Folders),
+    /// Draw the losses of several runs in one picture.
+    Plot {
+        #[command(flatten)]
+        folders: Folders,
+        /// Where to write it: PATH.svg and PATH.png.
+        #[arg(long, short, default_value = "runs-loss")]
+        output: PathBuf,
+    },
+}
+
+/// Where runs are.
+#[derive(Debug, Args)]
+pub struct Folders {
+    /// Log folders of runs, or folders with such folders in them.
+    #[arg(default_value = "runs")]
+    folders: Vec<PathBuf>,
+    /// Print JSON: an object a line.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub fn run(command: &Command) -> Result<u8, Failure> {
+    match command {
+        Command::List(folders) => list(folders, &folders.runs()?),
+        Command::Compare(folders) => compare(folders, &folders.runs()?),
+        Command::Plot { folders, output } => plot(folders, &folders.runs()?, output),
+    }
+    .map(|()| 0)
+}
+
+impl Folders {
+    /// The runs, each once; what is damaged is named and left out.
+    fn runs(&self) -> Result<Vec<Run>, Failure> {
+        let mut runs: Vec<Run> = Vec::new();
+        let mut damaged = Vec::new();
+        for folder in &self.folders {
+            let found = find(folder);
+            runs.extend(found.runs);
+            damaged.extend(found.damaged);
+        }
+        let mut seen = std::collections::BTreeSet::new();
+        runs.retain(|run| seen.insert(run.folder.canonicalize().unwrap_or_else(|_| run.folder.clone())));
+        for problem in &damaged {
+            complain(&format!("warning: {problem}; left out"));
+        }
+        if runs.is_empty() {
+            let folders: Vec<String> = self.folders.iter().map(|folder| folder.display().to_string()).collect();
+            return Err(Failure::input(format!(
+                "no run in {}: a run's log folder has metrics.jsonl",
+                folders.join(", ")
+            )));
+        }
+        Ok(runs)
+    }
+}
+
+fn list(folders: &Folders, runs: &[Run]) -> Result<(), Failure> {
+    if folders.json {
+        for run in runs {
+            line(&serde_json::to_string(run).map_err(Failure::run)?);
+        }
+        return Ok(());
+    }
+    let head = ["run", "state", "iterations", "loss", "best valid", "tokens", "time", "id", "folder"];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    rows.extend(runs.iter().map(|run| {
+        let mut row = vec![run.name.clone()];
+        row.extend(figures(run));
+        row.extend([run.id.clone().unwrap_or_else(|| "-".into()), run.folder.display().to_string()]);
+        row
+    }));
+    print_table(&rows, &[99, 90, 80, 85, 84, 50, 60, 20, 30]);
+    Ok(())
+}
+
+/// State, iterations, last loss, best validation loss, tokens, time.
+fn figures(run: &Run) -> [String; 6] {
+    let of = run.train_iters.map_or(String::new(), |total| format!("/{total}"));
+    let best = run.best_valid_loss.zip(run.best_valid_iteration);
+    [
+        run.state.name().to_owned(),
+        format!("{}{of}", run.iterations),
+        run.last_loss.as_ref().map_or("-".into(), loss),
+        best.map_or("-".into(), |(loss, iteration)| format!("{} at {iteration}", significant(loss, 5))),
+        with_prefix(run.tokens as f64),
+        duration(run.seconds),
+    ]
+}
+
+fn loss(value: &Value) -> String {
+    match (value.as_f64(), value.as_str()) {
+        (Some(loss), _) => significant(loss, 5),
+        (None, Some(text)) => text.to_owned(),
+        (None, None) => "-".to_owned(),
+    }
+}
+
+/// Prints rows whose columns are aligned; where the terminal has no room, those of the least weight are left out.
+fn print_table(rows: &[Vec<String>], weights: &[u8]) {
+    let widths: Vec<usize> = (0..rows[0].len())
+        .map(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0))
+        .collect();
+    let width = if std::io::stdout().is_terminal() { output_width() } else { usize::MAX };
+    for row in rows {
+        let cells = row.iter().zip(&widths).map(|(text, width)| format!("{text:<width$}"));
+        let columns: Vec<Column> = cells
+            .zip(weights.iter().chain(std::iter::repeat(&10)))
+            .map(|(text, weight)| Column { text, weight: *weight })
+            .collect();
+        line(in_columns("", &columns, width).trim_end());
+    }
+}
+
+fn compare(folders: &Folders, runs: &[Run]) -> Result<(), Failure> {
+    let differences = differences(runs);
+    if folders.json {
+        line(&json!({ "runs": runs, "differences": differences }).to_string());
+        return Ok(());
+    }
+    for run in runs.iter().filter(|run| run.config.is_none()) {
+        let folder = run.folder.display();
+        complain(&format!("warning: {folder}: has no run.json, so its settings are not known"));
+    }
+    let names = ["state", "iterations", "loss", "best valid", "tokens", "time"];
+    let mut rows = vec![
+        std::iter::once(String::new())
+            .chain(runs.iter().map(|run| run.folder.display().to_string()))
+            .collect::<Vec<_>>(),
+    ];
+    let all: Vec<_> = runs.iter().map(figures).collect();
+    for (place, name) in names.iter().enumerate() {
+        rows.push(
+            std::iter::once((*name).to_owned()).chain(all.iter().map(|figures| figures[place].clone())).collect(),
+        );
+    }
+    for difference in &differences {
+        let values = difference.values.iter().map(|value| value.clone().unwrap_or_else(|| "-".into()));
+        rows.push(std::iter::once(difference.key.clone()).chain(values).collect());
+    }
+    // The first runs stay where there is no room for all.
+    let weights: Vec<u8> =
+        (0..rows[0].len()).map(|column| u8::try_from(200_usize.saturating_sub(column)).unwrap_or(0)).collect();
+    print_table(&rows, &weights);
+    if differences.is_empty() && runs.len() > 1 {
+        line("no setting differs");
+    }
+    Ok(())
+}
+
+fn plot(folders: &Folders, runs: &[Run], output: &std::path::Path) -> Result<(), Failure> {
+    let mut names: Vec<String> = runs.iter().map(|run| run.name.clone()).collect();
+    // Runs of one recipe are told apart by their folders.
+    for (place, run) in runs.iter().enumerate() {
+        if runs.iter().filter(|other| other.name == run.name).count() > 1 {
+            names[place] = run.folder.display().to_string();
+        }
+    }
+    let curves: Vec<(String, Losses)> = names.into_iter().zip(runs.iter().map(|run| run.losses.clone())).collect();
+    let stem = if output.extension().is_some_and(|end| end == "svg" || end == "png") {
+        output.with_extension("")
+    } else {
+        output.to_owned()
+    };
+    Losses::chart_of_runs("loss", &curves).write(&stem).map_err(Failure::run)?;
+    let files = ["svg", "png"].map(|end| stem.with_extension(end).display().to_string());
+    if folders.json {
+        line(&json!({ "runs": runs.len(), "files": files }).to_string());
+    } else {
+        line(&format!("wrote {} and {}: {} runs", files[0], files[1], runs.len()));
+    }
+    Ok(())
+}

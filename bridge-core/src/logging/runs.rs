@@ -1,0 +1,326 @@
+//! What runs have left in their log folders: what they are, how far they came, how they did. From their files only; nothing is written.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use super::losses::Losses;
+use super::sinks::{RunRecord, read_metrics, read_record};
+
+/// Folders below the one asked for in which runs are looked for.
+const DEPTH: usize = 4;
+/// Folders that are looked into at most: a search that was begun in a wrong place ends.
+const MOST_FOLDERS: usize = 20_000;
+
+/// What a run is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RunState {
+    /// It trains.
+    Training,
+    /// It is done.
+    Finished,
+    /// It was asked to stop.
+    Stopped,
+    /// It ended with an error.
+    Failed,
+    /// It ended without a word.
+    Killed,
+    /// It is of a release that did not note this.
+    Unknown,
+}
+
+impl RunState {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Training => "training",
+            Self::Finished => "finished",
+            Self::Stopped => "stopped",
+            Self::Failed => "failed",
+            Self::Killed => "killed",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+/// A run, as its files have it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Run {
+    /// Name of its recipe.
+    pub name: String,
+    /// Its identity; `None` for runs of releases that gave none.
+    pub id: Option<String>,
+    /// The folder of its logs.
+    pub folder: PathBuf,
+    /// What it is doing.
+    pub state: RunState,
+    /// Why it stopped or failed.
+    pub why: Option<String>,
+    /// Iterations done.
+    pub iterations: u64,
+    /// Iterations in all.
+    pub train_iters: Option<u64>,
+    /// Loss of the last iteration; a text where it is not finite.
+    pub last_loss: Option<Value>,
+    /// The lowest loss of the validation split.
+    pub best_valid_loss: Option<f64>,
+    /// Its iteration.
+    pub best_valid_iteration: Option<u64>,
+    /// Tokens trained on.
+    pub tokens: u64,
+    /// Time spent in steps, in seconds.
+    pub seconds: f64,
+    /// When its last job began, local time.
+    pub started: Option<String>,
+    /// The resolved configuration, as TOML.
+    #[serde(skip)]
+    pub config: Option<String>,
+    /// Its losses.
+    #[serde(skip)]
+    pub losses: Losses,
+}
+
+/// Runs that were found, and what could not be understood.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// In the order of their folders.
+    pub runs: Vec<Run>,
+    /// Folders and files that look like those of a run and cannot be read, with the reason.
+    pub damaged: Vec<String>,
+}
+
+/// Finds the runs in a folder: those of its own logs, and of the folders in it.
+pub fn find(folder: &Path) -> Found {
+    let mut found = Found::default();
+    if !folder.is_dir() {
+        found.damaged.push(format!("{}: is no folder", folder.display()));
+        return found;
+    }
+    let mut left = MOST_FOLDERS;
+    look(folder, DEPTH, &mut left, &mut found);
+    if left == 0 {
+        let message = format!("{}: has more than {MOST_FOLDERS} folders; the rest was left out", folder.display());
+        found.damaged.push(message);
+    }
+    found
+}
+
+fn look(folder: &Path, depth: usize, left: &mut usize, found: &mut Found) {
+    if *left == 0 {
+        return;
+    }
+    *left -= 1;
+    if folder.join("metrics.jsonl").exists() {
+        match read(folder) {
+            Ok(run) => found.runs.push(run),
+            Err(problem) => found.damaged.push(problem),
+        }
+    }
+    if depth == 0 {
+        return;
+    }
+    let entries = match std::fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(error) => return found.damaged.push(format!("{}: {error}", folder.display())),
+    };
+    // Links are not followed: they may lead round in circles. Checkpoints hold no runs.
+    let is_folder = |entry: &std::fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_dir());
+    let may_hold_runs = |entry: &std::fs::DirEntry| {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        !name.starts_with('.') && !name.starts_with("iter_")
+    };
+    let folders: BTreeSet<PathBuf> =
+        entries.flatten().filter(|entry| is_folder(entry) && may_hold_runs(entry)).map(|entry| entry.path()).collect();
+    for folder in folders {
+        look(&folder, depth - 1, left, found);
+    }
+}
+
+/// Reads the run whose logs are in `folder`.
+///
+/// # Errors
+/// Files that are damaged, with their names.
+pub fn read(folder: &Path) -> Result<Run, String> {
+    let records = read_metrics(&folder.join("metrics.jsonl")).map_err(|error| error.to_string())?;
+    let record = if folder.join("run.json").exists() { Some(read_record(folder)?) } else { None };
+    Ok(summary(folder, record, &records))
+}
+
+fn summary(folder: &Path, record: Option<RunRecord>, records: &[Map<String, Value>]) -> Run {
+    let of_kind = |kind: &'static str| {
+        records.iter().filter(move |record| record.get("kind").and_then(Value::as_str) == Some(kind))
+    };
+    let number = |record: &Map<String, Value>, key: &str| record.get(key).and_then(Value::as_f64);
+    let last = of_kind("train").last();
+    let losses = Losses::from_metrics(records);
+    let best = losses.validation.iter().copied().min_by(|a, b| a.1.total_cmp(&b.1));
+    let seconds: f64 = of_kind("train").filter_map(|record| number(record, "seconds")).sum();
+    let rate_times_seconds = |record| Some(number(record, "tokens_per_second")? * number(record, "seconds")?);
+    let tokens: f64 = of_kind("train").filter_map(rate_times_seconds).sum();
+    let state = match record.as_ref().map(|record| record.state.as_str()) {
+        _ if is_locked(folder) => RunState::Training,
+        Some("finished") => RunState::Finished,
+        Some("stopped") => RunState::Stopped,
+        Some("failed") => RunState::Failed,
+        Some(_) => RunState::Killed,
+        None => RunState::Unknown,
+    };
+    let name = folder.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    Run {
+        name: record.as_ref().map_or(name, |record| record.name.clone()),
+        id: records.last().and_then(|record| Some(record.get("run")?.as_str()?.to_owned())),
+        folder: folder.to_owned(),
+        state,
+        iterations: last.and_then(|record| record.get("iteration")?.as_u64()).unwrap_or(0),
+        train_iters: record.as_ref().map(|record| record.train_iters),
+        last_loss: last.and_then(|record| record.get("loss").cloned()),
+        best_valid_loss: best.map(|best| best.1),
+        best_valid_iteration: best.map(|best| best.0 as u64),
+        tokens: tokens.round() as u64,
+        seconds,
+        started: record.as_ref().map(|record| record.started.clone()),
+        why: record.as_ref().and_then(|record| record.why.clone()),
+        config: record.map(|record| record.config),
+        losses,
+    }
+}
+
+/// Whether a run holds the lock of its folder.
+fn is_locked(folder: &Path) -> bool {
+    let is_plain = |path: &Path| path.symlink_metadata().is_ok_and(|file| file.is_file());
+    let path = folder.join(".lock");
+    is_plain(&path) && File::open(&path).is_ok_and(|file| file.try_lock_shared().is_err())
+}
+
+/// A setting in which runs differ, with its value in each of them; `None` where it is not set.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Difference {
+    /// Dotted path.
+    pub key: String,
+    /// In the order of the runs.
+    pub values: Vec<Option<String>>,
+}
+
+/// The settings in which the configurations of `runs` differ. Runs without a known configuration have none of them.
+pub fn differences(runs: &[Run]) -> Vec<Difference> {
+    let settings: Vec<_> = runs.iter().map(|run| settings(run.config.as_deref().unwrap_or_default())).collect();
+    let keys: BTreeSet<&String> = settings.iter().flat_map(|settings| settings.keys()).collect();
+    let of_key = |key: &String| Difference {
+        key: key.clone(),
+        values: settings.iter().map(|settings| settings.get(key).cloned()).collect(),
+    };
+    let differs = |difference: &Difference| difference.values.iter().any(|value| *value != difference.values[0]);
+    keys.into_iter().map(of_key).filter(differs).collect()
+}
+
+/// All settings of a configuration by dotted path. A text that is no TOML has none.
+fn settings(config: &str) -> std::collections::BTreeMap<String, String> {
+    let mut settings = std::collections::BTreeMap::new();
+    if let Ok(table) = config.parse::<toml::Table>() {
+        flatten("", &table, &mut settings);
+    }
+    settings
+}
+
+fn flatten(prefix: &str, table: &toml::Table, settings: &mut std::collections::BTreeMap<String, String>) {
+    for (key, value) in table {
+        let path = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
+        match value {
+            toml::Value::Table(table) => flatten(&path, table, settings),
+            value => drop(settings.insert(path, value.to_string())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write_run(folder: &Path, record: &RunRecord, losses: &[f64]) {
+        std::fs::create_dir_all(folder).unwrap();
+        let line = |(place, loss): (usize, &f64)| {
+            let iteration = place + 1;
+            format!(
+                "{{\"kind\":\"train\",\"iteration\":{iteration},\"loss\":{loss},\"seconds\":0.5,\"tokens_per_second\":200}}\n\
+                 {{\"kind\":\"valid\",\"iteration\":{iteration},\"loss\":{}}}\n",
+                loss + 0.5
+            )
+        };
+        let text: String = losses.iter().enumerate().map(line).collect();
+        std::fs::write(folder.join("metrics.jsonl"), text).unwrap();
+        std::fs::write(folder.join("run.json"), serde_json::to_string(record).unwrap()).unwrap();
+    }
+
+    fn record(name: &str, state: &str, config: &str) -> RunRecord {
+        RunRecord {
+            name: name.into(),
+            state: state.into(),
+            why: None,
+            started: "2026-01-01 00:00:00".into(),
+            ended: None,
+            iteration: 0,
+            train_iters: 9,
+            seq_length: 64,
+            world_size: 1,
+            config: config.into(),
+        }
+    }
+
+    #[test]
+    fn runs_are_found_and_damaged_ones_named() {
+        let root = tempfile::tempdir().unwrap();
+        let path = |name: &str| root.path().join(name);
+        write_run(&path("b/one"), &record("one", "finished", ""), &[3.0, 2.0, 2.5]);
+        write_run(&path("a"), &record("two", "training", ""), &[4.0]);
+        std::fs::create_dir_all(path("old")).unwrap();
+        std::fs::write(path("old/metrics.jsonl"), "{\"kind\":\"train\",\"iteration\":7,\"loss\":\"NaN\"}\n{\"ki")
+            .unwrap();
+        std::fs::create_dir_all(path("bad")).unwrap();
+        std::fs::write(path("bad/metrics.jsonl"), "no\n{}\n").unwrap();
+        std::os::unix::fs::symlink(root.path(), path("circle")).unwrap();
+        let found = find(root.path());
+        let seen: Vec<_> = found.runs.iter().map(|run| (run.name.as_str(), run.state, run.iterations)).collect();
+        assert_eq!(seen, [("two", RunState::Killed, 1), ("one", RunState::Finished, 3), ("old", RunState::Unknown, 7)]);
+        assert!(
+            found.damaged.len() == 1 && found.damaged[0].contains("bad/metrics.jsonl, line 1"),
+            "{:?}",
+            found.damaged
+        );
+        let one = &found.runs[1];
+        assert_eq!((one.best_valid_loss, one.best_valid_iteration, one.tokens), (Some(2.5), Some(2), 300));
+        assert_eq!((one.last_loss.clone(), one.seconds), (Some(2.5.into()), 1.5));
+        assert_eq!(found.runs[2].last_loss, Some("NaN".into()));
+        assert_eq!(find(&path("nowhere")).damaged.len(), 1);
+    }
+
+    #[test]
+    fn a_run_that_holds_its_lock_trains() {
+        let root = tempfile::tempdir().unwrap();
+        write_run(root.path(), &record("one", "training", ""), &[3.0]);
+        let lock = File::create(root.path().join(".lock")).unwrap();
+        lock.lock().unwrap();
+        assert_eq!(read(root.path()).unwrap().state, RunState::Training);
+        drop(lock);
+        assert_eq!(read(root.path()).unwrap().state, RunState::Killed);
+    }
+
+    #[test]
+    fn configurations_are_compared_setting_by_setting() {
+        let root = tempfile::tempdir().unwrap();
+        for (name, config) in [("a", "x = 1\n[m]\ny = [1, 2]\nz = 3\n"), ("b", "x = 1\n[m]\ny = [1, 3]\n")] {
+            write_run(&root.path().join(name), &record(name, "finished", config), &[3.0]);
+        }
+        let runs = find(root.path()).runs;
+        let found: Vec<_> = differences(&runs).into_iter().map(|d| (d.key, d.values)).collect();
+        let some = |text: &str| Some(text.to_owned());
+        assert_eq!(
+            found,
+            [("m.y".to_owned(), vec![some("[1, 2]"), some("[1, 3]")]), ("m.z".to_owned(), vec![some("3"), None])]
+        );
+    }
+}

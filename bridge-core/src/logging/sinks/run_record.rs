@@ -1,0 +1,119 @@
+//! `run.json`: what a run is and how it ended, so that other programs need not guess from its other files.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::lines::timestamp;
+use crate::logging::record::{Ending, RunEnd, RunStart};
+use crate::logging::sink::{Opened, Sink, SinkContext, SinkError};
+
+const NAME: &str = "run.json";
+
+/// The content of the file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(in crate::logging) struct RunRecord {
+    /// Name of the recipe.
+    pub name: String,
+    /// `training`, `finished`, `stopped` or `failed`.
+    pub state: String,
+    /// Why it stopped or failed.
+    pub why: Option<String>,
+    /// When this job of it began, local time.
+    pub started: String,
+    /// When it ended.
+    pub ended: Option<String>,
+    /// Iterations done when it ended.
+    pub iteration: u64,
+    /// Iterations in all.
+    pub train_iters: u64,
+    /// Tokens of a sample.
+    pub seq_length: u64,
+    /// Ranks.
+    pub world_size: u64,
+    /// The resolved configuration, as TOML.
+    pub config: String,
+}
+
+/// Writes it when the run begins and when it ends.
+struct Recorder {
+    path: PathBuf,
+    record: RunRecord,
+}
+
+pub(super) fn open(context: &SinkContext) -> Opened {
+    let config = context.config;
+    let record = RunRecord {
+        name: config.name.clone(),
+        state: "training".into(),
+        why: None,
+        started: timestamp(),
+        ended: None,
+        iteration: context.iteration,
+        train_iters: config.train.train_iters as u64,
+        seq_length: config.model.seq_length as u64,
+        world_size: config.parallel.world_size as u64,
+        config: config.to_toml(),
+    };
+    Ok(Some(Box::new(Recorder { path: config.logger.log_dir.join(NAME), record })))
+}
+
+/// The record in the folder of a run's logs.
+///
+/// # Errors
+/// If there is none, or it cannot be understood.
+pub(in crate::logging) fn read_record(folder: &Path) -> Result<RunRecord, String> {
+    let path = folder.join(NAME);
+    let text = match path.metadata() {
+        Ok(file) if file.is_file() => std::fs::read_to_string(&path).map_err(|error| error.to_string()),
+        Ok(_) => Err("is no plain file".to_owned()),
+        Err(error) => Err(error.to_string()),
+    };
+    let read = text.and_then(|text| serde_json::from_str(&text).map_err(|error| error.to_string()));
+    read.map_err(|problem| format!("{}: {problem}", path.display()))
+}
+
+impl Recorder {
+    /// Replaces the file in one step, because others may read it.
+    fn write(&self) -> Result<(), SinkError> {
+        let folder = self.path.parent().unwrap_or(Path::new("."));
+        std::fs::create_dir_all(folder)?;
+        let mut file = tempfile::NamedTempFile::new_in(folder)?;
+        serde_json::to_writer_pretty(&mut file, &self.record)?;
+        file.write_all(b"\n")?;
+        file.as_file().set_permissions(permissions()?)?;
+        file.persist(&self.path)?;
+        File::open(folder)?.sync_all()?;
+        Ok(())
+    }
+}
+
+/// Readable for all, as the other logs are; temporary files are not.
+fn permissions() -> std::io::Result<std::fs::Permissions> {
+    use std::os::unix::fs::PermissionsExt;
+    Ok(std::fs::Permissions::from_mode(0o644))
+}
+
+impl Sink for Recorder {
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn on_run_start(&mut self, start: &RunStart) -> Result<(), SinkError> {
+        self.record.iteration = start.iteration;
+        self.write()
+    }
+
+    fn on_run_end(&mut self, end: &mut RunEnd) -> Result<(), SinkError> {
+        let (state, why) = match &end.ending {
+            Ending::Finished => ("finished", None),
+            Ending::Stopped(why) => ("stopped", Some(why.clone())),
+            Ending::Failed(why) => ("failed", Some(why.clone())),
+        };
+        (self.record.state, self.record.why) = (state.to_owned(), why);
+        (self.record.iteration, self.record.ended) = (end.iteration, Some(timestamp()));
+        self.write()
+    }
+}

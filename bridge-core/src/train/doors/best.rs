@@ -1,0 +1,78 @@
+//! Keeps the checkpoint with the lowest validation loss (`checkpoint.keep_best`): one is saved after each evaluation that is better than all before,
+//! and the pointer to it keeps retention from deleting it. Which loss counts is said here for all that compare evaluations.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::config::RunConfig;
+use crate::logging::{Occasion, Split};
+use crate::train::TrainError;
+use crate::train::forward_step::LM_LOSS;
+use crate::train::report::EvaluationReport;
+use crate::train::subsystem::{Loaded, RunContext, Subsystem, Verdict, saved};
+
+/// Its state in `train_state.json`.
+const KEY: &str = "best_checkpoint";
+
+/// Whether an evaluation is one of those that are compared: that at the end reads other samples than those before it.
+pub(super) fn is_compared(report: &EvaluationReport) -> bool {
+    (report.split, report.occasion) == (Split::Valid, Occasion::DuringTraining)
+}
+
+/// The loss that evaluations are compared by: `validation.metric`, by default that of the language model.
+pub(super) fn metric(config: &RunConfig, report: &EvaluationReport) -> Result<f64, TrainError> {
+    let name = config.validation.metric.as_deref().unwrap_or(LM_LOSS);
+    report.losses.get(name).map(|ratio| ratio.value()).ok_or_else(|| TrainError::Sink {
+        key: "validation.metric",
+        message: format!(
+            "the evaluation has no loss `{name}`; it has: {}",
+            report.losses.keys().map(String::as_str).collect::<Vec<_>>().join(", ")
+        ),
+    })
+}
+
+/// The best evaluation so far.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct KeepBest {
+    /// Its loss and its iteration.
+    best: Option<(f64, u64)>,
+}
+
+/// The iteration of the best checkpoint, in the state that is about to be saved.
+pub(in crate::train) fn best_of(state: &Map<String, Value>) -> Option<u64> {
+    let best: KeepBest = serde_json::from_value(state.get(KEY)?.clone()).ok()?;
+    Some(best.best?.1)
+}
+
+impl Subsystem for KeepBest {
+    fn name(&self) -> &str {
+        "best checkpoint"
+    }
+
+    fn on_evaluation(&mut self, run: &mut RunContext, report: &EvaluationReport) -> Result<Verdict, TrainError> {
+        let config = &run.state.config;
+        if !config.checkpoint.keep_best || !is_compared(report) {
+            return Ok(Verdict::default());
+        }
+        let (loss, iteration) = (metric(config, report)?, report.iteration);
+        if !loss.is_finite() || self.best.is_some_and(|(best, _)| loss >= best) {
+            return Ok(Verdict::default());
+        }
+        self.best = Some((loss, iteration));
+        Ok(Verdict::default()
+            .save()
+            .note(format!("iteration {iteration} has the lowest validation loss so far, {loss}")))
+    }
+
+    fn on_save(&mut self, run: &mut RunContext, state: &mut Map<String, Value>) -> Result<(), TrainError> {
+        if run.state.config.checkpoint.keep_best {
+            state.insert(KEY.to_owned(), saved(self)?);
+        }
+        Ok(())
+    }
+
+    fn on_load(&mut self, _run: &mut RunContext, loaded: &Loaded) -> Result<(), TrainError> {
+        *self = loaded.field(KEY)?.unwrap_or_default();
+        Ok(())
+    }
+}
