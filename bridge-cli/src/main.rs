@@ -7,19 +7,21 @@ mod dashboard;
 mod failure;
 mod model_source;
 mod output;
+mod process;
 mod progress;
 mod speech;
 
 use std::process::ExitCode;
 use std::time::Instant;
 
+use bridge_data::outside::is_contained;
 use bridge_dist::comm::CommError;
 use clap::{Parser, Subcommand};
-use speech::{ErrorForm, Speech};
-
-use failure::Failure;
 
 use commands::{bench, config, convert, data, eval, generate, plan, runs, tokenizer, train, verify};
+use failure::Failure;
+use process::Pool;
+use speech::{ErrorForm, Speech};
 
 /// Training steps reuse large buffers instead of requesting them from the kernel each time.
 #[global_allocator]
@@ -66,11 +68,27 @@ enum Command {
     Bench(bench::Arguments),
 }
 
-/// A communication error that leaves a model as a panic is caught and reported, so the panic itself is not printed.
+impl Command {
+    /// Which threads compute what the command needs computed.
+    fn pool(&self) -> Pool {
+        match self {
+            Self::Train(_) | Self::Config(_) | Self::Plan(_) | Self::Runs(_) | Self::Bench(_) => Pool::Own,
+            Self::Eval(_)
+            | Self::Generate(_)
+            | Self::Data(_)
+            | Self::Tokenizer(_)
+            | Self::Convert(_)
+            | Self::Verify(_) => Pool::OfTheProcess,
+        }
+    }
+}
+
+/// A communication error that leaves a model as a panic is caught and reported, as is a panic over what came from outside, so the panic itself
+/// is not printed.
 fn silence_communication_panics() {
     let previous = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
-        if !info.payload().is::<CommError>() {
+        if !info.payload().is::<CommError>() && !is_contained() {
             previous(info);
         }
     }));
@@ -97,7 +115,7 @@ fn main() -> ExitCode {
         Err(error) => return usage(&error),
     };
     let verbosity = speech.verbosity();
-    let result = match command {
+    let result = process::prepare(command.pool()).and_then(|()| match command {
         Command::Train(arguments) => train::run(&arguments, started, &speech),
         Command::Eval(arguments) => eval::run(&arguments, verbosity),
         Command::Generate(arguments) => generate::run(&arguments),
@@ -109,7 +127,7 @@ fn main() -> ExitCode {
         Command::Verify(arguments) => verify::run(&arguments),
         Command::Runs(command) => runs::run(&command),
         Command::Bench(arguments) => bench::run(&arguments),
-    };
+    });
     match result {
         Ok(code) => ExitCode::from(code),
         Err(failure) => {

@@ -1,13 +1,17 @@
 //! A model for inference, from a checkpoint or from a Hugging Face folder.
 
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use bridge_core::checkpoint::{Checkpoint, CheckpointError, CheckpointStore, LoadRequest, Resolution, named};
+use bridge_core::checkpoint::{
+    Checkpoint, CheckpointError, CheckpointStore, LoadRequest, RUN_CONFIG_FILE, Resolution, named,
+};
 use bridge_core::config::{Format, RawConfig};
 use bridge_core::logging::terminal::complain;
 use bridge_core::model::{BuildContext, ModelChunk, Parallel, Stage};
 use bridge_core::train::load_parameters;
+use bridge_data::outside;
 use bridge_data::tokenizer::{HuggingFaceTokenizer, NullTokenizer, Tokenizer};
 use bridge_models::DecoderConfig;
 use bridge_models::decoder::build_decoder;
@@ -49,6 +53,7 @@ pub fn open(path: &Path, device: &Device) -> Result<LoadedModel, Failure> {
         parallel: Parallel::single(),
         deferred: None,
     };
+    check_tensors(&checkpoint, &config)?;
     let blank = DecoderConfig { perform_initialization: false, ..config.clone() };
     let mut chunk = build_decoder(&blank, &context, &Stage::whole([config.num_layers])).map_err(Failure::input)?;
     load_parameters(chunk.as_mut(), &checkpoint).map_err(Failure::input)?;
@@ -119,18 +124,40 @@ pub fn decoder_config(checkpoint: &Checkpoint) -> Result<DecoderConfig, Failure>
             raw.model.kind
         )));
     }
-    let rows = checkpoint.tensor(EMBEDDING).map_err(Failure::input)?.shape[0];
+    // Only checked: what is derived follows from the weights, too.
+    raw.model.config.finalize().map_err(|errors| in_run_config(checkpoint, errors))?;
+    let [rows, _] = checkpoint.tensor(EMBEDDING).map_err(Failure::input)?.shape[..] else {
+        let shape = &checkpoint.tensor(EMBEDDING).map_err(Failure::input)?.shape;
+        let path = checkpoint.path().display();
+        return Err(Failure::input(format!("{path}: `{EMBEDDING}`: expected two dimensions, found {shape:?}")));
+    };
     let mut transformer = raw.model.config.clone();
     // If the recipe has no vocabulary size, it was the tokenizer's, padded: read it from the embedding.
     transformer.vocab_size.get_or_insert(rows);
     transformer.should_pad_vocab = false;
-    DecoderConfig::from_transformer(&transformer, rows).map_err(Failure::input)
+    DecoderConfig::from_transformer(&transformer, rows).map_err(|error| in_run_config(checkpoint, error))
+}
+
+/// Checks that the checkpoint has the parameters of `config`, before any is made.
+fn check_tensors(checkpoint: &Checkpoint, config: &DecoderConfig) -> Result<(), Failure> {
+    config.check_against(checkpoint.names().count()).map_err(|error| in_run_config(checkpoint, error))?;
+    for parameter in config.declarations().parameters() {
+        let found = checkpoint.tensor(&parameter.name).map_err(Failure::input)?;
+        checkpoint.expect(&parameter.name, found.dtype, &parameter.global_shape()).map_err(Failure::input)?;
+    }
+    Ok(())
+}
+
+/// What is wrong with the recipe that is saved with a checkpoint.
+fn in_run_config(checkpoint: &Checkpoint, error: impl Display) -> Failure {
+    Failure::input(format!("{}: {error}", checkpoint.path().join(RUN_CONFIG_FILE).display()))
 }
 
 /// The recipe saved with a checkpoint.
 pub fn recipe(checkpoint: &Checkpoint) -> Result<RawConfig, Failure> {
     let text = checkpoint.run_config().map_err(Failure::input)?;
-    Ok(RawConfig::from_text(&text, Format::Toml, &[], &registry().kinds())?)
+    RawConfig::from_text(&text, Format::Toml, &[], &registry().kinds())
+        .map_err(|errors| in_run_config(checkpoint, errors))
 }
 
 /// The tokenizer saved with a checkpoint, or the Null tokenizer named in its recipe.
@@ -161,7 +188,7 @@ pub fn copy_tokenizer(checkpoint: &Checkpoint, folder: &Path) -> Result<Vec<Path
     let mut written = Vec::new();
     for name in names {
         let path = folder.join(name);
-        std::fs::write(&path, checkpoint.file(name).map_err(Failure::input)?)
+        outside::replace(&path, &checkpoint.file(name).map_err(Failure::input)?)
             .map_err(|error| Failure::run(format!("{}: {error}", path.display())))?;
         written.push(path);
     }

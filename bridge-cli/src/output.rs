@@ -1,19 +1,26 @@
-//! Printing that stops quietly when the reader of a pipe goes away.
+//! Printing results: whole, or an error. It stops quietly when the reader of a pipe goes away.
 
-use std::io::{self, IsTerminal, Write};
+use std::fs::File;
+use std::io::{self, ErrorKind, IsTerminal, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bridge_core::logging::terminal::{folded, output_width};
 
-/// Writes a line to stdout. A closed pipe ends the process as other tools do.
+/// Writes a line to stdout. A closed pipe ends the process as other tools do; any other failure ends it with an error.
 pub fn line(text: &str) {
-    let mut stdout = io::stdout().lock();
-    let written = writeln!(stdout, "{text}").and_then(|()| stdout.flush());
-    if let Err(error) = written {
-        if error.kind() == io::ErrorKind::BrokenPipe {
-            std::process::exit(0);
+    piece(&format!("{text}\n"));
+}
+
+/// As [`line`], without an end of line.
+pub fn piece(text: &str) {
+    match write(text) {
+        Ok(()) => {}
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => std::process::exit(0),
+        Err(error) => {
+            let _ = writeln!(io::stderr(), "error: standard output: {error}");
+            std::process::exit(1);
         }
-        eprintln!("error: standard output: {error}");
-        std::process::exit(1);
     }
 }
 
@@ -21,3 +28,27 @@ pub fn line(text: &str) {
 pub fn text_lines(text: &str) {
     if io::stdout().is_terminal() { line(&folded(text, output_width())) } else { line(text) }
 }
+
+fn write(text: &str) -> io::Result<()> {
+    if WAS_CLOSED.load(Ordering::Relaxed) {
+        return Err(io::Error::other("it is closed, so that the result cannot be printed"));
+    }
+    // The standard library takes a stdout that cannot be written to for one that nobody reads.
+    let _ordered = io::stdout().lock();
+    File::from(io::stdout().as_fd().try_clone_to_owned()?).write_all(text.as_bytes())
+}
+
+/// Whether stdout was closed when the process started. The standard library opens `/dev/null` in its place before `main`.
+static WAS_CLOSED: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn look_at_stdout() {
+    // SAFETY: the descriptor is only asked whether it is open; that is what the call finds out.
+    let stdout = unsafe { BorrowedFd::borrow_raw(1) };
+    WAS_CLOSED.store(rustix::io::fcntl_getfd(stdout).is_err(), Ordering::Relaxed);
+}
+
+// SAFETY: the section has pointers to functions of this type, which the system calls once, before the standard library starts; this one uses
+// nothing of it.
+#[used]
+#[cfg_attr(target_os = "linux", unsafe(link_section = ".init_array"))]
+static LOOK: extern "C" fn() = look_at_stdout;

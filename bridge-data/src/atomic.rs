@@ -1,12 +1,12 @@
 //! Files that appear under their name only when complete: written to a temporary name, synced, renamed. Dataset formats do not belong here.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::DataError;
 use super::indexed::with_suffix;
+use super::{DataError, outside};
 
 /// Suffix of a temporary name, before the process id and a number.
 const MARK: &str = ".partial-";
@@ -27,12 +27,7 @@ impl TempFile {
         }
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let temporary = with_suffix(target, &format!("{MARK}{}-{number}", std::process::id()));
-        let file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .open(&temporary)
-            .map_err(DataError::io("create", &temporary))?;
+        let file = outside::create(&temporary).map_err(DataError::io("create", &temporary))?;
         Ok(Self { file: Some(file), temporary, target: target.to_owned() })
     }
 

@@ -6,6 +6,7 @@
 //! | text files, JSON Lines, standard input | [`source`] |
 //! | text to ids and back | [`tokenizer`] |
 //! | tokenized into `.bin`/`.idx` | [`pack`], [`indexed`] |
+//! | files from outside, opened, sized and made anew | [`outside`] |
 //! | samples of a fixed length, blends, mock data | [`gpt`] |
 //! | which samples a rank reads next | [`sampler`] |
 //! | prefetched micro-batches | [`loader`] |
@@ -19,6 +20,7 @@ pub mod indexed;
 mod json_text;
 pub mod loader;
 mod npy;
+pub mod outside;
 pub mod pack;
 pub mod random;
 pub mod sampler;

@@ -1,6 +1,5 @@
 //! numpy's `.npy` files (version 1.0) for index arrays, read through memory maps; the meaning of the arrays belongs to the callers.
 
-use std::fs::File;
 use std::hash::Hasher as _;
 use std::io::{BufWriter, Write};
 use std::path::Path;
@@ -11,7 +10,7 @@ use twox_hash::XxHash3_64;
 
 use super::DataError;
 use super::atomic::TempFile;
-use super::indexed::map_file;
+use super::outside;
 
 const _: () = assert!(cfg!(target_endian = "little"), "index files are little endian and are used in place");
 
@@ -67,8 +66,7 @@ pub(crate) struct Npy {
 impl Npy {
     /// Opens a file and checks that header and size agree.
     pub(crate) fn open(path: &Path) -> Result<Self, DataError> {
-        let file = File::open(path).map_err(DataError::io("open", path))?;
-        let map = map_file(&file, path)?;
+        let map = outside::map(path).map_err(DataError::io("open", path))?;
         let bad = |problem: &str| DataError::malformed(path, problem);
         if !map.starts_with(MAGIC) || map.len() < 10 {
             return Err(bad("not a version 1.0 .npy file"));

@@ -151,7 +151,7 @@ fn check(prompt: &[i64], options: &GenerateOptions) -> Result<(), GenerateError>
         return Err(GenerateError::TokenOutOfRange { position, token: *token, vocab_size });
     }
     // The last new token is never fed back, so it needs no position.
-    let needed = prompt.len() + options.max_new_tokens.saturating_sub(1);
+    let needed = prompt.len().saturating_add(options.max_new_tokens.saturating_sub(1));
     if needed > options.max_positions {
         return Err(GenerateError::ContextTooLong {
             prompt: prompt.len(),

@@ -4,7 +4,7 @@
 //! `grad.<Hugging Face parameter name>`, and `train_ids` `[s, b, t]` with `train_losses` and `train_grad_norms` `[s]`.
 
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use bridge_core::model::{Batch, ForwardContext, Mode, ModelChunk, loss_sum};
 use bridge_data::MicroBatch;
@@ -75,8 +75,10 @@ pub enum VerifyError {
     #[error(transparent)]
     HuggingFace(#[from] HfError),
     /// The reference is not one for this model.
-    #[error("reference: {tensor}: expected {expected}, found {found}")]
+    #[error("{path}: {tensor}: expected {expected}, found {found}")]
     Reference {
+        /// The file with the reference values.
+        path: PathBuf,
         /// The tensor.
         tensor: String,
         /// What it should be.
@@ -100,10 +102,7 @@ pub fn verify(folder: &Path, reference: &Path, device: &Device) -> Result<Verify
     let ids = reference.ids("input_ids", 2)?;
     report.logits = reference.compare_logits(chunk.as_ref(), &ids, &device)?;
     let (loss, gradients) = step(chunk.as_ref(), &ids, &device);
-    if reference.has("ce_loss") {
-        let expected = reference.doubles("ce_loss", 1)?[0];
-        report.loss = Some(Figure::new(relative(loss, expected), tolerance::LOSS, None));
-    }
+    report.loss = reference.compare_loss(loss)?;
     report.gradients = reference.compare_gradients(&gradients)?;
     if reference.has("train_ids") {
         reference.compare_training(chunk.as_mut(), &device, &mut report)?;
@@ -111,11 +110,7 @@ pub fn verify(folder: &Path, reference: &Path, device: &Device) -> Result<Verify
     let figures = [&report.logits, &report.loss, &report.gradients, &report.step_losses, &report.step_grad_norms];
     let verdicts: Vec<bool> = figures.into_iter().flatten().map(|figure| figure.passed).collect();
     if verdicts.is_empty() {
-        return Err(VerifyError::Reference {
-            tensor: "logits".into(),
-            expected: "this or another tensor to compare with".into(),
-            found: "none".into(),
-        });
+        return Err(reference.wrong("logits", "this or another tensor to compare with".into(), "none".into()));
     }
     report.passed = verdicts.iter().all(|passed| *passed);
     Ok(report)
@@ -179,8 +174,7 @@ impl Reference<'_> {
     fn ids(&self, name: &str, rank: usize) -> Result<Ids, VerifyError> {
         let (shape, values) = self.file.read_ints(name)?;
         let config = self.model.config();
-        let wrong =
-            |expected: String, found: String| Err(VerifyError::Reference { tensor: name.to_owned(), expected, found });
+        let wrong = |expected, found| Err(self.wrong(name, expected, found));
         let [.., batch_size, seq_length] = shape[..] else {
             return wrong(format!("{rank} dimensions"), format!("{shape:?}"));
         };
@@ -201,9 +195,26 @@ impl Reference<'_> {
         let values = self.file.read_doubles(name)?;
         if values.len() != length {
             let (expected, found) = (format!("{length} values"), values.len().to_string());
-            return Err(VerifyError::Reference { tensor: name.to_owned(), expected, found });
+            return Err(self.wrong(name, expected, found));
         }
         Ok(values)
+    }
+
+    /// Compares the loss with plain cross-entropy, and with the reference's own loss unless that of experts' balance may be in it.
+    fn compare_loss(&self, loss: f64) -> Result<Option<Figure>, VerifyError> {
+        let mut differences = Vec::new();
+        for name in ["ce_loss", "loss"].into_iter().filter(|name| self.has(name)) {
+            let expected = self.doubles(name, 1)?[0];
+            if name == "ce_loss" || self.model.config().moe.is_none() {
+                differences.push(relative(loss, expected));
+            }
+        }
+        let compared = !differences.is_empty();
+        Ok(compared.then(|| Figure::new(largest(differences.into_iter()), tolerance::LOSS, None)))
+    }
+
+    fn wrong(&self, tensor: &str, expected: String, found: String) -> VerifyError {
+        VerifyError::Reference { path: self.file.path().to_owned(), tensor: tensor.to_owned(), expected, found }
     }
 
     fn compare_logits(
@@ -224,7 +235,7 @@ impl Reference<'_> {
         let shape = logits_btv.dims().to_vec();
         if shape != expected.shape {
             let (found, expected) = (format!("{:?}", expected.shape), format!("shape {shape:?}"));
-            return Err(VerifyError::Reference { tensor: "logits".into(), expected, found });
+            return Err(self.wrong("logits", expected, found));
         }
         let found: Vec<f32> = logits_btv.into_data().try_into_vec().expect("logits of a float32 model are float32");
         let pairs = found.iter().zip(&expected.values);
@@ -251,22 +262,16 @@ impl Reference<'_> {
             for ((name, shape), found) in entry.tensors.iter().zip(entry.split(&values)) {
                 let expected = self.file.read(&format!("{PREFIX}{name}"))?;
                 if expected.shape != *shape {
-                    return Err(VerifyError::Reference {
-                        tensor: format!("{PREFIX}{name}"),
-                        expected: format!("shape {shape:?}"),
-                        found: format!("{:?}", expected.shape),
-                    });
+                    let (expected, found) = (format!("shape {shape:?}"), format!("{:?}", expected.shape));
+                    return Err(self.wrong(&format!("{PREFIX}{name}"), expected, found));
                 }
                 expected_names.retain(|expected| expected != name);
                 pairs.push((name, expected.values, found.values));
             }
         }
         if let Some(name) = expected_names.first() {
-            return Err(VerifyError::Reference {
-                tensor: format!("{PREFIX}{name}"),
-                expected: "the gradient of a parameter that the model has".into(),
-                found: "one of another".into(),
-            });
+            let (expected, found) = ("the gradient of a parameter that the model has", "one of another");
+            return Err(self.wrong(&format!("{PREFIX}{name}"), expected.into(), found.into()));
         }
         let whole = norm(pairs.iter().flat_map(|(_, expected, _)| expected.iter().copied().map(f64::from)));
         let relative = |expected: &[f32], found: &[f32]| {
@@ -287,6 +292,7 @@ impl Reference<'_> {
         report: &mut VerifyReport,
     ) -> Result<(), VerifyError> {
         let all = self.ids("train_ids", 3)?;
+        // `ids` has refused empty shapes.
         let per_step = all.shape[0] * all.shape[1];
         let steps = all.values.len() / per_step;
         let losses = self.doubles("train_losses", steps)?;

@@ -12,11 +12,20 @@ use bridge_core::train::{
 use bridge_models::decoder::presets::{NAMES, Preset, preset};
 use bridge_models::registry;
 use clap::Args;
+use clap::builder::RangedU64ValueParser;
 use serde_json::{Value, json};
 
 use super::bench_ops;
 use crate::failure::Failure;
 use crate::output::line;
+
+/// Most steps of a measurement.
+const MOST_STEPS: i64 = 1_000_000;
+
+/// Numbers from 1 to `most`.
+fn count(most: u64) -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..=most)
+}
 
 /// What to measure.
 #[derive(Debug, Args)]
@@ -25,19 +34,19 @@ pub struct Arguments {
     #[arg(long, default_value = "nano-llama")]
     preset: String,
     /// Measured steps.
-    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=MOST_STEPS))]
     steps: u32,
     /// Warm-up steps before those.
-    #[arg(long, default_value_t = 2)]
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(..=MOST_STEPS))]
     warmup: u32,
     /// Threads of the CPU backend; all cores by default.
-    #[arg(long)]
+    #[arg(long, value_parser = count(4096))]
     threads: Option<usize>,
     /// Sequences per step; the preset's by default.
-    #[arg(long)]
+    #[arg(long, value_parser = count(1 << 20))]
     micro_batch: Option<usize>,
     /// Tokens per sequence; the preset's by default.
-    #[arg(long)]
+    #[arg(long, value_parser = count(1 << 20))]
     seq: Option<usize>,
     /// Compute device.
     #[arg(long, default_value = "flex")]

@@ -8,6 +8,7 @@ use bridge_core::checkpoint::{
 };
 use bridge_core::config::RawConfig;
 use bridge_core::train::select_device;
+use bridge_data::outside;
 use bridge_models::families;
 use bridge_models::huggingface::{ExportOptions, HfModel, StorageDtype, export};
 use clap::{Subcommand, ValueEnum};
@@ -83,7 +84,7 @@ fn import(folder: &Path, output: &Path, speech: &Speech) -> Result<u8, Failure> 
         let entry = entry.map_err(Failure::run)?;
         let name = entry.file_name().to_string_lossy().into_owned();
         if is_tokenizer_file(&name) {
-            files.insert(name, std::fs::read(entry.path()).map_err(Failure::run)?.into());
+            files.insert(name, read(&entry.path())?.into());
         }
     }
     let snapshot = Snapshot {
@@ -94,6 +95,11 @@ fn import(folder: &Path, output: &Path, speech: &Speech) -> Result<u8, Failure> 
     let report = CheckpointWriter::open(output, options).and_then(|w| w.save(&snapshot)).map_err(Failure::run)?;
     wrote(&report.path, num_parameters as u64, speech);
     Ok(0)
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, Failure> {
+    let read = outside::read(path, outside::TABLE_BYTES);
+    read.map_err(|error| Failure::input(format!("{}: {error}", path.display())))
 }
 
 fn export_folder(checkpoint: &Path, (output, dtype): (&Path, Dtype), speech: &Speech) -> Result<u8, Failure> {

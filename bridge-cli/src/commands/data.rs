@@ -13,6 +13,7 @@ use bridge_data::source::{SourceParams, TextSource};
 use bridge_data::tokenizer::{HuggingFaceTokenizer, NullTokenizer, Tokenizer};
 use bridge_data::{DataParallel, DatasetBuildContext, Silent};
 use bridge_models::registry;
+use clap::builder::RangedU64ValueParser;
 use clap::{Args, Subcommand};
 use serde_json::json;
 
@@ -45,7 +46,7 @@ pub struct Build {
     #[arg(long, required_unless_present = "null_vocab_size")]
     tokenizer: Option<PathBuf>,
     /// Text is token ids below this number, separated by spaces.
-    #[arg(long, conflicts_with = "tokenizer")]
+    #[arg(long, conflicts_with = "tokenizer", value_parser = RangedU64ValueParser::<usize>::new().range(1..1 << 31))]
     null_vocab_size: Option<usize>,
     /// Shuffle documents with this seed.
     #[arg(long)]
@@ -54,7 +55,7 @@ pub struct Build {
     #[arg(long)]
     no_eod: bool,
     /// Threads; all cores by default.
-    #[arg(long)]
+    #[arg(long, value_parser = RangedU64ValueParser::<usize>::new().range(1..=4096))]
     threads: Option<usize>,
     /// Print the report as JSON.
     #[arg(long)]

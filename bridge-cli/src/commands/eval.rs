@@ -45,7 +45,7 @@ pub struct Arguments {
     #[arg(long, requires = "text", value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     seq_length: Option<usize>,
     /// Sequences per batch.
-    #[arg(long, default_value_t = 4, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
+    #[arg(long, default_value_t = 4, value_parser = RangedU64ValueParser::<usize>::new().range(1..=1 << 20))]
     micro_batch_size: usize,
     /// Compute device.
     #[arg(long, default_value = "flex")]

@@ -1,6 +1,5 @@
 //! `bridge generate`: continues a prompt.
 
-use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
@@ -15,7 +14,7 @@ use serde_json::json;
 
 use crate::failure::Failure;
 use crate::model_source::open;
-use crate::output::line;
+use crate::output::{self, line};
 
 /// The model, the prompt, and how to continue it.
 #[derive(Debug, Args)]
@@ -99,14 +98,13 @@ pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
         let text = continue_text(model.chunk.as_ref(), tokenizer, &device, &request, &mut |_| {})?;
         line(&json!({ "prompt": arguments.prompt, "text": text }).to_string());
     } else {
-        let mut stdout = std::io::stdout().lock();
         // The prompt is printed with the first piece, so that a refused prompt prints nothing.
         let mut unprinted = Some(arguments.prompt.as_str());
         continue_text(model.chunk.as_ref(), tokenizer, &device, &request, &mut |piece| {
             let prompt = unprinted.take().unwrap_or_default();
-            let _ = write!(stdout, "{prompt}{piece}").and_then(|()| stdout.flush());
+            output::piece(&format!("{prompt}{piece}"));
         })?;
-        let _ = writeln!(stdout, "{}", unprinted.unwrap_or_default());
+        line(unprinted.unwrap_or_default());
     }
     Ok(0)
 }

@@ -6,6 +6,7 @@ use bridge_core::train::Bar;
 use bridge_data::pack::train_tokenizer;
 use bridge_data::source::TextSource;
 use bridge_data::tokenizer::{BpeTrainParams, Tokenizer};
+use clap::builder::RangedU64ValueParser;
 use clap::{Args, Subcommand};
 use serde_json::json;
 
@@ -30,7 +31,7 @@ pub struct Train {
     #[arg(long, short)]
     output: PathBuf,
     /// Number of tokens, including the 256 bytes and special tokens.
-    #[arg(long, default_value_t = 32_000)]
+    #[arg(long, default_value_t = 32_000, value_parser = RangedU64ValueParser::<usize>::new().range(257..=1 << 24))]
     vocab_size: usize,
     /// Pairs that are less frequent are not merged.
     #[arg(long, default_value_t = 2)]

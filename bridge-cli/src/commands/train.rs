@@ -48,7 +48,7 @@ pub struct Arguments {
     /// Overrides, such as `train.train_iters=100`.
     overrides: Vec<String>,
     /// Number of ranks; by default 1, or the number that mpirun or srun started.
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
     ranks: Option<u32>,
     /// How ranks are started; by default as threads, or by MPI if mpirun or srun started this program.
     #[arg(long, value_enum)]

@@ -11,7 +11,7 @@ use thiserror::Error;
 
 use super::checksum::Checksum;
 use super::layout::{BEST_FILE, JOURNAL_FILE, LATEST_FILE, METADATA_FILE};
-use super::tensor::DType;
+use super::tensor::{DType, HostTensor};
 
 /// One thing that is wrong with one checkpoint folder. `file` is relative to that folder.
 #[derive(Debug, Clone, PartialEq, Eq, Error, Serialize, Deserialize)]
@@ -331,6 +331,19 @@ pub enum CheckpointError {
         /// The most similar other name with the expected type and shape.
         nearest: Option<String>,
     },
+    /// A tensor has a value from which no run can go on.
+    #[error(
+        "tensor `{name}` of checkpoint {}: expected finite numbers, found {value}: the run that saved it had diverged",
+        .path.display()
+    )]
+    NotFinite {
+        /// The checkpoint.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// The value.
+        value: f64,
+    },
     /// The requested part lies outside the tensor, or the buffer has the wrong length for it.
     #[error("tensor `{name}` of shape {shape:?}: cannot read {ranges:?}: {reason}")]
     InvalidSlice {
@@ -374,6 +387,13 @@ pub enum CheckpointError {
     Comm(#[from] CommError),
 }
 
+/// Whether a file was refused for what it is, or for what a link at its place leads to.
+fn is_not_plain(error: &io::Error) -> bool {
+    use io::ErrorKind::{FileTooLarge, InvalidData, InvalidInput, IsADirectory, NotADirectory};
+    let is_loop = error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error());
+    is_loop || [FileTooLarge, InvalidData, InvalidInput, IsADirectory, NotADirectory].contains(&error.kind())
+}
+
 impl CheckpointError {
     /// For `map_err`: the attempted action and its path.
     pub(super) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
@@ -390,11 +410,27 @@ impl CheckpointError {
             self,
             Self::NotAFolder { .. }
                 | Self::NoBest { .. }
+                | Self::Damaged(_)
+                | Self::Root { .. }
+                | Self::NothingIntact { .. }
                 | Self::StepNotFound { .. }
                 | Self::UnknownTensor { .. }
                 | Self::TensorMismatch { .. }
+                | Self::NotFinite { .. }
+                | Self::InvalidTensor { .. }
                 | Self::InvalidRetention { .. }
-        )
+        ) || matches!(self, Self::Io { source, .. } if is_not_plain(source))
+    }
+
+    /// A [`CheckpointError::NotFinite`], if `tensor` has such a value.
+    ///
+    /// # Errors
+    /// That.
+    pub(crate) fn unless_finite(path: &Path, name: &str, tensor: &HostTensor) -> Result<(), Self> {
+        match tensor.first_not_finite() {
+            None => Ok(()),
+            Some((_, value)) => Err(Self::NotFinite { path: path.to_owned(), name: name.to_owned(), value }),
+        }
     }
 
     pub(super) fn invalid_snapshot(name: impl Into<String>, reason: impl Into<String>) -> Self {

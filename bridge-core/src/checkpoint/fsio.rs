@@ -1,10 +1,12 @@
 //! Crash-safe file operations: everything is synced before it gets its final name. Knows nothing about checkpoints.
 
 use std::ffi::OsString;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+
+use bridge_data::outside;
 
 use super::checksum::{Checksum, ChecksumBuilder};
 use super::error::CheckpointError;
@@ -79,8 +81,7 @@ pub(super) struct FileWriter {
 
 impl FileWriter {
     pub(super) fn create(path: &Path) -> Result<Self, CheckpointError> {
-        let file = OpenOptions::new().write(true).create(true).truncate(true).open(path);
-        let file = file.map_err(CheckpointError::io("create", path))?;
+        let file = outside::create(path).map_err(CheckpointError::io("create", path))?;
         Ok(Self { path: path.to_owned(), file, checksum: ChecksumBuilder::new(), size: 0 })
     }
 

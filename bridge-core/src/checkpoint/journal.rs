@@ -8,6 +8,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
+use bridge_data::outside;
 use serde::{Deserialize, Serialize};
 
 use super::checksum::{Checksum, SealError, seal, unseal};
@@ -104,7 +105,7 @@ pub(super) fn write_journal(root: &Path, journal: &Journal) -> Result<(), Checkp
 }
 
 fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>, CheckpointError> {
-    match fs::read(path) {
+    match outside::read(path, outside::SETTINGS_BYTES) {
         Ok(bytes) => Ok(Some(bytes)),
         // A dangling link is not a missing file: the target was meant to exist.
         Err(e) if e.kind() == io::ErrorKind::NotFound && fs::symlink_metadata(path).is_err() => Ok(None),

@@ -8,6 +8,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use bridge_data::outside;
+
 use super::error::{CheckpointError, Damage, DamagedCheckpoint, SkippedCheckpoint};
 use super::layout::{RUN_CONFIG_FILE, TRAIN_STATE_FILE};
 use super::metadata::{Metadata, SliceRecord, TensorRecord};
@@ -72,7 +74,12 @@ impl Checkpoint {
     /// If the file cannot be read, or is not a train state that this version supports.
     pub fn train_state(&self) -> Result<TrainState, CheckpointError> {
         let bytes = self.file(TRAIN_STATE_FILE)?;
-        serde_json::from_slice(&bytes).map_err(|e| self.malformed(TRAIN_STATE_FILE, e.to_string()))
+        let state: TrainState =
+            serde_json::from_slice(&bytes).map_err(|e| self.malformed(TRAIN_STATE_FILE, e.to_string()))?;
+        match state.problem(self.iteration()) {
+            None => Ok(state),
+            Some(reason) => Err(self.malformed(TRAIN_STATE_FILE, reason)),
+        }
     }
 
     /// The resolved configuration of the run, as TOML.
@@ -97,8 +104,10 @@ impl Checkpoint {
         let Some(file) = self.files.get(name) else {
             return Err(self.damaged(Damage::FileMissing { file: name.to_owned() }));
         };
-        let size = usize::try_from(file.size()).map_err(|e| self.malformed(name, e.to_string()))?;
-        let mut bytes = vec![0; size];
+        let limit = outside::RECORDS_BYTES;
+        let size = usize::try_from(file.size()).ok().filter(|_| file.size() <= limit);
+        let too_large = || self.malformed(name, format!("it has {} bytes, which is more than {limit}", file.size()));
+        let mut bytes = vec![0; size.ok_or_else(too_large)?];
         file.read_exact_at(&mut bytes, 0)?;
         Ok(bytes)
     }

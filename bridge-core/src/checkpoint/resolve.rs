@@ -3,10 +3,11 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+use bridge_data::outside;
 
 use super::checksum::{Checksum, stated_checksum};
 use super::error::{CheckpointError, DamagedCheckpoint, RootFault, SkippedCheckpoint};
@@ -388,7 +389,7 @@ fn is_published(state: &RootState, iteration: u64, checksum: Checksum) -> bool {
         return false;
     };
     let mut opening = Vec::new();
-    let file = File::open(entry.path.join(METADATA_FILE));
-    let read = file.and_then(|file| file.take(OPENING_BYTES).read_to_end(&mut opening));
+    let file = outside::open(&entry.path.join(METADATA_FILE));
+    let read = file.and_then(|(file, _)| file.take(OPENING_BYTES).read_to_end(&mut opening));
     read.is_ok() && stated_checksum(&opening) == Ok(checksum)
 }

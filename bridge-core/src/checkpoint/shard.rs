@@ -144,7 +144,8 @@ pub(super) fn write_shards(
     };
     std::thread::scope(|scope| {
         for _ in 1..num_writers.min(plans.len()) {
-            scope.spawn(work);
+            // Without another thread the work takes longer.
+            let _ = std::thread::Builder::new().spawn_scoped(scope, work);
         }
         work();
     });

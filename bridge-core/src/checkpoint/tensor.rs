@@ -199,6 +199,22 @@ impl HostTensor {
         self.bytes
     }
 
+    /// The first element that is NaN or infinite, with its place (row-major). Other types than floats have none.
+    #[must_use]
+    pub fn first_not_finite(&self) -> Option<(usize, f64)> {
+        fn first<const N: usize>(bytes: &[u8], value: impl Fn([u8; N]) -> f64) -> Option<(usize, f64)> {
+            let mut values = bytes.as_chunks::<N>().0.iter().map(|chunk| value(*chunk)).enumerate();
+            values.find(|(_, value)| !value.is_finite())
+        }
+        match self.dtype {
+            DType::F64 => first(&self.bytes, f64::from_le_bytes),
+            DType::F32 => first(&self.bytes, |bytes| f64::from(f32::from_le_bytes(bytes))),
+            DType::BF16 => first(&self.bytes, |bytes| half::bf16::from_le_bytes(bytes).to_f64()),
+            DType::F16 => first(&self.bytes, |bytes| half::f16::from_le_bytes(bytes).to_f64()),
+            DType::I64 | DType::I32 | DType::U32 | DType::U8 | DType::Bool => None,
+        }
+    }
+
     /// Its elements as numbers.
     ///
     /// # Errors

@@ -52,6 +52,25 @@ impl Default for TrainState {
     }
 }
 
+impl TrainState {
+    /// Why this cannot be the state of a run at `iteration`, if it cannot.
+    pub(super) fn problem(&self, iteration: u64) -> Option<String> {
+        /// Far above any run; sums and products of counters stay far below what 64 bits hold.
+        const MOST: u64 = 1 << 53;
+        if self.step != iteration {
+            return Some(format!("step: expected {iteration}, as in the metadata, found {}", self.step));
+        }
+        let counters = [
+            ("step", self.step),
+            ("consumed_train_samples", self.consumed_train_samples),
+            ("skipped_train_samples", self.skipped_train_samples),
+            ("consumed_valid_samples", self.consumed_valid_samples),
+        ];
+        let (name, found) = counters.into_iter().find(|(_, count)| *count > MOST)?;
+        Some(format!("{name}: expected at most {MOST}, found {found}"))
+    }
+}
+
 /// Floats as JSON numbers, and the values that JSON lacks as text: `"inf"`, `"-inf"`, `"nan"`.
 mod any_float {
     use serde::de::Error;

@@ -3,12 +3,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
-use std::io::{self, Read};
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use bridge_data::outside;
 use safetensors::tensor::Metadata as Header;
 use serde::Deserialize;
 
@@ -35,7 +36,7 @@ pub enum Verification {
 const MAX_OPEN_FILES: usize = 256;
 /// More threads than this do not read faster from a disk.
 const MAX_THREADS: usize = 8;
-/// Far above any real metadata or shard header; prevents huge allocations for damaged files.
+/// Far above any real shard header; prevents huge allocations for damaged files.
 const MAX_HEADER_BYTES: u64 = 1 << 30;
 
 /// A verified file; a different file that later has its name is detected.
@@ -55,7 +56,7 @@ impl VerifiedFile {
         if let Some(file) = &self.open {
             return read(file);
         }
-        let opened = File::open(&self.path).and_then(|file| Ok((FileId::of(&file.metadata()?), file)));
+        let opened = outside::open(&self.path).and_then(|(file, _)| Ok((FileId::of(&file.metadata()?), file)));
         match opened.map_err(CheckpointError::io("open", &self.path))? {
             (id, file) if id == self.id => read(&file),
             _ => {
@@ -137,15 +138,7 @@ fn read_metadata(folder: &Path) -> Result<Metadata, Damage> {
         Err(e) => return Err(unreadable(METADATA_FILE, &e)),
     }
     let path = folder.join(METADATA_FILE);
-    let bytes = open_regular(&path)
-        .and_then(|(mut open, size)| {
-            if size > MAX_HEADER_BYTES {
-                return Err(io::Error::other(format!("{size} bytes are too many")));
-            }
-            let mut bytes = Vec::new();
-            open.read_to_end(&mut bytes).map(|_| bytes)
-        })
-        .map_err(|e| unreadable(METADATA_FILE, &e))?;
+    let bytes = outside::read(&path, outside::RECORDS_BYTES).map_err(|e| unreadable(METADATA_FILE, &e))?;
 
     /// Read first: other versions may have a different form.
     #[derive(Deserialize)]
@@ -175,16 +168,6 @@ fn unreadable(file: &str, error: &io::Error) -> Damage {
     }
 }
 
-/// Opens a regular file: opening a pipe would wait forever.
-fn open_regular(path: &Path) -> io::Result<(File, u64)> {
-    if !fs::metadata(path)?.is_file() {
-        return Err(io::Error::other("it is not a regular file"));
-    }
-    let file = File::open(path)?;
-    let size = file.metadata()?.len();
-    Ok((file, size))
-}
-
 /// Verifies all files, several at a time and the largest first, so that the threads finish together.
 fn verify_files(
     folder: &Path,
@@ -211,7 +194,8 @@ fn verify_files(
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS).min(queue.len());
     std::thread::scope(|scope| {
         for _ in 1..threads {
-            scope.spawn(work);
+            // Without another thread the work takes longer.
+            let _ = std::thread::Builder::new().spawn_scoped(scope, work);
         }
         work();
     });
@@ -233,7 +217,7 @@ fn verify_file(
 ) -> Result<VerifiedFile, Damage> {
     let path = folder.join(name);
     let failed = |e: io::Error| unreadable(name, &e);
-    let (file, size) = open_regular(&path).map_err(failed)?;
+    let (file, size) = outside::open(&path).map_err(failed)?;
     let size_mismatch = |found| Damage::SizeMismatch { file: name.to_owned(), expected: record.size, found };
     if size != record.size {
         return Err(size_mismatch(size));
@@ -278,8 +262,9 @@ fn read_header(file: &VerifiedFile) -> Result<ShardHeader, String> {
     let mut json = vec![0; usize::try_from(length).map_err(|e| e.to_string())?];
     file.read_exact_at(&mut json, 8).map_err(|e| e.to_string())?;
     let header: Header = serde_json::from_slice(&json).map_err(|e| format!("its safetensors header: {e}"))?;
-    let expected = data_start + header.data_len() as u64;
-    if expected != file.size() {
+    let expected = data_start.checked_add(header.data_len() as u64);
+    if expected != Some(file.size()) {
+        let expected = expected.map_or("too many".to_owned(), |expected| expected.to_string());
         return Err(format!("its safetensors header describes {expected} bytes, it has {}", file.size()));
     }
     Ok(ShardHeader { header, data_start })

@@ -2,7 +2,7 @@
 
 use super::error::{ConfigError, ErrorKind};
 use super::node::{Data, Entry, Location, Node};
-use super::source::parse_toml_value;
+use super::source::{MAX_DEPTH, parse_toml_value};
 
 /// Lays `key=value` arguments over `root`, in order; the last one about a key wins.
 ///
@@ -25,6 +25,13 @@ fn apply_one(root: &mut Node, argument: &str) -> Result<(), Box<ConfigError>> {
     };
     let key = key.trim();
     let path: Vec<&str> = key.split('.').map(str::trim).collect();
+    if path.len() > MAX_DEPTH {
+        let start: String = key.chars().take(40).collect();
+        return Err(syntax(
+            &start,
+            format!("a key of {} parts: nothing is nested more than {MAX_DEPTH} deep", path.len()),
+        ));
+    }
     if path.iter().any(|part| part.is_empty()) {
         return Err(syntax(key, format!("{key:?} is not a dotted key")));
     }

@@ -6,6 +6,7 @@ use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use bridge_data::outside;
 use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 use plotters::style::{RGBColor, register_font};
@@ -130,13 +131,11 @@ fn draw_error(path: &Path) -> impl FnOnce(String) -> PlotError {
 
 /// Writes the file in one step, because a viewer may have it open.
 fn replace(path: &Path, bytes: &[u8]) -> Result<(), PlotError> {
-    let temporary = path.with_extension("tmp");
     let write = || {
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder)?;
         }
-        fs::write(&temporary, bytes)?;
-        fs::rename(&temporary, path)
+        outside::replace(path, bytes)
     };
     write().map_err(|source| PlotError::Io { path: path.to_owned(), source })
 }

@@ -323,6 +323,12 @@ impl Optimizer {
         OptimizerState { tensors, ranges, step: self.step }
     }
 
+    /// The dtype of a kind of saved tensor; `None` if this optimizer has no such kind.
+    pub fn state_dtype(&self, kind: &str) -> Option<FloatDType> {
+        let state = self.settings.algorithm.rule.states.iter().find(|state| state.name == kind);
+        state.map(|state| state.dtype).or((kind == MASTER).then_some(FloatDType::F32))
+    }
+
     /// Restores saved state. Returns the names of saved tensors that belong to no parameter of this optimizer.
     ///
     /// A tensor may cover all that this rank's model holds of a parameter, or just the range whose state is on this rank.

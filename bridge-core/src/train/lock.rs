@@ -1,8 +1,10 @@
 //! Keeps two runs out of each other's checkpoints and logs.
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{File, TryLockError};
 use std::io::{Read, Write};
 use std::path::Path;
+
+use bridge_data::outside;
 
 use super::TrainError;
 use crate::config::RunConfig;
@@ -36,8 +38,7 @@ fn lock(key: &'static str, folder: &Path) -> Result<File, TrainError> {
         |error: std::io::Error| TrainError::Folder { key, path: folder.to_owned(), message: error.to_string() };
     std::fs::create_dir_all(folder).map_err(cannot)?;
     let path = folder.join(FILE);
-    let mut file =
-        OpenOptions::new().create(true).truncate(false).read(true).write(true).open(&path).map_err(cannot)?;
+    let mut file = outside::lockable(&path).map_err(cannot)?;
     match file.try_lock() {
         Ok(()) => {
             // For the message of a run that finds the folder locked.

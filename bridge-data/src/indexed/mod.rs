@@ -21,7 +21,6 @@ mod writer;
 
 use std::path::{Path, PathBuf};
 
-pub(crate) use reader::map_file;
 pub use reader::{BinAccess, IndexedDataset, ModeColumn};
 pub use writer::{IndexedDatasetBuilder, SequenceTokens};
 

@@ -11,7 +11,7 @@ use twox_hash::XxHash3_64;
 
 use super::checks::Header;
 use super::{HEADER_BYTES, TokenDtype, bin_path, idx_path};
-use crate::DataError;
+use crate::{DataError, outside};
 
 /// How `.bin` is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -84,18 +84,18 @@ impl IndexedDataset {
     pub fn open_with_modes(prefix: impl AsRef<Path>, access: BinAccess, modes: ModeColumn) -> Result<Self, DataError> {
         let prefix = prefix.as_ref().to_owned();
         let index_path = idx_path(&prefix);
-        let index_file = File::open(&index_path).map_err(DataError::io("open the index", &index_path))?;
-        let index = map_file(&index_file, &index_path)?;
+        let index = outside::map(&index_path).map_err(DataError::io("open the index", &index_path))?;
         let header = Header::parse(&index, &index_path)?;
         header.check_size(index.len(), modes, &index_path)?;
 
         let data_path = bin_path(&prefix);
-        let data_file = File::open(&data_path).map_err(DataError::io("open the tokens", &data_path))?;
-        let bin_bytes = data_file.metadata().map_err(DataError::io("read the size of", &data_path))?.len();
-        let bin = match access {
-            BinAccess::Mmap => Bin::Map(map_file(&data_file, &data_path)?),
-            BinAccess::Pread => Bin::File(data_file),
-        };
+        let opening = || DataError::io("open the tokens", &data_path);
+        let (bin, bin_bytes) = match access {
+            BinAccess::Mmap => outside::map(&data_path).map(|map| (map.len() as u64, Bin::Map(map))),
+            BinAccess::Pread => outside::open(&data_path).map(|(file, size)| (size, Bin::File(file))),
+        }
+        .map(|(size, bin)| (bin, size))
+        .map_err(opening())?;
         let dataset = Self {
             prefix,
             index,
@@ -322,14 +322,6 @@ pub(super) fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
 /// The `N`-byte words of a table.
 pub(super) fn words<const N: usize>(bytes: &[u8]) -> impl ExactSizeIterator<Item = [u8; N]> + '_ {
     bytes.chunks_exact(N).map(array)
-}
-
-/// Maps a whole file read-only.
-pub(crate) fn map_file(file: &File, path: &Path) -> Result<Mmap, DataError> {
-    // SAFETY: the map is only read. Datasets are replaced by renaming a new file over the old name, never written in place, so
-    // the mapped pages keep their content. If another program truncates the file, reads fault, as with every memory-mapped
-    // format.
-    unsafe { Mmap::map(file) }.map_err(DataError::io("map into memory", path))
 }
 
 /// Appends stored integers; a float that is not an integer is the error.

@@ -283,13 +283,17 @@ impl Workers {
         let window = count * prefetch_factor;
         let spawn = |_| {
             let (shared, dataset) = (Arc::clone(&shared), Arc::clone(&dataset));
-            std::thread::spawn(move || work(&shared, dataset.as_ref(), window))
+            std::thread::Builder::new().spawn(move || work(&shared, dataset.as_ref(), window))
         };
-        let threads = (0..count).map(spawn).collect();
+        // Fewer threads than asked for do the same work; without any, the first batch is an error.
+        let threads: Vec<JoinHandle<()>> = (0..count).map_while(|index| spawn(index).ok()).collect();
         Self { shared, threads }
     }
 
     fn next(&mut self) -> Option<Result<MicroBatch, DataError>> {
+        if self.threads.is_empty() {
+            return Some(Err(DataError::WorkerPanicked("the system gives no further thread".to_owned())));
+        }
         let mut state = self.shared.lock();
         loop {
             let wanted = state.wanted;

@@ -124,7 +124,7 @@ impl std::fmt::Display for PackReport {
         if self.invalid_documents > 0 {
             write!(
                 f,
-                "; {} documents that are not UTF-8 skipped: {}",
+                "; {} documents that are not UTF-8 text skipped: {}",
                 self.invalid_documents,
                 self.invalid_names.join(", ")
             )?;
@@ -216,20 +216,19 @@ impl<'a> Packer<'a> {
     fn run(&mut self) -> Result<(), DataError> {
         let documents = self.params.source.documents()?;
         let threads = self.params.num_threads.unwrap_or(0);
-        let pool = rayon::ThreadPoolBuilder::new()
-            .num_threads(threads)
-            .build()
-            .map_err(|error| DataError::Parameter(format!("cannot start {threads} threads: {error}")))?;
+        let cannot = |error: &dyn std::fmt::Display| DataError::Parameter(format!("cannot start threads: {error}"));
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().map_err(|error| cannot(&error))?;
         let (sender, receiver) = sync_channel(1);
         std::thread::scope(|scope| {
-            scope.spawn(move || {
+            let read = move || {
                 for batch in (Batches { documents, failed: false }) {
                     // If the receiver is gone, it has failed; stop reading.
                     if sender.send(batch).is_err() {
                         return;
                     }
                 }
-            });
+            };
+            std::thread::Builder::new().spawn_scoped(scope, read).map_err(|error| cannot(&error))?;
             // Taken by value: a failure drops the receiver, which stops the reader.
             self.consume(receiver, &pool)
         })
@@ -306,8 +305,10 @@ impl<'a> Packer<'a> {
     fn finish(self) -> Result<PackReport, DataError> {
         if self.counts.documents == 0 {
             return Err(DataError::Source(format!(
-                "there is no text to pack: {} empty documents, {} that are not UTF-8",
-                self.report.empty_documents, self.report.invalid_documents
+                "there is no text to pack: {}: {} empty documents, {} that are not UTF-8 text",
+                self.params.source.name(),
+                self.report.empty_documents,
+                self.report.invalid_documents
             )));
         }
         self.builder.finalize()?;

@@ -1,6 +1,6 @@
 //! Reuse of earlier results, and the lock against concurrent writers. What is produced belongs to the callers.
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{File, TryLockError};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -8,9 +8,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::DataError;
-use crate::atomic;
 use crate::indexed::with_suffix;
+use crate::{DataError, atomic, outside};
 
 /// A lock that is held while an output is written, or while an existing one is opened: one writer, or any number of readers. The file is
 /// deleted with the last lock, so that no attempt leaves it behind.
@@ -37,12 +36,7 @@ impl OutputLock {
             std::fs::create_dir_all(folder).map_err(DataError::io("create the folder", folder))?;
         }
         loop {
-            let file = OpenOptions::new()
-                .create(true)
-                .truncate(false)
-                .write(true)
-                .open(&path)
-                .map_err(DataError::io("open the lock file", &path))?;
+            let file = outside::lockable(&path).map_err(DataError::io("open the lock file", &path))?;
             match attempt(&file) {
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => return Err(DataError::Locked { path }),
@@ -103,7 +97,7 @@ pub(crate) fn claim<R: DeserializeOwned>(
 /// Whether an open file still has this name.
 fn is_named(file: &File, path: &Path) -> std::io::Result<bool> {
     let open = file.metadata()?;
-    match std::fs::metadata(path) {
+    match std::fs::symlink_metadata(path) {
         Ok(named) => Ok((open.dev(), open.ino()) == (named.dev(), named.ino())),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
         Err(error) => Err(error),
@@ -129,7 +123,7 @@ fn sizes_of(files: &[&Path]) -> Option<Vec<u64>> {
 /// The report of an earlier result that was made from the same `key` and whose files are complete.
 pub(crate) fn load<R: DeserializeOwned>(output: &Path, key: &Value, files: &[&Path]) -> Result<Option<R>, DataError> {
     let path = record_path(output);
-    let text = match std::fs::read(&path) {
+    let text = match outside::read(&path, outside::SETTINGS_BYTES) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(DataError::io("read", &path)(error)),

@@ -86,6 +86,8 @@ pub fn train_tokenizer_locked(
 /// Decoded documents, counted.
 struct Feed<'a> {
     documents: Documents,
+    /// The source's, for messages.
+    name: String,
     progress: &'a dyn WorkProgress,
     counts: WorkCounts,
     /// Bytes done when progress was last reported.
@@ -95,7 +97,7 @@ struct Feed<'a> {
 impl<'a> Feed<'a> {
     fn new(source: &TextSource, progress: &'a dyn WorkProgress) -> Result<Self, DataError> {
         let counts = WorkCounts { bytes_total: source.total_bytes(), ..WorkCounts::default() };
-        Ok(Self { documents: source.documents()?, progress, counts, reported: 0 })
+        Ok(Self { documents: source.documents()?, name: source.name(), progress, counts, reported: 0 })
     }
 
     fn next(&mut self) -> Result<Option<String>, DataError> {
@@ -112,7 +114,7 @@ impl<'a> Feed<'a> {
         }
         self.report();
         match self.counts.documents {
-            0 => Err(DataError::Source("there is no text to train a tokenizer on".into())),
+            0 => Err(DataError::Source(format!("there is no text to train a tokenizer on in {}", self.name))),
             _ => Ok(None),
         }
     }

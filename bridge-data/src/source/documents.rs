@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::DataError;
+use crate::{DataError, outside};
 
 /// A document as it was read, not yet decoded.
 #[derive(Debug, Clone)]
@@ -26,7 +26,7 @@ pub enum Text {
     Valid(String),
     /// It has no text.
     Empty,
-    /// It is not UTF-8.
+    /// It is not UTF-8, or a file with zero bytes: no text.
     NotUtf8,
 }
 
@@ -52,6 +52,8 @@ impl RawDocument {
         let Some(key) = &self.key else {
             return Ok(match String::from_utf8(self.bytes) {
                 Ok(text) if text.is_empty() => Text::Empty,
+                // No text has it, and files of programs do.
+                Ok(text) if text.contains('\0') => Text::NotUtf8,
                 Ok(text) => Text::Valid(text),
                 Err(_) => Text::NotUtf8,
             });
@@ -172,11 +174,11 @@ impl Documents {
                 };
                 *next += 1;
                 if key.is_some() {
-                    let file = File::open(path).map_err(DataError::io("open", path))?;
+                    let (file, _) = outside::open(path).map_err(DataError::io("open", path))?;
                     let reader = Box::new(BufReader::with_capacity(1 << 20, file));
                     *lines = Some(Lines { reader, file: (Arc::clone(path), key.clone()), line: 0 });
                 } else {
-                    let bytes = std::fs::read(path).map_err(DataError::io("read", path))?;
+                    let bytes = outside::read(path, u64::MAX).map_err(DataError::io("read", path))?;
                     return Ok(Some(RawDocument { path: Arc::clone(path), line: 0, key: None, bytes }));
                 }
             },
@@ -221,7 +223,7 @@ impl Lines {
 fn read_place((path, key): &Keyed, place: Place, open: &mut Option<(usize, File)>) -> Result<RawDocument, DataError> {
     let mut file = match open.take() {
         Some((number, file)) if number == place.file => file,
-        _ => File::open(path).map_err(DataError::io("open", path))?,
+        _ => outside::open(path).map_err(DataError::io("open", path))?.0,
     };
     let mut bytes = vec![0; place.length];
     file.seek(SeekFrom::Start(place.start))

@@ -10,8 +10,8 @@ use std::time::UNIX_EPOCH;
 
 pub use documents::{Documents, RawDocument, Text};
 
-use super::DataError;
 use super::random::RandomState;
+use super::{DataError, outside};
 use expand::expand;
 
 /// The format of a file.
@@ -129,6 +129,19 @@ impl TextSource {
         }
     }
 
+    /// Its first files, for messages.
+    pub fn name(&self) -> String {
+        const SHOWN: usize = 3;
+        let Origin::Files(files) = &self.origin else {
+            return "standard input".to_owned();
+        };
+        let mut names: Vec<String> = files.iter().take(SHOWN).map(|file| file.path.display().to_string()).collect();
+        if files.len() > SHOWN {
+            names.push(format!("{} other files", files.len() - SHOWN));
+        }
+        names.join(", ")
+    }
+
     /// Files that `max_bytes` left out.
     pub fn files_left_out(&self) -> usize {
         self.left_out
@@ -223,7 +236,7 @@ impl TextSource {
 
 /// Calls `on` with number (from 1), start and length of each line.
 fn find_lines(path: &Path, mut on: impl FnMut(usize, u64, usize)) -> Result<(), DataError> {
-    let file = std::fs::File::open(path).map_err(DataError::io("open", path))?;
+    let (file, _) = outside::open(path).map_err(DataError::io("open", path))?;
     let mut reader = BufReader::with_capacity(1 << 20, file);
     let (mut start, mut number) = (0u64, 1);
     let mut line = Vec::new();
@@ -281,6 +294,10 @@ fn matches_of(input: &str) -> Result<Vec<PathBuf>, DataError> {
     let literal = PathBuf::from(&expanded);
     if literal.is_file() {
         return Ok(vec![literal]);
+    }
+    if literal.exists() && !literal.is_dir() {
+        // Says what else it is.
+        outside::open(&literal).map_err(DataError::io("read", &literal))?;
     }
     if literal.is_dir() {
         return Err(DataError::Source(format!(

@@ -81,6 +81,9 @@ pub(crate) struct Words<'a> {
     classes: &'static Classes,
 }
 
+/// A longer word is cut: merging one takes a hundred times its bytes of memory. No text of people or programs has any.
+const LONGEST_WORD: usize = 1 << 20;
+
 /// Splits `text` into words.
 pub(crate) fn words(text: &str) -> Words<'_> {
     Words { rest: text, classes: &CLASSES }
@@ -135,7 +138,9 @@ impl<'a> Iterator for Words<'a> {
         if self.rest.is_empty() {
             return None;
         }
-        let (word, rest) = self.rest.split_at(self.next_length());
+        let length = self.next_length();
+        let length = if length > LONGEST_WORD { self.rest.floor_char_boundary(LONGEST_WORD) } else { length };
+        let (word, rest) = self.rest.split_at(length);
         self.rest = rest;
         Some(word)
     }
@@ -165,9 +170,43 @@ pub(crate) fn split_point(text: &str, from: usize) -> Option<usize> {
     None
 }
 
+/// Pieces of a text without a run of more than [`LONGEST_WORD`] bytes that has no beginning of a word, so that a tokenizer of a library can take
+/// them; the text itself, if it has none.
+pub(crate) fn bounded(text: &str) -> Vec<&str> {
+    let (mut pieces, mut start, mut run) = (Vec::new(), 0, 0);
+    let mut was_space = true;
+    for (at, c) in text.char_indices() {
+        let is_space = c.is_whitespace();
+        if was_space && !is_space {
+            run = at;
+        } else if at - run >= LONGEST_WORD {
+            pieces.push(&text[start..at]);
+            (start, run) = (at, at);
+        }
+        was_space = is_space;
+    }
+    pieces.push(&text[start..]);
+    pieces
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn words_without_end_are_cut_and_nothing_is_lost() {
+        for unit in ["a", "\u{e9}", " ", "1", "\u{1f600}"] {
+            let text = format!("one two {} three", unit.repeat((3 * LONGEST_WORD + 7) / unit.len()));
+            for pieces in [words(&text).collect::<Vec<_>>(), bounded(&text)] {
+                assert!(pieces.iter().all(|piece| piece.len() <= LONGEST_WORD + 16), "{unit:?}");
+                assert_eq!(pieces.concat(), text);
+            }
+        }
+        assert_eq!(bounded("one two"), ["one two"]);
+        assert_eq!(bounded(""), [""]);
+        let usual = "word ".repeat(LONGEST_WORD);
+        assert_eq!(bounded(&usual), [usual.as_str()]);
+    }
 
     #[test]
     fn words_follow_the_pattern() {

@@ -31,6 +31,9 @@ pub enum TokenizerError {
         /// What is wrong, with the place.
         problem: String,
     },
+    /// A library panicked over what was asked of it.
+    #[error("the tokenizer's library failed: {0}")]
+    Panicked(String),
     /// The caller asked to stop.
     #[error("interrupted before the tokenizer was trained")]
     Interrupted,

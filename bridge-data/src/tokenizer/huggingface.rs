@@ -12,6 +12,7 @@ use super::fast::FastByteLevel;
 use super::special::{self, Named, SpecialNames};
 use super::train::END_OF_TEXT;
 use super::{Tokenizer, TokenizerError};
+use crate::outside;
 
 const TOKENIZER_FILE: &str = "tokenizer.json";
 const VOCAB_FILE: &str = "vocab.json";
@@ -65,10 +66,11 @@ impl HuggingFaceTokenizer {
             (path.to_owned(), path.parent().map_or_else(PathBuf::new, Path::to_owned))
         };
         if file.is_file() {
-            let content = std::fs::read_to_string(&file).map_err(TokenizerError::io("read", &file))?;
-            let inner: Inner = content
-                .parse()
-                .map_err(|error| TokenizerError::malformed(&file, format!("not a tokenizer: {error}")))?;
+            let content = outside::read_text(&file, outside::TABLE_BYTES).map_err(TokenizerError::io("read", &file))?;
+            let parse = || content.parse::<Inner>().map_err(|error| error.to_string());
+            let inner = outside::contained(parse).and_then(|parsed| parsed);
+            let inner = inner.map_err(|error| TokenizerError::malformed(&file, format!("not a tokenizer: {error}")))?;
+            check_ids(&inner).map_err(|problem| TokenizerError::malformed(&file, problem))?;
             return Self::assemble(inner, &folder);
         }
         let (vocab, merges) = (path.join(VOCAB_FILE), path.join(MERGES_FILE));
@@ -84,12 +86,20 @@ impl HuggingFaceTokenizer {
     /// Missing or malformed files.
     pub fn from_vocab_and_merges(vocab: &Path, merges: &Path) -> Result<Self, TokenizerError> {
         for path in [vocab, merges] {
-            std::fs::metadata(path).map_err(TokenizerError::io("open", path))?;
+            let (_, size) = outside::open(path).map_err(TokenizerError::io("open", path))?;
+            if size > outside::TABLE_BYTES {
+                return Err(TokenizerError::malformed(path, format!("it has {size} bytes: no vocabulary has so many")));
+            }
         }
-        let model = BPE::from_file(&vocab.to_string_lossy(), &merges.to_string_lossy()).build().map_err(|error| {
+        let build = || {
+            let builder = BPE::from_file(&vocab.to_string_lossy(), &merges.to_string_lossy());
+            builder.build().map_err(|error| error.to_string())
+        };
+        let model = outside::contained(build).and_then(|built| built).map_err(|error| {
             TokenizerError::malformed(vocab, format!("unusable with {}: {error}", merges.display()))
         })?;
         let mut inner = byte_level_tokenizer(model);
+        check_ids(&inner).map_err(|problem| TokenizerError::malformed(vocab, problem))?;
         if inner.token_to_id(END_OF_TEXT).is_some() {
             inner.add_special_tokens(&[AddedToken::from(END_OF_TEXT, true)]);
         }
@@ -180,9 +190,14 @@ impl HuggingFaceTokenizer {
 
     /// The library's encoding, with which the fast one must agree.
     pub(crate) fn encode_reference(&self, text: &str) -> Result<Vec<i64>, TokenizerError> {
-        let encoding =
-            self.inner.encode_fast(text, false).map_err(|error| TokenizerError::Encode(error.to_string()))?;
-        Ok(encoding.get_ids().iter().map(|&id| i64::from(id)).collect())
+        let mut ids = Vec::new();
+        for piece in byte_level::bounded(text) {
+            let encode =
+                || self.inner.encode_fast(piece, false).map_err(|error| TokenizerError::Encode(error.to_string()));
+            let encoding = outside::contained(encode).map_err(TokenizerError::Panicked)??;
+            ids.extend(encoding.get_ids().iter().map(|&id| i64::from(id)));
+        }
+        Ok(ids)
     }
 }
 
@@ -196,7 +211,8 @@ impl Tokenizer for HuggingFaceTokenizer {
 
     fn decode(&self, ids: &[i64]) -> Result<String, TokenizerError> {
         let ids = ids.iter().map(|&id| self.known(id)).collect::<Result<Vec<u32>, _>>()?;
-        self.inner.decode(&ids, false).map_err(|error| TokenizerError::Decode(error.to_string()))
+        let decode = || self.inner.decode(&ids, false).map_err(|error| TokenizerError::Decode(error.to_string()));
+        outside::contained(decode).map_err(TokenizerError::Panicked)?
     }
 
     fn vocab_size(&self) -> usize {
@@ -257,13 +273,29 @@ impl Tokenizer for HuggingFaceTokenizer {
             .chain([(TOKENIZER_FILE, self.content.as_str())]);
         for (name, text) in files {
             let path = folder.join(name);
-            std::fs::write(&path, text).map_err(TokenizerError::io("write", &path))?;
+            outside::replace(&path, text.as_bytes()).map_err(TokenizerError::io("write", &path))?;
         }
         Ok(())
     }
 
     fn split_point(&self, text: &str, from: usize) -> Option<usize> {
         self.fast.as_ref().and_then(|_| byte_level::split_point(text, from))
+    }
+}
+
+/// A vocabulary has tables by id, which must fit in memory: ids are below this number.
+const MOST_IDS: u32 = 1 << 24;
+
+/// Refuses a vocabulary that is empty, or has ids that no model's does.
+fn check_ids(inner: &Inner) -> Result<(), String> {
+    let vocab = inner.get_vocab(true);
+    match vocab.iter().max_by_key(|(_, id)| **id) {
+        None => Err("not a tokenizer: its vocabulary is empty".to_owned()),
+        Some((token, id)) if *id >= MOST_IDS => {
+            let token: String = token.chars().take(40).collect();
+            Err(format!("the token {token:?} has the id {id}, expected one below {MOST_IDS}"))
+        }
+        Some(_) => Ok(()),
     }
 }
 

@@ -6,6 +6,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::TokenizerError;
+use crate::outside;
 
 /// Files beside a tokenizer, in the order in which they are read.
 pub(crate) const COMPANIONS: [&str; 4] =
@@ -31,7 +32,7 @@ pub(crate) fn read_companions(folder: &Path) -> Result<Vec<(&'static str, String
     let mut found = Vec::new();
     for name in COMPANIONS {
         let path = folder.join(name);
-        match std::fs::read_to_string(&path) {
+        match outside::read_text(&path, outside::SETTINGS_BYTES) {
             Ok(text) => found.push((name, text)),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             Err(error) => return Err(TokenizerError::io("read", &path)(error)),

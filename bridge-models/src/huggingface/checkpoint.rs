@@ -1,9 +1,9 @@
 //! Safetensors files of a folder, single or sharded, memory-mapped and read tensor by tensor.
 
-use std::collections::BTreeMap;
-use std::fs::File;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
+use bridge_data::outside;
 use memmap2::Mmap;
 use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
@@ -24,6 +24,8 @@ pub struct HostTensor {
 pub struct HfCheckpoint {
     folder: PathBuf,
     files: Vec<Mmap>,
+    /// Of each file.
+    paths: Vec<PathBuf>,
     tensors: BTreeMap<String, Entry>,
 }
 
@@ -53,15 +55,16 @@ impl HfCheckpoint {
         if !index_path.exists() {
             return Self::open_files(folder, &[folder.join(SINGLE)]);
         }
-        let text = std::fs::read_to_string(&index_path).map_err(|source| io(&index_path, source))?;
+        let text = outside::read_text(&index_path, outside::TABLE_BYTES).map_err(|source| io(&index_path, source))?;
         let index: Index =
             serde_json::from_str(&text).map_err(|source| HfError::Json { path: index_path.clone(), source })?;
-        let mut names: Vec<&String> = index.weight_map.values().collect();
-        names.sort();
-        names.dedup();
-        let paths: Vec<PathBuf> = names.iter().map(|name| folder.join(name)).collect();
+        let names: BTreeSet<&String> = index.weight_map.values().collect();
+        let paths = names.iter().map(|name| outside::named(folder, name)).collect::<Result<Vec<_>, _>>();
+        let paths = paths.map_err(|source| io(&index_path, source))?;
         let checkpoint = Self::open_files(folder, &paths)?;
-        match index.weight_map.iter().find(|(name, _)| !checkpoint.tensors.contains_key(*name)) {
+        let place_of = |name: &str| checkpoint.tensors.get(name).map(|entry| &checkpoint.paths[entry.file]);
+        let misplaced = |(name, file): &(&String, &String)| place_of(name) != Some(&folder.join(file));
+        match index.weight_map.iter().find(misplaced) {
             None => Ok(checkpoint),
             Some((name, file)) => Err(HfError::NoTensor { path: folder.join(file), name: name.clone() }),
         }
@@ -76,12 +79,10 @@ impl HfCheckpoint {
     }
 
     fn open_files(folder: &Path, paths: &[PathBuf]) -> Result<Self, HfError> {
-        let mut checkpoint = Self { folder: folder.to_owned(), files: Vec::new(), tensors: BTreeMap::new() };
+        let mut checkpoint =
+            Self { folder: folder.to_owned(), files: Vec::new(), paths: Vec::new(), tensors: BTreeMap::new() };
         for path in paths {
-            let file = File::open(path).map_err(|source| io(path, source))?;
-            // SAFETY: the mapping is read-only and private to this value; as with every memory map, nobody may truncate
-            // or rewrite the file while it is open, which is also what loading from it means.
-            let map = unsafe { Mmap::map(&file) }.map_err(|source| io(path, source))?;
+            let map = outside::map(path).map_err(|source| io(path, source))?;
             let damaged = |source| HfError::Safetensors { path: path.clone(), source };
             let (header, metadata) = SafeTensors::read_metadata(&map).map_err(damaged)?;
             let start = size_of::<u64>() + header;
@@ -93,9 +94,13 @@ impl HfCheckpoint {
                     shape: info.shape.clone(),
                     bytes: start + from..start + to,
                 };
-                checkpoint.tensors.insert(name, entry);
+                if let Some(earlier) = checkpoint.tensors.insert(name.clone(), entry) {
+                    let first = checkpoint.paths[earlier.file].clone();
+                    return Err(HfError::Twice { path: path.clone(), name, first });
+                }
             }
             checkpoint.files.push(map);
+            checkpoint.paths.push(path.clone());
         }
         Ok(checkpoint)
     }
@@ -118,7 +123,7 @@ impl HfCheckpoint {
     /// A tensor's values, converted to float32.
     ///
     /// # Errors
-    /// If there is no such tensor, or it is not of floats.
+    /// If there is no such tensor, it is not of floats, or a value is NaN or infinite in float32.
     pub fn read(&self, name: &str) -> Result<HostTensor, HfError> {
         let (entry, bytes) = self.entry(name)?;
         let values = match entry.dtype {
@@ -126,10 +131,9 @@ impl HfCheckpoint {
             Dtype::F16 => elements(bytes, |b| half::f16::from_le_bytes(b).to_f32()),
             Dtype::BF16 => elements(bytes, |b| half::bf16::from_le_bytes(b).to_f32()),
             Dtype::F64 => elements(bytes, |b| f64::from_le_bytes(b) as f32),
-            other => {
-                return Err(HfError::Dtype { name: name.to_owned(), found: other.to_string() });
-            }
+            other => return Err(self.wrong_dtype(entry, name, "F32, F16, BF16 or F64", other)),
         };
+        self.all_finite(entry, name, values.iter().copied().map(f64::from))?;
         Ok(HostTensor { shape: entry.shape.clone(), values })
     }
 
@@ -142,9 +146,7 @@ impl HfCheckpoint {
         let values = match entry.dtype {
             Dtype::I64 => elements(bytes, i64::from_le_bytes),
             Dtype::I32 => elements(bytes, |b| i64::from(i32::from_le_bytes(b))),
-            other => {
-                return Err(HfError::Dtype { name: name.to_owned(), found: other.to_string() });
-            }
+            other => return Err(self.wrong_dtype(entry, name, "I64 or I32", other)),
         };
         Ok((entry.shape.clone(), values))
     }
@@ -156,9 +158,28 @@ impl HfCheckpoint {
     pub fn read_doubles(&self, name: &str) -> Result<Vec<f64>, HfError> {
         let (entry, bytes) = self.entry(name)?;
         match entry.dtype {
-            Dtype::F64 => Ok(elements(bytes, f64::from_le_bytes)),
+            Dtype::F64 => {
+                let values = elements(bytes, f64::from_le_bytes);
+                self.all_finite(entry, name, values.iter().copied())?;
+                Ok(values)
+            }
             _ => Ok(self.read(name)?.values.into_iter().map(f64::from).collect()),
         }
+    }
+
+    /// Refuses values with which no model computes anything.
+    fn all_finite(&self, entry: &Entry, name: &str, values: impl Iterator<Item = f64>) -> Result<(), HfError> {
+        match values.enumerate().find(|(_, value)| !value.is_finite()) {
+            None => Ok(()),
+            Some((index, value)) => {
+                Err(HfError::NotFinite { path: self.paths[entry.file].clone(), name: name.to_owned(), index, value })
+            }
+        }
+    }
+
+    fn wrong_dtype(&self, entry: &Entry, name: &str, expected: &'static str, found: Dtype) -> HfError {
+        let path = self.paths[entry.file].clone();
+        HfError::Dtype { path, name: name.to_owned(), expected, found: found.to_string() }
     }
 
     fn entry(&self, name: &str) -> Result<(&Entry, &[u8]), HfError> {

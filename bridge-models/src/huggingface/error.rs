@@ -58,11 +58,40 @@ pub enum HfError {
         /// The tensor.
         name: String,
     },
-    /// A tensor's dtype cannot be converted to float32.
-    #[error("{name}: expected dtype F32, F16, BF16 or F64, found {found}")]
-    Dtype {
+    /// A tensor is in two of the files, so that it is not known which one is meant.
+    #[error("{path}: the tensor `{name}` is in {} too: expected it once", .first.display())]
+    Twice {
+        /// The second file.
+        path: PathBuf,
         /// The tensor.
         name: String,
+        /// The first file.
+        first: PathBuf,
+    },
+    /// A tensor has a value with which no model computes anything.
+    #[error(
+        "{path}: `{name}`: expected finite numbers, found {value} as number {index} of it: the file is damaged, or was saved from a \
+             model that had diverged"
+    )]
+    NotFinite {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// Where in the tensor, row-major.
+        index: usize,
+        /// The value.
+        value: f64,
+    },
+    /// A tensor's dtype is not one of those that can be read.
+    #[error("{path}: `{name}`: expected dtype {expected}, found {found}")]
+    Dtype {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// Those that can be read.
+        expected: &'static str,
         /// Its dtype.
         found: String,
     },

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 use bridge_core::model::ModelChunk;
+use bridge_data::outside;
 use safetensors::{Dtype, View};
 use serde_json::{Map, Value, json};
 
@@ -240,5 +241,5 @@ fn write_shard(path: &Path, names: &[&str], tensors: &BTreeMap<String, Stored>) 
 
 fn write_json(path: &Path, value: &Value) -> Result<(), HfError> {
     let text = serde_json::to_string_pretty(value).map_err(|source| HfError::Json { path: path.to_owned(), source })?;
-    std::fs::write(path, text + "\n").map_err(|source| io(path, source))
+    outside::replace(path, (text + "\n").as_bytes()).map_err(|source| io(path, source))
 }

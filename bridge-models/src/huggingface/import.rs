@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bridge_core::model::{BuildContext, Declaration, ModelBuildError, ModelChunk, ModelHook, Parallel, Stage};
+use bridge_data::outside;
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use serde_json::{Map, Value};
 
@@ -37,6 +38,7 @@ impl HfModel {
     pub fn open(folder: &Path) -> Result<Self, HfError> {
         let (family, config, eos_token_ids) = read_config(folder)?;
         let checkpoint = HfCheckpoint::open(folder)?;
+        config.check_against(checkpoint.tensors().count())?;
         let map = WeightMap::new(family, &config)?;
         let has_prefix = checkpoint.tensors().any(|(name, _)| name.starts_with(family.prefix));
         let dropped_prefix = (!has_prefix).then_some(family.prefix);
@@ -204,7 +206,7 @@ pub fn import_hook(folder: PathBuf) -> ModelHook {
 /// Family, decoder and end-of-text tokens of a folder's `config.json`.
 pub(super) fn read_config(folder: &Path) -> Result<(&'static Family, DecoderConfig, Vec<i64>), HfError> {
     let path = folder.join("config.json");
-    let text = std::fs::read_to_string(&path).map_err(|source| io(&path, source))?;
+    let text = outside::read_text(&path, outside::SETTINGS_BYTES).map_err(|source| io(&path, source))?;
     let values: Map<String, Value> = serde_json::from_str(&text).map_err(|source| HfError::Json { path, source })?;
     let fields = Fields::new(&values);
     let known = || {
@@ -221,9 +223,15 @@ pub(super) fn read_config(folder: &Path) -> Result<(&'static Family, DecoderConf
     let config = family.decoder_config(&fields)?;
     config.validate()?;
     let eos_token_ids = match fields.get("eos_token_id") {
-        Some(Value::Array(ids)) => ids.iter().filter_map(Value::as_i64).collect(),
-        Some(id) => id.as_i64().into_iter().collect(),
+        Some(Value::Array(ids)) => ids.iter().map(|id| token_id(&fields, id)).collect::<Result<_, _>>()?,
+        Some(id) => vec![token_id(&fields, id)?],
         None => Vec::new(),
     };
     Ok((family, config, eos_token_ids))
+}
+
+/// A token that ends a text. It may be outside the vocabulary, as that of small models often is: no text ends with it then.
+fn token_id(fields: &Fields, id: &Value) -> Result<i64, HfError> {
+    let known = id.as_i64().filter(|id| (0..=i64::from(u32::MAX)).contains(id));
+    known.ok_or_else(|| fields.error("eos_token_id", &id.to_string(), "a token id, or a list of them"))
 }

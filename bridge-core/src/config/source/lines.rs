@@ -6,7 +6,7 @@ use super::super::error::{ConfigError, ErrorKind};
 use super::super::node::Location;
 
 /// No recipe is nested deeper than this; the limit prevents a stack overflow by recursion.
-pub(super) const MAX_DEPTH: usize = 64;
+pub(in super::super) const MAX_DEPTH: usize = 64;
 
 /// Turns offsets of a text into locations.
 pub(super) struct Lines {

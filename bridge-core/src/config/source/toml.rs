@@ -2,15 +2,20 @@
 
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
+use toml_parser::Source;
+use toml_parser::lexer::TokenKind;
 
 use super::super::error::ConfigErrors;
 use super::super::node::{Data, Entry, Location, Node};
-use super::lines::Lines;
+use super::lines::{Lines, MAX_DEPTH};
 
 /// More messages than this about one broken file do not help.
 const MAX_SYNTAX_ERRORS: usize = 20;
 
 pub(super) fn parse(text: &str, lines: &Lines) -> Result<Node, ConfigErrors> {
+    if let Some(offset) = too_deep(text) {
+        return Err(lines.syntax_error(format!("nested more than {MAX_DEPTH} deep"), lines.at_byte(offset)).into());
+    }
     let (table, errors) = DeTable::parse_recoverable(text);
     if errors.is_empty() {
         let data = convert_table(table.get_ref(), &|offset| Some(lines.at_byte(offset)));
@@ -32,10 +37,46 @@ pub(super) fn parse(text: &str, lines: &Lines) -> Result<Node, ConfigErrors> {
 
 /// Reads a single TOML value, as on the right of `key = `.
 pub(in super::super) fn parse_value(text: &str) -> Result<Node, String> {
+    if too_deep(text).is_some() {
+        return Err(format!("nested more than {MAX_DEPTH} deep"));
+    }
     match DeValue::parse(text) {
         Ok(value) => Ok(convert(&value, &|_| None)),
         Err(error) => Err(error.message().trim().to_owned()),
     }
+}
+
+/// Where a text nests deeper than recipes do, if it does. The parts of a dotted key count like brackets: the parser, which bounds brackets only,
+/// makes a table of each.
+fn too_deep(text: &str) -> Option<usize> {
+    let (mut open, mut around, mut dots) = (Vec::new(), 0, 0_usize);
+    for token in Source::new(text).lex() {
+        match token.kind() {
+            TokenKind::Dot => dots += 1,
+            TokenKind::LeftSquareBracket | TokenKind::LeftCurlyBracket => {
+                open.push(dots);
+                around += dots + 1;
+                dots = 0;
+            }
+            TokenKind::RightSquareBracket | TokenKind::RightCurlyBracket => {
+                dots = open.pop().unwrap_or(0);
+                around = around.saturating_sub(dots + 1);
+            }
+            TokenKind::Comma | TokenKind::Newline | TokenKind::Comment => dots = 0,
+            TokenKind::Equals
+            | TokenKind::Whitespace
+            | TokenKind::LiteralString
+            | TokenKind::BasicString
+            | TokenKind::MlLiteralString
+            | TokenKind::MlBasicString
+            | TokenKind::Atom
+            | TokenKind::Eof => {}
+        }
+        if around + dots > MAX_DEPTH {
+            return Some(token.span().start());
+        }
+    }
+    None
 }
 
 type Locate<'l> = &'l dyn Fn(usize) -> Option<Location>;

@@ -1,9 +1,11 @@
 //! `metrics.jsonl`: one JSON object a line, each iteration once, also after a crash and a resume.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, Write};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
+use bridge_data::outside;
 use serde_json::{Map, Value};
 
 use crate::logging::json_value::{MetricValue, fields_to_json};
@@ -91,12 +93,9 @@ impl MetricsFile {
             }
         }
         if kept != old {
-            let temporary = path.with_extension("jsonl.tmp");
-            let mut file = File::create(&temporary).map_err(io_error(&temporary))?;
-            file.write_all(&kept).and_then(|()| file.sync_all()).map_err(io_error(&temporary))?;
-            fs::rename(&temporary, path).map_err(io_error(path))?;
+            outside::replace(path, &kept).map_err(io_error(path))?;
         }
-        let file = OpenOptions::new().create(true).append(true).open(path).map_err(io_error(path))?;
+        let file = outside::append(path).map_err(io_error(path))?;
         Ok(Self { path: path.to_owned(), file })
     }
 
@@ -120,11 +119,11 @@ pub fn read_metrics(path: &Path) -> Result<Vec<Map<String, Value>>, MetricsFileE
     Ok(records(path, &bytes)?.into_iter().map(|(_, record)| record).collect())
 }
 
-/// Reads a file, unless it is a device or a pipe that has no end: nothing that was written there can be read back.
+/// Reads a file, unless it is a device that has no end: nothing that was written there can be read back.
 fn read_regular(path: &Path) -> io::Result<Vec<u8>> {
     match fs::metadata(path)? {
-        file if file.is_file() || file.is_dir() => fs::read(path),
-        _ => Ok(Vec::new()),
+        file if file.file_type().is_char_device() => Ok(Vec::new()),
+        _ => outside::read(path, outside::RECORDS_BYTES),
     }
 }
 

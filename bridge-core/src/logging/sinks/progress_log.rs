@@ -1,10 +1,11 @@
 //! `progress.txt`: when jobs started and checkpoints were saved, and how fast training went in between.
 
 use std::collections::BTreeMap;
-use std::fs::{self, OpenOptions};
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use bridge_data::outside;
 use chrono::NaiveDateTime;
 
 use super::metrics_jsonl::append_whole;
@@ -131,7 +132,7 @@ impl ProgressLog {
             if let Some(folder) = self.path.parent() {
                 fs::create_dir_all(folder)?;
             }
-            let mut file = OpenOptions::new().create(true).append(true).open(&self.path)?;
+            let mut file = outside::append(&self.path)?;
             append_whole(&mut file, line.as_bytes())
         };
         write().map_err(|source| ProgressLogError::Io { path: self.path.clone(), source })
@@ -151,7 +152,8 @@ fn short_scientific(value: f64) -> String {
 /// # Errors
 /// File errors, a line that is not this log's, no such start.
 pub fn read_job_start(path: &Path, world_size: u64) -> Result<JobStart, ProgressLogError> {
-    let text = fs::read_to_string(path).map_err(|source| ProgressLogError::Io { path: path.to_owned(), source })?;
+    let text = outside::read_text(path, outside::RECORDS_BYTES)
+        .map_err(|source| ProgressLogError::Io { path: path.to_owned(), source })?;
     let mut start = None;
     let mut saved_flops = 0.0;
     let mut on_their_way = BTreeMap::new();

@@ -1,8 +1,10 @@
 //! The file in which a rank that has no console keeps its warnings and errors.
 
-use std::fs::{self, OpenOptions};
+use std::fs;
 use std::io::Write;
 use std::path::PathBuf;
+
+use bridge_data::outside;
 
 use super::lines::message;
 use crate::config::RunConfig;
@@ -35,7 +37,7 @@ impl Sink for RankLog {
         if let Some(folder) = self.path.parent() {
             fs::create_dir_all(folder)?;
         }
-        let mut file = OpenOptions::new().create(true).append(true).open(&self.path)?;
+        let mut file = outside::append(&self.path)?;
         Ok(file.write_all((message(level, text) + "\n").as_bytes())?)
     }
 }

@@ -1,6 +1,8 @@
 //! `train.log`: what the console says in full, each line with its time, whatever the terminal shows. Runs in the same folder add to it.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
+
+use bridge_data::outside;
 
 use super::lines::{evaluation, message, pace, step, timestamp};
 use super::metrics_jsonl::append_whole;
@@ -20,7 +22,7 @@ pub(super) fn open(context: &SinkContext) -> Opened {
     let logger = &context.config.logger;
     let open = || {
         std::fs::create_dir_all(&logger.log_dir)?;
-        OpenOptions::new().create(true).append(true).open(logger.log_dir.join(NAME))
+        outside::append(&logger.log_dir.join(NAME))
     };
     let file = open().map_err(|error| OpenError::log(NAME, error))?;
     let (train_iters, least) = (context.config.train.train_iters as u64, logger.logging_level as u32);

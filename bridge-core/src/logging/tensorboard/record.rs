@@ -1,8 +1,9 @@
 //! The record framing of event files: length, masked CRC-32C of the length, payload, masked CRC-32C of the payload.
 
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+
+use bridge_data::outside;
 
 use super::event::Event;
 
@@ -76,7 +77,8 @@ pub(super) fn split<'a>(path: &Path, bytes: &'a [u8]) -> Result<Vec<(Event, &'a 
 /// # Errors
 /// File errors and damage.
 pub fn read_events(path: &Path) -> Result<Vec<Event>, EventFileError> {
-    let bytes = fs::read(path).map_err(|source| EventFileError::Io { path: path.to_owned(), source })?;
+    let bytes = outside::read(path, outside::RECORDS_BYTES)
+        .map_err(|source| EventFileError::Io { path: path.to_owned(), source })?;
     Ok(split(path, &bytes)?.into_iter().map(|(event, _)| event).collect())
 }
 

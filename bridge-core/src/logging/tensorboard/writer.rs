@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use bridge_data::outside;
+
 use super::event::{Event, EventKind};
 use super::record::{EventFileError, frame, split};
 
@@ -127,18 +129,14 @@ fn create_file(folder: &Path) -> Result<(PathBuf, File), EventFileError> {
 
 /// Removes what a run that continues at `resume` will write again, and any torn record at the end.
 fn cut(path: &Path, resume: ResumePoint) -> Result<(), EventFileError> {
-    let bytes = fs::read(path).map_err(io_error(path))?;
+    let bytes = outside::read(path, outside::RECORDS_BYTES).map_err(io_error(path))?;
     let events = split(path, &bytes)?;
     let kept: Vec<u8> =
         events.iter().filter(|(event, _)| resume.keeps(event)).flat_map(|(_, record)| *record).copied().collect();
     if kept == bytes {
         return Ok(());
     }
-    // Not the event files' prefix, or TensorBoard would show it.
-    let temporary = path.with_file_name(format!("cut.{}.tmp", process::id()));
-    let mut file = File::create(&temporary).map_err(io_error(&temporary))?;
-    file.write_all(&kept).and_then(|()| file.sync_all()).map_err(io_error(&temporary))?;
-    fs::rename(&temporary, path).map_err(io_error(path))
+    outside::replace(path, &kept).map_err(io_error(path))
 }
 
 #[cfg(test)]

@@ -59,6 +59,7 @@ fn device_tensor(
     device: &Device,
 ) -> Result<Tensor<1>, CheckpointError> {
     let tensor = checkpoint.load_local(name, layout, flat)?;
+    CheckpointError::unless_finite(checkpoint.path(), name, &tensor)?;
     let dtype = match tensor.dtype() {
         DType::F32 => BurnDType::F32,
         DType::BF16 => BurnDType::BF16,

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use super::{OPTIMIZER_PREFIX, device_tensor, layouts};
 use crate::checkpoint::{
-    Checkpoint, CheckpointError, CheckpointStore, LoadRequest, OnDamaged, Resolution, TrainState, Verification,
+    Checkpoint, CheckpointError, CheckpointStore, DType, LoadRequest, OnDamaged, Resolution, TrainState, Verification,
     Verifier, look_together,
 };
 use crate::config::{self, RunConfig};
@@ -227,6 +227,9 @@ fn load_optimizer(run: &mut TrainingRun, checkpoint: &Checkpoint, step: u64) -> 
         let key = name.strip_prefix(OPTIMIZER_PREFIX).unwrap_or(name);
         let parameter = key.split_once('.').map_or("", |(_, parameter)| parameter);
         if let (Some(layout), Some(range)) = (layouts.get(parameter), distribution.state_range(parameter)) {
+            if let Some(dtype) = key.split_once('.').and_then(|(kind, _)| run.training.optimizer.state_dtype(kind)) {
+                checkpoint.expect(name, saved_dtype(dtype), &layout.global_shape())?;
+            }
             let tensor = device_tensor(checkpoint, name, (layout, range.clone()), &plain)?;
             state.tensors.insert(key.to_owned(), tensor);
             state.ranges.insert(key.to_owned(), range);
@@ -238,6 +241,16 @@ fn load_optimizer(run: &mut TrainingRun, checkpoint: &Checkpoint, step: u64) -> 
     }
     let is_known = |name: &str| name.strip_prefix(OPTIMIZER_PREFIX).is_some_and(|key| loaded.contains(key));
     Ok(names.iter().map(|name| u8::from(is_known(name))).collect())
+}
+
+/// How a checkpoint stores a state of this dtype.
+fn saved_dtype(dtype: FloatDType) -> DType {
+    match dtype {
+        FloatDType::F64 => DType::F64,
+        FloatDType::F32 | FloatDType::Flex32 => DType::F32,
+        FloatDType::F16 => DType::F16,
+        FloatDType::BF16 => DType::BF16,
+    }
 }
 
 /// Refuses a checkpoint with optimizer tensors that no rank has a use for: they are another optimizer's or another model's.

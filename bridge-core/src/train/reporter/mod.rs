@@ -6,6 +6,7 @@ mod recorder;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use bridge_data::outside;
 use failures::LogFailures;
 use recorder::Recorder;
 
@@ -280,5 +281,5 @@ fn write_file(path: &Path, bytes: &[u8]) -> Result<(), TrainError> {
     if let Some(parent) = path.parent() {
         std::fs::create_dir_all(parent).map_err(error)?;
     }
-    std::fs::write(path, bytes).map_err(error)
+    outside::replace(path, bytes).map_err(error)
 }

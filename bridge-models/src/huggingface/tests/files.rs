@@ -199,7 +199,7 @@ fn a_tied_model_with_another_output_is_refused() {
     let folder = changed_copy("llama_tied", |tensors| {
         let embedding = tensors.iter().find(|raw| raw.name == "model.embed_tokens.weight").unwrap();
         let mut output = Raw { name: "lm_head.weight".into(), ..embedding.clone() };
-        output.bytes.reverse();
+        output.bytes.rotate_left(4);
         tensors.push(output);
     });
     let error = HfModel::open(folder.path()).unwrap_err();
@@ -217,7 +217,9 @@ fn integers_are_no_weights() {
         raw.dtype = safetensors::Dtype::I32;
     });
     let error = HfModel::open(folder.path()).unwrap().build(&device()).unwrap_err();
-    assert!(matches!(&error, HfError::Dtype { name, found } if name == "transformer.ln_f.weight" && found == "I32"));
+    assert!(
+        matches!(&error, HfError::Dtype { name, found, .. } if name == "transformer.ln_f.weight" && found == "I32")
+    );
 }
 
 #[test]

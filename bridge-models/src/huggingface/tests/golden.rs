@@ -50,14 +50,19 @@ fn a_difference_in_any_figure_fails() {
     assert_eq!(failed(&file), [true, true, false]);
     let worst = verify_with(&folder, file.path()).gradients.unwrap().worst;
     assert_eq!(worst.as_deref(), Some("model.layers.1.self_attn.k_proj.weight"));
-    assert_eq!(failed(&changed_reference("llama", "ce_loss", |_| f32::NAN)), [true, false, true]);
+    for name in ["ce_loss", "loss"] {
+        let file = changed_reference("llama", name, |_| f32::NAN);
+        let error = crate::verify(&folder, file.path(), &device()).unwrap_err().to_string();
+        assert!(error.contains(name) && error.contains("NaN"), "{error}");
+    }
+    assert_eq!(failed(&changed_reference("llama", "loss", |v| v * 1.0001)), [true, false, true]);
 }
 
 #[test]
 fn damaged_weights_fail_every_figure() {
     let folder = changed_copy("gpt2", |tensors| {
         let raw = tensors.iter_mut().find(|raw| raw.name == "transformer.h.1.ln_2.bias").unwrap();
-        raw.bytes.reverse();
+        raw.bytes = raw.bytes.chunks(4).rev().flatten().copied().collect();
     });
     let report = verify_with(folder.path(), &golden("gpt2").join("golden.safetensors"));
     assert!(!report.passed);

@@ -123,6 +123,7 @@ pub fn build_decoder(
     stage: &Stage,
 ) -> Result<Box<dyn ModelChunk>, ModelBuildError> {
     config.validate()?;
+    config.check_tables()?;
     check_divides(config, &context.parallel.place())?;
     let layers = &stage.only_stack().layers;
     if layers.end > config.num_layers {

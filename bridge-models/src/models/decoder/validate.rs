@@ -4,6 +4,15 @@ use bridge_core::model::ModelBuildError;
 
 use super::config::{DecoderConfig, LayerPattern, MoeConfig, PositionEmbedding, RopeConfig, RopeScaling};
 
+/// The largest dimension of a tensor, as in a recipe.
+const LARGEST_SIZE: usize = (1 << 31) - 1;
+/// Far above any model.
+const MOST_LAYERS: usize = 1 << 16;
+/// As in no model for long: bytes of gradients and states of so many still fit 64 bits.
+const MOST_PARAMETERS: f64 = 1e16;
+/// Elements of the table of rotary embedding: two million positions of heads of 128.
+const MOST_TABLE_ELEMENTS: usize = 1 << 28;
+
 impl DecoderConfig {
     /// Checks that the fields fit each other.
     ///
@@ -64,6 +73,22 @@ impl DecoderConfig {
                 return Err(invalid(key, "expected at least 1, found 0".into()));
             }
         }
+        let large = sizes.into_iter().find(|(_, value)| *value > LARGEST_SIZE);
+        if let Some((key, value)) = large {
+            return Err(invalid(key, format!("expected at most {LARGEST_SIZE}, found {value}")));
+        }
+        if self.num_layers > MOST_LAYERS {
+            return Err(invalid(
+                "model.num_layers",
+                format!("expected at most {MOST_LAYERS}, found {}", self.num_layers),
+            ));
+        }
+        let parameters = self.rough_parameters();
+        if parameters > MOST_PARAMETERS {
+            let message =
+                format!("these sizes make about {parameters:.0e} parameters, expected at most {MOST_PARAMETERS:.0e}");
+            return Err(invalid("model", message));
+        }
         let (heads, groups) = (self.num_attention_heads, self.num_query_groups);
         if heads % groups != 0 {
             let message = format!("expected a divisor of num_attention_heads ({heads}), found {groups}");
@@ -73,6 +98,56 @@ impl DecoderConfig {
             let message =
                 format!("expected at least vocab_size ({}), found {}", self.vocab_size, self.padded_vocab_size);
             return Err(invalid("padded vocabulary size", message));
+        }
+        Ok(())
+    }
+}
+
+impl DecoderConfig {
+    /// About the number of parameters: enough to know that sizes computed from it are numbers of 64 bits.
+    fn rough_parameters(&self) -> f64 {
+        let size = |value: usize| value as f64;
+        let heads = size(self.num_attention_heads) + 2.0 * size(self.num_query_groups);
+        let attention = 2.0 * heads * size(self.kv_channels);
+        let experts = self.moe.as_ref().map_or(0.0, |moe| {
+            size(moe.num_experts) * size(moe.ffn_hidden_size) + size(moe.shared_expert_intermediate_size.unwrap_or(0))
+        });
+        let widths = size(self.num_layers) * (attention + 3.0 * (size(self.ffn_hidden_size) + experts));
+        let tables = 2.0 * size(self.padded_vocab_size) + size(self.max_position_embeddings);
+        size(self.hidden_size) * (widths + tables)
+    }
+
+    /// Checks the sizes against weights that are there, before anything is made of either.
+    ///
+    /// # Errors
+    /// If there are fewer tensors than the layers and experts need.
+    pub fn check_against(&self, num_tensors: usize) -> Result<(), ModelBuildError> {
+        let experts = self.moe.as_ref().map_or(1, |moe| moe.num_experts);
+        if self.num_layers.max(experts) > num_tensors {
+            let (key, found) = match experts > self.num_layers {
+                true => ("model.num_moe_experts", experts),
+                false => ("model.num_layers", self.num_layers),
+            };
+            return Err(invalid(key, format!("there are only {num_tensors} tensors, which is too few for {found}")));
+        }
+        Ok(())
+    }
+
+    /// Checks the tables that are made of positions, which no stored tensor vouches for.
+    ///
+    /// # Errors
+    /// If they would take more memory than any model's need.
+    pub(super) fn check_tables(&self) -> Result<(), ModelBuildError> {
+        let PositionEmbedding::Rope(rope) = &self.position_embedding else {
+            return Ok(());
+        };
+        let most = MOST_TABLE_ELEMENTS / rope.rotary_size(self.kv_channels).max(1);
+        if self.max_position_embeddings > most {
+            let message = format!(
+                "expected at most {most} positions, for which there is a table in memory, found {}",
+                self.max_position_embeddings
+            );
+            return Err(invalid("model.seq_length", message));
         }
         Ok(())
     }

@@ -1,0 +1,41 @@
+//! What the process needs of the system before a command begins, and what its environment may ask for.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use crate::failure::Failure;
+
+/// The threads that compute for a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pool {
+    /// The command starts its own, or computes nothing.
+    Own,
+    /// Those of the process.
+    OfTheProcess,
+}
+
+/// Most threads that the environment may ask for.
+const MOST_THREADS: usize = 4096;
+
+/// Prepares the process: limits that the system reports by a signal become errors, and threads are there.
+///
+/// # Errors
+/// If the environment asks for what is no number of threads, or the system gives none.
+pub fn prepare(pool: Pool) -> Result<(), Failure> {
+    // A file that may not grow further is an error of what writes it, not the end of the process.
+    let unread = Arc::new(AtomicBool::new(false));
+    signal_hook::flag::register(signal_hook::consts::SIGXFSZ, unread).map_err(Failure::run)?;
+    for name in ["RAYON_NUM_THREADS", "RAYON_RS_NUM_CPUS"] {
+        let Some(found) = std::env::var_os(name) else { continue };
+        let count = found.to_str().and_then(|text| text.parse::<usize>().ok());
+        if count.is_none_or(|count| count > MOST_THREADS) {
+            let found = found.display();
+            return Err(Failure::input(format!("{name}: expected a number of at most {MOST_THREADS}, found {found}")));
+        }
+    }
+    if pool == Pool::OfTheProcess {
+        let built = rayon::ThreadPoolBuilder::new().build_global();
+        built.map_err(|error| Failure::run(format!("the threads that compute could not be started: {error}")))?;
+    }
+    Ok(())
+}
