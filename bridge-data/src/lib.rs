@@ -8,10 +8,12 @@
 //! | tokenized into `.bin`/`.idx` | [`pack`], [`indexed`] |
 //! | files from outside, opened, sized and made anew | [`outside`] |
 //! | samples of a fixed length, blends, mock data | [`gpt`] |
+//! | conversations to text and ids | [`chat`] |
 //! | which samples a rank reads next | [`sampler`] |
 //! | prefetched micro-batches | [`loader`] |
 
 mod atomic;
+pub mod chat;
 pub mod dataset;
 mod error;
 pub mod extra;

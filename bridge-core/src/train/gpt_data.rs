@@ -17,6 +17,9 @@ pub(super) fn gpt_provider(context: &DatasetFactoryContext) -> Result<Box<dyn Da
     Ok(Box::new(GptDatasetProvider::new(gpt_params(context)?)?))
 }
 
+/// Shares of train, valid and test where the recipe names none.
+pub(super) const DEFAULT_SPLIT: &str = "969,30,1";
+
 /// Parameters of the built-in datasets.
 fn gpt_params(context: &DatasetFactoryContext) -> Result<GptDatasetParams, DataError> {
     let section = context.section;
@@ -56,7 +59,7 @@ fn gpt_source(context: &DatasetFactoryContext) -> GptSource {
         paths: blend.paths.iter().map(|path| member_prefix(Path::new(path))).collect(),
         weights: blend.weights.clone(),
     };
-    let split = section.split.clone().unwrap_or_else(|| "969,30,1".into());
+    let split = section.split.clone().unwrap_or_else(|| DEFAULT_SPLIT.into());
     if let Some(prefix) = &context.text_prefix {
         return GptSource::Blend { blend: Blend { paths: vec![prefix.clone()], weights: None }, split };
     }

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use bridge_data::DataError;
+use bridge_data::gpt::{Split, SplitMatrix};
 use bridge_data::pack::{
     DocumentEnd, OutputLock, PackParams, WorkCounts, WorkProgress, pack_locked, train_tokenizer_locked,
 };
@@ -12,6 +13,7 @@ use bridge_data::source::{SourceParams, TextFormat, TextSource};
 use bridge_data::tokenizer::{BpeTrainParams, HuggingFaceTokenizer, NullTokenizer, Tokenizer};
 
 use super::TrainError;
+use super::gpt_data::DEFAULT_SPLIT;
 use crate::config::{ConfigError, ErrorKind, FinalDataset, RunConfig, SourceFormat, TokenizerType};
 use crate::logging::{ProgressHandle, ProgressSink, ProgressTask};
 
@@ -38,7 +40,7 @@ pub(super) struct TextWatch<'a> {
 /// is at work on the same files, this waits for it.
 pub(super) fn prepare_text(config: &RunConfig, watch: &TextWatch) -> Result<PreparedText, TrainError> {
     let source = match &config.dataset.source {
-        Some(_) => Some(TextSource::resolve(&source_params(&config.dataset)?)?),
+        Some(_) => Some(in_pieces(config, TextSource::resolve(&source_params(&config.dataset)?)?)),
         None => None,
     };
     let folder = cache_folder(config);
@@ -172,6 +174,28 @@ fn trained_tokenizer(
     let size = trained.tokenizer.vocab_size();
     (watch.note)(&format!("{verb} the byte-level BPE tokenizer in {} ({size} tokens)", folder.display()));
     Ok((trained.tokenizer, lock))
+}
+
+/// The text with its documents cut into pieces: as the recipe says, or if a split that is read would have none of the files.
+fn in_pieces(config: &RunConfig, source: TextSource) -> TextSource {
+    /// The text is cut into so many pieces, so that splits come near to their shares.
+    const PIECES: u64 = 1000;
+    const SMALLEST: u64 = 2 << 10;
+    const LARGEST: u64 = 256 << 10;
+
+    let size = config.dataset.source_piece_bytes.map(|size| size.0).or_else(|| {
+        let files = source.num_whole_files()?;
+        let matrix = SplitMatrix::parse(config.dataset.split.as_deref().unwrap_or(DEFAULT_SPLIT)).ok()?;
+        let asked = [config.samples.train, config.samples.valid, config.samples.test];
+        let is_empty = |split: Split| matrix.range(split, files).is_some_and(|range| range.is_empty());
+        let lacks = Split::ALL.into_iter().zip(asked).any(|(split, samples)| samples > 0 && is_empty(split));
+        let wanted = source.total_bytes().unwrap_or(LARGEST * PIECES) / PIECES;
+        lacks.then_some(wanted.clamp(SMALLEST, LARGEST))
+    });
+    match size {
+        Some(size) => source.in_pieces(usize::try_from(size).unwrap_or(usize::MAX / 4)),
+        None => source,
+    }
 }
 
 /// Where tokenizer and token files of a recipe's own text are kept.

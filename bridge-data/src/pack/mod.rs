@@ -1,6 +1,7 @@
 //! Tokenizing text into an indexed dataset, and training tokenizers on it: in parallel, in order, with bounded memory, reusing earlier
 //! results. Finding text belongs to `source`, the file format to `indexed`.
 
+mod pieces;
 mod reuse;
 mod train;
 
@@ -100,6 +101,9 @@ pub struct PackReport {
     pub invalid_documents: u64,
     /// The names of the first of those.
     pub invalid_names: Vec<String>,
+    /// Sequences that documents were cut into ([`TextSource::in_pieces`]); 0 if none was to be cut.
+    #[serde(default)]
+    pub pieces: u64,
     /// Seconds it took.
     pub seconds: f64,
     /// Whether an earlier result was reused.
@@ -118,6 +122,9 @@ impl std::fmt::Display for PackReport {
             self.tokens,
             self.bytes
         )?;
+        if self.pieces > 0 {
+            write!(f, "; cut at blank lines into {} pieces, which the splits divide", self.pieces)?;
+        }
         if self.empty_documents > 0 {
             write!(f, "; {} empty documents skipped", self.empty_documents)?;
         }
@@ -186,13 +193,27 @@ pub fn pack_locked(params: &PackParams<'_>) -> Result<(PackReport, OutputLock), 
     Ok((report, lock))
 }
 
+/// Text that is tokenized at once.
+struct Piece<'t> {
+    text: &'t str,
+    ends: Ends,
+}
+
+/// What ends behind a piece of text.
+#[derive(Clone, Copy)]
+enum Ends {
+    Nothing,
+    Sequence,
+    Document,
+}
+
 struct Packer<'a> {
     params: &'a PackParams<'a>,
     builder: IndexedDatasetBuilder,
     eod: Option<i64>,
     counts: WorkCounts,
     report: PackReport,
-    document: Vec<i64>,
+    sequence: Vec<i64>,
 }
 
 impl<'a> Packer<'a> {
@@ -206,10 +227,11 @@ impl<'a> Packer<'a> {
             empty_documents: 0,
             invalid_documents: 0,
             invalid_names: Vec::new(),
+            pieces: 0,
             seconds: 0.0,
             reused: false,
         };
-        Self { params, builder, eod, counts, report, document: Vec::new() }
+        Self { params, builder, eod, counts, report, sequence: Vec::new() }
     }
 
     /// A thread reads batches ahead while the pool tokenizes the current one.
@@ -267,11 +289,18 @@ impl<'a> Packer<'a> {
                 }
             }
         }
-        let pieces: Vec<(usize, &str)> = texts
-            .iter()
-            .enumerate()
-            .flat_map(|(number, text)| cut(tokenizer, text).into_iter().map(move |piece| (number, piece)))
-            .collect();
+        let mut pieces: Vec<Piece> = Vec::new();
+        for text in &texts {
+            let sequences = match self.params.source.piece_bytes() {
+                Some(size) => pieces::at_blank_lines(text, size),
+                None => vec![text.as_str()],
+            };
+            for sequence in sequences {
+                pieces.extend(cut(tokenizer, sequence).into_iter().map(|text| Piece { text, ends: Ends::Nothing }));
+                end_last(&mut pieces, Ends::Sequence);
+            }
+            end_last(&mut pieces, Ends::Document);
+        }
         // A document may be as long as the whole text.
         let progress = self.params.progress;
         let encode = |piece: &str| match progress.cancelled() {
@@ -279,26 +308,32 @@ impl<'a> Packer<'a> {
             false => Ok(tokenizer.encode(piece)?),
         };
         let encoded: Result<Vec<Vec<i64>>, DataError> =
-            pool.install(|| pieces.par_iter().map(|(_, piece)| encode(piece)).collect());
-        let encoded = encoded?;
-        for (i, ids) in encoded.iter().enumerate() {
-            self.document.extend_from_slice(ids);
-            let last = pieces.get(i + 1).is_none_or(|next| next.0 != pieces[i].0);
-            if last {
-                self.end_document()?;
+            pool.install(|| pieces.par_iter().map(|piece| encode(piece.text)).collect());
+        for (ids, piece) in encoded?.iter().zip(&pieces) {
+            self.sequence.extend_from_slice(ids);
+            match piece.ends {
+                Ends::Nothing => {}
+                Ends::Sequence => self.end_sequence()?,
+                Ends::Document => self.end_document()?,
             }
         }
         self.counts.bytes_done += sizes.iter().sum::<usize>() as u64;
         Ok(())
     }
 
+    fn end_sequence(&mut self) -> Result<(), DataError> {
+        self.builder.add_item(&self.sequence)?;
+        self.counts.tokens += self.sequence.len() as u64;
+        self.report.pieces += u64::from(self.params.source.piece_bytes().is_some());
+        self.sequence.clear();
+        Ok(())
+    }
+
     fn end_document(&mut self) -> Result<(), DataError> {
-        self.document.extend(self.eod);
-        self.builder.add_item(&self.document)?;
+        self.sequence.extend(self.eod);
+        self.end_sequence()?;
         self.builder.end_document();
         self.counts.documents += 1;
-        self.counts.tokens += self.document.len() as u64;
-        self.document.clear();
         Ok(())
     }
 
@@ -318,6 +353,12 @@ impl<'a> Packer<'a> {
             bytes: self.counts.bytes_done,
             ..self.report
         })
+    }
+}
+
+fn end_last(pieces: &mut [Piece], ends: Ends) {
+    if let Some(piece) = pieces.last_mut() {
+        piece.ends = ends;
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod documents;
 mod expand;
+pub mod survey;
 
 use std::collections::HashSet;
 use std::io::{BufRead, BufReader};
@@ -71,6 +72,8 @@ pub struct TextSource {
     shuffle_seed: Option<u32>,
     /// Files left out by `max_bytes`.
     left_out: usize,
+    /// Size of the pieces that documents are cut into, if they are.
+    piece_bytes: Option<usize>,
 }
 
 impl TextSource {
@@ -86,6 +89,7 @@ impl TextSource {
             format: params.format.clone(),
             shuffle_seed: params.shuffle_seed,
             left_out,
+            piece_bytes: None,
         };
         if params.inputs.is_empty() {
             return bad("no input: give files, glob patterns, or - for standard input".into());
@@ -142,6 +146,25 @@ impl TextSource {
         names.join(", ")
     }
 
+    /// The same text with documents cut into pieces of about `bytes` bytes, which splits of the data can divide.
+    #[must_use]
+    pub fn in_pieces(self, bytes: usize) -> Self {
+        Self { piece_bytes: Some(bytes), ..self }
+    }
+
+    /// Size of the pieces that documents are cut into, if they are.
+    pub fn piece_bytes(&self) -> Option<usize> {
+        self.piece_bytes
+    }
+
+    /// The number of documents, where that is known before they are read: if each file is one.
+    pub fn num_whole_files(&self) -> Option<usize> {
+        match &self.origin {
+            Origin::Files(files) => files.iter().all(|file| self.key_of(&file.path).is_none()).then_some(files.len()),
+            Origin::Stdin => self.key_of(Path::new("-")).is_none().then_some(1),
+        }
+    }
+
     /// Files that `max_bytes` left out.
     pub fn files_left_out(&self) -> usize {
         self.left_out
@@ -184,7 +207,12 @@ impl TextSource {
             TextFormat::Document => "document".to_owned(),
             TextFormat::JsonLines { key } => format!("json lines, {key}"),
         };
-        Some(serde_json::json!({ "files": files, "format": format, "shuffle_seed": self.shuffle_seed }))
+        let mut fingerprint =
+            serde_json::json!({ "files": files, "format": format, "shuffle_seed": self.shuffle_seed });
+        if let Some(bytes) = self.piece_bytes {
+            fingerprint["piece_bytes"] = bytes.into();
+        }
+        Some(fingerprint)
     }
 
     /// Reads the documents in order.
@@ -286,6 +314,13 @@ fn find_files(params: &SourceParams) -> Result<Vec<SourceFile>, DataError> {
         )));
     }
     Ok(files)
+}
+
+/// A pattern that stands for `text` itself: wildcards and variables in it mean nothing.
+pub fn literal_pattern(text: &str) -> String {
+    let escaped = glob::Pattern::escape(text).replace('$', "${:-$}");
+    // A leading `~` would be the home folder.
+    if escaped.starts_with('~') { format!("./{escaped}") } else { escaped }
 }
 
 /// The files of one input; an existing name stands for itself even if it has brackets.

@@ -1,5 +1,6 @@
 //! Hugging Face tokenizers: `tokenizer.json`, or GPT-2's `vocab.json` and `merges.txt`. Training belongs to `train`.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use tokenizers::models::bpe::BPE;
@@ -179,6 +180,16 @@ impl HuggingFaceTokenizer {
     /// The tokenizer as the text of a `tokenizer.json`.
     pub fn json(&self) -> &str {
         &self.content
+    }
+
+    /// The ids of `text`, each with the bytes of the text that it stands for. A character of several ids belongs to each of them.
+    ///
+    /// # Errors
+    /// If the tokenizer has no ids for the text.
+    pub fn encode_with_offsets(&self, text: &str) -> Result<Vec<(i64, Range<usize>)>, TokenizerError> {
+        let encoding = self.inner.encode(text, false).map_err(|error| TokenizerError::Encode(error.to_string()))?;
+        let offsets = encoding.get_offsets().iter().map(|(start, end)| *start..*end);
+        Ok(encoding.get_ids().iter().map(|id| i64::from(*id)).zip(offsets).collect())
     }
 
     fn known(&self, id: i64) -> Result<u32, TokenizerError> {

@@ -137,6 +137,7 @@ fn sources() -> Vec<Row> {
         row("dataset.source_jsonl_key", &lines, &[AS_IT_IS, "other"]).moves("output"),
         row("dataset.source_exclude", &samples, &[AS_IT_IS, "['data/docs/3.txt']"]).moves("output"),
         row("dataset.source_max_bytes", &samples, &[AS_IT_IS, "6kB & dataset.split=\"2,1,1\""]).moves("output"),
+        row("dataset.source_piece_bytes", &samples, &[AS_IT_IS, "500"]).moves("output"),
         row("dataset.source_shuffle_seed", &samples, &[AS_IT_IS, "3"]).moves("output"),
         row("dataset.source_cache_dir", &text(), &[AS_IT_IS, "elsewhere"]).moves("console files"),
         row("dataset.append_eod", &samples, &[AS_IT_IS, "false"]).moves("output"),

@@ -210,6 +210,7 @@ fn source_settings_have_a_source(draft: &mut Draft<'_>) {
         "source_jsonl_key",
         "source_exclude",
         "source_max_bytes",
+        "source_piece_bytes",
         "source_shuffle_seed",
         "source_cache_dir",
         "append_eod",

@@ -167,6 +167,9 @@ section! {
         source_max_bytes: Option<ByteSize> = None, Limits::POSITIVE;
         /// Seed of the shuffle of documents (ours); null keeps the order of the files.
         source_shuffle_seed: Option<u64> = None, Limits::SEED;
+        /// Cut documents of the source into pieces of about this size, at blank lines, so that splits can divide them (ours); null cuts only if the
+        /// files are fewer than the splits need.
+        source_piece_bytes: Option<ByteSize> = None, Limits::POSITIVE;
         /// Where the tokenized source is kept (ours); null is `data/<name>`.
         source_cache_dir: Option<PathBuf> = None;
         /// End each document of the source with the end-of-document token (ours).

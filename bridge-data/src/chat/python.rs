@@ -1,0 +1,158 @@
+//! What Hugging Face's templates expect of Python and of `transformers`, besides Jinja itself.
+
+use std::sync::Arc;
+
+use minijinja::value::{Enumerator, Kwargs, Object, Rest, ValueKind};
+use minijinja::{Environment, Error, ErrorKind, Value};
+use serde_json::{Map, Value as Json};
+
+/// Adds Python's methods of strings, lists and dictionaries, its way to print, and the functions that `transformers` adds.
+pub(super) fn add_to(environment: &mut Environment<'static>) {
+    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    environment.add_filter("tojson", to_json);
+    environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
+        Err(Error::new(ErrorKind::InvalidOperation, message))
+    });
+    environment.add_function("strftime_now", |format: String| chrono::Local::now().format(&format).to_string());
+    environment.set_formatter(|out, state, value| {
+        match value.kind() {
+            ValueKind::Bool => out.write_str(if value.is_true() { "True" } else { "False" })?,
+            ValueKind::None => out.write_str("None")?,
+            _ => minijinja::escape_formatter(out, state, value)?,
+        }
+        Ok(())
+    });
+}
+
+/// A dictionary that keeps the order of its keys, as Python's do.
+#[derive(Debug)]
+struct Dictionary(Vec<(String, Value)>);
+
+impl Object for Dictionary {
+    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
+        let key = key.as_str()?;
+        self.0.iter().find(|(name, _)| name == key).map(|(_, value)| value.clone())
+    }
+
+    fn enumerate(self: &Arc<Self>) -> Enumerator {
+        Enumerator::Values(self.0.iter().map(|(name, _)| Value::from(name.as_str())).collect())
+    }
+}
+
+/// The fields of an object as a template reads them.
+pub(super) fn dictionary(fields: &Map<String, Json>) -> Value {
+    Value::from_object(Dictionary(fields.iter().map(|(name, value)| (name.clone(), value_of(value))).collect()))
+}
+
+fn value_of(json: &Json) -> Value {
+    match json {
+        Json::Object(fields) => dictionary(fields),
+        Json::Array(items) => items.iter().map(value_of).collect(),
+        Json::Null | Json::Bool(_) | Json::Number(_) | Json::String(_) => Value::from_serialize(json),
+    }
+}
+
+/// An error as one line: a template's own message (`raise_exception`), or what Jinja says with the line.
+pub(super) fn describe(error: &Error) -> String {
+    match (error.detail(), error.line()) {
+        (Some(detail), None) => detail.to_owned(),
+        (Some(detail), Some(_)) if error.kind() == ErrorKind::InvalidOperation => detail.to_owned(),
+        (Some(detail), Some(line)) => format!("{}: {detail} (line {line} of the template)", error.kind()),
+        (None, Some(line)) => format!("{} (line {line} of the template)", error.kind()),
+        (None, None) => error.kind().to_string(),
+    }
+}
+
+/// `json.dumps(value, ensure_ascii=False)`, with the arguments that templates use.
+fn to_json(value: &Value, positional: Rest<Value>, options: Kwargs) -> Result<String, Error> {
+    let failed = |error: serde_json::Error| Error::new(ErrorKind::BadSerialization, error.to_string());
+    let indent = match positional.first() {
+        Some(indent) => Some(usize::try_from(indent.clone())?),
+        None => options.get("indent")?,
+    };
+    let style = Style {
+        indent,
+        sort_keys: options.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
+        ensure_ascii: options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
+        separators: options.get::<Option<Vec<String>>>("separators")?,
+    };
+    options.assert_all_used()?;
+    let mut text = String::new();
+    style.write(&serde_json::to_value(value).map_err(failed)?, 0, &mut text);
+    Ok(text)
+}
+
+/// How Python writes JSON.
+struct Style {
+    indent: Option<usize>,
+    sort_keys: bool,
+    ensure_ascii: bool,
+    separators: Option<Vec<String>>,
+}
+
+impl Style {
+    fn separator(&self, at: usize, usual: &'static str) -> &str {
+        self.separators.as_ref().and_then(|separators| separators.get(at)).map_or(usual, String::as_str)
+    }
+
+    fn write(&self, value: &Json, depth: usize, text: &mut String) {
+        match value {
+            Json::Array(items) => self.list(('[', ']'), items.iter(), depth, text, |item, text| {
+                self.write(item, depth + 1, text);
+            }),
+            Json::Object(fields) => {
+                let mut fields: Vec<_> = fields.iter().collect();
+                if self.sort_keys {
+                    fields.sort_by_key(|(key, _)| *key);
+                }
+                self.list(('{', '}'), fields.into_iter(), depth, text, |(key, value), text| {
+                    self.string(key, text);
+                    text.push_str(self.separator(1, ": "));
+                    self.write(value, depth + 1, text);
+                });
+            }
+            Json::String(string) => self.string(string, text),
+            Json::Null | Json::Bool(_) | Json::Number(_) => text.push_str(&value.to_string()),
+        }
+    }
+
+    fn list<T>(
+        &self,
+        (open, close): (char, char),
+        items: impl ExactSizeIterator<Item = T>,
+        depth: usize,
+        text: &mut String,
+        mut write: impl FnMut(T, &mut String),
+    ) {
+        let line = |depth: usize| self.indent.map(|indent| format!("\n{}", " ".repeat(indent * depth)));
+        let is_empty = items.len() == 0;
+        text.push(open);
+        for (number, item) in items.enumerate() {
+            if number > 0 {
+                text.push_str(self.separator(0, if self.indent.is_some() { "," } else { ", " }));
+            }
+            text.push_str(&line(depth + 1).unwrap_or_default());
+            write(item, text);
+        }
+        text.push_str(&line(depth).filter(|_| !is_empty).unwrap_or_default());
+        text.push(close);
+    }
+
+    fn string(&self, string: &str, text: &mut String) {
+        let quoted = Json::String(string.to_owned()).to_string();
+        if !self.ensure_ascii {
+            text.push_str(&quoted);
+            return;
+        }
+        for character in quoted.chars() {
+            if character.is_ascii() {
+                text.push(character);
+            } else {
+                let mut units = [0; 2];
+                for unit in character.encode_utf16(&mut units) {
+                    text.push_str(&format!("\\u{unit:04x}"));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! Templates against the ids and masks that transformers makes of the same conversations.
+
+use std::path::Path;
+
+use serde_json::json;
+
+use super::*;
+
+fn template(source: &str) -> ChatTemplate {
+    let special = json!({ "bos_token": "<s>", "eos_token": "</s>" });
+    ChatTemplate::new(source, special.as_object().cloned().expect("an object")).expect("valid template")
+}
+
+fn conversation(messages: &Value) -> Conversation {
+    Conversation::of_json(&json!({ "messages": messages })).expect("a conversation")
+}
+
+#[test]
+fn ids_and_masks_are_those_of_transformers() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/chat");
+    let mut compared = 0;
+    for folder in std::fs::read_dir(root).expect("fixtures") {
+        let folder = folder.expect("an entry").path();
+        let tokenizer = HuggingFaceTokenizer::load(&folder).expect("a tokenizer");
+        let template = ChatTemplate::load(&folder).expect("readable").expect("a template");
+        let cases = std::fs::read_to_string(folder.join("cases.jsonl")).expect("cases");
+        for (number, line) in cases.lines().enumerate() {
+            let place = format!("{}:{}", folder.display(), number + 1);
+            let case: Value = serde_json::from_str(line).expect("JSON");
+            let conversation = Conversation::of_json(&case).expect("a conversation");
+            let encoded = template.encode(&conversation, &tokenizer);
+            if let Some(reason) = case["error"].as_str() {
+                let error = encoded.expect_err(&place).to_string();
+                assert!(error.contains(reason), "{place}: {error}, expected {reason}");
+                continue;
+            }
+            let encoded = encoded.unwrap_or_else(|error| panic!("{place}: {error}"));
+            let prompt = template.render(&conversation, Ending::GenerationPrompt).expect("rendered");
+            assert_eq!(prompt, case["generation_prompt_text"], "{place}");
+            assert_eq!(json!(encoded.ids), case["ids"], "{place}");
+            let mask = encoded.assistant_mask.map(|mask| mask.into_iter().map(u8::from).collect::<Vec<_>>());
+            assert_eq!(json!(mask), case["assistant_mask"], "{place}");
+            compared += 1;
+        }
+    }
+    assert!(compared >= 25, "{compared} conversations");
+}
+
+#[test]
+fn values_are_written_as_python_writes_them() {
+    let message =
+        json!([{ "role": "user", "content": "é", "flag": true, "none": null, "d": { "b": [1, 2.5], "a": {} } }]);
+    let text = |source: &str| template(source).render(&conversation(&message), Ending::Complete).expect("rendered");
+    assert_eq!(text("{{ messages[0].d | tojson }}"), r#"{"b": [1, 2.5], "a": {}}"#);
+    assert_eq!(text("{{ messages[0].d | tojson(sort_keys=true) }}"), r#"{"a": {}, "b": [1, 2.5]}"#);
+    assert_eq!(text("{{ messages[0].d.b | tojson(indent=2) }}"), "[\n  1,\n  2.5\n]");
+    assert_eq!(text("{{ messages[0].content | tojson(ensure_ascii=true) }}"), r#""\u00e9""#);
+    assert_eq!(text("{{ messages[0].flag }} {{ messages[0].none }} {{ bos_token }}"), "True None <s>");
+    assert_eq!(text("{{ '#%d' | format(3) }} {{ {'user': 'Human'}.get('user', 'x') }} {{ 'abc'[:1] }}"), "#3 Human a");
+    assert_eq!(text("{% for m in messages %}{% if loop.last %}{% break %}{% endif %}{% endfor %}."), ".");
+}
+
+#[test]
+fn what_is_refused_says_why() {
+    let one = conversation(&json!([{ "role": "user", "content": "\u{fdd0}" }]));
+    let error = template("{{ messages }}").render(&one, Ending::Complete).expect_err("a mark");
+    assert!(error.to_string().contains("U+FDD0"), "{error}");
+    assert!(Conversation::of_json(&json!({ "text": 1 })).expect_err("no messages").contains("messages"));
+    assert!(Conversation::of_json(&json!({ "messages": [{}] })).expect_err("no role").contains("messages[0]"));
+    let error = ChatTemplate::new("{% for %}", Map::new()).expect_err("malformed");
+    assert!(error.contains("line 1"), "{error}");
+}
+
+#[test]
+fn the_end_of_a_turn_is_found() {
+    let source = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}";
+    assert_eq!(template(source).end_of_turn(), "<|im_end|>\n");
+    assert_eq!(template("{{ raise_exception('no') }}").end_of_turn(), "");
+}
+
+#[test]
+fn templates_are_found_where_folders_have_them() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).expect("written");
+    let load = || ChatTemplate::load(folder.path()).expect("readable");
+    assert!(load().is_none());
+    write(
+        "tokenizer_config.json",
+        r#"{"chat_template": [{"name": "tools", "template": "t"}, {"name": "default", "template": "d"}]}"#,
+    );
+    let text = |template: Option<ChatTemplate>| {
+        template.expect("a template").render(&Conversation::default(), Ending::Complete).expect("rendered")
+    };
+    assert_eq!(text(load()), "d");
+    write("chat_template.jinja", "{{ bos_token }}j");
+    write("special_tokens_map.json", r#"{"bos_token": {"content": "<b>"}}"#);
+    assert_eq!(text(load()), "<b>j");
+    write("chat_template.jinja", "{{");
+    let error = ChatTemplate::load(folder.path()).expect_err("malformed").to_string();
+    assert!(error.contains("chat_template.jinja"), "{error}");
+}
