@@ -45,6 +45,15 @@ impl Failure {
         }
     }
 
+    /// The failure with what it is about, if there are several such things.
+    pub fn about(self, subject: impl Display) -> Self {
+        match self {
+            Self::Input(message) => Self::Input(format!("{subject}: {message}")),
+            Self::Run(message) => Self::Run(format!("{subject}: {message}")),
+            Self::Config(_) | Self::Stopped(..) => self,
+        }
+    }
+
     /// The process's exit code.
     pub fn exit_code(&self) -> u8 {
         match self {

@@ -2,6 +2,7 @@
 #![recursion_limit = "256"]
 
 mod commands;
+mod continuation;
 #[cfg(feature = "tui")]
 mod dashboard;
 mod failure;
@@ -9,6 +10,7 @@ mod model_source;
 mod output;
 mod process;
 mod progress;
+mod rooted;
 mod speech;
 
 use std::process::ExitCode;
@@ -18,7 +20,7 @@ use bridge_data::outside::is_contained;
 use bridge_dist::comm::CommError;
 use clap::{Parser, Subcommand};
 
-use commands::{bench, config, convert, data, eval, generate, plan, runs, tokenizer, train, verify};
+use commands::{bench, chat, config, convert, data, eval, generate, init, plan, runs, tokenizer, train, verify};
 use failure::Failure;
 use process::Pool;
 use speech::{ErrorForm, Speech};
@@ -39,12 +41,16 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Write a recipe for your text: one that fits this machine.
+    Init(Box<init::Arguments>),
     /// Train a recipe.
     Train(train::Arguments),
     /// Loss, perplexity and bits per byte of a checkpoint or a Hugging Face folder.
     Eval(eval::Arguments),
-    /// Continue a prompt with a checkpoint or a Hugging Face folder.
+    /// Continue prompts with a checkpoint or a Hugging Face folder.
     Generate(generate::Arguments),
+    /// Talk with a model, through its chat template.
+    Chat(chat::Arguments),
     /// Check, show and compare recipes.
     #[command(subcommand)]
     Config(config::Command),
@@ -74,7 +80,9 @@ impl Command {
         match self {
             Self::Train(_) | Self::Config(_) | Self::Plan(_) | Self::Runs(_) | Self::Bench(_) => Pool::Own,
             Self::Eval(_)
+            | Self::Init(_)
             | Self::Generate(_)
+            | Self::Chat(_)
             | Self::Data(_)
             | Self::Tokenizer(_)
             | Self::Convert(_)
@@ -116,9 +124,11 @@ fn main() -> ExitCode {
     };
     let verbosity = speech.verbosity();
     let result = process::prepare(command.pool()).and_then(|()| match command {
+        Command::Init(arguments) => init::run(&arguments, &speech),
         Command::Train(arguments) => train::run(&arguments, started, &speech),
         Command::Eval(arguments) => eval::run(&arguments, verbosity),
         Command::Generate(arguments) => generate::run(&arguments),
+        Command::Chat(arguments) => chat::run(&arguments, &speech),
         Command::Config(command) => config::run(&command),
         Command::Plan(arguments) => plan::run(&arguments),
         Command::Data(command) => data::run(&command, verbosity),

@@ -11,6 +11,7 @@ use bridge_core::config::{Format, RawConfig};
 use bridge_core::logging::terminal::complain;
 use bridge_core::model::{BuildContext, ModelChunk, Parallel, Stage};
 use bridge_core::train::load_parameters;
+use bridge_data::chat::ChatTemplate;
 use bridge_data::outside;
 use bridge_data::tokenizer::{HuggingFaceTokenizer, NullTokenizer, Tokenizer};
 use bridge_models::DecoderConfig;
@@ -34,12 +35,26 @@ pub struct LoadedModel {
     pub tokenizer: Option<Arc<dyn Tokenizer>>,
     /// Tokens that end a text.
     pub stop_tokens: Vec<i64>,
+    /// Its chat template, if it has one.
+    pub chat_template: Option<ChatTemplate>,
     /// The checkpoint it was loaded from, if any.
     pub checkpoint: Option<Checkpoint>,
 }
 
-/// Opens `path`: a checkpoint folder, one of its `iter_` folders, or a Hugging Face folder.
-pub fn open(path: &Path, device: &Device) -> Result<LoadedModel, Failure> {
+impl LoadedModel {
+    /// Its tokenizer. `name` is how the user calls the model.
+    ///
+    /// # Errors
+    /// If it has none.
+    pub fn tokenizer_of(&self, name: &Path) -> Result<&dyn Tokenizer, Failure> {
+        let missing = || Failure::input(format!("{}: there is no tokenizer (expected tokenizer.json)", name.display()));
+        self.tokenizer.as_deref().ok_or_else(missing)
+    }
+}
+
+/// Opens a model by the name or folder of its run, a checkpoint folder, one of its `iter_` folders, or a Hugging Face folder.
+pub fn open(name: &Path, device: &Device) -> Result<LoadedModel, Failure> {
+    let path = &locate(name)?;
     if path.join("config.json").is_file() && !path.join("metadata.json").is_file() {
         return open_hugging_face(path, device);
     }
@@ -58,8 +73,12 @@ pub fn open(path: &Path, device: &Device) -> Result<LoadedModel, Failure> {
     let mut chunk = build_decoder(&blank, &context, &Stage::whole([config.num_layers])).map_err(Failure::input)?;
     load_parameters(chunk.as_mut(), &checkpoint).map_err(Failure::input)?;
     let tokenizer = checkpoint_tokenizer(&checkpoint)?;
-    let stop_tokens = tokenizer.iter().filter_map(|tokenizer| tokenizer.eod()).collect();
-    Ok(LoadedModel { chunk: chunk.inference(), config, tokenizer, stop_tokens, checkpoint: Some(checkpoint) })
+    let files = unpack_tokenizer(&checkpoint)?;
+    let mut stop_tokens = generation_stop_tokens(files.path())?;
+    stop_tokens.extend(tokenizer.iter().filter_map(|tokenizer| tokenizer.eod()));
+    let chat_template = ChatTemplate::load(files.path()).map_err(Failure::input)?;
+    let checkpoint = Some(checkpoint);
+    Ok(LoadedModel { chunk: chunk.inference(), config, tokenizer, stop_tokens, chat_template, checkpoint })
 }
 
 fn open_hugging_face(folder: &Path, device: &Device) -> Result<LoadedModel, Failure> {
@@ -68,21 +87,76 @@ fn open_hugging_face(folder: &Path, device: &Device) -> Result<LoadedModel, Fail
     let has_tokenizer = ["tokenizer.json", "vocab.json"].iter().any(|name| folder.join(name).is_file());
     let tokenizer: Option<Arc<dyn Tokenizer>> =
         if has_tokenizer { Some(Arc::new(HuggingFaceTokenizer::load(folder).map_err(Failure::input)?)) } else { None };
+    let mut stop_tokens = model.eos_token_ids().to_vec();
+    stop_tokens.extend(generation_stop_tokens(folder)?);
     Ok(LoadedModel {
         chunk: chunk.inference(),
         config: model.config().clone(),
         tokenizer,
-        stop_tokens: model.eos_token_ids().to_vec(),
+        stop_tokens,
+        chat_template: ChatTemplate::load(folder).map_err(Failure::input)?,
         checkpoint: None,
     })
 }
 
+/// The tokens that end a text according to `generation_config.json`; none without this file.
+fn generation_stop_tokens(folder: &Path) -> Result<Vec<i64>, Failure> {
+    let path = folder.join("generation_config.json");
+    if !path.is_file() {
+        return Ok(Vec::new());
+    }
+    let bad = |error: &dyn std::fmt::Display| Failure::input(format!("{}: {error}", path.display()));
+    let text = outside::read_text(&path, outside::SETTINGS_BYTES).map_err(|error| bad(&error))?;
+    let settings: serde_json::Value = serde_json::from_str(&text).map_err(|error| bad(&error))?;
+    let ids = &settings["eos_token_id"];
+    Ok(match ids.as_array() {
+        Some(ids) => ids.iter().filter_map(serde_json::Value::as_i64).collect(),
+        None => ids.as_i64().into_iter().collect(),
+    })
+}
+
+/// The folder of a model: an existing path, where that of a run stands for its checkpoints, or the name of a run in the folder `runs` of the
+/// working directory or of one above it.
+pub fn locate(name: &Path) -> Result<PathBuf, Failure> {
+    let path = named(name.to_owned()).map_err(Failure::input)?;
+    if path.exists() {
+        return Ok(checkpoints_of(&path));
+    }
+    let missing = |text: String| Failure::input(format!("{}: there is no such file or folder{text}", name.display()));
+    if name.components().count() != 1 {
+        return Err(missing(String::new()));
+    }
+    let here = std::env::current_dir().map_err(Failure::run)?;
+    let folders: Vec<PathBuf> =
+        here.ancestors().map(|folder| folder.join("runs")).filter(|folder| folder.is_dir()).collect();
+    match folders.iter().map(|folder| folder.join(name)).find(|run| run.is_dir()) {
+        Some(run) => Ok(checkpoints_of(&run)),
+        None => Err(missing(match folders.first() {
+            Some(folder) => format!(", and no run of this name in {}{}", folder.display(), runs_in(folder)),
+            None => ", and no folder `runs` here or above".to_owned(),
+        })),
+    }
+}
+
+/// The names of the runs of a folder, as the end of a sentence.
+fn runs_in(folder: &Path) -> String {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let with_checkpoints = entries.filter(|entry| checkpoints_of(&entry.path()) != entry.path());
+    let mut names: Vec<String> =
+        with_checkpoints.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    if names.is_empty() { String::new() } else { format!(", which has {}", names.join(", ")) }
+}
+
+/// The checkpoints of a run's folder; a folder of another kind stands for itself.
+fn checkpoints_of(folder: &Path) -> PathBuf {
+    let inner = folder.join("checkpoints");
+    let is_model = ["config.json", "metadata.json", "latest_checkpointed_iteration.txt"];
+    if inner.is_dir() && !is_model.iter().any(|name| folder.join(name).is_file()) { inner } else { folder.to_owned() }
+}
+
 /// Opens the newest checkpoint of a folder, or the one at `path`.
 pub fn open_checkpoint(path: &Path) -> Result<Checkpoint, Failure> {
-    let path = &named(path.to_owned()).map_err(Failure::input)?;
-    if !path.exists() {
-        return Err(Failure::input(format!("{}: there is no such file or folder", path.display())));
-    }
     match CheckpointStore::open(path).and_then(|s| s.resolve(&LoadRequest::default())).map_err(name_a_folder)? {
         Resolution::Found(found) => {
             if !found.report.is_empty() {

@@ -54,12 +54,20 @@ pub enum Command {
 /// Runs the command.
 pub fn run(command: &Command, speech: &Speech) -> Result<u8, Failure> {
     match command {
-        Command::Import { hf_dir, output } => import(hf_dir, output, speech),
+        Command::Import { hf_dir, output } => {
+            let (path, num_parameters) = import(hf_dir, output)?;
+            wrote(&path, num_parameters, speech);
+            Ok(0)
+        }
         Command::Export { checkpoint, output, dtype } => export_folder(checkpoint, (output, *dtype), speech),
     }
 }
 
-fn import(folder: &Path, output: &Path, speech: &Speech) -> Result<u8, Failure> {
+/// Writes the model of a Hugging Face folder as a checkpoint. Returns the checkpoint's path and the model's number of parameters.
+///
+/// # Errors
+/// If the folder has no model that is understood, or the checkpoint cannot be written.
+pub fn import(folder: &Path, output: &Path) -> Result<(PathBuf, u64), Failure> {
     let model = HfModel::open(folder).map_err(Failure::input)?;
     let device = select_device("flex").map_err(Failure::input)?.autodiff();
     let chunk = model.build(&device).map_err(Failure::input)?;
@@ -93,8 +101,7 @@ fn import(folder: &Path, output: &Path, speech: &Speech) -> Result<u8, Failure> 
     };
     let options = SaveOptions { producer: concat!("bridge ", env!("CARGO_PKG_VERSION")).into(), ..Default::default() };
     let report = CheckpointWriter::open(output, options).and_then(|w| w.save(&snapshot)).map_err(Failure::run)?;
-    wrote(&report.path, num_parameters as u64, speech);
-    Ok(0)
+    Ok((report.path, num_parameters as u64))
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, Failure> {

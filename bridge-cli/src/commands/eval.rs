@@ -23,11 +23,12 @@ use crate::failure::Failure;
 use crate::model_source::{LoadedModel, open};
 use crate::output::line;
 use crate::progress;
+use crate::rooted::{root_paths, start_folder};
 
 /// The model to evaluate, and the data.
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// Checkpoint folder, one of its `iter_` folders, or a Hugging Face folder.
+    /// A run by its name or folder, a checkpoint folder, one of its `iter_` folders, or a Hugging Face folder.
     model: PathBuf,
     /// Text files or globs to evaluate on instead of the recipe's data.
     #[arg(long, num_args = 1..)]
@@ -57,6 +58,9 @@ pub struct Arguments {
     overrides: Vec<String>,
 }
 
+/// Sequences of mock data that are evaluated by default.
+const MOST_MOCK: usize = 100;
+
 /// Sums over the evaluated tokens.
 #[derive(Default)]
 struct Totals {
@@ -77,6 +81,9 @@ pub fn run(arguments: &Arguments, verbosity: Verbosity) -> Result<u8, Failure> {
     } else {
         text_sequences(arguments, &model)?
     };
+    if let Some(bound) = sequences.bound.filter(|_| arguments.max_samples.is_none()) {
+        eprintln!("mock data has no end: evaluating on {bound} sequences (--max-samples asks for another number)");
+    }
     let sequences = sequences.limited(arguments.max_samples);
     let totals = evaluate(&model, sequences, arguments.micro_batch_size, (&device, progress.as_ref()))?;
     if totals.tokens == 0.0 {
@@ -127,13 +134,15 @@ struct Sequences {
     /// Their number, if it is known before they are read.
     count: Option<usize>,
     samples: Box<dyn Iterator<Item = Result<Sample, Failure>>>,
+    /// How many are evaluated unless the user says otherwise, of data that is made up and has no end.
+    bound: Option<usize>,
 }
 
 impl Sequences {
     /// The first `limit` sequences, or all.
     fn limited(self, limit: Option<usize>) -> Self {
-        let Some(limit) = limit else { return self };
-        Self { count: self.count.map(|count| count.min(limit)), samples: Box::new(self.samples.take(limit)) }
+        let Some(limit) = limit.or(self.bound) else { return self };
+        Self { count: self.count.map(|count| count.min(limit)), samples: Box::new(self.samples.take(limit)), ..self }
     }
 }
 
@@ -190,7 +199,12 @@ fn split_sequences(
     let recipe = match (&arguments.recipe, &model.checkpoint) {
         (Some(recipe), _) => RawConfig::from_file(recipe, &arguments.overrides, &kinds)?,
         (None, Some(checkpoint)) => {
-            let text = checkpoint.run_config().map_err(Failure::input)?;
+            let mut text = checkpoint.run_config().map_err(Failure::input)?;
+            let mut saved = RawConfig::from_text(&text, Format::Toml, &[], &kinds)?;
+            if let Some(folder) = start_folder(&saved, checkpoint.path()) {
+                root_paths(&mut saved, &folder);
+                text = saved.to_toml();
+            }
             RawConfig::from_text(&text, Format::Toml, &arguments.overrides, &kinds)?
         }
         (None, None) => {
@@ -205,6 +219,7 @@ fn split_sequences(
         let error = ConfigError::new(ErrorKind::Conflict, "model.seq_length", message);
         return Err(Failure::Config(error.with_location(config.location("model.seq_length")).into()));
     }
+    let is_mock = config.dataset.kind == "mock";
     let data = RunData::with_progress(&Arc::new(config), &registry.datasets, progress, &|_| {})?;
     let datasets = data.datasets();
     let split = Split::from(arguments.split);
@@ -219,7 +234,12 @@ fn split_sequences(
         let dataset = Arc::clone(&dataset);
         move |i| dataset.get(i).map_err(Failure::input)
     });
-    Ok(Sequences { count: Some(dataset.len()), samples: Box::new(samples) })
+    let count = dataset.len();
+    Ok(Sequences {
+        count: Some(count),
+        samples: Box::new(samples),
+        bound: (is_mock && count > MOST_MOCK).then_some(MOST_MOCK),
+    })
 }
 
 /// The text of `--text`, divided into sequences.
@@ -235,5 +255,5 @@ fn text_sequences(arguments: &Arguments, model: &LoadedModel) -> Result<Sequence
     let source = TextSource::resolve(&params).map_err(Failure::input)?;
     let documents = source.documents().map_err(Failure::input)?;
     let samples = TextSequences::new(documents, tokenizer, arguments.seq_length.unwrap_or(positions));
-    Ok(Sequences { count: None, samples: Box::new(samples) })
+    Ok(Sequences { count: None, samples: Box::new(samples), bound: None })
 }

@@ -1,51 +1,48 @@
-//! `bridge generate`: continues a prompt.
+//! `bridge generate`: continues prompts.
 
-use std::ops::ControlFlow;
+use std::fs::File;
+use std::io::{IsTerminal, Read};
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileTypeExt;
 use std::path::PathBuf;
 
-use bridge_core::model::ModelChunk;
 use bridge_core::train::select_device;
 use bridge_data::tokenizer::Tokenizer;
-use bridge_models::generate::{GenerateOptions, Sampling, generate};
+use bridge_models::generate::GenerateOptions;
 use burn::tensor::Device;
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
 use serde_json::json;
 
+use crate::continuation::{Prompt, Request, SamplingArguments, continue_text};
 use crate::failure::Failure;
-use crate::model_source::open;
+use crate::model_source::{LoadedModel, open};
 use crate::output::{self, line};
 
-/// The model, the prompt, and how to continue it.
+/// The model, the prompts, and how to continue them.
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// Checkpoint folder, one of its `iter_` folders, or a Hugging Face folder.
+    /// A run by its name or folder, a checkpoint folder, one of its `iter_` folders, or a Hugging Face folder.
     model: PathBuf,
-    /// The text to continue.
-    #[arg(long, default_value = "")]
-    prompt: String,
+    /// The text to continue; may be repeated. `-` stands for the lines of standard input, which is also read if it is a file or a pipe and
+    /// there is no --prompt.
+    #[arg(long, value_name = "TEXT")]
+    prompt: Vec<String>,
+    /// Standard input is one prompt, not one a line.
+    #[arg(long)]
+    whole_input: bool,
+    /// Continuations of each prompt. Number N, counted from 0, is drawn with the seed plus N.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    num_samples: u64,
     /// Maximum number of new tokens; 64 by default, or as many as the model has positions for.
-    #[arg(long)]
+    #[arg(long, value_parser = RangedU64ValueParser::<usize>::new())]
     max_tokens: Option<usize>,
-    /// Divides the logits; 0 takes the most likely token.
-    #[arg(long, default_value_t = 0.8, value_parser = temperature)]
-    temperature: f64,
-    /// Sample only from the K most likely tokens.
-    #[arg(long, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
-    top_k: Option<usize>,
-    /// Sample only from the most likely tokens up to this total probability.
-    #[arg(long, value_parser = probability)]
-    top_p: Option<f64>,
-    /// Seed of sampling.
-    #[arg(long, default_value_t = 1234)]
-    seed: u64,
-    /// Always take the most likely token.
-    #[arg(long)]
-    greedy: bool,
+    #[command(flatten)]
+    sampling: SamplingArguments,
     /// Compute device.
     #[arg(long, default_value = "flex")]
     device: String,
-    /// Print one JSON object.
+    /// Print one JSON object for each continuation.
     #[arg(long)]
     json: bool,
 }
@@ -53,148 +50,116 @@ pub struct Arguments {
 /// Default number of new tokens.
 const DEFAULT_MAX_TOKENS: usize = 64;
 
-fn temperature(text: &str) -> Result<f64, String> {
-    let value = text.parse::<f64>().ok().filter(|value| value.is_finite() && *value >= 0.0);
-    value.ok_or_else(|| "expected a number of at least 0".to_owned())
-}
-
-fn probability(text: &str) -> Result<f64, String> {
-    let value = text.parse::<f64>().ok().filter(|value| *value > 0.0 && *value <= 1.0);
-    value.ok_or_else(|| "expected a number above 0 and of at most 1".to_owned())
-}
-
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
     let device = select_device(&arguments.device).map_err(Failure::input)?;
+    let prompts = prompts(arguments)?;
     let model = open(&arguments.model, &device)?;
-    let tokenizer = model.tokenizer.as_deref().ok_or_else(|| {
-        Failure::input(format!("{}: there is no tokenizer (expected tokenizer.json)", arguments.model.display()))
-    })?;
-    let sampling = if arguments.greedy || arguments.temperature == 0.0 {
-        Sampling::Greedy
-    } else {
-        Sampling::Random {
-            temperature: arguments.temperature,
-            top_k: arguments.top_k,
-            top_p: arguments.top_p,
-            seed: arguments.seed,
+    let tokenizer = model.tokenizer_of(&arguments.model)?;
+    let total = prompts.len() as u64 * arguments.num_samples;
+    let mut done = 0;
+    for (number, text) in prompts.iter().enumerate() {
+        let named = |failure: Failure| match prompts.len() {
+            1 => failure,
+            _ => failure.about(format!("prompt {}", number + 1)),
+        };
+        let prompt = Prompt::new(tokenizer, text).map_err(named)?;
+        for sample in 0..arguments.num_samples {
+            done += 1;
+            if total > 1 && !arguments.json {
+                line(&format!("--- {done}/{total} ---"));
+            }
+            let request = arguments.request(&prompt, sample, &model, tokenizer);
+            let title = Title { text, sample };
+            arguments.print(&title, &request, (&model, tokenizer, &device)).map_err(named)?;
         }
-    };
-    let max_positions = model.config.max_position_embeddings;
-    let prompt_tokens = encode(tokenizer, &arguments.prompt)?.len();
-    // The last new token needs no position. A prompt that leaves no position is refused later.
-    let room = (max_positions + 1).saturating_sub(prompt_tokens).max(1);
-    let request = Request {
-        prompt: &arguments.prompt,
-        options: GenerateOptions {
-            max_new_tokens: arguments.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS.min(room)),
-            sampling,
-            stop_tokens: model.stop_tokens.clone(),
-            vocab_size: model.config.vocab_size.min(tokenizer.vocab_size()),
-            max_positions,
-        },
-    };
-    if arguments.json {
-        let text = continue_text(model.chunk.as_ref(), tokenizer, &device, &request, &mut |_| {})?;
-        line(&json!({ "prompt": arguments.prompt, "text": text }).to_string());
-    } else {
-        // The prompt is printed with the first piece, so that a refused prompt prints nothing.
-        let mut unprinted = Some(arguments.prompt.as_str());
-        continue_text(model.chunk.as_ref(), tokenizer, &device, &request, &mut |piece| {
-            let prompt = unprinted.take().unwrap_or_default();
-            output::piece(&format!("{prompt}{piece}"));
-        })?;
-        line(unprinted.unwrap_or_default());
     }
     Ok(0)
 }
 
-/// A prompt and how to continue it.
-pub struct Request<'a> {
-    /// The text.
-    pub prompt: &'a str,
-    /// How.
-    pub options: GenerateOptions,
+/// What a continuation is printed with.
+struct Title<'a> {
+    text: &'a str,
+    sample: u64,
 }
 
-/// Continues a prompt; `on_text` gets each piece as soon as it consists of whole characters. Returns the continuation.
-pub fn continue_text(
-    chunk: &dyn ModelChunk,
-    tokenizer: &dyn Tokenizer,
-    device: &Device,
-    request: &Request,
-    on_text: &mut dyn FnMut(&str),
-) -> Result<String, Failure> {
-    let prompt = encode(tokenizer, request.prompt)?;
-    let context: &[i64] = if request.prompt.is_empty() { &[] } else { prompt.as_slice() };
-    let (mut ids, mut text) = (Vec::new(), String::new());
-    let stop = request.options.stop_tokens.clone();
-    generate(chunk, device, &prompt, &request.options, &mut |token| {
-        if stop.contains(&token) {
-            return ControlFlow::Continue(());
+impl Arguments {
+    fn request<'a>(
+        &'a self,
+        prompt: &'a Prompt,
+        sample: u64,
+        model: &LoadedModel,
+        tokenizer: &dyn Tokenizer,
+    ) -> Request<'a> {
+        let max_positions = model.config.max_position_embeddings;
+        let options = GenerateOptions {
+            max_new_tokens: self.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS.min(prompt.room(max_positions))),
+            sampling: self.sampling.sampling(sample),
+            stop_tokens: model.stop_tokens.clone(),
+            vocab_size: model.config.vocab_size.min(tokenizer.vocab_size()),
+            max_positions,
+        };
+        Request { prompt, options, stop: &self.sampling.stop }
+    }
+
+    /// Continues a prompt and prints it: a JSON object at the end, or text as it comes.
+    fn print(
+        &self,
+        title: &Title,
+        request: &Request,
+        (model, tokenizer, device): (&LoadedModel, &dyn Tokenizer, &Device),
+    ) -> Result<(), Failure> {
+        let chunk = model.chunk.as_ref();
+        if self.json {
+            let continued = continue_text(chunk, tokenizer, device, request, &mut |_| {})?;
+            let mut object = json!({ "prompt": title.text, "text": continued.text, "end": continued.end.name() });
+            if self.num_samples > 1 {
+                object["sample"] = json!(title.sample);
+            }
+            line(&object.to_string());
+            return Ok(());
         }
-        ids.push(token);
-        // A token may end in the middle of a character: wait for the rest of it.
-        if let Some(all) = continuation(tokenizer, context, &ids)
-            && !all.ends_with('\u{fffd}')
-            && let Some(piece) = all.strip_prefix(text.as_str())
-        {
-            on_text(piece);
-            text = all;
+        // The prompt is printed with the first piece, so that a refused prompt prints nothing.
+        let mut unprinted = Some(title.text);
+        continue_text(chunk, tokenizer, device, request, &mut |piece| {
+            let prompt = unprinted.take().unwrap_or_default();
+            output::piece(&format!("{prompt}{piece}"));
+        })?;
+        line(unprinted.unwrap_or_default());
+        Ok(())
+    }
+}
+
+/// The prompts, in order: those of the command line, and the lines of standard input where they ask for it. One that is empty if there are none.
+fn prompts(arguments: &Arguments) -> Result<Vec<String>, Failure> {
+    let is_asked_for = arguments.whole_input || arguments.prompt.iter().any(|prompt| prompt == "-");
+    let given: Vec<&String> = arguments.prompt.iter().filter(|prompt| *prompt != "-").collect();
+    let mut prompts: Vec<String> = given.into_iter().cloned().collect();
+    if is_asked_for || (arguments.prompt.is_empty() && input_is_given()) {
+        let mut text = String::new();
+        let read = std::io::stdin().read_to_string(&mut text);
+        read.map_err(|error| Failure::input(format!("standard input: expected text, {error}")))?;
+        if arguments.whole_input {
+            prompts.push(text);
+        } else {
+            prompts.extend(text.lines().filter(|line| !line.trim().is_empty()).map(str::to_owned));
         }
-        ControlFlow::Continue(())
-    })
-    .map_err(Failure::input)?;
-    Ok(text)
+        if prompts.is_empty() && is_asked_for {
+            return Err(Failure::input("standard input: expected prompts, one a line, found none"));
+        }
+    }
+    if prompts.is_empty() {
+        prompts.push(String::new());
+    }
+    Ok(prompts)
 }
 
-/// The tokens of a prompt. Documents begin after the token that ends the previous one, so an empty prompt is that token.
-fn encode(tokenizer: &dyn Tokenizer, prompt: &str) -> Result<Vec<i64>, Failure> {
-    let mut tokens = tokenizer.encode(prompt).map_err(Failure::input)?;
-    if tokens.is_empty() {
-        tokens.extend(tokenizer.bos().or_else(|| tokenizer.eod()));
+/// Whether standard input is a file or a pipe.
+fn input_is_given() -> bool {
+    let stdin = std::io::stdin();
+    if stdin.is_terminal() {
+        return false;
     }
-    Ok(tokens)
-}
-
-/// The text that `ids` add to that of `context`, including a separator such as the spaces between the Null tokenizer's
-/// numbers. `None` if some ids do not represent text.
-fn continuation(tokenizer: &dyn Tokenizer, context: &[i64], ids: &[i64]) -> Option<String> {
-    let (before, all) = (tokenizer.decode(context), tokenizer.decode(&[context, ids].concat()));
-    match (before, all) {
-        (Ok(before), Ok(all)) if all.starts_with(&before) => Some(all[before.len()..].to_owned()),
-        // Tokenizers that clean up decoded text can change the end of the context.
-        _ => tokenizer.decode(ids).ok(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use bridge_data::tokenizer::NullTokenizer;
-
-    use super::*;
-
-    #[test]
-    fn numbers_are_set_apart_from_the_prompt() {
-        let tokenizer = NullTokenizer::new(100);
-        assert_eq!(continuation(&tokenizer, &[1, 2], &[81, 7]).as_deref(), Some(" 81 7"));
-        assert_eq!(continuation(&tokenizer, &[], &[81]).as_deref(), Some("81"));
-        assert_eq!(continuation(&tokenizer, &[1], &[101]), None);
-    }
-
-    #[test]
-    fn an_empty_prompt_begins_a_document() {
-        let tokenizer = NullTokenizer::new(100);
-        assert_eq!(encode(&tokenizer, "").unwrap(), [100]);
-        assert_eq!(encode(&tokenizer, "4 5").unwrap(), [4, 5]);
-        assert!(encode(&tokenizer, "four").is_err());
-    }
-
-    #[test]
-    fn ranges_of_sampling_are_checked() {
-        assert_eq!(temperature("0"), Ok(0.0));
-        assert!(["-1", "nan", "inf", "warm"].iter().all(|text| temperature(text).is_err()));
-        assert_eq!(probability("1"), Ok(1.0));
-        assert!(["0", "1.1", "-0.5", "NaN"].iter().all(|text| probability(text).is_err()));
-    }
+    let metadata = stdin.as_fd().try_clone_to_owned().and_then(|fd| File::from(fd).metadata());
+    metadata.is_ok_and(|metadata| metadata.is_file() || metadata.file_type().is_fifo())
 }

@@ -2,11 +2,13 @@
 
 pub mod bench;
 mod bench_ops;
+pub mod chat;
 pub mod config;
 pub mod convert;
 pub mod data;
 pub mod eval;
 pub mod generate;
+pub mod init;
 pub mod mpi;
 pub mod plan;
 pub mod runs;

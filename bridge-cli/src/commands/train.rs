@@ -16,8 +16,8 @@ use bridge_models::registry;
 use clap::{Args, ValueEnum};
 use serde_json::json;
 
-use super::generate::{Request, continue_text};
 use super::mpi;
+use crate::continuation::{Prompt, Request, continue_text};
 use crate::failure::Failure;
 use crate::output::{line, text_lines};
 use crate::speech::Speech;
@@ -274,7 +274,8 @@ fn print_sample(report: &RunReport, device: &burn::tensor::Device, sample: &Samp
     let max_positions = run.config.model.seq_length;
     let prompt_tokens = tokenizer.encode(sample.prompt).map_err(Failure::input)?.len();
     let request = Request {
-        prompt: sample.prompt,
+        prompt: &Prompt::new(tokenizer, sample.prompt)?,
+        stop: &[],
         options: GenerateOptions {
             max_new_tokens: sample.max_tokens.min(max_positions.saturating_sub(prompt_tokens + 1)),
             sampling: sample.sampling,
@@ -283,7 +284,7 @@ fn print_sample(report: &RunReport, device: &burn::tensor::Device, sample: &Samp
             max_positions,
         },
     };
-    let text = continue_text(run.chunks()[0].as_ref(), tokenizer, device, &request, &mut |_| {})?;
+    let text = continue_text(run.chunks()[0].as_ref(), tokenizer, device, &request, &mut |_| {})?.text;
     if sample.json {
         line(&json!({ "kind": "sample", "prompt": sample.prompt, "text": text }).to_string());
     } else {

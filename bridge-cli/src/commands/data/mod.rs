@@ -1,23 +1,24 @@
-//! `bridge data`: build, inspect, samples.
+//! `bridge data`: build, inspect; samples and conversations as people read them are in files of their own.
+
+mod paint;
+mod render;
+mod show;
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use bridge_core::config::{RawConfig, World};
 use bridge_core::logging::Verbosity;
-use bridge_core::train::{Bar, RunData, dataset_prefix};
-use bridge_data::gpt::Split;
+use bridge_core::train::{Bar, dataset_prefix};
 use bridge_data::indexed::{BinAccess, IndexedDataset};
 use bridge_data::pack::{DocumentEnd, PackParams, pack};
 use bridge_data::source::{SourceParams, TextSource};
 use bridge_data::tokenizer::{HuggingFaceTokenizer, NullTokenizer, Tokenizer};
-use bridge_data::{DataParallel, DatasetBuildContext, Silent};
-use bridge_models::registry;
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, Subcommand};
 use serde_json::json;
 
-use super::split_name::SplitName;
+use render::Render;
+use show::Samples;
+
 use super::text_input::TextInput;
 use crate::failure::Failure;
 use crate::output::line;
@@ -30,8 +31,12 @@ pub enum Command {
     Build(Build),
     /// Describe a `.bin`/`.idx` pair, and check it.
     Inspect(Inspect),
-    /// Print samples of a recipe's dataset.
+    /// Print the token ids of samples of a recipe's dataset.
     Samples(Samples),
+    /// Print samples of a recipe's dataset as text, with the tokens that count for the loss marked.
+    Show(Samples),
+    /// Print conversations as a chat template writes them: token ids, and which of them the assistant says.
+    Render(Render),
 }
 
 /// Tokenize text.
@@ -81,33 +86,14 @@ pub struct Inspect {
     json: bool,
 }
 
-/// Print samples.
-#[derive(Debug, Args)]
-pub struct Samples {
-    /// The recipe.
-    recipe: PathBuf,
-    /// Overrides.
-    overrides: Vec<String>,
-    /// The split.
-    #[arg(long, value_enum, default_value = "train")]
-    split: SplitName,
-    /// Samples requested from each split: TRAIN,VALID,TEST; the recipe's numbers by default.
-    #[arg(long, value_delimiter = ',', num_args = 1)]
-    num_samples: Vec<usize>,
-    /// How many to print.
-    #[arg(long, default_value_t = 10)]
-    count: usize,
-    /// Print one JSON line per sample.
-    #[arg(long)]
-    json: bool,
-}
-
 /// Runs the command.
 pub fn run(command: &Command, verbosity: Verbosity) -> Result<u8, Failure> {
     match command {
         Command::Build(build) => run_build(build, verbosity),
         Command::Inspect(inspect) => run_inspect(inspect),
-        Command::Samples(samples) => run_samples(samples),
+        Command::Samples(samples) => show::run_samples(samples),
+        Command::Show(samples) => show::run_show(samples),
+        Command::Render(render) => render::run(render),
     }
 }
 
@@ -191,51 +177,4 @@ fn rewrite(dataset: &IndexedDataset, output: &Path) -> Result<(), Failure> {
         builder.end_document();
     }
     builder.finalize().map_err(Failure::input)
-}
-
-fn run_samples(samples: &Samples) -> Result<u8, Failure> {
-    let registry = registry();
-    let recipe = RawConfig::from_file(&samples.recipe, &samples.overrides, &registry.kinds())?;
-    // One rank reads the data, however many ranks train with it.
-    let config = recipe.for_one_rank().finalize(&World::SINGLE)?;
-    let counts = match samples.num_samples.as_slice() {
-        [] => [config.samples.train as usize, config.samples.valid as usize, config.samples.test as usize],
-        [train, valid, test] => [*train, *valid, *test],
-        other => {
-            let message = format!("--num-samples: expected TRAIN,VALID,TEST, found {} numbers", other.len());
-            return Err(Failure::input(message));
-        }
-    };
-    let config = Arc::new(config);
-    let data_parallel = DataParallel { rank: 0, size: config.parallel.data };
-    let datasets =
-        RunData::build_datasets(&config, &registry.datasets, &progress::hidden(), &|tokenizer| DatasetBuildContext {
-            train_samples: counts[0],
-            valid_samples: counts[1],
-            test_samples: counts[2],
-            tokenizer,
-            data_parallel,
-            progress: Arc::new(Silent),
-        })?;
-    let split = Split::from(samples.split);
-    let dataset = match split {
-        Split::Train => datasets.train,
-        Split::Valid => datasets.valid,
-        Split::Test => datasets.test,
-    };
-    let Some(dataset) = dataset else {
-        return Err(Failure::input(format!("dataset.split: the {} split has proportion 0", split.name())));
-    };
-    for i in 0..samples.count.min(dataset.len()) {
-        let sample = dataset.get(i).map_err(Failure::input)?;
-        let mut tokens = sample.tokens;
-        tokens.extend(sample.labels.last());
-        if samples.json {
-            line(&json!({ "tokens": tokens }).to_string());
-        } else {
-            let text = tokens.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
-            line(&format!("{i}: {text}"));
-        }
-    }
-    Ok(0)
 }

@@ -1,0 +1,246 @@
+//! `bridge chat`: a conversation with a model, through its chat template.
+
+use std::io::{BufRead, IsTerminal};
+use std::path::PathBuf;
+
+use bridge_core::train::select_device;
+use bridge_data::chat::{ChatTemplate, Conversation, Ending};
+use bridge_data::tokenizer::Tokenizer;
+use bridge_models::generate::GenerateOptions;
+use burn::tensor::Device;
+use clap::Args;
+use clap::builder::RangedU64ValueParser;
+use serde_json::{Value, json};
+
+use crate::continuation::{Prompt, Request, SamplingArguments, continue_text};
+use crate::failure::Failure;
+use crate::model_source::{LoadedModel, open};
+use crate::output::{self, line};
+use crate::speech::{ErrorForm, Speech};
+
+/// The model, and how it answers.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// A run by its name or folder, a checkpoint folder, one of its `iter_` folders, or a Hugging Face folder.
+    model: PathBuf,
+    /// What the model is told before the conversation.
+    #[arg(long, value_name = "TEXT")]
+    system: Option<String>,
+    /// Maximum number of tokens of an answer; as many as the model has positions for, at most 512, by default.
+    #[arg(long, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
+    max_tokens: Option<usize>,
+    #[command(flatten)]
+    sampling: SamplingArguments,
+    /// Compute device.
+    #[arg(long, default_value = "flex")]
+    device: String,
+}
+
+/// Default number of tokens of an answer.
+const DEFAULT_MAX_TOKENS: usize = 512;
+
+const HELP: &str = "/reset          forget the conversation
+/system TEXT    tell the model something before it, and forget the conversation
+/exit           end; so does the end of the input";
+
+/// Runs the command.
+pub fn run(arguments: &Arguments, speech: &Speech) -> Result<u8, Failure> {
+    let device = select_device(&arguments.device).map_err(Failure::input)?;
+    let model = open(&arguments.model, &device)?;
+    let tokenizer = model.tokenizer_of(&arguments.model)?;
+    let script = match &model.chat_template {
+        Some(template) => Script::Template(template),
+        None => {
+            eprintln!(
+                "{} has no chat template (chat_template.jinja or tokenizer_config.json): what you write is continued as plain text",
+                arguments.model.display()
+            );
+            if arguments.system.is_some() {
+                return Err(Failure::input("--system: only models with a chat template have a place for it"));
+            }
+            Script::Plain
+        }
+    };
+    let stop_tokens = stop_tokens(&model, tokenizer);
+    let mut chat = Chat {
+        arguments,
+        speaker: Speaker { model: &model, tokenizer, device: &device, stop_tokens },
+        script,
+        system: arguments.system.clone(),
+        said: Vec::new(),
+        answers: 0,
+        form: speech.error_form(),
+    };
+    chat.converse()
+}
+
+/// The model's own stop tokens, and what its template writes behind an answer if that begins with a special token.
+fn stop_tokens(model: &LoadedModel, tokenizer: &dyn Tokenizer) -> Vec<i64> {
+    let mut stop = model.stop_tokens.clone();
+    stop.extend(tokenizer.eod());
+    let end = model.chat_template.as_ref().map(ChatTemplate::end_of_turn).unwrap_or_default();
+    let first = tokenizer.encode(&end).ok().and_then(|ids| ids.first().copied());
+    // Special tokens stand for no bytes of text.
+    stop.extend(first.filter(|id| tokenizer.id_to_bytes(*id).is_some_and(|bytes| bytes.is_empty())));
+    stop
+}
+
+/// How what was said becomes text.
+enum Script<'a> {
+    /// By the model's template.
+    Template(&'a ChatTemplate),
+    /// One after the other.
+    Plain,
+}
+
+/// Who answers.
+struct Speaker<'a> {
+    model: &'a LoadedModel,
+    tokenizer: &'a dyn Tokenizer,
+    device: &'a Device,
+    stop_tokens: Vec<i64>,
+}
+
+struct Chat<'a> {
+    arguments: &'a Arguments,
+    speaker: Speaker<'a>,
+    script: Script<'a>,
+    system: Option<String>,
+    /// Messages of user and assistant in turn.
+    said: Vec<Value>,
+    /// Answers so far, of all conversations: each is drawn with another seed.
+    answers: u64,
+    form: ErrorForm,
+}
+
+impl Chat<'_> {
+    /// Reads and answers until the input ends.
+    fn converse(&mut self) -> Result<u8, Failure> {
+        let stdin = std::io::stdin();
+        let is_terminal = stdin.is_terminal();
+        if is_terminal {
+            eprintln!("/help says what else can be written here");
+        }
+        loop {
+            if is_terminal {
+                eprint!("> ");
+            }
+            let mut text = String::new();
+            let read = stdin.lock().read_line(&mut text);
+            if read.map_err(|error| Failure::input(format!("standard input: expected text, {error}")))? == 0 {
+                return Ok(0);
+            }
+            match text.trim() {
+                "" => {}
+                "/exit" | "/quit" => return Ok(0),
+                "/help" => eprintln!("{HELP}"),
+                "/reset" => self.forget("the conversation begins anew"),
+                command if command.starts_with('/') => match command.strip_prefix("/system ") {
+                    Some(_) if matches!(self.script, Script::Plain) => {
+                        eprintln!("this model has no chat template, so it has no place for it");
+                    }
+                    Some(system) => {
+                        self.system = Some(system.trim().to_owned());
+                        self.forget("noted; the conversation begins anew");
+                    }
+                    None => eprintln!("{command}: no such command; expected one of\n{HELP}"),
+                },
+                message => match self.answer(message) {
+                    // On a terminal, the user can write something else.
+                    Err(Failure::Input(problem)) if is_terminal => eprintln!("{problem}"),
+                    done => done?,
+                },
+            }
+        }
+    }
+
+    fn forget(&mut self, note: &str) {
+        self.said.clear();
+        eprintln!("{note}");
+    }
+
+    /// Answers a message. One that cannot be answered is not kept.
+    fn answer(&mut self, message: &str) -> Result<(), Failure> {
+        let before = self.said.len();
+        self.said.push(json!({ "role": "user", "content": message }));
+        let answered = self.speak();
+        match &answered {
+            Ok(text) => self.said.push(json!({ "role": "assistant", "content": text })),
+            Err(_) => self.said.truncate(before),
+        }
+        answered.map(drop)
+    }
+
+    fn speak(&mut self) -> Result<String, Failure> {
+        let prompt = self.fitting_prompt()?;
+        let Speaker { model, tokenizer, device, stop_tokens } = &self.speaker;
+        let max_positions = model.config.max_position_embeddings;
+        let wanted = self.arguments.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS);
+        let request = Request {
+            prompt: &prompt,
+            options: GenerateOptions {
+                max_new_tokens: wanted.min(prompt.room(max_positions)),
+                sampling: self.arguments.sampling.sampling(self.answers),
+                stop_tokens: stop_tokens.clone(),
+                vocab_size: model.config.vocab_size.min(tokenizer.vocab_size()),
+                max_positions,
+            },
+            stop: &self.arguments.sampling.stop,
+        };
+        self.answers += 1;
+        let is_json = self.form == ErrorForm::Json;
+        let continued = continue_text(model.chunk.as_ref(), *tokenizer, device, &request, &mut |piece| {
+            if !is_json {
+                output::piece(piece);
+            }
+        })?;
+        if is_json {
+            let (text, end) = (&continued.text, continued.end.name());
+            line(&json!({ "role": "assistant", "content": text, "end": end }).to_string());
+        } else {
+            line("");
+        }
+        Ok(continued.text)
+    }
+
+    /// The conversation as a prompt that leaves room for an answer. Where it has become too long, the oldest exchanges are left out, and it is said.
+    fn fitting_prompt(&mut self) -> Result<Prompt, Failure> {
+        let positions = self.speaker.model.config.max_position_embeddings;
+        // Room for half the positions, or less if fewer tokens are asked for.
+        let answer = self.arguments.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS).min(positions / 2);
+        let mut left_out = 0;
+        loop {
+            let prompt = Prompt::new(self.speaker.tokenizer, &self.text()?)?;
+            if prompt.ids.len() + answer <= positions || (self.said.len() == 1 && prompt.ids.len() <= positions) {
+                if left_out > 0 {
+                    eprintln!("(the first {left_out} messages no longer fit into the model's {positions} positions)");
+                }
+                return Ok(prompt);
+            }
+            if self.said.len() == 1 {
+                return Err(Failure::input(format!(
+                    "the message is too long: it has {} tokens with all that belongs to it, the model has {positions} positions",
+                    prompt.ids.len()
+                )));
+            }
+            // A question and its answer.
+            self.said.drain(..2);
+            left_out += 2;
+        }
+    }
+
+    fn text(&self) -> Result<String, Failure> {
+        match &self.script {
+            Script::Template(template) => {
+                let system = self.system.iter().map(|text| json!({ "role": "system", "content": text }));
+                let messages = system.chain(self.said.iter().cloned()).collect();
+                let conversation = Conversation { messages, tools: None };
+                template.render(&conversation, Ending::GenerationPrompt).map_err(Failure::input)
+            }
+            Script::Plain => {
+                let texts: Vec<&str> = self.said.iter().filter_map(|message| message["content"].as_str()).collect();
+                Ok(texts.join("\n"))
+            }
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! `bridge data render`: conversations as a tokenizer's chat template writes them.
+
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+
+use bridge_data::chat::{ChatTemplate, Conversation, EncodedChat};
+use bridge_data::outside;
+use bridge_data::tokenizer::HuggingFaceTokenizer;
+use clap::Args;
+use serde_json::{Value, json};
+
+use super::paint::{Part, paint};
+use crate::failure::Failure;
+use crate::output::line;
+
+/// The template and the conversations.
+#[derive(Debug, Args)]
+pub struct Render {
+    /// Folder with a tokenizer and its chat template.
+    tokenizer: PathBuf,
+    /// JSON Lines: objects with `messages` and perhaps `tools`.
+    file: PathBuf,
+    /// Print a JSON object for each conversation: its ids, and 1 for each that the assistant says; or why the template refuses it.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub fn run(render: &Render) -> Result<u8, Failure> {
+    let tokenizer = HuggingFaceTokenizer::load(&render.tokenizer).map_err(Failure::input)?;
+    let folder = if render.tokenizer.is_dir() { Some(render.tokenizer.as_path()) } else { render.tokenizer.parent() };
+    let template = ChatTemplate::load(folder.unwrap_or(&render.tokenizer)).map_err(Failure::input)?;
+    let template = template.ok_or_else(|| {
+        let folder = render.tokenizer.display();
+        Failure::input(format!("{folder}: there is no chat template (chat_template.jinja or tokenizer_config.json)"))
+    })?;
+    let failed = |problem: &dyn std::fmt::Display| Failure::input(format!("{}: {problem}", render.file.display()));
+    let (file, _) = outside::open(&render.file).map_err(|error| failed(&error))?;
+    for (number, text) in BufReader::new(file).lines().enumerate() {
+        let text = text.map_err(|error| failed(&error))?;
+        if text.trim().is_empty() {
+            continue;
+        }
+        let at_line = |problem: &dyn std::fmt::Display| failed(&format!("line {}: {problem}", number + 1));
+        let value: Value = serde_json::from_str(&text).map_err(|error| at_line(&format!("not JSON: {error}")))?;
+        let conversation = Conversation::of_json(&value).map_err(|problem| at_line(&problem))?;
+        let encoded = template.encode(&conversation, &tokenizer);
+        line(&match (encoded, render.json) {
+            (Ok(EncodedChat { ids, assistant_mask }), true) => {
+                let mask = assistant_mask.map(|mask| mask.into_iter().map(u8::from).collect::<Vec<_>>());
+                json!({ "ids": ids, "assistant_mask": mask }).to_string()
+            }
+            (Err(error), true) => json!({ "error": error.to_string() }).to_string(),
+            (Ok(EncodedChat { ids, assistant_mask }), false) => {
+                let note =
+                    if assistant_mask.is_none() { "\n(what the assistant says cannot be told apart)" } else { "" };
+                let parts = |at: usize| match &assistant_mask {
+                    Some(mask) if !mask[at] => Part::LeftOut,
+                    _ => Part::Counted,
+                };
+                paint(&tokenizer, &ids, parts) + note
+            }
+            (Err(error), false) => format!("error: {error}"),
+        });
+    }
+    Ok(0)
+}

@@ -1,0 +1,425 @@
+//! `bridge init`: from text to a recipe that runs here. What text there is, `text` finds; models are in `model`, the file in `recipe`, its trial in
+//! `trial`; this file chooses.
+
+mod ask;
+mod model;
+mod recipe;
+mod text;
+mod trial;
+
+use std::fs::OpenOptions;
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+
+use bridge_core::train::{check_device_name, select_device};
+use bridge_data::indexed::{BinAccess, IndexedDataset};
+use clap::{Args, ValueEnum};
+use serde_json::json;
+
+use super::convert;
+use crate::failure::Failure;
+use crate::speech::Speech;
+use model::{Pretrained, SIZES, Size};
+use recipe::{Beginning, Recipe};
+use text::Text;
+use trial::Outcome;
+
+/// Why there is no recipe for conversations.
+const CHAT: &str = "these are conversations: training on what the assistant says alone is not built yet, so there is no recipe for it. \
+                    `bridge data render` shows them as token ids, `bridge chat` talks with a model";
+
+/// The text and the model.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// Text to train on: files or folders with text, JSON Lines, or Megatron's token files.
+    data: Vec<PathBuf>,
+    /// What the data is; found out by default.
+    #[arg(long, value_enum)]
+    kind: Option<Kind>,
+    /// Continue to train the model of this Hugging Face folder.
+    #[arg(long, value_name = "FOLDER", conflicts_with = "size")]
+    model: Option<PathBuf>,
+    /// Train a new model of this size: nano, tiny, small, medium, 135m, 350m, 1b. By default, what this machine trains in the given time.
+    #[arg(long, value_parser = Size::named)]
+    size: Option<Size>,
+    /// How long training may take here, such as 30m, 1h or 2d; an hour by default, if no size is given.
+    #[arg(long, value_parser = seconds)]
+    time: Option<f64>,
+    /// Name of the run and of its folders; that of the data by default.
+    #[arg(long)]
+    name: Option<String>,
+    /// The recipe to write; the name with `.toml` by default.
+    #[arg(long, short)]
+    output: Option<PathBuf>,
+    /// Compute device.
+    #[arg(long, default_value = "flex")]
+    device: String,
+    /// Replace a recipe that exists, and use the folders of a run that exists.
+    #[arg(long)]
+    force: bool,
+}
+
+/// What text is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Kind {
+    /// Documents.
+    Text,
+    /// Conversations.
+    Chat,
+}
+
+/// A length of time as people write it.
+fn seconds(text: &str) -> Result<f64, String> {
+    let units = [('s', 1.0), ('m', 60.0), ('h', 3600.0), ('d', 86400.0)];
+    let unit = units.into_iter().find(|(unit, _)| text.ends_with(*unit));
+    let value = unit.and_then(|(unit, length)| Some(text.strip_suffix(unit)?.parse::<f64>().ok()? * length));
+    let value = value.filter(|value| (10.0..=3.2e7).contains(value));
+    value.ok_or_else(|| "expected a length of time from 10s to 370d, such as 30m or 1h".to_owned())
+}
+
+/// Runs the command.
+pub fn run(arguments: &Arguments, speech: &Speech) -> Result<u8, Failure> {
+    let asked;
+    let arguments = if arguments.data.is_empty() {
+        if !std::io::stdin().is_terminal() {
+            return Err(Failure::input(
+                "expected files or folders with text, found none (on a terminal, they are asked for)",
+            ));
+        }
+        asked = ask::complete(arguments)?;
+        &asked
+    } else {
+        arguments
+    };
+    if arguments.kind == Some(Kind::Chat) {
+        return Err(Failure::input(CHAT));
+    }
+    check_device_name(&arguments.device).map_err(Failure::input)?;
+    let text = text::find(&arguments.data)?;
+    let names = Names::new(arguments)?;
+    let import = arguments.model.clone().or_else(|| text.model.clone().filter(|_| arguments.size.is_none()));
+    let pretrained = import.map(|folder| Pretrained::open(&folder)).transpose()?;
+    let base = names.base()?;
+    let has_base = base.exists();
+    let made = make(arguments, &names, text, pretrained, &base);
+    if made.is_err() && !has_base {
+        // What was imported for a recipe that is not written serves nobody.
+        let _ = std::fs::remove_dir_all(&base);
+    }
+    let (recipe, told) = made?;
+    names.write(&recipe.to_text(), arguments.force)?;
+    let path = &names.recipe;
+    speech.result(
+        || format!("wrote {}\n{}\nnext: bridge train {}", path.display(), recipe.remarks.join("\n"), path.display()),
+        || json!({ "recipe": path, "name": names.name, "seconds": told.seconds, "memory_bytes": told.memory, "notes": recipe.text.notes }),
+    );
+    Ok(0)
+}
+
+/// The names that a new recipe uses.
+struct Names {
+    name: String,
+    recipe: PathBuf,
+}
+
+impl Names {
+    fn new(arguments: &Arguments) -> Result<Self, Failure> {
+        let of_data = || {
+            let first = std::path::absolute(&arguments.data[0]).unwrap_or_default();
+            let stem = if first.is_dir() { first.file_name() } else { first.file_stem() };
+            let name: String = stem.unwrap_or_default().to_string_lossy().chars().map(usable).collect();
+            if name.trim_matches('-').is_empty() { "model".to_owned() } else { name.trim_matches('-').to_owned() }
+        };
+        if let Some(name) =
+            arguments.name.as_ref().filter(|name| name.is_empty() || name.chars().any(|c| usable(c) != c))
+        {
+            return Err(Failure::input(format!("--name: expected letters, digits, `-` and `_`, found {name:?}")));
+        }
+        let wanted = arguments.name.clone().unwrap_or_else(of_data);
+        let is_taken = |name: &str| Path::new("runs").join(name).exists() && !arguments.force;
+        let mut name = wanted.clone();
+        let file = |name: &str| arguments.output.clone().unwrap_or_else(|| PathBuf::from(format!("{name}.toml")));
+        if file(&name).exists() && !arguments.force {
+            let path = file(&name);
+            return Err(Failure::input(format!(
+                "{}: exists; --force replaces it, --output names another file",
+                path.display()
+            )));
+        }
+        if is_taken(&name) && arguments.name.is_some() {
+            return Err(Failure::input(format!(
+                "--name: there is a run {name:?} (runs/{name}); --force uses its folders"
+            )));
+        }
+        let mut number = 2;
+        // A new recipe must not resume another one's run.
+        while is_taken(&name) || (name != wanted && file(&name).exists() && arguments.output.is_none()) {
+            name = format!("{wanted}-{number}");
+            number += 1;
+        }
+        Ok(Self { recipe: file(&name), name })
+    }
+
+    /// Where imported weights go.
+    fn base(&self) -> Result<PathBuf, Failure> {
+        std::path::absolute(Path::new("runs").join(&self.name).join("base")).map_err(Failure::run)
+    }
+
+    fn write(&self, text: &str, force: bool) -> Result<(), Failure> {
+        let mut options = OpenOptions::new();
+        options.write(true).truncate(true);
+        let file =
+            if force { options.create(true).open(&self.recipe) } else { options.create_new(true).open(&self.recipe) };
+        let written = file.and_then(|mut file| file.write_all(text.as_bytes()));
+        written.map_err(|error| Failure::run(format!("{}: {error}", self.recipe.display())))
+    }
+}
+
+fn usable(character: char) -> char {
+    if character.is_alphanumeric() || "-_".contains(character) { character } else { '-' }
+}
+
+/// What a recipe costs here.
+struct Told {
+    seconds: f64,
+    memory: u64,
+}
+
+/// Chooses everything, and tries it.
+fn make(
+    arguments: &Arguments,
+    names: &Names,
+    text: Text,
+    pretrained: Option<Pretrained>,
+    base: &Path,
+) -> Result<(Recipe, Told), Failure> {
+    let device = select_device(&arguments.device).map_err(Failure::input)?;
+    let rate = model::training_rate(&device);
+    let largest_id =
+        if text.tokens.is_empty() || pretrained.is_some() { None } else { Some(largest_id(&text.tokens)?) };
+    let mut recipe = first_choice(arguments, names, (text, largest_id), pretrained.map(|model| (model, base)), rate);
+    let vocab = vocabulary(&recipe);
+    if let Beginning::Pretrained(model, base) = &recipe.beginning {
+        convert::import(&model.folder, base)?;
+    }
+    let memory = fit_into_memory(&mut recipe, vocab)?;
+    let seconds = loop {
+        match trial::first_steps(&recipe, vocab)? {
+            Outcome::Runs(seconds) => break seconds,
+            Outcome::TooShort(problem) => shorten(&mut recipe, &problem)?,
+        }
+    };
+    let step = seconds * (recipe.global_batch_size / recipe.micro_batch_size) as f64;
+    let limit = arguments.time.or((arguments.size.is_none()).then_some(3600.0));
+    if let Some(limit) = limit {
+        let fits = ((limit / step) as usize).max(least_iterations(&recipe));
+        recipe.train_iters = recipe.train_iters.min(fits);
+    }
+    let total = step * recipe.train_iters as f64;
+    recipe.remarks.push(format!(
+        "time: about {} here, {} steps of {step:.2} s, measured, without evaluations",
+        duration(total),
+        recipe.train_iters
+    ));
+    Ok((recipe, Told { seconds: total, memory }))
+}
+
+/// The fewest steps that are worth a run.
+fn least_iterations(recipe: &Recipe) -> usize {
+    match recipe.beginning {
+        Beginning::Scratch(..) => 20,
+        Beginning::Pretrained(..) => 50,
+    }
+}
+
+/// Rows of the embedding, for the plan.
+fn vocabulary(recipe: &Recipe) -> usize {
+    match (&recipe.beginning, recipe.largest_id) {
+        (_, Some(id)) => usize::try_from(id).unwrap_or(0) + 1,
+        (Beginning::Scratch(_, vocab), None) => *vocab,
+        // Its section says it.
+        (Beginning::Pretrained(..), None) => 1,
+    }
+}
+
+/// Sizes by rules of thumb: data, model, device rate and time decide.
+fn first_choice(
+    arguments: &Arguments,
+    names: &Names,
+    (text, largest_id): (Text, Option<i64>),
+    pretrained: Option<(Pretrained, &Path)>,
+    rate: f64,
+) -> Recipe {
+    let time = arguments.time.or((arguments.size.is_none()).then_some(3600.0)).unwrap_or(f64::INFINITY);
+    let vocab = match text.bytes {
+        0..100_000 => 512,
+        100_000..1_000_000 => 1024,
+        1_000_000..10_000_000 => 4096,
+        10_000_000..100_000_000 => 8192,
+        _ => 16384,
+    };
+    let rows = largest_id.map_or(vocab, |id| usize::try_from(id).unwrap_or(0) + 1);
+    let data_tokens = (text.bytes / if text.tokens.is_empty() { 3 } else { 2 }) as f64;
+    let tokens_in_time = |parameters: usize| time * rate / (6.0 * parameters as f64);
+    let learns = |size: &&Size| {
+        let parameters = size.parameters(rows);
+        // Ten tokens a parameter, from at most eight passes over the data.
+        let needed = 10.0 * parameters as f64;
+        needed <= tokens_in_time(parameters) && needed <= 8.0 * data_tokens
+    };
+    let (beginning, parameters, longest) = match pretrained {
+        Some((model, base)) => {
+            let (parameters, positions) = (model.parameters, model.positions);
+            let longest = if model.has_learned_positions { positions } else { positions.min(512) };
+            (Beginning::Pretrained(model, base.to_owned()), parameters, longest)
+        }
+        None => {
+            let size = arguments.size.or_else(|| SIZES.iter().rev().find(learns).copied()).unwrap_or(SIZES[0]);
+            (Beginning::Scratch(size, vocab), size.parameters(rows), 256)
+        }
+    };
+    let is_new = matches!(beginning, Beginning::Scratch(..));
+    let valid_percent = match text.bytes {
+        0..1_000_000 => 10,
+        1_000_000..100_000_000 => 5,
+        _ => 1,
+    };
+    let held_out = data_tokens as usize * valid_percent / 100;
+    let has_all_positions = matches!(&beginning, Beginning::Pretrained(model, _) if model.has_learned_positions);
+    let seq_length = if has_all_positions { longest } else { power_of_two(held_out / 2).clamp(16, longest) };
+    let passes = if is_new { 8.0 } else { 1.0 };
+    let wanted = if is_new { 20.0 * parameters as f64 } else { f64::INFINITY };
+    let tokens = wanted.min(passes * data_tokens).min(tokens_in_time(parameters));
+    let usual = match parameters {
+        _ if !is_new => 8192,
+        0..2_000_000 => 2048,
+        2_000_000..20_000_000 => 4096,
+        20_000_000..200_000_000 => 16384,
+        _ => 65536,
+    };
+    let tokens_per_step = power_of_two((tokens / 100.0) as usize).clamp(4 * seq_length, usual.max(4 * seq_length));
+    let global_batch_size = (tokens_per_step / seq_length).max(1);
+    let most_at_once = if parameters < 20_000_000 { 8 } else { 2 };
+    let piece_bytes = text.tokens.is_empty() && text.files < 40;
+    let mut recipe = Recipe {
+        name: names.name.clone(),
+        device: arguments.device.clone(),
+        largest_id,
+        piece_bytes: piece_bytes.then(|| piece_size(text.bytes)),
+        text,
+        beginning,
+        seq_length,
+        micro_batch_size: power_of_two(global_batch_size).min(most_at_once),
+        global_batch_size,
+        train_iters: 0,
+        valid_percent,
+        recompute: false,
+        remarks: Vec::new(),
+    };
+    let least = least_iterations(&recipe);
+    recipe.global_batch_size -= recipe.global_batch_size % recipe.micro_batch_size;
+    recipe.train_iters = ((tokens / recipe.tokens_per_step() as f64) as usize).clamp(least, 1_000_000);
+    recipe
+}
+
+/// The largest power of two that is not above `number`, at least 1.
+const fn power_of_two(number: usize) -> usize {
+    if number < 2 { 1 } else { 1 << number.ilog2() }
+}
+
+/// Size of the pieces of long files: enough of them that splits come near to their shares.
+fn piece_size(bytes: u64) -> u64 {
+    if bytes < 1_000_000 { (bytes / 50).max(128) } else { (bytes / 500).min(256 << 10) }
+}
+
+/// Takes smaller steps until the plan's figure fits into what is free. Returns the figure.
+fn fit_into_memory(recipe: &mut Recipe, vocab: usize) -> Result<u64, Failure> {
+    // Text, tokenizer and what a checkpoint is written from need some too.
+    const SHARE: f64 = 0.75;
+    let free = trial::available_memory().filter(|_| recipe.device == "flex");
+    loop {
+        let needed = trial::memory(recipe, vocab)?;
+        let Some(free) = free else {
+            recipe.remarks.push(format!("memory: {} by the plan", bytes(needed)));
+            return Ok(needed);
+        };
+        if needed as f64 <= SHARE * free as f64 {
+            recipe.remarks.push(format!("memory: {} by the plan, of {} that are free", bytes(needed), bytes(free)));
+            return Ok(needed);
+        }
+        let is_fixed = matches!(&recipe.beginning, Beginning::Pretrained(model, _) if model.has_learned_positions);
+        if recipe.micro_batch_size > 1 {
+            recipe.micro_batch_size /= 2;
+        } else if !recipe.recompute {
+            recipe.recompute = true;
+        } else if recipe.seq_length > 64 && !is_fixed {
+            recipe.seq_length /= 2;
+        } else {
+            let (needed, free) = (bytes(needed), bytes(free));
+            return Err(Failure::input(format!(
+                "the model does not fit: training it takes {needed} with the smallest batch, {free} are free; choose a smaller one (--size)"
+            )));
+        }
+    }
+}
+
+/// Changes a recipe whose data does not fill a sample of each split.
+fn shorten(recipe: &mut Recipe, problem: &str) -> Result<(), Failure> {
+    let is_fixed = matches!(&recipe.beginning, Beginning::Pretrained(model, _) if model.has_learned_positions);
+    if recipe.piece_bytes.is_none() && recipe.text.tokens.is_empty() {
+        recipe.piece_bytes = Some(piece_size(recipe.text.bytes));
+    } else if recipe.seq_length > 16 && !is_fixed {
+        recipe.seq_length /= 2;
+    } else if recipe.valid_percent > 0 {
+        recipe.valid_percent = 0;
+        recipe.remarks.push("there is too little text to keep some of it for validation".to_owned());
+    } else {
+        return Err(Failure::input(format!(
+            "there is too little text for a sample of {} tokens:\n{problem}",
+            recipe.seq_length
+        )));
+    }
+    Ok(())
+}
+
+/// The largest id of token files, which stands for their vocabulary.
+fn largest_id(prefixes: &[String]) -> Result<i64, Failure> {
+    let mut largest = 0;
+    for prefix in prefixes {
+        let dataset = IndexedDataset::open(Path::new(prefix), BinAccess::Mmap).map_err(Failure::input)?;
+        for sequence in 0..dataset.len() {
+            let ids = dataset.sequence(sequence).map_err(Failure::input)?;
+            largest = largest.max(ids.into_iter().max().unwrap_or(0));
+        }
+    }
+    Ok(largest)
+}
+
+fn bytes(number: u64) -> String {
+    match number as f64 {
+        small if small < 1e9 => format!("{:.0} MB", (small / 1e6).max(1.0)),
+        large => format!("{:.1} GB", large / 1e9),
+    }
+}
+
+fn duration(seconds: f64) -> String {
+    match seconds {
+        short if short < 90.0 => format!("{short:.0} s"),
+        short if short < 5400.0 => format!("{:.0} min", short / 60.0),
+        long if long < 172_800.0 => format!("{:.1} h", long / 3600.0),
+        long => format!("{:.1} days", long / 86400.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_of_time_are_read() {
+        assert_eq!([seconds("30m"), seconds("1.5h"), seconds("45s")], [Ok(1800.0), Ok(5400.0), Ok(45.0)]);
+        assert!(["", "h", "1", "-1h", "nans", "1e9d", "5s"].iter().all(|text| seconds(text).is_err()));
+        assert_eq!([duration(45.0), duration(1800.0), duration(9000.0)], ["45 s", "30 min", "2.5 h"]);
+        assert_eq!([power_of_two(0), power_of_two(1), power_of_two(9)], [1, 1, 8]);
+    }
+}

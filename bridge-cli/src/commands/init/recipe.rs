@@ -1,0 +1,240 @@
+//! A new recipe as a file with comments. What it says was chosen elsewhere.
+
+use std::fmt::Write;
+use std::path::PathBuf;
+
+use super::model::{Pretrained, Size};
+use super::text::Text;
+
+/// What a run begins with.
+pub enum Beginning {
+    /// Random weights, and a tokenizer of so many tokens trained on the text.
+    Scratch(Size, usize),
+    /// A trained model, imported to a checkpoint folder.
+    Pretrained(Pretrained, PathBuf),
+}
+
+/// Everything that a new recipe says.
+pub struct Recipe {
+    /// Name of the run.
+    pub name: String,
+    /// Compute device.
+    pub device: String,
+    /// The data.
+    pub text: Text,
+    /// The largest id of token files that come without a tokenizer.
+    pub largest_id: Option<i64>,
+    /// Where it begins.
+    pub beginning: Beginning,
+    /// Tokens of a sample.
+    pub seq_length: usize,
+    /// Samples of a forward pass.
+    pub micro_batch_size: usize,
+    /// Samples of a step.
+    pub global_batch_size: usize,
+    /// Steps.
+    pub train_iters: usize,
+    /// Percent of the data that are kept for validation.
+    pub valid_percent: usize,
+    /// Size of pieces that documents are cut into.
+    pub piece_bytes: Option<u64>,
+    /// Recompute activations in backward, for want of memory.
+    pub recompute: bool,
+    /// What is known of time and memory, a line each.
+    pub remarks: Vec<String>,
+}
+
+/// A text as a TOML string.
+fn quoted(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}
+
+fn list(texts: &[String]) -> String {
+    match texts {
+        [one] => quoted(one),
+        many => format!("[\n{}]", many.iter().map(|text| format!("    {},\n", quoted(text))).collect::<String>()),
+    }
+}
+
+impl Recipe {
+    /// Tokens of a step.
+    pub fn tokens_per_step(&self) -> usize {
+        self.global_batch_size * self.seq_length
+    }
+
+    /// Tokens that the data has, roughly.
+    pub fn tokens_of_data(&self) -> u64 {
+        let bytes_per_token = match &self.beginning {
+            _ if !self.text.tokens.is_empty() => 2,
+            Beginning::Scratch(..) => 3,
+            Beginning::Pretrained(..) => 4,
+        };
+        self.text.bytes / bytes_per_token
+    }
+
+    /// The file.
+    pub fn to_text(&self) -> String {
+        let mut text = self.head();
+        let warmup = match &self.beginning {
+            Beginning::Scratch(..) => (self.train_iters / 15).min(500),
+            Beginning::Pretrained(..) => (self.train_iters / 20).min(100),
+        };
+        let (lr, why) = match &self.beginning {
+            Beginning::Scratch(size, _) => {
+                (size.learning_rate(), "for a model of this width that begins with random weights")
+            }
+            Beginning::Pretrained(model, _) => {
+                (model.learning_rate(), "a fraction of what trained the model: a larger one undoes what it has learned")
+            }
+        };
+        let _ = write!(
+            text,
+            "\n[train]\n\
+             micro_batch_size = {}    # samples at once: what memory holds\n\
+             global_batch_size = {}    # samples of a step\n\
+             train_iters = {}    # {} tokens\n",
+            self.micro_batch_size,
+            self.global_batch_size,
+            self.train_iters,
+            self.tokens_per_step() * self.train_iters,
+        );
+        text.push_str(&self.validation());
+        let _ = write!(
+            text,
+            "\n[optimizer]\n\
+             lr = {lr:e}    # {why}\n\
+             min_lr = {:.1e}\n\
+             adam_beta2 = 0.95\n\
+             weight_decay = 0.1\n\n\
+             [scheduler]\n\
+             lr_decay_style = \"cosine\"    # from lr to min_lr, over all iterations\n\
+             lr_warmup_iters = {warmup}\n",
+            lr / 10.0,
+        );
+        text.push_str(&self.data());
+        let _ = write!(text, "\n[logger]\nlog_interval = {}\n", (self.train_iters / 100).clamp(1, 10));
+        text.push_str(&self.checkpoint());
+        text
+    }
+
+    fn head(&self) -> String {
+        let mut text = match &self.beginning {
+            Beginning::Scratch(size, _) => {
+                format!("# A new model of the size {:?}, trained on your text.\n", size.name)
+            }
+            Beginning::Pretrained(model, _) => {
+                format!("# Continues to train the model of {} on your text.\n", model.folder.display())
+            }
+        };
+        let name = &self.name;
+        let _ = writeln!(text, "#   bridge train {name}.toml      trains it; the same command again resumes it");
+        let _ = writeln!(text, "#   bridge generate {name} --prompt \"...\"");
+        for remark in self.text.notes.iter().chain(&self.remarks) {
+            // A name may have a line break.
+            let _ = writeln!(text, "# {}", remark.replace(['\n', '\r'], " "));
+        }
+        let _ = writeln!(text, "name = {}", quoted(name));
+        if self.device != "flex" {
+            let _ = writeln!(text, "device = {}", quoted(&self.device));
+        }
+        text.push_str("\n[model]\n");
+        match &self.beginning {
+            Beginning::Scratch(size, _) => text.push_str(&size.section()),
+            Beginning::Pretrained(model, _) => {
+                text.push_str("# As the model's config.json has them: what is changed here, the weights do not fit.\n");
+                text.push_str(&model.section);
+            }
+        }
+        let _ = writeln!(text, "seq_length = {}    # tokens of a sample", self.seq_length);
+        if self.recompute {
+            text.push_str("recompute_granularity = \"full\"    # activations are computed again in backward: less memory, a third more time\n");
+            text.push_str("recompute_method = \"uniform\"\nrecompute_num_layers = 1\n");
+        }
+        text
+    }
+
+    fn validation(&self) -> String {
+        if self.valid_percent == 0 {
+            return "\n[validation]\neval_iters = 0    # there is too little text to keep some of it for validation\n"
+                .to_owned();
+        }
+        let held_out = self.tokens_of_data() as usize * self.valid_percent / 100;
+        let iters = (held_out / self.tokens_per_step()).clamp(1, 10);
+        let interval = (self.train_iters / 10).clamp(10, 1000).min(self.train_iters);
+        format!("\n[validation]\neval_interval = {interval}\neval_iters = {iters}    # batches of each evaluation\n")
+    }
+
+    fn data(&self) -> String {
+        let mut text = "\n[dataset]\nkind = \"gpt\"\n".to_owned();
+        if self.text.tokens.is_empty() {
+            let _ = writeln!(text, "source = {}", list(&self.text.source));
+            if !self.text.exclude.is_empty() {
+                let _ = writeln!(text, "source_exclude = [{}]", list_items(&self.text.exclude));
+            }
+            if let Some(key) = &self.text.jsonl_key {
+                let _ = writeln!(text, "source_format = \"jsonl\"\nsource_jsonl_key = {}", quoted(key));
+            }
+            if let Some(bytes) = self.piece_bytes {
+                let _ = writeln!(
+                    text,
+                    "source_piece_bytes = {bytes}    # long files are cut at blank lines, so that the split can divide them"
+                );
+            }
+            if self.text.files > 1 {
+                text.push_str("source_shuffle_seed = 1234    # files of all subjects come to both splits\n");
+            }
+        } else {
+            let _ = writeln!(text, "data_path = [{}]", list_items(&self.text.tokens));
+        }
+        let _ = writeln!(
+            text,
+            "split = \"{},{},0\"    # percent for training, for validation, for a test",
+            100 - self.valid_percent,
+            self.valid_percent
+        );
+        text.push_str("\n[tokenizer]\n");
+        match &self.beginning {
+            Beginning::Pretrained(model, _) => {
+                let folder = quoted(&model.folder.display().to_string());
+                let _ = writeln!(text, "tokenizer_type = \"HuggingFaceTokenizer\"\ntokenizer_model = {folder}");
+            }
+            Beginning::Scratch(_, vocab) => match self.largest_id {
+                Some(id) => {
+                    let _ = writeln!(
+                        text,
+                        "# The token files come without a tokenizer: ids are all that is known.\ntokenizer_type = \"NullTokenizer\"\nvocab_size = {id}"
+                    );
+                }
+                None => {
+                    let _ = writeln!(
+                        text,
+                        "tokenizer_type = \"ByteLevelBPE\"    # trained on the text\nbpe_vocab_size = {vocab}"
+                    );
+                }
+            },
+        }
+        text
+    }
+
+    fn checkpoint(&self) -> String {
+        let mut text = "\n[checkpoint]\n".to_owned();
+        if let Beginning::Pretrained(_, base) = &self.beginning {
+            let _ = writeln!(
+                text,
+                "pretrained_checkpoint = {}    # the imported weights",
+                quoted(&base.display().to_string())
+            );
+        }
+        let _ = write!(
+            text,
+            "save = {}\nsave_interval = {}\nmost_recent_k = 2    # older ones are deleted\n",
+            quoted(&format!("runs/{}/checkpoints", self.name)),
+            (self.train_iters / 5).clamp(1, 1000)
+        );
+        text
+    }
+}
+
+fn list_items(texts: &[String]) -> String {
+    texts.iter().map(|text| quoted(text)).collect::<Vec<_>>().join(", ")
+}
