@@ -55,3 +55,47 @@ fn without_a_pointer_nothing_is_deleted() {
     fs::write(dir.path().join(LATEST_FILE), "3").unwrap();
     assert_eq!(retaining(dir.path(), 1, None).prune().unwrap(), [1, 2]);
 }
+
+/// Saves `step`, with `best` as the one to keep.
+fn save_with_best(writer: &CheckpointWriter, step: u64, best: Option<u64>) -> Vec<u64> {
+    let mut snapshot = snapshot(step);
+    snapshot.run.best = best;
+    writer.save(&snapshot).unwrap().pruned
+}
+
+#[test]
+fn the_best_one_stays_until_there_is_a_better_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let writer = retaining(dir.path(), 1, None);
+    save_with_best(&writer, 1, Some(1));
+    assert_eq!(save_with_best(&writer, 2, Some(1)), [0u64; 0]);
+    assert_eq!(save_with_best(&writer, 3, Some(1)), [2]);
+    let best = || CheckpointStore::open(dir.path().join("best")).unwrap().list().unwrap()[0].iteration;
+    assert_eq!(best(), Some(1));
+    // Another run of the same root that keeps none for its loss leaves it alone.
+    assert_eq!(save_with_best(&writer, 4, None), [3]);
+    // A checkpoint that is not here is not pointed to.
+    assert_eq!(save_with_best(&writer, 5, Some(77)), [4]);
+    assert_eq!(best(), Some(1));
+    assert_eq!(save_with_best(&writer, 6, Some(6)), [1, 5]);
+    assert_eq!(best(), Some(6));
+    assert_eq!(CheckpointStore::open(dir.path().join("latest")).unwrap().path(), dir.path());
+    // Where nothing says which one is the best, none is deleted.
+    fs::write(dir.path().join(BEST_FILE), "six").unwrap();
+    assert_eq!(save_with_best(&writer, 7, None), [0u64; 0]);
+    let error = CheckpointStore::open(dir.path().join("best")).unwrap_err();
+    assert!(error.is_bad_input() && error.to_string().contains(BEST_FILE), "{error}");
+}
+
+#[test]
+fn best_and_latest_are_names_like_others_outside_of_checkpoints() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["best", "latest"] {
+        let path = dir.path().join(name);
+        let store = CheckpointStore::open(&path).unwrap();
+        assert_eq!((store.path(), store.list().unwrap().len()), (path.as_path(), 0));
+        // A folder that is there is what it is.
+        writer(&path).save(&snapshot(3)).unwrap();
+        assert_eq!(steps(&path), [3]);
+    }
+}

@@ -61,7 +61,7 @@ impl Subsystem for KeepBest {
         self.best = Some((loss, iteration));
         Ok(Verdict::default()
             .save()
-            .note(format!("iteration {iteration} has the lowest validation loss so far, {loss}")))
+            .note(format!("iteration {iteration} has the lowest validation loss so far, {}", loss as f32)))
     }
 
     fn on_save(&mut self, run: &mut RunContext, state: &mut Map<String, Value>) -> Result<(), TrainError> {

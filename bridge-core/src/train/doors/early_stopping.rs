@@ -48,7 +48,7 @@ impl Subsystem for EarlyStopping {
     fn is_over(&self, state: &GlobalState) -> Option<String> {
         let patience = state.config.train.early_stopping_patience? as u64;
         let best = self.best.map_or("none was finite".to_owned(), |(loss, iteration)| {
-            format!("the lowest was {loss} in iteration {iteration}")
+            format!("the lowest was {} in iteration {iteration}", loss as f32)
         });
         (self.since >= patience)
             .then(|| format!("early stopping: no better validation loss in {} evaluations, {best}", self.since))
