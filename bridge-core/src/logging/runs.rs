@@ -1,9 +1,10 @@
 //! What runs have left in their log folders: what they are, how far they came, how they did. From their files only; nothing is written.
 
 use std::collections::BTreeSet;
-use std::fs::File;
+use std::fs::TryLockError;
 use std::path::{Path, PathBuf};
 
+use bridge_data::outside;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -192,9 +193,8 @@ fn summary(folder: &Path, record: Option<RunRecord>, records: &[Map<String, Valu
 
 /// Whether a run holds the lock of its folder.
 fn is_locked(folder: &Path) -> bool {
-    let is_plain = |path: &Path| path.symlink_metadata().is_ok_and(|file| file.is_file());
-    let path = folder.join(".lock");
-    is_plain(&path) && File::open(&path).is_ok_and(|file| file.try_lock_shared().is_err())
+    outside::open(&folder.join(".lock"))
+        .is_ok_and(|(file, _)| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
 }
 
 /// A setting in which runs differ, with its value in each of them; `None` where it is not set.
@@ -239,6 +239,8 @@ fn flatten(prefix: &str, table: &toml::Table, settings: &mut std::collections::B
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+
     use super::*;
 
     fn write_run(folder: &Path, record: &RunRecord, losses: &[f64]) {

@@ -6,6 +6,7 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
+use bridge_data::outside;
 use serde::Serialize;
 
 use super::TrainError;
@@ -178,7 +179,8 @@ impl LearningRateSweep {
         let finding = self.finding();
         let stem: PathBuf = run.state.config.logger.log_dir.join("find-lr");
         let json = serde_json::to_vec_pretty(&finding).map_err(|error| TrainError::log("find-lr.json", error))?;
-        std::fs::write(stem.with_extension("json"), json).map_err(|error| TrainError::log("find-lr.json", error))?;
+        outside::replace(&stem.with_extension("json"), &json)
+            .map_err(|error| TrainError::log("find-lr.json", error))?;
         self.chart(&finding).write(&stem).map_err(|error| TrainError::log("find-lr.svg", error))?;
         run.note(&Self::table(&finding));
         run.note(&format!("picture and figures: {}.svg, .png and .json; nothing else was changed", stem.display()));

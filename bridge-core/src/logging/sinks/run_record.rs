@@ -1,9 +1,8 @@
 //! `run.json`: what a run is and how it ended, so that other programs need not guess from its other files.
 
-use std::fs::File;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use bridge_data::outside;
 use serde::{Deserialize, Serialize};
 
 use super::lines::timestamp;
@@ -66,11 +65,7 @@ pub(super) fn open(context: &SinkContext) -> Opened {
 /// If there is none, or it cannot be understood.
 pub(in crate::logging) fn read_record(folder: &Path) -> Result<RunRecord, String> {
     let path = folder.join(NAME);
-    let text = match path.metadata() {
-        Ok(file) if file.is_file() => std::fs::read_to_string(&path).map_err(|error| error.to_string()),
-        Ok(_) => Err("is no plain file".to_owned()),
-        Err(error) => Err(error.to_string()),
-    };
+    let text = outside::read_text(&path, outside::SETTINGS_BYTES).map_err(|error| error.to_string());
     let read = text.and_then(|text| serde_json::from_str(&text).map_err(|error| error.to_string()));
     read.map_err(|problem| format!("{}: {problem}", path.display()))
 }
@@ -78,22 +73,13 @@ pub(in crate::logging) fn read_record(folder: &Path) -> Result<RunRecord, String
 impl Recorder {
     /// Replaces the file in one step, because others may read it.
     fn write(&self) -> Result<(), SinkError> {
-        let folder = self.path.parent().unwrap_or(Path::new("."));
-        std::fs::create_dir_all(folder)?;
-        let mut file = tempfile::NamedTempFile::new_in(folder)?;
-        serde_json::to_writer_pretty(&mut file, &self.record)?;
-        file.write_all(b"\n")?;
-        file.as_file().set_permissions(permissions()?)?;
-        file.persist(&self.path)?;
-        File::open(folder)?.sync_all()?;
-        Ok(())
+        if let Some(folder) = self.path.parent() {
+            std::fs::create_dir_all(folder)?;
+        }
+        let mut json = serde_json::to_vec_pretty(&self.record)?;
+        json.push(b'\n');
+        Ok(outside::replace(&self.path, &json)?)
     }
-}
-
-/// Readable for all, as the other logs are; temporary files are not.
-fn permissions() -> std::io::Result<std::fs::Permissions> {
-    use std::os::unix::fs::PermissionsExt;
-    Ok(std::fs::Permissions::from_mode(0o644))
 }
 
 impl Sink for Recorder {
