@@ -239,8 +239,8 @@ mod tests {
             "training  ━━━━━━━━━━──────────  210/420 it  19 s left  loss 5.5012, 5.48k tok/s  11/s"
         );
         let narrow = bar_line(&task, &at(210, message), 59);
-        assert_eq!(narrow, "training 210/420 it 19 s left loss 5.5012, 5.48k tok/s");
-        assert_eq!(bar_line(&task, &at(210, message), 39), "training 210/420 it 19 s left");
+        assert_eq!(narrow, "training  210/420 it  19 s left  loss 5.5012, 5.48k tok/s");
+        assert_eq!(bar_line(&task, &at(210, message), 39), "training  210/420 it  19 s left");
         for width in 20..200 {
             for position in [0, 100, 101, 420, u64::MAX] {
                 let line = bar_line(&task, &at(position, message), width);

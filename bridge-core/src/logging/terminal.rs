@@ -156,8 +156,8 @@ pub struct Column {
     pub weight: u8,
 }
 
-/// The columns that fit into `width` cells behind `head`, which is cut only where it is alone: with two spaces between them, with one, and
-/// then without the columns of the least weight.
+/// The columns that fit into `width` cells behind `head`, which is cut only where it is alone: all of them with two spaces between them or with
+/// one, or else without those of the least weight.
 pub fn in_columns(head: &str, columns: &[Column], width: usize) -> String {
     let mut kept: Vec<&Column> = columns.iter().filter(|column| !column.text.is_empty()).collect();
     let line = |kept: &[&Column], gap: &str| {
@@ -167,15 +167,11 @@ pub fn in_columns(head: &str, columns: &[Column], width: usize) -> String {
             .collect();
         texts.join(gap)
     };
-    let fits = |line: &String| measure_text_width(line) <= width;
-    let wide = line(&kept, "  ");
-    if fits(&wide) {
-        return wide;
-    }
     loop {
-        let narrow = line(&kept, " ");
-        if fits(&narrow) {
-            return narrow;
+        let fitting =
+            ["  ", " "].into_iter().map(|gap| line(&kept, gap)).find(|line| measure_text_width(line) <= width);
+        if let Some(line) = fitting {
+            return line;
         }
         let lightest = (0..kept.len()).min_by_key(|place| (kept[*place].weight, usize::MAX - place));
         match lightest {
@@ -200,8 +196,8 @@ mod tests {
         let columns = [column("loss 5.5", 9), column("memory", 1), column("left", 5)];
         assert_eq!(in_columns("10", &columns, 80), "10  loss 5.5  memory  left");
         assert_eq!(in_columns("10", &columns, 23), "10 loss 5.5 memory left");
-        assert_eq!(in_columns("10", &columns, 22), "10 loss 5.5 left");
-        assert_eq!(in_columns("10", &columns, 12), "10 loss 5.5");
+        assert_eq!(in_columns("10", &columns, 22), "10  loss 5.5  left");
+        assert_eq!(in_columns("10", &columns, 12), "10  loss 5.5");
         assert_eq!(in_columns("1000000", &columns, 5), "10000");
     }
 

@@ -82,13 +82,11 @@ pub(super) fn short(record: &Record, train_iters: u64, width: usize) -> String {
         RecordKind::Train => {
             let total = train_iters.to_string();
             let head = format!("{iteration:>0$}", total.len());
-            let whole = in_columns(&format!("{head}/{total}"), &columns, width);
+            let lines = [format!("{head}/{total}"), head].map(|head| in_columns(&head, &columns, width));
+            let shown = |line: &String| columns.iter().filter(|column| line.contains(&column.text)).count();
+            let [with_total, without] = lines;
             // The header has the total too: it gives way before any figure does.
-            if columns.iter().all(|column| whole.contains(&column.text)) {
-                whole
-            } else {
-                in_columns(&head, &columns, width)
-            }
+            if shown(&with_total) < shown(&without) { without } else { with_total }
         }
         RecordKind::Evaluation(..) => {
             let name = record.kind.name();
@@ -122,7 +120,7 @@ mod tests {
         let line = |width| short(&record(RecordKind::Train, 7, figures.clone()), 420, width);
         assert_eq!(line(79), "  7/420  loss 5.5  lr 1.00e-8");
         assert_eq!(line(24), "  7 loss 5.5 lr 1.00e-8", "the total is the first to go");
-        assert_eq!(line(20), "  7 loss 5.5");
+        assert_eq!(line(20), "  7/420  loss 5.5");
         let valid = record(RecordKind::Evaluation(Split::Valid, Occasion::DuringTraining), 7, figures.clone());
         assert_eq!(
             anstream::adapter::strip_str(&short(&valid, 420, 79)).to_string(),
