@@ -81,6 +81,77 @@ fn layouts_stand_side_by_side() {
     assert_eq!(plans[1]["layout"]["pipeline"], 2);
 }
 
+/// Published layouts are in the list, or it says what keeps them out.
+#[test]
+fn searches_find_layouts_that_fit() {
+    for (preset, ranks, published) in [
+        ("llama3-8b", "8", "tp=1,cp=2"),
+        ("llama3-70b", "64", "tp=4,cp=2,pp=4,vp=5"),
+        ("llama3-405b", "16384", "tp=8,pp=16,vp=8"),
+    ] {
+        let search = ["--preset", preset, "--world-size", ranks, "--gpu", "h100-80gb", "--search", "--json"];
+        let found = text(&[&search[..], &["--layout", published]].concat());
+        let records: Vec<Value> = found.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let of = |kind: &str| records.iter().filter(|record| record["kind"] == kind).collect::<Vec<_>>();
+        let layouts = of("layout");
+        assert_eq!(layouts.len(), 10, "{preset}");
+        let times: Vec<f64> =
+            layouts.iter().map(|layout| layout["plan"]["estimate"]["step_seconds"].as_f64().unwrap()).collect();
+        assert!(times.is_sorted(), "{preset}: {times:?}");
+        for layout in layouts.iter().take(2) {
+            // What the search says of a layout, a plan with its settings says too.
+            let settings: Vec<&str> =
+                layout["settings"].as_array().unwrap().iter().map(|setting| setting.as_str().unwrap()).collect();
+            let plan = ["--preset", preset, "--world-size", ranks, "--gpu", "h100-80gb", "--json"];
+            let plan: Value = serde_json::from_str(&text(&[&plan[..], &settings].concat())).unwrap();
+            assert_eq!(plan["device"]["fits"], true, "{preset}: {settings:?}");
+            assert_eq!(plan["stages"], layout["plan"]["stages"], "{preset}: {settings:?}");
+        }
+        for named in of("named") {
+            let standing = &named["standing"];
+            let is_placed = standing["fits"] == true && standing["place"].as_u64().is_some();
+            let says_why = standing["fits"] == false && standing["with_recompute"]["place"].as_u64().is_some();
+            assert!(is_placed || says_why, "{preset}: {named}");
+        }
+    }
+}
+
+/// Llama 3 405B was trained at 38% to 43% (arXiv:2407.21783, table 4).
+#[test]
+fn estimates_are_near_published_ones() {
+    let utilization = |more: &[&str]| {
+        let arguments = [&["--preset", "llama3-405b", "--gpu", "h100-80gb", "--json"], more].concat();
+        let plan: Value = serde_json::from_str(&text(&arguments)).unwrap();
+        100.0 * plan["estimate"]["model_flops_utilization"].as_f64().unwrap()
+    };
+    let long = ["model.context_parallel_size=16", "model.seq_length=131072", "train.global_batch_size=128"];
+    for (found, published) in [
+        (utilization(&["--world-size", "8192"]), 43.0),
+        (utilization(&["--world-size", "16384"]), 41.0),
+        (utilization(&[&["--world-size", "16384"], &long[..]].concat()), 38.0),
+    ] {
+        assert!((found - published).abs() < 5.0, "{found} and {published}");
+    }
+}
+
+#[test]
+fn plans_say_whether_they_fit() {
+    let of = |arguments: &[&str]| text(&[&["--preset", "llama3-8b", "--world-size", "8"], arguments].concat());
+    assert!(of(&["--gpu", "h200"]).contains("fits on h200: a rank needs"));
+    assert!(of(&["--gpu", "4090"]).contains("does not fit on 4090: a rank of stage 0 needs"));
+    assert!(of(&["--gpu-memory", "200"]).contains("fits on the device"));
+    let layouts = of(&["--gpu", "h100-80gb", "--layout", "tp=2,sp=true", "--layout", "tp=1,cp=1"]);
+    let fits = layouts.lines().find(|line| line.starts_with("fits")).unwrap();
+    assert_eq!(fits.split_whitespace().collect::<Vec<_>>(), ["fits", "yes", "no"], "{layouts}");
+    // The columns of a stage's memory add up to the last one.
+    let table = of(&[]);
+    let row = table.lines().skip_while(|line| !line.starts_with("stage")).nth(1).unwrap();
+    let cells: Vec<&str> = row.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).skip(3).collect();
+    let hundredths = |cell: &str| cell.strip_suffix(" GiB").unwrap().replace('.', "").parse::<u64>().unwrap();
+    let (total, parts) = cells.split_last().unwrap();
+    assert_eq!(parts.iter().map(|part| hundredths(part)).sum::<u64>(), hundredths(total), "{row}");
+}
+
 #[test]
 fn mistakes_are_bad_input() {
     let failed = |arguments: &[&str]| {
@@ -92,6 +163,9 @@ fn mistakes_are_bad_input() {
     assert!(failed(&["recipes/tiny.toml", "--layout", "dp=3"]).contains("unknown size `dp`"));
     assert!(failed(&["recipes/tiny.toml", "--world-size", "0"]).contains("above 0"));
     assert!(failed(&["recipes/tiny.toml", "--device-tflops", "10"]).contains("--link-gbps"));
+    assert!(failed(&["recipes/tiny.toml", "--gpu", "h1000"]).contains("--gpu: expected one of h100-80gb"));
+    assert!(failed(&["recipes/tiny.toml", "--search", "--world-size", "8"]).contains("--search: give --gpu"));
+    assert!(failed(&["--preset", "llama4"]).contains("llama3-405b"));
     assert!(failed(&["recipes/gpt2-124m.toml"]).contains("model.vocab_size: must be given for a plan"));
 }
 

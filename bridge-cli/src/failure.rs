@@ -63,6 +63,14 @@ impl Failure {
         }
     }
 
+    /// What it says.
+    pub fn text(&self) -> String {
+        match self {
+            Self::Config(errors) => errors.to_string(),
+            Self::Input(message) | Self::Run(message) | Self::Stopped(message, _) => message.clone(),
+        }
+    }
+
     /// Prints it.
     pub fn print(&self, form: ErrorForm) {
         match self {

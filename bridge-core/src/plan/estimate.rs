@@ -4,6 +4,7 @@
 use bridge_dist::mesh::GroupKind;
 use serde::Serialize;
 
+use super::segments::all_activations;
 use super::setup::Setup;
 use super::{Flops, Pipeline, StagePlan, TrafficGroup};
 use crate::model::TrafficKind;
@@ -22,7 +23,15 @@ pub struct Rates {
     pub intra_link_gbps: f64,
     /// Ranks of a node; consecutive ones share it.
     pub ranks_per_node: usize,
+    /// What a device reads and writes of its memory, in gigabytes per second; infinite leaves that time out.
+    pub memory_gigabytes: f64,
+    /// Until an operation between ranks begins to send, in seconds.
+    pub message_seconds: f64,
 }
+
+/// How often the activations that backward keeps are read or written: forward writes them and reads them again, backward reads them and
+/// does the same with their gradients.
+const ACTIVATION_PASSES: f64 = 4.0;
 
 impl Rates {
     fn bytes_per_second(&self, is_inside: bool) -> f64 {
@@ -47,6 +56,8 @@ pub struct Estimate {
     pub exposed_seconds: f64,
     /// Waiting in the pipeline's bubble.
     pub bubble_seconds: f64,
+    /// Updating parameters: gradients and states are read, states written.
+    pub update_seconds: f64,
     /// Waiting for gradients and parameters of replicas, less what `overlap_grad_reduce` and `overlap_param_gather` hide.
     pub replica_seconds: f64,
     /// Tokens of all ranks in a second.
@@ -60,6 +71,7 @@ pub struct Estimate {
 struct StageSeconds {
     compute: f64,
     exposed: f64,
+    update: f64,
     replicas: f64,
 }
 
@@ -74,14 +86,16 @@ pub(super) fn estimate(
     let busy = |stage: &StageSeconds| stage.compute + stage.exposed;
     let slowest = seconds.iter().copied().max_by(|a, b| busy(a).total_cmp(&busy(b))).unwrap_or_default();
     let replica_seconds = seconds.iter().map(|stage| stage.replicas).fold(0.0, f64::max);
+    let update_seconds = seconds.iter().map(|stage| stage.update).fold(0.0, f64::max);
     let bubble_seconds = busy(&slowest) * pipeline.bubble_fraction / (1.0 - pipeline.bubble_fraction);
-    let step_seconds = busy(&slowest) + bubble_seconds + replica_seconds;
+    let step_seconds = busy(&slowest) + bubble_seconds + update_seconds + replica_seconds;
     let peak = rates.device_tflops * 1e12 * setup.layout.world_size as f64;
     Estimate {
         step_seconds,
         compute_seconds: slowest.compute,
         exposed_seconds: slowest.exposed,
         bubble_seconds,
+        update_seconds,
         replica_seconds,
         tokens_per_second: setup.batch().tokens as f64 / step_seconds,
         model_flops_utilization: flops.per_step / step_seconds / peak,
@@ -89,14 +103,20 @@ pub(super) fn estimate(
 }
 
 fn of_stage(setup: &Setup<'_>, (rates, links): (&Rates, &Links), stage: &StagePlan) -> StageSeconds {
-    let compute = stage.flops / (rates.device_tflops * rates.device_efficiency * 1e12);
-    let mut seconds = StageSeconds { compute, ..StageSeconds::default() };
     let microbatches = setup.shape.num_microbatches as f64;
+    let memory = rates.memory_gigabytes * 1e9;
+    let products = stage.flops / (rates.device_tflops * rates.device_efficiency * 1e12);
+    let kept: u64 = setup.stages[stage.stage].iter().map(|chunk| all_activations(setup, chunk)).sum();
+    let compute = products + kept as f64 * microbatches * ACTIVATION_PASSES / memory;
+    let states = stage.memory.parameters + stage.memory.optimizer;
+    let update = (stage.memory.gradients + 2 * states) as f64 / memory;
+    let mut seconds = StageSeconds { compute, update, ..StageSeconds::default() };
     // Forward is a third of a micro-batch's time, backward the rest.
     let (forward, backward) = (compute / microbatches / 3.0, compute / microbatches * 2.0 / 3.0);
     let (mut reduction, mut gather) = (0.0, 0.0);
     for traffic in &stage.traffic {
-        let time = traffic.wire_bytes / links.bytes_per_second(traffic.group);
+        let begins = traffic.operations as f64 * rates.message_seconds;
+        let time = traffic.wire_bytes / links.bytes_per_second(traffic.group) + begins;
         match traffic.kind {
             TrafficKind::Gradients => reduction += time,
             TrafficKind::Parameters => gather += time,

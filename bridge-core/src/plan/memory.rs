@@ -1,49 +1,73 @@
-//! Bytes that a rank of a stage holds, by what they are for.
+//! Bytes that a rank of a stage holds at the moment of a step when it holds most, by what they are for.
+//!
+//! Backward goes through the segments from the last to the first: activations go, gradients come. A step of one micro-batch has no sums of
+//! gradients yet when its backward begins, so the most is anywhere between all activations and all gradients. Each moment is counted.
 
 use bridge_dist::schedule::ScheduleKind;
 use serde::Serialize;
 
+use super::recompute::Region;
 use super::segments::{activations as of_chunk, chunk_regions};
 use super::setup::{Chunk, Setup};
-use crate::model::{ReplicaGroup, SegmentCost};
+use super::traffic::largest_bucket;
+use crate::model::ReplicaGroup;
 use crate::optim::{Gather, Sharding};
 
-/// Memory of a rank, in bytes.
+/// Memory of a rank at the moment when it holds most, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Memory {
     /// Parameters in the dtype they are used in.
     pub parameters: u64,
-    /// Gradients summed over micro-batches.
+    /// Gradients summed over micro-batches, as far as they are there.
     pub gradients: u64,
     /// Moments, and float32 copies of narrower parameters.
     pub optimizer: u64,
     /// Activations kept from forward to backward, of all micro-batches in flight.
     pub activations: u64,
-    /// Activations that recompute brings back: those of its largest region.
+    /// Activations that recompute has brought back.
     pub recompute: u64,
-    /// What one backward has in hand: gradients of activations, and of the parameters of the largest region before they are added to
-    /// the sums.
+    /// What one backward has in hand: gradients of activations, and of parameters before they are added to the sums.
     pub backward: u64,
     /// Whole parameters gathered for one region, and for the next if `ddp.overlap_param_gather` is on, where parameters are sharded.
     pub gathered: u64,
-    /// Logits of the loss that exist at once.
+    /// Logits of the loss.
     pub cross_entropy: u64,
-    /// Scores of attention that exist at once, on `train.num_threads` threads (one if that is not set).
+    /// Scores of attention, on `train.num_threads` threads (one if that is not set).
     pub attention: u64,
+    /// Gradients on their way between replicas: a bucket, and what arrives of it.
+    pub reduction: u64,
     /// All of the above.
     pub total: u64,
 }
 
 impl Memory {
-    fn sum(&self) -> u64 {
-        let kept = self.parameters + self.gradients + self.optimizer + self.activations + self.recompute;
-        kept + self.backward + self.gathered + self.cross_entropy + self.attention
+    /// Its parts with their names, the largest first.
+    pub fn parts(&self) -> Vec<(&'static str, u64)> {
+        let mut parts = vec![
+            ("parameters", self.parameters),
+            ("gradients", self.gradients),
+            ("optimizer state", self.optimizer),
+            ("activations", self.activations),
+            ("recomputed activations", self.recompute),
+            ("gradients in hand", self.backward),
+            ("gathered parameters", self.gathered),
+            ("logits", self.cross_entropy),
+            ("attention scores", self.attention),
+            ("gradients in flight", self.reduction),
+        ];
+        parts.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+        parts
+    }
+
+    /// The same with its sum.
+    fn summed(mut self) -> Self {
+        self.total = self.parts().iter().map(|(_, bytes)| bytes).sum();
+        self
     }
 }
 
 /// The memory of a rank of a stage, whose kept activations reach `activations` bytes.
 pub(super) fn of_stage(setup: &Setup<'_>, stage: usize, activations: u64) -> Memory {
-    let chunks = &setup.stages[stage];
     let bytes = setup.bytes;
     let share = |is_sharded: bool, size: u64| sharded(setup, stage, is_sharded) * size;
     let sharding = setup.sharding();
@@ -51,24 +75,91 @@ pub(super) fn of_stage(setup: &Setup<'_>, stage: usize, activations: u64) -> Mem
     // Put-off gradients of weights come at once, and are reduced after that.
     let comes_at_once = sharding.divides_gradients() && setup.schedule == ScheduleKind::ZeroBubbleH1;
     let put_off = if comes_at_once { share(false, bytes.gradient) } else { 0 };
-    let recompute = chunks.iter().map(|chunk| of_chunk(setup, chunk).recomputed).max().unwrap_or(0);
-    let most =
-        |bytes: fn(&SegmentCost) -> u64| chunks.iter().flat_map(|chunk| &chunk.costs).map(bytes).max().unwrap_or(0);
-    let threads = setup.config.train.num_threads.unwrap_or(1) as u64;
-    let mut memory = Memory {
+    let held = Memory {
         parameters: share(is_full, bytes.parameter),
         gradients: share(sharding.divides_gradients(), bytes.gradient) + put_off,
         optimizer: share(sharding.divides_state(), bytes.optimizer),
-        activations,
-        recompute,
-        backward: most(|cost| cost.backward) + fresh_gradients(setup, stage),
-        gathered: if is_full { gathered(setup, stage) } else { 0 },
-        cross_entropy: most(|cost| cost.cross_entropy),
-        attention: threads * most(|cost| cost.attention),
-        total: 0,
+        ..Memory::default()
     };
-    memory.total = memory.sum();
-    memory
+    // After backward: what replicas exchange, at once or bucket by bucket.
+    let bucket = largest_bucket(setup, stage);
+    let reducing = Memory { reduction: bucket, ..held }.summed();
+    // Before the first micro-batch's backward there are no sums.
+    let is_first = setup.shape.num_microbatches == 1 && put_off == 0;
+    let moments = setup.stages[stage].iter().flat_map(|chunk| {
+        let moments = moments_of_backward(setup, chunk, activations);
+        moments.into_iter().map(|Moment { mut memory, summed }| {
+            let summed = if is_first { (held.gradients as f64 * summed) as u64 } else { held.gradients };
+            memory.gradients = summed;
+            let gathered = if is_full { gathered(setup, stage) } else { 0 };
+            let reduction = if sharding.divides_gradients() { bucket } else { 0 };
+            let states = (held.parameters, held.optimizer);
+            Memory { parameters: states.0, optimizer: states.1, gathered, reduction, ..memory }.summed()
+        })
+    });
+    moments.chain([reducing]).max_by_key(|memory| memory.total).expect("one at least")
+}
+
+/// A moment of a backward pass.
+struct Moment {
+    /// What comes and goes; states are left out.
+    memory: Memory,
+    /// Share of the chunk's gradients that are summed already, `0..=1`.
+    summed: f64,
+}
+
+/// The moments of the backward of a chunk's micro-batch, one a segment, where activations have reached `most`.
+fn moments_of_backward(setup: &Setup<'_>, chunk: &Chunk, most: u64) -> Vec<Moment> {
+    let bytes = setup.bytes;
+    let threads = setup.config.train.num_threads.unwrap_or(1) as u64;
+    let each = if setup.sharding().divides_gradients() { bytes.parameter.max(bytes.gradient) } else { bytes.parameter };
+    let (used, done) = gradients_by_segment(chunk);
+    let all: u64 = done.iter().sum::<u64>().max(1);
+    let kept_by = |segment: usize| chunk.costs[segment].input * bytes.activation + chunk.costs[segment].kept;
+    // Of other micro-batches, and of this one.
+    let others = most.saturating_sub(of_chunk(setup, chunk).kept);
+    let regions = chunk_regions(setup, chunk);
+    let kept_of = |region: &Region| match region.recomputed {
+        true => chunk.costs[region.segments.start].input * bytes.activation,
+        false => region.segments.clone().map(kept_by).sum::<u64>(),
+    };
+    let mut before: u64 = regions.iter().map(kept_of).sum();
+    let (mut moments, mut summed) = (Vec::with_capacity(chunk.costs.len()), 0_u64);
+    for region in regions.iter().rev() {
+        before -= kept_of(region);
+        let (mut fresh, mut left) = (0, region.segments.clone().map(kept_by).sum::<u64>());
+        for segment in region.segments.clone().rev() {
+            let cost = &chunk.costs[segment];
+            fresh += used[segment] * each;
+            // Recompute keeps the input whatever happens.
+            let input = if region.recomputed { kept_of(region) } else { 0 };
+            let (kept, again) = if region.recomputed { (input, left - input.min(left)) } else { (left, 0) };
+            let memory = Memory {
+                activations: others + before + kept,
+                recompute: again,
+                backward: cost.backward + fresh,
+                cross_entropy: cost.cross_entropy,
+                attention: threads * cost.attention,
+                ..Memory::default()
+            };
+            moments.push(Moment { memory, summed: summed as f64 / all as f64 });
+            left -= kept_by(segment);
+        }
+        summed += region.segments.clone().map(|segment| done[segment]).sum::<u64>();
+    }
+    moments
+}
+
+/// Elements of the parameters that each segment of a chunk uses, and of those whose gradient is complete when backward has left it.
+fn gradients_by_segment(chunk: &Chunk) -> (Vec<u64>, Vec<u64>) {
+    let (mut used, mut done) = (vec![0; chunk.costs.len()], vec![0; chunk.costs.len()]);
+    for parameter in chunk.declarations.parameters().iter().filter(|parameter| parameter.trainable) {
+        let elements = parameter.num_elements() as u64;
+        // The last use comes first in backward, and puts a sum into the buffer that the others are added to.
+        done[parameter.segments[parameter.segments.len() - 1]] += elements;
+        parameter.segments.iter().for_each(|segment| used[*segment] += elements);
+    }
+    (used, done)
 }
 
 /// Elements of the parameters of a rank: all, or its share among the replicas.
@@ -88,13 +179,6 @@ fn region_sizes(setup: &Setup<'_>, chunk: &Chunk) -> Vec<u64> {
         sizes[parameter.segments[0]] += parameter.num_elements() as u64;
     }
     chunk_regions(setup, chunk).into_iter().map(|region| sizes[region.segments].iter().sum()).collect()
-}
-
-/// Gradients that one backward makes before they are added to the sums, or reduced.
-fn fresh_gradients(setup: &Setup<'_>, stage: usize) -> u64 {
-    let bytes = setup.bytes;
-    let each = if setup.sharding().divides_gradients() { bytes.parameter.max(bytes.gradient) } else { bytes.parameter };
-    setup.stages[stage].iter().flat_map(|chunk| region_sizes(setup, chunk)).max().unwrap_or(0) * each
 }
 
 /// The largest region and, where that is gathered meanwhile, its neighbour.

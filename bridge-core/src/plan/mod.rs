@@ -17,11 +17,13 @@
 
 mod estimate;
 mod flops;
+mod gpus;
 mod measured;
 mod memory;
 mod parameters;
 mod pipeline;
 pub(crate) mod recompute;
+mod search;
 mod segments;
 pub(crate) mod settings;
 mod setup;
@@ -36,12 +38,14 @@ use crate::model::ModelRegistry;
 pub(crate) use estimate::bytes_per_second;
 pub use estimate::{Estimate, Rates};
 pub use flops::Flops;
+pub use gpus::{GPUS, Gpu, usable_bytes};
 pub use measured::{
     Amount, Comparison, GradientOverlap, MemoryComparison, RankMeasurement, StageComparison, TrafficComparison,
 };
 pub use memory::Memory;
 pub use parameters::ParameterCounts;
 pub use pipeline::{BubbleSource, Pipeline};
+pub use search::{Divided, Found, Recomputed, Search, SearchCounts, SearchOptions, Sizes, search, with_room};
 pub use setup::{Batch, Layout, PlanError};
 pub use stage::StagePlan;
 pub use traffic::{Traffic, TrafficGroup};
@@ -76,6 +80,21 @@ pub struct Plan {
     pub estimate: Option<Estimate>,
 }
 
+impl Plan {
+    /// The stage whose ranks need most memory.
+    ///
+    /// # Panics
+    /// Never: a plan has a stage.
+    pub fn largest_stage(&self) -> &StagePlan {
+        self.stages.iter().max_by_key(|stage| stage.memory.total).expect("a plan has a stage")
+    }
+
+    /// Bytes that a rank of that stage needs.
+    pub fn most_memory(&self) -> u64 {
+        self.largest_stage().memory.total
+    }
+}
+
 /// Counts what `config` costs, by what its kind of model declares.
 ///
 /// # Errors
@@ -94,6 +113,8 @@ pub fn plan(config: &RunConfig, models: &ModelRegistry, options: &PlanOptions) -
                 head: contents.iter().any(|chunk| chunk.content.loss),
                 parameters: parameters::of_stage(&setup, stage),
                 flops: segments::stage_flops(&setup, stage),
+                kept_activations: peaks[stage],
+                recomputed_activations: segments::recomputed(&setup, stage),
                 memory: memory::of_stage(&setup, stage, peaks[stage]),
                 traffic: traffic::of_stage(&setup, stage),
             }

@@ -42,6 +42,16 @@ pub(super) fn activations(setup: &Setup<'_>, chunk: &Chunk) -> ChunkActivations 
     activations
 }
 
+/// Bytes that the largest recomputed region of a stage brings back.
+pub(super) fn recomputed(setup: &Setup<'_>, stage: usize) -> u64 {
+    setup.stages[stage].iter().map(|chunk| activations(setup, chunk).recomputed).max().unwrap_or(0)
+}
+
+/// Bytes of all activations of a chunk and a micro-batch, kept or recomputed.
+pub(super) fn all_activations(setup: &Setup<'_>, chunk: &Chunk) -> u64 {
+    chunk.costs.iter().map(|cost| cost.input * setup.bytes.activation + cost.kept).sum()
+}
+
 /// FLOPs of a rank of a stage in a step, the forwards that recompute repeats included.
 pub(super) fn stage_flops(setup: &Setup<'_>, stage: usize) -> f64 {
     let mut total = 0.0;

@@ -20,6 +20,10 @@ pub struct StagePlan {
     pub parameters: ParameterCounts,
     /// FLOPs of the rank in a step, repeated forwards included.
     pub flops: f64,
+    /// Bytes of activations that all micro-batches in flight keep for their backward, at most.
+    pub kept_activations: u64,
+    /// Bytes of activations that recompute brings back: those of its largest region.
+    pub recomputed_activations: u64,
     /// Bytes of memory.
     pub memory: Memory,
     /// What it communicates.

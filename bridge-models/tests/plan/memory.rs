@@ -1,5 +1,8 @@
 //! Bytes of memory.
 
+use bridge_core::plan::Memory;
+use bridge_kernels::cross_entropy::workspace_bytes;
+
 use super::{MOE, tiny};
 
 /// Parameters of a rank at tensor parallel 2: norms whole, all else halved.
@@ -8,7 +11,9 @@ const HALF: u64 = 16_384 * 2 + 2 * (128 + (49_280 - 128) / 2) + 64;
 #[test]
 fn states_follow_precision_and_sharding() {
     let states = |size: usize, more: &[&str]| {
-        let plan = tiny(size, &[&["model.tensor_model_parallel_size=2"], more].concat());
+        // Two micro-batches: there are sums of gradients at every moment.
+        let usual = ["model.tensor_model_parallel_size=2", "train.global_batch_size=8"];
+        let plan = tiny(size, &[&usual[..], more].concat());
         let memory = plan.stages[0].memory;
         [memory.parameters, memory.gradients, memory.optimizer]
     };
@@ -41,8 +46,8 @@ fn activations_are_what_backward_keeps() {
     let layer = 2 * stream + attention + mlp;
     let ids = 128 * 8;
     let kept = |overrides: &[&str]| {
-        let memory = tiny(1, overrides).stages[0].memory;
-        (memory.activations, memory.recompute)
+        let stage = &tiny(1, overrides).stages[0];
+        (stage.kept_activations, stage.recomputed_activations)
     };
     assert_eq!(kept(&[]), (ids + 2 * layer + stream + head, 0));
     let full = |method: &str, layers: &str| {
@@ -61,7 +66,7 @@ fn activations_are_what_backward_keeps() {
 fn tensor_parallel_ranks_share_what_is_inside_blocks() {
     let kept = |more: &[&str]| {
         let plan = tiny(2, &[&["model.tensor_model_parallel_size=2"], more].concat());
-        plan.stages[0].memory.activations
+        plan.stages[0].kept_activations
     };
     let stream = 128 * 64 * 4;
     let (attention, mlp) = (stream + (128 * 128 * 4 + stream + 128 * 8 * 4) / 2, stream + 128 * 576 * 2);
@@ -79,7 +84,7 @@ fn a_split_backward_keeps_what_linear_layers_read() {
     let zero_bubble = [&stages[..], &["model.pipeline_schedule=zb_h1"]].concat();
     let recompute =
         ["model.recompute_granularity=full", "model.recompute_method=uniform", "model.recompute_num_layers=1"];
-    let first = |overrides: &[&str]| tiny(2, &[overrides, &recompute].concat()).stages[0].memory.activations;
+    let first = |overrides: &[&str]| tiny(2, &[overrides, &recompute].concat()).stages[0].kept_activations;
     let stream = 128 * 64 * 4;
     // Ids and the layer's input, of two micro-batches.
     assert_eq!(first(&stages), 2 * (128 * 8 + stream));
@@ -91,36 +96,61 @@ fn a_split_backward_keeps_what_linear_layers_read() {
 
 #[test]
 fn context_parallel_ranks_hold_all_keys() {
-    let alone = tiny(1, &["train.micro_batch_size=1"]).stages[0].memory.activations;
-    let shared = tiny(2, &["model.context_parallel_size=2"]).stages[0].memory.activations;
+    let alone = tiny(1, &["train.micro_batch_size=1"]).stages[0].kept_activations;
+    let shared = tiny(2, &["model.context_parallel_size=2"]).stages[0].kept_activations;
     // Two sequences of half the length are as many tokens as one whole; gathered keys and values of both come on top, and in both layers
     // rotated queries and keys beside the projection, on which alone the kernel works where nothing is gathered.
     assert_eq!(shared - alone, 2 * 2 * 128 * 32 * 4 + 2 * 64 * 96 * 4);
 }
 
 #[test]
-fn working_memory_is_that_of_the_kernels() {
-    let memory = tiny(1, &["train.num_threads=3"]).stages[0].memory;
-    assert_eq!(memory.cross_entropy, 128 * 512 * 4);
+fn working_memory_is_that_of_the_moment_with_most() {
+    let adds_up = |memory: Memory| assert_eq!(memory.total, memory.parts().iter().map(|(_, bytes)| bytes).sum::<u64>());
+    // Many threads: attention of the last layer, which comes first in backward.
+    let memory = tiny(1, &["train.num_threads=1000"]).stages[0].memory;
+    adds_up(memory);
     // A block's scores and their gradients, and the gradients of one head's keys and values.
-    assert_eq!(memory.attention, 3 * 2 * (64 + 8) * 64 * 4);
-    assert_eq!(memory.gathered, 0);
-    // The feed-forward block's two gradients, and all parameters': one region.
-    assert_eq!(memory.backward, 128 * 576 * 4 + 4 * (2 * 32_768 + 2 * 49_280 + 64));
-    let parts = [memory.parameters, memory.gradients, memory.optimizer, memory.activations, memory.recompute];
-    let working = memory.backward + memory.gathered + memory.cross_entropy + memory.attention;
-    assert_eq!(memory.total, parts.iter().sum::<u64>() + working);
+    assert_eq!(memory.attention, 1000 * 2 * (64 + 8) * 64 * 4);
+    assert_eq!((memory.gathered, memory.cross_entropy, memory.reduction), (0, 0, 0));
+    // Gradients of queries and output, of keys and values, and those of the keys before heads add up; of the parameters from here on.
+    let heads = 2 * 128 * 64 * 4 + 2 * 128 * 32 * 4 + 2 * 128 * 64 * 4;
+    assert_eq!(memory.backward, heads + 4 * (32_768 + 64 + 49_280));
+    // Long batches: the loss, before anything is freed.
+    let stage = &tiny(1, &["train.micro_batch_size=64", "train.global_batch_size=128"]).stages[0];
+    adds_up(stage.memory);
+    assert_eq!(stage.memory.activations, stage.kept_activations);
+    assert_eq!(stage.memory.cross_entropy, workspace_bytes(64 * 64, 512) as u64);
+    // Many parameters and few tokens: most gradients, and little kept.
+    let short = ["model.seq_length=8", "train.micro_batch_size=1", "train.global_batch_size=1"];
+    let wide = [&short[..], &["model.ffn_hidden_size=65536"]].concat();
+    let memory = tiny(1, &wide).stages[0].memory;
+    adds_up(memory);
+    assert!(memory.activations < memory.parameters / 10, "{memory:?}");
+    assert!(memory.backward + memory.gradients >= memory.parameters, "{memory:?}");
     let sharded = ["ddp.use_megatron_fsdp=true", "ddp.data_parallel_sharding_strategy=optim_grads_params"];
-    let gathered = |more: &[&str]| tiny(2, &[&sharded[..], more].concat()).stages[0].memory.gathered;
+    let long = ["train.micro_batch_size=16", "train.global_batch_size=64"];
+    let gathered = |more: &[&str]| tiny(2, &[&sharded[..], &long, more].concat()).stages[0].memory.gathered;
     // A layer, and if it is gathered meanwhile, the next.
     assert_eq!(gathered(&[]), 4 * 49_280);
     assert_eq!(gathered(&["ddp.overlap_param_gather=true"]), 4 * 2 * 49_280);
 }
 
+/// Before the first micro-batch's backward there are no sums of gradients.
+#[test]
+fn a_step_of_one_micro_batch_never_has_all_gradients_beside_all_activations() {
+    let memory = |batch: &str| {
+        let sizes = ["train.micro_batch_size=64", batch];
+        tiny(1, &sizes).stages[0].memory
+    };
+    let (one, two) = (memory("train.global_batch_size=64"), memory("train.global_batch_size=128"));
+    assert_eq!(two.total - one.total, 4 * (2 * 32_768 + 2 * 49_280 + 64));
+    assert_eq!((one.activations, one.gradients), (two.activations, 0));
+}
+
 #[test]
 fn experts_keep_the_tokens_they_get() {
-    let dense = tiny(1, &[]).stages[0].memory.activations;
-    let moe = tiny(1, &MOE).stages[0].memory.activations;
+    let dense = tiny(1, &[]).stages[0].kept_activations;
+    let moe = tiny(1, &MOE).stages[0].kept_activations;
     let stream = 128 * 64 * 4;
     // Two experts of half the width keep what the dense block does; routed rows, weighted rows, logits and probabilities come on top.
     assert_eq!(moe - dense, 2 * (2 * stream + 2 * stream + 2 * 128 * 4 * 4));

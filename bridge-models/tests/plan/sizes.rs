@@ -81,6 +81,8 @@ fn llama_405b_is_the_published_one_and_planned_at_once() {
         link_gbps: 400.0,
         intra_link_gbps: 3600.0,
         ranks_per_node: 8,
+        memory_gigabytes: f64::INFINITY,
+        message_seconds: 0.0,
     };
     let plan = plan(&config, &PlanOptions { rates: Some(rates) }).unwrap();
     let took = started.elapsed();
@@ -155,6 +157,8 @@ fn replicas_cost_what_they_do_not_overlap() {
             link_gbps: 1.0,
             intra_link_gbps: 1.0,
             ranks_per_node: 1,
+            memory_gigabytes: f64::INFINITY,
+            message_seconds: 0.0,
         };
         let config = config(TINY, 4, &[&["train.global_batch_size=16"], more].concat());
         plan(&config, &PlanOptions { rates: Some(rates) }).unwrap().estimate.unwrap()

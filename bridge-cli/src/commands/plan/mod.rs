@@ -3,12 +3,14 @@
 
 mod layout;
 mod measured;
+mod room;
+mod search;
 mod text;
 
-use std::path::PathBuf;
+use std::path::Path;
 
-use bridge_core::config::{RawConfig, World};
-use bridge_core::plan::{Plan, PlanOptions, Rates, plan};
+use bridge_core::config::{ConfigErrors, DType, Format, RawConfig, World};
+use bridge_core::plan::{Plan, PlanOptions, Rates, SearchOptions, plan};
 use bridge_models::registry;
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
@@ -16,14 +18,41 @@ use serde_json::{Value, json};
 use crate::failure::Failure;
 use crate::output::line;
 use layout::Layout;
+use room::Room;
+
+/// Recipes that are part of the program.
+const PRESETS: [(&str, &str); 4] = [
+    ("llama3-8b", include_str!("../../../../recipes/llama3-8b.toml")),
+    ("llama3-70b", include_str!("../../../../recipes/llama3-70b.toml")),
+    ("llama3-405b", include_str!("../../../../recipes/llama3-405b.toml")),
+    ("mixtral-8x7b", include_str!("../../../../recipes/mixtral-8x7b.toml")),
+];
 
 /// The recipe and layouts to plan.
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// The recipe: a TOML, YAML or JSON file.
-    recipe: PathBuf,
+    /// The recipe: a TOML, YAML or JSON file. With `--preset`, the first override.
+    #[arg(required_unless_present = "preset")]
+    recipe: Option<String>,
     /// Overrides, such as `model.tensor_model_parallel_size=8`.
     overrides: Vec<String>,
+    /// A built-in recipe instead of a file: a known model with the batch and length that it was trained with.
+    #[arg(long, value_parser = PRESETS.map(|(name, _)| name))]
+    preset: Option<String>,
+    /// Say whether it fits on this GPU, and how long a step takes: h100-80gb, h200, a100-80gb, a100-40gb, b200, mi300x, mi325x, l40s, l4,
+    /// 5090, 4090 or 3090, in nodes of 8.
+    #[arg(long)]
+    gpu: Option<String>,
+    /// Memory of a device in GiB, for GPUs that `--gpu` does not know.
+    #[arg(long, value_name = "GIB", value_parser = rate)]
+    gpu_memory: Option<f64>,
+    /// Search the fastest layouts that fit on `--world-size` devices, and say where those of `--layout` and the recipe's own stand.
+    /// Needs `--gpu`, or `--gpu-memory` with `--device-tflops` and `--link-gbps`.
+    #[arg(long, requires = "world_size", conflicts_with = "measure")]
+    search: bool,
+    /// How many layouts `--search` shows.
+    #[arg(long, value_parser = positive, default_value_t = 10, requires = "search")]
+    count: usize,
     /// Number of ranks; by default the fewest that the parallel sizes allow: data-parallel size 1.
     #[arg(long, value_parser = positive)]
     world_size: Option<usize>,
@@ -104,27 +133,69 @@ fn share(text: &str) -> Result<f64, String> {
 }
 
 impl Arguments {
-    fn options(&self) -> PlanOptions {
+    /// The rates of the arguments, or those of the GPU in the dtype of `recipe`'s parameters.
+    fn rates(&self, params_dtype: DType, room: Option<&Room>) -> Option<Rates> {
         let RateArguments { device_tflops, device_efficiency, link_gbps, intra_link_gbps, intra_node } = self.rates;
-        let rates = device_tflops.zip(link_gbps).map(|(device_tflops, link_gbps)| Rates {
+        let given = device_tflops.zip(link_gbps).map(|(device_tflops, link_gbps)| Rates {
             device_tflops,
             device_efficiency,
             link_gbps,
             intra_link_gbps: intra_link_gbps.unwrap_or(link_gbps),
             ranks_per_node: intra_node,
+            memory_gigabytes: f64::INFINITY,
+            message_seconds: 0.0,
         });
-        PlanOptions { rates }
+        let bytes = if params_dtype == DType::Float32 { 4 } else { 2 };
+        given.or_else(|| room.and_then(|room| room.gpu).map(|gpu| gpu.rates(bytes)))
+    }
+
+    /// The recipe with more overrides. Where a GPU is asked for, it is the device.
+    fn recipe(&self, more: impl Iterator<Item = String>) -> Result<RawConfig, ConfigErrors> {
+        let schedule = self.schedule.map(|schedule| format!("model.pipeline_schedule={}", schedule.setting()));
+        let device = (self.gpu.is_some() || self.gpu_memory.is_some()).then(|| "device=cuda".to_owned());
+        let first = self.recipe.iter().filter(|_| self.preset.is_some()).cloned();
+        let overrides: Vec<String> =
+            device.into_iter().chain(first).chain(self.overrides.iter().cloned()).chain(schedule).chain(more).collect();
+        let kinds = registry().kinds();
+        let preset = PRESETS.into_iter().find(|(name, _)| self.preset.as_deref() == Some(name));
+        match (preset, &self.recipe) {
+            (Some((_, text)), _) => RawConfig::from_text(text, Format::Toml, &overrides, &kinds),
+            (None, recipe) => {
+                RawConfig::from_file(Path::new(recipe.as_deref().unwrap_or_default()), &overrides, &kinds)
+            }
+        }
     }
 
     /// The plan of the recipe with a layout's sizes.
-    fn plan(&self, layout: &Layout) -> Result<Planned, Failure> {
-        let schedule = self.schedule.map(|schedule| format!("model.pipeline_schedule={}", schedule.setting()));
-        let overrides: Vec<String> = self.overrides.iter().cloned().chain(schedule).chain(layout.overrides()).collect();
-        let recipe = RawConfig::from_file(&self.recipe, &overrides, &registry().kinds())?;
+    fn plan(&self, layout: &Layout, room: Option<&Room>) -> Result<Planned, Failure> {
+        let recipe = self.recipe(layout.overrides())?;
         let size = layout.world_size().or(self.world_size).unwrap_or_else(|| fewest_ranks(&recipe));
         let config = recipe.finalize_for_plan(&World { size })?;
-        let plan = plan(&config, &registry().models, &self.options()).map_err(Failure::input)?;
+        let options = PlanOptions { rates: self.rates(config.model.params_dtype, room) };
+        let plan = plan(&config, &registry().models, &options).map_err(Failure::input)?;
         Ok(Planned { name: config.name.clone(), recipe, plan })
+    }
+
+    /// Searches layouts.
+    fn search(&self, room: Option<&Room>) -> Result<u8, Failure> {
+        let recipe = self.recipe(std::iter::empty())?;
+        let named = |name: String, layout: &Layout| {
+            let planned = self.plan(layout, room);
+            search::Named { name, plan: planned.map(|Planned { recipe, plan, .. }| (recipe, plan)) }
+        };
+        let own = named("the recipe's own layout".into(), &Layout::default());
+        let others = self.layout.iter().map(|layout| named(format!("layout {layout}"), layout));
+        let named: Vec<search::Named> = [own].into_iter().chain(others).collect();
+        let world_size = self.world_size.unwrap_or(1);
+        // What is common to all layouts is checked once, on sizes that any world has.
+        let single = bridge_core::plan::Sizes::SINGLE.apply(&recipe);
+        let config = single.finalize_for_plan(&World::SINGLE)?;
+        plan(&config, &registry().models, &PlanOptions::default()).map_err(Failure::input)?;
+        let (Some(room), Some(rates)) = (room, self.rates(config.model.params_dtype, room)) else {
+            return Err(Failure::input("--search: give --gpu, or --gpu-memory with --device-tflops and --link-gbps"));
+        };
+        let options = SearchOptions { world_size, rates, memory_bytes: room.memory, count: self.count };
+        search::run(&recipe, (&options, room), &named, self.json)
     }
 }
 
@@ -151,35 +222,46 @@ fn greatest_common_divisor(a: usize, b: usize) -> usize {
 
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
+    let room = Room::new(arguments.gpu.as_deref(), arguments.gpu_memory)?;
+    let room = room.as_ref();
     if arguments.rates.link_gbps.is_some() && arguments.rates.device_tflops.is_none() && !arguments.measure {
         return Err(Failure::input("--link-gbps needs --device-tflops (for an estimate) or --measure"));
     }
+    if arguments.search {
+        return arguments.search(room);
+    }
     if arguments.layout.is_empty() {
-        let planned = arguments.plan(&Layout::default())?;
-        return if arguments.measure { measure(arguments, planned) } else { print(arguments, &planned) };
+        let planned = arguments.plan(&Layout::default(), room)?;
+        return if arguments.measure { measure(arguments, planned) } else { print(arguments, &planned, room) };
     }
     let mut plans = Vec::with_capacity(arguments.layout.len());
     for layout in &arguments.layout {
-        let planned = arguments.plan(layout).map_err(|failure| failure.in_layout(layout))?;
+        let planned = arguments.plan(layout, room).map_err(|failure| failure.in_layout(layout))?;
         plans.push((layout.to_string(), planned));
     }
     if arguments.json {
         for (layout, planned) in &plans {
-            let mut value = to_json(planned)?;
+            let mut value = to_json(planned, room)?;
             value["name"] = json!(format!("{} ({layout})", planned.name));
             line(&value.to_string());
         }
     } else {
-        text::compare(&plans.iter().map(|(layout, planned)| (layout.as_str(), &planned.plan)).collect::<Vec<_>>());
+        text::compare(
+            &plans.iter().map(|(layout, planned)| (layout.as_str(), &planned.plan)).collect::<Vec<_>>(),
+            room,
+        );
     }
     Ok(0)
 }
 
-fn print(arguments: &Arguments, planned: &Planned) -> Result<u8, Failure> {
+fn print(arguments: &Arguments, planned: &Planned, room: Option<&Room>) -> Result<u8, Failure> {
     if arguments.json {
-        line(&to_json(planned)?.to_string());
+        line(&to_json(planned, room)?.to_string());
     } else {
         text::print(&planned.name, &planned.plan);
+        if let Some(room) = room {
+            text::print_room(&planned.plan, room);
+        }
     }
     Ok(0)
 }
@@ -188,7 +270,7 @@ fn print(arguments: &Arguments, planned: &Planned) -> Result<u8, Failure> {
 fn measure(arguments: &Arguments, planned: Planned) -> Result<u8, Failure> {
     let comparison = measured::compare(&planned.recipe, &planned.plan, arguments.rates.link_gbps)?;
     if arguments.json {
-        let mut value = to_json(&planned)?;
+        let mut value = to_json(&planned, None)?;
         value["measured"] = serde_json::to_value(&comparison).map_err(Failure::run)?;
         line(&value.to_string());
     } else {
@@ -198,11 +280,14 @@ fn measure(arguments: &Arguments, planned: Planned) -> Result<u8, Failure> {
     Ok(u8::from(!comparison.matches))
 }
 
-fn to_json(Planned { name, plan, .. }: &Planned) -> Result<Value, Failure> {
+fn to_json(Planned { name, plan, .. }: &Planned, room: Option<&Room>) -> Result<Value, Failure> {
     let mut value = json!({ "name": name });
     let fields = serde_json::to_value(plan).map_err(Failure::run)?;
     for (key, field) in fields.as_object().into_iter().flatten() {
         value[key] = field.clone();
+    }
+    if let Some(room) = room {
+        value["device"] = room.json(plan);
     }
     Ok(value)
 }

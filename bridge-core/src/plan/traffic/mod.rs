@@ -32,6 +32,8 @@ use super::setup::Setup;
 use crate::model::{PassKind, SegmentCost, TrafficKind};
 use crate::optim::ROW_COPIES;
 
+pub(super) use replicas::largest_bucket;
+
 /// What tensor-parallel ranks share is reduced in float32.
 const FLOAT32: u64 = 4;
 /// Norms, losses and token counts are in float64.

@@ -72,6 +72,16 @@ fn gathers(setup: &Setup<'_>, chunk: &Chunk, buckets: &[BucketSize]) -> Vec<u64>
     gathered
 }
 
+/// Bytes of the buffers in which the largest bucket of a stage travels: its gradients, and twice a rank's part of them as it is added up.
+pub(in crate::plan) fn largest_bucket(setup: &Setup<'_>, stage: usize) -> u64 {
+    let bytes = |bucket: BucketSize| {
+        let ranks = setup.group_size(setup.replica_groups(bucket.replicas).0) as u64;
+        (ranks + 2) * bucket.part_len as u64 * setup.bytes.reduction
+    };
+    let chunks = setup.stages[stage].iter();
+    chunks.flat_map(|chunk| buckets_of_chunk(setup, chunk)).map(bytes).max().unwrap_or(0)
+}
+
 impl Tally<'_, '_> {
     /// Gradients over replicas, and parameters back where ranks update shards of them.
     pub(super) fn replicas(&mut self, stage: usize, microbatches: u64) {

@@ -1,0 +1,191 @@
+//! The fastest layouts of a model that fit on a number of devices.
+//!
+//! 1. Every tensor-, context- and expert-parallel size with every kind of recompute and sharding is planned on one pipeline stage.
+//! 2. From that follow estimates of time and memory for all pipelines, chunks and micro-batches: layers divide over stages, the bubble has a
+//!    formula. What needs more memory by far is left out; the rest is put in order of the estimate.
+//! 3. In this order layouts are planned in full, until enough fit and those to come are estimated slower. Of layouts with the same parallel
+//!    sizes the fastest is kept.
+
+mod sizes;
+
+use bridge_dist::schedule::{PipelineShape, check_shape};
+use rayon::prelude::*;
+use serde::Serialize;
+
+use super::pipeline::bubble;
+use super::{Plan, PlanOptions, Rates, plan, usable_bytes};
+use crate::config::{RawConfig, World, pipeline_schedule};
+use crate::model::ModelRegistry;
+
+pub use sizes::{Divided, Recomputed, Sizes};
+
+/// Layouts planned in full, at most, and at once.
+const MOST_PLANS: usize = 256;
+const AT_ONCE: usize = 8;
+/// What an estimate of memory may be above the truth.
+const MEMORY_SLACK: f64 = 1.1;
+/// What an estimate of time may be above the truth.
+const TIME_SLACK: f64 = 1.1;
+
+/// What a search is for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SearchOptions {
+    /// Ranks.
+    pub world_size: usize,
+    /// Rates of devices and links.
+    pub rates: Rates,
+    /// Memory of a device.
+    pub memory_bytes: u64,
+    /// How many layouts to find.
+    pub count: usize,
+}
+
+/// A layout that fits.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// Its sizes.
+    pub sizes: Sizes,
+    /// Its plan, with an estimate of the time.
+    pub plan: Plan,
+}
+
+/// What a search found.
+#[derive(Clone, Debug)]
+pub struct Search {
+    /// Layouts that fit, the fastest first.
+    pub found: Vec<Found>,
+    /// How many there are.
+    pub counts: SearchCounts,
+}
+
+/// What became of the layouts that were looked at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct SearchCounts {
+    /// All of them.
+    pub layouts: usize,
+    /// Left out because the estimate of their memory is far too large.
+    pub too_large: usize,
+    /// Planned in full.
+    pub planned: usize,
+    /// Of those, the ones that do not fit.
+    pub without_room: usize,
+    /// Of those, the ones that a run would refuse.
+    pub refused: usize,
+}
+
+/// The layout of `plan`, a plan of `recipe`, with the least recompute with which it fits; `None` if it does not fit with any.
+pub fn with_room(plan: &Plan, recipe: &RawConfig, models: &ModelRegistry, options: &SearchOptions) -> Option<Found> {
+    let usable = usable_bytes(options.memory_bytes);
+    let modes = [Recomputed::Nothing, Recomputed::FeedForward, Recomputed::Layers];
+    let mut found = modes
+        .into_iter()
+        .filter_map(|recomputed| planned(Sizes { recomputed, ..Sizes::of(plan) }, recipe, models, options));
+    found.find(|found| found.plan.most_memory() <= usable)
+}
+
+/// Searches the layouts of `recipe`, whose own parallel sizes, micro-batch, recompute and sharding do not matter.
+pub fn search(recipe: &RawConfig, models: &ModelRegistry, options: &SearchOptions) -> Search {
+    let usable = usable_bytes(options.memory_bytes);
+    let bases = sizes::of_one_stage(recipe, options);
+    let estimates = bases.into_par_iter().flat_map_iter(|one| estimates(one, recipe, models, options));
+    let mut layouts: Vec<Estimated> = estimates.collect();
+    let mut counts = SearchCounts { layouts: layouts.len(), ..SearchCounts::default() };
+    layouts.retain(|layout| layout.memory <= usable as f64 * MEMORY_SLACK);
+    counts.too_large = counts.layouts - layouts.len();
+    layouts.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
+    let mut found: Vec<Found> = Vec::new();
+    let mut rest = layouts.into_iter().peekable();
+    while counts.planned < MOST_PLANS && rest.peek().is_some() {
+        let slowest = found.get(options.count.saturating_sub(1)).map(|found| seconds(&found.plan));
+        if slowest.zip(rest.peek()).is_some_and(|(slowest, next)| next.seconds > TIME_SLACK * slowest) {
+            break;
+        }
+        // A layout with the same parallel sizes that fits was estimated faster.
+        let is_new = |layout: &Estimated| found.iter().all(|found| !is_same(&found.sizes, &layout.sizes));
+        let some: Vec<Estimated> = rest.by_ref().filter(is_new).take(AT_ONCE).collect();
+        counts.planned += some.len();
+        let planned: Vec<Option<Found>> =
+            some.par_iter().map(|layout| planned(layout.sizes, recipe, models, options)).collect();
+        for planned in planned {
+            match planned {
+                None => counts.refused += 1,
+                Some(planned) if planned.plan.most_memory() > usable => counts.without_room += 1,
+                Some(planned) => found.push(planned),
+            }
+        }
+        found.sort_by(|a, b| seconds(&a.plan).total_cmp(&seconds(&b.plan)));
+        let mut kept: Vec<Found> = Vec::with_capacity(found.len());
+        for layout in found {
+            if kept.iter().all(|faster| !is_same(&faster.sizes, &layout.sizes)) {
+                kept.push(layout);
+            }
+        }
+        found = kept;
+    }
+    found.truncate(options.count);
+    Search { found, counts }
+}
+
+/// Whether the parallel sizes are the same.
+fn is_same(a: &Sizes, b: &Sizes) -> bool {
+    let of =
+        |sizes: &Sizes| (sizes.tensor, sizes.context, sizes.pipeline, sizes.expert, sizes.expert_tensor, sizes.divided);
+    of(a) == of(b)
+}
+
+fn seconds(plan: &Plan) -> f64 {
+    plan.estimate.map_or(f64::INFINITY, |estimate| estimate.step_seconds)
+}
+
+/// The plan of a layout, if a run with it is possible.
+fn planned(sizes: Sizes, recipe: &RawConfig, models: &ModelRegistry, options: &SearchOptions) -> Option<Found> {
+    let config = sizes.apply(recipe).finalize_for_plan(&World { size: options.world_size }).ok()?;
+    let plan = plan(&config, models, &PlanOptions { rates: Some(options.rates) }).ok()?;
+    Some(Found { sizes, plan })
+}
+
+/// A layout by its estimate.
+struct Estimated {
+    sizes: Sizes,
+    seconds: f64,
+    memory: f64,
+}
+
+/// The layouts with the sizes of `one`, estimated by its plan of one sequence on one stage.
+fn estimates(one: Sizes, recipe: &RawConfig, models: &ModelRegistry, options: &SearchOptions) -> Vec<Estimated> {
+    let layouts = sizes::with_stages(one, recipe, options);
+    if layouts.is_empty() {
+        return Vec::new();
+    }
+    // Two sequences: with the second one, there are sums of gradients at every moment.
+    let mut single = recipe.clone();
+    single.train.global_batch_size = Some(2 * options.world_size / one.ranks());
+    single.train.rampup_batch_size = None;
+    let Some(Found { plan: base, .. }) = planned(one.on_one_stage(), &single, models, options) else {
+        return Vec::new();
+    };
+    let Some(time) = base.estimate else {
+        return Vec::new();
+    };
+    let batch = recipe.train.global_batch_size.unwrap_or(1);
+    let stage = &base.stages[0];
+    let memory = stage.memory;
+    let mut model = recipe.model.config.clone();
+    model.microbatch_group_size_per_vp_stage = None;
+    let estimated = layouts.into_iter().filter_map(|sizes| {
+        let num_microbatches = batch * sizes.ranks() / options.world_size / sizes.micro_batch;
+        model.pipeline_model_parallel_size = sizes.pipeline;
+        let kind = pipeline_schedule(&model, sizes.chunks);
+        let shape = PipelineShape { num_stages: sizes.pipeline, num_chunks: sizes.chunks, num_microbatches };
+        check_shape(kind, shape).ok()?;
+        let (stages, sequences) = (sizes.pipeline as f64, sizes.micro_batch as f64);
+        let busy = (time.compute_seconds + time.exposed_seconds) / 2.0 * num_microbatches as f64 * sequences / stages;
+        let seconds = busy / (1.0 - bubble(kind, shape)) + time.update_seconds + time.replica_seconds / stages;
+        // The first stage keeps a micro-batch for each stage, each of its share of the layers.
+        let in_flight = stages.min(num_microbatches as f64) / stages;
+        let kept = stage.kept_activations as f64 * in_flight + stage.recomputed_activations as f64;
+        let states = (memory.parameters + memory.gradients) as f64 / stages + memory.optimizer as f64;
+        Some(Estimated { sizes, seconds, memory: states + kept * sequences })
+    });
+    estimated.collect()
+}
