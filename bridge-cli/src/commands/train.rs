@@ -1,12 +1,13 @@
 //! `bridge train`: run a recipe, on one rank or many.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use bridge_core::config::{RawConfig, RunConfig, World};
 use bridge_core::train::{
-    Console, ExitReason, LearningRateSweep, RunOptions, RunReport, TrainError, WatchSignals, over_devices, pretrain,
-    process_groups, rank_timeout, run_on_threads, sweeping_recipe,
+    Console, DryRun, DryRunReport, ExitReason, LearningRateSweep, RunOptions, RunReport, Subsystem, TrainError,
+    WatchSignals, over_devices, pretrain, process_groups, rank_timeout, run_on_threads, sweeping_recipe,
 };
 use bridge_data::tokenizer::Tokenizer;
 use bridge_dist::comm::{Communicator, Group};
@@ -17,6 +18,7 @@ use clap::{Args, ValueEnum};
 use serde_json::json;
 
 use super::mpi;
+use super::plan::{bytes, number, seconds};
 use crate::continuation::{Prompt, Request, continue_text};
 use crate::failure::Failure;
 use crate::output::{line, text_lines};
@@ -65,6 +67,9 @@ pub struct Arguments {
     /// Print each log record as a JSON line.
     #[arg(long)]
     json: bool,
+    /// Check the recipe, build everything, train two steps on mock data, and say how much memory and time the run takes. Leaves no files.
+    #[arg(long, conflicts_with_all = ["ui", "find_lr"])]
+    dry_run: bool,
 }
 
 /// Runs the command of a program that began at `started`.
@@ -89,6 +94,7 @@ pub fn run(arguments: &Arguments, started: Instant, speech: &Speech) -> Result<u
         return mpi::as_rank(ranks, timeout, speech.error_form(), |world| arguments.run_rank(world, (started, speech)));
     }
     let config = arguments.load(ranks.unwrap_or(1))?;
+    let _folder = arguments.dry_run.then(|| DryFolder(arguments.dry_folder()));
     arguments.after(&arguments.train_on_threads(&config, (started, speech))?)
 }
 
@@ -109,9 +115,26 @@ impl Arguments {
 
     /// The configuration for a world of `ranks` ranks.
     fn load(&self, ranks: usize) -> Result<RunConfig, Failure> {
-        let (raw, world) = (self.read()?, World { size: ranks });
+        let world = World { size: ranks };
+        if self.dry_run {
+            return Ok(self.dry(&world)?.config);
+        }
+        let raw = self.read()?;
         let config = raw.finalize(&world)?;
         if self.find_lr { Ok(sweeping_recipe(&raw, &config).finalize(&world)?) } else { Ok(config) }
+    }
+
+    /// The dry run of the recipe.
+    fn dry(&self, world: &World) -> Result<DryRun, Failure> {
+        Ok(DryRun::new(&self.read()?, world, &self.dry_folder())?)
+    }
+
+    /// Where a dry run may write. Processes of one run have the same; so they may not be several runs of one recipe at once.
+    fn dry_folder(&self) -> PathBuf {
+        let mut hasher = DefaultHasher::new();
+        let process = mpi::started_ranks().is_none().then(std::process::id);
+        (&self.recipe, &self.overrides, process).hash(&mut hasher);
+        std::env::temp_dir().join(format!("bridge-dry-run-{:016x}", hasher.finish()))
     }
 
     /// Runs the process of one rank; returns its exit code.
@@ -121,6 +144,7 @@ impl Arguments {
         let config = config?;
         let groups = process_groups(&config, over_devices(&config, world)?)?;
         let is_first = groups.world().rank() == 0;
+        let _folder = (self.dry_run && is_first).then(|| DryFolder(self.dry_folder()));
         let report = match self.train(config, groups, (started, speech)) {
             // All ranks end together and in order, so that none has to be killed.
             Err(TrainError::Stopped(reason)) => {
@@ -189,11 +213,25 @@ impl Arguments {
         if self.json {
             options.console = Console::Json;
         }
+        if self.dry_run {
+            options.console = Console::Silent;
+            options.subsystems.push(self.watch_dry(&config)?);
+        }
         #[cfg(feature = "tui")]
         if self.ui == Ui::Tui && options.groups.world().rank() == 0 {
             return crate::dashboard::pretrain_with_dashboard(config, options);
         }
         pretrain(config, options)
+    }
+
+    /// Prints what a dry run shows.
+    fn watch_dry(&self, config: &RunConfig) -> Result<Box<dyn Subsystem>, TrainError> {
+        let recipe = self
+            .read()
+            .map_err(|failure| TrainError::Subsystem { name: "dry run".into(), source: failure.text().into() })?;
+        let dry = DryRun::new(&recipe, &World { size: config.parallel.world_size }, &self.dry_folder())?;
+        let is_json = self.json;
+        Ok(dry.watch(registry().models, move |report| print_dry_run(&report, is_json)))
     }
 
     /// Finishes the run on rank 0: prints a sample, if the recipe asks for one. Returns the exit code.
@@ -218,6 +256,39 @@ impl Arguments {
         }
         Ok(exit_code(&report.reason))
     }
+}
+
+/// Removes what a dry run has left when it goes.
+struct DryFolder(PathBuf);
+
+impl Drop for DryFolder {
+    fn drop(&mut self) {
+        // What is not there need not be removed.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn print_dry_run(report: &DryRunReport, is_json: bool) {
+    if is_json {
+        line(&json!({ "kind": "dry_run", "report": report }).to_string());
+        return;
+    }
+    let ranks = if report.world_size == 1 { "1 rank".into() } else { format!("{} ranks", report.world_size) };
+    line(&format!("dry run on {ranks}: the run can begin"));
+    let planned = report.planned_bytes.map(bytes);
+    line(&match (report.peak_bytes, planned) {
+        (Some(peak), Some(planned)) => format!("memory  {} measured, {planned} planned", bytes(peak)),
+        (Some(peak), None) => format!("memory  {} measured; the model does not say what it needs", bytes(peak)),
+        (None, Some(planned)) => format!("memory  {planned} planned; this system does not say what was used"),
+        (None, None) => "memory  not known".into(),
+    });
+    line(&format!("step    {}, {} tokens per second", seconds(report.step_seconds), number(report.tokens_per_second)));
+    let hours = report.total_seconds / 3600.0;
+    line(&format!(
+        "run     {} steps in {}, without evaluations and checkpoints",
+        report.train_iters,
+        if hours >= 1.0 { format!("{hours:.1} h") } else { seconds(report.total_seconds) }
+    ));
 }
 
 fn exit_code(reason: &ExitReason) -> u8 {

@@ -57,6 +57,8 @@ use setup::Setup;
 pub struct PlanOptions {
     /// Rates of links and devices, for an estimate of the time.
     pub rates: Option<Rates>,
+    /// Rows of the embedding, where they are known already; `None` takes them from the configuration, which may not say.
+    pub padded_vocab_size: Option<usize>,
 }
 
 /// What a run costs.
@@ -100,7 +102,7 @@ impl Plan {
 /// # Errors
 /// If the sizes fit no mesh, pipeline or vocabulary, or the model has parts that the plan cannot count.
 pub fn plan(config: &RunConfig, models: &ModelRegistry, options: &PlanOptions) -> Result<Plan, PlanError> {
-    let setup = Setup::new(config, models)?;
+    let setup = Setup::new(config, models, options.padded_vocab_size)?;
     let pipeline = pipeline::plan(&setup)?;
     let peaks = pipeline::activation_peaks(&setup)?;
     let stages = (0..setup.stages.len())

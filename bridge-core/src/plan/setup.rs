@@ -135,11 +135,15 @@ pub(super) struct Setup<'a> {
 }
 
 impl<'a> Setup<'a> {
-    pub fn new(config: &'a RunConfig, models: &ModelRegistry) -> Result<Self, PlanError> {
+    pub fn new(
+        config: &'a RunConfig,
+        models: &ModelRegistry,
+        padded_vocab_size: Option<usize>,
+    ) -> Result<Self, PlanError> {
         let model = &config.model;
         let mesh = config.mesh()?;
         let layout = layout(config, &mesh);
-        let padded_vocab = padded_vocab(config)? as u64;
+        let padded_vocab = padded_vocab_size.map_or_else(|| padded_vocab(config), Ok)? as u64;
         let kind = models.config(model)?;
         let (builder, stacks) = (kind.builder(), kind.stacks());
         let bytes = element_bytes(config);

@@ -10,12 +10,14 @@ use bridge_dist::schedule::ScheduleError;
 
 use super::device::DeviceError;
 use super::exit_reason::ExitReason;
+use super::memory_check::NotEnoughMemory;
 use super::pipeline::PipelineError;
 use crate::checkpoint::CheckpointError;
 use crate::config::ConfigErrors;
 use crate::logging::OpenError;
 use crate::model::{BoundaryError, ModelBuildError};
 use crate::optim::CutParameter;
+use crate::plan::PlanError;
 use crate::resilience::SignalError;
 use crate::resilience::rerun::{RerunCheckpointError, UnexpectedResult};
 use crate::schedule::{BatchSizeError, LossScaleError, SchedulerError, SchedulerStateError};
@@ -29,6 +31,12 @@ pub enum TrainError {
     /// The device.
     #[error(transparent)]
     SelectDevice(#[from] DeviceError),
+    /// The machine has too little memory.
+    #[error(transparent)]
+    NotEnoughMemory(Box<NotEnoughMemory>),
+    /// What the run needs cannot be counted.
+    #[error(transparent)]
+    Plan(PlanError),
     /// The optimizer's rule does not go with the ranks.
     #[error(transparent)]
     CutParameter(#[from] CutParameter),
@@ -310,6 +318,8 @@ impl TrainError {
             Self::Config(_)
                 | Self::SelectDevice(_)
                 | Self::CutParameter(_)
+                | Self::NotEnoughMemory(_)
+                | Self::Plan(_)
                 | Self::Nccl { .. }
                 | Self::Data(_)
                 | Self::UnknownToken { .. }

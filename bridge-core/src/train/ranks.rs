@@ -126,13 +126,31 @@ pub(super) fn local_rank(world: &Group) -> Result<LocalRank, CommError> {
     if world.size() == 1 {
         return Ok(LocalRank::ALONE);
     }
+    Ok(LocalRank::among(&machines(world)?, world.rank()))
+}
+
+/// The value of each rank on this machine.
+pub(super) fn on_this_machine(world: &Group, value: u64) -> Result<Vec<u64>, CommError> {
+    if world.size() == 1 {
+        return Ok(vec![value]);
+    }
+    let machines = machines(world)?;
+    let mut all = vec![0_i64; world.size()];
+    // Memory of a rank is far below 2^63.
+    world.all_gather((&[value as i64]).into(), (&mut all).into())?;
+    let here = all.iter().zip(&machines).filter(|(_, machine)| **machine == machines[world.rank()]);
+    Ok(here.map(|(value, _)| *value as u64).collect())
+}
+
+/// The machine of each rank, as a number.
+fn machines(world: &Group) -> Result<Vec<i64>, CommError> {
     // Containers share the kernel, and with it the number of its start, but not the name.
     let started = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     // Bits, not a number: a hash has no sign.
     let mine = XxHash3_64::oneshot(format!("{}\n{started}", host_name()).as_bytes()) as i64;
     let mut all = vec![0_i64; world.size()];
     world.all_gather((&[mine]).into(), (&mut all).into())?;
-    Ok(LocalRank::among(&all, world.rank()))
+    Ok(all)
 }
 
 /// This machine's name; empty where the system does not say.

@@ -29,7 +29,7 @@ use super::step::schedule_overrides;
 use super::subsystem::{Subsystem, Verdict};
 use super::text::check_source;
 use super::training::Training;
-use super::{TrainError, ranks, set_num_threads, vocabulary};
+use super::{TrainError, memory_check, ranks, set_num_threads, vocabulary};
 use crate::checkpoint::TrainState;
 use crate::config::RunConfig;
 use crate::logging::{Sink, Verbosity};
@@ -129,6 +129,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let preparation = Preparation { config: &config, groups, place, requests, reporter: &reporter };
     let data = build_data(&preparation, &registry.datasets, &begun)?;
     let padded_vocab_size = vocabulary::rows(&config, &data, start.as_ref(), &reporter)?;
+    memory_check::check(&config, &registry.models, groups, padded_vocab_size, &reporter)?;
     let opened = open(&mut reporter, &config, groups, (start.as_ref(), &begun), options.sinks);
     let lock = ranks::agree(groups, "opening logs", opened)?;
     let saver = Saver::open(&config, groups)?;

@@ -119,6 +119,19 @@ pub(super) fn check_source(config: &RunConfig) -> Result<(), TrainError> {
     Ok(())
 }
 
+/// Ids of the recipe's tokenizer, or of the model where there is none. A tokenizer that would be trained has as many as are asked for.
+pub(super) fn tokenizer_rows(config: &RunConfig) -> Result<usize, TrainError> {
+    if config.tokenizer.tokenizer_type == Some(TokenizerType::ByteLevelBpe)
+        && let Some(size) = config.tokenizer.bpe_vocab_size
+    {
+        return Ok(size);
+    }
+    let untrained = |_| Err(missing("tokenizer.bpe_vocab_size", "must be given"));
+    let size = make_tokenizer(config, untrained)?.map(|tokenizer| tokenizer.vocab_size());
+    let size = size.or(config.model.vocab_size);
+    size.ok_or_else(|| missing("model.vocab_size", "must be given without tokenizer.tokenizer_type"))
+}
+
 fn missing(key: &str, message: &str) -> TrainError {
     TrainError::Config(ConfigError::new(ErrorKind::Missing, key, message).into())
 }

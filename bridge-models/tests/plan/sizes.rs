@@ -84,7 +84,7 @@ fn llama_405b_is_the_published_one_and_planned_at_once() {
         memory_gigabytes: f64::INFINITY,
         message_seconds: 0.0,
     };
-    let plan = plan(&config, &PlanOptions { rates: Some(rates) }).unwrap();
+    let plan = plan(&config, &PlanOptions { rates: Some(rates), ..PlanOptions::default() }).unwrap();
     let took = started.elapsed();
     assert!(took < Duration::from_secs(1), "took {took:?}");
     // 405.85 billion (arXiv:2407.21783, table 3 and its released weights).
@@ -161,7 +161,7 @@ fn replicas_cost_what_they_do_not_overlap() {
             message_seconds: 0.0,
         };
         let config = config(TINY, 4, &[&["train.global_batch_size=16"], more].concat());
-        plan(&config, &PlanOptions { rates: Some(rates) }).unwrap().estimate.unwrap()
+        plan(&config, &PlanOptions { rates: Some(rates), ..PlanOptions::default() }).unwrap().estimate.unwrap()
     };
     let seconds = |more: &[&str]| estimate(more).replica_seconds;
     let (reduce, gather) = ("ddp.overlap_grad_reduce=true", "ddp.overlap_param_gather=true");

@@ -19,6 +19,7 @@ use crate::failure::Failure;
 use crate::output::line;
 use layout::Layout;
 use room::Room;
+pub use text::{bytes, number, seconds};
 
 /// Recipes that are part of the program.
 const PRESETS: [(&str, &str); 4] = [
@@ -171,7 +172,7 @@ impl Arguments {
         let recipe = self.recipe(layout.overrides())?;
         let size = layout.world_size().or(self.world_size).unwrap_or_else(|| fewest_ranks(&recipe));
         let config = recipe.finalize_for_plan(&World { size })?;
-        let options = PlanOptions { rates: self.rates(config.model.params_dtype, room) };
+        let options = PlanOptions { rates: self.rates(config.model.params_dtype, room), ..PlanOptions::default() };
         let plan = plan(&config, &registry().models, &options).map_err(Failure::input)?;
         Ok(Planned { name: config.name.clone(), recipe, plan })
     }

@@ -64,6 +64,8 @@ section! {
         early_stopping_patience: Option<usize> = None, Limits::POSITIVE;
         /// By how much a validation loss must be lower to count as such (ours).
         early_stopping_min_delta: f64 = 0.0, Limits::at_least(0.0);
+        /// Refuse a run that by its plan needs more memory than can be had (ours).
+        check_memory: bool = true;
         /// Deprecated alias of `validation.eval_iters`.
         eval_iters: Option<usize> = None, Limits::SIZE_OR_ZERO;
         /// Deprecated alias of `validation.eval_interval`.

@@ -140,7 +140,7 @@ fn seconds(plan: &Plan) -> f64 {
 /// The plan of a layout, if a run with it is possible.
 fn planned(sizes: Sizes, recipe: &RawConfig, models: &ModelRegistry, options: &SearchOptions) -> Option<Found> {
     let config = sizes.apply(recipe).finalize_for_plan(&World { size: options.world_size }).ok()?;
-    let plan = plan(&config, models, &PlanOptions { rates: Some(options.rates) }).ok()?;
+    let plan = plan(&config, models, &PlanOptions { rates: Some(options.rates), ..PlanOptions::default() }).ok()?;
     Some(Found { sizes, plan })
 }
 

@@ -1,0 +1,139 @@
+//! A run of two steps on mock data that shows what the real one needs: memory, time for a step, time for all of it. The first step is not
+//! timed, because allocators and thread pools fill in it.
+
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use super::memory_check::needed_by_rank;
+use super::report::StepReport;
+use super::subsystem::{Agreement, RunContext, Subsystem, Verdict};
+use super::text::{check_source, tokenizer_rows};
+use super::{TrainError, measuring_recipe, ranks};
+use crate::config::{RawConfig, RunConfig, World};
+use crate::logging::RankMemory;
+use crate::model::ModelRegistry;
+use crate::plan::{self, PlanError, PlanOptions};
+
+/// Steps of a dry run.
+const STEPS: usize = 2;
+/// What the program itself takes of a process.
+const OF_A_PROCESS: u64 = 64 << 20;
+
+/// What a dry run has shown.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct DryRunReport {
+    /// Ranks.
+    pub world_size: usize,
+    /// Processes that they are in.
+    pub processes: usize,
+    /// Time of a step, in seconds.
+    pub step_seconds: f64,
+    /// Tokens of all ranks in a second.
+    pub tokens_per_second: f64,
+    /// Steps of the real run.
+    pub train_iters: usize,
+    /// Time of all of them, in seconds; without evaluations and checkpoints.
+    pub total_seconds: f64,
+    /// The highest resident memory of all processes together, in bytes; `None` on systems that do not say.
+    pub peak_bytes: Option<u64>,
+    /// What the plan says, in bytes; `None` for kinds of model that do not say what they cost.
+    pub planned_bytes: Option<u64>,
+}
+
+/// A dry run of a recipe.
+#[derive(Clone, Debug)]
+pub struct DryRun {
+    /// What runs: the recipe's model, layout and batch on mock data. Its logs go to [`folder`](Self::folder).
+    pub config: RunConfig,
+    /// Where the short run may leave something. The caller removes it.
+    pub folder: PathBuf,
+    train_iters: usize,
+}
+
+impl DryRun {
+    /// The dry run of `recipe` in a world of this size. The recipe itself is checked as for a run, its data is not read. On all ranks `folder`
+    /// has the same name.
+    ///
+    /// # Errors
+    /// What is wrong with the recipe, its paths or its tokenizer.
+    pub fn new(recipe: &RawConfig, world: &World, folder: &Path) -> Result<Self, TrainError> {
+        let real = recipe.finalize(world)?;
+        real.check_paths()?;
+        check_source(&real)?;
+        let rows = real.model.padded_vocab_size(tokenizer_rows(&real)?)?;
+        let mut short = measuring_recipe(recipe, rows, None, folder);
+        short.train.train_iters = Some(STEPS);
+        short.train.check_memory = recipe.train.check_memory;
+        let config = short.finalize(world)?;
+        Ok(Self { config, folder: folder.to_owned(), train_iters: real.train.train_iters })
+    }
+
+    /// What watches the run on each rank, and hands the report to `tell` on rank 0.
+    pub fn watch(&self, models: ModelRegistry, tell: impl FnOnce(DryRunReport) + Send + 'static) -> Box<dyn Subsystem> {
+        Box::new(Watch { train_iters: self.train_iters, models, tell: Some(Box::new(tell)) })
+    }
+}
+
+struct Watch {
+    train_iters: usize,
+    models: ModelRegistry,
+    tell: Option<Box<dyn FnOnce(DryRunReport) + Send>>,
+}
+
+impl Subsystem for Watch {
+    fn name(&self) -> &str {
+        "dry run"
+    }
+
+    fn agreement(&self) -> Agreement {
+        Agreement::Given
+    }
+
+    fn after_step(&mut self, run: &mut RunContext, step: &StepReport) -> Result<Verdict, TrainError> {
+        if step.iteration < STEPS as u64 {
+            return Ok(Verdict::default());
+        }
+        let mine = ranks::memory(run.groups, run.device());
+        let all = ranks::gather(run.groups.world(), &mine)?;
+        let config = &run.state.config;
+        let peaks = peaks(&all);
+        if let Some(tell) = self.tell.take().filter(|_| ranks::is_first(run.groups)) {
+            tell(DryRunReport {
+                world_size: all.len(),
+                processes: peaks.len(),
+                step_seconds: step.seconds,
+                tokens_per_second: step.num_tokens as f64 / step.seconds,
+                train_iters: self.train_iters,
+                total_seconds: step.seconds * self.train_iters as f64,
+                peak_bytes: peaks.iter().copied().sum(),
+                planned_bytes: self.planned(config)?.map(|bytes| bytes + peaks.len() as u64 * OF_A_PROCESS),
+            });
+        }
+        Ok(Verdict::default())
+    }
+}
+
+impl Watch {
+    /// What all ranks need by the plan.
+    fn planned(&self, config: &RunConfig) -> Result<Option<u64>, TrainError> {
+        let plan = match plan::plan(config, &self.models, &PlanOptions::default()) {
+            Ok(plan) => plan,
+            Err(PlanError::NoCosts { .. }) => return Ok(None),
+            Err(error) => return Err(TrainError::Plan(error)),
+        };
+        let of_stages: u64 = plan.stages.iter().map(|stage| needed_by_rank(config, stage)).sum();
+        Ok(Some(of_stages * (plan.layout.world_size / plan.stages.len()) as u64))
+    }
+}
+
+/// The peak of each process.
+fn peaks(ranks: &[RankMemory]) -> Vec<Option<u64>> {
+    let mut processes: Vec<&RankMemory> = Vec::new();
+    for rank in ranks {
+        if processes.iter().all(|other| other.process != rank.process) {
+            processes.push(rank);
+        }
+    }
+    processes.into_iter().map(|rank| rank.host.map(|host| host.peak_resident_bytes)).collect()
+}
