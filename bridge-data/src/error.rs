@@ -124,7 +124,7 @@ pub enum DataError {
 
 impl DataError {
     /// An [`DataError::Io`] builder for `map_err`.
-    pub(crate) fn io<'a>(action: &'static str, path: &'a Path) -> impl FnOnce(std::io::Error) -> Self + 'a {
+    pub fn io<'a>(action: &'static str, path: &'a Path) -> impl FnOnce(std::io::Error) -> Self + 'a {
         move |source| Self::Io { action, path: path.to_owned(), source }
     }
 

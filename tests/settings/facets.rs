@@ -107,7 +107,7 @@ impl Facets {
             for (figure, value) in record.as_object().expect("an object") {
                 keys.insert(format!("{kind}.{figure}"));
                 // The perplexity is the loss in other words.
-                if matches!(figure.as_str(), "kind" | "iteration" | "perplexity") || is_volatile(figure) {
+                if matches!(figure.as_str(), "kind" | "iteration" | "run" | "perplexity") || is_volatile(figure) {
                     continue;
                 }
                 let name = if kind == "train" { figure.clone() } else { format!("{kind}.{figure}") };
@@ -272,6 +272,7 @@ fn names_of_files(folder: &Path) -> Vec<String> {
         (Some(at), _) => format!("{}events", &name[..at]),
         // What follows is a digest of what was asked for, samples and seed among it.
         (_, Some(at)) => name[..at].to_owned(),
+        _ if name.contains("/metrics-") => "metrics of another run".to_owned(),
         _ => name,
     };
     let names: BTreeSet<String> = names_of_paths(folder).into_iter().map(shared).collect();

@@ -11,7 +11,7 @@ use super::node::{Data, Entry, Node};
 use super::reader::Reader;
 use super::section::{Section, assign_entries, section_field};
 use super::sections::{GptDatasetConfig, TransformerConfig};
-use super::spec::{FieldSpec, TypeSpec};
+use super::spec::{Concerns, FieldSpec, TypeSpec};
 
 /// The `[model]` section.
 pub type ModelConfig = Kinded<TransformerConfig>;
@@ -121,6 +121,7 @@ impl<C: KindedConfig> Section for Kinded<C> {
             spec: || TypeSpec::String,
             default: Node::string(C::DEFAULT_KIND),
             refusal: None,
+            concerns: Concerns::Function,
         };
         std::iter::once(kind).chain(C::fields()).collect()
     }

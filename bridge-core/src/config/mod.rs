@@ -14,6 +14,7 @@
 //! assert!(errors.names("train.global_batch_size"));
 //! ```
 
+mod changes;
 mod choice;
 mod error;
 mod field;
@@ -41,6 +42,8 @@ mod upstream;
 #[cfg(test)]
 mod tests;
 
+pub use changes::{Change, changes};
+pub(crate) use changes::{MODEL, TOKENIZER};
 pub use choice::*;
 pub use error::{ConfigError, ConfigErrors, ErrorKind};
 pub use field::{AnyValue, ByteSize, Field, OneOrMany};
@@ -61,4 +64,4 @@ pub use run_config::{
 pub use section::Section;
 pub use sections::*;
 pub use source::Format;
-pub use spec::{FieldSpec, TypeSpec};
+pub use spec::{Concerns, FieldSpec, TypeSpec};

@@ -66,12 +66,13 @@ pub(crate) fn assign_entries<S: Section>(section: &mut S, entries: &[Entry], rea
 }
 
 /// Declares a section: struct, defaults, [`Section`], [`Field`](super::field::Field) and serde in
-/// one table of `/// doc`, `name: type = default, limits => refusal;` rows; most have neither limits nor refusal.
+/// one table of `/// doc`, `@mark name: type = default, limits => refusal;` rows; most have neither limits nor refusal. A row without a mark
+/// changes what is computed ([`Concerns`](super::spec::Concerns)).
 macro_rules! section {
     (
         $(#[doc = $section_doc:literal])+
         $vis:vis struct $Name:ident {
-            $( $(#[doc = $doc:literal])+ $field:ident : $ty:ty = $default:expr $(, $limits:expr)? $(=> $refusal:expr)? ; )+
+            $( $(#[doc = $doc:literal])+ $(@ $mark:ident)? $field:ident : $ty:ty = $default:expr $(, $limits:expr)? $(=> $refusal:expr)? ; )+
             $( alias $alias:literal = $target:ident ; )*
         }
     ) => {
@@ -98,6 +99,7 @@ macro_rules! section {
                     spec: <$ty as $crate::config::field::Field>::spec,
                     default: $crate::config::field::Field::write(&defaults.$field),
                     refusal: section!(@refusal stringify!($field) $(, $refusal)?),
+                    concerns: section!(@concerns $($mark)?),
                 }, )+ ]
             }
 
@@ -148,6 +150,9 @@ macro_rules! section {
 
         $crate::config::section::section_field!($Name);
     };
+    (@concerns) => { $crate::config::spec::Concerns::Function };
+    (@concerns training) => { $crate::config::spec::Concerns::Training };
+    (@concerns execution) => { $crate::config::spec::Concerns::Execution };
     (@limits) => { $crate::config::limits::Limits::NONE };
     (@limits $limits:expr) => { $limits };
     (@refusal $name:expr) => { None };

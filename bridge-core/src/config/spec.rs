@@ -21,6 +21,19 @@ pub struct FieldSpec {
     pub default: Node,
     /// Why values other than those it names are refused; `None` accepts all values.
     pub refusal: Option<Refusal>,
+    /// What another value changes.
+    pub concerns: Concerns,
+}
+
+/// What another value of a setting changes in a run that goes on from a checkpoint. Rows that do not say so change the function.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Concerns {
+    /// In `[model]` what the model computes from its parameters; in other sections the course of training.
+    Function,
+    /// The course of training, but not what the trained model computes: marked `@training`.
+    Training,
+    /// Neither, but for rounding: layouts, memory, speed, logs. Marked `@execution`.
+    Execution,
 }
 
 /// The type of a setting, for messages ("expected ...") and for the JSON Schema.

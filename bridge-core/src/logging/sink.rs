@@ -72,6 +72,8 @@ pub trait Sink: Send {
 pub struct SinkContext<'a> {
     /// The configuration.
     pub config: &'a RunConfig,
+    /// Name of the run, which a run that resumes it has too.
+    pub run: &'a str,
     /// Iterations that the run has done before. What files hold beyond them, from a run that was interrupted, is dropped.
     pub iteration: u64,
     /// Samples that it has trained on before.

@@ -297,7 +297,7 @@ fn prepare(
     note: &dyn Fn(&str),
 ) -> Result<PreparedText, TrainError> {
     let watch = TextWatch { progress, note, cancelled: &|| false };
-    prepare_text(config, &watch).map_err(|error| name_setting(config, error))
+    prepare_text(config, None, &watch).map_err(|error| name_setting(config, error))
 }
 
 /// `consumed` validation samples, down to a whole number of today's batches: a resumed run may evaluate with another batch size.

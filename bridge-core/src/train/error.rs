@@ -91,11 +91,26 @@ pub enum TrainError {
         /// What is wrong with it.
         message: String,
     },
+    /// The parameters of a checkpoint are not those of the model.
+    #[error("{source}; {}", match settings.as_slice() {
+        [] => "no setting of [model] differs from the checkpoint's: is it of another kind of model?".to_owned(),
+        settings => format!(
+            "of what shapes depend on, the recipe says something else than the checkpoint's run_config.toml: {}; set it as it is there",
+            settings.join(", ")
+        ),
+    })]
+    AnotherModel {
+        /// The first parameter that does not fit.
+        source: Box<CheckpointError>,
+        /// Settings that differ, with both values.
+        settings: Vec<String>,
+    },
     /// The optimizer state in a checkpoint is another optimizer's or another model's.
     #[error(
         "{}: {count} optimizer tensors do not belong to this run's optimizer, `{name}` among them \
-         (checkpoint.load_optim = false starts with fresh moments)",
-        path.display()
+         (checkpoint.load_optim = false starts with fresh moments){}",
+        path.display(),
+        if settings.is_empty() { String::new() } else { format!("; changed since then: {}", settings.join(", ")) }
     )]
     ForeignOptimizerState {
         /// The checkpoint.
@@ -104,6 +119,8 @@ pub enum TrainError {
         name: String,
         /// How many there are.
         count: usize,
+        /// Settings of the optimizer that differ from the checkpoint's, with both values.
+        settings: Vec<String>,
     },
     /// The schedule.
     #[error(transparent)]
@@ -326,6 +343,7 @@ impl TrainError {
                 | Self::Tokenizer(_)
                 | Self::Model(_)
                 | Self::NoCheckpoint { .. }
+                | Self::AnotherModel { .. }
                 | Self::Folder { .. }
                 | Self::Sink { .. }
                 | Self::InUse { .. }

@@ -77,7 +77,7 @@ fn gpt_source(context: &DatasetFactoryContext) -> GptSource {
 }
 
 /// The prefix of a member of a blend, which may also be named by one of its two files.
-fn member_prefix(path: &Path) -> PathBuf {
+pub(super) fn member_prefix(path: &Path) -> PathBuf {
     // A prefix may itself end like a file.
     if idx_path(path).exists() { path.to_owned() } else { dataset_prefix(path) }
 }

@@ -15,6 +15,8 @@ pub(super) struct Inputs {
     pub data: RunData,
     /// The tokenizer's files, as they are saved with each checkpoint.
     pub tokenizer_files: BTreeMap<String, Bytes>,
+    /// What checkpoints say of the run and its data.
+    pub lineage: serde_json::Value,
     /// Rows of the model's embedding.
     pub padded_vocab_size: usize,
 }

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
+use bridge_data::tokenizer::HuggingFaceTokenizer;
 use bridge_dist::mesh::ProcessGroups;
 
 use super::data_errors::name_setting;
@@ -28,6 +29,8 @@ pub(super) struct Preparation<'a> {
     pub groups: &'a ProcessGroups,
     /// This rank among those of its machine.
     pub place: LocalRank,
+    /// The tokenizer of the checkpoint that the run goes on from.
+    pub base: Option<&'a Arc<HuggingFaceTokenizer>>,
     pub requests: Requests<'a>,
     pub reporter: &'a Reporter,
 }
@@ -39,7 +42,7 @@ pub(super) struct Preparation<'a> {
 /// # Errors
 /// Text that cannot be prepared; [`TrainError::Stopped`] on every rank as soon as a signal or the cancel handle asks one of them to stop.
 pub(super) fn prepare_text_of_ranks(preparation: &Preparation) -> Result<PreparedText, TrainError> {
-    let Preparation { config, groups, place, .. } = *preparation;
+    let Preparation { config, groups, place, base, .. } = *preparation;
     let named = |error| name_setting(config, error);
     let is_first = ranks::is_first(groups);
     let mut text = None;
@@ -49,7 +52,7 @@ pub(super) fn prepare_text_of_ranks(preparation: &Preparation) -> Result<Prepare
             text = text.or(preparation.in_turn(!is_first && place.rank == 0)?);
         }
     }
-    ranks::agree(groups, DOING, text.map_or_else(|| prepared_text(config).map_err(named), Ok))
+    ranks::agree(groups, DOING, text.map_or_else(|| prepared_text(config, base).map_err(named), Ok))
 }
 
 impl Preparation<'_> {
@@ -65,7 +68,7 @@ impl Preparation<'_> {
                 let note = |text: &str| drop(notes.send(text.to_owned()));
                 let cancelled = || is_stopping.load(Ordering::Relaxed);
                 let watch = TextWatch { progress: &progress, note: &note, cancelled: &cancelled };
-                prepare_text(self.config, &watch)
+                prepare_text(self.config, self.base, &watch)
             })
         };
         let (asked, done) = std::thread::scope(|scope| {

@@ -17,6 +17,7 @@ use super::doors::{Doors, LossWatch};
 use super::exits::{CancelHandle, Exits};
 use super::forward_step::{ForwardStep, LanguageModelStep};
 use super::inputs::Inputs;
+use super::lineage::{Known, Lineage};
 use super::lock::RunLock;
 use super::outputs::Outputs;
 use super::pipeline;
@@ -122,15 +123,29 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let checked = ranks::agree(groups, "checking the run", checked)?;
     let start = find_start(&config, groups)?;
     let begun = start.as_ref().map_or_else(|| Ok(TrainState::default()), Start::train_state)?;
+    let lineage = Lineage::of(&config, &registry.kinds(), start.as_ref());
+    let lineage = ranks::agree(groups, "comparing the run with its checkpoint", lineage)?;
     let mut reporter = Reporter::new(&config, (options.console, options.verbosity), groups.world().rank());
     let signals = watch_signals(&config, options.signals)?;
     let exits = Exits::new(groups, signals, options.cancel, options.started)?;
     let requests = exits.requests();
-    let preparation = Preparation { config: &config, groups, place, requests, reporter: &reporter };
-    let data = build_data(&preparation, &registry.datasets, &begun)?;
+    let base = lineage.tokenizer();
+    let preparation = Preparation { config: &config, groups, place, base, requests, reporter: &reporter };
+    let (data, known) = build_data(&preparation, &registry.datasets, (&lineage, &begun))?;
     let padded_vocab_size = vocabulary::rows(&config, &data, start.as_ref(), &reporter)?;
     memory_check::check(&config, &registry.models, groups, padded_vocab_size, &reporter)?;
-    let opened = open(&mut reporter, &config, groups, (start.as_ref(), &begun), options.sinks);
+    let opened = open(
+        &mut reporter,
+        groups,
+        &Opening {
+            config: &config,
+            start: start.as_ref(),
+            begun: &begun,
+            lineage: &lineage,
+            warnings: &known.warnings,
+        },
+        options.sinks,
+    );
     let lock = ranks::agree(groups, "opening logs", opened)?;
     let saver = Saver::open(&config, groups)?;
     let timers = Arc::new(timers(&config, &checked.device.clone().without_autodiff()));
@@ -143,7 +158,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let losses = LossWatch::new(machine, convert::loss_checks(&config));
     let mut run = TrainingRun {
         doors: Doors::new(&config, groups, losses, options.subsystems)?,
-        inputs: Inputs { tokenizer_files: tokenizer_files(&data)?, data, padded_vocab_size },
+        inputs: Inputs { tokenizer_files: tokenizer_files(&data)?, data, lineage: known.record, padded_vocab_size },
         outputs: Outputs { reporter, saver, lock, last_saved_step: None },
         state: GlobalState { config: Arc::clone(&config), train_state: TrainState::default() },
         groups: options.groups,
@@ -155,7 +170,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
         config,
     };
     if let Some(start) = &start {
-        restore(&mut run, start)?;
+        restore(&mut run, start).map_err(|error| lineage.explain(error))?;
     }
     begin(&mut run)?;
     Ok(run)
@@ -257,16 +272,21 @@ fn timers(config: &RunConfig, device: &Device) -> Timers {
 fn build_data(
     preparation: &Preparation,
     registry: &DatasetRegistry,
-    begun: &TrainState,
-) -> Result<RunData, TrainError> {
+    (lineage, begun): (&Lineage, &TrainState),
+) -> Result<(RunData, Known), TrainError> {
     let Preparation { config, groups, reporter, .. } = *preparation;
     let text = prepare_text_of_ranks(preparation)?;
     let data = ranks::first_alone(groups, "preparing data", || {
         RunData::build(config, registry, &text, &reporter.progress(), data_parallel(groups))
     })?;
+    let known = match ranks::is_first(groups) {
+        true => lineage.check_data(config, &data, text.prefix.as_deref()),
+        false => Ok(Known::default()),
+    };
+    let known = ranks::agree(groups, "comparing the data with the checkpoint's", known)?;
     drop(text);
     ranks::agree(groups, "looking at the data's length", check_lengths(config, &data, begun))?;
-    Ok(data)
+    Ok((data, known))
 }
 
 /// What a run is known to be able to start with.
@@ -292,16 +312,26 @@ fn check(config: &RunConfig, registry: &Registry, place: LocalRank) -> Result<Ch
     Ok(Checked { device, model_config: registry.models.config(&config.model)? })
 }
 
+/// What a run opens its logs with.
+struct Opening<'a> {
+    config: &'a RunConfig,
+    start: Option<&'a Start>,
+    begun: &'a TrainState,
+    lineage: &'a Lineage,
+    /// How the run differs from the checkpoint that it goes on from.
+    warnings: &'a [String],
+}
+
 /// Opens what the run writes to. Only rank 0 locks it.
 fn open(
     reporter: &mut Reporter,
-    config: &RunConfig,
     groups: &ProcessGroups,
-    (start, begun): (Option<&Start>, &TrainState),
+    opening: &Opening,
     sinks: Vec<Box<dyn Sink>>,
 ) -> Result<Option<RunLock>, TrainError> {
+    let Opening { config, start, begun, lineage, warnings } = *opening;
     let lock = if ranks::is_first(groups) { Some(RunLock::acquire(config)?) } else { None };
-    reporter.open_sinks(begun, sinks)?;
+    reporter.open_sinks((&lineage.run, begun), sinks)?;
     if ranks::is_first(groups) {
         for warning in config.warnings() {
             reporter.warn(warning);
@@ -313,6 +343,7 @@ fn open(
     } else if let Some(load) = &config.checkpoint.load {
         reporter.note(&format!("no checkpoint in {}: starting from scratch", load.display()));
     }
+    warnings.iter().for_each(|warning| reporter.warn(warning));
     Ok(lock)
 }
 

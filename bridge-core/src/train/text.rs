@@ -38,7 +38,12 @@ pub(super) struct TextWatch<'a> {
 
 /// Loads or trains the tokenizer and packs `dataset.source`. What an earlier run made of the same text is used again. Where another process
 /// is at work on the same files, this waits for it.
-pub(super) fn prepare_text(config: &RunConfig, watch: &TextWatch) -> Result<PreparedText, TrainError> {
+/// A tokenizer that would be trained is `base`, that of the checkpoint which the run goes on from, where there is one.
+pub(super) fn prepare_text(
+    config: &RunConfig,
+    base: Option<&Arc<HuggingFaceTokenizer>>,
+    watch: &TextWatch,
+) -> Result<PreparedText, TrainError> {
     let source = match &config.dataset.source {
         Some(_) => Some(in_pieces(config, TextSource::resolve(&source_params(&config.dataset)?)?)),
         None => None,
@@ -46,10 +51,15 @@ pub(super) fn prepare_text(config: &RunConfig, watch: &TextWatch) -> Result<Prep
     let folder = cache_folder(config);
     let mut locks = Vec::new();
     let tokenizer = make_tokenizer(config, |params| {
+        if let Some(base) = base {
+            let size = base.vocab_size();
+            (watch.note)(&format!("the tokenizer is that of the checkpoint ({size} tokens); none is trained"));
+            return Ok(Arc::clone(base));
+        }
         let source = source.as_ref().ok_or_else(|| missing("dataset.source", "ByteLevelBPE is trained on it"))?;
         let (tokenizer, lock) = trained_tokenizer(config, source, &params, watch)?;
         locks.push(lock);
-        Ok(tokenizer)
+        Ok(Arc::new(tokenizer))
     })?;
     let (Some(source), Some(tokenizer)) = (&source, &tokenizer) else {
         return Ok(PreparedText { tokenizer, prefix: None, _locks: locks });
@@ -71,9 +81,15 @@ pub(super) fn prepare_text(config: &RunConfig, watch: &TextWatch) -> Result<Prep
 }
 
 /// Loads what [`prepare_text`] has made on another rank that sees the same files.
-pub(super) fn prepared_text(config: &RunConfig) -> Result<PreparedText, TrainError> {
+pub(super) fn prepared_text(
+    config: &RunConfig,
+    base: Option<&Arc<HuggingFaceTokenizer>>,
+) -> Result<PreparedText, TrainError> {
     let folder = cache_folder(config);
-    let tokenizer = make_tokenizer(config, |_| Ok(HuggingFaceTokenizer::load(&folder)?))?;
+    let tokenizer = make_tokenizer(config, |_| match base {
+        Some(base) => Ok(Arc::clone(base)),
+        None => Ok(Arc::new(HuggingFaceTokenizer::load(&folder)?)),
+    })?;
     let prefix = config.dataset.source.as_ref().map(|_| folder.join(PREFIX));
     Ok(PreparedText { prefix: prefix.filter(|_| tokenizer.is_some()), tokenizer, _locks: Vec::new() })
 }
@@ -139,7 +155,7 @@ fn missing(key: &str, message: &str) -> TrainError {
 /// The tokenizer of a recipe; one that is trained on the recipe's text comes from `trained`.
 fn make_tokenizer(
     config: &RunConfig,
-    trained: impl FnOnce(BpeTrainParams) -> Result<HuggingFaceTokenizer, TrainError>,
+    trained: impl FnOnce(BpeTrainParams) -> Result<Arc<HuggingFaceTokenizer>, TrainError>,
 ) -> Result<Option<Arc<dyn Tokenizer>>, TrainError> {
     let section = &config.tokenizer;
     let tokenizer: Arc<dyn Tokenizer> = match section.tokenizer_type {
@@ -152,11 +168,11 @@ fn make_tokenizer(
         Some(TokenizerType::ByteLevelBpe) => {
             let size = section.bpe_vocab_size;
             let vocab_size = size.ok_or_else(|| missing("tokenizer.bpe_vocab_size", "ByteLevelBPE needs its size"))?;
-            Arc::new(trained(BpeTrainParams {
+            trained(BpeTrainParams {
                 vocab_size,
                 special_tokens: section.special_tokens.clone().unwrap_or_default(),
                 ..BpeTrainParams::default()
-            })?)
+            })?
         }
         Some(_) => {
             let path = section.tokenizer_model.as_ref();

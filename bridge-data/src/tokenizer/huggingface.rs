@@ -192,6 +192,15 @@ impl HuggingFaceTokenizer {
         Ok(encoding.get_ids().iter().map(|id| i64::from(*id)).zip(offsets).collect())
     }
 
+    /// The tokens by id; `None` for ids that none has.
+    pub(crate) fn tokens(&self) -> Vec<Option<String>> {
+        let mut tokens = vec![None; self.vocab_size];
+        for (token, id) in self.inner.get_vocab(true) {
+            tokens[id as usize] = Some(token);
+        }
+        tokens
+    }
+
     fn known(&self, id: i64) -> Result<u32, TokenizerError> {
         u32::try_from(id)
             .ok()

@@ -2,6 +2,7 @@
 //! files and datasets do not belong here.
 
 mod byte_level;
+mod difference;
 mod error;
 mod fast;
 mod huggingface;
@@ -12,6 +13,7 @@ mod train;
 use std::path::Path;
 
 pub(crate) use byte_level::split_point as safe_cut;
+pub use difference::{Comparison, Difference, compare};
 pub use error::TokenizerError;
 pub use huggingface::HuggingFaceTokenizer;
 pub use null::NullTokenizer;

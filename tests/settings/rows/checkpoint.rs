@@ -34,13 +34,19 @@ fn loads() -> Vec<Row> {
     vec![
         row("checkpoint.load", &resumed(&["checkpoint.save=new"]), &[AS_IT_IS, "ckpt"])
             .moves("loss_1 batch_size console consumed_samples events learning_rate loss_scale skipped weight_decay"),
-        row("checkpoint.load_optim", &resumed(&[]), &[AS_IT_IS, "false"]).moves("params learning_rate"),
+        row("checkpoint.load_optim", &resumed(&[]), &[AS_IT_IS, "false"]).moves("params learning_rate console"),
         row("checkpoint.load_rng", &resumed(&["rng.seed=99", "model.hidden_dropout=0.1"]), &[AS_IT_IS, "false"])
             .moves("loss_1 console"),
         switch("checkpoint.finetune", &resumed(&["checkpoint.save=new", "checkpoint.load=ckpt"]))
             .moves("loss_1 batch_size console consumed_samples events learning_rate loss_scale skipped weight_decay"),
         row("checkpoint.pretrained_checkpoint", &resumed(&["checkpoint.save=new"]), &[AS_IT_IS, "ckpt"])
             .moves("loss_1 console"),
+        row(
+            "checkpoint.allow_model_changes",
+            &resumed(&["model.layernorm_epsilon=1e-3"]),
+            &[AS_IT_IS, "[\"layernorm_epsilon\"]"],
+        )
+        .moves("exit"),
         row("checkpoint.ckpt_step", &twice.with(&["checkpoint.load=ckpt", "checkpoint.save=new"]), &[AS_IT_IS, "1"])
             .moves("loss_1 batch_size console consumed_samples events learning_rate loss_scale skipped weight_decay"),
         switch("checkpoint.exit_on_missing_checkpoint", &tiny_with(&["checkpoint.load=nothing"])).moves("exit"),

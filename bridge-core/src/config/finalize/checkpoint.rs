@@ -1,7 +1,10 @@
 //! The rules of `[checkpoint]`.
 
+use super::super::changes::{MODEL, TOKENIZER, concerns};
 use super::super::choice::OnDamaged;
-use super::super::error::ErrorKind;
+use super::super::error::{ConfigError, ErrorKind};
+use super::super::section::Section;
+use super::super::spec::Concerns;
 use super::Draft;
 
 /// Checks that saving and loading settings have a folder to work on and agree with each other.
@@ -10,6 +13,7 @@ pub(super) fn check(draft: &mut Draft<'_>) {
     loading_needs_a_folder(draft);
     state_is_loaded(draft);
     retained_are_saved(draft);
+    changes_are_of_the_model(draft);
     let checkpoint = draft.recipe.checkpoint.clone();
     if checkpoint.most_recent_k == Some(0) {
         let message = "would keep no checkpoint; -1 keeps all";
@@ -85,6 +89,27 @@ fn state_is_loaded(draft: &mut Draft<'_>) {
         "scheduler.use_checkpoint_opt_param_scheduler",
         "has no effect with checkpoint.load_optim = false or checkpoint.finetune = true, which do not load the schedule",
     );
+}
+
+/// What is allowed to change must be something that would be refused otherwise.
+fn changes_are_of_the_model(draft: &mut Draft<'_>) {
+    let key = "checkpoint.allow_model_changes";
+    let names = draft.recipe.model.known_names(draft.raw.kinds());
+    for name in draft.recipe.checkpoint.allow_model_changes.clone() {
+        let is_known = name == TOKENIZER || names.contains(&name);
+        if !is_known {
+            let known = names.iter().map(String::as_str).chain([TOKENIZER]);
+            let error = ConfigError::new(ErrorKind::UnknownKey, key, "is no setting of [model], nor \"tokenizer\"")
+                .with_found(format!("{name:?}"))
+                .with_nearest(&name, known)
+                .with_location(draft.raw.location(key));
+            draft.errors.push(error);
+        } else if name != TOKENIZER && concerns(&format!("{MODEL}{name}")) != Concerns::Function {
+            let message =
+                format!("need not name {name:?}: it does not change what the model computes, and may change anyway");
+            draft.error(ErrorKind::Conflict, key, message);
+        }
+    }
 }
 
 fn retained_are_saved(draft: &mut Draft<'_>) {

@@ -60,6 +60,9 @@ section! {
         finetune: bool = false;
         /// Base weights.
         pretrained_checkpoint: Option<PathBuf> = None;
+        /// Settings of `[model]` that may differ from those of the checkpoint, though they change what the model computes (ours); `tokenizer`
+        /// lets another tokenizer pass.
+        allow_model_changes: Vec<String> = Vec::new();
         /// A particular step to load.
         ckpt_step: Option<usize> = None;
         /// Take settings from the checkpoint.

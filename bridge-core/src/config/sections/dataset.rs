@@ -57,19 +57,19 @@ section! {
         /// Sampler; null is single.
         dataloader_type: Option<DataloaderType> = None;
         /// Loader workers.
-        num_workers: usize = 2, Limits::between(0.0, 65_536.0);
+        @execution num_workers: usize = 2, Limits::between(0.0, 65_536.0);
         /// Where samples are shuffled (cyclic training, validation), each data-parallel rank shuffles its own contiguous part.
         data_sharding: bool = true;
         /// Page-locked batches.
-        pin_memory: bool = true
+        @execution pin_memory: bool = true
             => no_counterpart("page-locked batches, for copies to a GPU; batches are in ordinary memory").inert(&["false"]);
         /// Drop the last incomplete batch; cyclic sampling always does.
         drop_last: bool = true;
         /// Keep workers alive.
-        persistent_workers: bool = true
+        @execution persistent_workers: bool = true
             => no_counterpart("loader processes that end with their epoch; loaders are threads that run until the end").inert(&["false"]);
         /// Hub dataset scripts.
-        trust_remote_code: Option<bool> = None
+        @execution trust_remote_code: Option<bool> = None
             => no_counterpart("code that comes with datasets of the hub; Bridge runs no code of datasets").inert(&["false"]);
 
         /// Tokens per sample; null means `model.seq_length`, anything else must equal it.
@@ -91,11 +91,11 @@ section! {
         full_validation: Option<bool> = None
             => not_built("the old name of validation.full_validation; set that instead").inert(&["false"]);
         /// Parallel builders.
-        num_dataset_builder_threads: usize = 1, Limits::between(1.0, 65_536.0);
+        @execution num_dataset_builder_threads: usize = 1, Limits::between(1.0, 65_536.0);
         /// Folder of index caches.
-        path_to_cache: Option<PathBuf> = None;
+        @execution path_to_cache: Option<PathBuf> = None;
         /// Map files instead of reading them.
-        mmap_bin_files: bool = true;
+        @execution mmap_bin_files: bool = true;
         /// Fraction of extra samples per member of a blend.
         mid_level_dataset_surplus: f64 = 0.005, Limits::FRACTION;
         /// Mask the padding token even where it also ends documents.
@@ -116,7 +116,7 @@ section! {
         /// No loss at document ends. Required upstream; defaults to false here.
         eod_mask_loss: bool = false;
         /// Emit a dense mask.
-        create_attention_mask: bool = true
+        @execution create_attention_mask: bool = true
             => no_counterpart("a dense mask with each sample; attention derives it from the document boundaries").inert(&["false"]);
         /// Drop the short last validation sample.
         drop_last_partial_validation_sequence: bool = true;
@@ -171,7 +171,7 @@ section! {
         /// files are fewer than the splits need.
         source_piece_bytes: Option<ByteSize> = None, Limits::POSITIVE;
         /// Where the tokenized source is kept (ours); null is `data/<name>`.
-        source_cache_dir: Option<PathBuf> = None;
+        @execution source_cache_dir: Option<PathBuf> = None;
         /// End each document of the source with the end-of-document token (ours).
         append_eod: bool = true;
 

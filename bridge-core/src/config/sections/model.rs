@@ -58,13 +58,13 @@ section! {
         /// Size of one head; null means `hidden_size / num_attention_heads`.
         kv_channels: Option<usize> = None, Limits::between(1.0, 16_777_216.0);
         /// Training sequence length, in tokens.
-        seq_length: usize = 1024, Limits::SIZE;
+        @training seq_length: usize = 1024, Limits::SIZE;
         /// Vocabulary before padding; null takes the tokenizer's, padded.
-        vocab_size: Option<usize> = None, Limits::SIZE;
+        @training vocab_size: Option<usize> = None, Limits::SIZE;
         /// The vocabulary is padded to a multiple of this.
-        make_vocab_size_divisible_by: usize = 128, Limits::between(1.0, 1_048_576.0);
+        @training make_vocab_size_divisible_by: usize = 128, Limits::between(1.0, 1_048_576.0);
         /// Pad the vocabulary.
-        should_pad_vocab: bool = false;
+        @training should_pad_vocab: bool = false;
         /// Tie input and output embeddings.
         share_embeddings_and_output_weights: bool = true;
         /// Position embedding.
@@ -113,9 +113,9 @@ section! {
         glu_linear_offset: f64 = 0.0
             => not_built("an offset of the gated unit's linear half, for models with quick_gelu experts");
         /// Dropout of the residual stream.
-        hidden_dropout: f64 = 0.1, Limits::BELOW_ONE;
+        @training hidden_dropout: f64 = 0.1, Limits::BELOW_ONE;
         /// Dropout of attention probabilities.
-        attention_dropout: f64 = 0.1, Limits::BELOW_ONE;
+        @training attention_dropout: f64 = 0.1, Limits::BELOW_ONE;
         /// Scale of attention scores; null is 1 / sqrt(`kv_channels`).
         softmax_scale: Option<f64> = None, Limits::ABOVE_ZERO;
         /// Soft cap on attention scores: c tanh(score / c) (upstream: in its Gemma 2 provider).
@@ -144,9 +144,9 @@ section! {
         mtp_loss_scaling_factor: Option<f64> = Some(0.1), Limits::NON_NEGATIVE
             => not_built("the weight of the losses of mtp_num_layers").inert(&["null"]);
         /// Divide gradients by all unmasked tokens of the step instead of averaging micro-batches.
-        calculate_per_token_loss: bool = false;
+        @training calculate_per_token_loss: bool = false;
         /// Attention implementation.
-        attention_backend: AttentionBackend = AttentionBackend::Auto
+        @execution attention_backend: AttentionBackend = AttentionBackend::Auto
             => no_counterpart("a choice of CUDA libraries; each device has one attention implementation here").inert(&["local"]);
         /// Layer implementation. Upstream's default is transformer_engine, which does not exist here.
         transformer_impl: TransformerImpl = TransformerImpl::Local
@@ -161,53 +161,53 @@ section! {
             => not_built("models of the Hugging Face hub by name; import its folder and set checkpoint.pretrained_checkpoint");
 
         /// Tensor-parallel size.
-        tensor_model_parallel_size: usize = 1, COUNT;
+        @execution tensor_model_parallel_size: usize = 1, COUNT;
         /// Pipeline-parallel size.
-        pipeline_model_parallel_size: usize = 1, COUNT;
+        @execution pipeline_model_parallel_size: usize = 1, COUNT;
         /// Model chunks per pipeline rank.
-        virtual_pipeline_model_parallel_size: Option<usize> = None, COUNT;
+        @execution virtual_pipeline_model_parallel_size: Option<usize> = None, COUNT;
         /// Context-parallel size.
-        context_parallel_size: usize = 1, COUNT;
+        @execution context_parallel_size: usize = 1, COUNT;
         /// Expert-parallel size.
-        expert_model_parallel_size: usize = 1, COUNT;
+        @execution expert_model_parallel_size: usize = 1, COUNT;
         /// Tensor-parallel size inside experts; null means `tensor_model_parallel_size`.
-        expert_tensor_parallel_size: Option<usize> = None, COUNT;
+        @execution expert_tensor_parallel_size: Option<usize> = None, COUNT;
         /// Shard norms and dropout along the sequence.
-        sequence_parallel: bool = false;
+        @execution sequence_parallel: bool = false;
         /// Context-parallel group sizes per level.
         hierarchical_context_parallel_sizes: Option<Vec<usize>> = None, COUNT
             => not_built("hierarchical context parallelism, for a2a+p2p; there is one level, which gathers keys and values");
         /// Context-parallel communication: p2p, all_gather, a2a, a2a+p2p.
-        cp_comm_type: Option<OneOrMany<String>> = None
+        @execution cp_comm_type: Option<OneOrMany<String>> = None
             => not_built("keys and values passed around a ring (p2p) or heads exchanged (a2a); keys and values are gathered").inert(&["all_gather"]);
         /// Layers of the first stage.
-        num_layers_in_first_pipeline_stage: Option<usize> = None, COUNT;
+        @execution num_layers_in_first_pipeline_stage: Option<usize> = None, COUNT;
         /// Layers of the last stage.
-        num_layers_in_last_pipeline_stage: Option<usize> = None, COUNT;
+        @execution num_layers_in_last_pipeline_stage: Option<usize> = None, COUNT;
         /// Count the embedding as one layer.
-        account_for_embedding_in_pipeline_split: bool = false;
+        @execution account_for_embedding_in_pipeline_split: bool = false;
         /// Count the loss as one layer.
-        account_for_loss_in_pipeline_split: bool = false;
+        @execution account_for_loss_in_pipeline_split: bool = false;
         /// Explicit layer placement.
-        pipeline_model_parallel_layout: Option<OneOrMany<String>> = None;
+        @execution pipeline_model_parallel_layout: Option<OneOrMany<String>> = None;
         /// Pipeline schedule; null means 1f1b (ours).
-        pipeline_schedule: Option<PipelineSchedule> = None;
+        @execution pipeline_schedule: Option<PipelineSchedule> = None;
         /// Dtype between pipeline stages; null means `params_dtype`. A single stage sends nothing.
-        pipeline_dtype: Option<DType> = None;
+        @execution pipeline_dtype: Option<DType> = None;
         /// Exchange shapes between stages.
         variable_seq_lengths: bool = false
             => not_built("samples of different lengths in a pipeline; all have seq_length tokens, so no shapes are exchanged");
         /// Contiguous micro-batches per chunk; null means the pipeline size.
-        microbatch_group_size_per_vp_stage: Option<usize> = None, COUNT;
+        @execution microbatch_group_size_per_vp_stage: Option<usize> = None, COUNT;
         /// Overlap stage transfers.
-        overlap_p2p_comm: bool = false
+        @execution overlap_p2p_comm: bool = false
             => no_counterpart("stage transfers that do not overlap; receives are posted early and sends overlap with computation")
                 .inert(&["true"]);
         /// Batch sends and receives.
-        batch_p2p_comm: bool = true
+        @execution batch_p2p_comm: bool = true
             => no_counterpart("sends and receives in one NCCL call; each transfer is a separate call").inert(&["false"]);
         /// Overlap also in warm-up and flush.
-        overlap_p2p_comm_warmup_flush: bool = false => not_built("a separate choice for warm-up and flush")
+        @execution overlap_p2p_comm_warmup_flush: bool = false => not_built("a separate choice for warm-up and flush")
             .inert(&["true"]);
         /// Free outputs after sending.
         deallocate_pipeline_outputs: bool = true
@@ -231,16 +231,16 @@ section! {
             => no_counterpart("the start-up of Transformer Engine's user buffers for tp_comm_overlap");
 
         /// 16-bit IEEE compute.
-        fp16: bool = false;
+        @training fp16: bool = false;
         /// bfloat16 compute.
-        bf16: bool = false;
+        @training bf16: bool = false;
         /// Parameter dtype at creation.
-        params_dtype: DType = DType::Float32;
+        @training params_dtype: DType = DType::Float32;
         /// Autocast.
         enable_autocast: bool = false
             => not_built("PyTorch's autocast, which chooses a dtype for each operation; mixed_precision fixes them");
         /// Autocast dtype; null means `params_dtype`.
-        autocast_dtype: Option<DType> = None => no_counterpart("the dtype of PyTorch's autocast").same_as("model.params_dtype");
+        @execution autocast_dtype: Option<DType> = None => no_counterpart("the dtype of PyTorch's autocast").same_as("model.params_dtype");
         /// Softmax in 32 bits.
         attention_softmax_in_fp32: bool = false
             => no_counterpart("a choice of the softmax's precision; it is always computed in 32 bits");
@@ -288,25 +288,25 @@ section! {
         cross_entropy_fusion_impl: CrossEntropyImpl = CrossEntropyImpl::Native
             => no_counterpart("Transformer Engine's loss; the fused loss is Bridge's own, \"native\"");
         /// Fuse weight-gradient accumulation.
-        gradient_accumulation_fusion: bool = false
+        @execution gradient_accumulation_fusion: bool = false
             => not_built("weight gradients accumulated into their buffer by the matrix multiplication itself").upstream(&["true"]);
         /// Fused bias and activation.
-        bias_activation_fusion: bool = false
+        @execution bias_activation_fusion: bool = false
             => no_counterpart("bias and activation separate from the matrix multiplication; they are one operation with it").inert(&["true"]);
         /// Fused bias and dropout.
-        bias_dropout_fusion: bool = false => not_built("one kernel of bias, dropout and residual").upstream(&["true"]);
+        @execution bias_dropout_fusion: bool = false => not_built("one kernel of bias, dropout and residual").upstream(&["true"]);
         /// Fused rotary embedding.
-        apply_rope_fusion: bool = false
+        @execution apply_rope_fusion: bool = false
             => no_counterpart("unfused rotary embedding; it is one operation, fused with attention where possible")
                 .inert(&["true"]);
         /// Activation recompute.
-        recompute_granularity: Option<RecomputeGranularity> = None;
+        @execution recompute_granularity: Option<RecomputeGranularity> = None;
         /// Layer choice of full recompute.
-        recompute_method: Option<RecomputeMethod> = None;
+        @execution recompute_method: Option<RecomputeMethod> = None;
         /// Chunk size (uniform) or number of layers (block).
-        recompute_num_layers: Option<usize> = None, COUNT;
+        @execution recompute_num_layers: Option<usize> = None, COUNT;
         /// Modules of selective recompute; null is `["core_attn"]`.
-        recompute_modules: Option<Vec<String>> = None;
+        @execution recompute_modules: Option<Vec<String>> = None;
         /// Shard saved inputs over tensor-parallel ranks.
         distribute_saved_activations: bool = false
             => not_built("the saved inputs of full recompute sharded over tensor-parallel ranks; sequence_parallel shards them");
@@ -321,13 +321,13 @@ section! {
         /// Modules offloaded.
         offload_modules: Vec<String> = Vec::new() => not_built("what fine_grained_activation_offloading moves");
         /// Standard deviation of initial weights.
-        init_method_std: f64 = 0.02, Limits::above_zero_to(1000.0);
+        @training init_method_std: f64 = 0.02, Limits::above_zero_to(1000.0);
         /// Standard deviation of the initial embedding; null means `init_method_std`.
-        embedding_init_method_std: Option<f64> = None, Limits::above_zero_to(1000.0);
+        @training embedding_init_method_std: Option<f64> = None, Limits::above_zero_to(1000.0);
         /// Draw initial weights; false saves time if a checkpoint is loaded.
-        perform_initialization: bool = true;
+        @training perform_initialization: bool = true;
         /// Draw on the host, the same at any tensor-parallel size.
-        use_cpu_initialization: bool = false
+        @execution use_cpu_initialization: bool = false
             => no_counterpart("weights drawn on the device; they are drawn on the host, the same in any layout").inert(&["true"]);
         /// Allocate lazily.
         init_model_with_meta_device: bool = false
@@ -339,7 +339,7 @@ section! {
         /// Its attention exponent.
         mup_attn_scale_power: f64 = 1.0 => not_built("the exponent of the head size in the attention scale of use_mup");
         /// Deterministic kernels only.
-        deterministic_mode: bool = false
+        @execution deterministic_mode: bool = false
             => no_counterpart("nondeterministic kernels; on the CPU all are deterministic").inert(&["true"]);
         /// Transformer Engine's RNG tracker.
         use_te_rng_tracker: bool = false
@@ -363,12 +363,12 @@ section! {
         /// Experts per token.
         moe_router_topk: usize = 2, COUNT;
         /// aux_loss, seq_aux_loss, global_aux_loss, sinkhorn, none; or a list.
-        moe_router_load_balancing_type: OneOrMany<String> = OneOrMany::One("aux_loss".into())
+        @training moe_router_load_balancing_type: OneOrMany<String> = OneOrMany::One("aux_loss".into())
             => not_built("losses by sequence or over the global batch, sinkhorn, or several at once").built(&["none"]).planned();
         /// Weight of the balancing loss.
-        moe_aux_loss_coeff: OneOrMany<f64> = OneOrMany::One(0.0);
+        @training moe_aux_loss_coeff: OneOrMany<f64> = OneOrMany::One(0.0);
         /// Weight of the router z-loss.
-        moe_z_loss_coeff: Option<f64> = None;
+        @training moe_z_loss_coeff: Option<f64> = None;
         /// Input noise.
         moe_input_jitter_eps: Option<f64> = None => not_built("noise on the router's input");
         /// Gate.
@@ -379,7 +379,7 @@ section! {
         /// Multiplies selected scores.
         moe_router_topk_scaling_factor: Option<f64> = None;
         /// Router arithmetic.
-        moe_router_dtype: Option<RouterDType> = None => not_built("routing in 64 bits").built(&["fp32"]);
+        @training moe_router_dtype: Option<RouterDType> = None => not_built("routing in 64 bits").built(&["fp32"]);
         /// Expert groups.
         moe_router_num_groups: Option<usize> = None, COUNT => not_built("groups of experts, of which each token uses a few");
         /// Groups per token.
@@ -400,7 +400,7 @@ section! {
         /// Overlap of the shared expert.
         moe_shared_expert_overlap: bool = false => not_built("the shared expert overlapped with token dispatch");
         /// Dispatch method.
-        moe_token_dispatcher_type: TokenDispatcher = TokenDispatcher::AllGather
+        @execution moe_token_dispatcher_type: TokenDispatcher = TokenDispatcher::AllGather
             => no_counterpart("GPU libraries that dispatch tokens (flex); tokens are dispatched as with alltoall").built(&["alltoall"]);
         /// Library of flex dispatch.
         moe_flex_dispatcher_backend: FlexBackend = FlexBackend::DeepEp
@@ -414,13 +414,13 @@ section! {
         moe_token_drop_policy: TokenDropPolicy = TokenDropPolicy::Probs
             => not_built("which tokens moe_expert_capacity_factor drops");
         /// Grouped GEMM of the experts.
-        moe_grouped_gemm: bool = false => not_built("one matrix multiplication for all experts of a layer").upstream(&["true"]);
+        @execution moe_grouped_gemm: bool = false => not_built("one matrix multiplication for all experts of a layer").upstream(&["true"]);
         /// Fused permutation.
-        moe_permute_fusion: bool = false => not_built("one kernel that sorts tokens by expert").upstream(&["true"]);
+        @execution moe_permute_fusion: bool = false => not_built("one kernel that sorts tokens by expert").upstream(&["true"]);
         /// Fused router.
         moe_router_fusion: bool = false => not_built("one kernel for the router");
         /// Report the router of each layer: its losses, and the tokens of each expert.
-        moe_per_layer_logging: bool = false;
+        @execution moe_per_layer_logging: bool = false;
         /// Latent size of routed experts.
         moe_latent_size: Option<usize> = None, Limits::SIZE
             => not_built("routed experts that work in a smaller width than the residual stream");

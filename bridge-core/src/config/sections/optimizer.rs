@@ -41,7 +41,7 @@ section! {
         /// Optimizer states in reduced dtype.
         use_precision_aware_optimizer: bool = false => not_built("moments and master weights in less than 32 bits");
         /// Keep only the low 16 bits of master weights.
-        store_param_remainders: bool = true
+        @execution store_param_remainders: bool = true
             => not_built("master weights stored as the remainder of the 16-bit ones; they are stored whole").inert(&["false"]);
         /// Master gradient dtype.
         main_grads_dtype: DType = DType::Float32 => not_built("gradients for the update in less than 32 bits");
@@ -110,12 +110,12 @@ section! {
         /// Its epsilon.
         adaptive_muon_eps: f64 = 1e-8, Limits::above_zero_to(1.0) => not_built("the epsilon of adaptive Muon").unless(have_setting);
         /// Shard optimizer state over data parallelism.
-        use_distributed_optimizer: bool = false;
+        @execution use_distributed_optimizer: bool = false;
         /// Shard by whole layers.
         use_layer_wise_distributed_optimizer: bool = false
             => not_built("state sharded by layers; use_distributed_optimizer shards it by elements");
         /// Mirror of the ddp setting.
-        overlap_param_gather: bool = false;
+        @execution overlap_param_gather: bool = false;
         /// Gather while stepping.
         overlap_param_gather_with_optimizer_step: bool = false
             => not_built("gathering parameters while others are updated; ddp.overlap_param_gather gathers in the next forward");
@@ -132,17 +132,17 @@ section! {
         overlap_cpu_optimizer_d2h_h2d: bool = false
             => not_built("the transfers of optimizer_cpu_offload overlapped with its updates");
         /// Page-locked gradients.
-        pin_cpu_grads: bool = true
+        @execution pin_cpu_grads: bool = true
             => no_counterpart("page-locked gradients of optimizer_cpu_offload").inert(&["false"]);
         /// Page-locked parameters.
-        pin_cpu_params: bool = true
+        @execution pin_cpu_params: bool = true
             => no_counterpart("page-locked parameters of optimizer_cpu_offload").inert(&["false"]);
         /// Limit of the global L2 norm of gradients; 0 disables clipping.
         clip_grad: f64 = 1.0, Limits::NON_NEGATIVE;
         /// Count zero gradient entries.
-        log_num_zeros_in_grad: bool = false;
+        @execution log_num_zeros_in_grad: bool = false;
         /// Barrier around level-1 timers.
-        barrier_with_L1_time: bool = false
+        @execution barrier_with_L1_time: bool = false
             => no_counterpart("the optimizer's copy of logger.barrier_with_L1_time, which applies to all timers")
             .same_as("logger.barrier_with_L1_time");
         /// Debug dump folder.

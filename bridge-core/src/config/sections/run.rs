@@ -45,15 +45,15 @@ section! {
     /// A whole recipe. Everything may be set in any order; nothing is checked before `finalize`.
     pub struct RecipeConfig {
         /// Name of the run (ours); null means the recipe's file name without its extension.
-        name: Option<String> = None;
+        @execution name: Option<String> = None;
         /// Device of all tensors (ours): flex, cuda, wgpu, vulkan, ... with `:N` for the N-th device.
-        device: String = "flex".into();
+        @execution device: String = "flex".into();
         /// Architecture and parallel layout.
         model: ModelConfig = ModelConfig::default();
         /// Loop length, batch sizes, exit conditions.
         train: TrainingConfig = TrainingConfig::default();
         /// Evaluation cadence and batch sizes.
-        validation: ValidationConfig = ValidationConfig::default();
+        @execution validation: ValidationConfig = ValidationConfig::default();
         /// Optimizer hyper-parameters.
         optimizer: OptimizerConfig = OptimizerConfig::default();
         /// Per-parameter optimizer overrides.
@@ -66,36 +66,36 @@ section! {
         /// Tokenizer choice.
         tokenizer: TokenizerConfig = TokenizerConfig::default();
         /// Console and metric sinks.
-        logger: LoggerConfig = LoggerConfig::default();
+        @execution logger: LoggerConfig = LoggerConfig::default();
         /// Save and load policy.
-        checkpoint: CheckpointConfig = CheckpointConfig::default();
+        @execution checkpoint: CheckpointConfig = CheckpointConfig::default();
         /// Process-group start-up.
-        dist: DistributedInitConfig = DistributedInitConfig::default();
+        @execution dist: DistributedInitConfig = DistributedInitConfig::default();
         /// Gradient buffers and reductions.
-        ddp: DistributedDataParallelConfig = DistributedDataParallelConfig::default();
+        @execution ddp: DistributedDataParallelConfig = DistributedDataParallelConfig::default();
         /// Random seeds.
         rng: RngConfig = RngConfig::default();
         /// Precision recipe, by name or as a table.
         mixed_precision: Option<Precision> = None;
         /// Communication overlap presets.
-        comm_overlap: Option<CommOverlapConfig> = None;
+        @execution comm_overlap: Option<CommOverlapConfig> = None;
         /// Adapters.
         peft: Option<PeftConfig> = None => not_built("adapters: LoRA and DoRA; all parameters are trained");
         /// Profiler windows.
-        profiling: ProfilingConfig = ProfilingConfig::default();
+        @execution profiling: ProfilingConfig = ProfilingConfig::default();
         /// Result validation and fault injection.
-        rerun_state_machine: RerunStateMachineConfig = RerunStateMachineConfig::default();
+        @execution rerun_state_machine: RerunStateMachineConfig = RerunStateMachineConfig::default();
         /// Section-timeout fault tolerance.
-        ft: Option<FaultToleranceConfig> = None;
+        @execution ft: Option<FaultToleranceConfig> = None;
         /// Built-in straggler timer.
-        straggler: Option<StragglerDetectionConfig> = None;
+        @execution straggler: Option<StragglerDetectionConfig> = None;
         /// External straggler detector.
-        nvrx_straggler: Option<NvrxStragglerDetectionConfig> = None;
+        @execution nvrx_straggler: Option<NvrxStragglerDetectionConfig> = None;
         /// In-process restart.
-        inprocess_restart: Option<InProcessRestartConfig> = None;
+        @execution inprocess_restart: Option<InProcessRestartConfig> = None;
         /// Tensor statistics.
-        tensor_inspect: Option<TensorInspectConfig> = None;
+        @execution tensor_inspect: Option<TensorInspectConfig> = None;
         /// Sampling at the end of a run.
-        generate: GenerateConfig = GenerateConfig::default();
+        @execution generate: GenerateConfig = GenerateConfig::default();
     }
 }

@@ -29,9 +29,9 @@ section! {
         /// Learning rate at step 0.
         lr_warmup_init: f64 = 0.0, Limits::NON_NEGATIVE;
         /// Ignore schedule values of the checkpoint.
-        override_opt_param_scheduler: bool = false;
+        @execution override_opt_param_scheduler: bool = false;
         /// Take schedule values from the checkpoint.
-        use_checkpoint_opt_param_scheduler: bool = false;
+        @execution use_checkpoint_opt_param_scheduler: bool = false;
         /// Weight decay at the start; null means `optimizer.weight_decay`.
         start_weight_decay: Option<f64> = None, Limits::NON_NEGATIVE;
         /// Weight decay at the end; null means `optimizer.weight_decay`.

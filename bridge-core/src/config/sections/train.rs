@@ -9,7 +9,7 @@ section! {
     /// Loop length, batch sizes and exit conditions.
     pub struct TrainingConfig {
         /// Sequences per model replica and micro-batch. Required.
-        micro_batch_size: Option<usize> = None, Limits::SIZE;
+        @execution micro_batch_size: Option<usize> = None, Limits::SIZE;
         /// Sequences per optimizer step over all ranks. Required.
         global_batch_size: Option<usize> = None, Limits::SIZE;
         /// Batch ramp-up: start, increment, samples over which to grow.
@@ -23,31 +23,31 @@ section! {
         check_weight_hash_across_dp_replicas_interval: Option<usize> = None, Limits::POSITIVE
             => not_built("comparisons of the replicas' weights; ddp keeps them bit-identical");
         /// Steps between device synchronizations.
-        train_sync_interval: Option<usize> = None, Limits::POSITIVE;
+        @execution train_sync_interval: Option<usize> = None, Limits::POSITIVE;
         /// Optimizer steps over all runs. This or `train_samples` is required.
         train_iters: Option<usize> = None, Limits::POSITIVE;
         /// Samples over all runs; excludes `train_iters`.
         train_samples: Option<usize> = None, Limits::POSITIVE;
         /// Exit when the step is a multiple of this.
-        exit_interval: Option<usize> = None, Limits::POSITIVE;
+        @execution exit_interval: Option<usize> = None, Limits::POSITIVE;
         /// Exit after this many minutes.
-        exit_duration_in_mins: Option<f64> = None, Limits::ABOVE_ZERO;
+        @execution exit_duration_in_mins: Option<f64> = None, Limits::ABOVE_ZERO;
         /// Save and stop when `exit_signal` arrives.
-        exit_signal_handler: bool = false;
+        @execution exit_signal_handler: bool = false;
         /// The signal to watch.
-        exit_signal: Signal = Signal::Sigterm;
+        @execution exit_signal: Signal = Signal::Sigterm;
         /// Install the handler inside loader workers.
-        exit_signal_handler_for_dataloader: bool = false
+        @execution exit_signal_handler_for_dataloader: bool = false
             => no_counterpart("a handler in loader processes; loaders are threads, which exit_signal_handler covers").inert(&["true"]);
         /// Clean shutdown on SIGINT and SIGTERM.
-        exit_signal_handler_for_training: bool = false;
+        @execution exit_signal_handler_for_training: bool = false;
         /// Replace automatic garbage collection; Rust has none.
         manual_gc: bool = false
             => no_counterpart("manual control of Python's garbage collector; Rust has none");
         /// Steps between collections; Rust has none.
         manual_gc_interval: usize = 0 => no_counterpart("steps between runs of Python's garbage collector");
         /// Collect around evaluations; Rust has no collection.
-        manual_gc_eval: bool = true
+        @execution manual_gc_eval: bool = true
             => no_counterpart("runs of Python's garbage collector around evaluations; Rust has none").inert(&["false"]);
         /// 1-based iterations whose data is read but not used.
         iterations_to_skip: Vec<usize> = Vec::new(), Limits::POSITIVE;
@@ -59,21 +59,21 @@ section! {
             => no_counterpart("gradient norms that differ from rank to rank; the norm is one sum over all ranks");
         /// Consecutive iterations with non-finite gradients or losses after which the run fails (ours). Overflows that lower a
         /// dynamic loss scale do not count.
-        max_consecutive_skipped_iterations: usize = 20, Limits::POSITIVE;
+        @execution max_consecutive_skipped_iterations: usize = 20, Limits::POSITIVE;
         /// Evaluations in a row without a lower validation loss after which training ends (ours); null trains to the last iteration.
-        early_stopping_patience: Option<usize> = None, Limits::POSITIVE;
+        @execution early_stopping_patience: Option<usize> = None, Limits::POSITIVE;
         /// By how much a validation loss must be lower to count as such (ours).
-        early_stopping_min_delta: f64 = 0.0, Limits::at_least(0.0);
+        @execution early_stopping_min_delta: f64 = 0.0, Limits::at_least(0.0);
         /// Refuse a run that by its plan needs more memory than can be had (ours).
-        check_memory: bool = true;
+        @execution check_memory: bool = true;
         /// Deprecated alias of `validation.eval_iters`.
-        eval_iters: Option<usize> = None, Limits::SIZE_OR_ZERO;
+        @execution eval_iters: Option<usize> = None, Limits::SIZE_OR_ZERO;
         /// Deprecated alias of `validation.eval_interval`.
-        eval_interval: Option<usize> = None, Limits::POSITIVE;
+        @execution eval_interval: Option<usize> = None, Limits::POSITIVE;
         /// Deprecated alias of `validation.skip_train`.
-        skip_train: Option<bool> = None;
+        @execution skip_train: Option<bool> = None;
         /// Threads of the CPU backend (ours); null means all cores of the machine.
-        num_threads: Option<usize> = None, Limits::between(1.0, 65_536.0);
+        @execution num_threads: Option<usize> = None, Limits::between(1.0, 65_536.0);
     }
 }
 

@@ -1,4 +1,5 @@
-//! `metrics.jsonl`: one JSON object a line, each iteration once, also after a crash and a resume.
+//! `metrics.jsonl`: one JSON object a line, each iteration once, also after a crash and a resume. The file is of one run, whose name is in every
+//! line; that of another run is kept beside it.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -19,7 +20,7 @@ pub(super) fn open(context: &SinkContext) -> Opened {
     if !logger.metrics_jsonl {
         return Ok(None);
     }
-    let file = MetricsFile::open(&logger.log_dir.join(NAME), context.iteration);
+    let file = MetricsFile::open(&logger.log_dir.join(NAME), context.run, context.iteration);
     Ok(Some(Box::new(file.map_err(|error| OpenError::log(NAME, error))?)))
 }
 
@@ -61,22 +62,29 @@ fn io_error(path: &Path) -> impl FnOnce(io::Error) -> MetricsFileError {
     move |source| MetricsFileError::Io { path, source }
 }
 
+/// The key of the run's name.
+const RUN: &str = "run";
+
 /// Appends records, each flushed, to a metrics file.
 #[derive(Debug)]
 pub struct MetricsFile {
     path: PathBuf,
+    run: String,
     file: File,
 }
 
 impl MetricsFile {
-    /// Opens the file to continue after `completed_iterations`, 0 for a new run.
+    /// Opens the file of `run` to continue after `completed_iterations`, 0 for a new run.
+    ///
+    /// A file with records of another run is renamed to `metrics-NAME.jsonl`, with that run's name. Lines without a name, from earlier releases, are
+    /// those of a run that is continued.
     ///
     /// Lines about later iterations are dropped, because those iterations will run again; so is a last line that an
     /// interrupted run left torn. The file is replaced in one step, so nothing is lost if this is interrupted too.
     ///
     /// # Errors
     /// File errors, or a damaged line before the last.
-    pub fn open(path: &Path, completed_iterations: u64) -> Result<Self, MetricsFileError> {
+    pub fn open(path: &Path, run: &str, completed_iterations: u64) -> Result<Self, MetricsFileError> {
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder).map_err(io_error(folder))?;
         }
@@ -85,6 +93,18 @@ impl MetricsFile {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
             Err(error) => return Err(io_error(path)(error)),
         };
+        let owner =
+            records(path, &old)?.last().map(|(_, record)| record.get(RUN).and_then(Value::as_str).map(str::to_owned));
+        let is_own = match &owner {
+            None => true,
+            Some(None) => completed_iterations > 0,
+            Some(Some(owner)) => owner == run,
+        };
+        if !is_own {
+            let owner = owner.flatten().unwrap_or_else(|| "earlier".into());
+            set_aside(path, &owner).map_err(io_error(path))?;
+        }
+        let old = if is_own { old } else { Vec::new() };
         let mut kept = Vec::with_capacity(old.len());
         for (line, record) in records(path, &old)? {
             if record.get("iteration").and_then(Value::as_u64).is_some_and(|i| i <= completed_iterations) {
@@ -96,7 +116,7 @@ impl MetricsFile {
             outside::replace(path, &kept).map_err(io_error(path))?;
         }
         let file = outside::append(path).map_err(io_error(path))?;
-        Ok(Self { path: path.to_owned(), file })
+        Ok(Self { path: path.to_owned(), run: run.to_owned(), file })
     }
 
     /// Appends a record. Whole lines reach the operating system, so another process can follow the file.
@@ -104,10 +124,30 @@ impl MetricsFile {
     /// # Errors
     /// File errors. The file has no part of the record then, and further ones can be tried.
     pub fn write(&mut self, fields: &[(String, MetricValue)]) -> Result<(), MetricsFileError> {
-        let mut line = fields_to_json(fields);
+        let run = (RUN.to_owned(), self.run.as_str().into());
+        let mut line = fields_to_json(&[fields, &[run]].concat());
         line.push('\n');
         append_whole(&mut self.file, line.as_bytes()).map_err(io_error(&self.path))
     }
+}
+
+/// Renames a metrics file after the run whose records it has, without replacing any file.
+fn set_aside(path: &Path, owner: &str) -> io::Result<()> {
+    // What a file says is no path.
+    let owner: String = owner.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').take(100).collect();
+    for number in 1.. {
+        let suffix = if number == 1 { String::new() } else { format!("-{number}") };
+        let kept = path.with_file_name(format!("metrics-{owner}{suffix}.jsonl"));
+        // A link is made only where there is no file of that name.
+        match fs::hard_link(path, &kept) {
+            Ok(()) => return fs::remove_file(path),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            // Not every file system has links.
+            Err(_) if !kept.exists() => return fs::rename(path, &kept),
+            Err(error) => return Err(error),
+        }
+    }
+    unreachable!("some number is free")
 }
 
 /// All records of a metrics file; a torn last line is left out.
@@ -180,7 +220,11 @@ pub(super) mod tests {
     }
 
     fn run(path: &Path, completed: u64, last: u64) {
-        let mut writer = MetricsFile::open(path, completed).unwrap();
+        run_named("a", path, completed, last);
+    }
+
+    fn run_named(name: &str, path: &Path, completed: u64, last: u64) {
+        let mut writer = MetricsFile::open(path, name, completed).unwrap();
         for iteration in completed + 1..=last {
             writer.write(&train(iteration, 1.0 / iteration as f32)).unwrap();
         }
@@ -194,7 +238,7 @@ pub(super) mod tests {
     fn lines_read_as_documented() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("runs/tiny/metrics.jsonl");
-        let mut writer = MetricsFile::open(&path, 0).unwrap();
+        let mut writer = MetricsFile::open(&path, "a", 0).unwrap();
         let record = fields(
             "train",
             1,
@@ -209,7 +253,7 @@ pub(super) mod tests {
         assert_eq!(
             fs::read_to_string(&path).unwrap(),
             "{\"kind\":\"train\",\"iteration\":1,\"loss\":6.240275,\"learning_rate\":0.0001,\"grad_norm\":\"NaN\",\
-             \"consumed_samples\":8}\n"
+             \"consumed_samples\":8,\"run\":\"a\"}\n"
         );
     }
 
@@ -223,8 +267,35 @@ pub(super) mod tests {
         run(&path, 9, 10);
         assert_eq!(iterations(&path), (1..=10).collect::<Vec<_>>());
         run(&path, 0, 2);
-        assert_eq!(iterations(&path), [1, 2], "a new run starts over");
+        assert_eq!(iterations(&path), [1, 2], "a run that starts over");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "no temporary file is left");
+    }
+
+    #[test]
+    fn the_records_of_another_run_are_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        for (name, last) in [("a", 3), ("b", 2), ("a", 1), ("c", 4)] {
+            run_named(name, &path, 0, last);
+            assert_eq!(iterations(&path), (1..=last).collect::<Vec<_>>());
+        }
+        let kept = |name: &str| iterations(&folder.path().join(name)).len();
+        assert_eq!((kept("metrics-a.jsonl"), kept("metrics-b.jsonl"), kept("metrics-a-2.jsonl")), (3, 2, 1));
+        assert!(read_metrics(&path).unwrap().iter().all(|record| record["run"] == "c"));
+    }
+
+    #[test]
+    fn records_without_a_name_are_continued_and_not_started_over() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        let earlier = "{\"kind\":\"train\",\"iteration\":1}\n{\"kind\":\"train\",\"iteration\":2}\n";
+        fs::write(&path, earlier).unwrap();
+        run_named("b", &path, 2, 3);
+        assert_eq!(iterations(&path), [1, 2, 3]);
+        fs::write(&path, earlier).unwrap();
+        run_named("c", &path, 0, 1);
+        assert_eq!(iterations(&path), [1]);
+        assert_eq!(iterations(&folder.path().join("metrics-earlier.jsonl")), [1, 2]);
     }
 
     #[test]
@@ -249,7 +320,7 @@ pub(super) mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
         std::os::unix::fs::symlink("/dev/full", &path).unwrap();
-        let mut writer = MetricsFile::open(&path, 0).unwrap();
+        let mut writer = MetricsFile::open(&path, "a", 0).unwrap();
         for iteration in 1..3 {
             assert!(writer.write(&train(iteration, 1.0)).unwrap_err().to_string().contains("metrics.jsonl"));
         }
@@ -262,8 +333,8 @@ pub(super) mod tests {
         let path = folder.path().join("metrics.jsonl");
         fs::write(&path, "{\"kind\":\"train\",\"iteration\":1}\n{\"kin\n{\"kind\":\"train\",\"iteration\":3}\n")
             .unwrap();
-        let message = MetricsFile::open(&path, 3).unwrap_err().to_string();
+        let message = MetricsFile::open(&path, "a", 3).unwrap_err().to_string();
         assert!(message.contains("metrics.jsonl, line 2: no JSON object"), "{message}");
-        assert!(MetricsFile::open(folder.path(), 0).unwrap_err().to_string().contains(": "));
+        assert!(MetricsFile::open(folder.path(), "a", 0).unwrap_err().to_string().contains(": "));
     }
 }

@@ -79,7 +79,7 @@ mod tests {
     #[test]
     fn pictures_are_drawn_while_a_run_trains_and_cost_a_hundredth_of_it() {
         let folder = tempfile::tempdir().unwrap();
-        let mut writer = MetricsFile::open(&folder.path().join("metrics.jsonl"), 0).unwrap();
+        let mut writer = MetricsFile::open(&folder.path().join("metrics.jsonl"), "a", 0).unwrap();
         let mut pictures = Pictures { title: "t".into(), folder: folder.path().to_owned(), due: Instant::now() };
         let record = Record {
             kind: RecordKind::Train,

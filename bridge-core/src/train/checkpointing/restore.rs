@@ -266,6 +266,7 @@ fn all_is_known(groups: &ProcessGroups, checkpoint: &Checkpoint, mut known: Vec<
             path: checkpoint.path().to_owned(),
             name: name.strip_prefix(OPTIMIZER_PREFIX).unwrap_or(name).to_owned(),
             count: 1 + foreign.count(),
+            settings: Vec::new(),
         }),
     }
 }

@@ -14,7 +14,7 @@ use crate::timers::TimerLevel;
 use crate::train::doors::best_of;
 use crate::train::run::TrainingRun;
 use crate::train::subsystem::saved;
-use crate::train::{TrainError, ranks, vocabulary};
+use crate::train::{TrainError, lineage, ranks, vocabulary};
 
 /// Saves a checkpoint of the run as it is now; all ranks call this together. With `async_save` this returns once the state is copied.
 pub(in crate::train) fn save_checkpoint(run: &mut TrainingRun) -> Result<(), TrainError> {
@@ -113,6 +113,7 @@ fn run_files(run: &TrainingRun, state: Map<String, Value>) -> Result<RunFiles, T
         extra.insert("rng".into(), serde_json::json!({ "seed": run.training.seed }));
     }
     let best = best_of(&state);
+    lineage::put(&run.inputs.lineage, extra);
     vocabulary::put(&run.config, &run.inputs.data, run.inputs.padded_vocab_size, extra);
     extra.extend(state);
     let files = if settings.save_tokenizer_assets { run.inputs.tokenizer_files.clone() } else { BTreeMap::new() };

@@ -99,14 +99,18 @@ impl Reporter {
         }
     }
 
-    /// Opens the sinks of a run that starts from `start`; those that the program hands in come after those of the recipe. Ranks other than 0
+    /// Opens the sinks of the run named `run`, which starts from `start`; those that the program hands in come after those of the recipe. Ranks other than 0
     /// have none.
-    pub(super) fn open_sinks(&mut self, start: &TrainState, handed_in: Vec<Box<dyn Sink>>) -> Result<(), TrainError> {
+    pub(super) fn open_sinks(
+        &mut self,
+        (run, start): (&str, &TrainState),
+        handed_in: Vec<Box<dyn Sink>>,
+    ) -> Result<(), TrainError> {
         if !self.is_first {
             return Ok(());
         }
         let (iteration, consumed_samples) = (start.step, start.consumed_train_samples);
-        let opened = open_sinks(&SinkContext { config: &self.config, iteration, consumed_samples })?;
+        let opened = open_sinks(&SinkContext { config: &self.config, run, iteration, consumed_samples })?;
         self.lock().sinks.splice(0..0, opened.into_iter().chain(handed_in));
         Ok(())
     }

@@ -1,0 +1,71 @@
+//! What token files a run reads, so that a resumed run can tell whether they are the same. Where they lie does not matter.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use bridge_data::DataError;
+use bridge_data::indexed::{BinAccess, IndexedDataset, bin_path, idx_path};
+use serde::{Deserialize, Serialize};
+use twox_hash::XxHash3_64;
+
+use super::gpt_data::member_prefix;
+use crate::config::{Blend, RunConfig};
+
+/// A pair of token files.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct TokenFile {
+    /// Documents.
+    documents: u64,
+    /// Tokens.
+    tokens: u64,
+    /// Checksum of the sizes, the beginnings and the ends of both files.
+    digest: String,
+}
+
+impl TokenFile {
+    /// Documents and tokens of all files.
+    pub fn totals(files: &[Self]) -> (u64, u64) {
+        (files.iter().map(|file| file.documents).sum(), files.iter().map(|file| file.tokens).sum())
+    }
+}
+
+/// The token files that a recipe names, in its order; `text` is the prefix of those made of its text.
+///
+/// # Errors
+/// Files that cannot be read.
+pub(super) fn token_files(config: &RunConfig, text: Option<&Path>) -> Result<Vec<TokenFile>, DataError> {
+    let dataset = &config.dataset;
+    let of_splits = dataset.blend_per_split.iter().flatten().flatten();
+    let blends: Vec<&Blend> = dataset.blend.iter().chain(of_splits).collect();
+    let named = blends.iter().flat_map(|blend| &blend.paths).map(|path| member_prefix(Path::new(path)));
+    let prefixes: Vec<PathBuf> = text.map(Path::to_owned).into_iter().chain(named).collect();
+    prefixes.iter().map(|prefix| token_file(prefix)).collect()
+}
+
+fn token_file(prefix: &Path) -> Result<TokenFile, DataError> {
+    let dataset = IndexedDataset::open(prefix, BinAccess::Pread)?;
+    let mut parts = Vec::new();
+    for path in [bin_path(prefix), idx_path(prefix)] {
+        parts.extend(ends_of(&path).map_err(DataError::io("read", &path))?);
+    }
+    Ok(TokenFile {
+        documents: dataset.num_documents() as u64,
+        tokens: dataset.num_tokens(),
+        digest: format!("{:016x}", XxHash3_64::oneshot(&parts)),
+    })
+}
+
+/// The size, the first and the last bytes of a file.
+fn ends_of(path: &Path) -> std::io::Result<Vec<u8>> {
+    const LENGTH: u64 = 1 << 20;
+    let file = File::open(path)?;
+    let size = file.metadata()?.len();
+    let mut ends = size.to_le_bytes().to_vec();
+    for start in [0, size.saturating_sub(LENGTH)] {
+        let mut bytes = vec![0; LENGTH.min(size - start) as usize];
+        file.read_exact_at(&mut bytes, start)?;
+        ends.extend(bytes);
+    }
+    Ok(ends)
+}

@@ -1,0 +1,367 @@
+//! What a run goes on from, compared with what it is: settings, tokenizer, data. What would ruin it without a word is an error or a warning here.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use bridge_data::tokenizer::{Comparison, Difference, HuggingFaceTokenizer, Tokenizer, compare};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::TrainError;
+use super::checkpointing::Start;
+use super::data::RunData;
+use super::data_identity::{TokenFile, token_files};
+use super::subsystem::saved;
+use crate::checkpoint::{Checkpoint, CheckpointError};
+use crate::config::{
+    Change, Concerns, ConfigError, ConfigErrors, ErrorKind, Format, Kinds, MODEL, RawConfig, RunConfig, TOKENIZER,
+    TokenizerType, changes,
+};
+
+/// The key of [`Record`] in `train_state.json`.
+const KEY: &str = "lineage";
+
+/// What a checkpoint says of its run, so that the next one can be compared with it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Record {
+    /// The run, in every line of its `metrics.jsonl`.
+    run: String,
+    /// What it read text with.
+    tokenizer: Option<TokenizerRecord>,
+    /// The token files that it read.
+    data: Vec<TokenFile>,
+    /// Ranks that read different samples.
+    data_parallel_size: usize,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct TokenizerRecord {
+    identifier: Value,
+    vocab_size: usize,
+}
+
+/// A run and the checkpoint that it goes on from.
+pub(super) struct Lineage {
+    /// Name of the run in its records: that of the run it resumes, else a new one.
+    pub run: String,
+    base: Option<Base>,
+}
+
+/// What is known of the checkpoint.
+struct Base {
+    path: PathBuf,
+    iteration: u64,
+    consumed: u64,
+    weights_only: bool,
+    /// Settings that differ.
+    changes: Vec<Change>,
+    tokenizer: Option<Arc<HuggingFaceTokenizer>>,
+    record: Option<Record>,
+}
+
+impl Lineage {
+    /// Compares the recipe of a run with that of the checkpoint `start`.
+    ///
+    /// # Errors
+    /// All settings that change what the model computes and that `checkpoint.allow_model_changes` does not name; a checkpoint that cannot be
+    /// understood.
+    pub fn of(config: &RunConfig, kinds: &Kinds, start: Option<&Start>) -> Result<Self, TrainError> {
+        let Some(start) = start else {
+            return Ok(Self { run: new_name(), base: None });
+        };
+        let base = Base::of(config, kinds, start)?;
+        let resumed = base.record.as_ref().filter(|_| !base.weights_only);
+        let run = resumed.map_or_else(new_name, |record| record.run.clone());
+        let lineage = Self { run, base: Some(base) };
+        lineage.check_settings(config)?;
+        Ok(lineage)
+    }
+
+    /// The tokenizer of the checkpoint, if it has one: what a run that trained its own reads text with.
+    pub fn tokenizer(&self) -> Option<&Arc<HuggingFaceTokenizer>> {
+        self.base.as_ref()?.tokenizer.as_ref()
+    }
+
+    /// Settings that ask for another model, or for another tokenizer where the run trained its own: it goes on with the checkpoint's.
+    fn check_settings(&self, config: &RunConfig) -> Result<(), ConfigErrors> {
+        let Some(base) = &self.base else { return Ok(()) };
+        let refused = base.changes_of(Concerns::Function).filter(|change| !is_allowed(config, change));
+        let refused = refused.map(|change| base.refusal(config, change));
+        refused.chain(base.refused_of_tokenizer(config)).collect::<ConfigErrors>().into_result(())
+    }
+
+    /// Compares what a run reads with what the checkpoint's run read.
+    ///
+    /// # Errors
+    /// A tokenizer that gives text other ids; token files that cannot be read.
+    pub fn check_data(&self, config: &RunConfig, data: &RunData, text: Option<&Path>) -> Result<Known, TrainError> {
+        let tokenizer = data.tokenizer();
+        let record = Record {
+            run: self.run.clone(),
+            tokenizer: tokenizer.map(|tokenizer| TokenizerRecord {
+                identifier: tokenizer.unique_identifier(),
+                vocab_size: tokenizer.vocab_size(),
+            }),
+            data: token_files(config, text)?,
+            data_parallel_size: config.parallel.data,
+        };
+        let mut warnings = Vec::new();
+        if let Some(base) = &self.base {
+            warnings.extend(base.check_tokenizer(config, tokenizer.map(Arc::as_ref), &record)?);
+            warnings.extend(base.allowed(config));
+            warnings.extend(base.changed_course(config, &record));
+            warnings.extend(base.changed_data(&record));
+        }
+        Ok(Known { record: saved(&record)?, warnings })
+    }
+
+    /// A shape that does not fit, with the settings that may be the reason.
+    pub fn explain(&self, error: TrainError) -> TrainError {
+        let source = match error {
+            TrainError::Checkpoint(source) => source,
+            TrainError::ForeignOptimizerState { path, name, count, .. } => {
+                let of_optimizer = self.base.iter().flat_map(|base| &base.changes);
+                let settings = of_optimizer.filter(|change| change.key.starts_with("optimizer.")).map(said).collect();
+                return TrainError::ForeignOptimizerState { path, name, count, settings };
+            }
+            other => return other,
+        };
+        let Some(base) = self.base.as_ref().filter(|_| {
+            matches!(*source, CheckpointError::TensorMismatch { .. } | CheckpointError::UnknownTensor { .. })
+        }) else {
+            return TrainError::Checkpoint(source);
+        };
+        let of_model = base.changes.iter().filter(|change| {
+            change.concerns != Concerns::Execution
+                && (change.key.starts_with(MODEL) || change.key.starts_with(TOKENIZER))
+        });
+        TrainError::AnotherModel { source, settings: of_model.map(said).collect() }
+    }
+}
+
+/// What [`Lineage::check_data`] found.
+#[derive(Default)]
+pub(super) struct Known {
+    /// What checkpoints of the run say of it.
+    pub record: Value,
+    /// What the user has to know.
+    pub warnings: Vec<String>,
+}
+
+/// Puts the record of a run into the state that it saves.
+pub(super) fn put(record: &Value, extra: &mut Map<String, Value>) {
+    extra.insert(KEY.into(), record.clone());
+}
+
+impl Base {
+    fn of(config: &RunConfig, kinds: &Kinds, start: &Start) -> Result<Self, TrainError> {
+        let checkpoint = &start.checkpoint;
+        let bad = |field: &str, message: String| TrainError::BadState {
+            path: checkpoint.path().to_owned(),
+            field: field.to_owned(),
+            message,
+        };
+        let text = checkpoint.run_config()?;
+        let recipe = RawConfig::from_text(&text, Format::Toml, &[], kinds)
+            .map_err(|errors| bad("run_config.toml", errors.to_string()))?;
+        // A program may save weights without saying of what.
+        let says_model = text.parse::<toml::Table>().is_ok_and(|table| table.contains_key("model"));
+        let mut state = checkpoint.train_state()?;
+        let record = state.extra.remove(KEY).map(serde_json::from_value).transpose();
+        Ok(Self {
+            path: checkpoint.path().to_owned(),
+            iteration: state.step,
+            consumed: state.consumed_train_samples,
+            weights_only: start.weights_only,
+            changes: if says_model { changes(recipe.recipe(), config.recipe()) } else { Vec::new() },
+            tokenizer: tokenizer_of(checkpoint)?.map(Arc::new),
+            record: record.map_err(|error| bad(KEY, error.to_string()))?,
+        })
+    }
+
+    fn refused_of_tokenizer(&self, config: &RunConfig) -> Vec<ConfigError> {
+        const OF_TRAINING: [&str; 3] =
+            ["tokenizer.tokenizer_type", "tokenizer.bpe_vocab_size", "tokenizer.special_tokens"];
+        let is_trained = config.tokenizer.tokenizer_type == Some(TokenizerType::ByteLevelBpe);
+        let Some(own) = self.tokenizer.as_ref().filter(|_| is_trained) else {
+            return Vec::new();
+        };
+        let message = format!("asks for another tokenizer than the checkpoint's, of {} tokens", own.vocab_size());
+        let hint = format!(
+            "the checkpoint's own is taken with tokenizer.tokenizer_type = \"HuggingFaceTokenizer\" and tokenizer.tokenizer_model = {:?}",
+            self.path.display().to_string()
+        );
+        let asked = self.changes.iter().filter(|change| OF_TRAINING.contains(&change.key.as_str()));
+        asked.map(|change| self.differs(config, change, &message).with_hint(&hint)).collect()
+    }
+
+    fn changes_of(&self, concerns: Concerns) -> impl Iterator<Item = &Change> {
+        self.changes.iter().filter(move |change| change.concerns == concerns)
+    }
+
+    fn differs(&self, config: &RunConfig, change: &Change, message: &str) -> ConfigError {
+        let Self { path, iteration, .. } = self;
+        ConfigError::new(ErrorKind::Conflict, &change.key, message)
+            .with_found(change.now.to_inline())
+            .with_expected(format!("{}, as in {} (iteration {iteration})", change.before.to_inline(), path.display()))
+            .with_location(config.location(&change.key))
+    }
+
+    fn refusal(&self, config: &RunConfig, change: &Change) -> ConfigError {
+        let name = change.key.strip_prefix(MODEL).unwrap_or(&change.key);
+        self.differs(
+            config,
+            change,
+            "is another model's than the checkpoint's, whose weights would compute something else",
+        )
+        .with_hint(format!("checkpoint.allow_model_changes = [\"{name}\"] goes on with the new value"))
+    }
+
+    /// Settings that were allowed to differ.
+    fn allowed(&self, config: &RunConfig) -> Option<String> {
+        let allowed: Vec<String> =
+            self.changes_of(Concerns::Function).filter(|change| is_allowed(config, change)).map(said).collect();
+        (!allowed.is_empty()).then(|| {
+            let at = self.iteration;
+            format!("checkpoint.allow_model_changes: another model since iteration {at}: {}", allowed.join(", "))
+        })
+    }
+
+    /// Settings that change the course of a resumed run.
+    fn changed_course(&self, config: &RunConfig, record: &Record) -> Vec<String> {
+        if self.weights_only {
+            return Vec::new();
+        }
+        let Self { iteration, consumed, .. } = self;
+        let mut warnings = Vec::new();
+        let mut changed: Vec<String> = self.changes_of(Concerns::Training).map(said).collect();
+        let replicas = self.record.as_ref().map(|record| record.data_parallel_size);
+        if let Some(before) = replicas.filter(|before| *before != record.data_parallel_size) {
+            changed.push(format!("data-parallel ranks {before} -> {}", record.data_parallel_size));
+        }
+        if !changed.is_empty() {
+            warnings.push(format!("changed since the checkpoint of iteration {iteration}: {}", changed.join(", ")));
+        }
+        let decides_order = |change: &&Change| change.key.starts_with("dataset.") || change.key == "model.seq_length";
+        if self.changes_of(Concerns::Training).any(|change| decides_order(&change)) {
+            warnings.push(format!(
+                "the sample order is another from iteration {} on: the run goes on with sample {consumed} of the new order, so some samples \
+                 come again and others are left out",
+                iteration + 1
+            ));
+        }
+        if !config.checkpoint.load_optim {
+            warnings.push(format!(
+                "checkpoint.load_optim = false: moments, learning rate schedule and weight decay schedule begin anew at iteration {}",
+                iteration + 1
+            ));
+        }
+        warnings
+    }
+
+    /// Token files that are not those of the checkpoint's run.
+    fn changed_data(&self, record: &Record) -> Option<String> {
+        let before = self.record.as_ref().filter(|before| !self.weights_only && before.data != record.data)?;
+        let said = |files: &[TokenFile]| {
+            let (documents, tokens) = TokenFile::totals(files);
+            format!("{documents} documents, {tokens} tokens")
+        };
+        let Self { iteration, consumed, .. } = self;
+        Some(format!(
+            "the data has changed since the checkpoint of iteration {iteration}: {} then, {} now. The sample order is another: the run goes \
+             on with sample {consumed} of the new order, so some samples come again and others are left out",
+            said(&before.data),
+            said(&record.data)
+        ))
+    }
+
+    /// Compares the tokenizer of a run with that of the checkpoint. Runs without one read ids, which say nothing of where they come from.
+    fn check_tokenizer(
+        &self,
+        config: &RunConfig,
+        own: Option<&dyn Tokenizer>,
+        record: &Record,
+    ) -> Result<Option<String>, TrainError> {
+        let (Some(own), Some(of_run)) = (own, &record.tokenizer) else {
+            return Ok(None);
+        };
+        let of_base = self.record.as_ref().and_then(|record| record.tokenizer.as_ref());
+        let difference = match (&self.tokenizer, loaded_again(own)?) {
+            (Some(there), Some(here)) => match compare(there, &here) {
+                Comparison::Same => return Ok(None),
+                Comparison::Extends(more) => {
+                    let size = there.vocab_size();
+                    return Ok(Some(format!("the tokenizer has {more} tokens more than the {size} of the checkpoint")));
+                }
+                Comparison::Differs(difference) => difference,
+            },
+            _ => match of_base.filter(|of_base| *of_base != of_run) {
+                None => return Ok(None),
+                Some(of_base) => Difference {
+                    what: "identifier".into(),
+                    first: of_base.identifier.to_string(),
+                    second: of_run.identifier.to_string(),
+                },
+            },
+        };
+        let there =
+            self.tokenizer.as_ref().map(|there| there.vocab_size()).or(of_base.map(|of_base| of_base.vocab_size));
+        let (path, here) = (self.path.display(), own.vocab_size());
+        let sizes = format!("{} tokens in {path}, {here} here; {difference}", there.unwrap_or_default());
+        if config.checkpoint.allow_model_changes.iter().any(|name| name == TOKENIZER) {
+            return Ok(Some(format!("checkpoint.allow_model_changes: another tokenizer: {sizes}")));
+        }
+        let key = if config.tokenizer.tokenizer_model.is_some() {
+            "tokenizer.tokenizer_model"
+        } else {
+            "tokenizer.tokenizer_type"
+        };
+        let error = ConfigError::new(ErrorKind::Conflict, key, "is another tokenizer than the checkpoint's, whose model knows other ids")
+            .with_found(config.tokenizer.tokenizer_model.as_ref().map_or("a tokenizer".into(), |path| path.display().to_string()))
+            .with_expected(sizes)
+            .with_hint("take the tokenizer of the checkpoint (its folder is one), or set checkpoint.allow_model_changes = [\"tokenizer\"]")
+            .with_location(config.location(key));
+        Err(TrainError::Config(error.into()))
+    }
+}
+
+fn is_allowed(config: &RunConfig, change: &Change) -> bool {
+    let name = change.key.strip_prefix(MODEL);
+    config.checkpoint.allow_model_changes.iter().any(|allowed| Some(allowed.as_str()) == name)
+}
+
+/// A change with both values.
+fn said(change: &Change) -> String {
+    format!("{} {} -> {}", change.key, change.before.to_inline(), change.now.to_inline())
+}
+
+/// The tokenizer that is saved with a checkpoint, if there is one.
+///
+/// # Errors
+/// Files that cannot be read or understood.
+pub fn tokenizer_of(checkpoint: &Checkpoint) -> Result<Option<HuggingFaceTokenizer>, TrainError> {
+    if !checkpoint.file_names().any(|name| name == "tokenizer.json") {
+        return Ok(None);
+    }
+    let failed = |error: std::io::Error| TrainError::log("tokenizer of the checkpoint", error);
+    let folder = tempfile::tempdir().map_err(failed)?;
+    for name in checkpoint.file_names().filter(|name| !name.ends_with(".safetensors")) {
+        std::fs::write(folder.path().join(name), checkpoint.file(name)?).map_err(failed)?;
+    }
+    Ok(Some(HuggingFaceTokenizer::load(folder.path())?))
+}
+
+/// A tokenizer of whatever type as what its files say, if it has files.
+fn loaded_again(tokenizer: &dyn Tokenizer) -> Result<Option<HuggingFaceTokenizer>, TrainError> {
+    let folder = tempfile::tempdir().map_err(|error| TrainError::log("tokenizer files", error))?;
+    tokenizer.save_assets(folder.path())?;
+    let has_files = folder.path().join("tokenizer.json").is_file();
+    Ok(has_files.then(|| HuggingFaceTokenizer::load(folder.path())).transpose()?)
+}
+
+/// A name that no other run has: the time it begins, and a number.
+fn new_name() -> String {
+    let now = chrono::Utc::now();
+    let number = now.timestamp_subsec_nanos().wrapping_mul(0x9E37_79B9) ^ std::process::id().rotate_left(16);
+    format!("{}-{number:08x}", now.format("%Y%m%d-%H%M%S"))
+}
