@@ -12,7 +12,6 @@ use super::device::LocalRank;
 use super::forward_step::{Losses, Ratio};
 use crate::config::RunConfig;
 use crate::logging::{DeviceMemory, HostMemory, RankMemory};
-use crate::resilience::rerun::Votes;
 
 /// Makes the groups of a run from a communicator of all its ranks.
 ///
@@ -98,9 +97,6 @@ fn program_failed(world: &dyn Communicator, rank: usize, doing: &str) -> CommErr
 }
 
 /// Runs `work` on rank 0 first, then on the others, which find what it left on disk.
-///
-/// # Errors
-/// As [`agree`].
 pub(super) fn first_alone<T>(
     groups: &ProcessGroups,
     doing: &str,
@@ -224,15 +220,4 @@ pub(super) fn memory(groups: &ProcessGroups, device: &Device) -> RankMemory {
     });
     let is_first_replica = groups.data().rank() == 0;
     RankMemory { process: XxHash3_64::oneshot(process.as_bytes()), is_first_replica, host: HostMemory::read(), device }
-}
-
-/// Votes of the rerun state machine over all ranks.
-pub(super) struct WorldVotes<'a>(pub(super) &'a Group);
-
-impl Votes for WorldVotes<'_> {
-    type Error = CommError;
-
-    fn all_reduce_any(&mut self, vote: bool) -> Result<bool, CommError> {
-        any(self.0, vote)
-    }
 }

@@ -5,7 +5,6 @@ use std::time::Instant;
 
 use bridge_kernels::Philox;
 
-use super::doors::NextPass;
 use super::exit_reason::ExitReason;
 use super::forward_step::{Losses, Ratio};
 use super::micro_batches::StepData;
@@ -18,7 +17,7 @@ use super::{TrainError, ranks};
 use crate::model::{Batch, LayerMetrics};
 use crate::optim::{GroupRates, GroupSettings, ReductionTimes, StepOutcome, StepScales};
 use crate::resilience::Learning;
-use crate::resilience::rerun::ExitDecision;
+use crate::resilience::rerun::{ExitDecision, NextPass};
 use crate::schedule::{GradientCheck, GroupOverrides};
 use crate::timers::TimerLevel;
 
@@ -57,7 +56,7 @@ fn compute_step(run: &mut TrainingRun, mut data: StepData, started: Instant) -> 
                 }
             },
             NextPass::Done => break,
-            NextPass::Exit(decision) => return Ok(StepEnd::Exit(decision)),
+            NextPass::Exit => return Ok(StepEnd::Exit(run.doors.losses.exit_decision())),
         }
     }
     let rates = rates(run);
@@ -301,12 +300,7 @@ fn rates(run: &TrainingRun) -> Rates {
 
 /// What a parameter group changes of the schedule.
 pub(super) fn schedule_overrides(settings: &GroupSettings) -> GroupOverrides {
-    GroupOverrides {
-        max_lr: settings.max_lr,
-        min_lr: settings.min_lr,
-        wd_mult: settings.wd_mult,
-        ..GroupOverrides::default()
-    }
+    GroupOverrides { max_lr: settings.max_lr, min_lr: settings.min_lr, wd_mult: settings.wd_mult }
 }
 
 #[cfg(test)]

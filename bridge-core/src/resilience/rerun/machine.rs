@@ -2,16 +2,13 @@
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
-use std::fmt::Display;
 
 use serde::{Deserialize, Serialize};
 
 use super::finding::{Finding, FindingKind, Placement, UnexpectedResult};
 use super::injection::{ErrorInjection, Injector};
-use super::state::{
-    Call, DeterminismStats, ExitDecision, Failure, ForwardBackward, RerunCheckpoint, RerunCheckpointError, RerunState,
-    Votes,
-};
+use super::relative_difference;
+use super::state::{Call, ExitDecision, Failure, NextPass, RerunCheckpoint, RerunCheckpointError, RerunState};
 
 /// What rejected results lead to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,8 +19,6 @@ pub enum RerunMode {
     Disabled,
     /// Reruns.
     ValidateResults,
-    /// Every step runs twice, and differences are counted.
-    ReportDeterminismStats,
 }
 
 /// Parameters of a [`RerunStateMachine`].
@@ -48,9 +43,9 @@ pub enum Severity {
 
 /// A result to validate.
 #[derive(Clone, Copy, Debug)]
-pub struct Validation<'a, T> {
+pub struct Validation<'a> {
     /// The result.
-    pub result: T,
+    pub result: f64,
     /// Whether the caller finds it unacceptable.
     pub rejected: bool,
     /// What was checked. With the number of earlier calls in the pass it identifies the call, so it must not contain
@@ -72,24 +67,21 @@ struct Requests {
     carry_on: bool,
 }
 
-/// One rank's state machine over results of type `T`.
+/// One rank's state machine.
 #[derive(Clone, Debug)]
-pub struct RerunStateMachine<T = f64> {
+pub struct RerunStateMachine {
     config: RerunConfig,
     state: RerunState,
     iteration: u64,
     first_iteration_is_over: bool,
     requests: Requests,
-    failure: Option<Failure<T>>,
+    failure: Option<Failure>,
     injector: Injector,
     /// Calls so far in this pass, by message.
     num_calls: BTreeMap<String, u64>,
-    /// Results of the initial run, when differences are counted.
-    initial_results: BTreeMap<Call, T>,
-    stats: BTreeMap<String, DeterminismStats>,
 }
 
-impl<T: Clone + Display> RerunStateMachine<T> {
+impl RerunStateMachine {
     /// A machine between steps, before the first iteration.
     pub fn new(config: RerunConfig) -> Self {
         let injector = Injector::new(config.injection, config.placement.rank);
@@ -102,8 +94,6 @@ impl<T: Clone + Display> RerunStateMachine<T> {
             failure: None,
             injector,
             num_calls: BTreeMap::new(),
-            initial_results: BTreeMap::new(),
-            stats: BTreeMap::new(),
         }
     }
 
@@ -115,11 +105,6 @@ impl<T: Clone + Display> RerunStateMachine<T> {
     /// What rejected results lead to at present.
     pub fn mode(&self) -> RerunMode {
         self.config.mode
-    }
-
-    /// Changes the mode, for instance to disable reruns during an evaluation, and returns the one before.
-    pub fn set_mode(&mut self, mode: RerunMode) -> RerunMode {
-        std::mem::replace(&mut self.config.mode, mode)
     }
 
     /// Tells the machine how many iterations are complete; called before the loop, after a checkpoint is loaded.
@@ -137,69 +122,57 @@ impl<T: Clone + Display> RerunStateMachine<T> {
         matches!(self.state, RerunState::RerunningInPlace | RerunState::RerunningFromCheckpoint)
     }
 
-    /// Differences counted so far, by what was checked.
-    pub fn determinism_stats(&self) -> &BTreeMap<String, DeterminismStats> {
-        &self.stats
-    }
-
-    /// Moves to the next pass of the step, or to its end.
+    /// Moves to the next pass of the step, or to its end. `any` says whether any rank votes yes; one call is one collective.
     ///
     /// Where ranks disagree the graver request wins: a checkpoint or restart before an exit before going on.
     ///
     /// # Errors
-    /// Whatever `votes` reports.
-    pub fn next_pass<V: Votes>(&mut self, votes: &mut V) -> Result<ForwardBackward, V::Error> {
+    /// Whatever `any` reports.
+    pub fn next_pass<E>(&mut self, any: &mut dyn FnMut(bool) -> Result<bool, E>) -> Result<NextPass, E> {
         match self.state {
             RerunState::NotRunningYet => {
                 self.iteration += 1;
                 self.start_pass(RerunState::InitialRun);
-                self.initial_results.clear();
                 self.failure = None;
-                Ok(match self.config.mode {
-                    RerunMode::Disabled => ForwardBackward::Run,
-                    _ => ForwardBackward::SnapshotAndRun,
-                })
+                Ok(NextPass::Run)
             }
             RerunState::InitialRun => {
-                if self.config.mode == RerunMode::Disabled || !votes.all_reduce_any(self.requests.rerun)? {
+                if self.config.mode == RerunMode::Disabled || !any(self.requests.rerun)? {
                     return Ok(self.finish_step());
                 }
                 self.start_pass(RerunState::RerunningInPlace);
-                Ok(ForwardBackward::RestoreAndRun)
+                Ok(NextPass::Run)
             }
-            RerunState::RerunningInPlace => self.after_rerun_in_place(votes),
+            RerunState::RerunningInPlace => self.after_rerun_in_place(any),
             RerunState::WillRerunFromCheckpoint => {
                 self.iteration += 1;
                 self.start_pass(RerunState::RerunningFromCheckpoint);
-                Ok(ForwardBackward::SnapshotAndRun)
+                Ok(NextPass::Run)
             }
             RerunState::RerunningFromCheckpoint => {
-                if votes.all_reduce_any(self.requests.restart)? {
+                if any(self.requests.restart)? {
                     self.state = RerunState::RerunningAgainFromCheckpoint;
-                    return Ok(ForwardBackward::RestoreAndStop);
+                    return Ok(NextPass::Exit);
                 }
-                self.go_on_or_stop(votes)
+                self.go_on_or_stop(any)
             }
-            RerunState::RerunningAgainFromCheckpoint => Ok(ForwardBackward::RestoreAndStop),
+            RerunState::RerunningAgainFromCheckpoint => Ok(NextPass::Exit),
         }
     }
 
-    fn after_rerun_in_place<V: Votes>(&mut self, votes: &mut V) -> Result<ForwardBackward, V::Error> {
-        if self.config.mode == RerunMode::ReportDeterminismStats {
-            return Ok(self.finish_step());
-        }
-        if votes.all_reduce_any(self.requests.checkpoint)? {
+    fn after_rerun_in_place<E>(&mut self, any: &mut dyn FnMut(bool) -> Result<bool, E>) -> Result<NextPass, E> {
+        if any(self.requests.checkpoint)? {
             self.state = RerunState::WillRerunFromCheckpoint;
-            return Ok(ForwardBackward::RestoreAndStop);
+            return Ok(NextPass::Exit);
         }
-        self.go_on_or_stop(votes)
+        self.go_on_or_stop(any)
     }
 
     /// Ends the step if some rank says to go on and none says to exit; otherwise stays, which means exit.
-    fn go_on_or_stop<V: Votes>(&mut self, votes: &mut V) -> Result<ForwardBackward, V::Error> {
-        let exit = votes.all_reduce_any(self.requests.exit)?;
-        let carry_on = votes.all_reduce_any(self.requests.carry_on)?;
-        Ok(if carry_on && !exit { self.finish_step() } else { ForwardBackward::RestoreAndStop })
+    fn go_on_or_stop<E>(&mut self, any: &mut dyn FnMut(bool) -> Result<bool, E>) -> Result<NextPass, E> {
+        let exit = any(self.requests.exit)?;
+        let carry_on = any(self.requests.carry_on)?;
+        Ok(if carry_on && !exit { self.finish_step() } else { NextPass::Exit })
     }
 
     fn start_pass(&mut self, state: RerunState) {
@@ -208,49 +181,39 @@ impl<T: Clone + Display> RerunStateMachine<T> {
         self.num_calls.clear();
     }
 
-    fn finish_step(&mut self) -> ForwardBackward {
+    fn finish_step(&mut self) -> NextPass {
         self.state = RerunState::NotRunningYet;
         self.first_iteration_is_over = true;
         self.injector.pending = None;
-        ForwardBackward::Done
+        NextPass::Done
     }
 
     /// What to do after the passes of a step.
     pub fn exit_decision(&self) -> ExitDecision {
         match self.config.mode {
             RerunMode::ValidateResults => ExitDecision::of(self.state),
-            RerunMode::Disabled | RerunMode::ReportDeterminismStats => ExitDecision::Continue,
+            RerunMode::Disabled => ExitDecision::Continue,
         }
     }
 
-    /// Looks at one result of the pass in progress. `compare` says how far two results are apart.
+    /// Looks at one result of the pass in progress.
     ///
     /// Returns what there is to log, if anything.
     ///
     /// # Errors
     /// A rejected result of a fatal check, when the mode is [`RerunMode::Disabled`].
-    pub fn validate_result(
-        &mut self,
-        validation: Validation<'_, T>,
-        compare: impl Fn(&T, &T) -> f64,
-    ) -> Result<Option<Finding>, UnexpectedResult> {
+    pub fn validate_result(&mut self, validation: Validation<'_>) -> Result<Option<Finding>, UnexpectedResult> {
         match self.config.mode {
             RerunMode::Disabled => match (validation.rejected, validation.severity) {
                 (false, _) => Ok(None),
                 (true, Severity::Fatal) => Err(self.unexpected(&validation)),
                 (true, Severity::NonFatal) => Ok(Some(self.finding(FindingKind::Tolerated, &validation))),
             },
-            RerunMode::ReportDeterminismStats => {
-                self.count_difference(&validation, compare);
-                Ok(None)
-            }
-            RerunMode::ValidateResults => {
-                Ok(self.judge(&validation, compare).map(|kind| self.finding(kind, &validation)))
-            }
+            RerunMode::ValidateResults => Ok(self.judge(&validation).map(|kind| self.finding(kind, &validation))),
         }
     }
 
-    fn judge(&mut self, validation: &Validation<'_, T>, compare: impl Fn(&T, &T) -> f64) -> Option<FindingKind> {
+    fn judge(&mut self, validation: &Validation<'_>) -> Option<FindingKind> {
         let call = self.next_call(validation.message);
         if self.state == RerunState::InitialRun {
             return self.judge_initial_run(validation, call);
@@ -261,7 +224,7 @@ impl<T: Clone + Display> RerunStateMachine<T> {
         let failure = self.failure.as_ref().filter(|failure| failure.call == call)?;
         let differs = self.injector.distorts(&call, self.state)
             // Written so that a comparison that yields NaN counts as a difference.
-            || !matches!(compare(&failure.result, &validation.result).partial_cmp(&validation.tolerance),
+            || !matches!(relative_difference(&failure.result, &validation.result).partial_cmp(&validation.tolerance),
                 Some(Ordering::Less | Ordering::Equal));
         let placement = &self.config.placement;
         let same_device = failure.node == placement.node && failure.device == placement.device;
@@ -282,7 +245,7 @@ impl<T: Clone + Display> RerunStateMachine<T> {
         Some(kind)
     }
 
-    fn judge_initial_run(&mut self, validation: &Validation<'_, T>, call: Call) -> Option<FindingKind> {
+    fn judge_initial_run(&mut self, validation: &Validation<'_>, call: Call) -> Option<FindingKind> {
         // The first iteration of a process is not judged: its results vary with warm-up.
         if !self.first_iteration_is_over || self.failure.is_some() {
             return None;
@@ -291,26 +254,9 @@ impl<T: Clone + Display> RerunStateMachine<T> {
             return None;
         }
         let Placement { node, device, .. } = self.config.placement.clone();
-        self.failure = Some(Failure { call, result: validation.result.clone(), node, device });
+        self.failure = Some(Failure { call, result: validation.result, node, device });
         self.requests.rerun = true;
         Some(FindingKind::RerunRequested)
-    }
-
-    fn count_difference(&mut self, validation: &Validation<'_, T>, compare: impl Fn(&T, &T) -> f64) {
-        let call = self.next_call(validation.message);
-        match self.state {
-            RerunState::InitialRun => {
-                self.initial_results.insert(call, validation.result.clone());
-                self.requests.rerun = true;
-            }
-            RerunState::RerunningInPlace => {
-                if let Some(initial) = self.initial_results.get(&call) {
-                    let difference = compare(initial, &validation.result);
-                    self.stats.entry(call.message).or_default().record(difference);
-                }
-            }
-            _ => {}
-        }
     }
 
     fn next_call(&mut self, message: &str) -> Call {
@@ -319,7 +265,7 @@ impl<T: Clone + Display> RerunStateMachine<T> {
         Call { message: message.to_owned(), sequence: *num_calls }
     }
 
-    fn unexpected(&self, validation: &Validation<'_, T>) -> UnexpectedResult {
+    fn unexpected(&self, validation: &Validation<'_>) -> UnexpectedResult {
         UnexpectedResult {
             placement: self.config.placement.clone(),
             iteration: self.iteration,
@@ -328,12 +274,12 @@ impl<T: Clone + Display> RerunStateMachine<T> {
         }
     }
 
-    fn finding(&self, kind: FindingKind, validation: &Validation<'_, T>) -> Finding {
+    fn finding(&self, kind: FindingKind, validation: &Validation<'_>) -> Finding {
         Finding { kind, result: self.unexpected(validation) }
     }
 
     /// What a checkpoint must hold, which is nothing unless a rerun from it is due. Differs from rank to rank.
-    pub fn checkpoint(&self) -> Option<RerunCheckpoint<T>> {
+    pub fn checkpoint(&self) -> Option<RerunCheckpoint> {
         (self.state == RerunState::WillRerunFromCheckpoint).then(|| RerunCheckpoint {
             state: self.state,
             completed_iterations: self.iteration.saturating_sub(1),
@@ -356,7 +302,7 @@ impl<T: Clone + Display> RerunStateMachine<T> {
     ///
     /// # Errors
     /// A state that no checkpoint should hold.
-    pub fn load_checkpoint(&mut self, checkpoint: RerunCheckpoint<T>) -> Result<(), RerunCheckpointError> {
+    pub fn load_checkpoint(&mut self, checkpoint: RerunCheckpoint) -> Result<(), RerunCheckpointError> {
         if checkpoint.state != RerunState::WillRerunFromCheckpoint {
             return Err(RerunCheckpointError { found: checkpoint.state });
         }

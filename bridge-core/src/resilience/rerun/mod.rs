@@ -3,7 +3,7 @@
 //!
 //! One step looks like this:
 //! ```text
-//! while let pass = machine.next_pass(votes)?, pass.runs() {   // snapshot or restore as `pass` says
+//! while machine.next_pass(votes)? == NextPass::Run {
 //!     run forward and backward, calling machine.validate_result(..) on each loss
 //! }
 //! match machine.exit_decision() { .. }                        // go on, or save and exit with 16 or 17
@@ -19,10 +19,7 @@ mod tests;
 pub use finding::{Finding, FindingKind, Placement, UnexpectedResult};
 pub use injection::{ErrorInjection, ErrorInjectionType};
 pub use machine::{RerunConfig, RerunMode, RerunStateMachine, Severity, Validation};
-pub use state::{
-    DeterminismStats, ExitDecision, ForwardBackward, RerunCheckpoint, RerunCheckpointError, RerunState, SingleRank,
-    Votes,
-};
+pub use state::{ExitDecision, NextPass, RerunCheckpoint, RerunCheckpointError, RerunState};
 
 /// Exit code that asks the launcher to resume, elsewhere if possible, to find out what was wrong.
 pub const EXIT_CODE_RESUME_TO_DISAMBIGUATE: i32 = 16;

@@ -1,8 +1,4 @@
-//! The vocabulary of the state machine: states, votes, instructions to the loop, what a checkpoint holds.
-
-use std::convert::Infallible;
-use std::fmt::Display;
-use std::str::FromStr;
+//! The vocabulary of the state machine: states, instructions to the loop, what a checkpoint holds.
 
 use serde::{Deserialize, Serialize};
 
@@ -27,50 +23,15 @@ pub enum RerunState {
     RerunningAgainFromCheckpoint,
 }
 
-/// How ranks agree. One call is one collective: all ranks make the same calls in the same order.
-pub trait Votes {
-    /// What a failing collective returns.
-    type Error;
-
-    /// Whether any rank votes yes.
-    ///
-    /// # Errors
-    /// Whatever the collective reports.
-    fn all_reduce_any(&mut self, vote: bool) -> Result<bool, Self::Error>;
-}
-
-/// The votes of a run with one rank.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct SingleRank;
-
-impl Votes for SingleRank {
-    type Error = Infallible;
-
-    fn all_reduce_any(&mut self, vote: bool) -> Result<bool, Infallible> {
-        Ok(vote)
-    }
-}
-
 /// What the loop does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ForwardBackward {
-    /// Run forward and backward.
+pub enum NextPass {
+    /// Run forward and backward, perhaps again, on the same data with the same random numbers.
     Run,
-    /// Take a snapshot of the random state and mark the place in the data, then run.
-    SnapshotAndRun,
-    /// Go back to the snapshot and run again.
-    RestoreAndRun,
     /// Go on with what the last pass computed.
     Done,
-    /// Go back to the snapshot without running: the step will be repeated by another process.
-    RestoreAndStop,
-}
-
-impl ForwardBackward {
-    /// Whether forward and backward run.
-    pub fn runs(self) -> bool {
-        matches!(self, Self::Run | Self::SnapshotAndRun | Self::RestoreAndRun)
-    }
+    /// End the process as [`ExitDecision`] says: another one repeats the step.
+    Exit,
 }
 
 /// What the loop does after a step's passes.
@@ -106,11 +67,10 @@ pub(super) struct Call {
 
 /// The validation that made a step run again.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(bound(serialize = "T: Display", deserialize = "T: FromStr, T::Err: Display"))]
-pub(super) struct Failure<T> {
+pub(super) struct Failure {
     pub(super) call: Call,
     #[serde(with = "as_text")]
-    pub(super) result: T,
+    pub(super) result: f64,
     /// Where the initial run took place.
     pub(super) node: String,
     pub(super) device: usize,
@@ -120,12 +80,11 @@ pub(super) struct Failure<T> {
 ///
 /// Results are stored as text, because the NaN that is so often in question has no number in JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(bound(serialize = "T: Display", deserialize = "T: FromStr, T::Err: Display"))]
-pub struct RerunCheckpoint<T> {
+pub struct RerunCheckpoint {
     pub(super) state: RerunState,
     /// Iterations completed before the one in doubt.
     pub(super) completed_iterations: u64,
-    pub(super) failure: Option<Failure<T>>,
+    pub(super) failure: Option<Failure>,
     pub(super) pending_injection: Option<Call>,
 }
 
@@ -137,59 +96,16 @@ pub struct RerunCheckpointError {
     pub found: RerunState,
 }
 
-/// How much results of one validation varied between two passes over the same step.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct DeterminismStats {
-    /// Pairs of results compared.
-    pub num_compared: u64,
-    /// Pairs that differed at all.
-    pub num_different: u64,
-    /// Largest finite difference.
-    pub max_difference: f64,
-    /// Sum of the finite differences.
-    pub sum_difference: f64,
-    /// Pairs whose difference is not finite: only one of them NaN or infinite.
-    pub num_non_finite: u64,
-}
-
-impl DeterminismStats {
-    pub(super) fn record(&mut self, difference: f64) {
-        self.num_compared += 1;
-        if difference != 0.0 {
-            self.num_different += 1;
-        }
-        if difference.is_finite() {
-            self.max_difference = self.max_difference.max(difference);
-            self.sum_difference += difference;
-        } else {
-            self.num_non_finite += 1;
-        }
-    }
-
-    /// Mean of the finite differences; 0 when there are none.
-    pub fn mean_difference(&self) -> f64 {
-        let num_finite = self.num_compared - self.num_non_finite;
-        if num_finite == 0 { 0.0 } else { self.sum_difference / num_finite as f64 }
-    }
-}
-
-/// Serializes a value by its `Display` and reads it back by its `FromStr`.
+/// A number as text: it may be one that JSON lacks.
 mod as_text {
-    use std::fmt::Display;
-    use std::str::FromStr;
-
     use serde::de::Error;
     use serde::{Deserialize, Deserializer, Serializer};
 
-    pub(super) fn serialize<T: Display, S: Serializer>(value: &T, serializer: S) -> Result<S::Ok, S::Error> {
+    pub(super) fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(value)
     }
 
-    pub(super) fn deserialize<'de, T, D>(deserializer: D) -> Result<T, D::Error>
-    where
-        T: FromStr<Err: Display>,
-        D: Deserializer<'de>,
-    {
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
         String::deserialize(deserializer)?.parse().map_err(Error::custom)
     }
 }

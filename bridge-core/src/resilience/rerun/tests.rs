@@ -15,14 +15,19 @@ fn validating(device: usize) -> RerunStateMachine {
     RerunStateMachine::new(config(ErrorInjection::default(), device))
 }
 
+/// The next pass of a run on one rank.
+fn alone(machine: &mut RerunStateMachine) -> NextPass {
+    machine.next_pass(&mut Ok::<_, ()>).unwrap()
+}
+
 /// Runs one step in which pass `i` yields `results[i]`; NaN is rejected. Returns the conclusions of all passes.
 fn step(machine: &mut RerunStateMachine, severity: Severity, results: &[f64]) -> Vec<FindingKind> {
     let mut findings = Vec::new();
     let mut results = results.iter();
-    while machine.next_pass(&mut SingleRank).unwrap().runs() {
+    while alone(machine) == NextPass::Run {
         let result = *results.next().expect("no more passes than results");
         let validation = Validation { result, rejected: result.is_nan(), message: SITE, tolerance: 0.0, severity };
-        findings.extend(machine.validate_result(validation, relative_difference).unwrap().map(|found| found.kind));
+        findings.extend(machine.validate_result(validation).unwrap().map(|found| found.kind));
     }
     assert_eq!(results.next(), None, "as many passes as results");
     findings
@@ -57,13 +62,13 @@ fn passes_of_a_step_by_name() {
     let mut machine = warm(0);
     let nan =
         || Validation { result: f64::NAN, rejected: true, message: SITE, tolerance: 0.0, severity: Severity::Fatal };
-    assert_eq!(machine.next_pass(&mut SingleRank), Ok(ForwardBackward::SnapshotAndRun));
+    assert_eq!(alone(&mut machine), NextPass::Run);
     assert_eq!(machine.state(), RerunState::InitialRun);
-    machine.validate_result(nan(), relative_difference).unwrap();
-    assert_eq!(machine.next_pass(&mut SingleRank), Ok(ForwardBackward::RestoreAndRun));
+    machine.validate_result(nan()).unwrap();
+    assert_eq!(alone(&mut machine), NextPass::Run);
     assert_eq!(machine.state(), RerunState::RerunningInPlace);
-    machine.validate_result(nan(), relative_difference).unwrap();
-    assert_eq!(machine.next_pass(&mut SingleRank), Ok(ForwardBackward::RestoreAndStop));
+    machine.validate_result(nan()).unwrap();
+    assert_eq!(alone(&mut machine), NextPass::Exit);
     assert_eq!(machine.state(), RerunState::WillRerunFromCheckpoint);
 }
 
@@ -121,12 +126,12 @@ fn reruns_from_a_checkpoint() {
 #[test]
 fn a_rerun_that_never_reaches_the_call_ends_the_run() {
     let mut machine = warm(0);
-    machine.next_pass(&mut SingleRank).unwrap();
+    alone(&mut machine);
     let nan =
         Validation { result: f64::NAN, rejected: true, message: SITE, tolerance: 0.0, severity: Severity::NonFatal };
-    machine.validate_result(nan, relative_difference).unwrap();
-    machine.next_pass(&mut SingleRank).unwrap();
-    assert_eq!(machine.next_pass(&mut SingleRank), Ok(ForwardBackward::RestoreAndStop));
+    machine.validate_result(nan).unwrap();
+    alone(&mut machine);
+    assert_eq!(alone(&mut machine), NextPass::Exit);
     assert_eq!(machine.exit_decision(), ExitDecision::Exit(17));
 }
 
@@ -157,11 +162,11 @@ fn injection_keeps_its_rate() {
     let mut num_reruns = 0;
     for iteration in 0..4000 {
         let mut num_passes = 0;
-        while machine.next_pass(&mut SingleRank).unwrap().runs() {
+        while alone(&mut machine) == NextPass::Run {
             num_passes += 1;
             let (message, severity) = (SITE, Severity::NonFatal);
             let validation = Validation { result: 1.0, rejected: false, message, tolerance: 0.0, severity };
-            machine.validate_result(validation, relative_difference).unwrap();
+            machine.validate_result(validation).unwrap();
         }
         assert!(iteration > 0 || num_passes == 1);
         num_reruns += num_passes - 1;
@@ -173,17 +178,17 @@ fn injection_keeps_its_rate() {
 fn disabled_mode_reports_at_once_from_the_first_iteration() {
     let disabled = RerunConfig { mode: RerunMode::Disabled, ..config(ErrorInjection::default(), 3) };
     let mut machine = RerunStateMachine::new(disabled);
-    assert_eq!(machine.next_pass(&mut SingleRank), Ok(ForwardBackward::Run));
+    assert_eq!(alone(&mut machine), NextPass::Run);
     let validation =
         |severity| Validation { result: f64::NAN, rejected: true, message: SITE, tolerance: 0.0, severity };
-    let finding = machine.validate_result(validation(Severity::NonFatal), relative_difference).unwrap().unwrap();
+    let finding = machine.validate_result(validation(Severity::NonFatal)).unwrap().unwrap();
     assert_eq!(finding.kind, FindingKind::Tolerated);
-    let error = machine.validate_result(validation(Severity::Fatal), relative_difference).unwrap_err();
+    let error = machine.validate_result(validation(Severity::Fatal)).unwrap_err();
     assert_eq!(
         error.to_string(),
         format!("Rank 0, node n0, device 3, iteration 1: Unexpected result NaN (message='{SITE}')")
     );
-    assert_eq!(machine.next_pass(&mut SingleRank), Ok(ForwardBackward::Done));
+    assert_eq!(alone(&mut machine), NextPass::Done);
     assert_eq!(machine.exit_decision(), ExitDecision::Continue);
 }
 
@@ -194,61 +199,39 @@ fn disabling_reruns_drops_a_pending_one() {
     let disabled = RerunConfig { mode: RerunMode::Disabled, ..config(ErrorInjection::default(), 0) };
     let mut machine = resume(&failed, disabled);
     assert_eq!((machine.state(), machine.iteration()), (RerunState::NotRunningYet, 1));
-    assert_eq!(machine.set_mode(RerunMode::ValidateResults), RerunMode::Disabled);
-    assert_eq!(machine.mode(), RerunMode::ValidateResults);
+    assert_eq!(machine.mode(), RerunMode::Disabled);
 
     let mut other = failed.checkpoint().unwrap();
     other.state = RerunState::InitialRun;
     assert_eq!(machine.load_checkpoint(other), Err(RerunCheckpointError { found: RerunState::InitialRun }));
 }
 
-#[test]
-fn determinism_is_counted_by_running_every_step_twice() {
-    let counting = RerunConfig { mode: RerunMode::ReportDeterminismStats, ..config(ErrorInjection::default(), 0) };
-    let mut machine = RerunStateMachine::new(counting);
-    for results in [[1.0, 1.0], [1.0, 3.0], [1.0, f64::NAN]] {
-        assert_eq!(step(&mut machine, Severity::Fatal, &results), []);
-        assert_eq!(machine.exit_decision(), ExitDecision::Continue);
-    }
-    let stats = machine.determinism_stats()[SITE];
-    assert_eq!((stats.num_compared, stats.num_different, stats.num_non_finite), (3, 2, 1));
-    assert_eq!((stats.max_difference, stats.mean_difference()), (1.0, 0.5));
-}
-
-/// Votes of this rank and of others that always vote as given.
-struct WithOthers(Vec<bool>);
-
-impl Votes for WithOthers {
-    type Error = &'static str;
-
-    fn all_reduce_any(&mut self, vote: bool) -> Result<bool, &'static str> {
-        if self.0.is_empty() {
-            return Err("no more votes");
-        }
-        Ok(self.0.remove(0) || vote)
-    }
+/// The next pass, where others vote as given.
+fn with_others(machine: &mut RerunStateMachine, votes: &[bool]) -> Result<NextPass, &'static str> {
+    let mut votes = votes.iter();
+    machine.next_pass(&mut |vote| votes.next().map(|other| *other || vote).ok_or("no more votes"))
 }
 
 #[test]
 fn ranks_follow_each_other_and_the_graver_request_wins() {
     // Another rank asks for the rerun; then it asks for a checkpoint.
     let mut machine = warm(0);
-    machine.next_pass(&mut SingleRank).unwrap();
-    assert_eq!(machine.next_pass(&mut WithOthers(vec![true])), Ok(ForwardBackward::RestoreAndRun));
-    assert_eq!(machine.next_pass(&mut WithOthers(vec![true])), Ok(ForwardBackward::RestoreAndStop));
+    alone(&mut machine);
+    assert_eq!(with_others(&mut machine, &[true]), Ok(NextPass::Run));
+    assert_eq!(with_others(&mut machine, &[true]), Ok(NextPass::Exit));
     assert_eq!(machine.exit_decision(), ExitDecision::SaveAndExit(16));
 
     // Checkpoint no, exit yes, go on yes: exit.
     let mut machine = warm(0);
-    machine.next_pass(&mut SingleRank).unwrap();
-    machine.next_pass(&mut WithOthers(vec![true])).unwrap();
-    assert_eq!(machine.next_pass(&mut WithOthers(vec![false, true, true])), Ok(ForwardBackward::RestoreAndStop));
+    alone(&mut machine);
+    with_others(&mut machine, &[true]).unwrap();
+    assert_eq!(with_others(&mut machine, &[false, true, true]), Ok(NextPass::Exit));
     assert_eq!(machine.exit_decision(), ExitDecision::Exit(17));
 
     // A failing collective is passed on.
     let mut machine = warm(0);
-    machine.next_pass(&mut SingleRank).unwrap();
-    assert_eq!(machine.next_pass(&mut WithOthers(vec![])), Err("no more votes"));
+    alone(&mut machine);
+    assert_eq!(with_others(&mut machine, &[]), Err("no more votes"));
 }
 
 #[test]
@@ -257,11 +240,11 @@ fn calls_are_told_apart_by_their_place_in_the_pass() {
     let mut passes: [&[f64]; 2] = [&[1.0, f64::NAN], &[5.0, f64::NAN]];
     let mut findings = Vec::new();
     for results in &mut passes {
-        assert!(machine.next_pass(&mut SingleRank).unwrap().runs());
+        assert!(alone(&mut machine) == NextPass::Run);
         for result in results.iter().copied() {
             let (message, severity) = (SITE, Severity::Fatal);
             let validation = Validation { result, rejected: result.is_nan(), message, tolerance: 0.0, severity };
-            findings.extend(machine.validate_result(validation, relative_difference).unwrap().map(|found| found.kind));
+            findings.extend(machine.validate_result(validation).unwrap().map(|found| found.kind));
         }
     }
     // The first call differs between the passes, but it is not the one in question.

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::config::RunConfig;
-use crate::resilience::rerun::{ExitDecision, Finding, ForwardBackward, RerunCheckpoint, RerunStateMachine};
+use crate::resilience::rerun::{ExitDecision, Finding, NextPass, RerunCheckpoint, RerunStateMachine};
 use crate::resilience::{LossChecks, SpikyLossDetector};
 use crate::train::reporter::Reporter;
 use crate::train::subsystem::{Loaded, RunContext, Subsystem, saved};
@@ -30,16 +30,6 @@ struct Findings {
     is_fatal: bool,
 }
 
-/// What comes next in a step.
-pub(in crate::train) enum NextPass {
-    /// A pass over the micro-batches, perhaps again.
-    Run,
-    /// The update.
-    Done,
-    /// The end of the process.
-    Exit(ExitDecision),
-}
-
 impl LossWatch {
     pub fn new(rerun: RerunStateMachine, checks: LossChecks) -> Self {
         Self { rerun, checks }
@@ -47,11 +37,12 @@ impl LossWatch {
 
     /// Whether a pass comes next. All ranks call this together.
     pub fn next_pass(&mut self, groups: &ProcessGroups) -> Result<NextPass, CommError> {
-        Ok(match self.rerun.next_pass(&mut ranks::WorldVotes(groups.world()))? {
-            pass if pass.runs() => NextPass::Run,
-            ForwardBackward::Done => NextPass::Done,
-            _ => NextPass::Exit(self.rerun.exit_decision()),
-        })
+        self.rerun.next_pass(&mut |vote| ranks::any(groups.world(), vote))
+    }
+
+    /// What to do where no pass comes next, and the step is not done.
+    pub fn exit_decision(&self) -> ExitDecision {
+        self.rerun.exit_decision()
     }
 
     /// Whether this pass repeats another.
@@ -111,7 +102,7 @@ impl LossWatch {
 struct RankState {
     loss_checks: LossChecks,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    rerun_state_machine: Option<RerunCheckpoint<f64>>,
+    rerun_state_machine: Option<RerunCheckpoint>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     injection_draws: Option<u64>,
 }

@@ -16,7 +16,7 @@ use bridge_dist::mesh::ProcessGroups;
 use serde_json::{Map, Value};
 
 pub(super) use best::best_of;
-pub(super) use loss_watch::{LossWatch, NextPass};
+pub(super) use loss_watch::LossWatch;
 
 use super::report::{EvaluationReport, GlobalState, StepReport};
 use super::subsystem::{Agreement, Loaded, RunContext, Subsystem, Verdict};
