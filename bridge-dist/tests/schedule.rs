@@ -1,8 +1,8 @@
 //! Pipeline schedules: published warm-up counts and tables, theory's memory and bubbles, freedom from deadlock, and the checker itself.
 
 use bridge_dist::schedule::{
-    Action, Costs, InterleavedWarmup, PipelineSchedule, PipelineShape, ScheduleError, ScheduleKind, Sends,
-    SimulationReport, interleaved_table, simulate, validate, warmup_microbatches,
+    Action, Costs, PipelineSchedule, PipelineShape, ScheduleError, ScheduleKind, Sends, SimulationReport,
+    interleaved_table, simulate, validate, warmup_microbatches,
 };
 use proptest::prelude::*;
 
@@ -13,7 +13,7 @@ fn shape(num_stages: usize, num_chunks: usize, num_microbatches: usize) -> Pipel
 }
 
 fn interleaved(group: usize) -> ScheduleKind {
-    ScheduleKind::Interleaved { microbatch_group_size: group, warmup: InterleavedWarmup::Minimal }
+    ScheduleKind::Interleaved { microbatch_group_size: group }
 }
 
 fn run(kind: ScheduleKind, shape: PipelineShape, sends: Sends) -> SimulationReport {
@@ -43,9 +43,6 @@ fn warmups(kind: ScheduleKind, shape: PipelineShape) -> Vec<usize> {
 fn warm_up_counts_are_megatrons() {
     assert_eq!(warmups(ScheduleKind::OneForwardOneBackward, shape(4, 1, 8)), [3, 2, 1, 0]);
     assert_eq!(warmups(interleaved(4), shape(4, 2, 8)), [10, 8, 6, 4]);
-    let overlapping =
-        ScheduleKind::Interleaved { microbatch_group_size: 4, warmup: InterleavedWarmup::OverlapExpertCommunication };
-    assert_eq!(warmups(overlapping, shape(4, 2, 8)), [11, 9, 7, 5]);
 }
 
 #[test]
@@ -282,14 +279,13 @@ proptest! {
         stages in 1usize..6,
         chunks in 1usize..5,
         (groups, extra, rest) in (1usize..4, 0usize..3, 0usize..8),
-        warmup in prop::sample::select(vec![InterleavedWarmup::Minimal, InterleavedWarmup::OverlapExpertCommunication]),
         costs in costs(),
     ) {
         let group = stages + extra;
         // A remainder of 0, or from `stages` to `group - 1`.
         let rest = if rest >= stages && rest < group { rest } else { 0 };
         let size = shape(stages, chunks, groups * group + rest);
-        let kind = ScheduleKind::Interleaved { microbatch_group_size: group, warmup };
+        let kind = ScheduleKind::Interleaved { microbatch_group_size: group };
         let schedule = PipelineSchedule::new(kind, size).unwrap();
         check_tags(&schedule)?;
         let report = simulate(&schedule, costs, ENDLESS);

@@ -5,6 +5,14 @@ use super::sections::{
     DistributedDataParallelConfig, DistributedInitConfig, OptimizerConfig, Precision, TransformerConfig,
 };
 
+/// Gives some settings of a section the values that they have in another one.
+macro_rules! take {
+    ($section:expr, from $other:expr, [$($field:ident),+ $(,)?]) => {{
+        let (section, other) = (&mut $section, $other);
+        $( section.$field = other.$field; )+
+    }};
+}
+
 impl RawConfig {
     /// The same recipe for one rank: parallel sizes and all settings about the cooperation of ranks have their defaults. For commands that
     /// only read the data of a recipe.
@@ -13,37 +21,22 @@ impl RawConfig {
         self.dist = DistributedInitConfig::default();
         self.ddp = DistributedDataParallelConfig::default();
         self.comm_overlap = None;
-        let alone = OptimizerConfig::default();
         if let Some(Precision::Custom(precision)) = &mut self.mixed_precision {
             precision.pipeline_dtype = None;
         }
-        let optimizer = &mut self.optimizer;
-        optimizer.use_distributed_optimizer = alone.use_distributed_optimizer;
-        optimizer.use_layer_wise_distributed_optimizer = alone.use_layer_wise_distributed_optimizer;
-        optimizer.overlap_param_gather = alone.overlap_param_gather;
-        optimizer.overlap_param_gather_with_optimizer_step = alone.overlap_param_gather_with_optimizer_step;
-        let alone = TransformerConfig::default();
-        let model = &mut self.model.config;
-        model.tensor_model_parallel_size = alone.tensor_model_parallel_size;
-        model.sequence_parallel = alone.sequence_parallel;
-        model.context_parallel_size = alone.context_parallel_size;
-        model.hierarchical_context_parallel_sizes = alone.hierarchical_context_parallel_sizes;
-        model.expert_model_parallel_size = alone.expert_model_parallel_size;
-        model.expert_tensor_parallel_size = alone.expert_tensor_parallel_size;
-        model.pipeline_model_parallel_size = alone.pipeline_model_parallel_size;
-        model.virtual_pipeline_model_parallel_size = alone.virtual_pipeline_model_parallel_size;
-        model.num_layers_in_first_pipeline_stage = alone.num_layers_in_first_pipeline_stage;
-        model.num_layers_in_last_pipeline_stage = alone.num_layers_in_last_pipeline_stage;
-        model.account_for_embedding_in_pipeline_split = alone.account_for_embedding_in_pipeline_split;
-        model.account_for_loss_in_pipeline_split = alone.account_for_loss_in_pipeline_split;
-        model.pipeline_model_parallel_layout = alone.pipeline_model_parallel_layout;
-        model.pipeline_schedule = alone.pipeline_schedule;
-        model.pipeline_dtype = alone.pipeline_dtype;
-        model.microbatch_group_size_per_vp_stage = alone.microbatch_group_size_per_vp_stage;
-        model.overlap_p2p_comm = alone.overlap_p2p_comm;
-        model.overlap_p2p_comm_warmup_flush = alone.overlap_p2p_comm_warmup_flush;
-        model.tp_comm_overlap = alone.tp_comm_overlap;
-        model.tp_comm_overlap_cfg = alone.tp_comm_overlap_cfg;
+        take!(self.optimizer, from OptimizerConfig::default(), [
+            use_distributed_optimizer, use_layer_wise_distributed_optimizer, overlap_param_gather,
+            overlap_param_gather_with_optimizer_step,
+        ]);
+        take!(self.model.config, from TransformerConfig::default(), [
+            tensor_model_parallel_size, sequence_parallel, context_parallel_size,
+            hierarchical_context_parallel_sizes, expert_model_parallel_size, expert_tensor_parallel_size,
+            pipeline_model_parallel_size, virtual_pipeline_model_parallel_size, num_layers_in_first_pipeline_stage,
+            num_layers_in_last_pipeline_stage, account_for_embedding_in_pipeline_split,
+            account_for_loss_in_pipeline_split, pipeline_model_parallel_layout, pipeline_schedule, pipeline_dtype,
+            microbatch_group_size_per_vp_stage, overlap_p2p_comm, overlap_p2p_comm_warmup_flush, tp_comm_overlap,
+            tp_comm_overlap_cfg,
+        ]);
         self
     }
 }

@@ -1,7 +1,7 @@
 //! The layers of each pipeline stage, and the pipeline schedule, according to the settings of `[model]`.
 
-use bridge_dist::schedule::placement::{Accounting, Layout, Placement, PlacementError, PlacementSpec, Split};
-use bridge_dist::schedule::{InterleavedWarmup, ScheduleKind};
+use bridge_dist::schedule::ScheduleKind;
+use bridge_dist::schedule::placement::{Accounting, PipelineLayout, Placement, PlacementError, PlacementSpec, Split};
 
 use super::choice::PipelineSchedule;
 use super::run_config::RunConfig;
@@ -16,7 +16,7 @@ pub fn pipeline_placement(model: &TransformerConfig, num_layers: usize) -> Resul
     let accounting = |counts| if counts { Accounting::AsLayer } else { Accounting::Free };
     let (first, last) = (model.num_layers_in_first_pipeline_stage, model.num_layers_in_last_pipeline_stage);
     let split = if let Some(layout) = &model.pipeline_model_parallel_layout {
-        Split::Layout(layout.as_slice().join("|").parse::<Layout>()?)
+        Split::Layout(layout.as_slice().join("|").parse::<PipelineLayout>()?)
     } else if first.is_some() || last.is_some() {
         Split::Uneven { first, last }
     } else {
@@ -45,7 +45,6 @@ pub fn pipeline_schedule(model: &TransformerConfig, num_chunks: usize) -> Schedu
             microbatch_group_size: model
                 .microbatch_group_size_per_vp_stage
                 .unwrap_or(model.pipeline_model_parallel_size),
-            warmup: InterleavedWarmup::Minimal,
         },
     }
 }

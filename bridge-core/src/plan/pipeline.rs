@@ -72,7 +72,7 @@ pub(super) fn bubble(kind: ScheduleKind, shape: PipelineShape) -> f64 {
 fn steady(kind: ScheduleKind, shape: PipelineShape) -> PipelineShape {
     let enough = 4 * shape.num_virtual_stages();
     let unit = match kind {
-        ScheduleKind::Interleaved { microbatch_group_size, .. } => microbatch_group_size,
+        ScheduleKind::Interleaved { microbatch_group_size } => microbatch_group_size,
         _ => 1,
     };
     let surplus = shape.num_microbatches.saturating_sub(enough.max(2 * unit)) / unit.max(1);
@@ -111,12 +111,11 @@ fn peak(actions: &[Action], chunks: &[ChunkActivations]) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use bridge_dist::schedule::InterleavedWarmup;
 
     use super::*;
 
     fn interleaved(group: usize) -> ScheduleKind {
-        ScheduleKind::Interleaved { microbatch_group_size: group, warmup: InterleavedWarmup::Minimal }
+        ScheduleKind::Interleaved { microbatch_group_size: group }
     }
 
     #[test]

@@ -162,14 +162,15 @@ impl OptimizerParamSchedulerConfig {
             self.lr_warmup_steps,
             format!("0 or more and less than lr_decay_steps ({})", self.lr_decay_steps),
         )?;
-        self.check_weight_decay(self.start_wd, self.end_wd)?;
+        self.check_weight_decay()?;
         if self.lr_decay_style == LrDecayStyle::Wsd && self.wsd_decay_steps.is_none() {
             return Err(SchedulerError::MissingWsdDecaySteps);
         }
         Ok(())
     }
 
-    fn check_weight_decay(&self, start: f64, end: f64) -> Result<(), SchedulerError> {
+    fn check_weight_decay(&self) -> Result<(), SchedulerError> {
+        let (start, end) = (self.start_wd, self.end_wd);
         require(start >= 0.0 && start.is_finite(), "start_wd", start, "a finite value of 0 or more".into())?;
         require(
             end >= start && end.is_finite(),
@@ -202,17 +203,13 @@ pub struct GroupOverrides {
     pub max_lr: Option<f64>,
     /// Floor instead of the schedule's.
     pub min_lr: Option<f64>,
-    /// Weight decay at step 0 instead of the schedule's.
-    pub start_wd: Option<f64>,
-    /// Final weight decay instead of the schedule's.
-    pub end_wd: Option<f64>,
     /// Factor on the weight decay; 0 for undecayed parameters.
     pub wd_mult: f64,
 }
 
 impl Default for GroupOverrides {
     fn default() -> Self {
-        Self { max_lr: None, min_lr: None, start_wd: None, end_wd: None, wd_mult: 1.0 }
+        Self { max_lr: None, min_lr: None, wd_mult: 1.0 }
     }
 }
 
@@ -266,11 +263,10 @@ impl OptimizerParamScheduler {
     /// Checks a group's overrides against this schedule.
     ///
     /// # Errors
-    /// If the learning-rate range or weight-decay ramp is invalid for a schedule.
+    /// If the learning-rate range or the factor on the weight decay is invalid.
     pub fn check_group(&self, group: &GroupOverrides) -> Result<(), SchedulerError> {
         let config = &self.config;
         check_lr_range(group.max_lr.unwrap_or(config.max_lr), group.min_lr.unwrap_or(config.min_lr))?;
-        config.check_weight_decay(group.start_wd.unwrap_or(config.start_wd), group.end_wd.unwrap_or(config.end_wd))?;
         let wd_mult = group.wd_mult;
         require(wd_mult >= 0.0 && wd_mult.is_finite(), "wd_mult", wd_mult, "a finite value of 0 or more".into())
     }
@@ -296,10 +292,7 @@ impl OptimizerParamScheduler {
 
     /// The rates of `group` for the optimizer step that starts after `num_steps` samples.
     pub fn values_at(&self, num_steps: u64, group: &GroupOverrides) -> GroupValues {
-        GroupValues {
-            learning_rate: self.lr_at(num_steps, group),
-            weight_decay: self.wd_at(num_steps, group) * group.wd_mult,
-        }
+        GroupValues { learning_rate: self.lr_at(num_steps, group), weight_decay: self.wd_at(num_steps) * group.wd_mult }
     }
 
     fn lr_at(&self, num_steps: u64, group: &GroupOverrides) -> f64 {
@@ -347,10 +340,9 @@ impl OptimizerParamScheduler {
         }
     }
 
-    fn wd_at(&self, num_steps: u64, group: &GroupOverrides) -> f64 {
+    fn wd_at(&self, num_steps: u64) -> f64 {
         let config = &self.config;
-        let start = group.start_wd.unwrap_or(config.start_wd);
-        let end = group.end_wd.unwrap_or(config.end_wd);
+        let (start, end) = (config.start_wd, config.end_wd);
         // A ramp of no length is over before it starts; upstream divides by zero here.
         if config.wd_incr_steps == 0 || num_steps > config.wd_incr_steps {
             return end;

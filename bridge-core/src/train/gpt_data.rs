@@ -1,10 +1,10 @@
-//! The built-in kinds of data set: from the `dataset` section to the parameters of the GPT datasets.
+//! The built-in kinds of dataset: from the `dataset` section to the parameters of the GPT datasets.
 
 use std::path::{Path, PathBuf};
 
 use bridge_data::gpt::{
-    Blend, FimParams, FimRandomness, FimTokens, GptDatasetParams, GptDatasetProvider, GptSource, IndexCache,
-    SampleOptions, SplitBlends, ValidationSize,
+    Blend, FimParams, FimTokens, GptDatasetParams, GptDatasetProvider, GptSource, IndexCache, SampleOptions,
+    SplitBlends, ValidationSize,
 };
 use bridge_data::indexed::{BinAccess, idx_path};
 use bridge_data::{DataError, DatasetProvider};
@@ -107,7 +107,6 @@ fn fim_params(context: &DatasetFactoryContext) -> Result<FimParams, DataError> {
             None => section.fim_fragment_rate.unwrap_or(0.0),
         },
         no_prefix: section.fim_no_prefix.clone(),
-        randomness: FimRandomness::Stream,
     })
 }
 

@@ -5,8 +5,6 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use twox_hash::XxHash3_64;
-
 use super::GptDataset;
 use crate::DataError;
 use crate::dataset::{Dataset, FetchOrder, Sample};
@@ -54,17 +52,6 @@ impl FimTokens {
     }
 }
 
-/// The source of random choices.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum FimRandomness {
-    /// One stream for the dataset, used up in the order samples are fetched, as in Megatron Bridge. Loaders fetch with one
-    /// worker, and a run that resumes has to fetch what it has consumed once more to draw the same choices again.
-    #[default]
-    Stream,
-    /// A stream for each sample, seeded by the dataset's seed and the sample's number: the same after a resume.
-    PerSample,
-}
-
 /// How samples are permuted.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FimParams {
@@ -80,8 +67,6 @@ pub struct FimParams {
     pub fragment_rate: f64,
     /// Text that starts with this is not permuted.
     pub no_prefix: Option<String>,
-    /// Where the random choices come from.
-    pub randomness: FimRandomness,
 }
 
 impl FimParams {
@@ -99,11 +84,13 @@ impl FimParams {
 }
 
 /// A [`GptDataset`] whose samples are permuted.
+///
+/// The random choices are one stream, used up in the order samples are fetched, as in Megatron Bridge. Loaders fetch with one worker, and a
+/// run that resumes has to fetch what it has consumed once more to draw the same choices again.
 pub struct FimDataset {
     inner: GptDataset,
     params: FimParams,
     tokenizer: Arc<dyn Tokenizer>,
-    seed: i64,
     stream: Mutex<RandomState>,
 }
 
@@ -116,7 +103,7 @@ impl FimDataset {
     ) -> Result<Self, DataError> {
         params.check()?;
         let stream = RandomState::new(seed).map_err(|error| DataError::Parameter(error.to_string()))?;
-        Ok(Self { inner, params, tokenizer, seed, stream: Mutex::new(stream) })
+        Ok(Self { inner, params, tokenizer, stream: Mutex::new(stream) })
     }
 
     pub(crate) fn inner(&self) -> &GptDataset {
@@ -132,35 +119,16 @@ impl Dataset for FimDataset {
     fn get(&self, index: usize) -> Result<Sample, DataError> {
         let tokens = self.inner.raw_tokens(index)?;
         let permuter = Permuter { params: &self.params, tokenizer: self.tokenizer.as_ref() };
-        let permuted = match self.params.randomness {
-            FimRandomness::Stream => {
-                // A panic elsewhere leaves the generator itself in a valid state.
-                let mut rng = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
-                permuter.sample(&tokens, &mut rng)?
-            }
-            FimRandomness::PerSample => {
-                let seed = sample_seed(self.seed, index);
-                let mut rng = RandomState::new(seed).map_err(|error| DataError::Parameter(error.to_string()))?;
-                permuter.sample(&tokens, &mut rng)?
-            }
-        };
+        // A panic elsewhere leaves the generator itself in a valid state.
+        let mut rng = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+        let permuted = permuter.sample(&tokens, &mut rng)?;
+        drop(rng);
         self.inner.finish(permuted)
     }
 
     fn fetch_order(&self) -> FetchOrder {
-        match self.params.randomness {
-            FimRandomness::Stream => FetchOrder::Matters,
-            FimRandomness::PerSample => FetchOrder::Any,
-        }
+        FetchOrder::Matters
     }
-}
-
-/// Mixes seed and sample number into 32 bits.
-fn sample_seed(seed: i64, index: usize) -> i64 {
-    let mut bytes = [0; 16];
-    bytes[..8].copy_from_slice(&seed.to_le_bytes());
-    bytes[8..].copy_from_slice(&(index as u64).to_le_bytes());
-    (XxHash3_64::oneshot(&bytes) >> 32) as i64
 }
 
 struct Permuter<'a> {

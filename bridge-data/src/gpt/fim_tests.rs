@@ -26,7 +26,7 @@ struct Case {
     samples: Vec<Vec<i64>>,
 }
 
-fn dataset(folder: &Path, case: &Case, randomness: FimRandomness) -> Arc<dyn Dataset> {
+fn dataset(folder: &Path, case: &Case) -> Arc<dyn Dataset> {
     let prefix = folder.join("a");
     let source = IndexedDataset::open(Path::new(FIXTURES).join("a"), BinAccess::Mmap).expect("fixture");
     let mut builder = IndexedDatasetBuilder::create(&prefix, TokenDtype::U16).expect("created");
@@ -43,7 +43,6 @@ fn dataset(folder: &Path, case: &Case, randomness: FimRandomness) -> Arc<dyn Dat
         split_sample: case.split_sample,
         fragment_rate: case.fragment_rate,
         no_prefix: case.no_prefix.clone(),
-        randomness,
     };
     let params = GptDatasetParams {
         sequence_length: case.sequence_length,
@@ -65,7 +64,7 @@ fn cases() -> Vec<Case> {
 fn samples_are_megatron_bridges() {
     let folder = tempfile::tempdir().expect("temporary folder");
     for case in cases() {
-        let dataset = dataset(folder.path(), &case, FimRandomness::Stream);
+        let dataset = dataset(folder.path(), &case);
         assert_eq!(dataset.fetch_order(), FetchOrder::Matters);
         for (i, expected) in case.samples.iter().enumerate() {
             let sample = dataset.get(i).expect("in range");
@@ -74,18 +73,6 @@ fn samples_are_megatron_bridges() {
             assert_eq!(tokens, *expected, "seed {} sample {i}", case.seed);
         }
     }
-}
-
-#[test]
-fn samples_with_their_own_stream_do_not_depend_on_order() {
-    let folder = tempfile::tempdir().expect("temporary folder");
-    let case = &cases()[0];
-    let dataset = dataset(folder.path(), case, FimRandomness::PerSample);
-    let forward: Vec<_> = (0..10).map(|i| dataset.get(i).expect("in range")).collect();
-    let mut backward: Vec<_> = (0..10).rev().map(|i| dataset.get(i).expect("in range")).collect();
-    backward.reverse();
-    assert_eq!(forward, backward);
-    assert!(forward.iter().any(|sample| sample.tokens.contains(&TOKENS.middle)));
 }
 
 #[test]
@@ -98,7 +85,6 @@ fn rates_must_be_probabilities() {
         split_sample: None,
         fragment_rate: 0.0,
         no_prefix: None,
-        randomness: FimRandomness::Stream,
     };
     assert!(fim.check().expect_err("too large").to_string().contains("fim_rate = 1.5"));
 }

@@ -17,7 +17,7 @@ use std::time::Instant;
 
 pub use blended::BlendedDataset;
 pub use blending::{BlendingIndices, blending_indices, exhaustive_blending_indices};
-pub use fim::{FimDataset, FimParams, FimRandomness, FimTokens};
+pub use fim::{FimDataset, FimParams, FimTokens};
 pub use masks::SampleOptions;
 pub use provider::{Blend, GptDatasetParams, GptDatasetProvider, GptSource, SplitBlends, ValidationSize};
 pub use split::{Split, SplitMatrix};

@@ -6,7 +6,7 @@
 //! interleaved schedules need sends that do not wait; in ZB-H1 a waiting gradient would cost part of what the schedule gains.
 
 use super::action::{Action, Message};
-use super::{InterleavedWarmup, PipelineSchedule, PipelineShape, ScheduleError, ScheduleKind};
+use super::{PipelineSchedule, PipelineShape, ScheduleError, ScheduleKind};
 
 impl PipelineSchedule {
     /// Makes the action lists of all ranks.
@@ -48,7 +48,7 @@ pub fn check_shape(kind: ScheduleKind, shape: PipelineShape) -> Result<(), Sched
     }
     match kind {
         ScheduleKind::ForwardOnly => Ok(()),
-        ScheduleKind::Interleaved { microbatch_group_size, .. } => check_group_size(microbatch_group_size, shape),
+        ScheduleKind::Interleaved { microbatch_group_size } => check_group_size(microbatch_group_size, shape),
         _ if shape.num_chunks > 1 => Err(ScheduleError::NoChunks { kind, num_chunks: shape.num_chunks }),
         _ => Ok(()),
     }
@@ -74,9 +74,8 @@ pub fn warmup_microbatches(kind: ScheduleKind, shape: PipelineShape, rank: usize
     let total = shape.num_microbatches * shape.num_chunks;
     match kind {
         ScheduleKind::OneForwardOneBackward | ScheduleKind::ZeroBubbleH1 => after.min(total),
-        ScheduleKind::Interleaved { microbatch_group_size, warmup } => {
-            let extra = usize::from(warmup == InterleavedWarmup::OverlapExpertCommunication);
-            (2 * after + (shape.num_chunks - 1) * microbatch_group_size + extra).min(total)
+        ScheduleKind::Interleaved { microbatch_group_size } => {
+            (2 * after + (shape.num_chunks - 1) * microbatch_group_size).min(total)
         }
         ScheduleKind::GPipe | ScheduleKind::ForwardOnly => total,
     }
@@ -123,7 +122,7 @@ impl List {
             }
             ScheduleKind::OneForwardOneBackward => self.one_forward_one_backward(),
             ScheduleKind::ZeroBubbleH1 => self.zero_bubble(),
-            ScheduleKind::Interleaved { microbatch_group_size, .. } => self.interleaved(kind, microbatch_group_size),
+            ScheduleKind::Interleaved { microbatch_group_size } => self.interleaved(kind, microbatch_group_size),
         }
     }
 

@@ -32,24 +32,12 @@ pub enum ScheduleKind {
         /// Consecutive micro-batches that a chunk runs before the next chunk takes over; Megatron's
         /// `microbatch_group_size_per_vp_stage`, by default the number of ranks.
         microbatch_group_size: usize,
-        /// The length of the warm-up.
-        warmup: InterleavedWarmup,
     },
     /// ZB-H1 (Qi et al. 2024): 1F1B with the weight part of backward moved into the bubble, at the memory of 1F1B's first stage. One
     /// chunk.
     ZeroBubbleH1,
     /// Evaluation: forwards only, over any number of chunks.
     ForwardOnly,
-}
-
-/// Warm-up of the interleaved schedule.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum InterleavedWarmup {
-    /// The fewest forwards that keep the pipeline busy.
-    #[default]
-    Minimal,
-    /// One more, so that expert communication of a forward overlaps with a backward (`overlap_moe_expert_parallel_comm`).
-    OverlapExpertCommunication,
 }
 
 impl ScheduleKind {
@@ -65,7 +53,7 @@ impl fmt::Display for ScheduleKind {
         match self {
             Self::GPipe => f.write_str("GPipe"),
             Self::OneForwardOneBackward => f.write_str("1F1B"),
-            Self::Interleaved { microbatch_group_size, .. } => {
+            Self::Interleaved { microbatch_group_size } => {
                 write!(f, "interleaved 1F1B (groups of {microbatch_group_size})")
             }
             Self::ZeroBubbleH1 => f.write_str("ZB-H1"),

@@ -2,9 +2,7 @@
 
 use std::collections::HashMap;
 
-use bridge_dist::schedule::{
-    Action, Costs, Direction, InterleavedWarmup, PipelineSchedule, PipelineShape, ScheduleKind, Sends, simulate,
-};
+use bridge_dist::schedule::{Action, Costs, Direction, PipelineSchedule, PipelineShape, ScheduleKind, Sends, simulate};
 
 use super::svg::{Area, Svg};
 
@@ -21,7 +19,7 @@ struct Step {
 }
 
 pub fn figures() -> Vec<(&'static str, String)> {
-    let interleaved = ScheduleKind::Interleaved { microbatch_group_size: 4, warmup: InterleavedWarmup::Minimal };
+    let interleaved = ScheduleKind::Interleaved { microbatch_group_size: 4 };
     [
         ("schedule-gpipe.svg", ScheduleKind::GPipe, 1),
         ("schedule-1f1b.svg", ScheduleKind::OneForwardOneBackward, 1),

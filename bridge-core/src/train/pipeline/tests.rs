@@ -7,7 +7,7 @@ use std::time::Duration;
 use bridge_data::MicroBatch;
 use bridge_dist::comm::thread::run_ranks;
 use bridge_dist::comm::{CommError, Group};
-use bridge_dist::schedule::{Costs, InterleavedWarmup, PipelineSchedule, PipelineShape, ScheduleKind, Sends, simulate};
+use bridge_dist::schedule::{Costs, PipelineSchedule, PipelineShape, ScheduleKind, Sends, simulate};
 use bridge_kernels::Philox;
 use burn::tensor::{Device, FloatDType, Tensor};
 
@@ -194,7 +194,7 @@ fn cut(
 }
 
 fn interleaved(group: usize) -> ScheduleKind {
-    ScheduleKind::Interleaved { microbatch_group_size: group, warmup: InterleavedWarmup::Minimal }
+    ScheduleKind::Interleaved { microbatch_group_size: group }
 }
 
 /// Fails unless a schedule gives the losses of the uncut model to the bit, its gradients to `1e-6`, and holds as many micro-batches as
