@@ -1,7 +1,7 @@
 //! Layer placement: Megatron's closed formulas against the walk along the chain, the layout language, and error texts.
 
 use bridge_dist::schedule::placement::{
-    Accounting, Layout, LayoutItem, Placement, PlacementError, PlacementSpec, Split, StageContent,
+    Accounting, LayoutItem, PipelineLayout, Placement, PlacementError, PlacementSpec, Split, StageContent,
 };
 use proptest::prelude::*;
 
@@ -75,7 +75,7 @@ fn impossible_splits_say_why() {
 
 #[test]
 fn a_layout_in_megatrons_language() {
-    let layout: Layout = "Et*3|(tt|)*29,m|L".parse().unwrap();
+    let layout: PipelineLayout = "Et*3|(tt|)*29,m|L".parse().unwrap();
     assert_eq!(layout.stages.len(), 32);
     let spec = PlacementSpec { mtp_num_layers: 1, ..spec(61, 16, Some(2), Split::Layout(layout.clone())) };
     let placement = spec.place().unwrap();
@@ -84,7 +84,7 @@ fn a_layout_in_megatrons_language() {
     assert_eq!(stage(0, 1).layers, 33..35);
     assert_eq!(stage(14, 1), StageContent { embedding: false, layers: 61..61, num_mtp_layers: 1, loss: false });
     assert_eq!(stage(15, 1), StageContent { embedding: false, layers: 61..61, num_mtp_layers: 0, loss: true });
-    assert_eq!(layout.to_string().parse::<Layout>().unwrap(), layout);
+    assert_eq!(layout.to_string().parse::<PipelineLayout>().unwrap(), layout);
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn layouts_that_do_not_parse() {
         ("E(t*1000000)*1000000L", "the repeat count is too large"),
     ];
     for (text, expected) in cases {
-        let error = text.parse::<Layout>().unwrap_err().to_string();
+        let error = text.parse::<PipelineLayout>().unwrap_err().to_string();
         assert!(error.contains(expected), "{text}: {error}");
     }
 }
@@ -120,7 +120,7 @@ fn layouts_that_do_not_fit() {
         assert!(error.contains(expected), "{text}: {error}");
     }
     let stages = vec![vec![LayoutItem::Embedding, LayoutItem::Transformer], vec![LayoutItem::Loss]];
-    let built = Split::Layout(Layout { stages });
+    let built = Split::Layout(PipelineLayout { stages });
     assert_eq!(layers(&spec(1, 2, None, built).place().unwrap()), [[(0, 1)], [(1, 1)]]);
 }
 

@@ -181,13 +181,13 @@ impl Subsystem for Watch {
     }
 
     fn on_run_start(&mut self, _run: &mut RunContext) -> Result<(), TrainError> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner).warm = processor_seconds();
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner).warm = cpu_seconds();
         Ok(())
     }
 
     fn after_step(&mut self, _run: &mut RunContext, step: &StepReport) -> Result<Verdict, TrainError> {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        seen.end = processor_seconds();
+        seen.end = cpu_seconds();
         match step.iteration > self.warmup {
             true => seen.seconds.push(step.seconds),
             false => seen.warm = seen.end,
@@ -200,7 +200,7 @@ impl Subsystem for Watch {
 
 /// CPU time of this process so far, over all threads, in hundredths of a second, if the system reports it: the cost of a step on a machine
 /// with other users.
-fn processor_seconds() -> Option<f64> {
+fn cpu_seconds() -> Option<f64> {
     let text = std::fs::read_to_string("/proc/self/stat").ok()?;
     // The name in parentheses may contain anything; times in user and kernel mode are fields 14 and 15.
     let (_, fields) = text.rsplit_once(')')?;

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::checksum::Checksum;
-use super::layout::{BEST_FILE, JOURNAL_FILE, LATEST_FILE, METADATA_FILE};
+use super::names::{BEST_FILE, JOURNAL_FILE, LATEST_FILE, METADATA_FILE};
 use super::tensor::{DType, HostTensor};
 
 /// One thing that is wrong with one checkpoint folder. `file` is relative to that folder.

@@ -10,7 +10,7 @@ use bridge_data::outside;
 
 use super::checksum::{Checksum, ChecksumBuilder};
 use super::error::CheckpointError;
-use super::layout::STAGING_PREFIX;
+use super::names::STAGING_PREFIX;
 
 /// Bytes passed to the checksum and to the disk at a time: large enough for full speed, small enough to stay in cache.
 pub(super) const CHUNK_BYTES: usize = 1 << 20;

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::checksum::{Checksum, SealError, seal, unseal};
 use super::error::CheckpointError;
 use super::fsio::replace_file;
-use super::layout::{BEST_FILE, JOURNAL_FILE, LATEST_FILE};
+use super::names::{BEST_FILE, JOURNAL_FILE, LATEST_FILE};
 
 /// The content of the pointer file.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -5,13 +5,13 @@ use std::ops::Range;
 
 use super::error::CheckpointError;
 use super::reader::Checkpoint;
-use super::region::{Region, Run, common_runs};
+use super::slices::{Run, Slice, common_runs};
 use super::snapshot::ShardTensor;
 use super::tensor::HostTensor;
 
 /// The position in the whole tensor of the part that one rank holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LocalLayout {
+pub struct LocalShard {
     /// Shape of the part.
     pub shape: Vec<usize>,
     /// The sharded dimension; `None` if the part is the whole tensor.
@@ -51,11 +51,11 @@ impl Piece {
     /// The contiguous runs of the piece in the rank's part: `source` counts from the beginning of the part, `target` from that of the
     /// piece.
     fn runs(&self, shape: &[usize]) -> impl Iterator<Item = Run> + use<> {
-        common_runs(Region { offset: &vec![0; shape.len()], extent: shape }, &self.local)
+        common_runs(Slice { offset: &vec![0; shape.len()], extent: shape }, &self.local)
     }
 }
 
-impl LocalLayout {
+impl LocalShard {
     /// A part that is the whole.
     pub fn whole(shape: impl Into<Vec<usize>>) -> Self {
         Self { shape: shape.into(), cut: None }
@@ -155,19 +155,19 @@ impl ShardTensor {
     /// elements; its shape does not matter. A contiguous slice shares its memory.
     ///
     /// # Errors
-    /// If `values` has another number of elements, or `layout` contradicts itself.
+    /// If `values` has another number of elements, or `shard` contradicts itself.
     pub fn of_local(
         name: &str,
-        layout: &LocalLayout,
+        shard: &LocalShard,
         flat: Range<usize>,
         values: &HostTensor,
     ) -> Result<Vec<Self>, CheckpointError> {
-        layout.check(name, &flat, values)?;
+        shard.check(name, &flat, values)?;
         let size = values.dtype().size();
-        let global_shape = layout.global_shape();
+        let global_shape = shard.global_shape();
         let slice = |piece: Piece| {
             let extent = piece.extent();
-            let runs: Vec<Run> = piece.runs(&layout.shape).collect();
+            let runs: Vec<Run> = piece.runs(&shard.shape).collect();
             let bytes_of = |run: &Run| {
                 let start = (run.source - flat.start) * size;
                 start..start + run.len * size
@@ -179,7 +179,7 @@ impl ShardTensor {
             let source = HostTensor::new(values.dtype(), extent, bytes)?;
             Ok(Self::slice(name, global_shape.clone(), piece.offset, source))
         };
-        layout.pieces(&flat).into_iter().map(slice).collect()
+        shard.pieces(&flat).into_iter().map(slice).collect()
     }
 }
 
@@ -193,15 +193,15 @@ impl Checkpoint {
     pub fn load_local(
         &self,
         name: &str,
-        layout: &LocalLayout,
+        shard: &LocalShard,
         flat: Range<usize>,
     ) -> Result<HostTensor, CheckpointError> {
         let dtype = self.tensor(name)?.dtype;
-        self.expect(name, dtype, &layout.global_shape())?;
+        self.expect(name, dtype, &shard.global_shape())?;
         let size = dtype.size();
         let mut bytes = vec![0; flat.len() * size];
-        for piece in layout.pieces(&flat) {
-            let runs: Vec<Run> = piece.runs(&layout.shape).collect();
+        for piece in shard.pieces(&flat) {
+            let runs: Vec<Run> = piece.runs(&shard.shape).collect();
             let bytes_of = |run: &Run| {
                 let start = (run.source - flat.start) * size;
                 start..start + run.len * size
@@ -226,16 +226,16 @@ mod tests {
     use super::*;
 
     /// Global position of each local element, in local order.
-    fn positions(layout: &LocalLayout) -> Vec<usize> {
-        let global = layout.global_shape();
-        (0..layout.num_elements())
+    fn positions(shard: &LocalShard) -> Vec<usize> {
+        let global = shard.global_shape();
+        (0..shard.num_elements())
             .map(|mut index| {
-                let mut at = vec![0; layout.shape.len()];
+                let mut at = vec![0; shard.shape.len()];
                 for d in (0..at.len()).rev() {
-                    at[d] = index % layout.shape[d];
-                    index /= layout.shape[d];
+                    at[d] = index % shard.shape[d];
+                    index /= shard.shape[d];
                 }
-                if let Some(cut) = &layout.cut {
+                if let Some(cut) = &shard.cut {
                     at[cut.dim] = cut.parts.iter().cloned().flatten().nth(at[cut.dim]).unwrap();
                 }
                 at.iter().zip(&global).fold(0, |sum, (i, size)| sum * size + i)
@@ -243,7 +243,7 @@ mod tests {
             .collect()
     }
 
-    fn layouts() -> impl Strategy<Value = LocalLayout> {
+    fn layouts() -> impl Strategy<Value = LocalShard> {
         (prop::collection::vec(1usize..5, 1..4), any::<prop::sample::Index>(), 1usize..4, 1usize..3, 0usize..3)
             .prop_map(|(mut shape, dim, ranks, blocks, rank)| {
                 let dim = dim.index(shape.len());
@@ -252,23 +252,23 @@ mod tests {
                 let parts = (0..blocks).map(|b| b * block + (rank % ranks) * part).map(|start| start..start + part);
                 let cut = Cut { dim, size: blocks * block, parts: parts.collect() };
                 shape[dim] = blocks * part;
-                LocalLayout { shape, cut: (ranks * blocks > 1).then_some(cut) }
+                LocalShard { shape, cut: (ranks * blocks > 1).then_some(cut) }
             })
     }
 
     proptest! {
         #[test]
-        fn pieces_hold_each_element_once_and_in_its_place(layout in layouts(), a in 0usize..200, b in 0usize..200) {
-            let count = layout.num_elements();
+        fn pieces_hold_each_element_once_and_in_its_place(shard in layouts(), a in 0usize..200, b in 0usize..200) {
+            let count = shard.num_elements();
             let flat = (a.min(b) % (count + 1)).min(a.max(b) % (count + 1))..(a.max(b) % (count + 1)).max(a.min(b) % (count + 1));
-            let positions = positions(&layout);
+            let positions = positions(&shard);
             let values: Vec<i64> = positions[flat.clone()].iter().map(|p| *p as i64).collect();
             let values = HostTensor::from_vec([flat.len()], values).unwrap();
-            let global = layout.global_shape();
+            let global = shard.global_shape();
             let mut found = Vec::new();
-            for slice in ShardTensor::of_local("w", &layout, flat.clone(), &values).unwrap() {
+            for slice in ShardTensor::of_local("w", &shard, flat.clone(), &values).unwrap() {
                 prop_assert_eq!(&slice.global_shape, &global);
-                let inside = LocalLayout::whole(slice.source.shape());
+                let inside = LocalShard::whole(slice.source.shape());
                 let numbers: Vec<i64> = bytemuck::pod_collect_to_vec(slice.source.bytes());
                 for (index, number) in numbers.into_iter().enumerate() {
                     let mut rest = index;
@@ -301,20 +301,20 @@ mod tests {
     #[test]
     fn empty_tensors_and_scalars_are_kept() {
         let empty = HostTensor::from_vec([0, 7], Vec::<f32>::new()).unwrap();
-        let slices = ShardTensor::of_local("w", &LocalLayout::whole([0, 7]), 0..0, &empty).unwrap();
+        let slices = ShardTensor::of_local("w", &LocalShard::whole([0, 7]), 0..0, &empty).unwrap();
         assert_eq!(slices.len(), 1);
         assert_eq!(slices[0].global_shape, [0, 7]);
         let scalar = HostTensor::scalar(3_i64);
-        assert_eq!(ShardTensor::of_local("w", &LocalLayout::whole([]), 0..1, &scalar).unwrap().len(), 1);
+        assert_eq!(ShardTensor::of_local("w", &LocalShard::whole([]), 0..1, &scalar).unwrap().len(), 1);
     }
 
     #[test]
     fn contradictions_are_errors() {
         let values = HostTensor::from_vec([6], vec![0_f32; 6]).unwrap();
-        let layout = LocalLayout { shape: vec![3, 2], cut: Some(Cut { dim: 0, size: 9, parts: vec![0..1, 4..5] }) };
-        let error = ShardTensor::of_local("w", &layout, 0..6, &values).unwrap_err().to_string();
+        let shard = LocalShard { shape: vec![3, 2], cut: Some(Cut { dim: 0, size: 9, parts: vec![0..1, 4..5] }) };
+        let error = ShardTensor::of_local("w", &shard, 0..6, &values).unwrap_err().to_string();
         assert!(error.contains("`w`") && error.contains("hold 2 indices"), "{error}");
-        let error = ShardTensor::of_local("w", &LocalLayout::whole([3, 2]), 0..5, &values).unwrap_err().to_string();
+        let error = ShardTensor::of_local("w", &LocalShard::whole([3, 2]), 0..5, &values).unwrap_err().to_string();
         assert!(error.contains("6 are given"), "{error}");
     }
 }

@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 
 use super::checksum::Checksum;
 use super::error::CheckpointError;
-use super::layout::{METADATA_FILE, file_name_problem};
-use super::region::{Region, tiling_problem};
+use super::names::{METADATA_FILE, file_name_problem};
 use super::shard::WrittenShard;
+use super::slices::{Slice, tiling_problem};
 use super::tensor::DType;
 
 /// The format version that is written, and the newest that can be read.
@@ -120,8 +120,8 @@ impl TensorRecord {
         if self.dtype.byte_len(&self.shape).is_none() {
             return Some(format!("{:?} has more bytes than can be addressed", self.shape));
         }
-        let regions: Vec<_> = self.slices.iter().map(|s| Region { offset: &s.offset, extent: &s.extent }).collect();
-        tiling_problem(&self.shape, &regions)
+        let slices: Vec<_> = self.slices.iter().map(|s| Slice { offset: &s.offset, extent: &s.extent }).collect();
+        tiling_problem(&self.shape, &slices)
     }
 }
 

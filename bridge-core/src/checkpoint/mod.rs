@@ -30,7 +30,7 @@
 //!
 //! # Many ranks
 //!
-//! Every rank writes its part of each tensor as rectangular slices ([`LocalLayout`]), through a [`ShardedWriter`] that fails on all
+//! Every rank writes its part of each tensor as rectangular slices ([`LocalShard`]), through a [`ShardedWriter`] that fails on all
 //! ranks or on none. [`Checkpoint::load_local`] reads a rank's part in any other layout, and only its bytes. While the first rank searches
 //! for the checkpoint to load, all ranks verify their share of its files ([`look_together`]).
 //!
@@ -52,16 +52,16 @@ mod error;
 mod exchange;
 mod fsio;
 mod journal;
-mod layout;
 mod local;
 mod metadata;
+mod names;
 mod progress;
 mod reader;
-mod region;
 mod resolve;
 mod retention;
 mod shard;
 mod sharded;
+mod slices;
 mod snapshot;
 mod store;
 mod tensor;
@@ -76,11 +76,11 @@ mod tests;
 pub use async_saver::AsyncSaver;
 pub use checksum::Checksum;
 pub use error::{CheckpointError, Damage, DamagedCheckpoint, RootFault, SkippedCheckpoint};
-pub use layout::{
+pub use local::{Cut, LocalShard};
+pub use metadata::{FORMAT_VERSION, FileRecord, Metadata, SliceRecord, TensorRecord};
+pub use names::{
     BEST_FILE, JOURNAL_FILE, LATEST_FILE, METADATA_FILE, RUN_CONFIG_FILE, TRAIN_STATE_FILE, iteration_folder_name,
 };
-pub use local::{Cut, LocalLayout};
-pub use metadata::{FORMAT_VERSION, FileRecord, Metadata, SliceRecord, TensorRecord};
 pub use progress::{ProgressFn, SaveProgress};
 pub use reader::Checkpoint;
 pub use resolve::{LoadReport, LoadRequest, Notice, OnDamaged, Resolution, Resolved};

@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 use bridge_data::outside;
 
 use super::error::{CheckpointError, Damage, DamagedCheckpoint, SkippedCheckpoint};
-use super::layout::{RUN_CONFIG_FILE, TRAIN_STATE_FILE};
 use super::metadata::{Metadata, SliceRecord, TensorRecord};
-use super::region::{Region, Run, common_runs};
+use super::names::{RUN_CONFIG_FILE, TRAIN_STATE_FILE};
+use super::slices::{Run, Slice, common_runs};
 use super::tensor::{DType, HostTensor};
 use super::train_state::TrainState;
 use super::verify::VerifiedFile;
@@ -196,9 +196,9 @@ impl Checkpoint {
         }
         let size = record.dtype.size();
         for (slice, stored) in record.slices.iter().zip(&self.slices[name]) {
-            let region = Region { offset: &slice.offset, extent: &slice.extent };
+            let stored_slice = Slice { offset: &slice.offset, extent: &slice.extent };
             let mut source = self.source(slice, stored, record.dtype);
-            for Run { source: from, target: to, len } in common_runs(region, ranges) {
+            for Run { source: from, target: to, len } in common_runs(stored_slice, ranges) {
                 source.read(from * size, &mut target[to * size..][..len * size])?;
             }
         }

@@ -13,7 +13,7 @@ use super::checksum::{Checksum, stated_checksum};
 use super::error::{CheckpointError, DamagedCheckpoint, RootFault, SkippedCheckpoint};
 use super::fsio::parent_of;
 use super::journal::{Journal, JournalState, Pointer};
-use super::layout::{LATEST_FILE, METADATA_FILE, iteration_folder_name};
+use super::names::{LATEST_FILE, METADATA_FILE, iteration_folder_name};
 use super::reader::Checkpoint;
 use super::store::{CheckpointStore, Place, RootEntry, RootState, iteration_of};
 use super::together::Verifier;

@@ -6,7 +6,7 @@ use std::path::Path;
 use super::error::CheckpointError;
 use super::fsio::{remove_all, rename_durably};
 use super::journal::{Pointer, read_best};
-use super::layout::trash_name;
+use super::names::trash_name;
 use super::store::RootState;
 use super::verify::{Verification, verify_folder};
 

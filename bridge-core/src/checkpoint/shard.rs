@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::checksum::Checksum;
 use super::error::CheckpointError;
 use super::fsio::{CHUNK_BYTES, FileWriter};
-use super::layout::{file_name_problem, shard_file_name};
+use super::names::{file_name_problem, shard_file_name};
 use super::progress::ProgressMeter;
 use super::snapshot::{ShardTensor, TensorGroup};
 use super::tensor::DType;

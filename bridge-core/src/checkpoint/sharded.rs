@@ -8,7 +8,7 @@ use bridge_dist::comm::{CommError, Group};
 
 use super::error::CheckpointError;
 use super::exchange;
-use super::layout::iteration_folder_name;
+use super::names::iteration_folder_name;
 use super::snapshot::Snapshot;
 use super::writer::{CheckpointWriter, SaveOptions, SaveReport, Staging};
 

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use super::error::{CheckpointError, Damage, DamagedCheckpoint, SkippedCheckpoint};
 use super::fsio::FileId;
 use super::journal::{JournalState, Pointer, read_best, read_journal, read_pointer};
-use super::layout::{LATEST_FILE, METADATA_FILE, RootName, iteration_folder_name, parse_iteration, parse_root_name};
+use super::names::{LATEST_FILE, METADATA_FILE, RootName, iteration_folder_name, parse_iteration, parse_root_name};
 use super::reader::Checkpoint;
 use super::verify::{Verification, verify_folder};
 

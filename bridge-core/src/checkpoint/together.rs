@@ -28,9 +28,6 @@ impl Verifier<'_> {
     pub const ALONE: Self = Self { others: None };
 
     /// Verifies a folder.
-    ///
-    /// # Errors
-    /// If ranks cannot communicate.
     pub(super) fn verify(&self, folder: &Path, verification: Verification) -> Result<Verified, CheckpointError> {
         match self.others {
             Some(group) if verification == Verification::Contents => {

@@ -16,8 +16,8 @@ use serde::Deserialize;
 use super::checksum::{SealError, unseal};
 use super::error::{CheckpointError, Damage};
 use super::fsio::{FileId, checksum_file};
-use super::layout::{METADATA_FILE, RootName, SHARD_EXTENSION, parse_root_name};
 use super::metadata::{FORMAT_VERSION, FileRecord, Metadata};
+use super::names::{METADATA_FILE, RootName, SHARD_EXTENSION, parse_root_name};
 use super::reader::{Checkpoint, StoredSlice};
 
 /// How thoroughly a checkpoint is verified before it is used.

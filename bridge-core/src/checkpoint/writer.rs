@@ -15,11 +15,11 @@ use super::fsio::{
     FileWriter, create_folder_durably, exists, parent_of, remove_all, rename_durably, swap, sync_folder,
 };
 use super::journal::{Journal, Pointer, read_best, read_pointer, write_best, write_journal, write_pointer};
-use super::layout::{
+use super::metadata::{FORMAT_VERSION, FileRecord, Metadata, merge_shards};
+use super::names::{
     METADATA_FILE, RUN_CONFIG_FILE, RootName, TRAIN_STATE_FILE, displaced_name, file_name_problem,
     iteration_folder_name, parse_root_name, staging_name,
 };
-use super::metadata::{FORMAT_VERSION, FileRecord, Metadata, merge_shards};
 use super::progress::{ProgressFn, ProgressMeter};
 use super::retention::{RetentionPolicy, move_to_trash, prune};
 use super::shard::{WrittenShard, plan_shards, write_shards};

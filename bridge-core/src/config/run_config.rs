@@ -310,7 +310,7 @@ impl RunConfig {
     }
 
     /// Whether the device is the CPU.
-    pub fn computes_on_processor(&self) -> bool {
+    pub fn computes_on_cpu(&self) -> bool {
         matches!(self.device.as_str(), "flex" | "cpu")
     }
 

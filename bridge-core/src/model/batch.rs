@@ -125,7 +125,7 @@ pub struct ForwardContext<'a> {
     pub batch: &'a Batch,
     /// Training or evaluation.
     pub mode: Mode,
-    /// Where linear layers put off the gradients of their weights, if they should: schedules that split the backward pass compute
+    /// Where linear layers leave the deferred gradients of their weights, if they should: schedules that split the backward pass compute
     /// them later. A layer that cannot put its gradient off computes it in the backward pass as usual.
     pub weight_gradients: Option<&'a WeightGradientStore>,
     /// Losses besides the one the model returns.

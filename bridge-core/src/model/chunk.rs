@@ -76,7 +76,7 @@ pub trait ModelChunk: fmt::Debug + Send {
 
     /// Replaces every parameter by what `f` makes of its name and value, one after the other.
     ///
-    /// The value is handed over, so that a back end can update it in place. The result keeps the parameter's dtype.
+    /// The value is handed over, so that a backend can update it in place. The result keeps the parameter's dtype.
     fn update_parameters(&mut self, f: &mut dyn FnMut(&str, Tensor<1>) -> Replacement);
 
     /// Replaces the parameters for which `f` has something. The others are not touched: graphs they are part of stay valid.

@@ -25,8 +25,8 @@ pub struct Workload {
     pub collective_bytes: u64,
     /// Whether attention stays inside documents, so that ranks tell each other the document of each token.
     pub documents: bool,
-    /// Whether the kernels of the processor run.
-    pub on_processor: bool,
+    /// Whether the kernels of the CPU run.
+    pub on_cpu: bool,
     /// Rows of embedding and output tables, padding included.
     pub padded_vocab_size: usize,
 }
@@ -42,7 +42,7 @@ impl Workload {
             activation_bytes: 4,
             collective_bytes: 4,
             documents: false,
-            on_processor: true,
+            on_cpu: true,
             padded_vocab_size,
         }
     }

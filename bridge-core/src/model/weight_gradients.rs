@@ -18,13 +18,13 @@ struct Deferred {
 }
 
 impl WeightGradientStore {
-    /// Puts off a gradient of the parameter called `parameter`: `compute` returns it, flat and without a graph. Several for one
+    /// Defers a gradient of the parameter called `parameter`: `compute` returns it, flat and without a graph. Several for one
     /// parameter add up.
     pub fn defer(&self, parameter: &str, compute: impl FnOnce() -> Tensor<1> + Send + 'static) {
         self.lock().push(Deferred { parameter: parameter.to_owned(), compute: Box::new(compute) });
     }
 
-    /// Computes what was put off, in that order, and empties the store.
+    /// Computes what was deferred, in that order, and empties the store.
     pub fn compute(&self, on_gradient: &mut dyn FnMut(&str, Tensor<1>)) {
         let deferred = std::mem::take(&mut *self.lock());
         for Deferred { parameter, compute } in deferred {
@@ -32,12 +32,12 @@ impl WeightGradientStore {
         }
     }
 
-    /// Number of gradients that are put off.
+    /// Number of deferred gradients.
     pub fn len(&self) -> usize {
         self.lock().len()
     }
 
-    /// Whether nothing is put off.
+    /// Whether nothing is deferred.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -50,6 +50,6 @@ impl WeightGradientStore {
 
 impl fmt::Debug for WeightGradientStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "WeightGradientStore({} put off)", self.len())
+        write!(f, "WeightGradientStore({} deferred)", self.len())
     }
 }

@@ -282,7 +282,7 @@ fn workload(config: &RunConfig, layout: &Layout, bytes: &ElementBytes, padded_vo
         activation_bytes: bytes.activation,
         collective_bytes: bytes.collective,
         documents: config.dataset.reset_attention_mask,
-        on_processor: config.computes_on_processor(),
+        on_cpu: config.computes_on_cpu(),
         padded_vocab_size: padded_vocab,
     }
 }

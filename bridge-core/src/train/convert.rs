@@ -110,7 +110,7 @@ pub(super) fn rerun(config: &RunConfig, rank: usize, place: LocalRank) -> RerunC
         mode: match settings.rerun_mode {
             config::RerunMode::Disabled => RerunMode::Disabled,
             config::RerunMode::ValidateResults => RerunMode::ValidateResults,
-            config::RerunMode::ReportDeterminismStats => RerunMode::ReportDeterminismStats,
+            config::RerunMode::ReportDeterminismStats => unreachable!("`finalize` refuses it"),
         },
         injection: ErrorInjection {
             rate: settings.error_injection_rate as u64,
@@ -125,9 +125,9 @@ pub(super) fn rerun(config: &RunConfig, rank: usize, place: LocalRank) -> RerunC
     }
 }
 
-/// Number of a rank's device on its machine: that of its name, else the rank's. The processor is one device.
+/// Number of a rank's device on its machine: that of its name, else the rank's. The CPU is one device.
 fn device_index(config: &RunConfig, place: LocalRank) -> usize {
-    if config.computes_on_processor() {
+    if config.computes_on_cpu() {
         return 0;
     }
     let index = config.device.split_once(':').and_then(|(_, index)| index.parse().ok());

@@ -17,7 +17,7 @@ pub enum DeviceError {
         /// The nearest valid name.
         hint: String,
     },
-    /// The back end was not compiled in.
+    /// The backend was not compiled in.
     #[error(
         "device: `{found}` needs the cargo feature `{feature}`, which this build does not have \
          (build with `--features {feature}`; `cargo xtask train RECIPE --device {feature}` does it)"
@@ -78,7 +78,7 @@ impl LocalRank {
 /// The device called `name`, without autodiff.
 ///
 /// # Errors
-/// If the name is unknown, its back end is not part of this build, or this machine has no such device.
+/// If the name is unknown, its backend is not part of this build, or this machine has no such device.
 pub fn select_device(name: &str) -> Result<Device, DeviceError> {
     select_device_of_rank(name, LocalRank::ALONE)
 }
@@ -90,7 +90,7 @@ pub fn select_device(name: &str) -> Result<Device, DeviceError> {
 /// As [`select_device`], or if there are fewer devices than ranks.
 pub fn select_device_of_rank(name: &str, place: LocalRank) -> Result<Device, DeviceError> {
     let choice = Choice::parse(name)?;
-    if choice.kind == Kind::Processor {
+    if choice.kind == Kind::Cpu {
         return Ok(Device::flex());
     }
     let Some(index) = choice.index_of_rank(place) else {
@@ -112,7 +112,7 @@ pub(super) fn own_cuda_device(name: &str, place: LocalRank) -> Option<usize> {
     (index.max(place.size - 1) < devices(choice.kind).len()).then_some(index)
 }
 
-/// Checks that `name` is one of ours and that this build has its back end. Which devices this machine has is not asked.
+/// Checks that `name` is one of ours and that this build has its backend. Which devices this machine has is not asked.
 ///
 /// # Errors
 /// If not.
@@ -127,10 +127,10 @@ struct Choice {
     index: Option<usize>,
 }
 
-/// A back end.
+/// A backend.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    Processor,
+    Cpu,
     Cuda,
     Wgpu,
     Vulkan,
@@ -139,7 +139,7 @@ enum Kind {
 impl Kind {
     const fn is_compiled_in(self) -> bool {
         match self {
-            Self::Processor => true,
+            Self::Cpu => true,
             Self::Cuda => cfg!(feature = "cuda"),
             Self::Wgpu => cfg!(feature = "wgpu"),
             Self::Vulkan => cfg!(feature = "vulkan"),
@@ -156,7 +156,7 @@ impl Choice {
         };
         let known = match kind {
             "flex" | "cpu" if index.unwrap_or(0) != 0 => return Err(unknown("; the CPU is one device".into())),
-            "flex" | "cpu" => Kind::Processor,
+            "flex" | "cpu" => Kind::Cpu,
             "cuda" => Kind::Cuda,
             "wgpu" => Kind::Wgpu,
             "vulkan" => Kind::Vulkan,
@@ -183,13 +183,13 @@ impl Choice {
         }
     }
 
-    /// Number of the device that a rank takes; `None` leaves the choice to the back end, where nobody else is there.
+    /// Number of the device that a rank takes; `None` leaves the choice to the backend, where nobody else is there.
     fn index_of_rank(self, place: LocalRank) -> Option<usize> {
         self.index.or((place.size > 1).then_some(place.rank))
     }
 }
 
-/// The GPUs of a back end, by number.
+/// The GPUs of a backend, by number.
 fn devices(kind: Kind) -> Vec<Device> {
     match kind {
         #[cfg(feature = "cuda")]
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_share_the_processor() {
+    fn ranks_share_the_cpu() {
         let of = |rank| select_device_of_rank("flex", LocalRank { rank, size: 3 }).unwrap();
         assert_eq!((of(0), of(2)), (Device::flex(), Device::flex()));
     }

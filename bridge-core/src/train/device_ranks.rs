@@ -13,7 +13,7 @@ use crate::config::{DistributedBackend, RunConfig};
 /// If this build has no NCCL, or it cannot be started on some rank.
 pub fn over_devices(config: &RunConfig, world: Group) -> Result<Group, TrainError> {
     let uses_nccl = config.dist.distributed_backend == DistributedBackend::Nccl;
-    if world.size() == 1 || !uses_nccl || config.computes_on_processor() {
+    if world.size() == 1 || !uses_nccl || config.computes_on_cpu() {
         return Ok(world);
     }
     let place = if config.dist.external_gpu_device_mapping { LocalRank::ALONE } else { ranks::local_rank(&world)? };

@@ -54,7 +54,7 @@ pub trait ForwardStep: Send {
     }
 }
 
-/// Next-token prediction with the data set's own masks.
+/// Next-token prediction with the dataset's own masks.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LanguageModelStep;
 

@@ -19,7 +19,7 @@ pub fn rank_timeout(config: &RunConfig) -> Duration {
 
 /// Runs `program` on `config.parallel.world_size` ranks, each a thread with a thread pool of its own, and returns their results in rank order.
 ///
-/// A rank's pool has `train.num_threads` threads, by default its share of the processor's. `program` usually makes options and calls
+/// A rank's pool has `train.num_threads` threads, by default its share of the CPU's cores. `program` usually makes options and calls
 /// [`pretrain`](super::pretrain); options are made once for each rank.
 ///
 /// ```ignore
@@ -53,7 +53,7 @@ pub fn run_on_wrapped_threads<T: Send>(
     if ranks == 1 {
         return program(ProcessGroups::single()).map(|value| vec![value]);
     }
-    let threads = config.train.num_threads.unwrap_or_else(|| share_of_processor(ranks));
+    let threads = config.train.num_threads.unwrap_or_else(|| share_of_cpu(ranks));
     let outcome = run_ranks(ranks, timeout, |world| {
         let rank = world.rank();
         let pool = rayon::ThreadPoolBuilder::new()
@@ -69,7 +69,7 @@ pub fn run_on_wrapped_threads<T: Send>(
 }
 
 /// Threads of one of `ranks` ranks that share this machine; at least one.
-fn share_of_processor(ranks: usize) -> usize {
+fn share_of_cpu(ranks: usize) -> usize {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     (cores / ranks).max(1)
 }

@@ -13,7 +13,7 @@
 //! ```
 //!
 //! The loop knows models as chunks of segments, data as micro-batches, and checkpoints as snapshots; nothing in it names a
-//! model family or a back end.
+//! model family or a backend.
 
 mod checkpointing;
 mod convert;

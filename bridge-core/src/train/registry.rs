@@ -1,4 +1,4 @@
-//! What a program adds to Bridge: kinds of model and of data set, each registered in one place with its name, its settings and its factory.
+//! What a program adds to Bridge: kinds of model and of dataset, each registered in one place with its name, its settings and its factory.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use super::gpt_data::gpt_provider;
 use crate::config::{ExtraField, FinalDataset, FinalValidation, Kind, KindRegistry, Kinds};
 use crate::model::ModelRegistry;
 
-/// The kinds of model and of data set that recipes may choose. A value, not a global.
+/// The kinds of model and of dataset that recipes may choose. A value, not a global.
 ///
 /// `bridge_models::registry()` has the built-in ones. What is registered here is known both to whoever reads recipes (by
 /// [`Registry::kinds`]) and to the runs that are given it.
@@ -19,12 +19,12 @@ use crate::model::ModelRegistry;
 pub struct Registry {
     /// Kinds of model.
     pub models: ModelRegistry,
-    /// Kinds of data set.
+    /// Kinds of dataset.
     pub datasets: DatasetRegistry,
 }
 
 impl Registry {
-    /// The given kinds of model, and the built-in kinds of data set.
+    /// The given kinds of model, and the built-in kinds of dataset.
     pub fn new(models: ModelRegistry) -> Self {
         Self { models, datasets: DatasetRegistry::builtin() }
     }
@@ -50,7 +50,7 @@ pub struct DatasetFactoryContext<'a> {
 
 type Factory = Arc<dyn Fn(&DatasetFactoryContext) -> Result<Box<dyn DatasetProvider>, DataError> + Send + Sync>;
 
-/// Kinds of data set by name.
+/// Kinds of dataset by name.
 #[derive(Clone)]
 pub struct DatasetRegistry {
     kinds: KindRegistry,

@@ -59,7 +59,7 @@ pub enum WatchSignals {
 
 /// What a run needs besides its configuration. All of it is passed in; nothing is global.
 pub struct RunOptions {
-    /// Kinds of model and of data set.
+    /// Kinds of model and of dataset.
     pub registry: Registry,
     /// How micro-batches become losses.
     pub forward_step: Box<dyn ForwardStep>,

@@ -1,4 +1,4 @@
-//! The CPU back end's thread pool: its size, and keeping it awake.
+//! The CPU backend's thread pool: its size, and keeping it awake.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::TrainError;
 use crate::config::RunConfig;
 
-/// Makes the CPU back end use `count` threads. Outside a pool that is the process's (rayon's global one), so this works once, before
+/// Makes the CPU backend use `count` threads. Outside a pool that is the process's (rayon's global one), so this works once, before
 /// anything computes; asking again for the same number is fine. In a pool, a rank's or a run's ([`in_own_pool`]), its size is checked.
 ///
 /// # Errors
@@ -45,15 +45,15 @@ pub fn in_own_pool<T: Send>(threads: Option<usize>, work: impl FnOnce() -> T + S
 
 /// Pauses of a thread that found nothing to do, before it looks again: one to two microseconds.
 const PAUSES: usize = 50;
-/// Looks without success after which a thread lets others run between its looks: where threads outnumber the processor's cores.
+/// Looks without success after which a thread lets others run between its looks: where threads outnumber the CPU's cores.
 const PATIENCE: usize = 1000;
 
 /// Runs `work` and keeps the other threads of the caller's pool ([`in_own_pool`]) looking for work until it ends; outside a pool it just
 /// runs.
 ///
-/// A training step on the processor is thousands of parallel regions, with a few microseconds between them in which one thread is busy.
+/// A training step on the CPU is thousands of parallel regions, with a few microseconds between them in which one thread is busy.
 /// Rayon puts threads that find nothing to sleep in that time, and to wake one takes longer than many a region: without this, a step of a
-/// 135M model takes a fifth longer. The price is processor time where the step itself waits, for other ranks for instance.
+/// 135M model takes a fifth longer. The price is CPU time where the step itself waits, for other ranks for instance.
 pub fn with_awake_threads<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     if rayon::current_thread_index().is_none() {
         return work();
@@ -80,9 +80,9 @@ pub fn with_awake_threads<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// Runs `work`, [`with_awake_threads`] where they have something to do: if the processor computes.
+/// Runs `work`, [`with_awake_threads`] where they have something to do: if the CPU computes.
 pub(super) fn compute<T: Send>(config: &RunConfig, work: impl FnOnce() -> T + Send) -> T {
-    if config.computes_on_processor() { with_awake_threads(work) } else { work() }
+    if config.computes_on_cpu() { with_awake_threads(work) } else { work() }
 }
 
 struct SetOnDrop(Arc<AtomicBool>);

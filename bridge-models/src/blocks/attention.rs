@@ -76,7 +76,7 @@ pub(crate) struct AttentionInput<'a> {
     pub document_ids: Option<Tensor<2, Int>>,
     /// Key of the dropout mask of the probabilities.
     pub dropout_key: Option<DropoutKey>,
-    /// Where the gradients of the projections are put off to.
+    /// Where the projections leave deferred gradients.
     pub weight_gradients: Option<&'a WeightGradientStore>,
     /// Keys and values of earlier tokens, in generation.
     pub state: Option<&'a mut KeyValues>,

@@ -36,12 +36,12 @@ pub(crate) struct Projection {
 /// What projection and loss cost: besides its input the fused kernel keeps both of its gradients, which it makes in the forward, in float32.
 ///
 /// Ranks exchange three numbers for each token: the largest logit; then, in one operation, the sum of exponentials and the target's logit. The
-/// processor's float32 kernel goes through tokens in chunks.
+/// CPU's float32 kernel goes through tokens in chunks.
 pub(crate) fn cost(config: &DecoderConfig, work: &Workload) -> SegmentCost {
     const FLOAT32: u64 = 4;
     let (n, c, v) = (work.tokens(), config.hidden_size as u64, config.padded_vocab_size);
     let rows = v.div_ceil(work.place.tensor.size);
-    let is_chunked = work.activation_bytes == FLOAT32 && work.on_processor;
+    let is_chunked = work.activation_bytes == FLOAT32 && work.on_cpu;
     let chunk = if is_chunked { chunk_rows(n as usize, rows) as u64 } else { n };
     let mut exchanges = enter_exchanges(c * work.collective_bytes, work);
     exchanges.push(Exchange {

@@ -48,7 +48,7 @@ pub(crate) enum BlockOutput<'a> {
         /// `[b, t, this rank's inputs]`.
         x: Tensor<3>,
         linear: &'a Linear,
-        /// Where the gradient of the layer's weight is put off to.
+        /// Where the layer leaves the deferred gradient of its weight.
         store: Option<&'a WeightGradientStore>,
     },
 }

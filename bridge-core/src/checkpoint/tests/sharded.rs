@@ -34,21 +34,21 @@ impl Spread {
     }
 
     /// The part of tensor `index` that `rank` has of the whole, and the range of it that it owns.
-    fn local(self, index: usize, rank: usize) -> (LocalLayout, Range<usize>) {
+    fn local(self, index: usize, rank: usize) -> (LocalShard, Range<usize>) {
         let (_, shape, cut) = TENSORS[index];
         let (tensor_rank, owner) = (rank % self.tensor, rank / self.tensor);
-        let mut layout = LocalLayout::whole(shape);
+        let mut shard = LocalShard::whole(shape);
         if let Some((dim, blocks)) = cut.filter(|_| self.tensor > 1) {
             let (size, block) = (shape[dim], shape[dim] / blocks);
             let part = block / self.tensor;
             let starts = (0..blocks).map(|b| b * block + tensor_rank * part);
-            layout.shape[dim] = size / self.tensor;
-            layout.cut = Some(Cut { dim, size, parts: starts.map(|start| start..start + part).collect() });
+            shard.shape[dim] = size / self.tensor;
+            shard.cut = Some(Cut { dim, size, parts: starts.map(|start| start..start + part).collect() });
         }
-        let count = layout.num_elements();
+        let count = shard.num_elements();
         let owned = count * owner / self.owners..count * (owner + 1) / self.owners;
-        let is_copy = layout.cut.is_none() && tensor_rank > 0;
-        (layout, if is_copy { 0..0 } else { owned })
+        let is_copy = shard.cut.is_none() && tensor_rank > 0;
+        (shard, if is_copy { 0..0 } else { owned })
     }
 }
 
@@ -59,16 +59,16 @@ fn whole(index: usize) -> Vec<f32> {
 }
 
 /// The elements `flat` of a part, cut out of the whole without the code under test.
-fn cut_out(index: usize, layout: &LocalLayout, flat: Range<usize>) -> Vec<f32> {
+fn cut_out(index: usize, shard: &LocalShard, flat: Range<usize>) -> Vec<f32> {
     let whole = whole(index);
-    let shape = layout.global_shape();
+    let shape = shard.global_shape();
     flat.map(|mut i| {
         let mut at = vec![0; shape.len()];
         for d in (0..shape.len()).rev() {
-            at[d] = i % layout.shape[d];
-            i /= layout.shape[d];
+            at[d] = i % shard.shape[d];
+            i /= shard.shape[d];
         }
-        if let Some(cut) = &layout.cut {
+        if let Some(cut) = &shard.cut {
             at[cut.dim] = cut.parts.iter().cloned().flatten().nth(at[cut.dim]).unwrap();
         }
         whole[at.iter().zip(&shape).fold(0, |sum, (i, size)| sum * size + i)]
@@ -79,13 +79,13 @@ fn cut_out(index: usize, layout: &LocalLayout, flat: Range<usize>) -> Vec<f32> {
 fn rank_snapshot(spread: Spread, rank: usize, step: u64) -> Snapshot {
     let mut tensors = Vec::new();
     for (index, (name, ..)) in TENSORS.iter().enumerate() {
-        let (layout, owned) = spread.local(index, rank);
+        let (shard, owned) = spread.local(index, rank);
         if owned.is_empty() {
             continue;
         }
-        let values = cut_out(index, &layout, owned.clone());
+        let values = cut_out(index, &shard, owned.clone());
         let values = HostTensor::from_vec([values.len()], values).unwrap();
-        tensors.extend(ShardTensor::of_local(name, &layout, owned, &values).unwrap());
+        tensors.extend(ShardTensor::of_local(name, &shard, owned, &values).unwrap());
     }
     let mut run = RunFiles { train_state: TrainState { step, ..TrainState::default() }, ..RunFiles::default() };
     if rank == 0 {
@@ -124,10 +124,10 @@ fn what_any_ranks_saved_any_other_ranks_read() {
         for loaded in SPREADS {
             for rank in 0..loaded.ranks() {
                 for (index, (name, ..)) in TENSORS.iter().enumerate() {
-                    let (layout, owned) = loaded.local(index, rank);
-                    for flat in [0..layout.num_elements(), owned] {
-                        let found = checkpoint.load_local(name, &layout, flat.clone()).unwrap();
-                        let expected = cut_out(index, &layout, flat);
+                    let (shard, owned) = loaded.local(index, rank);
+                    for flat in [0..shard.num_elements(), owned] {
+                        let found = checkpoint.load_local(name, &shard, flat.clone()).unwrap();
+                        let expected = cut_out(index, &shard, flat);
                         assert_eq!(found.to_vec::<f32>().unwrap(), expected, "{name}, {saved:?} -> {loaded:?}");
                     }
                 }
@@ -157,7 +157,7 @@ fn a_tensor_of_another_size_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     save(dir.path(), Spread { tensor: 1, owners: 1 }, 1);
     let checkpoint = found(resolve(dir.path(), OnDamaged::Error).unwrap()).checkpoint;
-    let error = checkpoint.load_local("fc1", &LocalLayout::whole([48, 6]), 0..288).unwrap_err().to_string();
+    let error = checkpoint.load_local("fc1", &LocalShard::whole([48, 6]), 0..288).unwrap_err().to_string();
     assert!(error.contains("expected F32 [48, 6]") && error.contains("found F32 [48, 5]"), "{error}");
 }
 

@@ -68,7 +68,7 @@ pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &ParallelSizes) {
          neighbours",
     );
     draft.require(
-        !draft.recipe.dist.external_gpu_device_mapping || !computes_on_processor(&draft.recipe.device),
+        !draft.recipe.dist.external_gpu_device_mapping || !computes_on_cpu(&draft.recipe.device),
         "dist.external_gpu_device_mapping",
         "concerns GPUs, but device is the CPU",
     );
@@ -90,9 +90,9 @@ fn divides_gradients(strategy: ShardingStrategy) -> bool {
 /// When reductions begin, and the size of each.
 fn buckets(draft: &mut Draft<'_>, shards: Shards) {
     let ddp = draft.recipe.ddp.clone();
-    let puts_off = draft.recipe.model.pipeline_schedule == Some(PipelineSchedule::ZeroBubbleH1);
+    let defers_weights = draft.recipe.model.pipeline_schedule == Some(PipelineSchedule::ZeroBubbleH1);
     draft.require(
-        !ddp.overlap_grad_reduce || !puts_off,
+        !ddp.overlap_grad_reduce || !defers_weights,
         draft.chosen(&["ddp.overlap_grad_reduce", "comm_overlap.overlap_grad_reduce"]),
         "has no effect with model.pipeline_schedule = \"zb_h1\", which computes gradients of weights after the backward \
          passes: nothing is left for a reduction to hide behind",
@@ -132,7 +132,7 @@ fn buckets(draft: &mut Draft<'_>, shards: Shards) {
     );
 }
 
-pub(super) fn computes_on_processor(device: &str) -> bool {
+pub(super) fn computes_on_cpu(device: &str) -> bool {
     matches!(device, "flex" | "cpu")
 }
 

@@ -141,11 +141,11 @@ fn overlaps(draft: &mut Draft<'_>) {
     let is_distributed = recipe.optimizer.use_distributed_optimizer || recipe.ddp.use_distributed_optimizer;
     let has_shards = is_distributed || strategy != ShardingStrategy::NoShard;
     let is_by_segment = matches!(strategy, ShardingStrategy::OptimGrads | ShardingStrategy::OptimGradsParams);
-    let puts_off = recipe.model.pipeline_schedule == Some(PipelineSchedule::ZeroBubbleH1);
+    let defers_weights = recipe.model.pipeline_schedule == Some(PipelineSchedule::ZeroBubbleH1);
     let mut preset = Preset::new(draft, "the [comm_overlap] table".into());
     match config.overlap_grad_reduce {
         Some(overlaps) => preset.state(|r| &mut r.ddp.overlap_grad_reduce, overlaps, "ddp.overlap_grad_reduce"),
-        None if has_shards && !puts_off => {
+        None if has_shards && !defers_weights => {
             preset.suggest(|r| &mut r.ddp.overlap_grad_reduce, true, "ddp.overlap_grad_reduce");
         }
         None => {}

@@ -3,7 +3,7 @@
 use super::super::error::{ConfigError, ErrorKind};
 use super::super::run_config::{FinalTraining, FinalValidation, ParallelSizes};
 use super::Draft;
-use super::data_parallel::computes_on_processor;
+use super::data_parallel::computes_on_cpu;
 
 /// Devices that a recipe may request; the runner checks whether one was compiled in. `cpu` is `flex`.
 const DEVICES: [&str; 5] = ["flex", "cpu", "cuda", "wgpu", "vulkan"];
@@ -48,7 +48,7 @@ pub(super) fn device(draft: &mut Draft<'_>) {
 fn synchronizing_needs_a_gpu(draft: &mut Draft<'_>, device: &str) {
     let is_set = draft.recipe.train.train_sync_interval.is_some();
     let message = format!("has no effect with device = \"{device}\", which computes synchronously");
-    draft.forbid(is_set && computes_on_processor(device), "train.train_sync_interval", message);
+    draft.forbid(is_set && computes_on_cpu(device), "train.train_sync_interval", message);
 }
 
 /// Checks batch sizes and the length of training; old names move to `[validation]`.

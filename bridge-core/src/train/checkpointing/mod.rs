@@ -11,7 +11,7 @@ use std::path::Path;
 use burn::tensor::{DType as BurnDType, Device, Tensor, TensorData};
 use bytes::Bytes;
 
-use crate::checkpoint::{Checkpoint, CheckpointError, Cut, DType, HostTensor, LocalLayout};
+use crate::checkpoint::{Checkpoint, CheckpointError, Cut, DType, HostTensor, LocalShard};
 use crate::model::{Declaration, ModelChunk};
 
 pub use restore::load_parameters;
@@ -23,13 +23,13 @@ pub(super) use saver::Saver;
 const OPTIMIZER_PREFIX: &str = "optimizer.";
 
 /// How what this rank holds of a chunk's parameters lies in the whole parameters, by name.
-fn layouts(chunk: &dyn ModelChunk) -> BTreeMap<String, LocalLayout> {
-    let layout = |parameter: &Declaration| {
+fn local_shards(chunk: &dyn ModelChunk) -> BTreeMap<String, LocalShard> {
+    let local = |parameter: &Declaration| {
         let shard = parameter.placement.shard.clone();
         let cut = shard.map(|shard| Cut { dim: shard.dim, size: shard.size, parts: shard.parts });
-        (parameter.name.clone(), LocalLayout { shape: parameter.shape.clone(), cut })
+        (parameter.name.clone(), LocalShard { shape: parameter.shape.clone(), cut })
     };
-    chunk.parameters().iter().map(layout).collect()
+    chunk.parameters().iter().map(local).collect()
 }
 
 /// A tensor's memory, flat.
@@ -55,10 +55,10 @@ fn host(tensor: Tensor<1>) -> Result<HostTensor, CheckpointError> {
 fn device_tensor(
     checkpoint: &Checkpoint,
     name: &str,
-    (layout, flat): (&LocalLayout, Range<usize>),
+    (shard, flat): (&LocalShard, Range<usize>),
     device: &Device,
 ) -> Result<Tensor<1>, CheckpointError> {
-    let tensor = checkpoint.load_local(name, layout, flat)?;
+    let tensor = checkpoint.load_local(name, shard, flat)?;
     CheckpointError::unless_finite(checkpoint.path(), name, &tensor)?;
     let dtype = match tensor.dtype() {
         DType::F32 => BurnDType::F32,
@@ -108,8 +108,8 @@ mod tests {
     #[test]
     fn a_parameter_without_a_shard_is_the_whole() {
         let chunk = toy(2, FloatDType::F32);
-        let layouts = layouts(chunk.as_ref());
-        assert_eq!(layouts.len(), chunk.parameters().len());
-        assert_eq!(layouts["layers.1.up"], LocalLayout::whole([11, 7]));
+        let local_shards = local_shards(chunk.as_ref());
+        assert_eq!(local_shards.len(), chunk.parameters().len());
+        assert_eq!(local_shards["layers.1.up"], LocalShard::whole([11, 7]));
     }
 }

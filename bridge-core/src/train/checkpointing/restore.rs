@@ -8,7 +8,7 @@ use bridge_dist::mesh::ProcessGroups;
 use burn::tensor::FloatDType;
 use serde_json::{Map, Value};
 
-use super::{OPTIMIZER_PREFIX, device_tensor, layouts};
+use super::{OPTIMIZER_PREFIX, device_tensor, local_shards};
 use crate::checkpoint::{
     Checkpoint, CheckpointError, CheckpointStore, DType, LoadRequest, OnDamaged, Resolution, TrainState, Verification,
     Verifier, look_together,
@@ -219,18 +219,19 @@ fn restore_schedule(run: &mut TrainingRun, loaded: &Loaded, train_state: &TrainS
 /// this rank, and of a kind that its optimizer has.
 fn load_optimizer(run: &mut TrainingRun, checkpoint: &Checkpoint, step: u64) -> Result<Vec<u8>, TrainError> {
     let plain = run.training.device.clone().without_autodiff();
-    let layouts: BTreeMap<_, _> = run.training.chunks.iter().flat_map(|chunk| layouts(chunk.as_ref())).collect();
+    let local_shards: BTreeMap<_, _> =
+        run.training.chunks.iter().flat_map(|chunk| local_shards(chunk.as_ref())).collect();
     let distribution = run.training.optimizer.distribution();
     let mut state = OptimizerState { step, ..OptimizerState::default() };
     let names: Vec<&str> = checkpoint.names_in("optimizer").collect();
     for name in &names {
         let key = name.strip_prefix(OPTIMIZER_PREFIX).unwrap_or(name);
         let parameter = key.split_once('.').map_or("", |(_, parameter)| parameter);
-        if let (Some(layout), Some(range)) = (layouts.get(parameter), distribution.state_range(parameter)) {
+        if let (Some(shard), Some(range)) = (local_shards.get(parameter), distribution.state_range(parameter)) {
             if let Some(dtype) = key.split_once('.').and_then(|(kind, _)| run.training.optimizer.state_dtype(kind)) {
-                checkpoint.expect(name, saved_dtype(dtype), &layout.global_shape())?;
+                checkpoint.expect(name, saved_dtype(dtype), &shard.global_shape())?;
             }
-            let tensor = device_tensor(checkpoint, name, (layout, range.clone()), &plain)?;
+            let tensor = device_tensor(checkpoint, name, (shard, range.clone()), &plain)?;
             state.tensors.insert(key.to_owned(), tensor);
             state.ranges.insert(key.to_owned(), range);
         }
@@ -286,14 +287,14 @@ fn load_shards(run: &mut TrainingRun, checkpoint: &Checkpoint) -> Result<(), Tra
     let device = run.training.device.clone().without_autodiff();
     let dtype = convert::params_dtype(&run.config);
     let (mut owned, mut whole) = (BTreeMap::new(), BTreeMap::new());
-    for (name, layout) in run.training.chunks.iter().flat_map(|chunk| layouts(chunk.as_ref())) {
+    for (name, shard) in run.training.chunks.iter().flat_map(|chunk| local_shards(chunk.as_ref())) {
         let found = checkpoint.tensor(&name)?;
-        checkpoint.expect(&name, found.dtype, &layout.global_shape())?;
+        checkpoint.expect(&name, found.dtype, &shard.global_shape())?;
         let (range, values) = match run.training.optimizer.distribution().state_range(&name) {
             Some(range) => (range, &mut owned),
-            None => (0..layout.num_elements(), &mut whole),
+            None => (0..shard.num_elements(), &mut whole),
         };
-        let value = device_tensor(checkpoint, &name, (&layout, range), &device)?;
+        let value = device_tensor(checkpoint, &name, (&shard, range), &device)?;
         values.insert(name, value.cast(dtype));
     }
     for chunk in &mut run.training.chunks {
@@ -307,15 +308,15 @@ fn load_shards(run: &mut TrainingRun, checkpoint: &Checkpoint) -> Result<(), Tra
 /// # Errors
 /// If a parameter is missing, or has another shape; the chunk may then be half loaded and must not be used.
 pub fn load_parameters(chunk: &mut dyn ModelChunk, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
-    let layouts = layouts(chunk);
-    for (name, layout) in &layouts {
+    let local_shards = local_shards(chunk);
+    for (name, shard) in &local_shards {
         let found = checkpoint.tensor(name)?;
-        checkpoint.expect(name, found.dtype, &layout.global_shape())?;
+        checkpoint.expect(name, found.dtype, &shard.global_shape())?;
     }
     let mut failure = None;
     chunk.update_parameters(&mut |name, old| {
-        let layout = &layouts[name];
-        match device_tensor(checkpoint, name, (layout, 0..layout.num_elements()), &old.device()) {
+        let shard = &local_shards[name];
+        match device_tensor(checkpoint, name, (shard, 0..shard.num_elements()), &old.device()) {
             Ok(value) if value.dtype() == old.dtype() => value.into(),
             Ok(value) => value.cast(FloatDType::from(old.dtype())).into(),
             Err(error) => {

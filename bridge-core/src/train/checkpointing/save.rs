@@ -6,9 +6,9 @@ use std::ops::Range;
 use burn::tensor::Tensor;
 use serde_json::{Map, Value};
 
-use super::{OPTIMIZER_PREFIX, host, layouts};
+use super::{OPTIMIZER_PREFIX, host, local_shards};
 use crate::checkpoint::{
-    CheckpointError, LocalLayout, RunFiles, ShardTensor, Snapshot, TensorGroup, TrainState, iteration_folder_name,
+    CheckpointError, LocalShard, RunFiles, ShardTensor, Snapshot, TensorGroup, TrainState, iteration_folder_name,
 };
 use crate::timers::TimerLevel;
 use crate::train::doors::best_of;
@@ -43,26 +43,26 @@ pub(in crate::train) fn save_checkpoint(run: &mut TrainingRun) -> Result<(), Tra
 fn snapshot(run: &TrainingRun, state: Map<String, Value>) -> Result<Snapshot, TrainError> {
     let (distribution, shards) = (run.training.optimizer.distribution(), run.training.optimizer.shards());
     let mut model = Vec::new();
-    let mut all_layouts = BTreeMap::new();
+    let mut all_shards = BTreeMap::new();
     for chunk in &run.training.chunks {
-        let layouts = layouts(chunk.as_ref());
+        let local_shards = local_shards(chunk.as_ref());
         let mut failure = None;
         chunk.visit_parameters(&mut |name, value| {
-            let layout = &layouts[name];
+            let shard = &local_shards[name];
             let owned = shards.get(name).zip(distribution.state_range(name));
             let (saved, held) = match owned {
                 Some((owned, range)) => (distribution.saved_state(name), (owned.clone(), range)),
-                None => (distribution.saved_elements(name), (value, 0..layout.num_elements())),
+                None => (distribution.saved_elements(name), (value, 0..shard.num_elements())),
             };
             if let Some(saved) = saved {
-                match slices(name, layout, held, saved) {
+                match slices(name, shard, held, saved) {
                     Ok(slices) => model.extend(slices),
                     Err(error) => failure = Some(error),
                 }
             }
         });
         failure.map_or(Ok(()), Err)?;
-        all_layouts.extend(layouts);
+        all_shards.extend(local_shards);
     }
     let mut groups = vec![TensorGroup { name: "model".into(), tensors: model }];
     if run.config.checkpoint.save_optim {
@@ -71,9 +71,9 @@ fn snapshot(run: &TrainingRun, state: Map<String, Value>) -> Result<Snapshot, Tr
         for (key, tensor) in state.tensors {
             let parameter = key.split_once('.').map_or("", |(_, parameter)| parameter);
             if let Some(saved) = distribution.saved_state(parameter) {
-                let layout = &all_layouts[parameter];
-                let range = state.ranges.get(&key).cloned().unwrap_or(0..layout.num_elements());
-                tensors.extend(slices(&format!("{OPTIMIZER_PREFIX}{key}"), layout, (tensor, range), saved)?);
+                let shard = &all_shards[parameter];
+                let range = state.ranges.get(&key).cloned().unwrap_or(0..shard.num_elements());
+                tensors.extend(slices(&format!("{OPTIMIZER_PREFIX}{key}"), shard, (tensor, range), saved)?);
             }
         }
         groups.push(TensorGroup { name: "optimizer".into(), tensors });
@@ -85,12 +85,12 @@ fn snapshot(run: &TrainingRun, state: Map<String, Value>) -> Result<Snapshot, Tr
 /// The elements `saved` of a rank's part of a tensor, of which `held` are at hand, as slices of the whole.
 fn slices(
     name: &str,
-    layout: &LocalLayout,
+    shard: &LocalShard,
     (held, range): (Tensor<1>, Range<usize>),
     saved: Range<usize>,
 ) -> Result<Vec<ShardTensor>, CheckpointError> {
     let value = if saved == range { held } else { held.slice(saved.start - range.start..saved.end - range.start) };
-    ShardTensor::of_local(name, layout, saved, &host(value)?)
+    ShardTensor::of_local(name, shard, saved, &host(value)?)
 }
 
 /// What every rank but the first saves besides tensors: nothing. The step says which checkpoint it is.

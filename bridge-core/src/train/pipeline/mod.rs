@@ -50,7 +50,7 @@ pub trait MicroBatches {
 
 /// What the executor tells besides, in a pass that trains.
 pub trait TrainWork: MicroBatches {
-    /// A gradient of the parameter `name`, flat, that was put off: one of several parts that add up, as those the hooks get.
+    /// A gradient of the parameter `name`, flat, that was deferred: one of several parts that add up, as those the hooks get.
     fn gradient(&mut self, name: &str, gradient: Tensor<1>);
 
     /// The backward pass of a micro-batch through a chunk is done: no more parts of its gradients will come.

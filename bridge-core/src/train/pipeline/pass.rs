@@ -180,7 +180,7 @@ impl<'a> PipelinePass<'a> {
         Ok(())
     }
 
-    /// The gradient of the input, and those of the weights that are not put off.
+    /// The gradient of the input, and those of the weights that are not deferred.
     fn backward_input(&mut self, unit: Unit) -> Result<(), ExecutorError> {
         let (microbatch, chunk) = unit;
         let flight = self.in_flight.get_mut(&unit).expect("forward comes before backward");
@@ -201,7 +201,7 @@ impl<'a> PipelinePass<'a> {
         Ok(())
     }
 
-    /// The gradients of the weights that were put off; after it nothing of the micro-batch is left.
+    /// The gradients of the weights that were deferred; after it nothing of the micro-batch is left.
     fn backward_weight(&mut self, unit: Unit) -> Result<(), CommError> {
         let flight = self.in_flight.remove(&unit).expect("forward comes before backward");
         if let Some(store) = flight.weight_gradients {

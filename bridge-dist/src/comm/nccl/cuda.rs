@@ -9,7 +9,7 @@ use super::carrier::{Carrier, CarrierError, Fabric};
 use super::error::NcclInitError;
 use super::library;
 use super::raw::{GroupedCalls, ID_BYTES, RawComm, Span, unique_id};
-use super::staging::{Layout, capacity};
+use super::staging::{Parts, capacity};
 use crate::comm::Group;
 use crate::comm::buffer::DType;
 use crate::comm::pace::Pace;
@@ -219,8 +219,8 @@ impl Carrier for NcclCarrier {
         // Data that a rank sends to itself does not go through the device.
         receives[self.rank].copy_from_slice(sends[self.rank]);
         let others = |index: usize, len: usize| if index == self.rank { 0 } else { len };
-        let outgoing = Layout::new(sends.iter().enumerate().map(|(to, part)| others(to, part.len())));
-        let incoming = Layout::new(receives.iter().enumerate().map(|(from, part)| others(from, part.len())));
+        let outgoing = Parts::new(sends.iter().enumerate().map(|(to, part)| others(to, part.len())));
+        let incoming = Parts::new(receives.iter().enumerate().map(|(from, part)| others(from, part.len())));
         if outgoing.is_empty() && incoming.is_empty() {
             return Ok(());
         }

@@ -15,11 +15,11 @@ pub(super) fn capacity(needed: usize) -> usize {
 
 /// Consecutive parts of given lengths, one per rank.
 #[derive(Debug)]
-pub(super) struct Layout {
+pub(super) struct Parts {
     parts: Vec<Range<usize>>,
 }
 
-impl Layout {
+impl Parts {
     pub fn new(lens: impl Iterator<Item = usize>) -> Self {
         let mut end = 0usize;
         let parts = lens.map(|len| {
@@ -59,12 +59,12 @@ mod tests {
 
     #[test]
     fn parts_are_aligned_and_apart() {
-        let layout = Layout::new([3, 0, 257, 256, 1].into_iter());
-        let parts: Vec<_> = layout.parts().collect();
+        let staged = Parts::new([3, 0, 257, 256, 1].into_iter());
+        let parts: Vec<_> = staged.parts().collect();
         assert_eq!(parts, [(0, 0..3), (2, 256..513), (3, 768..1024), (4, 1024..1025)]);
-        assert_eq!(layout.total(), 1025);
-        assert!(!layout.is_empty());
-        let nothing = Layout::new([0, 0].into_iter());
+        assert_eq!(staged.total(), 1025);
+        assert!(!staged.is_empty());
+        let nothing = Parts::new([0, 0].into_iter());
         assert!(nothing.is_empty());
         assert_eq!((nothing.total(), nothing.parts().count()), (0, 0));
     }

@@ -27,7 +27,7 @@ pub enum LayoutItem {
 
 /// What each virtual stage of a pipeline holds, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Layout {
+pub struct PipelineLayout {
     /// The items of each virtual stage. A stage may be empty.
     pub stages: Vec<Vec<LayoutItem>>,
 }
@@ -39,7 +39,7 @@ enum Token {
     EndOfStage,
 }
 
-impl FromStr for Layout {
+impl FromStr for PipelineLayout {
     type Err = PlacementError;
 
     fn from_str(text: &str) -> Result<Self, PlacementError> {
@@ -60,7 +60,7 @@ impl FromStr for Layout {
     }
 }
 
-impl fmt::Display for Layout {
+impl fmt::Display for PipelineLayout {
     /// Writes the layout without repeats.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, stage) in self.stages.iter().enumerate() {
@@ -147,7 +147,7 @@ impl Parser<'_> {
     }
 }
 
-impl Layout {
+impl PipelineLayout {
     /// Places a model's layers as the layout says.
     pub(super) fn place(&self, spec: &PlacementSpec) -> Result<Placement, PlacementError> {
         let ranks = spec.pipeline_model_parallel_size;

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 mod layout;
 
-pub use layout::{Layout, LayoutItem};
+pub use layout::{LayoutItem, PipelineLayout};
 
 /// How to place a model's layers on a pipeline.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,7 +39,7 @@ pub enum Split {
         last: Option<usize>,
     },
     /// An explicit layout.
-    Layout(Layout),
+    Layout(PipelineLayout),
 }
 
 impl Default for Split {

@@ -1,15 +1,15 @@
-//! Arithmetic of rectangular regions of row-major tensors: tiling, intersection, contiguous runs. Touches no bytes.
+//! Arithmetic of rectangular slices of row-major tensors: tiling, intersection, contiguous runs. Touches no bytes.
 
 use std::ops::Range;
 
-/// A rectangular region of a tensor: offset and extent per dimension.
+/// A rectangular slice of a tensor: offset and extent per dimension.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Region<'a> {
+pub(super) struct Slice<'a> {
     pub(super) offset: &'a [usize],
     pub(super) extent: &'a [usize],
 }
 
-impl Region<'_> {
+impl Slice<'_> {
     /// Elements in it.
     fn len(&self) -> usize {
         count(self.extent.iter().copied())
@@ -27,9 +27,9 @@ fn count(dims: impl Iterator<Item = usize> + Clone) -> usize {
     if dims.clone().any(|dim| dim == 0) { 0 } else { dims.product() }
 }
 
-/// Why `regions` do not tile a tensor of `shape` exactly, if so. `shape` has been checked to fit in memory.
-pub(super) fn tiling_problem(shape: &[usize], regions: &[Region<'_>]) -> Option<String> {
-    for Region { offset, extent } in regions {
+/// Why `slices` do not tile a tensor of `shape` exactly, if so. `shape` has been checked to fit in memory.
+pub(super) fn tiling_problem(shape: &[usize], slices: &[Slice<'_>]) -> Option<String> {
+    for Slice { offset, extent } in slices {
         let ranks_fit = offset.len() == shape.len() && extent.len() == shape.len();
         let inside =
             offset.iter().zip(*extent).zip(shape).all(|((o, e), s)| o.checked_add(*e).is_some_and(|end| end <= *s));
@@ -37,31 +37,31 @@ pub(super) fn tiling_problem(shape: &[usize], regions: &[Region<'_>]) -> Option<
             return Some(format!("slice at {offset:?} of {extent:?} reaches outside {shape:?}"));
         }
     }
-    if let Some((a, b)) = overlapping(regions) {
+    if let Some((a, b)) = overlapping(slices) {
         return Some(format!(
             "slices at {:?} of {:?} and at {:?} of {:?} overlap",
             a.offset, a.extent, b.offset, b.extent
         ));
     }
     let expected = count(shape.iter().copied());
-    let found: usize = regions.iter().map(Region::len).sum();
+    let found: usize = slices.iter().map(Slice::len).sum();
     (expected != found).then(|| format!("its slices hold {found} of {expected} elements"))
 }
 
-/// Two overlapping regions, if there are any. Sweeps along the first dimension, because a tensor sharded over thousands of ranks has
-/// thousands of slices; each is compared only with those that begin before it ends.
-fn overlapping<'r, 'a>(regions: &'r [Region<'a>]) -> Option<(&'r Region<'a>, &'r Region<'a>)> {
-    let start = |region: &Region| region.offset.first().copied().unwrap_or(0);
-    let end = |region: &Region| start(region) + region.extent.first().copied().unwrap_or(1);
-    let mut order: Vec<&Region> = regions.iter().collect();
-    order.sort_by_key(|region| region.offset);
-    let mut open: Vec<&Region> = Vec::new();
-    for region in order {
-        open.retain(|earlier| end(earlier) > start(region));
-        if let Some(earlier) = open.iter().find(|earlier| earlier.overlaps(region)) {
-            return Some((earlier, region));
+/// Two overlapping slices, if there are any. Sweeps along the first dimension, because a tensor sharded over thousands of ranks has
+/// thousands of them; each is compared only with those that begin before it ends.
+fn overlapping<'r, 'a>(slices: &'r [Slice<'a>]) -> Option<(&'r Slice<'a>, &'r Slice<'a>)> {
+    let start = |slice: &Slice| slice.offset.first().copied().unwrap_or(0);
+    let end = |slice: &Slice| start(slice) + slice.extent.first().copied().unwrap_or(1);
+    let mut order: Vec<&Slice> = slices.iter().collect();
+    order.sort_by_key(|slice| slice.offset);
+    let mut open: Vec<&Slice> = Vec::new();
+    for slice in order {
+        open.retain(|earlier| end(earlier) > start(slice));
+        if let Some(earlier) = open.iter().find(|earlier| earlier.overlaps(slice)) {
+            return Some((earlier, slice));
         }
-        open.push(region);
+        open.push(slice);
     }
     None
 }
@@ -78,7 +78,7 @@ pub(super) struct Run {
 }
 
 /// The runs that `stored` contributes to `wanted`, in the order in which they are stored.
-pub(super) fn common_runs(stored: Region<'_>, wanted: &[Range<usize>]) -> impl Iterator<Item = Run> + use<> {
+pub(super) fn common_runs(stored: Slice<'_>, wanted: &[Range<usize>]) -> impl Iterator<Item = Run> + use<> {
     let dims = wanted.len();
     let common: Vec<Range<usize>> = (0..dims)
         .map(|d| {
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     fn runs(offset: &[usize], extent: &[usize], wanted: &[Range<usize>]) -> Vec<Run> {
-        common_runs(Region { offset, extent }, wanted).collect()
+        common_runs(Slice { offset, extent }, wanted).collect()
     }
 
     #[test]
@@ -152,23 +152,23 @@ mod tests {
 
     #[test]
     fn tilings_are_checked() {
-        let region = |o: &'static [usize], e: &'static [usize]| Region { offset: o, extent: e };
-        assert_eq!(tiling_problem(&[4, 3], &[region(&[0, 0], &[2, 3]), region(&[2, 0], &[2, 3])]), None);
-        assert_eq!(tiling_problem(&[], &[region(&[], &[])]), None);
-        assert_eq!(tiling_problem(&[0, 3], &[region(&[0, 0], &[0, 3])]), None);
-        let gap = tiling_problem(&[4, 3], &[region(&[0, 0], &[2, 3])]).unwrap();
+        let slice = |o: &'static [usize], e: &'static [usize]| Slice { offset: o, extent: e };
+        assert_eq!(tiling_problem(&[4, 3], &[slice(&[0, 0], &[2, 3]), slice(&[2, 0], &[2, 3])]), None);
+        assert_eq!(tiling_problem(&[], &[slice(&[], &[])]), None);
+        assert_eq!(tiling_problem(&[0, 3], &[slice(&[0, 0], &[0, 3])]), None);
+        let gap = tiling_problem(&[4, 3], &[slice(&[0, 0], &[2, 3])]).unwrap();
         assert!(gap.contains("6 of 12"), "{gap}");
-        let twice = tiling_problem(&[], &[region(&[], &[]), region(&[], &[])]).unwrap();
+        let twice = tiling_problem(&[], &[slice(&[], &[]), slice(&[], &[])]).unwrap();
         assert!(twice.contains("overlap"), "{twice}");
-        assert!(tiling_problem(&[4], &[region(&[3], &[2])]).unwrap().contains("outside"));
-        assert!(tiling_problem(&[4], &[region(&[usize::MAX], &[2])]).unwrap().contains("outside"));
-        assert!(tiling_problem(&[4], &[region(&[0, 0], &[4, 1])]).unwrap().contains("outside"));
+        assert!(tiling_problem(&[4], &[slice(&[3], &[2])]).unwrap().contains("outside"));
+        assert!(tiling_problem(&[4], &[slice(&[usize::MAX], &[2])]).unwrap().contains("outside"));
+        assert!(tiling_problem(&[4], &[slice(&[0, 0], &[4, 1])]).unwrap().contains("outside"));
         let empty: &'static [usize] = &[usize::MAX, usize::MAX, 0];
-        assert_eq!(tiling_problem(empty, &[region(&[0, 0, 0], empty)]), None);
+        assert_eq!(tiling_problem(empty, &[slice(&[0, 0, 0], empty)]), None);
         assert_eq!(runs(&[0, 0, 0], empty, &[0..usize::MAX, 0..usize::MAX, 0..0]), []);
         assert_eq!(runs(&[0, 0], &[0, usize::MAX], &[0..0, 0..usize::MAX]), []);
         // A gap and an overlap of the same size.
-        let both = tiling_problem(&[4], &[region(&[0], &[2]), region(&[1], &[2])]).unwrap();
+        let both = tiling_problem(&[4], &[slice(&[0], &[2]), slice(&[1], &[2])]).unwrap();
         assert!(both.contains("overlap"), "{both}");
     }
 
