@@ -67,6 +67,7 @@ pub fn open(name: &Path, device: &Device) -> Result<LoadedModel, Failure> {
         padded_vocab_size: config.padded_vocab_size,
         parallel: Parallel::single(),
         deferred: None,
+        adapter: None,
     };
     check_tensors(&checkpoint, &config)?;
     let blank = DecoderConfig { perform_initialization: false, ..config.clone() };

@@ -1,4 +1,6 @@
-//! For authors of models: a test that segments read only the parameters that they declare.
+//! For authors of models: a test that segments read only the parameters that they declare, and an adapter to test with.
+
+mod low_rank;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,6 +8,7 @@ use burn::tensor::{Device, Tensor};
 
 use crate::model::{Batch, Boundary, ForwardContext, Mode, ModelChunk, Replacement, SegmentOutput};
 use bridge_data::MicroBatch;
+pub use low_rank::LowRank;
 
 /// Runs each segment of a chunk while all parameters that only other segments declare are released, and compares with the chunk whole.
 ///
@@ -29,9 +32,9 @@ pub fn check_segments(chunk: &mut dyn ModelChunk, micro_batch: &MicroBatch) -> R
         let of_others = chunk.parameters().iter().filter(|declaration| !declaration.segments.contains(&index));
         let of_others: BTreeSet<String> = of_others.map(|declaration| declaration.name.clone()).collect();
         let mut is_read = |names: &BTreeSet<String>| {
-            chunk.replace_parameters(&mut |name| names.contains(name).then_some(Replacement::Released));
+            chunk.replace_parameters(names.iter().map(|name| (name.as_str(), Replacement::Released)).collect());
             let is_read = bits(&run(chunk)) != bits(&expected);
-            chunk.replace_parameters(&mut |name| names.contains(name).then(|| values[name].clone().into()));
+            chunk.replace_parameters(names.iter().map(|name| (name.as_str(), values[name].clone().into())).collect());
             is_read
         };
         if is_read(&of_others) {

@@ -5,11 +5,13 @@
 //! The Burn module declares its parameters in a [`ChunkScope`] and implements [`Segments`]; the configuration implements
 //! [`ModelConfig`] and [`ModelBuilder`]. The registry is told of the kind, so that recipes may name it and runs can build it.
 //! Shape legend: `b` batch, `t` sequence, `c` hidden size, `f` feed-forward size, `v` vocabulary.
+use std::sync::Arc;
+
 use bridge_core::config::{ExtraField, Format, Kind, RunConfig, TransformerConfig, TypeSpec, World, load_text};
 use bridge_core::model::{
-    Batch, Boundary, BoundaryTensor, BuildContext, ChunkScope, Cut, ForwardContext, Initial, Meets, ModelBuildError,
-    ModelBuilder, ModelChunk, ModelConfig, ModuleChunk, Outline, ParameterRole, Scope, SegmentCost, SegmentOutput,
-    SegmentRole, Segments, Stage, Workload,
+    Adapter, Batch, Boundary, BoundaryTensor, BuildContext, ChunkScope, Cut, ForwardContext, Initial, Meets,
+    ModelBuildError, ModelBuilder, ModelChunk, ModelConfig, ModuleChunk, Outline, ParameterRole, Scope, SegmentCost,
+    SegmentOutput, SegmentRole, Segments, Stage, Workload,
 };
 use bridge_core::train::{Console, Registry, RunOptions, RunReport, pretrain};
 use bridge_kernels::cross_entropy::workspace_bytes;
@@ -146,6 +148,7 @@ impl MixerConfig {
         // Six operations for each token and weight of a product: two forward, four backward.
         match role {
             SegmentRole::Embedding => SegmentCost { kept: 8 * n, backward: stream, ..SegmentCost::default() },
+            SegmentRole::StackEnd => panic!("a mixer is one stack"),
             SegmentRole::Head => SegmentCost {
                 flops: (6 * n * c * v) as f64,
                 input: n * c,
@@ -168,8 +171,13 @@ impl MixerConfig {
 }
 
 impl ModelBuilder for MixerConfig {
-    fn outline(&self, work: &Workload, _stage: &Stage) -> Result<Outline, ModelBuildError> {
-        let scope = ChunkScope::outline(work.place);
+    fn outline(
+        &self,
+        work: &Workload,
+        _stage: &Stage,
+        adapter: Option<Arc<dyn Adapter>>,
+    ) -> Result<Outline, ModelBuildError> {
+        let scope = ChunkScope::outline(work.place, adapter);
         Mixer::new(&self.transformer, self.expansion.get(), work.padded_vocab_size, &scope);
         let declarations = scope.finish();
         let costs = declarations.segments().iter().map(|segment| self.cost(segment.role, work)).collect();

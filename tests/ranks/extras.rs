@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use bridge_core::config::{Format, Kind, TransformerConfig, World, load_text};
 use bridge_core::model::{
-    Batch, Boundary, BoundaryTensor, BuildContext, ChunkScope, Cut, ForwardContext, Initial, Meets, ModelBuildError,
-    ModelBuilder, ModelChunk, ModelConfig, ModuleChunk, Outline, ParameterRole, SegmentOutput, SegmentRole, Segments,
-    Stage, Workload,
+    Adapter, Batch, Boundary, BoundaryTensor, BuildContext, ChunkScope, Cut, ForwardContext, Initial, Meets,
+    ModelBuildError, ModelBuilder, ModelChunk, ModelConfig, ModuleChunk, Outline, ParameterRole, SegmentOutput,
+    SegmentRole, Segments, Stage, Workload,
 };
 use bridge_core::plan::{PlanOptions, plan};
 use bridge_core::train::{Registry, RunOptions, pretrain, rank_timeout, run_on_threads};
@@ -134,8 +134,13 @@ impl ModelBuilder for ProbeConfig {
     }
 
     /// It does not say what it costs.
-    fn outline(&self, work: &Workload, _stage: &Stage) -> Result<Outline, ModelBuildError> {
-        let scope = ChunkScope::outline(work.place);
+    fn outline(
+        &self,
+        work: &Workload,
+        _stage: &Stage,
+        adapter: Option<Arc<dyn Adapter>>,
+    ) -> Result<Outline, ModelBuildError> {
+        let scope = ChunkScope::outline(work.place, adapter);
         Probe::new(work.padded_vocab_size, self.0.hidden_size, &scope);
         Ok(Outline { declarations: scope.finish(), costs: None })
     }

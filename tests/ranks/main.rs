@@ -1,5 +1,6 @@
 //! Runs of `recipes/tiny.toml` on many ranks: losses, loaders, steps, texts, ends, failures. What the files have in common is here and in `support`.
 
+mod adapters;
 mod doors;
 mod ends;
 mod extras;

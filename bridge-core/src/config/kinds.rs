@@ -1,7 +1,10 @@
 //! The kinds of models and datasets that a configuration may choose, and the extra settings of each.
 //! A program registers its own kinds with their factories (`train::Registry`). Rules of a particular kind do not belong here.
 
+use std::any::Any;
 use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
 
 use super::spec::TypeSpec;
 
@@ -27,6 +30,33 @@ pub struct Kind {
     pub extra: Vec<ExtraField>,
     /// Why it cannot be used yet, for names that exist upstream only.
     pub not_implemented: Option<String>,
+    /// What a kind of model says of a resolved section: what builds it is registered with it.
+    pub(crate) model: Option<AskModel>,
+}
+
+/// Layers of each of the stacks of a model, or the setting that it cannot be built with, and why.
+pub(crate) type ModelAnswer = Result<Vec<usize>, (String, String)>;
+
+/// Asks a kind of model about a resolved section. Sections are made of what this file declares, so their type is not known here.
+#[derive(Clone)]
+pub(crate) struct AskModel(Arc<dyn Fn(&dyn Any) -> ModelAnswer + Send + Sync>);
+
+impl AskModel {
+    /// Asks by `answer`, of sections of type `T`.
+    pub fn new<T: Any>(answer: impl Fn(&T) -> ModelAnswer + Send + Sync + 'static) -> Self {
+        Self(Arc::new(move |section| answer(section.downcast_ref().expect("a model is asked about its own section"))))
+    }
+
+    /// The answer.
+    pub fn about(&self, section: &dyn Any) -> ModelAnswer {
+        (self.0)(section)
+    }
+}
+
+impl fmt::Debug for AskModel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("AskModel")
+    }
 }
 
 impl Kind {

@@ -48,6 +48,7 @@ pub use choice::*;
 pub use error::{ConfigError, ConfigErrors, ErrorKind};
 pub use field::{AnyValue, ByteSize, Field, OneOrMany};
 pub use kinded::{DatasetConfig, Kinded, KindedConfig, ModelConfig};
+pub(crate) use kinds::AskModel;
 pub use kinds::{ExtraField, Kind, KindRegistry, Kinds};
 pub use limits::{Bound, Limits};
 pub use loading::{load, load_text, load_with};

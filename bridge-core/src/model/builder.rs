@@ -8,8 +8,8 @@ use std::sync::Arc;
 use bridge_dist::schedule::placement::StageContent;
 use burn::tensor::{Device, FloatDType};
 
-use super::{DeferredParameters, ModelBuildError, ModelChunk, Outline, Parallel, Workload};
-use crate::config::{Kind, KindRegistry, Kinds, Section as _, TransformerConfig};
+use super::{Adapter, DeferredParameters, ModelBuildError, ModelChunk, Outline, Parallel, Workload};
+use crate::config::{AskModel, FinalModel, Kind, KindRegistry, Kinds, Section as _, TransformerConfig};
 
 /// What a chunk has of one of the model's stacks of layers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,6 +86,8 @@ pub struct BuildContext {
     pub parallel: Parallel,
     /// Set where this rank keeps a part of each parameter only: initial values are then left here until they are needed.
     pub deferred: Option<DeferredParameters>,
+    /// What changes the declarations of blocks ([`ChunkScope::new`](super::ChunkScope::new) passes it on).
+    pub adapter: Option<Arc<dyn Adapter>>,
 }
 
 /// A model configuration: pure data that names its builder.
@@ -99,6 +101,14 @@ pub trait ModelConfig: fmt::Debug + Send + Sync {
     /// Layers of each of the model's stacks, in the order in which activations pass through them. One stack by default.
     fn stacks(&self) -> Vec<usize> {
         vec![self.transformer().num_layers]
+    }
+
+    /// Whether the settings can be built together, on ranks as `[model]` says: `bridge config check` asks. By default they can.
+    ///
+    /// # Errors
+    /// With the key of the first setting that cannot be, as the builder's would be.
+    fn check(&self) -> Result<(), ModelBuildError> {
+        Ok(())
     }
 
     /// The builder for this configuration.
@@ -123,12 +133,17 @@ pub trait ModelBuilder {
     /// If the configuration asks for what the model cannot do.
     fn build_model(&self, context: &BuildContext, stage: &Stage) -> Result<Box<dyn ModelChunk>, ModelBuildError>;
 
-    /// What [`Self::build_model`] would make of a stage on the rank of `work`, without making it, and what that costs on a micro-batch of
-    /// `work`.
+    /// What [`Self::build_model`] would make of a stage on the rank of `work` with `adapter`, without making it, and what that costs on a
+    /// micro-batch of `work`.
     ///
     /// # Errors
     /// Those of [`Self::build_model`].
-    fn outline(&self, work: &Workload, stage: &Stage) -> Result<Outline, ModelBuildError>;
+    fn outline(
+        &self,
+        work: &Workload,
+        stage: &Stage,
+        adapter: Option<Arc<dyn Adapter>>,
+    ) -> Result<Outline, ModelBuildError>;
 
     /// Builds the stages of this rank and runs the hooks around them.
     ///
@@ -155,19 +170,20 @@ pub fn compose_hooks(hooks: Vec<ModelHook>) -> ModelHook {
     Arc::new(move |chunks| hooks.iter().try_fold(chunks, |chunks, hook| hook(chunks)))
 }
 
-type Factory = Arc<dyn Fn(&crate::config::FinalModel) -> Result<Box<dyn ModelConfig>, ModelBuildError> + Send + Sync>;
+type Factory = Arc<dyn Fn(&FinalModel) -> Result<Box<dyn ModelConfig>, ModelBuildError> + Send + Sync>;
 
 /// Model kinds by name. A value, not a global: part of the [`Registry`](crate::train::Registry) that a run is given.
 #[derive(Clone)]
 pub struct ModelRegistry {
     kinds: KindRegistry,
     factories: BTreeMap<String, Factory>,
+    adapter: Option<Arc<dyn Adapter>>,
 }
 
 impl Default for ModelRegistry {
     /// No kind that could be built; recipes may name those that model crates are known to register.
     fn default() -> Self {
-        Self { kinds: Kinds::builtin().model, factories: BTreeMap::new() }
+        Self { kinds: Kinds::builtin().model, factories: BTreeMap::new(), adapter: None }
     }
 }
 
@@ -180,7 +196,7 @@ impl ModelRegistry {
         &mut self,
         name: &str,
         kind: Kind,
-        factory: impl Fn(&crate::config::FinalModel) -> Result<Box<dyn ModelConfig>, ModelBuildError>
+        factory: impl Fn(&FinalModel) -> Result<Box<dyn ModelConfig>, ModelBuildError>
         + Send
         + Sync
         + 'static,
@@ -189,8 +205,31 @@ impl ModelRegistry {
         for setting in kind.settings.iter().flatten() {
             assert!(known.contains(&setting.as_str()), "kind `{name}`: [model] has no setting `{setting}`");
         }
-        self.kinds.register(name, kind);
-        self.factories.insert(name.to_owned(), Arc::new(factory));
+        let factory: Factory = Arc::new(factory);
+        let asked = Arc::clone(&factory);
+        let answer = move |section: &FinalModel| {
+            let config = asked(section)?;
+            config.check()?;
+            Ok(config.stacks())
+        };
+        let ask = AskModel::new(move |section| {
+            answer(section).map_err(|error: ModelBuildError| match error {
+                ModelBuildError::Invalid { key, message } => (key, message),
+                other => ("model.kind".to_owned(), other.to_string()),
+            })
+        });
+        self.kinds.register(name, Kind { model: Some(ask), ..kind });
+        self.factories.insert(name.to_owned(), factory);
+    }
+
+    /// Builds all models with `adapter` from now on.
+    pub fn adapt(&mut self, adapter: Arc<dyn Adapter>) {
+        self.adapter = Some(adapter);
+    }
+
+    /// What models are built with.
+    pub fn adapter(&self) -> Option<Arc<dyn Adapter>> {
+        self.adapter.clone()
     }
 
     /// Names and settings, for reading recipes.
@@ -202,7 +241,7 @@ impl ModelRegistry {
     ///
     /// # Errors
     /// If the kind is unknown or its factory refuses the section.
-    pub fn config(&self, section: &crate::config::FinalModel) -> Result<Box<dyn ModelConfig>, ModelBuildError> {
+    pub fn config(&self, section: &FinalModel) -> Result<Box<dyn ModelConfig>, ModelBuildError> {
         let Some(factory) = self.factories.get(&section.kind) else {
             let known: Vec<String> = self.factories.keys().map(|kind| format!("`{kind}`")).collect();
             return Err(ModelBuildError::UnknownKind { found: section.kind.clone(), known: known.join(", ") });

@@ -1,5 +1,6 @@
 //! A model chunk: an ordered list of segments with named parameters.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use burn::tensor::{Gradients, Int, Tensor};
@@ -79,8 +80,11 @@ pub trait ModelChunk: fmt::Debug + Send {
     /// The value is handed over, so that a backend can update it in place. The result keeps the parameter's dtype.
     fn update_parameters(&mut self, f: &mut dyn FnMut(&str, Tensor<1>) -> Replacement);
 
-    /// Replaces the parameters for which `f` has something. The others are not touched: graphs they are part of stay valid.
-    fn replace_parameters(&mut self, f: &mut dyn FnMut(&str) -> Option<Replacement>);
+    /// Replaces some parameters, by name. The others are not touched: graphs they are part of stay valid.
+    ///
+    /// # Panics
+    /// If the chunk has no parameter of a name.
+    fn replace_parameters(&mut self, replacements: BTreeMap<&str, Replacement>);
 
     /// Moves the gradients of this chunk's parameters out of `gradients`. Parameters without one are not visited.
     fn take_gradients(&self, gradients: &mut Gradients, f: &mut dyn FnMut(&str, Tensor<1>));

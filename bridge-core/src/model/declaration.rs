@@ -233,6 +233,11 @@ impl Declarations {
         &self.parameters
     }
 
+    /// The parameter called `name`.
+    pub fn get(&self, name: &str) -> Option<&Declaration> {
+        self.by_name.get(name).map(|place| &self.parameters[*place])
+    }
+
     pub(super) fn declare(&mut self, id: ParamId, declaration: Declaration) {
         let place = self.parameters.len();
         assert!(!self.by_name.contains_key(&declaration.name), "parameter `{}` is declared twice", declaration.name);

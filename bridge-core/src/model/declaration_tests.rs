@@ -40,6 +40,7 @@ fn scope() -> (ChunkScope, Scope) {
         padded_vocab_size: 5,
         parallel: Parallel::single(),
         deferred: None,
+        adapter: None,
     });
     let segment = chunk.segment(SegmentRole::Head, None).child("part");
     (chunk, segment)
@@ -93,7 +94,7 @@ fn values_follow_from_seed_and_name_and_slices_are_those_of_the_whole() {
 #[test]
 fn a_released_parameter_is_not_read() {
     let mut chunk = toy(2, FloatDType::F32);
-    chunk.replace_parameters(&mut |name| (name == "layers.1.up").then_some(Replacement::Released));
+    chunk.replace_parameters([("layers.1.up", Replacement::Released)].into());
     let batch = Batch::new(&micro_batch(1, 4, 0), &Device::flex().autodiff());
     let context = ForwardContext::new(&batch, Mode::Evaluate);
     let input = || Boundary::hidden_states(Tensor::<3>::ones([1, 4, HIDDEN], &Device::flex().autodiff()));
@@ -105,7 +106,7 @@ fn a_released_parameter_is_not_read() {
         assert!(message.contains("`layers.1.up` was released"), "{message}");
     }
     let value = Tensor::<1>::zeros([11 * HIDDEN], &Device::flex());
-    chunk.replace_parameters(&mut |name| (name == "layers.1.up").then(|| value.clone().into()));
+    chunk.replace_parameters([("layers.1.up", value.into())].into());
     chunk.forward_segment(2, input(), &context);
 }
 

@@ -6,6 +6,7 @@
 //!
 //! Shape legend: `b` batch, `t` sequence, `c` hidden size, `v` vocabulary.
 
+mod adapter;
 mod batch;
 mod boundary;
 mod builder;
@@ -25,6 +26,7 @@ mod scope;
 mod segment;
 mod weight_gradients;
 
+pub use adapter::{Adapter, LinearAdaptation, LinearChange, LinearLayer, LinearRule};
 pub use batch::{Auxiliary, Batch, BatchExtra, ForwardContext, Mode};
 pub(crate) use boundary::checked;
 pub use boundary::{Boundary, BoundaryError, BoundaryTensor, HIDDEN_STATES, loss_sum, run_segments};

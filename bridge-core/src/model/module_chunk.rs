@@ -1,6 +1,6 @@
 //! A [`ModelChunk`] from a Burn module and the declarations of its parameters.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
@@ -20,6 +20,12 @@ pub trait Segments: Module + 'static {
     /// See [`ModelChunk::forward_segment`].
     fn forward_segment(&self, index: usize, input: Boundary, context: &ForwardContext) -> SegmentOutput;
 
+    /// Maps the parameters that these segments declared; others may be mapped too, and by default all are. Full sharding maps one segment after
+    /// the other: a model of many parameters need not walk all of them each time.
+    fn map_segments<M: ModuleMapper>(self, _segments: &BTreeSet<usize>, mapper: &mut M) -> Self {
+        self.map(mapper)
+    }
+
     /// See [`ModelChunk::logits`]. By default a model cannot generate.
     fn logits(&self, _tokens_bt: Tensor<2, Int>, _state: &mut GenerationState) -> Option<Tensor<3>> {
         None
@@ -37,8 +43,38 @@ pub struct ModuleChunk<M> {
     // `None` only while `update_parameters` has the module in hand.
     module: Option<M>,
     declarations: Arc<Declarations>,
-    /// Places of the parameters whose memory was given back.
-    released: BTreeSet<usize>,
+    released: Released,
+}
+
+/// The parameters whose memory was given back.
+#[derive(Clone, Debug, Default)]
+struct Released {
+    /// Their places.
+    places: BTreeSet<usize>,
+    /// How many of them each segment uses.
+    in_segments: Vec<usize>,
+}
+
+impl Released {
+    fn new(declarations: &Declarations) -> Self {
+        let mut released = Self { in_segments: vec![0; declarations.segments().len()], ..Self::default() };
+        declarations.deferred.iter().for_each(|place| released.set(declarations, *place, true));
+        released
+    }
+
+    fn set(&mut self, declarations: &Declarations, place: usize, is_released: bool) {
+        let changes = if is_released { self.places.insert(place) } else { self.places.remove(&place) };
+        let segments = declarations.parameters()[place].segments.iter().filter(|_| changes);
+        for segment in segments {
+            let count = &mut self.in_segments[*segment];
+            *count = if is_released { *count + 1 } else { *count - 1 };
+        }
+    }
+
+    /// Whether a segment, or any if that is `None`, uses one of them.
+    fn is_used(&self, segment: Option<usize>) -> bool {
+        segment.map_or(!self.places.is_empty(), |segment| self.in_segments[segment] > 0)
+    }
 }
 
 impl<M: Segments> ModuleChunk<M> {
@@ -50,7 +86,7 @@ impl<M: Segments> ModuleChunk<M> {
         let mut fields = Fields::default();
         module.visit(&mut fields);
         let declarations = declarations.in_order(&fields.found)?;
-        let released = declarations.deferred.clone();
+        let released = Released::new(&declarations);
         Ok(Self { module: Some(module), declarations: Arc::new(declarations), released })
     }
 
@@ -61,8 +97,11 @@ impl<M: Segments> ModuleChunk<M> {
 
     /// Panics if a released parameter that segment `index` uses, or any segment if that is `None`, would be read.
     fn check_values(&self, index: Option<usize>) {
+        if !self.released.is_used(index) {
+            return;
+        }
         let is_used = |declaration: &&Declaration| index.is_none_or(|index| declaration.segments.contains(&index));
-        let mut released = self.released.iter().map(|place| &self.declarations.parameters()[*place]);
+        let mut released = self.released.places.iter().map(|place| &self.declarations.parameters()[*place]);
         if let Some(Declaration { name, .. }) = released.find(is_used) {
             panic!("`{name}` was released and is read before it has a value again");
         }
@@ -72,10 +111,13 @@ impl<M: Segments> ModuleChunk<M> {
         self.module().visit(&mut Visitor { declarations: &self.declarations, want, f });
     }
 
-    fn change(&mut self, change: Change) {
+    fn change(&mut self, segments: Option<&BTreeSet<usize>>, change: Change<'_, '_>) {
         let module = self.module.take().expect("changes of parameters do not nest");
         let mut mapper = Mapper { declarations: &self.declarations, released: &mut self.released, change };
-        self.module = Some(module.map(&mut mapper));
+        self.module = Some(match segments {
+            Some(segments) => module.map_segments(segments, &mut mapper),
+            None => module.map(&mut mapper),
+        });
     }
 }
 
@@ -111,11 +153,15 @@ impl<M: Segments> ModelChunk for ModuleChunk<M> {
     }
 
     fn update_parameters(&mut self, f: &mut dyn FnMut(&str, Tensor<1>) -> Replacement) {
-        self.change(Change::Update(f));
+        self.change(None, Change::Update(f));
     }
 
-    fn replace_parameters(&mut self, f: &mut dyn FnMut(&str) -> Option<Replacement>) {
-        self.change(Change::Replace(f));
+    fn replace_parameters(&mut self, mut replacements: BTreeMap<&str, Replacement>) {
+        let declarations = Arc::clone(&self.declarations);
+        let of = |name: &&str| declarations.get(name).unwrap_or_else(|| panic!("the chunk has no parameter `{name}`"));
+        let segments = replacements.keys().map(|name| of(name).segments[0]).collect();
+        self.change(Some(&segments), Change::Replace(&mut replacements));
+        assert!(replacements.is_empty(), "parameters that no segment has: {:?}", replacements.keys());
     }
 
     fn take_gradients(&self, gradients: &mut Gradients, f: &mut dyn FnMut(&str, Tensor<1>)) {
@@ -178,27 +224,24 @@ impl ModuleVisitor for Visitor<'_> {
 }
 
 /// What becomes of parameters.
-enum Change<'a> {
+enum Change<'a, 'n> {
     Update(&'a mut dyn FnMut(&str, Tensor<1>) -> Replacement),
-    Replace(&'a mut dyn FnMut(&str) -> Option<Replacement>),
+    Replace(&'a mut BTreeMap<&'n str, Replacement>),
 }
 
-struct Mapper<'a, 'f> {
+struct Mapper<'a, 'f, 'n> {
     declarations: &'a Declarations,
-    released: &'a mut BTreeSet<usize>,
-    change: Change<'f>,
+    released: &'a mut Released,
+    change: Change<'f, 'n>,
 }
 
-impl ModuleMapper for Mapper<'_, '_> {
+impl ModuleMapper for Mapper<'_, '_, '_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let place = self.declarations.by_id[&param.id];
         let name = self.declarations.parameters()[place].name.as_str();
         let released = &mut *self.released;
         let mut fill = |form: Form<D>, replacement: Replacement| {
-            match &replacement {
-                Replacement::Value(_) => released.remove(&place),
-                Replacement::Released => released.insert(place),
-            };
+            released.set(self.declarations, place, matches!(replacement, Replacement::Released));
             form.filled(name, replacement)
         };
         match &mut self.change {
@@ -207,7 +250,7 @@ impl ModuleMapper for Mapper<'_, '_> {
                 // Handed over, so that it can be updated in place.
                 fill(form, f(name, flatten(tensor.without_autodiff())))
             }),
-            Change::Replace(f) => match f(name) {
+            Change::Replace(replacements) => match replacements.remove(name) {
                 Some(replacement) => param.map(|tensor| fill(Form::of(&tensor), replacement)),
                 None => param,
             },

@@ -2,14 +2,16 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::sync::Arc;
 
+use bridge_dist::comm::Group;
 use bridge_kernels::Philox;
 use burn::module::{Param, ParamId};
 use burn::tensor::{DType, Device, FloatDType, Shape, Tensor, TensorData};
 
 use super::{
-    BuildContext, Component, Cut, Declaration, Declarations, DeferredParameters, Initial, ParameterRole, RankPlace,
-    ReplicaGroup, Segment, SegmentRole, released,
+    Adapter, BuildContext, Component, Cut, Declaration, Declarations, DeferredParameters, Initial, LinearAdaptation,
+    LinearLayer, Parallel, ParameterRole, RankPlace, ReplicaGroup, Segment, SegmentRole, released,
 };
 
 /// The declarations of a chunk that is being built, segment by segment.
@@ -19,6 +21,7 @@ pub struct ChunkScope(Rc<Shared>);
 #[derive(Debug)]
 struct Shared {
     place: RankPlace,
+    adapter: Option<Arc<dyn Adapter>>,
     /// `None` for an outline, whose parameters have no values.
     values: Option<Values>,
     table: RefCell<Declarations>,
@@ -30,6 +33,7 @@ struct Values {
     dtype: FloatDType,
     stream: Philox,
     deferred: Option<DeferredParameters>,
+    parallel: Parallel,
 }
 
 impl ChunkScope {
@@ -40,17 +44,18 @@ impl ChunkScope {
             dtype: context.params_dtype,
             stream: Philox::new(context.seed),
             deferred: context.deferred.clone(),
+            parallel: context.parallel.clone(),
         };
-        Self::with(context.parallel.place(), Some(values))
+        Self::with(context.parallel.place(), context.adapter.clone(), Some(values))
     }
 
     /// A chunk on the rank at `place` that is declared and not made: its parameters have shapes, and no memory.
-    pub fn outline(place: RankPlace) -> Self {
-        Self::with(place, None)
+    pub fn outline(place: RankPlace, adapter: Option<Arc<dyn Adapter>>) -> Self {
+        Self::with(place, adapter, None)
     }
 
-    fn with(place: RankPlace, values: Option<Values>) -> Self {
-        Self(Rc::new(Shared { place, values, table: RefCell::default() }))
+    fn with(place: RankPlace, adapter: Option<Arc<dyn Adapter>>, values: Option<Values>) -> Self {
+        Self(Rc::new(Shared { place, adapter, values, table: RefCell::default() }))
     }
 
     /// The next segment. What is declared in the scope returned is used by it, and counted as what a segment of this role mostly has
@@ -67,9 +72,11 @@ impl ChunkScope {
                 SegmentRole::Embedding => Component::Embedding,
                 SegmentRole::Attention => Component::Attention,
                 SegmentRole::Mlp | SegmentRole::Moe | SegmentRole::Layer => Component::Mlp,
+                SegmentRole::StackEnd => Component::Norm,
                 SegmentRole::Head => Component::Output,
             },
             replicas: ReplicaGroup::Dense,
+            of_adapter: false,
         }
     }
 
@@ -88,6 +95,8 @@ pub struct Scope {
     path: String,
     component: Component,
     replicas: ReplicaGroup,
+    /// Whether what is declared here is an adapter's.
+    of_adapter: bool,
 }
 
 impl Scope {
@@ -115,6 +124,26 @@ impl Scope {
     /// The rank.
     pub fn place(&self) -> &RankPlace {
         &self.shared.place
+    }
+
+    /// Dotted name of the place, empty at the root.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// The ranks over which weights are cut here; `None` in an outline, which no ranks run.
+    pub fn group(&self) -> Option<&Group> {
+        let groups = &self.shared.values.as_ref()?.parallel.groups;
+        Some(match self.replicas {
+            ReplicaGroup::Dense => groups.tensor(),
+            ReplicaGroup::Expert => groups.expert_tensor(),
+        })
+    }
+
+    /// What the chunk's adapter makes of the linear layer at this scope, called [`LinearLayer::name`].
+    pub fn adapt(&self, layer: &LinearLayer) -> Option<LinearAdaptation> {
+        let adapter = self.shared.adapter.as_ref()?;
+        adapter.adapt(layer, &Self { of_adapter: true, ..self.clone() })
     }
 
     /// Dotted name of the parameter or part called `name` here.
@@ -147,7 +176,7 @@ impl Scope {
         if let Some(shard) = &placement.shard {
             local[shard.dim] = shard.local_size();
         }
-        let declaration = Declaration {
+        let mut declaration = Declaration {
             name: self.name(name),
             shape: local.to_vec(),
             placement,
@@ -156,6 +185,9 @@ impl Scope {
             segments: vec![self.segment],
             trainable: true,
         };
+        if let Some(adapter) = self.shared.adapter.as_ref().filter(|_| !self.of_adapter) {
+            declaration.trainable = adapter.trains(&declaration);
+        }
         let id = ParamId::new();
         let param = match &self.shared.values {
             Some(values) => values.parameter(id, &declaration, local, initial),
@@ -199,7 +231,7 @@ impl Values {
                 released(local, &self.device, dtype).autodiff()
             }
         };
-        Param::initialized(id, value.require_grad())
+        Param::initialized(id, value.set_require_grad(declaration.trainable))
     }
 }
 

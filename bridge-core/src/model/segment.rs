@@ -13,6 +13,8 @@ pub enum SegmentRole {
     Moe,
     /// A whole layer, where a model does not split it.
     Layer,
+    /// What ends a stack behind which another one comes, such as the norm of an encoder's output.
+    StackEnd,
     /// Final norm, output projection and loss.
     Head,
 }

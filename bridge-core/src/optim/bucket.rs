@@ -57,6 +57,8 @@ pub struct BucketParameter {
     pub replicas: ReplicaGroup,
     /// The first segment that uses it: its gradient is complete when backward has left that segment.
     pub first_segment: usize,
+    /// False for a frozen parameter, which is gathered and has no gradient.
+    pub is_trained: bool,
 }
 
 /// Where one parameter lies in a bucket.
@@ -70,13 +72,15 @@ pub struct BucketEntry {
     starts: Vec<usize>,
 }
 
-/// Parameters whose gradients travel together.
+/// Parameters that are gathered, and whose gradients travel, together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bucket {
     /// Over which ranks it is reduced.
     pub replicas: ReplicaGroup,
     /// Its gradients are complete when backward has left this segment.
     pub first_segment: usize,
+    /// Whether its parameters are trained: a bucket of frozen ones is never reduced.
+    pub is_trained: bool,
     /// Its parameters.
     pub entries: Vec<BucketEntry>,
     ranks: usize,
@@ -98,6 +102,7 @@ impl Bucket {
             entries: entries.collect(),
             replicas: replicas(parameters),
             first_segment: first_segment(parameters),
+            is_trained: is_trained(parameters),
             ranks,
             part,
         }
@@ -230,11 +235,14 @@ pub struct BucketSize {
     pub replicas: ReplicaGroup,
     /// Its gradients are complete when backward has left this segment.
     pub first_segment: usize,
+    /// Whether its parameters are trained.
+    pub is_trained: bool,
     /// Elements of one rank's part, padding included.
     pub part_len: usize,
 }
 
-/// Puts the parameters of one chunk into buckets, in the order in which backward completes them. Kinds do not mix.
+/// Puts the parameters of one chunk into buckets, in the order in which backward completes them. Kinds do not mix, nor do trained and
+/// frozen parameters.
 pub fn buckets(parameters: &[BucketParameter], layout: BucketLayout) -> Vec<Bucket> {
     let groups = groups(parameters, layout.rule);
     groups.iter().map(|group| Bucket::new(group, layout.counts.of(replicas(group)), layout.padding)).collect()
@@ -245,6 +253,7 @@ pub fn bucket_sizes(parameters: &[BucketParameter], layout: BucketLayout) -> Vec
     let size = |group: &Vec<&BucketParameter>| BucketSize {
         replicas: replicas(group),
         first_segment: first_segment(group),
+        is_trained: is_trained(group),
         part_len: layout.padding.part(group, layout.counts.of(replicas(group))),
     };
     groups(parameters, layout.rule).iter().map(size).collect()
@@ -252,6 +261,10 @@ pub fn bucket_sizes(parameters: &[BucketParameter], layout: BucketLayout) -> Vec
 
 fn replicas(group: &[&BucketParameter]) -> ReplicaGroup {
     group.first().map_or(ReplicaGroup::Dense, |parameter| parameter.replicas)
+}
+
+fn is_trained(group: &[&BucketParameter]) -> bool {
+    group.iter().any(|parameter| parameter.is_trained)
 }
 
 fn first_segment(group: &[&BucketParameter]) -> usize {
@@ -271,10 +284,10 @@ fn groups(parameters: &[BucketParameter], rule: BucketRule) -> Vec<Vec<&BucketPa
         }
     };
     let mut groups = Vec::new();
-    // For each kind of replicas what is in the open bucket, and how many elements.
-    let mut open: [(Vec<&BucketParameter>, usize); 2] = Default::default();
+    // For each kind of replicas, frozen and trained, what is in the open bucket, and how many elements.
+    let mut open: [(Vec<&BucketParameter>, usize); 4] = Default::default();
     for parameter in order {
-        let (bucket, elements) = &mut open[parameter.replicas as usize];
+        let (bucket, elements) = &mut open[2 * parameter.replicas as usize + usize::from(parameter.is_trained)];
         let is_other_segment = bucket.last().is_some_and(|last| last.first_segment != parameter.first_segment);
         if rule == BucketRule::Segment && is_other_segment {
             groups.push(std::mem::take(bucket));
@@ -299,7 +312,7 @@ mod tests {
 
     fn parameter(name: &str, num_elements: usize, first_segment: usize) -> BucketParameter {
         let replicas = if name.starts_with("expert") { ReplicaGroup::Expert } else { ReplicaGroup::Dense };
-        BucketParameter { name: name.into(), num_elements, replicas, first_segment }
+        BucketParameter { name: name.into(), num_elements, replicas, first_segment, is_trained: true }
     }
 
     #[test]
@@ -349,12 +362,16 @@ mod tests {
                     .map(|b| BucketSize {
                         replicas: b.replicas,
                         first_segment: b.first_segment,
+                        is_trained: b.is_trained,
                         part_len: b.part_len(),
                     })
                     .collect();
                 assert_eq!(bucket_sizes(&parameters, layout), whole, "{layout:?}");
             }
         }
+        let mixed = parameters.clone().map(|p| BucketParameter { is_trained: p.name != "b", ..p });
+        let trained: Vec<_> = buckets(&mixed, layout(BucketRule::One)).iter().map(|b| b.is_trained).collect();
+        assert_eq!(trained, [true, false, true], "frozen parameters have a bucket of their own");
         let by_segment = buckets(&parameters, layout(BucketRule::Segment));
         assert_eq!(by_segment.iter().map(|b| b.entries.len()).collect::<Vec<_>>(), [1, 1, 1, 1]);
     }

@@ -33,7 +33,7 @@ pub(super) struct Place {
     counted: Option<Range<usize>>,
     /// The elements that other tensor-parallel ranks hold too, each with its share of their gradient.
     shared: Range<usize>,
-    /// The gradient is also summed over the tensor-parallel group.
+    /// The gradient is also summed over the ranks that hold copies ([`copy_group`]).
     is_partial: bool,
     /// The gradient is also summed over first and last pipeline stage.
     is_tied: bool,
@@ -92,7 +92,7 @@ impl Distribution {
                 counted: (!(parameter.is_replicated() && of_copies.rank() > 0 || is_tied && is_last_copy))
                     .then(|| parameter.counted_elements()),
                 shared: parameter.shared_elements(),
-                is_partial: parameter.placement.partial_gradient && groups.tensor().size() > 1,
+                is_partial: parameter.placement.partial_gradient && of_copies.size() > 1,
                 is_tied,
             };
             places.insert(parameter.name.clone(), place);
@@ -104,12 +104,15 @@ impl Distribution {
                 let parameters: Vec<BucketParameter> = chunk
                     .parameters()
                     .iter()
-                    .filter(|parameter| parameter.trainable && has_replicas(parameter.placement.replicas))
+                    // Frozen parameters are in buckets where they are gathered.
+                    .filter(|parameter| parameter.trainable || settings.sharding == Sharding::Full)
+                    .filter(|parameter| has_replicas(parameter.placement.replicas))
                     .map(|parameter| BucketParameter {
                         name: parameter.name.clone(),
                         num_elements: parameter.num_elements(),
                         replicas: parameter.placement.replicas,
                         first_segment: parameter.segments[0],
+                        is_trained: parameter.trainable,
                     })
                     .collect();
                 buckets(&parameters, layout)
@@ -219,6 +222,12 @@ impl Distribution {
     /// The elements of a parameter whose optimizer state is on this rank; `None` for parameters that are not trained.
     pub fn state_range(&self, name: &str) -> Option<Range<usize>> {
         self.places.get(name).filter(|place| place.is_trained).map(|place| self.range_of(place))
+    }
+
+    /// The elements of a parameter that this rank keeps between steps where parameters are sharded; `None` where they are not.
+    pub fn shard_range(&self, name: &str) -> Option<Range<usize>> {
+        let place = self.places.get(name).filter(|_| self.settings.sharding == Sharding::Full)?;
+        Some(place.owned.clone())
     }
 
     /// The elements of its slice of a parameter that this rank saves: of all ranks that hold the same ones, one does.
@@ -342,8 +351,10 @@ impl Distribution {
         timers: &Timers,
     ) -> Result<(), CommError> {
         let timer = timers.start("layernorm-grads-all-reduce", TimerLevel::Phase);
-        let shared = self.shared(|place| place.is_partial);
-        gradients.all_reduce(&shared, self.groups.tensor(), device)?;
+        for kind in [ReplicaGroup::Dense, ReplicaGroup::Expert] {
+            let shared = self.shared(|place| place.is_partial && place.replicas == kind);
+            gradients.all_reduce(&shared, copy_group(&self.groups, kind), device)?;
+        }
         if let Some(group) = &self.row_copies {
             gradients.all_reduce(&self.shared_rows(), group, device)?;
         }

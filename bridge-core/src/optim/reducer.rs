@@ -36,7 +36,7 @@ pub struct GradientReducer {
     wire: Wire,
     device: Device,
     in_flight: Vec<InFlight>,
-    /// For each chunk, how many of its buckets have been started.
+    /// For each chunk, how many of its buckets have been started, or passed because they are frozen.
     started: Vec<usize>,
     times: ReductionTimes,
     timers: Arc<Timers>,
@@ -100,6 +100,11 @@ impl GradientReducer {
         while let Some(bucket) = distribution.buckets(chunk).get(self.started[chunk])
             && bucket.first_segment >= segment
         {
+            let number = self.started[chunk];
+            self.started[chunk] += 1;
+            if !bucket.is_trained {
+                continue;
+            }
             let group = distribution.shards(bucket.replicas);
             let values = self.fill(bucket, gradients);
             let op = distribution.reduce_op();
@@ -107,8 +112,7 @@ impl GradientReducer {
                 true => group.start_reduce_scatter(values, op)?,
                 false => group.start_all_reduce(values, op)?,
             };
-            self.in_flight.push(InFlight { chunk, bucket: self.started[chunk], request, started: Instant::now() });
-            self.started[chunk] += 1;
+            self.in_flight.push(InFlight { chunk, bucket: number, request, started: Instant::now() });
         }
         Ok(())
     }
@@ -178,7 +182,7 @@ impl GradientReducer {
         let distribution = Arc::clone(&self.distribution);
         let mut reductions = Vec::new();
         for chunk in 0..distribution.num_chunks() {
-            for (number, bucket) in distribution.buckets(chunk).iter().enumerate() {
+            for (number, bucket) in distribution.buckets(chunk).iter().enumerate().filter(|(_, b)| b.is_trained) {
                 if let Some(group) = distribution.instances(bucket.replicas) {
                     let values = self.fill_part(bucket, gradients);
                     let request = group.start_all_reduce(values, distribution.reduce_op())?;

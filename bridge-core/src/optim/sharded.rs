@@ -101,15 +101,16 @@ impl ShardedParameters {
             return;
         }
         let distribution = Arc::clone(&self.distribution);
-        let mut released = BTreeSet::new();
+        let mut released = BTreeMap::new();
         for bucket in self.buckets_of(index, segments) {
             if matches!(self.states[index][bucket], BucketState::Whole) {
                 self.states[index][bucket] = BucketState::Released;
-                released.extend(distribution.buckets(index)[bucket].entries.iter().map(|entry| entry.name.as_str()));
+                let names = distribution.buckets(index)[bucket].entries.iter().map(|entry| entry.name.as_str());
+                released.extend(names.map(|name| (name, Replacement::Released)));
             }
         }
         if !released.is_empty() {
-            chunk.replace_parameters(&mut |name| released.contains(name).then_some(Replacement::Released));
+            chunk.replace_parameters(released);
         }
     }
 
@@ -156,10 +157,10 @@ impl ShardedParameters {
                     }
                     None => value,
                 };
-                if let Some(range) = distribution.state_range(name) {
+                if let Some(range) = distribution.shard_range(name) {
                     shards.insert(name.to_owned(), detached_part(value.clone(), &range));
                 }
-                // What is in no bucket, because it has no replicas or is not trained, stays whole.
+                // What is in no bucket, because it has no replicas, stays whole.
                 if in_buckets.contains(name) { Replacement::Released } else { Replacement::Value(value) }
             });
             self.states[index].fill_with(|| BucketState::Released);
@@ -192,7 +193,7 @@ impl ShardedParameters {
         std::mem::take(&mut self.waited)
     }
 
-    /// The ranges of the trained parameters that this rank updates.
+    /// The ranges of parameters that this rank updates; where parameters are sharded also those of frozen ones, which stay as they are.
     ///
     /// # Errors
     /// If values of the last step are still on their way and cannot be gathered.
@@ -216,7 +217,7 @@ impl ShardedParameters {
         Ok(owned)
     }
 
-    /// Takes updated (or loaded) ranges of all trained parameters: keeps them where parameters are sharded, else sends them to the other ranks.
+    /// Takes updated (or loaded) ranges of all parameters that [`Self::owned`] gives: keeps them where parameters are sharded, else sends them to the other ranks.
     ///
     /// # Errors
     /// If they cannot be gathered.
@@ -229,10 +230,10 @@ impl ShardedParameters {
         for (index, chunk) in chunks.iter_mut().enumerate() {
             let in_buckets = names_in(distribution.buckets(index));
             // What is in no bucket is whole.
-            chunk.replace_parameters(&mut |name| match in_buckets.contains(name) {
-                true => None,
-                false => updated.get(name).cloned().map(Replacement::Value),
-            });
+            let names = chunk.parameters().iter().map(|declaration| declaration.name.clone()).collect::<Vec<_>>();
+            let whole = names.iter().map(String::as_str).filter(|name| !in_buckets.contains(name));
+            let whole = whole.filter_map(|name| Some((name, Replacement::Value(updated.get(name)?.clone()))));
+            chunk.replace_parameters(whole.collect());
             if self.is_full() {
                 continue;
             }
@@ -270,12 +271,13 @@ impl ShardedParameters {
                 self.waited += waiting.elapsed();
                 let bucket = &distribution.buckets(index)[number];
                 for entry in &bucket.entries {
-                    values.insert(entry.name.as_str(), one_of(bucket, entry, &gathered, (&device, dtype)));
+                    let value = one_of(bucket, entry, &gathered, (&device, dtype));
+                    values.insert(entry.name.as_str(), Replacement::Value(value));
                 }
             }
         }
         if !values.is_empty() {
-            chunk.replace_parameters(&mut |name| values.remove(name).map(Replacement::Value));
+            chunk.replace_parameters(values);
         }
         Ok(())
     }

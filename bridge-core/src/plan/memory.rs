@@ -10,7 +10,7 @@ use super::recompute::Region;
 use super::segments::{activations as of_chunk, chunk_regions};
 use super::setup::{Chunk, Setup};
 use super::traffic::largest_bucket;
-use crate::model::ReplicaGroup;
+use crate::model::{Declaration, ReplicaGroup};
 use crate::optim::{Gather, Sharding};
 
 /// Memory of a rank at the moment when it holds most, in bytes.
@@ -69,14 +69,14 @@ impl Memory {
 /// The memory of a rank of a stage, whose kept activations reach `activations` bytes.
 pub(super) fn of_stage(setup: &Setup<'_>, stage: usize, activations: u64) -> Memory {
     let bytes = setup.bytes;
-    let share = |is_sharded: bool, size: u64| sharded(setup, stage, is_sharded) * size;
+    let share = |is_sharded: bool, size: u64| sharded(setup, stage, is_sharded, |p| p.trainable) * size;
     let sharding = setup.sharding();
     let is_full = sharding == Sharding::Full;
     // Put-off gradients of weights come at once, and are reduced after that.
     let comes_at_once = sharding.divides_gradients() && setup.schedule == ScheduleKind::ZeroBubbleH1;
     let put_off = if comes_at_once { share(false, bytes.gradient) } else { 0 };
     let held = Memory {
-        parameters: share(is_full, bytes.parameter),
+        parameters: sharded(setup, stage, is_full, |_| true) * bytes.parameter,
         gradients: share(sharding.divides_gradients(), bytes.gradient) + put_off,
         optimizer: share(sharding.divides_state(), bytes.optimizer),
         ..Memory::default()
@@ -162,11 +162,11 @@ fn gradients_by_segment(chunk: &Chunk) -> (Vec<u64>, Vec<u64>) {
     (used, done)
 }
 
-/// Elements of the parameters of a rank: all, or its share among the replicas.
-fn sharded(setup: &Setup<'_>, stage: usize, is_sharded: bool) -> u64 {
+/// Elements of the `wanted` parameters of a rank: all, or its share among the replicas.
+fn sharded(setup: &Setup<'_>, stage: usize, is_sharded: bool, wanted: fn(&Declaration) -> bool) -> u64 {
     let of = |replicas| {
         let ranks = if is_sharded { setup.shards().of(replicas) as u64 } else { 1 };
-        let parameters = setup.parameters(stage).filter(|p| p.placement.replicas == replicas);
+        let parameters = setup.parameters(stage).filter(|p| p.placement.replicas == replicas && wanted(p));
         parameters.map(|p| p.num_elements() as u64).sum::<u64>().div_ceil(ranks)
     };
     of(ReplicaGroup::Dense) + of(ReplicaGroup::Expert)

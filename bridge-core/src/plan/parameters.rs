@@ -6,13 +6,15 @@ use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 
 use super::setup::Setup;
-use crate::model::{Component, ReplicaGroup};
+use crate::model::{Component, Declaration, ReplicaGroup};
 
 /// Numbers of parameters, in all and by component.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ParameterCounts {
     /// All of them.
     pub total: u64,
+    /// Those that are trained: all but frozen ones.
+    pub trained: u64,
     by_component: [u64; Component::ALL.len()],
 }
 
@@ -22,17 +24,19 @@ impl ParameterCounts {
         self.by_component[component as usize]
     }
 
-    fn add(&mut self, component: Component, count: u64) {
+    fn add(&mut self, parameter: &Declaration, count: u64) {
         self.total += count;
-        self.by_component[component as usize] += count;
+        self.trained += if parameter.trainable { count } else { 0 };
+        self.by_component[parameter.component as usize] += count;
     }
 }
 
 impl Serialize for ParameterCounts {
-    /// `{"total": .., "embedding": .., ..}`.
+    /// `{"total": .., "trained": .., "embedding": .., ..}`.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(Some(1 + self.by_component.len()))?;
+        let mut map = serializer.serialize_map(Some(2 + self.by_component.len()))?;
         map.serialize_entry("total", &self.total)?;
+        map.serialize_entry("trained", &self.trained)?;
         for component in Component::ALL {
             map.serialize_entry(component.name(), &self.get(component))?;
         }
@@ -44,7 +48,7 @@ impl Serialize for ParameterCounts {
 pub(super) fn of_stage(setup: &Setup<'_>, stage: usize) -> ParameterCounts {
     let mut counts = ParameterCounts::default();
     let parameters = setup.parameters(stage);
-    parameters.for_each(|parameter| counts.add(parameter.component, parameter.num_elements() as u64));
+    parameters.for_each(|parameter| counts.add(parameter, parameter.num_elements() as u64));
     counts
 }
 
@@ -59,7 +63,7 @@ pub(super) fn of_model(setup: &Setup<'_>) -> ParameterCounts {
                 ReplicaGroup::Dense => 1,
                 ReplicaGroup::Expert => setup.layout.expert as u64,
             };
-            counts.add(parameter.component, others * parameter.global_shape().iter().product::<usize>() as u64);
+            counts.add(parameter, others * parameter.global_shape().iter().product::<usize>() as u64);
         }
     }
     counts

@@ -149,7 +149,8 @@ impl<'a> Setup<'a> {
         let bytes = element_bytes(config);
         let work = workload(config, &layout, &bytes, padded_vocab as usize);
         let chunk = |content: StageContent| {
-            let Outline { declarations, costs } = builder.outline(&work, &Stage::of_content(&stacks, &content))?;
+            let stage = Stage::of_content(&stacks, &content);
+            let Outline { declarations, costs } = builder.outline(&work, &stage, models.adapter())?;
             let costs = costs.ok_or_else(|| PlanError::NoCosts { kind: model.kind.clone() })?;
             assert_eq!(
                 costs.len(),

@@ -66,6 +66,7 @@ pub fn scope(dtype: FloatDType) -> ChunkScope {
         padded_vocab_size: VOCAB,
         parallel: Parallel::single(),
         deferred: None,
+        adapter: None,
     })
 }
 

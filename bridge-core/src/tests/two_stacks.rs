@@ -35,10 +35,9 @@ struct DecoderLayer {
     mix: Option<Param<Tensor<2>>>,
 }
 
-/// Where the decoder begins: norm of the encoder's output, and a table for each stream.
+/// Where the decoder begins: a table for each stream.
 #[derive(Module, Debug)]
 struct DecoderStart {
-    encoder_norm: Param<Tensor<1>>,
     table: Param<Tensor<2>>,
     second_table: Param<Tensor<2>>,
 }
@@ -54,6 +53,7 @@ struct Head {
 pub struct TwoStacks {
     encoder_table: Option<Param<Tensor<2>>>,
     encoder: Vec<ToyLayer>,
+    encoder_norm: Option<Param<Tensor<1>>>,
     start: Option<DecoderStart>,
     decoder: Vec<DecoderLayer>,
     head: Option<Head>,
@@ -80,11 +80,14 @@ impl TwoStacks {
         let table = |scope: &Scope, name, width| parameter(scope, name, [VOCAB, width], ParameterRole::Embedding);
         Self {
             encoder_table: encoder.start.then(|| table(&embedding(), "encoder_table", HIDDEN)),
-            encoder: encoder.layers.map(|i| ToyLayer::new(&layer(i).child(&format!("encoder.{i}")))).collect(),
+            encoder: encoder.layers.clone().map(|i| ToyLayer::new(&layer(i).child(&format!("encoder.{i}")))).collect(),
+            encoder_norm: encoder.end.then(|| {
+                let scope = scope.segment(SegmentRole::StackEnd, None);
+                parameter(&scope, "encoder_norm", [HIDDEN], ParameterRole::Norm)
+            }),
             start: decoder.start.then(|| {
                 let scope = embedding();
                 DecoderStart {
-                    encoder_norm: parameter(&scope, "encoder_norm", [HIDDEN], ParameterRole::Norm),
                     table: table(&scope, "table", HIDDEN),
                     second_table: table(&scope, "second_table", WIDTH),
                 }
@@ -126,6 +129,7 @@ enum Part {
     EncoderStart,
     /// The number of the layer, counted in the chunk.
     Encoder(usize),
+    EncoderEnd,
     DecoderStart,
     Decoder(usize),
     Head,
@@ -136,6 +140,7 @@ impl TwoStacks {
         let mut parts = Vec::new();
         parts.extend(self.encoder_table.is_some().then_some(Part::EncoderStart));
         parts.extend((0..self.encoder.len()).map(Part::Encoder));
+        parts.extend(self.encoder_norm.is_some().then_some(Part::EncoderEnd));
         parts.extend(self.start.is_some().then_some(Part::DecoderStart));
         parts.extend((0..self.decoder.len()).map(Part::Decoder));
         parts.extend(self.head.is_some().then_some(Part::Head));
@@ -182,9 +187,9 @@ impl Segments for TwoStacks {
         // What a segment reads, or behind the last one what that has made; a stage without any is between two layers of the decoder.
         match (parts.get(index), parts.last()) {
             (Some(Part::EncoderStart), _) | (None, Some(Part::Head)) => Vec::new(),
-            (Some(Part::Encoder(_) | Part::DecoderStart), _) => in_encoder,
+            (Some(Part::Encoder(_) | Part::EncoderEnd | Part::DecoderStart), _) => in_encoder,
             (Some(Part::Decoder(_) | Part::Head), _) => in_decoder,
-            (None, Some(Part::EncoderStart | Part::Encoder(_))) => in_encoder,
+            (None, Some(Part::EncoderStart | Part::Encoder(_) | Part::EncoderEnd)) => in_encoder,
             (None, Some(Part::DecoderStart | Part::Decoder(_)) | None) => in_decoder,
         }
     }
@@ -203,9 +208,13 @@ impl Segments for TwoStacks {
                 let x = input.take_hidden_states();
                 Boundary::hidden_states(self.encoder[local].forward(x, &format!("encoder.{number}"), key, context))
             }
+            Part::EncoderEnd => {
+                let norm = self.encoder_norm.as_ref().expect("a stage with this segment has the norm");
+                Boundary::hidden_states(rms_norm(input.take_hidden_states(), norm.val(), 1e-5))
+            }
             Part::DecoderStart => {
                 let start = self.start.as_ref().expect("a stage with this segment has its parameters");
-                let encoder = rms_norm(input.take_hidden_states(), start.encoder_norm.val(), 1e-5).cast(ENCODER_DTYPE);
+                let encoder = input.take_hidden_states().cast(ENCODER_DTYPE);
                 // Not in the declared order.
                 Boundary::hidden_states(embedding(start.table.val(), batch.tokens.clone()))
                     .with(SECOND, embedding(start.second_table.val(), batch.tokens.clone()))

@@ -28,6 +28,8 @@ pub struct Executor {
     regions: Vec<Region>,
     /// Whether the graph of the last region stays even if the region is recomputed.
     keeps_last_graph: bool,
+    /// The first segment that uses a parameter which is trained; none before it needs a backward, unless the stage before does.
+    first_trained: usize,
 }
 
 /// What happens around the regions of a pass. Errors are those of ranks that communicate there.
@@ -107,6 +109,7 @@ impl Executor {
         Self {
             regions: plan(&segments, recompute, cuts),
             keeps_last_graph: segments.last().is_some_and(|segment| segment.role == SegmentRole::Head),
+            first_trained: first_trained(chunk),
         }
     }
 
@@ -155,6 +158,7 @@ impl Executor {
         hooks: &mut dyn RegionHooks,
     ) -> Result<(InFlight, SegmentOutput), ExecutorError> {
         let mut regions = Vec::with_capacity(self.regions.len());
+        let is_first = input.is_empty();
         let mut input = input.map(leaf);
         for (index, region) in self.regions.iter().enumerate() {
             let is_last = index + 1 == self.regions.len();
@@ -172,7 +176,8 @@ impl Executor {
             };
             match plain {
                 SegmentOutput::Boundary(boundary) if !is_last => {
-                    let next = boundary.map(leaf);
+                    let has_backward = !is_first || self.first_trained < region.segments.end;
+                    let next = boundary.map(if has_backward { leaf } else { Tensor::autodiff });
                     regions.push(Pending { index, input: std::mem::replace(&mut input, next), output });
                 }
                 plain => {
@@ -203,9 +208,14 @@ impl Executor {
         hooks: &mut dyn RegionHooks,
     ) -> Result<Boundary, ExecutorError> {
         let mut gradients = output_gradients;
+        let is_first = chunk.boundary(0, context.batch).is_empty();
         let mut pending = in_flight.regions;
         while let Some(Pending { index, input, output }) = pending.pop() {
             let segments = &self.regions[index].segments;
+            if is_first && segments.end <= self.first_trained {
+                hooks.left(segments)?;
+                continue;
+            }
             let output = match output {
                 Some(output) => output,
                 None => {
@@ -231,6 +241,11 @@ impl Executor {
         let segments = |index: usize| self.regions.get(index).map(|region| &region.segments);
         Around { segments: &self.regions[index].segments, next: segments(index + 1), index, regions: &self.regions }
     }
+}
+
+fn first_trained(chunk: &dyn ModelChunk) -> usize {
+    let trained = chunk.parameters().iter().filter(|parameter| parameter.trainable);
+    trained.map(|parameter| parameter.segments[0]).min().unwrap_or(usize::MAX)
 }
 
 /// A boundary activation as the beginning of a new graph.
@@ -261,7 +276,8 @@ fn region_backward(
         }
         SegmentOutput::Boundary(boundary) => seed(&boundary, &mut output_gradients),
     };
-    let mut gradients = objective.map(|objective| objective.backward());
+    // Where all is frozen there is nothing to differentiate.
+    let mut gradients = objective.filter(Tensor::is_tracked).map(|objective| objective.backward());
     if let Some(gradients) = &mut gradients {
         chunk.take_gradients(gradients, &mut |name, gradient| hooks.gradient(name, gradient));
     }

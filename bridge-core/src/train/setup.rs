@@ -35,7 +35,8 @@ use crate::checkpoint::TrainState;
 use crate::config::RunConfig;
 use crate::logging::{Sink, Verbosity};
 use crate::model::{
-    BuildContext, DeferredParameters, ModelBuilder, ModelChunk, ModelConfig, ModelRegistry, Parallel, Stage, Workload,
+    Adapter, BuildContext, DeferredParameters, ModelBuilder, ModelChunk, ModelConfig, ModelRegistry, Parallel, Stage,
+    Workload,
 };
 use crate::optim::{
     AccumulationDType, Distribution, GradientBuffer, GradientReducer, Optimizer, OverrideProvider, Sharding,
@@ -202,7 +203,7 @@ fn build_training(
     parts: Parts,
     timers: &Arc<Timers>,
 ) -> Result<(Training, Option<DeferredParameters>), TrainError> {
-    let Parts { checked: Checked { device, model_config }, forward_step, provider, padded_vocab_size } = parts;
+    let Parts { checked: Checked { device, model_config, adapter }, forward_step, provider, padded_vocab_size } = parts;
     let seed = config.rng.seed;
     let context = BuildContext {
         device: device.clone(),
@@ -211,13 +212,14 @@ fn build_training(
         padded_vocab_size,
         parallel: Parallel { groups: groups.clone(), sequence_parallel: config.model.sequence_parallel },
         deferred: defers(config, model_config.as_ref()).then(DeferredParameters::default),
+        adapter: adapter.clone(),
     };
     let builder: Box<dyn ModelBuilder> = model_config.builder();
     let built = pipeline::stages(config, &model_config.stacks(), groups.pipeline().rank())
         .and_then(|stages| Ok(builder.build_models(model_config.as_ref(), &context, &stages)?));
     let chunks = ranks::agree(groups, "building the model", built)?;
     let work = Workload::sequence(config.model.seq_length, padded_vocab_size);
-    let flops_per_sequence = builder.outline(&work, &Stage::whole(model_config.stacks()))?.flops();
+    let flops_per_sequence = builder.outline(&work, &Stage::whole(model_config.stacks()), adapter)?.flops();
 
     let distribution = Arc::new(Distribution::new(&chunks, groups.clone(), plan::settings::distribution(config))?);
     let settings = convert::optimizer_settings(config);
@@ -294,6 +296,7 @@ struct Checked {
     /// With autodiff.
     device: Device,
     model_config: Box<dyn ModelConfig>,
+    adapter: Option<Arc<dyn Adapter>>,
 }
 
 fn check(config: &RunConfig, registry: &Registry, place: LocalRank) -> Result<Checked, TrainError> {
@@ -309,7 +312,7 @@ fn check(config: &RunConfig, registry: &Registry, place: LocalRank) -> Result<Ch
         return Err(TrainError::Device(format!("`{}` does not compute in {params_dtype:?}", config.device)));
     }
     check_source(config).map_err(|error| name_setting(config, error))?;
-    Ok(Checked { device, model_config: registry.models.config(&config.model)? })
+    Ok(Checked { device, model_config: registry.models.config(&config.model)?, adapter: registry.models.adapter() })
 }
 
 /// What a run opens its logs with.
@@ -431,6 +434,7 @@ pub fn build_model(
         padded_vocab_size: config.model.padded_vocab_size(tokenizer_vocab_size)?,
         parallel: Parallel::single(),
         deferred: None,
+        adapter: models.adapter(),
     };
     let stage = Stage::whole(model_config.stacks());
     let mut chunks = model_config.builder().build_models(model_config.as_ref(), &context, &[stage])?;

@@ -1,6 +1,8 @@
 //! A linear layer with its parameters.
 
-use bridge_core::model::{Cut, Initial, Meets, ParameterRole, Scope, WeightGradientStore};
+use bridge_core::model::{
+    Cut, Initial, LinearAdaptation, LinearChange, LinearLayer, Meets, ParameterRole, Scope, WeightGradientStore,
+};
 use bridge_kernels::{
     Activation, activation, glu, linear, linear_activation, linear_deferred, linear_glu, linear_residual,
 };
@@ -14,6 +16,8 @@ use super::regions::Regions;
 pub(crate) struct Linear {
     weight: Param<Tensor<2>>,
     bias: Option<Param<Tensor<1>>>,
+    /// What an adapter makes of the layer.
+    adaptation: Option<LinearAdaptation>,
     /// Name of the weight outside this module.
     #[module(skip)]
     weight_name: String,
@@ -50,6 +54,7 @@ impl Linear {
         Self {
             weight: scope.parameter("weight", [outputs, inputs], cut, initial, ParameterRole::Weight),
             bias: config.bias.then(bias),
+            adaptation: scope.adapt(&LinearLayer { name: scope.path().to_owned(), inputs, outputs, cut }),
             weight_name: scope.name("weight"),
         }
     }
@@ -58,7 +63,8 @@ impl Linear {
     ///
     /// With a store, backward leaves the gradient of the weight there.
     pub fn forward<const D: usize>(&self, x: Tensor<D>, store: Option<&WeightGradientStore>) -> Tensor<D> {
-        self.product(x, self.bias(), store)
+        let change = self.change(&x);
+        self.changed_product(x, self.bias(), change, store)
     }
 
     /// [`Self::forward`] and an activation, plain or gated: the first layer of a feed-forward block.
@@ -69,17 +75,23 @@ impl Linear {
         gated: bool,
         store: Option<&WeightGradientStore>,
     ) -> Tensor<3> {
-        match (store, gated) {
-            (None, true) => linear_glu(x, self.weight.val(), self.bias(), kind),
-            (None, false) => linear_activation(x, self.weight.val(), self.bias(), kind),
-            (Some(_), true) => glu(self.forward(x, store), kind),
-            (Some(_), false) => activation(self.forward(x, store), kind),
+        let is_fused = store.is_none() && self.adaptation.is_none();
+        match (is_fused, gated) {
+            (true, true) => linear_glu(x, self.weight.val(), self.bias(), kind),
+            (true, false) => linear_activation(x, self.weight.val(), self.bias(), kind),
+            (false, true) => glu(self.forward(x, store), kind),
+            (false, false) => activation(self.forward(x, store), kind),
         }
     }
 
     /// [`Self::forward`] added to the residual stream `[b, t, outputs]`, as one operation.
     pub fn forward_and_add(&self, x: Tensor<3>, stream_btc: Tensor<3>) -> Tensor<3> {
-        linear_residual(x, self.weight.val(), self.bias(), stream_btc)
+        let fused = |x| linear_residual(x, self.weight.val(), self.bias(), stream_btc.clone());
+        match self.change(&x) {
+            None => fused(x),
+            Some(LinearChange { added, factors_o: None }) => fused(x) + added,
+            change => stream_btc + self.changed_product(x, self.bias(), change, None),
+        }
     }
 
     /// The product of a layer whose inputs are cut over tensor-parallel ranks: terms are summed, then the bias is added, once.
@@ -87,15 +99,33 @@ impl Linear {
         if regions.tensor().size() == 1 {
             return self.forward(x, store);
         }
-        let y = regions.leave(self.product(x, None, store));
-        match self.bias() {
-            Some(bias) => y + bias.unsqueeze(),
-            None => y,
-        }
+        let change = self.change(&x);
+        with_bias(regions.leave(self.changed_product(x, None, change, store)), self.bias())
     }
 
     fn bias(&self) -> Option<Tensor<1>> {
         self.bias.as_ref().map(|bias| bias.val())
+    }
+
+    /// What the adapter makes of the product.
+    fn change<const D: usize>(&self, x: &Tensor<D>) -> Option<LinearChange<D>> {
+        self.adaptation.as_ref().map(|adaptation| adaptation.change(x.clone(), self.weight.val()))
+    }
+
+    fn changed_product<const D: usize>(
+        &self,
+        x: Tensor<D>,
+        bias: Option<Tensor<1>>,
+        change: Option<LinearChange<D>>,
+        store: Option<&WeightGradientStore>,
+    ) -> Tensor<D> {
+        match change {
+            None => self.product(x, bias, store),
+            Some(LinearChange { added, factors_o: None }) => self.product(x, bias, store) + added,
+            Some(LinearChange { added, factors_o: Some(factors_o) }) => {
+                with_bias((self.product(x, None, store) + added) * factors_o.unsqueeze(), bias)
+            }
+        }
     }
 
     fn product<const D: usize>(
@@ -115,5 +145,12 @@ impl Linear {
                 gradient_oi.reshape([count])
             });
         })
+    }
+}
+
+fn with_bias<const D: usize>(y: Tensor<D>, bias: Option<Tensor<1>>) -> Tensor<D> {
+    match bias {
+        Some(bias) => y + bias.unsqueeze(),
+        None => y,
     }
 }

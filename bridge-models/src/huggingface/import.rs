@@ -83,6 +83,7 @@ impl HfModel {
             padded_vocab_size: config.padded_vocab_size,
             parallel: Parallel::single(),
             deferred: None,
+            adapter: None,
         };
         let mut chunk = build_decoder(&config, &context, &Stage::whole([config.num_layers]))?;
         self.load_into(chunk.as_mut())?;

@@ -30,6 +30,7 @@ fn built(config: &RunConfig, plan: &Plan, stage: &Stage) -> u64 {
         padded_vocab_size: plan.batch.padded_vocab_size as usize,
         parallel: Parallel::single(),
         deferred: None,
+        adapter: None,
     };
     let chunk = models.config(&config.model).unwrap().builder().build_model(&context, stage).unwrap();
     chunk.parameters().iter().map(|parameter| parameter.num_elements() as u64).sum()

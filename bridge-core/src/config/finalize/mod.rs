@@ -37,12 +37,16 @@ fn run(raw: &RawConfig, world: &World, purpose: Purpose) -> Result<RunConfig, Co
     presets::resolve(&mut draft);
     // 2. Parallel sizes; the data-parallel size follows from the others.
     let mut parallel = parallel::resolve(&mut draft);
-    pipeline::resolve(&mut draft, &mut parallel);
+    // Stages divide the layers that the kind of model has.
+    let config = model::resolve(&mut draft);
+    let (kind, extra) = (draft.recipe.model.kind.clone(), draft.recipe.model.extra.clone());
+    let model = FinalModel { config, kind, extra };
+    let stacks = model::stacks(&mut draft, &model);
+    pipeline::resolve(&mut draft, &mut parallel, stacks.iter().sum());
     data_parallel::resolve(&mut draft, &parallel);
     // 3. Each section.
     let name = train::name(&mut draft);
     train::device(&mut draft);
-    let model = model::resolve(&mut draft);
     let train = train::resolve(&mut draft, &parallel);
     let validation = train::resolve_validation(&mut draft, &parallel, &train);
     let optimizer = optimizer::resolve(&mut draft);
@@ -60,7 +64,7 @@ fn run(raw: &RawConfig, world: &World, purpose: Purpose) -> Result<RunConfig, Co
     draft.finish(|recipe| Resolved {
         name,
         device: recipe.device.clone(),
-        model: FinalModel { config: model, kind: recipe.model.kind.clone(), extra: recipe.model.extra.clone() },
+        model,
         train,
         validation,
         optimizer,

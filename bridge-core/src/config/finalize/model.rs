@@ -3,7 +3,7 @@
 use super::super::choice::{Activation, DType, RecomputeGranularity};
 use super::super::error::ErrorKind;
 use super::super::field::OneOrMany;
-use super::super::run_config::FinalTransformer;
+use super::super::run_config::{FinalModel, FinalTransformer};
 use super::super::sections::TransformerConfig;
 use super::Draft;
 
@@ -54,6 +54,19 @@ pub(super) fn resolve(draft: &mut Draft<'_>) -> FinalTransformer {
         expert_tensor_parallel_size: config.expert_tensor_parallel_size.unwrap_or(config.tensor_model_parallel_size),
         config,
     }
+}
+
+/// Layers of each of the model's stacks, as its kind says. Reports what the kind cannot build, where the section's own rules hold.
+pub(super) fn stacks(draft: &mut Draft<'_>, model: &FinalModel) -> Vec<usize> {
+    let one = vec![model.num_layers];
+    let is_wrong = draft.errors.iter().any(|error| error.key.starts_with("model."));
+    let Some(kind) = draft.model_kind().and_then(|kind| kind.model.as_ref()).filter(|_| !is_wrong) else {
+        return one;
+    };
+    kind.about(model).unwrap_or_else(|(key, message)| {
+        draft.conflict(&key, message);
+        one
+    })
 }
 
 fn sizes_are_given(draft: &mut Draft<'_>) {

@@ -7,8 +7,9 @@ use super::super::pipeline::{pipeline_placement, pipeline_schedule};
 use super::super::run_config::{FinalTraining, ParallelSizes};
 use super::Draft;
 
-/// Checks the placement of layers on stages, and returns the number of chunks per rank, which a layout may determine.
-pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &mut ParallelSizes) {
+/// Checks the placement of the layers, of which there are `num_layers` over all stacks, on stages, and sets the number of chunks per rank, which a
+/// layout may determine.
+pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &mut ParallelSizes, num_layers: usize) {
     let model = draft.recipe.model.clone();
     let layout = "model.pipeline_model_parallel_layout";
     let others = [
@@ -33,11 +34,11 @@ pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &mut ParallelSizes) {
     );
     let is_bytes = model.pipeline_dtype == Some(DType::UInt8);
     draft.forbid(is_bytes, "model.pipeline_dtype", "activations are sent as float32, float16 or bfloat16");
-    if model.num_layers == 0 {
+    if num_layers == 0 {
         // Reported as missing.
         return;
     }
-    match pipeline_placement(&model, model.num_layers) {
+    match pipeline_placement(&model, num_layers) {
         Ok(placement) => {
             parallel.virtual_pipeline = placement.chunks.first().map_or(1, Vec::len);
             let key = "model.microbatch_group_size_per_vp_stage";

@@ -34,12 +34,14 @@ impl Setup<'_> {
 fn buckets_of_chunk(setup: &Setup<'_>, chunk: &Chunk) -> Vec<BucketSize> {
     let replicas = setup.replicas();
     let parameters = chunk.declarations.parameters().iter();
-    let travelling = parameters.filter(|p| p.trainable && replicas.of(p.placement.replicas) > 1);
+    let is_full = setup.sharding() == Sharding::Full;
+    let travelling = parameters.filter(|p| (p.trainable || is_full) && replicas.of(p.placement.replicas) > 1);
     let parameters = travelling.map(|parameter| BucketParameter {
         name: String::new(),
         num_elements: parameter.num_elements(),
         replicas: parameter.placement.replicas,
         first_segment: parameter.segments[0],
+        is_trained: parameter.trainable,
     });
     bucket_sizes(&parameters.collect::<Vec<_>>(), setup.distribution.layout(setup.shards()))
 }
@@ -79,7 +81,8 @@ pub(in crate::plan) fn largest_bucket(setup: &Setup<'_>, stage: usize) -> u64 {
         (ranks + 2) * bucket.part_len as u64 * setup.bytes.reduction
     };
     let chunks = setup.stages[stage].iter();
-    chunks.flat_map(|chunk| buckets_of_chunk(setup, chunk)).map(bytes).max().unwrap_or(0)
+    let buckets = chunks.flat_map(|chunk| buckets_of_chunk(setup, chunk)).filter(|bucket| bucket.is_trained);
+    buckets.map(bytes).max().unwrap_or(0)
 }
 
 impl Tally<'_, '_> {
@@ -99,7 +102,7 @@ impl Tally<'_, '_> {
                 }
             };
             for (bucket, gathers) in buckets.iter().zip(gathers) {
-                self.bucket(bucket, reductions, gathers);
+                self.bucket(bucket, if bucket.is_trained { reductions } else { 0 }, gathers);
             }
         }
     }
@@ -114,7 +117,7 @@ impl Tally<'_, '_> {
             false => Operation::AllReduce,
         };
         self.add(Way::on(TrafficKind::Gradients, group, reduction), reductions, gradients);
-        if let Some(copies) = copies {
+        if let Some(copies) = copies.filter(|_| bucket.is_trained) {
             let way = Way::on(TrafficKind::Gradients, copies, Operation::AllReduce);
             self.add(way, 1, part * setup.bytes.reduction);
         }
@@ -125,14 +128,19 @@ impl Tally<'_, '_> {
     /// Gradients of what ranks that share a model hold copies of.
     pub(super) fn shared_gradients(&mut self, stage: usize) {
         let setup = self.setup;
-        let shards = if setup.sharding().divides_state() { setup.shards().dense } else { 1 };
-        let shared = setup.parameters(stage).filter(|p| p.placement.partial_gradient);
-        let part = padded_part(shared.map(Declaration::num_elements), shards) as u64;
-        if part > 0 {
-            let way = Way::on(TrafficKind::SharedGradients, GroupKind::Tensor, Operation::AllReduce);
-            self.add(way, 1, part * FLOAT32);
+        let shards = |kind| if setup.sharding().divides_state() { setup.shards().of(kind) } else { 1 };
+        let trained = |stage| setup.parameters(stage).filter(|p| p.trainable);
+        for (kind, group) in [(ReplicaGroup::Dense, GroupKind::Tensor), (ReplicaGroup::Expert, GroupKind::ExpertTensor)]
+        {
+            let shared = trained(stage).filter(|p| p.placement.partial_gradient && p.placement.replicas == kind);
+            let part = padded_part(shared.map(Declaration::num_elements), shards(kind)) as u64;
+            if part > 0 {
+                let way = Way::on(TrafficKind::SharedGradients, group, Operation::AllReduce);
+                self.add(way, 1, part * FLOAT32);
+            }
         }
-        let rows = setup.parameters(stage).filter(|p| p.placement.shared.is_some());
+        let shards = shards(ReplicaGroup::Dense);
+        let rows = trained(stage).filter(|p| p.placement.shared.is_some());
         let rows = rows.map(|p| (p.num_elements(), p.shared_elements()));
         let part = padded_part_of(rows, shards) as u64;
         if part > 0 {
@@ -143,7 +151,7 @@ impl Tally<'_, '_> {
         let last = setup.layout.pipeline - 1;
         let other_end = if stage == 0 { last } else { 0 };
         let names: HashSet<&str> = setup.parameters(other_end).map(|p| p.name.as_str()).collect();
-        let tied = setup.parameters(stage).filter(|p| names.contains(p.name.as_str()));
+        let tied = trained(stage).filter(|p| names.contains(p.name.as_str()));
         let part = padded_part(tied.map(Declaration::num_elements), shards) as u64;
         if part > 0 && last > 0 && (stage == 0 || stage == last) {
             let way = Way::on(TrafficKind::TiedEmbedding, GroupKind::Embedding, Operation::AllReduce);

@@ -14,7 +14,7 @@ use crate::checkpoint::{
     Verifier, look_together,
 };
 use crate::config::{self, RunConfig};
-use crate::model::{ModelChunk, Replacement};
+use crate::model::ModelChunk;
 use crate::optim::{OptimizerState, Sharding};
 use crate::schedule::OnStateMismatch;
 use crate::train::run::TrainingRun;
@@ -282,23 +282,17 @@ fn on_mismatch(config: &RunConfig) -> OnStateMismatch {
     }
 }
 
-/// Reads of each parameter what this rank owns. Parameters that are not trained, which nobody shards, are read whole.
+/// Reads of each parameter what this rank owns.
 fn load_shards(run: &mut TrainingRun, checkpoint: &Checkpoint) -> Result<(), TrainError> {
     let device = run.training.device.clone().without_autodiff();
     let dtype = convert::params_dtype(&run.config);
-    let (mut owned, mut whole) = (BTreeMap::new(), BTreeMap::new());
+    let mut owned = BTreeMap::new();
     for (name, shard) in run.training.chunks.iter().flat_map(|chunk| local_shards(chunk.as_ref())) {
         let found = checkpoint.tensor(&name)?;
         checkpoint.expect(&name, found.dtype, &shard.global_shape())?;
-        let (range, values) = match run.training.optimizer.distribution().state_range(&name) {
-            Some(range) => (range, &mut owned),
-            None => (0..shard.num_elements(), &mut whole),
-        };
+        let range = run.training.optimizer.distribution().shard_range(&name).expect("all parameters are sharded");
         let value = device_tensor(checkpoint, &name, (&shard, range), &device)?;
-        values.insert(name, value.cast(dtype));
-    }
-    for chunk in &mut run.training.chunks {
-        chunk.replace_parameters(&mut |name| whole.remove(name).map(Replacement::Value));
+        owned.insert(name, value.cast(dtype));
     }
     Ok(run.training.optimizer.parameters().publish(&mut run.training.chunks, owned)?)
 }

@@ -49,7 +49,7 @@ fn snapshot(run: &TrainingRun, state: Map<String, Value>) -> Result<Snapshot, Tr
         let mut failure = None;
         chunk.visit_parameters(&mut |name, value| {
             let shard = &local_shards[name];
-            let owned = shards.get(name).zip(distribution.state_range(name));
+            let owned = shards.get(name).zip(distribution.shard_range(name));
             let (saved, held) = match owned {
                 Some((owned, range)) => (distribution.saved_state(name), (owned.clone(), range)),
                 None => (distribution.saved_elements(name), (value, 0..shard.num_elements())),

@@ -11,7 +11,7 @@ use crate::train::TrainError;
 /// What the chunks of pipeline rank `rank` hold of a model whose stacks have so many layers.
 ///
 /// # Errors
-/// If the layers cannot be spread as configured; of a model of one stack `finalize` has checked that they can.
+/// If the layers cannot be spread as configured; `finalize` has checked that they can.
 pub(in crate::train) fn stages(config: &RunConfig, stacks: &[usize], rank: usize) -> Result<Vec<Stage>, TrainError> {
     let mut placement = pipeline_placement(&config.model, stacks.iter().sum())
         .map_err(|error| TrainError::Internal(format!("pipeline stages: {error}")))?;

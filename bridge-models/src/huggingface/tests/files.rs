@@ -14,6 +14,7 @@ fn stage(config: &DecoderConfig, stage: &Stage) -> Box<dyn ModelChunk> {
         padded_vocab_size: config.padded_vocab_size,
         parallel: Parallel::single(),
         deferred: None,
+        adapter: None,
     };
     build_decoder(config, &context, stage).unwrap()
 }

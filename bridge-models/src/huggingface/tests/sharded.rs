@@ -32,6 +32,7 @@ fn through_ranks(name: &str, sizes: ParallelSizes, world_size: usize, folder: &P
             padded_vocab_size: config.padded_vocab_size,
             parallel: Parallel { groups: groups.clone(), sequence_parallel: false },
             deferred: None,
+            adapter: None,
         };
         let mut chunk = build_decoder(&config, &context, &stage).unwrap();
         model.load_into(chunk.as_mut()).unwrap();

@@ -1,11 +1,12 @@
 //! Kind `gpt` of the model registry: configuration and builder around [`Decoder`].
 
 use std::fmt;
+use std::sync::Arc;
 
 use bridge_core::config::{Kind, TransformerConfig};
 use bridge_core::model::{
-    BuildContext, ChunkScope, ModelBuildError, ModelBuilder, ModelChunk, ModelConfig, ModelHook, ModelRegistry,
-    ModuleChunk, Outline, RankPlace, Stage, Workload,
+    Adapter, BuildContext, Member, ChunkScope, ModelBuildError, ModelBuilder, ModelChunk, ModelConfig, ModelHook,
+    ModelRegistry, ModuleChunk, Outline, RankPlace, Stage, Workload,
 };
 
 use super::config::DecoderConfig;
@@ -64,6 +65,25 @@ impl ModelConfig for GptModelConfig {
         &self.transformer
     }
 
+    fn check(&self) -> Result<(), ModelBuildError> {
+        let section = &self.transformer;
+        let tensor = section.tensor_model_parallel_size;
+        let first = |size: usize| Member { rank: 0, size };
+        let place = RankPlace {
+            tensor: first(tensor),
+            expert: first(section.expert_model_parallel_size),
+            expert_tensor: first(section.expert_tensor_parallel_size.unwrap_or(tensor)),
+            sequence_parallel: section.sequence_parallel,
+        };
+        // The tokenizer's size, where it is needed, is known later.
+        let padded_vocab_size = match section.vocab_size {
+            Some(size) if !section.should_pad_vocab => size,
+            Some(size) => size.next_multiple_of(section.make_vocab_size_divisible_by),
+            None => section.make_vocab_size_divisible_by.saturating_mul(tensor),
+        };
+        GptModelBuilder { transformer: section.clone() }.decoder(padded_vocab_size, &place).map(drop)
+    }
+
     fn builder(&self) -> Box<dyn ModelBuilder> {
         Box::new(GptModelBuilder { transformer: self.transformer.clone() })
     }
@@ -107,8 +127,13 @@ impl ModelBuilder for GptModelBuilder {
         build_decoder(&self.decoder(context.padded_vocab_size, &context.parallel.place())?, context, stage)
     }
 
-    fn outline(&self, work: &Workload, stage: &Stage) -> Result<Outline, ModelBuildError> {
-        Ok(outline(&self.decoder(work.padded_vocab_size, &work.place)?, work, stage))
+    fn outline(
+        &self,
+        work: &Workload,
+        stage: &Stage,
+        adapter: Option<Arc<dyn Adapter>>,
+    ) -> Result<Outline, ModelBuildError> {
+        Ok(outline(&self.decoder(work.padded_vocab_size, &work.place)?, work, stage, adapter))
     }
 }
 

@@ -99,7 +99,9 @@ impl Layer {
             SegmentRole::Attention => attention(),
             SegmentRole::Mlp | SegmentRole::Moe => feed_forward(),
             SegmentRole::Layer => attention().and(feed_forward()),
-            SegmentRole::Embedding | SegmentRole::Head => panic!("{part:?} is no part of a layer"),
+            SegmentRole::Embedding | SegmentRole::StackEnd | SegmentRole::Head => {
+                panic!("{part:?} is no part of a layer")
+            }
         };
         SegmentCost { input: stream, ..blocks }
     }
@@ -125,7 +127,9 @@ impl Layer {
             SegmentRole::Attention => self.residual(regions, after_attention).step(x_btc, [attention]),
             SegmentRole::Mlp | SegmentRole::Moe => self.residual(regions, after_mlp).step(x_btc, [feed_forward]),
             SegmentRole::Layer => self.residual(regions, after_mlp).step(x_btc, [attention, feed_forward]),
-            SegmentRole::Embedding | SegmentRole::Head => panic!("{part:?} is no part of a layer"),
+            SegmentRole::Embedding | SegmentRole::StackEnd | SegmentRole::Head => {
+                panic!("{part:?} is no part of a layer")
+            }
         }
     }
 

@@ -1,14 +1,17 @@
 //! The decoder: embedding, layers, head, each optional or partial so that a pipeline stage is the same type as the whole.
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
 use bridge_core::model::{
-    Auxiliary, Batch, Boundary, BoundaryTensor, BuildContext, ChunkScope, Component, Declaration, Declarations,
-    ForwardContext, GenerationState, LayerState, Outline, ParameterRole, RankPlace, Scope, Segment, SegmentCost,
-    SegmentOutput, SegmentRole, Segments, Stage, Workload,
+    Adapter, Auxiliary, Batch, Boundary, BoundaryTensor, BuildContext, ChunkScope, Component, Declaration,
+    Declarations, ForwardContext, GenerationState, LayerState, Outline, ParameterRole, RankPlace, Scope, Segment,
+    SegmentCost, SegmentOutput, SegmentRole, Segments, Stage, Workload,
 };
 use bridge_data::SequencePart;
 use bridge_kernels::RotaryTable;
 use bridge_kernels::rotary::Positions;
-use burn::module::Module;
+use burn::module::{Module, ModuleMapper};
 use burn::tensor::{FloatDType, Int, Tensor};
 
 use super::config::DecoderConfig;
@@ -98,16 +101,20 @@ impl Parts {
     }
 }
 
-/// What a stage of the model `config` describes declares on the rank at `place`. Nothing is made.
-fn declare(config: &DecoderConfig, place: RankPlace, stage: &Stage) -> Declarations {
-    let scope = ChunkScope::outline(place);
+/// What a stage of the model `config` describes declares on the rank that `scope` is of. Nothing is made.
+fn declare(config: &DecoderConfig, scope: ChunkScope, stage: &Stage) -> Declarations {
     Parts::new(config, stage, &scope);
     scope.finish()
 }
 
 /// What a stage of the model `config` describes declares on the rank of `work`, and costs. Nothing is made.
-pub(super) fn outline(config: &DecoderConfig, work: &Workload, stage: &Stage) -> Outline {
-    let declarations = declare(config, work.place, stage);
+pub(super) fn outline(
+    config: &DecoderConfig,
+    work: &Workload,
+    stage: &Stage,
+    adapter: Option<Arc<dyn Adapter>>,
+) -> Outline {
+    let declarations = declare(config, ChunkScope::outline(work.place, adapter), stage);
     let costs = declarations.segments().iter().map(|segment| cost(config, *segment, work)).collect();
     Outline { declarations, costs: Some(costs) }
 }
@@ -118,6 +125,7 @@ fn cost(config: &DecoderConfig, segment: Segment, work: &Workload) -> SegmentCos
         part @ (SegmentRole::Attention | SegmentRole::Mlp | SegmentRole::Moe | SegmentRole::Layer) => {
             Layer::cost(config, segment.layer.expect("parts of layers have a number"), part, work)
         }
+        SegmentRole::StackEnd => panic!("a decoder is one stack"),
         SegmentRole::Head => {
             let input = work.tokens_between_blocks() * config.hidden_size as u64;
             let norm = statistics(config.norm, work.tokens_between_blocks());
@@ -134,7 +142,7 @@ impl DecoderConfig {
 
     /// The whole model's parameters, in the order of its chunk. Nothing is made.
     pub fn declarations(&self) -> Declarations {
-        declare(self, RankPlace::SINGLE, &Stage::whole([self.num_layers]))
+        declare(self, ChunkScope::outline(RankPlace::SINGLE, None), &Stage::whole([self.num_layers]))
     }
 }
 
@@ -191,8 +199,13 @@ impl Decoder {
 
     /// The layer (counted in this stage) and the part of it that is segment `in_layers` behind the embedding. All layers have as many parts.
     fn part(&self, in_layers: usize) -> (usize, usize) {
-        let parts = self.decoder.layers.first().map_or(1, |layer| layer.parts().len());
+        let parts = self.part_count();
         (in_layers / parts, in_layers % parts)
+    }
+
+    /// Parts of each layer.
+    fn part_count(&self) -> usize {
+        self.decoder.layers.first().map_or(1, |layer| layer.parts().len())
     }
 
     fn num_segments(&self) -> usize {
@@ -251,6 +264,26 @@ impl Segments for Decoder {
             self.num_segments()
         );
         SegmentOutput::LossSum(self.head(x_btc, context))
+    }
+
+    fn map_segments<M: ModuleMapper>(mut self, segments: &BTreeSet<usize>, mapper: &mut M) -> Self {
+        let before_layers = usize::from(self.embedding.is_some());
+        let has = |index: usize| segments.contains(&index);
+        if has(0) {
+            self.embedding = self.embedding.map(mapper);
+        }
+        let end = self.num_segments();
+        if segments.iter().any(|index| index + 1 == end) {
+            self.decoder.final_layernorm = self.decoder.final_layernorm.map(mapper);
+            self.output_layer = self.output_layer.map(mapper);
+        }
+        let parts = self.part_count();
+        let layers = self.decoder.layers.into_iter().enumerate().map(|(local, layer)| {
+            let first = before_layers + local * parts;
+            if (first..first + parts).any(has) { layer.map(mapper) } else { layer }
+        });
+        self.decoder.layers = layers.collect();
+        self
     }
 
     fn logits(&self, tokens_bt: Tensor<2, Int>, state: &mut GenerationState) -> Option<Tensor<3>> {

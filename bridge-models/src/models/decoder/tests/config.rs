@@ -1,6 +1,6 @@
 //! The `[model]` section in and out, and what is refused.
 
-use bridge_core::config::{OneOrMany, PositionEmbeddingType, TransformerConfig};
+use bridge_core::config::{Format, OneOrMany, PositionEmbeddingType, TransformerConfig, World, load_text};
 use bridge_core::model::{ModelBuildError, ModelRegistry};
 
 use super::*;
@@ -195,5 +195,22 @@ fn configurations_survive_serialisation() {
     for config in [llama(), gpt2(), everything()] {
         let text = serde_json::to_string(&config).unwrap();
         assert_eq!(serde_json::from_str::<DecoderConfig>(&text).unwrap(), config);
+    }
+}
+
+#[test]
+fn rules_of_the_decoder_are_heard_when_a_recipe_is_checked() {
+    let recipe = include_str!("../../../../../recipes/tiny.toml");
+    let check = |overrides: &[&str], size: usize| {
+        let overrides: Vec<String> = overrides.iter().map(|o| (*o).to_owned()).collect();
+        load_text((recipe, Format::Toml), &overrides, &crate::registry().kinds(), &World { size })
+    };
+    check(&["model.qk_l2_norm=true"], 1).unwrap();
+    for (overrides, size, key) in [
+        (["model.qk_l2_norm=true", "model.qk_layernorm=true"], 1, "model.qk_l2_norm"),
+        (["model.vocab_size=513", "model.tensor_model_parallel_size=2"], 2, "model.vocab_size"),
+    ] {
+        let errors = check(&overrides, size).unwrap_err();
+        assert!(errors.names(key), "{errors}");
     }
 }

@@ -1,5 +1,6 @@
 //! Tests of the decoder: small models with distinct prime sizes, and what they are compared with.
 
+mod adapters;
 mod config;
 mod graph;
 mod initial;
@@ -99,6 +100,7 @@ pub fn context(config: &DecoderConfig) -> BuildContext {
         padded_vocab_size: config.padded_vocab_size,
         parallel: Parallel::single(),
         deferred: None,
+        adapter: None,
     }
 }
 

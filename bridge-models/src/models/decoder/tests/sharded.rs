@@ -1,9 +1,10 @@
 //! Decoders spread over thread ranks against the same decoder on one rank: initial values, loss, all gradients, logits.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
-use bridge_core::model::{Declaration, Placement, ReplicaGroup};
+use bridge_core::model::{Adapter, Declaration, Placement, ReplicaGroup};
 use bridge_data::SequencePart;
 use bridge_dist::comm::thread::run_ranks;
 use bridge_dist::mesh::{Coordinates, Mesh, ParallelSizes, ProcessGroups, RankOrder};
@@ -17,17 +18,18 @@ use crate::blocks::regions::Regions;
 
 /// How a model is spread.
 #[derive(Clone, Copy, Debug)]
-struct Spread {
-    tensor: usize,
-    sequence_parallel: bool,
-    context: usize,
-    expert: usize,
+pub struct Spread {
+    pub tensor: usize,
+    pub sequence_parallel: bool,
+    pub context: usize,
+    pub expert: usize,
     /// As many as `tensor` where not said.
-    expert_tensor: Option<usize>,
-    data: usize,
+    pub expert_tensor: Option<usize>,
+    pub data: usize,
 }
 
-const ONE: Spread = Spread { tensor: 1, sequence_parallel: false, context: 1, expert: 1, expert_tensor: None, data: 1 };
+pub const ONE: Spread =
+    Spread { tensor: 1, sequence_parallel: false, context: 1, expert: 1, expert_tensor: None, data: 1 };
 
 impl Spread {
     fn mesh(self) -> Mesh {
@@ -123,9 +125,10 @@ fn cut(batch: &MicroBatch, rank: usize, ranks: usize) -> MicroBatch {
     }
 }
 
-fn build_spread(config: &DecoderConfig, groups: ProcessGroups, spread: Spread) -> Box<dyn ModelChunk> {
+fn build_spread(model: &Model, groups: ProcessGroups, spread: Spread) -> Box<dyn ModelChunk> {
+    let (config, adapter) = (&model.config, model.adapter.clone());
     let parallel = Parallel { groups, sequence_parallel: spread.sequence_parallel };
-    let context = BuildContext { parallel, ..context(config) };
+    let context = BuildContext { parallel, adapter, ..context(config) };
     let mut chunk = build_decoder(config, &context, &Stage::whole([config.num_layers])).unwrap();
     disturb(chunk.as_mut());
     chunk
@@ -133,14 +136,25 @@ fn build_spread(config: &DecoderConfig, groups: ProcessGroups, spread: Spread) -
 
 type BatchOf<'a> = dyn Fn(usize) -> MicroBatch + Sync + 'a;
 
+/// A model, with an adapter or without.
+pub struct Model {
+    pub config: DecoderConfig,
+    pub adapter: Option<Arc<dyn Adapter>>,
+}
+
 /// One step on every rank; `batches` gives each data-parallel rank its sequences.
 fn run(config: &DecoderConfig, spread: Spread, batches: &BatchOf, mode: Mode) -> Whole {
+    run_model(&Model { config: config.clone(), adapter: None }, spread, batches, mode)
+}
+
+/// [`run`], of the parameters that are trained.
+fn run_model(model: &Model, spread: Spread, batches: &BatchOf, mode: Mode) -> Whole {
     let mesh = spread.mesh();
     let results = run_ranks(mesh.world_size(), Duration::from_secs(60), |world| {
         let groups = ProcessGroups::new(world, mesh)?;
         let coordinates = groups.coordinates();
         let batch = cut(&batches(groups.data().rank()), groups.context().rank(), spread.context);
-        let chunk = build_spread(config, groups, spread);
+        let chunk = build_spread(model, groups, spread);
         let batch = Batch::new(&batch, &device());
         let (loss, mut gradients) = loss_and_gradients(chunk.as_ref(), &batch, mode);
         let mut values = values(chunk.as_ref());
@@ -149,7 +163,9 @@ fn run(config: &DecoderConfig, spread: Spread, batches: &BatchOf, mode: Mode) ->
             let value = values.remove(&info.name).unwrap();
             (info, value, gradient)
         };
-        let parameters = chunk.parameters().iter().cloned().map(&mut take).collect();
+        let trained = chunk.parameters().iter().filter(|info| info.trainable).cloned();
+        let parameters = trained.map(&mut take).collect();
+        assert!(gradients.is_empty(), "frozen parameters have no gradients");
         Ok::<_, bridge_dist::mesh::MeshSetupError>(RankResult { coordinates, loss, parameters })
     });
     assemble(&results.unwrap_or_else(|error| panic!("{spread:?}: {error}")), spread)
@@ -232,7 +248,7 @@ fn divisible(config: DecoderConfig) -> DecoderConfig {
     }
 }
 
-fn families() -> Vec<(&'static str, DecoderConfig)> {
+pub fn families() -> Vec<(&'static str, DecoderConfig)> {
     let tied = DecoderConfig { share_embeddings_and_output_weights: true, ..llama() };
     let untied = DecoderConfig { share_embeddings_and_output_weights: false, ..gpt2() };
     let residual = ResidualConfig {
@@ -258,7 +274,7 @@ fn families() -> Vec<(&'static str, DecoderConfig)> {
 }
 
 /// A Llama-like model with experts in some layers or all, and every loss and factor the router has.
-fn mixtures() -> Vec<(&'static str, DecoderConfig)> {
+pub fn mixtures() -> Vec<(&'static str, DecoderConfig)> {
     let moe = MoeConfig {
         num_experts: 4,
         layers: LayerPattern::All,
@@ -287,8 +303,9 @@ fn mixtures() -> Vec<(&'static str, DecoderConfig)> {
 }
 
 /// What one rank computes from the sequences of all data-parallel ranks.
-fn on_one_rank(config: &DecoderConfig, data: usize, mode: Mode) -> Whole {
-    let runs = (0..data).map(|rank| run(config, ONE, &|_| sequences(config.vocab_size, rank), mode));
+fn on_one_rank(model: &Model, data: usize, mode: Mode) -> Whole {
+    let batch = |rank| sequences(model.config.vocab_size, rank);
+    let runs = (0..data).map(|rank| run_model(model, ONE, &|_| batch(rank), mode));
     let sum = |mut sum: Whole, run: Whole| {
         sum.loss += run.loss;
         for (name, gradient) in run.gradients {
@@ -301,12 +318,17 @@ fn on_one_rank(config: &DecoderConfig, data: usize, mode: Mode) -> Whole {
 
 fn check(families: Vec<(&str, DecoderConfig)>, spreads: &[Spread]) {
     for (family, config) in families {
-        for spread in spreads {
-            let expected = on_one_rank(&config, spread.data, Mode::Evaluate);
-            let batches = |rank: usize| sequences(config.vocab_size, rank);
-            let found = run(&config, *spread, &batches, Mode::Evaluate);
-            assert_same(&found, &expected, &format!("{family} on {spread:?}"));
-        }
+        check_model(family, &Model { config, adapter: None }, spreads);
+    }
+}
+
+/// Whether the model spread so has the loss, the initial values and the gradients of one rank.
+pub fn check_model(name: &str, model: &Model, spreads: &[Spread]) {
+    for spread in spreads {
+        let expected = on_one_rank(model, spread.data, Mode::Evaluate);
+        let batches = |rank: usize| sequences(model.config.vocab_size, rank);
+        let found = run_model(model, *spread, &batches, Mode::Evaluate);
+        assert_same(&found, &expected, &format!("{name} on {spread:?}"));
     }
 }
 
@@ -333,7 +355,7 @@ fn sequence_parallel_ranks_compute_what_one_does() {
 }
 
 /// A configuration with so many heads and groups that the matrices divide over so many ranks.
-fn with_heads(config: DecoderConfig, [heads, groups, ranks]: [usize; 3]) -> DecoderConfig {
+pub fn with_heads(config: DecoderConfig, [heads, groups, ranks]: [usize; 3]) -> DecoderConfig {
     DecoderConfig {
         num_attention_heads: heads,
         num_query_groups: groups,
@@ -490,7 +512,7 @@ fn tensor_parallel_logits_are_whole_on_every_rank() {
             let mesh = spread.mesh();
             run_ranks(mesh.world_size(), Duration::from_secs(60), |world| {
                 let groups = ProcessGroups::new(world, mesh)?;
-                let chunk = build_spread(&config, groups, spread);
+                let chunk = build_spread(&Model { config: config.clone(), adapter: None }, groups, spread);
                 let model = chunk.inference();
                 let mut state = model.new_state();
                 let mut all = logits_after(model.as_ref(), &mut state, &ids[..3]);

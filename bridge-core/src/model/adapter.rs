@@ -1,0 +1,114 @@
+//! The door for adapters: what changes a model's declarations as blocks make them, and the products of its linear layers.
+//!
+//! An adapter knows no kind of model: it sees each parameter and each linear layer where it is declared. It may freeze parameters, and give a
+//! linear layer parameters of its own. They are declared in the layer's scope, so ranks, stages, checkpoints and the optimizer treat them like
+//! all others. A layer without an adapter is what it was, bit for bit.
+
+use std::fmt;
+use std::sync::Arc;
+
+use burn::module::{Module, Param};
+use burn::tensor::Tensor;
+
+use super::{Cut, Declaration, Meets, Scope};
+
+/// Changes what blocks declare. Its answers must be functions of the names and whole shapes that it sees, so that they are the same on all
+/// ranks.
+pub trait Adapter: fmt::Debug + Send + Sync {
+    /// Whether a parameter that a block declares is trained. A frozen one has no gradient and no optimizer state; it is saved and exported
+    /// like the others. Parameters of adapters are trained, and not asked for here.
+    fn trains(&self, declaration: &Declaration) -> bool;
+
+    /// What changes the product of a linear layer; `None` leaves the layer as it is. `scope` is the layer's: parameters declared there have
+    /// names below its own.
+    fn adapt(&self, layer: &LinearLayer, scope: &Scope) -> Option<LinearAdaptation>;
+}
+
+/// A linear layer, `x w^T + bias`, as it is declared. Sizes are those of the whole layer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LinearLayer {
+    /// Dotted name, without `.weight`.
+    pub name: String,
+    /// Size of the input: columns of the weight.
+    pub inputs: usize,
+    /// Size of the output: rows of the weight.
+    pub outputs: usize,
+    /// How the weight is cut.
+    pub cut: Cut,
+}
+
+impl LinearLayer {
+    /// How a matrix `[any, inputs]` that reads the layer's input is cut, so that it fits what a rank has of it.
+    pub fn cut_by_inputs(&self) -> Cut {
+        match self.cut {
+            Cut::Columns | Cut::Replicated(_) => self.cut,
+            Cut::Rows | Cut::Blocks(_) | Cut::KeyValueGroups { .. } | Cut::VocabularyRows => {
+                Cut::Replicated(Meets::OwnPart)
+            }
+        }
+    }
+
+    /// How a matrix `[outputs, any]` or a vector `[outputs]` for the layer's output is cut, so that it fits what a rank has of it.
+    pub fn cut_by_outputs(&self) -> Cut {
+        match self.cut {
+            Cut::Columns => Cut::Replicated(Meets::OwnPart),
+            Cut::Replicated(_) | Cut::Rows | Cut::Blocks(_) | Cut::KeyValueGroups { .. } | Cut::VocabularyRows => {
+                self.cut
+            }
+        }
+    }
+}
+
+/// What an adapter makes of a linear layer, on this rank.
+pub trait LinearRule: fmt::Debug + Send + Sync {
+    /// The change of the product for the input `x_ni`, `[n, this rank's inputs]`. `weight_oi` is what this rank has of the layer's weight;
+    /// the parameters are those of the [`LinearAdaptation`], in its order.
+    fn change(
+        &self,
+        x_ni: Tensor<2>,
+        weight_oi: Tensor<2>,
+        matrices: &[Tensor<2>],
+        vectors: &[Tensor<1>],
+    ) -> LinearChange;
+}
+
+/// The product becomes `factors * (x w^T + added) + bias`. Where a layer's inputs are sharded this is each rank's term of a sum, and the bias
+/// is added once.
+#[derive(Clone, Debug)]
+pub struct LinearChange<const D: usize = 2> {
+    /// `[n, o]`.
+    pub added: Tensor<D>,
+    /// `[o]`: one for each output, if the sum is scaled.
+    pub factors_o: Option<Tensor<1>>,
+}
+
+/// The parameters that an adapter gives to a linear layer, and its rule.
+#[derive(Module, Debug)]
+pub struct LinearAdaptation {
+    matrices: Vec<Param<Tensor<2>>>,
+    vectors: Vec<Param<Tensor<1>>>,
+    #[module(skip)]
+    rule: Arc<dyn LinearRule>,
+}
+
+impl LinearAdaptation {
+    /// Parameters that were declared in the layer's scope, and what is made of them.
+    pub fn new(
+        matrices: Vec<Param<Tensor<2>>>,
+        vectors: Vec<Param<Tensor<1>>>,
+        rule: impl LinearRule + 'static,
+    ) -> Self {
+        Self { matrices, vectors, rule: Arc::new(rule) }
+    }
+
+    /// The change of the product of `weight_oi` and `x`, `[.., i]`, in the shape of the product.
+    pub fn change<const D: usize>(&self, x: Tensor<D>, weight_oi: Tensor<2>) -> LinearChange<D> {
+        let mut shape = x.dims();
+        let ([outputs, inputs], rows) = (weight_oi.dims(), shape[..D - 1].iter().product());
+        shape[D - 1] = outputs;
+        let matrices: Vec<_> = self.matrices.iter().map(Param::val).collect();
+        let vectors: Vec<_> = self.vectors.iter().map(Param::val).collect();
+        let change = self.rule.change(x.reshape([rows, inputs]), weight_oi, &matrices, &vectors);
+        LinearChange { added: change.added.reshape(shape), factors_o: change.factors_o }
+    }
+}

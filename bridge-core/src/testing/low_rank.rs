@@ -1,0 +1,54 @@
+//! An adapter for tests: it freezes a model, and adds a product of two thin matrices to linear layers (Hu et al., arXiv:2106.09685).
+
+use burn::tensor::Tensor;
+
+use crate::model::{
+    Adapter, Declaration, Initial, LinearAdaptation, LinearChange, LinearLayer, LinearRule, ParameterRole, Scope,
+};
+
+/// Adds `scale * (x a^T) b^T` to the product of linear layers. `a`, `[rank, inputs]`, and `b`, `[outputs, rank]`, are called `adapter.a` and
+/// `adapter.b` below the layer.
+#[derive(Clone, Copy, Debug)]
+pub struct LowRank {
+    /// Rows of `a`.
+    pub rank: usize,
+    /// Factor on what is added.
+    pub scale: f64,
+    /// What `b` begins with: with zeros the model computes what it did.
+    pub start: Initial,
+    /// The linear layers that are adapted, by their names.
+    pub adapts: fn(&str) -> bool,
+    /// The parameters of the model that are trained all the same, by their names.
+    pub trains: fn(&str) -> bool,
+}
+
+impl Default for LowRank {
+    /// Rank 3 on all linear layers, beginning with what the model computed; all else is frozen.
+    fn default() -> Self {
+        Self { rank: 3, scale: 0.7, start: Initial::Zeros, adapts: |_| true, trains: |_| false }
+    }
+}
+
+impl Adapter for LowRank {
+    fn trains(&self, declaration: &Declaration) -> bool {
+        (self.trains)(&declaration.name)
+    }
+
+    fn adapt(&self, layer: &LinearLayer, scope: &Scope) -> Option<LinearAdaptation> {
+        if !(self.adapts)(&layer.name) {
+            return None;
+        }
+        let (scope, role) = (scope.child("adapter"), ParameterRole::Weight);
+        let normal = Initial::Normal(0.2);
+        let a = scope.parameter("a", [self.rank, layer.inputs], layer.cut_by_inputs(), normal, role);
+        let b = scope.parameter("b", [layer.outputs, self.rank], layer.cut_by_outputs(), self.start, role);
+        Some(LinearAdaptation::new(vec![a, b], Vec::new(), *self))
+    }
+}
+
+impl LinearRule for LowRank {
+    fn change(&self, x_ni: Tensor<2>, _: Tensor<2>, matrices: &[Tensor<2>], _: &[Tensor<1>]) -> LinearChange {
+        let [a_ri, b_or] = [&matrices[0], &matrices[1]].map(|matrix| matrix.clone().transpose());
+        LinearChange { added: x_ni.matmul(a_ri).matmul(b_or) * self.scale, factors_o: None }
+    }
+}
