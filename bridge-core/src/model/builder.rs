@@ -196,10 +196,7 @@ impl ModelRegistry {
         &mut self,
         name: &str,
         kind: Kind,
-        factory: impl Fn(&FinalModel) -> Result<Box<dyn ModelConfig>, ModelBuildError>
-        + Send
-        + Sync
-        + 'static,
+        factory: impl Fn(&FinalModel) -> Result<Box<dyn ModelConfig>, ModelBuildError> + Send + Sync + 'static,
     ) {
         let known = TransformerConfig::names();
         for setting in kind.settings.iter().flatten() {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bridge_core::config::{Kind, TransformerConfig};
 use bridge_core::model::{
-    Adapter, BuildContext, Member, ChunkScope, ModelBuildError, ModelBuilder, ModelChunk, ModelConfig, ModelHook,
+    Adapter, BuildContext, ChunkScope, Member, ModelBuildError, ModelBuilder, ModelChunk, ModelConfig, ModelHook,
     ModelRegistry, ModuleChunk, Outline, RankPlace, Stage, Workload,
 };
 
