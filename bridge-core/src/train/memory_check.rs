@@ -55,7 +55,7 @@ pub(super) fn check(
     padded_vocab_size: usize,
     reporter: &Reporter,
 ) -> Result<(), TrainError> {
-    if config.validation.skip_train || !config.computes_on_processor() {
+    if config.validation.skip_train || !config.computes_on_cpu() {
         return Ok(());
     }
     if !config.train.check_memory {

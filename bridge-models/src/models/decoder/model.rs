@@ -270,12 +270,12 @@ impl Segments for Decoder {
         let before_layers = usize::from(self.embedding.is_some());
         let has = |index: usize| segments.contains(&index);
         if has(0) {
-            self.embedding = self.embedding.map(mapper);
+            self.embedding = Module::map(self.embedding, mapper);
         }
         let end = self.num_segments();
         if segments.iter().any(|index| index + 1 == end) {
-            self.decoder.final_layernorm = self.decoder.final_layernorm.map(mapper);
-            self.output_layer = self.output_layer.map(mapper);
+            self.decoder.final_layernorm = Module::map(self.decoder.final_layernorm, mapper);
+            self.output_layer = Module::map(self.output_layer, mapper);
         }
         let parts = self.part_count();
         let layers = self.decoder.layers.into_iter().enumerate().map(|(local, layer)| {
