@@ -213,6 +213,7 @@ impl Executor {
         while let Some(Pending { index, input, output }) = pending.pop() {
             let segments = &self.regions[index].segments;
             if is_first && segments.end <= self.first_trained {
+                gradients = Boundary::default();
                 hooks.left(segments)?;
                 continue;
             }
