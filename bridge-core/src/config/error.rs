@@ -52,6 +52,9 @@ pub struct ConfigError {
     /// Dotted paths of the settings that an unknown name probably stands for.
     #[serde(skip)]
     pub(super) meant: Vec<String>,
+    /// What was written, until advice has been given on it.
+    #[serde(skip)]
+    pub(super) written: Option<Node>,
 }
 
 impl ConfigError {
@@ -67,6 +70,7 @@ impl ConfigError {
             nearest: None,
             hint: None,
             meant: Vec::new(),
+            written: None,
         }
     }
 

@@ -85,11 +85,12 @@ impl<C: KindedConfig> Kinded<C> {
         };
         let registry = C::registry(reader.kinds);
         if registry.get(&kind).is_none() {
-            let names: Vec<_> = registry.names().collect();
-            let error = reader
+            let names: Vec<_> = registry.usable_names().collect();
+            let mut error = reader
                 .error(ErrorKind::WrongType, "unknown kind", node)
                 .with_expected(format!("one of {}", names.join(", ")))
                 .with_nearest(&kind, names);
+            error.written = Some(node.clone());
             reader.push(error);
         }
         self.kind = kind;

@@ -99,6 +99,11 @@ impl KindRegistry {
         self.kinds.get(name)
     }
 
+    /// The names that can be used.
+    pub fn usable_names(&self) -> impl Iterator<Item = &str> {
+        self.kinds.iter().filter(|(_, kind)| kind.not_implemented.is_none()).map(|(name, _)| name.as_str())
+    }
+
     /// Every name.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.kinds.keys().map(String::as_str)

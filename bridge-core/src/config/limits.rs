@@ -61,6 +61,11 @@ impl Limits {
         Self { min: Some(Bound::Exclusive(0.0)), max: Some(Bound::Inclusive(max)) }
     }
 
+    /// Whether it has an end.
+    pub fn is_bounded(&self) -> bool {
+        self.min.is_some() || self.max.is_some()
+    }
+
     /// Whether a number lies inside.
     pub fn contains(&self, value: f64) -> bool {
         let above = match self.min {

@@ -14,9 +14,12 @@
 //! assert!(errors.names("train.global_batch_size"));
 //! ```
 
+mod advice;
+mod catalogue;
 mod changes;
 mod choice;
 mod error;
+mod explain;
 mod field;
 mod finalize;
 mod kinded;
@@ -42,10 +45,12 @@ mod upstream;
 #[cfg(test)]
 mod tests;
 
+pub use advice::advice_for;
 pub use changes::{Change, changes};
 pub(crate) use changes::{MODEL, TOKENIZER};
 pub use choice::*;
 pub use error::{ConfigError, ConfigErrors, ErrorKind};
+pub use explain::{Explanation, explain, keys};
 pub use field::{AnyValue, ByteSize, Field, OneOrMany};
 pub use kinded::{DatasetConfig, Kinded, KindedConfig, ModelConfig};
 pub(crate) use kinds::AskModel;

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use super::advice::advise;
 use super::error::ConfigErrors;
 use super::kinds::Kinds;
 use super::node::{Location, Node};
@@ -112,7 +113,7 @@ impl RawConfig {
         raw.recipe.assign_all(&root, &mut reader);
         let (origins, read_errors) = reader.finish();
         raw.origins = origins;
-        errors.extend(read_errors);
+        errors.extend(advise(read_errors, kinds, &root));
         (raw, errors)
     }
 

@@ -70,6 +70,7 @@ impl<'k> Reader<'k> {
             return None;
         }
         let mut error = self.error(ErrorKind::WrongType, "wrong type", node).with_expected(expected.to_string());
+        error.written = Some(node.clone());
         if let (Data::String(text), TypeSpec::Choice(names)) = (&node.data, expected) {
             error.message = "unknown name".into();
             error = error.with_nearest(text, names.iter().copied());
@@ -91,6 +92,7 @@ impl<'k> Reader<'k> {
             let mut error = reader.error(ErrorKind::UnknownKey, "unknown setting", &entry.node);
             error.location = entry.key_location.clone().or(error.location);
             error.found = None;
+            error.written = Some(entry.node.clone());
             error.with_nearest(&entry.key, names)
         });
         let meant = self.meant(&error, entry);

@@ -144,7 +144,7 @@ impl<'r> Draft<'r> {
         let registry = C::registry(self.raw.kinds());
         match registry.get(kind) {
             None => {
-                let names: Vec<_> = registry.names().collect();
+                let names: Vec<_> = registry.usable_names().collect();
                 let error = ConfigError::new(ErrorKind::WrongType, key, "unknown kind")
                     .with_found(format!("{kind:?}"))
                     .with_expected(format!("one of {}", names.join(", ")))

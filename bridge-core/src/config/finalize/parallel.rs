@@ -73,11 +73,14 @@ fn product(given: &[(&str, usize)]) -> Option<usize> {
 }
 
 fn report(draft: &mut Draft<'_>, given: &[(&str, usize)], world_size: usize) {
+    let needed = product(given).map_or_else(String::new, |ranks| format!(" {ranks} or a multiple of it"));
     let factors: Vec<_> = given.iter().map(|(key, size)| format!("{key} = {size}")).collect();
     let factors = factors.join(", ");
     // Each size above 1 contributes to the problem, and any of them may be wrong.
     for (key, _) in given.iter().filter(|(_, size)| *size > 1) {
-        let message = format!("the product of {factors} does not divide {world_size} ranks");
+        let message = format!(
+            "the product of {factors} does not divide {world_size} ranks: start{needed} with --ranks, or change the sizes"
+        );
         draft.conflict(key, message);
     }
 }

@@ -3,6 +3,7 @@
 //! A value that a precision recipe states must agree with what the user set: equal is fine, different is an error.
 //! A value that it leaves at its default only fills in what the user did not set.
 
+use super::super::advice::advice_on_value;
 use super::super::choice::{DType, PipelineSchedule, ShardingStrategy};
 use super::super::error::{ConfigError, ErrorKind};
 use super::super::field::Field;
@@ -59,12 +60,12 @@ fn named(draft: &mut Draft<'_>, name: &str) {
             draft.error(ErrorKind::NotImplemented, key, message);
         }
         other => {
-            let names = IMPLEMENTED.iter().chain(&NOT_IMPLEMENTED).copied();
-            let error = ConfigError::new(ErrorKind::WrongType, key, "unknown precision recipe")
+            let mut error = ConfigError::new(ErrorKind::WrongType, key, "unknown precision recipe")
                 .with_found(format!("{name:?}"))
-                .with_expected(format!("one of {}", names.clone().collect::<Vec<_>>().join(", ")))
-                .with_nearest(other, names)
+                .with_expected(format!("one of {}", IMPLEMENTED.join(", ")))
+                .with_nearest(other, IMPLEMENTED)
                 .with_location(draft.raw.location(key));
+            error.hint = advice_on_value(key, name, draft.raw.kinds());
             draft.errors.push(error);
         }
     }

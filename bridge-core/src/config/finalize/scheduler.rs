@@ -43,7 +43,11 @@ fn units_do_not_mix(draft: &mut Draft<'_>) {
         (by_samples, "train.train_iters, not train.train_samples")
     };
     for (key, is_given) in wrong {
-        let message = format!("has a different unit than the training, which has {length}");
+        let instead = match key.strip_suffix("_iters") {
+            Some(stem) => format!("{stem}_samples"),
+            None => key.replace("_samples", "_iters"),
+        };
+        let message = format!("has a different unit than the training, which has {length}; write {instead}");
         draft.require(!is_given, key, message);
     }
 }
@@ -208,8 +212,18 @@ fn steps(draft: &mut Draft<'_>, train: &FinalTraining) -> SchedulerSteps {
     };
     if lr_warmup_steps >= lr_decay_steps as f64 {
         lr_warmup_steps = lr_decay_steps.saturating_sub(1) as f64;
+        let unit = if is_sample_based { "samples" } else { "iters" };
+        let warmup = match scheduler.lr_warmup_fraction {
+            Some(fraction) => format!("scheduler.lr_warmup_fraction = {fraction}"),
+            None if is_sample_based => format!("scheduler.lr_warmup_samples = {}", scheduler.lr_warmup_samples),
+            None => format!("scheduler.lr_warmup_iters = {}", scheduler.lr_warmup_iters),
+        };
+        let length = match decay {
+            Some(_) => format!("scheduler.lr_decay_{unit}"),
+            None => format!("train.train_{unit}"),
+        };
         draft.warnings.push(format!(
-            "the warm-up is as long as the whole schedule; it is shortened to {lr_warmup_steps} samples"
+            "{warmup} is as long as the whole schedule ({length}): the warm-up is shortened, and nothing is left to decay"
         ));
     }
     SchedulerSteps { lr_warmup_steps, lr_decay_steps, wd_incr_steps: total, wsd_decay_steps: wsd }

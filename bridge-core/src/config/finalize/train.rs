@@ -1,5 +1,6 @@
 //! The rules of `[train]`, `[validation]`, and of the top-level settings.
 
+use super::super::advice::advice_on_value;
 use super::super::error::{ConfigError, ErrorKind};
 use super::super::run_config::{FinalTraining, FinalValidation, ParallelSizes};
 use super::Draft;
@@ -36,11 +37,12 @@ pub(super) fn device(draft: &mut Draft<'_>) {
         synchronizing_needs_a_gpu(draft, name);
         return;
     }
-    let error = ConfigError::new(ErrorKind::WrongType, "device", "unknown device")
+    let mut error = ConfigError::new(ErrorKind::WrongType, "device", "unknown device")
         .with_found(format!("{device:?}"))
         .with_expected(format!("one of {}, with :N for the N-th", DEVICES.join(", ")))
         .with_nearest(name, DEVICES)
         .with_location(draft.raw.location("device"));
+    error.hint = advice_on_value("device", &device, draft.raw.kinds());
     draft.errors.push(error);
 }
 

@@ -14,6 +14,12 @@ pub(super) fn parse(text: &str, lines: &Lines) -> Result<Node, ConfigErrors> {
         let message = error.to_string();
         let message = message.split(" at line ").next().unwrap_or_default();
         let location = lines.at(error.line().max(1), error.column().max(1));
+        let message = match not_a_json_number(text, &error) {
+            Some(word) => {
+                format!("{word} is no number in JSON, whose numbers are finite; null is the value that is not set")
+            }
+            None => message.to_owned(),
+        };
         return Err(lines.syntax_error(message, location).into());
     }
     let options = ParseOptions {
@@ -33,6 +39,15 @@ pub(super) fn parse(text: &str, lines: &Lines) -> Result<Node, ConfigErrors> {
             Err(lines.syntax_error(error.kind().to_string(), location).into())
         }
     }
+}
+
+/// The word at an error, if other programs write it for a number that is not finite.
+fn not_a_json_number(text: &str, error: &serde_json::Error) -> Option<&'static str> {
+    let line = text.lines().nth(error.line().checked_sub(1)?)?;
+    // The error stands at the first letter that cannot be, or behind it.
+    let start: String = line.chars().skip(error.column().saturating_sub(2)).take(10).collect();
+    let words = ["-Infinity", "Infinity", "NaN"];
+    words.into_iter().find(|word| start.contains(word) || start.get(1..).is_some_and(|rest| rest.starts_with(word)))
 }
 
 fn convert(value: &Value<'_>, lines: &Lines) -> Node {

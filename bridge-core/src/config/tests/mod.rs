@@ -1,5 +1,6 @@
 //! Tests of the configuration tree, by what a user does with it.
 
+mod advice;
 mod coverage;
 mod data_parallel;
 mod experts;

@@ -55,6 +55,13 @@ const MODELS: &[(&str, Defaults)] = &[
     ("CodeLlamaModelProvider", &[LLAMA]),
 ];
 
+/// The names of the classes of a section.
+pub(in super::super) fn classes_of(section: &str) -> Vec<String> {
+    let listed = CLASSES.iter().filter(|(of, _)| *of == section).flat_map(|(_, classes)| classes.iter().copied());
+    let kinds = KINDS.iter().filter(|(of, ..)| *of == section).map(|(_, class, _)| *class);
+    listed.chain(kinds).map(str::to_owned).collect()
+}
+
 type Defaults = &'static [&'static [(&'static str, &'static str)]];
 
 const LLAMA: &[(&str, &str)] = &[

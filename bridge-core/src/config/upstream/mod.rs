@@ -13,6 +13,7 @@ use super::refusal::Refusal;
 use super::section::Section;
 use super::sections::RecipeConfig;
 use super::spec::FieldSpec;
+pub(super) use classes::classes_of;
 use fields::Fate;
 use values::Plain;
 

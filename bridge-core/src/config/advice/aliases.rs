@@ -1,0 +1,68 @@
+//! The table of what other programs call things: `aliases.toml`, and how it is searched.
+
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
+use serde::Deserialize;
+
+/// What something is called here.
+#[derive(Debug, Deserialize)]
+pub(in super::super) struct Row {
+    /// Names or values, separated by spaces.
+    pub of: String,
+    /// The setting, in rows of values.
+    #[serde(default)]
+    pub key: String,
+    /// Settings, or assignments in the form of overrides; none if there is nothing like it.
+    #[serde(default)]
+    pub keys: Vec<String>,
+    /// Where meaning or unit differ, or why there is nothing like it.
+    #[serde(default)]
+    pub note: String,
+}
+
+/// The whole table.
+#[derive(Debug, Deserialize)]
+pub(in super::super) struct Aliases {
+    /// Rows of names.
+    pub names: Vec<Row>,
+    /// For one value in the place of a section: the setting that is meant.
+    pub sections: BTreeMap<String, String>,
+    /// Rows of values.
+    pub values: Vec<Row>,
+    /// Groups of words with one meaning; those of the last mean nothing.
+    pub words: Vec<String>,
+}
+
+/// The table; it is part of the program.
+pub(in super::super) static ALIASES: LazyLock<Aliases> =
+    LazyLock::new(|| toml::from_str(include_str!("aliases.toml")).expect("a test reads the table"));
+
+impl Aliases {
+    /// The row of the longest end of a path that the table has.
+    pub fn name(&self, path: &[String]) -> Option<&Row> {
+        (0..path.len()).find_map(|start| {
+            let end = path[start..].join(".");
+            self.names.iter().find(|row| row.names().any(|name| name == end))
+        })
+    }
+
+    /// The row of a setting's value.
+    pub fn value(&self, key: &str, value: &str) -> Option<&Row> {
+        let value = value.trim().to_lowercase();
+        let mut rows = self.values.iter().filter(|row| row.key == key);
+        rows.find(|row| row.of == "*" || row.names().any(|name| name == value || name == value.replace('-', "_")))
+    }
+}
+
+impl Row {
+    /// What it lists.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.of.split(' ')
+    }
+
+    /// What to write, split into setting and value.
+    pub fn targets(&self) -> impl Iterator<Item = (&str, Option<&str>)> {
+        self.keys.iter().map(|target| target.split_once('=').map_or((target.as_str(), None), |(k, v)| (k, Some(v))))
+    }
+}

@@ -1,0 +1,136 @@
+//! What is offered for names and values of other programs: the right setting, and never one that is refused.
+
+use std::collections::BTreeSet;
+
+use super::super::advice::ALIASES;
+use super::super::catalogue::{Setting, settings};
+use super::super::{ConfigErrors, ErrorKind, Kinds, Node, advice_for};
+use super::{TINY, run_toml, tiny};
+
+const WRONG: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/config/wrong_recipes.txt"));
+
+fn all() -> Vec<Setting> {
+    settings(&Kinds::builtin(), &Node::null())
+}
+
+/// What is said besides the key and the place.
+fn said(errors: &ConfigErrors) -> String {
+    let of_error = |error: &super::super::ConfigError| {
+        let value = error.to_json();
+        format!("{} {} {}", value["hint"], value["expected"], value["message"])
+    };
+    errors.iter().map(of_error).collect::<Vec<_>>().join("\n").replace("\\\"", "\"")
+}
+
+#[test]
+fn what_users_of_other_programs_write_is_answered_with_the_setting() {
+    let mut missed = Vec::new();
+    let cases: Vec<_> = WRONG.lines().filter(|line| !line.starts_with('#')).collect();
+    for case in &cases {
+        let parts: Vec<_> = case.split(" | ").collect();
+        let [_, argument, names] = parts.as_slice() else { panic!("{case}: three parts") };
+        match tiny(&[argument]) {
+            Ok(_) => missed.push(format!("{case}: accepted")),
+            Err(errors) => {
+                let said = said(&errors);
+                if !names.split(" or ").any(|name| said.contains(name)) {
+                    missed.push(format!("{case}: {said}"));
+                }
+            }
+        }
+    }
+    assert!(cases.len() >= 200, "{}", cases.len());
+    assert!(missed.is_empty(), "{} of {}:\n{}", missed.len(), cases.len(), missed.join("\n"));
+}
+
+/// The dotted names in a sentence that begin with a section.
+fn keys_in(text: &str) -> Vec<String> {
+    let sections: BTreeSet<String> = all().iter().map(|setting| setting.section().to_owned()).collect();
+    let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == '.'));
+    let words = words.map(|word| word.trim_matches('.')).filter(|word| word.contains('.') && !word.ends_with(".json"));
+    words.filter(|word| sections.contains(word.rsplit_once('.').unwrap().0)).map(str::to_owned).collect()
+}
+
+#[test]
+fn nothing_that_is_refused_is_offered() {
+    let all = all();
+    let setting = |key: &str| all.iter().find(|setting| setting.key == key);
+    for row in ALIASES.names.iter().chain(&ALIASES.values) {
+        let refused = |key: &str| setting(key).unwrap_or_else(|| panic!("{key} of {}", row.of)).refused.is_some();
+        for (key, value) in row.targets() {
+            assert!(!refused(key) || value.is_none(), "{key} of {}", row.of);
+            // Whether the recipe is otherwise right does not matter here: the name and the value are.
+            let Some(value) = value.filter(|_| key != "dataset.kind" || value != Some("sft")) else { continue };
+            if let Err(errors) = tiny(&[&format!("{key}={value}")]) {
+                let is_refused = |error: &super::super::ConfigError| {
+                    let kinds = [ErrorKind::UnknownKey, ErrorKind::WrongType, ErrorKind::NotImplemented];
+                    error.key == key && kinds.contains(&error.kind)
+                };
+                assert!(!errors.iter().any(is_refused), "{key}={value}: {errors}");
+            }
+        }
+        for key in keys_in(&row.note) {
+            assert!(!refused(&key), "{key} in the note of {}", row.of);
+        }
+    }
+    for target in ALIASES.sections.values() {
+        assert!(setting(target).is_some_and(|setting| setting.refused.is_none()), "{target}");
+    }
+}
+
+#[test]
+fn a_name_is_in_the_table_once_and_is_no_setting() {
+    let mut seen = BTreeSet::new();
+    let keys: BTreeSet<String> = all().into_iter().map(|setting| setting.key).collect();
+    for name in ALIASES.names.iter().flat_map(|row| row.names()) {
+        assert!(seen.insert(name), "{name} stands there twice");
+        assert!(!keys.contains(name), "{name} is a setting");
+        assert_eq!(name, name.to_lowercase(), "names are compared in lower case");
+    }
+    assert!(seen.len() > 2000, "{}", seen.len());
+}
+
+#[test]
+fn every_refused_setting_is_answered_with_its_reason() {
+    for setting in all().iter().filter(|setting| setting.refused.is_some() && !setting.is_section()) {
+        if let Some(text) = advice_for(&setting.key, &Kinds::builtin()) {
+            assert!(!text.contains(&format!("`{}`", setting.key)), "{}: {text}", setting.key);
+        }
+    }
+}
+
+#[test]
+fn values_that_are_right_but_for_their_form_are_written_out() {
+    for (argument, expected) in [
+        ("train.train_iters='100'", "write `train.train_iters = 100`"),
+        ("train.train_iters=1e2", "write `train.train_iters = 100`"),
+        ("train.train_iters='2k'", "write `train.train_iters = 2000`"),
+        ("optimizer.lr='3e-4'", "write `optimizer.lr = 0.0003`"),
+        ("model.gated_linear_unit='on'", "write `model.gated_linear_unit = true`"),
+        ("model.gated_linear_unit=1", "write `model.gated_linear_unit = true`"),
+        ("checkpoint.save_interval=None", "write `checkpoint.save_interval = \"null\"`"),
+        ("train.iterations_to_skip=3", "write `train.iterations_to_skip = [3]`"),
+        ("optimizer=adamw", "`optimizer.optimizer = \"adam\"`"),
+        ("model.activation_func=swiglu", "`model.gated_linear_unit = true`"),
+        ("mixed_precision=bfloat16", "`mixed_precision = \"bf16_mixed\"`"),
+    ] {
+        let errors = tiny(&[argument]).expect_err(argument);
+        let hint = errors.iter().find_map(|error| error.hint.clone()).unwrap_or_default();
+        assert!(hint.contains(expected), "{argument}: {errors}");
+    }
+}
+
+#[test]
+fn a_table_of_another_program_is_answered_name_by_name() {
+    let recipe = format!("{TINY}\n[training_args]\nlearning_rate = 1e-3\nnum_train_epochs = 3\noddity = 1\n");
+    let errors = run_toml(&recipe, &[]).expect_err("a table that is none");
+    for (key, name) in [
+        ("training_args.learning_rate", "`optimizer.lr = 0.001`"),
+        ("training_args.num_train_epochs", "`train.train_iters`"),
+        ("training_args.oddity", ""),
+    ] {
+        let error = errors.iter().find(|error| error.key == key).unwrap_or_else(|| panic!("{key}: {errors}"));
+        assert!(error.hint.clone().unwrap_or_default().contains(name), "{error}");
+        assert!(error.location.as_ref().is_some_and(|at| at.line.is_some()), "{error}");
+    }
+}
