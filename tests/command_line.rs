@@ -67,6 +67,77 @@ fn unknown_settings_come_with_the_nearest_name() {
 }
 
 #[test]
+fn settings_are_explained_and_the_command_line_documents_itself() {
+    let folder = tempfile::tempdir().unwrap();
+    let said = |arguments: &[&str]| {
+        let output = bridge(folder.path(), arguments);
+        assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
+        text(&output.stdout).to_string()
+    };
+    let explained = said(&["config", "explain", "model.sequence_parallel"]);
+    for name in ["default    false", "GPTModelProvider", "model.tensor_model_parallel_size", "use_sequence_parallel"] {
+        assert!(explained.contains(name), "{name}: {explained}");
+    }
+    assert!(said(&["config", "explain", "train"]).contains("train.micro_batch_size"));
+    let json: Value = serde_json::from_str(&said(&["config", "explain", "optimizer.lr", "--json"])).expect("JSON");
+    assert_eq!((&json["key"], &json["status"]), (&Value::from("optimizer.lr"), &Value::from("accepted")));
+    assert!(said(&["config", "explain", "learning_rate"]).contains("\noptimizer.lr\n"));
+    assert_refused(&["config", "explain", "lora_r"], &["adapters"]);
+    for shell in ["bash", "zsh", "fish", "powershell"] {
+        let script = said(&["completions", shell]);
+        assert!(script.contains("generate") && script.contains("nano-llama"), "{shell}");
+    }
+    said(&["man", "pages"]);
+    let page = std::fs::read_to_string(folder.path().join("pages/bridge-config-check.1")).unwrap();
+    assert!(page.contains("config"), "{page}");
+    assert_refused(&["train", "RECIPE", "--num-layers", "4"], &["`model.num_layers`"]);
+}
+
+#[test]
+fn config_check_finds_what_train_finds() {
+    for (overrides, names) in [
+        (
+            &[
+                "tokenizer.tokenizer_type=HuggingFaceTokenizer",
+                "tokenizer.vocab_size=null",
+                "tokenizer.tokenizer_model=nowhere",
+            ][..],
+            &["tokenizer.tokenizer_model", "nowhere"][..],
+        ),
+        (&["checkpoint.pretrained_checkpoint=nowhere"], &["checkpoint.pretrained_checkpoint", "nowhere"]),
+        (&["dataset.kind=gpt", "dataset.split=9,1", "dataset.data_path=nowhere"], &["dataset.data_path", "nowhere"]),
+        (&["checkpoint.load=nowhere", "checkpoint.exit_on_missing_checkpoint=true"], &["checkpoint.load", "nowhere"]),
+        (&["model.tensor_model_parallel_size=2"], &["--ranks"]),
+    ] {
+        for command in [&["config", "check", "RECIPE"][..], &["train", "RECIPE"]] {
+            assert_refused(&[command, overrides].concat(), names);
+        }
+    }
+}
+
+#[test]
+fn errors_are_json_where_json_is_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    for arguments in [
+        &["train", "RECIPE", "optimizer.learning_rate=1", "--json"][..],
+        &["plan", "RECIPE", "optimizer.learning_rate=1", "--json"],
+        &["convert", "import", "nowhere", "out", "--json"],
+        &["tokenizer", "train", "nowhere.txt", "--output", "t", "--json"],
+        &["generate", "nowhere", "--prompt", "a", "--json"],
+        &["train", "RECIPE", "--nonsense", "--json"],
+    ] {
+        let output = bridge(folder.path(), arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        let report: Value =
+            serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{arguments:?}: {error}"));
+        let error = report["errors"][0].as_object().expect("an object");
+        for key in ["key", "found", "expected", "hint", "file", "line", "message"] {
+            assert!(error.contains_key(key), "{key} in {report}");
+        }
+    }
+}
+
+#[test]
 fn config_check_knows_which_devices_this_build_has() {
     let check = ["config", "check", "RECIPE"];
     assert_refused(&[&check[..], &["device=gpu"]].concat(), &["device: ", "\"gpu\"", "flex", "cuda"]);

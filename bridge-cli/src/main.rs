@@ -12,15 +12,19 @@ mod process;
 mod progress;
 mod rooted;
 mod speech;
+mod version;
 
 use std::process::ExitCode;
 use std::time::Instant;
 
 use bridge_data::outside::is_contained;
 use bridge_dist::comm::CommError;
-use clap::{Parser, Subcommand};
+use clap::error::{ContextKind, ContextValue};
+use clap::{CommandFactory, Parser, Subcommand};
 
-use commands::{bench, chat, config, convert, data, eval, generate, init, plan, runs, tokenizer, train, verify};
+use commands::{
+    bench, chat, config, convert, data, documents, eval, generate, init, plan, runs, tokenizer, train, verify,
+};
 use failure::Failure;
 use process::Pool;
 use speech::{ErrorForm, Speech};
@@ -31,7 +35,7 @@ static ALLOCATOR: bridge_kernels::memory::LargeBlocks = bridge_kernels::memory::
 
 /// Train and fine-tune language models.
 #[derive(Debug, Parser)]
-#[command(name = "bridge", version)]
+#[command(name = "bridge", version = version::SHORT, long_version = version::LONG.as_str())]
 struct Cli {
     #[command(flatten)]
     speech: Speech,
@@ -72,6 +76,10 @@ enum Command {
     Runs(runs::Command),
     /// Measure training steps of a preset.
     Bench(bench::Arguments),
+    /// Print completions for a shell.
+    Completions(documents::Completions),
+    /// Write man pages.
+    Man(documents::Man),
 }
 
 impl Command {
@@ -79,6 +87,7 @@ impl Command {
     fn pool(&self) -> Pool {
         match self {
             Self::Train(_) | Self::Config(_) | Self::Plan(_) | Self::Runs(_) | Self::Bench(_) => Pool::Own,
+            Self::Completions(_) | Self::Man(_) => Pool::Own,
             Self::Eval(_)
             | Self::Init(_)
             | Self::Generate(_)
@@ -102,14 +111,26 @@ fn silence_communication_panics() {
     }));
 }
 
+/// Settings are no options: what to write for an option that other programs have, such as `--num-layers`.
+fn advice_on_option(error: &clap::Error) -> Option<String> {
+    let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) else {
+        return None;
+    };
+    let is_unknown = error.kind() == clap::error::ErrorKind::UnknownArgument;
+    let advice = bridge_core::config::advice_for(option, &bridge_models::registry().kinds()).filter(|_| is_unknown)?;
+    Some(format!("settings of a recipe are given as `key=value`, without dashes: {advice}"))
+}
+
 /// Says what is wrong with the command line, or prints the help that it asks for.
 fn usage(error: &clap::Error) -> ExitCode {
     let form = ErrorForm::of_arguments(std::env::args_os());
+    let advice = advice_on_option(error).map(|advice| format!("  hint: {advice}\n")).unwrap_or_default();
     if error.use_stderr() && form == ErrorForm::Json {
-        Failure::input(error.render().to_string().trim_end()).print(form);
+        Failure::input(format!("{}\n{advice}", error.render()).trim_end()).print(form);
     } else {
         // Nobody is left to tell that this failed.
         let _ = error.print();
+        eprint!("{advice}");
     }
     ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
 }
@@ -137,6 +158,8 @@ fn main() -> ExitCode {
         Command::Verify(arguments) => verify::run(&arguments),
         Command::Runs(command) => runs::run(&command),
         Command::Bench(arguments) => bench::run(&arguments),
+        Command::Completions(arguments) => documents::completions(&arguments, Cli::command()),
+        Command::Man(arguments) => documents::man(&arguments, Cli::command()),
     });
     match result {
         Ok(code) => ExitCode::from(code),

@@ -37,7 +37,9 @@ fn made_from(folder: &Path) -> Result<Vec<PathBuf>, String> {
         // `TARGET: SOURCE ...`, where spaces in names are written as `\ `.
         let (_, sources) = list.split_once(": ").ok_or("bridge.d lists no sources")?;
         let sources = sources.trim().replace("\\ ", "\0");
-        return Ok(sources.split(' ').map(|name| name.replace('\0', " ").into()).collect());
+        let sources = sources.split(' ').map(|name| PathBuf::from(name.replace('\0', " ")));
+        // A commit changes no source; it only makes the version that the program names an older one.
+        return Ok(sources.filter(|path| !path.components().any(|part| part.as_os_str() == ".git")).collect());
     }
     let files = std::fs::read_dir(folder.join("deps")).map_err(|error| format!("{}: {error}", folder.display()))?;
     let is_ours = |file: &PathBuf| {

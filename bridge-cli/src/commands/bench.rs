@@ -12,7 +12,7 @@ use bridge_core::train::{
 use bridge_models::decoder::presets::{NAMES, Preset, preset};
 use bridge_models::registry;
 use clap::Args;
-use clap::builder::RangedU64ValueParser;
+use clap::builder::{PossibleValuesParser, RangedU64ValueParser};
 use serde_json::{Value, json};
 
 use super::bench_ops;
@@ -30,8 +30,8 @@ fn count(most: u64) -> RangedU64ValueParser<usize> {
 /// What to measure.
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// nano-gpt2, nano-llama, smol-135m or gpt2-124m.
-    #[arg(long, default_value = "nano-llama")]
+    /// The model and batch to train.
+    #[arg(long, default_value = "nano-llama", value_parser = PossibleValuesParser::new(NAMES))]
     preset: String,
     /// Measured steps.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=MOST_STEPS))]

@@ -1,4 +1,4 @@
-//! `bridge config`: check, show, diff, schema, schedule.
+//! `bridge config`: check, show, diff, schema, schedule. `explain` has a file of its own.
 
 use std::path::{Path, PathBuf};
 
@@ -7,19 +7,20 @@ use bridge_core::config::{
     load, load_with,
 };
 use bridge_core::logging::scientific;
-use bridge_core::train::{DeviceError, check_device_name, schedule_of};
+use bridge_core::train::{DeviceError, check_device_name, check_inputs, schedule_of};
 use bridge_models::registry;
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, Subcommand};
 use serde_json::json;
 
+use super::explain;
 use crate::failure::Failure;
 use crate::output::line;
 
 /// What to do with a recipe.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Print every problem of a recipe; exit code 2 if there are any.
+    /// Print every problem of a recipe, and of the files that it names; exit code 2 if there are any.
     Check(Recipe),
     /// Print the resolved configuration.
     Show {
@@ -46,6 +47,8 @@ pub enum Command {
         #[arg(hide = true)]
         recipe: Option<PathBuf>,
     },
+    /// Print what a setting or section does, its default and range, what it needs, and where upstream has it.
+    Explain(explain::Arguments),
     /// Print the learning rate, weight decay and batch size of each iteration.
     Schedule(Recipe),
 }
@@ -87,6 +90,7 @@ pub fn run(command: &Command) -> Result<u8, Failure> {
             line(&format!("{:#}", json_schema(&registry().kinds())));
             Ok(0)
         }
+        Command::Explain(arguments) => explain::run(arguments),
         Command::Schedule(recipe) => print_schedule(recipe),
     }
 }
@@ -94,7 +98,8 @@ pub fn run(command: &Command) -> Result<u8, Failure> {
 fn check(recipe: &Recipe) -> Result<u8, Failure> {
     let world = World { size: recipe.ranks };
     let loaded = load_with(&recipe.recipe, &recipe.overrides, (&registry().kinds(), &world), &device_is_usable);
-    match loaded.map_err(Failure::from) {
+    let checked = loaded.and_then(|config| check_inputs(&config, &registry()).map(|()| config));
+    match checked.map_err(Failure::from) {
         Ok(config) => {
             if recipe.json {
                 line(&json!({ "ok": true, "errors": [], "warnings": config.warnings() }).to_string());

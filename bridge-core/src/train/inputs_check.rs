@@ -1,0 +1,57 @@
+//! What a run would refuse before its first step for what lies on this machine: text, token files, tokenizer, model section, checkpoint to
+//! start from. Nothing is written, and each problem is the one that the run itself would report.
+
+use std::path::Path;
+
+use bridge_data::indexed::{BinAccess, IndexedDataset};
+use bridge_dist::mesh::ProcessGroups;
+
+use super::TrainError;
+use super::checkpointing::find_start;
+use super::data_errors::name_setting;
+use super::gpt_data::dataset_prefix;
+use super::registry::Registry;
+use super::text::{check_source, tokenizer_rows};
+use crate::config::{ConfigError, ConfigErrors, ErrorKind, RunConfig};
+
+/// All problems that there are.
+///
+/// # Errors
+/// One for each thing that is missing or cannot be used, under the setting that names it.
+pub fn check_inputs(config: &RunConfig, registry: &Registry) -> Result<(), ConfigErrors> {
+    let mut errors = ConfigErrors::default();
+    let mut found = |checked: Result<(), TrainError>, key: &str| match checked {
+        Ok(()) => {}
+        Err(TrainError::Config(problems)) => errors.extend(problems),
+        Err(error) => errors
+            .push(ConfigError::new(ErrorKind::Unreadable, key, error.to_string()).with_location(config.location(key))),
+    };
+    let paths = config.check_paths();
+    let has_tokenizer = paths.as_ref().err().is_none_or(|errors| !errors.names("tokenizer.tokenizer_model"));
+    let has_pretrained = paths.as_ref().err().is_none_or(|errors| !errors.names("checkpoint.pretrained_checkpoint"));
+    found(paths.map_err(TrainError::Config), "");
+    found(registry.models.config(&config.model).map(drop).map_err(TrainError::from), "model");
+    found(check_source(config).map_err(|error| name_setting(config, error)), "dataset.source");
+    for prefix in token_files(config) {
+        let opened = IndexedDataset::open(dataset_prefix(Path::new(&prefix)), BinAccess::Mmap);
+        let opened = opened.map(drop).map_err(|error| name_setting(config, TrainError::from(error)));
+        found(opened, "dataset.data_path");
+    }
+    if has_tokenizer {
+        found(tokenizer_rows(config).map(drop), "tokenizer.tokenizer_model");
+    }
+    if has_pretrained {
+        let key = if config.checkpoint.load.is_some() { "checkpoint.load" } else { "checkpoint.pretrained_checkpoint" };
+        found(find_start(config, &ProcessGroups::single()).map(drop), key);
+    }
+    errors.into_result(())
+}
+
+/// The token files of the built-in kinds.
+fn token_files(config: &RunConfig) -> Vec<String> {
+    let dataset = &config.dataset;
+    let blends = dataset.blend.iter().chain(dataset.blend_per_split.iter().flatten().flatten());
+    let is_read = matches!(dataset.kind.as_str(), "gpt" | "fim");
+    let paths: Vec<String> = blends.flat_map(|blend| blend.paths.iter().cloned()).collect();
+    if is_read { paths } else { Vec::new() }
+}
