@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use dialoguer::{Input, Select};
 
+use super::arguments::{Arguments, seconds};
 use super::model::{SIZES, Size};
-use super::{Arguments, seconds};
 use crate::failure::Failure;
 
 /// The arguments with what the user answers.

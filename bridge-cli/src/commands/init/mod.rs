@@ -1,6 +1,7 @@
 //! `bridge init`: from text to a recipe that runs here. What text there is, `text` finds; models are in `model`, the file in `recipe`, its trial in
 //! `trial`; this file chooses.
 
+mod arguments;
 mod ask;
 mod model;
 mod recipe;
@@ -13,8 +14,9 @@ use std::path::{Path, PathBuf};
 
 use bridge_core::train::{check_device_name, select_device};
 use bridge_data::indexed::{BinAccess, IndexedDataset};
-use clap::{Args, ValueEnum};
 use serde_json::json;
+
+pub use arguments::Arguments;
 
 use super::convert;
 use crate::failure::Failure;
@@ -23,59 +25,6 @@ use model::{Pretrained, SIZES, Size};
 use recipe::{Beginning, Recipe};
 use text::Text;
 use trial::Outcome;
-
-/// Why there is no recipe for conversations.
-const CHAT: &str = "these are conversations: training on what the assistant says alone is not built yet, so there is no recipe for it. \
-                    `bridge data render` shows them as token ids, `bridge chat` talks with a model";
-
-/// The text and the model.
-#[derive(Debug, Args)]
-pub struct Arguments {
-    /// Text to train on: files or folders with text, JSON Lines, or Megatron's token files.
-    data: Vec<PathBuf>,
-    /// What the data is; found out by default.
-    #[arg(long, value_enum)]
-    kind: Option<Kind>,
-    /// Continue to train the model of this Hugging Face folder.
-    #[arg(long, value_name = "FOLDER", conflicts_with = "size")]
-    model: Option<PathBuf>,
-    /// Train a new model of this size: nano, tiny, small, medium, 135m, 350m, 1b. By default, what this machine trains in the given time.
-    #[arg(long, value_parser = Size::named)]
-    size: Option<Size>,
-    /// How long training may take here, such as 30m, 1h or 2d; an hour by default, if no size is given.
-    #[arg(long, value_parser = seconds)]
-    time: Option<f64>,
-    /// Name of the run and of its folders; that of the data by default.
-    #[arg(long)]
-    name: Option<String>,
-    /// The recipe to write; the name with `.toml` by default.
-    #[arg(long, short)]
-    output: Option<PathBuf>,
-    /// Compute device.
-    #[arg(long, default_value = "flex")]
-    device: String,
-    /// Replace a recipe that exists, and use the folders of a run that exists.
-    #[arg(long)]
-    force: bool,
-}
-
-/// What text is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Kind {
-    /// Documents.
-    Text,
-    /// Conversations.
-    Chat,
-}
-
-/// A length of time as people write it.
-fn seconds(text: &str) -> Result<f64, String> {
-    let units = [('s', 1.0), ('m', 60.0), ('h', 3600.0), ('d', 86400.0)];
-    let unit = units.into_iter().find(|(unit, _)| text.ends_with(*unit));
-    let value = unit.and_then(|(unit, length)| Some(text.strip_suffix(unit)?.parse::<f64>().ok()? * length));
-    let value = value.filter(|value| (10.0..=3.2e7).contains(value));
-    value.ok_or_else(|| "expected a length of time from 10s to 370d, such as 30m or 1h".to_owned())
-}
 
 /// Runs the command.
 pub fn run(arguments: &Arguments, speech: &Speech) -> Result<u8, Failure> {
@@ -91,8 +40,8 @@ pub fn run(arguments: &Arguments, speech: &Speech) -> Result<u8, Failure> {
     } else {
         arguments
     };
-    if arguments.kind == Some(Kind::Chat) {
-        return Err(Failure::input(CHAT));
+    if arguments.kind == Some(arguments::Kind::Chat) {
+        return Err(Failure::input(text::CHAT));
     }
     check_device_name(&arguments.device).map_err(Failure::input)?;
     let text = text::find(&arguments.data)?;
@@ -416,9 +365,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lengths_of_time_are_read() {
-        assert_eq!([seconds("30m"), seconds("1.5h"), seconds("45s")], [Ok(1800.0), Ok(5400.0), Ok(45.0)]);
-        assert!(["", "h", "1", "-1h", "nans", "1e9d", "5s"].iter().all(|text| seconds(text).is_err()));
+    fn figures_are_rounded() {
         assert_eq!([duration(45.0), duration(1800.0), duration(9000.0)], ["45 s", "30 min", "2.5 h"]);
         assert_eq!([power_of_two(0), power_of_two(1), power_of_two(9)], [1, 1, 8]);
     }

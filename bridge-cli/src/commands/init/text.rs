@@ -28,6 +28,10 @@ pub struct Text {
     pub notes: Vec<String>,
 }
 
+/// Why there is no recipe for conversations.
+pub const CHAT: &str = "these are conversations: training on what the assistant says alone is not built yet, so there is no recipe for it. \
+                    `bridge data render` shows them as token ids, `bridge chat` talks with a model";
+
 /// At most so many files are named one by one.
 const NAMED: usize = 200;
 /// Least bytes of text to learn anything from.
@@ -109,7 +113,7 @@ fn choose_lines(surveyed: &[Surveyed], notes: &mut Vec<String>) -> Result<Option
         }
     }
     if let Some(chat) = chats.first() {
-        return Err(Failure::input(format!("{chat}: {}", super::CHAT)));
+        return Err(Failure::input(format!("{chat}: {}", CHAT)));
     }
     if let Some(file) = unknown.first() {
         return Err(Failure::input(format!(
