@@ -45,12 +45,12 @@ fn what_does_not_fit_is_refused_with_what_to_change() {
 #[test]
 fn limits_of_the_process_count() {
     let folder = tempfile::tempdir().unwrap();
-    let long = ["train.micro_batch_size=512", "train.global_batch_size=512", "train.train_iters=1"];
+    let long = ["train.micro_batch_size=1024", "train.global_batch_size=1024", "train.train_iters=3"];
     let no_evaluation = [&long[..], &["validation.eval_iters=0"]].concat();
     let output = train(folder.path(), "ulimit -d 400000; ", &no_evaluation);
     let message = stderr(&output);
     assert_eq!(output.status.code(), Some(2), "{message}");
-    assert!(message.contains("ulimit -d") && message.contains("train.micro_batch_size = 256 (now 512)"), "{message}");
+    assert!(message.contains("ulimit -d") && message.contains("train.micro_batch_size = 512 (now 1024)"), "{message}");
     let output = train(folder.path(), "", &no_evaluation);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
 }

@@ -13,7 +13,7 @@ use super::{TrainError, measuring_recipe, ranks};
 use crate::config::{RawConfig, RunConfig, World};
 use crate::logging::RankMemory;
 use crate::model::ModelRegistry;
-use crate::plan::{self, PlanError, PlanOptions};
+use crate::plan::{self, PlanOptions};
 
 /// Steps of a dry run.
 const STEPS: usize = 2;
@@ -107,7 +107,7 @@ impl Subsystem for Watch {
                 train_iters: self.train_iters,
                 total_seconds: step.seconds * self.train_iters as f64,
                 peak_bytes: peaks.iter().copied().sum(),
-                planned_bytes: self.planned(config)?.map(|bytes| bytes + peaks.len() as u64 * OF_A_PROCESS),
+                planned_bytes: self.planned(config).map(|bytes| bytes + peaks.len() as u64 * OF_A_PROCESS),
             });
         }
         Ok(Verdict::default())
@@ -115,15 +115,11 @@ impl Subsystem for Watch {
 }
 
 impl Watch {
-    /// What all ranks need by the plan.
-    fn planned(&self, config: &RunConfig) -> Result<Option<u64>, TrainError> {
-        let plan = match plan::plan(config, &self.models, &PlanOptions::default()) {
-            Ok(plan) => plan,
-            Err(PlanError::NoCosts { .. }) => return Ok(None),
-            Err(error) => return Err(TrainError::Plan(error)),
-        };
+    /// What all ranks need by the plan, if there is one.
+    fn planned(&self, config: &RunConfig) -> Option<u64> {
+        let plan = plan::plan(config, &self.models, &PlanOptions::default()).ok()?;
         let of_stages: u64 = plan.stages.iter().map(|stage| needed_by_rank(config, stage)).sum();
-        Ok(Some(of_stages * (plan.layout.world_size / plan.stages.len()) as u64))
+        Some(of_stages * (plan.layout.world_size / plan.stages.len()) as u64)
     }
 }
 

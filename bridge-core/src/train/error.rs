@@ -17,7 +17,6 @@ use crate::config::ConfigErrors;
 use crate::logging::OpenError;
 use crate::model::{BoundaryError, ModelBuildError};
 use crate::optim::CutParameter;
-use crate::plan::PlanError;
 use crate::resilience::SignalError;
 use crate::resilience::rerun::{RerunCheckpointError, UnexpectedResult};
 use crate::schedule::{BatchSizeError, LossScaleError, SchedulerError, SchedulerStateError};
@@ -34,9 +33,6 @@ pub enum TrainError {
     /// The machine has too little memory.
     #[error(transparent)]
     NotEnoughMemory(Box<NotEnoughMemory>),
-    /// What the run needs cannot be counted.
-    #[error(transparent)]
-    Plan(PlanError),
     /// The optimizer's rule does not go with the ranks.
     #[error(transparent)]
     CutParameter(#[from] CutParameter),
@@ -336,7 +332,6 @@ impl TrainError {
                 | Self::SelectDevice(_)
                 | Self::CutParameter(_)
                 | Self::NotEnoughMemory(_)
-                | Self::Plan(_)
                 | Self::Nccl { .. }
                 | Self::Data(_)
                 | Self::UnknownToken { .. }

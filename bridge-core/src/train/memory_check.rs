@@ -65,11 +65,18 @@ pub(super) fn check(
     let options = PlanOptions { padded_vocab_size: Some(padded_vocab_size), ..PlanOptions::default() };
     let plan = match plan::plan(config, models, &options) {
         Ok(plan) => plan,
-        Err(PlanError::NoCosts { kind }) => {
-            reporter.note(&format!("model kind `{kind}` does not say what it needs: memory is not checked"));
+        Err(error @ (PlanError::NoCosts { .. } | PlanError::Setting { .. })) => {
+            reporter.note(&format!("memory is not checked: {error}"));
             return Ok(());
         }
-        Err(error) => return Err(TrainError::Plan(error)),
+        // What else cannot be planned cannot be built, and building says why.
+        Err(
+            PlanError::Config(_)
+            | PlanError::Mesh(_)
+            | PlanError::Placement(_)
+            | PlanError::Schedule(_)
+            | PlanError::Model(_),
+        ) => return Ok(()),
     };
     let mine = needed_by_rank(config, &plan.stages[groups.pipeline().rank()]);
     let here = ranks::on_this_machine(groups.world(), mine)?;
@@ -199,9 +206,9 @@ fn of_control_groups(groups: &str, root: &Path) -> Vec<(String, u64)> {
         let mut fields = line.splitn(3, ':').skip(1);
         let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
         let names = match controllers {
-            "" => ["memory.max", "memory.current", "inactive_file"],
+            "" => ["memory.max", "memory.current", ""],
             _ if controllers.split(',').any(|name| name == "memory") => {
-                ["memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"]
+                ["memory.limit_in_bytes", "memory.usage_in_bytes", "total_"]
             }
             _ => continue,
         };
@@ -214,12 +221,16 @@ fn of_control_groups(groups: &str, root: &Path) -> Vec<(String, u64)> {
     limits
 }
 
-fn of_control_group(folder: &Path, [limit, used, inactive]: [&str; 3]) -> Option<(String, u64)> {
+/// What is left of the limit in the file `limit`. Names in `memory.stat` that count the groups below too begin with `prefix`.
+fn of_control_group(folder: &Path, [limit, used, prefix]: [&str; 3]) -> Option<(String, u64)> {
     let number = |name: &str| fs::read_to_string(folder.join(name)).ok()?.trim().parse::<u64>().ok();
     let limit_bytes = number(limit)?;
     let statistics = fs::read_to_string(folder.join("memory.stat")).unwrap_or_default();
-    let dropped = statistics.lines().find_map(|line| line.strip_prefix(inactive)?.trim().parse::<u64>().ok());
-    let used = number(used)?.saturating_sub(dropped.unwrap_or(0));
+    let of = |name: &str| {
+        let line = statistics.lines().find_map(|line| line.strip_prefix(prefix)?.strip_prefix(name)?.strip_prefix(' '));
+        line.and_then(|bytes| bytes.trim().parse::<u64>().ok()).unwrap_or(0)
+    };
+    let used = number(used)?.saturating_sub(of("inactive_file") + of("active_file"));
     Some((format!("{limit} of its control group"), limit_bytes.saturating_sub(used)))
 }
 
@@ -249,7 +260,7 @@ mod tests {
         assert_eq!(least("0::/a/b\n"), None);
         write("a/memory.max", "5000\n");
         write("a/memory.current", "3000\n");
-        write("a/memory.stat", "anon 1\ninactive_file 500\n");
+        write("a/memory.stat", "anon 1\ninactive_file 400\nactive_file 100\n");
         write("a/b/memory.max", "max\n");
         write("a/b/memory.current", "7\n");
         // The limit of the group around it.
