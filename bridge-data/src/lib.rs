@@ -21,6 +21,7 @@ pub mod gpt;
 pub mod indexed;
 mod json_text;
 pub mod loader;
+pub mod made;
 mod npy;
 pub mod outside;
 pub mod pack;

@@ -196,16 +196,20 @@ fn split_sequences(
 ) -> Result<Sequences, Failure> {
     let registry = registry();
     let kinds = registry.kinds();
+    let scratch = tempfile::tempdir().map_err(Failure::run)?;
     let recipe = match (&arguments.recipe, &model.checkpoint) {
         (Some(recipe), _) => RawConfig::from_file(recipe, &arguments.overrides, &kinds)?,
         (None, Some(checkpoint)) => {
-            let mut text = checkpoint.run_config().map_err(Failure::input)?;
+            let text = checkpoint.run_config().map_err(Failure::input)?;
             let mut saved = RawConfig::from_text(&text, Format::Toml, &[], &kinds)?;
             if let Some(folder) = start_folder(&saved, checkpoint.path()) {
                 root_paths(&mut saved, &folder);
-                text = saved.to_toml();
             }
-            RawConfig::from_text(&text, Format::Toml, &arguments.overrides, &kinds)?
+            // What is made of the checkpoint's data stays nowhere: no file says where this command writes.
+            let kept = || Some(scratch.path().to_owned());
+            saved.dataset.path_to_cache = kept();
+            saved.dataset.source_cache_dir = saved.dataset.source.as_ref().and_then(|_| kept());
+            RawConfig::from_text(&saved.to_toml(), Format::Toml, &arguments.overrides, &kinds)?
         }
         (None, None) => {
             return Err(Failure::input("a Hugging Face folder has no data: give --text or --recipe"));

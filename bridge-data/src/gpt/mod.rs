@@ -242,5 +242,13 @@ fn identity_of(spec: &GptDatasetSpec<'_>) -> Json {
     ])
 }
 
+/// Opens an index array of a cache and checks that its header and its size agree.
+///
+/// # Errors
+/// If they do not, or the file cannot be read.
+pub fn check_index_file(path: &std::path::Path) -> Result<(), crate::DataError> {
+    crate::npy::Npy::open(path).map(drop)
+}
+
 #[cfg(test)]
 mod tests;

@@ -11,6 +11,7 @@ use twox_hash::XxHash3_64;
 
 use super::checks::Header;
 use super::{HEADER_BYTES, TokenDtype, bin_path, idx_path};
+use crate::made::{self, Depth};
 use crate::{DataError, outside};
 
 /// How `.bin` is read.
@@ -72,7 +73,7 @@ impl IndexedDataset {
     ///
     /// # Errors
     /// Missing files, a wrong magic, version or type code, an index or `.bin` that is too short, offsets outside `.bin`,
-    /// document boundaries that do not run from 0 to the number of sequences.
+    /// document boundaries that do not run from 0 to the number of sequences; files that were changed since Bridge made them.
     pub fn open(prefix: impl AsRef<Path>, access: BinAccess) -> Result<Self, DataError> {
         Self::open_with_modes(prefix, access, ModeColumn::Absent)
     }
@@ -84,6 +85,7 @@ impl IndexedDataset {
     pub fn open_with_modes(prefix: impl AsRef<Path>, access: BinAccess, modes: ModeColumn) -> Result<Self, DataError> {
         let prefix = prefix.as_ref().to_owned();
         let index_path = idx_path(&prefix);
+        made::check(&prefix, Depth::Sampled)?;
         let index = outside::map(&index_path).map_err(DataError::io("open the index", &index_path))?;
         let header = Header::parse(&index, &index_path)?;
         header.check_size(index.len(), modes, &index_path)?;

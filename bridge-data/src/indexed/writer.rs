@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use super::reader::{BinAccess, IndexedDataset, ModeColumn};
 use super::{MAGIC, TokenDtype, VERSION, bin_path, idx_path};
-use crate::DataError;
 use crate::atomic::TempFile;
+use crate::{DataError, made};
 
 /// The values of one sequence for the builder.
 #[derive(Debug, Clone, Copy)]
@@ -191,6 +191,8 @@ impl IndexedDatasetBuilder {
             index.into_inner().map_err(|error| DataError::io("write the index", &index_path)(error.into_error()))?;
         let bin =
             self.bin.into_inner().map_err(|error| DataError::io("write tokens to", &data_path)(error.into_error()))?;
+        // What vouched for the files of this name does not vouch for these.
+        made::forget(&self.prefix)?;
         // An old index must not be seen beside new tokens, not even for a moment.
         match std::fs::remove_file(&index_path) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {

@@ -15,10 +15,9 @@ use serde::{Deserialize, Serialize};
 pub use reuse::OutputLock;
 pub use train::{TokenizerTraining, train_tokenizer, train_tokenizer_locked};
 
-use super::DataError;
-use super::atomic;
 use super::indexed::{IndexedDatasetBuilder, TokenDtype, bin_path, idx_path};
 use super::source::{Documents, RawDocument, Text, TextSource};
+use super::{DataError, atomic, made};
 use crate::tokenizer::{Tokenizer, require_eod};
 use reuse::Claim;
 
@@ -179,7 +178,7 @@ pub fn pack_locked(params: &PackParams<'_>) -> Result<(PackReport, OutputLock), 
         }
         Claim::ToWrite(lock) => lock,
     };
-    reuse::forget(params.output_prefix)?;
+    made::forget(params.output_prefix)?;
     atomic::remove_stale(&data_path)?;
     atomic::remove_stale(&index_path)?;
     let builder = IndexedDatasetBuilder::create(params.output_prefix, dtype)?;
@@ -187,9 +186,8 @@ pub fn pack_locked(params: &PackParams<'_>) -> Result<(PackReport, OutputLock), 
     packer.run()?;
     let mut report = packer.finish()?;
     report.seconds = started.elapsed().as_secs_f64();
-    if let Some(key) = &key {
-        reuse::store(params.output_prefix, key, &[&data_path, &index_path], &report)?;
-    }
+    // A stream cannot be known again, so what was made from it is not reused.
+    made::store(params.output_prefix, key.unwrap_or_default(), &[&data_path, &index_path], &report)?;
     Ok((report, lock))
 }
 

@@ -5,11 +5,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::indexed::with_suffix;
-use crate::{DataError, atomic, outside};
+use crate::{DataError, made, outside};
 
 /// A lock that is held while an output is written, or while an existing one is opened: one writer, or any number of readers. The file is
 /// deleted with the last lock, so that no attempt leaves it behind.
@@ -104,53 +103,14 @@ fn is_named(file: &File, path: &Path) -> std::io::Result<bool> {
     }
 }
 
-/// The record beside an output: what it was made from, the sizes of its files, and its report.
-#[derive(Serialize, Deserialize)]
-struct Record<R> {
-    made_from: Value,
-    sizes: Vec<u64>,
-    report: R,
-}
-
-fn record_path(output: &Path) -> PathBuf {
-    with_suffix(output, ".fingerprint.json")
-}
-
 fn sizes_of(files: &[&Path]) -> Option<Vec<u64>> {
     files.iter().map(|file| std::fs::metadata(file).ok().map(|metadata| metadata.len())).collect()
 }
 
-/// The report of an earlier result that was made from the same `key` and whose files are complete.
+/// The report of an earlier result that was made from the same `key` and whose files are complete. Their bytes are compared where they are opened.
 pub(crate) fn load<R: DeserializeOwned>(output: &Path, key: &Value, files: &[&Path]) -> Result<Option<R>, DataError> {
-    let path = record_path(output);
-    let text = match outside::read(&path, outside::SETTINGS_BYTES) {
-        Ok(text) => text,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(DataError::io("read", &path)(error)),
-    };
     // A record that does not parse counts as missing.
-    let Ok(record) = serde_json::from_slice::<Record<R>>(&text) else {
-        return Ok(None);
-    };
-    let same = record.made_from == *key && Some(record.sizes) == sizes_of(files);
-    Ok(same.then_some(record.report))
-}
-
-/// Writes the record of a finished output.
-pub(crate) fn store<R: Serialize>(output: &Path, key: &Value, files: &[&Path], report: R) -> Result<(), DataError> {
-    let sizes = sizes_of(files).unwrap_or_default();
-    let record = Record { made_from: key.clone(), sizes, report };
-    let path = record_path(output);
-    let text = serde_json::to_vec_pretty(&record)
-        .map_err(|error| DataError::malformed(&path, format!("cannot be written: {error}")))?;
-    atomic::write(&path, &text)
-}
-
-/// Removes the record before its output is replaced.
-pub(crate) fn forget(output: &Path) -> Result<(), DataError> {
-    let path = record_path(output);
-    match std::fs::remove_file(&path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(DataError::io("remove", &path)(error)),
-        _ => Ok(()),
-    }
+    let record = made::read::<R>(output)?;
+    let same = |record: &made::Record<R>| record.made_from == *key && Some(&record.sizes) == sizes_of(files).as_ref();
+    Ok(record.filter(same).map(|record| record.report))
 }

@@ -6,12 +6,11 @@ use std::sync::{Mutex, PoisonError};
 
 use super::reuse::{self, Claim, OutputLock};
 use super::{BATCH_BYTES, PIECE_BYTES, WorkCounts, WorkProgress};
-use crate::DataError;
-use crate::atomic;
 use crate::source::{Documents, Text, TextSource};
 use crate::tokenizer::{
     BpeTrainParams, HuggingFaceTokenizer, Tokenizer, TokenizerError, safe_cut, train_byte_level_bpe_until,
 };
+use crate::{DataError, atomic, made};
 
 /// A trained tokenizer.
 #[derive(Debug)]
@@ -62,7 +61,7 @@ pub fn train_tokenizer_locked(
         }
         Claim::ToWrite(lock) => lock,
     };
-    reuse::forget(&output)?;
+    made::forget(&output)?;
     atomic::remove_stale(&file)?;
     let feed = Feed::new(source, progress)?;
     let failure = Mutex::new(None);
@@ -77,9 +76,7 @@ pub fn train_tokenizer_locked(
     };
     tokenizer.save_assets(folder)?;
     atomic::write(&file, tokenizer.json().as_bytes())?;
-    if let Some(key) = &key {
-        reuse::store(&output, key, &[&file], ())?;
-    }
+    made::store(&output, key.unwrap_or_default(), &[&file], ())?;
     Ok((TokenizerTraining { tokenizer, reused: false }, lock))
 }
 

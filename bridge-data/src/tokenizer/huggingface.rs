@@ -13,6 +13,7 @@ use super::fast::FastByteLevel;
 use super::special::{self, Named, SpecialNames};
 use super::train::END_OF_TEXT;
 use super::{Tokenizer, TokenizerError};
+use crate::made::{self, Depth};
 use crate::outside;
 
 const TOKENIZER_FILE: &str = "tokenizer.json";
@@ -67,6 +68,8 @@ impl HuggingFaceTokenizer {
             (path.to_owned(), path.parent().map_or_else(PathBuf::new, Path::to_owned))
         };
         if file.is_file() {
+            made::check(&file.with_extension(""), Depth::Sampled)
+                .map_err(|error| TokenizerError::malformed(&file, error))?;
             let content = outside::read_text(&file, outside::TABLE_BYTES).map_err(TokenizerError::io("read", &file))?;
             let parse = || content.parse::<Inner>().map_err(|error| error.to_string());
             let inner = outside::contained(parse).and_then(|parsed| parsed);

@@ -3,6 +3,7 @@
 mod paint;
 mod render;
 mod show;
+mod verify;
 
 use std::path::{Path, PathBuf};
 
@@ -31,6 +32,8 @@ pub enum Command {
     Build(Build),
     /// Describe a `.bin`/`.idx` pair, and check it.
     Inspect(Inspect),
+    /// Compare every byte of packed text, or of a trained tokenizer, with its checksum.
+    Verify(verify::Verify),
     /// Print the token ids of samples of a recipe's dataset.
     Samples(Samples),
     /// Print samples of a recipe's dataset as text, with the tokens that count for the loss marked.
@@ -91,6 +94,7 @@ pub fn run(command: &Command, verbosity: Verbosity) -> Result<u8, Failure> {
     match command {
         Command::Build(build) => run_build(build, verbosity),
         Command::Inspect(inspect) => run_inspect(inspect),
+        Command::Verify(verify) => verify::run(verify),
         Command::Samples(samples) => show::run_samples(samples),
         Command::Show(samples) => show::run_show(samples),
         Command::Render(render) => render::run(render),

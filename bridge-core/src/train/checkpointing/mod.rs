@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 
+use bridge_data::outside;
 use burn::tensor::{DType as BurnDType, Device, Tensor, TensorData};
 use bytes::Bytes;
 
@@ -82,7 +83,10 @@ pub(super) fn read_files(folder: &Path) -> std::io::Result<BTreeMap<String, Byte
     for entry in std::fs::read_dir(folder)? {
         let entry = entry?;
         if entry.file_type()?.is_file() {
-            files.insert(entry.file_name().to_string_lossy().into_owned(), Bytes::from(std::fs::read(entry.path())?));
+            files.insert(
+                entry.file_name().to_string_lossy().into_owned(),
+                Bytes::from(outside::read(&entry.path(), outside::TABLE_BYTES)?),
+            );
         }
     }
     Ok(files)
