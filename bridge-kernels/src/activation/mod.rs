@@ -51,7 +51,7 @@ pub fn reference<const D: usize>(x: Tensor<D>, kind: Activation) -> Tensor<D> {
 
 fn wide_reference<const D: usize>(x: Tensor<D>, kind: Activation) -> Tensor<D> {
     match kind {
-        // From its definition: the backward of Burn's own `gelu` is, on most back ends, that of the tanh form.
+        // From its definition: the backward of Burn's own `gelu` is, on most backends, that of the tanh form.
         Activation::Gelu => x.clone() * 0.5 * ((x * std::f64::consts::FRAC_1_SQRT_2).erf() + 1.0),
         Activation::GeluTanh => {
             let inner = (x.clone() + x.clone().powi_scalar(3) * 0.044715) * (2.0 / std::f64::consts::PI).sqrt();

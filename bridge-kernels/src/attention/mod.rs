@@ -80,7 +80,7 @@ pub fn reference(q_bthd: Tensor<4>, k_bsgd: Tensor<4>, v_bsgd: Tensor<4>, option
 
 /// Softmax over the last dimension, of rows that hold at least one finite score.
 ///
-/// Written out, because back ends fuse Burn's own where there is no graph to record: a recomputed segment would then round
+/// Written out, because backends fuse Burn's own where there is no graph to record: a recomputed segment would then round
 /// differently in its two passes.
 fn softmax(scores: Tensor<5>) -> Tensor<5> {
     let largest = scores.clone().detach().max_dim(4);

@@ -106,7 +106,7 @@ pub fn max(a: &[f32]) -> f32 {
 
 /// `e^x` for a softmax: 0 below `e^-80`.
 ///
-/// Without the cut, products of such probabilities fall into the denormal range, where a processor is a hundred times
+/// Without the cut, products of such probabilities fall into the denormal range, where a CPU is a hundred times
 /// slower; what is lost is 35 orders of magnitude below the largest probability.
 #[inline(always)]
 pub fn exp_or_zero(x: f32) -> f32 {

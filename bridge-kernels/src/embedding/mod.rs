@@ -13,7 +13,7 @@ use crate::precision::{narrow, widen};
 /// `weight_vc` `[v, c]`, `ids_bt` `[b, t]` with values in `0..v` -> `[b, t, c]`.
 ///
 /// # Panics
-/// If an id is not below `v` (on the CPU; elsewhere the back end decides).
+/// If an id is not below `v` (on the CPU; elsewhere the backend decides).
 pub fn embedding(weight_vc: Tensor<2>, ids_bt: Tensor<2, Int>) -> Tensor<3> {
     flex::embedding(&weight_vc, &ids_bt).unwrap_or_else(|| reference(weight_vc, ids_bt))
 }

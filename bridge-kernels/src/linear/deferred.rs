@@ -1,4 +1,4 @@
-//! The linear layer with the gradient of its weight put off: backward gives what other pipeline stages wait for, and leaves the rest as a
+//! The linear layer with the gradient of its weight deferred: backward gives what other pipeline stages wait for, and leaves the rest as a
 //! closure.
 
 use burn::backend::Flex;
@@ -13,7 +13,7 @@ pub type WeightGradient = Box<dyn FnOnce() -> Tensor<2> + Send>;
 /// As [`linear()`], but its backward gives the gradients of `x` and `bias_o` only; `defer` gets the computation of the weight's, which
 /// keeps `x` and the output's gradient until it is run.
 ///
-/// Where that is not possible (a back end other than Flex, a frozen weight) this is [`linear()`], and `defer` is never called: the
+/// Where that is not possible (a backend other than Flex, a frozen weight) this is [`linear()`], and `defer` is never called: the
 /// weight's gradient comes with the others.
 ///
 /// # Shapes

@@ -104,7 +104,7 @@ pub fn count_zeros(x: &Tensor<1>) -> u64 {
     flex::count_zeros(x).unwrap_or_else(|| x.to_data().iter::<f32>().filter(|v| *v == 0.0).count() as u64)
 }
 
-/// `accumulated + gradient`, re-using the accumulator's memory where the back end can.
+/// `accumulated + gradient`, reusing the accumulator's memory where the backend can.
 pub fn accumulate(accumulated: Tensor<1>, gradient: Tensor<1>) -> Tensor<1> {
     assert_eq!(accumulated.dims(), gradient.dims(), "accumulate: the sizes differ");
     if flex::all_plain(&[&accumulated, &gradient]) {
