@@ -8,6 +8,7 @@ mod dashboard;
 mod failure;
 mod model_source;
 mod output;
+mod overwrite;
 mod process;
 mod progress;
 mod rooted;

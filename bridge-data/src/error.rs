@@ -111,6 +111,12 @@ pub enum DataError {
     /// A pattern of files to leave out is wrong.
     #[error("{0}")]
     Exclude(String),
+    /// A file is in the place of an output, and was not made by what writes that.
+    #[error("{path} was not made by this: name another place, or allow it to be replaced (--force)", path = path.display())]
+    NotMade {
+        /// The file.
+        path: PathBuf,
+    },
     /// Another process holds the output.
     #[error("{path}: another process is writing this dataset, or opening it (its lock file is held)", path = path.display())]
     Locked {

@@ -83,13 +83,14 @@ pub(crate) fn store<R: Serialize>(
     atomic::write(&path, &text)
 }
 
-/// Removes the record before its output is replaced.
-pub(crate) fn forget(output: &Path) -> Result<(), DataError> {
-    let path = record_path(output);
-    match std::fs::remove_file(&path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(DataError::io("remove", &path)(error)),
-        _ => Ok(()),
-    }
+/// Whether there is a record: what Bridge made has one, from before its files appear.
+pub(crate) fn is_recorded(output: &Path) -> bool {
+    record_path(output).exists()
+}
+
+/// Says who makes an output, before its files appear or are replaced: a record that vouches for nothing.
+pub(crate) fn own(output: &Path) -> Result<(), DataError> {
+    atomic::write(&record_path(output), b"{}")
 }
 
 /// Compares the files of an output with its record. Returns how many files the record vouches for: none without a record.

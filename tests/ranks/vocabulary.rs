@@ -124,7 +124,8 @@ fn age(root: &Path, edit: impl Fn(&str) -> String) {
     let is_own = |name: &&str| name.starts_with("tokenizer") || name.ends_with(".txt") || *name == "vocab.json";
     let files = checkpoint.file_names().filter(is_own);
     let files: BTreeMap<_, _> = files.map(|name| (name.to_owned(), checkpoint.file(name).unwrap().into())).collect();
-    let run = RunFiles { train_state, best: None, run_config: edit(&checkpoint.run_config().unwrap()), files };
+    let run =
+        RunFiles { train_state, run_config: edit(&checkpoint.run_config().unwrap()), files, ..RunFiles::default() };
     let groups = vec![group("model"), group("optimizer")];
     CheckpointWriter::open(root, SaveOptions::default()).unwrap().save(&Snapshot { run, groups }).unwrap();
 }

@@ -4,18 +4,20 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use bridge_core::checkpoint::{
-    CheckpointWriter, HostTensor, RunFiles, SaveOptions, ShardTensor, Snapshot, TensorGroup, TrainState,
+    Checkpoint, CheckpointWriter, HostTensor, RunFiles, SaveOptions, ShardTensor, Snapshot, TensorGroup, TrainState,
 };
 use bridge_core::config::RawConfig;
 use bridge_core::train::select_device;
 use bridge_data::outside;
 use bridge_models::families;
-use bridge_models::huggingface::{ExportOptions, HfModel, StorageDtype, export};
+use bridge_models::huggingface::{ExportOptions, HfModel, StorageDtype, export, is_exported};
 use clap::{Subcommand, ValueEnum};
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
+use super::model_card;
 use crate::failure::Failure;
 use crate::model_source::{copy_tokenizer, is_tokenizer_file, open};
+use crate::overwrite::Force;
 use crate::speech::Speech;
 
 /// dtype of exported weights.
@@ -38,6 +40,8 @@ pub enum Command {
         hf_dir: PathBuf,
         /// Checkpoint folder to write (`checkpoint.pretrained_checkpoint` of a recipe).
         output: PathBuf,
+        #[command(flatten)]
+        force: Force,
     },
     /// Checkpoint -> Hugging Face folder.
     Export {
@@ -48,18 +52,26 @@ pub enum Command {
         /// dtype of the weights.
         #[arg(long, value_enum, default_value = "f32")]
         dtype: Dtype,
+        #[command(flatten)]
+        force: Force,
     },
 }
 
 /// Runs the command.
 pub fn run(command: &Command, speech: &Speech) -> Result<u8, Failure> {
     match command {
-        Command::Import { hf_dir, output } => {
+        Command::Import { hf_dir, output, force } => {
+            force.outside(hf_dir, output)?;
+            force.over(not_imported(output))?;
             let (path, num_parameters) = import(hf_dir, output)?;
             wrote(&path, num_parameters, speech);
             Ok(0)
         }
-        Command::Export { checkpoint, output, dtype } => export_folder(checkpoint, (output, *dtype), speech),
+        Command::Export { checkpoint, output, dtype, force } => {
+            force.outside(checkpoint, output)?;
+            force.over(not_exported(output))?;
+            export_folder(checkpoint, (output, *dtype), speech)
+        }
     }
 }
 
@@ -91,12 +103,13 @@ pub fn import(folder: &Path, output: &Path) -> Result<(PathBuf, u64), Failure> {
     for entry in std::fs::read_dir(folder).map_err(|e| Failure::input(format!("{}: {e}", folder.display())))? {
         let entry = entry.map_err(Failure::run)?;
         let name = entry.file_name().to_string_lossy().into_owned();
-        if is_tokenizer_file(&name) {
-            files.insert(name, read(&entry.path())?.into());
+        let kept = if name == "config.json" { ORIGINAL_CONFIG.to_owned() } else { name.clone() };
+        if is_tokenizer_file(&name) || kept != name {
+            files.insert(kept, read(&entry.path())?.into());
         }
     }
     let snapshot = Snapshot {
-        run: RunFiles { train_state: TrainState::default(), best: None, run_config: raw.to_toml(), files },
+        run: RunFiles { train_state: TrainState::default(), run_config: raw.to_toml(), files, ..RunFiles::default() },
         groups: vec![TensorGroup { name: "model".into(), tensors }],
     };
     let options = SaveOptions { producer: concat!("bridge ", env!("CARGO_PKG_VERSION")).into(), ..Default::default() };
@@ -121,11 +134,15 @@ fn export_folder(checkpoint: &Path, (output, dtype): (&Path, Dtype), speech: &Sp
         },
         bos_token_id: model.tokenizer.as_ref().and_then(|t| t.bos()),
         eos_token_ids: model.stop_tokens.clone(),
+        original: model.checkpoint.as_ref().map(original_config).transpose()?.flatten(),
         ..ExportOptions::default()
     };
     export(output, family, &model.config, &[model.chunk.as_ref()], &options).map_err(Failure::input)?;
     if let Some(checkpoint) = &model.checkpoint {
         copy_tokenizer(checkpoint, output)?;
+        let card = model_card::of(checkpoint, family.model_type(), model.config.num_parameters() as u64)?;
+        let path = output.join("README.md");
+        std::fs::write(&path, card).map_err(|error| Failure::run(format!("{}: {error}", path.display())))?;
     }
     wrote(output, model.config.num_parameters() as u64, speech);
     Ok(0)
@@ -136,4 +153,47 @@ fn wrote(path: &Path, num_parameters: u64, speech: &Speech) {
         || format!("wrote {} ({num_parameters} parameters)", path.display()),
         || json!({ "wrote": path, "parameters": num_parameters }),
     );
+}
+
+/// What an earlier import leaves in a folder.
+const IMPORTED: [&str; 2] = ["iter_0000000", "latest_checkpointed_iteration.txt"];
+
+/// The first entry of a checkpoint folder that no import has made: a run's checkpoints, for instance, before which an import would be the
+/// latest.
+fn not_imported(output: &Path) -> Option<PathBuf> {
+    let foreign =
+        names_in(output).into_iter().find(|name| !IMPORTED.contains(&name.as_str()) && !name.starts_with('.'));
+    foreign.map(|name| output.join(name))
+}
+
+/// The first file that an export would write over, unless an export has made the folder.
+fn not_exported(output: &Path) -> Option<PathBuf> {
+    let is_of_weights = |name: &str| name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json");
+    let is_written = |name: &String| {
+        matches!(name.as_str(), "config.json" | "README.md")
+            || is_tokenizer_file(name)
+            || (name.starts_with("model") && is_of_weights(name))
+    };
+    let written = names_in(output).into_iter().find(is_written);
+    written.filter(|_| !is_exported(output)).map(|name| output.join(name))
+}
+
+/// Names of what is in a folder, sorted; nothing if there is no such folder.
+fn names_in(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut names: Vec<String> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+/// Name under which a checkpoint keeps the `config.json` of the folder that it was imported from.
+const ORIGINAL_CONFIG: &str = "hf_config.json";
+
+fn original_config(checkpoint: &Checkpoint) -> Result<Option<Map<String, Value>>, Failure> {
+    if !checkpoint.file_names().any(|name| name == ORIGINAL_CONFIG) {
+        return Ok(None);
+    }
+    let text = checkpoint.file(ORIGINAL_CONFIG).map_err(Failure::input)?;
+    let bad = |error| Failure::input(format!("{}: {error}", checkpoint.path().join(ORIGINAL_CONFIG).display()));
+    serde_json::from_slice(&text).map(Some).map_err(bad)
 }

@@ -11,6 +11,7 @@ pub mod eval;
 mod explain;
 pub mod generate;
 pub mod init;
+mod model_card;
 pub mod mpi;
 pub mod plan;
 pub mod runs;

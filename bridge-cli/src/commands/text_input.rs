@@ -1,7 +1,12 @@
 //! Options of commands that read text.
 
+use std::path::Path;
+
 use bridge_data::source::{SourceParams, TextFormat};
 use clap::Args;
+
+use crate::failure::Failure;
+use crate::overwrite::Force;
 
 /// Which text is read.
 #[derive(Debug, Args)]
@@ -21,6 +26,12 @@ pub struct TextInput {
 }
 
 impl TextInput {
+    /// Refuses an output that the next run would read as text: one that an input names, or that lies in a folder which is one.
+    pub fn is_apart(&self, force: Force, output: &Path) -> Result<(), Failure> {
+        let inputs = self.inputs.iter().map(Path::new);
+        inputs.filter(|input| input.exists()).try_for_each(|input| force.outside(input, output))
+    }
+
     /// The text, in the order of its files.
     pub fn params(&self) -> SourceParams {
         let format = match &self.jsonl_key {

@@ -12,6 +12,7 @@ use serde_json::json;
 
 use super::text_input::TextInput;
 use crate::failure::Failure;
+use crate::overwrite::Force;
 use crate::progress;
 use crate::speech::Speech;
 
@@ -36,6 +37,8 @@ pub struct Train {
     /// Pairs that are less frequent are not merged.
     #[arg(long, default_value_t = 2)]
     min_frequency: u64,
+    #[command(flatten)]
+    force: Force,
     /// Further special tokens.
     #[arg(long)]
     special_token: Vec<String>,
@@ -45,14 +48,20 @@ pub struct Train {
 pub fn run(command: &Command, speech: &Speech) -> Result<u8, Failure> {
     let Command::Train(train) = command;
     let source = TextSource::resolve(&train.text.params()).map_err(Failure::input)?;
+    train.text.is_apart(train.force, &train.output)?;
     let params = BpeTrainParams {
         vocab_size: train.vocab_size,
         min_frequency: train.min_frequency,
         special_tokens: train.special_token.clone(),
     };
     let sink = progress::visible(speech.verbosity());
-    let trained = train_tokenizer(&source, &params, &train.output, &Bar::new("training tokenizer", &sink))
-        .map_err(Failure::input)?;
+    let trained = train_tokenizer(
+        &source,
+        &params,
+        (&train.output, train.force.overwrite()),
+        &Bar::new("training tokenizer", &sink),
+    )
+    .map_err(Failure::input)?;
     let verb = if trained.reused { "unchanged, reusing" } else { "trained" };
     let path = train.output.join("tokenizer.json");
     let size = trained.tokenizer.vocab_size();

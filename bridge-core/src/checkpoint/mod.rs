@@ -38,7 +38,7 @@
 //!
 //! ```ignore
 //! let writer = CheckpointWriter::open("runs/tiny/checkpoints", SaveOptions::default())?;
-//! writer.save(&Snapshot { run: RunFiles { train_state, run_config, files }, groups })?;
+//! writer.save(&Snapshot { run: RunFiles { train_state, run_config, files, ..RunFiles::default() }, groups })?;
 //!
 //! match CheckpointStore::open("runs/tiny/checkpoints")?.resolve(&LoadRequest::default())? {
 //!     Resolution::Found(found) => found.checkpoint.load_tensor("model.embedding.weight")?,

@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use bridge_data::outside;
+use bytes::Bytes;
 
 use super::error::{CheckpointError, Damage, DamagedCheckpoint, SkippedCheckpoint};
 use super::metadata::{Metadata, SliceRecord, TensorRecord};
@@ -110,6 +111,17 @@ impl Checkpoint {
         let mut bytes = vec![0; size.ok_or_else(too_large)?];
         file.read_exact_at(&mut bytes, 0)?;
         Ok(bytes)
+    }
+
+    /// The small files that are saved with a run and do not describe it, such as those of the tokenizer.
+    ///
+    /// # Errors
+    /// If one cannot be read.
+    pub fn companions(&self) -> Result<BTreeMap<String, Bytes>, CheckpointError> {
+        let describes =
+            |name: &str| matches!(name, TRAIN_STATE_FILE | RUN_CONFIG_FILE) || name.ends_with(".safetensors");
+        let names = self.file_names().filter(|name| !describes(name));
+        names.map(|name| Ok((name.to_owned(), Bytes::from(self.file(name)?)))).collect()
     }
 
     /// The names of all tensors, sorted.

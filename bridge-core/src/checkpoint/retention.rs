@@ -59,11 +59,12 @@ impl RetentionPolicy {
 }
 
 /// Deletes what `policy` does not keep and returns the iterations deleted, oldest first. `known_intact` is a checkpoint
-/// that this process has just written, which spares verifying one.
+/// that this process has just written, which spares verifying one; `keeps` is one that is not deleted.
 pub(super) fn prune(
     root: &Path,
     policy: &RetentionPolicy,
     known_intact: Option<u64>,
+    keeps: Option<u64>,
 ) -> Result<Vec<u64>, CheckpointError> {
     let state = RootState::read(root)?;
     // Without a pointer it is unknown which checkpoint must be kept.
@@ -78,6 +79,7 @@ pub(super) fn prune(
     };
     let iterations: Vec<u64> = state.entries.keys().copied().collect();
     let mut disposable = policy.disposable(&iterations, latest, best);
+    disposable.retain(|iteration| keeps != Some(*iteration));
     if disposable.is_empty() {
         return Ok(disposable);
     }

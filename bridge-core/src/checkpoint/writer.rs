@@ -166,7 +166,8 @@ impl CheckpointWriter {
         let seconds = staging.started.elapsed().as_secs_f64();
         let iteration = staging.iteration;
         // The cleanup removes the old checkpoint of this iteration, whichever way it was replaced.
-        let pruned = clear_up(&self.root).and_then(|()| prune(&self.root, &self.options.retention, Some(iteration)));
+        let pruned =
+            clear_up(&self.root).and_then(|()| prune(&self.root, &self.options.retention, Some(iteration), run.keeps));
         let (pruned, prune_error) = match pruned {
             Ok(pruned) => (pruned, None),
             Err(error) => (Vec::new(), Some(error)),
@@ -181,7 +182,7 @@ impl CheckpointWriter {
     /// # Errors
     /// If the disk reports an error.
     pub fn prune(&self) -> Result<Vec<u64>, CheckpointError> {
-        prune(&self.root, &self.options.retention, None)
+        prune(&self.root, &self.options.retention, None, None)
     }
 
     /// Points to the best checkpoint, if it is here: a run that goes on elsewhere has left it behind.

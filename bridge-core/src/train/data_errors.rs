@@ -28,6 +28,7 @@ fn setting(config: &RunConfig, error: &DataError) -> Option<(&'static str, Error
     let dataset = &config.dataset;
     match error {
         DataError::Source(_) => Some(("dataset.source", ErrorKind::Missing)),
+        DataError::NotMade { .. } => Some(("dataset.source_cache_dir", ErrorKind::Conflict)),
         DataError::Exclude(_) => Some(("dataset.source_exclude", ErrorKind::WrongType)),
         DataError::SplitTooSmall { .. } if dataset.split_shares.is_some() && dataset.kind != "mock" => {
             Some(("dataset.split", ErrorKind::Conflict))

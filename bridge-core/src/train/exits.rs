@@ -7,8 +7,10 @@ use std::time::{Duration, Instant};
 use bridge_dist::mesh::ProcessGroups;
 
 use super::exit_reason::ExitReason;
+use super::stop_notice::StopNotice;
 use super::{TrainError, ranks};
 use crate::config::RunConfig;
+use crate::logging::ProgressSink;
 use crate::resilience::{Signal, SignalWatcher};
 
 /// Asks a run to stop, between two micro-batches. Clones ask the same run.
@@ -65,6 +67,7 @@ pub(super) struct Exits {
     /// When the program began.
     started: Instant,
     looks: StopLooks,
+    notice: Option<StopNotice>,
 }
 
 impl Exits {
@@ -78,7 +81,20 @@ impl Exits {
         let can_come = Requests { signals: signals.as_ref(), cancel: &cancel }.can_come();
         let is_possible = ranks::any(groups.world(), can_come)?;
         let looks = StopLooks { is_possible, pace: None, since: 0, last: Instant::now() };
-        Ok(Self { signals, cancel, started, looks })
+        Ok(Self { signals, cancel, started, looks, notice: None })
+    }
+
+    /// Says on this rank at once when a signal arrives, for a run that `saves` checkpoints or not.
+    pub fn announce(&mut self, progress: Arc<dyn ProgressSink>, saves: bool) {
+        let flag = self.signals.as_ref().map(SignalWatcher::flag);
+        self.notice = flag.map(|flag| StopNotice::begin(flag, progress, saves));
+    }
+
+    /// A step is done.
+    pub fn step_took(&self, seconds: f64) {
+        if let Some(notice) = &self.notice {
+            notice.step_took(seconds);
+        }
     }
 
     /// What this rank hears.

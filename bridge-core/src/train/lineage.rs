@@ -345,8 +345,8 @@ pub fn tokenizer_of(checkpoint: &Checkpoint) -> Result<Option<HuggingFaceTokeniz
     }
     let failed = |error: std::io::Error| TrainError::log("tokenizer of the checkpoint", error);
     let folder = tempfile::tempdir().map_err(failed)?;
-    for name in checkpoint.file_names().filter(|name| !name.ends_with(".safetensors")) {
-        std::fs::write(folder.path().join(name), checkpoint.file(name)?).map_err(failed)?;
+    for (name, bytes) in checkpoint.companions()?.into_iter().filter(|(name, _)| !name.contains('/')) {
+        std::fs::write(folder.path().join(name), bytes).map_err(failed)?;
     }
     Ok(Some(HuggingFaceTokenizer::load(folder.path())?))
 }

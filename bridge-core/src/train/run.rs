@@ -104,6 +104,7 @@ impl TrainingRun {
     pub(super) fn advance(&mut self, step: &StepReport) {
         let state = &mut self.state.train_state;
         let batches = &self.training.num_microbatches;
+        self.exits.step_took(step.seconds);
         state.step += 1;
         state.consumed_train_samples += step.batch_size;
         state.skipped_train_samples +=

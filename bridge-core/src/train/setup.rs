@@ -1,11 +1,13 @@
 //! From a checked configuration to a run that is ready to train.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
 use bridge_data::DataParallel;
 use bridge_dist::mesh::ProcessGroups;
 use burn::tensor::{Device, FloatDType};
+use bytes::Bytes;
 
 use super::checkpointing::{Saver, Start, find_start, read_files, restore};
 use super::convert;
@@ -128,7 +130,10 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let lineage = ranks::agree(groups, "comparing the run with its checkpoint", lineage)?;
     let mut reporter = Reporter::new(&config, (options.console, options.verbosity), groups.world().rank());
     let signals = watch_signals(&config, options.signals)?;
-    let exits = Exits::new(groups, signals, options.cancel, options.started)?;
+    let mut exits = Exits::new(groups, signals, options.cancel, options.started)?;
+    if ranks::is_first(groups) && options.signals == WatchSignals::Process {
+        exits.announce(reporter.progress(), config.checkpoint.save.is_some());
+    }
     let requests = exits.requests();
     let base = lineage.tokenizer();
     let preparation = Preparation { config: &config, groups, place, base, requests, reporter: &reporter };
@@ -159,7 +164,12 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let losses = LossWatch::new(machine, convert::loss_checks(&config));
     let mut run = TrainingRun {
         doors: Doors::new(&config, groups, losses, options.subsystems)?,
-        inputs: Inputs { tokenizer_files: tokenizer_files(&data)?, data, lineage: known.record, padded_vocab_size },
+        inputs: Inputs {
+            tokenizer_files: tokenizer_files(&data, start.as_ref())?,
+            data,
+            lineage: known.record,
+            padded_vocab_size,
+        },
         outputs: Outputs { reporter, saver, lock, last_saved_step: None },
         state: GlobalState { config: Arc::clone(&config), train_state: TrainState::default() },
         groups: options.groups,
@@ -405,15 +415,21 @@ fn is_hang_up_ignored() -> bool {
     mask >> (Signal::Hup.number() - 1) & 1 == 1
 }
 
-/// The tokenizer's files, as they are saved with each checkpoint.
-fn tokenizer_files(data: &RunData) -> Result<std::collections::BTreeMap<String, bytes::Bytes>, TrainError> {
+/// The tokenizer's files, as they are saved with each checkpoint. With them go what the checkpoint brought that the run starts from: chat
+/// template, settings of generation, the `config.json` that it was imported with.
+fn tokenizer_files(data: &RunData, start: Option<&Start>) -> Result<BTreeMap<String, Bytes>, TrainError> {
+    let mut files = match start {
+        Some(start) => start.checkpoint.companions()?,
+        None => BTreeMap::new(),
+    };
     let Some(tokenizer) = data.tokenizer() else {
-        return Ok(Default::default());
+        return Ok(files);
     };
     let error = |e: &dyn std::fmt::Display| TrainError::log("tokenizer files", e);
     let folder = tempfile::tempdir().map_err(|e| error(&e))?;
     tokenizer.save_assets(folder.path())?;
-    read_files(folder.path()).map_err(|e| error(&e))
+    files.extend(read_files(folder.path()).map_err(|e| error(&e))?);
+    Ok(files)
 }
 
 /// Builds the model of a configuration without anything else of a run.

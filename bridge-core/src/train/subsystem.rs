@@ -1,6 +1,6 @@
 //! The doors of the loop: what a subsystem is told, what it may look at, and what it may ask for. Subsystems themselves are in `doors`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use bridge_dist::mesh::ProcessGroups;
 use burn::tensor::Device;
@@ -80,6 +80,11 @@ pub trait Subsystem: Send {
     /// Nothing is saved then.
     fn on_save(&mut self, _run: &mut RunContext, _state: &mut Map<String, Value>) -> Result<(), TrainError> {
         Ok(())
+    }
+
+    /// A checkpoint that must not be deleted to make room for others.
+    fn keeps(&self) -> Option<PathBuf> {
+        None
     }
 
     /// A checkpoint was handed to the writer (which may still be writing, with `async_save`).
@@ -193,6 +198,11 @@ impl RunContext<'_> {
     /// Holds the learning rate of the next steps at `learning_rate`, whatever the schedule says. All ranks hold the same one.
     pub fn hold_learning_rate(&mut self, learning_rate: f64) {
         self.training.scheduler.hold(learning_rate);
+    }
+
+    /// Prints a warning; on rank 0 to the console, on others to their own file.
+    pub fn warn(&self, text: &str) {
+        self.reporter.warn(text);
     }
 
     /// Prints a line; on rank 0 only.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use bridge_data::DataError;
 use bridge_data::gpt::{Split, SplitMatrix};
 use bridge_data::pack::{
-    DocumentEnd, OutputLock, PackParams, WorkCounts, WorkProgress, pack_locked, train_tokenizer_locked,
+    DocumentEnd, OutputLock, Overwrite, PackParams, WorkCounts, WorkProgress, pack_locked, train_tokenizer_locked,
 };
 use bridge_data::source::{SourceParams, TextFormat, TextSource};
 use bridge_data::tokenizer::{BpeTrainParams, HuggingFaceTokenizer, NullTokenizer, Tokenizer};
@@ -70,6 +70,7 @@ pub(super) fn prepare_text(
         source,
         tokenizer: tokenizer.as_ref(),
         output_prefix: &output_prefix,
+        overwrite: Overwrite::Own,
         document_end: end,
         num_threads: config.train.num_threads,
         progress: &Bar::until("packing text", watch),
@@ -198,7 +199,8 @@ fn trained_tokenizer(
     let folder = cache_folder(config);
     let sample = source.limited(config.tokenizer.bpe_train_max_bytes.0);
     let bar = Bar::until("training tokenizer", watch);
-    let (trained, lock) = when_free(watch, || train_tokenizer_locked(&sample, params, &folder, &bar))?;
+    let (trained, lock) =
+        when_free(watch, || train_tokenizer_locked(&sample, params, (&folder, Overwrite::Own), &bar))?;
     let verb = if trained.reused { "reusing" } else { "trained" };
     let size = trained.tokenizer.vocab_size();
     (watch.note)(&format!("{verb} the byte-level BPE tokenizer in {} ({size} tokens)", folder.display()));

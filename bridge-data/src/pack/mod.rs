@@ -12,7 +12,7 @@ use std::time::Instant;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
-pub use reuse::OutputLock;
+pub use reuse::{OutputLock, Overwrite};
 pub use train::{TokenizerTraining, train_tokenizer, train_tokenizer_locked};
 
 use super::indexed::{IndexedDatasetBuilder, TokenDtype, bin_path, idx_path};
@@ -75,6 +75,8 @@ pub struct PackParams<'a> {
     pub tokenizer: &'a dyn Tokenizer,
     /// Path of the dataset without `.bin` and `.idx`.
     pub output_prefix: &'a Path,
+    /// What may be replaced.
+    pub overwrite: Overwrite,
     /// What ends each document.
     pub document_end: DocumentEnd,
     /// Threads; `None` means one per core.
@@ -146,7 +148,7 @@ impl std::fmt::Display for PackReport {
 /// same text, tokenizer and options does nothing.
 ///
 /// # Errors
-/// If text is unreadable or malformed, there is no end-of-document token or no text, another process writes the same output, or the work is
+/// If text is unreadable or malformed, there is no end-of-document token or no text, another process writes the same output, a file in its place may not be replaced, or the work is
 /// cancelled.
 pub fn pack(params: &PackParams<'_>) -> Result<PackReport, DataError> {
     pack_locked(params).map(|(report, _)| report)
@@ -172,18 +174,23 @@ pub fn pack_locked(params: &PackParams<'_>) -> Result<(PackReport, OutputLock), 
             "token_type": dtype.name(),
         })
     });
-    let lock = match reuse::claim::<PackReport>(params.output_prefix, key.as_ref(), &[&data_path, &index_path])? {
+    let lock = match reuse::claim::<PackReport>(
+        params.output_prefix,
+        key.as_ref(),
+        &[&data_path, &index_path],
+        params.overwrite,
+    )? {
         Claim::Whole(report, lock) => {
             return Ok((PackReport { prefix: params.output_prefix.to_owned(), reused: true, ..report }, lock));
         }
         Claim::ToWrite(lock) => lock,
     };
-    made::forget(params.output_prefix)?;
     atomic::remove_stale(&data_path)?;
     atomic::remove_stale(&index_path)?;
     let builder = IndexedDatasetBuilder::create(params.output_prefix, dtype)?;
     let mut packer = Packer::new(params, builder, eod);
     packer.run()?;
+    made::own(params.output_prefix)?;
     let mut report = packer.finish()?;
     report.seconds = started.elapsed().as_secs_f64();
     // A stream cannot be known again, so what was made from it is not reused.

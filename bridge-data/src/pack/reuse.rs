@@ -60,6 +60,16 @@ impl Drop for OutputLock {
     }
 }
 
+/// What a writer may replace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Overwrite {
+    /// What it, or a call before it, has made.
+    #[default]
+    Own,
+    /// Any file.
+    Any,
+}
+
 /// An output that is locked.
 pub(crate) enum Claim<R> {
     /// It is complete and was made from the same key; with its report. The lock is at least a reader's.
@@ -71,11 +81,12 @@ pub(crate) enum Claim<R> {
 /// Locks an output; readers share it if an earlier result can be reused. Without a key it is always rewritten.
 ///
 /// # Errors
-/// [`DataError::Locked`] if another process is using it.
+/// [`DataError::Locked`] if another process is using it; [`DataError::NotMade`] if one of its files is another's.
 pub(crate) fn claim<R: DeserializeOwned>(
     output: &Path,
     key: Option<&Value>,
     files: &[&Path],
+    overwrite: Overwrite,
 ) -> Result<Claim<R>, DataError> {
     let find = || key.map_or(Ok(None), |key| load::<R>(output, key, files));
     // First checked without a lock, so that readers do not block a writer.
@@ -89,7 +100,17 @@ pub(crate) fn claim<R: DeserializeOwned>(
     // Another process may have written it since.
     Ok(match find()? {
         Some(report) => Claim::Whole(report, lock),
-        None => Claim::ToWrite(lock),
+        None => {
+            // What was made has a record beside it, from before its files appear.
+            let foreign = files.iter().find(|file| file.exists()).filter(|_| !made::is_recorded(output));
+            if let (Some(path), Overwrite::Own) = (foreign, overwrite) {
+                return Err(DataError::NotMade { path: path.to_path_buf() });
+            }
+            if made::is_recorded(output) {
+                made::own(output)?;
+            }
+            Claim::ToWrite(lock)
+        }
     })
 }
 

@@ -18,6 +18,7 @@ fn pack_params<'a>(source: &'a TextSource, tokenizer: &'a dyn Tokenizer, output:
         source,
         tokenizer,
         output_prefix: output,
+        overwrite: Overwrite::Own,
         document_end: DocumentEnd::EndOfDocument,
         num_threads: Some(2),
         progress: &Silent,
@@ -38,7 +39,9 @@ fn prose(words: usize, seed: usize) -> String {
 fn trained(folder: &Path) -> HuggingFaceTokenizer {
     std::fs::write(folder.join("corpus.train"), prose(3000, 1)).expect("written");
     let params = BpeTrainParams { vocab_size: 300, ..BpeTrainParams::default() };
-    train_tokenizer(&source(folder, "*.train"), &params, &folder.join("tokenizer"), &Silent).expect("trained").tokenizer
+    train_tokenizer(&source(folder, "*.train"), &params, (&folder.join("tokenizer"), Overwrite::Own), &Silent)
+        .expect("trained")
+        .tokenizer
 }
 
 #[test]
@@ -123,6 +126,24 @@ impl WorkProgress for StopAfter {
     fn cancelled(&self) -> bool {
         self.updates.load(Ordering::Relaxed) >= self.limit
     }
+}
+
+#[test]
+fn what_another_has_made_is_replaced_only_on_request() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    std::fs::write(folder.path().join("a.txt"), "1 2 3").expect("written");
+    let (source, tokenizer) = (source(folder.path(), "a.txt"), NullTokenizer::new(100));
+    let output = folder.path().join("packed");
+    std::fs::write(idx_path(&output), "mine").expect("written");
+    let own = pack_params(&source, &tokenizer, &output);
+    let error = pack(&own).expect_err("it is another's");
+    assert!(matches!(&error, DataError::NotMade { path } if *path == idx_path(&output)), "{error}");
+    assert_eq!(std::fs::read_to_string(idx_path(&output)).expect("kept"), "mine");
+    let any = PackParams { overwrite: Overwrite::Any, ..pack_params(&source, &tokenizer, &output) };
+    assert_eq!(pack(&any).expect("packed").documents, 1);
+    std::fs::write(folder.path().join("a.txt"), "1 2 3 4").expect("written");
+    let again = self::source(folder.path(), "a.txt");
+    assert_eq!(pack(&PackParams { source: &again, ..own }).expect("its own").tokens, 5);
 }
 
 #[test]
@@ -243,7 +264,9 @@ fn tokenizers_are_trained_once_and_load_again() {
     std::fs::write(folder.path().join("a.txt"), prose(20_000, 3)).expect("written");
     let params = BpeTrainParams { vocab_size: 262, min_frequency: 2, special_tokens: vec!["<pad>".into()] };
     let output = folder.path().join("tokenizer");
-    let train = |params| train_tokenizer(&source(folder.path(), "a.txt"), params, &output, &Silent).expect("trained");
+    let train = |params| {
+        train_tokenizer(&source(folder.path(), "a.txt"), params, (&output, Overwrite::Own), &Silent).expect("trained")
+    };
     let first = train(&params);
     assert!(!first.reused);
     let second = train(&params);
@@ -255,11 +278,16 @@ fn tokenizers_are_trained_once_and_load_again() {
     let error = train_tokenizer(
         &source(folder.path(), "a.txt"),
         &BpeTrainParams { vocab_size: 100, ..params },
-        &folder.path().join("other"),
+        (&folder.path().join("other"), Overwrite::Own),
         &Silent,
     );
     assert!(error.expect_err("too small").to_string().contains("vocab_size = 100"));
     std::fs::write(folder.path().join("empty.txt"), "").expect("written");
-    let nothing = train_tokenizer(&source(folder.path(), "empty.txt"), &BpeTrainParams::default(), &output, &Silent);
+    let nothing = train_tokenizer(
+        &source(folder.path(), "empty.txt"),
+        &BpeTrainParams::default(),
+        (&output, Overwrite::Own),
+        &Silent,
+    );
     assert!(nothing.expect_err("no text").to_string().contains("no text"));
 }

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-use super::reuse::{self, Claim, OutputLock};
+use super::reuse::{self, Claim, OutputLock, Overwrite};
 use super::{BATCH_BYTES, PIECE_BYTES, WorkCounts, WorkProgress};
 use crate::source::{Documents, Text, TextSource};
 use crate::tokenizer::{
@@ -24,15 +24,15 @@ pub struct TokenizerTraining {
 /// Trains a byte-level BPE tokenizer on the source and saves it in `folder` (`tokenizer.json` and its companions).
 ///
 /// # Errors
-/// If text is unreadable or malformed, there is no text, the vocabulary is too small, another process trains into the same folder, or the
-/// work is cancelled.
+/// If text is unreadable or malformed, there is no text, the vocabulary is too small, another process trains into the same folder, a file there
+/// may not be replaced, or the work is cancelled.
 pub fn train_tokenizer(
     source: &TextSource,
     params: &BpeTrainParams,
-    folder: &Path,
+    (folder, overwrite): (&Path, Overwrite),
     progress: &dyn WorkProgress,
 ) -> Result<TokenizerTraining, DataError> {
-    train_tokenizer_locked(source, params, folder, progress).map(|(training, _)| training)
+    train_tokenizer_locked(source, params, (folder, overwrite), progress).map(|(training, _)| training)
 }
 
 /// As [`train_tokenizer`]. While the lock is held, no other process replaces the files.
@@ -42,11 +42,11 @@ pub fn train_tokenizer(
 pub fn train_tokenizer_locked(
     source: &TextSource,
     params: &BpeTrainParams,
-    folder: &Path,
+    (folder, overwrite): (&Path, Overwrite),
     progress: &dyn WorkProgress,
 ) -> Result<(TokenizerTraining, OutputLock), DataError> {
     let output = folder.join("tokenizer");
-    let file = folder.join("tokenizer.json");
+    let (file, names) = (folder.join("tokenizer.json"), folder.join("tokenizer_config.json"));
     let key = source.fingerprint().map(|source| {
         serde_json::json!({
             "source": source,
@@ -55,13 +55,12 @@ pub fn train_tokenizer_locked(
             "special_tokens": params.special_tokens,
         })
     });
-    let lock = match reuse::claim::<()>(&output, key.as_ref(), &[&file])? {
+    let lock = match reuse::claim::<()>(&output, key.as_ref(), &[&file, &names], overwrite)? {
         Claim::Whole((), lock) => {
             return Ok((TokenizerTraining { tokenizer: HuggingFaceTokenizer::load(folder)?, reused: true }, lock));
         }
         Claim::ToWrite(lock) => lock,
     };
-    made::forget(&output)?;
     atomic::remove_stale(&file)?;
     let feed = Feed::new(source, progress)?;
     let failure = Mutex::new(None);
@@ -74,9 +73,10 @@ pub fn train_tokenizer_locked(
         Err(TokenizerError::Interrupted) => return Err(DataError::Interrupted),
         tokenizer => tokenizer?,
     };
+    made::own(&output)?;
     tokenizer.save_assets(folder)?;
     atomic::write(&file, tokenizer.json().as_bytes())?;
-    made::store(&output, key.unwrap_or_default(), &[&file], ())?;
+    made::store(&output, key.unwrap_or_default(), &[&file, &names], ())?;
     Ok((TokenizerTraining { tokenizer, reused: false }, lock))
 }
 

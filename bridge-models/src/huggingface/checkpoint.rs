@@ -42,8 +42,8 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
-const INDEX: &str = "model.safetensors.index.json";
-const SINGLE: &str = "model.safetensors";
+pub(super) const INDEX: &str = "model.safetensors.index.json";
+pub(super) const SINGLE: &str = "model.safetensors";
 
 impl HfCheckpoint {
     /// Maps the files of `folder`: those of `model.safetensors.index.json` if it is there, else `model.safetensors`.

@@ -2,18 +2,20 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
+use std::io::Read;
 use std::path::Path;
 
 use bridge_core::model::ModelChunk;
 use bridge_data::outside;
-use safetensors::{Dtype, View};
+use safetensors::{Dtype, SafeTensors, View};
 use serde_json::{Map, Value, json};
 
-use super::checkpoint::io;
+use super::checkpoint::{INDEX, SINGLE, io};
 use super::error::HfError;
 use super::family::Family;
+use super::fields::Fields;
 use super::weight_map::WeightMap;
-use crate::decoder::DecoderConfig;
+use crate::decoder::{DecoderConfig, PositionEmbedding};
 
 /// The file of the architecture, written before the weights.
 const CONFIG: &str = "config.json";
@@ -41,11 +43,19 @@ pub struct ExportOptions {
     pub bos_token_id: Option<i64>,
     /// Tokens that end a text.
     pub eos_token_ids: Vec<i64>,
+    /// The `config.json` of the folder that the model was imported from: what it says beside the model, and the positions that it allows, stays.
+    pub original: Option<Map<String, Value>>,
 }
 
 impl Default for ExportOptions {
     fn default() -> Self {
-        Self { dtype: StorageDtype::F32, max_shard_bytes: 5_000_000_000, bos_token_id: None, eos_token_ids: Vec::new() }
+        Self {
+            dtype: StorageDtype::F32,
+            max_shard_bytes: 5_000_000_000,
+            bos_token_id: None,
+            eos_token_ids: Vec::new(),
+            original: None,
+        }
     }
 }
 
@@ -137,7 +147,9 @@ fn config_json(
     config: &DecoderConfig,
     options: &ExportOptions,
 ) -> Result<Map<String, Value>, HfError> {
-    let mut settings = family.settings(config)?;
+    let original =
+        options.original.as_ref().filter(|original| original.get("model_type") == Some(&json!(family.model_type())));
+    let mut settings = settings_over(family, config, original)?;
     let dtype = match options.dtype {
         StorageDtype::F32 => "float32",
         StorageDtype::F16 => "float16",
@@ -152,11 +164,79 @@ fn config_json(
         ("model_type", json!(family.model_type())),
         ("architectures", json!([family.architecture])),
         ("torch_dtype", json!(dtype)),
-        ("bos_token_id", json!(options.bos_token_id)),
-        ("eos_token_id", eos),
     ];
     settings.extend(common.map(|(key, value)| (key.to_owned(), value)));
+    if settings.contains_key("dtype") {
+        settings.insert("dtype".into(), json!(dtype));
+    }
+    for (key, value) in [("bos_token_id", json!(options.bos_token_id)), ("eos_token_id", eos)] {
+        let has = original.and_then(|original| original.get(key)).is_some_and(|value| !value.is_null());
+        if !has {
+            settings.insert(key.to_owned(), value);
+        }
+    }
     Ok(settings)
+}
+
+/// The family's settings, over those of the folder that the model came from. A run on shorter samples leaves a model without learned positions
+/// all that it had.
+fn settings_over(
+    family: &Family,
+    config: &DecoderConfig,
+    original: Option<&Map<String, Value>>,
+) -> Result<Map<String, Value>, HfError> {
+    let Some(original) = original else {
+        return family.settings(config);
+    };
+    let mut config = config.clone();
+    let positions = family.decoder_config(&Fields::new(original)).map_or(0, |before| before.max_position_embeddings);
+    if config.position_embedding != PositionEmbedding::LearnedAbsolute {
+        config.max_position_embeddings = config.max_position_embeddings.max(positions);
+    }
+    let settings = family.settings(&config)?;
+    let mut whole = original.clone();
+    whole.extend(settings.clone());
+    // A key that the family reads and does not write would say something else of another model.
+    let reads = |settings: &Map<String, Value>| family.decoder_config(&Fields::new(settings)).ok();
+    Ok(if reads(&whole) == reads(&settings) { whole } else { settings })
+}
+
+/// Whether an export has made a folder's weights.
+pub fn is_exported(folder: &Path) -> bool {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut weights = entries
+        .map(|entry| entry.path())
+        .filter(|path| is_of_weights(path) && path.extension().is_some_and(|e| e == "safetensors"));
+    weights.next().is_some_and(|path| has_mark(&path))
+}
+
+/// The key in the header of a safetensors file under which an export leaves its name.
+const MARK: &str = "producer";
+
+fn has_mark(path: &Path) -> bool {
+    let Ok(file) = std::fs::File::open(path) else { return false };
+    // A header longer than this is not ours.
+    let mut head = Vec::new();
+    if file.take(64 << 20).read_to_end(&mut head).is_err() {
+        return false;
+    }
+    let metadata = SafeTensors::read_metadata(&head).map(|(_, metadata)| metadata);
+    metadata.is_ok_and(|metadata| metadata.metadata().as_ref().is_some_and(|values| values.contains_key(MARK)))
+}
+
+/// Whether a file of a folder belongs to its weights.
+fn is_of_weights(path: &Path) -> bool {
+    let name = path.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
+    name == INDEX || name == SINGLE || (name.starts_with("model-") && name.ends_with(".safetensors"))
+}
+
+/// Removes weights that are there, so that none of them is taken for the model's.
+fn remove_weights(folder: &Path) -> Result<(), HfError> {
+    let entries = std::fs::read_dir(folder).map_err(|source| io(folder, source))?;
+    for path in entries.flatten().map(|entry| entry.path()).filter(|path| is_of_weights(path)) {
+        std::fs::remove_file(&path).map_err(|source| io(&path, source))?;
+    }
+    Ok(())
 }
 
 /// A tensor as it is stored.
@@ -198,9 +278,10 @@ fn encode(shape: Vec<usize>, values: &[f32], dtype: StorageDtype) -> Stored {
 
 /// Writes one file, or as many as the limit asks for and their index.
 fn write_tensors(folder: &Path, tensors: BTreeMap<String, Stored>, max_shard_bytes: usize) -> Result<(), HfError> {
+    remove_weights(folder)?;
     let shards = shards(&tensors, max_shard_bytes);
     if let [all] = shards.as_slice() {
-        return write_shard(&folder.join("model.safetensors"), all, &tensors);
+        return write_shard(&folder.join(SINGLE), all, &tensors);
     }
     let mut weight_map = Map::new();
     for (index, names) in shards.iter().enumerate() {
@@ -210,7 +291,7 @@ fn write_tensors(folder: &Path, tensors: BTreeMap<String, Stored>, max_shard_byt
     }
     let total: usize = tensors.values().map(|tensor| tensor.bytes.len()).sum();
     let index = json!({ "metadata": { "total_size": total }, "weight_map": weight_map });
-    write_json(&folder.join("model.safetensors.index.json"), &index)
+    write_json(&folder.join(INDEX), &index)
 }
 
 /// Names of the tensors of each file, at least one each.
@@ -230,7 +311,9 @@ fn shards(tensors: &BTreeMap<String, Stored>, max_bytes: usize) -> Vec<Vec<&str>
 }
 
 fn write_shard(path: &Path, names: &[&str], tensors: &BTreeMap<String, Stored>) -> Result<(), HfError> {
-    let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+    let producer = concat!("bridge ", env!("CARGO_PKG_VERSION"));
+    let metadata =
+        HashMap::from([("format", "pt"), (MARK, producer)].map(|(key, value)| (key.to_owned(), value.to_owned())));
     let views = names.iter().map(|name| (*name, &tensors[*name]));
     safetensors::serialize_to_file(views, Some(metadata), path)
         .map_err(|source| HfError::Safetensors { path: path.to_owned(), source })?;

@@ -25,7 +25,7 @@ mod tests;
 
 pub use checkpoint::{HfCheckpoint, HostTensor};
 pub use error::{HfError, TensorProblem};
-pub use export::{ExportOptions, Exporter, StorageDtype, export};
+pub use export::{ExportOptions, Exporter, StorageDtype, export, is_exported};
 pub use family::Family;
 pub use import::{HfModel, import_hook};
 pub use weight_map::{WeightEntry, WeightMap};

@@ -23,6 +23,7 @@ use show::Samples;
 use super::text_input::TextInput;
 use crate::failure::Failure;
 use crate::output::line;
+use crate::overwrite::Force;
 use crate::progress;
 
 /// What to do with data.
@@ -62,6 +63,8 @@ pub struct Build {
     /// Do not end documents with the end-of-document token.
     #[arg(long)]
     no_eod: bool,
+    #[command(flatten)]
+    force: Force,
     /// Threads; all cores by default.
     #[arg(long, value_parser = RangedU64ValueParser::<usize>::new().range(1..=4096))]
     threads: Option<usize>,
@@ -111,11 +114,13 @@ fn run_build(build: &Build, verbosity: Verbosity) -> Result<u8, Failure> {
     };
     let params = SourceParams { shuffle_seed: build.shuffle_seed, ..build.text.params() };
     let source = TextSource::resolve(&params).map_err(Failure::input)?;
+    build.text.is_apart(build.force, &build.output)?;
     let sink = progress::visible(verbosity);
     let report = pack(&PackParams {
         source: &source,
         tokenizer: tokenizer.as_ref(),
         output_prefix: &dataset_prefix(&build.output),
+        overwrite: build.force.overwrite(),
         document_end: if build.no_eod { DocumentEnd::Nothing } else { DocumentEnd::EndOfDocument },
         num_threads: build.threads,
         progress: &Bar::new("packing text", &sink),

@@ -66,6 +66,7 @@ fn snapshot_of(step: u64, flavour: f32) -> Snapshot {
             ("tokenizer/merges.txt".to_owned(), b"a b\n".to_vec().into()),
             ("empty.txt".to_owned(), Vec::new().into()),
         ]),
+        ..RunFiles::default()
     };
     let groups = [("model", model), ("optimizer", optimizer)];
     Snapshot { run, groups: groups.map(|(name, tensors)| TensorGroup { name: name.into(), tensors }).into() }

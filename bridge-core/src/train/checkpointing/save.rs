@@ -117,5 +117,7 @@ fn run_files(run: &TrainingRun, state: Map<String, Value>) -> Result<RunFiles, T
     vocabulary::put(&run.config, &run.inputs.data, run.inputs.padded_vocab_size, extra);
     extra.extend(state);
     let files = if settings.save_tokenizer_assets { run.inputs.tokenizer_files.clone() } else { BTreeMap::new() };
-    Ok(RunFiles { train_state, best, run_config: run.config.to_toml(), files })
+    let keeps = run.doors.keeps().filter(|folder| folder.parent() == settings.save.as_deref());
+    let keeps = keeps.and_then(|folder| folder.file_name()?.to_str()?.strip_prefix("iter_")?.parse().ok());
+    Ok(RunFiles { train_state, best, run_config: run.config.to_toml(), keeps, files })
 }

@@ -3,6 +3,7 @@
 mod best;
 mod early_stopping;
 mod loss_watch;
+mod losses_of_run;
 mod memory;
 mod norms;
 mod stall;
@@ -10,13 +11,14 @@ mod synchronize;
 mod timeouts;
 mod times;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use bridge_dist::mesh::ProcessGroups;
 use serde_json::{Map, Value};
 
 pub(super) use best::best_of;
-pub(super) use loss_watch::LossWatch;
+pub(super) use loss_watch::{LossWatch, NextPass};
+pub use losses_of_run::LOSSES_KEY;
 
 use super::report::{EvaluationReport, GlobalState, StepReport};
 use super::subsystem::{Agreement, Loaded, RunContext, Subsystem, Verdict};
@@ -49,6 +51,7 @@ impl Doors {
             Box::new(norms::ParameterNorm),
             Box::new(times::Times::new(config)),
             Box::new(memory::MemoryOfRun::default()),
+            Box::new(losses_of_run::LossesOfRun::default()),
         ];
         subsystems.extend(own);
         subsystems.push(Box::new(stall::StallWatch::default()));
@@ -128,6 +131,11 @@ impl Doors {
 
     pub fn after_save(&mut self, run: &mut RunContext, folder: &Path) -> Result<(), TrainError> {
         self.each(run, |subsystem, run| subsystem.after_save(run, folder))
+    }
+
+    /// A checkpoint that must not make room for others.
+    pub fn keeps(&self) -> Option<PathBuf> {
+        self.subsystems.iter().find_map(|subsystem| subsystem.keeps())
     }
 
     pub fn on_load(&mut self, run: &mut RunContext, loaded: &Loaded) -> Result<(), TrainError> {

@@ -1,14 +1,14 @@
 //! Ends a run that has learned nothing for `train.max_consecutive_skipped_iterations` iterations: it would go on like that for ever. Nothing is
 //! saved then, so that no good checkpoint has to make room.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use crate::resilience::Stall;
-use crate::train::TrainError;
-use crate::train::report::StepReport;
+use crate::resilience::{Learning, Stall};
+use crate::train::report::{StepReport, TrainEnd};
 use crate::train::subsystem::{Loaded, RunContext, Subsystem, Verdict, saved};
+use crate::train::{ExitReason, TrainError};
 
 /// Its state in `train_state.json`.
 const KEY: &str = "skipped_iterations";
@@ -17,6 +17,17 @@ const KEY: &str = "skipped_iterations";
 pub(super) struct StallWatch {
     /// Iterations in a row that the run has learned nothing from.
     stall: Stall,
+    /// Iterations of this run, of any run that it resumes not.
+    iterations: u64,
+    /// Those of them that failed.
+    failed: u64,
+}
+
+impl StallWatch {
+    fn nothing_learned(&self, iteration: u64, count: u64) -> TrainError {
+        let last_good = self.stall.last_good().filter(|folder| folder.is_dir()).map(Path::to_owned);
+        TrainError::NothingLearned { iteration, count, last_good }
+    }
 }
 
 impl Subsystem for StallWatch {
@@ -26,11 +37,33 @@ impl Subsystem for StallWatch {
 
     fn after_step(&mut self, run: &mut RunContext, step: &StepReport) -> Result<Verdict, TrainError> {
         let count = self.stall.count(step.learning);
+        self.iterations += 1;
+        self.failed += u64::from(step.learning == Learning::Failed);
         if count < run.state.config.train.max_consecutive_skipped_iterations as u64 {
             return Ok(Verdict::default());
         }
-        let last_good = self.stall.last_good().filter(|folder| folder.is_dir()).map(Path::to_owned);
-        Err(TrainError::NothingLearned { iteration: step.iteration, count, last_good })
+        Err(self.nothing_learned(step.iteration, count))
+    }
+
+    /// A run that ends before the limit, and has learned nothing, is not done.
+    fn on_run_end(&mut self, run: &mut RunContext, end: TrainEnd<'_>) -> Result<(), TrainError> {
+        let Self { iterations, failed, .. } = *self;
+        if !matches!(end, Ok(ExitReason::Completed)) || failed == 0 {
+            return Ok(());
+        }
+        if failed == iterations {
+            return Err(self.nothing_learned(run.state.train_state.step, failed));
+        }
+        run.warn(&format!(
+            "{failed} of {iterations} iterations taught the model nothing, their gradients or losses were not finite: the learning rate may be \
+             too high"
+        ));
+        Ok(())
+    }
+
+    /// As long as the run stands still.
+    fn keeps(&self) -> Option<PathBuf> {
+        self.stall.last_good().filter(|_| self.stall.is_standing_still()).map(Path::to_owned)
     }
 
     fn on_save(&mut self, _run: &mut RunContext, state: &mut Map<String, Value>) -> Result<(), TrainError> {

@@ -1,0 +1,102 @@
+//! Says at once that a signal has arrived and what follows: the run itself looks only between steps and micro-batches.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crate::logging::ProgressSink;
+use crate::resilience::{Signal, SignalFlag};
+
+/// How often it looks.
+const INTERVAL: Duration = Duration::from_millis(50);
+
+/// Steps that take longer are left in their middle, about a second after a signal at the latest.
+const LONG: Duration = Duration::from_secs(2);
+
+/// A thread that waits for a signal, until this is dropped.
+#[derive(Debug)]
+pub(super) struct StopNotice {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    is_over: AtomicBool,
+    /// Milliseconds that the last step took; 0 before the first one.
+    step: AtomicU64,
+    saves: bool,
+}
+
+impl StopNotice {
+    /// Begins to wait, for a run that `saves` checkpoints or not. Without a thread nothing is said.
+    pub fn begin(flag: SignalFlag, progress: Arc<dyn ProgressSink>, saves: bool) -> Self {
+        let shared = Arc::new(Shared { is_over: AtomicBool::new(false), step: AtomicU64::new(0), saves });
+        let waiting = Arc::clone(&shared);
+        let wait = move || {
+            while !waiting.is_over.load(Ordering::Relaxed) {
+                if let Some(signal) = flag.received() {
+                    let text = waiting.text(signal);
+                    progress.suspend(&mut || eprintln!("{text}"));
+                    return;
+                }
+                std::thread::park_timeout(INTERVAL);
+            }
+        };
+        let thread = std::thread::Builder::new().name("stop notice".into()).spawn(wait).ok();
+        Self { shared, thread }
+    }
+
+    /// Says how long the last step took.
+    pub fn step_took(&self, seconds: f64) {
+        self.shared.step.store((seconds * 1000.0).max(1.0) as u64, Ordering::Relaxed);
+    }
+}
+
+impl Shared {
+    fn text(&self, signal: Signal) -> String {
+        let step = Duration::from_millis(self.step.load(Ordering::Relaxed));
+        let seconds = step.as_secs_f64();
+        let what = match (self.saves, step) {
+            (_, Duration::ZERO) => "stopping as soon as possible; no step is done yet in this run".to_owned(),
+            (true, step) if step > LONG => {
+                format!("saving the state before this step (which takes {seconds:.0} s), after this micro-batch")
+            }
+            (true, _) => format!("saving after this step, {seconds:.1} s"),
+            (false, step) if step > LONG => "stopping after this micro-batch; checkpoint.save is not set".to_owned(),
+            (false, _) => format!("stopping after this step, {seconds:.1} s; checkpoint.save is not set"),
+        };
+        format!("{signal}: {what}; Ctrl-C again to stop {}", if self.saves { "without saving" } else { "at once" })
+    }
+}
+
+impl Drop for StopNotice {
+    fn drop(&mut self) {
+        self.shared.is_over.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            // It does not panic, and nothing is lost if it did.
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_follows_depends_on_the_length_of_a_step() {
+        let text = |saves, milliseconds| {
+            let shared = Shared { is_over: AtomicBool::new(false), step: AtomicU64::new(milliseconds), saves };
+            shared.text(Signal::Int)
+        };
+        let again = "; Ctrl-C again to stop without saving";
+        assert_eq!(text(true, 1200), format!("SIGINT: saving after this step, 1.2 s{again}"));
+        let before = "SIGINT: saving the state before this step (which takes 10 s), after this micro-batch";
+        assert_eq!(text(true, 10_000), format!("{before}{again}"));
+        assert!(text(true, 0).contains("no step is done yet"));
+        assert!(text(false, 900).contains("checkpoint.save is not set; Ctrl-C again to stop at once"));
+    }
+}
