@@ -84,10 +84,10 @@ impl Exits {
         Ok(Self { signals, cancel, started, looks, notice: None })
     }
 
-    /// Says on this rank at once when a signal arrives, for a run that `saves` checkpoints or not.
-    pub fn announce(&mut self, progress: Arc<dyn ProgressSink>, saves: bool) {
+    /// Says on this rank at once when a signal arrives.
+    pub fn announce(&mut self, progress: Arc<dyn ProgressSink>, config: &RunConfig) {
         let flag = self.signals.as_ref().map(SignalWatcher::flag);
-        self.notice = flag.map(|flag| StopNotice::begin(flag, progress, saves));
+        self.notice = flag.map(|flag| StopNotice::begin(flag, progress, config));
     }
 
     /// A step is done.

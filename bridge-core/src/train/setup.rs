@@ -132,7 +132,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let signals = watch_signals(&config, options.signals)?;
     let mut exits = Exits::new(groups, signals, options.cancel, options.started)?;
     if ranks::is_first(groups) && options.signals == WatchSignals::Process {
-        exits.announce(reporter.progress(), config.checkpoint.save.is_some());
+        exits.announce(reporter.progress(), &config);
     }
     let requests = exits.requests();
     let base = lineage.tokenizer();

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use crate::config::RunConfig;
 use crate::logging::ProgressSink;
 use crate::resilience::{Signal, SignalFlag};
 
@@ -30,8 +31,9 @@ struct Shared {
 }
 
 impl StopNotice {
-    /// Begins to wait, for a run that `saves` checkpoints or not. Without a thread nothing is said.
-    pub fn begin(flag: SignalFlag, progress: Arc<dyn ProgressSink>, saves: bool) -> Self {
+    /// Begins to wait. Without a thread nothing is said.
+    pub fn begin(flag: SignalFlag, progress: Arc<dyn ProgressSink>, config: &RunConfig) -> Self {
+        let saves = config.checkpoint.save.is_some();
         let shared = Arc::new(Shared { is_over: AtomicBool::new(false), step: AtomicU64::new(0), saves });
         let waiting = Arc::clone(&shared);
         let wait = move || {
