@@ -164,7 +164,7 @@ mod tests {
         }
         fs::remove_file(&file).unwrap();
         assert!(check(&output, Depth::Sampled).unwrap_err().to_string().contains("text.bin"));
-        forget(&output).unwrap();
+        own(&output).unwrap();
         assert_eq!(check(&output, Depth::Sampled).unwrap(), 0);
     }
 
