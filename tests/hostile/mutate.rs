@@ -106,7 +106,11 @@ pub fn case(fixture: &Fixture, draw: &mut Draw, folder: &Path) -> Case {
 fn copy(fixture: &Fixture, names: &[&str], folder: &Path) {
     for name in names {
         let (from, to) = (fixture.path().join(name), folder.join(name));
-        if from.is_dir() { bridge_tests::copy(&from, &to) } else { drop(std::fs::copy(&from, &to).unwrap()) }
+        if from.is_dir() {
+            bridge_tests::copy(&from, &to);
+        } else {
+            std::fs::copy(&from, &to).unwrap();
+        }
     }
 }
 

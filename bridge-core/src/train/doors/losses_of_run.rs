@@ -49,9 +49,9 @@ impl Subsystem for LossesOfRun {
         Ok(Verdict::default())
     }
 
-    fn on_evaluation(&mut self, _run: &mut RunContext, report: &EvaluationReport) -> Result<(), TrainError> {
+    fn on_evaluation(&mut self, _run: &mut RunContext, report: &EvaluationReport) -> Result<Verdict, TrainError> {
         self.keep(report.split.name(), &report.losses, report.iteration);
-        Ok(())
+        Ok(Verdict::default())
     }
 
     fn on_save(&mut self, _run: &mut RunContext, state: &mut Map<String, Value>) -> Result<(), TrainError> {

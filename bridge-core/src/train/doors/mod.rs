@@ -17,7 +17,7 @@ use bridge_dist::mesh::ProcessGroups;
 use serde_json::{Map, Value};
 
 pub(super) use best::best_of;
-pub(super) use loss_watch::{LossWatch, NextPass};
+pub(super) use loss_watch::LossWatch;
 pub use losses_of_run::LOSSES_KEY;
 
 use super::report::{EvaluationReport, GlobalState, StepReport};
