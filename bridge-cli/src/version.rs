@@ -21,11 +21,11 @@ fn vector_extension() -> &'static str {
     {
         use std::arch::is_x86_feature_detected as has;
         let fma = has!("avx2") && has!("fma");
-        return match fma && has!("avx512f") && has!("avx512bw") && has!("avx512dq") && has!("avx512vl") {
+        match fma && has!("avx512f") && has!("avx512bw") && has!("avx512dq") && has!("avx512vl") {
             true => "AVX-512",
             false if fma => "AVX2 with FMA",
             false => "SSE2",
-        };
+        }
     }
     #[cfg(not(target_arch = "x86_64"))]
     if cfg!(target_arch = "aarch64") { "NEON" } else { "no vector extension" }

@@ -354,7 +354,7 @@ fn change_value(value: &mut Value, draw: &mut Draw) -> String {
     if children == 0 || draw.below(8) == 0 {
         let new = match draw.below(3) {
             0 => json!(*draw.of(&PATHS)),
-            _ => serde_json::from_str(*draw.of(&NUMBERS)).unwrap_or(Value::Null),
+            _ => serde_json::from_str(draw.of::<&str>(&NUMBERS)).unwrap_or(Value::Null),
         };
         let text = format!(" = {new}");
         *value = new;

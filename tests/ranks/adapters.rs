@@ -156,6 +156,29 @@ fn what_is_frozen_is_saved_unchanged_and_a_run_goes_on_at_another_layout() {
     }
 }
 
+/// Only the last layer is adapted: the first stage has nothing to train, and on one rank backward ends before its first layer.
+#[test]
+fn a_first_stage_that_is_frozen_has_no_backward() {
+    let run = |ranks, overrides: &[&str]| {
+        let folder = tempfile::tempdir().unwrap();
+        let mut registry = registry();
+        let adapter = LowRank { adapts: |name| name.contains("layers.1."), ..LowRank::default() };
+        registry.models.adapt(Arc::new(adapter));
+        let config = config(folder.path(), "tiny.toml", ranks, overrides);
+        let program = |groups| {
+            let options = RunOptions { registry: registry.clone(), ..options(groups) };
+            pretrain(config.clone(), options).map(drop)
+        };
+        run_on_threads(&config, rank_timeout(&config), program).unwrap();
+        figures(folder.path())
+    };
+    let expected = run(1, &[]);
+    let full = ["model.recompute_granularity=full", "model.recompute_method=uniform", "model.recompute_num_layers=1"];
+    assert_same(&run(1, &full), &expected, "recomputed");
+    assert_same(&run(2, &["model.pipeline_model_parallel_size=2"]), &expected, "two stages");
+    assert_same(&run(2, &FULL), &expected, "sharded");
+}
+
 /// What is planned is measured: frozen parameters are held, and gathered where they are sharded; they have neither state nor reductions.
 #[test]
 fn a_plan_knows_what_is_frozen() {

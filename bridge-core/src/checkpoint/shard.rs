@@ -98,7 +98,7 @@ pub(super) fn plan_shards<'s>(
 
 /// The tensors of a group by their key in the file: the name, and for a slice also where it begins, because one rank may
 /// hold several slices of a tensor.
-fn unique_keys<'s>(tensors: &'s [ShardTensor]) -> Result<BTreeMap<String, &'s ShardTensor>, CheckpointError> {
+fn unique_keys(tensors: &[ShardTensor]) -> Result<BTreeMap<String, &ShardTensor>, CheckpointError> {
     let mut keyed = BTreeMap::new();
     for tensor in tensors {
         let key = if tensor.is_whole() {

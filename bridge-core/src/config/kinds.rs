@@ -37,9 +37,12 @@ pub struct Kind {
 /// Layers of each of the stacks of a model, or the setting that it cannot be built with, and why.
 pub(crate) type ModelAnswer = Result<Vec<usize>, (String, String)>;
 
+/// A question of a section whose type is not known here.
+type Question = dyn Fn(&dyn Any) -> ModelAnswer + Send + Sync;
+
 /// Asks a kind of model about a resolved section. Sections are made of what this file declares, so their type is not known here.
 #[derive(Clone)]
-pub(crate) struct AskModel(Arc<dyn Fn(&dyn Any) -> ModelAnswer + Send + Sync>);
+pub(crate) struct AskModel(Arc<Question>);
 
 impl AskModel {
     /// Asks by `answer`, of sections of type `T`.

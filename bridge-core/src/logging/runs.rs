@@ -157,7 +157,7 @@ fn summary(folder: &Path, record: Option<RunRecord>, records: &[Map<String, Valu
         records.iter().filter(move |record| record.get("kind").and_then(Value::as_str) == Some(kind))
     };
     let number = |record: &Map<String, Value>, key: &str| record.get(key).and_then(Value::as_f64);
-    let last = of_kind("train").last();
+    let last = of_kind("train").next_back();
     let losses = Losses::from_metrics(records);
     let best = losses.validation.iter().copied().min_by(|a, b| a.1.total_cmp(&b.1));
     let seconds: f64 = of_kind("train").filter_map(|record| number(record, "seconds")).sum();

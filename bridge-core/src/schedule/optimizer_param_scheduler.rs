@@ -8,11 +8,11 @@ use serde::{Deserialize, Serialize};
 
 /// Declares a curve with the names of its shapes in recipes and checkpoints.
 macro_rules! curve {
-    ($(#[doc = $doc:literal])+ pub enum $Name:ident { $( $(#[doc = $shape_doc:literal])+ $Shape:ident = $text:literal, )+ }) => {
-        $(#[doc = $doc])+
+    ($(#[$name:meta])+ pub enum $Name:ident { $( $(#[$shape:meta])+ $Shape:ident = $text:literal, )+ }) => {
+        $(#[$name])+
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
         pub enum $Name {
-            $( $(#[doc = $shape_doc])+ #[serde(rename = $text)] $Shape, )+
+            $( $(#[$shape])+ #[serde(rename = $text)] $Shape, )+
         }
 
         impl $Name {
@@ -48,8 +48,10 @@ curve! {
 
 curve! {
     /// The annealing part of [`LrDecayStyle::Wsd`].
+    #[derive(Default)]
     pub enum WsdDecayStyle {
         /// `2 * 0.5^q - 1`, where `q` runs from 0 to 1.
+        #[default]
         Exponential = "exponential",
         /// `1 - q`.
         Linear = "linear",
@@ -57,12 +59,6 @@ curve! {
         Cosine = "cosine",
         /// `1 - sqrt(q)`.
         MinusSqrt = "minus_sqrt",
-    }
-}
-
-impl Default for WsdDecayStyle {
-    fn default() -> Self {
-        Self::Exponential
     }
 }
 

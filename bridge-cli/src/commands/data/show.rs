@@ -87,9 +87,12 @@ fn ids_of(sample: Sample) -> Vec<i64> {
     tokens
 }
 
+/// A split's dataset, and the tokenizer of its ids.
+type Readable = (Arc<dyn Dataset>, Option<Arc<dyn Tokenizer>>);
+
 impl Samples {
     /// The split's dataset, and the tokenizer of its ids.
-    fn dataset(&self) -> Result<(Arc<dyn Dataset>, Option<Arc<dyn Tokenizer>>), Failure> {
+    fn dataset(&self) -> Result<Readable, Failure> {
         let registry = registry();
         let recipe = RawConfig::from_file(&self.recipe, &self.overrides, &registry.kinds())?;
         // One rank reads the data, however many ranks train with it.
