@@ -12,7 +12,7 @@ pub fn line(text: &str) {
     piece(&format!("{text}\n"));
 }
 
-/// As [`line`], without an end of line.
+/// As [`line()`], without an end of line.
 pub fn piece(text: &str) {
     match write(text) {
         Ok(()) => {}

@@ -36,7 +36,7 @@ pub fn smooth(curve: &[(f64, f64)]) -> Curve {
 /// Points that a curve is drawn with at most: more than the picture has columns show nothing more.
 const DRAWN_POINTS: usize = 2000;
 
-/// A curve of at most about [`DRAWN_POINTS`] points: of each stretch the least and the largest value, in their order.
+/// A curve of at most about `DRAWN_POINTS` points: of each stretch the least and the largest value, in their order.
 pub fn thinned(curve: &[(f64, f64)]) -> Curve {
     let stretch = curve.len().div_ceil(DRAWN_POINTS / 2);
     if stretch <= 2 {
