@@ -371,7 +371,11 @@ mod tests {
         }
         let mixed = parameters.clone().map(|p| BucketParameter { is_trained: p.name != "b", ..p });
         let trained: Vec<_> = buckets(&mixed, layout(BucketRule::One)).iter().map(|b| b.is_trained).collect();
-        assert_eq!(trained, [true, false, true], "frozen parameters have a bucket of their own");
+        assert_eq!(
+            trained,
+            [false, true, true],
+            "frozen parameters have a bucket of their own: `b` is the first to be whole"
+        );
         let by_segment = buckets(&parameters, layout(BucketRule::Segment));
         assert_eq!(by_segment.iter().map(|b| b.entries.len()).collect::<Vec<_>>(), [1, 1, 1, 1]);
     }
