@@ -192,7 +192,9 @@ impl IndexedDatasetBuilder {
         let bin =
             self.bin.into_inner().map_err(|error| DataError::io("write tokens to", &data_path)(error.into_error()))?;
         // What vouched for the files of this name does not vouch for these.
-        made::own(&self.prefix)?;
+        if made::is_recorded(&self.prefix) {
+            made::own(&self.prefix)?;
+        }
         // An old index must not be seen beside new tokens, not even for a moment.
         match std::fs::remove_file(&index_path) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
