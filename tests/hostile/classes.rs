@@ -56,9 +56,12 @@ fn what_is_no_regular_file_is_named() {
     pipe(&at("text/pipe.txt"));
     refused(folder.path(), &["tokenizer", "train", "text/pipe.txt", "-o", "out"], &["pipe.txt", "a named pipe"]);
     for name in ["hf/config.json", "hf/model.safetensors.index.json"] {
+        let whole = fs::read(at(name)).ok();
         let _ = fs::remove_file(at(name));
         symlink("/dev/zero", at(name)).unwrap();
         refused(folder.path(), &VERIFY, &[name, "a device"]);
+        fs::remove_file(at(name)).unwrap();
+        whole.iter().for_each(|whole| fs::write(at(name), whole).unwrap());
     }
     fs::create_dir(at("folder.toml")).unwrap();
     refused(folder.path(), &["plan", "folder.toml"], &["folder.toml", "a folder"]);
@@ -194,7 +197,8 @@ fn optimizer_states_of_another_dtype_are_refused() {
     metadata["content"]["tensors"][&name]["dtype"] = "BF16".into();
     write_sealed(&path, &metadata["content"]);
     seal_again(&newest, file);
-    let train = [&["train", "recipe.toml"], &Fixture::run_overrides()[..], &["train.train_iters=3"]].concat();
+    let longer = ["train.train_iters=3", "scheduler.override_opt_param_scheduler=true"];
+    let train = [&["train", "recipe.toml"], &Fixture::run_overrides()[..], &longer].concat();
     refused(folder.path(), &train, &[&name, "F32", "BF16"]);
 }
 

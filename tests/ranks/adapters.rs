@@ -93,7 +93,7 @@ fn adapters_train_on_every_layout_like_on_one_rank() {
             (2, vec![tensor]),
             (2, vec![tensor, "model.sequence_parallel=true"]),
             (2, vec![stages]),
-            (2, vec![stages, "model.pipeline_model_parallel_schedule=zb_h1"]),
+            (2, vec![stages, "model.pipeline_schedule=zb_h1"]),
             (4, [&[tensor][..], &FULL].concat()),
             (
                 4,

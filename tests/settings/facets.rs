@@ -179,6 +179,10 @@ impl Facets {
     /// The parts of a plan.
     fn plan(&mut self, output: &str) {
         let Ok(Value::Object(parts)) = serde_json::from_str::<Value>(output) else { return };
+        // A recipe that is refused has errors instead.
+        if let Some(errors) = parts.get("errors") {
+            return self.add("errors", errors.to_string());
+        }
         for name in ["parameters", "active_parameters", "flops", "pipeline", "estimate"] {
             self.add(format!("plan.{name}"), parts[name].to_string());
         }

@@ -37,14 +37,14 @@ const PACKAGES: [(&str, &[&str]); 10] = [
 ];
 
 /// Files that are longer, with their lines.
-const LONG_FILES: [(&str, usize); 1] = [("bridge-models/src/models/decoder/tests/sharded.rs", 559)];
+const LONG_FILES: [(&str, usize); 0] = [];
 
 /// Functions that are longer, with their lines.
 const LONG_FUNCTIONS: [(&str, usize); 1] =
     [("bridge-core/src/config/tests/rules.rs what_is_implemented_is_accepted", 83)];
 
 /// Who may use whom in bridge-core. `train` may use all, and none may use it.
-const MODULES: [(&str, &[&str]); 10] = [
+const MODULES: [(&str, &[&str]); 11] = [
     ("checkpoint", &[]),
     ("config", &["schedule"]),
     ("logging", &["config", "schedule", "timers"]),
@@ -53,6 +53,7 @@ const MODULES: [(&str, &[&str]); 10] = [
     ("plan", &["config", "model", "optim", "schedule"]),
     ("resilience", &[]),
     ("schedule", &[]),
+    ("testing", &["model"]),
     ("timers", &[]),
     ("train", &["checkpoint", "config", "logging", "model", "optim", "plan", "resilience", "schedule", "timers"]),
 ];
@@ -61,7 +62,7 @@ const MODULES: [(&str, &[&str]); 10] = [
 const MORE_ARROWS: [(&str, &str); 1] = [("config", "optim")];
 
 /// Modules of bridge-core that know tensors.
-const TENSORS: [&str; 3] = ["model", "optim", "train"];
+const TENSORS: [&str; 4] = ["model", "optim", "testing", "train"];
 
 /// Files of other modules that know them: a plan measures what kernels need, and how.
 const TENSOR_FILES: [&str; 2] = ["bridge-core/src/plan/memory.rs", "bridge-core/src/plan/traffic/model.rs"];

@@ -10,7 +10,7 @@ use bridge_dist::schedule::ScheduleError;
 
 use super::device::DeviceError;
 use super::exit_reason::ExitReason;
-use super::memory_check::NotEnoughMemory;
+use super::not_enough_memory::NotEnoughMemory;
 use super::pipeline::PipelineError;
 use crate::checkpoint::CheckpointError;
 use crate::config::ConfigErrors;

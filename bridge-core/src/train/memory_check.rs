@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use bridge_dist::mesh::ProcessGroups;
 
+use super::not_enough_memory::{NotEnoughMemory, bytes};
 use super::reporter::Reporter;
 use super::{TrainError, ranks};
 use crate::config::RunConfig;
@@ -18,29 +19,6 @@ use crate::plan::{self, Plan, PlanError, PlanOptions, StagePlan};
 const OF_A_RANK: u64 = 8 << 20;
 /// Parts of the memory that are named where it does not suffice.
 const NAMED_PARTS: usize = 3;
-
-/// A run that does not fit into the memory of a machine.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "the run needs {} of memory on this machine ({ranks}), and {} can be had ({limit}); the largest parts: {parts}. What helps: {advice}. \
-     train.check_memory = false goes on all the same",
-    bytes(*needed),
-    bytes(*available)
-)]
-pub struct NotEnoughMemory {
-    /// Bytes that the ranks of the machine need together.
-    pub needed: u64,
-    /// Bytes that can be had.
-    pub available: u64,
-    /// What sets the limit.
-    pub limit: String,
-    /// The ranks, in words.
-    ranks: String,
-    /// The largest parts of a rank, in words.
-    parts: String,
-    /// What to change, in words.
-    advice: String,
-}
 
 /// Compares what the run needs on this machine with what can be had there.
 ///
@@ -160,12 +138,6 @@ fn advice(config: &RunConfig, plan: &Plan) -> String {
         add("checkpoint.async_save = false".into());
     }
     advice
-}
-
-/// Bytes in binary units.
-fn bytes(count: u64) -> String {
-    let (unit, size) = if count >= 1 << 30 { ("GiB", 1 << 30) } else { ("MiB", 1 << 20) };
-    format!("{:.1} {unit}", count as f64 / f64::from(size))
 }
 
 /// What sets a limit to this process's memory, and how much more it leaves. Empty on systems that do not say.

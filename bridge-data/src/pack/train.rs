@@ -76,7 +76,8 @@ pub fn train_tokenizer_locked(
     made::own(&output)?;
     tokenizer.save_assets(folder)?;
     atomic::write(&file, tokenizer.json().as_bytes())?;
-    made::store(&output, key.unwrap_or_default(), &[&file, &names], ())?;
+    // Names of special tokens are people's to edit.
+    made::store(&output, key.unwrap_or_default(), &[&file], ())?;
     Ok((TokenizerTraining { tokenizer, reused: false }, lock))
 }
 

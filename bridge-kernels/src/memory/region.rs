@@ -82,9 +82,18 @@ impl Region {
         // SAFETY: no arguments that could be wrong.
         let (pages, page) = unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
         let memory = usize::try_from(pages).ok()?.checked_mul(usize::try_from(page).ok()?)?;
-        let mut size = memory.min((u32::MAX as usize - 1).saturating_mul(GRANULE)) / HUGE_PAGE * HUGE_PAGE;
+        let whole = memory.min((u32::MAX as usize - 1).saturating_mul(GRANULE)) / HUGE_PAGE * HUGE_PAGE;
+        let mut size = whole;
         while size >= SMALLEST_RANGE {
             if let Some(start) = map(size + HUGE_PAGE) {
+                if size < whole {
+                    // The process has a limit: stacks of threads and small blocks need room beside the range.
+                    let granted = size + HUGE_PAGE;
+                    size = size / 2 / HUGE_PAGE * HUGE_PAGE;
+                    let rest = size + HUGE_PAGE;
+                    // SAFETY: the end of the mapping that was just made, at a multiple of a page; nothing uses it.
+                    unsafe { libc::munmap(start.add(rest).cast(), granted - rest) };
+                }
                 let count = size / GRANULE;
                 let table = map(count * size_of::<Granule>())?.cast::<Granule>();
                 let aligned = start.addr().next_multiple_of(HUGE_PAGE);

@@ -37,7 +37,3 @@ fn plan(config: &RunConfig, options: &PlanOptions) -> Result<Plan, PlanError> {
 fn tiny(size: usize, overrides: &[&str]) -> Plan {
     plan(&config(TINY, size, overrides), &PlanOptions::default()).unwrap_or_else(|error| panic!("{error}"))
 }
-
-fn refused(size: usize, overrides: &[&str]) -> PlanError {
-    plan(&config(TINY, size, overrides), &PlanOptions::default()).expect_err("the plan is refused")
-}

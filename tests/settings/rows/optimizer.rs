@@ -81,7 +81,7 @@ fn precision() -> Vec<Row> {
             &table.with(&["mixed_precision.initial_loss_scale=1e30"]),
             &[AS_IT_IS, "1e30"],
         )
-        .moves("loss_scale state"),
+        .moves("loss_scale state exit"),
         row("mixed_precision.loss_scale_window", &growing(&table, "mixed_precision"), &[AS_IT_IS, "2"])
             .moves("params loss_scale"),
         row("mixed_precision.hysteresis", &table.with(&["mixed_precision.initial_loss_scale=1e30"]), &[AS_IT_IS, "1"])
@@ -89,7 +89,7 @@ fn precision() -> Vec<Row> {
         row("optimizer.loss_scale", &fp16, &["8", "64"]).moves("grad_norm_1 loss_scale"),
         row("optimizer.initial_loss_scale", &fp16, &["8", "64"]).moves("grad_norm_1 loss_scale"),
         row("optimizer.min_loss_scale", &fp16.with(&["optimizer.initial_loss_scale=1e30"]), &[AS_IT_IS, "1e30"])
-            .moves("loss_scale state"),
+            .moves("loss_scale state exit"),
         row("optimizer.loss_scale_window", &growing(&fp16, "optimizer"), &[AS_IT_IS, "2"]).moves("params loss_scale"),
         row("optimizer.hysteresis", &fp16.with(&["optimizer.initial_loss_scale=1e30"]), &[AS_IT_IS, "1"])
             .moves("loss_scale"),
@@ -110,6 +110,6 @@ fn sharding() -> Vec<Row> {
             "optimizer.overlap_param_gather",
             &on(2, &["optimizer.use_distributed_optimizer=true"]).by(Program::Plan { measure: true }),
         )
-        .moves("plan.traffic measured.traffic"),
+        .moves("plan.traffic plan.memory measured.traffic"),
     ]
 }

@@ -42,7 +42,7 @@ fn overlaps() -> Vec<Row> {
             .moves("measured.traffic plan.memory plan.traffic"),
         row("comm_overlap.overlap_param_gather", &counted(2, &[]), &["false", "true"]).moves("exit").holds(
             1,
-            "stderr",
+            "errors",
             "needs ddp.use_distributed_optimizer",
         ),
         row("comm_overlap.bucket_size", &distributed, &[AS_IT_IS, "5000"]).moves("measured.traffic plan.traffic"),
@@ -58,14 +58,15 @@ fn sharded() -> Vec<Row> {
     let half = on(2, &["mixed_precision.bf16=true", "mixed_precision.grad_reduce_in_fp32=false"]);
     vec![
         switch("ddp.pad_buckets_for_high_nccl_busbw", &counted(3, &distributed).with(&["train.global_batch_size=9"]))
-            .moves("measured.traffic plan.traffic"),
+            .moves("measured.traffic plan.memory plan.traffic"),
         // It is always done; where nothing is summed in 16 bits it is an error.
         switch("ddp.reduce_scatter_with_fp32_accumulation", &half).moves("exit").holds(1, "exit", "2"),
         switch("ddp.use_megatron_fsdp", &fsdp).moves("exit").holds(1, "exit", "0"),
         switch("ddp.use_custom_fsdp", &fsdp).moves("exit").holds(1, "exit", "0"),
         switch("dist.use_megatron_fsdp", &fsdp).moves("exit").holds(1, "exit", "0"),
         switch("ddp.use_distributed_optimizer", &on(2, &[])).moves("files slices"),
-        switch("ddp.overlap_param_gather", &counted(2, &distributed)).moves("measured.traffic plan.traffic"),
+        switch("ddp.overlap_param_gather", &counted(2, &distributed))
+            .moves("measured.traffic plan.memory plan.traffic"),
         row("ddp.num_distributed_optimizer_instances", &on(4, &distributed), &[AS_IT_IS, "2"])
             .moves("params files slices"),
         row(

@@ -32,11 +32,7 @@ fn batches() -> Vec<Row> {
             "stderr",
             "computes synchronously",
         ),
-        row("train.check_memory", &tiny(), &[AS_IT_IS, "false"]).moves("stderr console").holds(
-            1,
-            "stderr",
-            "not checked",
-        ),
+        row("train.check_memory", &tiny(), &[AS_IT_IS, "false"]).moves("console").holds(1, "console", "not checked"),
         row("train.num_threads", &watched(&tiny()), &[AS_IT_IS, "3"]).moves("threads"),
     ]
 }

@@ -59,7 +59,8 @@ const MODELS: &[(&str, Defaults)] = &[
 pub(in super::super) fn classes_of(section: &str) -> Vec<String> {
     let listed = CLASSES.iter().filter(|(of, _)| *of == section).flat_map(|(_, classes)| classes.iter().copied());
     let kinds = KINDS.iter().filter(|(of, ..)| *of == section).map(|(_, class, _)| *class);
-    listed.chain(kinds).map(str::to_owned).collect()
+    let models = MODELS.iter().map(|(class, _)| *class).take(if section == "model" { 1 } else { 0 });
+    listed.chain(kinds).chain(models).map(str::to_owned).collect()
 }
 
 type Defaults = &'static [&'static [(&'static str, &'static str)]];

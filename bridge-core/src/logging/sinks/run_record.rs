@@ -6,7 +6,7 @@ use bridge_data::outside;
 use serde::{Deserialize, Serialize};
 
 use super::lines::timestamp;
-use crate::logging::record::{Ending, RunEnd, RunStart};
+use crate::logging::record::{Ending, Record, RunEnd, RunStart};
 use crate::logging::sink::{Opened, Sink, SinkContext, SinkError};
 
 const NAME: &str = "run.json";
@@ -40,6 +40,8 @@ pub(in crate::logging) struct RunRecord {
 struct Recorder {
     path: PathBuf,
     record: RunRecord,
+    /// Whether the file says that the run trains.
+    is_begun: bool,
 }
 
 pub(super) fn open(context: &SinkContext) -> Opened {
@@ -56,7 +58,7 @@ pub(super) fn open(context: &SinkContext) -> Opened {
         world_size: config.parallel.world_size as u64,
         config: config.to_toml(),
     };
-    Ok(Some(Box::new(Recorder { path: config.logger.log_dir.join(NAME), record })))
+    Ok(Some(Box::new(Recorder { path: config.logger.log_dir.join(NAME), record, is_begun: false })))
 }
 
 /// The record in the folder of a run's logs.
@@ -89,7 +91,17 @@ impl Sink for Recorder {
 
     fn on_run_start(&mut self, start: &RunStart) -> Result<(), SinkError> {
         self.record.iteration = start.iteration;
-        self.write()
+        // A full disk ends no run: what fails is tried again, and told, with the first records.
+        self.is_begun = self.write().is_ok();
+        Ok(())
+    }
+
+    fn on_record(&mut self, _record: &Record) -> Result<(), SinkError> {
+        if !self.is_begun {
+            self.write()?;
+            self.is_begun = true;
+        }
+        Ok(())
     }
 
     fn on_run_end(&mut self, end: &mut RunEnd) -> Result<(), SinkError> {

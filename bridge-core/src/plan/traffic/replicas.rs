@@ -10,6 +10,7 @@ use super::{FLOAT32, FLOAT64, Tally, TrafficGroup, Way};
 use crate::config::{RerunMode, micro_batch_windows};
 use crate::model::{Declaration, ReplicaGroup, TrafficKind};
 use crate::optim::{BucketParameter, BucketSize, Sharding, bucket_sizes, padded_part, padded_part_of};
+use crate::plan::recompute::Region;
 use crate::plan::segments::chunk_regions;
 use crate::plan::setup::{Chunk, Setup};
 
@@ -68,7 +69,11 @@ fn gathers(setup: &Setup<'_>, chunk: &Chunk, buckets: &[BucketSize]) -> Vec<u64>
     for region in &regions {
         visit(&region.segments, true, region.recomputed);
     }
-    for region in regions.iter().rev() {
+    // Backward ends where nothing below is trained.
+    let trained = chunk.declarations.parameters().iter().filter(|parameter| parameter.trainable);
+    let first_trained = trained.map(|parameter| parameter.segments[0]).min().unwrap_or(usize::MAX);
+    let has_backward = |region: &&Region| !chunk.content.embedding || region.segments.end > first_trained;
+    for region in regions.iter().rev().filter(has_backward) {
         visit(&region.segments, region.recomputed, true);
     }
     gathered

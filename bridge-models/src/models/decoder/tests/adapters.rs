@@ -10,7 +10,8 @@ use bridge_core::testing::LowRank;
 use bridge_dist::comm::{Group, ReduceOp};
 
 use super::moe::mixture;
-use super::sharded::{Model, ONE, Spread, check_model, families, mixtures, with_heads};
+use super::sharded::with_heads;
+use super::spread::{Model, ONE, Spread, check_model, families, mixtures};
 use super::*;
 
 /// A sketch of DoRA (Liu et al., arXiv:2402.09353, equation 5): each output's row of the merged weight has the norm of the row before, times a

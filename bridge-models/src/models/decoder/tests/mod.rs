@@ -8,6 +8,7 @@ mod mixtures;
 mod moe;
 mod reference;
 mod sharded;
+mod spread;
 
 use bridge_core::model::{
     Auxiliary, Batch, Boundary, BuildContext, ForwardContext, GenerationState, Mode, ModelChunk, Parallel,
