@@ -125,7 +125,9 @@ fn read(path: &Path) -> Result<Vec<u8>, Failure> {
 fn export_folder(checkpoint: &Path, (output, dtype): (&Path, Dtype), speech: &Speech) -> Result<u8, Failure> {
     let device = select_device("flex").map_err(Failure::input)?;
     let model = open(checkpoint, &device)?;
-    let family = families::of(&model.config).map_err(Failure::input)?;
+    let original = model.checkpoint.as_ref().map(original_config).transpose()?.flatten();
+    let origin = original.as_ref().and_then(|settings| settings.get("model_type")?.as_str());
+    let family = families::of(&model.config, origin).map_err(Failure::input)?;
     let options = ExportOptions {
         dtype: match dtype {
             Dtype::F32 => StorageDtype::F32,
@@ -134,7 +136,7 @@ fn export_folder(checkpoint: &Path, (output, dtype): (&Path, Dtype), speech: &Sp
         },
         bos_token_id: model.tokenizer.as_ref().and_then(|t| t.bos()),
         eos_token_ids: model.stop_tokens.clone(),
-        original: model.checkpoint.as_ref().map(original_config).transpose()?.flatten(),
+        original,
         ..ExportOptions::default()
     };
     export(output, family, &model.config, &[model.chunk.as_ref()], &options).map_err(Failure::input)?;

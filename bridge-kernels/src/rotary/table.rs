@@ -34,6 +34,15 @@ impl RotaryTable {
         Self { cos: table(cos), sin: table(sin), pairing }
     }
 
+    /// The same angles with all cosines and sines times `factor`: what is rotated grows by it.
+    #[must_use]
+    pub fn scaled(self, factor: f32) -> Self {
+        if factor == 1.0 {
+            return self;
+        }
+        Self { cos: self.cos * factor, sin: self.sin * factor, pairing: self.pairing }
+    }
+
     /// The tables, `[length, r / 2]` each.
     pub(crate) fn cos_sin(&self) -> (&Tensor<2>, &Tensor<2>) {
         (&self.cos, &self.sin)

@@ -1,47 +1,108 @@
-//! Inverse frequencies of rotary position embedding, and their scaling for longer contexts.
+//! Rotary position embedding: inverse frequencies, their scaling for longer contexts, and the tables that layers rotate by.
 
 use bridge_kernels::rotary::{RotaryPairing, RotaryTable};
 use burn::tensor::Device;
 
-use crate::models::decoder::config::{DecoderConfig, PositionEmbedding, RopeConfig, RopeScaling};
+use crate::models::decoder::config::{DecoderConfig, PositionEmbedding, RopeConfig, RopeScaling, YarnConfig};
 
-/// The table of a model's positions; `None` for models without rotary embedding.
-pub(crate) fn rotary_table(config: &DecoderConfig, device: &Device) -> Option<RotaryTable> {
-    let PositionEmbedding::Rope(rope) = &config.position_embedding else {
-        return None;
-    };
-    let pairing = if rope.interleaved { RotaryPairing::Interleaved } else { RotaryPairing::Halves };
-    let frequencies = inverse_frequencies(rope, config.kv_channels);
-    let device = device.clone().without_autodiff();
-    Some(RotaryTable::new(&frequencies, config.max_position_embeddings, pairing, &device))
+/// The tables of a model's positions.
+#[derive(Clone, Debug)]
+pub(crate) struct Rotary {
+    table: RotaryTable,
+    /// The table of longer sequences, and the length of the longest sequence that is not one, in tokens.
+    long: Option<(usize, RotaryTable)>,
+}
+
+impl Rotary {
+    /// The tables of a decoder; `None` for models without rotary embedding.
+    pub fn of(config: &DecoderConfig, device: &Device) -> Option<Self> {
+        match &config.position_embedding {
+            PositionEmbedding::Rope(rope) => {
+                Some(Self::new(rope, config.kv_channels, config.max_position_embeddings, device))
+            }
+            PositionEmbedding::LearnedAbsolute | PositionEmbedding::None => None,
+        }
+    }
+
+    /// Tables for heads of `head_size` elements and positions `0..length`.
+    pub fn new(rope: &RopeConfig, head_size: usize, length: usize, device: &Device) -> Self {
+        let device = device.clone().without_autodiff();
+        let pairing = if rope.interleaved { RotaryPairing::Interleaved } else { RotaryPairing::Halves };
+        let factor = rope.attention_factor() as f32;
+        let table = |sequences, length| {
+            let frequencies = inverse_frequencies(rope, head_size, sequences);
+            RotaryTable::new(&frequencies, length, pairing, &device).scaled(factor)
+        };
+        match rope.short_length() {
+            Some(short) if short < length => {
+                Self { table: table(Sequences::Short, short), long: Some((short, table(Sequences::Long, length))) }
+            }
+            Some(_) | None => Self { table: table(Sequences::Short, length), long: None },
+        }
+    }
+
+    /// The table of sequences of `length` tokens, those before the first one of a batch counted too.
+    pub fn table(&self, length: usize) -> &RotaryTable {
+        match &self.long {
+            Some((short, table)) if length > *short => table,
+            Some(_) | None => &self.table,
+        }
+    }
+
+    /// Whether tokens that were rotated when a sequence had `before` tokens are rotated otherwise when it has `now`.
+    pub fn changes(&self, before: usize, now: usize) -> bool {
+        self.long.as_ref().is_some_and(|(short, _)| before > 0 && before <= *short && now > *short)
+    }
+
+    /// Whether there are lengths between which tokens are rotated otherwise.
+    pub fn depends_on_length(&self) -> bool {
+        self.long.is_some()
+    }
+}
+
+/// Which sequences frequencies are for, where scaling tells them apart.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Sequences {
+    /// Those of up to [`RopeConfig::short_length`] tokens.
+    Short,
+    /// Longer ones.
+    Long,
 }
 
 /// `1 / base^(2i / r)` for each of the `r / 2` pairs, scaled (Su et al., arXiv:2104.09864, section 3.2.2), in radians a
 /// position.
 ///
 /// Every step is rounded to float32, because the released models' frequencies are.
-pub(crate) fn inverse_frequencies(rope: &RopeConfig, head_size: usize) -> Vec<f32> {
+pub(crate) fn inverse_frequencies(rope: &RopeConfig, head_size: usize, sequences: Sequences) -> Vec<f32> {
     let rotated = rope.rotary_size(head_size);
-    (0..rotated)
-        .step_by(2)
-        .map(|i| {
-            let exponent = i as f32 / rotated as f32;
-            let frequency = 1.0 / (rope.base.powf(f64::from(exponent)) as f32);
-            match rope.scaling {
-                None => frequency,
-                Some(RopeScaling::Linear { factor }) => frequency / factor as f32,
-                Some(RopeScaling::Llama3 {
-                    factor,
-                    low_freq_factor,
-                    high_freq_factor,
-                    original_max_position_embeddings: length,
-                }) => {
-                    let band = Band { low: low_freq_factor, high: high_freq_factor, length: length as f64 };
-                    band.scale(frequency, factor as f32)
-                }
-            }
-        })
-        .collect()
+    let powers = (0..rotated).step_by(2).map(|i| {
+        let exponent = i as f32 / rotated as f32;
+        rope.base.powf(f64::from(exponent)) as f32
+    });
+    match &rope.scaling {
+        None => powers.map(|power| 1.0 / power).collect(),
+        Some(RopeScaling::Linear { factor }) => powers.map(|power| 1.0 / power / *factor as f32).collect(),
+        Some(RopeScaling::Llama3 {
+            factor,
+            low_freq_factor,
+            high_freq_factor,
+            original_max_position_embeddings: length,
+        }) => {
+            let band = Band { low: *low_freq_factor, high: *high_freq_factor, length: *length as f64 };
+            powers.map(|power| band.scale(1.0 / power, *factor as f32)).collect()
+        }
+        Some(RopeScaling::Yarn(yarn)) => {
+            let ramp = Ramp::new(yarn, rope.base, rotated);
+            powers.enumerate().map(|(pair, power)| ramp.scale(pair, power, yarn.factor as f32)).collect()
+        }
+        Some(RopeScaling::LongRope { short_factor, long_factor, .. }) => {
+            let factors = match sequences {
+                Sequences::Short => short_factor,
+                Sequences::Long => long_factor,
+            };
+            powers.zip(factors).map(|(power, factor)| 1.0 / (*factor as f32 * power)).collect()
+        }
+    }
 }
 
 /// The band of frequencies that Llama 3.1 interpolates.
@@ -65,6 +126,68 @@ impl Band {
     }
 }
 
+/// The pairs between which YaRN goes over from kept frequencies to divided ones.
+struct Ramp {
+    low: f64,
+    high: f64,
+}
+
+impl Ramp {
+    /// The ramp over the pairs of `rotated` elements (Peng et al., arXiv:2309.00071, section 3.2).
+    fn new(yarn: &YarnConfig, base: f64, rotated: usize) -> Self {
+        let (size, length) = (rotated as f64, yarn.original_max_position_embeddings as f64);
+        // The pair whose frequency makes so many turns in the original context.
+        let pair = |turns: f64| size * (length / (turns * std::f64::consts::TAU)).ln() / (2.0 * base.ln());
+        let (low, high) = (pair(yarn.beta_fast), pair(yarn.beta_slow));
+        let (low, high) = if yarn.truncate { (low.floor(), high.ceil()) } else { (low, high) };
+        let (low, high) = (low.max(0.0), high.min(size - 1.0));
+        Self { low, high: if low == high { high + 0.001 } else { high } }
+    }
+
+    fn scale(&self, pair: usize, power: f32, factor: f32) -> f32 {
+        let share = ((pair as f32 - self.low as f32) / (self.high - self.low) as f32).clamp(0.0, 1.0);
+        let kept = 1.0 - share;
+        1.0 / (factor * power) * (1.0 - kept) + 1.0 / power * kept
+    }
+}
+
+impl YarnConfig {
+    /// What [`beta_fast`](Self::beta_fast) is where nobody names it.
+    pub const BETA_FAST: f64 = 32.0;
+    /// What [`beta_slow`](Self::beta_slow) is where nobody names it.
+    pub const BETA_SLOW: f64 = 1.0;
+
+    /// `0.1 m ln(factor) + 1`: how much scores' inputs grow with the context (arXiv:2309.00071, equation 22); 1 where it does not grow.
+    pub fn growth(&self, m: f64) -> f64 {
+        if self.factor <= 1.0 { 1.0 } else { 0.1 * m * self.factor.ln() + 1.0 }
+    }
+}
+
+impl RopeConfig {
+    /// Factor on cosines and sines, and so on the rotated part of queries and keys.
+    pub fn attention_factor(&self) -> f64 {
+        match &self.scaling {
+            None | Some(RopeScaling::Linear { .. } | RopeScaling::Llama3 { .. }) => 1.0,
+            Some(RopeScaling::LongRope { attention_factor, .. }) => *attention_factor,
+            Some(RopeScaling::Yarn(yarn)) => match (yarn.attention_factor, yarn.mscale, yarn.mscale_all_dim) {
+                (Some(factor), ..) => factor,
+                (None, Some(m), Some(all)) => yarn.growth(m) / yarn.growth(all),
+                (None, ..) => yarn.growth(1.0),
+            },
+        }
+    }
+
+    /// The longest sequence that the frequencies of short ones are for, where scaling tells sequences apart, in tokens.
+    fn short_length(&self) -> Option<usize> {
+        match &self.scaling {
+            Some(RopeScaling::LongRope { original_max_position_embeddings, .. }) => {
+                Some(*original_max_position_embeddings)
+            }
+            None | Some(RopeScaling::Linear { .. } | RopeScaling::Llama3 { .. } | RopeScaling::Yarn(_)) => None,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -75,7 +198,7 @@ mod tests {
 
     #[test]
     fn frequencies_fall_from_one_by_a_constant_ratio() {
-        let f = inverse_frequencies(&plain(), 14);
+        let f = inverse_frequencies(&plain(), 14, Sequences::Short);
         assert_eq!(f.len(), 7);
         assert_eq!(f[0], 1.0);
         for pair in f.windows(2) {
@@ -85,13 +208,17 @@ mod tests {
 
     #[test]
     fn percent_rotates_a_part() {
-        assert_eq!(inverse_frequencies(&RopeConfig { percent: 0.25, ..plain() }, 40).len(), 5);
+        assert_eq!(inverse_frequencies(&RopeConfig { percent: 0.25, ..plain() }, 40, Sequences::Short).len(), 5);
     }
 
     #[test]
     fn linear_scaling_divides() {
         let scaled = RopeConfig { scaling: Some(RopeScaling::Linear { factor: 4.0 }), ..plain() };
-        for (a, b) in inverse_frequencies(&scaled, 22).iter().zip(inverse_frequencies(&plain(), 22)) {
+        for (a, b) in inverse_frequencies(&scaled, 22, Sequences::Short).iter().zip(inverse_frequencies(
+            &plain(),
+            22,
+            Sequences::Short,
+        )) {
             assert_eq!(*a, b / 4.0);
         }
     }
@@ -105,9 +232,8 @@ mod tests {
             original_max_position_embeddings: 8192,
         };
         let base = RopeConfig { base: 500_000.0, ..plain() };
-        let (plain, scaled) = (inverse_frequencies(&base, 128), {
-            inverse_frequencies(&RopeConfig { scaling: Some(scaling), ..base }, 128)
-        });
+        let plain = inverse_frequencies(&base, 128, Sequences::Short);
+        let scaled = inverse_frequencies(&RopeConfig { scaling: Some(scaling), ..base }, 128, Sequences::Short);
         let mut between = 0;
         for (f, s) in plain.iter().zip(&scaled) {
             let wavelength = std::f32::consts::TAU / f;
@@ -122,5 +248,80 @@ mod tests {
         }
         assert!(between > 3, "the band between is not empty: {between}");
         assert!(scaled.windows(2).all(|pair| pair[1] < pair[0]));
+    }
+
+    fn yarn(truncate: bool) -> YarnConfig {
+        YarnConfig {
+            factor: 4.0,
+            original_max_position_embeddings: 32,
+            beta_fast: 4.0,
+            beta_slow: 1.0,
+            mscale: None,
+            mscale_all_dim: None,
+            attention_factor: None,
+            truncate,
+        }
+    }
+
+    fn with_yarn(yarn: YarnConfig) -> RopeConfig {
+        RopeConfig { scaling: Some(RopeScaling::Yarn(yarn)), ..plain() }
+    }
+
+    #[test]
+    fn yarn_keeps_frequencies_with_many_turns_and_divides_those_with_few() {
+        let size = 38_u8;
+        for truncate in [true, false] {
+            let scaled = inverse_frequencies(&with_yarn(yarn(truncate)), size.into(), Sequences::Short);
+            // The pair of a number of turns within 32 tokens, solved for where the frequency is turns * tau / 32.
+            let pair = |turns: f64| {
+                let frequency = turns * std::f64::consts::TAU / 32.0;
+                -frequency.ln() / 10_000_f64.ln() * f64::from(size) / 2.0
+            };
+            let (first, last) = (pair(4.0), pair(1.0));
+            let (first, last) = if truncate { (first.floor(), last.ceil()) } else { (first, last) };
+            assert!(last - first > 1.0, "there is a ramp");
+            for (i, found) in (0..size / 2).zip(scaled) {
+                let frequency = 10_000_f64.powf(-2.0 * f64::from(i) / f64::from(size));
+                let divided = ((f64::from(i) - first) / (last - first)).clamp(0.0, 1.0);
+                let expected = frequency * (1.0 - divided) + frequency / 4.0 * divided;
+                assert!((f64::from(found) / expected - 1.0).abs() < 1e-6, "{i}: {found} and {expected}");
+            }
+        }
+    }
+
+    #[test]
+    fn yarn_scales_by_the_logarithm_of_the_factor_or_a_ratio_of_two() {
+        let of = |yarn| with_yarn(yarn).attention_factor();
+        let usual = 0.1 * 4_f64.ln() + 1.0;
+        assert_eq!(of(yarn(true)), usual);
+        assert_eq!(of(YarnConfig { mscale_all_dim: Some(2.0), ..yarn(true) }), usual);
+        let both = YarnConfig { mscale: Some(2.0), mscale_all_dim: Some(1.0), ..yarn(true) };
+        assert_eq!(of(both), (0.2 * 4_f64.ln() + 1.0) / usual);
+        assert_eq!(of(YarnConfig { attention_factor: Some(1.25), ..both }), 1.25);
+        assert_eq!(of(YarnConfig { factor: 1.0, ..yarn(true) }), 1.0);
+    }
+
+    #[test]
+    fn longrope_has_a_table_for_each_side_of_the_original_length() {
+        let scaling = RopeScaling::LongRope {
+            short_factor: vec![1.0, 2.0, 4.0],
+            long_factor: vec![8.0, 1.0, 0.5],
+            original_max_position_embeddings: 5,
+            attention_factor: 1.5,
+        };
+        let rope = RopeConfig { scaling: Some(scaling), ..plain() };
+        let plain = inverse_frequencies(&plain(), 6, Sequences::Short);
+        let short = inverse_frequencies(&rope, 6, Sequences::Short);
+        let long = inverse_frequencies(&rope, 6, Sequences::Long);
+        assert_eq!(short, [plain[0], plain[1] / 2.0, plain[2] / 4.0]);
+        assert_eq!(long, [plain[0] / 8.0, plain[1], plain[2] / 0.5]);
+        assert_eq!(rope.attention_factor(), 1.5);
+        let rotary = Rotary::new(&rope, 6, 11, &Device::flex());
+        let lengths = [5, 6, 11].map(|length| rotary.table(length).length());
+        assert_eq!(lengths, [5, 11, 11]);
+        assert!(rotary.changes(5, 6) && rotary.changes(1, 11));
+        assert!(!rotary.changes(0, 6) && !rotary.changes(4, 5) && !rotary.changes(6, 7));
+        // No sequence is longer than the model's positions.
+        assert!(!Rotary::new(&rope, 6, 5, &Device::flex()).depends_on_length());
     }
 }

@@ -3,26 +3,42 @@
 
 mod gpt2;
 mod llama;
+mod mistral;
+mod phi3;
+mod qwen2;
 mod qwen3;
+mod smollm3;
+mod starcoder2;
+#[cfg(test)]
+mod testing;
 
 use crate::decoder::DecoderConfig;
 use crate::huggingface::{Family, HfError};
 
-/// All families. A decoder that several can hold is written as the first of them.
-pub const FAMILIES: &[&Family] = &[&gpt2::FAMILY, &llama::FAMILY, &qwen3::FAMILY];
+/// All families. A decoder that several can hold, and that came from no folder, is written as the first of them.
+pub const FAMILIES: &[&Family] = &[
+    &gpt2::FAMILY,
+    &llama::FAMILY,
+    &mistral::FAMILY,
+    &qwen2::FAMILY,
+    &qwen3::FAMILY,
+    &phi3::FAMILY,
+    &starcoder2::FAMILY,
+    &smollm3::FAMILY,
+];
 
 /// The family of a `model_type`.
 pub fn with_model_type(model_type: &str) -> Option<&'static Family> {
     FAMILIES.iter().copied().find(|family| family.model_type() == model_type)
 }
 
-/// The family that can hold this decoder.
+/// The family that can hold this decoder: that of the folder it came from, by its `model_type`, or else the first that can.
 ///
 /// # Errors
 /// If there is none: says of each family why not.
-pub fn of(config: &DecoderConfig) -> Result<&'static Family, HfError> {
+pub fn of(config: &DecoderConfig, origin: Option<&str>) -> Result<&'static Family, HfError> {
     let mut reasons = Vec::new();
-    for family in FAMILIES {
+    for family in origin.and_then(with_model_type).iter().chain(FAMILIES) {
         match family.settings(config) {
             Ok(_) => return Ok(family),
             Err(reason) => reasons.push(reason),

@@ -22,6 +22,11 @@ impl<'a> Fields<'a> {
         self.values.get(key).filter(|value| !value.is_null())
     }
 
+    /// Whether `key` is there, null or not: families whose key is something else without it than with null ask this.
+    pub fn has(&self, key: &str) -> bool {
+        self.values.contains_key(key)
+    }
+
     /// The table under `key`, whose keys are reported with `prefix`.
     pub fn table(&self, key: &str, prefix: &'a str) -> Result<Option<Fields<'a>>, HfError> {
         self.typed(key, "a table", Value::as_object).map(|values| values.map(|values| Fields { prefix, values }))
@@ -49,6 +54,13 @@ impl<'a> Fields<'a> {
     /// A number that must be there.
     pub fn required_number(&self, key: &str) -> Result<f64, HfError> {
         self.number(key)?.ok_or_else(|| self.error(key, "no such setting", "a number"))
+    }
+
+    /// A list of numbers that must be there.
+    pub fn numbers(&self, key: &str) -> Result<Vec<f64>, HfError> {
+        let expected = "a list of numbers";
+        let numbers = self.typed(key, expected, |value| value.as_array()?.iter().map(Value::as_f64).collect())?;
+        numbers.ok_or_else(|| self.error(key, "no such setting", expected))
     }
 
     /// Refuses any value of `key` but `expected` (and absence).

@@ -7,6 +7,8 @@
 //! | `weight_map` | what a table of weights means: fusing, splitting, transposing, padding |
 //! | `checkpoint` | safetensors files, single and sharded, memory-mapped |
 //! | `import`, `export` | folders to chunks and back |
+//! | `rope` | rotary settings in the forms of all versions of transformers |
+//! | `windows` | sliding windows, of all layers or of some |
 //! | `fields` | typed reading of `config.json` |
 //!
 //! The tables of each family are in [`crate::families`]. No maths of a model here.
@@ -17,8 +19,10 @@ mod export;
 mod family;
 pub(crate) mod fields;
 mod import;
+pub(crate) mod rope;
 pub(crate) mod settings;
 pub(crate) mod weight_map;
+pub(crate) mod windows;
 
 #[cfg(test)]
 mod tests;

@@ -26,14 +26,26 @@ fn sizes() -> Vec<Row> {
     ]
 }
 
+const YARN: &str = "yarn & model.yarn_rotary_scaling_factor=4 & model.yarn_original_max_position_embeddings=16";
+/// For heads of eight elements, and samples longer than the original length.
+const LONGROPE: &str = "longrope & model.longrope_short_factor=[1.0, 1.5, 2.0, 2.5] & model.longrope_long_factor=[1.0, 2.0, 3.0, 4.0] \
+                        & model.longrope_original_max_position_embeddings=4";
+
 fn positions() -> Vec<Row> {
     let scaled = tiny_with(&[
         "model.rope_scaling=true",
         "model.rope_scaling_factor=8",
         "model.rope_scaling_original_max_position_embeddings=16",
     ]);
+    let of_type = |positions: &str| {
+        let settings: Vec<String> =
+            format!("model.position_embedding_type={positions}").split(" & ").map(str::to_owned).collect();
+        tiny_with(&settings.iter().map(String::as_str).collect::<Vec<_>>())
+    };
+    let (yarn, long) = (of_type(YARN), of_type(LONGROPE));
+    let short = long.with(&["model.longrope_original_max_position_embeddings=512"]);
     vec![
-        row("model.position_embedding_type", &tiny(), &["rope", "learned_absolute", "none"])
+        row("model.position_embedding_type", &tiny(), &["rope", "learned_absolute", "none", YARN, LONGROPE])
             .moves("loss_1 shapes slices"),
         row("model.rotary_base", &tiny(), &[AS_IT_IS, "500"]).moves("loss_1"),
         row("model.rotary_percent", &tiny(), &[AS_IT_IS, "0.5"]).moves("loss_1"),
@@ -49,6 +61,20 @@ fn positions() -> Vec<Row> {
         row("model.rope_scaling_high_freq_factor", &scaled, &[AS_IT_IS, "8"]).moves("loss_1"),
         row("model.rope_scaling_original_max_position_embeddings", &scaled, &[AS_IT_IS, "64"]).moves("loss_1"),
         row("model.seq_len_interpolation_factor", &tiny(), &[AS_IT_IS, "2"]).moves("loss_1"),
+        row("model.yarn_rotary_scaling_factor", &yarn, &[AS_IT_IS, "2"]).moves("loss_1"),
+        row("model.yarn_original_max_position_embeddings", &yarn, &[AS_IT_IS, "64"]).moves("loss_1"),
+        row("model.yarn_beta_fast", &yarn, &[AS_IT_IS, "8"]).moves("loss_1"),
+        row("model.yarn_beta_slow", &yarn, &[AS_IT_IS, "0.2"]).moves("loss_1"),
+        row("model.yarn_mscale", &yarn, &["1 & model.yarn_mscale_all_dim=1", "2 & model.yarn_mscale_all_dim=1"])
+            .moves("loss_1"),
+        row("model.yarn_mscale_all_dim", &yarn, &["1 & model.yarn_mscale=1", "2 & model.yarn_mscale=1"])
+            .moves("loss_1"),
+        row("model.yarn_correction_range_round_to_int", &yarn, &[AS_IT_IS, "false"]).moves("loss_1"),
+        row("model.yarn_attention_factor", &yarn, &[AS_IT_IS, "1.5"]).moves("loss_1"),
+        row("model.longrope_short_factor", &short, &[AS_IT_IS, "[1.0, 1.0, 1.0, 9.0]"]).moves("loss_1"),
+        row("model.longrope_long_factor", &long, &[AS_IT_IS, "[1.0, 1.0, 1.0, 9.0]"]).moves("loss_1"),
+        row("model.longrope_original_max_position_embeddings", &long, &[AS_IT_IS, "512"]).moves("loss_1"),
+        row("model.longrope_attention_factor", &long, &[AS_IT_IS, "1.5"]).moves("loss_1"),
         row("model.no_rope_freq", &tiny(), &[AS_IT_IS, "2"]).moves("loss_1"),
         row("model.no_rope_freq", &tiny(), &["[0, 1]", "[1, 0]"]).moves("loss_1"),
     ]

@@ -21,6 +21,8 @@ choices! {
         Rope = "rope",
         /// Rotary embedding with YaRN extension.
         Yarn = "yarn",
+        /// Rotary embedding with LongRoPE extension (ours).
+        LongRope = "longrope",
         /// Multimodal rotary embedding.
         Mrope = "mrope",
         /// None at all.

@@ -8,7 +8,10 @@ use super::Draft;
 pub(super) fn uses_rope(model: &TransformerConfig) -> bool {
     matches!(
         model.position_embedding_type,
-        PositionEmbeddingType::Rope | PositionEmbeddingType::Yarn | PositionEmbeddingType::Mrope
+        PositionEmbeddingType::Rope
+            | PositionEmbeddingType::Yarn
+            | PositionEmbeddingType::LongRope
+            | PositionEmbeddingType::Mrope
     )
 }
 
@@ -16,6 +19,7 @@ pub(super) fn uses_rope(model: &TransformerConfig) -> bool {
 pub(super) fn check(draft: &mut Draft<'_>, windowed: &[bool], without_rope: &[bool]) {
     rope(draft);
     rope_scaling(draft);
+    extended_rope(draft);
     layer_patterns(draft, windowed, without_rope);
     biases(draft);
     vocabulary(draft);
@@ -26,16 +30,66 @@ fn rope(draft: &mut Draft<'_>) {
     let model = draft.recipe.model.config.clone();
     let is_rope = uses_rope(&model);
     let needs_rope = [
-        ("model.rope_scaling", model.rope_scaling),
         ("model.rotary_interleaved", model.rotary_interleaved),
         ("model.apply_rope_fusion", model.apply_rope_fusion),
         ("model.no_rope_freq", model.no_rope_freq.is_some()),
-        ("model.seq_len_interpolation_factor", model.seq_len_interpolation_factor.is_some()),
     ];
     let shape = ["model.rotary_base", "model.rotary_percent"].map(|key| (key, draft.recipe_differs(key)));
     for (key, is_set) in needs_rope.into_iter().chain(shape) {
         draft.require(!is_set || is_rope, key, "needs model.position_embedding_type = \"rope\"");
     }
+}
+
+/// The settings of yarn and longrope, and those that either excludes because it changes the frequencies itself.
+fn extended_rope(draft: &mut Draft<'_>) {
+    let model = draft.recipe.model.config.clone();
+    let positions = model.position_embedding_type;
+    let yarn = [
+        ("model.yarn_rotary_scaling_factor", model.yarn_rotary_scaling_factor.is_some()),
+        ("model.yarn_original_max_position_embeddings", model.yarn_original_max_position_embeddings.is_some()),
+        ("model.yarn_beta_fast", model.yarn_beta_fast.is_some()),
+        ("model.yarn_beta_slow", model.yarn_beta_slow.is_some()),
+        ("model.yarn_mscale", model.yarn_mscale.is_some()),
+        ("model.yarn_mscale_all_dim", model.yarn_mscale_all_dim.is_some()),
+        ("model.yarn_correction_range_round_to_int", model.yarn_correction_range_round_to_int.is_some()),
+        ("model.yarn_attention_factor", model.yarn_attention_factor.is_some()),
+    ];
+    let longrope = [
+        ("model.longrope_short_factor", model.longrope_short_factor.is_some()),
+        ("model.longrope_long_factor", model.longrope_long_factor.is_some()),
+        ("model.longrope_original_max_position_embeddings", model.longrope_original_max_position_embeddings.is_some()),
+        ("model.longrope_attention_factor", model.longrope_attention_factor.is_some()),
+    ];
+    let plain = [
+        ("model.rope_scaling", model.rope_scaling),
+        ("model.seq_len_interpolation_factor", model.seq_len_interpolation_factor.is_some()),
+    ];
+    let of_type = [
+        (PositionEmbeddingType::Yarn, &yarn[..]),
+        (PositionEmbeddingType::LongRope, &longrope[..]),
+        (PositionEmbeddingType::Rope, &plain[..]),
+    ];
+    for (needed, settings) in of_type {
+        for (key, is_set) in settings {
+            let message = format!("needs model.position_embedding_type = \"{needed}\"");
+            draft.require(!is_set || positions == needed, key, message);
+        }
+    }
+    // What a type cannot do without.
+    let needed = [(PositionEmbeddingType::Yarn, &yarn[..2]), (PositionEmbeddingType::LongRope, &longrope[..3])];
+    for (of, settings) in needed {
+        for (key, is_set) in settings {
+            if positions == of && !is_set && draft.supports(&key["model.".len()..]) {
+                draft.missing(key, format!("must be given with model.position_embedding_type = \"{of}\""));
+            }
+        }
+    }
+    let mscale = model.yarn_mscale.is_some();
+    let message = "has no effect without model.yarn_mscale_all_dim";
+    draft.require(!mscale || model.yarn_mscale_all_dim.is_some(), "model.yarn_mscale", message);
+    let is_overruled = mscale && model.yarn_attention_factor.is_some();
+    let message = "excludes model.yarn_mscale: the factor follows from it";
+    draft.require(!is_overruled, "model.yarn_attention_factor", message);
 }
 
 fn rope_scaling(draft: &mut Draft<'_>) {

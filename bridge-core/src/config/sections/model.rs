@@ -69,7 +69,7 @@ section! {
         share_embeddings_and_output_weights: bool = true;
         /// Position embedding.
         position_embedding_type: PositionEmbeddingType = PositionEmbeddingType::LearnedAbsolute
-            => not_built("yarn, which extends the context, and mrope, for images; rope_scaling extends the context too").built(&["rope", "none"]);
+            => not_built("mrope, positions of images and video; there is no kind of model that reads them").built(&["rope", "none", "yarn", "longrope"]);
         /// Base of the rotary frequencies.
         rotary_base: f64 = 10_000.0, Limits::between(1.0, 1e12);
         /// Fraction of the head that is rotated.
@@ -88,6 +88,30 @@ section! {
         rope_scaling_original_max_position_embeddings: usize = 8192, Limits::SIZE;
         /// Linear interpolation of positions.
         seq_len_interpolation_factor: Option<f64> = None, Limits::ABOVE_ZERO;
+        /// Factor by which yarn extends the context.
+        yarn_rotary_scaling_factor: Option<f64> = None, Limits::at_least(1.0);
+        /// Sequence length at which the model was trained before yarn.
+        yarn_original_max_position_embeddings: Option<usize> = None, Limits::SIZE;
+        /// Frequencies that turn more often than this within the original length are kept; null is 32.
+        yarn_beta_fast: Option<f64> = None, Limits::ABOVE_ZERO;
+        /// Frequencies that turn less often than this are divided by the factor; null is 1.
+        yarn_beta_slow: Option<f64> = None, Limits::ABOVE_ZERO;
+        /// Growth of cosines and sines with the factor's logarithm; only together with `yarn_mscale_all_dim`.
+        yarn_mscale: Option<f64> = None, Limits::ABOVE_ZERO;
+        /// The growth that is divided out again.
+        yarn_mscale_all_dim: Option<f64> = None, Limits::ABOVE_ZERO;
+        /// Round the ends of the interpolated band to whole pairs; null is true.
+        yarn_correction_range_round_to_int: Option<bool> = None;
+        /// Factor on yarn's cosines and sines; null is what follows from the other settings (ours).
+        yarn_attention_factor: Option<f64> = None, Limits::ABOVE_ZERO;
+        /// Divisors of longrope's frequencies, one a rotated pair, in sequences up to the original length (ours).
+        longrope_short_factor: Option<Vec<f64>> = None, Limits::ABOVE_ZERO;
+        /// The divisors in longer sequences (ours).
+        longrope_long_factor: Option<Vec<f64>> = None, Limits::ABOVE_ZERO;
+        /// Sequence length at which the model was trained before longrope (ours).
+        longrope_original_max_position_embeddings: Option<usize> = None, Limits::SIZE;
+        /// Factor on longrope's cosines and sines; null is 1 (ours).
+        longrope_attention_factor: Option<f64> = None, Limits::ABOVE_ZERO;
         /// Normalization layer.
         normalization: Normalization = Normalization::LayerNorm;
         /// Epsilon of the norm.

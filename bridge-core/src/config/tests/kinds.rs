@@ -27,7 +27,7 @@ fn load(overrides: &[&str]) -> Result<RunConfig, ConfigErrors> {
 #[test]
 fn a_kind_lifts_the_refusals_of_what_it_lists() {
     let run =
-        load(&["model.multi_latent_attention=true", "model.position_embedding_type=yarn"]).expect("it lists them");
+        load(&["model.multi_latent_attention=true", "model.position_embedding_type=mrope"]).expect("it lists them");
     assert!(run.model.multi_latent_attention);
     let gpt = load(&["model.kind=gpt", "model.num_attention_heads=2", "model.multi_latent_attention=true"]);
     let errors = gpt.expect_err("gpt does not build it");

@@ -1,6 +1,6 @@
 //! Qwen 3 without experts: a Llama whose queries and keys are normalized per head, and whose upper layers may have a sliding window.
 
-mod config;
+pub(super) mod config;
 #[cfg(test)]
 mod tests;
 mod weights;

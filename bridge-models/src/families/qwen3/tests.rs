@@ -1,39 +1,25 @@
 //! What Qwen 3 has besides Llama. Import, export and reference values are tested for all families in `huggingface/tests`.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::FAMILY;
-use crate::decoder::{DecoderConfig, LayerPattern};
-use crate::huggingface::HfError;
-use crate::huggingface::fields::Fields;
-
-/// The decoder of a small `config.json`: four layers.
-fn parse(more: Value) -> Result<DecoderConfig, HfError> {
-    let sizes = json!({
-        "vocab_size": 50, "hidden_size": 24, "intermediate_size": 36, "num_hidden_layers": 4, "num_attention_heads": 6,
-        "num_key_value_heads": 3,
-    });
-    let tables = [sizes, more].map(|table| table.as_object().unwrap().clone());
-    let settings: Map<String, Value> = tables.into_iter().flatten().collect();
-    FAMILY.decoder_config(&Fields::new(&settings))
-}
+use crate::decoder::LayerPattern;
+use crate::families::testing::{parse, read_back, wrong_key};
 
 /// Width of the window and the layers that have it.
 fn window(more: Value) -> (Option<usize>, LayerPattern) {
-    let config = parse(more).unwrap();
-    let settings = FAMILY.settings(&config).unwrap();
-    assert_eq!(FAMILY.decoder_config(&Fields::new(&settings)).unwrap(), config);
+    let config = read_back(&FAMILY, more);
     (config.window_size, config.window_layers)
 }
 
 #[test]
 fn absent_settings_have_the_familys_defaults() {
-    let config = parse(json!({})).unwrap();
+    let config = parse(&FAMILY, json!({})).unwrap();
     assert_eq!((config.kv_channels, config.max_position_embeddings, config.norm.epsilon), (128, 32_768, 1e-6));
     assert!(config.qk_layernorm && !config.qkv_bias && !config.mlp_bias);
     assert!(!config.share_embeddings_and_output_weights);
     assert_eq!((config.window_size, config.window_layers), (None, LayerPattern::All));
-    let tied = parse(json!({ "tie_word_embeddings": true, "head_dim": 10, "attention_bias": true })).unwrap();
+    let tied = parse(&FAMILY, json!({ "tie_word_embeddings": true, "head_dim": 10, "attention_bias": true })).unwrap();
     assert!(tied.share_embeddings_and_output_weights && tied.qkv_bias && tied.proj_bias);
     assert_eq!((tied.kv_channels, tied.softmax_scale), (10, 1.0 / 10.0_f64.sqrt()));
 }
@@ -70,9 +56,6 @@ fn wrong_windows_are_named() {
         ),
         ("max_window_layers", json!({ "max_window_layers": "two" })),
     ] {
-        match parse(settings) {
-            Err(HfError::Setting { key: named, .. }) => assert_eq!(named, key),
-            other => panic!("{key}: {other:?}"),
-        }
+        assert_eq!(wrong_key(&FAMILY, settings), key);
     }
 }

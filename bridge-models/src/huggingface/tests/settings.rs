@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::decoder::{LayerPattern, PositionEmbedding, RopeScaling};
+use crate::decoder::{LayerPattern, PositionEmbedding, RopeScaling, YarnConfig};
 use crate::families;
 
 fn scaling(settings: &Map<String, Value>) -> (f64, Option<RopeScaling>) {
@@ -29,7 +29,7 @@ fn both_forms_of_rotary_settings_are_read() {
     assert_eq!(scaling(&old(json!(50000.0), Value::Null)), (50_000.0, None));
     assert_eq!(scaling(&old(Value::Null, Value::Null)), (10_000.0, None));
     let linear = Some(RopeScaling::Linear { factor: 2.5 });
-    assert_eq!(scaling(&old(json!(3.0), json!({ "type": "linear", "factor": 2.5 }))), (3.0, linear));
+    assert_eq!(scaling(&old(json!(3.0), json!({ "type": "linear", "factor": 2.5 }))), (3.0, linear.clone()));
     let new = json!({ "rope_parameters": { "rope_type": "linear", "rope_theta": 3.0, "factor": 2.5 } });
     assert_eq!(scaling(&llama_with(new)), (3.0, linear));
     let llama3 = json!({
@@ -43,6 +43,56 @@ fn both_forms_of_rotary_settings_are_read() {
         original_max_position_embeddings: 8192,
     };
     assert_eq!(scaling(&old(json!(5e5), llama3)), (5e5, Some(expected)));
+    // transformers reads the old table where a file has both.
+    let both = json!({ "rope_scaling": { "type": "linear", "factor": 2.5 }, "rope_parameters": { "rope_theta": 4.0 }, "rope_theta": 3.0 });
+    assert_eq!(scaling(&llama_with(both)), (3.0, Some(RopeScaling::Linear { factor: 2.5 })));
+}
+
+#[test]
+fn yarn_and_longrope_have_the_defaults_of_transformers() {
+    let table = |table: Value| scaling(&llama_with(json!({ "rope_scaling": table }))).1.unwrap();
+    let whole = YarnConfig {
+        factor: 4.0,
+        original_max_position_embeddings: 32,
+        beta_fast: 32.0,
+        beta_slow: 1.0,
+        mscale: None,
+        mscale_all_dim: None,
+        attention_factor: None,
+        truncate: true,
+    };
+    // The context grows from 32 tokens to the 128 of the model; zero is as good as nothing, and so is `mscale` alone.
+    let short = json!({ "type": "yarn", "original_max_position_embeddings": 32, "mscale": 0.7, "beta_fast": 0 });
+    assert_eq!(table(short), RopeScaling::Yarn(whole));
+    let long = json!({
+        "rope_type": "yarn", "factor": 3, "original_max_position_embeddings": 64, "beta_fast": 20, "beta_slow": 2,
+        "mscale": 0.7, "mscale_all_dim": 0.9, "attention_factor": 1.5, "truncate": false,
+    });
+    let expected = YarnConfig {
+        factor: 3.0,
+        original_max_position_embeddings: 64,
+        beta_fast: 20.0,
+        beta_slow: 2.0,
+        mscale: Some(0.7),
+        mscale_all_dim: Some(0.9),
+        attention_factor: Some(1.5),
+        truncate: false,
+    };
+    assert_eq!(table(long), RopeScaling::Yarn(expected));
+    let factors: Vec<f64> = (1..9).map(f64::from).collect();
+    let longrope = |more: Value| {
+        let mut settings = json!({
+            "type": "su", "short_factor": factors, "long_factor": factors, "original_max_position_embeddings": 32,
+        });
+        settings.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        match table(settings) {
+            RopeScaling::LongRope { attention_factor, long_factor, .. } if long_factor == factors => attention_factor,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(longrope(json!({})), (1.0 + 4_f64.ln() / 32_f64.ln()).sqrt());
+    assert_eq!(longrope(json!({ "factor": 1.0 })), 1.0);
+    assert_eq!(longrope(json!({ "attention_factor": 1.25 })), 1.25);
 }
 
 #[test]
@@ -96,7 +146,8 @@ fn what_is_not_supported_is_named() {
         (json!({ "hidden_act": "gelu_10" }), "hidden_act", "gelu_10"),
         (json!({ "model_type": "qwen2" }), "model_type", "qwen2"),
         (json!({ "model_type": null }), "model_type", "no such setting"),
-        (json!({ "rope_parameters": { "rope_type": "yarn", "factor": 2 } }), "rope_parameters.rope_type", "yarn"),
+        (json!({ "rope_parameters": { "rope_type": "dynamic", "factor": 2 } }), "rope_parameters.rope_type", "dynamic"),
+        (json!({ "rope_parameters": { "rope_type": "longrope" } }), "rope_parameters.short_factor", "no such setting"),
         (json!({ "rope_parameters": { "rope_type": "linear" } }), "rope_parameters.factor", "no such setting"),
         (
             json!({ "rope_parameters": { "partial_rotary_factor": 0.5 } }),
@@ -138,8 +189,9 @@ fn the_model_section_of_an_import_gives_the_same_decoder() {
 fn settings_that_are_written_are_read_back() {
     for name in &golden_models() {
         let config = parse(&settings_of(name)).unwrap();
-        let family = families::of(&config).unwrap();
-        assert_eq!(family.model_type(), settings_of(name)["model_type"]);
+        let model_type = settings_of(name)["model_type"].as_str().unwrap().to_owned();
+        let family = families::of(&config, Some(&model_type)).unwrap();
+        assert_eq!(family.model_type(), model_type);
         let mut settings = family.settings(&config).unwrap();
         settings.insert("model_type".into(), json!(family.model_type()));
         assert_eq!(parse(&settings).unwrap(), config, "{name}");
@@ -157,7 +209,7 @@ fn a_decoder_of_no_family_cannot_be_written_and_the_setting_is_named() {
         ("gated_linear_unit", "false", "true", DecoderConfig { gated_linear_unit: false, ..llama.clone() }),
         ("num_key_value_heads", "3", "a divisor", DecoderConfig { num_query_groups: 3, ..llama.clone() }),
     ] {
-        let error = families::of(&config).unwrap_err().to_string();
+        let error = families::of(&config, None).unwrap_err().to_string();
         for part in ["gpt2", "llama", key, found, expected] {
             assert!(error.contains(part), "{part}: {error}");
         }

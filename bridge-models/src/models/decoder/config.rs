@@ -138,7 +138,7 @@ pub enum Dispatcher {
 }
 
 /// How positions reach attention.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PositionEmbedding {
     /// A learned vector a position, added to the word embedding.
@@ -151,7 +151,6 @@ pub enum PositionEmbedding {
 
 described! {
     /// Rotary position embedding.
-    #[derive(Copy)]
     pub struct RopeConfig {
         /// Base of the frequencies.
         base: f64 = 10_000.0 => same!(rotary_base);
@@ -165,7 +164,7 @@ described! {
 }
 
 /// Change of the rotary frequencies for contexts longer than the model was trained at.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum RopeScaling {
     /// Positions divided by `factor` (Chen et al., arXiv:2306.15595).
@@ -184,6 +183,42 @@ pub enum RopeScaling {
         /// Context the unscaled model was trained at, in tokens.
         original_max_position_embeddings: usize,
     },
+    /// YaRN: frequencies that turn seldom in the original context are divided by `factor`, fast ones kept, those between interpolated by a
+    /// ramp over the pairs; queries and keys grow (Peng et al., arXiv:2309.00071, section 3).
+    Yarn(YarnConfig),
+    /// LongRoPE: each frequency has divisors of its own, for short and for long sequences (Ding et al., arXiv:2402.13753).
+    LongRope {
+        /// Divisors in sequences of up to `original_max_position_embeddings` tokens, one a rotated pair.
+        short_factor: Vec<f64>,
+        /// Divisors in longer sequences.
+        long_factor: Vec<f64>,
+        /// Context the unscaled model was trained at, in tokens.
+        original_max_position_embeddings: usize,
+        /// Factor on cosines and sines.
+        attention_factor: f64,
+    },
+}
+
+/// YaRN's settings.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct YarnConfig {
+    /// Divisor of the low frequencies.
+    pub factor: f64,
+    /// Context the unscaled model was trained at, in tokens.
+    pub original_max_position_embeddings: usize,
+    /// Frequencies with more turns in the original context are kept.
+    pub beta_fast: f64,
+    /// Frequencies with fewer turns in the original context are divided.
+    pub beta_slow: f64,
+    /// Growth of cosines and sines with the factor's logarithm; heeded where `mscale_all_dim` is there too.
+    pub mscale: Option<f64>,
+    /// The growth that is divided out again.
+    pub mscale_all_dim: Option<f64>,
+    /// Factor on cosines and sines; `None` is what follows from the fields above.
+    pub attention_factor: Option<f64>,
+    /// The ends of the ramp are whole pairs.
+    pub truncate: bool,
 }
 
 /// How the blocks of a layer are joined to the residual stream.

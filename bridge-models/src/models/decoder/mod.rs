@@ -30,6 +30,6 @@ mod tests;
 pub use builder::{GptModelBuilder, GptModelConfig, KIND, build_decoder, register_builtin};
 pub use config::{
     BlockOrder, DecoderConfig, Dispatcher, LayerPattern, MoeConfig, NormConfig, NormKind, NormPlacement,
-    PositionEmbedding, ResidualConfig, RopeConfig, RopeScaling,
+    PositionEmbedding, ResidualConfig, RopeConfig, RopeScaling, YarnConfig,
 };
 pub use model::Decoder;

@@ -9,7 +9,6 @@ use bridge_core::model::{
     SegmentCost, SegmentOutput, SegmentRole, Segments, Stage, Workload,
 };
 use bridge_data::SequencePart;
-use bridge_kernels::RotaryTable;
 use bridge_kernels::rotary::Positions;
 use burn::module::{Module, ModuleMapper};
 use burn::tensor::{FloatDType, Int, Tensor};
@@ -23,7 +22,7 @@ use crate::blocks::init::InitialValues;
 use crate::blocks::moe::MoeInput;
 use crate::blocks::norm::{Norm, statistics};
 use crate::blocks::regions::Regions;
-use crate::blocks::rope::rotary_table;
+use crate::blocks::rope::Rotary;
 
 /// Which dropout mask of a layer: the second half of a mask's name.
 mod place {
@@ -41,7 +40,7 @@ pub struct Decoder {
     /// The output table, unless it is the word embedding held by this very stage.
     output_layer: Option<Table>,
     #[module(skip)]
-    rotary: Option<RotaryTable>,
+    rotary: Option<Rotary>,
     #[module(skip)]
     settings: Settings,
     #[module(skip)]
@@ -64,6 +63,10 @@ struct Settings {
     /// Rows of the whole vocabulary.
     vocab_size: usize,
 }
+
+/// The tokens of a generation, kept where layers may have to see them again.
+#[derive(Debug, Default)]
+struct SeenTokens(Option<Tensor<2, Int>>);
 
 /// What has parameters. Their names, which are Megatron's, come from the scopes that they are declared in.
 struct Parts {
@@ -154,7 +157,7 @@ impl Decoder {
             embedding,
             decoder,
             output_layer,
-            rotary: rotary_table(config, &context.device),
+            rotary: Rotary::of(config, &context.device),
             settings: Settings {
                 first_layer: stage.only_stack().layers.start,
                 hidden_size: config.hidden_size,
@@ -174,10 +177,12 @@ impl Decoder {
             SequencePart::of_rank(ranks.rank(), ranks.size()),
             "a batch has this context-parallel rank's part of the sequence"
         );
+        let [_, t] = context.batch.tokens.dims();
+        let length = t * ranks.size();
         let input = LayerInput {
             attention: AttentionInput {
                 regions: &self.regions,
-                rotary: self.rotary.as_ref(),
+                rotary: self.rotary.as_ref().map(|rotary| rotary.table(length)),
                 positions: &context.batch.positions,
                 document_ids: context.batch.document_ids.clone(),
                 dropout_key: context.dropout_key(layer, place::ATTENTION_PROBABILITIES),
@@ -217,6 +222,29 @@ impl Decoder {
         let (norm, projection) = self.head_parts().expect("the head segment exists on stages with a head only");
         let targets = Targets { labels_bt: context.batch.labels.clone(), mask_bt: context.batch.loss_mask.clone() };
         loss_sum(norm.forward(x_btc), projection, targets, &self.regions)
+    }
+
+    /// The new tokens, behind all earlier ones where those are rotated otherwise in a sequence that is now this long: what layers
+    /// remember of them is forgotten then.
+    fn with_tokens_to_see_again(&self, tokens_bt: Tensor<2, Int>, state: &mut GenerationState) -> Tensor<2, Int> {
+        let Some(rotary) = self.rotary.as_ref().filter(|rotary| rotary.depends_on_length()) else {
+            return tokens_bt;
+        };
+        let [_, new] = tokens_bt.dims();
+        let SeenTokens(seen) = state.layer(self.decoder.layers.len());
+        let all_bt = match seen.take() {
+            Some(seen_bt) => Tensor::cat(vec![seen_bt, tokens_bt.clone()], 1),
+            None => tokens_bt.clone(),
+        };
+        *seen = Some(all_bt.clone());
+        if !rotary.changes(state.length, state.length + new) {
+            return tokens_bt;
+        }
+        for (local, layer) in self.decoder.layers.iter().enumerate() {
+            *state.layer(local) = layer.new_state();
+        }
+        state.length = 0;
+        all_bt
     }
 
     /// Final norm and output projection, on stages that have the head.
@@ -290,15 +318,18 @@ impl Segments for Decoder {
         let embedding = self.embedding.as_ref()?;
         let (norm, projection) = self.head_parts()?;
         let regions = self.regions.with_whole_sequences();
+        let [_, new] = tokens_bt.dims();
+        let tokens_bt = self.with_tokens_to_see_again(tokens_bt, state);
         let [_, t] = tokens_bt.dims();
         let positions = Positions::From(state.length);
+        let length = state.length + t;
         let mut x_btc = embedding.forward(tokens_bt, &positions, &regions, None);
         for (local, layer) in self.decoder.layers.iter().enumerate() {
             for role in layer.parts() {
                 let input = LayerInput {
                     attention: AttentionInput {
                         regions: &regions,
-                        rotary: self.rotary.as_ref(),
+                        rotary: self.rotary.as_ref().map(|rotary| rotary.table(length)),
                         positions: &positions,
                         document_ids: None,
                         dropout_key: None,
@@ -317,13 +348,13 @@ impl Segments for Decoder {
                 x_btc = layer.forward(*role, x_btc, input);
             }
         }
-        state.length += t;
-        Some(logits(norm.forward(x_btc), projection, &regions))
+        state.length = length;
+        Some(logits(norm.forward(x_btc).narrow(1, t - new, new), projection, &regions))
     }
 
     fn new_state(&self) -> GenerationState {
-        GenerationState::new(
-            self.decoder.layers.iter().map(|layer| Box::new(layer.new_state()) as LayerState).collect(),
-        )
+        let layers = self.decoder.layers.iter().map(|layer| Box::new(layer.new_state()) as LayerState);
+        // Behind the layers' what `with_tokens_to_see_again` remembers.
+        GenerationState::new(layers.chain([Box::new(SeenTokens::default()) as LayerState]).collect())
     }
 }

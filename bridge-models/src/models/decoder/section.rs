@@ -161,7 +161,9 @@ pub(super) mod words {
     use bridge_kernels::Activation;
 
     use super::*;
-    use crate::models::decoder::config::{Dispatcher, MoeConfig, NormKind, PositionEmbedding, RopeConfig, RopeScaling};
+    use crate::models::decoder::config::{
+        Dispatcher, MoeConfig, NormKind, PositionEmbedding, RopeConfig, RopeScaling, YarnConfig,
+    };
 
     pub const NORMS: [(NormKind, Normalization); 2] =
         [(NormKind::LayerNorm, Normalization::LayerNorm), (NormKind::RmsNorm, Normalization::RmsNorm)];
@@ -201,10 +203,13 @@ pub(super) mod words {
         read: |section, _| match section.position_embedding_type {
             PositionEmbeddingType::LearnedAbsolute => Ok(PositionEmbedding::LearnedAbsolute),
             PositionEmbeddingType::None => Ok(PositionEmbedding::None),
-            PositionEmbeddingType::Rope => Ok(PositionEmbedding::Rope(RopeConfig::read(section)?)),
-            other => {
-                let message =
-                    format!("expected learned_absolute, rope or none, found {other}, which is not implemented");
+            PositionEmbeddingType::Rope | PositionEmbeddingType::Yarn | PositionEmbeddingType::LongRope => {
+                Ok(PositionEmbedding::Rope(RopeConfig::read(section)?))
+            }
+            other @ PositionEmbeddingType::Mrope => {
+                let message = format!(
+                    "expected learned_absolute, rope, yarn, longrope or none, found {other}, which is not implemented"
+                );
                 Err(invalid("model.position_embedding_type", message))
             }
         },
@@ -214,14 +219,68 @@ pub(super) mod words {
                 PositionEmbedding::None => PositionEmbeddingType::None,
                 PositionEmbedding::Rope(rope) => {
                     rope.write(section);
-                    PositionEmbeddingType::Rope
+                    match rope.scaling {
+                        None | Some(RopeScaling::Linear { .. } | RopeScaling::Llama3 { .. }) => {
+                            PositionEmbeddingType::Rope
+                        }
+                        Some(RopeScaling::Yarn(_)) => PositionEmbeddingType::Yarn,
+                        Some(RopeScaling::LongRope { .. }) => PositionEmbeddingType::LongRope,
+                    }
                 }
             }
         },
     };
 
     pub const ROPE_SCALING: Words<Option<RopeScaling>, RopeConfig> = Words {
-        read: |section, _| match (section.rope_scaling, section.seq_len_interpolation_factor) {
+        read: |section, _| match section.position_embedding_type {
+            PositionEmbeddingType::Yarn => yarn(section).map(Some),
+            PositionEmbeddingType::LongRope => longrope(section).map(Some),
+            PositionEmbeddingType::Rope
+            | PositionEmbeddingType::Mrope
+            | PositionEmbeddingType::LearnedAbsolute
+            | PositionEmbeddingType::None => scaling(section),
+        },
+        write: |scaling, _, section| match scaling {
+            None => {}
+            Some(RopeScaling::Linear { factor }) => section.seq_len_interpolation_factor = Some(*factor),
+            Some(RopeScaling::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_max_position_embeddings,
+            }) => {
+                section.rope_scaling = true;
+                section.rope_scaling_factor = *factor;
+                section.rope_scaling_low_freq_factor = *low_freq_factor;
+                section.rope_scaling_high_freq_factor = *high_freq_factor;
+                section.rope_scaling_original_max_position_embeddings = *original_max_position_embeddings;
+            }
+            Some(RopeScaling::Yarn(yarn)) => {
+                section.yarn_rotary_scaling_factor = Some(yarn.factor);
+                section.yarn_original_max_position_embeddings = Some(yarn.original_max_position_embeddings);
+                section.yarn_beta_fast = Some(yarn.beta_fast);
+                section.yarn_beta_slow = Some(yarn.beta_slow);
+                section.yarn_mscale = yarn.mscale;
+                section.yarn_mscale_all_dim = yarn.mscale_all_dim;
+                section.yarn_correction_range_round_to_int = Some(yarn.truncate);
+                section.yarn_attention_factor = yarn.attention_factor;
+            }
+            Some(RopeScaling::LongRope {
+                short_factor,
+                long_factor,
+                original_max_position_embeddings,
+                attention_factor,
+            }) => {
+                section.longrope_short_factor = Some(short_factor.clone());
+                section.longrope_long_factor = Some(long_factor.clone());
+                section.longrope_original_max_position_embeddings = Some(*original_max_position_embeddings);
+                section.longrope_attention_factor = Some(*attention_factor);
+            }
+        },
+    };
+
+    fn scaling(section: &TransformerConfig) -> Result<Option<RopeScaling>, ModelBuildError> {
+        match (section.rope_scaling, section.seq_len_interpolation_factor) {
             (true, Some(_)) => Err(invalid(
                 "model.seq_len_interpolation_factor",
                 "cannot be combined with rope_scaling = true: both scale the rotary frequencies".into(),
@@ -234,24 +293,40 @@ pub(super) mod words {
                 high_freq_factor: section.rope_scaling_high_freq_factor,
                 original_max_position_embeddings: section.rope_scaling_original_max_position_embeddings,
             })),
-        },
-        write: |scaling, _, section| match *scaling {
-            None => {}
-            Some(RopeScaling::Linear { factor }) => section.seq_len_interpolation_factor = Some(factor),
-            Some(RopeScaling::Llama3 {
-                factor,
-                low_freq_factor,
-                high_freq_factor,
-                original_max_position_embeddings,
-            }) => {
-                section.rope_scaling = true;
-                section.rope_scaling_factor = factor;
-                section.rope_scaling_low_freq_factor = low_freq_factor;
-                section.rope_scaling_high_freq_factor = high_freq_factor;
-                section.rope_scaling_original_max_position_embeddings = original_max_position_embeddings;
-            }
-        },
-    };
+        }
+    }
+
+    /// A setting that the type of positions needs.
+    fn needed<T: Clone>(setting: &Option<T>, key: &str, of: PositionEmbeddingType) -> Result<T, ModelBuildError> {
+        let message = || format!("no such setting, which position_embedding_type = \"{of}\" needs");
+        setting.clone().ok_or_else(|| invalid(key, message()))
+    }
+
+    fn yarn(section: &TransformerConfig) -> Result<RopeScaling, ModelBuildError> {
+        let of = PositionEmbeddingType::Yarn;
+        let (factor, length) = ("model.yarn_rotary_scaling_factor", "model.yarn_original_max_position_embeddings");
+        Ok(RopeScaling::Yarn(YarnConfig {
+            factor: needed(&section.yarn_rotary_scaling_factor, factor, of)?,
+            original_max_position_embeddings: needed(&section.yarn_original_max_position_embeddings, length, of)?,
+            beta_fast: section.yarn_beta_fast.unwrap_or(YarnConfig::BETA_FAST),
+            beta_slow: section.yarn_beta_slow.unwrap_or(YarnConfig::BETA_SLOW),
+            mscale: section.yarn_mscale,
+            mscale_all_dim: section.yarn_mscale_all_dim,
+            attention_factor: section.yarn_attention_factor,
+            truncate: section.yarn_correction_range_round_to_int.unwrap_or(true),
+        }))
+    }
+
+    fn longrope(section: &TransformerConfig) -> Result<RopeScaling, ModelBuildError> {
+        let of = PositionEmbeddingType::LongRope;
+        let length = "model.longrope_original_max_position_embeddings";
+        Ok(RopeScaling::LongRope {
+            short_factor: needed(&section.longrope_short_factor, "model.longrope_short_factor", of)?,
+            long_factor: needed(&section.longrope_long_factor, "model.longrope_long_factor", of)?,
+            original_max_position_embeddings: needed(&section.longrope_original_max_position_embeddings, length, of)?,
+            attention_factor: section.longrope_attention_factor.unwrap_or(1.0),
+        })
+    }
 
     pub const WINDOW_SIZE: Words<Option<usize>, DecoderConfig> = Words {
         read: |section, _| {

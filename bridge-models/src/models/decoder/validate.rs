@@ -199,20 +199,53 @@ impl RopeConfig {
         if !(self.base >= 1.0 && self.base.is_finite()) {
             return Err(invalid("model.rotary_base", format!("expected at least 1, found {}", self.base)));
         }
-        match self.scaling {
-            Some(RopeScaling::Linear { factor }) if !(factor > 0.0 && factor.is_finite()) => {
-                Err(invalid("model.seq_len_interpolation_factor", format!("expected a number above 0, found {factor}")))
-            }
-            Some(RopeScaling::Llama3 { factor, low_freq_factor: low, high_freq_factor: high, .. })
-                if !(factor >= 1.0 && low > 0.0 && high > low) =>
-            {
+        self.scaling.as_ref().map_or(Ok(()), |scaling| scaling.validate(rotated / 2))
+    }
+}
+
+impl RopeScaling {
+    /// Checks the factors for `pairs` rotated pairs.
+    fn validate(&self, pairs: usize) -> Result<(), ModelBuildError> {
+        let above_zero = |key: &str, factor: f64| match factor > 0.0 && factor.is_finite() {
+            true => Ok(()),
+            false => Err(invalid(key, format!("expected a number above 0, found {factor}"))),
+        };
+        match self {
+            Self::Linear { factor } => above_zero("model.seq_len_interpolation_factor", *factor),
+            Self::Llama3 { factor, low_freq_factor: low, high_freq_factor: high, .. } => {
+                if *factor >= 1.0 && factor.is_finite() && *low > 0.0 && high > low {
+                    return Ok(());
+                }
                 let message = format!(
                     "expected a factor of at least 1 and 0 < low_freq_factor < high_freq_factor, found factor {factor}, \
                      low_freq_factor {low}, high_freq_factor {high}"
                 );
                 Err(invalid("model.rope_scaling_factor", message))
             }
-            _ => Ok(()),
+            Self::Yarn(yarn) => {
+                above_zero("model.yarn_rotary_scaling_factor", yarn.factor)?;
+                above_zero("model.yarn_beta_fast", yarn.beta_fast)?;
+                above_zero("model.yarn_beta_slow", yarn.beta_slow)?;
+                above_zero("model.yarn_mscale", yarn.mscale.unwrap_or(1.0))?;
+                above_zero("model.yarn_mscale_all_dim", yarn.mscale_all_dim.unwrap_or(1.0))?;
+                above_zero("model.yarn_attention_factor", yarn.attention_factor.unwrap_or(1.0))
+            }
+            Self::LongRope { short_factor, long_factor, attention_factor, .. } => {
+                above_zero("model.longrope_attention_factor", *attention_factor)?;
+                for (key, factors) in
+                    [("model.longrope_short_factor", short_factor), ("model.longrope_long_factor", long_factor)]
+                {
+                    if factors.len() != pairs {
+                        let found = factors.len();
+                        return Err(invalid(
+                            key,
+                            format!("expected a number for each of {pairs} pairs, found {found}"),
+                        ));
+                    }
+                    factors.iter().try_for_each(|factor| above_zero(key, *factor))?;
+                }
+                Ok(())
+            }
         }
     }
 }

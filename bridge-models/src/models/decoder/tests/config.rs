@@ -44,8 +44,22 @@ fn a_section_made_from_a_decoder_gives_it_back() {
         softmax_scale: 0.7,
         ..llama()
     };
+    let rotated = |scaling| {
+        let positions = PositionEmbedding::Rope(RopeConfig { scaling: Some(scaling), ..RopeConfig::neutral() });
+        DecoderConfig { position_embedding: positions, ..llama() }
+    };
+    let yarn = rotated(RopeScaling::Yarn(YarnConfig {
+        factor: 3.0,
+        original_max_position_embeddings: 9,
+        beta_fast: 20.0,
+        beta_slow: 2.0,
+        mscale: Some(0.7),
+        mscale_all_dim: Some(0.9),
+        attention_factor: None,
+        truncate: false,
+    }));
     let bare = DecoderConfig { position_embedding: PositionEmbedding::None, ..llama() };
-    for config in [llama(), gpt2(), everything, scaled, bare] {
+    for config in [llama(), gpt2(), everything, scaled, yarn, longrope(), bare] {
         let section = config.to_transformer().unwrap();
         assert_eq!(DecoderConfig::from_transformer(&section, config.padded_vocab_size).unwrap(), config);
     }
@@ -107,7 +121,17 @@ fn errors_name_the_key() {
         ("model.mtp_num_layers", Box::new(|c| c.mtp_num_layers = Some(1))),
         ("model.apply_query_key_layer_scaling", Box::new(|c| c.apply_query_key_layer_scaling = true)),
         ("model.use_mup", Box::new(|c| c.use_mup = true)),
-        ("model.position_embedding_type", Box::new(|c| c.position_embedding_type = PositionEmbeddingType::Yarn)),
+        ("model.position_embedding_type", Box::new(|c| c.position_embedding_type = PositionEmbeddingType::Mrope)),
+        ("model.yarn_rotary_scaling_factor", Box::new(|c| c.position_embedding_type = PositionEmbeddingType::Yarn)),
+        ("model.longrope_short_factor", Box::new(|c| c.position_embedding_type = PositionEmbeddingType::LongRope)),
+        (
+            "model.longrope_long_factor",
+            Box::new(|c| {
+                c.position_embedding_type = PositionEmbeddingType::LongRope;
+                c.longrope_original_max_position_embeddings = Some(8);
+                (c.longrope_short_factor, c.longrope_long_factor) = (Some(vec![1.0, 2.0]), Some(vec![1.0]));
+            }),
+        ),
         ("model.window_size", Box::new(|c| c.window_size = Some([4, 2]))),
         ("model.no_rope_freq", Box::new(|c| c.no_rope_freq = Some(OneOrMany::Many(vec![0, 1])))),
         ("model.window_attn_skip_freq", Box::new(|c| c.window_attn_skip_freq = Some(OneOrMany::One(0)))),

@@ -170,6 +170,27 @@ fn remembered_tokens_change_no_logits() {
 }
 
 #[test]
+fn a_sequence_that_grows_over_the_original_length_is_seen_again() {
+    let config = longrope();
+    let chunk = build(&config);
+    let ids = tokens(13, config.vocab_size);
+    let model = chunk.inference();
+    let last = |logits: Vec<f32>| logits[logits.len() - config.padded_vocab_size..].to_vec();
+    let whole: Vec<Vec<f32>> = (1..=13).map(|end| last(logits(chunk.as_ref(), &ids[..end]))).collect();
+    let short = build(&DecoderConfig { max_position_embeddings: 7, ..config.clone() });
+    assert_eq!(last(logits(short.as_ref(), &ids[..7])), whole[6]);
+    for ends in [(1..=13).collect(), vec![7, 8, 13], vec![5, 9, 10], vec![13]] {
+        let mut state = model.new_state();
+        for end in ends {
+            let new = &ids[state.length..end];
+            let found = logits_after(model.as_ref(), &mut state, new);
+            assert_eq!((state.length, found.len()), (end, new.len() * config.padded_vocab_size));
+            assert_close(&last(found), &whole[end - 1], 1e-5);
+        }
+    }
+}
+
+#[test]
 fn packed_documents_do_not_see_each_other() {
     for config in [llama(), gpt2(), everything()] {
         let chunk = build(&config);

@@ -93,6 +93,18 @@ pub fn everything() -> DecoderConfig {
     }
 }
 
+/// A Llama-style model whose frequencies are others in sequences of more than seven tokens.
+pub fn longrope() -> DecoderConfig {
+    let scaling = RopeScaling::LongRope {
+        short_factor: vec![1.0, 1.1, 1.2, 1.3, 1.4],
+        long_factor: vec![1.5, 2.1, 3.2, 4.3, 5.4],
+        original_max_position_embeddings: 7,
+        attention_factor: 1.25,
+    };
+    let rope = RopeConfig { scaling: Some(scaling), ..RopeConfig::neutral() };
+    DecoderConfig { position_embedding: PositionEmbedding::Rope(rope), ..llama() }
+}
+
 pub fn context(config: &DecoderConfig) -> BuildContext {
     BuildContext {
         device: device(),

@@ -44,7 +44,7 @@ impl Model<'_> {
     }
 
     fn rotate(&self, head: &mut [f64], position: usize) {
-        let PositionEmbedding::Rope(rope) = self.config.position_embedding else {
+        let PositionEmbedding::Rope(rope) = &self.config.position_embedding else {
             return;
         };
         let rotated = rope.rotary_size(head.len());

@@ -263,6 +263,7 @@ pub fn families() -> Vec<(&'static str, DecoderConfig)> {
         ("gpt2", gpt2()),
         ("gpt2, untied", untied),
         ("everything", everything()),
+        ("longrope", longrope()),
     ];
     // Rows of a vocabulary need not divide.
     let rows = |name: &str| if name.contains("tied") { 43 } else { 40 };

@@ -1,0 +1,18 @@
+//! Mistral: a Llama without biases whose layers all have the same sliding window, or none.
+
+mod config;
+#[cfg(test)]
+mod tests;
+
+use super::llama;
+use crate::huggingface::Family;
+
+/// `MistralForCausalLM`.
+pub(super) static FAMILY: Family = Family {
+    model_type: "mistral",
+    architecture: "MistralForCausalLM",
+    settings: config::SETTINGS,
+    weights: &[llama::weights::WEIGHTS],
+    prefix: "model.",
+    buffers: &[".rotary_emb.inv_freq"],
+};

@@ -1,0 +1,47 @@
+//! Settings of Phi-3; absent ones have the values of `Phi3Config`.
+
+use serde_json::{Map, Value, json};
+
+use crate::decoder::{DecoderConfig, PositionEmbedding, RopeScaling};
+use crate::families::llama::config::{BLOCKS, HEAD_SIZE, SIZES};
+use crate::huggingface::error::HfError;
+use crate::huggingface::fields::Fields;
+use crate::huggingface::rope::{self, RopeForm};
+use crate::huggingface::settings::{Setting, size_or};
+use crate::huggingface::windows;
+
+pub(super) const SETTINGS: &[Setting] = &[
+    Setting::Rows(SIZES),
+    HEAD_SIZE,
+    size_or("max_position_embeddings", |c| &mut c.max_position_embeddings, |_, _| Ok(4096)),
+    Setting::Rows(BLOCKS),
+    Setting::Number("rms_norm_eps", |c| &mut c.norm.epsilon, |_, _| Ok(1e-5)),
+    Setting::Switch("tie_word_embeddings", |c| &mut c.share_embeddings_and_output_weights, false),
+    Setting::Number("resid_pdrop", |c| &mut c.hidden_dropout, |_, _| Ok(0.0)),
+    Setting::Number("embd_pdrop", |c| &mut c.embedding_dropout, |_, _| Ok(0.0)),
+    Setting::Keys { read: read_rope, write: write_rope },
+    Setting::Keys { read: |fields, c| windows::read_of_all(fields, c, None), write: windows::write_of_all },
+];
+
+/// The original length stands beside the table; where it does not, `Phi3Config` has 4096, whatever the table says.
+const FORM: RopeForm = RopeForm { percent: Some(1.0), original_length: Some(4096), ..RopeForm::USUAL };
+const ORIGINAL_LENGTH: &str = "original_max_position_embeddings";
+
+/// Plain frequencies or LongRoPE's: `Phi3Config` refuses all others.
+fn read_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
+    rope::read(fields, config, FORM)?;
+    let PositionEmbedding::Rope(read) = &config.position_embedding else {
+        return Ok(());
+    };
+    let is_known = matches!(read.scaling, None | Some(RopeScaling::LongRope { .. }));
+    fields.require(is_known, "rope_scaling.rope_type", "another scaling", "longrope or default, as Phi3Config does")
+}
+
+fn write_rope(config: &DecoderConfig, settings: &mut Map<String, Value>) {
+    rope::write(config, settings);
+    if let PositionEmbedding::Rope(rope) = &config.position_embedding
+        && let Some(RopeScaling::LongRope { original_max_position_embeddings, .. }) = &rope.scaling
+    {
+        settings.insert(ORIGINAL_LENGTH.into(), json!(original_max_position_embeddings));
+    }
+}

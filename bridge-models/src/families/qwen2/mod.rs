@@ -1,0 +1,18 @@
+//! Qwen 2 and 2.5 without experts: a Llama with biases of queries, keys and values, whose upper layers may have a sliding window.
+
+mod config;
+#[cfg(test)]
+mod tests;
+
+use super::llama;
+use crate::huggingface::Family;
+
+/// `Qwen2ForCausalLM`.
+pub(super) static FAMILY: Family = Family {
+    model_type: "qwen2",
+    architecture: "Qwen2ForCausalLM",
+    settings: config::SETTINGS,
+    weights: &[llama::weights::WEIGHTS],
+    prefix: "model.",
+    buffers: &[".rotary_emb.inv_freq"],
+};

@@ -1,0 +1,18 @@
+//! SmolLM3: a Llama of which every fourth layer has no rotary embedding.
+
+mod config;
+#[cfg(test)]
+mod tests;
+
+use super::llama;
+use crate::huggingface::Family;
+
+/// `SmolLM3ForCausalLM`.
+pub(super) static FAMILY: Family = Family {
+    model_type: "smollm3",
+    architecture: "SmolLM3ForCausalLM",
+    settings: config::SETTINGS,
+    weights: &[llama::weights::WEIGHTS],
+    prefix: "model.",
+    buffers: &[".rotary_emb.inv_freq"],
+};

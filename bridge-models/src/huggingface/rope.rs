@@ -1,0 +1,203 @@
+//! Rotary settings of `config.json`, in the forms of all versions of transformers: a table `rope_parameters`, or `rope_theta` and
+//! `partial_rotary_factor` beside a table `rope_scaling`.
+
+use serde_json::{Map, Value, json};
+
+use super::error::HfError;
+use super::fields::Fields;
+use crate::decoder::{DecoderConfig, PositionEmbedding, RopeConfig, RopeScaling, YarnConfig};
+
+/// What a family's rotary settings are where no key says so.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RopeForm {
+    /// Base of the frequencies.
+    pub theta: f64,
+    /// Share of the head that is rotated; `None` where the family rotates whole heads only.
+    pub percent: Option<f64>,
+    /// Context that the unscaled model was trained at, in tokens; `None` where it is `max_position_embeddings`.
+    pub original_length: Option<usize>,
+}
+
+impl RopeForm {
+    /// The form of most families.
+    pub const USUAL: Self = Self { theta: 10_000.0, percent: None, original_length: None };
+}
+
+/// Sets the positions of a model whose layers all rotate alike. Head size and longest sequence are set before.
+pub(crate) fn read(fields: &Fields, config: &mut DecoderConfig, form: RopeForm) -> Result<(), HfError> {
+    // transformers gives the old table precedence where a file has both.
+    let table = match fields.table("rope_scaling", "rope_scaling.")? {
+        Some(table) => Some(table),
+        None => fields.table("rope_parameters", "rope_parameters.")?,
+    };
+    let rope = read_table(fields, table.as_ref(), config.max_position_embeddings, form)?;
+    let rotated = rope.rotary_size(config.kv_channels);
+    let expected = "an even number of rotated elements, because they are rotated in pairs";
+    let key = if rope.percent == 1.0 { "head_dim" } else { "partial_rotary_factor" };
+    fields.require(rotated.is_multiple_of(2), key, &rotated.to_string(), expected)?;
+    config.position_embedding = PositionEmbedding::Rope(rope);
+    Ok(())
+}
+
+/// The rotary settings of a table; what it leaves out is beside it in `fields`.
+pub(crate) fn read_table(
+    fields: &Fields,
+    table: Option<&Fields>,
+    max_positions: usize,
+    form: RopeForm,
+) -> Result<RopeConfig, HfError> {
+    let number = |key| match table.map_or(Ok(None), |table| table.number(key))? {
+        Some(number) => Ok(Some(number)),
+        None => fields.number(key),
+    };
+    let percent = number("partial_rotary_factor")?;
+    let unrotated = "1.0: this family rotates whole heads";
+    let is_known = form.percent.is_some() || percent.is_none_or(|percent| percent == 1.0);
+    let place = table.filter(|table| table.get("partial_rotary_factor").is_some()).unwrap_or(fields);
+    place.require(is_known, "partial_rotary_factor", &percent.unwrap_or(1.0).to_string(), unrotated)?;
+    let original_length = fields.size("original_max_position_embeddings")?.or(form.original_length);
+    let scaling = match table {
+        Some(table) => scaling(table, original_length, max_positions)?,
+        None => None,
+    };
+    Ok(RopeConfig {
+        base: number("rope_theta")?.unwrap_or(form.theta),
+        percent: percent.or(form.percent).unwrap_or(1.0),
+        interleaved: false,
+        scaling,
+    })
+}
+
+/// Both forms: transformers 5 reads the first, transformers 4 the others.
+pub(crate) fn write(config: &DecoderConfig, settings: &mut Map<String, Value>) {
+    let PositionEmbedding::Rope(rope) = &config.position_embedding else {
+        return;
+    };
+    let table = parameters(rope);
+    settings.insert("rope_scaling".into(), if rope.scaling.is_some() { table.clone() } else { Value::Null });
+    settings.insert("rope_parameters".into(), table);
+    settings.insert("rope_theta".into(), json!(rope.base));
+    if rope.percent != 1.0 {
+        settings.insert("partial_rotary_factor".into(), json!(rope.percent));
+    }
+}
+
+/// The table `rope_parameters` of these settings.
+pub(crate) fn parameters(rope: &RopeConfig) -> Value {
+    let mut table = match &rope.scaling {
+        None => json!({ "rope_type": "default" }),
+        Some(RopeScaling::Linear { factor }) => json!({ "rope_type": "linear", "factor": factor }),
+        Some(RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings }) => {
+            json!({
+                "rope_type": "llama3",
+                "factor": factor,
+                "low_freq_factor": low_freq_factor,
+                "high_freq_factor": high_freq_factor,
+                "original_max_position_embeddings": original_max_position_embeddings,
+            })
+        }
+        Some(RopeScaling::Yarn(yarn)) => {
+            let mut table = json!({
+                "rope_type": "yarn",
+                "factor": yarn.factor,
+                "original_max_position_embeddings": yarn.original_max_position_embeddings,
+                "beta_fast": yarn.beta_fast,
+                "beta_slow": yarn.beta_slow,
+                "truncate": yarn.truncate,
+            });
+            let optional = [
+                ("mscale", yarn.mscale),
+                ("mscale_all_dim", yarn.mscale_all_dim),
+                ("attention_factor", yarn.attention_factor),
+            ];
+            for (key, value) in optional {
+                if let Some(value) = value {
+                    table[key] = json!(value);
+                }
+            }
+            table
+        }
+        Some(RopeScaling::LongRope {
+            short_factor,
+            long_factor,
+            original_max_position_embeddings,
+            attention_factor,
+        }) => {
+            json!({
+                "rope_type": "longrope",
+                "short_factor": short_factor,
+                "long_factor": long_factor,
+                "original_max_position_embeddings": original_max_position_embeddings,
+                "attention_factor": attention_factor,
+            })
+        }
+    };
+    table["rope_theta"] = json!(rope.base);
+    if rope.percent != 1.0 {
+        table["partial_rotary_factor"] = json!(rope.percent);
+    }
+    table
+}
+
+/// The scaling that a table asks for. `original_length` is what stands beside the table, which transformers heeds first.
+fn scaling(
+    table: &Fields,
+    original_length: Option<usize>,
+    max_positions: usize,
+) -> Result<Option<RopeScaling>, HfError> {
+    let key = if table.get("rope_type").is_some() { "rope_type" } else { "type" };
+    let length = || -> Result<usize, HfError> {
+        let stored = table.size("original_max_position_embeddings")?;
+        Ok(original_length.or(stored).unwrap_or(max_positions))
+    };
+    match table.string(key)? {
+        None | Some("default") => Ok(None),
+        Some("linear") => Ok(Some(RopeScaling::Linear { factor: table.required_number("factor")? })),
+        Some("llama3") => Ok(Some(RopeScaling::Llama3 {
+            factor: table.required_number("factor")?,
+            low_freq_factor: table.required_number("low_freq_factor")?,
+            high_freq_factor: table.required_number("high_freq_factor")?,
+            original_max_position_embeddings: length()?,
+        })),
+        Some("yarn") => yarn(table, length()?, max_positions).map(Some),
+        Some("longrope" | "su") => longrope(table, length()?, max_positions).map(Some),
+        Some("dynamic") => {
+            let reason = "default, which is the same up to max_position_embeddings: beyond it dynamic frequencies change with the length \
+                          of each sequence, which is not implemented";
+            Err(table.error(key, "\"dynamic\"", reason))
+        }
+        Some(other) => {
+            let known = "one of default, linear, llama3, yarn, longrope: others are not implemented";
+            Err(table.error(key, &format!("\"{other}\""), known))
+        }
+    }
+}
+
+fn yarn(table: &Fields, length: usize, max_positions: usize) -> Result<RopeScaling, HfError> {
+    // Zero is as good as nothing to transformers.
+    let optional = |key| Ok::<_, HfError>(table.number(key)?.filter(|number| *number != 0.0));
+    let mscale_all_dim = optional("mscale_all_dim")?;
+    Ok(RopeScaling::Yarn(YarnConfig {
+        factor: table.number("factor")?.unwrap_or(max_positions as f64 / length as f64),
+        original_max_position_embeddings: length,
+        beta_fast: optional("beta_fast")?.unwrap_or(YarnConfig::BETA_FAST),
+        beta_slow: optional("beta_slow")?.unwrap_or(YarnConfig::BETA_SLOW),
+        // Alone it says nothing.
+        mscale: optional("mscale")?.filter(|_| mscale_all_dim.is_some()),
+        mscale_all_dim,
+        attention_factor: table.number("attention_factor")?,
+        truncate: table.bool("truncate")?.unwrap_or(true),
+    }))
+}
+
+fn longrope(table: &Fields, length: usize, max_positions: usize) -> Result<RopeScaling, HfError> {
+    let factor = table.number("factor")?.unwrap_or(max_positions as f64 / length as f64);
+    // Ding et al., arXiv:2402.13753, section 3.3.
+    let usual = if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / (length as f64).ln()).sqrt() };
+    Ok(RopeScaling::LongRope {
+        short_factor: table.numbers("short_factor")?,
+        long_factor: table.numbers("long_factor")?,
+        original_max_position_embeddings: length,
+        attention_factor: table.number("attention_factor")?.unwrap_or(usual),
+    })
+}
