@@ -138,6 +138,15 @@ pub(crate) fn activation(
     }
 }
 
+/// The activation that `config.json` calls so.
+///
+/// # Panics
+/// If there is none.
+pub(crate) fn named_activation(name: &str) -> bridge_kernels::Activation {
+    let known = ACTIVATIONS.iter().find(|(known, _)| *known == name);
+    known.map(|(_, activation)| *activation).expect("a family's usual activation has a known name")
+}
+
 /// The name `config.json` has for an activation.
 pub(crate) fn activation_name(activation: bridge_kernels::Activation) -> &'static str {
     let known = ACTIVATIONS.iter().find(|(_, known)| *known == activation);

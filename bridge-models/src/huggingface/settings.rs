@@ -5,7 +5,7 @@ use bridge_kernels::Activation;
 use serde_json::{Map, Value, json};
 
 use super::error::HfError;
-use super::fields::{Fields, activation, activation_name};
+use super::fields::{Fields, activation, activation_name, named_activation};
 use crate::decoder::DecoderConfig;
 
 /// A field of the decoder.
@@ -24,6 +24,8 @@ pub(crate) enum Setting {
     Switch(&'static str, Field<bool>, bool),
     /// The name of a non-linearity.
     Activation(&'static str, Field<Activation>, Activation),
+    /// The same where the family has a name of its own for its usual one, which is what absence means.
+    NamedActivation(&'static str, Field<Activation>, &'static str),
     /// What every model of the family has: no key says it.
     Always(fn(&mut DecoderConfig)),
     /// A key with which the family's models may ask for what is not built: all values but one are refused, and it is not written.
@@ -78,6 +80,9 @@ impl Setting {
             }
             Self::Switch(key, field, absent) => *field(config) = fields.bool(key)?.unwrap_or(*absent),
             Self::Activation(key, field, absent) => *field(config) = activation(fields, key, *absent)?,
+            Self::NamedActivation(key, field, usual) => {
+                *field(config) = activation(fields, key, named_activation(usual))?
+            }
             Self::Always(set) => set(config),
             Self::Only(key, expected) => fields.only(key, &expected())?,
             Self::Rule(check) => check(fields, config)?,
@@ -94,6 +99,11 @@ impl Setting {
             Self::Number(key, field, _) => (key, json!(*field(config))),
             Self::Switch(key, field, _) => (key, json!(*field(config))),
             Self::Activation(key, field, _) => (key, json!(activation_name(*field(config)))),
+            Self::NamedActivation(key, field, usual) => {
+                let value = *field(config);
+                let name = if value == named_activation(usual) { usual } else { activation_name(value) };
+                (key, json!(name))
+            }
             Self::Always(_) | Self::Only(..) | Self::Rule(_) => return,
             Self::Keys { write, .. } => return write(config, settings),
             Self::Rows(rows) => return rows.iter().for_each(|row| row.write(config, settings)),

@@ -1,7 +1,5 @@
 //! Settings of StarCoder 2; absent ones have the values of `Starcoder2Config`.
 
-use bridge_kernels::Activation;
-
 use crate::decoder::NormKind;
 use crate::families::llama::config::{HEAD_SIZE, ROPE, SIZES};
 use crate::huggingface::settings::{Setting, USUAL_SOFTMAX_SCALE, size_or};
@@ -13,7 +11,7 @@ pub(super) const SETTINGS: &[Setting] = &[
     size_or("max_position_embeddings", |c| &mut c.max_position_embeddings, |_, _| Ok(4096)),
     USUAL_SOFTMAX_SCALE,
     Setting::Always(|c| c.norm.kind = NormKind::LayerNorm),
-    Setting::Activation("hidden_act", |c| &mut c.activation, Activation::GeluTanh),
+    Setting::NamedActivation("hidden_act", |c| &mut c.activation, "gelu_pytorch_tanh"),
     Setting::Number("initializer_range", |c| &mut c.init_method_std, |_, _| Ok(0.018_042)),
     Setting::Number("norm_epsilon", |c| &mut c.norm.epsilon, |_, _| Ok(1e-5)),
     Setting::Switch("use_bias", |c| &mut c.qkv_bias, true),
