@@ -2,6 +2,7 @@
 
 mod bench;
 mod build;
+mod models;
 mod mpi;
 mod suite;
 
@@ -27,6 +28,8 @@ enum Command {
     Test(Test),
     /// Measure training steps, or single operations, against PyTorch in paired runs.
     Bench(bench::Bench),
+    /// Write docs/models.md, the table of model families, anew.
+    Models,
     /// Build the release binary and run any `bridge` command.
     Bridge(Passed),
 }
@@ -72,6 +75,7 @@ fn main() -> Result<ExitCode> {
         Command::Test(Test { sanitizer: Some(sanitizer), rest, .. }) => suite::run_sanitized(&sanitizer, &rest),
         Command::Test(Test { rest, .. }) => suite::run(&rest),
         Command::Bench(bench) => bench::run(&bench),
+        Command::Models => models::run(),
         Command::Bridge(bridge) => build::run_bridge(&[], bridge.rest),
     }
 }

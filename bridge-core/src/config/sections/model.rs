@@ -157,7 +157,7 @@ section! {
             => not_built("a residual stream in 32 bits with 16-bit layers; without mixed_precision everything is in 32 bits");
         /// Residual taken after the norm.
         apply_residual_connection_post_layernorm: bool = false
-            => not_built("residuals taken after the norm; they are taken before it");
+            => not_built("BERT's order, in which the norm's output is the residual as well; what is added to is the stream before the norm");
         /// Multi-latent attention.
         multi_latent_attention: bool = false
             => not_built("keys and values projected from a latent vector; attention has full or grouped key/value heads");
@@ -267,9 +267,11 @@ section! {
         @execution autocast_dtype: Option<DType> = None => no_counterpart("the dtype of PyTorch's autocast").same_as("model.params_dtype");
         /// Softmax in 32 bits.
         attention_softmax_in_fp32: bool = false
-            => no_counterpart("a choice of the softmax's precision; it is always computed in 32 bits");
+            => no_counterpart("a choice of the softmax's precision; it is always computed in 32 bits").inert(&["true"]);
         /// Divide scores by the layer number.
-        apply_query_key_layer_scaling: bool = false => not_built("scores divided by the number of the layer");
+        apply_query_key_layer_scaling: bool = false
+            => no_counterpart("scores divided by the number of the layer before the softmax and multiplied by it inside, which 16 bits need; scores have 32")
+                .inert(&["true"]);
         /// 8-bit format.
         fp8: Option<Fp8Format> = None
             => not_built("8-bit matrix multiplications; numbers have 32 or 16 bits (mixed_precision)");

@@ -119,7 +119,6 @@ fn errors_name_the_key() {
         ),
         ("model.multi_latent_attention", Box::new(|c| c.multi_latent_attention = true)),
         ("model.mtp_num_layers", Box::new(|c| c.mtp_num_layers = Some(1))),
-        ("model.apply_query_key_layer_scaling", Box::new(|c| c.apply_query_key_layer_scaling = true)),
         ("model.use_mup", Box::new(|c| c.use_mup = true)),
         ("model.position_embedding_type", Box::new(|c| c.position_embedding_type = PositionEmbeddingType::Mrope)),
         ("model.yarn_rotary_scaling_factor", Box::new(|c| c.position_embedding_type = PositionEmbeddingType::Yarn)),
