@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 
 use super::error::HfError;
 use super::fields::Fields;
+use super::windows::LAYER_TYPES;
 use crate::decoder::{DecoderConfig, PositionEmbedding, RopeConfig, RopeScaling, YarnConfig};
 
 /// What a family's rotary settings are where no key says so.
@@ -30,6 +31,12 @@ pub(crate) fn read(fields: &Fields, config: &mut DecoderConfig, form: RopeForm) 
         Some(table) => Some(table),
         None => fields.table("rope_parameters", "rope_parameters.")?,
     };
+    if let Some(table) = &table {
+        for layers in LAYER_TYPES {
+            let expected = "one table for all layers: this family rotates them alike";
+            table.require(table.get(layers).is_none(), layers, "a table", expected)?;
+        }
+    }
     let rope = read_table(fields, table.as_ref(), config.max_position_embeddings, form)?;
     let rotated = rope.rotary_size(config.kv_channels);
     let expected = "an even number of rotated elements, because they are rotated in pairs";

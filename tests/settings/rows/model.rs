@@ -26,7 +26,7 @@ fn sizes() -> Vec<Row> {
     ]
 }
 
-const YARN: &str = "yarn & model.yarn_rotary_scaling_factor=4 & model.yarn_original_max_position_embeddings=16";
+const YARN: &str = "yarn & model.yarn_rotary_scaling_factor=4 & model.yarn_original_max_position_embeddings=256";
 /// For heads of eight elements, and samples longer than the original length.
 const LONGROPE: &str = "longrope & model.longrope_short_factor=[1.0, 1.5, 2.0, 2.5] & model.longrope_long_factor=[1.0, 2.0, 3.0, 4.0] \
                         & model.longrope_original_max_position_embeddings=4";
@@ -40,7 +40,9 @@ fn positions() -> Vec<Row> {
     let of_type = |positions: &str| {
         let settings: Vec<String> =
             format!("model.position_embedding_type={positions}").split(" & ").map(str::to_owned).collect();
-        tiny_with(&settings.iter().map(String::as_str).collect::<Vec<_>>())
+        // Scores large enough for a small change of the angles to show.
+        let run = tiny_with(&["model.rotary_base=100", "model.init_method_std=0.2"]);
+        run.with(&settings.iter().map(String::as_str).collect::<Vec<_>>())
     };
     let (yarn, long) = (of_type(YARN), of_type(LONGROPE));
     let short = long.with(&["model.longrope_original_max_position_embeddings=512"]);
@@ -63,8 +65,8 @@ fn positions() -> Vec<Row> {
         row("model.seq_len_interpolation_factor", &tiny(), &[AS_IT_IS, "2"]).moves("loss_1"),
         row("model.yarn_rotary_scaling_factor", &yarn, &[AS_IT_IS, "2"]).moves("loss_1"),
         row("model.yarn_original_max_position_embeddings", &yarn, &[AS_IT_IS, "64"]).moves("loss_1"),
-        row("model.yarn_beta_fast", &yarn, &[AS_IT_IS, "8"]).moves("loss_1"),
-        row("model.yarn_beta_slow", &yarn, &[AS_IT_IS, "0.2"]).moves("loss_1"),
+        row("model.yarn_beta_fast", &yarn, &[AS_IT_IS, "4"]).moves("loss_1"),
+        row("model.yarn_beta_slow", &yarn, &[AS_IT_IS, "4"]).moves("loss_1"),
         row("model.yarn_mscale", &yarn, &["1 & model.yarn_mscale_all_dim=1", "2 & model.yarn_mscale_all_dim=1"])
             .moves("loss_1"),
         row("model.yarn_mscale_all_dim", &yarn, &["1 & model.yarn_mscale=1", "2 & model.yarn_mscale=1"])

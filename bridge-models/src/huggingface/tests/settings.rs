@@ -154,6 +154,11 @@ fn what_is_not_supported_is_named() {
             "rope_parameters.partial_rotary_factor",
             "0.5",
         ),
+        (
+            json!({ "rope_parameters": { "full_attention": { "rope_type": "default" } } }),
+            "rope_parameters.full_attention",
+            "table",
+        ),
         (json!({ "num_key_value_heads": 3 }), "num_key_value_heads", "3"),
         (json!({ "hidden_size": -64 }), "hidden_size", "-64"),
         (json!({ "hidden_size": null }), "hidden_size", "no such setting"),
