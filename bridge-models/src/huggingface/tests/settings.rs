@@ -252,6 +252,11 @@ fn changed_fields(path: &str, value: &Value, changed: &mut Vec<(String, Value)>)
             "/window_size" => json!(4),
             "/attention_softcap" | "/logit_softcap" => json!(30.0),
             "/position_embedding/rope/scaling" => json!({ "linear": { "factor": 2.0 } }),
+            "/position_embedding/rope/scaling/yarn/attention_factor" => json!(1.25),
+            "/position_embedding/rope/scaling/long_rope/short_factor"
+            | "/position_embedding/rope/scaling/long_rope/long_factor" => {
+                json!(vec![3.5; value.as_array().unwrap().len()])
+            }
             other => panic!("{other}: give another value than {value}"),
         },
     };
