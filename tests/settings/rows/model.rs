@@ -71,7 +71,7 @@ fn positions() -> Vec<Row> {
             .moves("loss_1"),
         row("model.yarn_mscale_all_dim", &yarn, &["1 & model.yarn_mscale=1", "2 & model.yarn_mscale=1"])
             .moves("loss_1"),
-        row("model.yarn_correction_range_round_to_int", &yarn, &[AS_IT_IS, "false"]).moves("loss_1"),
+        row("model.yarn_correction_range_round_to_int", &yarn, &["true", "false"]).moves("loss_1"),
         row("model.yarn_attention_factor", &yarn, &[AS_IT_IS, "1.5"]).moves("loss_1"),
         row("model.longrope_short_factor", &short, &[AS_IT_IS, "[1.0, 1.0, 1.0, 9.0]"]).moves("loss_1"),
         row("model.longrope_long_factor", &long, &[AS_IT_IS, "[1.0, 1.0, 1.0, 9.0]"]).moves("loss_1"),
