@@ -16,6 +16,7 @@ use bridge_data::outside;
 use bridge_data::tokenizer::{HuggingFaceTokenizer, NullTokenizer, Tokenizer};
 use bridge_models::DecoderConfig;
 use bridge_models::decoder::build_decoder;
+use bridge_models::decoder::{KIND, MAMBA_KIND, section_of_kind};
 use bridge_models::huggingface::HfModel;
 use bridge_models::registry;
 use burn::tensor::{Device, FloatDType};
@@ -191,13 +192,12 @@ fn name_a_folder(error: CheckpointError) -> Failure {
 /// The architecture of a checkpoint's model.
 pub fn decoder_config(checkpoint: &Checkpoint) -> Result<DecoderConfig, Failure> {
     let raw = recipe(checkpoint)?;
-    if raw.model.kind != bridge_models::decoder::KIND {
-        return Err(Failure::input(format!(
-            "{}: model.kind: expected `{}`, found `{}`",
-            checkpoint.path().display(),
-            bridge_models::decoder::KIND,
-            raw.model.kind
-        )));
+    let kinds = [KIND, MAMBA_KIND];
+    if !kinds.contains(&raw.model.kind.as_str()) {
+        let expected = kinds.map(|kind| format!("`{kind}`")).join(" or ");
+        let found = &raw.model.kind;
+        let path = checkpoint.path().display();
+        return Err(Failure::input(format!("{path}: model.kind: expected {expected}, found `{found}`")));
     }
     // Only checked: what is derived follows from the weights, too.
     raw.model.config.finalize().map_err(|errors| in_run_config(checkpoint, errors))?;
@@ -206,7 +206,7 @@ pub fn decoder_config(checkpoint: &Checkpoint) -> Result<DecoderConfig, Failure>
         let path = checkpoint.path().display();
         return Err(Failure::input(format!("{path}: `{EMBEDDING}`: expected two dimensions, found {shape:?}")));
     };
-    let mut transformer = raw.model.config.clone();
+    let mut transformer = section_of_kind(&raw.model.kind, &raw.model.config);
     // If the recipe has no vocabulary size, it was the tokenizer's, padded: read it from the embedding.
     transformer.vocab_size.get_or_insert(rows);
     transformer.should_pad_vocab = false;

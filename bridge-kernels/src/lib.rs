@@ -19,6 +19,7 @@ compile_error!("the feature `cube` is turned on by `cuda`, `vulkan` or `wgpu`; a
 
 pub mod activation;
 pub mod attention;
+pub mod causal_conv;
 mod cpu;
 pub mod cross_entropy;
 #[cfg(feature = "cube")]
@@ -26,6 +27,7 @@ mod cube;
 pub mod dropout;
 pub mod embedding;
 mod flex;
+pub mod gated_norm;
 pub mod linear;
 pub mod memory;
 pub mod norm;
@@ -34,18 +36,24 @@ pub mod packed_attention;
 mod precision;
 pub mod random;
 pub mod rotary;
+pub mod split;
+pub mod ssd_scan;
 pub mod vjp;
 pub mod vocab_parallel_cross_entropy;
 
 pub use activation::{Activation, activation, glu};
 pub use attention::{AttentionOptions, attention};
+pub use causal_conv::causal_conv;
 pub use cross_entropy::{CrossEntropyOptions, linear_cross_entropy};
 pub use dropout::{DropoutKey, dropout};
 pub use embedding::embedding;
+pub use gated_norm::gated_rms_norm;
 pub use linear::deferred::{WeightGradient, linear_deferred};
 pub use linear::{linear, linear_activation, linear_glu, linear_residual};
 pub use norm::{layer_norm, residual_layer_norm, residual_rms_norm, rms_norm};
 pub use packed_attention::{PackedHeads, packed_attention};
 pub use random::Philox;
 pub use rotary::{RotaryTable, apply_rotary};
+pub use split::split;
+pub use ssd_scan::{ScanInputs, ScanOptions, ssd_scan, ssd_scan_from};
 pub use vocab_parallel_cross_entropy::vocab_parallel_cross_entropy;

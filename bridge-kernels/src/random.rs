@@ -119,6 +119,13 @@ impl Philox {
         values.drain(..skipped);
         values
     }
+
+    /// Draws `range` of those from the uniform distribution over `[0, 1)`, without the others.
+    pub fn uniform_range(self, range: std::ops::Range<usize>) -> Vec<f64> {
+        let blocks = range.start as u64 / 4..(range.end as u64).div_ceil(4);
+        let words = blocks.flat_map(|index| self.block(index)).skip(range.start % 4).take(range.len());
+        words.map(|word| f64::from(word) / 4_294_967_296.0).collect()
+    }
 }
 
 #[cfg(test)]
@@ -150,6 +157,17 @@ mod tests {
         let all = Philox::new(7).normal(103, 0.3);
         for range in [0..0, 0..1, 2..7, 4..8, 5..103, 103..103] {
             assert_eq!(Philox::new(7).normal_range(range.clone(), 0.3), all[range]);
+        }
+    }
+
+    #[test]
+    fn uniform_draws_fill_their_range_evenly() {
+        let all = Philox::new(7).uniform_range(0..100_001);
+        assert!(all.iter().all(|v| (0.0..1.0).contains(v)));
+        let mean = all.iter().sum::<f64>() / all.len() as f64;
+        assert!((mean - 0.5).abs() < 3.0 * 0.29 / 316.0, "mean {mean}");
+        for range in [0..0, 0..1, 2..7, 4..8, 5..103] {
+            assert_eq!(Philox::new(7).uniform_range(range.clone()), all[range]);
         }
     }
 

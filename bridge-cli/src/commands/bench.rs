@@ -132,6 +132,7 @@ fn recipe(
 ) -> Result<RawConfig, Failure> {
     let vocab_size = preset.transformer.vocab_size.ok_or_else(|| Failure::run("a preset has a vocabulary size"))?;
     let mut recipe = RecipeConfig { device: arguments.device.clone(), ..RecipeConfig::default() };
+    recipe.model.kind = preset.kind.to_owned();
     recipe.model.config = preset.transformer.clone();
     recipe.train = TrainingConfig {
         micro_batch_size: Some(micro_batch_size),

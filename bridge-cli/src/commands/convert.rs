@@ -98,6 +98,7 @@ pub fn import(folder: &Path, output: &Path) -> Result<(PathBuf, u64), Failure> {
     let num_parameters: usize = shapes.values().map(|shape| shape.iter().product::<usize>()).sum();
 
     let mut raw = RawConfig::default();
+    raw.model.kind = model.config().kind().to_owned();
     raw.model.config = model.config().to_transformer().map_err(Failure::input)?;
     let mut files = BTreeMap::new();
     for entry in std::fs::read_dir(folder).map_err(|e| Failure::input(format!("{}: {e}", folder.display())))? {

@@ -123,14 +123,16 @@ pub struct Kinds {
 }
 
 impl Kinds {
-    /// The built-in kinds: models `gpt`; datasets `gpt`, `fim`, `mock`.
+    /// The built-in kinds: models `gpt`, `mamba`; datasets `gpt`, `fim`, `mock`.
     ///
     /// These are only names; `bridge_models::registry()` has their factories, and more kinds are registered there.
     pub fn builtin() -> Self {
         let mut model = KindRegistry::default();
-        model.register("gpt", Kind::default());
-        for name in ["mamba", "t5", "mimo"] {
-            model.register_not_implemented(name, "only model.kind = \"gpt\" is built in");
+        for name in ["gpt", "mamba"] {
+            model.register(name, Kind::default());
+        }
+        for name in ["t5", "mimo"] {
+            model.register_not_implemented(name, "model.kind = \"gpt\" and \"mamba\" are built in");
         }
         let mut dataset = KindRegistry::default();
         for name in ["gpt", "fim", "mock"] {

@@ -42,7 +42,7 @@ impl LinearLayer {
     pub fn cut_by_inputs(&self) -> Cut {
         match self.cut {
             Cut::Columns | Cut::Replicated(_) => self.cut,
-            Cut::Rows | Cut::Blocks(_) | Cut::KeyValueGroups { .. } | Cut::VocabularyRows => {
+            Cut::Rows | Cut::Blocks(_) | Cut::Sections(_) | Cut::KeyValueGroups { .. } | Cut::VocabularyRows => {
                 Cut::Replicated(Meets::OwnPart)
             }
         }
@@ -52,9 +52,12 @@ impl LinearLayer {
     pub fn cut_by_outputs(&self) -> Cut {
         match self.cut {
             Cut::Columns => Cut::Replicated(Meets::OwnPart),
-            Cut::Replicated(_) | Cut::Rows | Cut::Blocks(_) | Cut::KeyValueGroups { .. } | Cut::VocabularyRows => {
-                self.cut
-            }
+            Cut::Replicated(_)
+            | Cut::Rows
+            | Cut::Blocks(_)
+            | Cut::Sections(_)
+            | Cut::KeyValueGroups { .. }
+            | Cut::VocabularyRows => self.cut,
         }
     }
 }

@@ -33,6 +33,8 @@ pub enum Component {
     Embedding,
     /// Blocks that mix tokens: query-key-value and output projection of attention.
     Attention,
+    /// Blocks that mix tokens by a state that goes through the sequence.
+    StateSpace,
     /// Feed-forward blocks that every token passes.
     Mlp,
     /// Routed experts.
@@ -47,14 +49,23 @@ pub enum Component {
 
 impl Component {
     /// Every component.
-    pub const ALL: [Self; 7] =
-        [Self::Embedding, Self::Attention, Self::Mlp, Self::Experts, Self::Router, Self::Norm, Self::Output];
+    pub const ALL: [Self; 8] = [
+        Self::Embedding,
+        Self::Attention,
+        Self::StateSpace,
+        Self::Mlp,
+        Self::Experts,
+        Self::Router,
+        Self::Norm,
+        Self::Output,
+    ];
 
     /// Its name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Embedding => "embedding",
             Self::Attention => "attention",
+            Self::StateSpace => "state_space",
             Self::Mlp => "mlp",
             Self::Experts => "experts",
             Self::Router => "router",
@@ -84,6 +95,8 @@ pub enum Cut {
     Columns,
     /// Equal runs of the rows of each of so many equal blocks: the halves of a gated unit.
     Blocks(usize),
+    /// Equal runs of the rows of each of these blocks, of so many rows: what one matrix makes for several uses. Those of no rows are none.
+    Sections([usize; 5]),
     /// Rows of so many key/value groups, each its query heads, a key and a value head of `head_size` rows. With more ranks than groups
     /// several ranks hold the same key and value heads ([`SharedRows`]).
     KeyValueGroups {
@@ -119,6 +132,7 @@ impl Cut {
             Self::Rows => even(0, 1),
             Self::Columns => even(1, 1),
             Self::Blocks(blocks) => even(0, blocks),
+            Self::Sections(rows) => cut(Shard::sections(0, &rows, group.rank, group.size)),
             Self::KeyValueGroups { groups, .. } if group.size <= groups => even(0, 1),
             Self::KeyValueGroups { groups, head_size } => {
                 let rows = SharedRows {
@@ -153,6 +167,34 @@ pub enum Initial {
     Zeros,
     /// Ones.
     Ones,
+    /// Uniform draws from this range.
+    Uniform([f64; 2]),
+    /// Logarithms of uniform draws from this range.
+    LogOfUniform([f64; 2]),
+    /// What a softplus makes time steps of: their logarithms are drawn uniformly.
+    TimeSteps {
+        /// The range of the draws.
+        range: [f64; 2],
+        /// No step is smaller.
+        least: f64,
+    },
+}
+
+impl Initial {
+    /// The value of a draw from `[0, 1)`, for the distributions that are made of uniform draws.
+    pub(super) fn of_uniform(self, draw: f64) -> Option<f64> {
+        let between = |low: f64, high: f64| low + draw * (high - low);
+        match self {
+            Self::Normal(_) | Self::Zeros | Self::Ones => None,
+            Self::Uniform([low, high]) => Some(between(low, high)),
+            Self::LogOfUniform([low, high]) => Some(between(low, high).ln()),
+            Self::TimeSteps { range: [low, high], least } => {
+                let step = between(low.ln(), high.ln()).exp().max(least);
+                // The inverse of the softplus.
+                Some(step + (-(-step).exp_m1()).ln())
+            }
+        }
+    }
 }
 
 /// One parameter, as a rank holds it.

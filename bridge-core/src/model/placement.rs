@@ -30,6 +30,22 @@ impl Shard {
         Self { dim, size, parts }
     }
 
+    /// The `rank`-th of `ranks` equal slices of each of several blocks of a dimension, of these sizes.
+    ///
+    /// # Panics
+    /// If one of the sizes is not divisible by `ranks`.
+    pub fn sections(dim: usize, sizes: &[usize], rank: usize, ranks: usize) -> Self {
+        let mut end = 0;
+        let mut parts = Vec::new();
+        for size in sizes.iter().filter(|size| **size > 0) {
+            assert_eq!(size % ranks, 0, "{size} is not divisible over {ranks} ranks");
+            let (start, part) = (end, size / ranks);
+            end += size;
+            parts.push(start + rank * part..start + (rank + 1) * part);
+        }
+        Self { dim, size: end, parts }
+    }
+
     /// The `rank`-th of `ranks` slices of a dimension that need not divide: the first ranks hold one index more than the others.
     pub fn balanced(dim: usize, size: usize, rank: usize, ranks: usize) -> Self {
         let start = |rank: usize| rank * (size / ranks) + rank.min(size % ranks);

@@ -221,6 +221,11 @@ impl Values {
                 let values: Vec<f32> = runs.flat_map(|run| stream.normal_range(run, std)).collect();
                 Tensor::from_data(TensorData::new(values, local), (device, dtype))
             }
+            Initial::Uniform(_) | Initial::LogOfUniform(_) | Initial::TimeSteps { .. } => {
+                let draws = placement.held_runs(&shape).into_iter().flat_map(|run| stream.uniform_range(run));
+                let value = |draw| initial.of_uniform(draw).expect("made of uniform draws") as f32;
+                Tensor::from_data(TensorData::new(draws.map(value).collect::<Vec<_>>(), local), (device, dtype))
+            }
         };
         let value = match &self.deferred {
             None => make(&self.device),

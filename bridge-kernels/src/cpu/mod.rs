@@ -9,6 +9,7 @@
 //! - slices are row-major and contiguous unless a stride is given beside them.
 
 pub(crate) mod buffer;
+pub(crate) mod documents;
 pub(crate) mod gemm;
 pub(crate) mod simd;
 #[cfg(test)]

@@ -15,5 +15,6 @@ mod optim;
 mod packed_attention;
 mod plain;
 mod rotary;
+mod state_space;
 mod vjp;
 mod vocab_parallel_cross_entropy;

@@ -9,7 +9,8 @@ use crate::models::decoder::config::DecoderConfig;
 pub(crate) struct InitialValues {
     /// Of projections into a block.
     pub weight: Initial,
-    /// Of projections back into the residual stream: smaller by `sqrt(2 num_layers)`, so that the stream's variance does
+    /// Of projections back into the residual stream: smaller by `sqrt(2 num_layers)`, the root of
+    /// the number of blocks, so that the stream's variance does
     /// not grow with depth (Radford et al. 2019, section 2.3).
     pub output: Initial,
     /// Of the embedding tables.
@@ -19,9 +20,11 @@ pub(crate) struct InitialValues {
 impl InitialValues {
     pub fn new(config: &DecoderConfig) -> Self {
         let of = |std: f64| if config.perform_initialization { Initial::Normal(std) } else { Initial::Zeros };
+        // What each layer adds to the stream: two blocks, or in a hybrid one.
+        let additions = if config.hybrid.is_some() { 1.0 } else { 2.0 };
         Self {
             weight: of(config.init_method_std),
-            output: of(config.init_method_std / (2.0 * config.num_layers as f64).sqrt()),
+            output: of(config.init_method_std / (additions * config.num_layers as f64).sqrt()),
             embedding: of(config.embedding_init_method_std),
         }
     }

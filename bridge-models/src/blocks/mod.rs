@@ -5,6 +5,7 @@
 //! | `embedding`, `attention`, `mlp`, `norm`, `linear`, `residual`, `head` | the maths |
 //! | `key_values` | what attention remembers in generation |
 //! | `moe` | mixture of experts |
+//! | `ssm` | Mamba-2's state space block |
 //! | `rope` | rotary frequencies and their scaling |
 //! | `init` | what parameters begin with |
 //! | `context_parallel` | attention over sequences that ranks share |
@@ -26,3 +27,4 @@ pub(crate) mod norm;
 pub(crate) mod regions;
 pub(crate) mod residual;
 pub(crate) mod rope;
+pub(crate) mod ssm;

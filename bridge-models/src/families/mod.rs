@@ -3,7 +3,9 @@
 
 mod gpt2;
 mod llama;
+mod mamba2;
 mod mistral;
+mod nemotron_h;
 mod phi3;
 mod qwen2;
 mod qwen3;
@@ -25,6 +27,8 @@ pub const FAMILIES: &[&Family] = &[
     &phi3::FAMILY,
     &starcoder2::FAMILY,
     &smollm3::FAMILY,
+    &mamba2::FAMILY,
+    &nemotron_h::FAMILY,
 ];
 
 /// The family of a `model_type`.

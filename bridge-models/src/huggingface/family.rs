@@ -87,4 +87,5 @@ pub(super) fn as_in_a_file(config: DecoderConfig) -> DecoderConfig {
         perform_initialization: true,
         ..config
     }
+    .without_unused()
 }

@@ -46,6 +46,8 @@ pub(crate) enum Fusion {
     Single,
     /// One tensor with a row a token, padded with zero rows.
     Vocabulary,
+    /// One tensor with the taps of a channel in a row, `[channels, 1, taps]`.
+    Convolution,
     /// Rows of query, key and value from a tensor each.
     Qkv,
     /// Rows of query, key and value from one tensor that has all queries first, then keys, then values.
@@ -153,6 +155,7 @@ impl WeightRule {
         let d = heads.head_size;
         let rows = match self.fusion {
             Fusion::Single | Fusion::PackedQkv => vec![shape[0]],
+            Fusion::Convolution => return vec![vec![shape[0], 1, shape[1]]],
             Fusion::Vocabulary => vec![vocab_size],
             Fusion::Qkv => vec![heads.groups * heads.queries_per_group * d, heads.groups * d, heads.groups * d],
             Fusion::GateUp => vec![shape[0] / 2; 2],
@@ -188,7 +191,7 @@ impl WeightEntry {
         let mut parts: Vec<Vec<f32>> = tensors.into_iter().map(|tensor| self.turned(tensor)).collect();
         let row = self.row_length();
         match self.fusion {
-            Fusion::Single => parts.swap_remove(0),
+            Fusion::Single | Fusion::Convolution => parts.swap_remove(0),
             Fusion::Vocabulary => {
                 let mut table = parts.swap_remove(0);
                 table.resize(self.shape[0] * row, 0.0);

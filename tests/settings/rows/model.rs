@@ -4,13 +4,16 @@ use super::super::contexts::{tiny, tiny_with, watched};
 use super::super::row::{AS_IT_IS, Row, row, switch};
 
 pub fn rows() -> Vec<Row> {
-    [sizes(), positions(), layers(), attention(), initial(), precision(), recompute()].concat()
+    [sizes(), positions(), layers(), attention(), state_space(), initial(), precision(), recompute()].concat()
 }
+
+const MAMBA: &str = "mamba & model.mamba_head_dim=16 & model.mamba_num_groups=2 & model.gated_linear_unit=false & model.activation_func=gelu";
 
 fn sizes() -> Vec<Row> {
     let derived = tiny_with(&["model.vocab_size=null", "tokenizer.vocab_size=515"]);
     vec![
-        row("model.kind", &tiny(), &[AS_IT_IS, "mamba"]).moves("exit"),
+        row("model.kind", &tiny_with(&["model.position_embedding_type=none"]), &[AS_IT_IS, MAMBA])
+            .moves("loss_1 flops shapes slices console"),
         row("model.num_layers", &tiny(), &[AS_IT_IS, "3"]).moves("loss_1 flops shapes slices"),
         row("model.hidden_size", &tiny(), &[AS_IT_IS, "48"]).moves("loss_1 flops shapes slices"),
         row("model.num_attention_heads", &tiny(), &[AS_IT_IS, "8"]).moves("loss_1 flops shapes slices"),
@@ -79,6 +82,31 @@ fn positions() -> Vec<Row> {
         row("model.longrope_attention_factor", &long, &[AS_IT_IS, "1.5"]).moves("loss_1"),
         row("model.no_rope_freq", &tiny(), &[AS_IT_IS, "2"]).moves("loss_1"),
         row("model.no_rope_freq", &tiny(), &["[0, 1]", "[1, 0]"]).moves("loss_1"),
+    ]
+}
+
+fn state_space() -> Vec<Row> {
+    let hybrid = tiny_with(&[
+        "model.kind=mamba",
+        "model.num_layers=4",
+        "model.hybrid_override_pattern=M*--",
+        "model.position_embedding_type=none",
+        "model.mamba_state_dim=8",
+        "model.mamba_head_dim=16",
+        "model.mamba_num_groups=2",
+    ]);
+    vec![
+        row("model.hybrid_override_pattern", &hybrid, &[AS_IT_IS, "M*-M", "M**-"]).moves("loss_1 flops shapes slices"),
+        row("model.mamba_state_dim", &hybrid, &[AS_IT_IS, "4"]).moves("loss_1 flops shapes slices"),
+        row("model.mamba_head_dim", &hybrid, &[AS_IT_IS, "8"]).moves("loss_1 flops shapes slices"),
+        row("model.mamba_num_heads", &hybrid, &[AS_IT_IS, "2"]).moves("loss_1 flops shapes slices"),
+        row("model.mamba_num_groups", &hybrid, &[AS_IT_IS, "4"]).moves("loss_1 flops shapes slices"),
+        row("model.mamba_conv_kernel", &hybrid, &[AS_IT_IS, "3"]).moves("loss_1 shapes slices"),
+        row("model.mamba_conv_bias", &hybrid, &[AS_IT_IS, "false"]).moves("loss_1 shapes slices"),
+        switch("model.mamba_proj_bias", &hybrid).moves("grad_norm_1 shapes slices"),
+        row("model.mamba_chunk_size", &hybrid, &[AS_IT_IS, "4"]).moves("params"),
+        row("model.mamba_time_step_min", &hybrid, &[AS_IT_IS, "0.5"]).moves("loss_1"),
+        row("model.mamba_time_step_max", &hybrid, &[AS_IT_IS, "0.001"]).moves("loss_1"),
     ]
 }
 

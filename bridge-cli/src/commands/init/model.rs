@@ -102,6 +102,7 @@ impl Pretrained {
             )));
         }
         let mut raw = RawConfig::default();
+        raw.model.kind = config.kind().to_owned();
         raw.model.config = config.to_transformer().map_err(Failure::input)?;
         let text = raw.to_toml();
         let body = text.lines().skip_while(|line| *line != "[model]").skip(1).take_while(|line| !line.starts_with('['));

@@ -113,6 +113,9 @@ fn heads_fit(draft: &mut Draft<'_>) {
     let heads = model.num_attention_heads;
     let tensor = model.tensor_model_parallel_size.max(1);
     let groups = model.num_query_groups.unwrap_or(heads);
+    // A hybrid without attention has no heads.
+    let has_attention = model.hybrid_override_pattern.as_ref().is_none_or(|blocks| blocks.contains('*'));
+    let tensor = if has_attention { tensor } else { 1 };
     draft.require(
         groups == 0 || heads.is_multiple_of(groups),
         "model.num_query_groups",

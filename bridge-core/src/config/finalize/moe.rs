@@ -92,6 +92,15 @@ fn ranks_fit(draft: &mut Draft<'_>, model: &TransformerConfig, experts: usize) {
 /// N: layers 0, N, 2 N and so on have experts; a list: 1 means experts.
 fn layers(draft: &mut Draft<'_>, model: &TransformerConfig) -> Vec<bool> {
     let (key, num_layers) = ("model.moe_layer_freq", model.num_layers.min(65_536));
+    if let Some(blocks) = &model.hybrid_override_pattern {
+        let is_set = draft.recipe_differs(key);
+        draft.require(
+            !is_set,
+            key,
+            "has no effect with model.hybrid_override_pattern, which says the block of each layer",
+        );
+        return blocks.chars().take(num_layers).map(|block| block == 'E').collect();
+    }
     let with_experts: Vec<bool> = match &model.moe_layer_freq {
         OneOrMany::One(0) => {
             draft.error(ErrorKind::OutOfRange, key, "must be at least 1");

@@ -380,6 +380,29 @@ section! {
         /// Restore quantization state.
         restore_modelopt_state: bool = false => not_built("a model quantized by NVIDIA's ModelOpt");
 
+        /// The block of each layer of model.kind = "mamba": M (Mamba), * (attention), - (MLP), E (experts); null means M throughout.
+        hybrid_override_pattern: Option<String> = None;
+        /// Numbers of a Mamba layer's state for each channel.
+        mamba_state_dim: usize = 128, Limits::between(1.0, 65_536.0);
+        /// Channels of a head of a Mamba layer.
+        mamba_head_dim: usize = 64, Limits::between(1.0, 65_536.0);
+        /// Heads of a Mamba layer; null means 2 x `hidden_size` / `mamba_head_dim`.
+        mamba_num_heads: Option<usize> = None, COUNT;
+        /// Groups of heads that share the inputs and outputs of a state.
+        mamba_num_groups: usize = 8, COUNT;
+        /// Taps of a Mamba layer's convolution (ours; upstream: an argument of its layer).
+        mamba_conv_kernel: usize = 4, Limits::between(1.0, 1024.0);
+        /// Bias of that convolution (ours; upstream: an argument of its layer).
+        mamba_conv_bias: bool = true;
+        /// Biases of a Mamba layer's projections (ours; upstream: an argument of its layer).
+        mamba_proj_bias: bool = false;
+        /// Tokens that the scan of a Mamba layer works on at once (ours; upstream: an argument of its layer).
+        @execution mamba_chunk_size: usize = 128, Limits::between(1.0, 65_536.0);
+        /// Least time step of a Mamba layer (ours; Hugging Face: time_step_limit).
+        mamba_time_step_min: f64 = 0.0, Limits::NON_NEGATIVE;
+        /// Largest time step of a Mamba layer; null means unlimited (ours; Hugging Face: time_step_limit).
+        mamba_time_step_max: Option<f64> = None, Limits::ABOVE_ZERO;
+
         /// Experts per layer; null means a dense model.
         num_moe_experts: Option<usize> = None, COUNT;
         /// N: layer i has experts if i mod N is 0; list: 1 means experts.

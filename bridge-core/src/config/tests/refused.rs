@@ -215,7 +215,7 @@ const REFUSED: &[(&[&str], &str)] = &[
         "scheduler.use_checkpoint_opt_param_scheduler",
     ),
     (&["scheduler.lr_warmup_iters=null", "scheduler.lr_warmup_init=1e-5"], "scheduler.lr_warmup_init"),
-    (&["model.kind=mamba"], "model.kind"),
+    (&["model.kind=mimo"], "model.kind"),
     (&["model.hf_model_id=gpt2"], "model.hf_model_id"),
     (&["model.make_vocab_size_divisible_by=64"], "model.make_vocab_size_divisible_by"),
     (&["model.position_embedding_type=none", "model.rotary_base=500000"], "model.rotary_base"),

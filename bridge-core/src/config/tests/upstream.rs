@@ -80,7 +80,7 @@ fn a_configuration_at_its_defaults_runs_and_lists_only_what_differs() {
     assert!(found.iter().all(|key| expected.contains(key)), "{found:?}");
     assert!(found.contains(&"checkpoint.ckpt_format") && found.contains(&"model.transformer_impl"), "{found:?}");
     let listed = &run.warnings()[1];
-    for field in ["model.softmax_type", "model.mamba_state_dim", "ddp.num_buckets", "env_vars"] {
+    for field in ["model.softmax_type", "model.linear_conv_kernel_dim", "ddp.num_buckets", "env_vars"] {
         assert!(listed.contains(field), "{field} in {listed}");
     }
     assert!(!listed.contains("timers"), "objects of a running program are nothing to list: {listed}");
@@ -157,7 +157,7 @@ fn what_stands_for_nothing_is_refused_where_it_stands() {
 
 #[test]
 fn a_class_without_counterpart_is_refused_with_those_that_have_one() {
-    let model = "model:\n  _target_: megatron.bridge.models.mamba.mamba_provider.MambaModelProvider\n";
+    let model = "model:\n  _target_: megatron.bridge.models.mimo.mimo_provider.MimoModelProvider\n";
     let errors = yaml(&format!("{LEAST}{model}{MODEL}{DATA}"), &[]).expect_err("refused");
     assert_eq!(errors.len(), 1, "{errors}");
     let error = errors.iter().next().expect("one");

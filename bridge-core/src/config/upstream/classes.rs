@@ -39,6 +39,7 @@ const KINDS: &[(&str, &str, &str)] = &[
     ("peft", "DoRA", "dora"),
     ("model", "GPTModelConfig", "gpt"),
     ("model", "BridgeGPTModelConfig", "gpt"),
+    ("model", "MambaModelProvider", "mamba"),
     ("model", "T5ModelProvider", "t5"),
 ];
 

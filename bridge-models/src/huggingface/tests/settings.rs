@@ -238,15 +238,20 @@ fn changed_fields(path: &str, value: &Value, changed: &mut Vec<(String, Value)>)
         Value::Number(number) if number.is_u64() => json!(number.as_u64().unwrap() + 1),
         Value::Number(number) => json!(number.as_f64().unwrap() * 0.5 + 0.25),
         Value::String(_) | Value::Null | Value::Array(_) => match path {
-            "/position_embedding" => json!("none"),
+            "/position_embedding" => json!(if value == "none" { "learned_absolute" } else { "none" }),
             "/no_rope_layers" => json!("all"),
             "/window_layers" => json!({ "listed": [true, false] }),
             "/no_rope_layers/listed" | "/window_layers/listed" => {
                 let marks = value.as_array().unwrap().iter();
                 json!(marks.map(|mark| !mark.as_bool().unwrap()).collect::<Vec<_>>())
             }
+            "/hybrid/layers" => {
+                let mut layers = value.clone();
+                layers[0] = json!("mlp");
+                layers
+            }
             "/norm/kind" => json!(if value == "RMSNorm" { "LayerNorm" } else { "RMSNorm" }),
-            "/activation" => json!("squared_relu"),
+            "/activation" => json!(if value == "squared_relu" { "relu" } else { "squared_relu" }),
             "/residual/norms" => json!("sandwich"),
             "/residual/blocks" => json!("parallel"),
             "/window_size" => json!(4),

@@ -1,9 +1,9 @@
-//! Kind `gpt` of the model registry: configuration and builder around [`Decoder`].
+//! Kinds `gpt` and `mamba` of the model registry: configuration and builder around [`Decoder`].
 
 use std::fmt;
 use std::sync::Arc;
 
-use bridge_core::config::{Kind, TransformerConfig};
+use bridge_core::config::{Kind, Section as _, TransformerConfig};
 use bridge_core::model::{
     Adapter, BuildContext, ChunkScope, Member, ModelBuildError, ModelBuilder, ModelChunk, ModelConfig, ModelHook,
     ModelRegistry, ModuleChunk, Outline, RankPlace, Stage, Workload,
@@ -11,24 +11,97 @@ use bridge_core::model::{
 
 use super::config::DecoderConfig;
 use super::divisions::check_divides;
+use super::hybrid::{HybridBlock, letters};
+use super::limits::invalid;
 use super::model::{Decoder, outline};
-use super::validate::invalid;
 
 /// The kind under which decoders are registered.
 pub const KIND: &str = "gpt";
 
+/// The kind under which decoders are registered whose layers have one block each, Mamba's among them.
+pub const MAMBA_KIND: &str = "mamba";
+
+impl DecoderConfig {
+    /// The kind of model that the decoder is in a recipe.
+    pub fn kind(&self) -> &'static str {
+        if self.hybrid.is_some() { MAMBA_KIND } else { KIND }
+    }
+}
+
+/// Settings of attention that ask for nothing by default.
+const OF_ATTENTION: [&str; 8] = [
+    "add_qkv_bias",
+    "attn_logit_softcapping",
+    "no_rope_freq",
+    "qk_l2_norm",
+    "qk_layernorm",
+    "softmax_scale",
+    "window_attn_skip_freq",
+    "window_size",
+];
+
+/// Settings of feed-forward blocks, of experts too.
+const OF_FEED_FORWARD: [&str; 2] = ["activation_func", "gated_linear_unit"];
+
+/// The section of a kind: where a `mamba` has no pattern, every layer is a Mamba layer.
+pub fn section_of_kind(kind: &str, section: &TransformerConfig) -> TransformerConfig {
+    let mut section = section.clone();
+    if kind == MAMBA_KIND && section.hybrid_override_pattern.is_none() {
+        section.hybrid_override_pattern = Some(letters(&vec![HybridBlock::Mamba; section.num_layers]));
+    }
+    section
+}
+
 /// Configuration of a decoder-only model.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct GptModelConfig {
+    kind: &'static str,
     transformer: TransformerConfig,
     pre_wrap_hooks: Vec<ModelHook>,
     post_wrap_hooks: Vec<ModelHook>,
 }
 
 impl GptModelConfig {
-    /// A model of this shape.
+    /// A model of this shape, of kind `gpt`.
     pub fn new(transformer: TransformerConfig) -> Self {
-        Self { transformer, ..Self::default() }
+        Self { kind: KIND, transformer, pre_wrap_hooks: Vec::new(), post_wrap_hooks: Vec::new() }
+    }
+
+    /// A model of this shape, of kind `mamba`.
+    pub fn mamba(transformer: &TransformerConfig) -> Self {
+        Self { kind: MAMBA_KIND, ..Self::new(section_of_kind(MAMBA_KIND, transformer)) }
+    }
+
+    /// Refuses settings that the kind does not have, or none of its layers.
+    fn check_kind(&self) -> Result<(), ModelBuildError> {
+        let section = &self.transformer;
+        let pattern = section.hybrid_override_pattern.as_deref();
+        if self.kind == KIND && pattern.is_some() {
+            let message = "has no effect with model.kind = \"gpt\"; model.kind = \"mamba\" has it".to_owned();
+            return Err(invalid("model.hybrid_override_pattern", message));
+        }
+        let neutral = TransformerConfig::default();
+        let names = TransformerConfig::names();
+        let of_mamba = names.iter().copied().filter(|name| name.starts_with("mamba_")).collect();
+        for (letters, names) in [("M", of_mamba), ("*", OF_ATTENTION.to_vec()), ("-E", OF_FEED_FORWARD.to_vec())] {
+            let has = |pattern: &str| pattern.contains(|letter| letters.contains(letter));
+            let is_there = pattern.map_or(letters != "M", has);
+            let set = names.into_iter().find(|name| !is_there && section.value(name) != neutral.value(name));
+            if let Some(name) = set {
+                let message =
+                    format!("has no effect: the model has no layer of model.hybrid_override_pattern that is {letters}");
+                return Err(invalid(&format!("model.{name}"), message));
+            }
+        }
+        let has_state_space = pattern.is_some_and(|pattern| pattern.contains('M'));
+        if has_state_space && section.context_parallel_size > 1 {
+            let message = format!(
+                "expected 1, found {}: the state of a Mamba layer goes through the whole sequence",
+                section.context_parallel_size
+            );
+            return Err(invalid("model.context_parallel_size", message));
+        }
+        Ok(())
     }
 
     /// Adds a hook that runs on the chunks before they are prepared for training, after those added before.
@@ -58,7 +131,7 @@ impl fmt::Debug for GptModelConfig {
 
 impl ModelConfig for GptModelConfig {
     fn kind(&self) -> &str {
-        KIND
+        self.kind
     }
 
     fn transformer(&self) -> &TransformerConfig {
@@ -66,6 +139,7 @@ impl ModelConfig for GptModelConfig {
     }
 
     fn check(&self) -> Result<(), ModelBuildError> {
+        self.check_kind()?;
         let section = &self.transformer;
         let tensor = section.tensor_model_parallel_size;
         let first = |size: usize| Member { rank: 0, size };
@@ -172,4 +246,5 @@ pub fn register_builtin(registry: &mut ModelRegistry) {
     registry.register(KIND, Kind::default(), |section| {
         Ok(Box::new(GptModelConfig::new(TransformerConfig::clone(section))))
     });
+    registry.register(MAMBA_KIND, Kind::default(), |section| Ok(Box::new(GptModelConfig::mamba(section))));
 }

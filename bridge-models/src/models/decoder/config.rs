@@ -5,6 +5,7 @@
 use bridge_kernels::Activation;
 use serde::{Deserialize, Serialize};
 
+use super::hybrid::HybridConfig;
 use super::section::{Words, as_read, described, one_of, or, same, unless, words};
 
 described! {
@@ -28,7 +29,14 @@ described! {
         /// Rows of the embedding and output tables, padding included.
         padded_vocab_size: usize = 0;
         /// Longest sequence the position table covers, in tokens.
-        max_position_embeddings: usize = 0 => same!(seq_length);
+        max_position_embeddings: usize = 0 => Words {
+            read: |section, _| Ok(section.seq_length),
+            write: |positions, decoder, section| {
+                if !decoder.has_unlimited_positions() {
+                    section.seq_length = *positions;
+                }
+            },
+        };
         /// How positions reach attention.
         position_embedding: PositionEmbedding = PositionEmbedding::None => words::POSITIONS;
         /// Layers without rotary embedding.
@@ -47,7 +55,7 @@ described! {
         #[serde(default)]
         qk_l2_norm: bool = false => Words {
             read: |section, table| match section.qk_l2_norm && table.qk_layernorm {
-                true => Err(super::validate::invalid("model.qk_l2_norm", "cannot be combined with qk_layernorm = true".into())),
+                true => Err(super::limits::invalid("model.qk_l2_norm", "cannot be combined with qk_layernorm = true".into())),
                 false => Ok(section.qk_l2_norm),
             },
             write: |is_on, _, section| section.qk_l2_norm = *is_on,
@@ -63,6 +71,9 @@ described! {
         mlp_bias: bool = false => as_read!(add_bias_linear);
         /// Gated feed-forward unit.
         gated_linear_unit: bool = false => same!(gated_linear_unit);
+        /// One block in each layer, and which.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        hybrid: Option<HybridConfig> = None => super::hybrid::WORDS;
         /// Experts instead of one feed-forward block, in some or all layers.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         moe: Option<MoeConfig> = None => Words {

@@ -3,15 +3,23 @@
 use bridge_core::model::{ModelBuildError, RankPlace};
 
 use super::config::{DecoderConfig, MoeConfig};
-use super::validate::invalid;
+use super::hybrid::HybridBlock;
+use super::limits::invalid;
 
 /// Refuses sizes that do not divide over the ranks.
 pub(crate) fn check_divides(config: &DecoderConfig, place: &RankPlace) -> Result<(), ModelBuildError> {
     let ranks = place.tensor.size;
-    let mut sizes = vec![
-        ("model.num_attention_heads", config.num_attention_heads),
-        ("model.ffn_hidden_size", config.ffn_hidden_size),
-    ];
+    let mut sizes = Vec::new();
+    if config.has_block(HybridBlock::Attention) {
+        sizes.push(("model.num_attention_heads", config.num_attention_heads));
+    }
+    if config.hybrid.is_none() || config.has_block(HybridBlock::Mlp) {
+        sizes.push(("model.ffn_hidden_size", config.ffn_hidden_size));
+    }
+    if let Some(hybrid) = config.hybrid.as_ref().filter(|_| config.has_block(HybridBlock::Mamba)) {
+        // Each rank has whole groups, with all heads that share a state's inputs, over which the gated norm is taken.
+        sizes.push(("model.mamba_num_groups", hybrid.mamba.num_groups));
+    }
     if let Some(moe) = &config.moe {
         sizes.extend(
             moe.shared_expert_intermediate_size.map(|size| ("model.moe_shared_expert_intermediate_size", size)),
@@ -27,7 +35,8 @@ pub(crate) fn check_divides(config: &DecoderConfig, place: &RankPlace) -> Result
         return Err(invalid(key, message));
     }
     let groups = config.num_query_groups;
-    if groups.is_multiple_of(ranks) || ranks.is_multiple_of(groups) {
+    let has_attention = config.has_block(HybridBlock::Attention);
+    if !has_attention || groups.is_multiple_of(ranks) || ranks.is_multiple_of(groups) {
         return Ok(());
     }
     let message =

@@ -5,10 +5,13 @@
 //! | `config` | [`DecoderConfig`]: the resolved architecture, as plain data |
 //! | `section` | [`DecoderConfig`] from and to the config tree's `[model]` section |
 //! | `difference` | the first field in which two decoders differ |
+//! | `limits` | the largest size, and the error about a key |
 //! | `validate` | whether the fields of a configuration fit each other |
 //! | `layer` | one layer: its norms and its blocks |
+//! | `hybrid`, `hybrid_layer` | models whose layers have one block each, Mamba's among them |
+//! | `layers` | a layer of either sort |
 //! | `model` | [`Decoder`]: the loop over layers, as segments |
-//! | `builder` | kind `gpt` for the model registry |
+//! | `builder` | kinds `gpt` and `mamba` for the model registry |
 //! | `divisions` | sizes that must divide over the ranks |
 //! | `presets` | the benchmark's shapes |
 //!
@@ -18,7 +21,11 @@ mod builder;
 pub(crate) mod config;
 mod difference;
 mod divisions;
+pub(crate) mod hybrid;
+mod hybrid_layer;
 mod layer;
+mod layers;
+mod limits;
 mod model;
 pub mod presets;
 mod section;
@@ -27,9 +34,12 @@ pub(crate) mod validate;
 #[cfg(test)]
 mod tests;
 
-pub use builder::{GptModelBuilder, GptModelConfig, KIND, build_decoder, register_builtin};
+pub use builder::{
+    GptModelBuilder, GptModelConfig, KIND, MAMBA_KIND, build_decoder, register_builtin, section_of_kind,
+};
 pub use config::{
     BlockOrder, DecoderConfig, Dispatcher, LayerPattern, MoeConfig, NormConfig, NormKind, NormPlacement,
     PositionEmbedding, ResidualConfig, RopeConfig, RopeScaling, YarnConfig,
 };
+pub use hybrid::{HybridBlock, HybridConfig, MambaConfig};
 pub use model::Decoder;

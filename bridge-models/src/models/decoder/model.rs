@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use bridge_core::model::{
     Adapter, Auxiliary, Batch, Boundary, BoundaryTensor, BuildContext, ChunkScope, Component, Declaration,
-    Declarations, ForwardContext, GenerationState, LayerState, Outline, ParameterRole, RankPlace, Scope, Segment,
-    SegmentCost, SegmentOutput, SegmentRole, Segments, Stage, Workload,
+    Declarations, ForwardContext, GenerationState, LayerState, Outline, ParameterRole, RankPlace, Scope, Segment, SegmentCost,
+    SegmentOutput, SegmentRole, Segments, Stage, Workload,
 };
 use bridge_data::SequencePart;
 use bridge_kernels::rotary::Positions;
@@ -14,7 +14,8 @@ use burn::module::{Module, ModuleMapper};
 use burn::tensor::{FloatDType, Int, Tensor};
 
 use super::config::DecoderConfig;
-use super::layer::{Layer, LayerInput};
+use super::layer::LayerInput;
+use super::layers::DecoderLayer;
 use crate::blocks::attention::AttentionInput;
 use crate::blocks::embedding::{Embedding, Table, WORD_EMBEDDINGS};
 use crate::blocks::head::{Projection, Targets, cost as head_cost, logits, loss_sum};
@@ -49,7 +50,7 @@ pub struct Decoder {
 
 #[derive(Module, Debug)]
 struct Block {
-    layers: Vec<Layer>,
+    layers: Vec<DecoderLayer>,
     final_layernorm: Option<Norm>,
 }
 
@@ -84,7 +85,7 @@ impl Parts {
         let embedding = || Embedding::new(config, &scope.segment(SegmentRole::Embedding, None).child("embedding"));
         let part = stage.only_stack();
         let embedding = part.start.then(embedding);
-        let layers = part.layers.clone().map(|index| Layer::new(config, index, scope)).collect();
+        let layers = part.layers.clone().map(|index| DecoderLayer::new(config, index, scope)).collect();
         let head = part.end.then(|| scope.segment(SegmentRole::Head, None));
         let norm = |head: &Scope| Norm::new(config.norm, config.hidden_size, &head.child("decoder"), "final_layernorm");
         let final_layernorm = head.as_ref().map(norm);
@@ -126,7 +127,7 @@ fn cost(config: &DecoderConfig, segment: Segment, work: &Workload) -> SegmentCos
     match segment.role {
         SegmentRole::Embedding => Embedding::cost(config, work),
         part @ (SegmentRole::Attention | SegmentRole::Mlp | SegmentRole::Moe | SegmentRole::Layer) => {
-            Layer::cost(config, segment.layer.expect("parts of layers have a number"), part, work)
+            DecoderLayer::cost(config, segment.layer.expect("parts of layers have a number"), part, work)
         }
         SegmentRole::StackEnd => panic!("a decoder is one stack"),
         SegmentRole::Head => {
@@ -333,7 +334,7 @@ impl Segments for Decoder {
                         positions: &positions,
                         document_ids: None,
                         dropout_key: None,
-                        state: Some(state.layer(local)),
+                        state: None,
                         weight_gradients: None,
                     },
                     attention_key: None,
@@ -345,7 +346,7 @@ impl Segments for Decoder {
                     },
                     mlp_key: None,
                 };
-                x_btc = layer.forward(*role, x_btc, input);
+                x_btc = layer.generate(*role, x_btc, input, (&mut *state, local));
             }
         }
         state.length = length;
@@ -353,7 +354,7 @@ impl Segments for Decoder {
     }
 
     fn new_state(&self) -> GenerationState {
-        let layers = self.decoder.layers.iter().map(|layer| Box::new(layer.new_state()) as LayerState);
+        let layers = self.decoder.layers.iter().map(DecoderLayer::new_state);
         // Behind the layers' what `with_tokens_to_see_again` remembers.
         GenerationState::new(layers.chain([Box::new(SeenTokens::default()) as LayerState]).collect())
     }

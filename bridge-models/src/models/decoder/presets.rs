@@ -1,5 +1,6 @@
 //! Shapes of the benchmark: the same models as the PyTorch peer's, by the same names.
 
+use super::{KIND, MAMBA_KIND};
 use bridge_core::config::{Activation, Normalization, PositionEmbeddingType, TransformerConfig};
 
 /// A named model with the batch it is measured at.
@@ -7,6 +8,8 @@ use bridge_core::config::{Activation, Normalization, PositionEmbeddingType, Tran
 pub struct Preset {
     /// Its name.
     pub name: &'static str,
+    /// The kind of model.
+    pub kind: &'static str,
     /// The `[model]` section; `vocab_size` is used as it is, without padding.
     pub transformer: TransformerConfig,
     /// Sequences a step.
@@ -14,11 +17,13 @@ pub struct Preset {
 }
 
 /// The names [`preset`] knows.
-pub const NAMES: [&str; 4] = ["nano-gpt2", "nano-llama", "smol-135m", "gpt2-124m"];
+pub const NAMES: [&str; 5] = ["nano-gpt2", "nano-llama", "smol-135m", "gpt2-124m", "mamba2-20m"];
 
 /// The preset called `name`.
 pub fn preset(name: &str) -> Option<Preset> {
+    let known = NAMES.into_iter().find(|known| *known == name)?;
     let shape = match name {
+        "mamba2-20m" => return Some(mamba2_20m(known)),
         "nano-gpt2" => Shape { heads: [6, 6], ..Shape::NANO },
         "nano-llama" => Shape { heads: [6, 2], ffn_hidden_size: 1024, llama: true, ..Shape::NANO },
         "smol-135m" => Shape {
@@ -45,8 +50,30 @@ pub fn preset(name: &str) -> Option<Preset> {
         },
         _ => return None,
     };
-    let name = NAMES.into_iter().find(|known| *known == name)?;
-    Some(Preset { name, transformer: shape.transformer(), micro_batch_size: shape.micro_batch_size })
+    let (transformer, micro_batch_size) = (shape.transformer(), shape.micro_batch_size);
+    Some(Preset { name: known, kind: KIND, transformer, micro_batch_size })
+}
+
+/// Mamba-2 with twelve layers.
+fn mamba2_20m(name: &'static str) -> Preset {
+    let transformer = TransformerConfig {
+        num_layers: 12,
+        hidden_size: 384,
+        num_attention_heads: 1,
+        seq_length: 256,
+        vocab_size: Some(8192),
+        share_embeddings_and_output_weights: false,
+        position_embedding_type: PositionEmbeddingType::None,
+        normalization: Normalization::RmsNorm,
+        layernorm_epsilon: 1e-5,
+        hidden_dropout: 0.0,
+        attention_dropout: 0.0,
+        hybrid_override_pattern: Some("M".repeat(12)),
+        mamba_state_dim: 64,
+        mamba_num_groups: 1,
+        ..TransformerConfig::default()
+    };
+    Preset { name, kind: MAMBA_KIND, transformer, micro_batch_size: 8 }
 }
 
 /// A row of the peer's table.

@@ -5,7 +5,7 @@ use bridge_core::config::{OneOrMany, TransformerConfig};
 use bridge_core::model::ModelBuildError;
 
 use super::config::{DecoderConfig, LayerPattern};
-use super::validate::invalid;
+use super::limits::invalid;
 
 /// How the `[model]` section says a field of type `T` of the table `O`. Rows are read and written in their order.
 pub(super) struct Words<T, O> {
@@ -126,7 +126,7 @@ impl DecoderConfig {
             return Err(invalid(&key, message));
         }
         let vocab_size = section.vocab_size.unwrap_or(padded_vocab_size);
-        let decoder = Self { vocab_size, padded_vocab_size, ..Self::read(section)? };
+        let decoder = Self { vocab_size, padded_vocab_size, ..Self::read(section)? }.without_unused();
         decoder.validate()?;
         Ok(decoder)
     }
@@ -372,8 +372,15 @@ pub(super) mod words {
 
     /// N: layers 0, N, 2 N and so on have experts; a list: 1 has.
     pub const MOE_LAYERS: Words<LayerPattern, MoeConfig> = Words {
-        read: |section, _| pattern(section, "model.moe_layer_freq", &section.moe_layer_freq, |layer, n| layer % n == 0),
+        read: |section, _| match super::super::hybrid::layers_with_experts(section)? {
+            Some(layers) => Ok(layers),
+            None => pattern(section, "model.moe_layer_freq", &section.moe_layer_freq, |layer, n| layer % n == 0),
+        },
         write: |layers, _, section| {
+            // The pattern of a hybrid says it.
+            if section.hybrid_override_pattern.is_some() {
+                return;
+            }
             section.moe_layer_freq = marks(layers, section.num_layers, LayerPattern::All).unwrap_or(OneOrMany::One(1));
         },
     };

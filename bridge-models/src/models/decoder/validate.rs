@@ -3,9 +3,8 @@
 use bridge_core::model::ModelBuildError;
 
 use super::config::{DecoderConfig, LayerPattern, MoeConfig, PositionEmbedding, RopeConfig, RopeScaling};
+use super::limits::{LARGEST_SIZE, invalid};
 
-/// The largest dimension of a tensor, as in a recipe.
-const LARGEST_SIZE: usize = (1 << 31) - 1;
 /// Far above any model.
 const MOST_LAYERS: usize = 1 << 16;
 /// As in no model for long: bytes of gradients and states of so many still fit 64 bits.
@@ -43,6 +42,7 @@ impl DecoderConfig {
         if let Some(moe) = &self.moe {
             moe.validate()?;
         }
+        self.validate_hybrid()?;
         let moe_layers = self.moe.as_ref().map(|moe| ("model.moe_layer_freq", &moe.layers));
         let patterns =
             [("model.no_rope_freq", &self.no_rope_layers), ("model.window_attn_skip_freq", &self.window_layers)];
@@ -112,7 +112,11 @@ impl DecoderConfig {
         let experts = self.moe.as_ref().map_or(0.0, |moe| {
             size(moe.num_experts) * size(moe.ffn_hidden_size) + size(moe.shared_expert_intermediate_size.unwrap_or(0))
         });
-        let widths = size(self.num_layers) * (attention + 3.0 * (size(self.ffn_hidden_size) + experts));
+        let mamba = self
+            .hybrid
+            .as_ref()
+            .map_or(0.0, |hybrid| 3.0 * size(hybrid.mamba.inner_size()) + 2.0 * size(hybrid.mamba.group_size()));
+        let widths = size(self.num_layers) * (attention + mamba + 3.0 * (size(self.ffn_hidden_size) + experts));
         let tables = 2.0 * size(self.padded_vocab_size) + size(self.max_position_embeddings);
         size(self.hidden_size) * (widths + tables)
     }
@@ -248,9 +252,4 @@ impl RopeScaling {
             }
         }
     }
-}
-
-/// The error about a key.
-pub(crate) fn invalid(key: &str, message: String) -> ModelBuildError {
-    ModelBuildError::Invalid { key: key.to_owned(), message }
 }

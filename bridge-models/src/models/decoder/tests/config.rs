@@ -202,8 +202,8 @@ fn hooks_run_in_order_on_the_chunks() {
 
 #[test]
 fn presets_have_the_peers_sizes() {
-    // Parameter counts that bench/peer_torch.py prints.
-    let counts = [17_037_312, 15_733_632, 134_515_008, 123_849_984];
+    // Parameter counts that bench/peer_torch.py and bench/peer_hf.py print.
+    let counts = [17_037_312, 15_733_632, 134_515_008, 123_849_984, 17_621_808];
     for (name, expected) in presets::NAMES.into_iter().zip(counts) {
         let preset = presets::preset(name).unwrap();
         let vocab_size = preset.transformer.vocab_size.unwrap();
@@ -229,6 +229,50 @@ fn rules_of_the_decoder_are_heard_when_a_recipe_is_checked() {
         load_text((recipe, Format::Toml), &overrides, &crate::registry().kinds(), &World { size })
     };
     check(&["model.qk_l2_norm=true"], 1).unwrap();
+    let mamba = [
+        "model.kind=mamba",
+        "model.mamba_head_dim=16",
+        "model.mamba_num_groups=2",
+        "model.position_embedding_type=none",
+        "model.gated_linear_unit=false",
+        "model.activation_func=gelu",
+    ];
+    check(&mamba, 1).unwrap();
+    // Without attention heads need not divide.
+    let hybrid = |pattern: &'static str, more: &[&'static str]| -> Vec<&'static str> {
+        mamba.iter().copied().chain([pattern]).chain(more.iter().copied()).collect()
+    };
+    let three = ["model.num_attention_heads=1", "model.num_query_groups=null", "model.tensor_model_parallel_size=2"];
+    check(&hybrid("model.hybrid_override_pattern=M-", &three), 2).unwrap();
+    for (pattern, more, size, key) in [
+        ("model.hybrid_override_pattern=M*M", &[][..], 1, "model.hybrid_override_pattern"),
+        ("model.hybrid_override_pattern=Mx", &[], 1, "model.hybrid_override_pattern"),
+        ("model.hybrid_override_pattern=ME", &[], 1, "model.hybrid_override_pattern"),
+        ("model.hybrid_override_pattern=M*", &["model.num_moe_experts=4"], 1, "model.hybrid_override_pattern"),
+        ("model.hybrid_override_pattern=*-", &[], 1, "model.mamba_head_dim"),
+        ("model.hybrid_override_pattern=MM", &["model.mamba_num_groups=3"], 1, "model.mamba_num_groups"),
+        (
+            "model.hybrid_override_pattern=MM",
+            &["model.mamba_time_step_min=1", "model.mamba_time_step_max=0.5"],
+            1,
+            "model.mamba_time_step_max",
+        ),
+        ("model.hybrid_override_pattern=MM", &["model.tensor_model_parallel_size=4"], 4, "model.mamba_num_groups"),
+        ("model.hybrid_override_pattern=M*", &["model.context_parallel_size=2"], 2, "model.context_parallel_size"),
+        ("model.hybrid_override_pattern=M*", &["model.gated_linear_unit=true"], 1, "model.gated_linear_unit"),
+        ("model.hybrid_override_pattern=M-", &["model.qk_layernorm=true"], 1, "model.qk_layernorm"),
+        ("model.hybrid_override_pattern=MM", &["model.kind=gpt"], 1, "model.hybrid_override_pattern"),
+        (
+            "model.hybrid_override_pattern=MM",
+            &["model.position_embedding_type=rope"],
+            1,
+            "model.position_embedding_type",
+        ),
+    ] {
+        let errors = check(&hybrid(pattern, more), size).expect_err(pattern);
+        assert!(errors.names(key), "{pattern} {more:?}: {errors}");
+    }
+    assert!(check(&["model.mamba_state_dim=64"], 1).unwrap_err().names("model.mamba_state_dim"));
     for (overrides, size, key) in [
         (["model.qk_l2_norm=true", "model.qk_layernorm=true"], 1, "model.qk_l2_norm"),
         (["model.vocab_size=513", "model.tensor_model_parallel_size=2"], 2, "model.vocab_size"),

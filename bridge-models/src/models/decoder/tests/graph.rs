@@ -18,7 +18,8 @@ fn cutting_the_graph_at_every_segment_changes_no_bit_of_the_gradients() {
         stream_multiplier: 1.1,
     };
     let parallel = DecoderConfig { residual: parallel, ..with_dropout(llama()) };
-    for config in [with_dropout(llama()), with_dropout(gpt2()), everything(), parallel] {
+    let state_space = with_dropout(super::hybrid::hybrid());
+    for config in [with_dropout(llama()), with_dropout(gpt2()), everything(), parallel, state_space] {
         let chunk = build(&config);
         let batch = Batch::new(&micro_batch(config.vocab_size), &device());
         let mode = Mode::Train(Philox::new(3));

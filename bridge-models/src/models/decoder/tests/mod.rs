@@ -3,6 +3,7 @@
 mod adapters;
 mod config;
 mod graph;
+mod hybrid;
 mod initial;
 mod mixtures;
 mod moe;

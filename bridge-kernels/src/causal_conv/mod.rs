@@ -1,0 +1,71 @@
+//! Causal depthwise convolution along the sequence, with SiLU: the short convolution of Mamba layers.
+
+mod cpu;
+mod flex;
+
+use burn::tensor::{Int, Tensor, activation::silu};
+
+use crate::precision::{narrow, widen};
+
+/// `silu(bias + sum over j of weight[.., j] * x[t - k + 1 + j])`, each channel by itself; before the
+/// sequence, or the document where tokens have the ids of documents, is zero.
+///
+/// Computed in float32 whatever the input's dtype, and rounded once.
+///
+/// # Shapes
+/// `x_btc` `[b, t, c]`, `weight_ck` `[c, k]`, `bias_c` `[c]`, `document_ids` `[b, t]` -> `[b, t, c]`.
+///
+/// # Panics
+/// If the sizes differ, or `k` is 0.
+pub fn causal_conv(
+    x_btc: Tensor<3>,
+    weight_ck: Tensor<2>,
+    bias_c: Option<Tensor<1>>,
+    document_ids: Option<Tensor<2, Int>>,
+) -> Tensor<3> {
+    check(&x_btc, &weight_ck, bias_c.as_ref());
+    flex::causal_conv(&x_btc, &weight_ck, bias_c.as_ref(), document_ids.as_ref())
+        .unwrap_or_else(|| causal_conv_reference(x_btc, weight_ck, bias_c, document_ids))
+}
+
+fn check(x_btc: &Tensor<3>, weight_ck: &Tensor<2>, bias_c: Option<&Tensor<1>>) {
+    let ([_, _, c], [channels, k]) = (x_btc.dims(), weight_ck.dims());
+    assert!(channels == c && k > 0, "causal_conv: {k} taps of {channels} channels do not fit an input of {c}");
+    if let Some(bias_c) = bias_c {
+        assert_eq!(bias_c.dims(), [c], "causal_conv: the bias does not fit {c} channels");
+    }
+}
+
+/// [`causal_conv`] in plain Burn operations.
+pub fn causal_conv_reference(
+    x_btc: Tensor<3>,
+    weight_ck: Tensor<2>,
+    bias_c: Option<Tensor<1>>,
+    document_ids: Option<Tensor<2, Int>>,
+) -> Tensor<3> {
+    let ([b, t, c], [_, k]) = (x_btc.dims(), weight_ck.dims());
+    let dtype = x_btc.dtype();
+    let x = widen(x_btc);
+    let before = Tensor::zeros([b, k - 1, c], (&x.device(), x.dtype()));
+    let padded = if k == 1 { x } else { Tensor::cat(vec![before, x], 1) };
+    let weight_kc = widen(weight_ck).swap_dims(0, 1);
+    let term = |j: usize| {
+        let lag = (k - 1 - j).min(t);
+        let term = padded.clone().narrow(1, j, t) * weight_kc.clone().narrow(0, j, 1).reshape([1, 1, c]);
+        match &document_ids {
+            Some(ids_bt) if lag > 0 && lag < t => {
+                let [later, earlier] = [lag, 0].map(|start| ids_bt.clone().narrow(1, start, t - lag));
+                let other = later.not_equal(earlier).reshape([b, t - lag, 1]).expand([b, t - lag, c]);
+                let reached = term.clone().narrow(1, lag, t - lag).mask_fill(other, 0.0);
+                Tensor::cat(vec![term.narrow(1, 0, lag), reached], 1)
+            }
+            Some(_) | None => term,
+        }
+    };
+    let sum = (0..k).map(term).reduce(|a, b| a + b).expect("a convolution has a tap");
+    let sum = match bias_c {
+        Some(bias_c) => sum + widen(bias_c).reshape([1, 1, c]),
+        None => sum,
+    };
+    narrow(silu(sum), dtype)
+}

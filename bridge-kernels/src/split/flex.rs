@@ -1,0 +1,59 @@
+//! Splitting on Flex: rows are copied.
+
+use burn::tensor::Tensor;
+use rayon::prelude::*;
+
+use crate::cpu::buffer::filled;
+use crate::flex::{Values, gradient, tensor};
+use crate::vjp;
+
+/// Elements of one task, about.
+const CHUNK: usize = 1 << 15;
+
+/// See [`crate::split()`].
+pub(crate) fn split<const D: usize, const N: usize>(x: &Tensor<D>, sizes: [usize; N]) -> Option<[Tensor<D>; N]> {
+    let values = Values::contiguous_of(x)?;
+    let dims = x.dims();
+    let columns = dims[D - 1];
+    if values.slice().is_empty() || sizes.contains(&0) {
+        return None;
+    }
+    let rows = values.slice().len() / columns;
+    let mut start = 0;
+    let parts = sizes.map(|size| {
+        start += size;
+        let from = start - size;
+        let part = filled(rows * size, |part| copy((part, size, 0), (values.slice(), columns, from), size));
+        tensor::<D>(part, with_columns(dims, size)).into_dispatch()
+    });
+    let outputs = vjp::attach_all(parts.into(), vec![x.clone().into_dispatch()], move |gradients| {
+        let whole = filled(rows * columns, |whole| {
+            let mut start = 0;
+            for (size, part) in sizes.into_iter().zip(gradients) {
+                let zeros = || Values::from_vec(vec![0.0; rows * size], with_columns(dims, size));
+                let part = part.map_or_else(zeros, |part| Values::of_gradient(Tensor::<D>::from_dispatch(part)));
+                copy((&mut *whole, columns, start), (part.slice(), size, 0), size);
+                start += size;
+            }
+        });
+        vec![gradient(whole, dims)]
+    });
+    let mut outputs = outputs.into_iter();
+    Some(sizes.map(|_| Tensor::from_dispatch(outputs.next().expect("an output for each part"))))
+}
+
+fn with_columns<const D: usize>(dims: [usize; D], columns: usize) -> [usize; D] {
+    let mut dims = dims;
+    dims[D - 1] = columns;
+    dims
+}
+
+/// Copies `size` columns of each row, between matrices of so many columns, from and to the column given.
+fn copy((to, to_columns, at): (&mut [f32], usize, usize), (from, columns, first): (&[f32], usize, usize), size: usize) {
+    let rows = (CHUNK / columns.max(to_columns)).max(1);
+    to.par_chunks_mut(rows * to_columns).zip(from.par_chunks(rows * columns)).for_each(|(to, from)| {
+        for (to, from) in to.chunks_exact_mut(to_columns).zip(from.chunks_exact(columns)) {
+            to[at..at + size].copy_from_slice(&from[first..first + size]);
+        }
+    });
+}

@@ -1,0 +1,29 @@
+//! The last dimension cut into parts: the outputs of a projection that several operations read.
+
+mod flex;
+
+use burn::tensor::Tensor;
+
+/// Columns of `x`, in parts of these sizes.
+///
+/// Where each part has a gradient of its own, these are written side by side once, instead of into a copy of the whole each.
+///
+/// # Shapes
+/// `x` `[.., c]` -> `[.., size]` for each of `sizes`, which add up to `c`.
+///
+/// # Panics
+/// If the sizes do not add up to `c`.
+pub fn split<const D: usize, const N: usize>(x: Tensor<D>, sizes: [usize; N]) -> [Tensor<D>; N] {
+    let columns = x.dims()[D - 1];
+    assert_eq!(sizes.iter().sum::<usize>(), columns, "parts of {sizes:?} of {columns} columns");
+    flex::split(&x, sizes).unwrap_or_else(|| split_reference(x, sizes))
+}
+
+/// [`split`] in plain Burn operations.
+pub fn split_reference<const D: usize, const N: usize>(x: Tensor<D>, sizes: [usize; N]) -> [Tensor<D>; N] {
+    let mut start = 0;
+    sizes.map(|size| {
+        start += size;
+        x.clone().narrow(D - 1, start - size, size)
+    })
+}

@@ -1,0 +1,37 @@
+//! What a state space block costs: FLOPs, bytes and messages.
+
+use bridge_core::model::{SegmentCost, Workload};
+
+use super::Mamba;
+use crate::blocks::linear::flops;
+use crate::blocks::regions::{enter_exchanges, leave_exchanges};
+use crate::models::decoder::{DecoderConfig, MambaConfig};
+
+impl Mamba {
+    /// What the block costs. The scan counts seven operations for each number of the state and token, as upstream counts it.
+    ///
+    /// Each term of `kept` is a tensor that an operation's backward captures; the norm's output is the input of the projection after it.
+    pub fn cost(config: &DecoderConfig, mamba: &MambaConfig, work: &Workload) -> SegmentCost {
+        const FLOAT32: u64 = 4;
+        let ranks = work.place.tensor.size;
+        let (c, i, g) = (config.hidden_size, mamba.inner_size(), mamba.group_size());
+        let projected = 2 * i + 2 * g + mamba.num_heads;
+        let tokens = work.all_tokens();
+        let scan = 3.0 * 7.0 * tokens * (i * mamba.state_size) as f64;
+        let (a, n) = (work.activation_bytes, work.tokens());
+        let of = |columns: usize| n * (columns / ranks) as u64 * a;
+        let stream = n * c as u64 * a;
+        let chunks = (work.seq_length.div_ceil(mamba.chunk_size) * work.micro_batch_size) as u64;
+        let states = chunks * (i * mamba.state_size / ranks) as u64 * FLOAT32;
+        let row = c as u64 * work.collective_bytes;
+        SegmentCost {
+            flops: flops(tokens, c, projected) + scan + flops(tokens, i, c),
+            // The projection's parts, what the convolution, the scan and the norm make of them, and the states between chunks.
+            kept: stream + of(projected) + of(i + 2 * g) + 2 * of(i) + states,
+            backward: 2 * of(projected),
+            put_off: 2 * stream + of(projected) + of(i),
+            exchanges: [enter_exchanges(row, work), leave_exchanges(row, work)].concat(),
+            ..SegmentCost::default()
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! Settings of Mamba-2; absent ones have the values of `Mamba2Config`. Hybrids share the rows of the state space block.
+
+use serde_json::{Map, Value, json};
+
+use crate::decoder::{DecoderConfig, HybridBlock, HybridConfig, MambaConfig, NormKind};
+use crate::huggingface::error::HfError;
+use crate::huggingface::fields::Fields;
+use crate::huggingface::settings::{Setting, size, size_or};
+
+pub(super) const SETTINGS: &[Setting] = &[
+    size("vocab_size", |c| &mut c.vocab_size),
+    size("hidden_size", |c| &mut c.hidden_size),
+    size("num_hidden_layers", |c| &mut c.num_layers),
+    Setting::Always(|c| {
+        c.norm.kind = NormKind::RmsNorm;
+        c.hybrid = Some(HybridConfig { layers: vec![HybridBlock::Mamba; c.num_layers], mamba: MambaConfig::neutral() });
+    }),
+    size_or("state_size", |c| &mut mamba(c).state_size, |_, _| Ok(128)),
+    size_or("head_dim", |c| &mut mamba(c).head_size, |_, _| Ok(64)),
+    size_or("num_heads", |c| &mut mamba(c).num_heads, |_, _| Ok(128)),
+    Setting::Keys { read: read_expand, write: write_expand },
+    size_or("chunk_size", |c| &mut mamba(c).chunk_size, |_, _| Ok(256)),
+    Setting::Rule(|fields, _| silu(fields, "hidden_act")),
+    Setting::Only("rms_norm", || json!(true)),
+    Setting::Only("norm_before_gate", || json!(false)),
+    Setting::Rows(BLOCK),
+    Setting::Number("initializer_range", |c| &mut c.init_method_std, |_, _| Ok(0.1)),
+];
+
+/// What is called the same in all families with state space blocks.
+pub(crate) const BLOCK: &[Setting] = &[
+    size_or("n_groups", |c| &mut mamba(c).num_groups, |_, _| Ok(8)),
+    size_or("conv_kernel", |c| &mut mamba(c).conv_kernel, |_, _| Ok(4)),
+    Setting::Switch("use_conv_bias", |c| &mut mamba(c).conv_bias, true),
+    Setting::Switch("use_bias", |c| &mut mamba(c).proj_bias, false),
+    Setting::Keys { read: read_time_steps, write: write_time_steps },
+    Setting::Number("layer_norm_epsilon", |c| &mut c.norm.epsilon, |_, _| Ok(1e-5)),
+    Setting::Switch("tie_word_embeddings", |c| &mut c.share_embeddings_and_output_weights, false),
+];
+
+/// The sizes of the state space blocks.
+pub(crate) fn mamba(config: &mut DecoderConfig) -> &mut MambaConfig {
+    let none = || HybridConfig { layers: Vec::new(), mamba: MambaConfig::neutral() };
+    &mut config.hybrid.get_or_insert_with(none).mamba
+}
+
+/// The non-linearity of the convolution and of the gate is part of their kernels.
+pub(crate) fn silu(fields: &Fields, key: &str) -> Result<(), HfError> {
+    match fields.string(key)? {
+        None | Some("silu" | "swish") => Ok(()),
+        Some(other) => Err(fields.error(key, &format!("\"{other}\""), "silu: anything else is not implemented")),
+    }
+}
+
+/// The width of the block is said twice.
+fn read_expand(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
+    let expand = fields.size("expand")?.unwrap_or(2);
+    let (inner, hidden) = (mamba(config).inner_size(), config.hidden_size);
+    let expected = format!("num_heads x head_dim ({inner}) over hidden_size ({hidden})");
+    fields.require(expand.checked_mul(hidden) == Some(inner), "expand", &expand.to_string(), &expected)
+}
+
+fn write_expand(config: &DecoderConfig, settings: &mut Map<String, Value>) {
+    let inner = config.hybrid.as_ref().map_or(0, |hybrid| hybrid.mamba.inner_size());
+    settings.insert("expand".into(), json!(inner / config.hidden_size.max(1)));
+}
+
+const TIME_STEPS: &str = "time_step_limit";
+
+/// The range of time steps. Python's Infinity, or a number that no float32 reaches, is no limit.
+fn read_time_steps(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
+    let Some(limits) = fields.get(TIME_STEPS) else {
+        return Ok(());
+    };
+    let wrong = || fields.error(TIME_STEPS, &limits.to_string(), "a least and a largest time step");
+    let [least, largest] = limits.as_array().map(Vec::as_slice).ok_or_else(wrong)? else {
+        return Err(wrong());
+    };
+    let mamba = mamba(config);
+    mamba.least_time_step = least.as_f64().filter(|step| *step >= 0.0).ok_or_else(wrong)?;
+    mamba.largest_time_step = match largest {
+        unlimited if is_infinite(unlimited) => None,
+        limited => Some(limited.as_f64().ok_or_else(wrong)?).filter(|step| *step < f64::from(f32::MAX)),
+    };
+    Ok(())
+}
+
+/// How a reader of `config.json` keeps Python's Infinity, for which JSON has no number.
+fn is_infinite(value: &Value) -> bool {
+    value.is_null() || value == "Infinity"
+}
+
+/// Nothing for the usual range, which JSON has no word for.
+fn write_time_steps(config: &DecoderConfig, settings: &mut Map<String, Value>) {
+    let Some(mamba) = config.hybrid.as_ref().map(|hybrid| hybrid.mamba) else {
+        return;
+    };
+    if mamba.least_time_step != 0.0 || mamba.largest_time_step.is_some() {
+        let largest = mamba.largest_time_step.unwrap_or(f64::from(f32::MAX));
+        settings.insert(TIME_STEPS.into(), json!([mamba.least_time_step, largest]));
+    }
+}

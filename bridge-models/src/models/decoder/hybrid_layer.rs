@@ -1,0 +1,127 @@
+//! A layer of a hybrid model: one norm and one block on the residual stream.
+
+use bridge_core::model::{ChunkScope, Component, LayerState, SegmentCost, SegmentRole, Workload};
+use burn::module::Module;
+use burn::tensor::Tensor;
+
+use super::config::{DecoderConfig, ResidualConfig};
+use super::hybrid::{HybridBlock, HybridConfig};
+use super::layer::LayerInput;
+use crate::blocks::attention::SelfAttention;
+use crate::blocks::mlp::Mlp;
+use crate::blocks::moe::Moe;
+use crate::blocks::norm::{Norm, statistics};
+use crate::blocks::residual::{BlockOutput, Branch, Reads, Residual};
+use crate::blocks::ssm::{Mamba, MambaState};
+
+/// The norm and the one block that the layer has.
+#[derive(Module, Debug)]
+pub(crate) struct HybridLayer {
+    norm: Norm,
+    mixer: Option<Mamba>,
+    self_attention: Option<SelfAttention>,
+    mlp: Option<Mlp>,
+    moe: Option<Moe>,
+    dropout: f64,
+    #[module(skip)]
+    residual: ResidualConfig,
+    #[module(skip)]
+    block: HybridBlock,
+}
+
+/// The layer as a segment, by its block.
+fn parts(block: HybridBlock) -> &'static [SegmentRole] {
+    match block {
+        HybridBlock::Mamba => &[SegmentRole::Layer],
+        HybridBlock::Attention => &[SegmentRole::Attention],
+        HybridBlock::Mlp => &[SegmentRole::Mlp],
+        HybridBlock::Moe => &[SegmentRole::Moe],
+    }
+}
+
+impl HybridLayer {
+    /// Layer `index` (global), a segment.
+    pub fn new(config: &DecoderConfig, hybrid: &HybridConfig, index: usize, scope: &ChunkScope) -> Self {
+        let block = hybrid.layers[index];
+        let scope = scope.segment(parts(block)[0], Some(index)).child(&format!("decoder.layers.{index}"));
+        let is = |wanted| block == wanted;
+        let norm = match block {
+            HybridBlock::Mamba => "norm",
+            HybridBlock::Attention => "input_layernorm",
+            HybridBlock::Mlp | HybridBlock::Moe => "pre_mlp_layernorm",
+        };
+        let feed_forward = scope.component(Component::Mlp).child("mlp");
+        let experts = config.moe.as_ref().filter(|_| is(HybridBlock::Moe));
+        Self {
+            norm: Norm::new(config.norm, config.hidden_size, &scope, norm),
+            mixer: is(HybridBlock::Mamba)
+                .then(|| Mamba::new(config, &hybrid.mamba, &scope.component(Component::StateSpace).child("mixer"))),
+            self_attention: is(HybridBlock::Attention).then(|| {
+                SelfAttention::new(config, index, &scope.component(Component::Attention).child("self_attention"))
+            }),
+            mlp: is(HybridBlock::Mlp).then(|| Mlp::new(config, config.ffn_hidden_size, &feed_forward)),
+            moe: experts.map(|moe| Moe::new(config, moe, &feed_forward)),
+            dropout: config.hidden_dropout,
+            residual: config.residual,
+            block,
+        }
+    }
+
+    /// What layer `index` (global) costs: its norm and its block.
+    pub fn cost(config: &DecoderConfig, hybrid: &HybridConfig, index: usize, work: &Workload) -> SegmentCost {
+        let block = match hybrid.layers[index] {
+            HybridBlock::Mamba => Mamba::cost(config, &hybrid.mamba, work),
+            HybridBlock::Attention => SelfAttention::cost(config, index, work),
+            HybridBlock::Mlp => Mlp::cost(config, work),
+            HybridBlock::Moe => Moe::cost(config, config.moe.as_ref().expect("validated"), work),
+        };
+        let stream = work.tokens_between_blocks() * config.hidden_size as u64;
+        let norm = statistics(config.norm, work.tokens_between_blocks());
+        SegmentCost { input: stream, ..norm.and(block) }
+    }
+
+    /// The layer as a segment.
+    pub fn parts(&self) -> &'static [SegmentRole] {
+        parts(self.block)
+    }
+
+    /// The block.
+    pub fn block(&self) -> HybridBlock {
+        self.block
+    }
+
+    /// What the layer remembers before the first token of a generation: a state, keys and values, or nothing.
+    pub fn new_state(&self) -> LayerState {
+        match (&self.mixer, &self.self_attention) {
+            (Some(_), _) => Box::new(MambaState::default()),
+            (None, Some(attention)) => Box::new(attention.new_state()),
+            (None, None) => Box::new(()),
+        }
+    }
+
+    /// `[b, t, c]` -> the same. `state` is what a state space layer remembers, in generation.
+    pub fn forward(&self, x_btc: Tensor<3>, input: LayerInput, state: Option<&mut MambaState>) -> Tensor<3> {
+        let LayerInput { attention, attention_key, mlp, mlp_key } = input;
+        let regions = mlp.regions;
+        let key = match self.block {
+            HybridBlock::Mamba | HybridBlock::Attention => attention_key,
+            HybridBlock::Mlp | HybridBlock::Moe => mlp_key,
+        };
+        let block = move |x_btc| match (&self.mixer, &self.self_attention, &self.mlp, &self.moe) {
+            (Some(mixer), ..) => mixer.forward(x_btc, attention, state),
+            (_, Some(block), ..) => block.forward(x_btc, attention),
+            (_, _, Some(block), _) => block.forward(x_btc, mlp.regions, mlp.weight_gradients),
+            (_, _, _, Some(block)) => BlockOutput::Made(block.forward(x_btc, &mlp)),
+            (None, None, None, None) => unreachable!("a layer has a block"),
+        };
+        let branch = Branch { reads: Reads::Norm(&self.norm), block: Box::new(block), after: None, key };
+        let residual = Residual {
+            regions,
+            dropout: self.dropout,
+            branch_multiplier: self.residual.branch_multiplier,
+            stream_multiplier: self.residual.stream_multiplier,
+            norm: None,
+        };
+        residual.step(x_btc, [branch])
+    }
+}

@@ -1,0 +1,84 @@
+//! A layer of a decoder, of either sort: attention with a feed-forward block, or one block of a hybrid.
+
+use bridge_core::model::{ChunkScope, GenerationState, LayerState, SegmentCost, SegmentRole, Workload};
+use burn::module::Module;
+use burn::tensor::Tensor;
+
+use super::config::DecoderConfig;
+use super::hybrid::HybridBlock;
+use super::hybrid_layer::HybridLayer;
+use super::layer::{Layer, LayerInput};
+
+/// A layer of a decoder. All layers of a decoder are of one sort.
+#[derive(Module, Debug)]
+#[allow(clippy::large_enum_variant)]
+pub(crate) enum DecoderLayer {
+    Transformer(Layer),
+    Hybrid(HybridLayer),
+}
+
+impl DecoderLayer {
+    /// Layer `index` (global). Each of its parts is a segment.
+    pub fn new(config: &DecoderConfig, index: usize, scope: &ChunkScope) -> Self {
+        match &config.hybrid {
+            Some(hybrid) => Self::Hybrid(HybridLayer::new(config, hybrid, index, scope)),
+            None => Self::Transformer(Layer::new(config, index, scope)),
+        }
+    }
+
+    /// What a part of layer `index` (global) costs.
+    pub fn cost(config: &DecoderConfig, index: usize, part: SegmentRole, work: &Workload) -> SegmentCost {
+        match &config.hybrid {
+            Some(hybrid) => HybridLayer::cost(config, hybrid, index, work),
+            None => Layer::cost(config, index, part, work),
+        }
+    }
+
+    /// The parts that can run, and be recomputed, by themselves.
+    pub fn parts(&self) -> &'static [SegmentRole] {
+        match self {
+            Self::Transformer(layer) => layer.parts(),
+            Self::Hybrid(layer) => layer.parts(),
+        }
+    }
+
+    /// What the layer remembers before the first token of a generation.
+    pub fn new_state(&self) -> LayerState {
+        match self {
+            Self::Transformer(layer) => Box::new(layer.new_state()),
+            Self::Hybrid(layer) => layer.new_state(),
+        }
+    }
+
+    /// One of the [parts](Self::parts), `[b, t, c]` -> the same.
+    pub fn forward(&self, part: SegmentRole, x_btc: Tensor<3>, input: LayerInput) -> Tensor<3> {
+        match self {
+            Self::Transformer(layer) => layer.forward(part, x_btc, input),
+            Self::Hybrid(layer) => layer.forward(x_btc, input, None),
+        }
+    }
+
+    /// [`Self::forward`] of tokens behind those that `state`, of which this is layer `local`, has seen.
+    pub fn generate<'a>(
+        &'a self,
+        part: SegmentRole,
+        x_btc: Tensor<3>,
+        mut input: LayerInput<'a>,
+        (state, local): (&'a mut GenerationState, usize),
+    ) -> Tensor<3> {
+        match self {
+            Self::Transformer(layer) => {
+                input.attention.state = Some(state.layer(local));
+                layer.forward(part, x_btc, input)
+            }
+            Self::Hybrid(layer) => match layer.block() {
+                HybridBlock::Mamba => layer.forward(x_btc, input, Some(state.layer(local))),
+                HybridBlock::Attention => {
+                    input.attention.state = Some(state.layer(local));
+                    layer.forward(x_btc, input, None)
+                }
+                HybridBlock::Mlp | HybridBlock::Moe => layer.forward(x_btc, input, None),
+            },
+        }
+    }
+}

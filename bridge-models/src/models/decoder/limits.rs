@@ -1,0 +1,11 @@
+//! The largest size of anything, and the error about a key: what configuration and checks share.
+
+use bridge_core::model::ModelBuildError;
+
+/// The largest dimension of a tensor, as in a recipe.
+pub(super) const LARGEST_SIZE: usize = (1 << 31) - 1;
+
+/// The error about a key.
+pub(crate) fn invalid(key: &str, message: String) -> ModelBuildError {
+    ModelBuildError::Invalid { key: key.to_owned(), message }
+}

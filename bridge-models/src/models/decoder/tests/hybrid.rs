@@ -1,0 +1,171 @@
+//! Models whose layers have one block each, with Mamba's among them: ranks, stages, generation, documents, initial values.
+
+use super::spread::{ONE, Spread, check, run, sequences};
+use super::*;
+
+/// Mamba, attention and feed-forward layers.
+pub fn hybrid() -> DecoderConfig {
+    let mamba = MambaConfig {
+        state_size: 6,
+        head_size: 5,
+        num_heads: 8,
+        num_groups: 4,
+        conv_kernel: 3,
+        chunk_size: 3,
+        proj_bias: true,
+        ..MambaConfig::neutral()
+    };
+    let layers = vec![HybridBlock::Mamba, HybridBlock::Attention, HybridBlock::Mlp, HybridBlock::Mamba];
+    DecoderConfig {
+        num_layers: 4,
+        num_attention_heads: 8,
+        num_query_groups: 4,
+        ffn_hidden_size: 28,
+        padded_vocab_size: 40,
+        position_embedding: PositionEmbedding::None,
+        hybrid: Some(HybridConfig { layers, mamba }),
+        ..llama()
+    }
+}
+
+/// Mamba layers alone.
+pub fn pure() -> DecoderConfig {
+    let mut config = DecoderConfig { num_layers: 2, ..hybrid() };
+    let hybrid = config.hybrid.as_mut().unwrap();
+    hybrid.layers = vec![HybridBlock::Mamba; 2];
+    hybrid.mamba =
+        MambaConfig { conv_bias: false, least_time_step: 0.02, largest_time_step: Some(0.9), ..hybrid.mamba };
+    config.without_unused()
+}
+
+/// With experts in place of the feed-forward block.
+fn with_experts() -> DecoderConfig {
+    let (_, mixture) = super::spread::mixtures().remove(0);
+    let mut config = DecoderConfig { moe: mixture.moe, ..hybrid() };
+    config.hybrid.as_mut().unwrap().layers[2] = HybridBlock::Moe;
+    let layers = LayerPattern::Listed(vec![false, false, true, false]);
+    config.moe = config.moe.map(|moe| MoeConfig { layers, ..moe });
+    config
+}
+
+#[test]
+fn ranks_compute_what_one_does() {
+    let two = Spread { tensor: 2, ..ONE };
+    let four = Spread { tensor: 4, ..ONE };
+    let parallel = [Spread { sequence_parallel: true, ..two }, Spread { sequence_parallel: true, ..four }];
+    for (name, config) in [("hybrid", hybrid()), ("pure", pure())] {
+        check(vec![(name, config)], &[two, four, parallel[0], parallel[1], Spread { data: 2, ..two }]);
+    }
+    check(vec![("experts", with_experts())], &[two, Spread { expert: 2, data: 2, ..ONE }]);
+}
+
+#[test]
+fn stages_in_a_row_are_the_whole_model() {
+    for config in [hybrid(), with_experts()] {
+        let whole = build(&config);
+        let first = build_stage(&config, &Stage::from(StackPart { layers: 0..1, start: true, end: false }));
+        let last = build_stage(&config, &Stage::from(StackPart { layers: 1..4, start: false, end: true }));
+        let batch = Batch::new(&micro_batch(config.vocab_size), &device());
+        let loss = |chunks: &[&dyn ModelChunk]| loss_sum(chunks, &batch, Mode::Evaluate).into_scalar::<f32>();
+        assert_eq!(loss(&[first.as_ref(), last.as_ref()]), loss(&[whole.as_ref()]));
+        let segments: Vec<_> = [first, last].iter().flat_map(|stage| stage.segments()).collect();
+        assert_eq!(segments, whole.segments());
+    }
+}
+
+#[test]
+fn logits_with_state_are_those_without() {
+    for config in [hybrid(), pure(), with_experts()] {
+        let chunk = build(&config);
+        let ids = tokens(17, config.vocab_size);
+        let expected = logits(chunk.as_ref(), &ids);
+        for lengths in [vec![1; 17], vec![4, 1, 1, 7, 3, 1]] {
+            let model = chunk.inference();
+            let (mut state, mut found, mut start) = (model.new_state(), Vec::new(), 0);
+            for length in lengths {
+                found.extend(logits_after(model.as_ref(), &mut state, &ids[start..start + length]));
+                start += length;
+            }
+            assert_close(&found, &expected, 2e-5);
+        }
+    }
+}
+
+#[test]
+fn states_begin_anew_in_each_document() {
+    for config in [hybrid(), pure()] {
+        let documents = vec![0, 0, 0, 1, 1, 2, 2, 2];
+        let batch = MicroBatch {
+            document_ids: Some([documents.clone(), documents].concat()),
+            ..sequences(config.vocab_size, 0)
+        };
+        let found = run(&config, ONE, &|_| batch.clone(), Mode::Evaluate);
+        let plain = run(&config, ONE, &|_| sequences(config.vocab_size, 0), Mode::Evaluate);
+        assert!(found.loss != plain.loss, "boundaries matter");
+        // Each document as a sequence of its own.
+        let chunk = build_spread_alone(&config);
+        let mut sum = 0.0;
+        for row in 0..2 {
+            for places in [0..3, 3..5, 5..8] {
+                let places: Vec<usize> = places.map(|place| row * 8 + place).collect();
+                let pick = |values: &[i64]| places.iter().map(|place| values[*place]).collect::<Vec<_>>();
+                let document = MicroBatch {
+                    tokens: pick(&batch.tokens),
+                    labels: pick(&batch.labels),
+                    loss_mask: places.iter().map(|place| batch.loss_mask[*place]).collect(),
+                    position_ids: (0..places.len() as i64).collect(),
+                    batch_size: 1,
+                    seq_length: places.len(),
+                    ..MicroBatch::default()
+                };
+                let document = Batch::new(&document, &device());
+                sum += loss_sum(&[chunk.as_ref()], &document, Mode::Evaluate).into_scalar::<f32>();
+            }
+        }
+        assert!((f64::from(sum) / found.loss - 1.0).abs() < 1e-5, "{sum} and {}", found.loss);
+    }
+}
+
+/// The model that [`run`] runs, on one rank.
+fn build_spread_alone(config: &DecoderConfig) -> Box<dyn ModelChunk> {
+    let groups = bridge_dist::mesh::ProcessGroups::single();
+    super::spread::build_spread(&super::spread::Model { config: config.clone(), adapter: None }, groups, ONE)
+}
+
+#[test]
+fn parameters_begin_as_upstream_has_them() {
+    let mut config = pure();
+    let mamba = &mut config.hybrid.as_mut().unwrap().mamba;
+    (mamba.num_heads, mamba.head_size, mamba.conv_bias) = (400, 2, true);
+    let found = values(build_decoder(&config, &context(&config), &Stage::whole([2])).unwrap().as_ref());
+    let of = |name: &str| &found[&format!("decoder.layers.0.mixer.{name}")];
+    assert!(of("D").iter().all(|d| *d == 1.0) && of("norm.weight").iter().all(|w| *w == 1.0));
+    let range = |values: Vec<f32>| {
+        values.iter().fold((f32::MAX, f32::MIN), |(low, high), value| (low.min(*value), high.max(*value)))
+    };
+    let (low, high) = range(of("A_log").iter().map(|a| a.exp()).collect());
+    assert!((1.0..1.5).contains(&low) && (15.5..16.0).contains(&high), "decay rates from {low} to {high}");
+    let (low, high) = range(of("dt_bias").iter().map(|bias| bias.exp().ln_1p()).collect());
+    assert!((0.00099..0.0012).contains(&low) && (0.09..0.1001).contains(&high), "time steps from {low} to {high}");
+    let bound = 1.0 / 3_f32.sqrt();
+    for name in ["conv1d.weight", "conv1d.bias"] {
+        let (low, high) = range(of(name).clone());
+        assert!(low < -0.98 * bound && low >= -bound && high > 0.98 * bound && high <= bound, "{name}");
+    }
+    let deviation = |values: &[f32]| (values.iter().map(|v| v * v).sum::<f32>() / values.len() as f32).sqrt();
+    assert!((deviation(of("in_proj.weight")) / 0.3 - 1.0).abs() < 0.05);
+    assert!((deviation(of("out_proj.weight")) / (0.3 / 2_f32.sqrt()) - 1.0).abs() < 0.05, "one block a layer");
+}
+
+#[test]
+fn sections_and_serialisation_keep_hybrids() {
+    for config in [hybrid(), pure(), with_experts()] {
+        let text = serde_json::to_string(&config).unwrap();
+        assert_eq!(serde_json::from_str::<DecoderConfig>(&text).unwrap(), config);
+    }
+    let section = DecoderConfig { kv_channels: 10, mlp_bias: false, ..hybrid() }.to_transformer().unwrap();
+    assert_eq!(section.hybrid_override_pattern.as_deref(), Some("M*-M"));
+    let pure = pure().to_transformer().unwrap();
+    assert_eq!((pure.num_attention_heads, pure.seq_length), (1, 1024));
+    assert_eq!(DecoderConfig::from_transformer(&pure, 40).unwrap().kind(), "mamba");
+}
