@@ -57,8 +57,8 @@ fn losses(logs: &Path) -> Vec<Value> {
 #[test]
 fn what_asks_for_more_is_refused() {
     let folder = tempfile::tempdir().unwrap();
-    let (code, said) = bridge(folder.path(), &["train", "model.multi_latent_attention=true"]);
+    let (code, said) = bridge(folder.path(), &["train", "model.fp16_lm_cross_entropy=true"]);
     assert_eq!(code, Some(2), "{said}");
-    assert!(said.contains("model.multi_latent_attention") && said.contains("latent vector"), "{said}");
+    assert!(said.contains("model.fp16_lm_cross_entropy") && said.contains("16 bits"), "{said}");
     assert!(std::fs::read_dir(folder.path()).unwrap().next().is_none(), "nothing is left behind");
 }

@@ -259,14 +259,16 @@ impl Reference<'_> {
             };
             let data = gradient.clone().into_data();
             let values: Vec<f32> = data.try_into_vec().expect("gradients of a float32 model are float32");
-            for ((name, shape), found) in entry.tensors.iter().zip(entry.split(&values)) {
-                let expected = self.file.read(&format!("{PREFIX}{name}"))?;
-                if expected.shape != *shape {
-                    let (expected, found) = (format!("shape {shape:?}"), format!("{:?}", expected.shape));
-                    return Err(self.wrong(&format!("{PREFIX}{name}"), expected, found));
+            for (stored, found) in entry.tensors.iter().zip(entry.split(&values)) {
+                let name = format!("{PREFIX}{}", stored.name);
+                let shape = stored.whole_shape();
+                if let Some(other) = self.file.shape(&name).filter(|other| *other != shape) {
+                    let (expected, found) = (format!("shape {shape:?}"), format!("{other:?}"));
+                    return Err(self.wrong(&name, expected, found));
                 }
-                expected_names.retain(|expected| expected != name);
-                pairs.push((name, expected.values, found.values));
+                let expected = self.file.read_stored(stored, &name)?;
+                expected_names.retain(|expected| *expected != stored.name);
+                pairs.push((&stored.name, expected.values, found.values));
             }
         }
         if let Some(name) = expected_names.first() {

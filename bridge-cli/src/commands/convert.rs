@@ -12,6 +12,7 @@ use bridge_data::outside;
 use bridge_models::families;
 use bridge_models::huggingface::{ExportOptions, HfModel, StorageDtype, export, is_exported};
 use clap::{Subcommand, ValueEnum};
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use super::model_card;
@@ -109,6 +110,7 @@ pub fn import(folder: &Path, output: &Path) -> Result<(PathBuf, u64), Failure> {
             files.insert(kept, read(&entry.path())?.into());
         }
     }
+    files.insert(EXPERTS.to_owned(), serde_json::to_vec(&model.experts()).map_err(Failure::run)?.into());
     let snapshot = Snapshot {
         run: RunFiles { train_state: TrainState::default(), run_config: raw.to_toml(), files, ..RunFiles::default() },
         groups: vec![TensorGroup { name: "model".into(), tensors }],
@@ -126,7 +128,8 @@ fn read(path: &Path) -> Result<Vec<u8>, Failure> {
 fn export_folder(checkpoint: &Path, (output, dtype): (&Path, Dtype), speech: &Speech) -> Result<u8, Failure> {
     let device = select_device("flex").map_err(Failure::input)?;
     let model = open(checkpoint, &device)?;
-    let original = model.checkpoint.as_ref().map(original_config).transpose()?.flatten();
+    let kept = model.checkpoint.as_ref();
+    let original: Option<Map<String, Value>> = kept.map(|kept| kept_json(kept, ORIGINAL_CONFIG)).transpose()?.flatten();
     let origin = original.as_ref().and_then(|settings| settings.get("model_type")?.as_str());
     let family = families::of(&model.config, origin).map_err(Failure::input)?;
     let options = ExportOptions {
@@ -138,6 +141,7 @@ fn export_folder(checkpoint: &Path, (output, dtype): (&Path, Dtype), speech: &Sp
         bos_token_id: model.tokenizer.as_ref().and_then(|t| t.bos()),
         eos_token_ids: model.stop_tokens.clone(),
         original,
+        experts: kept.map(|kept| kept_json(kept, EXPERTS)).transpose()?.flatten().unwrap_or_default(),
         ..ExportOptions::default()
     };
     export(output, family, &model.config, &[model.chunk.as_ref()], &options).map_err(Failure::input)?;
@@ -191,12 +195,15 @@ fn names_in(folder: &Path) -> Vec<String> {
 
 /// Name under which a checkpoint keeps the `config.json` of the folder that it was imported from.
 const ORIGINAL_CONFIG: &str = "hf_config.json";
+/// Name of the file that says how the folder had the experts of a layer.
+const EXPERTS: &str = "hf_experts.json";
 
-fn original_config(checkpoint: &Checkpoint) -> Result<Option<Map<String, Value>>, Failure> {
-    if !checkpoint.file_names().any(|name| name == ORIGINAL_CONFIG) {
+/// A file that the import has left in a checkpoint; nothing in other checkpoints.
+fn kept_json<T: DeserializeOwned>(checkpoint: &Checkpoint, name: &str) -> Result<Option<T>, Failure> {
+    if !checkpoint.file_names().any(|known| known == name) {
         return Ok(None);
     }
-    let text = checkpoint.file(ORIGINAL_CONFIG).map_err(Failure::input)?;
-    let bad = |error| Failure::input(format!("{}: {error}", checkpoint.path().join(ORIGINAL_CONFIG).display()));
+    let text = checkpoint.file(name).map_err(Failure::input)?;
+    let bad = |error| Failure::input(format!("{}: {error}", checkpoint.path().join(name).display()));
     serde_json::from_slice(&text).map(Some).map_err(bad)
 }

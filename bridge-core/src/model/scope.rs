@@ -77,6 +77,7 @@ impl ChunkScope {
             },
             replicas: ReplicaGroup::Dense,
             of_adapter: false,
+            is_frozen: false,
         }
     }
 
@@ -97,6 +98,8 @@ pub struct Scope {
     replicas: ReplicaGroup,
     /// Whether what is declared here is an adapter's.
     of_adapter: bool,
+    /// Whether what is declared here is not trained.
+    is_frozen: bool,
 }
 
 impl Scope {
@@ -110,6 +113,12 @@ impl Scope {
     #[must_use]
     pub fn component(&self, component: Component) -> Self {
         Self { component, ..self.clone() }
+    }
+
+    /// The same place, whose parameters are frozen: they have no gradient and no optimizer state.
+    #[must_use]
+    pub fn frozen(&self) -> Self {
+        Self { is_frozen: true, ..self.clone() }
     }
 
     /// The scopes of this rank's experts, of `num_experts` in all, each called by its global number.
@@ -183,10 +192,10 @@ impl Scope {
             role,
             component: self.component,
             segments: vec![self.segment],
-            trainable: true,
+            trainable: !self.is_frozen,
         };
         if let Some(adapter) = self.shared.adapter.as_ref().filter(|_| !self.of_adapter) {
-            declaration.trainable = adapter.trains(&declaration);
+            declaration.trainable &= adapter.trains(&declaration);
         }
         let id = ParamId::new();
         let param = match &self.shared.values {

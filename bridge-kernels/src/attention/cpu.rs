@@ -46,13 +46,15 @@ pub struct Attention<'a> {
     pub dropout: Option<Mask>,
     /// Document of each token, `[b, t]`.
     pub documents: Option<&'a [i64]>,
+    /// A score without a value for each query head, `[h]`.
+    pub sinks: Option<&'a [f32]>,
 }
 
 /// Output of the forward.
 pub struct Attended {
     /// `[b, t, h, d]`.
     pub out: Vec<f32>,
-    /// Log-sum-exp of the scores, `[b, h, t]`.
+    /// Log-sum-exp of the scores and the sink, `[b, h, t]`.
     pub log_sum_exp: Vec<f32>,
 }
 
@@ -83,6 +85,11 @@ impl Attention<'_> {
     /// Number of the first key of a row among the elements of `[b, h, t, s]`.
     pub(super) fn dropout_start(&self, batch: usize, head: usize, query: usize, key: usize) -> u64 {
         (((batch * self.h + head) * self.t + query) * self.s + key) as u64
+    }
+
+    /// The sink of a query head; `-inf`, which changes no softmax, where there is none.
+    pub(super) fn sink(&self, head: usize) -> f32 {
+        self.sinks.map_or(f32::NEG_INFINITY, |sinks| sinks[head])
     }
 
     /// Puts `-inf` where a key belongs to another document.
@@ -155,8 +162,9 @@ fn softmax_block(
             row.iter_mut().for_each(|s| *s = cap * tanh(*s / cap));
         }
         attention.hide_documents(row, batch, query, visible.start);
-        let top = max(row);
-        let sum = exp_in_place(row, top);
+        let sink = attention.sink(head);
+        let top = max(row).max(sink);
+        let sum = exp_in_place(row, top) + (sink - top).exp();
         *log_sum_exp = (f64::from(top) + f64::from(sum).ln()) as f32;
         let inverse = 1.0 / sum;
         match attention.dropout {

@@ -81,6 +81,22 @@ pub fn backward(saved: Saved<'_>, attention: Attention<'_>, targets: Targets<'_>
     });
 }
 
+/// Gradients of the sinks, `[h]`: a sink's probability goes to no value, so that it only takes from the others.
+pub fn sink_gradients(saved: Saved<'_>, attention: Attention<'_>) -> Vec<f32> {
+    let Attention { b, t, h, d, .. } = attention;
+    let of_head = |head: usize| {
+        let of_query = |batch: usize, query: usize| {
+            let log_sum_exp = saved.log_sum_exp[(batch * h + head) * t + query];
+            let mean = dot(saved.d_out.row(batch, head, query, d), saved.out.row(batch, head, query, d));
+            f64::from((attention.sink(head) - log_sum_exp).exp()) * f64::from(mean)
+        };
+        let sum: f64 =
+            (0..b).flat_map(|batch| (0..t).map(move |query| (batch, query))).map(|(b, q)| of_query(b, q)).sum();
+        -sum as f32
+    };
+    (0..h).into_par_iter().map(of_head).collect()
+}
+
 /// Tokens whose gradients one task adds up, at least.
 const SUMMED_TOKENS: usize = 32;
 

@@ -3,7 +3,7 @@
 use burn::tensor::Tensor;
 
 use super::cpu::{Attended, Attention, forward};
-use super::cpu_backward::{Saved, Targets, backward};
+use super::cpu_backward::{Saved, Targets, backward, sink_gradients};
 use super::heads::{HeadStrides, Heads, HeadsMut};
 use super::options::AttentionOptions;
 use crate::cpu::buffer::{Shared, all_filled};
@@ -11,11 +11,11 @@ use crate::dropout::cpu::Mask;
 use crate::flex::{Values, gradient, integers, tensor};
 use crate::vjp;
 
-/// Shapes and options, without the documents.
+/// Shapes and options, without the documents and the sinks.
 pub(crate) fn problem([b, t, s]: [usize; 3], [h, g, d]: [usize; 3], options: &AttentionOptions) -> Attention<'static> {
     let dropout = options.dropout.filter(|(rate, _)| *rate != 0.0).map(|(rate, key)| Mask::new(rate, key));
     let (scale, softcap, window) = (options.scale as f32, options.softcap.map(|cap| cap as f32), options.window);
-    Attention { b, t, s, h, g, d, scale, window, softcap, dropout, documents: None }
+    Attention { b, t, s, h, g, d, scale, window, softcap, dropout, documents: None, sinks: None }
 }
 
 /// See [`crate::attention()`].
@@ -34,15 +34,23 @@ pub(crate) fn attention(
         Some(ids_bt) => Some(integers(ids_bt)?),
         None => None,
     };
+    let sinks = match &options.sinks_h {
+        Some(sinks_h) => Some(Values::contiguous_of(sinks_h)?),
+        None => None,
+    };
     let problem = problem([b, t, s], [h, g, d], options);
-    let Attended { out, log_sum_exp } =
-        forward(heads(&q), heads(&k), heads(&v), Attention { documents: documents.as_deref(), ..problem });
+    let varying = Attention { documents: documents.as_deref(), sinks: sinks.as_ref().map(Values::slice), ..problem };
+    let Attended { out, log_sum_exp } = forward(heads(&q), heads(&k), heads(&v), varying);
     let out = tensor(out, [b, t, h, d]);
     let saved_out = Values::of(&out)?;
-    let inputs = vec![q_bthd.clone().into_dispatch(), k_bsgd.clone().into_dispatch(), v_bsgd.clone().into_dispatch()];
+    let mut inputs =
+        vec![q_bthd.clone().into_dispatch(), k_bsgd.clone().into_dispatch(), v_bsgd.clone().into_dispatch()];
+    inputs.extend(options.sinks_h.clone().map(Tensor::into_dispatch));
     Some(vjp::attach_some(out, inputs, move |d_out: Tensor<4>| {
         let d_out = Values::of_gradient(d_out);
         let (q, k, v) = (heads(&q), heads(&k), heads(&v));
+        let sinks = sinks.as_ref().map(Values::slice);
+        let attention = Attention { documents: documents.as_deref(), sinks, ..problem };
         let saved = Saved { q, k, v, out: heads(&saved_out), log_sum_exp: &log_sum_exp, d_out: heads(&d_out) };
         let [dq, dk, dv] = all_filled([b * t * h * d, b * s * g * d, b * s * g * d], |[dq, dk, dv]| {
             let target = |x, s, heads| HeadsMut {
@@ -51,9 +59,11 @@ pub(crate) fn attention(
                 strides: HeadStrides::contiguous(s, heads, d),
             };
             let targets = Targets { q: target(dq, t, h), k: target(dk, s, g), v: target(dv, s, g) };
-            backward(saved, Attention { documents: documents.as_deref(), ..problem }, targets);
+            backward(saved, attention, targets);
         });
-        vec![gradient(dq, [b, t, h, d]), gradient(dk, [b, s, g, d]), gradient(dv, [b, s, g, d])]
+        let mut gradients = vec![gradient(dq, [b, t, h, d]), gradient(dk, [b, s, g, d]), gradient(dv, [b, s, g, d])];
+        gradients.extend(sinks.map(|_| gradient(sink_gradients(saved, attention), [h])));
+        gradients
     }))
 }
 

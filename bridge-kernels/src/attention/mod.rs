@@ -45,7 +45,7 @@ fn check_shapes(q_bthd: &Tensor<4>, k_bsgd: &Tensor<4>, v_bsgd: &Tensor<4>, opti
     );
     assert!(g > 0 && h % g == 0, "attention: {h} query heads do not divide into {g} key/value groups");
     assert!(s >= t, "attention: {t} queries need at least as many keys, got {s}");
-    options.check([b, t, s]);
+    options.check([b, t, s], h);
 }
 
 /// [`attention`] in plain Burn operations; the score matrix is materialised.
@@ -68,7 +68,15 @@ pub fn reference(q_bthd: Tensor<4>, k_bsgd: Tensor<4>, v_bsgd: Tensor<4>, option
     let scores = scores.reshape([b, g, per_group, t, s]);
     let hidden = hidden_keys(b, t, s, options, &scores.device());
     let hidden = hidden.expand([b, g, per_group, t, s]);
-    let mut probabilities = softmax(scores.mask_fill(hidden, f32::NEG_INFINITY));
+    let scores = scores.mask_fill(hidden, f32::NEG_INFINITY);
+    let mut probabilities = match &options.sinks_h {
+        None => softmax(scores),
+        Some(sinks_h) => {
+            let sinks: Tensor<5> = widen(sinks_h.clone()).reshape([1, g, per_group, 1, 1]);
+            let all = Tensor::cat(vec![scores, sinks.expand([b, g, per_group, t, 1])], 4);
+            softmax(all).narrow(4, 0, s)
+        }
+    };
     if let Some((rate, key)) = options.dropout {
         // The mask is drawn in [b, h, t, s] order, so that it does not depend on how heads are grouped.
         probabilities = dropout(probabilities, rate, key);

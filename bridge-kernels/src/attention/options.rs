@@ -17,16 +17,29 @@ pub struct AttentionOptions {
     pub dropout: Option<(f64, DropoutKey)>,
     /// Document of each token, `[b, t]`: attention stays inside a document. Needs as many keys as queries.
     pub document_ids: Option<Tensor<2, Int>>,
+    /// Attention sinks, `[h]`: in the softmax of every query of a head stands one more score, the head's, that has no value (Xiao et al.,
+    /// arXiv:2309.17453, section 3.3). They have gradients.
+    pub sinks_h: Option<Tensor<1>>,
 }
 
 impl AttentionOptions {
     /// Plain causal attention with the usual scale for head size `head_size`.
     pub fn causal(head_size: usize) -> Self {
-        Self { scale: 1.0 / (head_size as f64).sqrt(), window: None, softcap: None, dropout: None, document_ids: None }
+        Self {
+            scale: 1.0 / (head_size as f64).sqrt(),
+            window: None,
+            softcap: None,
+            dropout: None,
+            document_ids: None,
+            sinks_h: None,
+        }
     }
 
-    /// Fails on options that do not fit a batch of `b` sequences of `t` queries and `s` keys.
-    pub(crate) fn check(&self, [b, t, s]: [usize; 3]) {
+    /// Fails on options that do not fit a batch of `b` sequences of `t` queries of `h` heads, and `s` keys.
+    pub(crate) fn check(&self, [b, t, s]: [usize; 3], h: usize) {
+        if let Some(sinks_h) = &self.sinks_h {
+            assert_eq!(sinks_h.dims(), [h], "attention: one sink a query head is needed");
+        }
         if let Some((rate, _)) = self.dropout {
             assert!((0.0..1.0).contains(&rate), "attention: a dropout rate lies in [0, 1), got {rate}");
         }

@@ -121,8 +121,20 @@ fn attention_forward_and_backward() {
     let row = (h + 2 * g) * d;
     let heads = |offset: usize| Heads { data: &qkv[offset * d..], strides: HeadStrides::even([t * row, row, d]) };
     let (q, k, v) = (heads(0), heads(h), heads(h + g));
-    let attention =
-        Attention { b, t, s: t, h, g, d, scale: 0.7, window: None, softcap: None, dropout: None, documents: None };
+    let attention = Attention {
+        b,
+        t,
+        s: t,
+        h,
+        g,
+        d,
+        scale: 0.7,
+        window: None,
+        softcap: None,
+        dropout: None,
+        documents: None,
+        sinks: None,
+    };
     let attended = forward(q, k, v, attention);
     // The first query of a sequence sees its own value only.
     assert_close(&attended.out[..d], &qkv[(h + g) * d..][..d]);

@@ -5,14 +5,15 @@ use burn::tensor::Tensor;
 use super::packed::PackedHeads;
 use crate::attention::AttentionOptions;
 use crate::attention::cpu::{Attended, Attention, forward};
-use crate::attention::cpu_backward::{Saved, Targets, backward};
+use crate::attention::cpu_backward::{Saved, Targets, backward, sink_gradients};
 use crate::attention::flex::{heads, problem};
 use crate::attention::heads::{HeadStrides, Heads, HeadsMut};
 use crate::cpu::buffer::{Shared, filled};
-use crate::flex::{Values, attach_one, gradient, integers, tensor};
+use crate::flex::{Values, gradient, integers, tensor};
 use crate::rotary::cpu::Direction;
 use crate::rotary::flex::Turn;
 use crate::rotary::{Positions, RotaryTable};
+use crate::vjp::attach_some;
 
 /// See [`crate::packed_attention()`].
 pub(crate) fn packed_attention(
@@ -31,6 +32,10 @@ pub(crate) fn packed_attention(
         Some(ids_bt) => Some(integers(ids_bt)?),
         None => None,
     };
+    let sinks = match &options.sinks_h {
+        Some(sinks_h) => Some(Values::contiguous_of(sinks_h)?),
+        None => None,
+    };
     let turn = match rotary {
         Some(rotary) => Some(Turn::new(rotary, [b, t], [g * (r + 2), r + 2, r + 1], d)?),
         None => None,
@@ -41,20 +46,26 @@ pub(crate) fn packed_attention(
     let problem = problem([b, t, t], [g * r, g, d], options);
     let places = PackedPlaces::new(t, packed);
     let [q, k, v] = places.heads(&qkv);
-    let Attended { out, log_sum_exp } = forward(q, k, v, Attention { documents: documents.as_deref(), ..problem });
+    let varying = Attention { documents: documents.as_deref(), sinks: sinks.as_ref().map(Values::slice), ..problem };
+    let Attended { out, log_sum_exp } = forward(q, k, v, varying);
     let out = tensor(out, [b, t, g * r, d]);
     let saved_out = Values::of(&out)?;
-    Some(attach_one(out, qkv_btf.clone(), move |d_out| {
+    let inputs = [Some(qkv_btf.clone().into_dispatch()), options.sinks_h.clone().map(Tensor::into_dispatch)];
+    Some(attach_some(out, inputs.into_iter().flatten().collect(), move |d_out: Tensor<4>| {
+        let d_out = Values::of_gradient(d_out);
+        let sinks = sinks.as_ref().map(Values::slice);
+        let attention = Attention { documents: documents.as_deref(), sinks, ..problem };
         let [q, k, v] = places.heads(&qkv);
         let saved = Saved { q, k, v, out: heads(&saved_out), log_sum_exp: &log_sum_exp, d_out: heads(&d_out) };
         let mut dqkv = filled(b * t * f, |dqkv| {
             let targets = places.targets(Shared::new(dqkv));
-            backward(saved, Attention { documents: documents.as_deref(), ..problem }, targets);
+            backward(saved, attention, targets);
         });
         if let Some(turn) = turn {
             turn.in_place(&mut dqkv, Direction::Backward);
         }
-        gradient(dqkv, [b, t, f])
+        let d_sinks = sinks.map(|_| gradient(sink_gradients(saved, attention), [g * r]));
+        [Some(gradient(dqkv, [b, t, f])), d_sinks].into_iter().flatten().collect()
     }))
 }
 

@@ -37,15 +37,35 @@ fn plain_options(shapes: Shapes, with: &str) -> plain::Attention {
     let factor = |dropped: bool| if dropped { 0.0 } else { 1.0 / (1.0 - RATE) };
     let factors = o.dropout.map(|(rate, key)| dropped(b * h * t * s, rate, key).into_iter().map(factor).collect());
     let documents = o.document_ids.is_some().then_some(documents);
-    plain::Attention { b, t, s, h, g, d, scale: o.scale, window: o.window, softcap: o.softcap, factors, documents }
+    plain::Attention {
+        b,
+        t,
+        s,
+        h,
+        g,
+        d,
+        scale: o.scale,
+        window: o.window,
+        softcap: o.softcap,
+        factors,
+        documents,
+        sinks: None,
+    }
 }
 
 fn shaped([b, t, s, h, g, d]: Shapes, x: &[Tensor<1>]) -> [Tensor<4>; 3] {
     [x[0].clone().reshape([b, t, h, d]), x[1].clone().reshape([b, s, g, d]), x[2].clone().reshape([b, s, g, d])]
 }
 
-fn inputs([b, t, s, h, g, d]: Shapes) -> Vec<Vec<f32>> {
-    vec![values(1, b * t * h * d), values(2, b * s * g * d), values(3, b * s * g * d)]
+fn inputs([b, t, s, h, g, d]: Shapes, with: &str) -> Vec<Vec<f32>> {
+    let mut inputs = vec![values(1, b * t * h * d), values(2, b * s * g * d), values(3, b * s * g * d)];
+    inputs.extend(with.contains("sinks").then(|| values(4, h)));
+    inputs
+}
+
+/// The options with the input behind queries, keys and values, if there is one.
+fn with_sinks(options: &AttentionOptions, x: &[Tensor<1>]) -> AttentionOptions {
+    AttentionOptions { sinks_h: x.get(3).cloned(), ..options.clone() }
 }
 
 fn check(shapes: Shapes, with: &str) {
@@ -54,16 +74,19 @@ fn check(shapes: Shapes, with: &str) {
     let spec = plain_options(shapes, with);
     Case {
         name: &format!("attention {shapes:?} with {with}"),
-        inputs: inputs(shapes),
+        inputs: inputs(shapes, with),
         fast: &|x| {
             let [q, k, v] = shaped(shapes, x);
-            attention(q, k, v, &options).reshape([b * t * h * d])
+            attention(q, k, v, &with_sinks(&options, x)).reshape([b * t * h * d])
         },
         reference: &|x| {
             let [q, k, v] = shaped(shapes, x);
-            reference(q, k, v, &options).reshape([b * t * h * d])
+            reference(q, k, v, &with_sinks(&options, x)).reshape([b * t * h * d])
         },
-        plain: &|x| plain::attention(&x[0], &x[1], &x[2], &spec),
+        plain: &|x| {
+            let spec = plain::Attention { sinks: x.get(3).cloned(), ..spec.clone() };
+            plain::attention(&x[0], &x[1], &x[2], &spec)
+        },
     }
     .check();
 }
@@ -77,6 +100,9 @@ fn outputs_and_gradients() {
     check([2, 11, 11, 2, 2, 3], "documents");
     check([1, 11, 11, 4, 2, 3], "window softcap dropout documents");
     check([2, 1, 17, 2, 1, 3], "");
+    check([2, 7, 7, 6, 2, 5], "sinks");
+    check([2, 1, 17, 2, 1, 3], "sinks");
+    check([1, 11, 11, 4, 2, 3], "sinks window softcap dropout documents");
     check([1, 2, 9, 1, 1, 16], "dropout");
 }
 
@@ -86,21 +112,23 @@ fn sequences_of_several_blocks_match_the_reference() {
         ([2, 131, 139, 6, 3, 17], "window"),
         ([1, 150, 150, 2, 1, 64], "dropout documents"),
         ([1, 67, 67, 1, 1, 256], "softcap"),
+        ([2, 131, 131, 4, 2, 17], "sinks window"),
     ] {
         let (options, _) = options(shapes, with);
         let run = |operation: fn(Tensor<4>, Tensor<4>, Tensor<4>, &AttentionOptions) -> Tensor<4>| {
-            run_all(&inputs(shapes), |x| {
+            run_all(&inputs(shapes, with), |x| {
                 let [q, k, v] = shaped(shapes, x);
-                let out = operation(q, k, v, &options);
+                let out = operation(q, k, v, &with_sinks(&options, x));
                 let count = out.shape().num_elements();
                 out.reshape([count])
             })
         };
         let (fast, slow) = (run(attention), run(reference));
-        let x: Vec<Vec<f64>> = inputs(shapes).iter().map(|x| wide(x)).collect();
-        let expected = plain::attention(&x[0], &x[1], &x[2], &plain_options(shapes, with));
+        let x: Vec<Vec<f64>> = inputs(shapes, with).iter().map(|x| wide(x)).collect();
+        let spec = plain::Attention { sinks: x.get(3).cloned(), ..plain_options(shapes, with) };
+        let expected = plain::attention(&x[0], &x[1], &x[2], &spec);
         assert_close(&format!("{with}: output"), &fast[0], &expected, 2e-6);
-        for (i, name) in ["q", "k", "v"].into_iter().enumerate() {
+        for (i, name) in ["q", "k", "v", "sinks"].into_iter().enumerate().take(x.len()) {
             assert_close(&format!("{with}: gradient of {name}"), &fast[i + 1], &wide(&slow[i + 1]), 2e-5);
         }
     }
@@ -139,7 +167,7 @@ fn the_same_on_any_number_of_threads() {
     let shapes = [2, 131, 131, 4, 2, 32];
     let (options, _) = options(shapes, "dropout");
     assert_same_on_any_threads("attention", || {
-        run_all(&inputs(shapes), |x| {
+        run_all(&inputs(shapes, ""), |x| {
             let [q, k, v] = shaped(shapes, x);
             attention(q, k, v, &options).reshape([2 * 131 * 4 * 32])
         })

@@ -51,7 +51,10 @@ impl Packed {
         let positions = self.positions();
         let rotary = (self.rotated > 0).then_some((&table, &positions));
         let options = self.options();
-        run_all(&[values(4, b * t * heads.width())], |x| {
+        let mut inputs = vec![values(4, b * t * heads.width())];
+        inputs.extend(self.with.contains("sinks").then(|| values(5, heads.groups * heads.queries_per_group)));
+        run_all(&inputs, |x| {
+            let options = AttentionOptions { sinks_h: x.get(1).cloned(), ..options.clone() };
             let y = operation(x[0].clone().reshape([b, t, heads.width()]), heads, rotary, &options);
             let count = y.shape().num_elements();
             assert_eq!(y.dims(), [b, t, heads.groups * heads.queries_per_group, heads.head_size]);
@@ -92,6 +95,7 @@ fn cases() -> Vec<Packed> {
             with: "window",
         },
         Packed { b: 3, t: 70, heads: heads(1, 4, 32), rotated: 32, pairing: halves, with: "documents softcap" },
+        Packed { b: 2, t: 70, heads: heads(2, 3, 6), rotated: 4, pairing: halves, with: "sinks window" },
         Packed { b: 1, t: 1, heads: heads(2, 1, 4), rotated: 2, pairing: halves, with: "" },
     ]
 }
@@ -104,7 +108,9 @@ fn the_same_as_separate_tensors() {
         // The same arithmetic in another place: the same bits, in the gradient too.
         assert_eq!(packed, separate, "{what}");
         assert_close(&format!("{what}: output"), &packed[0], &wide(&plain[0]), 2e-6);
-        assert_close(&format!("{what}: gradient"), &packed[1], &wide(&plain[1]), 2e-5);
+        for (found, expected) in packed.iter().zip(&plain).skip(1) {
+            assert_close(&format!("{what}: gradient"), found, &wide(expected), 2e-5);
+        }
     }
 }
 

@@ -34,6 +34,7 @@ pub fn linear(x: &[f64], w: &[f64], bias: Option<&[f64]>, inputs: usize) -> Vec<
 }
 
 /// Shapes and options of [`attention`].
+#[derive(Clone)]
 pub struct Attention {
     pub b: usize,
     pub t: usize,
@@ -47,6 +48,8 @@ pub struct Attention {
     /// Factor on each probability, `[b, h, t, s]`.
     pub factors: Option<Vec<f64>>,
     pub documents: Option<Vec<i64>>,
+    /// A score without a value for each query head, `[h]`.
+    pub sinks: Option<Vec<f64>>,
 }
 
 /// `q [b, t, h, d]`, `k` and `v` `[b, s, g, d]` -> `[b, t, h, d]`.
@@ -70,8 +73,10 @@ pub fn attention(q: &[f64], k: &[f64], v: &[f64], a: &Attention) -> Vec<f64> {
                     a.softcap.map_or(score, |cap| cap * (score / cap).tanh())
                 };
                 let scores: Vec<f64> = keys.iter().map(score).collect();
-                let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-                let sum: f64 = scores.iter().map(|s| (s - top).exp()).sum();
+                let sink = a.sinks.as_ref().map(|sinks| sinks[head]);
+                let all = || scores.iter().copied().chain(sink);
+                let top = all().fold(f64::NEG_INFINITY, f64::max);
+                let sum: f64 = all().map(|s| (s - top).exp()).sum();
                 for (j, score) in keys.iter().zip(&scores) {
                     let factor = a.factors.as_ref().map_or(1.0, |f| f[((batch * a.h + head) * a.t + i) * a.s + j]);
                     let p = (score - top).exp() / sum * factor;

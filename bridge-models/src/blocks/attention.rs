@@ -52,7 +52,7 @@ fn heads_of_a_rank(config: &DecoderConfig, ranks: usize) -> PackedHeads {
 }
 
 /// What ranks that share sequences send: keys and values, each of `keys` bytes, and the document of each token.
-fn context_exchanges(keys: u64, work: &Workload) -> Vec<Exchange> {
+pub(super) fn context_exchanges(keys: u64, work: &Workload) -> Vec<Exchange> {
     let way = (TrafficKind::Context, GroupKind::Context);
     let mut exchanges = vec![
         exchange(way, Operation::AllGather, PassKind::Forward, (2, keys)),
@@ -96,6 +96,15 @@ fn flops(config: &DecoderConfig, index: usize, work: &Workload) -> f64 {
         None => whole,
     };
     6.0 * (projections * tokens + queries * seen)
+}
+
+/// Rate and key of the dropout of probabilities. Ranks with different heads draw different masks, so that heads do: not those that one rank
+/// would have drawn.
+pub(super) fn dropout(rate: f64, key: Option<DropoutKey>, regions: &Regions) -> Option<(f64, DropoutKey)> {
+    let key = key.filter(|_| rate > 0.0)?;
+    let group = regions.tensor();
+    let key = if group.size() == 1 { key } else { DropoutKey(key.0.derive(group.rank() as u64)) };
+    Some((rate, key))
 }
 
 impl SelfAttention {
@@ -194,8 +203,9 @@ impl SelfAttention {
             scale: self.settings.scale,
             window: self.settings.window,
             softcap: self.settings.softcap,
-            dropout: self.dropout(input.dropout_key, regions),
+            dropout: dropout(self.settings.dropout, input.dropout_key, regions),
             document_ids: input.document_ids.clone(),
+            sinks_h: None,
         };
         let qkv_btf = self.linear_qkv.forward(x_btc, store);
         let rotary = input.rotary.filter(|_| self.settings.use_rope).map(|table| (table, input.positions));
@@ -212,15 +222,6 @@ impl SelfAttention {
         };
         let [_, _, h, d] = y_bthd.dims();
         BlockOutput::Product { x: y_bthd.reshape([b, t, h * d]), linear: &self.linear_proj, store }
-    }
-
-    /// Rate and key of the dropout of probabilities. Ranks with different heads draw different masks, so that heads do: not those that one
-    /// rank would have drawn.
-    fn dropout(&self, key: Option<DropoutKey>, regions: &Regions) -> Option<(f64, DropoutKey)> {
-        let key = key.filter(|_| self.settings.dropout > 0.0)?;
-        let group = regions.tensor();
-        let key = if group.size() == 1 { key } else { DropoutKey(key.0.derive(group.rank() as u64)) };
-        Some((self.settings.dropout, key))
     }
 
     /// Queries, keys and values, normalized and rotated.

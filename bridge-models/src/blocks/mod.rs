@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `embedding`, `attention`, `mlp`, `norm`, `linear`, `residual`, `head` | the maths |
 //! | `key_values` | what attention remembers in generation |
+//! | `mla` | attention by latent vectors |
 //! | `moe` | mixture of experts |
 //! | `ssm` | Mamba-2's state space block |
 //! | `rope` | rotary frequencies and their scaling |
@@ -21,6 +22,7 @@ pub(crate) mod head;
 pub(crate) mod init;
 pub(crate) mod key_values;
 pub(crate) mod linear;
+pub(crate) mod mla;
 pub(crate) mod mlp;
 pub(crate) mod moe;
 pub(crate) mod norm;

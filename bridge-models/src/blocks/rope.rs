@@ -18,7 +18,7 @@ impl Rotary {
     pub fn of(config: &DecoderConfig, device: &Device) -> Option<Self> {
         match &config.position_embedding {
             PositionEmbedding::Rope(rope) => {
-                Some(Self::new(rope, config.kv_channels, config.max_position_embeddings, device))
+                Some(Self::new(rope, config.rotary_head(), config.max_position_embeddings, device))
             }
             PositionEmbedding::LearnedAbsolute | PositionEmbedding::None => None,
         }

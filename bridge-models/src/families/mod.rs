@@ -1,14 +1,18 @@
 //! Families of Hugging Face models: a folder each, and a line in [`FAMILIES`]. A folder has `config.rs`, which keys of `config.json` are
 //! which fields of the decoder, and `weights.rs`, where each parameter is. What these tables mean is said in [`crate::huggingface`].
 
+mod deepseek_v3;
 mod gpt2;
 mod llama;
 mod mamba2;
 mod mistral;
+mod mixtral;
+mod mixture;
 mod nemotron_h;
 mod phi3;
 mod qwen2;
 mod qwen3;
+mod qwen3_moe;
 mod smollm3;
 mod starcoder2;
 #[cfg(test)]
@@ -29,6 +33,9 @@ pub const FAMILIES: &[&Family] = &[
     &smollm3::FAMILY,
     &mamba2::FAMILY,
     &nemotron_h::FAMILY,
+    &mixtral::FAMILY,
+    &qwen3_moe::FAMILY,
+    &deepseek_v3::FAMILY,
 ];
 
 /// The family of a `model_type`.

@@ -9,6 +9,7 @@ use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
 
 use super::error::HfError;
+use super::weight_map::{Part, StoredTensor};
 
 /// A tensor in host memory.
 #[derive(Clone, Debug, PartialEq)]
@@ -126,6 +127,27 @@ impl HfCheckpoint {
     /// If there is no such tensor, it is not of floats, or a value is NaN or infinite in float32.
     pub fn read(&self, name: &str) -> Result<HostTensor, HfError> {
         let (entry, bytes) = self.entry(name)?;
+        self.floats(name, entry, bytes, entry.shape.clone())
+    }
+
+    /// The values of a tensor, or of a part of one, converted to float32.
+    ///
+    /// # Errors
+    /// As [`HfCheckpoint::read`].
+    ///
+    /// # Panics
+    /// If the tensor has another shape.
+    pub fn read_stored(&self, stored: &StoredTensor, name: &str) -> Result<HostTensor, HfError> {
+        let (entry, bytes) = self.entry(name)?;
+        assert_eq!(entry.shape, stored.whole_shape(), "shape of `{name}`");
+        let bytes = match stored.part {
+            Some(Part { index, count }) => &bytes[bytes.len() / count * index..bytes.len() / count * (index + 1)],
+            None => bytes,
+        };
+        self.floats(name, entry, bytes, stored.shape.clone())
+    }
+
+    fn floats(&self, name: &str, entry: &Entry, bytes: &[u8], shape: Vec<usize>) -> Result<HostTensor, HfError> {
         let values = match entry.dtype {
             Dtype::F32 => elements(bytes, f32::from_le_bytes),
             Dtype::F16 => elements(bytes, |b| half::f16::from_le_bytes(b).to_f32()),
@@ -134,7 +156,7 @@ impl HfCheckpoint {
             other => return Err(self.wrong_dtype(entry, name, "F32, F16, BF16 or F64", other)),
         };
         self.all_finite(entry, name, values.iter().copied().map(f64::from))?;
-        Ok(HostTensor { shape: entry.shape.clone(), values })
+        Ok(HostTensor { shape, values })
     }
 
     /// A tensor's shape and integer values.

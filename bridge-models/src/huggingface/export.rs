@@ -1,7 +1,7 @@
 //! Chunks to a Hugging Face folder: `config.json` and safetensors, single or sharded.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::Read;
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use super::checkpoint::{INDEX, SINGLE, io};
 use super::error::HfError;
 use super::family::Family;
 use super::fields::Fields;
-use super::weight_map::WeightMap;
+use super::weight_map::{ExpertLayout, Part, StoredTensor, WeightMap};
 use crate::decoder::{DecoderConfig, PositionEmbedding};
 
 /// The file of the architecture, written before the weights.
@@ -45,6 +45,8 @@ pub struct ExportOptions {
     pub eos_token_ids: Vec<i64>,
     /// The `config.json` of the folder that the model was imported from: what it says beside the model, and the positions that it allows, stays.
     pub original: Option<Map<String, Value>>,
+    /// How the files have the experts of a layer, where the family has both ways.
+    pub experts: ExpertLayout,
 }
 
 impl Default for ExportOptions {
@@ -55,6 +57,7 @@ impl Default for ExportOptions {
             bos_token_id: None,
             eos_token_ids: Vec::new(),
             original: None,
+            experts: ExpertLayout::default(),
         }
     }
 }
@@ -91,6 +94,8 @@ pub struct Exporter {
     map: WeightMap,
     options: ExportOptions,
     stored: BTreeMap<String, Stored>,
+    /// Names of the tensors that were added, and which part of each.
+    added: BTreeSet<(String, Option<usize>)>,
     failure: Option<HfError>,
 }
 
@@ -102,9 +107,10 @@ impl Exporter {
     pub fn new(family: &Family, config: &DecoderConfig, options: &ExportOptions) -> Result<Self, HfError> {
         Ok(Self {
             settings: config_json(family, config, options)?,
-            map: WeightMap::new(family, config)?,
+            map: WeightMap::new(family, config, options.experts)?,
             options: options.clone(),
             stored: BTreeMap::new(),
+            added: BTreeSet::new(),
             failure: None,
         })
     }
@@ -118,8 +124,17 @@ impl Exporter {
             self.failure.get_or_insert(failure);
             return;
         };
-        for ((name, _), tensor) in entry.tensors.iter().zip(entry.split(&values)) {
-            self.stored.insert(name.clone(), encode(tensor.shape, &tensor.values, self.options.dtype));
+        for (place, tensor) in entry.tensors.iter().zip(entry.split(&values)) {
+            let encoded = encode(tensor.shape, &tensor.values, self.options.dtype);
+            self.added.insert((place.name.clone(), place.part.map(|part| part.index)));
+            let Some(Part { index, count }) = place.part else {
+                self.stored.insert(place.name.clone(), encoded);
+                continue;
+            };
+            let size = encoded.bytes.len();
+            let empty = || Stored { dtype: encoded.dtype, shape: place.whole_shape(), bytes: vec![0; count * size] };
+            let whole = self.stored.entry(place.name.clone()).or_insert_with(empty);
+            whole.bytes[index * size..(index + 1) * size].copy_from_slice(&encoded.bytes);
         }
     }
 
@@ -131,8 +146,9 @@ impl Exporter {
         if let Some(failure) = self.failure {
             return Err(failure);
         }
-        let is_stored = |name: &String| self.stored.contains_key(name);
-        let missing = self.map.entries().iter().find(|entry| !entry.tensors.iter().all(|(name, _)| is_stored(name)));
+        let is_added =
+            |place: &StoredTensor| self.added.contains(&(place.name.clone(), place.part.map(|part| part.index)));
+        let missing = self.map.entries().iter().find(|entry| !entry.tensors.iter().all(is_added));
         if let Some(entry) = missing {
             return Err(HfError::MissingParameter { name: entry.parameter.clone() });
         }

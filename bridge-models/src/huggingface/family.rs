@@ -8,7 +8,7 @@ use super::error::HfError;
 use super::fields::Fields;
 use super::settings::Setting;
 use super::weight_map::WeightRule;
-use crate::decoder::DecoderConfig;
+use crate::decoder::{DecoderConfig, MoeConfig};
 
 /// A family of Hugging Face models. The families there are stand in [`crate::families`].
 pub struct Family {
@@ -79,9 +79,20 @@ impl Family {
     }
 }
 
-/// The decoder without what no `config.json` says: the padding of the vocabulary, and how a new model is initialised.
+/// The decoder without what no `config.json` says: the padding of the vocabulary, how a new model is initialised, and how the use of experts is
+/// balanced and computed.
 pub(super) fn as_in_a_file(config: DecoderConfig) -> DecoderConfig {
+    let neutral = MoeConfig::neutral();
+    let moe = config.moe.map(|moe| MoeConfig {
+        router_in_float32: neutral.router_in_float32,
+        aux_loss_coeff: neutral.aux_loss_coeff,
+        z_loss_coeff: neutral.z_loss_coeff,
+        dispatcher: neutral.dispatcher,
+        freeze_router: neutral.freeze_router,
+        ..moe
+    });
     DecoderConfig {
+        moe,
         padded_vocab_size: config.vocab_size,
         embedding_init_method_std: config.init_method_std,
         perform_initialization: true,

@@ -12,7 +12,7 @@ use super::checkpoint::{HfCheckpoint, HostTensor, io};
 use super::error::{HfError, TensorProblem};
 use super::family::Family;
 use super::fields::Fields;
-use super::weight_map::{WeightEntry, WeightMap};
+use super::weight_map::{ExpertLayout, StoredTensor, WeightEntry, WeightMap};
 use crate::decoder::{DecoderConfig, build_decoder};
 use crate::families::{FAMILIES, with_model_type};
 use crate::sharding::local_part;
@@ -25,6 +25,7 @@ pub struct HfModel {
     eos_token_ids: Vec<i64>,
     checkpoint: HfCheckpoint,
     map: WeightMap,
+    experts: ExpertLayout,
     /// The family's prefix, if the files leave it out.
     dropped_prefix: Option<&'static str>,
 }
@@ -39,11 +40,22 @@ impl HfModel {
         let (family, config, eos_token_ids) = read_config(folder)?;
         let checkpoint = HfCheckpoint::open(folder)?;
         config.check_against(checkpoint.tensors().count())?;
-        let map = WeightMap::new(family, &config)?;
+        let experts = ExpertLayout::Apart;
+        let map = WeightMap::new(family, &config, experts)?;
         let has_prefix = checkpoint.tensors().any(|(name, _)| name.starts_with(family.prefix));
         let dropped_prefix = (!has_prefix).then_some(family.prefix);
-        let model = Self { family, config, eos_token_ids, checkpoint, map, dropped_prefix };
-        let problems = model.problems()?;
+        let mut model = Self { family, config, eos_token_ids, checkpoint, map, experts, dropped_prefix };
+        let mut problems = model.problems()?;
+        if !problems.is_empty() && model.config.moe.is_some() {
+            let stacked = WeightMap::new(family, &model.config, ExpertLayout::Stacked)?;
+            let apart = std::mem::replace(&mut model.map, stacked);
+            let others = model.problems()?;
+            if others.len() < problems.len() {
+                (problems, model.experts) = (others, ExpertLayout::Stacked);
+            } else {
+                model.map = apart;
+            }
+        }
         if !problems.is_empty() {
             return Err(HfError::Tensors { path: folder.to_owned(), problems });
         }
@@ -58,6 +70,11 @@ impl HfModel {
     /// The decoder that `config.json` describes.
     pub fn config(&self) -> &DecoderConfig {
         &self.config
+    }
+
+    /// How the files have the experts of a layer.
+    pub fn experts(&self) -> ExpertLayout {
+        self.experts
     }
 
     /// Tokens that end a text, as `config.json` has them.
@@ -132,7 +149,8 @@ impl HfModel {
     }
 
     fn tensors_of(&self, entry: &WeightEntry) -> Result<Vec<HostTensor>, HfError> {
-        entry.tensors.iter().map(|(name, _)| self.checkpoint.read(self.name_in_file(name))).collect()
+        let read = |stored: &StoredTensor| self.checkpoint.read_stored(stored, self.name_in_file(&stored.name));
+        entry.tensors.iter().map(read).collect()
     }
 
     fn name_in_file<'a>(&self, name: &'a str) -> &'a str {
@@ -143,14 +161,17 @@ impl HfModel {
     fn problems(&self) -> Result<Vec<TensorProblem>, HfError> {
         let mut problems = Vec::new();
         let mut expected = std::collections::BTreeSet::new();
-        for (name, shape) in self.map.entries().iter().flat_map(|entry| &entry.tensors) {
-            let name = self.name_in_file(name);
-            expected.insert(name);
+        for stored in self.map.entries().iter().flat_map(|entry| &entry.tensors) {
+            let (name, shape) = (self.name_in_file(&stored.name), stored.whole_shape());
+            // Parameters that are parts of one tensor have one problem with it.
+            if !expected.insert(name) {
+                continue;
+            }
             match self.checkpoint.shape(name) {
-                None => problems.push(TensorProblem::Missing { name: name.to_owned(), expected: shape.clone() }),
+                None => problems.push(TensorProblem::Missing { name: name.to_owned(), expected: shape }),
                 Some(found) if found != shape => problems.push(TensorProblem::Shape {
                     name: name.to_owned(),
-                    expected: shape.clone(),
+                    expected: shape,
                     found: found.to_vec(),
                 }),
                 Some(_) => {}
@@ -173,7 +194,7 @@ impl HfModel {
     /// Files of tied models may repeat the embedding as the output's weight; it must be the same.
     fn tie_problem(&self, earlier: &[TensorProblem]) -> Result<Option<TensorProblem>, HfError> {
         let entry = self.map.entry("embedding.word_embeddings.weight");
-        let Some((name, _)) = entry.and_then(|entry| entry.tensors.first()) else {
+        let Some(StoredTensor { name, .. }) = entry.and_then(|entry| entry.tensors.first()) else {
             return Ok(None);
         };
         let embedding = self.name_in_file(name);

@@ -32,4 +32,4 @@ pub use error::{HfError, TensorProblem};
 pub use export::{ExportOptions, Exporter, StorageDtype, export, is_exported};
 pub use family::Family;
 pub use import::{HfModel, import_hook};
-pub use weight_map::{WeightEntry, WeightMap};
+pub use weight_map::{ExpertLayout, Part, StoredTensor, WeightEntry, WeightMap};

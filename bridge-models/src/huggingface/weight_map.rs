@@ -4,6 +4,8 @@
 
 use std::collections::HashMap;
 
+use serde::{Deserialize, Serialize};
+
 use super::checkpoint::HostTensor;
 use super::error::HfError;
 use super::family::Family;
@@ -20,11 +22,25 @@ pub(crate) struct WeightRule {
     fusion: Fusion,
     /// Orientation of the tensors if they are matrices.
     storage: Storage,
+    /// How the tensors have the experts of a layer.
+    experts: ExpertLayout,
+}
+
+/// How files have the experts of a layer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ExpertLayout {
+    /// Each expert has tensors of its own: what folders on disk have.
+    #[default]
+    Apart,
+    /// One tensor has all experts, one after the other along its first dimension: the state of a module of transformers 5.
+    Stacked,
 }
 
 /// A parameter that is one tensor, as it is.
 pub(crate) const fn rule(megatron: &'static str, hugging_face: &'static [&'static str]) -> WeightRule {
-    WeightRule { megatron, hugging_face, fusion: Fusion::Single, storage: Storage::RowsAreOutputs }
+    let (fusion, storage) = (Fusion::Single, Storage::RowsAreOutputs);
+    WeightRule { megatron, hugging_face, fusion, storage, experts: ExpertLayout::Apart }
 }
 
 impl WeightRule {
@@ -36,6 +52,12 @@ impl WeightRule {
     /// The stored matrices are `[inputs, outputs]`.
     pub const fn rows_are_inputs(self) -> Self {
         Self { storage: Storage::RowsAreInputs, ..self }
+    }
+
+    /// The rule of files that have all experts in one tensor. Where a name has a number less than ours, the last number of ours (the expert) is
+    /// a place in the first dimension.
+    pub const fn stacked(self) -> Self {
+        Self { experts: ExpertLayout::Stacked, ..self }
     }
 }
 
@@ -54,6 +76,8 @@ pub(crate) enum Fusion {
     PackedQkv,
     /// Rows of the gate, then of the other half, from a tensor each.
     GateUp,
+    /// One tensor in which rows of the gate and of the other half take turns.
+    Alternating,
 }
 
 /// Orientation of a stored matrix.
@@ -80,11 +104,46 @@ pub struct WeightEntry {
     pub parameter: String,
     /// Shape of the parameter.
     pub shape: Vec<usize>,
-    /// Names and shapes of the tensors.
-    pub tensors: Vec<(String, Vec<usize>)>,
+    /// The tensors.
+    pub tensors: Vec<StoredTensor>,
     fusion: Fusion,
     storage: Storage,
     heads: Heads,
+}
+
+/// A tensor of a file that a parameter is made of, whole or a part of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredTensor {
+    /// Its name.
+    pub name: String,
+    /// The shape of what the parameter has of it.
+    pub shape: Vec<usize>,
+    /// Which part of the tensor that is; `None` for all of it.
+    pub part: Option<Part>,
+}
+
+/// One of equal parts of a tensor along its first dimension, which the part itself lacks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Which part, from 0.
+    pub index: usize,
+    /// How many there are.
+    pub count: usize,
+}
+
+impl StoredTensor {
+    /// The shape of the tensor in the file.
+    pub fn whole_shape(&self) -> Vec<usize> {
+        self.part.iter().map(|part| part.count).chain(self.shape.iter().copied()).collect()
+    }
+}
+
+/// Sizes that a map needs besides those of the parameters.
+#[derive(Clone, Copy, Debug)]
+struct Sizes {
+    heads: Heads,
+    vocab_size: usize,
+    num_experts: usize,
 }
 
 /// Sizes that say how query, key and value rows interleave.
@@ -96,11 +155,11 @@ struct Heads {
 }
 
 impl WeightMap {
-    /// The map of a decoder in `family`.
+    /// The map of a decoder in `family`, to files with this layout where the family has both.
     ///
     /// # Errors
     /// If the family has no place for one of the decoder's parameters.
-    pub fn new(family: &Family, config: &DecoderConfig) -> Result<Self, HfError> {
+    pub fn new(family: &Family, config: &DecoderConfig, experts: ExpertLayout) -> Result<Self, HfError> {
         let heads = Heads {
             groups: config.num_query_groups,
             queries_per_group: config.num_attention_heads / config.num_query_groups,
@@ -108,18 +167,22 @@ impl WeightMap {
         };
         let table = config.declarations();
         let shapes = table.parameters().iter().map(|info| (info.name.clone(), info.shape.clone()));
-        Self::of(family, shapes.collect(), heads, config.vocab_size)
+        let num_experts = config.moe.as_ref().map_or(0, |moe| moe.num_experts);
+        Self::of(family, shapes.collect(), Sizes { heads, vocab_size: config.vocab_size, num_experts }, experts)
     }
 
     /// The map of parameters with these names and shapes: in time that is linear in their number.
     fn of(
         family: &Family,
         parameters: Vec<(String, Vec<usize>)>,
-        heads: Heads,
-        vocab_size: usize,
+        sizes: Sizes,
+        experts: ExpertLayout,
     ) -> Result<Self, HfError> {
         let mut rules: HashMap<&str, &WeightRule> = HashMap::new();
-        for rule in family.weights.iter().copied().flatten() {
+        let all = || family.weights.iter().copied().flatten();
+        let (preferred, others) =
+            (all().filter(|rule| rule.experts == experts), all().filter(|rule| rule.experts != experts));
+        for rule in preferred.chain(others) {
             rules.entry(rule.megatron).or_insert(rule);
         }
         let entry = |(parameter, shape): (String, Vec<usize>)| {
@@ -128,10 +191,21 @@ impl WeightMap {
                 let found = format!("`{parameter}`");
                 return Err(family.cannot_hold("parameters".into(), found, "no such parameter".into()));
             };
+            let has_all = rule.hugging_face[0].matches("{}").count() < numbers.len();
+            let expert = numbers.last().filter(|_| has_all);
+            let part = expert
+                .map(|expert| Part { index: expert.parse().expect("it is made of digits"), count: sizes.num_experts });
             let names = rule.hugging_face.iter().map(|name| with_numbers(name, &numbers));
-            let shapes = rule.tensor_shapes(&shape, heads, vocab_size);
-            let tensors = names.zip(shapes).collect();
-            Ok(WeightEntry { tensors, shape, fusion: rule.fusion, storage: rule.storage, heads, parameter })
+            let shapes = rule.tensor_shapes(&shape, sizes);
+            let tensors = names.zip(shapes).map(|(name, shape)| StoredTensor { name, shape, part }).collect();
+            Ok(WeightEntry {
+                tensors,
+                shape,
+                fusion: rule.fusion,
+                storage: rule.storage,
+                heads: sizes.heads,
+                parameter,
+            })
         };
         let entries = parameters.into_iter().map(entry).collect::<Result<Vec<_>, _>>()?;
         let places = entries.iter().enumerate().map(|(place, entry)| (entry.parameter.clone(), place)).collect();
@@ -151,10 +225,10 @@ impl WeightMap {
 
 impl WeightRule {
     /// Shapes of the stored tensors of a parameter of shape `shape`.
-    fn tensor_shapes(&self, shape: &[usize], heads: Heads, vocab_size: usize) -> Vec<Vec<usize>> {
+    fn tensor_shapes(&self, shape: &[usize], Sizes { heads, vocab_size, .. }: Sizes) -> Vec<Vec<usize>> {
         let d = heads.head_size;
         let rows = match self.fusion {
-            Fusion::Single | Fusion::PackedQkv => vec![shape[0]],
+            Fusion::Single | Fusion::PackedQkv | Fusion::Alternating => vec![shape[0]],
             Fusion::Convolution => return vec![vec![shape[0], 1, shape[1]]],
             Fusion::Vocabulary => vec![vocab_size],
             Fusion::Qkv => vec![heads.groups * heads.queries_per_group * d, heads.groups * d, heads.groups * d],
@@ -176,7 +250,7 @@ impl WeightEntry {
         let more_rows = self.fusion == Fusion::Vocabulary
             && shape.len() == self.shape.len()
             && shape[1..] == self.shape[1..]
-            && shape[0] >= self.tensors[0].1[0];
+            && shape[0] >= self.tensors[0].shape[0];
         (more_rows || shape == self.shape).then(|| Self { shape: shape.to_vec(), ..self.clone() })
     }
 
@@ -185,8 +259,8 @@ impl WeightEntry {
     /// # Panics
     /// If they have not.
     pub fn fuse(&self, tensors: Vec<HostTensor>) -> Vec<f32> {
-        for (tensor, (name, shape)) in tensors.iter().zip(&self.tensors) {
-            assert_eq!(&tensor.shape, shape, "shape of `{name}`");
+        for (tensor, stored) in tensors.iter().zip(&self.tensors) {
+            assert_eq!(tensor.shape, stored.shape, "shape of `{}`", stored.name);
         }
         let mut parts: Vec<Vec<f32>> = tensors.into_iter().map(|tensor| self.turned(tensor)).collect();
         let row = self.row_length();
@@ -198,6 +272,14 @@ impl WeightEntry {
                 table
             }
             Fusion::GateUp => parts.concat(),
+            Fusion::Alternating => {
+                let rows: Vec<&[f32]> = parts[0].chunks_exact(row).collect();
+                [0, 1]
+                    .iter()
+                    .flat_map(|half| rows.iter().skip(*half).step_by(2))
+                    .flat_map(|row| row.iter().copied())
+                    .collect()
+            }
             Fusion::Qkv | Fusion::PackedQkv => {
                 let stored = parts.concat();
                 let rows = self.heads.stored_rows();
@@ -222,10 +304,15 @@ impl WeightEntry {
                 from = rest;
             }
         }
+        if self.fusion == Fusion::Alternating {
+            let (gate, up) = values.split_at(values.len() / 2);
+            let pairs = gate.chunks_exact(row).zip(up.chunks_exact(row));
+            stored = pairs.flat_map(|(gate, up)| gate.iter().chain(up).copied()).collect();
+        }
         let mut rest = stored.as_slice();
         self.tensors
             .iter()
-            .map(|(_, shape)| {
+            .map(|StoredTensor { shape, .. }| {
                 let (part, tail) = rest.split_at(shape.iter().product());
                 rest = tail;
                 let values = match (shape.as_slice(), self.storage) {
@@ -331,7 +418,8 @@ mod tests {
         prefix: "model.",
         buffers: &[],
     };
-    const HEADS: Heads = Heads { groups: 1, queries_per_group: 1, head_size: 1 };
+    const SIZES: Sizes =
+        Sizes { heads: Heads { groups: 1, queries_per_group: 1, head_size: 1 }, vocab_size: 1, num_experts: 11 };
 
     /// Layers of which the first three are dense, as in DeepSeek-V3.
     fn parameters(layers: usize, experts: usize) -> Vec<(String, Vec<usize>)> {
@@ -354,12 +442,13 @@ mod tests {
 
     #[test]
     fn layers_and_experts_are_numbered_alike_on_both_sides() {
-        let map = WeightMap::of(&MIXTURE, parameters(12, 11), HEADS, 1).unwrap();
+        let map = WeightMap::of(&MIXTURE, parameters(12, 11), SIZES, ExpertLayout::Apart).unwrap();
         let entry = map.entry("decoder.layers.11.mlp.experts.local_experts.10.linear_fc1.weight").unwrap();
         let expected = ["gate", "up"].map(|half| format!("model.layers.11.mlp.experts.10.{half}_proj.weight"));
-        assert_eq!(entry.tensors, expected.map(|name| (name, vec![5, 7])));
+        let whole = |name, shape| StoredTensor { name, shape, part: None };
+        assert_eq!(entry.tensors, expected.map(|name| whole(name, vec![5, 7])));
         let dense = map.entry("decoder.layers.2.mlp.linear_fc1.weight").unwrap();
-        assert_eq!(dense.tensors[1], ("model.layers.2.mlp.up_proj.weight".into(), vec![11, 7]));
+        assert_eq!(dense.tensors[1], whole("model.layers.2.mlp.up_proj.weight".into(), vec![11, 7]));
         let values: Vec<f32> = (0..70_u8).map(f32::from).collect();
         assert_eq!(entry.fuse(entry.split(&values)), values);
         assert!(map.entry("decoder.layers.12.input_layernorm.weight").is_none());
@@ -368,7 +457,7 @@ mod tests {
     #[test]
     fn a_parameter_without_a_rule_is_named() {
         let unknown = vec![("decoder.layers.3.mlp.router.weight".to_owned(), vec![4, 7])];
-        let error = WeightMap::of(&MIXTURE, unknown, HEADS, 1).unwrap_err().to_string();
+        let error = WeightMap::of(&MIXTURE, unknown, SIZES, ExpertLayout::Apart).unwrap_err().to_string();
         assert!(error.contains("mixture") && error.contains("decoder.layers.3.mlp.router.weight"), "{error}");
     }
 
@@ -377,7 +466,7 @@ mod tests {
         let parameters = parameters(61, 384);
         assert!(parameters.len() > 44_000, "{}", parameters.len());
         let started = Instant::now();
-        let map = WeightMap::of(&MIXTURE, parameters.clone(), HEADS, 1).unwrap();
+        let map = WeightMap::of(&MIXTURE, parameters.clone(), SIZES, ExpertLayout::Apart).unwrap();
         for (name, shape) in &parameters {
             assert_eq!(map.entry(name).map(|entry| &entry.shape), Some(shape));
         }

@@ -4,7 +4,7 @@ use super::super::contexts::{tiny, tiny_with, watched};
 use super::super::row::{AS_IT_IS, Row, row, switch};
 
 pub fn rows() -> Vec<Row> {
-    [sizes(), positions(), layers(), attention(), state_space(), initial(), precision(), recompute()].concat()
+    [sizes(), positions(), layers(), attention(), latent(), state_space(), initial(), precision(), recompute()].concat()
 }
 
 const MAMBA: &str = "mamba & model.mamba_head_dim=16 & model.mamba_num_groups=2 & model.gated_linear_unit=false & model.activation_func=gelu";
@@ -123,6 +123,29 @@ fn layers() -> Vec<Row> {
             .moves("loss_1"),
         row("model.hidden_dropout", &tiny(), &[AS_IT_IS, "0.1"]).moves("loss_1"),
         switch("model.calculate_per_token_loss", &tiny().with(&["dataset.eod_mask_loss=true"])).moves("params"),
+    ]
+}
+
+fn latent() -> Vec<Row> {
+    let on = "true & model.num_query_groups=4 & model.q_lora_rank=12 & model.kv_lora_rank=10 & model.qk_head_dim=6 & model.qk_pos_emb_head_dim=4 \
+              & model.v_head_dim=8";
+    let latent = tiny_with(&[
+        "model.multi_latent_attention=true",
+        "model.num_query_groups=4",
+        "model.q_lora_rank=12",
+        "model.kv_lora_rank=10",
+        "model.qk_head_dim=6",
+        "model.qk_pos_emb_head_dim=4",
+        "model.v_head_dim=8",
+    ]);
+    vec![
+        row("model.multi_latent_attention", &tiny_with(&["model.num_query_groups=4"]), &[AS_IT_IS, on])
+            .moves("loss_1 flops shapes slices"),
+        row("model.q_lora_rank", &latent, &[AS_IT_IS, "16", "null"]).moves("loss_1 flops shapes slices"),
+        row("model.kv_lora_rank", &latent, &[AS_IT_IS, "16"]).moves("loss_1 flops shapes slices"),
+        row("model.qk_head_dim", &latent, &[AS_IT_IS, "8"]).moves("loss_1 flops shapes slices"),
+        row("model.qk_pos_emb_head_dim", &latent, &[AS_IT_IS, "6"]).moves("loss_1 flops shapes slices"),
+        row("model.v_head_dim", &latent, &[AS_IT_IS, "12"]).moves("loss_1 flops shapes slices"),
     ]
 }
 

@@ -2,10 +2,31 @@
 
 use super::super::contexts::{moe, tiny};
 use super::super::row::{AS_IT_IS, Row, row, switch};
-use super::super::run::Program;
+use super::super::run::{Program, Run};
 
 pub fn rows() -> Vec<Row> {
     let spread = moe().ranks(2).with(&["model.expert_model_parallel_size=2"]).by(Program::Plan { measure: false });
+    [older(&spread), router()].concat()
+}
+
+fn router() -> Vec<Row> {
+    let sigmoid = moe().with(&["model.moe_router_score_function=sigmoid"]);
+    let biased = "true & model.moe_router_bias_update_rate=0";
+    let groups = moe().with(&["model.moe_router_num_groups=2", "model.moe_router_group_topk=1"]);
+    let shared = moe().with(&["model.moe_shared_expert_intermediate_size=24"]);
+    vec![
+        row("model.moe_router_score_function", &moe(), &[AS_IT_IS, "sigmoid"]).moves("loss_1"),
+        switch("model.moe_router_raw_scores", &sigmoid).moves("loss_1"),
+        row("model.moe_router_num_groups", &moe(), &[AS_IT_IS, "2 & model.moe_router_group_topk=1"]).moves("loss_1"),
+        row("model.moe_router_group_topk", &groups, &[AS_IT_IS, "2"]).moves("loss_1"),
+        row("model.moe_router_group_score_topk", &groups, &[AS_IT_IS, "1"]).moves("loss_1"),
+        row("model.moe_router_enable_expert_bias", &sigmoid, &[AS_IT_IS, biased]).moves("params shapes slices"),
+        switch("model.moe_shared_expert_gate", &shared).moves("loss_1 shapes slices"),
+        switch("model.freeze_moe_router", &moe()).moves("grad_norm_1 shapes slices"),
+    ]
+}
+
+fn older(spread: &Run) -> Vec<Row> {
     vec![
         row("model.num_moe_experts", &moe(), &[AS_IT_IS, "8"]).moves("loss_1 shapes slices"),
         row("model.num_moe_experts", &tiny(), &[AS_IT_IS, "4"]).moves("loss_1 keys console events flops shapes slices"),
@@ -20,7 +41,7 @@ pub fn rows() -> Vec<Row> {
         row("model.moe_router_dtype", &moe().with(&["mixed_precision=bf16_mixed"]), &[AS_IT_IS, "fp32"])
             .moves("loss_1")
             .nearly("loss_1"),
-        row("model.moe_token_dispatcher_type", &spread, &["allgather", "alltoall"]).moves("plan.traffic"),
+        row("model.moe_token_dispatcher_type", spread, &["allgather", "alltoall"]).moves("plan.traffic"),
         switch("model.moe_router_pre_softmax", &moe()).moves("loss_1"),
         row("model.moe_router_topk_scaling_factor", &moe(), &[AS_IT_IS, "2.5"]).moves("loss_1"),
         row("model.moe_shared_expert_intermediate_size", &moe(), &[AS_IT_IS, "24"]).moves("loss_1 flops shapes slices"),

@@ -34,6 +34,7 @@ pub(super) fn resolve(draft: &mut Draft<'_>) -> FinalTransformer {
     let no_rope_layers = no_rope_layers(draft);
     super::unused::check(draft, &windowed_layers, &no_rope_layers);
     let moe_layers = super::moe::resolve(draft);
+    latent(draft);
     let recompute_modules = recompute(draft, &moe_layers);
     tensors_are_bounded(draft);
     fits_float16(draft);
@@ -95,10 +96,13 @@ fn fill_sizes(draft: &mut Draft<'_>) {
     let model = &mut draft.recipe.model.config;
     let (hidden, heads) = (model.hidden_size, model.num_attention_heads);
     let is_divisible = heads == 0 || hidden.is_multiple_of(heads);
-    let is_derived = model.kv_channels.is_none();
+    let is_latent = model.multi_latent_attention;
+    let is_derived = model.kv_channels.is_none() && !is_latent;
+    let head =
+        if is_latent { model.qk_head_dim.saturating_add(model.qk_pos_emb_head_dim) } else { hidden / heads.max(1) };
     let std = model.init_method_std;
     model.ffn_hidden_size = model.ffn_hidden_size.or(has_ffn.then(|| hidden.saturating_mul(4)));
-    model.kv_channels = model.kv_channels.or(has_kv.then(|| hidden / heads.max(1)));
+    model.kv_channels = model.kv_channels.or(has_kv.then_some(head));
     model.num_query_groups = model.num_query_groups.or(has_groups.then_some(heads));
     model.embedding_init_method_std = model.embedding_init_method_std.or(has_std.then_some(std));
     draft.require(
@@ -143,7 +147,8 @@ fn rotary_dim(draft: &mut Draft<'_>) -> usize {
     if !super::unused::uses_rope(&model) {
         return 0;
     }
-    let head = model.kv_channels.unwrap_or_default();
+    let head =
+        if model.multi_latent_attention { model.qk_pos_emb_head_dim } else { model.kv_channels.unwrap_or_default() };
     let rotary_dim = (head as f64 * model.rotary_percent) as usize;
     let key = if model.rotary_percent < 1.0 {
         "model.rotary_percent"
@@ -231,6 +236,16 @@ fn no_rope_layers(draft: &mut Draft<'_>) -> Vec<bool> {
             }
             per_layer(draft, key, freq, true)
         }
+    }
+}
+
+/// Settings that have a meaning only with latent attention, and those that have none with it.
+fn latent(draft: &mut Draft<'_>) {
+    let is_latent = draft.recipe.model.multi_latent_attention;
+    for name in ["q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"] {
+        let key = format!("model.{name}");
+        let is_set = draft.recipe_differs(&key);
+        draft.require(is_latent || !is_set, &key, "needs model.multi_latent_attention");
     }
 }
 

@@ -1,5 +1,6 @@
 //! Rules of the mixture-of-experts settings.
 
+use super::super::choice::RouterScoreFunction;
 use super::super::error::ErrorKind;
 use super::super::field::OneOrMany;
 use super::super::section::Section;
@@ -7,7 +8,7 @@ use super::super::sections::TransformerConfig;
 use super::Draft;
 
 /// Prefixes of settings that have a meaning only with experts.
-const OF_EXPERTS: [&str; 2] = ["moe_", "expert_"];
+const OF_EXPERTS: [&str; 3] = ["moe_", "expert_", "freeze_moe_"];
 
 /// Checks the settings of experts; returns for each layer whether it has them.
 pub(super) fn resolve(draft: &mut Draft<'_>) -> Vec<bool> {
@@ -19,6 +20,8 @@ pub(super) fn resolve(draft: &mut Draft<'_>) -> Vec<bool> {
     let ffn = model.ffn_hidden_size;
     draft.recipe.model.config.moe_ffn_hidden_size = model.moe_ffn_hidden_size.or(ffn);
     choice_fits(draft, &model, experts);
+    groups_fit(draft, &model, experts);
+    scores_fit(draft, &model);
     losses_fit(draft, &model);
     ranks_fit(draft, &model, experts);
     layers(draft, &model)
@@ -40,9 +43,65 @@ fn choice_fits(draft: &mut Draft<'_>, model: &TransformerConfig, experts: usize)
     let topk = model.moe_router_topk;
     draft.require(topk <= experts, "model.moe_router_topk", format!("is above model.num_moe_experts = {experts}"));
     draft.require(
-        topk != 1 || model.moe_router_pre_softmax,
+        topk != 1 || model.moe_router_pre_softmax || model.moe_router_score_function != RouterScoreFunction::Softmax,
         "model.moe_router_topk",
         "a single expert needs model.moe_router_pre_softmax = true: the softmax over one score is always 1",
+    );
+}
+
+fn groups_fit(draft: &mut Draft<'_>, model: &TransformerConfig, experts: usize) {
+    let key = "model.moe_router_num_groups";
+    let (Some(groups), Some(chosen)) = (model.moe_router_num_groups, model.moe_router_group_topk) else {
+        let neither = model.moe_router_num_groups.is_none() && model.moe_router_group_topk.is_none();
+        draft.require(neither, key, "and model.moe_router_group_topk are given together or not at all");
+        let is_void = model.moe_router_group_score_topk.is_some();
+        draft.require(!is_void, "model.moe_router_group_score_topk", "needs model.moe_router_num_groups");
+        return;
+    };
+    draft.require(experts.is_multiple_of(groups), key, format!("must divide model.num_moe_experts = {experts}"));
+    let key = "model.moe_router_group_topk";
+    draft.require(chosen <= groups, key, format!("is above model.moe_router_num_groups = {groups}"));
+    let choices = chosen.saturating_mul(experts / groups);
+    let topk = model.moe_router_topk;
+    draft.require(
+        topk <= choices,
+        "model.moe_router_topk",
+        format!("is above the {choices} experts of the groups that a token uses"),
+    );
+    draft.require(
+        model.moe_router_group_score_topk.is_some() || topk.is_multiple_of(chosen),
+        key,
+        format!("must divide model.moe_router_topk = {topk}, or model.moe_router_group_score_topk says how groups are compared"),
+    );
+}
+
+fn scores_fit(draft: &mut Draft<'_>, model: &TransformerConfig) {
+    let is_softmax = model.moe_router_score_function == RouterScoreFunction::Softmax;
+    draft.require(
+        is_softmax || !model.moe_router_pre_softmax,
+        "model.moe_router_pre_softmax",
+        "has no effect with model.moe_router_score_function = \"sigmoid\"",
+    );
+    for (key, is_set) in [
+        ("model.moe_router_raw_scores", model.moe_router_raw_scores),
+        ("model.moe_router_enable_expert_bias", model.moe_router_enable_expert_bias),
+    ] {
+        draft.require(!is_softmax || !is_set, key, "needs model.moe_router_score_function = \"sigmoid\"");
+    }
+    draft.require(
+        is_softmax || model.moe_router_topk != 1 || model.moe_router_raw_scores,
+        "model.moe_router_topk",
+        "a single expert needs model.moe_router_raw_scores = true: the share of one score in its own sum is always 1",
+    );
+    draft.require(
+        !model.moe_router_enable_expert_bias || model.moe_router_bias_update_rate == 0.0,
+        "model.moe_router_bias_update_rate",
+        "must be 0: the biases of model.moe_router_enable_expert_bias stay as they are loaded",
+    );
+    draft.require(
+        !model.moe_shared_expert_gate || model.moe_shared_expert_intermediate_size.is_some(),
+        "model.moe_shared_expert_gate",
+        "needs model.moe_shared_expert_intermediate_size",
     );
 }
 

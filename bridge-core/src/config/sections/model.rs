@@ -159,8 +159,17 @@ section! {
         apply_residual_connection_post_layernorm: bool = false
             => not_built("BERT's order, in which the norm's output is the residual as well; what is added to is the stream before the norm");
         /// Multi-latent attention.
-        multi_latent_attention: bool = false
-            => not_built("keys and values projected from a latent vector; attention has full or grouped key/value heads");
+        multi_latent_attention: bool = false;
+        /// Size of the latent vector of queries; null projects queries from the residual stream (upstream: in its MLA configuration).
+        q_lora_rank: Option<usize> = Some(512), Limits::SIZE;
+        /// Size of the latent vector of keys and values (upstream: in its MLA configuration).
+        kv_lora_rank: usize = 512, Limits::SIZE;
+        /// Elements of a head that are not rotated (upstream: in its MLA configuration).
+        qk_head_dim: usize = 128, Limits::SIZE;
+        /// Elements of a head that are rotated; those of keys are the same for all heads (upstream: in its MLA configuration).
+        qk_pos_emb_head_dim: usize = 64, Limits::SIZE;
+        /// Elements of a head's values (upstream: in its MLA configuration).
+        v_head_dim: usize = 128, Limits::SIZE;
         /// Multi-token-prediction depth.
         mtp_num_layers: Option<usize> = None, COUNT_OR_ZERO
             => not_built("multi-token prediction: layers that predict the tokens after the next one").inert(&["0"]);
@@ -421,8 +430,9 @@ section! {
         /// Input noise.
         moe_input_jitter_eps: Option<f64> = None => not_built("noise on the router's input");
         /// Gate.
-        moe_router_score_function: RouterScoreFunction = RouterScoreFunction::Softmax
-            => not_built("a sigmoid for each expert; the router has a softmax over all experts");
+        moe_router_score_function: RouterScoreFunction = RouterScoreFunction::Softmax;
+        /// With sigmoid scores: weights are the scores themselves, not their shares of the chosen scores' sum (ours).
+        moe_router_raw_scores: bool = false;
         /// Score before choosing experts.
         moe_router_pre_softmax: bool = false;
         /// Multiplies selected scores.
@@ -430,22 +440,24 @@ section! {
         /// Router arithmetic.
         @training moe_router_dtype: Option<RouterDType> = None => not_built("routing in 64 bits").built(&["fp32"]);
         /// Expert groups.
-        moe_router_num_groups: Option<usize> = None, COUNT => not_built("groups of experts, of which each token uses a few");
+        moe_router_num_groups: Option<usize> = None, COUNT;
         /// Groups per token.
-        moe_router_group_topk: Option<usize> = None, COUNT
-            => not_built("how many groups of moe_router_num_groups a token uses");
+        moe_router_group_topk: Option<usize> = None, COUNT;
+        /// Experts whose scores add up to a group's; null is `moe_router_topk` / `moe_router_group_topk`, as upstream (ours).
+        moe_router_group_score_topk: Option<usize> = None, COUNT;
         /// Load balancing without a loss.
-        moe_router_enable_expert_bias: bool = false
-            => not_built("load balancing by a bias per expert; moe_aux_loss_coeff balances by a loss");
+        moe_router_enable_expert_bias: bool = false;
         /// Its rate.
         moe_router_bias_update_rate: f64 = 1e-3
-            => not_built("the update rate of the biases of moe_router_enable_expert_bias");
+            => not_built("updates of the biases of moe_router_enable_expert_bias, which stay as they are loaded").inert(&["0.0"]);
+        /// Keep the router's parameters as they are.
+        @training freeze_moe_router: bool = false;
         /// Random routing for benchmarks.
         moe_router_force_load_balancing: bool = false => not_built("random routing, for benchmarks");
         /// Width of all shared experts.
         moe_shared_expert_intermediate_size: Option<usize> = None, Limits::SIZE;
         /// Gate of the shared expert.
-        moe_shared_expert_gate: bool = false => not_built("a gate on the shared expert; its output is added without a gate");
+        moe_shared_expert_gate: bool = false;
         /// Overlap of the shared expert.
         moe_shared_expert_overlap: bool = false => not_built("the shared expert overlapped with token dispatch");
         /// Dispatch method.

@@ -19,7 +19,7 @@ tokenizer = { tokenizer_type = "NullTokenizer", vocab_size = 31 }
 /// `latent` has a setting that `gpt` refuses, one whole and one in part.
 fn load(overrides: &[&str]) -> Result<RunConfig, ConfigErrors> {
     let mut kinds = Kinds::builtin();
-    kinds.model.register("latent", Kind::supporting(["multi_latent_attention", "position_embedding_type"]));
+    kinds.model.register("latent", Kind::supporting(["fp16_lm_cross_entropy", "position_embedding_type"]));
     let overrides: Vec<String> = overrides.iter().map(|o| (*o).to_owned()).collect();
     load_text((PLAIN, Format::Toml), &overrides, &kinds, &World::SINGLE)
 }
@@ -27,13 +27,13 @@ fn load(overrides: &[&str]) -> Result<RunConfig, ConfigErrors> {
 #[test]
 fn a_kind_lifts_the_refusals_of_what_it_lists() {
     let run =
-        load(&["model.multi_latent_attention=true", "model.position_embedding_type=mrope"]).expect("it lists them");
-    assert!(run.model.multi_latent_attention);
-    let gpt = load(&["model.kind=gpt", "model.num_attention_heads=2", "model.multi_latent_attention=true"]);
+        load(&["model.fp16_lm_cross_entropy=true", "model.position_embedding_type=mrope"]).expect("it lists them");
+    assert!(run.model.fp16_lm_cross_entropy);
+    let gpt = load(&["model.kind=gpt", "model.num_attention_heads=2", "model.fp16_lm_cross_entropy=true"]);
     let errors = gpt.expect_err("gpt does not build it");
     let error = errors.iter().next().expect("an error");
-    assert_eq!((error.key.as_str(), error.kind), ("model.multi_latent_attention", ErrorKind::NotImplemented));
-    assert!(error.message.contains("keys and values projected from a latent vector"), "{error}");
+    assert_eq!((error.key.as_str(), error.kind), ("model.fp16_lm_cross_entropy", ErrorKind::NotImplemented));
+    assert!(error.message.contains("a loss in 16 bits"), "{error}");
 }
 
 #[test]
@@ -70,7 +70,7 @@ fn values_that_ask_for_nothing_and_settings_of_every_kind_are_accepted() {
 #[test]
 fn what_is_saved_reads_back() {
     let mut kinds = Kinds::builtin();
-    kinds.model.register("latent", Kind::supporting(["multi_latent_attention"]));
+    kinds.model.register("latent", Kind::supporting(["fp16_lm_cross_entropy"]));
     for overrides in [vec![], vec!["mixed_precision=bf16_mixed", "model.make_vocab_size_divisible_by=64"]] {
         let padded = [&overrides[..], &["model.vocab_size=null"]].concat();
         let run = load(&padded).expect("accepted");
@@ -83,9 +83,9 @@ fn what_is_saved_reads_back() {
 fn the_schema_says_what_a_kind_supports() {
     let mut kinds = Kinds::builtin();
     assert!(json_schema(&kinds)["properties"]["model"].get("x-settings-of-kinds").is_none());
-    kinds.model.register("latent", Kind::supporting(["multi_latent_attention"]));
+    kinds.model.register("latent", Kind::supporting(["fp16_lm_cross_entropy"]));
     let schema = json_schema(&kinds);
-    assert_eq!(schema["properties"]["model"]["x-settings-of-kinds"]["latent"][0], "multi_latent_attention");
+    assert_eq!(schema["properties"]["model"]["x-settings-of-kinds"]["latent"][0], "fp16_lm_cross_entropy");
 }
 
 /// A stack of `num_layers` layers and one of four, which cannot be nine wide.

@@ -149,8 +149,8 @@ fn what_stands_for_nothing_is_refused_where_it_stands() {
     assert_eq!(problems(with("  softmax_type: off-by-one\n", "")), of("softmax_type", ErrorKind::UnknownKey));
     assert_eq!(problems(with("  attention_chunk_size: 8192\n", "")), of("attention_chunk_size", ErrorKind::UnknownKey));
     assert_eq!(
-        problems(with("  multi_latent_attention: true\n", "")),
-        of("multi_latent_attention", ErrorKind::NotImplemented)
+        problems(with("  fp16_lm_cross_entropy: true\n", "")),
+        of("fp16_lm_cross_entropy", ErrorKind::NotImplemented)
     );
     assert_eq!(problems(with("  hidden_dropout: lots\n", "")), of("hidden_dropout", ErrorKind::WrongType));
 }

@@ -15,13 +15,16 @@ mod dispatch;
 mod router;
 mod rows;
 
-use bridge_core::model::{Auxiliary, Scope, SegmentCost, WeightGradientStore, Workload};
+use bridge_core::model::{Auxiliary, Cut, Meets, ParameterRole, Scope, SegmentCost, WeightGradientStore, Workload};
 use bridge_dist::region::{gather_sequence, reduce_scatter_sequence};
-use burn::module::Module;
+use bridge_kernels::linear;
+use burn::module::{Module, Param};
 use burn::tensor::Tensor;
+use burn::tensor::activation::sigmoid;
 
 use self::router::{Router, Routing};
 use self::rows::take_rows;
+use super::init::InitialValues;
 use super::mlp::Mlp;
 use super::regions::Regions;
 use crate::models::decoder::config::{DecoderConfig, Dispatcher, MoeConfig};
@@ -32,6 +35,8 @@ pub(crate) struct Moe {
     router: Router,
     experts: Experts,
     shared_experts: Option<Mlp>,
+    /// Its product with a token is the gate of the shared experts' output, `[1, c]`.
+    shared_gate: Option<Param<Tensor<2>>>,
     #[module(skip)]
     dispatcher: Dispatcher,
 }
@@ -60,11 +65,17 @@ impl Moe {
         let router = Router::new(config, moe, &scope.child("router"));
         let experts = scope.child("experts").child("local_experts").experts(moe.num_experts);
         let expert = |scope: &Scope| Mlp::new(config, moe.ffn_hidden_size, scope);
-        let shared = |size: usize| Mlp::new(config, size, &scope.child("shared_experts"));
+        let shared_scope = scope.child("shared_experts");
+        let shared = |size: usize| Mlp::new(config, size, &shared_scope);
+        let gate = || {
+            let (shape, cut) = ([1, config.hidden_size], Cut::Replicated(Meets::OwnPart));
+            shared_scope.parameter("gate_weight", shape, cut, InitialValues::new(config).weight, ParameterRole::Weight)
+        };
         Self {
             router,
             experts: Experts { local_experts: experts.iter().map(expert).collect() },
             shared_experts: moe.shared_expert_intermediate_size.map(shared),
+            shared_gate: moe.shared_gate.then(gate),
             dispatcher: moe.dispatcher,
         }
     }
@@ -93,8 +104,8 @@ impl Moe {
         let x_nc = x_btc.reshape([b * t, c]);
         let routing = self.router.route(flat(logits_bte), input);
         let mut y_nc = self.experts(x_nc.clone(), routing, regions);
-        if let Some(shared) = &self.shared_experts {
-            y_nc = y_nc + shared.forward_term(x_nc);
+        if let Some(term_nc) = self.shared_term(x_nc) {
+            y_nc = y_nc + term_nc;
         }
         regions.leave(y_nc.reshape([b, t, c]))
     }
@@ -108,14 +119,25 @@ impl Moe {
         let gathered_nc = gather_sequence(flat(x_btc.clone()), TOKENS, group);
         let terms_nc = self.experts(gathered_nc, dispatch::gather_routing(routing, group), regions);
         let y_btc = reduce_scatter_sequence(terms_nc, TOKENS, group).reshape(shape);
-        match &self.shared_experts {
-            Some(shared) => {
-                let x_btc = regions.enter(x_btc);
-                let whole = x_btc.dims();
-                y_btc + regions.leave(shared.forward_term(flat(x_btc)).reshape(whole))
-            }
+        if self.shared_experts.is_none() {
+            return y_btc;
+        }
+        let x_btc = regions.enter(x_btc);
+        let whole = x_btc.dims();
+        match self.shared_term(flat(x_btc)) {
+            Some(term_nc) => y_btc + regions.leave(term_nc.reshape(whole)),
             None => y_btc,
         }
+    }
+
+    /// This rank's term of what the shared experts add, gated if there is a gate: `[n, c]` -> the same.
+    fn shared_term(&self, x_nc: Tensor<2>) -> Option<Tensor<2>> {
+        let shared = self.shared_experts.as_ref()?;
+        let Some(weight_1c) = &self.shared_gate else {
+            return Some(shared.forward_term(x_nc));
+        };
+        let gate_n1 = sigmoid(linear(x_nc.clone(), weight_1c.val(), None));
+        Some(shared.forward_term(x_nc) * gate_n1)
     }
 
     /// `[n, c]` -> the same, or this rank's terms of it where others share the experts.

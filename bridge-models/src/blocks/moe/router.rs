@@ -3,13 +3,17 @@
 //! Let `p` be the softmax of a token's scores over all `e` experts. A token goes to the `k` experts with the largest scores, weighted by
 //! the softmax over those alone, or by `p` itself (`moe_router_pre_softmax`).
 //!
+//! With sigmoid scores (DeepSeek-V3, arXiv:2412.19437, equations 12 to 16) each expert has a score of its own; weights are their shares of the sum
+//! of the chosen ones, and `p` below is a score's share of the sum of all. A bias may be added to the scores for the choice alone. With groups of
+//! experts a token uses those of the best few groups, by the sum of the best scores in each.
+//!
 //! - Load balancing (Fedus et al., arXiv:2101.03961, equations 4 to 6, for `k` choices): `e / (k n^2) sum_i tokens_i sum_n p_ni`.
 //! - z-loss (Zoph et al., arXiv:2202.08906, equation 5): the mean over tokens of `log(sum_i exp score_i)^2`.
 //!
 //! Both are means over the tokens of a micro-batch, whatever ranks have them. They are no part of the loss that the model returns:
 //! their gradients join those of the scores in backward, and their values go to the collector of the forward context.
 
-use bridge_core::model::{Component, Cut, Meets, ParameterRole, Scope};
+use bridge_core::model::{Component, Cut, Initial, Meets, ParameterRole, Scope};
 use bridge_dist::comm::ReduceOp;
 use bridge_kernels::linear;
 use bridge_kernels::vjp::attach;
@@ -18,12 +22,14 @@ use burn::tensor::{DType, FloatDType, Tensor, TensorData};
 
 use super::MoeInput;
 use crate::blocks::init::InitialValues;
-use crate::models::decoder::config::{DecoderConfig, MoeConfig};
+use crate::models::decoder::config::{DecoderConfig, MoeConfig, ScoreFunction};
 
 /// A score for each expert.
 #[derive(Module, Debug)]
 pub(super) struct Router {
     weight: Param<Tensor<2>>,
+    /// Added to the scores for the choice, `[e]`.
+    expert_bias: Option<Param<Tensor<1>>>,
     #[module(skip)]
     settings: Settings,
 }
@@ -31,11 +37,50 @@ pub(super) struct Router {
 #[derive(Clone, Copy, Debug)]
 struct Settings {
     topk: usize,
+    score_function: ScoreFunction,
+    raw_scores: bool,
+    groups: Option<Groups>,
     pre_softmax: bool,
     scaling_factor: f64,
     in_float32: bool,
     aux_loss_coeff: f64,
     z_loss_coeff: f64,
+}
+
+/// Equal groups of experts, of which a token uses some.
+#[derive(Clone, Copy, Debug)]
+struct Groups {
+    count: usize,
+    /// Groups that a token uses.
+    topk: usize,
+    /// Experts whose scores add up to a group's.
+    compared: usize,
+}
+
+impl Groups {
+    fn new(moe: &MoeConfig) -> Option<Self> {
+        let (count, topk) = (moe.num_groups?, moe.group_topk?);
+        Some(Self { count, topk, compared: moe.group_score_topk.unwrap_or(moe.topk / topk) })
+    }
+
+    /// The experts of the best groups, in order.
+    fn experts(self, scores: &[f64]) -> Vec<usize> {
+        let each = scores.len() / self.count;
+        let sums: Vec<f64> = scores
+            .chunks_exact(each)
+            .map(|group| best(group, (0..each).collect(), self.compared).into_iter().map(|expert| group[expert]).sum())
+            .collect();
+        let mut groups = best(&sums, (0..self.count).collect(), self.topk);
+        groups.sort_unstable();
+        groups.into_iter().flat_map(|group| group * each..(group + 1) * each).collect()
+    }
+}
+
+/// The `count` of the candidates with the largest scores, the best first; of equal scores the one with the lower number.
+fn best(scores: &[f64], mut candidates: Vec<usize>, count: usize) -> Vec<usize> {
+    candidates.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
+    candidates.truncate(count);
+    candidates
 }
 
 /// Where each token goes.
@@ -53,10 +98,18 @@ impl Router {
     pub fn new(config: &DecoderConfig, moe: &MoeConfig, scope: &Scope) -> Self {
         let (shape, cut) = ([moe.num_experts, config.hidden_size], Cut::Replicated(Meets::ResidualStream));
         let initial = InitialValues::new(config).weight;
+        let scope = scope.component(Component::Router);
+        let frozen = scope.frozen();
+        let bias = || frozen.parameter("expert_bias", [moe.num_experts], cut, Initial::Zeros, ParameterRole::Bias);
+        let trained = if moe.freeze_router { &frozen } else { &scope };
         Self {
-            weight: scope.component(Component::Router).parameter("weight", shape, cut, initial, ParameterRole::Weight),
+            weight: trained.parameter("weight", shape, cut, initial, ParameterRole::Weight),
+            expert_bias: moe.expert_bias.then(bias),
             settings: Settings {
                 topk: moe.topk,
+                score_function: moe.score_function,
+                raw_scores: moe.raw_scores,
+                groups: Groups::new(moe),
                 pre_softmax: moe.pre_softmax,
                 scaling_factor: moe.topk_scaling_factor.unwrap_or(1.0),
                 in_float32: moe.router_in_float32,
@@ -80,7 +133,11 @@ impl Router {
         let [n, e] = logits_ne.dims();
         let scores: Vec<f32> =
             logits_ne.clone().without_autodiff().into_data().try_into_vec().expect("scores are float32");
-        let choice = Choice::of(&scores, e, &self.settings);
+        let bias_e: Vec<f32> = match &self.expert_bias {
+            Some(bias_e) => bias_e.val().into_data().iter::<f32>().collect(),
+            None => vec![0.0; e],
+        };
+        let choice = Choice::of(&scores, &bias_e, &self.settings);
         let injected = self.auxiliary_losses(&choice, input);
         let device = logits_ne.device().without_autodiff();
         let (k, experts_nk) = (self.settings.topk, choice.experts_nk.clone());
@@ -146,6 +203,8 @@ struct Choice {
     topk: usize,
     /// Softmax over all experts, `[n, e]`.
     probabilities_ne: Vec<f32>,
+    /// With sigmoid scores those, `[n, e]`.
+    sigmoids_ne: Vec<f32>,
     /// `log(sum exp score)` of each token.
     log_z_n: Vec<f64>,
     experts_nk: Vec<usize>,
@@ -154,28 +213,45 @@ struct Choice {
 }
 
 impl Choice {
-    fn of(scores_ne: &[f32], num_experts: usize, settings: &Settings) -> Self {
+    fn of(scores_ne: &[f32], bias_e: &[f32], settings: &Settings) -> Self {
+        let num_experts = bias_e.len();
         let n = scores_ne.len() / num_experts;
         let topk = settings.topk;
         let mut choice = Self {
             num_experts,
             topk,
             probabilities_ne: Vec::with_capacity(scores_ne.len()),
+            sigmoids_ne: Vec::new(),
             log_z_n: Vec::with_capacity(n),
             experts_nk: Vec::with_capacity(n * topk),
             weights_nk: Vec::with_capacity(n * topk),
         };
         for scores in scores_ne.chunks_exact(num_experts) {
             let (probabilities, log_z) = softmax(scores.iter().copied());
-            let mut order: Vec<usize> = (0..num_experts).collect();
-            // Stable: of equal scores the expert with the lower number.
-            order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
-            order.truncate(topk);
-            let weights: Vec<f64> = if settings.pre_softmax {
-                order.iter().map(|expert| probabilities[*expert]).collect()
-            } else {
-                softmax(order.iter().map(|expert| scores[*expert])).0
+            let sigmoids: Vec<f64> = match settings.score_function {
+                ScoreFunction::Softmax => Vec::new(),
+                ScoreFunction::Sigmoid => scores.iter().map(|score| 1.0 / (1.0 + (-f64::from(*score)).exp())).collect(),
             };
+            let compared: Vec<f64> = match settings.score_function {
+                ScoreFunction::Sigmoid => sigmoids.iter().zip(bias_e).map(|(s, bias)| s + f64::from(*bias)).collect(),
+                ScoreFunction::Softmax if settings.pre_softmax && settings.groups.is_some() => probabilities.clone(),
+                ScoreFunction::Softmax => scores.iter().copied().map(f64::from).collect(),
+            };
+            let candidates =
+                settings.groups.map_or_else(|| (0..num_experts).collect(), |groups| groups.experts(&compared));
+            let order = best(&compared, candidates, topk);
+            let weights: Vec<f64> = match settings.score_function {
+                ScoreFunction::Sigmoid => {
+                    let sum: f64 = order.iter().map(|expert| sigmoids[*expert]).sum();
+                    let divisor = if settings.raw_scores { 1.0 } else { sum + SMALLEST_SUM };
+                    order.iter().map(|expert| sigmoids[*expert] / divisor).collect()
+                }
+                ScoreFunction::Softmax if settings.pre_softmax => {
+                    order.iter().map(|expert| probabilities[*expert]).collect()
+                }
+                ScoreFunction::Softmax => softmax(order.iter().map(|expert| scores[*expert])).0,
+            };
+            choice.sigmoids_ne.extend(sigmoids.iter().map(|s| *s as f32));
             choice.weights_nk.extend(weights.iter().map(|weight| (weight * settings.scaling_factor) as f32));
             choice.probabilities_ne.extend(probabilities.iter().map(|p| *p as f32));
             choice.experts_nk.extend(order);
@@ -189,8 +265,14 @@ impl Choice {
         let e = self.num_experts;
         let mut totals = vec![0.0; 2 * e + 1];
         self.experts_nk.iter().for_each(|expert| totals[*expert] += 1.0);
-        for probabilities in self.probabilities_ne.chunks_exact(e) {
-            totals[e..2 * e].iter_mut().zip(probabilities).for_each(|(sum, p)| *sum += f64::from(*p));
+        if self.sigmoids_ne.is_empty() {
+            for probabilities in self.probabilities_ne.chunks_exact(e) {
+                totals[e..2 * e].iter_mut().zip(probabilities).for_each(|(sum, p)| *sum += f64::from(*p));
+            }
+        }
+        for sigmoids in self.sigmoids_ne.chunks_exact(e) {
+            let all: f64 = sigmoids.iter().copied().map(f64::from).sum::<f64>() + SMALLEST_SUM;
+            totals[e..2 * e].iter_mut().zip(sigmoids).for_each(|(sum, s)| *sum += f64::from(*s) / all);
         }
         totals[2 * e] = self.log_z_n.iter().map(|log_z| log_z * log_z).sum();
         totals
@@ -205,6 +287,10 @@ impl Choice {
             let experts = &self.experts_nk[chosen.clone()];
             let d_weights: Vec<f64> =
                 d_weights_nk[chosen.clone()].iter().map(|d| f64::from(*d) * settings.scaling_factor).collect();
+            if settings.score_function == ScoreFunction::Sigmoid {
+                gradients.extend(self.sigmoid_gradients(token, &d_weights, injected, settings));
+                continue;
+            }
             // With respect to the probabilities over all experts.
             let mut d_probabilities = injected.per_expert.clone();
             if settings.pre_softmax {
@@ -227,7 +313,29 @@ impl Choice {
         }
         gradients
     }
+
+    /// Gradients of a token's scores through their sigmoids, from those of the weights without the scaling factor.
+    fn sigmoid_gradients(&self, token: usize, d_weights: &[f64], injected: &Injected, settings: &Settings) -> Vec<f32> {
+        let (e, k) = (self.num_experts, self.topk);
+        let sigmoids: Vec<f64> = self.sigmoids_ne[token * e..][..e].iter().copied().map(f64::from).collect();
+        let all = sigmoids.iter().sum::<f64>() + SMALLEST_SUM;
+        let mean = sigmoids.iter().zip(&injected.per_expert).map(|(s, d)| s / all * d).sum::<f64>();
+        let mut d_sigmoids: Vec<f64> = injected.per_expert.iter().map(|d| (d - mean) / all).collect();
+        let experts = &self.experts_nk[token * k..][..k];
+        let chosen = experts.iter().map(|expert| sigmoids[*expert]).sum::<f64>() + SMALLEST_SUM;
+        let mean = experts.iter().zip(d_weights).map(|(expert, d)| sigmoids[*expert] / chosen * d).sum::<f64>();
+        for (expert, d) in experts.iter().zip(d_weights) {
+            d_sigmoids[*expert] += if settings.raw_scores { *d } else { (d - mean) / chosen };
+        }
+        let d_log_z = injected.log_z * self.log_z_n[token];
+        let probabilities = self.probabilities_ne[token * e..][..e].iter();
+        let gradients = sigmoids.iter().zip(d_sigmoids).zip(probabilities);
+        gradients.map(|((s, d), p)| (s * (1.0 - s) * d + f64::from(*p) * d_log_z) as f32).collect()
+    }
 }
+
+/// Added to sums of sigmoids, which may all be zero.
+const SMALLEST_SUM: f64 = 1e-20;
 
 /// Softmax, and the logarithm of its denominator.
 fn softmax(scores: impl Iterator<Item = f32> + Clone) -> (Vec<f64>, f64) {
@@ -242,77 +350,5 @@ fn to_float32<const D: usize>(x: Tensor<D>) -> Tensor<D> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use bridge_core::model::{Auxiliary, Parallel};
-    use burn::tensor::activation::softmax as burn_softmax;
-    use burn::tensor::{Device, Int};
-
-    use crate::blocks::regions::Regions;
-
-    const N: usize = 7;
-    const E: usize = 5;
-    const K: usize = 3;
-
-    fn settings(pre_softmax: bool) -> Settings {
-        Settings {
-            topk: K,
-            pre_softmax,
-            scaling_factor: 1.7,
-            in_float32: false,
-            aux_loss_coeff: 0.6,
-            z_loss_coeff: 0.4,
-        }
-    }
-
-    fn scores(device: &Device) -> Tensor<2> {
-        let values = bridge_kernels::Philox::new(3).normal(N * E, 1.5);
-        Tensor::from_data(TensorData::new(values, [N, E]), device).require_grad()
-    }
-
-    fn upstream(device: &Device) -> Tensor<2> {
-        Tensor::from_data(TensorData::new(bridge_kernels::Philox::new(4).normal(N * K, 1.0), [N, K]), device)
-    }
-
-    fn gradient(x: &Tensor<2>, loss: Tensor<1>) -> Vec<f32> {
-        x.grad(&loss.backward()).unwrap().into_data().try_into_vec().unwrap()
-    }
-
-    #[test]
-    fn weights_and_gradients_are_those_of_plain_operations() {
-        let device = Device::flex().autodiff();
-        for pre_softmax in [false, true] {
-            let settings = settings(pre_softmax);
-            let router = Router { weight: Param::from_tensor(Tensor::zeros([E, 2], &device)), settings };
-            let regions = Regions::new(&Parallel::single());
-            let auxiliary = Auxiliary { gradient_scale: 2.0, metrics: None };
-            let x = scores(&device);
-            let routing =
-                router.route(x.clone(), &MoeInput { regions: &regions, layer: 0, auxiliary, weight_gradients: None });
-            let found = gradient(&x, (routing.weights_nk.clone() * upstream(&device)).sum());
-
-            let x = scores(&device);
-            let ids: Vec<i64> = routing.experts_nk.iter().map(|expert| *expert as i64).collect();
-            let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [N, K]), &device);
-            let best = x.clone().sort_descending(1).narrow(1, 0, K);
-            assert_eq!(best.into_data(), x.clone().gather(1, ids.clone()).into_data(), "the largest scores, in order");
-            let p = burn_softmax(x.clone(), 1);
-            let weights = match pre_softmax {
-                true => p.clone().gather(1, ids),
-                false => burn_softmax(x.clone().gather(1, ids), 1),
-            } * settings.scaling_factor;
-            let tokens: Vec<f32> =
-                (0..E).map(|e| routing.experts_nk.iter().filter(|expert| **expert == e).count() as f32).collect();
-            let tokens = Tensor::<2>::from_data(TensorData::new(tokens, [1, E]), &device);
-            let balance = (p.sum_dim(0) * tokens).sum() * (E as f64 / (K * N * N) as f64 * settings.aux_loss_coeff);
-            let log_z = x.clone().exp().sum_dim(1).log();
-            let z = (log_z.clone() * log_z).mean() * settings.z_loss_coeff;
-            let found_weights: Vec<f32> = routing.weights_nk.into_data().try_into_vec().unwrap();
-            let expected_weights: Vec<f32> = weights.clone().into_data().try_into_vec().unwrap();
-            let expected = gradient(&x, (weights * upstream(&device)).sum() + (balance + z) * 2.0);
-            for (found, expected) in found_weights.iter().zip(&expected_weights).chain(found.iter().zip(&expected)) {
-                assert!((found - expected).abs() < 2e-6, "{found}, expected {expected}");
-            }
-        }
-    }
-}
+#[path = "router_tests.rs"]
+mod tests;

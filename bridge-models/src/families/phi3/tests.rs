@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::FAMILY;
 use crate::decoder::{DecoderConfig, PositionEmbedding, RopeConfig, RopeScaling};
 use crate::families::testing::{read_back, wrong_key};
-use crate::huggingface::WeightMap;
+use crate::huggingface::{ExpertLayout, WeightMap};
 
 fn rope(more: Value) -> RopeConfig {
     match read_back(&FAMILY, more).position_embedding {
@@ -49,8 +49,11 @@ fn longrope_counts_from_the_length_beside_its_table() {
 #[test]
 fn fused_matrices_are_one_tensor_each() {
     let config = DecoderConfig { padded_vocab_size: 50, ..read_back(&FAMILY, json!({})) };
-    let map = WeightMap::new(&FAMILY, &config).unwrap();
-    let tensors = |name: &str| map.entry(&format!("decoder.layers.3.{name}.weight")).unwrap().tensors.clone();
+    let map = WeightMap::new(&FAMILY, &config, ExpertLayout::Apart).unwrap();
+    let tensors = |name: &str| -> Vec<(String, Vec<usize>)> {
+        let entry = map.entry(&format!("decoder.layers.3.{name}.weight")).unwrap();
+        entry.tensors.iter().map(|tensor| (tensor.name.clone(), tensor.shape.clone())).collect()
+    };
     let qkv = ("model.layers.3.self_attn.qkv_proj.weight".to_owned(), vec![48, 24]);
     assert_eq!(tensors("self_attention.linear_qkv"), [qkv]);
     assert_eq!(tensors("mlp.linear_fc1"), [("model.layers.3.mlp.gate_up_proj.weight".to_owned(), vec![72, 24])]);

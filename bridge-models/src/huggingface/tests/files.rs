@@ -22,7 +22,8 @@ fn stage(config: &DecoderConfig, stage: &Stage) -> Box<dyn ModelChunk> {
 fn export_to_temporary(model: &HfModel, options: &ExportOptions) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let chunk = model.build(&device()).unwrap();
-    export(folder.path(), model.family(), model.config(), &[chunk.as_ref()], options).unwrap();
+    let options = ExportOptions { experts: model.experts(), ..options.clone() };
+    export(folder.path(), model.family(), model.config(), &[chunk.as_ref()], &options).unwrap();
     folder
 }
 
@@ -248,10 +249,11 @@ fn stages_load_and_write_their_part() {
         model.load_into(last.as_mut()).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let chunks = [first.as_ref(), last.as_ref()];
-        export(folder.path(), model.family(), config, &chunks, &ExportOptions::default()).unwrap();
+        let options = ExportOptions { experts: model.experts(), ..ExportOptions::default() };
+        export(folder.path(), model.family(), config, &chunks, &options).unwrap();
         let bytes = |path: &Path| raw_tensors(&path.join("model.safetensors"));
         assert_eq!(bytes(folder.path()), bytes(&golden(name)), "{name}");
-        let error = export(folder.path(), model.family(), config, &chunks[..1], &ExportOptions::default());
+        let error = export(folder.path(), model.family(), config, &chunks[..1], &options);
         assert!(matches!(error, Err(HfError::MissingParameter { .. })));
     }
 }
@@ -270,7 +272,8 @@ fn a_padded_vocabulary_is_filled_with_zeros_and_cut_off_again() {
             }
         });
         let folder = tempfile::tempdir().unwrap();
-        export(folder.path(), model.family(), &padded, &[chunk.as_ref()], &ExportOptions::default()).unwrap();
+        let options = ExportOptions { experts: model.experts(), ..ExportOptions::default() };
+        export(folder.path(), model.family(), &padded, &[chunk.as_ref()], &options).unwrap();
         let bytes = |path: &Path| raw_tensors(&path.join("model.safetensors"));
         assert_eq!(bytes(folder.path()), bytes(&golden(name)), "{name}");
     }
@@ -303,4 +306,73 @@ fn a_chunk_of_another_model_is_refused() {
     let other = DecoderConfig { num_layers: 3, ..model.config().clone() };
     let error = model.load_into(stage(&other, &Stage::whole([3])).as_mut()).unwrap_err();
     assert!(matches!(&error, HfError::Parameter { name, .. } if name.starts_with("decoder.layers.2.")), "{error}");
+}
+
+/// The same model with tensors of each expert by itself, under the names of older files.
+fn with_experts_apart(name: &str) -> tempfile::TempDir {
+    let is_mixtral = settings_of(name)["model_type"] == "mixtral";
+    changed_copy(name, |tensors| {
+        let all = std::mem::take(tensors);
+        for raw in all {
+            let Some((layer, matrix)) = raw.name.split_once(".mlp.experts.") else {
+                let renamed =
+                    if is_mixtral { raw.name.replace(".mlp.", ".block_sparse_moe.") } else { raw.name.clone() };
+                tensors.push(Raw { name: renamed, ..raw });
+                continue;
+            };
+            let experts = raw.shape[0];
+            for (expert, bytes) in raw.bytes.chunks(raw.bytes.len() / experts).enumerate() {
+                let halves: &[&str] = match (matrix, is_mixtral) {
+                    ("gate_up_proj", true) => &["w1", "w3"],
+                    ("gate_up_proj", false) => &["gate_proj", "up_proj"],
+                    (_, true) => &["w2"],
+                    (_, false) => &["down_proj"],
+                };
+                for (half, bytes) in halves.iter().zip(bytes.chunks(bytes.len() / halves.len())) {
+                    let block = if is_mixtral { "block_sparse_moe" } else { "mlp" };
+                    tensors.push(Raw {
+                        name: format!("{layer}.{block}.experts.{expert}.{half}.weight"),
+                        dtype: raw.dtype,
+                        shape: vec![raw.shape[1] / halves.len(), raw.shape[2]],
+                        bytes: bytes.to_vec(),
+                    });
+                }
+            }
+        }
+        tensors.sort_by(|a, b| a.name.cmp(&b.name));
+    })
+}
+
+#[test]
+fn experts_may_be_stacked_or_apart() {
+    for name in ["mixtral", "qwen3_moe"] {
+        let folder = with_experts_apart(name);
+        let [apart, stacked] = [folder.path(), &golden(name)].map(|folder| HfModel::open(folder).unwrap());
+        assert_eq!([apart.experts(), stacked.experts()], [ExpertLayout::Apart, ExpertLayout::Stacked]);
+        let files = |folder: &Path| raw_tensors(&folder.join("model.safetensors"));
+        let same = export_to_temporary(&apart, &ExportOptions::default());
+        assert!(files(same.path()) == files(folder.path()), "{name}");
+        // What was stacked goes out apart where nobody asks for more.
+        let chunk = stacked.build(&device()).unwrap();
+        let other = tempfile::tempdir().unwrap();
+        let options = ExportOptions::default();
+        export(other.path(), stacked.family(), stacked.config(), &[chunk.as_ref()], &options).unwrap();
+        assert!(files(other.path()) == files(folder.path()), "{name}");
+    }
+}
+
+#[test]
+fn a_missing_expert_is_named() {
+    let folder = with_experts_apart("qwen3_moe");
+    let path = folder.path().join("model.safetensors");
+    let mut tensors = raw_tensors(&path);
+    let name = "model.layers.1.mlp.experts.7.down_proj.weight";
+    tensors.retain(|raw| raw.name != name);
+    write_raw(&path, &tensors);
+    match HfModel::open(folder.path()) {
+        Err(HfError::Tensors { problems, .. }) => {
+            assert_eq!(problems, [TensorProblem::Missing { name: name.into(), expected: vec![64, 48] }]);
+        }
+        other => panic!("{other:?}"),
+    }
 }

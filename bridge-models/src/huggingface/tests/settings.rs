@@ -133,8 +133,12 @@ fn biases_are_told_apart() {
     for (attention, mlp) in [(true, false), (false, true), (true, true)] {
         let config = parse(&llama_with(json!({ "attention_bias": attention, "mlp_bias": mlp }))).unwrap();
         assert_eq!((config.qkv_bias, config.proj_bias, config.mlp_bias), (attention, attention, mlp));
-        let names: Vec<String> =
-            WeightMap::new(family("llama"), &config).unwrap().entries().iter().map(|e| e.parameter.clone()).collect();
+        let names: Vec<String> = WeightMap::new(family("llama"), &config, ExpertLayout::Apart)
+            .unwrap()
+            .entries()
+            .iter()
+            .map(|e| e.parameter.clone())
+            .collect();
         assert_eq!(names.contains(&"decoder.layers.0.self_attention.linear_proj.bias".to_owned()), attention);
         assert_eq!(names.contains(&"decoder.layers.1.mlp.linear_fc1.bias".to_owned()), mlp);
     }
@@ -241,7 +245,7 @@ fn changed_fields(path: &str, value: &Value, changed: &mut Vec<(String, Value)>)
             "/position_embedding" => json!(if value == "none" { "learned_absolute" } else { "none" }),
             "/no_rope_layers" => json!("all"),
             "/window_layers" => json!({ "listed": [true, false] }),
-            "/no_rope_layers/listed" | "/window_layers/listed" => {
+            "/no_rope_layers/listed" | "/window_layers/listed" | "/moe/layers/listed" => {
                 let marks = value.as_array().unwrap().iter();
                 json!(marks.map(|mark| !mark.as_bool().unwrap()).collect::<Vec<_>>())
             }
@@ -262,6 +266,12 @@ fn changed_fields(path: &str, value: &Value, changed: &mut Vec<(String, Value)>)
             | "/position_embedding/rope/scaling/long_rope/long_factor" => {
                 json!(vec![3.5; value.as_array().unwrap().len()])
             }
+            "/moe/layers" => json!({ "listed": [true, false] }),
+            "/moe/shared_expert_intermediate_size" => json!(24),
+            "/moe/topk_scaling_factor" => json!(1.5),
+            "/moe/num_groups" | "/moe/group_topk" | "/moe/group_score_topk" => json!(2),
+            "/moe/score_function" => json!(if value == "softmax" { "sigmoid" } else { "softmax" }),
+            "/moe/dispatcher" => json!("all_to_all"),
             other => panic!("{other}: give another value than {value}"),
         },
     };

@@ -36,7 +36,8 @@ fn through_ranks(name: &str, sizes: ParallelSizes, world_size: usize, folder: &P
         };
         let mut chunk = build_decoder(&config, &context, &stage).unwrap();
         model.load_into(chunk.as_mut()).unwrap();
-        let mut exporter = Exporter::new(model.family(), &config, &ExportOptions::default()).unwrap();
+        let options = ExportOptions { experts: model.experts(), ..ExportOptions::default() };
+        let mut exporter = Exporter::new(model.family(), &config, &options).unwrap();
         gather_parameters(&config, &[chunk.as_ref()], &groups, &mut |name, shape, values| {
             if rank == 0 {
                 exporter.add(name, shape, values);

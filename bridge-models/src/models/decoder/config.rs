@@ -22,8 +22,16 @@ described! {
         /// Key and value heads.
         num_query_groups: usize = 0 => or!(num_query_groups, |decoder| decoder.num_attention_heads);
         /// Size of one head.
-        kv_channels: usize = 0
-            => or!(kv_channels, |decoder| decoder.hidden_size.checked_div(decoder.num_attention_heads).unwrap_or(0));
+        kv_channels: usize = 0 => words::HEAD_SIZE;
+        /// Keys and values from a latent vector; `kv_channels` is then the size of a key.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        latent: Option<LatentConfig> = None => Words {
+            read: |section, _| section.multi_latent_attention.then(|| LatentConfig::read(section)).transpose(),
+            write: |latent, _, section| {
+                section.multi_latent_attention = latent.is_some();
+                latent.iter().for_each(|latent| latent.write(section));
+            },
+        };
         /// Vocabulary without padding.
         vocab_size: usize = 0 => or!(vocab_size, |_| 0);
         /// Rows of the embedding and output tables, padding included.
@@ -111,6 +119,24 @@ described! {
 }
 
 described! {
+    /// Sizes of latent attention.
+    pub struct LatentConfig {
+        /// Size of the latent vector of queries; `None` projects them from the residual stream.
+        q_lora_rank: Option<usize> = None => same!(q_lora_rank);
+        /// Size of the latent vector of keys and values.
+        kv_lora_rank: usize = 0 => same!(kv_lora_rank);
+        /// Elements of a head that are not rotated.
+        qk_head_dim: usize = 0 => same!(qk_head_dim);
+        /// Elements of a head that are rotated.
+        qk_pos_emb_head_dim: usize = 0 => same!(qk_pos_emb_head_dim);
+        /// Elements of a head's values.
+        v_head_dim: usize = 0 => same!(v_head_dim);
+        /// Epsilon of the norms of latent vectors.
+        norm_epsilon: f64 = 1e-6 => as_read!(layernorm_epsilon);
+    }
+}
+
+described! {
     /// Mixture of experts.
     pub struct MoeConfig {
         /// Experts of a layer.
@@ -123,6 +149,30 @@ described! {
         shared_expert_intermediate_size: Option<usize> = None => same!(moe_shared_expert_intermediate_size);
         /// Experts a token goes to.
         topk: usize = 0 => same!(moe_router_topk);
+        /// What makes scores of the router's product.
+        #[serde(default)]
+        score_function: ScoreFunction = ScoreFunction::Softmax => one_of!(moe_router_score_function, words::SCORES);
+        /// With sigmoid scores: weights are not divided by their sum.
+        #[serde(default)]
+        raw_scores: bool = false => same!(moe_router_raw_scores);
+        /// Equal groups of experts, of which a token uses a few.
+        #[serde(default)]
+        num_groups: Option<usize> = None => same!(moe_router_num_groups);
+        /// Groups that a token uses.
+        #[serde(default)]
+        group_topk: Option<usize> = None => same!(moe_router_group_topk);
+        /// Experts whose scores add up to that of their group; without it as many as a token would use of each.
+        #[serde(default)]
+        group_score_topk: Option<usize> = None => same!(moe_router_group_score_topk);
+        /// A bias of each expert that counts in the choice only and is not trained.
+        #[serde(default)]
+        expert_bias: bool = false => same!(moe_router_enable_expert_bias);
+        /// A gate on the block that every token goes through.
+        #[serde(default)]
+        shared_gate: bool = false => same!(moe_shared_expert_gate);
+        /// The router's parameters are frozen.
+        #[serde(default)]
+        freeze_router: bool = false => same!(freeze_moe_router);
         /// Weights are the softmax over all experts, not over the chosen ones.
         pre_softmax: bool = false => same!(moe_router_pre_softmax);
         /// Factor on the weights.
@@ -136,6 +186,17 @@ described! {
         /// How tokens reach the ranks of their experts.
         dispatcher: Dispatcher = Dispatcher::AllGather => one_of!(moe_token_dispatcher_type, words::DISPATCHERS);
     }
+}
+
+/// What makes scores of experts of the router's product.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ScoreFunction {
+    /// The softmax over experts.
+    #[default]
+    Softmax,
+    /// Each expert on its own.
+    Sigmoid,
 }
 
 /// How tokens reach the ranks of their experts. The result is the same.
@@ -365,6 +426,11 @@ impl DecoderConfig {
     /// Rows of the query-key-value projection.
     pub fn qkv_size(&self) -> usize {
         (self.num_attention_heads + 2 * self.num_query_groups) * self.kv_channels
+    }
+
+    /// Elements of a head that rotary embedding works on, whole or in part.
+    pub fn rotary_head(&self) -> usize {
+        self.latent.as_ref().map_or(self.kv_channels, |latent| latent.qk_pos_emb_head_dim)
     }
 
     /// Equal blocks of rows of a first feed-forward projection: two halves of a gated unit, or just one.

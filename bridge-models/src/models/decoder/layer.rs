@@ -8,6 +8,7 @@ use burn::tensor::Tensor;
 use super::config::{BlockOrder, DecoderConfig, NormPlacement, ResidualConfig};
 use crate::blocks::attention::{AttentionInput, SelfAttention};
 use crate::blocks::key_values::KeyValues;
+use crate::blocks::mla::LatentAttention;
 use crate::blocks::mlp::Mlp;
 use crate::blocks::moe::{Moe, MoeInput};
 use crate::blocks::norm::{Norm, statistics};
@@ -18,7 +19,9 @@ use crate::blocks::residual::{BlockOutput, Branch, Reads, Residual};
 #[derive(Module, Debug)]
 pub(crate) struct Layer {
     input_layernorm: Option<Norm>,
-    self_attention: SelfAttention,
+    /// One of the two.
+    self_attention: Option<SelfAttention>,
+    latent_attention: Option<LatentAttention>,
     post_self_attention_layernorm: Option<Norm>,
     pre_mlp_layernorm: Option<Norm>,
     /// One of the two.
@@ -64,7 +67,11 @@ impl Layer {
         let feed_forward = last.component(Component::Mlp).child("mlp");
         Self {
             input_layernorm: norm(norms.before_attention, first, "input_layernorm"),
-            self_attention: SelfAttention::new(config, index, &attention),
+            self_attention: config.latent.is_none().then(|| SelfAttention::new(config, index, &attention)),
+            latent_attention: config
+                .latent
+                .as_ref()
+                .map(|latent| LatentAttention::new(config, latent, index, &attention)),
             post_self_attention_layernorm: norm(norms.after_attention, first, "post_self_attention_layernorm"),
             pre_mlp_layernorm: norm(norms.before_mlp, last, "pre_mlp_layernorm"),
             mlp: moe.is_none().then(|| Mlp::new(config, config.ffn_hidden_size, &feed_forward)),
@@ -87,7 +94,10 @@ impl Layer {
             if after { block.and(statistics()).and(output) } else { block }
         };
         let attention = || {
-            let block = SelfAttention::cost(config, index, work);
+            let block = match &config.latent {
+                Some(latent) => LatentAttention::cost(config, latent, index, work),
+                None => SelfAttention::cost(config, index, work),
+            };
             with_norms(block, norms.before_attention, norms.after_attention)
         };
         let feed_forward = || {
@@ -113,7 +123,11 @@ impl Layer {
 
     /// What the layer remembers before the first token of a generation.
     pub fn new_state(&self) -> KeyValues {
-        self.self_attention.new_state()
+        match (&self.self_attention, &self.latent_attention) {
+            (Some(attention), _) => attention.new_state(),
+            (None, Some(attention)) => attention.new_state(),
+            (None, None) => unreachable!("a layer has attention"),
+        }
     }
 
     /// One of the [parts](Self::parts), `[b, t, c]` -> the same.
@@ -136,7 +150,11 @@ impl Layer {
     fn attention<'a>(&'a self, input: AttentionInput<'a>, key: Option<DropoutKey>) -> Branch<'a> {
         Branch {
             reads: self.input_layernorm.as_ref().map_or(Reads::Stream, Reads::Norm),
-            block: Box::new(move |x_btc| self.self_attention.forward(x_btc, input)),
+            block: Box::new(move |x_btc| match (&self.self_attention, &self.latent_attention) {
+                (Some(attention), _) => attention.forward(x_btc, input),
+                (None, Some(attention)) => attention.forward(x_btc, input),
+                (None, None) => unreachable!("a layer has attention"),
+            }),
             after: self.norm_of_output(&self.post_self_attention_layernorm),
             key,
         }

@@ -38,8 +38,8 @@ pub use builder::{
     GptModelBuilder, GptModelConfig, KIND, MAMBA_KIND, build_decoder, register_builtin, section_of_kind,
 };
 pub use config::{
-    BlockOrder, DecoderConfig, Dispatcher, LayerPattern, MoeConfig, NormConfig, NormKind, NormPlacement,
-    PositionEmbedding, ResidualConfig, RopeConfig, RopeScaling, YarnConfig,
+    BlockOrder, DecoderConfig, Dispatcher, LatentConfig, LayerPattern, MoeConfig, NormConfig, NormKind, NormPlacement,
+    PositionEmbedding, ResidualConfig, RopeConfig, RopeScaling, ScoreFunction, YarnConfig,
 };
 pub use hybrid::{HybridBlock, HybridConfig, MambaConfig};
 pub use model::Decoder;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use bridge_core::model::{
     Adapter, Auxiliary, Batch, Boundary, BoundaryTensor, BuildContext, ChunkScope, Component, Declaration,
-    Declarations, ForwardContext, GenerationState, LayerState, Outline, ParameterRole, RankPlace, Scope, Segment, SegmentCost,
-    SegmentOutput, SegmentRole, Segments, Stage, Workload,
+    Declarations, ForwardContext, GenerationState, LayerState, Outline, ParameterRole, RankPlace, Scope, Segment,
+    SegmentCost, SegmentOutput, SegmentRole, Segments, Stage, Workload,
 };
 use bridge_data::SequencePart;
 use bridge_kernels::rotary::Positions;

@@ -156,13 +156,14 @@ impl DecoderConfig {
 /// Words that are not one setting of the same type.
 pub(super) mod words {
     use bridge_core::config::{
-        Activation as ActivationChoice, Normalization, PositionEmbeddingType, RouterDType, TokenDispatcher,
+        Activation as ActivationChoice, Normalization, PositionEmbeddingType, RouterDType, RouterScoreFunction,
+        TokenDispatcher,
     };
     use bridge_kernels::Activation;
 
     use super::*;
     use crate::models::decoder::config::{
-        Dispatcher, MoeConfig, NormKind, PositionEmbedding, RopeConfig, RopeScaling, YarnConfig,
+        Dispatcher, MoeConfig, NormKind, PositionEmbedding, RopeConfig, RopeScaling, ScoreFunction, YarnConfig,
     };
 
     pub const NORMS: [(NormKind, Normalization); 2] =
@@ -178,6 +179,31 @@ pub(super) mod words {
     ];
 
     pub const ROUTER_DTYPES: [(bool, Option<RouterDType>); 2] = [(false, None), (true, Some(RouterDType::Fp32))];
+
+    pub const SCORES: [(ScoreFunction, RouterScoreFunction); 2] = [
+        (ScoreFunction::Softmax, RouterScoreFunction::Softmax),
+        (ScoreFunction::Sigmoid, RouterScoreFunction::Sigmoid),
+    ];
+
+    /// The size of a head; with latent attention that of a key, which other settings say.
+    pub const HEAD_SIZE: Words<usize, DecoderConfig> = Words {
+        read: |section, decoder| {
+            if !section.multi_latent_attention {
+                let usual = || decoder.hidden_size.checked_div(decoder.num_attention_heads).unwrap_or(0);
+                return Ok(section.kv_channels.unwrap_or_else(usual));
+            }
+            let size = section.qk_head_dim.saturating_add(section.qk_pos_emb_head_dim);
+            match section.kv_channels.filter(|channels| *channels != size) {
+                None => Ok(size),
+                Some(other) => {
+                    let message =
+                        format!("expected {size}, the sum of qk_head_dim and qk_pos_emb_head_dim, found {other}");
+                    Err(invalid("model.kv_channels", message))
+                }
+            }
+        },
+        write: |size, _, section| section.kv_channels = Some(*size),
+    };
 
     pub const DISPATCHERS: [(Dispatcher, TokenDispatcher); 2] =
         [(Dispatcher::AllToAll, TokenDispatcher::AllToAll), (Dispatcher::AllGather, TokenDispatcher::AllGather)];

@@ -2,7 +2,9 @@
 
 use bridge_core::model::ModelBuildError;
 
-use super::config::{DecoderConfig, LayerPattern, MoeConfig, PositionEmbedding, RopeConfig, RopeScaling};
+use super::config::{
+    DecoderConfig, LatentConfig, LayerPattern, MoeConfig, PositionEmbedding, RopeConfig, RopeScaling, ScoreFunction,
+};
 use super::limits::{LARGEST_SIZE, invalid};
 
 /// Far above any model.
@@ -20,7 +22,7 @@ impl DecoderConfig {
     pub fn validate(&self) -> Result<(), ModelBuildError> {
         self.validate_sizes()?;
         if let PositionEmbedding::Rope(rope) = &self.position_embedding {
-            rope.validate(self.kv_channels)?;
+            rope.validate(self.rotary_head())?;
         }
         let rates = [
             ("model.hidden_dropout", self.embedding_dropout),
@@ -43,6 +45,9 @@ impl DecoderConfig {
             moe.validate()?;
         }
         self.validate_hybrid()?;
+        if let Some(latent) = &self.latent {
+            self.validate_latent(latent)?;
+        }
         let moe_layers = self.moe.as_ref().map(|moe| ("model.moe_layer_freq", &moe.layers));
         let patterns =
             [("model.no_rope_freq", &self.no_rope_layers), ("model.window_attn_skip_freq", &self.window_layers)];
@@ -53,6 +58,35 @@ impl DecoderConfig {
                 let message = format!("expected one entry a layer ({}), found {}", self.num_layers, layers.len());
                 return Err(invalid(key, message));
             }
+        }
+        Ok(())
+    }
+
+    fn validate_latent(&self, latent: &LatentConfig) -> Result<(), ModelBuildError> {
+        let sizes = [
+            ("model.q_lora_rank", latent.q_lora_rank.unwrap_or(1)),
+            ("model.kv_lora_rank", latent.kv_lora_rank),
+            ("model.qk_head_dim", latent.qk_head_dim),
+            ("model.qk_pos_emb_head_dim", latent.qk_pos_emb_head_dim),
+            ("model.v_head_dim", latent.v_head_dim),
+        ];
+        if let Some((key, size)) = sizes.into_iter().find(|(_, size)| !(1..=LARGEST_SIZE).contains(size)) {
+            return Err(invalid(key, format!("expected from 1 to {LARGEST_SIZE}, found {size}")));
+        }
+        if self.num_query_groups != self.num_attention_heads {
+            let message = format!(
+                "expected num_attention_heads ({}) with multi_latent_attention, which gives each head its keys, found {}",
+                self.num_attention_heads, self.num_query_groups
+            );
+            return Err(invalid("model.num_query_groups", message));
+        }
+        if self.hybrid.is_some() {
+            let message = "expected false in a hybrid, whose attention has full or grouped key/value heads";
+            return Err(invalid("model.multi_latent_attention", message.into()));
+        }
+        if self.qk_l2_norm {
+            let message = "expected false with multi_latent_attention: there the latent vectors have norms";
+            return Err(invalid("model.qk_l2_norm", message.into()));
         }
         Ok(())
     }
@@ -145,7 +179,7 @@ impl DecoderConfig {
         let PositionEmbedding::Rope(rope) = &self.position_embedding else {
             return Ok(());
         };
-        let most = MOST_TABLE_ELEMENTS / rope.rotary_size(self.kv_channels).max(1);
+        let most = MOST_TABLE_ELEMENTS / rope.rotary_size(self.rotary_head()).max(1);
         if self.max_position_embeddings > most {
             let message = format!(
                 "expected at most {most} positions, for which there is a table in memory, found {}",
@@ -172,7 +206,19 @@ impl MoeConfig {
             let message = format!("expected at most num_moe_experts ({}), found {}", self.num_experts, self.topk);
             return Err(invalid("model.moe_router_topk", message));
         }
-        if self.topk == 1 && !self.pre_softmax {
+        if let Some(groups) = self.num_groups {
+            let chosen = self.group_topk.unwrap_or(0);
+            let fits = groups > 0 && self.num_experts.is_multiple_of(groups) && (1..=groups).contains(&chosen);
+            if !fits || self.topk > chosen * (self.num_experts / groups) {
+                let message = format!(
+                    "expected equal groups of {} experts of which moe_router_group_topk ({chosen}) have enough for {} experts a token, \
+                     found {groups}",
+                    self.num_experts, self.topk
+                );
+                return Err(invalid("model.moe_router_num_groups", message));
+            }
+        }
+        if self.topk == 1 && !self.pre_softmax && self.score_function == ScoreFunction::Softmax {
             let message =
                 "expected moe_router_pre_softmax = true with one expert a token: the softmax over one score is 1";
             return Err(invalid("model.moe_router_topk", message.into()));

@@ -117,7 +117,7 @@ fn errors_name_the_key() {
                 c.moe_aux_loss_coeff = OneOrMany::Many(vec![0.1]);
             }),
         ),
-        ("model.multi_latent_attention", Box::new(|c| c.multi_latent_attention = true)),
+        ("model.fp16_lm_cross_entropy", Box::new(|c| c.multi_latent_attention = true)),
         ("model.mtp_num_layers", Box::new(|c| c.mtp_num_layers = Some(1))),
         ("model.use_mup", Box::new(|c| c.use_mup = true)),
         ("model.position_embedding_type", Box::new(|c| c.position_embedding_type = PositionEmbeddingType::Mrope)),

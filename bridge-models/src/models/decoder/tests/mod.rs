@@ -5,7 +5,6 @@ mod config;
 mod graph;
 mod hybrid;
 mod initial;
-mod mixtures;
 mod moe;
 mod reference;
 mod sharded;

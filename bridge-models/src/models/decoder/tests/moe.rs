@@ -18,6 +18,7 @@ pub fn mixture(num_experts: usize, topk: usize) -> DecoderConfig {
         aux_loss_coeff: 0.1,
         z_loss_coeff: 0.1,
         dispatcher: Dispatcher::AllToAll,
+        ..MoeConfig::neutral()
     };
     DecoderConfig { moe: Some(moe), ..llama() }
 }

@@ -285,6 +285,7 @@ pub fn mixtures() -> Vec<(&'static str, DecoderConfig)> {
         aux_loss_coeff: 3.0,
         z_loss_coeff: 0.7,
         dispatcher: Dispatcher::AllToAll,
+        ..MoeConfig::neutral()
     };
     let other = MoeConfig {
         layers: LayerPattern::Listed(vec![false, true]),

@@ -1,0 +1,137 @@
+//! Settings of DeepSeek-V3; absent ones have the values of `DeepseekV3Config`.
+
+use serde_json::{Map, Value, json};
+
+use crate::decoder::{
+    DecoderConfig, LatentConfig, LayerPattern, PositionEmbedding, RopeConfig, RopeScaling, ScoreFunction,
+};
+use crate::families::llama::config::{ATTENTION_BIAS, BLOCKS, SIZES};
+use crate::families::mixture::experts;
+use crate::huggingface::error::HfError;
+use crate::huggingface::fields::Fields;
+use crate::huggingface::rope::{self, RopeForm};
+use crate::huggingface::settings::{Setting, size_or};
+
+pub(super) const SETTINGS: &[Setting] = &[
+    Setting::Rows(SIZES),
+    Setting::Rule(|fields, c| {
+        let (heads, found) = (c.num_attention_heads, c.num_query_groups);
+        let expected = format!("num_attention_heads ({heads}): each head has keys of its own");
+        fields.require(found == heads, "num_key_value_heads", &found.to_string(), &expected)
+    }),
+    size_or("max_position_embeddings", |c| &mut c.max_position_embeddings, |_, _| Ok(4096)),
+    Setting::Keys { read: read_query_rank, write: write_query_rank },
+    size_or("kv_lora_rank", |c| &mut latent(c).kv_lora_rank, |_, _| Ok(512)),
+    size_or("qk_rope_head_dim", |c| &mut latent(c).qk_pos_emb_head_dim, |_, _| Ok(64)),
+    size_or("qk_nope_head_dim", |c| &mut latent(c).qk_head_dim, |_, _| Ok(128)),
+    size_or("v_head_dim", |c| &mut latent(c).v_head_dim, |_, _| Ok(128)),
+    Setting::Always(|c| {
+        c.kv_channels = latent(c).qk_head_dim + latent(c).qk_pos_emb_head_dim;
+        c.qk_layernorm = true;
+    }),
+    size_or("moe_intermediate_size", |c| &mut experts(c).ffn_hidden_size, |_, _| Ok(2048)),
+    size_or("n_routed_experts", |c| &mut experts(c).num_experts, |_, _| Ok(256)),
+    size_or("num_experts_per_tok", |c| &mut experts(c).topk, |_, _| Ok(8)),
+    Setting::Only("scoring_func", || json!("sigmoid")),
+    Setting::Only("topk_method", || json!("noaux_tc")),
+    Setting::Only("moe_layer_freq", || json!(1)),
+    Setting::Always(|c| {
+        experts(c).score_function = ScoreFunction::Sigmoid;
+        experts(c).expert_bias = true;
+    }),
+    Setting::Keys { read: read_router, write: write_router },
+    Setting::Keys { read: read_layers, write: write_layers },
+    Setting::Rows(BLOCKS),
+    Setting::Rows(ATTENTION_BIAS),
+    Setting::Number("rms_norm_eps", |c| &mut c.norm.epsilon, |_, _| Ok(1e-6)),
+    Setting::Switch("tie_word_embeddings", |c| &mut c.share_embeddings_and_output_weights, false),
+    Setting::Keys { read: read_rope, write: write_rope },
+];
+
+/// The latent attention that every model of the family has.
+fn latent(config: &mut DecoderConfig) -> &mut LatentConfig {
+    config.latent.get_or_insert_with(LatentConfig::neutral)
+}
+
+/// `null` projects queries without a latent vector.
+fn read_query_rank(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
+    latent(config).q_lora_rank = fields.size("q_lora_rank")?;
+    Ok(())
+}
+
+fn write_query_rank(config: &DecoderConfig, settings: &mut Map<String, Value>) {
+    settings.insert("q_lora_rank".into(), json!(config.latent.as_ref().and_then(|latent| latent.q_lora_rank)));
+}
+
+/// Groups of experts, of which one has no meaning; the weights of the chosen experts; the block of `n_shared_experts` that all tokens go through.
+fn read_router(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
+    let (groups, chosen) = (fields.size("n_group")?.unwrap_or(8), fields.size("topk_group")?.unwrap_or(4));
+    let factor = fields.number("routed_scaling_factor")?.unwrap_or(2.5);
+    let moe = experts(config);
+    let divides = moe.num_experts.is_multiple_of(groups);
+    let expected = format!("a divisor of n_routed_experts ({})", moe.num_experts);
+    fields.require(divides, "n_group", &groups.to_string(), &expected)?;
+    if groups > 1 {
+        // Groups are compared by their best two experts, however many a token uses.
+        (moe.num_groups, moe.group_topk, moe.group_score_topk) = (Some(groups), Some(chosen), Some(2));
+    }
+    moe.topk_scaling_factor = Some(factor).filter(|factor| *factor != 1.0);
+    moe.raw_scores = !fields.bool("norm_topk_prob")?.unwrap_or(true);
+    let shared = fields.size("n_shared_experts")?.unwrap_or(1);
+    moe.shared_expert_intermediate_size = Some(shared.saturating_mul(moe.ffn_hidden_size));
+    Ok(())
+}
+
+fn write_router(config: &DecoderConfig, settings: &mut Map<String, Value>) {
+    let Some(moe) = &config.moe else { return };
+    settings.insert("n_group".into(), json!(moe.num_groups.unwrap_or(1)));
+    settings.insert("topk_group".into(), json!(moe.group_topk.unwrap_or(1)));
+    settings.insert("routed_scaling_factor".into(), json!(moe.topk_scaling_factor.unwrap_or(1.0)));
+    settings.insert("norm_topk_prob".into(), json!(!moe.raw_scores));
+    // Another width than a multiple of an expert's is read back as another, and refused so.
+    let shared = moe.shared_expert_intermediate_size.unwrap_or(0).checked_div(moe.ffn_hidden_size).unwrap_or(0);
+    settings.insert("n_shared_experts".into(), json!(shared));
+}
+
+/// The first `first_k_dense_replace` layers have no experts.
+fn read_layers(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
+    let key = "first_k_dense_replace";
+    let dense = fields.get(key).map_or(Some(3), Value::as_u64);
+    let dense = dense.ok_or_else(|| fields.error(key, "something else", "an integer of at least 0"))?;
+    let layers = (0..config.num_layers).map(|layer| layer as u64 >= dense).collect();
+    experts(config).layers = LayerPattern::from_list(layers);
+    Ok(())
+}
+
+fn write_layers(config: &DecoderConfig, settings: &mut Map<String, Value>) {
+    let first = (0..config.num_layers).find(|layer| config.moe_layer(*layer).is_some());
+    settings.insert("first_k_dense_replace".into(), json!(first.unwrap_or(config.num_layers)));
+}
+
+/// The rotated part of a head, whose pairs are even and odd elements, or the two halves. With YaRN scores grow as cosines and sines would for
+/// `mscale_all_dim`, which these then do not.
+fn read_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
+    let table = match fields.table("rope_scaling", "rope_scaling.")? {
+        Some(table) => Some(table),
+        None => fields.table("rope_parameters", "rope_parameters.")?,
+    };
+    let rope = rope::read_table(fields, table.as_ref(), config.max_position_embeddings, RopeForm::USUAL)?;
+    if let Some(RopeScaling::Yarn(yarn)) = &rope.scaling
+        && let Some(mscale) = yarn.mscale_all_dim
+    {
+        config.softmax_scale *= yarn.growth(mscale).powi(2);
+    }
+    let rotated = config.rotary_head();
+    let expected = "an even number, because it is rotated in pairs";
+    fields.require(rotated.is_multiple_of(2), "qk_rope_head_dim", &rotated.to_string(), expected)?;
+    let interleaved = fields.bool("rope_interleave")?.unwrap_or(true);
+    config.position_embedding = PositionEmbedding::Rope(RopeConfig { interleaved, ..rope });
+    Ok(())
+}
+
+fn write_rope(config: &DecoderConfig, settings: &mut Map<String, Value>) {
+    if let PositionEmbedding::Rope(rope) = &config.position_embedding {
+        settings.insert("rope_interleave".into(), json!(rope.interleaved));
+    }
+    rope::write(config, settings);
+}

@@ -1,0 +1,20 @@
+//! DeepSeek-V3: latent attention, a few dense layers, then experts in groups behind a sigmoid router, and a block that every token goes through.
+//! Layers of multi-token prediction, which files may have behind the others, are not built: their tensors are refused by name.
+
+mod config;
+#[cfg(test)]
+mod tests;
+mod weights;
+
+use super::{llama, mixture};
+use crate::huggingface::Family;
+
+/// `DeepseekV3ForCausalLM`.
+pub(super) static FAMILY: Family = Family {
+    model_type: "deepseek_v3",
+    architecture: "DeepseekV3ForCausalLM",
+    settings: config::SETTINGS,
+    weights: &[weights::WEIGHTS, mixture::APART, mixture::STACKED, llama::weights::WEIGHTS],
+    prefix: "model.",
+    buffers: &[".rotary_emb.inv_freq"],
+};

@@ -1,0 +1,31 @@
+//! Where the parameters of latent attention are, the router's bias and the shared experts.
+
+use crate::huggingface::weight_map::{Fusion, WeightRule, rule};
+
+pub(super) const WEIGHTS: &[WeightRule] = &[
+    rule("decoder.layers.{}.self_attention.linear_q_proj.weight", &["model.layers.{}.self_attn.q_proj.weight"]),
+    rule("decoder.layers.{}.self_attention.linear_q_down_proj.weight", &["model.layers.{}.self_attn.q_a_proj.weight"]),
+    rule("decoder.layers.{}.self_attention.linear_q_down_proj.bias", &["model.layers.{}.self_attn.q_a_proj.bias"]),
+    rule("decoder.layers.{}.self_attention.q_layernorm.weight", &["model.layers.{}.self_attn.q_a_layernorm.weight"]),
+    rule("decoder.layers.{}.self_attention.linear_q_up_proj.weight", &["model.layers.{}.self_attn.q_b_proj.weight"]),
+    rule(
+        "decoder.layers.{}.self_attention.linear_kv_down_proj.weight",
+        &["model.layers.{}.self_attn.kv_a_proj_with_mqa.weight"],
+    ),
+    rule(
+        "decoder.layers.{}.self_attention.linear_kv_down_proj.bias",
+        &["model.layers.{}.self_attn.kv_a_proj_with_mqa.bias"],
+    ),
+    rule("decoder.layers.{}.self_attention.kv_layernorm.weight", &["model.layers.{}.self_attn.kv_a_layernorm.weight"]),
+    rule("decoder.layers.{}.self_attention.linear_kv_up_proj.weight", &["model.layers.{}.self_attn.kv_b_proj.weight"]),
+    rule("decoder.layers.{}.mlp.router.expert_bias", &["model.layers.{}.mlp.gate.e_score_correction_bias"]),
+    rule(
+        "decoder.layers.{}.mlp.shared_experts.linear_fc1.weight",
+        &["model.layers.{}.mlp.shared_experts.gate_proj.weight", "model.layers.{}.mlp.shared_experts.up_proj.weight"],
+    )
+    .fused(Fusion::GateUp),
+    rule(
+        "decoder.layers.{}.mlp.shared_experts.linear_fc2.weight",
+        &["model.layers.{}.mlp.shared_experts.down_proj.weight"],
+    ),
+];

@@ -1,0 +1,19 @@
+//! Mixtral: a Llama with experts in every layer.
+
+mod config;
+#[cfg(test)]
+mod tests;
+mod weights;
+
+use super::{llama, mixture};
+use crate::huggingface::Family;
+
+/// `MixtralForCausalLM`.
+pub(super) static FAMILY: Family = Family {
+    model_type: "mixtral",
+    architecture: "MixtralForCausalLM",
+    settings: config::SETTINGS,
+    weights: &[weights::APART, mixture::STACKED, llama::weights::WEIGHTS],
+    prefix: "model.",
+    buffers: &[".rotary_emb.inv_freq"],
+};

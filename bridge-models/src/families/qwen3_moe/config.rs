@@ -1,0 +1,67 @@
+//! Settings of Qwen 3 with experts; absent ones have the values of `Qwen3MoeConfig`.
+
+use serde_json::{Map, Value, json};
+
+use crate::decoder::{DecoderConfig, LayerPattern};
+use crate::families::llama::config::{HEAD_SIZE, LAYERS, SIZES};
+use crate::families::mixture::{NORM_TOPK_PROB, experts};
+use crate::huggingface::error::HfError;
+use crate::huggingface::fields::Fields;
+use crate::huggingface::settings::{Setting, size_or};
+use crate::huggingface::windows;
+
+pub(super) const SETTINGS: &[Setting] = &[
+    Setting::Rows(SIZES),
+    HEAD_SIZE,
+    size_or("max_position_embeddings", |c| &mut c.max_position_embeddings, |_, _| Ok(32_768)),
+    Setting::Always(|c| c.qk_layernorm = true),
+    size_or("moe_intermediate_size", |c| &mut experts(c).ffn_hidden_size, |_, _| Ok(768)),
+    // Newer files call it as other families do; both names are written.
+    size_or("num_local_experts", |c| &mut experts(c).num_experts, |_, _| Ok(128)),
+    size_or(
+        "num_experts",
+        |c| &mut experts(c).num_experts,
+        |_, c| Ok(c.moe.as_ref().map_or(128, |moe| moe.num_experts)),
+    ),
+    size_or("num_experts_per_tok", |c| &mut experts(c).topk, |_, _| Ok(8)),
+    NORM_TOPK_PROB,
+    Setting::Keys { read: read_layers, write: write_layers },
+    Setting::Rows(LAYERS),
+    Setting::Keys { read: read_window, write: write_window },
+];
+
+/// Every `decoder_sparse_step`-th layer has experts, but those that `mlp_only_layers` names.
+fn read_layers(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
+    let step = fields.size("decoder_sparse_step")?.unwrap_or(1);
+    let key = "mlp_only_layers";
+    let wrong = |found: &Value| fields.error(key, &found.to_string(), "a list of numbers of layers");
+    let dense: Vec<usize> = match fields.get(key) {
+        None => Vec::new(),
+        Some(Value::Array(layers)) => layers
+            .iter()
+            .map(|layer| layer.as_u64().and_then(|layer| usize::try_from(layer).ok()).ok_or_else(|| wrong(layer)))
+            .collect::<Result<_, _>>()?,
+        Some(other) => return Err(wrong(other)),
+    };
+    let has_experts = |layer: usize| (layer + 1).is_multiple_of(step) && !dense.contains(&layer);
+    experts(config).layers = LayerPattern::from_list((0..config.num_layers).map(has_experts).collect());
+    Ok(())
+}
+
+fn write_layers(config: &DecoderConfig, settings: &mut Map<String, Value>) {
+    let dense: Vec<usize> = (0..config.num_layers).filter(|layer| config.moe_layer(*layer).is_none()).collect();
+    settings.insert("decoder_sparse_step".into(), json!(1));
+    settings.insert("mlp_only_layers".into(), json!(dense));
+}
+
+/// A window in all layers or none.
+fn read_window(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
+    let size = windows::switched_size(fields)?;
+    windows::set(config, size, vec![size.is_some(); config.num_layers]);
+    Ok(())
+}
+
+fn write_window(config: &DecoderConfig, settings: &mut Map<String, Value>) {
+    settings.insert("use_sliding_window".into(), json!(config.window_size.is_some()));
+    windows::write_of_all(config, settings);
+}

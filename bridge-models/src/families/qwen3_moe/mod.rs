@@ -1,0 +1,18 @@
+//! Qwen 3 with experts in all layers or some; queries and keys are normalized per head.
+
+mod config;
+#[cfg(test)]
+mod tests;
+
+use super::{llama, mixture, qwen3};
+use crate::huggingface::Family;
+
+/// `Qwen3MoeForCausalLM`.
+pub(super) static FAMILY: Family = Family {
+    model_type: "qwen3_moe",
+    architecture: "Qwen3MoeForCausalLM",
+    settings: config::SETTINGS,
+    weights: &[qwen3::weights::QK_NORMS, mixture::APART, mixture::STACKED, llama::weights::WEIGHTS],
+    prefix: "model.",
+    buffers: &[".rotary_emb.inv_freq"],
+};
