@@ -88,6 +88,11 @@ impl Regions {
         }
     }
 
+    /// The sum of each rank's term, `[b, t, n]`, on every rank, inside a tensor-parallel region where each goes on with it in its own way.
+    pub fn total(&self, term_btn: Tensor<3>) -> Tensor<3> {
+        copy_to_group(reduce_from_group(term_btn, &self.tensor), &self.tensor)
+    }
+
     /// Which of the `rows` tokens that a tensor-parallel region has are in this rank's residual stream.
     pub fn own_rows(&self, rows: usize) -> std::ops::Range<usize> {
         if self.sequence_parallel {
@@ -180,6 +185,15 @@ pub(crate) fn leave_exchanges(row: u64, work: &Workload) -> Vec<Exchange> {
         of(Operation::ReduceScatter, PassKind::Forward, work.tokens()),
         of(Operation::AllGather, PassKind::Backward, work.tokens_between_blocks()),
     ]
+}
+
+/// What [`Regions::total`] sends of `numbers` a token, in float32.
+pub(crate) fn total_exchanges(numbers: u64, work: &Workload) -> Vec<Exchange> {
+    let of = |pass| {
+        let bytes = work.tokens() * numbers * 4;
+        exchange((TrafficKind::Tensor, GroupKind::Tensor), Operation::AllReduce, pass, (1, bytes))
+    };
+    vec![of(PassKind::Forward), of(PassKind::Backward)]
 }
 
 /// Appends the factors, 0 or `1 / (1 - rate)`, of the elements `range` of a dropout mask.

@@ -1,11 +1,18 @@
 //! Families of Hugging Face models: a folder each, and a line in [`FAMILIES`]. A folder has `config.rs`, which keys of `config.json` are
 //! which fields of the decoder, and `weights.rs`, where each parameter is. What these tables mean is said in [`crate::huggingface`].
 
+mod cohere2;
+mod gemma2;
+mod gemma3;
+mod glm4;
 mod gpt2;
+mod gpt_neox;
+mod granite;
 mod llama;
 mod mamba2;
 mod mistral;
 mod nemotron_h;
+mod olmo2;
 mod phi3;
 mod qwen2;
 mod qwen3;
@@ -29,6 +36,13 @@ pub const FAMILIES: &[&Family] = &[
     &smollm3::FAMILY,
     &mamba2::FAMILY,
     &nemotron_h::FAMILY,
+    &gpt_neox::FAMILY,
+    &olmo2::FAMILY,
+    &granite::FAMILY,
+    &gemma2::FAMILY,
+    &gemma3::FAMILY,
+    &cohere2::FAMILY,
+    &glm4::FAMILY,
 ];
 
 /// The family of a `model_type`.

@@ -136,7 +136,11 @@ impl HfModel {
     }
 
     fn name_in_file<'a>(&self, name: &'a str) -> &'a str {
-        self.dropped_prefix.and_then(|prefix| name.strip_prefix(prefix)).unwrap_or(name)
+        let former = || self.family.weights.iter().copied().flatten().find_map(|rule| rule.former_name(name));
+        match self.checkpoint.shape(name).is_none().then(former).flatten() {
+            Some(former) if self.checkpoint.shape(former).is_some() => former,
+            Some(_) | None => self.dropped_prefix.and_then(|prefix| name.strip_prefix(prefix)).unwrap_or(name),
+        }
     }
 
     /// Everything that is wrong with the tensors.

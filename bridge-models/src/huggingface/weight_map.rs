@@ -20,17 +20,29 @@ pub(crate) struct WeightRule {
     fusion: Fusion,
     /// Orientation of the tensors if they are matrices.
     storage: Storage,
+    /// What files of earlier versions of transformers call the tensor.
+    former: Option<&'static str>,
 }
 
 /// A parameter that is one tensor, as it is.
 pub(crate) const fn rule(megatron: &'static str, hugging_face: &'static [&'static str]) -> WeightRule {
-    WeightRule { megatron, hugging_face, fusion: Fusion::Single, storage: Storage::RowsAreOutputs }
+    WeightRule { megatron, hugging_face, fusion: Fusion::Single, storage: Storage::RowsAreOutputs, former: None }
 }
 
 impl WeightRule {
     /// The tensors make up the parameter in this way.
     pub const fn fused(self, fusion: Fusion) -> Self {
         Self { fusion, ..self }
+    }
+
+    /// Files of earlier versions of transformers call the tensor so.
+    pub const fn formerly(self, name: &'static str) -> Self {
+        Self { former: Some(name), ..self }
+    }
+
+    /// What such files call `name`, if that is the rule's tensor.
+    pub fn former_name(&self, name: &str) -> Option<&'static str> {
+        self.former.filter(|_| self.hugging_face == [name])
     }
 
     /// The stored matrices are `[inputs, outputs]`.

@@ -1,10 +1,10 @@
 //! The shared settings of `[model]`: names, defaults, ranges. Derived values are in `finalize::model`.
 
 use super::super::choice::{
-    Activation, AmaxAlgo, AttentionBackend, BootstrapBackend, CrossEntropyImpl, CudaGraphImpl, DType, FlexBackend,
-    Fp4Format, Fp4Recipe, Fp8Format, Fp8Recipe, Normalization, PipelineSchedule, PositionEmbeddingType,
-    RecomputeGranularity, RecomputeMethod, RouterDType, RouterScoreFunction, TokenDispatcher, TokenDropPolicy,
-    TransformerImpl,
+    Activation, AmaxAlgo, AttentionBackend, BlockOrder, BootstrapBackend, CrossEntropyImpl, CudaGraphImpl, DType,
+    FlexBackend, Fp4Format, Fp4Recipe, Fp8Format, Fp8Recipe, NormPlacement, Normalization, PipelineSchedule,
+    PositionEmbeddingType, QkNormScope, RecomputeGranularity, RecomputeMethod, RouterDType, RouterScoreFunction,
+    TokenDispatcher, TokenDropPolicy, TransformerImpl,
 };
 use super::super::field::{AnyValue, OneOrMany};
 use super::super::limits::Limits;
@@ -72,6 +72,8 @@ section! {
             => not_built("mrope, positions of images and video; there is no kind of model that reads them").built(&["rope", "none", "yarn", "longrope"]);
         /// Base of the rotary frequencies.
         rotary_base: f64 = 10_000.0, Limits::between(1.0, 1e12);
+        /// Base of the rotary frequencies in windowed layers, which are not scaled; null is as in other layers (upstream: in its Gemma 3 provider).
+        rotary_base_local: Option<f64> = None, Limits::between(1.0, 1e12);
         /// Fraction of the head that is rotated.
         rotary_percent: f64 = 1.0, Limits::SHARE;
         /// Pair even and odd dimensions instead of halves.
@@ -118,14 +120,30 @@ section! {
         layernorm_epsilon: f64 = 1e-5, Limits::above_zero_to(1.0);
         /// Store norm weights minus one.
         layernorm_zero_centered_gamma: bool = false;
+        /// Where layers have norms (ours).
+        norm_placement: NormPlacement = NormPlacement::Before;
+        /// The order of a layer's blocks (ours).
+        block_order: BlockOrder = BlockOrder::Sequential;
+        /// Factor on the output of a block before it is added to the residual stream (ours).
+        residual_multiplier: f64 = 1.0, Limits::ABOVE_ZERO;
+        /// Factor on the word embedding's output (upstream: in its Gemma providers).
+        embedding_multiplier: f64 = 1.0, Limits::ABOVE_ZERO;
+        /// Factor on the logits (ours).
+        logit_multiplier: f64 = 1.0, Limits::ABOVE_ZERO;
         /// Normalize query and key.
         qk_layernorm: bool = false;
+        /// What one of these norms covers (ours).
+        qk_layernorm_scope: QkNormScope = QkNormScope::Head;
         /// Normalize query and key by their root mean square, without weights.
         qk_l2_norm: bool = false;
         /// Biases in all linear layers.
         add_bias_linear: bool = true;
-        /// Bias in the query-key-value projection only.
+        /// Bias in the query-key-value projection.
         add_qkv_bias: bool = false;
+        /// Bias in attention's output projection (ours).
+        add_proj_bias: bool = false;
+        /// Biases in the MLP (ours).
+        add_mlp_bias: bool = false;
         /// Gated MLP.
         gated_linear_unit: bool = false;
         /// The MLP's non-linearity.

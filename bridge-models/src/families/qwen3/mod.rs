@@ -3,7 +3,7 @@
 pub(super) mod config;
 #[cfg(test)]
 mod tests;
-mod weights;
+pub(super) mod weights;
 
 use super::llama;
 use crate::huggingface::Family;

@@ -2,7 +2,7 @@
 
 use crate::huggingface::weight_map::{WeightRule, rule};
 
-pub(super) const QK_NORMS: &[WeightRule] = &[
+pub(crate) const QK_NORMS: &[WeightRule] = &[
     rule("decoder.layers.{}.self_attention.q_layernorm.weight", &["model.layers.{}.self_attn.q_norm.weight"]),
     rule("decoder.layers.{}.self_attention.k_layernorm.weight", &["model.layers.{}.self_attn.k_norm.weight"]),
 ];

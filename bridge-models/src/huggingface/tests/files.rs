@@ -304,3 +304,24 @@ fn a_chunk_of_another_model_is_refused() {
     let error = model.load_into(stage(&other, &Stage::whole([3])).as_mut()).unwrap_err();
     assert!(matches!(&error, HfError::Parameter { name, .. } if name.starts_with("decoder.layers.2.")), "{error}");
 }
+
+#[test]
+fn names_of_earlier_versions_are_known() {
+    let folder = changed_copy("gpt_neox", |tensors| {
+        let output = tensors.iter_mut().find(|raw| raw.name == "lm_head.weight").unwrap();
+        output.name = "embed_out.weight".to_owned();
+    });
+    let output = |folder: &Path| {
+        let chunk = HfModel::open(folder).unwrap().build(&device()).unwrap();
+        let mut values = Vec::new();
+        chunk.visit_parameters(&mut |name, value| {
+            if name == "output_layer.weight" {
+                values = value.into_data().try_into_vec::<f32>().unwrap();
+            }
+        });
+        values
+    };
+    let expected = output(&golden("gpt_neox"));
+    assert!(!expected.is_empty());
+    assert_eq!(output(folder.path()), expected);
+}

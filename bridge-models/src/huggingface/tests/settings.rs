@@ -241,6 +241,7 @@ fn changed_fields(path: &str, value: &Value, changed: &mut Vec<(String, Value)>)
             "/position_embedding" => json!(if value == "none" { "learned_absolute" } else { "none" }),
             "/no_rope_layers" => json!("all"),
             "/window_layers" => json!({ "listed": [true, false] }),
+            "/qk_layernorm_scope" => json!(if value == "head" { "projection" } else { "head" }),
             "/no_rope_layers/listed" | "/window_layers/listed" => {
                 let marks = value.as_array().unwrap().iter();
                 json!(marks.map(|mark| !mark.as_bool().unwrap()).collect::<Vec<_>>())
@@ -252,10 +253,11 @@ fn changed_fields(path: &str, value: &Value, changed: &mut Vec<(String, Value)>)
             }
             "/norm/kind" => json!(if value == "RMSNorm" { "LayerNorm" } else { "RMSNorm" }),
             "/activation" => json!(if value == "squared_relu" { "relu" } else { "squared_relu" }),
-            "/residual/norms" => json!("sandwich"),
-            "/residual/blocks" => json!("parallel"),
+            "/residual/norms" => json!(if value == "sandwich" { "before" } else { "sandwich" }),
+            "/residual/blocks" => json!(if value == "parallel" { "sequential" } else { "parallel" }),
             "/window_size" => json!(4),
             "/attention_softcap" | "/logit_softcap" => json!(30.0),
+            "/position_embedding/rope/windowed_base" => json!(50.0),
             "/position_embedding/rope/scaling" => json!({ "linear": { "factor": 2.0 } }),
             "/position_embedding/rope/scaling/yarn/attention_factor" => json!(1.25),
             "/position_embedding/rope/scaling/long_rope/short_factor"

@@ -22,9 +22,8 @@ fn through_ranks(name: &str, sizes: ParallelSizes, world_size: usize, folder: &P
         // Padded so that the vocabulary divides, which Hugging Face's does not have to.
         let config = DecoderConfig { padded_vocab_size: 168, ..model.config().clone() };
         let pp = groups.coordinates().pp;
-        let each = config.num_layers / stages;
-        let stage =
-            Stage::from(StackPart { layers: pp * each..(pp + 1) * each, start: pp == 0, end: pp + 1 == stages });
+        let first = |stage: usize| stage * config.num_layers / stages;
+        let stage = Stage::from(StackPart { layers: first(pp)..first(pp + 1), start: pp == 0, end: pp + 1 == stages });
         let context = BuildContext {
             device: device(),
             seed: 1,

@@ -48,9 +48,18 @@ described! {
         };
         /// How blocks are joined to the residual stream.
         #[serde(default)]
-        residual: ResidualConfig = ResidualConfig::default();
-        /// Normalize query and key per head.
+        residual: ResidualConfig = ResidualConfig::neutral() => Words {
+            read: |section, _| ResidualConfig::read(section),
+            write: |residual, _, section| residual.write(section),
+        };
+        /// Factor on the word embedding's output.
+        embedding_multiplier: f64 = 1.0 => same!(embedding_multiplier);
+        /// Factor on the logits.
+        logit_multiplier: f64 = 1.0 => same!(logit_multiplier);
+        /// Normalize query and key.
         qk_layernorm: bool = false => same!(qk_layernorm);
+        /// What one of these norms covers.
+        qk_layernorm_scope: QkNormScope = QkNormScope::Head => one_of!(qk_layernorm_scope, words::QK_NORM_SCOPES);
         /// Normalize query and key per head by their root mean square, without weights.
         #[serde(default)]
         qk_l2_norm: bool = false => Words {
@@ -63,12 +72,21 @@ described! {
         /// Bias in the query-key-value projection.
         qkv_bias: bool = false => Words {
             read: |section, _| Ok(section.add_bias_linear || section.add_qkv_bias),
-            write: |bias, decoder, section| section.add_qkv_bias = *bias && !decoder.proj_bias,
+            write: |bias, decoder, section| {
+                section.add_bias_linear = decoder.has_all_biases();
+                section.add_qkv_bias = *bias && !decoder.has_all_biases();
+            },
         };
         /// Bias in attention's output projection.
-        proj_bias: bool = false => same!(add_bias_linear);
+        proj_bias: bool = false => Words {
+            read: |section, _| Ok(section.add_bias_linear || section.add_proj_bias),
+            write: |bias, decoder, section| section.add_proj_bias = *bias && !decoder.has_all_biases(),
+        };
         /// Biases in the feed-forward block.
-        mlp_bias: bool = false => as_read!(add_bias_linear);
+        mlp_bias: bool = false => Words {
+            read: |section, _| Ok(section.add_bias_linear || section.add_mlp_bias),
+            write: |bias, decoder, section| section.add_mlp_bias = *bias && !decoder.has_all_biases(),
+        };
         /// Gated feed-forward unit.
         gated_linear_unit: bool = false => same!(gated_linear_unit);
         /// One block in each layer, and which.
@@ -165,6 +183,8 @@ described! {
     pub struct RopeConfig {
         /// Base of the frequencies.
         base: f64 = 10_000.0 => same!(rotary_base);
+        /// Base of the frequencies in windowed layers, which are not scaled; `None` is as in other layers.
+        windowed_base: Option<f64> = None => same!(rotary_base_local);
         /// Share of the head that is rotated, in `(0, 1]`.
         percent: f64 = 1.0 => same!(rotary_percent);
         /// Pair even with odd elements instead of the two halves.
@@ -232,30 +252,36 @@ pub struct YarnConfig {
     pub truncate: bool,
 }
 
-/// How the blocks of a layer are joined to the residual stream.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ResidualConfig {
-    /// Where a layer has norms.
-    pub norms: NormPlacement,
-    /// Whether attention and the feed-forward block follow each other.
-    pub blocks: BlockOrder,
-    /// Factor on the output of a block before it is added.
-    pub branch_multiplier: f64,
-    /// Factor on the stream before outputs are added to it.
-    pub stream_multiplier: f64,
+described! {
+    /// How the blocks of a layer are joined to the residual stream: `x + block(norm(x))`, one block after the other, if nothing else is said.
+    #[derive(Copy)]
+    pub struct ResidualConfig {
+        /// Where a layer has norms.
+        norms: NormPlacement = NormPlacement::Before => one_of!(norm_placement, words::NORM_PLACEMENTS);
+        /// Whether attention and the feed-forward block follow each other.
+        blocks: BlockOrder = BlockOrder::Sequential => one_of!(block_order, words::BLOCK_ORDERS);
+        /// Factor on the output of a block before it is added.
+        branch_multiplier: f64 = 1.0 => same!(residual_multiplier);
+        /// Factor on the stream before outputs are added to it.
+        stream_multiplier: f64 = 1.0;
+    }
 }
 
 impl Default for ResidualConfig {
-    /// `x + block(norm(x))`, one block after the other.
     fn default() -> Self {
-        Self {
-            norms: NormPlacement::Before,
-            blocks: BlockOrder::Sequential,
-            branch_multiplier: 1.0,
-            stream_multiplier: 1.0,
-        }
+        Self::neutral()
     }
+}
+
+/// What one norm of queries, or of keys, covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum QkNormScope {
+    /// Each head by itself, all with the same weights.
+    Head,
+    /// All heads together, as in OLMo 2 (arXiv:2501.00656, section 3.2): a root mean square over the whole projection, and a weight for each
+    /// of its elements.
+    Projection,
 }
 
 /// The norms that a layer has.
@@ -327,6 +353,8 @@ pub enum NormKind {
     /// Root mean square, no bias.
     #[serde(rename = "RMSNorm")]
     RmsNorm,
+    /// Mean and variance, no bias.
+    LayerNormNoBias,
 }
 
 /// Which layers a setting applies to.
@@ -370,6 +398,11 @@ impl DecoderConfig {
     /// Equal blocks of rows of a first feed-forward projection: two halves of a gated unit, or just one.
     pub fn fc1_blocks(&self) -> usize {
         if self.gated_linear_unit { 2 } else { 1 }
+    }
+
+    /// Whether every linear layer has a bias.
+    fn has_all_biases(&self) -> bool {
+        self.qkv_bias && self.proj_bias && self.mlp_bias
     }
 
     /// The experts of layer `index` (global), if it has them.

@@ -39,7 +39,7 @@ pub use builder::{
 };
 pub use config::{
     BlockOrder, DecoderConfig, Dispatcher, LayerPattern, MoeConfig, NormConfig, NormKind, NormPlacement,
-    PositionEmbedding, ResidualConfig, RopeConfig, RopeScaling, YarnConfig,
+    PositionEmbedding, QkNormScope, ResidualConfig, RopeConfig, RopeScaling, YarnConfig,
 };
 pub use hybrid::{HybridBlock, HybridConfig, MambaConfig};
 pub use model::Decoder;

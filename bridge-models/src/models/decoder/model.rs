@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use bridge_core::model::{
     Adapter, Auxiliary, Batch, Boundary, BoundaryTensor, BuildContext, ChunkScope, Component, Declaration,
-    Declarations, ForwardContext, GenerationState, LayerState, Outline, ParameterRole, RankPlace, Scope, Segment, SegmentCost,
-    SegmentOutput, SegmentRole, Segments, Stage, Workload,
+    Declarations, ForwardContext, GenerationState, LayerState, Outline, ParameterRole, RankPlace, Scope, Segment,
+    SegmentCost, SegmentOutput, SegmentRole, Segments, Stage, Workload,
 };
 use bridge_data::SequencePart;
 use bridge_kernels::rotary::Positions;
@@ -60,6 +60,7 @@ struct Settings {
     hidden_size: usize,
     /// Of the residual stream.
     dtype: FloatDType,
+    logit_multiplier: f64,
     logit_softcap: Option<f64>,
     /// Rows of the whole vocabulary.
     vocab_size: usize,
@@ -163,6 +164,7 @@ impl Decoder {
                 first_layer: stage.only_stack().layers.start,
                 hidden_size: config.hidden_size,
                 dtype: context.params_dtype,
+                logit_multiplier: config.logit_multiplier,
                 logit_softcap: config.logit_softcap,
                 vocab_size: config.padded_vocab_size,
             },
@@ -183,7 +185,7 @@ impl Decoder {
         let input = LayerInput {
             attention: AttentionInput {
                 regions: &self.regions,
-                rotary: self.rotary.as_ref().map(|rotary| rotary.table(length)),
+                rotary: self.rotary.as_ref().map(|rotary| rotary.tables(length)),
                 positions: &context.batch.positions,
                 document_ids: context.batch.document_ids.clone(),
                 dropout_key: context.dropout_key(layer, place::ATTENTION_PROBABILITIES),
@@ -256,8 +258,8 @@ impl Decoder {
             (None, Some(embedding)) => embedding.word_embeddings(),
             (None, None) => return None,
         };
-        let Settings { vocab_size, logit_softcap: softcap, .. } = self.settings;
-        Some((norm, Projection { weight_vc, vocab_size, softcap }))
+        let Settings { vocab_size, logit_multiplier: multiplier, logit_softcap: softcap, .. } = self.settings;
+        Some((norm, Projection { weight_vc, vocab_size, multiplier, softcap }))
     }
 }
 
@@ -330,7 +332,7 @@ impl Segments for Decoder {
                 let input = LayerInput {
                     attention: AttentionInput {
                         regions: &regions,
-                        rotary: self.rotary.as_ref().map(|rotary| rotary.table(length)),
+                        rotary: self.rotary.as_ref().map(|rotary| rotary.tables(length)),
                         positions: &positions,
                         document_ids: None,
                         dropout_key: None,

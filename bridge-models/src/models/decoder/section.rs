@@ -134,8 +134,8 @@ impl DecoderConfig {
     /// The `[model]` section that resolves to this decoder.
     ///
     /// # Errors
-    /// If the section has no words for it, with the first field that it cannot say: norms behind blocks, biases in some linear layers only, a dropout
-    /// of its own for the embedding.
+    /// If the section has no words for it, with the first field that it cannot say: a factor on the residual stream, a dropout of its own for the
+    /// embedding.
     pub fn to_transformer(&self) -> Result<TransformerConfig, ModelBuildError> {
         let mut section = TransformerConfig::default();
         self.write(&mut section);
@@ -156,17 +156,38 @@ impl DecoderConfig {
 /// Words that are not one setting of the same type.
 pub(super) mod words {
     use bridge_core::config::{
-        Activation as ActivationChoice, Normalization, PositionEmbeddingType, RouterDType, TokenDispatcher,
+        Activation as ActivationChoice, BlockOrder as BlockOrderChoice, NormPlacement as NormPlacementChoice,
+        Normalization, PositionEmbeddingType, QkNormScope as QkNormScopeChoice, RouterDType, TokenDispatcher,
     };
     use bridge_kernels::Activation;
 
     use super::*;
     use crate::models::decoder::config::{
-        Dispatcher, MoeConfig, NormKind, PositionEmbedding, RopeConfig, RopeScaling, YarnConfig,
+        BlockOrder, Dispatcher, MoeConfig, NormKind, NormPlacement, PositionEmbedding, QkNormScope, RopeConfig,
+        RopeScaling, YarnConfig,
     };
 
-    pub const NORMS: [(NormKind, Normalization); 2] =
-        [(NormKind::LayerNorm, Normalization::LayerNorm), (NormKind::RmsNorm, Normalization::RmsNorm)];
+    pub const NORMS: [(NormKind, Normalization); 3] = [
+        (NormKind::LayerNorm, Normalization::LayerNorm),
+        (NormKind::RmsNorm, Normalization::RmsNorm),
+        (NormKind::LayerNormNoBias, Normalization::LayerNormNoBias),
+    ];
+
+    pub const NORM_PLACEMENTS: [(NormPlacement, NormPlacementChoice); 4] = [
+        (NormPlacement::Before, NormPlacementChoice::Before),
+        (NormPlacement::Output, NormPlacementChoice::Output),
+        (NormPlacement::Sandwich, NormPlacementChoice::Sandwich),
+        (NormPlacement::Sum, NormPlacementChoice::Sum),
+    ];
+
+    pub const BLOCK_ORDERS: [(BlockOrder, BlockOrderChoice); 3] = [
+        (BlockOrder::Sequential, BlockOrderChoice::Sequential),
+        (BlockOrder::Parallel, BlockOrderChoice::Parallel),
+        (BlockOrder::ParallelSharedNorm, BlockOrderChoice::ParallelSharedNorm),
+    ];
+
+    pub const QK_NORM_SCOPES: [(QkNormScope, QkNormScopeChoice); 2] =
+        [(QkNormScope::Head, QkNormScopeChoice::Head), (QkNormScope::Projection, QkNormScopeChoice::Projection)];
 
     pub const ACTIVATIONS: [(Activation, ActivationChoice); 6] = [
         (Activation::Gelu, ActivationChoice::Gelu),

@@ -2,7 +2,9 @@
 
 use bridge_core::model::ModelBuildError;
 
-use super::config::{DecoderConfig, LayerPattern, MoeConfig, PositionEmbedding, RopeConfig, RopeScaling};
+use super::config::{
+    DecoderConfig, LayerPattern, MoeConfig, NormKind, PositionEmbedding, QkNormScope, RopeConfig, RopeScaling,
+};
 use super::limits::{LARGEST_SIZE, invalid};
 
 /// Far above any model.
@@ -39,6 +41,24 @@ impl DecoderConfig {
                 return Err(invalid(key, format!("expected a number above 0, found {value}")));
             }
         }
+        for (key, factor) in [
+            ("model.embedding_multiplier", self.embedding_multiplier),
+            ("model.logit_multiplier", self.logit_multiplier),
+            ("model.residual_multiplier", self.residual.branch_multiplier),
+        ] {
+            if !(factor > 0.0 && factor.is_finite()) {
+                return Err(invalid(key, format!("expected a number above 0, found {factor}")));
+            }
+        }
+        self.validate_norms()?;
+        for (key, cap) in [
+            ("model.attn_logit_softcapping", self.attention_softcap),
+            ("model.final_logit_softcapping", self.logit_softcap),
+        ] {
+            if let Some(cap) = cap.filter(|cap| !(*cap > 0.0 && cap.is_finite())) {
+                return Err(invalid(key, format!("expected a number above 0, found {cap}")));
+            }
+        }
         if let Some(moe) = &self.moe {
             moe.validate()?;
         }
@@ -53,6 +73,20 @@ impl DecoderConfig {
                 let message = format!("expected one entry a layer ({}), found {}", self.num_layers, layers.len());
                 return Err(invalid(key, message));
             }
+        }
+        Ok(())
+    }
+
+    fn validate_norms(&self) -> Result<(), ModelBuildError> {
+        let covers_all = self.qk_layernorm_scope == QkNormScope::Projection;
+        let key = "model.qk_layernorm_scope";
+        if covers_all && !self.qk_layernorm {
+            return Err(invalid(key, "expected qk_layernorm = true, which it says more of".into()));
+        }
+        if covers_all && self.norm.kind != NormKind::RmsNorm {
+            let message =
+                "expected normalization = \"RMSNorm\": other norms over whole projections are not implemented";
+            return Err(invalid(key, message.into()));
         }
         Ok(())
     }
@@ -202,6 +236,9 @@ impl RopeConfig {
         }
         if !(self.base >= 1.0 && self.base.is_finite()) {
             return Err(invalid("model.rotary_base", format!("expected at least 1, found {}", self.base)));
+        }
+        if let Some(base) = self.windowed_base.filter(|base| !(*base >= 1.0 && base.is_finite())) {
+            return Err(invalid("model.rotary_base_local", format!("expected at least 1, found {base}")));
         }
         self.scaling.as_ref().map_or(Ok(()), |scaling| scaling.validate(rotated / 2))
     }

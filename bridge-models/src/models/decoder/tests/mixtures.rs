@@ -101,6 +101,7 @@ fn decoder(experts: usize, width: usize, qk_layernorm: bool, base: f64, epsilon:
             percent: 1.0,
             interleaved: false,
             scaling: None,
+            windowed_base: None,
         }),
         norm: NormConfig { kind: NormKind::RmsNorm, epsilon, zero_centered_gamma: false },
         qk_layernorm,
