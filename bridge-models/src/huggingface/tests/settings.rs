@@ -236,7 +236,7 @@ fn changed_fields(path: &str, value: &Value, changed: &mut Vec<(String, Value)>)
         }
         Value::Bool(value) => json!(!value),
         Value::Number(number) if number.is_u64() => json!(number.as_u64().unwrap() + 1),
-        Value::Number(number) => json!(number.as_f64().unwrap() * 0.5 + 0.25),
+        Value::Number(number) => json!(number.as_f64().unwrap() * 0.5 + 0.2),
         Value::String(_) | Value::Null | Value::Array(_) => match path {
             "/position_embedding" => json!(if value == "none" { "learned_absolute" } else { "none" }),
             "/no_rope_layers" => json!("all"),

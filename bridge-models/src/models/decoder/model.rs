@@ -243,10 +243,8 @@ impl Decoder {
         if !rotary.changes(state.length, state.length + new) {
             return tokens_bt;
         }
-        for (local, layer) in self.decoder.layers.iter().enumerate() {
-            *state.layer(local) = layer.new_state();
-        }
-        state.length = 0;
+        *state = self.new_state();
+        *state.layer(self.decoder.layers.len()) = SeenTokens(Some(all_bt.clone()));
         all_bt
     }
 
