@@ -27,7 +27,7 @@ mod family;
 pub(crate) mod fields;
 pub(crate) mod gguf;
 mod import;
-mod json;
+pub(crate) mod json;
 pub(crate) mod rope;
 mod runs;
 pub(crate) mod settings;
