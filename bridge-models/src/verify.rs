@@ -12,7 +12,7 @@ use bridge_kernels::optim::{AdamWState, AdamWStep, adamw, sum_of_squares};
 use burn::tensor::{Device, Gradients, Int, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
-use crate::huggingface::{HfCheckpoint, HfError, HfModel};
+use crate::huggingface::{HfCheckpoint, HfError, HfModel, TensorSource};
 
 /// Float32 tolerances: those of the reference values' own rounding, with room.
 mod tolerance {

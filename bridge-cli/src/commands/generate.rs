@@ -34,7 +34,7 @@ pub struct Arguments {
     /// Continuations of each prompt. Number N, counted from 0, is drawn with the seed plus N.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     num_samples: u64,
-    /// Maximum number of new tokens; 64 by default, or as many as the model has positions for.
+    /// Maximum number of new tokens; by default that of the model's generation_config.json, else 64, or as many as the model has positions for.
     #[arg(long, value_parser = RangedU64ValueParser::<usize>::new())]
     max_tokens: Option<usize>,
     #[command(flatten)]
@@ -92,9 +92,11 @@ impl Arguments {
         tokenizer: &dyn Tokenizer,
     ) -> Request<'a> {
         let max_positions = model.config.max_position_embeddings;
+        let wanted = model.generation.max_new_tokens.unwrap_or(DEFAULT_MAX_TOKENS);
         let options = GenerateOptions {
-            max_new_tokens: self.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS.min(prompt.room(max_positions))),
-            sampling: self.sampling.sampling(sample),
+            max_new_tokens: self.max_tokens.unwrap_or(wanted.min(prompt.room(max_positions))),
+            sampling: self.sampling.sampling(sample, &model.generation),
+            repetition_penalty: self.sampling.repetition_penalty(&model.generation),
             stop_tokens: model.stop_tokens.clone(),
             vocab_size: model.config.vocab_size.min(tokenizer.vocab_size()),
             max_positions,

@@ -248,6 +248,7 @@ impl Arguments {
                     temperature: generate.temperature,
                     top_k: generate.top_k,
                     top_p: generate.top_p,
+                    min_p: None,
                     seed: generate.seed,
                 }
             };
@@ -350,6 +351,7 @@ fn print_sample(report: &RunReport, device: &burn::tensor::Device, sample: &Samp
         options: GenerateOptions {
             max_new_tokens: sample.max_tokens.min(max_positions.saturating_sub(prompt_tokens + 1)),
             sampling: sample.sampling,
+            repetition_penalty: 1.0,
             stop_tokens: tokenizer.eod().into_iter().collect(),
             vocab_size: tokenizer.vocab_size(),
             max_positions,

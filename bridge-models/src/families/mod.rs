@@ -22,6 +22,7 @@ mod starcoder2;
 mod testing;
 
 use crate::decoder::DecoderConfig;
+use crate::huggingface::gguf::GgufFamily;
 use crate::huggingface::{Family, HfError};
 
 /// All families. A decoder that several can hold, and that came from no folder, is written as the first of them.
@@ -44,6 +45,10 @@ pub const FAMILIES: &[&Family] = &[
     &cohere2::FAMILY,
     &glm4::FAMILY,
 ];
+
+/// The families that llama.cpp has too: `gguf.rs` of the folder, and a line here. A file is read as the first with its architecture.
+pub(crate) const GGUF_FAMILIES: &[&GgufFamily] =
+    &[&gpt2::gguf::GGUF, &llama::gguf::GGUF, &mistral::gguf::GGUF, &qwen2::gguf::GGUF, &qwen3::gguf::GGUF];
 
 /// The family of a `model_type`.
 pub fn with_model_type(model_type: &str) -> Option<&'static Family> {

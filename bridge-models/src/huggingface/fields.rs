@@ -3,6 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::error::HfError;
+use super::json;
 
 /// The top level of a `config.json`, or a table in it.
 #[derive(Clone, Copy, Debug)]
@@ -41,7 +42,7 @@ impl<'a> Fields<'a> {
     }
 
     pub fn number(&self, key: &str) -> Result<Option<f64>, HfError> {
-        self.typed(key, "a number", Value::as_f64)
+        self.typed(key, "a number", json::number)
     }
 
     pub fn size(&self, key: &str) -> Result<Option<usize>, HfError> {

@@ -3,10 +3,13 @@
 //! The same table reads weights, writes them, and renames gradients.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use super::checkpoint::HostTensor;
 use super::error::HfError;
 use super::family::Family;
+use super::runs::{Run, Strides};
+use super::source::TensorSource;
 use crate::decoder::DecoderConfig;
 
 /// One line of a family's table: a pattern of names. `{}` stands for a number (of a layer, of an expert), in the same order on both sides.
@@ -161,6 +164,20 @@ impl WeightMap {
     }
 }
 
+impl WeightMap {
+    /// The entry of a parameter that has this shape.
+    ///
+    /// # Errors
+    /// If there is no such parameter, or it has another shape.
+    pub(super) fn entry_for(&self, parameter: &str, shape: &[usize]) -> Result<&WeightEntry, HfError> {
+        let entry = self.entry(parameter);
+        entry.filter(|entry| entry.shape == shape).ok_or_else(|| {
+            let expected = entry.map_or("no such parameter".into(), |entry| format!("{:?}", entry.shape));
+            HfError::Parameter { name: parameter.to_owned(), found: shape.to_vec(), expected }
+        })
+    }
+}
+
 impl WeightRule {
     /// Shapes of the stored tensors of a parameter of shape `shape`.
     fn tensor_shapes(&self, shape: &[usize], heads: Heads, vocab_size: usize) -> Vec<Vec<usize>> {
@@ -192,73 +209,102 @@ impl WeightEntry {
         (more_rows || shape == self.shape).then(|| Self { shape: shape.to_vec(), ..self.clone() })
     }
 
-    /// The parameter's values, row-major, from those of its tensors, which have the shapes of [`WeightEntry::tensors`].
+    /// Reads the part of the parameter in these rows and columns (of a parameter with more dimensions, all but the first count as columns), row-major.
+    /// Padding is zero. No more is read than that part. `name_of` says what the source calls a tensor.
+    ///
+    /// # Errors
+    /// As [`TensorSource::read_into`].
     ///
     /// # Panics
-    /// If they have not.
-    pub fn fuse(&self, tensors: Vec<HostTensor>) -> Vec<f32> {
-        for (tensor, (name, shape)) in tensors.iter().zip(&self.tensors) {
-            assert_eq!(&tensor.shape, shape, "shape of `{name}`");
-        }
-        let mut parts: Vec<Vec<f32>> = tensors.into_iter().map(|tensor| self.turned(tensor)).collect();
-        let row = self.row_length();
-        match self.fusion {
-            Fusion::Single | Fusion::Convolution => parts.swap_remove(0),
-            Fusion::Vocabulary => {
-                let mut table = parts.swap_remove(0);
-                table.resize(self.shape[0] * row, 0.0);
-                table
+    /// If a tensor of the source has another shape than [`WeightEntry::tensors`] says.
+    pub fn read_part(
+        &self,
+        (rows, columns): (Range<usize>, Range<usize>),
+        source: &dyn TensorSource,
+        name_of: &dyn Fn(&str) -> String,
+    ) -> Result<Vec<f32>, HfError> {
+        let mut part = vec![0.0; rows.len() * columns.len()];
+        for run in self.runs() {
+            let common = rows.start.max(run.rows.start)..rows.end.min(run.rows.end);
+            if common.is_empty() || columns.is_empty() {
+                continue;
             }
-            Fusion::GateUp => parts.concat(),
-            Fusion::Qkv | Fusion::PackedQkv => {
-                let stored = parts.concat();
-                let rows = self.heads.stored_rows();
-                rows.flat_map(|from| stored[from.start * row..from.end * row].iter().copied()).collect()
-            }
+            let first = run.place(common.start) + columns.start * run.column_stride;
+            let start = (common.start - rows.start) * columns.len();
+            let target = &mut part[start..start + common.len() * columns.len()];
+            let strides = Strides { rows: run.row_stride, columns: run.column_stride };
+            let name = name_of(&self.tensors[run.tensor].0);
+            strides
+                .gather((first, columns.len()), target, &mut |start, target| source.read_into(&name, start, target))?;
         }
+        Ok(part)
     }
 
-    /// The tensors of a parameter's values: the inverse of [`WeightEntry::fuse`]. Padding is dropped.
+    /// The tensors of a parameter's values. Padding is dropped.
     ///
     /// # Panics
     /// If there are not as many values as the parameter has.
     pub fn split(&self, values: &[f32]) -> Vec<HostTensor> {
         assert_eq!(values.len(), self.shape.iter().product::<usize>(), "number of values of `{}`", self.parameter);
-        let row = self.row_length();
-        let mut stored = values.to_vec();
-        if matches!(self.fusion, Fusion::Qkv | Fusion::PackedQkv) {
-            let mut from = values;
-            for to in self.heads.stored_rows() {
-                let (block, rest) = from.split_at(to.len() * row);
-                stored[to.start * row..to.end * row].copy_from_slice(block);
-                from = rest;
+        let empty = |shape: &Vec<usize>| HostTensor { shape: shape.clone(), values: vec![0.0; shape.iter().product()] };
+        let mut tensors: Vec<HostTensor> = self.tensors.iter().map(|(_, shape)| empty(shape)).collect();
+        let width = self.row_length();
+        for run in self.runs() {
+            let stored = &mut tensors[run.tensor].values;
+            for row in run.rows.clone() {
+                let (place, row) = (run.place(row), &values[row * width..(row + 1) * width]);
+                for (column, value) in row.iter().enumerate() {
+                    stored[place + column * run.column_stride] = *value;
+                }
             }
         }
-        let mut rest = stored.as_slice();
-        self.tensors
-            .iter()
-            .map(|(_, shape)| {
-                let (part, tail) = rest.split_at(shape.iter().product());
-                rest = tail;
-                let values = match (shape.as_slice(), self.storage) {
-                    ([columns, rows], Storage::RowsAreInputs) => transpose(part, *rows, *columns),
-                    _ => part.to_vec(),
-                };
-                HostTensor { shape: shape.clone(), values }
-            })
-            .collect()
+        tensors
+    }
+
+    /// Whether the stored matrices are `[outputs, inputs]`.
+    pub(super) fn rows_are_outputs(&self) -> bool {
+        self.storage == Storage::RowsAreOutputs
     }
 
     /// Elements of one row of the parameter.
-    fn row_length(&self) -> usize {
-        self.shape.get(1).copied().unwrap_or(1)
+    pub fn row_length(&self) -> usize {
+        self.shape[1..].iter().product()
     }
 
-    /// A tensor's values with rows as outputs.
-    fn turned(&self, tensor: HostTensor) -> Vec<f32> {
-        match (tensor.shape.as_slice(), self.storage) {
-            ([rows, columns], Storage::RowsAreInputs) => transpose(&tensor.values, *rows, *columns),
-            _ => tensor.values,
+    /// Where the rows of the parameter lie. Rows of padding lie nowhere.
+    fn runs(&self) -> Vec<Run> {
+        let width = self.row_length();
+        let stored: Vec<usize> =
+            self.tensors.iter().map(|(_, shape)| shape.iter().product::<usize>() / width.max(1)).collect();
+        let mut runs = Vec::new();
+        let mut next = 0;
+        for rows in self.order(stored.iter().sum()) {
+            let mut begin = 0;
+            for (tensor, count) in stored.iter().enumerate() {
+                let common = rows.start.max(begin)..rows.end.min(begin + count);
+                if !common.is_empty() {
+                    let (row_stride, column_stride) = match self.storage {
+                        Storage::RowsAreOutputs => (width, 1),
+                        Storage::RowsAreInputs if self.shape.len() == 1 => (1, 1),
+                        Storage::RowsAreInputs => (1, *count),
+                    };
+                    let first = (common.start - begin) * row_stride;
+                    runs.push(Run { rows: next..next + common.len(), tensor, first, row_stride, column_stride });
+                    next += common.len();
+                }
+                begin += count;
+            }
+        }
+        runs
+    }
+
+    /// The parameter's rows in order, as ranges of the rows of its tensors one after the other, of which there are `stored`.
+    fn order(&self, stored: usize) -> Vec<Range<usize>> {
+        match self.fusion {
+            Fusion::Single | Fusion::Convolution | Fusion::Vocabulary | Fusion::GateUp => {
+                std::iter::once(0..stored).collect()
+            }
+            Fusion::Qkv | Fusion::PackedQkv => self.heads.stored_rows().collect(),
         }
     }
 }
@@ -266,7 +312,7 @@ impl WeightEntry {
 impl Heads {
     /// Row ranges of `[queries, keys, values]` in the order of the fused projection: for each group its queries, its key and
     /// its value.
-    fn stored_rows(self) -> impl Iterator<Item = std::ops::Range<usize>> {
+    fn stored_rows(self) -> impl Iterator<Item = Range<usize>> {
         let Self { groups, queries_per_group, head_size } = self;
         let keys = groups * queries_per_group * head_size;
         let values = keys + groups * head_size;
@@ -279,15 +325,6 @@ impl Heads {
             ]
         })
     }
-}
-
-/// The transpose of a row-major matrix.
-fn transpose(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
-    let mut turned = Vec::with_capacity(values.len());
-    for column in 0..columns {
-        turned.extend((0..rows).map(|row| values[row * columns + column]));
-    }
-    turned
 }
 
 /// A parameter's name with `{}` for each number between its dots, and the numbers.
@@ -343,6 +380,34 @@ mod tests {
         prefix: "model.",
         buffers: &[],
     };
+
+    /// Tensors in memory.
+    #[derive(Debug)]
+    struct InMemory(std::collections::BTreeMap<String, HostTensor>);
+
+    impl TensorSource for InMemory {
+        fn path(&self) -> &std::path::Path {
+            std::path::Path::new("memory")
+        }
+
+        fn tensors(&self) -> Box<dyn Iterator<Item = (&str, &[usize])> + '_> {
+            Box::new(self.0.iter().map(|(name, tensor)| (name.as_str(), tensor.shape.as_slice())))
+        }
+
+        fn shape(&self, name: &str) -> Option<&[usize]> {
+            self.0.get(name).map(|tensor| tensor.shape.as_slice())
+        }
+
+        fn storage(&self, name: &str) -> Option<String> {
+            self.0.get(name).map(|_| "F32".to_owned())
+        }
+
+        fn read_into(&self, name: &str, start: usize, target: &mut [f32]) -> Result<(), HfError> {
+            target.copy_from_slice(&self.0[name].values[start..start + target.len()]);
+            Ok(())
+        }
+    }
+
     const HEADS: Heads = Heads { groups: 1, queries_per_group: 1, head_size: 1 };
 
     /// Layers of which the first three are dense, as in DeepSeek-V3.
@@ -373,8 +438,43 @@ mod tests {
         let dense = map.entry("decoder.layers.2.mlp.linear_fc1.weight").unwrap();
         assert_eq!(dense.tensors[1], ("model.layers.2.mlp.up_proj.weight".into(), vec![11, 7]));
         let values: Vec<f32> = (0..70_u8).map(f32::from).collect();
-        assert_eq!(entry.fuse(entry.split(&values)), values);
+        let stored = entry.tensors.iter().map(|(name, _)| name.clone()).zip(entry.split(&values)).collect();
+        assert_eq!(entry.read_part((0..10, 0..7), &InMemory(stored), &str::to_owned).unwrap(), values);
         assert!(map.entry("decoder.layers.12.input_layernorm.weight").is_none());
+    }
+
+    #[test]
+    fn any_part_is_read_alone() {
+        let heads = Heads { groups: 3, queries_per_group: 2, head_size: 5 };
+        for (fusion, storage) in [
+            (Fusion::Qkv, Storage::RowsAreOutputs),
+            (Fusion::PackedQkv, Storage::RowsAreInputs),
+            (Fusion::GateUp, Storage::RowsAreInputs),
+            (Fusion::Single, Storage::RowsAreOutputs),
+        ] {
+            let (rows, columns) = (60, 7);
+            let rule = WeightRule { megatron: "p", hugging_face: &["a", "b", "c"], fusion, storage, former: None };
+            let shapes = rule.tensor_shapes(&[rows, columns], heads, 0);
+            let names = ["a", "b", "c"].map(str::to_owned);
+            let tensors: Vec<_> = names.into_iter().zip(shapes).collect();
+            let entry =
+                WeightEntry { parameter: "p".into(), shape: vec![rows, columns], tensors, fusion, storage, heads };
+            let values: Vec<f32> = (0..rows * columns).map(|i| i as f32).collect();
+            let stored = entry.tensors.iter().map(|(name, _)| name.clone()).zip(entry.split(&values)).collect();
+            let source = InMemory(stored);
+            for part in [(0..60, 0..7), (3..4, 0..7), (7..41, 2..5), (59..60, 6..7), (5..5, 0..7)] {
+                let expected: Vec<f32> = part
+                    .0
+                    .clone()
+                    .flat_map(|row| part.1.clone().map(move |column| (row * columns + column) as f32))
+                    .collect();
+                assert_eq!(
+                    entry.read_part(part.clone(), &source, &str::to_owned).unwrap(),
+                    expected,
+                    "{fusion:?} {part:?}"
+                );
+            }
+        }
     }
 
     #[test]

@@ -307,3 +307,36 @@ fn each_setting_of_a_decoder_is_written_or_refused() {
         assert!(refused > 20, "{name}: {refused}");
     }
 }
+
+#[test]
+fn a_family_is_found_by_architecture_and_type() {
+    let with = |changes: &[(&str, Value)]| {
+        let mut settings = settings_of("llama");
+        for (key, value) in changes {
+            settings.insert((*key).to_owned(), value.clone());
+        }
+        parse(&settings).map_err(|error| error.to_string())
+    };
+    let expected = with(&[]);
+    assert!(expected.is_ok());
+    assert_eq!(with(&[("model_type", Value::Null)]), expected);
+    assert_eq!(with(&[("architectures", Value::Null)]), expected);
+    assert_eq!(with(&[("architectures", serde_json::json!([]))]), expected);
+    let known = "LlamaForCausalLM (llama)";
+    for (changes, words) in [
+        (vec![("model_type", Value::from("bert"))], ["\"bert\", architectures \"LlamaForCausalLM\"", known]),
+        (
+            vec![("model_type", Value::Null), ("architectures", serde_json::json!(["BertModel"]))],
+            ["\"BertModel\"", known],
+        ),
+        (vec![("model_type", Value::Null), ("architectures", Value::Null)], ["model_type", known]),
+        (
+            vec![("architectures", serde_json::json!(["LlamaForTokenClassification"]))],
+            ["LlamaForTokenClassification", "LlamaForCausalLM"],
+        ),
+        (vec![("architectures", Value::from(3))], ["architectures", "a list of names"]),
+    ] {
+        let error = with(&changes).unwrap_err();
+        assert!(words.iter().all(|word| error.contains(word)), "{error}");
+    }
+}

@@ -35,15 +35,17 @@ fn through_ranks(name: &str, sizes: ParallelSizes, world_size: usize, folder: &P
         };
         let mut chunk = build_decoder(&config, &context, &stage).unwrap();
         model.load_into(chunk.as_mut()).unwrap();
-        let mut exporter = Exporter::new(model.family(), &config, &ExportOptions::default()).unwrap();
+        // Only one of them writes.
+        let exporter = (rank == 0).then(|| Exporter::new(folder, model.family(), &config, &ExportOptions::default()));
+        let mut exporter = exporter.transpose().unwrap();
         gather_parameters(&config, &[chunk.as_ref()], &groups, &mut |name, shape, values| {
-            if rank == 0 {
+            if let Some(exporter) = &mut exporter {
                 exporter.add(name, shape, values);
             }
         })
         .unwrap();
-        if rank == 0 {
-            exporter.write(folder).unwrap();
+        if let Some(exporter) = exporter {
+            exporter.finish().unwrap();
         }
         Ok::<_, MeshSetupError>(())
     });
@@ -78,9 +80,11 @@ fn ranks_import_their_slices_and_export_the_whole() {
 fn a_parameter_that_nobody_gave_is_missed() {
     let model = HfModel::open(&golden("llama")).unwrap();
     let folder = tempfile::tempdir().unwrap();
-    let exporter = || Exporter::new(family("llama"), model.config(), &ExportOptions::default()).unwrap();
-    assert!(matches!(exporter().write(folder.path()), Err(HfError::MissingParameter { .. })));
+    let place = folder.path().join("new/model");
+    let exporter = || Exporter::new(&place, family("llama"), model.config(), &ExportOptions::default()).unwrap();
+    assert!(matches!(exporter().finish(), Err(HfError::MissingParameter { .. })));
     let mut strange = exporter();
     strange.add("decoder.final_layernorm.weight", &[3], vec![0.0; 3]);
-    assert!(matches!(strange.write(folder.path()), Err(HfError::Parameter { .. })));
+    assert!(matches!(strange.finish(), Err(HfError::Parameter { .. })));
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left of it");
 }
