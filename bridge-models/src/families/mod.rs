@@ -18,6 +18,7 @@ mod qwen2;
 mod qwen3;
 mod smollm3;
 mod starcoder2;
+mod t5;
 #[cfg(test)]
 mod testing;
 
@@ -43,6 +44,7 @@ pub const FAMILIES: &[&Family] = &[
     &gemma3::FAMILY,
     &cohere2::FAMILY,
     &glm4::FAMILY,
+    &t5::FAMILY,
 ];
 
 /// The family of a `model_type`.
