@@ -165,7 +165,9 @@ pub fn continue_text(
     on_text: &mut dyn FnMut(&str),
 ) -> Result<Continued, Failure> {
     let Prompt { ids: prompt, has_text } = request.prompt;
-    let context: &[i64] = if *has_text { prompt } else { &[] };
+    // What answers an encoder's input does not continue it.
+    let is_continued = *has_text && request.options.decoder_start.is_none();
+    let context: &[i64] = if is_continued { prompt } else { &[] };
     let (mut ids, mut text, mut shown, mut end) = (Vec::new(), String::new(), 0, End::Length);
     generate(chunk, device, prompt, &request.options, &mut |token| {
         if request.options.stop_tokens.contains(&token) {

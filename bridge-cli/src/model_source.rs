@@ -145,7 +145,7 @@ impl Found {
             adapter: None,
         };
         let blank = DecoderConfig { perform_initialization: false, ..config.clone() };
-        let mut chunk = build_decoder(&blank, &context, &Stage::whole([config.num_layers])).map_err(Failure::input)?;
+        let mut chunk = build_decoder(&blank, &context, &Stage::whole(config.stacks())).map_err(Failure::input)?;
         load_parameters(chunk.as_mut(), checkpoint).map_err(Failure::input)?;
         Ok(chunk.inference())
     }
@@ -238,21 +238,27 @@ fn name_a_folder(error: CheckpointError) -> Failure {
 /// The architecture of a checkpoint's model.
 pub fn decoder_config(checkpoint: &Checkpoint) -> Result<DecoderConfig, Failure> {
     let raw = recipe(checkpoint)?;
-    let kinds = [KIND, MAMBA_KIND];
+    let kinds = [KIND, MAMBA_KIND, bridge_models::encoder_decoder::KIND];
     if !kinds.contains(&raw.model.kind.as_str()) {
         let expected = kinds.map(|kind| format!("`{kind}`")).join(" or ");
         let found = &raw.model.kind;
         let path = checkpoint.path().display();
         return Err(Failure::input(format!("{path}: model.kind: expected {expected}, found `{found}`")));
     }
-    // Only checked: what is derived follows from the weights, too.
-    raw.model.config.finalize().map_err(|errors| in_run_config(checkpoint, errors))?;
+    // Only checked: what is derived follows from the weights, too. By itself the section is refused what its kind alone has, and that is
+    // checked where the decoder is made of it.
+    if raw.model.kind != bridge_models::encoder_decoder::KIND {
+        raw.model.config.finalize().map_err(|errors| in_run_config(checkpoint, errors))?;
+    }
     let [rows, _] = checkpoint.tensor(EMBEDDING).map_err(Failure::input)?.shape[..] else {
         let shape = &checkpoint.tensor(EMBEDDING).map_err(Failure::input)?.shape;
         let path = checkpoint.path().display();
         return Err(Failure::input(format!("{path}: `{EMBEDDING}`: expected two dimensions, found {shape:?}")));
     };
     let mut transformer = section_of_kind(&raw.model.kind, &raw.model.config);
+    if raw.model.kind == bridge_models::encoder_decoder::KIND {
+        transformer.encoder_num_layers.get_or_insert(transformer.num_layers);
+    }
     // If the recipe has no vocabulary size, it was the tokenizer's, padded: read it from the embedding.
     transformer.vocab_size.get_or_insert(rows);
     transformer.should_pad_vocab = false;

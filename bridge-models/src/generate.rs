@@ -46,6 +46,8 @@ pub struct GenerateOptions {
     pub vocab_size: usize,
     /// Longest text, prompt included, that the model's positions cover.
     pub max_positions: usize,
+    /// Of a model with an encoder, the token that its decoder begins with: the prompt is what the encoder reads, once.
+    pub decoder_start: Option<i64>,
 }
 
 impl GenerateOptions {
@@ -57,7 +59,8 @@ impl GenerateOptions {
             repetition_penalty: 1.0,
             stop_tokens: Vec::new(),
             vocab_size: config.vocab_size,
-            max_positions: config.max_position_embeddings,
+            max_positions: config.longest_sequence(),
+            decoder_start: config.encoder.map(|encoder| encoder.start_token as i64),
         }
     }
 }
@@ -132,6 +135,12 @@ pub fn generate(
     let mut state = model.new_state();
     let mut new_tokens = Vec::new();
     let mut input = prompt.to_vec();
+    if let Some(start) = options.decoder_start {
+        let shape = [1, input.len()];
+        let source_bs = Tensor::<2, Int>::from_data(TensorData::new(input, shape), &device);
+        model.read_source(source_bs, &mut state).ok_or(GenerateError::NoLogits)?;
+        input = vec![start];
+    }
     while new_tokens.len() < options.max_new_tokens {
         let shape = [1, input.len()];
         let tokens_bt = Tensor::<2, Int>::from_data(TensorData::new(input, shape), &device);

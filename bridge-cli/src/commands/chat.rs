@@ -179,6 +179,7 @@ impl Chat<'_> {
         let request = Request {
             prompt: &prompt,
             options: GenerateOptions {
+                decoder_start: model.config.encoder.map(|encoder| encoder.start_token as i64),
                 max_new_tokens: wanted.min(prompt.room(max_positions)),
                 sampling: self.arguments.sampling.sampling(self.answers, &model.generation),
                 repetition_penalty: self.arguments.sampling.repetition_penalty(&model.generation),

@@ -349,6 +349,8 @@ fn print_sample(report: &RunReport, device: &burn::tensor::Device, sample: &Samp
         prompt: &Prompt::new(tokenizer, sample.prompt)?,
         stop: &[],
         options: GenerateOptions {
+            decoder_start: (run.config.model.kind == bridge_models::encoder_decoder::KIND)
+                .then_some(run.config.model.decoder_start_token_id as i64),
             max_new_tokens: sample.max_tokens.min(max_positions.saturating_sub(prompt_tokens + 1)),
             sampling: sample.sampling,
             repetition_penalty: 1.0,

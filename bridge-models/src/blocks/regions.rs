@@ -104,6 +104,12 @@ impl Regions {
         }
     }
 
+    /// The dropout key of what each tensor-parallel rank has a part of its own of: heads, or columns of a feed-forward block.
+    pub fn own_key(&self, key: Option<DropoutKey>) -> Option<DropoutKey> {
+        let own = |key: DropoutKey| DropoutKey(key.0.derive(self.tensor.rank() as u64));
+        if self.tensor.size() == 1 { key } else { key.map(own) }
+    }
+
     /// Dropout of the residual stream with the mask that one rank alone would have drawn for these tokens.
     ///
     /// `x_btc` `[b, this rank's tokens, c]` -> the same.

@@ -36,7 +36,7 @@ impl Rotary {
             PositionEmbedding::Rope(rope) => {
                 Some(Self::new(rope, config.kv_channels, config.max_position_embeddings, device))
             }
-            PositionEmbedding::LearnedAbsolute | PositionEmbedding::None => None,
+            PositionEmbedding::LearnedAbsolute | PositionEmbedding::Relative(_) | PositionEmbedding::None => None,
         }
     }
 

@@ -18,6 +18,7 @@ mod qwen2;
 mod qwen3;
 mod smollm3;
 mod starcoder2;
+mod t5;
 #[cfg(test)]
 mod testing;
 
@@ -44,6 +45,7 @@ pub const FAMILIES: &[&Family] = &[
     &gemma3::FAMILY,
     &cohere2::FAMILY,
     &glm4::FAMILY,
+    &t5::FAMILY,
 ];
 
 /// The families that llama.cpp has too: `gguf.rs` of the folder, and a line here. A file is read as the first with its architecture.

@@ -8,7 +8,7 @@ use super::error::HfError;
 use super::fields::Fields;
 use super::settings::Setting;
 use super::weight_map::WeightRule;
-use crate::decoder::DecoderConfig;
+use crate::decoder::{DecoderConfig, EncoderConfig};
 
 /// A family of Hugging Face models. The families there are stand in [`crate::families`].
 pub struct Family {
@@ -81,7 +81,9 @@ impl Family {
 
 /// The decoder without what no `config.json` says: the padding of the vocabulary, and how a new model is initialised.
 pub(super) fn as_in_a_file(config: DecoderConfig) -> DecoderConfig {
+    let unsaid = EncoderConfig::neutral().target_length;
     DecoderConfig {
+        encoder: config.encoder.map(|encoder| EncoderConfig { target_length: unsaid, ..encoder }),
         padded_vocab_size: config.vocab_size,
         embedding_init_method_std: config.init_method_std,
         perform_initialization: true,

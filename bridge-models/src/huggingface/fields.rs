@@ -130,6 +130,11 @@ pub(crate) fn activation(
     let Some(name) = fields.string(key)? else {
         return Ok(default);
     };
+    activation_called(fields, key, name)
+}
+
+/// The activation called `name`, which `key` says.
+pub(crate) fn activation_called(fields: &Fields, key: &str, name: &str) -> Result<bridge_kernels::Activation, HfError> {
     match ACTIVATIONS.iter().find(|(known, _)| *known == name) {
         Some((_, activation)) => Ok(*activation),
         None => {

@@ -119,7 +119,7 @@ impl HfModel {
             deferred: None,
             adapter: None,
         };
-        let mut chunk = build_decoder(&config, &context, &Stage::whole([config.num_layers]))?;
+        let mut chunk = build_decoder(&config, &context, &Stage::whole(config.stacks()))?;
         self.load_into(chunk.as_mut())?;
         Ok(chunk)
     }

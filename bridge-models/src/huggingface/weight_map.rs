@@ -25,11 +25,20 @@ pub(crate) struct WeightRule {
     storage: Storage,
     /// What files of earlier versions of transformers call the tensor.
     former: Option<&'static str>,
+    /// The models whose parameter is stored so; `None` for all.
+    of: Option<fn(&DecoderConfig) -> bool>,
 }
 
 /// A parameter that is one tensor, as it is.
 pub(crate) const fn rule(megatron: &'static str, hugging_face: &'static [&'static str]) -> WeightRule {
-    WeightRule { megatron, hugging_face, fusion: Fusion::Single, storage: Storage::RowsAreOutputs, former: None }
+    WeightRule {
+        megatron,
+        hugging_face,
+        fusion: Fusion::Single,
+        storage: Storage::RowsAreOutputs,
+        former: None,
+        of: None,
+    }
 }
 
 impl WeightRule {
@@ -46,6 +55,11 @@ impl WeightRule {
     /// What such files call `name`, if that is the rule's tensor.
     pub fn former_name(&self, name: &str) -> Option<&'static str> {
         self.former.filter(|_| self.hugging_face == [name])
+    }
+
+    /// Only the parameters of models for which `of` says so are stored in this way.
+    pub const fn only(self, of: fn(&DecoderConfig) -> bool) -> Self {
+        Self { of: Some(of), ..self }
     }
 
     /// The stored matrices are `[inputs, outputs]`.
@@ -123,18 +137,19 @@ impl WeightMap {
         };
         let table = config.declarations();
         let shapes = table.parameters().iter().map(|info| (info.name.clone(), info.shape.clone()));
-        Self::of(family, shapes.collect(), heads, config.vocab_size)
+        let is_of = |rule: &WeightRule| rule.of.is_none_or(|of| of(config));
+        Self::of((family, &is_of), shapes.collect(), heads, config.vocab_size)
     }
 
     /// The map of parameters with these names and shapes: in time that is linear in their number.
     fn of(
-        family: &Family,
+        (family, is_of): (&Family, &dyn Fn(&WeightRule) -> bool),
         parameters: Vec<(String, Vec<usize>)>,
         heads: Heads,
         vocab_size: usize,
     ) -> Result<Self, HfError> {
         let mut rules: HashMap<&str, &WeightRule> = HashMap::new();
-        for rule in family.weights.iter().copied().flatten() {
+        for rule in family.weights.iter().copied().flatten().filter(|rule| is_of(rule)) {
             rules.entry(rule.megatron).or_insert(rule);
         }
         let entry = |(parameter, shape): (String, Vec<usize>)| {
@@ -431,7 +446,7 @@ mod tests {
 
     #[test]
     fn layers_and_experts_are_numbered_alike_on_both_sides() {
-        let map = WeightMap::of(&MIXTURE, parameters(12, 11), HEADS, 1).unwrap();
+        let map = WeightMap::of((&MIXTURE, &|_| true), parameters(12, 11), HEADS, 1).unwrap();
         let entry = map.entry("decoder.layers.11.mlp.experts.local_experts.10.linear_fc1.weight").unwrap();
         let expected = ["gate", "up"].map(|half| format!("model.layers.11.mlp.experts.10.{half}_proj.weight"));
         assert_eq!(entry.tensors, expected.map(|name| (name, vec![5, 7])));
@@ -480,7 +495,7 @@ mod tests {
     #[test]
     fn a_parameter_without_a_rule_is_named() {
         let unknown = vec![("decoder.layers.3.mlp.router.weight".to_owned(), vec![4, 7])];
-        let error = WeightMap::of(&MIXTURE, unknown, HEADS, 1).unwrap_err().to_string();
+        let error = WeightMap::of((&MIXTURE, &|_| true), unknown, HEADS, 1).unwrap_err().to_string();
         assert!(error.contains("mixture") && error.contains("decoder.layers.3.mlp.router.weight"), "{error}");
     }
 
@@ -489,7 +504,7 @@ mod tests {
         let parameters = parameters(61, 384);
         assert!(parameters.len() > 44_000, "{}", parameters.len());
         let started = Instant::now();
-        let map = WeightMap::of(&MIXTURE, parameters.clone(), HEADS, 1).unwrap();
+        let map = WeightMap::of((&MIXTURE, &|_| true), parameters.clone(), HEADS, 1).unwrap();
         for (name, shape) in &parameters {
             assert_eq!(map.entry(name).map(|entry| &entry.shape), Some(shape));
         }

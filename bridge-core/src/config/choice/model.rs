@@ -25,6 +25,8 @@ choices! {
         LongRope = "longrope",
         /// Multimodal rotary embedding.
         Mrope = "mrope",
+        /// A learned number for each head and distance, added to attention scores.
+        Relative = "relative",
         /// None at all.
         None = "none",
     }

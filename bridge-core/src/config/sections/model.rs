@@ -69,7 +69,7 @@ section! {
         share_embeddings_and_output_weights: bool = true;
         /// Position embedding.
         position_embedding_type: PositionEmbeddingType = PositionEmbeddingType::LearnedAbsolute
-            => not_built("mrope, positions of images and video; there is no kind of model that reads them").built(&["rope", "none", "yarn", "longrope"]);
+            => not_built("mrope, positions of images and video, which no kind of model reads, and relative, of models with an encoder").built(&["rope", "none", "yarn", "longrope"]);
         /// Base of the rotary frequencies.
         rotary_base: f64 = 10_000.0, Limits::between(1.0, 1e12);
         /// Base of the rotary frequencies in windowed layers, which are not scaled; null is as in other layers (upstream: in its Gemma 3 provider).
@@ -182,6 +182,21 @@ section! {
         /// Multi-token-prediction depth.
         mtp_num_layers: Option<usize> = None, COUNT_OR_ZERO
             => not_built("multi-token prediction: layers that predict the tokens after the next one").inert(&["0"]);
+        /// Layers of the encoder (kind t5), where `num_layers` counts the decoder's; null means as many.
+        encoder_num_layers: Option<usize> = None, COUNT => not_built("an encoder, which only kinds of model with two stacks have");
+        /// Tokens of the decoder's sequences (kind t5), where `seq_length` counts the encoder's.
+        @training seq_length_dec: usize = 128, Limits::SIZE => not_built("the length of a decoder's own sequences, behind an encoder");
+        /// Distances that relative positions tell apart.
+        relative_attention_num_buckets: usize = 32, COUNT
+            => not_built("the distances of relative positions, which only kinds of model with an encoder have");
+        /// Distance from which on all are one to relative positions.
+        relative_attention_max_distance: usize = 128, Limits::SIZE
+            => not_built("the longest distance of relative positions, which only kinds of model with an encoder have");
+        /// Token that a decoder behind an encoder begins with (ours).
+        @training decoder_start_token_id: usize = 0, Limits::SIZE_OR_ZERO
+            => not_built("the first token of a decoder behind an encoder");
+        /// Divide the decoder's output by the square root of `hidden_size` before the tied output projection (ours).
+        scale_decoder_outputs: bool = false => not_built("the scale of T5's tied output projection");
         /// Weight of the multi-token loss.
         mtp_loss_scaling_factor: Option<f64> = Some(0.1), Limits::NON_NEGATIVE
             => not_built("the weight of the losses of mtp_num_layers").inert(&["null"]);

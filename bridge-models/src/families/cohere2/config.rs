@@ -47,7 +47,9 @@ fn read_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError>
             rope.interleaved = true;
             config.no_rope_layers = layers;
         }
-        (_, PositionEmbedding::LearnedAbsolute | PositionEmbedding::None) => unreachable!("rotary positions were read"),
+        (_, PositionEmbedding::LearnedAbsolute | PositionEmbedding::Relative(_) | PositionEmbedding::None) => {
+            unreachable!("rotary positions were read")
+        }
     }
     Ok(())
 }

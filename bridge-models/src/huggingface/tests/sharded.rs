@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use bridge_core::model::{BuildContext, Parallel, StackPart, Stage};
+use bridge_core::model::{BuildContext, Parallel, Stage};
 use bridge_dist::comm::thread::run_ranks;
 use bridge_dist::mesh::{Mesh, MeshSetupError, ParallelSizes, ProcessGroups, RankOrder};
+use bridge_dist::schedule::placement::StageContent;
 use burn::tensor::FloatDType;
 
 use super::*;
@@ -22,8 +23,12 @@ fn through_ranks(name: &str, sizes: ParallelSizes, world_size: usize, folder: &P
         // Padded so that the vocabulary divides, which Hugging Face's does not have to.
         let config = DecoderConfig { padded_vocab_size: 168, ..model.config().clone() };
         let pp = groups.coordinates().pp;
-        let first = |stage: usize| stage * config.num_layers / stages;
-        let stage = Stage::from(StackPart { layers: first(pp)..first(pp + 1), start: pp == 0, end: pp + 1 == stages });
+        let stacks = config.stacks();
+        let total: usize = stacks.iter().sum();
+        let first = |stage: usize| stage * total / stages;
+        let (embedding, loss) = (pp == 0, pp + 1 == stages);
+        let content = StageContent { embedding, layers: first(pp)..first(pp + 1), num_mtp_layers: 0, loss };
+        let stage = Stage::of_content(&stacks, &content);
         let context = BuildContext {
             device: device(),
             seed: 1,

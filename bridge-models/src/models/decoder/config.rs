@@ -92,6 +92,12 @@ described! {
         /// One block in each layer, and which.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         hybrid: Option<HybridConfig> = None => super::hybrid::WORDS;
+        /// An encoder, to whose output each layer attends.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        encoder: Option<EncoderConfig> = None => Words {
+            read: |section, _| section.encoder_num_layers.map(|_| EncoderConfig::read(section)).transpose(),
+            write: |encoder, _, section| encoder.iter().for_each(|encoder| encoder.write(section)),
+        };
         /// Experts instead of one feed-forward block, in some or all layers.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         moe: Option<MoeConfig> = None => Words {
@@ -125,6 +131,32 @@ described! {
         embedding_init_method_std: f64 = 0.0 => unless!(embedding_init_method_std, |decoder| decoder.init_method_std);
         /// Draw initial values; without it weights start at zero, to be loaded.
         perform_initialization: bool = true => same!(perform_initialization);
+    }
+}
+
+described! {
+    /// An encoder before the decoder. Its layers are as wide as the decoder's.
+    #[derive(Copy)]
+    pub struct EncoderConfig {
+        /// Its number of layers.
+        num_layers: usize = 0 => or!(encoder_num_layers, |_| 0);
+        /// Tokens of the decoder's sequences in training; those of the encoder's have the model's sequence length.
+        target_length: usize = 128 => same!(seq_length_dec);
+        /// The token that the decoder begins with.
+        start_token: usize = 0 => same!(decoder_start_token_id);
+        /// The decoder's output is divided by the square root of the hidden size before the output projection.
+        scale_outputs: bool = false => same!(scale_decoder_outputs);
+    }
+}
+
+described! {
+    /// A learned number for each head and bucket of distances, added to attention scores.
+    #[derive(Copy, Eq)]
+    pub struct RelativeConfig {
+        /// Buckets of distances.
+        num_buckets: usize = 32 => same!(relative_attention_num_buckets);
+        /// The distance from which on all are in the last bucket.
+        max_distance: usize = 128 => same!(relative_attention_max_distance);
     }
 }
 
@@ -174,6 +206,8 @@ pub enum PositionEmbedding {
     LearnedAbsolute,
     /// Rotation of query and key.
     Rope(RopeConfig),
+    /// A bias of attention scores by distance.
+    Relative(RelativeConfig),
     /// None at all.
     None,
 }
@@ -390,6 +424,22 @@ impl LayerPattern {
 }
 
 impl DecoderConfig {
+    /// Layers of each stack, in the order in which activations pass through them.
+    pub fn stacks(&self) -> Vec<usize> {
+        self.encoder.iter().map(|encoder| encoder.num_layers).chain([self.num_layers]).collect()
+    }
+
+    /// The longest sequence that positions allow, in tokens; relative ones allow any.
+    pub fn longest_sequence(&self) -> usize {
+        match self.position_embedding {
+            // Far above any length, and lengths can be added to it.
+            PositionEmbedding::Relative(_) => usize::MAX / 2,
+            PositionEmbedding::LearnedAbsolute | PositionEmbedding::Rope(_) | PositionEmbedding::None => {
+                self.max_position_embeddings
+            }
+        }
+    }
+
     /// Rows of the query-key-value projection.
     pub fn qkv_size(&self) -> usize {
         (self.num_attention_heads + 2 * self.num_query_groups) * self.kv_channels

@@ -25,7 +25,7 @@ pub(crate) mod hybrid;
 mod hybrid_layer;
 mod layer;
 mod layers;
-mod limits;
+pub(crate) mod limits;
 mod model;
 pub mod presets;
 mod section;
@@ -38,8 +38,8 @@ pub use builder::{
     GptModelBuilder, GptModelConfig, KIND, MAMBA_KIND, build_decoder, register_builtin, section_of_kind,
 };
 pub use config::{
-    BlockOrder, DecoderConfig, Dispatcher, LayerPattern, MoeConfig, NormConfig, NormKind, NormPlacement,
-    PositionEmbedding, QkNormScope, ResidualConfig, RopeConfig, RopeScaling, YarnConfig,
+    BlockOrder, DecoderConfig, Dispatcher, EncoderConfig, LayerPattern, MoeConfig, NormConfig, NormKind, NormPlacement,
+    PositionEmbedding, QkNormScope, RelativeConfig, ResidualConfig, RopeConfig, RopeScaling, YarnConfig,
 };
 pub use hybrid::{HybridBlock, HybridConfig, MambaConfig};
 pub use model::Decoder;

@@ -24,6 +24,7 @@ use crate::blocks::moe::MoeInput;
 use crate::blocks::norm::{Norm, statistics};
 use crate::blocks::regions::Regions;
 use crate::blocks::rope::Rotary;
+use crate::models::encoder_decoder;
 
 /// Which dropout mask of a layer: the second half of a mask's name.
 mod place {
@@ -119,6 +120,9 @@ pub(super) fn outline(
     stage: &Stage,
     adapter: Option<Arc<dyn Adapter>>,
 ) -> Outline {
+    if config.encoder.is_some() {
+        return encoder_decoder::outline(config, work, stage, adapter);
+    }
     let declarations = declare(config, ChunkScope::outline(work.place, adapter), stage);
     let costs = declarations.segments().iter().map(|segment| cost(config, *segment, work)).collect();
     Outline { declarations, costs: Some(costs) }
@@ -147,7 +151,11 @@ impl DecoderConfig {
 
     /// The whole model's parameters, in the order of its chunk. Nothing is made.
     pub fn declarations(&self) -> Declarations {
-        declare(self, ChunkScope::outline(RankPlace::SINGLE, None), &Stage::whole([self.num_layers]))
+        let (scope, stage) = (ChunkScope::outline(RankPlace::SINGLE, None), Stage::whole(self.stacks()));
+        match self.encoder {
+            Some(_) => encoder_decoder::declare(self, scope, &stage),
+            None => declare(self, scope, &stage),
+        }
     }
 }
 

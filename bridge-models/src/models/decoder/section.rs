@@ -122,7 +122,9 @@ impl DecoderConfig {
     /// # Errors
     /// With the first key that cannot be built, what it is and what was expected.
     pub fn from_transformer(section: &TransformerConfig, padded_vocab_size: usize) -> Result<Self, ModelBuildError> {
-        if let Some((key, message)) = section.not_built() {
+        // What has an encoder is of another kind, whose settings the table refuses for all others.
+        let refused = if section.encoder_num_layers.is_some() { None } else { section.not_built() };
+        if let Some((key, message)) = refused {
             return Err(invalid(&key, message));
         }
         let vocab_size = section.vocab_size.unwrap_or(padded_vocab_size);
@@ -163,8 +165,8 @@ pub(super) mod words {
 
     use super::*;
     use crate::models::decoder::config::{
-        BlockOrder, Dispatcher, MoeConfig, NormKind, NormPlacement, PositionEmbedding, QkNormScope, RopeConfig,
-        RopeScaling, YarnConfig,
+        BlockOrder, Dispatcher, MoeConfig, NormKind, NormPlacement, PositionEmbedding, QkNormScope, RelativeConfig,
+        RopeConfig, RopeScaling, YarnConfig,
     };
 
     pub const NORMS: [(NormKind, Normalization); 3] = [
@@ -227,6 +229,7 @@ pub(super) mod words {
             PositionEmbeddingType::Rope | PositionEmbeddingType::Yarn | PositionEmbeddingType::LongRope => {
                 Ok(PositionEmbedding::Rope(RopeConfig::read(section)?))
             }
+            PositionEmbeddingType::Relative => Ok(PositionEmbedding::Relative(RelativeConfig::read(section)?)),
             other @ PositionEmbeddingType::Mrope => {
                 let message = format!(
                     "expected learned_absolute, rope, yarn, longrope or none, found {other}, which is not implemented"
@@ -238,6 +241,10 @@ pub(super) mod words {
             section.position_embedding_type = match positions {
                 PositionEmbedding::LearnedAbsolute => PositionEmbeddingType::LearnedAbsolute,
                 PositionEmbedding::None => PositionEmbeddingType::None,
+                PositionEmbedding::Relative(relative) => {
+                    relative.write(section);
+                    PositionEmbeddingType::Relative
+                }
                 PositionEmbedding::Rope(rope) => {
                     rope.write(section);
                     match rope.scaling {
@@ -259,6 +266,7 @@ pub(super) mod words {
             PositionEmbeddingType::Rope
             | PositionEmbeddingType::Mrope
             | PositionEmbeddingType::LearnedAbsolute
+            | PositionEmbeddingType::Relative
             | PositionEmbeddingType::None => scaling(section),
         },
         write: |scaling, _, section| match scaling {

@@ -24,6 +24,7 @@ impl DecoderConfig {
         if let PositionEmbedding::Rope(rope) = &self.position_embedding {
             rope.validate(self.kv_channels)?;
         }
+        crate::models::encoder_decoder::validate(self)?;
         let rates = [
             ("model.hidden_dropout", self.embedding_dropout),
             ("model.hidden_dropout", self.hidden_dropout),
@@ -150,7 +151,8 @@ impl DecoderConfig {
             .hybrid
             .as_ref()
             .map_or(0.0, |hybrid| 3.0 * size(hybrid.mamba.inner_size()) + 2.0 * size(hybrid.mamba.group_size()));
-        let widths = size(self.num_layers) * (attention + mamba + 3.0 * (size(self.ffn_hidden_size) + experts));
+        let widths = size(self.stacks().into_iter().fold(0, usize::saturating_add))
+            * (attention + mamba + 3.0 * (size(self.ffn_hidden_size) + experts));
         let tables = 2.0 * size(self.padded_vocab_size) + size(self.max_position_embeddings);
         size(self.hidden_size) * (widths + tables)
     }
@@ -161,11 +163,14 @@ impl DecoderConfig {
     /// If there are fewer tensors than the layers and experts need.
     pub fn check_against(&self, num_tensors: usize) -> Result<(), ModelBuildError> {
         let experts = self.moe.as_ref().map_or(1, |moe| moe.num_experts);
-        if self.num_layers.max(experts) > num_tensors {
-            let (key, found) = match experts > self.num_layers {
-                true => ("model.num_moe_experts", experts),
-                false => ("model.num_layers", self.num_layers),
-            };
+        let sizes = [
+            ("model.num_moe_experts", experts),
+            ("model.encoder_num_layers", self.encoder.map_or(1, |encoder| encoder.num_layers)),
+            // Of equal ones the last is named.
+            ("model.num_layers", self.num_layers),
+        ];
+        let most = sizes.into_iter().max_by_key(|(_, size)| *size);
+        if let Some((key, found)) = most.filter(|(_, size)| *size > num_tensors) {
             return Err(invalid(key, format!("there are only {num_tensors} tensors, which is too few for {found}")));
         }
         Ok(())
