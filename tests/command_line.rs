@@ -332,3 +332,59 @@ fn odd_recipe_files_are_errors() {
     let output = bridge(folder.path(), &["config", "check", path.to_str().unwrap()]);
     assert!(output.status.success(), "{}", text(&output.stderr));
 }
+
+/// A golden folder of the repository.
+fn golden(name: &str) -> String {
+    bridge_tests::root().join("bridge-models/tests/fixtures/golden").join(name).display().to_string()
+}
+
+#[test]
+fn the_map_of_an_import_is_shown_and_nothing_is_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = bridge(folder.path(), &["convert", "import", &golden("llama"), "--dry-run"]);
+    let said = text(&output.stdout);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    for line in [
+        "decoder.layers.1.self_attention.linear_qkv.weight [128, 64]",
+        "    <- model.layers.1.self_attn.k_proj.weight [32, 64] F32",
+    ] {
+        assert!(said.lines().any(|said| said == line), "{said}");
+    }
+    // An expert is a part of the tensor that has all of its layer.
+    let output = bridge(folder.path(), &["convert", "import", &golden("mixtral"), "--dry-run"]);
+    let line = "    <- model.layers.1.mlp.experts.gate_up_proj[3] [224, 64] F32";
+    assert!(text(&output.stdout).lines().any(|said| said == line), "{}", text(&output.stdout));
+    let output = bridge(folder.path(), &["convert", "import", &golden("llama"), "--dry-run", "--json"]);
+    let map: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(map["map"][0]["tensors"][0]["name"], "model.embed_tokens.weight");
+    assert!(is_empty(folder.path()));
+    assert_refused(&["convert", "import", &golden("llama")], &["OUTPUT"]);
+}
+
+#[test]
+fn a_folder_goes_through_gguf_and_comes_back_in_shards() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |arguments: &[&str]| {
+        let output = bridge(folder.path(), &[&["convert"], arguments].concat());
+        assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
+    };
+    run(&["export", &golden("llama"), "model.gguf"]);
+    run(&["import", "model.gguf", "base"]);
+    run(&["export", "base", "back", "--max-shard-size", "100KB"]);
+    let index = std::fs::read_to_string(folder.path().join("back/model.safetensors.index.json")).unwrap();
+    let index: Value = serde_json::from_str(&index).unwrap();
+    assert!(index["weight_map"].as_object().unwrap().len() > 10);
+    let golden_values = Path::new(&golden("llama")).join("golden.safetensors").display().to_string();
+    let output = bridge(folder.path(), &["verify", "back", "--reference", &golden_values]);
+    assert!(output.status.success(), "{}", text(&output.stdout));
+    for (arguments, word) in [
+        (["export", "base", "other.gguf", "--dtype", "f8"], "q8_0"),
+        (["export", "base", "other", "--dtype", "q8_0"], "GGUF"),
+        (["export", "base", "other", "--max-shard-size", "0"], "--max-shard-size"),
+    ] {
+        let output = bridge(folder.path(), &[&["convert"], &arguments[..]].concat());
+        assert_eq!(output.status.code(), Some(2));
+        assert!(text(&output.stderr).contains(word), "{}", text(&output.stderr));
+    }
+    assert!(!folder.path().join("other").exists() && !folder.path().join("other.gguf").exists());
+}

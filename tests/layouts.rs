@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use bridge_tests::{assert_close, copy, losses_of, run_in};
+use bridge_tests::{assert_close, bridge_on, copy, losses_in, losses_of, records_in, root, run_in};
 
 /// A model with as many layers as the longest pipeline has stages.
 const MODEL: &[&str] = &["model.num_layers=4", "checkpoint.save=checkpoints"];
@@ -72,4 +72,53 @@ fn rows_that_several_ranks_hold_are_saved_once_and_go_on_anywhere() {
 #[test]
 fn shards_of_parameters_go_on_anywhere() {
     check(FULLY_SHARDED, &[ONE, FULLY_SHARDED, TENSOR_PIPELINE]);
+}
+
+/// Runs of the recipe with an encoder and a decoder, of two layers each.
+fn encoder_decoder(folder: &Path, arguments: &[&str]) {
+    let output = bridge_on(&root().join("recipes/tiny-t5.toml"), folder, arguments);
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+const T5_LAYOUTS: [&[&str]; 6] = [
+    &["--ranks", "2", "model.tensor_model_parallel_size=2"],
+    &["--ranks", "4", "model.tensor_model_parallel_size=4", "model.sequence_parallel=true"],
+    // The encoder on one stage, the decoder on the other; then each layer on a stage of its own.
+    &["--ranks", "2", "model.pipeline_model_parallel_size=2"],
+    &["--ranks", "4", "model.pipeline_model_parallel_size=4", "model.share_embeddings_and_output_weights=true"],
+    &["--ranks", "2", "ddp.use_megatron_fsdp=true", "ddp.data_parallel_sharding_strategy=optim_grads_params"],
+    &["model.recompute_granularity=full", "model.recompute_method=uniform", "model.recompute_num_layers=1"],
+];
+
+#[test]
+fn an_encoder_and_a_decoder_learn_the_same_on_any_ranks() {
+    let losses = |arguments: &[&str]| {
+        let folder = tempfile::tempdir().unwrap();
+        encoder_decoder(folder.path(), arguments);
+        losses_in(&folder.path().join("runs/tiny-t5"))
+    };
+    let plain = losses(&[]);
+    let tied = losses(&["model.share_embeddings_and_output_weights=true"]);
+    assert!(plain[19] < plain[0] - 0.2, "{plain:?}");
+    for layout in T5_LAYOUTS {
+        let expected = if layout.contains(&"model.share_embeddings_and_output_weights=true") { &tied } else { &plain };
+        assert_close(&losses(layout), expected, &format!("{layout:?}"));
+    }
+}
+
+#[test]
+fn an_encoder_and_a_decoder_go_on_at_other_layouts() {
+    let log = |folder: &Path| records_in(&folder.join("runs/tiny-t5"), "train");
+    let save = ["checkpoint.save=checkpoints"];
+    let whole = tempfile::tempdir().unwrap();
+    encoder_decoder(whole.path(), &save);
+    let expected = log(whole.path()).split_off(10);
+    let half = tempfile::tempdir().unwrap();
+    encoder_decoder(half.path(), &[T5_LAYOUTS[2], &save, &["train.exit_interval=10"]].concat());
+    for layout in [T5_LAYOUTS[0], T5_LAYOUTS[4], &[]] {
+        let folder = tempfile::tempdir().unwrap();
+        copy(&half.path().join("checkpoints"), &folder.path().join("checkpoints"));
+        encoder_decoder(folder.path(), &[layout, &save].concat());
+        assert_close(&log(folder.path()), &expected, &format!("{layout:?}"));
+    }
 }

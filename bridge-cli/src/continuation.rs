@@ -10,19 +10,26 @@ use clap::Args;
 use clap::builder::RangedU64ValueParser;
 
 use crate::failure::Failure;
+use crate::generation_settings::GenerationSettings;
 
 /// How tokens are chosen, on the command line.
 #[derive(Clone, Debug, Args)]
 pub struct SamplingArguments {
-    /// Divides the logits; 0 takes the most likely token.
-    #[arg(long, default_value_t = 0.8, value_parser = temperature)]
-    temperature: f64,
+    /// Divides the logits; 0 takes the most likely token. By default that of the model's generation_config.json, else 0.8.
+    #[arg(long, value_parser = temperature)]
+    temperature: Option<f64>,
     /// Sample only from the K most likely tokens.
     #[arg(long, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     top_k: Option<usize>,
     /// Sample only from the most likely tokens up to this total probability.
     #[arg(long, value_parser = probability)]
     top_p: Option<f64>,
+    /// Sample only from tokens with at least this share of the probability of the most likely one.
+    #[arg(long, value_parser = probability)]
+    min_p: Option<f64>,
+    /// Makes tokens that are in the text already less likely (above 1) or more likely (below).
+    #[arg(long, value_parser = penalty)]
+    repetition_penalty: Option<f64>,
     /// Seed of sampling: the same seed gives the same text.
     #[arg(long, default_value_t = 1234)]
     seed: u64,
@@ -35,14 +42,36 @@ pub struct SamplingArguments {
 }
 
 impl SamplingArguments {
-    /// How sample `number` (from 0) of a prompt is drawn: with the seed plus its number, so that each can be drawn alone.
-    pub fn sampling(&self, number: u64) -> Sampling {
-        let Self { temperature, top_k, top_p, .. } = *self;
-        if self.greedy || temperature == 0.0 {
+    /// How sample `number` (from 0) of a prompt is drawn: with the seed plus its number, so that each can be drawn alone. What the command line leaves
+    /// out is as the model's folder says.
+    pub fn sampling(&self, number: u64, given: &GenerationSettings) -> Sampling {
+        let asks_for_chance =
+            [self.temperature, self.top_p, self.min_p].iter().any(Option::is_some) || self.top_k.is_some();
+        let temperature = self.temperature.or(given.temperature).unwrap_or(DEFAULT_TEMPERATURE);
+        if self.greedy || temperature == 0.0 || (given.is_greedy && !asks_for_chance) {
             return Sampling::Greedy;
         }
-        Sampling::Random { temperature, top_k, top_p, seed: self.seed.wrapping_add(number) }
+        Sampling::Random {
+            temperature,
+            top_k: self.top_k.or(given.top_k),
+            top_p: self.top_p.or(given.top_p),
+            min_p: self.min_p.or(given.min_p),
+            seed: self.seed.wrapping_add(number),
+        }
     }
+
+    /// The factor on tokens that are in the text already.
+    pub fn repetition_penalty(&self, given: &GenerationSettings) -> f64 {
+        self.repetition_penalty.or(given.repetition_penalty).unwrap_or(1.0)
+    }
+}
+
+/// Where neither the command line nor the model's folder says it.
+const DEFAULT_TEMPERATURE: f64 = 0.8;
+
+fn penalty(text: &str) -> Result<f64, String> {
+    let value = text.parse::<f64>().ok().filter(|value| value.is_finite() && *value > 0.0);
+    value.ok_or_else(|| "expected a number above 0".to_owned())
 }
 
 fn temperature(text: &str) -> Result<f64, String> {
@@ -136,7 +165,9 @@ pub fn continue_text(
     on_text: &mut dyn FnMut(&str),
 ) -> Result<Continued, Failure> {
     let Prompt { ids: prompt, has_text } = request.prompt;
-    let context: &[i64] = if *has_text { prompt } else { &[] };
+    // What answers an encoder's input does not continue it.
+    let is_continued = *has_text && request.options.decoder_start.is_none();
+    let context: &[i64] = if is_continued { prompt } else { &[] };
     let (mut ids, mut text, mut shown, mut end) = (Vec::new(), String::new(), 0, End::Length);
     generate(chunk, device, prompt, &request.options, &mut |token| {
         if request.options.stop_tokens.contains(&token) {

@@ -1,5 +1,6 @@
 //! A model for inference, from a checkpoint or from a Hugging Face folder.
 
+use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,6 +23,7 @@ use bridge_models::registry;
 use burn::tensor::{Device, FloatDType};
 
 use crate::failure::Failure;
+use crate::generation_settings::GenerationSettings;
 
 /// The parameter whose rows are the vocabulary.
 const EMBEDDING: &str = "embedding.word_embeddings.weight";
@@ -38,6 +40,8 @@ pub struct LoadedModel {
     pub stop_tokens: Vec<i64>,
     /// Its chat template, if it has one.
     pub chat_template: Option<ChatTemplate>,
+    /// How its makers want texts to be generated.
+    pub generation: GenerationSettings,
     /// The checkpoint it was loaded from, if any.
     pub checkpoint: Option<Checkpoint>,
 }
@@ -53,68 +57,110 @@ impl LoadedModel {
     }
 }
 
-/// Opens a model by the name or folder of its run, a checkpoint folder, one of its `iter_` folders, or a Hugging Face folder.
-pub fn open(name: &Path, device: &Device) -> Result<LoadedModel, Failure> {
+/// A model that is found and whose tensors are those of its configuration, of which nothing is in memory yet.
+pub enum Found {
+    /// A Hugging Face folder, or a GGUF file.
+    HuggingFace(Box<HfModel>),
+    /// A checkpoint with its architecture.
+    Checkpoint(Checkpoint, DecoderConfig),
+}
+
+/// Finds a model by the name or folder of its run, a checkpoint folder, one of its `iter_` folders, a Hugging Face folder, or a GGUF file.
+pub fn find(name: &Path) -> Result<Found, Failure> {
     let path = &locate(name)?;
-    if path.join("config.json").is_file() && !path.join("metadata.json").is_file() {
-        return open_hugging_face(path, device);
+    let is_folder = path.join("config.json").is_file() && !path.join("metadata.json").is_file();
+    if is_folder || path.extension().is_some_and(|extension| extension == "gguf") {
+        return Ok(Found::HuggingFace(Box::new(HfModel::open(path).map_err(Failure::input)?)));
     }
     let checkpoint = open_checkpoint(path)?;
     let config = decoder_config(&checkpoint)?;
-    let context = BuildContext {
-        device: device.clone().autodiff(),
-        seed: 0,
-        params_dtype: FloatDType::F32,
-        padded_vocab_size: config.padded_vocab_size,
-        parallel: Parallel::single(),
-        deferred: None,
-        adapter: None,
-    };
     check_tensors(&checkpoint, &config)?;
-    let blank = DecoderConfig { perform_initialization: false, ..config.clone() };
-    let mut chunk = build_decoder(&blank, &context, &Stage::whole([config.num_layers])).map_err(Failure::input)?;
-    load_parameters(chunk.as_mut(), &checkpoint).map_err(Failure::input)?;
-    let tokenizer = checkpoint_tokenizer(&checkpoint)?;
-    let files = unpack_tokenizer(&checkpoint)?;
-    let mut stop_tokens = generation_stop_tokens(files.path())?;
-    stop_tokens.extend(tokenizer.iter().filter_map(|tokenizer| tokenizer.eod()));
-    let chat_template = ChatTemplate::load(files.path()).map_err(Failure::input)?;
-    let checkpoint = Some(checkpoint);
-    Ok(LoadedModel { chunk: chunk.inference(), config, tokenizer, stop_tokens, chat_template, checkpoint })
+    Ok(Found::Checkpoint(checkpoint, config))
 }
 
-fn open_hugging_face(folder: &Path, device: &Device) -> Result<LoadedModel, Failure> {
-    let model = HfModel::open(folder).map_err(Failure::input)?;
-    let chunk = model.build(&device.clone().autodiff()).map_err(Failure::input)?;
-    let has_tokenizer = ["tokenizer.json", "vocab.json"].iter().any(|name| folder.join(name).is_file());
-    let tokenizer: Option<Arc<dyn Tokenizer>> =
-        if has_tokenizer { Some(Arc::new(HuggingFaceTokenizer::load(folder).map_err(Failure::input)?)) } else { None };
-    let mut stop_tokens = model.eos_token_ids().to_vec();
-    stop_tokens.extend(generation_stop_tokens(folder)?);
-    Ok(LoadedModel {
-        chunk: chunk.inference(),
-        config: model.config().clone(),
-        tokenizer,
-        stop_tokens,
-        chat_template: ChatTemplate::load(folder).map_err(Failure::input)?,
-        checkpoint: None,
-    })
+/// What a model has besides its weights.
+pub struct Companions {
+    /// Its tokenizer, if it has one.
+    pub tokenizer: Option<Arc<dyn Tokenizer>>,
+    /// Tokens that end a text.
+    pub stop_tokens: Vec<i64>,
+    /// Its chat template, if it has one.
+    pub chat_template: Option<ChatTemplate>,
+    /// How its makers want texts to be generated.
+    pub generation: GenerationSettings,
 }
 
-/// The tokens that end a text according to `generation_config.json`; none without this file.
-fn generation_stop_tokens(folder: &Path) -> Result<Vec<i64>, Failure> {
-    let path = folder.join("generation_config.json");
-    if !path.is_file() {
-        return Ok(Vec::new());
+impl Found {
+    /// Its architecture.
+    pub fn config(&self) -> &DecoderConfig {
+        match self {
+            Self::HuggingFace(model) => model.config(),
+            Self::Checkpoint(_, config) => config,
+        }
     }
-    let bad = |error: &dyn std::fmt::Display| Failure::input(format!("{}: {error}", path.display()));
-    let text = outside::read_text(&path, outside::SETTINGS_BYTES).map_err(|error| bad(&error))?;
-    let settings: serde_json::Value = serde_json::from_str(&text).map_err(|error| bad(&error))?;
-    let ids = &settings["eos_token_id"];
-    Ok(match ids.as_array() {
-        Some(ids) => ids.iter().filter_map(serde_json::Value::as_i64).collect(),
-        None => ids.as_i64().into_iter().collect(),
-    })
+
+    /// What it has besides its weights.
+    pub fn companions(&self) -> Result<Companions, Failure> {
+        match self {
+            Self::HuggingFace(model) => {
+                let packed = unpack(model.packed_files())?;
+                let folder = if model.packed_files().is_empty() { model.source().path() } else { packed.path() };
+                let has_tokenizer = ["tokenizer.json", "vocab.json"].iter().any(|name| folder.join(name).is_file());
+                let tokenizer: Option<Arc<dyn Tokenizer>> = match has_tokenizer {
+                    true => Some(Arc::new(HuggingFaceTokenizer::load(folder).map_err(Failure::input)?)),
+                    false => None,
+                };
+                let mut stop_tokens = model.eos_token_ids().to_vec();
+                let generation = GenerationSettings::load(folder)?;
+                stop_tokens.extend(&generation.stop_tokens);
+                let chat_template = ChatTemplate::load(folder).map_err(Failure::input)?;
+                Ok(Companions { tokenizer, stop_tokens, chat_template, generation })
+            }
+            Self::Checkpoint(checkpoint, _) => {
+                let tokenizer = checkpoint_tokenizer(checkpoint)?;
+                let files = unpack_tokenizer(checkpoint)?;
+                let generation = GenerationSettings::load(files.path())?;
+                let mut stop_tokens = generation.stop_tokens.clone();
+                stop_tokens.extend(tokenizer.iter().filter_map(|tokenizer| tokenizer.eod()));
+                let chat_template = ChatTemplate::load(files.path()).map_err(Failure::input)?;
+                Ok(Companions { tokenizer, stop_tokens, chat_template, generation })
+            }
+        }
+    }
+
+    /// Builds it with its weights, without autodiff.
+    fn build(&self, device: &Device) -> Result<Box<dyn ModelChunk>, Failure> {
+        let device = device.clone().autodiff();
+        let (checkpoint, config) = match self {
+            Self::HuggingFace(model) => return Ok(model.build(&device).map_err(Failure::input)?.inference()),
+            Self::Checkpoint(checkpoint, config) => (checkpoint, config),
+        };
+        let context = BuildContext {
+            device,
+            seed: 0,
+            params_dtype: FloatDType::F32,
+            padded_vocab_size: config.padded_vocab_size,
+            parallel: Parallel::single(),
+            deferred: None,
+            adapter: None,
+        };
+        let blank = DecoderConfig { perform_initialization: false, ..config.clone() };
+        let mut chunk = build_decoder(&blank, &context, &Stage::whole(config.stacks())).map_err(Failure::input)?;
+        load_parameters(chunk.as_mut(), checkpoint).map_err(Failure::input)?;
+        Ok(chunk.inference())
+    }
+}
+
+/// Opens a model by the name or folder of its run, a checkpoint folder, one of its `iter_` folders, or a Hugging Face folder.
+pub fn open(name: &Path, device: &Device) -> Result<LoadedModel, Failure> {
+    let found = find(name)?;
+    let Companions { tokenizer, stop_tokens, chat_template, generation } = found.companions()?;
+    let chunk = found.build(device)?;
+    let (config, checkpoint) = match found {
+        Found::HuggingFace(model) => (model.config().clone(), None),
+        Found::Checkpoint(checkpoint, config) => (config, Some(checkpoint)),
+    };
+    Ok(LoadedModel { chunk, config, tokenizer, stop_tokens, chat_template, generation, checkpoint })
 }
 
 /// The folder of a model: an existing path, where that of a run stands for its checkpoints, or the name of a run in the folder `runs` of the
@@ -192,21 +238,27 @@ fn name_a_folder(error: CheckpointError) -> Failure {
 /// The architecture of a checkpoint's model.
 pub fn decoder_config(checkpoint: &Checkpoint) -> Result<DecoderConfig, Failure> {
     let raw = recipe(checkpoint)?;
-    let kinds = [KIND, MAMBA_KIND];
+    let kinds = [KIND, MAMBA_KIND, bridge_models::encoder_decoder::KIND];
     if !kinds.contains(&raw.model.kind.as_str()) {
         let expected = kinds.map(|kind| format!("`{kind}`")).join(" or ");
         let found = &raw.model.kind;
         let path = checkpoint.path().display();
         return Err(Failure::input(format!("{path}: model.kind: expected {expected}, found `{found}`")));
     }
-    // Only checked: what is derived follows from the weights, too.
-    raw.model.config.finalize().map_err(|errors| in_run_config(checkpoint, errors))?;
+    // Only checked: what is derived follows from the weights, too. By itself the section is refused what its kind alone has, and that is
+    // checked where the decoder is made of it.
+    if raw.model.kind != bridge_models::encoder_decoder::KIND {
+        raw.model.config.finalize().map_err(|errors| in_run_config(checkpoint, errors))?;
+    }
     let [rows, _] = checkpoint.tensor(EMBEDDING).map_err(Failure::input)?.shape[..] else {
         let shape = &checkpoint.tensor(EMBEDDING).map_err(Failure::input)?.shape;
         let path = checkpoint.path().display();
         return Err(Failure::input(format!("{path}: `{EMBEDDING}`: expected two dimensions, found {shape:?}")));
     };
     let mut transformer = section_of_kind(&raw.model.kind, &raw.model.config);
+    if raw.model.kind == bridge_models::encoder_decoder::KIND {
+        transformer.encoder_num_layers.get_or_insert(transformer.num_layers);
+    }
     // If the recipe has no vocabulary size, it was the tokenizer's, padded: read it from the embedding.
     transformer.vocab_size.get_or_insert(rows);
     transformer.should_pad_vocab = false;
@@ -254,6 +306,15 @@ pub fn checkpoint_tokenizer(checkpoint: &Checkpoint) -> Result<Option<Arc<dyn To
 fn unpack_tokenizer(checkpoint: &Checkpoint) -> Result<tempfile::TempDir, Failure> {
     let folder = tempfile::tempdir().map_err(Failure::run)?;
     copy_tokenizer(checkpoint, folder.path())?;
+    Ok(folder)
+}
+
+/// A folder with these files.
+fn unpack(files: &BTreeMap<String, Vec<u8>>) -> Result<tempfile::TempDir, Failure> {
+    let folder = tempfile::tempdir().map_err(Failure::run)?;
+    for (name, content) in files {
+        outside::replace(&folder.path().join(name), content).map_err(Failure::run)?;
+    }
     Ok(folder)
 }
 

@@ -35,5 +35,5 @@ pub use dataset::{
     LoaderRequest, Sample, Silent,
 };
 pub use error::DataError;
-pub use extra::{Extra, ExtraCut, ExtraValues, Extras};
+pub use extra::{ENCODER_MASK, ENCODER_TOKENS, Extra, ExtraCut, ExtraValues, Extras};
 pub use loader::{DataLoader, MicroBatch, MicroBatches, SequencePart};

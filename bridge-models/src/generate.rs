@@ -1,5 +1,6 @@
 //! Sampling from a model, token by token, with what layers remember of earlier tokens.
 
+use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 
 use bridge_core::model::ModelChunk;
@@ -22,6 +23,8 @@ pub enum Sampling {
         /// Only the most likely tokens whose probabilities add up to `p`, at least one (nucleus sampling,
         /// arXiv:1904.09751). Applied after `top_k`.
         top_p: Option<f64>,
+        /// Only tokens with at least this share of the probability of the most likely one (arXiv:2407.01082).
+        min_p: Option<f64>,
         /// Seed of the draws: the same seed gives the same text.
         seed: u64,
     },
@@ -34,12 +37,17 @@ pub struct GenerateOptions {
     pub max_new_tokens: usize,
     /// How they are chosen.
     pub sampling: Sampling,
+    /// Divides the positive logits of tokens that are in the text already, and multiplies their negative ones (arXiv:1909.05858, section 4.1): above
+    /// 1 they become less likely; 1 changes nothing.
+    pub repetition_penalty: f64,
     /// Tokens that end the text; one that was drawn is returned as the last token.
     pub stop_tokens: Vec<i64>,
     /// Size of the vocabulary without padding: padding is never drawn.
     pub vocab_size: usize,
     /// Longest text, prompt included, that the model's positions cover.
     pub max_positions: usize,
+    /// Of a model with an encoder, the token that its decoder begins with: the prompt is what the encoder reads, once.
+    pub decoder_start: Option<i64>,
 }
 
 impl GenerateOptions {
@@ -48,9 +56,11 @@ impl GenerateOptions {
         Self {
             max_new_tokens,
             sampling: Sampling::Greedy,
+            repetition_penalty: 1.0,
             stop_tokens: Vec::new(),
             vocab_size: config.vocab_size,
-            max_positions: config.max_position_embeddings,
+            max_positions: config.longest_sequence(),
+            decoder_start: config.encoder.map(|encoder| encoder.start_token as i64),
         }
     }
 }
@@ -125,11 +135,18 @@ pub fn generate(
     let mut state = model.new_state();
     let mut new_tokens = Vec::new();
     let mut input = prompt.to_vec();
+    if let Some(start) = options.decoder_start {
+        let shape = [1, input.len()];
+        let source_bs = Tensor::<2, Int>::from_data(TensorData::new(input, shape), &device);
+        model.read_source(source_bs, &mut state).ok_or(GenerateError::NoLogits)?;
+        input = vec![start];
+    }
     while new_tokens.len() < options.max_new_tokens {
         let shape = [1, input.len()];
         let tokens_bt = Tensor::<2, Int>::from_data(TensorData::new(input, shape), &device);
         let logits_btv = model.logits(tokens_bt, &mut state).ok_or(GenerateError::NoLogits)?;
-        let logits_v = last_logits(logits_btv, options.vocab_size);
+        let mut logits_v = last_logits(logits_btv, options.vocab_size);
+        penalize(&mut logits_v, prompt.iter().chain(&new_tokens), options.repetition_penalty);
         let token = choose(&logits_v, options.sampling, new_tokens.len())
             .ok_or(GenerateError::NotFinite { position: state.length })?;
         new_tokens.push(token);
@@ -159,15 +176,22 @@ fn check(prompt: &[i64], options: &GenerateOptions) -> Result<(), GenerateError>
             max_positions: options.max_positions,
         });
     }
-    let Sampling::Random { temperature, top_k, top_p, .. } = options.sampling else {
+    let out_of_range = |key, expected, found| Err(GenerateError::Sampling { key, expected, found });
+    let penalty = options.repetition_penalty;
+    if !(penalty > 0.0 && penalty.is_finite()) {
+        return out_of_range("repetition_penalty", "a number above 0", penalty.to_string());
+    }
+    let Sampling::Random { temperature, top_k, top_p, min_p, .. } = options.sampling else {
         return Ok(());
     };
-    let out_of_range = |key, expected, found| Err(GenerateError::Sampling { key, expected, found });
     if !(temperature > 0.0 && temperature.is_finite()) {
         return out_of_range("temperature", "a number above 0 (or greedy sampling)", temperature.to_string());
     }
     if top_k == Some(0) {
         return out_of_range("top_k", "at least 1", "0".to_owned());
+    }
+    if let Some(p) = min_p.filter(|p| !(0.0..=1.0).contains(p)) {
+        return out_of_range("min_p", "a number in [0, 1]", p.to_string());
     }
     match top_p {
         Some(p) if !(p > 0.0 && p <= 1.0) => out_of_range("top_p", "a number in (0, 1]", p.to_string()),
@@ -182,13 +206,26 @@ fn last_logits(logits_btv: Tensor<3>, vocab_size: usize) -> Vec<f32> {
     last.into_data().convert::<f32>().try_into_vec().expect("the data is float32 now")
 }
 
+/// Makes tokens of the text less likely, each once.
+fn penalize<'a>(logits_v: &mut [f32], text: impl Iterator<Item = &'a i64>, penalty: f64) {
+    if penalty == 1.0 {
+        return;
+    }
+    for token in text.copied().collect::<BTreeSet<i64>>() {
+        if let Some(logit) = usize::try_from(token).ok().and_then(|token| logits_v.get_mut(token)) {
+            let value = f64::from(*logit);
+            *logit = (if value < 0.0 { value * penalty } else { value / penalty }) as f32;
+        }
+    }
+}
+
 /// The token that `sampling` chooses as number `draw`; `None` if the logits have no finite maximum.
 fn choose(logits_v: &[f32], sampling: Sampling, draw: usize) -> Option<i64> {
     let mut order: Vec<usize> = (0..logits_v.len()).filter(|id| !logits_v[*id].is_nan()).collect();
     // A stable sort, so that equal logits stay in the order of their ids.
     order.sort_by(|a, b| logits_v[*b].total_cmp(&logits_v[*a]));
     let best = *order.first().filter(|id| logits_v[**id].is_finite())?;
-    let Sampling::Random { temperature, top_k, top_p, seed } = sampling else {
+    let Sampling::Random { temperature, top_k, top_p, min_p, seed } = sampling else {
         return i64::try_from(best).ok();
     };
     order.truncate(top_k.unwrap_or(usize::MAX));
@@ -204,6 +241,11 @@ fn choose(logits_v: &[f32], sampling: Sampling, draw: usize) -> Option<i64> {
             is_needed
         });
         let kept = kept.count().max(1);
+        weights.truncate(kept);
+    }
+    if let Some(p) = min_p {
+        // The most likely token has weight 1, and they are in order.
+        let kept = weights.iter().take_while(|weight| **weight >= p).count().max(1);
         weights.truncate(kept);
     }
     let word = Philox::new(seed).derive(draw as u64).block(0)[0];
@@ -222,7 +264,7 @@ mod tests {
     const LOGITS: [f32; 5] = [1.0, 3.0, f32::NEG_INFINITY, 2.0, 3.0];
 
     fn random(top_k: Option<usize>, top_p: Option<f64>, seed: u64) -> Sampling {
-        Sampling::Random { temperature: 1.0, top_k, top_p, seed }
+        Sampling::Random { temperature: 1.0, top_k, top_p, min_p: None, seed }
     }
 
     fn draws(sampling: impl Fn(u64) -> Sampling) -> Vec<i64> {
@@ -257,8 +299,19 @@ mod tests {
     }
 
     #[test]
+    fn min_p_and_penalties_change_what_is_likely() {
+        let near = |seed| Sampling::Random { temperature: 1.0, top_k: None, top_p: None, min_p: Some(0.5), seed };
+        assert!(draws(near).iter().all(|token| [1, 4].contains(token)));
+        let loose = |seed| Sampling::Random { temperature: 1.0, top_k: None, top_p: None, min_p: Some(0.2), seed };
+        assert!(draws(loose).contains(&3) && !draws(loose).contains(&0));
+        let mut logits = [2.0, -2.0, 3.0];
+        penalize(&mut logits, [0, 0, 1, 7].iter(), 2.0);
+        assert_eq!(logits, [1.0, -4.0, 3.0]);
+    }
+
+    #[test]
     fn a_seed_repeats_and_temperature_sharpens() {
-        let cold = |seed| Sampling::Random { temperature: 0.05, top_k: None, top_p: None, seed };
+        let cold = |seed| Sampling::Random { temperature: 0.05, top_k: None, top_p: None, min_p: None, seed };
         assert!(draws(cold).iter().all(|token| [1, 4].contains(token)));
         assert_eq!(draws(|seed| random(None, None, seed)), draws(|seed| random(None, None, seed)));
         let steps: Vec<_> = (0..50).map(|draw| choose(&LOGITS, random(None, None, 7), draw)).collect();

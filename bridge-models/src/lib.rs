@@ -3,7 +3,7 @@
 //! | module | what it has |
 //! | --- | --- |
 //! | `blocks` | the parts of layers: maths, initial values, what ranks share |
-//! | `models` | kinds of models: [`decoder`], one that covers GPT-2 and the Llama line by configuration |
+//! | `models` | kinds of models: [`decoder`], one that covers GPT-2 and the Llama line by configuration, and [`encoder_decoder`], T5 |
 //! | [`families`] | Hugging Face families: settings and weights |
 //! | [`huggingface`] | Hugging Face folders in and out: `config.json`, safetensors, weight maps |
 //! | `sharding` | [`gather_parameters`]: whole parameters from models spread over ranks |
@@ -24,8 +24,8 @@ mod sharding;
 pub mod verify;
 
 pub use generate::generate;
-pub use models::decoder;
 pub use models::decoder::{DecoderConfig, GptModelBuilder, GptModelConfig, register_builtin};
+pub use models::{decoder, encoder_decoder};
 pub use registry::registry;
 pub use sharding::{OnParameter, gather_parameters};
 pub use verify::verify;

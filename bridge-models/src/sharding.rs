@@ -1,21 +1,13 @@
-//! Parts of whole tensors that ranks hold: which elements, and putting whole parameters together again.
+//! Putting whole parameters of a model that is spread over ranks together again.
 
 use std::collections::HashMap;
 
-use bridge_core::model::{Declaration, ModelChunk, Placement, ReplicaGroup, Segment};
+use bridge_core::model::{Declaration, ModelChunk, ReplicaGroup, Segment};
 use bridge_dist::comm::{CommError, ReduceOp};
 use bridge_dist::mesh::ProcessGroups;
 use burn::tensor::Tensor;
 
 use crate::decoder::DecoderConfig;
-
-/// The part of a whole tensor that a rank holds.
-pub(crate) fn local_part(whole: Vec<f32>, placement: &Placement, global_shape: &[usize]) -> Vec<f32> {
-    if placement.shard.is_none() {
-        return whole;
-    }
-    placement.held_runs(global_shape).into_iter().flat_map(|run| &whole[run]).copied().collect()
-}
 
 /// Takes a whole parameter: name, shape, values.
 pub type OnParameter<'a> = dyn FnMut(&str, &[usize], Vec<f32>) + 'a;

@@ -1,18 +1,19 @@
 //! Comparison of an imported folder with reference values: logits, loss, gradients and ten AdamW steps.
 //!
 //! The reference is a safetensors file with `input_ids` `[b, t]` and any of `logits` `[b, t, v]`, `ce_loss` `[1]`,
-//! `grad.<Hugging Face parameter name>`, and `train_ids` `[s, b, t]` with `train_losses` and `train_grad_norms` `[s]`.
+//! `grad.<Hugging Face parameter name>`, and `train_ids` `[s, b, t]` with `train_losses` and `train_grad_norms` `[s]`. For a model with an
+//! encoder these ids are the encoder's, and `labels` `[b, t]` and `train_labels` `[s, b, t]` what the decoder predicts; -100 counts for nothing.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use bridge_core::model::{Batch, ForwardContext, Mode, ModelChunk, loss_sum};
-use bridge_data::MicroBatch;
+use bridge_data::{ENCODER_MASK, ENCODER_TOKENS, Extra, ExtraCut, ExtraValues, Extras, MicroBatch};
 use bridge_kernels::optim::{AdamWState, AdamWStep, adamw, sum_of_squares};
 use burn::tensor::{Device, Gradients, Int, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
-use crate::huggingface::{HfCheckpoint, HfError, HfModel};
+use crate::huggingface::{HfCheckpoint, HfError, HfModel, TensorSource};
 
 /// Float32 tolerances: those of the reference values' own rounding, with room.
 mod tolerance {
@@ -99,7 +100,7 @@ pub fn verify(folder: &Path, reference: &Path, device: &Device) -> Result<Verify
     let mut chunk = model.build(&device)?;
     let mut report = VerifyReport::default();
 
-    let ids = reference.ids("input_ids", 2)?;
+    let ids = reference.inputs("input_ids", "labels", 2)?;
     report.logits = reference.compare_logits(chunk.as_ref(), &ids, &device)?;
     let (loss, gradients) = step(chunk.as_ref(), &ids, &device);
     report.loss = reference.compare_loss(loss)?;
@@ -116,13 +117,71 @@ pub fn verify(folder: &Path, reference: &Path, device: &Device) -> Result<Verify
     Ok(report)
 }
 
-/// Token ids of one batch, or of one step.
+/// Token ids of one batch, or of all steps.
+#[derive(Clone)]
 struct Ids {
     shape: [usize; 2],
     values: Vec<i64>,
 }
 
+/// What a model is run on.
+struct Inputs {
+    ids: Ids,
+    /// For a model with an encoder, what its decoder predicts, and the token that this begins with.
+    labels: Option<(Ids, i64)>,
+}
+
+/// The label of what counts for nothing.
+const IGNORED: i64 = -100;
+
+impl Inputs {
+    fn batch(&self, device: &Device) -> Batch {
+        let Some((labels, _)) = &self.labels else {
+            return self.ids.batch(device);
+        };
+        let [batch_size, seq_length] = labels.shape;
+        let extra = |values| Extra { values, shape: self.ids.shape.to_vec(), cut: ExtraCut::Whole };
+        let mask = vec![1.0; self.ids.values.len()];
+        let micro_batch = MicroBatch {
+            tokens: self.decoder_tokens().values,
+            labels: labels.values.iter().map(|label| if *label == IGNORED { 0 } else { *label }).collect(),
+            loss_mask: labels.values.iter().map(|label| if *label == IGNORED { 0.0 } else { 1.0 }).collect(),
+            position_ids: (0..batch_size).flat_map(|_| 0..seq_length as i64).collect(),
+            batch_size,
+            seq_length,
+            extras: Extras::from([
+                (ENCODER_TOKENS.to_owned(), extra(ExtraValues::Ints(self.ids.values.clone()))),
+                (ENCODER_MASK.to_owned(), extra(ExtraValues::Floats(mask))),
+            ]),
+            ..MicroBatch::default()
+        };
+        Batch::new(&micro_batch, device)
+    }
+
+    /// What next-token logits are asked of: the ids, or the decoder's inputs, which are its labels one later.
+    fn decoder_tokens(&self) -> Ids {
+        let Some((labels, start)) = &self.labels else {
+            return self.ids.clone();
+        };
+        let length = labels.shape[1];
+        let shifted =
+            labels.values.chunks(length).flat_map(|row| [*start].into_iter().chain(row[..length - 1].to_vec()));
+        // What is ignored is read as the token that a decoder begins with, which is the padding of these models.
+        let values = shifted.map(|id| if id == IGNORED { *start } else { id }).collect();
+        Ids { shape: labels.shape, values }
+    }
+}
+
 impl Ids {
+    fn steps(&self) -> usize {
+        self.values.len() / (self.shape[0] * self.shape[1])
+    }
+
+    fn of_step(&self, number: usize) -> Self {
+        let count = self.shape[0] * self.shape[1];
+        Self { shape: self.shape, values: self.values[number * count..(number + 1) * count].to_vec() }
+    }
+
     /// The batch whose labels are the next tokens; the last position of each sequence has none.
     fn batch(&self, device: &Device) -> Batch {
         let [batch_size, seq_length] = self.shape;
@@ -146,8 +205,8 @@ impl Ids {
 type NamedGradients = HashMap<String, Tensor<1>>;
 
 /// Mean loss and gradients of one batch.
-fn step(chunk: &dyn ModelChunk, ids: &Ids, device: &Device) -> (f64, NamedGradients) {
-    let batch = ids.batch(device);
+fn step(chunk: &dyn ModelChunk, inputs: &Inputs, device: &Device) -> (f64, NamedGradients) {
+    let batch = inputs.batch(device);
     let context = ForwardContext::new(&batch, Mode::Evaluate);
     let sum = loss_sum(chunk, &context).expect("a decoder returns the tensors that it declares");
     let loss = sum / batch.num_tokens;
@@ -170,20 +229,38 @@ impl Reference<'_> {
         self.file.shape(name).is_some()
     }
 
-    /// Token ids with `rank` dimensions, each batch no longer than the model's positions.
-    fn ids(&self, name: &str, rank: usize) -> Result<Ids, VerifyError> {
+    /// What the model is run on: ids, and labels for a model with an encoder. `rank` is the number of their dimensions.
+    fn inputs(&self, ids: &str, labels: &str, rank: usize) -> Result<Inputs, VerifyError> {
+        let found = Inputs { ids: self.ids(ids, rank, 0)?, labels: None };
+        let Some(encoder) = self.model.config().encoder else {
+            return Ok(found);
+        };
+        let of_decoder = self.ids(labels, rank, IGNORED)?;
+        if of_decoder.shape[0] != found.ids.shape[0] {
+            return Err(self.wrong(
+                labels,
+                format!("{} sequences", found.ids.shape[0]),
+                of_decoder.shape[0].to_string(),
+            ));
+        }
+        Ok(Inputs { labels: Some((of_decoder, encoder.start_token as i64)), ..found })
+    }
+
+    /// Token ids with `rank` dimensions, each batch no longer than the model's positions. `least` may stand for no token.
+    fn ids(&self, name: &str, rank: usize, least: i64) -> Result<Ids, VerifyError> {
         let (shape, values) = self.file.read_ints(name)?;
         let config = self.model.config();
         let wrong = |expected, found| Err(self.wrong(name, expected, found));
         let [.., batch_size, seq_length] = shape[..] else {
             return wrong(format!("{rank} dimensions"), format!("{shape:?}"));
         };
-        let longest = config.max_position_embeddings;
+        let longest = config.longest_sequence();
         if shape.len() != rank || shape.contains(&0) || seq_length < 2 || seq_length > longest {
             let expected = format!("{rank} dimensions, none empty, the last from 2 to {longest}");
             return wrong(expected, format!("{shape:?}"));
         }
-        let out_of_range = values.iter().find(|id| usize::try_from(**id).map_or(true, |id| id >= config.vocab_size));
+        let out_of_range =
+            values.iter().find(|id| **id != least && usize::try_from(**id).map_or(true, |id| id >= config.vocab_size));
         if let Some(id) = out_of_range {
             return wrong(format!("token ids in 0..{}", config.vocab_size), id.to_string());
         }
@@ -220,7 +297,7 @@ impl Reference<'_> {
     fn compare_logits(
         &self,
         chunk: &dyn ModelChunk,
-        ids: &Ids,
+        inputs: &Inputs,
         device: &Device,
     ) -> Result<Option<Figure>, VerifyError> {
         if !self.has("logits") {
@@ -228,10 +305,14 @@ impl Reference<'_> {
         }
         let expected = self.file.read("logits")?;
         let model = chunk.inference();
-        let data = TensorData::new(ids.values.clone(), ids.shape);
-        let tokens_bt = Tensor::<2, Int>::from_data(data, &device.clone().without_autodiff());
-        let logits_btv =
-            model.logits(tokens_bt, &mut model.new_state()).expect("a whole decoder has next-token logits");
+        let device = device.clone().without_autodiff();
+        let tensor = |ids: Ids| Tensor::<2, Int>::from_data(TensorData::new(ids.values, ids.shape), &device);
+        let mut state = model.new_state();
+        if inputs.labels.is_some() {
+            model.read_source(tensor(inputs.ids.clone()), &mut state).expect("a model with labels has an encoder");
+        }
+        let tokens_bt = tensor(inputs.decoder_tokens());
+        let logits_btv = model.logits(tokens_bt, &mut state).expect("a whole model has next-token logits");
         let shape = logits_btv.dims().to_vec();
         if shape != expected.shape {
             let (found, expected) = (format!("{:?}", expected.shape), format!("shape {shape:?}"));
@@ -266,9 +347,10 @@ impl Reference<'_> {
                     let (expected, found) = (format!("shape {shape:?}"), format!("{other:?}"));
                     return Err(self.wrong(&name, expected, found));
                 }
-                let expected = self.file.read_stored(stored, &name)?;
+                let mut expected = vec![0.0; found.values.len()];
+                self.file.read_into(&name, stored.start(), &mut expected)?;
                 expected_names.retain(|expected| *expected != stored.name);
-                pairs.push((&stored.name, expected.values, found.values));
+                pairs.push((&stored.name, expected, found.values));
             }
         }
         if let Some(name) = expected_names.first() {
@@ -293,16 +375,19 @@ impl Reference<'_> {
         device: &Device,
         report: &mut VerifyReport,
     ) -> Result<(), VerifyError> {
-        let all = self.ids("train_ids", 3)?;
+        let all = self.inputs("train_ids", "train_labels", 3)?;
         // `ids` has refused empty shapes.
-        let per_step = all.shape[0] * all.shape[1];
-        let steps = all.values.len() / per_step;
+        let steps = all.ids.steps();
+        if let Some((labels, _)) = all.labels.as_ref().filter(|(labels, _)| labels.steps() != steps) {
+            return Err(self.wrong("train_labels", format!("{steps} steps"), labels.steps().to_string()));
+        }
         let losses = self.doubles("train_losses", steps)?;
         let norms = self.doubles("train_grad_norms", steps)?;
         let mut optimizer = AdamW::default();
-        for values in all.values.chunks(per_step) {
-            let ids = Ids { shape: all.shape, values: values.to_vec() };
-            let (loss, gradients) = step(chunk, &ids, device);
+        for number in 0..steps {
+            let labels = all.labels.as_ref().map(|(labels, start)| (labels.of_step(number), *start));
+            let inputs = Inputs { ids: all.ids.of_step(number), labels };
+            let (loss, gradients) = step(chunk, &inputs, device);
             report.losses.push(loss);
             report.grad_norms.push(optimizer.step(chunk, gradients));
         }

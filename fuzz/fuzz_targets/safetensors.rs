@@ -2,7 +2,7 @@
 #![no_main]
 
 use bridge_fuzz::with_files;
-use bridge_models::huggingface::HfCheckpoint;
+use bridge_models::huggingface::{HfCheckpoint, TensorSource};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {

@@ -8,7 +8,7 @@ use bridge_core::checkpoint::{Checksum, METADATA_FILE};
 use bridge_tests::{program, recipe, root};
 use serde_json::{Value, json};
 
-/// A folder with `recipe.toml`, `text/`, `run/` (`checkpoints/`, `cache/`), `hf/` and `golden.safetensors`.
+/// A folder with `recipe.toml`, `text/`, `run/` (`checkpoints/`, `cache/`), `hf/`, `golden.safetensors` and `model.gguf`.
 pub struct Fixture {
     folder: tempfile::TempDir,
 }
@@ -40,6 +40,9 @@ impl Fixture {
             std::fs::copy(golden.join(name), at("hf").join(name)).unwrap();
         }
         std::fs::copy(golden.join("golden.safetensors"), at("golden.safetensors")).unwrap();
+        let export = ["convert", "export", "hf", "model.gguf", "--dtype", "q8_0"];
+        let output = Command::new(program()).args(export).current_dir(folder.path()).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let output = Command::new(program())
             .arg("train")
             .arg(at("recipe.toml"))

@@ -90,7 +90,7 @@ const KEYS: [&str; 14] = [
 pub fn case(fixture: &Fixture, draw: &mut Draw, folder: &Path) -> Case {
     std::fs::create_dir_all(folder.join("victim")).unwrap();
     std::fs::copy(fixture.path().join("hf/model.safetensors"), folder.join("victim/shard.safetensors")).unwrap();
-    let made = match draw.below(8) {
+    let made = match draw.below(9) {
         0 => recipe(fixture, draw, folder),
         1 => overrides(fixture, draw, folder),
         2 => hugging_face(fixture, draw, folder),
@@ -98,6 +98,7 @@ pub fn case(fixture: &Fixture, draw: &mut Draw, folder: &Path) -> Case {
         4 => checkpoint(fixture, draw, folder),
         5 => token_files(fixture, draw, folder),
         6 => texts(fixture, draw, folder),
+        7 => gguf(fixture, draw, folder),
         _ => tokenizers(fixture, draw, folder),
     };
     Case { kept: [made.kept, vec![folder.join("victim")]].concat(), ..made }
@@ -161,6 +162,34 @@ fn hugging_face(fixture: &Fixture, draw: &mut Draw, folder: &Path) -> Case {
         names: strings(&["hf", "config.json", "model."]),
         is_certified: false,
         kept: vec![hf],
+    }
+}
+
+fn gguf(fixture: &Fixture, draw: &mut Draw, folder: &Path) -> Case {
+    copy(fixture, &["model.gguf"], folder);
+    let path = folder.join("model.gguf");
+    let how = match draw.below(2) {
+        0 => change(&path, draw),
+        _ => {
+            // The tables, which are short beside the tensors.
+            let bytes = std::fs::read(&path).unwrap();
+            let (tables, rest) = bytes.split_at(4096);
+            let (changed, how) = change_bytes(tables, draw);
+            std::fs::write(&path, [&changed, rest].concat()).unwrap();
+            format!("tables: {how}")
+        }
+    };
+    let arguments = match draw.below(2) {
+        0 => strings(&["convert", "import", "model.gguf", "out"]),
+        _ => strings(&["convert", "import", "model.gguf", "--dry-run"]),
+    };
+    let names = strings(&["model.gguf", "config.json", "model."]);
+    Case {
+        what: format!("model.gguf: {how}"),
+        arguments,
+        names,
+        is_certified: false,
+        kept: vec![folder.join("victim")],
     }
 }
 

@@ -49,6 +49,17 @@ pub fn run(rest: &[String]) -> Result<ExitCode> {
         }
         Err(why) => skipped.push(format!("ranks under mpirun: {why}")),
     }
+    match std::env::var_os("BRIDGE_PYTHON") {
+        Some(python) => {
+            if !transformers_round_trip(&python)? {
+                failed.push("round trip of Hugging Face folders through transformers");
+            }
+        }
+        None => skipped.push(
+            "round trip of Hugging Face folders through transformers: BRIDGE_PYTHON names no Python that has it"
+                .to_owned(),
+        ),
+    }
     println!();
     for suite in &skipped {
         println!("skipped  {suite}");
@@ -60,6 +71,19 @@ pub fn run(rest: &[String]) -> Result<ExitCode> {
         println!("all suites passed{}", if skipped.is_empty() { "" } else { " except those skipped above" });
     }
     Ok(if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Runs `tests/transformers_round_trip.py` on all golden folders.
+fn transformers_round_trip(python: &std::ffi::OsStr) -> Result<bool> {
+    let program = build_bridge(&[])?;
+    let mut folders = Vec::new();
+    for entry in std::fs::read_dir("bridge-models/tests/fixtures/golden")? {
+        folders.push(entry?.path());
+    }
+    folders.sort();
+    let mut command = std::process::Command::new(python);
+    let status = command.arg("tests/transformers_round_trip.py").arg(program).args(folders).status()?;
+    Ok(status.success())
 }
 
 /// Runs the tests that need a GPU (or a software one) on `device`, the name of a feature. `rest` is passed on to `cargo test`.

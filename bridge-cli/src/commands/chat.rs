@@ -179,8 +179,10 @@ impl Chat<'_> {
         let request = Request {
             prompt: &prompt,
             options: GenerateOptions {
+                decoder_start: model.config.encoder.map(|encoder| encoder.start_token as i64),
                 max_new_tokens: wanted.min(prompt.room(max_positions)),
-                sampling: self.arguments.sampling.sampling(self.answers),
+                sampling: self.arguments.sampling.sampling(self.answers, &model.generation),
+                repetition_penalty: self.arguments.sampling.repetition_penalty(&model.generation),
                 stop_tokens: stop_tokens.clone(),
                 vocab_size: model.config.vocab_size.min(tokenizer.vocab_size()),
                 max_positions,

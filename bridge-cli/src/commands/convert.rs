@@ -1,23 +1,28 @@
-//! `bridge convert`: Hugging Face folders to checkpoints and back.
+//! `bridge convert`: Hugging Face folders and GGUF files to checkpoints and back.
 
 use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use bridge_core::checkpoint::{
-    Checkpoint, CheckpointWriter, HostTensor, RunFiles, SaveOptions, ShardTensor, Snapshot, TensorGroup, TrainState,
+    Checkpoint, CheckpointError, CheckpointWriter, DType, Element, RunFiles, SaveOptions, ShardTensor, Snapshot,
+    TensorGroup, TensorStream, TrainState,
 };
 use bridge_core::config::RawConfig;
-use bridge_core::train::select_device;
 use bridge_data::outside;
 use bridge_models::families;
-use bridge_models::huggingface::{ExportOptions, HfModel, StorageDtype, export, is_exported};
+use bridge_models::huggingface::{
+    ExportOptions, Exporter, Family, GgufDtype, GgufExporter, HfModel, StorageDtype, StoredTensor, WeightEntry,
+    is_exported, parse_settings, settings_text,
+};
 use clap::{Subcommand, ValueEnum};
-use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use super::model_card;
 use crate::failure::Failure;
-use crate::model_source::{copy_tokenizer, is_tokenizer_file, open};
+use crate::model_source::{Found, copy_tokenizer, find, is_tokenizer_file};
 use crate::overwrite::Force;
 use crate::speech::Speech;
 
@@ -30,94 +35,242 @@ pub enum Dtype {
     F16,
     /// bfloat16.
     Bf16,
+    /// Linear layers in float8 (E4M3) with a scale for each block of 128 x 128, the rest in bfloat16.
+    F8,
+    /// GGUF only: 8-bit integers, 32 of them with a factor.
+    #[value(name = "q8_0")]
+    Q8,
+}
+
+impl Dtype {
+    /// In a Hugging Face folder.
+    fn in_folder(self) -> Result<StorageDtype, Failure> {
+        match self {
+            Self::F32 => Ok(StorageDtype::F32),
+            Self::F16 => Ok(StorageDtype::F16),
+            Self::Bf16 => Ok(StorageDtype::Bf16),
+            Self::F8 => Ok(StorageDtype::F8),
+            Self::Q8 => Err(Failure::input("--dtype q8_0: only GGUF files (OUTPUT.gguf) have it")),
+        }
+    }
+
+    /// In a GGUF file.
+    fn in_gguf(self) -> Result<GgufDtype, Failure> {
+        match self {
+            Self::F32 => Ok(GgufDtype::F32),
+            Self::F16 => Ok(GgufDtype::F16),
+            Self::Bf16 => Ok(GgufDtype::Bf16),
+            Self::Q8 => Ok(GgufDtype::Q8_0),
+            Self::F8 => {
+                Err(Failure::input("--dtype f8: GGUF files have no such type: expected f32, f16, bf16 or q8_0"))
+            }
+        }
+    }
 }
 
 /// Which way to convert.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Hugging Face folder -> checkpoint.
+    /// Hugging Face folder or GGUF file -> checkpoint.
     Import {
-        /// Folder with config.json and safetensors.
+        /// Folder with config.json and safetensors, or a GGUF file.
         hf_dir: PathBuf,
         /// Checkpoint folder to write (`checkpoint.pretrained_checkpoint` of a recipe).
-        output: PathBuf,
+        #[arg(required_unless_present = "dry_run")]
+        output: Option<PathBuf>,
+        /// Write nothing: check the folder, and print which parameter is made of which tensors.
+        #[arg(long)]
+        dry_run: bool,
         #[command(flatten)]
         force: Force,
     },
-    /// Checkpoint -> Hugging Face folder.
+    /// Checkpoint -> Hugging Face folder or GGUF file.
     Export {
         /// Checkpoint folder, or one of its `iter_` folders.
         checkpoint: PathBuf,
-        /// Folder to write.
+        /// Folder to write, or a file whose name ends in `.gguf`.
         output: PathBuf,
         /// dtype of the weights.
         #[arg(long, value_enum, default_value = "f32")]
         dtype: Dtype,
+        /// A file of weights is started anew beyond this size, such as 500MB or 5GB (powers of 1000) or a number of bytes.
+        #[arg(long, default_value = "5GB", value_parser = num_bytes)]
+        max_shard_size: usize,
         #[command(flatten)]
         force: Force,
     },
 }
 
+/// The number of bytes that a text with or without a unit stands for.
+fn num_bytes(text: &str) -> Result<usize, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = match text[digits.len()..].to_ascii_uppercase().as_str() {
+        "" | "B" => Some(1),
+        "KB" => Some(1_000),
+        "MB" => Some(1_000_000),
+        "GB" => Some(1_000_000_000_usize),
+        _ => None,
+    };
+    let size = digits.parse::<usize>().ok().zip(unit).and_then(|(count, unit)| count.checked_mul(unit));
+    size.filter(|size| *size > 0).ok_or_else(|| "expected a number above 0, with or without KB, MB or GB".to_owned())
+}
+
 /// Runs the command.
 pub fn run(command: &Command, speech: &Speech) -> Result<u8, Failure> {
     match command {
-        Command::Import { hf_dir, output, force } => {
+        Command::Import { hf_dir, dry_run: true, .. } => show_map(hf_dir, speech),
+        Command::Import { hf_dir, output, force, .. } => {
+            let output = output.as_ref().expect("the command line asks for it");
             force.outside(hf_dir, output)?;
             force.over(not_imported(output))?;
             let (path, num_parameters) = import(hf_dir, output)?;
             wrote(&path, num_parameters, speech);
             Ok(0)
         }
-        Command::Export { checkpoint, output, dtype, force } => {
+        Command::Export { checkpoint, output, dtype, max_shard_size, force } => {
             force.outside(checkpoint, output)?;
+            if is_gguf(output) {
+                force.over(output.exists().then(|| output.clone()))?;
+                return export_gguf(checkpoint, output, *dtype, speech);
+            }
             force.over(not_exported(output))?;
-            export_folder(checkpoint, (output, *dtype), speech)
+            export_folder(checkpoint, output, (*dtype, *max_shard_size), speech)
         }
     }
 }
 
-/// Writes the model of a Hugging Face folder as a checkpoint. Returns the checkpoint's path and the model's number of parameters.
+/// Prints which parameters a folder's tensors become.
+fn show_map(folder: &Path, speech: &Speech) -> Result<u8, Failure> {
+    let model = HfModel::open(folder).map_err(Failure::input)?;
+    let stored = |name: &str| model.source().storage(model.name_in_file(name)).unwrap_or_default();
+    let entries = model.weight_map().entries();
+    let text = || {
+        let mut text = format!("{} ({} parameters)\n", model.family().model_type(), model.config().num_parameters());
+        for entry in entries {
+            let _ = write!(text, "{} {:?}", entry.parameter, entry.shape);
+            for StoredTensor { name, shape, part } in &entry.tensors {
+                let index = part.map(|part| format!("[{}]", part.index)).unwrap_or_default();
+                let _ = write!(text, "\n    <- {}{index} {shape:?} {}", model.name_in_file(name), stored(name));
+            }
+            text.push('\n');
+        }
+        text.trim_end().to_owned()
+    };
+    let json = || {
+        let tensor = |StoredTensor { name, shape, part }: &StoredTensor| {
+            let index = part.map(|part| part.index);
+            json!({ "name": model.name_in_file(name), "index": index, "shape": shape, "dtype": stored(name) })
+        };
+        let entry = |entry: &WeightEntry| {
+            let tensors: Vec<Value> = entry.tensors.iter().map(tensor).collect();
+            json!({ "parameter": entry.parameter, "shape": entry.shape, "tensors": tensors })
+        };
+        let map: Vec<Value> = entries.iter().map(entry).collect();
+        json!({ "family": model.family().model_type(), "parameters": model.config().num_parameters(), "map": map })
+    };
+    speech.result(text, json);
+    Ok(0)
+}
+
+/// Elements of a parameter that are in memory at a time.
+const BLOCK: usize = 1 << 20;
+
+/// A parameter on its way from a folder to a checkpoint: some rows at a time.
+struct Parameter {
+    model: Arc<HfModel>,
+    /// Its place in the model's map.
+    index: usize,
+}
+
+impl Parameter {
+    fn entry(&self) -> &WeightEntry {
+        &self.model.weight_map().entries()[self.index]
+    }
+}
+
+impl TensorStream for Parameter {
+    fn dtype(&self) -> DType {
+        DType::F32
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.entry().shape
+    }
+
+    fn write(&self, write: &mut dyn FnMut(&[u8]) -> Result<(), CheckpointError>) -> Result<(), CheckpointError> {
+        let entry = self.entry();
+        blocks(entry.shape[0], entry.row_length()).try_for_each(|rows| {
+            let values = self.model.rows(entry, rows);
+            let values = values.map_err(|error| CheckpointError::InvalidTensor { reason: error.to_string() })?;
+            write(f32::as_bytes(&values))
+        })
+    }
+}
+
+/// So many rows in runs of at most [`BLOCK`] elements, or one row.
+fn blocks(rows: usize, width: usize) -> impl Iterator<Item = Range<usize>> {
+    let each = (BLOCK / width.max(1)).max(1);
+    (0..rows).step_by(each).map(move |start| start..rows.min(start + each))
+}
+
+/// Writes the model of a Hugging Face folder as a checkpoint, a part of a tensor at a time. Returns the checkpoint's path and the model's number of
+/// parameters.
 ///
 /// # Errors
-/// If the folder has no model that is understood, or the checkpoint cannot be written.
+/// If the folder has no model that is understood, or the checkpoint cannot be written. Nothing is left of it then.
 pub fn import(folder: &Path, output: &Path) -> Result<(PathBuf, u64), Failure> {
-    let model = HfModel::open(folder).map_err(Failure::input)?;
-    let device = select_device("flex").map_err(Failure::input)?.autodiff();
-    let chunk = model.build(&device).map_err(Failure::input)?;
-    let shapes: BTreeMap<String, Vec<usize>> =
-        chunk.parameters().iter().map(|p| (p.name.clone(), p.shape.clone())).collect();
-    let mut tensors = Vec::new();
-    let mut failure = None;
-    chunk.visit_parameters(&mut |name, value| {
-        let values = value.into_data().iter::<f32>().collect::<Vec<f32>>();
-        match HostTensor::from_vec(shapes[name].clone(), values) {
-            Ok(tensor) => tensors.push(ShardTensor::whole(name, tensor)),
-            Err(error) => failure = Some(error),
-        }
-    });
-    failure.map_or(Ok(()), |error| Err(Failure::run(error)))?;
-    let num_parameters: usize = shapes.values().map(|shape| shape.iter().product::<usize>()).sum();
+    let model = Arc::new(HfModel::open(folder).map_err(Failure::input)?);
+    let entries = model.weight_map().entries();
+    let parameter = |index: usize| Arc::new(Parameter { model: model.clone(), index });
+    let names = entries.iter().enumerate();
+    let tensors = names.map(|(index, entry)| ShardTensor::streamed(&entry.parameter, parameter(index))).collect();
 
     let mut raw = RawConfig::default();
     raw.model.kind = model.config().kind().to_owned();
     raw.model.config = model.config().to_transformer().map_err(Failure::input)?;
-    let mut files = BTreeMap::new();
+    let files = files_of(&model)?.into_iter().map(|(name, content)| (name, content.into())).collect();
+    let snapshot = Snapshot {
+        run: RunFiles { train_state: TrainState::default(), run_config: raw.to_toml(), files, ..RunFiles::default() },
+        groups: vec![TensorGroup { name: "model".into(), tensors }],
+    };
+    let missing = output.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.exists());
+    let missing: Vec<PathBuf> = missing.map(Path::to_owned).collect();
+    let options = SaveOptions { producer: concat!("bridge ", env!("CARGO_PKG_VERSION")).into(), ..Default::default() };
+    let saved = CheckpointWriter::open(output, options).and_then(|writer| writer.save(&snapshot));
+    let report = saved.map_err(|error| {
+        // What was made for it is empty again; another error than the one that is told does not matter.
+        missing.iter().for_each(|path| drop(std::fs::remove_dir(path)));
+        match error {
+            CheckpointError::InvalidTensor { reason } => Failure::input(reason),
+            other => Failure::run(other),
+        }
+    })?;
+    Ok((report.path, model.config().num_parameters() as u64))
+}
+
+/// What is kept of a model besides its weights: the tokenizer's files, the settings under a name of their own, and how it had its experts.
+fn files_of(model: &HfModel) -> Result<BTreeMap<String, Vec<u8>>, Failure> {
+    let folder = model.source().path();
+    let mut files = model.packed_files().clone();
+    files.insert(EXPERTS.to_owned(), serde_json::to_vec(&model.experts()).map_err(Failure::run)?);
+    if folder.is_file() {
+        let settings = settings_text(model.settings()).map_err(Failure::run)?;
+        files.insert(ORIGINAL_CONFIG.to_owned(), settings.into_bytes());
+        return Ok(files);
+    }
     for entry in std::fs::read_dir(folder).map_err(|e| Failure::input(format!("{}: {e}", folder.display())))? {
         let entry = entry.map_err(Failure::run)?;
         let name = entry.file_name().to_string_lossy().into_owned();
         let kept = if name == "config.json" { ORIGINAL_CONFIG.to_owned() } else { name.clone() };
         if is_tokenizer_file(&name) || kept != name {
-            files.insert(kept, read(&entry.path())?.into());
+            files.insert(kept, read(&entry.path())?);
         }
     }
-    files.insert(EXPERTS.to_owned(), serde_json::to_vec(&model.experts()).map_err(Failure::run)?.into());
-    let snapshot = Snapshot {
-        run: RunFiles { train_state: TrainState::default(), run_config: raw.to_toml(), files, ..RunFiles::default() },
-        groups: vec![TensorGroup { name: "model".into(), tensors }],
-    };
-    let options = SaveOptions { producer: concat!("bridge ", env!("CARGO_PKG_VERSION")).into(), ..Default::default() };
-    let report = CheckpointWriter::open(output, options).and_then(|w| w.save(&snapshot)).map_err(Failure::run)?;
-    Ok((report.path, num_parameters as u64))
+    Ok(files)
+}
+
+fn is_gguf(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "gguf")
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, Failure> {
@@ -125,34 +278,90 @@ fn read(path: &Path) -> Result<Vec<u8>, Failure> {
     read.map_err(|error| Failure::input(format!("{}: {error}", path.display())))
 }
 
-fn export_folder(checkpoint: &Path, (output, dtype): (&Path, Dtype), speech: &Speech) -> Result<u8, Failure> {
-    let device = select_device("flex").map_err(Failure::input)?;
-    let model = open(checkpoint, &device)?;
-    let kept = model.checkpoint.as_ref();
-    let original: Option<Map<String, Value>> = kept.map(|kept| kept_json(kept, ORIGINAL_CONFIG)).transpose()?.flatten();
-    let origin = original.as_ref().and_then(|settings| settings.get("model_type")?.as_str());
-    let family = families::of(&model.config, origin).map_err(Failure::input)?;
-    let options = ExportOptions {
-        dtype: match dtype {
-            Dtype::F32 => StorageDtype::F32,
-            Dtype::F16 => StorageDtype::F16,
-            Dtype::Bf16 => StorageDtype::Bf16,
-        },
-        bos_token_id: model.tokenizer.as_ref().and_then(|t| t.bos()),
-        eos_token_ids: model.stop_tokens.clone(),
-        original,
-        experts: kept.map(|kept| kept_json(kept, EXPERTS)).transpose()?.flatten().unwrap_or_default(),
-        ..ExportOptions::default()
+fn export_folder(
+    source: &Path,
+    output: &Path,
+    (dtype, max_shard_bytes): (Dtype, usize),
+    speech: &Speech,
+) -> Result<u8, Failure> {
+    let found = find(source)?;
+    let (config, companions) = (found.config(), found.companions()?);
+    let (checkpoint, experts) = match &found {
+        Found::HuggingFace(model) => (None, model.experts()),
+        Found::Checkpoint(checkpoint, _) => {
+            let experts = kept(checkpoint, EXPERTS, |text| serde_json::from_str(text))?;
+            (Some(checkpoint), experts.unwrap_or_default())
+        }
     };
-    export(output, family, &model.config, &[model.chunk.as_ref()], &options).map_err(Failure::input)?;
-    if let Some(checkpoint) = &model.checkpoint {
+    let (family, original) = family_of(&found)?;
+    let options = ExportOptions {
+        dtype: dtype.in_folder()?,
+        max_shard_bytes,
+        bos_token_id: companions.tokenizer.as_ref().and_then(|tokenizer| tokenizer.bos()),
+        eos_token_ids: companions.stop_tokens,
+        original,
+        experts,
+    };
+    let mut exporter = Exporter::new(output, family, config, &options).map_err(Failure::input)?;
+    for_each_parameter(&found, &mut |name, shape, values| exporter.add(name, shape, values))?;
+    exporter.finish().map_err(Failure::input)?;
+    let num_parameters = config.num_parameters() as u64;
+    if let Some(checkpoint) = checkpoint {
         copy_tokenizer(checkpoint, output)?;
-        let card = model_card::of(checkpoint, family.model_type(), model.config.num_parameters() as u64)?;
+        let card = model_card::of(checkpoint, family.model_type(), num_parameters)?;
         let path = output.join("README.md");
         std::fs::write(&path, card).map_err(|error| Failure::run(format!("{}: {error}", path.display())))?;
     }
-    wrote(output, model.config.num_parameters() as u64, speech);
+    wrote(output, num_parameters, speech);
     Ok(0)
+}
+
+/// The family that a model is written as, its own if it came from one, and the settings that it came with.
+fn family_of(found: &Found) -> Result<(&'static Family, Option<Map<String, Value>>), Failure> {
+    let original = match found {
+        Found::HuggingFace(model) => Some(model.settings().clone()),
+        Found::Checkpoint(checkpoint, _) => kept(checkpoint, ORIGINAL_CONFIG, parse_settings)?,
+    };
+    let origin = original.as_ref().and_then(|settings| settings.get("model_type")?.as_str());
+    Ok((families::of(found.config(), origin).map_err(Failure::input)?, original))
+}
+
+fn export_gguf(source: &Path, output: &Path, dtype: Dtype, speech: &Speech) -> Result<u8, Failure> {
+    let dtype = dtype.in_gguf()?;
+    let found = find(source)?;
+    let files = match &found {
+        Found::HuggingFace(model) => files_of(model)?,
+        Found::Checkpoint(checkpoint, _) => {
+            let names = checkpoint.file_names().filter(|name| is_tokenizer_file(name));
+            let files = names.map(|name| Ok((name.to_owned(), checkpoint.file(name).map_err(Failure::input)?)));
+            files.collect::<Result<_, Failure>>()?
+        }
+    };
+    let config = found.config();
+    let (family, _) = family_of(&found)?;
+    let mut exporter = GgufExporter::new(output, (family, config), dtype, &files).map_err(Failure::input)?;
+    for_each_parameter(&found, &mut |name, shape, values| exporter.add(name, shape, values))?;
+    exporter.finish().map_err(Failure::input)?;
+    wrote(output, config.num_parameters() as u64, speech);
+    Ok(0)
+}
+
+/// Hands over the parameters of a model, whole, one after the other: name, shape, values.
+fn for_each_parameter(found: &Found, f: &mut dyn FnMut(&str, &[usize], Vec<f32>)) -> Result<(), Failure> {
+    match found {
+        Found::HuggingFace(model) => {
+            for entry in model.weight_map().entries() {
+                f(&entry.parameter, &entry.shape, model.rows(entry, 0..entry.shape[0]).map_err(Failure::input)?);
+            }
+        }
+        Found::Checkpoint(checkpoint, config) => {
+            for declaration in config.declarations().parameters() {
+                let values = checkpoint.load_floats(&declaration.name).map_err(Failure::input)?;
+                f(&declaration.name, &declaration.shape, values);
+            }
+        }
+    }
+    Ok(())
 }
 
 fn wrote(path: &Path, num_parameters: u64, speech: &Speech) {
@@ -198,12 +407,16 @@ const ORIGINAL_CONFIG: &str = "hf_config.json";
 /// Name of the file that says how the folder had the experts of a layer.
 const EXPERTS: &str = "hf_experts.json";
 
-/// A file that the import has left in a checkpoint; nothing in other checkpoints.
-fn kept_json<T: DeserializeOwned>(checkpoint: &Checkpoint, name: &str) -> Result<Option<T>, Failure> {
+/// What a file says that the import has left in a checkpoint; nothing in other checkpoints.
+fn kept<T>(
+    checkpoint: &Checkpoint,
+    name: &str,
+    parse: fn(&str) -> serde_json::Result<T>,
+) -> Result<Option<T>, Failure> {
     if !checkpoint.file_names().any(|known| known == name) {
         return Ok(None);
     }
     let text = checkpoint.file(name).map_err(Failure::input)?;
     let bad = |error| Failure::input(format!("{}: {error}", checkpoint.path().join(name).display()));
-    serde_json::from_slice(&text).map(Some).map_err(bad)
+    parse(&String::from_utf8_lossy(&text)).map(Some).map_err(bad)
 }

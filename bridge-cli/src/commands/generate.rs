@@ -34,7 +34,7 @@ pub struct Arguments {
     /// Continuations of each prompt. Number N, counted from 0, is drawn with the seed plus N.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     num_samples: u64,
-    /// Maximum number of new tokens; 64 by default, or as many as the model has positions for.
+    /// Maximum number of new tokens; by default that of the model's generation_config.json, else 64, or as many as the model has positions for.
     #[arg(long, value_parser = RangedU64ValueParser::<usize>::new())]
     max_tokens: Option<usize>,
     #[command(flatten)]
@@ -63,7 +63,11 @@ pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
             1 => failure,
             _ => failure.about(format!("prompt {}", number + 1)),
         };
-        let prompt = Prompt::new(tokenizer, text).map_err(named)?;
+        let mut prompt = Prompt::new(tokenizer, text).map_err(named)?;
+        if model.config.encoder.is_some() {
+            // What an encoder reads has an end.
+            prompt.ids.extend(tokenizer.eod());
+        }
         for sample in 0..arguments.num_samples {
             done += 1;
             if total > 1 && !arguments.json {
@@ -91,10 +95,13 @@ impl Arguments {
         model: &LoadedModel,
         tokenizer: &dyn Tokenizer,
     ) -> Request<'a> {
-        let max_positions = model.config.max_position_embeddings;
+        let max_positions = model.config.longest_sequence();
+        let wanted = model.generation.max_new_tokens.unwrap_or(DEFAULT_MAX_TOKENS);
         let options = GenerateOptions {
-            max_new_tokens: self.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS.min(prompt.room(max_positions))),
-            sampling: self.sampling.sampling(sample),
+            decoder_start: model.config.encoder.map(|encoder| encoder.start_token as i64),
+            max_new_tokens: self.max_tokens.unwrap_or(wanted.min(prompt.room(max_positions))),
+            sampling: self.sampling.sampling(sample, &model.generation),
+            repetition_penalty: self.sampling.repetition_penalty(&model.generation),
             stop_tokens: model.stop_tokens.clone(),
             vocab_size: model.config.vocab_size.min(tokenizer.vocab_size()),
             max_positions,
@@ -119,8 +126,8 @@ impl Arguments {
             line(&object.to_string());
             return Ok(());
         }
-        // The prompt is printed with the first piece, so that a refused prompt prints nothing.
-        let mut unprinted = Some(title.text);
+        // The prompt is printed with the first piece, so that a refused prompt prints nothing; an answer to what an encoder read, alone.
+        let mut unprinted = Some(if model.config.encoder.is_some() { "" } else { title.text });
         continue_text(chunk, tokenizer, device, request, &mut |piece| {
             let prompt = unprinted.take().unwrap_or_default();
             output::piece(&format!("{prompt}{piece}"));

@@ -248,6 +248,7 @@ impl Arguments {
                     temperature: generate.temperature,
                     top_k: generate.top_k,
                     top_p: generate.top_p,
+                    min_p: None,
                     seed: generate.seed,
                 }
             };
@@ -348,8 +349,11 @@ fn print_sample(report: &RunReport, device: &burn::tensor::Device, sample: &Samp
         prompt: &Prompt::new(tokenizer, sample.prompt)?,
         stop: &[],
         options: GenerateOptions {
+            decoder_start: (run.config.model.kind == bridge_models::encoder_decoder::KIND)
+                .then_some(run.config.model.decoder_start_token_id as i64),
             max_new_tokens: sample.max_tokens.min(max_positions.saturating_sub(prompt_tokens + 1)),
             sampling: sample.sampling,
+            repetition_penalty: 1.0,
             stop_tokens: tokenizer.eod().into_iter().collect(),
             vocab_size: tokenizer.vocab_size(),
             max_positions,

@@ -223,6 +223,7 @@ impl Checkpoint {
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::tests::bytes_of;
     use super::*;
 
     /// Global position of each local element, in local order.
@@ -269,7 +270,7 @@ mod tests {
             for slice in ShardTensor::of_local("w", &shard, flat.clone(), &values).unwrap() {
                 prop_assert_eq!(&slice.global_shape, &global);
                 let inside = LocalShard::whole(slice.source.shape());
-                let numbers: Vec<i64> = bytemuck::pod_collect_to_vec(slice.source.bytes());
+                let numbers: Vec<i64> = bytemuck::pod_collect_to_vec(&bytes_of(&slice.source));
                 for (index, number) in numbers.into_iter().enumerate() {
                     let mut rest = index;
                     let mut at = slice.offset.clone();

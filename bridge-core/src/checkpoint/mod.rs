@@ -87,7 +87,7 @@ pub use resolve::{LoadReport, LoadRequest, Notice, OnDamaged, Resolution, Resolv
 pub use retention::RetentionPolicy;
 pub use shard::{WrittenShard, WrittenTensor};
 pub use sharded::ShardedWriter;
-pub use snapshot::{RunFiles, ShardTensor, Snapshot, TensorGroup};
+pub use snapshot::{Content, RunFiles, ShardTensor, Snapshot, TensorGroup, TensorStream};
 pub use store::{CheckpointStore, CheckpointSummary, named};
 pub use tensor::{DType, Element, HostTensor};
 pub use together::{Verifier, look_together};

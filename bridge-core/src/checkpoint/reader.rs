@@ -176,6 +176,21 @@ impl Checkpoint {
         self.load_slice(name, &whole)
     }
 
+    /// Reads a whole tensor of floats as float32.
+    ///
+    /// # Errors
+    /// As [`load_tensor`](Self::load_tensor); elements that are no floats, or are NaN or infinite.
+    pub fn load_floats(&self, name: &str) -> Result<Vec<f32>, CheckpointError> {
+        let tensor = self.load_tensor(name)?;
+        CheckpointError::unless_finite(&self.path, name, &tensor)?;
+        match tensor.dtype() {
+            DType::F16 => Ok(tensor.to_vec::<half::f16>()?.into_iter().map(half::f16::to_f32).collect()),
+            DType::BF16 => Ok(tensor.to_vec::<half::bf16>()?.into_iter().map(half::bf16::to_f32).collect()),
+            DType::F64 => Ok(tensor.to_vec::<f64>()?.into_iter().map(|value| value as f32).collect()),
+            DType::F32 | DType::I64 | DType::I32 | DType::U32 | DType::U8 | DType::Bool => tensor.to_vec::<f32>(),
+        }
+    }
+
     /// Reads part of a tensor, given by one range per dimension. The shape of the result is the lengths of `ranges`.
     ///
     /// # Errors

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::checksum::Checksum;
 use super::error::CheckpointError;
-use super::fsio::{CHUNK_BYTES, FileWriter};
+use super::fsio::FileWriter;
 use super::names::{file_name_problem, shard_file_name};
 use super::progress::ProgressMeter;
 use super::snapshot::{ShardTensor, TensorGroup};
@@ -80,7 +80,7 @@ pub(super) fn plan_shards<'s>(
         let mut parts: Vec<ShardPlan<'s>> = Vec::new();
         let mut filled = 0u64;
         for entry in keyed {
-            let bytes = entry.1.source.bytes().len() as u64;
+            let bytes = entry.1.source.num_bytes() as u64;
             match parts.last_mut() {
                 Some(plan) if filled == 0 || filled.saturating_add(bytes) <= max_bytes => plan.tensors.push(entry),
                 _ => {
@@ -158,10 +158,11 @@ fn write_shard(folder: &Path, plan: &ShardPlan<'_>, meter: &ProgressMeter) -> Re
     let mut file = FileWriter::create(&folder.join(&plan.file))?;
     file.write(&header(plan)?)?;
     for (_, tensor) in &plan.tensors {
-        for chunk in tensor.source.bytes().chunks(CHUNK_BYTES) {
-            file.write(chunk)?;
-            meter.add(chunk.len() as u64);
-        }
+        tensor.source.write(&mut |bytes| {
+            file.write(bytes)?;
+            meter.add(bytes.len() as u64);
+            Ok(())
+        })?;
     }
     let (size, checksum) = file.finish()?;
     let tensors = plan
@@ -185,7 +186,7 @@ fn header(plan: &ShardPlan<'_>) -> Result<Vec<u8>, CheckpointError> {
     let mut end = 0;
     let infos = plan.tensors.iter().map(|(key, tensor)| {
         let start = end;
-        end += tensor.source.bytes().len();
+        end += tensor.source.num_bytes();
         let shape = tensor.source.shape().to_vec();
         (key.clone(), TensorInfo { dtype: tensor.source.dtype().into(), shape, data_offsets: (start, end) })
     });

@@ -1,10 +1,14 @@
 //! The data of a save. Writes nothing.
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::tensor::HostTensor;
+use super::error::CheckpointError;
+use super::fsio::CHUNK_BYTES;
+use super::tensor::{DType, HostTensor};
 use super::train_state::TrainState;
 
 /// The data that a checkpoint holds once, on any number of ranks.
@@ -22,7 +26,7 @@ pub struct RunFiles {
     pub files: BTreeMap<String, Bytes>,
 }
 
-/// Everything that one process saves. It owns or shares all memory, so that it can be written in the background.
+/// Everything that one process saves. It owns, shares or makes its values, so that it can be written in the background.
 #[derive(Debug, Clone, Default)]
 pub struct Snapshot {
     /// All data except tensors.
@@ -49,15 +53,103 @@ pub struct ShardTensor {
     pub global_shape: Vec<usize>,
     /// Offset of the slice in the whole tensor, per dimension.
     pub offset: Vec<usize>,
-    /// The memory of the slice.
-    pub source: HostTensor,
+    /// Its values.
+    pub source: Content,
+}
+
+/// The values of a tensor that is saved.
+#[derive(Clone)]
+pub enum Content {
+    /// They are in memory.
+    Memory(HostTensor),
+    /// They are made while they are written.
+    Stream(Arc<dyn TensorStream>),
+}
+
+/// Makes the values of a tensor that need not be in memory as a whole.
+pub trait TensorStream: Send + Sync {
+    /// The type of its elements.
+    fn dtype(&self) -> DType;
+
+    /// Its dimensions, slowest first.
+    fn shape(&self) -> &[usize];
+
+    /// Hands over its bytes, little-endian and row-major, piece by piece.
+    ///
+    /// # Errors
+    /// Those of `write`, and [`CheckpointError::InvalidTensor`] if the values cannot be made.
+    fn write(&self, write: &mut dyn FnMut(&[u8]) -> Result<(), CheckpointError>) -> Result<(), CheckpointError>;
+}
+
+impl fmt::Debug for Content {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {:?}", self.dtype(), self.shape())
+    }
+}
+
+impl Content {
+    /// The type of the elements.
+    #[must_use]
+    pub fn dtype(&self) -> DType {
+        match self {
+            Self::Memory(tensor) => tensor.dtype(),
+            Self::Stream(stream) => stream.dtype(),
+        }
+    }
+
+    /// The dimensions, slowest first.
+    #[must_use]
+    pub fn shape(&self) -> &[usize] {
+        match self {
+            Self::Memory(tensor) => tensor.shape(),
+            Self::Stream(stream) => stream.shape(),
+        }
+    }
+
+    /// How many bytes there are.
+    pub(super) fn num_bytes(&self) -> usize {
+        match self {
+            Self::Memory(tensor) => tensor.bytes().len(),
+            Self::Stream(stream) => stream.dtype().byte_len(stream.shape()).unwrap_or(usize::MAX),
+        }
+    }
+
+    /// Hands over the bytes in pieces.
+    pub(super) fn write(
+        &self,
+        write: &mut dyn FnMut(&[u8]) -> Result<(), CheckpointError>,
+    ) -> Result<(), CheckpointError> {
+        match self {
+            Self::Memory(tensor) => tensor.bytes().chunks(CHUNK_BYTES).try_for_each(write),
+            Self::Stream(stream) => {
+                let mut rest = self.num_bytes();
+                let wrong = || CheckpointError::InvalidTensor {
+                    reason: format!("a stream of {self:?} has not as many bytes as it says"),
+                };
+                stream.write(&mut |bytes| {
+                    rest = rest.checked_sub(bytes.len()).ok_or_else(wrong)?;
+                    write(bytes)
+                })?;
+                if rest == 0 { Ok(()) } else { Err(wrong()) }
+            }
+        }
+    }
 }
 
 impl ShardTensor {
     /// A whole tensor.
     pub fn whole(name: impl Into<String>, source: HostTensor) -> Self {
+        Self::of(name.into(), Content::Memory(source))
+    }
+
+    /// A whole tensor whose values are made while they are written.
+    pub fn streamed(name: impl Into<String>, stream: Arc<dyn TensorStream>) -> Self {
+        Self::of(name.into(), Content::Stream(stream))
+    }
+
+    fn of(name: String, source: Content) -> Self {
         let global_shape = source.shape().to_vec();
-        Self { name: name.into(), offset: vec![0; global_shape.len()], global_shape, source }
+        Self { name, offset: vec![0; global_shape.len()], global_shape, source }
     }
 
     /// The slice at `offset` of a tensor of `global_shape`. The save checks that it lies inside, and that the slices of all
@@ -68,6 +160,7 @@ impl ShardTensor {
         offset: impl Into<Vec<usize>>,
         source: HostTensor,
     ) -> Self {
+        let source = Content::Memory(source);
         Self { name: name.into(), global_shape: global_shape.into(), offset: offset.into(), source }
     }
 

@@ -290,7 +290,7 @@ impl Staging {
             progress: self.options.progress.clone(),
             iteration: self.iteration,
             done: AtomicU64::new(0),
-            total: tensors.map(|tensor| tensor.source.bytes().len() as u64).sum(),
+            total: tensors.map(|tensor| tensor.source.num_bytes() as u64).sum(),
         };
         let plans = plan_shards(groups, rank, self.options.max_shard_bytes)?;
         write_shards(&self.folder, &plans, self.options.storage_writers.get(), &meter)

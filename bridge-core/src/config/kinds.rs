@@ -6,7 +6,12 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
+use bridge_data::{ENCODER_MASK, ENCODER_TOKENS};
+
 use super::spec::TypeSpec;
+
+/// What a model with an encoder reads.
+pub const ENCODER_INPUTS: [&str; 2] = [ENCODER_TOKENS, ENCODER_MASK];
 
 /// An additional setting of a registered kind.
 #[derive(Debug, Clone)]
@@ -30,6 +35,8 @@ pub struct Kind {
     pub extra: Vec<ExtraField>,
     /// Why it cannot be used yet, for names that exist upstream only.
     pub not_implemented: Option<String>,
+    /// Extra tensors that models of this kind read, or datasets of it bring; `None` if that is not said.
+    pub inputs: Option<Vec<String>>,
     /// What a kind of model says of a resolved section: what builds it is registered with it.
     pub(crate) model: Option<AskModel>,
 }
@@ -75,6 +82,40 @@ impl Kind {
         self.extra.extend(extra);
         self
     }
+
+    /// Says which extra tensors a model reads besides tokens, or a dataset brings: a recipe must not choose two kinds that do not fit.
+    #[must_use]
+    pub fn with_inputs<'a>(self, names: impl IntoIterator<Item = &'a str>) -> Self {
+        Self { inputs: Some(names.into_iter().map(str::to_owned).collect()), ..self }
+    }
+}
+
+/// The settings of datasets of span corruption.
+pub(crate) fn span_corruption() -> [ExtraField; 4] {
+    let field =
+        |name: &str, spec, default, doc: &str| ExtraField { name: name.to_owned(), spec, default, doc: doc.to_owned() };
+    let number = |value: f64| Some(toml::Value::Float(value));
+    [
+        field(
+            "masked_lm_prob",
+            TypeSpec::Float,
+            number(0.15),
+            "Share of a sample's tokens that are masked, in (0, 1).",
+        ),
+        field(
+            "short_seq_prob",
+            TypeSpec::Float,
+            number(0.1),
+            "Share of the samples that are made of fewer tokens, in [0, 1].",
+        ),
+        field("mean_span_length", TypeSpec::Float, number(3.0), "Mean number of tokens of a masked span, at least 1."),
+        field(
+            "num_sentinels",
+            TypeSpec::Integer,
+            None,
+            "Sentinel ids, counted down from the top of the vocabulary; null takes the tokenizer's <extra_id_0>, <extra_id_1> and so on.",
+        ),
+    ]
 }
 
 /// The kinds of one section, by name.
@@ -123,7 +164,7 @@ pub struct Kinds {
 }
 
 impl Kinds {
-    /// The built-in kinds: models `gpt`, `mamba`; datasets `gpt`, `fim`, `mock`.
+    /// The built-in kinds: models `gpt`, `mamba`, `t5`; datasets `gpt`, `fim`, `mock`, `t5`, `mock_t5`.
     ///
     /// These are only names; `bridge_models::registry()` has their factories, and more kinds are registered there.
     pub fn builtin() -> Self {
@@ -131,12 +172,16 @@ impl Kinds {
         for name in ["gpt", "mamba"] {
             model.register(name, Kind::default());
         }
-        for name in ["t5", "mimo"] {
-            model.register_not_implemented(name, "model.kind = \"gpt\" and \"mamba\" are built in");
+        model.register("t5", Kind::default().with_inputs(ENCODER_INPUTS));
+        for name in ["mimo"] {
+            model.register_not_implemented(name, "model.kind = \"gpt\", \"mamba\" and \"t5\" are built in");
         }
         let mut dataset = KindRegistry::default();
         for name in ["gpt", "fim", "mock"] {
-            dataset.register(name, Kind::default());
+            dataset.register(name, Kind::default().with_inputs([]));
+        }
+        for name in ["t5", "mock_t5"] {
+            dataset.register(name, Kind::default().with_inputs(ENCODER_INPUTS).with(span_corruption()));
         }
         for name in ["finetuning", "sft"] {
             dataset.register_not_implemented(name, "fine-tuning datasets are not built in");

@@ -54,7 +54,7 @@ pub use explain::{Explanation, explain, keys};
 pub use field::{AnyValue, ByteSize, Field, OneOrMany};
 pub use kinded::{DatasetConfig, Kinded, KindedConfig, ModelConfig};
 pub(crate) use kinds::AskModel;
-pub use kinds::{ExtraField, Kind, KindRegistry, Kinds};
+pub use kinds::{ENCODER_INPUTS, ExtraField, Kind, KindRegistry, Kinds};
 pub use limits::{Bound, Limits};
 pub use loading::{load, load_text, load_with};
 pub use node::{Data, Entry, Location, Node};

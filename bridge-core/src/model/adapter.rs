@@ -42,9 +42,12 @@ impl LinearLayer {
     pub fn cut_by_inputs(&self) -> Cut {
         match self.cut {
             Cut::Columns | Cut::Replicated(_) => self.cut,
-            Cut::Rows | Cut::Blocks(_) | Cut::Sections(_) | Cut::KeyValueGroups { .. } | Cut::VocabularyRows => {
-                Cut::Replicated(Meets::OwnPart)
-            }
+            Cut::Rows
+            | Cut::Blocks(_)
+            | Cut::Sections(_)
+            | Cut::KeyValueGroups { .. }
+            | Cut::KeyHeads { .. }
+            | Cut::VocabularyRows => Cut::Replicated(Meets::OwnPart),
         }
     }
 
@@ -57,6 +60,7 @@ impl LinearLayer {
             | Cut::Blocks(_)
             | Cut::Sections(_)
             | Cut::KeyValueGroups { .. }
+            | Cut::KeyHeads { .. }
             | Cut::VocabularyRows => self.cut,
         }
     }

@@ -66,6 +66,13 @@ pub trait ModelChunk: fmt::Debug + Send {
     /// `[b, t]` -> `[b, t, v]`.
     fn logits(&self, tokens_bt: Tensor<2, Int>, state: &mut GenerationState) -> Option<Tensor<3>>;
 
+    /// Reads the sequence that an encoder-decoder's decoder attends to, all of whose tokens count: what layers make of it is kept in `state`,
+    /// which has seen nothing yet. `None` if the model has no encoder.
+    ///
+    /// # Shapes
+    /// `[b, s]`.
+    fn read_source(&self, source_bs: Tensor<2, Int>, state: &mut GenerationState) -> Option<()>;
+
     /// What the layers remember before the first token.
     fn new_state(&self) -> GenerationState;
 

@@ -105,6 +105,11 @@ pub enum Cut {
         /// Rows of a head.
         head_size: usize,
     },
+    /// Rows of so many heads of keys. With more ranks than heads several ranks hold the same one ([`SharedRows`]).
+    KeyHeads {
+        /// Key heads.
+        heads: usize,
+    },
     /// Rows of a vocabulary, which need not divide: padding must not depend on the ranks, or a checkpoint would.
     VocabularyRows,
 }
@@ -141,6 +146,14 @@ impl Cut {
                     rank: group.rank % (group.size / groups),
                 };
                 Placement { shared: Some(rows), ..cut(part_of_group(shape[0], groups, group.rank, rows)) }
+            }
+            Self::KeyHeads { heads } if group.size <= heads => even(0, 1),
+            Self::KeyHeads { heads } => {
+                let (ranks, size) = (group.size / heads, shape[0] / heads);
+                let rows = SharedRows { count: size, ranks, rank: group.rank % ranks };
+                let start = group.rank / ranks * size;
+                let whole_head = Shard { dim: 0, size: shape[0], parts: vec![start..start + size] };
+                Placement { shared: Some(rows), ..cut(whole_head) }
             }
             Self::VocabularyRows => cut(Shard::balanced(0, shape[0], group.rank, group.size)),
         }

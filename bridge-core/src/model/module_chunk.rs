@@ -31,6 +31,11 @@ pub trait Segments: Module + 'static {
         None
     }
 
+    /// See [`ModelChunk::read_source`]. By default a model has no encoder.
+    fn read_source(&self, _source_bs: Tensor<2, Int>, _state: &mut GenerationState) -> Option<()> {
+        None
+    }
+
     /// See [`ModelChunk::new_state`].
     fn new_state(&self) -> GenerationState {
         GenerationState::default()
@@ -138,6 +143,11 @@ impl<M: Segments> ModelChunk for ModuleChunk<M> {
     fn logits(&self, tokens_bt: Tensor<2, Int>, state: &mut GenerationState) -> Option<Tensor<3>> {
         self.check_values(None);
         self.module().logits(tokens_bt, state)
+    }
+
+    fn read_source(&self, source_bs: Tensor<2, Int>, state: &mut GenerationState) -> Option<()> {
+        self.check_values(None);
+        self.module().read_source(source_bs, state)
     }
 
     fn new_state(&self) -> GenerationState {

@@ -325,6 +325,8 @@ fn build_splits(
         tokenizer: text.tokenizer.clone(),
         text_prefix: text.prefix.clone(),
         validation: &config.validation,
+        target_length: config.model.seq_length_dec,
+        start_token: i64::try_from(config.model.decoder_start_token_id).unwrap_or(i64::MAX),
     })?;
     let tokenizer = match (&text.tokenizer, provider.tokenizer()) {
         (Some(_), Some(_)) => {

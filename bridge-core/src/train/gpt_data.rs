@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use bridge_data::gpt::{
-    Blend, FimParams, FimTokens, GptDatasetParams, GptDatasetProvider, GptSource, IndexCache, SampleOptions,
-    SplitBlends, ValidationSize,
+    Blend, FimParams, FimTokens, GptDatasetParams, GptDatasetProvider, GptSource, IndexCache, SampleChange,
+    SampleOptions, SpanParams, SpanTokens, SplitBlends, ValidationSize,
 };
 use bridge_data::indexed::{BinAccess, idx_path};
 use bridge_data::{DataError, DatasetProvider};
@@ -27,7 +27,7 @@ fn gpt_params(context: &DatasetFactoryContext) -> Result<GptDatasetParams, DataE
         .map_err(|_| DataError::Parameter(format!("dataset.random_seed = {}: too large", section.random_seed)))?;
     let mut params = GptDatasetParams::mock(section.seq_length, seed);
     params.source = match section.kind.as_str() {
-        "mock" => GptSource::Mock,
+        "mock" | "mock_t5" => GptSource::Mock,
         _ => gpt_source(context),
     };
     if let Some(folder) = &section.path_to_cache {
@@ -47,8 +47,14 @@ fn gpt_params(context: &DatasetFactoryContext) -> Result<GptDatasetParams, DataE
         drop_last_partial_validation_sequence: section.drop_last_partial_validation_sequence,
         allow_ambiguous_pad_tokens: section.allow_ambiguous_pad_tokens,
     };
-    if section.kind == "fim" {
-        params.fim = Some(fim_params(context)?);
+    match section.kind.as_str() {
+        "fim" => params.change = Some(SampleChange::Fim(fim_params(context)?)),
+        "t5" | "mock_t5" => {
+            // A sample is what is masked in it, and nothing follows.
+            params.sample.add_extra_token_to_sequence = false;
+            params.change = Some(SampleChange::Spans(span_params(context)?));
+        }
+        _ => {}
     }
     Ok(params)
 }
@@ -107,6 +113,27 @@ fn fim_params(context: &DatasetFactoryContext) -> Result<FimParams, DataError> {
             None => section.fim_fragment_rate.unwrap_or(0.0),
         },
         no_prefix: section.fim_no_prefix.clone(),
+    })
+}
+
+fn span_params(context: &DatasetFactoryContext) -> Result<SpanParams, DataError> {
+    let kind = &context.section.kind;
+    let Some(tokenizer) = context.tokenizer.as_deref() else {
+        return Err(DataError::Parameter(format!("dataset.kind = \"{kind}\" needs a tokenizer")));
+    };
+    let value = |name: &str| context.section.extra.get(name);
+    let number = |name: &str| {
+        let number =
+            value(name).and_then(|value| value.as_float().or_else(|| value.as_integer().map(|value| value as f64)));
+        number.ok_or_else(|| DataError::Parameter(format!("dataset.{name}: dataset.kind = \"{kind}\" needs it")))
+    };
+    let count = value("num_sentinels").and_then(|value| usize::try_from(value.as_integer()?).ok());
+    Ok(SpanParams {
+        masked_lm_prob: number("masked_lm_prob")?,
+        short_seq_prob: number("short_seq_prob")?,
+        mean_span_length: number("mean_span_length")?,
+        target_length: context.target_length,
+        tokens: SpanTokens::of(tokenizer, count, context.start_token)?,
     })
 }
 

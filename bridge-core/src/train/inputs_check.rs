@@ -51,7 +51,7 @@ pub fn check_inputs(config: &RunConfig, registry: &Registry) -> Result<(), Confi
 fn token_files(config: &RunConfig) -> Vec<String> {
     let dataset = &config.dataset;
     let blends = dataset.blend.iter().chain(dataset.blend_per_split.iter().flatten().flatten());
-    let is_read = matches!(dataset.kind.as_str(), "gpt" | "fim");
+    let is_read = matches!(dataset.kind.as_str(), "gpt" | "fim" | "t5");
     let paths: Vec<String> = blends.flat_map(|blend| blend.paths.iter().cloned()).collect();
     if is_read { paths } else { Vec::new() }
 }

@@ -44,6 +44,10 @@ pub struct DatasetFactoryContext<'a> {
     pub tokenizer: Option<Arc<dyn Tokenizer>>,
     /// Prefix of the `.bin`/`.idx` pair made from `dataset.source`.
     pub text_prefix: Option<PathBuf>,
+    /// Tokens of the sequences of a decoder behind an encoder.
+    pub target_length: usize,
+    /// The token that such a decoder begins with.
+    pub start_token: i64,
     /// The `validation` section: how much of the validation split is read.
     pub validation: &'a FinalValidation,
 }
@@ -58,11 +62,11 @@ pub struct DatasetRegistry {
 }
 
 impl DatasetRegistry {
-    /// The kinds `gpt`, `fim` and `mock`.
+    /// The kinds that are built in.
     pub fn builtin() -> Self {
         let mut registry = Self { kinds: Kinds::builtin().dataset, factories: BTreeMap::new() };
-        for kind in ["gpt", "fim", "mock"] {
-            registry.register(kind, [], gpt_provider);
+        for kind in ["gpt", "fim", "mock", "t5", "mock_t5"] {
+            registry.factories.insert(kind.to_owned(), Arc::new(gpt_provider));
         }
         registry
     }

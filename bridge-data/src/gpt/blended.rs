@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::blending::{BlendingIndices, MAX_DATASETS, blending_indices, exhaustive_blending_indices, normalize};
 use super::cache::{CacheKey, Fingerprint, typed_array};
 use super::fim::FimDataset;
+use super::spans::SpanDataset;
 use super::{GptDataset, IndexCache};
 use crate::DataError;
 use crate::dataset::{BuildEvent, BuildObserver, Dataset, FetchOrder, Sample};
@@ -16,6 +17,7 @@ use crate::npy::{self, IndexArray};
 pub(crate) enum Member {
     Gpt(GptDataset),
     Fim(FimDataset),
+    Spans(SpanDataset),
 }
 
 impl Member {
@@ -23,6 +25,7 @@ impl Member {
         match self {
             Self::Gpt(dataset) => dataset,
             Self::Fim(dataset) => dataset.inner(),
+            Self::Spans(dataset) => dataset.inner(),
         }
     }
 
@@ -30,6 +33,7 @@ impl Member {
         match self {
             Self::Gpt(dataset) => dataset,
             Self::Fim(dataset) => dataset,
+            Self::Spans(dataset) => dataset,
         }
     }
 
@@ -37,6 +41,7 @@ impl Member {
         match self {
             Self::Gpt(dataset) => Arc::new(dataset),
             Self::Fim(dataset) => Arc::new(dataset),
+            Self::Spans(dataset) => Arc::new(dataset),
         }
     }
 }

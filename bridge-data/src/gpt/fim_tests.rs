@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::*;
 use crate::dataset::DatasetProvider;
 use crate::gpt::tests::{context, params};
-use crate::gpt::{Blend, GptDatasetParams, GptDatasetProvider, GptSource};
+use crate::gpt::{Blend, GptDatasetParams, GptDatasetProvider, GptSource, SampleChange};
 use crate::indexed::{BinAccess, IndexedDataset, IndexedDatasetBuilder, TokenDtype};
 
 const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/megatron-data");
@@ -48,7 +48,7 @@ fn dataset(folder: &Path, case: &Case) -> Arc<dyn Dataset> {
         sequence_length: case.sequence_length,
         random_seed: case.seed,
         source: GptSource::Blend { blend: Blend { paths: vec![prefix], weights: None }, split: "100,0,0".into() },
-        fim: Some(fim),
+        change: Some(SampleChange::Fim(fim)),
         ..params(&["a"], None, "1")
     };
     let provider = GptDatasetProvider::new(params).expect("valid parameters");

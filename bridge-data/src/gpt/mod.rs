@@ -8,6 +8,7 @@ mod fim;
 mod index;
 mod masks;
 mod provider;
+mod spans;
 mod split;
 mod store;
 
@@ -19,7 +20,8 @@ pub use blended::BlendedDataset;
 pub use blending::{BlendingIndices, blending_indices, exhaustive_blending_indices};
 pub use fim::{FimDataset, FimParams, FimTokens};
 pub use masks::SampleOptions;
-pub use provider::{Blend, GptDatasetParams, GptDatasetProvider, GptSource, SplitBlends, ValidationSize};
+pub use provider::{Blend, GptDatasetParams, GptDatasetProvider, GptSource, SampleChange, SplitBlends, ValidationSize};
+pub use spans::{SpanDataset, SpanParams, SpanTokens};
 pub use split::{Split, SplitMatrix};
 pub use store::{MockStore, SequenceStore};
 

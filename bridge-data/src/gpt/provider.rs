@@ -11,6 +11,7 @@ use super::blended::{BlendedDataset, Member, Mix};
 use super::blending::normalize;
 use super::fim::{FimDataset, FimParams};
 use super::masks::{SampleOptions, SpecialTokens};
+use super::spans::{SpanDataset, SpanParams};
 use super::split::{Split, SplitMatrix};
 use super::store::{MockStore, SequenceStore};
 use super::{GptDataset, GptDatasetSpec, IndexCache};
@@ -65,6 +66,15 @@ pub enum GptSource {
     Mock,
 }
 
+/// What is done to the tokens of a sample.
+#[derive(Debug, Clone, PartialEq)]
+pub enum SampleChange {
+    /// Documents are reordered: fill-in-the-middle.
+    Fim(FimParams),
+    /// Spans are masked, for an encoder and a decoder.
+    Spans(SpanParams),
+}
+
 /// How many validation samples are built.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ValidationSize {
@@ -96,8 +106,8 @@ pub struct GptDatasetParams {
     pub validation: ValidationSize,
     /// How samples are made of tokens.
     pub sample: SampleOptions,
-    /// Fill-in-the-middle, if enabled.
-    pub fim: Option<FimParams>,
+    /// What is done to the tokens of a sample, if anything.
+    pub change: Option<SampleChange>,
 }
 
 impl GptDatasetParams {
@@ -113,7 +123,7 @@ impl GptDatasetParams {
             mid_level_dataset_surplus: 0.005,
             validation: ValidationSize::AsRequested,
             sample: SampleOptions::default(),
-            fim: None,
+            change: None,
         }
     }
 
@@ -180,8 +190,10 @@ impl GptDatasetProvider {
     /// If values are out of range, or the paths and weights of a blend do not match.
     pub fn new(params: GptDatasetParams) -> Result<Self, DataError> {
         params.check()?;
-        if let Some(fim) = &params.fim {
-            fim.check()?;
+        match &params.change {
+            Some(SampleChange::Fim(fim)) => fim.check()?,
+            Some(SampleChange::Spans(spans)) => spans.check(params.sequence_length)?,
+            None => {}
         }
         Ok(Self { params })
     }
@@ -355,10 +367,11 @@ impl Builder<'_> {
         matrix: &SplitMatrix,
         num_samples: Option<usize>,
     ) -> Result<Option<Member>, DataError> {
-        let class = match (&self.params.source, &self.params.fim) {
+        let class = match (&self.params.source, &self.params.change) {
             (GptSource::Mock, _) => "MockGPTDataset",
-            (_, Some(_)) => "GPTFIMDataset",
-            (_, None) => "GPTDataset",
+            (_, Some(SampleChange::Fim(_))) => "GPTFIMDataset",
+            // Its samples are those of the GPT dataset, masked when they are read.
+            (_, Some(SampleChange::Spans(_)) | None) => "GPTDataset",
         };
         let tokenizer = self.ctx.tokenizer.as_ref();
         let dataset = GptDataset::build(GptDatasetSpec {
@@ -378,8 +391,13 @@ impl Builder<'_> {
         let Some(dataset) = dataset else {
             return Ok(None);
         };
-        let Some(fim) = &self.params.fim else {
-            return Ok(Some(Member::Gpt(dataset)));
+        let fim = match &self.params.change {
+            None => return Ok(Some(Member::Gpt(dataset))),
+            Some(SampleChange::Spans(spans)) => {
+                let seed = self.params.random_seed;
+                return Ok(Some(Member::Spans(SpanDataset::new(dataset, spans.clone(), seed))));
+            }
+            Some(SampleChange::Fim(fim)) => fim,
         };
         let tokenizer = tokenizer
             .cloned()

@@ -9,15 +9,17 @@ use bridge_kernels::{
     AttentionOptions, DropoutKey, PackedHeads, RotaryTable, apply_rotary, packed_attention, rms_norm,
 };
 use burn::module::Module;
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{FloatDType, Int, Tensor};
 
 use super::context_parallel::{Heads, attend};
 use super::init::InitialValues;
 use super::key_values::KeyValues;
 use super::linear::{Linear, LinearConfig};
 use super::norm::{Norm, statistics};
-use super::regions::{Regions, enter_exchanges, exchange, leave_exchanges};
+use super::regions::{Regions, enter_exchanges, exchange, leave_exchanges, total_exchanges};
 use super::residual::BlockOutput;
+use super::rope::LayerTables;
+use crate::models::decoder::choices::QkNormScope;
 use crate::models::decoder::config::{DecoderConfig, PositionEmbedding};
 
 /// Query, key and value projection, attention, output projection.
@@ -42,6 +44,8 @@ struct Settings {
     use_rope: bool,
     /// Epsilon of the norm of queries and keys that has no weights.
     l2_norm: Option<f64>,
+    /// Query and key heads of all ranks, where one norm covers them.
+    normed_heads: Option<[usize; 2]>,
 }
 
 /// The heads of one of `ranks`: whole groups, or of one group a part of the query heads with the key/value head that they use.
@@ -69,7 +73,7 @@ pub(crate) struct AttentionInput<'a> {
     /// The ranks that share this attention.
     pub regions: &'a Regions,
     /// Rotary tables, for models that have them.
-    pub rotary: Option<&'a RotaryTable>,
+    pub rotary: Option<LayerTables<'a>>,
     /// Positions of the tokens.
     pub positions: &'a Positions,
     /// Document of each token, `[b, t]`.
@@ -101,10 +105,7 @@ fn flops(config: &DecoderConfig, index: usize, work: &Workload) -> f64 {
 /// Rate and key of the dropout of probabilities. Ranks with different heads draw different masks, so that heads do: not those that one rank
 /// would have drawn.
 pub(super) fn dropout(rate: f64, key: Option<DropoutKey>, regions: &Regions) -> Option<(f64, DropoutKey)> {
-    let key = key.filter(|_| rate > 0.0)?;
-    let group = regions.tensor();
-    let key = if group.size() == 1 { key } else { DropoutKey(key.0.derive(group.rank() as u64)) };
-    Some((rate, key))
+    regions.own_key(key.filter(|_| rate > 0.0)).map(|key| (rate, key))
 }
 
 impl SelfAttention {
@@ -145,6 +146,11 @@ impl SelfAttention {
             attention: workspace_bytes(work.seq_length / work.context_size, work.seq_length, head_size) as u64,
             exchanges: [
                 enter_exchanges(row, work),
+                if config.qk_layernorm_scope == QkNormScope::Projection {
+                    total_exchanges(2, work)
+                } else {
+                    Vec::new()
+                },
                 context_exchanges(n * g * d * work.collective_bytes, work),
                 leave_exchanges(row, work),
             ]
@@ -157,16 +163,23 @@ impl SelfAttention {
     pub fn new(config: &DecoderConfig, index: usize, scope: &Scope) -> Self {
         let initial = InitialValues::new(config);
         let (c, d) = (config.hidden_size, config.kv_channels);
-        let qk_norm = |name| config.qk_layernorm.then(|| Norm::of_heads(config.norm, d, scope, name));
+        let (heads, groups) = (config.num_attention_heads, config.num_query_groups);
+        let qk_norm = |name, heads: usize, cut| {
+            config.qk_layernorm.then(|| match config.qk_layernorm_scope {
+                QkNormScope::Head => Norm::of_heads(config.norm, d, scope, name),
+                QkNormScope::Projection => Norm::of_projection((config.norm, heads * d), cut, scope, name),
+            })
+        };
+        let covers_all = config.qk_layernorm_scope == QkNormScope::Projection;
         let linear_qkv = LinearConfig {
             inputs: c,
             outputs: config.qkv_size(),
             bias: config.qkv_bias,
-            cut: Cut::KeyValueGroups { groups: config.num_query_groups, head_size: d },
+            cut: Cut::KeyValueGroups { groups, head_size: d },
             initial: initial.weight,
         };
         let linear_proj = LinearConfig {
-            inputs: config.num_attention_heads * d,
+            inputs: heads * d,
             outputs: c,
             bias: config.proj_bias,
             cut: Cut::Columns,
@@ -174,8 +187,8 @@ impl SelfAttention {
         };
         Self {
             linear_qkv: Linear::new(&linear_qkv, scope, "linear_qkv"),
-            q_layernorm: qk_norm("q_layernorm"),
-            k_layernorm: qk_norm("k_layernorm"),
+            q_layernorm: qk_norm("q_layernorm", heads, Cut::Rows),
+            k_layernorm: qk_norm("k_layernorm", groups, Cut::KeyHeads { heads: groups }),
             linear_proj: Linear::new(&linear_proj, scope, "linear_proj"),
             settings: Settings {
                 packed: heads_of_a_rank(config, scope.place().tensor.size),
@@ -185,6 +198,7 @@ impl SelfAttention {
                 dropout: config.attention_dropout,
                 use_rope: !config.no_rope_layers.includes(index),
                 l2_norm: config.qk_l2_norm.then_some(config.norm.epsilon),
+                normed_heads: covers_all.then_some([heads, groups]),
             },
         }
     }
@@ -208,13 +222,14 @@ impl SelfAttention {
             sinks_h: None,
         };
         let qkv_btf = self.linear_qkv.forward(x_btc, store);
-        let rotary = input.rotary.filter(|_| self.settings.use_rope).map(|table| (table, input.positions));
+        let rotary = input.rotary.filter(|_| self.settings.use_rope);
+        let rotary = rotary.map(|tables| (tables.of(self.settings.window), input.positions));
         let has_norms = self.q_layernorm.is_some() || self.settings.l2_norm.is_some();
         let is_plain = !has_norms && input.state.is_none() && regions.context().size() == 1;
         let y_bthd = if is_plain {
             packed_attention(qkv_btf, self.settings.packed, rotary, &options)
         } else {
-            let mut heads = self.heads(qkv_btf, rotary);
+            let mut heads = self.heads(qkv_btf, rotary, regions);
             if let Some(state) = input.state {
                 [heads.k_btgd, heads.v_btgd] = state.append([heads.k_btgd, heads.v_btgd]);
             }
@@ -225,13 +240,13 @@ impl SelfAttention {
     }
 
     /// Queries, keys and values, normalized and rotated.
-    fn heads(&self, qkv_btf: Tensor<3>, rotary: Option<(&RotaryTable, &Positions)>) -> Heads {
+    fn heads(&self, qkv_btf: Tensor<3>, rotary: Option<(&RotaryTable, &Positions)>, regions: &Regions) -> Heads {
         let [mut q_bthd, mut k_btgd, v_btgd] = self.settings.packed.unpack(qkv_btf);
-        if let Some(norm) = &self.q_layernorm {
-            q_bthd = norm.forward(q_bthd);
-        }
-        if let Some(norm) = &self.k_layernorm {
-            k_btgd = norm.forward(k_btgd);
+        if let (Some(of_queries), Some(of_keys)) = (&self.q_layernorm, &self.k_layernorm) {
+            [q_bthd, k_btgd] = match self.settings.normed_heads {
+                None => [of_queries.forward(q_bthd), of_keys.forward(k_btgd)],
+                Some(heads) => normalized_over_ranks([(of_queries, q_bthd), (of_keys, k_btgd)], heads, regions),
+            };
         }
         if let Some(epsilon) = self.settings.l2_norm {
             (q_bthd, k_btgd) = (l2_normalized(q_bthd, epsilon), l2_normalized(k_btgd, epsilon));
@@ -242,6 +257,33 @@ impl SelfAttention {
         }
         Heads { q_bthd, k_btgd, v_btgd }
     }
+}
+
+/// Queries and keys, `[b, t, heads, d]`, each divided by the root mean square over all `heads` of all ranks, and weighted.
+fn normalized_over_ranks(parts: [(&Norm, Tensor<4>); 2], heads: [usize; 2], regions: &Regions) -> [Tensor<4>; 2] {
+    let ranks = regions.tensor().size();
+    if ranks == 1 {
+        return parts.map(|(norm, x_bthd)| {
+            let [b, t, h, d] = x_bthd.dims();
+            norm.forward(x_bthd.reshape([b, t, h * d])).reshape([b, t, h, d])
+        });
+    }
+    let mut places = heads.into_iter();
+    let terms = parts.each_ref().map(|(_, x_bthd)| {
+        let [b, t, own, d] = x_bthd.dims();
+        let all = places.next().expect("queries and keys");
+        let x_btf = x_bthd.clone().reshape([b, t, own * d]).cast(FloatDType::F32);
+        // A head that several ranks hold is counted by each of them.
+        let copies = own * ranks / all;
+        (x_btf.clone() * x_btf).sum_dim(2) / (all * d * copies) as f64
+    });
+    let mean_squares_bt2 = regions.total(Tensor::cat(terms.to_vec(), 2));
+    let mut index = 0;
+    parts.map(|(norm, x_bthd)| {
+        let mean_square_bt1 = mean_squares_bt2.clone().narrow(2, index, 1);
+        index += 1;
+        norm.forward_part(x_bthd, mean_square_bt1)
+    })
 }
 
 /// Heads divided by their root mean square, `[b, t, h, d]` -> the same: an RMSNorm whose weights are one and are not learned.

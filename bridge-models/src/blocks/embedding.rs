@@ -10,6 +10,7 @@ use burn::tensor::{FloatDType, Int, Tensor, TensorData};
 
 use super::init::InitialValues;
 use super::regions::{Regions, leave_exchanges};
+use super::residual::scaled;
 use crate::models::decoder::config::{DecoderConfig, PositionEmbedding};
 
 /// Name of the word embedding's parameter.
@@ -50,6 +51,8 @@ pub(crate) struct Embedding {
     position_embeddings: Option<Table>,
     /// Rows of the whole vocabulary.
     vocab_size: usize,
+    /// Factor on the words' rows.
+    multiplier: f64,
     dropout: f64,
 }
 
@@ -65,6 +68,7 @@ impl Embedding {
             word_embeddings: Self::words_at(config, scope),
             position_embeddings: learned.then(positions),
             vocab_size: config.padded_vocab_size,
+            multiplier: config.embedding_multiplier,
             dropout: config.embedding_dropout,
         }
     }
@@ -104,7 +108,7 @@ impl Embedding {
         key: Option<DropoutKey>,
     ) -> Tensor<3> {
         let [_, t] = ids_bt.dims();
-        let mut x_btc = self.words(ids_bt, regions);
+        let mut x_btc = scaled(self.words(ids_bt, regions), self.multiplier);
         if let Some(table) = &self.position_embeddings {
             x_btc = x_btc + rows_of_positions(table.weight(), positions, regions.own_rows(t));
         }

@@ -13,6 +13,7 @@ use burn::tensor::{Int, Tensor};
 use super::embedding::vocabulary_rows;
 use super::linear::flops;
 use super::regions::{Regions, enter_exchanges};
+use super::residual::scaled;
 use crate::models::decoder::config::DecoderConfig;
 
 /// Targets of the loss.
@@ -23,12 +24,14 @@ pub(crate) struct Targets {
     pub mask_bt: Tensor<2>,
 }
 
-/// Output table and soft cap.
+/// Output table, and what is done to its products.
 pub(crate) struct Projection {
     /// `[v, c]`: this rank's rows of the vocabulary.
     pub weight_vc: Tensor<2>,
     /// Rows of all ranks.
     pub vocab_size: usize,
+    /// Factor on the logits, before the cap. Their inputs are scaled, which are fewer.
+    pub multiplier: f64,
     /// Soft cap on the logits.
     pub softcap: Option<f64>,
 }
@@ -66,7 +69,7 @@ pub(crate) fn cost(config: &DecoderConfig, work: &Workload) -> SegmentCost {
 ///
 /// `x_btc` `[b, t, c]` of the residual stream -> `[1]` float32, the same on all ranks that share the vocabulary.
 pub(crate) fn loss_sum(x_btc: Tensor<3>, projection: Projection, targets: Targets, regions: &Regions) -> Tensor<1> {
-    let x_btc = regions.enter(x_btc);
+    let x_btc = regions.enter(scaled(x_btc, projection.multiplier));
     let [b, t, c] = x_btc.dims();
     let options = CrossEntropyOptions { softcap: projection.softcap, z_loss: None };
     let x_nc = x_btc.reshape([b * t, c]);
@@ -101,7 +104,7 @@ pub(crate) fn loss_sum(x_btc: Tensor<3>, projection: Projection, targets: Target
 
 /// `[b, t, c]` -> `[b, t, v]`, the whole vocabulary on every rank.
 pub(crate) fn logits(x_btc: Tensor<3>, projection: Projection, regions: &Regions) -> Tensor<3> {
-    let own = linear(regions.enter(x_btc), projection.weight_vc, None);
+    let own = linear(regions.enter(scaled(x_btc, projection.multiplier)), projection.weight_vc, None);
     cap(gather_vocabulary(own, projection.vocab_size, regions.tensor()), projection.softcap)
 }
 

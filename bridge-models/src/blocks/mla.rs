@@ -150,7 +150,8 @@ impl LatentAttention {
     pub fn forward<'a>(&'a self, x_btc: Tensor<3>, input: AttentionInput<'a>) -> BlockOutput<'a> {
         let (regions, store) = (input.regions, input.weight_gradients);
         let Settings { heads: h, latent: r, rotated: p, unrotated: n, value: v, .. } = self.settings;
-        let rotary = input.rotary.filter(|_| self.settings.use_rope).map(|table| (table, input.positions));
+        let rotary = input.rotary.filter(|_| self.settings.use_rope);
+        let rotary = rotary.map(|tables| (tables.of(self.settings.window), input.positions));
         let down_btf = self.linear_kv_down_proj.forward(x_btc.clone(), store);
         let latent_btr = down_btf.clone().narrow(FEATURES, 0, r);
         let latent_btr = regions.enter(normed(&self.kv_layernorm, latent_btr));

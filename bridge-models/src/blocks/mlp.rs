@@ -1,7 +1,7 @@
 //! The feed-forward block, plain or gated.
 
 use bridge_core::model::{Cut, Scope, SegmentCost, WeightGradientStore, Workload};
-use bridge_kernels::Activation;
+use bridge_kernels::{Activation, DropoutKey, dropout};
 use burn::module::Module;
 use burn::tensor::Tensor;
 
@@ -71,6 +71,22 @@ impl Mlp {
         store: Option<&'a WeightGradientStore>,
     ) -> BlockOutput<'a> {
         let h_btf = self.hidden(regions.enter(x_btc), store);
+        BlockOutput::Product { x: h_btf, linear: &self.linear_fc2, store }
+    }
+
+    /// [`Self::forward`] with dropout at `rate` of the inner activations, of which each rank has its own: the key is the rank's.
+    pub fn forward_with_dropout<'a>(
+        &'a self,
+        x_btc: Tensor<3>,
+        regions: &Regions,
+        store: Option<&'a WeightGradientStore>,
+        (rate, key): (f64, Option<DropoutKey>),
+    ) -> BlockOutput<'a> {
+        let h_btf = self.hidden(regions.enter(x_btc), store);
+        let h_btf = match key.filter(|_| rate > 0.0) {
+            Some(key) => dropout(h_btf, rate, key),
+            None => h_btf,
+        };
         BlockOutput::Product { x: h_btf, linear: &self.linear_fc2, store }
     }
 

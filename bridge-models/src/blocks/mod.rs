@@ -3,6 +3,7 @@
 //! | file | what it has |
 //! | --- | --- |
 //! | `embedding`, `attention`, `mlp`, `norm`, `linear`, `residual`, `head` | the maths |
+//! | `biased_attention` | attention with relative positions, in both directions, and across sequences |
 //! | `key_values` | what attention remembers in generation |
 //! | `mla` | attention by latent vectors |
 //! | `moe` | mixture of experts |
@@ -16,6 +17,7 @@
 //! head size, `f` feed-forward size, `v` vocabulary.
 
 pub(crate) mod attention;
+pub(crate) mod biased_attention;
 pub(crate) mod context_parallel;
 pub(crate) mod embedding;
 pub(crate) mod head;

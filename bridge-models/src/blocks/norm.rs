@@ -5,7 +5,8 @@ use bridge_kernels::{layer_norm, residual_layer_norm, residual_rms_norm, rms_nor
 use burn::module::{Module, Param};
 use burn::tensor::{FloatDType, Tensor};
 
-use crate::models::decoder::config::{NormConfig, NormKind};
+use crate::models::decoder::choices::NormKind;
+use crate::models::decoder::config::NormConfig;
 
 /// A norm over the last dimension.
 #[derive(Module, Debug)]
@@ -19,7 +20,7 @@ pub(crate) struct Norm {
 /// What a norm costs besides the input that it keeps: bytes of statistics over `rows` rows, in float32.
 pub(crate) fn statistics(config: NormConfig, rows: u64) -> SegmentCost {
     let numbers = match config.kind {
-        NormKind::LayerNorm => 2,
+        NormKind::LayerNorm | NormKind::LayerNormNoBias => 2,
         NormKind::RmsNorm => 1,
     };
     SegmentCost { kept: rows * numbers * 4, ..SegmentCost::default() }
@@ -28,18 +29,24 @@ pub(crate) fn statistics(config: NormConfig, rows: u64) -> SegmentCost {
 impl Norm {
     /// The norm of the residual stream called `name`: the identity's parameters, weight one and bias zero.
     pub fn new(config: NormConfig, size: usize, scope: &Scope, name: &str) -> Self {
-        Self::with((config, size), (Meets::ResidualStream, ParameterRole::Norm), &scope.child(name))
+        let cut = Cut::Replicated(Meets::ResidualStream);
+        Self::with((config, size), (cut, ParameterRole::Norm), &scope.child(name))
     }
 
     /// The norm of queries or keys called `name`, of which each rank sees its own heads.
     pub fn of_heads(config: NormConfig, size: usize, scope: &Scope, name: &str) -> Self {
-        Self::with((config, size), (Meets::OwnPart, ParameterRole::QueryKeyNorm), &scope.child(name))
+        Self::of_projection((config, size), Cut::Replicated(Meets::OwnPart), scope, name)
     }
 
-    fn with((config, size): (NormConfig, usize), (meets, role): (Meets, ParameterRole), scope: &Scope) -> Self {
+    /// The norm of queries or keys called `name`, with weights for all heads, of which each rank has those of its own: `size` in all.
+    pub fn of_projection((config, size): (NormConfig, usize), cut: Cut, scope: &Scope, name: &str) -> Self {
+        Self::with((config, size), (cut, ParameterRole::QueryKeyNorm), &scope.child(name))
+    }
+
+    fn with((config, size): (NormConfig, usize), (cut, role): (Cut, ParameterRole), scope: &Scope) -> Self {
         let scope = scope.component(Component::Norm);
         let initial = if config.zero_centered_gamma { Initial::Zeros } else { Initial::Ones };
-        let vector = |name, initial, role| scope.parameter(name, [size], Cut::Replicated(meets), initial, role);
+        let vector = |name, initial, role| scope.parameter(name, [size], cut, initial, role);
         Self {
             weight: vector("weight", initial, role),
             bias: (config.kind == NormKind::LayerNorm).then(|| vector("bias", Initial::Zeros, ParameterRole::Bias)),
@@ -51,7 +58,7 @@ impl Norm {
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         let (weight, bias) = self.parameters();
         match self.config.kind {
-            NormKind::LayerNorm => layer_norm(x, weight, bias, self.config.epsilon),
+            NormKind::LayerNorm | NormKind::LayerNormNoBias => layer_norm(x, weight, bias, self.config.epsilon),
             NormKind::RmsNorm => rms_norm(x, weight, self.config.epsilon),
         }
     }
@@ -60,9 +67,23 @@ impl Norm {
     pub fn forward_residual(&self, x: Tensor<3>) -> (Tensor<3>, Tensor<3>) {
         let (weight, bias) = self.parameters();
         match self.config.kind {
-            NormKind::LayerNorm => residual_layer_norm(x, weight, bias, self.config.epsilon),
+            NormKind::LayerNorm | NormKind::LayerNormNoBias => {
+                residual_layer_norm(x, weight, bias, self.config.epsilon)
+            }
             NormKind::RmsNorm => residual_rms_norm(x, weight, self.config.epsilon),
         }
+    }
+
+    /// `[b, t, heads, d]` -> the same, of heads that are part of a root-mean-square norm over more: `mean_square_bt1` is that of them all, in
+    /// float32.
+    pub fn forward_part(&self, x_bthd: Tensor<4>, mean_square_bt1: Tensor<3>) -> Tensor<4> {
+        let [b, t, h, d] = x_bthd.dims();
+        let dtype = FloatDType::from(x_bthd.dtype());
+        let (weight, _) = self.parameters();
+        let factors_bt1 = (mean_square_bt1 + self.config.epsilon).sqrt().recip();
+        let x_btf = x_bthd.reshape([b, t, h * d]).cast(FloatDType::F32);
+        let y_btf = x_btf * factors_bt1 * weight.cast(FloatDType::F32).unsqueeze();
+        y_btf.cast(dtype).reshape([b, t, h, d])
     }
 
     /// Weight and bias as they are applied.

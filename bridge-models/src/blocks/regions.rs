@@ -88,6 +88,11 @@ impl Regions {
         }
     }
 
+    /// The sum of each rank's term, `[b, t, n]`, on every rank, inside a tensor-parallel region where each goes on with it in its own way.
+    pub fn total(&self, term_btn: Tensor<3>) -> Tensor<3> {
+        copy_to_group(reduce_from_group(term_btn, &self.tensor), &self.tensor)
+    }
+
     /// Which of the `rows` tokens that a tensor-parallel region has are in this rank's residual stream.
     pub fn own_rows(&self, rows: usize) -> std::ops::Range<usize> {
         if self.sequence_parallel {
@@ -97,6 +102,12 @@ impl Regions {
         } else {
             0..rows
         }
+    }
+
+    /// The dropout key of what each tensor-parallel rank has a part of its own of: heads, or columns of a feed-forward block.
+    pub fn own_key(&self, key: Option<DropoutKey>) -> Option<DropoutKey> {
+        let own = |key: DropoutKey| DropoutKey(key.0.derive(self.tensor.rank() as u64));
+        if self.tensor.size() == 1 { key } else { key.map(own) }
     }
 
     /// Dropout of the residual stream with the mask that one rank alone would have drawn for these tokens.
@@ -180,6 +191,15 @@ pub(crate) fn leave_exchanges(row: u64, work: &Workload) -> Vec<Exchange> {
         of(Operation::ReduceScatter, PassKind::Forward, work.tokens()),
         of(Operation::AllGather, PassKind::Backward, work.tokens_between_blocks()),
     ]
+}
+
+/// What [`Regions::total`] sends of `numbers` a token, in float32.
+pub(crate) fn total_exchanges(numbers: u64, work: &Workload) -> Vec<Exchange> {
+    let of = |pass| {
+        let bytes = work.tokens() * numbers * 4;
+        exchange((TrafficKind::Tensor, GroupKind::Tensor), Operation::AllReduce, pass, (1, bytes))
+    };
+    vec![of(PassKind::Forward), of(PassKind::Backward)]
 }
 
 /// Appends the factors, 0 or `1 / (1 - rate)`, of the elements `range` of a dropout mask.

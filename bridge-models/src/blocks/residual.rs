@@ -129,6 +129,7 @@ impl Residual<'_> {
     }
 }
 
-fn scaled(x: Tensor<3>, factor: f64) -> Tensor<3> {
+/// `x` times a factor.
+pub(crate) fn scaled(x: Tensor<3>, factor: f64) -> Tensor<3> {
     if factor == 1.0 { x } else { x * factor }
 }

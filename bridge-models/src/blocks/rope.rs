@@ -3,7 +3,8 @@
 use bridge_kernels::rotary::{RotaryPairing, RotaryTable};
 use burn::tensor::Device;
 
-use crate::models::decoder::config::{DecoderConfig, PositionEmbedding, RopeConfig, RopeScaling, YarnConfig};
+use crate::models::decoder::choices::{RopeScaling, YarnConfig};
+use crate::models::decoder::config::{DecoderConfig, PositionEmbedding, RopeConfig};
 
 /// The tables of a model's positions.
 #[derive(Clone, Debug)]
@@ -11,6 +12,22 @@ pub(crate) struct Rotary {
     table: RotaryTable,
     /// The table of longer sequences, and the length of the longest sequence that is not one, in tokens.
     long: Option<(usize, RotaryTable)>,
+    /// The table of windowed layers, where it is another one.
+    windowed: Option<RotaryTable>,
+}
+
+/// The tables that the layers of a model rotate by.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LayerTables<'a> {
+    usual: &'a RotaryTable,
+    windowed: Option<&'a RotaryTable>,
+}
+
+impl<'a> LayerTables<'a> {
+    /// The table of a layer with this window.
+    pub fn of(self, window: Option<usize>) -> &'a RotaryTable {
+        self.windowed.filter(|_| window.is_some()).unwrap_or(self.usual)
+    }
 }
 
 impl Rotary {
@@ -20,7 +37,7 @@ impl Rotary {
             PositionEmbedding::Rope(rope) => {
                 Some(Self::new(rope, config.rotary_head(), config.max_position_embeddings, device))
             }
-            PositionEmbedding::LearnedAbsolute | PositionEmbedding::None => None,
+            PositionEmbedding::LearnedAbsolute | PositionEmbedding::Relative(_) | PositionEmbedding::None => None,
         }
     }
 
@@ -33,16 +50,25 @@ impl Rotary {
             let frequencies = inverse_frequencies(rope, head_size, sequences);
             RotaryTable::new(&frequencies, length, pairing, &device).scaled(factor)
         };
+        let windowed = rope.windowed_base.map(|base| {
+            let rope = RopeConfig { base, scaling: None, ..rope.clone() };
+            RotaryTable::new(&inverse_frequencies(&rope, head_size, Sequences::Short), length, pairing, &device)
+        });
         match rope.short_length() {
             Some(short) if short < length => {
-                Self { table: table(Sequences::Short, short), long: Some((short, table(Sequences::Long, length))) }
+                let long = Some((short, table(Sequences::Long, length)));
+                Self { table: table(Sequences::Short, short), long, windowed }
             }
-            Some(_) | None => Self { table: table(Sequences::Short, length), long: None },
+            Some(_) | None => Self { table: table(Sequences::Short, length), long: None, windowed },
         }
     }
 
-    /// The table of sequences of `length` tokens, those before the first one of a batch counted too.
-    pub fn table(&self, length: usize) -> &RotaryTable {
+    /// The tables of sequences of `length` tokens, those before the first one of a batch counted too.
+    pub fn tables(&self, length: usize) -> LayerTables<'_> {
+        LayerTables { usual: self.table(length), windowed: self.windowed.as_ref() }
+    }
+
+    fn table(&self, length: usize) -> &RotaryTable {
         match &self.long {
             Some((short, table)) if length > *short => table,
             Some(_) | None => &self.table,
@@ -193,7 +219,25 @@ mod tests {
     use super::*;
 
     fn plain() -> RopeConfig {
-        RopeConfig { base: 10_000.0, percent: 1.0, interleaved: false, scaling: None }
+        RopeConfig { base: 10_000.0, percent: 1.0, interleaved: false, scaling: None, windowed_base: None }
+    }
+
+    #[test]
+    fn a_windowed_layer_has_its_own_base_and_no_scaling() {
+        let scaling = Some(RopeScaling::Linear { factor: 4.0 });
+        let rope = RopeConfig { windowed_base: Some(300.0), scaling, ..plain() };
+        let values = |table: &RotaryTable| -> Vec<f32> {
+            let q_bthd = burn::tensor::Tensor::ones([1, 9, 1, 14], &Device::flex());
+            let positions = bridge_kernels::rotary::Positions::From(0);
+            bridge_kernels::apply_rotary(q_bthd, table, &positions).into_data().try_into_vec().unwrap()
+        };
+        let rotary = |rope: &RopeConfig| Rotary::new(rope, 14, 9, &Device::flex());
+        let both = rotary(&rope);
+        let local = rotary(&RopeConfig { base: 300.0, ..plain() });
+        let usual = rotary(&RopeConfig { windowed_base: None, ..rope });
+        assert_eq!(values(both.tables(9).of(Some(3))), values(local.tables(9).of(None)));
+        assert_eq!(values(both.tables(9).of(None)), values(usual.tables(9).of(Some(3))));
+        assert_ne!(values(both.tables(9).of(None)), values(both.tables(9).of(Some(3))));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Safetensors files of a folder, single or sharded, memory-mapped and read tensor by tensor.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use bridge_data::outside;
@@ -8,8 +9,9 @@ use memmap2::Mmap;
 use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
 
-use super::error::HfError;
-use super::weight_map::{Part, StoredTensor};
+use super::encoding;
+use super::error::{HfError, TensorProblem};
+use super::source::TensorSource;
 
 /// A tensor in host memory.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,7 +37,34 @@ struct Entry {
     file: usize,
     dtype: Dtype,
     shape: Vec<usize>,
-    bytes: std::ops::Range<usize>,
+    bytes: Range<usize>,
+    encoding: Encoding,
+}
+
+/// What the elements of a tensor stand for.
+#[derive(Clone, Debug)]
+enum Encoding {
+    /// Themselves.
+    Plain,
+    /// Themselves times the scale of their block of so many rows and columns.
+    Scaled { scales: Box<Entry>, block: [usize; 2] },
+    /// Pairs of 4-bit floats in rows of blocks, which have a scale each; the tensor is the transpose of the stored matrices.
+    Mxfp4 { scales: Box<Entry> },
+}
+
+/// How the weights of a folder are quantized, as `quantization_config` of its `config.json` says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Quantization {
+    /// Not at all.
+    #[default]
+    None,
+    /// Floats of 8 bits, with a tensor `NAME_scale_inv` beside each: a factor for each block of so many rows and columns (as DeepSeek-V3 has them).
+    Fp8 {
+        /// Rows and columns of a block.
+        block: [usize; 2],
+    },
+    /// Blocks of 32 floats of 4 bits in `NAME_blocks`, a scale each in `NAME_scales`; `NAME` is made of both (as GPT-OSS has them).
+    Mxfp4,
 }
 
 #[derive(Deserialize)]
@@ -94,6 +123,7 @@ impl HfCheckpoint {
                     dtype: info.dtype,
                     shape: info.shape.clone(),
                     bytes: start + from..start + to,
+                    encoding: Encoding::Plain,
                 };
                 if let Some(earlier) = checkpoint.tensors.insert(name.clone(), entry) {
                     let first = checkpoint.paths[earlier.file].clone();
@@ -106,56 +136,98 @@ impl HfCheckpoint {
         Ok(checkpoint)
     }
 
-    /// The folder or file it came from.
-    pub fn path(&self) -> &Path {
-        &self.folder
+    /// The same tensors with the values that quantized ones stand for, by their own names; what belongs to these is no tensor of its own any more.
+    ///
+    /// # Errors
+    /// If a quantized tensor lacks its scales, or they have another shape or dtype.
+    pub fn dequantized(mut self, quantization: Quantization) -> Result<Self, HfError> {
+        let names: Vec<String> = self.tensors.keys().cloned().collect();
+        for name in names {
+            match (quantization, name.strip_suffix("_blocks")) {
+                (Quantization::Fp8 { block }, _)
+                    if self.tensors.get(&name).is_some_and(|e| encoding::is_f8(e.dtype)) =>
+                {
+                    self.scale_by_block(&name, block)?;
+                }
+                (Quantization::Mxfp4, Some(whole)) => self.join_blocks(whole)?,
+                (Quantization::None | Quantization::Fp8 { .. } | Quantization::Mxfp4, _) => {}
+            }
+        }
+        Ok(self)
     }
 
-    /// Names and shapes of all tensors, sorted by name.
-    pub fn tensors(&self) -> impl Iterator<Item = (&str, &[usize])> {
-        self.tensors.iter().map(|(name, entry)| (name.as_str(), entry.shape.as_slice()))
+    fn scale_by_block(&mut self, name: &str, block: [usize; 2]) -> Result<(), HfError> {
+        let shape = self.tensors[name].shape.clone();
+        let [outer @ .., rows, columns] = shape.as_slice() else {
+            return Err(self.misshapen(name, &shape, "a matrix, because it is quantized by blocks"));
+        };
+        let companion = format!("{name}_scale_inv");
+        let grid = [outer, &[rows.div_ceil(block[0]), columns.div_ceil(block[1])]].concat();
+        let scales = self.take(&companion, &grid)?;
+        if encoding::float_size(scales.dtype).is_none() {
+            return Err(self.wrong_dtype(&scales, &companion, encoding::FLOATS, scales.dtype));
+        }
+        let entry = self.tensors.get_mut(name).expect("it is one of the names");
+        entry.encoding = Encoding::Scaled { scales: Box::new(scales), block };
+        Ok(())
     }
 
-    /// The shape of a tensor, if there is one of this name.
-    pub fn shape(&self, name: &str) -> Option<&[usize]> {
-        self.tensors.get(name).map(|entry| entry.shape.as_slice())
+    fn join_blocks(&mut self, whole: &str) -> Result<(), HfError> {
+        let name = format!("{whole}_blocks");
+        let mut blocks = self.tensors[&name].clone();
+        let [outer @ .., rows, count, bytes] = blocks.shape.as_slice() else {
+            return Err(self.misshapen(&name, &blocks.shape, "at least three dimensions: rows, blocks, bytes"));
+        };
+        if *bytes != encoding::MXFP4_BLOCK / 2 {
+            return Err(self.misshapen(&name, &blocks.shape, "16 bytes in each block"));
+        }
+        let (shape, grid) =
+            ([outer, &[count * encoding::MXFP4_BLOCK, *rows]].concat(), [outer, &[*rows, *count]].concat());
+        let companion = format!("{whole}_scales");
+        let scales = self.take(&companion, &grid)?;
+        for (name, entry) in [(&name, &blocks), (&companion, &scales)] {
+            if entry.dtype != Dtype::U8 {
+                return Err(self.wrong_dtype(entry, name, "U8", entry.dtype));
+            }
+        }
+        blocks.shape = shape;
+        blocks.encoding = Encoding::Mxfp4 { scales: Box::new(scales) };
+        self.tensors.remove(&name);
+        match self.tensors.insert(whole.to_owned(), blocks) {
+            None => Ok(()),
+            Some(twin) => {
+                let path = self.paths[twin.file].clone();
+                Err(HfError::Twice { path: path.clone(), name: whole.to_owned(), first: path })
+            }
+        }
+    }
+
+    /// Removes a tensor that belongs to another.
+    fn take(&mut self, name: &str, expected: &[usize]) -> Result<Entry, HfError> {
+        let path = self.folder.clone();
+        let problem = match self.tensors.remove(name) {
+            Some(entry) if entry.shape == expected => return Ok(entry),
+            Some(entry) => {
+                TensorProblem::Shape { name: name.to_owned(), expected: expected.to_vec(), found: entry.shape }
+            }
+            None => TensorProblem::Missing { name: name.to_owned(), expected: expected.to_vec() },
+        };
+        Err(HfError::Tensors { path, problems: vec![problem] })
+    }
+
+    fn misshapen(&self, name: &str, shape: &[usize], expected: &'static str) -> HfError {
+        let found = format!("shape {shape:?}");
+        HfError::Storage { path: self.folder.clone(), name: name.to_owned(), expected, found }
     }
 
     /// A tensor's values, converted to float32.
     ///
     /// # Errors
-    /// If there is no such tensor, it is not of floats, or a value is NaN or infinite in float32.
+    /// As [`TensorSource::read_into`].
     pub fn read(&self, name: &str) -> Result<HostTensor, HfError> {
-        let (entry, bytes) = self.entry(name)?;
-        self.floats(name, entry, bytes, entry.shape.clone())
-    }
-
-    /// The values of a tensor, or of a part of one, converted to float32.
-    ///
-    /// # Errors
-    /// As [`HfCheckpoint::read`].
-    ///
-    /// # Panics
-    /// If the tensor has another shape.
-    pub fn read_stored(&self, stored: &StoredTensor, name: &str) -> Result<HostTensor, HfError> {
-        let (entry, bytes) = self.entry(name)?;
-        assert_eq!(entry.shape, stored.whole_shape(), "shape of `{name}`");
-        let bytes = match stored.part {
-            Some(Part { index, count }) => &bytes[bytes.len() / count * index..bytes.len() / count * (index + 1)],
-            None => bytes,
-        };
-        self.floats(name, entry, bytes, stored.shape.clone())
-    }
-
-    fn floats(&self, name: &str, entry: &Entry, bytes: &[u8], shape: Vec<usize>) -> Result<HostTensor, HfError> {
-        let values = match entry.dtype {
-            Dtype::F32 => elements(bytes, f32::from_le_bytes),
-            Dtype::F16 => elements(bytes, |b| half::f16::from_le_bytes(b).to_f32()),
-            Dtype::BF16 => elements(bytes, |b| half::bf16::from_le_bytes(b).to_f32()),
-            Dtype::F64 => elements(bytes, |b| f64::from_le_bytes(b) as f32),
-            other => return Err(self.wrong_dtype(entry, name, "F32, F16, BF16 or F64", other)),
-        };
-        self.all_finite(entry, name, values.iter().copied().map(f64::from))?;
+        let shape = self.entry(name)?.0.shape.clone();
+        let mut values = vec![0.0; shape.iter().product()];
+        self.read_into(name, 0, &mut values)?;
         Ok(HostTensor { shape, values })
     }
 
@@ -182,16 +254,21 @@ impl HfCheckpoint {
         match entry.dtype {
             Dtype::F64 => {
                 let values = elements(bytes, f64::from_le_bytes);
-                self.all_finite(entry, name, values.iter().copied())?;
+                self.all_finite((entry, name), 0, values.iter().copied())?;
                 Ok(values)
             }
             _ => Ok(self.read(name)?.values.into_iter().map(f64::from).collect()),
         }
     }
 
-    /// Refuses values with which no model computes anything.
-    fn all_finite(&self, entry: &Entry, name: &str, values: impl Iterator<Item = f64>) -> Result<(), HfError> {
-        match values.enumerate().find(|(_, value)| !value.is_finite()) {
+    /// Refuses values with which no model computes anything; the first of them is number `start`.
+    fn all_finite(
+        &self,
+        (entry, name): (&Entry, &str),
+        start: usize,
+        values: impl Iterator<Item = f64>,
+    ) -> Result<(), HfError> {
+        match (start..).zip(values).find(|(_, value)| !value.is_finite()) {
             None => Ok(()),
             Some((index, value)) => {
                 Err(HfError::NotFinite { path: self.paths[entry.file].clone(), name: name.to_owned(), index, value })
@@ -209,6 +286,77 @@ impl HfCheckpoint {
             return Err(HfError::NoTensor { path: self.folder.clone(), name: name.to_owned() });
         };
         Ok((entry, &self.files[entry.file][entry.bytes.clone()]))
+    }
+}
+
+impl TensorSource for HfCheckpoint {
+    fn path(&self) -> &Path {
+        &self.folder
+    }
+
+    fn tensors(&self) -> Box<dyn Iterator<Item = (&str, &[usize])> + '_> {
+        Box::new(self.tensors.iter().map(|(name, entry)| (name.as_str(), entry.shape.as_slice())))
+    }
+
+    fn shape(&self, name: &str) -> Option<&[usize]> {
+        self.tensors.get(name).map(|entry| entry.shape.as_slice())
+    }
+
+    fn storage(&self, name: &str) -> Option<String> {
+        self.tensors.get(name).map(|entry| match entry.encoding {
+            Encoding::Plain => entry.dtype.to_string(),
+            Encoding::Scaled { block: [rows, columns], .. } => {
+                format!("{} in blocks of {rows} x {columns}", entry.dtype)
+            }
+            Encoding::Mxfp4 { .. } => "MXFP4".to_owned(),
+        })
+    }
+
+    fn read_into(&self, name: &str, start: usize, target: &mut [f32]) -> Result<(), HfError> {
+        let (entry, bytes) = self.entry(name)?;
+        match &entry.encoding {
+            Encoding::Mxfp4 { scales } => {
+                let scales = &self.files[scales.file][scales.bytes.clone()];
+                let [.., columns, rows] = entry.shape[..] else { unreachable!("`join_blocks` made a matrix of it") };
+                for (index, value) in (start..).zip(target.iter_mut()) {
+                    let (matrix, place) = (index / (rows * columns), index % (rows * columns));
+                    let stored = (matrix * rows + place % rows) * columns + place / rows;
+                    *value = encoding::mxfp4(bytes, scales, stored);
+                }
+            }
+            Encoding::Plain | Encoding::Scaled { .. } => {
+                let Some(size) = encoding::float_size(entry.dtype) else {
+                    return Err(self.wrong_dtype(entry, name, encoding::FLOATS, entry.dtype));
+                };
+                encoding::decode(entry.dtype, &bytes[start * size..(start + target.len()) * size], target);
+            }
+        }
+        if let Encoding::Scaled { scales, block } = &entry.encoding {
+            self.multiply(&entry.shape, (scales, *block), start, target);
+        }
+        self.all_finite((entry, name), start, target.iter().copied().map(f64::from))
+    }
+}
+
+impl HfCheckpoint {
+    /// Multiplies the elements of a tensor from number `start` on by the scales of their blocks.
+    fn multiply(&self, shape: &[usize], (scales, block): (&Entry, [usize; 2]), start: usize, values: &mut [f32]) {
+        if values.is_empty() {
+            return;
+        }
+        let [.., rows, columns] = *shape else { unreachable!("`scale_by_block` looked") };
+        let (grid_rows, grid) = (rows.div_ceil(block[0]), columns.div_ceil(block[1]));
+        // Of many matrices in one tensor only the scales of those that are read.
+        let matrices = start / (rows * columns)..(start + values.len()).div_ceil(rows * columns);
+        let size = grid_rows * grid * encoding::float_size(scales.dtype).expect("`scale_by_block` looked");
+        let bytes = &self.files[scales.file][scales.bytes.clone()][matrices.start * size..matrices.end * size];
+        let mut factors = vec![0.0; matrices.len() * grid_rows * grid];
+        encoding::decode(scales.dtype, bytes, &mut factors);
+        for (index, value) in (start..).zip(values.iter_mut()) {
+            let (row, column) = (index / columns, index % columns);
+            let grid_row = (row / rows - matrices.start) * grid_rows + row % rows / block[0];
+            *value *= factors[grid_row * grid + column / block[1]];
+        }
     }
 }
 

@@ -83,6 +83,30 @@ pub enum HfError {
         /// The value.
         value: f64,
     },
+    /// A GGUF file is not what it should be, or cannot hold what it should.
+    #[error("{path}: {name}: expected {expected}, found {found}")]
+    Gguf {
+        /// The file.
+        path: PathBuf,
+        /// The key, the tensor, or the place in the file.
+        name: String,
+        /// What would do.
+        expected: String,
+        /// What is there.
+        found: String,
+    },
+    /// A tensor is stored in a way that cannot be read.
+    #[error("{path}: `{name}`: expected {expected}, found {found}")]
+    Storage {
+        /// The file, or the folder of several.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// What would do.
+        expected: &'static str,
+        /// What is there.
+        found: String,
+    },
     /// A tensor's dtype is not one of those that can be read.
     #[error("{path}: `{name}`: expected dtype {expected}, found {found}")]
     Dtype {

@@ -1,24 +1,29 @@
-//! Chunks to a Hugging Face folder: `config.json` and safetensors, single or sharded.
+//! Parameters to a Hugging Face folder: `config.json` and safetensors, single or sharded. One parameter is in memory at a time.
 
-use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{HashMap, HashSet};
 use std::io::Read;
 use std::path::Path;
 
-use bridge_core::model::ModelChunk;
+use bridge_core::model::{Component, ModelChunk, ParameterRole};
 use bridge_data::outside;
-use safetensors::{Dtype, SafeTensors, View};
+use safetensors::tensor::{Metadata, TensorInfo};
+use safetensors::{Dtype, SafeTensors};
 use serde_json::{Map, Value, json};
 
-use super::checkpoint::{INDEX, SINGLE, io};
+use super::checkpoint::{HostTensor, INDEX, SINGLE, io};
+use super::encoding::to_scaled_e4m3;
 use super::error::HfError;
 use super::family::Family;
 use super::fields::Fields;
-use super::weight_map::{ExpertLayout, Part, StoredTensor, WeightMap};
+use super::json::to_text;
+use super::staged::{FileLayout, Staged};
+use super::weight_map::{ExpertLayout, WeightEntry, WeightMap};
 use crate::decoder::{DecoderConfig, PositionEmbedding};
 
-/// The file of the architecture, written before the weights.
+/// The file of the architecture.
 const CONFIG: &str = "config.json";
+/// Rows and columns that share a scale where weights are written in 8 bits.
+const F8_BLOCK: [usize; 2] = [128, 128];
 
 /// The dtype that weights are written in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,6 +35,8 @@ pub enum StorageDtype {
     F16,
     /// 16-bit brain float.
     Bf16,
+    /// 8-bit float (E4M3) with a scale for each block of 128 x 128, for the matrices of linear layers; the rest is written as [`Self::Bf16`].
+    F8,
 }
 
 /// What an exported folder says besides the model.
@@ -66,14 +73,14 @@ impl Default for ExportOptions {
 ///
 /// # Errors
 /// If the family cannot hold the decoder, the chunks lack a parameter, or a file cannot be written.
-pub fn export(
+pub fn to_hf(
     folder: &Path,
     family: &Family,
     config: &DecoderConfig,
     chunks: &[&dyn ModelChunk],
     options: &ExportOptions,
 ) -> Result<(), HfError> {
-    let mut exporter = Exporter::new(family, config, options)?;
+    let mut exporter = Exporter::new(folder, family, config, options)?;
     for chunk in chunks {
         let shapes: HashMap<String, Vec<usize>> =
             chunk.parameters().iter().map(|info| (info.name.clone(), info.shape.clone())).collect();
@@ -82,79 +89,81 @@ pub fn export(
             exporter.add(name, &shapes[name], values);
         });
     }
-    exporter.write(folder)
+    exporter.finish()
 }
 
-/// A Hugging Face folder in the making: takes whole parameters, one after the other.
+/// A Hugging Face folder in the making: takes whole parameters, one after the other, and writes each to its place.
 ///
 /// For a model that is spread over ranks, every rank calls [`crate::gather_parameters`] and one of them hands what it gets to an exporter.
 #[derive(Debug)]
 pub struct Exporter {
+    folder: std::path::PathBuf,
     settings: Map<String, Value>,
     map: WeightMap,
-    options: ExportOptions,
-    stored: BTreeMap<String, Stored>,
-    /// Names of the tensors that were added, and which part of each.
-    added: BTreeSet<(String, Option<usize>)>,
+    /// How each tensor is stored.
+    storages: HashMap<String, StorageDtype>,
+    index: Option<Value>,
+    staged: Staged,
+    /// Names of the parameters that were added.
+    added: HashSet<String>,
     failure: Option<HfError>,
 }
 
 impl Exporter {
-    /// A folder for a model of `family` that `config` describes.
+    /// A folder for a model of `family` that `config` describes, which is created if it does not exist.
     ///
     /// # Errors
-    /// If the family cannot hold the decoder.
-    pub fn new(family: &Family, config: &DecoderConfig, options: &ExportOptions) -> Result<Self, HfError> {
-        Ok(Self {
-            settings: config_json(family, config, options)?,
-            map: WeightMap::new(family, config, options.experts)?,
-            options: options.clone(),
-            stored: BTreeMap::new(),
-            added: BTreeSet::new(),
-            failure: None,
-        })
+    /// If the family cannot hold the decoder, or files cannot be made.
+    pub fn new(
+        folder: &Path,
+        family: &Family,
+        config: &DecoderConfig,
+        options: &ExportOptions,
+    ) -> Result<Self, HfError> {
+        let settings = config_json(family, config, options)?;
+        let map = WeightMap::new(family, config, options.experts)?;
+        let storages = storages(config, &map, options.dtype);
+        let (layouts, index) = layouts(&map, &storages, options.max_shard_bytes)?;
+        let staged = Staged::create(folder, layouts)?;
+        let (folder, added) = (folder.to_owned(), HashSet::new());
+        Ok(Self { folder, settings, map, storages, index, staged, added, failure: None })
     }
 
-    /// Adds a whole parameter, row-major. What is wrong with it is an error of [`Self::write`].
+    /// Adds a whole parameter, row-major. What is wrong with it is an error of [`Self::finish`].
     pub fn add(&mut self, name: &str, shape: &[usize], values: Vec<f32>) {
-        let Some(entry) = self.map.entry(name).filter(|entry| entry.shape == shape) else {
-            let expected =
-                self.map.entry(name).map_or("no such parameter".into(), |entry| format!("{:?}", entry.shape));
-            let failure = HfError::Parameter { name: name.to_owned(), found: shape.to_vec(), expected };
-            self.failure.get_or_insert(failure);
-            return;
-        };
-        for (place, tensor) in entry.tensors.iter().zip(entry.split(&values)) {
-            let encoded = encode(tensor.shape, &tensor.values, self.options.dtype);
-            self.added.insert((place.name.clone(), place.part.map(|part| part.index)));
-            let Some(Part { index, count }) = place.part else {
-                self.stored.insert(place.name.clone(), encoded);
-                continue;
-            };
-            let size = encoded.bytes.len();
-            let empty = || Stored { dtype: encoded.dtype, shape: place.whole_shape(), bytes: vec![0; count * size] };
-            let whole = self.stored.entry(place.name.clone()).or_insert_with(empty);
-            whole.bytes[index * size..(index + 1) * size].copy_from_slice(&encoded.bytes);
+        if self.failure.is_none() {
+            self.failure = self.store(name, shape, &values).err();
         }
     }
 
-    /// Writes `config.json` and the tensors to `folder`, which is created if it does not exist.
+    fn store(&mut self, name: &str, shape: &[usize], values: &[f32]) -> Result<(), HfError> {
+        let entry = self.map.entry_for(name, shape)?;
+        for (place, tensor) in entry.tensors.iter().zip(entry.split(values)) {
+            let index = place.part.map_or(0, |part| part.index);
+            for stored in encode(&place.name, &tensor, self.storages[&place.name]) {
+                self.staged.fill(&stored.name, index * stored.bytes.len(), &stored.bytes)?;
+            }
+        }
+        self.added.insert(name.to_owned());
+        Ok(())
+    }
+
+    /// Completes the folder with `config.json`, and gives the files their names.
     ///
     /// # Errors
-    /// If a parameter was unknown, of another shape or is missing, or a file cannot be written.
-    pub fn write(self, folder: &Path) -> Result<(), HfError> {
-        if let Some(failure) = self.failure {
+    /// If a parameter was unknown, of another shape or is missing, or a file cannot be written. Nothing of the folder has changed then.
+    pub fn finish(self) -> Result<(), HfError> {
+        let Self { folder, settings, map, index, staged, added, failure, .. } = self;
+        if let Some(failure) = failure {
             return Err(failure);
         }
-        let is_added =
-            |place: &StoredTensor| self.added.contains(&(place.name.clone(), place.part.map(|part| part.index)));
-        let missing = self.map.entries().iter().find(|entry| !entry.tensors.iter().all(is_added));
-        if let Some(entry) = missing {
-            return Err(HfError::MissingParameter { name: entry.parameter.clone() });
+        map.require_all(&added)?;
+        remove_weights(&folder)?;
+        write_json(&folder.join(CONFIG), &Value::Object(settings))?;
+        if let Some(index) = index {
+            write_json(&folder.join(INDEX), &index)?;
         }
-        std::fs::create_dir_all(folder).map_err(|source| io(folder, source))?;
-        write_json(&folder.join(CONFIG), &Value::Object(self.settings))?;
-        write_tensors(folder, self.stored, self.options.max_shard_bytes)
+        staged.publish()
     }
 }
 
@@ -166,10 +175,15 @@ fn config_json(
     let original =
         options.original.as_ref().filter(|original| original.get("model_type") == Some(&json!(family.model_type())));
     let mut settings = settings_over(family, config, original)?;
+    settings.remove("quantization_config");
+    if options.dtype == StorageDtype::F8 {
+        let table = json!({ "quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": F8_BLOCK });
+        settings.insert("quantization_config".into(), table);
+    }
     let dtype = match options.dtype {
         StorageDtype::F32 => "float32",
         StorageDtype::F16 => "float16",
-        StorageDtype::Bf16 => "bfloat16",
+        StorageDtype::Bf16 | StorageDtype::F8 => "bfloat16",
     };
     let eos = match options.eos_token_ids.as_slice() {
         [] => Value::Null,
@@ -255,90 +269,131 @@ fn remove_weights(folder: &Path) -> Result<(), HfError> {
     Ok(())
 }
 
-/// A tensor as it is stored.
-#[derive(Debug)]
+/// How each tensor is stored: all alike, but in 8 bits only the matrices of linear layers are.
+fn storages(config: &DecoderConfig, map: &WeightMap, dtype: StorageDtype) -> HashMap<String, StorageDtype> {
+    let table = config.declarations();
+    let infos = table.parameters().iter().map(|info| (info.name.as_str(), info));
+    let infos: HashMap<&str, _> = infos.collect();
+    let of_entry = |entry: &WeightEntry| {
+        let info = &infos[entry.parameter.as_str()];
+        let is_product = info.role == ParameterRole::Weight && info.component != Component::Router;
+        let is_matrix = entry.rows_are_outputs() && entry.tensors.iter().all(|stored| stored.shape.len() == 2);
+        match dtype {
+            StorageDtype::F8 if !(is_product && is_matrix) => StorageDtype::Bf16,
+            dtype => dtype,
+        }
+    };
+    map.entries()
+        .iter()
+        .flat_map(|entry| entry.tensors.iter().map(move |stored| (stored.name.clone(), of_entry(entry))))
+        .collect()
+}
+
+/// A tensor, or a part of one, as it is stored.
 struct Stored {
-    dtype: Dtype,
-    shape: Vec<usize>,
+    name: String,
     bytes: Vec<u8>,
 }
 
-impl View for &Stored {
-    fn dtype(&self) -> Dtype {
-        self.dtype
-    }
-
-    fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-
-    fn data(&self) -> Cow<'_, [u8]> {
-        Cow::Borrowed(&self.bytes)
-    }
-
-    fn data_len(&self) -> usize {
-        self.bytes.len()
-    }
-}
-
-fn encode(shape: Vec<usize>, values: &[f32], dtype: StorageDtype) -> Stored {
-    let (dtype, bytes) = match dtype {
-        StorageDtype::F32 => (Dtype::F32, values.iter().flat_map(|v| v.to_le_bytes()).collect()),
-        StorageDtype::F16 => (Dtype::F16, values.iter().flat_map(|v| half::f16::from_f32(*v).to_le_bytes()).collect()),
-        StorageDtype::Bf16 => {
-            (Dtype::BF16, values.iter().flat_map(|v| half::bf16::from_f32(*v).to_le_bytes()).collect())
+/// The tensors that one, or a part of one, is stored as.
+fn encode(name: &str, tensor: &HostTensor, dtype: StorageDtype) -> Vec<Stored> {
+    let values = tensor.values.iter();
+    let bytes = match dtype {
+        StorageDtype::F32 => values.flat_map(|v| v.to_le_bytes()).collect(),
+        StorageDtype::F16 => values.flat_map(|v| half::f16::from_f32(*v).to_le_bytes()).collect(),
+        StorageDtype::Bf16 => values.flat_map(|v| half::bf16::from_f32(*v).to_le_bytes()).collect(),
+        StorageDtype::F8 => {
+            let (bytes, scales) = to_scaled_e4m3(&tensor.values, tensor.shape[1], F8_BLOCK);
+            let scales = scales.iter().flat_map(|v| v.to_le_bytes()).collect();
+            return vec![Stored { name: name.to_owned(), bytes }, Stored { name: scales_of(name), bytes: scales }];
         }
     };
-    Stored { dtype, shape, bytes }
+    vec![Stored { name: name.to_owned(), bytes }]
 }
 
-/// Writes one file, or as many as the limit asks for and their index.
-fn write_tensors(folder: &Path, tensors: BTreeMap<String, Stored>, max_shard_bytes: usize) -> Result<(), HfError> {
-    remove_weights(folder)?;
-    let shards = shards(&tensors, max_shard_bytes);
-    if let [all] = shards.as_slice() {
-        return write_shard(&folder.join(SINGLE), all, &tensors);
-    }
-    let mut weight_map = Map::new();
-    for (index, names) in shards.iter().enumerate() {
-        let file = format!("model-{:05}-of-{:05}.safetensors", index + 1, shards.len());
-        write_shard(&folder.join(&file), names, &tensors)?;
-        weight_map.extend(names.iter().map(|name| ((*name).to_owned(), json!(file))));
-    }
-    let total: usize = tensors.values().map(|tensor| tensor.bytes.len()).sum();
-    let index = json!({ "metadata": { "total_size": total }, "weight_map": weight_map });
-    write_json(&folder.join(INDEX), &index)
+fn scales_of(name: &str) -> String {
+    format!("{name}_scale_inv")
 }
 
-/// Names of the tensors of each file, at least one each.
-fn shards(tensors: &BTreeMap<String, Stored>, max_bytes: usize) -> Vec<Vec<&str>> {
-    let mut shards: Vec<Vec<&str>> = vec![Vec::new()];
+/// Name, dtype and shape of the tensors that one is stored as.
+fn stored_as(name: &str, shape: &[usize], dtype: StorageDtype) -> Vec<(String, Dtype, Vec<usize>)> {
+    let as_it_is = |dtype: Dtype| (name.to_owned(), dtype, shape.to_vec());
+    match dtype {
+        StorageDtype::F32 => vec![as_it_is(Dtype::F32)],
+        StorageDtype::F16 => vec![as_it_is(Dtype::F16)],
+        StorageDtype::Bf16 => vec![as_it_is(Dtype::BF16)],
+        StorageDtype::F8 => {
+            let (outer, matrix) = shape.split_at(shape.len() - F8_BLOCK.len());
+            let grid = matrix.iter().zip(F8_BLOCK).map(|(size, block)| size.div_ceil(block));
+            let grid = outer.iter().copied().chain(grid).collect();
+            vec![as_it_is(Dtype::F8_E4M3), (scales_of(name), Dtype::F32, grid)]
+        }
+    }
+}
+
+/// The files, one or as many as the limit asks for, and their index where they are several.
+fn layouts(
+    map: &WeightMap,
+    storages: &HashMap<String, StorageDtype>,
+    max_bytes: usize,
+) -> Result<(Vec<FileLayout>, Option<Value>), HfError> {
+    let mut stored: Vec<(String, Dtype, Vec<usize>)> = Vec::new();
+    for tensor in map.entries().iter().flat_map(|entry| &entry.tensors) {
+        stored.extend(stored_as(&tensor.name, &tensor.whole_shape(), storages[&tensor.name]));
+    }
+    stored.sort();
+    // A tensor that has many parameters is there once.
+    stored.dedup();
+    let num_bytes =
+        |(_, dtype, shape): &(String, Dtype, Vec<usize>)| shape.iter().product::<usize>() * dtype.bitsize() / 8;
+    let total: usize = stored.iter().map(num_bytes).sum();
+    let mut shards: Vec<Vec<(String, Dtype, Vec<usize>)>> = vec![Vec::new()];
     let mut size = 0;
-    for (name, tensor) in tensors {
-        let bytes = tensor.bytes.len();
+    for tensor in stored {
+        let bytes = num_bytes(&tensor);
         if size > 0 && size + bytes > max_bytes {
             shards.push(Vec::new());
             size = 0;
         }
         size += bytes;
-        shards.last_mut().expect("there is a shard from the start").push(name);
+        shards.last_mut().expect("there is a shard from the start").push(tensor);
     }
-    shards
+    let count = shards.len();
+    let mut weight_map = Map::new();
+    let mut layouts = Vec::new();
+    for (number, mut tensors) in shards.into_iter().enumerate() {
+        // Wide elements first, so that each tensor is aligned for its dtype.
+        tensors.sort_by_key(|(_, dtype, _)| std::cmp::Reverse(dtype.bitsize()));
+        let name = match count {
+            1 => SINGLE.to_owned(),
+            _ => format!("model-{:05}-of-{count:05}.safetensors", number + 1),
+        };
+        weight_map.extend(tensors.iter().map(|(tensor, ..)| (tensor.clone(), json!(name))));
+        let header = header(&tensors).map_err(|source| HfError::Safetensors { path: name.clone().into(), source })?;
+        let tensors = tensors.iter().map(|tensor| (tensor.0.clone(), num_bytes(tensor))).collect();
+        layouts.push(FileLayout { name, header, tensors, alignment: 1 });
+    }
+    let index = json!({ "metadata": { "total_size": total }, "weight_map": weight_map });
+    Ok((layouts, (count > 1).then_some(index)))
 }
 
-fn write_shard(path: &Path, names: &[&str], tensors: &BTreeMap<String, Stored>) -> Result<(), HfError> {
+/// What a safetensors file begins with: the length of the JSON that follows, eight bytes little-endian, then the JSON, padded with spaces.
+fn header(tensors: &[(String, Dtype, Vec<usize>)]) -> Result<Vec<u8>, safetensors::SafeTensorError> {
     let producer = concat!("bridge ", env!("CARGO_PKG_VERSION"));
-    let metadata =
-        HashMap::from([("format", "pt"), (MARK, producer)].map(|(key, value)| (key.to_owned(), value.to_owned())));
-    let views = names.iter().map(|name| (*name, &tensors[*name]));
-    safetensors::serialize_to_file(views, Some(metadata), path)
-        .map_err(|source| HfError::Safetensors { path: path.to_owned(), source })?;
-    // That went through a temporary file only its owner may read; config.json was made as files usually are.
-    let usual = std::fs::metadata(path.with_file_name(CONFIG)).map_err(|source| io(path, source))?;
-    std::fs::set_permissions(path, usual.permissions()).map_err(|source| io(path, source))
+    let metadata = [("format", "pt"), (MARK, producer)].map(|(key, value)| (key.to_owned(), value.to_owned()));
+    let mut end = 0;
+    let infos = tensors.iter().map(|(name, dtype, shape)| {
+        let start = end;
+        end += shape.iter().product::<usize>() * dtype.bitsize() / 8;
+        (name.clone(), TensorInfo { dtype: *dtype, shape: shape.clone(), data_offsets: (start, end) })
+    });
+    let header = Metadata::new(Some(HashMap::from(metadata)), infos.collect())?;
+    let mut text = serde_json::to_vec(&header)?;
+    text.resize(text.len().next_multiple_of(8), b' ');
+    Ok([(text.len() as u64).to_le_bytes().to_vec(), text].concat())
 }
 
 fn write_json(path: &Path, value: &Value) -> Result<(), HfError> {
-    let text = serde_json::to_string_pretty(value).map_err(|source| HfError::Json { path: path.to_owned(), source })?;
+    let text = to_text(value).map_err(|source| HfError::Json { path: path.to_owned(), source })?;
     outside::replace(path, (text + "\n").as_bytes()).map_err(|source| io(path, source))
 }

@@ -8,7 +8,7 @@ use super::error::HfError;
 use super::fields::Fields;
 use super::settings::Setting;
 use super::weight_map::WeightRule;
-use crate::decoder::{DecoderConfig, MoeConfig};
+use crate::decoder::{DecoderConfig, EncoderConfig, MoeConfig};
 
 /// A family of Hugging Face models. The families there are stand in [`crate::families`].
 pub struct Family {
@@ -91,8 +91,10 @@ pub(super) fn as_in_a_file(config: DecoderConfig) -> DecoderConfig {
         freeze_router: neutral.freeze_router,
         ..moe
     });
+    let unsaid = EncoderConfig::neutral().target_length;
     DecoderConfig {
         moe,
+        encoder: config.encoder.map(|encoder| EncoderConfig { target_length: unsaid, ..encoder }),
         padded_vocab_size: config.vocab_size,
         embedding_init_method_std: config.init_method_std,
         perform_initialization: true,

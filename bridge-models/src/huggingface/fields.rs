@@ -3,6 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::error::HfError;
+use super::json;
 
 /// The top level of a `config.json`, or a table in it.
 #[derive(Clone, Copy, Debug)]
@@ -41,7 +42,7 @@ impl<'a> Fields<'a> {
     }
 
     pub fn number(&self, key: &str) -> Result<Option<f64>, HfError> {
-        self.typed(key, "a number", Value::as_f64)
+        self.typed(key, "a number", json::number)
     }
 
     pub fn size(&self, key: &str) -> Result<Option<usize>, HfError> {
@@ -129,6 +130,11 @@ pub(crate) fn activation(
     let Some(name) = fields.string(key)? else {
         return Ok(default);
     };
+    activation_called(fields, key, name)
+}
+
+/// The activation called `name`, which `key` says.
+pub(crate) fn activation_called(fields: &Fields, key: &str, name: &str) -> Result<bridge_kernels::Activation, HfError> {
     match ACTIVATIONS.iter().find(|(known, _)| *known == name) {
         Some((_, activation)) => Ok(*activation),
         None => {

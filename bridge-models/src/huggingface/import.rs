@@ -1,21 +1,27 @@
 //! A Hugging Face folder as a model: its configuration, its checked tensors, and loading them into chunks.
 
+use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use bridge_core::model::{BuildContext, Declaration, ModelBuildError, ModelChunk, ModelHook, Parallel, Stage};
+use bridge_core::model::{
+    BuildContext, Declaration, ModelBuildError, ModelChunk, ModelHook, Parallel, Placement, Stage,
+};
 use bridge_data::outside;
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use serde_json::{Map, Value};
 
-use super::checkpoint::{HfCheckpoint, HostTensor, io};
+use super::checkpoint::{HfCheckpoint, Quantization, io};
 use super::error::{HfError, TensorProblem};
 use super::family::Family;
 use super::fields::Fields;
+use super::gguf::GgufModel;
+use super::json;
+use super::source::TensorSource;
 use super::weight_map::{ExpertLayout, StoredTensor, WeightEntry, WeightMap};
 use crate::decoder::{DecoderConfig, build_decoder};
 use crate::families::{FAMILIES, with_model_type};
-use crate::sharding::local_part;
 
 /// An opened folder whose configuration is understood and whose tensors are those of the model.
 #[derive(Debug)]
@@ -23,7 +29,10 @@ pub struct HfModel {
     family: &'static Family,
     config: DecoderConfig,
     eos_token_ids: Vec<i64>,
-    checkpoint: HfCheckpoint,
+    settings: Map<String, Value>,
+    /// Files of the tokenizer that are in the same file as the tensors.
+    packed: BTreeMap<String, Vec<u8>>,
+    source: Box<dyn TensorSource>,
     map: WeightMap,
     experts: ExpertLayout,
     /// The family's prefix, if the files leave it out.
@@ -31,20 +40,35 @@ pub struct HfModel {
 }
 
 impl HfModel {
-    /// Opens a folder with `config.json` and safetensors, and checks every tensor's name and shape.
+    /// Opens a folder with `config.json` and safetensors, or a GGUF file, and checks every tensor's name and shape.
     ///
     /// # Errors
     /// If a file is missing or damaged, a setting is not supported, or tensors are missing, unexpected or of other shapes:
     /// all of them are listed.
     pub fn open(folder: &Path) -> Result<Self, HfError> {
-        let (family, config, eos_token_ids) = read_config(folder)?;
-        let checkpoint = HfCheckpoint::open(folder)?;
-        config.check_against(checkpoint.tensors().count())?;
+        if folder.is_file() {
+            let GgufModel { settings, source, companions } = GgufModel::open(folder)?;
+            let architecture = Architecture::new(&Fields::new(&settings))?;
+            return Self::new((architecture, settings, companions), Box::new(source));
+        }
+        let settings = read_settings(folder)?;
+        let architecture = Architecture::new(&Fields::new(&settings))?;
+        let source = HfCheckpoint::open(folder)?.dequantized(architecture.quantization)?;
+        Self::new((architecture, settings, BTreeMap::new()), Box::new(source))
+    }
+
+    /// A model with these tensors.
+    fn new(
+        (architecture, settings, packed): (Architecture, Map<String, Value>, BTreeMap<String, Vec<u8>>),
+        source: Box<dyn TensorSource>,
+    ) -> Result<Self, HfError> {
+        let Architecture { family, config, eos_token_ids, .. } = architecture;
+        config.check_against(source.tensors().map(|(_, shape)| most_matrices(shape)).sum())?;
         let experts = ExpertLayout::Apart;
         let map = WeightMap::new(family, &config, experts)?;
-        let has_prefix = checkpoint.tensors().any(|(name, _)| name.starts_with(family.prefix));
+        let has_prefix = source.tensors().any(|(name, _)| name.starts_with(family.prefix));
         let dropped_prefix = (!has_prefix).then_some(family.prefix);
-        let mut model = Self { family, config, eos_token_ids, checkpoint, map, experts, dropped_prefix };
+        let mut model = Self { family, config, eos_token_ids, settings, packed, source, map, experts, dropped_prefix };
         let mut problems = model.problems()?;
         if !problems.is_empty() && model.config.moe.is_some() {
             let stacked = WeightMap::new(family, &model.config, ExpertLayout::Stacked)?;
@@ -57,7 +81,7 @@ impl HfModel {
             }
         }
         if !problems.is_empty() {
-            return Err(HfError::Tensors { path: folder.to_owned(), problems });
+            return Err(HfError::Tensors { path: model.source.path().to_owned(), problems });
         }
         Ok(model)
     }
@@ -82,6 +106,16 @@ impl HfModel {
         &self.eos_token_ids
     }
 
+    /// The table of `config.json`, or what stands for it.
+    pub fn settings(&self) -> &Map<String, Value> {
+        &self.settings
+    }
+
+    /// The tokenizer's files of a model that is not a folder but a file, by name.
+    pub fn packed_files(&self) -> &BTreeMap<String, Vec<u8>> {
+        &self.packed
+    }
+
     /// Parameters with their Hugging Face names.
     pub fn weight_map(&self) -> &WeightMap {
         &self.map
@@ -102,13 +136,13 @@ impl HfModel {
             deferred: None,
             adapter: None,
         };
-        let mut chunk = build_decoder(&config, &context, &Stage::whole([config.num_layers]))?;
+        let mut chunk = build_decoder(&config, &context, &Stage::whole(config.stacks()))?;
         self.load_into(chunk.as_mut())?;
         Ok(chunk)
     }
 
     /// Replaces the parameters of a chunk, which may be a stage of the model, the slice of one of several ranks, and have a padded
-    /// vocabulary. One whole parameter is in memory at a time.
+    /// vocabulary. Only that part is read, one parameter after the other.
     ///
     /// # Errors
     /// If the chunk has a parameter the folder does not, or one of another shape. The chunk is then partly loaded.
@@ -120,9 +154,8 @@ impl HfModel {
             let Some((entry, info)) = entries.next().filter(|_| failure.is_none()) else {
                 return old.into();
             };
-            match self.tensors_of(&entry) {
-                Ok(tensors) => {
-                    let values = local_part(entry.fuse(tensors), &info.placement, &entry.shape);
+            match self.local_part(&entry, &info.placement) {
+                Ok(values) => {
                     let count = values.len();
                     Tensor::<1>::from_data(TensorData::new(values, [count]), (&old.device(), old.dtype())).into()
                 }
@@ -148,13 +181,55 @@ impl HfModel {
         chunk.parameters().iter().map(for_parameter).collect()
     }
 
-    fn tensors_of(&self, entry: &WeightEntry) -> Result<Vec<HostTensor>, HfError> {
-        let read = |stored: &StoredTensor| self.checkpoint.read_stored(stored, self.name_in_file(&stored.name));
-        entry.tensors.iter().map(read).collect()
+    /// The part of a parameter that a rank holds.
+    fn local_part(&self, entry: &WeightEntry, placement: &Placement) -> Result<Vec<f32>, HfError> {
+        let (rows, width) = (entry.shape[0], entry.row_length());
+        let Some(shard) = &placement.shard else {
+            return self.part(entry, 0..rows, 0..width);
+        };
+        match shard.dim {
+            0 => {
+                let parts = shard.parts.iter().map(|part| self.part(entry, part.clone(), 0..width));
+                Ok(parts.collect::<Result<Vec<_>, _>>()?.concat())
+            }
+            1 => {
+                let inner: usize = entry.shape[2..].iter().product();
+                let parts = shard.parts.iter().map(|part| part.start * inner..part.end * inner);
+                let parts: Vec<_> = parts
+                    .map(|part| Ok((part.len(), self.part(entry, 0..rows, part)?)))
+                    .collect::<Result<_, HfError>>()?;
+                let row =
+                    |row: usize| parts.iter().flat_map(move |(width, part)| &part[row * width..(row + 1) * width]);
+                Ok((0..rows).flat_map(row).copied().collect())
+            }
+            other => unreachable!("parameters are cut along rows or columns, not dimension {other}"),
+        }
     }
 
-    fn name_in_file<'a>(&self, name: &'a str) -> &'a str {
-        self.dropped_prefix.and_then(|prefix| name.strip_prefix(prefix)).unwrap_or(name)
+    /// Some rows of a parameter, whole: what a stream of it is made of.
+    ///
+    /// # Errors
+    /// As [`TensorSource::read_into`].
+    pub fn rows(&self, entry: &WeightEntry, rows: Range<usize>) -> Result<Vec<f32>, HfError> {
+        self.part(entry, rows, 0..entry.row_length())
+    }
+
+    fn part(&self, entry: &WeightEntry, rows: Range<usize>, columns: Range<usize>) -> Result<Vec<f32>, HfError> {
+        entry.read_part((rows, columns), self.source.as_ref(), &|name| self.name_in_file(name).to_owned())
+    }
+
+    /// Where the tensors are.
+    pub fn source(&self) -> &dyn TensorSource {
+        self.source.as_ref()
+    }
+
+    /// What the files call a tensor.
+    pub fn name_in_file<'a>(&self, name: &'a str) -> &'a str {
+        let former = || self.family.weights.iter().copied().flatten().find_map(|rule| rule.former_name(name));
+        match self.source.shape(name).is_none().then(former).flatten() {
+            Some(former) if self.source.shape(former).is_some() => former,
+            Some(_) | None => self.dropped_prefix.and_then(|prefix| name.strip_prefix(prefix)).unwrap_or(name),
+        }
     }
 
     /// Everything that is wrong with the tensors.
@@ -167,7 +242,7 @@ impl HfModel {
             if !expected.insert(name) {
                 continue;
             }
-            match self.checkpoint.shape(name) {
+            match self.source.shape(name) {
                 None => problems.push(TensorProblem::Missing { name: name.to_owned(), expected: shape }),
                 Some(found) if found != shape => problems.push(TensorProblem::Shape {
                     name: name.to_owned(),
@@ -177,7 +252,7 @@ impl HfModel {
                 Some(_) => {}
             }
         }
-        for (name, shape) in self.checkpoint.tensors() {
+        for (name, shape) in self.source.tensors() {
             let is_buffer = self.family.buffers.iter().any(|suffix| name.ends_with(suffix));
             if expected.contains(name) || is_buffer {
                 continue;
@@ -201,12 +276,43 @@ impl HfModel {
         let is_readable = !earlier.iter().any(|problem| {
             matches!(problem, TensorProblem::Missing { name, .. } | TensorProblem::Shape { name, .. } if name == embedding)
         });
-        if !is_readable || self.checkpoint.read(OUTPUT)? == self.checkpoint.read(embedding)? {
+        if !is_readable || self.are_equal(OUTPUT, embedding)? {
             return Ok(None);
         }
         Ok(Some(TensorProblem::NotTied { name: OUTPUT.to_owned(), expected: embedding.to_owned() }))
     }
+
+    /// Whether two tensors have the same shape and values.
+    fn are_equal(&self, one: &str, other: &str) -> Result<bool, HfError> {
+        let [Some(shape), Some(same)] = [one, other].map(|name| self.source.shape(name)) else {
+            return Ok(false);
+        };
+        if shape != same {
+            return Ok(false);
+        }
+        let count: usize = shape.iter().product();
+        for start in (0..count).step_by(BLOCK) {
+            let mut values = [0, 1].map(|_| vec![0.0; BLOCK.min(count - start)]);
+            self.source.read_into(one, start, &mut values[0])?;
+            self.source.read_into(other, start, &mut values[1])?;
+            if values[0] != values[1] {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
 }
+
+/// How many matrices a tensor of this shape can have: as many as its first of three dimensions says, if there is anything in them.
+fn most_matrices(shape: &[usize]) -> usize {
+    match *shape {
+        [count, rows, columns] if rows > 0 && columns > 0 => count.max(1),
+        _ => 1,
+    }
+}
+
+/// Elements that are read and written at a time where a tensor need not be in memory.
+pub(super) const BLOCK: usize = 1 << 20;
 
 const OUTPUT: &str = "lm_head.weight";
 
@@ -225,31 +331,96 @@ pub fn import_hook(folder: PathBuf) -> ModelHook {
     })
 }
 
-/// Family, decoder and end-of-text tokens of a folder's `config.json`.
-pub(super) fn read_config(folder: &Path) -> Result<(&'static Family, DecoderConfig, Vec<i64>), HfError> {
+/// The table of a folder's `config.json`.
+pub(super) fn read_settings(folder: &Path) -> Result<Map<String, Value>, HfError> {
     let path = folder.join("config.json");
     let text = outside::read_text(&path, outside::SETTINGS_BYTES).map_err(|source| io(&path, source))?;
-    let values: Map<String, Value> = serde_json::from_str(&text).map_err(|source| HfError::Json { path, source })?;
-    let fields = Fields::new(&values);
-    let known = || {
-        let names: Vec<_> = FAMILIES.iter().map(|family| family.model_type()).collect();
-        format!("one of {}", names.join(", "))
-    };
-    let model_type =
-        fields.string("model_type")?.ok_or_else(|| fields.error("model_type", "no such setting", &known()))?;
-    let family = with_model_type(model_type)
-        .ok_or_else(|| fields.error("model_type", &format!("\"{model_type}\""), &known()))?;
-    if fields.get("quantization_config").is_some() {
-        return Err(fields.error("quantization_config", "a table", "no quantization"));
+    json::parse_table(&text).map_err(|source| HfError::Json { path, source })
+}
+
+/// What a `config.json` says of the model.
+#[derive(Debug)]
+pub(super) struct Architecture {
+    pub family: &'static Family,
+    pub config: DecoderConfig,
+    pub eos_token_ids: Vec<i64>,
+    pub quantization: Quantization,
+}
+
+impl Architecture {
+    pub fn new(fields: &Fields) -> Result<Self, HfError> {
+        let family = family(fields)?;
+        let config = family.decoder_config(fields)?;
+        config.validate()?;
+        let eos_token_ids = match fields.get("eos_token_id") {
+            Some(Value::Array(ids)) => ids.iter().map(|id| token_id(fields, id)).collect::<Result<_, _>>()?,
+            Some(id) => vec![token_id(fields, id)?],
+            None => Vec::new(),
+        };
+        Ok(Self { family, config, eos_token_ids, quantization: quantization(fields)? })
     }
-    let config = family.decoder_config(&fields)?;
-    config.validate()?;
-    let eos_token_ids = match fields.get("eos_token_id") {
-        Some(Value::Array(ids)) => ids.iter().map(|id| token_id(&fields, id)).collect::<Result<_, _>>()?,
-        Some(id) => vec![token_id(&fields, id)?],
+}
+
+/// The family of a `config.json`, by `model_type` and `architectures`, which must not contradict each other.
+fn family(fields: &Fields) -> Result<&'static Family, HfError> {
+    let names = match fields.get("architectures") {
         None => Vec::new(),
+        Some(value) => {
+            let names: Option<Vec<&str>> = value.as_array().and_then(|names| names.iter().map(Value::as_str).collect());
+            names.ok_or_else(|| fields.error("architectures", &value.to_string(), "a list of names"))?
+        }
     };
-    Ok((family, config, eos_token_ids))
+    let of_names = FAMILIES.iter().copied().find(|family| names.contains(&family.architecture));
+    let known = || {
+        let names = FAMILIES.iter().map(|family| format!("{} ({})", family.architecture, family.model_type()));
+        format!("one of those that are known: {}", names.collect::<Vec<_>>().join(", "))
+    };
+    let quoted = |names: &[&str]| names.iter().map(|name| format!("\"{name}\"")).collect::<Vec<_>>().join(", ");
+    let Some(model_type) = fields.string("model_type")? else {
+        let found = if names.is_empty() { "no such setting".to_owned() } else { quoted(&names) };
+        let key = if names.is_empty() { "model_type" } else { "architectures" };
+        return of_names.ok_or_else(|| fields.error(key, &found, &known()));
+    };
+    let family = with_model_type(model_type).ok_or_else(|| {
+        let found = match names.as_slice() {
+            [] => format!("\"{model_type}\""),
+            names => format!("\"{model_type}\", architectures {}", quoted(names)),
+        };
+        fields.error("model_type", &found, &known())
+    })?;
+    if names.is_empty() || names.contains(&family.architecture) {
+        return Ok(family);
+    }
+    let expected = format!("\"{}\", the language model with model_type \"{model_type}\"", family.architecture);
+    Err(fields.error("architectures", &quoted(&names), &expected))
+}
+
+/// How `quantization_config` says that the weights are stored.
+fn quantization(fields: &Fields) -> Result<Quantization, HfError> {
+    let Some(table) = fields.table("quantization_config", "quantization_config.")? else {
+        return Ok(Quantization::None);
+    };
+    match table.string("quant_method")? {
+        Some("mxfp4") => Ok(Quantization::Mxfp4),
+        Some("fp8") => {
+            let expected = "two integers of at least 1: rows and columns of a block";
+            let block = table.get("weight_block_size").map_or_else(
+                || Ok([128, 128]),
+                |value| {
+                    let sizes = value.as_array().map(|sizes| sizes.iter().map(Value::as_u64).collect::<Vec<_>>());
+                    match sizes.as_deref() {
+                        Some([Some(rows @ 1..), Some(columns @ 1..)]) => Ok([*rows as usize, *columns as usize]),
+                        _ => Err(table.error("weight_block_size", &value.to_string(), expected)),
+                    }
+                },
+            )?;
+            Ok(Quantization::Fp8 { block })
+        }
+        other => {
+            let found = other.map_or("no such setting".to_owned(), |name| format!("\"{name}\""));
+            Err(table.error("quant_method", &found, "fp8 or mxfp4: other quantized weights cannot be read"))
+        }
+    }
 }
 
 /// A token that ends a text. It may be outside the vocabulary, as that of small models often is: no text ends with it then.

@@ -26,6 +26,14 @@ impl RopeForm {
 
 /// Sets the positions of a model whose layers all rotate alike. Head size and longest sequence are set before.
 pub(crate) fn read(fields: &Fields, config: &mut DecoderConfig, form: RopeForm) -> Result<(), HfError> {
+    let rope = of_all_layers(fields, config.max_position_embeddings, form)?;
+    check_pairs(fields, config, &rope)?;
+    config.position_embedding = PositionEmbedding::Rope(rope);
+    Ok(())
+}
+
+/// The rotary settings of a model whose layers all rotate alike.
+pub(crate) fn of_all_layers(fields: &Fields, max_positions: usize, form: RopeForm) -> Result<RopeConfig, HfError> {
     // transformers gives the old table precedence where a file has both.
     let table = match fields.table("rope_scaling", "rope_scaling.")? {
         Some(table) => Some(table),
@@ -37,13 +45,15 @@ pub(crate) fn read(fields: &Fields, config: &mut DecoderConfig, form: RopeForm) 
             table.require(table.get(layers).is_none(), layers, "a table", expected)?;
         }
     }
-    let rope = read_table(fields, table.as_ref(), config.max_position_embeddings, form)?;
+    read_table(fields, table.as_ref(), max_positions, form)
+}
+
+/// Refuses heads whose rotated part is no number of pairs.
+pub(crate) fn check_pairs(fields: &Fields, config: &DecoderConfig, rope: &RopeConfig) -> Result<(), HfError> {
     let rotated = rope.rotary_size(config.kv_channels);
     let expected = "an even number of rotated elements, because they are rotated in pairs";
     let key = if rope.percent == 1.0 { "head_dim" } else { "partial_rotary_factor" };
-    fields.require(rotated.is_multiple_of(2), key, &rotated.to_string(), expected)?;
-    config.position_embedding = PositionEmbedding::Rope(rope);
-    Ok(())
+    fields.require(rotated.is_multiple_of(2), key, &rotated.to_string(), expected)
 }
 
 /// The rotary settings of a table; what it leaves out is beside it in `fields`.
@@ -72,6 +82,7 @@ pub(crate) fn read_table(
         percent: percent.or(form.percent).unwrap_or(1.0),
         interleaved: false,
         scaling,
+        windowed_base: None,
     })
 }
 
@@ -86,6 +97,21 @@ pub(crate) fn write(config: &DecoderConfig, settings: &mut Map<String, Value>) {
     settings.insert("rope_theta".into(), json!(rope.base));
     if rope.percent != 1.0 {
         settings.insert("partial_rotary_factor".into(), json!(rope.percent));
+    }
+}
+
+/// [`write`], for families in which no key means another share than the whole head.
+pub(crate) fn write_with_percent(config: &DecoderConfig, settings: &mut Map<String, Value>) {
+    write(config, settings);
+    let PositionEmbedding::Rope(rope) = &config.position_embedding else {
+        return;
+    };
+    let key = "partial_rotary_factor";
+    settings.insert(key.into(), json!(rope.percent));
+    for table in ["rope_parameters", "rope_scaling"] {
+        if let Some(table) = settings.get_mut(table).and_then(Value::as_object_mut) {
+            table.insert(key.into(), json!(rope.percent));
+        }
     }
 }
 

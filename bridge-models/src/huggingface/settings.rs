@@ -61,6 +61,13 @@ pub(crate) fn usual_softmax_scale(config: &DecoderConfig) -> f64 {
     1.0 / (config.kv_channels as f64).sqrt()
 }
 
+/// The number with the fewest digits that means `value`. But for rounding it is `about`.
+pub(crate) fn as_said(value: f64, meaning: fn(f64) -> f64, about: f64) -> f64 {
+    let rounded = (0..16).filter_map(|digits| format!("{about:.digits$e}").parse().ok());
+    let beside = [about, about.next_up(), about.next_down()];
+    rounded.chain(beside).find(|number| meaning(*number) == value).unwrap_or(about)
+}
+
 impl Setting {
     /// Sets the row's fields of `config` to what the file says.
     pub fn read(&self, fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {

@@ -2,13 +2,16 @@
 //!
 //! The same table reads weights, writes them, and renames gradients.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
 use super::checkpoint::HostTensor;
 use super::error::HfError;
 use super::family::Family;
+use super::runs::{Run, Strides};
+use super::source::TensorSource;
 use crate::decoder::DecoderConfig;
 
 /// One line of a family's table: a pattern of names. `{}` stands for a number (of a layer, of an expert), in the same order on both sides.
@@ -24,6 +27,10 @@ pub(crate) struct WeightRule {
     storage: Storage,
     /// How the tensors have the experts of a layer.
     experts: ExpertLayout,
+    /// What files of earlier versions of transformers call the tensor.
+    former: Option<&'static str>,
+    /// The models whose parameter is stored so; `None` for all.
+    of: Option<fn(&DecoderConfig) -> bool>,
 }
 
 /// How files have the experts of a layer.
@@ -39,14 +46,36 @@ pub enum ExpertLayout {
 
 /// A parameter that is one tensor, as it is.
 pub(crate) const fn rule(megatron: &'static str, hugging_face: &'static [&'static str]) -> WeightRule {
-    let (fusion, storage) = (Fusion::Single, Storage::RowsAreOutputs);
-    WeightRule { megatron, hugging_face, fusion, storage, experts: ExpertLayout::Apart }
+    WeightRule {
+        megatron,
+        hugging_face,
+        fusion: Fusion::Single,
+        storage: Storage::RowsAreOutputs,
+        experts: ExpertLayout::Apart,
+        former: None,
+        of: None,
+    }
 }
 
 impl WeightRule {
     /// The tensors make up the parameter in this way.
     pub const fn fused(self, fusion: Fusion) -> Self {
         Self { fusion, ..self }
+    }
+
+    /// Files of earlier versions of transformers call the tensor so.
+    pub const fn formerly(self, name: &'static str) -> Self {
+        Self { former: Some(name), ..self }
+    }
+
+    /// What such files call `name`, if that is the rule's tensor.
+    pub fn former_name(&self, name: &str) -> Option<&'static str> {
+        self.former.filter(|_| self.hugging_face == [name])
+    }
+
+    /// Only the parameters of models for which `of` says so are stored in this way.
+    pub const fn only(self, of: fn(&DecoderConfig) -> bool) -> Self {
+        Self { of: Some(of), ..self }
     }
 
     /// The stored matrices are `[inputs, outputs]`.
@@ -132,6 +161,11 @@ pub struct Part {
 }
 
 impl StoredTensor {
+    /// The number of the element of the tensor in the file at which the parameter's begin.
+    pub fn start(&self) -> usize {
+        self.part.map_or(0, |part| part.index * self.shape.iter().product::<usize>())
+    }
+
     /// The shape of the tensor in the file.
     pub fn whole_shape(&self) -> Vec<usize> {
         self.part.iter().map(|part| part.count).chain(self.shape.iter().copied()).collect()
@@ -168,18 +202,20 @@ impl WeightMap {
         let table = config.declarations();
         let shapes = table.parameters().iter().map(|info| (info.name.clone(), info.shape.clone()));
         let num_experts = config.moe.as_ref().map_or(0, |moe| moe.num_experts);
-        Self::of(family, shapes.collect(), Sizes { heads, vocab_size: config.vocab_size, num_experts }, experts)
+        let sizes = Sizes { heads, vocab_size: config.vocab_size, num_experts };
+        let is_of = |rule: &WeightRule| rule.of.is_none_or(|of| of(config));
+        Self::of((family, &is_of), shapes.collect(), sizes, experts)
     }
 
     /// The map of parameters with these names and shapes: in time that is linear in their number.
     fn of(
-        family: &Family,
+        (family, is_of): (&Family, &dyn Fn(&WeightRule) -> bool),
         parameters: Vec<(String, Vec<usize>)>,
         sizes: Sizes,
         experts: ExpertLayout,
     ) -> Result<Self, HfError> {
         let mut rules: HashMap<&str, &WeightRule> = HashMap::new();
-        let all = || family.weights.iter().copied().flatten();
+        let all = || family.weights.iter().copied().flatten().filter(|rule| is_of(rule));
         let (preferred, others) =
             (all().filter(|rule| rule.experts == experts), all().filter(|rule| rule.experts != experts));
         for rule in preferred.chain(others) {
@@ -223,6 +259,31 @@ impl WeightMap {
     }
 }
 
+impl WeightMap {
+    /// The entry of a parameter that has this shape.
+    ///
+    /// # Errors
+    /// If there is no such parameter, or it has another shape.
+    pub(super) fn entry_for(&self, parameter: &str, shape: &[usize]) -> Result<&WeightEntry, HfError> {
+        let entry = self.entry(parameter);
+        entry.filter(|entry| entry.shape == shape).ok_or_else(|| {
+            let expected = entry.map_or("no such parameter".into(), |entry| format!("{:?}", entry.shape));
+            HfError::Parameter { name: parameter.to_owned(), found: shape.to_vec(), expected }
+        })
+    }
+
+    /// Refuses a model of which a parameter is not among these.
+    ///
+    /// # Errors
+    /// With the first that is missing.
+    pub(super) fn require_all(&self, parameters: &HashSet<String>) -> Result<(), HfError> {
+        match self.entries.iter().find(|entry| !parameters.contains(&entry.parameter)) {
+            None => Ok(()),
+            Some(entry) => Err(HfError::MissingParameter { name: entry.parameter.clone() }),
+        }
+    }
+}
+
 impl WeightRule {
     /// Shapes of the stored tensors of a parameter of shape `shape`.
     fn tensor_shapes(&self, shape: &[usize], Sizes { heads, vocab_size, .. }: Sizes) -> Vec<Vec<usize>> {
@@ -254,86 +315,105 @@ impl WeightEntry {
         (more_rows || shape == self.shape).then(|| Self { shape: shape.to_vec(), ..self.clone() })
     }
 
-    /// The parameter's values, row-major, from those of its tensors, which have the shapes of [`WeightEntry::tensors`].
+    /// Reads the part of the parameter in these rows and columns (of a parameter with more dimensions, all but the first count as columns), row-major.
+    /// Padding is zero. No more is read than that part. `name_of` says what the source calls a tensor.
+    ///
+    /// # Errors
+    /// As [`TensorSource::read_into`].
     ///
     /// # Panics
-    /// If they have not.
-    pub fn fuse(&self, tensors: Vec<HostTensor>) -> Vec<f32> {
-        for (tensor, stored) in tensors.iter().zip(&self.tensors) {
-            assert_eq!(tensor.shape, stored.shape, "shape of `{}`", stored.name);
+    /// If a tensor of the source has another shape than [`WeightEntry::tensors`] says.
+    pub fn read_part(
+        &self,
+        (rows, columns): (Range<usize>, Range<usize>),
+        source: &dyn TensorSource,
+        name_of: &dyn Fn(&str) -> String,
+    ) -> Result<Vec<f32>, HfError> {
+        let mut part = vec![0.0; rows.len() * columns.len()];
+        for run in self.runs() {
+            let common = rows.start.max(run.rows.start)..rows.end.min(run.rows.end);
+            if common.is_empty() || columns.is_empty() {
+                continue;
+            }
+            let first = run.place(common.start) + columns.start * run.column_stride;
+            let start = (common.start - rows.start) * columns.len();
+            let target = &mut part[start..start + common.len() * columns.len()];
+            let strides = Strides { rows: run.row_stride, columns: run.column_stride };
+            let stored = &self.tensors[run.tensor];
+            let (name, begin) = (name_of(&stored.name), stored.start());
+            strides.gather((first, columns.len()), target, &mut |start, target| {
+                source.read_into(&name, begin + start, target)
+            })?;
         }
-        let mut parts: Vec<Vec<f32>> = tensors.into_iter().map(|tensor| self.turned(tensor)).collect();
-        let row = self.row_length();
-        match self.fusion {
-            Fusion::Single | Fusion::Convolution => parts.swap_remove(0),
-            Fusion::Vocabulary => {
-                let mut table = parts.swap_remove(0);
-                table.resize(self.shape[0] * row, 0.0);
-                table
-            }
-            Fusion::GateUp => parts.concat(),
-            Fusion::Alternating => {
-                let rows: Vec<&[f32]> = parts[0].chunks_exact(row).collect();
-                [0, 1]
-                    .iter()
-                    .flat_map(|half| rows.iter().skip(*half).step_by(2))
-                    .flat_map(|row| row.iter().copied())
-                    .collect()
-            }
-            Fusion::Qkv | Fusion::PackedQkv => {
-                let stored = parts.concat();
-                let rows = self.heads.stored_rows();
-                rows.flat_map(|from| stored[from.start * row..from.end * row].iter().copied()).collect()
-            }
-        }
+        Ok(part)
     }
 
-    /// The tensors of a parameter's values: the inverse of [`WeightEntry::fuse`]. Padding is dropped.
+    /// The tensors of a parameter's values. Padding is dropped.
     ///
     /// # Panics
     /// If there are not as many values as the parameter has.
     pub fn split(&self, values: &[f32]) -> Vec<HostTensor> {
         assert_eq!(values.len(), self.shape.iter().product::<usize>(), "number of values of `{}`", self.parameter);
-        let row = self.row_length();
-        let mut stored = values.to_vec();
-        if matches!(self.fusion, Fusion::Qkv | Fusion::PackedQkv) {
-            let mut from = values;
-            for to in self.heads.stored_rows() {
-                let (block, rest) = from.split_at(to.len() * row);
-                stored[to.start * row..to.end * row].copy_from_slice(block);
-                from = rest;
+        let empty = |shape: &Vec<usize>| HostTensor { shape: shape.clone(), values: vec![0.0; shape.iter().product()] };
+        let mut tensors: Vec<HostTensor> = self.tensors.iter().map(|stored| empty(&stored.shape)).collect();
+        let width = self.row_length();
+        for run in self.runs() {
+            let stored = &mut tensors[run.tensor].values;
+            for row in run.rows.clone() {
+                let (place, row) = (run.place(row), &values[row * width..(row + 1) * width]);
+                for (column, value) in row.iter().enumerate() {
+                    stored[place + column * run.column_stride] = *value;
+                }
             }
         }
-        if self.fusion == Fusion::Alternating {
-            let (gate, up) = values.split_at(values.len() / 2);
-            let pairs = gate.chunks_exact(row).zip(up.chunks_exact(row));
-            stored = pairs.flat_map(|(gate, up)| gate.iter().chain(up).copied()).collect();
-        }
-        let mut rest = stored.as_slice();
-        self.tensors
-            .iter()
-            .map(|StoredTensor { shape, .. }| {
-                let (part, tail) = rest.split_at(shape.iter().product());
-                rest = tail;
-                let values = match (shape.as_slice(), self.storage) {
-                    ([columns, rows], Storage::RowsAreInputs) => transpose(part, *rows, *columns),
-                    _ => part.to_vec(),
-                };
-                HostTensor { shape: shape.clone(), values }
-            })
-            .collect()
+        tensors
+    }
+
+    /// Whether the stored matrices are `[outputs, inputs]`.
+    pub(super) fn rows_are_outputs(&self) -> bool {
+        self.storage == Storage::RowsAreOutputs
     }
 
     /// Elements of one row of the parameter.
-    fn row_length(&self) -> usize {
-        self.shape.get(1).copied().unwrap_or(1)
+    pub fn row_length(&self) -> usize {
+        self.shape[1..].iter().product()
     }
 
-    /// A tensor's values with rows as outputs.
-    fn turned(&self, tensor: HostTensor) -> Vec<f32> {
-        match (tensor.shape.as_slice(), self.storage) {
-            ([rows, columns], Storage::RowsAreInputs) => transpose(&tensor.values, *rows, *columns),
-            _ => tensor.values,
+    /// Where the rows of the parameter lie. Rows of padding lie nowhere.
+    fn runs(&self) -> Vec<Run> {
+        let width = self.row_length();
+        let stored: Vec<usize> =
+            self.tensors.iter().map(|stored| stored.shape.iter().product::<usize>() / width.max(1)).collect();
+        let mut runs = Vec::new();
+        let mut next = 0;
+        for (rows, step) in self.order(stored.iter().sum()) {
+            let mut begin = 0;
+            for (tensor, count) in stored.iter().enumerate() {
+                let common = rows.start.max(begin)..rows.end.min(begin + count);
+                if !common.is_empty() {
+                    let (row_stride, column_stride) = match self.storage {
+                        Storage::RowsAreOutputs => (width, 1),
+                        Storage::RowsAreInputs if self.shape.len() == 1 => (1, 1),
+                        Storage::RowsAreInputs => (1, *count),
+                    };
+                    let (first, num_rows) = ((common.start - begin) * row_stride, common.len().div_ceil(step));
+                    let row_stride = row_stride * step;
+                    runs.push(Run { rows: next..next + num_rows, tensor, first, row_stride, column_stride });
+                    next += num_rows;
+                }
+                begin += count;
+            }
+        }
+        runs
+    }
+
+    /// The parameter's rows in order, as ranges of the rows of its tensors one after the other, of which there are `stored`, and the step from row to
+    /// row in each. Only ranges within one tensor have another step than 1.
+    fn order(&self, stored: usize) -> Vec<(Range<usize>, usize)> {
+        match self.fusion {
+            Fusion::Single | Fusion::Convolution | Fusion::Vocabulary | Fusion::GateUp => vec![(0..stored, 1)],
+            Fusion::Alternating => vec![(0..stored, 2), (1..stored, 2)],
+            Fusion::Qkv | Fusion::PackedQkv => self.heads.stored_rows().map(|rows| (rows, 1)).collect(),
         }
     }
 }
@@ -341,7 +421,7 @@ impl WeightEntry {
 impl Heads {
     /// Row ranges of `[queries, keys, values]` in the order of the fused projection: for each group its queries, its key and
     /// its value.
-    fn stored_rows(self) -> impl Iterator<Item = std::ops::Range<usize>> {
+    fn stored_rows(self) -> impl Iterator<Item = Range<usize>> {
         let Self { groups, queries_per_group, head_size } = self;
         let keys = groups * queries_per_group * head_size;
         let values = keys + groups * head_size;
@@ -354,15 +434,6 @@ impl Heads {
             ]
         })
     }
-}
-
-/// The transpose of a row-major matrix.
-fn transpose(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
-    let mut turned = Vec::with_capacity(values.len());
-    for column in 0..columns {
-        turned.extend((0..rows).map(|row| values[row * columns + column]));
-    }
-    turned
 }
 
 /// A parameter's name with `{}` for each number between its dots, and the numbers.
@@ -382,96 +453,5 @@ fn with_numbers(pattern: &str, numbers: &[&str]) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::time::{Duration, Instant};
-
-    use super::*;
-
-    static MIXTURE: Family = Family {
-        model_type: "mixture",
-        architecture: "MixtureForCausalLM",
-        settings: &[],
-        weights: &[
-            &[
-                rule("decoder.layers.{}.input_layernorm.weight", &["model.layers.{}.input_layernorm.weight"]),
-                rule(
-                    "decoder.layers.{}.mlp.linear_fc1.weight",
-                    &["model.layers.{}.mlp.gate_proj.weight", "model.layers.{}.mlp.up_proj.weight"],
-                )
-                .fused(Fusion::GateUp),
-            ],
-            &[
-                rule(
-                    "decoder.layers.{}.mlp.experts.local_experts.{}.linear_fc1.weight",
-                    &[
-                        "model.layers.{}.mlp.experts.{}.gate_proj.weight",
-                        "model.layers.{}.mlp.experts.{}.up_proj.weight",
-                    ],
-                )
-                .fused(Fusion::GateUp),
-                rule(
-                    "decoder.layers.{}.mlp.experts.local_experts.{}.linear_fc2.weight",
-                    &["model.layers.{}.mlp.experts.{}.down_proj.weight"],
-                ),
-            ],
-        ],
-        prefix: "model.",
-        buffers: &[],
-    };
-    const SIZES: Sizes =
-        Sizes { heads: Heads { groups: 1, queries_per_group: 1, head_size: 1 }, vocab_size: 1, num_experts: 11 };
-
-    /// Layers of which the first three are dense, as in DeepSeek-V3.
-    fn parameters(layers: usize, experts: usize) -> Vec<(String, Vec<usize>)> {
-        let layer = |layer: usize| {
-            let name = format!("decoder.layers.{layer}");
-            let mut names = vec![(format!("{name}.input_layernorm.weight"), vec![7])];
-            if layer < 3 {
-                names.push((format!("{name}.mlp.linear_fc1.weight"), vec![22, 7]));
-            } else {
-                for expert in 0..experts {
-                    let name = format!("{name}.mlp.experts.local_experts.{expert}");
-                    names.push((format!("{name}.linear_fc1.weight"), vec![10, 7]));
-                    names.push((format!("{name}.linear_fc2.weight"), vec![7, 5]));
-                }
-            }
-            names
-        };
-        (0..layers).flat_map(layer).collect()
-    }
-
-    #[test]
-    fn layers_and_experts_are_numbered_alike_on_both_sides() {
-        let map = WeightMap::of(&MIXTURE, parameters(12, 11), SIZES, ExpertLayout::Apart).unwrap();
-        let entry = map.entry("decoder.layers.11.mlp.experts.local_experts.10.linear_fc1.weight").unwrap();
-        let expected = ["gate", "up"].map(|half| format!("model.layers.11.mlp.experts.10.{half}_proj.weight"));
-        let whole = |name, shape| StoredTensor { name, shape, part: None };
-        assert_eq!(entry.tensors, expected.map(|name| whole(name, vec![5, 7])));
-        let dense = map.entry("decoder.layers.2.mlp.linear_fc1.weight").unwrap();
-        assert_eq!(dense.tensors[1], whole("model.layers.2.mlp.up_proj.weight".into(), vec![11, 7]));
-        let values: Vec<f32> = (0..70_u8).map(f32::from).collect();
-        assert_eq!(entry.fuse(entry.split(&values)), values);
-        assert!(map.entry("decoder.layers.12.input_layernorm.weight").is_none());
-    }
-
-    #[test]
-    fn a_parameter_without_a_rule_is_named() {
-        let unknown = vec![("decoder.layers.3.mlp.router.weight".to_owned(), vec![4, 7])];
-        let error = WeightMap::of(&MIXTURE, unknown, SIZES, ExpertLayout::Apart).unwrap_err().to_string();
-        assert!(error.contains("mixture") && error.contains("decoder.layers.3.mlp.router.weight"), "{error}");
-    }
-
-    #[test]
-    fn names_of_a_mixture_of_671_billion_are_mapped_in_linear_time() {
-        let parameters = parameters(61, 384);
-        assert!(parameters.len() > 44_000, "{}", parameters.len());
-        let started = Instant::now();
-        let map = WeightMap::of(&MIXTURE, parameters.clone(), SIZES, ExpertLayout::Apart).unwrap();
-        for (name, shape) in &parameters {
-            assert_eq!(map.entry(name).map(|entry| &entry.shape), Some(shape));
-        }
-        // A scan by name for each would compare a thousand million names.
-        let elapsed = started.elapsed();
-        assert!(elapsed < Duration::from_secs(2), "{elapsed:?}");
-    }
-}
+#[path = "weight_map_tests.rs"]
+mod tests;

@@ -52,6 +52,26 @@ pub(crate) fn write_of_all(config: &DecoderConfig, settings: &mut Map<String, Va
     settings.insert("sliding_window".into(), json!(config.window_size.map(|left| left + 1)));
 }
 
+/// The window of a family that names the layers with one: without `layer_types` it is every one but each `pattern`-th. Its size is `size` where no
+/// key says so, and null is none.
+pub(crate) fn read_pattern(
+    fields: &Fields,
+    config: &mut DecoderConfig,
+    (size, pattern): (usize, usize),
+) -> Result<(), HfError> {
+    let size = if fields.has("sliding_window") { fields.size("sliding_window")? } else { Some(size) };
+    let usual = (1..=config.num_layers).map(|number| !number.is_multiple_of(pattern)).collect();
+    let layers = layer_types(fields, config.num_layers)?.unwrap_or(usual);
+    set(config, size, layers.into_iter().map(|has_window| has_window && size.is_some()).collect());
+    Ok(())
+}
+
+/// The other way round.
+pub(crate) fn write_pattern(config: &DecoderConfig, settings: &mut Map<String, Value>) {
+    write_of_all(config, settings);
+    settings.insert("layer_types".into(), type_names(&windowed_layers(config)));
+}
+
 /// The size in families with a switch `use_sliding_window`.
 pub(crate) fn switched_size(fields: &Fields) -> Result<Option<usize>, HfError> {
     match (fields.bool("use_sliding_window")?, fields.size("sliding_window")?) {

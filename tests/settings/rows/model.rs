@@ -40,6 +40,7 @@ fn positions() -> Vec<Row> {
         "model.rope_scaling_factor=8",
         "model.rope_scaling_original_max_position_embeddings=16",
     ]);
+    let window = tiny_with(&["model.window_size=[3, 0]", "model.window_attn_skip_freq=2"]);
     let of_type = |positions: &str| {
         let settings: Vec<String> =
             format!("model.position_embedding_type={positions}").split(" & ").map(str::to_owned).collect();
@@ -53,6 +54,7 @@ fn positions() -> Vec<Row> {
         row("model.position_embedding_type", &tiny(), &["rope", "learned_absolute", "none", YARN, LONGROPE])
             .moves("loss_1 shapes slices"),
         row("model.rotary_base", &tiny(), &[AS_IT_IS, "500"]).moves("loss_1"),
+        row("model.rotary_base_local", &window, &[AS_IT_IS, "500"]).moves("loss_1"),
         row("model.rotary_percent", &tiny(), &[AS_IT_IS, "0.5"]).moves("loss_1"),
         switch("model.rotary_interleaved", &tiny()).moves("loss_1"),
         row(
@@ -114,10 +116,19 @@ fn layers() -> Vec<Row> {
     let ungated = tiny_with(&["model.gated_linear_unit=false"]);
     vec![
         row("model.normalization", &tiny(), &["RMSNorm", "LayerNorm"]).moves("loss_1 shapes slices"),
+        row("model.normalization", &tiny(), &["RMSNorm", "LayerNormNoBias"]).moves("loss_1"),
+        row("model.norm_placement", &tiny(), &["before", "output", "sandwich", "sum"]).moves("loss_1 shapes slices"),
+        row("model.block_order", &tiny(), &["sequential", "parallel"]).moves("loss_1"),
+        row("model.block_order", &tiny(), &["sequential", "parallel_shared_norm"]).moves("loss_1 shapes slices"),
+        row("model.residual_multiplier", &tiny(), &[AS_IT_IS, "0.5"]).moves("loss_1"),
+        row("model.embedding_multiplier", &tiny(), &[AS_IT_IS, "0.5"]).moves("loss_1"),
+        row("model.logit_multiplier", &tiny(), &[AS_IT_IS, "0.5"]).moves("loss_1"),
         row("model.layernorm_epsilon", &tiny(), &[AS_IT_IS, "1e-2"]).moves("loss_1"),
         switch("model.layernorm_zero_centered_gamma", &tiny()).moves("params"),
         switch("model.add_bias_linear", &tiny()).moves("grad_norm_1 shapes slices"),
         switch("model.add_qkv_bias", &tiny()).moves("grad_norm_1 shapes slices"),
+        switch("model.add_proj_bias", &tiny()).moves("grad_norm_1 shapes slices"),
+        switch("model.add_mlp_bias", &tiny()).moves("grad_norm_1 shapes slices"),
         row("model.gated_linear_unit", &tiny(), &[AS_IT_IS, "false"]).moves("loss_1 flops shapes slices"),
         row("model.activation_func", &ungated, &["gelu", "gelu_tanh", "silu", "relu", "quick_gelu", "squared_relu"])
             .moves("loss_1"),
@@ -153,6 +164,8 @@ fn attention() -> Vec<Row> {
     let window = tiny_with(&["model.window_size=[3, 0]"]);
     vec![
         switch("model.qk_layernorm", &tiny()).moves("loss_1 shapes slices"),
+        row("model.qk_layernorm_scope", &tiny_with(&["model.qk_layernorm=true"]), &["head", "projection"])
+            .moves("loss_1 shapes slices"),
         switch("model.qk_l2_norm", &tiny()).moves("loss_1"),
         row("model.attention_dropout", &tiny(), &[AS_IT_IS, "0.1"]).moves("loss_1"),
         row("model.softmax_scale", &tiny(), &[AS_IT_IS, "0.5"]).moves("loss_1"),

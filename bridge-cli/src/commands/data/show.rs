@@ -7,7 +7,9 @@ use bridge_core::config::{RawConfig, World};
 use bridge_core::train::RunData;
 use bridge_data::gpt::Split;
 use bridge_data::tokenizer::{NullTokenizer, Tokenizer};
-use bridge_data::{DataParallel, Dataset, DatasetBuildContext, Sample, Silent};
+use bridge_data::{
+    DataParallel, Dataset, DatasetBuildContext, ENCODER_MASK, ENCODER_TOKENS, ExtraValues, Sample, Silent,
+};
 use bridge_models::registry;
 use clap::Args;
 use serde_json::json;
@@ -43,9 +45,15 @@ pub struct Samples {
 pub fn run_samples(samples: &Samples) -> Result<u8, Failure> {
     let (dataset, _) = samples.dataset()?;
     for i in 0..samples.count.min(dataset.len()) {
-        let tokens = ids_of(dataset.get(i).map_err(Failure::input)?);
+        let sample = dataset.get(i).map_err(Failure::input)?;
+        let source = encoder_ids(&sample);
+        let tokens = ids_of(sample);
         if samples.json {
-            line(&json!({ "tokens": tokens }).to_string());
+            let mut object = json!({ "tokens": tokens });
+            if let Some(source) = source {
+                object["encoder_tokens"] = json!(source);
+            }
+            line(&object.to_string());
         } else {
             let text = tokens.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
             line(&format!("{i}: {text}"));
@@ -64,14 +72,22 @@ pub fn run_show(samples: &Samples) -> Result<u8, Failure> {
         // Position n predicts token n + 1.
         let counts: Vec<bool> = std::iter::once(false).chain(sample.loss_mask.iter().map(|mask| *mask > 0.0)).collect();
         let counted = counts.iter().filter(|counts| **counts).count();
+        let source = encoder_ids(&sample);
         let tokens = ids_of(sample);
         if samples.json {
             let mask: Vec<u8> = counts.into_iter().map(u8::from).collect();
-            line(
-                &json!({ "sample": i, "text": tokenizer.decode(&tokens).ok(), "tokens": tokens, "loss_mask": mask })
-                    .to_string(),
-            );
+            let mut object =
+                json!({ "sample": i, "text": tokenizer.decode(&tokens).ok(), "tokens": tokens, "loss_mask": mask });
+            if let Some(source) = source {
+                object["encoder_text"] = json!(tokenizer.decode(&source).ok());
+                object["encoder_tokens"] = json!(source);
+            }
+            line(&object.to_string());
         } else {
+            if let Some(source) = source {
+                line(&format!("--- sample {i}: {} tokens for the encoder ---", source.len()));
+                line(&paint(tokenizer.as_ref(), &source, |_| Part::LeftOut));
+            }
             line(&format!("--- sample {i}: {} tokens, {counted} count for the loss ---", tokens.len()));
             let part = |at: usize| if counts[at] { Part::Counted } else { Part::LeftOut };
             line(&paint(tokenizer.as_ref(), &tokens, part));
@@ -85,6 +101,13 @@ fn ids_of(sample: Sample) -> Vec<i64> {
     let mut tokens = sample.tokens;
     tokens.extend(sample.labels.last());
     tokens
+}
+
+/// What an encoder reads of a sample, without padding, if the sample has that.
+fn encoder_ids(sample: &Sample) -> Option<Vec<i64>> {
+    let ExtraValues::Ints(ids) = &sample.extras.get(ENCODER_TOKENS)?.values else { return None };
+    let ExtraValues::Floats(mask) = &sample.extras.get(ENCODER_MASK)?.values else { return None };
+    Some(ids.iter().zip(mask).filter(|(_, weight)| **weight > 0.0).map(|(id, _)| *id).collect())
 }
 
 /// A split's dataset, and the tokenizer of its ids.

@@ -20,6 +20,49 @@ fn everything_comes_back() {
     assert_eq!(names_in(dir.path()), [JOURNAL_FILE, "iter_0000000", "iter_0000100", LATEST_FILE]);
 }
 
+/// Numbers from 0 on, made a few at a time.
+struct Counting {
+    shape: [usize; 2],
+    made: usize,
+}
+
+impl TensorStream for Counting {
+    fn dtype(&self) -> DType {
+        DType::F32
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    fn write(&self, write: &mut dyn FnMut(&[u8]) -> Result<(), CheckpointError>) -> Result<(), CheckpointError> {
+        let numbers: Vec<f32> = (0..self.made).map(|i| i as f32).collect();
+        numbers.chunks(7).try_for_each(|piece| write(bytemuck::cast_slice(piece)))
+    }
+}
+
+#[test]
+fn values_may_be_made_while_they_are_written() {
+    let saved = |made: usize| {
+        let dir = tempfile::tempdir().unwrap();
+        let stream = Arc::new(Counting { shape: [10, 3], made });
+        let tensors = vec![ShardTensor::streamed("w", stream), ShardTensor::whole("x", HostTensor::scalar(1f32))];
+        let snapshot = Snapshot { groups: vec![TensorGroup { name: "model".into(), tensors }], ..snapshot(5) };
+        let writer = CheckpointWriter::open(dir.path(), SaveOptions::default()).unwrap();
+        (writer.save(&snapshot), dir)
+    };
+    let (report, dir) = saved(30);
+    report.unwrap();
+    let checkpoint = found(resolve(dir.path(), OnDamaged::Error).unwrap()).checkpoint;
+    let values = checkpoint.load_tensor("w").unwrap().to_vec::<f32>().unwrap();
+    assert_eq!(values, (0..30).map(|i| i as f32).collect::<Vec<_>>());
+    for made in [29, 31] {
+        let (report, dir) = saved(made);
+        assert!(matches!(report, Err(CheckpointError::InvalidTensor { .. })), "{made}");
+        assert!(names_in(dir.path()).is_empty());
+    }
+}
+
 #[test]
 fn shards_are_plain_safetensors() {
     let dir = root_with(&[1]);
@@ -61,7 +104,7 @@ fn shards_split_and_are_written_side_by_side() {
     assert!(checkpoint.file_names().filter(|name| name.starts_with("optimizer-rank00000")).count() >= 4);
     assert_whole(&checkpoint);
     let seen = seen.lock().unwrap();
-    let total: usize = snapshot(5).groups.iter().flat_map(|g| &g.tensors).map(|t| t.source.bytes().len()).sum();
+    let total: usize = snapshot(5).groups.iter().flat_map(|g| &g.tensors).map(|t| bytes_of(&t.source).len()).sum();
     assert!(seen.iter().all(|p| p.iteration == 5 && p.bytes_total == total as u64));
     assert_eq!(seen.iter().map(|p| p.bytes_done).max(), Some(total as u64));
 }

@@ -25,6 +25,8 @@ choices! {
         LongRope = "longrope",
         /// Multimodal rotary embedding.
         Mrope = "mrope",
+        /// A learned number for each head and distance, added to attention scores.
+        Relative = "relative",
         /// None at all.
         None = "none",
     }
@@ -35,6 +37,38 @@ choices! {
         LayerNorm = "LayerNorm",
         /// Root mean square, no bias.
         RmsNorm = "RMSNorm",
+        /// Mean and variance, no bias (ours).
+        LayerNormNoBias = "LayerNormNoBias",
+    }
+
+    /// Where a layer has norms (ours).
+    pub enum NormPlacement {
+        /// Before each block: pre-norm.
+        Before = "before",
+        /// Of each block's output.
+        Output = "output",
+        /// Both.
+        Sandwich = "sandwich",
+        /// Of the sum of residual stream and output: post-norm.
+        Sum = "sum",
+    }
+
+    /// The order of a layer's blocks (ours).
+    pub enum BlockOrder {
+        /// The MLP reads the residual stream after attention.
+        Sequential = "sequential",
+        /// Both read the stream before the layer, each by its own norm.
+        Parallel = "parallel",
+        /// Both read the same norm of the stream before the layer.
+        ParallelSharedNorm = "parallel_shared_norm",
+    }
+
+    /// What one norm of queries, or of keys, covers (ours).
+    pub enum QkNormScope {
+        /// Each head by itself, all with the same weights.
+        Head = "head",
+        /// All heads together, with a weight for each element.
+        Projection = "projection",
     }
 
     /// The MLP's non-linearity. Upstream takes a function; the names are ours, with Hugging Face's spellings.

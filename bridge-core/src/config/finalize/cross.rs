@@ -19,6 +19,7 @@ pub(super) fn check(draft: &mut Draft<'_>) {
         "excludes ddp.grad_reduce_in_fp32",
     );
     profiling_window(draft);
+    model_and_dataset_fit(draft);
     evaluations_are_compared(draft);
     skip_train_evaluates(draft);
     evaluation_has_data(draft);
@@ -227,4 +228,21 @@ pub(super) fn sample_counts(
         "asks for more samples than can be counted",
     );
     SampleCounts { train: train_samples.unwrap_or(0), valid: valid.unwrap_or(0), test: per_evaluation.unwrap_or(0) }
+}
+
+/// What the model reads besides tokens, the dataset must bring, and the other way round. Kinds that do not say what they bring are believed.
+fn model_and_dataset_fit(draft: &mut Draft<'_>) {
+    let (model, dataset) = (draft.recipe.model.kind.clone(), draft.recipe.dataset.kind.clone());
+    let read = draft.model_kind().and_then(|kind| kind.inputs.clone()).unwrap_or_default();
+    let Some(brought) = draft.dataset_kind().and_then(|kind| kind.inputs.clone()) else {
+        return;
+    };
+    let missing = read.iter().find(|name| !brought.contains(name));
+    let unread = brought.iter().find(|name| !read.contains(name));
+    let message = match (missing, unread) {
+        (Some(name), _) => format!("\"{dataset}\" does not bring `{name}`, which model.kind = \"{model}\" reads"),
+        (None, Some(name)) => format!("\"{dataset}\" brings `{name}`, which model.kind = \"{model}\" does not read"),
+        (None, None) => return,
+    };
+    draft.conflict("dataset.kind", message);
 }

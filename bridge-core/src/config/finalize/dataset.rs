@@ -17,11 +17,11 @@ pub(super) fn resolve(draft: &mut Draft<'_>) -> FinalDataset {
     let random_seed = *draft.recipe.dataset.random_seed.get_or_insert(seed);
     let blend = blend(draft);
     match kind.as_str() {
-        "mock" => {
+        kind if is_generated(kind) => {
             mock_has_no_data(draft);
             mock_has_no_files(draft);
         }
-        "gpt" | "fim" => data_is_given_once(draft),
+        kind if reads_token_files(kind) => data_is_given_once(draft),
         _ => {}
     }
     source_settings_have_a_source(draft);
@@ -34,6 +34,7 @@ pub(super) fn resolve(draft: &mut Draft<'_>) -> FinalDataset {
     full_validation_has_no_weights(draft, blend.as_ref());
     let split_shares = split(draft, &kind);
     draft.recipe.dataset.extra = draft.extra_with_defaults(&draft.recipe.dataset);
+    span_corruption(draft, &kind);
     FinalDataset {
         kind,
         seq_length,
@@ -42,6 +43,51 @@ pub(super) fn resolve(draft: &mut Draft<'_>) -> FinalDataset {
         split_shares,
         extra: draft.recipe.dataset.extra.clone(),
         config: draft.recipe.dataset.config.clone(),
+    }
+}
+
+/// Whether datasets of the kind are made of token files.
+pub(in super::super) fn reads_token_files(kind: &str) -> bool {
+    matches!(kind, "gpt" | "fim" | "t5")
+}
+
+/// Whether datasets of the kind are generated.
+pub(in super::super) fn is_generated(kind: &str) -> bool {
+    matches!(kind, "mock" | "mock_t5")
+}
+
+/// Samples of span corruption have an encoder's and a decoder's sequence, and no options of running text.
+fn span_corruption(draft: &mut Draft<'_>, kind: &str) {
+    if !matches!(kind, "t5" | "mock_t5") {
+        return;
+    }
+    for key in [
+        "dataset.reset_position_ids",
+        "dataset.reset_attention_mask",
+        "dataset.eod_mask_loss",
+        "dataset.add_extra_token_to_sequence",
+        "dataset.allow_ambiguous_pad_tokens",
+    ] {
+        let is_changed = draft.recipe_differs(key);
+        draft.forbid(is_changed, key, format!("has no effect with dataset.kind = \"{kind}\""));
+    }
+    let number = |name: &str| {
+        let value = draft.recipe.dataset.extra.get(name);
+        value.and_then(|value| value.as_float().or_else(|| value.as_integer().map(|value| value as f64)))
+    };
+    let longest = draft.recipe.model.seq_length as f64;
+    let rules = [
+        ("masked_lm_prob", "must be above 0 and below 1", number("masked_lm_prob").is_none_or(|p| p > 0.0 && p < 1.0)),
+        ("short_seq_prob", "must be 0 to 1", number("short_seq_prob").is_none_or(|p| (0.0..=1.0).contains(&p))),
+        (
+            "mean_span_length",
+            "must be at least 1, and no longer than a sample",
+            number("mean_span_length").is_none_or(|mean| (1.0..=longest.max(1.0)).contains(&mean)),
+        ),
+        ("num_sentinels", "must be at least 1", number("num_sentinels").is_none_or(|count| count >= 1.0)),
+    ];
+    for (name, message, is_met) in rules {
+        draft.require(is_met, &format!("dataset.{name}"), message);
     }
 }
 
@@ -172,7 +218,7 @@ fn padding_has_a_token(draft: &mut Draft<'_>) {
 /// A surplus can be requested only from a member that has a share of the samples.
 fn surplus_has_weights(draft: &mut Draft<'_>, kind: &str, blend: Option<&Blend>) {
     let key = "dataset.mid_level_dataset_surplus";
-    if !matches!(kind, "gpt" | "fim" | "mock") {
+    if !reads_token_files(kind) && !is_generated(kind) {
         return;
     }
     let per_split = draft.recipe.dataset.blend_per_split.clone().unwrap_or_default();
@@ -301,13 +347,13 @@ fn split(draft: &mut Draft<'_>, kind: &str) -> Option<[f64; 3]> {
     if draft.recipe.dataset.blend_per_split.is_some() {
         return None;
     }
-    let needs_split = matches!(kind, "gpt" | "fim") && !given(draft).is_empty();
+    let needs_split = reads_token_files(kind) && !given(draft).is_empty();
     if draft.recipe.dataset.split.is_none() && needs_split {
         let message = "must be given, such as \"969,30,1\" for train, valid, test";
         draft.missing("dataset.split", message);
         return None;
     }
-    if kind == "mock" {
+    if is_generated(kind) {
         draft.recipe.dataset.split.get_or_insert_with(|| "1,1,1".into());
     }
     let text = draft.recipe.dataset.split.clone()?;
@@ -316,8 +362,8 @@ fn split(draft: &mut Draft<'_>, kind: &str) -> Option<[f64; 3]> {
         let message = "must be up to three shares that are not negative and not all 0, such as \"969,30,1\"";
         draft.error(ErrorKind::OutOfRange, "dataset.split", message);
     }
-    if kind == "mock" && shares.is_some_and(|shares| shares != [1.0 / 3.0; 3]) {
-        let message = "cannot be chosen with dataset.kind = \"mock\", which is always split 1,1,1";
+    if is_generated(kind) && shares.is_some_and(|shares| shares != [1.0 / 3.0; 3]) {
+        let message = "cannot be chosen with generated data, which is always split 1,1,1";
         draft.conflict("dataset.split", message);
     }
     shares

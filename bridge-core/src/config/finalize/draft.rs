@@ -121,6 +121,11 @@ impl<'r> Draft<'r> {
         self.raw.kinds().model.get(&self.recipe.model.kind)
     }
 
+    /// The kind of dataset, if that name is registered.
+    pub fn dataset_kind(&self) -> Option<&'r Kind> {
+        self.raw.kinds().dataset.get(&self.recipe.dataset.kind)
+    }
+
     /// Whether the kind of model supports a setting of `[model]`.
     pub fn supports(&self, setting: &str) -> bool {
         let listed = self.model_kind().and_then(|kind| kind.settings.as_ref());

@@ -22,6 +22,7 @@ pub(super) fn check(draft: &mut Draft<'_>, windowed: &[bool], without_rope: &[bo
     extended_rope(draft);
     layer_patterns(draft, windowed, without_rope);
     biases(draft);
+    details(draft);
     vocabulary(draft);
     initial_values(draft);
 }
@@ -33,6 +34,7 @@ fn rope(draft: &mut Draft<'_>) {
         ("model.rotary_interleaved", model.rotary_interleaved),
         ("model.apply_rope_fusion", model.apply_rope_fusion),
         ("model.no_rope_freq", model.no_rope_freq.is_some()),
+        ("model.rotary_base_local", model.rotary_base_local.is_some()),
     ];
     let shape = ["model.rotary_base", "model.rotary_percent"].map(|key| (key, draft.recipe_differs(key)));
     for (key, is_set) in needs_rope.into_iter().chain(shape) {
@@ -149,9 +151,27 @@ fn layer_patterns(draft: &mut Draft<'_>, windowed: &[bool], without_rope: &[bool
 }
 
 fn biases(draft: &mut Draft<'_>) {
-    let is_twice = draft.recipe.model.add_qkv_bias && draft.recipe.model.add_bias_linear;
+    let model = draft.recipe.model.config.clone();
+    let some = [
+        ("model.add_qkv_bias", model.add_qkv_bias),
+        ("model.add_proj_bias", model.add_proj_bias),
+        ("model.add_mlp_bias", model.add_mlp_bias),
+    ];
     let message = "has no effect with model.add_bias_linear = true, which gives every linear layer a bias";
-    draft.forbid(is_twice, "model.add_qkv_bias", message);
+    for (key, is_set) in some {
+        draft.forbid(is_set && model.add_bias_linear, key, message);
+    }
+}
+
+/// What is said of norms and rotations that are not there.
+fn details(draft: &mut Draft<'_>) {
+    let model = draft.recipe.model.config.clone();
+    let is_changed = draft.recipe_differs("model.qk_layernorm_scope");
+    let message = "has no effect without model.qk_layernorm = true";
+    draft.require(model.qk_layernorm || !is_changed, "model.qk_layernorm_scope", message);
+    let is_local = model.rotary_base_local.is_some();
+    let message = "has no effect without model.window_size: it is the base in layers with a window";
+    draft.require(!is_local || model.window_size.is_some(), "model.rotary_base_local", message);
 }
 
 /// A given vocabulary size is padded only on request; one from the tokenizer, always.

@@ -1,41 +1,15 @@
 //! The shared settings of `[model]`: names, defaults, ranges. Derived values are in `finalize::model`.
 
 use super::super::choice::{
-    Activation, AmaxAlgo, AttentionBackend, BootstrapBackend, CrossEntropyImpl, CudaGraphImpl, DType, FlexBackend,
-    Fp4Format, Fp4Recipe, Fp8Format, Fp8Recipe, Normalization, PipelineSchedule, PositionEmbeddingType,
-    RecomputeGranularity, RecomputeMethod, RouterDType, RouterScoreFunction, TokenDispatcher, TokenDropPolicy,
-    TransformerImpl,
+    Activation, AmaxAlgo, AttentionBackend, BlockOrder, BootstrapBackend, CrossEntropyImpl, CudaGraphImpl, DType,
+    FlexBackend, Fp4Format, Fp4Recipe, Fp8Format, Fp8Recipe, NormPlacement, Normalization, PipelineSchedule,
+    PositionEmbeddingType, QkNormScope, RecomputeGranularity, RecomputeMethod, RouterDType, RouterScoreFunction,
+    TokenDispatcher, TokenDropPolicy, TransformerImpl,
 };
 use super::super::field::{AnyValue, OneOrMany};
 use super::super::limits::Limits;
 use super::super::refusal::{no_counterpart, not_built};
 use super::super::section::section;
-
-/// Settings of the loop and of the pipeline rather than of a kind of model: every kind has them.
-pub const OF_EVERY_KIND: [&str; 22] = [
-    "num_layers",
-    "hidden_size",
-    "seq_length",
-    "vocab_size",
-    "make_vocab_size_divisible_by",
-    "should_pad_vocab",
-    "calculate_per_token_loss",
-    "num_layers_in_first_pipeline_stage",
-    "num_layers_in_last_pipeline_stage",
-    "account_for_embedding_in_pipeline_split",
-    "account_for_loss_in_pipeline_split",
-    "pipeline_model_parallel_layout",
-    "pipeline_schedule",
-    "pipeline_dtype",
-    "microbatch_group_size_per_vp_stage",
-    "fp16",
-    "bf16",
-    "params_dtype",
-    "recompute_granularity",
-    "recompute_method",
-    "recompute_num_layers",
-    "recompute_modules",
-];
 
 /// Heads, layers and ranks: a larger number is a mistake.
 const COUNT: Limits = Limits::between(1.0, 65_536.0);
@@ -69,9 +43,11 @@ section! {
         share_embeddings_and_output_weights: bool = true;
         /// Position embedding.
         position_embedding_type: PositionEmbeddingType = PositionEmbeddingType::LearnedAbsolute
-            => not_built("mrope, positions of images and video; there is no kind of model that reads them").built(&["rope", "none", "yarn", "longrope"]);
+            => not_built("mrope, positions of images and video, which no kind of model reads, and relative, of models with an encoder").built(&["rope", "none", "yarn", "longrope"]);
         /// Base of the rotary frequencies.
         rotary_base: f64 = 10_000.0, Limits::between(1.0, 1e12);
+        /// Base of the rotary frequencies in windowed layers, which are not scaled; null is as in other layers (upstream: in its Gemma 3 provider).
+        rotary_base_local: Option<f64> = None, Limits::between(1.0, 1e12);
         /// Fraction of the head that is rotated.
         rotary_percent: f64 = 1.0, Limits::SHARE;
         /// Pair even and odd dimensions instead of halves.
@@ -118,14 +94,30 @@ section! {
         layernorm_epsilon: f64 = 1e-5, Limits::above_zero_to(1.0);
         /// Store norm weights minus one.
         layernorm_zero_centered_gamma: bool = false;
+        /// Where layers have norms (ours).
+        norm_placement: NormPlacement = NormPlacement::Before;
+        /// The order of a layer's blocks (ours).
+        block_order: BlockOrder = BlockOrder::Sequential;
+        /// Factor on the output of a block before it is added to the residual stream (ours).
+        residual_multiplier: f64 = 1.0, Limits::ABOVE_ZERO;
+        /// Factor on the word embedding's output (upstream: in its Gemma providers).
+        embedding_multiplier: f64 = 1.0, Limits::ABOVE_ZERO;
+        /// Factor on the logits (ours).
+        logit_multiplier: f64 = 1.0, Limits::ABOVE_ZERO;
         /// Normalize query and key.
         qk_layernorm: bool = false;
+        /// What one of these norms covers (ours).
+        qk_layernorm_scope: QkNormScope = QkNormScope::Head;
         /// Normalize query and key by their root mean square, without weights.
         qk_l2_norm: bool = false;
         /// Biases in all linear layers.
         add_bias_linear: bool = true;
-        /// Bias in the query-key-value projection only.
+        /// Bias in the query-key-value projection.
         add_qkv_bias: bool = false;
+        /// Bias in attention's output projection (ours).
+        add_proj_bias: bool = false;
+        /// Biases in the MLP (ours).
+        add_mlp_bias: bool = false;
         /// Gated MLP.
         gated_linear_unit: bool = false;
         /// The MLP's non-linearity.
@@ -173,6 +165,21 @@ section! {
         /// Multi-token-prediction depth.
         mtp_num_layers: Option<usize> = None, COUNT_OR_ZERO
             => not_built("multi-token prediction: layers that predict the tokens after the next one").inert(&["0"]);
+        /// Layers of the encoder (kind t5), where `num_layers` counts the decoder's; null means as many.
+        encoder_num_layers: Option<usize> = None, COUNT => not_built("an encoder, which only kinds of model with two stacks have");
+        /// Tokens of the decoder's sequences (kind t5), where `seq_length` counts the encoder's.
+        @training seq_length_dec: usize = 128, Limits::SIZE => not_built("the length of a decoder's own sequences, behind an encoder");
+        /// Distances that relative positions tell apart.
+        relative_attention_num_buckets: usize = 32, COUNT
+            => not_built("the distances of relative positions, which only kinds of model with an encoder have");
+        /// Distance from which on all are one to relative positions.
+        relative_attention_max_distance: usize = 128, Limits::SIZE
+            => not_built("the longest distance of relative positions, which only kinds of model with an encoder have");
+        /// Token that a decoder behind an encoder begins with (ours).
+        @training decoder_start_token_id: usize = 0, Limits::SIZE_OR_ZERO
+            => not_built("the first token of a decoder behind an encoder");
+        /// Divide the decoder's output by the square root of `hidden_size` before the tied output projection (ours).
+        scale_decoder_outputs: bool = false => not_built("the scale of T5's tied output projection");
         /// Weight of the multi-token loss.
         mtp_loss_scaling_factor: Option<f64> = Some(0.1), Limits::NON_NEGATIVE
             => not_built("the weight of the losses of mtp_num_layers").inert(&["null"]);
@@ -472,8 +479,7 @@ section! {
         /// Pad to capacity.
         moe_pad_expert_input_to_capacity: bool = false => not_built("experts padded to moe_expert_capacity_factor");
         /// Which tokens drop.
-        moe_token_drop_policy: TokenDropPolicy = TokenDropPolicy::Probs
-            => not_built("which tokens moe_expert_capacity_factor drops");
+        moe_token_drop_policy: TokenDropPolicy = TokenDropPolicy::Probs => not_built("which tokens moe_expert_capacity_factor drops");
         /// Grouped GEMM of the experts.
         @execution moe_grouped_gemm: bool = false => not_built("one matrix multiplication for all experts of a layer").upstream(&["true"]);
         /// Fused permutation.
@@ -489,7 +495,6 @@ section! {
         overlap_moe_expert_parallel_comm: bool = false
             => not_built("token dispatch overlapped with the computation of another micro-batch");
         /// Delay weight gradients.
-        delay_wgrad_compute: bool = false
-            => not_built("weight gradients deferred to overlap with overlap_moe_expert_parallel_comm");
+        delay_wgrad_compute: bool = false => not_built("weight gradients deferred to overlap with overlap_moe_expert_parallel_comm");
     }
 }

@@ -235,6 +235,8 @@ fn a_trained_tokenizer_is_as_large_as_the_model_allows() {
 fn what_is_implemented_is_accepted() {
     for overrides in [
         vec!["model.attention_backend=local", "model.qk_layernorm=true", "model.add_qkv_bias=true"],
+        vec!["model.add_qkv_bias=true", "model.add_proj_bias=true", "model.add_mlp_bias=true"],
+        vec!["model.window_size=[8, 0]", "model.rotary_base_local=500"],
         vec!["model.position_embedding_type=none"],
         // What Bridge does anyway.
         vec!["model.deterministic_mode=true", "model.apply_rope_fusion=true", "model.bias_activation_fusion=true"],

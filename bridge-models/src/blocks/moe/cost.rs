@@ -6,7 +6,8 @@ use bridge_dist::mesh::GroupKind;
 
 use crate::blocks::mlp::{block_flops, inner_bytes};
 use crate::blocks::regions::{enter_exchanges, exchange, leave_exchanges};
-use crate::models::decoder::config::{DecoderConfig, Dispatcher, MoeConfig};
+use crate::models::decoder::choices::Dispatcher;
+use crate::models::decoder::config::{DecoderConfig, MoeConfig};
 
 const FLOAT32: u64 = 4;
 const FLOAT64: u64 = 8;

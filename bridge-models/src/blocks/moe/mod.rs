@@ -27,7 +27,8 @@ use self::rows::take_rows;
 use super::init::InitialValues;
 use super::mlp::Mlp;
 use super::regions::Regions;
-use crate::models::decoder::config::{DecoderConfig, Dispatcher, MoeConfig};
+use crate::models::decoder::choices::Dispatcher;
+use crate::models::decoder::config::{DecoderConfig, MoeConfig};
 
 /// A feed-forward block made of a router and experts, of which this rank may hold a part.
 #[derive(Module, Debug)]

@@ -22,7 +22,8 @@ use burn::tensor::{DType, FloatDType, Tensor, TensorData};
 
 use super::MoeInput;
 use crate::blocks::init::InitialValues;
-use crate::models::decoder::config::{DecoderConfig, MoeConfig, ScoreFunction};
+use crate::models::decoder::choices::ScoreFunction;
+use crate::models::decoder::config::{DecoderConfig, MoeConfig};
 
 /// A score for each expert.
 #[derive(Module, Debug)]

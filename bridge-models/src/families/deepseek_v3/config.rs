@@ -111,11 +111,7 @@ fn write_layers(config: &DecoderConfig, settings: &mut Map<String, Value>) {
 /// The rotated part of a head, whose pairs are even and odd elements, or the two halves. With YaRN scores grow as cosines and sines would for
 /// `mscale_all_dim`, which these then do not.
 fn read_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
-    let table = match fields.table("rope_scaling", "rope_scaling.")? {
-        Some(table) => Some(table),
-        None => fields.table("rope_parameters", "rope_parameters.")?,
-    };
-    let rope = rope::read_table(fields, table.as_ref(), config.max_position_embeddings, RopeForm::USUAL)?;
+    let rope = rope::of_all_layers(fields, config.max_position_embeddings, RopeForm::USUAL)?;
     if let Some(RopeScaling::Yarn(yarn)) = &rope.scaling
         && let Some(mscale) = yarn.mscale_all_dim
     {

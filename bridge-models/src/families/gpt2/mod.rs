@@ -1,6 +1,7 @@
 //! GPT-2. Its linear layers are `Conv1D`s, which store a row an input.
 
 mod config;
+pub(super) mod gguf;
 mod weights;
 
 use crate::huggingface::Family;

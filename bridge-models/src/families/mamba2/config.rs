@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 use crate::decoder::{DecoderConfig, HybridBlock, HybridConfig, MambaConfig, NormKind};
 use crate::huggingface::error::HfError;
 use crate::huggingface::fields::Fields;
+use crate::huggingface::json::{from_number, number};
 use crate::huggingface::settings::{Setting, size, size_or};
 
 pub(super) const SETTINGS: &[Setting] = &[
@@ -79,24 +80,19 @@ fn read_time_steps(fields: &Fields, config: &mut DecoderConfig) -> Result<(), Hf
     let mamba = mamba(config);
     mamba.least_time_step = least.as_f64().filter(|step| *step >= 0.0).ok_or_else(wrong)?;
     mamba.largest_time_step = match largest {
-        unlimited if is_infinite(unlimited) => None,
+        unlimited if unlimited.is_null() || number(unlimited) == Some(f64::INFINITY) => None,
         limited => Some(limited.as_f64().ok_or_else(wrong)?).filter(|step| *step < f64::from(f32::MAX)),
     };
     Ok(())
 }
 
-/// How a reader of `config.json` keeps Python's Infinity, for which JSON has no number.
-fn is_infinite(value: &Value) -> bool {
-    value.is_null() || value == "Infinity"
-}
-
-/// Nothing for the usual range, which JSON has no word for.
+/// Nothing for the usual range.
 fn write_time_steps(config: &DecoderConfig, settings: &mut Map<String, Value>) {
     let Some(mamba) = config.hybrid.as_ref().map(|hybrid| hybrid.mamba) else {
         return;
     };
     if mamba.least_time_step != 0.0 || mamba.largest_time_step.is_some() {
-        let largest = mamba.largest_time_step.unwrap_or(f64::from(f32::MAX));
+        let largest = from_number(mamba.largest_time_step.unwrap_or(f64::INFINITY));
         settings.insert(TIME_STEPS.into(), json!([mamba.least_time_step, largest]));
     }
 }

@@ -1,6 +1,7 @@
 //! Qwen 3 without experts: a Llama whose queries and keys are normalized per head, and whose upper layers may have a sliding window.
 
 pub(super) mod config;
+pub(super) mod gguf;
 #[cfg(test)]
 mod tests;
 pub(super) mod weights;

@@ -19,11 +19,11 @@ fn stage(config: &DecoderConfig, stage: &Stage) -> Box<dyn ModelChunk> {
     build_decoder(config, &context, stage).unwrap()
 }
 
-fn export_to_temporary(model: &HfModel, options: &ExportOptions) -> tempfile::TempDir {
+pub(super) fn export_to_temporary(model: &HfModel, options: &ExportOptions) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let chunk = model.build(&device()).unwrap();
     let options = ExportOptions { experts: model.experts(), ..options.clone() };
-    export(folder.path(), model.family(), model.config(), &[chunk.as_ref()], &options).unwrap();
+    to_hf(folder.path(), model.family(), model.config(), &[chunk.as_ref()], &options).unwrap();
     folder
 }
 
@@ -250,10 +250,10 @@ fn stages_load_and_write_their_part() {
         let folder = tempfile::tempdir().unwrap();
         let chunks = [first.as_ref(), last.as_ref()];
         let options = ExportOptions { experts: model.experts(), ..ExportOptions::default() };
-        export(folder.path(), model.family(), config, &chunks, &options).unwrap();
+        to_hf(folder.path(), model.family(), config, &chunks, &options).unwrap();
         let bytes = |path: &Path| raw_tensors(&path.join("model.safetensors"));
         assert_eq!(bytes(folder.path()), bytes(&golden(name)), "{name}");
-        let error = export(folder.path(), model.family(), config, &chunks[..1], &options);
+        let error = to_hf(folder.path(), model.family(), config, &chunks[..1], &options);
         assert!(matches!(error, Err(HfError::MissingParameter { .. })));
     }
 }
@@ -273,7 +273,7 @@ fn a_padded_vocabulary_is_filled_with_zeros_and_cut_off_again() {
         });
         let folder = tempfile::tempdir().unwrap();
         let options = ExportOptions { experts: model.experts(), ..ExportOptions::default() };
-        export(folder.path(), model.family(), &padded, &[chunk.as_ref()], &options).unwrap();
+        to_hf(folder.path(), model.family(), &padded, &[chunk.as_ref()], &options).unwrap();
         let bytes = |path: &Path| raw_tensors(&path.join("model.safetensors"));
         assert_eq!(bytes(folder.path()), bytes(&golden(name)), "{name}");
     }
@@ -290,7 +290,7 @@ fn the_hook_loads_every_chunk() {
     let chunks = import_hook(golden("llama"))(chunks).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let chunks: Vec<&dyn ModelChunk> = chunks.iter().map(AsRef::as_ref).collect();
-    export(folder.path(), family("llama"), config, &chunks, &ExportOptions::default()).unwrap();
+    to_hf(folder.path(), family("llama"), config, &chunks, &ExportOptions::default()).unwrap();
     let bytes = |path: &Path| raw_tensors(&path.join("model.safetensors"));
     assert_eq!(bytes(folder.path()), bytes(&golden("llama")));
     let error = import_hook(folder.path().join("nowhere"))(Vec::new()).unwrap_err();
@@ -308,71 +308,121 @@ fn a_chunk_of_another_model_is_refused() {
     assert!(matches!(&error, HfError::Parameter { name, .. } if name.starts_with("decoder.layers.2.")), "{error}");
 }
 
-/// The same model with tensors of each expert by itself, under the names of older files.
-fn with_experts_apart(name: &str) -> tempfile::TempDir {
-    let is_mixtral = settings_of(name)["model_type"] == "mixtral";
-    changed_copy(name, |tensors| {
-        let all = std::mem::take(tensors);
-        for raw in all {
-            let Some((layer, matrix)) = raw.name.split_once(".mlp.experts.") else {
-                let renamed =
-                    if is_mixtral { raw.name.replace(".mlp.", ".block_sparse_moe.") } else { raw.name.clone() };
-                tensors.push(Raw { name: renamed, ..raw });
-                continue;
-            };
-            let experts = raw.shape[0];
-            for (expert, bytes) in raw.bytes.chunks(raw.bytes.len() / experts).enumerate() {
-                let halves: &[&str] = match (matrix, is_mixtral) {
-                    ("gate_up_proj", true) => &["w1", "w3"],
-                    ("gate_up_proj", false) => &["gate_proj", "up_proj"],
-                    (_, true) => &["w2"],
-                    (_, false) => &["down_proj"],
-                };
-                for (half, bytes) in halves.iter().zip(bytes.chunks(bytes.len() / halves.len())) {
-                    let block = if is_mixtral { "block_sparse_moe" } else { "mlp" };
-                    tensors.push(Raw {
-                        name: format!("{layer}.{block}.experts.{expert}.{half}.weight"),
-                        dtype: raw.dtype,
-                        shape: vec![raw.shape[1] / halves.len(), raw.shape[2]],
-                        bytes: bytes.to_vec(),
-                    });
-                }
+#[test]
+fn names_of_earlier_versions_are_known() {
+    let folder = changed_copy("gpt_neox", |tensors| {
+        let output = tensors.iter_mut().find(|raw| raw.name == "lm_head.weight").unwrap();
+        output.name = "embed_out.weight".to_owned();
+    });
+    let output = |folder: &Path| {
+        let chunk = HfModel::open(folder).unwrap().build(&device()).unwrap();
+        let mut values = Vec::new();
+        chunk.visit_parameters(&mut |name, value| {
+            if name == "output_layer.weight" {
+                values = value.into_data().try_into_vec::<f32>().unwrap();
             }
-        }
-        tensors.sort_by(|a, b| a.name.cmp(&b.name));
-    })
+        });
+        values
+    };
+    let expected = output(&golden("gpt_neox"));
+    assert!(!expected.is_empty());
+    assert_eq!(output(folder.path()), expected);
 }
 
 #[test]
-fn experts_may_be_stacked_or_apart() {
-    for name in ["mixtral", "qwen3_moe"] {
-        let folder = with_experts_apart(name);
-        let [apart, stacked] = [folder.path(), &golden(name)].map(|folder| HfModel::open(folder).unwrap());
-        assert_eq!([apart.experts(), stacked.experts()], [ExpertLayout::Apart, ExpertLayout::Stacked]);
-        let files = |folder: &Path| raw_tensors(&folder.join("model.safetensors"));
-        let same = export_to_temporary(&apart, &ExportOptions::default());
-        assert!(files(same.path()) == files(folder.path()), "{name}");
-        // What was stacked goes out apart where nobody asks for more.
-        let chunk = stacked.build(&device()).unwrap();
-        let other = tempfile::tempdir().unwrap();
-        let options = ExportOptions::default();
-        export(other.path(), stacked.family(), stacked.config(), &[chunk.as_ref()], &options).unwrap();
-        assert!(files(other.path()) == files(folder.path()), "{name}");
+fn weights_of_eight_bits_are_read_and_written_with_their_scales() {
+    for name in ["llama", "llama_tied"] {
+        let original = HfModel::open(&golden(name)).unwrap();
+        let folder =
+            export_to_temporary(&original, &ExportOptions { dtype: StorageDtype::F8, ..ExportOptions::default() });
+        let raws = raw_tensors(&folder.path().join("model.safetensors"));
+        let dtype = |wanted: &str| raws.iter().find(|raw| raw.name == wanted).unwrap().dtype;
+        assert_eq!(dtype("model.layers.0.mlp.up_proj.weight"), safetensors::Dtype::F8_E4M3);
+        assert_eq!(dtype("model.layers.0.mlp.up_proj.weight_scale_inv"), safetensors::Dtype::F32);
+        assert_eq!(dtype("model.embed_tokens.weight"), safetensors::Dtype::BF16);
+        let model = HfModel::open(folder.path()).unwrap();
+        let report = crate::verify(folder.path(), &golden(name).join("golden.safetensors"), &device()).unwrap();
+        let difference = report.logits.unwrap().difference.unwrap();
+        assert!(difference > 1e-4 && difference < 0.5, "{name}: {difference}");
+        // What was rounded once stays as it is.
+        let again = export_to_temporary(&model, &ExportOptions { dtype: StorageDtype::F8, ..ExportOptions::default() });
+        let bits =
+            |raws: Vec<Raw>| raws.into_iter().filter(|raw| raw.dtype != safetensors::Dtype::F32).collect::<Vec<_>>();
+        assert_eq!(bits(raw_tensors(&again.path().join("model.safetensors"))), bits(raws));
+        let plain = export_to_temporary(&model, &ExportOptions::default());
+        HfModel::open(plain.path()).unwrap();
     }
 }
 
+/// A copy of a model with `quantization_config`, whose tensors went through `change`.
+fn quantized_copy(name: &str, table: Value, change: impl Fn(&mut Vec<Raw>)) -> tempfile::TempDir {
+    let folder = changed_copy(name, change);
+    let mut settings = settings_of(name);
+    settings.insert("quantization_config".into(), table);
+    std::fs::write(folder.path().join("config.json"), Value::Object(settings).to_string()).unwrap();
+    folder
+}
+
 #[test]
-fn a_missing_expert_is_named() {
-    let folder = with_experts_apart("qwen3_moe");
-    let path = folder.path().join("model.safetensors");
-    let mut tensors = raw_tensors(&path);
-    let name = "model.layers.1.mlp.experts.7.down_proj.weight";
-    tensors.retain(|raw| raw.name != name);
-    write_raw(&path, &tensors);
-    match HfModel::open(folder.path()) {
-        Err(HfError::Tensors { problems, .. }) => {
-            assert_eq!(problems, [TensorProblem::Missing { name: name.into(), expected: vec![64, 48] }]);
-        }
-        other => panic!("{other:?}"),
+fn blocks_of_four_bits_are_the_transpose_of_what_they_stand_for() {
+    // 64 inputs in two blocks for each of 160 outputs; all ones, but the second input of each output.
+    let folder = quantized_copy("llama", serde_json::json!({ "quant_method": "mxfp4" }), |tensors| {
+        let at = tensors.iter().position(|raw| raw.name == "model.embed_tokens.weight").unwrap();
+        let blocks = [vec![0x42], vec![0x22; 15], vec![0x22; 16]].concat().repeat(160);
+        let raw = |name: &str, shape: Vec<usize>, bytes: Vec<u8>| Raw {
+            name: format!("model.embed_tokens.weight_{name}"),
+            dtype: safetensors::Dtype::U8,
+            shape,
+            bytes,
+        };
+        tensors.splice(
+            at..=at,
+            [raw("blocks", vec![160, 2, 16], blocks), raw("scales", vec![160, 2], [127, 128].repeat(160))],
+        );
+    });
+    let problem = HfModel::open(folder.path()).unwrap_err().to_string();
+    assert!(problem.contains("expected shape [160, 64], found [64, 160]"), "{problem}");
+    let source = HfCheckpoint::open(folder.path()).unwrap().dequantized(Quantization::Mxfp4).unwrap();
+    let values = source.read("model.embed_tokens.weight").unwrap();
+    let expected = |input: usize| match input {
+        1 => 2.0,
+        0..32 => 1.0,
+        _ => 2.0,
+    };
+    assert_eq!(values.shape, [64, 160]);
+    assert!(values.values.iter().enumerate().all(|(index, value)| *value == expected(index / 160)));
+    assert_eq!(source.storage("model.embed_tokens.weight").as_deref(), Some("MXFP4"));
+}
+
+#[test]
+fn quantized_weights_without_their_scales_are_named() {
+    let table = serde_json::json!({ "quant_method": "fp8", "weight_block_size": [2, 64] });
+    let name = "model.layers.0.mlp.up_proj.weight";
+    let to_f8 = |tensors: &mut Vec<Raw>, scales: Option<Vec<usize>>| {
+        let raw = tensors.iter_mut().find(|raw| raw.name == name).unwrap();
+        raw.dtype = safetensors::Dtype::F8_E4M3;
+        raw.bytes = vec![0x38; 112 * 64];
+        tensors.extend(scales.map(|shape| {
+            let bytes = 2.0_f32.to_le_bytes().repeat(shape.iter().product());
+            Raw { name: format!("{name}_scale_inv"), dtype: safetensors::Dtype::F32, shape, bytes }
+        }));
+    };
+    let folder = quantized_copy("llama", table.clone(), |tensors| to_f8(tensors, Some(vec![56, 1])));
+    assert!(HfModel::open(folder.path()).unwrap().build(&device()).is_ok());
+    for (scales, words) in
+        [(None, "found no such tensor"), (Some(vec![1, 56]), "expected shape [56, 1], found [1, 56]")]
+    {
+        let folder = quantized_copy("llama", table.clone(), |tensors| to_f8(tensors, scales.clone()));
+        let error = HfModel::open(folder.path()).unwrap_err().to_string();
+        assert!(error.contains(&format!("{name}_scale_inv")) && error.contains(words), "{error}");
+    }
+    for (table, words) in [
+        (serde_json::json!({ "quant_method": "gptq" }), "fp8 or mxfp4"),
+        (serde_json::json!({}), "quant_method"),
+        (serde_json::json!({ "quant_method": "fp8", "weight_block_size": [0, 1] }), "weight_block_size"),
+    ] {
+        let folder = quantized_copy("llama", table, |_| {});
+        let error = HfModel::open(folder.path()).unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
     }
 }

@@ -137,7 +137,7 @@ fn greedy_text_is_the_same_with_and_without_cache_and_stops_where_it_should() {
     assert_eq!(cancelled.unwrap(), text[..3]);
     assert_eq!(seen, text[..3]);
 
-    let sampling = |seed| Sampling::Random { temperature: 1.0, top_k: Some(50), top_p: Some(0.95), seed };
+    let sampling = |seed| Sampling::Random { temperature: 1.0, top_k: Some(50), top_p: Some(0.95), min_p: None, seed };
     let mut sample = |seed| {
         let options = GenerateOptions { sampling: sampling(seed), ..options.clone() };
         crate::generate(chunk.as_ref(), &device(), &prompt, &options, go_on).unwrap()
@@ -154,7 +154,35 @@ fn greedy_text_is_the_same_with_and_without_cache_and_stops_where_it_should() {
     assert_eq!(error(&[], options.clone()), GenerateError::EmptyPrompt);
     assert!(matches!(error(&[160], options.clone()), GenerateError::TokenOutOfRange { token: 160, .. }));
     assert!(matches!(error(&[-1], options.clone()), GenerateError::TokenOutOfRange { token: -1, .. }));
-    let cold = Sampling::Random { temperature: 0.0, top_k: None, top_p: None, seed: 0 };
+    let cold = Sampling::Random { temperature: 0.0, top_k: None, top_p: None, min_p: None, seed: 0 };
     let options = GenerateOptions { sampling: cold, ..options };
     assert!(matches!(error(&prompt, options), GenerateError::Sampling { key: "temperature", .. }));
+}
+
+#[test]
+fn an_encoder_reads_once_and_the_decoder_goes_on_token_by_token() {
+    use crate::generate::GenerateOptions;
+    use burn::tensor::{Tensor, TensorData};
+    use std::ops::ControlFlow;
+
+    let model = HfModel::open(&golden("t5")).unwrap();
+    let chunk = model.build(&device()).unwrap();
+    let options = GenerateOptions::greedy(model.config(), 40);
+    let prompt = [5, 99, 17, 23, 8];
+    let go_on = &mut |_| ControlFlow::Continue(());
+    let text = crate::generate(chunk.as_ref(), &device(), &prompt, &options, go_on).unwrap();
+    assert_eq!(text.len(), 40);
+    // One pass of the decoder over the whole text predicts every generated token.
+    let plain = chunk.inference();
+    let tensor = |ids: &[i64]| {
+        Tensor::<2, burn::tensor::Int>::from_data(TensorData::new(ids.to_vec(), [1, ids.len()]), &Device::flex())
+    };
+    let mut state = plain.new_state();
+    let start = options.decoder_start.unwrap();
+    let read: Vec<i64> = [start].into_iter().chain(text[..39].iter().copied()).collect();
+    assert!(plain.logits(tensor(&read), &mut plain.new_state()).is_none(), "nothing was read");
+    plain.read_source(tensor(&prompt), &mut state).unwrap();
+    let logits = plain.logits(tensor(&read), &mut state).unwrap();
+    let best: Vec<i64> = logits.argmax(2).into_data().iter::<i64>().collect();
+    assert_eq!(best, text);
 }

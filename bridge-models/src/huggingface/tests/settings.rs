@@ -240,11 +240,12 @@ fn changed_fields(path: &str, value: &Value, changed: &mut Vec<(String, Value)>)
         }
         Value::Bool(value) => json!(!value),
         Value::Number(number) if number.is_u64() => json!(number.as_u64().unwrap() + 1),
-        Value::Number(number) => json!(number.as_f64().unwrap() * 0.5 + 0.25),
+        Value::Number(number) => json!(number.as_f64().unwrap() * 0.5 + 0.2),
         Value::String(_) | Value::Null | Value::Array(_) => match path {
             "/position_embedding" => json!(if value == "none" { "learned_absolute" } else { "none" }),
             "/no_rope_layers" => json!("all"),
             "/window_layers" => json!({ "listed": [true, false] }),
+            "/qk_layernorm_scope" => json!(if value == "head" { "projection" } else { "head" }),
             "/no_rope_layers/listed" | "/window_layers/listed" | "/moe/layers/listed" => {
                 let marks = value.as_array().unwrap().iter();
                 json!(marks.map(|mark| !mark.as_bool().unwrap()).collect::<Vec<_>>())
@@ -256,10 +257,11 @@ fn changed_fields(path: &str, value: &Value, changed: &mut Vec<(String, Value)>)
             }
             "/norm/kind" => json!(if value == "RMSNorm" { "LayerNorm" } else { "RMSNorm" }),
             "/activation" => json!(if value == "squared_relu" { "relu" } else { "squared_relu" }),
-            "/residual/norms" => json!("sandwich"),
-            "/residual/blocks" => json!("parallel"),
+            "/residual/norms" => json!(if value == "sandwich" { "before" } else { "sandwich" }),
+            "/residual/blocks" => json!(if value == "parallel" { "sequential" } else { "parallel" }),
             "/window_size" => json!(4),
             "/attention_softcap" | "/logit_softcap" => json!(30.0),
+            "/position_embedding/rope/windowed_base" => json!(50.0),
             "/position_embedding/rope/scaling" => json!({ "linear": { "factor": 2.0 } }),
             "/position_embedding/rope/scaling/yarn/attention_factor" => json!(1.25),
             "/position_embedding/rope/scaling/long_rope/short_factor"
@@ -313,5 +315,38 @@ fn each_setting_of_a_decoder_is_written_or_refused() {
             }
         }
         assert!(refused > 20, "{name}: {refused}");
+    }
+}
+
+#[test]
+fn a_family_is_found_by_architecture_and_type() {
+    let with = |changes: &[(&str, Value)]| {
+        let mut settings = settings_of("llama");
+        for (key, value) in changes {
+            settings.insert((*key).to_owned(), value.clone());
+        }
+        parse(&settings).map_err(|error| error.to_string())
+    };
+    let expected = with(&[]);
+    assert!(expected.is_ok());
+    assert_eq!(with(&[("model_type", Value::Null)]), expected);
+    assert_eq!(with(&[("architectures", Value::Null)]), expected);
+    assert_eq!(with(&[("architectures", serde_json::json!([]))]), expected);
+    let known = "LlamaForCausalLM (llama)";
+    for (changes, words) in [
+        (vec![("model_type", Value::from("bert"))], ["\"bert\", architectures \"LlamaForCausalLM\"", known]),
+        (
+            vec![("model_type", Value::Null), ("architectures", serde_json::json!(["BertModel"]))],
+            ["\"BertModel\"", known],
+        ),
+        (vec![("model_type", Value::Null), ("architectures", Value::Null)], ["model_type", known]),
+        (
+            vec![("architectures", serde_json::json!(["LlamaForTokenClassification"]))],
+            ["LlamaForTokenClassification", "LlamaForCausalLM"],
+        ),
+        (vec![("architectures", Value::from(3))], ["architectures", "a list of names"]),
+    ] {
+        let error = with(&changes).unwrap_err();
+        assert!(words.iter().all(|word| error.contains(word)), "{error}");
     }
 }

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use bridge_core::model::{BuildContext, Parallel, StackPart, Stage};
+use bridge_core::model::{BuildContext, Parallel, Stage};
 use bridge_dist::comm::thread::run_ranks;
 use bridge_dist::mesh::{Mesh, MeshSetupError, ParallelSizes, ProcessGroups, RankOrder};
+use bridge_dist::schedule::placement::StageContent;
 use burn::tensor::FloatDType;
 
 use super::*;
@@ -22,9 +23,12 @@ fn through_ranks(name: &str, sizes: ParallelSizes, world_size: usize, folder: &P
         // Padded so that the vocabulary divides, which Hugging Face's does not have to.
         let config = DecoderConfig { padded_vocab_size: 168, ..model.config().clone() };
         let pp = groups.coordinates().pp;
-        let each = config.num_layers / stages;
-        let stage =
-            Stage::from(StackPart { layers: pp * each..(pp + 1) * each, start: pp == 0, end: pp + 1 == stages });
+        let stacks = config.stacks();
+        let total: usize = stacks.iter().sum();
+        let first = |stage: usize| stage * total / stages;
+        let (embedding, loss) = (pp == 0, pp + 1 == stages);
+        let content = StageContent { embedding, layers: first(pp)..first(pp + 1), num_mtp_layers: 0, loss };
+        let stage = Stage::of_content(&stacks, &content);
         let context = BuildContext {
             device: device(),
             seed: 1,
@@ -36,16 +40,18 @@ fn through_ranks(name: &str, sizes: ParallelSizes, world_size: usize, folder: &P
         };
         let mut chunk = build_decoder(&config, &context, &stage).unwrap();
         model.load_into(chunk.as_mut()).unwrap();
+        // Only one of them writes.
         let options = ExportOptions { experts: model.experts(), ..ExportOptions::default() };
-        let mut exporter = Exporter::new(model.family(), &config, &options).unwrap();
+        let exporter = (rank == 0).then(|| Exporter::new(folder, model.family(), &config, &options));
+        let mut exporter = exporter.transpose().unwrap();
         gather_parameters(&config, &[chunk.as_ref()], &groups, &mut |name, shape, values| {
-            if rank == 0 {
+            if let Some(exporter) = &mut exporter {
                 exporter.add(name, shape, values);
             }
         })
         .unwrap();
-        if rank == 0 {
-            exporter.write(folder).unwrap();
+        if let Some(exporter) = exporter {
+            exporter.finish().unwrap();
         }
         Ok::<_, MeshSetupError>(())
     });
@@ -80,9 +86,11 @@ fn ranks_import_their_slices_and_export_the_whole() {
 fn a_parameter_that_nobody_gave_is_missed() {
     let model = HfModel::open(&golden("llama")).unwrap();
     let folder = tempfile::tempdir().unwrap();
-    let exporter = || Exporter::new(family("llama"), model.config(), &ExportOptions::default()).unwrap();
-    assert!(matches!(exporter().write(folder.path()), Err(HfError::MissingParameter { .. })));
+    let place = folder.path().join("new/model");
+    let exporter = || Exporter::new(&place, family("llama"), model.config(), &ExportOptions::default()).unwrap();
+    assert!(matches!(exporter().finish(), Err(HfError::MissingParameter { .. })));
     let mut strange = exporter();
     strange.add("decoder.final_layernorm.weight", &[3], vec![0.0; 3]);
-    assert!(matches!(strange.write(folder.path()), Err(HfError::Parameter { .. })));
+    assert!(matches!(strange.finish(), Err(HfError::Parameter { .. })));
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left of it");
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bridge_core::config::{Kind, Section as _, TransformerConfig};
 use bridge_core::model::{
     Adapter, BuildContext, ChunkScope, Member, ModelBuildError, ModelBuilder, ModelChunk, ModelConfig, ModelHook,
-    ModelRegistry, ModuleChunk, Outline, RankPlace, Stage, Workload,
+    ModelRegistry, ModuleChunk, Outline, RankPlace, StackPart, Stage, Workload,
 };
 
 use super::config::DecoderConfig;
@@ -14,6 +14,7 @@ use super::divisions::check_divides;
 use super::hybrid::{HybridBlock, letters};
 use super::limits::invalid;
 use super::model::{Decoder, outline};
+use crate::models::encoder_decoder::{self, EncoderDecoder};
 
 /// The kind under which decoders are registered.
 pub const KIND: &str = "gpt";
@@ -24,7 +25,11 @@ pub const MAMBA_KIND: &str = "mamba";
 impl DecoderConfig {
     /// The kind of model that the decoder is in a recipe.
     pub fn kind(&self) -> &'static str {
-        if self.hybrid.is_some() { MAMBA_KIND } else { KIND }
+        match (&self.encoder, &self.hybrid) {
+            (Some(_), _) => encoder_decoder::KIND,
+            (None, Some(_)) => MAMBA_KIND,
+            (None, None) => KIND,
+        }
     }
 }
 
@@ -224,9 +229,11 @@ pub fn build_decoder(
     config.validate()?;
     config.check_tables()?;
     check_divides(config, &context.parallel.place())?;
-    let layers = &stage.only_stack().layers;
-    if layers.end > config.num_layers {
-        let message = format!("expected layers within 0..{}, found stage {layers:?}", config.num_layers);
+    let stacks = config.stacks();
+    let is_too_long = |(part, count): (&StackPart, &usize)| part.layers.end > *count;
+    if stage.stacks.len() != stacks.len() || stage.stacks.iter().zip(&stacks).any(is_too_long) {
+        let layers: Vec<_> = stage.stacks.iter().map(|part| part.layers.clone()).collect();
+        let message = format!("expected layers of stacks of {stacks:?}, found stage {layers:?}");
         return Err(invalid("model.num_layers", message));
     }
     if context.padded_vocab_size != config.padded_vocab_size {
@@ -237,12 +244,17 @@ pub fn build_decoder(
         return Err(invalid("model.vocab_size", message));
     }
     let scope = ChunkScope::new(context);
+    if config.encoder.is_some() {
+        let model = EncoderDecoder::new(config, context, stage, &scope);
+        return Ok(Box::new(ModuleChunk::new(model, scope.finish())?));
+    }
     let decoder = Decoder::new(config, context, stage, &scope);
     Ok(Box::new(ModuleChunk::new(decoder, scope.finish())?))
 }
 
 /// Adds the kinds of this crate to `registry`.
 pub fn register_builtin(registry: &mut ModelRegistry) {
+    crate::models::encoder_decoder::register(registry);
     registry.register(KIND, Kind::default(), |section| {
         Ok(Box::new(GptModelConfig::new(TransformerConfig::clone(section))))
     });

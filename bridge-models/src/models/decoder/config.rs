@@ -5,6 +5,9 @@
 use bridge_kernels::Activation;
 use serde::{Deserialize, Serialize};
 
+use super::choices::{
+    BlockOrder, Dispatcher, LayerPattern, NormKind, NormPlacement, QkNormScope, RopeScaling, ScoreFunction,
+};
 use super::hybrid::HybridConfig;
 use super::section::{Words, as_read, described, one_of, or, same, unless, words};
 
@@ -56,9 +59,18 @@ described! {
         };
         /// How blocks are joined to the residual stream.
         #[serde(default)]
-        residual: ResidualConfig = ResidualConfig::default();
-        /// Normalize query and key per head.
+        residual: ResidualConfig = ResidualConfig::neutral() => Words {
+            read: |section, _| ResidualConfig::read(section),
+            write: |residual, _, section| residual.write(section),
+        };
+        /// Factor on the word embedding's output.
+        embedding_multiplier: f64 = 1.0 => same!(embedding_multiplier);
+        /// Factor on the logits.
+        logit_multiplier: f64 = 1.0 => same!(logit_multiplier);
+        /// Normalize query and key.
         qk_layernorm: bool = false => same!(qk_layernorm);
+        /// What one of these norms covers.
+        qk_layernorm_scope: QkNormScope = QkNormScope::Head => one_of!(qk_layernorm_scope, words::QK_NORM_SCOPES);
         /// Normalize query and key per head by their root mean square, without weights.
         #[serde(default)]
         qk_l2_norm: bool = false => Words {
@@ -71,17 +83,32 @@ described! {
         /// Bias in the query-key-value projection.
         qkv_bias: bool = false => Words {
             read: |section, _| Ok(section.add_bias_linear || section.add_qkv_bias),
-            write: |bias, decoder, section| section.add_qkv_bias = *bias && !decoder.proj_bias,
+            write: |bias, decoder, section| {
+                section.add_bias_linear = decoder.has_all_biases();
+                section.add_qkv_bias = *bias && !decoder.has_all_biases();
+            },
         };
         /// Bias in attention's output projection.
-        proj_bias: bool = false => same!(add_bias_linear);
+        proj_bias: bool = false => Words {
+            read: |section, _| Ok(section.add_bias_linear || section.add_proj_bias),
+            write: |bias, decoder, section| section.add_proj_bias = *bias && !decoder.has_all_biases(),
+        };
         /// Biases in the feed-forward block.
-        mlp_bias: bool = false => as_read!(add_bias_linear);
+        mlp_bias: bool = false => Words {
+            read: |section, _| Ok(section.add_bias_linear || section.add_mlp_bias),
+            write: |bias, decoder, section| section.add_mlp_bias = *bias && !decoder.has_all_biases(),
+        };
         /// Gated feed-forward unit.
         gated_linear_unit: bool = false => same!(gated_linear_unit);
         /// One block in each layer, and which.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         hybrid: Option<HybridConfig> = None => super::hybrid::WORDS;
+        /// An encoder, to whose output each layer attends.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        encoder: Option<EncoderConfig> = None => Words {
+            read: |section, _| section.encoder_num_layers.map(|_| EncoderConfig::read(section)).transpose(),
+            write: |encoder, _, section| encoder.iter().for_each(|encoder| encoder.write(section)),
+        };
         /// Experts instead of one feed-forward block, in some or all layers.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         moe: Option<MoeConfig> = None => Words {
@@ -137,6 +164,32 @@ described! {
 }
 
 described! {
+    /// An encoder before the decoder. Its layers are as wide as the decoder's.
+    #[derive(Copy)]
+    pub struct EncoderConfig {
+        /// Its number of layers.
+        num_layers: usize = 0 => or!(encoder_num_layers, |_| 0);
+        /// Tokens of the decoder's sequences in training; those of the encoder's have the model's sequence length.
+        target_length: usize = 128 => same!(seq_length_dec);
+        /// The token that the decoder begins with.
+        start_token: usize = 0 => same!(decoder_start_token_id);
+        /// The decoder's output is divided by the square root of the hidden size before the output projection.
+        scale_outputs: bool = false => same!(scale_decoder_outputs);
+    }
+}
+
+described! {
+    /// A learned number for each head and bucket of distances, added to attention scores.
+    #[derive(Copy, Eq)]
+    pub struct RelativeConfig {
+        /// Buckets of distances.
+        num_buckets: usize = 32 => same!(relative_attention_num_buckets);
+        /// The distance from which on all are in the last bucket.
+        max_distance: usize = 128 => same!(relative_attention_max_distance);
+    }
+}
+
+described! {
     /// Mixture of experts.
     pub struct MoeConfig {
         /// Experts of a layer.
@@ -188,27 +241,6 @@ described! {
     }
 }
 
-/// What makes scores of experts of the router's product.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ScoreFunction {
-    /// The softmax over experts.
-    #[default]
-    Softmax,
-    /// Each expert on its own.
-    Sigmoid,
-}
-
-/// How tokens reach the ranks of their experts. The result is the same.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Dispatcher {
-    /// Each token travels to the ranks of its experts, and back.
-    AllToAll,
-    /// All tokens go to all ranks.
-    AllGather,
-}
-
 /// How positions reach attention.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -217,6 +249,8 @@ pub enum PositionEmbedding {
     LearnedAbsolute,
     /// Rotation of query and key.
     Rope(RopeConfig),
+    /// A bias of attention scores by distance.
+    Relative(RelativeConfig),
     /// None at all.
     None,
 }
@@ -226,6 +260,8 @@ described! {
     pub struct RopeConfig {
         /// Base of the frequencies.
         base: f64 = 10_000.0 => same!(rotary_base);
+        /// Base of the frequencies in windowed layers, which are not scaled; `None` is as in other layers.
+        windowed_base: Option<f64> = None => same!(rotary_base_local);
         /// Share of the head that is rotated, in `(0, 1]`.
         percent: f64 = 1.0 => same!(rotary_percent);
         /// Pair even with odd elements instead of the two halves.
@@ -235,87 +271,24 @@ described! {
     }
 }
 
-/// Change of the rotary frequencies for contexts longer than the model was trained at.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum RopeScaling {
-    /// Positions divided by `factor` (Chen et al., arXiv:2306.15595).
-    Linear {
-        /// The divisor.
-        factor: f64,
-    },
-    /// Llama 3.1's: long wavelengths are divided by `factor`, short ones kept, those between interpolated.
-    Llama3 {
-        /// Divisor of the low frequencies.
-        factor: f64,
-        /// Wavelengths above `original_max_position_embeddings / low_freq_factor` are low frequencies.
-        low_freq_factor: f64,
-        /// Wavelengths below `original_max_position_embeddings / high_freq_factor` are high frequencies.
-        high_freq_factor: f64,
-        /// Context the unscaled model was trained at, in tokens.
-        original_max_position_embeddings: usize,
-    },
-    /// YaRN: frequencies that turn seldom in the original context are divided by `factor`, fast ones kept, those between interpolated by a
-    /// ramp over the pairs; queries and keys grow (Peng et al., arXiv:2309.00071, section 3).
-    Yarn(YarnConfig),
-    /// LongRoPE: each frequency has divisors of its own, for short and for long sequences (Ding et al., arXiv:2402.13753).
-    LongRope {
-        /// Divisors in sequences of up to `original_max_position_embeddings` tokens, one a rotated pair.
-        short_factor: Vec<f64>,
-        /// Divisors in longer sequences.
-        long_factor: Vec<f64>,
-        /// Context the unscaled model was trained at, in tokens.
-        original_max_position_embeddings: usize,
-        /// Factor on cosines and sines.
-        attention_factor: f64,
-    },
-}
-
-/// YaRN's settings.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct YarnConfig {
-    /// Divisor of the low frequencies.
-    pub factor: f64,
-    /// Context the unscaled model was trained at, in tokens.
-    pub original_max_position_embeddings: usize,
-    /// Frequencies with more turns in the original context are kept.
-    pub beta_fast: f64,
-    /// Frequencies with fewer turns in the original context are divided.
-    pub beta_slow: f64,
-    /// Growth of cosines and sines with the factor's logarithm; heeded where `mscale_all_dim` is there too.
-    pub mscale: Option<f64>,
-    /// The growth that is divided out again.
-    pub mscale_all_dim: Option<f64>,
-    /// Factor on cosines and sines; `None` is what follows from the fields above.
-    pub attention_factor: Option<f64>,
-    /// The ends of the ramp are whole pairs.
-    pub truncate: bool,
-}
-
-/// How the blocks of a layer are joined to the residual stream.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ResidualConfig {
-    /// Where a layer has norms.
-    pub norms: NormPlacement,
-    /// Whether attention and the feed-forward block follow each other.
-    pub blocks: BlockOrder,
-    /// Factor on the output of a block before it is added.
-    pub branch_multiplier: f64,
-    /// Factor on the stream before outputs are added to it.
-    pub stream_multiplier: f64,
+described! {
+    /// How the blocks of a layer are joined to the residual stream: `x + block(norm(x))`, one block after the other, if nothing else is said.
+    #[derive(Copy)]
+    pub struct ResidualConfig {
+        /// Where a layer has norms.
+        norms: NormPlacement = NormPlacement::Before => one_of!(norm_placement, words::NORM_PLACEMENTS);
+        /// Whether attention and the feed-forward block follow each other.
+        blocks: BlockOrder = BlockOrder::Sequential => one_of!(block_order, words::BLOCK_ORDERS);
+        /// Factor on the output of a block before it is added.
+        branch_multiplier: f64 = 1.0 => same!(residual_multiplier);
+        /// Factor on the stream before outputs are added to it.
+        stream_multiplier: f64 = 1.0;
+    }
 }
 
 impl Default for ResidualConfig {
-    /// `x + block(norm(x))`, one block after the other.
     fn default() -> Self {
-        Self {
-            norms: NormPlacement::Before,
-            blocks: BlockOrder::Sequential,
-            branch_multiplier: 1.0,
-            stream_multiplier: 1.0,
-        }
+        Self::neutral()
     }
 }
 
@@ -341,32 +314,6 @@ impl ResidualConfig {
     }
 }
 
-/// Where the norms around a block are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum NormPlacement {
-    /// `x + block(norm(x))`: pre-norm.
-    Before,
-    /// `x + norm(block(x))`, as in OLMo 2 (arXiv:2501.00656, section 3.2).
-    Output,
-    /// `x + norm(block(norm(x)))`, as in Gemma 2 (arXiv:2408.00118, section 2).
-    Sandwich,
-    /// `norm(x + block(x))`: post-norm (Vaswani et al., arXiv:1706.03762, section 3.1).
-    Sum,
-}
-
-/// The order of a layer's blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum BlockOrder {
-    /// The feed-forward block reads the stream after attention.
-    Sequential,
-    /// Both read the stream before the layer, each by its own norm.
-    Parallel,
-    /// Both read the same norm of the stream before the layer.
-    ParallelSharedNorm,
-}
-
 described! {
     /// Kind, epsilon and parametrization of the norms.
     #[derive(Copy)]
@@ -380,49 +327,23 @@ described! {
     }
 }
 
-/// The norm.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum NormKind {
-    /// Mean and variance, with bias.
-    LayerNorm,
-    /// Root mean square, no bias.
-    #[serde(rename = "RMSNorm")]
-    RmsNorm,
-}
-
-/// Which layers a setting applies to.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum LayerPattern {
-    /// Every layer.
-    All,
-    /// No layer.
-    None,
-    /// The layers marked true, one entry a layer.
-    Listed(Vec<bool>),
-}
-
-impl LayerPattern {
-    /// Whether the pattern includes layer `index` (global, from 0).
-    pub fn includes(&self, index: usize) -> bool {
-        match self {
-            Self::All => true,
-            Self::None => false,
-            Self::Listed(layers) => layers.get(index).copied().unwrap_or(false),
-        }
-    }
-
-    /// The pattern of a list, in its shortest form.
-    pub fn from_list(layers: Vec<bool>) -> Self {
-        match (layers.iter().all(|on| *on), layers.iter().any(|on| *on)) {
-            (_, false) => Self::None,
-            (true, true) => Self::All,
-            (false, true) => Self::Listed(layers),
-        }
-    }
-}
-
 impl DecoderConfig {
+    /// Layers of each stack, in the order in which activations pass through them.
+    pub fn stacks(&self) -> Vec<usize> {
+        self.encoder.iter().map(|encoder| encoder.num_layers).chain([self.num_layers]).collect()
+    }
+
+    /// The longest sequence that positions allow, in tokens; relative ones allow any.
+    pub fn longest_sequence(&self) -> usize {
+        match self.position_embedding {
+            // Far above any length, and lengths can be added to it.
+            PositionEmbedding::Relative(_) => usize::MAX / 2,
+            PositionEmbedding::LearnedAbsolute | PositionEmbedding::Rope(_) | PositionEmbedding::None => {
+                self.max_position_embeddings
+            }
+        }
+    }
+
     /// Rows of the query-key-value projection.
     pub fn qkv_size(&self) -> usize {
         (self.num_attention_heads + 2 * self.num_query_groups) * self.kv_channels
@@ -436,6 +357,11 @@ impl DecoderConfig {
     /// Equal blocks of rows of a first feed-forward projection: two halves of a gated unit, or just one.
     pub fn fc1_blocks(&self) -> usize {
         if self.gated_linear_unit { 2 } else { 1 }
+    }
+
+    /// Whether every linear layer has a bias.
+    fn has_all_biases(&self) -> bool {
+        self.qkv_bias && self.proj_bias && self.mlp_bias
     }
 
     /// The experts of layer `index` (global), if it has them.

@@ -4,7 +4,8 @@ use bridge_core::config::TransformerConfig;
 use bridge_core::model::ModelBuildError;
 use serde::{Deserialize, Serialize};
 
-use super::config::{DecoderConfig, LayerPattern, NormPlacement, PositionEmbedding};
+use super::choices::{LayerPattern, NormPlacement};
+use super::config::{DecoderConfig, PositionEmbedding};
 use super::limits::{LARGEST_SIZE, invalid};
 use super::section::{Words, described, same};
 

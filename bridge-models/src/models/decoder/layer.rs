@@ -5,7 +5,8 @@ use bridge_kernels::DropoutKey;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-use super::config::{BlockOrder, DecoderConfig, NormPlacement, ResidualConfig};
+use super::choices::{BlockOrder, NormPlacement};
+use super::config::{DecoderConfig, ResidualConfig};
 use crate::blocks::attention::{AttentionInput, SelfAttention};
 use crate::blocks::key_values::KeyValues;
 use crate::blocks::mla::LatentAttention;

@@ -3,6 +3,7 @@
 //! | file | what it has |
 //! | --- | --- |
 //! | `config` | [`DecoderConfig`]: the resolved architecture, as plain data |
+//! | `choices` | what its fields choose from |
 //! | `section` | [`DecoderConfig`] from and to the config tree's `[model]` section |
 //! | `difference` | the first field in which two decoders differ |
 //! | `limits` | the largest size, and the error about a key |
@@ -18,6 +19,7 @@
 //! The maths of the layers is in `crate::blocks`. Nothing here knows Hugging Face's names; those are in [`crate::huggingface`].
 
 mod builder;
+pub(crate) mod choices;
 pub(crate) mod config;
 mod difference;
 mod divisions;
@@ -25,7 +27,7 @@ pub(crate) mod hybrid;
 mod hybrid_layer;
 mod layer;
 mod layers;
-mod limits;
+pub(crate) mod limits;
 mod model;
 pub mod presets;
 mod section;
@@ -37,9 +39,12 @@ mod tests;
 pub use builder::{
     GptModelBuilder, GptModelConfig, KIND, MAMBA_KIND, build_decoder, register_builtin, section_of_kind,
 };
+pub use choices::{
+    BlockOrder, Dispatcher, LayerPattern, NormKind, NormPlacement, QkNormScope, RopeScaling, ScoreFunction, YarnConfig,
+};
 pub use config::{
-    BlockOrder, DecoderConfig, Dispatcher, LatentConfig, LayerPattern, MoeConfig, NormConfig, NormKind, NormPlacement,
-    PositionEmbedding, ResidualConfig, RopeConfig, RopeScaling, ScoreFunction, YarnConfig,
+    DecoderConfig, EncoderConfig, LatentConfig, MoeConfig, NormConfig, PositionEmbedding, RelativeConfig,
+    ResidualConfig, RopeConfig,
 };
 pub use hybrid::{HybridBlock, HybridConfig, MambaConfig};
 pub use model::Decoder;

@@ -24,6 +24,7 @@ use crate::blocks::moe::MoeInput;
 use crate::blocks::norm::{Norm, statistics};
 use crate::blocks::regions::Regions;
 use crate::blocks::rope::Rotary;
+use crate::models::encoder_decoder;
 
 /// Which dropout mask of a layer: the second half of a mask's name.
 mod place {
@@ -60,6 +61,7 @@ struct Settings {
     hidden_size: usize,
     /// Of the residual stream.
     dtype: FloatDType,
+    logit_multiplier: f64,
     logit_softcap: Option<f64>,
     /// Rows of the whole vocabulary.
     vocab_size: usize,
@@ -118,6 +120,9 @@ pub(super) fn outline(
     stage: &Stage,
     adapter: Option<Arc<dyn Adapter>>,
 ) -> Outline {
+    if config.encoder.is_some() {
+        return encoder_decoder::outline(config, work, stage, adapter);
+    }
     let declarations = declare(config, ChunkScope::outline(work.place, adapter), stage);
     let costs = declarations.segments().iter().map(|segment| cost(config, *segment, work)).collect();
     Outline { declarations, costs: Some(costs) }
@@ -146,7 +151,11 @@ impl DecoderConfig {
 
     /// The whole model's parameters, in the order of its chunk. Nothing is made.
     pub fn declarations(&self) -> Declarations {
-        declare(self, ChunkScope::outline(RankPlace::SINGLE, None), &Stage::whole([self.num_layers]))
+        let (scope, stage) = (ChunkScope::outline(RankPlace::SINGLE, None), Stage::whole(self.stacks()));
+        match self.encoder {
+            Some(_) => encoder_decoder::declare(self, scope, &stage),
+            None => declare(self, scope, &stage),
+        }
     }
 }
 
@@ -163,6 +172,7 @@ impl Decoder {
                 first_layer: stage.only_stack().layers.start,
                 hidden_size: config.hidden_size,
                 dtype: context.params_dtype,
+                logit_multiplier: config.logit_multiplier,
                 logit_softcap: config.logit_softcap,
                 vocab_size: config.padded_vocab_size,
             },
@@ -183,7 +193,7 @@ impl Decoder {
         let input = LayerInput {
             attention: AttentionInput {
                 regions: &self.regions,
-                rotary: self.rotary.as_ref().map(|rotary| rotary.table(length)),
+                rotary: self.rotary.as_ref().map(|rotary| rotary.tables(length)),
                 positions: &context.batch.positions,
                 document_ids: context.batch.document_ids.clone(),
                 dropout_key: context.dropout_key(layer, place::ATTENTION_PROBABILITIES),
@@ -241,10 +251,8 @@ impl Decoder {
         if !rotary.changes(state.length, state.length + new) {
             return tokens_bt;
         }
-        for (local, layer) in self.decoder.layers.iter().enumerate() {
-            *state.layer(local) = layer.new_state();
-        }
-        state.length = 0;
+        *state = self.new_state();
+        *state.layer(self.decoder.layers.len()) = SeenTokens(Some(all_bt.clone()));
         all_bt
     }
 
@@ -256,8 +264,8 @@ impl Decoder {
             (None, Some(embedding)) => embedding.word_embeddings(),
             (None, None) => return None,
         };
-        let Settings { vocab_size, logit_softcap: softcap, .. } = self.settings;
-        Some((norm, Projection { weight_vc, vocab_size, softcap }))
+        let Settings { vocab_size, logit_multiplier: multiplier, logit_softcap: softcap, .. } = self.settings;
+        Some((norm, Projection { weight_vc, vocab_size, multiplier, softcap }))
     }
 }
 
@@ -330,7 +338,7 @@ impl Segments for Decoder {
                 let input = LayerInput {
                     attention: AttentionInput {
                         regions: &regions,
-                        rotary: self.rotary.as_ref().map(|rotary| rotary.table(length)),
+                        rotary: self.rotary.as_ref().map(|rotary| rotary.tables(length)),
                         positions: &positions,
                         document_ids: None,
                         dropout_key: None,

@@ -1,7 +1,9 @@
 //! Shapes of the benchmark: the same models as the PyTorch peer's, by the same names.
 
 use super::{KIND, MAMBA_KIND};
-use bridge_core::config::{Activation, Normalization, PositionEmbeddingType, TransformerConfig};
+use bridge_core::config::{
+    Activation, NormPlacement, Normalization, OneOrMany, PositionEmbeddingType, TransformerConfig,
+};
 
 /// A named model with the batch it is measured at.
 #[derive(Clone, Debug)]
@@ -17,7 +19,7 @@ pub struct Preset {
 }
 
 /// The names [`preset`] knows.
-pub const NAMES: [&str; 5] = ["nano-gpt2", "nano-llama", "smol-135m", "gpt2-124m", "mamba2-20m"];
+pub const NAMES: [&str; 6] = ["nano-gpt2", "nano-llama", "nano-gemma", "smol-135m", "gpt2-124m", "mamba2-20m"];
 
 /// The preset called `name`.
 pub fn preset(name: &str) -> Option<Preset> {
@@ -25,9 +27,10 @@ pub fn preset(name: &str) -> Option<Preset> {
     let shape = match name {
         "mamba2-20m" => return Some(mamba2_20m(known)),
         "nano-gpt2" => Shape { heads: [6, 6], ..Shape::NANO },
-        "nano-llama" => Shape { heads: [6, 2], ffn_hidden_size: 1024, llama: true, ..Shape::NANO },
+        "nano-llama" => Shape { heads: [6, 2], ffn_hidden_size: 1024, style: Style::Llama, ..Shape::NANO },
+        "nano-gemma" => Shape { heads: [6, 2], ffn_hidden_size: 1024, style: Style::Gemma, ..Shape::NANO },
         "smol-135m" => Shape {
-            llama: true,
+            style: Style::Llama,
             num_layers: 30,
             hidden_size: 576,
             ffn_hidden_size: 1536,
@@ -38,7 +41,7 @@ pub fn preset(name: &str) -> Option<Preset> {
             tied: true,
         },
         "gpt2-124m" => Shape {
-            llama: false,
+            style: Style::Gpt2,
             num_layers: 12,
             hidden_size: 768,
             ffn_hidden_size: 3072,
@@ -76,9 +79,18 @@ fn mamba2_20m(name: &'static str) -> Preset {
     Preset { name, kind: MAMBA_KIND, transformer, micro_batch_size: 8 }
 }
 
+/// Whose layers a model has.
+#[derive(Clone, Copy)]
+enum Style {
+    Gpt2,
+    Llama,
+    /// Gemma 3, with windows of 128 tokens.
+    Gemma,
+}
+
 /// A row of the peer's table.
 struct Shape {
-    llama: bool,
+    style: Style,
     num_layers: usize,
     hidden_size: usize,
     ffn_hidden_size: usize,
@@ -92,7 +104,7 @@ struct Shape {
 
 impl Shape {
     const NANO: Self = Self {
-        llama: false,
+        style: Style::Gpt2,
         num_layers: 6,
         hidden_size: 384,
         ffn_hidden_size: 1536,
@@ -118,23 +130,36 @@ impl Shape {
             layernorm_epsilon: 1e-5,
             ..TransformerConfig::default()
         };
-        if self.llama {
-            TransformerConfig {
-                position_embedding_type: PositionEmbeddingType::Rope,
-                normalization: Normalization::RmsNorm,
-                add_bias_linear: false,
-                gated_linear_unit: true,
-                activation_func: Activation::Silu,
-                ..common
-            }
-        } else {
-            TransformerConfig {
+        let llama = |common| TransformerConfig {
+            position_embedding_type: PositionEmbeddingType::Rope,
+            normalization: Normalization::RmsNorm,
+            add_bias_linear: false,
+            gated_linear_unit: true,
+            activation_func: Activation::Silu,
+            ..common
+        };
+        match self.style {
+            Style::Gpt2 => TransformerConfig {
                 position_embedding_type: PositionEmbeddingType::LearnedAbsolute,
                 normalization: Normalization::LayerNorm,
                 add_bias_linear: true,
                 activation_func: Activation::GeluTanh,
                 ..common
-            }
+            },
+            Style::Llama => llama(common),
+            Style::Gemma => TransformerConfig {
+                rotary_base: 1_000_000.0,
+                rotary_base_local: Some(10_000.0),
+                layernorm_epsilon: 1e-6,
+                layernorm_zero_centered_gamma: true,
+                norm_placement: NormPlacement::Sandwich,
+                qk_layernorm: true,
+                embedding_multiplier: (self.hidden_size as f64).sqrt(),
+                activation_func: Activation::GeluTanh,
+                window_size: Some([127, 0]),
+                window_attn_skip_freq: Some(OneOrMany::One(6)),
+                ..llama(common)
+            },
         }
     }
 }

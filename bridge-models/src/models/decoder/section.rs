@@ -4,7 +4,8 @@
 use bridge_core::config::{OneOrMany, TransformerConfig};
 use bridge_core::model::ModelBuildError;
 
-use super::config::{DecoderConfig, LayerPattern};
+use super::choices::LayerPattern;
+use super::config::DecoderConfig;
 use super::limits::invalid;
 
 /// How the `[model]` section says a field of type `T` of the table `O`. Rows are read and written in their order.
@@ -122,7 +123,9 @@ impl DecoderConfig {
     /// # Errors
     /// With the first key that cannot be built, what it is and what was expected.
     pub fn from_transformer(section: &TransformerConfig, padded_vocab_size: usize) -> Result<Self, ModelBuildError> {
-        if let Some((key, message)) = section.not_built() {
+        // What has an encoder is of another kind, whose settings the table refuses for all others.
+        let refused = if section.encoder_num_layers.is_some() { None } else { section.not_built() };
+        if let Some((key, message)) = refused {
             return Err(invalid(&key, message));
         }
         let vocab_size = section.vocab_size.unwrap_or(padded_vocab_size);
@@ -134,8 +137,8 @@ impl DecoderConfig {
     /// The `[model]` section that resolves to this decoder.
     ///
     /// # Errors
-    /// If the section has no words for it, with the first field that it cannot say: norms behind blocks, biases in some linear layers only, a dropout
-    /// of its own for the embedding.
+    /// If the section has no words for it, with the first field that it cannot say: a factor on the residual stream, a dropout of its own for the
+    /// embedding.
     pub fn to_transformer(&self) -> Result<TransformerConfig, ModelBuildError> {
         let mut section = TransformerConfig::default();
         self.write(&mut section);
@@ -156,18 +159,39 @@ impl DecoderConfig {
 /// Words that are not one setting of the same type.
 pub(super) mod words {
     use bridge_core::config::{
-        Activation as ActivationChoice, Normalization, PositionEmbeddingType, RouterDType, RouterScoreFunction,
+        Activation as ActivationChoice, BlockOrder as BlockOrderChoice, NormPlacement as NormPlacementChoice,
+        Normalization, PositionEmbeddingType, QkNormScope as QkNormScopeChoice, RouterDType, RouterScoreFunction,
         TokenDispatcher,
     };
     use bridge_kernels::Activation;
 
     use super::*;
-    use crate::models::decoder::config::{
-        Dispatcher, MoeConfig, NormKind, PositionEmbedding, RopeConfig, RopeScaling, ScoreFunction, YarnConfig,
+    use crate::models::decoder::choices::{
+        BlockOrder, Dispatcher, NormKind, NormPlacement, QkNormScope, RopeScaling, ScoreFunction, YarnConfig,
     };
+    use crate::models::decoder::config::{MoeConfig, PositionEmbedding, RelativeConfig, RopeConfig};
 
-    pub const NORMS: [(NormKind, Normalization); 2] =
-        [(NormKind::LayerNorm, Normalization::LayerNorm), (NormKind::RmsNorm, Normalization::RmsNorm)];
+    pub const NORMS: [(NormKind, Normalization); 3] = [
+        (NormKind::LayerNorm, Normalization::LayerNorm),
+        (NormKind::RmsNorm, Normalization::RmsNorm),
+        (NormKind::LayerNormNoBias, Normalization::LayerNormNoBias),
+    ];
+
+    pub const NORM_PLACEMENTS: [(NormPlacement, NormPlacementChoice); 4] = [
+        (NormPlacement::Before, NormPlacementChoice::Before),
+        (NormPlacement::Output, NormPlacementChoice::Output),
+        (NormPlacement::Sandwich, NormPlacementChoice::Sandwich),
+        (NormPlacement::Sum, NormPlacementChoice::Sum),
+    ];
+
+    pub const BLOCK_ORDERS: [(BlockOrder, BlockOrderChoice); 3] = [
+        (BlockOrder::Sequential, BlockOrderChoice::Sequential),
+        (BlockOrder::Parallel, BlockOrderChoice::Parallel),
+        (BlockOrder::ParallelSharedNorm, BlockOrderChoice::ParallelSharedNorm),
+    ];
+
+    pub const QK_NORM_SCOPES: [(QkNormScope, QkNormScopeChoice); 2] =
+        [(QkNormScope::Head, QkNormScopeChoice::Head), (QkNormScope::Projection, QkNormScopeChoice::Projection)];
 
     pub const ACTIVATIONS: [(Activation, ActivationChoice); 6] = [
         (Activation::Gelu, ActivationChoice::Gelu),
@@ -232,6 +256,7 @@ pub(super) mod words {
             PositionEmbeddingType::Rope | PositionEmbeddingType::Yarn | PositionEmbeddingType::LongRope => {
                 Ok(PositionEmbedding::Rope(RopeConfig::read(section)?))
             }
+            PositionEmbeddingType::Relative => Ok(PositionEmbedding::Relative(RelativeConfig::read(section)?)),
             other @ PositionEmbeddingType::Mrope => {
                 let message = format!(
                     "expected learned_absolute, rope, yarn, longrope or none, found {other}, which is not implemented"
@@ -243,6 +268,10 @@ pub(super) mod words {
             section.position_embedding_type = match positions {
                 PositionEmbedding::LearnedAbsolute => PositionEmbeddingType::LearnedAbsolute,
                 PositionEmbedding::None => PositionEmbeddingType::None,
+                PositionEmbedding::Relative(relative) => {
+                    relative.write(section);
+                    PositionEmbeddingType::Relative
+                }
                 PositionEmbedding::Rope(rope) => {
                     rope.write(section);
                     match rope.scaling {
@@ -264,6 +293,7 @@ pub(super) mod words {
             PositionEmbeddingType::Rope
             | PositionEmbeddingType::Mrope
             | PositionEmbeddingType::LearnedAbsolute
+            | PositionEmbeddingType::Relative
             | PositionEmbeddingType::None => scaling(section),
         },
         write: |scaling, _, section| match scaling {

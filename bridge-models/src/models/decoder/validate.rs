@@ -2,9 +2,8 @@
 
 use bridge_core::model::ModelBuildError;
 
-use super::config::{
-    DecoderConfig, LatentConfig, LayerPattern, MoeConfig, PositionEmbedding, RopeConfig, RopeScaling, ScoreFunction,
-};
+use super::choices::{LayerPattern, NormKind, QkNormScope, RopeScaling, ScoreFunction};
+use super::config::{DecoderConfig, LatentConfig, MoeConfig, PositionEmbedding, RopeConfig};
 use super::limits::{LARGEST_SIZE, invalid};
 
 /// Far above any model.
@@ -24,6 +23,7 @@ impl DecoderConfig {
         if let PositionEmbedding::Rope(rope) = &self.position_embedding {
             rope.validate(self.rotary_head())?;
         }
+        crate::models::encoder_decoder::validate(self)?;
         let rates = [
             ("model.hidden_dropout", self.embedding_dropout),
             ("model.hidden_dropout", self.hidden_dropout),
@@ -39,6 +39,24 @@ impl DecoderConfig {
         {
             if !(value > 0.0 && value.is_finite()) {
                 return Err(invalid(key, format!("expected a number above 0, found {value}")));
+            }
+        }
+        for (key, factor) in [
+            ("model.embedding_multiplier", self.embedding_multiplier),
+            ("model.logit_multiplier", self.logit_multiplier),
+            ("model.residual_multiplier", self.residual.branch_multiplier),
+        ] {
+            if !(factor > 0.0 && factor.is_finite()) {
+                return Err(invalid(key, format!("expected a number above 0, found {factor}")));
+            }
+        }
+        self.validate_norms()?;
+        for (key, cap) in [
+            ("model.attn_logit_softcapping", self.attention_softcap),
+            ("model.final_logit_softcapping", self.logit_softcap),
+        ] {
+            if let Some(cap) = cap.filter(|cap| !(*cap > 0.0 && cap.is_finite())) {
+                return Err(invalid(key, format!("expected a number above 0, found {cap}")));
             }
         }
         if let Some(moe) = &self.moe {
@@ -84,9 +102,27 @@ impl DecoderConfig {
             let message = "expected false in a hybrid, whose attention has full or grouped key/value heads";
             return Err(invalid("model.multi_latent_attention", message.into()));
         }
+        if self.qk_layernorm_scope == QkNormScope::Projection {
+            let message = "expected head with multi_latent_attention: there the latent vectors have norms";
+            return Err(invalid("model.qk_layernorm_scope", message.into()));
+        }
         if self.qk_l2_norm {
             let message = "expected false with multi_latent_attention: there the latent vectors have norms";
             return Err(invalid("model.qk_l2_norm", message.into()));
+        }
+        Ok(())
+    }
+
+    fn validate_norms(&self) -> Result<(), ModelBuildError> {
+        let covers_all = self.qk_layernorm_scope == QkNormScope::Projection;
+        let key = "model.qk_layernorm_scope";
+        if covers_all && !self.qk_layernorm {
+            return Err(invalid(key, "expected qk_layernorm = true, which it says more of".into()));
+        }
+        if covers_all && self.norm.kind != NormKind::RmsNorm {
+            let message =
+                "expected normalization = \"RMSNorm\": other norms over whole projections are not implemented";
+            return Err(invalid(key, message.into()));
         }
         Ok(())
     }
@@ -150,7 +186,8 @@ impl DecoderConfig {
             .hybrid
             .as_ref()
             .map_or(0.0, |hybrid| 3.0 * size(hybrid.mamba.inner_size()) + 2.0 * size(hybrid.mamba.group_size()));
-        let widths = size(self.num_layers) * (attention + mamba + 3.0 * (size(self.ffn_hidden_size) + experts));
+        let widths = size(self.stacks().into_iter().fold(0, usize::saturating_add))
+            * (attention + mamba + 3.0 * (size(self.ffn_hidden_size) + experts));
         let tables = 2.0 * size(self.padded_vocab_size) + size(self.max_position_embeddings);
         size(self.hidden_size) * (widths + tables)
     }
@@ -161,11 +198,14 @@ impl DecoderConfig {
     /// If there are fewer tensors than the layers and experts need.
     pub fn check_against(&self, num_tensors: usize) -> Result<(), ModelBuildError> {
         let experts = self.moe.as_ref().map_or(1, |moe| moe.num_experts);
-        if self.num_layers.max(experts) > num_tensors {
-            let (key, found) = match experts > self.num_layers {
-                true => ("model.num_moe_experts", experts),
-                false => ("model.num_layers", self.num_layers),
-            };
+        let sizes = [
+            ("model.num_moe_experts", experts),
+            ("model.encoder_num_layers", self.encoder.map_or(1, |encoder| encoder.num_layers)),
+            // Of equal ones the last is named.
+            ("model.num_layers", self.num_layers),
+        ];
+        let most = sizes.into_iter().max_by_key(|(_, size)| *size);
+        if let Some((key, found)) = most.filter(|(_, size)| *size > num_tensors) {
             return Err(invalid(key, format!("there are only {num_tensors} tensors, which is too few for {found}")));
         }
         Ok(())
@@ -248,6 +288,9 @@ impl RopeConfig {
         }
         if !(self.base >= 1.0 && self.base.is_finite()) {
             return Err(invalid("model.rotary_base", format!("expected at least 1, found {}", self.base)));
+        }
+        if let Some(base) = self.windowed_base.filter(|base| !(*base >= 1.0 && base.is_finite())) {
+            return Err(invalid("model.rotary_base_local", format!("expected at least 1, found {base}")));
         }
         self.scaling.as_ref().map_or(Ok(()), |scaling| scaling.validate(rotated / 2))
     }

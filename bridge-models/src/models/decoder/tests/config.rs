@@ -1,8 +1,12 @@
 //! The `[model]` section in and out, and what is refused.
 
-use bridge_core::config::{Format, OneOrMany, PositionEmbeddingType, TransformerConfig, World, load_text};
+use bridge_core::config::{
+    Format, Normalization, OneOrMany, PositionEmbeddingType, QkNormScope as SectionScope, TransformerConfig, World,
+    load_text,
+};
 use bridge_core::model::{ModelBuildError, ModelRegistry};
 
+use super::reference::compositions;
 use super::*;
 
 fn section() -> TransformerConfig {
@@ -59,15 +63,27 @@ fn a_section_made_from_a_decoder_gives_it_back() {
         truncate: false,
     }));
     let bare = DecoderConfig { position_embedding: PositionEmbedding::None, ..llama() };
-    for config in [llama(), gpt2(), everything, scaled, yarn, longrope(), bare] {
+    let whole = DecoderConfig { qk_layernorm: true, qk_layernorm_scope: QkNormScope::Projection, ..llama() };
+    let scaled_all = DecoderConfig { embedding_multiplier: 3.0, logit_multiplier: 0.125, ..llama() };
+    let biases = [
+        DecoderConfig { mlp_bias: true, ..llama() },
+        DecoderConfig { qkv_bias: true, mlp_bias: true, ..llama() },
+        DecoderConfig { qkv_bias: true, proj_bias: true, ..llama() },
+    ];
+    let written = compositions().into_iter().map(|config| {
+        let residual = ResidualConfig { stream_multiplier: 1.0, ..config.residual };
+        DecoderConfig { residual, ..config }
+    });
+    let [.., local] = factors();
+    let some = [llama(), gpt2(), everything, scaled, yarn, longrope(), bare, local, whole, scaled_all]
+        .into_iter()
+        .chain(biases);
+    for config in some.chain(written) {
         let section = config.to_transformer().unwrap();
         assert_eq!(DecoderConfig::from_transformer(&section, config.padded_vocab_size).unwrap(), config);
     }
-    for config in [
-        DecoderConfig { mlp_bias: true, ..llama() },
-        DecoderConfig { qkv_bias: true, mlp_bias: true, ..llama() },
-        DecoderConfig { embedding_dropout: 0.1, ..llama() },
-    ] {
+    let residual = ResidualConfig { stream_multiplier: 1.2, ..ResidualConfig::default() };
+    for config in [DecoderConfig { residual, ..llama() }, DecoderConfig { embedding_dropout: 0.1, ..llama() }] {
         config.to_transformer().unwrap_err();
     }
 }
@@ -117,7 +133,15 @@ fn errors_name_the_key() {
                 c.moe_aux_loss_coeff = OneOrMany::Many(vec![0.1]);
             }),
         ),
-        ("model.fp16_lm_cross_entropy", Box::new(|c| c.multi_latent_attention = true)),
+        ("model.fp16_lm_cross_entropy", Box::new(|c| c.fp16_lm_cross_entropy = true)),
+        (
+            "model.qk_layernorm_scope",
+            Box::new(|c| {
+                (c.multi_latent_attention, c.num_query_groups, c.kv_channels) = (true, None, None);
+                c.normalization = Normalization::RmsNorm;
+                (c.qk_layernorm, c.qk_layernorm_scope) = (true, SectionScope::Projection);
+            }),
+        ),
         ("model.mtp_num_layers", Box::new(|c| c.mtp_num_layers = Some(1))),
         ("model.use_mup", Box::new(|c| c.use_mup = true)),
         ("model.position_embedding_type", Box::new(|c| c.position_embedding_type = PositionEmbeddingType::Mrope)),
@@ -203,7 +227,7 @@ fn hooks_run_in_order_on_the_chunks() {
 #[test]
 fn presets_have_the_peers_sizes() {
     // Parameter counts that bench/peer_torch.py and bench/peer_hf.py print.
-    let counts = [17_037_312, 15_733_632, 134_515_008, 123_849_984, 17_621_808];
+    let counts = [17_037_312, 15_733_632, 15_739_008, 134_515_008, 123_849_984, 17_621_808];
     for (name, expected) in presets::NAMES.into_iter().zip(counts) {
         let preset = presets::preset(name).unwrap();
         let vocab_size = preset.transformer.vocab_size.unwrap();

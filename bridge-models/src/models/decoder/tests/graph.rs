@@ -152,7 +152,7 @@ fn remembered_tokens_change_no_logits() {
         ..llama()
     };
     let windows = [windowed(1, [true; 3]), windowed(4, [false, true, true]), windowed(11, [true, false, false])];
-    for config in [llama(), gpt2(), everything()].into_iter().chain(windows) {
+    for config in [llama(), gpt2(), everything()].into_iter().chain(windows).chain(factors()) {
         let chunk = build(&config);
         let ids = tokens(13, config.vocab_size);
         let expected = logits(chunk.as_ref(), &ids);
@@ -282,7 +282,9 @@ fn a_bfloat16_model_trains() {
 #[test]
 fn segments_read_what_they_declare() {
     let mixture = super::moe::mixture(5, 2);
-    for config in [llama(), gpt2(), everything(), mixture].into_iter().chain(super::reference::compositions()) {
+    for config in
+        [llama(), gpt2(), everything(), mixture].into_iter().chain(super::reference::compositions()).chain(factors())
+    {
         let batch = micro_batch(config.vocab_size);
         let last = StackPart { layers: 1..config.num_layers, start: false, end: true };
         for stage in [Stage::whole([config.num_layers]), last.into()] {

@@ -45,6 +45,7 @@ pub fn llama() -> DecoderConfig {
             percent: 1.0,
             interleaved: false,
             scaling: None,
+            windowed_base: None,
         }),
         norm: NormConfig { kind: NormKind::RmsNorm, epsilon: 1e-5, zero_centered_gamma: false },
         gated_linear_unit: true,
@@ -80,6 +81,7 @@ pub fn everything() -> DecoderConfig {
             percent: 0.6,
             interleaved: true,
             scaling: Some(RopeScaling::Linear { factor: 1.7 }),
+            windowed_base: None,
         }),
         no_rope_layers: LayerPattern::Listed(vec![false, true, false]),
         norm: NormConfig { kind: NormKind::RmsNorm, epsilon: 1e-3, zero_centered_gamma: true },
@@ -91,6 +93,41 @@ pub fn everything() -> DecoderConfig {
         logit_softcap: Some(7.0),
         ..llama()
     }
+}
+
+/// What the dense families have besides: one norm over all heads, factors on what goes in and comes out, norms without biases,
+/// windowed layers with a rotary base of their own.
+pub fn factors() -> [DecoderConfig; 3] {
+    let of_outputs = ResidualConfig { norms: NormPlacement::Output, ..ResidualConfig::default() };
+    let whole = DecoderConfig {
+        qk_layernorm: true,
+        qk_layernorm_scope: QkNormScope::Projection,
+        residual: of_outputs,
+        embedding_multiplier: 1.7,
+        logit_multiplier: 0.6,
+        ..llama()
+    };
+    let shared = ResidualConfig { blocks: BlockOrder::ParallelSharedNorm, ..ResidualConfig::default() };
+    let centred = DecoderConfig {
+        norm: NormConfig { kind: NormKind::LayerNormNoBias, ..llama().norm },
+        residual: shared,
+        logit_multiplier: 0.6,
+        logit_softcap: Some(7.0),
+        embedding_multiplier: 1.7,
+        ..gpt2()
+    };
+    let rope = RopeConfig {
+        windowed_base: Some(50.0),
+        scaling: Some(RopeScaling::Linear { factor: 1.7 }),
+        ..RopeConfig::neutral()
+    };
+    let local = DecoderConfig {
+        position_embedding: PositionEmbedding::Rope(rope),
+        window_size: Some(2),
+        window_layers: LayerPattern::Listed(vec![true, false, true]),
+        ..llama()
+    };
+    [whole, centred, local]
 }
 
 /// A Llama-style model whose frequencies are others in sequences of more than seven tokens.

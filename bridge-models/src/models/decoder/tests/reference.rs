@@ -31,7 +31,7 @@ impl Model<'_> {
     fn norm(&self, name: &str, x: &[f64]) -> Vec<f64> {
         let NormConfig { kind, epsilon, zero_centered_gamma } = self.config.norm;
         let n = x.len() as f64;
-        let mean = if kind == NormKind::LayerNorm { x.iter().sum::<f64>() / n } else { 0.0 };
+        let mean = if kind == NormKind::RmsNorm { 0.0 } else { x.iter().sum::<f64>() / n };
         let variance = x.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / n;
         let weight = self.row(&format!("{name}.weight"), 0, x.len());
         let bias = self.values.get(&format!("{name}.bias"));
@@ -43,14 +43,16 @@ impl Model<'_> {
             .collect()
     }
 
-    fn rotate(&self, head: &mut [f64], position: usize) {
+    fn rotate(&self, head: &mut [f64], layer: usize, position: usize) {
         let PositionEmbedding::Rope(rope) = &self.config.position_embedding else {
             return;
         };
+        let has_window = self.config.window_size.is_some() && self.config.window_layers.includes(layer);
+        let local = rope.windowed_base.filter(|_| has_window);
         let rotated = rope.rotary_size(head.len());
         for pair in 0..rotated / 2 {
-            let mut angle = position as f64 / rope.base.powf(2.0 * pair as f64 / rotated as f64);
-            if let Some(RopeScaling::Linear { factor }) = rope.scaling {
+            let mut angle = position as f64 / local.unwrap_or(rope.base).powf(2.0 * pair as f64 / rotated as f64);
+            if let (Some(RopeScaling::Linear { factor }), None) = (&rope.scaling, local) {
                 angle /= factor;
             }
             let (i, j) = if rope.interleaved { (2 * pair, 2 * pair + 1) } else { (pair, pair + rotated / 2) };
@@ -68,16 +70,28 @@ impl Model<'_> {
         let head = |qkv: &[f64], position: usize, index: usize, norm: Option<&str>| {
             let mut head = qkv[index * d..(index + 1) * d].to_vec();
             if let Some(norm) = norm {
-                if config.qk_layernorm {
+                if config.qk_layernorm && config.qk_layernorm_scope == QkNormScope::Head {
                     head = self.norm(&format!("{name}.{norm}"), &head);
                 }
                 if !config.no_rope_layers.includes(layer) {
-                    self.rotate(&mut head, position);
+                    self.rotate(&mut head, layer, position);
                 }
             }
             head
         };
-        let qkv: Rows = x.iter().map(|x| self.linear(&format!("{name}.linear_qkv"), x)).collect();
+        let mut qkv: Rows = x.iter().map(|x| self.linear(&format!("{name}.linear_qkv"), x)).collect();
+        if config.qk_layernorm_scope == QkNormScope::Projection {
+            let queries: Vec<usize> = (0..g).flat_map(|group| (0..r).map(move |i| group * (r + 2) + i)).collect();
+            let keys: Vec<usize> = (0..g).map(|group| group * (r + 2) + r).collect();
+            for row in &mut qkv {
+                for (norm, heads) in [("q_layernorm", &queries), ("k_layernorm", &keys)] {
+                    let of_heads = || heads.iter().flat_map(|head| head * d..(head + 1) * d);
+                    let all: Vec<f64> = of_heads().map(|place| row[place]).collect();
+                    let normed = self.norm(&format!("{name}.{norm}"), &all);
+                    of_heads().zip(normed).for_each(|(place, value)| row[place] = value);
+                }
+            }
+        }
         let window = config.window_size.filter(|_| config.window_layers.includes(layer)).unwrap_or(usize::MAX);
         (0..x.len())
             .map(|i| {
@@ -132,6 +146,7 @@ impl Model<'_> {
             .enumerate()
             .map(|(i, id)| {
                 let mut x = self.row("embedding.word_embeddings.weight", *id as usize, c);
+                x.iter_mut().for_each(|x| *x *= self.config.embedding_multiplier);
                 if learned {
                     let p = self.row("embedding.position_embeddings.weight", i, c);
                     x.iter_mut().zip(p).for_each(|(x, p)| *x += p);
@@ -185,6 +200,7 @@ impl Model<'_> {
         let output =
             if self.config.share_embeddings_and_output_weights { "embedding.word_embeddings" } else { "output_layer" };
         let logits = x.iter().flat_map(|x| self.linear(output, &self.norm("decoder.final_layernorm", x)));
+        let logits = logits.map(|l| l * self.config.logit_multiplier);
         logits.map(|l| self.config.logit_softcap.map_or(l, |cap| cap * (l / cap).tanh()) as f32).collect()
     }
 }
@@ -223,7 +239,7 @@ fn layers_have_the_norms_that_their_composition_asks_for() {
 
 #[test]
 fn logits_equal_those_of_plain_loops() {
-    for config in [llama(), gpt2(), everything()].into_iter().chain(compositions()) {
+    for config in [llama(), gpt2(), everything()].into_iter().chain(compositions()).chain(factors()) {
         let chunk = build(&config);
         let ids = tokens(11, config.vocab_size);
         let expected = Model { config: &config, values: values(chunk.as_ref()) }.logits(&ids);
@@ -233,7 +249,7 @@ fn logits_equal_those_of_plain_loops() {
 
 #[test]
 fn the_loss_is_the_masked_sum_of_the_logits_cross_entropy() {
-    for config in [llama(), gpt2(), everything()] {
+    for config in [llama(), gpt2(), everything()].into_iter().chain(factors()) {
         let chunk = build(&config);
         let micro_batch = micro_batch(config.vocab_size);
         let batch = Batch::new(&micro_batch, &device());
@@ -255,7 +271,7 @@ fn the_loss_is_the_masked_sum_of_the_logits_cross_entropy() {
 
 #[test]
 fn gradients_equal_difference_quotients() {
-    for config in [llama(), gpt2(), everything()].into_iter().chain(compositions()) {
+    for config in [llama(), gpt2(), everything()].into_iter().chain(compositions()).chain(factors()) {
         let mut chunk = build(&config);
         let batch = Batch::new(&micro_batch(config.vocab_size), &device());
         let (_, gradients) = loss_and_gradients(chunk.as_ref(), &batch, Mode::Evaluate);

@@ -255,7 +255,11 @@ pub fn families() -> Vec<(&'static str, DecoderConfig)> {
         stream_multiplier: 1.2,
     };
     let post_norm = ResidualConfig { norms: NormPlacement::Sum, ..ResidualConfig::default() };
+    let [whole, centred, local] = factors();
     let families = [
+        ("norms over projections", whole),
+        ("norms without biases, tied", centred),
+        ("a base in windows", local),
         ("llama", llama()),
         ("llama, tied", tied),
         ("blocks side by side in sandwich norms", DecoderConfig { residual, ..llama() }),

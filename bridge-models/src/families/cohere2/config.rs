@@ -1,0 +1,55 @@
+//! Settings of Cohere 2; absent ones have the values of `Cohere2Config`.
+
+use crate::decoder::{BlockOrder, DecoderConfig, LayerPattern, NormKind, PositionEmbedding};
+use crate::families::llama::config::{ATTENTION_BIAS, BLOCKS, SIZES};
+use crate::huggingface::error::HfError;
+use crate::huggingface::fields::Fields;
+use crate::huggingface::rope::{self, RopeForm};
+use crate::huggingface::settings::{Setting, size_or};
+use crate::huggingface::windows;
+
+pub(super) const SETTINGS: &[Setting] = &[
+    Setting::Rows(SIZES),
+    Setting::Rule(|fields, c| {
+        let (hidden_size, heads) = (c.hidden_size, c.num_attention_heads);
+        let expected = format!("a divisor of hidden_size ({hidden_size})");
+        fields.require(hidden_size.is_multiple_of(heads), "num_attention_heads", &heads.to_string(), &expected)
+    }),
+    // Whatever `head_dim` says.
+    Setting::Always(|c| c.kv_channels = c.hidden_size / c.num_attention_heads),
+    size_or("max_position_embeddings", |c| &mut c.max_position_embeddings, |_, _| Ok(8192)),
+    Setting::Rows(BLOCKS),
+    Setting::Always(|c| {
+        c.norm.kind = NormKind::LayerNormNoBias;
+        c.residual.blocks = BlockOrder::ParallelSharedNorm;
+    }),
+    Setting::Rows(ATTENTION_BIAS),
+    Setting::Number("layer_norm_eps", |c| &mut c.norm.epsilon, |_, _| Ok(1e-5)),
+    Setting::Number("logit_scale", |c| &mut c.logit_multiplier, |_, _| Ok(0.0625)),
+    Setting::Switch("tie_word_embeddings", |c| &mut c.share_embeddings_and_output_weights, true),
+    Setting::Keys {
+        read: |fields, c| {
+            let pattern = fields.size("sliding_window_pattern")?.unwrap_or(4);
+            windows::read_pattern(fields, c, (4096, pattern))
+        },
+        write: windows::write_pattern,
+    },
+    Setting::Keys { read: read_rope, write: rope::write },
+];
+
+/// Layers without a window have no positions.
+fn read_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
+    rope::read(fields, config, RopeForm::USUAL)?;
+    let without: Vec<bool> = windows::windowed_layers(config).into_iter().map(|has_window| !has_window).collect();
+    match (LayerPattern::from_list(without), &mut config.position_embedding) {
+        (LayerPattern::All, positions) => *positions = PositionEmbedding::None,
+        (layers, PositionEmbedding::Rope(rope)) => {
+            rope.interleaved = true;
+            config.no_rope_layers = layers;
+        }
+        (_, PositionEmbedding::LearnedAbsolute | PositionEmbedding::Relative(_) | PositionEmbedding::None) => {
+            unreachable!("rotary positions were read")
+        }
+    }
+    Ok(())
+}

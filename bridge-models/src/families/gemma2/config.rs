@@ -1,0 +1,92 @@
+//! Settings of Gemma 2; absent ones have the values of `Gemma2Config`. Gemma 3 shares most rows.
+
+use serde_json::{Map, Value, json};
+
+use crate::decoder::{DecoderConfig, NormKind, NormPlacement};
+use crate::families::llama::config::{ATTENTION_BIAS, ROPE, SIZES};
+use crate::huggingface::error::HfError;
+use crate::huggingface::fields::Fields;
+use crate::huggingface::settings::{Setting, as_said, size_or};
+use crate::huggingface::windows;
+
+pub(super) const SETTINGS: &[Setting] = &[
+    Setting::Rows(SIZES),
+    Setting::Rows(LAYERS),
+    size_or("max_position_embeddings", |c| &mut c.max_position_embeddings, |_, _| Ok(8192)),
+    ROPE,
+    Setting::Keys { read: |fields, c| windows::read_pattern(fields, c, (4096, 2)), write: windows::write_pattern },
+    Setting::Keys { read: |fields, c| read_logits_cap(fields, c, Some(30.0)), write: write_logits_cap },
+    Setting::Keys {
+        read: |fields, c| {
+            c.attention_softcap = cap(fields, SCORES_CAP, Some(50.0))?;
+            Ok(())
+        },
+        write: |c, settings| {
+            settings.insert(SCORES_CAP.into(), json!(c.attention_softcap));
+        },
+    },
+];
+
+/// What both generations have.
+pub(crate) const LAYERS: &[Setting] = &[
+    // Where no key says so, not as many as the query heads.
+    size_or("num_key_value_heads", |c| &mut c.num_query_groups, |_, _| Ok(4)),
+    size_or("head_dim", |c| &mut c.kv_channels, |_, _| Ok(256)),
+    Setting::Always(|c| {
+        c.norm.kind = NormKind::RmsNorm;
+        c.norm.zero_centered_gamma = true;
+        c.residual.norms = NormPlacement::Sandwich;
+        c.gated_linear_unit = true;
+        // Rounded to float32, as the released models' factor is.
+        c.embedding_multiplier = f64::from((c.hidden_size as f64).sqrt() as f32);
+    }),
+    Setting::NamedActivation("hidden_activation", |c| &mut c.activation, "gelu_pytorch_tanh"),
+    Setting::Number("initializer_range", |c| &mut c.init_method_std, |_, _| Ok(0.02)),
+    Setting::Number("rms_norm_eps", |c| &mut c.norm.epsilon, |_, _| Ok(1e-6)),
+    Setting::Rows(ATTENTION_BIAS),
+    Setting::Number("attention_dropout", |c| &mut c.attention_dropout, |_, _| Ok(0.0)),
+    Setting::Switch("tie_word_embeddings", |c| &mut c.share_embeddings_and_output_weights, true),
+    Setting::Only("use_bidirectional_attention", || json!(false)),
+    Setting::Keys { read: read_scale, write: write_scale },
+];
+
+/// Scores are divided by the square root of `query_pre_attn_scalar`.
+fn read_scale(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
+    let key = "query_pre_attn_scalar";
+    let size = fields.number(key)?.unwrap_or(256.0);
+    fields.require(size > 0.0, key, &size.to_string(), "a number above 0")?;
+    config.softmax_scale = scale(size);
+    Ok(())
+}
+
+fn scale(size: f64) -> f64 {
+    1.0 / size.sqrt()
+}
+
+fn write_scale(config: &DecoderConfig, settings: &mut Map<String, Value>) {
+    let size = as_said(config.softmax_scale, scale, config.softmax_scale.powi(-2));
+    let is_whole = size.fract() == 0.0 && size < 1e15;
+    let value = if is_whole { json!(size as u64) } else { json!(size) };
+    settings.insert("query_pre_attn_scalar".into(), value);
+}
+
+/// Gemma 2's cap on scores. Gemma 3 has its key too, but transformers caps no scores there.
+const SCORES_CAP: &str = "attn_logit_softcapping";
+
+const LOGITS_CAP: &str = "final_logit_softcapping";
+
+/// A cap, of which null is none, and `absent` what it is where no key says so.
+fn cap(fields: &Fields, key: &str, absent: Option<f64>) -> Result<Option<f64>, HfError> {
+    if fields.has(key) { fields.number(key) } else { Ok(absent) }
+}
+
+/// The cap on logits.
+pub(crate) fn read_logits_cap(fields: &Fields, config: &mut DecoderConfig, absent: Option<f64>) -> Result<(), HfError> {
+    config.logit_softcap = cap(fields, LOGITS_CAP, absent)?;
+    Ok(())
+}
+
+/// The other way round.
+pub(crate) fn write_logits_cap(config: &DecoderConfig, settings: &mut Map<String, Value>) {
+    settings.insert(LOGITS_CAP.into(), json!(config.logit_softcap));
+}

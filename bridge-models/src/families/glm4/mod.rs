@@ -1,0 +1,19 @@
+//! GLM-4 (0414): norms before and behind blocks, half of each head rotated in neighbouring pairs, gate and up in one matrix.
+
+mod config;
+#[cfg(test)]
+mod tests;
+mod weights;
+
+use super::llama;
+use crate::huggingface::Family;
+
+/// `Glm4ForCausalLM`.
+pub(super) static FAMILY: Family = Family {
+    model_type: "glm4",
+    architecture: "Glm4ForCausalLM",
+    settings: config::SETTINGS,
+    weights: &[weights::OWN, llama::weights::WEIGHTS],
+    prefix: "model.",
+    buffers: &[".rotary_emb.inv_freq"],
+};

@@ -1,0 +1,18 @@
+//! Granite: a Llama with factors on the embedding, on the outputs of blocks, on scores and on logits.
+
+mod config;
+#[cfg(test)]
+mod tests;
+
+use super::llama;
+use crate::huggingface::Family;
+
+/// `GraniteForCausalLM`.
+pub(super) static FAMILY: Family = Family {
+    model_type: "granite",
+    architecture: "GraniteForCausalLM",
+    settings: config::SETTINGS,
+    weights: &[llama::weights::WEIGHTS],
+    prefix: "model.",
+    buffers: &[".rotary_emb.inv_freq"],
+};

@@ -1,0 +1,19 @@
+//! OLMo 2: a Llama whose norms are behind its blocks, and whose queries and keys have one norm each over all heads.
+
+mod config;
+#[cfg(test)]
+mod tests;
+mod weights;
+
+use super::{llama, qwen3};
+use crate::huggingface::Family;
+
+/// `Olmo2ForCausalLM`.
+pub(super) static FAMILY: Family = Family {
+    model_type: "olmo2",
+    architecture: "Olmo2ForCausalLM",
+    settings: config::SETTINGS,
+    weights: &[weights::NORMS, qwen3::weights::QK_NORMS, llama::weights::WEIGHTS],
+    prefix: "model.",
+    buffers: &[".rotary_emb.inv_freq"],
+};

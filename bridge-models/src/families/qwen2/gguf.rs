@@ -1,0 +1,8 @@
+//! Qwen 2 as llama.cpp has it.
+
+use crate::families::llama::gguf::SETTINGS;
+use crate::families::qwen3::gguf::TENSORS;
+use crate::huggingface::gguf::GgufFamily;
+
+pub(in crate::families) static GGUF: GgufFamily =
+    GgufFamily { family: &super::FAMILY, architecture: "qwen2", settings: SETTINGS, switches: &[], tensors: TENSORS };

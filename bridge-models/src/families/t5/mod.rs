@@ -1,0 +1,18 @@
+//! T5, v1.0 and v1.1, Flan-T5: an encoder and a decoder with relative positions. Query, key and value are three matrices there.
+
+mod config;
+mod weights;
+
+use crate::huggingface::Family;
+
+/// `T5ForConditionalGeneration`.
+pub(super) static FAMILY: Family = Family {
+    model_type: "t5",
+    architecture: "T5ForConditionalGeneration",
+    settings: config::SETTINGS,
+    weights: &[weights::WEIGHTS],
+    // Every file has the tables' full names.
+    prefix: "",
+    // The word embedding once more.
+    buffers: &["coder.embed_tokens.weight"],
+};

@@ -1,0 +1,26 @@
+//! GGUF files in and out: llama.cpp's form of a model, its tokenizer included.
+//!
+//! | file | what it has |
+//! | --- | --- |
+//! | `file` | the tables of a file, checked against its size |
+//! | `blocks` | how elements are stored: floats, and blocks of integers with scales |
+//! | `family` | a family's form as data: keys and names of tensors |
+//! | `model` | a file as if it were a Hugging Face folder |
+//! | `tokenizer` | byte-level tokenizers from and to the files of a folder |
+//! | `export` | parameters to a file |
+//!
+//! The reader is our own: what comes from outside is judged here, size by size, and a crate that reads the tables would leave us the blocks,
+//! the names and the tokenizer all the same.
+
+mod blocks;
+mod export;
+mod family;
+mod file;
+mod model;
+#[cfg(test)]
+mod tests;
+mod tokenizer;
+
+pub use export::{GgufDtype, GgufExporter};
+pub(crate) use family::{GgufFamily, GgufNumber, Rearrangement};
+pub(super) use model::GgufModel;

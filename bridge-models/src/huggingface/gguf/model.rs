@@ -1,0 +1,260 @@
+//! A GGUF file as if it were a Hugging Face folder: the settings of a `config.json`, and the tensors by Hugging Face's names.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Mutex;
+
+use serde_json::{Map, Value, json};
+
+use super::super::error::HfError;
+use super::super::family::Family;
+use super::super::source::TensorSource;
+use super::family::{GgufFamily, Rearrangement, paired_row};
+use super::file::{GgufFile, GgufTensor, GgufValue};
+use super::tokenizer;
+use crate::families::GGUF_FAMILIES;
+
+/// Factors of the rotary frequencies, which are not a tensor of the model there.
+const FREQUENCIES: &str = "rope_freqs.weight";
+/// The table of word vectors, whose rows are the vocabulary.
+const EMBEDDING: &str = "token_embd.weight";
+/// The output, where it is not that table.
+const OUTPUT: &str = "output.weight";
+
+/// The parts of a folder that a file stands for.
+pub(crate) struct GgufModel {
+    pub settings: Map<String, Value>,
+    pub source: GgufSource,
+    /// Files of the tokenizer, by name.
+    pub companions: BTreeMap<String, Vec<u8>>,
+}
+
+impl GgufModel {
+    /// Opens a file.
+    ///
+    /// # Errors
+    /// If it is damaged, of a family that is not known, lacks a setting, or has a tensor that the family does not.
+    pub fn open(path: &Path) -> Result<Self, HfError> {
+        let file = GgufFile::open(path)?;
+        let known = || {
+            let mut names: Vec<&str> = GGUF_FAMILIES.iter().map(|family| family.architecture).collect();
+            names.dedup();
+            format!("one of those that are known: {}", names.join(", "))
+        };
+        let architecture = file.text("general.architecture");
+        let family = GGUF_FAMILIES.iter().copied().find(|family| Some(family.architecture) == architecture);
+        let Some(family) = family else {
+            let found = architecture.map_or("no such text".to_owned(), |name| format!("\"{name}\""));
+            return Err(file.wrong("general.architecture", known(), found));
+        };
+        if file.int("split.count").is_some_and(|count| count > 1) {
+            return Err(file.wrong("split.count", "one file: join the parts with llama-gguf-split --merge", "several"));
+        }
+        let settings = settings(&file, family)?;
+        let companions = tokenizer::files(&file)?;
+        Ok(Self { source: GgufSource::new(file, family, &settings)?, settings, companions })
+    }
+}
+
+/// The settings of a file as those of a `config.json`.
+fn settings(file: &GgufFile, family: &GgufFamily) -> Result<Map<String, Value>, HfError> {
+    let mut settings = Map::new();
+    for (key, name, _) in family.settings {
+        let key = format!("{}.{key}", family.architecture);
+        let value = match file.values.get(&key) {
+            None => continue,
+            Some(GgufValue::Int(number)) => json!(i64::try_from(*number).unwrap_or(i64::MAX)),
+            Some(GgufValue::Float(number)) => json!(number),
+            Some(other) => {
+                return Err(file.wrong(
+                    &key,
+                    "a number, the same for all layers",
+                    format!("{other:?}").chars().take(60).collect::<String>(),
+                ));
+            }
+        };
+        settings.insert((*name).to_owned(), value);
+    }
+    for (tensor, name) in family.switches {
+        settings.insert((*name).to_owned(), json!(file.tensors.contains_key(*tensor)));
+    }
+    let Some([rows, _]) = file.tensors.get(EMBEDDING).map(|tensor| tensor.shape.as_slice()) else {
+        return Err(file.wrong(EMBEDDING, "a matrix with a row for each token", "no such tensor"));
+    };
+    settings.insert("vocab_size".into(), json!(rows));
+    settings.insert("tie_word_embeddings".into(), json!(!file.tensors.contains_key(OUTPUT)));
+    settings.insert("model_type".into(), json!(family.family.model_type()));
+    for (key, name) in [("bos", "bos_token_id"), ("eos", "eos_token_id")] {
+        if let Some(id) = file.int(&format!("tokenizer.ggml.{key}_token_id")) {
+            settings.insert(name.into(), json!(id));
+        }
+    }
+    if let Some(scaling) = scaling(file, family)? {
+        settings.insert("rope_scaling".into(), scaling);
+    }
+    Ok(settings)
+}
+
+/// How rotary positions are scaled: the only forms that llama.cpp has words for here.
+fn scaling(file: &GgufFile, family: &GgufFamily) -> Result<Option<Value>, HfError> {
+    let key = format!("{}.rope.scaling.type", family.architecture);
+    let factor = file.values.get(&format!("{}.rope.scaling.factor", family.architecture));
+    match (file.text(&key), factor) {
+        (None | Some("none"), _) => {}
+        (Some("linear"), Some(GgufValue::Float(factor))) => {
+            return Ok(Some(json!({ "rope_type": "linear", "factor": factor })));
+        }
+        (Some(other), _) => return Err(file.wrong(&key, "none, or linear with its factor", other)),
+    }
+    match file.tensors.contains_key(FREQUENCIES) {
+        false => Ok(None),
+        true => Err(file.wrong(
+            FREQUENCIES,
+            "no such tensor: rotary frequencies with a factor each are read from Hugging Face folders only",
+            "it",
+        )),
+    }
+}
+
+/// The tensors of a file by Hugging Face's names and in its layout.
+#[derive(Debug)]
+pub(crate) struct GgufSource {
+    file: GgufFile,
+    /// By Hugging Face's name: shape there, the tensor here, how they differ.
+    tensors: BTreeMap<String, Renamed>,
+    /// Rows of a head.
+    head_size: usize,
+    /// The transposed tensor that was read last.
+    turned: Mutex<Option<(String, Vec<f32>)>>,
+}
+
+#[derive(Debug)]
+struct Renamed {
+    shape: Vec<usize>,
+    tensor: GgufTensor,
+    how: Rearrangement,
+}
+
+impl GgufSource {
+    fn new(file: GgufFile, family: &GgufFamily, settings: &Map<String, Value>) -> Result<Self, HfError> {
+        let mut tensors = BTreeMap::new();
+        for (name, tensor) in &file.tensors {
+            // A tensor that is not known keeps its name, so that it is listed with all others that are wrong.
+            let (renamed, how) = family.hugging_face(name).unwrap_or((name.clone(), Rearrangement::None));
+            let mut shape = tensor.shape.clone();
+            if how == Rearrangement::Transposed {
+                if shape.len() != 2 {
+                    return Err(file.wrong(name, "a matrix", format!("shape {shape:?}")));
+                }
+                shape.reverse();
+            }
+            tensors.insert(renamed, Renamed { shape, tensor: tensor.clone(), how });
+        }
+        let size = |key: &str| settings.get(key).and_then(Value::as_u64).and_then(|size| usize::try_from(size).ok());
+        let heads = size("num_attention_heads").unwrap_or(1).max(1);
+        let head_size = size("head_dim").or_else(|| Some(size("hidden_size")? / heads)).unwrap_or(0);
+        let is_paired = |renamed: &&Renamed| renamed.how == Rearrangement::PairedHeads;
+        for renamed in tensors.values().filter(is_paired) {
+            let rows = renamed.shape.first().copied().unwrap_or(0);
+            if head_size == 0 || !head_size.is_multiple_of(2) || !rows.is_multiple_of(head_size) {
+                let found = format!("a query or key projection of {rows} rows");
+                return Err(file.wrong(
+                    "attention.head_count",
+                    format!("heads of an even size that divide the rows (here {head_size})"),
+                    found,
+                ));
+            }
+        }
+        Ok(Self { file, tensors, head_size, turned: Mutex::new(None) })
+    }
+
+    /// Reads in Hugging Face's layout.
+    fn fill(&self, name: &str, renamed: &Renamed, start: usize, target: &mut [f32]) {
+        match renamed.how {
+            Rearrangement::None => self.file.read(&renamed.tensor, start, target),
+            Rearrangement::PairedHeads => {
+                let width: usize = renamed.shape[1..].iter().product();
+                let mut done = 0;
+                while done < target.len() {
+                    let (row, column) = ((start + done) / width, (start + done) % width);
+                    let count = (width - column).min(target.len() - done);
+                    let place = unpaired_row(row, self.head_size) * width + column;
+                    self.file.read(&renamed.tensor, place, &mut target[done..done + count]);
+                    done += count;
+                }
+            }
+            Rearrangement::Transposed => {
+                let mut turned = self.turned.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+                if turned.as_ref().is_none_or(|(of, _)| of != name) {
+                    let [rows, columns] = renamed.tensor.shape[..] else { unreachable!("matrices are transposed") };
+                    let mut stored = vec![0.0; rows * columns];
+                    self.file.read(&renamed.tensor, 0, &mut stored);
+                    *turned = Some((name.to_owned(), transposed(&stored, columns)));
+                }
+                let values = turned.as_ref().map_or(&[][..], |(_, values)| values);
+                target.copy_from_slice(&values[start..start + target.len()]);
+            }
+        }
+    }
+}
+
+/// The row here of row `row` there, of heads of `size` rows.
+fn unpaired_row(row: usize, size: usize) -> usize {
+    let (head, within) = (row / size, row % size);
+    head * size + within % (size / 2) * 2 + within / (size / 2)
+}
+
+/// The transpose of a matrix of `columns` columns.
+fn transposed(values: &[f32], columns: usize) -> Vec<f32> {
+    (0..columns).flat_map(|column| values.iter().skip(column).step_by(columns).copied()).collect()
+}
+
+/// The elements of one of Hugging Face's tensors as they stand here.
+pub(super) fn rearranged(values: &[f32], shape: &[usize], how: Rearrangement, head_size: usize) -> Vec<f32> {
+    match how {
+        Rearrangement::None => values.to_vec(),
+        Rearrangement::Transposed => transposed(values, shape[1]),
+        Rearrangement::PairedHeads => {
+            let width: usize = shape[1..].iter().product();
+            let rows = (0..shape[0]).map(|row| paired_row(row, head_size));
+            rows.flat_map(|row| values[row * width..(row + 1) * width].iter().copied()).collect()
+        }
+    }
+}
+
+impl TensorSource for GgufSource {
+    fn path(&self) -> &Path {
+        self.file.path()
+    }
+
+    fn tensors(&self) -> Box<dyn Iterator<Item = (&str, &[usize])> + '_> {
+        Box::new(self.tensors.iter().map(|(name, renamed)| (name.as_str(), renamed.shape.as_slice())))
+    }
+
+    fn shape(&self, name: &str) -> Option<&[usize]> {
+        self.tensors.get(name).map(|renamed| renamed.shape.as_slice())
+    }
+
+    fn storage(&self, name: &str) -> Option<String> {
+        self.tensors.get(name).map(|renamed| renamed.tensor.kind.name().to_owned())
+    }
+
+    fn read_into(&self, name: &str, start: usize, target: &mut [f32]) -> Result<(), HfError> {
+        let Some(renamed) = self.tensors.get(name) else {
+            return Err(HfError::NoTensor { path: self.path().to_owned(), name: name.to_owned() });
+        };
+        self.fill(name, renamed, start, target);
+        match (start..).zip(target.iter()).find(|(_, value)| !value.is_finite()) {
+            None => Ok(()),
+            Some((index, value)) => {
+                let (path, value) = (self.path().to_owned(), f64::from(*value));
+                Err(HfError::NotFinite { path, name: name.to_owned(), index, value })
+            }
+        }
+    }
+}
+
+/// The form of a family that llama.cpp has.
+pub(super) fn of_family(family: &Family) -> Option<&'static GgufFamily> {
+    GGUF_FAMILIES.iter().copied().find(|gguf| gguf.family == family)
+}

@@ -1,0 +1,127 @@
+//! Files out and in again, against the values and files of the `gguf` package of Python, and damaged ones.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use super::blocks::BlockType;
+use super::file::GgufFile;
+use super::*;
+use crate::families::{GGUF_FAMILIES, with_model_type};
+use crate::huggingface::tests::{device, golden};
+use crate::huggingface::{HfError, HfModel};
+
+/// A golden model as a GGUF file in `folder`.
+fn exported(name: &str, dtype: GgufDtype, folder: &Path) -> std::path::PathBuf {
+    let model = HfModel::open(&golden(name)).unwrap();
+    let path = folder.join(format!("{name}.gguf"));
+    let mut exporter = GgufExporter::new(&path, (model.family(), model.config()), dtype, &BTreeMap::new()).unwrap();
+    for entry in model.weight_map().entries() {
+        exporter.add(&entry.parameter, &entry.shape, model.rows(entry, 0..entry.shape[0]).unwrap());
+    }
+    exporter.finish().unwrap();
+    path
+}
+
+const MODELS: [&str; 5] = ["gpt2", "llama", "llama_tied", "qwen2", "qwen3"];
+
+#[test]
+fn a_file_has_the_model_of_its_folder() {
+    for name in MODELS {
+        let folder = tempfile::tempdir().unwrap();
+        let path = exported(name, GgufDtype::F32, folder.path());
+        let [before, after] = [golden(name), path.clone()].map(|path| HfModel::open(&path).unwrap());
+        assert_eq!(after.config(), before.config(), "{name}");
+        for entry in before.weight_map().entries() {
+            let all = 0..entry.shape[0];
+            assert_eq!(
+                after.rows(entry, all.clone()).unwrap(),
+                before.rows(entry, all).unwrap(),
+                "{name} {}",
+                entry.parameter
+            );
+        }
+        let report = crate::verify(&path, &golden(name).join("golden.safetensors"), &device()).unwrap();
+        assert!(report.logits.unwrap().passed, "{name}");
+    }
+}
+
+#[test]
+fn smaller_types_round_a_little() {
+    for (dtype, most) in [(GgufDtype::F16, 5e-3), (GgufDtype::Bf16, 5e-2), (GgufDtype::Q8_0, 5e-2)] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = exported("llama", dtype, folder.path());
+        let report = crate::verify(&path, &golden("llama").join("golden.safetensors"), &device()).unwrap();
+        let difference = report.logits.unwrap().difference.unwrap();
+        assert!(difference > 1e-6 && difference < most, "{dtype:?}: {difference}");
+    }
+}
+
+#[test]
+fn every_table_names_a_family_and_each_tensor_once() {
+    for gguf in GGUF_FAMILIES {
+        assert_eq!(with_model_type(gguf.family.model_type()), Some(gguf.family));
+        for (here, there, how) in gguf.tensors {
+            let [here, there] = [here, there].map(|name| name.replace("{}", "17"));
+            assert_eq!(gguf.hugging_face(&here), Some((there.clone(), *how)));
+            assert_eq!(gguf.gguf(&there), Some((here, *how)));
+        }
+    }
+}
+
+#[test]
+fn blocks_have_the_values_that_python_gives_them() {
+    let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/gguf"));
+    let file = GgufFile::open(&folder.join("blocks.gguf")).unwrap();
+    let mut seen = Vec::new();
+    for (name, tensor) in file.tensors.iter().filter(|(name, _)| !name.ends_with(".values")) {
+        let count = tensor.shape.iter().product();
+        let [mut found, mut expected] = [vec![0.0; count], vec![0.0; count]];
+        file.read(tensor, 0, &mut found);
+        file.read(&file.tensors[&format!("{name}.values")], 0, &mut expected);
+        assert_eq!(found, expected, "{name}");
+        let mut part = vec![0.0; 100];
+        file.read(tensor, 77, &mut part);
+        assert_eq!(part, expected[77..177], "{name}");
+        seen.push(tensor.kind.name());
+    }
+    seen.sort_unstable();
+    assert_eq!(seen, ["BF16", "F16", "Q2_K", "Q3_K", "Q4_0", "Q4_1", "Q4_K", "Q5_0", "Q5_1", "Q5_K", "Q6_K", "Q8_0"]);
+}
+
+#[test]
+fn damaged_files_are_errors() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = exported("llama_tied", GgufDtype::Q8_0, folder.path());
+    let whole = std::fs::read(&path).unwrap();
+    let damaged = folder.path().join("damaged.gguf");
+    let open = |bytes: &[u8]| {
+        std::fs::write(&damaged, bytes).unwrap();
+        HfModel::open(&damaged)
+    };
+    for length in (0..4096).step_by(61).chain([whole.len() / 2, whole.len() - 33]) {
+        assert!(matches!(open(&whole[..length]).unwrap_err(), HfError::Gguf { .. }), "{length}");
+    }
+    for at in (4..2048).step_by(4) {
+        let mut changed = whole.clone();
+        changed[at..at + 4].fill(0xff);
+        // What is still a model of this family is no error.
+        drop(open(&changed));
+    }
+    let mut huge = whole.clone();
+    huge[8..16].fill(0x7f);
+    assert!(open(&huge).unwrap_err().to_string().contains("number of tensors"));
+    let mut other = whole.clone();
+    let at = other.windows(5).position(|bytes| bytes == b"llama").unwrap();
+    other[at..at + 5].copy_from_slice(b"lamma");
+    let error = open(&other).unwrap_err().to_string();
+    assert!(error.contains("\"lamma\"") && error.contains("gpt2, llama, qwen2, qwen3"), "{error}");
+}
+
+#[test]
+fn types_are_numbered_once() {
+    for number in 0..64 {
+        if let Some(kind) = BlockType::of_number(number) {
+            assert_eq!(kind.number(), number);
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! What fields of a decoder's configuration choose from. Plain data; which field has which is in `config`.
+
+use serde::{Deserialize, Serialize};
+
+/// Change of the rotary frequencies for contexts longer than the model was trained at.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum RopeScaling {
+    /// Positions divided by `factor` (Chen et al., arXiv:2306.15595).
+    Linear {
+        /// The divisor.
+        factor: f64,
+    },
+    /// Llama 3.1's: long wavelengths are divided by `factor`, short ones kept, those between interpolated.
+    Llama3 {
+        /// Divisor of the low frequencies.
+        factor: f64,
+        /// Wavelengths above `original_max_position_embeddings / low_freq_factor` are low frequencies.
+        low_freq_factor: f64,
+        /// Wavelengths below `original_max_position_embeddings / high_freq_factor` are high frequencies.
+        high_freq_factor: f64,
+        /// Context the unscaled model was trained at, in tokens.
+        original_max_position_embeddings: usize,
+    },
+    /// YaRN: frequencies that turn seldom in the original context are divided by `factor`, fast ones kept, those between interpolated by a
+    /// ramp over the pairs; queries and keys grow (Peng et al., arXiv:2309.00071, section 3).
+    Yarn(YarnConfig),
+    /// LongRoPE: each frequency has divisors of its own, for short and for long sequences (Ding et al., arXiv:2402.13753).
+    LongRope {
+        /// Divisors in sequences of up to `original_max_position_embeddings` tokens, one a rotated pair.
+        short_factor: Vec<f64>,
+        /// Divisors in longer sequences.
+        long_factor: Vec<f64>,
+        /// Context the unscaled model was trained at, in tokens.
+        original_max_position_embeddings: usize,
+        /// Factor on cosines and sines.
+        attention_factor: f64,
+    },
+}
+
+/// YaRN's settings.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct YarnConfig {
+    /// Divisor of the low frequencies.
+    pub factor: f64,
+    /// Context the unscaled model was trained at, in tokens.
+    pub original_max_position_embeddings: usize,
+    /// Frequencies with more turns in the original context are kept.
+    pub beta_fast: f64,
+    /// Frequencies with fewer turns in the original context are divided.
+    pub beta_slow: f64,
+    /// Growth of cosines and sines with the factor's logarithm; heeded where `mscale_all_dim` is there too.
+    pub mscale: Option<f64>,
+    /// The growth that is divided out again.
+    pub mscale_all_dim: Option<f64>,
+    /// Factor on cosines and sines; `None` is what follows from the fields above.
+    pub attention_factor: Option<f64>,
+    /// The ends of the ramp are whole pairs.
+    pub truncate: bool,
+}
+
+/// What one norm of queries, or of keys, covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum QkNormScope {
+    /// Each head by itself, all with the same weights.
+    Head,
+    /// All heads together, as in OLMo 2 (arXiv:2501.00656, section 3.2): a root mean square over the whole projection, and a weight for each
+    /// of its elements.
+    Projection,
+}
+
+/// Where the norms around a block are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NormPlacement {
+    /// `x + block(norm(x))`: pre-norm.
+    Before,
+    /// `x + norm(block(x))`, as in OLMo 2 (arXiv:2501.00656, section 3.2).
+    Output,
+    /// `x + norm(block(norm(x)))`, as in Gemma 2 (arXiv:2408.00118, section 2).
+    Sandwich,
+    /// `norm(x + block(x))`: post-norm (Vaswani et al., arXiv:1706.03762, section 3.1).
+    Sum,
+}
+
+/// The order of a layer's blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BlockOrder {
+    /// The feed-forward block reads the stream after attention.
+    Sequential,
+    /// Both read the stream before the layer, each by its own norm.
+    Parallel,
+    /// Both read the same norm of the stream before the layer.
+    ParallelSharedNorm,
+}
+
+/// The norm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum NormKind {
+    /// Mean and variance, with bias.
+    LayerNorm,
+    /// Root mean square, no bias.
+    #[serde(rename = "RMSNorm")]
+    RmsNorm,
+    /// Mean and variance, no bias.
+    LayerNormNoBias,
+}
+
+/// Which layers a setting applies to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LayerPattern {
+    /// Every layer.
+    All,
+    /// No layer.
+    None,
+    /// The layers marked true, one entry a layer.
+    Listed(Vec<bool>),
+}
+
+impl LayerPattern {
+    /// Whether the pattern includes layer `index` (global, from 0).
+    pub fn includes(&self, index: usize) -> bool {
+        match self {
+            Self::All => true,
+            Self::None => false,
+            Self::Listed(layers) => layers.get(index).copied().unwrap_or(false),
+        }
+    }
+
+    /// The pattern of a list, in its shortest form.
+    pub fn from_list(layers: Vec<bool>) -> Self {
+        match (layers.iter().all(|on| *on), layers.iter().any(|on| *on)) {
+            (_, false) => Self::None,
+            (true, true) => Self::All,
+            (false, true) => Self::Listed(layers),
+        }
+    }
+}
+
+/// What makes scores of experts of the router's product.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ScoreFunction {
+    /// The softmax over experts.
+    #[default]
+    Softmax,
+    /// Each expert on its own.
+    Sigmoid,
+}
+
+/// How tokens reach the ranks of their experts. The result is the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Dispatcher {
+    /// Each token travels to the ranks of its experts, and back.
+    AllToAll,
+    /// All tokens go to all ranks.
+    AllGather,
+}

@@ -1,0 +1,27 @@
+//! An encoder and a decoder that attends to the encoder's output, as in T5 (Raffel et al., arXiv:1910.10683).
+//!
+//! | file | what it has |
+//! | --- | --- |
+//! | `layer` | one layer of either stack: its norms and its blocks |
+//! | `model` | [`EncoderDecoder`]: the stacks, as segments, and what passes between them |
+//! | `cost` | what the segments cost |
+//! | `generate` | the encoder once, then the decoder token by token |
+//! | `builder` | kind `t5` for the model registry |
+//! | `validate` | whether the fields of a configuration fit an encoder |
+//!
+//! The architecture is a [`DecoderConfig`](crate::DecoderConfig) with an encoder; the maths of the layers is in `crate::blocks`.
+
+mod builder;
+mod cost;
+mod generate;
+mod layer;
+mod model;
+mod validate;
+
+pub use builder::{KIND, T5ModelConfig};
+pub use model::EncoderDecoder;
+
+pub(crate) use builder::register;
+pub(crate) use cost::outline;
+pub(crate) use model::declare;
+pub(crate) use validate::validate;

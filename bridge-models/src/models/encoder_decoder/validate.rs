@@ -1,0 +1,74 @@
+//! Whether the fields of a configuration fit an encoder. Each error has the key of the `[model]` section.
+
+use bridge_core::model::ModelBuildError;
+
+use crate::models::decoder::choices::LayerPattern;
+use crate::models::decoder::config::{DecoderConfig, PositionEmbedding, RelativeConfig, ResidualConfig};
+use crate::models::decoder::limits::invalid;
+
+/// Checks what an encoder asks of the rest, and that relative positions have one.
+///
+/// # Errors
+/// With the first key that does not fit, and what was expected.
+pub(crate) fn validate(config: &DecoderConfig) -> Result<(), ModelBuildError> {
+    let key = "model.position_embedding_type";
+    let (encoder, relative) = match (&config.encoder, &config.position_embedding) {
+        (None, PositionEmbedding::Relative(_)) => {
+            return Err(invalid(key, "relative needs an encoder: model.kind = \"t5\"".into()));
+        }
+        (None, _) => return Ok(()),
+        (Some(encoder), PositionEmbedding::Relative(relative)) => (encoder, relative),
+        (Some(_), PositionEmbedding::LearnedAbsolute | PositionEmbedding::Rope(_) | PositionEmbedding::None) => {
+            return Err(invalid(key, "expected relative: with an encoder no other positions are implemented".into()));
+        }
+    };
+    validate_relative(*relative)?;
+    let sizes = [
+        ("model.encoder_num_layers", encoder.num_layers, 1 << 16),
+        ("model.seq_length_dec", encoder.target_length, (1 << 31) - 1),
+    ];
+    if let Some((key, size, most)) = sizes.into_iter().find(|(_, size, most)| !(1..=*most).contains(size)) {
+        return Err(invalid(key, format!("expected 1 to {most}, found {size}")));
+    }
+    if encoder.start_token >= config.padded_vocab_size {
+        let message = format!(
+            "expected a token of the vocabulary of {}, found {}",
+            config.padded_vocab_size, encoder.start_token
+        );
+        return Err(invalid("model.decoder_start_token_id", message));
+    }
+    let absent = [
+        ("model.num_moe_experts", config.moe.is_some()),
+        ("model.hybrid_override_pattern", config.hybrid.is_some()),
+        ("model.multi_latent_attention", config.latent.is_some()),
+        ("model.add_bias_linear", config.qkv_bias || config.proj_bias || config.mlp_bias),
+        ("model.qk_layernorm", config.qk_layernorm),
+        ("model.qk_l2_norm", config.qk_l2_norm),
+        ("model.embedding_multiplier", config.embedding_multiplier != 1.0),
+        ("model.logit_multiplier", config.logit_multiplier != 1.0),
+        ("model.num_query_groups", config.num_query_groups != config.num_attention_heads),
+        ("model.window_size", config.window_size.is_some()),
+        ("model.no_rope_freq", config.no_rope_layers != LayerPattern::None),
+        ("model.attn_logit_softcapping", config.attention_softcap.is_some()),
+        ("model", config.residual != ResidualConfig::neutral()),
+    ];
+    match absent.into_iter().find(|(_, is_there)| *is_there) {
+        Some((key, _)) => Err(invalid(key, "is not implemented in models with an encoder".into())),
+        None => Ok(()),
+    }
+}
+
+fn validate_relative(RelativeConfig { num_buckets, max_distance }: RelativeConfig) -> Result<(), ModelBuildError> {
+    if num_buckets < 4 || !num_buckets.is_multiple_of(2) {
+        let message = format!("expected an even number of at least 4, found {num_buckets}");
+        return Err(invalid("model.relative_attention_num_buckets", message));
+    }
+    if max_distance <= num_buckets / 2 {
+        let message = format!(
+            "expected more than half of model.relative_attention_num_buckets = {num_buckets}, which distances have for themselves, \
+             found {max_distance}"
+        );
+        return Err(invalid("model.relative_attention_max_distance", message));
+    }
+    Ok(())
+}
