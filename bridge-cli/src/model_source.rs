@@ -62,7 +62,7 @@ pub enum Found {
     /// A Hugging Face folder, or a GGUF file.
     HuggingFace(Box<HfModel>),
     /// A checkpoint with its architecture.
-    Checkpoint(Checkpoint, DecoderConfig),
+    Checkpoint(Box<Checkpoint>, Box<DecoderConfig>),
 }
 
 /// Finds a model by the name or folder of its run, a checkpoint folder, one of its `iter_` folders, a Hugging Face folder, or a GGUF file.
@@ -75,7 +75,7 @@ pub fn find(name: &Path) -> Result<Found, Failure> {
     let checkpoint = open_checkpoint(path)?;
     let config = decoder_config(&checkpoint)?;
     check_tensors(&checkpoint, &config)?;
-    Ok(Found::Checkpoint(checkpoint, config))
+    Ok(Found::Checkpoint(Box::new(checkpoint), Box::new(config)))
 }
 
 /// What a model has besides its weights.
@@ -144,7 +144,7 @@ impl Found {
             deferred: None,
             adapter: None,
         };
-        let blank = DecoderConfig { perform_initialization: false, ..config.clone() };
+        let blank = DecoderConfig { perform_initialization: false, ..DecoderConfig::clone(config) };
         let mut chunk = build_decoder(&blank, &context, &Stage::whole(config.stacks())).map_err(Failure::input)?;
         load_parameters(chunk.as_mut(), checkpoint).map_err(Failure::input)?;
         Ok(chunk.inference())
@@ -158,7 +158,7 @@ pub fn open(name: &Path, device: &Device) -> Result<LoadedModel, Failure> {
     let chunk = found.build(device)?;
     let (config, checkpoint) = match found {
         Found::HuggingFace(model) => (model.config().clone(), None),
-        Found::Checkpoint(checkpoint, config) => (config, Some(checkpoint)),
+        Found::Checkpoint(checkpoint, config) => (*config, Some(*checkpoint)),
     };
     Ok(LoadedModel { chunk, config, tokenizer, stop_tokens, chat_template, generation, checkpoint })
 }

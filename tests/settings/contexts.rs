@@ -57,5 +57,5 @@ pub fn text() -> Run {
 
 /// A dense model that trains until it is stopped, watched.
 pub fn watched(run: &Run) -> Run {
-    run.with(&["train.train_iters=200"]).while_(Meddling::Watch)
+    run.with(&["train.train_iters=40"]).while_(Meddling::Watch)
 }

@@ -37,11 +37,10 @@ const PACKAGES: [(&str, &[&str]); 10] = [
 ];
 
 /// Files that are longer, with their lines.
-const LONG_FILES: [(&str, usize); 0] = [];
+const LONG_FILES: [(&str, usize); 1] = [("bridge-core/src/config/sections/model.rs", 516)];
 
 /// Functions that are longer, with their lines.
-const LONG_FUNCTIONS: [(&str, usize); 1] =
-    [("bridge-core/src/config/tests/rules.rs what_is_implemented_is_accepted", 83)];
+const LONG_FUNCTIONS: [(&str, usize); 0] = [];
 
 /// Who may use whom in bridge-core. `train` may use all, and none may use it.
 const MODULES: [(&str, &[&str]); 11] = [
@@ -70,6 +69,9 @@ const TENSOR_FILES: [&str; 2] = ["bridge-core/src/plan/memory.rs", "bridge-core/
 /// Files of names that Megatron Bridge's configurations have.
 const UPSTREAMS_NAMES: [&str; 2] =
     ["bridge-core/src/config/choice/training.rs", "bridge-core/src/config/upstream/classes.rs"];
+
+/// A family that is the only one of its kind of model, and has its name: recipes say it.
+const KINDS_NAME: &str = "t5";
 
 /// Fails where something is found that is not listed, has a greater number than is listed, or is listed and not found.
 fn assert_listed(rule: &str, found: &BTreeMap<String, usize>, listed: &[(&str, usize)]) {
@@ -213,6 +215,7 @@ fn the_core_names_no_family() {
         .flatten()
         .filter(|f| f.path().is_dir())
         .map(|f| f.file_name().to_string_lossy().into_owned())
+        .filter(|name| name != KINDS_NAME)
         .collect();
     assert!(families.len() > 1, "{families:?}");
     for file in sources("bridge-core/src").iter().filter(|file| !file.is_test()) {

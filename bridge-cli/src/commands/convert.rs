@@ -316,8 +316,11 @@ fn export_folder(
     Ok(0)
 }
 
+/// A family, and the `config.json` that a model came with.
+type Origin = (&'static Family, Option<Map<String, Value>>);
+
 /// The family that a model is written as, its own if it came from one, and the settings that it came with.
-fn family_of(found: &Found) -> Result<(&'static Family, Option<Map<String, Value>>), Failure> {
+fn family_of(found: &Found) -> Result<Origin, Failure> {
     let original = match found {
         Found::HuggingFace(model) => Some(model.settings().clone()),
         Found::Checkpoint(checkpoint, _) => kept(checkpoint, ORIGINAL_CONFIG, parse_settings)?,
@@ -346,8 +349,11 @@ fn export_gguf(source: &Path, output: &Path, dtype: Dtype, speech: &Speech) -> R
     Ok(0)
 }
 
-/// Hands over the parameters of a model, whole, one after the other: name, shape, values.
-fn for_each_parameter(found: &Found, f: &mut dyn FnMut(&str, &[usize], Vec<f32>)) -> Result<(), Failure> {
+/// Takes a parameter: name, shape, values.
+type TakeParameter<'a> = dyn FnMut(&str, &[usize], Vec<f32>) + 'a;
+
+/// Hands over the parameters of a model, whole, one after the other.
+fn for_each_parameter(found: &Found, f: &mut TakeParameter<'_>) -> Result<(), Failure> {
     match found {
         Found::HuggingFace(model) => {
             for entry in model.weight_map().entries() {

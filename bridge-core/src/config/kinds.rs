@@ -173,9 +173,7 @@ impl Kinds {
             model.register(name, Kind::default());
         }
         model.register("t5", Kind::default().with_inputs(ENCODER_INPUTS));
-        for name in ["mimo"] {
-            model.register_not_implemented(name, "model.kind = \"gpt\", \"mamba\" and \"t5\" are built in");
-        }
+        model.register_not_implemented("mimo", "model.kind = \"gpt\", \"mamba\" and \"t5\" are built in");
         let mut dataset = KindRegistry::default();
         for name in ["gpt", "fim", "mock"] {
             dataset.register(name, Kind::default().with_inputs([]));

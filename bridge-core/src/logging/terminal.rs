@@ -115,7 +115,10 @@ fn folded_line(line: &str, width: usize) -> Vec<String> {
         for piece in pieces(word, width - indent - 2) {
             let last = lines.last_mut().expect("there is a first line");
             if measure_text_width(&format!("{last}{}", piece.trim_end())) > width && !last.trim_start().is_empty() {
-                lines.push(" ".repeat(indent + 2) + piece);
+                // Blanks never begin a line: they would take cells from the word behind them.
+                if !piece.trim().is_empty() {
+                    lines.push(" ".repeat(indent + 2) + piece);
+                }
             } else {
                 last.push_str(piece);
             }
@@ -214,6 +217,7 @@ mod tests {
     fn long_lines_are_folded_at_words_and_in_paths() {
         assert_eq!(folded("one two three", 8), "one two\n  three");
         assert_eq!(folded("  in a list of words", 14), "  in a list of\n    words");
+        assert_eq!(folded("a      bcdefg/hi", 6), "a\n  bcde\n  fg/\n  hi");
         assert_eq!(folded("see runs/of/mine/now", 12), "see runs/of/\n  mine/now");
         assert_eq!(folded("a\tb\u{1b}[1mc\n\nd", 80), "a    b[1mc\n\nd");
     }

@@ -152,7 +152,8 @@ impl Cut {
                 let (ranks, size) = (group.size / heads, shape[0] / heads);
                 let rows = SharedRows { count: size, ranks, rank: group.rank % ranks };
                 let start = group.rank / ranks * size;
-                let whole_head = Shard { dim: 0, size: shape[0], parts: vec![start..start + size] };
+                let whole_head =
+                    Shard { dim: 0, size: shape[0], parts: std::iter::once(start..start + size).collect() };
                 Placement { shared: Some(rows), ..cut(whole_head) }
             }
             Self::VocabularyRows => cut(Shard::balanced(0, shape[0], group.rank, group.size)),

@@ -195,15 +195,17 @@ fn window_pass(
     let total = data.total();
     let micro_batches = data.window(run, start)?;
     let batches: Vec<Batch> = micro_batches.iter().map(|m| run.training.prepare(&run.groups, m)).collect();
-    // Tokens of each micro-batch over all ranks that share it: what its loss is divided by, so that gradients add up.
+    // Tokens of each micro-batch over all ranks, by which gradients are divided in the end if tokens count alike; and of the ranks that share
+    // a sequence, by which its loss is divided if micro-batches do: whichever replica has it, as upstream.
     let own_tokens: Vec<f64> = batches.iter().map(|batch| batch.num_tokens).collect();
     let (mut num_tokens, mut tokens_here) = (own_tokens.clone(), own_tokens.clone());
     ranks::sum(run.groups.data_context(), &mut num_tokens)?;
     ranks::sum(run.groups.context(), &mut tokens_here)?;
     let per_token = run.config.model.calculate_per_token_loss;
     let scale = run.training.loss_scaler.scale() * run.training.optimizer.distribution().loss_factor();
-    let factor = |tokens: &f64| if per_token { scale } else { scale / (tokens.max(1.0) * total as f64) };
-    let factors: Vec<f64> = num_tokens.iter().map(factor).collect();
+    let micro_batches_of_step = (total * run.groups.data().size()) as f64;
+    let factor = |tokens: &f64| if per_token { scale } else { scale / (tokens.max(1.0) * micro_batches_of_step) };
+    let factors: Vec<f64> = tokens_here.iter().map(factor).collect();
     gathered.own_tokens.extend(own_tokens);
     gathered.num_tokens.extend(num_tokens);
     let step = Philox::new(run.training.seed).derive_name("dropout").derive(run.state.train_state.step + 1);

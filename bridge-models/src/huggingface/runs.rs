@@ -25,6 +25,9 @@ impl Run {
     }
 }
 
+/// Fills a slice with the elements of a tensor from a place on.
+type ReadElements<'a> = dyn FnMut(usize, &mut [f32]) -> Result<(), HfError> + 'a;
+
 /// Distances of rows, and of the elements of a row, in a tensor.
 pub(super) struct Strides {
     pub rows: usize,
@@ -37,7 +40,7 @@ impl Strides {
         &self,
         (first, width): (usize, usize),
         target: &mut [f32],
-        read: &mut dyn FnMut(usize, &mut [f32]) -> Result<(), HfError>,
+        read: &mut ReadElements<'_>,
     ) -> Result<(), HfError> {
         if self.columns == 1 && self.rows == width {
             return read(first, target);
