@@ -142,9 +142,7 @@ fn a_plan_needs_no_data_and_runs_need_what_they_needed() {
     let error = plan(&without_size.unwrap(), &PlanOptions::default()).unwrap_err();
     assert_eq!(error.to_string(), "model.vocab_size: must be given for a plan, which opens no tokenizer");
     // Nothing else is let through.
-    assert!(
-        try_config(TINY, 1, &["model.multi_latent_attention=true"]).unwrap_err().names("model.multi_latent_attention")
-    );
+    assert!(try_config(TINY, 1, &["model.hidden_size=0"]).unwrap_err().names("model.hidden_size"));
     assert!(try_config(TINY, 3, &["model.tensor_model_parallel_size=2"]).is_err());
 }
 

@@ -219,7 +219,7 @@ described! {
         group_score_topk: Option<usize> = None => same!(moe_router_group_score_topk);
         /// A bias of each expert that counts in the choice only and is not trained.
         #[serde(default)]
-        expert_bias: bool = false => same!(moe_router_enable_expert_bias);
+        expert_bias: bool = false => words::EXPERT_BIAS;
         /// A gate on the block that every token goes through.
         #[serde(default)]
         shared_gate: bool = false => same!(moe_shared_expert_gate);

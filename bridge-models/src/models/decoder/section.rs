@@ -449,6 +449,17 @@ pub(super) mod words {
         write: |size, _, section| section.moe_ffn_hidden_size = Some(*size),
     };
 
+    /// Biases that came with a model stay as they are unless a recipe asks for updates.
+    pub const EXPERT_BIAS: Words<bool, MoeConfig> = Words {
+        read: |section, _| Ok(section.moe_router_enable_expert_bias),
+        write: |has_bias, _, section| {
+            section.moe_router_enable_expert_bias = *has_bias;
+            if *has_bias {
+                section.moe_router_bias_update_rate = 0.0;
+            }
+        },
+    };
+
     pub const BALANCING_LOSS: Words<f64, MoeConfig> = Words {
         read: |section, _| {
             let OneOrMany::One(coefficient) = section.moe_aux_loss_coeff else {
