@@ -4,7 +4,7 @@
 //! `grad.<Hugging Face parameter name>`, and `train_ids` `[s, b, t]` with `train_losses` and `train_grad_norms` `[s]`. For a model with an
 //! encoder these ids are the encoder's, and `labels` `[b, t]` and `train_labels` `[s, b, t]` what the decoder predicts; -100 counts for nothing.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
 use bridge_core::model::{Batch, ForwardContext, Mode, ModelChunk, loss_sum};
@@ -13,7 +13,7 @@ use bridge_kernels::optim::{AdamWState, AdamWStep, adamw, sum_of_squares};
 use burn::tensor::{Device, Gradients, Int, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
-use crate::huggingface::{HfCheckpoint, HfError, HfModel, TensorSource};
+use crate::huggingface::{ExpertLayout, HfCheckpoint, HfError, HfModel, TensorSource, WeightMap};
 
 /// Float32 tolerances: those of the reference values' own rounding, with room.
 mod tolerance {
@@ -325,16 +325,28 @@ impl Reference<'_> {
         Ok(Some(Figure::new(difference, tolerance::LOGITS * scale.max(1.0), None)))
     }
 
+    /// The map to the reference's tensors, of which these are the names: it may have experts stacked where the folder has them apart.
+    fn map_of(&self, names: &BTreeSet<&str>) -> Result<WeightMap, VerifyError> {
+        let is_named = |map: &WeightMap| {
+            let stored = map.entries().iter().flat_map(|entry| &entry.tensors);
+            stored.filter(|stored| names.contains(stored.name.as_str())).count()
+        };
+        let map = |experts| WeightMap::new(self.model.family(), self.model.config(), experts);
+        let (apart, stacked) = (map(ExpertLayout::Apart)?, map(ExpertLayout::Stacked)?);
+        Ok(if is_named(&stacked) > is_named(&apart) { stacked } else { apart })
+    }
+
     /// Compares gradients under Hugging Face's names.
     fn compare_gradients(&self, gradients: &NamedGradients) -> Result<Option<Figure>, VerifyError> {
         const PREFIX: &str = "grad.";
-        let mut expected_names: Vec<&str> =
+        let mut expected_names: BTreeSet<&str> =
             self.file.tensors().filter_map(|(name, _)| name.strip_prefix(PREFIX)).collect();
         if expected_names.is_empty() {
             return Ok(None);
         }
         let mut pairs = Vec::new();
-        for entry in self.model.weight_map().entries() {
+        let map = self.map_of(&expected_names)?;
+        for entry in map.entries() {
             let Some(gradient) = gradients.get(&entry.parameter) else {
                 continue;
             };
@@ -349,7 +361,7 @@ impl Reference<'_> {
                 }
                 let mut expected = vec![0.0; found.values.len()];
                 self.file.read_into(&name, stored.start(), &mut expected)?;
-                expected_names.retain(|expected| *expected != stored.name);
+                expected_names.remove(stored.name.as_str());
                 pairs.push((&stored.name, expected, found.values));
             }
         }

@@ -16,6 +16,7 @@ mod mixtral;
 mod mixture;
 mod nemotron_h;
 mod olmo2;
+mod olmoe;
 mod phi3;
 mod qwen2;
 mod qwen3;
@@ -53,6 +54,7 @@ pub const FAMILIES: &[&Family] = &[
     &mixtral::FAMILY,
     &qwen3_moe::FAMILY,
     &deepseek_v3::FAMILY,
+    &olmoe::FAMILY,
 ];
 
 /// The families that llama.cpp has too: `gguf.rs` of the folder, and a line here. A file is read as the first with its architecture.

@@ -40,7 +40,7 @@ fn with_experts_apart(name: &str) -> tempfile::TempDir {
 
 #[test]
 fn experts_may_be_stacked_or_apart() {
-    for name in ["mixtral", "qwen3_moe"] {
+    for name in ["mixtral", "qwen3_moe", "olmoe"] {
         let folder = with_experts_apart(name);
         let [apart, stacked] = [folder.path(), &golden(name)].map(|folder| HfModel::open(folder).unwrap());
         assert_eq!([apart.experts(), stacked.experts()], [ExpertLayout::Apart, ExpertLayout::Stacked]);
@@ -54,6 +54,14 @@ fn experts_may_be_stacked_or_apart() {
         to_hf(other.path(), stacked.family(), stacked.config(), &[chunk.as_ref()], &options).unwrap();
         assert!(files(other.path()) == files(folder.path()), "{name}");
     }
+}
+
+#[test]
+fn a_reference_may_stack_experts_that_the_folder_has_apart() {
+    let folder = with_experts_apart("olmoe");
+    assert_eq!(HfModel::open(folder.path()).unwrap().experts(), ExpertLayout::Apart);
+    let report = crate::verify(folder.path(), &golden("olmoe").join("golden.safetensors"), &device()).unwrap();
+    assert!(report.passed && report.gradients.is_some(), "{report:?}");
 }
 
 #[test]
