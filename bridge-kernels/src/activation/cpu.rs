@@ -1,8 +1,10 @@
 //! Point-wise activations and their derivatives, plain and gated.
 
+use std::marker::PhantomData;
+
 use rayon::prelude::*;
 
-use super::kind::Activation;
+use super::kind::{Activation, GatedUnit};
 use crate::cpu::buffer::filled;
 use crate::cpu::simd::{normal_cdf_pdf, sigmoid, tanh, vectorised};
 
@@ -104,14 +106,92 @@ pub fn backward(dy: &mut [f32], x: &[f32], kind: Activation) {
     by_kind!(kind, map_backward(dy, x));
 }
 
-/// `activation(gate) * up` for `x [n, 2 f]` whose rows hold `gate` and `up`: `[n, f]`.
-pub fn glu(x: &[f32], width: usize, kind: Activation) -> Vec<f32> {
-    by_kind!(kind, gated(x, width))
+/// `activation(gate) * up` for `x [n, 2 f]` whose rows hold `gate` and `up`, both as `unit` limits them: `[n, f]`.
+pub fn glu(x: &[f32], width: usize, unit: GatedUnit) -> Vec<f32> {
+    by_kind!(unit.activation, glu_of(x, width, unit))
 }
 
 /// Gradient of the input of [`glu`], `[n, 2 f]`, from the gradient `dy [n, f]` of its output.
-pub fn glu_backward(dy: &[f32], x: &[f32], width: usize, kind: Activation) -> Vec<f32> {
-    by_kind!(kind, gated_backward(dy, x, width))
+pub fn glu_backward(dy: &[f32], x: &[f32], width: usize, unit: GatedUnit) -> Vec<f32> {
+    by_kind!(unit.activation, glu_backward_of(dy, x, width, unit))
+}
+
+fn glu_of<P: Pointwise>(x: &[f32], width: usize, unit: GatedUnit) -> Vec<f32> {
+    match unit.is_plain() {
+        true => gated(x, width, Plain::<P>(PhantomData)),
+        false => gated(x, width, Limited::<P>::new(unit)),
+    }
+}
+
+fn glu_backward_of<P: Pointwise>(dy: &[f32], x: &[f32], width: usize, unit: GatedUnit) -> Vec<f32> {
+    match unit.is_plain() {
+        true => gated_backward(dy, x, width, Plain::<P>(PhantomData)),
+        false => gated_backward(dy, x, width, Limited::<P>::new(unit)),
+    }
+}
+
+/// The gated unit at one pair of elements.
+trait Gate: Sync {
+    /// The output.
+    fn value(&self, gate: f32, up: f32) -> f32;
+
+    /// The gradients of both elements, from that of the output.
+    fn gradients(&self, dy: f32, gate: f32, up: f32) -> (f32, f32);
+}
+
+/// A unit that takes both halves as they are.
+struct Plain<P>(PhantomData<P>);
+
+impl<P: Pointwise> Gate for Plain<P> {
+    #[inline(always)]
+    fn value(&self, gate: f32, up: f32) -> f32 {
+        P::at(gate).0 * up
+    }
+
+    #[inline(always)]
+    fn gradients(&self, dy: f32, gate: f32, up: f32) -> (f32, f32) {
+        let (value, slope) = P::at(gate);
+        (dy * up * slope, dy * value)
+    }
+}
+
+/// A unit with a bound, which may be infinite, and an offset.
+struct Limited<P> {
+    limit: f32,
+    offset: f32,
+    of: PhantomData<P>,
+}
+
+impl<P> Limited<P> {
+    fn new(unit: GatedUnit) -> Self {
+        let (limit, offset) = unit.limits();
+        Self { limit, offset, of: PhantomData }
+    }
+
+    /// Both halves within their bounds; NaN stays NaN.
+    #[inline(always)]
+    fn bounded(&self, gate: f32, up: f32) -> (f32, f32) {
+        let gate = if gate > self.limit { self.limit } else { gate };
+        let up = if up > self.limit { self.limit } else { up };
+        (gate, if up < -self.limit { -self.limit } else { up })
+    }
+}
+
+impl<P: Pointwise> Gate for Limited<P> {
+    #[inline(always)]
+    fn value(&self, gate: f32, up: f32) -> f32 {
+        let (gate, up) = self.bounded(gate, up);
+        P::at(gate).0 * (up + self.offset)
+    }
+
+    #[inline(always)]
+    fn gradients(&self, dy: f32, gate: f32, up: f32) -> (f32, f32) {
+        let (gate_passes, up_passes) = (gate <= self.limit, up.abs() <= self.limit);
+        let (gate, up) = self.bounded(gate, up);
+        let (value, slope) = P::at(gate);
+        let (dgate, dup) = (dy * (up + self.offset) * slope, dy * value);
+        (if gate_passes { dgate } else { 0.0 }, if up_passes { dup } else { 0.0 })
+    }
 }
 
 fn map<P: Pointwise>(x: &[f32]) -> Vec<f32> {
@@ -133,7 +213,7 @@ fn rows_per_task(width: usize) -> usize {
     (CHUNK / width.max(1)).max(1)
 }
 
-fn gated<P: Pointwise>(x: &[f32], width: usize) -> Vec<f32> {
+fn gated<G: Gate>(x: &[f32], width: usize, unit: G) -> Vec<f32> {
     let rows = rows_per_task(width);
     filled(x.len() / 2, |y| {
         if width == 0 {
@@ -143,14 +223,14 @@ fn gated<P: Pointwise>(x: &[f32], width: usize) -> Vec<f32> {
             vectorised!({
                 for (y, x) in y.chunks_exact_mut(width).zip(x.chunks_exact(2 * width)) {
                     let (gate, up) = x.split_at(width);
-                    y.iter_mut().zip(gate).zip(up).for_each(|((y, gate), up)| *y = P::at(*gate).0 * up);
+                    y.iter_mut().zip(gate).zip(up).for_each(|((y, gate), up)| *y = unit.value(*gate, *up));
                 }
             });
         });
     })
 }
 
-fn gated_backward<P: Pointwise>(dy: &[f32], x: &[f32], width: usize) -> Vec<f32> {
+fn gated_backward<G: Gate>(dy: &[f32], x: &[f32], width: usize, unit: G) -> Vec<f32> {
     let rows = rows_per_task(width);
     filled(x.len(), |dx| {
         if width == 0 {
@@ -164,9 +244,7 @@ fn gated_backward<P: Pointwise>(dy: &[f32], x: &[f32], width: usize) -> Vec<f32>
                     let ((dgate, dup), (gate, up)) = (dx.split_at_mut(width), x.split_at(width));
                     let out = dgate.iter_mut().zip(dup);
                     for (((dgate, dup), (gate, up)), dy) in out.zip(gate.iter().zip(up)).zip(dy) {
-                        let (value, slope) = P::at(*gate);
-                        *dgate = dy * up * slope;
-                        *dup = dy * value;
+                        (*dgate, *dup) = unit.gradients(*dy, *gate, *up);
                     }
                 }
             });

@@ -4,7 +4,7 @@ use burn::cubecl;
 use burn::cubecl::prelude::*;
 use burn::tensor::Tensor;
 
-use super::kind::Activation;
+use super::kind::{Activation, GatedUnit};
 use crate::cube::{Buffer, attach_one};
 
 /// `sqrt(2 / pi)`.
@@ -86,13 +86,41 @@ fn plain_backward<X: Float>(
     dx[i] = X::cast_from(f32::cast_from(dy[i]) * at(f32::cast_from(x[i]), kind).slope);
 }
 
-/// `x` is `[n, 2, f]`: gates, then values that they let pass.
+/// A bounded element, and one where it is not beyond its bound.
+#[derive(CubeType, Clone, Copy)]
+struct Bounded {
+    value: f32,
+    passes: f32,
+}
+
+/// `x` up to `limit`; NaN stays NaN.
+#[cube]
+fn bounded_above(x: f32, limit: f32) -> Bounded {
+    let mut value = x;
+    if x > limit {
+        value = limit;
+    }
+    Bounded { value, passes: f32::cast_from(x <= limit) }
+}
+
+/// The linear half: within plus and minus `limit`, and `offset` added.
+#[cube]
+fn bounded_linear(x: f32, limit: f32, offset: f32) -> Bounded {
+    let above = bounded_above(x, limit);
+    let below = bounded_above(-above.value, limit);
+    Bounded { value: offset - below.value, passes: above.passes * below.passes }
+}
+
+/// `x` is `[n, 2, f]`: gates, then values that they let pass. Only a `limited` unit heeds `limit` and `offset`.
 #[cube(launch)]
 fn gated_forward<X: Float>(
     x: &[X],
     y: &mut [X],
     width: u32,
+    limit: f32,
+    offset: f32,
     #[comptime] kind: Activation,
+    #[comptime] limited: bool,
     #[define(X)] _storage: ElemType,
 ) {
     let i = ABSOLUTE_POS;
@@ -100,8 +128,14 @@ fn gated_forward<X: Float>(
         terminate!();
     }
     let width = width as usize;
-    let gate = i + i / width * width;
-    y[i] = X::cast_from(at(f32::cast_from(x[gate]), kind).value * f32::cast_from(x[gate + width]));
+    let place = i + i / width * width;
+    let mut gate = f32::cast_from(x[place]);
+    let mut up = f32::cast_from(x[place + width]);
+    if comptime!(limited) {
+        gate = bounded_above(gate, limit).value;
+        up = bounded_linear(up, limit, offset).value;
+    }
+    y[i] = X::cast_from(at(gate, kind).value * up);
 }
 
 /// Both halves of the gradient `[n, 2, f]`, by the unit of an element of `dy [n, f]`.
@@ -111,7 +145,10 @@ fn gated_backward<X: Float>(
     dy: &[X],
     dx: &mut [X],
     width: u32,
+    limit: f32,
+    offset: f32,
     #[comptime] kind: Activation,
+    #[comptime] limited: bool,
     #[define(X)] _storage: ElemType,
 ) {
     let i = ABSOLUTE_POS;
@@ -119,11 +156,23 @@ fn gated_backward<X: Float>(
         terminate!();
     }
     let width = width as usize;
-    let gate = i + i / width * width;
-    let point = at(f32::cast_from(x[gate]), kind);
+    let place = i + i / width * width;
+    let mut gate = f32::cast_from(x[place]);
+    let mut up = f32::cast_from(x[place + width]);
     let slope = f32::cast_from(dy[i]);
-    dx[gate] = X::cast_from(slope * point.slope * f32::cast_from(x[gate + width]));
-    dx[gate + width] = X::cast_from(slope * point.value);
+    let mut dgate = slope;
+    let mut dup = slope;
+    if comptime!(limited) {
+        let bounded = bounded_above(gate, limit);
+        gate = bounded.value;
+        dgate *= bounded.passes;
+        let bounded = bounded_linear(up, limit, offset);
+        up = bounded.value;
+        dup *= bounded.passes;
+    }
+    let point = at(gate, kind);
+    dx[place] = X::cast_from(dgate * point.slope * up);
+    dx[place + width] = X::cast_from(dup * point.value);
 }
 
 /// See [`crate::activation()`].
@@ -141,17 +190,45 @@ pub fn activation<const D: usize>(x_tensor: &Tensor<D>, kind: Activation) -> Opt
 }
 
 /// See [`crate::glu`].
-pub fn glu(x_bt2f: &Tensor<3>, kind: Activation) -> Option<Tensor<3>> {
+pub fn glu(x_bt2f: &Tensor<3>, unit: impl Into<GatedUnit>) -> Option<Tensor<3>> {
+    let unit = unit.into();
+    let (kind, is_limited, (limit, offset)) = (unit.activation, !unit.is_plain(), unit.limits());
     let [b, t, double] = x_bt2f.dims();
     let width = u32::try_from(double / 2).ok()?;
     let x = Buffer::of(x_bt2f)?;
     let y = x.uninitialised([b, t, double / 2], x_bt2f.dtype());
     let (count, dim) = y.unit_per_element();
-    gated_forward::launch(&x.0.client, count, dim, x.arg(), y.arg(), width, kind, x.storage());
+    gated_forward::launch(
+        &x.0.client,
+        count,
+        dim,
+        x.arg(),
+        y.arg(),
+        width,
+        limit,
+        offset,
+        kind,
+        is_limited,
+        x.storage(),
+    );
     Some(attach_one(y, x_bt2f, move |dy| {
         let dx = x.uninitialised_like();
         let (count, dim) = dy.unit_per_element();
-        gated_backward::launch(&x.0.client, count, dim, x.arg(), dy.arg(), dx.arg(), width, kind, x.storage());
+        let (x_arg, dy_arg, dx_arg) = (x.arg(), dy.arg(), dx.arg());
+        gated_backward::launch(
+            &x.0.client,
+            count,
+            dim,
+            x_arg,
+            dy_arg,
+            dx_arg,
+            width,
+            limit,
+            offset,
+            kind,
+            is_limited,
+            x.storage(),
+        );
         dx
     }))
 }

@@ -3,7 +3,7 @@
 use burn::tensor::Tensor;
 
 use super::cpu as kernel;
-use super::kind::Activation;
+use super::kind::{Activation, GatedUnit};
 use crate::flex::{Values, attach_one, gradient, tensor};
 
 /// See [`crate::activation()`].
@@ -19,12 +19,12 @@ pub(crate) fn activation<const D: usize>(x: &Tensor<D>, kind: Activation) -> Opt
 }
 
 /// See [`crate::glu`].
-pub(crate) fn glu(x_bt2f: &Tensor<3>, kind: Activation) -> Option<Tensor<3>> {
+pub(crate) fn glu(x_bt2f: &Tensor<3>, unit: GatedUnit) -> Option<Tensor<3>> {
     let dims = x_bt2f.dims();
     let [b, t, width] = [dims[0], dims[1], dims[2] / 2];
     let values = Values::contiguous_of(x_bt2f)?;
-    let y = tensor(kernel::glu(values.slice(), width, kind), [b, t, width]);
+    let y = tensor(kernel::glu(values.slice(), width, unit), [b, t, width]);
     Some(attach_one(y, x_bt2f.clone(), move |dy| {
-        gradient(kernel::glu_backward(dy.slice(), values.slice(), width, kind), dims)
+        gradient(kernel::glu_backward(dy.slice(), values.slice(), width, unit), dims)
     }))
 }

@@ -1,4 +1,4 @@
-//! Which activations there are.
+//! Which activations there are, and what a gated unit is made of.
 
 /// Non-linearity of a feed-forward block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -15,4 +15,35 @@ pub enum Activation {
     SquaredRelu,
     /// `x * sigmoid(1.702 x)`.
     QuickGelu,
+}
+
+/// How the two halves of a gated unit's input become one output:
+/// `activation(min(gate, clamp)) * (clamp(linear, -clamp, clamp) + linear_offset)`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GatedUnit {
+    /// Non-linearity of the gate.
+    pub activation: Activation,
+    /// Bound of the gate from above, and of the linear half on both sides; without it neither has one.
+    pub clamp: Option<f64>,
+    /// Added to the linear half.
+    pub linear_offset: f64,
+}
+
+impl GatedUnit {
+    /// Whether the linear half is taken as it is, and so is the gate.
+    pub(super) fn is_plain(&self) -> bool {
+        self.clamp.is_none() && self.linear_offset == 0.0
+    }
+
+    /// The bound, infinite where there is none, and the offset.
+    pub(super) fn limits(&self) -> (f32, f32) {
+        (self.clamp.map_or(f32::INFINITY, |clamp| clamp as f32), self.linear_offset as f32)
+    }
+}
+
+/// The gated unit that has no more than its non-linearity.
+impl From<Activation> for GatedUnit {
+    fn from(activation: Activation) -> Self {
+        Self { activation, clamp: None, linear_offset: 0.0 }
+    }
 }

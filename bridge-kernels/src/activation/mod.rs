@@ -8,7 +8,7 @@ mod kind;
 
 use burn::tensor::{Tensor, activation as burn_activation};
 
-pub use kind::Activation;
+pub use kind::{Activation, GatedUnit};
 
 use crate::precision::{narrow, widen};
 
@@ -24,7 +24,8 @@ pub fn activation<const D: usize>(x: Tensor<D>, kind: Activation) -> Tensor<D> {
     flex::activation(&x, kind).unwrap_or_else(|| reference(x, kind))
 }
 
-/// Gated activation: `activation(gate) * up`, where `x` holds `gate` and then `up` along the last dimension.
+/// Gated activation: `activation(gate) * up`, where `x` holds `gate` and then `up` along the last dimension. A [`GatedUnit`] may limit both
+/// first; of an [`Activation`] it does not.
 ///
 /// With [`Activation::Silu`] this is SwiGLU (Shazeer, arXiv:2002.05202, equation 6).
 ///
@@ -33,14 +34,15 @@ pub fn activation<const D: usize>(x: Tensor<D>, kind: Activation) -> Tensor<D> {
 ///
 /// # Panics
 /// If the last dimension is odd.
-pub fn glu(x_bt2f: Tensor<3>, kind: Activation) -> Tensor<3> {
+pub fn glu(x_bt2f: Tensor<3>, unit: impl Into<GatedUnit>) -> Tensor<3> {
     let [_, _, width] = x_bt2f.dims();
     assert!(width % 2 == 0, "a gated activation needs an even last dimension, got {width}");
+    let unit = unit.into();
     #[cfg(feature = "cube")]
-    if let Some(y) = cube::glu(&x_bt2f, kind) {
+    if let Some(y) = cube::glu(&x_bt2f, unit) {
         return y;
     }
-    flex::glu(&x_bt2f, kind).unwrap_or_else(|| glu_reference(x_bt2f, kind))
+    flex::glu(&x_bt2f, unit).unwrap_or_else(|| glu_reference(x_bt2f, unit))
 }
 
 /// [`activation`] in plain Burn operations; in float32 whatever the input's dtype, and rounded once.
@@ -68,12 +70,20 @@ fn wide_reference<const D: usize>(x: Tensor<D>, kind: Activation) -> Tensor<D> {
 }
 
 /// [`glu`] in plain Burn operations.
-pub fn glu_reference(x_bt2f: Tensor<3>, kind: Activation) -> Tensor<3> {
+pub fn glu_reference(x_bt2f: Tensor<3>, unit: impl Into<GatedUnit>) -> Tensor<3> {
     let [_, _, width] = x_bt2f.dims();
     assert!(width % 2 == 0, "a gated activation needs an even last dimension, got {width}");
     let dtype = x_bt2f.dtype();
     let x = widen(x_bt2f);
-    let gate = x.clone().narrow(2, 0, width / 2);
-    let up = x.narrow(2, width / 2, width / 2);
-    narrow(wide_reference(gate, kind) * up, dtype)
+    let GatedUnit { activation, clamp, linear_offset } = unit.into();
+    let mut gate = x.clone().narrow(2, 0, width / 2);
+    let mut up = x.narrow(2, width / 2, width / 2);
+    if let Some(clamp) = clamp {
+        gate = gate.clamp_max(clamp);
+        up = up.clamp(-clamp, clamp);
+    }
+    if linear_offset != 0.0 {
+        up = up + linear_offset;
+    }
+    narrow(wide_reference(gate, activation) * up, dtype)
 }

@@ -4,8 +4,8 @@ use burn::backend::{DispatchTensor, Flex};
 use burn::tensor::Tensor;
 
 use super::cpu as kernel;
-use crate::activation::Activation;
 use crate::activation::cpu as activation;
+use crate::activation::{Activation, GatedUnit};
 use crate::cpu::gemm::Matrix;
 use crate::flex::{Values, gradient, inputs, tensor};
 use crate::vjp::{self, Lift};
@@ -66,16 +66,16 @@ pub(crate) fn linear_glu(
     x: &Tensor<3>,
     weight_oi: &Tensor<2>,
     bias_o: Option<&Tensor<1>>,
-    kind: Activation,
+    unit: GatedUnit,
 ) -> Option<Tensor<3>> {
     let product = Product::new(x, weight_oi, bias_o)?;
     let shape = product.shape();
     let ([b, t, _], width) = (shape, shape[2] / 2);
     let before = product.forward(None);
-    let y = tensor(activation::glu(&before, width, kind), [b, t, width]);
+    let y = tensor(activation::glu(&before, width, unit), [b, t, width]);
     let (inputs, backward) = product.into_backward();
     Some(vjp::attach_some(y, inputs, move |dy: Tensor<3>| {
-        let gradient = activation::glu_backward(Values::of_gradient(dy).slice(), &before, width, kind);
+        let gradient = activation::glu_backward(Values::of_gradient(dy).slice(), &before, width, unit);
         drop(before);
         backward.gradients(&Values::from_vec(gradient, shape))
     }))

@@ -6,7 +6,7 @@ mod flex;
 
 use burn::tensor::Tensor;
 
-use crate::activation::{Activation, activation, glu};
+use crate::activation::{Activation, GatedUnit, activation, glu};
 
 /// `x w^T + bias`.
 ///
@@ -66,12 +66,18 @@ pub fn linear_activation<const D: usize>(
 ///
 /// # Panics
 /// If the sizes differ, or the weight's number of rows is odd.
-pub fn linear_glu(x_bti: Tensor<3>, weight_oi: Tensor<2>, bias_o: Option<Tensor<1>>, kind: Activation) -> Tensor<3> {
+pub fn linear_glu(
+    x_bti: Tensor<3>,
+    weight_oi: Tensor<2>,
+    bias_o: Option<Tensor<1>>,
+    unit: impl Into<GatedUnit>,
+) -> Tensor<3> {
     check(&x_bti, &weight_oi, bias_o.as_ref());
     let [outputs, _] = weight_oi.dims();
     assert!(outputs.is_multiple_of(2), "a gated activation needs an even number of rows, got {outputs}");
-    flex::linear_glu(&x_bti, &weight_oi, bias_o.as_ref(), kind)
-        .unwrap_or_else(|| glu(linear(x_bti, weight_oi, bias_o), kind))
+    let unit = unit.into();
+    flex::linear_glu(&x_bti, &weight_oi, bias_o.as_ref(), unit)
+        .unwrap_or_else(|| glu(linear(x_bti, weight_oi, bias_o), unit))
 }
 
 /// Fails early on shapes that do not fit each other.

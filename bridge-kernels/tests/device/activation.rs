@@ -1,7 +1,7 @@
 //! Activations, plain and gated.
 
 use bridge_kernels::activation::cube;
-use bridge_kernels::activation::{Activation, activation, glu, glu_reference, reference};
+use bridge_kernels::activation::{Activation, GatedUnit, activation, glu, glu_reference, reference};
 use burn::tensor::Tensor;
 
 use crate::common::{Case, device, read, tensor, values};
@@ -27,13 +27,16 @@ fn outputs_and_gradients() {
         .check();
         let (b, t, f) = (2, 5, 37);
         let pairs = |x: &[Tensor<1>]| -> Tensor<3> { x[0].clone().reshape([b, t, 2 * f]) };
-        Case {
-            name: &format!("gated {kind:?}"),
-            inputs: vec![values(2, b * t * 2 * f)],
-            fused: &|x, _| cube::glu(&pairs(x), kind).expect("it applies").reshape([b * t * f]),
-            reference: &|x, _| glu_reference(pairs(x), kind).reshape([b * t * f]),
+        let limited = |clamp, linear_offset| GatedUnit { activation: kind, clamp, linear_offset };
+        for unit in [kind.into(), limited(Some(0.4), 1.0), limited(None, -0.7)] {
+            Case {
+                name: &format!("{unit:?}"),
+                inputs: vec![values(2, b * t * 2 * f)],
+                fused: &|x, _| cube::glu(&pairs(x), unit).expect("it applies").reshape([b * t * f]),
+                reference: &|x, _| glu_reference(pairs(x), unit).reshape([b * t * f]),
+            }
+            .check();
         }
-        .check();
     }
 }
 

@@ -1,6 +1,6 @@
 //! Activations, plain and gated.
 
-use bridge_kernels::activation::{Activation, activation, glu, glu_reference, reference};
+use bridge_kernels::activation::{Activation, GatedUnit, activation, glu, glu_reference, reference};
 use burn::tensor::Device;
 
 use crate::common::{Case, assert_close, assert_same_on_any_threads, read, run_all, tensor, values, wide};
@@ -29,15 +29,38 @@ fn outputs_and_gradients() {
             .check();
         }
         let (b, t, f) = (2, 3, 17);
-        Case {
-            name: &format!("gated {kind:?}"),
-            inputs: vec![values(2, b * t * 2 * f)],
-            fast: &|x| glu(x[0].clone().reshape([b, t, 2 * f]), kind).reshape([b * t * f]),
-            reference: &|x| glu_reference(x[0].clone().reshape([b, t, 2 * f]), kind).reshape([b * t * f]),
-            plain: &|v| plain::glu(&v[0], f, kind),
+        for unit in units(kind) {
+            Case {
+                name: &format!("{unit:?}"),
+                inputs: vec![values(2, b * t * 2 * f)],
+                fast: &|x| glu(x[0].clone().reshape([b, t, 2 * f]), unit).reshape([b * t * f]),
+                reference: &|x| glu_reference(x[0].clone().reshape([b, t, 2 * f]), unit).reshape([b * t * f]),
+                plain: &|v| plain::glu(&v[0], f, unit),
+            }
+            .check();
         }
-        .check();
     }
+}
+
+/// Gated units without limits, with one of them, and with both; the clamp is well within the values.
+fn units(activation: Activation) -> [GatedUnit; 4] {
+    let of = |clamp, linear_offset| GatedUnit { activation, clamp, linear_offset };
+    [activation.into(), of(Some(0.4), 0.0), of(None, -0.7), of(Some(0.4), 1.0)]
+}
+
+#[test]
+fn a_clamp_stops_the_gradient_beyond_it_and_no_bound_hides_nan() {
+    let unit = GatedUnit { activation: Activation::Relu, clamp: Some(2.0), linear_offset: 1.0 };
+    // Gates, then the linear half: within, at the bound, beyond it on either side, not a number.
+    let x = [1.0, 2.0, 3.0, -9.0, f32::NAN, 1.5, 1.0, 5.0, -5.0, 2.0, 1.0, f32::NAN];
+    let x = tensor(&x, [1, 1, 12], &Device::flex().autodiff()).require_grad();
+    let y = glu(x.clone(), unit);
+    let slopes = read(x.grad(&y.clone().sum().backward()).unwrap());
+    let y = read(y);
+    assert_eq!(y[..4], [2.0, 6.0, -2.0, 0.0]);
+    assert!(y[4].is_nan() && y[5].is_nan(), "{y:?}");
+    assert_eq!(slopes[..4], [2.0, 3.0, 0.0, 0.0]);
+    assert_eq!(slopes[6..10], [1.0, 0.0, 0.0, 0.0]);
 }
 
 #[test]

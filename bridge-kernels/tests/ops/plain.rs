@@ -1,6 +1,6 @@
 //! The operations in float64 and the plainest loops, and gradients by central differences. Nothing fast, no Burn.
 
-use bridge_kernels::Activation;
+use bridge_kernels::{Activation, GatedUnit};
 
 /// Gradient of `f` at `x` by central differences: good to about 1e-9 for functions of order one.
 pub fn gradient(f: impl Fn(&[f64]) -> f64, x: &[f64]) -> Vec<f64> {
@@ -168,7 +168,11 @@ pub fn activation(x: &[f64], kind: Activation) -> Vec<f64> {
 }
 
 /// `x [n, 2 f]`: rows of gate and then up.
-pub fn glu(x: &[f64], f: usize, kind: Activation) -> Vec<f64> {
-    let row = |x: &[f64]| (0..f).map(|i| activation_of(x[i], kind) * x[f + i]).collect::<Vec<_>>();
+pub fn glu(x: &[f64], f: usize, unit: impl Into<GatedUnit>) -> Vec<f64> {
+    let GatedUnit { activation, clamp, linear_offset } = unit.into();
+    let clamp = clamp.unwrap_or(f64::INFINITY);
+    let of =
+        |gate: f64, up: f64| activation_of(gate.min(clamp), activation) * (up.clamp(-clamp, clamp) + linear_offset);
+    let row = |x: &[f64]| (0..f).map(|i| of(x[i], x[f + i])).collect::<Vec<_>>();
     x.chunks(2 * f).flat_map(row).collect()
 }

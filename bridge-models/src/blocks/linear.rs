@@ -4,7 +4,7 @@ use bridge_core::model::{
     Cut, Initial, LinearAdaptation, LinearChange, LinearLayer, Meets, ParameterRole, Scope, WeightGradientStore,
 };
 use bridge_kernels::{
-    Activation, activation, glu, linear, linear_activation, linear_deferred, linear_glu, linear_residual,
+    Activation, GatedUnit, activation, glu, linear, linear_activation, linear_deferred, linear_glu, linear_residual,
 };
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
@@ -38,6 +38,15 @@ pub(crate) struct LinearConfig {
     pub initial: Initial,
 }
 
+/// What stands behind the first product of a feed-forward block.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Unit {
+    /// A non-linearity.
+    Plain(Activation),
+    /// The product's first half is the gate of the second.
+    Gated(GatedUnit),
+}
+
 /// FLOPs of a linear layer over `tokens`, forward and backward: two products backward for one forward.
 pub(crate) fn flops(tokens: f64, inputs: usize, outputs: usize) -> f64 {
     6.0 * tokens * inputs as f64 * outputs as f64
@@ -67,20 +76,14 @@ impl Linear {
         self.changed_product(x, self.bias(), change, store)
     }
 
-    /// [`Self::forward`] and an activation, plain or gated: the first layer of a feed-forward block.
-    pub fn forward_and_activate(
-        &self,
-        x: Tensor<3>,
-        kind: Activation,
-        gated: bool,
-        store: Option<&WeightGradientStore>,
-    ) -> Tensor<3> {
+    /// [`Self::forward`] and what follows in a feed-forward block, of which this is the first layer.
+    pub fn forward_and_activate(&self, x: Tensor<3>, unit: Unit, store: Option<&WeightGradientStore>) -> Tensor<3> {
         let is_fused = store.is_none() && self.adaptation.is_none();
-        match (is_fused, gated) {
-            (true, true) => linear_glu(x, self.weight.val(), self.bias(), kind),
-            (true, false) => linear_activation(x, self.weight.val(), self.bias(), kind),
-            (false, true) => glu(self.forward(x, store), kind),
-            (false, false) => activation(self.forward(x, store), kind),
+        match (is_fused, unit) {
+            (true, Unit::Gated(unit)) => linear_glu(x, self.weight.val(), self.bias(), unit),
+            (true, Unit::Plain(kind)) => linear_activation(x, self.weight.val(), self.bias(), kind),
+            (false, Unit::Gated(unit)) => glu(self.forward(x, store), unit),
+            (false, Unit::Plain(kind)) => activation(self.forward(x, store), kind),
         }
     }
 

@@ -1,12 +1,12 @@
 //! The feed-forward block, plain or gated.
 
 use bridge_core::model::{Cut, Scope, SegmentCost, WeightGradientStore, Workload};
-use bridge_kernels::{Activation, DropoutKey, dropout};
+use bridge_kernels::{DropoutKey, dropout};
 use burn::module::Module;
 use burn::tensor::Tensor;
 
 use super::init::InitialValues;
-use super::linear::{Linear, LinearConfig, flops};
+use super::linear::{Linear, LinearConfig, Unit, flops};
 use super::regions::{Regions, enter_exchanges, leave_exchanges};
 use super::residual::BlockOutput;
 use crate::models::decoder::config::DecoderConfig;
@@ -16,9 +16,8 @@ use crate::models::decoder::config::DecoderConfig;
 pub(crate) struct Mlp {
     linear_fc1: Linear,
     linear_fc2: Linear,
-    gated: bool,
     #[module(skip)]
-    activation: Activation,
+    unit: Unit,
 }
 
 /// The two inner tensors of a feed-forward block of width `f` on a rank, over `rows` rows, in bytes; their gradients are as large.
@@ -58,8 +57,7 @@ impl Mlp {
         Self {
             linear_fc1: Linear::new(&linear_fc1, scope, "linear_fc1"),
             linear_fc2: Linear::new(&linear_fc2, scope, "linear_fc2"),
-            gated: config.gated_linear_unit,
-            activation: config.activation,
+            unit: config.feed_forward_unit(),
         }
     }
 
@@ -100,6 +98,6 @@ impl Mlp {
 
     /// `[b, t, c]` -> `[b, t, f]`, of this rank's columns.
     fn hidden(&self, x_btc: Tensor<3>, store: Option<&WeightGradientStore>) -> Tensor<3> {
-        self.linear_fc1.forward_and_activate(x_btc, self.activation, self.gated, store)
+        self.linear_fc1.forward_and_activate(x_btc, self.unit, store)
     }
 }

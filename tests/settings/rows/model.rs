@@ -114,6 +114,7 @@ fn state_space() -> Vec<Row> {
 
 fn layers() -> Vec<Row> {
     let ungated = tiny_with(&["model.gated_linear_unit=false"]);
+    let quick = tiny_with(&["model.activation_func=quick_gelu"]);
     vec![
         row("model.normalization", &tiny(), &["RMSNorm", "LayerNorm"]).moves("loss_1 shapes slices"),
         row("model.normalization", &tiny(), &["RMSNorm", "LayerNormNoBias"]).moves("loss_1"),
@@ -132,6 +133,9 @@ fn layers() -> Vec<Row> {
         row("model.gated_linear_unit", &tiny(), &[AS_IT_IS, "false"]).moves("loss_1 flops shapes slices"),
         row("model.activation_func", &ungated, &["gelu", "gelu_tanh", "silu", "relu", "quick_gelu", "squared_relu"])
             .moves("loss_1"),
+        // The first product's outputs are about 0.1 large.
+        row("model.activation_func_clamp_value", &quick, &[AS_IT_IS, "0.05"]).moves("loss_1"),
+        row("model.glu_linear_offset", &quick, &[AS_IT_IS, "1"]).moves("loss_1"),
         row("model.hidden_dropout", &tiny(), &[AS_IT_IS, "0.1"]).moves("loss_1"),
         switch("model.calculate_per_token_loss", &tiny().with(&["dataset.eod_mask_loss=true"])).moves("params"),
     ]
@@ -155,7 +159,7 @@ fn latent() -> Vec<Row> {
         row("model.q_lora_rank", &latent, &[AS_IT_IS, "16", "null"]).moves("loss_1 flops shapes slices"),
         row("model.kv_lora_rank", &latent, &[AS_IT_IS, "16"]).moves("loss_1 flops shapes slices"),
         row("model.qk_head_dim", &latent, &[AS_IT_IS, "8"]).moves("loss_1 flops shapes slices"),
-        row("model.qk_pos_emb_head_dim", &latent, &[AS_IT_IS, "6"]).moves("loss_1 flops shapes slices"),
+        row("model.qk_pos_emb_head_dim", &latent, &[AS_IT_IS, "8"]).moves("loss_1 flops shapes slices"),
         row("model.v_head_dim", &latent, &[AS_IT_IS, "12"]).moves("loss_1 flops shapes slices"),
     ]
 }

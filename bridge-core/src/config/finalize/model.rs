@@ -179,6 +179,14 @@ fn activation_fits(draft: &mut Draft<'_>) {
         "model.bias_activation_fusion",
         "works only with model.activation_func gelu, silu and quick_gelu",
     );
+    let is_quick_gate = model.gated_linear_unit && model.activation_func == Activation::QuickGelu;
+    for (key, is_set) in [
+        ("model.activation_func_clamp_value", model.activation_func_clamp_value.is_some()),
+        ("model.glu_linear_offset", model.glu_linear_offset != 0.0),
+    ] {
+        let message = "needs model.gated_linear_unit = true with model.activation_func = \"quick_gelu\"";
+        draft.require(!is_set || is_quick_gate, key, message);
+    }
 }
 
 /// Expands "every N-th layer" or a list of 0 and 1 to one flag per layer; `nth` is the flag of the N-th.

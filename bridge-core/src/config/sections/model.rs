@@ -122,12 +122,10 @@ section! {
         gated_linear_unit: bool = false;
         /// The MLP's non-linearity.
         activation_func: Activation = Activation::Gelu;
-        /// Clamp of the MLP's first output.
-        activation_func_clamp_value: Option<f64> = None, Limits::ABOVE_ZERO
-            => not_built("a clamp of the MLP's first product, for models with quick_gelu experts");
-        /// Added to the linear half of the gated unit.
-        glu_linear_offset: f64 = 0.0
-            => not_built("an offset of the gated unit's linear half, for models with quick_gelu experts");
+        /// Bound of the gated unit's two halves: of the gate from above, of the linear half on both sides; for quick_gelu.
+        activation_func_clamp_value: Option<f64> = None, Limits::ABOVE_ZERO;
+        /// Added to the linear half of the gated unit; for quick_gelu.
+        glu_linear_offset: f64 = 0.0;
         /// Dropout of the residual stream.
         @training hidden_dropout: f64 = 0.1, Limits::BELOW_ONE;
         /// Dropout of attention probabilities.

@@ -272,6 +272,15 @@ const REFUSED: &[(&[&str], &str)] = &[
     (&["model.position_embedding_type=none", "model.apply_rope_fusion=true"], "model.apply_rope_fusion"),
     (&["model.deterministic_mode=true", "device=cuda:0"], "model.deterministic_mode"),
     (&["model.activation_func=relu", "model.bias_activation_fusion=true"], "model.bias_activation_fusion"),
+    (&["model.activation_func_clamp_value=7"], "model.activation_func_clamp_value"),
+    (
+        &["model.activation_func=quick_gelu", "model.activation_func_clamp_value=-1"],
+        "model.activation_func_clamp_value",
+    ),
+    (
+        &["model.activation_func=quick_gelu", "model.gated_linear_unit=false", "model.glu_linear_offset=1"],
+        "model.glu_linear_offset",
+    ),
     (&["model.rope_scaling=true"], "model.rope_scaling_factor"),
     (&["model.fp16=true", "model.init_method_std=1e-8"], "model.init_method_std"),
     (&["mixed_precision=fp16_mixed", "model.softmax_scale=7e4"], "model.softmax_scale"),

@@ -46,7 +46,8 @@ const OF_ATTENTION: [&str; 8] = [
 ];
 
 /// Settings of feed-forward blocks, of experts too.
-const OF_FEED_FORWARD: [&str; 2] = ["activation_func", "gated_linear_unit"];
+const OF_FEED_FORWARD: [&str; 4] =
+    ["activation_func", "activation_func_clamp_value", "gated_linear_unit", "glu_linear_offset"];
 
 /// The section of a kind: where a `mamba` has no pattern, every layer is a Mamba layer.
 pub fn section_of_kind(kind: &str, section: &TransformerConfig) -> TransformerConfig {

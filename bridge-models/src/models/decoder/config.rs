@@ -2,7 +2,7 @@
 //! that it has where nobody names it, and how the config tree's `[model]` section says it (what the words mean is in `section`). No
 //! parsing of `config.json` here.
 
-use bridge_kernels::Activation;
+use bridge_kernels::{Activation, GatedUnit};
 use serde::{Deserialize, Serialize};
 
 use super::choices::{
@@ -10,6 +10,7 @@ use super::choices::{
 };
 use super::hybrid::HybridConfig;
 use super::section::{Words, as_read, described, one_of, or, same, unless, words};
+use crate::blocks::linear::Unit;
 
 described! {
     /// Everything that decides a decoder's shapes and arithmetic.
@@ -118,6 +119,12 @@ described! {
         /// Its non-linearity.
         #[serde(with = "ActivationName")]
         activation: Activation = Activation::Gelu => one_of!(activation_func, words::ACTIVATIONS);
+        /// Bound of a gated unit's gate from above and of its linear half on both sides.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        activation_clamp: Option<f64> = None => same!(activation_func_clamp_value);
+        /// Added to the linear half of a gated unit.
+        #[serde(default)]
+        linear_offset: f64 = 0.0 => same!(glu_linear_offset);
         /// Dropout after the embedding.
         embedding_dropout: f64 = 0.0 => as_read!(hidden_dropout);
         /// Dropout before each residual addition.
@@ -357,6 +364,18 @@ impl DecoderConfig {
     /// Equal blocks of rows of a first feed-forward projection: two halves of a gated unit, or just one.
     pub fn fc1_blocks(&self) -> usize {
         if self.gated_linear_unit { 2 } else { 1 }
+    }
+
+    /// What stands between the products of a feed-forward block.
+    pub(crate) fn feed_forward_unit(&self) -> Unit {
+        if !self.gated_linear_unit {
+            return Unit::Plain(self.activation);
+        }
+        Unit::Gated(GatedUnit {
+            activation: self.activation,
+            clamp: self.activation_clamp,
+            linear_offset: self.linear_offset,
+        })
     }
 
     /// Whether every linear layer has a bias.

@@ -1,6 +1,7 @@
 //! Whether the fields of a decoder's configuration fit each other. Each error has the key of the `[model]` section.
 
 use bridge_core::model::ModelBuildError;
+use bridge_kernels::Activation;
 
 use super::choices::{LayerPattern, NormKind, QkNormScope, RopeScaling, ScoreFunction};
 use super::config::{DecoderConfig, LatentConfig, MoeConfig, PositionEmbedding, RopeConfig};
@@ -51,6 +52,7 @@ impl DecoderConfig {
             }
         }
         self.validate_norms()?;
+        self.validate_unit()?;
         for (key, cap) in [
             ("model.attn_logit_softcapping", self.attention_softcap),
             ("model.final_logit_softcapping", self.logit_softcap),
@@ -111,6 +113,28 @@ impl DecoderConfig {
             return Err(invalid("model.qk_l2_norm", message.into()));
         }
         Ok(())
+    }
+
+    /// A clamp and an offset belong to the gated unit of `quick_gelu`, as upstream.
+    fn validate_unit(&self) -> Result<(), ModelBuildError> {
+        let clamp = self.activation_clamp;
+        let set = [
+            (
+                "model.activation_func_clamp_value",
+                clamp.is_some(),
+                clamp.is_none_or(|clamp| clamp > 0.0 && clamp.is_finite()),
+            ),
+            ("model.glu_linear_offset", self.linear_offset != 0.0, self.linear_offset.is_finite()),
+        ];
+        let has_unit = self.gated_linear_unit && self.activation == Activation::QuickGelu;
+        match set.into_iter().find(|(_, is_set, is_number)| !is_number || (*is_set && !has_unit)) {
+            None => Ok(()),
+            Some((key, _, false)) => Err(invalid(key, "expected a finite number, the clamp above 0".into())),
+            Some((key, _, true)) => {
+                let message = "needs gated_linear_unit = true with activation_func = \"quick_gelu\"";
+                Err(invalid(key, message.into()))
+            }
+        }
     }
 
     fn validate_norms(&self) -> Result<(), ModelBuildError> {

@@ -96,8 +96,8 @@ pub fn everything() -> DecoderConfig {
 }
 
 /// What the dense families have besides: one norm over all heads, factors on what goes in and comes out, norms without biases,
-/// windowed layers with a rotary base of their own.
-pub fn factors() -> [DecoderConfig; 3] {
+/// windowed layers with a rotary base of their own, a gated unit with a clamp and an offset.
+pub fn factors() -> [DecoderConfig; 4] {
     let of_outputs = ResidualConfig { norms: NormPlacement::Output, ..ResidualConfig::default() };
     let whole = DecoderConfig {
         qk_layernorm: true,
@@ -127,7 +127,15 @@ pub fn factors() -> [DecoderConfig; 3] {
         window_layers: LayerPattern::Listed(vec![true, false, true]),
         ..llama()
     };
-    [whole, centred, local]
+    // Outputs of the first product are about 1.4 large: the clamp cuts many of them.
+    let limited = DecoderConfig {
+        activation: Activation::QuickGelu,
+        activation_clamp: Some(0.9),
+        linear_offset: 1.0,
+        mlp_bias: true,
+        ..llama()
+    };
+    [whole, centred, local, limited]
 }
 
 /// A Llama-style model whose frequencies are others in sequences of more than seven tokens.

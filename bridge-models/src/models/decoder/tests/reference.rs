@@ -124,6 +124,7 @@ impl Model<'_> {
         let h = self.linear(&format!("{name}.linear_fc1"), x);
         let act = |x: f64| match self.config.activation {
             Activation::Silu => x / (1.0 + (-x).exp()),
+            Activation::QuickGelu => x / (1.0 + (-1.702 * x).exp()),
             Activation::GeluTanh => {
                 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh())
             }
@@ -131,7 +132,9 @@ impl Model<'_> {
         };
         let f = self.config.ffn_hidden_size;
         let h: Vec<f64> = if self.config.gated_linear_unit {
-            (0..f).map(|i| act(h[i]) * h[f + i]).collect()
+            let limit = self.config.activation_clamp.unwrap_or(f64::INFINITY);
+            let linear = |x: f64| x.clamp(-limit, limit) + self.config.linear_offset;
+            (0..f).map(|i| act(h[i].min(limit)) * linear(h[f + i])).collect()
         } else {
             h.into_iter().map(act).collect()
         };

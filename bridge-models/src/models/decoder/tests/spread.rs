@@ -255,11 +255,12 @@ pub fn families() -> Vec<(&'static str, DecoderConfig)> {
         stream_multiplier: 1.2,
     };
     let post_norm = ResidualConfig { norms: NormPlacement::Sum, ..ResidualConfig::default() };
-    let [whole, centred, local] = factors();
+    let [whole, centred, local, limited] = factors();
     let families = [
         ("norms over projections", whole),
         ("norms without biases, tied", centred),
         ("a base in windows", local),
+        ("a gate with limits", limited),
         ("llama", llama()),
         ("llama, tied", tied),
         ("blocks side by side in sandwich norms", DecoderConfig { residual, ..llama() }),
