@@ -1,7 +1,7 @@
 """Import and export of Hugging Face folders, seen by transformers: every tensor comes back bit for bit, and both folders have the same logits.
 
 usage: transformers_round_trip.py BRIDGE FOLDER...
-Needs a Python with torch, transformers and safetensors; `cargo test --test transformers` runs it with the one that BRIDGE_PYTHON names.
+Needs a Python with torch, transformers and safetensors; `cargo xtask test` runs it with the one that BRIDGE_PYTHON names.
 """
 import subprocess
 import sys

@@ -104,7 +104,8 @@ impl Found {
         match self {
             Self::HuggingFace(model) => {
                 let packed = unpack(model.packed_files())?;
-                let folder = if model.packed_files().is_empty() { model.source().path() } else { packed.path() };
+                let path = model.source().path();
+                let folder = if path.is_dir() { path } else { packed.path() };
                 let has_tokenizer = ["tokenizer.json", "vocab.json"].iter().any(|name| folder.join(name).is_file());
                 let tokenizer: Option<Arc<dyn Tokenizer>> = match has_tokenizer {
                     true => Some(Arc::new(HuggingFaceTokenizer::load(folder).map_err(Failure::input)?)),

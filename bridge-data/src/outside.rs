@@ -4,11 +4,11 @@
 use std::cell::Cell;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 
-use memmap2::Mmap;
+use memmap2::{Mmap, UncheckedAdvice};
 use rustix::fs::OFlags;
 
 /// Most bytes of a file of settings: a recipe, a `config.json`, a template, a pointer.
@@ -21,15 +21,25 @@ pub const RECORDS_BYTES: u64 = 1 << 30;
 /// Opens a regular file for reading, and returns it with its size. Links are followed.
 ///
 /// # Errors
-/// Those of the system; a folder, pipe, socket or device, by its name.
+/// Those of the system; a folder, pipe, socket or device, by its name; a pointer of Git LFS in place of a file.
 pub fn open(path: &Path) -> io::Result<(File, u64)> {
     regular(&std::fs::metadata(path)?)?;
     // It may have been replaced since: a pipe that nobody writes to must not keep the caller waiting.
     let file = OpenOptions::new().read(true).custom_flags(flags(OFlags::NONBLOCK)).open(path)?;
     let metadata = file.metadata()?;
     regular(&metadata)?;
+    let mut head = [0; POINTER.len()];
+    if metadata.len() <= POINTER_BYTES && file.read_exact_at(&mut head, 0).is_ok() && head == *POINTER {
+        let text = "it is a Git LFS pointer, which stands for a file that was not downloaded: run `git lfs pull`";
+        return Err(io::Error::new(ErrorKind::InvalidData, text));
+    }
     Ok((file, metadata.len()))
 }
+
+/// What a pointer of Git LFS begins with (git-lfs, docs/spec.md).
+const POINTER: &[u8; 40] = b"version https://git-lfs.github.com/spec/";
+/// A pointer is smaller.
+const POINTER_BYTES: u64 = 1024;
 
 /// Reads a regular file of at most `limit` bytes.
 ///
@@ -71,6 +81,14 @@ pub fn map(path: &Path) -> io::Result<Mmap> {
     // place, so that the mapped pages keep their content. If another program truncates the file, reads fault, as with every memory-mapped
     // format.
     unsafe { Mmap::map(&file) }
+}
+
+/// Takes the pages of a mapped file out of this process's memory. They are read again, from the system's cache, where they are needed again.
+pub fn hand_back(map: &Mmap) {
+    // SAFETY: the map is read-only and private, so no page has a content of its own: one that is dropped is read from the file again.
+    let advised = unsafe { map.unchecked_advise(UncheckedAdvice::DontNeed) };
+    // A system that does not heed the advice keeps the pages, which is no error.
+    drop(advised);
 }
 
 /// The file `name` of `folder`, where another file chose the name: it must be that of a file right there.

@@ -68,6 +68,32 @@ fn what_is_no_regular_file_is_named() {
 }
 
 #[test]
+fn pointers_and_names_without_end_are_named() {
+    let folder = folder();
+    let at = |name: &str| folder.path().join(name);
+    for name in ["hf/config.json", "hf/model.safetensors", "model.gguf"] {
+        let whole = fs::read(at(name)).unwrap();
+        let pointer = format!("version https://git-lfs.github.com/spec/v1\noid sha256:{:064x}\nsize 269060552\n", 7);
+        fs::write(at(name), pointer).unwrap();
+        let model = if name.starts_with("hf") { "hf" } else { name };
+        refused(folder.path(), &["convert", "import", model, "out"], &[name, "Git LFS pointer"]);
+        fs::write(at(name), &whole).unwrap();
+    }
+    let weights = at("hf/model.safetensors");
+    let mut tensors = Tensors::read(&weights);
+    let norm = tensors.0.remove("model.norm.weight").unwrap();
+    tensors.0.insert("x".repeat(100_000), norm);
+    tensors.write(&weights);
+    let import = ["convert", "import", "hf", "out"].map(str::to_owned);
+    let said = limited(folder.path(), &import).expect("it ends").stderr;
+    assert!(said.len() < 1000 && String::from_utf8_lossy(&said).contains("a name of at most"), "{} bytes", said.len());
+    pipe(&at("pipe.gguf"));
+    refused(folder.path(), &["convert", "import", "pipe.gguf", "out"], &["pipe.gguf", "a named pipe"]);
+    refused(folder.path(), &["generate", "model.gguf", "--prompt", "1"], &["model.gguf", "no tokenizer"]);
+    assert!(!at("out").exists());
+}
+
+#[test]
 fn sizes_are_compared_with_what_the_files_hold() {
     let keys =
         ["num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads", "intermediate_size", "head_dim"];

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -14,15 +13,15 @@ use bridge_core::config::RawConfig;
 use bridge_data::outside;
 use bridge_models::families;
 use bridge_models::huggingface::{
-    ExportOptions, Exporter, Family, GgufDtype, GgufExporter, HfModel, StorageDtype, StoredTensor, WeightEntry,
-    is_exported, parse_settings, settings_text,
+    ExportOptions, Exporter, Family, GgufDtype, GgufExporter, HfError, HfModel, ReadRows, StorageDtype, StoredTensor,
+    WeightEntry, is_exported, parse_settings, row_blocks, settings_text,
 };
 use clap::{Subcommand, ValueEnum};
 use serde_json::{Map, Value, json};
 
 use super::model_card;
 use crate::failure::Failure;
-use crate::model_source::{Found, copy_tokenizer, find, is_tokenizer_file};
+use crate::model_source::{Found, find, is_tokenizer_file};
 use crate::overwrite::Force;
 use crate::speech::Speech;
 
@@ -172,9 +171,6 @@ fn show_map(folder: &Path, speech: &Speech) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// Elements of a parameter that are in memory at a time.
-const BLOCK: usize = 1 << 20;
-
 /// A parameter on its way from a folder to a checkpoint: some rows at a time.
 struct Parameter {
     model: Arc<HfModel>,
@@ -199,18 +195,12 @@ impl TensorStream for Parameter {
 
     fn write(&self, write: &mut dyn FnMut(&[u8]) -> Result<(), CheckpointError>) -> Result<(), CheckpointError> {
         let entry = self.entry();
-        blocks(entry.shape[0], entry.row_length()).try_for_each(|rows| {
+        row_blocks(0..entry.shape[0], entry.row_length()).try_for_each(|rows| {
             let values = self.model.rows(entry, rows);
             let values = values.map_err(|error| CheckpointError::InvalidTensor { reason: error.to_string() })?;
             write(f32::as_bytes(&values))
         })
     }
-}
-
-/// So many rows in runs of at most [`BLOCK`] elements, or one row.
-fn blocks(rows: usize, width: usize) -> impl Iterator<Item = Range<usize>> {
-    let each = (BLOCK / width.max(1)).max(1);
-    (0..rows).step_by(each).map(move |start| start..rows.min(start + each))
 }
 
 /// Writes the model of a Hugging Face folder as a checkpoint, a part of a tensor at a time. Returns the checkpoint's path and the model's number of
@@ -253,7 +243,7 @@ fn files_of(model: &HfModel) -> Result<BTreeMap<String, Vec<u8>>, Failure> {
     let folder = model.source().path();
     let mut files = model.packed_files().clone();
     files.insert(EXPERTS.to_owned(), serde_json::to_vec(&model.experts()).map_err(Failure::run)?);
-    if folder.is_file() {
+    if !folder.is_dir() {
         let settings = settings_text(model.settings()).map_err(Failure::run)?;
         files.insert(ORIGINAL_CONFIG.to_owned(), settings.into_bytes());
         return Ok(files);
@@ -294,6 +284,12 @@ fn export_folder(
         }
     };
     let (family, original) = family_of(&found)?;
+    let num_parameters = config.num_parameters() as u64;
+    let mut files = tokenizer_files(&found)?;
+    if let Some(checkpoint) = checkpoint {
+        let card = model_card::of(checkpoint, family.model_type(), num_parameters)?;
+        files.insert("README.md".to_owned(), card.into_bytes());
+    }
     let options = ExportOptions {
         dtype: dtype.in_folder()?,
         max_shard_bytes,
@@ -301,17 +297,11 @@ fn export_folder(
         eos_token_ids: companions.stop_tokens,
         original,
         experts,
+        companions: files,
     };
     let mut exporter = Exporter::new(output, family, config, &options).map_err(Failure::input)?;
-    for_each_parameter(&found, &mut |name, shape, values| exporter.add(name, shape, values))?;
+    for_each_parameter(&found, &mut |name, shape, read| exporter.stream(name, shape, read));
     exporter.finish().map_err(Failure::input)?;
-    let num_parameters = config.num_parameters() as u64;
-    if let Some(checkpoint) = checkpoint {
-        copy_tokenizer(checkpoint, output)?;
-        let card = model_card::of(checkpoint, family.model_type(), num_parameters)?;
-        let path = output.join("README.md");
-        std::fs::write(&path, card).map_err(|error| Failure::run(format!("{}: {error}", path.display())))?;
-    }
     wrote(output, num_parameters, speech);
     Ok(0)
 }
@@ -332,7 +322,19 @@ fn family_of(found: &Found) -> Result<Origin, Failure> {
 fn export_gguf(source: &Path, output: &Path, dtype: Dtype, speech: &Speech) -> Result<u8, Failure> {
     let dtype = dtype.in_gguf()?;
     let found = find(source)?;
-    let files = match &found {
+    let files = tokenizer_files(&found)?;
+    let config = found.config();
+    let (family, _) = family_of(&found)?;
+    let mut exporter = GgufExporter::new(output, (family, config), dtype, &files).map_err(Failure::input)?;
+    for_each_parameter(&found, &mut |name, shape, read| exporter.stream(name, shape, read));
+    exporter.finish().map_err(Failure::input)?;
+    wrote(output, config.num_parameters() as u64, speech);
+    Ok(0)
+}
+
+/// The tokenizer's files of a model, by name.
+fn tokenizer_files(found: &Found) -> Result<BTreeMap<String, Vec<u8>>, Failure> {
+    let mut files = match found {
         Found::HuggingFace(model) => files_of(model)?,
         Found::Checkpoint(checkpoint, _) => {
             let names = checkpoint.file_names().filter(|name| is_tokenizer_file(name));
@@ -340,34 +342,28 @@ fn export_gguf(source: &Path, output: &Path, dtype: Dtype, speech: &Speech) -> R
             files.collect::<Result<_, Failure>>()?
         }
     };
-    let config = found.config();
-    let (family, _) = family_of(&found)?;
-    let mut exporter = GgufExporter::new(output, (family, config), dtype, &files).map_err(Failure::input)?;
-    for_each_parameter(&found, &mut |name, shape, values| exporter.add(name, shape, values))?;
-    exporter.finish().map_err(Failure::input)?;
-    wrote(output, config.num_parameters() as u64, speech);
-    Ok(0)
+    files.retain(|name, _| is_tokenizer_file(name));
+    Ok(files)
 }
 
-/// Takes a parameter: name, shape, values.
-type TakeParameter<'a> = dyn FnMut(&str, &[usize], Vec<f32>) + 'a;
+/// Takes a parameter: name, shape, what gives its rows.
+type TakeParameter<'a> = dyn FnMut(&str, &[usize], &mut ReadRows<'_>) + 'a;
 
-/// Hands over the parameters of a model, whole, one after the other.
-fn for_each_parameter(found: &Found, f: &mut TakeParameter<'_>) -> Result<(), Failure> {
+/// Hands over the parameters of a model, one after the other.
+fn for_each_parameter(found: &Found, f: &mut TakeParameter<'_>) {
     match found {
         Found::HuggingFace(model) => {
             for entry in model.weight_map().entries() {
-                f(&entry.parameter, &entry.shape, model.rows(entry, 0..entry.shape[0]).map_err(Failure::input)?);
+                f(&entry.parameter, &entry.shape, &mut |rows| model.rows(entry, rows));
             }
         }
         Found::Checkpoint(checkpoint, config) => {
             for declaration in config.declarations().parameters() {
-                let values = checkpoint.load_floats(&declaration.name).map_err(Failure::input)?;
-                f(&declaration.name, &declaration.shape, values);
+                let rows = |rows| checkpoint.load_float_rows(&declaration.name, rows);
+                f(&declaration.name, &declaration.shape, &mut |r| rows(r).map_err(|error| HfError::Rows(error.into())));
             }
         }
     }
-    Ok(())
 }
 
 fn wrote(path: &Path, num_parameters: u64, speech: &Speech) {

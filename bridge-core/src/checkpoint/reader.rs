@@ -176,12 +176,14 @@ impl Checkpoint {
         self.load_slice(name, &whole)
     }
 
-    /// Reads a whole tensor of floats as float32.
+    /// Reads some rows of a tensor of floats as float32.
     ///
     /// # Errors
-    /// As [`load_tensor`](Self::load_tensor); elements that are no floats, or are NaN or infinite.
-    pub fn load_floats(&self, name: &str) -> Result<Vec<f32>, CheckpointError> {
-        let tensor = self.load_tensor(name)?;
+    /// As [`load_slice`](Self::load_slice); elements that are no floats, or are NaN or infinite.
+    pub fn load_float_rows(&self, name: &str, rows: Range<usize>) -> Result<Vec<f32>, CheckpointError> {
+        let mut ranges: Vec<Range<usize>> = self.tensor(name)?.shape.iter().map(|&dim| 0..dim).collect();
+        ranges.first_mut().into_iter().for_each(|first| *first = rows.clone());
+        let tensor = self.load_slice(name, &ranges)?;
         CheckpointError::unless_finite(&self.path, name, &tensor)?;
         match tensor.dtype() {
             DType::F16 => Ok(tensor.to_vec::<half::f16>()?.into_iter().map(half::f16::to_f32).collect()),

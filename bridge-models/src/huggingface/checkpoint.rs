@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bridge_data::outside;
 use memmap2::Mmap;
@@ -29,7 +30,28 @@ pub struct HfCheckpoint {
     files: Vec<Mmap>,
     /// Of each file.
     paths: Vec<PathBuf>,
+    resident: Resident,
     tensors: BTreeMap<String, Entry>,
+}
+
+/// How much of mapped files is in the process's memory: pages that were read are handed back from time to time, or a model of any size would be in it
+/// after all of its tensors have passed. The system still has them in its cache.
+#[derive(Debug, Default)]
+pub(super) struct Resident {
+    bytes: AtomicUsize,
+}
+
+impl Resident {
+    /// Bytes that are read before what is in memory is handed back.
+    const MOST: usize = 16 << 20;
+
+    /// Notes that so many bytes of the files are about to be read.
+    pub fn read(&self, bytes: usize, files: &[Mmap]) {
+        if self.bytes.fetch_add(bytes, Ordering::Relaxed) >= Self::MOST {
+            self.bytes.store(bytes, Ordering::Relaxed);
+            files.iter().for_each(outside::hand_back);
+        }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -72,6 +94,8 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
+/// Most bytes of a tensor's name: messages have it.
+const MOST_NAME_BYTES: usize = 1024;
 pub(super) const INDEX: &str = "model.safetensors.index.json";
 pub(super) const SINGLE: &str = "model.safetensors";
 
@@ -109,14 +133,24 @@ impl HfCheckpoint {
     }
 
     fn open_files(folder: &Path, paths: &[PathBuf]) -> Result<Self, HfError> {
-        let mut checkpoint =
-            Self { folder: folder.to_owned(), files: Vec::new(), paths: Vec::new(), tensors: BTreeMap::new() };
+        let mut checkpoint = Self {
+            folder: folder.to_owned(),
+            files: Vec::new(),
+            paths: Vec::new(),
+            resident: Resident::default(),
+            tensors: BTreeMap::new(),
+        };
         for path in paths {
             let map = outside::map(path).map_err(|source| io(path, source))?;
             let damaged = |source| HfError::Safetensors { path: path.clone(), source };
             let (header, metadata) = SafeTensors::read_metadata(&map).map_err(damaged)?;
             let start = size_of::<u64>() + header;
             for (name, info) in metadata.tensors() {
+                if name.len() > MOST_NAME_BYTES {
+                    let (expected, found) = ("a name of at most 1024 bytes", format!("one of {}", name.len()));
+                    let name = name.chars().take(40).chain("...".chars()).collect();
+                    return Err(HfError::Storage { path: path.clone(), name, expected, found });
+                }
                 let (from, to) = info.data_offsets;
                 let entry = Entry {
                     file: checkpoint.files.len(),
@@ -314,6 +348,7 @@ impl TensorSource for HfCheckpoint {
 
     fn read_into(&self, name: &str, start: usize, target: &mut [f32]) -> Result<(), HfError> {
         let (entry, bytes) = self.entry(name)?;
+        self.resident.read(size_of_val(target), &self.files);
         match &entry.encoding {
             Encoding::Mxfp4 { scales } => {
                 let scales = &self.files[scales.file][scales.bytes.clone()];

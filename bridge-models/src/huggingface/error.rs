@@ -153,6 +153,9 @@ pub enum HfError {
         /// What the configuration says.
         expected: String,
     },
+    /// The rows of a parameter that is written could not be read where they come from.
+    #[error(transparent)]
+    Rows(Box<dyn std::error::Error + Send + Sync>),
     /// The configuration cannot be built.
     #[error(transparent)]
     Model(#[from] ModelBuildError),

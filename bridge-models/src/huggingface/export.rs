@@ -1,23 +1,22 @@
-//! Parameters to a Hugging Face folder: `config.json` and safetensors, single or sharded. One parameter is in memory at a time.
+//! Parameters to a Hugging Face folder: `config.json` and safetensors, single or sharded. A part of a parameter is in memory at a time.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::Read;
 use std::path::Path;
 
 use bridge_core::model::{Component, ModelChunk, ParameterRole};
-use bridge_data::outside;
 use safetensors::tensor::{Metadata, TensorInfo};
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Map, Value, json};
 
-use super::checkpoint::{HostTensor, INDEX, SINGLE, io};
+use super::checkpoint::{INDEX, SINGLE};
 use super::encoding::to_scaled_e4m3;
 use super::error::HfError;
 use super::family::Family;
 use super::fields::Fields;
 use super::json::to_text;
 use super::staged::{FileLayout, Staged};
-use super::weight_map::{ExpertLayout, WeightEntry, WeightMap};
+use super::weight_map::{ExpertLayout, ReadRows, WeightEntry, WeightMap};
 use crate::decoder::{DecoderConfig, PositionEmbedding};
 
 /// The file of the architecture.
@@ -54,6 +53,8 @@ pub struct ExportOptions {
     pub original: Option<Map<String, Value>>,
     /// How the files have the experts of a layer, where the family has both ways.
     pub experts: ExpertLayout,
+    /// What the folder has besides the model, by name: files of the tokenizer, a model card.
+    pub companions: BTreeMap<String, Vec<u8>>,
 }
 
 impl Default for ExportOptions {
@@ -65,6 +66,7 @@ impl Default for ExportOptions {
             eos_token_ids: Vec::new(),
             original: None,
             experts: ExpertLayout::default(),
+            companions: BTreeMap::new(),
         }
     }
 }
@@ -86,23 +88,21 @@ pub fn to_hf(
             chunk.parameters().iter().map(|info| (info.name.clone(), info.shape.clone())).collect();
         chunk.visit_parameters(&mut |name, value| {
             let values = value.into_data().convert::<f32>().try_into_vec().expect("the data is float32 now");
-            exporter.add(name, &shapes[name], values);
+            exporter.add(name, &shapes[name], &values);
         });
     }
     exporter.finish()
 }
 
-/// A Hugging Face folder in the making: takes whole parameters, one after the other, and writes each to its place.
+/// A Hugging Face folder in the making: takes parameters, one after the other, and writes each to its place. The folder has a model when it is finished,
+/// and not before: `config.json` comes last.
 ///
 /// For a model that is spread over ranks, every rank calls [`crate::gather_parameters`] and one of them hands what it gets to an exporter.
 #[derive(Debug)]
 pub struct Exporter {
-    folder: std::path::PathBuf,
-    settings: Map<String, Value>,
     map: WeightMap,
     /// How each tensor is stored.
     storages: HashMap<String, StorageDtype>,
-    index: Option<Value>,
     staged: Staged,
     /// Names of the parameters that were added.
     added: HashSet<String>,
@@ -124,46 +124,67 @@ impl Exporter {
         let map = WeightMap::new(family, config, options.experts)?;
         let storages = storages(config, &map, options.dtype);
         let (layouts, index) = layouts(&map, &storages, options.max_shard_bytes)?;
-        let staged = Staged::create(folder, layouts)?;
-        let (folder, added) = (folder.to_owned(), HashSet::new());
-        Ok(Self { folder, settings, map, storages, index, staged, added, failure: None })
+        let mut staged = Staged::create(folder, layouts)?;
+        if let Some(index) = index {
+            staged.add(INDEX, &to_json(INDEX, &index)?)?;
+        }
+        for (name, content) in &options.companions {
+            staged.add(name, content)?;
+        }
+        staged.add(CONFIG, &to_json(CONFIG, &Value::Object(settings))?)?;
+        Ok(Self { map, storages, staged, added: HashSet::new(), failure: None })
     }
 
     /// Adds a whole parameter, row-major. What is wrong with it is an error of [`Self::finish`].
-    pub fn add(&mut self, name: &str, shape: &[usize], values: Vec<f32>) {
+    ///
+    /// # Panics
+    /// If there are fewer values than the shape says.
+    pub fn add(&mut self, name: &str, shape: &[usize], values: &[f32]) {
+        let width: usize = shape[1..].iter().product();
+        self.stream(name, shape, &mut |rows| Ok(values[rows.start * width..rows.end * width].to_vec()));
+    }
+
+    /// Adds a parameter of which `read` gives any rows: it is never in memory as a whole. What is wrong with it is an error of [`Self::finish`].
+    pub fn stream(&mut self, name: &str, shape: &[usize], read: &mut ReadRows<'_>) {
         if self.failure.is_none() {
-            self.failure = self.store(name, shape, &values).err();
+            self.failure = self.store(name, shape, read).err();
         }
     }
 
-    fn store(&mut self, name: &str, shape: &[usize], values: &[f32]) -> Result<(), HfError> {
+    fn store(&mut self, name: &str, shape: &[usize], read: &mut ReadRows<'_>) -> Result<(), HfError> {
         let entry = self.map.entry_for(name, shape)?;
-        for (place, tensor) in entry.tensors.iter().zip(entry.split(values)) {
+        for (number, place) in entry.tensors.iter().enumerate() {
+            let dtype = self.storages[&place.name];
             let index = place.part.map_or(0, |part| part.index);
-            for stored in encode(&place.name, &tensor, self.storages[&place.name]) {
-                self.staged.fill(&stored.name, index * stored.bytes.len(), &stored.bytes)?;
+            let stored_as = stored_as(&place.name, &place.shape, dtype);
+            let mut places: Vec<usize> = stored_as.iter().map(|stored| index * num_bytes(stored)).collect();
+            let row: usize = place.shape[1..].iter().product();
+            for elements in entry.stored_blocks(number, F8_BLOCK[0]) {
+                let values = entry.stored(number, elements, read)?;
+                for (at, ((name, ..), bytes)) in
+                    places.iter_mut().zip(stored_as.iter().zip(encode(&values, row, dtype)))
+                {
+                    self.staged.fill(name, *at, &bytes)?;
+                    *at += bytes.len();
+                }
             }
         }
         self.added.insert(name.to_owned());
         Ok(())
     }
 
-    /// Completes the folder with `config.json`, and gives the files their names.
+    /// Gives the files their names.
     ///
     /// # Errors
-    /// If a parameter was unknown, of another shape or is missing, or a file cannot be written. Nothing of the folder has changed then.
+    /// If a parameter was unknown, of another shape or is missing, or a file cannot be written: nothing of the folder has changed then. If a file
+    /// cannot be given its name: the folder has no model then.
     pub fn finish(self) -> Result<(), HfError> {
-        let Self { folder, settings, map, index, staged, added, failure, .. } = self;
+        let Self { map, staged, added, failure, .. } = self;
         if let Some(failure) = failure {
             return Err(failure);
         }
         map.require_all(&added)?;
-        remove_weights(&folder)?;
-        write_json(&folder.join(CONFIG), &Value::Object(settings))?;
-        if let Some(index) = index {
-            write_json(&folder.join(INDEX), &index)?;
-        }
-        staged.publish()
+        staged.publish_over(&[CONFIG, INDEX], &is_of_weights)
     }
 }
 
@@ -260,15 +281,6 @@ fn is_of_weights(path: &Path) -> bool {
     name == INDEX || name == SINGLE || (name.starts_with("model-") && name.ends_with(".safetensors"))
 }
 
-/// Removes weights that are there, so that none of them is taken for the model's.
-fn remove_weights(folder: &Path) -> Result<(), HfError> {
-    let entries = std::fs::read_dir(folder).map_err(|source| io(folder, source))?;
-    for path in entries.flatten().map(|entry| entry.path()).filter(|path| is_of_weights(path)) {
-        std::fs::remove_file(&path).map_err(|source| io(&path, source))?;
-    }
-    Ok(())
-}
-
 /// How each tensor is stored: all alike, but in 8 bits only the matrices of linear layers are.
 fn storages(config: &DecoderConfig, map: &WeightMap, dtype: StorageDtype) -> HashMap<String, StorageDtype> {
     let table = config.declarations();
@@ -289,26 +301,17 @@ fn storages(config: &DecoderConfig, map: &WeightMap, dtype: StorageDtype) -> Has
         .collect()
 }
 
-/// A tensor, or a part of one, as it is stored.
-struct Stored {
-    name: String,
-    bytes: Vec<u8>,
-}
-
-/// The tensors that one, or a part of one, is stored as.
-fn encode(name: &str, tensor: &HostTensor, dtype: StorageDtype) -> Vec<Stored> {
-    let values = tensor.values.iter();
-    let bytes = match dtype {
-        StorageDtype::F32 => values.flat_map(|v| v.to_le_bytes()).collect(),
-        StorageDtype::F16 => values.flat_map(|v| half::f16::from_f32(*v).to_le_bytes()).collect(),
-        StorageDtype::Bf16 => values.flat_map(|v| half::bf16::from_f32(*v).to_le_bytes()).collect(),
+/// Rows of a tensor, of `width` elements each, as they are stored: the bytes for each of the tensors that [`stored_as`] says.
+fn encode(values: &[f32], width: usize, dtype: StorageDtype) -> Vec<Vec<u8>> {
+    match dtype {
+        StorageDtype::F32 => vec![values.iter().flat_map(|v| v.to_le_bytes()).collect()],
+        StorageDtype::F16 => vec![values.iter().flat_map(|v| half::f16::from_f32(*v).to_le_bytes()).collect()],
+        StorageDtype::Bf16 => vec![values.iter().flat_map(|v| half::bf16::from_f32(*v).to_le_bytes()).collect()],
         StorageDtype::F8 => {
-            let (bytes, scales) = to_scaled_e4m3(&tensor.values, tensor.shape[1], F8_BLOCK);
-            let scales = scales.iter().flat_map(|v| v.to_le_bytes()).collect();
-            return vec![Stored { name: name.to_owned(), bytes }, Stored { name: scales_of(name), bytes: scales }];
+            let (bytes, scales) = to_scaled_e4m3(values, width, F8_BLOCK);
+            vec![bytes, scales.iter().flat_map(|v| v.to_le_bytes()).collect()]
         }
-    };
-    vec![Stored { name: name.to_owned(), bytes }]
+    }
 }
 
 fn scales_of(name: &str) -> String {
@@ -331,6 +334,10 @@ fn stored_as(name: &str, shape: &[usize], dtype: StorageDtype) -> Vec<(String, D
     }
 }
 
+fn num_bytes((_, dtype, shape): &(String, Dtype, Vec<usize>)) -> usize {
+    shape.iter().product::<usize>() * dtype.bitsize() / 8
+}
+
 /// The files, one or as many as the limit asks for, and their index where they are several.
 fn layouts(
     map: &WeightMap,
@@ -344,8 +351,6 @@ fn layouts(
     stored.sort();
     // A tensor that has many parameters is there once.
     stored.dedup();
-    let num_bytes =
-        |(_, dtype, shape): &(String, Dtype, Vec<usize>)| shape.iter().product::<usize>() * dtype.bitsize() / 8;
     let total: usize = stored.iter().map(num_bytes).sum();
     let mut shards: Vec<Vec<(String, Dtype, Vec<usize>)>> = vec![Vec::new()];
     let mut size = 0;
@@ -393,7 +398,7 @@ fn header(tensors: &[(String, Dtype, Vec<usize>)]) -> Result<Vec<u8>, safetensor
     Ok([(text.len() as u64).to_le_bytes().to_vec(), text].concat())
 }
 
-fn write_json(path: &Path, value: &Value) -> Result<(), HfError> {
-    let text = to_text(value).map_err(|source| HfError::Json { path: path.to_owned(), source })?;
-    outside::replace(path, (text + "\n").as_bytes()).map_err(|source| io(path, source))
+fn to_json(name: &str, value: &Value) -> Result<Vec<u8>, HfError> {
+    let text = to_text(value).map_err(|source| HfError::Json { path: name.into(), source })?;
+    Ok((text + "\n").into_bytes())
 }

@@ -18,6 +18,7 @@ use super::family::Family;
 use super::fields::Fields;
 use super::gguf::GgufModel;
 use super::json;
+use super::runs::BLOCK;
 use super::source::TensorSource;
 use super::weight_map::{ExpertLayout, StoredTensor, WeightEntry, WeightMap};
 use crate::decoder::{DecoderConfig, build_decoder};
@@ -46,7 +47,7 @@ impl HfModel {
     /// If a file is missing or damaged, a setting is not supported, or tensors are missing, unexpected or of other shapes:
     /// all of them are listed.
     pub fn open(folder: &Path) -> Result<Self, HfError> {
-        if folder.is_file() {
+        if !folder.is_dir() {
             let GgufModel { settings, source, companions } = GgufModel::open(folder)?;
             let architecture = Architecture::new(&Fields::new(&settings))?;
             return Self::new((architecture, settings, companions), Box::new(source));
@@ -310,9 +311,6 @@ fn most_matrices(shape: &[usize]) -> usize {
         _ => 1,
     }
 }
-
-/// Elements that are read and written at a time where a tensor need not be in memory.
-pub(super) const BLOCK: usize = 1 << 20;
 
 const OUTPUT: &str = "lm_head.weight";
 

@@ -5,7 +5,7 @@
 //! | `family` | [`Family`]: a family as data, a table of settings and a table of weights |
 //! | `settings` | what a table of settings means: keys of `config.json` to fields and back |
 //! | `weight_map` | what a table of weights means: fusing, splitting, transposing, padding |
-//! | `runs` | rows of a parameter in a tensor |
+//! | `runs` | rows of a parameter in a tensor, read and written by parts |
 //! | `source` | [`TensorSource`]: tensors by name, read piece by piece |
 //! | `checkpoint` | safetensors files, single and sharded, memory-mapped |
 //! | `encoding` | how elements are stored: floats of 8 to 64 bits, blocks of 4 bits |
@@ -46,5 +46,6 @@ pub use family::Family;
 pub use gguf::{GgufDtype, GgufExporter};
 pub use import::{HfModel, import_hook};
 pub use json::{parse_table as parse_settings, table_to_text as settings_text};
+pub use runs::row_blocks;
 pub use source::TensorSource;
-pub use weight_map::{ExpertLayout, Part, StoredTensor, WeightEntry, WeightMap};
+pub use weight_map::{ExpertLayout, Part, ReadRows, StoredTensor, WeightEntry, WeightMap};

@@ -1,8 +1,17 @@
-//! Where the rows of a parameter lie in a tensor, and gathering them. Which rows these are says `weight_map`.
+//! Where the rows of a parameter lie in a tensor, gathering them from there, and bringing them there. Which rows these are says `weight_map`.
 
 use std::ops::Range;
 
 use super::error::HfError;
+
+/// Elements that are read and written at a time where a tensor need not be in memory.
+pub(super) const BLOCK: usize = 1 << 20;
+
+/// Rows of `width` elements in runs of at most a mebi of elements, or of one row: what need not be in memory together.
+pub fn row_blocks(rows: Range<usize>, width: usize) -> impl Iterator<Item = Range<usize>> {
+    let each = (BLOCK / width.max(1)).max(1);
+    rows.clone().step_by(each).map(move |start| start..rows.end.min(start + each))
+}
 
 /// Rows of a parameter that lie in one tensor at equal distances.
 pub(super) struct Run {
@@ -22,6 +31,41 @@ impl Run {
     /// Where a row begins in the tensor.
     pub fn place(&self, row: usize) -> usize {
         self.first + (row - self.rows.start) * self.row_stride
+    }
+
+    /// The rows, of `width` elements each, of which some are among these elements of the tensor.
+    pub fn rows_among(&self, elements: &Range<usize>, width: usize) -> Range<usize> {
+        if self.column_stride != 1 || self.row_stride == 0 {
+            return self.rows.clone();
+        }
+        let number = |distance: usize| distance.div_ceil(self.row_stride).min(self.rows.len()) + self.rows.start;
+        number((elements.start + 1).saturating_sub(self.first + width))..number(elements.end.saturating_sub(self.first))
+    }
+
+    /// Brings rows, of `width` elements each, to their places among these elements of the tensor.
+    pub fn scatter(
+        &self,
+        (rows, values): (Range<usize>, &[f32]),
+        width: usize,
+        (elements, target): (&Range<usize>, &mut [f32]),
+    ) {
+        for (row, values) in rows.zip(values.chunks_exact(width.max(1))) {
+            let place = self.place(row);
+            if self.column_stride == 1 {
+                let common = place.max(elements.start)..(place + width).min(elements.end);
+                if !common.is_empty() {
+                    let to = common.start - elements.start..common.end - elements.start;
+                    target[to].copy_from_slice(&values[common.start - place..common.end - place]);
+                }
+                continue;
+            }
+            for (column, value) in values.iter().enumerate() {
+                let place = place + column * self.column_stride;
+                if elements.contains(&place) {
+                    target[place - elements.start] = *value;
+                }
+            }
+        }
     }
 }
 

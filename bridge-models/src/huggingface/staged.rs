@@ -41,6 +41,7 @@ impl Staged {
     /// # Errors
     /// If the system does not let it.
     pub fn create(folder: &Path, layouts: Vec<FileLayout>) -> Result<Self, HfError> {
+        remove_remains(folder)?;
         let missing = folder.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.exists());
         let created = missing.map(Path::to_owned).collect();
         std::fs::create_dir_all(folder).map_err(|source| io(folder, source))?;
@@ -48,17 +49,30 @@ impl Staged {
         for layout in layouts {
             let path = staged.temporary(&layout.name);
             let file = outside::create(&path).map_err(|source| io(&path, source))?;
-            file.write_all_at(&layout.header, 0).map_err(|source| io(&path, source))?;
             let mut end = layout.header.len();
             for (name, bytes) in layout.tensors {
                 let start = end.next_multiple_of(layout.alignment);
                 staged.places.insert(name, (staged.files.len(), start as u64, bytes));
                 end = start + bytes;
             }
-            file.set_len(end.next_multiple_of(layout.alignment) as u64).map_err(|source| io(&path, source))?;
+            let size = end.next_multiple_of(layout.alignment) as u64;
+            let laid_out = file.write_all_at(&layout.header, 0).and_then(|()| file.set_len(size));
             staged.files.push((layout.name, file));
+            laid_out.map_err(|source| io(&path, source))?;
         }
         Ok(staged)
+    }
+
+    /// Adds a file with this content.
+    ///
+    /// # Errors
+    /// If the system does not let it.
+    pub fn add(&mut self, name: &str, content: &[u8]) -> Result<(), HfError> {
+        let path = self.temporary(name);
+        let file = outside::create(&path).map_err(|source| io(&path, source))?;
+        let written = file.write_all_at(content, 0);
+        self.files.push((name.to_owned(), file));
+        written.map_err(|source| io(&path, source))
     }
 
     /// Writes a tensor, or the part of it that begins at byte `start`, to its place.
@@ -75,17 +89,36 @@ impl Staged {
         file.write_all_at(bytes, first + start as u64).map_err(|source| io(&self.temporary(file_name), source))
     }
 
-    /// Gives the files their names, after they are on the disk.
+    /// Gives the files their names, in the order in which they were laid out and added, after all are on the disk.
     ///
     /// # Errors
     /// If the system does not let it.
-    pub fn publish(mut self) -> Result<(), HfError> {
+    pub fn publish(self) -> Result<(), HfError> {
+        self.publish_over(&[], &|_| false)
+    }
+
+    /// [`Self::publish`] over what an earlier writer has left: the files named in `before` are removed before the first gets its name, and those
+    /// for which `is_stale` holds and that have no new content, after it.
+    ///
+    /// # Errors
+    /// If the system does not let it.
+    pub fn publish_over(mut self, before: &[&str], is_stale: &dyn Fn(&Path) -> bool) -> Result<(), HfError> {
         for (name, file) in &self.files {
-            let temporary = self.temporary(name);
-            file.sync_all()
-                .and_then(|()| std::fs::rename(&temporary, self.folder.join(name)))
-                .map_err(|e| io(&temporary, e))?;
+            file.sync_all().map_err(|source| io(&self.temporary(name), source))?;
         }
+        for name in before {
+            remove(&self.folder.join(name))?;
+        }
+        for (name, _) in &self.files {
+            let path = self.folder.join(name);
+            std::fs::rename(self.temporary(name), &path).map_err(|source| io(&path, source))?;
+        }
+        let names = self.files.iter().map(|(name, _)| self.folder.join(name)).collect::<Vec<_>>();
+        for path in entries_of(&self.folder)?.iter().filter(|path| is_stale(path) && !names.contains(path)) {
+            remove(path)?;
+        }
+        let synced = File::open(&self.folder).and_then(|folder| folder.sync_all());
+        synced.map_err(|source| io(&self.folder, source))?;
         self.files.clear();
         self.created.clear();
         Ok(())
@@ -93,7 +126,35 @@ impl Staged {
 
     /// Where a file is until it is published.
     pub fn temporary(&self, name: &str) -> PathBuf {
-        self.folder.join(format!(".tmp-{name}"))
+        self.folder.join(format!("{TEMPORARY}{name}"))
+    }
+}
+
+/// What the names of files begin with until they are published.
+const TEMPORARY: &str = ".tmp-";
+
+/// Removes what a writer that was killed has left of weights.
+fn remove_remains(folder: &Path) -> Result<(), HfError> {
+    if !folder.is_dir() {
+        return Ok(());
+    }
+    let is_left = |path: &&PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.starts_with(TEMPORARY) && name.ends_with(".safetensors")
+    };
+    entries_of(folder)?.iter().filter(is_left).try_for_each(|path| remove(path))
+}
+
+fn entries_of(folder: &Path) -> Result<Vec<PathBuf>, HfError> {
+    let entries = std::fs::read_dir(folder).and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect());
+    entries.map_err(|source| io(folder, source))
+}
+
+/// Removes a file, if it is there.
+fn remove(path: &Path) -> Result<(), HfError> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(io(path, error)),
+        Ok(()) | Err(_) => Ok(()),
     }
 }
 

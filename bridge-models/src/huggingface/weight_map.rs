@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::checkpoint::HostTensor;
 use super::error::HfError;
 use super::family::Family;
-use super::runs::{Run, Strides};
+use super::runs::{BLOCK, Run, Strides, row_blocks};
 use super::source::TensorSource;
 use crate::decoder::DecoderConfig;
 
@@ -354,19 +354,46 @@ impl WeightEntry {
     /// If there are not as many values as the parameter has.
     pub fn split(&self, values: &[f32]) -> Vec<HostTensor> {
         assert_eq!(values.len(), self.shape.iter().product::<usize>(), "number of values of `{}`", self.parameter);
-        let empty = |shape: &Vec<usize>| HostTensor { shape: shape.clone(), values: vec![0.0; shape.iter().product()] };
-        let mut tensors: Vec<HostTensor> = self.tensors.iter().map(|stored| empty(&stored.shape)).collect();
         let width = self.row_length();
-        for run in self.runs() {
-            let stored = &mut tensors[run.tensor].values;
-            for row in run.rows.clone() {
-                let (place, row) = (run.place(row), &values[row * width..(row + 1) * width]);
-                for (column, value) in row.iter().enumerate() {
-                    stored[place + column * run.column_stride] = *value;
-                }
+        let mut read = |rows: Range<usize>| Ok(values[rows.start * width..rows.end * width].to_vec());
+        let tensor = |(number, stored): (usize, &StoredTensor)| {
+            let values = self.stored(number, 0..stored.shape.iter().product(), &mut read);
+            HostTensor { shape: stored.shape.clone(), values: values.expect("values in memory can be read") }
+        };
+        self.tensors.iter().enumerate().map(tensor).collect()
+    }
+
+    /// Elements of tensor number `tensor`, of which the parameter's rows are there. Padding is dropped.
+    ///
+    /// # Errors
+    /// Those of `read`.
+    pub(super) fn stored(
+        &self,
+        tensor: usize,
+        elements: Range<usize>,
+        read: &mut ReadRows<'_>,
+    ) -> Result<Vec<f32>, HfError> {
+        let (mut target, width) = (vec![0.0; elements.len()], self.row_length());
+        for run in self.runs().iter().filter(|run| run.tensor == tensor) {
+            for rows in row_blocks(run.rows_among(&elements, width), width) {
+                let values = read(rows.clone())?;
+                run.scatter((rows, &values), width, (&elements, &mut target));
             }
         }
-        tensors
+        Ok(target)
+    }
+
+    /// The elements of tensor number `tensor` in blocks of whole rows, as many as a multiple of `multiple` but at the end. A tensor whose rows are the
+    /// parameter's columns is one block: each of its rows is made of all of the parameter.
+    pub(super) fn stored_blocks(&self, tensor: usize, multiple: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+        let shape = &self.tensors[tensor].shape;
+        let width = shape[1..].iter().product::<usize>().max(1);
+        let rows = match self.storage {
+            Storage::RowsAreOutputs => (BLOCK / width).max(1).next_multiple_of(multiple),
+            Storage::RowsAreInputs => shape[0].max(1),
+        };
+        let (count, each) = (shape[0] * width, rows * width);
+        (0..count).step_by(each).map(move |start| start..count.min(start + each))
     }
 
     /// Whether the stored matrices are `[outputs, inputs]`.
@@ -435,6 +462,9 @@ impl Heads {
         })
     }
 }
+
+/// Gives rows of a parameter, whole, row-major.
+pub type ReadRows<'a> = dyn FnMut(Range<usize>) -> Result<Vec<f32>, HfError> + 'a;
 
 /// A parameter's name with `{}` for each number between its dots, and the numbers.
 fn pattern(parameter: &str) -> (String, Vec<&str>) {

@@ -1,17 +1,16 @@
-//! Parameters to a GGUF file, one after the other.
+//! Parameters to a GGUF file, one after the other, a part at a time.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 
 use serde_json::Value;
 
-use super::super::checkpoint::HostTensor;
 use super::super::error::HfError;
 use super::super::family::{Family, as_in_a_file};
 use super::super::fields::Fields;
 use super::super::import::Architecture;
 use super::super::staged::{FileLayout, Staged};
-use super::super::weight_map::{ExpertLayout, StoredTensor, WeightMap};
+use super::super::weight_map::{ExpertLayout, ReadRows, StoredTensor, WeightMap};
 use super::blocks::{BlockType, to_q8_0};
 use super::family::{GgufNumber, Rearrangement};
 use super::file::{ALIGNMENT, GgufValue, MAGIC};
@@ -33,7 +32,7 @@ pub enum GgufDtype {
     Q8_0,
 }
 
-/// A GGUF file in the making: takes whole parameters, as [`Exporter`](crate::huggingface::Exporter) does.
+/// A GGUF file in the making: takes parameters, as [`Exporter`](crate::huggingface::Exporter) does.
 #[derive(Debug)]
 pub struct GgufExporter {
     map: WeightMap,
@@ -112,19 +111,33 @@ impl GgufExporter {
         Ok(Self { map, head_size, tensors, staged, added: HashSet::new(), failure: None })
     }
 
-    /// Adds a whole parameter, row-major. What is wrong with it is an error of [`Self::finish`].
-    pub fn add(&mut self, name: &str, shape: &[usize], values: Vec<f32>) {
+    /// Adds a parameter of which `read` gives any rows: it is never in memory as a whole. What is wrong with it is an error of [`Self::finish`].
+    pub fn stream(&mut self, name: &str, shape: &[usize], read: &mut ReadRows<'_>) {
         if self.failure.is_none() {
-            self.failure = self.store(name, shape, &values).err();
+            self.failure = self.store(name, shape, read).err();
         }
     }
 
-    fn store(&mut self, name: &str, shape: &[usize], values: &[f32]) -> Result<(), HfError> {
+    fn store(&mut self, name: &str, shape: &[usize], read: &mut ReadRows<'_>) -> Result<(), HfError> {
         let entry = self.map.entry_for(name, shape)?;
-        for (stored, HostTensor { shape, values }) in entry.tensors.iter().zip(entry.split(values)) {
+        for (number, stored) in entry.tensors.iter().enumerate() {
             let (here, how, kind) = &self.tensors[&stored.name];
-            let values = rearranged(&values, &shape, *how, self.head_size);
-            self.staged.fill(here, 0, &encode(&values, *kind))?;
+            let row: usize = stored.shape[1..].iter().product::<usize>().max(1);
+            // Blocks of what is moved together: a head, or all of a matrix that is transposed.
+            let multiple = match how {
+                Rearrangement::None => 1,
+                Rearrangement::PairedHeads => self.head_size,
+                Rearrangement::Transposed => stored.shape[0].max(1),
+            };
+            let mut at = 0;
+            for elements in entry.stored_blocks(number, multiple) {
+                let mut block = stored.shape.clone();
+                block[0] = elements.len() / row;
+                let values = entry.stored(number, elements, read)?;
+                let bytes = encode(&rearranged(&values, &block, *how, self.head_size), *kind);
+                self.staged.fill(here, at, &bytes)?;
+                at += bytes.len();
+            }
         }
         self.added.insert(name.to_owned());
         Ok(())

@@ -9,7 +9,7 @@ use bridge_data::outside;
 use memmap2::Mmap;
 
 use super::blocks::BlockType;
-use crate::huggingface::checkpoint::io;
+use crate::huggingface::checkpoint::{Resident, io};
 use crate::huggingface::error::HfError;
 
 /// Most dimensions of a tensor.
@@ -45,6 +45,7 @@ pub(crate) struct GgufTensor {
 pub(crate) struct GgufFile {
     path: PathBuf,
     map: Mmap,
+    resident: Resident,
     pub values: BTreeMap<String, GgufValue>,
     pub tensors: BTreeMap<String, GgufTensor>,
 }
@@ -96,7 +97,7 @@ impl GgufFile {
                 return Err(cursor.wrong(&name, "it once", "it twice"));
             }
         }
-        Ok(Self { path: path.to_owned(), map, values, tensors })
+        Ok(Self { path: path.to_owned(), map, resident: Resident::default(), values, tensors })
     }
 
     pub fn path(&self) -> &Path {
@@ -110,6 +111,7 @@ impl GgufFile {
         let end = start + target.len();
         let (first, last) = (start / elements, end.div_ceil(elements));
         let stored = &bytes[first * size..last * size];
+        self.resident.read(stored.len(), std::slice::from_ref(&self.map));
         if start.is_multiple_of(elements) && end.is_multiple_of(elements) {
             return tensor.kind.decode(stored, target);
         }

@@ -16,7 +16,7 @@ fn exported(name: &str, dtype: GgufDtype, folder: &Path) -> std::path::PathBuf {
     let path = folder.join(format!("{name}.gguf"));
     let mut exporter = GgufExporter::new(&path, (model.family(), model.config()), dtype, &BTreeMap::new()).unwrap();
     for entry in model.weight_map().entries() {
-        exporter.add(&entry.parameter, &entry.shape, model.rows(entry, 0..entry.shape[0]).unwrap());
+        exporter.stream(&entry.parameter, &entry.shape, &mut |rows| model.rows(entry, rows));
     }
     exporter.finish().unwrap();
     path

@@ -46,7 +46,7 @@ fn through_ranks(name: &str, sizes: ParallelSizes, world_size: usize, folder: &P
         let mut exporter = exporter.transpose().unwrap();
         gather_parameters(&config, &[chunk.as_ref()], &groups, &mut |name, shape, values| {
             if let Some(exporter) = &mut exporter {
-                exporter.add(name, shape, values);
+                exporter.add(name, shape, &values);
             }
         })
         .unwrap();
@@ -90,7 +90,7 @@ fn a_parameter_that_nobody_gave_is_missed() {
     let exporter = || Exporter::new(&place, family("llama"), model.config(), &ExportOptions::default()).unwrap();
     assert!(matches!(exporter().finish(), Err(HfError::MissingParameter { .. })));
     let mut strange = exporter();
-    strange.add("decoder.final_layernorm.weight", &[3], vec![0.0; 3]);
+    strange.add("decoder.final_layernorm.weight", &[3], &[0.0; 3]);
     assert!(matches!(strange.finish(), Err(HfError::Parameter { .. })));
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left of it");
 }
