@@ -1,16 +1,17 @@
-//! Continuing tokens with a model, as text, piece by piece. What is continued, the commands know.
+//! Continuing texts with a model, several at once, piece by piece. What is continued, the commands know.
 
 use std::ops::ControlFlow;
 
 use bridge_core::model::ModelChunk;
 use bridge_data::tokenizer::Tokenizer;
-use bridge_models::generate::{GenerateOptions, Sampling, generate};
+use bridge_models::generate::{Draw, GenerateOptions, GenerateRequest, Memory, Sampling, TokenRules, generate_batch};
 use burn::tensor::Device;
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
 
 use crate::failure::Failure;
 use crate::generation_settings::GenerationSettings;
+use crate::model_source::LoadedModel;
 
 /// How tokens are chosen, on the command line.
 #[derive(Clone, Debug, Args)]
@@ -38,31 +39,55 @@ pub struct SamplingArguments {
     greedy: bool,
     /// Text that ends what is generated, and is not part of it; may be repeated.
     #[arg(long, value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new())]
-    pub stop: Vec<String>,
+    stop: Vec<String>,
 }
 
 impl SamplingArguments {
     /// How sample `number` (from 0) of a prompt is drawn: with the seed plus its number, so that each can be drawn alone. What the command line leaves
     /// out is as the model's folder says.
-    pub fn sampling(&self, number: u64, given: &GenerationSettings) -> Sampling {
+    fn sampling(&self, number: u64, given: &GenerationSettings) -> Sampling {
         let asks_for_chance =
             [self.temperature, self.top_p, self.min_p].iter().any(Option::is_some) || self.top_k.is_some();
         let temperature = self.temperature.or(given.temperature).unwrap_or(DEFAULT_TEMPERATURE);
         if self.greedy || temperature == 0.0 || (given.is_greedy && !asks_for_chance) {
             return Sampling::Greedy;
         }
-        Sampling::Random {
-            temperature,
+        Sampling::Random(Draw {
             top_k: self.top_k.or(given.top_k),
             top_p: self.top_p.or(given.top_p),
             min_p: self.min_p.or(given.min_p),
-            seed: self.seed.wrapping_add(number),
+            typical_p: given.typical_p,
+            epsilon_cutoff: given.epsilon_cutoff,
+            eta_cutoff: given.eta_cutoff,
+            ..Draw::new(temperature, self.seed.wrapping_add(number))
+        })
+    }
+
+    /// How a model continues a prompt as sample `number`, with the tokens that end it.
+    pub fn options(
+        &self,
+        (model, tokenizer): (&LoadedModel, &dyn Tokenizer),
+        (prompt, number): (&Prompt, u64),
+        (max_new_tokens, stop_tokens): (usize, Vec<i64>),
+    ) -> GenerateOptions {
+        let given = &model.generation;
+        let rules = given.rules(prompt.positions(model));
+        let penalty = self.repetition_penalty.unwrap_or(rules.repetition_penalty);
+        GenerateOptions {
+            decoder_start: model.config.encoder.map(|encoder| encoder.start_token as i64),
+            max_new_tokens,
+            sampling: self.sampling(number, given),
+            rules: TokenRules { repetition_penalty: penalty, ..rules },
+            stop_tokens,
+            vocab_size: model.config.vocab_size.min(tokenizer.vocab_size()),
+            max_positions: model.config.longest_sequence(),
+            memory: Memory::State,
         }
     }
 
-    /// The factor on tokens that are in the text already.
-    pub fn repetition_penalty(&self, given: &GenerationSettings) -> f64 {
-        self.repetition_penalty.or(given.repetition_penalty).unwrap_or(1.0)
+    /// Texts that end what is generated: those of the command line and of the model's folder.
+    pub fn stop_texts(&self, given: &GenerationSettings) -> Vec<String> {
+        [self.stop.as_slice(), &given.stop_strings].concat()
     }
 }
 
@@ -105,6 +130,11 @@ impl Prompt {
             ids.extend(tokenizer.bos().or_else(|| tokenizer.eod()));
         }
         Ok(Self { ids, has_text })
+    }
+
+    /// Tokens that a model's decoder has before it adds the first.
+    pub fn positions(&self, model: &LoadedModel) -> usize {
+        if model.config.encoder.is_some() { 1 } else { self.ids.len() }
     }
 
     /// How many tokens a model with `positions` can add, at least one: a prompt that leaves no position is refused later.
@@ -164,43 +194,89 @@ pub fn continue_text(
     request: &Request,
     on_text: &mut dyn FnMut(&str),
 ) -> Result<Continued, Failure> {
-    let Prompt { ids: prompt, has_text } = request.prompt;
-    // What answers an encoder's input does not continue it.
-    let is_continued = *has_text && request.options.decoder_start.is_none();
-    let context: &[i64] = if is_continued { prompt } else { &[] };
-    let (mut ids, mut text, mut shown, mut end) = (Vec::new(), String::new(), 0, End::Length);
-    generate(chunk, device, prompt, &request.options, &mut |token| {
-        if request.options.stop_tokens.contains(&token) {
-            end = End::Stop;
+    let requests = std::slice::from_ref(request);
+    let continued = continue_texts(chunk, tokenizer, device, requests, &mut |_, piece| on_text(piece));
+    continued.map(|mut texts| texts.remove(0)).map_err(|(_, failure)| failure)
+}
+
+/// Continues several prompts at once, as [`continue_text`] does each. Pieces come with the number of their request.
+///
+/// # Errors
+/// If the model cannot continue a prompt, with its number.
+pub fn continue_texts(
+    chunk: &dyn ModelChunk,
+    tokenizer: &dyn Tokenizer,
+    device: &Device,
+    requests: &[Request],
+    on_text: &mut dyn FnMut(usize, &str),
+) -> Result<Vec<Continued>, (usize, Failure)> {
+    let mut texts: Vec<Growing> = requests.iter().map(|request| Growing::new(request, tokenizer)).collect();
+    let prompts =
+        requests.iter().map(|Request { prompt, options, .. }| GenerateRequest { prompt: &prompt.ids, options });
+    generate_batch(chunk, device, &prompts.collect::<Vec<_>>(), &mut |number, token| {
+        texts[number].take(token, &mut |piece| on_text(number, piece))
+    })
+    .map_err(|(number, error)| (number, Failure::input(error)))?;
+    let finish = |(number, text): (usize, Growing)| text.finish(&mut |piece| on_text(number, piece));
+    Ok(texts.into_iter().enumerate().map(finish).collect())
+}
+
+/// A continuation in the making.
+struct Growing<'a> {
+    request: &'a Request<'a>,
+    tokenizer: &'a dyn Tokenizer,
+    /// What the text follows.
+    context: &'a [i64],
+    ids: Vec<i64>,
+    text: String,
+    /// Bytes of the text that were handed on.
+    shown: usize,
+    end: End,
+}
+
+impl<'a> Growing<'a> {
+    fn new(request: &'a Request<'a>, tokenizer: &'a dyn Tokenizer) -> Self {
+        let Prompt { ids, has_text } = request.prompt;
+        // What answers an encoder's input does not continue it.
+        let is_continued = *has_text && request.options.decoder_start.is_none();
+        let context: &[i64] = if is_continued { ids } else { &[] };
+        Self { request, tokenizer, context, ids: Vec::new(), text: String::new(), shown: 0, end: End::Length }
+    }
+
+    /// Adds a token.
+    fn take(&mut self, token: i64, on_text: &mut dyn FnMut(&str)) -> ControlFlow<()> {
+        let Request { options, stop, .. } = self.request;
+        if options.stop_tokens.contains(&token) {
+            self.end = End::Stop;
             return ControlFlow::Break(());
         }
-        ids.push(token);
+        self.ids.push(token);
         // A token may end in the middle of a character: wait for the rest of it.
-        let Some(all) = continuation(tokenizer, context, &ids).filter(|all| !all.ends_with('\u{fffd}')) else {
+        let whole = |text: &String| !text.ends_with('\u{fffd}') && text.starts_with(&self.text[..self.shown]);
+        let Some(text) = continuation(self.tokenizer, self.context, &self.ids).filter(whole) else {
             return ControlFlow::Continue(());
         };
-        if !all.starts_with(&text[..shown]) {
-            return ControlFlow::Continue(());
-        }
-        text = all;
-        let found = request.stop.iter().filter_map(|stop| text.find(stop.as_str())).min();
+        self.text = text;
+        let found = stop.iter().filter_map(|stop| self.text.find(stop.as_str())).min();
         if let Some(at) = found {
-            text.truncate(at);
-            end = End::Stop;
+            self.text.truncate(at);
+            self.end = End::Stop;
         }
-        let held = if found.is_some() { 0 } else { held_back(&text, request.stop) };
-        let visible = (text.len() - held).max(shown);
-        if visible > shown {
-            on_text(&text[shown..visible]);
-            shown = visible;
+        let held = if found.is_some() { 0 } else { held_back(&self.text, stop) };
+        let visible = (self.text.len() - held).max(self.shown);
+        if visible > self.shown {
+            on_text(&self.text[self.shown..visible]);
+            self.shown = visible;
         }
         if found.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    })
-    .map_err(Failure::input)?;
-    if shown < text.len() {
-        on_text(&text[shown..]);
     }
-    Ok(Continued { text, end })
+
+    fn finish(self, on_text: &mut dyn FnMut(&str)) -> Continued {
+        if self.shown < self.text.len() {
+            on_text(&self.text[self.shown..]);
+        }
+        Continued { text: self.text, end: self.end }
+    }
 }
 
 /// Bytes at the end of `text` that may be the beginning of a text that ends it.

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use bridge_core::logging::terminal::complain;
 use bridge_data::outside;
+use bridge_models::generate::TokenRules;
 use bridge_models::huggingface::parse_settings;
 use serde_json::{Map, Value};
 
@@ -18,34 +19,33 @@ pub struct GenerationSettings {
     pub top_k: Option<usize>,
     pub top_p: Option<f64>,
     pub min_p: Option<f64>,
-    pub repetition_penalty: Option<f64>,
-    pub max_new_tokens: Option<usize>,
+    pub typical_p: Option<f64>,
+    pub epsilon_cutoff: Option<f64>,
+    pub eta_cutoff: Option<f64>,
+    rules: TokenRules,
+    max_new_tokens: Option<usize>,
+    /// Of the text with its prompt.
+    max_length: Option<usize>,
+    /// Of the text with its prompt: before it nothing ends it.
+    min_length: usize,
     /// Tokens that end a text.
     pub stop_tokens: Vec<i64>,
+    /// Texts that end a text.
+    pub stop_strings: Vec<String>,
 }
 
 /// Keys that change the text, are not heeded, and the values with which they do not.
-const UNHEEDED: [(&str, &[&str]); 20] = [
+const UNHEEDED: [(&str, &[&str]); 10] = [
     ("num_beams", &["1"]),
     ("num_beam_groups", &["1"]),
     ("penalty_alpha", &["0.0"]),
-    ("typical_p", &["1.0"]),
-    ("epsilon_cutoff", &["0.0"]),
-    ("eta_cutoff", &["0.0"]),
     ("diversity_penalty", &["0.0"]),
-    ("encoder_repetition_penalty", &["1.0"]),
-    ("no_repeat_ngram_size", &["0"]),
-    ("encoder_no_repeat_ngram_size", &["0"]),
-    ("bad_words_ids", &[]),
     ("force_words_ids", &[]),
     ("constraints", &[]),
     ("sequence_bias", &[]),
-    ("suppress_tokens", &["[]"]),
-    ("begin_suppress_tokens", &["[]"]),
-    ("forced_bos_token_id", &[]),
-    ("forced_eos_token_id", &[]),
+    ("exponential_decay_length_penalty", &[]),
     ("guidance_scale", &["1.0"]),
-    ("min_new_tokens", &["0"]),
+    ("top_h", &[]),
 ];
 
 impl GenerationSettings {
@@ -68,36 +68,100 @@ impl GenerationSettings {
     }
 
     fn read(table: &Map<String, Value>) -> Result<Self, String> {
-        let number = |key: &str, expected: &str, fits: fn(f64) -> bool| match table.get(key) {
-            None | Some(Value::Null) => Ok(None),
-            Some(value) => match value.as_f64().filter(|number| fits(*number)) {
-                Some(number) => Ok(Some(number)),
-                None => Err(format!("{key}: expected {expected}, found {value}")),
-            },
-        };
-        let count = |key: &str| match table.get(key) {
-            None | Some(Value::Null) => Ok(None),
-            Some(value) => match value.as_u64().and_then(|count| usize::try_from(count).ok()) {
-                Some(count) => Ok(Some(count).filter(|count| *count > 0)),
-                None => Err(format!("{key}: expected an integer of at least 0, found {value}")),
-            },
-        };
+        let keys = Keys(table);
         let share = |p: f64| (0.0..=1.0).contains(&p);
-        let stop_tokens = match table.get("eos_token_id") {
-            Some(Value::Array(ids)) => ids.iter().filter_map(Value::as_i64).collect(),
-            Some(id) => id.as_i64().into_iter().collect(),
-            None => Vec::new(),
+        let (of_share, above) = ("a number from 0 to 1", |p: f64| p > 0.0 && p.is_finite());
+        let factor = |key| Ok::<f64, String>(keys.number(key, "a number above 0", above)?.unwrap_or(1.0));
+        let rules = TokenRules {
+            repetition_penalty: factor("repetition_penalty")?,
+            encoder_repetition_penalty: factor("encoder_repetition_penalty")?,
+            no_repeat_ngram_size: keys.count("no_repeat_ngram_size")?.unwrap_or(0),
+            encoder_no_repeat_ngram_size: keys.count("encoder_no_repeat_ngram_size")?.unwrap_or(0),
+            bad_words: keys.runs("bad_words_ids")?,
+            min_new_tokens: keys.count("min_new_tokens")?.unwrap_or(0),
+            suppressed: keys.ids("suppress_tokens")?,
+            suppressed_first: keys.ids("begin_suppress_tokens")?,
+            forced_bos: keys.ids("forced_bos_token_id")?.first().copied(),
+            forced_eos: keys.ids("forced_eos_token_id")?,
         };
         Ok(Self {
             is_greedy: table.get("do_sample") == Some(&Value::Bool(false)),
-            temperature: number("temperature", "a number of at least 0", |t| t >= 0.0 && t.is_finite())?,
-            top_k: count("top_k")?,
-            top_p: number("top_p", "a number from 0 to 1", share)?.filter(|p| *p > 0.0),
-            min_p: number("min_p", "a number from 0 to 1", share)?,
-            repetition_penalty: number("repetition_penalty", "a number above 0", |p| p > 0.0 && p.is_finite())?,
-            max_new_tokens: count("max_new_tokens")?,
-            stop_tokens,
+            temperature: keys.number("temperature", "a number of at least 0", |t| t >= 0.0 && t.is_finite())?,
+            top_k: keys.count("top_k")?,
+            top_p: keys.number("top_p", of_share, share)?.filter(|p| *p > 0.0),
+            min_p: keys.number("min_p", of_share, share)?,
+            typical_p: keys.number("typical_p", of_share, share)?.filter(|p| *p > 0.0),
+            epsilon_cutoff: keys.number("epsilon_cutoff", of_share, share)?.filter(|p| *p > 0.0),
+            eta_cutoff: keys.number("eta_cutoff", of_share, share)?.filter(|p| *p > 0.0),
+            rules,
+            max_new_tokens: keys.count("max_new_tokens")?,
+            max_length: keys.count("max_length")?,
+            min_length: keys.count("min_length")?.unwrap_or(0),
+            stop_tokens: keys.ids("eos_token_id")?,
+            stop_strings: keys.texts("stop_strings")?,
         })
+    }
+
+    /// What is asked of the tokens behind a prompt of so many.
+    pub fn rules(&self, prompt: usize) -> TokenRules {
+        let min_new_tokens = self.rules.min_new_tokens.max(self.min_length.saturating_sub(prompt));
+        TokenRules { min_new_tokens, ..self.rules.clone() }
+    }
+
+    /// How many tokens at most follow a prompt of so many.
+    pub fn max_new_tokens(&self, prompt: usize) -> Option<usize> {
+        self.max_new_tokens.or(self.max_length.map(|length| length.saturating_sub(prompt).max(1)))
+    }
+}
+
+/// The values of a table, of which null is none.
+struct Keys<'a>(&'a Map<String, Value>);
+
+impl Keys<'_> {
+    /// What `read` makes of a value, which must be `expected`.
+    fn get<T>(&self, key: &str, expected: &str, read: impl Fn(&Value) -> Option<T>) -> Result<Option<T>, String> {
+        let Some(value) = self.0.get(key).filter(|value| !value.is_null()) else {
+            return Ok(None);
+        };
+        let shown = || value.to_string().chars().take(80).collect::<String>();
+        read(value).map(Some).ok_or_else(|| format!("{key}: expected {expected}, found {}", shown()))
+    }
+
+    fn number(&self, key: &str, expected: &str, fits: impl Fn(f64) -> bool) -> Result<Option<f64>, String> {
+        self.get(key, expected, |value| value.as_f64().filter(|number| fits(*number)))
+    }
+
+    /// A number above 0; 0 is none.
+    fn count(&self, key: &str) -> Result<Option<usize>, String> {
+        let count = |value: &Value| value.as_u64().and_then(|count| usize::try_from(count).ok());
+        Ok(self.get(key, "an integer of at least 0", count)?.filter(|count| *count > 0))
+    }
+
+    /// Token ids: one, or a list.
+    fn ids(&self, key: &str) -> Result<Vec<i64>, String> {
+        Ok(self.get(key, "a token id, or a list of them", ids)?.unwrap_or_default())
+    }
+
+    fn runs(&self, key: &str) -> Result<Vec<Vec<i64>>, String> {
+        let run = |run: &Value| ids(run).filter(|ids| run.is_array() && !ids.is_empty());
+        let runs = |value: &Value| value.as_array()?.iter().map(run).collect();
+        Ok(self.get(key, "a list of lists of token ids", runs)?.unwrap_or_default())
+    }
+
+    fn texts(&self, key: &str) -> Result<Vec<String>, String> {
+        let text = |value: &Value| value.as_str().filter(|text| !text.is_empty()).map(str::to_owned);
+        let texts = |value: &Value| match value {
+            Value::Array(texts) => texts.iter().map(text).collect(),
+            one => text(one).map(|text| vec![text]),
+        };
+        Ok(self.get(key, "a text, or a list of them", texts)?.unwrap_or_default())
+    }
+}
+
+fn ids(value: &Value) -> Option<Vec<i64>> {
+    match value {
+        Value::Array(ids) => ids.iter().map(Value::as_i64).collect(),
+        one => one.as_i64().map(|id| vec![id]),
     }
 }
 
@@ -128,19 +192,38 @@ mod tests {
     #[test]
     fn settings_are_read_and_wrong_ones_named() {
         let read = |value: Value| GenerationSettings::read(&table(value));
-        let found = read(json!({ "do_sample": true, "temperature": 0.6, "top_k": 0, "top_p": 0.9, "eos_token_id": [1, 2], "repetition_penalty": 1.1 })).unwrap();
+        let found = read(json!({ "do_sample": true, "temperature": 0.6, "top_k": 0, "top_p": 0.9, "eos_token_id": [1, 2], "repetition_penalty": 1.1,
+            "typical_p": null, "min_length": 9, "max_length": 20, "bad_words_ids": [[1], [2, 3]], "stop_strings": "###", "forced_eos_token_id": 2 }))
+        .unwrap();
         let expected = GenerationSettings {
             temperature: Some(0.6),
             top_p: Some(0.9),
-            repetition_penalty: Some(1.1),
+            rules: TokenRules {
+                repetition_penalty: 1.1,
+                bad_words: vec![vec![1], vec![2, 3]],
+                forced_eos: vec![2],
+                ..TokenRules::default()
+            },
+            max_length: Some(20),
+            min_length: 9,
             stop_tokens: vec![1, 2],
+            stop_strings: vec!["###".to_owned()],
             ..GenerationSettings::default()
         };
         assert_eq!(found, expected);
+        assert_eq!((found.rules(5).min_new_tokens, found.rules(10).min_new_tokens), (4, 0));
+        assert_eq!((found.max_new_tokens(5), found.max_new_tokens(30)), (Some(15), Some(1)));
         assert!(read(json!({ "do_sample": false })).unwrap().is_greedy);
-        for (key, value) in
-            [("temperature", json!(-1)), ("top_p", json!(2)), ("top_k", json!(-3)), ("repetition_penalty", json!("x"))]
-        {
+        for (key, value) in [
+            ("temperature", json!(-1)),
+            ("top_p", json!(2)),
+            ("top_k", json!(-3)),
+            ("repetition_penalty", json!("x")),
+            ("eta_cutoff", json!(7)),
+            ("bad_words_ids", json!([1])),
+            ("stop_strings", json!([""])),
+            ("suppress_tokens", json!("a")),
+        ] {
             assert!(read(json!({ key: value })).unwrap_err().contains(key));
         }
     }
@@ -148,10 +231,10 @@ mod tests {
     #[test]
     fn what_is_not_heeded_is_said_where_it_changes_the_text() {
         assert_eq!(
-            unheeded(&table(json!({ "num_beams": 1, "typical_p": 1, "suppress_tokens": [], "bad_words_ids": null }))),
+            unheeded(&table(json!({ "num_beams": 1, "guidance_scale": 1, "typical_p": 0.9, "force_words_ids": null }))),
             Vec::<String>::new()
         );
-        let notes = unheeded(&table(json!({ "num_beams": 4, "no_repeat_ngram_size": 3 })));
+        let notes = unheeded(&table(json!({ "num_beams": 4, "penalty_alpha": 0.6 })));
         assert!(notes.len() == 2 && notes[0].contains("num_beams = 4"), "{notes:?}");
     }
 }

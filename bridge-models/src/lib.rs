@@ -8,7 +8,7 @@
 //! | [`huggingface`] | Hugging Face folders in and out: `config.json`, safetensors, weight maps |
 //! | `sharding` | [`gather_parameters`]: whole parameters from models spread over ranks |
 //! | [`verify`](mod@verify) | comparison of an imported folder with reference values |
-//! | [`generate`](mod@generate) | sampling with a key/value cache |
+//! | [`generate`](mod@generate) | continuing texts, several at once, with what layers remember of them |
 //! | `registry` | [`registry()`]: the built-in kinds, to which programs add theirs |
 //!
 //! Nothing here opens a socket, reads a recipe or writes a checkpoint directory; that is bridge-core's.

@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use bridge_core::train::select_device;
 use bridge_data::chat::{ChatTemplate, Conversation, Ending};
 use bridge_data::tokenizer::Tokenizer;
-use bridge_models::generate::GenerateOptions;
 use burn::tensor::Device;
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
@@ -75,7 +74,7 @@ pub fn run(arguments: &Arguments, speech: &Speech) -> Result<u8, Failure> {
 }
 
 /// The model's own stop tokens, and what its template writes behind an answer if that begins with a special token.
-fn stop_tokens(model: &LoadedModel, tokenizer: &dyn Tokenizer) -> Vec<i64> {
+pub fn stop_tokens(model: &LoadedModel, tokenizer: &dyn Tokenizer) -> Vec<i64> {
     let mut stop = model.stop_tokens.clone();
     stop.extend(tokenizer.eod());
     let end = model.chat_template.as_ref().map(ChatTemplate::end_of_turn).unwrap_or_default();
@@ -176,19 +175,10 @@ impl Chat<'_> {
         let Speaker { model, tokenizer, device, stop_tokens } = &self.speaker;
         let max_positions = model.config.max_position_embeddings;
         let wanted = self.arguments.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS);
-        let request = Request {
-            prompt: &prompt,
-            options: GenerateOptions {
-                decoder_start: model.config.encoder.map(|encoder| encoder.start_token as i64),
-                max_new_tokens: wanted.min(prompt.room(max_positions)),
-                sampling: self.arguments.sampling.sampling(self.answers, &model.generation),
-                repetition_penalty: self.arguments.sampling.repetition_penalty(&model.generation),
-                stop_tokens: stop_tokens.clone(),
-                vocab_size: model.config.vocab_size.min(tokenizer.vocab_size()),
-                max_positions,
-            },
-            stop: &self.arguments.sampling.stop,
-        };
+        let sampling = &self.arguments.sampling;
+        let ends = (wanted.min(prompt.room(max_positions)), stop_tokens.clone());
+        let options = sampling.options((model, *tokenizer), (&prompt, self.answers), ends);
+        let request = Request { prompt: &prompt, options, stop: &sampling.stop_texts(&model.generation) };
         self.answers += 1;
         let is_json = self.form == ErrorForm::Json;
         let continued = continue_text(model.chunk.as_ref(), *tokenizer, device, &request, &mut |piece| {

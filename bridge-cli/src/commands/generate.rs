@@ -7,14 +7,16 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::PathBuf;
 
 use bridge_core::train::select_device;
+use bridge_data::chat::{Conversation, Ending};
 use bridge_data::tokenizer::Tokenizer;
-use bridge_models::generate::GenerateOptions;
+use bridge_models::generate::{GenerateOptions, Memory};
 use burn::tensor::Device;
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
 use serde_json::json;
 
-use crate::continuation::{Prompt, Request, SamplingArguments, continue_text};
+use super::chat::stop_tokens;
+use crate::continuation::{Continued, Prompt, Request, SamplingArguments, continue_text, continue_texts};
 use crate::failure::Failure;
 use crate::model_source::{LoadedModel, open};
 use crate::output::{self, line};
@@ -42,6 +44,15 @@ pub struct Arguments {
     /// Compute device.
     #[arg(long, default_value = "flex")]
     device: String,
+    /// Each prompt is a message to the model, which answers it as its chat template says.
+    #[arg(long)]
+    chat: bool,
+    /// Continuations that are made at once. Each has the tokens that it has alone.
+    #[arg(long, default_value_t = 8, value_parser = RangedU64ValueParser::<usize>::new().range(1..=4096))]
+    batch_size: usize,
+    /// Run the whole text through the model for each token, instead of what layers do not remember of it: slow, to check that they do.
+    #[arg(long)]
+    no_state: bool,
     /// Print one JSON object for each continuation.
     #[arg(long)]
     json: bool,
@@ -53,86 +64,131 @@ const DEFAULT_MAX_TOKENS: usize = 64;
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
     let device = select_device(&arguments.device).map_err(Failure::input)?;
-    let prompts = prompts(arguments)?;
+    let texts = prompts(arguments)?;
     let model = open(&arguments.model, &device)?;
     let tokenizer = model.tokenizer_of(&arguments.model)?;
-    let total = prompts.len() as u64 * arguments.num_samples;
-    let mut done = 0;
-    for (number, text) in prompts.iter().enumerate() {
-        let named = |failure: Failure| match prompts.len() {
-            1 => failure,
-            _ => failure.about(format!("prompt {}", number + 1)),
+    let speaker = Speaker { arguments, model: &model, tokenizer, device: &device };
+    let prompts = texts.iter().enumerate().map(|(number, text)| {
+        let prompt = speaker.prompt(text);
+        prompt.map_err(|failure| named(failure, number, texts.len()))
+    });
+    let prompts = prompts.collect::<Result<Vec<_>, _>>()?;
+    let stop = arguments.sampling.stop_texts(&model.generation);
+    let total = texts.len() as u64 * arguments.num_samples;
+    let each = arguments.num_samples;
+    for first in (0..total).step_by(arguments.batch_size) {
+        let jobs = first..total.min(first + arguments.batch_size as u64);
+        let jobs = jobs.map(|number| Job { number, text: (number / each) as usize, sample: number % each });
+        let jobs: Vec<Job> = jobs.collect();
+        let request = |job: &Job| Request {
+            prompt: &prompts[job.text],
+            options: speaker.options(&prompts[job.text], job.sample),
+            stop: &stop,
         };
-        let mut prompt = Prompt::new(tokenizer, text).map_err(named)?;
-        if model.config.encoder.is_some() {
-            // What an encoder reads has an end.
-            prompt.ids.extend(tokenizer.eod());
-        }
-        for sample in 0..arguments.num_samples {
-            done += 1;
-            if total > 1 && !arguments.json {
-                line(&format!("--- {done}/{total} ---"));
-            }
-            let request = arguments.request(&prompt, sample, &model, tokenizer);
-            let title = Title { text, sample };
-            arguments.print(&title, &request, (&model, tokenizer, &device)).map_err(named)?;
-        }
+        let requests: Vec<Request> = jobs.iter().map(request).collect();
+        let printed = speaker.answer((&texts, total), &jobs, &requests);
+        printed.map_err(|(place, failure)| named(failure, jobs[place].text, texts.len()))?;
     }
     Ok(0)
 }
 
-/// What a continuation is printed with.
-struct Title<'a> {
-    text: &'a str,
+/// A failure about one of several prompts.
+fn named(failure: Failure, number: usize, count: usize) -> Failure {
+    if count == 1 { failure } else { failure.about(format!("prompt {}", number + 1)) }
+}
+
+/// A continuation of a prompt.
+struct Job {
+    /// Among all.
+    number: u64,
+    /// The number of the prompt.
+    text: usize,
     sample: u64,
 }
 
-impl Arguments {
-    fn request<'a>(
-        &'a self,
-        prompt: &'a Prompt,
-        sample: u64,
-        model: &LoadedModel,
-        tokenizer: &dyn Tokenizer,
-    ) -> Request<'a> {
-        let max_positions = model.config.longest_sequence();
-        let wanted = model.generation.max_new_tokens.unwrap_or(DEFAULT_MAX_TOKENS);
-        let options = GenerateOptions {
-            decoder_start: model.config.encoder.map(|encoder| encoder.start_token as i64),
-            max_new_tokens: self.max_tokens.unwrap_or(wanted.min(prompt.room(max_positions))),
-            sampling: self.sampling.sampling(sample, &model.generation),
-            repetition_penalty: self.sampling.repetition_penalty(&model.generation),
-            stop_tokens: model.stop_tokens.clone(),
-            vocab_size: model.config.vocab_size.min(tokenizer.vocab_size()),
-            max_positions,
+/// The model, and how it continues texts.
+struct Speaker<'a> {
+    arguments: &'a Arguments,
+    model: &'a LoadedModel,
+    tokenizer: &'a dyn Tokenizer,
+    device: &'a Device,
+}
+
+impl Speaker<'_> {
+    fn prompt(&self, text: &str) -> Result<Prompt, Failure> {
+        let mut prompt = match (self.arguments.chat, &self.model.chat_template) {
+            (false, _) => Prompt::new(self.tokenizer, text)?,
+            (true, Some(template)) => {
+                let messages = vec![json!({ "role": "user", "content": text })];
+                let conversation = Conversation { messages, tools: None };
+                let whole = template.render(&conversation, Ending::GenerationPrompt).map_err(Failure::input)?;
+                Prompt::new(self.tokenizer, &whole)?
+            }
+            (true, None) => return Err(Failure::input("--chat: this model has no chat template")),
         };
-        Request { prompt, options, stop: &self.sampling.stop }
+        if self.model.config.encoder.is_some() {
+            // What an encoder reads has an end.
+            prompt.ids.extend(self.tokenizer.eod());
+        }
+        Ok(prompt)
     }
 
-    /// Continues a prompt and prints it: a JSON object at the end, or text as it comes.
-    fn print(
+    fn options(&self, prompt: &Prompt, sample: u64) -> GenerateOptions {
+        let (arguments, model) = (self.arguments, self.model);
+        let wanted = model.generation.max_new_tokens(prompt.positions(model)).unwrap_or(DEFAULT_MAX_TOKENS);
+        let max_tokens = arguments.max_tokens.unwrap_or(wanted.min(prompt.room(model.config.longest_sequence())));
+        let stop_tokens = if arguments.chat { stop_tokens(model, self.tokenizer) } else { model.stop_tokens.clone() };
+        let memory = if arguments.no_state { Memory::Nothing } else { Memory::State };
+        let ends = (max_tokens, stop_tokens);
+        let options = arguments.sampling.options((model, self.tokenizer), (prompt, sample), ends);
+        GenerateOptions { memory, ..options }
+    }
+
+    /// Continues some prompts and prints them: JSON objects, or texts, of which one alone is printed as it comes.
+    fn answer(
         &self,
-        title: &Title,
-        request: &Request,
-        (model, tokenizer, device): (&LoadedModel, &dyn Tokenizer, &Device),
-    ) -> Result<(), Failure> {
-        let chunk = model.chunk.as_ref();
-        if self.json {
-            let continued = continue_text(chunk, tokenizer, device, request, &mut |_| {})?;
-            let mut object = json!({ "prompt": title.text, "text": continued.text, "end": continued.end.name() });
-            if self.num_samples > 1 {
-                object["sample"] = json!(title.sample);
+        (texts, total): (&[String], u64),
+        jobs: &[Job],
+        requests: &[Request],
+    ) -> Result<(), (usize, Failure)> {
+        let (chunk, is_json) = (self.model.chunk.as_ref(), self.arguments.json);
+        // An answer stands alone, to what an encoder read or to a message.
+        let is_answer = self.arguments.chat || self.model.config.encoder.is_some();
+        let shown = |job: &Job| if is_answer { "" } else { texts[job.text].as_str() };
+        let title = |job: &Job| {
+            if total > 1 {
+                line(&format!("--- {}/{total} ---", job.number + 1));
             }
-            line(&object.to_string());
+        };
+        if let ([job], [request], false) = (jobs, requests, is_json) {
+            // Title and prompt are printed with the first piece, so that a refused prompt prints nothing.
+            let mut is_begun = false;
+            let mut begin = |piece: &str| {
+                if !std::mem::replace(&mut is_begun, true) {
+                    title(job);
+                    output::piece(shown(job));
+                }
+                output::piece(piece);
+            };
+            let continued = continue_text(chunk, self.tokenizer, self.device, request, &mut begin);
+            continued.map_err(|failure| (0, failure))?;
+            begin("");
+            line("");
             return Ok(());
         }
-        // The prompt is printed with the first piece, so that a refused prompt prints nothing; an answer to what an encoder read, alone.
-        let mut unprinted = Some(if model.config.encoder.is_some() { "" } else { title.text });
-        continue_text(chunk, tokenizer, device, request, &mut |piece| {
-            let prompt = unprinted.take().unwrap_or_default();
-            output::piece(&format!("{prompt}{piece}"));
-        })?;
-        line(unprinted.unwrap_or_default());
+        let continued = continue_texts(chunk, self.tokenizer, self.device, requests, &mut |_, _| {})?;
+        for (job, Continued { text, end }) in jobs.iter().zip(continued) {
+            if is_json {
+                let mut object = json!({ "prompt": texts[job.text], "text": text, "end": end.name() });
+                if self.arguments.num_samples > 1 {
+                    object["sample"] = json!(job.sample);
+                }
+                line(&object.to_string());
+            } else {
+                title(job);
+                line(&format!("{}{text}", shown(job)));
+            }
+        }
         Ok(())
     }
 }

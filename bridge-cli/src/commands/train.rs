@@ -12,7 +12,7 @@ use bridge_core::train::{
 use bridge_data::tokenizer::Tokenizer;
 use bridge_dist::comm::{Communicator, Group};
 use bridge_dist::mesh::ProcessGroups;
-use bridge_models::generate::{GenerateOptions, Sampling};
+use bridge_models::generate::{Draw, GenerateOptions, Memory, Sampling, TokenRules};
 use bridge_models::registry;
 use clap::{Args, ValueEnum};
 use serde_json::json;
@@ -244,13 +244,8 @@ impl Arguments {
             let sampling = if generate.temperature == 0.0 {
                 Sampling::Greedy
             } else {
-                Sampling::Random {
-                    temperature: generate.temperature,
-                    top_k: generate.top_k,
-                    top_p: generate.top_p,
-                    min_p: None,
-                    seed: generate.seed,
-                }
+                let draw = Draw::new(generate.temperature, generate.seed);
+                Sampling::Random(Draw { top_k: generate.top_k, top_p: generate.top_p, ..draw })
             };
             let sample = Sample { prompt, max_tokens: generate.max_tokens, sampling, json: self.json };
             print_sample(report, &device, &sample)?;
@@ -353,7 +348,8 @@ fn print_sample(report: &RunReport, device: &burn::tensor::Device, sample: &Samp
                 .then_some(run.config.model.decoder_start_token_id as i64),
             max_new_tokens: sample.max_tokens.min(max_positions.saturating_sub(prompt_tokens + 1)),
             sampling: sample.sampling,
-            repetition_penalty: 1.0,
+            rules: TokenRules::default(),
+            memory: Memory::State,
             stop_tokens: tokenizer.eod().into_iter().collect(),
             vocab_size: tokenizer.vocab_size(),
             max_positions,

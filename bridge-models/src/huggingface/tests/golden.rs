@@ -104,7 +104,7 @@ fn a_report_survives_serialisation() {
 
 #[test]
 fn greedy_text_is_the_same_with_and_without_cache_and_stops_where_it_should() {
-    use crate::generate::{GenerateError, GenerateOptions, Sampling};
+    use crate::generate::{Draw, GenerateError, GenerateOptions, Sampling};
     use std::ops::ControlFlow;
 
     let model = HfModel::open(&golden("llama")).unwrap();
@@ -137,7 +137,7 @@ fn greedy_text_is_the_same_with_and_without_cache_and_stops_where_it_should() {
     assert_eq!(cancelled.unwrap(), text[..3]);
     assert_eq!(seen, text[..3]);
 
-    let sampling = |seed| Sampling::Random { temperature: 1.0, top_k: Some(50), top_p: Some(0.95), min_p: None, seed };
+    let sampling = |seed| Sampling::Random(Draw { top_k: Some(50), top_p: Some(0.95), ..Draw::new(1.0, seed) });
     let mut sample = |seed| {
         let options = GenerateOptions { sampling: sampling(seed), ..options.clone() };
         crate::generate(chunk.as_ref(), &device(), &prompt, &options, go_on).unwrap()
@@ -154,7 +154,7 @@ fn greedy_text_is_the_same_with_and_without_cache_and_stops_where_it_should() {
     assert_eq!(error(&[], options.clone()), GenerateError::EmptyPrompt);
     assert!(matches!(error(&[160], options.clone()), GenerateError::TokenOutOfRange { token: 160, .. }));
     assert!(matches!(error(&[-1], options.clone()), GenerateError::TokenOutOfRange { token: -1, .. }));
-    let cold = Sampling::Random { temperature: 0.0, top_k: None, top_p: None, min_p: None, seed: 0 };
+    let cold = Sampling::Random(Draw::new(0.0, 0));
     let options = GenerateOptions { sampling: cold, ..options };
     assert!(matches!(error(&prompt, options), GenerateError::Sampling { key: "temperature", .. }));
 }

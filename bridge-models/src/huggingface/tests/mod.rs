@@ -3,6 +3,7 @@
 mod atomic;
 mod experts;
 mod files;
+mod generation;
 mod golden;
 mod settings;
 mod sharded;
