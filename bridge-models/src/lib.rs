@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `blocks` | the parts of layers: maths, initial values, what ranks share |
 //! | `models` | kinds of models: [`decoder`], one that covers GPT-2 and the Llama line by configuration, and [`encoder_decoder`], T5 |
+//! | [`adapters`] | LoRA and DoRA at linear layers; adapters in `peft`'s format |
 //! | [`families`] | Hugging Face families: settings and weights |
 //! | [`huggingface`] | Hugging Face folders in and out: `config.json`, safetensors, weight maps |
 //! | `sharding` | [`gather_parameters`]: whole parameters from models spread over ranks |
@@ -14,6 +15,7 @@
 //! Nothing here opens a socket, reads a recipe or writes a checkpoint directory; that is bridge-core's.
 #![deny(missing_docs)]
 
+pub mod adapters;
 mod blocks;
 pub mod families;
 pub mod generate;
@@ -28,4 +30,4 @@ pub use models::decoder::{DecoderConfig, GptModelBuilder, GptModelConfig, regist
 pub use models::{decoder, encoder_decoder};
 pub use registry::registry;
 pub use sharding::{OnParameter, gather_parameters};
-pub use verify::verify;
+pub use verify::{verify, verify_adapter};

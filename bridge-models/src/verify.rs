@@ -4,15 +4,19 @@
 //! `grad.<Hugging Face parameter name>`, and `train_ids` `[s, b, t]` with `train_losses` and `train_grad_norms` `[s]`. For a model with an
 //! encoder these ids are the encoder's, and `labels` `[b, t]` and `train_labels` `[s, b, t]` what the decoder predicts; -100 counts for nothing.
 
+mod adamw;
+mod inputs;
+
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
-use bridge_core::model::{Batch, ForwardContext, Mode, ModelChunk, loss_sum};
-use bridge_data::{ENCODER_MASK, ENCODER_TOKENS, Extra, ExtraCut, ExtraValues, Extras, MicroBatch};
-use bridge_kernels::optim::{AdamWState, AdamWStep, adamw, sum_of_squares};
+use bridge_core::model::{ForwardContext, Mode, ModelChunk, loss_sum};
 use burn::tensor::{Device, Gradients, Int, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
+use self::adamw::AdamW;
+use self::inputs::{IGNORED, Ids, Inputs};
+use crate::adapters::{AdapterError, NamedGradient, PeftAdapter};
 use crate::huggingface::{ExpertLayout, HfCheckpoint, HfError, HfModel, TensorSource, WeightMap};
 
 /// Float32 tolerances: those of the reference values' own rounding, with room.
@@ -55,6 +59,8 @@ pub struct VerifyReport {
     pub passed: bool,
     /// Largest absolute difference of the logits; the tolerance grows with the largest logit above 1.
     pub logits: Option<Figure>,
+    /// The same of the logits of a model whose weights have taken the adapter up.
+    pub merged_logits: Option<Figure>,
     /// Relative difference of the loss.
     pub loss: Option<Figure>,
     /// Worst relative difference, in norm, of a parameter's gradient.
@@ -75,6 +81,9 @@ pub enum VerifyError {
     /// Model or reference cannot be read.
     #[error(transparent)]
     HuggingFace(#[from] HfError),
+    /// The adapter cannot be read, or is not one of the model.
+    #[error(transparent)]
+    Adapter(#[from] AdapterError),
     /// The reference is not one for this model.
     #[error("{path}: {tensor}: expected {expected}, found {found}")]
     Reference {
@@ -95,20 +104,57 @@ pub enum VerifyError {
 /// If the folder cannot be imported or the reference is not one for its model. Differences are no error.
 pub fn verify(folder: &Path, reference: &Path, device: &Device) -> Result<VerifyReport, VerifyError> {
     let model = HfModel::open(folder)?;
-    let reference = Reference { file: HfCheckpoint::open_file(reference)?, model: &model };
+    let chunk = model.build(&device.clone().autodiff())?;
+    compare((&model, None), chunk, reference, device)
+}
+
+/// The same of the model with the adapter of the folder `adapter`, in `peft`'s format: gradients and steps are those of what it trains, and
+/// `merged_logits` the logits of weights that have taken it up.
+///
+/// # Errors
+/// As [`verify`], and if the adapter cannot be read or is not one of the model.
+pub fn verify_adapter(
+    folder: &Path,
+    adapter: &Path,
+    reference: &Path,
+    device: &Device,
+) -> Result<VerifyReport, VerifyError> {
+    let model = HfModel::open(folder)?;
+    let adapter = PeftAdapter::open(adapter, &model)?;
+    let chunk = adapter.build(&model, &device.clone().autodiff())?;
+    compare((&model, Some(&adapter)), chunk, reference, device)
+}
+
+fn compare(
+    (model, adapter): (&HfModel, Option<&PeftAdapter>),
+    mut chunk: Box<dyn ModelChunk>,
+    reference: &Path,
+    device: &Device,
+) -> Result<VerifyReport, VerifyError> {
+    let reference = Reference { file: HfCheckpoint::open_file(reference)?, model, adapter };
     let device = device.clone().autodiff();
-    let mut chunk = model.build(&device)?;
     let mut report = VerifyReport::default();
 
     let ids = reference.inputs("input_ids", "labels", 2)?;
-    report.logits = reference.compare_logits(chunk.as_ref(), &ids, &device)?;
+    report.logits = reference.compare_logits("logits", chunk.as_ref(), &ids, &device)?;
+    if let Some(adapter) = adapter.filter(|_| reference.has(MERGED_LOGITS)) {
+        let merged = adapter.build_merged(model, &device)?;
+        report.merged_logits = reference.compare_logits(MERGED_LOGITS, merged.as_ref(), &ids, &device)?;
+    }
     let (loss, gradients) = step(chunk.as_ref(), &ids, &device);
     report.loss = reference.compare_loss(loss)?;
     report.gradients = reference.compare_gradients(&gradients)?;
     if reference.has("train_ids") {
         reference.compare_training(chunk.as_mut(), &device, &mut report)?;
     }
-    let figures = [&report.logits, &report.loss, &report.gradients, &report.step_losses, &report.step_grad_norms];
+    let figures = [
+        &report.logits,
+        &report.merged_logits,
+        &report.loss,
+        &report.gradients,
+        &report.step_losses,
+        &report.step_grad_norms,
+    ];
     let verdicts: Vec<bool> = figures.into_iter().flatten().map(|figure| figure.passed).collect();
     if verdicts.is_empty() {
         return Err(reference.wrong("logits", "this or another tensor to compare with".into(), "none".into()));
@@ -117,89 +163,8 @@ pub fn verify(folder: &Path, reference: &Path, device: &Device) -> Result<Verify
     Ok(report)
 }
 
-/// Token ids of one batch, or of all steps.
-#[derive(Clone)]
-struct Ids {
-    shape: [usize; 2],
-    values: Vec<i64>,
-}
-
-/// What a model is run on.
-struct Inputs {
-    ids: Ids,
-    /// For a model with an encoder, what its decoder predicts, and the token that this begins with.
-    labels: Option<(Ids, i64)>,
-}
-
-/// The label of what counts for nothing.
-const IGNORED: i64 = -100;
-
-impl Inputs {
-    fn batch(&self, device: &Device) -> Batch {
-        let Some((labels, _)) = &self.labels else {
-            return self.ids.batch(device);
-        };
-        let [batch_size, seq_length] = labels.shape;
-        let extra = |values| Extra { values, shape: self.ids.shape.to_vec(), cut: ExtraCut::Whole };
-        let mask = vec![1.0; self.ids.values.len()];
-        let micro_batch = MicroBatch {
-            tokens: self.decoder_tokens().values,
-            labels: labels.values.iter().map(|label| if *label == IGNORED { 0 } else { *label }).collect(),
-            loss_mask: labels.values.iter().map(|label| if *label == IGNORED { 0.0 } else { 1.0 }).collect(),
-            position_ids: (0..batch_size).flat_map(|_| 0..seq_length as i64).collect(),
-            batch_size,
-            seq_length,
-            extras: Extras::from([
-                (ENCODER_TOKENS.to_owned(), extra(ExtraValues::Ints(self.ids.values.clone()))),
-                (ENCODER_MASK.to_owned(), extra(ExtraValues::Floats(mask))),
-            ]),
-            ..MicroBatch::default()
-        };
-        Batch::new(&micro_batch, device)
-    }
-
-    /// What next-token logits are asked of: the ids, or the decoder's inputs, which are its labels one later.
-    fn decoder_tokens(&self) -> Ids {
-        let Some((labels, start)) = &self.labels else {
-            return self.ids.clone();
-        };
-        let length = labels.shape[1];
-        let shifted =
-            labels.values.chunks(length).flat_map(|row| [*start].into_iter().chain(row[..length - 1].to_vec()));
-        // What is ignored is read as the token that a decoder begins with, which is the padding of these models.
-        let values = shifted.map(|id| if id == IGNORED { *start } else { id }).collect();
-        Ids { shape: labels.shape, values }
-    }
-}
-
-impl Ids {
-    fn steps(&self) -> usize {
-        self.values.len() / (self.shape[0] * self.shape[1])
-    }
-
-    fn of_step(&self, number: usize) -> Self {
-        let count = self.shape[0] * self.shape[1];
-        Self { shape: self.shape, values: self.values[number * count..(number + 1) * count].to_vec() }
-    }
-
-    /// The batch whose labels are the next tokens; the last position of each sequence has none.
-    fn batch(&self, device: &Device) -> Batch {
-        let [batch_size, seq_length] = self.shape;
-        let rows = || self.values.chunks(seq_length);
-        let labels = rows().flat_map(|row| row[1..].iter().copied().chain([0])).collect();
-        let loss_mask = rows().flat_map(|row| (0..row.len()).map(|i| if i + 1 < row.len() { 1.0 } else { 0.0 }));
-        let micro_batch = MicroBatch {
-            tokens: self.values.clone(),
-            labels,
-            loss_mask: loss_mask.collect(),
-            position_ids: rows().flat_map(|row| 0..row.len() as i64).collect(),
-            batch_size,
-            seq_length,
-            ..MicroBatch::default()
-        };
-        Batch::new(&micro_batch, device)
-    }
-}
+/// Logits of the model whose weights have taken an adapter up.
+const MERGED_LOGITS: &str = "merged_logits";
 
 /// Gradients by parameter name.
 type NamedGradients = HashMap<String, Tensor<1>>;
@@ -222,6 +187,7 @@ fn step(chunk: &dyn ModelChunk, inputs: &Inputs, device: &Device) -> (f64, Named
 struct Reference<'a> {
     file: HfCheckpoint,
     model: &'a HfModel,
+    adapter: Option<&'a PeftAdapter>,
 }
 
 impl Reference<'_> {
@@ -296,14 +262,15 @@ impl Reference<'_> {
 
     fn compare_logits(
         &self,
+        name: &str,
         chunk: &dyn ModelChunk,
         inputs: &Inputs,
         device: &Device,
     ) -> Result<Option<Figure>, VerifyError> {
-        if !self.has("logits") {
+        if !self.has(name) {
             return Ok(None);
         }
-        let expected = self.file.read("logits")?;
+        let expected = self.file.read(name)?;
         let model = chunk.inference();
         let device = device.clone().without_autodiff();
         let tensor = |ids: Ids| Tensor::<2, Int>::from_data(TensorData::new(ids.values, ids.shape), &device);
@@ -316,7 +283,7 @@ impl Reference<'_> {
         let shape = logits_btv.dims().to_vec();
         if shape != expected.shape {
             let (found, expected) = (format!("{:?}", expected.shape), format!("shape {shape:?}"));
-            return Err(self.wrong("logits", expected, found));
+            return Err(self.wrong(name, expected, found));
         }
         let found: Vec<f32> = logits_btv.into_data().try_into_vec().expect("logits of a float32 model are float32");
         let pairs = found.iter().zip(&expected.values);
@@ -345,25 +312,16 @@ impl Reference<'_> {
             return Ok(None);
         }
         let mut pairs = Vec::new();
-        let map = self.map_of(&expected_names)?;
-        for entry in map.entries() {
-            let Some(gradient) = gradients.get(&entry.parameter) else {
-                continue;
-            };
-            let data = gradient.clone().into_data();
-            let values: Vec<f32> = data.try_into_vec().expect("gradients of a float32 model are float32");
-            for (stored, found) in entry.tensors.iter().zip(entry.split(&values)) {
-                let name = format!("{PREFIX}{}", stored.name);
-                let shape = stored.whole_shape();
-                if let Some(other) = self.file.shape(&name).filter(|other| *other != shape) {
-                    let (expected, found) = (format!("shape {shape:?}"), format!("{other:?}"));
-                    return Err(self.wrong(&name, expected, found));
-                }
-                let mut expected = vec![0.0; found.values.len()];
-                self.file.read_into(&name, stored.start(), &mut expected)?;
-                expected_names.remove(stored.name.as_str());
-                pairs.push((&stored.name, expected, found.values));
+        for Compared { name, start, whole_shape, values } in self.compared(gradients, &expected_names)? {
+            let key = format!("{PREFIX}{name}");
+            if let Some(other) = self.file.shape(&key).filter(|other| *other != whole_shape) {
+                let (expected, found) = (format!("shape {whole_shape:?}"), format!("{other:?}"));
+                return Err(self.wrong(&key, expected, found));
             }
+            let mut expected = vec![0.0; values.len()];
+            self.file.read_into(&key, start, &mut expected)?;
+            expected_names.remove(name.as_str());
+            pairs.push((name, expected, values));
         }
         if let Some(name) = expected_names.first() {
             let (expected, found) = ("the gradient of a parameter that the model has", "one of another");
@@ -374,9 +332,39 @@ impl Reference<'_> {
             let difference = norm(found.iter().zip(expected).map(|(a, b)| f64::from(*a) - f64::from(*b)));
             difference / norm(expected.iter().copied().map(f64::from)).max(SMALLEST_GRADIENT * whole)
         };
-        let differences = pairs.iter().map(|(name, expected, found)| (relative(expected, found), *name));
+        let differences = pairs.iter().map(|(name, expected, found)| (relative(expected, found), name));
         let (worst, name) = worst(differences);
         Ok(Some(Figure::new(worst, tolerance::GRADIENTS, name.cloned())))
+    }
+
+    /// The gradients of the adapter's parameters, or of the model's, under the reference's `names`.
+    fn compared(&self, gradients: &NamedGradients, names: &BTreeSet<&str>) -> Result<Vec<Compared>, VerifyError> {
+        if let Some(adapter) = self.adapter {
+            let whole = |NamedGradient { name, tensor }| Compared {
+                name,
+                start: 0,
+                whole_shape: tensor.shape,
+                values: tensor.values,
+            };
+            return Ok(adapter.gradients(gradients).into_iter().map(whole).collect());
+        }
+        let mut compared = Vec::new();
+        let map = self.map_of(names)?;
+        for entry in map.entries() {
+            let Some(gradient) = gradients.get(&entry.parameter) else {
+                continue;
+            };
+            let data = gradient.clone().into_data();
+            let values: Vec<f32> = data.try_into_vec().expect("gradients of a float32 model are float32");
+            let parts = entry.tensors.iter().zip(entry.split(&values));
+            compared.extend(parts.map(|(stored, found)| Compared {
+                name: stored.name.clone(),
+                start: stored.start(),
+                whole_shape: stored.whole_shape(),
+                values: found.values,
+            }));
+        }
+        Ok(compared)
     }
 
     /// Takes the reference's AdamW steps: learning rate 1e-3, betas 0.9 and 0.95, epsilon 1e-8, weight decay 0.1 on
@@ -414,45 +402,12 @@ impl Reference<'_> {
     }
 }
 
-/// The reference's optimizer.
-#[derive(Default)]
-struct AdamW {
-    moments: HashMap<String, (Tensor<1>, Tensor<1>)>,
-    steps: u64,
-}
-
-impl AdamW {
-    /// One step; returns the gradient's norm before clipping.
-    fn step(&mut self, chunk: &mut dyn ModelChunk, mut gradients: NamedGradients) -> f64 {
-        const MAX_NORM: f64 = 1.0;
-        self.steps += 1;
-        let norm = gradients.values().map(sum_of_squares).sum::<f64>().sqrt();
-        // The small constant is torch.nn.utils.clip_grad_norm_'s.
-        let clip = (MAX_NORM / (norm + 1e-6)).min(1.0);
-        let dimensions: HashMap<String, usize> =
-            chunk.parameters().iter().map(|info| (info.name.clone(), info.shape.len())).collect();
-        chunk.update_parameters(&mut |name, parameter| {
-            let Some(gradient) = gradients.remove(name) else {
-                return parameter.into();
-            };
-            let (exp_avg, exp_avg_sq) =
-                self.moments.remove(name).unwrap_or_else(|| (parameter.zeros_like(), parameter.zeros_like()));
-            let constants = AdamWStep {
-                lr: 1e-3,
-                beta1: 0.9,
-                beta2: 0.95,
-                epsilon: 1e-8,
-                weight_decay: if dimensions[name] >= 2 { 0.1 } else { 0.0 },
-                decoupled: true,
-                step: self.steps,
-                gradient_scale: clip,
-            };
-            let state = adamw(AdamWState { parameter, exp_avg, exp_avg_sq }, gradient, &constants);
-            self.moments.insert(name.to_owned(), (state.exp_avg, state.exp_avg_sq));
-            state.parameter.into()
-        });
-        norm
-    }
+/// A gradient, or the part of one that begins at element `start`, under the reference's name.
+struct Compared {
+    name: String,
+    start: usize,
+    whole_shape: Vec<usize>,
+    values: Vec<f32>,
 }
 
 /// The largest value, or NaN if one is NaN.

@@ -1,9 +1,9 @@
-//! `bridge verify`: a Hugging Face folder against reference values.
+//! `bridge verify`: a Hugging Face folder, with or without an adapter, against reference values.
 
 use std::path::PathBuf;
 
 use bridge_core::train::select_device;
-use bridge_models::verify::{Figure, verify};
+use bridge_models::verify::{Figure, verify, verify_adapter};
 use clap::Args;
 
 use crate::failure::Failure;
@@ -14,6 +14,9 @@ use crate::output::line;
 pub struct Arguments {
     /// Folder with config.json and safetensors.
     hf_dir: PathBuf,
+    /// Folder with an adapter of the model in peft's format.
+    #[arg(long)]
+    adapter: Option<PathBuf>,
     /// File with the reference values (safetensors).
     #[arg(long)]
     reference: PathBuf,
@@ -28,11 +31,17 @@ pub struct Arguments {
 /// Runs the command; returns 0 within the tolerances, 1 outside.
 pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
     let device = select_device(&arguments.device).map_err(Failure::input)?;
-    let report = verify(&arguments.hf_dir, &arguments.reference, &device).map_err(Failure::input)?;
+    let (folder, reference) = (&arguments.hf_dir, &arguments.reference);
+    let report = match &arguments.adapter {
+        Some(adapter) => verify_adapter(folder, adapter, reference, &device),
+        None => verify(folder, reference, &device),
+    };
+    let report = report.map_err(Failure::input)?;
     if arguments.json {
         line(&serde_json::to_string(&report).map_err(Failure::run)?);
     } else {
         print("logits, largest absolute difference", report.logits.as_ref());
+        print("logits of merged weights, largest absolute", report.merged_logits.as_ref());
         print("loss, relative", report.loss.as_ref());
         print("gradients, worst relative difference in norm", report.gradients.as_ref());
         print("training losses, worst relative", report.step_losses.as_ref());

@@ -5,12 +5,13 @@
 //! all others. A layer without an adapter is what it was, bit for bit.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
+use bridge_kernels::Philox;
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
-use super::{Cut, Declaration, Meets, Scope};
+use super::{Cut, Declaration, Meets, Mode, Scope};
 
 /// Changes what blocks declare. Its answers must be functions of the names and whole shapes that it sees, so that they are the same on all
 /// ranks.
@@ -66,17 +67,25 @@ impl LinearLayer {
     }
 }
 
+/// What a rule works on: the input of a linear layer, and what this rank has of its parameters.
+#[derive(Clone, Debug)]
+pub struct LinearOperands<'a> {
+    /// `[n, this rank's inputs]`.
+    pub x_ni: Tensor<2>,
+    /// What this rank has of the layer's weight.
+    pub weight_oi: Tensor<2>,
+    /// The matrices of the [`LinearAdaptation`], in its order.
+    pub matrices: &'a [Tensor<2>],
+    /// Its vectors, in its order.
+    pub vectors: &'a [Tensor<1>],
+    /// The stream of this layer's dropout masks in this pass; `None` in evaluation.
+    pub dropout: Option<Philox>,
+}
+
 /// What an adapter makes of a linear layer, on this rank.
 pub trait LinearRule: fmt::Debug + Send + Sync {
-    /// The change of the product for the input `x_ni`, `[n, this rank's inputs]`. `weight_oi` is what this rank has of the layer's weight;
-    /// the parameters are those of the [`LinearAdaptation`], in its order.
-    fn change(
-        &self,
-        x_ni: Tensor<2>,
-        weight_oi: Tensor<2>,
-        matrices: &[Tensor<2>],
-        vectors: &[Tensor<1>],
-    ) -> LinearChange;
+    /// The change of the product.
+    fn change(&self, operands: LinearOperands<'_>) -> LinearChange;
 }
 
 /// The product becomes `factors * (x w^T + added) + bias`. Where a layer's inputs are sharded this is each rank's term of a sum, and the bias
@@ -89,6 +98,24 @@ pub struct LinearChange<const D: usize = 2> {
     pub factors_o: Option<Tensor<1>>,
 }
 
+/// What the pass under way says to the adaptations of a chunk: the stream of its dropout masks, `None` in evaluation. The chunk says it before
+/// it runs a segment, again where a segment is recomputed.
+#[derive(Clone, Debug, Default)]
+pub(super) struct PassStream(Arc<Mutex<Option<Philox>>>);
+
+impl PassStream {
+    pub fn set(&self, mode: Mode) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = match mode {
+            Mode::Train(stream) => Some(stream),
+            Mode::Evaluate => None,
+        };
+    }
+
+    fn get(&self) -> Option<Philox> {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// The parameters that an adapter gives to a linear layer, and its rule.
 #[derive(Module, Debug)]
 pub struct LinearAdaptation {
@@ -96,6 +123,11 @@ pub struct LinearAdaptation {
     vectors: Vec<Param<Tensor<1>>>,
     #[module(skip)]
     rule: Arc<dyn LinearRule>,
+    #[module(skip)]
+    pass: PassStream,
+    /// Name of the layer, which its dropout masks depend on.
+    #[module(skip)]
+    layer: String,
 }
 
 impl LinearAdaptation {
@@ -105,7 +137,12 @@ impl LinearAdaptation {
         vectors: Vec<Param<Tensor<1>>>,
         rule: impl LinearRule + 'static,
     ) -> Self {
-        Self { matrices, vectors, rule: Arc::new(rule) }
+        Self { matrices, vectors, rule: Arc::new(rule), pass: PassStream::default(), layer: String::new() }
+    }
+
+    /// The same for the layer called `layer`, in the passes that `pass` tells of.
+    pub(super) fn of_layer(self, layer: &str, pass: PassStream) -> Self {
+        Self { layer: layer.to_owned(), pass, ..self }
     }
 
     /// The change of the product of `weight_oi` and `x`, `[.., i]`, in the shape of the product.
@@ -115,7 +152,13 @@ impl LinearAdaptation {
         shape[D - 1] = outputs;
         let matrices: Vec<_> = self.matrices.iter().map(Param::val).collect();
         let vectors: Vec<_> = self.vectors.iter().map(Param::val).collect();
-        let change = self.rule.change(x.reshape([rows, inputs]), weight_oi, &matrices, &vectors);
+        let change = self.rule.change(LinearOperands {
+            x_ni: x.reshape([rows, inputs]),
+            weight_oi,
+            matrices: &matrices,
+            vectors: &vectors,
+            dropout: self.pass.get().map(|stream| stream.derive_name(&self.layer)),
+        });
         LinearChange { added: change.added.reshape(shape), factors_o: change.factors_o }
     }
 }

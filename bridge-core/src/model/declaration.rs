@@ -6,7 +6,7 @@ use std::ops::Range;
 use burn::module::ParamId;
 use serde::Serialize;
 
-use super::{ModelBuildError, Placement, RankPlace, ReplicaGroup, Segment, Shard, SharedRows};
+use super::{ModelBuildError, PassStream, Placement, RankPlace, ReplicaGroup, Segment, Shard, SharedRows};
 
 /// What a parameter is to the block that has it. Weight decay and learning rates of their own go by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -228,6 +228,8 @@ pub struct Declaration {
     pub segments: Vec<usize>,
     /// False for frozen parameters: no gradient, no optimizer state.
     pub trainable: bool,
+    /// Whether it is an adapter's, and the model without that has no such parameter.
+    pub of_adapter: bool,
 }
 
 impl Declaration {
@@ -276,6 +278,8 @@ pub struct Declarations {
     by_name: HashMap<String, usize>,
     /// Parameters whose initial values were left for later.
     pub(super) deferred: BTreeSet<usize>,
+    /// What adaptations are told of the pass under way.
+    pub(super) pass: PassStream,
 }
 
 impl Declarations {
@@ -317,7 +321,7 @@ impl Declarations {
     pub(super) fn in_order(self, ids: &[(ParamId, String, Vec<usize>)]) -> Result<Self, ModelBuildError> {
         let refused = |name: &str, message: String| ModelBuildError::Parameter { name: name.to_owned(), message };
         let mut left: Vec<Option<Declaration>> = self.parameters.into_iter().map(Some).collect();
-        let mut sorted = Self { segments: self.segments, ..Self::default() };
+        let mut sorted = Self { segments: self.segments, pass: self.pass, ..Self::default() };
         for (id, path, shape) in ids {
             let place = self.by_id.get(id);
             let Some(declaration) = place.and_then(|place| left[*place].take()) else {

@@ -140,6 +140,19 @@ impl Scope {
         &self.path
     }
 
+    /// Whether this is inside one of several experts.
+    pub fn is_of_expert(&self) -> bool {
+        self.replicas == ReplicaGroup::Expert
+    }
+
+    /// How many ranks weights are cut over here.
+    pub fn num_ranks(&self) -> usize {
+        match self.replicas {
+            ReplicaGroup::Dense => self.place().tensor.size,
+            ReplicaGroup::Expert => self.place().expert_tensor.size,
+        }
+    }
+
     /// The ranks over which weights are cut here; `None` in an outline, which no ranks run.
     pub fn group(&self) -> Option<&Group> {
         let groups = &self.shared.values.as_ref()?.parallel.groups;
@@ -152,7 +165,8 @@ impl Scope {
     /// What the chunk's adapter makes of the linear layer at this scope, called [`LinearLayer::name`].
     pub fn adapt(&self, layer: &LinearLayer) -> Option<LinearAdaptation> {
         let adapter = self.shared.adapter.as_ref()?;
-        adapter.adapt(layer, &Self { of_adapter: true, ..self.clone() })
+        let adaptation = adapter.adapt(layer, &Self { of_adapter: true, ..self.clone() })?;
+        Some(adaptation.of_layer(&layer.name, self.shared.table.borrow().pass.clone()))
     }
 
     /// Dotted name of the parameter or part called `name` here.
@@ -193,6 +207,7 @@ impl Scope {
             component: self.component,
             segments: vec![self.segment],
             trainable: !self.is_frozen,
+            of_adapter: self.of_adapter,
         };
         if let Some(adapter) = self.shared.adapter.as_ref().filter(|_| !self.of_adapter) {
             declaration.trainable &= adapter.trains(&declaration);

@@ -131,6 +131,7 @@ mod tests {
             component: Component::Mlp,
             segments: vec![0],
             trainable: !name.starts_with("frozen"),
+            of_adapter: false,
         }
     }
 

@@ -1,9 +1,8 @@
 //! An adapter for tests: it freezes a model, and adds a product of two thin matrices to linear layers (Hu et al., arXiv:2106.09685).
 
-use burn::tensor::Tensor;
-
 use crate::model::{
-    Adapter, Declaration, Initial, LinearAdaptation, LinearChange, LinearLayer, LinearRule, ParameterRole, Scope,
+    Adapter, Declaration, Initial, LinearAdaptation, LinearChange, LinearLayer, LinearOperands, LinearRule,
+    ParameterRole, Scope,
 };
 
 /// Adds `scale * (x a^T) b^T` to the product of linear layers. `a`, `[rank, inputs]`, and `b`, `[outputs, rank]`, are called `adapter.a` and
@@ -47,8 +46,8 @@ impl Adapter for LowRank {
 }
 
 impl LinearRule for LowRank {
-    fn change(&self, x_ni: Tensor<2>, _: Tensor<2>, matrices: &[Tensor<2>], _: &[Tensor<1>]) -> LinearChange {
-        let [a_ri, b_or] = [&matrices[0], &matrices[1]].map(|matrix| matrix.clone().transpose());
-        LinearChange { added: x_ni.matmul(a_ri).matmul(b_or) * self.scale, factors_o: None }
+    fn change(&self, operands: LinearOperands<'_>) -> LinearChange {
+        let [a_ri, b_or] = [0, 1].map(|i| operands.matrices[i].clone().transpose());
+        LinearChange { added: operands.x_ni.matmul(a_ri).matmul(b_or) * self.scale, factors_o: None }
     }
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bridge_core::model::{
-    BuildContext, Declaration, ModelBuildError, ModelChunk, ModelHook, Parallel, Placement, Stage,
+    Adapter, BuildContext, Declaration, ModelBuildError, ModelChunk, ModelHook, Parallel, Placement, Stage,
 };
 use bridge_data::outside;
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
@@ -127,6 +127,18 @@ impl HfModel {
     /// # Errors
     /// Those of [`build_decoder`] and [`HfModel::load_into`].
     pub fn build(&self, device: &Device) -> Result<Box<dyn ModelChunk>, HfError> {
+        self.build_with(device, None)
+    }
+
+    /// [`Self::build`] with an adapter, whose parameters have their initial values.
+    ///
+    /// # Errors
+    /// Those of [`Self::build`].
+    pub fn build_with(
+        &self,
+        device: &Device,
+        adapter: Option<Arc<dyn Adapter>>,
+    ) -> Result<Box<dyn ModelChunk>, HfError> {
         let config = DecoderConfig { perform_initialization: false, ..self.config.clone() };
         let context = BuildContext {
             device: device.clone(),
@@ -135,14 +147,14 @@ impl HfModel {
             padded_vocab_size: config.padded_vocab_size,
             parallel: Parallel::single(),
             deferred: None,
-            adapter: None,
+            adapter,
         };
         let mut chunk = build_decoder(&config, &context, &Stage::whole(config.stacks()))?;
         self.load_into(chunk.as_mut())?;
         Ok(chunk)
     }
 
-    /// Replaces the parameters of a chunk, which may be a stage of the model, the slice of one of several ranks, and have a padded
+    /// Replaces the parameters of a chunk but those of its adapter. It may be a stage of the model, the slice of one of several ranks, and have a padded
     /// vocabulary. Only that part is read, one parameter after the other.
     ///
     /// # Errors
@@ -152,7 +164,7 @@ impl HfModel {
         let mut failure = None;
         chunk.update_parameters(&mut |_, old| {
             // Parameters are updated in the order they are listed in.
-            let Some((entry, info)) = entries.next().filter(|_| failure.is_none()) else {
+            let Some((Some(entry), info)) = entries.next().filter(|_| failure.is_none()) else {
                 return old.into();
             };
             match self.local_part(&entry, &info.placement) {
@@ -169,8 +181,8 @@ impl HfModel {
         failure.map_or(Ok(()), Err)
     }
 
-    /// An entry for each of the chunk's parameters: for the whole of it, with the chunk's padded vocabulary.
-    fn entries_for(&self, chunk: &dyn ModelChunk) -> Result<Vec<WeightEntry>, HfError> {
+    /// An entry for each of the chunk's parameters but an adapter's: for the whole of it, with the chunk's padded vocabulary.
+    fn entries_for(&self, chunk: &dyn ModelChunk) -> Result<Vec<Option<WeightEntry>>, HfError> {
         let for_parameter = |info: &Declaration| {
             let mismatch =
                 |expected: String| HfError::Parameter { name: info.name.clone(), found: info.global_shape(), expected };
@@ -179,7 +191,8 @@ impl HfModel {
             };
             entry.padded_to(&info.global_shape()).ok_or_else(|| mismatch(format!("{:?}", entry.shape)))
         };
-        chunk.parameters().iter().map(for_parameter).collect()
+        let entry = |info: &Declaration| (!info.of_adapter).then(|| for_parameter(info)).transpose();
+        chunk.parameters().iter().map(entry).collect()
     }
 
     /// The part of a parameter that a rank holds.

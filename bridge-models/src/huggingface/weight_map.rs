@@ -396,6 +396,25 @@ impl WeightEntry {
         (0..count).step_by(each).map(move |start| start..count.min(start + each))
     }
 
+    /// For each tensor, which of its rows (of a matrix stored as `[inputs, outputs]`, its columns) are the parameter's, in the parameter's order.
+    pub(crate) fn stored_rows(&self) -> Vec<Vec<usize>> {
+        let width = self.row_length().max(1);
+        let counts: Vec<usize> =
+            self.tensors.iter().map(|stored| stored.shape.iter().product::<usize>() / width).collect();
+        let mut rows = vec![Vec::new(); counts.len()];
+        for (range, step) in self.order(counts.iter().sum()) {
+            for mut row in range.step_by(step) {
+                let mut tensor = 0;
+                while row >= counts[tensor] {
+                    row -= counts[tensor];
+                    tensor += 1;
+                }
+                rows[tensor].push(row);
+            }
+        }
+        rows
+    }
+
     /// Whether the stored matrices are `[outputs, inputs]`.
     pub(super) fn rows_are_outputs(&self) -> bool {
         self.storage == Storage::RowsAreOutputs

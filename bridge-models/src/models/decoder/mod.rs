@@ -12,6 +12,7 @@
 //! | `hybrid`, `hybrid_layer` | models whose layers have one block each, Mamba's among them |
 //! | `layers` | a layer of either sort |
 //! | `model` | [`Decoder`]: the loop over layers, as segments |
+//! | `listing` | the linear layers of a model |
 //! | `builder` | kinds `gpt` and `mamba` for the model registry |
 //! | `divisions` | sizes that must divide over the ranks |
 //! | `presets` | the benchmark's shapes |
@@ -28,6 +29,7 @@ mod hybrid_layer;
 mod layer;
 mod layers;
 pub(crate) mod limits;
+pub(crate) mod listing;
 mod model;
 pub mod presets;
 mod section;

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use bridge_core::model::{
-    Adapter, Declaration, Initial, LinearAdaptation, LinearChange, LinearLayer, LinearRule, ParameterRole, Scope,
-    Workload,
+    Adapter, Cut, Declaration, Initial, LinearAdaptation, LinearChange, LinearLayer, LinearOperands, LinearRule,
+    ParameterRole, Scope, Workload,
 };
 use bridge_core::testing::LowRank;
 use bridge_dist::comm::{Group, ReduceOp};
@@ -13,6 +13,7 @@ use super::moe::mixture;
 use super::sharded::with_heads;
 use super::spread::{Model, ONE, Spread, check_model, families, mixtures};
 use super::*;
+use crate::adapters::{Branch, Dropout, LowRankAdapter, Method, Targets};
 
 /// A sketch of DoRA (Liu et al., arXiv:2402.09353, equation 5): each output's row of the merged weight has the norm of the row before, times a
 /// ratio that is learned. The norm counts as a constant in backward (section 4.3).
@@ -56,19 +57,13 @@ impl Adapter for Decomposed {
 }
 
 impl LinearRule for Decomposed {
-    fn change(
-        &self,
-        x_ni: Tensor<2>,
-        weight_oi: Tensor<2>,
-        matrices: &[Tensor<2>],
-        vectors: &[Tensor<1>],
-    ) -> LinearChange {
-        let [a_ri, b_or] = [&matrices[0], &matrices[1]].map(|matrix| matrix.clone().without_autodiff());
-        let weight_oi = weight_oi.without_autodiff();
+    fn change(&self, operands: LinearOperands<'_>) -> LinearChange {
+        let [a_ri, b_or] = [0, 1].map(|i| operands.matrices[i].clone().without_autodiff());
+        let weight_oi = operands.weight_oi.clone().without_autodiff();
         let merged_oi = weight_oi.clone() + b_or.matmul(a_ri) * self.low_rank.scale;
         let ratio_o = self.norms(weight_oi) / self.norms(merged_oi);
-        let LinearChange { added, .. } = self.low_rank.change(x_ni, Tensor::empty([0, 0], &device()), matrices, &[]);
-        LinearChange { added, factors_o: Some(vectors[0].clone() * ratio_o.autodiff()) }
+        let factors_o = Some(operands.vectors[0].clone() * ratio_o.autodiff());
+        LinearChange { factors_o, ..self.low_rank.change(operands) }
     }
 }
 
@@ -269,6 +264,54 @@ fn many_ranks_compute_with_adapters_what_one_does() {
         let spreads = [tensor, expert, Spread { expert: 2, ..whole_experts }, whole_experts, in_halves];
         check_model(family, &Model { config: config.clone(), adapter: adapter() }, &spreads);
         check_model(family, &Model { config, adapter: decomposed() }, &[tensor, in_halves]);
+    }
+}
+
+/// Branches of ranks that differ at parts of fused layers, but the second: at whole layers elsewhere.
+#[derive(Debug)]
+struct InParts;
+
+impl Targets for InParts {
+    fn branches(&self, layer: &LinearLayer, _: &Scope) -> Vec<Branch> {
+        let parts: &[usize] = match layer.cut {
+            Cut::KeyValueGroups { .. } => &[0, 2],
+            Cut::Blocks(2) => &[1],
+            _ => return vec![Branch { part: None, rank: 2, scale: 0.4 }],
+        };
+        parts.iter().map(|part| Branch { part: Some(*part), rank: 3 + part, scale: 0.7 }).collect()
+    }
+
+    fn trains(&self, declaration: &Declaration) -> bool {
+        declaration.name.contains("norm")
+    }
+}
+
+#[test]
+fn many_ranks_compute_with_branches_of_parts_what_one_does() {
+    let tensor = Spread { tensor: 2, ..ONE };
+    let spreads = [tensor, Spread { sequence_parallel: true, ..tensor }, Spread { context: 2, ..ONE }];
+    let adapter = |method| {
+        let normal = |_: usize, _: usize| Initial::Normal(0.2);
+        let adapter = LowRankAdapter {
+            targets: Arc::new(InParts),
+            method,
+            initial: [normal, normal],
+            dropout: Dropout::default(),
+        };
+        Some(Arc::new(adapter) as Arc<dyn Adapter>)
+    };
+    for (family, config) in families() {
+        check_model(family, &Model { config: config.clone(), adapter: adapter(Method::Lora) }, &spreads);
+        check_model(family, &Model { config, adapter: adapter(Method::Dora) }, &spreads[..2]);
+    }
+    let config = with_heads(everything(), [8, 2, 4]);
+    for method in [Method::Lora, Method::Dora] {
+        let shared_heads = Model { config: config.clone(), adapter: adapter(method) };
+        check_model("keys and values of several ranks", &shared_heads, &[Spread { tensor: 4, ..ONE }]);
+    }
+    let in_halves = Spread { tensor: 4, expert_tensor: Some(2), expert: 2, sequence_parallel: true, ..ONE };
+    for (family, config) in mixtures() {
+        check_model(family, &Model { config, adapter: adapter(Method::Dora) }, &[tensor, in_halves]);
     }
 }
 

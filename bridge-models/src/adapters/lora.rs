@@ -1,0 +1,249 @@
+//! Low-rank branches (Hu et al., arXiv:2106.09685): `y = w x + scale * b a x`, of whole layers or of parts of fused ones.
+//!
+//! Shape legend: `n` rows of input, `i` a rank's inputs, `o` its outputs, `r` the rank of a branch.
+
+use std::fmt;
+use std::sync::Arc;
+
+use bridge_core::model::{
+    Adapter, Cut, Declaration, Initial, LinearAdaptation, LinearChange, LinearLayer, LinearOperands, LinearRule,
+    ParameterRole, Scope,
+};
+use bridge_dist::comm::Group;
+use bridge_kernels::{DropoutKey, dropout, linear};
+use burn::module::Param;
+use burn::tensor::Tensor;
+
+use super::dora;
+use super::parts::Parts;
+
+/// A branch of a linear layer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Branch {
+    /// Which part of a fused layer it is added to: 0 queries, 1 keys, 2 values; or 0 the gate, 1 the other half. `None` for the whole layer.
+    pub part: Option<usize>,
+    /// Rows of `a`.
+    pub rank: usize,
+    /// Factor on what is added.
+    pub scale: f64,
+}
+
+/// What branches do to a weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Method {
+    /// They are added.
+    Lora,
+    /// They are added, and the rows of the sum have lengths that are learned.
+    Dora,
+}
+
+/// Which layers have branches. The answers must be functions of names and whole shapes.
+pub trait Targets: fmt::Debug + Send + Sync {
+    /// The branches of a layer: one for the whole, or one each for some of its parts. `place` is where the layer is declared.
+    fn branches(&self, layer: &LinearLayer, place: &Scope) -> Vec<Branch>;
+
+    /// Whether a parameter of the base is trained in full.
+    fn trains(&self, declaration: &Declaration) -> bool;
+}
+
+/// LoRA or DoRA at the layers that some targets name.
+#[derive(Clone, Debug)]
+pub struct LowRankAdapter {
+    /// The layers.
+    pub targets: Arc<dyn Targets>,
+    /// What is made of the branches.
+    pub method: Method,
+    /// What `a` and `b` begin with, by their numbers of inputs and outputs.
+    pub initial: [fn(usize, usize) -> Initial; 2],
+    /// What is dropped in training.
+    pub dropout: Dropout,
+}
+
+/// Dropout of a branch.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Dropout {
+    /// The share that is dropped.
+    pub rate: f64,
+    /// Where.
+    pub place: DropoutPlace,
+}
+
+/// What dropout acts on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DropoutPlace {
+    /// The input of the branch.
+    #[default]
+    Input,
+    /// Its output.
+    Output,
+}
+
+/// The child of a layer's scope in which an adapter declares.
+const ADAPTER: &str = "adapter";
+
+/// The names of a branch's parameters below those of the layer called `layer`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct BranchNames {
+    /// `a`, `[r, i]`.
+    pub a: String,
+    /// `b`, `[o, r]`.
+    pub b: String,
+    /// The lengths of rows, `[o]`.
+    pub magnitudes: String,
+}
+
+impl BranchNames {
+    pub fn new(layer: &str, parts: Parts, part: Option<usize>) -> Self {
+        let place = match part {
+            None => format!("{layer}.{ADAPTER}"),
+            Some(part) => format!("{layer}.{ADAPTER}.{}", parts.names(short_name(layer))[part]),
+        };
+        let [a, b, magnitudes] =
+            ["linear_in.weight", "linear_out.weight", "weight_magnitude"].map(|name| format!("{place}.{name}"));
+        Self { a, b, magnitudes }
+    }
+}
+
+/// The last part of a dotted name.
+pub(super) fn short_name(name: &str) -> &str {
+    name.rsplit('.').next().unwrap_or(name)
+}
+
+impl Adapter for LowRankAdapter {
+    fn trains(&self, declaration: &Declaration) -> bool {
+        self.targets.trains(declaration)
+    }
+
+    fn adapt(&self, layer: &LinearLayer, scope: &Scope) -> Option<LinearAdaptation> {
+        let branches = self.targets.branches(layer, scope);
+        if branches.is_empty() {
+            return None;
+        }
+        let parts = Parts::of(layer);
+        let (mut matrices, mut vectors): (Vec<Param<Tensor<2>>>, Vec<Param<Tensor<1>>>) = Default::default();
+        for Branch { part, rank, .. } in &branches {
+            let home = scope.child(ADAPTER);
+            let (place, rows, cut) = match part {
+                None => (home, layer.outputs, layer.cut_by_outputs()),
+                Some(part) => (
+                    home.child(&parts.names(short_name(&layer.name))[*part]),
+                    parts.rows(*part, layer.outputs),
+                    parts.cut(*part, layer),
+                ),
+            };
+            let matrix = |name, shape: [usize; 2], cut, initial: fn(usize, usize) -> Initial| {
+                let initial = initial(shape[1], shape[0]);
+                place.child(name).parameter("weight", shape, cut, initial, ParameterRole::Weight)
+            };
+            let [initial_a, initial_b] = self.initial;
+            matrices.push(matrix("linear_in", [*rank, layer.inputs], layer.cut_by_inputs(), initial_a));
+            matrices.push(matrix("linear_out", [rows, *rank], cut, initial_b));
+            if self.method == Method::Dora {
+                let (ones, role) = (Initial::Ones, ParameterRole::Norm);
+                vectors.push(place.parameter("weight_magnitude", [rows], cut, ones, role));
+            }
+        }
+        let ranks = scope.group().filter(|group| layer.cut == Cut::Columns && group.size() > 1).cloned();
+        let parts = parts.on_rank(scope.num_ranks());
+        let rule = LowRankRule { branches, parts, method: self.method, dropout: self.dropout, ranks };
+        Some(LinearAdaptation::new(matrices, vectors, rule))
+    }
+}
+
+/// What is made of the branches of one layer, on this rank.
+#[derive(Clone, Debug)]
+pub(super) struct LowRankRule {
+    pub branches: Vec<Branch>,
+    pub parts: Parts,
+    pub method: Method,
+    pub dropout: Dropout,
+    /// The ranks that have the columns of a row together.
+    pub ranks: Option<Group>,
+}
+
+impl LowRankRule {
+    /// The number of the part that a branch belongs to, also where there is one.
+    fn place(branch: &Branch) -> usize {
+        branch.part.unwrap_or(0)
+    }
+
+    /// The parts that a branch of this layer can belong to.
+    fn parts_of(&self, branch: &Branch) -> Parts {
+        if branch.part.is_some() { self.parts } else { Parts::One }
+    }
+
+    /// What branches give, part by part, as one.
+    pub fn join(&self, of_branches: Vec<Tensor<2>>, outputs: usize, fill: f64) -> Tensor<2> {
+        let mut parts = [None, None, None];
+        let count = if self.branches[0].part.is_none() { 1 } else { self.parts.names("").len() };
+        for (branch, value) in self.branches.iter().zip(of_branches) {
+            parts[Self::place(branch)] = Some(value);
+        }
+        self.parts_of(&self.branches[0]).join(parts.into_iter().take(count).collect(), outputs, fill)
+    }
+
+    /// `scale * b a` of a branch, `[rows of its part, i]`.
+    pub fn product(&self, index: usize, matrices: &[Tensor<2>]) -> Tensor<2> {
+        let [a_ri, b_or] = [0, 1].map(|i| matrices[2 * index + i].clone());
+        (b_or * self.branches[index].scale).matmul(a_ri)
+    }
+
+    /// The factors of the rows that a branch belongs to.
+    pub fn factors(&self, index: usize, weight_oi: &Tensor<2>, (matrices, vectors): Parameters<'_>) -> Tensor<1> {
+        let branch = &self.branches[index];
+        let weight_oi = weight_oi.clone().without_autodiff();
+        let rows_oi = self.parts_of(branch).select(Self::place(branch), weight_oi);
+        let constants: Vec<Tensor<2>> = matrices.iter().map(|matrix| matrix.clone().without_autodiff()).collect();
+        dora::factors(rows_oi, self.product(index, &constants), vectors[index].clone(), self.ranks.as_ref())
+    }
+
+    /// What a branch makes of its input.
+    fn branch(&self, index: usize, x_ni: Tensor<2>, matrices: &[Tensor<2>], key: Option<DropoutKey>) -> Tensor<2> {
+        let [a_ri, b_or] = [0, 1].map(|i| matrices[2 * index + i].clone());
+        let y_no = linear(linear(x_ni, a_ri, None) * self.branches[index].scale, b_or, None);
+        match key {
+            Some(key) if self.dropout.place == DropoutPlace::Output => dropout(y_no, self.dropout.rate, key),
+            Some(_) | None => y_no,
+        }
+    }
+}
+
+/// Matrices and vectors of a layer.
+pub(super) type Parameters<'a> = (&'a [Tensor<2>], &'a [Tensor<1>]);
+
+impl LinearRule for LowRankRule {
+    fn change(&self, operands: LinearOperands<'_>) -> LinearChange {
+        let LinearOperands { x_ni, weight_oi, matrices, vectors, dropout: stream } = operands;
+        let outputs = weight_oi.dims()[0];
+        let key = |index: usize| {
+            let stream = stream.filter(|_| self.dropout.rate > 0.0)?;
+            Some(DropoutKey(stream.derive(Self::place(&self.branches[index]) as u64)))
+        };
+        let input = |index: usize| match key(index) {
+            Some(key) if self.dropout.place == DropoutPlace::Input => dropout(x_ni.clone(), self.dropout.rate, key),
+            Some(_) | None => x_ni.clone(),
+        };
+        let all = || 0..self.branches.len();
+        let added = |index: usize| self.branch(index, input(index), matrices, key(index));
+        let factors = |index: usize| self.factors(index, &weight_oi, (matrices, vectors)).unsqueeze_dim::<2>(0);
+        match self.method {
+            Method::Lora => {
+                LinearChange { added: self.join(all().map(added).collect(), outputs, 0.0), factors_o: None }
+            }
+            Method::Dora if key(0).is_none() => LinearChange {
+                added: self.join(all().map(added).collect(), outputs, 0.0),
+                factors_o: Some(self.join(all().map(factors).collect(), outputs, 1.0).reshape([outputs])),
+            },
+            // With dropout `w x + (f - 1) w drop(x) + f b a drop(x)`: the length of a row changes only what the branch sees.
+            Method::Dora => {
+                let of_branch = |index: usize| {
+                    let (branch, factors_1o) = (&self.branches[index], factors(index));
+                    let rows_oi = self.parts_of(branch).select(Self::place(branch), weight_oi.clone());
+                    let of_base = linear(input(index), rows_oi, None) * (factors_1o.clone() - 1.0);
+                    of_base + added(index) * factors_1o
+                };
+                LinearChange { added: self.join(all().map(of_branch).collect(), outputs, 0.0), factors_o: None }
+            }
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! Weights into which branches are taken up.
+
+use bridge_core::model::LinearLayer;
+use burn::tensor::Tensor;
+
+use super::lora::{Branch, Dropout, LowRankRule, Method, Parameters};
+use super::parts::Parts;
+
+/// The weight `[o, i]` of a whole layer with its branches, whose parameters are in the order of [`LowRankAdapter`](super::LowRankAdapter).
+pub(crate) fn merged(
+    weight_oi: Tensor<2>,
+    layer: &LinearLayer,
+    (branches, method): (&[Branch], Method),
+    parameters: Parameters<'_>,
+) -> Tensor<2> {
+    let rule = LowRankRule {
+        branches: branches.to_vec(),
+        parts: Parts::of(layer),
+        method,
+        dropout: Dropout::default(),
+        ranks: None,
+    };
+    let all = || 0..branches.len();
+    let changes_io = all().map(|index| rule.product(index, parameters.0).transpose()).collect();
+    let change_oi = rule.join(changes_io, layer.outputs, 0.0).transpose();
+    let sum_oi = weight_oi.clone() + change_oi;
+    match method {
+        Method::Lora => sum_oi,
+        Method::Dora => {
+            let factors = all().map(|index| rule.factors(index, &weight_oi, parameters).unsqueeze_dim::<2>(0));
+            sum_oi * rule.join(factors.collect(), layer.outputs, 1.0).transpose()
+        }
+    }
+}

@@ -1,0 +1,24 @@
+//! Adapters: low-rank branches (LoRA) at linear layers, with learned lengths of the rows (DoRA), and the same in `peft`'s format.
+//!
+//! | file | what it has |
+//! | --- | --- |
+//! | `parts` | the parts of a fused layer, such as queries, keys and values, each of which may have a branch of its own |
+//! | `lora` | [`LowRankAdapter`]: which parameters a layer gets, and what is made of them |
+//! | `dora` | the lengths of rows |
+//! | `merge` | weights into which the branches are taken up |
+//! | `peft_format` | [`PeftAdapter`]: folders of the `peft` library |
+//!
+//! The door that adapters stand in is `bridge_core::model::Adapter`. No kind of model and no rank layout belongs here.
+
+mod dora;
+mod error;
+mod lora;
+mod merge;
+mod parts;
+mod peft_format;
+#[cfg(test)]
+mod tests;
+
+pub use error::AdapterError;
+pub use lora::{Branch, Dropout, DropoutPlace, LowRankAdapter, Method, Targets};
+pub use peft_format::{NamedGradient, PeftAdapter};

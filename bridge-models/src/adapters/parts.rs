@@ -1,0 +1,111 @@
+//! The parts of a linear layer that makes several things at once: which rows they are, in the whole layer and on a rank.
+//!
+//! Shape legend: `n` rows of input, `o` a rank's rows of a weight, `g` a rank's key/value groups.
+
+use bridge_core::model::{Cut, LinearLayer};
+use burn::tensor::Tensor;
+
+/// How the rows of a layer are divided into parts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Parts {
+    /// The layer makes one thing.
+    One,
+    /// Queries, keys and values: the rows of so many groups, each its query heads, a key and a value head of `head_size` rows.
+    Heads { groups: usize, head_size: usize },
+    /// A gate and what it multiplies, one behind the other.
+    Gated,
+}
+
+impl Parts {
+    pub fn of(layer: &LinearLayer) -> Self {
+        match layer.cut {
+            Cut::KeyValueGroups { groups, head_size } => Self::Heads { groups, head_size },
+            Cut::Blocks(2) => Self::Gated,
+            Cut::Replicated(_)
+            | Cut::Rows
+            | Cut::Columns
+            | Cut::Blocks(_)
+            | Cut::Sections(_)
+            | Cut::KeyHeads { .. }
+            | Cut::VocabularyRows => Self::One,
+        }
+    }
+
+    /// The names of the parts, as Megatron calls layers that make one each. `layer` is the short name of the layer.
+    pub fn names(self, layer: &str) -> Vec<String> {
+        match self {
+            Self::One => Vec::new(),
+            Self::Heads { .. } => ["linear_q", "linear_k", "linear_v"].map(str::to_owned).to_vec(),
+            Self::Gated => ["gate", "up"].map(|part| format!("{layer}_{part}")).to_vec(),
+        }
+    }
+
+    /// The rows of a part of a layer of `outputs` rows.
+    pub fn rows(self, part: usize, outputs: usize) -> usize {
+        match self {
+            Self::One => outputs,
+            Self::Heads { groups, head_size } if part == 0 => outputs - 2 * groups * head_size,
+            Self::Heads { groups, head_size } => groups * head_size,
+            Self::Gated => outputs / 2,
+        }
+    }
+
+    /// How a part is cut where the layer is cut as its own rule says.
+    pub fn cut(self, part: usize, layer: &LinearLayer) -> Cut {
+        match self {
+            Self::One => layer.cut_by_outputs(),
+            Self::Heads { groups, .. } if part > 0 => Cut::KeyHeads { heads: groups },
+            Self::Heads { .. } | Self::Gated => Cut::Rows,
+        }
+    }
+
+    /// The same on one of `ranks` ranks.
+    pub fn on_rank(self, ranks: usize) -> Self {
+        match self {
+            Self::Heads { groups, head_size } => Self::Heads { groups: (groups / ranks).max(1), head_size },
+            Self::One | Self::Gated => self,
+        }
+    }
+
+    /// The rows of `weight_oi` that are a part, in their order.
+    pub fn select(self, part: usize, weight_oi: Tensor<2>) -> Tensor<2> {
+        let [outputs, inputs] = weight_oi.dims();
+        match self {
+            Self::One => weight_oi,
+            Self::Gated => weight_oi.narrow(0, part * (outputs / 2), outputs / 2),
+            Self::Heads { groups, head_size } => {
+                let of_group = outputs / groups;
+                let queries = of_group - 2 * head_size;
+                let (first, count) = [(0, queries), (queries, head_size), (queries + head_size, head_size)][part];
+                let grouped = weight_oi.reshape([groups, of_group, inputs]).narrow(1, first, count);
+                grouped.reshape([groups * count, inputs])
+            }
+        }
+    }
+
+    /// The columns of all parts, `[n, rows of the part]` each, in the order of a layer's `outputs`; `fill` where a part has none.
+    ///
+    /// # Panics
+    /// If no part has any.
+    pub fn join(self, parts_no: Vec<Option<Tensor<2>>>, outputs: usize, fill: f64) -> Tensor<2> {
+        let some = parts_no.iter().flatten().next().expect("a layer with branches has one");
+        let (n, options) = (some.dims()[0], (&some.device(), some.dtype()));
+        let filled = |part: Option<Tensor<2>>, count| part.unwrap_or_else(|| Tensor::full([n, count], fill, options));
+        match self {
+            Self::One => parts_no.into_iter().flatten().next().expect("the layer's only part"),
+            Self::Gated => {
+                let halves = parts_no.into_iter().map(|part| filled(part, outputs / 2)).collect();
+                Tensor::cat(halves, 1)
+            }
+            Self::Heads { groups, head_size } => {
+                let of_group = outputs / groups;
+                let counts = [of_group - 2 * head_size, head_size, head_size];
+                let grouped = |(part, count): (Option<Tensor<2>>, usize)| {
+                    filled(part, groups * count).reshape([n, groups, count])
+                };
+                let parts_ngo: Vec<Tensor<3>> = parts_no.into_iter().zip(counts).map(grouped).collect();
+                Tensor::cat(parts_ngo, 2).reshape([n, outputs])
+            }
+        }
+    }
+}

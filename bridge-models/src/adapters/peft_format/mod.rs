@@ -1,0 +1,269 @@
+//! Folders of the `peft` library: `adapter_config.json` and `adapter_model.safetensors`, for a base that is a Hugging Face model.
+//!
+//! | file | what it has |
+//! | --- | --- |
+//! | `settings` | which modules have a branch, by `peft`'s rules |
+//! | `modules` | what the modules of a family are here |
+
+mod modules;
+mod settings;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use bridge_core::model::{Declaration, Initial, LinearLayer, ModelChunk, Scope};
+use bridge_data::outside;
+use burn::tensor::{Device, Tensor, TensorData};
+
+use self::modules::{AdaptedModule, SavedParameter};
+use self::settings::Settings;
+use super::AdapterError;
+use super::lora::{Branch, Dropout, LowRankAdapter, Method, Targets};
+use super::merge::merged;
+use crate::huggingface::{HfCheckpoint, HfError, HfModel, HostTensor, TensorProblem, TensorSource, parse_settings};
+
+/// The file with the settings.
+const SETTINGS: &str = "adapter_config.json";
+/// The file with the tensors.
+const TENSORS: &str = "adapter_model.safetensors";
+/// What `peft` puts before the names of a base's tensors.
+const PREFIX: &str = "base_model.model.";
+
+/// A folder of `peft` for a base, checked: its tensors are those of its settings.
+#[derive(Debug)]
+pub struct PeftAdapter {
+    method: Method,
+    modules: Vec<AdaptedModule>,
+    saved: Vec<SavedParameter>,
+    source: HfCheckpoint,
+}
+
+/// A gradient under the name that `peft` gives the parameter, without the prefix of the base.
+#[derive(Debug)]
+pub struct NamedGradient {
+    /// The name.
+    pub name: String,
+    /// Shape and values as `peft` has them.
+    pub tensor: HostTensor,
+}
+
+/// The layers that a folder names.
+#[derive(Debug)]
+struct Listed {
+    branches: BTreeMap<String, Vec<Branch>>,
+    trained: BTreeSet<String>,
+}
+
+impl Targets for Listed {
+    fn branches(&self, layer: &LinearLayer, _: &Scope) -> Vec<Branch> {
+        self.branches.get(&layer.name).cloned().unwrap_or_default()
+    }
+
+    fn trains(&self, declaration: &Declaration) -> bool {
+        self.trained.contains(&declaration.name)
+    }
+}
+
+impl PeftAdapter {
+    /// Opens `folder`, an adapter of `base`.
+    ///
+    /// # Errors
+    /// If a file is missing or damaged, a setting is one that cannot be computed here, or tensors are missing, unexpected or of other shapes.
+    pub fn open(folder: &Path, base: &HfModel) -> Result<Self, AdapterError> {
+        let path = folder.join(SETTINGS);
+        let text = outside::read_text(&path, outside::SETTINGS_BYTES);
+        let text = text.map_err(|source| HfError::Io { path: path.clone(), source })?;
+        let table = parse_settings(&text).map_err(|source| HfError::Json { path: path.clone(), source })?;
+        let settings = Settings::new(&path, &table)?;
+        let source = HfCheckpoint::open_file(&folder.join(TENSORS))?;
+        let all = modules::modules(base.config(), base.weight_map());
+        let modules = modules::adapted(&settings, all, |name| source.shape(&tensor_name(name, A)).is_some())?;
+        let saved = modules::saved(&settings, (base.config(), base.weight_map()))?;
+        let method = if settings.is_dora { Method::Dora } else { Method::Lora };
+        let adapter = Self { method, modules, saved, source };
+        adapter.check(&folder.join(TENSORS))?;
+        Ok(adapter)
+    }
+
+    /// What changes the base's declarations.
+    pub fn adapter(&self) -> LowRankAdapter {
+        let trained = self.saved.iter().map(|saved| saved.entry.parameter.clone()).collect();
+        let zeros = |_: usize, _: usize| Initial::Zeros;
+        LowRankAdapter {
+            targets: Arc::new(Listed { branches: modules::by_layer(&self.modules), trained }),
+            method: self.method,
+            initial: [zeros, zeros],
+            dropout: Dropout::default(),
+        }
+    }
+
+    /// The base with this adapter, in float32 on `device`, on one rank.
+    ///
+    /// # Errors
+    /// Those of the base, and of tensors that cannot be read.
+    pub fn build(&self, base: &HfModel, device: &Device) -> Result<Box<dyn ModelChunk>, AdapterError> {
+        let mut chunk = base.build_with(device, Some(Arc::new(self.adapter())))?;
+        replace(chunk.as_mut(), self.values()?);
+        Ok(chunk)
+    }
+
+    /// The base whose weights have taken this adapter up, in float32 on `device`, on one rank.
+    ///
+    /// # Errors
+    /// As [`Self::build`].
+    pub fn build_merged(&self, base: &HfModel, device: &Device) -> Result<Box<dyn ModelChunk>, AdapterError> {
+        let mut chunk = base.build(device)?;
+        let values = self.values()?;
+        let plain = device.clone().without_autodiff();
+        let tensor = |name: &String| {
+            let HostTensor { shape, values } = values[name].clone();
+            (shape.clone(), Tensor::<1>::from_data(TensorData::new(values, [shape.iter().product::<usize>()]), &plain))
+        };
+        let matrix = |name: &String| {
+            let (shape, values) = tensor(name);
+            values.reshape([shape[0], shape[1]])
+        };
+        let branches = modules::by_layer(&self.modules);
+        chunk.update_parameters(&mut |name, value| {
+            let of_layer = name.strip_suffix(".weight").and_then(|layer| Some((layer, branches.get(layer)?)));
+            let Some((layer, branches)) = of_layer else {
+                return match values.contains_key(name) {
+                    true => tensor(&name.to_owned()).1.into(),
+                    false => value.into(),
+                };
+            };
+            let mut of_layer = self.modules.iter().filter(|adapted| adapted.module.layer.name == layer).peekable();
+            let whole = of_layer.peek().expect("a layer with branches is a module's").module.layer.clone();
+            let names: Vec<_> = of_layer.map(|adapted| &adapted.names).collect();
+            let matrices: Vec<_> = names.iter().flat_map(|names| [matrix(&names.a), matrix(&names.b)]).collect();
+            let vectors: Vec<_> = match self.method {
+                Method::Lora => Vec::new(),
+                Method::Dora => names.iter().map(|names| tensor(&names.magnitudes).1).collect(),
+            };
+            let weight_oi = value.reshape([whole.outputs, whole.inputs]);
+            let count = whole.outputs * whole.inputs;
+            merged(weight_oi, &whole, (branches, self.method), (&matrices, &vectors)).reshape([count]).into()
+        });
+        Ok(chunk)
+    }
+
+    /// The adapter's parameters, and those of the base that it has in full, by their names here.
+    fn values(&self) -> Result<BTreeMap<String, HostTensor>, AdapterError> {
+        let mut values = BTreeMap::new();
+        for AdaptedModule { module, names, .. } in &self.modules {
+            values.insert(names.a.clone(), self.source.read(&tensor_name(&module.name, A))?);
+            let in_our_order = |stored: HostTensor| {
+                let width: usize = stored.shape[1..].iter().product();
+                let rows = module.rows.iter().flat_map(|row| &stored.values[row * width..(row + 1) * width]);
+                HostTensor { values: rows.copied().collect(), shape: stored.shape }
+            };
+            values.insert(names.b.clone(), in_our_order(self.source.read(&tensor_name(&module.name, B))?));
+            if self.method == Method::Dora {
+                let stored = self.source.read(&tensor_name(&module.name, MAGNITUDES))?;
+                values.insert(names.magnitudes.clone(), in_our_order(stored));
+            }
+        }
+        for SavedParameter { entry, .. } in &self.saved {
+            let all = (0..entry.shape[0], 0..entry.row_length());
+            let read = entry.read_part(all, &self.source, &|name| format!("{PREFIX}{name}"))?;
+            values.insert(entry.parameter.clone(), HostTensor { shape: entry.shape.clone(), values: read });
+        }
+        Ok(values)
+    }
+
+    /// Gradients of what is trained, of a model on one rank, under `peft`'s names and in its order of rows.
+    ///
+    /// # Panics
+    /// If one is missing.
+    pub fn gradients(&self, gradients: &HashMap<String, Tensor<1>>) -> Vec<NamedGradient> {
+        let values = |name: &str| -> Vec<f32> {
+            let gradient = gradients.get(name).unwrap_or_else(|| panic!("`{name}` is trained and has no gradient"));
+            gradient.clone().into_data().try_into_vec().expect("gradients of a float32 model are float32")
+        };
+        let mut all = Vec::new();
+        for AdaptedModule { module, branch, names } in &self.modules {
+            let mut push = |end: &str, shape: Vec<usize>, values: Vec<f32>| {
+                all.push(NamedGradient {
+                    name: format!("{}.{end}", module.name),
+                    tensor: HostTensor { shape, values },
+                });
+            };
+            let in_their_order = |values: Vec<f32>, width: usize| {
+                let mut stored = vec![0.0; values.len()];
+                for (row, place) in values.chunks(width).zip(&module.rows) {
+                    stored[place * width..(place + 1) * width].copy_from_slice(row);
+                }
+                stored
+            };
+            let outputs = module.rows.len();
+            push(A, vec![branch.rank, module.layer.inputs], values(&names.a));
+            push(B, vec![outputs, branch.rank], in_their_order(values(&names.b), branch.rank));
+            if self.method == Method::Dora {
+                let magnitudes = in_their_order(values(&names.magnitudes), 1);
+                push(&format!("{MAGNITUDES}.weight"), vec![outputs], magnitudes);
+            }
+        }
+        for SavedParameter { entry, modules } in &self.saved {
+            let split = entry.split(&values(&entry.parameter));
+            for ((stored, module), tensor) in entry.tensors.iter().zip(modules).zip(split) {
+                let name = format!("{module}.modules_to_save{}", &stored.name[module.len()..]);
+                all.push(NamedGradient { name, tensor });
+            }
+        }
+        all
+    }
+
+    /// Refuses tensors that are missing, unexpected or of other shapes.
+    fn check(&self, path: &Path) -> Result<(), AdapterError> {
+        let mut expected: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+        for AdaptedModule { module, branch, .. } in &self.modules {
+            let outputs = module.rows.len();
+            expected.insert(tensor_name(&module.name, A), vec![branch.rank, module.layer.inputs]);
+            expected.insert(tensor_name(&module.name, B), vec![outputs, branch.rank]);
+            if self.method == Method::Dora {
+                expected.insert(tensor_name(&module.name, MAGNITUDES), vec![outputs]);
+            }
+        }
+        let saved = self.saved.iter().flat_map(|saved| &saved.entry.tensors);
+        expected.extend(saved.map(|stored| (format!("{PREFIX}{}", stored.name), stored.whole_shape())));
+        let mut problems = Vec::new();
+        for (name, shape) in &expected {
+            let (name, expected) = (name.clone(), shape.clone());
+            match self.source.shape(&name) {
+                None => problems.push(TensorProblem::Missing { name, expected }),
+                Some(found) if found != shape => {
+                    problems.push(TensorProblem::Shape { name, expected, found: found.to_vec() });
+                }
+                Some(_) => {}
+            }
+        }
+        let others = self.source.tensors().filter(|(name, _)| !expected.contains_key(*name));
+        problems
+            .extend(others.map(|(name, shape)| TensorProblem::Unexpected { name: name.into(), found: shape.to_vec() }));
+        match problems.is_empty() {
+            true => Ok(()),
+            false => Err(HfError::Tensors { path: PathBuf::from(path), problems }.into()),
+        }
+    }
+}
+
+const A: &str = "lora_A.weight";
+const B: &str = "lora_B.weight";
+const MAGNITUDES: &str = "lora_magnitude_vector";
+
+/// What the file calls a tensor of a module's branch.
+fn tensor_name(module: &str, tensor: &str) -> String {
+    format!("{PREFIX}{module}.{tensor}")
+}
+
+/// Gives parameters of a chunk on one rank these values.
+fn replace(chunk: &mut dyn ModelChunk, mut values: BTreeMap<String, HostTensor>) {
+    chunk.update_parameters(&mut |name, old| match values.remove(name) {
+        Some(HostTensor { values, .. }) => {
+            let count = values.len();
+            Tensor::<1>::from_data(TensorData::new(values, [count]), (&old.device(), old.dtype())).into()
+        }
+        None => old.into(),
+    });
+}

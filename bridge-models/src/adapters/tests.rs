@@ -1,0 +1,114 @@
+//! Adapters of the `peft` library: reference values, and what is refused.
+
+use std::path::{Path, PathBuf};
+
+use burn::tensor::Device;
+use serde_json::{Value, json};
+
+use super::PeftAdapter;
+use crate::huggingface::HfModel;
+use crate::verify_adapter;
+
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/peft")
+}
+
+#[test]
+fn every_golden_adapter_agrees_with_peft() {
+    let folders: Vec<_> = std::fs::read_dir(fixtures()).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert!(folders.len() >= 8, "{folders:?}");
+    for folder in folders {
+        let (base, adapter) = (folder.join("base"), folder.join("adapter"));
+        let reference = folder.join("golden.safetensors");
+        let report = verify_adapter(&base, &adapter, &reference, &Device::flex()).unwrap();
+        let figures = [
+            &report.logits,
+            &report.merged_logits,
+            &report.loss,
+            &report.gradients,
+            &report.step_losses,
+            &report.step_grad_norms,
+        ];
+        for figure in figures {
+            let figure = figure.as_ref().expect("the reference has every figure");
+            assert!(figure.passed, "{}: {figure:?}", folder.display());
+        }
+        assert!(report.passed && report.losses.len() == 10);
+    }
+}
+
+/// What is said of an adapter whose settings went through `change`.
+fn opened(name: &str, change: impl Fn(&mut Value)) -> Result<PeftAdapter, String> {
+    let folder = tempfile::tempdir().unwrap();
+    let adapter = fixtures().join(name).join("adapter");
+    for file in ["adapter_config.json", "adapter_model.safetensors"] {
+        std::fs::copy(adapter.join(file), folder.path().join(file)).unwrap();
+    }
+    let path = folder.path().join("adapter_config.json");
+    let mut settings: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    change(&mut settings);
+    std::fs::write(&path, settings.to_string()).unwrap();
+    let base = HfModel::open(&fixtures().join(name).join("base")).unwrap();
+    PeftAdapter::open(folder.path(), &base).map_err(|error| error.to_string())
+}
+
+#[test]
+fn what_would_change_the_function_is_refused_by_name() {
+    let cases = [
+        ("peft_type", json!("LOHA")),
+        ("bias", json!("all")),
+        ("task_type", json!("SEQ_CLS")),
+        ("lora_bias", json!(true)),
+        ("init_lora_weights", json!("pissa")),
+        ("layer_replication", json!([[0, 1]])),
+        ("trainable_token_indices", json!([1])),
+        ("target_parameters", json!(["experts.gate_up_proj"])),
+        ("alora_invocation_tokens", json!([3])),
+        ("use_qalora", json!(true)),
+        ("megatron_config", json!({})),
+        ("r", json!(0)),
+        ("r", Value::Null),
+        ("lora_alpha", json!("many")),
+        ("use_dora", json!(1)),
+        ("target_modules", Value::Null),
+        ("target_modules", json!("(q_proj")),
+        ("target_modules", json!(["no_such_module"])),
+        ("modules_to_save", json!(["no_such_module"])),
+        ("modules_to_save", json!(["q_proj"])),
+        ("layers_to_transform", json!("first")),
+        ("rank_pattern", json!({"q_proj": "two"})),
+        ("something_new", json!(true)),
+    ];
+    for (key, value) in cases {
+        let error = opened("lora", |settings| settings[key] = value.clone()).expect_err(key);
+        assert!(error.contains(key) && error.contains("adapter_config.json"), "{key}: {error}");
+    }
+}
+
+#[test]
+fn tensors_are_those_of_the_settings() {
+    let refused = |key: &str, value: Value| opened("lora", |settings| settings[key] = value.clone()).expect_err(key);
+    let error = refused("r", json!(7));
+    assert!(error.contains("q_proj.lora_A.weight`: expected shape [7, 64], found [8, 64]"), "{error}");
+    let error = refused("target_modules", json!(["q_proj", "down_proj"]));
+    assert!(error.contains("v_proj.lora_A.weight`: expected no such tensor"), "{error}");
+    let error = refused("layers_to_transform", json!([0]));
+    assert!(error.contains("layers.1.self_attn.q_proj.lora_A.weight`: expected no such tensor"), "{error}");
+    let error = refused("use_dora", json!(true));
+    assert!(error.contains("lora_magnitude_vector`: expected shape [64], found no such tensor"), "{error}");
+    // A pattern over which a matcher could go back and forth for ever.
+    let endless = refused("target_modules", json!("(.*.*)*(.*.*)*(?=!)x(.*)\\1q_proj"));
+    assert!(endless.contains("target_modules") || endless.contains("pattern"), "{endless}");
+}
+
+#[test]
+fn names_are_those_of_the_whole_path_or_its_end() {
+    for targets in [
+        json!(["self_attn.q_proj", "v_proj", "mlp.down_proj"]),
+        json!(".*(q|v|down)_proj"),
+        json!(r"model\.layers\.\d+\.(self_attn\.(q_proj|v_proj)|mlp\.down_proj)"),
+    ] {
+        opened("lora", |settings| settings["target_modules"] = targets.clone()).unwrap();
+    }
+    opened("lora", |settings| settings["exclude_modules"] = json!(["q_proj"])).expect_err("q_proj is left out");
+}

@@ -1,0 +1,44 @@
+//! The linear layers of a model, listed without making it.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bridge_core::model::{Adapter, Declaration, LinearAdaptation, LinearLayer, Scope, Stage, Workload};
+
+use super::config::DecoderConfig;
+use super::model::outline;
+
+/// A linear layer of a model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ListedLayer {
+    /// The layer.
+    pub layer: LinearLayer,
+    /// Whether it is inside one of several experts.
+    pub is_of_expert: bool,
+}
+
+/// An adapter that changes nothing and writes down which layers there are.
+#[derive(Debug, Default)]
+struct Listing(Mutex<Vec<ListedLayer>>);
+
+impl Adapter for Listing {
+    fn trains(&self, _: &Declaration) -> bool {
+        true
+    }
+
+    fn adapt(&self, layer: &LinearLayer, scope: &Scope) -> Option<LinearAdaptation> {
+        let listed = ListedLayer { layer: layer.clone(), is_of_expert: scope.is_of_expert() };
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(listed);
+        None
+    }
+}
+
+impl DecoderConfig {
+    /// The linear layers of the whole model, in the order in which they are declared. Nothing is made.
+    pub(crate) fn linear_layers(&self) -> Vec<ListedLayer> {
+        let listing = Arc::new(Listing::default());
+        let work = Workload::sequence(1, self.padded_vocab_size);
+        let adapter: Arc<dyn Adapter> = Arc::<Listing>::clone(&listing);
+        outline(self, &work, &Stage::whole(self.stacks()), Some(adapter));
+        std::mem::take(&mut *listing.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
