@@ -1,6 +1,8 @@
 //! Self-attention with grouped key/value heads.
 
-use bridge_core::model::{Cut, Exchange, PassKind, Scope, SegmentCost, TrafficKind, WeightGradientStore, Workload};
+use bridge_core::model::{
+    Cut, Exchange, ParameterRole, PassKind, Scope, SegmentCost, TrafficKind, WeightGradientStore, Workload,
+};
 use bridge_dist::comm::Operation;
 use bridge_dist::mesh::GroupKind;
 use bridge_kernels::attention::workspace_bytes;
@@ -8,7 +10,7 @@ use bridge_kernels::rotary::Positions;
 use bridge_kernels::{
     AttentionOptions, DropoutKey, PackedHeads, RotaryTable, apply_rotary, packed_attention, rms_norm,
 };
-use burn::module::Module;
+use burn::module::{Module, Param};
 use burn::tensor::{FloatDType, Int, Tensor};
 
 use super::context_parallel::{Heads, attend};
@@ -28,6 +30,8 @@ pub(crate) struct SelfAttention {
     linear_qkv: Linear,
     q_layernorm: Option<Norm>,
     k_layernorm: Option<Norm>,
+    /// The sinks of this rank's heads, `[h]`.
+    softmax_offset: Option<Param<Tensor<1>>>,
     linear_proj: Linear,
     #[module(skip)]
     settings: Settings,
@@ -171,6 +175,10 @@ impl SelfAttention {
             })
         };
         let covers_all = config.qk_layernorm_scope == QkNormScope::Projection;
+        let sinks = || {
+            let scope = scope.child("core_attention");
+            scope.parameter("softmax_offset", [heads], Cut::Rows, initial.weight, ParameterRole::Bias)
+        };
         let linear_qkv = LinearConfig {
             inputs: c,
             outputs: config.qkv_size(),
@@ -189,6 +197,7 @@ impl SelfAttention {
             linear_qkv: Linear::new(&linear_qkv, scope, "linear_qkv"),
             q_layernorm: qk_norm("q_layernorm", heads, Cut::Rows),
             k_layernorm: qk_norm("k_layernorm", groups, Cut::KeyHeads { heads: groups }),
+            softmax_offset: config.attention_sinks.then(sinks),
             linear_proj: Linear::new(&linear_proj, scope, "linear_proj"),
             settings: Settings {
                 packed: heads_of_a_rank(config, scope.place().tensor.size),
@@ -219,7 +228,7 @@ impl SelfAttention {
             softcap: self.settings.softcap,
             dropout: dropout(self.settings.dropout, input.dropout_key, regions),
             document_ids: input.document_ids.clone(),
-            sinks_h: None,
+            sinks_h: self.softmax_offset.as_ref().map(|sinks_h| sinks_h.val()),
         };
         let qkv_btf = self.linear_qkv.forward(x_btc, store);
         let rotary = input.rotary.filter(|_| self.settings.use_rope);

@@ -18,6 +18,8 @@ pub(crate) struct Linear {
     bias: Option<Param<Tensor<1>>>,
     /// What an adapter makes of the layer.
     adaptation: Option<LinearAdaptation>,
+    /// What a product adds of the bias: less than all where it is a term of a sum over ranks that each add theirs.
+    bias_share: f64,
     /// Name of the weight outside this module.
     #[module(skip)]
     weight_name: String,
@@ -53,17 +55,27 @@ pub(crate) fn flops(tokens: f64, inputs: usize, outputs: usize) -> f64 {
 }
 
 impl Linear {
-    /// The layer called `name`.
+    /// The layer called `name`. If it is row-parallel, the bias is added to the sum of all ranks' terms.
     pub fn new(config: &LinearConfig, scope: &Scope, name: &str) -> Self {
+        Self::with_bias_of((config, Meets::ResidualStream), scope, name)
+    }
+
+    /// The row-parallel layer called `name` of which each of `ranks` computes a term of a sum, the bias included, of which each has a share.
+    pub fn of_terms(config: &LinearConfig, scope: &Scope, name: &str, ranks: usize) -> Self {
+        let layer = Self::with_bias_of((config, Meets::OwnPart), scope, name);
+        Self { bias_share: 1.0 / ranks as f64, ..layer }
+    }
+
+    fn with_bias_of((config, meets): (&LinearConfig, Meets), scope: &Scope, name: &str) -> Self {
         let scope = scope.child(name);
         let LinearConfig { inputs, outputs, cut, initial, .. } = *config;
-        // The bias of a row-parallel layer is added to the sum of all ranks' terms.
-        let bias_cut = if cut == Cut::Columns { Cut::Replicated(Meets::ResidualStream) } else { cut };
+        let bias_cut = if cut == Cut::Columns { Cut::Replicated(meets) } else { cut };
         let bias = || scope.parameter("bias", [outputs], bias_cut, Initial::Zeros, ParameterRole::Bias);
         Self {
             weight: scope.parameter("weight", [outputs, inputs], cut, initial, ParameterRole::Weight),
             bias: config.bias.then(bias),
             adaptation: scope.adapt(&LinearLayer { name: scope.path().to_owned(), inputs, outputs, cut }),
+            bias_share: 1.0,
             weight_name: scope.name("weight"),
         }
     }
@@ -107,7 +119,8 @@ impl Linear {
     }
 
     fn bias(&self) -> Option<Tensor<1>> {
-        self.bias.as_ref().map(|bias| bias.val())
+        let share = |bias: Tensor<1>| if self.bias_share == 1.0 { bias } else { bias * self.bias_share };
+        self.bias.as_ref().map(|bias| share(bias.val()))
     }
 
     /// What the adapter makes of the product.

@@ -49,6 +49,20 @@ impl Mlp {
 
     /// The block at `scope`, of width `f` over all ranks.
     pub fn new(config: &DecoderConfig, f: usize, scope: &Scope) -> Self {
+        Self::with_second(config, f, scope, Linear::new)
+    }
+
+    /// The block of which each of `ranks` computes a term of a sum ([`Self::forward_term`]).
+    pub fn of_terms(config: &DecoderConfig, f: usize, scope: &Scope, ranks: usize) -> Self {
+        Self::with_second(config, f, scope, |config, scope, name| Linear::of_terms(config, scope, name, ranks))
+    }
+
+    fn with_second(
+        config: &DecoderConfig,
+        f: usize,
+        scope: &Scope,
+        second: impl FnOnce(&LinearConfig, &Scope, &str) -> Linear,
+    ) -> Self {
         let initial = InitialValues::new(config);
         let (c, blocks, bias) = (config.hidden_size, config.fc1_blocks(), config.mlp_bias);
         let linear_fc1 =
@@ -56,7 +70,7 @@ impl Mlp {
         let linear_fc2 = LinearConfig { inputs: f, outputs: c, bias, cut: Cut::Columns, initial: initial.output };
         Self {
             linear_fc1: Linear::new(&linear_fc1, scope, "linear_fc1"),
-            linear_fc2: Linear::new(&linear_fc2, scope, "linear_fc2"),
+            linear_fc2: second(&linear_fc2, scope, "linear_fc2"),
             unit: config.feed_forward_unit(),
         }
     }
@@ -90,7 +104,7 @@ impl Mlp {
 
     /// This rank's term of a sum over the tensor-parallel ranks, without communication; with one such rank, the whole.
     ///
-    /// `[n, c]` -> `[n, c]`. With a bias in the second layer there must be one rank only.
+    /// `[n, c]` -> `[n, c]`. The block is one [of terms](Self::of_terms).
     pub fn forward_term(&self, x_nc: Tensor<2>) -> Tensor<2> {
         let [n, c] = x_nc.dims();
         self.linear_fc2.forward(self.hidden(x_nc.reshape([1, n, c]), None), None).reshape([n, c])

@@ -1,8 +1,10 @@
 //! What families with experts share: rows of settings, and where experts are.
 
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
-use crate::decoder::{DecoderConfig, MoeConfig};
+use crate::decoder::{DecoderConfig, MoeConfig, ScoreFunction};
+use crate::huggingface::HfError;
+use crate::huggingface::fields::Fields;
 use crate::huggingface::settings::Setting;
 use crate::huggingface::weight_map::{Fusion, WeightRule, rule};
 
@@ -22,6 +24,45 @@ pub(super) const NORM_TOPK_PROB: Setting = Setting::Keys {
         settings.insert("norm_topk_prob".into(), json!(is_normalized));
     },
 };
+
+/// What absent settings of a router with sigmoids mean.
+pub(super) struct SigmoidRouter {
+    /// `n_group`.
+    pub groups: usize,
+    /// `topk_group`.
+    pub chosen: usize,
+    /// `routed_scaling_factor`.
+    pub factor: f64,
+}
+
+impl SigmoidRouter {
+    /// A router as DeepSeek-V3's: groups of experts, of which one has no meaning, a bias in the choice, and the weights of the chosen experts.
+    pub fn read(&self, fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
+        let groups = fields.size("n_group")?.unwrap_or(self.groups);
+        let chosen = fields.size("topk_group")?.unwrap_or(self.chosen);
+        let factor = fields.number("routed_scaling_factor")?.unwrap_or(self.factor);
+        let moe = experts(config);
+        (moe.score_function, moe.expert_bias) = (ScoreFunction::Sigmoid, true);
+        let divides = moe.num_experts.is_multiple_of(groups);
+        let expected = format!("a divisor of n_routed_experts ({})", moe.num_experts);
+        fields.require(divides, "n_group", &groups.to_string(), &expected)?;
+        if groups > 1 {
+            // Groups are compared by their best two experts, however many a token uses.
+            (moe.num_groups, moe.group_topk, moe.group_score_topk) = (Some(groups), Some(chosen), Some(2));
+        }
+        moe.topk_scaling_factor = Some(factor).filter(|factor| *factor != 1.0);
+        moe.raw_scores = !fields.bool("norm_topk_prob")?.unwrap_or(true);
+        Ok(())
+    }
+
+    /// The other way round.
+    pub fn write(moe: &MoeConfig, settings: &mut Map<String, Value>) {
+        settings.insert("n_group".into(), json!(moe.num_groups.unwrap_or(1)));
+        settings.insert("topk_group".into(), json!(moe.group_topk.unwrap_or(1)));
+        settings.insert("routed_scaling_factor".into(), json!(moe.topk_scaling_factor.unwrap_or(1.0)));
+        settings.insert("norm_topk_prob".into(), json!(!moe.raw_scores));
+    }
+}
 
 /// Router and experts, each expert with three matrices of its own: gate, up and down.
 pub(super) const APART: &[WeightRule] = &[

@@ -71,7 +71,7 @@ impl HfModel {
         let dropped_prefix = (!has_prefix).then_some(family.prefix);
         let mut model = Self { family, config, eos_token_ids, settings, packed, source, map, experts, dropped_prefix };
         let mut problems = model.problems()?;
-        if !problems.is_empty() && model.config.moe.is_some() {
+        if !problems.is_empty() {
             let stacked = WeightMap::new(family, &model.config, ExpertLayout::Stacked)?;
             let apart = std::mem::replace(&mut model.map, stacked);
             let others = model.problems()?;

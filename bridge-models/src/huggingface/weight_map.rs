@@ -37,10 +37,11 @@ pub(crate) struct WeightRule {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ExpertLayout {
-    /// Each expert has tensors of its own: what folders on disk have.
+    /// Each expert has tensors of its own: what folders on disk have, and their names.
     #[default]
     Apart,
-    /// One tensor has all experts, one after the other along its first dimension: the state of a module of transformers 5.
+    /// One tensor has all experts, one after the other along its first dimension: the state of a module of transformers 5,
+    /// and its names.
     Stacked,
 }
 
@@ -88,6 +89,16 @@ impl WeightRule {
     pub const fn stacked(self) -> Self {
         Self { experts: ExpertLayout::Stacked, ..self }
     }
+}
+
+/// These rules, as those of files that have all experts in one tensor ([`WeightRule::stacked`]).
+pub(crate) const fn stacked<const N: usize>(mut rules: [WeightRule; N]) -> [WeightRule; N] {
+    let mut index = 0;
+    while index < N {
+        rules[index] = rules[index].stacked();
+        index += 1;
+    }
+    rules
 }
 
 /// How tensors make up a parameter.

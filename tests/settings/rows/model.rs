@@ -152,6 +152,8 @@ fn latent() -> Vec<Row> {
         "model.qk_head_dim=6",
         "model.qk_pos_emb_head_dim=4",
         "model.v_head_dim=8",
+        // So large that the loss shows what changes scores alone.
+        "model.init_method_std=0.2",
     ]);
     vec![
         row("model.multi_latent_attention", &tiny_with(&["model.num_query_groups=4"]), &[AS_IT_IS, on])
@@ -171,6 +173,7 @@ fn attention() -> Vec<Row> {
         row("model.qk_layernorm_scope", &tiny_with(&["model.qk_layernorm=true"]), &["head", "projection"])
             .moves("loss_1 shapes slices"),
         switch("model.qk_l2_norm", &tiny()).moves("loss_1"),
+        switch("model.attention_sinks", &tiny()).moves("loss_1 shapes slices"),
         row("model.attention_dropout", &tiny(), &[AS_IT_IS, "0.1"]).moves("loss_1"),
         row("model.softmax_scale", &tiny(), &[AS_IT_IS, "0.5"]).moves("loss_1"),
         row("model.attn_logit_softcapping", &tiny(), &[AS_IT_IS, "0.01"]).moves("loss_1"),

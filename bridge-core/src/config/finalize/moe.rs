@@ -137,11 +137,6 @@ fn ranks_fit(draft: &mut Draft<'_>, model: &TransformerConfig, experts: usize) {
     let tensor = model.tensor_model_parallel_size.max(1);
     let expert_tensor = model.expert_tensor_parallel_size.unwrap_or(tensor).max(1);
     draft.require(
-        !model.add_bias_linear || tensor.max(expert_tensor) == 1,
-        "model.add_bias_linear",
-        "experts with biases need model.tensor_model_parallel_size = 1, and model.expert_tensor_parallel_size too",
-    );
-    draft.require(
         expert_tensor == tensor || tensor == 1 || model.sequence_parallel,
         "model.expert_tensor_parallel_size",
         "experts that are sharded over other ranks than the rest need model.sequence_parallel, which gives each rank its own tokens",

@@ -110,6 +110,8 @@ section! {
         qk_layernorm_scope: QkNormScope = QkNormScope::Head;
         /// Normalize query and key by their root mean square, without weights.
         qk_l2_norm: bool = false;
+        /// One more score in the softmax of each head, learned and without a value (ours; upstream `softmax_type = "learnable"`).
+        attention_sinks: bool = false;
         /// Biases in all linear layers.
         add_bias_linear: bool = true;
         /// Bias in the query-key-value projection.
@@ -168,14 +170,11 @@ section! {
         /// Tokens of the decoder's sequences (kind t5), where `seq_length` counts the encoder's.
         @training seq_length_dec: usize = 128, Limits::SIZE => not_built("the length of a decoder's own sequences, behind an encoder");
         /// Distances that relative positions tell apart.
-        relative_attention_num_buckets: usize = 32, COUNT
-            => not_built("the distances of relative positions, which only kinds of model with an encoder have");
+        relative_attention_num_buckets: usize = 32, COUNT => not_built("the distances of relative positions, which only kinds of model with an encoder have");
         /// Distance from which on all are one to relative positions.
-        relative_attention_max_distance: usize = 128, Limits::SIZE
-            => not_built("the longest distance of relative positions, which only kinds of model with an encoder have");
+        relative_attention_max_distance: usize = 128, Limits::SIZE => not_built("the longest distance of relative positions, which only kinds of model with an encoder have");
         /// Token that a decoder behind an encoder begins with (ours).
-        @training decoder_start_token_id: usize = 0, Limits::SIZE_OR_ZERO
-            => not_built("the first token of a decoder behind an encoder");
+        @training decoder_start_token_id: usize = 0, Limits::SIZE_OR_ZERO => not_built("the first token of a decoder behind an encoder");
         /// Divide the decoder's output by the square root of `hidden_size` before the tied output projection (ours).
         scale_decoder_outputs: bool = false => not_built("the scale of T5's tied output projection");
         /// Weight of the multi-token loss.
@@ -184,16 +183,13 @@ section! {
         /// Divide gradients by all unmasked tokens of the step instead of averaging micro-batches.
         @training calculate_per_token_loss: bool = false;
         /// Attention implementation.
-        @execution attention_backend: AttentionBackend = AttentionBackend::Auto
-            => no_counterpart("a choice of CUDA libraries; each device has one attention implementation here").inert(&["local"]);
+        @execution attention_backend: AttentionBackend = AttentionBackend::Auto => no_counterpart("a choice of CUDA libraries; each device has one attention implementation here").inert(&["local"]);
         /// Layer implementation. Upstream's default is transformer_engine, which does not exist here.
-        transformer_impl: TransformerImpl = TransformerImpl::Local
-            => no_counterpart("Transformer Engine's layers and Megatron's inference layers; Bridge's own are \"local\"");
+        transformer_impl: TransformerImpl = TransformerImpl::Local => no_counterpart("Transformer Engine's layers and Megatron's inference layers; Bridge's own are \"local\"");
         /// Loss in 16 bits.
         fp16_lm_cross_entropy: bool = false => not_built("a loss in 16 bits; it is computed in 32 bits");
         /// Keep logits split over tensor-parallel ranks.
-        parallel_output: bool = true
-            => no_counterpart("logits gathered over tensor-parallel ranks; the loss works on each rank's shard and never gathers them");
+        parallel_output: bool = true => no_counterpart("logits gathered over tensor-parallel ranks; the loss works on each rank's shard and never gathers them");
         /// Associated hub model: for information, not loaded.
         hf_model_id: Option<String> = None
             => not_built("models of the Hugging Face hub by name; import its folder and set checkpoint.pretrained_checkpoint");
@@ -436,6 +432,8 @@ section! {
         moe_input_jitter_eps: Option<f64> = None => not_built("noise on the router's input");
         /// Gate.
         moe_router_score_function: RouterScoreFunction = RouterScoreFunction::Softmax;
+        /// Bias of the router (ours; upstream with `add_bias_linear`).
+        moe_router_bias: bool = false;
         /// With sigmoid scores: weights are the scores themselves, not their shares of the chosen scores' sum (ours).
         moe_router_raw_scores: bool = false;
         /// Score before choosing experts.
@@ -459,6 +457,8 @@ section! {
         @training freeze_moe_router: bool = false;
         /// Random routing for benchmarks.
         moe_router_force_load_balancing: bool = false => not_built("random routing, for benchmarks");
+        /// Biases of the routed experts; null is as in the MLP (ours).
+        moe_linear_bias: Option<bool> = None;
         /// Width of all shared experts.
         moe_shared_expert_intermediate_size: Option<usize> = None, Limits::SIZE;
         /// Gate of the shared expert.

@@ -47,7 +47,7 @@ pub(super) fn cost(config: &DecoderConfig, moe: &MoeConfig, work: &Workload) -> 
 /// Elements of one expert.
 fn expert_parameters(config: &DecoderConfig, moe: &MoeConfig) -> u64 {
     let (c, f, first) = (config.hidden_size, moe.ffn_hidden_size, config.fc1_blocks() * moe.ffn_hidden_size);
-    let biases = if config.mlp_bias { first + c } else { 0 };
+    let biases = if moe.linear_bias { first + c } else { 0 };
     (first * c + c * f + biases) as u64
 }
 

@@ -65,9 +65,11 @@ impl Moe {
     pub fn new(config: &DecoderConfig, moe: &MoeConfig, scope: &Scope) -> Self {
         let router = Router::new(config, moe, &scope.child("router"));
         let experts = scope.child("experts").child("local_experts").experts(moe.num_experts);
-        let expert = |scope: &Scope| Mlp::new(config, moe.ffn_hidden_size, scope);
+        let place = scope.place();
+        let of_experts = DecoderConfig { mlp_bias: moe.linear_bias, ..config.clone() };
+        let expert = |scope: &Scope| Mlp::of_terms(&of_experts, moe.ffn_hidden_size, scope, place.expert_tensor.size);
         let shared_scope = scope.child("shared_experts");
-        let shared = |size: usize| Mlp::new(config, size, &shared_scope);
+        let shared = |size: usize| Mlp::of_terms(config, size, &shared_scope, place.tensor.size);
         let gate = || {
             let (shape, cut) = ([1, config.hidden_size], Cut::Replicated(Meets::OwnPart));
             shared_scope.parameter("gate_weight", shape, cut, InitialValues::new(config).weight, ParameterRole::Weight)

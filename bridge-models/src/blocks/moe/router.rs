@@ -29,6 +29,8 @@ use crate::models::decoder::config::{DecoderConfig, MoeConfig};
 #[derive(Module, Debug)]
 pub(super) struct Router {
     weight: Param<Tensor<2>>,
+    /// Added to the scores, `[e]`.
+    bias: Option<Param<Tensor<1>>>,
     /// Added to the scores for the choice, `[e]`.
     expert_bias: Option<Param<Tensor<1>>>,
     #[module(skip)]
@@ -101,11 +103,15 @@ impl Router {
         let initial = InitialValues::new(config).weight;
         let scope = scope.component(Component::Router);
         let frozen = scope.frozen();
-        let bias = || frozen.parameter("expert_bias", [moe.num_experts], cut, Initial::Zeros, ParameterRole::Bias);
+        let expert_bias =
+            || frozen.parameter("expert_bias", [moe.num_experts], cut, Initial::Zeros, ParameterRole::Bias);
         let trained = if moe.freeze_router { &frozen } else { &scope };
         Self {
             weight: trained.parameter("weight", shape, cut, initial, ParameterRole::Weight),
-            expert_bias: moe.expert_bias.then(bias),
+            bias: moe
+                .router_bias
+                .then(|| trained.parameter("bias", [moe.num_experts], cut, Initial::Zeros, ParameterRole::Bias)),
+            expert_bias: moe.expert_bias.then(expert_bias),
             settings: Settings {
                 topk: moe.topk,
                 score_function: moe.score_function,
@@ -122,11 +128,11 @@ impl Router {
 
     /// Scores, `[b, t, c]` -> `[b, t, e]` float32.
     pub fn logits(&self, x_btc: Tensor<3>) -> Tensor<3> {
-        let weight_ec = self.weight.val();
+        let (weight_ec, bias_e) = (self.weight.val(), self.bias.as_ref().map(|bias_e| bias_e.val()));
         if self.settings.in_float32 {
-            return linear(to_float32(x_btc), to_float32(weight_ec), None);
+            return linear(to_float32(x_btc), to_float32(weight_ec), bias_e.map(to_float32));
         }
-        to_float32(linear(x_btc, weight_ec, None))
+        to_float32(linear(x_btc, weight_ec, bias_e))
     }
 
     /// Chooses experts by their scores, `[n, e]` float32.

@@ -35,7 +35,7 @@ fn upstream(device: &Device) -> Tensor<2> {
 }
 
 fn router(settings: Settings, device: &Device) -> Router {
-    Router { weight: Param::from_tensor(Tensor::zeros([E, 2], device)), expert_bias: None, settings }
+    Router { weight: Param::from_tensor(Tensor::zeros([E, 2], device)), bias: None, expert_bias: None, settings }
 }
 
 fn gradient(x: &Tensor<2>, loss: Tensor<1>) -> Vec<f32> {

@@ -2,11 +2,9 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::decoder::{
-    DecoderConfig, LatentConfig, LayerPattern, PositionEmbedding, RopeConfig, RopeScaling, ScoreFunction,
-};
+use crate::decoder::{DecoderConfig, LatentConfig, LayerPattern, PositionEmbedding, RopeConfig, RopeScaling};
 use crate::families::llama::config::{ATTENTION_BIAS, BLOCKS, SIZES};
-use crate::families::mixture::experts;
+use crate::families::mixture::{SigmoidRouter, experts};
 use crate::huggingface::error::HfError;
 use crate::huggingface::fields::Fields;
 use crate::huggingface::rope::{self, RopeForm};
@@ -35,10 +33,6 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting::Only("scoring_func", || json!("sigmoid")),
     Setting::Only("topk_method", || json!("noaux_tc")),
     Setting::Only("moe_layer_freq", || json!(1)),
-    Setting::Always(|c| {
-        experts(c).score_function = ScoreFunction::Sigmoid;
-        experts(c).expert_bias = true;
-    }),
     Setting::Keys { read: read_router, write: write_router },
     Setting::Keys { read: read_layers, write: write_layers },
     Setting::Rows(BLOCKS),
@@ -63,31 +57,18 @@ fn write_query_rank(config: &DecoderConfig, settings: &mut Map<String, Value>) {
     settings.insert("q_lora_rank".into(), json!(config.latent.as_ref().and_then(|latent| latent.q_lora_rank)));
 }
 
-/// Groups of experts, of which one has no meaning; the weights of the chosen experts; the block of `n_shared_experts` that all tokens go through.
+/// The router, and the block of `n_shared_experts` that all tokens go through.
 fn read_router(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
-    let (groups, chosen) = (fields.size("n_group")?.unwrap_or(8), fields.size("topk_group")?.unwrap_or(4));
-    let factor = fields.number("routed_scaling_factor")?.unwrap_or(2.5);
-    let moe = experts(config);
-    let divides = moe.num_experts.is_multiple_of(groups);
-    let expected = format!("a divisor of n_routed_experts ({})", moe.num_experts);
-    fields.require(divides, "n_group", &groups.to_string(), &expected)?;
-    if groups > 1 {
-        // Groups are compared by their best two experts, however many a token uses.
-        (moe.num_groups, moe.group_topk, moe.group_score_topk) = (Some(groups), Some(chosen), Some(2));
-    }
-    moe.topk_scaling_factor = Some(factor).filter(|factor| *factor != 1.0);
-    moe.raw_scores = !fields.bool("norm_topk_prob")?.unwrap_or(true);
+    SigmoidRouter { groups: 8, chosen: 4, factor: 2.5 }.read(fields, config)?;
     let shared = fields.size("n_shared_experts")?.unwrap_or(1);
+    let moe = experts(config);
     moe.shared_expert_intermediate_size = Some(shared.saturating_mul(moe.ffn_hidden_size));
     Ok(())
 }
 
 fn write_router(config: &DecoderConfig, settings: &mut Map<String, Value>) {
     let Some(moe) = &config.moe else { return };
-    settings.insert("n_group".into(), json!(moe.num_groups.unwrap_or(1)));
-    settings.insert("topk_group".into(), json!(moe.group_topk.unwrap_or(1)));
-    settings.insert("routed_scaling_factor".into(), json!(moe.topk_scaling_factor.unwrap_or(1.0)));
-    settings.insert("norm_topk_prob".into(), json!(!moe.raw_scores));
+    SigmoidRouter::write(moe, settings);
     // Another width than a multiple of an expert's is read back as another, and refused so.
     let shared = moe.shared_expert_intermediate_size.unwrap_or(0).checked_div(moe.ffn_hidden_size).unwrap_or(0);
     settings.insert("n_shared_experts".into(), json!(shared));

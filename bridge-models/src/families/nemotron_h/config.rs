@@ -3,8 +3,11 @@
 use bridge_kernels::Activation;
 use serde_json::{Map, Value, json};
 
-use crate::decoder::{DecoderConfig, HybridBlock, HybridConfig, MambaConfig, NormKind, PositionEmbedding};
+use crate::decoder::{
+    DecoderConfig, HybridBlock, HybridConfig, LayerPattern, MambaConfig, NormKind, PositionEmbedding,
+};
 use crate::families::mamba2::config::{BLOCK, mamba, silu};
+use crate::families::mixture::{SigmoidRouter, experts};
 use crate::huggingface::error::HfError;
 use crate::huggingface::fields::Fields;
 use crate::huggingface::settings::{Setting, USUAL_SOFTMAX_SCALE, size, size_or};
@@ -36,11 +39,48 @@ pub(super) const SETTINGS: &[Setting] = &[
     size_or("mamba_num_heads", |c| &mut mamba(c).num_heads, |_, _| Ok(128)),
     size_or("mamba_head_dim", |c| &mut mamba(c).head_size, |_, _| Ok(64)),
     size_or("chunk_size", |c| &mut mamba(c).chunk_size, |_, _| Ok(128)),
+    Setting::Keys { read: read_experts, write: write_experts },
+    Setting::Only("moe_latent_size", || json!(null)),
     Setting::Rule(|fields, _| silu(fields, "mamba_hidden_act")),
     Setting::Rows(BLOCK),
+    // The bound of a new model's time steps is that of all, whatever `time_step_limit` says.
+    Setting::Number("time_step_min", |c| &mut mamba(c).least_time_step, |_, _| Ok(1e-3)),
     Setting::Number("initializer_range", |c| &mut c.init_method_std, |_, _| Ok(0.02)),
     Setting::Only("num_nextn_predict_layers", || json!(0)),
 ];
+
+/// What absent settings of the router mean.
+const ROUTER: SigmoidRouter = SigmoidRouter { groups: 1, chosen: 1, factor: 1.0 };
+
+/// Experts, which have no biases, whatever feed-forward blocks and the shared experts have.
+fn read_experts(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
+    if !config.has_block(HybridBlock::Moe) {
+        return Ok(());
+    }
+    let layers = config.hybrid.iter().flat_map(|hybrid| &hybrid.layers);
+    let layers = layers.map(|block| *block == HybridBlock::Moe).collect();
+    let moe = experts(config);
+    moe.layers = LayerPattern::from_list(layers);
+    moe.num_experts = fields.size("n_routed_experts")?.unwrap_or(8);
+    moe.topk = fields.size("num_experts_per_tok")?.unwrap_or(2);
+    moe.ffn_hidden_size = fields.size("moe_intermediate_size")?.unwrap_or(7688);
+    moe.shared_expert_intermediate_size = Some(fields.size("moe_shared_expert_intermediate_size")?.unwrap_or(7688));
+    ROUTER.read(fields, config)
+}
+
+fn write_experts(config: &DecoderConfig, settings: &mut Map<String, Value>) {
+    let Some(moe) = &config.moe else { return };
+    for (key, size) in [
+        ("n_routed_experts", Some(moe.num_experts)),
+        ("num_experts_per_tok", Some(moe.topk)),
+        ("moe_intermediate_size", Some(moe.ffn_hidden_size)),
+        // Without shared experts the usual ones are read back, and refused so.
+        ("moe_shared_expert_intermediate_size", moe.shared_expert_intermediate_size),
+    ] {
+        settings.extend(size.map(|size| (key.to_owned(), json!(size))));
+    }
+    SigmoidRouter::write(moe, settings);
+}
 
 /// The blocks by letter and by the names that they have in lists; the first name is the one written.
 const BLOCKS: [(HybridBlock, char, [&str; 2]); 4] = [

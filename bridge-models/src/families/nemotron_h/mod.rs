@@ -1,4 +1,4 @@
-//! Nemotron-H: layers of one block each, state space, attention without positions, or a feed-forward block.
+//! Nemotron-H: layers of one block each, state space, attention without positions, a feed-forward block, or experts.
 
 mod config;
 #[cfg(test)]
@@ -12,7 +12,7 @@ pub(super) static FAMILY: Family = Family {
     model_type: "nemotron_h",
     architecture: "NemotronHForCausalLM",
     settings: config::SETTINGS,
-    weights: &[weights::WEIGHTS],
+    weights: &[weights::ON_DISK, weights::OF_MODULE, weights::APART, weights::STACKED, weights::OUTPUT],
     prefix: "model.",
     buffers: &[],
 };

@@ -2,8 +2,9 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::decoder::DecoderConfig;
+use crate::decoder::{DecoderConfig, ScoreFunction};
 use crate::huggingface::fields::Fields;
+use crate::huggingface::{ExpertLayout, WeightMap};
 
 fn read(more: Value) -> Result<DecoderConfig, String> {
     let base = json!({ "vocab_size": 50, "hidden_size": 24, "mamba_num_heads": 8, "num_attention_heads": 4 });
@@ -34,6 +35,53 @@ fn letters_old_names_and_new_names_mean_the_same() {
         let error = read(more).unwrap_err();
         assert!(error.contains(key), "{error}");
     }
+}
+
+#[test]
+fn layers_with_experts_have_a_router_of_sigmoids() {
+    let sizes =
+        json!({ "hybrid_override_pattern": "ME*E", "num_key_value_heads": 2, "mlp_bias": true, "n_routed_experts": 6 });
+    let config = read(sizes.clone()).unwrap();
+    let moe = config.moe.clone().unwrap();
+    assert_eq!((moe.num_experts, moe.topk, moe.ffn_hidden_size, moe.num_groups), (6, 2, 7688, None));
+    assert_eq!((moe.shared_expert_intermediate_size, moe.topk_scaling_factor), (Some(7688), None));
+    assert!(moe.expert_bias && moe.score_function == ScoreFunction::Sigmoid && !moe.raw_scores && !moe.linear_bias);
+    assert_eq!((0..4).filter(|layer| moe.layers.includes(*layer)).collect::<Vec<_>>(), [1, 3]);
+    let family = &super::FAMILY;
+    assert_eq!(family.decoder_config(&Fields::new(&family.settings(&config).unwrap())).unwrap(), config);
+    let mut groups = sizes.as_object().unwrap().clone();
+    groups.extend([
+        ("n_group".into(), json!(3)),
+        ("topk_group".into(), json!(2)),
+        ("norm_topk_prob".into(), json!(false)),
+    ]);
+    let moe = read(Value::Object(groups)).unwrap().moe.unwrap();
+    assert_eq!(
+        (moe.num_groups, moe.group_topk, moe.group_score_topk, moe.raw_scores),
+        (Some(3), Some(2), Some(2), true)
+    );
+    let none = json!({ "hybrid_override_pattern": "M*", "num_key_value_heads": 2, "time_step_limit": [0.0, 1.0] });
+    let config = read(none).unwrap();
+    let mamba = config.hybrid.unwrap().mamba;
+    assert!(config.moe.is_none() && mamba.least_time_step == 1e-3 && mamba.largest_time_step.is_none());
+}
+
+#[test]
+fn folders_on_disk_and_modules_have_other_names() {
+    let sizes = json!({ "hybrid_override_pattern": "ME*M", "num_key_value_heads": 2, "n_routed_experts": 3 });
+    let config = read(sizes).unwrap();
+    let stored = |experts, name: &str| {
+        let map = WeightMap::new(&super::FAMILY, &config, experts).unwrap();
+        map.entry(name).unwrap().tensors[0].clone()
+    };
+    let name = "decoder.layers.1.mlp.experts.local_experts.2.linear_fc1.weight";
+    let apart = stored(ExpertLayout::Apart, name);
+    assert_eq!((apart.name.as_str(), apart.part), ("backbone.layers.1.mixer.experts.2.up_proj.weight", None));
+    let all = stored(ExpertLayout::Stacked, name);
+    assert_eq!((all.name.as_str(), all.start()), ("model.layers.1.mixer.experts.up_proj", 2 * 7688 * 24));
+    let embedding = "embedding.word_embeddings.weight";
+    assert_eq!(stored(ExpertLayout::Apart, embedding).name, "backbone.embeddings.weight");
+    assert_eq!(stored(ExpertLayout::Stacked, embedding).name, "model.embeddings.weight");
 }
 
 #[test]

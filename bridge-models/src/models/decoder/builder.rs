@@ -34,8 +34,9 @@ impl DecoderConfig {
 }
 
 /// Settings of attention that ask for nothing by default.
-const OF_ATTENTION: [&str; 8] = [
+const OF_ATTENTION: [&str; 9] = [
     "add_qkv_bias",
+    "attention_sinks",
     "attn_logit_softcapping",
     "no_rope_freq",
     "qk_l2_norm",

@@ -81,6 +81,9 @@ described! {
             },
             write: |is_on, _, section| section.qk_l2_norm = *is_on,
         };
+        /// One more score in the softmax of each head, learned and without a value.
+        #[serde(default)]
+        attention_sinks: bool = false => same!(attention_sinks);
         /// Bias in the query-key-value projection.
         qkv_bias: bool = false => Words {
             read: |section, _| Ok(section.add_bias_linear || section.add_qkv_bias),
@@ -212,6 +215,18 @@ described! {
         /// What makes scores of the router's product.
         #[serde(default)]
         score_function: ScoreFunction = ScoreFunction::Softmax => one_of!(moe_router_score_function, words::SCORES);
+        /// Biases of the experts that tokens are sent to.
+        #[serde(default)]
+        linear_bias: bool = false => Words {
+            read: |section, _| Ok(section.moe_linear_bias.unwrap_or(section.add_bias_linear || section.add_mlp_bias)),
+            write: |bias, _, section| {
+                let usual = section.add_bias_linear || section.add_mlp_bias;
+                section.moe_linear_bias = (*bias != usual).then_some(*bias);
+            },
+        };
+        /// Bias of the router.
+        #[serde(default)]
+        router_bias: bool = false => same!(moe_router_bias);
         /// With sigmoid scores: weights are not divided by their sum.
         #[serde(default)]
         raw_scores: bool = false => same!(moe_router_raw_scores);

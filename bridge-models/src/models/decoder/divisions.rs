@@ -24,7 +24,7 @@ pub(crate) fn check_divides(config: &DecoderConfig, place: &RankPlace) -> Result
         sizes.extend(
             moe.shared_expert_intermediate_size.map(|size| ("model.moe_shared_expert_intermediate_size", size)),
         );
-        check_experts(config, moe, place)?;
+        check_experts(moe, place)?;
     }
     if config.padded_vocab_size < ranks {
         let message = format!("expected a row for each of {ranks} ranks, found {}", config.padded_vocab_size);
@@ -44,7 +44,7 @@ pub(crate) fn check_divides(config: &DecoderConfig, place: &RankPlace) -> Result
     Err(invalid("model.num_query_groups", message))
 }
 
-fn check_experts(config: &DecoderConfig, moe: &MoeConfig, place: &RankPlace) -> Result<(), ModelBuildError> {
+fn check_experts(moe: &MoeConfig, place: &RankPlace) -> Result<(), ModelBuildError> {
     let (tensor, expert, expert_tensor) = (place.tensor.size, place.expert.size, place.expert_tensor.size);
     for (key, size, ranks_key, ranks) in [
         ("model.num_moe_experts", moe.num_experts, "model.expert_model_parallel_size", expert),
@@ -60,11 +60,6 @@ fn check_experts(config: &DecoderConfig, moe: &MoeConfig, place: &RankPlace) -> 
              need model.sequence_parallel, which gives each rank tokens of its own"
         );
         return Err(invalid("model.expert_tensor_parallel_size", message));
-    }
-    let shared = tensor.max(expert_tensor);
-    if config.mlp_bias && shared > 1 {
-        let message = format!("expected false: experts with biases cannot be cut over {shared} ranks");
-        return Err(invalid("model.add_bias_linear", message));
     }
     Ok(())
 }

@@ -201,6 +201,7 @@ impl DecoderConfig {
             (self.num_attention_heads, self.num_query_groups, self.kv_channels) = (1, 1, self.hidden_size);
             self.softmax_scale = 1.0 / (self.hidden_size as f64).sqrt();
             (self.attention_dropout, self.qk_layernorm) = (neutral.attention_dropout, neutral.qk_layernorm);
+            self.attention_sinks = neutral.attention_sinks;
             (self.qkv_bias, self.proj_bias) = (neutral.qkv_bias, neutral.proj_bias);
         }
         if self.has_unlimited_positions() {

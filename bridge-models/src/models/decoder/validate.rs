@@ -108,6 +108,10 @@ impl DecoderConfig {
             let message = "expected head with multi_latent_attention: there the latent vectors have norms";
             return Err(invalid("model.qk_layernorm_scope", message.into()));
         }
+        if self.attention_sinks {
+            let message = "expected false with multi_latent_attention, which has no sinks";
+            return Err(invalid("model.attention_sinks", message.into()));
+        }
         if self.qk_l2_norm {
             let message = "expected false with multi_latent_attention: there the latent vectors have norms";
             return Err(invalid("model.qk_l2_norm", message.into()));

@@ -44,6 +44,7 @@ pub(crate) fn validate(config: &DecoderConfig) -> Result<(), ModelBuildError> {
         ("model.add_bias_linear", config.qkv_bias || config.proj_bias || config.mlp_bias),
         ("model.qk_layernorm", config.qk_layernorm),
         ("model.qk_l2_norm", config.qk_l2_norm),
+        ("model.attention_sinks", config.attention_sinks),
         ("model.embedding_multiplier", config.embedding_multiplier != 1.0),
         ("model.logit_multiplier", config.logit_multiplier != 1.0),
         ("model.num_query_groups", config.num_query_groups != config.num_attention_heads),

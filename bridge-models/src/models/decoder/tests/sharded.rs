@@ -49,6 +49,7 @@ fn ranks_that_hold_the_same_keys_and_values_compute_what_one_does() {
             ("llama", llama()),
             ("biases and norms", DecoderConfig { qkv_bias: true, qk_layernorm: true, ..llama() }),
             ("gpt2", gpt2()),
+            ("sinks", DecoderConfig { attention_sinks: true, ..llama() }),
             ("everything", everything()),
             ("norms over projections", factors()[0].clone()),
         ];

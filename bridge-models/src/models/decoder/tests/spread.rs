@@ -263,6 +263,7 @@ pub fn families() -> Vec<(&'static str, DecoderConfig)> {
         ("a gate with limits", limited),
         ("llama", llama()),
         ("llama, tied", tied),
+        ("sinks", DecoderConfig { attention_sinks: true, ..llama() }),
         ("blocks side by side in sandwich norms", DecoderConfig { residual, ..llama() }),
         ("gpt2 with post-norm", DecoderConfig { residual: post_norm, ..gpt2() }),
         ("gpt2", gpt2()),
@@ -302,8 +303,10 @@ pub fn mixtures() -> Vec<(&'static str, DecoderConfig)> {
         dispatcher: Dispatcher::AllGather,
         ..moe.clone()
     };
+    let biased = MoeConfig { linear_bias: true, router_bias: true, ..other.clone() };
     let with = |moe| DecoderConfig { moe: Some(moe), ..divisible(llama()) };
-    vec![("mixture", with(moe)), ("other mixture", with(other))]
+    let biased = DecoderConfig { mlp_bias: true, ..with(biased) };
+    vec![("mixture", with(moe)), ("other mixture", with(other)), ("mixture with biases", biased)]
 }
 
 /// What one rank computes from the sequences of all data-parallel ranks.
