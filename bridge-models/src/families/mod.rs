@@ -8,6 +8,7 @@ mod gemma3;
 mod glm4;
 mod gpt2;
 mod gpt_neox;
+mod gpt_oss;
 mod granite;
 mod llama;
 mod mamba2;
@@ -55,6 +56,7 @@ pub const FAMILIES: &[&Family] = &[
     &qwen3_moe::FAMILY,
     &deepseek_v3::FAMILY,
     &olmoe::FAMILY,
+    &gpt_oss::FAMILY,
 ];
 
 /// The families that llama.cpp has too: `gguf.rs` of the folder, and a line here. A file is read as the first with its architecture.

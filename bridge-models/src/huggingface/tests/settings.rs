@@ -264,6 +264,9 @@ fn changed_fields(path: &str, value: &Value, changed: &mut Vec<(String, Value)>)
             "/position_embedding/rope/windowed_base" => json!(50.0),
             "/position_embedding/rope/scaling" => json!({ "linear": { "factor": 2.0 } }),
             "/position_embedding/rope/scaling/yarn/attention_factor" => json!(1.25),
+            "/position_embedding/rope/scaling/yarn/mscale" | "/position_embedding/rope/scaling/yarn/mscale_all_dim" => {
+                json!(0.7)
+            }
             "/position_embedding/rope/scaling/long_rope/short_factor"
             | "/position_embedding/rope/scaling/long_rope/long_factor" => {
                 json!(vec![3.5; value.as_array().unwrap().len()])

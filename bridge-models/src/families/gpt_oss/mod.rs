@@ -1,0 +1,19 @@
+//! GPT-OSS: experts with biases and a clamped gate in every layer, attention with sinks, and a window in every other layer.
+
+mod config;
+#[cfg(test)]
+mod tests;
+mod weights;
+
+use super::llama;
+use crate::huggingface::Family;
+
+/// `GptOssForCausalLM`.
+pub(super) static FAMILY: Family = Family {
+    model_type: "gpt_oss",
+    architecture: "GptOssForCausalLM",
+    settings: config::SETTINGS,
+    weights: &[weights::WEIGHTS, llama::weights::WEIGHTS],
+    prefix: "model.",
+    buffers: &[".rotary_emb.inv_freq"],
+};
