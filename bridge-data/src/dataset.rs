@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use super::DataError;
+use super::examples_report::ExamplesReport;
 use super::extra::Extras;
 use super::loader::MicroBatches;
 use crate::tokenizer::Tokenizer;
@@ -24,6 +25,54 @@ pub struct Sample {
     pub document_ids: Option<Vec<i32>>,
     /// Further inputs of models, by name. All samples have the same ones, of the same shapes.
     pub extras: Extras,
+}
+
+impl Sample {
+    /// A sample without tokens.
+    pub(crate) fn empty() -> Self {
+        Self {
+            tokens: Vec::new(),
+            labels: Vec::new(),
+            loss_mask: Vec::new(),
+            position_ids: Vec::new(),
+            document_ids: None,
+            extras: Extras::new(),
+        }
+    }
+
+    /// Makes the sample `length` tokens long with `token`, which does not count for the loss. What is longer stays.
+    pub(crate) fn fill(&mut self, length: usize, token: i64) {
+        let length = length.max(self.tokens.len());
+        self.tokens.resize(length, token);
+        self.labels.resize(length, token);
+        self.loss_mask.resize(length, 0.0);
+        let next = self.position_ids.last().map_or(0, |last| last + 1);
+        self.position_ids.extend((next..).take(length - self.position_ids.len()));
+        if let Some(documents) = &mut self.document_ids {
+            let next = documents.last().map_or(0, |last| last + 1);
+            documents.resize(length, next);
+        }
+    }
+}
+
+/// How samples of different lengths become rows of a micro-batch: each is filled up to the longest of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Filling {
+    /// What is put behind a sample; it does not count for the loss.
+    pub token: i64,
+    /// The length is a multiple of this, unless it is `longest`.
+    pub multiple: usize,
+    /// The length is at most this.
+    pub longest: usize,
+}
+
+impl Filling {
+    /// Fills all samples up to one length.
+    pub(crate) fn fill(&self, samples: &mut [Sample]) {
+        let longest = samples.iter().map(|sample| sample.tokens.len()).max().unwrap_or(0);
+        let length = longest.max(1).next_multiple_of(self.multiple.max(1)).min(self.longest);
+        samples.iter_mut().for_each(|sample| sample.fill(length, self.token));
+    }
 }
 
 /// A source of samples with random access.
@@ -50,6 +99,11 @@ pub trait Dataset: Send + Sync {
         let mut sample = self.get(0)?;
         sample.loss_mask.fill(0.0);
         Ok(sample)
+    }
+
+    /// How samples of different lengths are filled up; `None` if all have one length.
+    fn filling(&self) -> Option<Filling> {
+        None
     }
 
     /// Whether samples depend on the order in which they are fetched. A loader then uses one worker.
@@ -117,6 +171,11 @@ pub enum BuildEvent {
         /// Time taken.
         seconds: f64,
     },
+    /// Files of examples have been tokenized.
+    Examples {
+        /// What became of them.
+        report: Box<ExamplesReport>,
+    },
     /// Cached index arrays are unusable and are rebuilt.
     CacheRejected {
         /// Dataset.
@@ -143,6 +202,7 @@ impl std::fmt::Display for BuildEvent {
                 let how = if *from_cache { "loaded" } else { "built" };
                 write!(f, "{path}: {how} the {split} index in {seconds:.2} s: {samples} samples, {epochs} epochs")
             }
+            Self::Examples { report } => write!(f, "{report}"),
             Self::CacheRejected { path, split, reason } => {
                 write!(f, "{path}: the cached {split} index is unusable and is rebuilt: {reason}")
             }

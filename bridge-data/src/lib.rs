@@ -9,6 +9,7 @@
 //! | files from outside, opened, sized and made anew | [`outside`] |
 //! | samples of a fixed length, blends, mock data | [`gpt`] |
 //! | conversations to text and ids | [`chat`] |
+//! | examples of fine-tuning | [`sft`] |
 //! | which samples a rank reads next | [`sampler`] |
 //! | prefetched micro-batches | [`loader`] |
 
@@ -16,6 +17,7 @@ mod atomic;
 pub mod chat;
 pub mod dataset;
 mod error;
+mod examples_report;
 pub mod extra;
 pub mod gpt;
 pub mod indexed;
@@ -27,13 +29,15 @@ pub mod outside;
 pub mod pack;
 pub mod random;
 pub mod sampler;
+pub mod sft;
 pub mod source;
 pub mod tokenizer;
 
 pub use dataset::{
     BuildEvent, BuildObserver, DataParallel, Dataset, DatasetBuildContext, DatasetProvider, Datasets, FetchOrder,
-    LoaderRequest, Sample, Silent,
+    Filling, LoaderRequest, Sample, Silent,
 };
 pub use error::DataError;
+pub use examples_report::ExamplesReport;
 pub use extra::{ENCODER_MASK, ENCODER_TOKENS, Extra, ExtraCut, ExtraValues, Extras};
 pub use loader::{DataLoader, MicroBatch, MicroBatches, SequencePart};

@@ -55,6 +55,21 @@ pub fn text() -> Run {
     tiny().with(&overrides)
 }
 
+/// A dense model on files of examples, with a tokenizer that has a chat template.
+pub fn examples() -> Run {
+    let overrides = [
+        "dataset.data_path=null",
+        "dataset.split=null",
+        "dataset.kind=finetuning",
+        "dataset.dataset_root=data/examples",
+        "tokenizer.tokenizer_type=HuggingFaceTokenizer",
+        "tokenizer.tokenizer_model=data/chat_tokenizer",
+        "tokenizer.vocab_size=null",
+        "model.vocab_size=310",
+    ];
+    tiny().with(&overrides)
+}
+
 /// A dense model that trains until it is stopped, watched.
 pub fn watched(run: &Run) -> Run {
     run.with(&["train.train_iters=40"]).while_(Meddling::Watch)

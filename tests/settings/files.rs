@@ -33,6 +33,7 @@ fn make(folder: &Path) {
         writeln!(lines, "{record}").unwrap();
     }
     std::fs::write(folder.join("lines.jsonl"), lines).unwrap();
+    examples(folder);
     tokens(&folder.join("tokens"), 80, 13);
     tokens(&folder.join("more"), 60, 29);
     tokens(&folder.join("few"), 3, 7);
@@ -48,7 +49,40 @@ fn make(folder: &Path) {
     // The token that ends documents pads as well.
     let names = folder.join("tokenizer/tokenizer_config.json");
     let text = std::fs::read_to_string(&names).unwrap();
+    let chat = folder.join("chat_tokenizer");
+    copy(&folder.join("tokenizer"), &chat);
+    std::fs::write(chat.join("tokenizer_config.json"), text.replacen('{', "{\"bos_token\": \"<pre>\",", 1)).unwrap();
+    let template =
+        "{% for m in messages %}<mid>{{ m.role[:1] }}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}";
+    std::fs::write(chat.join("chat_template.jinja"), template).unwrap();
     std::fs::write(&names, text.replacen('{', "{\"pad_token\": \"<|endoftext|>\",", 1)).unwrap();
+}
+
+/// Folders with the splits of fine-tuning data.
+fn examples(folder: &Path) {
+    let write = |name: &str, words: usize, bad: bool| {
+        let folder = folder.join(name);
+        std::fs::create_dir_all(&folder).unwrap();
+        for (split, count) in [("training", 40), ("validation", 20), ("test", 20)] {
+            let mut lines = if bad { "{\"no\": 1}\n".to_owned() } else { String::new() };
+            for number in 0..count {
+                let answer = text(number + 7, 1 + number % 3);
+                let record = serde_json::json!({"input": text(number, words), "other": text(number + 50, words), "output": answer});
+                writeln!(lines, "{record}").unwrap();
+            }
+            std::fs::write(folder.join(format!("{split}.jsonl")), lines).unwrap();
+        }
+    };
+    write("examples", 3, false);
+    write("long_examples", 12, false);
+    write("bad_examples", 3, true);
+    let chats = folder.join("chats");
+    std::fs::create_dir_all(&chats).unwrap();
+    let message = |role: &str, number: usize| serde_json::json!({"role": role, "content": text(number, 3)});
+    let line = |number| {
+        format!("{}\n", serde_json::json!({"messages": [message("user", number), message("assistant", number + 1)]}))
+    };
+    std::fs::write(chats.join("training.jsonl"), (0..20).map(line).collect::<String>()).unwrap();
 }
 
 /// Words in an order that looks drawn.

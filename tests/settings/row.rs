@@ -67,6 +67,11 @@ pub fn switch(key: &'static str, run: &Run) -> Row {
     row(key, run, &[AS_IT_IS, "true"])
 }
 
+/// The same for a switch that is on in `run`.
+pub fn switch_off(key: &'static str, run: &Run) -> Row {
+    row(key, run, &[AS_IT_IS, "false"])
+}
+
 impl Row {
     /// Names the facets that move, separated by spaces. Every other facet must stay.
     pub fn moves(mut self, facets: &'static str) -> Self {

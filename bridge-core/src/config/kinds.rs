@@ -164,7 +164,7 @@ pub struct Kinds {
 }
 
 impl Kinds {
-    /// The built-in kinds: models `gpt`, `mamba`, `t5`; datasets `gpt`, `fim`, `mock`, `t5`, `mock_t5`.
+    /// The built-in kinds: models `gpt`, `mamba`, `t5`; datasets `gpt`, `fim`, `mock`, `t5`, `mock_t5`, `finetuning`.
     ///
     /// These are only names; `bridge_models::registry()` has their factories, and more kinds are registered there.
     pub fn builtin() -> Self {
@@ -181,9 +181,8 @@ impl Kinds {
         for name in ["t5", "mock_t5"] {
             dataset.register(name, Kind::default().with_inputs(ENCODER_INPUTS).with(span_corruption()));
         }
-        for name in ["finetuning", "sft"] {
-            dataset.register_not_implemented(name, "fine-tuning datasets are not built in");
-        }
+        dataset.register("finetuning", Kind::default().with_inputs([]));
+        dataset.register_not_implemented("sft", "choose dataset.kind = \"finetuning\"");
         Self { model, dataset }
     }
 }

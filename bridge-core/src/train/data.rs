@@ -114,7 +114,12 @@ struct Narrator {
 
 impl BuildObserver for Narrator {
     fn on_event(&self, event: &BuildEvent) {
-        if matches!(event, BuildEvent::CacheRejected { .. } | BuildEvent::CacheNotWritten { .. }) {
+        let is_warning = match event {
+            BuildEvent::CacheRejected { .. } | BuildEvent::CacheNotWritten { .. } => true,
+            BuildEvent::Examples { report } => report.lacks(),
+            BuildEvent::Building { .. } | BuildEvent::Ready { .. } => false,
+        };
+        if is_warning {
             self.progress.suspend(&mut || complain(&format!("warning: {event}")));
         }
     }
@@ -325,6 +330,7 @@ fn build_splits(
         tokenizer: text.tokenizer.clone(),
         text_prefix: text.prefix.clone(),
         validation: &config.validation,
+        sequence_parts: sequence_parts(config),
         target_length: config.model.seq_length_dec,
         start_token: i64::try_from(config.model.decoder_start_token_id).unwrap_or(i64::MAX),
     })?;
@@ -339,6 +345,12 @@ fn build_splits(
     };
     let context = context(tokenizer);
     Ok(Built { datasets: provider.build(&context)?, provider, context })
+}
+
+/// By what the number of tokens of a sequence is divisible, so that ranks can share it.
+fn sequence_parts(config: &RunConfig) -> usize {
+    let context = if config.parallel.context > 1 { 2 * config.parallel.context } else { 1 };
+    if config.model.sequence_parallel { context * config.parallel.tensor } else { context }
 }
 
 fn sharding(config: &RunConfig) -> Sharding {

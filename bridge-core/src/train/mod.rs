@@ -58,6 +58,7 @@ mod reporter;
 mod routers;
 mod run;
 mod setup;
+mod sft_data;
 mod step;
 mod stop_notice;
 mod subsystem;

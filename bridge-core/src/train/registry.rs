@@ -8,6 +8,7 @@ use bridge_data::tokenizer::Tokenizer;
 use bridge_data::{DataError, DatasetProvider};
 
 use super::gpt_data::gpt_provider;
+use super::sft_data::sft_provider;
 use crate::config::{ExtraField, FinalDataset, FinalValidation, Kind, KindRegistry, Kinds};
 use crate::model::ModelRegistry;
 
@@ -48,6 +49,8 @@ pub struct DatasetFactoryContext<'a> {
     pub target_length: usize,
     /// The token that such a decoder begins with.
     pub start_token: i64,
+    /// Tokens of a sequence are divisible by this: the ranks that share one each have a part.
+    pub sequence_parts: usize,
     /// The `validation` section: how much of the validation split is read.
     pub validation: &'a FinalValidation,
 }
@@ -68,6 +71,7 @@ impl DatasetRegistry {
         for kind in ["gpt", "fim", "mock", "t5", "mock_t5"] {
             registry.factories.insert(kind.to_owned(), Arc::new(gpt_provider));
         }
+        registry.factories.insert("finetuning".to_owned(), Arc::new(sft_provider));
         registry
     }
 

@@ -6,7 +6,7 @@ use std::ops::Range;
 use minijinja::Environment;
 
 use super::{ChatError, ChatTemplate, Conversation, Ending};
-use crate::tokenizer::HuggingFaceTokenizer;
+use crate::tokenizer::Tokenizer;
 
 /// Stand around what the assistant says in rendered text. Noncharacters of Unicode: no text has them.
 const OPEN: char = '\u{fdd0}';
@@ -19,9 +19,9 @@ const FILTER: &str = "said_by_the_assistant";
 pub struct EncodedChat {
     /// The ids.
     pub ids: Vec<i64>,
-    /// For each id whether the assistant says it. `None` if that cannot be known: the template has no marks, and what it makes of a
+    /// For each id whether the assistant says it. A sentence if that cannot be known: the template has no marks, and what it makes of a
     /// conversation does not begin with what it makes of its first messages.
-    pub assistant_mask: Option<Vec<bool>>,
+    pub assistant_mask: Result<Vec<bool>, String>,
 }
 
 /// The template with marks as filter blocks, which keep its whitespace control, and whether it has any.
@@ -78,30 +78,71 @@ pub(super) fn refuse_marks(conversation: &Conversation) -> Result<(), ChatError>
 pub(super) fn encode(
     template: &ChatTemplate,
     conversation: &Conversation,
-    tokenizer: &HuggingFaceTokenizer,
+    tokenizer: &dyn Tokenizer,
 ) -> Result<EncodedChat, ChatError> {
-    let (text, spans) = without_marks(&template.render_marked(conversation, Ending::Complete)?);
+    let Spoken { text, spans } = spoken(template, conversation)?;
     let tokens = tokenizer.encode_with_offsets(&text)?;
     let ids = tokens.iter().map(|(id, _)| *id).collect();
-    let in_any = |spans: &[Range<usize>], is_in: fn(&Range<usize>, &Range<usize>) -> bool| {
-        tokens.iter().map(|(_, token)| spans.iter().any(|span| is_in(token, span))).collect::<Vec<bool>>()
-    };
-    let assistant_mask = if template.is_marked {
-        // A token that is partly marked counts.
-        Some(in_any(&spans, |token, span| token.start < span.end && token.end > span.start))
-    } else {
-        let spans = prefix_spans(template, conversation, &text)?;
-        spans.map(|spans| in_any(&spans, |token, span| token.start >= span.start && token.end <= span.end))
-    };
+    let says = |token: &Range<usize>, spans: &[Range<usize>]| spans.iter().any(|span| template.is_in(token, span));
+    let assistant_mask = spans.map(|spans| tokens.iter().map(|(_, token)| says(token, &spans)).collect());
     Ok(EncodedChat { ids, assistant_mask })
 }
 
-/// The assistant's words by comparing prefixes; `None` if these do not agree with the whole.
+pub(super) fn encode_weighted(
+    template: &ChatTemplate,
+    conversation: &Conversation,
+    weights: &[f32],
+    tokenizer: &dyn Tokenizer,
+) -> Result<(Vec<i64>, Vec<f32>), ChatError> {
+    let Spoken { text, spans } = spoken(template, conversation)?;
+    let spans = spans.map_err(ChatError::NoMask)?;
+    let said = conversation.messages.iter().zip(weights).filter(|(message, _)| message["role"] == "assistant");
+    let said: Vec<f32> = said.map(|(_, weight)| *weight).collect();
+    let is_uniform = said.windows(2).all(|pair| pair[0] == pair[1]);
+    if !is_uniform && said.len() != spans.len() {
+        return Err(ChatError::NoMask(format!(
+            "its messages have different weights, and the template marks {} parts of {} messages",
+            spans.len(),
+            said.len()
+        )));
+    }
+    let tokens = tokenizer.encode_with_offsets(&text)?;
+    let weight_of = |token: &Range<usize>| {
+        let at = spans.iter().position(|span| template.is_in(token, span))?;
+        said.get(at).or(said.last()).copied()
+    };
+    Ok(tokens.into_iter().map(|(id, token)| (id, weight_of(&token).unwrap_or(0.0))).unzip())
+}
+
+/// A rendered conversation.
+struct Spoken {
+    text: String,
+    /// Bytes of what the assistant says, or why they are not known.
+    spans: Result<Vec<Range<usize>>, String>,
+}
+
+fn spoken(template: &ChatTemplate, conversation: &Conversation) -> Result<Spoken, ChatError> {
+    let (text, marked) = without_marks(&template.render_marked(conversation, Ending::Complete)?);
+    let spans = if template.is_marked { Ok(marked) } else { prefix_spans(template, conversation, &text)? };
+    Ok(Spoken { text, spans })
+}
+
+impl ChatTemplate {
+    /// Whether the assistant says a token: of a marked span a part of it suffices, as in transformers.
+    fn is_in(&self, token: &Range<usize>, span: &Range<usize>) -> bool {
+        match self.is_marked {
+            true => token.start < span.end && token.end > span.start,
+            false => token.start >= span.start && token.end <= span.end,
+        }
+    }
+}
+
+/// The assistant's words by comparing prefixes; a sentence if these do not agree with the whole.
 fn prefix_spans(
     template: &ChatTemplate,
     conversation: &Conversation,
     text: &str,
-) -> Result<Option<Vec<Range<usize>>>, ChatError> {
+) -> Result<Result<Vec<Range<usize>>, String>, ChatError> {
     let mut spans = Vec::new();
     for (at, message) in conversation.messages.iter().enumerate() {
         if message["role"] != "assistant" {
@@ -110,9 +151,13 @@ fn prefix_spans(
         let before = template.render(&conversation.prefix(at), Ending::GenerationPrompt)?;
         let after = template.render(&conversation.prefix(at + 1), Ending::Complete)?;
         if !after.starts_with(&before) || !text.starts_with(&after) {
-            return Ok(None);
+            return Ok(Err(format!(
+                "the chat template has no {{% generation %}} marks, and what it makes of all messages does not begin with what it makes of the \
+                 first {}. Mark what the assistant says in the template, or count all tokens with dataset.dataset_kwargs.answer_only_loss = false",
+                at + 1
+            )));
         }
         spans.push(before.len()..after.len());
     }
-    Ok(Some(spans))
+    Ok(Ok(spans))
 }

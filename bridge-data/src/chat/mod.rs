@@ -1,6 +1,8 @@
 //! Chat templates: conversations as the text and the token ids that a model was tuned on, as Hugging Face's `apply_chat_template` makes them.
 //! Reading conversations from files and training on them do not belong here.
 
+mod budget;
+mod charged;
 mod mask;
 mod python;
 #[cfg(test)]
@@ -10,14 +12,21 @@ use std::path::{Path, PathBuf};
 
 use minijinja::{Environment, UndefinedBehavior};
 use serde_json::{Map, Value};
+use twox_hash::XxHash3_64;
 
 use crate::outside;
-use crate::tokenizer::{HuggingFaceTokenizer, TokenizerError};
+use crate::tokenizer::{Tokenizer, TokenizerError};
 
 pub use mask::EncodedChat;
 
 /// The template's name within its environment.
 const NAME: &str = "chat_template";
+
+/// Files that have templates and what these name, in the order in which a template is looked for; the last has names alone.
+const FILES: [&str; 4] =
+    ["chat_template.jinja", "chat_template.json", "tokenizer_config.json", "special_tokens_map.json"];
+/// Most bytes of a template.
+const LONGEST_TEMPLATE: usize = 1 << 20;
 
 /// Why a conversation has no text.
 #[derive(Debug, thiserror::Error)]
@@ -42,6 +51,9 @@ pub enum ChatError {
     /// The template refuses the conversation.
     #[error("the chat template refuses this conversation: {0}")]
     Refused(String),
+    /// What the assistant says cannot be told apart.
+    #[error("what the assistant says cannot be told from the rest: {0}")]
+    NoMask(String),
     /// The text has no token ids.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
@@ -106,8 +118,31 @@ impl ChatTemplate {
     /// # Errors
     /// If a file cannot be read or parsed.
     pub fn load(folder: &Path) -> Result<Option<Self>, ChatError> {
-        let config = read_json(&folder.join("tokenizer_config.json"))?;
-        let special_tokens_map = read_json(&folder.join("special_tokens_map.json"))?;
+        let mut files = Vec::new();
+        for name in FILES {
+            files.extend(read(&folder.join(name))?.map(|text| (name, text)));
+        }
+        Self::of_files(folder, |wanted| files.iter().find(|(name, _)| *name == wanted).map(|(_, text)| text.as_str()))
+    }
+
+    /// The template among the files of a tokenizer, as in [`ChatTemplate::load`].
+    ///
+    /// # Errors
+    /// If a file cannot be parsed.
+    pub fn of_tokenizer(tokenizer: &dyn Tokenizer) -> Result<Option<Self>, ChatError> {
+        Self::of_files(Path::new(""), |name| tokenizer.companion(name))
+    }
+
+    fn of_files<'t>(folder: &Path, text_of: impl Fn(&str) -> Option<&'t str>) -> Result<Option<Self>, ChatError> {
+        let json = |name: &str| match text_of(name) {
+            Some(text) => {
+                serde_json::from_str(text).map_err(|error| malformed(&folder.join(name), format!("not JSON: {error}")))
+            }
+            None => Ok(Value::Null),
+        };
+        let [jinja, other, of_config, map] = FILES;
+        let config = json(of_config)?;
+        let special_tokens_map = json(map)?;
         let mut special_tokens = Map::new();
         for (key, value) in [&special_tokens_map, &config].into_iter().flat_map(Value::as_object).flatten() {
             let text = value.as_str().or_else(|| value["content"].as_str());
@@ -115,18 +150,23 @@ impl ChatTemplate {
                 special_tokens.insert(key.clone(), text.into());
             }
         }
-        let jinja = folder.join("chat_template.jinja");
-        let (path, source) = match read(&jinja)? {
-            Some(source) => (jinja, Some(source)),
-            None => {
-                let other = folder.join("chat_template.json");
-                match named_template(&read_json(&other)?) {
-                    Some(source) => (other, Some(source)),
-                    None => (folder.join("tokenizer_config.json"), named_template(&config)),
-                }
-            }
+        let (name, source) = match text_of(jinja) {
+            Some(source) => (jinja, Some(source.to_owned())),
+            None => match named_template(&json(other)?) {
+                Some(source) => (other, Some(source)),
+                None => (of_config, named_template(&config)),
+            },
         };
-        source.map(|source| Self::new(&source, special_tokens).map_err(|problem| malformed(&path, problem))).transpose()
+        let new = |source: String| Self::new(&source, special_tokens);
+        source.map(|source| new(source).map_err(|problem| malformed(&folder.join(name), problem))).transpose()
+    }
+
+    /// What the template is, for names of what is made with it.
+    pub fn identity(&self) -> String {
+        let tokens = Value::Object(self.special_tokens.clone()).to_string();
+        let source =
+            self.environment.get_template(NAME).map(|template| template.source().to_owned()).unwrap_or_default();
+        format!("{:016x}", XxHash3_64::oneshot(format!("{source}\0{tokens}").as_bytes()))
     }
 
     /// A template from its text, with the special tokens that it may name.
@@ -140,7 +180,12 @@ impl ChatTemplate {
         environment.set_undefined_behavior(UndefinedBehavior::Lenient);
         python::add_to(&mut environment);
         mask::add_filter(&mut environment);
+        budget::limit(&mut environment);
+        if source.len() > LONGEST_TEMPLATE {
+            return Err(format!("it has {} bytes, more than the {LONGEST_TEMPLATE} of any template", source.len()));
+        }
         let (source, is_marked) = mask::with_marks(source);
+        let source = charged::with_charges(&source, NAME).map_err(|error| python::describe(&error))?;
         environment.add_template_owned(NAME, source).map_err(|error| python::describe(&error))?;
         Ok(Self { environment, special_tokens, is_marked })
     }
@@ -157,12 +202,31 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// If the template refuses the conversation, or the tokenizer has no ids for its text.
-    pub fn encode(
+    pub fn encode(&self, conversation: &Conversation, tokenizer: &dyn Tokenizer) -> Result<EncodedChat, ChatError> {
+        mask::encode(self, conversation, tokenizer)
+    }
+
+    /// The token ids of a complete conversation.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::encode`].
+    pub fn ids(&self, conversation: &Conversation, tokenizer: &dyn Tokenizer) -> Result<Vec<i64>, ChatError> {
+        Ok(tokenizer.encode(&self.render(conversation, Ending::Complete)?)?)
+    }
+
+    /// The token ids of a complete conversation, and the weight of each in the loss: what the assistant says has that of its message in
+    /// `weights`, all else 0.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::encode`]; [`ChatError::NoMask`] if what the assistant says cannot be told apart, or not by messages where their weights
+    /// differ.
+    pub fn encode_weighted(
         &self,
         conversation: &Conversation,
-        tokenizer: &HuggingFaceTokenizer,
-    ) -> Result<EncodedChat, ChatError> {
-        mask::encode(self, conversation, tokenizer)
+        weights: &[f32],
+        tokenizer: &dyn Tokenizer,
+    ) -> Result<(Vec<i64>, Vec<f32>), ChatError> {
+        mask::encode_weighted(self, conversation, weights, tokenizer)
     }
 
     /// What the template writes behind a message of the assistant that ends a conversation: how a model says that it has finished.
@@ -187,6 +251,7 @@ impl ChatTemplate {
         context.insert("tools".into(), conversation.tools.clone().unwrap_or(Value::Null));
         context.insert("documents".into(), Value::Null);
         context.insert("add_generation_prompt".into(), (ending == Ending::GenerationPrompt).into());
+        budget::open(python::size_of(&context));
         let template = self.environment.get_template(NAME);
         let text = template.and_then(|template| template.render(python::dictionary(&context)));
         text.map_err(|error| ChatError::Refused(python::describe(&error)))
@@ -204,12 +269,6 @@ fn read(path: &Path) -> Result<Option<String>, ChatError> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(source) => Err(ChatError::Io { path: path.to_owned(), source }),
     }
-}
-
-/// The content of a JSON file; null if it does not exist.
-fn read_json(path: &Path) -> Result<Value, ChatError> {
-    let text = read(path)?.unwrap_or_else(|| "null".to_owned());
-    serde_json::from_str(&text).map_err(|error| malformed(path, format!("not JSON: {error}")))
 }
 
 /// The template of a configuration: one text, or several with names, of which `default` counts.

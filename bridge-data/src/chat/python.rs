@@ -1,20 +1,32 @@
 //! What Hugging Face's templates expect of Python and of `transformers`, besides Jinja itself.
 
+use std::fmt::Write;
 use std::sync::Arc;
 
+use ahash::AHashMap;
 use minijinja::value::{Enumerator, Kwargs, Object, Rest, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Value};
 use serde_json::{Map, Value as Json};
 
+use super::budget;
+
 /// Adds Python's methods of strings, lists and dictionaries, its way to print, and the functions that `transformers` adds.
 pub(super) fn add_to(environment: &mut Environment<'static>) {
-    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    environment.set_unknown_method_callback(budget::method);
     environment.add_filter("tojson", to_json);
     environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
         Err(Error::new(ErrorKind::InvalidOperation, message))
     });
-    environment.add_function("strftime_now", |format: String| chrono::Local::now().format(&format).to_string());
+    environment.add_function("strftime_now", |format: String| {
+        let mut text = String::new();
+        // A format that means nothing is an error of its own, not a panic.
+        write!(text, "{}", chrono::Local::now().format(&format)).map_err(|_| {
+            Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {format:?} is not a format"))
+        })?;
+        Ok::<_, Error>(text)
+    });
     environment.set_formatter(|out, state, value| {
+        budget::charge_for(value)?;
         match value.kind() {
             ValueKind::Bool => out.write_str(if value.is_true() { "True" } else { "False" })?,
             ValueKind::None => out.write_str("None")?,
@@ -26,22 +38,47 @@ pub(super) fn add_to(environment: &mut Environment<'static>) {
 
 /// A dictionary that keeps the order of its keys, as Python's do.
 #[derive(Debug)]
-struct Dictionary(Vec<(String, Value)>);
+struct Dictionary {
+    fields: Vec<(String, Value)>,
+    /// The places of the names, where looking at all of them takes longer.
+    places: AHashMap<String, usize>,
+}
 
 impl Object for Dictionary {
     fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
         let key = key.as_str()?;
-        self.0.iter().find(|(name, _)| name == key).map(|(_, value)| value.clone())
+        let at = match self.places.is_empty() {
+            true => self.fields.iter().position(|(name, _)| name == key),
+            false => self.places.get(key).copied(),
+        };
+        at.map(|at| self.fields[at].1.clone())
     }
 
     fn enumerate(self: &Arc<Self>) -> Enumerator {
-        Enumerator::Values(self.0.iter().map(|(name, _)| Value::from(name.as_str())).collect())
+        Enumerator::Values(self.fields.iter().map(|(name, _)| Value::from(name.as_str())).collect())
     }
 }
 
 /// The fields of an object as a template reads them.
 pub(super) fn dictionary(fields: &Map<String, Json>) -> Value {
-    Value::from_object(Dictionary(fields.iter().map(|(name, value)| (name.clone(), value_of(value))).collect()))
+    const FEW: usize = 16;
+    let fields: Vec<_> = fields.iter().map(|(name, value)| (name.clone(), value_of(value))).collect();
+    let is_large = fields.len() > FEW;
+    let places = fields.iter().enumerate().filter(|_| is_large).map(|(at, (name, _))| (name.clone(), at)).collect();
+    Value::from_object(Dictionary { fields, places })
+}
+
+/// Bytes of the values of an object, about.
+pub(super) fn size_of(fields: &Map<String, Json>) -> u64 {
+    fn of(json: &Json) -> u64 {
+        16 + match json {
+            Json::String(text) => text.len() as u64,
+            Json::Array(items) => items.iter().map(of).sum(),
+            Json::Object(fields) => size_of(fields),
+            Json::Null | Json::Bool(_) | Json::Number(_) => 0,
+        }
+    }
+    fields.iter().map(|(name, value)| name.len() as u64 + of(value)).sum()
 }
 
 fn value_of(json: &Json) -> Value {
@@ -77,9 +114,25 @@ fn to_json(value: &Value, positional: Rest<Value>, options: Kwargs) -> Result<St
         separators: options.get::<Option<Vec<String>>>("separators")?,
     };
     options.assert_all_used()?;
+    let json = serde_json::to_value(value).map_err(failed)?;
+    // The indentation of a line may be much longer than what it holds.
+    let depth = style.indent.map_or(0, |indent| indent as u64 * NESTED);
+    budget::charge(depth.saturating_mul(parts(&json)))?;
     let mut text = String::new();
-    style.write(&serde_json::to_value(value).map_err(failed)?, 0, &mut text);
+    style.write(&json, 0, &mut text);
     Ok(text)
+}
+
+/// Levels of indentation that a value is charged for.
+const NESTED: u64 = 8;
+
+/// Values in a value.
+fn parts(json: &Json) -> u64 {
+    1 + match json {
+        Json::Array(items) => items.iter().map(parts).sum::<u64>(),
+        Json::Object(fields) => fields.values().map(parts).sum::<u64>(),
+        Json::Null | Json::Bool(_) | Json::Number(_) | Json::String(_) => 0,
+    }
 }
 
 /// How Python writes JSON.

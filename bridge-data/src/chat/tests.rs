@@ -4,6 +4,8 @@ use std::path::Path;
 
 use serde_json::json;
 
+use crate::tokenizer::HuggingFaceTokenizer;
+
 use super::*;
 
 fn template(source: &str) -> ChatTemplate {
@@ -38,7 +40,7 @@ fn ids_and_masks_are_those_of_transformers() {
             let prompt = template.render(&conversation, Ending::GenerationPrompt).expect("rendered");
             assert_eq!(prompt, case["generation_prompt_text"], "{place}");
             assert_eq!(json!(encoded.ids), case["ids"], "{place}");
-            let mask = encoded.assistant_mask.map(|mask| mask.into_iter().map(u8::from).collect::<Vec<_>>());
+            let mask = encoded.assistant_mask.ok().map(|mask| mask.into_iter().map(u8::from).collect::<Vec<_>>());
             assert_eq!(json!(mask), case["assistant_mask"], "{place}");
             compared += 1;
         }
@@ -98,4 +100,80 @@ fn templates_are_found_where_folders_have_them() {
     write("chat_template.jinja", "{{");
     let error = ChatTemplate::load(folder.path()).expect_err("malformed").to_string();
     assert!(error.contains("chat_template.jinja"), "{error}");
+}
+
+#[test]
+fn hostile_templates_end_within_a_second() {
+    let endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% for k in range(99999) %}";
+    let ends = "{% endfor %}{% endfor %}{% endfor %}";
+    let hostile = [
+        format!("{endless}{ends}"),
+        format!("{endless}{}{ends}", "much text ".repeat(10_000)),
+        format!("{{% set n = namespace(s='x') %}}{endless}{{% set n.s = n.s ~ n.s %}}{ends}"),
+        format!("{{% set n = namespace(s='x') %}}{endless}{{% set n.s = n.s + n.s %}}{ends}"),
+        format!("{{% set n = namespace(s='x') %}}{endless}{{% set n.s = n.s * 9 %}}{ends}"),
+        format!("{{% set n = namespace(s='x') %}}{endless}{{% set n.s = [n.s, n.s] %}}{ends}{{{{ n.s }}}}"),
+        format!("{{% set n = namespace(s='x') %}}{endless}{{% set n.s = [n.s] %}}{ends}{{{{ n.s | string }}}}"),
+        format!("{{% set n = namespace(s='x') %}}{endless}{{% set n.s = n.s | replace('x', 'xx') %}}{ends}"),
+        format!("{{% set n = namespace(s='x') %}}{endless}{{% set n.s = n.s.replace('', n.s) %}}{ends}"),
+        format!(
+            "{{% set n = namespace(s='x') %}}{endless}{{% set n.s %}}{{{{ n.s }}}}{{{{ n.s }}}}{{% endset %}}{ends}"
+        ),
+        "{% set n = namespace() %}{% set n.n = n %}{{ n }}".to_owned(),
+        "{% set n = namespace() %}{% set n.n = n %}{{ raise_exception(n) }}".to_owned(),
+        "{% macro f() %}{{ f() }}{{ f() }}{% endmacro %}{{ f() }}".to_owned(),
+        "{{ 'x' * 99999999 * 99999999 }}".to_owned(),
+        "{% for i in 'x' * 99999999 %}{% endfor %}".to_owned(),
+        "{{ ('x' * 9999999) | join('y' * 9999999) }}".to_owned(),
+        "{{ ('y' * 9999999).join('x' * 9999999) }}".to_owned(),
+        "{{ ('\\n' * 9999999) | indent(99999) }}{{ ('\\n' * 9999999) | indent(width=99999) }}".to_owned(),
+        "{{ '%999999999d' | format(1) }}".to_owned(),
+        "{{ [1] | batch(999999999, 'x') }}".to_owned(),
+        "{{ [[[[1]]]] | tojson(indent=999999999) }}".to_owned(),
+        "{{ strftime_now('%') }}".to_owned(),
+        "{{ ([1] * 99999999) | list }}".to_owned(),
+        "(".repeat(500_000) + &"{{".repeat(100) + &"(".repeat(100_000),
+    ];
+    for source in &hostile {
+        let started = std::time::Instant::now();
+        let shown: String = source.chars().take(200).collect();
+        if let Ok(template) = ChatTemplate::new(source, Map::new()) {
+            let rendered = template.render(&Conversation::default(), Ending::Complete);
+            rendered.map(|text| text.len()).expect_err(&shown);
+        }
+        assert!(started.elapsed().as_millis() < 1000, "{:?}: {shown}", started.elapsed());
+    }
+}
+
+#[test]
+fn charges_change_no_text() {
+    let messages =
+        json!([{ "role": "user", "content": "Hi \"there\"\\n" }, { "role": "assistant", "content": "a\tb" }]);
+    let cases = [
+        ("{% set (a, b) = (1, 2) %}{{ a }}{{ -b }}{{ 2 ** 3 // 3 }}", "1-22"),
+        ("{% for k, v in {'x': 1.5, 'y': none}.items() %}{{ k }}={{ v }};{% else %}none{% endfor %}", "x=1.5;y=None;"),
+        ("{% for m in messages if m.role != 'user' %}{{ loop.index }}{{ m['content'] }}{% endfor %}", "1a\tb"),
+        ("{% macro f(a, b='x') %}{{ a }}{{ b }}{{ caller() }}{% endmacro %}{% call f(1) %}c{% endcall %}", "1xc"),
+        ("{% set t | upper %}a{{ 'b' }}{% endset %}{{ t }}{% filter lower | trim %} ABC {% endfilter %}", "ABabc"),
+        ("{{ messages[0].content[::-1] }}|{{ messages[-1:][0].role }}", "n\\\"ereht\" iH|assistant"),
+        ("{{ 'a' if 1 < 2 <= 2 and not (3 in [1]) else 'b' }}{{ 'x' if false }}", "a"),
+        ("{{ messages | map(attribute='role') | join(', ') }}", "user, assistant"),
+        ("{{ 4 is divisibleby(2) }}{{ x is defined }}{{ 'a' is not none }}", "TrueFalseTrue"),
+        (
+            "  {% if true %}\n  {%- for i in range(3) %}{% if i == 1 %}{% continue %}{% endif %}{{ i }} {% endfor %}\n{% endif %}",
+            "0 2 ",
+        ),
+        (
+            "{% for i in [[1, [2]], 3] recursive %}{% if i is iterable %}({{ loop(i) }}){% else %}{{ i }}{% endif %}{% endfor %}",
+            "(1(2))3",
+        ),
+        ("{% with a = 1, b = 2 %}{{ a + b }}{% endwith %}\n", "3"),
+    ];
+    for (source, expected) in cases {
+        let text = template(source).render(&conversation(&messages), Ending::Complete);
+        assert_eq!(text.unwrap_or_else(|error| panic!("{source}: {error}")), expected, "{source}");
+    }
+    let error =
+        template("a\n{% if true %}\n\n{{ nothing() }}{% endif %}").render(&Conversation::default(), Ending::Complete);
+    assert!(error.expect_err("no such function").to_string().contains("line 4"));
 }

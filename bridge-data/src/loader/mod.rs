@@ -225,6 +225,9 @@ fn fetch(dataset: &dyn Dataset, indices: &[Option<usize>], stop: &AtomicBool) ->
                 None => dataset.padding()?,
             });
         }
+        if let Some(filling) = dataset.filling() {
+            filling.fill(&mut samples);
+        }
         MicroBatch::stack(samples).map(Some)
     };
     let result = std::panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {

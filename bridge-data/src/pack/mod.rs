@@ -12,6 +12,7 @@ use std::time::Instant;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
+pub(crate) use reuse::{Claim, claim};
 pub use reuse::{OutputLock, Overwrite};
 pub use train::{TokenizerTraining, train_tokenizer, train_tokenizer_locked};
 
@@ -19,7 +20,6 @@ use super::indexed::{IndexedDatasetBuilder, TokenDtype, bin_path, idx_path};
 use super::source::{Documents, RawDocument, Text, TextSource};
 use super::{DataError, atomic, made};
 use crate::tokenizer::{Tokenizer, require_eod};
-use reuse::Claim;
 
 /// Bytes of text that are tokenized together; the reader is ahead by the same amount.
 const BATCH_BYTES: usize = 8 << 20;

@@ -1,6 +1,7 @@
 //! A faster way to the same ids for GPT-2-style byte-level BPE tokenizers: words are split without a regular expression, and each
 //! distinct word is merged once. Other tokenizers use their library.
 
+use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use ahash::AHashMap;
@@ -65,6 +66,8 @@ pub(crate) struct FastByteLevel {
     added: [AddedTokens; 2],
     /// One cache per concurrently encoding thread.
     caches: Mutex<Vec<WordCache>>,
+    /// Bytes of text of each id.
+    lengths: Vec<u32>,
 }
 
 impl FastByteLevel {
@@ -93,7 +96,28 @@ impl FastByteLevel {
         }
         let [raw, normalized] = groups;
         let added = [AddedTokens::new(raw)?, AddedTokens::new(normalized)?];
-        Some(Self { added, caches: Mutex::default() })
+        Some(Self { added, caches: Mutex::default(), lengths: lengths_of(tokenizer) })
+    }
+
+    /// The bytes of `text` that each of its ids stands for, in whole characters. `None` if its ids do not make up the text.
+    pub(crate) fn offsets(&self, text: &str, ids: &[i64]) -> Option<Vec<Range<usize>>> {
+        let mut end = 0;
+        let ends = ids.iter().map(|id| {
+            let start = end;
+            end += *self.lengths.get(usize::try_from(*id).ok()?)? as usize;
+            Some(start..end)
+        });
+        let exact: Vec<Range<usize>> = ends.collect::<Option<_>>()?;
+        let whole = |mut range: Range<usize>| {
+            while !text.is_char_boundary(range.start) {
+                range.start -= 1;
+            }
+            while !text.is_char_boundary(range.end) {
+                range.end += 1;
+            }
+            range
+        };
+        (end == text.len()).then(|| exact.into_iter().map(whole).collect())
     }
 
     /// The ids of `text`.
@@ -125,6 +149,19 @@ impl FastByteLevel {
     fn lock_caches(&self) -> std::sync::MutexGuard<'_, Vec<WordCache>> {
         self.caches.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Bytes of text of each id of a byte-level tokenizer.
+fn lengths_of(tokenizer: &Inner) -> Vec<u32> {
+    let vocab = tokenizer.get_vocab(true);
+    let added = tokenizer.get_added_tokens_decoder();
+    let mut lengths = vec![0; vocab.values().max().map_or(0, |id| *id as usize + 1)];
+    for (token, id) in vocab {
+        // In the vocabulary a character stands for a byte; an added token is its own text.
+        let length = if added.contains_key(&id) { token.len() } else { token.chars().count() };
+        lengths[id as usize] = length as u32;
+    }
+    lengths
 }
 
 fn bpe_of(tokenizer: &Inner) -> Option<&BPE> {

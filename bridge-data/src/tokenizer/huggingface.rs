@@ -185,16 +185,6 @@ impl HuggingFaceTokenizer {
         &self.content
     }
 
-    /// The ids of `text`, each with the bytes of the text that it stands for. A character of several ids belongs to each of them.
-    ///
-    /// # Errors
-    /// If the tokenizer has no ids for the text.
-    pub fn encode_with_offsets(&self, text: &str) -> Result<Vec<(i64, Range<usize>)>, TokenizerError> {
-        let encoding = self.inner.encode(text, false).map_err(|error| TokenizerError::Encode(error.to_string()))?;
-        let offsets = encoding.get_offsets().iter().map(|(start, end)| *start..*end);
-        Ok(encoding.get_ids().iter().map(|id| i64::from(*id)).zip(offsets).collect())
-    }
-
     /// The tokens by id; `None` for ids that none has.
     pub(crate) fn tokens(&self) -> Vec<Option<String>> {
         let mut tokens = vec![None; self.vocab_size];
@@ -230,6 +220,23 @@ impl Tokenizer for HuggingFaceTokenizer {
             Some(fast) => fast.encode(&self.inner, text),
             None => self.encode_reference(text),
         }
+    }
+
+    fn encode_with_offsets(&self, text: &str) -> Result<Vec<(i64, Range<usize>)>, TokenizerError> {
+        if let Some(fast) = &self.fast {
+            let ids = fast.encode(&self.inner, text)?;
+            if let Some(offsets) = fast.offsets(text, &ids) {
+                return Ok(ids.into_iter().zip(offsets).collect());
+            }
+        }
+        let encode = || self.inner.encode(text, false).map_err(|error| TokenizerError::Encode(error.to_string()));
+        let encoding = outside::contained(encode).map_err(TokenizerError::Panicked)??;
+        let offsets = encoding.get_offsets().iter().map(|(start, end)| *start..*end);
+        Ok(encoding.get_ids().iter().map(|id| i64::from(*id)).zip(offsets).collect())
+    }
+
+    fn companion(&self, name: &str) -> Option<&str> {
+        self.companions.iter().find(|(companion, _)| *companion == name).map(|(_, text)| text.as_str())
     }
 
     fn decode(&self, ids: &[i64]) -> Result<String, TokenizerError> {

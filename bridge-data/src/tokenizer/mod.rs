@@ -10,6 +10,7 @@ mod null;
 mod special;
 mod train;
 
+use std::ops::Range;
 use std::path::Path;
 
 pub(crate) use byte_level::split_point as safe_cut;
@@ -60,6 +61,19 @@ pub trait Tokenizer: Send + Sync {
     /// # Errors
     /// The folder cannot be made or written.
     fn save_assets(&self, folder: &Path) -> Result<(), TokenizerError>;
+
+    /// The ids of `text`, each with the bytes of the text that it stands for. A character of several ids belongs to each of them.
+    ///
+    /// # Errors
+    /// If the tokenizer has no ids for the text, or does not know where they come from.
+    fn encode_with_offsets(&self, _text: &str) -> Result<Vec<(i64, Range<usize>)>, TokenizerError> {
+        Err(TokenizerError::Encode("this tokenizer does not tell which text its ids stand for".to_owned()))
+    }
+
+    /// The text of a file that belongs to the tokenizer, such as `chat_template.jinja`.
+    fn companion(&self, _name: &str) -> Option<&str> {
+        None
+    }
 
     /// A byte position at or after `from` where the text can be split without changing its ids, if the tokenizer knows one before the end.
     fn split_point(&self, _text: &str, _from: usize) -> Option<usize> {

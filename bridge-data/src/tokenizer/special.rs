@@ -11,6 +11,8 @@ use crate::outside;
 /// Files beside a tokenizer, in the order in which they are read.
 pub(crate) const COMPANIONS: [&str; 4] =
     ["tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "config.json"];
+/// Files beside a tokenizer that name no tokens.
+const TEMPLATES: [&str; 2] = ["chat_template.jinja", "chat_template.json"];
 
 /// How a special token is named.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,7 +32,7 @@ pub(crate) struct SpecialNames {
 /// The companion files of a folder that exist, with their text.
 pub(crate) fn read_companions(folder: &Path) -> Result<Vec<(&'static str, String)>, TokenizerError> {
     let mut found = Vec::new();
-    for name in COMPANIONS {
+    for name in COMPANIONS.into_iter().chain(TEMPLATES) {
         let path = folder.join(name);
         match outside::read_text(&path, outside::SETTINGS_BYTES) {
             Ok(text) => found.push((name, text)),
@@ -44,7 +46,7 @@ pub(crate) fn read_companions(folder: &Path) -> Result<Vec<(&'static str, String
 /// Reads the names from companion files; the first file that names a token decides.
 pub(crate) fn names(folder: &Path, companions: &[(&'static str, String)]) -> Result<SpecialNames, TokenizerError> {
     let mut names = SpecialNames::default();
-    for (file, text) in companions {
+    for (file, text) in companions.iter().filter(|(file, _)| COMPANIONS.contains(file)) {
         let value: Value = serde_json::from_str(text)
             .map_err(|error| TokenizerError::malformed(&folder.join(file), format!("not JSON: {error}")))?;
         for (slot, kind) in [(&mut names.eos, "eos"), (&mut names.bos, "bos"), (&mut names.pad, "pad")] {

@@ -1,11 +1,11 @@
 //! `[dataset]`, `[tokenizer]`: which tokens a run sees, and how they reach it.
 
-use super::super::contexts::{on, text, tiny, tiny_with, watched};
-use super::super::row::{AS_IT_IS, Row, row, switch};
+use super::super::contexts::{examples, on, text, tiny, tiny_with, watched};
+use super::super::row::{AS_IT_IS, Row, row, switch, switch_off};
 use super::super::run::{Program, Run};
 
 pub fn rows() -> Vec<Row> {
-    [kinds(), loading(), blends(), samples(), fim(), sources(), tokenizers()].concat()
+    [kinds(), loading(), blends(), samples(), fim(), sources(), tokenizers(), finetuning()].concat()
 }
 
 const SAMPLES: Program = Program::Samples("train");
@@ -174,5 +174,45 @@ fn tokenizers() -> Vec<Row> {
         row("tokenizer.special_tokens", &samples, &[AS_IT_IS, "['river']"]).moves("output"),
         row("tokenizer.bpe_vocab_size", &samples, &[AS_IT_IS, "290"]).moves("output"),
         row("tokenizer.bpe_train_max_bytes", &samples, &[AS_IT_IS, "1500"]).moves("output"),
+    ]
+}
+
+fn finetuning() -> Vec<Row> {
+    let samples = examples().by(SAMPLES);
+    let packed = samples.with(&["dataset.packed_sequence_specs.packed_sequence_size=32"]);
+    let named = samples.with(&["dataset.dataset_kwargs.prompt_template=\"{other} - {input} {output}\""]);
+    let long = named.with(&["dataset.dataset_root=data/long_examples"]);
+    let chat = samples.with(&["dataset.dataset_root=data/chats"]);
+    let kwargs = |row: Row| row.moves("output");
+    vec![
+        row("dataset.dataset_root", &samples, &["data/examples", "data/long_examples"]).moves("output"),
+        row("dataset.max_train_samples", &samples, &[AS_IT_IS, "3"]).moves("output"),
+        switch_off("dataset.do_validation", &examples().by(Program::Samples("valid"))).moves("exit"),
+        switch_off("dataset.do_test", &examples().by(Program::Samples("test"))).moves("exit"),
+        row("dataset.packed_sequence_specs.packed_sequence_size", &packed, &["32", "24"]).moves("output"),
+        row("dataset.packed_sequence_specs.num_tokenizer_workers", &packed, &[AS_IT_IS, "0"]).moves("exit"),
+        row("dataset.packed_sequence_specs.pad_seq_to_mult", &packed, &[AS_IT_IS, "4"]).moves("output"),
+        row("dataset.packed_sequence_specs.packing_algorithm", &packed, &["first_fit_decreasing", "first_fit_shuffle"])
+            .moves("output"),
+        kwargs(switch("dataset.dataset_kwargs.add_bos", &samples)),
+        kwargs(switch_off("dataset.dataset_kwargs.add_eos", &samples)),
+        kwargs(switch("dataset.dataset_kwargs.add_sep", &samples)),
+        kwargs(row("dataset.dataset_kwargs.label_key", &samples, &["output", "other"])),
+        switch_off("dataset.dataset_kwargs.answer_only_loss", &examples()).moves("loss_1"),
+        kwargs(row("dataset.dataset_kwargs.truncation_field", &long, &["input", "other"])),
+        kwargs(row("dataset.dataset_kwargs.truncation_method", &long, &["right", "left"])),
+        kwargs(row("dataset.dataset_kwargs.prompt_template", &samples, &[AS_IT_IS, "\"{input} | {output}\""])),
+        kwargs(switch("dataset.dataset_kwargs.pad_to_max_length", &samples)),
+        kwargs(row("dataset.dataset_kwargs.pad_seq_length_to_mult", &samples, &[AS_IT_IS, "5"])),
+        kwargs(row("dataset.dataset_kwargs.tokens_to_generate", &long, &[AS_IT_IS, "25"])),
+        kwargs(row("dataset.dataset_kwargs.chat", &samples, &["false", "true"])),
+        row("dataset.dataset_kwargs.chat", &chat, &["true", "false"]).moves("exit"),
+        row(
+            "dataset.dataset_kwargs.on_bad_line",
+            &samples.with(&["dataset.dataset_root=data/bad_examples"]),
+            &["skip", "error"],
+        )
+        .moves("exit"),
+        kwargs(switch("dataset.dataset_kwargs.pack_on_the_fly", &samples)),
     ]
 }

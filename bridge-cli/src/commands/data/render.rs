@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 
-use bridge_data::chat::{ChatTemplate, Conversation, EncodedChat};
+use bridge_data::chat::{ChatError, ChatTemplate, Conversation, EncodedChat};
 use bridge_data::outside;
 use bridge_data::tokenizer::HuggingFaceTokenizer;
 use clap::Args;
@@ -20,7 +20,8 @@ pub struct Render {
     tokenizer: PathBuf,
     /// JSON Lines: objects with `messages` and perhaps `tools`.
     file: PathBuf,
-    /// Print a JSON object for each conversation: its ids, and 1 for each that the assistant says; or why the template refuses it.
+    /// Print a JSON object for each conversation: its ids, and 1 for each that the assistant says; or why the template refuses it,
+    /// or what the assistant says cannot be told apart.
     #[arg(long)]
     json: bool,
 }
@@ -46,19 +47,24 @@ pub fn run(render: &Render) -> Result<u8, Failure> {
         let conversation = Conversation::of_json(&value).map_err(|problem| at_line(&problem))?;
         let encoded = template.encode(&conversation, &tokenizer);
         line(&match (encoded, render.json) {
-            (Ok(EncodedChat { ids, assistant_mask }), true) => {
-                let mask = assistant_mask.map(|mask| mask.into_iter().map(u8::from).collect::<Vec<_>>());
+            (Ok(EncodedChat { ids, assistant_mask: Ok(mask) }), true) => {
+                let mask: Vec<u8> = mask.into_iter().map(u8::from).collect();
                 json!({ "ids": ids, "assistant_mask": mask }).to_string()
+            }
+            // The ids are right all the same.
+            (Ok(EncodedChat { ids, assistant_mask: Err(reason) }), true) => {
+                let error = ChatError::NoMask(reason).to_string();
+                json!({ "ids": ids, "assistant_mask": null, "error": error }).to_string()
             }
             (Err(error), true) => json!({ "error": error.to_string() }).to_string(),
             (Ok(EncodedChat { ids, assistant_mask }), false) => {
-                let note =
-                    if assistant_mask.is_none() { "\n(what the assistant says cannot be told apart)" } else { "" };
-                let parts = |at: usize| match &assistant_mask {
-                    Some(mask) if !mask[at] => Part::LeftOut,
-                    _ => Part::Counted,
-                };
-                paint(&tokenizer, &ids, parts) + note
+                let note = assistant_mask
+                    .as_ref()
+                    .err()
+                    .map(|reason| format!("\nerror: {}", ChatError::NoMask(reason.clone())));
+                let counts = |at: usize| assistant_mask.as_ref().map_or(true, |mask| mask[at]);
+                let parts = |at: usize| if counts(at) { Part::Counted } else { Part::LeftOut };
+                paint(&tokenizer, &ids, parts) + &note.unwrap_or_default()
             }
             (Err(error), false) => format!("error: {error}"),
         });

@@ -73,9 +73,14 @@ pub fn run_show(samples: &Samples) -> Result<u8, Failure> {
         let counts: Vec<bool> = std::iter::once(false).chain(sample.loss_mask.iter().map(|mask| *mask > 0.0)).collect();
         let counted = counts.iter().filter(|counts| **counts).count();
         let source = encoder_ids(&sample);
+        let sample_weights = sample.loss_mask.clone();
         let tokens = ids_of(sample);
         if samples.json {
-            let mask: Vec<u8> = counts.into_iter().map(u8::from).collect();
+            let weights = std::iter::once(0.0).chain(sample_weights);
+            // Most weights are 0 and 1.
+            let mask: Vec<_> = weights
+                .map(|weight| if weight.fract() == 0.0 { json!(weight as i64) } else { json!(weight) })
+                .collect();
             let mut object =
                 json!({ "sample": i, "text": tokenizer.decode(&tokens).ok(), "tokens": tokens, "loss_mask": mask });
             if let Some(source) = source {

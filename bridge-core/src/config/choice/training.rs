@@ -47,6 +47,30 @@ choices! {
         External = "external",
     }
 
+    /// Which end of a text is cut off.
+    pub enum TruncationMethod {
+        /// Its end.
+        Right = "right",
+        /// Its beginning.
+        Left = "left",
+    }
+
+    /// What becomes of a line that is no example.
+    pub enum BadLine {
+        /// It ends the run.
+        Error = "error",
+        /// It is left out and counted.
+        Skip = "skip",
+    }
+
+    /// In which order examples are put into the first sequence that has room.
+    pub enum PackingAlgorithm {
+        /// The longest first.
+        FirstFitDecreasing = "first_fit_decreasing",
+        /// Drawn from the seed.
+        FirstFitShuffle = "first_fit_shuffle",
+    }
+
     /// Format of a text source.
     pub enum SourceFormat {
         /// One document per file.

@@ -6,7 +6,7 @@ use super::super::field::OneOrMany;
 use super::super::kinds::Kinds;
 use super::super::run_config::FinalDataset;
 use super::super::sections::{Blend, GptDatasetConfig};
-use super::Draft;
+use super::{Draft, finetuning};
 
 /// Checks the dataset and fills in length, seed and split.
 pub(super) fn resolve(draft: &mut Draft<'_>) -> FinalDataset {
@@ -27,6 +27,7 @@ pub(super) fn resolve(draft: &mut Draft<'_>) -> FinalDataset {
     source_settings_have_a_source(draft);
     json_key_goes_with_json(draft);
     fim_settings_go_with_fim(draft, &kind);
+    finetuning::check(draft, &kind);
     blends_per_split(draft);
     padding_has_a_token(draft);
     dataloader_fits(draft, &kind);

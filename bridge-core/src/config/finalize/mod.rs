@@ -6,6 +6,7 @@ mod cross;
 mod data_parallel;
 mod dataset;
 mod draft;
+mod finetuning;
 mod logger;
 mod model;
 mod moe;

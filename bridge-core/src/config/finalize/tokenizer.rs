@@ -60,7 +60,7 @@ fn may_bring_a_tokenizer(draft: &Draft<'_>) -> bool {
 fn data_needs_a_tokenizer(draft: &mut Draft<'_>) {
     let key = "tokenizer.tokenizer_type";
     let kind = draft.recipe.dataset.kind.clone();
-    if matches!(kind.as_str(), "mock" | "fim" | "t5" | "mock_t5") {
+    if matches!(kind.as_str(), "mock" | "fim" | "t5" | "mock_t5" | "finetuning") {
         draft.missing(key, format!("must be given with dataset.kind = \"{kind}\""));
     }
     let dataset = &draft.recipe.dataset;

@@ -11,6 +11,7 @@ use super::super::reader::Reader;
 use super::super::refusal::{no_counterpart, not_built};
 use super::super::section::section;
 use super::super::spec::TypeSpec;
+use super::{FinetuningKwargs, PackedSequenceSpecs};
 
 /// Dataset prefixes and, unless each is used in proportion to its size, their weights.
 /// Written as `[[path, ...]]` or `[[path, ...], [weight, ...]]`.
@@ -155,6 +156,22 @@ section! {
         /// Pieces that start with this are not permuted (kind fim).
         fim_no_prefix: Option<String> = None;
 
+        /// Folder with the files of each split: training, validation and test (kind finetuning).
+        dataset_root: Option<PathBuf> = None;
+        /// Index builders.
+        @execution memmap_workers: usize = 1, Limits::POSITIVE
+            => no_counterpart("workers that index lines; lines are tokenized once, by packed_sequence_specs.num_tokenizer_workers threads");
+        /// Examples of the training split that are used, from the first on (kind finetuning).
+        max_train_samples: Option<usize> = None, Limits::POSITIVE;
+        /// Which examples share a sequence (kind finetuning).
+        packed_sequence_specs: Option<PackedSequenceSpecs> = None;
+        /// How lines become examples (kind finetuning).
+        dataset_kwargs: FinetuningKwargs = FinetuningKwargs::default();
+        /// Read the validation split (kind finetuning).
+        do_validation: bool = true;
+        /// Read the test split (kind finetuning).
+        do_test: bool = true;
+
         /// Text files or globs to tokenize (ours); `~`, `$VAR` and `${VAR}` are expanded when read.
         source: Option<OneOrMany<String>> = None;
         /// Format of the source (ours); null means by extension.
@@ -176,5 +193,6 @@ section! {
         append_eod: bool = true;
 
         alias "sequence_length" = seq_length;
+        alias "seed" = random_seed;
     }
 }

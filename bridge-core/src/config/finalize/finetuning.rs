@@ -1,0 +1,95 @@
+//! The rules of fine-tuning data: what it needs, and which settings belong to other data.
+
+use super::super::choice::DataloaderType;
+use super::Draft;
+
+/// Settings of `[dataset]` that only fine-tuning data has.
+const OWN: [&str; 6] =
+    ["dataset_root", "max_train_samples", "packed_sequence_specs", "dataset_kwargs", "do_validation", "do_test"];
+/// Settings of token files and of text that is not divided into examples.
+const OF_TOKEN_FILES: [&str; 14] = [
+    "data_path",
+    "blend",
+    "blend_per_split",
+    "split",
+    "source",
+    "reset_position_ids",
+    "reset_attention_mask",
+    "eod_mask_loss",
+    "add_extra_token_to_sequence",
+    "drop_last_partial_validation_sequence",
+    "allow_ambiguous_pad_tokens",
+    "mid_level_dataset_surplus",
+    "mmap_bin_files",
+    "num_dataset_builder_threads",
+];
+
+/// Checks the settings of examples, and fills in the sampler.
+pub(super) fn check(draft: &mut Draft<'_>, kind: &str) {
+    if kind != "finetuning" {
+        for key in OWN.map(|field| format!("dataset.{field}")) {
+            let is_changed = draft.recipe_differs(&key);
+            draft.forbid(is_changed, &key, "needs dataset.kind = \"finetuning\"");
+        }
+        return;
+    }
+    for key in OF_TOKEN_FILES.map(|field| format!("dataset.{field}")) {
+        let is_changed = draft.recipe_differs(&key);
+        draft.forbid(
+            is_changed,
+            &key,
+            "has no effect with dataset.kind = \"finetuning\", which reads dataset.dataset_root",
+        );
+    }
+    if draft.recipe.dataset.dataset_root.is_none() {
+        draft.missing("dataset.dataset_root", "must be given: the folder with training.jsonl");
+    }
+    draft.recipe.dataset.dataloader_type.get_or_insert(DataloaderType::Batch);
+    prompts(draft);
+    packing(draft);
+}
+
+fn prompts(draft: &mut Draft<'_>) {
+    let kwargs = draft.recipe.dataset.dataset_kwargs.clone();
+    if kwargs.chat == Some(true) {
+        for field in ["add_bos", "add_eos", "add_sep", "prompt_template", "truncation_field", "tokens_to_generate"] {
+            let key = format!("dataset.dataset_kwargs.{field}");
+            let is_changed = draft.recipe_differs(&key);
+            draft.forbid(
+                is_changed,
+                &key,
+                "has no effect with dataset.dataset_kwargs.chat = true: the chat template writes all of a conversation",
+            );
+        }
+    }
+    let is_padded =
+        kwargs.pad_to_max_length || kwargs.pack_on_the_fly || draft.recipe.dataset.packed_sequence_specs.is_some();
+    let key = "dataset.dataset_kwargs.pad_seq_length_to_mult";
+    let is_changed = draft.recipe_differs(key);
+    draft.forbid(is_padded && is_changed, key, "has no effect where every sequence has the full length");
+}
+
+fn packing(draft: &mut Draft<'_>) {
+    let Some(specs) = draft.recipe.dataset.packed_sequence_specs.clone() else {
+        return;
+    };
+    let longest = draft.recipe.model.seq_length;
+    let size = usize::try_from(specs.packed_sequence_size).unwrap_or(0);
+    let key = "dataset.packed_sequence_specs.packed_sequence_size";
+    let message = format!("must be 1 to model.seq_length = {longest}");
+    draft.require(size > 0 && size <= longest, key, message);
+    let key = "dataset.packed_sequence_specs.num_tokenizer_workers";
+    let workers = specs.num_tokenizer_workers;
+    draft.require(workers == -1 || (1..=4096).contains(&workers), key, "must be -1, for all cores, or 1 to 4096");
+    draft.forbid(
+        draft.recipe.dataset.dataset_kwargs.pack_on_the_fly,
+        "dataset.dataset_kwargs.pack_on_the_fly",
+        "excludes dataset.packed_sequence_specs, by which sequences are packed beforehand",
+    );
+    let padded = draft.recipe.dataset.dataset_kwargs.pad_to_max_length;
+    draft.forbid(
+        padded,
+        "dataset.dataset_kwargs.pad_to_max_length",
+        "has no effect with packed sequences, which all have the full length",
+    );
+}

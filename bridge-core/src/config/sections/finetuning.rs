@@ -1,0 +1,71 @@
+//! `[dataset.dataset_kwargs]` and `[dataset.packed_sequence_specs]`: how files of examples become samples.
+
+use std::path::PathBuf;
+
+use super::super::choice::{BadLine, PackingAlgorithm, TruncationMethod};
+use super::super::limits::Limits;
+use super::super::refusal::{no_counterpart, not_built};
+use super::super::section::section;
+
+section! {
+    /// How lines become examples (kind finetuning).
+    pub struct FinetuningKwargs {
+        /// Begin prompts with the beginning-of-sequence token.
+        add_bos: bool = false;
+        /// End answers to prompts with the end-of-document token.
+        add_eos: bool = true;
+        /// Put the end-of-document token between prompt and answer.
+        add_sep: bool = false;
+        /// The field that holds the answer to a prompt.
+        label_key: String = "output".into();
+        /// Count only answers, and what the assistant says, for the loss.
+        answer_only_loss: bool = true;
+        /// The fields of a prompt that are shortened where an example is too long, separated by commas.
+        truncation_field: String = "input".into();
+        /// Which end is cut off.
+        truncation_method: TruncationMethod = TruncationMethod::Right;
+        /// Fields in braces, the answer last; null is "{input} {output}", or what other fields people have: `prompt` and `completion`, `instruction`.
+        prompt_template: Option<String> = None;
+        /// Make every sequence `seq_length` long.
+        pad_to_max_length: bool = false;
+        /// Make the length of the sequences of a micro-batch a multiple of this.
+        pad_seq_length_to_mult: usize = 16, Limits::POSITIVE;
+        /// Tokens that are kept free for an answer.
+        tokens_to_generate: usize = 0, Limits::SIZE_OR_ZERO;
+        /// Lines are conversations; null looks at each line.
+        chat: Option<bool> = None;
+        /// Conversations are written by the chat template of the tokenizer.
+        use_hf_tokenizer_chat_template: bool = true
+            => no_counterpart("NeMo's own way to write conversations; the tokenizer's template writes them, or tokenizer.chat_template");
+        /// What becomes of a line that is no example (ours).
+        on_bad_line: BadLine = BadLine::Error;
+        /// Put as many examples into a sequence as follow one another in each epoch (ours).
+        pack_on_the_fly: bool = false;
+    }
+}
+
+section! {
+    /// Which examples share a sequence, chosen before the run (kind finetuning).
+    pub struct PackedSequenceSpecs {
+        /// Most tokens of examples in a sequence; at most `seq_length`.
+        packed_sequence_size: i64 = -1;
+        /// Name of the tokenizer in the names of packed files.
+        tokenizer_model_name: Option<String> = None
+            => no_counterpart("a name for folders of packed data; what is cached knows its tokenizer");
+        /// Threads that tokenize; -1 is all cores.
+        @execution num_tokenizer_workers: i64 = -1;
+        /// Packed training data.
+        packed_train_data_path: Option<PathBuf> = None => not_built("data that another program packed; it is packed from dataset.dataset_root");
+        /// Packed validation data.
+        packed_val_data_path: Option<PathBuf> = None => not_built("data that another program packed; it is packed from dataset.dataset_root");
+        /// Sizes of packed data.
+        packed_metadata_path: Option<PathBuf> = None => not_built("sizes of data that another program packed");
+        /// Pad the lists of documents.
+        pad_cu_seqlens: bool = false
+            => no_counterpart("lists of documents of one length, for captured GPU graphs; attention knows the document of each token");
+        /// Fill each example up to a multiple of this.
+        pad_seq_to_mult: usize = 1, Limits::POSITIVE;
+        /// In which order examples are put into the first sequence that has room (ours).
+        packing_algorithm: PackingAlgorithm = PackingAlgorithm::FirstFitDecreasing;
+    }
+}

@@ -1,0 +1,62 @@
+//! What became of the records of fine-tuning data, told while datasets are built.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// What became of the records of a split.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ExamplesReport {
+    /// Files, by the name of the first.
+    pub source: String,
+    /// `train`, `valid` or `test`.
+    pub split: String,
+    /// Examples.
+    pub examples: u64,
+    /// Their tokens.
+    pub tokens: u64,
+    /// Tokens that count for the loss.
+    pub counted: u64,
+    /// Bytes of the records.
+    pub bytes: u64,
+    /// Examples of which something was cut off.
+    pub truncated: u64,
+    /// Records of which nothing counts for the loss, left out.
+    pub without_loss: u64,
+    /// Lines that are no examples, left out as the recipe says.
+    pub skipped: u64,
+    /// What is wrong with the first of those.
+    pub reasons: Vec<String>,
+    /// Seconds it took.
+    pub seconds: f64,
+    /// Whether an earlier result was used again.
+    #[serde(skip)]
+    pub reused: bool,
+}
+
+impl ExamplesReport {
+    /// Whether something of the files is not in the examples.
+    pub fn lacks(&self) -> bool {
+        self.truncated + self.without_loss + self.skipped > 0
+    }
+}
+
+impl fmt::Display for ExamplesReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { source, split, examples, tokens, counted, .. } = self;
+        write!(f, "{source}: {examples} {split} examples, {tokens} tokens, of which {counted} count for the loss")?;
+        if self.truncated > 0 {
+            write!(f, "; {} truncated", self.truncated)?;
+        }
+        if self.without_loss > 0 {
+            write!(f, "; {} left out, because nothing of them counts", self.without_loss)?;
+        }
+        if self.skipped > 0 {
+            write!(f, "; {} bad lines skipped: {}", self.skipped, self.reasons.join("; "))?;
+            if self.skipped > self.reasons.len() as u64 {
+                f.write_str("; ...")?;
+            }
+        }
+        Ok(())
+    }
+}

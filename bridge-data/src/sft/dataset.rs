@@ -1,0 +1,195 @@
+//! Examples as samples: alone or several in a sequence, in an order of its own for each epoch.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::packing::{Packs, length_in_pack};
+use super::store::Store;
+use crate::dataset::Filling;
+use crate::extra::Extras;
+use crate::random::torch_randperm;
+use crate::{DataError, Dataset, Sample};
+
+/// Which examples share a sequence.
+pub(super) enum Grouping {
+    /// None.
+    Alone,
+    /// Those of a pack.
+    Packed {
+        packs: Packs,
+        /// The tokens of each are a multiple of this.
+        multiple: usize,
+    },
+    /// As many as follow one another in an epoch and have room.
+    Following { size: usize },
+}
+
+/// Orders of epochs that are kept: workers are in one, or at the border of two.
+const KEPT: usize = 2;
+
+/// The samples of a split.
+pub(super) struct SftDataset {
+    store: Store,
+    num_examples: usize,
+    grouping: Grouping,
+    filling: Filling,
+    /// Draws the order of each epoch; `None` keeps that of the files.
+    seed: Option<u64>,
+    len: usize,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// How many samples there are up to the end of each epoch.
+    ends: Vec<usize>,
+    orders: BTreeMap<usize, Arc<Packs>>,
+}
+
+impl SftDataset {
+    /// Of the first `num_examples` of a store. `samples` says how many samples a run takes: as many epochs as that needs; `None` is one epoch.
+    pub(super) fn new(
+        store: Store,
+        num_examples: usize,
+        grouping: Grouping,
+        filling: Filling,
+        seed: Option<u64>,
+        samples: Option<usize>,
+    ) -> Result<Self, DataError> {
+        if num_examples == 0 {
+            return Err(DataError::Source(format!("{}: there are no examples", store.prefix().display())));
+        }
+        if u32::try_from(num_examples).is_err() {
+            return Err(DataError::Parameter(format!("{num_examples} examples are more than 2^32")));
+        }
+        let state = Mutex::default();
+        let mut dataset = Self { store, num_examples, grouping, filling, seed, len: 0, state };
+        dataset.len = match samples {
+            Some(samples) if samples > 0 => samples,
+            _ => dataset.epoch(0).len(),
+        };
+        Ok(dataset)
+    }
+
+    /// The sequences of an epoch.
+    fn epoch(&self, epoch: usize) -> Packs {
+        let order = |count: usize| -> Vec<u32> {
+            match self.seed {
+                Some(seed) => {
+                    // One stream for all epochs would have to be drawn up to the one that is asked for.
+                    let seed = seed.wrapping_add((epoch as u64).wrapping_mul(0x9e37_79b9));
+                    torch_randperm(count, seed).into_iter().map(|at| at as u32).collect()
+                }
+                None => (0..count as u32).collect(),
+            }
+        };
+        match &self.grouping {
+            Grouping::Alone => {
+                Packs { members: order(self.num_examples), starts: (0..=self.num_examples as u32).collect() }
+            }
+            Grouping::Packed { packs, .. } => {
+                let mut chosen = Packs { members: Vec::with_capacity(packs.members.len()), starts: vec![0] };
+                for at in order(packs.len()) {
+                    chosen.members.extend(packs.pack(at as usize));
+                    chosen.starts.push(chosen.members.len() as u32);
+                }
+                chosen
+            }
+            Grouping::Following { size } => {
+                let length = |at: u32| length_in_pack(self.store.length(at as usize), 1);
+                Packs::following(order(self.num_examples), length, *size)
+            }
+        }
+    }
+
+    /// The examples of sample `index`.
+    fn members(&self, index: usize) -> Vec<u32> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        while state.ends.last().is_none_or(|end| *end <= index) {
+            let epoch = state.ends.len();
+            let order = self.epoch(epoch);
+            let end = state.ends.last().copied().unwrap_or(0) + order.len();
+            state.ends.push(end);
+            keep(&mut state.orders, epoch, order);
+        }
+        let epoch = state.ends.partition_point(|end| *end <= index);
+        let start = epoch.checked_sub(1).map_or(0, |before| state.ends[before]);
+        if let Some(order) = state.orders.get(&epoch) {
+            return order.pack(index - start).to_vec();
+        }
+        let order = self.epoch(epoch);
+        let members = order.pack(index - start).to_vec();
+        keep(&mut state.orders, epoch, order);
+        members
+    }
+
+    /// One example as a sample.
+    fn alone(&self, at: u32) -> Result<Sample, DataError> {
+        let (ids, weights) = self.store.get(at as usize)?;
+        let tokens: Vec<i64> = ids[..ids.len().saturating_sub(1)].to_vec();
+        Ok(Sample {
+            position_ids: (0..tokens.len() as i64).collect(),
+            labels: ids.get(1..).unwrap_or_default().to_vec(),
+            loss_mask: weights.get(1..).unwrap_or_default().to_vec(),
+            tokens,
+            document_ids: None,
+            extras: Extras::new(),
+        })
+    }
+
+    /// Several examples as a sample: each is a document, and what is left over is one too.
+    fn together(&self, members: &[u32], multiple: usize) -> Result<Sample, DataError> {
+        let longest = self.filling.longest;
+        let (mut sample, mut documents) = (Sample::empty(), Vec::with_capacity(longest));
+        for (number, at) in members.iter().enumerate() {
+            let mut one = self.alone(*at)?;
+            let room = longest.saturating_sub(sample.tokens.len());
+            one.fill(one.tokens.len().next_multiple_of(multiple.max(1)).min(room), self.filling.token);
+            documents.extend(std::iter::repeat_n(number as i32, one.tokens.len()));
+            sample.tokens.append(&mut one.tokens);
+            sample.labels.append(&mut one.labels);
+            sample.loss_mask.append(&mut one.loss_mask);
+            sample.position_ids.append(&mut one.position_ids);
+        }
+        let rest = longest.saturating_sub(sample.tokens.len());
+        documents.extend(std::iter::repeat_n(members.len() as i32, rest));
+        sample.position_ids.extend(0..rest as i64);
+        sample.fill(longest, self.filling.token);
+        sample.document_ids = Some(documents);
+        Ok(sample)
+    }
+}
+
+fn keep(orders: &mut BTreeMap<usize, Arc<Packs>>, epoch: usize, order: Packs) {
+    orders.insert(epoch, Arc::new(order));
+    while orders.len() > KEPT {
+        orders.pop_first();
+    }
+}
+
+impl Dataset for SftDataset {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn get(&self, index: usize) -> Result<Sample, DataError> {
+        if index >= self.len {
+            let what = self.store.prefix().display().to_string();
+            return Err(DataError::OutOfRange { what, index, len: self.len });
+        }
+        let members = self.members(index);
+        match &self.grouping {
+            Grouping::Alone => {
+                let mut sample = self.alone(members[0])?;
+                self.filling.fill(std::slice::from_mut(&mut sample));
+                Ok(sample)
+            }
+            Grouping::Packed { multiple, .. } => self.together(&members, *multiple),
+            Grouping::Following { .. } => self.together(&members, 1),
+        }
+    }
+
+    fn filling(&self) -> Option<Filling> {
+        Some(self.filling)
+    }
+}

@@ -1,0 +1,242 @@
+//! A record as token ids, with the weight of each in the loss.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::params::{ExampleOptions, RecordKind, TruncationMethod};
+use super::prompt::{Part, fields_to_shorten, parts, shorten};
+use super::spellings::{Spoken, conversation, is_chat, pair, weight};
+
+use crate::DataError;
+use crate::chat::{ChatTemplate, Conversation};
+use crate::tokenizer::{Tokenizer, require_eod};
+
+/// Token ids and their weights in the loss; both have the same length.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Example {
+    pub(super) ids: Vec<i64>,
+    /// The weight of each id as one that is predicted.
+    pub(super) weights: Vec<f32>,
+    /// Whether something was cut off.
+    pub(super) is_truncated: bool,
+}
+
+impl Example {
+    /// Whether anything in it counts for the loss: the first id is predicted by nothing.
+    pub(super) fn counts(&self) -> bool {
+        self.weights.iter().skip(1).any(|weight| *weight > 0.0)
+    }
+}
+
+/// Makes examples of records.
+pub(super) struct ExampleBuilder {
+    tokenizer: Arc<dyn Tokenizer>,
+    template: Option<ChatTemplate>,
+    options: ExampleOptions,
+    eod: i64,
+    bos: Option<i64>,
+    /// Whether the tokenizer puts a blank before each text by itself.
+    makes_blanks: bool,
+}
+
+impl ExampleBuilder {
+    pub(super) fn new(
+        tokenizer: Arc<dyn Tokenizer>,
+        template: Option<ChatTemplate>,
+        options: ExampleOptions,
+    ) -> Result<Self, DataError> {
+        let eod = require_eod(tokenizer.as_ref())?;
+        let bos = tokenizer.bos();
+        if options.add_bos && bos.is_none() {
+            let message =
+                "dataset.dataset_kwargs.add_bos: the tokenizer names no beginning-of-sequence token".to_owned();
+            return Err(DataError::NoTokenizer(message));
+        }
+        let ids = |text: &str| tokenizer.encode(text).unwrap_or_default();
+        let makes_blanks = ids("x y") == [ids("x"), ids("y")].concat();
+        Ok(Self { tokenizer, template, options, eod, bos, makes_blanks })
+    }
+
+    /// What everything that decides on the tokens is.
+    pub(super) fn identity(&self) -> Value {
+        json!({
+            "tokenizer": self.tokenizer.unique_identifier(),
+            "chat_template": self.template.as_ref().map(ChatTemplate::identity),
+            "options": format!("{:?}", self.options),
+        })
+    }
+
+    /// Number of ids of the tokenizer.
+    pub(super) fn vocab_size(&self) -> usize {
+        self.tokenizer.vocab_size()
+    }
+
+    /// The token that sequences are filled up with: it never counts.
+    pub(super) fn filler(&self) -> i64 {
+        self.tokenizer.pad().unwrap_or(self.eod)
+    }
+
+    /// The example of a record.
+    ///
+    /// # Errors
+    /// Why it is none, as a sentence.
+    pub(super) fn example(&self, record: &Value) -> Result<Example, String> {
+        if !record.is_object() {
+            return Err("expected an object".to_owned());
+        }
+        let factor = weight(record)?;
+        let mut example = if record["input_ids"].is_array() {
+            self.of_ids(record)?
+        } else {
+            match self.options.kind {
+                RecordKind::Prompt => self.of_prompt(record)?,
+                RecordKind::AsWritten if !is_chat(record) => self.of_prompt(record)?,
+                RecordKind::AsWritten | RecordKind::Chat => self.of_chat(record)?,
+            }
+        };
+        example.weights.iter_mut().for_each(|weight| *weight *= factor);
+        Ok(example)
+    }
+
+    /// Ids that were there, with a weight for each or labels of which -100 does not count.
+    fn of_ids(&self, record: &Value) -> Result<Example, String> {
+        let list = |key: &str| record[key].as_array();
+        let size = self.tokenizer.vocab_size() as i64;
+        let known = |id: &Value| id.as_i64().filter(|id| (0..size).contains(id));
+        let ids = list("input_ids")
+            .into_iter()
+            .flatten()
+            .map(|id| known(id).ok_or_else(|| format!("input_ids: expected ids below {size}, found {id}")));
+        let ids = ids.collect::<Result<Vec<_>, _>>()?;
+        let numbers = |key: &str| {
+            let numbers = list(key)?.iter().map(|weight| {
+                let number = weight.as_f64().filter(|number| *number >= 0.0 && *number <= f64::from(f32::MAX));
+                let number = number.or_else(|| weight.as_bool().map(f64::from));
+                number
+                    .map(|number| number as f32)
+                    .ok_or_else(|| format!("{key}: expected numbers that are not negative, found {weight}"))
+            });
+            Some(numbers.collect::<Result<Vec<f32>, String>>())
+        };
+        let weights =
+            ["loss_weights", "loss_mask", "assistant_mask", "assistant_masks"].iter().find_map(|key| numbers(key));
+        let weights = match (weights, list("labels")) {
+            (Some(weights), _) => weights?,
+            (None, Some(labels)) => labels.iter().map(|label| if *label == -100 { 0.0 } else { 1.0 }).collect(),
+            (None, None) => vec![1.0; ids.len()],
+        };
+        if weights.len() != ids.len() {
+            return Err(format!("input_ids: there are {} ids, and {} weights or labels", ids.len(), weights.len()));
+        }
+        Ok(self.cut(ids, weights))
+    }
+
+    fn of_prompt(&self, record: &Value) -> Result<Example, String> {
+        let options = &self.options;
+        let (mut pieces, shortened) = match &options.prompt_template {
+            Some(template) => self.pieces_of(record, template)?,
+            None => {
+                let [input, label] = pair(record, &options.label_key)?;
+                let (input, label) = (input.trim_matches(' '), label.trim_matches(' '));
+                (vec![self.encode(input)?, self.encode(&self.with_blanks(" ", label))?], vec![0])
+            }
+        };
+        let mut answer = pieces.pop().unwrap_or_default();
+        let around = usize::from(options.add_bos) + usize::from(options.add_sep) + usize::from(options.add_eos);
+        let before: usize = pieces.iter().map(Vec::len).sum();
+        let total = before + answer.len().max(options.tokens_to_generate) + around;
+        let excess = total.saturating_sub(options.seq_length);
+        shorten(&mut pieces, &shortened, excess, options.truncation_method);
+        let mut ids: Vec<i64> = Vec::with_capacity(total);
+        ids.extend(self.bos.filter(|_| options.add_bos));
+        ids.extend(pieces.into_iter().flatten());
+        ids.extend(options.add_sep.then_some(self.eod));
+        let begin = if options.answer_only_loss { ids.len() } else { 0 };
+        ids.append(&mut answer);
+        ids.extend(options.add_eos.then_some(self.eod));
+        let weights = (0..ids.len()).map(|at| if at >= begin { 1.0 } else { 0.0 }).collect();
+        // What is still too long loses the end of its answer.
+        let is_cut = ids.len() > options.seq_length;
+        let mut example = Example { ids, weights, is_truncated: is_cut || excess > 0 };
+        example.ids.truncate(options.seq_length);
+        example.weights.truncate(options.seq_length);
+        Ok(example)
+    }
+
+    /// The ids of a template's parts, of which the last is the answer, and which of them may be shortened.
+    fn pieces_of(&self, record: &Value, template: &str) -> Result<(Vec<Vec<i64>>, Vec<usize>), String> {
+        let (mut pieces, mut shortened) = (Vec::new(), Vec::new());
+        for (at, part) in parts(template).into_iter().enumerate() {
+            pieces.push(match part {
+                Part::Text(text) => self.encode(&self.with_blanks("", text))?,
+                Part::Field { blanks, name } => {
+                    let value = record[name].as_str();
+                    let value = value
+                        .ok_or_else(|| format!("`{name}`, which the prompt template reads, is not text, or missing"))?;
+                    if fields_to_shorten(&self.options).any(|field| field == name) {
+                        shortened.push(at);
+                    }
+                    self.encode(&self.with_blanks(blanks, value.trim_matches(' ')))?
+                }
+            });
+        }
+        Ok((pieces, shortened))
+    }
+
+    /// Text of a part, without its first blank where the tokenizer makes one itself, as upstream.
+    fn with_blanks(&self, blanks: &str, text: &str) -> String {
+        let joined = format!("{blanks}{text}");
+        match joined.strip_prefix(' ').filter(|_| self.makes_blanks) {
+            Some(rest) => rest.to_owned(),
+            None => joined,
+        }
+    }
+
+    fn of_chat(&self, record: &Value) -> Result<Example, String> {
+        let Spoken { conversation, weights } = if is_chat(record) {
+            conversation(record)?
+        } else {
+            let [prompt, answer] = pair(record, &self.options.label_key)?;
+            let messages =
+                vec![json!({ "role": "user", "content": prompt }), json!({ "role": "assistant", "content": answer })];
+            Spoken { conversation: Conversation { messages, tools: None }, weights: vec![1.0; 2] }
+        };
+        let template = self.template.as_ref().ok_or(
+            "the tokenizer has no chat template: its folder lacks chat_template.jinja, and tokenizer.chat_template is not given",
+        )?;
+        let (ids, counted) = match self.options.answer_only_loss {
+            true => {
+                let encoded = template.encode_weighted(&conversation, &weights, self.tokenizer.as_ref());
+                encoded.map_err(|error| error.to_string())?
+            }
+            false => {
+                let encoded =
+                    template.ids(&conversation, self.tokenizer.as_ref()).map_err(|error| error.to_string())?;
+                let weights = vec![1.0; encoded.len()];
+                (encoded, weights)
+            }
+        };
+        Ok(self.cut(ids, counted))
+    }
+
+    /// What fits of a sequence.
+    fn cut(&self, mut ids: Vec<i64>, mut weights: Vec<f32>) -> Example {
+        let excess = ids.len().saturating_sub(self.options.seq_length);
+        match self.options.truncation_method {
+            TruncationMethod::Right => {
+                ids.truncate(ids.len() - excess);
+                weights.truncate(weights.len() - excess);
+            }
+            TruncationMethod::Left => {
+                ids.drain(..excess);
+                weights.drain(..excess);
+            }
+        }
+        Example { ids, weights, is_truncated: excess > 0 }
+    }
+
+    fn encode(&self, text: &str) -> Result<Vec<i64>, String> {
+        self.tokenizer.encode(text).map_err(|error| error.to_string())
+    }
+}

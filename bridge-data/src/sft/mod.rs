@@ -1,0 +1,32 @@
+//! Fine-tuning on examples: prompts with their answers, and conversations. Lines of files become tokens with a weight for each, once, in a store
+//! that samples are read from. What the loop does with samples does not belong here.
+//!
+//! | step | file |
+//! |---|---|
+//! | the files of a split, record by record | `files` |
+//! | the spellings of conversations | `spellings` |
+//! | a record to token ids and weights | `example`, `prompt` |
+//! | all records of a split, in threads | `prepare` |
+//! | what they became, on disk | `store` |
+//! | which examples share a sequence | `packing` |
+//! | samples in their order | `dataset` |
+//! | what a recipe says, and all of it together | `params`, `provider` |
+
+mod dataset;
+mod example;
+mod files;
+mod packing;
+mod params;
+mod prepare;
+mod prompt;
+mod provider;
+mod spellings;
+mod store;
+#[cfg(test)]
+mod tests;
+
+pub use params::{
+    BadLine, EpochOrder, ExampleOptions, Packing, PackingAlgorithm, RecordKind, SftParams, TRUNCATED_FIELD,
+    TruncationMethod,
+};
+pub use provider::SftProvider;

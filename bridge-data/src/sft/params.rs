@@ -1,0 +1,134 @@
+//! What a recipe says about fine-tuning data.
+
+use std::path::PathBuf;
+
+/// The field that is shortened if a recipe names none, as upstream.
+pub const TRUNCATED_FIELD: &str = "input";
+
+/// Which end of a text is cut off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TruncationMethod {
+    /// Its end.
+    Right,
+    /// Its beginning.
+    Left,
+}
+
+/// In which order examples are taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PackingAlgorithm {
+    /// The longest first, which fills sequences best.
+    FirstFitDecreasing,
+    /// In an order drawn from the seed.
+    FirstFitShuffle,
+}
+
+/// What a record is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RecordKind {
+    /// A conversation, if it has one, else a prompt with its answer.
+    AsWritten,
+    /// A conversation; a prompt with its answer is a conversation of two messages.
+    Chat,
+    /// A prompt with its answer.
+    Prompt,
+}
+
+/// What happens to a line that is no example.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BadLine {
+    /// It ends the run.
+    Error,
+    /// It is left out and counted.
+    Skip,
+}
+
+/// How records become examples.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ExampleOptions {
+    /// Longest example, in tokens.
+    pub seq_length: usize,
+    /// What a record is.
+    pub kind: RecordKind,
+    /// Text with the fields of a record in braces, of which the label is the last; `None` takes the fields that a record has.
+    pub prompt_template: Option<String>,
+    /// The field that holds the answer.
+    pub label_key: String,
+    /// The fields that are shortened, separated by commas.
+    pub truncation_field: String,
+    /// Which end is cut off.
+    pub truncation_method: TruncationMethod,
+    /// Begin prompts with the beginning-of-sequence token.
+    pub add_bos: bool,
+    /// End answers with the end-of-document token.
+    pub add_eos: bool,
+    /// Put the end-of-document token between prompt and answer.
+    pub add_sep: bool,
+    /// Only answers count for the loss.
+    pub answer_only_loss: bool,
+    /// Room that is kept for a generated answer, in tokens.
+    pub tokens_to_generate: usize,
+}
+
+/// Which examples share a sequence.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Packing {
+    /// None: each is a sequence, filled up.
+    Off,
+    /// Chosen once for all epochs.
+    Offline {
+        /// Most tokens of a sequence.
+        size: usize,
+        /// Tokens of each example are filled up to a multiple of this.
+        multiple: usize,
+        /// How they are chosen.
+        algorithm: PackingAlgorithm,
+    },
+    /// In the order of each epoch, as many as follow one another.
+    OnTheFly,
+}
+
+/// The order of the samples of a training split.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EpochOrder {
+    /// Drawn anew for each epoch; there are as many epochs as a run needs.
+    Shuffled,
+    /// That of the files, once: the sampler draws an order.
+    AsStored,
+}
+
+/// The parameters of fine-tuning data.
+#[derive(Debug, Clone)]
+pub struct SftParams {
+    /// Folder with the files of the splits.
+    pub root: PathBuf,
+    /// Folder of what is made of them; `None` is one within `root`.
+    pub cache: Option<PathBuf>,
+    /// How records become examples.
+    pub example: ExampleOptions,
+    /// What happens to a line that is no example.
+    pub bad_line: BadLine,
+    /// Examples of the training split that are used, from the first on.
+    pub max_train_samples: Option<usize>,
+    /// Which examples share a sequence.
+    pub packing: Packing,
+    /// The length of a sequence is a multiple of this, unless it is the longest.
+    pub pad_multiple: usize,
+    /// Each sequence has the longest length.
+    pub pad_to_max_length: bool,
+    /// Seed of all that is drawn.
+    pub seed: u64,
+    /// The order of the training split.
+    pub order: EpochOrder,
+    /// Whether training, validation and test data are read.
+    pub splits: [bool; 3],
+    /// Threads that tokenize; `None` for all cores.
+    pub num_threads: Option<usize>,
+}
+
+impl SftParams {
+    /// The folder of what is made of the files.
+    pub(super) fn cache_folder(&self) -> PathBuf {
+        self.cache.clone().unwrap_or_else(|| self.root.join("bridge_cache"))
+    }
+}

@@ -1,0 +1,204 @@
+//! All records of a split as a store, in constant memory: a thread reads, others tokenize, and examples are written in the order of the records.
+//! What an earlier run made of the same files, tokenizer and options is used again.
+
+use std::fmt;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::time::Instant;
+
+use rayon::iter::{IntoParallelIterator, ParallelIterator};
+use serde_json::json;
+
+use super::example::{Example, ExampleBuilder};
+use super::files::{Record, Records};
+use super::params::{BadLine, SftParams};
+use super::store::{Store, StoreWriter, paths};
+use crate::examples_report::ExamplesReport;
+use crate::gpt::Split;
+use crate::pack::{Claim, Overwrite, claim};
+use crate::{DataError, atomic, made, outside};
+
+/// Bytes of records that are tokenized at once.
+const BATCH_BYTES: usize = 4 << 20;
+/// Lines of which a report says what is wrong with them.
+const NAMED_LINES: usize = 5;
+
+/// The store of a split.
+///
+/// # Errors
+/// Files that cannot be read; a line that is no example, unless such lines are skipped; no examples at all; a folder that cannot be written.
+pub(super) fn prepare(
+    params: &SftParams,
+    builder: &Arc<ExampleBuilder>,
+    split: Split,
+    files: &[PathBuf],
+) -> Result<(Store, ExamplesReport), DataError> {
+    let prefix = params.cache_folder().join(split.name());
+    let key = json!({
+        "files": files.iter().map(|file| fingerprint(file)).collect::<Result<Vec<_>, _>>()?,
+        "examples": builder.identity(),
+        "bad_line": format!("{:?}", params.bad_line),
+        "version": env!("CARGO_PKG_VERSION"),
+    });
+    let [words, index] = paths(&prefix);
+    let report = match claim::<ExamplesReport>(&prefix, Some(&key), &[&words, &index], Overwrite::Own)? {
+        Claim::Whole(report, _lock) => {
+            made::check(&prefix, made::Depth::Sampled)?;
+            ExamplesReport { reused: true, ..report }
+        }
+        Claim::ToWrite(_lock) => {
+            [&words, &index].into_iter().try_for_each(|file| atomic::remove_stale(file))?;
+            let report = write(params, builder, split, files, StoreWriter::create(&prefix)?)?;
+            made::own(&prefix)?;
+            let (writer, report) = report;
+            writer.finish()?;
+            made::store(&prefix, key, &[&words, &index], report.clone())?;
+            report
+        }
+    };
+    Ok((Store::open(&prefix, builder.vocab_size())?, report))
+}
+
+/// What tells a file from another one.
+fn fingerprint(path: &std::path::Path) -> Result<serde_json::Value, DataError> {
+    let (file, size) = outside::open(path).map_err(DataError::io("open", path))?;
+    let metadata = file.metadata().map_err(DataError::io("inspect", path))?;
+    Ok(json!([path.display().to_string(), size, metadata.mtime(), metadata.mtime_nsec()]))
+}
+
+/// Reads, tokenizes and writes all records.
+fn write(
+    params: &SftParams,
+    builder: &Arc<ExampleBuilder>,
+    split: Split,
+    files: &[PathBuf],
+    writer: StoreWriter,
+) -> Result<(StoreWriter, ExamplesReport), DataError> {
+    let started = Instant::now();
+    let cannot = |error: &dyn fmt::Display| DataError::Parameter(format!("cannot start threads: {error}"));
+    let threads = params.num_threads.unwrap_or(0);
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().map_err(|error| cannot(&error))?;
+    let report = ExamplesReport {
+        source: files.first().map(|file| file.display().to_string()).unwrap_or_default(),
+        split: split.name().to_owned(),
+        examples: 0,
+        tokens: 0,
+        counted: 0,
+        bytes: 0,
+        truncated: 0,
+        without_loss: 0,
+        skipped: 0,
+        reasons: Vec::new(),
+        seconds: 0.0,
+        reused: false,
+    };
+    let mut work = Work { files, bad_line: params.bad_line, builder, writer, report };
+    let (sender, receiver) = sync_channel(1);
+    std::thread::scope(|scope| {
+        let read = move || {
+            let mut batches = Batches { records: Records::of(files), failed: false };
+            // If the receiver is gone, it has failed; stop reading.
+            while batches.next().is_some_and(|batch| sender.send(batch).is_ok()) {}
+        };
+        std::thread::Builder::new().spawn_scoped(scope, read).map_err(|error| cannot(&error))?;
+        work.consume(receiver, &pool)
+    })?;
+    let Work { writer, mut report, .. } = work;
+    report.seconds = started.elapsed().as_secs_f64();
+    if report.examples == 0 {
+        return Err(DataError::Source(format!("there are no examples to train on: {report}")));
+    }
+    Ok((writer, report))
+}
+
+struct Work<'a> {
+    files: &'a [PathBuf],
+    bad_line: BadLine,
+    builder: &'a ExampleBuilder,
+    writer: StoreWriter,
+    report: ExamplesReport,
+}
+
+impl Work<'_> {
+    /// Taken by value: a failure drops the receiver, which stops the reader.
+    fn consume(
+        &mut self,
+        batches: Receiver<Result<Vec<Record>, DataError>>,
+        pool: &rayon::ThreadPool,
+    ) -> Result<(), DataError> {
+        for batch in batches {
+            let batch = batch?;
+            let builder = self.builder;
+            let make = |record: Record| {
+                let bytes = record.raw.num_bytes();
+                let made = outside::contained(|| record.raw.value().and_then(|value| builder.example(&value)));
+                (record.file, record.number, bytes, made.and_then(|made| made))
+            };
+            let made: Vec<_> = pool.install(|| batch.into_par_iter().map(make).collect());
+            for (file, number, bytes, example) in made {
+                self.report.bytes += bytes as u64;
+                match example {
+                    Ok(example) => self.add(&example)?,
+                    Err(problem) => self.refuse(file, number, &problem)?,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, example: &Example) -> Result<(), DataError> {
+        if !example.counts() {
+            self.report.without_loss += 1;
+            return Ok(());
+        }
+        self.report.examples += 1;
+        self.report.tokens += example.ids.len() as u64;
+        self.report.counted += example.weights.iter().skip(1).filter(|weight| **weight > 0.0).count() as u64;
+        self.report.truncated += u64::from(example.is_truncated);
+        self.writer.add(example)
+    }
+
+    fn refuse(&mut self, file: usize, number: u64, problem: &str) -> Result<(), DataError> {
+        let reason = format!("line {number}: {problem}");
+        match self.bad_line {
+            BadLine::Error => Err(DataError::malformed(&self.files[file], reason)),
+            BadLine::Skip => {
+                self.report.skipped += 1;
+                if self.report.reasons.len() < NAMED_LINES {
+                    self.report.reasons.push(format!("{}: {reason}", self.files[file].display()));
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Groups records into batches of about [`BATCH_BYTES`].
+struct Batches<'a> {
+    records: Records<'a>,
+    failed: bool,
+}
+
+impl Iterator for Batches<'_> {
+    type Item = Result<Vec<Record>, DataError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let (mut batch, mut bytes) = (Vec::new(), 0);
+        while bytes < BATCH_BYTES && !self.failed {
+            match self.records.next() {
+                Some(Ok(record)) => {
+                    bytes += record.raw.num_bytes() + 64;
+                    batch.push(record);
+                }
+                Some(Err(error)) => {
+                    self.failed = true;
+                    return Some(Err(error));
+                }
+                None => break,
+            }
+        }
+        (!batch.is_empty()).then_some(Ok(batch))
+    }
+}

@@ -1,0 +1,101 @@
+//! The datasets of fine-tuning: their files prepared, packed and put in order.
+
+use std::sync::Arc;
+
+use super::dataset::{Grouping, SftDataset};
+use super::example::ExampleBuilder;
+use super::packing::{self, Packs};
+use super::params::{EpochOrder, Packing, SftParams};
+use super::{files, prepare, prompt};
+use crate::chat::ChatTemplate;
+use crate::dataset::{BuildEvent, Filling};
+use crate::gpt::Split;
+use crate::tokenizer::Tokenizer;
+use crate::{DataError, Dataset, DatasetBuildContext, DatasetProvider, Datasets};
+
+/// Builds fine-tuning datasets.
+#[derive(Debug)]
+pub struct SftProvider {
+    params: SftParams,
+}
+
+impl SftProvider {
+    /// Checks the parameters.
+    ///
+    /// # Errors
+    /// A prompt template that does not end with its label, or names no such field for truncation.
+    pub fn new(params: SftParams) -> Result<Self, DataError> {
+        prompt::check(&params.example).map_err(DataError::Parameter)?;
+        Ok(Self { params })
+    }
+
+    fn dataset(
+        &self,
+        ctx: &DatasetBuildContext,
+        builder: &Arc<ExampleBuilder>,
+        split: Split,
+        samples: usize,
+    ) -> Result<Option<Arc<dyn Dataset>>, DataError> {
+        let files = files::of_split(&self.params.root, split)?;
+        if files.is_empty() {
+            return Ok(None);
+        }
+        let (store, report) = prepare::prepare(&self.params, builder, split, &files)?;
+        ctx.progress.on_event(&BuildEvent::Examples { report: Box::new(report) });
+        let is_training = split == Split::Train;
+        let limit = self.params.max_train_samples.filter(|_| is_training).unwrap_or(usize::MAX);
+        let num_examples = store.len().min(limit);
+        let seq_length = self.params.example.seq_length;
+        let grouping = match self.params.packing {
+            Packing::Off => Grouping::Alone,
+            Packing::OnTheFly => Grouping::Following { size: seq_length },
+            Packing::Offline { size, multiple, algorithm } => {
+                let lengths = (0..num_examples).map(|at| packing::length_in_pack(store.length(at), multiple).min(size));
+                Grouping::Packed { packs: Packs::cached(&store, lengths, size, algorithm, self.params.seed)?, multiple }
+            }
+        };
+        let eod = builder.filler();
+        let is_whole = self.params.pad_to_max_length || self.params.packing != Packing::Off;
+        let filling = Filling {
+            token: eod,
+            multiple: if is_whole { seq_length } else { self.params.pad_multiple.min(seq_length) },
+            longest: seq_length,
+        };
+        let is_drawn = is_training && self.params.order == EpochOrder::Shuffled;
+        let (seed, samples) = (is_drawn.then_some(self.params.seed), is_drawn.then_some(samples));
+        Ok(Some(Arc::new(SftDataset::new(store, num_examples, grouping, filling, seed, samples)?)))
+    }
+}
+
+impl DatasetProvider for SftProvider {
+    fn build(&self, ctx: &DatasetBuildContext) -> Result<Datasets, DataError> {
+        let tokenizer = ctx.tokenizer.clone().ok_or_else(|| {
+            DataError::NoTokenizer("dataset.kind = \"finetuning\" needs a tokenizer: its files are text".to_owned())
+        })?;
+        let template = template_of(tokenizer.as_ref())?;
+        let builder = Arc::new(ExampleBuilder::new(tokenizer, template, self.params.example.clone())?);
+        let [train, valid, test] = self.params.splits;
+        let of = |split, is_read: bool, samples| match is_read {
+            true => self.dataset(ctx, &builder, split, samples),
+            false => Ok(None),
+        };
+        let datasets = Datasets {
+            train: of(Split::Train, train, ctx.train_samples)?,
+            valid: of(Split::Valid, valid, ctx.valid_samples)?,
+            test: of(Split::Test, test, ctx.test_samples)?,
+        };
+        if train && datasets.train.is_none() {
+            return Err(DataError::Source(format!(
+                "{}: there is no training data: expected training.jsonl, training.parquet or training.arrow (.gz or .zst too), or a folder \
+                 `training` of such files",
+                self.params.root.display()
+            )));
+        }
+        Ok(datasets)
+    }
+}
+
+fn template_of(tokenizer: &dyn Tokenizer) -> Result<Option<ChatTemplate>, DataError> {
+    ChatTemplate::of_tokenizer(tokenizer)
+        .map_err(|error| DataError::Parameter(format!("the tokenizer's chat template: {error}")))
+}

@@ -1,0 +1,129 @@
+//! Fine-tuning on files of examples: the same loss for each token however they are packed, filled up and spread over ranks.
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::process::Command;
+
+use bridge_tests::{assert_close, bridge, losses_of, program};
+
+/// Examples of which each takes `lengths` tokens of a sequence, as ids.
+fn examples(lengths: &[usize]) -> String {
+    let mut text = String::new();
+    for (number, length) in lengths.iter().enumerate() {
+        // The end-of-document token follows, which is only predicted.
+        let ids: Vec<String> = (0..*length).map(|at| ((number * 31 + at * at * 7 + at) % 511).to_string()).collect();
+        let (input, output) = ids.split_at(length / 3);
+        let record = serde_json::json!({ "input": input.join(" "), "output": output.join(" ") });
+        writeln!(text, "{record}").unwrap();
+    }
+    text
+}
+
+/// A folder with data: in training pairs of examples fill sequences, in validation they end at the borders of chunks and elsewhere.
+fn data() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let pairs: Vec<usize> = (0..8).flat_map(|_| [41, 23]).collect();
+    std::fs::write(folder.path().join("training.jsonl"), examples(&pairs)).unwrap();
+    let mixed = [16, 16, 32, 48, 16, 7, 25, 32, 64, 3, 31, 33, 15, 17, 16];
+    std::fs::write(folder.path().join("validation.jsonl"), examples(&mixed)).unwrap();
+    folder
+}
+
+const PACKED: &[&str] = &["dataset.packed_sequence_specs.packed_sequence_size=64", "train.global_batch_size=8"];
+const FOLLOWING: &[&str] = &["dataset.dataset_kwargs.pack_on_the_fly=true", "validation.skip_train=true"];
+const ALONE: &[&str] = &["train.global_batch_size=16"];
+const WHOLE: &[&str] = &["train.global_batch_size=16", "dataset.dataset_kwargs.pad_to_max_length=true"];
+const EXACT: &[&str] = &["train.global_batch_size=16", "dataset.dataset_kwargs.pad_seq_length_to_mult=1"];
+
+/// Losses of two steps and of the validation.
+fn losses(root: &Path, how: &[&str]) -> Vec<f64> {
+    let folder = tempfile::tempdir().unwrap();
+    let dataset_root = format!("dataset.dataset_root={}", root.display());
+    let cache = format!("dataset.path_to_cache={}", folder.path().join("cache").display());
+    let of_data = [
+        "dataset.kind=finetuning",
+        &dataset_root,
+        &cache,
+        "dataset.data_sharding=true",
+        "model.seq_length=64",
+        "model.calculate_per_token_loss=true",
+        "ddp.average_in_collective=false",
+        "train.train_iters=2",
+        "validation.full_validation=true",
+        "validation.eval_interval=2",
+        "scheduler.lr_warmup_iters=0",
+        "logger.log_interval=1",
+    ];
+    let output = bridge(folder.path(), &[&of_data[..], how].concat());
+    assert!(output.status.success(), "{how:?}: {}", String::from_utf8_lossy(&output.stderr));
+    [losses_of(folder.path(), "train"), losses_of(folder.path(), "valid")].concat()
+}
+
+#[test]
+fn packing_filling_and_ranks_change_no_loss() {
+    let data = data();
+    let expected = losses(data.path(), ALONE);
+    assert_eq!(expected.len(), 3, "{expected:?}");
+    for how in [PACKED, WHOLE, EXACT] {
+        assert_close(&losses(data.path(), how), &expected, &format!("{how:?}"));
+    }
+    for layout in [
+        &["--ranks", "2", "model.tensor_model_parallel_size=2"][..],
+        &["--ranks", "2", "model.tensor_model_parallel_size=2", "model.sequence_parallel=true"],
+        &["--ranks", "2", "model.pipeline_model_parallel_size=2"],
+        &["--ranks", "2", "model.context_parallel_size=2"],
+        &["--ranks", "2"],
+    ] {
+        for how in [ALONE, PACKED] {
+            let how = [how, layout].concat();
+            assert_close(&losses(data.path(), &how), &expected, &format!("{how:?}"));
+        }
+    }
+    // Which examples follow one another in training depends on the epoch; all of them are validated.
+    let untrained = losses(data.path(), &["validation.skip_train=true"]);
+    assert_close(&losses(data.path(), FOLLOWING), &untrained, "packed on the fly");
+}
+
+#[test]
+fn samples_are_shown_with_what_counts() {
+    let data = data();
+    let recipe = bridge_tests::recipe().display().to_string();
+    let root = format!("dataset.dataset_root={}", data.path().display());
+    let show = |more: &[&str]| {
+        let output = Command::new(program())
+            .args(["data", "show", &recipe, "dataset.kind=finetuning", &root, "--split", "valid", "--count", "1"])
+            .args(more)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let sample: serde_json::Value = serde_json::from_str(&show(&["--json"])).unwrap();
+    let mask: Vec<i64> =
+        sample["loss_mask"].as_array().unwrap().iter().map(|weight| weight.as_i64().unwrap()).collect();
+    assert_eq!(mask, [vec![0; 5], vec![1; 12]].concat());
+    assert_eq!(sample["tokens"].as_array().unwrap().len(), 17);
+    assert!(show(&[]).contains("12 count for the loss"));
+}
+
+#[test]
+fn what_cannot_be_trained_on_is_refused_before_anything_is_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let refused = |overrides: &[&str], parts: &[&str]| {
+        let output = bridge(folder.path(), overrides);
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{overrides:?}: {told}");
+        assert!(parts.iter().all(|part| told.contains(part)), "{overrides:?}: {told}");
+    };
+    let own = ["dataset.kind=finetuning", "dataset.dataset_root=examples", "dataset.data_sharding=true"];
+    refused(&own[..1], &["dataset.dataset_root"]);
+    refused(&own, &["there is no training data"]);
+    refused(&[&own[..], &["dataset.split=\"1,1,1\""]].concat(), &["dataset.split", "finetuning"]);
+    refused(&["dataset.do_test=false"], &["dataset.do_test", "finetuning"]);
+    std::fs::create_dir(folder.path().join("examples")).unwrap();
+    std::fs::write(folder.path().join("examples/training.jsonl"), "{\"input\": \"1\", \"output\": \"x\"}\n").unwrap();
+    refused(&own, &["examples/training.jsonl: line 1: ", "integers"]);
+    std::fs::write(folder.path().join("examples/training.jsonl"), "{\"messages\": []}\n").unwrap();
+    refused(&own, &["line 1: ", "no chat template"]);
+    assert!(!folder.path().join("runs").exists());
+}
