@@ -12,6 +12,7 @@ mod losses;
 #[cfg(feature = "mpi")]
 mod processes;
 mod resumes;
+mod routers;
 mod steps;
 mod texts;
 mod times;

@@ -23,6 +23,9 @@ pub enum ParameterRole {
     Embedding,
     /// The output projection (`optimizer.decoupled_lr` applies).
     Output,
+    /// Added to a router's scores of experts for the choice: not trained, but moved by how many tokens each expert was given
+    /// (`model.moe_router_bias_update_rate`).
+    ExpertBias,
 }
 
 /// Which part of a model a parameter belongs to, for counts.

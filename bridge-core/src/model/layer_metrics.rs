@@ -1,7 +1,7 @@
 //! Values that layers report besides their output: a collector that the caller of a forward pass owns.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Name of a value and global number of the layer it comes from.
 pub type LayerMetric = (&'static str, usize);
@@ -11,17 +11,52 @@ pub type LayerMetric = (&'static str, usize);
 /// A layer that reports again, because it is recomputed, replaces what it reported. Values are those of all ranks that share the
 /// micro-batch (tensor and context parallel ones): the caller averages over the others.
 #[derive(Debug, Default)]
-pub struct LayerMetrics(Mutex<BTreeMap<LayerMetric, Vec<f64>>>);
+pub struct LayerMetrics {
+    values: Mutex<BTreeMap<LayerMetric, Vec<f64>>>,
+    /// The step that the micro-batch is of, and its number there.
+    step: Option<(Arc<StepValues>, usize)>,
+}
+
+/// Values by name, layer and micro-batch of a step: what the layers of a micro-batch may know of those before it.
+#[derive(Debug, Default)]
+pub struct StepValues(Mutex<BTreeMap<LayerMetric, BTreeMap<usize, Vec<f64>>>>);
 
 impl LayerMetrics {
+    /// For micro-batch `number` of a step.
+    pub fn of_micro_batch(step: &Arc<StepValues>, number: usize) -> Self {
+        Self { values: Mutex::default(), step: Some((Arc::clone(step), number)) }
+    }
+
+    /// The mean of a vector over the micro-batches of the step up to this one, whose own is what `own` makes. A layer that is recomputed finds
+    /// the one of its first time, and `own` is not called: whether it is, is the same on all ranks that run a layer together.
+    pub fn mean_of_step(&self, name: &'static str, layer: usize, own: impl FnOnce() -> Vec<f64>) -> Vec<f64> {
+        let Some((step, number)) = &self.step else {
+            return own();
+        };
+        let known = |values: &StepValues| {
+            let values = values.0.lock().unwrap_or_else(PoisonError::into_inner);
+            values.get(&(name, layer)).is_some_and(|by_number| by_number.contains_key(number))
+        };
+        // `own` may wait for other ranks: not under the lock.
+        let own = if known(step) { None } else { Some(own()) };
+        let mut values = step.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let by_number = values.entry((name, layer)).or_default();
+        if let Some(own) = own {
+            by_number.insert(*number, own);
+        }
+        let so_far: Vec<&Vec<f64>> = by_number.range(..=number).map(|(_, values)| values).collect();
+        let mean = |place: usize| so_far.iter().map(|values| values[place]).sum::<f64>() / so_far.len() as f64;
+        (0..so_far[0].len()).map(mean).collect()
+    }
+
     /// Notes what layer `layer` (global) has to say of `name`: one number, or one for each expert.
     pub fn record(&self, name: &'static str, layer: usize, values: Vec<f64>) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert((name, layer), values);
+        self.values.lock().unwrap_or_else(PoisonError::into_inner).insert((name, layer), values);
     }
 
     /// Everything recorded since the last call, ordered by name and layer.
     pub fn take(&self) -> BTreeMap<LayerMetric, Vec<f64>> {
-        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.values.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -40,5 +75,18 @@ mod tests {
             [(("z_loss", 1), vec![5.0]), (("z_loss", 3), vec![2.0])]
         );
         assert!(metrics.take().is_empty());
+    }
+
+    #[test]
+    fn a_mean_of_a_step_is_of_the_micro_batches_so_far() {
+        let step = Arc::default();
+        let of = |number, value: f64| {
+            let metrics = LayerMetrics::of_micro_batch(&step, number);
+            metrics.mean_of_step("tokens", 2, || vec![value, 1.0])
+        };
+        assert_eq!(of(0, 4.0), [4.0, 1.0]);
+        assert_eq!(of(1, 8.0), [6.0, 1.0]);
+        assert_eq!(of(0, 100.0), [4.0, 1.0], "a layer that is recomputed sees what it saw");
+        assert_eq!(LayerMetrics::default().mean_of_step("tokens", 2, || vec![3.0]), [3.0], "no step, no others");
     }
 }

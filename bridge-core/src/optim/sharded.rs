@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bridge_dist::comm::{CommError, HostBuffer, Request};
+use bridge_dist::comm::{CommError, HostBuffer, ReduceOp, Request};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use half::{bf16, f16};
 
@@ -186,6 +186,68 @@ impl ShardedParameters {
                 }
             });
         }
+    }
+
+    /// A parameter of `chunk` that is not trained, whole. All ranks that share it call this together.
+    ///
+    /// # Errors
+    /// If its parts cannot be gathered.
+    pub fn frozen_value(&self, chunk: &dyn ModelChunk, name: &str) -> Result<Vec<f32>, CommError> {
+        let mut values: Vec<f32> = Vec::new();
+        let Some((shard, range)) = self.shards.get(name).zip(self.distribution.shard_range(name)) else {
+            chunk.visit_parameters(&mut |other, value| {
+                if other == name {
+                    values = value.into_data().iter::<f32>().collect();
+                }
+            });
+            return Ok(values);
+        };
+        let declaration = chunk.parameters().iter().find(|parameter| parameter.name == name);
+        let declaration = declaration.expect("a parameter of the chunk");
+        values.resize(declaration.num_elements(), 0.0);
+        values[range].copy_from_slice(&shard.clone().into_data().iter::<f32>().collect::<Vec<_>>());
+        let group = self.distribution.shards(declaration.placement.replicas);
+        group.all_reduce((&mut values).into(), ReduceOp::Sum)?;
+        Ok(values)
+    }
+
+    /// Changes a parameter of a chunk that is not trained, wherever this rank has it. All ranks that share it give it the same value.
+    ///
+    /// # Errors
+    /// If the parameter is on its way and does not arrive.
+    pub fn set_frozen(
+        &mut self,
+        (index, chunk): (usize, &mut dyn ModelChunk),
+        name: &str,
+        value: &[f64],
+    ) -> Result<(), CommError> {
+        let tensor = |like: &Tensor<1>, values: &[f64]| {
+            let data = TensorData::new(values.to_vec(), [values.len()]).convert_dtype(like.dtype());
+            Tensor::<1>::from_data(data, (&like.device(), like.dtype()))
+        };
+        let distribution = Arc::clone(&self.distribution);
+        let in_bucket = |bucket: &Bucket| bucket.entries.iter().any(|entry| entry.name == name);
+        let bucket = distribution.buckets(index).iter().position(in_bucket);
+        if let Some(number) = bucket
+            && matches!(self.states[index][number], BucketState::Gathering(_))
+        {
+            self.need_buckets(index, chunk, &[number])?;
+        }
+        if let Some((shard, range)) = self.shards.get_mut(name).zip(distribution.shard_range(name)) {
+            *shard = tensor(shard, &value[range]);
+        }
+        if bucket.is_some_and(|number| matches!(self.states[index][number], BucketState::Released)) {
+            return Ok(());
+        }
+        let mut like = None;
+        chunk.visit_parameters(&mut |other, value| {
+            if other == name {
+                like = Some(value);
+            }
+        });
+        let like = like.expect("a parameter of the chunk");
+        chunk.replace_parameters(BTreeMap::from([(name, Replacement::Value(tensor(&like, value)))]));
+        Ok(())
     }
 
     /// Time spent waiting for parameters since the last call.

@@ -10,8 +10,8 @@ use super::ranks;
 use crate::config::RunConfig;
 use crate::model::LayerMetrics;
 
-/// Losses of routers; `[name]` here is the name on the console too.
-const LOSSES: [&str; 2] = ["load_balancing_loss", "z_loss"];
+/// Losses of routers, by their names on the console; a model that has none of a kind reports none.
+const LOSSES: [&str; 4] = ["load_balancing_loss", "z_loss", "seq_load_balancing_loss", "global_load_balancing_loss"];
 /// For each expert, the tokens it was given.
 const TOKENS: &str = "tokens_per_expert";
 
@@ -114,7 +114,8 @@ impl Sums {
 
     fn report(&self) -> Routers {
         let ratio = |figures: &[f64], i: usize| Ratio { numerator: figures[2 * i], denominator: figures[2 * i + 1] };
-        let names = || LOSSES.iter().enumerate();
+        let reported = |(i, _): &(usize, &&'static str)| self.means[2 * i + 1] > 0.0;
+        let names = || LOSSES.iter().enumerate().filter(reported);
         let layers = self.places.iter().map(|(&layer, &place)| {
             let (losses, tokens) = self.by_layer[place..].split_at(2 * LOSSES.len());
             RouterReport {

@@ -14,7 +14,7 @@ use super::routers::{RouterReport, RouterSums};
 use super::run::TrainingRun;
 use super::threads::compute;
 use super::{TrainError, ranks};
-use crate::model::{Batch, LayerMetrics};
+use crate::model::{Batch, LayerMetrics, StepValues};
 use crate::optim::{GroupRates, GroupSettings, ReductionTimes, StepOutcome, StepScales};
 use crate::resilience::Learning;
 use crate::resilience::rerun::{ExitDecision, NextPass};
@@ -147,6 +147,8 @@ struct Gathered {
     /// Tokens of each micro-batch over all ranks that share it.
     num_tokens: Vec<f64>,
     routers: RouterSums,
+    /// What layers tell those of later micro-batches.
+    layers: Arc<StepValues>,
 }
 
 fn forward_backward(run: &mut TrainingRun, data: &mut StepData) -> Result<PassEnd, TrainError> {
@@ -160,13 +162,14 @@ fn forward_backward(run: &mut TrainingRun, data: &mut StepData) -> Result<PassEn
         own_tokens: Vec::new(),
         num_tokens: Vec::new(),
         routers: RouterSums::new(&run.config, &run.groups),
+        layers: Arc::default(),
     };
     while gathered.loss_sums.len() < data.total() {
         if let Some(reason) = window_pass(run, data, &mut gathered)? {
             return Ok(PassEnd::Stopped(reason));
         }
     }
-    let Gathered { mut losses, loss_sums, own_tokens, num_tokens, routers } = gathered;
+    let Gathered { mut losses, loss_sums, own_tokens, num_tokens, routers, .. } = gathered;
     run.begin_phase()?;
     run.training.reducer.finish(&mut run.training.gradients)?;
     let reduction = run.training.reducer.take_times();
@@ -221,7 +224,8 @@ fn window_pass(
         let timer = run.timers.start("forward-backward", TimerLevel::Phase);
         let streams: Vec<Philox> =
             pass.clone().map(|index| run.training.dropout_stream(&run.groups, &step, start + index)).collect();
-        let metrics: Vec<Arc<LayerMetrics>> = pass.clone().map(|_| Arc::default()).collect();
+        let of_layers = |index| Arc::new(LayerMetrics::of_micro_batch(&gathered.layers, start + index));
+        let metrics: Vec<Arc<LayerMetrics>> = pass.clone().map(of_layers).collect();
         let mut work = StepWork {
             batches: &batches[pass.clone()],
             ends_step: start + pass.end == total,

@@ -49,22 +49,23 @@ impl Mlp {
 
     /// The block at `scope`, of width `f` over all ranks.
     pub fn new(config: &DecoderConfig, f: usize, scope: &Scope) -> Self {
-        Self::with_second(config, f, scope, Linear::new)
+        Self::with_second(config, (config.hidden_size, f), scope, Linear::new)
     }
 
-    /// The block of which each of `ranks` computes a term of a sum ([`Self::forward_term`]).
-    pub fn of_terms(config: &DecoderConfig, f: usize, scope: &Scope, ranks: usize) -> Self {
-        Self::with_second(config, f, scope, |config, scope, name| Linear::of_terms(config, scope, name, ranks))
+    /// The block that reads and writes `c` elements a token, and of which each of `ranks` computes a term of a sum
+    /// ([`Self::forward_term`]).
+    pub fn of_terms(config: &DecoderConfig, (c, f): (usize, usize), scope: &Scope, ranks: usize) -> Self {
+        Self::with_second(config, (c, f), scope, |config, scope, name| Linear::of_terms(config, scope, name, ranks))
     }
 
     fn with_second(
         config: &DecoderConfig,
-        f: usize,
+        (c, f): (usize, usize),
         scope: &Scope,
         second: impl FnOnce(&LinearConfig, &Scope, &str) -> Linear,
     ) -> Self {
         let initial = InitialValues::new(config);
-        let (c, blocks, bias) = (config.hidden_size, config.fc1_blocks(), config.mlp_bias);
+        let (blocks, bias) = (config.fc1_blocks(), config.mlp_bias);
         let linear_fc1 =
             LinearConfig { inputs: c, outputs: blocks * f, bias, cut: Cut::Blocks(blocks), initial: initial.weight };
         let linear_fc2 = LinearConfig { inputs: f, outputs: c, bias, cut: Cut::Columns, initial: initial.output };

@@ -12,7 +12,7 @@ use bridge_dist::comm::single::SingleCommunicator;
 use bridge_dist::mesh::GroupKind;
 use bridge_dist::region::{Cut, copy_to_group, gather_sequence, reduce_from_group, reduce_scatter_sequence};
 use bridge_kernels::{DropoutKey, dropout};
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 
 /// The dimension of the sequence in `[b, t, ..]`.
 const SEQUENCE: usize = 1;
@@ -24,6 +24,7 @@ pub(crate) struct Regions {
     context: Group,
     expert: Group,
     expert_tensor: Group,
+    data: Group,
     sequence_parallel: bool,
 }
 
@@ -33,7 +34,8 @@ impl Regions {
         // With one rank there is nothing to cut.
         let sequence_parallel = parallel.sequence_parallel && tensor.size() > 1;
         let (expert, expert_tensor) = (parallel.groups.expert().clone(), parallel.groups.expert_tensor().clone());
-        Self { tensor, context, expert, expert_tensor, sequence_parallel }
+        let data = parallel.groups.data().clone();
+        Self { tensor, context, expert, expert_tensor, data, sequence_parallel }
     }
 
     /// The ranks that share weight matrices.
@@ -54,6 +56,11 @@ impl Regions {
     /// The ranks that share each expert's matrices.
     pub fn expert_tensor(&self) -> &Group {
         &self.expert_tensor
+    }
+
+    /// The ranks that have other sequences.
+    pub fn data(&self) -> &Group {
+        &self.data
     }
 
     /// Whether experts are cut over the same ranks as all else.
@@ -121,19 +128,36 @@ impl Regions {
         if !self.sequence_parallel && self.context.size() == 1 {
             return dropout(x_btc, rate, key);
         }
-        let positions = self.token_places(t);
-        let length = self.whole_sequence(t);
-        let mut factors = Vec::with_capacity(b * t * c);
-        for row in 0..b {
-            for place in &positions {
-                let start = (row * length + place) * c;
-                mask_factors(rate, key, start..start + c, &mut factors);
-            }
-        }
-        let device = x_btc.device().without_autodiff();
-        let dtype = burn::tensor::FloatDType::from(x_btc.dtype());
-        let mask = Tensor::from_data(TensorData::new(factors, [b, t, c]), (&device, dtype.into()));
+        let device = x_btc.device();
+        let mask = self.drawn([b, t, c], (&device, x_btc.dtype()), |run| {
+            let mut factors = Vec::with_capacity(run.len());
+            mask_factors(rate, key, run, &mut factors);
+            factors
+        });
         x_btc * mask
+    }
+
+    /// Numbers drawn for each element of `[b, this rank's tokens, n]` of the residual stream: those that one rank alone would draw for these
+    /// tokens. `draw` makes a run of the elements of whole sequences.
+    pub fn drawn(
+        &self,
+        [b, t, n]: [usize; 3],
+        (device, dtype): (&Device, DType),
+        draw: impl Fn(std::ops::Range<usize>) -> Vec<f32>,
+    ) -> Tensor<3> {
+        let (positions, length) = (self.token_places(t), self.whole_sequence(t));
+        let starts = (0..b).flat_map(|row| positions.iter().map(move |place| (row * length + place) * n));
+        let values: Vec<f32> = starts.flat_map(|start| draw(start..start + n)).collect();
+        let device = device.clone().without_autodiff();
+        Tensor::from_data(TensorData::new(values, [b, t, n]).convert_dtype(dtype), (&device, dtype))
+    }
+
+    /// The numbers, in whole sequences one after the other, of `b` times `t` tokens that a router has: those of a tensor-parallel region, or
+    /// where experts are cut otherwise those of this rank's residual stream.
+    pub fn token_numbers(&self, b: usize, t: usize) -> Vec<usize> {
+        let places = if self.cuts_experts_alike() { self.region_places(t) } else { self.token_places(t) };
+        let length = if self.cuts_experts_alike() { t * self.context.size() } else { self.whole_sequence(t) };
+        (0..b).flat_map(|row| places.iter().map(move |place| row * length + place)).collect()
     }
 
     /// Tokens of the whole sequence, of which this rank's residual stream has `t`.
@@ -144,14 +168,18 @@ impl Regions {
 
     /// Where in the whole sequence this rank's `t` tokens lie.
     fn token_places(&self, t: usize) -> Vec<usize> {
-        let whole = self.whole_sequence(t);
-        let context = self.context.size();
-        let in_context: Vec<usize> = if context == 1 {
-            (0..whole).collect()
-        } else {
-            Cut::Zigzag.parts(whole, self.context.rank(), context).into_iter().flatten().collect()
-        };
+        let tensor = if self.sequence_parallel { self.tensor.size() } else { 1 };
+        let in_context = self.region_places(t * tensor);
         in_context[self.own_rows(in_context.len())].to_vec()
+    }
+
+    /// Where in the whole sequence the `t` tokens of this rank's tensor-parallel region lie.
+    fn region_places(&self, t: usize) -> Vec<usize> {
+        let context = self.context.size();
+        match context {
+            1 => (0..t).collect(),
+            _ => Cut::Zigzag.parts(t * context, self.context.rank(), context).into_iter().flatten().collect(),
+        }
     }
 }
 

@@ -84,8 +84,15 @@ impl Family {
 pub(super) fn as_in_a_file(config: DecoderConfig) -> DecoderConfig {
     let neutral = MoeConfig::neutral();
     let moe = config.moe.map(|moe| MoeConfig {
-        router_in_float32: neutral.router_in_float32,
+        router_precision: neutral.router_precision,
+        input_jitter: neutral.input_jitter,
+        force_balancing: neutral.force_balancing,
+        sinkhorn: neutral.sinkhorn,
+        capacity_factor: neutral.capacity_factor,
+        drop_policy: neutral.drop_policy,
         aux_loss_coeff: neutral.aux_loss_coeff,
+        seq_aux_loss_coeff: neutral.seq_aux_loss_coeff,
+        global_aux_loss_coeff: neutral.global_aux_loss_coeff,
         z_loss_coeff: neutral.z_loss_coeff,
         dispatcher: neutral.dispatcher,
         freeze_router: neutral.freeze_router,

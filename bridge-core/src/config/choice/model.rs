@@ -207,6 +207,20 @@ choices! {
         Sigmoid = "sigmoid",
     }
 
+    /// What keeps the use of experts even.
+    pub enum LoadBalancing {
+        /// A loss of each micro-batch.
+        AuxLoss = "aux_loss",
+        /// A loss of each sequence.
+        SeqAuxLoss = "seq_aux_loss",
+        /// A loss of the global batch.
+        GlobalAuxLoss = "global_aux_loss",
+        /// Scores that are evened out before the choice.
+        Sinkhorn = "sinkhorn",
+        /// Nothing.
+        None = "none",
+    }
+
     /// Router arithmetic.
     pub enum RouterDType {
         /// 32 bits.

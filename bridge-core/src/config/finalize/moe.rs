@@ -1,6 +1,6 @@
 //! Rules of the mixture-of-experts settings.
 
-use super::super::choice::RouterScoreFunction;
+use super::super::choice::{LoadBalancing, RouterScoreFunction, TokenDropPolicy};
 use super::super::error::ErrorKind;
 use super::super::field::OneOrMany;
 use super::super::section::Section;
@@ -23,6 +23,7 @@ pub(super) fn resolve(draft: &mut Draft<'_>) -> Vec<bool> {
     groups_fit(draft, &model, experts);
     scores_fit(draft, &model);
     losses_fit(draft, &model);
+    capacity_fits(draft, &model);
     ranks_fit(draft, &model, experts);
     layers(draft, &model)
 }
@@ -43,7 +44,10 @@ fn choice_fits(draft: &mut Draft<'_>, model: &TransformerConfig, experts: usize)
     let topk = model.moe_router_topk;
     draft.require(topk <= experts, "model.moe_router_topk", format!("is above model.num_moe_experts = {experts}"));
     draft.require(
-        topk != 1 || model.moe_router_pre_softmax || model.moe_router_score_function != RouterScoreFunction::Softmax,
+        topk != 1
+            || is_sinkhorn(model)
+            || model.moe_router_pre_softmax
+            || model.moe_router_score_function != RouterScoreFunction::Softmax,
         "model.moe_router_topk",
         "a single expert needs model.moe_router_pre_softmax = true: the softmax over one score is always 1",
     );
@@ -93,10 +97,11 @@ fn scores_fit(draft: &mut Draft<'_>, model: &TransformerConfig) {
         "model.moe_router_topk",
         "a single expert needs model.moe_router_raw_scores = true: the share of one score in its own sum is always 1",
     );
+    biases_fit(draft, model);
     draft.require(
-        !model.moe_router_enable_expert_bias || model.moe_router_bias_update_rate == 0.0,
-        "model.moe_router_bias_update_rate",
-        "must be 0: the biases of model.moe_router_enable_expert_bias stay as they are loaded",
+        !model.moe_router_force_load_balancing || model.moe_input_jitter_eps.is_none(),
+        "model.moe_input_jitter_eps",
+        "has no effect with model.moe_router_force_load_balancing: scores are drawn",
     );
     draft.require(
         !model.moe_shared_expert_gate || model.moe_shared_expert_intermediate_size.is_some(),
@@ -105,26 +110,81 @@ fn scores_fit(draft: &mut Draft<'_>, model: &TransformerConfig) {
     );
 }
 
+/// Whether experts are chosen by scores that Sinkhorn's algorithm has evened out.
+fn is_sinkhorn(model: &TransformerConfig) -> bool {
+    model.moe_router_load_balancing_type == OneOrMany::One(LoadBalancing::Sinkhorn)
+}
+
+/// Sinkhorn's algorithm says itself what scores are, and has no loss.
+fn sinkhorn_stands_alone(draft: &mut Draft<'_>, model: &TransformerConfig) {
+    for (key, is_set) in [
+        ("model.moe_router_pre_softmax", model.moe_router_pre_softmax),
+        ("model.moe_router_score_function", model.moe_router_score_function != RouterScoreFunction::Softmax),
+        ("model.moe_router_num_groups", model.moe_router_num_groups.is_some()),
+    ] {
+        draft.require(!is_set, key, "has no effect with model.moe_router_load_balancing_type = \"sinkhorn\"");
+    }
+}
+
+/// Where the biases of experts move, nothing else may say that they stay.
+fn biases_fit(draft: &mut Draft<'_>, model: &TransformerConfig) {
+    let (key, rate) = ("model.moe_router_bias_update_rate", model.moe_router_bias_update_rate);
+    if !model.moe_router_enable_expert_bias {
+        let is_set = draft.recipe_differs(key) && rate != 0.0;
+        draft.require(!is_set, key, "needs model.moe_router_enable_expert_bias = true");
+        return;
+    }
+    draft.require(rate == 0.0 || !model.freeze_moe_router, key, "must be 0 with model.freeze_moe_router");
+    draft.require(rate == 0.0 || draft.recipe.peft.is_none(), key, "must be 0 with [peft], which keeps the base model");
+}
+
 fn losses_fit(draft: &mut Draft<'_>, model: &TransformerConfig) {
-    let key = "model.moe_aux_loss_coeff";
-    match &model.moe_aux_loss_coeff {
-        OneOrMany::One(coefficient) => {
-            let is_balanced = matches!(&model.moe_router_load_balancing_type, OneOrMany::One(kind) if kind != "none");
-            draft.require(
-                *coefficient == 0.0 || is_balanced,
-                key,
-                "has no effect with model.moe_router_load_balancing_type = \"none\"",
-            );
-            draft.require(coefficient.is_finite() && *coefficient >= 0.0, key, "must be a number of at least 0");
+    use LoadBalancing::{None as NoBalancing, Sinkhorn};
+    let (kinds_key, key) = ("model.moe_router_load_balancing_type", "model.moe_aux_loss_coeff");
+    let coefficients = model.moe_aux_loss_coeff.as_slice();
+    let are_sane = coefficients.iter().all(|coefficient| coefficient.is_finite() && *coefficient >= 0.0);
+    draft.require(are_sane, key, "must be a number of at least 0");
+    if is_sinkhorn(model) {
+        sinkhorn_stands_alone(draft, model);
+    }
+    match (&model.moe_router_load_balancing_type, &model.moe_aux_loss_coeff) {
+        (OneOrMany::One(kind @ (NoBalancing | Sinkhorn)), OneOrMany::One(coefficient)) => {
+            draft.require(*coefficient == 0.0, key, format!("has no effect with {kinds_key} = \"{kind}\""));
         }
-        OneOrMany::Many(_) => {
-            draft.error(ErrorKind::NotImplemented, key, "not implemented yet: several balancing losses at once");
+        (OneOrMany::One(_), OneOrMany::One(_)) => {}
+        (OneOrMany::Many(kinds), OneOrMany::Many(coefficients)) => {
+            let is_loss = |kind: &LoadBalancing| !matches!(kind, NoBalancing | Sinkhorn);
+            draft.require(!kinds.is_empty() && kinds.iter().all(is_loss), kinds_key, "must be a list of losses");
+            let mut seen = kinds.clone();
+            seen.sort_by_key(|kind| kind.as_str());
+            seen.dedup();
+            draft.require(seen.len() == kinds.len(), kinds_key, "names a loss twice");
+            let fits = kinds.len() == coefficients.len();
+            draft.require(fits, key, format!("must have one number for each of {kinds_key}, {}", kinds.len()));
+        }
+        (OneOrMany::Many(_), OneOrMany::One(_)) | (OneOrMany::One(_), OneOrMany::Many(_)) => {
+            draft.require(false, key, format!("must be a list where {kinds_key} is one, and a number where it is not"));
         }
     }
     if let Some(coefficient) = model.moe_z_loss_coeff {
         let is_sane = coefficient.is_finite() && coefficient >= 0.0;
         draft.require(is_sane, "model.moe_z_loss_coeff", "must be a number of at least 0");
     }
+}
+
+/// Experts of limited capacity.
+fn capacity_fits(draft: &mut Draft<'_>, model: &TransformerConfig) {
+    let key = "model.moe_expert_capacity_factor";
+    draft.require(
+        model.moe_expert_capacity_factor.is_none() || !is_sinkhorn(model),
+        key,
+        "cannot be combined with model.moe_router_load_balancing_type = \"sinkhorn\"",
+    );
+    draft.require(
+        model.moe_expert_capacity_factor.is_some() || model.moe_token_drop_policy == TokenDropPolicy::Probs,
+        "model.moe_token_drop_policy",
+        "has no effect without model.moe_expert_capacity_factor",
+    );
 }
 
 fn ranks_fit(draft: &mut Draft<'_>, model: &TransformerConfig, experts: usize) {

@@ -2,9 +2,9 @@
 
 use super::super::choice::{
     Activation, AmaxAlgo, AttentionBackend, BlockOrder, BootstrapBackend, CrossEntropyImpl, CudaGraphImpl, DType,
-    FlexBackend, Fp4Format, Fp4Recipe, Fp8Format, Fp8Recipe, NormPlacement, Normalization, PipelineSchedule,
-    PositionEmbeddingType, QkNormScope, RecomputeGranularity, RecomputeMethod, RouterDType, RouterScoreFunction,
-    TokenDispatcher, TokenDropPolicy, TransformerImpl,
+    FlexBackend, Fp4Format, Fp4Recipe, Fp8Format, Fp8Recipe, LoadBalancing, NormPlacement, Normalization,
+    PipelineSchedule, PositionEmbeddingType, QkNormScope, RecomputeGranularity, RecomputeMethod, RouterDType,
+    RouterScoreFunction, TokenDispatcher, TokenDropPolicy, TransformerImpl,
 };
 use super::super::field::{AnyValue, OneOrMany};
 use super::super::limits::Limits;
@@ -421,15 +421,14 @@ section! {
         moe_ffn_hidden_size: Option<usize> = None, Limits::SIZE;
         /// Experts per token.
         moe_router_topk: usize = 2, COUNT;
-        /// aux_loss, seq_aux_loss, global_aux_loss, sinkhorn, none; or a list.
-        @training moe_router_load_balancing_type: OneOrMany<String> = OneOrMany::One("aux_loss".into())
-            => not_built("losses by sequence or over the global batch, sinkhorn, or several at once").built(&["none"]).planned();
-        /// Weight of the balancing loss.
+        /// What keeps the use of experts even: `aux_loss`, `seq_aux_loss`, `global_aux_loss`, `sinkhorn`, `none`; or a list of losses.
+        @training moe_router_load_balancing_type: OneOrMany<LoadBalancing> = OneOrMany::One(LoadBalancing::AuxLoss);
+        /// Weight of the balancing loss; a list of them for a list of losses.
         @training moe_aux_loss_coeff: OneOrMany<f64> = OneOrMany::One(0.0);
         /// Weight of the router z-loss.
         @training moe_z_loss_coeff: Option<f64> = None;
-        /// Input noise.
-        moe_input_jitter_eps: Option<f64> = None => not_built("noise on the router's input");
+        /// Noise on the router's input in training: each element is multiplied by a number between one minus and one plus this.
+        @training moe_input_jitter_eps: Option<f64> = None, Limits::between(0.0, 1.0);
         /// Gate.
         moe_router_score_function: RouterScoreFunction = RouterScoreFunction::Softmax;
         /// Bias of the router (ours; upstream with `add_bias_linear`).
@@ -441,22 +440,21 @@ section! {
         /// Multiplies selected scores.
         moe_router_topk_scaling_factor: Option<f64> = None;
         /// Router arithmetic.
-        @training moe_router_dtype: Option<RouterDType> = None => not_built("routing in 64 bits").built(&["fp32"]);
+        @training moe_router_dtype: Option<RouterDType> = None;
         /// Expert groups.
         moe_router_num_groups: Option<usize> = None, COUNT;
         /// Groups per token.
         moe_router_group_topk: Option<usize> = None, COUNT;
         /// Experts whose scores add up to a group's; null is `moe_router_topk` / `moe_router_group_topk`, as upstream (ours).
         moe_router_group_score_topk: Option<usize> = None, COUNT;
-        /// Load balancing without a loss.
+        /// Load balancing without a loss: a bias of each expert counts in the choice, and moves after each step.
         moe_router_enable_expert_bias: bool = false;
-        /// Its rate.
-        moe_router_bias_update_rate: f64 = 1e-3
-            => not_built("updates of the biases of moe_router_enable_expert_bias, which stay as they are loaded").inert(&["0.0"]);
+        /// How far such a bias moves in a step, up or down; 0 keeps biases as they are.
+        @training moe_router_bias_update_rate: f64 = 1e-3, Limits::NON_NEGATIVE;
         /// Keep the router's parameters as they are.
         @training freeze_moe_router: bool = false;
-        /// Random routing for benchmarks.
-        moe_router_force_load_balancing: bool = false => not_built("random routing, for benchmarks");
+        /// Routing by random scores in training, for benchmarks.
+        @training moe_router_force_load_balancing: bool = false;
         /// Biases of the routed experts; null is as in the MLP (ours).
         moe_linear_bias: Option<bool> = None;
         /// Width of all shared experts.
@@ -464,31 +462,30 @@ section! {
         /// Gate of the shared expert.
         moe_shared_expert_gate: bool = false;
         /// Overlap of the shared expert.
-        moe_shared_expert_overlap: bool = false => not_built("the shared expert overlapped with token dispatch");
+        moe_shared_expert_overlap: bool = false => no_counterpart("a second stream of a GPU; shared experts run after the routed ones, with the same result");
         /// Dispatch method.
         @execution moe_token_dispatcher_type: TokenDispatcher = TokenDispatcher::AllGather
             => no_counterpart("GPU libraries that dispatch tokens (flex); tokens are dispatched as with alltoall").built(&["alltoall"]);
         /// Library of flex dispatch.
         moe_flex_dispatcher_backend: FlexBackend = FlexBackend::DeepEp
             => no_counterpart("the GPU library of the flex dispatcher");
-        /// Capacity factor; null drops no tokens.
-        moe_expert_capacity_factor: Option<f64> = None
-            => not_built("experts that drop tokens above a capacity; no token is dropped");
+        /// Tokens that an expert takes of a micro-batch in training, as a multiple of the mean over experts; null drops none.
+        @training moe_expert_capacity_factor: Option<f64> = None, Limits::ABOVE_ZERO;
         /// Pad to capacity.
-        moe_pad_expert_input_to_capacity: bool = false => not_built("experts padded to moe_expert_capacity_factor");
-        /// Which tokens drop.
-        moe_token_drop_policy: TokenDropPolicy = TokenDropPolicy::Probs => not_built("which tokens moe_expert_capacity_factor drops");
+        moe_pad_expert_input_to_capacity: bool = false
+            => no_counterpart("shapes that stay the same for captured graphs; experts compute the rows that they have, with the same result");
+        /// Which tokens an expert without room drops: those with the smallest weights, or the last.
+        @training moe_token_drop_policy: TokenDropPolicy = TokenDropPolicy::Probs;
         /// Grouped GEMM of the experts.
-        @execution moe_grouped_gemm: bool = false => not_built("one matrix multiplication for all experts of a layer").upstream(&["true"]);
+        @execution moe_grouped_gemm: bool = false => no_counterpart("a GPU library's product over all experts; each product uses all threads, with the same result").upstream(&["true"]);
         /// Fused permutation.
-        @execution moe_permute_fusion: bool = false => not_built("one kernel that sorts tokens by expert").upstream(&["true"]);
+        @execution moe_permute_fusion: bool = false => no_counterpart("a GPU library's kernel; rows are gathered in one pass, with the same result").upstream(&["true"]);
         /// Fused router.
-        moe_router_fusion: bool = false => not_built("one kernel for the router");
+        moe_router_fusion: bool = false => no_counterpart("a GPU library's kernel; scores, choice and losses are one pass");
         /// Report the router of each layer: its losses, and the tokens of each expert.
         @execution moe_per_layer_logging: bool = false;
-        /// Latent size of routed experts.
-        moe_latent_size: Option<usize> = None, Limits::SIZE
-            => not_built("routed experts that work in a smaller width than the residual stream");
+        /// Width that routed experts read and write, with linear layers from and to the residual stream around them; null is its width.
+        moe_latent_size: Option<usize> = None, Limits::SIZE;
         /// Overlap of the expert exchange.
         overlap_moe_expert_parallel_comm: bool = false
             => not_built("token dispatch overlapped with the computation of another micro-batch");

@@ -1,7 +1,7 @@
-//! Settings of experts on a model that has none, from the field table.
+//! Settings of experts on a model that has none, from the field table; and those that do not fit each other.
 
 use super::super::{Section, TransformerConfig, TypeSpec};
-use super::{tiny, tiny_errors};
+use super::{assert_refused, tiny, tiny_errors};
 
 /// Values of a type, at least one of which is not the default.
 fn values(spec: &TypeSpec) -> Vec<String> {
@@ -48,5 +48,52 @@ fn no_setting_of_experts_is_accepted_without_them() {
     {
         let errors = tiny_errors(&[&format!("model.{argument}")]).to_string();
         assert!(errors.contains("needs model.num_moe_experts"), "{errors}");
+    }
+}
+
+/// Settings of a mixture that do not fit each other, and the key that the error names.
+const REFUSED: &[(&[&str], &str)] = &[
+    (&["model.moe_router_load_balancing_type=['aux_loss', 'seq_aux_loss']"], "model.moe_aux_loss_coeff"),
+    (
+        &["model.moe_router_load_balancing_type=['aux_loss', 'aux_loss']", "model.moe_aux_loss_coeff=[0.1, 0.1]"],
+        "model.moe_router_load_balancing_type",
+    ),
+    (
+        &["model.moe_router_load_balancing_type=['aux_loss', 'sinkhorn']", "model.moe_aux_loss_coeff=[0.1, 0.1]"],
+        "model.moe_router_load_balancing_type",
+    ),
+    (
+        &[
+            "model.moe_router_load_balancing_type=['aux_loss', 'seq_aux_loss']",
+            "model.moe_aux_loss_coeff=[0.1, 0.1, 0.1]",
+        ],
+        "model.moe_aux_loss_coeff",
+    ),
+    (&["model.moe_router_load_balancing_type=sinkhorn", "model.moe_aux_loss_coeff=0.1"], "model.moe_aux_loss_coeff"),
+    (
+        &["model.moe_router_load_balancing_type=sinkhorn", "model.moe_router_pre_softmax=true"],
+        "model.moe_router_pre_softmax",
+    ),
+    (&["model.moe_router_force_load_balancing=true", "model.moe_input_jitter_eps=0.1"], "model.moe_input_jitter_eps"),
+    (&["model.moe_token_drop_policy=position"], "model.moe_token_drop_policy"),
+    (
+        &["model.moe_router_load_balancing_type=sinkhorn", "model.moe_expert_capacity_factor=1.0"],
+        "model.moe_expert_capacity_factor",
+    ),
+    (&["model.moe_router_bias_update_rate=0.01"], "model.moe_router_bias_update_rate"),
+    (
+        &[
+            "model.moe_router_score_function=sigmoid",
+            "model.moe_router_enable_expert_bias=true",
+            "model.freeze_moe_router=true",
+        ],
+        "model.moe_router_bias_update_rate",
+    ),
+];
+
+#[test]
+fn each_rule_of_experts_refuses_and_names_its_key() {
+    for (overrides, key) in REFUSED {
+        assert_refused(&[&["model.num_moe_experts=4"], *overrides].concat(), key);
     }
 }

@@ -2,6 +2,7 @@
 
 mod best;
 mod early_stopping;
+mod expert_bias;
 mod loss_watch;
 mod losses_of_run;
 mod memory;
@@ -52,6 +53,7 @@ impl Doors {
             Box::new(times::Times::new(config)),
             Box::new(memory::MemoryOfRun::default()),
             Box::new(losses_of_run::LossesOfRun::default()),
+            Box::new(expert_bias::ExpertBiases::new(config)),
         ];
         subsystems.extend(own);
         subsystems.push(Box::new(stall::StallWatch::default()));

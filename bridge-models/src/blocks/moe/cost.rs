@@ -4,6 +4,7 @@ use bridge_core::model::{Exchange, PassKind, SegmentCost, TrafficKind, Workload}
 use bridge_dist::comm::Operation::{AllGather, AllReduce, AllToAll, ReduceScatter};
 use bridge_dist::mesh::GroupKind;
 
+use crate::blocks::linear::flops;
 use crate::blocks::mlp::{block_flops, inner_bytes};
 use crate::blocks::regions::{enter_exchanges, exchange, leave_exchanges};
 use crate::models::decoder::choices::Dispatcher;
@@ -16,13 +17,18 @@ const INT64: u64 = 8;
 /// What the block costs.
 pub(super) fn cost(config: &DecoderConfig, moe: &MoeConfig, work: &Workload) -> SegmentCost {
     let (c, a) = (config.hidden_size as u64, work.activation_bytes);
+    // Elements of a token between the residual stream and the experts.
+    let w = moe.expert_width(config) as u64;
     let expert_ranks = work.place.expert_tensor.size as u64;
     let local = work.tokens_between_blocks();
     let routed = local * moe.topk as u64;
     // The normalized tokens, router logits and probabilities.
     let mut kept = local * c * a + 2 * local * moe.num_experts as u64 * FLOAT32;
     // What arrives at the experts here, and what comes back to be weighted.
-    kept += routed * expert_ranks * c * a + routed * c * a;
+    kept += routed * expert_ranks * w * a + routed * w * a;
+    let latent = moe.latent_size.map_or(0, |latent| latent as u64);
+    // What the layers around the experts read: the stream, which is counted, and what experts made.
+    kept += local * latent * a;
     let width = moe.ffn_hidden_size / work.place.expert_tensor.size;
     let hidden = inner_bytes(config, routed * expert_ranks, width, work);
     kept += hidden;
@@ -35,18 +41,25 @@ pub(super) fn cost(config: &DecoderConfig, moe: &MoeConfig, work: &Workload) -> 
         backward = backward.max(hidden);
     }
     SegmentCost {
-        flops: block_flops(config, work.all_tokens(), moe.ffn_hidden_size * moe.topk + shared),
+        flops: experts_flops(config, moe, work) + block_flops(config, work.all_tokens(), shared),
         kept,
-        backward: backward + routed * expert_ranks * c * a,
+        backward: backward + routed * expert_ranks * w * a,
         idle_parameters: expert_parameters(config, moe) * (moe.num_experts - moe.topk) as u64,
         exchanges: exchanges(config, moe, work),
         ..SegmentCost::default()
     }
 }
 
+/// FLOPs of the experts, and of the layers around them.
+fn experts_flops(config: &DecoderConfig, moe: &MoeConfig, work: &Workload) -> f64 {
+    let (tokens, width) = (work.all_tokens(), moe.expert_width(config));
+    let around = moe.latent_size.map_or(0.0, |latent| flops(tokens, config.hidden_size, 2 * latent));
+    around + flops(tokens, width, (config.fc1_blocks() + 1) * moe.ffn_hidden_size * moe.topk)
+}
+
 /// Elements of one expert.
 fn expert_parameters(config: &DecoderConfig, moe: &MoeConfig) -> u64 {
-    let (c, f, first) = (config.hidden_size, moe.ffn_hidden_size, config.fc1_blocks() * moe.ffn_hidden_size);
+    let (c, f, first) = (moe.expert_width(config), moe.ffn_hidden_size, config.fc1_blocks() * moe.ffn_hidden_size);
     let biases = if moe.linear_bias { first + c } else { 0 };
     (first * c + c * f + biases) as u64
 }
@@ -55,21 +68,28 @@ fn expert_parameters(config: &DecoderConfig, moe: &MoeConfig) -> u64 {
 /// experts. Where they are not, each rank routes the tokens of its residual stream, and the ranks of an expert show each other theirs.
 fn exchanges(config: &DecoderConfig, moe: &MoeConfig, work: &Workload) -> Vec<Exchange> {
     let row = config.hidden_size as u64 * work.collective_bytes;
+    let routed_row = moe.expert_width(config) as u64 * work.collective_bytes;
+    // With layers around the experts these are in a region of their own.
+    let shares_region = moe.latent_size.is_none();
     // Tokens and probabilities of each expert, and the sum of squared log-partitions.
     let statistics = (2 * moe.num_experts as u64 + 1) * FLOAT64;
     let told = |group| exchange((TrafficKind::Expert, group), AllReduce, PassKind::Forward, (1, statistics));
     let mut all = vec![told(GroupKind::Context)];
     if work.place.expert_tensor.size == work.place.tensor.size {
         all.extend(enter_exchanges(moe.num_experts as u64 * FLOAT32, work));
-        all.extend(enter_exchanges(row, work));
-        all.extend(dispatch(moe, work.tokens(), row, work));
-        all.extend(leave_exchanges(row, work));
+        all.extend(enter_exchanges(routed_row, work));
+        all.extend(dispatch(moe, work.tokens(), routed_row, work));
+        all.extend(leave_exchanges(routed_row, work));
+        if moe.shared_expert_intermediate_size.is_some() && !shares_region {
+            all.extend(enter_exchanges(row, work));
+            all.extend(leave_exchanges(row, work));
+        }
         return all;
     }
     all.push(told(GroupKind::Tensor));
     let (tokens, ranks) = (work.tokens_between_blocks(), work.place.expert_tensor.size as u64);
-    all.extend(share(moe, tokens, row, (GroupKind::ExpertTensor, ranks)));
-    all.extend(dispatch(moe, tokens * ranks, row, work));
+    all.extend(share(moe, tokens, routed_row, (GroupKind::ExpertTensor, ranks)));
+    all.extend(dispatch(moe, tokens * ranks, routed_row, work));
     if moe.shared_expert_intermediate_size.is_some() {
         all.extend(enter_exchanges(row, work));
         all.extend(leave_exchanges(row, work));

@@ -1,4 +1,4 @@
-//! Tokens to the ranks that hold their experts, and results back. No token is dropped.
+//! Tokens to the ranks that hold their experts, and results back. A choice that was dropped has no row.
 //!
 //! Rank `r` of an expert-parallel group has the `r`-th of equal runs of experts.
 
@@ -10,7 +10,7 @@ use burn::tensor::{FloatDType, IndexingUpdateOp, Int, Tensor, TensorData};
 
 use super::Experts;
 use super::router::Routing;
-use super::rows::{ExpertRows, gather_rows};
+use super::rows::{ExpertRows, gather_rows, with_zero_row};
 
 /// Numbers `0..keys.len()` in the order of their keys, and how many there are of each of `num_keys` keys. Stable.
 fn sorted_by_key(keys: &[usize], num_keys: usize) -> (Vec<usize>, Vec<usize>) {
@@ -32,21 +32,35 @@ fn inverse(order: &[usize]) -> Vec<usize> {
 pub(super) fn all_to_all(x_nc: Tensor<2>, routing: Routing, group: &Group, experts: &Experts) -> Tensor<2> {
     let Routing { weights_nk, experts_nk, num_experts } = routing;
     let ([n, c], [_, k]) = (x_nc.dims(), weights_nk.dims());
-    let (order, counts) = sorted_by_key(&experts_nk, num_experts);
-    let tokens: Vec<usize> = order.iter().map(|place| place / k).collect();
+    // Dropped choices come last.
+    let (order, counts) = sorted_by_key(&experts_nk, num_experts + 1);
+    let counts = &counts[..num_experts];
+    let kept = counts.iter().sum();
+    let tokens: Vec<usize> = order[..kept].iter().map(|place| place / k).collect();
     let place_of = inverse(&order);
     let y_mc = if group.size() == 1 {
-        let rows = ExpertRows::new(&tokens, &counts, n);
+        let rows = ExpertRows::new(&tokens, counts, n);
         let results = experts.forward(rows.gather(x_nc), rows.counts());
-        let places: Vec<usize> = place_of.into_iter().map(|index| rows.place(index)).collect();
-        gather_rows(results, &places)
+        results_of_choices(results, (&place_of, kept), |index| rows.place(index))
     } else {
-        gather_rows(exchange(gather_rows(x_nc, &tokens), &counts, group, experts), &place_of)
+        let results = exchange(gather_rows(x_nc, &tokens), counts, group, experts);
+        results_of_choices(results, (&place_of, kept), |index| index)
     };
     let y_nkc: Tensor<3> = y_mc.reshape([n, k, c]);
     let dtype = FloatDType::from(y_nkc.dtype());
     let weights: Tensor<3> = weights_nk.cast(dtype).reshape([n, k, 1]);
     (y_nkc * weights).sum_dim(1).reshape([n, c])
+}
+
+/// The result of each choice; zeros for those that were dropped, which are not among the first `kept` by expert.
+fn results_of_choices(
+    results: Tensor<2>,
+    (place_of, kept): (&[usize], usize),
+    row: impl Fn(usize) -> usize,
+) -> Tensor<2> {
+    let [rows, _] = results.dims();
+    let places: Vec<usize> = place_of.iter().map(|index| if *index < kept { row(*index) } else { rows }).collect();
+    gather_rows(if kept < place_of.len() { with_zero_row(results) } else { results }, &places)
 }
 
 /// Rows in the order of all experts to their ranks, through the experts, and back.
@@ -99,7 +113,7 @@ pub(super) fn all_gather(x_nc: Tensor<2>, routing: Routing, group: &Group, exper
     let Routing { weights_nk, experts_nk: chosen, num_experts } = gather_routing(routing, group);
     let ([all, c], [_, k]) = (x_nc.dims(), weights_nk.dims());
     let each = num_experts / group.size();
-    let (order, counts) = sorted_by_key(&chosen, num_experts);
+    let (order, counts) = sorted_by_key(&chosen, num_experts + 1);
     let own = group.rank() * each..(group.rank() + 1) * each;
     let start: usize = counts[..own.start].iter().sum();
     let counts = &counts[own];

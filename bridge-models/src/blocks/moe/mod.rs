@@ -1,30 +1,39 @@
-//! Mixture of experts: a router sends each token to a few of many feed-forward blocks (Shazeer et al., arXiv:1701.06538). No token is
-//! dropped.
+//! Mixture of experts: a router sends each token to a few of many feed-forward blocks (Shazeer et al., arXiv:1701.06538).
 //!
 //! | file | what it has |
 //! | --- | --- |
-//! | `router` | scores, the choice of experts, auxiliary losses |
+//! | `router` | scores of experts |
+//! | `choice` | the choice of experts by their scores |
+//! | `balance` | auxiliary losses, Sinkhorn's normalization |
+//! | `capacity` | choices that an expert has no room for |
 //! | `cost` | FLOPs, bytes and messages |
 //! | `dispatch` | tokens to the ranks that hold their experts, and back |
+//! | `input` | what the block reads besides the residual stream |
 //! | `rows` | rows of a matrix by number, also none at all |
 //!
 //! Further shape letters: `e` experts, `k` experts a token, `m` rows that a rank's experts work on.
 
+mod balance;
+mod capacity;
+mod choice;
 mod cost;
 mod dispatch;
+mod input;
 mod router;
 mod rows;
 
-use bridge_core::model::{Auxiliary, Cut, Meets, ParameterRole, Scope, SegmentCost, WeightGradientStore, Workload};
+use bridge_core::model::{Cut, Meets, ParameterRole, Scope, SegmentCost, Workload};
 use bridge_dist::region::{gather_sequence, reduce_scatter_sequence};
 use bridge_kernels::linear;
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use burn::tensor::activation::sigmoid;
 
+pub(crate) use self::input::MoeInput;
 use self::router::{Router, Routing};
 use self::rows::take_rows;
 use super::init::InitialValues;
+use super::linear::{Linear, LinearConfig};
 use super::mlp::Mlp;
 use super::regions::Regions;
 use crate::models::decoder::choices::Dispatcher;
@@ -34,6 +43,8 @@ use crate::models::decoder::config::{DecoderConfig, MoeConfig};
 #[derive(Module, Debug)]
 pub(crate) struct Moe {
     router: Router,
+    /// Between the residual stream and the narrower one that experts work in.
+    latent: Option<Latent>,
     experts: Experts,
     shared_experts: Option<Mlp>,
     /// Its product with a token is the gate of the shared experts' output, `[1, c]`.
@@ -42,22 +53,30 @@ pub(crate) struct Moe {
     dispatcher: Dispatcher,
 }
 
+/// Linear layers around the experts, of which each rank has the whole: to their width, and back.
+#[derive(Module, Debug)]
+struct Latent {
+    fc1_latent_proj: Linear,
+    fc2_latent_proj: Linear,
+}
+
+impl Latent {
+    fn new(config: &DecoderConfig, width: usize, scope: &Scope) -> Self {
+        let (initial, cut) = (InitialValues::new(config), Cut::Replicated(Meets::ResidualStream));
+        let (c, bias) = (config.hidden_size, config.mlp_bias);
+        let down = LinearConfig { inputs: c, outputs: width, bias, cut, initial: initial.weight };
+        let up = LinearConfig { inputs: width, outputs: c, bias, cut, initial: initial.output };
+        Self {
+            fc1_latent_proj: Linear::new(&down, scope, "fc1_latent_proj"),
+            fc2_latent_proj: Linear::new(&up, scope, "fc2_latent_proj"),
+        }
+    }
+}
+
 /// The experts of this rank.
 #[derive(Module, Debug)]
 struct Experts {
     local_experts: Vec<Mlp>,
-}
-
-/// What the block reads besides the residual stream.
-pub(crate) struct MoeInput<'a> {
-    /// The ranks that compute it together.
-    pub regions: &'a Regions,
-    /// Global layer number.
-    pub layer: usize,
-    /// Where losses besides the model's go.
-    pub auxiliary: Auxiliary<'a>,
-    /// Where a dense block in a layer's place puts the gradients of its weights off to; experts compute theirs at once.
-    pub weight_gradients: Option<&'a WeightGradientStore>,
 }
 
 impl Moe {
@@ -67,15 +86,17 @@ impl Moe {
         let experts = scope.child("experts").child("local_experts").experts(moe.num_experts);
         let place = scope.place();
         let of_experts = DecoderConfig { mlp_bias: moe.linear_bias, ..config.clone() };
-        let expert = |scope: &Scope| Mlp::of_terms(&of_experts, moe.ffn_hidden_size, scope, place.expert_tensor.size);
+        let sizes = (moe.expert_width(config), moe.ffn_hidden_size);
+        let expert = |scope: &Scope| Mlp::of_terms(&of_experts, sizes, scope, place.expert_tensor.size);
         let shared_scope = scope.child("shared_experts");
-        let shared = |size: usize| Mlp::of_terms(config, size, &shared_scope, place.tensor.size);
+        let shared = |size: usize| Mlp::of_terms(config, (config.hidden_size, size), &shared_scope, place.tensor.size);
         let gate = || {
             let (shape, cut) = ([1, config.hidden_size], Cut::Replicated(Meets::OwnPart));
             shared_scope.parameter("gate_weight", shape, cut, InitialValues::new(config).weight, ParameterRole::Weight)
         };
         Self {
             router,
+            latent: moe.latent_size.map(|width| Latent::new(config, width, scope)),
             experts: Experts { local_experts: experts.iter().map(expert).collect() },
             shared_experts: moe.shared_expert_intermediate_size.map(shared),
             shared_gate: moe.shared_gate.then(gate),
@@ -101,27 +122,45 @@ impl Moe {
     fn forward_in_region(&self, x_btc: Tensor<3>, input: &MoeInput) -> Tensor<3> {
         let regions = input.regions;
         // Each tensor-parallel rank has a part of every expert it shares, so its gradients of scores are terms of a sum.
-        let logits_bte = regions.enter(self.router.logits(x_btc.clone()));
-        let x_btc = regions.enter(x_btc);
-        let [b, t, c] = x_btc.dims();
-        let x_nc = x_btc.reshape([b * t, c]);
-        let routing = self.router.route(flat(logits_bte), input);
-        let mut y_nc = self.experts(x_nc.clone(), routing, regions);
-        if let Some(term_nc) = self.shared_term(x_nc) {
-            y_nc = y_nc + term_nc;
-        }
-        regions.leave(y_nc.reshape([b, t, c]))
+        let logits_bte = regions.enter(self.router.logits(x_btc.clone(), input));
+        let Some(latent) = &self.latent else {
+            let x_btc = regions.enter(x_btc);
+            let shape = x_btc.dims();
+            let x_nc = flat(x_btc);
+            let routing = self.router.route(logits_bte, input);
+            let mut y_nc = self.experts(x_nc.clone(), routing, regions);
+            if let Some(term_nc) = self.shared_term(x_nc) {
+                y_nc = y_nc + term_nc;
+            }
+            return regions.leave(y_nc.reshape(shape));
+        };
+        let narrow_btl = regions.enter(latent.fc1_latent_proj.forward(x_btc.clone(), None));
+        let shape = narrow_btl.dims();
+        let routing = self.router.route(logits_bte, input);
+        let y_btl = regions.leave(self.experts(flat(narrow_btl), routing, regions).reshape(shape));
+        self.with_shared(latent.fc2_latent_proj.forward(y_btl, None), x_btc, regions)
     }
 
     /// Experts are cut over other ranks than all else, or not at all: each rank routes the tokens of its residual stream, and the ranks
     /// that share experts show each other theirs.
     fn forward_on_own_tokens(&self, x_btc: Tensor<3>, input: &MoeInput) -> Tensor<3> {
         let (regions, group) = (input.regions, input.regions.expert_tensor());
-        let shape = x_btc.dims();
-        let routing = self.router.route(flat(self.router.logits(x_btc.clone())), input);
-        let gathered_nc = gather_sequence(flat(x_btc.clone()), TOKENS, group);
+        let routing = self.router.route(self.router.logits(x_btc.clone(), input), input);
+        let narrow = |latent: &Latent| latent.fc1_latent_proj.forward(x_btc.clone(), None);
+        let routed_btc = self.latent.as_ref().map_or_else(|| x_btc.clone(), narrow);
+        let shape = routed_btc.dims();
+        let gathered_nc = gather_sequence(flat(routed_btc), TOKENS, group);
         let terms_nc = self.experts(gathered_nc, dispatch::gather_routing(routing, group), regions);
         let y_btc = reduce_scatter_sequence(terms_nc, TOKENS, group).reshape(shape);
+        let y_btc = match &self.latent {
+            Some(latent) => latent.fc2_latent_proj.forward(y_btc, None),
+            None => y_btc,
+        };
+        self.with_shared(y_btc, x_btc, regions)
+    }
+
+    /// `y_btc` and what the shared experts make of `x_btc`, both of the residual stream.
+    fn with_shared(&self, y_btc: Tensor<3>, x_btc: Tensor<3>, regions: &Regions) -> Tensor<3> {
         if self.shared_experts.is_none() {
             return y_btc;
         }

@@ -1,7 +1,10 @@
 //! The router against plain operations.
 
 use super::*;
-use bridge_core::model::{Auxiliary, Parallel};
+use crate::blocks::moe::choice::{Groups, best};
+use crate::models::decoder::choices::ScoreFunction;
+use bridge_core::model::{Auxiliary, LayerMetrics, Parallel};
+use bridge_kernels::DropoutKey;
 use burn::tensor::activation::softmax as burn_softmax;
 use burn::tensor::{Device, Int};
 
@@ -11,114 +14,336 @@ const N: usize = 7;
 const E: usize = 5;
 const K: usize = 3;
 
-fn settings(pre_softmax: bool) -> Settings {
-    Settings {
+fn settings(pre_softmax: bool) -> MoeConfig {
+    MoeConfig {
+        num_experts: E,
         topk: K,
-        score_function: ScoreFunction::Softmax,
-        raw_scores: false,
-        groups: None,
         pre_softmax,
-        scaling_factor: 1.7,
-        in_float32: false,
+        topk_scaling_factor: Some(1.7),
         aux_loss_coeff: 0.6,
         z_loss_coeff: 0.4,
+        ..MoeConfig::neutral()
     }
 }
 
-fn scores(device: &Device) -> Tensor<2> {
+fn scores(device: &Device) -> Tensor<3> {
     let values = bridge_kernels::Philox::new(3).normal(N * E, 1.5);
-    Tensor::from_data(TensorData::new(values, [N, E]), device).require_grad()
+    Tensor::from_data(TensorData::new(values, [1, N, E]), device).require_grad()
 }
 
 fn upstream(device: &Device) -> Tensor<2> {
     Tensor::from_data(TensorData::new(bridge_kernels::Philox::new(4).normal(N * K, 1.0), [N, K]), device)
 }
 
-fn router(settings: Settings, device: &Device) -> Router {
-    Router { weight: Param::from_tensor(Tensor::zeros([E, 2], device)), bias: None, expert_bias: None, settings }
+fn router(moe: &MoeConfig, device: &Device) -> Router {
+    Router {
+        weight: Param::from_tensor(Tensor::zeros([E, 2], device)),
+        bias: None,
+        expert_bias: None,
+        settings: Settings::new(moe),
+        coefficients: Coefficients::new(moe),
+        training: TrainingSettings::new(moe),
+    }
 }
 
-fn gradient(x: &Tensor<2>, loss: Tensor<1>) -> Vec<f32> {
+fn gradient<const D: usize>(x: &Tensor<D>, loss: Tensor<1>) -> Vec<f32> {
     x.grad(&loss.backward()).unwrap().into_data().try_into_vec().unwrap()
+}
+
+fn input<'a>(regions: &'a Regions, auxiliary: Auxiliary<'a>) -> MoeInput<'a> {
+    MoeInput { regions, layer: 0, auxiliary, key: None, weight_gradients: None }
+}
+
+fn choices(routing: &Routing, device: &Device) -> Tensor<2, Int> {
+    let ids: Vec<i64> = routing.experts_nk.iter().map(|expert| *expert as i64).collect();
+    Tensor::from_data(TensorData::new(ids, [N, K]), device)
+}
+
+/// How many of the tokens chose each expert, `[1, e]`.
+fn loads(experts_nk: &[usize], device: &Device) -> Tensor<2> {
+    let count = |e| experts_nk.iter().filter(|expert| **expert == e).count() as f32;
+    Tensor::from_data(TensorData::new((0..E).map(count).collect::<Vec<f32>>(), [1, E]), device)
+}
+
+fn assert_close(found: impl IntoIterator<Item = f32>, expected: impl IntoIterator<Item = f32>) {
+    let (found, expected): (Vec<f32>, Vec<f32>) = (found.into_iter().collect(), expected.into_iter().collect());
+    assert_eq!(found.len(), expected.len());
+    for (found, expected) in found.iter().zip(&expected) {
+        assert!((found - expected).abs() < 2e-6, "{found}, expected {expected}");
+    }
 }
 
 #[test]
 fn weights_and_gradients_are_those_of_plain_operations() {
     let device = Device::flex().autodiff();
+    let regions = Regions::new(&Parallel::single());
     for pre_softmax in [false, true] {
-        let settings = settings(pre_softmax);
-        let router = router(settings, &device);
-        let regions = Regions::new(&Parallel::single());
-        let auxiliary = Auxiliary { gradient_scale: 2.0, metrics: None };
+        let moe = settings(pre_softmax);
         let x = scores(&device);
-        let routing =
-            router.route(x.clone(), &MoeInput { regions: &regions, layer: 0, auxiliary, weight_gradients: None });
+        let auxiliary = Auxiliary { gradient_scale: 2.0, metrics: None };
+        let routing = router(&moe, &device).route(x.clone(), &input(&regions, auxiliary));
         let found = gradient(&x, (routing.weights_nk.clone() * upstream(&device)).sum());
 
-        let x = scores(&device);
-        let ids: Vec<i64> = routing.experts_nk.iter().map(|expert| *expert as i64).collect();
-        let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [N, K]), &device);
+        let leaf = scores(&device);
+        let x: Tensor<2> = leaf.clone().reshape([N, E]);
+        let ids = choices(&routing, &device);
         let best = x.clone().sort_descending(1).narrow(1, 0, K);
         assert_eq!(best.into_data(), x.clone().gather(1, ids.clone()).into_data(), "the largest scores, in order");
         let p = burn_softmax(x.clone(), 1);
         let weights = match pre_softmax {
             true => p.clone().gather(1, ids),
             false => burn_softmax(x.clone().gather(1, ids), 1),
-        } * settings.scaling_factor;
-        let tokens: Vec<f32> =
-            (0..E).map(|e| routing.experts_nk.iter().filter(|expert| **expert == e).count() as f32).collect();
-        let tokens = Tensor::<2>::from_data(TensorData::new(tokens, [1, E]), &device);
-        let balance = (p.sum_dim(0) * tokens).sum() * (E as f64 / (K * N * N) as f64 * settings.aux_loss_coeff);
-        let log_z = x.clone().exp().sum_dim(1).log();
-        let z = (log_z.clone() * log_z).mean() * settings.z_loss_coeff;
+        } * 1.7;
+        let balance =
+            (p.sum_dim(0) * loads(&routing.experts_nk, &device)).sum() * (E as f64 / (K * N * N) as f64 * 0.6);
+        let log_z = x.exp().sum_dim(1).log();
+        let z = (log_z.clone() * log_z).mean() * 0.4;
         let found_weights: Vec<f32> = routing.weights_nk.into_data().try_into_vec().unwrap();
         let expected_weights: Vec<f32> = weights.clone().into_data().try_into_vec().unwrap();
-        let expected = gradient(&x, (weights * upstream(&device)).sum() + (balance + z) * 2.0);
-        for (found, expected) in found_weights.iter().zip(&expected_weights).chain(found.iter().zip(&expected)) {
-            assert!((found - expected).abs() < 2e-6, "{found}, expected {expected}");
-        }
+        assert_close(found_weights, expected_weights);
+        assert_close(found, gradient(&leaf, (weights * upstream(&device)).sum() + (balance + z) * 2.0));
     }
 }
 
 #[test]
 fn sigmoid_weights_and_gradients_are_those_of_plain_operations() {
     let device = Device::flex().autodiff();
+    let regions = Regions::new(&Parallel::single());
     for raw_scores in [false, true] {
-        let settings = Settings { score_function: ScoreFunction::Sigmoid, raw_scores, ..settings(false) };
+        let moe = MoeConfig { score_function: ScoreFunction::Sigmoid, raw_scores, ..settings(false) };
         let bias = [0.4_f32, -0.3, 0.0, 0.2, -0.1];
         let bias_e = Param::from_tensor(Tensor::<1>::from_floats(bias, &device));
-        let router = Router { expert_bias: Some(bias_e), ..router(settings, &device) };
-        let regions = Regions::new(&Parallel::single());
-        let auxiliary = Auxiliary { gradient_scale: 2.0, metrics: None };
+        let router = Router { expert_bias: Some(bias_e), ..router(&moe, &device) };
         let x = scores(&device);
-        let input = MoeInput { regions: &regions, layer: 0, auxiliary, weight_gradients: None };
-        let routing = router.route(x.clone(), &input);
+        let auxiliary = Auxiliary { gradient_scale: 2.0, metrics: None };
+        let routing = router.route(x.clone(), &input(&regions, auxiliary));
         let found = gradient(&x, (routing.weights_nk.clone() * upstream(&device)).sum());
 
-        let x = scores(&device);
-        let ids: Vec<i64> = routing.experts_nk.iter().map(|expert| *expert as i64).collect();
-        let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [N, K]), &device);
+        let leaf = scores(&device);
+        let x: Tensor<2> = leaf.clone().reshape([N, E]);
+        let ids = choices(&routing, &device);
         let s = burn::tensor::activation::sigmoid(x.clone());
         let biased = s.clone() + Tensor::<1>::from_floats(bias, &device).unsqueeze();
         let best = biased.clone().sort_descending(1).narrow(1, 0, K);
         assert_eq!(best.into_data(), biased.gather(1, ids.clone()).into_data(), "the largest scores with their biases");
         let chosen = s.clone().gather(1, ids);
         let sum = if raw_scores { Tensor::ones([N, 1], &device) } else { chosen.clone().sum_dim(1) };
-        let weights = chosen / sum * settings.scaling_factor;
-        let tokens: Vec<f32> =
-            (0..E).map(|e| routing.experts_nk.iter().filter(|expert| **expert == e).count() as f32).collect();
-        let tokens = Tensor::<2>::from_data(TensorData::new(tokens, [1, E]), &device);
+        let weights = chosen / sum * 1.7;
         let p = s.clone() / s.sum_dim(1);
-        let balance = (p.sum_dim(0) * tokens).sum() * (E as f64 / (K * N * N) as f64 * settings.aux_loss_coeff);
-        let log_z = x.clone().exp().sum_dim(1).log();
-        let z = (log_z.clone() * log_z).mean() * settings.z_loss_coeff;
+        let balance =
+            (p.sum_dim(0) * loads(&routing.experts_nk, &device)).sum() * (E as f64 / (K * N * N) as f64 * 0.6);
+        let log_z = x.exp().sum_dim(1).log();
+        let z = (log_z.clone() * log_z).mean() * 0.4;
         let found_weights: Vec<f32> = routing.weights_nk.into_data().try_into_vec().unwrap();
         let expected_weights: Vec<f32> = weights.clone().into_data().try_into_vec().unwrap();
-        let expected = gradient(&x, (weights * upstream(&device)).sum() + (balance + z) * 2.0);
-        for (found, expected) in found_weights.iter().zip(&expected_weights).chain(found.iter().zip(&expected)) {
-            assert!((found - expected).abs() < 2e-6, "{found}, expected {expected}");
-        }
+        assert_close(found_weights, expected_weights);
+        assert_close(found, gradient(&leaf, (weights * upstream(&device)).sum() + (balance + z) * 2.0));
     }
+}
+
+/// Only losses that `coefficients` asks for, of `N` tokens in one sequence or in `N` of one token.
+fn losses_alone(moe: &MoeConfig, batch: usize, metrics: Option<&LayerMetrics>) -> (Vec<usize>, Vec<f32>) {
+    let device = Device::flex().autodiff();
+    let regions = Regions::new(&Parallel::single());
+    let x: Tensor<3> = scores(&device).without_autodiff().autodiff().reshape([batch, N / batch, E]).require_grad();
+    let routing = router(moe, &device).route(x.clone(), &input(&regions, Auxiliary { gradient_scale: 1.0, metrics }));
+    (routing.experts_nk, gradient(&x, (routing.weights_nk * 0.0).sum()))
+}
+
+#[test]
+fn the_loss_of_sequences_is_a_mean_over_them() {
+    let device = Device::flex().autodiff();
+    let moe = MoeConfig { aux_loss_coeff: 0.0, z_loss_coeff: 0.0, seq_aux_loss_coeff: 0.9, ..settings(false) };
+    for batch in [1, N] {
+        let metrics = LayerMetrics::default();
+        let (experts_nk, found) = losses_alone(&moe, batch, Some(&metrics));
+        let leaf = scores(&device);
+        let p = burn_softmax(leaf.clone().reshape([N, E]), 1);
+        let t = N / batch;
+        let mut balance = Tensor::<1>::zeros([1], &device);
+        for row in 0..batch {
+            let tokens = loads(&experts_nk[row * t * K..(row + 1) * t * K], &device);
+            let of_row = p.clone().narrow(0, row * t, t).sum_dim(0);
+            balance = balance + (of_row * tokens).sum() * (E as f64 / (K * t * t) as f64 / batch as f64);
+        }
+        let value: f32 = balance.clone().into_scalar();
+        let reported = metrics.take()[&("seq_load_balancing_loss", 0)][0];
+        assert!((reported - f64::from(value)).abs() < 1e-6, "{reported}, expected {value}");
+        assert_close(found, gradient(&leaf, balance * 0.9));
+    }
+}
+
+#[test]
+fn the_loss_of_the_global_batch_counts_the_tokens_of_all_micro_batches_so_far() {
+    let device = Device::flex().autodiff();
+    let moe = MoeConfig { aux_loss_coeff: 0.0, z_loss_coeff: 0.0, global_aux_loss_coeff: 0.9, ..settings(false) };
+    let step = std::sync::Arc::default();
+    // A micro-batch before this one, all of whose tokens chose the first expert and others in vain.
+    let before = vec![N as f64, 0.0, 0.0, 0.0, (N * (K - 1)) as f64];
+    LayerMetrics::of_micro_batch(&step, 0).mean_of_step("tokens_per_expert", 0, || before.clone());
+    let metrics = LayerMetrics::of_micro_batch(&step, 1);
+    let (experts_nk, found) = losses_alone(&moe, 1, Some(&metrics));
+    let own = loads(&experts_nk, &device);
+    let before = Tensor::<1>::from_floats(before.as_slice(), &device).unsqueeze::<2>();
+    let leaf = scores(&device);
+    let p = burn_softmax(leaf.clone().reshape([N, E]), 1);
+    let balance = (p.sum_dim(0) * (own + before) / 2.0).sum() * (E as f64 / (K * N * N) as f64);
+    let value: f32 = balance.clone().into_scalar();
+    let reported = metrics.take()[&("global_load_balancing_loss", 0)][0];
+    assert!((reported - f64::from(value)).abs() < 1e-6, "{reported}, expected {value}");
+    assert_close(found, gradient(&leaf, balance * 0.9));
+}
+
+#[test]
+fn losses_of_several_kinds_add_up() {
+    let zero = MoeConfig { aux_loss_coeff: 0.0, z_loss_coeff: 0.0, ..settings(false) };
+    let kinds = [
+        MoeConfig { aux_loss_coeff: 0.3, ..zero.clone() },
+        MoeConfig { seq_aux_loss_coeff: 0.5, ..zero.clone() },
+        MoeConfig { global_aux_loss_coeff: 0.7, ..zero.clone() },
+    ];
+    let all = MoeConfig { aux_loss_coeff: 0.3, seq_aux_loss_coeff: 0.5, global_aux_loss_coeff: 0.7, ..zero };
+    let mut sum = vec![0.0; N * E];
+    for moe in &kinds {
+        let (_, gradient) = losses_alone(moe, N, None);
+        assert!(gradient.iter().any(|g| g.abs() > 1e-4));
+        sum.iter_mut().zip(gradient).for_each(|(sum, g)| *sum += g);
+    }
+    assert_close(losses_alone(&all, N, None).1, sum);
+}
+
+#[test]
+fn sinkhorn_gives_all_tokens_and_all_experts_equal_shares() {
+    let scores: Vec<f64> = bridge_kernels::Philox::new(3).normal(N * E, 1.5).into_iter().map(f64::from).collect();
+    let even = sinkhorn(&scores, E);
+    for row in even.chunks_exact(E) {
+        assert!((row.iter().sum::<f64>() - 1.0 / N as f64).abs() < 1e-3);
+    }
+    for expert in 0..E {
+        let sum: f64 = even.chunks_exact(E).map(|row| row[expert]).sum();
+        assert!((sum - 1.0 / E as f64).abs() < 1e-3, "{sum}");
+    }
+    // Factors of rows and columns: crossed ratios are those of the exponentials.
+    let cross = |of: &dyn Fn(usize) -> f64| of(0) * of(E + 1) / (of(1) * of(E));
+    assert!((cross(&|place| even[place]) / cross(&|place| scores[place].exp()) - 1.0).abs() < 1e-9);
+}
+
+#[test]
+fn sinkhorn_chooses_in_training_and_scores_weigh() {
+    let device = Device::flex().autodiff();
+    let regions = Regions::new(&Parallel::single());
+    for (topk, is_sigmoid) in [(2, false), (1, true)] {
+        let moe = MoeConfig { topk, sinkhorn: true, num_experts: E, ..MoeConfig::neutral() };
+        let router = router(&moe, &device);
+        let x = scores(&device);
+        let training = MoeInput { key: Some(key()), ..input(&regions, Auxiliary::default()) };
+        let routing = router.route(x.clone(), &training);
+        let values: Vec<f64> = x.clone().into_data().iter::<f64>().collect();
+        let even = sinkhorn(&values, E);
+        let best_of = |values: &[f64]| -> Vec<usize> {
+            values.chunks_exact(E).flat_map(|row| best(row, (0..E).collect(), topk)).collect()
+        };
+        assert_eq!(routing.experts_nk, best_of(&even));
+        assert_ne!(routing.experts_nk, best_of(&values), "the case says something");
+        let found = gradient(&x, routing.weights_nk.clone().powf_scalar(2.0).sum());
+        let leaf = scores(&device);
+        let flat: Tensor<2> = leaf.clone().reshape([N, E]);
+        let p = if is_sigmoid { burn::tensor::activation::sigmoid(flat) } else { burn_softmax(flat, 1) };
+        let ids: Vec<i64> = routing.experts_nk.iter().map(|expert| *expert as i64).collect();
+        let weights = p.gather(1, Tensor::<2, Int>::from_data(TensorData::new(ids, [N, topk]), &device));
+        let expected: Vec<f32> = weights.clone().into_data().try_into_vec().unwrap();
+        assert_close(routing.weights_nk.into_data().try_into_vec::<f32>().unwrap(), expected);
+        assert_close(found, gradient(&leaf, weights.powf_scalar(2.0).sum()));
+        let evaluated = router.route(x, &input(&regions, Auxiliary::default()));
+        assert_eq!(evaluated.experts_nk, best_of(&values), "outside of training the scores themselves choose");
+    }
+}
+
+fn key() -> DropoutKey {
+    DropoutKey(bridge_kernels::Philox::new(8))
+}
+
+#[test]
+fn noise_is_on_the_input_of_the_router_and_only_in_training() {
+    let device = Device::flex().autodiff();
+    let regions = Regions::new(&Parallel::single());
+    let moe = MoeConfig { input_jitter: 0.25, ..settings(false) };
+    let values = bridge_kernels::Philox::new(5).normal(E * 2, 1.0);
+    let weight = Param::from_tensor(Tensor::<2>::from_data(TensorData::new(values, [E, 2]), &device));
+    let router = Router { weight: weight.clone(), ..router(&moe, &device) };
+    let x = Tensor::<3>::ones([2, 3, 2], &device).require_grad();
+    let evaluated = router.logits(x.clone(), &input(&regions, Auxiliary::default()));
+    let plain = linear(x.clone(), weight.val(), None);
+    assert_eq!(evaluated.into_data(), plain.into_data());
+    let training = MoeInput { key: Some(key()), ..input(&regions, Auxiliary::default()) };
+    let logits = router.logits(x.clone(), &training);
+    let again = router.logits(x.clone(), &training);
+    assert_eq!(logits.clone().into_data(), again.into_data(), "a recomputed layer draws the same");
+    // The gradient with respect to the input is the product's times the factors: which are what was drawn.
+    let factors: Vec<f32> = gradient(&x, logits.clone().sum());
+    let sums: Vec<f32> = weight.val().sum_dim(0).into_data().try_into_vec().unwrap();
+    let factors: Vec<f32> = factors.iter().enumerate().map(|(place, g)| g / sums[place % 2]).collect();
+    assert!(factors.iter().all(|factor| (0.75..=1.25).contains(factor)), "{factors:?}");
+    assert!(factors.iter().any(|factor| *factor > 1.1) && factors.iter().any(|factor| *factor < 0.9));
+    let noisy = x.clone() * Tensor::<3>::from_data(TensorData::new(factors, [2, 3, 2]), &device);
+    let expected: Vec<f32> = linear(noisy, weight.val(), None).into_data().try_into_vec().unwrap();
+    assert_close(logits.into_data().try_into_vec::<f32>().unwrap(), expected);
+}
+
+#[test]
+fn forced_routing_is_even_and_has_the_gradients_of_the_drawn_scores() {
+    let device = Device::flex().autodiff();
+    let regions = Regions::new(&Parallel::single());
+    let moe = MoeConfig { force_balancing: true, ..settings(false) };
+    let router = router(&moe, &device);
+    let training = MoeInput { key: Some(key()), ..input(&regions, Auxiliary::default()) };
+    let x = Tensor::<3>::zeros([4, 500, 2], &device).require_grad();
+    let logits = router.logits(x.clone(), &training);
+    let routing = router.route(logits.clone(), &training);
+    for expert in 0..E {
+        let share = routing.experts_nk.iter().filter(|chosen| **chosen == expert).count() as f64 / 2000.0;
+        assert!((share - K as f64 / E as f64).abs() < 0.05, "expert {expert}: {share}");
+    }
+    let leaf = scores(&device);
+    let drawn = router.training.forced(leaf.clone(), &training);
+    let values: Vec<f32> = drawn.clone().into_data().try_into_vec().unwrap();
+    assert_eq!(
+        gradient(&leaf, drawn.clone().powf_scalar(2.0).sum()),
+        values.iter().map(|v| 2.0 * v).collect::<Vec<_>>()
+    );
+    let evaluated = router.training.forced(leaf.clone(), &input(&regions, Auxiliary::default()));
+    assert_eq!(evaluated.into_data(), leaf.into_data());
+}
+
+#[test]
+fn routing_in_64_bits_is_that_in_32_bits_with_more_of_them() {
+    let device = Device::flex().autodiff();
+    let regions = Regions::new(&Parallel::single());
+    let values = |seed, count| bridge_kernels::Philox::new(seed).normal(count, 1.0);
+    let of = |precision| {
+        let weight = Tensor::<2>::from_data(TensorData::new(values(5, E * 2), [E, 2]), &device).require_grad();
+        let moe = MoeConfig { router_precision: precision, ..settings(false) };
+        let router = Router { weight: Param::from_tensor(weight), ..router(&moe, &device) };
+        let x = Tensor::<3>::from_data(TensorData::new(values(6, N * 2), [1, N, 2]), &device).require_grad();
+        let input = input(&regions, Auxiliary::default());
+        let logits = router.logits(x.clone(), &input);
+        let (dtype, data) = (logits.dtype(), logits.clone().into_data());
+        let routing = router.route(logits, &input);
+        let gradient = gradient(&x, (routing.weights_nk * upstream(&device)).sum());
+        (dtype, data.iter::<f64>().collect::<Vec<f64>>(), routing.experts_nk, gradient)
+    };
+    let (narrow, wide) = (of(RouterPrecision::Float32), of(RouterPrecision::Float64));
+    assert_eq!((narrow.0, wide.0), (DType::F32, DType::F64));
+    assert_eq!(narrow.2, wide.2);
+    assert_close(narrow.3, wide.3);
+    assert!(wide.1.iter().any(|score| f64::from(*score as f32) != *score), "scores have more than 32 bits");
+    let exact: Vec<f64> = (0..N * E)
+        .map(|place| {
+            let (x, w) = (&values(6, N * 2)[place / E * 2..][..2], &values(5, E * 2)[place % E * 2..][..2]);
+            x.iter().zip(w).map(|(x, w)| f64::from(*x) * f64::from(*w)).sum()
+        })
+        .collect();
+    assert!(wide.1.iter().zip(&exact).all(|(found, exact)| (found - exact).abs() < 1e-15));
 }
 
 #[test]

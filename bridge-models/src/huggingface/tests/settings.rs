@@ -274,9 +274,13 @@ fn changed_fields(path: &str, value: &Value, changed: &mut Vec<(String, Value)>)
             "/moe/layers" => json!({ "listed": [true, false] }),
             "/moe/shared_expert_intermediate_size" => json!(24),
             "/moe/topk_scaling_factor" => json!(1.5),
+            "/moe/latent_size" => json!(16),
             "/moe/num_groups" | "/moe/group_topk" | "/moe/group_score_topk" => json!(2),
             "/moe/score_function" => json!(if value == "softmax" { "sigmoid" } else { "softmax" }),
             "/moe/dispatcher" => json!("all_to_all"),
+            "/moe/router_precision" => json!("float64"),
+            "/moe/capacity_factor" => json!(1.25),
+            "/moe/drop_policy" => json!("position"),
             other => panic!("{other}: give another value than {value}"),
         },
     };
@@ -292,7 +296,7 @@ fn each_setting_of_a_decoder_is_written_or_refused() {
         changed_fields("", &whole, &mut changed);
         let moe = json!({
             "num_experts": 4, "layers": "all", "ffn_hidden_size": 8, "shared_expert_intermediate_size": null, "topk": 2,
-            "pre_softmax": false, "topk_scaling_factor": null, "router_in_float32": false, "aux_loss_coeff": 0.0,
+            "pre_softmax": false, "topk_scaling_factor": null, "aux_loss_coeff": 0.0,
             "z_loss_coeff": 0.0, "dispatcher": "all_gather",
         });
         changed.push(("/moe".into(), moe));

@@ -152,6 +152,30 @@ pub enum ScoreFunction {
     Sigmoid,
 }
 
+/// In what a router computes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RouterPrecision {
+    /// Scores in the parameters' dtype, the rest in float32.
+    #[default]
+    Parameters,
+    /// All in float32.
+    Float32,
+    /// All in float64.
+    Float64,
+}
+
+/// Which tokens an expert drops that has no room for all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DropPolicy {
+    /// Those with the smallest weights.
+    #[default]
+    Probs,
+    /// The last.
+    Position,
+}
+
 /// How tokens reach the ranks of their experts. The result is the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

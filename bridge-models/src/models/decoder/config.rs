@@ -2,13 +2,16 @@
 //! that it has where nobody names it, and how the config tree's `[model]` section says it (what the words mean is in `section`). No
 //! parsing of `config.json` here.
 
+use bridge_core::config::LoadBalancing;
 use bridge_kernels::{Activation, GatedUnit};
 use serde::{Deserialize, Serialize};
 
 use super::choices::{
-    BlockOrder, Dispatcher, LayerPattern, NormKind, NormPlacement, QkNormScope, RopeScaling, ScoreFunction,
+    BlockOrder, Dispatcher, DropPolicy, LayerPattern, NormKind, NormPlacement, QkNormScope, RopeScaling,
+    RouterPrecision, ScoreFunction,
 };
 use super::hybrid::HybridConfig;
+use super::moe_words;
 use super::section::{Words, as_read, described, one_of, or, same, unless, words};
 use crate::blocks::linear::Unit;
 
@@ -207,14 +210,20 @@ described! {
         /// The layers that have them.
         layers: LayerPattern = LayerPattern::All => words::MOE_LAYERS;
         /// Width of one expert; with a gated unit, of each half.
-        ffn_hidden_size: usize = 0 => words::EXPERT_SIZE;
+        ffn_hidden_size: usize = 0 => Words {
+            read: |section, _| Ok(moe_words::expert_size(section)),
+            write: |size, _, section| section.moe_ffn_hidden_size = Some(*size),
+        };
+        /// Width that experts read and write, with linear layers from and to the residual stream; `None` is that of the stream.
+        #[serde(default)]
+        latent_size: Option<usize> = None => same!(moe_latent_size);
         /// Width of a block that every token goes through beside its experts.
         shared_expert_intermediate_size: Option<usize> = None => same!(moe_shared_expert_intermediate_size);
         /// Experts a token goes to.
         topk: usize = 0 => same!(moe_router_topk);
         /// What makes scores of the router's product.
         #[serde(default)]
-        score_function: ScoreFunction = ScoreFunction::Softmax => one_of!(moe_router_score_function, words::SCORES);
+        score_function: ScoreFunction = ScoreFunction::Softmax => one_of!(moe_router_score_function, moe_words::SCORES);
         /// Biases of the experts that tokens are sent to.
         #[serde(default)]
         linear_bias: bool = false => Words {
@@ -241,7 +250,10 @@ described! {
         group_score_topk: Option<usize> = None => same!(moe_router_group_score_topk);
         /// A bias of each expert that counts in the choice only and is not trained.
         #[serde(default)]
-        expert_bias: bool = false => words::EXPERT_BIAS;
+        expert_bias: bool = false => Words {
+            read: |section, _| Ok(section.moe_router_enable_expert_bias),
+            write: |has_bias, _, section| moe_words::write_expert_bias(*has_bias, section),
+        };
         /// A gate on the block that every token goes through.
         #[serde(default)]
         shared_gate: bool = false => same!(moe_shared_expert_gate);
@@ -252,14 +264,55 @@ described! {
         pre_softmax: bool = false => same!(moe_router_pre_softmax);
         /// Factor on the weights.
         topk_scaling_factor: Option<f64> = None => same!(moe_router_topk_scaling_factor);
-        /// Scores are computed in float32 whatever the parameters' dtype.
-        router_in_float32: bool = false => one_of!(moe_router_dtype, words::ROUTER_DTYPES);
-        /// Weight of the load-balancing loss.
-        aux_loss_coeff: f64 = 0.0 => words::BALANCING_LOSS;
+        /// In what the router computes.
+        #[serde(default)]
+        router_precision: RouterPrecision = RouterPrecision::Parameters => one_of!(moe_router_dtype, moe_words::ROUTER_DTYPES);
+        /// In training each element of the router's input is multiplied by a number from within so much of one.
+        #[serde(default)]
+        input_jitter: f64 = 0.0 => unless!(moe_input_jitter_eps, |_| 0.0);
+        /// In training scores are random numbers: for measuring speed.
+        #[serde(default)]
+        force_balancing: bool = false => same!(moe_router_force_load_balancing);
+        /// Tokens that an expert takes in training, as a multiple of the mean over experts; `None` drops none.
+        #[serde(default)]
+        capacity_factor: Option<f64> = None => same!(moe_expert_capacity_factor);
+        /// Which ones it drops.
+        #[serde(default)]
+        drop_policy: DropPolicy = DropPolicy::Probs => one_of!(moe_token_drop_policy, moe_words::DROP_POLICIES);
+        /// In training experts are chosen by scores that Sinkhorn's algorithm has evened out.
+        #[serde(default)]
+        sinkhorn: bool = false => Words { read: |section, _| Ok(moe_words::is_sinkhorn(section)), write: |_, _, _| {} };
+        /// Weight of the load-balancing loss of a micro-batch.
+        aux_loss_coeff: f64 = 0.0 => Words {
+            read: |section, _| moe_words::balancing_weight(section, LoadBalancing::AuxLoss),
+            write: |_, _, _| {},
+        };
+        /// Weight of the load-balancing loss of each sequence.
+        #[serde(default)]
+        seq_aux_loss_coeff: f64 = 0.0 => Words {
+            read: |section, _| moe_words::balancing_weight(section, LoadBalancing::SeqAuxLoss),
+            write: |_, _, _| {},
+        };
+        /// Weight of the load-balancing loss of the global batch.
+        #[serde(default)]
+        global_aux_loss_coeff: f64 = 0.0 => Words {
+            read: |section, _| moe_words::balancing_weight(section, LoadBalancing::GlobalAuxLoss),
+            write: |_, moe, section| {
+                let weights = [moe.aux_loss_coeff, moe.seq_aux_loss_coeff, moe.global_aux_loss_coeff];
+                moe_words::write_balancing(weights, moe.sinkhorn, section);
+            },
+        };
         /// Weight of the router's z-loss.
         z_loss_coeff: f64 = 0.0 => unless!(moe_z_loss_coeff, |_| 0.0);
         /// How tokens reach the ranks of their experts.
-        dispatcher: Dispatcher = Dispatcher::AllGather => one_of!(moe_token_dispatcher_type, words::DISPATCHERS);
+        dispatcher: Dispatcher = Dispatcher::AllGather => one_of!(moe_token_dispatcher_type, moe_words::DISPATCHERS);
+    }
+}
+
+impl MoeConfig {
+    /// Elements of a token that an expert reads and writes.
+    pub fn expert_width(&self, decoder: &DecoderConfig) -> usize {
+        self.latent_size.unwrap_or(decoder.hidden_size)
     }
 }
 

@@ -5,6 +5,7 @@
 //! | `config` | [`DecoderConfig`]: the resolved architecture, as plain data |
 //! | `choices` | what its fields choose from |
 //! | `section` | [`DecoderConfig`] from and to the config tree's `[model]` section |
+//! | `moe_words` | what the section says of a mixture of experts |
 //! | `difference` | the first field in which two decoders differ |
 //! | `limits` | the largest size, and the error about a key |
 //! | `validate` | whether the fields of a configuration fit each other |
@@ -31,6 +32,7 @@ mod layers;
 pub(crate) mod limits;
 pub(crate) mod listing;
 mod model;
+mod moe_words;
 pub mod presets;
 mod section;
 pub(crate) mod validate;
@@ -42,7 +44,8 @@ pub use builder::{
     GptModelBuilder, GptModelConfig, KIND, MAMBA_KIND, build_decoder, register_builtin, section_of_kind,
 };
 pub use choices::{
-    BlockOrder, Dispatcher, LayerPattern, NormKind, NormPlacement, QkNormScope, RopeScaling, ScoreFunction, YarnConfig,
+    BlockOrder, Dispatcher, DropPolicy, LayerPattern, NormKind, NormPlacement, QkNormScope, RopeScaling,
+    RouterPrecision, ScoreFunction, YarnConfig,
 };
 pub use config::{
     DecoderConfig, EncoderConfig, LatentConfig, MoeConfig, NormConfig, PositionEmbedding, RelativeConfig,

@@ -32,6 +32,7 @@ mod place {
     pub const ATTENTION_PROBABILITIES: u64 = 1;
     pub const ATTENTION_OUTPUT: u64 = 2;
     pub const MLP_OUTPUT: u64 = 3;
+    pub const ROUTER: u64 = 4;
 }
 
 /// A decoder, or one pipeline stage of it, and of that the slice that one rank holds.
@@ -205,6 +206,7 @@ impl Decoder {
                 regions: &self.regions,
                 layer,
                 auxiliary: context.auxiliary,
+                key: context.dropout_key(layer, place::ROUTER),
                 weight_gradients: context.weight_gradients,
             },
             mlp_key: context.dropout_key(layer, place::MLP_OUTPUT),
@@ -350,6 +352,7 @@ impl Segments for Decoder {
                         regions: &regions,
                         layer: self.settings.first_layer + local,
                         auxiliary: Auxiliary::default(),
+                        key: None,
                         weight_gradients: None,
                     },
                     mlp_key: None,

@@ -19,7 +19,8 @@ pub struct Preset {
 }
 
 /// The names [`preset`] knows.
-pub const NAMES: [&str; 6] = ["nano-gpt2", "nano-llama", "nano-gemma", "smol-135m", "gpt2-124m", "mamba2-20m"];
+pub const NAMES: [&str; 7] =
+    ["nano-gpt2", "nano-llama", "nano-gemma", "moe-8x", "smol-135m", "gpt2-124m", "mamba2-20m"];
 
 /// The preset called `name`.
 pub fn preset(name: &str) -> Option<Preset> {
@@ -29,6 +30,7 @@ pub fn preset(name: &str) -> Option<Preset> {
         "nano-gpt2" => Shape { heads: [6, 6], ..Shape::NANO },
         "nano-llama" => Shape { heads: [6, 2], ffn_hidden_size: 1024, style: Style::Llama, ..Shape::NANO },
         "nano-gemma" => Shape { heads: [6, 2], ffn_hidden_size: 1024, style: Style::Gemma, ..Shape::NANO },
+        "moe-8x" => Shape { heads: [6, 2], ffn_hidden_size: 512, style: Style::Mixtral, ..Shape::NANO },
         "smol-135m" => Shape {
             style: Style::Llama,
             num_layers: 30,
@@ -86,6 +88,8 @@ enum Style {
     Llama,
     /// Gemma 3, with windows of 128 tokens.
     Gemma,
+    /// Mixtral, two of eight experts a token.
+    Mixtral,
 }
 
 /// A row of the peer's table.
@@ -147,6 +151,12 @@ impl Shape {
                 ..common
             },
             Style::Llama => llama(common),
+            Style::Mixtral => TransformerConfig {
+                num_moe_experts: Some(8),
+                moe_ffn_hidden_size: Some(self.ffn_hidden_size),
+                moe_router_topk: 2,
+                ..llama(common)
+            },
             Style::Gemma => TransformerConfig {
                 rotary_base: 1_000_000.0,
                 rotary_base_local: Some(10_000.0),

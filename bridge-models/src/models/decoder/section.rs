@@ -160,15 +160,12 @@ impl DecoderConfig {
 pub(super) mod words {
     use bridge_core::config::{
         Activation as ActivationChoice, BlockOrder as BlockOrderChoice, NormPlacement as NormPlacementChoice,
-        Normalization, PositionEmbeddingType, QkNormScope as QkNormScopeChoice, RouterDType, RouterScoreFunction,
-        TokenDispatcher,
+        Normalization, PositionEmbeddingType, QkNormScope as QkNormScopeChoice,
     };
     use bridge_kernels::Activation;
 
     use super::*;
-    use crate::models::decoder::choices::{
-        BlockOrder, Dispatcher, NormKind, NormPlacement, QkNormScope, RopeScaling, ScoreFunction, YarnConfig,
-    };
+    use crate::models::decoder::choices::{BlockOrder, NormKind, NormPlacement, QkNormScope, RopeScaling, YarnConfig};
     use crate::models::decoder::config::{MoeConfig, PositionEmbedding, RelativeConfig, RopeConfig};
 
     pub const NORMS: [(NormKind, Normalization); 3] = [
@@ -202,13 +199,6 @@ pub(super) mod words {
         (Activation::SquaredRelu, ActivationChoice::SquaredRelu),
     ];
 
-    pub const ROUTER_DTYPES: [(bool, Option<RouterDType>); 2] = [(false, None), (true, Some(RouterDType::Fp32))];
-
-    pub const SCORES: [(ScoreFunction, RouterScoreFunction); 2] = [
-        (ScoreFunction::Softmax, RouterScoreFunction::Softmax),
-        (ScoreFunction::Sigmoid, RouterScoreFunction::Sigmoid),
-    ];
-
     /// The size of a head; with latent attention that of a key, which other settings say.
     pub const HEAD_SIZE: Words<usize, DecoderConfig> = Words {
         read: |section, decoder| {
@@ -228,9 +218,6 @@ pub(super) mod words {
         },
         write: |size, _, section| section.kv_channels = Some(*size),
     };
-
-    pub const DISPATCHERS: [(Dispatcher, TokenDispatcher); 2] =
-        [(Dispatcher::AllToAll, TokenDispatcher::AllToAll), (Dispatcher::AllGather, TokenDispatcher::AllGather)];
 
     /// Our side of the pair.
     pub fn ours<A: Copy, B: PartialEq + std::fmt::Debug>(
@@ -439,36 +426,6 @@ pub(super) mod words {
             }
             section.moe_layer_freq = marks(layers, section.num_layers, LayerPattern::All).unwrap_or(OneOrMany::One(1));
         },
-    };
-
-    pub const EXPERT_SIZE: Words<usize, MoeConfig> = Words {
-        read: |section, _| {
-            let size = section.moe_ffn_hidden_size.or(section.ffn_hidden_size);
-            Ok(size.unwrap_or_else(|| section.hidden_size.saturating_mul(4)))
-        },
-        write: |size, _, section| section.moe_ffn_hidden_size = Some(*size),
-    };
-
-    /// Biases that came with a model stay as they are unless a recipe asks for updates.
-    pub const EXPERT_BIAS: Words<bool, MoeConfig> = Words {
-        read: |section, _| Ok(section.moe_router_enable_expert_bias),
-        write: |has_bias, _, section| {
-            section.moe_router_enable_expert_bias = *has_bias;
-            if *has_bias {
-                section.moe_router_bias_update_rate = 0.0;
-            }
-        },
-    };
-
-    pub const BALANCING_LOSS: Words<f64, MoeConfig> = Words {
-        read: |section, _| {
-            let OneOrMany::One(coefficient) = section.moe_aux_loss_coeff else {
-                return Err(invalid("model.moe_aux_loss_coeff", "expected one number, found a list".into()));
-            };
-            let is_balanced = section.moe_router_load_balancing_type != OneOrMany::One("none".into());
-            Ok(if is_balanced { coefficient } else { 0.0 })
-        },
-        write: |coefficient, _, section| section.moe_aux_loss_coeff = OneOrMany::One(*coefficient),
     };
 
     /// The layers that a setting means: those that it lists with 1, or those for which `includes` says so of their number (from 0) and N.

@@ -264,6 +264,7 @@ impl MoeConfig {
         let sizes = [
             ("model.num_moe_experts", self.num_experts),
             ("model.moe_ffn_hidden_size", self.ffn_hidden_size),
+            ("model.moe_latent_size", self.latent_size.unwrap_or(1)),
             ("model.moe_shared_expert_intermediate_size", self.shared_expert_intermediate_size.unwrap_or(1)),
             ("model.moe_router_topk", self.topk),
         ];
@@ -286,13 +287,17 @@ impl MoeConfig {
                 return Err(invalid("model.moe_router_num_groups", message));
             }
         }
-        if self.topk == 1 && !self.pre_softmax && self.score_function == ScoreFunction::Softmax {
+        if self.topk == 1 && !self.sinkhorn && !self.pre_softmax && self.score_function == ScoreFunction::Softmax {
             let message =
                 "expected moe_router_pre_softmax = true with one expert a token: the softmax over one score is 1";
             return Err(invalid("model.moe_router_topk", message.into()));
         }
         let factors = [
             ("model.moe_aux_loss_coeff", self.aux_loss_coeff),
+            ("model.moe_aux_loss_coeff", self.seq_aux_loss_coeff),
+            ("model.moe_aux_loss_coeff", self.global_aux_loss_coeff),
+            ("model.moe_input_jitter_eps", self.input_jitter),
+            ("model.moe_expert_capacity_factor", self.capacity_factor.unwrap_or(1.0)),
             ("model.moe_z_loss_coeff", self.z_loss_coeff),
             ("model.moe_router_topk_scaling_factor", self.topk_scaling_factor.unwrap_or(1.0)),
         ];

@@ -120,13 +120,6 @@ fn errors_name_the_key() {
         ("model.rotary_percent", Box::new(|c| c.rotary_percent = 0.3)),
         ("model.num_moe_experts", Box::new(|c| c.num_moe_experts = Some(0))),
         (
-            "model.moe_router_load_balancing_type",
-            Box::new(|c| {
-                c.num_moe_experts = Some(4);
-                c.moe_router_load_balancing_type = OneOrMany::One("sinkhorn".into());
-            }),
-        ),
-        (
             "model.moe_aux_loss_coeff",
             Box::new(|c| {
                 c.num_moe_experts = Some(4);

@@ -14,7 +14,7 @@ pub fn mixture(num_experts: usize, topk: usize) -> DecoderConfig {
         topk,
         pre_softmax: topk == 1,
         topk_scaling_factor: None,
-        router_in_float32: false,
+        router_precision: RouterPrecision::Parameters,
         aux_loss_coeff: 0.1,
         z_loss_coeff: 0.1,
         dispatcher: Dispatcher::AllToAll,

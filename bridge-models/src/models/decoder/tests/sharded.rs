@@ -107,6 +107,22 @@ fn experts_cut_over_other_ranks_than_the_rest_compute_what_one_does() {
 }
 
 #[test]
+fn routers_of_every_kind_do_on_many_ranks_what_they_do_on_one() {
+    let tensor = Spread { tensor: 2, ..ONE };
+    let sequence = Spread { sequence_parallel: true, ..tensor };
+    let own_tokens = Spread { expert_tensor: Some(1), expert: 2, context: 2, ..sequence };
+    let shared = [tensor, sequence, Spread { context: 2, ..ONE }, own_tokens];
+    for (name, config) in super::spread::routers() {
+        // The loss of the global batch looks at other replicas too, which one rank has as micro-batches before or after.
+        let replicas = config.moe.as_ref().is_some_and(|moe| moe.global_aux_loss_coeff == 0.0);
+        let replicas = replicas.then_some(Spread { expert: 2, data: 2, ..ONE });
+        let spreads: Vec<Spread> = shared.into_iter().chain(replicas).collect();
+        let model = Model { config, adapter: None };
+        super::spread::check_mode(name, &model, &spreads, Mode::Train(Philox::new(11)));
+    }
+}
+
+#[test]
 fn experts_cut_over_other_ranks_need_sequence_parallelism() {
     let spread = Spread { tensor: 2, expert_tensor: Some(1), ..ONE };
     let (_, config) = mixtures().remove(0);

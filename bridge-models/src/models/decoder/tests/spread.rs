@@ -287,7 +287,7 @@ pub fn mixtures() -> Vec<(&'static str, DecoderConfig)> {
         topk: 2,
         pre_softmax: false,
         topk_scaling_factor: None,
-        router_in_float32: true,
+        router_precision: RouterPrecision::Float32,
         aux_loss_coeff: 3.0,
         z_loss_coeff: 0.7,
         dispatcher: Dispatcher::AllToAll,
@@ -299,14 +299,49 @@ pub fn mixtures() -> Vec<(&'static str, DecoderConfig)> {
         topk: 3,
         pre_softmax: true,
         topk_scaling_factor: Some(1.5),
-        router_in_float32: false,
+        router_precision: RouterPrecision::Parameters,
         dispatcher: Dispatcher::AllGather,
         ..moe.clone()
     };
+    let narrow = MoeConfig { latent_size: Some(12), ..moe.clone() };
+    let other_narrow = MoeConfig { latent_size: Some(8), ..other.clone() };
     let biased = MoeConfig { linear_bias: true, router_bias: true, ..other.clone() };
+    let all = [
+        ("mixture", moe),
+        ("other mixture", other),
+        ("narrow experts", narrow),
+        ("other narrow experts", other_narrow),
+    ];
     let with = |moe| DecoderConfig { moe: Some(moe), ..divisible(llama()) };
     let biased = DecoderConfig { mlp_bias: true, ..with(biased) };
-    vec![("mixture", with(moe)), ("other mixture", with(other)), ("mixture with biases", biased)]
+    let all = all.into_iter().map(|(name, moe)| (name, with(moe)));
+    all.chain([("mixture with biases", biased)]).collect()
+}
+
+/// Mixtures whose routers do in training what they do not do otherwise, or look at more than a token.
+pub fn routers() -> Vec<(&'static str, DecoderConfig)> {
+    let (_, mixture) = mixtures().remove(0);
+    let moe = mixture.moe.clone().unwrap();
+    let plain = MoeConfig { aux_loss_coeff: 0.0, z_loss_coeff: 0.0, ..moe.clone() };
+    let all = [
+        ("jitter", MoeConfig { input_jitter: 0.3, ..moe.clone() }),
+        ("forced", MoeConfig { force_balancing: true, ..moe.clone() }),
+        ("64 bits", MoeConfig { router_precision: RouterPrecision::Float64, ..moe.clone() }),
+        ("losses of all kinds", MoeConfig { seq_aux_loss_coeff: 2.0, global_aux_loss_coeff: 1.0, ..moe }),
+        ("capacity", MoeConfig { capacity_factor: Some(0.75), ..plain.clone() }),
+        (
+            "capacity by position, tokens everywhere",
+            MoeConfig {
+                capacity_factor: Some(0.75),
+                drop_policy: DropPolicy::Position,
+                dispatcher: Dispatcher::AllGather,
+                ..plain.clone()
+            },
+        ),
+        ("sinkhorn", MoeConfig { sinkhorn: true, ..plain.clone() }),
+        ("sinkhorn, one expert", MoeConfig { sinkhorn: true, topk: 1, ..plain }),
+    ];
+    all.into_iter().map(|(name, moe)| (name, DecoderConfig { moe: Some(moe), ..mixture.clone() })).collect()
 }
 
 /// What one rank computes from the sequences of all data-parallel ranks.
@@ -331,10 +366,15 @@ pub fn check(families: Vec<(&str, DecoderConfig)>, spreads: &[Spread]) {
 
 /// Whether the model spread so has the loss, the initial values and the gradients of one rank.
 pub fn check_model(name: &str, model: &Model, spreads: &[Spread]) {
+    check_mode(name, model, spreads, Mode::Evaluate);
+}
+
+/// [`check_model`] in this mode.
+pub fn check_mode(name: &str, model: &Model, spreads: &[Spread], mode: Mode) {
     for spread in spreads {
-        let expected = on_one_rank(model, spread.data, Mode::Evaluate);
+        let expected = on_one_rank(model, spread.data, mode);
         let batches = |rank: usize| sequences(model.config.vocab_size, rank);
-        let found = run_model(model, *spread, &batches, Mode::Evaluate);
+        let found = run_model(model, *spread, &batches, mode);
         assert_same(&found, &expected, &format!("{name} on {spread:?}"));
     }
 }

@@ -1,0 +1,150 @@
+//! Moves the biases by which routers choose experts, so that all are used alike: after each step up where an expert was given fewer tokens than
+//! the mean, down where more, by a fixed rate (Wang et al., arXiv:2408.15664). Loads are those of the whole step on all ranks.
+
+use std::collections::BTreeMap;
+
+use bridge_dist::comm::ReduceOp;
+use serde_json::{Map, Value};
+
+use crate::config::RunConfig;
+use crate::model::ParameterRole;
+use crate::train::TrainError;
+use crate::train::report::StepReport;
+use crate::train::subsystem::{Agreement, Loaded, RunContext, Subsystem, Verdict, saved};
+
+/// Its state in `train_state.json`: the biases of each layer. Parameters in 16 bits are rounded copies of them.
+const KEY: &str = "expert_biases";
+
+#[derive(Default)]
+pub(super) struct ExpertBiases {
+    /// Per step; zero where biases stay as they are.
+    rate: f32,
+    /// Of all layers that have them, on whatever rank, by global number. Exact values of float32.
+    by_layer: BTreeMap<usize, Vec<f64>>,
+}
+
+/// The biases that a rank holds: chunk, name, layer.
+fn held(run: &RunContext) -> Vec<(usize, String, usize)> {
+    let mut found = Vec::new();
+    for (index, chunk) in run.chunks().iter().enumerate() {
+        let segments = chunk.segments();
+        for parameter in chunk.parameters().iter().filter(|parameter| parameter.role == ParameterRole::ExpertBias) {
+            if let Some(layer) = segments[parameter.segments[0]].layer {
+                found.push((index, parameter.name.clone(), layer));
+            }
+        }
+    }
+    found
+}
+
+impl ExpertBiases {
+    pub fn new(config: &RunConfig) -> Self {
+        let model = &config.model;
+        let rate = if model.moe_router_enable_expert_bias { model.moe_router_bias_update_rate as f32 } else { 0.0 };
+        Self { rate, by_layer: BTreeMap::new() }
+    }
+
+    /// Reads the biases of all layers from the ranks that hold them. All ranks call this together.
+    fn read(&mut self, run: &mut RunContext) -> Result<(), TrainError> {
+        let model = &run.state.config.model;
+        let (layers, experts) = (model.moe_layers.len(), model.num_moe_experts.unwrap_or(0));
+        let mut all = vec![0.0; layers * experts];
+        for (index, name, layer) in held(run) {
+            let training = &mut *run.training;
+            let values = training.optimizer.parameters().frozen_value(training.chunks[index].as_ref(), &name)?;
+            if let Some(place) = all.get_mut(layer * experts..(layer + 1) * experts) {
+                place.iter_mut().zip(values).for_each(|(place, value)| *place = f64::from(value));
+            }
+        }
+        // A layer is on one stage.
+        run.groups.pipeline().all_reduce((&mut all).into(), ReduceOp::Sum)?;
+        let with_experts = model.moe_layers.iter().enumerate().filter(|(_, has_experts)| **has_experts);
+        self.by_layer =
+            with_experts.map(|(layer, _)| (layer, all[layer * experts..(layer + 1) * experts].to_vec())).collect();
+        Ok(())
+    }
+
+    /// Gives the parameters here their values.
+    fn write(&self, run: &mut RunContext) -> Result<(), TrainError> {
+        for (index, name, layer) in held(run) {
+            if let Some(biases) = self.by_layer.get(&layer) {
+                let training = &mut *run.training;
+                let chunk = training.chunks[index].as_mut();
+                training.optimizer.parameters().set_frozen((index, chunk), &name, biases)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Moves each bias by `rate` towards equal loads.
+fn move_biases(biases: &mut [f64], tokens_per_expert: &[u64], rate: f32) {
+    let mean = tokens_per_expert.iter().sum::<u64>() as f64 / tokens_per_expert.len() as f64;
+    for (bias, tokens) in biases.iter_mut().zip(tokens_per_expert) {
+        let towards = match (*tokens as f64).total_cmp(&mean) {
+            std::cmp::Ordering::Less => rate,
+            std::cmp::Ordering::Equal => 0.0,
+            std::cmp::Ordering::Greater => -rate,
+        };
+        *bias = f64::from(*bias as f32 + towards);
+    }
+}
+
+impl Subsystem for ExpertBiases {
+    fn name(&self) -> &str {
+        "biases of experts"
+    }
+
+    fn agreement(&self) -> Agreement {
+        Agreement::Given
+    }
+
+    fn on_run_start(&mut self, run: &mut RunContext) -> Result<(), TrainError> {
+        // Those of a checkpoint are there already.
+        if self.rate == 0.0 || !self.by_layer.is_empty() { Ok(()) } else { self.read(run) }
+    }
+
+    fn after_step(&mut self, run: &mut RunContext, step: &StepReport) -> Result<Verdict, TrainError> {
+        if self.rate == 0.0 || step.skipped {
+            return Ok(Verdict::default());
+        }
+        for router in &step.routers {
+            if let Some(biases) = self.by_layer.get_mut(&router.layer) {
+                move_biases(biases, &router.tokens_per_expert, self.rate);
+            }
+        }
+        self.write(run)?;
+        Ok(Verdict::default())
+    }
+
+    fn on_save(&mut self, _run: &mut RunContext, state: &mut Map<String, Value>) -> Result<(), TrainError> {
+        if self.rate != 0.0 {
+            state.insert(KEY.to_owned(), saved(&self.by_layer)?);
+        }
+        Ok(())
+    }
+
+    fn on_load(&mut self, run: &mut RunContext, loaded: &Loaded) -> Result<(), TrainError> {
+        let found: BTreeMap<usize, Vec<f64>> = loaded.field(KEY)?.unwrap_or_default();
+        let experts = run.state.config.model.num_moe_experts;
+        let fits = found.values().all(|biases| Some(biases.len()) == experts);
+        self.by_layer = if fits { found } else { BTreeMap::new() };
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn biases_move_by_the_sign_of_what_is_missing() {
+        let mut biases = vec![0.5, 0.0, -0.25, 1.0];
+        move_biases(&mut biases, &[4, 1, 2, 1], 0.125);
+        assert_eq!(biases, [0.375, 0.125, -0.25, 1.125]);
+        // As in float32, whatever is kept in between.
+        let mut biases = vec![f64::from(0.1_f32)];
+        move_biases(&mut biases, &[0], 1e-3);
+        assert_eq!(biases, [f64::from(0.1_f32)], "a single expert has the mean load");
+    }
+}

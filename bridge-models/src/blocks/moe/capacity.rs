@@ -1,0 +1,80 @@
+//! Experts of limited capacity: choices above it are dropped, and such a token goes on with what its other experts make of it (Lepikhin et al.,
+//! arXiv:2006.16668, section 2.2).
+
+use super::balance::WholeBatch;
+use super::choice::Choice;
+use super::input::MoeInput;
+use crate::models::decoder::choices::DropPolicy;
+use crate::models::decoder::config::MoeConfig;
+
+/// How many tokens an expert takes, and which.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Capacity {
+    /// Tokens an expert takes, as a multiple of the mean over experts.
+    factor: f64,
+    policy: DropPolicy,
+}
+
+impl Capacity {
+    /// `None` where no choice is dropped.
+    pub fn new(moe: &MoeConfig) -> Option<Self> {
+        moe.capacity_factor.map(|factor| Self { factor, policy: moe.drop_policy })
+    }
+
+    /// Which choices of `batch` sequences' tokens here are dropped, `[n, k]`. What counts is the whole micro-batch, on all ranks that share it.
+    pub fn dropped(self, choice: &Choice, batch: usize, input: &MoeInput) -> Vec<bool> {
+        let n = choice.num_tokens();
+        let k = choice.experts_nk.len() / n;
+        let mut rows = Vec::with_capacity(2 * n * k);
+        for (weights, experts) in choice.weights_nk.chunks_exact(k).zip(choice.experts_nk.chunks_exact(k)) {
+            rows.extend(weights);
+            rows.extend(experts.iter().map(|expert| *expert as f64));
+        }
+        let whole = WholeBatch::gather(&rows, (n, batch), input);
+        let (mut weights, mut experts) = (Vec::new(), Vec::new());
+        for row in whole.rows.chunks_exact(2 * k) {
+            weights.extend(&row[..k]);
+            experts.extend(row[k..].iter().map(|expert| *expert as usize));
+        }
+        let dropped = self.above_capacity(&weights, &experts, choice.num_experts());
+        whole.own.iter().flat_map(|number| dropped[number * k..][..k].iter().copied()).collect()
+    }
+
+    /// Which of all choices, token by token, are above the capacity of their expert.
+    fn above_capacity(self, weights: &[f64], experts: &[usize], num_experts: usize) -> Vec<bool> {
+        let capacity = (experts.len() as f64 / num_experts as f64 * self.factor).ceil() as usize;
+        let mut by_expert = vec![Vec::new(); num_experts];
+        experts.iter().enumerate().for_each(|(place, expert)| by_expert[*expert].push(place));
+        let mut dropped = vec![false; experts.len()];
+        for mut places in by_expert {
+            match self.policy {
+                // Of equal weights the earlier token stays.
+                DropPolicy::Probs => places.sort_by(|a, b| weights[*b].total_cmp(&weights[*a])),
+                DropPolicy::Position => {}
+            }
+            places.iter().skip(capacity).for_each(|place| dropped[*place] = true);
+        }
+        dropped
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_expert_keeps_the_largest_weights_or_the_first_tokens() {
+        // Four tokens of two choices; expert 0 is chosen by all, 1 by the first and the last.
+        let experts = [0, 1, 0, 2, 0, 2, 1, 0];
+        let weights = [0.5, 0.5, 0.6, 0.4, 0.9, 0.1, 0.5, 0.5];
+        let dropped = |policy, factor| -> Vec<usize> {
+            let dropped = Capacity { factor, policy }.above_capacity(&weights, &experts, 4);
+            dropped.iter().enumerate().filter(|(_, dropped)| **dropped).map(|(place, _)| place).collect()
+        };
+        // The mean load of four experts is two tokens.
+        assert_eq!(dropped(DropPolicy::Probs, 1.0), [0, 7]);
+        assert_eq!(dropped(DropPolicy::Position, 1.0), [4, 7]);
+        assert_eq!(dropped(DropPolicy::Probs, 1.1), [7], "three of four: capacities are rounded up");
+        assert!(dropped(DropPolicy::Probs, 2.0).is_empty());
+    }
+}

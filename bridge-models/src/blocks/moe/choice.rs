@@ -1,0 +1,245 @@
+//! The choice of experts by their scores, and the gradients of the scores.
+
+use super::balance::Injected;
+use crate::models::decoder::choices::{RouterPrecision, ScoreFunction};
+use crate::models::decoder::config::MoeConfig;
+
+/// What decides a choice.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Settings {
+    pub topk: usize,
+    pub score_function: ScoreFunction,
+    pub raw_scores: bool,
+    pub groups: Option<Groups>,
+    pub pre_softmax: bool,
+    pub scaling_factor: f64,
+    pub precision: RouterPrecision,
+}
+
+impl Settings {
+    /// The settings of a mixture. With Sinkhorn balancing scores are those over all experts, or of one expert on its own (arXiv:2202.01169).
+    pub fn new(moe: &MoeConfig) -> Self {
+        let (score_function, raw_scores, pre_softmax) = match (moe.sinkhorn, moe.topk) {
+            (false, _) => (moe.score_function, moe.raw_scores, moe.pre_softmax),
+            (true, 1) => (ScoreFunction::Sigmoid, true, false),
+            (true, _) => (ScoreFunction::Softmax, false, true),
+        };
+        Self {
+            topk: moe.topk,
+            score_function,
+            raw_scores,
+            groups: Groups::new(moe),
+            pre_softmax,
+            scaling_factor: moe.topk_scaling_factor.unwrap_or(1.0),
+            precision: moe.router_precision,
+        }
+    }
+
+    /// A number as the router keeps it.
+    fn rounded(&self, value: f64) -> f64 {
+        match self.precision {
+            RouterPrecision::Parameters | RouterPrecision::Float32 => f64::from(value as f32),
+            RouterPrecision::Float64 => value,
+        }
+    }
+}
+
+/// Equal groups of experts, of which a token uses some.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Groups {
+    pub count: usize,
+    /// Groups that a token uses.
+    pub topk: usize,
+    /// Experts whose scores add up to a group's.
+    pub compared: usize,
+}
+
+impl Groups {
+    fn new(moe: &MoeConfig) -> Option<Self> {
+        let (count, topk) = (moe.num_groups?, moe.group_topk?);
+        Some(Self { count, topk, compared: moe.group_score_topk.unwrap_or(moe.topk / topk) })
+    }
+
+    /// The experts of the best groups, in order.
+    pub fn experts(self, scores: &[f64]) -> Vec<usize> {
+        let each = scores.len() / self.count;
+        let sums: Vec<f64> = scores
+            .chunks_exact(each)
+            .map(|group| best(group, (0..each).collect(), self.compared).into_iter().map(|expert| group[expert]).sum())
+            .collect();
+        let mut groups = best(&sums, (0..self.count).collect(), self.topk);
+        groups.sort_unstable();
+        groups.into_iter().flat_map(|group| group * each..(group + 1) * each).collect()
+    }
+}
+
+/// The `count` of the candidates with the largest scores, the best first; of equal scores the one with the lower number.
+pub(super) fn best(scores: &[f64], mut candidates: Vec<usize>, count: usize) -> Vec<usize> {
+    candidates.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
+    candidates.truncate(count);
+    candidates
+}
+
+/// What the router chose, and what backward needs of how.
+pub(super) struct Choice {
+    num_experts: usize,
+    topk: usize,
+    /// Softmax over all experts, `[n, e]`.
+    probabilities_ne: Vec<f64>,
+    /// With sigmoid scores those, `[n, e]`.
+    sigmoids_ne: Vec<f64>,
+    /// `log(sum exp score)` of each token.
+    pub log_z_n: Vec<f64>,
+    pub experts_nk: Vec<usize>,
+    /// With the scaling factor.
+    pub weights_nk: Vec<f64>,
+}
+
+impl Choice {
+    /// Chooses by scores `[n, e]`, or by `preferred_ne` where something else than the scores decides.
+    pub fn of(scores_ne: &[f64], bias_e: &[f32], preferred_ne: Option<&[f64]>, settings: &Settings) -> Self {
+        let num_experts = bias_e.len();
+        let n = scores_ne.len() / num_experts;
+        let topk = settings.topk;
+        let mut choice = Self {
+            num_experts,
+            topk,
+            probabilities_ne: Vec::with_capacity(scores_ne.len()),
+            sigmoids_ne: Vec::new(),
+            log_z_n: Vec::with_capacity(n),
+            experts_nk: Vec::with_capacity(n * topk),
+            weights_nk: Vec::with_capacity(n * topk),
+        };
+        for (token, scores) in scores_ne.chunks_exact(num_experts).enumerate() {
+            let (probabilities, log_z) = softmax(scores.iter().copied());
+            let sigmoids: Vec<f64> = match settings.score_function {
+                ScoreFunction::Softmax => Vec::new(),
+                ScoreFunction::Sigmoid => scores.iter().map(|score| 1.0 / (1.0 + (-score).exp())).collect(),
+            };
+            let compared: Vec<f64> = match (preferred_ne, settings.score_function) {
+                (Some(preferred), _) => preferred[token * num_experts..][..num_experts].to_vec(),
+                (None, ScoreFunction::Sigmoid) => {
+                    sigmoids.iter().zip(bias_e).map(|(s, bias)| s + f64::from(*bias)).collect()
+                }
+                (None, ScoreFunction::Softmax) if settings.pre_softmax && settings.groups.is_some() => {
+                    probabilities.clone()
+                }
+                (None, ScoreFunction::Softmax) => scores.to_vec(),
+            };
+            let candidates =
+                settings.groups.map_or_else(|| (0..num_experts).collect(), |groups| groups.experts(&compared));
+            let order = best(&compared, candidates, topk);
+            let weights: Vec<f64> = match settings.score_function {
+                ScoreFunction::Sigmoid => {
+                    let sum: f64 = order.iter().map(|expert| sigmoids[*expert]).sum();
+                    let divisor = if settings.raw_scores { 1.0 } else { sum + SMALLEST_SUM };
+                    order.iter().map(|expert| sigmoids[*expert] / divisor).collect()
+                }
+                ScoreFunction::Softmax if settings.pre_softmax => {
+                    order.iter().map(|expert| probabilities[*expert]).collect()
+                }
+                ScoreFunction::Softmax => softmax(order.iter().map(|expert| scores[*expert])).0,
+            };
+            choice.sigmoids_ne.extend(sigmoids.iter().map(|s| settings.rounded(*s)));
+            choice.weights_nk.extend(weights.iter().map(|weight| settings.rounded(weight * settings.scaling_factor)));
+            choice.probabilities_ne.extend(probabilities.iter().map(|p| settings.rounded(*p)));
+            choice.experts_nk.extend(order);
+            choice.log_z_n.push(log_z);
+        }
+        choice
+    }
+
+    /// Tokens.
+    pub fn num_tokens(&self) -> usize {
+        self.log_z_n.len()
+    }
+
+    /// Experts.
+    pub fn num_experts(&self) -> usize {
+        self.num_experts
+    }
+
+    /// Of consecutive tokens: how many chose each expert, then for each expert the sum of its probabilities.
+    pub fn totals(&self, tokens: std::ops::Range<usize>) -> Vec<f64> {
+        let (e, k) = (self.num_experts, self.topk);
+        let mut totals = vec![0.0; 2 * e];
+        self.experts_nk[tokens.start * k..tokens.end * k].iter().for_each(|expert| totals[*expert] += 1.0);
+        let rows = tokens.start * e..tokens.end * e;
+        if self.sigmoids_ne.is_empty() {
+            for probabilities in self.probabilities_ne[rows].chunks_exact(e) {
+                totals[e..].iter_mut().zip(probabilities).for_each(|(sum, p)| *sum += p);
+            }
+            return totals;
+        }
+        for sigmoids in self.sigmoids_ne[rows].chunks_exact(e) {
+            let all: f64 = sigmoids.iter().sum::<f64>() + SMALLEST_SUM;
+            totals[e..].iter_mut().zip(sigmoids).for_each(|(sum, s)| *sum += s / all);
+        }
+        totals
+    }
+
+    /// Gradients of the scores, `[n, e]`, from those of the weights, `[n, k]`.
+    pub fn score_gradients(&self, d_weights_nk: &[f32], injected: &Injected, settings: &Settings) -> Vec<f64> {
+        let (e, k) = (self.num_experts, self.topk);
+        let mut gradients = Vec::with_capacity(self.probabilities_ne.len());
+        for (token, p) in self.probabilities_ne.chunks_exact(e).enumerate() {
+            let chosen = token * k..(token + 1) * k;
+            let experts = &self.experts_nk[chosen.clone()];
+            let d_weights: Vec<f64> =
+                d_weights_nk[chosen.clone()].iter().map(|d| f64::from(*d) * settings.scaling_factor).collect();
+            if settings.score_function == ScoreFunction::Sigmoid {
+                gradients.extend(self.sigmoid_gradients(token, &d_weights, injected, settings));
+                continue;
+            }
+            // With respect to the probabilities over all experts.
+            let mut d_probabilities = injected.of_token(token).to_vec();
+            if settings.pre_softmax {
+                experts.iter().zip(&d_weights).for_each(|(expert, d)| d_probabilities[*expert] += d);
+            }
+            let mean: f64 = p.iter().zip(&d_probabilities).map(|(p, d)| p * d).sum();
+            let d_log_z = injected.log_z * self.log_z_n[token];
+            let start = gradients.len();
+            gradients.extend(p.iter().zip(&d_probabilities).map(|(p, d)| p * (d - mean) + p * d_log_z));
+            let d_scores = &mut gradients[start..];
+            if !settings.pre_softmax {
+                let weights: Vec<f64> = self.weights_nk[chosen].iter().map(|w| w / settings.scaling_factor).collect();
+                let mean: f64 = weights.iter().zip(&d_weights).map(|(w, d)| w * d).sum();
+                for ((expert, weight), d) in experts.iter().zip(&weights).zip(&d_weights) {
+                    d_scores[*expert] += weight * (d - mean);
+                }
+            }
+        }
+        gradients
+    }
+
+    /// Gradients of a token's scores through their sigmoids, from those of the weights without the scaling factor.
+    fn sigmoid_gradients(&self, token: usize, d_weights: &[f64], injected: &Injected, settings: &Settings) -> Vec<f64> {
+        let (e, k) = (self.num_experts, self.topk);
+        let sigmoids = &self.sigmoids_ne[token * e..][..e];
+        let all = sigmoids.iter().sum::<f64>() + SMALLEST_SUM;
+        let per_expert = injected.of_token(token);
+        let mean = sigmoids.iter().zip(per_expert).map(|(s, d)| s / all * d).sum::<f64>();
+        let mut d_sigmoids: Vec<f64> = per_expert.iter().map(|d| (d - mean) / all).collect();
+        let experts = &self.experts_nk[token * k..][..k];
+        let chosen = experts.iter().map(|expert| sigmoids[*expert]).sum::<f64>() + SMALLEST_SUM;
+        let mean = experts.iter().zip(d_weights).map(|(expert, d)| sigmoids[*expert] / chosen * d).sum::<f64>();
+        for (expert, d) in experts.iter().zip(d_weights) {
+            d_sigmoids[*expert] += if settings.raw_scores { *d } else { (d - mean) / chosen };
+        }
+        let d_log_z = injected.log_z * self.log_z_n[token];
+        let probabilities = self.probabilities_ne[token * e..][..e].iter();
+        let gradients = sigmoids.iter().zip(d_sigmoids).zip(probabilities);
+        gradients.map(|((s, d), p)| s * (1.0 - s) * d + p * d_log_z).collect()
+    }
+}
+
+/// Added to sums of sigmoids, which may all be zero.
+const SMALLEST_SUM: f64 = 1e-20;
+
+/// Softmax, and the logarithm of its denominator.
+fn softmax(scores: impl Iterator<Item = f64> + Clone) -> (Vec<f64>, f64) {
+    let top = scores.clone().fold(f64::NEG_INFINITY, f64::max);
+    let exponentials: Vec<f64> = scores.map(|score| (score - top).exp()).collect();
+    let sum: f64 = exponentials.iter().sum();
+    (exponentials.into_iter().map(|value| value / sum).collect(), top + sum.ln())
+}
