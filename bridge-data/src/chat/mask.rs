@@ -28,8 +28,8 @@ pub struct EncodedChat {
 pub(super) fn with_marks(source: &str) -> (String, bool) {
     let (mut text, mut rest, mut found) = (String::with_capacity(source.len()), source, false);
     while let Some(start) = rest.find("{%") {
-        let Some(length) = rest[start..].find("%}") else { break };
-        let (inside, end) = (&rest[start + 2..start + length], start + length + 2);
+        let Some(length) = rest[start + 2..].find("%}") else { break };
+        let (inside, end) = (&rest[start + 2..start + 2 + length], start + length + 4);
         text.push_str(&rest[..start + 2]);
         let word = inside.trim_matches(|c: char| c.is_whitespace() || "-+".contains(c));
         match word {
@@ -108,7 +108,9 @@ pub(super) fn encode_weighted(
     }
     let tokens = tokenizer.encode_with_offsets(&text)?;
     let weight_of = |token: &Range<usize>| {
-        let at = spans.iter().position(|span| template.is_in(token, span))?;
+        // Spans follow one another: only the first that ends behind the token's start can hold it.
+        let at = spans.partition_point(|span| span.end <= token.start);
+        spans.get(at).filter(|span| template.is_in(token, span))?;
         said.get(at).or(said.last()).copied()
     };
     Ok(tokens.into_iter().map(|(id, token)| (id, weight_of(&token).unwrap_or(0.0))).unzip())

@@ -1,6 +1,7 @@
 //! The rules of fine-tuning data: what it needs, and which settings belong to other data.
 
 use super::super::choice::DataloaderType;
+use super::super::sections::PackedSequenceSpecs;
 use super::Draft;
 
 /// Settings of `[dataset]` that only fine-tuning data has.
@@ -28,7 +29,9 @@ const OF_TOKEN_FILES: [&str; 14] = [
 pub(super) fn check(draft: &mut Draft<'_>, kind: &str) {
     if kind != "finetuning" {
         for key in OWN.map(|field| format!("dataset.{field}")) {
-            let is_changed = draft.recipe_differs(&key);
+            let is_default = key.ends_with("packed_sequence_specs")
+                && draft.recipe.dataset.packed_sequence_specs == Some(PackedSequenceSpecs::default());
+            let is_changed = draft.recipe_differs(&key) && !is_default;
             draft.forbid(is_changed, &key, "needs dataset.kind = \"finetuning\"");
         }
         return;
@@ -45,8 +48,8 @@ pub(super) fn check(draft: &mut Draft<'_>, kind: &str) {
         draft.missing("dataset.dataset_root", "must be given: the folder with training.jsonl");
     }
     draft.recipe.dataset.dataloader_type.get_or_insert(DataloaderType::Batch);
-    prompts(draft);
     packing(draft);
+    prompts(draft);
 }
 
 fn prompts(draft: &mut Draft<'_>) {
@@ -70,7 +73,10 @@ fn prompts(draft: &mut Draft<'_>) {
 }
 
 fn packing(draft: &mut Draft<'_>) {
-    let Some(specs) = draft.recipe.dataset.packed_sequence_specs.clone() else {
+    // As upstream: without a size nothing is packed.
+    let specs = draft.recipe.dataset.packed_sequence_specs.clone();
+    let Some(specs) = specs.filter(|specs| *specs != PackedSequenceSpecs::default()) else {
+        draft.recipe.dataset.packed_sequence_specs = None;
         return;
     };
     let longest = draft.recipe.model.seq_length;

@@ -57,7 +57,7 @@ section! {
         /// Packed training data.
         packed_train_data_path: Option<PathBuf> = None => not_built("data that another program packed; it is packed from dataset.dataset_root");
         /// Packed validation data.
-        packed_val_data_path: Option<PathBuf> = None => not_built("data that another program packed; it is packed from dataset.dataset_root");
+        packed_val_data_path: Option<PathBuf> = None => not_built("validation data that another program packed; it is packed from dataset.dataset_root");
         /// Sizes of packed data.
         packed_metadata_path: Option<PathBuf> = None => not_built("sizes of data that another program packed");
         /// Pad the lists of documents.

@@ -167,7 +167,7 @@ fn a_class_without_counterpart_is_refused_with_those_that_have_one() {
     // A class of that name in somebody's own package may do anything.
     let own = "model:\n  _target_: mine.GPTModelProvider\n";
     assert!(yaml(&format!("{LEAST}{own}{MODEL}{DATA}"), &[]).expect_err("refused").names("model._target_"));
-    let sft = "dataset:\n  _target_: megatron.bridge.training.config.FinetuningDatasetConfig\n  seq_length: 32\n";
+    let sft = "dataset:\n  _target_: megatron.bridge.training.config.GPTSFTDatasetConfig\n  seq_length: 32\n";
     assert!(with("", sft).expect_err("refused").names("dataset.kind"));
     let lora = "peft:\n  _target_: megatron.bridge.peft.lora.LoRA\n  dim: 8\n  some_hook: x\n";
     assert!(with("", lora).expect_err("refused").names("peft"));
