@@ -4,6 +4,9 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
+use parquet::file::reader::SerializedFileReader;
+use parquet::record::Row;
+use parquet::record::reader::RowIter;
 use serde_json::Value;
 
 use crate::gpt::Split;
@@ -22,11 +25,18 @@ enum Format {
     Lines,
     GzipLines,
     ZstdLines,
+    Parquet,
+    Arrow,
 }
 
 impl Format {
-    const ALL: [(&'static str, Self); 3] =
-        [("jsonl", Self::Lines), ("jsonl.gz", Self::GzipLines), ("jsonl.zst", Self::ZstdLines)];
+    const ALL: [(&'static str, Self); 5] = [
+        ("jsonl", Self::Lines),
+        ("jsonl.gz", Self::GzipLines),
+        ("jsonl.zst", Self::ZstdLines),
+        ("parquet", Self::Parquet),
+        ("arrow", Self::Arrow),
+    ];
 
     fn of(path: &Path) -> Option<Self> {
         let name = path.file_name()?.to_str()?;
@@ -76,19 +86,23 @@ pub(super) fn of_split(root: &Path, split: Split) -> Result<Vec<PathBuf>, DataEr
 pub(super) enum Raw {
     /// A line of JSON.
     Line(Vec<u8>),
+    /// A row of a table, and its bytes, about.
+    Row(Value, usize),
 }
 
 impl Raw {
     pub(super) fn num_bytes(&self) -> usize {
         match self {
             Self::Line(line) => line.len(),
+            Self::Row(_, bytes) => *bytes,
         }
     }
 
     /// The record's value.
-    pub(super) fn value(&self) -> Result<Value, String> {
+    pub(super) fn value(self) -> Result<Value, String> {
         match self {
-            Self::Line(line) => serde_json::from_slice(line).map_err(|error| format!("not JSON: {error}")),
+            Self::Line(line) => serde_json::from_slice(&line).map_err(|error| format!("not JSON: {error}")),
+            Self::Row(value, _) => Ok(value),
         }
     }
 }
@@ -106,7 +120,90 @@ pub(super) struct Record {
 pub(super) struct Records<'a> {
     files: &'a [PathBuf],
     next: usize,
-    open: Option<Lines>,
+    open: Option<Opened>,
+}
+
+/// The records of a file.
+enum Opened {
+    Lines(Lines),
+    Rows(Rows),
+}
+
+impl Opened {
+    fn of(path: &Path) -> Result<Self, DataError> {
+        let (file, _) = outside::open(path).map_err(DataError::io("open", path))?;
+        let lines = |reader: Box<dyn BufRead + Send>| Ok(Self::Lines(Lines { reader, number: 0 }));
+        match Format::of(path) {
+            Some(Format::Lines) => lines(Box::new(BufReader::with_capacity(BUFFER, file))),
+            Some(Format::GzipLines) => {
+                lines(Box::new(BufReader::with_capacity(BUFFER, flate2::read::MultiGzDecoder::new(file))))
+            }
+            Some(Format::ZstdLines) => {
+                let decoder = zstd::Decoder::new(file).map_err(DataError::io("open", path))?;
+                lines(Box::new(BufReader::with_capacity(BUFFER, decoder)))
+            }
+            Some(Format::Parquet) => {
+                let rows = Rows::open(file)
+                    .map_err(|error| DataError::malformed(path, format!("not a Parquet file: {error}")))?;
+                Ok(Self::Rows(rows))
+            }
+            Some(Format::Arrow) => Err(DataError::malformed(
+                path,
+                "is an Arrow file, which is not read: write it as Parquet or as JSON lines",
+            )),
+            None => Err(DataError::malformed(path, "is of no kind that is read")),
+        }
+    }
+
+    /// The next record, with its line or row; an error as a sentence.
+    fn next(&mut self) -> Result<Option<(u64, Raw)>, String> {
+        match self {
+            Self::Lines(lines) => Ok(lines.next_line()?.map(|(number, line)| (number, Raw::Line(line)))),
+            Self::Rows(rows) => rows.next_row(),
+        }
+    }
+}
+
+/// The rows of a table.
+struct Rows {
+    rows: RowIter<'static>,
+    number: u64,
+}
+
+impl Rows {
+    fn open(file: File) -> Result<Self, String> {
+        let open = || {
+            let reader = SerializedFileReader::new(file).map_err(|error| error.to_string())?;
+            Ok(RowIter::from_file_into(Box::new(reader)))
+        };
+        let rows = outside::contained(open).and_then(|rows| rows)?;
+        Ok(Self { rows, number: 0 })
+    }
+
+    fn next_row(&mut self) -> Result<Option<(u64, Raw)>, String> {
+        self.number += 1;
+        let number = self.number;
+        let rows = &mut self.rows;
+        let next = || rows.next().transpose().map_err(|error| error.to_string());
+        let row = outside::contained(next).and_then(|row| row).map_err(|error| format!("row {number}: {error}"))?;
+        let value =
+            |row: Row| outside::contained(|| row.to_json_value()).map_err(|error| format!("row {number}: {error}"));
+        let value = row.map(value).transpose()?;
+        Ok(value.map(|value| {
+            let bytes = bytes_of(&value);
+            (number, Raw::Row(value, bytes))
+        }))
+    }
+}
+
+/// Bytes of a value as JSON, about.
+fn bytes_of(value: &Value) -> usize {
+    match value {
+        Value::String(text) => text.len() + 2,
+        Value::Array(items) => items.iter().map(bytes_of).sum::<usize>() + 2,
+        Value::Object(fields) => fields.iter().map(|(name, value)| name.len() + bytes_of(value)).sum::<usize>() + 2,
+        Value::Null | Value::Bool(_) | Value::Number(_) => 5,
+    }
 }
 
 impl<'a> Records<'a> {
@@ -120,10 +217,10 @@ impl Iterator for Records<'_> {
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {
-            if let Some(lines) = &mut self.open {
+            if let Some(records) = &mut self.open {
                 let file = self.next - 1;
-                match lines.next_line() {
-                    Ok(Some((number, line))) => return Some(Ok(Record { file, number, raw: Raw::Line(line) })),
+                match records.next() {
+                    Ok(Some((number, raw))) => return Some(Ok(Record { file, number, raw })),
                     Ok(None) => self.open = None,
                     Err(problem) => {
                         self.next = self.files.len();
@@ -134,8 +231,8 @@ impl Iterator for Records<'_> {
             }
             let path = self.files.get(self.next)?;
             self.next += 1;
-            match Lines::open(path) {
-                Ok(lines) => self.open = Some(lines),
+            match Opened::of(path) {
+                Ok(records) => self.open = Some(records),
                 Err(error) => {
                     self.next = self.files.len();
                     return Some(Err(error));
@@ -152,13 +249,6 @@ struct Lines {
 }
 
 impl Lines {
-    fn open(path: &Path) -> Result<Self, DataError> {
-        let (file, _) = outside::open(path).map_err(DataError::io("open", path))?;
-        let format = Format::of(path).ok_or_else(|| DataError::malformed(path, "is of no kind that is read"))?;
-        let reader = reader(file, format).map_err(DataError::io("open", path))?;
-        Ok(Self { reader, number: 0 })
-    }
-
     /// The next line that is not blank, with its number; an error as a sentence.
     fn next_line(&mut self) -> Result<Option<(u64, Vec<u8>)>, String> {
         loop {
@@ -180,12 +270,4 @@ impl Lines {
             }
         }
     }
-}
-
-fn reader(file: File, format: Format) -> std::io::Result<Box<dyn BufRead + Send>> {
-    Ok(match format {
-        Format::Lines => Box::new(BufReader::with_capacity(BUFFER, file)),
-        Format::GzipLines => Box::new(BufReader::with_capacity(BUFFER, flate2::read::MultiGzDecoder::new(file))),
-        Format::ZstdLines => Box::new(BufReader::with_capacity(BUFFER, zstd::Decoder::new(file)?)),
-    })
 }

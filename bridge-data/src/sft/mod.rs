@@ -15,6 +15,8 @@
 mod dataset;
 mod example;
 mod files;
+#[cfg(test)]
+mod hostile_tests;
 mod packing;
 mod params;
 mod prepare;

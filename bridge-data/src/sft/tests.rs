@@ -171,6 +171,36 @@ fn compressed_files_and_folders_of_files_are_read() {
     assert!(built(params, 0).err().unwrap().to_string().contains("keep one of them"));
 }
 
+/// A table of conversations, in three row groups, compressed with Snappy and with Zstandard (tests/fixtures/sft, made with pyarrow).
+#[test]
+fn tables_are_read_row_by_row() {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/sft");
+    for name in ["snappy.parquet", "zstd.parquet"] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("training.parquet");
+        std::fs::copy(fixtures.join(name), &path).unwrap();
+        let as_stored = SftParams { order: EpochOrder::AsStored, ..params(folder.path()) };
+        let train = built(as_stored, 0).unwrap().train.unwrap();
+        let found: Vec<String> = (0..train.len()).map(|at| texts(&train.get(at).unwrap()).0).collect();
+        assert_eq!(found, (0..9).map(|number| format!("answer {number}")).collect::<Vec<_>>());
+        // Whatever becomes of its bytes: an error or samples, and no panic.
+        let whole = std::fs::read(&path).unwrap();
+        for at in (0..whole.len()).step_by(11) {
+            let mut bytes = whole.clone();
+            bytes[at] ^= 1 << (at % 8);
+            std::fs::write(&path, &bytes).unwrap();
+            if let Err(error) = built(params(folder.path()), 2) {
+                assert!(error.to_string().contains("training.parquet"), "{at}: {error}");
+            }
+        }
+        std::fs::write(&path, &whole[..whole.len() / 2]).unwrap();
+        assert!(built(params(folder.path()), 2).err().unwrap().to_string().contains("not a Parquet file"));
+    }
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("training.arrow"), "ARROW1").unwrap();
+    assert!(built(params(folder.path()), 2).err().unwrap().to_string().contains("write it as Parquet"));
+}
+
 #[test]
 fn bad_lines_are_errors_with_their_place_or_are_counted() {
     let folder = tempfile::tempdir().unwrap();
