@@ -5,13 +5,13 @@
 //! all others. A layer without an adapter is what it was, bit for bit.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use bridge_kernels::Philox;
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
-use super::{Cut, Declaration, Meets, Mode, Scope};
+use super::{Cut, Declaration, Meets, PassStream, Scope};
 
 /// Changes what blocks declare. Its answers must be functions of the names and whole shapes that it sees, so that they are the same on all
 /// ranks.
@@ -96,24 +96,6 @@ pub struct LinearChange<const D: usize = 2> {
     pub added: Tensor<D>,
     /// `[o]`: one for each output, if the sum is scaled.
     pub factors_o: Option<Tensor<1>>,
-}
-
-/// What the pass under way says to the adaptations of a chunk: the stream of its dropout masks, `None` in evaluation. The chunk says it before
-/// it runs a segment, again where a segment is recomputed.
-#[derive(Clone, Debug, Default)]
-pub(super) struct PassStream(Arc<Mutex<Option<Philox>>>);
-
-impl PassStream {
-    pub fn set(&self, mode: Mode) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = match mode {
-            Mode::Train(stream) => Some(stream),
-            Mode::Evaluate => None,
-        };
-    }
-
-    fn get(&self) -> Option<Philox> {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// The parameters that an adapter gives to a linear layer, and its rule.

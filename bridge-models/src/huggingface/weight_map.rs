@@ -2,6 +2,8 @@
 //!
 //! The same table reads weights, writes them, and renames gradients.
 
+mod modules;
+
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
@@ -405,25 +407,6 @@ impl WeightEntry {
         };
         let (count, each) = (shape[0] * width, rows * width);
         (0..count).step_by(each).map(move |start| start..count.min(start + each))
-    }
-
-    /// For each tensor, which of its rows (of a matrix stored as `[inputs, outputs]`, its columns) are the parameter's, in the parameter's order.
-    pub(crate) fn stored_rows(&self) -> Vec<Vec<usize>> {
-        let width = self.row_length().max(1);
-        let counts: Vec<usize> =
-            self.tensors.iter().map(|stored| stored.shape.iter().product::<usize>() / width).collect();
-        let mut rows = vec![Vec::new(); counts.len()];
-        for (range, step) in self.order(counts.iter().sum()) {
-            for mut row in range.step_by(step) {
-                let mut tensor = 0;
-                while row >= counts[tensor] {
-                    row -= counts[tensor];
-                    tensor += 1;
-                }
-                rows[tensor].push(row);
-            }
-        }
-        rows
     }
 
     /// Whether the stored matrices are `[outputs, inputs]`.
