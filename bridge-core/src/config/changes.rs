@@ -72,7 +72,7 @@ fn in_one_form(model: &ModelConfig) -> Option<TransformerConfig> {
 
 impl FinalTransformer {
     fn in_one_form(&self) -> TransformerConfig {
-        let usual_scale = 1.0 / (self.kv_channels as f64).sqrt();
+        let usual_scale = self.config.usual_softmax_scale(self.kv_channels);
         let is_windowed = self.windowed_layers.contains(&true);
         TransformerConfig {
             softmax_scale: self.config.softmax_scale.filter(|scale| *scale != usual_scale),

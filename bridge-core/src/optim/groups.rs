@@ -33,6 +33,17 @@ pub struct StandardOverrides {
     pub decoupled_min_lr: Option<f64>,
     /// `optimizer.apply_wd_to_qk_layernorm`: the norms of queries and keys keep their decay.
     pub decay_qk_layernorm: DecayQkLayernorm,
+    /// `model.use_mup`: the rates of hidden matrices.
+    pub hidden_matrices: Option<HiddenRates>,
+}
+
+/// Learning rates of the matrices inside a model, which grow with its width on both sides, unlike embeddings, output layer, biases and norms.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HiddenRates {
+    /// Peak.
+    pub max_lr: f64,
+    /// Floor.
+    pub min_lr: f64,
 }
 
 /// Whether the norms of queries and keys are decayed.
@@ -59,6 +70,12 @@ impl OverrideProvider for StandardOverrides {
             result.max_lr = Some(lr);
             result.min_lr = self.decoupled_min_lr;
             result.is_decoupled_lr = true;
+        }
+        if let Some(rates) = self.hidden_matrices
+            && parameter.role == ParameterRole::Weight
+            && parameter.shape.len() > 1
+        {
+            (result.max_lr, result.min_lr) = (Some(rates.max_lr), Some(rates.min_lr));
         }
         result
     }
@@ -149,6 +166,7 @@ mod tests {
             decoupled_lr: Some(0.5),
             decoupled_min_lr: Some(0.25),
             decay_qk_layernorm: DecayQkLayernorm::Yes,
+            hidden_matrices: None,
         };
         let groups = group(parameters.iter(), &provider);
         let names: Vec<_> = groups.iter().map(|g| g.names.clone()).collect();
@@ -160,5 +178,13 @@ mod tests {
         assert_eq!(groups[1].settings.wd_mult, 0.0);
         assert_eq!(groups[2].settings.wd_mult, 1.0);
         assert_eq!(group(parameters.iter(), &NoOverrides).len(), 1);
+        let rates = HiddenRates { max_lr: 0.125, min_lr: 0.0625 };
+        let groups = group(parameters.iter(), &StandardOverrides { hidden_matrices: Some(rates), ..provider });
+        let of_matrices = groups.iter().find(|group| group.settings.max_lr == Some(rates.max_lr)).expect("a group");
+        assert_eq!(
+            (of_matrices.settings.min_lr, of_matrices.names.as_slice()),
+            (Some(0.0625), &["linear.weight".to_owned()][..])
+        );
+        assert_eq!(groups[0].settings.max_lr, Some(0.5), "embeddings have rates of their own");
     }
 }

@@ -30,7 +30,8 @@ pub use bucket::{
 pub use distribution::{Distribution, ModelSize};
 pub use gradients::{AccumulationDType, GradientBuffer};
 pub use groups::{
-    DecayQkLayernorm, GroupSettings, OverrideProvider, ParameterGroup, ParameterOverride, StandardOverrides,
+    DecayQkLayernorm, GroupSettings, HiddenRates, OverrideProvider, ParameterGroup, ParameterOverride,
+    StandardOverrides,
 };
 pub use optimizer::{CutParameter, GroupRates, Optimizer, OptimizerSettings, OptimizerState, StepOutcome, StepScales};
 pub use reducer::{GradientReducer, ReductionTimes, Wire};

@@ -6,7 +6,7 @@ use burn::tensor::FloatDType;
 use super::device::LocalRank;
 use super::{TrainError, ranks};
 use crate::config::{self, RunConfig};
-use crate::optim::{DecayQkLayernorm, OptimizerSettings, StandardOverrides, Wire};
+use crate::optim::{DecayQkLayernorm, HiddenRates, OptimizerSettings, StandardOverrides, Wire};
 use crate::resilience::rerun::{ErrorInjection, ErrorInjectionType, Placement, RerunConfig, RerunMode};
 use crate::resilience::{LossChecks, Signal, SpikyLossDetector};
 use crate::schedule::{
@@ -50,6 +50,10 @@ pub(super) fn standard_overrides(config: &RunConfig) -> StandardOverrides {
         } else {
             DecayQkLayernorm::No
         },
+        hidden_matrices: config.model.use_mup.then(|| HiddenRates {
+            max_lr: config.optimizer.lr / config.model.width_multiplier(),
+            min_lr: config.optimizer.min_lr / config.model.width_multiplier(),
+        }),
     }
 }
 

@@ -13,6 +13,8 @@ pub(crate) struct InitialValues {
     /// the number of blocks, so that the stream's variance does
     /// not grow with depth (Radford et al. 2019, section 2.3).
     pub output: Initial,
+    /// Of the output table, where it is not the word embedding.
+    pub output_table: Initial,
     /// Of the embedding tables.
     pub embedding: Initial,
 }
@@ -22,9 +24,11 @@ impl InitialValues {
         let of = |std: f64| if config.perform_initialization { Initial::Normal(std) } else { Initial::Zeros };
         // What each layer adds to the stream: two blocks, or in a hybrid one.
         let additions = if config.hybrid.is_some() { 1.0 } else { 2.0 };
+        let hidden = config.init_method_std / config.initial_divisor();
         Self {
-            weight: of(config.init_method_std),
-            output: of(config.init_method_std / (additions * config.num_layers as f64).sqrt()),
+            weight: of(hidden),
+            output: of(hidden / (additions * config.num_layers as f64).sqrt()),
+            output_table: of(config.init_method_std),
             embedding: of(config.embedding_init_method_std),
         }
     }

@@ -70,6 +70,8 @@ pub(crate) struct Residual<'a> {
     pub dropout: f64,
     pub branch_multiplier: f64,
     pub stream_multiplier: f64,
+    /// What is added to is the norm that the one branch reads, in the stream's place.
+    pub adds_to_norm: bool,
     /// Norm of the sum.
     pub norm: Option<&'a Norm>,
 }
@@ -84,7 +86,7 @@ impl Residual<'_> {
                 Reads::Stream => stream_btc.clone(),
                 Reads::Norm(norm) => {
                     let (normed_btc, same_btc) = norm.forward_residual(stream_btc.clone());
-                    stream_btc = same_btc;
+                    stream_btc = if self.adds_to_norm { normed_btc.clone() } else { same_btc };
                     normed_btc
                 }
                 Reads::Shared => shared.take().expect("the first branch shares with none"),

@@ -122,6 +122,7 @@ fn layers() -> Vec<Row> {
         row("model.block_order", &tiny(), &["sequential", "parallel"]).moves("loss_1"),
         row("model.block_order", &tiny(), &["sequential", "parallel_shared_norm"]).moves("loss_1 shapes slices"),
         row("model.residual_multiplier", &tiny(), &[AS_IT_IS, "0.5"]).moves("loss_1"),
+        switch("model.apply_residual_connection_post_layernorm", &tiny()).moves("loss_1"),
         row("model.embedding_multiplier", &tiny(), &[AS_IT_IS, "0.5"]).moves("loss_1"),
         row("model.logit_multiplier", &tiny(), &[AS_IT_IS, "0.5"]).moves("loss_1"),
         row("model.layernorm_epsilon", &tiny(), &[AS_IT_IS, "1e-2"]).moves("loss_1"),
@@ -184,7 +185,12 @@ fn attention() -> Vec<Row> {
 }
 
 fn initial() -> Vec<Row> {
+    let mup = tiny_with(&["model.use_mup=true"]);
     vec![
+        switch("model.use_mup", &tiny()).moves("loss_1"),
+        row("model.mup_base_hidden_size", &mup, &[AS_IT_IS, "8"]).moves("loss_1"),
+        row("model.mup_base_head_dim", &mup, &[AS_IT_IS, "4"]).moves("loss_1"),
+        row("model.mup_attn_scale_power", &mup, &[AS_IT_IS, "0.5"]).moves("loss_1"),
         row("model.init_method_std", &tiny(), &[AS_IT_IS, "0.05"]).moves("loss_1"),
         row("model.embedding_init_method_std", &tiny(), &[AS_IT_IS, "0.05"]).moves("loss_1"),
         row("model.perform_initialization", &tiny(), &[AS_IT_IS, "false"]).moves("loss_1"),

@@ -46,7 +46,7 @@ pub(super) fn resolve(draft: &mut Draft<'_>) -> FinalTransformer {
         kv_channels,
         num_query_groups: config.num_query_groups.unwrap_or_default(),
         rotary_dim,
-        softmax_scale: config.softmax_scale.unwrap_or_else(|| 1.0 / (kv_channels.max(1) as f64).sqrt()),
+        softmax_scale: config.softmax_scale.unwrap_or_else(|| config.usual_softmax_scale(kv_channels)),
         embedding_init_method_std: config.embedding_init_method_std.unwrap_or(config.init_method_std),
         windowed_layers,
         no_rope_layers,

@@ -3,7 +3,7 @@
 use super::super::choice::OptimizerName;
 use super::super::run_config::FinalOptimizer;
 use super::Draft;
-use crate::optim::rules::{NAMES, RULES};
+use crate::optim::rules::{NAMES, RULES, UpdateSize};
 
 /// Checks the optimizer and fills in the floor of its learning rate.
 pub(super) fn resolve(draft: &mut Draft<'_>) -> FinalOptimizer {
@@ -18,6 +18,7 @@ pub(super) fn resolve(draft: &mut Draft<'_>) -> FinalOptimizer {
     decoupled_rates_fit(draft);
     loss_scale_fits(draft);
     foreign_settings_are_not_set(draft, config.optimizer);
+    width_transfer_fits(draft, lr);
     FinalOptimizer { lr, min_lr, config }
 }
 
@@ -60,6 +61,24 @@ fn decoupled_rates_fit(draft: &mut Draft<'_>) {
         let message = format!("is below scheduler.lr_warmup_init = {start}, which its warm-up starts from");
         draft.forbid(start > lr, "optimizer.decoupled_lr", message);
     }
+}
+
+/// muP divides the learning rates of hidden matrices, which is right where updates are as large as the rate.
+fn width_transfer_fits(draft: &mut Draft<'_>, lr: f64) {
+    let model = draft.recipe.model.config.clone();
+    if !model.use_mup {
+        return;
+    }
+    let chosen = draft.recipe.optimizer.optimizer;
+    let follows_gradient = chosen.rule().is_some_and(|rule| rule.size == UpdateSize::Gradient);
+    let message = format!(
+        "expected an optimizer whose updates are as large as its learning rate, such as adam: how rates of {chosen} go with the width is \
+         not implemented"
+    );
+    draft.forbid(follows_gradient, "model.use_mup", message);
+    let (start, lowest) = (draft.recipe.scheduler.lr_warmup_init, lr / model.width_multiplier());
+    let message = format!("is above {lowest}, the learning rate of hidden matrices with model.use_mup");
+    draft.forbid(start > lowest, "scheduler.lr_warmup_init", message);
 }
 
 fn loss_scale_fits(draft: &mut Draft<'_>) {

@@ -25,6 +25,7 @@ pub(super) fn check(draft: &mut Draft<'_>, windowed: &[bool], without_rope: &[bo
     details(draft);
     vocabulary(draft);
     initial_values(draft);
+    width_transfer(draft);
 }
 
 fn rope(draft: &mut Draft<'_>) {
@@ -172,6 +173,19 @@ fn details(draft: &mut Draft<'_>) {
     let is_local = model.rotary_base_local.is_some();
     let message = "has no effect without model.window_size: it is the base in layers with a window";
     draft.require(!is_local || model.window_size.is_some(), "model.rotary_base_local", message);
+}
+
+/// What muP's settings need, and what makes them void.
+fn width_transfer(draft: &mut Draft<'_>) {
+    let model = draft.recipe.model.config.clone();
+    let names = ["mup_base_hidden_size", "mup_base_head_dim", "mup_attn_scale_power"];
+    for key in names.map(|name| format!("model.{name}")) {
+        let is_set = draft.recipe_differs(&key);
+        draft.require(model.use_mup || !is_set, &key, "has no effect without model.use_mup = true");
+        let of_scores = key != "model.mup_base_hidden_size";
+        let is_void = of_scores && is_set && model.softmax_scale.is_some();
+        draft.forbid(is_void, &key, "has no effect with model.softmax_scale, which is the scale of attention scores");
+    }
 }
 
 /// A given vocabulary size is padded only on request; one from the tokenizer, always.

@@ -9,6 +9,7 @@ mod every_kind;
 mod finetuning;
 mod logger;
 mod model;
+mod mup;
 mod optimizer;
 mod peft;
 mod precision;

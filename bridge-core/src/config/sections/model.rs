@@ -147,9 +147,8 @@ section! {
         /// Residual stream in 32 bits.
         fp32_residual_connection: bool = false
             => not_built("a residual stream in 32 bits with 16-bit layers; without mixed_precision everything is in 32 bits");
-        /// Residual taken after the norm.
-        apply_residual_connection_post_layernorm: bool = false
-            => not_built("BERT's order, in which the norm's output is the residual as well; what is added to is the stream before the norm");
+        /// Blocks are added to the norm that they read, not to the stream before it.
+        apply_residual_connection_post_layernorm: bool = false;
         /// Multi-latent attention.
         multi_latent_attention: bool = false;
         /// Size of the latent vector of queries; null projects queries from the residual stream (upstream: in its MLA configuration).
@@ -369,11 +368,13 @@ section! {
         init_model_with_meta_device: bool = false
             => no_counterpart("PyTorch's meta device; sharded parameters are always created one after the other");
         /// Width-transfer parametrization.
-        use_mup: bool = false => not_built("the muP parametrization of initial values, scores and logits");
-        /// Its base width.
-        mup_base_hidden_size: Option<usize> = None, Limits::SIZE => not_built("the base width of use_mup");
-        /// Its attention exponent.
-        mup_attn_scale_power: f64 = 1.0 => not_built("the exponent of the head size in the attention scale of use_mup");
+        use_mup: bool = false;
+        /// Width that learning rate and initial values were found at; null is `hidden_size`.
+        mup_base_hidden_size: Option<usize> = None, Limits::SIZE;
+        /// Size of a head at that width, whose root the attention scale is multiplied by; null multiplies by 1.
+        mup_base_head_dim: Option<usize> = None, Limits::SIZE;
+        /// Power of `kv_channels` that the attention scale is divided by.
+        mup_attn_scale_power: f64 = 1.0, Limits::between(0.0, 8.0);
         /// Deterministic kernels only.
         @execution deterministic_mode: bool = false
             => no_counterpart("nondeterministic kernels; on the CPU all are deterministic").inert(&["true"]);

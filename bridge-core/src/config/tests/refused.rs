@@ -281,6 +281,17 @@ const REFUSED: &[(&[&str], &str)] = &[
         &["model.activation_func=quick_gelu", "model.gated_linear_unit=false", "model.glu_linear_offset=1"],
         "model.glu_linear_offset",
     ),
+    (&["model.mup_base_hidden_size=32"], "model.mup_base_hidden_size"),
+    (&["model.mup_base_head_dim=8"], "model.mup_base_head_dim"),
+    (
+        &["model.use_mup=true", "model.softmax_scale=0.1", "model.mup_attn_scale_power=0.5"],
+        "model.mup_attn_scale_power",
+    ),
+    (&["model.use_mup=true", "optimizer.optimizer=sgd", "optimizer.adam_beta2=null"], "model.use_mup"),
+    (
+        &["model.use_mup=true", "model.mup_base_hidden_size=1", "scheduler.lr_warmup_init=1e-4"],
+        "scheduler.lr_warmup_init",
+    ),
     (&["model.rope_scaling=true"], "model.rope_scaling_factor"),
     (&["model.fp16=true", "model.init_method_std=1e-8"], "model.init_method_std"),
     (&["mixed_precision=fp16_mixed", "model.softmax_scale=7e4"], "model.softmax_scale"),

@@ -4,13 +4,14 @@ use bridge_kernels::optim::{AdamWState, AdamWStep, adamw};
 use burn::tensor::Tensor;
 use serde::Deserialize;
 
-use super::rule::{Rule, State, Unit, Update, UpdateStep, Values, read};
+use super::rule::{Rule, State, Unit, Update, UpdateSize, UpdateStep, Values, read};
 
 pub(super) const RULE: Rule = Rule {
     name: "adam",
     settings: &["adam_beta1", "adam_beta2", "adam_eps", "decoupled_weight_decay"],
     states: &[State::zeros("exp_avg"), State::zeros("exp_avg_sq")],
     unit: Unit::Element,
+    size: UpdateSize::LearningRate,
     read: read::<Adam>,
 };
 

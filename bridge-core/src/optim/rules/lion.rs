@@ -4,13 +4,14 @@
 use burn::tensor::Tensor;
 use serde::Deserialize;
 
-use super::rule::{Rule, State, Unit, Update, UpdateStep, Values, read};
+use super::rule::{Rule, State, Unit, Update, UpdateSize, UpdateStep, Values, read};
 
 pub(super) const RULE: Rule = Rule {
     name: "lion",
     settings: &["lion_beta1", "lion_beta2"],
     states: &[State::zeros("exp_avg")],
     unit: Unit::Element,
+    size: UpdateSize::LearningRate,
     read: read::<Lion>,
 };
 

@@ -18,6 +18,8 @@ pub struct Rule {
     pub states: &'static [State],
     /// What an update must have at once.
     pub unit: Unit,
+    /// What the size of an update follows.
+    pub size: UpdateSize,
     /// Makes the update of a table of its own settings, and no others.
     pub read: fn(Value) -> serde_json::Result<Arc<dyn Update>>,
 }
@@ -29,6 +31,15 @@ pub enum Unit {
     Element,
     /// A whole parameter with its states. Nothing gathers them yet, so parameters that are cut are refused.
     Parameter,
+}
+
+/// What the size of a rule's update follows: with muP, learning rates of hidden matrices go by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UpdateSize {
+    /// The learning rate, however large gradients are.
+    LearningRate,
+    /// The gradient.
+    Gradient,
 }
 
 /// A tensor that a rule keeps of each parameter.

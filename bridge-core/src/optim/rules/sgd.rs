@@ -4,13 +4,14 @@ use bridge_kernels::optim::{SgdStep, sgd};
 use burn::tensor::Tensor;
 use serde::Deserialize;
 
-use super::rule::{Rule, State, Unit, Update, UpdateStep, Values, read};
+use super::rule::{Rule, State, Unit, Update, UpdateSize, UpdateStep, Values, read};
 
 pub(super) const RULE: Rule = Rule {
     name: "sgd",
     settings: &["sgd_momentum"],
     states: &[State::zeros("momentum")],
     unit: Unit::Element,
+    size: UpdateSize::Gradient,
     read: read::<Sgd>,
 };
 

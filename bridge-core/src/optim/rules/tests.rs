@@ -63,6 +63,7 @@ static EXAMPLE: Rule = Rule {
         State { name: "moved", dtype: FloatDType::BF16, ..State::zeros("") },
     ],
     unit: Unit::Parameter,
+    size: UpdateSize::LearningRate,
     read: read::<Example>,
 };
 

@@ -137,8 +137,11 @@ described! {
         hidden_dropout: f64 = 0.0 => same!(hidden_dropout);
         /// Dropout of attention probabilities.
         attention_dropout: f64 = 0.0 => same!(attention_dropout);
+        /// How many times as wide the model is as the one that its learning rate and initial values were found at: muP.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        width_multiplier: Option<f64> = None => super::width::MULTIPLIER;
         /// Factor on attention scores.
-        softmax_scale: f64 = 1.0 => unless!(softmax_scale, |decoder| 1.0 / (decoder.kv_channels as f64).sqrt());
+        softmax_scale: f64 = 1.0 => super::width::SOFTMAX_SCALE;
         /// Keys seen to the left of a query in windowed layers; `None` is unlimited.
         window_size: Option<usize> = None => words::WINDOW_SIZE;
         /// Layers with the window.
@@ -358,6 +361,9 @@ described! {
         branch_multiplier: f64 = 1.0 => same!(residual_multiplier);
         /// Factor on the stream before outputs are added to it.
         stream_multiplier: f64 = 1.0;
+        /// What a block's output is added to is the norm that the block reads, not the stream before that norm.
+        #[serde(default)]
+        adds_to_norm: bool = false => same!(apply_residual_connection_post_layernorm);
     }
 }
 

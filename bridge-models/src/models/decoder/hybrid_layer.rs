@@ -120,6 +120,7 @@ impl HybridLayer {
             dropout: self.dropout,
             branch_multiplier: self.residual.branch_multiplier,
             stream_multiplier: self.residual.stream_multiplier,
+            adds_to_norm: self.residual.adds_to_norm,
             norm: None,
         };
         residual.step(x_btc, [branch])

@@ -186,6 +186,7 @@ impl Layer {
             dropout: self.dropout,
             branch_multiplier: self.residual.branch_multiplier,
             stream_multiplier: self.residual.stream_multiplier,
+            adds_to_norm: self.residual.adds_to_norm,
             norm: after.as_ref().filter(|_| self.residual.norms == NormPlacement::Sum),
         }
     }

@@ -100,7 +100,7 @@ impl Parts {
             (true, None) => Some(Embedding::words_at(config, &head.component(Component::Embedding).child("embedding"))),
             (false, _) => {
                 let shape = [config.padded_vocab_size, config.hidden_size];
-                let initial = InitialValues::new(config).weight;
+                let initial = InitialValues::new(config).output_table;
                 Some(Table::of_vocabulary(shape, initial, ParameterRole::Output, &head.child("output_layer")))
             }
         });
@@ -173,7 +173,7 @@ impl Decoder {
                 first_layer: stage.only_stack().layers.start,
                 hidden_size: config.hidden_size,
                 dtype: context.params_dtype,
-                logit_multiplier: config.logit_multiplier,
+                logit_multiplier: config.factor_on_logits(),
                 logit_softcap: config.logit_softcap,
                 vocab_size: config.padded_vocab_size,
             },

@@ -3,8 +3,9 @@
 use bridge_core::model::ModelBuildError;
 use bridge_kernels::Activation;
 
-use super::choices::{LayerPattern, NormKind, QkNormScope, RopeScaling, ScoreFunction};
+use super::choices::{BlockOrder, LayerPattern, NormKind, NormPlacement, QkNormScope, RopeScaling, ScoreFunction};
 use super::config::{DecoderConfig, LatentConfig, MoeConfig, PositionEmbedding, RopeConfig};
+use super::hybrid::HybridBlock;
 use super::limits::{LARGEST_SIZE, invalid};
 
 /// Far above any model.
@@ -53,6 +54,7 @@ impl DecoderConfig {
         }
         self.validate_norms()?;
         self.validate_unit()?;
+        self.validate_residual()?;
         for (key, cap) in [
             ("model.attn_logit_softcapping", self.attention_softcap),
             ("model.final_logit_softcapping", self.logit_softcap),
@@ -138,6 +140,28 @@ impl DecoderConfig {
                 let message = "needs gated_linear_unit = true with activation_func = \"quick_gelu\"";
                 Err(invalid(key, message.into()))
             }
+        }
+    }
+
+    fn validate_residual(&self) -> Result<(), ModelBuildError> {
+        let residual = &self.residual;
+        let reads_norm = matches!(residual.norms, NormPlacement::Before | NormPlacement::Sandwich);
+        if residual.adds_to_norm && (!reads_norm || residual.blocks != BlockOrder::Sequential) {
+            let message = "needs block_order = \"sequential\" and norm_placement = \"before\" or \"sandwich\": one norm that the block reads";
+            return Err(invalid("model.apply_residual_connection_post_layernorm", message.into()));
+        }
+        let has_state_space = self.has_block(HybridBlock::Mamba);
+        match self.width_multiplier {
+            Some(times) if !(times > 0.0 && times.is_finite()) => Err(invalid(
+                "model.mup_base_hidden_size",
+                format!("expected a width of at least 1, found a multiple of {times}"),
+            )),
+            Some(_) if has_state_space => {
+                let message =
+                    "expected false with Mamba layers, for whose parameters it does not say how they go with the width";
+                Err(invalid("model.use_mup", message.into()))
+            }
+            Some(_) | None => Ok(()),
         }
     }
 

@@ -150,6 +150,7 @@ impl Layer {
             dropout: self.dropout,
             branch_multiplier: 1.0,
             stream_multiplier: 1.0,
+            adds_to_norm: false,
             norm: None,
         };
         let branch = Branch { reads: Reads::Norm(norm), block: Box::new(block), after: None, key: (input.key)(place) };

@@ -151,7 +151,7 @@ impl Parts {
             (true, None) => Some(Embedding::words_at(config, &head.component(Component::Embedding).child("embedding"))),
             (false, _) => {
                 let shape = [config.padded_vocab_size, config.hidden_size];
-                let initial = InitialValues::new(config).weight;
+                let initial = InitialValues::new(config).output_table;
                 Some(Table::of_vocabulary(shape, initial, ParameterRole::Output, &head.child("output_layer")))
             }
         });

@@ -74,8 +74,9 @@ fn a_section_made_from_a_decoder_gives_it_back() {
         let residual = ResidualConfig { stream_multiplier: 1.0, ..config.residual };
         DecoderConfig { residual, ..config }
     });
-    let [.., local] = factors();
-    let some = [llama(), gpt2(), everything, scaled, yarn, longrope(), bare, local, whole, scaled_all]
+    let [_, _, local, limited] = factors();
+    let wide = DecoderConfig { hidden_size: 96, width_multiplier: Some(1.5), softmax_scale: 0.1, ..llama() };
+    let some = [llama(), gpt2(), everything, scaled, yarn, longrope(), bare, local, limited, wide, whole, scaled_all]
         .into_iter()
         .chain(biases);
     for config in some.chain(written) {
@@ -136,7 +137,6 @@ fn errors_name_the_key() {
             }),
         ),
         ("model.mtp_num_layers", Box::new(|c| c.mtp_num_layers = Some(1))),
-        ("model.use_mup", Box::new(|c| c.use_mup = true)),
         ("model.position_embedding_type", Box::new(|c| c.position_embedding_type = PositionEmbeddingType::Mrope)),
         ("model.yarn_rotary_scaling_factor", Box::new(|c| c.position_embedding_type = PositionEmbeddingType::Yarn)),
         ("model.longrope_short_factor", Box::new(|c| c.position_embedding_type = PositionEmbeddingType::LongRope)),

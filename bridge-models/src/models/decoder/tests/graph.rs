@@ -16,6 +16,7 @@ fn cutting_the_graph_at_every_segment_changes_no_bit_of_the_gradients() {
         blocks: BlockOrder::Parallel,
         branch_multiplier: 0.5,
         stream_multiplier: 1.1,
+        adds_to_norm: false,
     };
     let parallel = DecoderConfig { residual: parallel, ..with_dropout(llama()) };
     let state_space = with_dropout(super::hybrid::hybrid());

@@ -9,6 +9,7 @@ mod moe;
 mod reference;
 mod sharded;
 mod spread;
+mod width;
 
 use bridge_core::model::{
     Auxiliary, Batch, Boundary, BuildContext, ForwardContext, GenerationState, Mode, ModelChunk, Parallel,

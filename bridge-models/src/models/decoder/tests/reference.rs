@@ -181,6 +181,9 @@ impl Model<'_> {
             let (after_attention, after_mlp) = ("post_self_attention_layernorm", "post_mlp_layernorm");
             let y = output(after_attention, self.attention(layer, &reads("input_layernorm", &x)));
             let before = x.clone();
+            if residual.adds_to_norm {
+                x = norm("input_layernorm", &x);
+            }
             scale(&mut x, residual.stream_multiplier);
             add(&mut x, y);
             let y = match residual.blocks {
@@ -189,6 +192,9 @@ impl Model<'_> {
                         x = norm(after_attention, &x);
                     }
                     let y = output(after_mlp, mlp(reads("pre_mlp_layernorm", &x)));
+                    if residual.adds_to_norm {
+                        x = norm("pre_mlp_layernorm", &x);
+                    }
                     scale(&mut x, residual.stream_multiplier);
                     y
                 }
@@ -203,7 +209,8 @@ impl Model<'_> {
         let output =
             if self.config.share_embeddings_and_output_weights { "embedding.word_embeddings" } else { "output_layer" };
         let logits = x.iter().flat_map(|x| self.linear(output, &self.norm("decoder.final_layernorm", x)));
-        let logits = logits.map(|l| l * self.config.logit_multiplier);
+        let factor = self.config.logit_multiplier / self.config.width_multiplier.unwrap_or(1.0);
+        let logits = logits.map(|l| l * factor);
         logits.map(|l| self.config.logit_softcap.map_or(l, |cap| cap * (l / cap).tanh()) as f32).collect()
     }
 }
@@ -213,11 +220,15 @@ pub fn compositions() -> Vec<DecoderConfig> {
     let mut all = Vec::new();
     for norms in [NormPlacement::Before, NormPlacement::Output, NormPlacement::Sandwich, NormPlacement::Sum] {
         for blocks in [BlockOrder::Sequential, BlockOrder::Parallel, BlockOrder::ParallelSharedNorm] {
-            let residual = ResidualConfig { norms, blocks, branch_multiplier: 0.7, stream_multiplier: 1.2 };
+            let residual =
+                ResidualConfig { norms, blocks, branch_multiplier: 0.7, stream_multiplier: 1.2, adds_to_norm: false };
             let plain = ResidualConfig { branch_multiplier: 1.0, stream_multiplier: 1.0, ..residual };
             all.extend([DecoderConfig { residual, ..llama() }, DecoderConfig { residual: plain, ..gpt2() }]);
         }
     }
+    let after_norm = ResidualConfig { adds_to_norm: true, ..ResidualConfig::default() };
+    let in_sandwich = ResidualConfig { norms: NormPlacement::Sandwich, branch_multiplier: 0.7, ..after_norm };
+    all.extend([DecoderConfig { residual: in_sandwich, ..llama() }, DecoderConfig { residual: after_norm, ..gpt2() }]);
     all
 }
 

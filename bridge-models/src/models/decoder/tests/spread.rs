@@ -253,7 +253,9 @@ pub fn families() -> Vec<(&'static str, DecoderConfig)> {
         blocks: BlockOrder::Parallel,
         branch_multiplier: 0.7,
         stream_multiplier: 1.2,
+        adds_to_norm: false,
     };
+    let after_norm = ResidualConfig { adds_to_norm: true, ..ResidualConfig::default() };
     let post_norm = ResidualConfig { norms: NormPlacement::Sum, ..ResidualConfig::default() };
     let [whole, centred, local, limited] = factors();
     let families = [
@@ -265,6 +267,10 @@ pub fn families() -> Vec<(&'static str, DecoderConfig)> {
         ("llama, tied", tied),
         ("sinks", DecoderConfig { attention_sinks: true, ..llama() }),
         ("blocks side by side in sandwich norms", DecoderConfig { residual, ..llama() }),
+        (
+            "blocks added to norms, muP",
+            DecoderConfig { residual: after_norm, width_multiplier: Some(1.7), softmax_scale: 0.1, ..llama() },
+        ),
         ("gpt2 with post-norm", DecoderConfig { residual: post_norm, ..gpt2() }),
         ("gpt2", gpt2()),
         ("gpt2, untied", untied),
