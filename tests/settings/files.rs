@@ -55,7 +55,30 @@ fn make(folder: &Path) {
     let template =
         "{% for m in messages %}<mid>{{ m.role[:1] }}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}";
     std::fs::write(chat.join("chat_template.jinja"), template).unwrap();
+    tokenizers(folder);
     std::fs::write(&names, text.replacen('{', "{\"pad_token\": \"<|endoftext|>\",", 1)).unwrap();
+}
+
+/// Files of tokenizers of other programs.
+fn tokenizers(folder: &Path) {
+    let target = folder.join("tokenizers");
+    copy(&bridge_tests::root().join("bridge-data/tests/fixtures/tokenizers"), &target);
+    let words = std::fs::read_to_string(target.join("vocab.txt")).unwrap();
+    std::fs::write(target.join("words.txt"), words + "river\nstone\nbridge\n").unwrap();
+    let trained = std::fs::read_to_string(folder.join("tokenizer/tokenizer.json")).unwrap();
+    let trained: serde_json::Value = serde_json::from_str(&trained).unwrap();
+    std::fs::write(target.join("vocab.json"), trained["model"]["vocab"].to_string()).unwrap();
+    let pair = |pair: &serde_json::Value| match pair.as_str() {
+        Some(text) => text.to_owned(),
+        None => format!("{} {}", pair[0].as_str().unwrap(), pair[1].as_str().unwrap()),
+    };
+    let merges: Vec<String> = trained["model"]["merges"].as_array().unwrap().iter().map(pair).collect();
+    std::fs::write(target.join("merges.txt"), merges.join("\n")).unwrap();
+    std::fs::write(target.join("few_merges.txt"), merges[..merges.len() / 3].join("\n")).unwrap();
+    std::fs::write(target.join("tokenizer_config.json"), "{\"eos_token\": \"<|endoftext|>\"}").unwrap();
+    std::fs::write(folder.join("camel.txt"), "helloWorldAgain and more\n\n".repeat(4000)).unwrap();
+    let template = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}";
+    std::fs::write(folder.join("other.jinja"), template).unwrap();
 }
 
 /// Folders with the splits of fine-tuning data.

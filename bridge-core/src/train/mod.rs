@@ -65,6 +65,7 @@ mod subsystem;
 mod text;
 mod threads;
 mod token_bytes;
+mod tokenizers;
 mod train_loop;
 mod training;
 mod vocabulary;

@@ -12,8 +12,8 @@ use bridge_data::pack::{
 use bridge_data::source::{SourceParams, TextFormat, TextSource};
 use bridge_data::tokenizer::{BpeTrainParams, HuggingFaceTokenizer, NullTokenizer, Tokenizer};
 
-use super::TrainError;
 use super::gpt_data::DEFAULT_SPLIT;
+use super::{TrainError, tokenizers};
 use crate::config::{ConfigError, ErrorKind, FinalDataset, RunConfig, SourceFormat, TokenizerType};
 use crate::logging::{ProgressHandle, ProgressSink, ProgressTask};
 
@@ -169,22 +169,17 @@ fn make_tokenizer(
         Some(TokenizerType::ByteLevelBpe) => {
             let size = section.bpe_vocab_size;
             let vocab_size = size.ok_or_else(|| missing("tokenizer.bpe_vocab_size", "ByteLevelBPE needs its size"))?;
-            trained(BpeTrainParams {
+            let tokenizer = trained(BpeTrainParams {
                 vocab_size,
                 special_tokens: section.special_tokens.clone().unwrap_or_default(),
                 ..BpeTrainParams::default()
-            })?
-        }
-        Some(_) => {
-            let path = section.tokenizer_model.as_ref();
-            let path =
-                path.ok_or_else(|| missing("tokenizer.tokenizer_model", "a tokenizer.json, or a folder with one"))?;
-            let mut tokenizer = HuggingFaceTokenizer::load(path)?;
-            if let Some(tokens) = &section.special_tokens {
-                tokenizer = tokenizer.with_special_tokens(tokens)?;
+            })?;
+            match &section.chat_template {
+                Some(template) => Arc::new(tokenizers::with_template(&tokenizer, section, template)?),
+                None => tokenizer,
             }
-            Arc::new(tokenizer)
         }
+        Some(kind) => Arc::new(tokenizers::load(section, kind)?),
     };
     Ok(Some(tokenizer))
 }

@@ -271,6 +271,13 @@ fn read(path: &Path) -> Result<Option<String>, ChatError> {
     }
 }
 
+/// The text of the template among the files of a tokenizer.
+pub fn template_text(tokenizer: &dyn Tokenizer) -> Option<String> {
+    let [jinja, other, of_config, _] = FILES;
+    let of_json = |name: &str| named_template(&serde_json::from_str(tokenizer.companion(name)?).ok()?);
+    tokenizer.companion(jinja).map(str::to_owned).or_else(|| of_json(other)).or_else(|| of_json(of_config))
+}
+
 /// The template of a configuration: one text, or several with names, of which `default` counts.
 fn named_template(config: &Value) -> Option<String> {
     let template = &config["chat_template"];

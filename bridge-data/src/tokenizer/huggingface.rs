@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use serde_json::{Map, Value};
 use tokenizers::models::bpe::BPE;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{AddedToken, Tokenizer as Inner};
@@ -12,11 +13,13 @@ use super::byte_level;
 use super::fast::FastByteLevel;
 use super::special::{self, Named, SpecialNames};
 use super::train::END_OF_TEXT;
-use super::{Tokenizer, TokenizerError};
+use super::{Case, TiktokenParams, Tokenizer, TokenizerError, sentencepiece, tiktoken, wordpiece};
 use crate::made::{self, Depth};
 use crate::outside;
 
 const TOKENIZER_FILE: &str = "tokenizer.json";
+const CONFIG_FILE: &str = "tokenizer_config.json";
+const TEMPLATE_FILE: &str = "chat_template.jinja";
 const VOCAB_FILE: &str = "vocab.json";
 const MERGES_FILE: &str = "merges.txt";
 
@@ -108,6 +111,69 @@ impl HuggingFaceTokenizer {
             inner.add_special_tokens(&[AddedToken::from(END_OF_TEXT, true)]);
         }
         Self::assemble(inner, vocab.parent().unwrap_or(Path::new("")))
+    }
+
+    /// Loads a SentencePiece model (`tokenizer.model`).
+    ///
+    /// # Errors
+    /// A file that cannot be read, or is no model; a model that puts blanks behind words.
+    pub fn sentencepiece(path: &Path) -> Result<Self, TokenizerError> {
+        sentencepiece::load(path)
+    }
+
+    /// Loads tiktoken's ranks: JSON objects with `rank` and `token_bytes`, or lines of base64 and rank.
+    ///
+    /// # Errors
+    /// A file that cannot be read, or has no ranks; more names than special ids.
+    pub fn tiktoken(path: &Path, params: &TiktokenParams) -> Result<Self, TokenizerError> {
+        tiktoken::load(path, params)
+    }
+
+    /// Loads BERT's vocabulary, one token a line.
+    ///
+    /// # Errors
+    /// A file that cannot be read, or lacks one of BERT's tokens.
+    pub fn wordpiece(path: &Path, case: Case) -> Result<Self, TokenizerError> {
+        wordpiece::load(path, case)
+    }
+
+    /// A tokenizer that was made of another program's file `path`, with the names of its special tokens.
+    pub(super) fn of_json(path: &Path, tokenizer: &Value, names: &Value) -> Result<Self, TokenizerError> {
+        let parse = || tokenizer.to_string().parse::<Inner>().map_err(|error| error.to_string());
+        let inner = outside::contained(parse).and_then(|parsed| parsed);
+        let inner = inner.map_err(|error| TokenizerError::malformed(path, error))?;
+        check_ids(&inner).map_err(|problem| TokenizerError::malformed(path, problem))?;
+        Self::from_parts(inner, vec![(CONFIG_FILE, names.to_string())])
+    }
+
+    /// Changes what `tokenizer_config.json` says, as `transformers` does by keyword arguments. Tokens that it names and the vocabulary lacks are
+    /// added.
+    ///
+    /// # Errors
+    /// A configuration that is no JSON object, or names what is no token.
+    pub fn with_config(self, changes: &Map<String, Value>) -> Result<Self, TokenizerError> {
+        let text = self.companion(CONFIG_FILE).unwrap_or("{}");
+        let malformed = || TokenizerError::malformed(Path::new(CONFIG_FILE), "expected a JSON object");
+        let mut config: Map<String, Value> = serde_json::from_str(text).map_err(|_| malformed())?;
+        config.extend(changes.clone());
+        let named = changes.iter().filter(|(key, _)| key.ends_with("_token")).filter_map(|(_, value)| value.as_str());
+        let tokens: Vec<AddedToken> = named.map(|token| AddedToken::from(token, true)).collect();
+        let (mut inner, eod) = (self.inner, self.eod);
+        inner.add_special_tokens(&tokens);
+        let mut companions = self.companions;
+        replace_companion(&mut companions, CONFIG_FILE, Value::Object(config).to_string());
+        let changed = Self::from_parts(inner, companions)?;
+        Ok(Self { eod: changed.eod.or(eod), ..changed })
+    }
+
+    /// The same tokenizer, which writes conversations by `template`.
+    ///
+    /// # Errors
+    /// The tokenizer cannot be written out.
+    pub fn with_chat_template(&self, template: String) -> Result<Self, TokenizerError> {
+        let mut companions = self.companions.clone();
+        replace_companion(&mut companions, TEMPLATE_FILE, template);
+        Ok(Self { eod: self.eod, bos: self.bos, pad: self.pad, ..Self::from_parts(self.inner.clone(), companions)? })
     }
 
     fn assemble(inner: Inner, folder: &Path) -> Result<Self, TokenizerError> {
@@ -311,6 +377,12 @@ impl Tokenizer for HuggingFaceTokenizer {
     fn split_point(&self, text: &str, from: usize) -> Option<usize> {
         self.fast.as_ref().and_then(|_| byte_level::split_point(text, from))
     }
+}
+
+fn replace_companion(companions: &mut Vec<(&'static str, String)>, name: &'static str, text: String) {
+    companions.retain(|(companion, _)| *companion != name);
+    // The first file that names a token decides.
+    companions.insert(0, (name, text));
 }
 
 /// A vocabulary has tables by id, which must fit in memory: ids are below this number.

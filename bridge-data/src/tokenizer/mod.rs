@@ -1,4 +1,4 @@
-//! Tokenizers: the trait, Hugging Face's `tokenizer.json` and vocabulary files, the Null tokenizer, training of byte-level BPE. Token
+//! Tokenizers: the trait, Hugging Face's `tokenizer.json` and the files of others that become one, the Null tokenizer, training of byte-level BPE. Token
 //! files and datasets do not belong here.
 
 mod byte_level;
@@ -7,8 +7,11 @@ mod error;
 mod fast;
 mod huggingface;
 mod null;
+mod sentencepiece;
 mod special;
+mod tiktoken;
 mod train;
+mod wordpiece;
 
 use std::ops::Range;
 use std::path::Path;
@@ -18,7 +21,9 @@ pub use difference::{Comparison, Difference, compare};
 pub use error::TokenizerError;
 pub use huggingface::HuggingFaceTokenizer;
 pub use null::NullTokenizer;
+pub use tiktoken::{TiktokenParams, TiktokenPattern};
 pub use train::{BpeTrainParams, END_OF_TEXT, train_byte_level_bpe, train_byte_level_bpe_until};
+pub use wordpiece::Case;
 
 /// Text to token ids and back. Ids are what models and datasets use: non-negative, below [`Tokenizer::vocab_size`].
 pub trait Tokenizer: Send + Sync {

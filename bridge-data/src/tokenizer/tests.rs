@@ -188,3 +188,72 @@ fn trained_once() -> &'static HuggingFaceTokenizer {
     static TOKENIZER: std::sync::LazyLock<HuggingFaceTokenizer> = std::sync::LazyLock::new(trained);
     &TOKENIZER
 }
+
+/// What Python's libraries make of the same files and texts (tests/fixtures/tokenizers).
+#[test]
+fn files_of_other_programs_give_their_ids() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tokenizers");
+    let at = |name: &str| folder.join(name);
+    let check = |name: &str, tokenizer: HuggingFaceTokenizer| {
+        let cases = std::fs::read_to_string(at(&format!("{name}.jsonl"))).unwrap();
+        let mut wrong = Vec::new();
+        for line in cases.lines() {
+            let case: serde_json::Value = serde_json::from_str(line).unwrap();
+            let text = case["text"].as_str().unwrap();
+            let ids = serde_json::json!(tokenizer.encode(text).unwrap());
+            if ids != case["ids"] {
+                wrong.push(format!("{text:?}: {ids}, expected {}", case["ids"]));
+            }
+        }
+        assert!(wrong.is_empty(), "{name}: {} differ:\n{}", wrong.len(), wrong.join("\n"));
+        // What is saved with a checkpoint is the same tokenizer.
+        let saved = tempfile::tempdir().unwrap();
+        tokenizer.save_assets(saved.path()).unwrap();
+        let loaded = HuggingFaceTokenizer::load(saved.path()).unwrap();
+        let text = "The capital of France is Paris.";
+        assert_eq!(loaded.encode(text).unwrap(), tokenizer.encode(text).unwrap());
+        assert_eq!((loaded.eod(), loaded.bos(), loaded.pad()), (tokenizer.eod(), tokenizer.bos(), tokenizer.pad()));
+    };
+    for name in ["unigram", "unigram_bytes", "bpe", "llama", "bare", "char"] {
+        let tokenizer = HuggingFaceTokenizer::sentencepiece(&at(&format!("{name}.model"))).unwrap();
+        assert_eq!((tokenizer.bos(), tokenizer.eod()), (Some(1), Some(2)));
+        check(name, tokenizer);
+    }
+    for (name, pattern) in [("tiktoken_v1", TiktokenPattern::V1), ("tiktoken_v2", TiktokenPattern::V2)] {
+        for file in ["ranks.json", "ranks.tiktoken"] {
+            let params = TiktokenParams { pattern, num_special_tokens: 10, special_tokens: None, vocab_size: None };
+            let tokenizer = HuggingFaceTokenizer::tiktoken(&at(file), &params).unwrap();
+            assert_eq!((tokenizer.bos(), tokenizer.eod(), tokenizer.vocab_size()), (Some(1), Some(2), 430));
+            assert_eq!(tokenizer.encode("<SPECIAL_9>").unwrap(), [9]);
+            check(name, tokenizer);
+        }
+    }
+    for (name, case) in [("wordpiece_lower", Case::Lower), ("wordpiece_kept", Case::Kept)] {
+        check(name, HuggingFaceTokenizer::wordpiece(&at("vocab.txt"), case).unwrap());
+    }
+}
+
+#[test]
+fn files_that_are_no_tokenizers_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("file");
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tokenizers/llama.model");
+    let whole = std::fs::read(model).unwrap();
+    let params =
+        TiktokenParams { pattern: TiktokenPattern::V1, num_special_tokens: 10, special_tokens: None, vocab_size: None };
+    for bytes in
+        [&b""[..], b"\xff\xff\xff\xff", b"{}", b"[{}]", b"YQ== 0\nYg== 2\n", b"[UNK]\n", &whole[..whole.len() / 2 - 1]]
+    {
+        std::fs::write(&path, bytes).unwrap();
+        assert!(HuggingFaceTokenizer::sentencepiece(&path).is_err());
+        assert!(HuggingFaceTokenizer::wordpiece(&path, Case::Kept).is_err());
+        assert!(HuggingFaceTokenizer::tiktoken(&path, &params).is_err());
+    }
+    // Any byte may be changed: an error or a tokenizer, and no panic.
+    for at in (0..whole.len()).step_by(37) {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 1 << (at % 8);
+        std::fs::write(&path, &bytes).unwrap();
+        let _ = HuggingFaceTokenizer::sentencepiece(&path).map(|tokenizer| tokenizer.encode("The capital"));
+    }
+}

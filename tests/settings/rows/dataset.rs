@@ -5,7 +5,7 @@ use super::super::row::{AS_IT_IS, Row, row, switch, switch_off};
 use super::super::run::{Program, Run};
 
 pub fn rows() -> Vec<Row> {
-    [kinds(), loading(), blends(), samples(), fim(), sources(), tokenizers(), finetuning()].concat()
+    [kinds(), loading(), blends(), samples(), fim(), sources(), tokenizers(), tokenizer_files(), finetuning()].concat()
 }
 
 const SAMPLES: Program = Program::Samples("train");
@@ -145,19 +145,52 @@ fn sources() -> Vec<Row> {
 }
 
 /// The null tokenizer, and upstream's that are not built.
-const NOT_BUILT: [&str; 11] = [
-    "NullTokenizer",
-    "BertWordPieceLowerCase",
-    "BertWordPieceCase",
-    "GPT2BPETokenizer",
-    "SentencePieceTokenizer",
-    "GPTSentencePieceTokenizer",
-    "Llama2Tokenizer",
-    "TikTokenizer",
-    "MultimodalTokenizer",
-    "NullMultimodalTokenizer",
-    "SFTTokenizer",
+const NOT_BUILT: [&str; 3] = ["NullTokenizer", "MultimodalTokenizer", "NullMultimodalTokenizer"];
+
+/// Files of other programs, which become tokenizers.
+const OF_FILES: [&str; 8] = [
+    "ByteLevelBPE",
+    "GPT2BPETokenizer & tokenizer.vocab_file=data/tokenizers/vocab.json & tokenizer.merge_file=data/tokenizers/few_merges.txt",
+    "BertWordPieceLowerCase & tokenizer.vocab_file=data/tokenizers/vocab.txt",
+    "SentencePieceTokenizer & tokenizer.tokenizer_model=data/tokenizers/unigram.model",
+    "GPTSentencePieceTokenizer & tokenizer.tokenizer_model=data/tokenizers/bpe.model",
+    "Llama2Tokenizer & tokenizer.tokenizer_model=data/tokenizers/llama.model",
+    "TikTokenizer & tokenizer.tokenizer_model=data/tokenizers/ranks.json & tokenizer.tiktoken_pattern=v1",
+    "SFTTokenizer & tokenizer.tokenizer_model=data/tokenizer & tokenizer.tokenizer_prompt_format=default",
 ];
+
+fn tokenizer_files() -> Vec<Row> {
+    let file = text().by(SAMPLES).with(&["model.vocab_size=1500"]);
+    let of = |place: usize| {
+        let mut parts = OF_FILES[place].split(" & ");
+        let kind = format!("tokenizer.tokenizer_type={}", parts.next().unwrap_or_default());
+        let overrides: Vec<&str> = std::iter::once(kind.as_str()).chain(parts).collect();
+        file.with(&overrides)
+    };
+    let (gpt2, words, pieces) = (of(1), of(2), of(5));
+    let ranks = of(6).with(&["dataset.source=data/camel.txt", "tokenizer.tiktoken_num_special_tokens=10"]);
+    let cased = words.with(&["dataset.source=data/camel.txt"]);
+    let chats = examples().by(SAMPLES).with(&["dataset.dataset_root=data/chats"]);
+    let format = ["tokenizer.tokenizer_type=SFTTokenizer", "tokenizer.tokenizer_prompt_format=identity"];
+    vec![
+        row("tokenizer.tokenizer_type", &file, &OF_FILES).moves("output"),
+        row("tokenizer.tokenizer_type", &cased, &["BertWordPieceLowerCase", "BertWordPieceCase"]).moves("output"),
+        row("tokenizer.vocab_file", &words, &["data/tokenizers/vocab.txt", "data/tokenizers/words.txt"])
+            .moves("output"),
+        row("tokenizer.merge_file", &gpt2, &["data/tokenizers/merges.txt", "data/tokenizers/few_merges.txt"])
+            .moves("output"),
+        row("tokenizer.vocab_extra_ids", &of(5).by(Program::Train), &[AS_IT_IS, "2000"]).moves("exit"),
+        row("tokenizer.chat_template", &chats, &[AS_IT_IS, "data/other.jinja"]).moves("output"),
+        switch("tokenizer.force_system_message", &chats).moves("output"),
+        row("tokenizer.tokenizer_prompt_format", &chats.with(&format), &["identity", "default"]).moves("output"),
+        row("tokenizer.tiktoken_pattern", &ranks, &["v1", "v2"]).moves("output"),
+        row("tokenizer.tiktoken_num_special_tokens", &ranks, &["10", "20"]).moves("output"),
+        row("tokenizer.tiktoken_special_tokens", &ranks, &[AS_IT_IS, "['a', '</s>']"]).moves("output"),
+        row("tokenizer.hf_tokenizer_kwargs", &hugging_face().by(SAMPLES), &[AS_IT_IS, "{eos_token = '<pre>'}"])
+            .moves("output"),
+        row("tokenizer.sp_tokenizer_kwargs", &pieces, &[AS_IT_IS, "{eos_token = '<s>'}"]).moves("output"),
+    ]
+}
 
 fn tokenizers() -> Vec<Row> {
     let model = "HuggingFaceTokenizer & tokenizer.tokenizer_model=data/tokenizer & tokenizer.bpe_vocab_size=null";

@@ -10,24 +10,13 @@ pub(super) fn check(draft: &mut Draft<'_>) {
     let config = draft.recipe.tokenizer.clone();
     match config.tokenizer_type {
         None => none(draft),
-        Some(TokenizerType::HuggingFace) => {
-            if config.tokenizer_model.is_none() {
-                let message = "must be given: a tokenizer.json or its folder";
-                draft.missing("tokenizer.tokenizer_model", message);
-            }
-        }
-        Some(TokenizerType::Null) => {
-            if config.vocab_size.is_none() {
-                draft.missing("tokenizer.vocab_size", "must be given for the NullTokenizer");
-            }
-        }
         Some(TokenizerType::ByteLevelBpe) => byte_level_bpe(draft),
-        Some(other) => {
-            let message =
-                format!("not implemented yet: {other}; use HuggingFaceTokenizer, ByteLevelBPE or NullTokenizer");
+        Some(kind @ (TokenizerType::Multimodal | TokenizerType::NullMultimodal)) => {
+            let message = format!("not implemented yet: {kind} is for images");
             draft.error(ErrorKind::NotImplemented, "tokenizer.tokenizer_type", message);
             return;
         }
+        Some(kind) => needs(draft, kind),
     }
     unused_settings(draft);
     vocabulary_fits(draft);
@@ -99,25 +88,90 @@ fn byte_level_bpe(draft: &mut Draft<'_>) {
     }
 }
 
-fn unused_settings(draft: &mut Draft<'_>) {
-    let kind = draft.recipe.tokenizer.tokenizer_type;
-    let users = [
-        ("tokenizer.tokenizer_model", TokenizerType::HuggingFace),
-        ("tokenizer.vocab_size", TokenizerType::Null),
-        ("tokenizer.bpe_vocab_size", TokenizerType::ByteLevelBpe),
-        ("tokenizer.bpe_train_max_bytes", TokenizerType::ByteLevelBpe),
-    ];
-    for (key, user) in users {
-        let is_changed = draft.recipe_differs(key);
-        let message = format!("needs tokenizer.tokenizer_type = \"{user}\"");
-        draft.require(!is_changed || kind == Some(user), key, message);
+/// The settings that a type needs.
+fn needs(draft: &mut Draft<'_>, kind: TokenizerType) {
+    let needed: &[&str] = match kind {
+        TokenizerType::HuggingFace
+        | TokenizerType::SentencePiece
+        | TokenizerType::GptSentencePiece
+        | TokenizerType::Llama2 => &["tokenizer_model"],
+        TokenizerType::Sft => &["tokenizer_model", "tokenizer_prompt_format"],
+        TokenizerType::TikToken => &["tokenizer_model", "tiktoken_pattern"],
+        TokenizerType::Gpt2Bpe => &["vocab_file", "merge_file"],
+        TokenizerType::BertWordPieceLowerCase | TokenizerType::BertWordPieceCase => &["vocab_file"],
+        TokenizerType::Null => &["vocab_size"],
+        TokenizerType::ByteLevelBpe | TokenizerType::Multimodal | TokenizerType::NullMultimodal => &[],
+    };
+    for name in needed {
+        let key = format!("tokenizer.{name}");
+        if !draft.recipe_differs(&key) {
+            draft.missing(&key, format!("must be given for {kind}"));
+        }
     }
-    let reads_special_tokens = matches!(kind, Some(TokenizerType::HuggingFace | TokenizerType::ByteLevelBpe));
+    let format = draft.recipe.tokenizer.tokenizer_prompt_format.clone();
+    const FORMATS: [&str; 4] = ["default", "identity", "nemotron-h-aligned", "nemotron-nano-v2"];
     draft.require(
-        draft.recipe.tokenizer.special_tokens.is_none() || reads_special_tokens,
-        "tokenizer.special_tokens",
-        "needs tokenizer.tokenizer_type = \"HuggingFaceTokenizer\" or \"ByteLevelBPE\"",
+        format.as_deref().is_none_or(|format| FORMATS.contains(&format)),
+        "tokenizer.tokenizer_prompt_format",
+        format!("must be one of {}", FORMATS.join(", ")),
     );
+}
+
+/// Refuses settings of other types.
+fn unused_settings(draft: &mut Draft<'_>) {
+    use TokenizerType::{
+        BertWordPieceCase, BertWordPieceLowerCase, ByteLevelBpe, Gpt2Bpe, GptSentencePiece, HuggingFace, Llama2, Null,
+        SentencePiece, Sft, TikToken,
+    };
+    const FILES: &[TokenizerType] = &[
+        HuggingFace,
+        Sft,
+        Gpt2Bpe,
+        BertWordPieceLowerCase,
+        BertWordPieceCase,
+        SentencePiece,
+        GptSentencePiece,
+        Llama2,
+        TikToken,
+    ];
+    const WITH_TEXT: &[TokenizerType] = &[
+        HuggingFace,
+        Sft,
+        Gpt2Bpe,
+        BertWordPieceLowerCase,
+        BertWordPieceCase,
+        SentencePiece,
+        GptSentencePiece,
+        Llama2,
+        TikToken,
+        ByteLevelBpe,
+    ];
+    let users: [(&str, &[TokenizerType]); 15] = [
+        ("tokenizer_model", &[HuggingFace, Sft, SentencePiece, GptSentencePiece, Llama2, TikToken]),
+        ("vocab_file", &[Gpt2Bpe, BertWordPieceLowerCase, BertWordPieceCase]),
+        ("merge_file", &[Gpt2Bpe]),
+        ("vocab_size", &[Null, TikToken]),
+        ("vocab_extra_ids", FILES),
+        ("special_tokens", WITH_TEXT),
+        ("chat_template", WITH_TEXT),
+        ("force_system_message", FILES),
+        ("tiktoken_pattern", &[TikToken]),
+        ("tiktoken_num_special_tokens", &[TikToken]),
+        ("tiktoken_special_tokens", &[TikToken]),
+        ("tokenizer_prompt_format", &[Sft]),
+        ("hf_tokenizer_kwargs", &[HuggingFace, Sft]),
+        ("sp_tokenizer_kwargs", &[SentencePiece, GptSentencePiece, Llama2]),
+        ("bpe_vocab_size", &[ByteLevelBpe]),
+    ];
+    let kind = draft.recipe.tokenizer.tokenizer_type;
+    let more: (&str, &[TokenizerType]) = ("bpe_train_max_bytes", &[ByteLevelBpe]);
+    for (name, users) in users.into_iter().chain([more]) {
+        let key = format!("tokenizer.{name}");
+        let is_changed = draft.recipe_differs(&key);
+        let names = users.iter().map(|user| format!("\"{user}\"")).collect::<Vec<_>>().join(" or ");
+        let message = format!("needs tokenizer.tokenizer_type = {names}");
+        draft.require(!is_changed || kind.is_some_and(|kind| users.contains(&kind)), &key, message);
+    }
 }
 
 fn vocabulary_fits(draft: &mut Draft<'_>) {

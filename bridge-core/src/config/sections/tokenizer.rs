@@ -19,39 +19,34 @@ section! {
         /// Tokenizer metadata.
         metadata_path: Option<AnyValue> = None
             => no_counterpart("a file that describes tokenizer_model; tokenizer_type does that");
-        /// Size of the null tokenizer, which reports one more for its end-of-document token.
+        /// Size of the null tokenizer, which reports one more for its end-of-document token; for TikTokenizer the number of ids that are used.
         vocab_size: Option<usize> = None, Limits::SIZE;
         /// BPE or WordPiece vocabulary.
-        vocab_file: Option<PathBuf> = None
-            => not_built("a vocabulary without its merges; tokenizer_model takes a tokenizer.json, which has both");
+        vocab_file: Option<PathBuf> = None;
         /// BPE merges.
-        merge_file: Option<PathBuf> = None
-            => not_built("merges without their vocabulary; tokenizer_model takes a tokenizer.json, which has both");
-        /// Additional ids.
-        vocab_extra_ids: usize = 0, Limits::SIZE_OR_ZERO
-            => not_built("unnamed ids after the vocabulary; special_tokens adds ids with names");
-        /// Special tokens added to those of the vocabulary (HuggingFaceTokenizer and ByteLevelBPE).
+        merge_file: Option<PathBuf> = None;
+        /// Ids after the vocabulary, for tokens `<extra_id_0>`, `<extra_id_1>` and so on.
+        vocab_extra_ids: usize = 0, Limits::between(0.0, 1_000_000.0);
+        /// Special tokens added to those of the vocabulary.
         special_tokens: Option<Vec<String>> = None;
-        /// Chat formatting template.
-        chat_template: Option<String> = None => not_built("chat templates, for fine-tuning");
+        /// How conversations are written: a template, or the file of one; null is that of the tokenizer.
+        chat_template: Option<String> = None;
         /// TikToken pre-tokenizer.
-        tiktoken_pattern: Option<TiktokenPattern> = None => not_built("how TikTokenizer splits text");
+        tiktoken_pattern: Option<TiktokenPattern> = None;
         /// TikToken's reserved ids.
-        tiktoken_num_special_tokens: usize = 1000, Limits::SIZE_OR_ZERO => not_built("ids that TikTokenizer reserves");
+        tiktoken_num_special_tokens: usize = 1000, Limits::between(0.0, 1_000_000.0);
         /// Names of those ids.
-        tiktoken_special_tokens: Option<Vec<String>> = None => not_built("names of ids that TikTokenizer reserves");
-        /// Multimodal prompt format.
-        tokenizer_prompt_format: Option<String> = None => not_built("prompts of MultimodalTokenizer and SFTTokenizer");
+        tiktoken_special_tokens: Option<Vec<String>> = None;
+        /// How SFTTokenizer writes conversations: `default`, `identity`, `nemotron-h-aligned` or `nemotron-nano-v2`.
+        tokenizer_prompt_format: Option<String> = None;
         /// Multimodal image tag.
-        image_tag_type: Option<String> = None => not_built("image tags of MultimodalTokenizer");
-        /// Always insert a system message.
-        force_system_message: bool = false => not_built("a system message in every chat of MultimodalTokenizer");
-        /// Passed to the Hugging Face tokenizer.
-        hf_tokenizer_kwargs: BTreeMap<String, AnyValue> = BTreeMap::new()
-            => not_built("arguments of Python's tokenizer classes; tokenizer.json is used as it is").inert(&["{use_fast = true}"]);
-        /// Passed to SentencePiece.
-        sp_tokenizer_kwargs: BTreeMap<String, AnyValue> = BTreeMap::new()
-            => not_built("arguments of SentencePiece's tokenizers");
+        image_tag_type: Option<String> = None => not_built("image tags of MultimodalTokenizer, for images");
+        /// Begin every conversation without a system message with an empty one.
+        force_system_message: bool = false;
+        /// Names of special tokens: bos_token, eos_token, pad_token, additional_special_tokens (HuggingFaceTokenizer and SFTTokenizer).
+        hf_tokenizer_kwargs: BTreeMap<String, AnyValue> = BTreeMap::new();
+        /// The same for SentencePiece's tokenizers.
+        sp_tokenizer_kwargs: BTreeMap<String, AnyValue> = BTreeMap::new();
         /// Vocabulary size to which `ByteLevelBPE` is trained (ours); null means `model.vocab_size`.
         bpe_vocab_size: Option<usize> = None, Limits::between(257.0, 2_147_483_647.0);
         /// How much of the dataset's source `ByteLevelBPE` is trained on (ours).
