@@ -47,34 +47,34 @@ fn imported(golden: &Path) -> tempfile::TempDir {
     folder
 }
 
+/// Settings of every run.
+const COMMON: [&str; 14] = [
+    "checkpoint.pretrained_checkpoint=base",
+    "train.train_iters=4",
+    "train.global_batch_size=4",
+    "train.micro_batch_size=1",
+    "train.num_threads=1",
+    "validation.eval_iters=0",
+    "scheduler.lr_warmup_iters=0",
+    "optimizer.lr=1e-3",
+    "tokenizer.tokenizer_type=NullTokenizer",
+    "tokenizer.vocab_size=159",
+    "model.hidden_dropout=0.0",
+    "model.attention_dropout=0.0",
+    "logger.progress=none",
+    "logger.log_interval=1",
+];
+
 /// Trains until `steps`, and returns the losses so far, or what was said instead.
 fn train(folder: &Path, run: &str, layout: &Layout, steps: usize) -> Result<Vec<f64>, String> {
     let own = [format!("name={run}"), format!("checkpoint.save={run}"), format!("train.exit_interval={steps}")];
-    let common = [
-        "train",
-        "recipe.toml",
-        "checkpoint.pretrained_checkpoint=base",
-        "train.train_iters=4",
-        "train.global_batch_size=4",
-        "train.micro_batch_size=1",
-        "train.num_threads=1",
-        "validation.eval_iters=0",
-        "scheduler.lr_warmup_iters=0",
-        "optimizer.lr=1e-3",
-        "tokenizer.tokenizer_type=NullTokenizer",
-        "tokenizer.vocab_size=159",
-        "model.hidden_dropout=0.0",
-        "model.attention_dropout=0.0",
-        "logger.progress=none",
-        "logger.log_interval=1",
-    ];
     let own: Vec<&str> = own.iter().map(String::as_str).collect();
     let recipe = std::fs::read_to_string(folder.join("recipe.toml")).unwrap();
     let data: &[&str] = match recipe.contains("kind = \"t5\"") {
         true => &["dataset.kind=mock_t5", "dataset.num_sentinels=20"],
         false => &["dataset.kind=mock"],
     };
-    let output = bridge(folder, &[&common[..], &own, data, layout.settings].concat());
+    let output = bridge(folder, &[&["train", "recipe.toml"][..], &COMMON[..], &own, data, layout.settings].concat());
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     match output.status.success() {
         true => Ok(records_in(&folder.join("runs").join(run), "train")),
@@ -146,4 +146,34 @@ fn every_family_trains_on_every_layout_and_goes_on_at_another() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn a_run_starts_from_the_folder_itself() {
+    let golden = root().join("bridge-models/tests/fixtures/golden/llama");
+    let folder = imported(&golden);
+    let expected = train(folder.path(), "imported", &ONE, 2).unwrap();
+    std::fs::remove_dir_all(folder.path().join("base")).unwrap();
+    bridge_tests::copy(&golden, &folder.path().join("base"));
+    for (run, layout) in [("folder", &ONE), ("pipeline", &PIPELINE), ("sharded", &SHARDED)] {
+        let losses = train(folder.path(), run, layout, 2).unwrap();
+        assert!(
+            losses.iter().zip(&expected).all(|(a, b)| (a - b).abs() <= 1e-5 * b),
+            "{run}: {losses:?}, {expected:?}"
+        );
+        assert!(folder.path().join("runs").join(run).join("imported/iter_0000000").is_dir(), "{run}");
+    }
+    let check = [&["config", "check", "recipe.toml"][..], &COMMON[..], &["dataset.kind=mock", "name=new"]].concat();
+    let checked = bridge(folder.path(), &check);
+    assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stderr));
+    assert!(!folder.path().join("runs/new").exists(), "a check writes nothing");
+    // The imported weights are those of the folder as it is: changed ones are imported again, damaged ones refused.
+    let weights = folder.path().join("base/model.safetensors");
+    let mut bytes = std::fs::read(&weights).unwrap();
+    let end = bytes.len();
+    bytes[end - 4..].copy_from_slice(&f32::NAN.to_le_bytes());
+    std::fs::write(&weights, bytes).unwrap();
+    std::fs::remove_dir_all(folder.path().join("folder")).unwrap();
+    let said = train(folder.path(), "folder", &ONE, 2).unwrap_err();
+    assert!(said.contains("checkpoint.pretrained_checkpoint") && said.contains("model.safetensors"), "{said}");
 }

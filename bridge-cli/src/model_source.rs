@@ -18,7 +18,7 @@ use bridge_data::tokenizer::{HuggingFaceTokenizer, NullTokenizer, Tokenizer};
 use bridge_models::DecoderConfig;
 use bridge_models::decoder::build_decoder;
 use bridge_models::decoder::{KIND, MAMBA_KIND, section_of_kind};
-use bridge_models::huggingface::HfModel;
+use bridge_models::huggingface::{HfModel, is_companion};
 use bridge_models::registry;
 use burn::tensor::{Device, FloatDType};
 
@@ -321,7 +321,7 @@ fn unpack(files: &BTreeMap<String, Vec<u8>>) -> Result<tempfile::TempDir, Failur
 
 /// Writes a checkpoint's tokenizer files to `folder`. Returns their path.
 pub fn copy_tokenizer(checkpoint: &Checkpoint, folder: &Path) -> Result<Vec<PathBuf>, Failure> {
-    let names: Vec<&str> = checkpoint.file_names().filter(|name| is_tokenizer_file(name)).collect();
+    let names: Vec<&str> = checkpoint.file_names().filter(|name| is_companion(name)).collect();
     let mut written = Vec::new();
     for name in names {
         let path = folder.join(name);
@@ -330,19 +330,4 @@ pub fn copy_tokenizer(checkpoint: &Checkpoint, folder: &Path) -> Result<Vec<Path
         written.push(path);
     }
     Ok(written)
-}
-
-/// Whether a file of a folder belongs to the tokenizer.
-pub fn is_tokenizer_file(name: &str) -> bool {
-    matches!(
-        name,
-        "tokenizer.json"
-            | "tokenizer_config.json"
-            | "special_tokens_map.json"
-            | "added_tokens.json"
-            | "vocab.json"
-            | "merges.txt"
-            | "generation_config.json"
-            | "chat_template.jinja"
-    )
 }

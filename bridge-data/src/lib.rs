@@ -7,6 +7,7 @@
 //! | text to ids and back | [`tokenizer`] |
 //! | tokenized into `.bin`/`.idx` | [`pack`], [`indexed`] |
 //! | files from outside, opened, sized and made anew | [`outside`] |
+//! | JSON as Python writes it | [`python_json`] |
 //! | samples of a fixed length, blends, mock data | [`gpt`] |
 //! | conversations to text and ids | [`chat`] |
 //! | examples of fine-tuning | [`sft`] |
@@ -27,6 +28,7 @@ pub mod made;
 mod npy;
 pub mod outside;
 pub mod pack;
+pub mod python_json;
 pub mod random;
 pub mod sampler;
 pub mod sft;

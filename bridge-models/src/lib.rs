@@ -26,6 +26,7 @@ mod sharding;
 pub mod verify;
 
 pub use generate::generate;
+pub use huggingface::AutoBridge;
 pub use models::decoder::{DecoderConfig, GptModelBuilder, GptModelConfig, register_builtin};
 pub use models::{decoder, encoder_decoder};
 pub use registry::registry;

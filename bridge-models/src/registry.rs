@@ -3,13 +3,14 @@
 use bridge_core::model::ModelRegistry;
 use bridge_core::train::Registry;
 
+use crate::huggingface::HUGGING_FACE;
 use crate::register_builtin;
 
-/// The built-in kinds of models and datasets. Register your own beside them.
+/// The built-in kinds of models and datasets, and Hugging Face models as weights to start from. Register your own beside them.
 pub fn registry() -> Registry {
     let mut models = ModelRegistry::default();
     register_builtin(&mut models);
-    Registry::new(models)
+    Registry { weights: vec![HUGGING_FACE], ..Registry::new(models) }
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ mod fixture;
 mod judge;
 mod mutate;
 mod tensors;
+mod weights;
 
 use fixture::Fixture;
 use judge::{Verdict, judge};

@@ -5,23 +5,18 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use bridge_core::checkpoint::{
-    Checkpoint, CheckpointError, CheckpointWriter, DType, Element, RunFiles, SaveOptions, ShardTensor, Snapshot,
-    TensorGroup, TensorStream, TrainState,
-};
-use bridge_core::config::RawConfig;
-use bridge_data::outside;
+use bridge_core::checkpoint::{Checkpoint, CheckpointError, CheckpointWriter, SaveOptions};
 use bridge_models::families;
 use bridge_models::huggingface::{
-    ExportOptions, Exporter, Family, GgufDtype, GgufExporter, HfError, HfModel, ReadRows, StorageDtype, StoredTensor,
-    WeightEntry, is_exported, parse_settings, row_blocks, settings_text,
+    EXPERTS, ExportOptions, Exporter, Family, GgufDtype, GgufExporter, HfError, HfModel, ORIGINAL_CONFIG, ReadRows,
+    StorageDtype, StoredTensor, WeightEntry, is_companion, is_exported, parse_settings, snapshot,
 };
 use clap::{Subcommand, ValueEnum};
 use serde_json::{Map, Value, json};
 
 use super::model_card;
 use crate::failure::Failure;
-use crate::model_source::{Found, find, is_tokenizer_file};
+use crate::model_source::{Found, find};
 use crate::overwrite::Force;
 use crate::speech::Speech;
 
@@ -171,38 +166,6 @@ fn show_map(folder: &Path, speech: &Speech) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// A parameter on its way from a folder to a checkpoint: some rows at a time.
-struct Parameter {
-    model: Arc<HfModel>,
-    /// Its place in the model's map.
-    index: usize,
-}
-
-impl Parameter {
-    fn entry(&self) -> &WeightEntry {
-        &self.model.weight_map().entries()[self.index]
-    }
-}
-
-impl TensorStream for Parameter {
-    fn dtype(&self) -> DType {
-        DType::F32
-    }
-
-    fn shape(&self) -> &[usize] {
-        &self.entry().shape
-    }
-
-    fn write(&self, write: &mut dyn FnMut(&[u8]) -> Result<(), CheckpointError>) -> Result<(), CheckpointError> {
-        let entry = self.entry();
-        row_blocks(0..entry.shape[0], entry.row_length()).try_for_each(|rows| {
-            let values = self.model.rows(entry, rows);
-            let values = values.map_err(|error| CheckpointError::InvalidTensor { reason: error.to_string() })?;
-            write(f32::as_bytes(&values))
-        })
-    }
-}
-
 /// Writes the model of a Hugging Face folder as a checkpoint, a part of a tensor at a time. Returns the checkpoint's path and the model's number of
 /// parameters.
 ///
@@ -210,19 +173,7 @@ impl TensorStream for Parameter {
 /// If the folder has no model that is understood, or the checkpoint cannot be written. Nothing is left of it then.
 pub fn import(folder: &Path, output: &Path) -> Result<(PathBuf, u64), Failure> {
     let model = Arc::new(HfModel::open(folder).map_err(Failure::input)?);
-    let entries = model.weight_map().entries();
-    let parameter = |index: usize| Arc::new(Parameter { model: model.clone(), index });
-    let names = entries.iter().enumerate();
-    let tensors = names.map(|(index, entry)| ShardTensor::streamed(&entry.parameter, parameter(index))).collect();
-
-    let mut raw = RawConfig::default();
-    raw.model.kind = model.config().kind().to_owned();
-    raw.model.config = model.config().to_transformer().map_err(Failure::input)?;
-    let files = files_of(&model)?.into_iter().map(|(name, content)| (name, content.into())).collect();
-    let snapshot = Snapshot {
-        run: RunFiles { train_state: TrainState::default(), run_config: raw.to_toml(), files, ..RunFiles::default() },
-        groups: vec![TensorGroup { name: "model".into(), tensors }],
-    };
+    let snapshot = snapshot(model.clone()).map_err(Failure::input)?;
     let missing = output.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.exists());
     let missing: Vec<PathBuf> = missing.map(Path::to_owned).collect();
     let options = SaveOptions { producer: concat!("bridge ", env!("CARGO_PKG_VERSION")).into(), ..Default::default() };
@@ -238,34 +189,8 @@ pub fn import(folder: &Path, output: &Path) -> Result<(PathBuf, u64), Failure> {
     Ok((report.path, model.config().num_parameters() as u64))
 }
 
-/// What is kept of a model besides its weights: the tokenizer's files, the settings under a name of their own, and how it had its experts.
-fn files_of(model: &HfModel) -> Result<BTreeMap<String, Vec<u8>>, Failure> {
-    let folder = model.source().path();
-    let mut files = model.packed_files().clone();
-    files.insert(EXPERTS.to_owned(), serde_json::to_vec(&model.experts()).map_err(Failure::run)?);
-    if !folder.is_dir() {
-        let settings = settings_text(model.settings()).map_err(Failure::run)?;
-        files.insert(ORIGINAL_CONFIG.to_owned(), settings.into_bytes());
-        return Ok(files);
-    }
-    for entry in std::fs::read_dir(folder).map_err(|e| Failure::input(format!("{}: {e}", folder.display())))? {
-        let entry = entry.map_err(Failure::run)?;
-        let name = entry.file_name().to_string_lossy().into_owned();
-        let kept = if name == "config.json" { ORIGINAL_CONFIG.to_owned() } else { name.clone() };
-        if is_tokenizer_file(&name) || kept != name {
-            files.insert(kept, read(&entry.path())?);
-        }
-    }
-    Ok(files)
-}
-
 fn is_gguf(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "gguf")
-}
-
-fn read(path: &Path) -> Result<Vec<u8>, Failure> {
-    let read = outside::read(path, outside::TABLE_BYTES);
-    read.map_err(|error| Failure::input(format!("{}: {error}", path.display())))
 }
 
 fn export_folder(
@@ -275,7 +200,7 @@ fn export_folder(
     speech: &Speech,
 ) -> Result<u8, Failure> {
     let found = find(source)?;
-    let (config, companions) = (found.config(), found.companions()?);
+    let (config, besides) = (found.config(), found.companions()?);
     let (checkpoint, experts) = match &found {
         Found::HuggingFace(model) => (None, model.experts()),
         Found::Checkpoint(checkpoint, _) => {
@@ -285,7 +210,7 @@ fn export_folder(
     };
     let (family, original) = family_of(&found)?;
     let num_parameters = config.num_parameters() as u64;
-    let mut files = tokenizer_files(&found)?;
+    let mut files = companions(&found)?;
     if let Some(checkpoint) = checkpoint {
         let card = model_card::of(checkpoint, family.model_type(), num_parameters)?;
         files.insert("README.md".to_owned(), card.into_bytes());
@@ -293,8 +218,8 @@ fn export_folder(
     let options = ExportOptions {
         dtype: dtype.in_folder()?,
         max_shard_bytes,
-        bos_token_id: companions.tokenizer.as_ref().and_then(|tokenizer| tokenizer.bos()),
-        eos_token_ids: companions.stop_tokens,
+        bos_token_id: besides.tokenizer.as_ref().and_then(|tokenizer| tokenizer.bos()),
+        eos_token_ids: besides.stop_tokens,
         original,
         experts,
         companions: files,
@@ -322,7 +247,7 @@ fn family_of(found: &Found) -> Result<Origin, Failure> {
 fn export_gguf(source: &Path, output: &Path, dtype: Dtype, speech: &Speech) -> Result<u8, Failure> {
     let dtype = dtype.in_gguf()?;
     let found = find(source)?;
-    let files = tokenizer_files(&found)?;
+    let files = companions(&found)?;
     let config = found.config();
     let (family, _) = family_of(&found)?;
     let mut exporter = GgufExporter::new(output, (family, config), dtype, &files).map_err(Failure::input)?;
@@ -332,18 +257,15 @@ fn export_gguf(source: &Path, output: &Path, dtype: Dtype, speech: &Speech) -> R
     Ok(0)
 }
 
-/// The tokenizer's files of a model, by name.
-fn tokenizer_files(found: &Found) -> Result<BTreeMap<String, Vec<u8>>, Failure> {
-    let mut files = match found {
-        Found::HuggingFace(model) => files_of(model)?,
+/// The files that go along with a model, by name.
+fn companions(found: &Found) -> Result<BTreeMap<String, Vec<u8>>, Failure> {
+    match found {
+        Found::HuggingFace(model) => model.companions().map_err(Failure::input),
         Found::Checkpoint(checkpoint, _) => {
-            let names = checkpoint.file_names().filter(|name| is_tokenizer_file(name));
-            let files = names.map(|name| Ok((name.to_owned(), checkpoint.file(name).map_err(Failure::input)?)));
-            files.collect::<Result<_, Failure>>()?
+            let names = checkpoint.file_names().filter(|name| is_companion(name));
+            names.map(|name| Ok((name.to_owned(), checkpoint.file(name).map_err(Failure::input)?))).collect()
         }
-    };
-    files.retain(|name, _| is_tokenizer_file(name));
-    Ok(files)
+    }
 }
 
 /// Takes a parameter: name, shape, what gives its rows.
@@ -389,7 +311,7 @@ fn not_exported(output: &Path) -> Option<PathBuf> {
     let is_of_weights = |name: &str| name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json");
     let is_written = |name: &String| {
         matches!(name.as_str(), "config.json" | "README.md")
-            || is_tokenizer_file(name)
+            || is_companion(name)
             || (name.starts_with("model") && is_of_weights(name))
     };
     let written = names_in(output).into_iter().find(is_written);
@@ -403,11 +325,6 @@ fn names_in(folder: &Path) -> Vec<String> {
     names.sort();
     names
 }
-
-/// Name under which a checkpoint keeps the `config.json` of the folder that it was imported from.
-const ORIGINAL_CONFIG: &str = "hf_config.json";
-/// Name of the file that says how the folder had the experts of a layer.
-const EXPERTS: &str = "hf_experts.json";
 
 /// What a file says that the import has left in a checkpoint; nothing in other checkpoints.
 fn kept<T>(

@@ -77,6 +77,9 @@ pub enum TrainError {
         /// Where was looked.
         path: PathBuf,
     },
+    /// Weights of another program cannot be started from.
+    #[error("checkpoint.pretrained_checkpoint: {0}")]
+    ForeignWeights(Box<dyn std::error::Error + Send + Sync>),
     /// A field of `train_state.json` cannot be understood.
     #[error("{}: train_state.json: `{field}`: {message}", path.display())]
     BadState {
@@ -338,6 +341,7 @@ impl TrainError {
                 | Self::Tokenizer(_)
                 | Self::Model(_)
                 | Self::NoCheckpoint { .. }
+                | Self::ForeignWeights(_)
                 | Self::AnotherModel { .. }
                 | Self::Folder { .. }
                 | Self::Sink { .. }

@@ -7,7 +7,7 @@ use bridge_data::indexed::{BinAccess, IndexedDataset};
 use bridge_dist::mesh::ProcessGroups;
 
 use super::TrainError;
-use super::checkpointing::find_start;
+use super::checkpointing::{check_foreign, find_start};
 use super::data_errors::name_setting;
 use super::gpt_data::dataset_prefix;
 use super::registry::Registry;
@@ -42,7 +42,12 @@ pub fn check_inputs(config: &RunConfig, registry: &Registry) -> Result<(), Confi
     }
     if has_pretrained {
         let key = if config.checkpoint.load.is_some() { "checkpoint.load" } else { "checkpoint.pretrained_checkpoint" };
-        found(find_start(config, &ProcessGroups::single()).map(drop), key);
+        // What is not Bridge's own is looked at, and imported by the run that starts from it.
+        let checked = check_foreign(config, &registry.weights).and_then(|is_foreign| match is_foreign {
+            true => Ok(()),
+            false => find_start(config, &registry.weights, &ProcessGroups::single()).map(drop),
+        });
+        found(checked, key);
     }
     errors.into_result(())
 }

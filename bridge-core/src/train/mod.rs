@@ -93,7 +93,7 @@ pub use not_enough_memory::NotEnoughMemory;
 pub use pretrain::{RunReport, pretrain};
 pub use preview::{ScheduleRow, schedule_of};
 pub use ranks::process_groups;
-pub use registry::{DatasetFactoryContext, DatasetRegistry, Registry};
+pub use registry::{DatasetFactoryContext, DatasetRegistry, Registry, Weights};
 pub use report::{EvaluationReport, GlobalState, StepReport, TrainEnd};
 pub use reporter::Console;
 pub use routers::RouterReport;

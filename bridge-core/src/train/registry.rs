@@ -1,7 +1,7 @@
 //! What a program adds to Bridge: kinds of model and of dataset, each registered in one place with its name, its settings and its factory.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bridge_data::tokenizer::Tokenizer;
@@ -9,6 +9,7 @@ use bridge_data::{DataError, DatasetProvider};
 
 use super::gpt_data::gpt_provider;
 use super::sft_data::sft_provider;
+use crate::checkpoint::Snapshot;
 use crate::config::{ExtraField, FinalDataset, FinalValidation, Kind, KindRegistry, Kinds};
 use crate::model::ModelRegistry;
 
@@ -22,12 +23,23 @@ pub struct Registry {
     pub models: ModelRegistry,
     /// Kinds of dataset.
     pub datasets: DatasetRegistry,
+    /// Sorts of weights, besides Bridge's own checkpoints, that `checkpoint.pretrained_checkpoint` may name.
+    pub weights: Vec<Weights>,
+}
+
+/// A sort of folder or file of another program with the weights of a model.
+#[derive(Clone, Copy, Debug)]
+pub struct Weights {
+    /// What tells a folder or file of this sort from others, and from itself before a change; nothing of another sort.
+    pub fingerprint: fn(&Path) -> Option<String>,
+    /// Opens it as a checkpoint that is yet to be written.
+    pub open: fn(&Path) -> Result<Snapshot, Box<dyn std::error::Error + Send + Sync>>,
 }
 
 impl Registry {
     /// The given kinds of model, and the built-in kinds of dataset.
     pub fn new(models: ModelRegistry) -> Self {
-        Self { models, datasets: DatasetRegistry::builtin() }
+        Self { models, datasets: DatasetRegistry::builtin(), weights: Vec::new() }
     }
 
     /// Names and settings of all kinds, for reading recipes.

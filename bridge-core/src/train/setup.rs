@@ -124,7 +124,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     // What can be refused is refused before anything is written.
     let checked = check(&config, registry, place);
     let checked = ranks::agree(groups, "checking the run", checked)?;
-    let start = find_start(&config, groups)?;
+    let start = find_start(&config, &registry.weights, groups)?;
     let begun = start.as_ref().map_or_else(|| Ok(TrainState::default()), Start::train_state)?;
     let lineage = Lineage::of(&config, &registry.kinds(), start.as_ref());
     let lineage = ranks::agree(groups, "comparing the run with its checkpoint", lineage)?;

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::TokenizerError;
-use crate::outside;
+use crate::{outside, python_json};
 
 /// Files beside a tokenizer, in the order in which they are read.
 pub(crate) const COMPANIONS: [&str; 4] =
@@ -47,7 +47,7 @@ pub(crate) fn read_companions(folder: &Path) -> Result<Vec<(&'static str, String
 pub(crate) fn names(folder: &Path, companions: &[(&'static str, String)]) -> Result<SpecialNames, TokenizerError> {
     let mut names = SpecialNames::default();
     for (file, text) in companions.iter().filter(|(file, _)| COMPANIONS.contains(file)) {
-        let value: Value = serde_json::from_str(text)
+        let value = python_json::parse(text)
             .map_err(|error| TokenizerError::malformed(&folder.join(file), format!("not JSON: {error}")))?;
         for (slot, kind) in [(&mut names.eos, "eos"), (&mut names.bos, "bos"), (&mut names.pad, "pad")] {
             if slot.is_none() {
@@ -77,7 +77,10 @@ mod tests {
         let companions = [
             ("tokenizer_config.json", r#"{"eos_token": {"content": "<e>"}, "pad_token": null}"#.to_owned()),
             ("special_tokens_map.json", r#"{"eos_token": "<x>", "bos_token": "<b>"}"#.to_owned()),
-            ("config.json", r#"{"eos_token_id": [7, 8], "pad_token_id": 3}"#.to_owned()),
+            (
+                "config.json",
+                r#"{"time_step_limit": [0.0, Infinity], "eos_token_id": [7, 8], "pad_token_id": 3}"#.to_owned(),
+            ),
         ];
         let found = names(Path::new("folder"), &companions).expect("valid JSON");
         assert_eq!(

@@ -16,7 +16,8 @@ use super::family::Family;
 use super::fields::Fields;
 use super::json::to_text;
 use super::staged::{FileLayout, Staged};
-use super::weight_map::{ExpertLayout, ReadRows, WeightEntry, WeightMap};
+use super::stored::ReadRows;
+use super::weight_map::{ExpertLayout, WeightEntry, WeightMap};
 use crate::decoder::{DecoderConfig, PositionEmbedding};
 
 /// The file of the architecture.

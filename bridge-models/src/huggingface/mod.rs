@@ -9,16 +9,19 @@
 //! | `source` | [`TensorSource`]: tensors by name, read piece by piece |
 //! | `checkpoint` | safetensors files, single and sharded, memory-mapped |
 //! | `encoding` | how elements are stored: floats of 8 to 64 bits, blocks of 4 bits |
-//! | `json` | JSON as Python writes it |
 //! | `import`, `export` | folders to chunks and back |
 //! | `rope` | rotary settings in the forms of all versions of transformers |
 //! | `windows` | sliding windows, of all layers or of some |
+//! | `snapshot` | a folder as a checkpoint in the making |
+//! | `auto_bridge` | [`AutoBridge`]: all of it as one value |
+//! | `stored` | tensors of a file, made of rows of parameters |
 //! | `staged` | files of tensors in the making |
 //! | `gguf` | GGUF files in and out |
 //! | `fields` | typed reading of `config.json` |
 //!
 //! The tables of each family are in [`crate::families`]. No maths of a model here.
 
+mod auto_bridge;
 mod checkpoint;
 mod encoding;
 pub(crate) mod error;
@@ -27,25 +30,31 @@ mod family;
 pub(crate) mod fields;
 pub(crate) mod gguf;
 mod import;
-pub(crate) mod json;
 pub(crate) mod rope;
 mod runs;
 pub(crate) mod settings;
+mod snapshot;
 mod source;
 mod staged;
+mod stored;
 pub(crate) mod weight_map;
 pub(crate) mod windows;
 
 #[cfg(test)]
 pub(crate) mod tests;
 
+pub use auto_bridge::AutoBridge;
+pub(crate) use bridge_data::python_json as json;
+pub use bridge_data::python_json::parse_table as parse_settings;
 pub use checkpoint::{HfCheckpoint, HostTensor, Quantization};
 pub use error::{HfError, TensorProblem};
 pub use export::{ExportOptions, Exporter, StorageDtype, is_exported, to_hf};
 pub use family::Family;
 pub use gguf::{GgufDtype, GgufExporter};
 pub use import::{HfModel, import_hook};
-pub use json::{parse_table as parse_settings, table_to_text as settings_text};
 pub use runs::row_blocks;
+pub(crate) use snapshot::HUGGING_FACE;
+pub use snapshot::{EXPERTS, ORIGINAL_CONFIG, is_companion, snapshot};
 pub use source::TensorSource;
-pub use weight_map::{ExpertLayout, Part, ReadRows, StoredTensor, WeightEntry, WeightMap};
+pub use stored::ReadRows;
+pub use weight_map::{ExpertLayout, Part, StoredTensor, WeightEntry, WeightMap};

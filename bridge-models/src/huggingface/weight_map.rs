@@ -9,10 +9,9 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use super::checkpoint::HostTensor;
 use super::error::HfError;
 use super::family::Family;
-use super::runs::{BLOCK, Run, Strides, row_blocks};
+use super::runs::{Run, Strides};
 use super::source::TensorSource;
 use crate::decoder::DecoderConfig;
 
@@ -361,54 +360,6 @@ impl WeightEntry {
         Ok(part)
     }
 
-    /// The tensors of a parameter's values. Padding is dropped.
-    ///
-    /// # Panics
-    /// If there are not as many values as the parameter has.
-    pub fn split(&self, values: &[f32]) -> Vec<HostTensor> {
-        assert_eq!(values.len(), self.shape.iter().product::<usize>(), "number of values of `{}`", self.parameter);
-        let width = self.row_length();
-        let mut read = |rows: Range<usize>| Ok(values[rows.start * width..rows.end * width].to_vec());
-        let tensor = |(number, stored): (usize, &StoredTensor)| {
-            let values = self.stored(number, 0..stored.shape.iter().product(), &mut read);
-            HostTensor { shape: stored.shape.clone(), values: values.expect("values in memory can be read") }
-        };
-        self.tensors.iter().enumerate().map(tensor).collect()
-    }
-
-    /// Elements of tensor number `tensor`, of which the parameter's rows are there. Padding is dropped.
-    ///
-    /// # Errors
-    /// Those of `read`.
-    pub(super) fn stored(
-        &self,
-        tensor: usize,
-        elements: Range<usize>,
-        read: &mut ReadRows<'_>,
-    ) -> Result<Vec<f32>, HfError> {
-        let (mut target, width) = (vec![0.0; elements.len()], self.row_length());
-        for run in self.runs().iter().filter(|run| run.tensor == tensor) {
-            for rows in row_blocks(run.rows_among(&elements, width), width) {
-                let values = read(rows.clone())?;
-                run.scatter((rows, &values), width, (&elements, &mut target));
-            }
-        }
-        Ok(target)
-    }
-
-    /// The elements of tensor number `tensor` in blocks of whole rows, as many as a multiple of `multiple` but at the end. A tensor whose rows are the
-    /// parameter's columns is one block: each of its rows is made of all of the parameter.
-    pub(super) fn stored_blocks(&self, tensor: usize, multiple: usize) -> impl Iterator<Item = Range<usize>> + use<> {
-        let shape = &self.tensors[tensor].shape;
-        let width = shape[1..].iter().product::<usize>().max(1);
-        let rows = match self.storage {
-            Storage::RowsAreOutputs => (BLOCK / width).max(1).next_multiple_of(multiple),
-            Storage::RowsAreInputs => shape[0].max(1),
-        };
-        let (count, each) = (shape[0] * width, rows * width);
-        (0..count).step_by(each).map(move |start| start..count.min(start + each))
-    }
-
     /// Whether the stored matrices are `[outputs, inputs]`.
     pub(super) fn rows_are_outputs(&self) -> bool {
         self.storage == Storage::RowsAreOutputs
@@ -420,7 +371,7 @@ impl WeightEntry {
     }
 
     /// Where the rows of the parameter lie. Rows of padding lie nowhere.
-    fn runs(&self) -> Vec<Run> {
+    pub(super) fn runs(&self) -> Vec<Run> {
         let width = self.row_length();
         let stored: Vec<usize> =
             self.tensors.iter().map(|stored| stored.shape.iter().product::<usize>() / width.max(1)).collect();
@@ -475,9 +426,6 @@ impl Heads {
         })
     }
 }
-
-/// Gives rows of a parameter, whole, row-major.
-pub type ReadRows<'a> = dyn FnMut(Range<usize>) -> Result<Vec<f32>, HfError> + 'a;
 
 /// A parameter's name with `{}` for each number between its dots, and the numbers.
 fn pattern(parameter: &str) -> (String, Vec<&str>) {

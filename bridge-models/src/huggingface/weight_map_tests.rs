@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::super::checkpoint::HostTensor;
 use super::*;
 
 static MIXTURE: Family = Family {

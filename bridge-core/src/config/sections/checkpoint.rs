@@ -58,7 +58,7 @@ section! {
             => not_built("how local saves of non_persistent_save_interval are divided among ranks");
         /// Load weights only and start at step 0.
         finetune: bool = false;
-        /// Base weights.
+        /// Base weights: a checkpoint folder, a Hugging Face folder, or a GGUF file.
         pretrained_checkpoint: Option<PathBuf> = None;
         /// Settings of `[model]` that may differ from those of the checkpoint, though they change what the model computes (ours); `tokenizer`
         /// lets another tokenizer pass.

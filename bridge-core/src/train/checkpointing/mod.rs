@@ -1,5 +1,6 @@
 //! Between the run and the checkpoint store: what each rank saves, and how a run continues from a checkpoint at its own layout.
 
+mod foreign;
 mod restore;
 mod save;
 mod saver;
@@ -15,6 +16,7 @@ use bytes::Bytes;
 use crate::checkpoint::{Checkpoint, CheckpointError, Cut, DType, HostTensor, LocalShard};
 use crate::model::{Declaration, ModelChunk};
 
+pub(super) use foreign::check_foreign;
 pub use restore::load_parameters;
 pub(super) use restore::{Start, find_start, restore};
 pub(super) use save::save_checkpoint;

@@ -8,6 +8,7 @@ use bridge_dist::mesh::ProcessGroups;
 use burn::tensor::FloatDType;
 use serde_json::{Map, Value};
 
+use super::foreign::{import, pretrained_root};
 use super::{OPTIMIZER_PREFIX, device_tensor, local_shards};
 use crate::checkpoint::{
     Checkpoint, CheckpointError, CheckpointStore, DType, LoadRequest, OnDamaged, Resolution, TrainState, Verification,
@@ -17,6 +18,7 @@ use crate::config::{self, RunConfig};
 use crate::model::ModelChunk;
 use crate::optim::{OptimizerState, Sharding};
 use crate::schedule::{OnStateMismatch, SchedulerStateError, StateMismatch};
+use crate::train::registry::Weights;
 use crate::train::run::TrainingRun;
 use crate::train::subsystem::Loaded;
 use crate::train::{TrainError, convert, ranks};
@@ -42,8 +44,12 @@ impl Start {
 
 /// Finds what `checkpoint.load` (by default `checkpoint.save`), `ckpt_step` and `pretrained_checkpoint` ask for. All ranks call this
 /// together: the first one looks, all verify their shares of what it comes by, and the others open what it has found.
-pub(in crate::train) fn find_start(config: &RunConfig, groups: &ProcessGroups) -> Result<Option<Start>, TrainError> {
-    let looked = look_together(groups.world(), |verifier| look(config, verifier))?;
+pub(in crate::train) fn find_start(
+    config: &RunConfig,
+    sorts: &[Weights],
+    groups: &ProcessGroups,
+) -> Result<Option<Start>, TrainError> {
+    let looked = look_together(groups.world(), |verifier| look(config, sorts, verifier))?;
     let found = ranks::agree(groups, "looking for a checkpoint", looked.unwrap_or(Ok(None)))?;
     if groups.world().size() == 1 {
         return Ok(found);
@@ -54,7 +60,7 @@ pub(in crate::train) fn find_start(config: &RunConfig, groups: &ProcessGroups) -
         shared = [place, start.checkpoint.iteration() as i64];
     }
     groups.world().broadcast((&mut shared).into(), 0)?;
-    let opened = if ranks::is_first(groups) { Ok(found) } else { open_found(config, shared) };
+    let opened = if ranks::is_first(groups) { Ok(found) } else { open_found(config, sorts, shared) };
     ranks::agree(groups, "opening a checkpoint", opened)
 }
 
@@ -64,13 +70,17 @@ const LOADED: i64 = 1;
 const PRETRAINED: i64 = 2;
 
 /// Opens what the first rank has verified.
-fn open_found(config: &RunConfig, [place, iteration]: [i64; 2]) -> Result<Option<Start>, TrainError> {
+fn open_found(
+    config: &RunConfig,
+    sorts: &[Weights],
+    [place, iteration]: [i64; 2],
+) -> Result<Option<Start>, TrainError> {
     let settings = &config.checkpoint;
     let is_pretrained = place == PRETRAINED;
     let root = match place {
         NONE => return Ok(None),
-        PRETRAINED => settings.pretrained_checkpoint.as_deref(),
-        _ => load_root(config),
+        PRETRAINED => pretrained_root(config, sorts),
+        _ => load_root(config).map(Path::to_owned),
     };
     let root = root.ok_or_else(|| TrainError::Internal("the ranks load from different places".into()))?;
     let checkpoint = CheckpointStore::open(root)?.open_iteration(iteration as u64, Verification::Sizes)?;
@@ -82,7 +92,7 @@ fn load_root(config: &RunConfig) -> Option<&Path> {
     config.checkpoint.load.as_deref().or(config.checkpoint.save.as_deref())
 }
 
-fn look(config: &RunConfig, verifier: &Verifier<'_>) -> Result<Option<Start>, TrainError> {
+fn look(config: &RunConfig, sorts: &[Weights], verifier: &Verifier<'_>) -> Result<Option<Start>, TrainError> {
     let settings = &config.checkpoint;
     let on_damaged = match settings.on_damaged {
         config::OnDamaged::Error => OnDamaged::Error,
@@ -107,11 +117,13 @@ fn look(config: &RunConfig, verifier: &Verifier<'_>) -> Result<Option<Start>, Tr
         let weights_only = settings.finetune;
         return Ok(Some(Start { checkpoint: found.checkpoint, weights_only, is_pretrained: false, message }));
     }
-    if let Some(pretrained) = &settings.pretrained_checkpoint {
+    if let Some(pretrained) = pretrained_root(config, sorts) {
+        let imported = import(config, sorts)?;
         let request = LoadRequest { on_damaged, ..LoadRequest::default() };
         return match CheckpointStore::open(pretrained)?.resolve_with(&request, verifier)? {
             Resolution::Found(found) => {
                 let message = format!("starting from the weights in {}", found.checkpoint.path().display());
+                let message = imported.into_iter().chain([message]).collect::<Vec<_>>().join("\n");
                 Ok(Some(Start { checkpoint: found.checkpoint, weights_only: true, is_pretrained: true, message }))
             }
             Resolution::NothingFound { searched } => {

@@ -10,10 +10,11 @@ use super::super::family::{Family, as_in_a_file};
 use super::super::fields::Fields;
 use super::super::import::Architecture;
 use super::super::staged::{FileLayout, Staged};
-use super::super::weight_map::{ExpertLayout, ReadRows, StoredTensor, WeightMap};
+use super::super::stored::ReadRows;
+use super::super::weight_map::{ExpertLayout, StoredTensor, WeightMap};
 use super::blocks::{BlockType, to_q8_0};
 use super::family::{GgufNumber, Rearrangement};
-use super::file::{ALIGNMENT, GgufValue, MAGIC};
+use super::file::{ALIGNMENT, GgufValue, MAGIC, shortest};
 use super::model::{GgufModel, of_family, rearranged};
 use super::tokenizer;
 use crate::decoder::DecoderConfig;
@@ -160,6 +161,11 @@ impl GgufExporter {
 fn says_the_same(file: &Path, family: &Family, config: &DecoderConfig) -> Result<(), HfError> {
     let GgufModel { settings, .. } = GgufModel::open(file)?;
     let Architecture { config: found, .. } = Architecture::new(&Fields::new(&settings))?;
+    // Numbers are of 32 bits there, which is what transformers and llama.cpp compute with.
+    let mut rounded = Value::Object(family.settings(config)?);
+    round(&mut rounded);
+    let Value::Object(rounded) = rounded else { unreachable!("it was a table") };
+    let config = family.decoder_config(&Fields::new(&rounded))?;
     // What only training reads is not in such files.
     let found = DecoderConfig {
         init_method_std: config.init_method_std,
@@ -169,11 +175,24 @@ fn says_the_same(file: &Path, family: &Family, config: &DecoderConfig) -> Result
         embedding_dropout: config.embedding_dropout,
         ..found
     };
-    match as_in_a_file(config.clone()).difference(&found) {
+    match as_in_a_file(config).difference(&found) {
         None => Ok(()),
         Some(difference) => {
             Err(family.cannot_hold(difference.field, difference.ours, format!("{} (in GGUF)", difference.theirs)))
         }
+    }
+}
+
+/// Rounds all numbers with a fraction to 32 bits.
+fn round(value: &mut Value) {
+    match value {
+        Value::Number(number) if number.is_f64() => {
+            let rounded = number.as_f64().map(|number| shortest(number as f32));
+            *value = rounded.map_or(Value::Null, Value::from);
+        }
+        Value::Array(items) => items.iter_mut().for_each(round),
+        Value::Object(table) => table.values_mut().for_each(round),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
     }
 }
 

@@ -292,6 +292,6 @@ impl<'a> Cursor<'a> {
 }
 
 /// The double that is written as the float is.
-fn shortest(value: f32) -> f64 {
+pub(super) fn shortest(value: f32) -> f64 {
     value.to_string().parse().unwrap_or(f64::from(value))
 }

@@ -51,6 +51,28 @@ fn a_file_has_the_model_of_its_folder() {
 }
 
 #[test]
+fn numbers_that_were_of_32_bits_once_are_no_loss() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = std::fs::read_to_string(golden("llama").join("config.json")).unwrap();
+    let mut settings: serde_json::Value = serde_json::from_str(&text).unwrap();
+    // What a float32 of 1e-5 is as a double, and a deviation that no float32 is: real folders have both.
+    settings["rms_norm_eps"] = 9.999_999_747_378_752e-6.into();
+    settings["initializer_range"] = 0.041_666_666_666_666_664.into();
+    std::fs::write(folder.path().join("config.json"), settings.to_string()).unwrap();
+    std::fs::copy(golden("llama").join("model.safetensors"), folder.path().join("model.safetensors")).unwrap();
+    let model = HfModel::open(folder.path()).unwrap();
+    let path = folder.path().join("a.gguf");
+    let dtype = GgufDtype::F32;
+    let mut exporter = GgufExporter::new(&path, (model.family(), model.config()), dtype, &BTreeMap::new()).unwrap();
+    for entry in model.weight_map().entries() {
+        exporter.stream(&entry.parameter, &entry.shape, &mut |rows| model.rows(entry, rows));
+    }
+    exporter.finish().unwrap();
+    let found = HfModel::open(&path).unwrap().config().norm.epsilon;
+    assert_eq!(found as f32, model.config().norm.epsilon as f32);
+}
+
+#[test]
 fn smaller_types_round_a_little() {
     for (dtype, most) in [(GgufDtype::F16, 5e-3), (GgufDtype::Bf16, 5e-2), (GgufDtype::Q8_0, 5e-2)] {
         let folder = tempfile::tempdir().unwrap();

@@ -71,6 +71,26 @@ fn an_export_that_cannot_end_leaves_no_model() {
 }
 
 #[test]
+fn a_bridge_brings_a_folder_back_with_all_that_goes_along() {
+    let source = tempfile::tempdir().unwrap();
+    for name in ["config.json", "model.safetensors"] {
+        std::fs::copy(golden("qwen2").join(name), source.path().join(name)).unwrap();
+    }
+    std::fs::write(source.path().join("generation_config.json"), "{\"top_k\": 7}").unwrap();
+    let bridge = AutoBridge::from_hf(source.path()).unwrap();
+    let chunk = bridge.build(&device()).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    bridge.to_hf(folder.path(), &[chunk.as_ref()], &ExportOptions::default()).unwrap();
+    let tensors = |folder: &Path| raw_tensors(&folder.join("model.safetensors"));
+    assert_eq!(tensors(folder.path()), tensors(source.path()));
+    assert_eq!(std::fs::read_to_string(folder.path().join("generation_config.json")).unwrap(), "{\"top_k\": 7}");
+    assert_eq!(AutoBridge::from_hf(folder.path()).unwrap().config(), bridge.config());
+    let snapshot = bridge.snapshot().unwrap();
+    assert_eq!(snapshot.groups[0].tensors.len(), bridge.model().weight_map().entries().len());
+    assert!(snapshot.run.files.contains_key("generation_config.json"));
+}
+
+#[test]
 fn rows_that_cannot_be_read_are_the_error_and_nothing_is_left() {
     let model = HfModel::open(&golden("gpt2")).unwrap();
     let folder = tempfile::tempdir().unwrap();

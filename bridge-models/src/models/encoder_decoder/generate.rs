@@ -51,8 +51,9 @@ impl EncoderDecoder {
         let [_, t] = tokens_bt.dims();
         let seen = state.length + t;
         let mut x_btc = start.embedding.forward(tokens_bt, &Positions::From(0), &regions, None);
-        let hidden = hidden_future(t, seen, &x_btc.device());
-        let scores = Scores { bias_hts: Some(middle.bias.forward(t, seen)), hidden: Some(hidden) };
+        // One token sees all before it.
+        let hidden = (t > 1).then(|| hidden_future(t, seen, &x_btc.device()));
+        let scores = Scores { bias_hts: Some(middle.bias.forward(t, seen)), hidden };
         for (local, layer) in self.decoder.iter().enumerate() {
             let remembered: &mut DecoderState = state.layer(local);
             let source = Source { keys_and_values: remembered.source.clone()?, scores: Scores::default() };

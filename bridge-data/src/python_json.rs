@@ -14,7 +14,7 @@ const NUMBERS: [(&str, f64); 3] = [("-Infinity", f64::NEG_INFINITY), ("Infinity"
 ///
 /// # Errors
 /// What is wrong with the text, and where.
-pub(crate) fn parse(text: &str) -> Result<Value, serde_json::Error> {
+pub fn parse(text: &str) -> Result<Value, serde_json::Error> {
     Ok(unwrapped(serde_json::from_str(&marked(text))?))
 }
 
@@ -27,7 +27,10 @@ pub fn parse_table(text: &str) -> Result<Map<String, Value>, serde_json::Error> 
 }
 
 /// A value as indented text that Python reads.
-pub(crate) fn to_text(value: &Value) -> Result<String, serde_json::Error> {
+///
+/// # Errors
+/// None is known.
+pub fn to_text(value: &Value) -> Result<String, serde_json::Error> {
     let mut text = serde_json::to_string_pretty(value)?;
     for (name, _) in NUMBERS {
         text = text.replace(&format!("\"\\u0001{name}\""), name);
@@ -44,7 +47,7 @@ pub fn table_to_text(table: &Map<String, Value>) -> Result<String, serde_json::E
 }
 
 /// A number, one that JSON does not have included.
-pub(crate) fn number(value: &Value) -> Option<f64> {
+pub fn number(value: &Value) -> Option<f64> {
     let special = || {
         let name = value.as_str()?.strip_prefix(MARK)?;
         NUMBERS.iter().find(|(known, _)| *known == name).map(|(_, number)| *number)
@@ -53,7 +56,7 @@ pub(crate) fn number(value: &Value) -> Option<f64> {
 }
 
 /// The value of a number, one that JSON does not have included.
-pub(crate) fn from_number(number: f64) -> Value {
+pub fn from_number(number: f64) -> Value {
     let is_same = |known: f64| known == number || (known.is_nan() && number.is_nan());
     match NUMBERS.iter().find(|(_, known)| is_same(*known)) {
         Some((name, _)) => Value::String(format!("{MARK}{name}")),

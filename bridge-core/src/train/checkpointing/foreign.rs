@@ -1,0 +1,61 @@
+//! Weights of other programs that `checkpoint.pretrained_checkpoint` names: they become a checkpoint once, in the run's folder, and the run starts from it.
+
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+
+use crate::checkpoint::{CheckpointError, CheckpointStore, CheckpointWriter, SaveOptions, Verification};
+use crate::config::RunConfig;
+use crate::train::TrainError;
+use crate::train::registry::Weights;
+
+/// The folder of the imported checkpoint in that of the run's logs.
+const FOLDER: &str = "imported";
+/// Name under which the imported checkpoint keeps what it was made of.
+const MADE_OF: &str = "imported_from.txt";
+
+/// The folder of checkpoints that stands for `checkpoint.pretrained_checkpoint`: itself, or what is made of it.
+pub(super) fn pretrained_root(config: &RunConfig, sorts: &[Weights]) -> Option<PathBuf> {
+    let path = config.checkpoint.pretrained_checkpoint.as_ref()?;
+    Some(if sort_of(path, sorts).is_some() { config.logger.log_dir.join(FOLDER) } else { path.clone() })
+}
+
+/// Which sort of weights of other programs a path has, and its fingerprint.
+fn sort_of<'a>(path: &Path, sorts: &'a [Weights]) -> Option<(&'a Weights, String)> {
+    sorts.iter().find_map(|sort| Some((sort, (sort.fingerprint)(path)?)))
+}
+
+/// Looks at weights of another program that the recipe names, and writes nothing. Says whether there are some.
+pub(in crate::train) fn check_foreign(config: &RunConfig, sorts: &[Weights]) -> Result<bool, TrainError> {
+    let path = config.checkpoint.pretrained_checkpoint.as_deref();
+    let Some((sort, _)) = path.and_then(|path| sort_of(path, sorts)) else { return Ok(false) };
+    (sort.open)(path.unwrap_or(Path::new(""))).map(drop).map_err(TrainError::ForeignWeights)?;
+    Ok(true)
+}
+
+/// Makes the checkpoint that [`pretrained_root`] names, unless it is there and the weights have not changed since. Returns what to tell the user.
+pub(super) fn import(config: &RunConfig, sorts: &[Weights]) -> Result<Option<String>, TrainError> {
+    let Some(path) = &config.checkpoint.pretrained_checkpoint else { return Ok(None) };
+    let Some((sort, fingerprint)) = sort_of(path, sorts) else { return Ok(None) };
+    let root = config.logger.log_dir.join(FOLDER);
+    if made_of(&root).is_some_and(|earlier| earlier == fingerprint) {
+        return Ok(None);
+    }
+    let mut snapshot = (sort.open)(path).map_err(TrainError::ForeignWeights)?;
+    snapshot.run.files.insert(MADE_OF.to_owned(), Bytes::from(fingerprint));
+    let producer = concat!("bridge ", env!("CARGO_PKG_VERSION")).to_owned();
+    let report = CheckpointWriter::open(&root, SaveOptions { producer, ..SaveOptions::default() })
+        .and_then(|writer| writer.save(&snapshot))
+        .map_err(|error| match error {
+            CheckpointError::InvalidTensor { reason } => TrainError::ForeignWeights(reason.into()),
+            other => other.into(),
+        })?;
+    Ok(Some(format!("imported {} to {}", path.display(), report.path.display())))
+}
+
+/// What an imported checkpoint was made of.
+fn made_of(root: &Path) -> Option<String> {
+    // The run that starts from it verifies every byte.
+    let checkpoint = CheckpointStore::open(root).and_then(|store| store.open_iteration(0, Verification::Sizes)).ok()?;
+    String::from_utf8(checkpoint.file(MADE_OF).ok()?).ok()
+}

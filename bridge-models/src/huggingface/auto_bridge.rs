@@ -1,0 +1,80 @@
+//! The bridge to Hugging Face as one value: opened from a folder or a GGUF file, whatever its family, and written as a folder again.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use bridge_core::checkpoint::Snapshot;
+use bridge_core::model::{ModelChunk, ModelHook};
+use burn::tensor::Device;
+
+use super::error::HfError;
+use super::export::{ExportOptions, to_hf};
+use super::import::{HfModel, import_hook};
+use super::snapshot::snapshot;
+use crate::decoder::DecoderConfig;
+
+/// A model on its way between Hugging Face and Bridge.
+#[derive(Clone, Debug)]
+pub struct AutoBridge {
+    model: Arc<HfModel>,
+}
+
+impl AutoBridge {
+    /// Opens a folder with `config.json` and safetensors, or a GGUF file. The family is found, and every tensor's name and shape is looked at; none is
+    /// read.
+    ///
+    /// # Errors
+    /// As [`HfModel::open`].
+    pub fn from_hf(path: &Path) -> Result<Self, HfError> {
+        Ok(Self { model: Arc::new(HfModel::open(path)?) })
+    }
+
+    /// The opened model: its family, its map of weights, its tensors.
+    pub fn model(&self) -> &HfModel {
+        &self.model
+    }
+
+    /// Its architecture.
+    pub fn config(&self) -> &DecoderConfig {
+        self.model.config()
+    }
+
+    /// Builds it whole in float32, with its weights.
+    ///
+    /// # Errors
+    /// As [`HfModel::build`].
+    pub fn build(&self, device: &Device) -> Result<Box<dyn ModelChunk>, HfError> {
+        self.model.build(device)
+    }
+
+    /// Loads its weights into the chunks of a model of any layout, of which each rank reads its part.
+    pub fn hook(&self) -> ModelHook {
+        import_hook(self.model.source().path().to_owned())
+    }
+
+    /// What a checkpoint of it has, for [`bridge_core::checkpoint::CheckpointWriter`].
+    ///
+    /// # Errors
+    /// As [`snapshot`].
+    pub fn snapshot(&self) -> Result<Snapshot, HfError> {
+        snapshot(self.model.clone())
+    }
+
+    /// Writes `chunks`, which are the stages of this model after training, say, as a folder of its family: with its settings, its tokenizer's files and
+    /// its way of having experts. What `options` says besides counts.
+    ///
+    /// # Errors
+    /// As [`to_hf`](fn@to_hf), and if one of those files cannot be read.
+    pub fn to_hf(&self, folder: &Path, chunks: &[&dyn ModelChunk], options: &ExportOptions) -> Result<(), HfError> {
+        let model = &self.model;
+        let mut companions = model.companions()?;
+        companions.extend(options.companions.clone());
+        let options = ExportOptions {
+            original: options.original.clone().or_else(|| Some(model.settings().clone())),
+            experts: model.experts(),
+            companions,
+            ..options.clone()
+        };
+        to_hf(folder, model.family(), model.config(), chunks, &options)
+    }
+}

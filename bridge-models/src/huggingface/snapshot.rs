@@ -1,0 +1,173 @@
+//! A Hugging Face model as a checkpoint in the making: its parameters as streams, its recipe, and the files that go along. Who writes it, and where,
+//! belongs to bridge-core.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::UNIX_EPOCH;
+
+use bridge_core::checkpoint::{
+    CheckpointError, DType, Element, RunFiles, ShardTensor, Snapshot, TensorGroup, TensorStream, TrainState,
+};
+use bridge_core::config::RawConfig;
+use bridge_core::train::Weights;
+use bridge_data::outside;
+
+use super::checkpoint::io;
+use super::error::HfError;
+use super::import::HfModel;
+use super::json::table_to_text;
+use super::runs::row_blocks;
+use super::weight_map::WeightEntry;
+
+/// Name under which a checkpoint keeps the `config.json` of the folder that it was imported from.
+pub const ORIGINAL_CONFIG: &str = "hf_config.json";
+/// Name of the file that says how the folder had the experts of a layer.
+pub const EXPERTS: &str = "hf_experts.json";
+
+/// A parameter on its way from a folder to a checkpoint: some rows at a time.
+struct Parameter {
+    model: Arc<HfModel>,
+    /// Its place in the model's map.
+    index: usize,
+}
+
+impl Parameter {
+    fn entry(&self) -> &WeightEntry {
+        &self.model.weight_map().entries()[self.index]
+    }
+}
+
+impl TensorStream for Parameter {
+    fn dtype(&self) -> DType {
+        DType::F32
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.entry().shape
+    }
+
+    fn write(&self, write: &mut dyn FnMut(&[u8]) -> Result<(), CheckpointError>) -> Result<(), CheckpointError> {
+        let entry = self.entry();
+        row_blocks(0..entry.shape[0], entry.row_length()).try_for_each(|rows| {
+            let values = self.model.rows(entry, rows);
+            let values = values.map_err(|error| CheckpointError::InvalidTensor { reason: error.to_string() })?;
+            write(f32::as_bytes(&values))
+        })
+    }
+}
+
+/// What a checkpoint of this model has: its parameters, of which a part at a time is in memory when they are written, a recipe with its architecture, and
+/// its [companions](HfModel::companions).
+///
+/// # Errors
+/// If its kind cannot be written as a recipe, or a file cannot be read.
+pub fn snapshot(model: Arc<HfModel>) -> Result<Snapshot, HfError> {
+    let names = model.weight_map().entries().iter().enumerate();
+    let tensor = |(index, entry): (usize, &WeightEntry)| {
+        ShardTensor::streamed(&entry.parameter, Arc::new(Parameter { model: model.clone(), index }))
+    };
+    let tensors = names.map(tensor).collect();
+    let mut raw = RawConfig::default();
+    raw.model.kind = model.config().kind().to_owned();
+    raw.model.config = model.config().to_transformer()?;
+    let mut files = model.companions()?;
+    files.insert(
+        EXPERTS.to_owned(),
+        serde_json::to_vec(&model.experts()).map_err(|source| json_error(EXPERTS, source))?,
+    );
+    files.insert(ORIGINAL_CONFIG.to_owned(), original_config(&model)?);
+    let files = files.into_iter().map(|(name, content)| (name, content.into())).collect();
+    Ok(Snapshot {
+        run: RunFiles { train_state: TrainState::default(), run_config: raw.to_toml(), files, ..RunFiles::default() },
+        groups: vec![TensorGroup { name: "model".into(), tensors }],
+    })
+}
+
+/// The `config.json` of a folder as it is, or what stands for it.
+fn original_config(model: &HfModel) -> Result<Vec<u8>, HfError> {
+    let folder = model.source().path();
+    if !folder.is_dir() {
+        let text = table_to_text(model.settings()).map_err(|source| json_error(ORIGINAL_CONFIG, source))?;
+        return Ok(text.into_bytes());
+    }
+    let path = folder.join("config.json");
+    outside::read(&path, outside::SETTINGS_BYTES).map_err(|source| io(&path, source))
+}
+
+fn json_error(name: &str, source: serde_json::Error) -> HfError {
+    HfError::Json { path: name.into(), source }
+}
+
+impl HfModel {
+    /// The files of the tokenizer, the chat template and the settings of generation that are with the model, by name.
+    ///
+    /// # Errors
+    /// If one cannot be read.
+    pub fn companions(&self) -> Result<BTreeMap<String, Vec<u8>>, HfError> {
+        let folder = self.source().path();
+        let mut files = self.packed_files().clone();
+        if folder.is_dir() {
+            for entry in std::fs::read_dir(folder).map_err(|source| io(folder, source))? {
+                let path = entry.map_err(|source| io(folder, source))?.path();
+                let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                if is_companion(&name) {
+                    files.insert(name, outside::read(&path, outside::TABLE_BYTES).map_err(|source| io(&path, source))?);
+                }
+            }
+        }
+        Ok(files)
+    }
+}
+
+/// Whether a file of a folder goes along with its model.
+pub fn is_companion(name: &str) -> bool {
+    matches!(
+        name,
+        "tokenizer.json"
+            | "tokenizer_config.json"
+            | "special_tokens_map.json"
+            | "added_tokens.json"
+            | "vocab.json"
+            | "merges.txt"
+            | "generation_config.json"
+            | "chat_template.jinja"
+            | "chat_template.json"
+            | "tokenizer.model"
+            | "spiece.model"
+    )
+}
+
+/// Hugging Face folders and GGUF files as weights that a run may start from.
+pub(crate) const HUGGING_FACE: Weights = Weights { fingerprint, open };
+
+type Error = Box<dyn std::error::Error + Send + Sync>;
+
+fn open(path: &Path) -> Result<Snapshot, Error> {
+    Ok(snapshot(Arc::new(HfModel::open(path)?))?)
+}
+
+/// The place, and name, size and time of the last change of each file with settings or weights; nothing of what is neither folder nor file of a model.
+fn fingerprint(path: &Path) -> Option<String> {
+    let is_ours = |path: &Path| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name == "config.json" || is_companion(&name) || name.ends_with(".safetensors") || name.ends_with(".index.json")
+    };
+    let mut files = if path.is_dir() {
+        if !path.join("config.json").exists() || path.join("metadata.json").exists() {
+            return None;
+        }
+        let entries = std::fs::read_dir(path).ok()?.flatten().map(|entry| entry.path());
+        entries.filter(|path| is_ours(path)).collect::<Vec<_>>()
+    } else {
+        vec![path.to_owned()].into_iter().filter(|path| path.extension().is_some_and(|e| e == "gguf")).collect()
+    };
+    files.sort();
+    let line = |path: &std::path::PathBuf| {
+        let metadata = std::fs::metadata(path).ok()?;
+        let changed = metadata.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
+        Some(format!("{} {} {}\n", path.display(), metadata.len(), changed.as_nanos()))
+    };
+    let lines: String = files.iter().filter_map(line).collect();
+    (!lines.is_empty()).then_some(lines)
+}
