@@ -139,9 +139,9 @@ described! {
         attention_dropout: f64 = 0.0 => same!(attention_dropout);
         /// How many times as wide the model is as the one that its learning rate and initial values were found at: muP.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        width_multiplier: Option<f64> = None => super::width::MULTIPLIER;
+        width_multiplier: Option<f64> = None => words::WIDTH_MULTIPLIER;
         /// Factor on attention scores.
-        softmax_scale: f64 = 1.0 => super::width::SOFTMAX_SCALE;
+        softmax_scale: f64 = 1.0 => words::SOFTMAX_SCALE;
         /// Keys seen to the left of a query in windowed layers; `None` is unlimited.
         window_size: Option<usize> = None => words::WINDOW_SIZE;
         /// Layers with the window.
@@ -450,6 +450,16 @@ impl DecoderConfig {
             clamp: self.activation_clamp,
             linear_offset: self.linear_offset,
         })
+    }
+
+    /// What initial hidden matrices are divided by: with muP the root of the width multiplier (Yang et al., arXiv:2203.03466, table 8).
+    pub(crate) fn initial_divisor(&self) -> f64 {
+        self.width_multiplier.unwrap_or(1.0).sqrt()
+    }
+
+    /// The factor on the logits, that of muP included.
+    pub(crate) fn factor_on_logits(&self) -> f64 {
+        self.logit_multiplier / self.width_multiplier.unwrap_or(1.0)
     }
 
     /// Whether every linear layer has a bias.

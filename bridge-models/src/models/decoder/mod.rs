@@ -36,7 +36,6 @@ mod moe_words;
 pub mod presets;
 mod section;
 pub(crate) mod validate;
-mod width;
 
 #[cfg(test)]
 mod tests;

@@ -199,6 +199,27 @@ pub(super) mod words {
         (Activation::SquaredRelu, ActivationChoice::SquaredRelu),
     ];
 
+    /// The width as a multiple of muP's base.
+    pub const WIDTH_MULTIPLIER: Words<Option<f64>, DecoderConfig> = Words {
+        read: |section, _| Ok(section.use_mup.then(|| section.width_multiplier())),
+        write: |multiplier, decoder, section| {
+            section.use_mup = multiplier.is_some();
+            section.mup_base_hidden_size =
+                multiplier.map(|times| (decoder.hidden_size as f64 / times).round() as usize);
+        },
+    };
+
+    /// The scale of scores; where none is given, muP has one of its own.
+    pub const SOFTMAX_SCALE: Words<f64, DecoderConfig> = Words {
+        read: |section, decoder| {
+            Ok(section.softmax_scale.unwrap_or_else(|| section.usual_softmax_scale(decoder.kv_channels)))
+        },
+        write: |scale, decoder, section| {
+            let usual = section.usual_softmax_scale(decoder.kv_channels);
+            section.softmax_scale = Some(*scale).filter(|scale| *scale != usual);
+        },
+    };
+
     /// The size of a head; with latent attention that of a key, which other settings say.
     pub const HEAD_SIZE: Words<usize, DecoderConfig> = Words {
         read: |section, decoder| {
