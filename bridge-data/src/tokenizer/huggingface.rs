@@ -118,7 +118,7 @@ impl HuggingFaceTokenizer {
     /// # Errors
     /// A file that cannot be read, or is no model; a model that puts blanks behind words.
     pub fn sentencepiece(path: &Path) -> Result<Self, TokenizerError> {
-        sentencepiece::load(path)
+        Self::of_json(path, &sentencepiece::load(path)?)
     }
 
     /// Loads tiktoken's ranks: JSON objects with `rank` and `token_bytes`, or lines of base64 and rank.
@@ -126,7 +126,7 @@ impl HuggingFaceTokenizer {
     /// # Errors
     /// A file that cannot be read, or has no ranks; more names than special ids.
     pub fn tiktoken(path: &Path, params: &TiktokenParams) -> Result<Self, TokenizerError> {
-        tiktoken::load(path, params)
+        Self::of_json(path, &tiktoken::load(path, params)?)
     }
 
     /// Loads BERT's vocabulary, one token a line.
@@ -134,11 +134,11 @@ impl HuggingFaceTokenizer {
     /// # Errors
     /// A file that cannot be read, or lacks one of BERT's tokens.
     pub fn wordpiece(path: &Path, case: Case) -> Result<Self, TokenizerError> {
-        wordpiece::load(path, case)
+        Self::of_json(path, &wordpiece::load(path, case)?)
     }
 
     /// A tokenizer that was made of another program's file `path`, with the names of its special tokens.
-    pub(super) fn of_json(path: &Path, tokenizer: &Value, names: &Value) -> Result<Self, TokenizerError> {
+    fn of_json(path: &Path, (tokenizer, names): &(Value, Value)) -> Result<Self, TokenizerError> {
         let parse = || tokenizer.to_string().parse::<Inner>().map_err(|error| error.to_string());
         let inner = outside::contained(parse).and_then(|parsed| parsed);
         let inner = inner.map_err(|error| TokenizerError::malformed(path, error))?;

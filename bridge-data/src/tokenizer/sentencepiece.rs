@@ -6,7 +6,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
-use super::{HuggingFaceTokenizer, TokenizerError};
+use super::TokenizerError;
 use crate::outside;
 
 /// What SentencePiece writes for a blank.
@@ -19,16 +19,15 @@ const USER_DEFINED: u64 = 4;
 const UNUSED: u64 = 5;
 const BYTE: u64 = 6;
 
-/// Loads a model.
+/// What a model is as `tokenizer.json` and `tokenizer_config.json`.
 ///
 /// # Errors
 /// A file that cannot be read, or is no model; a model that puts blanks behind words.
-pub(super) fn load(path: &Path) -> Result<HuggingFaceTokenizer, TokenizerError> {
+pub(super) fn load(path: &Path) -> Result<(Value, Value), TokenizerError> {
     let bytes = outside::read(path, outside::TABLE_BYTES).map_err(TokenizerError::io("read", path))?;
     let malformed = |problem: String| TokenizerError::malformed(path, format!("not a SentencePiece model: {problem}"));
     let model = Model::of_bytes(&bytes).ok_or_else(|| malformed("its fields cannot be read".to_owned()))?;
-    let (tokenizer, names) = model.convert().map_err(malformed)?;
-    HuggingFaceTokenizer::of_json(path, &tokenizer, &names)
+    model.convert().map_err(malformed)
 }
 
 /// The fields of a protocol buffer: number and content.

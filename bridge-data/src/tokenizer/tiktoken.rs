@@ -7,8 +7,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
 
+use super::TokenizerError;
 use super::byte_level;
-use super::{HuggingFaceTokenizer, TokenizerError};
 use crate::outside;
 
 /// How text is cut into words, by upstream's names.
@@ -47,11 +47,11 @@ pub struct TiktokenParams<'a> {
 /// Upstream's names.
 const SPECIAL: [&str; 7] = ["<unk>", "<s>", "</s>", "<mask>", "<pad>", "<cls>", "<sep>"];
 
-/// Loads a file of ranks: JSON objects with `rank` and `token_bytes` in base64, or lines of base64 and rank.
+/// What a file of ranks is as `tokenizer.json` and `tokenizer_config.json`: JSON objects with `rank` and `token_bytes` in base64, or lines of base64 and rank.
 ///
 /// # Errors
 /// A file that cannot be read, or has no ranks; more names than special ids.
-pub(super) fn load(path: &Path, params: &TiktokenParams) -> Result<HuggingFaceTokenizer, TokenizerError> {
+pub(super) fn load(path: &Path, params: &TiktokenParams) -> Result<(Value, Value), TokenizerError> {
     let text = outside::read_text(path, outside::TABLE_BYTES).map_err(TokenizerError::io("read", path))?;
     let malformed =
         |problem: String| TokenizerError::malformed(path, format!("not a file of tiktoken ranks: {problem}"));
@@ -78,8 +78,7 @@ pub(super) fn load(path: &Path, params: &TiktokenParams) -> Result<HuggingFaceTo
     if names.len() > special {
         return Err(malformed(format!("{} special tokens have names, and there is room for {special}", names.len())));
     }
-    let (tokenizer, config) = convert(&ranks, &names, params);
-    HuggingFaceTokenizer::of_json(path, &tokenizer, &config)
+    Ok(convert(&ranks, &names, params))
 }
 
 fn ranks_of_json(text: &str) -> Result<Vec<(Vec<u8>, u64)>, String> {

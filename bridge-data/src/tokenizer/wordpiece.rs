@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use super::{HuggingFaceTokenizer, TokenizerError};
+use super::TokenizerError;
 use crate::outside;
 
 /// Whether a vocabulary tells capital letters apart.
@@ -21,11 +21,11 @@ const SPECIAL: [&str; 5] = ["[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]"];
 /// Tokens that upstream adds.
 const ADDED: [&str; 2] = ["[BOS]", "[EOS]"];
 
-/// Loads a vocabulary, one token a line.
+/// What a vocabulary, one token a line, is as `tokenizer.json` and `tokenizer_config.json`.
 ///
 /// # Errors
 /// A file that cannot be read, or lacks one of BERT's tokens.
-pub(super) fn load(path: &Path, case: Case) -> Result<HuggingFaceTokenizer, TokenizerError> {
+pub(super) fn load(path: &Path, case: Case) -> Result<(Value, Value), TokenizerError> {
     let text = outside::read_text(path, outside::TABLE_BYTES).map_err(TokenizerError::io("read", path))?;
     let mut vocab: Map<String, Value> =
         text.lines().enumerate().map(|(id, line)| (line.to_owned(), id.into())).collect();
@@ -62,5 +62,5 @@ pub(super) fn load(path: &Path, case: Case) -> Result<HuggingFaceTokenizer, Toke
         },
     });
     let names = json!({ "bos_token": "[BOS]", "eos_token": "[EOS]", "pad_token": "[PAD]", "unk_token": "[UNK]" });
-    HuggingFaceTokenizer::of_json(path, &tokenizer, &names)
+    Ok((tokenizer, names))
 }

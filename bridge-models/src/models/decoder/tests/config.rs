@@ -220,7 +220,8 @@ fn hooks_run_in_order_on_the_chunks() {
 #[test]
 fn presets_have_the_peers_sizes() {
     // Parameter counts that bench/peer_torch.py and bench/peer_hf.py print.
-    let counts = [17_037_312, 15_733_632, 15_739_008, 134_515_008, 123_849_984, 17_621_808];
+    let counts: [usize; presets::NAMES.len()] =
+        [17_037_312, 15_733_632, 15_739_008, 36_985_728, 134_515_008, 123_849_984, 17_621_808];
     for (name, expected) in presets::NAMES.into_iter().zip(counts) {
         let preset = presets::preset(name).unwrap();
         let vocab_size = preset.transformer.vocab_size.unwrap();
