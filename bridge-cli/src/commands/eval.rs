@@ -223,7 +223,7 @@ fn split_sequences(
         let error = ConfigError::new(ErrorKind::Conflict, "model.seq_length", message);
         return Err(Failure::Config(error.with_location(config.location("model.seq_length")).into()));
     }
-    let is_mock = config.dataset.kind == "mock";
+    let is_mock = matches!(config.dataset.kind.as_str(), "mock" | "mock_t5");
     let data = RunData::with_progress(&Arc::new(config), &registry.datasets, progress, &|_| {})?;
     let datasets = data.datasets();
     let split = Split::from(arguments.split);

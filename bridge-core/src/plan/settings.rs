@@ -78,7 +78,8 @@ pub(crate) fn recompute(config: &RunConfig) -> Recompute {
                     "core_attn" => roles.push(SegmentRole::Attention),
                     "mlp" => roles.push(SegmentRole::Mlp),
                     "moe" => roles.push(SegmentRole::Moe),
-                    _ => roles.extend([SegmentRole::Attention, SegmentRole::Mlp, SegmentRole::Moe]),
+                    "layernorm" => roles.extend([SegmentRole::Attention, SegmentRole::Mlp, SegmentRole::Moe]),
+                    other => unreachable!("`finalize` refuses {other}"),
                 }
             }
             Recompute::Selective(roles)

@@ -86,7 +86,8 @@ fn check_evaluation(config: &RunConfig, params: &SamplerParams, split: Split) ->
     let (name, validation) = (split.name(), &config.validation);
     let problem = match params.kind {
         SamplerKind::Cyclic { .. } if total < unit => format!(
-            "one batch takes {unit}: validation.eval_micro_batch_size = {} on each of {ranks} data-parallel ranks. Give the split a              larger share, evaluate with smaller batches, or set this to 0",
+            "one batch takes {unit}: validation.eval_micro_batch_size = {} on each of {ranks} data-parallel ranks. Give the split a \
+             larger share, evaluate with smaller batches, or set this to 0",
             params.micro_batch_size
         ),
         // All of the validation split is read however long it is.
