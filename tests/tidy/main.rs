@@ -67,10 +67,11 @@ const TENSORS: [&str; 4] = ["model", "optim", "testing", "train"];
 const TENSOR_FILES: [&str; 2] = ["bridge-core/src/plan/memory.rs", "bridge-core/src/plan/traffic/model.rs"];
 
 /// Files of names that Megatron Bridge's configurations have.
-const UPSTREAMS_NAMES: [&str; 3] = [
+const UPSTREAMS_NAMES: [&str; 4] = [
     "bridge-core/src/config/choice/training.rs",
     "bridge-core/src/config/finalize/tokenizer.rs",
     "bridge-core/src/config/upstream/classes.rs",
+    "bridge-core/src/train/tokenizers.rs",
 ];
 
 /// A family that is the only one of its kind of model, and has its name: recipes say it.

@@ -6,6 +6,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Name of a value and global number of the layer it comes from.
 pub type LayerMetric = (&'static str, usize);
 
+/// Losses that routers report, by their names on the console; a model that has none of a kind reports none.
+pub const ROUTER_LOSSES: [&str; 4] =
+    ["load_balancing_loss", "z_loss", "seq_load_balancing_loss", "global_load_balancing_loss"];
+
 /// Values by name and layer of one micro-batch.
 ///
 /// A layer that reports again, because it is recomputed, replaces what it reported. Values are those of all ranks that share the

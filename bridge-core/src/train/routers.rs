@@ -8,10 +8,8 @@ use bridge_dist::mesh::ProcessGroups;
 use super::forward_step::{Losses, Ratio};
 use super::ranks;
 use crate::config::RunConfig;
-use crate::model::LayerMetrics;
+use crate::model::{LayerMetrics, ROUTER_LOSSES};
 
-/// Losses of routers, by their names on the console; a model that has none of a kind reports none.
-const LOSSES: [&str; 4] = ["load_balancing_loss", "z_loss", "seq_load_balancing_loss", "global_load_balancing_loss"];
 /// For each expert, the tokens it was given.
 const TOKENS: &str = "tokens_per_expert";
 
@@ -83,31 +81,31 @@ struct Sums {
     places: BTreeMap<usize, usize>,
     num_experts: usize,
     /// Of each loss the sum and the number of its summands.
-    means: [f64; 2 * LOSSES.len()],
+    means: [f64; 2 * ROUTER_LOSSES.len()],
     /// For each layer the same, then the tokens of its experts.
     by_layer: Vec<f64>,
 }
 
 impl Sums {
     fn new(layers: Vec<usize>, num_experts: usize) -> Self {
-        let width = 2 * LOSSES.len() + num_experts;
+        let width = 2 * ROUTER_LOSSES.len() + num_experts;
         let by_layer = vec![0.0; layers.len() * width];
         let places = layers.into_iter().enumerate().map(|(place, layer)| (layer, place * width)).collect();
-        Self { places, num_experts, means: [0.0; 2 * LOSSES.len()], by_layer }
+        Self { places, num_experts, means: [0.0; 2 * ROUTER_LOSSES.len()], by_layer }
     }
 
     fn add(&mut self, name: &str, layer: usize, values: &[f64]) {
         let Some(&place) = self.places.get(&layer) else {
             return;
         };
-        if let Some(i) = LOSSES.iter().position(|known| *known == name) {
+        if let Some(i) = ROUTER_LOSSES.iter().position(|known| *known == name) {
             let sum = values.iter().sum::<f64>();
             for figures in [&mut self.means[2 * i..], &mut self.by_layer[place + 2 * i..]] {
                 figures[0] += sum;
                 figures[1] += 1.0;
             }
         } else if name == TOKENS {
-            let tokens = &mut self.by_layer[place + 2 * LOSSES.len()..][..self.num_experts];
+            let tokens = &mut self.by_layer[place + 2 * ROUTER_LOSSES.len()..][..self.num_experts];
             tokens.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
         }
     }
@@ -115,9 +113,9 @@ impl Sums {
     fn report(&self) -> Routers {
         let ratio = |figures: &[f64], i: usize| Ratio { numerator: figures[2 * i], denominator: figures[2 * i + 1] };
         let reported = |(i, _): &(usize, &&'static str)| self.means[2 * i + 1] > 0.0;
-        let names = || LOSSES.iter().enumerate().filter(reported);
+        let names = || ROUTER_LOSSES.iter().enumerate().filter(reported);
         let layers = self.places.iter().map(|(&layer, &place)| {
-            let (losses, tokens) = self.by_layer[place..].split_at(2 * LOSSES.len());
+            let (losses, tokens) = self.by_layer[place..].split_at(2 * ROUTER_LOSSES.len());
             RouterReport {
                 layer,
                 losses: names().map(|(i, name)| (*name, ratio(losses, i).value())).collect(),

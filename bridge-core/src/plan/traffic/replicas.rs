@@ -8,7 +8,7 @@ use bridge_dist::mesh::GroupKind;
 
 use super::{FLOAT32, FLOAT64, Tally, TrafficGroup, Way};
 use crate::config::{RerunMode, micro_batch_windows};
-use crate::model::{Declaration, ReplicaGroup, TrafficKind};
+use crate::model::{Declaration, ROUTER_LOSSES, ReplicaGroup, TrafficKind};
 use crate::optim::{BucketParameter, BucketSize, Sharding, bucket_sizes, padded_part, padded_part_of};
 use crate::plan::recompute::Region;
 use crate::plan::segments::chunk_regions;
@@ -178,9 +178,10 @@ impl Tally<'_, '_> {
         let told = if is_root { 2 * FLOAT64 } else { 0 };
         self.add_uneven(on(GroupKind::Pipeline, Operation::Broadcast), 1, told);
         if let Some(experts) = setup.model.num_moe_experts {
-            // Two losses of the routers, with their divisors: of all layers, and of each with the tokens of its experts.
+            // The losses of the routers, with their divisors: of all layers, and of each with the tokens of its experts.
+            let losses = 2 * ROUTER_LOSSES.len() as u64;
             let layers = setup.model.moe_layers.iter().filter(|has_experts| **has_experts).count() as u64;
-            for figures in [4, layers * (4 + experts as u64)] {
+            for figures in [losses, layers * (losses + experts as u64)] {
                 self.add(replicas, 1, figures * FLOAT64);
                 self.add(on(GroupKind::Pipeline, Operation::AllReduce), 1, figures * FLOAT64);
             }
