@@ -289,11 +289,11 @@ impl Model {
             .pieces
             .iter()
             .enumerate()
-            .filter(|(_, piece)| mergeable(&piece))
+            .filter(|(_, piece)| mergeable(piece))
             .map(|(id, piece)| (piece.text.as_str(), id))
             .collect();
         let mut merges = Vec::new();
-        for (id, piece) in self.pieces.iter().enumerate().filter(|(_, piece)| mergeable(&piece)) {
+        for (id, piece) in self.pieces.iter().enumerate().filter(|(_, piece)| mergeable(piece)) {
             for (at, _) in piece.text.char_indices().skip(1) {
                 let (left, right) = piece.text.split_at(at);
                 if let (Some(first), Some(second)) = (known.get(left), known.get(right)) {

@@ -103,9 +103,9 @@ pub(super) fn saved(
         for stored in &entry.tensors {
             // The module itself, or one around it.
             let places = stored.name.match_indices('.').map(|(place, _)| &stored.name[..place]);
-            let wanted = places
+            let mut wanted = places
                 .filter_map(|place| Some((place, settings.saved.iter().find(|end| place.ends_with(end.as_str()))?)));
-            if let Some((module, end)) = wanted.last() {
+            if let Some((module, end)) = wanted.next_back() {
                 met.insert(end.as_str());
                 modules.push(module.to_owned());
             }
