@@ -70,7 +70,7 @@ pub fn examples() -> Run {
     tiny().with(&overrides)
 }
 
-/// A dense model that trains until it is stopped, watched.
+/// A dense model that trains long enough to be looked at, on a busy machine too.
 pub fn watched(run: &Run) -> Run {
-    run.with(&["train.train_iters=40"]).while_(Meddling::Watch)
+    run.with(&["train.train_iters=600"]).while_(Meddling::Watch)
 }

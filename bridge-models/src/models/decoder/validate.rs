@@ -310,6 +310,13 @@ impl MoeConfig {
                 );
                 return Err(invalid("model.moe_router_num_groups", message));
             }
+            if self.group_score_topk.is_none() && !self.topk.is_multiple_of(chosen) {
+                let message = format!(
+                    "expected a divisor of moe_router_topk ({}) where moe_router_group_score_topk is not set, found {chosen}",
+                    self.topk
+                );
+                return Err(invalid("model.moe_router_group_topk", message));
+            }
         }
         if self.topk == 1 && !self.sinkhorn && !self.pre_softmax && self.score_function == ScoreFunction::Softmax {
             let message =

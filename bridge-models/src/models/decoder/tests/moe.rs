@@ -133,7 +133,9 @@ fn the_scale_of_auxiliary_losses_scales_their_gradients_alone() {
 #[test]
 fn settings_of_experts_are_checked_by_key() {
     let base = mixture(5, 2).moe.unwrap();
+    let groups = MoeConfig { num_experts: 6, topk: 3, num_groups: Some(3), group_topk: Some(2), ..base.clone() };
     let cases = [
+        ("model.moe_router_group_topk", groups),
         ("model.moe_router_topk", MoeConfig { topk: 6, ..base.clone() }),
         ("model.moe_router_topk", MoeConfig { topk: 1, ..base.clone() }),
         ("model.num_moe_experts", MoeConfig { num_experts: 0, ..base.clone() }),
