@@ -18,7 +18,6 @@
 #[cfg(target_os = "linux")]
 mod blocks;
 #[cfg(target_os = "linux")]
-mod range;
 #[cfg(target_os = "linux")]
 mod region;
 
@@ -78,7 +77,7 @@ unsafe impl GlobalAlloc for LargeBlocks {
 
 #[cfg(target_os = "linux")]
 // SAFETY: blocks of the region are exclusive, aligned and large enough (`Region::take`); a block goes back to where its
-// address says it came from, which is true also while another thread reserves the region (`AddressRange`). Nothing here
+// address says it came from, which is true also while another thread reserves the region (`OnceLock`). Nothing here
 // panics or unwinds: the region's calls return options.
 unsafe impl GlobalAlloc for LargeBlocks {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {

@@ -1,11 +1,11 @@
 //! The reserved address range behind [`super::LargeBlocks`], and the lock on its bookkeeping.
 
 use std::alloc::Layout;
+use std::ops::Range;
 use std::ptr::{self, null_mut};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use super::blocks::{Blocks, Granule, Taken};
-use super::range::AddressRange;
 
 /// Bytes of a granule: what blocks are made of, and their alignment.
 const GRANULE: usize = 1 << 14;
@@ -17,7 +17,7 @@ const SMALLEST_RANGE: usize = 1 << 28;
 /// A range of addresses, reserved when the first block is taken.
 pub(super) struct Region {
     /// Read without the lock to tell whose a block is; nothing until it is reserved.
-    addresses: AddressRange,
+    addresses: OnceLock<Range<usize>>,
     state: Mutex<State>,
 }
 
@@ -30,7 +30,7 @@ enum State {
 
 impl Region {
     pub const fn new() -> Self {
-        Self { addresses: AddressRange::new(), state: Mutex::new(State::Unreserved) }
+        Self { addresses: OnceLock::new(), state: Mutex::new(State::Unreserved) }
     }
 
     /// A block for `layout`, and whether it is known to hold zeros; `None` if there is none or its alignment is unusual.
@@ -45,7 +45,7 @@ impl Region {
         }
         let State::Reserved(blocks) = &mut *state else { return None };
         let Taken { first, fresh } = blocks.take(size)?;
-        let address = self.addresses.start()? + first as usize * GRANULE;
+        let address = self.addresses.get()?.start + first as usize * GRANULE;
         Some((ptr::with_exposed_provenance_mut(address), fresh))
     }
 
@@ -69,7 +69,8 @@ impl Region {
 
     /// Number of a block's first granule.
     fn granule(&self, block: *mut u8) -> Option<u32> {
-        self.addresses.offset(block.addr()).map(|offset| (offset / GRANULE) as u32)
+        let range = self.addresses.get().filter(|range| range.contains(&block.addr()))?;
+        Some(((block.addr() - range.start) / GRANULE) as u32)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -100,7 +101,7 @@ impl Region {
                 start.expose_provenance();
                 // SAFETY: the range is our own. Where huge pages are not to be had the advice does nothing.
                 unsafe { libc::madvise(start.with_addr(aligned).cast(), size, libc::MADV_HUGEPAGE) };
-                self.addresses.publish(aligned, aligned + size);
+                self.addresses.set(aligned..aligned + size).ok()?;
                 // SAFETY: fresh zeroed memory for `count` granules, aligned to a page, never unmapped; all-zero is a
                 // valid `Granule`.
                 return Some(Blocks::new(unsafe { std::slice::from_raw_parts_mut(table, count) }));
