@@ -68,8 +68,6 @@ resolved! {
         kv_channels: usize,
         /// Key and value heads.
         num_query_groups: usize,
-        /// Rotated dimensions of a head; 0 without rotary embedding.
-        rotary_dim: usize,
         /// Scale of attention scores.
         softmax_scale: f64,
         /// Standard deviation of the initial embedding.
@@ -372,11 +370,6 @@ impl RunConfig {
 }
 
 impl FinalTransformer {
-    /// Query heads per key and value head.
-    pub fn queries_per_group(&self) -> usize {
-        self.num_attention_heads / self.num_query_groups
-    }
-
     /// Rows of the embedding, given the tokenizer's size.
     ///
     /// Without `vocab_size` it is the tokenizer's, padded to a multiple of

@@ -6,7 +6,6 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
-use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -61,6 +60,11 @@ impl Signal {
         128 + self.number()
     }
 
+    /// Whether this process ignores it, as one that `nohup` started ignores [`Signal::Hup`]. Where the system does not say, it does not.
+    pub fn is_ignored(self) -> bool {
+        is_in_mask("SigIgn:", self.number())
+    }
+
     fn from_number(number: usize) -> Option<Self> {
         Self::ALL.into_iter().find(|signal| signal.number() as usize == number)
     }
@@ -72,37 +76,14 @@ impl fmt::Display for Signal {
     }
 }
 
-/// A signal that could not be named or watched.
+/// The operating system refused to watch a signal.
 #[derive(Debug, thiserror::Error)]
-pub enum SignalError {
-    /// No signal of that name can be watched.
-    #[error("unknown signal `{found}`, expected one of SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2")]
-    Unknown {
-        /// The name given.
-        found: String,
-    },
-    /// The operating system refused.
-    #[error("cannot watch {signal}: {source}")]
-    Install {
-        /// The signal.
-        signal: Signal,
-        /// Why not.
-        source: io::Error,
-    },
-}
-
-impl FromStr for Signal {
-    type Err = SignalError;
-
-    /// Reads `SIGTERM`, `term` and the like.
-    fn from_str(name: &str) -> Result<Self, SignalError> {
-        let upper = name.to_ascii_uppercase();
-        let short = upper.strip_prefix("SIG").unwrap_or(&upper);
-        Self::ALL
-            .into_iter()
-            .find(|signal| &signal.name()[3..] == short)
-            .ok_or_else(|| SignalError::Unknown { found: name.to_owned() })
-    }
+#[error("cannot watch {signal}: {source}")]
+pub struct SignalError {
+    /// The signal.
+    pub signal: Signal,
+    /// Why not.
+    pub source: io::Error,
 }
 
 /// Says which watched signal arrived; clones share what they know.
@@ -135,13 +116,13 @@ impl SignalWatcher {
     /// Starts watching.
     ///
     /// # Errors
-    /// [`SignalError::Install`] when the operating system refuses; nothing is watched then.
+    /// [`SignalError`] when the operating system refuses; nothing is watched then.
     pub fn install(signals: &[Signal]) -> Result<Self, SignalError> {
         let mut watcher = Self { flag: SignalFlag::default(), actions: Vec::new() };
         let is_second = Arc::new(AtomicBool::new(false));
         for signal in signals {
             // On failure the watcher is dropped, which undoes the signals before this one.
-            watcher.watch(*signal, &is_second).map_err(|source| SignalError::Install { signal: *signal, source })?;
+            watcher.watch(*signal, &is_second).map_err(|source| SignalError { signal: *signal, source })?;
         }
         Ok(watcher)
     }
@@ -227,15 +208,14 @@ impl Dispositions {
 
 /// Reads from `/proc` whether a signal is ignored or caught. Where there is no `/proc` it is taken to be neither.
 fn original_action(number: i32) -> Action {
+    if is_in_mask("SigIgn:", number) || is_in_mask("SigCgt:", number) { Action::Other } else { Action::Default }
+}
+
+/// Whether a mask of signals in `/proc/self/status` has one. Where there is no `/proc` none has.
+fn is_in_mask(mask: &str, number: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let is_set = |field: &str| {
-        status
-            .lines()
-            .find_map(|line| line.strip_prefix(field))
-            .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
-            .is_some_and(|mask| mask >> (number - 1) & 1 == 1)
-    };
-    if is_set("SigIgn:") || is_set("SigCgt:") { Action::Other } else { Action::Default }
+    let bits = status.lines().find_map(|line| line.strip_prefix(mask)).map(str::trim);
+    bits.and_then(|bits| u64::from_str_radix(bits, 16).ok()).is_some_and(|bits| bits >> (number - 1) & 1 == 1)
 }
 
 #[cfg(test)]
@@ -310,10 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_exit_codes() {
-        assert_eq!("SIGTERM".parse::<Signal>().unwrap(), Signal::Term);
-        assert_eq!("usr1".parse::<Signal>().unwrap(), Signal::Usr1);
-        assert!("SIGKILL".parse::<Signal>().unwrap_err().to_string().contains("unknown signal `SIGKILL`"));
+    fn exit_codes() {
         assert_eq!((Signal::Int.exit_code(), Signal::Term.exit_code()), (130, 143));
     }
 }

@@ -140,6 +140,11 @@ fn advice(config: &RunConfig, plan: &Plan) -> String {
     advice
 }
 
+/// Bytes that the machine and the limits of this process leave it now; `None` on systems that do not say.
+pub fn available_memory() -> Option<u64> {
+    available().into_iter().map(|(_, bytes)| bytes).min()
+}
+
 /// What sets a limit to this process's memory, and how much more it leaves. Empty on systems that do not say.
 fn available() -> Vec<(String, u64)> {
     let resident = HostMemory::read().map_or(0, |memory| memory.resident_bytes);

@@ -89,6 +89,7 @@ pub use launch::{rank_timeout, run_on_threads, run_on_wrapped_threads};
 pub use lineage::tokenizer_of;
 pub use lr_sweep::{LearningRateSweep, sweeping_recipe};
 pub use measure::{measure, measuring_recipe};
+pub use memory_check::available_memory;
 pub use not_enough_memory::NotEnoughMemory;
 pub use pretrain::{RunReport, pretrain};
 pub use preview::{ScheduleRow, schedule_of};

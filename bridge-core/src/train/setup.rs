@@ -395,7 +395,7 @@ fn watch_signals(config: &RunConfig, watch: WatchSignals) -> Result<Option<Signa
         signals.extend([Signal::Int, Signal::Term]);
     }
     // A terminal that goes away ends a run in order too, unless `nohup` has said that it should not.
-    if watch == WatchSignals::Process && !is_hang_up_ignored() {
+    if watch == WatchSignals::Process && !Signal::Hup.is_ignored() {
         signals.push(Signal::Hup);
     }
     let mut unique = Vec::new();
@@ -405,14 +405,6 @@ fn watch_signals(config: &RunConfig, watch: WatchSignals) -> Result<Option<Signa
         }
     }
     Ok(if unique.is_empty() { None } else { Some(SignalWatcher::install(&unique)?) })
-}
-
-/// Whether the process was started to ignore SIGHUP. Where the system does not say, it was not.
-fn is_hang_up_ignored() -> bool {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
-    mask >> (Signal::Hup.number() - 1) & 1 == 1
 }
 
 /// The tokenizer's files, as they are saved with each checkpoint. With them go what the checkpoint brought that the run starts from: chat

@@ -70,8 +70,6 @@ pub struct TextSource {
     origin: Origin,
     format: TextFormat,
     shuffle_seed: Option<u32>,
-    /// Files left out by `max_bytes`.
-    left_out: usize,
     /// Size of the pieces that documents are cut into, if they are.
     piece_bytes: Option<usize>,
 }
@@ -84,11 +82,10 @@ impl TextSource {
     /// with shuffling, or `max_bytes` is below the size of the first file.
     pub fn resolve(params: &SourceParams) -> Result<Self, DataError> {
         let bad = |text: String| Err(DataError::Source(text));
-        let build = |origin, left_out| Self {
+        let build = |origin| Self {
             origin,
             format: params.format.clone(),
             shuffle_seed: params.shuffle_seed,
-            left_out,
             piece_bytes: None,
         };
         if params.inputs.is_empty() {
@@ -101,10 +98,9 @@ impl TextSource {
             if params.shuffle_seed.is_some() || params.max_bytes.is_some() {
                 return bad("standard input (-) is a stream: it cannot have shuffle_seed or max_bytes".into());
             }
-            return Ok(build(Origin::Stdin, 0));
+            return Ok(build(Origin::Stdin));
         }
         let mut files = find_files(params)?;
-        let found = files.len();
         if let Some(max_bytes) = params.max_bytes {
             let mut total = 0u64;
             let first = files.first().map_or(0, |file| file.size);
@@ -121,8 +117,7 @@ impl TextSource {
                 return bad(format!("max_bytes = {max_bytes}: the first file alone has {first} bytes"));
             }
         }
-        let left_out = found - files.len();
-        Ok(build(Origin::Files(files), left_out))
+        Ok(build(Origin::Files(files)))
     }
 
     /// The files, in reading order; empty for standard input.
@@ -165,11 +160,6 @@ impl TextSource {
         }
     }
 
-    /// Files that `max_bytes` left out.
-    pub fn files_left_out(&self) -> usize {
-        self.left_out
-    }
-
     /// Bytes of all files, or `None` for standard input.
     pub fn total_bytes(&self) -> Option<u64> {
         match &self.origin {
@@ -189,7 +179,6 @@ impl TextSource {
                 total <= max_bytes
             });
             let count = fits.count().max(1);
-            limited.left_out += files.len().saturating_sub(count);
             files.truncate(count);
         }
         limited

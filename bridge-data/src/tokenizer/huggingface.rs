@@ -236,16 +236,6 @@ impl HuggingFaceTokenizer {
         Ok(Self { eod: eod.or(extended.eod), bos, pad, ..extended })
     }
 
-    /// Ends documents with `token`.
-    ///
-    /// # Errors
-    /// The vocabulary does not have it.
-    pub fn with_eod(mut self, token: &str) -> Result<Self, TokenizerError> {
-        let id = self.inner.token_to_id(token).ok_or_else(|| unknown_token(&self.inner, token))?;
-        self.eod = Some(i64::from(id));
-        Ok(self)
-    }
-
     /// The tokenizer as the text of a `tokenizer.json`.
     pub fn json(&self) -> &str {
         &self.content

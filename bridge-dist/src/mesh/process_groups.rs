@@ -132,11 +132,6 @@ impl ProcessGroups {
         self.always(GroupKind::Pipeline)
     }
 
-    /// Tensor and pipeline-parallel group: together its ranks hold the model.
-    pub fn model(&self) -> &Group {
-        self.always(GroupKind::Model)
-    }
-
     /// First and last stage; `None` on stages between them.
     pub fn embedding(&self) -> Option<&Group> {
         self.get(GroupKind::Embedding)

@@ -12,7 +12,7 @@ use std::fs::OpenOptions;
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
-use bridge_core::train::{check_device_name, select_device};
+use bridge_core::train::{available_memory, check_device_name, select_device};
 use bridge_data::indexed::{BinAccess, IndexedDataset};
 use serde_json::json;
 
@@ -285,7 +285,7 @@ fn piece_size(bytes: u64) -> u64 {
 fn fit_into_memory(recipe: &mut Recipe, vocab: usize) -> Result<u64, Failure> {
     // Text, tokenizer and what a checkpoint is written from need some too.
     const SHARE: f64 = 0.75;
-    let free = trial::available_memory().filter(|_| recipe.device == "flex");
+    let free = available_memory().filter(|_| recipe.device == "flex");
     loop {
         let needed = trial::memory(recipe, vocab)?;
         let Some(free) = free else {

@@ -111,16 +111,3 @@ impl Subsystem for Seconds {
         Ok(Verdict::default())
     }
 }
-
-/// Bytes that this machine, or the container that this runs in, can give to a run; `None` if that is not known.
-pub fn available_memory() -> Option<u64> {
-    let number = |path: &str| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
-    let info = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let machine = line.split_whitespace().next()?.parse::<u64>().ok()? * 1024;
-    let limit = number("/sys/fs/cgroup/memory.max").or_else(|| number("/sys/fs/cgroup/memory/memory.limit_in_bytes"));
-    let used =
-        number("/sys/fs/cgroup/memory.current").or_else(|| number("/sys/fs/cgroup/memory/memory.usage_in_bytes"));
-    let container = limit.map(|limit| limit.saturating_sub(used.unwrap_or(0)));
-    Some(container.map_or(machine, |container| machine.min(container)))
-}

@@ -28,7 +28,7 @@ pub(super) fn resolve(draft: &mut Draft<'_>) -> FinalTransformer {
     sizes_are_given(draft);
     fill_sizes(draft);
     heads_fit(draft);
-    let rotary_dim = rotary_dim(draft);
+    rotates_whole_pairs(draft);
     activation_fits(draft);
     let windowed_layers = windowed_layers(draft);
     let no_rope_layers = no_rope_layers(draft);
@@ -45,7 +45,6 @@ pub(super) fn resolve(draft: &mut Draft<'_>) -> FinalTransformer {
         ffn_hidden_size: config.ffn_hidden_size.unwrap_or_default(),
         kv_channels,
         num_query_groups: config.num_query_groups.unwrap_or_default(),
-        rotary_dim,
         softmax_scale: config.softmax_scale.unwrap_or_else(|| config.usual_softmax_scale(kv_channels)),
         embedding_init_method_std: config.embedding_init_method_std.unwrap_or(config.init_method_std),
         windowed_layers,
@@ -142,10 +141,10 @@ fn heads_fit(draft: &mut Draft<'_>) {
     );
 }
 
-fn rotary_dim(draft: &mut Draft<'_>) -> usize {
+fn rotates_whole_pairs(draft: &mut Draft<'_>) {
     let model = draft.recipe.model.config.clone();
     if !super::unused::uses_rope(&model) {
-        return 0;
+        return;
     }
     let head =
         if model.multi_latent_attention { model.qk_pos_emb_head_dim } else { model.kv_channels.unwrap_or_default() };
@@ -165,7 +164,6 @@ fn rotary_dim(draft: &mut Draft<'_>) -> usize {
              even number above 0"
         ),
     );
-    rotary_dim
 }
 
 fn activation_fits(draft: &mut Draft<'_>) {

@@ -26,7 +26,6 @@ fn model_sizes_are_derived() {
     assert_eq!(model.num_query_groups, 6);
     assert_eq!(model.softmax_scale, 0.25);
     assert_eq!(model.embedding_init_method_std, 0.02);
-    assert_eq!(model.rotary_dim, 0);
     assert_eq!(model.padded_vocab_size(900).expect("fits"), 1024);
     assert!(model.padded_vocab_size(1001).is_err());
     assert_eq!(transformer.ffn_hidden_size, None, "nothing is written back");
