@@ -11,6 +11,7 @@ mod logs;
 mod losses;
 #[cfg(feature = "mpi")]
 mod processes;
+mod reruns;
 mod resumes;
 mod routers;
 mod steps;

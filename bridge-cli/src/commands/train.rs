@@ -101,6 +101,9 @@ pub fn run(arguments: &Arguments, started: Instant, speech: &Speech) -> Result<u
 /// For ranks whose recipe cannot be read, so that they can report it to the others.
 const DEFAULT_TIMEOUT_MINUTES: u64 = 10;
 
+/// Environment variable with the name of the machine, where its host name does not last: in pods, say.
+const NODE_VARIABLE: &str = "BRIDGE_NODE_NAME";
+
 /// How long the other ranks may take to end after one has failed. A rank that hangs outside an operation never notices the failure.
 const GRACE: Duration = Duration::from_secs(10);
 
@@ -205,6 +208,7 @@ impl Arguments {
         let mut options = RunOptions::new(registry());
         options.groups = groups;
         options.started = started;
+        options.node = std::env::var(NODE_VARIABLE).ok();
         options.verbosity = speech.verbosity();
         options.signals = WatchSignals::Process;
         if self.find_lr {

@@ -34,7 +34,7 @@ pub use groups::{
     StandardOverrides,
 };
 pub use optimizer::{CutParameter, GroupRates, Optimizer, OptimizerSettings, OptimizerState, StepOutcome, StepScales};
-pub use reducer::{GradientReducer, ReductionTimes, Wire};
+pub use reducer::{GradientPart, GradientReducer, OwnGradients, ReductionTimes, Wire};
 pub use settings::{Averaging, DistributionSettings, Gather, Reduction, Sharding};
 pub use sharded::ShardedParameters;
 pub use sharing::ROW_COPIES;

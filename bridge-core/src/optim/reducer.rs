@@ -1,9 +1,11 @@
 //! Reduces gradients over data-parallel ranks, bucket by bucket, while backward goes on.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bridge_dist::comm::{CommError, HostBuffer, Request};
+use bridge_kernels::optim::sum_of_squares;
 use burn::tensor::{DType, Device, Element, Tensor, TensorData};
 use half::bf16;
 
@@ -20,6 +22,39 @@ pub enum Wire {
     Float32,
     /// bfloat16; ranks add up in float32 and round once.
     BFloat16,
+}
+
+/// Whether the norms of a rank's own gradients are taken before ranks add them up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OwnGradients {
+    /// They are not.
+    Unseen,
+    /// They are, at the cost of one more look at every gradient.
+    Measured,
+}
+
+/// A part of a rank's own gradients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum GradientPart {
+    /// What travels together: a bucket of a chunk, over all micro-batches.
+    Bucket {
+        /// Index of the chunk.
+        chunk: usize,
+        /// Number of the bucket in it.
+        bucket: usize,
+    },
+    /// All that no other rank adds to.
+    Unreduced,
+}
+
+impl std::fmt::Display for GradientPart {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Bucket { chunk: 0, bucket } => write!(f, "bucket {bucket}"),
+            Self::Bucket { chunk, bucket } => write!(f, "bucket {bucket} of chunk {chunk}"),
+            Self::Unreduced => f.write_str("all that is not reduced"),
+        }
+    }
 }
 
 /// A reduction under way.
@@ -40,6 +75,9 @@ pub struct GradientReducer {
     started: Vec<usize>,
     times: ReductionTimes,
     timers: Arc<Timers>,
+    own: OwnGradients,
+    /// Sums of squares of this rank's own gradients of a step, where they are measured.
+    own_squares: BTreeMap<GradientPart, f64>,
 }
 
 /// How long reductions took, and how much of that the rank had to wait.
@@ -63,7 +101,16 @@ impl GradientReducer {
     pub fn new(distribution: Arc<Distribution>, wire: Wire, device: Device) -> Self {
         let started = vec![0; distribution.num_chunks()];
         let timers = Arc::new(Timers::new(None));
-        Self { distribution, wire, device, in_flight: Vec::new(), started, times: ReductionTimes::default(), timers }
+        let times = ReductionTimes::default();
+        let (own, own_squares) = (OwnGradients::Unseen, BTreeMap::new());
+        Self { distribution, wire, device, in_flight: Vec::new(), started, times, timers, own, own_squares }
+    }
+
+    /// Takes the norms of this rank's own gradients, or does not.
+    #[must_use]
+    pub fn checking(mut self, own: OwnGradients) -> Self {
+        self.own = own;
+        self
     }
 
     /// Times the parts of [`finish`](Self::finish).
@@ -107,6 +154,10 @@ impl GradientReducer {
             }
             let group = distribution.shards(bucket.replicas);
             let values = self.fill(bucket, gradients);
+            if self.own == OwnGradients::Measured {
+                *self.own_squares.entry(GradientPart::Bucket { chunk, bucket: number }).or_default() +=
+                    squares(&values);
+            }
             let op = distribution.reduce_op();
             let request = match distribution.sharding().divides_state() {
                 true => group.start_reduce_scatter(values, op)?,
@@ -150,6 +201,10 @@ impl GradientReducer {
             self.started.fill(0);
             let all = std::mem::take(&mut self.in_flight);
             self.complete(all, gradients)?;
+        }
+        if self.own == OwnGradients::Measured {
+            let unreduced = gradients.iter().map(|(_, gradient)| sum_of_squares(gradient)).reduce(|a, b| a + b);
+            self.own_squares.extend(unreduced.map(|squares| (GradientPart::Unreduced, squares)));
         }
         self.reduce_over_instances(gradients)?;
         gradients.adopt_reduced();
@@ -197,6 +252,14 @@ impl GradientReducer {
     pub fn clear(&mut self) {
         self.in_flight.clear();
         self.started.fill(0);
+        self.own_squares.clear();
+    }
+
+    /// Norms of this rank's own gradients of the step, before ranks added them up; none unless they are
+    /// [measured](OwnGradients::Measured).
+    pub fn take_own_norms(&mut self) -> Vec<(GradientPart, f64)> {
+        let squares = std::mem::take(&mut self.own_squares).into_iter();
+        squares.map(|(part, squares)| (part, squares.sqrt())).collect()
     }
 
     /// Times of the reductions since the last call.
@@ -255,6 +318,15 @@ impl GradientReducer {
     fn tensor<E: Element>(&self, values: Vec<E>, dtype: DType) -> Tensor<1> {
         let count = values.len();
         Tensor::from_data(TensorData::new(values, [count]), (&self.device, dtype))
+    }
+}
+
+/// Sum of squares of gradients on their way, in float64.
+fn squares(values: &HostBuffer) -> f64 {
+    match values {
+        HostBuffer::F32(values) => values.iter().map(|value| f64::from(*value).powi(2)).sum(),
+        HostBuffer::Bf16(values) => values.iter().map(|value| value.to_f64().powi(2)).sum(),
+        other => unreachable!("gradients do not travel as {}", other.dtype()),
     }
 }
 

@@ -6,7 +6,7 @@ use burn::tensor::FloatDType;
 use super::device::LocalRank;
 use super::{TrainError, ranks};
 use crate::config::{self, RunConfig};
-use crate::optim::{DecayQkLayernorm, HiddenRates, OptimizerSettings, StandardOverrides, Wire};
+use crate::optim::{DecayQkLayernorm, HiddenRates, OptimizerSettings, OwnGradients, StandardOverrides, Wire};
 use crate::resilience::rerun::{ErrorInjection, ErrorInjectionType, Placement, RerunConfig, RerunMode};
 use crate::resilience::{LossChecks, Signal, SpikyLossDetector};
 use crate::schedule::{
@@ -108,13 +108,18 @@ pub(super) fn loss_scaler(config: &RunConfig) -> Result<LossScaler, TrainError> 
     })
 }
 
-pub(super) fn rerun(config: &RunConfig, rank: usize, place: LocalRank) -> RerunConfig {
+/// Where a rank runs, as faults are told with it; `node` is the name of its machine, where the program gives it one.
+pub(super) fn placement(config: &RunConfig, rank: usize, place: LocalRank, node: Option<String>) -> Placement {
+    Placement { rank, node: node.unwrap_or_else(ranks::host_name), device: device_index(config, place) }
+}
+
+pub(super) fn rerun(config: &RunConfig, placement: Placement) -> RerunConfig {
     let settings = &config.rerun_state_machine;
     RerunConfig {
         mode: match settings.rerun_mode {
             config::RerunMode::Disabled => RerunMode::Disabled,
             config::RerunMode::ValidateResults => RerunMode::ValidateResults,
-            config::RerunMode::ReportDeterminismStats => unreachable!("`finalize` refuses it"),
+            config::RerunMode::ReportDeterminismStats => RerunMode::ReportDeterminismStats,
         },
         injection: ErrorInjection {
             rate: settings.error_injection_rate as u64,
@@ -125,7 +130,7 @@ pub(super) fn rerun(config: &RunConfig, rank: usize, place: LocalRank) -> RerunC
             },
             seed: config.rng.seed,
         },
-        placement: Placement { rank, node: ranks::host_name(), device: device_index(config, place) },
+        placement,
     }
 }
 
@@ -144,6 +149,11 @@ pub(super) fn loss_checks(config: &RunConfig) -> LossChecks {
         check_for_nan_in_loss: settings.check_for_nan_in_loss,
         spiky_loss: settings.check_for_spiky_loss.then(|| SpikyLossDetector::new(settings.spiky_loss_factor)),
     }
+}
+
+/// Whether each rank looks at its own gradients before ranks add them up.
+pub(super) fn own_gradients(config: &RunConfig) -> OwnGradients {
+    if config.ddp.check_for_nan_in_grad { OwnGradients::Measured } else { OwnGradients::Unseen }
 }
 
 /// The most detailed timers that run; `None` below 0.

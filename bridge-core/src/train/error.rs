@@ -134,8 +134,13 @@ pub enum TrainError {
     #[error(transparent)]
     LossScale(#[from] LossScaleError),
     /// A loss did not pass validation.
-    #[error("{0} (rerun_state_machine.check_for_nan_in_loss = false goes on instead)")]
-    UnexpectedResult(Box<UnexpectedResult>),
+    #[error("{result} ({setting} = false goes on instead)")]
+    UnexpectedResult {
+        /// What was found, and where.
+        result: Box<UnexpectedResult>,
+        /// The setting that asked to look.
+        setting: &'static str,
+    },
     /// The rerun state of a checkpoint.
     #[error(transparent)]
     RerunState(#[from] RerunCheckpointError),
@@ -146,6 +151,16 @@ pub enum TrainError {
         iteration: u64,
         /// The norm.
         norm: f64,
+    },
+    /// Data-parallel replicas have other parameters (`train.check_weight_hash_across_dp_replicas_interval`).
+    #[error("iteration {iteration}: replicas of the model do not have the same parameters; {since}; {found}")]
+    ReplicasDiffer {
+        /// The last iteration before they were compared.
+        iteration: u64,
+        /// Ranks with other parameters than most, their hosts and devices, and what differs.
+        found: String,
+        /// When they were equal.
+        since: String,
     },
     /// `train.max_consecutive_skipped_iterations` iterations in a row had gradients or losses that are not finite.
     #[error(
@@ -309,12 +324,6 @@ impl From<OpenError> for TrainError {
             OpenError::Log { what, source } => Self::log(what, source),
             OpenError::Setting { key, message } => Self::Sink { key, message },
         }
-    }
-}
-
-impl From<UnexpectedResult> for TrainError {
-    fn from(result: UnexpectedResult) -> Self {
-        Self::UnexpectedResult(Box::new(result))
     }
 }
 

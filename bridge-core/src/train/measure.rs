@@ -17,8 +17,8 @@ use super::subsystem::{Agreement, RunContext, Subsystem, Verdict};
 use super::{HeldBytes, TrainError};
 use crate::config::{
     CheckpointConfig, DatasetConfig, GenerateConfig, GptDatasetConfig, LoggerConfig, MixedPrecisionConfig,
-    OptimizerConfig, Precision, ProfilingConfig, RawConfig, RunConfig, SchedulerConfig, TokenizerConfig, TokenizerType,
-    TrainingConfig, TransformerConfig, ValidationConfig,
+    OptimizerConfig, Precision, ProfilingConfig, RawConfig, RerunMode, RunConfig, SchedulerConfig, TokenizerConfig,
+    TokenizerType, TrainingConfig, TransformerConfig, ValidationConfig,
 };
 use crate::optim::ReductionTimes;
 use crate::plan::{RankMeasurement, bytes_per_second};
@@ -73,6 +73,10 @@ pub fn measuring_recipe(
         ..LoggerConfig::default()
     };
     short.checkpoint = CheckpointConfig::default();
+    // A plan is of steps that run once.
+    if short.rerun_state_machine.rerun_mode == RerunMode::ReportDeterminismStats {
+        short.rerun_state_machine.rerun_mode = RerunMode::Disabled;
+    }
     short.generate = GenerateConfig::default();
     short.profiling = ProfilingConfig::default();
     short

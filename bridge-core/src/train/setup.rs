@@ -82,6 +82,9 @@ pub struct RunOptions {
     pub sinks: Vec<Box<dyn Sink>>,
     /// The ranks of the run, as this one sees them.
     pub groups: ProcessGroups,
+    /// Name of this machine, by which faults are told and a step that is repeated after a restart knows whether it is elsewhere; by default
+    /// the host's. For machines whose host name changes with each start, as those of pods.
+    pub node: Option<String>,
     /// When the program began: `train.exit_duration_in_mins` counts from here, so that set-up counts too.
     pub started: Instant,
 }
@@ -100,6 +103,7 @@ impl RunOptions {
             verbosity: Verbosity::default(),
             sinks: Vec::new(),
             groups: ProcessGroups::single(),
+            node: None,
             started: Instant::now(),
         }
     }
@@ -160,10 +164,11 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let (mut training, deferred) = build_training(&config, groups, parts, &timers)?;
     // What is loaded need not be drawn.
     shard(&mut training, deferred.filter(|_| start.is_none()).unwrap_or_default())?;
-    let machine = RerunStateMachine::new(convert::rerun(&config, groups.world().rank(), place));
+    let placement = convert::placement(&config, groups.world().rank(), place, options.node);
+    let machine = RerunStateMachine::new(convert::rerun(&config, placement.clone()));
     let losses = LossWatch::new(machine, convert::loss_checks(&config));
     let mut run = TrainingRun {
-        doors: Doors::new(&config, groups, losses, options.subsystems)?,
+        doors: Doors::new(&config, groups, (losses, placement), options.subsystems)?,
         inputs: Inputs {
             tokenizer_files: tokenizer_files(&data, start.as_ref())?,
             data,
@@ -243,7 +248,9 @@ fn build_training(
         pipeline: pipeline::pipeline(config, &context.parallel, &chunks, &device).with_timers(timers),
         optimizer: optimizer.with_timers(timers),
         gradients: GradientBuffer::new(accumulation(config)),
-        reducer: GradientReducer::new(distribution, convert::wire(config), plain).with_timers(timers),
+        reducer: GradientReducer::new(distribution, convert::wire(config), plain)
+            .with_timers(timers)
+            .checking(convert::own_gradients(config)),
         scheduler,
         num_microbatches: NumMicrobatchesCalculator::new(convert::batch_size(config))?,
         loss_scaler: convert::loss_scaler(config)?,

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use bridge_kernels::Philox;
 
+use super::doors::OwnResults;
 use super::exit_reason::ExitReason;
 use super::forward_step::{Losses, Ratio};
 use super::micro_batches::StepData;
@@ -180,10 +181,11 @@ fn forward_backward(run: &mut TrainingRun, data: &mut StepData) -> Result<PassEn
         TimerLevel::MicroBatch,
         run.training.optimizer.parameters().take_waited(),
     );
+    let own = OwnResults { loss_sums, num_tokens: own_tokens, gradients: run.training.reducer.take_own_norms() };
+    run.doors.losses.judge((&run.groups, &run.outputs.reporter), &own)?;
     ranks::share_losses(&run.groups, &mut losses)?;
     let routers = routers.of_all_ranks(&run.groups)?;
     losses.extend(routers.losses);
-    run.doors.losses.judge((&run.groups, &run.outputs.reporter), &loss_sums, &own_tokens)?;
     let divisor = if per_token { num_tokens.iter().sum::<f64>().max(1.0) } else { 1.0 };
     Ok(PassEnd::Done(Pass { losses, routers: routers.layers, divisor, reduction }))
 }

@@ -149,6 +149,8 @@ fn exit_for_rerun(run: &mut TrainingRun, decision: ExitDecision) -> Result<ExitR
         ExitDecision::SaveAndExit(code) => {
             if run.saves() {
                 save_checkpoint(run)?;
+            } else {
+                run.note("no checkpoint.save: the step cannot be repeated elsewhere");
             }
             Ok(ExitReason::Rerun(code))
         }

@@ -46,6 +46,9 @@ fn results() -> Vec<Row> {
             .holds(0, "exit", "17")
             .holds(1, "exit", "16"),
         row("rerun_state_machine.rerun_mode", &burst, &["disabled", "validate_results"]).moves("exit"),
+        row("rerun_state_machine.rerun_mode", &tiny(), &["disabled", "report_determinism_stats"])
+            .moves("console")
+            .holds(1, "console", "differences between the two passes of each of"),
         row("rerun_state_machine.check_for_nan_in_loss", &burst, &[AS_IT_IS, "false"]).moves("exit"),
         switch("rerun_state_machine.check_for_spiky_loss", &rising).moves("console"),
         row(

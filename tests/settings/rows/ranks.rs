@@ -23,6 +23,9 @@ fn replicas() -> Vec<Row> {
             .moves("measured.traffic plan.traffic"),
         switch("ddp.average_in_collective", &on(3, &["train.global_batch_size=9"])).moves("params"),
         switch("ddp.check_for_nan_in_grad", &half).moves("exit"),
+        row("train.check_weight_hash_across_dp_replicas_interval", &on(2, &[]), &[AS_IT_IS, "2"])
+            .moves("console")
+            .holds(1, "console", "Weight hashes match"),
     ]
 }
 

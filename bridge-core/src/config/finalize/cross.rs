@@ -50,12 +50,19 @@ pub(super) fn check(draft: &mut Draft<'_>) {
         "has no effect without rerun_state_machine.rerun_mode = \"validate_results\"",
     );
     let rerun = &draft.recipe.rerun_state_machine;
-    let validates = rerun.check_for_nan_in_loss || rerun.check_for_spiky_loss;
+    let checks = rerun.check_for_nan_in_loss || rerun.check_for_spiky_loss || draft.recipe.ddp.check_for_nan_in_grad;
     draft.require(
-        !is_validating || validates,
+        rerun.rerun_mode == RerunMode::Disabled || checks,
         "rerun_state_machine.rerun_mode",
-        "has nothing to validate without rerun_state_machine.check_for_nan_in_loss or \
-         rerun_state_machine.check_for_spiky_loss",
+        "has no results to look at without rerun_state_machine.check_for_nan_in_loss, \
+         rerun_state_machine.check_for_spiky_loss or ddp.check_for_nan_in_grad",
+    );
+    let is_sharded = draft.recipe.ddp.data_parallel_sharding_strategy == ShardingStrategy::OptimGradsParams;
+    draft.require(
+        draft.recipe.train.check_weight_hash_across_dp_replicas_interval.is_none() || !is_sharded,
+        "train.check_weight_hash_across_dp_replicas_interval",
+        "has nothing to compare with ddp.data_parallel_sharding_strategy = \"optim_grads_params\": each rank keeps another part of the \
+         parameters",
     );
     let dataset = draft.recipe.dataset.config.clone();
     let validation = &draft.recipe.validation;

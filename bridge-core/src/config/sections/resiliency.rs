@@ -33,8 +33,7 @@ section! {
         /// Kind of injected fault.
         error_injection_type: ErrorInjectionType = ErrorInjectionType::TransientError;
         /// Operating mode.
-        rerun_mode: RerunMode = RerunMode::Disabled
-            => not_built("statistics of the differences between repeated steps").built(&["validate_results"]);
+        rerun_mode: RerunMode = RerunMode::Disabled;
         /// Reject NaN and infinite losses.
         check_for_nan_in_loss: bool = true;
         /// Reject unusually large losses.

@@ -19,9 +19,8 @@ section! {
         /// When to empty allocator caches: 1 after forward-backward, 2 also after the step.
         empty_unused_memory_level: usize = 0, Limits::between(0.0, 2.0)
             => no_counterpart("PyTorch's cache of device memory, emptied between steps");
-        /// Steps between comparisons of replica weights.
-        check_weight_hash_across_dp_replicas_interval: Option<usize> = None, Limits::POSITIVE
-            => not_built("comparisons of the replicas' weights; ddp keeps them bit-identical");
+        /// Steps between comparisons of the weights of data-parallel replicas, which must have the same bits; no effect on one rank.
+        @execution check_weight_hash_across_dp_replicas_interval: Option<usize> = None, Limits::POSITIVE;
         /// Steps between device synchronizations.
         @execution train_sync_interval: Option<usize> = None, Limits::POSITIVE;
         /// Optimizer steps over all runs. This or `train_samples` is required.

@@ -420,7 +420,18 @@ const REFUSED: &[(&[&str], &str)] = &[
     (&["checkpoint.load_rng=false"], "checkpoint.load_rng"),
     (&["checkpoint.pretrained_checkpoint=x", "checkpoint.load_rng=false"], "checkpoint.load_rng"),
     (&["ddp.average_in_collective=true", "model.calculate_per_token_loss=true"], "ddp.average_in_collective"),
-    (&["rerun_state_machine.rerun_mode=report_determinism_stats"], "rerun_state_machine.rerun_mode"),
+    (
+        &["rerun_state_machine.rerun_mode=report_determinism_stats", "rerun_state_machine.check_for_nan_in_loss=false"],
+        "rerun_state_machine.rerun_mode",
+    ),
+    (
+        &[
+            "train.check_weight_hash_across_dp_replicas_interval=2",
+            "ddp.use_megatron_fsdp=true",
+            "ddp.data_parallel_sharding_strategy=optim_grads_params",
+        ],
+        "train.check_weight_hash_across_dp_replicas_interval",
+    ),
     (&["rerun_state_machine.error_injection_type=persistent_error"], "rerun_state_machine.error_injection_type"),
     (&["rerun_state_machine.error_injection_rate=10"], "rerun_state_machine.error_injection_rate"),
     (&["profiling.use_pytorch_profiler=true"], "profiling.use_pytorch_profiler"),

@@ -191,7 +191,7 @@ impl Tally<'_, '_> {
         self.add(world(Operation::AllGather), windows, 1);
         // Whether a rank found fault with its losses; the norm and, where they are counted, the zeros; where results are validated, the vote
         // on repeating the step.
-        let votes = u64::from(setup.config.rerun_state_machine.rerun_mode != RerunMode::Disabled);
+        let votes = u64::from(setup.config.rerun_state_machine.rerun_mode == RerunMode::ValidateResults);
         let config = setup.config;
         let zeros = u64::from(config.optimizer.log_num_zeros_in_grad || config.logger.log_num_zeros_in_grad);
         self.add(world(Operation::AllReduce), 2 + zeros + votes, FLOAT64);

@@ -56,6 +56,18 @@ pub struct Finding {
     pub kind: FindingKind,
     /// The result it is about.
     pub result: UnexpectedResult,
+    /// Whether the fault was injected.
+    pub cause: FaultCause,
+}
+
+/// Where a fault comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FaultCause {
+    /// The computation, or what it was given.
+    Found,
+    /// It was injected. The device that the step is repeated on after a restart is then taken to be another one, so that all verdicts can be
+    /// seen on one machine.
+    Injected,
 }
 
 impl fmt::Display for Finding {
@@ -71,6 +83,13 @@ impl fmt::Display for Finding {
             FindingKind::Correct => "the rerun on another device agrees: the result is correct, if unexpected",
             FindingKind::SameDevice => "the rerun was given the same device; it needs another one",
         };
-        write!(f, "{}: {conclusion}", self.result)
+        write!(f, "{}: {conclusion}", self.result)?;
+        match (self.cause, self.kind) {
+            (FaultCause::Found, _) => Ok(()),
+            (FaultCause::Injected, FindingKind::Persistent | FindingKind::Correct) => {
+                f.write_str(" (injected: any restart counts as one on another device)")
+            }
+            (FaultCause::Injected, _) => f.write_str(" (injected)"),
+        }
     }
 }

@@ -35,7 +35,15 @@ pub(super) struct Injector {
     rank: u64,
     random_state: u64,
     /// At most one fault is pending at a time.
-    pub(super) pending: Option<Call>,
+    pub(super) pending: Option<Fault>,
+}
+
+/// A fault that was injected, and is not judged yet.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Fault {
+    pub(super) call: Call,
+    /// What it pretends to be.
+    pub(super) kind: ErrorInjectionType,
 }
 
 impl Injector {
@@ -51,19 +59,28 @@ impl Injector {
         let draw = self.next_random() % self.config.rate;
         let hit = (draw + self.rank % self.config.rate).is_multiple_of(self.config.rate);
         if hit {
-            self.pending = Some(call.clone());
+            self.pending = Some(Fault { call: call.clone(), kind: self.config.kind });
         }
         hit
     }
 
+    /// The pending fault, if `call` is what it hit.
+    fn fault_of(&self, call: &Call) -> Option<&Fault> {
+        self.pending.as_ref().filter(|fault| fault.call == *call)
+    }
+
+    /// Whether the pending fault is in `call`.
+    pub(super) fn has_hit(&self, call: &Call) -> bool {
+        self.fault_of(call).is_some()
+    }
+
     /// Whether the pending fault makes a rerun of `call` come out differently.
     pub(super) fn distorts(&self, call: &Call, state: RerunState) -> bool {
-        self.pending.as_ref() == Some(call)
-            && match self.config.kind {
-                ErrorInjectionType::CorrectResult => false,
-                ErrorInjectionType::TransientError => state == RerunState::RerunningInPlace,
-                ErrorInjectionType::PersistentError => state == RerunState::RerunningFromCheckpoint,
-            }
+        self.fault_of(call).is_some_and(|fault| match fault.kind {
+            ErrorInjectionType::CorrectResult => false,
+            ErrorInjectionType::TransientError => state == RerunState::RerunningInPlace,
+            ErrorInjectionType::PersistentError => state == RerunState::RerunningFromCheckpoint,
+        })
     }
 
     /// The state of the draws, if there are any.

@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::finding::{Finding, FindingKind, Placement, UnexpectedResult};
-use super::injection::{ErrorInjection, Injector};
+use super::determinism::{CheckDifferences, Differences};
+use super::finding::{FaultCause, Finding, FindingKind, Placement, UnexpectedResult};
+use super::injection::{ErrorInjection, Fault, Injector};
 use super::relative_difference;
 use super::state::{Call, ExitDecision, Failure, NextPass, RerunCheckpoint, RerunCheckpointError, RerunState};
 
@@ -19,6 +20,8 @@ pub enum RerunMode {
     Disabled,
     /// Reruns.
     ValidateResults,
+    /// The same as when disabled; and every step runs twice, to see how far its results are apart.
+    ReportDeterminismStats,
 }
 
 /// Parameters of a [`RerunStateMachine`].
@@ -79,6 +82,7 @@ pub struct RerunStateMachine {
     injector: Injector,
     /// Calls so far in this pass, by message.
     num_calls: BTreeMap<String, u64>,
+    differences: Differences,
 }
 
 impl RerunStateMachine {
@@ -94,12 +98,18 @@ impl RerunStateMachine {
             failure: None,
             injector,
             num_calls: BTreeMap::new(),
+            differences: Differences::default(),
         }
     }
 
     /// Where the machine stands.
     pub fn state(&self) -> RerunState {
         self.state
+    }
+
+    /// Where this rank runs.
+    pub fn placement(&self) -> &Placement {
+        &self.config.placement
     }
 
     /// What rejected results lead to at present.
@@ -137,11 +147,19 @@ impl RerunStateMachine {
                 Ok(NextPass::Run)
             }
             RerunState::InitialRun => {
-                if self.config.mode == RerunMode::Disabled || !any(self.requests.rerun)? {
+                let repeats = match self.config.mode {
+                    RerunMode::Disabled => false,
+                    RerunMode::ValidateResults => any(self.requests.rerun)?,
+                    RerunMode::ReportDeterminismStats => true,
+                };
+                if !repeats {
                     return Ok(self.finish_step());
                 }
                 self.start_pass(RerunState::RerunningInPlace);
                 Ok(NextPass::Run)
+            }
+            RerunState::RerunningInPlace if self.config.mode == RerunMode::ReportDeterminismStats => {
+                Ok(self.finish_step())
             }
             RerunState::RerunningInPlace => self.after_rerun_in_place(any),
             RerunState::WillRerunFromCheckpoint => {
@@ -192,7 +210,7 @@ impl RerunStateMachine {
     pub fn exit_decision(&self) -> ExitDecision {
         match self.config.mode {
             RerunMode::ValidateResults => ExitDecision::of(self.state),
-            RerunMode::Disabled => ExitDecision::Continue,
+            RerunMode::Disabled | RerunMode::ReportDeterminismStats => ExitDecision::Continue,
         }
     }
 
@@ -201,33 +219,56 @@ impl RerunStateMachine {
     /// Returns what there is to log, if anything.
     ///
     /// # Errors
-    /// A rejected result of a fatal check, when the mode is [`RerunMode::Disabled`].
+    /// A rejected result of a fatal check, when steps are not repeated because of it.
     pub fn validate_result(&mut self, validation: Validation<'_>) -> Result<Option<Finding>, UnexpectedResult> {
         match self.config.mode {
-            RerunMode::Disabled => match (validation.rejected, validation.severity) {
-                (false, _) => Ok(None),
-                (true, Severity::Fatal) => Err(self.unexpected(&validation)),
-                (true, Severity::NonFatal) => Ok(Some(self.finding(FindingKind::Tolerated, &validation))),
-            },
-            RerunMode::ValidateResults => Ok(self.judge(&validation).map(|kind| self.finding(kind, &validation))),
+            RerunMode::Disabled => self.heed(&validation),
+            RerunMode::ValidateResults => {
+                let call = self.next_call(validation.message);
+                let kind = self.judge(&validation, &call);
+                let cause = if self.injector.has_hit(&call) { FaultCause::Injected } else { FaultCause::Found };
+                Ok(kind.map(|kind| Finding { kind, result: self.unexpected(&validation), cause }))
+            }
+            RerunMode::ReportDeterminismStats => {
+                let call = self.next_call(validation.message);
+                if !self.is_rerunning() {
+                    self.differences.expect(call, validation.result);
+                    return self.heed(&validation);
+                }
+                self.differences.compare(&call, validation.result);
+                // What the first pass has told is not told again.
+                self.heed(&validation).map(|_told| None)
+            }
         }
     }
 
-    fn judge(&mut self, validation: &Validation<'_>) -> Option<FindingKind> {
-        let call = self.next_call(validation.message);
+    /// Tells or fails, without a rerun.
+    fn heed(&self, validation: &Validation<'_>) -> Result<Option<Finding>, UnexpectedResult> {
+        let result = || self.unexpected(validation);
+        match (validation.rejected, validation.severity) {
+            (false, _) => Ok(None),
+            (true, Severity::Fatal) => Err(result()),
+            (true, Severity::NonFatal) => {
+                Ok(Some(Finding { kind: FindingKind::Tolerated, result: result(), cause: FaultCause::Found }))
+            }
+        }
+    }
+
+    fn judge(&mut self, validation: &Validation<'_>, call: &Call) -> Option<FindingKind> {
         if self.state == RerunState::InitialRun {
             return self.judge_initial_run(validation, call);
         }
         if !self.is_rerunning() {
             return None;
         }
-        let failure = self.failure.as_ref().filter(|failure| failure.call == call)?;
-        let differs = self.injector.distorts(&call, self.state)
+        let failure = self.failure.as_ref().filter(|failure| failure.call == *call)?;
+        let differs = self.injector.distorts(call, self.state)
             // Written so that a comparison that yields NaN counts as a difference.
             || !matches!(relative_difference(&failure.result, &validation.result).partial_cmp(&validation.tolerance),
                 Some(Ordering::Less | Ordering::Equal));
         let placement = &self.config.placement;
-        let same_device = failure.node == placement.node && failure.device == placement.device;
+        let same_device =
+            failure.node == placement.node && failure.device == placement.device && !self.injector.has_hit(call);
         let (kind, fatal_request): (_, fn(&mut Requests)) = match (self.state, differs) {
             (RerunState::RerunningInPlace, true) => (FindingKind::Transient, |r| r.exit = true),
             (RerunState::RerunningInPlace, false) => (FindingKind::Reproducible, |r| r.checkpoint = true),
@@ -245,16 +286,16 @@ impl RerunStateMachine {
         Some(kind)
     }
 
-    fn judge_initial_run(&mut self, validation: &Validation<'_>, call: Call) -> Option<FindingKind> {
+    fn judge_initial_run(&mut self, validation: &Validation<'_>, call: &Call) -> Option<FindingKind> {
         // The first iteration of a process is not judged: its results vary with warm-up.
         if !self.first_iteration_is_over || self.failure.is_some() {
             return None;
         }
-        if !self.injector.hits(&call) && !validation.rejected {
+        if !self.injector.hits(call) && !validation.rejected {
             return None;
         }
         let Placement { node, device, .. } = self.config.placement.clone();
-        self.failure = Some(Failure { call, result: validation.result, node, device });
+        self.failure = Some(Failure { call: call.clone(), result: validation.result, node, device });
         self.requests.rerun = true;
         Some(FindingKind::RerunRequested)
     }
@@ -274,8 +315,9 @@ impl RerunStateMachine {
         }
     }
 
-    fn finding(&self, kind: FindingKind, validation: &Validation<'_>) -> Finding {
-        Finding { kind, result: self.unexpected(validation) }
+    /// How far the results of repeated passes were apart since the last call, check by check.
+    pub fn take_differences(&mut self) -> Vec<CheckDifferences> {
+        self.differences.take()
     }
 
     /// What a checkpoint must hold, which is nothing unless a rerun from it is due. Differs from rank to rank.
@@ -284,7 +326,8 @@ impl RerunStateMachine {
             state: self.state,
             completed_iterations: self.iteration.saturating_sub(1),
             failure: self.failure.clone(),
-            pending_injection: self.injector.pending.clone(),
+            pending_injection: self.injector.pending.as_ref().map(|fault| fault.call.clone()),
+            pending_injection_type: self.injector.pending.as_ref().map(|fault| fault.kind),
         })
     }
 
@@ -311,7 +354,8 @@ impl RerunStateMachine {
             self.state = checkpoint.state;
             self.first_iteration_is_over = true;
             self.failure = checkpoint.failure;
-            self.injector.pending = checkpoint.pending_injection;
+            let kind = checkpoint.pending_injection_type.unwrap_or(self.config.injection.kind);
+            self.injector.pending = checkpoint.pending_injection.map(|call| Fault { call, kind });
         }
         Ok(())
     }

@@ -8,7 +8,10 @@
 //! }
 //! match machine.exit_decision() { .. }                        // go on, or save and exit with 16 or 17
 //! ```
+//!
+//! With [`RerunMode::ReportDeterminismStats`] every step runs twice, and how far its results are apart is counted instead.
 
+mod determinism;
 mod finding;
 mod injection;
 mod machine;
@@ -16,7 +19,8 @@ mod state;
 #[cfg(test)]
 mod tests;
 
-pub use finding::{Finding, FindingKind, Placement, UnexpectedResult};
+pub use determinism::{CheckDifferences, Spread};
+pub use finding::{FaultCause, Finding, FindingKind, Placement, UnexpectedResult};
 pub use injection::{ErrorInjection, ErrorInjectionType};
 pub use machine::{RerunConfig, RerunMode, RerunStateMachine, Severity, Validation};
 pub use state::{ExitDecision, NextPass, RerunCheckpoint, RerunCheckpointError, RerunState};

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::injection::ErrorInjectionType;
 use super::{EXIT_CODE_FAILED_ON_RESULT_VALIDATION, EXIT_CODE_RESUME_TO_DISAMBIGUATE};
 
 /// Where the machine stands within a step.
@@ -85,7 +86,11 @@ pub struct RerunCheckpoint {
     /// Iterations completed before the one in doubt.
     pub(super) completed_iterations: u64,
     pub(super) failure: Option<Failure>,
+    /// What an injected fault hit.
     pub(super) pending_injection: Option<Call>,
+    /// What it pretends to be; older checkpoints leave that to the configuration.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) pending_injection_type: Option<ErrorInjectionType>,
 }
 
 /// A checkpoint that the machine cannot continue from.

@@ -1,5 +1,5 @@
-//! Looks at each rank's own losses before they are added up, so that what is found names the rank, and decides with the rerun state machine
-//! whether a pass is repeated. What follows, all ranks do together.
+//! Looks at each rank's own losses and gradients before they are added up, so that what is found names the rank, and decides with the rerun
+//! state machine whether a pass is repeated. What follows, all ranks do together.
 //!
 //! It has a door of its own besides those of a subsystem: what it finds changes the step while it is made.
 
@@ -9,17 +9,39 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::config::RunConfig;
-use crate::resilience::rerun::{ExitDecision, Finding, NextPass, RerunCheckpoint, RerunStateMachine};
+use crate::optim::GradientPart;
+use crate::resilience::rerun::{
+    CheckDifferences, ExitDecision, Finding, NextPass, Placement, RerunCheckpoint, RerunMode, RerunStateMachine,
+    Severity, UnexpectedResult, Validation,
+};
 use crate::resilience::{LossChecks, SpikyLossDetector};
+use crate::train::report::{StepReport, TrainEnd, is_reported_every};
 use crate::train::reporter::Reporter;
-use crate::train::subsystem::{Loaded, RunContext, Subsystem, saved};
+use crate::train::subsystem::{Loaded, RunContext, Subsystem, Verdict, saved};
 use crate::train::{TrainError, ranks};
 
 /// The rerun state machine and the checks that feed it.
 pub(in crate::train) struct LossWatch {
     rerun: RerunStateMachine,
     checks: LossChecks,
+    /// Steps since the differences of repeated passes were told.
+    compared_steps: u64,
+    /// Lines about them that the step has to tell.
+    lines: Option<String>,
 }
+
+/// What one rank has of a pass by itself, before ranks add anything up.
+pub(in crate::train) struct OwnResults {
+    /// Loss of its part of each micro-batch, where the model ends.
+    pub loss_sums: Vec<f64>,
+    /// Tokens of that part.
+    pub num_tokens: Vec<f64>,
+    /// Norms of its gradients, where they are looked at.
+    pub gradients: Vec<(GradientPart, f64)>,
+}
+
+/// Largest relative difference at which two norms of gradients count as the same: not all devices add up in one order.
+const GRADIENT_TOLERANCE: f64 = 1e-3;
 
 /// What one rank found among its losses of a pass.
 #[derive(Clone, Serialize, Deserialize)]
@@ -32,7 +54,7 @@ struct Findings {
 
 impl LossWatch {
     pub fn new(rerun: RerunStateMachine, checks: LossChecks) -> Self {
-        Self { rerun, checks }
+        Self { rerun, checks, compared_steps: 0, lines: None }
     }
 
     /// Whether a pass comes next. All ranks call this together.
@@ -50,22 +72,22 @@ impl LossWatch {
         self.rerun.is_rerunning()
     }
 
-    /// Validates the loss sums of this rank's part of each micro-batch, before ranks add them up. All ranks call this together.
+    /// Validates what this rank has of the micro-batches, before ranks add it up. All ranks call this together.
     ///
     /// Ranks of a tensor-parallel group have one loss, so the first of each group speaks for it; ranks where the model does not end have none.
     ///
     /// # Errors
-    /// On the first rank that has one: a NaN or infinite loss, where reruns are disabled. On the others one that names that rank.
+    /// On the first rank that has one: a NaN or infinite result, where steps are not repeated for it. On the others one that names that rank.
     pub fn judge(
         &mut self,
         (groups, reporter): (&ProcessGroups, &Reporter),
-        loss_sums: &[f64],
-        num_tokens: &[f64],
+        own: &OwnResults,
     ) -> Result<(), TrainError> {
         let (pipeline, tensor) = (groups.pipeline(), groups.tensor());
         let has_losses = pipeline.rank() + 1 == pipeline.size() && tensor.rank() == 0;
         let mut findings = Vec::new();
-        let outcome = if has_losses { self.validate(loss_sums, num_tokens, &mut findings) } else { Ok(()) };
+        let outcome = if has_losses { self.validate_losses(own, &mut findings) } else { Ok(()) };
+        let outcome = outcome.and_then(|()| self.validate_gradients(&own.gradients, &mut findings));
         let notes: Vec<String> = findings.iter().map(Finding::to_string).collect();
         let world = groups.world();
         if world.size() == 1 {
@@ -80,21 +102,69 @@ impl LossWatch {
         all.iter().flat_map(|findings| &findings.notes).for_each(|note| reporter.note(note));
         match all.iter().position(|findings| findings.is_fatal) {
             None => Ok(()),
-            Some(rank) => Err(ranks::fail_on(world, rank, "looking at its losses", outcome.err())),
+            Some(rank) => Err(ranks::fail_on(world, rank, "looking at its losses and gradients", outcome.err())),
         }
     }
 
-    fn validate(
-        &mut self,
-        loss_sums: &[f64],
-        num_tokens: &[f64],
-        findings: &mut Vec<Finding>,
-    ) -> Result<(), TrainError> {
-        for (loss_sum, tokens) in loss_sums.iter().zip(num_tokens) {
-            findings.extend(self.checks.validate(&mut self.rerun, loss_sum / tokens.max(1.0))?);
+    fn validate_losses(&mut self, own: &OwnResults, findings: &mut Vec<Finding>) -> Result<(), TrainError> {
+        for (loss_sum, tokens) in own.loss_sums.iter().zip(&own.num_tokens) {
+            let found = self.checks.validate(&mut self.rerun, loss_sum / tokens.max(1.0));
+            findings.extend(found.map_err(|result| unexpected(result, "rerun_state_machine.check_for_nan_in_loss"))?);
         }
         Ok(())
     }
+
+    fn validate_gradients(
+        &mut self,
+        norms: &[(GradientPart, f64)],
+        findings: &mut Vec<Finding>,
+    ) -> Result<(), TrainError> {
+        for (part, norm) in norms {
+            for (rejected, what) in [(norm.is_nan(), "NaN"), (norm.is_infinite(), "Inf")] {
+                let message = format!("found {what} in local gradient norm of {part}, before ranks add up");
+                let found = self.rerun.validate_result(Validation {
+                    result: *norm,
+                    rejected,
+                    message: &message,
+                    tolerance: GRADIENT_TOLERANCE,
+                    severity: Severity::Fatal,
+                });
+                findings.extend(found.map_err(|result| unexpected(result, "ddp.check_for_nan_in_grad"))?);
+            }
+        }
+        Ok(())
+    }
+
+    /// What repeated passes of all ranks have shown since the last call, as lines. All ranks call this together.
+    fn differences(&mut self, run: &RunContext) -> Result<Option<String>, TrainError> {
+        let mine = RankDifferences { place: self.rerun.placement().clone(), checks: self.rerun.take_differences() };
+        let all = ranks::gather(run.groups.world(), &mine)?;
+        let steps = std::mem::take(&mut self.compared_steps);
+        let mut checks: Vec<&String> = all.iter().flat_map(|rank| &rank.checks).map(|check| &check.message).collect();
+        checks.sort();
+        checks.dedup();
+        let mut lines = format!("differences between the two passes of each of {steps} steps:");
+        for check in checks {
+            lines.push_str(&format!("\n  {check}:"));
+            for RankDifferences { place: Placement { rank, node, device }, checks } in &all {
+                for found in checks.iter().filter(|found| found.message == *check) {
+                    lines.push_str(&format!("\n    Rank {rank}, node {node}, device {device}: {found}"));
+                }
+            }
+        }
+        Ok(Some(lines).filter(|_| steps > 0))
+    }
+}
+
+/// How far the repeated passes of a rank were apart.
+#[derive(Clone, Serialize, Deserialize)]
+struct RankDifferences {
+    place: Placement,
+    checks: Vec<CheckDifferences>,
+}
+
+fn unexpected(result: UnexpectedResult, setting: &'static str) -> TrainError {
+    TrainError::UnexpectedResult { result: Box::new(result), setting }
 }
 
 /// What one rank has that no other rank has.
@@ -160,6 +230,31 @@ impl Subsystem for LossWatch {
     /// Iterations that are skipped are none of the machine's, but count.
     fn before_step(&mut self, run: &mut RunContext) -> Result<(), TrainError> {
         self.rerun.align_iteration(run.state.train_state.step);
+        Ok(())
+    }
+
+    fn measure(&mut self, run: &mut RunContext, step: &mut StepReport) -> Result<(), TrainError> {
+        if self.rerun.mode() == RerunMode::ReportDeterminismStats {
+            self.compared_steps += 1;
+            if is_reported_every(&run.state.config, run.state.config.logger.log_interval, step.iteration) {
+                self.lines = self.differences(run)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn after_step(&mut self, _run: &mut RunContext, _step: &StepReport) -> Result<Verdict, TrainError> {
+        Ok(self.lines.take().map_or_else(Verdict::default, |lines| Verdict::default().note(lines)))
+    }
+
+    /// Tells the differences of the steps that were not reported yet.
+    fn on_run_end(&mut self, run: &mut RunContext, end: TrainEnd<'_>) -> Result<(), TrainError> {
+        if end.is_ok()
+            && self.compared_steps > 0
+            && let Some(lines) = self.differences(run)?
+        {
+            run.note(&lines);
+        }
         Ok(())
     }
 

@@ -11,6 +11,7 @@ mod stall;
 mod synchronize;
 mod timeouts;
 mod times;
+mod weight_hashes;
 
 use std::path::{Path, PathBuf};
 
@@ -18,13 +19,14 @@ use bridge_dist::mesh::ProcessGroups;
 use serde_json::{Map, Value};
 
 pub(super) use best::best_of;
-pub(super) use loss_watch::LossWatch;
+pub(super) use loss_watch::{LossWatch, OwnResults};
 pub use losses_of_run::LOSSES_KEY;
 
 use super::report::{EvaluationReport, GlobalState, StepReport};
 use super::subsystem::{Agreement, Loaded, RunContext, Subsystem, Verdict};
 use super::{ExitReason, TrainError, ranks};
 use crate::config::RunConfig;
+use crate::resilience::rerun::Placement;
 
 /// All subsystems of a run.
 pub(super) struct Doors {
@@ -42,7 +44,7 @@ impl Doors {
     pub fn new(
         config: &RunConfig,
         groups: &ProcessGroups,
-        losses: LossWatch,
+        (losses, placement): (LossWatch, Placement),
         own: Vec<Box<dyn Subsystem>>,
     ) -> Result<Self, TrainError> {
         let compares = own.iter().any(|subsystem| subsystem.agreement() == Agreement::Compared);
@@ -56,6 +58,7 @@ impl Doors {
             Box::new(expert_bias::ExpertBiases::new(config)),
         ];
         subsystems.extend(own);
+        subsystems.push(Box::new(weight_hashes::WeightHashes::new(config, placement)));
         subsystems.push(Box::new(stall::StallWatch::default()));
         subsystems.push(Box::new(best::KeepBest::default()));
         subsystems.push(Box::new(early_stopping::EarlyStopping::default()));
