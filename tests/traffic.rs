@@ -201,6 +201,16 @@ fn contexts() {
 }
 
 #[test]
+fn layers_that_predict_further_tokens() {
+    const TWO: &str = "model.mtp_num_layers=2";
+    tiny("2", "tp=2", &[TWO, SEQUENCE]);
+    tiny("2", "cp=2", &[TWO]);
+    tiny("2", "pp=2 gbs=8", &[TWO, OPTIMIZER]);
+    tiny("2", "", &[&[TWO], &FULL[..]].concat());
+    moe("2", "ep=2", &[TWO]);
+}
+
+#[test]
 fn experts() {
     moe("2", "ep=2", &[]);
     moe("4", "ep=2 tp=2", &[]);

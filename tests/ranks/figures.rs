@@ -141,6 +141,41 @@ fn tokens_of_experts_are_those_of_all_ranks() {
 }
 
 #[test]
+fn losses_of_further_tokens_are_those_of_all_ranks() {
+    const PREDICTING: [&str; 4] =
+        ["model.mtp_num_layers=2", "train.global_batch_size=12", "train.train_iters=2", "validation.eval_iters=0"];
+    let expected = curves_of(1, &PREDICTING);
+    let (pipeline, context) = ("model.pipeline_model_parallel_size=2", "model.context_parallel_size=2");
+    let tensor = "model.tensor_model_parallel_size=2";
+    for (ranks, layout) in [(3, &[][..]), (2, &[pipeline]), (2, &[context]), (2, &[tensor]), (4, &[pipeline, context])]
+    {
+        let found = curves_of(ranks, &[&PREDICTING[..], layout].concat());
+        for name in ["lm loss", "mtp_1 loss", "mtp_2 loss"] {
+            assert_eq!(expected[name].len(), 2);
+            for ((_, loss), (_, found)) in expected[name].iter().zip(&found[name]) {
+                assert!((loss - found).abs() <= 1e-5 * loss, "{name}, {layout:?}: {found}, expected {loss}");
+            }
+        }
+    }
+}
+
+#[test]
+fn losses_of_further_tokens_reach_console_and_records() {
+    let folder = tempfile::tempdir().unwrap();
+    let few = ["model.mtp_num_layers=2", "train.train_iters=1", "logger.log_interval=1", "validation.eval_iters=1"];
+    let output = bridge(folder.path(), &few);
+    let said = String::from_utf8(output.stdout).unwrap();
+    let log = std::fs::read_to_string(folder.path().join("runs/tiny/metrics.jsonl")).unwrap();
+    let record: serde_json::Value = serde_json::from_str(log.lines().next().unwrap()).unwrap();
+    for depth in [1, 2] {
+        let loss = record[format!("mtp_{depth}_loss")].as_f64().expect("a loss");
+        // Of a model that knows nothing yet.
+        assert!((loss - 512_f64.ln()).abs() < 0.2, "{record}");
+        assert!(said.contains(&format!(" | mtp_{depth} loss: ")), "{said}");
+    }
+}
+
+#[test]
 fn tokens_of_experts_reach_console_and_records() {
     let folder = tempfile::tempdir().unwrap();
     let experts = ["model.num_moe_experts=4", "model.moe_router_topk=2", "logger.log_interval=1"];

@@ -7,8 +7,9 @@ use bridge_core::checkpoint::{CheckpointStore, HostTensor, Verification};
 use bridge_tests::{assert_close, losses, run_in};
 
 const RATE: f32 = 0.000_976_562_5;
-const MODEL: [&str; 10] = [
+const MODEL: [&str; 11] = [
     "model.num_layers=4",
+    "model.mtp_num_layers=1",
     "model.num_moe_experts=4",
     "model.moe_layer_freq=[0, 1, 0, 1]",
     "model.moe_ffn_hidden_size=32",
@@ -43,7 +44,7 @@ fn biases_of_experts_move_alike_on_every_layout() {
     let one = tempfile::tempdir().unwrap();
     train(one.path(), &[]);
     let (expected, expected_losses) = (bytes(one.path()), losses(one.path()));
-    assert_eq!(expected.len(), 2);
+    assert_eq!(expected.len(), 3);
     for (name, tensor) in &biases(one.path()) {
         let biases: Vec<f32> = tensor.to_vec().expect("float32");
         assert!(biases.iter().any(|bias| *bias != 0.0), "{name} moves");

@@ -17,7 +17,7 @@ pub const FOLLOW: [(&str, &[&str]); 8] = [
     ("exit", &["*"]),
 ];
 
-const LATER: [&str; 15] = [
+const LATER: [&str; 17] = [
     "grad_norm_1",
     "loss",
     "grad_norm",
@@ -33,6 +33,8 @@ const LATER: [&str; 15] = [
     "tokens_per_expert",
     "tokens_per_expert_max",
     "tokens_per_expert_min",
+    "mtp_1_loss",
+    "mtp_2_loss",
 ];
 /// Facets that only rows about them compare: how much of them is seen depends on when one looks.
 pub const GLIMPSES: [&str; 3] = ["threads", "maps", "early"];

@@ -370,6 +370,18 @@ impl RunConfig {
 }
 
 impl FinalTransformer {
+    /// Global numbers of the layers whose MLP has experts, in ascending order. Layers of multi-token prediction are behind the others, and of the sort
+    /// of the last one.
+    pub fn layers_with_experts(&self) -> Vec<usize> {
+        let numbered = self.moe_layers.iter().enumerate();
+        let mut layers: Vec<usize> =
+            numbered.filter(|(_, has_experts)| **has_experts).map(|(layer, _)| layer).collect();
+        if self.moe_layers.last() == Some(&true) {
+            layers.extend((0..self.mtp_num_layers.unwrap_or(0)).map(|depth| self.moe_layers.len() + depth));
+        }
+        layers
+    }
+
     /// Rows of the embedding, given the tokenizer's size.
     ///
     /// Without `vocab_size` it is the tokenizer's, padded to a multiple of

@@ -229,6 +229,8 @@ pub struct Declaration {
     pub component: Component,
     /// The segments that use it, in ascending order: a tied parameter has several.
     pub segments: Vec<usize>,
+    /// Global number of the layer that it is part of, if it is part of one.
+    pub layer: Option<usize>,
     /// False for frozen parameters: no gradient, no optimizer state.
     pub trainable: bool,
     /// Whether it is an adapter's, and the model without that has no such parameter.

@@ -10,10 +10,13 @@ pub type LayerMetric = (&'static str, usize);
 pub const ROUTER_LOSSES: [&str; 4] =
     ["load_balancing_loss", "z_loss", "seq_load_balancing_loss", "global_load_balancing_loss"];
 
+/// What a layer of multi-token prediction reports: the sum of its loss over the tokens of this rank, and their number.
+pub const PREDICTION_LOSS: &str = "mtp_loss";
+
 /// Values by name and layer of one micro-batch.
 ///
-/// A layer that reports again, because it is recomputed, replaces what it reported. Values are those of all ranks that share the
-/// micro-batch (tensor and context parallel ones): the caller averages over the others.
+/// A layer that reports again, because it is recomputed, replaces what it reported. Values of routers are those of all ranks that share the
+/// micro-batch (tensor and context parallel ones): the caller averages over the others. A sum with its number of summands may be one rank's.
 #[derive(Debug, Default)]
 pub struct LayerMetrics {
     values: Mutex<BTreeMap<LayerMetric, Vec<f64>>>,

@@ -38,7 +38,7 @@ pub use declaration::{Component, Cut, Declaration, Declarations, Initial, Meets,
 pub use deferred::DeferredParameters;
 pub use error::ModelBuildError;
 pub use generation::{GenerationState, LayerState};
-pub use layer_metrics::{LayerMetric, LayerMetrics, ROUTER_LOSSES, StepValues};
+pub use layer_metrics::{LayerMetric, LayerMetrics, PREDICTION_LOSS, ROUTER_LOSSES, StepValues};
 use module_chunk::released;
 pub use module_chunk::{ModuleChunk, Segments};
 pub use parallel::{Member, Parallel, RankPlace};

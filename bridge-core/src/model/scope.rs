@@ -67,6 +67,7 @@ impl ChunkScope {
         Scope {
             shared: Rc::clone(&self.0),
             segment,
+            layer,
             path: String::new(),
             component: match role {
                 SegmentRole::Embedding => Component::Embedding,
@@ -92,6 +93,8 @@ impl ChunkScope {
 pub struct Scope {
     shared: Rc<Shared>,
     segment: usize,
+    /// Global number of the layer, where this is part of one.
+    layer: Option<usize>,
     /// Dotted, empty at the root.
     path: String,
     component: Component,
@@ -113,6 +116,12 @@ impl Scope {
     #[must_use]
     pub fn component(&self, component: Component) -> Self {
         Self { component, ..self.clone() }
+    }
+
+    /// The same place in layer number `layer` (global): where a segment has layers of its own besides what it is named for.
+    #[must_use]
+    pub fn of_layer(&self, layer: usize) -> Self {
+        Self { layer: Some(layer), ..self.clone() }
     }
 
     /// The same place, whose parameters are frozen: they have no gradient and no optimizer state.
@@ -206,6 +215,7 @@ impl Scope {
             role,
             component: self.component,
             segments: vec![self.segment],
+            layer: self.layer,
             trainable: !self.is_frozen,
             of_adapter: self.of_adapter,
         };

@@ -147,6 +147,7 @@ mod tests {
             role,
             component: Component::Mlp,
             segments: vec![0],
+            layer: None,
             trainable: !name.starts_with("frozen"),
             of_adapter: false,
         }

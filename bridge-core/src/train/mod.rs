@@ -48,6 +48,7 @@ mod micro_batches;
 mod not_enough_memory;
 mod outputs;
 pub mod pipeline;
+mod predictions;
 mod preparation;
 mod pretrain;
 mod preview;

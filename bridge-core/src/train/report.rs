@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::TrainError;
 use super::exit_reason::ExitReason;
+use super::forward_step::Ratio;
 use super::forward_step::{LM_LOSS, Losses};
 use super::routers::RouterReport;
 use crate::checkpoint::TrainState;
@@ -44,6 +45,8 @@ pub struct StepReport {
     pub grad_norms: Vec<(String, f64)>,
     /// The routers of a mixture of experts, by layer; none in other models.
     pub routers: Vec<RouterReport>,
+    /// Mean losses of multi-token prediction, that of the token after the next one first.
+    pub predictions: Vec<Ratio>,
     /// True when the gradients were not finite and nothing was updated.
     pub skipped: bool,
     /// What the step says about whether the run still learns.

@@ -8,7 +8,7 @@ use bridge_dist::mesh::ProcessGroups;
 use super::forward_step::{Losses, Ratio};
 use super::ranks;
 use crate::config::RunConfig;
-use crate::model::{LayerMetrics, ROUTER_LOSSES};
+use crate::model::{LayerMetric, ROUTER_LOSSES};
 
 /// For each expert, the tokens it was given.
 const TOKENS: &str = "tokens_per_expert";
@@ -43,21 +43,15 @@ pub(super) struct RouterSums {
 
 impl RouterSums {
     pub(super) fn new(config: &RunConfig, groups: &ProcessGroups) -> Self {
-        let layers = config.model.moe_layers.iter().enumerate().filter(|(_, has_experts)| **has_experts);
-        let layers = || layers.map(|(layer, _)| layer).collect();
-        let sums = config.model.num_moe_experts.map(|num_experts| Sums::new(layers(), num_experts));
+        let experts = config.model.num_moe_experts;
+        let sums = experts.map(|num_experts| Sums::new(config.model.layers_with_experts(), num_experts));
         Self { sums, counts_tokens: groups.context().rank() == 0 }
     }
 
-    /// Takes what layers have reported of a micro-batch.
-    pub(super) fn add(&mut self, metrics: &LayerMetrics) {
-        let Some(sums) = &mut self.sums else {
-            return;
-        };
-        for ((name, layer), values) in metrics.take() {
-            if name != TOKENS || self.counts_tokens {
-                sums.add(name, layer, &values);
-            }
+    /// Takes what a layer has reported of a micro-batch.
+    pub(super) fn add(&mut self, (name, layer): LayerMetric, values: &[f64]) {
+        if let Some(sums) = self.sums.as_mut().filter(|_| name != TOKENS || self.counts_tokens) {
+            sums.add(name, layer, values);
         }
     }
 

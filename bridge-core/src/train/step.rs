@@ -10,6 +10,7 @@ use super::exit_reason::ExitReason;
 use super::forward_step::{Losses, Ratio};
 use super::micro_batches::StepData;
 use super::pipeline::StepWork;
+use super::predictions::{PredictionSums, loss_name};
 use super::report::StepReport;
 use super::routers::{RouterReport, RouterSums};
 use super::run::TrainingRun;
@@ -81,6 +82,7 @@ fn compute_step(run: &mut TrainingRun, mut data: StepData, started: Instant) -> 
         iteration: run.state.train_state.step + 1,
         losses: pass_result.losses,
         routers: pass_result.routers,
+        predictions: pass_result.predictions,
         learning_rate: rates.base.learning_rate,
         decoupled_learning_rate: rates.decoupled,
         weight_decay: rates.base.weight_decay,
@@ -125,6 +127,8 @@ fn learning(outcome: &StepOutcome, losses: &Losses, can_fall: bool) -> Learning 
 struct Pass {
     losses: Losses,
     routers: Vec<RouterReport>,
+    /// Of multi-token prediction, by depth.
+    predictions: Vec<Ratio>,
     /// What the accumulated gradients still have to be divided by.
     divisor: f64,
     /// Times of the reduction of gradients.
@@ -148,6 +152,7 @@ struct Gathered {
     /// Tokens of each micro-batch over all ranks that share it.
     num_tokens: Vec<f64>,
     routers: RouterSums,
+    predictions: PredictionSums,
     /// What layers tell those of later micro-batches.
     layers: Arc<StepValues>,
 }
@@ -163,6 +168,7 @@ fn forward_backward(run: &mut TrainingRun, data: &mut StepData) -> Result<PassEn
         own_tokens: Vec::new(),
         num_tokens: Vec::new(),
         routers: RouterSums::new(&run.config, &run.groups),
+        predictions: PredictionSums::new(&run.config),
         layers: Arc::default(),
     };
     while gathered.loss_sums.len() < data.total() {
@@ -170,7 +176,7 @@ fn forward_backward(run: &mut TrainingRun, data: &mut StepData) -> Result<PassEn
             return Ok(PassEnd::Stopped(reason));
         }
     }
-    let Gathered { mut losses, loss_sums, own_tokens, num_tokens, routers, .. } = gathered;
+    let Gathered { mut losses, loss_sums, own_tokens, num_tokens, routers, predictions, .. } = gathered;
     run.begin_phase()?;
     run.training.reducer.finish(&mut run.training.gradients)?;
     let reduction = run.training.reducer.take_times();
@@ -186,8 +192,12 @@ fn forward_backward(run: &mut TrainingRun, data: &mut StepData) -> Result<PassEn
     ranks::share_losses(&run.groups, &mut losses)?;
     let routers = routers.of_all_ranks(&run.groups)?;
     losses.extend(routers.losses);
+    let predictions = predictions.of_all_ranks(&run.groups)?;
+    // In a step whose documents are short there may be no token that far on.
+    let counted = (1..).zip(&predictions).filter(|(_, loss)| loss.denominator > 0.0);
+    losses.extend(counted.map(|(depth, loss)| (loss_name(depth), *loss)));
     let divisor = if per_token { num_tokens.iter().sum::<f64>().max(1.0) } else { 1.0 };
-    Ok(PassEnd::Done(Pass { losses, routers: routers.layers, divisor, reduction }))
+    Ok(PassEnd::Done(Pass { losses, routers: routers.layers, predictions, divisor, reduction }))
 }
 
 /// Forward and backward of the next window of micro-batches, with looks whether to stop; the reason if so.
@@ -248,7 +258,10 @@ fn window_pass(
                 *gathered.losses.entry(name).or_default() += ratio;
             }
         }
-        metrics.iter().for_each(|metrics| gathered.routers.add(metrics));
+        for (metric, values) in metrics.iter().flat_map(|metrics| metrics.take()) {
+            gathered.routers.add(metric, &values);
+            gathered.predictions.add(metric, &values);
+        }
         gathered.loss_sums.extend(loss_sums);
         done += count;
         if start + done < total

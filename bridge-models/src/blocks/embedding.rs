@@ -108,36 +108,37 @@ impl Embedding {
         key: Option<DropoutKey>,
     ) -> Tensor<3> {
         let [_, t] = ids_bt.dims();
-        let mut x_btc = scaled(self.words(ids_bt, regions), self.multiplier);
+        let mut x_btc =
+            scaled(rows_of_words(self.word_embeddings(), self.vocab_size, ids_bt, regions), self.multiplier);
         if let Some(table) = &self.position_embeddings {
             x_btc = x_btc + rows_of_positions(table.weight(), positions, regions.own_rows(t));
         }
         regions.dropout(x_btc, self.dropout, key)
     }
+}
 
-    /// Rows of the word embedding. Each tensor-parallel rank looks up the ids it holds; the others' rows are zero, and the sum is whole.
-    fn words(&self, ids_bt: Tensor<2, Int>, regions: &Regions) -> Tensor<3> {
-        let weight_vc = self.word_embeddings.weight();
-        let group = regions.tensor();
-        if group.size() == 1 {
-            return embedding(weight_vc, ids_bt);
-        }
-        let ([b, t], size) = (ids_bt.dims(), self.vocab_size);
-        let rows = vocabulary_rows(size, group.rank(), group.size());
-        let local = |(place, id): (usize, i64)| {
-            let id = usize::try_from(id).ok().filter(|id| *id < size);
-            let id = id.unwrap_or_else(|| panic!("the token at place {place} is not in 0..{size}, the vocabulary"));
-            rows.contains(&id).then(|| id - rows.start)
-        };
-        let device = ids_bt.device().without_autodiff();
-        let local: Vec<Option<usize>> = ids_bt.into_data().iter::<i64>().enumerate().map(local).collect();
-        let row_ids: Vec<i64> = local.iter().map(|row| row.unwrap_or(0) as i64).collect();
-        let held: Vec<f32> = local.iter().map(|row| if row.is_some() { 1.0 } else { 0.0 }).collect();
-        let dtype = FloatDType::from(weight_vc.dtype());
-        let held_bt1 = Tensor::<3>::from_data(TensorData::new(held, [b, t, 1]), (&device, dtype.into()));
-        let row_ids_bt = Tensor::<2, Int>::from_data(TensorData::new(row_ids, [b, t]), &device);
-        regions.leave(embedding(weight_vc, row_ids_bt) * held_bt1)
+/// Rows of the word embedding, of which `weight_vc` is this rank's part of `size`: `[b, t]` -> `[b, t, c]` of the residual stream. Each
+/// tensor-parallel rank looks up the ids it holds; the others' rows are zero, and the sum is whole.
+pub(crate) fn rows_of_words(weight_vc: Tensor<2>, size: usize, ids_bt: Tensor<2, Int>, regions: &Regions) -> Tensor<3> {
+    let group = regions.tensor();
+    if group.size() == 1 {
+        return embedding(weight_vc, ids_bt);
     }
+    let [b, t] = ids_bt.dims();
+    let rows = vocabulary_rows(size, group.rank(), group.size());
+    let local = |(place, id): (usize, i64)| {
+        let id = usize::try_from(id).ok().filter(|id| *id < size);
+        let id = id.unwrap_or_else(|| panic!("the token at place {place} is not in 0..{size}, the vocabulary"));
+        rows.contains(&id).then(|| id - rows.start)
+    };
+    let device = ids_bt.device().without_autodiff();
+    let local: Vec<Option<usize>> = ids_bt.into_data().iter::<i64>().enumerate().map(local).collect();
+    let row_ids: Vec<i64> = local.iter().map(|row| row.unwrap_or(0) as i64).collect();
+    let held: Vec<f32> = local.iter().map(|row| if row.is_some() { 1.0 } else { 0.0 }).collect();
+    let dtype = FloatDType::from(weight_vc.dtype());
+    let held_bt1 = Tensor::<3>::from_data(TensorData::new(held, [b, t, 1]), (&device, dtype.into()));
+    let row_ids_bt = Tensor::<2, Int>::from_data(TensorData::new(row_ids, [b, t]), &device);
+    regions.leave(embedding(weight_vc, row_ids_bt) * held_bt1)
 }
 
 /// Rows of the table `[p, c]` of learned positions for the tokens `own` of the sequence: `[b or 1, own tokens, c]`.

@@ -102,6 +102,7 @@ pub(super) fn as_in_a_file(config: DecoderConfig) -> DecoderConfig {
     DecoderConfig {
         moe,
         encoder: config.encoder.map(|encoder| EncoderConfig { target_length: unsaid, ..encoder }),
+        mtp_loss_scaling_factor: DecoderConfig::neutral().mtp_loss_scaling_factor,
         padded_vocab_size: config.vocab_size,
         embedding_init_method_std: config.init_method_std,
         perform_initialization: true,

@@ -137,6 +137,10 @@ fn layers() -> Vec<Row> {
         // The first product's outputs are about 0.1 large.
         row("model.activation_func_clamp_value", &quick, &[AS_IT_IS, "0.05"]).moves("loss_1"),
         row("model.glu_linear_offset", &quick, &[AS_IT_IS, "1"]).moves("loss_1"),
+        row("model.mtp_num_layers", &tiny(), &[AS_IT_IS, "1", "2"])
+            .moves("grad_norm_1 keys console events flops shapes slices"),
+        row("model.mtp_loss_scaling_factor", &tiny_with(&["model.mtp_num_layers=1"]), &[AS_IT_IS, "0.5"])
+            .moves("grad_norm_1"),
         row("model.hidden_dropout", &tiny(), &[AS_IT_IS, "0.1"]).moves("loss_1"),
         switch("model.calculate_per_token_loss", &tiny().with(&["dataset.eod_mask_loss=true"])).moves("params"),
     ]

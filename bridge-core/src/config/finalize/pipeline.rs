@@ -45,6 +45,8 @@ pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &mut ParallelSizes, num_l
             let is_grouped = model.microbatch_group_size_per_vp_stage.is_some();
             let message = "has no effect without virtual stages (model.virtual_pipeline_model_parallel_size)";
             draft.require(!is_grouped || parallel.virtual_pipeline > 1, key, message);
+            let is_apart = placement.chunks.iter().flatten().any(|stage| stage.num_mtp_layers > 0 && !stage.loss);
+            draft.require(!is_apart, layout, "must have m in the stage of L, whose output layer these layers share");
         }
         Err(error) => {
             let key = if model.pipeline_model_parallel_layout.is_some() {

@@ -23,6 +23,7 @@ pub(super) fn check(draft: &mut Draft<'_>, windowed: &[bool], without_rope: &[bo
     layer_patterns(draft, windowed, without_rope);
     biases(draft);
     details(draft);
+    predictions(draft);
     vocabulary(draft);
     initial_values(draft);
     width_transfer(draft);
@@ -162,6 +163,16 @@ fn biases(draft: &mut Draft<'_>) {
     for (key, is_set) in some {
         draft.forbid(is_set && model.add_bias_linear, key, message);
     }
+}
+
+/// The weight of losses of layers that are not there.
+fn predictions(draft: &mut Draft<'_>) {
+    let model = &draft.recipe.model.config;
+    let (layers, weight) = (model.mtp_num_layers.unwrap_or(0), model.mtp_loss_scaling_factor);
+    let key = "model.mtp_loss_scaling_factor";
+    let is_changed = draft.recipe_differs(key) && weight.is_some();
+    draft.require(layers > 0 || !is_changed, key, "has no effect without model.mtp_num_layers");
+    draft.require(layers == 0 || weight.is_some(), key, "must be a number with model.mtp_num_layers");
 }
 
 /// What is said of norms and rotations that are not there.

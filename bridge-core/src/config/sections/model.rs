@@ -162,8 +162,7 @@ section! {
         /// Elements of a head's values (upstream: in its MLA configuration).
         v_head_dim: usize = 128, Limits::SIZE;
         /// Multi-token-prediction depth.
-        mtp_num_layers: Option<usize> = None, COUNT_OR_ZERO
-            => not_built("multi-token prediction: layers that predict the tokens after the next one").inert(&["0"]);
+        mtp_num_layers: Option<usize> = None, COUNT_OR_ZERO;
         /// Layers of the encoder (kind t5), where `num_layers` counts the decoder's; null means as many.
         encoder_num_layers: Option<usize> = None, COUNT => not_built("an encoder, which only kinds of model with two stacks have");
         /// Tokens of the decoder's sequences (kind t5), where `seq_length` counts the encoder's.
@@ -177,8 +176,7 @@ section! {
         /// Divide the decoder's output by the square root of `hidden_size` before the tied output projection (ours).
         scale_decoder_outputs: bool = false => not_built("the scale of T5's tied output projection");
         /// Weight of the multi-token loss.
-        mtp_loss_scaling_factor: Option<f64> = Some(0.1), Limits::NON_NEGATIVE
-            => not_built("the weight of the losses of mtp_num_layers").inert(&["null"]);
+        @training mtp_loss_scaling_factor: Option<f64> = Some(0.1), Limits::NON_NEGATIVE;
         /// Divide gradients by all unmasked tokens of the step instead of averaging micro-batches.
         @training calculate_per_token_loss: bool = false;
         /// Attention implementation.

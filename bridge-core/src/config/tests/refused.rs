@@ -292,6 +292,8 @@ const REFUSED: &[(&[&str], &str)] = &[
         &["model.use_mup=true", "model.mup_base_hidden_size=1", "scheduler.lr_warmup_init=1e-4"],
         "scheduler.lr_warmup_init",
     ),
+    (&["model.mtp_loss_scaling_factor=0.3"], "model.mtp_loss_scaling_factor"),
+    (&["model.mtp_num_layers=1", "model.mtp_loss_scaling_factor=null"], "model.mtp_loss_scaling_factor"),
     (&["model.rope_scaling=true"], "model.rope_scaling_factor"),
     (&["model.fp16=true", "model.init_method_std=1e-8"], "model.init_method_std"),
     (&["mixed_precision=fp16_mixed", "model.softmax_scale=7e4"], "model.softmax_scale"),

@@ -159,6 +159,8 @@ fn stages_are_checked_and_chunks_counted() {
     assert_eq!((run.parallel.pipeline, run.parallel.virtual_pipeline, run.parallel.data), (2, 1, 1));
     let run = pipeline(&["model.pipeline_model_parallel_layout=Et|t|t|tL"]).expect("a layout says how many chunks");
     assert_eq!(run.parallel.virtual_pipeline, 2);
+    let predicting = ["model.mtp_num_layers=1", "model.pipeline_model_parallel_layout=Et|t|t|tmL"];
+    assert!(pipeline(&predicting).is_ok());
     let list = "model.pipeline_model_parallel_layout=['Et', 't*3', '', 'L']";
     assert_eq!(pipeline(&[list]).expect("a list of stages").parallel.virtual_pipeline, 2);
     assert!(pipeline(&["model.num_layers_in_last_pipeline_stage=1"]).is_ok());
@@ -168,6 +170,10 @@ fn stages_are_checked_and_chunks_counted() {
         (&["model.num_layers_in_first_pipeline_stage=5"], "model.num_layers_in_first_pipeline_stage"),
         (&["model.account_for_loss_in_pipeline_split=true"], "model.account_for_loss_in_pipeline_split"),
         (&["model.pipeline_model_parallel_layout=Et|tx"], "model.pipeline_model_parallel_layout"),
+        (
+            &["model.mtp_num_layers=1", "model.pipeline_model_parallel_layout=Ett|tt|m|L"],
+            "model.pipeline_model_parallel_layout",
+        ),
         (
             &["model.pipeline_model_parallel_layout=Ett|ttL", "model.num_layers_in_first_pipeline_stage=2"],
             "model.num_layers_in_first_pipeline_stage",

@@ -180,11 +180,17 @@ impl Tally<'_, '_> {
         if let Some(experts) = setup.model.num_moe_experts {
             // The losses of the routers, with their divisors: of all layers, and of each with the tokens of its experts.
             let losses = 2 * ROUTER_LOSSES.len() as u64;
-            let layers = setup.model.moe_layers.iter().filter(|has_experts| **has_experts).count() as u64;
+            let layers = setup.model.layers_with_experts().len() as u64;
             for figures in [losses, layers * (losses + experts as u64)] {
                 self.add(replicas, 1, figures * FLOAT64);
                 self.add(on(GroupKind::Pipeline, Operation::AllReduce), 1, figures * FLOAT64);
             }
+        }
+        let predictions = setup.model.mtp_num_layers.unwrap_or(0) as u64;
+        if predictions > 0 {
+            // The losses of multi-token prediction, with their divisors.
+            self.add_uneven(replicas, 1, 2 * predictions * FLOAT64);
+            self.add_uneven(on(GroupKind::Pipeline, Operation::Broadcast), 1, told * predictions);
         }
         let world = |operation| Way(TrafficKind::Scalars, TrafficGroup::World, operation);
         // Whether all ranks could read their data.

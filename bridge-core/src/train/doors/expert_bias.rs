@@ -27,11 +27,9 @@ pub(super) struct ExpertBiases {
 fn held(run: &RunContext) -> Vec<(usize, String, usize)> {
     let mut found = Vec::new();
     for (index, chunk) in run.chunks().iter().enumerate() {
-        let segments = chunk.segments();
         for parameter in chunk.parameters().iter().filter(|parameter| parameter.role == ParameterRole::ExpertBias) {
-            if let Some(layer) = segments[parameter.segments[0]].layer {
-                found.push((index, parameter.name.clone(), layer));
-            }
+            let layer = parameter.layer.expect("a router is in a layer");
+            found.push((index, parameter.name.clone(), layer));
         }
     }
     found
@@ -47,20 +45,20 @@ impl ExpertBiases {
     /// Reads the biases of all layers from the ranks that hold them. All ranks call this together.
     fn read(&mut self, run: &mut RunContext) -> Result<(), TrainError> {
         let model = &run.state.config.model;
-        let (layers, experts) = (model.moe_layers.len(), model.num_moe_experts.unwrap_or(0));
-        let mut all = vec![0.0; layers * experts];
+        let (layers, experts) = (model.layers_with_experts(), model.num_moe_experts.unwrap_or(0));
+        let mut all = vec![0.0; layers.len() * experts];
         for (index, name, layer) in held(run) {
             let training = &mut *run.training;
             let values = training.optimizer.parameters().frozen_value(training.chunks[index].as_ref(), &name)?;
-            if let Some(place) = all.get_mut(layer * experts..(layer + 1) * experts) {
-                place.iter_mut().zip(values).for_each(|(place, value)| *place = f64::from(value));
+            if let Ok(place) = layers.binary_search(&layer) {
+                let place = all[place * experts..].iter_mut();
+                place.zip(values).for_each(|(place, value)| *place = f64::from(value));
             }
         }
         // A layer is on one stage.
         run.groups.pipeline().all_reduce((&mut all).into(), ReduceOp::Sum)?;
-        let with_experts = model.moe_layers.iter().enumerate().filter(|(_, has_experts)| **has_experts);
-        self.by_layer =
-            with_experts.map(|(layer, _)| (layer, all[layer * experts..(layer + 1) * experts].to_vec())).collect();
+        let by_layer = layers.into_iter().zip(all.chunks(experts.max(1)));
+        self.by_layer = by_layer.map(|(layer, biases)| (layer, biases.to_vec())).collect();
         Ok(())
     }
 

@@ -10,7 +10,7 @@ use crate::logging::{
     perplexity, report_l2_norm_grad, scientific,
 };
 use crate::schedule::tflops_per_device;
-use crate::train::forward_step::LM_LOSS;
+use crate::train::forward_step::{LM_LOSS, Ratio};
 use crate::train::report::{EvaluationReport, GlobalState, StepReport, is_reported_every};
 
 /// Sums since the last console line.
@@ -81,6 +81,7 @@ impl Recorder {
         let mut all = self.of_step(state, step);
         all.extend(self.circumstances(state));
         all.extend(routers(step, self.config.model.moe_per_layer_logging));
+        all.extend(predictions(step));
         all.extend(self.pace(step));
         all.extend(self.reduction(step));
         all.extend(losses().map(|(name, value)| {
@@ -400,6 +401,16 @@ fn grad_norms(step: &StepReport) -> Vec<Figure> {
             .board(name)
     };
     report_l2_norm_grad(step.grad_norms.iter().cloned()).into_iter().map(figure).collect()
+}
+
+/// The losses of multi-token prediction that had a token to predict.
+fn predictions(step: &StepReport) -> Vec<Figure> {
+    let counted = (1..).zip(&step.predictions).filter(|(_, loss)| loss.denominator > 0.0);
+    let figure = |(depth, loss): (usize, &Ratio)| {
+        let help = "Loss of a layer of multi-token prediction";
+        Figure::new(format!("mtp_{depth}_loss"), "", help, loss.value()).file_as(loss.value() as f32)
+    };
+    counted.map(figure).collect()
 }
 
 /// What the routers of a mixture of experts did; in `each_layer` where that is asked for.

@@ -152,6 +152,12 @@ described! {
         logit_softcap: Option<f64> = None => same!(final_logit_softcapping);
         /// The output projection uses the word embedding.
         share_embeddings_and_output_weights: bool = false => same!(share_embeddings_and_output_weights);
+        /// Layers behind the last one, of which each predicts one more token.
+        #[serde(default)]
+        mtp_num_layers: usize = 0 => unless!(mtp_num_layers, |_| 0);
+        /// Weight of the mean of their losses.
+        #[serde(default)]
+        mtp_loss_scaling_factor: f64 = 0.1 => or!(mtp_loss_scaling_factor, |_| 0.1);
         /// Standard deviation of initial weights.
         init_method_std: f64 = 0.0 => same!(init_method_std);
         /// Standard deviation of initial embeddings.

@@ -56,11 +56,15 @@ fn parts(blocks: BlockOrder, has_experts: bool) -> &'static [SegmentRole] {
 impl Layer {
     /// Layer `index` (global). Each of its parts is a segment.
     pub fn new(config: &DecoderConfig, index: usize, scope: &ChunkScope) -> Self {
-        let (moe, residual) = (config.moe_layer(index), config.residual);
         let name = format!("decoder.layers.{index}");
-        let parts = parts(residual.blocks, moe.is_some()).iter();
+        let parts = parts(config.residual.blocks, config.moe_layer(index).is_some()).iter();
         let segments: Vec<Scope> = parts.map(|role| scope.segment(*role, Some(index)).child(&name)).collect();
-        let (first, last) = (&segments[0], &segments[segments.len() - 1]);
+        Self::at(config, index, [&segments[0], &segments[segments.len() - 1]])
+    }
+
+    /// A layer of the sort of layer `index` (global): attention at the first scope, the feed-forward block at the last.
+    pub fn at(config: &DecoderConfig, index: usize, [first, last]: [&Scope; 2]) -> Self {
+        let (moe, residual) = (config.moe_layer(index), config.residual);
         let norm =
             |exists: bool, scope: &Scope, name| exists.then(|| Norm::new(config.norm, config.hidden_size, scope, name));
         let norms = residual.layer_norms();

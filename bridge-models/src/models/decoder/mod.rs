@@ -14,6 +14,7 @@
 //! | `layers` | a layer of either sort |
 //! | `model` | [`Decoder`]: the loop over layers, as segments |
 //! | `listing` | the linear layers of a model |
+//! | `mtp` | layers that predict further tokens |
 //! | `builder` | kinds `gpt` and `mamba` for the model registry |
 //! | `divisions` | sizes that must divide over the ranks |
 //! | `presets` | the benchmark's shapes |
@@ -33,6 +34,7 @@ pub(crate) mod limits;
 pub(crate) mod listing;
 mod model;
 mod moe_words;
+mod mtp;
 pub mod presets;
 mod section;
 pub(crate) mod validate;

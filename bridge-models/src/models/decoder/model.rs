@@ -16,13 +16,15 @@ use burn::tensor::{FloatDType, Int, Tensor};
 use super::config::DecoderConfig;
 use super::layer::LayerInput;
 use super::layers::DecoderLayer;
+use super::mtp::{self, MultiToken};
 use crate::blocks::attention::AttentionInput;
-use crate::blocks::embedding::{Embedding, Table, WORD_EMBEDDINGS};
+use crate::blocks::embedding::{Embedding, Table, WORD_EMBEDDINGS, rows_of_words};
 use crate::blocks::head::{Projection, Targets, cost as head_cost, logits, loss_sum};
 use crate::blocks::init::InitialValues;
 use crate::blocks::moe::MoeInput;
 use crate::blocks::norm::{Norm, statistics};
 use crate::blocks::regions::Regions;
+use crate::blocks::residual::scaled;
 use crate::blocks::rope::Rotary;
 use crate::models::encoder_decoder;
 
@@ -42,6 +44,8 @@ pub struct Decoder {
     decoder: Block,
     /// The output table, unless it is the word embedding held by this very stage.
     output_layer: Option<Table>,
+    /// Layers that predict further tokens, on a stage with the head.
+    prediction: Option<MultiToken>,
     #[module(skip)]
     rotary: Option<Rotary>,
     #[module(skip)]
@@ -66,6 +70,10 @@ struct Settings {
     logit_softcap: Option<f64>,
     /// Rows of the whole vocabulary.
     vocab_size: usize,
+    /// Of the whole model.
+    num_layers: usize,
+    embedding_multiplier: f64,
+    embedding_dropout: f64,
 }
 
 /// The tokens of a generation, kept where layers may have to see them again.
@@ -77,6 +85,7 @@ struct Parts {
     embedding: Option<Embedding>,
     decoder: Block,
     output_layer: Option<Table>,
+    prediction: Option<MultiToken>,
 }
 
 impl Parts {
@@ -92,19 +101,25 @@ impl Parts {
         let head = part.end.then(|| scope.segment(SegmentRole::Head, None));
         let norm = |head: &Scope| Norm::new(config.norm, config.hidden_size, &head.child("decoder"), "final_layernorm");
         let final_layernorm = head.as_ref().map(norm);
-        let output_layer = head.and_then(|head| match (config.share_embeddings_and_output_weights, &embedding) {
-            (true, Some(_)) => {
-                head.uses(WORD_EMBEDDINGS);
-                None
-            }
-            (true, None) => Some(Embedding::words_at(config, &head.component(Component::Embedding).child("embedding"))),
-            (false, _) => {
-                let shape = [config.padded_vocab_size, config.hidden_size];
-                let initial = InitialValues::new(config).output_table;
-                Some(Table::of_vocabulary(shape, initial, ParameterRole::Output, &head.child("output_layer")))
-            }
-        });
-        Self { embedding, decoder: Block { layers, final_layernorm }, output_layer }
+        let output_layer =
+            head.as_ref().and_then(|head| match (config.share_embeddings_and_output_weights, &embedding) {
+                (true, Some(_)) => {
+                    head.uses(WORD_EMBEDDINGS);
+                    None
+                }
+                (true, None) => {
+                    Some(Embedding::words_at(config, &head.component(Component::Embedding).child("embedding")))
+                }
+                (false, _) => {
+                    let shape = [config.padded_vocab_size, config.hidden_size];
+                    let initial = InitialValues::new(config).output_table;
+                    Some(Table::of_vocabulary(shape, initial, ParameterRole::Output, &head.child("output_layer")))
+                }
+            });
+        let has_words = embedding.is_some() || config.share_embeddings_and_output_weights;
+        let words = if has_words { mtp::Words::Here } else { mtp::Words::Nowhere };
+        let prediction = head.and_then(|head| MultiToken::new(config, &words, &head));
+        Self { embedding, decoder: Block { layers, final_layernorm }, output_layer, prediction }
     }
 }
 
@@ -139,7 +154,8 @@ fn cost(config: &DecoderConfig, segment: Segment, work: &Workload) -> SegmentCos
         SegmentRole::Head => {
             let input = work.tokens_between_blocks() * config.hidden_size as u64;
             let norm = statistics(config.norm, work.tokens_between_blocks());
-            SegmentCost { input, ..norm.and(head_cost(config, work)) }
+            let head = norm.and(head_cost(config, work)).and(MultiToken::cost(config, work));
+            SegmentCost { input, ..head }
         }
     }
 }
@@ -163,11 +179,12 @@ impl DecoderConfig {
 impl Decoder {
     /// Builds `stage` of the model `config` describes, and declares its parameters in `scope`.
     pub fn new(config: &DecoderConfig, context: &BuildContext, stage: &Stage, scope: &ChunkScope) -> Self {
-        let Parts { embedding, decoder, output_layer } = Parts::new(config, stage, scope);
+        let Parts { embedding, decoder, output_layer, prediction } = Parts::new(config, stage, scope);
         Self {
             embedding,
             decoder,
             output_layer,
+            prediction,
             rotary: Rotary::of(config, &context.device),
             settings: Settings {
                 first_layer: stage.only_stack().layers.start,
@@ -176,13 +193,22 @@ impl Decoder {
                 logit_multiplier: config.factor_on_logits(),
                 logit_softcap: config.logit_softcap,
                 vocab_size: config.padded_vocab_size,
+                num_layers: config.num_layers,
+                embedding_multiplier: config.embedding_multiplier,
+                embedding_dropout: config.embedding_dropout,
             },
             regions: Regions::new(&context.parallel),
         }
     }
 
     fn layer(&self, local: usize, part: usize, x_btc: Tensor<3>, context: &ForwardContext) -> Tensor<3> {
-        let layer = self.settings.first_layer + local;
+        let input = self.layer_input(self.settings.first_layer + local, context);
+        let block = &self.decoder.layers[local];
+        block.forward(block.parts()[part], x_btc, input)
+    }
+
+    /// What layer number `layer` (global) reads besides the residual stream.
+    fn layer_input<'a>(&'a self, layer: usize, context: &'a ForwardContext) -> LayerInput<'a> {
         let ranks = self.regions.context();
         assert_eq!(
             context.batch.part,
@@ -191,7 +217,7 @@ impl Decoder {
         );
         let [_, t] = context.batch.tokens.dims();
         let length = t * ranks.size();
-        let input = LayerInput {
+        LayerInput {
             attention: AttentionInput {
                 regions: &self.regions,
                 rotary: self.rotary.as_ref().map(|rotary| rotary.tables(length)),
@@ -210,9 +236,7 @@ impl Decoder {
                 weight_gradients: context.weight_gradients,
             },
             mlp_key: context.dropout_key(layer, place::MLP_OUTPUT),
-        };
-        let block = &self.decoder.layers[local];
-        block.forward(block.parts()[part], x_btc, input)
+        }
     }
 
     /// The layer (counted in this stage) and the part of it that is segment `in_layers` behind the embedding. All layers have as many parts.
@@ -234,7 +258,49 @@ impl Decoder {
     fn head(&self, x_btc: Tensor<3>, context: &ForwardContext) -> Tensor<1> {
         let (norm, projection) = self.head_parts().expect("the head segment exists on stages with a head only");
         let targets = Targets { labels_bt: context.batch.labels.clone(), mask_bt: context.batch.loss_mask.clone() };
-        loss_sum(norm.forward(x_btc), projection, targets, &self.regions)
+        let x_btc = norm.forward(x_btc);
+        let Some(prediction) = &self.prediction else {
+            return loss_sum(x_btc, projection, targets, &self.regions);
+        };
+        let loss = loss_sum(x_btc.clone(), projection, targets, &self.regions);
+        let parts = mtp::Parts {
+            regions: &self.regions,
+            batch: context.batch,
+            metrics: context.auxiliary.metrics,
+            words: &|table, ids_bt, depth| self.words_further_on(table, ids_bt, (depth, context)),
+            input: &|depth| self.layer_input_further_on(depth, context),
+            loss: &|x_btc, targets| {
+                let (_, projection) = self.head_parts().expect("this is the head");
+                loss_sum(x_btc, projection, targets, &self.regions)
+            },
+        };
+        prediction.with_losses(loss, x_btc, &parts)
+    }
+
+    /// The embedding of words further on in the sequences: by `table`, or else the one that this stage has.
+    fn words_further_on(
+        &self,
+        table: Option<Tensor<2>>,
+        ids_bt: Tensor<2, Int>,
+        (depth, context): (usize, &ForwardContext),
+    ) -> Tensor<3> {
+        let own = || match (&self.embedding, &self.output_layer) {
+            (Some(embedding), _) => embedding.word_embeddings(),
+            (None, Some(table)) => table.weight(),
+            (None, None) => unreachable!("a stage that has no word embedding gives a copy"),
+        };
+        let Settings { vocab_size, num_layers, embedding_multiplier, embedding_dropout, .. } = self.settings;
+        let x_btc = rows_of_words(table.unwrap_or_else(own), vocab_size, ids_bt, &self.regions);
+        let key = context.dropout_key(num_layers + depth, place::EMBEDDING);
+        self.regions.dropout(scaled(x_btc, embedding_multiplier), embedding_dropout, key)
+    }
+
+    /// What a layer that predicts further tokens reads besides the stream. It is numbered behind the last layer, and computes the gradients of its
+    /// weights at once, as the head does.
+    fn layer_input_further_on<'a>(&'a self, depth: usize, context: &'a ForwardContext) -> LayerInput<'a> {
+        let mut input = self.layer_input(self.settings.num_layers + depth, context);
+        (input.attention.weight_gradients, input.mlp.weight_gradients) = (None, None);
+        input
     }
 
     /// The new tokens, behind all earlier ones where those are rotated otherwise in a sequence that is now this long: what layers
@@ -315,6 +381,7 @@ impl Segments for Decoder {
         if segments.iter().any(|index| index + 1 == end) {
             self.decoder.final_layernorm = Module::map(self.decoder.final_layernorm, mapper);
             self.output_layer = Module::map(self.output_layer, mapper);
+            self.prediction = Module::map(self.prediction, mapper);
         }
         let parts = self.part_count();
         let layers = self.decoder.layers.into_iter().enumerate().map(|(local, layer)| {

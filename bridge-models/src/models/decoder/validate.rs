@@ -67,6 +67,7 @@ impl DecoderConfig {
             moe.validate()?;
         }
         self.validate_hybrid()?;
+        self.validate_prediction()?;
         if let Some(latent) = &self.latent {
             self.validate_latent(latent)?;
         }
@@ -82,6 +83,27 @@ impl DecoderConfig {
             }
         }
         Ok(())
+    }
+
+    /// Checks what layers that predict further tokens need of the other fields.
+    fn validate_prediction(&self) -> Result<(), ModelBuildError> {
+        let (key, layers) = ("model.mtp_num_layers", self.mtp_num_layers);
+        if layers == 0 {
+            return Ok(());
+        }
+        if layers > MOST_LAYERS {
+            return Err(invalid(key, format!("expected at most {MOST_LAYERS}, found {layers}")));
+        }
+        let reason = if self.hybrid.is_some() {
+            "a hybrid, whose layers have one block each"
+        } else if self.encoder.is_some() {
+            "a model with an encoder"
+        } else if self.position_embedding == PositionEmbedding::LearnedAbsolute {
+            "a model with learned positions, which words further on do not have"
+        } else {
+            return Ok(());
+        };
+        Err(invalid(key, format!("expected 0 in {reason}, found {layers}")))
     }
 
     fn validate_latent(&self, latent: &LatentConfig) -> Result<(), ModelBuildError> {

@@ -136,7 +136,6 @@ fn errors_name_the_key() {
                 (c.qk_layernorm, c.qk_layernorm_scope) = (true, SectionScope::Projection);
             }),
         ),
-        ("model.mtp_num_layers", Box::new(|c| c.mtp_num_layers = Some(1))),
         ("model.position_embedding_type", Box::new(|c| c.position_embedding_type = PositionEmbeddingType::Mrope)),
         ("model.yarn_rotary_scaling_factor", Box::new(|c| c.position_embedding_type = PositionEmbeddingType::Yarn)),
         ("model.longrope_short_factor", Box::new(|c| c.position_embedding_type = PositionEmbeddingType::LongRope)),

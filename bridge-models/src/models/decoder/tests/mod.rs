@@ -6,6 +6,7 @@ mod graph;
 mod hybrid;
 mod initial;
 mod moe;
+mod mtp;
 mod reference;
 mod sharded;
 mod spread;

@@ -265,6 +265,7 @@ pub fn families() -> Vec<(&'static str, DecoderConfig)> {
         ("a gate with limits", limited),
         ("llama", llama()),
         ("llama, tied", tied),
+        ("further tokens", DecoderConfig { mtp_num_layers: 2, mtp_loss_scaling_factor: 0.7, ..llama() }),
         ("sinks", DecoderConfig { attention_sinks: true, ..llama() }),
         ("blocks side by side in sandwich norms", DecoderConfig { residual, ..llama() }),
         (
@@ -320,8 +321,10 @@ pub fn mixtures() -> Vec<(&'static str, DecoderConfig)> {
     ];
     let with = |moe| DecoderConfig { moe: Some(moe), ..divisible(llama()) };
     let biased = DecoderConfig { mlp_bias: true, ..with(biased) };
+    let further = DecoderConfig { mtp_num_layers: 1, ..with(all[0].1.clone()) };
     let all = all.into_iter().map(|(name, moe)| (name, with(moe)));
-    all.chain([("mixture with biases", biased)]).collect()
+    let further = ("mixture of further tokens", further);
+    all.chain([("mixture with biases", biased), further]).collect()
 }
 
 /// Mixtures whose routers do in training what they do not do otherwise, or look at more than a token.

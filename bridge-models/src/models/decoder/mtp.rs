@@ -1,0 +1,270 @@
+//! Multi-token prediction (DeepSeek-V3, arXiv:2412.19437, section 2.2): layers behind the last one that predict the tokens after the next one.
+//!
+//! Layer `k` (from 0) reads, of each token, what the layers before made of it, and the embedding of the token `k + 1` places on; it predicts the
+//! token after that. Embedding and output table are the model's. The layers are part of the head's segment: they need its norm's output and its
+//! table, and nothing reads what they make but their losses (equations 21 to 25).
+
+use bridge_core::model::{
+    Batch, Component, Cut, LayerMetrics, Meets, PREDICTION_LOSS, PassKind, Scope, SegmentCost, SegmentRole,
+    TrafficKind, Workload,
+};
+use bridge_dist::comm::Operation;
+use bridge_dist::mesh::GroupKind;
+use bridge_dist::region::{Cut as RegionCut, all_gather, all_gather_int};
+use burn::module::Module;
+use burn::tensor::kind::Numeric;
+use burn::tensor::{FloatDType, Int, Tensor};
+
+use super::config::DecoderConfig;
+use super::layer::{Layer, LayerInput};
+use crate::blocks::embedding::{Embedding, Table, WORD_EMBEDDINGS};
+use crate::blocks::head::{Targets, cost as head_cost};
+use crate::blocks::init::InitialValues;
+use crate::blocks::linear::{Linear, LinearConfig, flops};
+use crate::blocks::norm::{Norm, statistics};
+use crate::blocks::regions::{Regions, exchange};
+
+/// The layers, and the word embedding that they need.
+#[derive(Module, Debug)]
+pub(super) struct MultiToken {
+    /// A copy of the word embedding, on a stage that has it neither before the first layer nor as the output's table.
+    words: Option<Table>,
+    layers: Vec<PredictionLayer>,
+    /// Global number of the first.
+    first_layer: usize,
+    /// Factor on the sum of the layers' losses.
+    weight: f64,
+}
+
+#[derive(Module, Debug)]
+struct PredictionLayer {
+    /// Norm of the embedding.
+    enorm: Norm,
+    /// Norm of what the layers before made.
+    hnorm: Norm,
+    /// From both to the residual stream.
+    eh_proj: Linear,
+    transformer_layer: Layer,
+    final_layernorm: Norm,
+}
+
+/// Where a stage that has the head has the word embedding besides.
+pub(super) enum Words {
+    /// In front of its first layer, or as the output's table.
+    Here,
+    /// Nowhere.
+    Nowhere,
+}
+
+impl MultiToken {
+    /// The layers of the model's head, whose scope is `head`; `None` for a model without.
+    pub fn new(config: &DecoderConfig, words: &Words, head: &Scope) -> Option<Self> {
+        if config.mtp_num_layers == 0 {
+            return None;
+        }
+        let words = match words {
+            Words::Here => {
+                head.uses(WORD_EMBEDDINGS);
+                None
+            }
+            Words::Nowhere => {
+                Some(Embedding::words_at(config, &head.component(Component::Embedding).child("embedding")))
+            }
+        };
+        let scope = |depth| head.of_layer(config.num_layers + depth).child(&format!("mtp.layers.{depth}"));
+        let layer = |depth| PredictionLayer::new(config, &scope(depth));
+        Some(Self {
+            words,
+            layers: (0..config.mtp_num_layers).map(layer).collect(),
+            first_layer: config.num_layers,
+            weight: config.mtp_loss_scaling_factor / config.mtp_num_layers as f64,
+        })
+    }
+
+    /// What the layers cost, with the embedding and the output projection of each.
+    pub fn cost(config: &DecoderConfig, work: &Workload) -> SegmentCost {
+        let c = config.hidden_size;
+        let stream = work.tokens_between_blocks() * c as u64 * work.activation_bytes;
+        let norm = || statistics(config.norm, work.tokens_between_blocks());
+        let projection = || SegmentCost {
+            flops: flops(work.all_tokens(), 2 * c, c),
+            // The two inputs of the norms, and the projection's.
+            kept: 4 * stream,
+            ..SegmentCost::default()
+        };
+        let layer = || SegmentCost { input: 0, ..Layer::cost(config, config.num_layers - 1, SegmentRole::Layer, work) };
+        let one = || {
+            let entry = Embedding::cost(config, work).and(norm()).and(norm()).and(projection());
+            entry.and(layer()).and(norm()).and(head_cost(config, work))
+        };
+        let mut whole = SegmentCost::default();
+        for _ in 0..config.mtp_num_layers {
+            whole = whole.and(one());
+        }
+        if config.mtp_num_layers > 0 && work.context_size > 1 {
+            whole.exchanges.extend(exchanges(work));
+        }
+        whole
+    }
+
+    /// The loss of the model with the gradients of the layers' losses: its value is that of `loss` alone. Without gradients nothing is computed.
+    pub fn with_losses(&self, loss: Tensor<1>, x_btc: Tensor<3>, parts: &Parts) -> Tensor<1> {
+        if !loss.device().is_autodiff() {
+            return loss;
+        }
+        let ahead = Ahead::new(parts.batch, parts.regions);
+        let mut stream = x_btc;
+        let mut losses: Option<Tensor<1>> = None;
+        for (depth, layer) in self.layers.iter().enumerate() {
+            let words = (parts.words)(self.words.as_ref().map(Table::weight), ahead.labels(depth), depth);
+            stream = layer.forward(stream, words, &|| (parts.input)(depth));
+            let targets = ahead.targets(depth + 1);
+            let tokens = parts.metrics.map(|metrics| (metrics, targets.mask_bt.clone().sum()));
+            let loss = (parts.loss)(stream.clone(), targets);
+            if let Some((metrics, tokens)) = tokens {
+                let values = [&loss, &tokens].map(|sum| f64::from(sum.clone().into_scalar::<f32>()));
+                metrics.record(PREDICTION_LOSS, self.first_layer + depth, values.to_vec());
+            }
+            losses = Some(match losses {
+                Some(sum) => sum + loss,
+                None => loss,
+            });
+        }
+        let losses = losses.expect("there is a layer");
+        let value = losses.clone().detach();
+        loss + (losses - value) * self.weight
+    }
+}
+
+/// By a table, or the stage's own, from ids `[b, t]` to `[b, t, c]` at a depth.
+pub(super) type EmbedWords<'a> = dyn Fn(Option<Tensor<2>>, Tensor<2, Int>, usize) -> Tensor<3> + 'a;
+
+/// What the layers need of the model that they are part of.
+pub(super) struct Parts<'a> {
+    pub regions: &'a Regions,
+    pub batch: &'a Batch,
+    /// Takes the layers' losses.
+    pub metrics: Option<&'a LayerMetrics>,
+    /// Embeds ids, by the table that is given or else the stage's own; the depth names the dropout mask.
+    pub words: &'a EmbedWords<'a>,
+    /// What the transformer layer of a depth reads besides the stream.
+    pub input: &'a dyn Fn(usize) -> LayerInput<'a>,
+    /// Output projection and sum of the loss.
+    pub loss: &'a dyn Fn(Tensor<3>, Targets) -> Tensor<1>,
+}
+
+impl PredictionLayer {
+    fn new(config: &DecoderConfig, scope: &Scope) -> Self {
+        let c = config.hidden_size;
+        let norm = |name| Norm::new(config.norm, c, scope, name);
+        let projection = LinearConfig {
+            inputs: 2 * c,
+            outputs: c,
+            bias: false,
+            cut: Cut::Replicated(Meets::ResidualStream),
+            initial: InitialValues::new(config).weight,
+        };
+        let layer = scope.child("transformer_layer");
+        Self {
+            enorm: norm("enorm"),
+            hnorm: norm("hnorm"),
+            eh_proj: Linear::new(&projection, &scope.component(Component::Mlp), "eh_proj"),
+            // Of the sort of the last layer.
+            transformer_layer: Layer::at(config, config.num_layers - 1, [&layer, &layer]),
+            final_layernorm: norm("final_layernorm"),
+        }
+    }
+
+    /// Both `[b, t, c]` of the residual stream -> the same.
+    fn forward<'a>(
+        &self,
+        before_btc: Tensor<3>,
+        words_btc: Tensor<3>,
+        input: &dyn Fn() -> LayerInput<'a>,
+    ) -> Tensor<3> {
+        let both = Tensor::cat(vec![self.enorm.forward(words_btc), self.hnorm.forward(before_btc)], 2);
+        let x_btc = self.eh_proj.forward(both, None);
+        let layer = &self.transformer_layer;
+        let x_btc = layer.parts().iter().fold(x_btc, |x_btc, part| layer.forward(*part, x_btc, input()));
+        self.final_layernorm.forward(x_btc)
+    }
+}
+
+/// The dimension of the sequence.
+const SEQUENCE: usize = 1;
+
+/// Labels and their weights further on in the sequence.
+struct Ahead<'a> {
+    regions: &'a Regions,
+    /// Of whole sequences.
+    labels_bs: Tensor<2, Int>,
+    mask_bs: Tensor<2>,
+    documents_bs: Option<Tensor<2, Int>>,
+}
+
+impl<'a> Ahead<'a> {
+    /// All ranks that share the sequences of `batch` call this together.
+    fn new(batch: &Batch, regions: &'a Regions) -> Self {
+        let group = regions.context();
+        let whole = |ids_bt: Tensor<2, Int>| all_gather_int(ids_bt, SEQUENCE, RegionCut::Zigzag, group);
+        let mask_bs = match group.size() {
+            1 => batch.loss_mask.clone(),
+            _ => all_gather(batch.loss_mask.clone(), SEQUENCE, RegionCut::Zigzag, group),
+        };
+        let documents_bs = batch.document_ids.clone().map(whole);
+        Self { regions, labels_bs: whole(batch.labels.clone()), mask_bs, documents_bs }
+    }
+
+    /// Of each of this rank's tokens the label so many places on; 0 beyond the end.
+    fn labels(&self, places: usize) -> Tensor<2, Int> {
+        self.own(shifted(self.labels_bs.clone(), places))
+    }
+
+    /// The same as targets. None is beyond the end, or of another document.
+    fn targets(&self, places: usize) -> Targets {
+        let mut mask_bs = shifted(self.mask_bs.clone(), places);
+        if let Some(documents_bs) = &self.documents_bs {
+            let is_same = documents_bs.clone().equal(shifted(documents_bs.clone(), places));
+            let dtype = mask_bs.dtype();
+            mask_bs = mask_bs * is_same.float().cast(FloatDType::from(dtype));
+        }
+        Targets { labels_bt: self.labels(places), mask_bt: self.own(mask_bs) }
+    }
+
+    /// This rank's part of whole sequences.
+    fn own<K: Numeric>(&self, x_bs: Tensor<2, K>) -> Tensor<2, K> {
+        let group = self.regions.context();
+        if group.size() == 1 {
+            return x_bs;
+        }
+        let [_, s] = x_bs.dims();
+        let parts = RegionCut::Zigzag.parts(s, group.rank(), group.size()).into_iter();
+        Tensor::cat(parts.map(|part| x_bs.clone().narrow(SEQUENCE, part.start, part.len())).collect(), SEQUENCE)
+    }
+}
+
+/// Each sequence so many places on, zeros at its end.
+fn shifted<K: Numeric>(x_bs: Tensor<2, K>, places: usize) -> Tensor<2, K> {
+    let [b, s] = x_bs.dims();
+    let places = places.min(s);
+    if places == 0 {
+        return x_bs;
+    }
+    let zeros = Tensor::zeros([b, places], (&x_bs.device(), x_bs.dtype()));
+    if places == s {
+        return zeros;
+    }
+    Tensor::cat(vec![x_bs.narrow(SEQUENCE, places, s - places), zeros], SEQUENCE)
+}
+
+/// Labels, weights and documents of whole sequences, to every rank that shares them.
+fn exchanges(work: &Workload) -> Vec<bridge_core::model::Exchange> {
+    const INT64: u64 = 8;
+    const FLOAT32: u64 = 4;
+    let of = |bytes| {
+        let way = (TrafficKind::Context, GroupKind::Context);
+        exchange(way, Operation::AllGather, PassKind::Forward, (1, work.tokens() * bytes))
+    };
+    let documents = if work.documents { vec![of(INT64)] } else { Vec::new() };
+    [vec![of(INT64), of(FLOAT32)], documents].concat()
+}
