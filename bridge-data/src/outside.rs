@@ -200,6 +200,14 @@ fn open_own(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     Ok(file)
 }
 
+/// Whether a file was refused for what it is or holds, or for what a link at its place leads to: the input is at fault, not the machine.
+#[must_use]
+pub fn is_refused(error: &io::Error) -> bool {
+    use ErrorKind::{FileTooLarge, InvalidData, InvalidInput, IsADirectory, NotADirectory};
+    let is_loop = error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error());
+    is_loop || [FileTooLarge, InvalidData, InvalidInput, IsADirectory, NotADirectory].contains(&error.kind())
+}
+
 fn is_link(path: &Path) -> bool {
     std::fs::symlink_metadata(path).is_ok_and(|found| found.is_symlink())
 }

@@ -6,6 +6,7 @@
 
 mod classes;
 mod fixture;
+mod folders;
 mod judge;
 mod mutate;
 mod tensors;

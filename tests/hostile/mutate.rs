@@ -6,6 +6,7 @@ use bridge_core::checkpoint::METADATA_FILE;
 use serde_json::{Value, json};
 
 use crate::fixture::{Fixture, newest, seal_again, write_sealed};
+use crate::folders;
 
 /// Random numbers by splitmix64.
 pub struct Draw(u64);
@@ -90,7 +91,7 @@ const KEYS: [&str; 14] = [
 pub fn case(fixture: &Fixture, draw: &mut Draw, folder: &Path) -> Case {
     std::fs::create_dir_all(folder.join("victim")).unwrap();
     std::fs::copy(fixture.path().join("hf/model.safetensors"), folder.join("victim/shard.safetensors")).unwrap();
-    let made = match draw.below(9) {
+    let made = match draw.below(15) {
         0 => recipe(fixture, draw, folder),
         1 => overrides(fixture, draw, folder),
         2 => hugging_face(fixture, draw, folder),
@@ -99,12 +100,19 @@ pub fn case(fixture: &Fixture, draw: &mut Draw, folder: &Path) -> Case {
         5 => token_files(fixture, draw, folder),
         6 => texts(fixture, draw, folder),
         7 => gguf(fixture, draw, folder),
+        8 => folders::run(fixture, draw, folder),
+        9 => folders::conversations(fixture, draw, folder),
+        10 => folders::adapters(fixture, draw, folder),
+        11 => folders::examples(fixture, draw, folder),
+        12 => folders::other_tokenizers(fixture, draw, folder),
+        13 => folders::other_recipes(fixture, draw, folder),
         _ => tokenizers(fixture, draw, folder),
     };
     Case { kept: [made.kept, vec![folder.join("victim")]].concat(), ..made }
 }
 
-fn copy(fixture: &Fixture, names: &[&str], folder: &Path) {
+/// Copies parts of the fixture.
+pub fn copy(fixture: &Fixture, names: &[&str], folder: &Path) {
     for name in names {
         let (from, to) = (fixture.path().join(name), folder.join(name));
         if from.is_dir() {
@@ -115,7 +123,8 @@ fn copy(fixture: &Fixture, names: &[&str], folder: &Path) {
     }
 }
 
-fn strings(words: &[&str]) -> Vec<String> {
+/// Words of a command.
+pub fn strings(words: &[&str]) -> Vec<String> {
     words.iter().map(|word| (*word).to_owned()).collect()
 }
 
@@ -296,7 +305,7 @@ fn tokenizers(fixture: &Fixture, draw: &mut Draw, folder: &Path) -> Case {
 }
 
 /// Changes a file, and says how.
-fn change(path: &Path, draw: &mut Draw) -> String {
+pub fn change(path: &Path, draw: &mut Draw) -> String {
     if draw.below(10) == 0 {
         return replace_entry(path, draw);
     }

@@ -2,6 +2,7 @@
 
 mod endings;
 mod files;
+mod newcomers;
 mod resume;
 
 use std::path::{Path, PathBuf};

@@ -224,7 +224,7 @@ fn split_sequences(
         return Err(Failure::Config(error.with_location(config.location("model.seq_length")).into()));
     }
     let is_mock = matches!(config.dataset.kind.as_str(), "mock" | "mock_t5");
-    let data = RunData::with_progress(&Arc::new(config), &registry.datasets, progress, &|_| {})?;
+    let data = RunData::of_model(&Arc::new(config), &registry.datasets, progress, model.tokenizer.as_deref())?;
     let datasets = data.datasets();
     let split = Split::from(arguments.split);
     let dataset = match split {

@@ -5,6 +5,7 @@ use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use bridge_data::outside;
 use bridge_dist::comm::CommError;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -387,13 +388,6 @@ pub enum CheckpointError {
     Comm(#[from] CommError),
 }
 
-/// Whether a file was refused for what it is, or for what a link at its place leads to.
-fn is_not_plain(error: &io::Error) -> bool {
-    use io::ErrorKind::{FileTooLarge, InvalidData, InvalidInput, IsADirectory, NotADirectory};
-    let is_loop = error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error());
-    is_loop || [FileTooLarge, InvalidData, InvalidInput, IsADirectory, NotADirectory].contains(&error.kind())
-}
-
 impl CheckpointError {
     /// For `map_err`: the attempted action and its path.
     pub(super) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
@@ -419,7 +413,7 @@ impl CheckpointError {
                 | Self::NotFinite { .. }
                 | Self::InvalidTensor { .. }
                 | Self::InvalidRetention { .. }
-        ) || matches!(self, Self::Io { source, .. } if is_not_plain(source))
+        ) || matches!(self, Self::Io { source, .. } if outside::is_refused(source))
     }
 
     /// A [`CheckpointError::NotFinite`], if `tensor` has such a value.

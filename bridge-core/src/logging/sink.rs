@@ -1,5 +1,7 @@
 //! Where the records of a run go: the contract of a sink. Which sinks there are, `sinks` lists; what becomes of their errors, the loop decides.
 
+use bridge_data::outside;
+
 use super::record::{LogLevel, Record, RunEnd, RunStart, SaveRecord};
 use crate::config::RunConfig;
 
@@ -91,6 +93,14 @@ pub enum OpenError {
         /// Why.
         source: SinkError,
     },
+    /// What an earlier run wrote is damaged, or no file.
+    #[error("{what}: {source}")]
+    Damaged {
+        /// Which.
+        what: String,
+        /// Why.
+        source: SinkError,
+    },
     /// A setting cannot be followed.
     #[error("{key}: {message}")]
     Setting {
@@ -102,10 +112,21 @@ pub enum OpenError {
 }
 
 impl OpenError {
-    /// `what` cannot be written.
+    /// `what` cannot be written: the machine is at fault, or what is in its place.
     pub fn log(what: impl Into<String>, error: impl Into<SinkError>) -> Self {
-        Self::Log { what: what.into(), source: error.into() }
+        let (what, source) = (what.into(), error.into());
+        if is_refused(source.as_ref()) { Self::Damaged { what, source } } else { Self::Log { what, source } }
     }
+
+    /// The records of an earlier run in `what` are damaged.
+    pub fn damaged(what: impl Into<String>, error: impl Into<SinkError>) -> Self {
+        Self::Damaged { what: what.into(), source: error.into() }
+    }
+}
+
+/// Whether a file was refused for what it is.
+fn is_refused(error: &(dyn std::error::Error + 'static)) -> bool {
+    error.downcast_ref().is_some_and(outside::is_refused) || error.source().is_some_and(is_refused)
 }
 
 /// An opened sink; `None` where the recipe asks for none.

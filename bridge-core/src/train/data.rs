@@ -1,10 +1,10 @@
 //! From the `dataset` and `tokenizer` sections to the loaders of a run.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use bridge_data::loader::{DataLoader, LoaderParams, MicroBatch};
 use bridge_data::sampler::{Incomplete, Passes, Sampler, SamplerKind, SamplerParams, Sharding};
-use bridge_data::tokenizer::Tokenizer;
+use bridge_data::tokenizer::{HuggingFaceTokenizer, Tokenizer};
 use bridge_data::{
     BuildEvent, BuildObserver, DataError, DataParallel, Dataset, DatasetBuildContext, DatasetProvider, Datasets,
     FetchOrder, LoaderRequest,
@@ -12,6 +12,7 @@ use bridge_data::{
 
 use super::TrainError;
 use super::data_errors::name_setting;
+use super::model_tokenizer::{check_tokenizer_of_model, loaded_again};
 use super::registry::{DatasetFactoryContext, DatasetRegistry};
 use super::text::{PreparedText, TextWatch, prepare_text};
 use super::token_bytes::TokenBytes;
@@ -29,6 +30,8 @@ pub struct RunData {
     token_bytes: Option<TokenBytes>,
     /// This rank's place among those that read different samples.
     place: DataParallel,
+    /// What is said of splits that are read again and again.
+    repeats: Arc<Mutex<Vec<String>>>,
 }
 
 /// The training loader, made when the first batch is asked for.
@@ -107,13 +110,42 @@ fn every_token_has_all(batch: MicroBatch, kind: &str) -> Result<MicroBatch, Data
     }
 }
 
-/// Prints what happens while datasets are built.
+/// Prints what happens while datasets are built, and counts how often they are read.
 struct Narrator {
     progress: Arc<dyn ProgressSink>,
+    repeats: Arc<Mutex<Vec<String>>>,
+    /// Samples of one validation.
+    validation: u64,
+}
+
+/// Text that is read more often than this in training is mostly learned by heart (Muennighoff et al., 2023, arXiv 2305.16264).
+const MOST_PASSES: usize = 4;
+
+impl Narrator {
+    /// What to say of text that is read again and again: in training, or in a single validation.
+    fn repeated(&self, event: &BuildEvent) -> Option<String> {
+        let BuildEvent::Ready { path, split, samples, epochs, .. } = event else { return None };
+        let once = (samples / epochs.max(&1)) as u64;
+        match *split {
+            "train" if *epochs > MOST_PASSES => Some(format!(
+                "{path}: the train split has about {once} samples and is read {epochs} times (train.train_iters x train.global_batch_size samples): \
+                 so little text is learned by heart"
+            )),
+            "valid" if once < self.validation => Some(format!(
+                "{path}: the valid split has about {once} samples, and each evaluation reads {} (validation.eval_iters x \
+                 validation.eval_global_batch_size), some again and again; validation.full_validation = true reads each once",
+                self.validation
+            )),
+            _ => None,
+        }
+    }
 }
 
 impl BuildObserver for Narrator {
     fn on_event(&self, event: &BuildEvent) {
+        if let Some(repeated) = self.repeated(event) {
+            self.repeats.lock().unwrap_or_else(PoisonError::into_inner).push(repeated);
+        }
         let is_warning = match event {
             BuildEvent::CacheRejected { .. } | BuildEvent::CacheNotWritten { .. } => true,
             BuildEvent::Examples { report } => report.lacks(),
@@ -134,13 +166,18 @@ impl RunData {
         observer: &Arc<dyn ProgressSink>,
         place: DataParallel,
     ) -> Result<Self, TrainError> {
+        let repeats = Arc::new(Mutex::new(Vec::new()));
         let built = build_splits(config, registry, text, &|tokenizer| DatasetBuildContext {
             train_samples: config.samples.train as usize,
             valid_samples: config.samples.valid as usize,
             test_samples: config.samples.test as usize,
             tokenizer,
             data_parallel: place,
-            progress: Arc::new(Narrator { progress: Arc::clone(observer) }),
+            progress: Arc::new(Narrator {
+                progress: Arc::clone(observer),
+                repeats: Arc::clone(&repeats),
+                validation: validation_samples(config),
+            }),
         });
         let Built { datasets, provider, context } = built.map_err(|error| name_setting(config, error))?;
         let tokenizer = context.tokenizer.clone();
@@ -151,35 +188,42 @@ impl RunData {
             train: TrainLoader { config: Arc::clone(config), loader: None, provider, context },
             valid: None,
             place,
+            repeats,
         })
     }
 
-    /// As in a run, for tools that only look at data. `note` gets lines to print.
+    /// As in a run that goes on from a model whose tokenizer is `tokenizer`: for tools that only look at data. Where the recipe trains a
+    /// tokenizer, text is read with the model's.
     ///
     /// # Errors
-    /// Missing or damaged files, too little text, a tokenizer that cannot be made.
-    pub fn with_progress(
+    /// Missing or damaged files, too little text, a tokenizer that cannot be made, or that gives text other ids than the model's.
+    pub fn of_model(
         config: &Arc<RunConfig>,
         registry: &DatasetRegistry,
         progress: &Arc<dyn ProgressSink>,
-        note: &dyn Fn(&str),
+        tokenizer: Option<&dyn Tokenizer>,
     ) -> Result<Self, TrainError> {
-        let text = prepare(config, progress, note)?;
+        let base = tokenizer.map(loaded_again).transpose()?.flatten().map(Arc::new);
+        let text = prepare(config, base.as_ref(), progress)?;
         let place = DataParallel { rank: 0, size: config.parallel.data };
-        Self::build(config, registry, &text, progress, place)
+        let data = Self::build(config, registry, &text, progress, place)?;
+        if let (Some(base), Some(own)) = (&base, data.tokenizer()) {
+            check_tokenizer_of_model(config, base, own.as_ref())?;
+        }
+        Ok(data)
     }
 
     /// Only the datasets, for a context of the caller's making (it is given the tokenizer).
     ///
     /// # Errors
-    /// As [`RunData::with_progress`].
+    /// As [`RunData::of_model`].
     pub fn build_datasets(
         config: &Arc<RunConfig>,
         registry: &DatasetRegistry,
         progress: &Arc<dyn ProgressSink>,
         context: &dyn Fn(Option<Arc<dyn Tokenizer>>) -> DatasetBuildContext,
     ) -> Result<Datasets, TrainError> {
-        let text = prepare(config, progress, &|_| {})?;
+        let text = prepare(config, None, progress)?;
         let built = build_splits(config, registry, &text, context).map_err(|error| name_setting(config, error))?;
         Ok(built.datasets)
     }
@@ -187,6 +231,14 @@ impl RunData {
     /// The tokenizer, if the recipe or the data has one.
     pub fn tokenizer(&self) -> Option<&Arc<dyn Tokenizer>> {
         self.tokenizer.as_ref()
+    }
+
+    /// What the user has to know of splits that are read again and again, in the order of their names.
+    pub(super) fn repeats(&self) -> Vec<String> {
+        let mut repeats = self.repeats.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        // Splits are built by several threads.
+        repeats.sort();
+        repeats
     }
 
     /// The splits.
@@ -295,14 +347,14 @@ impl RunData {
     }
 }
 
-/// Prepares text where nobody asks to stop.
+/// Prepares text where nobody asks to stop, and nothing is said.
 fn prepare(
     config: &RunConfig,
+    base: Option<&Arc<HuggingFaceTokenizer>>,
     progress: &Arc<dyn ProgressSink>,
-    note: &dyn Fn(&str),
 ) -> Result<PreparedText, TrainError> {
-    let watch = TextWatch { progress, note, cancelled: &|| false };
-    prepare_text(config, None, &watch).map_err(|error| name_setting(config, error))
+    let watch = TextWatch { progress, note: &|_| {}, cancelled: &|| false };
+    prepare_text(config, base, &watch).map_err(|error| name_setting(config, error))
 }
 
 /// `consumed` validation samples, down to a whole number of today's batches: a resumed run may evaluate with another batch size.
@@ -351,6 +403,12 @@ fn build_splits(
 fn sequence_parts(config: &RunConfig) -> usize {
     let context = if config.parallel.context > 1 { 2 * config.parallel.context } else { 1 };
     if config.model.sequence_parallel { context * config.parallel.tensor } else { context }
+}
+
+/// Samples of one evaluation of the validation split, if it does not read all of it once.
+fn validation_samples(config: &RunConfig) -> u64 {
+    let validation = &config.validation;
+    if validation.full_validation { 0 } else { (validation.eval_iters * validation.eval_global_batch_size) as u64 }
 }
 
 fn sharding(config: &RunConfig) -> Sharding {

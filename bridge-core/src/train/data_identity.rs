@@ -6,7 +6,10 @@ use std::path::{Path, PathBuf};
 
 use bridge_data::DataError;
 use bridge_data::indexed::{BinAccess, IndexedDataset, bin_path, idx_path};
+use bridge_data::pack;
+use bridge_data::tokenizer::Tokenizer;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use twox_hash::XxHash3_64;
 
 use super::gpt_data::member_prefix;
@@ -35,12 +38,38 @@ impl TokenFile {
 /// # Errors
 /// Files that cannot be read.
 pub(super) fn token_files(config: &RunConfig, text: Option<&Path>) -> Result<Vec<TokenFile>, DataError> {
+    text.map(Path::to_owned).into_iter().chain(named(config)).map(|prefix| token_file(&prefix)).collect()
+}
+
+/// The prefixes that a recipe names.
+fn named(config: &RunConfig) -> Vec<PathBuf> {
     let dataset = &config.dataset;
     let of_splits = dataset.blend_per_split.iter().flatten().flatten();
     let blends: Vec<&Blend> = dataset.blend.iter().chain(of_splits).collect();
-    let named = blends.iter().flat_map(|blend| &blend.paths).map(|path| member_prefix(Path::new(path)));
-    let prefixes: Vec<PathBuf> = text.map(Path::to_owned).into_iter().chain(named).collect();
-    prefixes.iter().map(|prefix| token_file(prefix)).collect()
+    blends.iter().flat_map(|blend| &blend.paths).map(|path| member_prefix(Path::new(path))).collect()
+}
+
+/// What is to be said of token files that Bridge packed with another tokenizer than the run's. A tokenizer without text says nothing of ids.
+///
+/// # Errors
+/// Records that cannot be read.
+pub(super) fn packed_otherwise(config: &RunConfig, tokenizer: &dyn Tokenizer) -> Result<Vec<String>, DataError> {
+    let content = |identifier: &Value| identifier["content"].as_str().map(str::to_owned);
+    let Some(own) = content(&tokenizer.unique_identifier()) else {
+        return Ok(Vec::new());
+    };
+    let mut said = Vec::new();
+    for prefix in named(config) {
+        let packed = pack::packed_with(&prefix)?.as_ref().and_then(content);
+        if let Some(packed) = packed.filter(|packed| *packed != own) {
+            said.push(format!(
+                "dataset.data_path: {} was packed with another tokenizer than the run's (checksums {packed} and {own}): its ids may stand for \
+                 other text",
+                prefix.display()
+            ));
+        }
+    }
+    Ok(said)
 }
 
 fn token_file(prefix: &Path) -> Result<TokenFile, DataError> {

@@ -198,6 +198,14 @@ pub enum TrainError {
         /// Why.
         message: String,
     },
+    /// The records that a run would go on with are damaged, or no files.
+    #[error("{what}: {message}")]
+    DamagedLog {
+        /// Which.
+        what: String,
+        /// Why.
+        message: String,
+    },
     /// A setting of a log cannot be followed.
     #[error("{key}: {message}")]
     Sink {
@@ -321,6 +329,7 @@ impl From<CheckpointError> for TrainError {
 impl From<OpenError> for TrainError {
     fn from(error: OpenError) -> Self {
         match error {
+            OpenError::Damaged { what, source } => Self::DamagedLog { what, message: source.to_string() },
             OpenError::Log { what, source } => Self::log(what, source),
             OpenError::Setting { key, message } => Self::Sink { key, message },
         }
@@ -354,6 +363,7 @@ impl TrainError {
                 | Self::AnotherModel { .. }
                 | Self::Folder { .. }
                 | Self::Sink { .. }
+                | Self::DamagedLog { .. }
                 | Self::InUse { .. }
                 | Self::ForeignOptimizerState { .. }
                 | Self::SchedulerState(_)

@@ -10,7 +10,8 @@ use serde_json::{Map, Value};
 use super::TrainError;
 use super::checkpointing::Start;
 use super::data::RunData;
-use super::data_identity::{TokenFile, token_files};
+use super::data_identity::{TokenFile, packed_otherwise, token_files};
+use super::model_tokenizer::{key_of_tokenizer, loaded_again};
 use super::subsystem::saved;
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::config::{
@@ -105,7 +106,10 @@ impl Lineage {
             data: token_files(config, text)?,
             data_parallel_size: config.parallel.data,
         };
-        let mut warnings = Vec::new();
+        let mut warnings = match tokenizer {
+            Some(tokenizer) => packed_otherwise(config, tokenizer.as_ref())?,
+            None => Vec::new(),
+        };
         if let Some(base) = &self.base {
             warnings.extend(base.check_tokenizer(config, tokenizer.map(Arc::as_ref), &record)?);
             warnings.extend(base.allowed(config));
@@ -146,6 +150,14 @@ pub(super) struct Known {
     pub record: Value,
     /// What the user has to know.
     pub warnings: Vec<String>,
+}
+
+impl Known {
+    /// With more warnings.
+    pub fn with(mut self, more: Vec<String>) -> Self {
+        self.warnings.extend(more);
+        self
+    }
 }
 
 /// Puts the record of a run into the state that it saves.
@@ -311,11 +323,7 @@ impl Base {
         if config.checkpoint.allow_model_changes.iter().any(|name| name == TOKENIZER) {
             return Ok(Some(format!("checkpoint.allow_model_changes: another tokenizer: {sizes}")));
         }
-        let key = if config.tokenizer.tokenizer_model.is_some() {
-            "tokenizer.tokenizer_model"
-        } else {
-            "tokenizer.tokenizer_type"
-        };
+        let key = key_of_tokenizer(config);
         let error = ConfigError::new(ErrorKind::Conflict, key, "is another tokenizer than the checkpoint's, whose model knows other ids")
             .with_found(config.tokenizer.tokenizer_model.as_ref().map_or("a tokenizer".into(), |path| path.display().to_string()))
             .with_expected(sizes)
@@ -349,14 +357,6 @@ pub fn tokenizer_of(checkpoint: &Checkpoint) -> Result<Option<HuggingFaceTokeniz
         std::fs::write(folder.path().join(name), bytes).map_err(failed)?;
     }
     Ok(Some(HuggingFaceTokenizer::load(folder.path())?))
-}
-
-/// A tokenizer of whatever type as what its files say, if it has files.
-fn loaded_again(tokenizer: &dyn Tokenizer) -> Result<Option<HuggingFaceTokenizer>, TrainError> {
-    let folder = tempfile::tempdir().map_err(|error| TrainError::log("tokenizer files", error))?;
-    tokenizer.save_assets(folder.path())?;
-    let has_files = folder.path().join("tokenizer.json").is_file();
-    Ok(has_files.then(|| HuggingFaceTokenizer::load(folder.path())).transpose()?)
 }
 
 /// A name that no other run has: the time it begins, and a number.

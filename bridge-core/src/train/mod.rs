@@ -45,6 +45,7 @@ mod lr_sweep;
 mod measure;
 mod memory_check;
 mod micro_batches;
+mod model_tokenizer;
 mod not_enough_memory;
 mod outputs;
 pub mod pipeline;

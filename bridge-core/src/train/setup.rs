@@ -299,7 +299,7 @@ fn build_data(
         RunData::build(config, registry, &text, &reporter.progress(), data_parallel(groups))
     })?;
     let known = match ranks::is_first(groups) {
-        true => lineage.check_data(config, &data, text.prefix.as_deref()),
+        true => lineage.check_data(config, &data, text.prefix.as_deref()).map(|known| known.with(data.repeats())),
         false => Ok(Known::default()),
     };
     let known = ranks::agree(groups, "comparing the data with the checkpoint's", known)?;

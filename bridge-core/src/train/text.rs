@@ -198,7 +198,9 @@ fn trained_tokenizer(
         when_free(watch, || train_tokenizer_locked(&sample, params, (&folder, Overwrite::Own), &bar))?;
     let verb = if trained.reused { "reusing" } else { "trained" };
     let size = trained.tokenizer.vocab_size();
-    (watch.note)(&format!("{verb} the byte-level BPE tokenizer in {} ({size} tokens)", folder.display()));
+    let asked = params.vocab_size;
+    let fewer = if size < asked { format!("; {asked} were asked for, its text has no more") } else { String::new() };
+    (watch.note)(&format!("{verb} the byte-level BPE tokenizer in {} ({size} tokens{fewer})", folder.display()));
     Ok((trained.tokenizer, lock))
 }
 

@@ -95,8 +95,27 @@ impl IndexRequest<'_> {
         Ok(EpochPlan { epochs: epochs as usize, samples: samples as usize, separate_at: separate_at.flatten() })
     }
 
+    /// Refuses arrays that memory cannot hold, before hours are spent on the first of them.
+    fn check_room(&self, plan: EpochPlan) -> Result<(), DataError> {
+        let entry = if plan.samples < u32::MAX as usize { size_of::<u32>() } else { size_of::<u64>() };
+        let documents = plan.epochs.saturating_mul(self.lengths.len()).saturating_mul(size_of::<i32>());
+        let bytes = documents.saturating_add(plan.samples.saturating_mul(3 * entry));
+        // Only addresses: nothing is touched.
+        Vec::<u8>::new().try_reserve_exact(bytes).map_err(|_| {
+            DataError::Parameter(format!(
+                "{}: the {} split: an index of {} samples of {} tokens takes {:.1} GB, more than memory can hold: ask for fewer samples",
+                self.path,
+                self.split.name(),
+                plan.samples,
+                self.sequence_length,
+                bytes as f64 / 1e9
+            ))
+        })
+    }
+
     /// Builds all three arrays from one random stream.
     pub(crate) fn build(&self, plan: EpochPlan) -> Result<SampleIndices, DataError> {
+        self.check_room(plan)?;
         let mut rng = RandomState::new(self.seed).map_err(|error| DataError::Parameter(error.to_string()))?;
         let document = self.document_index(plan, &mut rng)?;
         let sample = self.sample_index(plan, &document);

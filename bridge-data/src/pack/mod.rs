@@ -154,6 +154,15 @@ pub fn pack(params: &PackParams<'_>) -> Result<PackReport, DataError> {
     pack_locked(params).map(|(report, _)| report)
 }
 
+/// The identifier of the tokenizer that token files were packed with ([`Tokenizer::unique_identifier`]), if Bridge packed them and says so.
+///
+/// # Errors
+/// A record that cannot be read.
+pub fn packed_with(prefix: &Path) -> Result<Option<serde_json::Value>, DataError> {
+    let record = made::read::<serde_json::Value>(prefix)?;
+    Ok(record.and_then(|mut record| record.made_from.get_mut("tokenizer").map(serde_json::Value::take)))
+}
+
 /// As [`pack`]. While the lock is held, no other process replaces the files.
 ///
 /// # Errors

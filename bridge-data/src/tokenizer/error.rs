@@ -47,8 +47,10 @@ pub enum TokenizerError {
         tokenizer: String,
     },
     /// A token name that is not in the vocabulary.
-    #[error("the tokenizer has no token {token:?}{hint}")]
+    #[error("{place}the tokenizer has no token {token:?}{hint}")]
     UnknownToken {
+        /// The files that name it, as the beginning of the sentence; empty if it was named in memory.
+        place: String,
         /// The name.
         token: String,
         /// The nearest name, as the end of the sentence.

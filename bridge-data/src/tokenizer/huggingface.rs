@@ -179,7 +179,13 @@ impl HuggingFaceTokenizer {
     fn assemble(inner: Inner, folder: &Path) -> Result<Self, TokenizerError> {
         let companions = special::read_companions(folder)?;
         let names = special::names(folder, &companions)?;
-        Self::with_names(inner, companions, &names)
+        Self::with_names(inner, companions, &names).map_err(|error| match error {
+            TokenizerError::UnknownToken { token, hint, .. } => {
+                let place = format!("{}: a file beside the tokenizer names a special token: ", folder.display());
+                TokenizerError::UnknownToken { place, token, hint }
+            }
+            other => other,
+        })
     }
 
     /// A tokenizer built in memory, with its companion files.
@@ -420,5 +426,5 @@ fn unknown_token(inner: &Inner, token: &str) -> TokenizerError {
     names.sort_unstable();
     let nearest = names.into_iter().max_by_key(|name| common(name));
     let hint = nearest.map_or(String::new(), |name| format!("; did you mean {name:?}?"));
-    TokenizerError::UnknownToken { token: token.to_owned(), hint }
+    TokenizerError::UnknownToken { place: String::new(), token: token.to_owned(), hint }
 }

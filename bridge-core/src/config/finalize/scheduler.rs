@@ -20,6 +20,7 @@ pub(super) fn resolve(draft: &mut Draft<'_>, train: &FinalTraining) -> FinalSche
     );
     let (start_weight_decay, end_weight_decay) = weight_decay(draft);
     let steps = steps(draft, train);
+    tell_where_nothing_is_learned(draft, &steps);
     FinalScheduler { start_weight_decay, end_weight_decay, steps, config: draft.recipe.scheduler.clone() }
 }
 
@@ -174,6 +175,27 @@ fn weight_decay(draft: &mut Draft<'_>) -> (f64, f64) {
         draft.require(decays || !is_changed, key, "has no effect without optimizer.weight_decay");
     }
     (start, end)
+}
+
+/// A rate of zero is a rate, but seldom what was meant for much of a run.
+fn tell_where_nothing_is_learned(draft: &mut Draft<'_>, steps: &SchedulerSteps) {
+    let optimizer = &draft.recipe.optimizer;
+    let (total, decay) = (steps.wd_incr_steps, steps.lr_decay_steps);
+    let is_constant = draft.recipe.scheduler.lr_decay_style == LrDecayStyle::Constant;
+    let ends_in_nothing = optimizer.min_lr.unwrap_or(0.0) == 0.0 && !is_constant;
+    if draft.recipe.validation.skip_train {
+        return;
+    }
+    if optimizer.lr == Some(0.0) {
+        draft.warnings.push("optimizer.lr = 0: the run learns nothing".into());
+    } else if ends_in_nothing && decay < total {
+        let unit = if draft.recipe.train.train_samples.is_some() { "samples" } else { "iters" };
+        let part = 100.0 * (total - decay) as f64 / total as f64;
+        draft.warnings.push(format!(
+            "scheduler.lr_decay_{unit} ends before train.train_{unit}: for the last {part:.0} % of the run the learning rate is optimizer.min_lr = 0, \
+             and nothing is learned"
+        ));
+    }
 }
 
 fn steps(draft: &mut Draft<'_>, train: &FinalTraining) -> SchedulerSteps {

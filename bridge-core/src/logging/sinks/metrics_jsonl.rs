@@ -21,7 +21,11 @@ pub(super) fn open(context: &SinkContext) -> Opened {
         return Ok(None);
     }
     let file = MetricsFile::open(&logger.log_dir.join(NAME), context.run, context.iteration);
-    Ok(Some(Box::new(file.map_err(|error| OpenError::log(NAME, error))?)))
+    let file = file.map_err(|error| match error {
+        MetricsFileError::Line { .. } => OpenError::damaged(NAME, error),
+        MetricsFileError::Io { .. } => OpenError::log(NAME, error),
+    });
+    Ok(Some(Box::new(file?)))
 }
 
 impl Sink for MetricsFile {

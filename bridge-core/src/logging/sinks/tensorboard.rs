@@ -2,7 +2,7 @@
 
 use crate::logging::record::{Figure, Record, RecordKind, RunEnd, Scope};
 use crate::logging::sink::{OpenError, Opened, Sink, SinkContext, SinkError};
-use crate::logging::tensorboard::{EventWriter, ResumePoint, SAMPLES_SUFFIX};
+use crate::logging::tensorboard::{EventFileError, EventWriter, ResumePoint, SAMPLES_SUFFIX};
 
 const NAME: &str = "TensorBoard events";
 
@@ -17,7 +17,10 @@ pub(super) fn open(context: &SinkContext) -> Opened {
     let folder = logger.tensorboard_dir.clone().unwrap_or_else(|| logger.log_dir.join("tensorboard"));
     let resume = ResumePoint { iteration: context.iteration, consumed_samples: context.consumed_samples };
     let writer = EventWriter::open(&folder, resume, logger.tensorboard_queue_size);
-    let writer = writer.map_err(|error| OpenError::log(NAME, error))?;
+    let writer = writer.map_err(|error| match error {
+        EventFileError::Damaged { .. } => OpenError::damaged(NAME, error),
+        EventFileError::Io { .. } => OpenError::log(NAME, error),
+    })?;
     Ok(Some(Box::new(TensorBoard { writer, interval: logger.tensorboard_log_interval as u64 })))
 }
 

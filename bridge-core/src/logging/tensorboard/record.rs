@@ -19,7 +19,7 @@ pub enum EventFileError {
         source: io::Error,
     },
     /// A checksum that does not match, or a payload that is no event.
-    #[error("{}, byte {offset}: {reason}", path.display())]
+    #[error("{}, byte {offset}: {reason}; move the file away", path.display())]
     Damaged {
         /// The file.
         path: PathBuf,

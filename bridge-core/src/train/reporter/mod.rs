@@ -153,7 +153,7 @@ impl Reporter {
         }
         let config = Arc::clone(&self.config);
         self.note(&format!(
-            "{}: {} with {:.2} M parameters on {}, {} iterations of {} x {} tokens; logs in {}",
+            "{}: {} with {:.2} M parameters on {}, {} iterations of {} x {} tokens; logs in {}{}",
             config.name,
             config.model.kind,
             size.parameters as f64 / 1e6,
@@ -162,6 +162,7 @@ impl Reporter {
             config.train.global_batch_size,
             config.model.seq_length,
             config.logger.log_dir.display(),
+            if config.checkpoint.save.is_none() { "; no checkpoints: checkpoint.save is not set" } else { "" },
         ));
         let (all, trained) = (grouped(size.parameters), grouped(size.trained));
         self.note(&format!("parameters: {all}, of which {trained} are trained; {}", config.parallel));

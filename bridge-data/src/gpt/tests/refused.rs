@@ -15,6 +15,13 @@ fn splits_that_are_too_small_are_named() {
 }
 
 #[test]
+fn an_index_that_memory_cannot_hold_is_refused_before_any_of_it_is_made() {
+    let single = GptDatasetParams { sequence_length: 1, ..params(&["a"], None, "1") };
+    let error = build_error(single, [1 << 41, 0, 0]);
+    assert!(error.contains("the train split: an index of ") && error.contains("more than memory can hold"), "{error}");
+}
+
+#[test]
 fn splits_nobody_reads_may_be_too_small() {
     let built = build(params(&["a"], None, "998,1,1"), [10, 0, 0]);
     assert!(built.train.is_some() && built.valid.is_none() && built.test.is_none());

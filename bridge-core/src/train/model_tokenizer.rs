@@ -1,0 +1,42 @@
+//! Whether what is read has the ids of a model: tokenizers as what their files say, compared with the model's.
+
+use bridge_data::tokenizer::{Comparison, HuggingFaceTokenizer, Tokenizer, compare};
+
+use super::TrainError;
+use crate::config::{ConfigError, ErrorKind, RunConfig};
+
+/// Refuses data that is read with another tokenizer than a model's.
+pub(super) fn check_tokenizer_of_model(
+    config: &RunConfig,
+    of_model: &HuggingFaceTokenizer,
+    own: &dyn Tokenizer,
+) -> Result<(), TrainError> {
+    let difference = match loaded_again(own)?.map(|own| compare(of_model, &own)) {
+        Some(Comparison::Differs(difference)) => difference,
+        // Ids without text may come from anywhere.
+        Some(Comparison::Same | Comparison::Extends(_)) | None => return Ok(()),
+    };
+    let key = key_of_tokenizer(config);
+    let sizes = format!("{} tokens of the model, {} here; {difference}", of_model.vocab_size(), own.vocab_size());
+    let error =
+        ConfigError::new(ErrorKind::Conflict, key, "is another tokenizer than the model's, which knows other ids")
+            .with_expected(sizes)
+            .with_location(config.location(key));
+    Err(TrainError::Config(error.into()))
+}
+
+/// The setting that chooses a run's tokenizer.
+pub(super) fn key_of_tokenizer(config: &RunConfig) -> &'static str {
+    match config.tokenizer.tokenizer_model {
+        Some(_) => "tokenizer.tokenizer_model",
+        None => "tokenizer.tokenizer_type",
+    }
+}
+
+/// A tokenizer of whatever type as what its files say, if it has files.
+pub(super) fn loaded_again(tokenizer: &dyn Tokenizer) -> Result<Option<HuggingFaceTokenizer>, TrainError> {
+    let folder = tempfile::tempdir().map_err(|error| TrainError::log("tokenizer files", error))?;
+    tokenizer.save_assets(folder.path())?;
+    let has_files = folder.path().join("tokenizer.json").is_file();
+    Ok(has_files.then(|| HuggingFaceTokenizer::load(folder.path())).transpose()?)
+}
