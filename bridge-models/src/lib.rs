@@ -10,6 +10,7 @@
 //! | `sharding` | [`gather_parameters`]: whole parameters from models spread over ranks |
 //! | [`verify`](mod@verify) | comparison of an imported folder with reference values |
 //! | [`generate`](mod@generate) | continuing texts, several at once, with what layers remember of them |
+//! | [`score`] | log-likelihoods of given continuations |
 //! | `registry` | [`registry()`]: the built-in kinds, to which programs add theirs |
 //!
 //! Nothing here opens a socket, reads a recipe or writes a checkpoint directory; that is bridge-core's.
@@ -22,6 +23,7 @@ pub mod generate;
 pub mod huggingface;
 mod models;
 mod registry;
+pub mod score;
 mod sharding;
 pub mod verify;
 

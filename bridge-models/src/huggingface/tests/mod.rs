@@ -5,6 +5,7 @@ mod experts;
 mod files;
 mod generation;
 mod golden;
+mod scores;
 mod settings;
 mod sharded;
 

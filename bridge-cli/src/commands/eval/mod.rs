@@ -1,4 +1,7 @@
-//! `bridge eval`: loss, perplexity and bits per byte.
+//! `bridge eval`: loss, perplexity and bits per byte; with `--tasks`, answers to questions.
+
+mod items;
+mod tasks;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,6 +20,7 @@ use clap::Args;
 use clap::builder::RangedU64ValueParser;
 use serde_json::json;
 
+use self::tasks::{Evaluation, TaskArguments};
 use super::split_name::SplitName;
 use super::text_sequences::TextSequences;
 use crate::failure::Failure;
@@ -33,19 +37,21 @@ pub struct Arguments {
     /// Text files or globs to evaluate on instead of the recipe's data.
     #[arg(long, num_args = 1..)]
     text: Vec<String>,
+    #[command(flatten)]
+    tasks: TaskArguments,
     /// Recipe whose data is used; the checkpoint's own recipe by default.
     #[arg(long, conflicts_with = "text")]
     recipe: Option<PathBuf>,
     /// Split of the recipe's data.
     #[arg(long, value_enum, default_value = "valid")]
     split: SplitName,
-    /// Maximum number of sequences; all by default.
+    /// Maximum number of sequences, or of a task's items; all by default.
     #[arg(long, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     max_samples: Option<usize>,
     /// Tokens per sequence of --text; the model's by default. A recipe's data has its own length.
     #[arg(long, requires = "text", value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     seq_length: Option<usize>,
-    /// Sequences per batch.
+    /// Sequences, or answers, per batch.
     #[arg(long, default_value_t = 4, value_parser = RangedU64ValueParser::<usize>::new().range(1..=1 << 20))]
     micro_batch_size: usize,
     /// Compute device.
@@ -76,6 +82,17 @@ pub fn run(arguments: &Arguments, verbosity: Verbosity) -> Result<u8, Failure> {
     let device = select_device(&arguments.device).map_err(Failure::input)?;
     let model = open(&arguments.model, &device)?;
     let progress = progress::visible(verbosity);
+    if arguments.tasks.are_given() {
+        let evaluation = Evaluation {
+            tokenizer: model.tokenizer_of(&arguments.model)?,
+            model: &model,
+            device: &device,
+            batch_size: arguments.micro_batch_size,
+            max_items: arguments.max_samples,
+            is_json: arguments.json,
+        };
+        return evaluation.run(&arguments.tasks, progress.as_ref()).map(|()| 0);
+    }
     let sequences = if arguments.text.is_empty() {
         split_sequences(arguments, &model, &progress)?
     } else {
@@ -110,9 +127,11 @@ pub fn run(arguments: &Arguments, verbosity: Verbosity) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// Overrides change the recipe's data, which `--text` replaces. Overrides written after `--text` look like its files.
+/// Overrides change the recipe's data, which `--text` and `--tasks` replace. Overrides written after these look like their files.
 fn overrides_have_a_recipe(arguments: &Arguments) -> Result<(), Failure> {
-    if arguments.text.is_empty() {
+    let tasks: Vec<String> = arguments.tasks.tasks.iter().map(|path| path.to_string_lossy().into_owned()).collect();
+    let (option, files) = if tasks.is_empty() { ("--text", &arguments.text) } else { ("--tasks", &tasks) };
+    if files.is_empty() {
         return Ok(());
     }
     let is_override = |text: &&String| {
@@ -121,9 +140,9 @@ fn overrides_have_a_recipe(arguments: &Arguments) -> Result<(), Failure> {
             |key: &str| key.contains('.') && key.chars().all(|c| c.is_ascii_alphanumeric() || "_.".contains(c));
         key.is_some_and(is_key) && !Path::new(text.as_str()).exists()
     };
-    match arguments.overrides.iter().chain(arguments.text.iter().filter(is_override)).next() {
+    match arguments.overrides.iter().chain(files.iter().filter(is_override)).next() {
         Some(found) => Err(Failure::input(format!(
-            "{found}: overrides change the recipe's data, but --text is evaluated instead: remove one of the two"
+            "{found}: overrides change the recipe's data, but {option} is evaluated instead: remove one of the two"
         ))),
         None => Ok(()),
     }

@@ -1,0 +1,269 @@
+//! Items of tasks: JSON lines, each a question with choices or with one right continuation, in the spellings that people have.
+
+use std::fmt;
+use std::path::Path;
+
+use bridge_data::outside;
+use serde_json::{Map, Value};
+
+use crate::failure::Failure;
+
+/// Most bytes of a file of items.
+const MOST_BYTES: u64 = 4 << 30;
+
+/// Names of the text before the answer. Of several, `query` counts, which is finished text; otherwise there is one.
+const CONTEXT: [&str; 7] = ["query", "context", "prompt", "question", "ctx", "text", "sentence"];
+/// Names of the list of choices.
+const CHOICES: [&str; 3] = ["choices", "endings", "options"];
+/// Names of the right choice.
+const GOLD: [&str; 8] = ["gold", "label", "answer", "answerKey", "answer_index", "answer_idx", "correct", "target"];
+/// Names of the right continuation, where there are no choices.
+const TARGET: [&str; 6] = ["target", "completion", "continuation", "answer", "response", "ending"];
+
+/// A question.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Item {
+    /// The task that it belongs to.
+    pub task: String,
+    /// Its file and line.
+    pub place: Place,
+    /// The text before the answer.
+    pub context: String,
+    /// What may follow.
+    pub answer: Answer,
+}
+
+/// Where an item is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Its file.
+    pub file: String,
+    /// Its line, from 1.
+    pub line: usize,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.file, self.line)
+    }
+}
+
+/// What may follow the context of an item.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Answer {
+    /// One of several texts.
+    Choice {
+        /// The texts, two or more.
+        texts: Vec<String>,
+        /// The number of the right one.
+        gold: usize,
+    },
+    /// One text.
+    Exact(String),
+}
+
+impl Answer {
+    /// The texts that are scored.
+    pub fn texts(&self) -> &[String] {
+        match self {
+            Self::Choice { texts, .. } => texts,
+            Self::Exact(text) => std::slice::from_ref(text),
+        }
+    }
+}
+
+/// The items of a file, at least one.
+///
+/// # Errors
+/// With the line, what was expected and what is there.
+pub fn load(path: &Path) -> Result<Vec<Item>, Failure> {
+    let file = path.display().to_string();
+    let text = outside::read_text(path, MOST_BYTES).map_err(|error| Failure::input(format!("{file}: {error}")))?;
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    let items = lines.map(|(number, line)| {
+        let place = Place { file: file.clone(), line: number + 1 };
+        item(line, &stem, place.clone()).map_err(|message| Failure::input(format!("{place}: {message}")))
+    });
+    let items = items.collect::<Result<Vec<_>, _>>()?;
+    if items.is_empty() {
+        return Err(Failure::input(format!("{file}: expected items, one JSON object a line, found none")));
+    }
+    Ok(items)
+}
+
+fn item(line: &str, stem: &str, place: Place) -> Result<Item, String> {
+    let value: Value = serde_json::from_str(line).map_err(|error| format!("expected a JSON object, {error}"))?;
+    let Value::Object(fields) = value else { return Err(format!("expected a JSON object, found {}", kind(&value))) };
+    let task = match fields.get("task") {
+        None => stem.to_owned(),
+        Some(Value::String(task)) if !task.is_empty() => task.clone(),
+        Some(other) => return Err(format!("task: expected a name, found {}", kind(other))),
+    };
+    let name = match fields.contains_key("query") {
+        true => "query",
+        false => only(&fields, &CONTEXT, "the text before the answer")?,
+    };
+    let context = text(&fields, name)?.to_owned();
+    let answer = if CHOICES.iter().any(|name| fields.contains_key(*name)) {
+        choice(&fields)?
+    } else {
+        let name = only(&fields, &TARGET, "the right continuation (or `choices`)")?;
+        Answer::Exact(filled(text(&fields, name)?, name)?)
+    };
+    Ok(Item { task, place, context, answer })
+}
+
+/// The one of `names` that the item has.
+fn only<'a>(fields: &Map<String, Value>, names: &[&'a str], what: &str) -> Result<&'a str, String> {
+    let there: Vec<&str> = names.iter().copied().filter(|name| fields.contains_key(*name)).collect();
+    match there[..] {
+        [name] => Ok(name),
+        [] => {
+            let found: Vec<&str> = fields.keys().take(12).map(String::as_str).collect();
+            Err(format!("expected {what} as one of {}, found the keys {}", names.join(", "), found.join(", ")))
+        }
+        _ => Err(format!("expected {what} once, found {}: leave one, or write the finished text as `query`", there.join(" and "))),
+    }
+}
+
+fn text<'a>(fields: &'a Map<String, Value>, name: &str) -> Result<&'a str, String> {
+    let value = &fields[name];
+    value.as_str().ok_or_else(|| format!("{name}: expected a text, found {}", kind(value)))
+}
+
+fn filled(text: &str, name: &str) -> Result<String, String> {
+    if text.is_empty() { Err(format!("{name}: expected a text, found an empty one")) } else { Ok(text.to_owned()) }
+}
+
+/// The choices of an item: a list of texts, or lists `text` and `label` as ARC has them.
+fn choice(fields: &Map<String, Value>) -> Result<Answer, String> {
+    let name = only(fields, &CHOICES, "the choices")?;
+    let list = |value: &Value, name: &str| -> Result<Vec<String>, String> {
+        let values = value.as_array().ok_or_else(|| format!("{name}: expected a list of texts, found {}", kind(value)))?;
+        let texts = values.iter().map(|value| {
+            value.as_str().map(str::to_owned).ok_or_else(|| format!("{name}: expected texts, found {}", kind(value)))
+        });
+        texts.collect()
+    };
+    let (texts, labels) = match &fields[name] {
+        Value::Object(table) => {
+            let part = |key: &str| {
+                let part = table.get(key).ok_or_else(|| format!("{name}: expected lists `text` and `label`, found no `{key}`"))?;
+                list(part, &format!("{name}.{key}"))
+            };
+            (part("text")?, Some(part("label")?))
+        }
+        other => (list(other, name)?, None),
+    };
+    if texts.len() < 2 {
+        return Err(format!("{name}: expected at least two choices, found {}", texts.len()));
+    }
+    if labels.as_ref().is_some_and(|labels| labels.len() != texts.len()) {
+        return Err(format!("{name}: expected as many labels as texts ({})", texts.len()));
+    }
+    for text in &texts {
+        filled(text, name)?;
+    }
+    let key = only(fields, &GOLD, "the right choice")?;
+    let gold = gold(&fields[key], &texts, labels.as_deref()).ok_or_else(|| {
+        let found = &fields[key];
+        format!("{key}: expected one of {} choices, by its number from 0, its label, its letter or its text, found {found}", texts.len())
+    })?;
+    Ok(Answer::Choice { texts, gold })
+}
+
+/// Which choice is meant: by label where there are labels; else by number from 0, by text, by letter.
+fn gold(value: &Value, texts: &[String], labels: Option<&[String]>) -> Option<usize> {
+    if let Some(number) = value.as_u64() {
+        let label = number.to_string();
+        return match labels {
+            Some(labels) => labels.iter().position(|other| *other == label),
+            None => usize::try_from(number).ok().filter(|number| *number < texts.len()),
+        };
+    }
+    let name = value.as_str()?;
+    if let Some(labels) = labels {
+        return labels.iter().position(|label| label == name);
+    }
+    let number = || name.parse::<usize>().ok().filter(|number| *number < texts.len());
+    let letter = || match name.as_bytes() {
+        [letter] if letter.is_ascii_alphabetic() => {
+            Some(usize::from(letter.to_ascii_uppercase() - b'A')).filter(|number| *number < texts.len())
+        }
+        _ => None,
+    };
+    texts.iter().position(|text| text == name).or_else(number).or_else(letter)
+}
+
+/// What a JSON value is.
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a text",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(line: &str) -> Result<Item, String> {
+        item(line, "stem", Place { file: "f".into(), line: 7 })
+    }
+
+    #[test]
+    fn items_are_read_in_the_spellings_that_people_have() {
+        let choices = [
+            r#"{"query": "q", "choices": ["a", "b"], "gold": 1}"#,
+            r#"{"question": "q", "choices": {"text": ["a", "b"], "label": ["1", "2"]}, "answerKey": "2"}"#,
+            r#"{"question": "q", "choices": {"text": ["a", "b"], "label": ["A", "B"]}, "answerKey": "B"}"#,
+            r#"{"ctx": "q", "endings": ["a", "b"], "label": "1"}"#,
+            r#"{"prompt": "q", "options": ["a", "b"], "answer": "B"}"#,
+            r#"{"query": "q", "question": "raw", "choices": ["a", "b"], "answer": "b"}"#,
+        ];
+        for line in choices {
+            let item = parsed(line).unwrap();
+            assert_eq!((item.task.as_str(), item.context.as_str()), ("stem", "q"), "{line}");
+            assert_eq!(item.answer, Answer::Choice { texts: vec!["a".into(), "b".into()], gold: 1 }, "{line}");
+        }
+        // A choice that reads as a number is meant before the number.
+        let item = parsed(r#"{"query": "1+1?", "choices": ["2", "1", "0"], "answer": "1"}"#).unwrap();
+        assert_eq!(item.answer, Answer::Choice { texts: ["2", "1", "0"].map(Into::into).to_vec(), gold: 1 });
+        for name in TARGET {
+            let item = parsed(&format!(r#"{{"task": "t", "context": "c", "{name}": "x"}}"#)).unwrap();
+            assert_eq!((item.task.as_str(), item.answer), ("t", Answer::Exact("x".into())));
+        }
+    }
+
+    #[test]
+    fn items_that_cannot_be_judged_are_errors() {
+        let cases = [
+            ("{", "expected a JSON object"),
+            ("[1]", "expected a JSON object, found a list"),
+            (r#"{"choices": ["a", "b"], "gold": 0}"#, "the text before the answer"),
+            (r#"{"question": "a", "context": "b", "target": "c"}"#, "found context and question"),
+            (r#"{"query": 3, "target": "c"}"#, "query: expected a text, found a number"),
+            (r#"{"query": "a"}"#, "the right continuation"),
+            (r#"{"query": "a", "target": ""}"#, "found an empty one"),
+            (r#"{"query": "a", "choices": ["a", "b"]}"#, "the right choice"),
+            (r#"{"query": "a", "choices": ["a"], "gold": 0}"#, "at least two choices"),
+            (r#"{"query": "a", "choices": ["a", 2], "gold": 0}"#, "found a number"),
+            (r#"{"query": "a", "choices": ["a", ""], "gold": 0}"#, "found an empty one"),
+            (r#"{"query": "a", "choices": ["a", "b"], "gold": 2}"#, "gold: expected one of 2 choices"),
+            (r#"{"query": "a", "choices": ["a", "b"], "gold": "C"}"#, "gold: expected one of 2 choices"),
+            (r#"{"query": "a", "choices": ["a", "b"], "gold": 0, "answer": "b"}"#, "found gold and answer"),
+            (r#"{"query": "a", "choices": {"text": ["a", "b"]}, "gold": 0}"#, "found no `label`"),
+            (r#"{"query": "a", "choices": {"text": ["a", "b"], "label": ["A"]}, "gold": "A"}"#, "as many labels"),
+            (r#"{"query": "a", "task": "", "target": "b"}"#, "task: expected a name"),
+        ];
+        for (line, expected) in cases {
+            let message = parsed(line).unwrap_err();
+            assert!(message.contains(expected), "{line}: {message}");
+        }
+    }
+}

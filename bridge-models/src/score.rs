@@ -1,0 +1,209 @@
+//! How likely a model finds given continuations: the log-likelihoods that tasks of multiple choice and of exact match are judged by.
+
+use std::ops::Range;
+
+use bridge_core::model::{GenerationState, ModelChunk};
+use burn::tensor::{Device, Int, Tensor, TensorData};
+
+use crate::decoder::DecoderConfig;
+
+/// A context and what may follow it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Continuation {
+    /// Tokens before it, at least one; what the encoder reads, where the model has one.
+    pub context: Vec<i64>,
+    /// Its own tokens, at least one.
+    pub tokens: Vec<i64>,
+}
+
+/// What a model says of a continuation.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Score {
+    /// Sum over its tokens of the natural logarithm of their probability.
+    pub log_likelihood: f64,
+    /// Whether each token is the most likely one, so that greedy generation would have made the continuation.
+    pub is_greedy: bool,
+    /// Tokens at the begin of the context that the model has no positions for: it has not seen them.
+    pub unseen: usize,
+}
+
+/// Why a continuation has no score.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ScoreError {
+    /// There is no token before it, or none in it.
+    #[error("expected at least one token of context and one that follows, found {context} and {tokens}")]
+    Empty {
+        /// Tokens of the context.
+        context: usize,
+        /// Tokens of the continuation.
+        tokens: usize,
+    },
+    /// A token is not in the vocabulary.
+    #[error("expected token ids in 0..{vocab_size}, found {token}")]
+    TokenOutOfRange {
+        /// Its id.
+        token: i64,
+        /// Size of the vocabulary.
+        vocab_size: usize,
+    },
+    /// The model has fewer positions than there are tokens.
+    #[error("expected a continuation of at most {max_positions} tokens (the model's positions), found {tokens}")]
+    TooLong {
+        /// Tokens of the continuation, or of what an encoder reads.
+        tokens: usize,
+        /// Positions of the model.
+        max_positions: usize,
+    },
+    /// The model has no logits, for example because it is one stage of several.
+    #[error("this model has no next-token logits: expected a whole decoder with embedding and head")]
+    NoLogits,
+    /// The logits are not numbers.
+    #[error("the logits have no finite maximum: the weights are damaged or training diverged")]
+    NotFinite,
+}
+
+/// Logits that are in memory at once: 128 MiB of them.
+const MOST_LOGITS: usize = 1 << 25;
+
+/// Scores continuations with a whole model.
+pub struct Scorer<'a> {
+    model: Box<dyn ModelChunk>,
+    device: Device,
+    config: &'a DecoderConfig,
+    most_logits: usize,
+}
+
+impl<'a> Scorer<'a> {
+    /// A scorer with the values that `model` has now.
+    pub fn new(model: &dyn ModelChunk, config: &'a DecoderConfig, device: &Device) -> Self {
+        Self {
+            model: model.inference(),
+            device: device.clone().without_autodiff(),
+            config,
+            most_logits: MOST_LOGITS,
+        }
+    }
+
+    /// With at most so many logits in memory at once.
+    #[cfg(test)]
+    pub(crate) fn with_most_logits(self, most_logits: usize) -> Self {
+        Self { most_logits, ..self }
+    }
+
+    /// The scores of some continuations, which go through the model together. Those of a model with an encoder must have contexts of one length.
+    ///
+    /// What is not a padded row's own comes behind its end, where nothing reads it: a continuation has the score that it has alone.
+    ///
+    /// # Errors
+    /// With the number of the continuation that is at fault; all are looked at before any is scored.
+    pub fn score(&self, continuations: &[Continuation]) -> Result<Vec<Score>, (usize, ScoreError)> {
+        let rows = continuations.iter().enumerate();
+        let rows = rows.map(|(number, each)| self.row(each).map_err(|error| (number, error)));
+        let rows = rows.collect::<Result<Vec<_>, _>>()?;
+        let Some(longest) = rows.iter().map(|row| row.inputs.len()).max() else { return Ok(Vec::new()) };
+        let mut state = self.begin(continuations).map_err(|error| (0, error))?;
+        let width = (self.most_logits / rows.len() / self.config.padded_vocab_size.max(1)).max(1);
+        let empty = |row: &Row| Score { log_likelihood: 0.0, is_greedy: true, unseen: row.unseen };
+        let mut scores: Vec<Score> = rows.iter().map(empty).collect();
+        for begin in (0..longest).step_by(width) {
+            let span = begin..longest.min(begin + width);
+            let ids = rows.iter().flat_map(|row| {
+                let at = move |position: usize| row.inputs.get(position).or(row.inputs.last()).copied().unwrap_or(0);
+                span.clone().map(at)
+            });
+            let tokens_bt = self.tensor(rows.len(), ids.collect());
+            let logits_btv = self.model.logits(tokens_bt, &mut state).ok_or((0, ScoreError::NoLogits))?;
+            for (place, (row, score)) in rows.iter().zip(&mut scores).enumerate() {
+                self.add(&logits_btv, (place, &span), row, score).map_err(|error| (place, error))?;
+            }
+        }
+        Ok(scores)
+    }
+
+    /// Adds to a row's score what the logits at the positions `span` say of it.
+    fn add(
+        &self,
+        logits_btv: &Tensor<3>,
+        (place, span): (usize, &Range<usize>),
+        row: &Row,
+        score: &mut Score,
+    ) -> Result<(), ScoreError> {
+        let first = row.inputs.len() - row.targets.len();
+        let (begin, end) = (span.start.max(first), span.end.min(row.inputs.len()));
+        if begin >= end {
+            return Ok(());
+        }
+        let v = self.config.vocab_size;
+        let logits_ntv = logits_btv.clone().slice([place..place + 1, begin - span.start..end - span.start, 0..v]);
+        let logits: Vec<f32> = logits_ntv.into_data().iter::<f32>().collect();
+        for (logits_v, target) in logits.chunks_exact(v).zip(&row.targets[begin - first..end - first]) {
+            let (log_probability, is_best) = judge(logits_v, *target as usize).ok_or(ScoreError::NotFinite)?;
+            score.log_likelihood += log_probability;
+            score.is_greedy &= is_best;
+        }
+        Ok(())
+    }
+
+    fn row(&self, continuation: &Continuation) -> Result<Row, ScoreError> {
+        let Continuation { context, tokens } = continuation;
+        let (positions, vocab_size) = (self.config.longest_sequence(), self.config.vocab_size);
+        if context.is_empty() || tokens.is_empty() {
+            return Err(ScoreError::Empty { context: context.len(), tokens: tokens.len() });
+        }
+        let is_unknown = |token: &&i64| !usize::try_from(**token).is_ok_and(|token| token < vocab_size);
+        if let Some(token) = context.iter().chain(tokens).find(is_unknown) {
+            return Err(ScoreError::TokenOutOfRange { token: *token, vocab_size });
+        }
+        let read = if self.config.encoder.is_some() { context.len() } else { 0 };
+        if let Some(tokens) = [tokens.len(), read].into_iter().find(|tokens| *tokens > positions) {
+            return Err(ScoreError::TooLong { tokens, max_positions: positions });
+        }
+        let before = match self.config.encoder {
+            Some(encoder) => vec![encoder.start_token as i64],
+            None => context.clone(),
+        };
+        // The last token is only predicted.
+        let mut inputs = [before.as_slice(), &tokens[..tokens.len() - 1]].concat();
+        let unseen = inputs.len().saturating_sub(positions);
+        inputs.drain(..unseen);
+        Ok(Row { inputs, targets: tokens.clone(), unseen })
+    }
+
+    /// What layers remember before the first token, with what an encoder reads.
+    fn begin(&self, continuations: &[Continuation]) -> Result<GenerationState, ScoreError> {
+        let mut state = self.model.new_state();
+        if self.config.encoder.is_some() {
+            let ids = continuations.iter().flat_map(|each| each.context.iter().copied()).collect();
+            let source_bs = self.tensor(continuations.len(), ids);
+            self.model.read_source(source_bs, &mut state).ok_or(ScoreError::NoLogits)?;
+        }
+        Ok(state)
+    }
+
+    fn tensor(&self, rows: usize, ids: Vec<i64>) -> Tensor<2, Int> {
+        let shape = [rows, ids.len() / rows];
+        Tensor::from_data(TensorData::new(ids, shape), &self.device)
+    }
+}
+
+/// A continuation as the decoder reads it.
+struct Row {
+    /// What it is given.
+    inputs: Vec<i64>,
+    /// What it should say at the last of these.
+    targets: Vec<i64>,
+    unseen: usize,
+}
+
+/// The logarithm of a token's probability, and whether it is the first of the most likely ones; `None` if the logits are not numbers.
+fn judge(logits_v: &[f32], token: usize) -> Option<(f64, bool)> {
+    let (best, highest) = logits_v.iter().enumerate().fold((0, f32::NEG_INFINITY), |(best, highest), (i, logit)| {
+        // Not a number stays the highest, once it is there.
+        if *logit > highest || logit.is_nan() { (i, *logit) } else { (best, highest) }
+    });
+    if !highest.is_finite() {
+        return None;
+    }
+    let sum: f64 = logits_v.iter().map(|logit| f64::from(logit - highest).exp()).sum();
+    Some((f64::from(logits_v[token]) - f64::from(highest) - sum.ln(), best == token))
+}
