@@ -12,6 +12,7 @@
 //! | samples in their order | `dataset` |
 //! | what a recipe says, and all of it together | `params`, `provider` |
 
+mod arrow;
 mod dataset;
 mod example;
 mod files;
